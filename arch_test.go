@@ -1,0 +1,419 @@
+// Package arch holds the test that keeps the architecture: who may import whom, which package is the only home of
+// what, that policy stays pure, and the shape of files and folders. docs/architecture.md explains the reasons.
+package arch
+
+import (
+	"bytes"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const (
+	module   = "github.com/gpu-device-plugin/gpu-device-plugin/"
+	maxLines = 500 // a file that passes this is two ideas
+)
+
+// everything, in the import table, stands for every package of the table.
+const everything = "*"
+
+// imports is the import table: a package of the project and the packages of the project it may import. A package's
+// own folders below it belong to it. Packages below test and hack import what they need, and so do tests.
+var imports = map[string][]string{
+	"cmd/gpu-device-plugin": {"internal/cli"},
+	"api/config/v1":         {},
+
+	"internal/inventory": {},
+	"internal/feed":      {},
+	"internal/supervise": {},
+	"internal/version":   {},
+
+	"internal/nvidia":    {"internal/inventory"},
+	"internal/simulator": {},
+	"internal/kubelet":   {},
+	"internal/control":   {"internal/inventory"},
+
+	"internal/health":   {"internal/inventory"},
+	"internal/topology": {"internal/inventory"},
+	"internal/resource": {"internal/inventory", "internal/topology"},
+	"internal/edits":    {"internal/inventory", "internal/resource"},
+
+	"internal/cdi": {"internal/inventory", "internal/resource", "internal/edits"},
+	"internal/config": {
+		"api/config/v1", "internal/health", "internal/resource", "internal/edits", "internal/cdi", "internal/plugin",
+		"internal/feed", "internal/inventory",
+	},
+	"internal/monitor": {"internal/inventory", "internal/health", "internal/feed"},
+	"internal/plugin": {
+		"internal/resource", "internal/edits", "internal/topology", "internal/feed", "internal/supervise",
+	},
+	"internal/mps":       {"internal/inventory", "internal/resource", "internal/feed", "internal/supervise"},
+	"internal/telemetry": {"internal/inventory"},
+	"internal/agent": {
+		"internal/config", "internal/inventory", "internal/monitor", "internal/resource", "internal/plugin",
+		"internal/feed", "internal/supervise",
+	},
+	"internal/cli": {everything},
+}
+
+// homes names, for an import path and all below it, the only packages that may import it.
+var homes = []struct {
+	path  string
+	homes []string
+}{
+	{"github.com/NVIDIA/go-nvml", []string{"internal/nvidia", "internal/simulator"}},
+	{"github.com/fsnotify/fsnotify", []string{"internal/kubelet", "internal/config"}},
+	{"github.com/spf13/cobra", []string{"internal/cli"}},
+	{"github.com/spf13/pflag", []string{"internal/cli", "internal/config"}},
+	{"github.com/prometheus", []string{"internal/telemetry"}},
+	{"net/http", []string{"internal/telemetry"}},
+	{"google.golang.org/grpc", []string{"internal/plugin", "internal/kubelet"}},
+	{"k8s.io/kubelet/pkg/apis/deviceplugin", []string{"internal/plugin", "internal/kubelet"}},
+	{"k8s.io/kubelet/pkg/apis/podresources", []string{"internal/kubelet"}},
+	{"tags.cncf.io/container-device-interface", []string{"internal/cdi"}},
+	{"github.com/NVIDIA/nvidia-container-toolkit", []string{"internal/cdi"}},
+	{"sigs.k8s.io/yaml", []string{"internal/config", "internal/simulator", "api/config/v1", "internal/cli"}}, // cli prints it
+	{"go.yaml.in/yaml", []string{"internal/config", "internal/simulator", "api/config/v1"}},
+	{"gopkg.in/yaml.v3", []string{}},
+}
+
+// callHomes names, for a function of an imported package, the only package that may mention it.
+var callHomes = []struct{ path, name, home string }{
+	{"os", "Exit", "cmd/gpu-device-plugin"},
+	{"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1", "RegisterDevicePluginServer", "internal/plugin"},
+	{"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1", "NewRegistrationClient", "internal/kubelet"},
+}
+
+// pure packages hold values and policy: the same input gives the same answer, and nothing happens.
+var pure = []string{
+	"internal/inventory", "internal/health", "internal/topology", "internal/resource", "internal/edits",
+}
+
+// impure imports and calls are those that read or change the world, tell the time or log.
+var (
+	impureImports = []string{
+		"context", "io/fs", "io/ioutil", "log", "log/slog", "math/rand", "math/rand/v2", "net", "os", "os/exec", "syscall",
+		"golang.org/x/sys/unix", "k8s.io/klog/v2", "k8s.io/utils/clock",
+	}
+	impureTime = []string{"After", "AfterFunc", "NewTicker", "NewTimer", "Now", "Since", "Tick", "Until"}
+)
+
+// vague names say nothing about what a folder holds.
+var vague = []string{
+	"common", "helper", "helpers", "manager", "managers", "misc", "type", "types", "util", "utils",
+}
+
+func TestArchitecture(t *testing.T) {
+	problems, err := judge(os.DirFS("."))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		t.Error(p)
+	}
+}
+
+// TestJudgeFindsProblems breaks each rule once, so that the test above is known to fail where it should.
+func TestJudgeFindsProblems(t *testing.T) {
+	file := func(pkg, rest string) string { return "// Package " + pkg + " is here.\npackage " + pkg + "\n" + rest }
+	tests := []struct {
+		name, path, source, want string
+	}{
+		{"forbidden import", "internal/resource/a.go", file("resource", `import _ "`+module+`internal/config"`),
+			"internal/resource/a.go: internal/resource may not import internal/config"},
+		{"import of test code", "internal/cli/a.go", file("cli", `import _ "`+module+`test/kubelet"`),
+			"internal/cli/a.go: internal/cli may not import test/kubelet"},
+		{"package that the table lacks", "internal/gadget/a.go", file("gadget", ""),
+			"internal/gadget/a.go: internal/gadget is not in the import table"},
+		{"go-nvml outside its home", "internal/monitor/a.go",
+			file("monitor", `import _ "github.com/NVIDIA/go-nvml/pkg/nvml"`),
+			"internal/monitor/a.go: internal/monitor may not import github.com/NVIDIA/go-nvml/pkg/nvml"},
+		{"exit outside main", "internal/agent/a.go", file("agent", `import "os"; func f() { os.Exit(1) }`),
+			"internal/agent/a.go: internal/agent may not use os.Exit"},
+		{"exit under another name", "internal/agent/a.go", file("agent", `import x "os"; func f() { x.Exit(1) }`),
+			"internal/agent/a.go: internal/agent may not use os.Exit"},
+		{"second home of a client", "internal/plugin/a.go", file("plugin",
+			`import api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"; var f = api.NewRegistrationClient`),
+			"internal/plugin/a.go: internal/plugin may not use k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1.NewReg"},
+		{"policy that reads the clock", "internal/health/a.go", file("health", `import "time"; var f = time.Now`),
+			"internal/health/a.go: internal/health may not use time.Now"},
+		{"policy that does input", "internal/edits/a.go", file("edits", `import _ "os"`),
+			"internal/edits/a.go: internal/edits may not import os"},
+		{"policy that starts a goroutine", "internal/topology/a.go", file("topology", `func f() { go f() }`),
+			"internal/topology/a.go: internal/topology may not start a goroutine"},
+		{"fixed sleep in a test", "internal/plugin/a_test.go", file("plugin", `import "time"; func f() { time.Sleep(1) }`),
+			"internal/plugin/a_test.go: sleeps for a fixed time"},
+		{"sleeping loop in the daemon", "internal/plugin/a.go", file("plugin", `import "time"; func f() { for { time.Sleep(1) } }`),
+			"internal/plugin/a.go: sleeps for a fixed time"},
+		{"message that varies", "internal/agent/a.go", file("agent", `func f(l logger, m string) { l.Info(m) }`),
+			"internal/agent/a.go: logs a message that is not constant"},
+		{"level between the levels", "internal/agent/a.go", file("agent", `func f(l logger) { l.V(3).Info("Here") }`),
+			"internal/agent/a.go: logs at a level that is none of 2, 4 and 6"},
+		{"no package doc", "internal/feed/a.go", "package feed\n",
+			"internal/feed: no package doc"},
+		{"long file", "test/kubelet/a.go", file("kubelet", strings.Repeat("\n", maxLines)),
+			"test/kubelet/a.go: 502 lines"},
+		{"vague folder", "internal/cli/util/a.go", file("util", ""),
+			"internal/cli/util: a folder name that says nothing"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			problems, err := judge(fstest.MapFS{tt.path: {Data: []byte(tt.source)}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(problems) != 1 || !strings.HasPrefix(problems[0], tt.want) {
+				t.Errorf("problems: %q, want one that starts with %q", problems, tt.want)
+			}
+		})
+	}
+}
+
+func TestJudgeAllowsWhatTheTableAllows(t *testing.T) {
+	t.Parallel()
+	source := func(pkg, rest string) *fstest.MapFile {
+		return &fstest.MapFile{Data: []byte("// Package " + pkg + " is here.\npackage " + pkg + "\n" + rest)}
+	}
+	tree := fstest.MapFS{
+		"internal/cli/a.go": source("cli",
+			`import _ "`+module+`internal/agent"; import _ "github.com/spf13/cobra"; func f(l logger, err error) {
+				l.V(2).Info("Here", "n", 1); l.Error(err, "There"); entry.Info() }`),
+		"internal/cli/a_test.go": source("cli", `import _ "net/http"`),
+		"internal/feed/a_test.go": source("feed",
+			`import ("time"; "testing/synctest"); var f = synctest.Test; func g() { time.Sleep(1) }`),
+		"internal/plugin/a_test.go":            source("plugin", `import "time"; func f() { for { time.Sleep(1) } }`),
+		"internal/nvidia/a.go":                 source("nvidia", `import _ "`+module+`internal/nvidia/internal/stub"`),
+		"internal/nvidia/internal/stub/a.go":   source("stub", ""),
+		"internal/nvidia/testdata/util/a.go":   {Data: []byte("no Go at all")},
+		"internal/simulator/zz_generated.x.go": source("simulator", strings.Repeat("\n", 2*maxLines)),
+	}
+	problems, err := judge(tree)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string(nil), problems); diff != "" {
+		t.Errorf("problems (-want +got):\n%s", diff)
+	}
+}
+
+// judge returns what in the tree breaks the architecture, one sentence for each, in the order of the paths.
+func judge(tree fs.FS) ([]string, error) {
+	var problems []string
+	documented := map[string]bool{} // folder → one of its files has a package doc
+	err := fs.WalkDir(tree, ".", func(name string, entry fs.DirEntry, err error) error {
+		switch base := path.Base(name); {
+		case err != nil:
+			return err
+		case entry.IsDir() && (base == "testdata" || base == "bin" || base == "dist" || len(base) > 1 && base[0] == '.'):
+			return fs.SkipDir
+		case entry.IsDir() && slices.Contains(vague, base):
+			problems = append(problems, name+": a folder name that says nothing: name it after what it holds")
+			return fs.SkipDir
+		case entry.IsDir() || path.Ext(name) != ".go":
+			return nil
+		}
+		source, err := fs.ReadFile(tree, name)
+		if err != nil {
+			return fmt.Errorf("read source: %w", err)
+		}
+		lines := bytes.Count(source, []byte("\n"))
+		if lines > maxLines && !strings.HasPrefix(path.Base(name), "zz_generated") {
+			problems = append(problems, fmt.Sprintf(
+				"%s: %d lines, and more than %d are two ideas: split it by concept", name, lines, maxLines))
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), name, source, parser.ParseComments|parser.SkipObjectResolution)
+		if err != nil {
+			return fmt.Errorf("parse source: %w", err)
+		}
+		dir := path.Dir(name)
+		isTest := strings.HasSuffix(name, "_test.go")
+		judgement := judgeSleep(file, isTest || isBelow(dir, "test"))
+		if !isTest {
+			documented[dir] = documented[dir] || isPackageDoc(file)
+			judgement = append(judgement, judgeFile(owner(dir), file)...)
+		}
+		for _, p := range judgement {
+			problems = append(problems, name+": "+p)
+		}
+		return nil
+	})
+	for dir, ok := range documented {
+		if !ok {
+			problems = append(problems, dir+": no package doc: begin one file with "+
+				"\"// Package <name> …\" (or \"// Command <name> …\") that says what it is and who may import it")
+		}
+	}
+	slices.Sort(problems)
+	return problems, err
+}
+
+// judgeFile judges one file's imports, calls and statements; pkg is the package of the table that the file belongs to.
+func judgeFile(pkg string, file *ast.File) []string {
+	if strings.HasPrefix(pkg, "test") || strings.HasPrefix(pkg, "hack") {
+		return nil
+	}
+	allowed, ok := imports[pkg]
+	if !ok {
+		return []string{pkg + " is not in the import table: give it a row here and in docs/architecture.md, " +
+			"or put the code into the package that has this job"}
+	}
+	var problems []string
+	names := importNames(file)
+	for _, target := range names {
+		if problem := judgeImport(pkg, target, allowed); problem != "" {
+			problems = append(problems, problem)
+		}
+	}
+	ast.Inspect(file, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.GoStmt:
+			if slices.Contains(pure, pkg) {
+				problems = append(problems, pkg+" may not start a goroutine: it is pure; an owner such as monitor runs things")
+			}
+		case *ast.SelectorExpr:
+			if x, ok := n.X.(*ast.Ident); ok && names[x.Name] != "" {
+				if problem := judgeCall(pkg, names[x.Name], n.Sel.Name); problem != "" {
+					problems = append(problems, problem)
+				}
+			}
+		case *ast.CallExpr:
+			problems = append(problems, judgeLog(names, n)...)
+		}
+		return true
+	})
+	return problems
+}
+
+// judgeSleep judges waiting. A sleep is deaf to a context, so the daemon has none. In test code it is the pace of a loop
+// that waits for a condition, or runs on the virtual clock of a synctest bubble; elsewhere it is a guess.
+func judgeSleep(file *ast.File, isTest bool) []string {
+	names := importNames(file)
+	if isTest && names["synctest"] == "testing/synctest" {
+		return nil
+	}
+	var problems []string
+	ast.Inspect(file, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.ForStmt:
+			return !isTest
+		case *ast.SelectorExpr:
+			if x, ok := n.X.(*ast.Ident); ok && names[x.Name] == "time" && n.Sel.Name == "Sleep" {
+				problems = append(problems, "sleeps for a fixed time: wait for the condition itself, "+
+					"beside ctx.Done() in one select")
+			}
+		}
+		return true
+	})
+	return problems
+}
+
+// judgeImport says why pkg may not import target, and what to do; it is empty where pkg may.
+func judgeImport(pkg, target string, allowed []string) string {
+	if ours, ok := strings.CutPrefix(target, module); ok {
+		ours = owner(ours)
+		_, inTable := imports[ours]
+		if ours == pkg || slices.Contains(allowed, ours) || inTable && slices.Contains(allowed, everything) {
+			return ""
+		}
+		return fmt.Sprintf("%s may not import %s: declare an interface in %[1]s and pass the value in from internal/cli, "+
+			"or move the value to a package that both may import", pkg, ours)
+	}
+	if slices.Contains(pure, pkg) && slices.Contains(impureImports, target) {
+		return fmt.Sprintf("%s may not import %s: it is pure; read the world in an adapter and pass the value in", pkg, target)
+	}
+	for _, h := range homes {
+		if isBelow(target, h.path) && !slices.Contains(h.homes, pkg) {
+			return fmt.Sprintf("%s may not import %s: only %s may; call them, or move the code there",
+				pkg, target, strings.Join(append(h.homes, "a test"), ", "))
+		}
+	}
+	return ""
+}
+
+// judgeCall says why pkg may not mention the function name of the package at target; it is empty where pkg may.
+func judgeCall(pkg, target, name string) string {
+	for _, h := range callHomes {
+		if target == h.path && name == h.name && pkg != h.home {
+			return fmt.Sprintf("%s may not use %s.%s: only %s may; return a value or an error to it", pkg, target, name, h.home)
+		}
+	}
+	if target == "time" && slices.Contains(pure, pkg) && slices.Contains(impureTime, name) {
+		return fmt.Sprintf("%s may not use time.%s: it is pure; take the time as an argument", pkg, name)
+	}
+	return ""
+}
+
+// judgeLog judges a log call, by the logger's method names: the level is one of docs/logging.md and the message constant.
+// logcheck judges the rest.
+func judgeLog(names map[string]string, call *ast.CallExpr) []string {
+	method, ok := call.Fun.(*ast.SelectorExpr)
+	if !ok {
+		return nil
+	}
+	if x, ok := method.X.(*ast.Ident); ok && names[x.Name] != "" {
+		return nil // a package's function, such as http.Error
+	}
+	message := map[string]int{"Info": 0, "Error": 1}
+	at, logs := message[method.Sel.Name]
+	switch {
+	case logs && len(call.Args) > at:
+		if text, ok := call.Args[at].(*ast.BasicLit); !ok || text.Kind != token.STRING {
+			return []string{"logs a message that is not constant: put what changes into keys and values"}
+		}
+	case method.Sel.Name == "V" && len(call.Args) == 1:
+		if level, ok := call.Args[0].(*ast.BasicLit); !ok || !slices.Contains([]string{"2", "4", "6"}, level.Value) {
+			return []string{"logs at a level that is none of 2, 4 and 6: docs/logging.md says what each is for"}
+		}
+	}
+	return nil
+}
+
+// owner returns the package of the import table that a folder belongs to: internal/nvidia for internal/nvidia/x.
+func owner(dir string) string {
+	for pkg := range imports {
+		if isBelow(dir, pkg) {
+			return pkg
+		}
+	}
+	return dir
+}
+
+// isBelow says whether a path is root or lies below it.
+func isBelow(name, root string) bool { return name == root || strings.HasPrefix(name, root+"/") }
+
+// importNames returns a file's imports by the name they have in it: the given one, or the path's last element, which is
+// right for every package whose functions are judged.
+func importNames(file *ast.File) map[string]string {
+	names := map[string]string{}
+	for _, spec := range file.Imports {
+		target, _ := strconv.Unquote(spec.Path.Value) // the parser has checked it
+		switch {
+		case spec.Name == nil:
+			names[path.Base(target)] = target
+		case spec.Name.Name == "_" || spec.Name.Name == ".":
+			names[spec.Name.Name+target] = target // no name leads to it, and there may be several
+		default:
+			names[spec.Name.Name] = target
+		}
+	}
+	return names
+}
+
+// isPackageDoc says whether a file carries its package's documentation.
+func isPackageDoc(file *ast.File) bool {
+	doc := file.Doc.Text()
+	isCommand := file.Name.Name == "main" && strings.HasPrefix(doc, "Command ")
+	return isCommand || strings.HasPrefix(doc, "Package "+file.Name.Name+" ")
+}
