@@ -1,0 +1,19 @@
+package inventory
+
+import "errors"
+
+// What an adapter reports of the driver, for owners to match with errors.Is.
+var (
+	// ErrNoDriver: there is no driver to talk to now: the library is missing, or the kernel module is not loaded.
+	ErrNoDriver = errors.New("no NVIDIA driver")
+	// ErrNoAnswer: a call into the driver did not return in time. It may never return.
+	ErrNoAnswer = errors.New("the NVIDIA driver does not answer")
+	// ErrNotSupported: the driver or the GPU does not have the feature. It says nothing about health.
+	ErrNotSupported = errors.New("not supported by this driver or GPU")
+	// ErrNewSession: what the driver holds changed since it was opened, and only a new session sees it: close this one
+	// and open another at once.
+	ErrNewSession = errors.New("the driver's devices changed: a new session is needed")
+	// ErrDriverReplaced: the library and the kernel module are of different versions, or the library's file was
+	// replaced. A process cannot change libraries: only a new one can talk to the driver again.
+	ErrDriverReplaced = errors.New("the NVIDIA driver was replaced under this process")
+)

@@ -1,0 +1,123 @@
+package inventory
+
+import (
+	"fmt"
+	"slices"
+)
+
+// NoNUMANode is the NUMA node of a device whose NUMA node is not known.
+const NoNUMANode = -1
+
+// A GPU is one physical device; its key is the UUID.
+type GPU struct {
+	// UUID is NVML's name for the GPU, "GPU-" and a UUID. It survives restarts of driver and node.
+	UUID string
+	// Index is the NVML index: PCI order, from 0. It can change when another GPU disappears.
+	Index int
+	// Minor is the N of /dev/nvidiaN. It need not equal Index.
+	Minor int
+	// BDF is the PCI address as sysfs writes it: "0000:1b:00.0".
+	BDF string
+	// Binding is another number after the GPU was unbound from the driver and bound again; 0 where that cannot be told.
+	Binding uint64
+	// Model is the product name, such as "NVIDIA H100 80GB HBM3".
+	Model string
+	// MemoryBytes is the total memory.
+	MemoryBytes uint64
+	// Architecture is the lower-case name of the chip's generation, such as "hopper"; empty if the driver names one
+	// that this program does not know.
+	Architecture string
+	// ComputeCapability is the CUDA compute capability.
+	ComputeCapability ComputeCapability
+	// NUMANode is the memory node nearest to the GPU, or NoNUMANode.
+	NUMANode int
+	// MIG is the state of multi-instance mode.
+	MIG MIGMode
+	// MIGDevices are the usable partitions by ascending Index; empty unless MIG is MIGEnabled.
+	MIGDevices []MIGDevice
+	// Links are the connections to the other GPUs of the Snapshot, by ascending PeerIndex. A peer whose connection could
+	// not be read has no entry.
+	Links []Link
+	// Health is how the physical GPU is; what it says holds for everything that stands on it.
+	Health Health
+}
+
+// Equal reports whether two GPUs are the same in every respect.
+func (g GPU) Equal(other GPU) bool {
+	return g.UUID == other.UUID && g.Index == other.Index && g.Minor == other.Minor && g.BDF == other.BDF &&
+		g.Binding == other.Binding &&
+		g.Model == other.Model && g.MemoryBytes == other.MemoryBytes && g.Architecture == other.Architecture &&
+		g.ComputeCapability == other.ComputeCapability && g.NUMANode == other.NUMANode && g.MIG == other.MIG &&
+		g.Health == other.Health &&
+		slices.Equal(g.MIGDevices, other.MIGDevices) && slices.Equal(g.Links, other.Links)
+}
+
+// ComputeCapability is a CUDA compute capability, such as 9.0.
+type ComputeCapability struct{ Major, Minor int }
+
+func (c ComputeCapability) String() string { return fmt.Sprintf("%d.%d", c.Major, c.Minor) }
+
+// ComputeMode says which processes may compute on a GPU. The values are NVML's.
+type ComputeMode int
+
+// The compute modes.
+const (
+	ComputeDefault          ComputeMode = iota // any number of processes
+	ComputeExclusiveThread                     // one; as ComputeExclusiveProcess since CUDA 8
+	ComputeProhibited                          // none
+	ComputeExclusiveProcess                    // one; under MPS that is the server, for all of its clients
+)
+
+func (m ComputeMode) String() string {
+	switch m {
+	case ComputeDefault:
+		return "DEFAULT"
+	case ComputeExclusiveThread:
+		return "EXCLUSIVE_THREAD"
+	case ComputeProhibited:
+		return "PROHIBITED"
+	case ComputeExclusiveProcess:
+		return "EXCLUSIVE_PROCESS"
+	}
+	return fmt.Sprintf("ComputeMode(%d)", int(m))
+}
+
+// MIGMode is the state of multi-instance mode on a GPU.
+type MIGMode int
+
+// The states of multi-instance mode.
+const (
+	MIGUnsupported MIGMode = iota
+	MIGDisabled
+	MIGEnabled
+)
+
+func (m MIGMode) String() string {
+	switch m {
+	case MIGUnsupported:
+		return "unsupported"
+	case MIGDisabled:
+		return "disabled"
+	case MIGEnabled:
+		return "enabled"
+	}
+	return fmt.Sprintf("MIGMode(%d)", int(m))
+}
+
+// A MIGDevice is a usable partition of a GPU: one compute instance in one GPU instance.
+type MIGDevice struct {
+	// UUID is NVML's name for the device: "MIG-" and a UUID, or "MIG-GPU-<uuid>/<gi>/<ci>" on drivers before R470. Opaque.
+	UUID string
+	// Index is the j of "i:j": NVML's index of the device on its parent.
+	Index int
+	// GI and CI are the IDs of the GPU instance and of the compute instance in it.
+	GI, CI int
+	// GICap and CICap are the N of the /dev/nvidia-caps/nvidia-capN that give access to the two; 0 where not known.
+	GICap, CICap int
+	// Profile is the name of the partition's size, such as "1g.10gb" or "1c.2g.20gb+me".
+	Profile string
+	// MemoryBytes is the memory of the partition.
+	MemoryBytes uint64
+	// Health is how this instance is, apart from its parent; Worst of both is what holds.
+	Health Health
+}

@@ -1,0 +1,69 @@
+package inventory
+
+import "slices"
+
+// A Snapshot is what the node has, at one generation.
+type Snapshot struct {
+	// Generation rises by one with every Snapshot that differs from the one before; 0 is the Snapshot of a node that
+	// was never looked at.
+	Generation uint64
+	// Driver is what the driver says of itself; zero while NVML has not answered.
+	Driver Driver
+	// GPUs are the GPUs of the node by ascending Index. A GPU that was seen once and can no longer be reached stays
+	// here with State Lost until its owner drops it.
+	GPUs []GPU
+	// Control are the driver's device nodes that the node has.
+	Control ControlNodes
+	// LeftOut are the GPUs that the driver counts but that could not be identified, by ascending Index.
+	LeftOut []LeftOut
+	// Stale says why the last look at the node failed; empty when it succeeded. A stale Snapshot keeps the GPUs of the
+	// last look that succeeded: a failed look is not an empty node.
+	Stale string
+}
+
+// Driver identifies the driver that a Snapshot was read from.
+type Driver struct {
+	// Version is the driver's version, such as "580.95.05".
+	Version string
+	// CUDA is the newest CUDA version the driver supports, such as "13.0"; empty if the driver does not say.
+	CUDA string
+}
+
+// Branch returns the driver's branch, the number before the first dot of its version (580 for "580.95.05"), or 0 for a
+// version that does not begin with a number.
+func (d Driver) Branch() int {
+	branch := 0
+	for _, c := range d.Version {
+		if c < '0' || c > '9' {
+			break
+		}
+		branch = branch*10 + int(c-'0')
+	}
+	return branch
+}
+
+// LeftOut is a GPU that the driver counts but that could not be identified, and why.
+type LeftOut struct {
+	// Index is the NVML index at which the GPU was expected.
+	Index int
+	// Reason is a sentence without a full stop, for logs and status.
+	Reason string
+}
+
+// GPU returns the GPU with the given UUID.
+func (s Snapshot) GPU(uuid string) (GPU, bool) {
+	i := slices.IndexFunc(s.GPUs, func(g GPU) bool { return g.UUID == uuid })
+	if i < 0 {
+		return GPU{}, false
+	}
+	return s.GPUs[i], true
+}
+
+// Equal reports whether two Snapshots say the same of the node, whatever their generations.
+func (s Snapshot) Equal(other Snapshot) bool {
+	return s.Driver == other.Driver &&
+		s.Control == other.Control &&
+		s.Stale == other.Stale &&
+		slices.Equal(s.LeftOut, other.LeftOut) &&
+		slices.EqualFunc(s.GPUs, other.GPUs, GPU.Equal)
+}
