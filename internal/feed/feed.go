@@ -1,0 +1,46 @@
+// Package feed hands the latest value of one owner to many readers. The owner never waits for a reader, and a reader
+// that was busy sees the newest value, not every value. Any package may import it.
+package feed
+
+import "sync"
+
+// A Feed holds the latest value that its owner published.
+//
+// The zero value is ready for use and holds the zero value of T. Values are shared, not copied: nobody may change one
+// after it was published.
+type Feed[T any] struct {
+	mu      sync.Mutex // guards all following fields
+	value   T
+	changed chan struct{}
+}
+
+// New returns a Feed that holds value.
+func New[T any](value T) *Feed[T] { return &Feed[T]{value: value} }
+
+// Publish makes value the latest and wakes whoever waits for a change. It never blocks.
+func (f *Feed[T]) Publish(value T) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.value = value
+	if f.changed != nil {
+		close(f.changed)
+		f.changed = nil
+	}
+}
+
+// Latest returns the latest value and a channel that is closed when a newer one is published.
+func (f *Feed[T]) Latest() (value T, changed <-chan struct{}) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.changed == nil {
+		f.changed = make(chan struct{})
+	}
+	return f.value, f.changed
+}
+
+// Value returns the latest value.
+func (f *Feed[T]) Value() T {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.value
+}
