@@ -1,0 +1,92 @@
+// Package supervise runs something that lives once, again and again: a life ends, and a new one begins. It is the only
+// retry loop of the project. Any package may import it; it imports no other package of the project.
+package supervise
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+)
+
+// Backoff says how long to wait between a life that failed and the next.
+type Backoff struct {
+	// First is the wait after the first failure in a row; each further one doubles it, up to Most.
+	First, Most time.Duration
+	// Proven is how long a life must last for its failure to count as the first again.
+	Proven time.Duration
+	// Nudge, if not nil, returns a channel that is closed when waiting on has become pointless: the next life then
+	// begins at once. It is called before each life, so that a nudge during the life counts.
+	Nudge func() <-chan struct{}
+	// Clock is the clock to wait by; nil means the real one.
+	Clock clock.Clock
+}
+
+// ErrGiveUp wraps the error of a life after which another cannot succeed either.
+var ErrGiveUp = errors.New("giving up")
+
+// Run runs life until ctx ends, and then returns nil. A life that returns nil ended as it should: the next begins at
+// once. A life that returns an error is followed by the next after the backoff; the error is logged here, once. An error
+// that wraps ErrGiveUp ends Run and is returned.
+func Run(ctx context.Context, b Backoff, life func(context.Context) error) error {
+	if b.Clock == nil {
+		b.Clock = clock.RealClock{}
+	}
+	if b.Nudge == nil {
+		b.Nudge = func() <-chan struct{} { return nil }
+	}
+	wait := b.First
+	for ctx.Err() == nil {
+		nudge := b.Nudge()
+		began := b.Clock.Now()
+		err := life(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, ErrGiveUp):
+			return err
+		case err == nil:
+			wait = b.First
+			continue
+		}
+		if b.Clock.Since(began) >= b.Proven {
+			wait = b.First
+		}
+		pause := jitter(wait)
+		klog.FromContext(ctx).Info("Will try again", "reason", err.Error(), "after", pause.Round(time.Millisecond).String())
+		if !sleep(ctx, b.Clock, pause, nudge) {
+			return nil
+		}
+		wait = min(2*wait, b.Most)
+	}
+	return nil
+}
+
+// GiveUp marks err as one after which no further life is worth trying.
+func GiveUp(err error) error { return fmt.Errorf("%w: %w", ErrGiveUp, err) }
+
+// sleep waits for d, or until nudged; it reports false when ctx ended first.
+func sleep(ctx context.Context, c clock.Clock, d time.Duration, nudge <-chan struct{}) bool {
+	timer := c.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-nudge:
+		return true
+	case <-timer.C():
+		return true
+	}
+}
+
+// jitter spreads waits by a quarter, so that a thousand nodes do not come back in step.
+func jitter(d time.Duration) time.Duration {
+	if d <= 0 {
+		return 0
+	}
+	return d - d/8 + rand.N(d/4+1)
+}
