@@ -1,0 +1,239 @@
+package simulator
+
+import (
+	"fmt"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// A device is a session's handle of a GPU. Handles of one session to one GPU are equal.
+type device struct {
+	unsupportedDevice
+	session *session
+	gpu     *gpu
+}
+
+var _ nvml.Device = device{}
+
+// ask makes a call on a GPU.
+func ask[T any](d device, call string, answer func(*gpu) (T, nvml.Return)) (T, nvml.Return) {
+	n := d.session.node
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if ret := d.session.admitLocked(call, d.gpu); ret != nvml.SUCCESS {
+		var none T
+		return none, ret
+	}
+	return answer(d.gpu)
+}
+
+// pair is what calls answer that have two answers.
+type pair[A, B any] struct {
+	a A
+	b B
+}
+
+// GetUUID returns the GPU's UUID.
+func (d device) GetUUID() (string, nvml.Return) {
+	return ask(d, "DeviceGetUUID", func(g *gpu) (string, nvml.Return) { return g.spec.UUID, nvml.SUCCESS })
+}
+
+// GetIndex returns the GPU's index in the session.
+func (d device) GetIndex() (int, nvml.Return) {
+	return ask(d, "DeviceGetIndex", func(g *gpu) (int, nvml.Return) {
+		for i, other := range d.session.gpus {
+			if other == g {
+				return i, nvml.SUCCESS
+			}
+		}
+		return 0, nvml.ERROR_UNKNOWN
+	})
+}
+
+// GetMinorNumber returns the N of /dev/nvidiaN.
+func (d device) GetMinorNumber() (int, nvml.Return) {
+	return ask(d, "DeviceGetMinorNumber", func(g *gpu) (int, nvml.Return) { return g.spec.minor, nvml.SUCCESS })
+}
+
+// GetName returns the product's name.
+func (d device) GetName() (string, nvml.Return) {
+	return ask(d, "DeviceGetName", func(g *gpu) (string, nvml.Return) { return g.spec.model.Name, nvml.SUCCESS })
+}
+
+// GetSerial returns the board's serial number.
+func (d device) GetSerial() (string, nvml.Return) {
+	return ask(d, "DeviceGetSerial", func(g *gpu) (string, nvml.Return) {
+		return fmt.Sprintf("16500000%05d", g.slot), nvml.SUCCESS
+	})
+}
+
+// GetArchitecture returns the chip's generation.
+func (d device) GetArchitecture() (nvml.DeviceArchitecture, nvml.Return) {
+	return ask(d, "DeviceGetArchitecture", func(g *gpu) (nvml.DeviceArchitecture, nvml.Return) {
+		return nvml.DeviceArchitecture(g.spec.model.architecture), nvml.SUCCESS
+	})
+}
+
+// GetCudaComputeCapability returns the CUDA compute capability.
+func (d device) GetCudaComputeCapability() (int, int, nvml.Return) {
+	c, ret := ask(d, "DeviceGetCudaComputeCapability", func(g *gpu) (pair[int, int], nvml.Return) {
+		return pair[int, int]{g.spec.model.major, g.spec.model.minor}, nvml.SUCCESS
+	})
+	return c.a, c.b, ret
+}
+
+// GetBrand returns the product line.
+func (d device) GetBrand() (nvml.BrandType, nvml.Return) {
+	return ask(d, "DeviceGetBrand", func(*gpu) (nvml.BrandType, nvml.Return) { return nvml.BRAND_NVIDIA, nvml.SUCCESS })
+}
+
+// usedMiB is the memory that the driver itself takes on an idle GPU.
+const usedMiB = 512
+
+// GetMemoryInfo returns the memory's size.
+func (d device) GetMemoryInfo() (nvml.Memory, nvml.Return) {
+	return ask(d, "DeviceGetMemoryInfo", func(g *gpu) (nvml.Memory, nvml.Return) {
+		total := g.spec.model.MemoryMiB << 20
+		return nvml.Memory{Total: total, Used: usedMiB << 20, Free: total - usedMiB<<20}, nvml.SUCCESS
+	})
+}
+
+// GetMemoryInfo_v2 returns the memory's size, with what the driver takes for itself apart.
+func (d device) GetMemoryInfo_v2() (nvml.Memory_v2, nvml.Return) {
+	return ask(d, "DeviceGetMemoryInfo_v2", func(g *gpu) (nvml.Memory_v2, nvml.Return) {
+		total := g.spec.model.MemoryMiB << 20
+		return nvml.Memory_v2{Total: total, Reserved: usedMiB << 20, Free: total - usedMiB<<20}, nvml.SUCCESS
+	})
+}
+
+// GetPciInfo returns the PCI address.
+func (d device) GetPciInfo() (nvml.PciInfo, nvml.Return) {
+	return ask(d, "DeviceGetPciInfo", func(g *gpu) (nvml.PciInfo, nvml.Return) {
+		return g.spec.pci, nvml.SUCCESS
+	})
+}
+
+// GetPciInfoExt returns the PCI address and class: a 3D controller.
+func (d device) GetPciInfoExt() (nvml.PciInfoExt, nvml.Return) {
+	return ask(d, "DeviceGetPciInfoExt", func(g *gpu) (nvml.PciInfoExt, nvml.Return) {
+		i := g.spec.pci
+		return nvml.PciInfoExt{
+			Domain: i.Domain, Bus: i.Bus, Device: i.Device, PciDeviceId: i.PciDeviceId,
+			BaseClass: 3, SubClass: 2, BusId: i.BusId,
+		}, nvml.SUCCESS
+	})
+}
+
+// GetComputeRunningProcesses returns the processes that were injected.
+func (d device) GetComputeRunningProcesses() ([]nvml.ProcessInfo, nvml.Return) {
+	return ask(d, "DeviceGetComputeRunningProcesses", func(g *gpu) ([]nvml.ProcessInfo, nvml.Return) {
+		list := make([]nvml.ProcessInfo, g.processes)
+		for i := range list {
+			list[i] = nvml.ProcessInfo{
+				Pid: uint32(100000 + i), UsedGpuMemory: 1 << 30, GpuInstanceId: unattributed, ComputeInstanceId: unattributed,
+			}
+		}
+		return list, nvml.SUCCESS
+	})
+}
+
+// GetComputeMode returns who may compute on the GPU.
+func (d device) GetComputeMode() (nvml.ComputeMode, nvml.Return) {
+	return ask(d, "DeviceGetComputeMode", func(g *gpu) (nvml.ComputeMode, nvml.Return) { return g.computeMode, nvml.SUCCESS })
+}
+
+// SetComputeMode says who may compute on the GPU.
+func (d device) SetComputeMode(mode nvml.ComputeMode) nvml.Return {
+	_, ret := ask(d, "DeviceSetComputeMode", func(g *gpu) (struct{}, nvml.Return) {
+		if mode < 0 || mode >= nvml.COMPUTEMODE_COUNT {
+			return struct{}{}, nvml.ERROR_INVALID_ARGUMENT
+		}
+		g.computeMode = mode
+		return struct{}{}, nvml.SUCCESS
+	})
+	return ret
+}
+
+// ResetApplicationsClocks does nothing: the simulator has no clocks.
+func (d device) ResetApplicationsClocks() nvml.Return {
+	_, ret := ask(d, "DeviceResetApplicationsClocks", func(*gpu) (struct{}, nvml.Return) {
+		return struct{}{}, nvml.SUCCESS
+	})
+	return ret
+}
+
+// GetTopologyCommonAncestor returns how near another GPU is in the PCIe tree.
+func (d device) GetTopologyCommonAncestor(other nvml.Device) (nvml.GpuTopologyLevel, nvml.Return) {
+	return ask(d, "DeviceGetTopologyCommonAncestor", func(g *gpu) (nvml.GpuTopologyLevel, nvml.Return) {
+		o, ok := other.(device)
+		switch {
+		case !ok || o.session != d.session:
+			return 0, nvml.ERROR_INVALID_ARGUMENT
+		case o.gpu.lost:
+			return 0, nvml.ERROR_GPU_IS_LOST
+		case o.gpu == g:
+			return nvml.TOPOLOGY_INTERNAL, nvml.SUCCESS
+		}
+		return commonAncestor(g.spec.PCIe, o.gpu.spec.PCIe), nvml.SUCCESS
+	})
+}
+
+// askLink makes a call on one NVLink of a GPU.
+func askLink[T any](d device, call string, link int, answer func(*gpu, linkEnd) (T, nvml.Return)) (T, nvml.Return) {
+	return ask(d, call, func(g *gpu) (T, nvml.Return) {
+		var none T
+		switch links := g.spec.model.NVLink.Links; {
+		case links == 0:
+			return none, nvml.ERROR_NOT_SUPPORTED
+		case link < 0 || link >= links:
+			return none, nvml.ERROR_INVALID_ARGUMENT
+		}
+		return answer(g, d.session.node.profile.ends[g.slot][link])
+	})
+}
+
+// activeLocked reports whether an NVLink of a GPU works: both ends are there, and nobody has cut it.
+func (n *Node) activeLocked(g *gpu, link int, end linkEnd) bool {
+	if !end.wired || g.cut[link] {
+		return false
+	}
+	return end.device == nvml.NVLINK_DEVICE_TYPE_SWITCH || !n.gpus[end.gpu].lost && !n.gpus[end.gpu].cut[end.link]
+}
+
+// GetNvLinkState returns whether an NVLink works.
+func (d device) GetNvLinkState(link int) (nvml.EnableState, nvml.Return) {
+	return askLink(d, "DeviceGetNvLinkState", link, func(g *gpu, end linkEnd) (nvml.EnableState, nvml.Return) {
+		if d.session.node.activeLocked(g, link, end) {
+			return nvml.FEATURE_ENABLED, nvml.SUCCESS
+		}
+		return nvml.FEATURE_DISABLED, nvml.SUCCESS
+	})
+}
+
+// GetNvLinkVersion returns NVML's number for the version of an NVLink.
+func (d device) GetNvLinkVersion(link int) (uint32, nvml.Return) {
+	return askLink(d, "DeviceGetNvLinkVersion", link, func(g *gpu, _ linkEnd) (uint32, nvml.Return) {
+		return uint32(nvlinkVersions[g.spec.model.NVLink.Version]), nvml.SUCCESS
+	})
+}
+
+// GetNvLinkRemoteDeviceType returns what an NVLink leads to.
+func (d device) GetNvLinkRemoteDeviceType(link int) (nvml.IntNvLinkDeviceType, nvml.Return) {
+	type kind = nvml.IntNvLinkDeviceType
+	return askLink(d, "DeviceGetNvLinkRemoteDeviceType", link, func(_ *gpu, end linkEnd) (kind, nvml.Return) {
+		if !end.wired {
+			return nvml.NVLINK_DEVICE_TYPE_UNKNOWN, nvml.ERROR_NOT_SUPPORTED
+		}
+		return end.device, nvml.SUCCESS
+	})
+}
+
+// GetNvLinkRemotePciInfo returns the PCI address of what an NVLink leads to.
+func (d device) GetNvLinkRemotePciInfo(link int) (nvml.PciInfo, nvml.Return) {
+	return askLink(d, "DeviceGetNvLinkRemotePciInfo", link, func(_ *gpu, end linkEnd) (nvml.PciInfo, nvml.Return) {
+		if !end.wired {
+			return nvml.PciInfo{}, nvml.ERROR_NOT_SUPPORTED
+		}
+		return end.pci, nvml.SUCCESS
+	})
+}

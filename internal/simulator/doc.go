@@ -1,0 +1,37 @@
+// Package simulator is a scripted node: GPUs that exist only in a profile, behind the same interface that go-nvml gives
+// to the real ones, so that everything above that interface is the code that ships.
+//
+// A Profile says what the node has: its own YAML file, or one of the profiles in this package. New makes a Node of it.
+// NVML and Root are what the nvidia adapter takes in place of the driver's library and of the machine's /proc, /sys and
+// /dev. Inject makes something happen to the node while it runs, and List says how it is.
+//
+// # How faithful it is
+//
+// Calls that the simulator knows behave as NVML does, also where that is unpleasant:
+//
+//   - NVML counts its Inits. A session, from the first Init to the Shutdown that balances it, sees the GPUs that were
+//     there when it began: one that falls off the bus or is unplugged answers GPU_IS_LOST for the rest of the session,
+//     and one that comes back or is plugged in is seen by the next session only. MIG devices come and go within a
+//     session. Handles of a session that ended are stale; Stats counts calls on them.
+//   - An event is delivered to every event set that was registered for it when it happened, and lost otherwise. A set
+//     with a lost GPU in it answers GPU_IS_LOST at once, again and again, once its queue is empty.
+//   - A GPU that is plugged in or unplugged gives a system event from R575 on. A session has one set of these at most.
+//   - A function newer than the driver of the profile does not exist: LookupSymbol says so, and calling it panics, as
+//     it ends a process that uses the real library. Newer event types and field values are not supported.
+//   - A library stays what it was when it was first loaded. When another driver version is installed, only a library
+//     that NVML returns afterwards, as for a new process, can be initialised.
+//   - go-nvml's versioned handlers (GetGpuFabricInfoV, GetGpuInstanceProfileInfoV and their like) hold a C handle and
+//     cannot be simulated: LookupSymbol always says that they are missing.
+//
+// All other calls answer ERROR_NOT_SUPPORTED.
+//
+// # Adding a machine
+//
+// A machine is one file in profiles; the type Profile says what its keys mean. A GPU model that models.yaml lacks
+// goes there, or, for a file of one's own, into the file's models. A machine that is broken from the start lists its
+// faults as Inject takes them.
+//
+// Package cli and tests may import this package; it imports no other package of the project.
+package simulator
+
+//go:generate go run ../../hack/gen-unsupported zz_generated.unsupported.go

@@ -1,0 +1,156 @@
+package simulator
+
+import (
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// unattributed is the GI or CI of an event that is not of one instance.
+const unattributed = 0xFFFFFFFF
+
+// maxQueue is how many events a set keeps for a user that does not wait for them; the oldest are lost.
+const maxQueue = 4096
+
+// An eventSet collects the events of GPUs for one session.
+type eventSet struct {
+	unsupportedEventSet
+	session *session
+
+	// Guarded by the node's mu.
+	masks map[*gpu]uint64 // the event types registered for
+	queue []nvml.EventData
+	freed bool
+}
+
+var _ nvml.EventSet = (*eventSet)(nil)
+
+// eventBranches are the driver branches since which there are event types.
+var eventBranches = map[uint64]int{
+	nvml.EventTypeSingleBitEccError: 1, nvml.EventTypeDoubleBitEccError: 1, nvml.EventTypePState: 1,
+	nvml.EventTypeXidCriticalError: 1, nvml.EventMigConfigChange: 450,
+	nvml.EventTypeSingleBitEccErrorStorm: 560, nvml.EventTypeDramRetirementEvent: 560,
+	nvml.EventTypeDramRetirementFailure: 560, nvml.EventTypeNonFatalPoisonError: 560, nvml.EventTypeFatalPoisonError: 560,
+	nvml.EventTypeGpuUnavailableError: 565, nvml.EventTypeGpuRecoveryAction: 565,
+}
+
+// supportedEvents returns the event types that a driver has for a GPU.
+func supportedEvents(g *gpu, branch int) uint64 {
+	var mask uint64
+	for event, since := range eventBranches {
+		if branch >= since && (event != nvml.EventMigConfigChange || len(g.spec.model.MIG) > 0) {
+			mask |= event
+		}
+	}
+	return mask
+}
+
+// EventSetCreate returns a new, empty event set.
+func (l *library) EventSetCreate() (nvml.EventSet, nvml.Return) {
+	return query(l, "EventSetCreate", func(s *session) (nvml.EventSet, nvml.Return) {
+		set := &eventSet{session: s, masks: map[*gpu]uint64{}}
+		s.node.sets[set] = struct{}{}
+		return set, nvml.SUCCESS
+	})
+}
+
+// GetSupportedEventTypes returns the event types that the GPU has on this driver.
+func (d device) GetSupportedEventTypes() (uint64, nvml.Return) {
+	return ask(d, "DeviceGetSupportedEventTypes", func(g *gpu) (uint64, nvml.Return) {
+		return supportedEvents(g, d.session.driver.branch), nvml.SUCCESS
+	})
+}
+
+// RegisterEvents adds event types of the GPU to a set. One type that the GPU does not have, and none is added.
+func (d device) RegisterEvents(mask uint64, to nvml.EventSet) nvml.Return {
+	_, ret := ask(d, "DeviceRegisterEvents", func(g *gpu) (struct{}, nvml.Return) {
+		set, ok := to.(*eventSet)
+		switch {
+		case !ok || set.freed || set.session != d.session || mask == 0:
+			return struct{}{}, nvml.ERROR_INVALID_ARGUMENT
+		case mask&^supportedEvents(g, d.session.driver.branch) != 0:
+			return struct{}{}, nvml.ERROR_NOT_SUPPORTED
+		}
+		set.masks[g] |= mask
+		return struct{}{}, nvml.SUCCESS
+	})
+	return ret
+}
+
+// Free ends the set.
+func (s *eventSet) Free() nvml.Return {
+	n := s.session.node
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if ret := s.admitLocked("EventSetFree"); ret != nvml.SUCCESS {
+		return ret
+	}
+	s.freed = true
+	delete(n.sets, s)
+	n.changeLocked()
+	return nvml.SUCCESS
+}
+
+// admitLocked is the session's, for calls on the set.
+func (s *eventSet) admitLocked(call string) nvml.Return {
+	if ret := s.session.admitLocked(call, nil); ret != nvml.SUCCESS {
+		return ret
+	}
+	if s.freed {
+		s.session.node.stale++
+		return nvml.ERROR_INVALID_ARGUMENT
+	}
+	return nvml.SUCCESS
+}
+
+// Wait returns the next event; TIMEOUT if there is none for so many milliseconds.
+func (s *eventSet) Wait(milliseconds uint32) (nvml.EventData, nvml.Return) {
+	n := s.session.node
+	timeout := time.NewTimer(time.Duration(milliseconds) * time.Millisecond)
+	defer timeout.Stop()
+	expired := milliseconds == 0
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for {
+		if ret := s.admitLocked("EventSetWait"); ret != nvml.SUCCESS {
+			return nvml.EventData{}, ret
+		}
+		if len(s.queue) > 0 {
+			event := s.queue[0]
+			s.queue = s.queue[1:]
+			return event, nvml.SUCCESS
+		}
+		for g := range s.masks {
+			if g.lost {
+				return nvml.EventData{}, nvml.ERROR_GPU_IS_LOST
+			}
+		}
+		if expired {
+			return nvml.EventData{}, nvml.ERROR_TIMEOUT
+		}
+		changed := n.changed
+		n.mu.Unlock()
+		select {
+		case <-changed:
+		case <-timeout.C:
+			expired = true
+		}
+		n.mu.Lock()
+	}
+}
+
+// deliverLocked puts an event of a GPU into every set that is registered for it.
+func (n *Node) deliverLocked(g *gpu, event, data uint64, gi, ci uint32) {
+	for s := range n.sets {
+		if !s.session.open || s.masks[g]&event == 0 {
+			continue
+		}
+		if len(s.queue) == maxQueue {
+			s.queue = s.queue[1:]
+		}
+		s.queue = append(s.queue, nvml.EventData{
+			Device: device{session: s.session, gpu: g}, EventType: event, EventData: data,
+			GpuInstanceId: gi, ComputeInstanceId: ci,
+		})
+	}
+}

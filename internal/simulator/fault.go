@@ -1,0 +1,368 @@
+package simulator
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// A Fault is something that happens to a node. Which fields it takes depends on Kind; all others must be left out.
+type Fault struct {
+	Kind Kind `json:"kind"`
+	// GPU is a GPU by index or UUID, or, where a fault can strike an instance, a MIG device by i:j or UUID.
+	GPU string `json:"gpu,omitempty"`
+	// XID is the driver's error number.
+	XID uint64 `json:"xid,omitempty"`
+	// GI and CI are the instance that an event is attributed to; none means the whole GPU.
+	GI *int `json:"gi,omitempty"`
+	CI *int `json:"ci,omitempty"`
+	// Event is an event type, such as "double-bit-ecc".
+	Event string `json:"event,omitempty"`
+	// Action is what the driver asks for from now on: "none", "reset", "reboot", "drain-p2p", "drain-and-reset" or
+	// "recover-imex". For an XID the default is what a real driver asks for after it.
+	Action string `json:"action,omitempty"`
+	// Profiles are the MIG devices of a layout, such as "1g.10gb" and "1c.3g.40gb"; none turns multi-instance mode off.
+	Profiles []string `json:"profiles,omitempty"`
+	// Call is an NVML function without its "nvml", such as "DeviceGetFieldValues" or "EventSetWait"; none means all.
+	Call string `json:"call,omitempty"`
+	// Return is what a call answers, such as "UNKNOWN", "RESET_REQUIRED" or "GPU_IS_LOST".
+	Return string `json:"return,omitempty"`
+	// Driver is "missing" (the module is not loaded), "no-library", or the version that is installed from now on.
+	Driver string `json:"driver,omitempty"`
+	// State is the state of the fabric: "not-started", "in-progress" or "completed".
+	State string `json:"state,omitempty"`
+	// Link is the number of an NVLink; none means all of the GPU.
+	Link *int `json:"link,omitempty"`
+	// Count is a number of memory errors, of processes or of packets.
+	Count uint64 `json:"count,omitempty"`
+}
+
+// Kind is what a Fault does.
+type Kind string
+
+// The kinds of faults. Those that last do so until restored.
+const (
+	KindXID            Kind = "xid"                 // the driver reports an XID; 79 also loses the GPU
+	KindEvent          Kind = "event"               // the driver reports an event of another type
+	KindLost           Kind = "lost"                // a GPU falls off the bus without any event
+	KindRestore        Kind = "restore"             // a GPU is well and on the bus; without a GPU: all, and the driver
+	KindRemove         Kind = "remove"              // a GPU is unplugged
+	KindAdd            Kind = "add"                 // an unplugged GPU is plugged in again
+	KindMIG            Kind = "mig"                 // a GPU gets another MIG layout, or leaves multi-instance mode
+	KindHang           Kind = "hang"                // a call does not return, on one GPU or on all
+	KindFail           Kind = "fail"                // a call answers an error, on one GPU or on all
+	KindRecoveryAction Kind = "recovery-action"     // the driver asks for a recovery action
+	KindRemapFailure   Kind = "remap-failure"       // a memory row cannot be remapped
+	KindRemapPending   Kind = "remap-pending"       // a memory row will be remapped at the next reset
+	KindUnrepairable   Kind = "unrepairable-memory" // the memory has a fault that no remapping repairs
+	KindSRAMThreshold  Kind = "sram-threshold"      // the chip's own memories had more errors than a part may have
+	KindThrottle       Kind = "throttle"            // the clocks are low because the GPU is hot
+	KindPCIeReplays    Kind = "pcie-replays"        // so many PCIe packets more had to be sent again
+	KindECC            Kind = "ecc"                 // uncorrected memory errors, with their event
+	KindFabric         Kind = "fabric"              // the registration with the NVSwitch fabric is in another state
+	KindNVLink         Kind = "nvlink"              // an NVLink stops working
+	KindProcesses      Kind = "processes"           // so many processes compute on the GPU
+	KindDriver         Kind = "driver"              // the driver is unloaded or replaced
+	KindReboot         Kind = "reboot"              // the machine restarts: another boot ID, and all GPUs as new
+)
+
+// A rule says what a kind of fault takes and does.
+type rule struct {
+	gpu   need
+	takes []string // fields besides kind and gpu
+	apply func(n *Node, f Fault, t target) error
+}
+
+// need says whether a fault is aimed at a GPU.
+type need int
+
+const (
+	noGPU need = iota
+	oneGPU
+	maybeGPU
+)
+
+// rules returns what there is to know of each kind of fault.
+func rules() map[Kind]rule {
+	return map[Kind]rule{
+		KindXID:            {oneGPU, []string{"xid", "gi", "ci", "action"}, (*Node).xidLocked},
+		KindEvent:          {oneGPU, []string{"event", "gi", "ci"}, (*Node).eventLocked},
+		KindLost:           {oneGPU, nil, on(func(g *gpu, _ Fault) { g.lost = true })},
+		KindRestore:        {maybeGPU, nil, (*Node).restoreLocked},
+		KindRemove:         {oneGPU, nil, (*Node).removeLocked},
+		KindAdd:            {oneGPU, nil, (*Node).addLocked},
+		KindMIG:            {oneGPU, []string{"profiles"}, (*Node).migLocked},
+		KindHang:           {maybeGPU, []string{"call"}, (*Node).hangLocked},
+		KindFail:           {maybeGPU, []string{"call", "return"}, (*Node).failLocked},
+		KindRecoveryAction: {oneGPU, []string{"action"}, (*Node).recoveryLocked},
+		KindRemapFailure:   {oneGPU, nil, on(func(g *gpu, _ Fault) { g.remapFailure = true })},
+		KindRemapPending:   {oneGPU, nil, on(func(g *gpu, _ Fault) { g.remapped, g.remapPending = g.remapped+1, true })},
+		KindUnrepairable:   {oneGPU, nil, on(func(g *gpu, _ Fault) { g.unrepairable = true })},
+		KindSRAMThreshold:  {oneGPU, nil, on(func(g *gpu, _ Fault) { g.sramThreshold = true })},
+		KindThrottle:       {oneGPU, nil, on(func(g *gpu, _ Fault) { g.throttled = true })},
+		KindPCIeReplays:    {oneGPU, []string{"count"}, on(func(g *gpu, f Fault) { g.replays += int(f.Count) })},
+		KindECC:            {oneGPU, []string{"count"}, (*Node).eccLocked},
+		KindFabric:         {oneGPU, []string{"state", "return"}, (*Node).fabricLocked},
+		KindNVLink:         {oneGPU, []string{"link"}, (*Node).nvlinkLocked},
+		KindProcesses:      {oneGPU, []string{"count"}, on(func(g *gpu, f Fault) { g.processes = int(f.Count) })},
+		KindDriver:         {noGPU, []string{"driver"}, (*Node).driverLocked},
+		KindReboot:         {noGPU, nil, (*Node).rebootLocked},
+	}
+}
+
+// on returns a rule's apply for a fault that is a change of one GPU.
+func on(change func(g *gpu, f Fault)) func(*Node, Fault, target) error {
+	return func(_ *Node, f Fault, t target) error {
+		change(t.gpu, f)
+		return nil
+	}
+}
+
+// Kinds returns the kinds of faults, sorted.
+func Kinds() []Kind { return slices.Sorted(maps.Keys(rules())) }
+
+// Inject makes a fault happen now. When it returns, calls answer accordingly and events are in their sets. A fault that
+// cannot be is refused and changes nothing.
+func (n *Node) Inject(f Fault) error {
+	r, ok := rules()[f.Kind]
+	if !ok {
+		return fmt.Errorf("inject fault: no kind %q: give one of %s", f.Kind, join(Kinds()))
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	t, err := n.aimLocked(f, r)
+	if err == nil {
+		err = r.apply(n, f, t)
+	}
+	if err != nil {
+		return fmt.Errorf("inject %s: %w", f.Kind, err)
+	}
+	n.changeLocked()
+	return nil
+}
+
+// aimLocked returns what a fault is aimed at, and refuses fields that it does not take.
+func (n *Node) aimLocked(f Fault, r rule) (target, error) {
+	for _, name := range f.fields() {
+		if !slices.Contains(r.takes, name) {
+			return target{}, fmt.Errorf("takes no %s: it takes %s", name, join(append(r.gpu.words(), r.takes...)))
+		}
+	}
+	switch {
+	case f.GPU == "" && r.gpu == oneGPU:
+		return target{}, errors.New("gpu is missing: give an index or a UUID")
+	case f.GPU == "":
+		return target{}, nil
+	case r.gpu == noGPU:
+		return target{}, errors.New("takes no gpu: it concerns the whole node")
+	}
+	t, err := n.targetLocked(f.GPU)
+	switch {
+	case err != nil:
+		return target{}, err
+	case t.inst != nil && !slices.Contains(r.takes, "gi"):
+		return target{}, fmt.Errorf("%s is a MIG device: give its GPU, %d", f.GPU, t.gpu.slot)
+	case t.gpu.removed && f.Kind != KindAdd:
+		return target{}, fmt.Errorf("GPU %d is unplugged: plug it in with %s first", t.gpu.slot, KindAdd)
+	case t.gpu.lost && !t.gpu.removed && f.Kind != KindRestore && f.Kind != KindRemove:
+		return target{}, fmt.Errorf("GPU %d is off the bus: bring it back with %s first", t.gpu.slot, KindRestore)
+	}
+	return t, nil
+}
+
+// words returns what an error says of the GPU that a fault takes.
+func (n need) words() []string {
+	if n == noGPU {
+		return nil
+	}
+	return []string{"gpu"}
+}
+
+// fields returns the names of the fields that are set, besides Kind and GPU.
+func (f Fault) fields() []string {
+	var set []string
+	for _, field := range []struct {
+		name string
+		set  bool
+	}{
+		{"xid", f.XID != 0}, {"gi", f.GI != nil}, {"ci", f.CI != nil}, {"event", f.Event != ""}, {"action", f.Action != ""},
+		{"profiles", len(f.Profiles) > 0}, {"call", f.Call != ""}, {"return", f.Return != ""}, {"driver", f.Driver != ""},
+		{"state", f.State != ""}, {"link", f.Link != nil}, {"count", f.Count != 0},
+	} {
+		if field.set {
+			set = append(set, field.name)
+		}
+	}
+	return set
+}
+
+// join lists words for people.
+func join[S ~string](words []S) string {
+	if len(words) == 0 {
+		return "nothing"
+	}
+	text := make([]string, len(words))
+	for i, w := range words {
+		text[i] = string(w)
+	}
+	return strings.Join(text, ", ")
+}
+
+// choose returns the value that a word stands for.
+func choose[T any](what, word string, choices map[string]T) (T, error) {
+	value, ok := choices[word]
+	if !ok {
+		return value, fmt.Errorf("no %s %q: give one of %s", what, word, join(slices.Sorted(maps.Keys(choices))))
+	}
+	return value, nil
+}
+
+// checkCall refuses a call that cannot hang or fail because the simulator does not have it.
+func checkCall(name string) error {
+	if name != "" && !slices.Contains(calls, name) {
+		return fmt.Errorf("the simulator has no call %q: give one of %s, or none for all", name, join(calls))
+	}
+	return nil
+}
+
+func (n *Node) hangLocked(f Fault, t target) error {
+	if err := checkCall(f.Call); err != nil {
+		return err
+	}
+	n.hangs = append(n.hangs, hang{call: f.Call, slot: t.slot()})
+	return nil
+}
+
+func (n *Node) failLocked(f Fault, t target) error {
+	if err := checkCall(f.Call); err != nil {
+		return err
+	}
+	ret, err := choose("return", f.Return, returns)
+	if err != nil {
+		return err
+	}
+	n.failures = append(n.failures, failure{call: f.Call, slot: t.slot(), ret: ret})
+	return nil
+}
+
+// slot returns the position of the target's GPU, or anywhere.
+func (t target) slot() int {
+	if t.gpu == nil {
+		return anywhere
+	}
+	return t.gpu.slot
+}
+
+func (n *Node) driverLocked(f Fault, _ target) error {
+	switch f.Driver {
+	case "missing":
+		n.driver.missing = nvml.ERROR_DRIVER_NOT_LOADED
+	case "no-library":
+		n.driver.missing = nvml.ERROR_LIBRARY_NOT_FOUND
+	default:
+		b, err := branch(f.Driver)
+		if err != nil {
+			return fmt.Errorf("%w, missing, or no-library", err)
+		}
+		n.driver = driver{version: f.Driver, branch: b}
+	}
+	return nil
+}
+
+// returns are the errors that a call can be made to answer.
+var returns = map[string]nvml.Return{
+	"DRIVER_NOT_LOADED":       nvml.ERROR_DRIVER_NOT_LOADED,
+	"GPU_IS_LOST":             nvml.ERROR_GPU_IS_LOST,
+	"GPU_NOT_FOUND":           nvml.ERROR_GPU_NOT_FOUND,
+	"INVALID_ARGUMENT":        nvml.ERROR_INVALID_ARGUMENT,
+	"IN_USE":                  nvml.ERROR_IN_USE,
+	"IRQ_ISSUE":               nvml.ERROR_IRQ_ISSUE,
+	"LIB_RM_VERSION_MISMATCH": nvml.ERROR_LIB_RM_VERSION_MISMATCH,
+	"MEMORY":                  nvml.ERROR_MEMORY,
+	"NO_PERMISSION":           nvml.ERROR_NO_PERMISSION,
+	"NOT_FOUND":               nvml.ERROR_NOT_FOUND,
+	"NOT_READY":               nvml.ERROR_NOT_READY,
+	"NOT_SUPPORTED":           nvml.ERROR_NOT_SUPPORTED,
+	"OPERATING_SYSTEM":        nvml.ERROR_OPERATING_SYSTEM,
+	"RESET_REQUIRED":          nvml.ERROR_RESET_REQUIRED,
+	"TIMEOUT":                 nvml.ERROR_TIMEOUT,
+	"UNINITIALIZED":           nvml.ERROR_UNINITIALIZED,
+	"UNKNOWN":                 nvml.ERROR_UNKNOWN,
+}
+
+// calls are the functions that the simulator has, besides those that never reach the driver.
+var calls = []string{
+	"ComputeInstanceGetInfo",
+	"DeviceClearEccErrorCounts",
+	"DeviceGetArchitecture",
+	"DeviceGetAttributes",
+	"DeviceGetBrand",
+	"DeviceGetComputeInstanceId",
+	"DeviceGetComputeMode",
+	"DeviceGetComputeRunningProcesses",
+	"DeviceGetCount",
+	"DeviceGetCudaComputeCapability",
+	"DeviceGetCurrentClocksEventReasons",
+	"DeviceGetCurrentClocksThrottleReasons",
+	"DeviceGetDeviceHandleFromMigDeviceHandle",
+	"DeviceGetEccMode",
+	"DeviceGetFieldValues",
+	"DeviceGetGpuFabricInfo",
+	"DeviceGetGpuInstanceById",
+	"DeviceGetGpuInstanceId",
+	"DeviceGetGpuInstanceProfileInfo",
+	"DeviceGetGpuInstances",
+	"DeviceGetHandleByIndex",
+	"DeviceGetHandleByPciBusId",
+	"DeviceGetHandleByUUID",
+	"DeviceGetIndex",
+	"DeviceGetMaxMigDeviceCount",
+	"DeviceGetMemoryInfo",
+	"DeviceGetMemoryInfo_v2",
+	"DeviceGetMigDeviceHandleByIndex",
+	"DeviceGetMigMode",
+	"DeviceGetMinorNumber",
+	"DeviceGetName",
+	"DeviceGetNvLinkRemoteDeviceType",
+	"DeviceGetNvLinkRemotePciInfo",
+	"DeviceGetNvLinkState",
+	"DeviceGetNvLinkVersion",
+	"DeviceGetPciInfo",
+	"DeviceGetPciInfoExt",
+	"DeviceGetPcieReplayCounter",
+	"DeviceGetRemappedRows",
+	"DeviceGetRemappedRows_v2",
+	"DeviceGetRepairStatus",
+	"DeviceGetRetiredPagesPendingStatus",
+	"DeviceGetSerial",
+	"DeviceGetSramEccErrorStatus",
+	"DeviceGetSupportedEventTypes",
+	"DeviceGetTopologyCommonAncestor",
+	"DeviceGetTotalEccErrors",
+	"DeviceGetUUID",
+	"DeviceGetUnrepairableMemoryFlag_v1",
+	"DeviceIsMigDeviceHandle",
+	"DeviceRegisterEvents",
+	"DeviceResetApplicationsClocks",
+	"DeviceSetComputeMode",
+	"EventSetCreate",
+	"EventSetFree",
+	"EventSetWait",
+	"GpuInstanceGetComputeInstanceById",
+	"GpuInstanceGetComputeInstanceProfileInfo",
+	"GpuInstanceGetComputeInstances",
+	"GpuInstanceGetInfo",
+	"Init",
+	"Shutdown",
+	"SystemEventSetCreate",
+	"SystemEventSetFree",
+	"SystemEventSetWait",
+	"SystemGetCudaDriverVersion_v2",
+	"SystemGetDriverVersion",
+	"SystemGetNVMLVersion",
+	"SystemRegisterEvents",
+}

@@ -1,0 +1,244 @@
+package simulator
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// A library is the node's NVML library in one process.
+type library struct {
+	unsupportedLibrary
+	node *Node
+
+	// Guarded by node.mu.
+	version string   // of the library file that was loaded; empty before the first Init
+	inits   int      // Inits that no Shutdown has balanced
+	session *session // nil when inits is 0
+}
+
+var _ nvml.Interface = (*library)(nil)
+
+// A session is what a library knows between its first Init and its last Shutdown.
+type session struct {
+	node    *Node
+	gpus    []*gpu        // by NVML index
+	handles []nvml.Device // of gpus: they are given out again and again
+	driver  driver        // that it began with
+	system  *systemSet    // nil without one
+	open    bool
+}
+
+// Init opens a session, or counts one more user of the open one.
+func (l *library) Init() nvml.Return {
+	n := l.node
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if ret := n.admitLocked("Init", nil); ret != nvml.SUCCESS {
+		return ret
+	}
+	if n.driver.missing != nvml.SUCCESS {
+		return n.driver.missing
+	}
+	if l.version == "" {
+		l.version = n.driver.version
+	}
+	if l.version != n.driver.version {
+		return nvml.ERROR_LIB_RM_VERSION_MISMATCH
+	}
+	if l.inits == 0 {
+		l.session = n.beginLocked()
+	}
+	l.inits++
+	return nvml.SUCCESS
+}
+
+// beginLocked opens a session with the GPUs that are plugged in.
+func (n *Node) beginLocked() *session {
+	s := &session{node: n, driver: n.driver, open: true}
+	for _, g := range n.gpus {
+		if !g.removed {
+			s.gpus = append(s.gpus, g)
+			s.handles = append(s.handles, device{session: s, gpu: g})
+		}
+	}
+	n.sessions[s] = struct{}{}
+	return s
+}
+
+// InitWithFlags is Init: the flags change nothing that the simulator has.
+func (l *library) InitWithFlags(uint32) nvml.Return { return l.Init() }
+
+// Shutdown undoes one Init.
+func (l *library) Shutdown() nvml.Return {
+	n := l.node
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if ret := n.admitLocked("Shutdown", nil); ret != nvml.SUCCESS {
+		return ret
+	}
+	if l.inits == 0 {
+		return nvml.ERROR_UNINITIALIZED
+	}
+	l.inits--
+	if l.inits == 0 {
+		l.session.open = false
+		delete(n.sessions, l.session)
+		l.session = nil
+		n.changeLocked()
+	}
+	return nvml.SUCCESS
+}
+
+// ErrorString returns the text of an answer.
+func (l *library) ErrorString(r nvml.Return) string { return r.Error() }
+
+// Extensions returns the library itself.
+func (l *library) Extensions() nvml.ExtendedInterface { return l }
+
+// LookupSymbol reports whether the loaded library has a function, by its name in C.
+func (l *library) LookupSymbol(name string) error {
+	l.node.mu.Lock()
+	defer l.node.mu.Unlock()
+	if l.session == nil {
+		return fmt.Errorf("look up %s: the library is not loaded: call Init first", name)
+	}
+	if !exists(name, l.session.driver.branch) {
+		return fmt.Errorf("look up %s: the library of driver %s does not have it", name, l.version)
+	}
+	return nil
+}
+
+// admitLocked waits until a call may return, and returns what it has to answer if it may not do its work. It gives up
+// node.mu while it waits.
+func (n *Node) admitLocked(call string, g *gpu) nvml.Return {
+	for n.hungLocked(call, g) {
+		changed := n.changed
+		n.mu.Unlock()
+		<-changed
+		n.mu.Lock()
+	}
+	if n.closed {
+		return nvml.ERROR_UNKNOWN
+	}
+	return n.failureLocked(call, g)
+}
+
+// admitLocked is the node's, for calls that need the session.
+func (s *session) admitLocked(call string, g *gpu) nvml.Return {
+	if !exists("nvml"+call, s.driver.branch) {
+		panic(fmt.Sprintf("simulator: nvml%s was called, which driver %s does not have: this ends a process that uses "+
+			"the real library", call, s.driver.version))
+	}
+	if ret := s.node.admitLocked(call, g); ret != nvml.SUCCESS {
+		return ret
+	}
+	switch {
+	case !s.open:
+		s.node.stale++
+		return nvml.ERROR_UNINITIALIZED
+	case s.node.driver.missing != nvml.SUCCESS:
+		return s.node.driver.missing
+	case s.node.driver != s.driver:
+		return nvml.ERROR_LIB_RM_VERSION_MISMATCH
+	case g != nil && g.lost:
+		return nvml.ERROR_GPU_IS_LOST
+	}
+	return nvml.SUCCESS
+}
+
+// query makes a call on a session that has an answer and concerns no GPU.
+func query[T any](l *library, call string, answer func(*session) (T, nvml.Return)) (T, nvml.Return) {
+	l.node.mu.Lock()
+	defer l.node.mu.Unlock()
+	var none T
+	s := l.session
+	if s == nil {
+		return none, nvml.ERROR_UNINITIALIZED
+	}
+	if ret := s.admitLocked(call, nil); ret != nvml.SUCCESS {
+		return none, ret
+	}
+	return answer(s)
+}
+
+// SystemGetDriverVersion returns the driver's version.
+func (l *library) SystemGetDriverVersion() (string, nvml.Return) {
+	return query(l, "SystemGetDriverVersion", func(s *session) (string, nvml.Return) {
+		return s.driver.version, nvml.SUCCESS
+	})
+}
+
+// SystemGetNVMLVersion returns the library's version: CUDA's major version and the driver's.
+func (l *library) SystemGetNVMLVersion() (string, nvml.Return) {
+	return query(l, "SystemGetNVMLVersion", func(s *session) (string, nvml.Return) {
+		version, _ := cudaVersion(s.node.profile.CUDA) // Load has parsed it
+		return fmt.Sprintf("%d.%s", version/1000, s.node.driver.version), nvml.SUCCESS
+	})
+}
+
+// SystemGetCudaDriverVersion returns the CUDA version, 13000 for 13.0.
+func (l *library) SystemGetCudaDriverVersion() (int, nvml.Return) {
+	return l.SystemGetCudaDriverVersion_v2()
+}
+
+// SystemGetCudaDriverVersion_v2 returns the CUDA version, 13000 for 13.0.
+func (l *library) SystemGetCudaDriverVersion_v2() (int, nvml.Return) {
+	return query(l, "SystemGetCudaDriverVersion_v2", func(s *session) (int, nvml.Return) {
+		version, _ := cudaVersion(s.node.profile.CUDA) // Load has parsed it
+		return version, nvml.SUCCESS
+	})
+}
+
+// DeviceGetCount returns the number of GPUs that the session began with.
+func (l *library) DeviceGetCount() (int, nvml.Return) {
+	return query(l, "DeviceGetCount", func(s *session) (int, nvml.Return) { return len(s.gpus), nvml.SUCCESS })
+}
+
+// DeviceGetHandleByIndex returns the GPU with an index.
+func (l *library) DeviceGetHandleByIndex(index int) (nvml.Device, nvml.Return) {
+	return query(l, "DeviceGetHandleByIndex", func(s *session) (nvml.Device, nvml.Return) {
+		if index < 0 || index >= len(s.gpus) {
+			return nil, nvml.ERROR_INVALID_ARGUMENT
+		}
+		return s.handleLocked("DeviceGetHandleByIndex", index)
+	})
+}
+
+// DeviceGetHandleByUUID returns the GPU or MIG device with a UUID.
+func (l *library) DeviceGetHandleByUUID(uuid string) (nvml.Device, nvml.Return) {
+	return query(l, "DeviceGetHandleByUUID", func(s *session) (nvml.Device, nvml.Return) {
+		for i, g := range s.gpus {
+			if g.spec.UUID == uuid {
+				return s.handleLocked("DeviceGetHandleByUUID", i)
+			}
+			for _, c := range g.layout.devices {
+				if s.node.uuidLocked(g, c) == uuid && !g.lost {
+					return migDevice{session: s, gpu: g, inst: c}, nvml.SUCCESS
+				}
+			}
+		}
+		return nil, nvml.ERROR_NOT_FOUND
+	})
+}
+
+// DeviceGetHandleByPciBusId returns the GPU with a PCI address.
+func (l *library) DeviceGetHandleByPciBusId(address string) (nvml.Device, nvml.Return) {
+	return query(l, "DeviceGetHandleByPciBusId", func(s *session) (nvml.Device, nvml.Return) {
+		for i, g := range s.gpus {
+			if slices.Contains([]string{g.spec.BDF, text(g.spec.pci.BusId[:]), text(g.spec.pci.BusIdLegacy[:])}, address) {
+				return s.handleLocked("DeviceGetHandleByPciBusId", i)
+			}
+		}
+		return nil, nvml.ERROR_NOT_FOUND
+	})
+}
+
+// handleLocked returns the handle of the GPU with an index, unless the look-up fails on it.
+func (s *session) handleLocked(call string, index int) (nvml.Device, nvml.Return) {
+	if ret := s.admitLocked(call, s.gpus[index]); ret != nvml.SUCCESS {
+		return nil, ret
+	}
+	return s.handles[index], nvml.SUCCESS
+}

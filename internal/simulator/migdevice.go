@@ -1,0 +1,154 @@
+package simulator
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// A migDevice is a session's handle of a MIG device. Calls that NVML has for GPUs alone are not supported on it.
+type migDevice struct {
+	unsupportedDevice
+	session *session
+	gpu     *gpu
+	inst    *computeInstance
+}
+
+var _ nvml.Device = migDevice{}
+
+// askMIG makes a call on a MIG device. The handle dies with the layout that the device belongs to.
+func askMIG[T any](d migDevice, call string, answer func(*gpu, *computeInstance) (T, nvml.Return)) (T, nvml.Return) {
+	return ask(device{session: d.session, gpu: d.gpu}, call, func(g *gpu) (T, nvml.Return) {
+		if !slices.Contains(g.layout.devices, d.inst) {
+			var none T
+			return none, nvml.ERROR_NOT_FOUND
+		}
+		return answer(g, d.inst)
+	})
+}
+
+// GetMigMode returns the current and the pending state of multi-instance mode.
+func (d device) GetMigMode() (int, int, nvml.Return) {
+	mode, ret := ask(d, "DeviceGetMigMode", func(g *gpu) (int, nvml.Return) {
+		switch {
+		case len(g.spec.model.MIG) == 0:
+			return 0, nvml.ERROR_NOT_SUPPORTED
+		case g.mig:
+			return nvml.DEVICE_MIG_ENABLE, nvml.SUCCESS
+		}
+		return nvml.DEVICE_MIG_DISABLE, nvml.SUCCESS
+	})
+	return mode, mode, ret
+}
+
+// GetMaxMigDeviceCount returns how many MIG devices fit at most.
+func (d device) GetMaxMigDeviceCount() (int, nvml.Return) {
+	return ask(d, "DeviceGetMaxMigDeviceCount", func(g *gpu) (int, nvml.Return) {
+		count := 0
+		for _, p := range g.spec.model.MIG {
+			count = max(count, p.Count)
+		}
+		return count, nvml.SUCCESS
+	})
+}
+
+// GetMigDeviceHandleByIndex returns a MIG device of the GPU.
+func (d device) GetMigDeviceHandleByIndex(index int) (nvml.Device, nvml.Return) {
+	return ask(d, "DeviceGetMigDeviceHandleByIndex", func(g *gpu) (nvml.Device, nvml.Return) {
+		all := g.layout.devices
+		switch {
+		case len(g.spec.model.MIG) == 0:
+			return nil, nvml.ERROR_NOT_SUPPORTED
+		case index < 0:
+			return nil, nvml.ERROR_INVALID_ARGUMENT
+		case index >= len(all):
+			return nil, nvml.ERROR_NOT_FOUND
+		}
+		return migDevice{session: d.session, gpu: g, inst: all[index]}, nvml.SUCCESS
+	})
+}
+
+// IsMigDeviceHandle says that the handle is a GPU's.
+func (d device) IsMigDeviceHandle() (bool, nvml.Return) {
+	return ask(d, "DeviceIsMigDeviceHandle", func(*gpu) (bool, nvml.Return) { return false, nvml.SUCCESS })
+}
+
+// IsMigDeviceHandle says that the handle is a MIG device's.
+func (d migDevice) IsMigDeviceHandle() (bool, nvml.Return) {
+	return askMIG(d, "DeviceIsMigDeviceHandle", func(*gpu, *computeInstance) (bool, nvml.Return) {
+		return true, nvml.SUCCESS
+	})
+}
+
+// GetUUID returns the MIG device's UUID.
+func (d migDevice) GetUUID() (string, nvml.Return) {
+	return askMIG(d, "DeviceGetUUID", func(g *gpu, c *computeInstance) (string, nvml.Return) {
+		return d.session.node.uuidLocked(g, c), nvml.SUCCESS
+	})
+}
+
+// GetName returns the product's name and the size.
+func (d migDevice) GetName() (string, nvml.Return) {
+	return askMIG(d, "DeviceGetName", func(g *gpu, c *computeInstance) (string, nvml.Return) {
+		return fmt.Sprintf("%s MIG %s", g.spec.model.Name, c.name()), nvml.SUCCESS
+	})
+}
+
+// GetGpuInstanceId returns the ID of the GPU instance.
+func (d migDevice) GetGpuInstanceId() (int, nvml.Return) {
+	return askMIG(d, "DeviceGetGpuInstanceId", func(_ *gpu, c *computeInstance) (int, nvml.Return) {
+		return c.gi.id, nvml.SUCCESS
+	})
+}
+
+// GetComputeInstanceId returns the ID of the compute instance in its GPU instance.
+func (d migDevice) GetComputeInstanceId() (int, nvml.Return) {
+	return askMIG(d, "DeviceGetComputeInstanceId", func(_ *gpu, c *computeInstance) (int, nvml.Return) {
+		return c.id, nvml.SUCCESS
+	})
+}
+
+// GetDeviceHandleFromMigDeviceHandle returns the GPU.
+func (d migDevice) GetDeviceHandleFromMigDeviceHandle() (nvml.Device, nvml.Return) {
+	const call = "DeviceGetDeviceHandleFromMigDeviceHandle"
+	return askMIG(d, call, func(g *gpu, _ *computeInstance) (nvml.Device, nvml.Return) {
+		return device{session: d.session, gpu: g}, nvml.SUCCESS
+	})
+}
+
+// GetMemoryInfo returns the size of the GPU instance's memory.
+func (d migDevice) GetMemoryInfo() (nvml.Memory, nvml.Return) {
+	return askMIG(d, "DeviceGetMemoryInfo", func(_ *gpu, c *computeInstance) (nvml.Memory, nvml.Return) {
+		total := c.gi.profile.MemoryMiB << 20
+		return nvml.Memory{Total: total, Free: total}, nvml.SUCCESS
+	})
+}
+
+// GetMemoryInfo_v2 returns the size of the GPU instance's memory.
+func (d migDevice) GetMemoryInfo_v2() (nvml.Memory_v2, nvml.Return) {
+	return askMIG(d, "DeviceGetMemoryInfo_v2", func(_ *gpu, c *computeInstance) (nvml.Memory_v2, nvml.Return) {
+		total := c.gi.profile.MemoryMiB << 20
+		return nvml.Memory_v2{Total: total, Free: total}, nvml.SUCCESS
+	})
+}
+
+// GetAttributes returns what the MIG device has.
+func (d migDevice) GetAttributes() (nvml.DeviceAttributes, nvml.Return) {
+	return askMIG(d, "DeviceGetAttributes", func(_ *gpu, c *computeInstance) (nvml.DeviceAttributes, nvml.Return) {
+		p := c.gi.profile
+		return nvml.DeviceAttributes{
+			MultiprocessorCount:   p.SMs * uint32(c.slices) / uint32(p.slices),
+			SharedCopyEngineCount: p.CopyEngines, SharedDecoderCount: p.Decoders, SharedJpegCount: p.JPEGs,
+			SharedOfaCount: p.OFAs, GpuInstanceSliceCount: uint32(p.slices), ComputeInstanceSliceCount: uint32(c.slices),
+			MemorySizeMB: p.MemoryMiB,
+		}, nvml.SUCCESS
+	})
+}
+
+// GetComputeRunningProcesses returns none: injected processes are the GPU's.
+func (d migDevice) GetComputeRunningProcesses() ([]nvml.ProcessInfo, nvml.Return) {
+	return askMIG(d, "DeviceGetComputeRunningProcesses", func(*gpu, *computeInstance) ([]nvml.ProcessInfo, nvml.Return) {
+		return nil, nvml.SUCCESS
+	})
+}

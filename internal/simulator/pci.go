@@ -1,0 +1,40 @@
+package simulator
+
+import (
+	"fmt"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// parseBDF returns what NVML says of the PCI device with an address such as "0000:1b:00.0".
+func parseBDF(s string) (nvml.PciInfo, error) {
+	var p nvml.PciInfo
+	if _, err := fmt.Sscanf(s, "%4x:%2x:%2x.0", &p.Domain, &p.Bus, &p.Device); err != nil || s != bdf(p) {
+		return nvml.PciInfo{}, fmt.Errorf("%q is not a PCI address such as 0000:1b:00.0, in quotes and lower case", s)
+	}
+	put(p.BusId[:], fmt.Sprintf("%08X:%02X:%02X.0", p.Domain, p.Bus, p.Device))
+	put(p.BusIdLegacy[:], fmt.Sprintf("%04X:%02X:%02X.0", p.Domain, p.Bus, p.Device))
+	return p, nil
+}
+
+// bdf returns a PCI address as sysfs writes it.
+func bdf(p nvml.PciInfo) string { return fmt.Sprintf("%04x:%02x:%02x.0", p.Domain, p.Bus, p.Device) }
+
+// put writes a string as C has it.
+func put(to []int8, s string) {
+	for i := range s {
+		to[i] = int8(s[i])
+	}
+}
+
+// text returns a string that C has.
+func text(from []int8) string {
+	var b []byte
+	for _, c := range from {
+		if c == 0 {
+			break
+		}
+		b = append(b, byte(c))
+	}
+	return string(b)
+}

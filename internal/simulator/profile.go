@@ -1,0 +1,266 @@
+package simulator
+
+import (
+	"embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"sigs.k8s.io/yaml"
+)
+
+//go:embed models.yaml profiles/*.yaml
+var embedded embed.FS
+
+// A Profile is a machine to simulate, as its YAML file describes it.
+type Profile struct {
+	// Name is the file's name without its ending. The identities of the GPUs are derived from it.
+	Name string `json:"-"`
+	// Description says in one line what the machine is.
+	Description string `json:"description"`
+	// Driver is the driver's version, such as "580.95.05".
+	Driver string `json:"driver"`
+	// CUDA is the newest CUDA version that the driver supports, such as "13.0".
+	CUDA string `json:"cuda"`
+	// Model is the model of every GPU that does not name its own: a key of models.yaml or of Models.
+	Model string `json:"model"`
+	// Models are models that models.yaml does not have, by key.
+	Models map[string]Model `json:"models,omitempty"`
+	// GPUs are the GPUs by ascending PCI address: NVML's order.
+	GPUs []GPU `json:"gpus"`
+	// NVSwitches are the PCI addresses of the switches that all NVLinks lead to. Without any, NVLinks says where they go.
+	NVSwitches []string `json:"nvswitches,omitempty"`
+	// NVLinks is the matrix of direct NVLinks: one row a GPU, in it the number of lanes to each GPU, separated by blanks.
+	NVLinks []string `json:"nvlinks,omitempty"`
+	// Faults have happened to the machine, one after the other, before anybody looks at it.
+	Faults []Fault `json:"faults,omitempty"`
+
+	ends [][]linkEnd // where the NVLinks lead: by position of the GPU, and number of the NVLink on it
+}
+
+// A GPU is one GPU of a Profile.
+type GPU struct {
+	// BDF is the PCI address, such as "0000:1b:00.0".
+	BDF string `json:"bdf"`
+	// PCIe is the way to the GPU through the PCIe tree: NUMA node, host bridge, and the switches below it, separated by
+	// slashes, such as "0/1/0". Two GPUs are as near as their ways have first steps in common.
+	PCIe string `json:"pcie"`
+	// NUMA is the NUMA node that sysfs gives, if it is not the first step of PCIe; firmware that does not say gives -1.
+	NUMA *int `json:"numa,omitempty"`
+	// Minor is the N of /dev/nvidiaN; by default the GPU's position in the list.
+	Minor *int `json:"minor,omitempty"`
+	// UUID is NVML's name for the GPU; by default one derived from the profile's name and the GPU's position.
+	UUID string `json:"uuid,omitempty"`
+	// Model is the key of the GPU's model, if it is not the one that the Profile gives for all.
+	Model string `json:"model,omitempty"`
+	// MIG is the layout of the GPU in multi-instance mode, by the names of the MIG devices; nil if the mode is off.
+	// Devices with fewer compute slices than their GPU instance ("1c.3g.40gb") fill one GPU instance after another.
+	MIG []string `json:"mig,omitempty"`
+
+	model Model
+	pci   nvml.PciInfo
+	numa  int
+	minor int
+}
+
+// A Model is what all GPUs of one product have in common.
+type Model struct {
+	Name         string       `json:"name"`
+	Architecture string       `json:"architecture"`
+	Compute      string       `json:"compute"`
+	MemoryMiB    uint64       `json:"memoryMiB"`
+	PCI          string       `json:"pci"`
+	NVLink       NVLink       `json:"nvlink,omitempty"`
+	MIG          []MIGProfile `json:"mig,omitempty"`
+
+	architecture uint32
+	major, minor int
+	pciDevice    uint32
+}
+
+// NVLink says how many NVLinks a Model has and of which version.
+type NVLink struct {
+	Links   int    `json:"links"`
+	Version string `json:"version"`
+}
+
+// A MIGProfile is a size of GPU instance that a Model offers.
+type MIGProfile struct {
+	// Name is such as "1g.10gb" or "1g.10gb+me".
+	Name string `json:"name"`
+	// ID is the number that nvidia-smi mig -lgip prints.
+	ID uint32 `json:"id"`
+	// Count is how many instances fit on a GPU.
+	Count int `json:"count"`
+	// What an instance has.
+	SMs         uint32 `json:"sms"`
+	MemoryMiB   uint64 `json:"memoryMiB"`
+	CopyEngines uint32 `json:"copyEngines"`
+	Decoders    uint32 `json:"decoders,omitempty"`
+	JPEGs       uint32 `json:"jpegs,omitempty"`
+	OFAs        uint32 `json:"ofas,omitempty"`
+
+	number int // NVML's GPU_INSTANCE_PROFILE_ constant
+	slices int // compute slices
+	memory int // eighths of the GPU's memory
+}
+
+// Names returns the names of the profiles in the binary, sorted.
+func Names() []string {
+	files, err := fs.Glob(embedded, "profiles/*.yaml")
+	if err != nil {
+		panic(err) // the pattern is a constant
+	}
+	for i, f := range files {
+		files[i] = strings.TrimSuffix(path.Base(f), ".yaml")
+	}
+	return files
+}
+
+// Load returns the profile with a name that Names lists, or, for a name that ends in .yaml or .yml, the profile in the
+// file at that path.
+func Load(nameOrPath string) (Profile, error) {
+	if ext := filepath.Ext(nameOrPath); ext == ".yaml" || ext == ".yml" {
+		data, err := os.ReadFile(nameOrPath)
+		if err != nil {
+			return Profile{}, fmt.Errorf("read simulator profile: %w: give the path of a file that can be read, or one of %s",
+				err, strings.Join(Names(), ", "))
+		}
+		return parse(nameOrPath, data)
+	}
+	file := "profiles/" + nameOrPath + ".yaml"
+	data, err := embedded.ReadFile(file)
+	if err != nil {
+		return Profile{}, fmt.Errorf("no simulator profile is called %q: give one of %s, or the path of a file that ends in "+
+			".yaml", nameOrPath, strings.Join(Names(), ", "))
+	}
+	return parse(file, data)
+}
+
+// parse decodes and completes the profile in a file.
+func parse(file string, data []byte) (Profile, error) {
+	var p Profile
+	if err := yaml.UnmarshalStrict(data, &p); err != nil {
+		return Profile{}, fmt.Errorf("read simulator profile %s: %w: correct it; a profile has the keys description, "+
+			"driver, cuda, model, models, gpus (bdf, pcie, numa, minor, uuid, model, mig), nvswitches, nvlinks and faults",
+			file, trimDecoder(err))
+	}
+	p.Name = strings.TrimSuffix(filepath.Base(file), filepath.Ext(file))
+	models, err := builtinModels()
+	if err != nil {
+		return Profile{}, err
+	}
+	if err := p.complete(models); err != nil {
+		return Profile{}, fmt.Errorf("read simulator profile %s: %w", file, err)
+	}
+	return p, nil
+}
+
+// trimDecoder drops the words with which the YAML library introduces an error: they name its steps, not the file's.
+func trimDecoder(err error) error {
+	text := err.Error()
+	for _, prefix := range []string{
+		"error converting YAML to JSON: ", "error unmarshaling JSON: while decoding JSON: ", "yaml: ", "json: ",
+	} {
+		text = strings.TrimPrefix(text, prefix)
+	}
+	return errors.New(text)
+}
+
+// builtinModels returns the models in the binary.
+func builtinModels() (map[string]Model, error) {
+	data, err := embedded.ReadFile("models.yaml")
+	if err != nil {
+		return nil, fmt.Errorf("read simulator models: %w", err)
+	}
+	var models map[string]Model
+	if err := yaml.UnmarshalStrict(data, &models); err != nil {
+		return nil, fmt.Errorf("read simulator models: %w", err)
+	}
+	return models, nil
+}
+
+// complete fills in what the file leaves to defaults, and refuses a machine that cannot be.
+func (p *Profile) complete(models map[string]Model) error {
+	if _, err := branch(p.Driver); err != nil {
+		return err
+	}
+	if _, err := cudaVersion(p.CUDA); err != nil {
+		return err
+	}
+	for key, m := range p.Models {
+		models[key] = m
+	}
+	if len(p.GPUs) == 0 {
+		return errors.New("gpus is empty: list at least one GPU with bdf and pcie")
+	}
+	for i := range p.GPUs {
+		if err := p.completeGPU(i, models); err != nil {
+			return fmt.Errorf("gpus[%d]: %w", i, err)
+		}
+	}
+	for i, g := range p.GPUs[1:] {
+		if g.BDF <= p.GPUs[i].BDF {
+			return fmt.Errorf("gpus[%d]: bdf %s does not follow %s: list the GPUs by ascending PCI address",
+				i+1, g.BDF, p.GPUs[i].BDF)
+		}
+	}
+	for i, g := range p.GPUs {
+		if j := slices.IndexFunc(p.GPUs[:i], func(o GPU) bool { return o.UUID == g.UUID || o.minor == g.minor }); j >= 0 {
+			return fmt.Errorf("gpus[%d]: has the uuid or the minor of gpus[%d]", i, j)
+		}
+	}
+	if err := p.completeLinks(); err != nil {
+		return err
+	}
+	_, err := build(*p)
+	return err
+}
+
+// completeGPU completes the GPU at position i.
+func (p *Profile) completeGPU(i int, models map[string]Model) error {
+	g := &p.GPUs[i]
+	pci, err := parseBDF(g.BDF)
+	if err != nil {
+		return err
+	}
+	if g.Model == "" {
+		g.Model = p.Model
+	}
+	m, ok := models[g.Model]
+	if !ok {
+		keys := make([]string, 0, len(models))
+		for k := range models {
+			keys = append(keys, k)
+		}
+		slices.Sort(keys)
+		return fmt.Errorf("model %q is not known: give one of %s, or describe it under models",
+			g.Model, strings.Join(keys, ", "))
+	}
+	if err := m.complete(); err != nil {
+		return fmt.Errorf("model %s: %w", g.Model, err)
+	}
+	g.model, g.pci = m, pci
+	g.pci.PciDeviceId = m.pciDevice
+	node, err := firstStep(g.PCIe)
+	if err != nil {
+		return err
+	}
+	g.numa, g.minor = node, i
+	if g.NUMA != nil {
+		g.numa = *g.NUMA
+	}
+	if g.Minor != nil {
+		g.minor = *g.Minor
+	}
+	if g.UUID == "" {
+		g.UUID = "GPU-" + deriveUUID(p.Name, "gpu", fmt.Sprint(i))
+	}
+	return nil
+}

@@ -1,0 +1,237 @@
+package simulator
+
+import (
+	"encoding/binary"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// readings are what can be read of a GPU's health; the zero value is a healthy GPU's.
+type readings struct {
+	recovery     nvml.DeviceGpuRecoveryAction
+	uncorrected  uint64 // memory errors since the last reset
+	aggregate    uint64 // and since the GPU was made
+	remapped     int    // memory rows
+	remapPending bool
+	remapFailure bool
+	unrepairable bool
+	// The report alone is the worse for the rest; only of errors in the chip's own memories more follows, after an XID.
+	sramThreshold bool
+	throttled     bool
+	replays       int
+
+	fabric    fabric
+	cut       map[int]bool // NVLinks that do not work
+	processes int          // that compute on the GPU
+}
+
+// A fabric says how far the GPU's registration with the NVSwitch fabric is, relative to one that is complete.
+type fabric struct {
+	behind uint8 // steps that are missing
+	status nvml.Return
+}
+
+// A field is a value that GetFieldValues has: the branch since which it does, and how to read it.
+type field struct {
+	since int
+	read  func(n *Node, g *gpu, scope uint32) (uint64, nvml.Return)
+}
+
+// fields are the field values that the simulator has, by ID.
+var fields = map[uint32]field{
+	nvml.FI_DEV_ECC_SBE_VOL_TOTAL: {1, plainField(func(*gpu) uint64 { return 0 })},
+	nvml.FI_DEV_ECC_SBE_AGG_TOTAL: {1, plainField(func(*gpu) uint64 { return 0 })},
+	nvml.FI_DEV_ECC_DBE_VOL_TOTAL: {1, plainField(func(g *gpu) uint64 { return g.uncorrected })},
+	nvml.FI_DEV_ECC_DBE_AGG_TOTAL: {1, plainField(func(g *gpu) uint64 { return g.aggregate })},
+	nvml.FI_DEV_NVLINK_LINK_COUNT: {1, plainField(func(g *gpu) uint64 { return uint64(g.spec.model.NVLink.Links) })},
+	nvml.FI_DEV_REMAPPED_COR:      {450, remapField(func(*gpu) uint64 { return 0 })},
+	nvml.FI_DEV_REMAPPED_UNC:      {450, remapField(func(g *gpu) uint64 { return uint64(g.remapped) })},
+	nvml.FI_DEV_REMAPPED_PENDING:  {450, remapField(func(g *gpu) uint64 { return bit(g.remapPending) })},
+	nvml.FI_DEV_REMAPPED_FAILURE:  {450, remapField(func(g *gpu) uint64 { return bit(g.remapFailure) })},
+	nvml.FI_DEV_NVLINK_GET_STATE: {530, func(n *Node, g *gpu, scope uint32) (uint64, nvml.Return) {
+		if scope >= uint32(g.spec.model.NVLink.Links) {
+			return 0, nvml.ERROR_NOT_SUPPORTED
+		}
+		return bit(n.activeLocked(g, int(scope), n.profile.ends[g.slot][scope])), nvml.SUCCESS
+	}},
+	nvml.FI_DEV_GET_GPU_RECOVERY_ACTION: {565, plainField(func(g *gpu) uint64 { return uint64(g.recovery) })},
+}
+
+// plainField returns how to read a field that every GPU has.
+func plainField(read func(*gpu) uint64) func(*Node, *gpu, uint32) (uint64, nvml.Return) {
+	return func(_ *Node, g *gpu, _ uint32) (uint64, nvml.Return) { return read(g), nvml.SUCCESS }
+}
+
+// remapField returns how to read a field of the row remapper.
+func remapField(read func(*gpu) uint64) func(*Node, *gpu, uint32) (uint64, nvml.Return) {
+	return func(_ *Node, g *gpu, _ uint32) (uint64, nvml.Return) {
+		if !remaps(g) {
+			return 0, nvml.ERROR_NOT_SUPPORTED
+		}
+		return read(g), nvml.SUCCESS
+	}
+}
+
+// bit returns 1 for true.
+func bit(b bool) uint64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// remaps reports whether the driver tells of the GPU's row remapper: since Ampere, and not with MIG instances.
+func remaps(g *gpu) bool {
+	return g.spec.model.architecture >= nvml.DEVICE_ARCH_AMPERE && len(g.layout.instances) == 0
+}
+
+// GetFieldValues fills in the values of fields, each with an answer of its own.
+func (d device) GetFieldValues(values []nvml.FieldValue) nvml.Return {
+	_, ret := ask(d, "DeviceGetFieldValues", func(g *gpu) (struct{}, nvml.Return) {
+		if len(values) == 0 {
+			return struct{}{}, nvml.ERROR_INVALID_ARGUMENT
+		}
+		for i := range values {
+			v := &values[i]
+			f, ok := fields[v.FieldId]
+			if !ok || d.session.driver.branch < f.since {
+				v.NvmlReturn = uint32(nvml.ERROR_NOT_SUPPORTED)
+				continue
+			}
+			value, ret := f.read(d.session.node, g, v.ScopeId)
+			v.NvmlReturn = uint32(ret)
+			v.ValueType = uint32(nvml.VALUE_TYPE_UNSIGNED_INT)
+			binary.NativeEndian.PutUint64(v.Value[:], value)
+		}
+		return struct{}{}, nvml.SUCCESS
+	})
+	return ret
+}
+
+// GetRemappedRows returns the corrected and uncorrected remapped rows, and whether a remapping is pending or failed.
+func (d device) GetRemappedRows() (int, int, bool, bool, nvml.Return) {
+	rows, ret := d.remappedRows("DeviceGetRemappedRows")
+	return 0, int(rows.UncActiveRemaps), rows.BPending != 0, rows.BFailureOccurred != 0, ret
+}
+
+// GetRemappedRows_v2 returns the same in the newer form.
+func (d device) GetRemappedRows_v2() (nvml.RemappedRowsInfo_v2, nvml.Return) {
+	return d.remappedRows("DeviceGetRemappedRows_v2")
+}
+
+func (d device) remappedRows(call string) (nvml.RemappedRowsInfo_v2, nvml.Return) {
+	return ask(d, call, func(g *gpu) (nvml.RemappedRowsInfo_v2, nvml.Return) {
+		if !remaps(g) {
+			return nvml.RemappedRowsInfo_v2{}, nvml.ERROR_NOT_SUPPORTED
+		}
+		return nvml.RemappedRowsInfo_v2{
+			UncActiveRemaps: uint32(g.remapped), BPending: uint32(bit(g.remapPending)),
+			BFailureOccurred: uint32(bit(g.remapFailure)),
+		}, nvml.SUCCESS
+	})
+}
+
+// GetUnrepairableMemoryFlag_v1 returns whether the memory has a fault that no remapping can repair.
+func (d device) GetUnrepairableMemoryFlag_v1() (nvml.UnrepairableMemoryStatus_v1, nvml.Return) {
+	return ask(d, "DeviceGetUnrepairableMemoryFlag_v1", func(g *gpu) (nvml.UnrepairableMemoryStatus_v1, nvml.Return) {
+		if g.spec.model.architecture < nvml.DEVICE_ARCH_HOPPER {
+			return nvml.UnrepairableMemoryStatus_v1{}, nvml.ERROR_NOT_SUPPORTED
+		}
+		return nvml.UnrepairableMemoryStatus_v1{BUnrepairableMemory: uint32(bit(g.unrepairable))}, nvml.SUCCESS
+	})
+}
+
+// GetSramEccErrorStatus returns whether the chip's own memories had more errors than a part may have.
+func (d device) GetSramEccErrorStatus() (nvml.EccSramErrorStatus, nvml.Return) {
+	return ask(d, "DeviceGetSramEccErrorStatus", func(g *gpu) (nvml.EccSramErrorStatus, nvml.Return) {
+		if g.spec.model.architecture < nvml.DEVICE_ARCH_AMPERE {
+			return nvml.EccSramErrorStatus{}, nvml.ERROR_NOT_SUPPORTED
+		}
+		return nvml.EccSramErrorStatus{BThresholdExceeded: uint32(bit(g.sramThreshold))}, nvml.SUCCESS
+	})
+}
+
+// GetRetiredPagesPendingStatus returns whether memory pages will be retired at the next reset: what a GPU before Ampere has
+// in the place of remapped rows.
+func (d device) GetRetiredPagesPendingStatus() (nvml.EnableState, nvml.Return) {
+	return ask(d, "DeviceGetRetiredPagesPendingStatus", func(g *gpu) (nvml.EnableState, nvml.Return) {
+		if g.spec.model.architecture >= nvml.DEVICE_ARCH_AMPERE {
+			return nvml.FEATURE_DISABLED, nvml.ERROR_NOT_SUPPORTED
+		}
+		return nvml.EnableState(bit(g.remapPending)), nvml.SUCCESS
+	})
+}
+
+// GetRepairStatus returns that nothing has to be repaired.
+func (d device) GetRepairStatus() (nvml.RepairStatus, nvml.Return) {
+	return ask(d, "DeviceGetRepairStatus", func(*gpu) (nvml.RepairStatus, nvml.Return) {
+		return nvml.RepairStatus{}, nvml.SUCCESS
+	})
+}
+
+// GetPcieReplayCounter returns how many PCIe packets had to be sent again.
+func (d device) GetPcieReplayCounter() (int, nvml.Return) {
+	return ask(d, "DeviceGetPcieReplayCounter", func(g *gpu) (int, nvml.Return) { return g.replays, nvml.SUCCESS })
+}
+
+// GetCurrentClocksEventReasons returns why the clocks are low: an idle GPU's are.
+func (d device) GetCurrentClocksEventReasons() (uint64, nvml.Return) {
+	return ask(d, "DeviceGetCurrentClocksEventReasons", clockReasons)
+}
+
+// GetCurrentClocksThrottleReasons returns the same under its old name.
+func (d device) GetCurrentClocksThrottleReasons() (uint64, nvml.Return) {
+	return ask(d, "DeviceGetCurrentClocksThrottleReasons", clockReasons)
+}
+
+func clockReasons(g *gpu) (uint64, nvml.Return) {
+	if g.throttled {
+		return nvml.ClocksThrottleReasonHwSlowdown | nvml.ClocksThrottleReasonHwThermalSlowdown, nvml.SUCCESS
+	}
+	return nvml.ClocksEventReasonGpuIdle, nvml.SUCCESS
+}
+
+// GetTotalEccErrors returns the number of memory errors; none was ever corrected.
+func (d device) GetTotalEccErrors(kind nvml.MemoryErrorType, counter nvml.EccCounterType) (uint64, nvml.Return) {
+	return ask(d, "DeviceGetTotalEccErrors", func(g *gpu) (uint64, nvml.Return) {
+		switch {
+		case kind == nvml.MEMORY_ERROR_TYPE_CORRECTED:
+			return 0, nvml.SUCCESS
+		case counter == nvml.VOLATILE_ECC:
+			return g.uncorrected, nvml.SUCCESS
+		}
+		return g.aggregate, nvml.SUCCESS
+	})
+}
+
+// GetEccMode returns the current and the pending mode: on, as on every GPU of the profiles.
+func (d device) GetEccMode() (nvml.EnableState, nvml.EnableState, nvml.Return) {
+	mode, ret := ask(d, "DeviceGetEccMode", func(*gpu) (nvml.EnableState, nvml.Return) {
+		return nvml.FEATURE_ENABLED, nvml.SUCCESS
+	})
+	return mode, mode, ret
+}
+
+// ClearEccErrorCounts sets a count of memory errors to zero.
+func (d device) ClearEccErrorCounts(counter nvml.EccCounterType) nvml.Return {
+	_, ret := ask(d, "DeviceClearEccErrorCounts", func(g *gpu) (struct{}, nvml.Return) {
+		g.uncorrected = 0
+		if counter == nvml.AGGREGATE_ECC {
+			g.aggregate = 0
+		}
+		return struct{}{}, nvml.SUCCESS
+	})
+	return ret
+}
+
+// GetGpuFabricInfo returns how the GPU's registration with the NVSwitch fabric is.
+func (d device) GetGpuFabricInfo() (nvml.GpuFabricInfo, nvml.Return) {
+	return ask(d, "DeviceGetGpuFabricInfo", func(g *gpu) (nvml.GpuFabricInfo, nvml.Return) {
+		if g.spec.model.architecture < nvml.DEVICE_ARCH_HOPPER || len(d.session.node.profile.NVSwitches) == 0 {
+			return nvml.GpuFabricInfo{}, nvml.ERROR_NOT_SUPPORTED
+		}
+		return nvml.GpuFabricInfo{
+			State: nvml.GPU_FABRIC_STATE_COMPLETED - g.fabric.behind, Status: uint32(g.fabric.status),
+		}, nvml.SUCCESS
+	})
+}

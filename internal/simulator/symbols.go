@@ -1,0 +1,44 @@
+package simulator
+
+import "strings"
+
+// symbolBranches are the driver branches since which the library has a function, for those that not every driver has
+// which this project serves (R450 is the oldest). A function that is neither here nor in handlers is in every library.
+var symbolBranches = map[string]int{
+	"nvmlDeviceGetPgpuMetadataString":             460,
+	"nvmlDeviceGetNvLinkRemoteDeviceType":         470,
+	"nvmlDeviceGetMemoryInfo_v2":                  510,
+	"nvmlDeviceGetGpuFabricInfo":                  525,
+	"nvmlDeviceGetPciInfoExt":                     535,
+	"nvmlDeviceGetSramEccErrorStatus":             535,
+	"nvmlDeviceGetCurrentClocksEventReasons":      535,
+	"nvmlDeviceGetNumaNodeId":                     550,
+	"nvmlSystemEventSetCreate":                    575,
+	"nvmlSystemEventSetFree":                      575,
+	"nvmlSystemRegisterEvents":                    575,
+	"nvmlSystemEventSetWait":                      575,
+	"nvmlDeviceGetRemappedRows_v2":                580,
+	"nvmlDeviceGetRepairStatus":                   580,
+	"nvmlDeviceGetUnrepairableMemoryFlag_v1":      590,
+	"nvmlDeviceGetGpuFabricInfo_v4":               615,
+	"nvmlDeviceGetBankRemapperStatus_v1":          615,
+	"nvmlEventSetWait_v3":                         615,
+	"nvmlEventSetRegisterGpuOperationalEvents_v1": 615,
+}
+
+// handlers are the functions that go-nvml offers only through values which hold a C handle. A simulated library cannot
+// answer them, so it does not have them.
+var handlers = map[string]bool{
+	"nvmlDeviceGetC2cModeInfoV":                     true,
+	"nvmlDeviceGetGpuFabricInfoV":                   true,
+	"nvmlDeviceGetGpuInstanceProfileInfoV":          true,
+	"nvmlDeviceGetGpuInstanceProfileInfoByIdV":      true,
+	"nvmlDeviceGetNvLinkInfo":                       true,
+	"nvmlDeviceGetTemperatureV":                     true,
+	"nvmlGpuInstanceGetComputeInstanceProfileInfoV": true,
+}
+
+// exists reports whether the library of a driver branch has a function.
+func exists(symbol string, branch int) bool {
+	return strings.HasPrefix(symbol, "nvml") && !handlers[symbol] && branch >= symbolBranches[symbol]
+}
