@@ -1,0 +1,24 @@
+// Package nvidia is the only package that talks to the NVIDIA driver: to NVML, and to what the driver and the kernel
+// show in /proc and /sys. It turns what they say into values of package inventory. Only package cli, which sees
+// concrete adapters, and tests import it.
+//
+// A Driver opens one Session at a time. A Session scans the node (Scan), waits for events (Next) and reads the health
+// signals of one GPU (Read) until it is closed (Close).
+//
+// # What may go wrong, and what happens then
+//
+//   - Any call may hang. Calls are made by two workers, one for events and one for everything else, and the caller's
+//     context bounds how long it waits for the answer: then it gets inventory.ErrNoAnswer. The worker stays with its
+//     call, and until that returns every further one fails at once. A session is never shut down while a call hangs.
+//   - Any function newer than R450 may be missing from the library, and calling it would end the process. Such a
+//     function is looked up when the session is opened, and not called where it is missing.
+//   - A library is bound to the process once loaded. Open says inventory.ErrDriverReplaced when it no longer fits.
+//   - What a driver or GPU does not support is absent, never unhealthy.
+//   - A GPU that stops answering stays one GPU that stops answering: the others are served.
+//
+// # When a session has to be replaced
+//
+// NVML counts the GPUs when a session is opened. Its owner closes it and opens another when Scan says
+// inventory.ErrNewSession (GPUs were bound to the driver or unbound), when Next returns inventory.EventBinding (the same, at
+// once, from R575 on) or an error, and from time to time while a GPU is Lost: only a new session sees one that came back.
+package nvidia

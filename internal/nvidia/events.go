@@ -1,0 +1,94 @@
+package nvidia
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+const (
+	// waitStep is how long one wait for events lasts at most: so long Close may have to wait. Shorter ones cost more of an
+	// idle node: each wakes some threads.
+	waitStep = 500 * time.Millisecond
+	// waitPatience is how much longer a wait may take before Next says that the driver does not answer.
+	waitPatience = 10 * time.Second
+	// minRest and maxRest bound the pause before waiting again when that is useless now: NVML goes on saying at once that
+	// some GPU is lost, and none admits to it, or no GPU is left to watch.
+	minRest = time.Second
+	maxRest = 30 * time.Second
+)
+
+// Next waits for an event and returns it. A GPU that is lost gives one EventLost and no more events; the others go on
+// being watched.
+//
+// It returns the error of ctx when ctx ends. Any other error means that this session has no more events to give: it
+// wraps inventory.ErrNoAnswer when a wait hangs.
+func (s *Session) Next(ctx context.Context) (inventory.Event, error) {
+	for {
+		if err := s.rest(ctx); err != nil {
+			return inventory.Event{}, err
+		}
+		o, err := s.wait(ctx)
+		if err != nil {
+			if ctx.Err() != nil {
+				return inventory.Event{}, ctx.Err()
+			}
+			return inventory.Event{}, fmt.Errorf("wait for events: %w", err)
+		}
+		if o.useless {
+			s.pause = min(max(2*s.pause, minRest), maxRest)
+		} else {
+			s.pause = 0
+		}
+		if o.found {
+			return o.event, nil
+		}
+	}
+}
+
+// rest lasts for the pause that the last wait asked for.
+func (s *Session) rest(ctx context.Context) error {
+	if s.pause == 0 {
+		return ctx.Err()
+	}
+	timer := time.NewTimer(s.pause)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-s.closed:
+		return fmt.Errorf("wait for events: %w", errClosed)
+	case <-timer.C:
+		return nil
+	}
+}
+
+// wait makes one wait, on the worker. An event that comes after ctx ended is kept for the next one.
+func (s *Session) wait(ctx context.Context) (outcome, error) {
+	// That the caller's patience ends, by a deadline too, does not make the wait late.
+	patience, cancel := context.WithTimeout(context.WithoutCancel(ctx), waitStep+waitPatience)
+	defer cancel()
+	defer context.AfterFunc(ctx, cancel)()
+
+	var o outcome
+	var err error
+	once := func() {
+		select {
+		case <-s.closed:
+			err = errClosed
+		default:
+			o, err = s.watch.wait()
+		}
+	}
+	keep := func() {
+		if o.found {
+			s.watch.queue = append(s.watch.queue, o.event)
+		}
+	}
+	if noAnswer := s.driver.events.do(patience, once, keep); noAnswer != nil {
+		return outcome{}, noAnswer
+	}
+	return o, err
+}

@@ -1,0 +1,110 @@
+package nvidia
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+// errClosed is the answer of a Session that was closed.
+var errClosed = errors.New("the NVML session is closed")
+
+// failure turns what a call returned into an error; nil for success.
+func failure(call string, ret nvml.Return) error {
+	var kind error
+	switch ret {
+	case nvml.SUCCESS:
+		return nil
+	case nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_FUNCTION_NOT_FOUND:
+		kind = inventory.ErrNotSupported
+	case nvml.ERROR_DRIVER_NOT_LOADED, nvml.ERROR_LIBRARY_NOT_FOUND:
+		kind = inventory.ErrNoDriver
+	case nvml.ERROR_LIB_RM_VERSION_MISMATCH:
+		kind = inventory.ErrDriverReplaced
+	default:
+		return fmt.Errorf("%s: %w", call, ret)
+	}
+	return fmt.Errorf("%s: %w: %w", call, kind, ret)
+}
+
+// An account is kept while one GPU is asked this and that: how it answers, by the gravest answer.
+type account struct {
+	contact inventory.Contact
+	reason  string
+}
+
+// must notes the answer to a call without which nothing can be said of the GPU, and reports whether it succeeded.
+func (a *account) must(call string, ret nvml.Return) bool {
+	if ret != nvml.SUCCESS {
+		a.note(call, ret, max(contact(ret), inventory.ContactFailing))
+	}
+	return ret == nvml.SUCCESS
+}
+
+// may notes the answer to a call that not every GPU and driver supports, and reports whether it succeeded.
+func (a *account) may(call string, ret nvml.Return) bool {
+	a.note(call, ret, contact(ret))
+	return ret == nvml.SUCCESS
+}
+
+// extra is may for a call whose failure says something about the GPU only if the GPU is lost or wants a reset.
+func (a *account) extra(call string, ret nvml.Return) bool {
+	if c := contact(ret); c >= inventory.ContactResetRequired {
+		a.note(call, ret, c)
+	}
+	return ret == nvml.SUCCESS
+}
+
+func (a *account) note(call string, ret nvml.Return, c inventory.Contact) {
+	if c > a.contact {
+		a.contact, a.reason = c, failure(call, ret).Error()
+	}
+}
+
+// gone reports whether asking on is useless.
+func (a *account) gone() bool { return a.contact >= inventory.ContactResetRequired }
+
+// health is the verdict that the answers alone allow.
+func (a *account) health() inventory.Health {
+	switch a.contact {
+	case inventory.ContactGood:
+		return inventory.Health{State: inventory.Healthy}
+	case inventory.ContactFailing:
+		return inventory.Health{
+			State:  inventory.Suspect,
+			Reason: "the GPU does not answer as it should (" + a.reason + ")",
+			Cure:   inventory.CureHuman,
+		}
+	case inventory.ContactResetRequired:
+		return inventory.Health{
+			State:  inventory.Unhealthy,
+			Reason: "the driver wants the GPU reset: end all work on it, then run nvidia-smi --gpu-reset",
+			Cure:   inventory.CureReset,
+		}
+	case inventory.ContactLost:
+		return inventory.Health{
+			State:  inventory.Lost,
+			Reason: "the GPU fell off the bus, was unplugged or unbound: see the kernel log, bring it back or restart the node",
+			Cure:   inventory.CureReconnect,
+		}
+	}
+	panic("no such contact: " + a.contact.String())
+}
+
+// contact says what a return code says of the GPU that was asked.
+func contact(ret nvml.Return) inventory.Contact {
+	switch ret {
+	case nvml.ERROR_GPU_IS_LOST, nvml.ERROR_GPU_NOT_FOUND:
+		return inventory.ContactLost
+	case nvml.ERROR_RESET_REQUIRED:
+		return inventory.ContactResetRequired
+	case nvml.ERROR_UNKNOWN, nvml.ERROR_TIMEOUT, nvml.ERROR_IRQ_ISSUE, nvml.ERROR_OPERATING_SYSTEM,
+		nvml.ERROR_UNINITIALIZED, nvml.ERROR_IN_USE, nvml.ERROR_NOT_READY, nvml.ERROR_INSUFFICIENT_POWER,
+		nvml.ERROR_MEMORY, nvml.ERROR_INVALID_STATE:
+		return inventory.ContactFailing
+	}
+	return inventory.ContactGood
+}

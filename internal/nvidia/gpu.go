@@ -1,0 +1,126 @@
+package nvidia
+
+import (
+	"slices"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+// displayOnly are the models that NVML counts and that run no work: the display adapter of a DGX Station.
+var displayOnly = []string{"DGX Display", "NVIDIA DGX Display"}
+
+// A gpu is what a session knows of the GPU at one NVML index.
+type gpu struct {
+	device nvml.Device
+	pci    nvml.PciInfo
+	// seen is the GPU as it last answered; zero as long as it could not be identified. Its slices are shared with
+	// published Snapshots: they are replaced, never written to.
+	seen inventory.GPU
+	// described says that what never changes was read.
+	described  bool
+	hidden     bool // displayOnly
+	migDevices []migDevice
+	nvlink     nvlink
+	report     inventory.Report // as it was at reported
+	reported   time.Time
+}
+
+// ask reads the GPU at an index into g.seen, as far as it answers.
+func (s *scanner) ask(index int, g *gpu, a *account) {
+	device, ret := s.lib.DeviceGetHandleByIndex(index)
+	if !a.must("nvmlDeviceGetHandleByIndex", ret) {
+		return
+	}
+	uuid, ret := device.GetUUID()
+	if !a.must("nvmlDeviceGetUUID", ret) {
+		return
+	}
+	pci, ret := device.GetPciInfo()
+	if !a.must("nvmlDeviceGetPciInfo", ret) {
+		return
+	}
+	minor, ret := device.GetMinorNumber()
+	if !a.must("nvmlDeviceGetMinorNumber", ret) {
+		return
+	}
+	if g.seen.UUID != uuid || g.pci != pci {
+		*g = gpu{pci: pci, seen: inventory.GPU{UUID: uuid, BDF: bdf(pci)}}
+	}
+	g.device, g.seen.Index, g.seen.Minor = device, index, minor
+	if !g.described {
+		g.described = s.describe(g, a)
+	}
+	if g.hidden || a.gone() {
+		return
+	}
+	if memory, ret := device.GetMemoryInfo(); a.may("nvmlDeviceGetMemoryInfo", ret) {
+		g.seen.MemoryBytes = memory.Total
+	}
+	if !a.gone() {
+		s.readMIG(g, a)
+	}
+	if !a.gone() {
+		s.readNVLink(g, a)
+	}
+}
+
+// describe reads what never changes, and reports whether that is now known.
+func (s *scanner) describe(g *gpu, a *account) bool {
+	model, ret := g.device.GetName()
+	if !a.may("nvmlDeviceGetName", ret) {
+		return false
+	}
+	g.seen.Model = model
+	g.hidden = slices.Contains(displayOnly, model)
+	if architecture, ret := g.device.GetArchitecture(); a.may("nvmlDeviceGetArchitecture", ret) {
+		g.seen.Architecture = architectures[architecture]
+	}
+	if major, minor, ret := g.device.GetCudaComputeCapability(); a.may("nvmlDeviceGetCudaComputeCapability", ret) {
+		g.seen.ComputeCapability = inventory.ComputeCapability{Major: major, Minor: minor}
+	}
+	g.seen.NUMANode = s.numaNode(g, a)
+	g.seen.Binding = s.binding(g.seen.BDF)
+	return a.contact == inventory.ContactGood
+}
+
+// binding returns what tells the GPU's being bound to the driver from another time that it was; 0 where nothing does.
+func (s *scanner) binding(bdf string) uint64 {
+	for _, b := range s.bound {
+		if b.bdf == bdf {
+			return b.entry
+		}
+	}
+	return 0
+}
+
+// numaNode returns the memory node nearest to the GPU: by the kernel's account, or by NVML's where there is none.
+func (s *scanner) numaNode(g *gpu, a *account) int {
+	if node, ok := sysfsNUMANode(s.root, g.seen.BDF); ok {
+		return node
+	}
+	if !s.has.numaNode {
+		return inventory.NoNUMANode
+	}
+	node, ret := g.device.GetNumaNodeId()
+	if !a.extra("nvmlDeviceGetNumaNodeId", ret) {
+		return inventory.NoNUMANode
+	}
+	return node
+}
+
+// architectures are the names of the chip generations, by NVML's numbers.
+var architectures = map[nvml.DeviceArchitecture]string{
+	nvml.DEVICE_ARCH_KEPLER:    "kepler",
+	nvml.DEVICE_ARCH_MAXWELL:   "maxwell",
+	nvml.DEVICE_ARCH_PASCAL:    "pascal",
+	nvml.DEVICE_ARCH_VOLTA:     "volta",
+	nvml.DEVICE_ARCH_TURING:    "turing",
+	nvml.DEVICE_ARCH_AMPERE:    "ampere",
+	nvml.DEVICE_ARCH_ADA:       "ada",
+	nvml.DEVICE_ARCH_HOPPER:    "hopper",
+	nvml.DEVICE_ARCH_BLACKWELL: "blackwell",
+	nvml.DEVICE_ARCH_RUBIN:     "rubin",
+}

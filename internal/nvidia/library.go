@@ -1,0 +1,155 @@
+package nvidia
+
+import (
+	"debug/elf"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// soname is the name under which the loader knows the driver's library.
+const soname = "libnvidia-ml.so.1"
+
+// libraryFolders are the folders, relative to a driver root, in which installers put the library: distributions
+// (multiarch or lib64), the runfile installer, Debian's alternatives, the driver container, and roots that hold nothing
+// but the driver, such as /usr/local/nvidia (lib64 below the root itself).
+func libraryFolders() []string {
+	triplet := map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}[runtime.GOARCH]
+	return []string{
+		"usr/lib64", "usr/lib/" + triplet, "lib64", "lib/" + triplet,
+		"usr/lib64/nvidia", "usr/lib/" + triplet + "/nvidia/current", "usr/lib/nvidia",
+		"usr/local/nvidia/lib64", "usr/local/nvidia/lib", "usr/local/lib64", "usr/local/lib/" + triplet, "usr/local/lib",
+		"usr/lib", "lib",
+	}
+}
+
+// FindLibrary returns the path of libnvidia-ml.so.1 below driverRoot, the folder of this container at which the root
+// of the driver's installation is mounted, with all symbolic links followed as they lead inside that root. It returns
+// "" when there is none for this machine: then the loader may still find one.
+func FindLibrary(driverRoot string) string {
+	path, _ := locate(driverRoot)
+	return path
+}
+
+// locate is FindLibrary; it also returns the place, relative to driverRoot, at which the way to the library begins.
+func locate(driverRoot string) (path, place string) {
+	for _, folder := range libraryFolders() {
+		place := filepath.Join(folder, soname)
+		path, err := resolveIn(driverRoot, place)
+		if err == nil && loadable(path) {
+			return path, place
+		}
+	}
+	return "", ""
+}
+
+// loadable reports whether the file is a library for the machine this program was built for. Images committed from a
+// running GPU container have empty files in place of the driver's.
+func loadable(path string) bool {
+	f, err := elf.Open(path)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = f.Close() }() // it was only read
+	machine := map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}[runtime.GOARCH]
+	return f.Type == elf.ET_DYN && f.Machine == machine
+}
+
+// maxLinks is how many symbolic links a path may lead through, as in the kernel.
+const maxLinks = 40
+
+// resolveIn follows path below root as a process would whose root directory is root: an absolute link starts at root
+// again, and nothing leads out of it. The result is a path of this process without symbolic links below root.
+func resolveIn(root, path string) (string, error) {
+	if root == "" {
+		root = "/"
+	}
+	done := "" // the resolved part, relative to root
+	links := 0
+	for path != "" {
+		var name string
+		name, path, _ = strings.Cut(path, "/")
+		switch name {
+		case "", ".":
+			continue
+		case "..":
+			if done = filepath.Dir(done); done == "." {
+				done = ""
+			}
+			continue
+		}
+		next := filepath.Join(done, name)
+		info, err := os.Lstat(filepath.Join(root, next))
+		if err != nil {
+			return "", err
+		}
+		if info.Mode()&fs.ModeSymlink == 0 {
+			done = next
+			continue
+		}
+		if links++; links > maxLinks {
+			return "", errors.New("too many levels of symbolic links")
+		}
+		target, err := os.Readlink(filepath.Join(root, next))
+		if err != nil {
+			return "", err
+		}
+		if filepath.IsAbs(target) {
+			done = ""
+		}
+		path = target + "/" + path
+	}
+	return filepath.Join(root, done), nil
+}
+
+// A library is a library of the driver that was or can be loaded.
+type library struct {
+	nvml.Interface
+	path  string      // "" for the one that the loader finds
+	place string      // relative to the driver root, from which links lead to path
+	file  os.FileInfo // of path
+}
+
+// findLibrary returns the library that is there now, not loaded.
+func findLibrary(driverRoot string) (*library, error) {
+	path, place := locate(driverRoot)
+	if path == "" {
+		return &library{Interface: nvml.New()}, nil
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, fmt.Errorf("look at the driver's library: %w", err)
+	}
+	return &library{Interface: nvml.New(nvml.WithLibraryPath(path)), path: path, place: place, file: info}, nil
+}
+
+// inPlace reports whether what leads to the library still leads to it, and it is as it was.
+func (l *library) inPlace(driverRoot string) bool {
+	path, err := resolveIn(driverRoot, l.place)
+	if err != nil || path != l.path {
+		return false
+	}
+	info, err := os.Stat(path)
+	return err == nil && l.same(&library{path: path, file: info})
+}
+
+// same reports whether two libraries are the same file with the same content.
+func (l *library) same(other *library) bool {
+	if l.path == "" || other.path == "" {
+		return l.path == other.path
+	}
+	return os.SameFile(l.file, other.file) && l.file.ModTime().Equal(other.file.ModTime())
+}
+
+func (l *library) String() string {
+	if l.path == "" {
+		return "the loader's " + soname
+	}
+	return fmt.Sprintf("%s of %s", l.path, l.file.ModTime().UTC().Format("2006-01-02 15:04:05"))
+}

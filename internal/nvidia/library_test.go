@@ -1,0 +1,100 @@
+package nvidia
+
+import (
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+)
+
+// writeTree makes files and, where the content begins with "->", symbolic links below a new root.
+func writeTree(t *testing.T, tree map[string]string) string {
+	t.Helper()
+	root := t.TempDir()
+	for name, content := range tree {
+		path := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		var err error
+		if len(content) > 2 && content[:2] == "->" {
+			err = os.Symlink(content[2:], path)
+		} else {
+			err = os.WriteFile(path, []byte(content), 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
+}
+
+// sharedObject returns an ELF header, which is all that FindLibrary reads.
+func sharedObject(machine byte) string {
+	header := make([]byte, 64)
+	copy(header, "\x7fELF\x02\x01\x01")
+	header[16] = 3 // a shared object
+	header[18] = machine
+	header[20] = 1
+	header[52] = 64 // the header's own size
+	return string(header)
+}
+
+func TestFindLibrary(t *testing.T) {
+	t.Parallel()
+	const amd64, arm64 = 62, 183
+	mine, other, triplet, foreign := sharedObject(amd64), sharedObject(arm64), "x86_64-linux-gnu", "aarch64-linux-gnu"
+	if runtime.GOARCH == "arm64" {
+		mine, other, triplet, foreign = other, mine, foreign, triplet
+	}
+	const lib = "/libnvidia-ml.so.1"
+	one := func(path string) map[string]string { return map[string]string{path: mine} }
+	for name, test := range map[string]struct {
+		tree map[string]string
+		want string
+	}{
+		"nothing":                        {one("usr/lib64/libcuda.so.1"), ""},
+		"lib64":                          {one("usr/lib64" + lib), "usr/lib64" + lib},
+		"multiarch":                      {one("usr/lib/" + triplet + lib), "usr/lib/" + triplet + lib},
+		"driver container":               {one("lib/" + triplet + lib), "lib/" + triplet + lib},
+		"installer's folder":             {one("usr/local/nvidia/lib64" + lib), "usr/local/nvidia/lib64" + lib},
+		"root is the installer's folder": {one("lib64" + lib), "lib64" + lib},
+		"of the other machine only":      {map[string]string{"usr/lib/" + foreign + lib: other}, ""},
+		"of the other machine first": {
+			map[string]string{"usr/lib64" + lib: other, "usr/local/nvidia/lib64" + lib: mine},
+			"usr/local/nvidia/lib64" + lib,
+		},
+		"an empty file first": {
+			map[string]string{"usr/lib64" + lib: "", "lib/" + triplet + lib: mine},
+			"lib/" + triplet + lib,
+		},
+		"relative link": {
+			map[string]string{"usr/lib64" + lib: "->libnvidia-ml.so.580.95.05", "usr/lib64/libnvidia-ml.so.580.95.05": mine},
+			"usr/lib64/libnvidia-ml.so.580.95.05",
+		},
+		"absolute link to a folder": {
+			map[string]string{
+				"usr/lib64": "->/opt/driver/lib", "opt/driver": "->./580",
+				"opt/580/lib" + lib: "->../../580/lib/ml", "opt/580/lib/ml": mine,
+			},
+			"opt/580/lib/ml",
+		},
+		"link out of the root": {
+			map[string]string{"usr/lib64" + lib: "->../../../../../../../../inside", "inside": mine}, "inside",
+		},
+		"link to itself":  {map[string]string{"usr/lib64" + lib: "->libnvidia-ml.so.1"}, ""},
+		"link to nothing": {map[string]string{"usr/lib64" + lib: "->libnvidia-ml.so.580.95.05"}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			root := writeTree(t, test.tree)
+			want := test.want
+			if want != "" {
+				want = filepath.Join(root, want)
+			}
+			if got := FindLibrary(root); got != want {
+				t.Errorf("got %q, want %q", got, want)
+			}
+		})
+	}
+}

@@ -1,0 +1,190 @@
+package nvidia
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+// A migDevice is a MIG device with what decides its profile's name: as long as that is the same, so is the name.
+type migDevice struct {
+	seen       inventory.MIGDevice
+	attributes nvml.DeviceAttributes
+}
+
+// readMIG reads the MIG mode of a GPU and its MIG devices into g.seen.
+func (s *scanner) readMIG(g *gpu, a *account) {
+	mode, _, ret := g.device.GetMigMode()
+	switch supported := a.may("nvmlDeviceGetMigMode", ret); {
+	case a.contact != inventory.ContactGood:
+		return
+	case !supported:
+		g.seen.MIG, g.seen.MIGDevices, g.migDevices = inventory.MIGUnsupported, nil, nil
+		return
+	case mode != nvml.DEVICE_MIG_ENABLE:
+		g.seen.MIG, g.seen.MIGDevices, g.migDevices = inventory.MIGDisabled, nil, nil
+		return
+	}
+	g.seen.MIG = inventory.MIGEnabled
+	count, ret := g.device.GetMaxMigDeviceCount()
+	if !a.may("nvmlDeviceGetMaxMigDeviceCount", ret) {
+		return
+	}
+	s.migDevices = s.migDevices[:0]
+	for i := range count {
+		device, ret := g.device.GetMigDeviceHandleByIndex(i)
+		if ret == nvml.ERROR_NOT_FOUND || ret == nvml.ERROR_INVALID_ARGUMENT {
+			continue // no MIG device has this index now
+		}
+		m, err := s.readMIGDevice(g, device, ret, a)
+		if a.gone() {
+			return
+		}
+		if err != nil {
+			s.leftOut = append(s.leftOut, inventory.LeftOut{
+				Index:  g.seen.Index,
+				Reason: fmt.Sprintf("MIG device %d:%d cannot be read: %v", g.seen.Index, i, err),
+			})
+			continue
+		}
+		m.seen.Index = i
+		s.migDevices = append(s.migDevices, m)
+	}
+	if slices.Equal(s.migDevices, g.migDevices) {
+		return
+	}
+	g.migDevices = slices.Clone(s.migDevices)
+	g.seen.MIGDevices = make([]inventory.MIGDevice, len(g.migDevices))
+	for i, m := range g.migDevices {
+		g.seen.MIGDevices[i] = m.seen
+	}
+}
+
+// readMIGDevice reads a MIG device of g; ret is what getting its handle returned.
+func (s *scanner) readMIGDevice(g *gpu, device nvml.Device, ret nvml.Return, a *account) (migDevice, error) {
+	// One MIG device that cannot be read says nothing of the GPU, unless it says that the GPU is gone.
+	failed := func(call string, ret nvml.Return) error {
+		a.extra(call, ret)
+		return failure(call, ret)
+	}
+	if err := failed("nvmlDeviceGetMigDeviceHandleByIndex", ret); err != nil {
+		return migDevice{}, err
+	}
+	m := migDevice{seen: inventory.MIGDevice{Health: inventory.Health{State: inventory.Healthy}}}
+	if m.seen.UUID, ret = device.GetUUID(); ret != nvml.SUCCESS {
+		return migDevice{}, failed("nvmlDeviceGetUUID", ret)
+	}
+	if m.seen.GI, ret = device.GetGpuInstanceId(); ret != nvml.SUCCESS {
+		return migDevice{}, failed("nvmlDeviceGetGpuInstanceId", ret)
+	}
+	if m.seen.CI, ret = device.GetComputeInstanceId(); ret != nvml.SUCCESS {
+		return migDevice{}, failed("nvmlDeviceGetComputeInstanceId", ret)
+	}
+	if m.attributes, ret = device.GetAttributes(); ret != nvml.SUCCESS {
+		return migDevice{}, failed("nvmlDeviceGetAttributes", ret)
+	}
+	if g.seen.MemoryBytes == 0 {
+		return migDevice{}, failure("nvmlDeviceGetMemoryInfo", nvml.ERROR_NOT_SUPPORTED) // no profile has a name without it
+	}
+	m.seen.MemoryBytes = m.attributes.MemorySizeMB << 20
+	m.seen.GICap, m.seen.CICap = s.capabilities(g.seen.Minor, m.seen.GI, m.seen.CI)
+	for _, k := range g.migDevices {
+		if k.seen.UUID == m.seen.UUID && k.seen.GI == m.seen.GI && k.seen.CI == m.seen.CI && k.attributes == m.attributes {
+			m.seen.Profile = k.seen.Profile
+			return m, nil
+		}
+	}
+	m.seen.Profile = profileOf(g, m).name(m.attributes.MemorySizeMB, g.seen.MemoryBytes)
+	return m, nil
+}
+
+// A profile is the size of a MIG device: compute slices of the compute instance and of the GPU instance, and what the
+// GPU instance has or lacks beside them ("+me").
+type profile struct {
+	ci, gi int
+	suffix string
+}
+
+// name returns the profile's name. The gigabytes are the eighths of the GPU's memory that the MIG device has a part of,
+// in whole GiB of the GPU's memory rounded up: the formula by which all of NVIDIA's tools name resources.
+func (p profile) name(memoryMiB, gpuMemoryBytes uint64) string {
+	eighths := math.Ceil(float64(memoryMiB<<20) / float64(gpuMemoryBytes) * 8)
+	gib := math.Round(eighths / 8 * math.Ceil(float64(gpuMemoryBytes)/(1<<30)))
+	if p.ci == p.gi {
+		return fmt.Sprintf("%dg.%.0fgb%s", p.gi, gib, p.suffix)
+	}
+	return fmt.Sprintf("%dc.%dg.%.0fgb%s", p.ci, p.gi, gib, p.suffix)
+}
+
+// profileOf returns the profile of a MIG device. Only a privileged process may ask for it; another is told the slices
+// but not the suffix, and so is one whose driver knows profiles that this program does not.
+func profileOf(g *gpu, m migDevice) profile {
+	told := profile{ci: int(m.attributes.ComputeInstanceSliceCount), gi: int(m.attributes.GpuInstanceSliceCount)}
+	gi, ret := g.device.GetGpuInstanceById(m.seen.GI)
+	if ret != nvml.SUCCESS {
+		return told
+	}
+	giInfo, ret := gi.GetInfo()
+	if ret != nvml.SUCCESS {
+		return told
+	}
+	ci, ret := gi.GetComputeInstanceById(m.seen.CI)
+	if ret != nvml.SUCCESS {
+		return told
+	}
+	ciInfo, ret := ci.GetInfo()
+	if ret != nvml.SUCCESS {
+		return told
+	}
+	for number, p := range gpuInstanceProfiles {
+		if info, ret := g.device.GetGpuInstanceProfileInfo(number); ret != nvml.SUCCESS || info.Id != giInfo.ProfileId {
+			continue
+		}
+		for number, slices := range computeInstanceProfiles {
+			info, ret := gi.GetComputeInstanceProfileInfo(number, nvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
+			if ret == nvml.SUCCESS && info.Id == ciInfo.ProfileId {
+				return profile{ci: slices, gi: p.gi, suffix: p.suffix}
+			}
+		}
+	}
+	return told
+}
+
+// gpuInstanceProfiles are the GPU instance profiles by NVML's numbers.
+var gpuInstanceProfiles = [nvml.GPU_INSTANCE_PROFILE_COUNT]profile{
+	nvml.GPU_INSTANCE_PROFILE_1_SLICE:        {gi: 1},
+	nvml.GPU_INSTANCE_PROFILE_2_SLICE:        {gi: 2},
+	nvml.GPU_INSTANCE_PROFILE_3_SLICE:        {gi: 3},
+	nvml.GPU_INSTANCE_PROFILE_4_SLICE:        {gi: 4},
+	nvml.GPU_INSTANCE_PROFILE_6_SLICE:        {gi: 6},
+	nvml.GPU_INSTANCE_PROFILE_7_SLICE:        {gi: 7},
+	nvml.GPU_INSTANCE_PROFILE_8_SLICE:        {gi: 8},
+	nvml.GPU_INSTANCE_PROFILE_1_SLICE_REV1:   {gi: 1, suffix: "+me"},
+	nvml.GPU_INSTANCE_PROFILE_2_SLICE_REV1:   {gi: 2, suffix: "+me"},
+	nvml.GPU_INSTANCE_PROFILE_1_SLICE_REV2:   {gi: 1},
+	nvml.GPU_INSTANCE_PROFILE_1_SLICE_GFX:    {gi: 1, suffix: "+gfx"},
+	nvml.GPU_INSTANCE_PROFILE_2_SLICE_GFX:    {gi: 2, suffix: "+gfx"},
+	nvml.GPU_INSTANCE_PROFILE_3_SLICE_GFX:    {gi: 3, suffix: "+gfx"},
+	nvml.GPU_INSTANCE_PROFILE_4_SLICE_GFX:    {gi: 4, suffix: "+gfx"},
+	nvml.GPU_INSTANCE_PROFILE_1_SLICE_NO_ME:  {gi: 1, suffix: "-me"},
+	nvml.GPU_INSTANCE_PROFILE_2_SLICE_NO_ME:  {gi: 2, suffix: "-me"},
+	nvml.GPU_INSTANCE_PROFILE_1_SLICE_ALL_ME: {gi: 1, suffix: "+me.all"},
+	nvml.GPU_INSTANCE_PROFILE_2_SLICE_ALL_ME: {gi: 2, suffix: "+me.all"},
+}
+
+// computeInstanceProfiles are the slices of the compute instance profiles by NVML's numbers.
+var computeInstanceProfiles = [nvml.COMPUTE_INSTANCE_PROFILE_COUNT]int{
+	nvml.COMPUTE_INSTANCE_PROFILE_1_SLICE:      1,
+	nvml.COMPUTE_INSTANCE_PROFILE_2_SLICE:      2,
+	nvml.COMPUTE_INSTANCE_PROFILE_3_SLICE:      3,
+	nvml.COMPUTE_INSTANCE_PROFILE_4_SLICE:      4,
+	nvml.COMPUTE_INSTANCE_PROFILE_6_SLICE:      6,
+	nvml.COMPUTE_INSTANCE_PROFILE_7_SLICE:      7,
+	nvml.COMPUTE_INSTANCE_PROFILE_8_SLICE:      8,
+	nvml.COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1: 1,
+	nvml.COMPUTE_INSTANCE_PROFILE_7_SLICE_NVL:  7,
+}

@@ -1,0 +1,114 @@
+package nvidia
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+)
+
+// TestMIGProfiles divides GPUs of all models that can be divided, and compares the names that are computed with those
+// that NVIDIA's guide has for the model.
+func TestMIGProfiles(t *testing.T) {
+	t.Parallel()
+	for node, layouts := range map[string][]string{
+		"dgx-a100": {
+			"1g.5gb 1g.5gb+me", "1g.10gb 2g.10gb 3g.20gb", "4g.20gb 1c.3g.20gb 2c.3g.20gb", "7g.40gb",
+			"1c.7g.40gb 2c.7g.40gb 4c.7g.40gb",
+		},
+		"dgx-h100": {"1g.10gb 1g.10gb+me", "1g.20gb 2g.20gb 3g.40gb", "4g.40gb 3g.40gb", "7g.80gb"},
+		"dgx-h200": {"1g.18gb 1g.18gb+me", "1g.35gb 2g.35gb 3g.71gb", "4g.71gb 3g.71gb", "7g.141gb"},
+		"dgx-b200": {"1g.23gb 1g.23gb+me", "1g.45gb 2g.45gb 3g.90gb", "4g.90gb 3g.90gb", "7g.180gb", "1c.2g.45gb 1c.2g.45gb"},
+	} {
+		t.Run(node, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, node)
+			for _, layout := range layouts {
+				r.inject(simulator.Fault{Kind: simulator.KindMIG, GPU: "0", Profiles: strings.Fields(layout)})
+				s := r.scan()
+				compareWithNode(t, s, r.node)
+				want := map[int]string{} // by index
+				for _, m := range r.node.List()[0].MIG {
+					want[m.Index] = m.Profile
+				}
+				got := map[int]string{}
+				for _, m := range s.GPUs[0].MIGDevices {
+					got[m.Index] = m.Profile
+				}
+				compare(t, layout, want, got)
+				if len(got) != len(strings.Fields(layout)) {
+					t.Errorf("%s: got %d MIG devices", layout, len(got))
+				}
+			}
+			r.inject(simulator.Fault{Kind: simulator.KindMIG, GPU: "0"})
+			if g := r.scan().GPUs[0]; g.MIG != inventory.MIGDisabled || len(g.MIGDevices) > 0 {
+				t.Errorf("with MIG off: mode %v, %d MIG devices", g.MIG, len(g.MIGDevices))
+			}
+		})
+	}
+}
+
+func TestProfileName(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		model  string
+		p      profile
+		memory uint64 // MiB, of the MIG device
+		total  uint64 // MiB, of the GPU
+		want   string
+	}{
+		{"A30", profile{ci: 1, gi: 1}, 5952, 24576, "1g.6gb"},
+		{"A30", profile{ci: 2, gi: 2, suffix: "+me"}, 11968, 24576, "2g.12gb+me"},
+		{"A30", profile{ci: 4, gi: 4}, 24125, 24576, "4g.24gb"},
+		{"A100 40 GB", profile{ci: 1, gi: 1}, 4864, 40536, "1g.5gb"},
+		{"A100 40 GB", profile{ci: 1, gi: 2}, 9856, 40536, "1c.2g.10gb"},
+		{"A100 80 GB", profile{ci: 1, gi: 2}, 19968, 81920, "1c.2g.20gb"},
+		{"H200", profile{ci: 1, gi: 1}, 16384, 143771, "1g.18gb"},
+		{"RTX PRO 6000", profile{ci: 1, gi: 1, suffix: "+me.all"}, 24192, 97887, "1g.24gb+me.all"},
+		{"RTX PRO 6000", profile{ci: 1, gi: 1, suffix: "-me"}, 24192, 97887, "1g.24gb-me"},
+		{"RTX PRO 6000", profile{ci: 4, gi: 4, suffix: "+gfx"}, 97251, 97887, "4g.96gb+gfx"},
+	} {
+		if got := test.p.name(test.memory, test.total<<20); got != test.want {
+			t.Errorf("%s: got %s, want %s", test.model, got, test.want)
+		}
+	}
+}
+
+// TestMIGUnprivileged has a process that may not ask for profiles: it learns the sizes all the same.
+func TestMIGUnprivileged(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "a100-mig-mixed",
+		simulator.Fault{Kind: simulator.KindFail, Call: "DeviceGetGpuInstanceById", Return: "NO_PERMISSION"})
+	s := r.scan()
+	compare(t, "MIG devices", "0=1/0:4g.40gb 1=3/0:2g.20gb 2=7/0:1g.10gb", migDevices(s.GPUs[5]))
+	compare(t, "MIG devices", "0=1/0:1c.3g.40gb 1=1/1:1c.3g.40gb 2=1/2:1c.3g.40gb 3=2/0:3g.40gb", migDevices(s.GPUs[6]))
+}
+
+// TestMIGWithoutMemory has a GPU whose memory is not known, so that no profile has a name.
+func TestMIGWithoutMemory(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "a100-mig-mixed",
+		simulator.Fault{Kind: simulator.KindFail, GPU: "3", Call: "DeviceGetMemoryInfo", Return: "NOT_SUPPORTED"})
+	s := r.scan()
+	if len(s.LeftOut) != 2 || len(s.GPUs[3].MIGDevices) != 0 || s.GPUs[3].Health != healthy {
+		t.Errorf("left out: %v, GPU: %+v", s.LeftOut, s.GPUs[3])
+	}
+}
+
+// TestMIGUnreadable has MIG devices that cannot be read: they are reported, and their GPU is not to blame.
+func TestMIGUnreadable(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "a100-mig-mixed",
+		simulator.Fault{Kind: simulator.KindFail, GPU: "3", Call: "DeviceGetAttributes", Return: "UNKNOWN"})
+	s := r.scan()
+	compare(t, "left out", []inventory.LeftOut{
+		{Index: 3, Reason: "MIG device 3:0 cannot be read: nvmlDeviceGetAttributes: ERROR_UNKNOWN"},
+		{Index: 3, Reason: "MIG device 3:1 cannot be read: nvmlDeviceGetAttributes: ERROR_UNKNOWN"},
+	}, s.LeftOut)
+	if g := s.GPUs[3]; g.Health != healthy || g.MIG != inventory.MIGEnabled || len(g.MIGDevices) > 0 {
+		t.Errorf("GPU 3: mode %v, %d MIG devices, health %+v", g.MIG, len(g.MIGDevices), g.Health)
+	}
+	r.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "3"})
+	compare(t, "MIG devices", "0=1/0:3g.40gb 1=2/0:3g.40gb", migDevices(r.scan().GPUs[3]))
+}

@@ -1,0 +1,65 @@
+package nvidia
+
+import (
+	"fmt"
+	"io/fs"
+	"path"
+	"strconv"
+	"strings"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+// devFolders are the folders below the root of the file system that may have the driver's device nodes: this
+// container's own, and those that a driver container keeps in its root.
+func devFolders(driverRoot string) []string {
+	folders := []string{"dev"}
+	if below := strings.TrimPrefix(path.Join(driverRoot, "dev"), "/"); driverRoot != "" && below != "dev" {
+		folders = append(folders, below)
+	}
+	return folders
+}
+
+// controlNodes returns the driver's device nodes that one of the folders has.
+func controlNodes(root fs.FS, folders []string) inventory.ControlNodes {
+	var found inventory.ControlNodes
+	for node, name := range inventory.AllControlNodes.All() {
+		for _, folder := range folders {
+			if _, err := fs.Stat(root, path.Join(folder, name)); err == nil {
+				found |= node
+				break
+			}
+		}
+	}
+	return found
+}
+
+// migMinors is the driver's table of the minors of MIG capabilities: "gpu0/gi1/ci2/access 21". It is the same as long
+// as the driver is.
+const migMinors = "proc/driver/nvidia-caps/mig-minors"
+
+// capabilities returns the minors of the capabilities of a GPU instance and of a compute instance in it; 0 where the
+// driver's table does not have them.
+func (s *scanner) capabilities(gpuMinor, gi, ci int) (giCap, ciCap int) {
+	if s.minors == nil {
+		s.minors = readMinors(s.root)
+	}
+	instance := fmt.Sprintf("gpu%d/gi%d/", gpuMinor, gi)
+	return s.minors[instance+"access"], s.minors[fmt.Sprintf("%sci%d/access", instance, ci)]
+}
+
+// readMinors reads the driver's table; nil where there is none.
+func readMinors(root fs.FS) map[string]int {
+	table, err := fs.ReadFile(root, migMinors)
+	if err != nil {
+		return nil
+	}
+	minors := map[string]int{}
+	for line := range strings.Lines(string(table)) {
+		name, number, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if minor, err := strconv.Atoi(number); err == nil {
+			minors[name] = minor
+		}
+	}
+	return minors
+}

@@ -1,0 +1,170 @@
+package nvidia
+
+import (
+	"testing"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+)
+
+func TestRead(t *testing.T) {
+	t.Parallel()
+	fail := func(call, ret string) simulator.Fault {
+		return simulator.Fault{Kind: simulator.KindFail, GPU: "1", Call: call, Return: ret}
+	}
+	fabric := func(state inventory.FabricState, status nvml.Return) inventory.Signal[inventory.Fabric] {
+		return inventory.Known(inventory.Fabric{State: state, Status: uint32(status)})
+	}
+	// What a healthy GPU of the newest profile says; older drivers and GPUs say less.
+	b200 := inventory.Reading{
+		RecoveryAction: inventory.Known(inventory.RecoveryNone), RowRemapPending: inventory.Known(false),
+		RowRemapFailure: inventory.Known(false), UncorrectedECC: inventory.Known(uint64(0)),
+		UnrepairableMemory: inventory.Known(false), SRAMThreshold: inventory.Known(false),
+		Fabric: fabric(inventory.FabricCompleted, nvml.SUCCESS),
+	}
+	with := func(change func(r *inventory.Reading)) inventory.Reading {
+		r := b200
+		change(&r)
+		return r
+	}
+	for name, test := range map[string]struct {
+		profile string
+		fault   simulator.Fault
+		want    inventory.Reading
+	}{
+		"healthy on R590": {profile: "dgx-b200", want: b200},
+		"healthy on R580": {
+			profile: "dgx-h100",
+			want:    with(func(r *inventory.Reading) { r.UnrepairableMemory = inventory.Signal[bool]{} }),
+		},
+		"healthy on R470": {
+			profile: "dgx-1",
+			want:    inventory.Reading{UncorrectedECC: inventory.Known(uint64(0))},
+		},
+		"healthy with MIG devices on R565": {
+			profile: "h100-mig-1g",
+			want: with(func(r *inventory.Reading) {
+				var unknown inventory.Signal[bool]
+				r.UnrepairableMemory, r.RowRemapPending, r.RowRemapFailure = unknown, unknown, unknown
+			}),
+		},
+		"recovery action": {
+			profile: "dgx-b200", fault: simulator.Fault{Kind: simulator.KindRecoveryAction, GPU: "1", Action: "drain-and-reset"},
+			want: with(func(r *inventory.Reading) { r.RecoveryAction = inventory.Known(inventory.RecoveryDrainAndReset) }),
+		},
+		"row remapping pending": {
+			profile: "dgx-b200", fault: simulator.Fault{Kind: simulator.KindRemapPending, GPU: "1"},
+			want: with(func(r *inventory.Reading) { r.RowRemapPending = inventory.Known(true) }),
+		},
+		"row remapping failed": {
+			profile: "dgx-b200", fault: simulator.Fault{Kind: simulator.KindRemapFailure, GPU: "1"},
+			want: with(func(r *inventory.Reading) { r.RowRemapFailure = inventory.Known(true) }),
+		},
+		"uncorrected memory errors": {
+			profile: "dgx-b200", fault: simulator.Fault{Kind: simulator.KindECC, GPU: "1", Count: 7},
+			want: with(func(r *inventory.Reading) { r.UncorrectedECC = inventory.Known(uint64(7)) }),
+		},
+		"unrepairable memory": {
+			profile: "dgx-b200", fault: simulator.Fault{Kind: simulator.KindUnrepairable, GPU: "1"},
+			want: with(func(r *inventory.Reading) { r.UnrepairableMemory = inventory.Known(true) }),
+		},
+		"too many errors of the chip's own memories": {
+			profile: "dgx-b200", fault: simulator.Fault{Kind: simulator.KindSRAMThreshold, GPU: "1"},
+			want: with(func(r *inventory.Reading) { r.SRAMThreshold = inventory.Known(true) }),
+		},
+		"fabric not up": {
+			profile: "dgx-b200", fault: simulator.Fault{Kind: simulator.KindFabric, GPU: "1", State: "in-progress"},
+			want: with(func(r *inventory.Reading) { r.Fabric = fabric(inventory.FabricInProgress, nvml.SUCCESS) }),
+		},
+		"fabric failed": {
+			profile: "dgx-b200",
+			fault:   simulator.Fault{Kind: simulator.KindFabric, GPU: "1", State: "completed", Return: "UNKNOWN"},
+			want:    with(func(r *inventory.Reading) { r.Fabric = fabric(inventory.FabricCompleted, nvml.ERROR_UNKNOWN) }),
+		},
+		"lost": {
+			profile: "dgx-b200", fault: simulator.Fault{Kind: simulator.KindLost, GPU: "1"},
+			want: inventory.Reading{Contact: inventory.ContactLost, Reason: "nvmlDeviceGetMemoryInfo: ERROR_GPU_IS_LOST"},
+		},
+		"reset required": {
+			profile: "dgx-b200", fault: fail("DeviceGetRemappedRows", "RESET_REQUIRED"),
+			want: inventory.Reading{
+				Contact: inventory.ContactResetRequired, Reason: "nvmlDeviceGetRemappedRows: ERROR_RESET_REQUIRED",
+				RecoveryAction: inventory.Known(inventory.RecoveryNone),
+			},
+		},
+		"one call fails": {
+			profile: "dgx-b200", fault: fail("DeviceGetFieldValues", "UNKNOWN"),
+			want: with(func(r *inventory.Reading) {
+				r.Contact, r.Reason = inventory.ContactFailing, "nvmlDeviceGetFieldValues: ERROR_UNKNOWN"
+				r.RecoveryAction = inventory.Signal[inventory.RecoveryAction]{}
+			}),
+		},
+		"one call is not permitted": {
+			profile: "dgx-b200", fault: fail("DeviceGetTotalEccErrors", "NO_PERMISSION"),
+			want: with(func(r *inventory.Reading) { r.UncorrectedECC = inventory.Signal[uint64]{} }),
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, test.profile)
+			r.scan()
+			if test.fault.Kind != "" {
+				r.inject(test.fault)
+			}
+			got, err := r.Read(r.ctx, r.uuid(1))
+			if err != nil {
+				t.Fatal(err)
+			}
+			got.Report = inventory.Report{} // see TestReport
+			compare(t, "reading", test.want, got)
+		})
+	}
+	t.Run("unknown GPU", func(t *testing.T) {
+		t.Parallel()
+		r := newRig(t, "t4")
+		for _, uuid := range []string{"", r.uuid(0)} { // nothing was scanned
+			if reading, err := r.Read(r.ctx, uuid); err == nil {
+				t.Errorf("GPU %q: got %+v, want an error", uuid, reading)
+			}
+		}
+	})
+}
+
+func TestFabricFaults(t *testing.T) {
+	t.Parallel()
+	const no, yes = 2, 1 // in the two-bit fields
+	for name, test := range map[string]struct {
+		mask uint32
+		want inventory.FabricFault
+	}{
+		"not reported": {0, 0},
+		"healthy":      {no<<0 | no<<2 | no<<4 | no<<6 | 1<<8, 0},
+		"degraded, misconfigured": {
+			yes<<0 | no<<2 | no<<4 | no<<6 | 4<<8, inventory.FabricDegradedBandwidth | inventory.FabricMisconfigured,
+		},
+		"all but configuration": {
+			yes<<0 | yes<<2 | yes<<4 | yes<<6 | 1<<8,
+			inventory.FabricDegradedBandwidth | inventory.FabricRouteRecovery | inventory.FabricRouteUnhealthy |
+				inventory.FabricAccessTimeout,
+		},
+	} {
+		if got := fabricFaults(test.mask); got != test.want {
+			t.Errorf("%s: got %#b, want %#b", name, got, test.want)
+		}
+	}
+}
+
+// BenchmarkRead measures one reading.
+func BenchmarkRead(b *testing.B) {
+	r := newRig(b, "dgx-h100")
+	r.scan()
+	uuid := r.uuid(0)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := r.Read(r.ctx, uuid); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,112 @@
+package nvidia
+
+import (
+	"fmt"
+	"io/fs"
+	"slices"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+// A scanner looks at the node, again and again, for one session. It remembers what it saw: for GPUs that stop
+// answering, to read what never changes only once, and so that a look that finds nothing new makes nothing new.
+type scanner struct {
+	lib    nvml.Interface
+	root   fs.FS
+	devs   []string // the folders of root that may have device nodes
+	driver inventory.Driver
+	has    symbols
+	bound  []binding // the GPUs that were bound to the driver just before the session was opened
+
+	known    []*gpu         // by NVML index
+	minors   map[string]int // of MIG capabilities
+	topology topology
+	last     inventory.Snapshot
+
+	// What the look under way has found so far; kept between looks for their memory.
+	gpus       []inventory.GPU
+	leftOut    []inventory.LeftOut
+	migDevices []migDevice
+}
+
+// symbols says which of the functions the library has that are newer than R450, or that NVIDIA is about to remove. Calling
+// one that it has not ends the process.
+type symbols struct {
+	numaNode           bool // R550
+	remoteDeviceType   bool // R470
+	fabric             bool // R525
+	fabricVersioned    bool // R550
+	unrepairableMemory bool // R590
+	bindings           bool // R575
+	sramStatus         bool // R535
+	report             reportSymbols
+	applicationClocks  bool // until CUDA 14
+}
+
+func lookUp(lib nvml.Interface) symbols {
+	has := func(name string) bool { return lib.Extensions().LookupSymbol(name) == nil }
+	return symbols{
+		numaNode:           has("nvmlDeviceGetNumaNodeId"),
+		remoteDeviceType:   has("nvmlDeviceGetNvLinkRemoteDeviceType"),
+		fabric:             has("nvmlDeviceGetGpuFabricInfo"),
+		fabricVersioned:    has("nvmlDeviceGetGpuFabricInfoV"),
+		unrepairableMemory: has("nvmlDeviceGetUnrepairableMemoryFlag_v1"),
+		sramStatus:         has("nvmlDeviceGetSramEccErrorStatus"),
+		report:             lookUpReport(has),
+		bindings: has("nvmlSystemEventSetCreate") && has("nvmlSystemRegisterEvents") && has("nvmlSystemEventSetWait") &&
+			has("nvmlSystemEventSetFree"),
+		applicationClocks: has("nvmlDeviceResetApplicationsClocks"),
+	}
+}
+
+func newScanner(lib nvml.Interface, o Options, driver inventory.Driver, bound []binding) *scanner {
+	return &scanner{lib: lib, root: o.Root, devs: devFolders(o.DriverRoot), driver: driver, has: lookUp(lib), bound: bound}
+}
+
+// scan looks at the node once.
+func (s *scanner) scan() (inventory.Snapshot, error) {
+	count, ret := s.lib.DeviceGetCount()
+	if err := failure("nvmlDeviceGetCount", ret); err != nil {
+		return inventory.Snapshot{}, err
+	}
+	if bound := boundGPUs(s.root); !slices.Equal(bound, s.bound) {
+		return inventory.Snapshot{}, fmt.Errorf("%w: %d GPUs were bound to the driver and %d are now, or others, or again",
+			inventory.ErrNewSession, len(s.bound), len(bound))
+	}
+	for len(s.known) < count {
+		s.known = append(s.known, &gpu{})
+	}
+	s.known = s.known[:count]
+	s.gpus, s.leftOut = s.gpus[:0], s.leftOut[:0]
+	for i, g := range s.known {
+		s.look(i, g)
+	}
+	s.link()
+	return s.publish(), nil
+}
+
+// look reads the GPU at an index into what is found.
+func (s *scanner) look(index int, g *gpu) {
+	var a account
+	if s.ask(index, g, &a); g.hidden {
+		return
+	}
+	if g.seen.UUID == "" {
+		s.leftOut = append(s.leftOut, inventory.LeftOut{Index: index, Reason: "the GPU cannot be identified: " + a.reason})
+		return
+	}
+	g.seen.Health = a.health()
+	s.gpus = append(s.gpus, g.seen)
+}
+
+// publish returns what was found; the last Snapshot itself if it is the same.
+func (s *scanner) publish() inventory.Snapshot {
+	found := inventory.Snapshot{Driver: s.driver, GPUs: s.gpus, Control: controlNodes(s.root, s.devs), LeftOut: s.leftOut}
+	if !found.Equal(s.last) {
+		found.GPUs, found.LeftOut = slices.Clone(found.GPUs), slices.Clone(found.LeftOut)
+		s.last = found
+	}
+	return s.last
+}

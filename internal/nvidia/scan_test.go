@@ -1,0 +1,402 @@
+package nvidia
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+)
+
+// links renders the links of a GPU as a row of nvidia-smi topo -m, with SW in place of NV for lanes through a switch.
+func links(g inventory.GPU, gpus int) string {
+	cells := slices.Repeat([]string{"-"}, gpus)
+	cells[g.Index] = "X"
+	for _, l := range g.Links {
+		cells[l.PeerIndex] = l.PCIe.String()
+		if l.NVLinks > 0 {
+			kind := map[bool]string{false: "NV", true: "SW"}[l.Switched]
+			cells[l.PeerIndex] = fmt.Sprintf("%s%d/%s", kind, l.NVLinks, l.PCIe)
+		}
+	}
+	return strings.Join(cells, " ")
+}
+
+// each returns what f says of every GPU.
+func each[T any](s inventory.Snapshot, f func(inventory.GPU) T) []T {
+	var all []T
+	for _, g := range s.GPUs {
+		all = append(all, f(g))
+	}
+	return all
+}
+
+// migDevices lists the MIG devices of a GPU by index, GI, CI and profile.
+func migDevices(g inventory.GPU) string {
+	var all []string
+	for _, m := range g.MIGDevices {
+		all = append(all, fmt.Sprintf("%d=%d/%d:%s", m.Index, m.GI, m.CI, m.Profile))
+	}
+	return strings.Join(all, " ")
+}
+
+func TestScanProfiles(t *testing.T) {
+	t.Parallel()
+	sevens := func(profile string) string {
+		var all []string
+		for i := range 7 {
+			all = append(all, fmt.Sprintf("%d=%d/0:%s", i, 7+i, profile))
+		}
+		return strings.Join(all, " ")
+	}
+	halves := []int{0, 0, 0, 0, 1, 1, 1, 1}
+	dgxA100 := []int{3, 3, 1, 1, 7, 7, 5, 5}
+	a100Minors := []int{2, 3, 0, 1, 6, 7, 4, 5}
+	inOrder := []int{0, 1, 2, 3, 4, 5, 6, 7}
+	for profile, want := range map[string]struct {
+		driver  inventory.Driver
+		gpu     string // of all GPUs: model, MiB, architecture, compute capability, MIG mode
+		minors  []int
+		nodes   []int
+		links   []string // of the first GPUs
+		version int      // of NVLink
+		mig     []string
+	}{
+		"dgx-1": {
+			driver: inventory.Driver{Version: "470.256.02", CUDA: "11.4"},
+			gpu:    "Tesla V100-SXM2-16GB 16384 volta 7.0 unsupported", minors: inOrder, nodes: halves, version: 2,
+			links: []string{
+				"X NV1/PIX NV1/PHB NV2/PHB NV2/SYS SYS SYS SYS",
+				"NV1/PIX X NV2/PHB NV1/PHB SYS NV2/SYS SYS SYS",
+				"NV1/PHB NV2/PHB X NV2/PIX SYS SYS NV1/SYS SYS",
+				"NV2/PHB NV1/PHB NV2/PIX X SYS SYS SYS NV1/SYS",
+				"NV2/SYS SYS SYS SYS X NV1/PIX NV1/PHB NV2/PHB",
+				"SYS NV2/SYS SYS SYS NV1/PIX X NV2/PHB NV1/PHB",
+				"SYS SYS NV1/SYS SYS NV1/PHB NV2/PHB X NV2/PIX",
+				"SYS SYS SYS NV1/SYS NV2/PHB NV1/PHB NV2/PIX X",
+			},
+		},
+		"dgx-2": {
+			driver: inventory.Driver{Version: "535.261.03", CUDA: "12.2"},
+			gpu:    "Tesla V100-SXM3-32GB 32768 volta 7.0 unsupported", version: 2,
+			minors: []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
+			nodes:  slices.Sorted(slices.Values(slices.Repeat(halves, 2))),
+			links:  []string{"X SW6/PIX SW6/PXB SW6/PXB" + strings.Repeat(" SW6/NODE", 4) + strings.Repeat(" SW6/SYS", 8)},
+		},
+		"dgx-a100": {
+			driver: inventory.Driver{Version: "570.172.08", CUDA: "12.8"},
+			gpu:    "NVIDIA A100-SXM4-40GB 40960 ampere 8.0 disabled", minors: a100Minors, nodes: dgxA100, version: 3,
+			links: []string{"X SW12/PXB" + strings.Repeat(" SW12/SYS", 6), "SW12/PXB X" + strings.Repeat(" SW12/SYS", 6)},
+		},
+		"dgx-h100": {
+			driver: inventory.Driver{Version: "580.95.05", CUDA: "13.0"},
+			gpu:    "NVIDIA H100 80GB HBM3 81559 hopper 9.0 disabled", minors: inOrder, nodes: halves, version: 4,
+			links: []string{"X SW18/NODE SW18/NODE SW18/NODE SW18/SYS SW18/SYS SW18/SYS SW18/SYS"},
+		},
+		"dgx-h200": {
+			driver: inventory.Driver{Version: "580.95.05", CUDA: "13.0"},
+			gpu:    "NVIDIA H200 143771 hopper 9.0 disabled", minors: inOrder, nodes: halves, version: 4,
+			links: []string{"X SW18/NODE SW18/NODE SW18/NODE SW18/SYS SW18/SYS SW18/SYS SW18/SYS"},
+		},
+		"dgx-b200": {
+			driver: inventory.Driver{Version: "590.48.01", CUDA: "13.1"},
+			gpu:    "NVIDIA B200 183359 blackwell 10.0 disabled", minors: inOrder, nodes: halves, version: 5,
+			links: []string{"X SW18/NODE SW18/NODE SW18/NODE SW18/SYS SW18/SYS SW18/SYS SW18/SYS"},
+		},
+		"l40s-x8": {
+			driver: inventory.Driver{Version: "575.57.08", CUDA: "12.9"},
+			gpu:    "NVIDIA L40S 46068 ada 8.9 unsupported", minors: inOrder, nodes: halves,
+			links: []string{
+				"X PIX NODE NODE SYS SYS SYS SYS", "PIX X NODE NODE SYS SYS SYS SYS", "NODE NODE X PIX SYS SYS SYS SYS",
+			},
+		},
+		"t4": {
+			driver: inventory.Driver{Version: "550.163.01", CUDA: "12.4"},
+			gpu:    "Tesla T4 15360 turing 7.5 unsupported", minors: []int{0}, nodes: []int{inventory.NoNUMANode},
+			links: []string{"X"},
+		},
+		"h100-mig-1g": {
+			driver: inventory.Driver{Version: "580.95.05", CUDA: "13.0"},
+			gpu:    "NVIDIA H100 80GB HBM3 81559 hopper 9.0 enabled", minors: inOrder, nodes: halves, version: 4,
+			links: []string{"X SW18/NODE SW18/NODE SW18/NODE SW18/SYS SW18/SYS SW18/SYS SW18/SYS"},
+			mig:   slices.Repeat([]string{sevens("1g.10gb")}, 8),
+		},
+		"a100-mig-mixed": {
+			driver: inventory.Driver{Version: "565.57.01", CUDA: "12.7"},
+			minors: a100Minors, nodes: dgxA100, version: 3,
+			links: []string{"X SW12/PXB" + strings.Repeat(" SW12/SYS", 6)},
+			mig: []string{
+				"", "", sevens("1g.10gb"), "0=1/0:3g.40gb 1=2/0:3g.40gb",
+				"0=1/0:3g.40gb 1=3/0:2g.20gb 2=7/0:1g.10gb 3=8/0:1g.10gb", "0=1/0:4g.40gb 1=3/0:2g.20gb 2=7/0:1g.10gb+me",
+				"0=1/0:1c.3g.40gb 1=1/1:1c.3g.40gb 2=1/2:1c.3g.40gb 3=2/0:3g.40gb", "0=0/0:7g.80gb",
+			},
+		},
+	} {
+		t.Run(profile, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, profile)
+			s := r.scan()
+			if s.Driver != want.driver {
+				t.Errorf("driver: got %+v, want %+v", s.Driver, want.driver)
+			}
+			gpus := len(s.GPUs)
+			compare(t, "minors", want.minors, each(s, func(g inventory.GPU) int { return g.Minor }))
+			compare(t, "NUMA nodes", want.nodes, each(s, func(g inventory.GPU) int { return g.NUMANode }))
+			rows := each(s, func(g inventory.GPU) string { return links(g, gpus) })
+			compare(t, "links", want.links, rows[:len(want.links)])
+			if want.gpu != "" {
+				compare(t, "GPUs", slices.Repeat([]string{want.gpu}, gpus), each(s, func(g inventory.GPU) string {
+					return fmt.Sprintf("%s %d %s %v %v", g.Model, g.MemoryBytes>>20, g.Architecture, g.ComputeCapability, g.MIG)
+				}))
+			}
+			if want.mig != nil {
+				compare(t, "MIG devices", want.mig, each(s, migDevices))
+			}
+			compareWithNode(t, s, r.node)
+			for _, g := range s.GPUs {
+				for _, l := range g.Links {
+					if l.NVLinks > 0 && l.NVLinkVersion != want.version {
+						t.Errorf("link from %d to %d: NVLink %d, want %d", g.Index, l.PeerIndex, l.NVLinkVersion, want.version)
+					}
+				}
+			}
+		})
+	}
+}
+
+func compare[T any](t *testing.T, what string, want, got T) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+// compareWithNode checks the identities in a Snapshot, and that all are healthy.
+func compareWithNode(t *testing.T, s inventory.Snapshot, n *simulator.Node) {
+	t.Helper()
+	type id struct{ uuid, bdf, mig string }
+	var want, got []id
+	for i, g := range n.List() {
+		want = append(want, id{uuid: g.UUID, bdf: g.BDF})
+		for _, m := range g.MIG {
+			want = append(want, id{uuid: m.UUID, mig: fmt.Sprintf("%d:%d", i, m.Index)})
+		}
+	}
+	for i, g := range s.GPUs {
+		got = append(got, id{uuid: g.UUID, bdf: g.BDF})
+		if g.Index != i || g.Health != healthy {
+			t.Errorf("GPU %d: index %d, health %+v", i, g.Index, g.Health)
+		}
+		for _, m := range g.MIGDevices {
+			got = append(got, id{uuid: m.UUID, mig: fmt.Sprintf("%d:%d", i, m.Index)})
+			if m.Health != healthy || m.MemoryBytes == 0 {
+				t.Errorf("MIG device %d:%d: health %+v, %d bytes", i, m.Index, m.Health, m.MemoryBytes)
+			}
+		}
+	}
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(id{})); diff != "" {
+		t.Errorf("UUIDs (-want +got):\n%s", diff)
+	}
+}
+
+// TestScanFailingGPU has one GPU of eight fail in one way or another: the others are served as ever.
+func TestScanFailingGPU(t *testing.T) {
+	t.Parallel()
+	const bad = 3
+	fail := func(call, ret string) simulator.Fault {
+		return simulator.Fault{Kind: simulator.KindFail, GPU: "3", Call: call, Return: ret}
+	}
+	for name, test := range map[string]struct {
+		fault  simulator.Fault
+		state  inventory.State
+		cure   inventory.Cure
+		reason string // part of it
+		// unknown is part of the reason for which the GPU is left out when the fault was there from the start; empty if
+		// the GPU is in nonetheless.
+		unknown string
+	}{
+		"lost": {
+			fault: simulator.Fault{Kind: simulator.KindLost, GPU: "3"}, state: inventory.Lost, cure: inventory.CureReconnect,
+			reason: "fell off the bus", unknown: "cannot be identified: nvmlDeviceGetHandleByIndex: ERROR_GPU_IS_LOST",
+		},
+		"lost, but its handle is not": {
+			fault: fail("DeviceGetUUID", "GPU_IS_LOST"), state: inventory.Lost, cure: inventory.CureReconnect,
+			reason: "fell off the bus", unknown: "cannot be identified: nvmlDeviceGetUUID: ERROR_GPU_IS_LOST",
+		},
+		"lost, as a call on its memory says": {
+			fault: fail("DeviceGetMemoryInfo", "GPU_IS_LOST"), state: inventory.Lost, cure: inventory.CureReconnect,
+			reason: "fell off the bus",
+		},
+		"lost, as a call on its links says": {
+			fault: fail("DeviceGetNvLinkState", "GPU_IS_LOST"), state: inventory.Lost, cure: inventory.CureReconnect,
+			reason: "fell off the bus",
+		},
+		"reset required": {
+			fault: fail("", "RESET_REQUIRED"), state: inventory.Unhealthy, cure: inventory.CureReset,
+			reason: "nvidia-smi --gpu-reset", unknown: "cannot be identified: nvmlDeviceGetHandleByIndex: ERROR_RESET_REQUIRED",
+		},
+		"reset required for one call": {
+			fault: fail("DeviceGetMigMode", "RESET_REQUIRED"), state: inventory.Unhealthy, cure: inventory.CureReset,
+			reason: "nvidia-smi --gpu-reset",
+		},
+		"unknown error": {
+			fault: fail("DeviceGetHandleByIndex", "UNKNOWN"), state: inventory.Suspect, cure: inventory.CureHuman,
+			reason:  "nvmlDeviceGetHandleByIndex: ERROR_UNKNOWN",
+			unknown: "cannot be identified: nvmlDeviceGetHandleByIndex: ERROR_UNKNOWN",
+		},
+		"no permission": {
+			fault: fail("DeviceGetMinorNumber", "NO_PERMISSION"), state: inventory.Suspect, cure: inventory.CureHuman,
+			reason: "nvmlDeviceGetMinorNumber: ERROR_NO_PERMISSION", unknown: "cannot be identified: nvmlDeviceGetMinorNumber",
+		},
+		"memory unreadable": {
+			fault: fail("DeviceGetMemoryInfo", "UNKNOWN"), state: inventory.Suspect, cure: inventory.CureHuman,
+			reason: "nvmlDeviceGetMemoryInfo: ERROR_UNKNOWN",
+		},
+		"memory not supported": {fault: fail("DeviceGetMemoryInfo", "NOT_SUPPORTED"), state: inventory.Healthy},
+		"links not supported":  {fault: fail("DeviceGetNvLinkState", "NOT_SUPPORTED"), state: inventory.Healthy},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, "dgx-h100")
+			before := r.scan()
+			r.inject(test.fault)
+			after := r.scan()
+			health := after.GPUs[bad].Health
+			if health.State != test.state || health.Cure != test.cure || !strings.Contains(health.Reason, test.reason) {
+				t.Errorf("health: got %+v, want %v, cure %q, reason with %q", health, test.state, test.cure, test.reason)
+			}
+			if health.State != inventory.Healthy {
+				want := before.GPUs[bad]
+				want.Health = health
+				compare(t, "the GPU besides its health", want, after.GPUs[bad])
+			}
+			for i, g := range after.GPUs {
+				if i != bad && g.Health != healthy {
+					t.Errorf("GPU %d: health %+v", i, g.Health)
+				}
+			}
+			if test.fault.Kind == simulator.KindFail { // the others do not come back within a session
+				r.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "3"})
+				compare(t, "the node once the fault is gone", before, r.scan())
+			}
+		})
+		t.Run(name+" from the start", func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, "dgx-h100", test.fault)
+			s := r.scan()
+			if test.unknown == "" {
+				if state := s.GPUs[bad].Health.State; state != test.state || len(s.LeftOut) > 0 {
+					t.Errorf("got %v, want %v; left out: %v", state, test.state, s.LeftOut)
+				}
+				return
+			}
+			if len(s.LeftOut) != 1 || s.LeftOut[0].Index != bad || !strings.Contains(s.LeftOut[0].Reason, test.unknown) {
+				t.Errorf("left out: got %v, want GPU %d with %q", s.LeftOut, bad, test.unknown)
+			}
+			compare(t, "the others", []int{0, 1, 2, 4, 5, 6, 7}, each(s, func(g inventory.GPU) int { return g.Index }))
+			for _, g := range s.GPUs {
+				if g.Health != healthy || len(g.Links) != 6 {
+					t.Errorf("GPU %d: %d links, health %+v", g.Index, len(g.Links), g.Health)
+				}
+			}
+		})
+	}
+}
+
+// TestScanNewSession plugs GPUs in and out: a session says that it no longer knows them all, and the next one does.
+func TestScanNewSession(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "dgx-h100")
+	whole := r.scan()
+	reopen := func() {
+		t.Helper()
+		_, err := r.Scan(r.ctx)
+		if !errors.Is(err, inventory.ErrNewSession) {
+			t.Fatalf("got error %v, want ErrNewSession", err)
+		}
+		if err := r.Close(r.ctx); err != nil {
+			t.Fatal(err)
+		}
+		r.clean()
+		if r.Session, err = r.driver.Open(r.ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.inject(simulator.Fault{Kind: simulator.KindRemove, GPU: "3"})
+	reopen()
+	s := r.scan()
+	compare(t, "minors without GPU 3", []int{0, 1, 2, 4, 5, 6, 7}, each(s, func(g inventory.GPU) int { return g.Minor }))
+	compare(t, "indexes without GPU 3", []int{0, 1, 2, 3, 4, 5, 6}, each(s, func(g inventory.GPU) int { return g.Index }))
+	r.inject(simulator.Fault{Kind: simulator.KindAdd, GPU: "3"})
+	reopen()
+	back := r.scan()
+	if back.GPUs[3].Binding == whole.GPUs[3].Binding {
+		t.Error("GPU 3 is bound again, and has the same binding")
+	}
+	whole.GPUs = slices.Clone(whole.GPUs)
+	whole.GPUs[3].Binding = back.GPUs[3].Binding
+	compare(t, "with GPU 3 back", whole, back)
+	r.inject(simulator.Fault{Kind: simulator.KindRemove, GPU: "3"}, simulator.Fault{Kind: simulator.KindAdd, GPU: "3"})
+	reopen() // though nobody saw that it was gone
+}
+
+// TestScanAgain makes sure that a look that finds nothing new gives the same Snapshot, not a copy, and that one that
+// does leaves the earlier one as it was.
+func TestScanAgain(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "a100-mig-mixed")
+	first := r.scan()
+	copied := slices.Clone(first.GPUs)
+	if second := r.scan(); &second.GPUs[0] != &first.GPUs[0] {
+		t.Error("the second Snapshot is a copy of the first")
+	}
+	r.inject(
+		simulator.Fault{Kind: simulator.KindMIG, GPU: "3", Profiles: []string{"7g.80gb"}},
+		simulator.Fault{Kind: simulator.KindNVLink, GPU: "0", Link: new(int)},
+	)
+	if third := r.scan(); third.Equal(first) {
+		t.Error("a changed node gave an equal Snapshot")
+	}
+	compare(t, "the first Snapshot after the third", copied, first.GPUs)
+}
+
+// TestScanDisplay has an adapter that runs no work: it is neither served nor reported.
+func TestScanDisplay(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, `
+description: a workstation with a display adapter between two GPUs
+driver: 580.95.05
+cuda: "13.0"
+models:
+  display: {name: NVIDIA DGX Display, architecture: turing, compute: "7.5", memoryMiB: 4096, pci: 1FB010DE}
+gpus:
+- {bdf: "0000:01:00.0", pcie: 0/0/0, model: a100-sxm4-80gb}
+- {bdf: "0000:02:00.0", pcie: 0/0/1, model: display}
+- {bdf: "0000:03:00.0", pcie: 0/1/0, model: a100-sxm4-80gb}
+`)
+	s := r.scan()
+	compare(t, "indexes", []int{0, 2}, each(s, func(g inventory.GPU) int { return g.Index }))
+	compare(t, "links", []string{"X - NODE", "NODE - X"}, each(s, func(g inventory.GPU) string { return links(g, 3) }))
+	if len(s.LeftOut) > 0 {
+		t.Errorf("left out: %v", s.LeftOut)
+	}
+}
+
+// BenchmarkScan measures a look that finds nothing new.
+func BenchmarkScan(b *testing.B) {
+	for _, profile := range []string{"dgx-h100", "h100-mig-1g"} {
+		b.Run(profile, func(b *testing.B) {
+			r := newRig(b, profile)
+			r.scan()
+			b.ReportAllocs()
+			for b.Loop() {
+				r.scan()
+			}
+		})
+	}
+}

@@ -1,0 +1,101 @@
+package nvidia
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+)
+
+// A rig is a session with a simulated node.
+type rig struct {
+	t      testing.TB
+	ctx    context.Context
+	node   *simulator.Node
+	driver *Driver
+	*Session
+}
+
+// newNode returns the simulated node of a profile, by name or in YAML.
+func newNode(t testing.TB, profile string) *simulator.Node {
+	t.Helper()
+	if len(profile) > 100 { // no name
+		path := filepath.Join(t.TempDir(), "node.yaml")
+		if err := os.WriteFile(path, []byte(profile), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		profile = path
+	}
+	p, err := simulator.Load(profile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return simulator.New(p)
+}
+
+// newRig opens a session with the node of a profile, on which faults have struck already. At the test's end it is
+// closed, and nothing may be left of it.
+func newRig(t testing.TB, profile string, faults ...simulator.Fault) *rig {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	r := &rig{t: t, ctx: ctx, node: newNode(t, profile)}
+	r.inject(faults...)
+	r.driver = New(Options{Library: r.node.NVML(), Root: r.node.Root()})
+	s, err := r.driver.Open(r.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Session = s
+	t.Cleanup(func() {
+		cancel()
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := r.Close(ctx); err != nil {
+			t.Errorf("close the session: %v", err)
+		}
+		r.clean()
+	})
+	return r
+}
+
+// clean checks that nobody holds anything of the node, and that nobody used what had ended.
+func (r *rig) clean() {
+	r.t.Helper()
+	if stats := r.node.Stats(); stats != (simulator.Stats{}) {
+		r.t.Errorf("left behind on the node: %+v", stats)
+	}
+}
+
+func (r *rig) inject(faults ...simulator.Fault) {
+	r.t.Helper()
+	for _, f := range faults {
+		if err := r.node.Inject(f); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+}
+
+func (r *rig) scan() inventory.Snapshot {
+	r.t.Helper()
+	snapshot, err := r.Scan(r.ctx)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return snapshot
+}
+
+func (r *rig) next() inventory.Event {
+	r.t.Helper()
+	event, err := r.Next(r.ctx)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return event
+}
+
+// uuid returns the UUID of the GPU at a position of the profile.
+func (r *rig) uuid(gpu int) string { return r.node.List()[gpu].UUID }

@@ -1,0 +1,87 @@
+package nvidia
+
+import (
+	"fmt"
+	"io/fs"
+	"path"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+const (
+	pciDevices  = "sys/bus/pci/devices"
+	switchClass = "0x0680" // "bridge, other": an NVSwitch
+)
+
+// boundFolders are the folders with an entry for each GPU that is bound to the driver, named by its PCI address; the
+// first that can be read counts. A container runtime may put what there was at the container's start in place of the
+// second.
+var boundFolders = []string{"sys/bus/pci/drivers/nvidia", "proc/driver/nvidia/gpus"}
+
+// bdf returns a PCI address as sysfs writes it. GPUs and NVSwitches are function 0 of their device.
+func bdf(pci nvml.PciInfo) string {
+	return fmt.Sprintf("%04x:%02x:%02x.0", pci.Domain, pci.Bus, pci.Device)
+}
+
+// A binding is a GPU's being bound to the driver: its PCI address, and the number of the entry that says so. The kernel gives
+// each entry of sysfs a number of its own.
+type binding struct {
+	bdf   string
+	entry uint64 // 0 if it cannot be told
+}
+
+// boundGPUs lists the GPUs that are bound to the driver, by ascending PCI address; nil where that cannot be read.
+func boundGPUs(root fs.FS) []binding {
+	for _, folder := range boundFolders {
+		entries, err := fs.ReadDir(root, folder)
+		if err != nil {
+			continue
+		}
+		var bound []binding
+		for _, e := range entries {
+			if !strings.Contains(e.Name(), ":") { // "bind", "unbind" and the like
+				continue
+			}
+			b := binding{bdf: e.Name()}
+			if info, err := e.Info(); err == nil {
+				if stat, ok := info.Sys().(*syscall.Stat_t); ok {
+					b.entry = stat.Ino
+				}
+			}
+			bound = append(bound, b)
+		}
+		return bound
+	}
+	return nil
+}
+
+// sysfsNUMANode returns the NUMA node of a PCI device by the kernel's account, which may be that it has none; false
+// where there is no account.
+func sysfsNUMANode(root fs.FS, bdf string) (int, bool) {
+	text, ok := attribute(root, bdf, "numa_node")
+	if !ok {
+		return 0, false
+	}
+	node, err := strconv.Atoi(text)
+	if err != nil {
+		return 0, false
+	}
+	return max(node, inventory.NoNUMANode), true
+}
+
+// sysfsNVSwitch reports whether a PCI device is an NVSwitch.
+func sysfsNVSwitch(root fs.FS, bdf string) bool {
+	class, ok := attribute(root, bdf, "class")
+	return ok && strings.HasPrefix(class, switchClass)
+}
+
+// attribute reads an attribute of a PCI device.
+func attribute(root fs.FS, bdf, name string) (string, bool) {
+	b, err := fs.ReadFile(root, path.Join(pciDevices, bdf, name))
+	return strings.TrimSpace(string(b)), err == nil
+}

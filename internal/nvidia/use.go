@@ -1,0 +1,75 @@
+package nvidia
+
+import (
+	"context"
+	"fmt"
+	"math"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+// Processes returns the processes that have a compute context on a GPU that an earlier Scan of this session found. The
+// driver leaves out those that have no number in this process's PID namespace: only in the node's own one, or in one
+// that all containers are below, are all of them seen.
+//
+// The error wraps inventory.ErrNotSupported where the GPU cannot tell, and inventory.ErrNoAnswer when the driver did not
+// answer by the deadline of ctx.
+func (s *Session) Processes(ctx context.Context, uuid string) ([]inventory.Process, error) {
+	return ask(ctx, s, "list the processes on GPU "+uuid, func() ([]inventory.Process, error) { return s.scanner.processes(uuid) })
+}
+
+func (s *scanner) processes(uuid string) ([]inventory.Process, error) {
+	g, err := s.find(uuid)
+	if err != nil {
+		return nil, err
+	}
+	found, ret := g.device.GetComputeRunningProcesses() // by the newest of its versions that the library has
+	if err := failure("nvmlDeviceGetComputeRunningProcesses", ret); err != nil {
+		return nil, err
+	}
+	processes := make([]inventory.Process, len(found))
+	for i, p := range found {
+		processes[i].PID = int(p.Pid)
+		if p.UsedGpuMemory != math.MaxUint64 { // NVML_VALUE_NOT_AVAILABLE
+			processes[i].MemoryBytes = inventory.Known(p.UsedGpuMemory)
+		}
+	}
+	return processes, nil
+}
+
+// Clean takes back what earlier work left behind on a GPU that an earlier Scan of this session found. It needs root and
+// CAP_SYS_ADMIN. After inventory.ErrNoAnswer it may still happen. The error wraps inventory.ErrNotSupported where the
+// driver or the GPU has no such thing.
+func (s *Session) Clean(ctx context.Context, uuid string, what inventory.Remnant) error {
+	_, err := ask(ctx, s, fmt.Sprintf("reset %s of GPU %s", what, uuid), func() (struct{}, error) {
+		return struct{}{}, s.scanner.clean(uuid, what)
+	})
+	return err
+}
+
+func (s *scanner) clean(uuid string, what inventory.Remnant) error {
+	g, err := s.find(uuid)
+	if err != nil {
+		return err
+	}
+	var call string
+	var ret nvml.Return
+	switch what {
+	case inventory.RemnantClocks:
+		call, ret = "nvmlDeviceResetApplicationsClocks", nvml.ERROR_FUNCTION_NOT_FOUND
+		if s.has.applicationClocks {
+			ret = g.device.ResetApplicationsClocks()
+		}
+	case inventory.RemnantECC:
+		call, ret = "nvmlDeviceClearEccErrorCounts", g.device.ClearEccErrorCounts(nvml.VOLATILE_ECC)
+	default:
+		panic("no such remnant: " + what.String())
+	}
+	err = failure(call, ret)
+	if ret == nvml.ERROR_NO_PERMISSION {
+		return fmt.Errorf("%w: add the capability SYS_ADMIN to this container", err)
+	}
+	return err
+}

@@ -1,0 +1,255 @@
+package nvidia
+
+import (
+	"errors"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+// eventKinds are the events that are worth a look, by NVML's types. Single corrected memory errors are not: there are
+// many, and they say nothing of a GPU's fitness.
+var eventKinds = map[uint64]inventory.EventKind{
+	nvml.EventTypeXidCriticalError:       inventory.EventXID,
+	nvml.EventMigConfigChange:            inventory.EventMIGChange,
+	nvml.EventTypeDoubleBitEccError:      inventory.EventDoubleBitECC,
+	nvml.EventTypeSingleBitEccErrorStorm: inventory.EventSingleBitECCStorm,
+	nvml.EventTypeDramRetirementEvent:    inventory.EventDRAMRetirement,
+	nvml.EventTypeDramRetirementFailure:  inventory.EventDRAMRetirementFailure,
+	nvml.EventTypeNonFatalPoisonError:    inventory.EventNonFatalPoison,
+	nvml.EventTypeFatalPoisonError:       inventory.EventFatalPoison,
+	nvml.EventTypeGpuUnavailableError:    inventory.EventUnavailable,
+	nvml.EventTypeGpuRecoveryAction:      inventory.EventRecoveryAction,
+}
+
+// wantedEvents is the mask of eventKinds.
+func wantedEvents() uint64 {
+	var mask uint64
+	for event := range eventKinds {
+		mask |= event
+	}
+	return mask
+}
+
+// A watch is what a session waits on.
+type watch struct {
+	lib      nvml.Interface
+	gpus     []watched     // those in the set
+	set      nvml.EventSet // nil without any
+	bindings bindings
+	queue    []inventory.Event // to be given before any is waited for
+}
+
+// A watched GPU gives events.
+type watched struct {
+	index  int
+	uuid   string
+	device nvml.Device
+}
+
+// An outcome is how one wait ended.
+type outcome struct {
+	event   inventory.Event
+	found   bool // there is an event
+	useless bool // to wait again at once would be useless
+}
+
+// start registers for the events of all GPUs and returns those for which it could not.
+func (w *watch) start() ([]inventory.LeftOut, nvml.Return) {
+	count, ret := w.lib.DeviceGetCount()
+	if ret != nvml.SUCCESS {
+		return nil, ret
+	}
+	var unwatched []inventory.LeftOut
+	for i := range count {
+		device, ret := w.lib.DeviceGetHandleByIndex(i)
+		if err := failure("nvmlDeviceGetHandleByIndex", ret); err != nil {
+			unwatched = append(unwatched, inventory.LeftOut{Index: i, Reason: err.Error()})
+			continue
+		}
+		uuid, ret := device.GetUUID()
+		if err := failure("nvmlDeviceGetUUID", ret); err != nil {
+			unwatched = append(unwatched, inventory.LeftOut{Index: i, Reason: err.Error()})
+			continue
+		}
+		w.gpus = append(w.gpus, watched{index: i, uuid: uuid, device: device})
+	}
+	for _, d := range w.arm() {
+		unwatched = append(unwatched, inventory.LeftOut{Index: d.index, Reason: d.reason.Error()})
+	}
+	slices.SortFunc(unwatched, func(a, b inventory.LeftOut) int { return a.Index - b.Index })
+	return unwatched, nvml.SUCCESS
+}
+
+// A dropped GPU gives no more events.
+type dropped struct {
+	watched
+	reason error
+}
+
+// arm puts a new set in place of the set, registers for the events of the GPUs and drops those for which it cannot.
+func (w *watch) arm() []dropped {
+	var all []dropped
+	for {
+		set, ret := w.lib.EventSetCreate()
+		if err := failure("nvmlEventSetCreate", ret); err != nil {
+			for _, g := range w.gpus {
+				all = append(all, dropped{g, err})
+			}
+			w.replace(nil, nil)
+			return all
+		}
+		kept, these, spoilt := register(w.gpus, set)
+		all = append(all, these...)
+		if !spoilt && len(kept) > 0 {
+			w.replace(set, kept)
+			return all
+		}
+		_ = set.Free() // nobody waits on it, and what NVML says of that changes nothing
+		w.gpus = kept
+		if !spoilt {
+			w.replace(nil, nil)
+			return all
+		}
+	}
+}
+
+// register adds the events of GPUs to a set and returns those that it kept and those that it dropped. One of them may
+// have spoilt the set; it is among those dropped, and those that were not asked yet are kept.
+func register(gpus []watched, set nvml.EventSet) (kept []watched, all []dropped, spoilt bool) {
+	for i, g := range gpus {
+		err := g.register(set)
+		if err == nil {
+			kept = append(kept, g)
+			continue
+		}
+		all = append(all, dropped{g, err})
+		if errors.Is(err, nvml.ERROR_UNKNOWN) {
+			return append(kept, gpus[i+1:]...), all, true
+		}
+	}
+	return kept, all, false
+}
+
+// register adds the GPU's events to a set. A driver that refuses one type refuses all: then XIDs alone have to do.
+func (g watched) register(set nvml.EventSet) error {
+	supported, ret := g.device.GetSupportedEventTypes()
+	if err := failure("nvmlDeviceGetSupportedEventTypes", ret); err != nil {
+		return err
+	}
+	mask := supported & wantedEvents()
+	if mask == 0 {
+		return failure("nvmlDeviceGetSupportedEventTypes", nvml.ERROR_NOT_SUPPORTED)
+	}
+	ret = g.device.RegisterEvents(mask, set)
+	if ret == nvml.ERROR_NOT_SUPPORTED && mask != nvml.EventTypeXidCriticalError {
+		ret = g.device.RegisterEvents(nvml.EventTypeXidCriticalError, set)
+	}
+	return failure("nvmlDeviceRegisterEvents", ret)
+}
+
+// replace frees the old set; what NVML says of that changes nothing.
+func (w *watch) replace(set nvml.EventSet, gpus []watched) {
+	_ = w.free()
+	w.set, w.gpus = set, gpus
+}
+
+// end ends all that is waited on.
+func (w *watch) end() error { return errors.Join(w.free(), w.bindings.free()) }
+
+// free frees the set of the GPUs' events.
+func (w *watch) free() error {
+	if w.set == nil {
+		return nil
+	}
+	set := w.set
+	w.set = nil
+	return failure("nvmlEventSetFree", set.Free())
+}
+
+// wait waits for one event, for waitStep at most.
+func (w *watch) wait() (outcome, error) {
+	if len(w.queue) > 0 {
+		event := w.queue[0]
+		w.queue = w.queue[1:]
+		return outcome{event: event, found: true}, nil
+	}
+	step := time.Duration(0) // to wait twice takes two threads, and nobody is in a hurry to hear of a GPU that comes or goes
+	if w.set == nil {
+		step = waitStep
+	}
+	if w.bindings.changed(step) {
+		event := inventory.Event{Kind: inventory.EventBinding, GI: inventory.Unattributed, CI: inventory.Unattributed}
+		return outcome{event: event, found: true, useless: true}, nil // the session is closed the sooner for it
+	}
+	if w.set == nil {
+		return outcome{useless: w.bindings.request == nil}, nil
+	}
+	data, ret := w.set.Wait(uint32(waitStep.Milliseconds()))
+	switch ret {
+	case nvml.SUCCESS:
+		event, ok := w.translate(data)
+		return outcome{event: event, found: ok}, nil
+	case nvml.ERROR_TIMEOUT:
+		return outcome{}, nil
+	case nvml.ERROR_GPU_IS_LOST:
+		return w.lost(), nil
+	default:
+		return outcome{}, failure("nvmlEventSetWait", ret)
+	}
+}
+
+// lost answers NVML's word that some GPU is lost: it goes on with those that are not.
+func (w *watch) lost() outcome {
+	for _, d := range w.arm() {
+		w.queue = append(w.queue, inventory.Event{
+			Kind: inventory.EventLost, UUID: d.uuid, GI: inventory.Unattributed, CI: inventory.Unattributed,
+		})
+	}
+	if len(w.queue) == 0 {
+		event := inventory.Event{Kind: inventory.EventLost, GI: inventory.Unattributed, CI: inventory.Unattributed}
+		return outcome{event: event, found: true, useless: true}
+	}
+	event := w.queue[0]
+	w.queue = w.queue[1:]
+	return outcome{event: event, found: true}
+}
+
+// translate says what an event is; false for one that nobody asked for.
+func (w *watch) translate(data nvml.EventData) (inventory.Event, bool) {
+	kind, ok := eventKinds[data.EventType]
+	event := inventory.Event{
+		Kind: kind, UUID: w.uuid(data.Device), GI: inventory.Unattributed, CI: inventory.Unattributed,
+	}
+	if kind == inventory.EventXID {
+		event.XID = data.EventData
+		event.GI, event.CI = instance(data.GpuInstanceId), instance(data.ComputeInstanceId)
+	}
+	return event, ok
+}
+
+// uuid returns the UUID of the GPU that an event names. A lost GPU may not tell it; its handle does.
+func (w *watch) uuid(device nvml.Device) string {
+	for _, g := range w.gpus {
+		if g.device == device {
+			return g.uuid
+		}
+	}
+	uuid, ret := device.GetUUID()
+	if ret != nvml.SUCCESS {
+		return ""
+	}
+	return uuid
+}
+
+// instance returns the ID of a GPU or compute instance that an event names.
+func instance(id uint32) int {
+	if id == math.MaxUint32 {
+		return inventory.Unattributed
+	}
+	return int(id)
+}
