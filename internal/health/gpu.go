@@ -1,0 +1,136 @@
+package health
+
+import (
+	"slices"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+// A GPU is what is known of the fitness of a physical GPU and of the MIG devices on it.
+type GPU struct {
+	UUID string
+	Device
+	// Instances are the GPU's MIG devices, in the order of the Snapshot. Only what struck one of them alone is theirs.
+	Instances []Instance
+	// Reading is the last one in which the GPU answered.
+	Reading inventory.Reading
+
+	// read says that there was a Reading, answers that it is the latest word.
+	read, answers bool
+	// reset is when there was evidence last that the GPU was reset, or its driver loaded anew.
+	reset time.Time
+}
+
+// speaks reports whether the GPU's recovery action can be read; before the first reading, that every driver that may
+// have one has it.
+func (g GPU) speaks() bool { return !g.read || g.Reading.RecoveryAction.Known }
+
+// WithInstances returns g with the MIG devices that there are now. Those that were there before keep what is known of
+// them; a new one is Healthy.
+func (g GPU) WithInstances(devices []inventory.MIGDevice, now time.Time) GPU {
+	same := slices.EqualFunc(g.Instances, devices, func(i Instance, m inventory.MIGDevice) bool {
+		return i.UUID == m.UUID && i.GI == m.GI && i.CI == m.CI
+	})
+	if same {
+		return g
+	}
+	instances := make([]Instance, 0, len(devices))
+	for _, m := range devices {
+		i := slices.IndexFunc(g.Instances, func(i Instance) bool { return i.UUID == m.UUID })
+		if i < 0 {
+			instances = append(instances, Instance{UUID: m.UUID, GI: m.GI, CI: m.CI, Device: Device{}.judged(now)})
+			continue
+		}
+		known := g.Instances[i]
+		known.GI, known.CI = m.GI, m.CI
+		instances = append(instances, known)
+	}
+	g.Instances = instances
+	return g
+}
+
+// Curable reports whether a fault of the GPU is open that readings can close, so that it is worth looking often.
+func (p Policy) Curable(g GPU, facts Facts) bool {
+	return g.any(func(f Fault) bool {
+		way := p.wayBack(f, facts, g.speaks())
+		return way != byReboot && way != byOperator
+	})
+}
+
+// Suspect reports whether the driver's verdict on the GPU or on one of its MIG devices is being waited for.
+func (g GPU) Suspect() bool { return g.any(func(f Fault) bool { return f.State == inventory.Suspect }) }
+
+// any reports whether a fault for which is says true is open on the GPU or on one of its MIG devices.
+func (g GPU) any(is func(Fault) bool) bool {
+	return slices.ContainsFunc(g.Faults, is) ||
+		slices.ContainsFunc(g.Instances, func(i Instance) bool { return slices.ContainsFunc(i.Faults, is) })
+}
+
+// WantsSession reports whether only a new session can tell whether the GPU is good, and since when: it was lost or wanted
+// a reset since the session was opened, or fails calls for reasons that may be the session's.
+func (p Policy) WantsSession(g GPU, facts Facts) (since time.Time, wants bool) {
+	g.any(func(f Fault) bool {
+		if (p.wayBack(f, facts, g.speaks()) == bySession || f.Source == SourceContact) && !facts.Opened.After(f.Seen) {
+			since, wants = f.Since, true
+		}
+		return wants
+	})
+	return since, wants
+}
+
+// Answers reports whether the GPU answered the last reading.
+func (g GPU) Answers() bool { return g.answers }
+
+// Whole reports whether the GPU has no MIG devices.
+func (g GPU) Whole() bool { return len(g.Instances) == 0 }
+
+// Limit returns when FoldTime will change something next, the zero time if it will not.
+func (g GPU) Limit() time.Time {
+	limit := earliest(time.Time{}, g.Faults)
+	for _, i := range g.Instances {
+		limit = earliest(limit, i.Faults)
+	}
+	return limit
+}
+
+func earliest(limit time.Time, faults []Fault) time.Time {
+	for _, f := range faults {
+		if !f.limit.IsZero() && (limit.IsZero() || f.limit.Before(limit)) {
+			limit = f.limit
+		}
+	}
+	return limit
+}
+
+// each returns g with every device of it, the physical GPU first, replaced by what fold makes of it.
+func (g GPU) each(fold func(Device) Device) GPU {
+	g.Device = fold(g.Device)
+	if len(g.Instances) == 0 {
+		return g
+	}
+	g.Instances = slices.Clone(g.Instances)
+	for i := range g.Instances {
+		g.Instances[i].Device = fold(g.Instances[i].Device)
+	}
+	return g
+}
+
+// struck returns g with the devices that an event concerns replaced by what fold makes of them: the physical GPU, or
+// the MIG devices of the GI, or of the CI in it, that the event names. It returns false if there is no such MIG device.
+func (g GPU) struck(e inventory.Event, fold func(Device) Device) (GPU, bool) {
+	if e.GI == inventory.Unattributed {
+		g.Device = fold(g.Device)
+		return g, true
+	}
+	hit := false
+	instances := slices.Clone(g.Instances)
+	for i := range instances {
+		if instances[i].GI == e.GI && (e.CI == inventory.Unattributed || instances[i].CI == e.CI) {
+			instances[i].Device = fold(instances[i].Device)
+			hit = true
+		}
+	}
+	g.Instances = instances
+	return g, hit
+}

@@ -1,0 +1,31 @@
+package health
+
+import (
+	"fmt"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+// NodeWide returns the one reason that holds for all GPUs of a node, where what struck them is the node's and not any
+// GPU's: a sentence without a full stop, empty if there is no such reason or only one GPU.
+func NodeWide(gpus []GPU) string {
+	if len(gpus) < 2 {
+		return ""
+	}
+	first := gpus[0].gravest()
+	for _, g := range gpus[1:] {
+		f := g.gravest()
+		if f.Source != first.Source || f.Cure != first.Cure {
+			return ""
+		}
+	}
+	switch {
+	case first.Source == SourceAction && first.Cure == inventory.CureReboot:
+		return because(first.Cure, "the driver asks for a restart of the node on all %d GPUs", len(gpus))
+	case first.Source == SourceContact:
+		return fmt.Sprintf("calls to all %d GPUs fail: this container may have lost its access to the devices, restart its pod", len(gpus))
+	case first.Source == SourceSilence:
+		return first.Reason
+	}
+	return ""
+}

@@ -1,0 +1,90 @@
+package health
+
+import (
+	"fmt"
+	"maps"
+	"strconv"
+	"strings"
+)
+
+// Rule is what an operator wants done about an XID instead of what the catalog says.
+type Rule string
+
+// The rules.
+const (
+	// RuleCatalog: as the catalog says.
+	RuleCatalog Rule = ""
+	// RuleIgnore: counted, and nothing else.
+	RuleIgnore Rule = "ignore"
+	// RuleSuspect: looked into; the driver's recovery action decides.
+	RuleSuspect Rule = "suspect"
+	// RuleFatal: Unhealthy at once, and until there is evidence of a reset or an operator clears it.
+	RuleFatal Rule = "fatal"
+)
+
+// ParseRule returns the rule that a configuration file names.
+func ParseRule(s string) (Rule, error) {
+	r := Rule(s)
+	if r == RuleIgnore || r == RuleSuspect || r == RuleFatal {
+		return r, nil
+	}
+	return RuleCatalog, fmt.Errorf("rule %q is none of ignore, suspect, fatal", s)
+}
+
+// Overrides are an operator's rules for XIDs. They beat the catalog, but not what is read of a GPU: a lost GPU is Lost
+// whatever they say. The zero value leaves everything to the catalog. A value is never changed once it is in use.
+type Overrides struct {
+	rest Rule
+	xids map[uint64]Rule
+}
+
+// Rule returns the rule for an XID.
+func (o Overrides) Rule(code uint64) Rule {
+	if r, ok := o.xids[code]; ok {
+		return r
+	}
+	return o.rest
+}
+
+// With returns a copy in which code has the given rule.
+func (o Overrides) With(code uint64, r Rule) Overrides {
+	xids := maps.Clone(o.xids)
+	if xids == nil {
+		xids = make(map[uint64]Rule)
+	}
+	xids[code] = r
+	return Overrides{rest: o.rest, xids: xids}
+}
+
+// Equal reports whether two Overrides have the same rules.
+func (o Overrides) Equal(other Overrides) bool {
+	return o.rest == other.rest && maps.Equal(o.xids, other.xids)
+}
+
+// ParseOverrides reads the values of DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS: each a comma-separated list of
+// XIDs, or "all" ("xids" means the same). A disabled XID is ignored; an enabled one is fatal, as every XID is to the
+// reference plugin that these variables come from, and wins over a disabled one. What is neither is left to the
+// catalog. Entries that are no number are left out and returned, each as a sentence for a warning.
+func ParseOverrides(disable, enable string) (o Overrides, malformed []string) {
+	apply := func(variable, list string, r Rule) {
+		for entry := range strings.SplitSeq(list, ",") {
+			entry = strings.ToLower(strings.TrimSpace(entry))
+			switch entry {
+			case "":
+				continue
+			case "all", "xids":
+				o = Overrides{rest: r}
+				continue
+			}
+			code, err := strconv.ParseUint(entry, 10, 64)
+			if err != nil {
+				malformed = append(malformed, fmt.Sprintf("%s: %q is neither an XID nor \"all\" and is left out", variable, entry))
+				continue
+			}
+			o = o.With(code, r)
+		}
+	}
+	apply("DP_DISABLE_HEALTHCHECKS", disable, RuleIgnore)
+	apply("DP_ENABLE_HEALTHCHECKS", enable, RuleFatal)
+	return o, malformed
+}

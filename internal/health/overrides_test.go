@@ -1,0 +1,65 @@
+package health_test
+
+import (
+	"testing"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
+)
+
+func TestParseOverrides(t *testing.T) {
+	const ignore, fatal, catalog = health.RuleIgnore, health.RuleFatal, health.RuleCatalog
+	tests := map[string]struct {
+		disable, enable string
+		want            map[uint64]health.Rule
+		malformed       int
+	}{
+		"nothing":                      {"", "", map[uint64]health.Rule{13: catalog, 79: catalog}, 0},
+		"a list":                       {"48, 79 ,", "", map[uint64]health.Rule{48: ignore, 79: ignore, 95: catalog}, 0},
+		"all":                          {"ALL", "", map[uint64]health.Rule{48: ignore, 13: ignore}, 0},
+		"xids means all":               {"xids", "", map[uint64]health.Rule{48: ignore}, 0},
+		"all within a list":            {"13,all,48", "", map[uint64]health.Rule{13: ignore, 79: ignore}, 0},
+		"enabled":                      {"", "109", map[uint64]health.Rule{109: fatal, 48: catalog}, 0},
+		"enabled wins over disabled":   {"48,109", "109", map[uint64]health.Rule{48: ignore, 109: fatal}, 0},
+		"one enabled of all disabled":  {"all", "79", map[uint64]health.Rule{79: fatal, 48: ignore}, 0},
+		"all enabled wins over a list": {"48", "all", map[uint64]health.Rule{48: fatal, 13: fatal}, 0},
+		"malformed entries":            {"48,x,-1", "1e3", map[uint64]health.Rule{48: ignore, 1: catalog}, 3},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			o, malformed := health.ParseOverrides(tt.disable, tt.enable)
+			for code, want := range tt.want {
+				if got := o.Rule(code); got != want {
+					t.Errorf("Rule(%d) = %q, want %q", code, got, want)
+				}
+			}
+			if len(malformed) != tt.malformed {
+				t.Errorf("malformed: %q, want %d", malformed, tt.malformed)
+			}
+		})
+	}
+}
+
+func TestWithLeavesTheOriginalAlone(t *testing.T) {
+	var zero health.Overrides
+	one := zero.With(48, health.RuleIgnore)
+	two := one.With(48, health.RuleFatal)
+	if zero.Rule(48) != health.RuleCatalog || one.Rule(48) != health.RuleIgnore || two.Rule(48) != health.RuleFatal {
+		t.Errorf("rules: %q %q %q", zero.Rule(48), one.Rule(48), two.Rule(48))
+	}
+	if one.Equal(two) || !one.Equal(zero.With(48, health.RuleIgnore)) {
+		t.Error("Equal does not tell rules apart")
+	}
+}
+
+func TestParseRule(t *testing.T) {
+	for _, s := range []string{"ignore", "suspect", "fatal"} {
+		if r, err := health.ParseRule(s); err != nil || string(r) != s {
+			t.Errorf("ParseRule(%q) = %q, %v", s, r, err)
+		}
+	}
+	for _, s := range []string{"", "Fatal", "panic"} {
+		if r, err := health.ParseRule(s); err == nil {
+			t.Errorf("ParseRule(%q) = %q, want an error", s, r)
+		}
+	}
+}

@@ -1,0 +1,51 @@
+package health
+
+import (
+	"slices"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+// Marked reports whether something is known of the GPU, or of one of its MIG devices, that may have to be kept.
+func (g GPU) Marked() bool {
+	marked := func(d Device) bool { return len(d.Faults)+len(d.Recoveries) > 0 }
+	return marked(g.Device) || slices.ContainsFunc(g.Instances, func(i Instance) bool { return marked(i.Device) })
+}
+
+// Durable returns the open faults that must outlive the process, so that a restart does not make a bad device good.
+func (d Device) Durable() []Fault {
+	return slices.DeleteFunc(slices.Clone(d.Faults), func(f Fault) bool { return !f.durable() })
+}
+
+// OutlivesBoot reports whether a fault with that cure still stands after the node was restarted: only what asks for hands
+// does.
+func OutlivesBoot(c inventory.Cure) bool {
+	return c == inventory.CureHuman || c == inventory.CureHardware
+}
+
+// Restored returns g with what an earlier process knew of it and of its MIG devices, which noted tells by UUID. It is for
+// devices that nothing was folded into yet.
+func (g GPU) Restored(noted func(uuid string) ([]Fault, []time.Time), now time.Time) GPU {
+	restore := func(uuid string, d Device) Device {
+		faults, recoveries := noted(uuid)
+		return d.restored(faults, recoveries, now)
+	}
+	g.Device = restore(g.UUID, g.Device)
+	g.Instances = slices.Clone(g.Instances)
+	for i := range g.Instances {
+		g.Instances[i].Device = restore(g.Instances[i].UUID, g.Instances[i].Device)
+	}
+	return g
+}
+
+func (d Device) restored(faults []Fault, recoveries []time.Time, now time.Time) Device {
+	d.Recoveries = slices.Concat(d.Recoveries, recoveries)
+	if len(faults) == 0 {
+		return d
+	}
+	d.Faults = slices.Concat(d.Faults, faults)
+	d = d.judged(now)
+	d.Health.Since = d.gravest().Since
+	return d
+}
