@@ -1,0 +1,86 @@
+package topology
+
+import "math/bits"
+
+// guess returns a good set of `wanted` candidates, with which the search can leave out most others from the start. It
+// grows a set greedily and then swaps members while that helps; with more than exactGPUs candidates, where the answer
+// may end up being this one, it does so from every first member.
+func (s *search) guess(wanted int) ranked {
+	everyone := uint64(1)<<s.n - 1
+	best := s.improve(s.grow(0, wanted))
+	if s.n <= exactGPUs {
+		return best
+	}
+	for rest := everyone; rest != 0; rest &= rest - 1 {
+		if set := s.improve(s.grow(rest&-rest, wanted)); set.value > best.value {
+			best = set
+		}
+		rest &^= s.twins[bits.TrailingZeros64(rest)]
+	}
+	return best
+}
+
+// grow adds candidates to a set until it has `wanted`, each time the one that adds most. It leaves in the second row of
+// s.gains what each candidate adds to the set, its own linear weight and its weights to the members.
+func (s *search) grow(set uint64, wanted int) uint64 {
+	adds := s.gains[s.n : 2*s.n]
+	copy(adds, s.gains[:s.n])
+	for rest := set; rest != 0; rest &= rest - 1 {
+		s.addWeights(adds, bits.TrailingZeros64(rest), 1)
+	}
+	if set == 0 && s.haveHalves&1 == 0 {
+		s.fillHalves(0)
+	}
+	for bits.OnesCount64(set) < wanted {
+		best, most := -1, int64(never)
+		for i := range s.n {
+			if set>>i&1 == 1 {
+				continue
+			}
+			value := adds[i]
+			if set == 0 {
+				value += s.halves[(wanted-1)*s.n+i]
+			}
+			if value > most {
+				best, most = i, value
+			}
+		}
+		set |= 1 << best
+		s.addWeights(adds, best, 1)
+	}
+	return set
+}
+
+// improve swaps a member for another candidate, the best swap first, until none helps. It needs the second row of
+// s.gains as grow leaves it.
+func (s *search) improve(set uint64) ranked {
+	adds := s.gains[s.n : 2*s.n]
+	everyone := uint64(1)<<s.n - 1
+	for {
+		var out, in int
+		var most int64
+		for members := set; members != 0; members &= members - 1 {
+			o := bits.TrailingZeros64(members)
+			weights := s.weights[o*s.n : (o+1)*s.n]
+			for others := everyone &^ set; others != 0; others &= others - 1 {
+				i := bits.TrailingZeros64(others)
+				if better := adds[i] - weights[i] - adds[o]; better > most {
+					out, in, most = o, i, better
+				}
+			}
+		}
+		if most == 0 {
+			return ranked{s.valueOf(set), set}
+		}
+		set = set&^(1<<out) | 1<<in
+		s.addWeights(adds, out, -1)
+		s.addWeights(adds, in, 1)
+	}
+}
+
+// addWeights adds a candidate's weights to a row, or takes them off.
+func (s *search) addWeights(row []int64, candidate int, sign int64) {
+	for i, weight := range s.weights[candidate*s.n : (candidate+1)*s.n] {
+		row[i] += sign * weight
+	}
+}
