@@ -1,0 +1,155 @@
+package resource
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/topology"
+)
+
+// A Device is one thing that a container can be given: what one device ID stands for.
+type Device struct {
+	// ID is what kubelet knows the device by: UUID, or "UUID::n" for the n-th replica of a shared device.
+	ID string
+	// UUID is the GPU's or the MIG device's.
+	UUID string
+	// GPU is the UUID of the physical GPU that the device is or stands on.
+	GPU string
+	// Index is "i", the GPU's index, or "i:j" for the MIG device j on it.
+	Index string
+	// Resource is the name of the resource that it belongs to.
+	Resource string
+	// Sharing is how several containers share it.
+	Sharing SharingMode
+	// Minor is the N of the physical GPU's /dev/nvidiaN.
+	Minor int
+	// GI and CI are the instances of a MIG device; inventory.Unattributed for whole GPUs.
+	GI, CI int
+	// GICap and CICap are the N of the /dev/nvidia-caps/nvidia-capN of the two; 0 for whole GPUs and where not known.
+	GICap, CICap int
+	// Control are the driver's device nodes that the node has.
+	Control inventory.ControlNodes
+	// NUMANode is the memory node nearest to the GPU, or inventory.NoNUMANode.
+	NUMANode int
+	// Healthy says that new work may be given to the device.
+	Healthy bool
+	// Reason says why not, and what cures it, in a sentence without a full stop; empty when Healthy.
+	Reason string
+}
+
+// A Resource is one extended resource of the node. It is immutable, and made by NewResource; the zero value has no
+// devices.
+type Resource struct {
+	// Name is the full name, such as nvidia.com/gpu.
+	Name string
+	// Devices are what it consists of, by index and then by replica.
+	Devices []Device
+
+	onePerRequest bool
+	policy        Policy
+	graph         *topology.Graph
+	preference    *topology.Preference
+	byID          map[string]int // position in Devices
+}
+
+// NewResource returns a resource of the given devices, which it orders, on a node whose GPUs are connected as graph
+// says. It takes over the slice.
+func NewResource(name string, o Options, graph *topology.Graph, devices []Device) Resource {
+	slices.SortStableFunc(devices, compareDevices)
+	return Resource{Name: name, onePerRequest: o.Sharing.OnePerRequest, policy: o.Policy, graph: graph}.with(devices)
+}
+
+// with returns the resource with other devices, which are in order.
+func (r Resource) with(devices []Device) Resource {
+	r.Devices, r.byID = devices, make(map[string]int, len(devices))
+	choice := make([]topology.Device, len(devices))
+	for i, d := range devices {
+		r.byID[d.ID] = i
+		choice[i] = topology.Device{ID: d.ID, UUID: d.UUID, GPU: d.GPU, Healthy: d.Healthy}
+	}
+	r.preference = topology.NewPreference(r.graph, choice, r.policy)
+	return r
+}
+
+// Equal reports whether two resources have the same name, the same devices in the same state, and are served alike.
+func (r Resource) Equal(other Resource) bool {
+	return r.Name == other.Name && slices.Equal(r.Devices, other.Devices) &&
+		r.onePerRequest == other.onePerRequest && r.policy == other.policy &&
+		(r.graph == other.graph || r.graph != nil && other.graph != nil && r.graph.Equal(other.graph))
+}
+
+// Device returns the device of the given ID.
+func (r Resource) Device(id string) (Device, bool) {
+	i, found := r.byID[id]
+	if !found {
+		return Device{}, false
+	}
+	return r.Devices[i], true
+}
+
+// Prefer returns which size of the available devices a container is best given, the required ones among them, in the
+// order of the resource: package topology says how. The answer depends on the sets alone, not on their order. It fails
+// with the errors of topology.Preference.
+func (r Resource) Prefer(available, required []string, size int) ([]string, error) {
+	if r.preference == nil {
+		r.preference = topology.NewPreference(topology.New(nil), nil, r.policy)
+	}
+	return r.preference.Prefer(available, required, size)
+}
+
+// Admit reports why a container may not be given all these devices of the resource at once; nil if it may. Each of them
+// alone is for the caller to judge.
+func (r Resource) Admit(devices []Device) error {
+	shared := slices.ContainsFunc(devices, func(d Device) bool { return d.Sharing != Unshared })
+	if !r.onePerRequest || !shared || len(devices) < 2 {
+		return nil
+	}
+	return fmt.Errorf("invalid allocation request for %q: invalid request: maximum request size for shared resources is 1; "+
+		"found %d", r.Name, len(devices))
+}
+
+// compareDevices orders devices by index, number by number, and then by replica.
+func compareDevices(a, b Device) int {
+	return cmp.Or(compareIndex(a.Index, b.Index), cmp.Compare(a.UUID, b.UUID), cmp.Compare(replica(a.ID), replica(b.ID)))
+}
+
+// compareIndex orders indices "i" and "i:j", number by number.
+func compareIndex(a, b string) int {
+	if a == b {
+		return 0
+	}
+	ga, ma := splitIndex(a)
+	gb, mb := splitIndex(b)
+	return cmp.Or(cmp.Compare(ga, gb), cmp.Compare(ma, mb))
+}
+
+// splitIndex takes "i" or "i:j" apart; j is -1 for a whole GPU.
+func splitIndex(index string) (gpu, mig int) {
+	i, j, partitioned := strings.Cut(index, ":")
+	gpu, _ = strconv.Atoi(i)
+	if !partitioned {
+		return gpu, -1
+	}
+	mig, _ = strconv.Atoi(j)
+	return gpu, mig
+}
+
+// replicaMark stands between the UUID and the number of a replica in a device ID.
+const replicaMark = "::"
+
+// replicaID is the device ID of the n-th replica of a device.
+func replicaID(uuid string, n int) string { return uuid + replicaMark + strconv.Itoa(n) }
+
+// replica is the n of a replica's device ID; -1 for a device that is not shared.
+func replica(id string) int {
+	_, n, shared := strings.Cut(id, replicaMark)
+	if !shared {
+		return -1
+	}
+	i, _ := strconv.Atoi(n)
+	return i
+}

@@ -1,0 +1,6 @@
+// Package resource decides what the node offers kubelet: which resources, with which device IDs, and which of them a
+// container is best given. It is the only home of resource names and replica IDs.
+//
+// It is policy: a Snapshot and Options go in, a Plan comes out, and nothing is read, written, started or logged on the
+// way. It imports inventory and topology only; config makes its Options, and edits, cdi, plugin and agent read its Plan.
+package resource

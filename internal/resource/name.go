@@ -1,0 +1,123 @@
+package resource
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// Prefix is the vendor part of every resource name.
+const Prefix = "nvidia.com/"
+
+// WholeGPU is the resource of whole GPUs, and of MIG devices under the strategy single.
+const WholeGPU = Prefix + "gpu"
+
+// maxName is how long a full resource name may be.
+const maxName = 63
+
+// sharedSuffix is added to the names of shared resources, if so configured.
+const sharedSuffix = ".shared"
+
+// ProfileName returns the resource of MIG devices of a profile under the strategy mixed: "1g.10gb+me" is
+// nvidia.com/mig-1g.10gb.me. A resource name must not contain a plus sign.
+func ProfileName(profile string) string {
+	return Prefix + "mig-" + strings.ReplaceAll(profile, "+", ".")
+}
+
+var nameForm = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$`)
+
+// ParseName returns the full name of a resource that is written with or without "nvidia.com/".
+func ParseName(text string) (string, error) {
+	name, _ := strings.CutPrefix(text, Prefix)
+	switch {
+	case name == "":
+		return "", errors.New("is not a resource name; write one such as nvidia.com/gpu")
+	case !nameForm.MatchString(name):
+		return "", fmt.Errorf("%q is not a resource name: after %s come letters, digits, '-', '_' and '.', "+
+			"a letter or digit first and last", text, Prefix)
+	case len(Prefix+name) > maxName:
+		return "", fmt.Errorf("%q is too long: with %s it has %d characters, of which %d are allowed",
+			text, Prefix, len(Prefix+name), maxName)
+	}
+	return Prefix + name, nil
+}
+
+// A Pattern matches a whole string; "*" in it stands for any characters, also for none.
+type Pattern string
+
+// Match reports whether the pattern matches all of text.
+func (p Pattern) Match(text string) bool {
+	first, rest, wild := strings.Cut(string(p), "*")
+	text, ok := strings.CutPrefix(text, first)
+	if !wild || !ok {
+		return ok && text == ""
+	}
+	parts := strings.Split(rest, "*")
+	last := len(parts) - 1
+	for _, part := range parts[:last] {
+		_, after, found := strings.Cut(text, part)
+		if !found {
+			return false
+		}
+		text = after
+	}
+	return strings.HasSuffix(text, parts[last])
+}
+
+// Meets reports whether some text matches both patterns.
+func (p Pattern) Meets(other Pattern) bool {
+	// meets[j] says whether what is left of p and other[j:] have a text in common; rows go from the end of p to its start.
+	meets := make([]bool, len(other)+1)
+	for i := len(p); i >= 0; i-- {
+		after := slices.Clone(meets) // the row for p[i+1:]
+		for j := len(other); j >= 0; j-- {
+			wildP, wildOther := i < len(p) && p[i] == '*', j < len(other) && other[j] == '*'
+			switch {
+			case i == len(p) && j == len(other):
+				meets[j] = true
+			case wildP: // it stands for nothing more, or for the next of other
+				meets[j] = after[j] || j < len(other) && meets[j+1]
+			case wildOther:
+				meets[j] = meets[j+1] || i < len(p) && after[j]
+			default:
+				meets[j] = i < len(p) && j < len(other) && p[i] == other[j] && after[j+1]
+			}
+		}
+	}
+	return meets[0]
+}
+
+// A Ref names a device by index, "i" or "i:j", or by UUID.
+type Ref string
+
+var refForm = regexp.MustCompile(`^(\d+(:\d+)?|(GPU|MIG)-[-0-9A-Za-z/]+)$`)
+
+// ParseRef returns the Ref that a configuration writes.
+func ParseRef(text string) (Ref, error) {
+	if !refForm.MatchString(text) {
+		return "", fmt.Errorf("%q names no device: write a GPU's index (0), a MIG device's index (0:1) or a UUID (GPU-…, MIG-…)", text)
+	}
+	return Ref(text), nil
+}
+
+var pciForm = regexp.MustCompile(`^([0-9a-f]{4,8}:)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])$`)
+
+// Meets reports whether both can name one device: they are the same, or one is a GPU's index and the other that of a MIG
+// device on it.
+func (r Ref) Meets(other Ref) bool {
+	gpu, _, partitioned := strings.Cut(string(r), ":")
+	gpuOther, _, otherPartitioned := strings.Cut(string(other), ":")
+	return r == other || gpu == gpuOther && partitioned != otherPartitioned
+}
+
+// ParsePCI returns a PCI address as sysfs writes it, of one with or without a domain of 4 to 8 digits.
+func ParsePCI(text string) (string, error) {
+	parts := pciForm.FindStringSubmatch(strings.ToLower(text))
+	if parts == nil {
+		return "", fmt.Errorf("%q is not a PCI address such as 0000:1b:00.0", text)
+	}
+	domain := strings.TrimLeft(strings.TrimSuffix(parts[1], ":"), "0")
+	return strings.Repeat("0", max(0, 4-len(domain))) + domain + ":" + parts[2], nil
+}

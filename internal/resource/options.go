@@ -1,0 +1,142 @@
+package resource
+
+import (
+	"fmt"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/topology"
+)
+
+// Options is what the configuration decides about a Plan. It is a value: nobody changes it, or what its slices hold,
+// after it was made. The zero value offers every GPU whole as nvidia.com/gpu.
+type Options struct {
+	// MIG says how GPUs in multi-instance mode are offered.
+	MIG MIGStrategy
+	// Policy says which devices a container is preferably given where several IDs stand on one physical GPU.
+	Policy Policy
+	// GPUs name whole GPUs by their model, MIGs name MIG devices by their profile. The first that matches counts; what
+	// none matches has its usual name.
+	GPUs, MIGs []Naming
+	// Selectors single devices out; the first that selects a device counts.
+	Selectors []Selector
+	// Sharing says which devices are shared.
+	Sharing Sharing
+	// Required are device nodes without which no device of the node is fit for work.
+	Required inventory.ControlNodes
+}
+
+// MIGStrategy says how GPUs in multi-instance mode are offered.
+type MIGStrategy int
+
+// The MIG strategies.
+const (
+	// MIGNone offers every GPU whole, whether it is partitioned or not.
+	MIGNone MIGStrategy = iota
+	// MIGSingle offers MIG devices under the name of whole GPUs; all of the node are of one profile.
+	MIGSingle
+	// MIGMixed offers MIG devices under the names of their profiles, beside whole GPUs.
+	MIGMixed
+)
+
+func (s MIGStrategy) String() string {
+	switch s {
+	case MIGNone:
+		return "none"
+	case MIGSingle:
+		return "single"
+	case MIGMixed:
+		return "mixed"
+	}
+	return fmt.Sprintf("MIGStrategy(%d)", int(s))
+}
+
+// Policy says which IDs of shared or partitioned GPUs a container is preferably given. Package topology explains the
+// values.
+type Policy = topology.Policy
+
+// The policies.
+const (
+	PolicyDistributed = topology.Distributed
+	PolicyPacked      = topology.Packed
+	PolicyDistinct    = topology.Distinct
+)
+
+// Naming gives a resource name to what a pattern matches.
+type Naming struct {
+	Pattern Pattern
+	// Name is a full name, as ParseName returns it.
+	Name string
+}
+
+// A Selector singles devices out and says what is different about them. A GPU that it selects is selected with all that
+// stands on it.
+type Selector struct {
+	// Where is what the configuration calls it, for messages: "selectors[0]".
+	Where string
+	// Devices select by index or UUID.
+	Devices []Ref
+	// PCI selects by PCI address, as ParsePCI returns it.
+	PCI []string
+	// Models select by the GPU's model.
+	Models []Pattern
+
+	// Exclude leaves the devices out of every resource.
+	Exclude bool
+	// Rename is the resource they belong to, as ParseName returns it; empty for the usual one.
+	Rename string
+	// Replicas is how many containers share each of them, whatever Sharing says; 0 leaves it to Sharing, 1 means one.
+	Replicas int
+}
+
+// Sharing says which devices are shared by how many containers.
+type Sharing struct {
+	// Mode is how devices are shared, those that a Selector gives replicas included.
+	Mode SharingMode
+	// RenameByDefault adds ".shared" to the name of shared devices that have no other.
+	RenameByDefault bool
+	// OnePerRequest refuses a container more than one ID when one of them is a replica.
+	OnePerRequest bool
+	// Rules are what is shared; the first that matches a device counts.
+	Rules []SharingRule
+}
+
+// SharingRule shares devices of one resource.
+type SharingRule struct {
+	// Where is what the configuration calls it, for messages: "sharing.timeSlicing.resources[0]".
+	Where string
+	// Name is the resource as it is without sharing.
+	Name string
+	// Rename is the resource of the shared devices; empty for the usual name.
+	Rename string
+	// First restricts the rule to so many devices of the resource, from the lowest index; 0 for no such limit.
+	First int
+	// Devices restrict the rule to these; nil for no such limit.
+	Devices []Ref
+	// Replicas is how many containers share each device: 2 or more.
+	Replicas int
+}
+
+// SharingMode is how several containers share a device.
+type SharingMode int
+
+// The modes of sharing.
+const (
+	// Unshared devices have one container each.
+	Unshared SharingMode = iota
+	// TimeSliced devices run what their containers ask for in turns, without limits.
+	TimeSliced
+	// MPS devices run it at the same time, by CUDA's Multi-Process Service.
+	MPS
+)
+
+func (m SharingMode) String() string {
+	switch m {
+	case Unshared:
+		return "none"
+	case TimeSliced:
+		return "time-slicing"
+	case MPS:
+		return "mps"
+	}
+	return fmt.Sprintf("SharingMode(%d)", int(m))
+}

@@ -1,0 +1,204 @@
+package resource
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/topology"
+)
+
+// A Plan is everything the node is to offer at one time. It is immutable.
+type Plan struct {
+	// Resources are the resources to serve, by ascending Name. A resource all of whose devices are unhealthy is here; one
+	// without a device is not.
+	Resources []Resource
+	// LeftOut are the devices of the node that no resource offers, by ascending index.
+	LeftOut []LeftOut
+	// Warnings are sentences for the operator, each about one thing that is not as the configuration or the node makes
+	// one expect; LeftOut included, but for what the configuration excludes.
+	Warnings []string
+}
+
+// LeftOut is a device that no resource offers, and why.
+type LeftOut struct {
+	// UUID is the GPU's or the MIG device's.
+	UUID string
+	// Index is the GPU's index "i" or the MIG device's "i:j".
+	Index string
+	// Reason is a sentence without a full stop.
+	Reason string
+}
+
+// New returns what a node with this Snapshot is to offer under these Options. A stale Snapshot is as good as any: its
+// devices were there when the node was last looked at. The same arguments give the same Plan.
+func New(snapshot inventory.Snapshot, o Options) Plan {
+	p := planner{options: o, control: snapshot.Control, devices: map[string][]Device{}}
+	kept := p.keep(candidates(snapshot.GPUs, o.MIG))
+	if o.MIG == MIGSingle {
+		kept = p.ofOneKind(kept)
+	}
+	p.share(kept)
+	graph := topology.New(snapshot.GPUs)
+	for _, name := range slices.Sorted(maps.Keys(p.devices)) {
+		if p.fits(name) {
+			p.plan.Resources = append(p.plan.Resources, NewResource(name, o, graph, p.devices[name]))
+		}
+	}
+	slices.SortStableFunc(p.plan.LeftOut, func(a, b LeftOut) int { return compareIndex(a.Index, b.Index) })
+	return p.plan
+}
+
+// Resource returns the resource of the given name.
+func (p Plan) Resource(name string) (Resource, bool) {
+	i, found := slices.BinarySearchFunc(p.Resources, name,
+		func(r Resource, name string) int { return cmp.Compare(r.Name, name) })
+	if !found {
+		return Resource{}, false
+	}
+	return p.Resources[i], true
+}
+
+// Without returns the plan without some devices, by UUID, that cannot be given out for a reason.
+func (p Plan) Without(reasons map[string]string) Plan {
+	if len(reasons) == 0 {
+		return p
+	}
+	reduced := Plan{LeftOut: slices.Clone(p.LeftOut), Warnings: slices.Clone(p.Warnings)}
+	seen := map[string]bool{}
+	for _, r := range p.Resources {
+		var kept []Device
+		for _, d := range r.Devices {
+			why, withheld := reasons[d.UUID]
+			if !withheld {
+				kept = append(kept, d)
+				continue
+			}
+			if !seen[d.UUID] {
+				seen[d.UUID] = true
+				reduced.LeftOut = append(reduced.LeftOut, LeftOut{UUID: d.UUID, Index: d.Index, Reason: why})
+				reduced.Warnings = append(reduced.Warnings, notOffered(d.Index, d.UUID, why))
+			}
+		}
+		if len(kept) > 0 {
+			reduced.Resources = append(reduced.Resources, r.with(kept))
+		}
+	}
+	slices.SortStableFunc(reduced.LeftOut, func(a, b LeftOut) int { return compareIndex(a.Index, b.Index) })
+	return reduced
+}
+
+// Shared returns the names of the resources that have devices which are shared in a mode.
+func (p Plan) Shared(mode SharingMode) []string {
+	var names []string
+	for _, r := range p.Resources {
+		if slices.ContainsFunc(r.Devices, func(d Device) bool { return d.Sharing == mode }) {
+			names = append(names, r.Name)
+		}
+	}
+	return names
+}
+
+// Unfit returns the plan with those devices of some resources Unhealthy that are shared in a mode, by the resource's name,
+// for a reason.
+func (p Plan) Unfit(mode SharingMode, reasons map[string]string) Plan {
+	if len(reasons) == 0 {
+		return p
+	}
+	p.Resources = slices.Clone(p.Resources)
+	for i, r := range p.Resources {
+		why, unfit := reasons[r.Name]
+		if !unfit {
+			continue
+		}
+		devices := slices.Clone(r.Devices)
+		for j := range devices {
+			if d := &devices[j]; d.Healthy && d.Sharing == mode {
+				d.Healthy, d.Reason = false, why
+			}
+		}
+		p.Resources[i] = r.with(devices)
+	}
+	return p
+}
+
+// notOffered is the warning of a device that is left out.
+func notOffered(index, uuid, why string) string {
+	return fmt.Sprintf("device %s (%s) is not offered: %s", index, uuid, why)
+}
+
+// Equal reports whether two Plans say the same.
+func (p Plan) Equal(other Plan) bool {
+	return slices.EqualFunc(p.Resources, other.Resources, Resource.Equal) &&
+		slices.Equal(p.LeftOut, other.LeftOut) && slices.Equal(p.Warnings, other.Warnings)
+}
+
+// planner gathers one Plan.
+type planner struct {
+	options Options
+	control inventory.ControlNodes
+	devices map[string][]Device // by resource name
+	plan    Plan
+}
+
+func (p *planner) warn(format string, args ...any) {
+	p.plan.Warnings = append(p.plan.Warnings, fmt.Sprintf(format, args...))
+}
+
+func (p *planner) leaveOut(c candidate, why string) {
+	p.plan.LeftOut = append(p.plan.LeftOut, LeftOut{UUID: c.uuid(), Index: c.index(), Reason: why})
+	p.plan.Warnings = append(p.plan.Warnings, notOffered(c.index(), c.uuid(), why))
+}
+
+// keep leaves out what selectors exclude and what is not fit to be offered.
+func (p *planner) keep(all []candidate) []candidate {
+	for i := range p.options.Selectors {
+		s := &p.options.Selectors[i]
+		if !slices.ContainsFunc(all, func(c candidate) bool { return c.selectedBy(s) }) {
+			p.warn("%s selects no device of this node", s.Where)
+		}
+	}
+	return slices.DeleteFunc(all, func(c candidate) bool {
+		if s := p.selector(c); s != nil && s.Exclude {
+			p.plan.LeftOut = append(p.plan.LeftOut,
+				LeftOut{UUID: c.uuid(), Index: c.index(), Reason: "it is excluded by " + s.Where + " of the configuration"})
+			return true
+		}
+		why := p.unfit(c)
+		if why != "" {
+			p.leaveOut(c, why)
+		}
+		return why != ""
+	})
+}
+
+// selector returns the first selector that selects the candidate, or nil.
+func (p *planner) selector(c candidate) *Selector {
+	i := slices.IndexFunc(p.options.Selectors, func(s Selector) bool { return c.selectedBy(&s) })
+	if i < 0 {
+		return nil
+	}
+	return &p.options.Selectors[i]
+}
+
+// name is the resource of the candidate as it is without sharing.
+func (p *planner) name(c candidate, s *Selector) string {
+	if s != nil && s.Rename != "" {
+		return s.Rename
+	}
+	namings, key, usual := p.options.GPUs, c.gpu.Model, WholeGPU
+	if c.mig != nil {
+		namings, key = p.options.MIGs, c.mig.Profile
+		if p.options.MIG == MIGMixed {
+			usual = ProfileName(c.mig.Profile)
+		}
+	}
+	for _, n := range namings {
+		if n.Pattern.Match(key) {
+			return n.Name
+		}
+	}
+	return usual
+}

@@ -1,0 +1,173 @@
+package resource
+
+import (
+	"fmt"
+	"slices"
+)
+
+// share gives every candidate its resource, and those that are shared their replicas.
+func (p *planner) share(all []candidate) {
+	placed := map[string]int{} // devices so far, by the name without sharing
+	for _, c := range all {
+		s := p.selector(c)
+		p.warnOfSecond(c, s)
+		name := p.name(c, s)
+		place := p.placing(c, s, name, placed[name])
+		placed[name]++
+		if why := place.refusal(c); why != "" {
+			p.leaveOut(c, why)
+			continue
+		}
+		p.place(c, place)
+	}
+	p.warnOfIdleRules(all)
+}
+
+// placing is the resource that a device is offered under, and how.
+type placing struct {
+	name     string
+	mode     SharingMode
+	replicas int
+}
+
+// placing decides on a device that is the nth, from 0, of the resource it would be of without sharing.
+func (p *planner) placing(c candidate, s *Selector, name string, nth int) placing {
+	sharing := p.options.Sharing
+	replicas, rename := 1, ""
+	if rule := sharing.rule(c, name, nth); rule != nil {
+		replicas, rename = rule.Replicas, rule.Rename
+	}
+	if s != nil && s.Replicas > 0 {
+		replicas, rename = s.Replicas, s.Rename
+	}
+	switch {
+	case replicas < 2:
+		return placing{name: name, mode: Unshared, replicas: 1}
+	case rename != "":
+		name = rename
+	case sharing.RenameByDefault:
+		name += sharedSuffix
+	}
+	return placing{name: name, mode: max(sharing.Mode, TimeSliced), replicas: replicas}
+}
+
+// rule returns the first rule that matches a device, or nil.
+func (s Sharing) rule(c candidate, name string, nth int) *SharingRule {
+	for i := range s.Rules {
+		r := &s.Rules[i]
+		if r.Name == name && (r.First == 0 || nth < r.First) && (r.Devices == nil || c.isAny(r.Devices)) {
+			return r
+		}
+	}
+	return nil
+}
+
+// CUDA's limits on clients of one MPS server, before compute capability 7.5 and from then on.
+const (
+	oldMPSClients = 16
+	mpsClients    = 48
+)
+
+// refusal says why a device cannot be offered so; empty if it can.
+func (p placing) refusal(c candidate) string {
+	if p.mode != MPS {
+		return ""
+	}
+	if c.mig != nil {
+		return "it is a MIG device, and sharing by MPS is not supported for those; share it by time-slicing, or not at all"
+	}
+	most := mpsClients
+	if v := c.gpu.ComputeCapability; v.Major < 7 || v.Major == 7 && v.Minor < 5 {
+		most = oldMPSClients
+	}
+	if p.replicas > most {
+		return fmt.Sprintf("%d replicas are asked for, and MPS serves at most %d clients on it", p.replicas, most)
+	}
+	return ""
+}
+
+// place adds a device's IDs to its resource.
+func (p *planner) place(c candidate, at placing) {
+	d := p.device(c)
+	d.Resource, d.Sharing = at.name, at.mode
+	if at.mode == Unshared {
+		p.devices[at.name] = append(p.devices[at.name], d)
+		return
+	}
+	p.devices[at.name] = slices.Grow(p.devices[at.name], at.replicas)
+	for n := range at.replicas {
+		d.ID = replicaID(d.UUID, n)
+		p.devices[at.name] = append(p.devices[at.name], d)
+	}
+}
+
+// warnOfSecond tells of selectors that select what an earlier one, s, has selected. Selectors that must overlap are
+// problems of the configuration; these do on this node.
+func (p *planner) warnOfSecond(c candidate, s *Selector) {
+	for i := range p.options.Selectors {
+		if o := &p.options.Selectors[i]; s != nil && o != s && c.selectedBy(o) {
+			p.warn("device %s (%s) is selected by %s and by %s; the first counts", c.index(), c.uuid(), s.Where, o.Where)
+		}
+	}
+}
+
+// warnOfIdleRules tells of devices that sharing rules name and the node lacks.
+func (p *planner) warnOfIdleRules(all []candidate) {
+	for _, r := range p.options.Sharing.Rules {
+		for _, ref := range r.Devices {
+			if !slices.ContainsFunc(all, func(c candidate) bool { return c.is(ref) }) {
+				p.warn("%s names device %s, which this node does not offer", r.Where, ref)
+			}
+		}
+	}
+}
+
+// maxList is how many bytes kubelet accepts in a list of devices: gRPC's default limit for a message.
+const maxList = 4 << 20
+
+// fits reports whether kubelet accepts a list of a resource's devices, and leaves them out if not.
+func (p *planner) fits(name string) bool {
+	total, fit := 0, 0
+	for _, d := range p.devices[name] {
+		if total += listed(d); total <= maxList {
+			fit++
+		}
+	}
+	if total <= maxList {
+		return true
+	}
+	why := fmt.Sprintf("the list of its %d devices would have %d bytes, and kubelet accepts %d; %d devices fit, so lower "+
+		"the replicas or share under several names", len(p.devices[name]), total, maxList, fit)
+	p.warn("resource %s is not offered: %s", name, why)
+	last := ""
+	for _, d := range p.devices[name] {
+		if d.UUID != last {
+			p.plan.LeftOut = append(p.plan.LeftOut,
+				LeftOut{UUID: d.UUID, Index: d.Index, Reason: "its resource " + name + " is not offered: " + why})
+		}
+		last = d.UUID
+	}
+	return false
+}
+
+// listed returns how many bytes a device takes in a list while it is unhealthy: a message of ID, health and NUMA node,
+// each field with its tag and length.
+func listed(d Device) int {
+	size := 1 + varint(len(d.ID)) + len(d.ID) + 2 + len("Unhealthy")
+	switch {
+	case d.NUMANode > 0:
+		size += 2 + 2 + 1 + varint(d.NUMANode)
+	case d.NUMANode == 0: // which protobuf does not write
+		size += 2 + 2
+	}
+	return 1 + varint(size) + size
+}
+
+// varint returns how many bytes a length takes.
+func varint(n int) int {
+	bytes := 1
+	for ; n >= 1<<7; n >>= 7 {
+		bytes++
+	}
+	return bytes
+}
