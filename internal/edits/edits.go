@@ -1,0 +1,166 @@
+package edits
+
+import (
+	"fmt"
+	"path"
+	"strings"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+)
+
+// Edits is what a container is given.
+type Edits struct {
+	// Env are environment variables by name.
+	Env map[string]string
+	// Mounts are what of the host the container sees in its file system.
+	Mounts []Mount
+	// Nodes are the device nodes it may use.
+	Nodes []Node
+	// Annotations are for the container runtime, by key.
+	Annotations map[string]string
+	// CDIDevices are qualified CDI names.
+	CDIDevices []string
+}
+
+// A Mount is a path of the host that the container sees.
+type Mount struct {
+	HostPath, ContainerPath string
+	ReadOnly                bool
+}
+
+// The environment variables by which NVIDIA's container runtime knows what a container is to have.
+const (
+	EnvVisibleDevices = "NVIDIA_VISIBLE_DEVICES"
+	// Void, as a value of EnvVisibleDevices, is nothing to that runtime: not even what an image says.
+	Void = "void"
+
+	envIMEXChannels = "NVIDIA_IMEX_CHANNELS"
+	envGDRCopy      = "NVIDIA_GDRCOPY"
+	envGDS          = "NVIDIA_GDS"
+	envMOFED        = "NVIDIA_MOFED"
+)
+
+const (
+	// volumeRoot is the directory in which NVIDIA's container runtime looks for files named after devices.
+	volumeRoot = "/var/run/nvidia-container-devices"
+	// nothing is what such a file is made of: its name is all that counts.
+	nothing = "/dev/null"
+	// imexChannel is the only channel that a container can be given.
+	imexChannel = "0"
+)
+
+// For returns what a container is given with the devices of one request: replicas of one device give it that device
+// once.
+func For(devices []resource.Device, o Options) (Edits, error) {
+	c := container{options: o, devices: distinct(devices), edits: Edits{Env: map[string]string{}}}
+	if o.OnlyCDI() && o.Void {
+		c.edits.Env[EnvVisibleDevices] = Void
+	}
+	for _, s := range o.Strategies {
+		if err := c.tell(s); err != nil {
+			return Edits{}, err
+		}
+	}
+	for name, on := range map[string]bool{envGDRCopy: o.GDRCopy, envGDS: o.GDS, envMOFED: o.MOFED} {
+		if on {
+			c.edits.Env[name] = "enabled"
+		}
+	}
+	if o.DeviceNodes && !o.OnlyCDI() {
+		c.edits.Nodes = c.nodes()
+	}
+	c.joinMPS()
+	return c.edits, nil
+}
+
+// container is a container whose edits are made.
+type container struct {
+	options Options
+	devices []resource.Device // no two of one UUID
+	edits   Edits
+}
+
+// distinct returns the devices without those whose UUID has come before.
+func distinct(devices []resource.Device) []resource.Device {
+	all := make([]resource.Device, 0, len(devices))
+	seen := make(map[string]bool, len(devices))
+	for _, d := range devices {
+		if !seen[d.UUID] {
+			seen[d.UUID] = true
+			all = append(all, d)
+		}
+	}
+	return all
+}
+
+// tell tells the runtime of the devices by one strategy.
+func (c *container) tell(s Strategy) error {
+	switch s {
+	case EnvVar:
+		if _, mounted := c.edits.Env[EnvVisibleDevices]; !mounted {
+			c.edits.Env[EnvVisibleDevices] = strings.Join(c.names(), ",")
+		}
+		if c.has(inventory.NodeIMEXChannel0) {
+			c.edits.Env[envIMEXChannels] = imexChannel
+		}
+	case VolumeMounts:
+		c.edits.Env[EnvVisibleDevices] = volumeRoot
+		for _, name := range c.names() {
+			c.mark(name)
+		}
+		if c.has(inventory.NodeIMEXChannel0) {
+			c.mark("imex/" + imexChannel)
+		}
+	case CDIAnnotations:
+		names := c.cdiNames()
+		c.edits.Annotations = map[string]string{c.annotationKey(names): strings.Join(names, ",")}
+	case CDICRI:
+		c.edits.CDIDevices = c.cdiNames()
+	default:
+		return fmt.Errorf("make container edits: unknown device list strategy %s", s)
+	}
+	return nil
+}
+
+// has reports whether the container is to have a device node of the driver that the node has.
+func (c *container) has(node inventory.ControlNodes) bool {
+	return len(c.devices) > 0 && c.devices[0].Control.Has(node) && c.options.wants(node)
+}
+
+// names returns what the runtime calls the devices.
+func (c *container) names() []string {
+	names := make([]string, len(c.devices))
+	for i, d := range c.devices {
+		names[i] = Name(d, c.options.IDs)
+	}
+	return names
+}
+
+// Name is what a device is called by an ID strategy.
+func Name(d resource.Device, by IDStrategy) string {
+	if by == ByIndex {
+		return d.Index
+	}
+	return d.UUID
+}
+
+// mark mounts a file whose name tells the runtime of something.
+func (c *container) mark(name string) {
+	c.edits.Mounts = append(c.edits.Mounts, Mount{HostPath: nothing, ContainerPath: path.Join(volumeRoot, name)})
+}
+
+// mpsContainerRoot is where containers see MPS state.
+const mpsContainerRoot = "/mps"
+
+// joinMPS makes the container a client of the MPS daemon of its resource, if its devices are shared so.
+func (c *container) joinMPS() {
+	if len(c.devices) == 0 || c.devices[0].Sharing != resource.MPS {
+		return
+	}
+	pipe := path.Join(c.devices[0].Resource, "pipe")
+	c.edits.Env["CUDA_MPS_PIPE_DIRECTORY"] = path.Join(mpsContainerRoot, pipe)
+	c.edits.Mounts = append(c.edits.Mounts,
+		Mount{HostPath: path.Join(c.options.MPSRoot, pipe), ContainerPath: path.Join(mpsContainerRoot, pipe)},
+		Mount{HostPath: path.Join(c.options.MPSRoot, "shm"), ContainerPath: "/dev/shm"})
+}

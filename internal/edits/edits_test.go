@@ -1,0 +1,249 @@
+package edits_test
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+)
+
+// always are the driver's nodes that most nodes have.
+const always = inventory.NodeControl | inventory.NodeUVM | inventory.NodeUVMTools | inventory.NodeModeset
+
+// devices are two replicas of a GPU, and a MIG device, with the given nodes of the driver.
+func devices(control inventory.ControlNodes) []resource.Device {
+	return []resource.Device{
+		{ID: "GPU-b::0", UUID: "GPU-b", GPU: "GPU-b", Index: "1", Minor: 6, Control: control, Resource: "nvidia.com/gpu"},
+		{ID: "MIG-a::1", UUID: "MIG-a", GPU: "GPU-a", Index: "0:2", Minor: 7, GICap: 12, CICap: 13, Control: control},
+		{ID: "GPU-b::7", UUID: "GPU-b", GPU: "GPU-b", Index: "1", Minor: 6, Control: control},
+	}
+}
+
+func TestEdits(t *testing.T) {
+	t.Parallel()
+	volumes := []edits.Mount{
+		{HostPath: "/dev/null", ContainerPath: "/var/run/nvidia-container-devices/GPU-b"},
+		{HostPath: "/dev/null", ContainerPath: "/var/run/nvidia-container-devices/MIG-a"},
+	}
+	names := []string{"k8s.device-plugin.nvidia.com/gpu=GPU-b", "k8s.device-plugin.nvidia.com/gpu=MIG-a"}
+	everything := edits.Options{IMEX: true, GDRCopy: true, GDS: true, MOFED: true}
+	with := func(o edits.Options, strategies ...edits.Strategy) edits.Options {
+		o.Strategies = strategies
+		return o
+	}
+	for _, tt := range []struct {
+		name    string
+		options edits.Options
+		control inventory.ControlNodes
+		want    edits.Edits
+	}{
+		{
+			name: "envvar", options: with(edits.Options{}, edits.EnvVar),
+			want: edits.Edits{Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": "GPU-b,MIG-a"}},
+		},
+		{
+			name: "envvar by index", options: with(edits.Options{IDs: edits.ByIndex}, edits.EnvVar),
+			want: edits.Edits{Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": "1,0:2"}},
+		},
+		{
+			name: "volume-mounts", options: with(edits.Options{}, edits.VolumeMounts),
+			want: edits.Edits{Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"}, Mounts: volumes},
+		},
+		{
+			name: "envvar and volume-mounts", options: with(edits.Options{}, edits.EnvVar, edits.VolumeMounts),
+			want: edits.Edits{Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"}, Mounts: volumes},
+		},
+		{
+			name: "volume-mounts and envvar", options: with(edits.Options{}, edits.VolumeMounts, edits.EnvVar),
+			want: edits.Edits{Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"}, Mounts: volumes},
+		},
+		{
+			name: "cdi-cri", options: with(edits.Options{}, edits.CDICRI),
+			want: edits.Edits{Env: map[string]string{}, CDIDevices: names},
+		},
+		{
+			name: "cdi-cri by index, void", options: with(edits.Options{IDs: edits.ByIndex, Void: true, DeviceNodes: true}, edits.CDICRI),
+			want: edits.Edits{
+				Env:        map[string]string{"NVIDIA_VISIBLE_DEVICES": "void"},
+				CDIDevices: []string{"k8s.device-plugin.nvidia.com/gpu=1", "k8s.device-plugin.nvidia.com/gpu=0:2"},
+			},
+		},
+		{
+			name: "both CDI ways", options: with(edits.Options{Void: true, AnnotationPrefix: "cdi.k8s.io/"}, edits.CDIAnnotations, edits.CDICRI),
+			want: edits.Edits{
+				Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": "void"}, CDIDevices: names,
+				Annotations: map[string]string{
+					"cdi.k8s.io/nvidia-device-plugin_5550c37eb8b12feb7c25f53504f18ac4": strings.Join(names, ","),
+				},
+			},
+		},
+		{
+			name: "a mixed set keeps the value of envvar", options: with(edits.Options{Void: true}, edits.CDICRI, edits.EnvVar),
+			want: edits.Edits{Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": "GPU-b,MIG-a"}, CDIDevices: names},
+		},
+		{
+			name: "companions that the node lacks", options: with(everything, edits.EnvVar, edits.CDICRI), control: always,
+			want: edits.Edits{
+				Env: map[string]string{
+					"NVIDIA_VISIBLE_DEVICES": "GPU-b,MIG-a", "NVIDIA_GDRCOPY": "enabled", "NVIDIA_GDS": "enabled", "NVIDIA_MOFED": "enabled",
+				},
+				CDIDevices: names,
+			},
+		},
+		{
+			name: "companions", options: with(everything, edits.EnvVar, edits.CDICRI), control: inventory.AllControlNodes,
+			want: edits.Edits{
+				Env: map[string]string{
+					"NVIDIA_VISIBLE_DEVICES": "GPU-b,MIG-a", "NVIDIA_GDRCOPY": "enabled", "NVIDIA_GDS": "enabled", "NVIDIA_MOFED": "enabled",
+					"NVIDIA_IMEX_CHANNELS": "0",
+				},
+				CDIDevices: append(slices.Clone(names), "k8s.device-plugin.nvidia.com/imex-channel=0",
+					"k8s.device-plugin.nvidia.com/gdrcopy=all", "k8s.device-plugin.nvidia.com/gds=all", "k8s.device-plugin.nvidia.com/mofed=all"),
+			},
+		},
+		{
+			name: "volume-mounts with an IMEX channel", options: with(edits.Options{IMEX: true}, edits.VolumeMounts), control: inventory.AllControlNodes,
+			want: edits.Edits{
+				Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"},
+				Mounts: append(slices.Clone(volumes),
+					edits.Mount{HostPath: "/dev/null", ContainerPath: "/var/run/nvidia-container-devices/imex/0"}),
+			},
+		},
+		{
+			name: "device nodes", options: with(edits.Options{DeviceNodes: true, DevRoot: "/", IMEX: true}, edits.EnvVar),
+			control: inventory.NodeControl | inventory.NodeUVM | inventory.NodeGDS | inventory.NodeIMEXChannel0,
+			want: edits.Edits{
+				Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": "GPU-b,MIG-a", "NVIDIA_IMEX_CHANNELS": "0"},
+				Nodes: nodes("", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia6", "/dev/nvidia7", "/dev/nvidia-caps/nvidia-cap12",
+					"/dev/nvidia-caps/nvidia-cap13", "/dev/nvidia-caps-imex-channels/channel0"),
+			},
+		},
+		{
+			name:    "device nodes of a driver container, beside CDI",
+			options: with(edits.Options{DeviceNodes: true, DevRoot: "/run/nvidia/driver"}, edits.EnvVar, edits.CDICRI), control: always,
+			want: edits.Edits{
+				Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": "GPU-b,MIG-a"}, CDIDevices: names,
+				Nodes: nodes("/run/nvidia/driver", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset",
+					"/dev/nvidia6", "/dev/nvidia7", "/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap13"),
+			},
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			got, err := edits.For(devices(tt.control), tt.options)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("edits (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// nodes are device nodes with the given paths in the container.
+func nodes(root string, paths ...string) []edits.Node {
+	var all []edits.Node
+	for _, p := range paths {
+		all = append(all, edits.Node{HostPath: root + p, ContainerPath: p, Permissions: "rw"})
+	}
+	return all
+}
+
+func TestNodesOfTwoMIGDevicesOfOneGPUAreGivenOnce(t *testing.T) {
+	t.Parallel()
+	two := []resource.Device{
+		{UUID: "MIG-a", GPU: "GPU-a", Minor: 3, GICap: 12, CICap: 13}, {UUID: "MIG-b", GPU: "GPU-a", Minor: 3, GICap: 12, CICap: 14},
+	}
+	got, err := edits.For(two, edits.Options{Strategies: []edits.Strategy{edits.EnvVar}, DeviceNodes: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := nodes("", "/dev/nvidia3", "/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap13", "/dev/nvidia-caps/nvidia-cap14")
+	if diff := cmp.Diff(want, got.Nodes); diff != "" {
+		t.Errorf("nodes (-want +got):\n%s", diff)
+	}
+}
+
+func TestClientsOfMPS(t *testing.T) {
+	t.Parallel()
+	d := devices(0)[:1]
+	d[0].Sharing, d[0].Resource = resource.MPS, "nvidia.com/gpu.shared"
+	got, err := edits.For(d, edits.Options{Strategies: []edits.Strategy{edits.EnvVar}, MPSRoot: "/run/nvidia/mps"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := edits.Edits{
+		Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": "GPU-b", "CUDA_MPS_PIPE_DIRECTORY": "/mps/nvidia.com/gpu.shared/pipe"},
+		Mounts: []edits.Mount{
+			{HostPath: "/run/nvidia/mps/nvidia.com/gpu.shared/pipe", ContainerPath: "/mps/nvidia.com/gpu.shared/pipe"},
+			{HostPath: "/run/nvidia/mps/shm", ContainerPath: "/dev/shm"},
+		},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("edits (-want +got):\n%s", diff)
+	}
+}
+
+func TestAnnotationKeysTellRequestsApart(t *testing.T) {
+	t.Parallel()
+	o := edits.Options{Strategies: []edits.Strategy{edits.CDIAnnotations}, AnnotationPrefix: "cdi.k8s.io/"}
+	keys := map[string]bool{}
+	for _, request := range [][]resource.Device{devices(0)[:1], devices(0)[1:2], devices(0)} {
+		e, err := edits.For(request, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		key := slices.Collect(maps.Keys(e.Annotations))[0]
+		if _, name, _ := strings.Cut(key, "/"); len(name) > 63 {
+			t.Errorf("key %s: the name has %d characters, of which 63 are allowed", key, len(name))
+		}
+		keys[key] = true
+	}
+	if len(keys) != 3 {
+		t.Errorf("3 requests have the keys %v", keys)
+	}
+}
+
+func TestCDINames(t *testing.T) {
+	t.Parallel()
+	old := resource.Device{UUID: "MIG-GPU-a/1/0", Index: "0:1"}
+	if got := edits.CDIName(old, edits.ByUUID); got != "MIG-GPU-a_1_0" {
+		t.Errorf("by UUID: %s", got)
+	}
+	if got := edits.CDIName(old, edits.ByIndex); got != "0:1" {
+		t.Errorf("by index: %s", got)
+	}
+	o := edits.Options{GDS: true, IMEX: true}
+	want := map[edits.CDIClass]string{edits.CDIIMEX: "0", edits.CDIGDS: "all"}
+	if diff := cmp.Diff(want, edits.CDICompanions(inventory.AllControlNodes, o)); diff != "" {
+		t.Errorf("companions (-want +got):\n%s", diff)
+	}
+}
+
+func TestStrategies(t *testing.T) {
+	t.Parallel()
+	var names []string
+	for _, s := range edits.AllStrategies {
+		names = append(names, s.String())
+		o := edits.Options{Strategies: []edits.Strategy{s}}
+		if cdi := strings.HasPrefix(s.String(), "cdi"); o.UsesCDI() != cdi || o.OnlyCDI() != cdi {
+			t.Errorf("%s: uses CDI %v, only CDI %v", s, o.UsesCDI(), o.OnlyCDI())
+		}
+		if _, err := edits.For(devices(0), o); err != nil {
+			t.Error(err)
+		}
+	}
+	if want := []string{"envvar", "volume-mounts", "cdi-annotations", "cdi-cri"}; !slices.Equal(names, want) {
+		t.Errorf("strategies %q, want %q", names, want)
+	}
+	if got, err := edits.For(nil, edits.Options{Strategies: []edits.Strategy{-1}}); err == nil {
+		t.Errorf("unknown strategy: %+v, want an error", got)
+	}
+}

@@ -1,0 +1,111 @@
+package edits
+
+import (
+	"fmt"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+// Options is what the configuration decides about the Edits. It is a value: nobody changes it, or what its slices hold,
+// after it was made.
+type Options struct {
+	// Strategies are the ways in which the runtime is told of the devices, all of them together.
+	Strategies []Strategy
+	// IDs says how devices are named to the runtime.
+	IDs IDStrategy
+	// Void sets NVIDIA_VISIBLE_DEVICES=void where all strategies are CDI, so that what an image says there has no effect.
+	Void bool
+	// DeviceNodes gives the container the nodes of its devices too, if one strategy at least is not CDI.
+	DeviceNodes bool
+	// DevRoot is the host's directory that dev/ is in.
+	DevRoot string
+	// AnnotationPrefix begins the keys of CDI annotations.
+	AnnotationPrefix string
+	// IMEX gives the container IMEX channel 0 where the node has it.
+	IMEX bool
+	// GDRCopy, GDS and MOFED give the container these companions of the driver.
+	GDRCopy, GDS, MOFED bool
+	// MPSRoot is the host's directory of MPS state.
+	MPSRoot string
+}
+
+// UsesCDI reports whether the runtime is told of devices by names that have to be in a CDI spec.
+func (o Options) UsesCDI() bool {
+	for _, s := range o.Strategies {
+		if s.cdi() {
+			return true
+		}
+	}
+	return false
+}
+
+// OnlyCDI reports whether the runtime is told of devices in no other way than by CDI names.
+func (o Options) OnlyCDI() bool {
+	for _, s := range o.Strategies {
+		if !s.cdi() {
+			return false
+		}
+	}
+	return true
+}
+
+// wants reports whether containers are to have a companion of the driver.
+func (o Options) wants(node inventory.ControlNodes) bool {
+	return node == inventory.NodeIMEXChannel0 && o.IMEX || node == inventory.NodeGDRCopy && o.GDRCopy ||
+		node == inventory.NodeGDS && o.GDS || node == inventory.NodeRDMA && o.MOFED
+}
+
+// Strategy is a way to tell the container runtime which devices a container is to have.
+type Strategy int
+
+// The strategies.
+const (
+	// EnvVar lists the devices in NVIDIA_VISIBLE_DEVICES.
+	EnvVar Strategy = iota
+	// VolumeMounts mounts a file named after each device, which a container cannot do by itself.
+	VolumeMounts
+	// CDIAnnotations lists CDI names in an annotation.
+	CDIAnnotations
+	// CDICRI lists CDI names in the field of kubelet's API that is for them.
+	CDICRI
+)
+
+// AllStrategies are all strategies there are.
+var AllStrategies = [...]Strategy{EnvVar, VolumeMounts, CDIAnnotations, CDICRI}
+
+func (s Strategy) String() string {
+	switch s {
+	case EnvVar:
+		return "envvar"
+	case VolumeMounts:
+		return "volume-mounts"
+	case CDIAnnotations:
+		return "cdi-annotations"
+	case CDICRI:
+		return "cdi-cri"
+	}
+	return fmt.Sprintf("Strategy(%d)", int(s))
+}
+
+func (s Strategy) cdi() bool { return s == CDIAnnotations || s == CDICRI }
+
+// IDStrategy says how devices are named to the runtime.
+type IDStrategy int
+
+// The ID strategies.
+const (
+	// ByUUID names devices by UUID.
+	ByUUID IDStrategy = iota
+	// ByIndex names GPUs by index "i" and MIG devices by "i:j".
+	ByIndex
+)
+
+func (s IDStrategy) String() string {
+	switch s {
+	case ByUUID:
+		return "uuid"
+	case ByIndex:
+		return "index"
+	}
+	return fmt.Sprintf("IDStrategy(%d)", int(s))
+}
