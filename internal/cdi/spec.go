@@ -1,0 +1,190 @@
+package cdi
+
+import (
+	"fmt"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+)
+
+// Options is what the configuration decides about spec files. It is a value: nobody changes it, or what its slices
+// hold, after it was made.
+type Options struct {
+	// DriverRoot is the host's directory that the driver is installed below.
+	DriverRoot string
+	// ContainerDriverRoot is where this process sees it; if it sees nothing there, DriverRoot itself is looked at.
+	ContainerDriverRoot string
+	// HookPath is the host's path of nvidia-cdi-hook or nvidia-ctk. If it is empty, the usual paths are looked at.
+	HookPath string
+	// DisabledHooks are the names of hooks to leave out, or "all".
+	DisabledHooks []string
+	// DevicesOnly is content with device nodes where the driver root has no libraries: on a simulated node.
+	DevicesOnly bool
+}
+
+// Wanted is what spec files are made of.
+type Wanted struct {
+	Snapshot inventory.Snapshot
+	Plan     resource.Plan
+	Edits    edits.Options
+	Options  Options
+}
+
+// Void in the spec has the runtime's own mechanism stand back, whatever an image says.
+const voidVariable = edits.EnvVisibleDevices + "=" + edits.Void
+
+// specs returns the spec of each class that the node has, without a version. Root is the file system of this process.
+func (w Wanted) specs(root fs.FS) (map[edits.CDIClass]*specs.Spec, error) {
+	gpus, err := w.gpuSpec(root)
+	if err != nil {
+		return nil, err
+	}
+	all := map[edits.CDIClass]*specs.Spec{}
+	if len(gpus.Devices) > 0 {
+		all[edits.CDIGPU] = gpus
+	}
+	for class, name := range edits.CDICompanions(w.Snapshot.Control, w.Edits) {
+		spec := newSpec(class)
+		spec.Devices = []specs.Device{{Name: name, ContainerEdits: w.companion(root, class)}}
+		all[class] = spec
+	}
+	return all, nil
+}
+
+func newSpec(class edits.CDIClass) *specs.Spec {
+	return &specs.Spec{Kind: edits.CDIVendor + "/" + string(class)}
+}
+
+// gpuSpec returns the spec of GPUs and MIG devices.
+func (w Wanted) gpuSpec(root fs.FS) (*specs.Spec, error) {
+	spec := newSpec(edits.CDIGPU)
+	seen := map[string]bool{}
+	for _, r := range w.Plan.Resources {
+		for _, d := range r.Devices {
+			name := edits.CDIName(d, w.Edits.IDs)
+			if seen[name] {
+				continue // another replica
+			}
+			seen[name] = true
+			spec.Devices = append(spec.Devices, specs.Device{
+				Name: name, ContainerEdits: specs.ContainerEdits{DeviceNodes: w.nodes(w.devicePaths(root, d))},
+			})
+		}
+	}
+	slices.SortFunc(spec.Devices, func(a, b specs.Device) int { return strings.Compare(a.Name, b.Name) })
+
+	view, err := w.driverView(root)
+	if err != nil {
+		return nil, err
+	}
+	version := w.Snapshot.Driver.Version
+	files, err := findDriver(view, version)
+	if err != nil && !w.Options.DevicesOnly {
+		return nil, fmt.Errorf("%w below %s; check --driver-root and --driver-root-ctr-path, and where the driver's "+
+			"installation is mounted in this container", err, w.Options.ContainerDriverRoot)
+	}
+	common := &spec.ContainerEdits
+	if w.Edits.OnlyCDI() && w.Edits.Void {
+		common.Env = append(common.Env, voidVariable)
+	}
+	var control []string
+	for _, name := range (w.Snapshot.Control & edits.AlwaysNodes).All() {
+		control = append(control, "/dev/"+name)
+	}
+	common.DeviceNodes = w.nodes(control)
+	w.addFiles(common, files, w.hook(root), version)
+	return spec, nil
+}
+
+// driverView is the driver root as this process sees it.
+func (w Wanted) driverView(root fs.FS) (fs.FS, error) {
+	folder := below(w.Options.ContainerDriverRoot)
+	if !exists(root, folder) {
+		folder = below(w.Options.DriverRoot)
+	}
+	view, err := fs.Sub(root, folder)
+	if err != nil {
+		return nil, fmt.Errorf("look at the driver root: %w", err)
+	}
+	return view, nil
+}
+
+// below returns an absolute path as one below the root of a file system.
+func below(absolute string) string {
+	if p := strings.TrimPrefix(path.Clean("/"+absolute), "/"); p != "" {
+		return p
+	}
+	return "."
+}
+
+// devicePaths returns the device nodes of a device: its own, and for a whole GPU those of its display engine.
+func (w Wanted) devicePaths(root fs.FS, d resource.Device) []string {
+	paths := edits.DevicePaths(d)
+	g, known := w.Snapshot.GPU(d.GPU)
+	if !known || d.GI != inventory.Unattributed {
+		return paths
+	}
+	entries, err := fs.ReadDir(root, "sys/bus/pci/devices/"+g.BDF+"/drm")
+	if err != nil {
+		return paths // it has none
+	}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), "card") || strings.HasPrefix(e.Name(), "renderD") {
+			paths = append(paths, "/dev/dri/"+e.Name())
+		}
+	}
+	return paths
+}
+
+// nodes returns the device nodes of the given paths in the container.
+func (w Wanted) nodes(paths []string) []*specs.DeviceNode {
+	nodes := make([]*specs.DeviceNode, 0, len(paths))
+	for _, p := range paths {
+		node := &specs.DeviceNode{Path: p}
+		if host := path.Join("/", w.Edits.DevRoot, p); host != p {
+			node.HostPath = host
+		}
+		nodes = append(nodes, node)
+	}
+	return nodes
+}
+
+// companion returns what a container is given of a companion of the driver.
+func (w Wanted) companion(root fs.FS, class edits.CDIClass) specs.ContainerEdits {
+	patterns := map[edits.CDIClass][]string{
+		edits.CDIIMEX:    {"nvidia-caps-imex-channels/channel0"},
+		edits.CDIGDRCopy: {"gdrdrv"},
+		edits.CDIGDS:     {"nvidia-fs[0-9]*"},
+		edits.CDIMOFED:   {"infiniband/uverbs*", "infiniband/rdma_cm"},
+	}[class]
+	var paths []string
+	for _, pattern := range patterns {
+		for _, folder := range []string{"dev", path.Join(below(w.Options.ContainerDriverRoot), "dev")} {
+			found, err := fs.Glob(root, path.Join(folder, pattern))
+			if err != nil || len(found) == 0 {
+				continue
+			}
+			for _, p := range found {
+				paths = append(paths, "/dev"+strings.TrimPrefix(p, folder))
+			}
+			break
+		}
+	}
+	given := specs.ContainerEdits{DeviceNodes: w.nodes(paths)}
+	if class != edits.CDIGDS {
+		return given
+	}
+	for _, p := range []string{"run/udev", "etc/cufile.json"} { // of the host, whose root the driver root usually is
+		if exists(root, p) || exists(root, path.Join(below(w.Options.ContainerDriverRoot), p)) {
+			given.Mounts = append(given.Mounts, mount("/"+p, "/"+p, readOnly))
+		}
+	}
+	return given
+}

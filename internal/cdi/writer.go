@@ -1,0 +1,167 @@
+package cdi
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
+)
+
+// DefaultDir is where runtimes look for specs that are made while the node is up.
+const DefaultDir = "/var/run/cdi"
+
+// maxRetired is how many names of devices that are not there any more stay in a spec.
+const maxRetired = 128 // two layouts of 8 GPUs with 7 MIG devices each
+
+// A Writer writes the spec files of one directory. It is for one goroutine.
+type Writer struct {
+	dir   string
+	root  fs.FS
+	cache *cdilib.Cache
+}
+
+// NewWriter returns a Writer of files in dir. Root is the file system of this process, in which the driver's files are
+// looked for.
+func NewWriter(dir string, root fs.FS) *Writer {
+	// The error of NewCache is of the directories' content, which is of no interest here.
+	cache, _ := cdilib.NewCache(cdilib.WithSpecDirs(dir), cdilib.WithAutoRefresh(false))
+	return &Writer{dir: dir, root: root, cache: cache}
+}
+
+// Written says which names the spec files have. It is immutable; the zero value has none.
+type Written struct {
+	devices    map[string]bool // of the class edits.CDIGPU
+	companions map[edits.CDIClass]bool
+	err        error
+}
+
+// Apply makes the spec files say what is wanted, as far as they do not yet, and returns what they have then. The error says
+// what could not be written; what was written before is still there.
+func (w *Writer) Apply(wanted Wanted) (Written, error) {
+	made, err := wanted.specs(w.root)
+	if err != nil {
+		err = fmt.Errorf("make CDI specs: %w", err)
+	}
+	written := Written{devices: map[string]bool{}, companions: map[edits.CDIClass]bool{}}
+	for class, spec := range made {
+		names, problem := w.write(class, spec)
+		if problem != nil {
+			err = errors.Join(err, fmt.Errorf("write the CDI spec of %s: %w", spec.Kind, problem))
+		}
+		if class == edits.CDIGPU {
+			written.devices = names
+		} else {
+			written.companions[class] = len(names) > 0
+		}
+	}
+	written.err = err
+	return written, err
+}
+
+// write replaces a spec file if it does not say the same already, and returns the names of the devices that are in the
+// file as they should be, which are some of them even if it cannot be written.
+func (w *Writer) write(class edits.CDIClass, spec *specs.Spec) (map[string]bool, error) {
+	name := cdilib.GenerateSpecName(edits.CDIVendor, string(class)) + ".json"
+	file := w.read(name)
+	if file != nil {
+		retire(spec, file)
+	}
+	version, err := specs.MinimumRequiredVersion(spec)
+	if err != nil {
+		return nil, err
+	}
+	spec.Version = version
+	if file == nil || !same(file, spec) {
+		err = w.cache.WriteSpec(spec, name)
+	}
+	if err != nil {
+		return alike(spec, file), err
+	}
+	return alike(spec, spec), nil
+}
+
+// alike returns the names of the devices that both specs give containers in the same way.
+func alike(spec, file *specs.Spec) map[string]bool {
+	names := map[string]bool{}
+	if file == nil || !same(spec.ContainerEdits, file.ContainerEdits) {
+		return names
+	}
+	devices := map[string]specs.Device{}
+	for _, d := range file.Devices {
+		devices[d.Name] = d
+	}
+	for _, d := range spec.Devices {
+		if f, has := devices[d.Name]; has && same(d, f) {
+			names[d.Name] = true
+		}
+	}
+	return names
+}
+
+// same reports whether two specs, or parts of specs, are the same in a file.
+func same[T any](a, b T) bool {
+	textA, errA := json.Marshal(a)
+	textB, errB := json.Marshal(b)
+	return errA == nil && errB == nil && bytes.Equal(textA, textB)
+}
+
+// read returns a spec file as it is; nil if it is not there, or is of no use.
+func (w *Writer) read(name string) *specs.Spec {
+	data, err := os.ReadFile(filepath.Join(w.dir, name))
+	if err != nil {
+		return nil
+	}
+	spec, err := cdilib.ParseSpec(data)
+	if err != nil {
+		return nil
+	}
+	return spec
+}
+
+// retire adds to a spec the devices of the file before it that it does not have: containers may have been given them.
+func retire(spec, before *specs.Spec) {
+	if before.Kind != spec.Kind {
+		return
+	}
+	have := map[string]bool{}
+	for _, d := range spec.Devices {
+		have[d.Name] = true
+	}
+	retired := 0
+	for _, d := range before.Devices {
+		if !have[d.Name] && retired < maxRetired {
+			have[d.Name] = true
+			retired++
+			spec.Devices = append(spec.Devices, d)
+		}
+	}
+}
+
+// Lacks returns the devices of a plan, by UUID, that containers cannot be given by CDI, each with the reason.
+func (w Written) Lacks(wanted Wanted) map[string]string {
+	lacks := map[string]string{}
+	why := "its CDI spec is not written yet"
+	if w.err != nil {
+		why = w.err.Error()
+	}
+	companions := true
+	for class := range edits.CDICompanions(wanted.Snapshot.Control, wanted.Edits) {
+		companions = companions && w.companions[class]
+	}
+	for _, r := range wanted.Plan.Resources {
+		for _, d := range r.Devices {
+			if !companions || !w.devices[edits.CDIName(d, wanted.Edits.IDs)] {
+				lacks[d.UUID] = why
+			}
+		}
+	}
+	return lacks
+}
