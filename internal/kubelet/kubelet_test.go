@@ -1,0 +1,105 @@
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+func TestEndpointsAreNeverTheSame(t *testing.T) {
+	path := folder(t)
+	first, second := newDirectory(t, path), newDirectory(t, path)
+	seen := map[string]bool{}
+	for range 100 {
+		for _, d := range []*Directory{first, second} {
+			endpoint := d.NewEndpoint("nvidia.com/mig-1g.10gb.me")
+			if seen[endpoint] || filepath.Dir(endpoint) != path {
+				t.Fatalf("NewEndpoint() = %s", endpoint)
+			}
+			seen[endpoint] = true
+			if len(filepath.Base(endpoint)) > maxSocketName {
+				t.Fatalf("%s is longer than %d bytes", endpoint, maxSocketName)
+			}
+		}
+	}
+	name := filepath.Base(first.NewEndpoint("nvidia.com/gpu"))
+	if !first.Ours(name) || second.Ours(name) || first.Ours("nvidia-gpu.sock") {
+		t.Errorf("Ours(%s) is not true for its maker alone", name)
+	}
+}
+
+func TestSocketPaths(t *testing.T) {
+	tests := map[string]struct{ socket, problem string }{
+		"default":  {DefaultSocket, ""},
+		"relative": {"kubelet.sock", "must be absolute"},
+		"longest":  {"/" + strings.Repeat("d", maxSocketPath-maxSocketName-2) + "/kubelet.sock", ""},
+		"too long": {"/" + strings.Repeat("d", maxSocketPath-maxSocketName+5) + "/kubelet.sock", "7 bytes shorter"},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			_, err := NewDirectory(test.socket, nil)
+			if test.problem == "" && err != nil || test.problem != "" && (err == nil || !strings.Contains(err.Error(), test.problem)) {
+				t.Errorf("NewDirectory() = %v, want %q", err, test.problem)
+			}
+		})
+	}
+}
+
+// registry is a kubelet's Registration service that answers as told.
+type registry struct {
+	pluginapi.UnimplementedRegistrationServer
+	requests chan *pluginapi.RegisterRequest
+	err      error
+}
+
+func (r *registry) Register(_ context.Context, request *pluginapi.RegisterRequest) (*pluginapi.Empty, error) {
+	r.requests <- request
+	return &pluginapi.Empty{}, r.err
+}
+
+func TestRegister(t *testing.T) {
+	d := newDirectory(t, folder(t))
+	endpoint := d.NewEndpoint("nvidia.com/gpu")
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	register := func() error { return d.Register(ctx, "nvidia.com/gpu", endpoint, &pluginapi.DevicePluginOptions{}) }
+
+	if err := register(); !errors.Is(err, ErrNotRegistered) {
+		t.Errorf("without kubelet: Register() = %v, want ErrNotRegistered", err)
+	}
+	listener, err := net.Listen("unix", filepath.Join(d.Path(), "kubelet.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	service := &registry{requests: make(chan *pluginapi.RegisterRequest, 10)}
+	server := grpc.NewServer()
+	pluginapi.RegisterRegistrationServer(server, service)
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(server.Stop)
+
+	if err := register(); !errors.Is(err, ErrNotRegistered) || len(service.requests) != 0 {
+		t.Errorf("without our socket: Register() = %v after %d requests, want ErrNotRegistered after none", err, len(service.requests))
+	}
+	if err := os.WriteFile(endpoint, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := register(); err != nil {
+		t.Fatalf("Register() = %v", err)
+	}
+	got := <-service.requests
+	if got.GetVersion() != "v1beta1" || got.GetEndpoint() != filepath.Base(endpoint) || got.GetResourceName() != "nvidia.com/gpu" {
+		t.Errorf("kubelet saw %v", got)
+	}
+	service.err = errors.New("not today")
+	if err := register(); err == nil || errors.Is(err, ErrNotRegistered) || !strings.Contains(err.Error(), "not today") {
+		t.Errorf("refused: Register() = %v, want kubelet's words", err)
+	}
+}

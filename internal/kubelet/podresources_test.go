@@ -1,0 +1,92 @@
+package kubelet
+
+import (
+	"context"
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+)
+
+// accounts is a kubelet's PodResources service that counts what it is asked.
+type accounts struct {
+	podresources.UnimplementedPodResourcesListerServer
+	asked atomic.Int32
+}
+
+func (a *accounts) GetAllocatableResources(context.Context, *podresources.AllocatableResourcesRequest) (
+	*podresources.AllocatableResourcesResponse, error,
+) {
+	a.asked.Add(1)
+	return &podresources.AllocatableResourcesResponse{Devices: []*podresources.ContainerDevices{
+		{ResourceName: "nvidia.com/gpu", DeviceIds: []string{"b"}}, {ResourceName: "nvidia.com/gpu", DeviceIds: []string{"a"}},
+	}}, nil
+}
+
+func (a *accounts) List(context.Context, *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
+	device := &podresources.ContainerDevices{ResourceName: "nvidia.com/gpu", DeviceIds: []string{"b"}}
+	container := &podresources.ContainerResources{Devices: []*podresources.ContainerDevices{device}}
+	return &podresources.ListPodResourcesResponse{PodResources: []*podresources.PodResources{
+		{Name: "p", Containers: []*podresources.ContainerResources{container}},
+	}}, nil
+}
+
+func TestKubeletsAccount(t *testing.T) {
+	socket := filepath.Join(folder(t), "p.sock")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	service := &accounts{}
+	server := grpc.NewServer()
+	podresources.RegisterPodResourcesListerServer(server, service)
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(server.Stop)
+	client := NewPodResources(socket, nil)
+	t.Cleanup(func() { _ = client.Close() })
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+
+	held, err := client.Held(ctx)
+	if err != nil || !slices.Equal(held["nvidia.com/gpu"], []string{"b"}) {
+		t.Errorf("Held() = %v, %v; want b", held, err)
+	}
+
+	// Many ask at once: kubelet is asked a few times, and what one does to its answer is its own affair.
+	var all sync.WaitGroup
+	for range 50 {
+		all.Go(func() {
+			ids, err := client.Allocatable(ctx)
+			if err != nil {
+				t.Errorf("Allocatable() = %v", err)
+				return
+			}
+			slices.Sort(ids["nvidia.com/gpu"])
+			if !slices.Equal(ids["nvidia.com/gpu"], []string{"a", "b"}) {
+				t.Errorf("Allocatable() = %v, want a and b", ids)
+			}
+		})
+	}
+	all.Wait()
+	if asked := service.asked.Load(); asked > 10 {
+		t.Errorf("kubelet was asked %d times for 50 answers", asked)
+	}
+}
+
+func TestWithoutPodResources(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if _, err := NewPodResources("", nil).Held(ctx); err == nil || !strings.Contains(err.Error(), "--pod-resources-socket") {
+		t.Errorf("Held() without a socket = %v, want the flag's name in it", err)
+	}
+	if _, err := NewPodResources(filepath.Join(folder(t), "p.sock"), nil).Allocatable(ctx); err == nil {
+		t.Error("Allocatable() where nobody listens succeeded")
+	}
+}

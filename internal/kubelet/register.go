@@ -1,0 +1,93 @@
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+// ErrNotRegistered is wrapped by the errors of a Register that certainly did not reach kubelet.
+var ErrNotRegistered = errors.New("not registered")
+
+// Register registers the plugin socket at path endpoint, which must be serving already, for resource: kubelet dials it
+// before it answers. The directory must be the one that NewEndpoint gave the path for.
+//
+// An error that wraps ErrNotRegistered means that kubelet never saw the request. After any other error it may have, and
+// the endpoint must not be used for a second one: kubelet 1.37 would take no end of its stream for real any more.
+func (d *Directory) Register(ctx context.Context, resource, endpoint string, options *pluginapi.DevicePluginOptions) error {
+	// The connection is made first, and the endpoint looked at after: a kubelet that starts removes all sockets before it
+	// listens, so an endpoint that is still there now was not removed by the kubelet at the other end.
+	conn, err := d.dial(ctx)
+	if err != nil {
+		return fmt.Errorf("%w: dial kubelet: %w", ErrNotRegistered, err)
+	}
+	defer func() { _ = conn.Close() }()
+	if _, err := os.Lstat(endpoint); err != nil {
+		return fmt.Errorf("%w: find our socket: %w", ErrNotRegistered, err)
+	}
+	client, err := grpc.NewClient("passthrough:///kubelet",
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(oneConnection(conn)))
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrNotRegistered, err)
+	}
+	defer func() { _ = client.Close() }()
+	_, err = pluginapi.NewRegistrationClient(client).Register(ctx, &pluginapi.RegisterRequest{
+		Version:      pluginapi.Version,
+		Endpoint:     filepath.Base(endpoint),
+		ResourceName: resource,
+		Options:      options,
+	})
+	if err != nil {
+		return fmt.Errorf("register %s at kubelet: %w", resource, err)
+	}
+	return nil
+}
+
+// The pace at which a kubelet that refuses connections is dialled again. A kubelet that starts listens within a
+// millisecond of making its socket; one that is down refuses until it starts, and then makes another socket.
+const (
+	redialFirst = time.Millisecond
+	redialMost  = time.Second
+)
+
+// dial connects to kubelet's socket. It tries until ctx ends for as long as the socket is there and nobody listens.
+func (d *Directory) dial(ctx context.Context) (net.Conn, error) {
+	for wait := redialFirst; ; wait = min(2*wait, redialMost) {
+		conn, err := (&net.Dialer{}).DialContext(ctx, "unix", d.socket)
+		if err == nil || !errors.Is(err, syscall.ECONNREFUSED) {
+			return conn, err
+		}
+		timer := d.clock.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil, err
+		case <-timer.C():
+		}
+	}
+}
+
+// oneConnection returns a dialer that hands out conn once, and no second connection, so that a request goes to the
+// kubelet that was looked at or to none.
+func oneConnection(conn net.Conn) func(context.Context, string) (net.Conn, error) {
+	once := make(chan net.Conn, 1)
+	once <- conn
+	return func(context.Context, string) (net.Conn, error) {
+		select {
+		case conn := <-once:
+			return conn, nil
+		default:
+			return nil, net.ErrClosed
+		}
+	}
+}

@@ -1,0 +1,169 @@
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"k8s.io/klog/v2"
+)
+
+// lookInterval is how often the directory is looked at beside inotify's notices: it is all there is where inotify is
+// exhausted, and it finds what inotify cannot tell, such as a directory that was replaced. A look costs some microseconds.
+const lookInterval = time.Second
+
+// State is what the directory holds at one moment.
+type State struct {
+	// Incarnation numbers the kubelets seen since Watch began, from 1; it is 0 while kubelet's socket is not there.
+	Incarnation uint64
+	// Sockets are the names of the other sockets in the directory, sorted: ours, and those of other plugins.
+	Sockets []string
+}
+
+func (s State) equal(other State) bool {
+	return s.Incarnation == other.Incarnation && slices.Equal(s.Sockets, other.Sockets)
+}
+
+// Watch calls publish with the directory's state, at once and then whenever it changed, until ctx ends; then it returns
+// nil. It returns an error that wraps ErrNoDirectory when the directory it sees can never again be the one kubelet uses.
+// A directory that is not there yet is waited for.
+func (d *Directory) Watch(ctx context.Context, publish func(State)) error {
+	log := klog.FromContext(ctx)
+	notices, err := d.newWatcher()
+	if err != nil {
+		log.Info("Watching kubelet's directory once a second only; raise fs.inotify.max_user_instances to learn of changes at once",
+			"reason", err.Error())
+		notices = &fsnotify.Watcher{} // nil channels: no notice ever comes
+	} else {
+		defer func() { _ = notices.Close() }()
+	}
+	look := &look{directory: d, notices: notices}
+	ticker := d.clock.NewTicker(lookInterval)
+	defer ticker.Stop()
+
+	published, first := State{}, true
+	for {
+		state, err := look.once(log)
+		if err != nil {
+			return err
+		}
+		if first || !state.equal(published) {
+			publish(state)
+			published, first = state, false
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C():
+		case <-notices.Events:
+			// A notice only says when to look. Two kubelets whose sockets came within one tick of the kernel's clock, on one
+			// inode, look alike; the end of the streams tells them apart.
+		case err := <-notices.Errors:
+			// An overflow loses notices, nothing else: the next look finds what they would have said.
+			log.V(2).Info("Notices about kubelet's directory were lost", "reason", err.Error())
+		}
+	}
+}
+
+// look remembers what the last look saw, to tell one kubelet from the next.
+type look struct {
+	directory   *Directory
+	notices     *fsnotify.Watcher
+	watched     fileKey   // the directory that notices come from
+	dead        time.Time // since when the directory is what is left of one that was removed; zero while it is not
+	incarnation uint64
+	kubelet     fileKey // kubelet's socket in this incarnation
+	present     bool
+}
+
+func (l *look) once(log klog.Logger) (State, error) {
+	if err := l.watchDirectory(log); err != nil {
+		return State{}, err
+	}
+	key, err := keyOf(l.directory.socket)
+	if err != nil {
+		l.present = false
+		return State{Sockets: l.sockets()}, nil
+	}
+	if !l.present || key != l.kubelet {
+		l.incarnation++
+		l.kubelet, l.present = key, true
+	}
+	return State{Incarnation: l.incarnation, Sockets: l.sockets()}, nil
+}
+
+// watchDirectory has notices come from the directory that is there now.
+func (l *look) watchDirectory(log klog.Logger) error {
+	info, err := os.Stat(l.directory.Path())
+	if err != nil {
+		if !errors.Is(err, fs.ErrNotExist) {
+			log.V(2).Info("Cannot see kubelet's directory", "reason", err.Error())
+		}
+		l.watched, l.dead = fileKey{}, time.Time{}
+		return nil
+	}
+	if linkCount(info) == 0 {
+		// So does a directory look in the moment of its removal; what is left of one behind a mount does for good.
+		now := l.directory.clock.Now()
+		if l.dead.IsZero() {
+			l.dead = now
+		}
+		if now.Sub(l.dead) < lookInterval {
+			return nil
+		}
+		return l.directory.Check()
+	}
+	l.dead = time.Time{}
+	key := keyOfInfo(info)
+	key.ctime = syscall.Timespec{} // a directory's changes with every entry
+	if key == l.watched || l.notices.Events == nil {
+		return nil
+	}
+	if err := l.notices.Add(l.directory.Path()); err != nil {
+		log.Info("Watching kubelet's directory once a second only; raise fs.inotify.max_user_watches to learn of changes at once",
+			"reason", err.Error())
+	}
+	l.watched = key // also after a failure: it is said once, and the looks go on
+	return nil
+}
+
+func (l *look) sockets() []string {
+	entries, err := os.ReadDir(l.directory.Path())
+	if err != nil {
+		return nil
+	}
+	var names []string
+	for _, e := range entries {
+		if e.Type()&fs.ModeSocket != 0 && e.Name() != filepath.Base(l.directory.socket) {
+			names = append(names, e.Name())
+		}
+	}
+	return names
+}
+
+// fileKey tells a file from one that took its name: the inode alone is used again at once on ext4.
+type fileKey struct {
+	device, inode uint64
+	ctime         syscall.Timespec
+}
+
+func keyOf(path string) (fileKey, error) {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return fileKey{}, err
+	}
+	return keyOfInfo(info), nil
+}
+
+func keyOfInfo(info fs.FileInfo) fileKey {
+	stat := info.Sys().(*syscall.Stat_t) // os.Stat on Linux gives nothing else
+	return fileKey{device: uint64(stat.Dev), inode: stat.Ino, ctime: stat.Ctim}
+}
+
+func linkCount(info fs.FileInfo) uint64 { return uint64(info.Sys().(*syscall.Stat_t).Nlink) }

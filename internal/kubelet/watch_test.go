@@ -1,0 +1,199 @@
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"k8s.io/klog/v2"
+)
+
+// folder is a directory of kubelet's with a path short enough for sockets.
+func folder(t *testing.T) string {
+	t.Helper()
+	path, err := os.MkdirTemp("", "k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(path) })
+	return path
+}
+
+// listen makes a socket that leaves its file behind when the returned function closes it, as a dead process does.
+func listen(t *testing.T, path string) (kill func()) {
+	t.Helper()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	t.Cleanup(func() { _ = l.Close() })
+	return func() { _ = l.Close() }
+}
+
+// watch starts a watch and returns a function that waits for a state that fits.
+func watch(t *testing.T, d *Directory) (await func(what string, fits func(State) bool) State) {
+	t.Helper()
+	states := make(chan State, 1000)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- d.Watch(ctx, func(s State) { states <- s }) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("Watch() = %v, want nil when ctx ends", err)
+		}
+	})
+	return func(what string, fits func(State) bool) State {
+		t.Helper()
+		deadline := time.After(10 * time.Second)
+		for {
+			select {
+			case s := <-states:
+				if fits(s) {
+					return s
+				}
+			case <-deadline:
+				t.Fatalf("no state with %s", what)
+			}
+		}
+	}
+}
+
+func newDirectory(t *testing.T, path string) *Directory {
+	t.Helper()
+	d, err := NewDirectory(filepath.Join(path, "kubelet.sock"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func incarnation(n uint64) func(State) bool { return func(s State) bool { return s.Incarnation == n } }
+
+func TestEveryKubeletIsAnIncarnation(t *testing.T) {
+	tests := map[string]func() (*fsnotify.Watcher, error){
+		"with inotify":      fsnotify.NewWatcher,
+		"inotify exhausted": func() (*fsnotify.Watcher, error) { return nil, errors.New("too many open files") },
+	}
+	for name, newWatcher := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d := newDirectory(t, folder(t))
+			d.newWatcher = newWatcher
+			await := watch(t, d)
+			await("no kubelet", incarnation(0))
+			socket := filepath.Join(d.Path(), "kubelet.sock")
+			for n := range uint64(3) {
+				kill := listen(t, socket)
+				await("a new kubelet", incarnation(n+1))
+				kill()
+				if err := os.Remove(socket); err != nil {
+					t.Fatal(err)
+				}
+				await("no kubelet", incarnation(0))
+			}
+		})
+	}
+}
+
+func TestASocketThatIsReplacedIsAnotherIncarnation(t *testing.T) {
+	t.Parallel()
+	d := newDirectory(t, folder(t))
+	socket := filepath.Join(d.Path(), "kubelet.sock")
+	listen(t, socket)
+	await := watch(t, d)
+	await("the first kubelet", incarnation(1))
+	if err := os.Remove(socket); err != nil {
+		t.Fatal(err)
+	}
+	listen(t, socket)
+	// One look may see the gap or not: what counts is that one more kubelet is seen, and not two.
+	await("the second kubelet", incarnation(2))
+	listen(t, filepath.Join(d.Path(), "other.sock"))
+	after := await("the other socket", func(s State) bool { return slices.Contains(s.Sockets, "other.sock") })
+	if after.Incarnation != 2 {
+		t.Errorf("incarnation is %d after an unrelated change, want 2", after.Incarnation)
+	}
+}
+
+func TestADirectoryThatIsReplacedIsFollowed(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(folder(t), "device-plugins")
+	await := watch(t, newDirectory(t, path)) // not there yet
+	await("no kubelet", incarnation(0))
+	for n := range uint64(2) {
+		if err := os.Mkdir(path, 0o750); err != nil {
+			t.Fatal(err)
+		}
+		listen(t, filepath.Join(path, "kubelet.sock"))
+		listen(t, filepath.Join(path, "a.sock"))
+		await("kubelet and a socket", func(s State) bool {
+			return s.Incarnation == n+1 && slices.Equal(s.Sockets, []string{"a.sock"})
+		})
+		if err := os.RemoveAll(path); err != nil {
+			t.Fatal(err)
+		}
+		await("nothing", func(s State) bool { return s.Incarnation == 0 && s.Sockets == nil })
+	}
+}
+
+func TestADirectoryInTheMomentOfItsRemovalIsNoDeadMount(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(folder(t), "device-plugins")
+	ctx, cancel := context.WithCancel(t.Context())
+	var removals sync.WaitGroup
+	removals.Go(func() {
+		for ctx.Err() == nil {
+			_ = os.Mkdir(path, 0o750)
+			_ = os.Remove(path)
+		}
+	})
+	look := &look{directory: newDirectory(t, path), notices: &fsnotify.Watcher{}}
+	for range 50_000 { // one in some hundred comes at the moment
+		if _, err := look.once(klog.Background()); err != nil {
+			t.Errorf("a look at the directory = %v", err)
+			break
+		}
+	}
+	cancel()
+	removals.Wait()
+}
+
+func TestADeadMountEndsTheWatch(t *testing.T) {
+	t.Parallel()
+	// A process keeps seeing a removed directory through what it holds of it: a bind mount in a container, or here a
+	// descriptor.
+	path := filepath.Join(folder(t), "device-plugins")
+	if err := os.Mkdir(path, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	held, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = held.Close() }()
+	d := newDirectory(t, "/proc/self/fd/"+strconv.Itoa(int(held.Fd())))
+	ended := make(chan error, 1)
+	go func() { ended <- d.Watch(t.Context(), func(State) {}) }()
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-ended:
+		if !errors.Is(err, ErrNoDirectory) || !strings.Contains(err.Error(), "new container") {
+			t.Errorf("Watch() = %v, want ErrNoDirectory with the remedy", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("the watch goes on")
+	}
+}
