@@ -1,0 +1,110 @@
+package kubelet
+
+import (
+	"encoding/json"
+	"hash/fnv"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+// checkpointName is the file in the device plugin directory that a kubelet lives on from.
+const checkpointName = "kubelet_internal_checkpoint"
+
+// checkpoint has kubelet's fields.
+type checkpoint struct {
+	Data     checkpointData
+	Checksum uint64
+}
+
+type checkpointData struct {
+	PodDeviceEntries  []podDeviceEntry
+	RegisteredDevices map[string][]string // resource → healthy device IDs
+}
+
+type podDeviceEntry struct {
+	PodUID        string
+	ContainerName string
+	ResourceName  string
+	DeviceIDs     map[int64][]string // NUMA node → IDs; -1 for those without
+	AllocResp     []byte
+}
+
+func (d checkpointData) checksum() (uint64, error) {
+	encoded, err := json.Marshal(d)
+	if err != nil {
+		return 0, err
+	}
+	sum := fnv.New64a()
+	_, _ = sum.Write(encoded) // a hash's Write does not fail
+	return sum.Sum64(), nil
+}
+
+// writeCheckpoint saves what containers hold and which resources there are. Kubelet goes on when that fails, and only
+// logs it; so does the stand-in, whose next incarnation then starts from an older file.
+func (m *manager) writeCheckpoint() {
+	m.saving.Lock()
+	defer m.saving.Unlock()
+	data := checkpointData{RegisteredDevices: map[string][]string{}}
+	m.mu.Lock()
+	for resource, healthy := range m.healthy {
+		data.RegisteredDevices[resource] = slices.Sorted(maps.Keys(healthy))
+	}
+	for _, h := range m.held {
+		response, err := proto.Marshal(h.response)
+		if err != nil {
+			continue
+		}
+		data.PodDeviceEntries = append(data.PodDeviceEntries, podDeviceEntry{
+			PodUID: h.pod, ContainerName: h.container, ResourceName: h.resource, DeviceIDs: h.byNode, AllocResp: response,
+		})
+	}
+	m.mu.Unlock()
+	sum, err := data.checksum()
+	if err != nil {
+		return
+	}
+	encoded, err := json.Marshal(checkpoint{Data: data, Checksum: sum})
+	if err != nil {
+		return
+	}
+	path := filepath.Join(m.dir, checkpointName)
+	if os.WriteFile(path+".tmp", encoded, 0o600) == nil {
+		_ = os.Rename(path+".tmp", path)
+	}
+}
+
+// readCheckpoint takes up what the last incarnation left: who holds what, and for each resource a stopped endpoint
+// and no devices, so that capacity is 0 until its plugin registers. A file that is missing or broken is no file.
+func (m *manager) readCheckpoint() {
+	encoded, err := os.ReadFile(filepath.Join(m.dir, checkpointName))
+	if err != nil {
+		return
+	}
+	var saved checkpoint
+	if err := json.Unmarshal(encoded, &saved); err != nil {
+		return
+	}
+	if sum, err := saved.Data.checksum(); err != nil || sum != saved.Checksum {
+		return
+	}
+	for _, entry := range saved.Data.PodDeviceEntries {
+		response := &v1beta1.ContainerAllocateResponse{}
+		if proto.Unmarshal(entry.AllocResp, response) != nil {
+			continue
+		}
+		m.held = append(m.held, holding{
+			pod: entry.PodUID, container: entry.ContainerName, resource: entry.ResourceName,
+			byNode: entry.DeviceIDs, response: response,
+		})
+	}
+	m.recountLocked()
+	for resource := range saved.Data.RegisteredDevices {
+		m.healthy[resource], m.unhealthy[resource] = set{}, set{}
+		m.endpoints[resource] = &endpoint{stopped: m.clock.Now()}
+	}
+}

@@ -1,0 +1,97 @@
+package scenario
+
+import (
+	"fmt"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+)
+
+// rounds is how often a race is tried.
+const rounds = 20
+
+var overlaps = []scenario{
+	{name: "the newest plugin is asked, and the other takes over when it ends", run: func(l *lab) {
+		l.start("old.sock", Script{}, "a", "b")
+		young := l.start("new.sock", Script{}, "a", "b")
+		l.same("served by", "new.sock", l.admit("first", 1).Response.GetEnvs()["SERVED_BY"])
+		young.Stop()
+		if l.setup.Version == kubelet.V136 {
+			l.shows(2, 0) // the old one's stream lives, but nobody looks at it
+			return
+		}
+		l.eventually("the survivor answers", func() bool {
+			got, err := l.subject.Admit(l.ctx, kubelet.Container{Pod: "second", Name: "main", Resource: resource, Count: 1})
+			return err == nil && got.Response.GetEnvs()["SERVED_BY"] == "old.sock"
+		})
+		l.stays(2, 2)
+	}},
+	{name: "the end of an old plugin's stream", run: func(l *lab) {
+		old := l.start("old.sock", Script{}, "a", "b")
+		young := l.start("new.sock", Script{}, "a", "b")
+		old.Stop()
+		if l.setup.Version == kubelet.V136 {
+			// Kubelet takes it for the end of the new one: it closes that connection.
+			l.must(young.WaitStreams(l.ctx, 0))
+			l.shows(2, 0)
+			l.stays(2, 0) // until the end of the new one's stream has been looked at too
+			l.start("newer.sock", Script{}, "a", "b")
+			l.admit("pod", 2)
+			return
+		}
+		l.stays(2, 2)
+		l.same("served by", "new.sock", l.admit("pod", 2).Response.GetEnvs()["SERVED_BY"])
+	}},
+	{name: "an empty farewell zeroes the survivor until it speaks again", run: func(l *lab) {
+		survivor := l.start("old.sock", Script{}, "a", "b")
+		leaving := l.start("new.sock", Script{}, "a", "b")
+		leaving.Send()
+		l.shows(0, 0)
+		leaving.Stop()
+		l.stays(0, 0)
+		survivor.Send(devices("a", "b")...)
+		l.shows(2, 2)
+		if l.setup.Version == kubelet.V136 {
+			l.refuse("pod", 1, kubelet.UnexpectedAdmission, "has been stopped") // capacity is there, and no way to it
+			return
+		}
+		l.admit("pod", 2)
+	}},
+	{name: "lists of two plugins are not merged", run: func(l *lab) {
+		l.start("one.sock", Script{}, "a", "b", "c")
+		two := l.serve("two.sock", Script{}, devices("x")...)
+		l.must(two.Register(l.ctx))
+		l.shows(1, 1)
+		l.same("allocation", []string{"x"}, l.admit("pod", 1).IDs)
+	}},
+	{name: "a fresh path at once after a stream's end", run: func(l *lab) {
+		lost := 0
+		for round := range rounds {
+			old := l.start(fmt.Sprintf("%d.sock", 2*round), Script{}, "a", "b")
+			l.must(old.EndStreams(l.ctx))
+			young := l.serve(fmt.Sprintf("%d.sock", 2*round+1), Script{}, devices("a", "b")...)
+			if l.setup.Version == kubelet.V137 {
+				l.must(young.Register(l.ctx))
+				l.stays(2, 2)
+				l.admit("pod", 2)
+			} else if !l.comesUp(young) {
+				lost++ // 1.36 may take the old stream's end for the new one's
+			}
+			l.subject.Remove("pod")
+			old.Stop()
+			young.Stop()
+			l.saved()
+			l.must(l.subject.Restart())
+			l.shows(0, 0)
+		}
+		l.Logf("%d of %d rounds lost", lost, rounds)
+	}},
+}
+
+// comesUp registers a plugin and says whether a pod gets its devices then.
+func (l *lab) comesUp(p *Plugin) bool {
+	if p.Register(l.ctx) != nil {
+		return false
+	}
+	_, err := l.subject.Admit(l.ctx, kubelet.Container{Pod: "pod", Name: "main", Resource: resource, Count: 2})
+	return err == nil
+}
