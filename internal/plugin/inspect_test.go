@@ -1,0 +1,51 @@
+package plugin_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+)
+
+func TestContainersAreRefusedOnDevicesThatMustNotBeUsed(t *testing.T) {
+	t.Parallel()
+	bothVersions(t, func(t *testing.T, v standin.Version) {
+		n := newNode(t)
+		n.startKubelet(t, v)
+		d := n.startDaemon(t, clock.RealClock{})
+		d.offer(1)
+		n.awaitAllocatable(t, 1)
+		snapshot := inventory.Snapshot{GPUs: []inventory.GPU{
+			{UUID: id(0), Health: inventory.Health{State: inventory.Healthy}},
+		}}
+		inspected := plugin.Options{Edits: asEnvironment.Edits, Inspect: true}
+
+		// Kubelet reads options when a server registers, so that other options take another life.
+		mark := n.Mark()
+		d.Apply(resource.New(snapshot, resource.Options{}), inspected, 1)
+		n.await(t, "registered with other options", func() bool { return n.count(standin.Listed, mark) > 0 && n.Allocatable(gpu) == 1 })
+
+		d.inspector.say(errors.New("GPU 0 has XID 48; cure: reset"))
+		container := standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 1}
+		_, err := n.Admit(t.Context(), container)
+		var refused *standin.PodError
+		if !errors.As(err, &refused) || refused.Reason != standin.CreateContainerConfig {
+			t.Fatalf("Admit() = %v, want %s", err, standin.CreateContainerConfig)
+		}
+		for _, words := range []string{"GPU 0 has XID 48", "delete the pod", gpu} {
+			if !strings.Contains(err.Error(), words) {
+				t.Errorf("Admit() = %v, want %q in it", err, words)
+			}
+		}
+		d.inspector.say(nil)
+		if _, err := n.Admit(t.Context(), container); err != nil {
+			t.Errorf("Admit() once the device is good = %v", err)
+		}
+	})
+}

@@ -1,0 +1,284 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"k8s.io/klog/v2"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+const (
+	// registerTimeout bounds a Register, and then the wait for the stream. Kubelet tries for up to 10 s to reach us
+	// before it answers.
+	registerTimeout = 15 * time.Second
+	// settleTime is the pause between the moment kubelet closed the connection of one life and the next Register:
+	// kubelet 1.36 closes it a little before it marks the resource as stopped, and marks whatever is registered by then.
+	settleTime = 50 * time.Millisecond
+	// farewellTime is how long the connection of a kubelet that ended may take to be seen closed.
+	farewellTime = 5 * time.Millisecond
+	// hangUpTimeout bounds the wait for kubelet to close its connection after a stream ended.
+	hangUpTimeout = 500 * time.Millisecond
+	// finishTimeout bounds the wait for calls in flight when a life ends.
+	finishTimeout = time.Second
+	// lookInterval is how often a server looks whether its socket is still there, beside the notices of Presence.
+	lookInterval = time.Second
+	// provenAfter is how long a stream lives to count as a registration that worked.
+	provenAfter = time.Second
+	// maxRequest bounds one request, in bytes: kubelet names every free device of a resource, shared ones by the
+	// thousand.
+	maxRequest = 16 << 20
+)
+
+// Why a life ends.
+var (
+	errKubeletLeft   = errors.New("kubelet restarted or went away")
+	errSocketRemoved = errors.New("our socket was removed from kubelet's directory")
+	errStreamEnded   = errors.New("kubelet ended the stream")
+	errNoStream      = errors.New("kubelet accepted the registration and did not ask for the list")
+	errOptions       = errors.New("kubelet has to learn other options")
+	errHungUp        = errors.New("kubelet accepted the registration and hung up before it asked for the list")
+	errDisagrees     = errors.New("kubelet's account of the devices differs from the list it was sent")
+)
+
+// A life is one life of the server of one resource: from listening on a fresh socket to closing it. It runs once.
+type life struct {
+	Collaborators
+	list   *list
+	report func(Phase)
+
+	connections connections
+	visits      chan struct{} // holds one word that another plugin's socket came or went
+	closing     chan struct{} // closed when streams are to end
+}
+
+// run lives until ctx ends or something breaks the registration. It returns nil when the next life may begin at once, and
+// otherwise an error that says what failed.
+func (l *life) run(parent context.Context) error {
+	presence, ok := l.awaitKubelet(parent)
+	if !ok {
+		return nil
+	}
+	log := klog.FromContext(parent)
+	endpoint := l.Registrar.NewEndpoint(l.list.name)
+	listener, err := (&net.ListenConfig{}).Listen(parent, "unix", endpoint)
+	if err != nil {
+		return fmt.Errorf("listen beside kubelet's socket: %w", err)
+	}
+	ctx, end := context.WithCancelCause(parent)
+	defer end(nil)
+	l.connections.left = make(chan struct{})
+	l.closing = make(chan struct{})
+	l.visits = make(chan struct{}, 1)
+	service := &service{
+		log: log, list: l.list, inspector: l.Inspector, inspect: l.list.views.Value().options.Inspect,
+		closing: l.closing, began: make(chan struct{}), ended: func() { end(errStreamEnded) },
+	}
+	server := grpc.NewServer(
+		grpc.MaxRecvMsgSize(maxRequest),
+		grpc.ChainUnaryInterceptor(recoverCalls(log)),
+		grpc.ChainStreamInterceptor(recoverStreams(log)),
+	)
+	pluginapi.RegisterDevicePluginServer(server, service)
+
+	var tasks sync.WaitGroup
+	tasks.Go(func() {
+		if err := server.Serve(l.connections.watch(listener)); err != nil {
+			end(fmt.Errorf("serve %s: %w", endpoint, err))
+		}
+	})
+	tasks.Go(func() { end(l.followDirectory(ctx, endpoint, presence)) })
+	tasks.Go(func() { end(l.followOptions(ctx, service.inspect)) })
+	proven, err := l.stayRegistered(ctx, endpoint, service)
+	end(err)
+
+	cause := context.Cause(ctx)
+	l.hangUp(parent, server, presence, cause)
+	tasks.Wait()
+	if parent.Err() != nil {
+		return nil
+	}
+	log.Info("A registration ended", "endpoint", filepath.Base(endpoint), "reason", cause.Error())
+	switch {
+	case errors.Is(cause, errKubeletLeft), errors.Is(cause, errSocketRemoved), errors.Is(cause, errOptions):
+		return nil
+	case errors.Is(cause, errStreamEnded) && proven:
+		return nil
+	}
+	return cause
+}
+
+// awaitKubelet waits for a kubelet to register at; it reports false when ctx ended first.
+func (l *life) awaitKubelet(ctx context.Context) (Presence, bool) {
+	for {
+		presence, changed := l.Presence.Latest()
+		if presence.Incarnation != 0 {
+			return presence, true
+		}
+		l.report(PhaseNoKubelet)
+		select {
+		case <-ctx.Done():
+			return Presence{}, false
+		case <-changed:
+		}
+	}
+}
+
+// followDirectory returns why the registration cannot hold any more, as far as kubelet's directory tells. Until then, it
+// passes on when a socket beside ours came or went: it may be that of another server of this resource.
+func (l *life) followDirectory(ctx context.Context, endpoint string, began Presence) error {
+	// Our socket is looked for by ourselves: whoever looks at the directory may never have seen it before it was removed.
+	look := l.Clock.NewTicker(lookInterval)
+	defer look.Stop()
+	before := l.others(began)
+	for {
+		now, changed := l.Presence.Latest()
+		if now.Incarnation != began.Incarnation {
+			return errKubeletLeft
+		}
+		if isGone(endpoint) {
+			return errSocketRemoved
+		}
+		if others := l.others(now); !slices.Equal(others, before) {
+			before = others
+			select {
+			case l.visits <- struct{}{}:
+			default:
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-look.C():
+		case <-changed:
+		}
+	}
+}
+
+// others returns the sockets of other plugins, and of other instances of this one.
+func (l *life) others(p Presence) []string {
+	return slices.DeleteFunc(slices.Clone(p.Sockets), l.Registrar.Ours)
+}
+
+// followOptions returns when the list's options are no longer those that kubelet learned from this life.
+func (l *life) followOptions(ctx context.Context, inspect bool) error {
+	for {
+		view, changed := l.list.views.Latest()
+		if view.options.Inspect != inspect {
+			return errOptions
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-changed:
+		}
+	}
+}
+
+func isGone(path string) bool {
+	_, err := os.Lstat(path)
+	return errors.Is(err, os.ErrNotExist)
+}
+
+// stayRegistered registers and stays until ctx ends or kubelet does not do its part. It reports whether kubelet was seen
+// to make use of the registration.
+func (l *life) stayRegistered(ctx context.Context, endpoint string, service *service) (proven bool, err error) {
+	l.report(PhaseRegistering)
+	if err := l.register(ctx, endpoint, service.options()); err != nil {
+		return false, err
+	}
+	klog.FromContext(ctx).Info("Registered", "endpoint", filepath.Base(endpoint))
+	patience := l.Clock.NewTimer(registerTimeout)
+	defer patience.Stop()
+	select {
+	case <-ctx.Done():
+		return false, context.Cause(ctx)
+	case <-patience.C():
+		return false, errNoStream
+	case <-l.connections.left:
+		// The stream may have begun before: then its end tells more.
+		select {
+		case <-service.began:
+		default:
+			return false, errHungUp
+		}
+	case <-service.began:
+	}
+	l.report(PhaseServing)
+	began := l.Clock.Now()
+	agreed, err := l.checkAccount(ctx)
+	return agreed || service.used.Load() || l.Clock.Since(began) >= provenAfter, err
+}
+
+func (l *life) register(ctx context.Context, endpoint string, options *pluginapi.DevicePluginOptions) error {
+	ctx, cancel := context.WithTimeout(ctx, registerTimeout)
+	defer cancel()
+	return l.Registrar.Register(ctx, l.list.name, endpoint, options)
+}
+
+// hangUp ends what is left of the life. Where the kubelet that registered us still runs, it waits until that kubelet has
+// let go: a Register that comes too early can be taken for the life that just ended.
+func (l *life) hangUp(parent context.Context, server *grpc.Server, presence Presence, cause error) {
+	// A kubelet that ended has closed its connection, or its kernel is about to. One that only made its socket anew has not.
+	left := errors.Is(cause, errKubeletLeft)
+	stays := parent.Err() == nil && !(left && l.wait(parent, l.connections.none(), farewellTime))
+	close(l.closing)
+	if stays {
+		l.wait(parent, l.connections.none(), hangUpTimeout)
+	}
+	finished := make(chan struct{})
+	go func() {
+		defer close(finished)
+		server.GracefulStop()
+	}()
+	if !l.wait(context.WithoutCancel(parent), finished, finishTimeout) {
+		server.Stop() // does not wait for calls: one that never ends must not keep the resource from being served
+	}
+	switch {
+	case stays && left:
+		l.wait(parent, nil, settleTime)
+	case stays:
+		l.settle(parent, presence.Incarnation)
+	}
+}
+
+// wait waits for done and reports whether it came: not after d, nor after ctx ended.
+func (l *life) wait(ctx context.Context, done <-chan struct{}, d time.Duration) bool {
+	timer := l.Clock.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-done:
+		return true
+	case <-timer.C():
+		return false
+	}
+}
+
+// settle waits for settleTime, unless ctx ends or another kubelet comes, which has nothing to mistake.
+func (l *life) settle(ctx context.Context, incarnation uint64) {
+	timer := l.Clock.NewTimer(settleTime)
+	defer timer.Stop()
+	for {
+		now, changed := l.Presence.Latest()
+		if now.Incarnation != incarnation {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C():
+			return
+		case <-changed:
+		}
+	}
+}

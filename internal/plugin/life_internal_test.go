@@ -1,0 +1,66 @@
+package plugin
+
+import (
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+)
+
+// TestHangingUp has a life hang up whose kubelet closes its connection some time after it was told to, if it did not by
+// itself, and whose directory shows another incarnation some time after that.
+func TestHangingUp(t *testing.T) {
+	const (
+		itself = -1 // the connection is closed already
+		soon   = 10 * time.Millisecond
+	)
+	tests := map[string]struct {
+		cause           error
+		closes, changes time.Duration
+		takes           time.Duration
+	}{
+		"kubelet ended":                                {errKubeletLeft, itself, soon, 0},
+		"kubelet made its socket anew":                 {errKubeletLeft, soon, soon, farewellTime + soon + settleTime},
+		"kubelet ended the stream":                     {errStreamEnded, itself, time.Hour, settleTime},
+		"kubelet ended the stream, and is another now": {errStreamEnded, itself, soon, soon},
+		"our socket was removed":                       {errSocketRemoved, soon, time.Hour, soon + settleTime},
+		"kubelet does not let go":                      {errSocketRemoved, time.Hour, time.Hour, hangUpTimeout + settleTime},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				presence := feed.New(Presence{Incarnation: 1})
+				if errors.Is(test.cause, errKubeletLeft) {
+					presence.Publish(Presence{})
+				}
+				l := &life{Collaborators: Collaborators{Presence: presence, Clock: clock.RealClock{}},
+					connections: connections{left: make(chan struct{})}, closing: make(chan struct{})}
+				if test.closes != itself {
+					l.connections.opened()
+				}
+				var kubelet sync.WaitGroup
+				defer kubelet.Wait()
+				kubelet.Go(func() {
+					<-l.closing
+					if test.closes != itself {
+						time.Sleep(test.closes)
+						l.connections.closed()
+					}
+					time.Sleep(test.changes)
+					presence.Publish(Presence{Incarnation: 2})
+				})
+				began := time.Now()
+				l.hangUp(t.Context(), grpc.NewServer(), Presence{Incarnation: 1}, test.cause)
+				if took := time.Since(began); took != test.takes {
+					t.Errorf("hangUp() took %v, want %v", took, test.takes)
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,226 @@
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"k8s.io/klog/v2"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+)
+
+// A service answers kubelet in one life of a server: each method reads the list's latest view, decides by it, and
+// translates.
+type service struct {
+	pluginapi.UnimplementedDevicePluginServer
+	log       klog.Logger
+	list      *list
+	inspector Inspector
+	inspect   bool            // what kubelet was told when it registered us
+	closing   <-chan struct{} // closed when the life ends: streams are to end
+	// The first stream is kubelet's: nobody else knows the socket's name before kubelet does.
+	first sync.Once
+	began chan struct{} // closed when it begins
+	ended func()        // called when it ends
+	used  atomic.Bool   // kubelet allocated in this life
+}
+
+func (s *service) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
+	return s.options(), nil
+}
+
+// options are what kubelet learns of a server when it registers; kubelet never asks again.
+func (s *service) options() *pluginapi.DevicePluginOptions {
+	return &pluginapi.DevicePluginOptions{GetPreferredAllocationAvailable: true, PreStartRequired: s.inspect}
+}
+
+// ListAndWatch sends the list, and again whenever it changed, until kubelet or the life ends the stream.
+func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
+	s.first.Do(func() {
+		close(s.began)
+		context.AfterFunc(stream.Context(), s.ended)
+	})
+	var sent *pluginapi.ListAndWatchResponse
+	for {
+		view, changed := s.list.views.Latest()
+		if view.response != sent {
+			if err := stream.Send(view.response); err != nil {
+				return err
+			}
+			sent = view.response
+		}
+		select {
+		case <-stream.Context().Done():
+			return nil
+		case <-s.closing:
+			return status.Error(codes.Unavailable, "this socket is being closed; the plugin registers again if it stays")
+		case <-changed:
+		}
+	}
+}
+
+// Allocate says what each container of the request gets for its devices.
+func (s *service) Allocate(_ context.Context, request *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
+	view := s.list.views.Value()
+	if len(request.GetContainerRequests()) == 0 {
+		return nil, status.Errorf(codes.InvalidArgument, "allocate %s: the request names no container", s.list.name)
+	}
+	response := &pluginapi.AllocateResponse{
+		ContainerResponses: make([]*pluginapi.ContainerAllocateResponse, 0, len(request.GetContainerRequests())),
+	}
+	for _, container := range request.GetContainerRequests() {
+		devices, err := view.lookUp(container.GetDevicesIds())
+		if err != nil {
+			return nil, status.Errorf(status.Code(err), "allocate %s: %s", s.list.name, status.Convert(err).Message())
+		}
+		e, err := edits.For(devices, view.options.Edits)
+		if err != nil {
+			return nil, status.Errorf(codes.FailedPrecondition, "allocate %s: %v", s.list.name, err)
+		}
+		response.ContainerResponses = append(response.ContainerResponses, answer(e))
+		s.log.V(2).Info("Allocated", "devices", container.GetDevicesIds())
+	}
+	s.used.Store(true)
+	return response, nil
+}
+
+// lookUp returns the devices of the given IDs, or a status that says which ID is wrong and why.
+func (v *view) lookUp(ids []string) ([]resource.Device, error) {
+	if len(ids) == 0 {
+		return nil, status.Error(codes.InvalidArgument, "a container asks for no device")
+	}
+	devices := make([]resource.Device, 0, len(ids))
+	seen := make(map[string]struct{}, len(ids))
+	for _, id := range ids {
+		device, known := v.resource.Device(id)
+		if !known {
+			return nil, v.unknown(id)
+		}
+		if !device.Healthy {
+			return nil, status.Errorf(codes.FailedPrecondition, "device %s is not healthy: %s", id, device.Reason)
+		}
+		if _, twice := seen[id]; twice {
+			return nil, status.Errorf(codes.InvalidArgument, "device %s is asked for twice", id)
+		}
+		seen[id] = struct{}{}
+		devices = append(devices, device)
+	}
+	if err := v.resource.Admit(devices); err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	return devices, nil
+}
+
+func (v *view) unknown(id string) error {
+	if id == "" {
+		return status.Error(codes.InvalidArgument, "a container asks for a device with an empty ID")
+	}
+	if d, departing := v.departing[id]; departing {
+		return status.Errorf(codes.FailedPrecondition, "device %s cannot be given out: %s", id, d.reason)
+	}
+	return status.Errorf(codes.NotFound, "unknown device %s: the resource has no device of that ID", id)
+}
+
+// GetPreferredAllocation says which of the available devices a container is best given. An error would fail the pod, so
+// there is one only where no answer can be right.
+func (s *service) GetPreferredAllocation(_ context.Context, request *pluginapi.PreferredAllocationRequest) (
+	*pluginapi.PreferredAllocationResponse, error,
+) {
+	view := s.list.views.Value()
+	response := &pluginapi.PreferredAllocationResponse{}
+	for _, container := range request.GetContainerRequests() {
+		ids, err := view.resource.Prefer(
+			container.GetAvailableDeviceIDs(), container.GetMustIncludeDeviceIDs(), int(container.GetAllocationSize()))
+		if err != nil {
+			return nil, status.Errorf(codes.InvalidArgument, "prefer devices of %s: %v", s.list.name, err)
+		}
+		response.ContainerResponses = append(response.ContainerResponses,
+			&pluginapi.ContainerPreferredAllocationResponse{DeviceIDs: ids})
+	}
+	return response, nil
+}
+
+// inspectTimeout bounds an inspection: kubelet itself waits for 30 s, and the container with it.
+const inspectTimeout = 5 * time.Second
+
+// PreStartContainer refuses a container whose devices must not be used now. Kubelet calls it for containers that start
+// again, too.
+func (s *service) PreStartContainer(ctx context.Context, request *pluginapi.PreStartContainerRequest) (
+	*pluginapi.PreStartContainerResponse, error,
+) {
+	if !s.inspect {
+		return &pluginapi.PreStartContainerResponse{}, nil
+	}
+	view := s.list.views.Value()
+	devices := make([]resource.Device, 0, len(request.GetDevicesIds()))
+	for _, id := range request.GetDevicesIds() {
+		device, known := view.resource.Device(id)
+		if !known {
+			return nil, s.refuse(view.unknown(id))
+		}
+		devices = append(devices, device)
+	}
+	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
+	defer cancel()
+	if err := s.inspector.Inspect(ctx, devices); err != nil {
+		return nil, s.refuse(status.Error(codes.FailedPrecondition, err.Error()))
+	}
+	return &pluginapi.PreStartContainerResponse{}, nil
+}
+
+// refuse says in the pod's events why its container does not start, and what helps: kubelet tries again on the same
+// devices for ever.
+func (s *service) refuse(err error) error {
+	return status.Errorf(status.Code(err), "start a container on %s: %s; kubelet tries again on the same device for as long as the "+
+		"pod is there: delete the pod to get another", s.list.name, status.Convert(err).Message())
+}
+
+// answer translates container edits into kubelet's words.
+func answer(e edits.Edits) *pluginapi.ContainerAllocateResponse {
+	response := &pluginapi.ContainerAllocateResponse{Envs: e.Env, Annotations: e.Annotations}
+	for _, m := range e.Mounts {
+		response.Mounts = append(response.Mounts,
+			&pluginapi.Mount{ContainerPath: m.ContainerPath, HostPath: m.HostPath, ReadOnly: m.ReadOnly})
+	}
+	for _, n := range e.Nodes {
+		response.Devices = append(response.Devices,
+			&pluginapi.DeviceSpec{ContainerPath: n.ContainerPath, HostPath: n.HostPath, Permissions: n.Permissions})
+	}
+	for _, name := range e.CDIDevices {
+		response.CdiDevices = append(response.CdiDevices, &pluginapi.CDIDevice{Name: name})
+	}
+	return response
+}
+
+// recoverCalls turns a panic in a call into a status and a log line: one bad request must not end the daemon.
+func recoverCalls(log klog.Logger) grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (response any, err error) {
+		defer func() { err = recovered(log, recover(), info.FullMethod, err) }()
+		return handle(ctx, request)
+	}
+}
+
+// recoverStreams does for streams what recoverCalls does for calls.
+func recoverStreams(log klog.Logger) grpc.StreamServerInterceptor {
+	return func(server any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) (err error) {
+		defer func() { err = recovered(log, recover(), info.FullMethod, err) }()
+		return handle(server, stream)
+	}
+}
+
+func recovered(log klog.Logger, panicked any, method string, err error) error {
+	if panicked == nil {
+		return err
+	}
+	log.Error(fmt.Errorf("panic: %v", panicked), "Call failed", "method", method, "stack", string(debug.Stack()))
+	return status.Errorf(codes.Internal, "%s failed inside the plugin; its log has the details", method)
+}
