@@ -1,0 +1,251 @@
+package monitor
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+// The files in the state directory.
+const (
+	ledgerFile  = "faults.json"
+	damagedFile = "faults.json.damaged" // a ledger that could not be read; the last one is kept
+	lockFile    = "faults.lock"
+)
+
+const ledgerVersion = 1
+
+var errLocked = errors.New("another instance is writing it")
+
+// A book is what the ledger holds: the faults that must outlive the process, so that neither a restart nor an overlapping
+// instance makes a bad GPU good.
+type book struct {
+	faults     map[faultKey]entry
+	recoveries map[string][]time.Time // by device
+}
+
+type faultKey struct {
+	device string // UUID of a GPU or MIG device
+	source health.Source
+	xid    uint64
+}
+
+// An entry is a fault in the ledger.
+type entry struct {
+	Device string         `json:"device"`
+	Boot   string         `json:"boot"` // boot ID of the node when the fault was found
+	Source health.Source  `json:"source"`
+	XID    uint64         `json:"xid,omitempty"`
+	State  string         `json:"state"`
+	Reason string         `json:"reason"`
+	Cure   inventory.Cure `json:"cure"`
+	Since  time.Time      `json:"since"`
+}
+
+// page is the file's form.
+type page struct {
+	Version    int                    `json:"version"`
+	Faults     []entry                `json:"faults"`
+	Recoveries map[string][]time.Time `json:"recoveries,omitempty"`
+}
+
+func newBook() book {
+	return book{faults: make(map[faultKey]entry), recoveries: make(map[string][]time.Time)}
+}
+
+// add notes what must outlive the process of a device.
+func (b book) add(uuid, boot string, d health.Device) {
+	for _, f := range d.Durable() {
+		b.faults[faultKey{uuid, f.Source, f.XID}] = entry{
+			Device: uuid, Boot: boot, Source: f.Source, XID: f.XID, State: f.State.String(), Reason: f.Reason, Cure: f.Cure,
+			Since: f.Since.UTC().Truncate(time.Millisecond),
+		}
+	}
+	if len(d.Recoveries) > 0 {
+		b.recoveries[uuid] = d.Recoveries
+	}
+}
+
+// device returns what is noted of a device.
+func (b book) device(uuid string) (faults []health.Fault, recoveries []time.Time) {
+	for key, e := range b.faults {
+		if key.device != uuid {
+			continue
+		}
+		state := inventory.Unhealthy
+		if e.State == inventory.Lost.String() {
+			state = inventory.Lost
+		}
+		faults = append(faults, health.Fault{
+			Source: e.Source, XID: e.XID, State: state, Reason: e.Reason, Cure: e.Cure, Since: e.Since, Seen: e.Since,
+		})
+	}
+	slices.SortFunc(faults, func(a, b health.Fault) int {
+		return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.Source, b.Source), cmp.Compare(a.XID, b.XID))
+	})
+	return faults, b.recoveries[uuid]
+}
+
+// drop forgets a device. It reports whether there was something to forget.
+func (b book) drop(uuid string) bool {
+	before := len(b.faults) + len(b.recoveries)
+	maps.DeleteFunc(b.faults, func(key faultKey, _ entry) bool { return key.device == uuid })
+	delete(b.recoveries, uuid)
+	return len(b.faults)+len(b.recoveries) < before
+}
+
+// expire forgets the faults that the restart of the node has cured: those of another boot that do not ask for hands.
+func (b book) expire(boot string) {
+	maps.DeleteFunc(b.faults, func(_ faultKey, e entry) bool {
+		return boot != "" && e.Boot != "" && e.Boot != boot && !health.OutlivesBoot(e.Cure)
+	})
+}
+
+func (b book) clone() book {
+	return book{faults: maps.Clone(b.faults), recoveries: maps.Clone(b.recoveries)}
+}
+
+func (b book) empty() bool { return len(b.faults) == 0 && len(b.recoveries) == 0 }
+
+func (b book) equal(other book) bool {
+	return maps.Equal(b.faults, other.faults) && maps.EqualFunc(b.recoveries, other.recoveries, slices.Equal)
+}
+
+// merge takes over how after differs from before: what an overlapping instance noted in b meanwhile stays.
+func (b book) merge(before, after book) {
+	for key := range before.faults {
+		if _, still := after.faults[key]; !still {
+			delete(b.faults, key)
+		}
+	}
+	for key, e := range after.faults {
+		if old, known := before.faults[key]; !known || old != e {
+			b.faults[key] = e
+		}
+	}
+	for uuid := range before.recoveries {
+		if _, still := after.recoveries[uuid]; !still {
+			delete(b.recoveries, uuid)
+		}
+	}
+	for uuid, times := range after.recoveries {
+		if !slices.Equal(before.recoveries[uuid], times) {
+			b.recoveries[uuid] = times
+		}
+	}
+}
+
+// A ledger is the book on disk, shared by all instances on the node.
+type ledger struct{ dir string }
+
+func (l ledger) path(name string) string { return filepath.Join(l.dir, name) }
+
+// errDamaged is wrapped by the error of a read that found a ledger that is none.
+var errDamaged = errors.New("the fault ledger is damaged")
+
+// read returns what the ledger holds; an empty book if there is none yet.
+func (l ledger) read() (book, error) {
+	b := newBook()
+	text, err := os.ReadFile(l.path(ledgerFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return b, nil
+	}
+	if err != nil {
+		return b, fmt.Errorf("read the fault ledger: %w", err)
+	}
+	var p page
+	if err := json.Unmarshal(text, &p); err != nil {
+		return b, fmt.Errorf("%w: %w", errDamaged, err)
+	}
+	if p.Version != ledgerVersion {
+		return b, fmt.Errorf("%w: it has version %d, and this program writes %d", errDamaged, p.Version, ledgerVersion)
+	}
+	for _, e := range p.Faults {
+		b.faults[faultKey{e.Device, e.Source, e.XID}] = e
+	}
+	maps.Copy(b.recoveries, p.Recoveries)
+	return b, nil
+}
+
+// write merges how after differs from before into the ledger. It never waits for another instance: then the error wraps
+// errLocked. A damaged ledger is set aside, and setAside says so.
+func (l ledger) write(before, after book) (setAside, err error) {
+	if err := os.MkdirAll(l.dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the state directory: %w", err)
+	}
+	unlock, err := l.lock()
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	now, err := l.read()
+	if errors.Is(err, errDamaged) {
+		setAside, before = err, newBook() // all that is known is written anew
+		err = os.Rename(l.path(ledgerFile), l.path(damagedFile))
+	}
+	if err != nil {
+		return setAside, err
+	}
+	now.merge(before, after)
+	return setAside, l.replace(now)
+}
+
+// lock takes the lock that all instances write under.
+func (l ledger) lock() (unlock func(), err error) {
+	f, err := os.OpenFile(l.path(lockFile), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock the fault ledger: %w", err)
+	}
+	// Closing the file gives the lock back.
+	unlock = func() { _ = f.Close() }
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		unlock()
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			err = errLocked
+		}
+		return nil, fmt.Errorf("lock the fault ledger: %w", err)
+	}
+	return unlock, nil
+}
+
+// replace puts a new file in the place of the old one, so that every reader finds one of the two whole.
+func (l ledger) replace(b book) error {
+	p := page{Version: ledgerVersion, Faults: slices.AppendSeq([]entry{}, maps.Values(b.faults)), Recoveries: b.recoveries}
+	slices.SortFunc(p.Faults, func(a, b entry) int {
+		return cmp.Or(cmp.Compare(a.Device, b.Device), cmp.Compare(a.Source, b.Source), cmp.Compare(a.XID, b.XID))
+	})
+	text, err := json.MarshalIndent(p, "", "  ")
+	if err != nil {
+		return fmt.Errorf("write the fault ledger: %w", err)
+	}
+	temporary := l.path(ledgerFile + ".new") // one at a time: the lock is held
+	if err := writeSynced(temporary, append(text, '\n')); err != nil {
+		return fmt.Errorf("write the fault ledger: %w", err)
+	}
+	if err := os.Rename(temporary, l.path(ledgerFile)); err != nil {
+		return fmt.Errorf("write the fault ledger: %w", err)
+	}
+	return nil
+}
+
+func writeSynced(path string, text []byte) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	if _, err := f.Write(text); err != nil {
+		return errors.Join(err, f.Close())
+	}
+	return errors.Join(f.Sync(), f.Close())
+}

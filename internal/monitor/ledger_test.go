@@ -1,0 +1,221 @@
+package monitor_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
+)
+
+// ledgerOf returns what is in the ledger's file, empty if there is none.
+func ledgerOf(t *testing.T, dir string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(dir, "faults.json"))
+	if err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+func TestFaultsOutliveTheProcess(t *testing.T) {
+	tests := map[string]struct {
+		xid         uint64
+		boot        string // of the second process; the first one's is "1"
+		wantAfter   inventory.State
+		wantWritten bool // after the second process
+	}{
+		"a reset is still needed":              {119, "1", unhealthy, true},
+		"a reset was done by the restart":      {119, "2", healthy, false},
+		"an unknown boot ID cures nothing":     {119, "", unhealthy, true},
+		"hardware is not cured by the restart": {64, "2", unhealthy, true},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "state")
+			n := newNode(2)
+			synctest.Test(t, func(t *testing.T) {
+				m, stop := start(t, n, monitor.Options{StateDir: dir, BootID: "1"})
+				n.xid(1, tt.xid)
+				synctest.Wait()
+				wantStates(t, m, healthy, unhealthy)
+				since := m.Snapshots().Value().GPUs[1].Health.Since
+				stop()
+				pass(time.Hour)
+
+				m, stop = start(t, n, monitor.Options{StateDir: dir, BootID: tt.boot})
+				wantStates(t, m, healthy, tt.wantAfter)
+				h := m.Snapshots().Value().GPUs[1].Health
+				if tt.wantAfter == unhealthy && (!h.Since.Equal(since) || h.XID != tt.xid || h.Reason == "") {
+					t.Errorf("restored as %+v, want it since %v", h, since)
+				}
+				pass(time.Hour)
+				wantStates(t, m, healthy, tt.wantAfter)
+				stop()
+			})
+			if got := strings.Contains(ledgerOf(t, dir), uuid(1)); got != tt.wantWritten {
+				t.Errorf("in the ledger: %v, want %v:\n%s", got, tt.wantWritten, ledgerOf(t, dir))
+			}
+		})
+	}
+}
+
+func TestClearedFaultLeavesTheLedger(t *testing.T) {
+	dir := t.TempDir()
+	n := newNode(2)
+	synctest.Test(t, func(t *testing.T) {
+		_, stop := start(t, n, monitor.Options{StateDir: dir, BootID: "1"})
+		n.xid(0, 64)
+		n.xid(1, 64)
+		pass(time.Second)
+		n.set(func(n *node) { n.gpus = n.gpus[1:] })
+		stop()
+
+		m, stop := start(t, n, monitor.Options{StateDir: dir, BootID: "1"})
+		wantStates(t, m, unhealthy)
+		if !strings.Contains(ledgerOf(t, dir), uuid(0)) {
+			t.Error("a fault was forgotten because its GPU is not there")
+		}
+		for i := range 2 { // also that of the GPU that is not there
+			if err := m.Clear(t.Context(), uuid(i)); err != nil {
+				t.Error(err)
+			}
+		}
+		synctest.Wait()
+		if text := ledgerOf(t, dir); strings.Contains(text, "GPU-") {
+			t.Errorf("still in the ledger:\n%s", text)
+		}
+		stop()
+	})
+}
+
+func TestFlapsAreCountedOverRestarts(t *testing.T) {
+	dir := t.TempDir()
+	n := newNode(1)
+	synctest.Test(t, func(t *testing.T) {
+		for i := range 4 {
+			m, stop := start(t, n, monitor.Options{StateDir: dir, BootID: "1"})
+			n.set(func(n *node) { n.readings[uuid(0)] = asks(inventory.RecoveryGPUReset) })
+			pass(30 * time.Second)
+			wantStates(t, m, unhealthy)
+			n.set(func(n *node) { delete(n.readings, uuid(0)) })
+			pass(15 * time.Second)
+			want := healthy
+			if i == 3 {
+				want = unhealthy
+			}
+			wantStates(t, m, want)
+			stop()
+		}
+	})
+}
+
+func TestOverlappingInstancesShareTheLedger(t *testing.T) {
+	dir := t.TempDir()
+	one, two := newNode(2), newNode(2)
+	synctest.Test(t, func(t *testing.T) {
+		first, stopFirst := start(t, one, monitor.Options{StateDir: dir, BootID: "1"})
+		_, stopSecond := start(t, two, monitor.Options{StateDir: dir, BootID: "1"})
+		one.xid(0, 64)
+		two.xid(1, 64)
+		pass(time.Second)
+		if text := ledgerOf(t, dir); !strings.Contains(text, uuid(0)) || !strings.Contains(text, uuid(1)) {
+			t.Errorf("one instance wrote over the other:\n%s", text)
+		}
+		if err := first.Clear(t.Context(), uuid(0)); err != nil {
+			t.Error(err)
+		}
+		pass(time.Second)
+		if text := ledgerOf(t, dir); strings.Contains(text, uuid(0)) || !strings.Contains(text, uuid(1)) {
+			t.Errorf("after one instance cleared its own:\n%s", text)
+		}
+		stopFirst()
+		stopSecond()
+	})
+}
+
+func TestLedgerThatIsLockedIsWrittenLater(t *testing.T) {
+	dir := t.TempDir()
+	lock, err := os.Create(filepath.Join(dir, "faults.lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = lock.Close() }()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	n := newNode(1)
+	synctest.Test(t, func(t *testing.T) {
+		m, stop := start(t, n, monitor.Options{StateDir: dir})
+		n.xid(0, 64)
+		pass(time.Second)
+		wantStates(t, m, unhealthy)
+		if ledgerOf(t, dir) != "" {
+			t.Error("written though another instance holds the lock")
+		}
+		if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_UN); err != nil {
+			t.Fatal(err)
+		}
+		pass(time.Second)
+		if !strings.Contains(ledgerOf(t, dir), uuid(0)) {
+			t.Error("not written once the lock was free")
+		}
+		stop()
+	})
+}
+
+func TestDamagedLedgerIsSetAside(t *testing.T) {
+	for name, text := range map[string]string{
+		"half a file": `{"version": 1, "faul`, "a newer form": `{"version": 2}`, "nothing": "", "something else": "[]",
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			if err := os.WriteFile(filepath.Join(dir, "faults.json"), []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			n := newNode(1)
+			synctest.Test(t, func(t *testing.T) {
+				m, stop := start(t, n, monitor.Options{StateDir: dir})
+				wantStates(t, m, healthy)
+				n.xid(0, 64)
+				pass(time.Second)
+				stop()
+				m, stop = start(t, n, monitor.Options{StateDir: dir})
+				wantStates(t, m, unhealthy)
+				stop()
+			})
+			kept, err := os.ReadFile(filepath.Join(dir, "faults.json.damaged"))
+			if err != nil || string(kept) != text {
+				t.Errorf("set aside: %q, %v, want %q", kept, err, text)
+			}
+		})
+	}
+}
+
+func TestStateDirectoryThatCannotBeHasNoPartInServing(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n := newNode(1)
+	synctest.Test(t, func(t *testing.T) {
+		m, stop := start(t, n, monitor.Options{StateDir: filepath.Join(file, "state")})
+		n.xid(0, 119)
+		synctest.Wait()
+		wantStates(t, m, unhealthy)
+		pass(10 * time.Minute)
+		if err := os.Remove(file); err != nil {
+			t.Fatal(err)
+		}
+		pass(30 * time.Second)
+		if !strings.Contains(ledgerOf(t, filepath.Join(file, "state")), uuid(0)) {
+			t.Error("not written once it could be")
+		}
+		stop()
+	})
+}

@@ -1,0 +1,275 @@
+package monitor
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+// A loop is the one place at which the truth changes. It never waits for the driver: looks are made beside it, so that
+// an XID is published while a look is under way.
+type loop struct {
+	*Monitor
+	truth truth
+	eye   *eye
+	start func(func() error)
+	timer clock.Timer
+
+	keeper *keeper // nil without a state directory
+	kept   book    // what the keeper was offered last
+
+	looking bool      // a look is under way
+	looked  bool      // a look has ended
+	next    time.Time // when to look next
+	began   time.Time // when the last look began
+	refused int       // how often in a row there was no session to be had
+
+	quiet  bool // the driver is left alone until somebody resumes
+	closed bool // there is no session, because of quiet
+
+	reopen time.Time // when to open another session in the place of this one; zero for not at all
+	asked  time.Time // since when that is wanted
+	breaks int       // how often in a row one did not last
+
+	pending []inventory.Event // of GPUs or MIG devices that only the next look will know
+
+	askers, answered []chan<- error // who waits for a look that has not begun yet, and for the one under way
+	errands          []errand       // to run in the course of that look
+}
+
+func newLoop(m *Monitor, e *eye, start func(func() error)) *loop {
+	return &loop{
+		Monitor: m, eye: e, start: start,
+		truth: truth{policy: m.options.Policy, gpus: make(map[string]health.GPU), noted: newBook()},
+	}
+}
+
+// run is the loop. It returns when ctx ends and no look is under way any more.
+func (l *loop) run(ctx context.Context) {
+	l.timer = l.options.Clock.NewTimer(0)
+	defer l.timer.Stop()
+	for {
+		l.begin(ctx)
+		l.rest()
+		select {
+		case <-ctx.Done():
+			if l.looking {
+				<-l.looks
+			}
+			return
+		case <-l.timer.C():
+		case event := <-l.events:
+			l.event(ctx, event)
+		case err := <-l.broken:
+			l.deaf(ctx, err)
+		case look := <-l.looks:
+			l.looking = false
+			l.truth.cleared(look.cleared)
+			switch {
+			case look.released:
+				l.closed = l.quiet && look.err == nil
+			case l.quiet: // what is known stays as it was when somebody asked for quiet
+				look.err = ErrQuiet
+			default:
+				l.look(ctx, look)
+			}
+			l.publish(ctx)
+			l.answer(look.err)
+		case request := <-l.requests:
+			request(l)
+		}
+		l.publish(ctx)
+	}
+}
+
+func (l *loop) now() time.Time { return l.options.Clock.Now() }
+
+// event folds an event in, and asks for the look that tells what came of it.
+func (l *loop) event(ctx context.Context, e inventory.Event) {
+	klog.FromContext(ctx).V(2).Info("Event", "kind", e.Kind, "gpu", e.UUID, "xid", e.XID, "gi", e.GI, "ci", e.CI)
+	if l.truth.event(e, l.now()) && len(l.pending) < maxPending {
+		l.pending = append(l.pending, e)
+	}
+	if e.Kind == inventory.EventBinding {
+		l.renew()
+	}
+	l.nudge()
+}
+
+// deaf asks for another session after the events of this one ended.
+func (l *loop) deaf(ctx context.Context, err error) {
+	l.renew()
+	klog.FromContext(ctx).Info("The driver has no more events, will open another session", "reason", err.Error(),
+		"after", l.reopen.Sub(l.now()))
+}
+
+// renew decides when to open another session in the place of this one: at once, unless that keeps happening.
+func (l *loop) renew() {
+	if !l.reopen.IsZero() {
+		return // it is going to be
+	}
+	now := l.now()
+	if now.Sub(l.truth.facts.Opened) >= provenSession {
+		l.breaks = 0
+	}
+	l.asked, l.reopen = now, now
+	if l.breaks > 0 {
+		l.reopen = now.Add(backoff(l.breaks - 1))
+	}
+	l.breaks++
+	l.next = earlier(l.next, l.reopen)
+}
+
+// backoff returns how long to wait after so many failures in a row.
+func backoff(failures int) time.Duration { return min(reopenFirst<<min(failures, 10), reopenMost) }
+
+// nudge asks for a look as soon as the gap allows.
+func (l *loop) nudge() {
+	l.next = earlier(l.next, later(l.now(), l.began.Add(l.options.Gap)))
+}
+
+// begin begins a look if it is time for one.
+func (l *loop) begin(ctx context.Context) {
+	now := l.now()
+	if l.looking || l.closed || now.Before(l.next) {
+		return
+	}
+	if l.quiet {
+		l.looking, l.next = true, now.Add(l.options.FastPoll)
+		l.answered, l.askers, l.errands = l.askers, nil, nil
+		l.start(func() error {
+			l.looks <- look{released: true, err: l.eye.close(ctx, l.options.LookTimeout)}
+			return nil
+		})
+		return
+	}
+	reopen := l.truth.wantsSession(now, l.options)
+	if !l.reopen.IsZero() && !now.Before(l.reopen) {
+		reopen = true
+		l.reopen = time.Time{}
+	}
+	l.looking, l.began = true, now
+	l.next = now.Add(l.options.SlowPoll)
+	errands := l.errands
+	l.answered, l.askers, l.errands = l.askers, nil, nil
+	l.start(func() error {
+		l.looks <- l.eye.look(ctx, reopen, errands)
+		return nil
+	})
+}
+
+// look folds a look in and decides when to look next.
+func (l *loop) look(ctx context.Context, look look) {
+	now := l.now()
+	l.looked = true
+	l.truth.look(look, now)
+	if look.opened.After(l.asked) {
+		l.reopen = time.Time{} // the look found out by itself
+	}
+	if look.first {
+		for _, g := range look.unwatched {
+			klog.FromContext(ctx).Info("GPU gives no events: its faults are found when it is looked at", "index", g.Index, "reason", g.Reason)
+		}
+	}
+	for _, e := range l.pending {
+		if l.truth.lateEvent(e, now) {
+			klog.FromContext(ctx).Info("Event of a device that does not exist", "kind", e.Kind, "gpu", e.UUID, "xid", e.XID, "gi", e.GI, "ci", e.CI)
+		}
+	}
+	l.pending = nil
+	// A nudge that came while the look was under way is still to be followed.
+	l.next = earlier(l.next, now.Add(l.pace(look)))
+	if !l.reopen.IsZero() {
+		l.next = earlier(l.next, l.reopen)
+	}
+	select {
+	case <-l.first:
+	default:
+		l.publish(ctx)
+		l.firstErr = look.err
+		close(l.first)
+	}
+}
+
+// answer tells those who asked for the look that has ended how it ended.
+func (l *loop) answer(err error) {
+	for _, asker := range l.answered {
+		asker <- err
+	}
+	l.answered = nil
+}
+
+// pace returns how long to wait after a look for the next one.
+func (l *loop) pace(look look) time.Duration {
+	switch {
+	case look.err != nil && !errors.Is(look.err, inventory.ErrNoAnswer):
+		l.refused++
+		return backoff(l.refused - 1)
+	case look.err != nil:
+		return l.options.FastPoll
+	}
+	l.refused = 0
+	return l.truth.pace(l.options)
+}
+
+// rest sets the timer to when something has to be done if nothing happens.
+func (l *loop) rest() {
+	until := l.truth.limit()
+	if !l.looking && !l.closed && (until.IsZero() || l.next.Before(until)) {
+		until = l.next
+	}
+	select { // a tick that nobody took would keep a clock of a test from ticking on
+	case <-l.timer.C():
+	default:
+	}
+	if until.IsZero() {
+		l.timer.Stop()
+		return
+	}
+	l.timer.Reset(max(0, until.Sub(l.now())))
+}
+
+// publish hands out what is known if it has changed, and logs how.
+func (l *loop) publish(ctx context.Context) {
+	if !l.looked {
+		return
+	}
+	l.truth.time(l.now())
+	before := l.truth.published
+	if after, changed := l.truth.compose(); changed {
+		l.snapshots.Publish(after)
+		logChanges(ctx, before, after, l.truth.node)
+	}
+	l.keep()
+}
+
+// keep has the ledger follow, after everybody else has heard.
+func (l *loop) keep() {
+	if l.keeper == nil || l.kept.empty() && !l.truth.wantsBook() {
+		return
+	}
+	if b := l.truth.book(l.options.BootID); !b.equal(l.kept) {
+		l.kept = b
+		l.keeper.offer(b)
+	}
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}

@@ -1,0 +1,164 @@
+// Package monitor owns the truth about the node: it alone asks the driver. One loop looks at the node, listens to the
+// driver's events, folds both into what is known of each GPU with the policy of package health, and publishes a Snapshot
+// whenever what the node says has changed.
+//
+// It imports inventory, health and feed; agent and cli import it.
+package monitor
+
+import (
+	"context"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+// A Driver opens sessions with the driver of the node, one at a time.
+type Driver interface {
+	// Open starts a session and registers for events before it returns. The error wraps one of inventory's where those fit.
+	Open(ctx context.Context) (Session, error)
+}
+
+// A Session is one session with the driver. Next is called by one goroutine, the other methods by another.
+type Session interface {
+	// Scan looks at the whole node. Of the health in the Snapshot nothing is used: Read says more.
+	Scan(ctx context.Context) (inventory.Snapshot, error)
+	// Read reads how a GPU of the last Scan is. An error means that nobody could ask it.
+	Read(ctx context.Context, uuid string) (inventory.Reading, error)
+	// Processes returns the processes that compute on a GPU of the last Scan, as far as this process can see them.
+	Processes(ctx context.Context, uuid string) ([]inventory.Process, error)
+	// Clean takes back what earlier work left behind on a GPU of the last Scan.
+	Clean(ctx context.Context, uuid string, what inventory.Remnant) error
+	// Next blocks until an event. An error ends the session's use: only a new one has further events.
+	Next(ctx context.Context) (inventory.Event, error)
+	// Unwatched lists the GPUs that give no events, and why.
+	Unwatched() []inventory.LeftOut
+	// Close ends the session and the Next under way. It may be called again after an error.
+	Close(ctx context.Context) error
+}
+
+// Options are what a Monitor is made of. All durations have defaults, which a zero value stands for.
+type Options struct {
+	Driver Driver
+	Policy health.Policy
+	// StateDir is where the fault ledger is kept, so that a restart does not make a bad GPU good; empty for nowhere. Several
+	// instances may share it.
+	StateDir string
+	// BootID is the node's boot ID (/proc/sys/kernel/random/boot_id), by which the ledger's faults of before a restart of
+	// the node are told; empty if it is not known: then they all stand.
+	BootID string
+	// Clock is what the loop waits by; nil is the real one. The deadlines of calls into the driver are always real.
+	Clock clock.Clock
+	// SlowPoll is the time between looks while all is well, 30 s; FastPoll while something is not, 5 s; SuspectPoll while
+	// a verdict is being waited for, 1 s.
+	SlowPoll, FastPoll, SuspectPoll time.Duration
+	// Gap is the least time between two looks, however many events ask for one, 250 ms.
+	Gap time.Duration
+	// OpenTimeout is how long the driver may take to open a session and for the first look in it, 60 s: it may have to
+	// wake the GPUs. LookTimeout is how long any other look may take, 5 s.
+	OpenTimeout, LookTimeout time.Duration
+}
+
+func (o Options) withDefaults() Options {
+	fill := func(d *time.Duration, value time.Duration) {
+		if *d == 0 {
+			*d = value
+		}
+	}
+	fill(&o.SlowPoll, 30*time.Second)
+	fill(&o.FastPoll, 5*time.Second)
+	fill(&o.SuspectPoll, time.Second)
+	fill(&o.Gap, 250*time.Millisecond)
+	fill(&o.OpenTimeout, time.Minute)
+	fill(&o.LookTimeout, 5*time.Second)
+	if o.Clock == nil {
+		o.Clock = clock.RealClock{}
+	}
+	return o
+}
+
+// The wait before the driver is asked again for a session that it refused: it doubles from reopenFirst to reopenMost,
+// and a driver that arrives late is served that soon after.
+const (
+	reopenFirst = time.Second
+	reopenMost  = 15 * time.Second
+)
+
+// reopenLost is the longest time between two sessions that are opened to see whether a lost GPU is back.
+const reopenLost = time.Minute
+
+// provenSession is how long a session's events must have come for their end to count as the first again.
+const provenSession = time.Minute
+
+// maxPending bounds the events that wait for a look to know their device.
+const maxPending = 256
+
+// A Monitor is the owner of the Snapshot. New builds one, Run is its one life.
+type Monitor struct {
+	options   Options
+	snapshots *feed.Feed[inventory.Snapshot]
+
+	// What the loop receives. Requests are run by it, one at a time.
+	requests chan func(*loop)
+	events   chan inventory.Event
+	broken   chan error
+	looks    chan look
+
+	first    chan struct{} // closed once firstErr is the outcome of the first look
+	firstErr error
+}
+
+// New returns a Monitor that has not begun to look. It does no I/O.
+func New(o Options) *Monitor {
+	return &Monitor{
+		options:   o.withDefaults(),
+		snapshots: feed.New(inventory.Snapshot{}),
+		requests:  make(chan func(*loop)),
+		events:    make(chan inventory.Event),
+		broken:    make(chan error),
+		looks:     make(chan look),
+		first:     make(chan struct{}),
+	}
+}
+
+// Snapshots returns the feed of Snapshots. Its first value, of Generation 0, is that of a node nobody has looked at.
+func (m *Monitor) Snapshots() *feed.Feed[inventory.Snapshot] { return m.snapshots }
+
+// First waits for the outcome of the first look: nil once its Snapshot is published, or why there was none. The error
+// wraps inventory.ErrNoDriver and the like. A Monitor whose first look failed goes on trying.
+func (m *Monitor) First(ctx context.Context) error {
+	select {
+	case <-m.first:
+		return m.firstErr
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Run looks at the node until ctx ends, and then returns nil. It may be called once.
+func (m *Monitor) Run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(klog.NewContext(ctx, klog.FromContext(ctx).WithName("monitor")))
+	eye := &eye{monitor: m, start: group.Go}
+	loop := newLoop(m, eye, group.Go)
+	if m.options.StateDir != "" {
+		loop.keeper = m.openLedger(ctx, loop)
+		group.Go(func() error {
+			loop.keeper.run(ctx)
+			return nil
+		})
+	}
+	group.Go(func() error {
+		loop.run(ctx)
+		return nil
+	})
+	_ = group.Wait() // none of them fails
+	if err := eye.close(context.WithoutCancel(ctx), closeTimeout); err != nil {
+		klog.FromContext(ctx).Info("Ended with an open session", "reason", err.Error())
+	}
+	return nil
+}

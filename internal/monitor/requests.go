@@ -1,0 +1,210 @@
+package monitor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+// ErrQuiet is the answer to who wants to know something of the driver while it is left alone.
+var ErrQuiet = errors.New("the driver was released for maintenance: resume first")
+
+// Status is what the monitor knows, for people, metrics and events. It shares its slices with the monitor: nobody may
+// change them.
+type Status struct {
+	// Snapshot is the published one.
+	Snapshot inventory.Snapshot
+	// GPUs is what is known of each GPU of the Snapshot, in its order: faults, counted events, recoveries, the last reading.
+	GPUs []health.GPU
+	// Unwatched are the GPUs that give no events, and why: what happens to them is found at the next look.
+	Unwatched []inventory.LeftOut
+	// Node is the reason that holds for all GPUs at once; empty if there is none.
+	Node string
+	// Err is why the last look failed, nil if it did not. It wraps inventory's errors where those fit.
+	Err error
+	// Looked is when the last look that succeeded ended; zero before the first.
+	Looked time.Time
+	// Quiet says that the driver was released and is left alone until Resume.
+	Quiet bool
+}
+
+// Status returns what the monitor knows now. The error says that the monitor could not be reached before ctx ended.
+func (m *Monitor) Status(ctx context.Context) (Status, error) {
+	var s Status
+	err := m.do(ctx, func(l *loop) {
+		s = Status{
+			Snapshot: l.truth.published, Node: l.truth.node, Err: l.truth.err, Looked: l.truth.looked, Quiet: l.quiet,
+			Unwatched: l.truth.unwatched,
+			GPUs:      make([]health.GPU, 0, len(l.truth.published.GPUs)),
+		}
+		for _, g := range l.truth.published.GPUs {
+			s.GPUs = append(s.GPUs, l.truth.gpus[g.UUID])
+		}
+	})
+	return s, err
+}
+
+// Look asks for a look that begins now and returns what it found. The error says why there was none by the time ctx
+// ended, or why the look failed.
+func (m *Monitor) Look(ctx context.Context) (inventory.Snapshot, error) {
+	err := m.await(ctx, func(l *loop) error {
+		if l.quiet {
+			return ErrQuiet
+		}
+		return nil
+	})
+	if err != nil {
+		return inventory.Snapshot{}, err
+	}
+	return m.snapshots.Value(), nil
+}
+
+// Processes returns the processes that compute on the given GPUs, by the GPU's UUID, as far as the driver shows them to this
+// process. A GPU that cannot tell has none. The error says why they could not be read by the time ctx ended.
+func (m *Monitor) Processes(ctx context.Context, gpus []string) (map[string][]inventory.Process, error) {
+	found := make(map[string][]inventory.Process, len(gpus))
+	var failed error
+	err := m.send(ctx, func(ctx context.Context, s Session, _ *look) {
+		for _, uuid := range gpus {
+			processes, err := s.Processes(ctx, uuid)
+			if err != nil && !errors.Is(err, inventory.ErrNotSupported) {
+				failed = err
+				return
+			}
+			found[uuid] = processes
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	return found, failed
+}
+
+// Clean takes back what earlier work left behind on the given GPUs, by UUID. What the driver refuses is logged, and what it
+// does not support skipped. The error says why it was not tried by the time ctx ended.
+func (m *Monitor) Clean(ctx context.Context, gpus []string, what []inventory.Remnant) error {
+	return m.send(ctx, func(ctx context.Context, s Session, l *look) {
+		for _, uuid := range gpus {
+			for _, remnant := range what {
+				if remnant == inventory.RemnantECC {
+					l.cleared = append(l.cleared, uuid)
+				}
+				err := s.Clean(ctx, uuid, remnant)
+				if err != nil && !errors.Is(err, inventory.ErrNotSupported) {
+					klog.FromContext(ctx).Info("Cannot take back what earlier work left on a GPU", "gpu", uuid, "reason", err.Error())
+				}
+			}
+		}
+	})
+}
+
+// send has an errand run in the course of a look that begins now, and waits for the look's end.
+func (m *Monitor) send(ctx context.Context, run errand) error {
+	ran := false
+	err := m.await(ctx, func(l *loop) error {
+		if l.quiet {
+			return ErrQuiet
+		}
+		l.errands = append(l.errands, func(looking context.Context, s Session, l *look) {
+			if ctx.Err() != nil {
+				return // nobody waits for it any more
+			}
+			ran = true
+			run(looking, s, l)
+		})
+		return nil
+	})
+	switch {
+	case err != nil:
+		return err
+	case ctx.Err() != nil && !ran:
+		return fmt.Errorf("wait for a look at the node: %w", ctx.Err())
+	case !ran:
+		return ErrQuiet // since
+	}
+	return nil
+}
+
+// Quiesce releases the driver, so that GPUs can be reset and the driver be replaced, and leaves it alone until Resume. The
+// last Snapshot stays, marked stale; unless allocate, its GPUs become Unknown and are not given to new work. The
+// error says why the driver could not be released yet: it is tried again until Resume.
+func (m *Monitor) Quiesce(ctx context.Context, allocate bool) error {
+	return m.await(ctx, func(l *loop) error {
+		klog.FromContext(ctx).Info("Releasing the driver", "allocate", allocate)
+		l.quiet = true
+		l.truth.quiesce(allocate, l.now())
+		return nil
+	})
+}
+
+// Resume ends what Quiesce began: it opens a session and looks at the node. The error says why that failed; it is tried
+// again.
+func (m *Monitor) Resume(ctx context.Context) error {
+	return m.await(ctx, func(l *loop) error {
+		klog.FromContext(ctx).Info("Going back to the driver")
+		l.quiet, l.closed = false, false
+		return nil
+	})
+}
+
+// Clear takes the GPU or MIG device with the given UUID for good, whatever was found of it; clearing a GPU clears its MIG
+// devices. It returns once a look has told what is still wrong. The error says that there is no such device, or why
+// the look failed.
+func (m *Monitor) Clear(ctx context.Context, uuid string) error {
+	return m.await(ctx, func(l *loop) error {
+		if !l.truth.clear(uuid, l.now()) {
+			return fmt.Errorf("clear faults: there is no GPU or MIG device %s", uuid)
+		}
+		klog.FromContext(ctx).Info("Faults cleared by an operator", "device", uuid)
+		return nil
+	})
+}
+
+// Apply puts another policy in force.
+func (m *Monitor) Apply(ctx context.Context, p health.Policy) error {
+	return m.do(ctx, func(l *loop) { l.truth.policy = p })
+}
+
+// await has the loop run a request and, unless that fails, waits for the outcome of the look that begins after it.
+func (m *Monitor) await(ctx context.Context, request func(*loop) error) error {
+	outcome := make(chan error, 1)
+	err := m.do(ctx, func(l *loop) {
+		if err := request(l); err != nil {
+			outcome <- err
+			return
+		}
+		if l.closed {
+			outcome <- nil // nothing is left to do, and nobody looks
+			return
+		}
+		l.askers = append(l.askers, outcome)
+		l.next = l.now()
+	})
+	if err != nil {
+		return err
+	}
+	select {
+	case err := <-outcome:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("wait for a look at the node: %w", ctx.Err())
+	}
+}
+
+// do has the loop run a request and waits until it has.
+func (m *Monitor) do(ctx context.Context, request func(*loop)) error {
+	done := make(chan struct{})
+	select {
+	case m.requests <- func(l *loop) { request(l); close(done) }:
+	case <-ctx.Done():
+		return fmt.Errorf("reach the monitor: %w", ctx.Err())
+	}
+	<-done // the loop never waits
+	return nil
+}

@@ -1,0 +1,169 @@
+package monitor_test
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+)
+
+// simulated is a Monitor of a simulated node behind the adapter that ships, with paces that suit a test.
+type simulated struct {
+	*monitor.Monitor
+	t    *testing.T
+	node *simulator.Node
+}
+
+// opener gives the adapter's sessions the type that the monitor asks for.
+type opener struct{ *nvidia.Driver }
+
+func (o opener) Open(ctx context.Context) (monitor.Session, error) {
+	s, err := o.Driver.Open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+func simulate(t *testing.T, profile string) simulated {
+	t.Helper()
+	p, err := simulator.Load(profile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	node := simulator.New(p)
+	policy := health.Default()
+	policy.SuspectLimit, policy.SuspectSettle, policy.Settle = 2*time.Second, 50*time.Millisecond, 100*time.Millisecond
+	policy.UnknownGrace, policy.FlapLimit = 100*time.Millisecond, 1_000_000
+	m := monitor.New(monitor.Options{
+		Driver: opener{nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()})}, Policy: policy,
+		SlowPoll: 200 * time.Millisecond, FastPoll: 50 * time.Millisecond, SuspectPoll: 20 * time.Millisecond, Gap: time.Millisecond,
+		OpenTimeout: 2 * time.Second, LookTimeout: 2 * time.Second,
+	})
+	ctx, cancel := context.WithCancel(silent(t.Context()))
+	ended := make(chan error, 1)
+	go func() { ended <- m.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+		node.Close()
+		if s := node.Stats(); s.StaleCalls != 0 {
+			t.Errorf("%d calls on handles that did not live any more", s.StaleCalls)
+		}
+	})
+	if err := m.First(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return simulated{m, t, node}
+}
+
+func (s simulated) inject(f simulator.Fault) {
+	s.t.Helper()
+	if err := s.node.Inject(f); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// until waits for a Snapshot for which ok is true.
+func (s simulated) until(what string, ok func(inventory.Snapshot) bool) {
+	s.t.Helper()
+	deadline := time.After(20 * time.Second)
+	for {
+		snapshot, changed := s.Snapshots().Latest()
+		if ok(snapshot) {
+			return
+		}
+		select {
+		case <-changed:
+		case <-deadline:
+			s.t.Fatalf("not within the deadline: %s; the Snapshot is %+v", what, snapshot)
+		}
+	}
+}
+
+// state is a condition: the GPU at an index has a state.
+func state(index int, want inventory.State) func(inventory.Snapshot) bool {
+	return func(s inventory.Snapshot) bool {
+		i := slices.IndexFunc(s.GPUs, func(g inventory.GPU) bool { return g.Index == index })
+		return i >= 0 && s.GPUs[i].Health.State == want
+	}
+}
+
+func allHealthy(n int) func(inventory.Snapshot) bool {
+	return func(s inventory.Snapshot) bool {
+		return s.Stale == "" && len(s.GPUs) == n &&
+			!slices.ContainsFunc(s.GPUs, func(g inventory.GPU) bool { return g.Health.State != healthy })
+	}
+}
+
+func TestSimulatedFaultsStrikeAndAreCured(t *testing.T) {
+	tests := map[string]struct {
+		faults []simulator.Fault
+		struck func(inventory.Snapshot) bool
+		cure   []simulator.Fault
+	}{
+		"XID 48": {[]simulator.Fault{{Kind: simulator.KindXID, GPU: "3", XID: 48}}, state(3, unhealthy), nil},
+		"XID 46, unbound and bound": {
+			[]simulator.Fault{{Kind: simulator.KindXID, GPU: "3", XID: 46}}, state(3, unhealthy),
+			[]simulator.Fault{{Kind: simulator.KindRemove, GPU: "3"}, {Kind: simulator.KindAdd, GPU: "3"}},
+		},
+		"XID 119": {[]simulator.Fault{{Kind: simulator.KindXID, GPU: "3", XID: 119}}, state(3, unhealthy), nil},
+		"XID 79":  {[]simulator.Fault{{Kind: simulator.KindXID, GPU: "3", XID: 79}}, state(3, lost), nil},
+		"lost":    {[]simulator.Fault{{Kind: simulator.KindLost, GPU: "0"}}, state(0, lost), nil},
+		"recovery action": {
+			[]simulator.Fault{{Kind: simulator.KindRecoveryAction, GPU: "5", Action: "drain-and-reset"}}, state(5, unhealthy), nil,
+		},
+		"fabric": {
+			[]simulator.Fault{{Kind: simulator.KindFabric, GPU: "1", State: "in-progress"}}, state(1, unhealthy), nil,
+		},
+		"calls that fail": {
+			[]simulator.Fault{{Kind: simulator.KindFail, GPU: "2", Return: "UNKNOWN"}}, state(2, lost), nil,
+		},
+		"reset required": {
+			[]simulator.Fault{{Kind: simulator.KindFail, GPU: "2", Return: "RESET_REQUIRED"}}, state(2, unhealthy), nil,
+		},
+		"everything hangs": {
+			[]simulator.Fault{{Kind: simulator.KindHang}},
+			func(s inventory.Snapshot) bool {
+				return !slices.ContainsFunc(s.GPUs, func(g inventory.GPU) bool { return g.Health.Allocatable() })
+			}, nil,
+		},
+		"driver unloaded": {
+			[]simulator.Fault{{Kind: simulator.KindDriver, Driver: "missing"}},
+			func(s inventory.Snapshot) bool { return s.Stale != "" && !s.GPUs[0].Health.Allocatable() }, nil,
+		},
+		"unplugged": {
+			[]simulator.Fault{{Kind: simulator.KindRemove, GPU: "7"}},
+			func(s inventory.Snapshot) bool { return len(s.GPUs) == 7 },
+			[]simulator.Fault{{Kind: simulator.KindAdd, GPU: "7"}},
+		},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := simulate(t, "dgx-h100")
+			s.until("all good at first", allHealthy(8))
+			for _, f := range tt.faults {
+				s.inject(f)
+			}
+			s.until("struck", tt.struck)
+			// The reading that goes with it: on a GPU that is cured before anybody has read it nobody could see the cure.
+			_, _ = s.Look(t.Context())
+			if tt.cure == nil {
+				tt.cure = []simulator.Fault{{Kind: simulator.KindRestore}}
+			}
+			for _, f := range tt.cure {
+				s.inject(f)
+			}
+			s.until("all good again", allHealthy(8))
+		})
+	}
+}

@@ -1,0 +1,339 @@
+package monitor
+
+import (
+	"cmp"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+// truth is what is known of the node. It belongs to the loop.
+type truth struct {
+	policy health.Policy
+	facts  health.Facts
+	// scan is the last look that succeeded, with the GPUs kept that it could not identify; its healths mean nothing.
+	scan inventory.Snapshot
+	// looked is when a look succeeded last, err why the last one failed. Stale is what the Snapshot says of it; unloaded,
+	// that the driver was gone since the last look that succeeded.
+	looked   time.Time
+	err      error
+	stale    string
+	unloaded bool
+	// leftOut is since when looks leave GPUs out; zero while they do not.
+	leftOut time.Time
+	// unwatched are the GPUs that give no events.
+	unwatched []inventory.LeftOut
+	// node is the reason that holds for all GPUs at once, empty if there is none.
+	node string
+	// gpus is what is known of each GPU by UUID, also of GPUs that are not there now.
+	gpus map[string]health.GPU
+	// noted is what the ledger said of devices that were not seen yet.
+	noted book
+	// published is the last Snapshot that compose returned.
+	published inventory.Snapshot
+}
+
+// event folds an event in. It reports whether a look must tell more first: the event names a GPU or MIG device that
+// nobody has seen yet.
+func (t *truth) event(e inventory.Event, now time.Time) (unseen bool) {
+	g, ok := t.gpus[e.UUID]
+	if !ok {
+		return e.UUID != ""
+	}
+	g, ok = t.policy.FoldEvent(g, e, t.facts, now)
+	t.gpus[e.UUID] = g
+	return !ok
+}
+
+// lateEvent is event after the look that should have told more. An instance of a GPU that has no MIG devices is the GPU.
+func (t *truth) lateEvent(e inventory.Event, now time.Time) (unseen bool) {
+	if g, ok := t.gpus[e.UUID]; ok && g.Whole() {
+		e.GI, e.CI = inventory.Unattributed, inventory.Unattributed
+	}
+	return t.event(e, now)
+}
+
+// time folds in that time went by.
+func (t *truth) time(now time.Time) {
+	for _, g := range t.scan.GPUs {
+		t.gpus[g.UUID] = t.policy.FoldTime(t.gpus[g.UUID], now)
+	}
+}
+
+// look folds a look in.
+func (t *truth) look(l look, now time.Time) {
+	t.err = l.err
+	if l.err != nil {
+		t.stale = silent(l.err)
+		t.unloaded = t.unloaded || errors.Is(l.err, inventory.ErrNoDriver)
+		t.silence(t.scan.GPUs, t.policy, t.stale, now)
+		return
+	}
+	t.stale, t.looked, t.unwatched = "", now, l.unwatched
+	t.facts = health.Facts{Branch: l.snapshot.Driver.Branch(), Opened: l.opened}
+	switch {
+	case len(l.snapshot.LeftOut) == 0:
+		t.leftOut = time.Time{}
+	case t.leftOut.IsZero():
+		t.leftOut = now
+	}
+	missing := t.missing(l.snapshot) // and so something is left out
+	for i, g := range l.snapshot.GPUs {
+		known, ok := t.gpus[g.UUID]
+		if !ok {
+			known = health.GPU{UUID: g.UUID}
+		}
+		was, there := t.scan.GPU(g.UUID)
+		if rebound := there && was.Binding != g.Binding && was.Binding != 0; ok && (t.unloaded || !there || rebound) {
+			known = t.policy.FoldReset(known, now) // the driver made it anew
+		}
+		known = known.WithInstances(g.MIGDevices, now)
+		if !t.noted.empty() {
+			known = known.Restored(t.claim, now)
+		}
+		if a := l.readings[i]; a.err == nil {
+			known = t.policy.FoldReading(known, a.Reading, t.facts, now)
+		} else {
+			known = t.policy.FoldSilence(known, silent(a.err), now)
+		}
+		t.gpus[g.UUID] = known
+	}
+	for _, g := range missing {
+		t.gpus[g.UUID] = t.policy.FoldAbsence(t.gpus[g.UUID], reasonAt(l.snapshot.LeftOut, g.Index), now)
+	}
+	t.scan = withMissing(l.snapshot, missing)
+	t.unloaded = false
+}
+
+// cleared folds in that the counts of memory errors of GPUs were cleared, before what was read of them afterwards.
+func (t *truth) cleared(uuids []string) {
+	for _, uuid := range uuids {
+		if g, ok := t.gpus[uuid]; ok {
+			t.gpus[uuid] = t.policy.FoldCleared(g)
+		}
+	}
+}
+
+// quiesce marks what is known as the last that will be until the driver is gone back to.
+func (t *truth) quiesce(allocate bool, now time.Time) {
+	t.stale = ErrQuiet.Error()
+	if !allocate {
+		atOnce := t.policy
+		atOnce.UnknownGrace = 0
+		t.silence(t.scan.GPUs, atOnce, t.stale, now)
+	}
+}
+
+// claim returns what the ledger said of a device, once.
+func (t *truth) claim(uuid string) ([]health.Fault, []time.Time) {
+	faults, recoveries := t.noted.device(uuid)
+	t.noted.drop(uuid)
+	return faults, recoveries
+}
+
+// wantsBook reports whether anything may have to outlive the process; mostly nothing has.
+func (t *truth) wantsBook() bool {
+	if !t.noted.empty() {
+		return true
+	}
+	for _, g := range t.gpus {
+		if g.Marked() {
+			return true
+		}
+	}
+	return false
+}
+
+// book returns what must outlive the process.
+func (t *truth) book(boot string) book {
+	b := t.noted.clone()
+	for _, g := range t.gpus {
+		b.add(g.UUID, boot, g.Device)
+		for _, i := range g.Instances {
+			b.add(i.UUID, boot, i.Device)
+		}
+	}
+	return b
+}
+
+// clear folds in that an operator takes a device for good. It reports whether there is such a device.
+func (t *truth) clear(uuid string, now time.Time) bool {
+	for key, g := range t.gpus {
+		if cleared, ok := t.policy.Clear(g, uuid, now); ok {
+			t.gpus[key] = cleared
+			return true
+		}
+	}
+	return t.noted.drop(uuid)
+}
+
+// silence folds in that the GPUs cannot be asked.
+func (t *truth) silence(gpus []inventory.GPU, p health.Policy, why string, now time.Time) {
+	for _, g := range gpus {
+		t.gpus[g.UUID] = p.FoldSilence(t.gpus[g.UUID], why, now)
+	}
+}
+
+// silent says for people why nobody could be asked. It says the same as long as a call hangs, whatever waits for it.
+func silent(err error) string {
+	if errors.Is(err, inventory.ErrNoAnswer) {
+		return "the NVIDIA driver does not answer: the kernel log says what it is at; if it stays so, restart the node"
+	}
+	return err.Error()
+}
+
+// reasonAt returns why the GPU at an index is left out, or any other that is.
+func reasonAt(leftOut []inventory.LeftOut, index int) string {
+	i := slices.IndexFunc(leftOut, func(l inventory.LeftOut) bool { return l.Index == index })
+	return leftOut[max(i, 0)].Reason
+}
+
+// missing returns the GPUs of the last look that a new one does not show, but may still count: it counts GPUs that it could
+// not identify. If it counts fewer, what is not shown was unplugged or unbound: then it is simply gone.
+func (t *truth) missing(s inventory.Snapshot) []inventory.GPU {
+	if len(s.LeftOut) == 0 {
+		return nil
+	}
+	var missing []inventory.GPU
+	for _, g := range t.scan.GPUs {
+		if _, ok := s.GPU(g.UUID); !ok {
+			missing = append(missing, g)
+		}
+	}
+	return missing
+}
+
+// withMissing returns s with the GPUs that are missing from it in their places.
+func withMissing(s inventory.Snapshot, missing []inventory.GPU) inventory.Snapshot {
+	if len(missing) == 0 {
+		return s
+	}
+	s.GPUs = slices.Concat(s.GPUs, missing)
+	slices.SortStableFunc(s.GPUs, func(a, b inventory.GPU) int { return cmp.Compare(a.Index, b.Index) })
+	return s
+}
+
+// compose returns the Snapshot of what is known now, and whether it differs from the one before.
+func (t *truth) compose() (inventory.Snapshot, bool) {
+	t.node = t.nodeWide()
+	if !t.changed() {
+		return t.published, false
+	}
+	s := t.scan
+	s.Generation = t.published.Generation + 1
+	s.Stale = t.stale
+	s.GPUs = slices.Clone(s.GPUs)
+	for i := range s.GPUs {
+		g := &s.GPUs[i]
+		known := t.gpus[g.UUID]
+		g.Health = t.health(known)
+		g.MIGDevices = slices.Clone(g.MIGDevices)
+		for j := range g.MIGDevices {
+			g.MIGDevices[j].Health = known.Instances[j].Health
+		}
+	}
+	t.published = s
+	return s, true
+}
+
+// changed reports whether the published Snapshot is not what is known now. It allocates nothing: most looks change nothing.
+func (t *truth) changed() bool {
+	p := t.published
+	if p.Generation == 0 || p.Stale != t.stale || p.Driver != t.scan.Driver || len(p.GPUs) != len(t.scan.GPUs) ||
+		!slices.Equal(p.LeftOut, t.scan.LeftOut) {
+		return true
+	}
+	for i, g := range t.scan.GPUs {
+		was, known := p.GPUs[i], t.gpus[g.UUID]
+		g.Health = t.health(known)
+		if len(was.MIGDevices) != len(g.MIGDevices) {
+			return true
+		}
+		for j, m := range g.MIGDevices {
+			m.Health = known.Instances[j].Health
+			if was.MIGDevices[j] != m {
+				return true
+			}
+		}
+		g.MIGDevices = was.MIGDevices
+		if !was.Equal(g) {
+			return true
+		}
+	}
+	return false
+}
+
+// health is the verdict on a GPU as the Snapshot has it: what is wrong with the whole node is said of the node.
+func (t *truth) health(g health.GPU) inventory.Health {
+	h := g.Health
+	if t.node != "" && h.State != inventory.Healthy {
+		h.Reason = t.node
+	}
+	return h
+}
+
+// nodeWide returns the reason that holds for all GPUs at once, or an empty one.
+func (t *truth) nodeWide() string {
+	if len(t.scan.GPUs) == 0 || t.gpus[t.scan.GPUs[0].UUID].Health.State == inventory.Healthy {
+		return ""
+	}
+	gpus := make([]health.GPU, 0, len(t.scan.GPUs))
+	for _, g := range t.scan.GPUs {
+		gpus = append(gpus, t.gpus[g.UUID])
+	}
+	return health.NodeWide(gpus)
+}
+
+// limit returns when time will change something next; the zero time if it will not.
+func (t *truth) limit() time.Time {
+	var limit time.Time
+	for _, g := range t.scan.GPUs {
+		if l := t.gpus[g.UUID].Limit(); !l.IsZero() && (limit.IsZero() || l.Before(limit)) {
+			limit = l
+		}
+	}
+	return limit
+}
+
+// pace returns how long to wait for the next look while nothing happens.
+func (t *truth) pace(o Options) time.Duration {
+	pace := o.SlowPoll
+	if !t.leftOut.IsZero() {
+		pace = o.FastPoll
+	}
+	for _, g := range t.scan.GPUs {
+		known := t.gpus[g.UUID]
+		_, wants := t.policy.WantsSession(known, t.facts)
+		switch {
+		case wants && known.Answers():
+			return 0
+		case known.Suspect():
+			pace = min(pace, o.SuspectPoll)
+		case t.policy.Curable(known, t.facts):
+			pace = min(pace, o.FastPoll)
+		}
+	}
+	return pace
+}
+
+// wantsSession reports whether it is time to open a new session for a GPU that only a new one can see: at once for one
+// that answers again, and ever more rarely for one that does not, as the others are deaf meanwhile.
+func (t *truth) wantsSession(now time.Time, o Options) bool {
+	waited := func(since time.Time) bool {
+		wait := min(max(now.Sub(since)/4, o.FastPoll), reopenLost)
+		return now.Sub(later(t.facts.Opened, since)) >= wait
+	}
+	if !t.leftOut.IsZero() && waited(t.leftOut) {
+		return true
+	}
+	for _, g := range t.scan.GPUs {
+		known := t.gpus[g.UUID]
+		if since, wants := t.policy.WantsSession(known, t.facts); wants && (known.Answers() || waited(since)) {
+			return true
+		}
+	}
+	return false
+}
