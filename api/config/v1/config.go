@@ -1,0 +1,142 @@
+// Package v1 is the schema of the configuration file, `version: v1`: that of NVIDIA's device plugin, key by key, and
+// the extensions of this program, which are marked as such.
+//
+// A nil pointer, an empty string in a pointer's place or a missing block means that the file says nothing about it, so
+// that pointers are needed here; nothing else of the program holds them. The types decode from JSON, and from YAML by
+// way of it; they judge the shape of what they read, and package config its sense. Only config and programs that write
+// such files import this package.
+package v1
+
+// Version is the version of the schema, and what a file without one has.
+const Version = "v1"
+
+// Config is the whole file.
+type Config struct {
+	// Version is Version, or empty for the same.
+	Version string `json:"version"`
+	// Flags are defaults for command-line flags.
+	Flags *Flags `json:"flags,omitempty"`
+	// Resources gives resource names to GPUs and MIG profiles.
+	Resources *Resources `json:"resources,omitempty"`
+	// Sharing says which devices are shared by how many containers.
+	Sharing *Sharing `json:"sharing,omitempty"`
+	// IMEX says which IMEX channels containers are given.
+	IMEX *IMEX `json:"imex,omitempty"`
+	// Selectors single devices of the node out. An extension.
+	Selectors []Selector `json:"selectors,omitempty"`
+	// Health changes how faults are judged. An extension.
+	Health *Health `json:"health,omitempty"`
+}
+
+// Flags are defaults for command-line flags; a flag or environment variable that is set wins over them.
+type Flags struct {
+	MIGStrategy             *string      `json:"migStrategy,omitempty"`
+	FailOnInitError         *bool        `json:"failOnInitError,omitempty"`
+	MPSRoot                 *string      `json:"mpsRoot,omitempty"`
+	DriverRoot              *string      `json:"nvidiaDriverRoot,omitempty"`
+	DevRoot                 *string      `json:"nvidiaDevRoot,omitempty"`
+	GDRCopyEnabled          *bool        `json:"gdrcopyEnabled,omitempty"`
+	GDSEnabled              *bool        `json:"gdsEnabled,omitempty"`
+	MOFEDEnabled            *bool        `json:"mofedEnabled,omitempty"`
+	UseNodeFeatureAPI       *bool        `json:"useNodeFeatureAPI,omitempty"`
+	DeviceDiscoveryStrategy *string      `json:"deviceDiscoveryStrategy,omitempty"`
+	Plugin                  *PluginFlags `json:"plugin,omitempty"`
+	GFD                     *GFDFlags    `json:"gfd,omitempty"`
+}
+
+// PluginFlags are defaults for flags of the device plugin alone.
+type PluginFlags struct {
+	PassDeviceSpecs               *bool       `json:"passDeviceSpecs,omitempty"`
+	DeviceListStrategy            *StringList `json:"deviceListStrategy,omitempty"`
+	DeviceIDStrategy              *string     `json:"deviceIDStrategy,omitempty"`
+	CDIAnnotationPrefix           *string     `json:"cdiAnnotationPrefix,omitempty"`
+	CDIHookPath                   *string     `json:"nvidiaCTKPath,omitempty"`
+	ContainerDriverRoot           *string     `json:"containerDriverRoot,omitempty"`
+	SharedDevicesAllocationPolicy *string     `json:"sharedDevicesAllocationPolicy,omitempty"`
+	// VoidVisibleDevices is an extension: where containers are given CDI devices alone, NVIDIA_VISIBLE_DEVICES is void.
+	VoidVisibleDevices *bool `json:"voidVisibleDevices,omitempty"`
+	// PreStartChecks is an extension: what is checked before a container starts.
+	PreStartChecks *string `json:"preStartChecks,omitempty"`
+	// PreStartReset is an extension: what is reset on whole GPUs before a container starts.
+	PreStartReset *StringList `json:"preStartReset,omitempty"`
+}
+
+// GFDFlags are defaults for flags of GPU feature discovery. They are read and have no effect here, so that one file
+// can serve both programs.
+type GFDFlags struct {
+	Oneshot         *bool     `json:"oneshot,omitempty"`
+	NoTimestamp     *bool     `json:"noTimestamp,omitempty"`
+	SleepInterval   *Duration `json:"sleepInterval,omitempty"`
+	OutputFile      *string   `json:"outputFile,omitempty"`
+	MachineTypeFile *string   `json:"machineTypeFile,omitempty"`
+}
+
+// Resources gives resource names to devices. The first pattern that matches wins; what none matches has its usual name.
+type Resources struct {
+	// GPUs has patterns for the model of whole GPUs.
+	GPUs []Resource `json:"gpus,omitempty"`
+	// MIGs has patterns for the profile of MIG devices.
+	MIGs []Resource `json:"mig,omitempty"`
+}
+
+// Resource is a resource name and a pattern of what is to have it.
+type Resource struct {
+	// Pattern matches the whole string; "*" stands for any characters.
+	Pattern string `json:"pattern"`
+	// Name is a resource name; "nvidia.com/" is put before it when it is missing.
+	Name string `json:"name"`
+}
+
+// IMEX says which IMEX channels containers are given.
+type IMEX struct {
+	// ChannelIDs is empty or holds 0.
+	ChannelIDs []int `json:"channelIDs,omitempty"`
+	// Required makes a channel that the node lacks an error.
+	Required *bool `json:"required,omitempty"`
+}
+
+// Selector is an extension: it singles devices out and says what is different about them. A device that matches any entry
+// of any list is selected, and a GPU with all that stands on it.
+type Selector struct {
+	// UUIDs of GPUs or MIG devices.
+	UUIDs []string `json:"uuids,omitempty"`
+	// Indices of GPUs "i" or MIG devices "i:j".
+	Indices []string `json:"indices,omitempty"`
+	// PCI addresses, such as 0000:1b:00.0; the domain may be left out when it is 0.
+	PCI []string `json:"pci,omitempty"`
+	// Models are patterns of the GPU's model; "*" stands for any characters.
+	Models []string `json:"models,omitempty"`
+
+	// Exclude leaves the devices out of every resource. It stands alone.
+	Exclude *bool `json:"exclude,omitempty"`
+	// Rename is the resource they belong to.
+	Rename *string `json:"rename,omitempty"`
+	// Replicas is how many containers share each of them, 1 for none; it wins over the sharing block.
+	Replicas *int `json:"replicas,omitempty"`
+}
+
+// Health is an extension: it changes how faults are judged.
+type Health struct {
+	// XIDs are rules for the driver's error numbers; the catalog judges all others.
+	XIDs *XIDRules `json:"xids,omitempty"`
+	// Recovery is auto, or manual: then an operator has to clear every fault.
+	Recovery *string `json:"recovery,omitempty"`
+	// SuspectLimit is how long a device may wait for the driver's verdict before it is Unhealthy.
+	SuspectLimit *Duration `json:"suspectLimit,omitempty"`
+	// UnknownGrace is how long a device may be given to new work after the driver stopped answering.
+	UnknownGrace *Duration `json:"unknownGrace,omitempty"`
+	// FlapLimit is how many recoveries within FlapWindow are believed.
+	FlapLimit *int `json:"flapLimit,omitempty"`
+	// FlapWindow is the time over which recoveries are counted.
+	FlapWindow *Duration `json:"flapWindow,omitempty"`
+}
+
+// XIDRules are rules for XIDs, each of which has one rule at most.
+type XIDRules struct {
+	// Ignore are counted, and nothing else.
+	Ignore []int `json:"ignore,omitempty"`
+	// Suspect are looked into: the driver's recovery action decides.
+	Suspect []int `json:"suspect,omitempty"`
+	// Fatal make the device Unhealthy at once.
+	Fatal []int `json:"fatal,omitempty"`
+}

@@ -1,0 +1,114 @@
+package v1
+
+import (
+	"encoding/json"
+	"errors"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// StringList is a list of strings that can also be written as one string with commas.
+type StringList []string
+
+// UnmarshalJSON accepts a string or a list of strings.
+func (l *StringList) UnmarshalJSON(data []byte) error {
+	var text string
+	if err := json.Unmarshal(data, &text); err == nil {
+		*l = strings.Split(text, ",")
+		return nil
+	}
+	var list []string
+	if err := json.Unmarshal(data, &list); err != nil {
+		return errors.New("must be a string or a list of strings")
+	}
+	*l = list
+	return nil
+}
+
+// Duration is a length of time, written as Go does: "90s", "1h30m".
+type Duration time.Duration
+
+// UnmarshalJSON accepts a string that time.ParseDuration does, or a number of nanoseconds.
+func (d *Duration) UnmarshalJSON(data []byte) error {
+	var text string
+	if err := json.Unmarshal(data, &text); err == nil {
+		parsed, err := time.ParseDuration(text)
+		if err != nil {
+			return errors.New(`must be a duration, such as "60s" or "1h30m"`)
+		}
+		*d = Duration(parsed)
+		return nil
+	}
+	var nanoseconds float64
+	if err := json.Unmarshal(data, &nanoseconds); err != nil {
+		return errors.New(`must be a duration, such as "60s" or "1h30m"`)
+	}
+	*d = Duration(nanoseconds)
+	return nil
+}
+
+// MarshalJSON writes the duration as a string.
+func (d Duration) MarshalJSON() ([]byte, error) { return json.Marshal(time.Duration(d).String()) }
+
+// DeviceSet is a choice among the devices of a resource: "all", a count, or a list. Exactly one field is set.
+type DeviceSet struct {
+	// All is true for every device.
+	All bool
+	// Count is how many, from the lowest index.
+	Count int
+	// List has indices of GPUs "i" and of MIG devices "i:j", and UUIDs of both.
+	List []string
+}
+
+var errDeviceSet = errors.New(`must be "all", a number of devices greater than 0, ` +
+	`or a list of GPU indices (0), MIG indices ("0:1") and UUIDs`)
+
+// UnmarshalJSON accepts the string "all", a positive number, or a list of strings and numbers; a number in a list is a
+// GPU's index.
+func (s *DeviceSet) UnmarshalJSON(data []byte) error {
+	var value any
+	if err := json.Unmarshal(data, &value); err != nil {
+		return errDeviceSet
+	}
+	var set DeviceSet
+	switch value := value.(type) {
+	case string:
+		set.All = value == "all"
+	case float64:
+		set.Count = int(value)
+		if float64(set.Count) != value {
+			return errDeviceSet
+		}
+	case []any:
+		for _, item := range value {
+			switch item := item.(type) {
+			case string:
+				set.List = append(set.List, item)
+			case float64:
+				if item != float64(int(item)) {
+					return errDeviceSet
+				}
+				set.List = append(set.List, strconv.Itoa(int(item)))
+			default:
+				return errDeviceSet
+			}
+		}
+	}
+	if !set.All && set.Count <= 0 && len(set.List) == 0 {
+		return errDeviceSet
+	}
+	*s = set
+	return nil
+}
+
+// MarshalJSON writes the set as UnmarshalJSON reads it.
+func (s DeviceSet) MarshalJSON() ([]byte, error) {
+	if s.All {
+		return json.Marshal("all")
+	}
+	if s.List != nil {
+		return json.Marshal(s.List)
+	}
+	return json.Marshal(s.Count)
+}

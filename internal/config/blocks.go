@@ -1,0 +1,170 @@
+package config
+
+import (
+	"fmt"
+	"strconv"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/api/config/v1"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+)
+
+// blocks puts into the Config what only the file can say.
+func (d *document) blocks(c *Config) {
+	if v := d.config.Version; v != "" && v != v1.Version {
+		d.refuse("version", fmt.Sprintf("%q is an unknown version; known is %s", v, v1.Version))
+	}
+	if r := d.config.Resources; r != nil {
+		c.Resource.GPUs = d.namings("resources.gpus", r.GPUs)
+		c.Resource.MIGs = d.namings("resources.mig", r.MIGs)
+	}
+	c.Resource.Selectors = d.selectors()
+	d.sharing(c)
+}
+
+// refuse puts a problem with a key of the file on record.
+func (d *document) refuse(path, text string) { d.problem(path, d.line(path), text) }
+
+func (d *document) namings(path string, given []v1.Resource) []resource.Naming {
+	var namings []resource.Naming
+	for i, r := range given {
+		at := item(path, i)
+		if r.Pattern == "" {
+			d.refuse(at+".pattern", `is missing; "*" matches everything`)
+		}
+		namings = append(namings, resource.Naming{Pattern: resource.Pattern(r.Pattern), Name: d.name(at+".name", r.Name)})
+	}
+	return namings
+}
+
+// name returns the full name of a resource.
+func (d *document) name(path, text string) string {
+	name, err := resource.ParseName(text)
+	if err != nil {
+		d.refuse(path, err.Error())
+	}
+	return name
+}
+
+// item is the key path of the ith entry of a list.
+func item(path string, i int) string { return path + "[" + strconv.Itoa(i) + "]" }
+
+// refs returns what a list of indices and UUIDs names.
+func (d *document) refs(path string, given []string) []resource.Ref {
+	return parsed(d, path, given, resource.ParseRef)
+}
+
+// parsed returns what a list of the file says, entry by entry.
+func parsed[T any](d *document, path string, given []string, parse func(string) (T, error)) []T {
+	var all []T
+	for i, text := range given {
+		value, err := parse(text)
+		if err != nil {
+			d.refuse(item(path, i), err.Error())
+			continue
+		}
+		all = append(all, value)
+	}
+	return all
+}
+
+// meeting returns the first entries of two lists that can mean one device.
+func meeting[T any](a, b []T, meet func(T, T) bool) (one, other T, found bool) {
+	for _, one := range a {
+		for _, other := range b {
+			if meet(one, other) {
+				return one, other, true
+			}
+		}
+	}
+	return one, other, false
+}
+
+// sharing puts the sharing block into the Config. MPS wins over time-slicing, but both have to be right.
+func (d *document) sharing(c *Config) {
+	s := d.config.Sharing
+	if s == nil {
+		return
+	}
+	c.Resource.Sharing = d.replicated("sharing.timeSlicing", s.TimeSlicing, resource.TimeSliced, false)
+	if s.MPS == nil {
+		return
+	}
+	if s.TimeSlicing != nil {
+		d.warn("sharing.timeSlicing", d.line("sharing.timeSlicing"), "is ignored, since sharing.mps is given")
+	}
+	c.Resource.Sharing = d.replicated("sharing.mps", s.MPS, resource.MPS, true)
+	if c.Resource.MIG == resource.MIGMixed {
+		d.refuse("sharing.mps", "MPS is not supported with the MIG strategy mixed; use time-slicing, or another strategy")
+	}
+	if c.Edits.MPSRoot == "" {
+		d.refuse("sharing.mps", "needs the host's directory of MPS state; set --mps-root, such as /run/nvidia/mps")
+	}
+}
+
+// replicated returns what one way of sharing is to do; one says whether a request for several replicas is refused where
+// the file does not say so.
+func (d *document) replicated(path string, given *v1.Replicated, mode resource.SharingMode, one bool) resource.Sharing {
+	if given == nil {
+		return resource.Sharing{}
+	}
+	s := resource.Sharing{Mode: mode, OnePerRequest: one}
+	if given.RenameByDefault != nil {
+		s.RenameByDefault = *given.RenameByDefault
+	}
+	if given.FailRequestsGreaterThanOne != nil {
+		s.OnePerRequest = *given.FailRequestsGreaterThanOne
+	}
+	if len(given.Resources) == 0 {
+		d.refuse(path+".resources", "no resources specified; write at least one entry with name and replicas")
+	}
+	for i, r := range given.Resources {
+		rule := d.rule(item(path+".resources", i), r)
+		for _, earlier := range s.Rules {
+			if text := overlap(rule, earlier); text != "" {
+				d.refuse(rule.Where, text)
+			}
+		}
+		s.Rules = append(s.Rules, rule)
+	}
+	return s
+}
+
+func (d *document) rule(path string, given v1.ReplicatedResource) resource.SharingRule {
+	rule := resource.SharingRule{Where: path}
+	if given.Name == nil {
+		d.refuse(path+".name", "no resource name specified; write one such as nvidia.com/gpu")
+	} else {
+		rule.Name = d.name(path+".name", *given.Name)
+	}
+	if given.Rename != nil {
+		rule.Rename = d.name(path+".rename", *given.Rename)
+	}
+	if set := given.Devices; set != nil && !set.All {
+		rule.First = set.Count
+		rule.Devices = d.refs(path+".devices", set.List)
+	}
+	switch {
+	case given.Replicas == nil:
+		d.refuse(path+".replicas", "no replicas specified; write how many containers share a device, 2 or more")
+	case *given.Replicas < 2:
+		d.refuse(path+".replicas", fmt.Sprintf("number of replicas must be >= 2, not %d", *given.Replicas))
+	default:
+		rule.Replicas = *given.Replicas
+	}
+	return rule
+}
+
+// overlap says how two rules concern one device on every node that has it; empty if they need not.
+func overlap(rule, earlier resource.SharingRule) string {
+	if rule.Name == "" || rule.Name != earlier.Name {
+		return ""
+	}
+	if rule.Devices == nil || earlier.Devices == nil {
+		return fmt.Sprintf("overlaps with %s, which is about %s, too; let both list different devices", earlier.Where, rule.Name)
+	}
+	one, other, found := meeting(rule.Devices, earlier.Devices, resource.Ref.Meets)
+	if !found {
+		return ""
+	}
+	return fmt.Sprintf("overlaps with %s: device %s is also device %s there", earlier.Where, one, other)
+}

@@ -1,0 +1,110 @@
+package config
+
+import (
+	"fmt"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cdi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+)
+
+// Config is everything the daemon is told. It is made by Load, complete and valid, and nobody changes it, or what it
+// holds, afterwards.
+type Config struct {
+	// File is the path of the configuration file; empty if there is none.
+	File string
+	// FailOnInitError ends the process when NVML cannot be initialised; otherwise it waits for the driver.
+	FailOnInitError bool
+	// Discovery says how GPUs are found.
+	Discovery Discovery
+	// Simulate is the profile of the simulated node, a name or a path; empty for the real node.
+	Simulate string
+
+	// KubeletSocket is where kubelet is registered with, and whose directory our sockets are in; empty to register nowhere.
+	KubeletSocket string
+	// PodResourcesSocket is where kubelet tells which pod holds which device; empty to do without.
+	PodResourcesSocket string
+	// ControlSocket is where the daemon takes commands; empty to take none.
+	ControlSocket string
+	// StateDir is the directory of what outlives the process; empty to keep nothing.
+	StateDir string
+
+	// Driver says where the driver is.
+	Driver Driver
+	// IMEXRequired makes devices Unhealthy while the node lacks the IMEX channel that containers are to be given.
+	IMEXRequired bool
+	// Health are the rules by which faults open and close.
+	Health health.Policy
+	// Resource decides what is offered.
+	Resource resource.Options
+	// CDIDir is the directory of CDI specs.
+	CDIDir string
+	// CDI decides what is in them.
+	CDI cdi.Options
+	// Edits decide what a container is given.
+	Edits edits.Options
+	// MPSRoot is where this process sees the host's directory of MPS state.
+	MPSRoot string
+	// PreStart says what is done with a container's devices before it starts.
+	PreStart PreStart
+}
+
+// Driver says where the driver is. All paths are absolute.
+type Driver struct {
+	// Root is the host's directory that the driver is installed below.
+	Root string
+	// DevRoot is the host's directory that the device nodes' dev/ is in.
+	DevRoot string
+	// ContainerRoot is where Root is seen by this process.
+	ContainerRoot string
+}
+
+// PreStart says what is done with a container's devices before it starts.
+type PreStart struct {
+	Checks PreStartChecks
+	// Reset is what of earlier work is taken back on whole GPUs that are not shared; empty without PreStartClean.
+	Reset []inventory.Remnant
+}
+
+// PreStartChecks says what is checked before a container starts.
+type PreStartChecks int
+
+// The checks, each with those before it.
+const (
+	PreStartNone   PreStartChecks = iota
+	PreStartHealth                // its devices are Healthy
+	PreStartClean                 // nothing computes on its GPUs
+)
+
+func (p PreStartChecks) String() string {
+	switch p {
+	case PreStartNone:
+		return "none"
+	case PreStartHealth:
+		return "health"
+	case PreStartClean:
+		return "clean"
+	}
+	return fmt.Sprintf("PreStartChecks(%d)", int(p))
+}
+
+// Discovery says how GPUs are found.
+type Discovery int
+
+// The ways of finding GPUs. Both ask NVML.
+const (
+	DiscoverAuto Discovery = iota
+	DiscoverNVML
+)
+
+func (d Discovery) String() string {
+	switch d {
+	case DiscoverAuto:
+		return "auto"
+	case DiscoverNVML:
+		return "nvml"
+	}
+	return fmt.Sprintf("Discovery(%d)", int(d))
+}

@@ -1,0 +1,262 @@
+package config
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/api/config/v1"
+)
+
+// maxNodes bounds how many nodes of a file are looked at: aliases of YAML can make very many of few.
+const maxNodes = 1 << 17
+
+// A document is a decoded file, and what was found on the way.
+type document struct {
+	config   v1.Config
+	lines    map[string]int // by key path
+	problems []Remark
+	warnings []Remark
+	nodes    int
+}
+
+// decode reads a file as NVIDIA's device plugin does, YAML or JSON, keys in any case, but finds all mistakes instead of
+// the first, and unknown keys too. An empty file is an empty Config.
+func decode(data []byte) *document {
+	d := &document{lines: map[string]int{}}
+	var root yaml.Node
+	err := yaml.NewDecoder(bytes.NewReader(data)).Decode(&root)
+	switch {
+	case errors.Is(err, io.EOF):
+	case err != nil:
+		d.problem("file", 0, "is neither YAML nor JSON: "+strings.TrimPrefix(err.Error(), "yaml: "))
+	case containsItself(&root, map[*yaml.Node]bool{}):
+		d.problem("file", 0, "has an anchor that contains itself")
+	case root.Kind == yaml.DocumentNode && len(root.Content) > 0:
+		d.value(root.Content[0], reflect.ValueOf(&d.config).Elem(), "")
+	}
+	if d.nodes > maxNodes {
+		d.problem("file", 0, "is too large")
+	}
+	return d
+}
+
+// containsItself reports whether following aliases leads from a node to itself. Nodes are open while what they hold is
+// looked at.
+func containsItself(node *yaml.Node, open map[*yaml.Node]bool) bool {
+	if isOpen, seen := open[node]; seen {
+		return isOpen
+	}
+	open[node] = true
+	if node.Alias != nil && containsItself(node.Alias, open) {
+		return true
+	}
+	for _, child := range node.Content {
+		if containsItself(child, open) {
+			return true
+		}
+	}
+	open[node] = false
+	return false
+}
+
+func (d *document) problem(where string, line int, text string) {
+	d.problems = append(d.problems, Remark{Where: where, Line: line, Text: text})
+}
+
+// line returns the line of a key, or of the nearest block around it that the file has.
+func (d *document) line(path string) int {
+	for path != "" {
+		if line, found := d.lines[path]; found {
+			return line
+		}
+		path = path[:max(0, strings.LastIndexAny(path, ".["))]
+	}
+	return 0
+}
+
+// value decodes a node into a field of the schema.
+func (d *document) value(node *yaml.Node, into reflect.Value, path string) {
+	if d.nodes++; d.nodes > maxNodes {
+		return
+	}
+	d.lines[path] = node.Line
+	for node.Kind == yaml.AliasNode {
+		node = node.Alias
+	}
+	if node.Tag == "!!null" {
+		return
+	}
+	if into.Kind() == reflect.Pointer {
+		before := len(d.problems)
+		pointed := reflect.New(into.Type().Elem())
+		d.value(node, pointed.Elem(), path)
+		if len(d.problems) == before || pointed.Elem().Kind() == reflect.Struct && !isSpecial(pointed) {
+			into.Set(pointed) // what is wrong is as if it were not there
+		}
+		return
+	}
+	if special, ok := into.Addr().Interface().(json.Unmarshaler); ok {
+		d.special(node, special, path)
+		return
+	}
+	switch into.Kind() {
+	case reflect.Struct:
+		d.mapping(node, into, path)
+	case reflect.Slice:
+		d.sequence(node, into, path)
+	default:
+		d.scalar(node, into, path)
+	}
+}
+
+// isSpecial reports whether a pointer's type knows its own forms.
+func isSpecial(pointer reflect.Value) bool {
+	_, special := pointer.Interface().(json.Unmarshaler)
+	return special
+}
+
+// special decodes a node into a type that knows its own forms.
+func (d *document) special(node *yaml.Node, into json.Unmarshaler, path string) {
+	var value any
+	err := node.Decode(&value)
+	if err == nil {
+		var data []byte
+		if data, err = json.Marshal(value); err == nil {
+			err = into.UnmarshalJSON(data)
+		}
+	}
+	if err != nil {
+		d.problem(path, node.Line, err.Error())
+	}
+}
+
+func (d *document) mapping(node *yaml.Node, into reflect.Value, path string) {
+	if node.Kind != yaml.MappingNode {
+		d.problem(at(path), node.Line, "must be a block of keys: "+strings.Join(keys(into.Type()), ", "))
+		return
+	}
+	given := map[string]bool{}
+	for i := 0; i+1 < len(node.Content); i += 2 {
+		key, value := node.Content[i], node.Content[i+1]
+		if key.Tag == "!!merge" {
+			d.merge(value, into, path)
+			continue
+		}
+		field, name, found := lookUp(into, key.Value)
+		where := join(path, key.Value)
+		if !found {
+			d.warn(where, key.Line, "unknown key, which is ignored; known here are "+strings.Join(keys(into.Type()), ", "))
+			continue
+		}
+		if name != key.Value {
+			d.warn(where, key.Line, "is read as "+name)
+		}
+		if given[name] {
+			d.warn(where, key.Line, "is given more than once; the last one counts")
+			field.SetZero()
+		}
+		given[name] = true
+		d.value(value, field, join(path, name))
+	}
+}
+
+// merge decodes the mappings that YAML's key "<<" brings in.
+func (d *document) merge(node *yaml.Node, into reflect.Value, path string) {
+	if d.nodes++; d.nodes > maxNodes {
+		return
+	}
+	for node.Kind == yaml.AliasNode {
+		node = node.Alias
+	}
+	switch node.Kind {
+	case yaml.MappingNode:
+		d.mapping(node, into, path)
+	case yaml.SequenceNode:
+		for _, item := range node.Content {
+			d.merge(item, into, path)
+		}
+	default:
+		d.problem(at(path), node.Line, "<< must name a mapping")
+	}
+}
+
+func (d *document) sequence(node *yaml.Node, into reflect.Value, path string) {
+	if node.Kind != yaml.SequenceNode {
+		d.problem(path, node.Line, "must be a list")
+		return
+	}
+	into.Set(reflect.MakeSlice(into.Type(), len(node.Content), len(node.Content)))
+	for i, item := range node.Content {
+		d.value(item, into.Index(i), path+"["+strconv.Itoa(i)+"]")
+	}
+}
+
+func (d *document) scalar(node *yaml.Node, into reflect.Value, path string) {
+	wanted := map[reflect.Kind]string{reflect.Bool: "true or false", reflect.Int: "a whole number", reflect.String: "a string"}[into.Kind()]
+	if wanted == "" {
+		panic(fmt.Sprintf("the schema has a field of kind %s at %s, which cannot be decoded", into.Kind(), path))
+	}
+	if node.Kind != yaml.ScalarNode {
+		d.problem(path, node.Line, "must be "+wanted)
+		return
+	}
+	if into.Kind() == reflect.String {
+		into.SetString(node.Value)
+		return
+	}
+	if node.Tag == "!!str" && node.Style != 0 || node.Decode(into.Addr().Interface()) != nil {
+		d.problem(path, node.Line, fmt.Sprintf("must be %s, not %q", wanted, node.Value))
+	}
+}
+
+func (d *document) warn(where string, line int, text string) {
+	d.warnings = append(d.warnings, Remark{Where: where, Line: line, Text: text})
+}
+
+// lookUp returns the field of a struct for a key of a file, in any case, and the key as the schema writes it.
+func lookUp(into reflect.Value, key string) (field reflect.Value, name string, found bool) {
+	for i := range into.NumField() {
+		if name := tag(into.Type().Field(i)); strings.EqualFold(name, key) {
+			return into.Field(i), name, true
+		}
+	}
+	return reflect.Value{}, "", false
+}
+
+// keys returns the keys of a block of the schema.
+func keys(block reflect.Type) []string {
+	names := make([]string, block.NumField())
+	for i := range names {
+		names[i] = tag(block.Field(i))
+	}
+	return names
+}
+
+// tag returns the key that a field of the schema has in a file.
+func tag(field reflect.StructField) string {
+	name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
+	return name
+}
+
+func join(path, key string) string {
+	if path == "" {
+		return key
+	}
+	return path + "." + key
+}
+
+// at names the top of the file in a Remark, which has no key.
+func at(path string) string {
+	if path == "" {
+		return "file"
+	}
+	return path
+}

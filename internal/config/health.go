@@ -1,0 +1,89 @@
+package config
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/api/config/v1"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
+)
+
+// health puts what file and environment say of faults into the Config. An environment variable wins over the file.
+func (d *document) health(c *Config, s Sources) {
+	c.Health = health.Default()
+	if s.Env != nil {
+		disable, _ := s.Env("DP_DISABLE_HEALTHCHECKS")
+		enable, _ := s.Env("DP_ENABLE_HEALTHCHECKS")
+		overrides, malformed := health.ParseOverrides(disable, enable)
+		c.Health.Overrides = overrides
+		for _, text := range malformed {
+			d.warn("environment", 0, text)
+		}
+	}
+	given := d.config.Health
+	if given == nil {
+		return
+	}
+	if given.XIDs != nil {
+		d.xids(c, *given.XIDs)
+	}
+	if given.Recovery != nil {
+		switch *given.Recovery {
+		case "auto":
+		case "manual":
+			c.Health.Manual = true
+		default:
+			d.refuse("health.recovery", fmt.Sprintf("%q is none of auto, manual", *given.Recovery))
+		}
+	}
+	d.length("health.suspectLimit", given.SuspectLimit, &c.Health.SuspectLimit)
+	d.length("health.unknownGrace", given.UnknownGrace, &c.Health.UnknownGrace)
+	d.length("health.flapWindow", given.FlapWindow, &c.Health.FlapWindow)
+	if given.FlapLimit != nil {
+		c.Health.FlapLimit = *given.FlapLimit
+		if c.Health.FlapLimit < 1 {
+			d.refuse("health.flapLimit", fmt.Sprintf("must be 1 or more, not %d", c.Health.FlapLimit))
+		}
+	}
+}
+
+// xids puts the file's rules for XIDs into the Config where the environment has none.
+func (d *document) xids(c *Config, given v1.XIDRules) {
+	environment := c.Health.Overrides
+	said := map[int]string{}
+	for _, list := range []struct {
+		path  string
+		codes []int
+		rule  health.Rule
+	}{
+		{"health.xids.ignore", given.Ignore, health.RuleIgnore},
+		{"health.xids.suspect", given.Suspect, health.RuleSuspect},
+		{"health.xids.fatal", given.Fatal, health.RuleFatal},
+	} {
+		for i, code := range list.codes {
+			at := item(list.path, i)
+			switch {
+			case code < 0:
+				d.refuse(at, fmt.Sprintf("%d is not an XID", code))
+				continue
+			case said[code] != "":
+				d.refuse(at, fmt.Sprintf("XID %d has a rule already, at %s", code, said[code]))
+			}
+			said[code] = at
+			if environment.Rule(uint64(code)) == health.RuleCatalog {
+				c.Health.Overrides = c.Health.Overrides.With(uint64(code), list.rule)
+			}
+		}
+	}
+}
+
+// length puts a length of time into the Config if the file gives one.
+func (d *document) length(path string, given *v1.Duration, into *time.Duration) {
+	if given == nil {
+		return
+	}
+	*into = time.Duration(*given)
+	if *into <= 0 {
+		d.refuse(path, fmt.Sprintf("must be longer than nothing, not %s", *into))
+	}
+}

@@ -1,0 +1,107 @@
+package config
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"slices"
+
+	"github.com/spf13/pflag"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+// Sources are where a Config comes from, beside its file.
+type Sources struct {
+	// Env looks an environment variable up, as os.LookupEnv does; nil if there are none.
+	Env func(name string) (value string, given bool)
+	// Flags were declared by AddFlags and parsed; nil if there are none.
+	Flags *pflag.FlagSet
+	// Confined says that the process that is configured is in another PID namespace than the node's own, and does not see the
+	// processes of other containers.
+	Confined bool
+}
+
+// Load makes a Config of flags, environment, the configuration file that they name, and defaults. Warnings are for the
+// operator; the error is an *Invalid with all problems, or says that the file cannot be read.
+func Load(s Sources) (c Config, warnings []Remark, err error) {
+	path := s.file()
+	if path == "" {
+		return s.Resolve("", nil)
+	}
+	data, err := readFile(path)
+	if err != nil {
+		return Config{}, nil, err
+	}
+	return s.Resolve(path, data)
+}
+
+// file returns the path of the configuration file that flags or environment name; empty for none.
+func (s Sources) file() string {
+	i := slices.IndexFunc(options, func(o option) bool { return o.flag == "config-file" })
+	return options[i].resolve(&document{}, s.Env, s.Flags).text
+}
+
+// maxFile is the largest configuration file that is read: what fits into a ConfigMap.
+const maxFile = 1 << 20
+
+func readFile(path string) ([]byte, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("read configuration file: %w; check --config-file and what is mounted there", err)
+	}
+	defer file.Close()
+	data, err := io.ReadAll(io.LimitReader(file, maxFile+1))
+	if err != nil {
+		return nil, fmt.Errorf("read configuration file: %w; check --config-file and what is mounted there", err)
+	}
+	if len(data) > maxFile {
+		return nil, fmt.Errorf("read configuration file: %s is larger than %d bytes", path, maxFile)
+	}
+	return data, nil
+}
+
+// Resolve makes a Config as Load does, of a file that has been read.
+func (s Sources) Resolve(path string, data []byte) (c Config, warnings []Remark, err error) {
+	doc := decode(data)
+	doc.resolve(&c, s)
+	c.File = path
+	sortRemarks(doc.warnings)
+	if len(doc.problems) > 0 {
+		sortRemarks(doc.problems)
+		return Config{}, doc.warnings, &Invalid{File: path, Problems: doc.problems}
+	}
+	return c, doc.warnings, nil
+}
+
+// resolve puts what counts into the Config, and what is wrong with it on record.
+func (d *document) resolve(c *Config, s Sources) {
+	for i := range options {
+		o := &options[i]
+		chosen := o.resolve(d, s.Env, s.Flags)
+		if chosen.text == "" && !o.empty {
+			continue
+		}
+		if err := o.set(c, chosen.text); err != nil {
+			d.problem(chosen.where, chosen.line, err.Error())
+		}
+		if o.warning != "" {
+			d.warn(chosen.where, chosen.line, o.warning)
+		}
+	}
+	if c.Driver.DevRoot == "" {
+		c.Driver.DevRoot = c.Driver.Root
+	}
+	c.Edits.DevRoot = c.Driver.DevRoot
+	c.CDI.DriverRoot, c.CDI.ContainerDriverRoot = c.Driver.Root, c.Driver.ContainerRoot
+	c.CDI.DevicesOnly = c.Simulate != ""
+	if c.Edits.IMEX && c.IMEXRequired {
+		c.Resource.Required = inventory.NodeIMEXChannel0
+	}
+	if c.PreStart.Checks == PreStartClean && s.Confined && c.Simulate == "" {
+		d.problem("--pre-start-checks", 0, "clean cannot be promised here: the driver does not show this process "+
+			"those of other containers; set hostPID: true in the daemon's pod, or use health")
+	}
+	d.health(c, s)
+	d.blocks(c)
+}

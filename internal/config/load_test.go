@@ -1,0 +1,345 @@
+package config_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cdi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+)
+
+// sources returns Sources of an environment "A=1 B=2" and of arguments "--a=1 --b=2".
+func sources(t *testing.T, env, args string) config.Sources {
+	t.Helper()
+	flags := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	config.AddFlags(flags)
+	if err := flags.Parse(strings.Fields(args)); err != nil {
+		t.Fatal(err)
+	}
+	variables := map[string]string{}
+	for _, pair := range strings.Fields(env) {
+		name, value, _ := strings.Cut(pair, "=")
+		variables[name] = value
+	}
+	return config.Sources{Flags: flags, Env: func(name string) (string, bool) { v, ok := variables[name]; return v, ok }}
+}
+
+// defaults is the Config of no file, no environment and no flags.
+func defaults() config.Config {
+	return config.Config{
+		FailOnInitError:    true,
+		KubeletSocket:      "/var/lib/kubelet/device-plugins/kubelet.sock",
+		PodResourcesSocket: "/var/lib/kubelet/pod-resources/kubelet.sock",
+		ControlSocket:      "/run/gpu-device-plugin/control.sock",
+		StateDir:           "/var/lib/gpu-device-plugin",
+		Driver:             config.Driver{Root: "/", DevRoot: "/", ContainerRoot: "/driver-root"},
+		CDIDir:             "/var/run/cdi",
+		MPSRoot:            "/mps",
+		CDI:                cdi.Options{DriverRoot: "/", ContainerDriverRoot: "/driver-root"},
+		Health:             health.Default(),
+		Edits:              edits.Options{Strategies: []edits.Strategy{edits.EnvVar}, Void: true, DevRoot: "/", AnnotationPrefix: "cdi.k8s.io/"},
+	}
+}
+
+func TestSourcesAndTheirOrder(t *testing.T) {
+	t.Parallel()
+	with := func(change func(*config.Config)) config.Config {
+		c := defaults()
+		change(&c)
+		c.CDI.DriverRoot, c.CDI.ContainerDriverRoot, c.CDI.DevicesOnly = c.Driver.Root, c.Driver.ContainerRoot, c.Simulate != ""
+		return c
+	}
+	for _, tt := range []struct {
+		name, file, env, args string
+		want                  config.Config
+	}{
+		{name: "nothing", want: defaults()},
+		{name: "a version alone", file: "version: v1", want: defaults()},
+		{name: "file", file: "flags: {migStrategy: mixed}", want: with(func(c *config.Config) { c.Resource.MIG = resource.MIGMixed })},
+		{
+			name: "environment over file", file: "flags: {migStrategy: mixed}", env: "MIG_STRATEGY=single",
+			want: with(func(c *config.Config) { c.Resource.MIG = resource.MIGSingle }),
+		},
+		{
+			name: "flag over environment", file: "flags: {migStrategy: mixed}", env: "MIG_STRATEGY=single", args: "--mig-strategy=none",
+			want: defaults(),
+		},
+		{
+			name: "an empty variable says nothing", file: "flags: {migStrategy: mixed}", env: "MIG_STRATEGY=",
+			want: with(func(c *config.Config) { c.Resource.MIG = resource.MIGMixed }),
+		},
+		{name: "an empty truth is false", env: "FAIL_ON_INIT_ERROR=", want: with(func(c *config.Config) { c.FailOnInitError = false })},
+		{
+			name: "an empty socket is none", env: "KUBELET_SOCKET= CONTROL_SOCKET=", args: "--pod-resources-socket= --state-dir=",
+			want: with(func(c *config.Config) {
+				c.KubeletSocket, c.ControlSocket, c.PodResourcesSocket, c.StateDir = "", "", "", ""
+			}),
+		},
+		{
+			name: "false in a flag over true in the file", file: "flags: {failOnInitError: true}", args: "--fail-on-init-error=false",
+			want: with(func(c *config.Config) { c.FailOnInitError = false }),
+		},
+		{
+			name: "a truth needs no value", env: "FAIL_ON_INIT_ERROR=false", args: "--fail-on-init-error",
+			want: defaults(),
+		},
+		{
+			name: "old flag names", args: "--nvidia-driver-root=/run/nvidia/driver --nvidia-dev-root=/ --container-driver-root=/drv",
+			want: with(func(c *config.Config) {
+				c.Driver = config.Driver{Root: "/run/nvidia/driver", DevRoot: "/", ContainerRoot: "/drv"}
+			}),
+		},
+		{
+			name: "the device root follows the driver root", args: "--driver-root=/run/nvidia/driver",
+			want: with(func(c *config.Config) {
+				c.Driver.Root, c.Driver.DevRoot, c.Edits.DevRoot = "/run/nvidia/driver", "/run/nvidia/driver", "/run/nvidia/driver"
+			}),
+		},
+		{
+			name: "CDI specs", env: "NVIDIA_CTK_PATH=/a/nvidia-ctk CDI_DISABLE_HOOKS=all", args: "--cdi-dir=/c",
+			want: with(func(c *config.Config) {
+				c.CDIDir, c.CDI.HookPath, c.CDI.DisabledHooks = "/c", "/a/nvidia-ctk", []string{"all"}
+			}),
+		},
+		{
+			name: "second names of variables", env: "CONTAINER_DRIVER_ROOT=/old",
+			want: with(func(c *config.Config) { c.Driver.ContainerRoot = "/old" }),
+		},
+		{
+			name: "first names of variables win", env: "CONTAINER_DRIVER_ROOT=/old DRIVER_ROOT_CTR_PATH=/new",
+			want: with(func(c *config.Config) { c.Driver.ContainerRoot = "/new" }),
+		},
+		{
+			name: "JSON", file: `{"version": "v1", "flags": {"plugin": {"deviceIDStrategy": "index", "sharedDevicesAllocationPolicy": "packed"}}}`,
+			want: with(func(c *config.Config) { c.Edits.IDs, c.Resource.Policy = edits.ByIndex, resource.PolicyPacked }),
+		},
+		{
+			name: "strategy as a string, a list and a repeated flag", file: "flags: {plugin: {deviceListStrategy: [envvar, envvar]}}",
+			args: "--device-list-strategy=envvar --device-list-strategy=envvar,envvar", want: defaults(),
+		},
+		{
+			name: "anchors and merged mappings", file: "x: &x {migStrategy: mixed}\nflags:\n  <<: *x\n  failOnInitError: no\n",
+			want: with(func(c *config.Config) { c.Resource.MIG, c.FailOnInitError = resource.MIGMixed, false }),
+		},
+		{
+			name: "health checks", env: "DP_DISABLE_HEALTHCHECKS=48 DP_ENABLE_HEALTHCHECKS=31",
+			want: with(func(c *config.Config) {
+				c.Health.Overrides = c.Health.Overrides.With(48, health.RuleIgnore).With(31, health.RuleFatal)
+			}),
+		},
+		{
+			name: "flags of feature discovery", file: "flags: {useNodeFeatureAPI: true, gfd: {oneshot: true, noTimestamp: false, sleepInterval: 60s, " +
+				"outputFile: /a, machineTypeFile: /b}}", want: defaults(),
+		},
+		{
+			name: "what containers are given", file: "flags: {gdsEnabled: true, plugin: {passDeviceSpecs: true, voidVisibleDevices: false}}\nimex: {channelIDs: [0], required: true}",
+			env: "MOFED_ENABLED=true MPS_ROOT=/run/nvidia/mps", args: "--gdrcopy-enabled --device-list-strategy cdi-annotations,cdi-cri --cdi-annotation-prefix=x/",
+			want: with(func(c *config.Config) {
+				c.Edits = edits.Options{
+					Strategies: []edits.Strategy{edits.CDIAnnotations, edits.CDICRI}, DeviceNodes: true, DevRoot: "/", AnnotationPrefix: "x/",
+					IMEX: true, GDRCopy: true, GDS: true, MOFED: true, MPSRoot: "/run/nvidia/mps",
+				}
+				c.IMEXRequired, c.Resource.Required = true, inventory.NodeIMEXChannel0
+			}),
+		},
+		{name: "no IMEX channel", file: "imex: {channelIDs: [], required: true}", want: with(func(c *config.Config) { c.IMEXRequired = true })},
+		{
+			name: "checks before a start", file: "flags: {plugin: {preStartChecks: health}}",
+			want: with(func(c *config.Config) { c.PreStart.Checks = config.PreStartHealth }),
+		},
+		{
+			name: "resets before a start", file: "flags: {plugin: {preStartReset: [ecc, clocks]}}", env: "PRE_START_CHECKS=clean",
+			want: with(func(c *config.Config) {
+				c.PreStart.Checks = config.PreStartClean
+				c.PreStart.Reset = []inventory.Remnant{inventory.RemnantECC, inventory.RemnantClocks}
+			}),
+		},
+		{name: "MPS root", env: "MPS_ROOT_CTR_PATH=/x", want: with(func(c *config.Config) { c.MPSRoot = "/x" })},
+		{name: "simulated node", args: "--simulate dgx-h100", want: with(func(c *config.Config) { c.Simulate = "dgx-h100" })},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			s := sources(t, tt.env, tt.args)
+			got, _, err := s.Resolve("", []byte(tt.file))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("config (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestAllProblemsAreReportedInOrder(t *testing.T) {
+	t.Parallel()
+	long := "/" + strings.Repeat("s", 120)
+	for _, tt := range []struct {
+		name, file, env, args string
+		want                  []string
+	}{
+		{
+			name: "several, by line",
+			file: "version: v2\nflags:\n  plugin:\n    deviceIDStrategy: name\n    passDeviceSpecs: perhaps\n  migStrategy: [mixed]\n  failOnInitError: \"true\"\n  nvidiaDriverRoot: run\n",
+			want: []string{
+				`line 1: version: "v2" is an unknown version; known is v1`,
+				`line 4: flags.plugin.deviceIDStrategy: "name" is none of uuid, index`,
+				`line 5: flags.plugin.passDeviceSpecs: must be true or false, not "perhaps"`,
+				`line 6: flags.migStrategy: must be a string`,
+				`line 7: flags.failOnInitError: must be true or false, not "true"`,
+				`line 8: flags.nvidiaDriverRoot: "run" is not an absolute path, such as /run/nvidia/driver`,
+			},
+		},
+		{name: "environment", env: "MIG_STRATEGY=double", want: []string{`MIG_STRATEGY: "double" is none of none, single, mixed`}},
+		{name: "flag, by the name given", args: "--nvidia-dev-root=x", want: []string{`--nvidia-dev-root: "x" is not an absolute path, such as /run/nvidia/driver`}},
+		{name: "a problem that is overruled is none", file: "flags: {migStrategy: double}", args: "--mig-strategy=single"},
+		{name: "truth", args: "--fail-on-init-error=maybe", want: []string{`--fail-on-init-error: "maybe" is neither true nor false`}},
+		{
+			name: "unknown strategy", args: "--device-list-strategy=envvar,cdi",
+			want: []string{`--device-list-strategy: "cdi" is none of envvar, volume-mounts, cdi-annotations, cdi-cri`},
+		},
+		{
+			name: "no strategy", file: "flags: {plugin: {deviceListStrategy: [\"\", \"\"]}}",
+			want: []string{`line 1: flags.plugin.deviceListStrategy: names no strategy; known are envvar, volume-mounts, cdi-annotations, cdi-cri`},
+		},
+		{
+			name: "no NVML", args: "--device-discovery-strategy=tegra",
+			want: []string{"--device-discovery-strategy: tegra is not supported: this program knows GPUs by NVML alone, so use auto or nvml"},
+		},
+		{name: "unknown check", args: "--pre-start-checks=dirty", want: []string{`--pre-start-checks: "dirty" is none of none, health, clean`}},
+		{
+			name: "unknown reset", args: "--pre-start-checks=clean --pre-start-reset=ecc,gpu",
+			want: []string{`--pre-start-reset: "gpu" is none of clocks, ecc`},
+		},
+		{
+			name: "reset without a check", file: "flags: {plugin: {preStartReset: clocks}}", args: "--pre-start-checks=health",
+			want: []string{"line 1: flags.plugin.preStartReset: needs --pre-start-checks=clean: nothing is taken from a GPU that somebody may be using"},
+		},
+		{name: "unknown discovery", args: "--device-discovery-strategy=x", want: []string{`--device-discovery-strategy: "x" is none of auto, nvml`}},
+		{
+			name: "long socket", args: "--kubelet-socket=" + long,
+			want: []string{`--kubelet-socket: "` + long + `" has 121 bytes and the path of a socket at most 107: shorten it by 14 bytes`},
+		},
+		{
+			name: "not a block", file: "flags: yes\nimex: []",
+			want: []string{
+				"line 1: flags: must be a block of keys: migStrategy, failOnInitError, mpsRoot, nvidiaDriverRoot, nvidiaDevRoot, gdrcopyEnabled, gdsEnabled, " +
+					"mofedEnabled, useNodeFeatureAPI, deviceDiscoveryStrategy, plugin, gfd",
+				"line 2: imex: must be a block of keys: channelIDs, required",
+			},
+		},
+		{name: "not YAML", file: "\tflags", want: []string{"file: is neither YAML nor JSON: found character that cannot start any token"}},
+		{name: "not a mapping", file: "- 1", want: []string{"line 1: file: must be a block of keys: version, flags, resources, sharing, imex, selectors, health"}},
+		{name: "merge of nothing", file: "flags:\n  <<: 1\n", want: []string{"line 2: flags: << must name a mapping"}},
+		{name: "anchor in itself", file: "flags: &a\n  <<: *a\n", want: []string{"file: has an anchor that contains itself"}},
+		{
+			name: "too much of little", want: []string{"file: is too large"},
+			file: "a: &a {b: 1}\nb: &b {<<: [" + strings.Repeat("*a, ", 400) + "]}\nflags: {<<: [" + strings.Repeat("*b, ", 400) + "]}\n",
+		},
+		{name: "IMEX channels", file: "imex: {channelIDs: [0, 1]}", want: []string{"line 1: imex.channelIDs: channelIDs must be [] or [0], not [0,1]"}},
+		{name: "duration", file: "flags: {gfd: {sleepInterval: soon}}", want: []string{`line 1: flags.gfd.sleepInterval: must be a duration, such as "60s" or "1h30m"`}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			_, _, err := sources(t, tt.env, tt.args).Resolve("", []byte(tt.file))
+			var got []string
+			if invalid := (*config.Invalid)(nil); errors.As(err, &invalid) {
+				for _, p := range invalid.Problems {
+					got = append(got, p.String())
+				}
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("problems (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestCleanIsPromisedWhereProcessesAreSeen: in the node's PID namespace, or on a node that is simulated.
+func TestCleanIsPromisedWhereProcessesAreSeen(t *testing.T) {
+	t.Parallel()
+	for args, refused := range map[string]bool{
+		"--pre-start-checks=clean": true, "--pre-start-checks=health": false, "--pre-start-checks=clean --simulate=dgx-h100": false,
+	} {
+		for _, confined := range []bool{true, false} {
+			s := sources(t, "", args)
+			s.Confined = confined
+			_, _, err := s.Resolve("", nil)
+			if (err != nil) != (refused && confined) || err != nil && !strings.Contains(err.Error(), "hostPID: true") {
+				t.Errorf("%s, confined %t: got error %v", args, confined, err)
+			}
+		}
+	}
+}
+
+func TestWarnings(t *testing.T) {
+	t.Parallel()
+	file := "version: v1\nflag: {}\nflags:\n  MigStrategy: mixed\n  plugin:\n    deviceIdStrategies: uuid\n    passDeviceSpecs: false\n    passDeviceSpecs: false\n"
+	_, warnings, err := sources(t, "DP_DISABLE_HEALTHCHECKS=48,often CDI_FEATURE_FLAGS=x", "").Resolve("", []byte(file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, w := range warnings {
+		got = append(got, w.String())
+	}
+	want := []string{
+		"CDI_FEATURE_FLAGS: has no effect: specs are made by this program, not by NVIDIA's generator",
+		`environment: DP_DISABLE_HEALTHCHECKS: "often" is neither an XID nor "all" and is left out`,
+		"line 2: flag: unknown key, which is ignored; known here are version, flags, resources, sharing, imex, selectors, health",
+		"line 4: flags.MigStrategy: is read as migStrategy",
+		"line 6: flags.plugin.deviceIdStrategies: unknown key, which is ignored; known here are passDeviceSpecs, deviceListStrategy, " +
+			"deviceIDStrategy, cdiAnnotationPrefix, nvidiaCTKPath, containerDriverRoot, sharedDevicesAllocationPolicy, voidVisibleDevices, " +
+			"preStartChecks, preStartReset",
+		"line 8: flags.plugin.passDeviceSpecs: is given more than once; the last one counts",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("warnings (-want +got):\n%s", diff)
+	}
+}
+
+func TestLoadReadsTheFileThatIsNamed(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(path, []byte("flags: {migStrategy: single}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, s := range map[string]config.Sources{
+		"flag":        sources(t, "CONFIG_FILE=/nowhere", "--config-file="+path),
+		"environment": sources(t, "CONFIG_FILE="+path, ""),
+	} {
+		c, _, err := config.Load(s)
+		if err != nil || c.Resource.MIG != resource.MIGSingle || c.File != path {
+			t.Errorf("%s: got %+v, %v", name, c, err)
+		}
+	}
+	if _, _, err := config.Load(sources(t, "", "--config-file=/nowhere/x.yaml")); !errors.Is(err, os.ErrNotExist) ||
+		!strings.Contains(err.Error(), "--config-file") {
+		t.Errorf("missing file: %v", err)
+	}
+	if err := os.WriteFile(path, make([]byte, 1<<20+1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := config.Load(sources(t, "", "--config-file="+path)); err == nil || !strings.Contains(err.Error(), "larger than") {
+		t.Errorf("huge file: %v", err)
+	}
+	if c, _, err := config.Load(sources(t, "", "--config-file="+os.DevNull)); err != nil || !c.FailOnInitError {
+		t.Errorf("empty file: %+v, %v", c, err)
+	}
+}
+
+// equal reports whether two Configs say the same.
+func equal(a, b config.Config) bool { return reflect.DeepEqual(a, b) }

@@ -1,0 +1,181 @@
+package config
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/api/config/v1"
+)
+
+// kind says how an option is written.
+type kind int
+
+const (
+	kindText kind = iota
+	kindBool      // a flag without a value means true
+	kindList      // comma-separated; a repeated flag adds to it
+)
+
+// An option is one setting that a flag, environment variables and a key of the file can give.
+type option struct {
+	// flag is the flag's name, aliases are others that it had once.
+	flag    string
+	aliases []string
+	// env are environment variables; the first that is set counts.
+	env []string
+	// key is the path in the file, such as flags.plugin.passDeviceSpecs; empty if the file cannot give it.
+	key string
+	// fallback is the default.
+	fallback string
+	kind     kind
+	usage    string
+	// warning is said when a value is given.
+	warning string
+	// empty says that "" is a value of its own. For other options it means that nothing is said.
+	empty bool
+	// set puts a value into the Config, or says in a sentence what is wrong with it.
+	set func(*Config, string) error
+}
+
+// A setting is what one source says of an option.
+type setting struct {
+	text  string
+	where string // for people: key path, flag or environment variable
+	line  int
+}
+
+// resolve returns what counts of an option: flag over environment over file over default.
+func (o *option) resolve(doc *document, env func(string) (string, bool), flags *pflag.FlagSet) setting {
+	if s, given := o.fromFlags(flags); given {
+		return s
+	}
+	if s, given := o.fromEnv(env); given {
+		return s
+	}
+	if s, given := o.fromFile(doc); given {
+		return s
+	}
+	return setting{text: o.fallback, where: "--" + o.flag}
+}
+
+func (o *option) fromFlags(flags *pflag.FlagSet) (setting, bool) {
+	if flags == nil {
+		return setting{}, false
+	}
+	for _, name := range append([]string{o.flag}, o.aliases...) {
+		if f := flags.Lookup(name); f != nil && f.Changed && o.says(f.Value.String()) {
+			return setting{text: f.Value.String(), where: "--" + name}, true
+		}
+	}
+	return setting{}, false
+}
+
+func (o *option) fromEnv(env func(string) (string, bool)) (setting, bool) {
+	if env == nil {
+		return setting{}, false
+	}
+	for _, name := range o.env {
+		text, given := env(name)
+		if !given {
+			continue
+		}
+		if text == "" && o.kind == kindBool {
+			text = "false"
+		}
+		if o.says(text) {
+			return setting{text: text, where: name}, true
+		}
+	}
+	return setting{}, false
+}
+
+func (o *option) fromFile(doc *document) (setting, bool) {
+	if o.key == "" {
+		return setting{}, false
+	}
+	text, given := textAt(&doc.config, o.key)
+	if !given || !o.says(text) {
+		return setting{}, false
+	}
+	return setting{text: text, where: o.key, line: doc.line(o.key)}, true
+}
+
+func (o *option) says(text string) bool { return text != "" || o.empty }
+
+// textAt returns what the file says at a path of the schema, as a flag would say it.
+func textAt(c *v1.Config, path string) (text string, given bool) {
+	at := reflect.ValueOf(c).Elem()
+	for _, key := range strings.Split(path, ".") {
+		field, _, found := lookUp(at, key)
+		if !found {
+			panic("the schema has no key " + path)
+		}
+		if field.IsZero() {
+			return "", false
+		}
+		at = reflect.Indirect(field)
+	}
+	switch value := at.Interface().(type) {
+	case bool:
+		return strconv.FormatBool(value), true
+	case string:
+		return value, true
+	case v1.StringList:
+		return strings.Join(value, ","), true
+	case []int:
+		return strings.Trim(strings.ReplaceAll(fmt.Sprint(value), " ", ","), "[]"), true
+	}
+	panic(fmt.Sprintf("the key %s has the type %s, which no flag has", path, at.Type()))
+}
+
+// AddFlags declares all flags of the daemon, the old names of some as hidden ones.
+func AddFlags(flags *pflag.FlagSet) {
+	for i := range options {
+		o := &options[i]
+		value := &flagValue{text: o.fallback, kind: o.kind}
+		for _, name := range append([]string{o.flag}, o.aliases...) {
+			f := flags.VarPF(value, name, "", o.usage+" [$"+strings.Join(o.env, ", $")+"]")
+			f.Hidden = name != o.flag
+			if o.kind == kindBool {
+				f.NoOptDefVal = "true"
+			}
+		}
+	}
+}
+
+// flagValue keeps a flag as it was written; resolve makes sense of it.
+type flagValue struct {
+	text  string
+	kind  kind
+	given bool
+}
+
+func (v *flagValue) String() string { return v.text }
+
+func (v *flagValue) Set(text string) error {
+	if v.kind == kindList && v.given {
+		text = v.text + "," + text
+	}
+	v.text, v.given = text, true
+	return nil
+}
+
+func (v *flagValue) Type() string {
+	return map[kind]string{kindText: "string", kindBool: "bool", kindList: "strings"}[v.kind]
+}
+
+// splitList takes a comma-separated list apart and leaves out what is empty or repeated.
+func splitList(text string) []string {
+	var items []string
+	for item := range strings.SplitSeq(text, ",") {
+		if item = strings.TrimSpace(item); item != "" && !slices.Contains(items, item) {
+			items = append(items, item)
+		}
+	}
+	return items
+}

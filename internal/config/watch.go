@@ -1,0 +1,155 @@
+package config
+
+import (
+	"bytes"
+	"context"
+	"path/filepath"
+	"reflect"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+)
+
+const (
+	// quiet is how long the file has to be left alone before it is read: an editor empties it first, and an empty file
+	// is a valid configuration. A ConfigMap's swap makes several events, too.
+	quiet = 100 * time.Millisecond
+	// lookEvery is how often the file is looked at all the same: it may be a link into a directory that is not watched.
+	lookEvery = 10 * time.Second
+	// lookOften is how often when the directory cannot be watched.
+	lookOften = time.Second
+)
+
+// A Watcher reads the configuration file again whenever it changes, and publishes what is valid. Make it with
+// NewWatcher.
+type Watcher struct {
+	sources Sources
+	clock   clock.WithTicker
+	configs *feed.Feed[Config]
+	faults  *feed.Feed[error]
+	reload  chan struct{} // holds one wish
+}
+
+// NewWatcher returns a Watcher of the file of first, which Load made of the same sources. It publishes first at once,
+// and starts with Run.
+func NewWatcher(s Sources, first Config, c clock.WithTicker) *Watcher {
+	return &Watcher{
+		sources: s, clock: c, configs: feed.New(first), faults: feed.New[error](nil), reload: make(chan struct{}, 1),
+	}
+}
+
+// Configs returns the feed of valid configurations. A reader that finds the one it has needs to do nothing.
+func (w *Watcher) Configs() *feed.Feed[Config] { return w.configs }
+
+// Reload wishes the file to be read now, changed or not. It never blocks.
+func (w *Watcher) Reload() {
+	select {
+	case w.reload <- struct{}{}:
+	default:
+	}
+}
+
+// Faults returns the feed of why the file as it is now is not in force; nil while it is.
+func (w *Watcher) Faults() *feed.Feed[error] { return w.faults }
+
+// Run watches until ctx ends, and returns nil then.
+func (w *Watcher) Run(ctx context.Context) error {
+	path := w.configs.Value().File
+	if path == "" {
+		<-ctx.Done()
+		return nil
+	}
+	pace := lookEvery
+	var changes <-chan fsnotify.Event
+	var faults <-chan error
+	if watcher, err := watchDirectory(path); err == nil {
+		defer watcher.Close()
+		changes, faults = watcher.Events, watcher.Errors
+	} else {
+		pace = lookOften
+		klog.FromContext(ctx).Info("Cannot watch the directory of the configuration file; looking at the file instead",
+			"path", path, "every", pace, "err", err)
+	}
+	ticker := w.clock.NewTicker(pace)
+	defer ticker.Stop()
+	var settle <-chan time.Time
+	seen := w.look(ctx, path, nil)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case event := <-changes:
+			if concerns(event, path) {
+				settle = w.clock.After(quiet)
+			}
+		case err := <-faults:
+			klog.FromContext(ctx).V(2).Info("Lost events of the configuration file; looking at it", "err", err)
+			settle = w.clock.After(quiet)
+		case <-settle:
+			settle = nil
+			seen = w.look(ctx, path, seen)
+		case <-ticker.C():
+			if settle == nil {
+				seen = w.look(ctx, path, seen)
+			}
+		case <-w.reload:
+			seen = w.look(ctx, path, nil)
+		}
+	}
+}
+
+func watchDirectory(path string) (*fsnotify.Watcher, error) {
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return nil, err
+	}
+	if err := watcher.Add(filepath.Dir(path)); err != nil {
+		_ = watcher.Close() // it watches nothing yet
+		return nil, err
+	}
+	return watcher, nil
+}
+
+// concerns reports whether an event can mean another file at path: it happened to the file itself, or to the link by
+// which kubelet swaps the content of a mounted ConfigMap.
+func concerns(event fsnotify.Event, path string) bool {
+	return event.Name == filepath.Clean(path) || filepath.Base(event.Name) == "..data"
+}
+
+// look reads the file and, if it is not as it was seen last, makes what it says the configuration. It returns the file
+// as it is now; nil when it cannot be read.
+func (w *Watcher) look(ctx context.Context, path string, seen []byte) []byte {
+	logger := klog.FromContext(ctx)
+	data, err := readFile(path)
+	if err == nil && seen != nil && bytes.Equal(data, seen) {
+		return seen
+	}
+	var next Config
+	var warnings []Remark
+	if err == nil {
+		next, warnings, err = w.sources.Resolve(path, data)
+	}
+	if err != nil {
+		if last := w.faults.Value(); last == nil || last.Error() != err.Error() {
+			logger.Error(err, "Configuration is not used; the last good one stays in force")
+			w.faults.Publish(err)
+		}
+		return data
+	}
+	if w.faults.Value() != nil {
+		w.faults.Publish(nil)
+	}
+	if reflect.DeepEqual(next, w.configs.Value()) {
+		return data
+	}
+	for _, warning := range warnings {
+		logger.Info("Configuration warning", "path", path, "warning", warning.String())
+	}
+	logger.Info("Configuration has changed", "path", path)
+	w.configs.Publish(next)
+	return data
+}

@@ -1,0 +1,170 @@
+package config_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/utils/clock"
+	testclock "k8s.io/utils/clock/testing"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+)
+
+const patience = 10 * time.Second // how long a test waits for what must come
+
+// watch starts a Watcher of a file that says migStrategy: single.
+func watch(t *testing.T, path string, c clock.WithTicker) *config.Watcher {
+	t.Helper()
+	s := sources(t, "", "--config-file="+path)
+	first, _, err := config.Load(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := config.NewWatcher(s, first, c)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	return w
+}
+
+// await waits until a config with the strategy is published.
+func await(t *testing.T, w *config.Watcher, want resource.MIGStrategy) {
+	t.Helper()
+	awaitValue(t, w.Configs(), func(c config.Config) bool { return c.Resource.MIG == want })
+}
+
+// awaitFault waits until the Watcher's fault says want, or is none if want is empty.
+func awaitFault(t *testing.T, w *config.Watcher, want string) {
+	t.Helper()
+	awaitValue(t, w.Faults(), func(err error) bool {
+		return want == "" && err == nil || want != "" && err != nil && strings.Contains(err.Error(), want)
+	})
+}
+
+func awaitValue[T any](t *testing.T, f *feed.Feed[T], good func(T) bool) {
+	t.Helper()
+	deadline := time.After(patience)
+	for {
+		value, changed := f.Latest()
+		if good(value) {
+			return
+		}
+		select {
+		case <-changed:
+		case <-deadline:
+			t.Fatalf("still %+v", value)
+		}
+	}
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestWatchPublishesWhatIsValid(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	write(t, path, "flags: {migStrategy: single}")
+	w := watch(t, path, clock.RealClock{})
+	await(t, w, resource.MIGSingle)
+
+	write(t, path, "flags: {migStrategy: mixed}")
+	await(t, w, resource.MIGMixed)
+
+	write(t, path, "flags: {migStrategy: none, failOnInitError: 3}")
+	awaitFault(t, w, "line 1: flags.failOnInitError")
+	await(t, w, resource.MIGMixed)
+
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	awaitFault(t, w, "no such file")
+	await(t, w, resource.MIGMixed)
+
+	write(t, path, "flags: {migStrategy: single}")
+	await(t, w, resource.MIGSingle)
+	awaitFault(t, w, "")
+}
+
+func TestWatchSeesTheSwapOfAConfigMap(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for name, text := range map[string]string{"..1": "flags: {migStrategy: single}", "..2": "flags: {migStrategy: mixed}"} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		write(t, filepath.Join(dir, name, "config.yaml"), text)
+	}
+	link := func(to, from string) {
+		t.Helper()
+		if err := os.Symlink(to, filepath.Join(dir, from)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	link("..1", "..data")
+	link(filepath.Join("..data", "config.yaml"), "config.yaml")
+	w := watch(t, filepath.Join(dir, "config.yaml"), clock.RealClock{})
+	await(t, w, resource.MIGSingle)
+
+	link("..2", "..data_tmp")
+	if err := os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")); err != nil {
+		t.Fatal(err)
+	}
+	await(t, w, resource.MIGMixed)
+}
+
+// A file reached by a link into another directory changes without an event in the directory that is watched.
+func TestWatchLooksNowAndThen(t *testing.T) {
+	t.Parallel()
+	elsewhere := filepath.Join(t.TempDir(), "real.yaml")
+	write(t, elsewhere, "flags: {migStrategy: single}")
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.Symlink(elsewhere, path); err != nil {
+		t.Fatal(err)
+	}
+	fake := testclock.NewFakeClock(time.Now())
+	w := watch(t, path, fake)
+	write(t, elsewhere, "flags: {migStrategy: mixed}")
+	ctx, cancel := context.WithCancel(t.Context())
+	passed := make(chan struct{})
+	go func() { // time passes
+		defer close(passed)
+		for tick := time.NewTicker(time.Millisecond); ctx.Err() == nil; <-tick.C {
+			fake.Step(10 * time.Second)
+		}
+	}()
+	await(t, w, resource.MIGMixed)
+	cancel()
+	<-passed
+
+	write(t, elsewhere, "flags: {migStrategy: none}")
+	w.Reload()
+	w.Reload()
+	await(t, w, resource.MIGNone)
+}
+
+func TestWatchWithoutAFileWaits(t *testing.T) {
+	t.Parallel()
+	w := config.NewWatcher(sources(t, "", ""), defaults(), clock.RealClock{})
+	w.Reload()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := w.Run(ctx); err != nil || w.Faults().Value() != nil {
+		t.Errorf("Run: %v, fault: %v", err, w.Faults().Value())
+	}
+}
