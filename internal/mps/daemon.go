@@ -1,0 +1,229 @@
+package mps
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+)
+
+// startedMark, in a resource's directory, is there while its daemon has its limits and serves clients.
+const startedMark = ".started"
+
+const (
+	startTimeout = 30 * time.Second // for a daemon to answer
+	startPace    = 100 * time.Millisecond
+	askEvery     = 10 * time.Second // while it serves
+	patience     = 3                // questions in a row that it may leave unanswered
+	// quitGrace is how long clients may go on when a daemon is told to quit; its servers then end them.
+	quitGrace = 5 * time.Second
+	// quitTimeout is how long a daemon may take to quit before it is killed.
+	quitTimeout = quitGrace + 5*time.Second
+)
+
+// A daemon is one life of the control daemon of a Group.
+type daemon struct {
+	control
+	group Group
+	gpus  *exclusive
+}
+
+// run starts the daemon, gives it its limits, and watches it until ctx ends, which it then does, too; ready is told when
+// clients are served, and when they no longer are. An error says why it could not be started or why it ended.
+func (d *daemon) run(ctx context.Context, ready func(bool)) error {
+	for _, name := range []string{pipeFolder, logFolder} {
+		if err := makeFolder(d.folder(name)); err != nil {
+			return fmt.Errorf("make a folder for MPS: %w", err)
+		}
+	}
+	if err := d.relieve(ctx); err != nil {
+		return err
+	}
+	if err := d.gpus.claim(ctx, d.group.Resource, d.group.uuids()); err != nil {
+		return err
+	}
+	p, err := start(ctx, d.control, d.group)
+	if err != nil {
+		return err
+	}
+	defer d.stop(ctx, p)
+	if err := d.await(ctx, p); err != nil {
+		return err
+	}
+	if err := d.limit(ctx); err != nil {
+		return err
+	}
+	mark := d.folder(startedMark)
+	if err := os.WriteFile(mark, nil, 0o600); err != nil {
+		return fmt.Errorf("mark the MPS control daemon as started: %w", err)
+	}
+	defer os.Remove(mark)
+	ready(true)
+	defer ready(false)
+	return d.watch(ctx, p)
+}
+
+// makeFolder makes a folder that containers of any user may use, where SELinux has a say, too.
+func makeFolder(path string) error {
+	if err := os.MkdirAll(path, 0o755); err != nil {
+		return err
+	}
+	if _, err := os.Stat("/sys/fs/selinux/enforce"); err != nil {
+		return nil // this kernel has no SELinux, or this container is not privileged
+	}
+	return unix.Setxattr(path, "security.selinux", []byte("system_u:object_r:container_file_t:s0\x00"), 0)
+}
+
+// relieve ends a daemon that an earlier process left behind: its limits are not known, and nobody watches it.
+func (d *daemon) relieve(ctx context.Context) error {
+	if err := os.Remove(d.folder(startedMark)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("remove the mark of an earlier MPS control daemon: %w", err)
+	}
+	if _, err := d.ask(ctx, aQuestion, askTimeout); err != nil {
+		return nil // there is none
+	}
+	klog.FromContext(ctx).Info("Ending an MPS control daemon that was left behind", "resource", d.group.Resource)
+	if _, err := d.ask(ctx, quit(), quitTimeout); err != nil {
+		return fmt.Errorf("end the MPS control daemon that was left behind in %s: %w; end its process", d.dir, err)
+	}
+	return nil
+}
+
+// quit is the command that ends a daemon.
+func quit() string { return fmt.Sprintf("quit -t %d", int(quitGrace.Seconds())) }
+
+// await waits until the daemon answers.
+func (d *daemon) await(ctx context.Context, p *process) error {
+	deadline := time.NewTimer(startTimeout)
+	defer deadline.Stop()
+	pace := time.NewTicker(startPace)
+	defer pace.Stop()
+	for {
+		_, err := d.ask(ctx, aQuestion, askTimeout)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-p.ended:
+			return fmt.Errorf("the MPS control daemon of %s ended at once: %w; its log says why", d.group.Resource, p.exit)
+		case <-deadline.C:
+			return fmt.Errorf("the MPS control daemon of %s does not answer %s after its start: %w", d.group.Resource, startTimeout, err)
+		case <-pace.C:
+		}
+	}
+}
+
+// limit gives each client its part of the GPUs.
+func (d *daemon) limit(ctx context.Context) error {
+	threads := strconv.Itoa(d.group.threads())
+	if err := d.set(ctx, "default_active_thread_percentage", threads, percentage); err != nil {
+		return err
+	}
+	for i, g := range d.group.GPUs {
+		if g.memoryMiB() == 0 {
+			klog.FromContext(ctx).Info("The memory of a GPU is not known: its clients have no limit", "gpu", g.UUID)
+			continue
+		}
+		what := fmt.Sprintf("default_device_pinned_mem_limit %d", i)
+		if err := d.set(ctx, what, fmt.Sprintf("%dM", g.memoryMiB()), memory); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// set sets something and reads it back: a command that the daemon refuses succeeds all the same. What read makes of an
+// answer that it does not understand is empty; then all is well unless the daemon had something to say.
+func (d *daemon) set(ctx context.Context, what, value string, read func(string) string) error {
+	said, err := d.ask(ctx, "set_"+what+" "+value, askTimeout)
+	if err != nil {
+		return err
+	}
+	answer, err := d.ask(ctx, "get_"+what, askTimeout)
+	if err != nil {
+		return err
+	}
+	if now := read(answer); now == read(value) || now == "" && said == "" {
+		return nil
+	}
+	return fmt.Errorf("the MPS control daemon of %s does not take the limit set_%s %s: it says %q, and has %q",
+		d.group.Resource, what, value, said, answer)
+}
+
+// percentage reads "25" and "25.0".
+func percentage(text string) string {
+	value, err := strconv.ParseFloat(text, 64)
+	if err != nil {
+		return ""
+	}
+	return strconv.Itoa(int(value + 0.5))
+}
+
+// sizes are how memory is written.
+var sizes = regexp.MustCompile(`(\d+)\s*([MG])`)
+
+// memory reads "512M", "20480M" and "20G", in GiB: a daemon says no more than that of a size of a GiB or more.
+func memory(text string) string {
+	found := sizes.FindStringSubmatch(text)
+	if found == nil {
+		return ""
+	}
+	size, err := strconv.Atoi(found[1])
+	switch {
+	case err != nil:
+		return ""
+	case found[2] == "M" && size >= 1024:
+		return strconv.Itoa(size/1024) + "G"
+	}
+	return found[1] + found[2]
+}
+
+// watch returns nil when ctx ends, and an error when the daemon does or no longer answers.
+func (d *daemon) watch(ctx context.Context, p *process) error {
+	klog.FromContext(ctx).Info("MPS is ready", "resource", d.group.Resource, "gpus", len(d.group.GPUs), "threads", d.group.threads())
+	pace := time.NewTicker(askEvery)
+	defer pace.Stop()
+	unanswered := 0
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-p.ended:
+			return fmt.Errorf("the MPS control daemon of %s ended: %w", d.group.Resource, p.exit)
+		case <-pace.C:
+		}
+		if _, err := d.ask(ctx, aQuestion, askTimeout); err == nil || ctx.Err() != nil {
+			unanswered = 0
+		} else if unanswered++; unanswered == patience {
+			return fmt.Errorf("the MPS control daemon of %s no longer answers: %w", d.group.Resource, err)
+		}
+	}
+}
+
+// stop ends the daemon if it has not ended, and its servers: it is asked to quit, and they are killed if they do not.
+func (d *daemon) stop(ctx context.Context, p *process) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), quitTimeout)
+	defer cancel()
+	select {
+	case <-p.ended:
+	default:
+		if _, err := d.ask(ctx, quit(), quitTimeout); err != nil {
+			klog.FromContext(ctx).Info("The MPS control daemon does not quit and is killed",
+				"resource", d.group.Resource, "reason", err.Error())
+			break
+		}
+		select {
+		case <-p.ended:
+		case <-ctx.Done():
+		}
+	}
+	p.kill()
+}

@@ -1,0 +1,113 @@
+package mps_test
+
+import (
+	"context"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	clocktest "k8s.io/utils/clock/testing"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
+)
+
+// A probe is a Prober that runs, and whose time is that of the test.
+type probe struct {
+	*mps.Prober
+	clock *clocktest.FakeClock
+}
+
+func (n *node) probe(resources ...string) *probe {
+	n.t.Helper()
+	p := &probe{clock: clocktest.NewFakeClock(time.Unix(0, 0))}
+	p.Prober = mps.NewProber(n.root, p.clock)
+	p.Follow(resources)
+	ctx, cancel := context.WithCancel(context.WithoutCancel(n.t.Context()))
+	ended := make(chan error, 1)
+	go func() { ended <- p.Run(ctx) }()
+	n.t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			n.t.Errorf("Run: %v", err)
+		}
+	})
+	return p
+}
+
+// untilReason waits until a resource is not ready for a reason, or is if that is empty.
+func (n *node) untilReason(p *probe, resource, part string) {
+	n.t.Helper()
+	n.until(resource+": "+part, func() bool {
+		p.clock.Step(time.Second)
+		reason, unready := p.Unready().Value()[resource]
+		return unready == (part != "") && strings.Contains(reason, part)
+	})
+}
+
+func TestProberFollowsDaemons(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := mps.NewProber(n.root, clocktest.NewFakeClock(time.Unix(0, 0))) // does not run
+	p.Follow([]string{one})
+	if reason := p.Unready().Value()[one]; reason != "the MPS control daemon of nvidia.com/gpu has not been asked yet" {
+		t.Errorf("before it was asked: %q", reason)
+	}
+
+	asked := n.probe(one, two)
+	n.untilReason(asked, one, "the MPS control daemon of nvidia.com/gpu does not answer: stat "+n.path(one+"/pipe"))
+	end := n.supervise(group(one, gpu("a", 80, 2)))
+	n.untilReason(asked, one, "")
+	if asked.Unready().Value()[two] == "" {
+		t.Error("a resource without a daemon is ready because another is")
+	}
+	_, changed := asked.Unready().Latest()
+	asked.Follow([]string{one, two})
+	select {
+	case <-changed:
+		t.Error("news without news")
+	default:
+	}
+	asked.Follow([]string{one})
+	if got := asked.Unready().Value(); len(got) != 0 {
+		t.Errorf("after one was no longer followed: %q", got)
+	}
+
+	end()
+	n.untilReason(asked, one, "Cannot find MPS control daemon process")
+	n.supervise(group(one, gpu("a", 80, 2)))
+	n.untilReason(asked, one, "")
+	asked.Follow(nil)
+	if got := asked.Unready().Value(); len(got) != 0 {
+		t.Errorf("nothing is followed: %q", got)
+	}
+}
+
+func TestProberOfADaemonThatHangs(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.supervise(group(one, gpu("a", 80, 2)), group(two, gpu("b", 80, 2)))
+	n.untilReady()
+	p := n.probe(one, two)
+	n.untilReason(p, one, "")
+	n.untilReason(p, two, "")
+	if err := syscall.Kill(n.pid(one), syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	n.untilReason(p, one, "no answer within 5s")
+	if _, unready := p.Unready().Value()[two]; unready {
+		t.Error("the other daemon is not ready, either")
+	}
+	if err := syscall.Kill(n.pid(one), syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	n.untilReason(p, one, "")
+}
+
+func TestProberWithoutTheDriversProgram(t *testing.T) {
+	n := newNode(t)
+	n.supervise(group(one, gpu("a", 80, 2)))
+	n.untilReady()
+	t.Setenv("PATH", t.TempDir())
+	n.untilReason(n.probe(one), one, "NVIDIA_DRIVER_CAPABILITIES=compute,utility")
+}

@@ -1,0 +1,86 @@
+package mps
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
+
+	"k8s.io/klog/v2"
+)
+
+// A process is a control daemon that was started, with the servers that it starts.
+type process struct {
+	*exec.Cmd
+	ended chan struct{} // closed when the daemon has ended
+	exit  error         // why; not to be read before
+}
+
+// start starts the control daemon of a group. It stays in the foreground, in a process group of its own: a signal that a
+// terminal sends us is not for it, and its servers can be ended with it.
+func start(ctx context.Context, c control, g Group) (*process, error) {
+	program := exec.Command(controlProgram, "-f") //nolint:noctx // it is asked to quit before it is killed
+	program.Env = append(c.environment(), "CUDA_VISIBLE_DEVICES="+strings.Join(g.uuids(), ","))
+	program.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	output := &logger{log: klog.FromContext(ctx).WithValues("resource", g.Resource)}
+	program.Stdout, program.Stderr, program.WaitDelay = output, output, time.Second
+	switch err := program.Start(); {
+	case errors.Is(err, exec.ErrNotFound):
+		return nil, errNoProgram
+	case err != nil:
+		return nil, fmt.Errorf("start the MPS control daemon: %w", err)
+	}
+	p := &process{Cmd: program, ended: make(chan struct{})}
+	go func() {
+		p.exit = program.Wait()
+		if p.exit == nil {
+			p.exit = errors.New("exit status 0")
+		}
+		close(p.ended)
+	}()
+	return p, nil
+}
+
+// kill ends the daemon and its servers, if there are any still. A server that outlives its daemon would keep the GPUs from
+// the servers of the next one.
+func (p *process) kill() {
+	_ = syscall.Kill(-p.Process.Pid, syscall.SIGKILL) // they may all have ended
+	<-p.ended
+}
+
+// A logger logs what a control daemon and its servers print, line by line.
+type logger struct {
+	log  klog.Logger
+	rest []byte // a line that has only begun
+}
+
+// chatter is what a daemon prints for every command. We give it one every few seconds.
+var chatter = [...]string{"Accepting connection...", "NEW UI", "UI closed", "Cmd:" + aQuestion}
+
+func (l *logger) Write(text []byte) (int, error) {
+	l.rest = append(l.rest, text...)
+	for {
+		line, rest, whole := bytes.Cut(l.rest, []byte("\n"))
+		if !whole {
+			return len(text), nil
+		}
+		l.rest = rest
+		l.print(strings.TrimSpace(string(line)))
+	}
+}
+
+func (l *logger) print(line string) {
+	for _, c := range chatter {
+		if strings.HasSuffix(line, c) {
+			l.log.V(6).Info("MPS", "says", line)
+			return
+		}
+	}
+	if line != "" {
+		l.log.Info("MPS", "says", line)
+	}
+}

@@ -1,0 +1,53 @@
+package mps_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
+)
+
+func TestMountSHM(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	dir := filepath.Join(root, "shm")
+	err := mps.MountSHM(root)
+	if errors.Is(err, mps.ErrNotMounted) {
+		if !strings.Contains(err.Error(), "run this container privileged") {
+			t.Errorf("without the privilege: %v", err)
+		}
+		if _, err := os.Stat(dir); err != nil {
+			t.Errorf("the folder that containers are given: %v", err)
+		}
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	}()
+	var fs unix.Statfs_t
+	var machine unix.Sysinfo_t
+	if err := errors.Join(unix.Statfs(dir, &fs), unix.Sysinfo(&machine)); err != nil {
+		t.Fatal(err)
+	}
+	half := uint64(machine.Totalram) * uint64(machine.Unit) / 2
+	if size := fs.Blocks * uint64(fs.Bsize); fs.Type != unix.TMPFS_MAGIC || size < half || size > half+uint64(fs.Bsize) {
+		t.Errorf("a file system of type %#x with %d bytes, want tmpfs with %d", fs.Type, size, half)
+	}
+	if want := int64(syscall.MS_NOSUID | syscall.MS_NODEV | syscall.MS_NOEXEC); fs.Flags&want != want {
+		t.Errorf("mounted with flags %#x, want %#x", fs.Flags, want)
+	}
+	if err := mps.MountSHM(root); !errors.Is(err, mps.ErrNotMounted) || !strings.Contains(err.Error(), "is mounted already") {
+		t.Errorf("a second time: %v", err)
+	}
+}

@@ -1,0 +1,194 @@
+package mps
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/supervise"
+)
+
+const (
+	// readyMark, in the root, is there while all daemons serve clients; it says how GPUs are shared.
+	readyMark = ".ready"
+	// lockFile, in the root, is locked by the process that works there.
+	lockFile = ".lock"
+)
+
+// A Supervisor runs the control daemons of the groups that are wanted. Make it with NewSupervisor.
+type Supervisor struct {
+	root   string
+	wanted *feed.Feed[[]Group]
+	modes  Modes
+
+	mu      sync.Mutex // guards all following fields
+	serving map[string]bool
+	all     int // groups that are wanted; -1 while that is not known
+}
+
+// NewSupervisor returns a Supervisor of daemons below root, a directory. It follows wanted while it runs; until something
+// is published there, nil, nothing is known to be wanted.
+func NewSupervisor(root string, wanted *feed.Feed[[]Group], modes Modes) *Supervisor {
+	return &Supervisor{root: root, wanted: wanted, modes: modes, serving: map[string]bool{}, all: -1}
+}
+
+// backoff is that between the lives of a daemon.
+var backoff = supervise.Backoff{First: time.Second, Most: 30 * time.Second, Proven: time.Minute}
+
+// Run runs daemons until ctx ends; then it ends them, sets the GPUs back, and returns nil. While another process works in
+// the root it waits.
+func (s *Supervisor) Run(ctx context.Context) error { return supervise.Run(ctx, backoff, s.work) }
+
+func (s *Supervisor) work(ctx context.Context) error {
+	lock, err := os.OpenFile(filepath.Join(s.root, lockFile), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return fmt.Errorf("lock the directory of MPS state: %w; mount the host's (--mps-root) there", err)
+	}
+	defer lock.Close() // which unlocks it
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return fmt.Errorf("lock the directory of MPS state: %w; another mps-control-daemon works in %s", err, s.root)
+	}
+	gpus := newExclusive(s.modes, filepath.Join(s.root, exclusiveMark))
+	tasks := map[string]*task{}
+	defer func() {
+		for _, t := range tasks {
+			t.cancel()
+		}
+		for _, t := range tasks {
+			<-t.done
+		}
+		s.count(ctx, -1)
+	}()
+	for {
+		groups, changed := s.wanted.Latest()
+		if groups != nil {
+			s.adjust(ctx, gpus, tasks, groups)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		}
+	}
+}
+
+// adjust ends the tasks of resources that are no longer shared, tells the others what they are to serve, and begins those
+// that are missing.
+func (s *Supervisor) adjust(ctx context.Context, gpus *exclusive, tasks map[string]*task, groups []Group) {
+	wanted := map[string]Group{}
+	for _, g := range groups {
+		wanted[g.Resource] = g
+	}
+	for name, t := range tasks {
+		if _, still := wanted[name]; !still {
+			t.cancel()
+			<-t.done
+			delete(tasks, name)
+		}
+	}
+	for name, g := range wanted {
+		switch t := tasks[name]; {
+		case t == nil:
+			tasks[name] = s.begin(ctx, gpus, g)
+		case !slices.Equal(t.wanted.Value().GPUs, g.GPUs):
+			t.wanted.Publish(g)
+		}
+	}
+	s.count(ctx, len(wanted))
+}
+
+// A task runs the daemons of one resource, one after the other.
+type task struct {
+	wanted *feed.Feed[Group]
+	cancel context.CancelFunc
+	done   chan struct{}
+}
+
+func (s *Supervisor) begin(ctx context.Context, gpus *exclusive, g Group) *task {
+	ctx, cancel := context.WithCancel(ctx)
+	t := &task{wanted: feed.New(g), cancel: cancel, done: make(chan struct{})}
+	go func() {
+		defer close(t.done)
+		pauses := backoff
+		pauses.Nudge = func() <-chan struct{} { _, changed := t.wanted.Latest(); return changed }
+		// The error is of a life that gives up, which none does.
+		_ = supervise.Run(ctx, pauses, func(ctx context.Context) error { return s.live(ctx, gpus, t) })
+		if err := gpus.release(context.WithoutCancel(ctx), g.Resource); err != nil {
+			klog.FromContext(ctx).Error(err, "GPUs stay in exclusive mode", "resource", g.Resource)
+		}
+	}()
+	return t
+}
+
+// errReplaced ends the life of a daemon that does not serve what is wanted now.
+var errReplaced = errors.New("another group is wanted")
+
+// live runs a daemon until it dies, or does not serve what is wanted; then it returns nil.
+func (s *Supervisor) live(ctx context.Context, gpus *exclusive, t *task) error {
+	group := t.wanted.Value()
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	go func() {
+		for {
+			wanted, changed := t.wanted.Latest()
+			if !group.serves(wanted) {
+				end(errReplaced)
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-changed:
+			}
+		}
+	}()
+	d := &daemon{control: control{dir: filepath.Join(s.root, group.Resource)}, group: group, gpus: gpus}
+	err := d.run(ctx, func(serves bool) { s.note(ctx, group.Resource, serves) })
+	if errors.Is(context.Cause(ctx), errReplaced) {
+		return nil
+	}
+	return err
+}
+
+// note keeps whether a resource's daemon serves clients, and the mark with it.
+func (s *Supervisor) note(ctx context.Context, name string, serves bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if serves {
+		s.serving[name] = true
+	} else {
+		delete(s.serving, name)
+	}
+	s.markLocked(ctx)
+}
+
+// count keeps how many daemons there are to be, and the mark with it.
+func (s *Supervisor) count(ctx context.Context, all int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.all = all
+	s.markLocked(ctx)
+}
+
+// markLocked sets the mark if all daemons serve clients, and takes it back if not.
+func (s *Supervisor) markLocked(ctx context.Context) {
+	mark := filepath.Join(s.root, readyMark)
+	var err error
+	if len(s.serving) == s.all {
+		err = os.WriteFile(mark, []byte(resource.MPS.String()+"\n"), 0o600)
+	} else if err = os.Remove(mark); errors.Is(err, os.ErrNotExist) {
+		err = nil
+	}
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "The mark that MPS is ready is not right", "mark", mark)
+	}
+}

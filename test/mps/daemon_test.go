@@ -1,0 +1,206 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
+)
+
+const (
+	whole  = "nvidia.com/gpu"
+	shared = "nvidia.com/gpu.shared"
+	// patience bounds every wait for something that must happen.
+	patience = 60 * time.Second
+)
+
+// configuration shares two of eight GPUs.
+const configuration = `
+sharing:
+  mps:
+    resources:
+    - {name: nvidia.com/gpu, rename: nvidia.com/gpu.shared, devices: [0, 1], replicas: %d}
+`
+
+// A machine is a node whose driver has the stand-in for its program of MPS.
+type machine struct {
+	*node.Node
+	t        *testing.T
+	programs string
+}
+
+func newMachine(t *testing.T) *machine {
+	t.Helper()
+	m := &machine{t: t, programs: t.TempDir()}
+	for name, source := range map[string]string{"nvidia-cuda-mps-control": ".", "gpu-device-plugin": "../../cmd/gpu-device-plugin"} {
+		c := exec.CommandContext(t.Context(), "go", "build", "-race", "-o", filepath.Join(m.programs, name), source)
+		if output, err := c.CombinedOutput(); err != nil {
+			t.Fatalf("build %s: %v: %s", name, err, output)
+		}
+	}
+	t.Setenv("PATH", m.programs)
+	t.Setenv("GORACE", "atexit_sleep_ms=0") // else every program with the race detector ends a second later
+	n, err := node.Open(node.Setup{Daemon: filepath.Join(m.programs, "gpu-device-plugin"), Profile: "dgx-h100"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Node = n
+	m.Args = []string{"--config-file", n.Path("config.yaml"), "--mps-root", "/run/nvidia/mps", "--mps-root-ctr-path", n.Path("mps")}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the daemon's log ends with:\n%s", n.Logged())
+		}
+		if err := n.Close(); err != nil {
+			t.Errorf("end the node: %v", err)
+		}
+	})
+	if err := os.Mkdir(n.Path("mps"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	m.share(4)
+	if err := m.StartDaemon(); err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// share writes a configuration that shares two GPUs by so many.
+func (m *machine) share(replicas int) {
+	m.t.Helper()
+	if err := os.WriteFile(m.Path("config.yaml"), fmt.Appendf(nil, configuration, replicas), 0o600); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// shows waits until kubelet shows so many whole GPUs and replicas, and of these so many that can be given out.
+func (m *machine) shows(gpus, replicas, allocatable int) {
+	m.t.Helper()
+	ctx, cancel := context.WithTimeout(m.t.Context(), patience)
+	defer cancel()
+	want := map[string]standin.Quantity{
+		whole: {Capacity: gpus, Allocatable: gpus}, shared: {Capacity: replicas, Allocatable: allocatable},
+	}
+	if err := m.WaitFor(ctx, func() bool { return maps.Equal(m.Resources(), want) }); err != nil {
+		m.t.Fatalf("kubelet shows %v, want %v: %v", m.Resources(), want, err)
+	}
+}
+
+// startMPS starts mps-control-daemon, and returns what ends it.
+func (m *machine) startMPS() (end func()) {
+	m.t.Helper()
+	log, err := os.OpenFile(m.Path("mps.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	args := append([]string{"mps-control-daemon", "--simulate", m.Profile}, m.Args...)
+	c := exec.Command(m.Setup.Daemon, args...)
+	c.Stdout, c.Stderr = log, log
+	if err := c.Start(); err != nil {
+		m.t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- c.Wait() }()
+	over := false
+	end = func() {
+		m.t.Helper()
+		if over {
+			return
+		}
+		over = true
+		if err := c.Process.Signal(syscall.SIGTERM); err != nil {
+			m.t.Error(err)
+		}
+		select {
+		case err = <-ended:
+		case <-time.After(patience):
+			err = errors.Join(errors.New("it did not end"), c.Process.Kill())
+		}
+		if err != nil {
+			text, _ := os.ReadFile(log.Name())
+			m.t.Errorf("mps-control-daemon: %v; its log:\n%s", err, text)
+		}
+	}
+	m.t.Cleanup(end)
+	return end
+}
+
+// told waits until the shared GPUs' control daemon was told something.
+func (m *machine) told(command string) {
+	m.t.Helper()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.After(patience); ; {
+		text, err := os.ReadFile(m.Path("mps/" + shared + "/log/control.log"))
+		if err == nil && strings.Contains(string(text), "Cmd:"+command+"\n") {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			m.t.Fatalf("the control daemon was never told %q, but: %s (%v)", command, text, err)
+		}
+	}
+}
+
+// TestDevicePluginAndControlDaemon runs both processes on a node: the plugin waits for MPS, for what is shared alone.
+func TestDevicePluginAndControlDaemon(t *testing.T) {
+	m := newMachine(t)
+	m.shows(6, 8, 0)
+	status := exec.CommandContext(t.Context(), m.Setup.Daemon, "status", "--control-socket", m.ControlSocket())
+	output, err := status.CombinedOutput()
+	if want := "not ready: the MPS control daemon of nvidia.com/gpu.shared does not answer: "; err != nil || !strings.Contains(string(output), want) {
+		t.Errorf("status does not say %q (%v):\n%s", want, err, output)
+	}
+
+	end := m.startMPS()
+	m.shows(6, 8, 8)
+	m.told("set_default_active_thread_percentage 25")
+	m.told("set_default_device_pinned_mem_limit 1 20389M")
+	given, err := m.Admit(t.Context(), standin.Container{Pod: "a", Name: "c", Resource: shared, Count: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if pipe := given.Response.Envs["CUDA_MPS_PIPE_DIRECTORY"]; pipe != "/mps/nvidia.com/gpu.shared/pipe" {
+		t.Errorf("a container finds MPS at %q", pipe)
+	}
+	mounts := map[string]string{}
+	for _, mount := range given.Response.Mounts {
+		mounts[mount.ContainerPath] = mount.HostPath
+	}
+	want := map[string]string{
+		"/mps/nvidia.com/gpu.shared/pipe": "/run/nvidia/mps/nvidia.com/gpu.shared/pipe", "/dev/shm": "/run/nvidia/mps/shm",
+	}
+	if diff := cmp.Diff(want, mounts); diff != "" {
+		t.Errorf("mounts of a container (-want +got):\n%s", diff)
+	}
+
+	mark := m.Mark()
+	end()
+	m.shows(6, 8, 0)
+	if _, err := m.Admit(t.Context(), standin.Container{Pod: "b", Name: "c", Resource: shared, Count: 1}); err == nil {
+		t.Error("a container is admitted without MPS")
+	}
+	m.startMPS()
+	m.shows(6, 8, 8)
+	for _, e := range m.Events(mark) {
+		if e.Kind == standin.Listed && e.Resource == whole {
+			t.Errorf("kubelet heard of the other GPUs, too: %+v", e)
+		}
+	}
+
+	m.share(2) // both processes follow the file
+	m.told("set_default_active_thread_percentage 50")
+	m.shows(6, 4, 4)
+}

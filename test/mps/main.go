@@ -1,0 +1,185 @@
+// Command mps stands in for the driver's nvidia-cuda-mps-control, under whose name it is called: with -f it is a control
+// daemon, with start_server the parent of servers, and without arguments it commands the daemon of the same pipe
+// directory. It keeps to what the manual page and the logs of the real one show:
+//
+//   - one daemon a pipe directory, held by a lock, and a daemon finds nothing wrong with the sockets of one that was killed;
+//   - the exit status of a command says whether there is a daemon, not whether it does as it is told: what it refuses it
+//     says on stdout;
+//   - values are rounded when they are read back ("33.0", "20G"), and servers outlive a daemon that is killed.
+//
+// Tests find its process in nvidia-cuda-mps-control.pid, and what it was told in log/control.log. The environment variable
+// MPS_STAND_IN makes it misbehave: "stubborn" does not quit, "lax" takes no limits.
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+func main() {
+	var err error
+	switch {
+	case len(os.Args) == 1:
+		err = command()
+	case slices.Contains(os.Args[1:], "-f"):
+		err = serve()
+	case os.Args[1] == "server":
+		select {} // until it is killed
+	default:
+		err = fmt.Errorf("unknown arguments %q", os.Args[1:])
+	}
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+}
+
+func pipe(name string) string { return filepath.Join(os.Getenv("CUDA_MPS_PIPE_DIRECTORY"), name) }
+
+// command hands commands from stdin to the daemon.
+func command() error {
+	c, err := net.Dial("unix", pipe("control"))
+	if err != nil {
+		return fmt.Errorf("Cannot find MPS control daemon process") //nolint:staticcheck // the real one's words
+	}
+	defer c.Close()
+	commands := bufio.NewScanner(os.Stdin)
+	answers := bufio.NewReader(c)
+	for commands.Scan() {
+		if _, err := fmt.Fprintln(c, commands.Text()); err != nil {
+			return err
+		}
+		answer, err := answers.ReadString('\n')
+		if strings.HasPrefix(commands.Text(), "quit") && err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if answer = strings.TrimSpace(answer); answer != "" {
+			fmt.Println(answer)
+		}
+	}
+	return commands.Err()
+}
+
+// A daemon is the control daemon.
+type daemon struct {
+	mood    string
+	log     *os.File
+	threads float64
+	memory  map[string]int // MiB, by device
+	servers []*exec.Cmd
+}
+
+func serve() error {
+	lock, err := os.OpenFile(pipe("control_lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		return fmt.Errorf("An instance of this daemon is already running") //nolint:staticcheck // the real one's words
+	}
+	log := filepath.Join(os.Getenv("CUDA_MPS_LOG_DIRECTORY"), "control.log")
+	d := &daemon{mood: os.Getenv("MPS_STAND_IN"), threads: 100, memory: map[string]int{}}
+	if d.log, err = os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644); err != nil {
+		return err
+	}
+	_ = os.Remove(pipe("control")) // of one that was killed
+	listener, err := net.Listen("unix", pipe("control"))
+	if err != nil {
+		return err
+	}
+	d.say("Starting control daemon of " + os.Getenv("CUDA_VISIBLE_DEVICES"))
+	if err := os.WriteFile(pipe("nvidia-cuda-mps-control.pid"), []byte(strconv.Itoa(os.Getpid())), 0o644); err != nil {
+		return err
+	}
+	for {
+		c, err := listener.Accept()
+		if err != nil {
+			return err
+		}
+		d.say("Accepting connection...")
+		if d.converse(c) {
+			return nil // which closes the connection
+		}
+	}
+}
+
+// say logs a line, where the real one does: in its log, and in the foreground on stdout.
+func (d *daemon) say(line string) {
+	line = fmt.Sprintf("[2026-01-01 00:00:00.000 Control %d] %s\n", os.Getpid(), line)
+	_, _ = d.log.WriteString(line)
+	_, _ = os.Stdout.WriteString(line)
+}
+
+// converse answers commands until the other side has no more, and reports whether it was told to quit.
+func (d *daemon) converse(c net.Conn) (quit bool) {
+	defer c.Close()
+	for commands := bufio.NewScanner(c); commands.Scan(); {
+		d.say("Cmd:" + commands.Text())
+		words := strings.Fields(commands.Text())
+		if len(words) > 0 && words[0] == "quit" && d.mood != "stubborn" {
+			for _, s := range d.servers {
+				_ = s.Process.Kill()
+				_ = s.Wait()
+			}
+			return true
+		}
+		if len(words) == 0 {
+			words = []string{""}
+		}
+		if _, err := fmt.Fprintln(c, d.answer(words[0], words[1:])); err != nil {
+			return false
+		}
+	}
+	return false
+}
+
+func (d *daemon) answer(command string, arguments []string) string {
+	switch {
+	case command == "get_default_active_thread_percentage":
+		return strconv.FormatFloat(d.threads, 'f', 1, 64)
+	case command == "set_default_active_thread_percentage" && len(arguments) == 1:
+		threads, err := strconv.ParseFloat(arguments[0], 64)
+		if err != nil || threads <= 0 || threads > 100 || d.mood == "lax" {
+			return "Invalid active thread percentage"
+		}
+		d.threads = threads
+		return strconv.FormatFloat(d.threads, 'f', 1, 64)
+	case command == "get_default_device_pinned_mem_limit" && len(arguments) == 1:
+		switch limit := d.memory[arguments[0]]; {
+		case limit == 0:
+			return "Memory limit is not set"
+		case limit < 1024:
+			return fmt.Sprintf("%dM", limit)
+		default:
+			return fmt.Sprintf("%dG", limit/1024)
+		}
+	case command == "set_default_device_pinned_mem_limit" && len(arguments) == 2:
+		limit, err := strconv.Atoi(strings.TrimSuffix(arguments[1], "M"))
+		if err != nil || limit <= 0 {
+			return "Invalid memory limit"
+		}
+		d.memory[arguments[0]] = limit
+		return ""
+	case command == "start_server":
+		server := exec.Command("/proc/self/exe", "server")
+		server.Stdout = os.Stdout
+		if err := server.Start(); err != nil {
+			return err.Error()
+		}
+		d.servers = append(d.servers, server)
+		return strconv.Itoa(server.Process.Pid)
+	}
+	return "Unknown command"
+}
