@@ -1,0 +1,172 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+)
+
+// An Inspector tells the plugin servers whether a container may start on its devices now: it has the monitor look, and judges
+// by what the configuration asks for.
+//
+// A driver that does not answer is a reason to refuse: nobody knows how its GPUs are, and the container would hang on them,
+// too. One that was released for maintenance is not: then the verdict counts that was in force, which quiescing made Unknown
+// unless new work is to go on; and only what only the driver could tell is left unchecked.
+type Inspector struct {
+	Configs *feed.Feed[config.Config]
+	Monitor *monitor.Monitor
+}
+
+// Inspect returns why the devices must not be used, with the cure, in a sentence for whoever reads the pod's events; nil if
+// they may. It waits for the driver until ctx ends.
+func (i *Inspector) Inspect(ctx context.Context, devices []resource.Device) error {
+	wanted := i.Configs.Value().PreStart
+	if wanted.Checks == config.PreStartNone {
+		return nil
+	}
+	snapshot, err := i.Monitor.Look(ctx)
+	released := errors.Is(err, monitor.ErrQuiet)
+	switch {
+	case released:
+		snapshot = i.Monitor.Snapshots().Value()
+	case err != nil:
+		return unseen(devices, err)
+	}
+	if err := unfit(snapshot, devices); err != nil || wanted.Checks != config.PreStartClean {
+		return err
+	}
+	if !released {
+		err = i.clean(ctx, exclusive(snapshot, devices), wanted.Reset)
+		released = errors.Is(err, monitor.ErrQuiet)
+	}
+	if released {
+		klog.FromContext(ctx).V(2).Info("Starts a container on GPUs that may not be clean", "reason", monitor.ErrQuiet.Error())
+		return nil
+	}
+	return err
+}
+
+// clean returns why devices, of which each is all of a GPU, are not as one would have them before work begins; it takes back
+// what of earlier work is to be taken back, if nothing uses them. The error wraps monitor.ErrQuiet when the driver was
+// released meanwhile.
+func (i *Inspector) clean(ctx context.Context, devices []resource.Device, reset []inventory.Remnant) error {
+	if len(devices) == 0 {
+		return nil
+	}
+	gpus := make([]string, len(devices))
+	for j, d := range devices {
+		gpus[j] = d.GPU
+	}
+	processes, err := i.Monitor.Processes(ctx, gpus)
+	if err != nil {
+		return unseen(devices, err)
+	}
+	if err := inUse(devices, processes); err != nil || len(reset) == 0 {
+		return err
+	}
+	if err := i.Monitor.Clean(ctx, gpus, reset); err != nil {
+		return unseen(devices, err)
+	}
+	return unfit(i.Monitor.Snapshots().Value(), devices) // they were looked at again
+}
+
+// exclusive returns those devices that are whole GPUs which no other container is given: on others a process is nothing odd.
+func exclusive(s inventory.Snapshot, devices []resource.Device) []resource.Device {
+	var all []resource.Device
+	for _, d := range devices {
+		g, _ := s.GPU(d.GPU)
+		if d.UUID == d.GPU && d.Sharing == resource.Unshared && g.MIG != inventory.MIGEnabled {
+			all = append(all, d)
+		}
+	}
+	return all
+}
+
+// unfit returns why one of the devices is not Healthy; nil if they all are.
+func unfit(s inventory.Snapshot, devices []resource.Device) error {
+	for _, d := range devices {
+		h, found := healthOf(s, d)
+		switch {
+		case !found:
+			return fmt.Errorf("%s is not there any more: bring it back", name(d))
+		case h.State == inventory.Suspect:
+			return fmt.Errorf("%s is %s: %s", name(d), h.State, h.Reason)
+		case h.State != inventory.Healthy:
+			return fmt.Errorf("%s is %s: %s; cure: %s", name(d), h.State, h.Reason, h.Cure)
+		}
+	}
+	return nil
+}
+
+// healthOf returns the verdict on a device: that on its GPU or on the instance itself, whichever is graver.
+func healthOf(s inventory.Snapshot, d resource.Device) (h inventory.Health, found bool) {
+	g, found := s.GPU(d.GPU)
+	if !found || d.UUID == d.GPU {
+		return g.Health, found
+	}
+	for _, m := range g.MIGDevices {
+		if m.UUID == d.UUID {
+			return inventory.Worst(g.Health, m.Health), true
+		}
+	}
+	return inventory.Health{}, false
+}
+
+// maxListed is how many processes are named: an event of a pod has room for a thousand bytes.
+const maxListed = 5
+
+// inUse returns what computes on one of the devices; nil if nothing does on any of them.
+func inUse(devices []resource.Device, processes map[string][]inventory.Process) error {
+	for _, d := range devices {
+		found := processes[d.GPU]
+		if len(found) == 0 {
+			continue
+		}
+		var list []string
+		for _, p := range found[:min(len(found), maxListed)] {
+			list = append(list, process(p))
+		}
+		if more := len(found) - len(list); more > 0 {
+			list = append(list, fmt.Sprintf("and %d more", more))
+		}
+		return fmt.Errorf("%s is still in use; compute processes of earlier work: %d (%s); end them on the node, or wait until "+
+			"they have ended", name(d), len(found), strings.Join(list, ", "))
+	}
+	return nil
+}
+
+func process(p inventory.Process) string {
+	if !p.MemoryBytes.Known {
+		return fmt.Sprintf("PID %d", p.PID)
+	}
+	return fmt.Sprintf("PID %d with %d MiB", p.PID, p.MemoryBytes.Value>>20)
+}
+
+// unseen says that nobody could look at the devices.
+func unseen(devices []resource.Device, err error) error {
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, inventory.ErrNoAnswer) {
+		err = fmt.Errorf("%w: the kernel log says what it is at; if it stays so, restart the node", inventory.ErrNoAnswer)
+	}
+	names := make([]string, len(devices))
+	for i, d := range devices {
+		names[i] = name(d)
+	}
+	return fmt.Errorf("%s cannot be looked at: %w", strings.Join(names, ", "), err)
+}
+
+// name names a device for people, who know GPUs by index, and nodes that changed since, by UUID.
+func name(d resource.Device) string {
+	if d.UUID == d.GPU {
+		return fmt.Sprintf("GPU %s (%s)", d.Index, d.UUID)
+	}
+	return fmt.Sprintf("MIG device %s (%s)", d.Index, d.UUID)
+}

@@ -1,0 +1,328 @@
+package agent_test
+
+import (
+	"cmp"
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+)
+
+// An inspected node is a simulated one with its monitor, which looks of its own accord only once, and an Inspector.
+type inspected struct {
+	*agent.Inspector
+	t    *testing.T
+	node *simulator.Node
+	plan resource.Plan // of the node as it was at first
+}
+
+// opener gives the adapter's sessions the type that the monitor asks for.
+type opener struct{ *nvidia.Driver }
+
+func (o opener) Open(ctx context.Context) (monitor.Session, error) {
+	s, err := o.Driver.Open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+func inspect(t *testing.T, profile string, o resource.Options, wanted config.PreStart) *inspected {
+	t.Helper()
+	p, err := simulator.Load(profile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	node := simulator.New(p)
+	m := monitor.New(monitor.Options{
+		Driver: opener{nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()})}, Policy: health.Default(),
+		SlowPoll: time.Hour, FastPoll: time.Hour, SuspectPoll: time.Hour,
+		LookTimeout: 2 * time.Second,
+	})
+	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), klog.Logger{}))
+	ended := make(chan error, 1)
+	go func() { ended <- m.Run(ctx) }()
+	t.Cleanup(func() {
+		node.Close() // calls that hang end
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	if err := m.First(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return &inspected{
+		Inspector: &agent.Inspector{Configs: feed.New(config.Config{PreStart: wanted}), Monitor: m},
+		t:         t, node: node, plan: resource.New(m.Snapshots().Value(), o),
+	}
+}
+
+// device returns the first device of an index.
+func (i *inspected) device(index string) resource.Device {
+	i.t.Helper()
+	for _, r := range i.plan.Resources {
+		for _, d := range r.Devices {
+			if d.Index == index {
+				return d
+			}
+		}
+	}
+	i.t.Fatalf("the plan has no device %s", index)
+	return resource.Device{}
+}
+
+func (i *inspected) inject(faults ...simulator.Fault) {
+	i.t.Helper()
+	for _, f := range faults {
+		if err := i.node.Inject(f); err != nil {
+			i.t.Fatal(err)
+		}
+	}
+}
+
+// hears waits for the verdicts on XIDs, which alone come as events: everything else is found by the look that Inspect asks for.
+func (i *inspected) hears(faults []simulator.Fault) {
+	i.t.Helper()
+	late := time.After(20 * time.Second)
+	for _, f := range faults {
+		for f.Kind == simulator.KindXID {
+			s, changed := i.Monitor.Snapshots().Latest()
+			if h := s.GPUs[3].MIGDevices[1].Health; h.XID == f.XID {
+				break
+			}
+			select {
+			case <-changed:
+			case <-late:
+				i.t.Fatalf("nobody heard of %+v", f)
+			}
+		}
+	}
+}
+
+// asks inspects devices as a plugin server does. The refusal must have all of the words; without any there must be none.
+func (i *inspected) asks(devices []string, words ...string) {
+	i.t.Helper()
+	ctx, cancel := context.WithTimeout(i.t.Context(), 5*time.Second)
+	defer cancel()
+	var all []resource.Device
+	for _, index := range devices {
+		all = append(all, i.device(index))
+	}
+	err := i.Inspect(ctx, all)
+	if (err != nil) != (len(words) > 0) {
+		i.t.Errorf("%v: got error %v, want one with %q", devices, err, words)
+		return
+	}
+	for _, w := range words {
+		if !strings.Contains(err.Error(), w) {
+			i.t.Errorf("%v: got error %v, want %q in it", devices, err, w)
+		}
+	}
+}
+
+// errors returns how many memory errors a GPU counts.
+func (i *inspected) errors(gpu int) uint64 {
+	i.t.Helper()
+	if _, err := i.Monitor.Look(i.t.Context()); err != nil {
+		i.t.Fatal(err)
+	}
+	s, err := i.Monitor.Status(i.t.Context())
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	return s.GPUs[gpu].Reading.UncorrectedECC.Value
+}
+
+var (
+	none   = config.PreStart{}
+	fit    = config.PreStart{Checks: config.PreStartHealth}
+	clean  = config.PreStart{Checks: config.PreStartClean}
+	washed = config.PreStart{
+		Checks: config.PreStartClean, Reset: []inventory.Remnant{inventory.RemnantClocks, inventory.RemnantECC},
+	}
+	modes = map[string]config.PreStart{"none": none, "health": fit, "clean": clean, "clean and reset": washed}
+)
+
+// TestContainerIsRefusedForWhatIsWrongNow: with what nobody has seen yet when kubelet asks.
+func TestContainerIsRefusedForWhatIsWrongNow(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		profile string
+		options resource.Options
+		faults  []simulator.Fault
+		devices []string
+		words   map[string][]string // by mode; a mode without any allows the start
+	}{
+		"all is well": {devices: []string{"0", "3"}},
+		"the driver wants a reset": {
+			faults:  []simulator.Fault{{Kind: simulator.KindFail, GPU: "3", Return: "RESET_REQUIRED"}},
+			devices: []string{"0", "3"},
+			words:   refusedUnlessNone("GPU 3 (GPU-", "is Unhealthy", "reset"),
+		},
+		"another GPU is bad": {
+			faults: []simulator.Fault{{Kind: simulator.KindLost, GPU: "3"}}, devices: []string{"0", "4"},
+		},
+		"lost": {
+			faults: []simulator.Fault{{Kind: simulator.KindLost, GPU: "3"}}, devices: []string{"3"},
+			words: refusedUnlessNone("GPU 3 (GPU-", "is Lost", "cure: reboot"),
+		},
+		"unplugged": {
+			faults: []simulator.Fault{{Kind: simulator.KindRemove, GPU: "3"}}, devices: []string{"3"},
+			words: refusedUnlessNone("GPU 3 (GPU-", "is not there any more"),
+		},
+		"new memory errors": {
+			faults: []simulator.Fault{{Kind: simulator.KindECC, GPU: "3", Count: 1}}, devices: []string{"3"},
+			words: refusedUnlessNone("GPU 3 (GPU-", "is Suspect", "memory errors"),
+		},
+		"the driver hangs": {
+			faults: []simulator.Fault{{Kind: simulator.KindHang, GPU: "3", Call: "DeviceGetMemoryInfo"}}, devices: []string{"0", "3"},
+			words: refusedUnlessNone("GPU 0 (GPU-", "GPU 3 (GPU-", "does not answer", "restart the node"),
+		},
+		"the driver is gone": {
+			faults: []simulator.Fault{{Kind: simulator.KindFail, Call: "DeviceGetCount", Return: "DRIVER_NOT_LOADED"}}, devices: []string{"3"},
+			words: refusedUnlessNone("GPU 3 (GPU-", "no NVIDIA driver"),
+		},
+		"processes of earlier work": {
+			faults: []simulator.Fault{{Kind: simulator.KindProcesses, GPU: "3", Count: 2}}, devices: []string{"0", "3"},
+			words: refusedIfClean("GPU 3 (GPU-", ": 2 (PID 100000 with 1024 MiB, PID 100001 with 1024 MiB)", "end them"),
+		},
+		"many processes": {
+			faults: []simulator.Fault{{Kind: simulator.KindProcesses, GPU: "3", Count: 50}}, devices: []string{"3"},
+			words: refusedIfClean(": 50 (", "PID 100004 with 1024 MiB, and 45 more)"),
+		},
+		"processes on another GPU": {
+			faults: []simulator.Fault{{Kind: simulator.KindProcesses, GPU: "3", Count: 2}}, devices: []string{"0"},
+		},
+		"processes on a shared GPU": {
+			options: resource.Options{Sharing: resource.Sharing{
+				Mode: resource.TimeSliced, Rules: []resource.SharingRule{{Name: "nvidia.com/gpu", Replicas: 2}},
+			}},
+			faults: []simulator.Fault{{Kind: simulator.KindProcesses, GPU: "3", Count: 2}}, devices: []string{"3"},
+		},
+		"processes that nobody may see": {
+			faults:  []simulator.Fault{{Kind: simulator.KindFail, GPU: "3", Call: "DeviceGetComputeRunningProcesses", Return: "NO_PERMISSION"}},
+			devices: []string{"3"},
+			words:   refusedIfClean("GPU 3 (GPU-", "NO_PERMISSION"),
+		},
+		"processes that the GPU cannot tell": {
+			faults:  []simulator.Fault{{Kind: simulator.KindFail, GPU: "3", Call: "DeviceGetComputeRunningProcesses", Return: "NOT_SUPPORTED"}},
+			devices: []string{"3"},
+		},
+		"clocks that may not be reset": {
+			faults:  []simulator.Fault{{Kind: simulator.KindFail, GPU: "3", Call: "DeviceResetApplicationsClocks", Return: "NO_PERMISSION"}},
+			devices: []string{"3"},
+		},
+		"clocks whose reset hangs": {
+			faults:  []simulator.Fault{{Kind: simulator.KindHang, GPU: "3", Call: "DeviceResetApplicationsClocks"}},
+			devices: []string{"3"},
+			words:   map[string][]string{"clean and reset": {"GPU 3 (GPU-", "does not answer"}},
+		},
+		"an instance that was struck": {
+			profile: "h100-mig-1g", options: resource.Options{MIG: resource.MIGMixed},
+			faults: []simulator.Fault{{Kind: simulator.KindXID, GPU: "3:1", XID: 48, Action: "none"}}, devices: []string{"3:0", "3:1"},
+			words: refusedUnlessNone("MIG device 3:1 (MIG-", "XID 48"),
+		},
+		"another instance was struck": {
+			profile: "h100-mig-1g", options: resource.Options{MIG: resource.MIGMixed},
+			faults: []simulator.Fault{{Kind: simulator.KindXID, GPU: "3:1", XID: 48, Action: "none"}}, devices: []string{"3:0", "3:2"},
+		},
+		"an instance of a GPU that is lost": {
+			profile: "h100-mig-1g", options: resource.Options{MIG: resource.MIGMixed},
+			faults: []simulator.Fault{{Kind: simulator.KindLost, GPU: "3"}}, devices: []string{"3:0"},
+			words: refusedUnlessNone("MIG device 3:0 (MIG-", "is Lost"),
+		},
+		"an instance that is not there": {
+			profile: "h100-mig-1g", options: resource.Options{MIG: resource.MIGMixed},
+			faults: []simulator.Fault{{Kind: simulator.KindMIG, GPU: "3"}}, devices: []string{"3:0"},
+			words: refusedUnlessNone("MIG device 3:0 (MIG-", "is not there any more"),
+		},
+		"processes on instances": {
+			profile: "h100-mig-1g", options: resource.Options{MIG: resource.MIGMixed},
+			faults: []simulator.Fault{{Kind: simulator.KindProcesses, GPU: "3", Count: 2}}, devices: []string{"3:0"},
+		},
+		"processes on a GPU in MIG mode": {
+			profile: "h100-mig-1g",
+			faults:  []simulator.Fault{{Kind: simulator.KindProcesses, GPU: "3", Count: 2}}, devices: []string{"3"},
+		},
+	}
+	for name, test := range tests {
+		for mode, wanted := range modes {
+			t.Run(name+"/"+mode, func(t *testing.T) {
+				t.Parallel()
+				i := inspect(t, cmp.Or(test.profile, "dgx-h100"), test.options, wanted)
+				i.inject(test.faults...)
+				i.hears(test.faults)
+				i.asks(test.devices, test.words[mode]...)
+			})
+		}
+	}
+}
+
+func refusedUnlessNone(words ...string) map[string][]string {
+	return map[string][]string{"health": words, "clean": words, "clean and reset": words}
+}
+
+func refusedIfClean(words ...string) map[string][]string {
+	return map[string][]string{"clean": words, "clean and reset": words}
+}
+
+// TestRemnantsAreTakenBackFromGPUsThatNobodyUses: and from those of the container alone.
+func TestRemnantsAreTakenBackFromGPUsThatNobodyUses(t *testing.T) {
+	t.Parallel()
+	i := inspect(t, "dgx-1", resource.Options{}, washed) // whose driver has no verdict on new errors
+	for _, gpu := range []string{"2", "3"} {
+		i.inject(simulator.Fault{Kind: simulator.KindECC, GPU: gpu, Count: 7})
+	}
+	i.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "3", Count: 1})
+	i.asks([]string{"3"}, "is still in use")
+	if n := i.errors(3); n != 7 {
+		t.Errorf("GPU 3, which is in use, counts %d errors, want 7", n)
+	}
+	i.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "3"})
+	i.asks([]string{"3"})
+	if n := i.errors(3); n != 0 {
+		t.Errorf("GPU 3 counts %d errors, want 0", n)
+	}
+	if n := i.errors(2); n != 7 {
+		t.Errorf("GPU 2, which is none of the container's, counts %d errors, want 7", n)
+	}
+}
+
+// TestReleasedDriver: while it is left alone, what the operator said of new work holds for containers that start.
+func TestReleasedDriver(t *testing.T) {
+	t.Parallel()
+	for mode, wanted := range map[string]config.PreStart{"health": fit, "clean": washed} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			i := inspect(t, "dgx-h100", resource.Options{}, wanted)
+			i.inject(simulator.Fault{Kind: simulator.KindLost, GPU: "3"}, simulator.Fault{Kind: simulator.KindProcesses, GPU: "5", Count: 1})
+			i.asks([]string{"3"}, "is Lost")
+			if err := i.Monitor.Quiesce(t.Context(), true); err != nil {
+				t.Fatal(err)
+			}
+			i.asks([]string{"0", "5"})
+			i.asks([]string{"3"}, "GPU 3 (GPU-", "is Lost")
+			if err := i.Monitor.Quiesce(t.Context(), false); err != nil {
+				t.Fatal(err)
+			}
+			i.asks([]string{"0"}, "GPU 0 (GPU-", "is Unknown", "released for maintenance: resume first")
+			if err := i.Monitor.Resume(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			i.asks([]string{"0"})
+		})
+	}
+}

@@ -1,0 +1,166 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+)
+
+// disk is a directory of specs that can be made to wait and to fail.
+type disk struct {
+	mu     sync.Mutex // guards all following fields
+	has    map[string]bool
+	writes int
+	err    error
+}
+
+func (d *disk) Apply(_ inventory.Snapshot, p resource.Plan, _ config.Config) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.writes++
+	if d.err != nil {
+		return d.err
+	}
+	d.has = map[string]bool{}
+	for _, r := range p.Resources {
+		for _, device := range r.Devices {
+			d.has[device.UUID] = true
+		}
+	}
+	return nil
+}
+
+func (d *disk) Lacks(_ inventory.Snapshot, p resource.Plan, _ config.Config) map[string]string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	lacks := map[string]string{}
+	for _, r := range p.Resources {
+		for _, device := range r.Devices {
+			if !d.has[device.UUID] {
+				lacks[device.UUID] = "it is not on the disk"
+			}
+		}
+	}
+	return lacks
+}
+
+// node is a node with GPUs of the given UUIDs.
+func node(uuids ...string) (inventory.Snapshot, resource.Plan) {
+	var s inventory.Snapshot
+	for i, uuid := range uuids {
+		s.GPUs = append(s.GPUs, inventory.GPU{UUID: uuid, Index: i, Health: inventory.Health{State: inventory.Healthy}})
+	}
+	return s, resource.New(s, resource.Options{})
+}
+
+func by(s edits.Strategy) config.Config {
+	return config.Config{Edits: edits.Options{Strategies: []edits.Strategy{s}}}
+}
+
+// offered is what a keeper offers, and by which strategy.
+func offered(k *keeper, c config.Config, uuids ...string) (ids []string, s edits.Strategy) {
+	snapshot, plan := node(uuids...)
+	plan, c = k.offer(snapshot, plan, c)
+	for _, r := range plan.Resources {
+		for _, d := range r.Devices {
+			ids = append(ids, d.ID)
+		}
+	}
+	return ids, c.Edits.Strategies[0]
+}
+
+// keep runs a keeper until the test ends, and returns what waits until it has tried all that was promised.
+func keep(t *testing.T, k *keeper) (settle func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- k.run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("run: %v", err)
+		}
+	})
+	return func() {
+		t.Helper()
+		deadline := time.After(10 * time.Second)
+		for {
+			tried, changed := k.tried.Latest()
+			if tried == k.made.Value().number {
+				return
+			}
+			select {
+			case <-changed:
+			case <-deadline:
+				t.Fatal("promises are not kept")
+			}
+		}
+	}
+}
+
+func TestOnlyNewNamesWaitForTheDisk(t *testing.T) {
+	t.Parallel()
+	d := &disk{}
+	k := newKeeper(d)
+	if ids, _ := offered(k, by(edits.CDICRI), "a", "b"); len(ids) != 0 {
+		t.Errorf("offered %q before anything was written", ids)
+	}
+	settle := keep(t, k)
+	settle()
+	if ids, _ := offered(k, by(edits.CDICRI), "a", "b"); len(ids) != 2 {
+		t.Errorf("offered %q after the write", ids)
+	}
+	d.mu.Lock()
+	d.err = errors.New("disk full")
+	d.mu.Unlock()
+	for range 2 { // before and after the write
+		if ids, _ := offered(k, by(edits.CDICRI), "a", "c"); !cmp.Equal(ids, []string{"a"}) {
+			t.Errorf("offered %q, want the one that is written", ids)
+		}
+		settle()
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.writes != 2 {
+		t.Errorf("%d writes, want one for each of two promises", d.writes)
+	}
+}
+
+func TestAnotherWayOfGivingWaitsForTheDisk(t *testing.T) {
+	t.Parallel()
+	d := &disk{}
+	k := newKeeper(d)
+	if ids, way := offered(k, by(edits.EnvVar), "a"); len(ids) != 1 || way != edits.EnvVar {
+		t.Errorf("offered %q by %s", ids, way)
+	}
+	if ids, way := offered(k, by(edits.CDICRI), "a"); len(ids) != 1 || way != edits.EnvVar {
+		t.Errorf("before the write: offered %q by %s", ids, way)
+	}
+	settle := keep(t, k)
+	settle()
+	if ids, way := offered(k, by(edits.CDICRI), "a"); len(ids) != 1 || way != edits.CDICRI {
+		t.Errorf("after the write: offered %q by %s", ids, way)
+	}
+	d.mu.Lock()
+	d.err, d.has = errors.New("disk full"), nil
+	d.mu.Unlock()
+	if ids, way := offered(k, by(edits.CDIAnnotations), "a"); len(ids) != 0 || way != edits.CDICRI {
+		t.Errorf("files removed: offered %q by %s", ids, way)
+	}
+	settle()
+	if ids, way := offered(k, by(edits.CDIAnnotations), "a"); len(ids) != 0 || way != edits.CDIAnnotations {
+		t.Errorf("a write that fails: offered %q by %s", ids, way)
+	}
+	if ids, way := offered(k, by(edits.EnvVar), "a"); len(ids) != 1 || way != edits.EnvVar {
+		t.Errorf("without CDI: offered %q by %s", ids, way)
+	}
+}

@@ -1,0 +1,105 @@
+// Package cli is the command line: it turns flags into the values that the other packages work with, builds the real
+// adapters, and puts the daemon together. It is the only package that sees them all; only main imports it.
+package cli
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/version"
+)
+
+// Execute runs the command that args ask for until it is done or ctx ends, and writes what it prints to output. The error
+// is a sentence for the person who typed args.
+func Execute(ctx context.Context, args []string, output io.Writer) error {
+	root := newRootCommand()
+	root.SetArgs(doubleDashed(args, root.Flags()))
+	root.SetOut(output)
+	return root.ExecuteContext(ctx)
+}
+
+// doubleDashed returns args with two dashes before the daemon's flags that have one: NVIDIA's plugin takes both.
+func doubleDashed(args []string, flags *pflag.FlagSet) []string {
+	args = slices.Clone(args)
+	for i, arg := range args {
+		name, _, _ := strings.Cut(strings.TrimPrefix(arg, "-"), "=")
+		if len(name) > 1 && strings.HasPrefix(arg, "-") && flags.Lookup(name) != nil {
+			args[i] = "-" + arg
+		}
+	}
+	return args
+}
+
+func newRootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "gpu-device-plugin",
+		Short: "Offer the NVIDIA GPUs of this node to its kubelet",
+		Long: "gpu-device-plugin finds the NVIDIA GPUs of a node, registers them with kubelet, and keeps kubelet informed of\n" +
+			"their health. Without a command it runs as that daemon; the commands look at a configuration, at a simulated\n" +
+			"node, or at a daemon that runs.",
+		Args:          noArguments,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+
+		SuggestionsMinimumDistance: 2,
+		RunE:                       func(cmd *cobra.Command, _ []string) error { return runDaemon(cmd.Context(), cmd.Flags()) },
+	}
+	config.AddFlags(root.Flags())
+	addLogFlags(root)
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return fmt.Errorf("%w; %s --help lists the flags", err, cmd.CommandPath())
+	})
+	root.AddCommand(
+		newVersionCommand(), newPlanCommand(), newTopologyCommand(), newSimulateCommand(), newStatusCommand(),
+		newConfigCommand(), newHealthCommand(), newQuiesceCommand(), newResumeCommand(), newMPSCommand(),
+	)
+	return root
+}
+
+// addLogFlags adds klog's level to all commands, under the name that Kubernetes' components give it.
+func addLogFlags(root *cobra.Command) {
+	var all flag.FlagSet
+	klog.InitFlags(&all)
+	level := all.Lookup("v")
+	f := root.PersistentFlags().VarPF(goValue{level.Value}, "v", "v",
+		"how much is logged: 0 for operators, 2 decisions, 4 details, 6 everything")
+	f.DefValue = level.DefValue
+}
+
+// goValue is a flag of package flag as cobra wants it.
+type goValue struct{ flag.Value }
+
+func (goValue) Type() string { return "level" }
+
+func noArguments(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	problem := fmt.Sprintf("unknown command %q", args[0])
+	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+		problem += fmt.Sprintf(", did you mean %q?", near[0])
+	}
+	return errors.New(problem + "; " + cmd.CommandPath() + " --help lists the commands")
+}
+
+func newVersionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), version.String())
+			return err
+		},
+	}
+}

@@ -1,0 +1,106 @@
+package cli_test
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cli"
+)
+
+// run executes a command line and returns what it prints.
+func run(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	printed, err := os.Create(filepath.Join(t.TempDir(), "out"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = printed.Close() }()
+	err = cli.Execute(t.Context(), args, printed)
+	text, readErr := os.ReadFile(printed.Name())
+	if readErr != nil {
+		t.Fatal(readErr)
+	}
+	return string(bytes.TrimSpace(text)), err
+}
+
+func TestWhatIsWrongIsSaidWithTheRemedy(t *testing.T) {
+	deep := "/" + strings.Repeat("d", 100) + "/kubelet.sock"
+	broken := filepath.Join(t.TempDir(), "broken.yaml")
+	if err := os.WriteFile(broken, []byte("version: v1\nflags: {migStrategy: some}\nsharing: {timeSlicing: {resources: []}}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tests := map[string]struct {
+		args []string
+		says []string
+	}{
+		"unknown flag":            {[]string{"--mig-stratgy=none"}, []string{"--mig-stratgy", "--help"}},
+		"unknown command":         {[]string{"stats"}, []string{`"stats"`, "status"}},
+		"one dash":                {[]string{"-mig-strategy=some"}, []string{"--mig-strategy", "none, single, mixed"}},
+		"one dash and a space":    {[]string{"-mig-strategy", "some"}, []string{"--mig-strategy", "none, single, mixed"}},
+		"unknown MIG strategy":    {[]string{"--mig-strategy=some"}, []string{"--mig-strategy", "none, single, mixed"}},
+		"unknown list strategy":   {[]string{"--device-list-strategy=guess"}, []string{"--device-list-strategy", "envvar"}},
+		"unknown profile":         {[]string{"--simulate=dgx-9"}, []string{`"dgx-9"`, "dgx-h100"}},
+		"unreadable profile":      {[]string{"plan", "--simulate=/nowhere/node.yaml"}, []string{"/nowhere/node.yaml", "no such file"}},
+		"unreadable file":         {[]string{"--config-file=/nowhere/config.yaml"}, []string{"/nowhere/config.yaml", "--config-file"}},
+		"long socket path":        {[]string{"--kubelet-socket=" + deep}, []string{"bytes"}},
+		"relative socket path":    {[]string{"--kubelet-socket=kubelet.sock"}, []string{"kubelet.sock", "absolute"}},
+		"unknown output":          {[]string{"plan", "--simulate=t4", "-o", "xml"}, []string{"table, yaml or json"}},
+		"a file with problems":    {[]string{"config", "check", broken}, []string{"flags.migStrategy", "sharing.timeSlicing.resources"}},
+		"no daemon":               {[]string{"status", "--control-socket=/nowhere/control.sock"}, []string{"/nowhere/control.sock", "--control-socket"}},
+		"clear without a GPU":     {[]string{"health", "clear"}, []string{"gpu"}},
+		"a fault without a GPU":   {[]string{"simulate", "xid", "--control-socket=/nowhere/control.sock"}, []string{"/nowhere"}},
+		"an argument to a daemon": {[]string{"serve"}, []string{`"serve"`}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			_, err := run(t, test.args...)
+			if err == nil {
+				t.Fatalf("%v succeeded", test.args)
+			}
+			for _, words := range test.says {
+				if !strings.Contains(err.Error(), words) {
+					t.Errorf("%v says %q, want %q in it", test.args, err, words)
+				}
+			}
+		})
+	}
+}
+
+func TestPlan(t *testing.T) {
+	tests := map[string]struct {
+		args []string
+		says []string
+	}{
+		"whole GPUs": {[]string{"--simulate=dgx-2"}, []string{"nvidia.com/gpu: 16", "NVIDIA_VISIBLE_DEVICES=GPU-"}},
+		"by index":   {[]string{"--simulate=t4", "--device-id-strategy=index"}, []string{"NVIDIA_VISIBLE_DEVICES=0"}},
+		"YAML":       {[]string{"--simulate=t4", "-o", "yaml"}, []string{"resources:", "- container:", "name: nvidia.com/gpu"}},
+		"JSON":       {[]string{"--simulate=t4", "-o", "json"}, []string{`"name": "nvidia.com/gpu"`}},
+		"MIG mixed":  {[]string{"--simulate=a100-mig-mixed", "--mig-strategy=mixed"}, []string{"nvidia.com/gpu:", "nvidia.com/mig-1g"}},
+		"MIG single": {[]string{"--simulate=h100-mig-1g", "--mig-strategy=single"}, []string{"nvidia.com/gpu: 56", "=MIG-"}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			got, err := run(t, append([]string{"plan"}, test.args...)...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, words := range test.says {
+				if !strings.Contains(got, words) {
+					t.Errorf("plan %v printed\n%s\nwithout %q", test.args, got, words)
+				}
+			}
+		})
+	}
+}
+
+func TestEveryCommandExplainsItself(t *testing.T) {
+	for _, command := range []string{"", "plan", "status", "simulate", "simulate xid", "config check", "health clear", "quiesce", "resume", "topology", "version"} {
+		got, err := run(t, append(strings.Fields(command), "--help")...)
+		if err != nil || !strings.Contains(got, "Usage:") {
+			t.Errorf("%s --help: %v\n%s", command, err, got)
+		}
+	}
+}

@@ -1,0 +1,184 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/supervise"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/version"
+)
+
+// runDaemon runs the daemon until ctx ends.
+func runDaemon(ctx context.Context, flags *pflag.FlagSet) error {
+	log := klog.FromContext(ctx)
+	sources := config.Sources{Env: os.LookupEnv, Flags: flags, Confined: confined(os.DirFS("/"))}
+	first, warnings, err := config.Load(sources)
+	for _, w := range warnings {
+		log.Info("The configuration has something to look at", "warning", w.String())
+	}
+	if err != nil {
+		return err
+	}
+	log.Info("Starting", "version", version.String())
+	d, err := newDaemon(ctx, first, sources)
+	if err != nil {
+		return err
+	}
+	err = d.agent().Run(ctx)
+	d.close()
+	switch {
+	case errors.Is(err, inventory.ErrDriverReplaced) && ctx.Err() == nil:
+		log.Info("Starting anew with the driver that is there now", "reason", err.Error())
+		return reexec()
+	case err == nil:
+		log.Info("Stopped")
+	}
+	return err
+}
+
+// A daemon is everything that the running program consists of.
+type daemon struct {
+	config    config.Config // as it was at the start: what cannot change under way
+	watcher   *config.Watcher
+	node      *simulator.Node // nil on a real node
+	monitor   *monitor.Monitor
+	directory *kubelet.Directory // nil when there is nothing to register with
+	account   *kubelet.PodResources
+	presence  *feed.Feed[plugin.Presence]
+	set       *plugin.Set
+	mps       *mps.Prober
+}
+
+func newDaemon(ctx context.Context, c config.Config, sources config.Sources) (*daemon, error) {
+	d := &daemon{
+		config:   c,
+		watcher:  config.NewWatcher(sources, c, clock.RealClock{}),
+		account:  kubelet.NewPodResources(c.PodResourcesSocket, clock.RealClock{}),
+		presence: feed.New(plugin.Presence{}),
+		mps:      mps.NewProber(c.MPSRoot, clock.RealClock{}),
+	}
+	driver, node, err := openNode(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	d.node = node
+	d.monitor = monitor.New(monitor.Options{
+		Driver: driverOf{driver}, Policy: c.Health, StateDir: c.StateDir, BootID: bootID(d.node),
+	})
+
+	socket := c.KubeletSocket
+	if socket == "" {
+		klog.FromContext(ctx).Info("Registering nowhere: --kubelet-socket is empty")
+		socket = kubelet.DefaultSocket
+	}
+	directory, err := kubelet.NewDirectory(socket, clock.RealClock{})
+	if err != nil {
+		return nil, err
+	}
+	if c.KubeletSocket != "" {
+		d.directory = directory
+	}
+	d.set = plugin.NewSet(plugin.Collaborators{
+		Registrar: directory, Accountant: d.account, Presence: d.presence, Clock: clock.RealClock{},
+		Inspector: &agent.Inspector{Configs: d.watcher.Configs(), Monitor: d.monitor},
+	})
+	return d, nil
+}
+
+// openNode returns the driver of the node that the configuration names, and the simulated node behind it, if it is one.
+func openNode(ctx context.Context, c config.Config) (*nvidia.Driver, *simulator.Node, error) {
+	if c.Simulate == "" {
+		return nvidia.New(nvidia.Options{DriverRoot: c.Driver.ContainerRoot}), nil, nil
+	}
+	profile, err := simulator.Load(c.Simulate)
+	if err != nil {
+		return nil, nil, err
+	}
+	node := simulator.New(profile)
+	klog.FromContext(ctx).Info("THE GPUS OF THIS NODE ARE SIMULATED: a pod that is given one will not find it", "profile", c.Simulate)
+	return nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()}), node, nil
+}
+
+// bootID returns the boot ID of the simulated node, or of this one if that is nil; empty if it cannot be told.
+func bootID(simulated *simulator.Node) string {
+	root := os.DirFS("/")
+	if simulated != nil {
+		root = simulated.Root()
+	}
+	text, err := fs.ReadFile(root, "proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "" // then faults stand until a reading or an operator clears them
+	}
+	return strings.TrimSpace(string(text))
+}
+
+// driverOf gives the driver's sessions the type that the monitor asks for.
+type driverOf struct{ *nvidia.Driver }
+
+func (d driverOf) Open(ctx context.Context) (monitor.Session, error) {
+	session, err := d.Driver.Open(ctx)
+	if err != nil {
+		return nil, err // not the nil *Session, which would be a Session
+	}
+	return session, nil
+}
+
+func (d *daemon) agent() *agent.Agent {
+	tasks := []agent.Task{
+		{Name: "configuration", Run: d.watcher.Run},
+		{Name: "signals", Run: d.followSignals},
+	}
+	if d.directory != nil {
+		tasks = append(tasks, agent.Task{Name: "kubelet's directory", Run: d.watchKubelet})
+	}
+	if d.config.ControlSocket != "" {
+		tasks = append(tasks, agent.Task{Name: "control socket", Run: d.serveControl})
+	}
+	return &agent.Agent{
+		Configs: d.watcher.Configs(), Monitor: d.monitor, Set: d.set, Specs: newSpecs(d.config.CDIDir),
+		MPS: d.mps, Tasks: tasks,
+	}
+}
+
+// close gives back what the daemon held, once it has ended.
+func (d *daemon) close() {
+	if d.node != nil {
+		d.node.Close()
+	}
+	_ = d.account.Close() // its connection only; there is nobody left to hear of an error
+}
+
+// watchKubelet has the presence of kubelet and of sockets follow kubelet's directory.
+func (d *daemon) watchKubelet(ctx context.Context) error {
+	if err := d.directory.Check(); err != nil {
+		klog.FromContext(ctx).Info("Waiting for kubelet", "reason", err.Error())
+	}
+	return d.directory.Watch(ctx, func(s kubelet.State) {
+		d.presence.Publish(plugin.Presence{Incarnation: s.Incarnation, Sockets: s.Sockets})
+	})
+}
+
+// serveControl serves the control socket. That the socket cannot be had is no reason to stop serving GPUs.
+func (d *daemon) serveControl(ctx context.Context) error {
+	server := control.NewServer(d.config.ControlSocket, d.handlers())
+	return supervise.Run(ctx, supervise.Backoff{First: time.Second, Most: 30 * time.Second, Proven: time.Minute}, server.Run)
+}

@@ -1,0 +1,89 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+)
+
+// The calls that a daemon answers at its control socket.
+const (
+	callStatus         = "status"
+	callQuiesce        = "quiesce"
+	callResume         = "resume"
+	callHealthClear    = "health.clear"
+	callSimulateInject = "simulate.inject"
+	callSimulateList   = "simulate.list"
+)
+
+func (d *daemon) handlers() map[string]control.Handler {
+	return map[string]control.Handler{
+		callStatus:         answer(func(ctx context.Context, _ struct{}) (any, error) { return d.status(ctx) }),
+		callQuiesce:        answer(d.quiesce),
+		callResume:         answer(func(ctx context.Context, _ struct{}) (any, error) { return nil, d.monitor.Resume(ctx) }),
+		callHealthClear:    answer(d.clearHealth),
+		callSimulateInject: answer(d.inject),
+		callSimulateList:   answer(d.list),
+	}
+}
+
+// answer makes a Handler of a function of typed arguments.
+func answer[T any](call func(context.Context, T) (any, error)) control.Handler {
+	return func(ctx context.Context, encoded json.RawMessage) (any, error) {
+		var arguments T
+		if err := json.Unmarshal(encoded, &arguments); err != nil {
+			return nil, fmt.Errorf("read the call's arguments: %w", err)
+		}
+		return call(ctx, arguments)
+	}
+}
+
+// quiesceArguments are those of callQuiesce.
+type quiesceArguments struct {
+	// Allocate says that GPUs may be given to new work meanwhile.
+	Allocate bool `json:"allocate"`
+}
+
+func (d *daemon) quiesce(ctx context.Context, a quiesceArguments) (any, error) {
+	return nil, d.monitor.Quiesce(ctx, a.Allocate)
+}
+
+// clearArguments are those of callHealthClear.
+type clearArguments struct {
+	// GPU is an index "i" or "i:j", or a UUID.
+	GPU string `json:"gpu"`
+}
+
+func (d *daemon) clearHealth(ctx context.Context, a clearArguments) (any, error) {
+	for _, g := range d.monitor.Snapshots().Value().GPUs {
+		if a.GPU == g.UUID || a.GPU == fmt.Sprint(g.Index) {
+			return nil, d.monitor.Clear(ctx, g.UUID)
+		}
+		for _, m := range g.MIGDevices {
+			if a.GPU == m.UUID || a.GPU == fmt.Sprintf("%d:%d", g.Index, m.Index) {
+				return nil, d.monitor.Clear(ctx, m.UUID)
+			}
+		}
+	}
+	return nil, fmt.Errorf("clear faults: this node has no GPU or MIG device %q; status lists them by index and UUID", a.GPU)
+}
+
+var errNotSimulated = errors.New("this daemon serves real GPUs: faults can only be injected into one that runs with --simulate")
+
+func (d *daemon) inject(_ context.Context, fault simulator.Fault) (any, error) {
+	if d.node == nil {
+		return nil, errNotSimulated
+	}
+	return nil, d.node.Inject(fault)
+}
+
+func (d *daemon) list(context.Context, struct{}) (any, error) {
+	if d.node == nil {
+		return nil, errNotSimulated
+	}
+	return d.node.List(), nil
+}

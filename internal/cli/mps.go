@@ -1,0 +1,196 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/version"
+)
+
+func newMPSCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "mps-control-daemon",
+		Short: "Run CUDA's Multi-Process Service for the resources that are shared by it",
+		Long: "mps-control-daemon runs an nvidia-cuda-mps-control for each resource that the configuration shares by MPS, gives\n" +
+			"each replica its part of threads and memory, and starts a daemon that died again. It takes the flags, environment\n" +
+			"and file of the device plugin, and needs the driver's program on the PATH, the right to set compute modes, and the\n" +
+			"host's directory of MPS state (--mps-root), which it sees at --mps-root-ctr-path.",
+		Args: noArguments,
+	}
+	config.AddFlags(cmd.Flags())
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		err := runMPS(cmd.Context(), config.Sources{Env: mpsEnv, Flags: cmd.Flags()})
+		if errors.Is(err, inventory.ErrDriverReplaced) && cmd.Context().Err() == nil {
+			klog.FromContext(cmd.Context()).Info("Starting anew with the driver that is there now", "reason", err.Error())
+			return reexec()
+		}
+		return err
+	}
+	cmd.AddCommand(newMountSHMCommand())
+	return cmd
+}
+
+// mpsEnv is the environment of the control daemons, which do not need to know where the host has the directory of MPS
+// state: NVIDIA's are not told. A configuration that shares by MPS is not valid without it.
+func mpsEnv(name string) (string, bool) {
+	value, given := os.LookupEnv(name)
+	if name == "MPS_ROOT" && !given {
+		return "/run/nvidia/mps", true
+	}
+	return value, given
+}
+
+func newMountSHMCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "mount-shm",
+		Short: "Mount the memory that MPS servers and their clients share",
+		Long:  "mount-shm mounts a tmpfs of half the machine's memory on the folder shm of --mps-root-ctr-path, if that is not done yet.",
+		Args:  noArguments,
+	}
+	config.AddFlags(cmd.Flags())
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		c, _, err := config.Load(config.Sources{Env: os.LookupEnv, Flags: cmd.Flags()})
+		if err != nil {
+			return err
+		}
+		err = mps.MountSHM(c.MPSRoot)
+		if errors.Is(err, mps.ErrNotMounted) {
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), err)
+		}
+		return err
+	}
+	return cmd
+}
+
+// runMPS runs the control daemons that configuration and node ask for until ctx ends.
+func runMPS(ctx context.Context, sources config.Sources) error {
+	log := klog.FromContext(ctx)
+	c, warnings, err := config.Load(sources)
+	for _, w := range warnings {
+		log.Info("The configuration has something to look at", "warning", w.String())
+	}
+	if err != nil {
+		return err
+	}
+	log.Info("Starting", "version", version.String())
+	driver, node, err := openNode(ctx, c)
+	if err != nil {
+		return err
+	}
+	if node != nil {
+		defer node.Close()
+	}
+	modes := &modes{driver: driver}
+	m := &mpsNode{
+		watcher: config.NewWatcher(sources, c, clock.RealClock{}),
+		monitor: monitor.New(monitor.Options{Driver: modes, Policy: c.Health}),
+		wanted:  feed.New[[]mps.Group](nil),
+	}
+	// What the control daemons need to end in good order ends after them.
+	below, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	group, below := errgroup.WithContext(below)
+	for _, run := range []func(context.Context) error{
+		m.watcher.Run, m.monitor.Run, m.followSignals, m.followPlan,
+		func(ctx context.Context) error { return agent.FollowDriver(ctx, m.monitor) },
+	} {
+		group.Go(func() error { return run(below) })
+	}
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	context.AfterFunc(below, end)
+	group.Go(func() error {
+		defer cancel()
+		return mps.NewSupervisor(c.MPSRoot, m.wanted, modes).Run(ctx)
+	})
+	return group.Wait()
+}
+
+// mpsNode is the node of the control daemons: what it has, and what is to be shared of it.
+type mpsNode struct {
+	watcher *config.Watcher
+	monitor *monitor.Monitor
+	wanted  *feed.Feed[[]mps.Group]
+}
+
+// followPlan makes groups of every Snapshot and Config, by the plan that the device plugin makes of them.
+func (m *mpsNode) followPlan(ctx context.Context) error {
+	for {
+		c, configured := m.watcher.Configs().Latest()
+		snapshot, looked := m.monitor.Snapshots().Latest()
+		if snapshot.Generation > 0 { // somebody has looked
+			m.wanted.Publish(mps.Groups(snapshot, resource.New(snapshot, c.Resource)))
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-configured:
+		case <-looked:
+		}
+	}
+}
+
+// followSignals reads the configuration again at SIGHUP.
+func (m *mpsNode) followSignals(ctx context.Context) error {
+	asked := make(chan os.Signal, 1)
+	signal.Notify(asked, syscall.SIGHUP)
+	defer signal.Stop(asked)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-asked:
+			m.watcher.Reload()
+		}
+	}
+}
+
+// modes opens the driver's sessions for the monitor, and sets compute modes in the one that is open: there can only be
+// one. It is open as long as the monitor can keep it, and a driver keeps compute modes no longer than it has a user.
+type modes struct {
+	driver *nvidia.Driver
+
+	mu      sync.Mutex // guards session
+	session *nvidia.Session
+}
+
+// Open opens the next session.
+func (m *modes) Open(ctx context.Context) (monitor.Session, error) {
+	session, err := m.driver.Open(ctx)
+	if err != nil {
+		return nil, err // not the nil *Session, which would be a Session
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.session = session
+	return session, nil
+}
+
+// SetComputeMode sets the compute mode of a GPU in the session that was opened last.
+func (m *modes) SetComputeMode(ctx context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode, error) {
+	m.mu.Lock()
+	session := m.session
+	m.mu.Unlock()
+	if session == nil {
+		return 0, fmt.Errorf("set the compute mode of GPU %s: %w", uuid, inventory.ErrNoDriver)
+	}
+	return session.SetComputeMode(ctx, uuid, mode)
+}

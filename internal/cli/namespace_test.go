@@ -1,0 +1,27 @@
+package cli
+
+import (
+	"io/fs"
+	"testing"
+	"testing/fstest"
+)
+
+func TestConfined(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		root fstest.MapFS
+		want bool
+	}{
+		"host":      {namespace("pid:[4026531836]"), false},
+		"container": {namespace("pid:[4026532619]"), true},
+		"no /proc":  {fstest.MapFS{}, true},
+	} {
+		if got := confined(test.root); got != test.want {
+			t.Errorf("%s: confined() = %v, want %v", name, got, test.want)
+		}
+	}
+}
+
+func namespace(name string) fstest.MapFS {
+	return fstest.MapFS{"proc/self/ns/pid": {Data: []byte(name), Mode: fs.ModeSymlink}}
+}

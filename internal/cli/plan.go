@@ -1,0 +1,166 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+)
+
+// scanTimeout bounds a look at a node outside the daemon. A real driver may have to wake its GPUs first.
+const scanTimeout = time.Minute
+
+func newPlanCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "plan",
+		Short: "Print what a node would offer, and what a container would get",
+		Long: "plan looks at this node, or with --simulate at a machine you do not have, once, and prints what the daemon would\n" +
+			"offer kubelet under the same flags, environment and configuration file, and what a container would get.",
+		Example: "  gpu-device-plugin plan --simulate dgx-h100\n" +
+			"  gpu-device-plugin plan --simulate a100-mig-mixed --mig-strategy mixed -o yaml",
+		Args: cobra.NoArgs,
+	}
+	config.AddFlags(cmd.Flags())
+	o := addOutputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		c, warnings, err := config.Load(config.Sources{Env: os.LookupEnv, Flags: cmd.Flags()})
+		if err != nil {
+			return err
+		}
+		snapshot, err := scanOnce(cmd.Context(), c)
+		if err != nil {
+			return err
+		}
+		p, err := newPlanned(resource.New(snapshot, c.Resource), c.Edits)
+		if err != nil {
+			return err
+		}
+		for _, w := range warnings {
+			p.Warnings = append(p.Warnings, w.String())
+		}
+		return o.print(cmd.OutOrStdout(), p, p.table)
+	}
+	return cmd
+}
+
+// scanOnce looks at the node that the configuration names.
+func scanOnce(ctx context.Context, c config.Config) (snapshot inventory.Snapshot, err error) {
+	ctx, cancel := context.WithTimeout(ctx, scanTimeout)
+	defer cancel()
+	driver, node, err := openNode(ctx, c)
+	if err != nil {
+		return inventory.Snapshot{}, err
+	}
+	if node != nil {
+		defer node.Close()
+	}
+	session, err := driver.Open(ctx)
+	if err != nil {
+		return inventory.Snapshot{}, fmt.Errorf("%w; or look at a simulated node with --simulate", err)
+	}
+	defer func() { err = errors.Join(err, session.Close(ctx)) }()
+	return session.Scan(ctx)
+}
+
+// planned is a plan as it is printed.
+type planned struct {
+	Resources []plannedResource `json:"resources"`
+	Warnings  []string          `json:"warnings,omitempty"`
+}
+
+type plannedResource struct {
+	Name    string          `json:"name"`
+	Devices []plannedDevice `json:"devices"`
+	// Container is what a container gets that is given the first device.
+	Container plannedEdits `json:"container"`
+}
+
+type plannedDevice struct {
+	ID       string `json:"id"`
+	Index    string `json:"index"`
+	NUMANode *int   `json:"numaNode,omitempty"`
+	Healthy  bool   `json:"healthy"`
+	Reason   string `json:"reason,omitempty"`
+}
+
+type plannedEdits struct {
+	Env         map[string]string `json:"env,omitempty"`
+	Mounts      []edits.Mount     `json:"mounts,omitempty"`
+	Nodes       []edits.Node      `json:"nodes,omitempty"`
+	Annotations map[string]string `json:"annotations,omitempty"`
+	CDIDevices  []string          `json:"cdiDevices,omitempty"`
+}
+
+func newPlanned(plan resource.Plan, o edits.Options) (planned, error) {
+	p := planned{Resources: []plannedResource{}, Warnings: slices.Clone(plan.Warnings)}
+	for _, r := range plan.Resources {
+		e, err := edits.For(r.Devices[:1], o)
+		if err != nil {
+			return planned{}, fmt.Errorf("allocate %s: %w", r.Name, err)
+		}
+		printed := plannedResource{Name: r.Name, Container: plannedEdits(e)}
+		for _, d := range r.Devices {
+			device := plannedDevice{ID: d.ID, Index: d.Index, Healthy: d.Healthy, Reason: d.Reason}
+			if d.NUMANode != inventory.NoNUMANode {
+				device.NUMANode = &d.NUMANode
+			}
+			printed.Devices = append(printed.Devices, device)
+		}
+		p.Resources = append(p.Resources, printed)
+	}
+	return p, nil
+}
+
+func (p planned) table(w io.Writer) {
+	if len(p.Resources) == 0 {
+		fmt.Fprintln(w, "The node offers nothing.")
+	}
+	for _, r := range p.Resources {
+		fmt.Fprintf(w, "%s: %d\n", r.Name, len(r.Devices))
+		fmt.Fprintln(w, "  DEVICE\tINDEX\tNUMA\tHEALTH")
+		for _, d := range r.Devices {
+			numa, health := "-", "Healthy"
+			if d.NUMANode != nil {
+				numa = fmt.Sprint(*d.NUMANode)
+			}
+			if !d.Healthy {
+				health = "Unhealthy: " + d.Reason
+			}
+			fmt.Fprintf(w, "  %s\t%s\t%s\t%s\n", d.ID, d.Index, numa, health)
+		}
+		fmt.Fprintln(w, "  a container with the first of them gets:")
+		r.Container.table(w)
+	}
+	for _, warning := range p.Warnings {
+		fmt.Fprintf(w, "warning: %s\n", warning)
+	}
+}
+
+func (e plannedEdits) table(w io.Writer) {
+	for _, name := range slices.Sorted(maps.Keys(e.Env)) {
+		fmt.Fprintf(w, "    env %s=%s\n", name, e.Env[name])
+	}
+	for _, m := range e.Mounts {
+		fmt.Fprintf(w, "    mount %s from %s\n", m.ContainerPath, m.HostPath)
+	}
+	for _, n := range e.Nodes {
+		fmt.Fprintf(w, "    device node %s from %s (%s)\n", n.ContainerPath, n.HostPath, n.Permissions)
+	}
+	for _, key := range slices.Sorted(maps.Keys(e.Annotations)) {
+		fmt.Fprintf(w, "    annotation %s=%s\n", key, e.Annotations[key])
+	}
+	for _, name := range e.CDIDevices {
+		fmt.Fprintf(w, "    CDI device %s\n", name)
+	}
+}

@@ -1,0 +1,49 @@
+package cli
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"k8s.io/klog/v2"
+)
+
+// signalTimeout bounds what one signal asks for. The driver may have to wake its GPUs first.
+const signalTimeout = time.Minute
+
+// followSignals does what signals ask for: SIGHUP reads the configuration again and looks at the node, SIGUSR1 releases the
+// driver, SIGUSR2 goes back to it.
+func (d *daemon) followSignals(ctx context.Context) error {
+	asked := make(chan os.Signal, 4)
+	signal.Notify(asked, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2)
+	defer signal.Stop(asked)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case s := <-asked:
+			log := klog.FromContext(ctx)
+			log.Info("Signal", "signal", s.String())
+			if err := d.obey(ctx, s); err != nil && ctx.Err() == nil {
+				log.Error(err, "Signal not obeyed in full", "signal", s.String())
+			}
+		}
+	}
+}
+
+func (d *daemon) obey(ctx context.Context, s os.Signal) error {
+	ctx, cancel := context.WithTimeout(ctx, signalTimeout)
+	defer cancel()
+	switch s {
+	case syscall.SIGUSR1:
+		return d.monitor.Quiesce(ctx, false)
+	case syscall.SIGUSR2:
+		return d.monitor.Resume(ctx)
+	default:
+		d.watcher.Reload()
+		_, err := d.monitor.Look(ctx)
+		return err
+	}
+}

@@ -1,0 +1,264 @@
+package cli
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/topology"
+)
+
+func newTopologyCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "topology",
+		Short: "Print how the GPUs of a node are connected, and what would be chosen of them",
+		Long: "topology looks at this node, or with --simulate at a machine you do not have, once, and prints the connections of its\n" +
+			"GPUs as nvidia-smi topo -m does, with the score that each has in a choice.",
+		Example: "  gpu-device-plugin topology --simulate dgx-1\n" +
+			"  gpu-device-plugin topology --simulate dgx-1 -o dot | neato -Tsvg > dgx-1.svg\n" +
+			"  gpu-device-plugin topology prefer --simulate dgx-1 --size 3 --available 1,2,3,4 --required 4",
+		Args: noArguments,
+	}
+	config.AddFlags(cmd.PersistentFlags())
+	o := matrixOutput("matrix")
+	cmd.Flags().VarP(&o, "output", "o", "how to print it")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		gpus, err := scanGPUs(cmd)
+		if err != nil {
+			return err
+		}
+		return o.print(cmd.OutOrStdout(), topology.New(gpus).Matrix())
+	}
+	cmd.AddCommand(newPreferCommand())
+	return cmd
+}
+
+// scanGPUs looks at the node that a command's flags name.
+func scanGPUs(cmd *cobra.Command) ([]inventory.GPU, error) {
+	c, _, err := config.Load(config.Sources{Env: os.LookupEnv, Flags: cmd.Flags()})
+	if err != nil {
+		return nil, err
+	}
+	snapshot, err := scanOnce(cmd.Context(), c)
+	return snapshot.GPUs, err
+}
+
+// A matrixOutput is how the connections are printed.
+type matrixOutput string
+
+func (o *matrixOutput) String() string { return string(*o) }
+func (*matrixOutput) Type() string     { return "matrix|json|dot" }
+
+func (o *matrixOutput) Set(text string) error {
+	switch text {
+	case "matrix", "json", "dot":
+		*o = matrixOutput(text)
+		return nil
+	}
+	return fmt.Errorf("unknown output %q: give matrix, json or dot", text)
+}
+
+func (o matrixOutput) print(w io.Writer, m topology.Matrix) error {
+	switch o {
+	case "json":
+		encoder := json.NewEncoder(w)
+		encoder.SetIndent("", "  ")
+		return encoder.Encode(m)
+	case "dot":
+		_, err := io.WriteString(w, dot(m))
+		return err
+	default:
+		return printMatrix(w, m)
+	}
+}
+
+// printMatrix prints a row for each GPU: its connection to each other with the score behind it, and its NUMA node.
+func printMatrix(w io.Writer, m topology.Matrix) error {
+	columns := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, gpu := range m.GPUs {
+		fmt.Fprintf(columns, "\tGPU%d", gpu.Index)
+	}
+	fmt.Fprintln(columns, "\tNUMA")
+	for _, gpu := range m.GPUs {
+		fmt.Fprintf(columns, "GPU%d", gpu.Index)
+		for _, peer := range gpu.Peers {
+			fmt.Fprintf(columns, "\t%s", peer.Label)
+			if peer.Score > 0 {
+				fmt.Fprintf(columns, " %d", peer.Score)
+			}
+		}
+		numa := "-"
+		if gpu.NUMANode != inventory.NoNUMANode {
+			numa = strconv.Itoa(gpu.NUMANode)
+		}
+		fmt.Fprintf(columns, "\t%s\n", numa)
+	}
+	if err := columns.Flush(); err != nil {
+		return err
+	}
+	_, err := io.WriteString(w, `
+NV<n>  n active NVLink lanes, straight or through NVSwitches
+PSB    one board               PHB   a PCIe host bridge
+PIX    at most one PCIe bridge NODE  host bridges of one NUMA node
+PXB    several PCIe bridges    SYS   the interconnect between NUMA nodes
+The number is the score of the connection in a choice.
+`)
+	return err
+}
+
+// dot returns the graph in the language of Graphviz: an edge for each connection, the thicker the more it counts.
+func dot(m topology.Matrix) string {
+	highest := 1
+	for _, gpu := range m.GPUs {
+		for _, peer := range gpu.Peers {
+			highest = max(highest, peer.Score)
+		}
+	}
+	var b strings.Builder
+	b.WriteString("graph gpus {\n  node [shape=box];\n")
+	for a, gpu := range m.GPUs {
+		fmt.Fprintf(&b, "  gpu%d [label=%q];\n", a, fmt.Sprintf("GPU%d\n%s", gpu.Index, gpu.BDF))
+		for c, peer := range gpu.Peers[:a] {
+			if peer.Score > 0 {
+				fmt.Fprintf(&b, "  gpu%d -- gpu%d [label=\"%s %d\", penwidth=%.1f];\n",
+					c, a, peer.Label, peer.Score, 0.5+4*float64(peer.Score)/float64(highest))
+			}
+		}
+	}
+	b.WriteString("}\n")
+	return b.String()
+}
+
+func newPreferCommand() *cobra.Command {
+	var available, required []string
+	var size, runnersUp int
+	cmd := &cobra.Command{
+		Use:   "prefer",
+		Short: "Print which GPUs a container would best be given, and what comes next",
+		Long: "prefer chooses whole GPUs as the daemon does when kubelet asks it: the set with the highest score, among equals the one\n" +
+			"that costs what stays free the least. GPUs are named by index or UUID. Healthy GPUs that are not available count as\n" +
+			"in use.",
+		Args: cobra.NoArgs,
+	}
+	flags := cmd.Flags()
+	flags.IntVar(&size, "size", 1, "how many GPUs are wanted")
+	flags.StringSliceVar(&available, "available", nil, "the GPUs to choose from; all healthy ones if not given")
+	flags.StringSliceVar(&required, "required", nil, "the GPUs that must be among them")
+	flags.IntVar(&runnersUp, "runners-up", 3, "how many of the next best sets to print")
+	o := addOutputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if size < 1 || runnersUp < 0 {
+			return errors.New("--size must be 1 or more, and --runners-up not negative")
+		}
+		gpus, err := scanGPUs(cmd)
+		if err != nil {
+			return err
+		}
+		p, err := newPreferred(gpus, available, required, size, runnersUp)
+		if err != nil {
+			return err
+		}
+		return o.print(cmd.OutOrStdout(), p, p.table)
+	}
+	return cmd
+}
+
+// preferred is a choice of GPUs as it is printed.
+type preferred struct {
+	// Sets are the choice and the runners-up.
+	Sets []preferredSet `json:"sets"`
+}
+
+type preferredSet struct {
+	Indices []int    `json:"indices"`
+	UUIDs   []string `json:"uuids"`
+	// Score is what counts first, Cost what decides among equals.
+	Score int64 `json:"score"`
+	Cost  int64 `json:"cost"`
+	// Exact says that no set is better than this one and those before it; else none has a higher score than Bound.
+	Exact bool  `json:"exact"`
+	Bound int64 `json:"bound"`
+}
+
+func newPreferred(gpus []inventory.GPU, available, required []string, size, runnersUp int) (preferred, error) {
+	graph := topology.New(gpus)
+	byPosition := make([]inventory.GPU, graph.Len())
+	var healthy topology.Set
+	for _, gpu := range gpus {
+		p, ok := graph.Position(gpu.UUID)
+		if !ok {
+			continue
+		}
+		byPosition[p] = gpu
+		if gpu.Health.Allocatable() {
+			healthy |= topology.SetOf(p)
+		}
+	}
+	request := topology.Request{Available: healthy, Size: size}
+	var err error
+	if available != nil {
+		if request.Available, err = named(byPosition, available); err != nil {
+			return preferred{}, fmt.Errorf("--available: %w", err)
+		}
+	}
+	if request.Required, err = named(byPosition, required); err != nil {
+		return preferred{}, fmt.Errorf("--required: %w", err)
+	}
+	request.Busy = healthy &^ request.Available
+	best := graph.Best(request, 1+runnersUp)
+	if len(best) == 0 {
+		return preferred{}, fmt.Errorf("%d GPUs are wanted and %d are available", size, (request.Available | request.Required).Len())
+	}
+	var p preferred
+	for _, choice := range best {
+		set := preferredSet{Score: choice.Score, Cost: choice.Cost, Exact: choice.Exact, Bound: choice.Bound}
+		for position := range choice.Set.All() {
+			set.Indices = append(set.Indices, byPosition[position].Index)
+			set.UUIDs = append(set.UUIDs, byPosition[position].UUID)
+		}
+		p.Sets = append(p.Sets, set)
+	}
+	return p, nil
+}
+
+// named returns the GPUs with the given indices or UUIDs.
+func named(gpus []inventory.GPU, names []string) (topology.Set, error) {
+	var set topology.Set
+	for _, name := range names {
+		found := topology.Set(0)
+		for position, gpu := range gpus {
+			if gpu.UUID == name || strconv.Itoa(gpu.Index) == name {
+				found |= topology.SetOf(position)
+			}
+		}
+		if found == 0 {
+			return 0, fmt.Errorf("no GPU has the index or UUID %q", name)
+		}
+		set |= found
+	}
+	return set, nil
+}
+
+func (p preferred) table(w io.Writer) {
+	fmt.Fprintln(w, "\tGPUS\tSCORE\tCOST")
+	for i, set := range p.Sets {
+		rank := "choice"
+		if i > 0 {
+			rank = fmt.Sprintf("runner-up %d", i)
+		}
+		score := strconv.FormatInt(set.Score, 10)
+		if !set.Exact {
+			score = fmt.Sprintf("%d (the best has at most %d)", set.Score, set.Bound)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\n", rank, strings.Trim(fmt.Sprint(set.Indices), "[]"), score, set.Cost)
+	}
+}
