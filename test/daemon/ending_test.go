@@ -1,0 +1,121 @@
+package daemon
+
+import (
+	"context"
+	"net"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
+)
+
+// maxEnd is how long the daemon may take to end.
+const maxEnd = 2 * time.Second
+
+// TestSIGTERM: the daemon ends soon, leaves nothing of its own and everything of others', and says no farewell.
+func TestSIGTERM(t *testing.T) {
+	t.Parallel()
+	for name, faults := range map[string][]simulator.Fault{
+		"idle":                 nil,
+		"the driver hangs":     {{Kind: simulator.KindHang}},
+		"the event wait hangs": {{Kind: simulator.KindHang, Call: "EventSetWait"}},
+		"a GPU is lost":        {{Kind: simulator.KindLost, GPU: "1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := serving(t, node.Setup{})
+			foreign, err := net.Listen("unix", filepath.Join(filepath.Dir(s.Socket()), "nvidia-gpu.sock"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer foreign.Close()
+			s.inject(faults...)
+			if name == "a GPU is lost" {
+				s.shows(8, 7)
+			}
+			mark, daemon := s.Mark(), s.Running()
+			s.signal(daemon, syscall.SIGTERM)
+			if took := s.ends(daemon); took > maxEnd {
+				t.Errorf("it took %v to end", took)
+			}
+			if err := daemon.Err(); err != nil {
+				t.Errorf("it ended with %v", err)
+			}
+			s.next(mark, standin.StreamEnded)
+			if diff := cmp.Diff([]string{"nvidia-gpu.sock"}, s.sockets()); diff != "" {
+				t.Errorf("sockets that are left (-want +got):\n%s", diff)
+			}
+			for _, e := range s.Events(mark) {
+				if e.Kind == standin.Listed {
+					t.Errorf("a list of %d devices for a farewell", len(e.Devices))
+				}
+			}
+		})
+	}
+}
+
+// TestSIGKILL: a daemon that was killed is followed by one that serves, whatever the first one left behind.
+func TestSIGKILL(t *testing.T) {
+	t.Parallel()
+	s := serving(t, node.Setup{})
+	left := s.sockets()
+	mark, daemon := s.Mark(), s.Running()
+	s.signal(daemon, syscall.SIGKILL)
+	s.ends(daemon)
+	s.next(mark, standin.StreamEnded)
+	s.shows(8, 0)
+	mark = s.Mark()
+	s.start()
+	s.next(mark, standin.Listed)
+	s.shows(8, 8)
+	s.admit("work", 8)
+	if now := s.sockets(); len(now) != len(left)+1 || now[0] == now[len(now)-1] {
+		t.Errorf("sockets before %v, after %v", left, now)
+	}
+}
+
+// TestOverlap: of two daemons, as in a rolling upgrade, either may end; kubelet goes on having all GPUs.
+func TestOverlap(t *testing.T) {
+	t.Parallel()
+	for _, version := range []standin.Version{standin.V136, standin.V137} {
+		t.Run(string(version), func(t *testing.T) {
+			t.Parallel()
+			s := serving(t, node.Setup{Version: version})
+			mark, old := s.Mark(), s.Running()
+			t.Cleanup(func() { _ = old.Kill() }) // if the test does not get to its end
+			s.Args = []string{"--control-socket", s.Path("second.sock")}
+			s.start()
+			second := s.next(mark, standin.Listed)
+			if len(second.Devices) != 8 {
+				t.Errorf("the second daemon's first list has %d devices", len(second.Devices))
+			}
+			s.signal(old, syscall.SIGTERM)
+			s.ends(old)
+			if err := old.Err(); err != nil {
+				t.Errorf("the first daemon ended with %v", err)
+			}
+			s.next(second.Seq, standin.StreamEnded)
+			s.shows(8, 8)
+			s.admit("work", 8)
+			if version == standin.V136 {
+				return // it takes the end of the old stream for that of the new one, and has to be told again
+			}
+			for _, e := range s.Events(mark) {
+				if e.Kind == standin.Listed && len(e.Devices) != 8 {
+					t.Errorf("a list of %d devices", len(e.Devices))
+				}
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			if s.WaitFor(ctx, func() bool { return s.Allocatable(gpu) != 8 }) == nil {
+				t.Errorf("kubelet shows %d GPUs after the first daemon's end", s.Allocatable(gpu))
+			}
+		})
+	}
+}

@@ -1,0 +1,134 @@
+package daemon
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
+)
+
+// TestBadInput: what cannot be ends the program with one sentence that says what is wrong and what to do.
+func TestBadInput(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(folder, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	const machine = "driver: 550.1\ncuda: \"12.4\"\nmodel: t4\ngpus: [{bdf: \"0000:00:04.0\", pcie: 0/0}]\n"
+	tests := map[string]struct {
+		args []string
+		says []string
+	}{
+		"unknown flag":    {[]string{"--mig-strateg", "mixed"}, []string{"unknown flag: --mig-strateg", "--help lists the flags"}},
+		"unknown command": {[]string{"stauts"}, []string{`unknown command "stauts", did you mean "status"?`, "--help lists the commands"}},
+		"unknown strategy": {
+			[]string{"--mig-strategy", "many"}, []string{`--mig-strategy: "many" is none of none, single, mixed`},
+		},
+		"unknown device list strategy": {
+			[]string{"--device-list-strategy", "env"}, []string{`--device-list-strategy: "env" is none of envvar, volume-mounts`},
+		},
+		"unknown profile": {[]string{"--simulate", "dgx-h1000"}, []string{`"dgx-h1000"`, "give one of a100-mig-mixed, dgx-1,", ".yaml"}},
+		"profile that is not there": {
+			[]string{"--simulate", "/no/such.yaml"}, []string{"/no/such.yaml", "no such file", "give the path of a file that can be read"},
+		},
+		"profile that is none": {
+			[]string{"--simulate", write("none.yaml", "gpus: 3\n")}, []string{"none.yaml", "correct it", "a profile has the keys"},
+		},
+		"socket's path too long": {
+			[]string{"--kubelet-socket", "/" + strings.Repeat("x", 107) + "/k.sock"},
+			[]string{"--kubelet-socket", "has 115 bytes", "shorten it by 8 bytes"},
+		},
+		"no library": {
+			[]string{"--simulate", write("nolib.yaml", machine+"faults: [{kind: driver, driver: no-library}]\n")},
+			[]string{"libnvidia-ml.so.1", "install the driver", "--fail-on-init-error=false"},
+		},
+		"no kernel module": {
+			[]string{"--simulate", write("nomod.yaml", machine+"faults: [{kind: driver, driver: missing}]\n")},
+			[]string{"the kernel module is not loaded", "modprobe nvidia", "--fail-on-init-error=false"},
+		},
+		"NVML that cannot be initialised": {
+			[]string{"--simulate", write("noinit.yaml", machine+"faults: [{kind: fail, call: Init, return: UNKNOWN}]\n")},
+			[]string{"nvmlInit", "--fail-on-init-error=false"},
+		},
+		"configuration file that is not there": {
+			[]string{"--simulate", "t4", "--config-file", "/no/such.yaml"}, []string{"/no/such.yaml", "check --config-file"},
+		},
+		"configuration that is not valid": {
+			[]string{"--simulate", "t4", "--config-file", write("config.yaml", "version: v1\nflags:\n  migStrategy: many\n")},
+			[]string{"config.yaml", "3", `"many" is none of none, single, mixed`},
+		},
+		"no daemon": {[]string{"status", "--control-socket", "/no/such.sock"}, []string{"no daemon answers at /no/such.sock", "--control-socket"}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			args := tt.args
+			if strings.HasPrefix(args[0], "--") { // the daemon must touch nothing outside the test
+				args = append([]string{
+					"--kubelet-socket", "", "--pod-resources-socket", "", "--control-socket", "", "--state-dir", "", "--cdi-dir", folder,
+				}, args...)
+			}
+			output, err := exec.CommandContext(t.Context(), binary, args...).CombinedOutput()
+			var failed *exec.ExitError
+			if !errors.As(err, &failed) || failed.ExitCode() != 1 {
+				t.Errorf("it ended with %v, and not with exit status 1", err)
+			}
+			lines := strings.Split(strings.TrimSpace(string(output)), "\n")
+			sentence := lines[len(lines)-1]
+			for _, text := range append(tt.says, "Error: ") {
+				if !strings.Contains(sentence, text) {
+					t.Errorf("its last word is %q, without %q", sentence, text)
+				}
+			}
+		})
+	}
+}
+
+// TestLateDriver: with --fail-on-init-error=false a driver that is missing is waited for.
+func TestLateDriver(t *testing.T) {
+	t.Parallel()
+	for _, missing := range []string{"missing", "no-library"} {
+		t.Run(missing, func(t *testing.T) {
+			t.Parallel()
+			s := open(t, node.Setup{Args: []string{"--fail-on-init-error=false"}})
+			s.broken(simulator.Fault{Kind: simulator.KindDriver, Driver: missing})
+			s.start()
+			s.logs("Waiting for the driver")
+			s.says("there is no driver", func(now status) bool { return strings.Contains(now.Stale, "no NVIDIA driver") })
+			if got := s.Resources(); len(got) > 0 {
+				t.Errorf("kubelet shows %v without a driver", got)
+			}
+			s.inject(simulator.Fault{Kind: simulator.KindRestore})
+			s.shows(8, 8)
+		})
+	}
+}
+
+// TestLateKubelet: a kubelet whose directory is not there yet is waited for.
+func TestLateKubelet(t *testing.T) {
+	t.Parallel()
+	s := open(t, node.Setup{})
+	folder := s.Path("late")
+	s.Args = []string{"--kubelet-socket", filepath.Join(folder, "kubelet.sock")}
+	s.start()
+	s.logs("Waiting for kubelet")
+	s.logs("no kubelet device-plugin directory: stat " + folder)
+	s.says("the daemon runs", func(status) bool { return true })
+	late, err := standin.Start(standin.Options{Dir: folder})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer late.Stop()
+	other := &node.Node{Kubelet: late}
+	(&stage{other, t}).shows(8, 8)
+}

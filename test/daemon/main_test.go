@@ -1,0 +1,281 @@
+package daemon
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
+)
+
+const (
+	gpu = "nvidia.com/gpu"
+	// patience bounds every wait for something that must happen.
+	patience = 30 * time.Second
+)
+
+// binary is the path of the daemon's binary, from TestMain on.
+var binary string
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	for _, err := range []error{
+		flag.Set("test.parallel", "12"),          // nodes mostly wait
+		os.Setenv("GORACE", "atexit_sleep_ms=0"), // else a daemon with the race detector ends a second later
+	} {
+		if err != nil {
+			panic(err)
+		}
+	}
+	code, err := buildAndRun(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func buildAndRun(m *testing.M) (code int, err error) {
+	folder, err := os.MkdirTemp("", "daemon")
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(folder)) }()
+	binary = filepath.Join(folder, "gpu-device-plugin")
+	args := append(append([]string{"build"}, buildFlags...), "-o", binary, "../../cmd/gpu-device-plugin")
+	if output, err := exec.Command("go", args...).CombinedOutput(); err != nil {
+		return 0, fmt.Errorf("build the daemon: %w\n%s", err, output)
+	}
+	return m.Run(), nil
+}
+
+// A stage is a node and its test.
+type stage struct {
+	*node.Node
+	t *testing.T
+}
+
+// open makes a node without a daemon. Everything on it ends with the test, and must end well.
+func open(t *testing.T, setup node.Setup) *stage {
+	t.Helper()
+	setup.Daemon = binary
+	if setup.Profile == "" {
+		setup.Profile = "dgx-h100"
+	}
+	n, err := node.Open(setup)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the daemon's log ends with:\n%s", n.Logged())
+		}
+		if err := n.Close(); err != nil {
+			t.Errorf("end the node: %v", err)
+		}
+	})
+	return &stage{n, t}
+}
+
+// serving makes a node whose kubelet has all GPUs of the daemon.
+func serving(t *testing.T, setup node.Setup) *stage {
+	t.Helper()
+	s := open(t, setup)
+	s.start()
+	s.next(0, standin.Listed)
+	return s
+}
+
+// start starts the daemon.
+func (s *stage) start() {
+	s.t.Helper()
+	if err := s.StartDaemon(); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// next waits for the first event of a kind about the GPUs after a mark.
+func (s *stage) next(mark int, kind standin.Kind) standin.Event {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
+	defer cancel()
+	e, err := s.Next(ctx, mark, standin.Is(kind, gpu))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return e
+}
+
+// until waits until kubelet is as it should be.
+func (s *stage) until(what string, holds func() bool) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
+	defer cancel()
+	if err := s.WaitFor(ctx, holds); err != nil {
+		s.t.Fatalf("%v, want %s", err, what)
+	}
+}
+
+// counts waits until kubelet shows these devices, by resource, and no others.
+func (s *stage) counts(want map[string]standin.Quantity) {
+	s.t.Helper()
+	s.until(fmt.Sprint(want), func() bool { return maps.Equal(s.Resources(), want) })
+}
+
+// shows waits until kubelet shows so many GPUs, of which so many are Healthy.
+func (s *stage) shows(capacity, allocatable int) {
+	s.t.Helper()
+	s.counts(map[string]standin.Quantity{gpu: {Capacity: capacity, Allocatable: allocatable}})
+}
+
+// allocatable waits until kubelet shows so many Healthy GPUs, however many others.
+func (s *stage) allocatable(count int) {
+	s.t.Helper()
+	s.until(fmt.Sprint(count, " Healthy GPUs"), func() bool { return s.Allocatable(gpu) == count })
+}
+
+// admit has kubelet start a container with GPUs.
+func (s *stage) admit(pod string, count int) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
+	defer cancel()
+	got, err := s.Admit(ctx, standin.Container{Pod: pod, Name: "main", Resource: gpu, Count: count})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	visible := strings.Split(got.Response.GetEnvs()["NVIDIA_VISIBLE_DEVICES"], ",")
+	slices.Sort(visible)
+	if !slices.Equal(visible, got.IDs) {
+		s.t.Errorf("NVIDIA_VISIBLE_DEVICES has %v, and the devices are %v", visible, got.IDs)
+	}
+}
+
+// inject makes faults happen.
+func (s *stage) inject(faults ...simulator.Fault) {
+	s.t.Helper()
+	for _, f := range faults {
+		if err := control.Call(s.t.Context(), s.ControlSocket(), "simulate.inject", f, nil); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+}
+
+// status is what these tests need of the daemon's status.
+type status struct {
+	Stale       string   `json:"stale"`
+	ConfigError string   `json:"configError"`
+	LeftOut     []string `json:"leftOut"`
+}
+
+// says waits until the daemon answers and its status is as it should be.
+func (s *stage) says(what string, ok func(status) bool) {
+	s.t.Helper()
+	var now status
+	s.eventually(what, func() bool {
+		now = status{}
+		return control.Call(s.t.Context(), s.ControlSocket(), "status", nil, &now) == nil && ok(now)
+	})
+}
+
+// eventually waits until something holds that nobody tells of.
+func (s *stage) eventually(what string, holds func() bool) {
+	s.t.Helper()
+	late := time.After(patience)
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for !holds() {
+		select {
+		case <-tick.C:
+		case <-late:
+			s.t.Fatalf("not within %s: %s", patience, what)
+		}
+	}
+}
+
+// logs waits until the daemon's log has a text.
+func (s *stage) logs(text string) {
+	s.t.Helper()
+	s.eventually("the log says "+text, func() bool {
+		log, err := os.ReadFile(s.LogPath())
+		return err == nil && bytes.Contains(log, []byte(text))
+	})
+}
+
+// sockets returns the names of the sockets in kubelet's directory, without kubelet's own.
+func (s *stage) sockets() []string {
+	s.t.Helper()
+	entries, err := os.ReadDir(filepath.Dir(s.Socket()))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		if e.Type() == fs.ModeSocket && e.Name() != filepath.Base(s.Socket()) {
+			names = append(names, e.Name())
+		}
+	}
+	return names
+}
+
+// write writes a file of the node and returns its path.
+func (s *stage) write(name, text string) string {
+	s.t.Helper()
+	path := s.Path(name)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		s.t.Fatal(err)
+	}
+	return path
+}
+
+// broken makes the node one to which faults have happened.
+func (s *stage) broken(faults ...simulator.Fault) {
+	s.t.Helper()
+	profile, err := simulator.Load(s.Profile)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	profile.Faults = faults
+	text, err := yaml.Marshal(profile)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.Profile = s.write(profile.Name+".yaml", string(text))
+}
+
+// ends waits until a daemon has ended and returns how long that took.
+func (s *stage) ends(d *node.Daemon) time.Duration {
+	s.t.Helper()
+	began := time.Now()
+	select {
+	case <-d.Ended():
+		return time.Since(began)
+	case <-time.After(patience):
+		s.t.Fatal("the daemon does not end")
+		return 0
+	}
+}
+
+// signal sends a daemon a signal.
+func (s *stage) signal(d *node.Daemon, sig syscall.Signal) {
+	s.t.Helper()
+	if err := d.Signal(sig); err != nil {
+		s.t.Fatal(err)
+	}
+}

@@ -1,0 +1,95 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
+)
+
+// begins has kubelet start a container with all GPUs: for the first time, or again. The refusal must have all of the
+// words; without any there must be none.
+func (s *stage) begins(pod string, words ...string) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
+	defer cancel()
+	_, err := s.Admit(ctx, standin.Container{Pod: pod, Name: "main", Resource: gpu, Count: 8})
+	if len(words) == 0 {
+		if err != nil {
+			s.t.Errorf("%s was refused: %v", pod, err)
+		}
+		return
+	}
+	var refused *standin.PodError
+	if !errors.As(err, &refused) || refused.Reason != standin.CreateContainerConfig {
+		s.t.Errorf("%s: got error %v, want %s", pod, err, standin.CreateContainerConfig)
+		return
+	}
+	for _, w := range append(words, gpu, "delete the pod") {
+		if !strings.Contains(err.Error(), w) {
+			s.t.Errorf("%s: got error %v, want %q in it", pod, err, w)
+		}
+	}
+}
+
+// TestContainersStartAgainOnGoodGPUsOnly: kubelet allocates nothing for a container that starts again, and asks only whether
+// it may.
+func TestContainersStartAgainOnGoodGPUsOnly(t *testing.T) {
+	t.Parallel()
+	struck := simulator.Fault{Kind: simulator.KindRecoveryAction, GPU: "3", Action: "reset"}
+	used := simulator.Fault{Kind: simulator.KindProcesses, GPU: "5", Count: 2}
+	bad := []string{"GPU 3 (GPU-", "recovery action gpu-reset", "cure: reset"}
+	inUse := []string{"GPU 5 (GPU-", "PID 100000 with 1024 MiB, PID 100001 with 1024 MiB"}
+	for mode, want := range map[string]struct{ struck, used []string }{
+		"none": {}, "health": {struck: bad}, "clean": {struck: bad, used: inUse},
+	} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			s := serving(t, node.Setup{Args: []string{"--pre-start-checks", mode}})
+			s.begins("work")
+			s.inject(used)
+			s.begins("work", want.used...)
+			s.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "5"})
+			s.begins("work")
+
+			s.inject(struck)
+			s.begins("work", want.struck...)
+			s.inject(simulator.Fault{Kind: simulator.KindRestore})
+			s.shows(8, 8)
+			s.begins("work")
+		})
+	}
+}
+
+// TestChecksBeginWithTheConfigurationThatAsksForThem: kubelet learns only from a new registration that it has to ask.
+func TestChecksBeginWithTheConfigurationThatAsksForThem(t *testing.T) {
+	t.Parallel()
+	s := open(t, node.Setup{})
+	configure := func(mode string) {
+		s.write("config.yaml", fmt.Sprintf("version: v1\nflags: {plugin: {preStartChecks: %s}}\n", mode))
+	}
+	s.Args = []string{"--config-file", s.Path("config.yaml")}
+	configure("none")
+	s.start()
+	s.next(0, standin.Listed)
+	s.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "5", Count: 1})
+	s.begins("work")
+	for _, mode := range []string{"clean", "none"} {
+		configure(mode)
+		mark := s.Mark()
+		s.signal(s.Running(), syscall.SIGHUP)
+		s.next(mark, standin.Listed)
+		s.shows(8, 8)
+		if mode == "clean" {
+			s.begins("work", "GPU 5 (GPU-", "PID 100000")
+		} else {
+			s.begins("work")
+		}
+	}
+}

@@ -1,0 +1,147 @@
+package daemon
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
+	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
+)
+
+// The versions of the driver before and after it is replaced. The second one has a GPU more.
+const (
+	oldVersion, oldGPUs = "450.80.02", 2
+	newVersion, newGPUs = "460.32.03", 3
+)
+
+// maxAway is how long kubelet may be without the daemon while the process makes place for its successor.
+const maxAway = 5 * time.Second
+
+// A driver is an installation of the driver below a root: a compiled library, and a file for the kernel module.
+type driver struct {
+	t    *testing.T
+	root string
+}
+
+// installed returns a driver of the old version, and the node of a daemon that uses it.
+func installed(t *testing.T) (driver, *stage) {
+	t.Helper()
+	d := driver{t, t.TempDir()}
+	d.loadModule(oldVersion)
+	d.installLibrary(oldVersion, oldGPUs)
+	n, err := node.Open(node.Setup{Daemon: binary, Args: []string{"--driver-root-ctr-path", d.root, "--fail-on-init-error=false"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the daemon's log ends with:\n%s", n.Logged())
+		}
+		if err := n.Close(); err != nil {
+			t.Errorf("end the node: %v", err)
+		}
+	})
+	s := &stage{n, t}
+	s.start()
+	s.shows(oldGPUs, oldGPUs)
+	return d, s
+}
+
+// loadModule puts a kernel module of a version in the place of the one before.
+func (d driver) loadModule(version string) {
+	d.t.Helper()
+	if err := os.WriteFile(d.module(), []byte(version), 0o600); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+func (d driver) module() string { return filepath.Join(d.root, "module") }
+
+// installLibrary puts the library of a version where a distribution would, and takes away the one before.
+func (d driver) installLibrary(version string, gpus int) {
+	d.t.Helper()
+	folder := filepath.Join(d.root, "usr", "lib64")
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		d.t.Fatal(err)
+	}
+	name := "libnvidia-ml.so." + version
+	output, err := exec.CommandContext(d.t.Context(), "gcc", "-shared", "-fPIC", "-o", filepath.Join(folder, name),
+		fmt.Sprintf("-DVERSION=%q", version), fmt.Sprintf("-DGPUS=%d", gpus), fmt.Sprintf("-DMODULE=%q", d.module()),
+		"../../internal/nvidia/testdata/r450.c").CombinedOutput()
+	if err != nil {
+		d.t.Fatalf("compile a library: %v\n%s", err, output)
+	}
+	link := filepath.Join(folder, "libnvidia-ml.so.1")
+	before, _ := os.Readlink(link) // none at first
+	if err := os.Symlink(name, link+".new"); err != nil {
+		d.t.Fatal(err)
+	}
+	if err := os.Rename(link+".new", link); err != nil {
+		d.t.Fatal(err)
+	}
+	if before == "" {
+		return
+	}
+	if err := os.Remove(filepath.Join(folder, before)); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+// TestReexec: the driver is replaced by another version. The process, which is bound to the library that it loaded, makes
+// place for one that is bound to the new one.
+func TestReexec(t *testing.T) {
+	t.Parallel()
+	for name, replace := range map[string]func(driver){
+		"the library is replaced": func(d driver) {
+			d.loadModule(newVersion)
+			d.installLibrary(newVersion, newGPUs)
+		},
+		"the kernel module is another one before the library is": func(d driver) {
+			d.loadModule(newVersion)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d, s := installed(t)
+			mark, daemon := s.Mark(), s.Running()
+			replace(d)
+			s.signal(daemon, syscall.SIGHUP) // or it would look half a minute later
+			ended := s.next(mark, standin.StreamEnded)
+			if name != "the library is replaced" {
+				s.logs("the kernel module is of another version than the library")
+				d.installLibrary(newVersion, newGPUs)
+			}
+			listed := s.next(ended.Seq, standin.Listed)
+			s.shows(newGPUs, newGPUs)
+			s.admit("work", newGPUs)
+			select {
+			case <-daemon.Ended():
+				t.Errorf("the process ended: %v", daemon.Err())
+			default: // the same one, another program in it
+			}
+			var now struct {
+				Driver string `json:"driver"`
+			}
+			if err := control.Call(t.Context(), s.ControlSocket(), "status", nil, &now); err != nil {
+				t.Fatal(err)
+			}
+			if now.Driver != newVersion {
+				t.Errorf("the daemon says that the driver is %s", now.Driver)
+			}
+			if left := s.sockets(); len(left) != 1 {
+				t.Errorf("sockets in kubelet's directory: %v", left)
+			}
+			away := listed.Time.Sub(ended.Time)
+			t.Logf("kubelet was without the GPUs for %v", away)
+			if name == "the library is replaced" && away > maxAway {
+				t.Errorf("kubelet was without the GPUs for %v", away)
+			}
+		})
+	}
+}

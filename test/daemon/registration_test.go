@@ -1,0 +1,95 @@
+package daemon
+
+import (
+	"syscall"
+	"testing"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
+)
+
+// TestEveryMachineRegisters: what kubelet shows of every machine that the simulator knows.
+func TestEveryMachineRegisters(t *testing.T) {
+	t.Parallel()
+	type resources map[string]int
+	whole := func(n int) map[string]resources { return map[string]resources{"none": {gpu: n}} }
+	want := map[string]map[string]resources{ // profile → MIG strategy → resources
+		"a100-mig-mixed": {
+			"none": {gpu: 8},
+			"mixed": {
+				gpu: 2, "nvidia.com/mig-1c.3g.40gb": 3, "nvidia.com/mig-1g.10gb": 9, "nvidia.com/mig-1g.10gb.me": 1,
+				"nvidia.com/mig-2g.20gb": 2, "nvidia.com/mig-3g.40gb": 4, "nvidia.com/mig-4g.40gb": 1, "nvidia.com/mig-7g.80gb": 1,
+			},
+			"single": {gpu: 4}, // the 3g.40gb, which most of its GPUs have
+		},
+		"h100-mig-1g": {"none": {gpu: 8}, "mixed": {"nvidia.com/mig-1g.10gb": 56}, "single": {gpu: 56}},
+		"dgx-1":       whole(8),
+		"dgx-2":       whole(16),
+		"dgx-a100":    whole(8),
+		"dgx-b200":    whole(8),
+		"dgx-h100":    {"none": {gpu: 8}, "mixed": {gpu: 8}, "single": {gpu: 8}},
+		"dgx-h200":    whole(8),
+		"l40s-x8":     whole(8),
+		"t4":          whole(1),
+	}
+	for _, profile := range simulator.Names() {
+		if len(want[profile]) == 0 {
+			t.Errorf("what %s registers is not known here", profile)
+		}
+		for strategy, resources := range want[profile] {
+			t.Run(profile+" "+strategy, func(t *testing.T) {
+				t.Parallel()
+				s := open(t, node.Setup{Profile: profile, Args: []string{"--mig-strategy", strategy}})
+				s.start()
+				quantities := map[string]standin.Quantity{}
+				for name, n := range resources {
+					quantities[name] = standin.Quantity{Capacity: n, Allocatable: n}
+				}
+				s.counts(quantities)
+				registrations := 0
+				for _, e := range s.Events(0) {
+					if e.Kind == standin.Registering {
+						registrations++
+					}
+				}
+				if registrations != len(resources) {
+					t.Errorf("%d registrations of %d resources", registrations, len(resources))
+				}
+			})
+		}
+	}
+}
+
+// TestLostAtStart: one lost GPU leaves the others to be served.
+func TestLostAtStart(t *testing.T) {
+	t.Parallel()
+	s := open(t, node.Setup{})
+	s.broken(simulator.Fault{Kind: simulator.KindLost, GPU: "2"})
+	s.start()
+	s.shows(7, 7)
+	s.admit("work", 7)
+	s.says("GPU 2 is left out", func(now status) bool { return len(now.LeftOut) == 1 })
+}
+
+// TestHungDriver: allocations and new streams are answered from what is known while no call into the driver returns.
+func TestHungDriver(t *testing.T) {
+	t.Parallel()
+	s := open(t, node.Setup{})
+	s.Args = []string{"--config-file", s.write("config.yaml", "version: v1\nhealth: {unknownGrace: 2s}\n")}
+	s.start()
+	s.shows(8, 8)
+	s.inject(simulator.Fault{Kind: simulator.KindHang})
+	s.signal(s.Running(), syscall.SIGHUP) // the look hangs
+	s.admit("work", 2)
+	mark := s.Mark()
+	if n := s.DropStream(gpu); n != 1 {
+		t.Fatalf("%d streams of the GPUs", n)
+	}
+	if list := s.next(mark, standin.Listed); len(list.Devices) != 8 {
+		t.Errorf("the list after the stream ended has %d devices", len(list.Devices))
+	}
+	s.shows(8, 0) // nobody has known how they are for two seconds
+	s.inject(simulator.Fault{Kind: simulator.KindRestore})
+	s.shows(8, 8)
+}
