@@ -1,0 +1,127 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
+)
+
+var registrationFigures = []figure{
+	{"process start → Register received, 20 starts", "under 50 ms", startToRegister},
+	{"kubelet.sock back → first full list, 100 restarts", "median under 10 ms, worst under 250 ms, once each", restartToList},
+	{"stream dropped → full list, 300 rounds, rules of 1.36", "worst under 150 ms", dropToList(standin.V136)},
+	{"stream dropped → full list, 300 rounds, rules of 1.37", "worst under 150 ms", dropToList(standin.V137)},
+}
+
+func startToRegister(ctx context.Context, daemon string) (string, error) {
+	var took []time.Duration
+	for range 20 {
+		n, err := node.Open(node.Setup{Daemon: daemon, Profile: "dgx-h100", Version: standin.V137})
+		if err != nil {
+			return "", err
+		}
+		began := time.Now()
+		err = n.StartDaemon()
+		var event standin.Event
+		if err == nil {
+			event, err = next(ctx, n, 0, standin.Registering)
+		}
+		if err = errors.Join(err, n.Close()); err != nil {
+			return "", err
+		}
+		took = append(took, event.Time.Sub(began))
+	}
+	return spread(took), nil
+}
+
+func restartToList(ctx context.Context, daemon string) (_ string, err error) {
+	n, err := registered(ctx, node.Setup{Daemon: daemon})
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, n.Close()) }()
+	var took []time.Duration
+	for range 100 {
+		n.Stop()
+		mark := n.Mark()
+		if err := n.Resume(); err != nil {
+			return "", err
+		}
+		back, err := n.Next(ctx, mark, standin.Is(standin.Started, ""))
+		if err != nil {
+			return "", err
+		}
+		listed, err := next(ctx, n, mark, standin.Listed)
+		if err != nil {
+			return "", err
+		}
+		if len(listed.Devices) != 8 {
+			return "", fmt.Errorf("the first list has %d devices", len(listed.Devices))
+		}
+		took = append(took, listed.Time.Sub(back.Time))
+	}
+	registrations := 0
+	for _, e := range n.Events(0) {
+		if e.Kind == standin.Registering {
+			registrations++
+		}
+	}
+	return fmt.Sprintf("%s, %d registrations", spread(took), registrations-1), nil
+}
+
+func dropToList(v standin.Version) func(context.Context, string) (string, error) {
+	return func(ctx context.Context, daemon string) (_ string, err error) {
+		n, err := registered(ctx, node.Setup{Daemon: daemon, Version: v})
+		if err != nil {
+			return "", err
+		}
+		defer func() { err = errors.Join(err, n.Close()) }()
+		var took []time.Duration
+		for round := range 300 {
+			mark := n.Mark()
+			began := time.Now()
+			n.DropStream(gpu)
+			listed, err := next(ctx, n, mark, standin.Listed)
+			if err != nil {
+				return "", err
+			}
+			took = append(took, listed.Time.Sub(began))
+			pod := fmt.Sprint("pod-", round)
+			if _, err := n.Admit(ctx, standin.Container{Pod: pod, Name: "main", Resource: gpu, Count: 1}); err != nil {
+				return "", fmt.Errorf("round %d: %w", round, err)
+			}
+			n.Remove(pod)
+		}
+		return spread(took), nil
+	}
+}
+
+// xidToList measures from before the fault is sent to the daemon until the list that follows is received: the control
+// socket's share is in the figure.
+func xidToList(xid uint64) func(context.Context, string) (string, error) {
+	return func(ctx context.Context, daemon string) (_ string, err error) {
+		var took []time.Duration
+		for range 7 { // a GPU that was struck stays Unhealthy for seconds, so each node serves for 8 rounds
+			n, err := registered(ctx, node.Setup{Daemon: daemon})
+			if err != nil {
+				return "", err
+			}
+			for index := range 8 {
+				var after time.Duration
+				if after, err = struck(ctx, n, simulator.Fault{Kind: simulator.KindXID, GPU: fmt.Sprint(index), XID: xid}); err != nil {
+					break
+				}
+				took = append(took, after)
+			}
+			if err = errors.Join(err, n.Close()); err != nil {
+				return "", err
+			}
+		}
+		return spread(took), nil
+	}
+}

@@ -1,0 +1,141 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+)
+
+// patient is a daemon that waits for the driver.
+var patient = machine{args: []string{"--fail-on-init-error=false"}}
+
+const (
+	// firstLook and nextLook are how long a look may take before the driver counts as hung, waiting how long the wait for
+	// events.
+	firstLook = time.Minute
+	nextLook  = 5 * time.Second
+	waiting   = 11 * time.Second
+)
+
+// grace is how long devices are Healthy for while nobody can say whether they are.
+const grace = 11 * time.Second
+
+var (
+	unloaded    = simulator.Fault{Kind: simulator.KindDriver, Driver: "missing"}
+	uninstalled = simulator.Fault{Kind: simulator.KindDriver, Driver: "no-library"}
+)
+
+// hung is the fault that a call, on GPU 3 or on all, does not return.
+func hung(call, gpu string) simulator.Fault {
+	return simulator.Fault{Kind: simulator.KindHang, Call: call, GPU: gpu}
+}
+
+// failing is the fault that a call answers an error on all GPUs.
+func failing(call, ret string) simulator.Fault {
+	return simulator.Fault{Kind: simulator.KindFail, Call: call, Return: ret}
+}
+
+// arrived is the driver's late arrival.
+var arrived = []act{{restoredAll.deed, outcome{within: reopened}}}
+
+// nothing is what there is without a driver.
+var nothing = &outcome{none: true, hold: suspicion, says: map[string]string{"": `stale: .*`}}
+
+// unanswered is what comes of a driver that does not answer.
+func unanswered(within time.Duration) *outcome {
+	return &outcome{within: within, all: true, says: map[string]string{"": "does not answer", "0": "Unknown"}}
+}
+
+// driverFaults are what can happen to NVML and the driver.
+var driverFaults = []fault{
+	{name: "no driver", machine: patient, inject: []simulator.Fault{unloaded}, start: nothing, then: arrived},
+	{name: "no library", machine: patient, inject: []simulator.Fault{uninstalled}, start: nothing, then: arrived},
+	{
+		name: "NVML cannot be initialised", machine: patient, inject: []simulator.Fault{failing("Init", "UNKNOWN")},
+		start: nothing, then: arrived,
+	},
+	{
+		name: "the initialisation hangs", machine: patient, inject: []simulator.Fault{hung("Init", "")},
+		start: nothing, then: arrived,
+	},
+	{
+		name: "the driver is unloaded", inject: []simulator.Fault{unloaded},
+		run:  &outcome{within: grace, all: true, says: map[string]string{"": "stale: [^;]*no NVIDIA driver", "0": "Unknown"}},
+		then: arrived,
+	},
+	{
+		name: "the driver is unloaded for a moment", inject: []simulator.Fault{unloaded},
+		run: &outcome{says: map[string]string{"": "stale: [^;]*no NVIDIA driver"}}, then: []act{{restoredAll.deed, outcome{hold: grace}}},
+	},
+	{
+		name: "the library is removed", inject: []simulator.Fault{uninstalled},
+		run: &outcome{within: grace, all: true, says: map[string]string{"": "stale: [^;]+;", "0": "Unknown"}}, then: arrived,
+	},
+	{
+		name: "the driver is replaced", inject: []simulator.Fault{{Kind: simulator.KindDriver, Driver: "580.105.08"}},
+		do: deed{"", startedAnew}, run: &outcome{within: grace + starting},
+	},
+	{
+		// The GPUs that are asked before it know of it at the next poll only.
+		name: "a call on one GPU hangs", inject: []simulator.Fault{hung("DeviceGetFieldValues", "3")},
+		run: unanswered(slowPoll + 2*nextLook + grace), start: unanswered(firstLook + 2*nextLook + grace), then: []act{restoredAll},
+	},
+	{
+		name: "every call hangs", inject: []simulator.Fault{hung("", "")},
+		run: unanswered(waiting + nextLook + grace), then: []act{restoredAll},
+	},
+	{
+		name: "the event wait hangs", inject: []simulator.Fault{hung("EventSetWait", "")},
+		run: unanswered(waiting + nextLook + grace), start: unanswered(waiting + nextLook + grace), then: []act{restoredAll},
+	},
+	{
+		name: "the event wait fails for ever", inject: []simulator.Fault{failing("EventSetWait", "UNKNOWN")},
+		run: &outcome{hold: 20 * time.Second}, start: &outcome{hold: 20 * time.Second},
+		then: []act{
+			{inject(asked("reset")), *bad(slowPoll, "3", `Unhealthy \(reset\)`)},
+			restoredAll,
+			{wait, outcome{hold: reopened}},
+			{inject(xid(48)), *bad(atOnce, "3", `XID 48`)},
+		},
+	},
+	{
+		name: "the event wait says for ever that some GPU is lost", inject: []simulator.Fault{failing("EventSetWait", "GPU_IS_LOST")},
+		run: &outcome{hold: 20 * time.Second}, start: &outcome{hold: 20 * time.Second},
+		then: []act{{inject(asked("reset")), *bad(slowPoll, "3", `Unhealthy \(reset\)`)}, restoredAll},
+	},
+	{
+		name: "no event set can be had", inject: []simulator.Fault{failing("EventSetCreate", "UNKNOWN")},
+		start: &outcome{hold: suspicion}, then: []act{{inject(asked("reset")), *bad(slowPoll, "3", `Unhealthy \(reset\)`)}, restoredAll},
+	},
+	{
+		name:   "one GPU spoils the event set",
+		inject: []simulator.Fault{{Kind: simulator.KindFail, GPU: "3", Call: "DeviceRegisterEvents", Return: "UNKNOWN"}},
+		start:  &outcome{hold: suspicion},
+		then: []act{
+			{inject(simulator.Fault{Kind: simulator.KindXID, GPU: "5", XID: 48}), *bad(atOnce, "5", `Unhealthy \(reset\).*XID 48`)},
+			restoredAll,
+		},
+	},
+}
+
+// startedAnew waits until another program in the daemon's process serves kubelet.
+func startedAnew(ctx context.Context, s *stage) error {
+	ctx, cancel := context.WithTimeout(ctx, grace+starting)
+	defer cancel()
+	first, err := s.Next(ctx, 0, standin.Is(standin.Listed, "nvidia.com/gpu"))
+	if err != nil {
+		return err
+	}
+	if _, err := s.Next(ctx, first.Seq, standin.Is(standin.Registered, "nvidia.com/gpu")); err != nil {
+		return err
+	}
+	select {
+	case <-s.Running().Ended():
+		return errors.New("the process has ended")
+	default:
+		return nil
+	}
+}
