@@ -1,0 +1,78 @@
+{{- define "gpu-device-plugin.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "gpu-device-plugin.fullname" -}}
+{{- $name := include "gpu-device-plugin.name" . }}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 63 | trimSuffix "-" }}
+{{- else if contains $name .Release.Name }}
+{{- .Release.Name | trunc 63 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name $name | trunc 63 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{- define "gpu-device-plugin.selector" -}}
+app.kubernetes.io/name: {{ include "gpu-device-plugin.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- /* Another name, so that neither DaemonSet selects the pods of the other. */}}
+{{- define "gpu-device-plugin.mpsSelector" -}}
+app.kubernetes.io/name: {{ include "gpu-device-plugin.name" . | trunc 44 | trimSuffix "-" }}-mps-control-daemon
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "gpu-device-plugin.labels" -}}
+{{ include "gpu-device-plugin.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- /* The name of the ConfigMap with the configuration file; empty where there is none. */}}
+{{- define "gpu-device-plugin.configMap" -}}
+{{- if and .Values.config.map .Values.config.name }}
+{{- fail "config.map and config.name are both given: the chart makes a ConfigMap from map, or takes the one with that name" }}
+{{- else if .Values.config.name }}
+{{- .Values.config.name }}
+{{- else if .Values.config.map }}
+{{- printf "%s-config" (include "gpu-device-plugin.fullname" .) }}
+{{- end }}
+{{- end }}
+
+{{- /* The file of that ConfigMap that counts. */}}
+{{- define "gpu-device-plugin.configFile" -}}
+{{- $files := keys .Values.config.map | sortAlpha }}
+{{- $file := .Values.config.default }}
+{{- if not $file }}
+{{- if has "default" $files }}
+{{- $file = "default" }}
+{{- else if eq (len $files) 1 }}
+{{- $file = first $files }}
+{{- else }}
+{{- fail "config.default is empty: say which file of the ConfigMap is the configuration" }}
+{{- end }}
+{{- else if and $files (not (has $file $files)) }}
+{{- fail (printf "config.default is %q, and config.map has only %s" $file (join ", " $files)) }}
+{{- end }}
+{{- $file }}
+{{- end }}
+
+{{- /* Whether NVML may be asked for MIG devices, for which it wants CAP_SYS_ADMIN. A file may ask for it, too. */}}
+{{- define "gpu-device-plugin.maySeeMIG" -}}
+{{- if or (ne "none" (default "none" .Values.migStrategy)) (include "gpu-device-plugin.configMap" .) }}true{{ end }}
+{{- end }}
+
+{{- /* Whether the container needs CAP_SYS_ADMIN: for MIG devices, or to take back what work leaves on GPUs. */}}
+{{- define "gpu-device-plugin.admin" -}}
+{{- if or (include "gpu-device-plugin.maySeeMIG" .) .Values.preStartReset }}true{{ end }}
+{{- end }}
+
+{{- /* Keys of NVIDIA's chart that ask for what this chart does not do: better refused than passed over. */}}
+{{- define "gpu-device-plugin.refuse" -}}
+{{- if get (default dict (get .Values "gfd")) "enabled" }}
+{{- fail "gfd.enabled: GPU feature discovery is no part of this chart; install it by itself" }}
+{{- end }}
+{{- end }}

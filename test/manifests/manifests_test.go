@@ -1,0 +1,363 @@
+// Package manifests holds the tests of what is deployed: every object of deployments/static and of the Helm chart is one
+// that a cluster's API takes, and the chart's defaults give the static DaemonSet. It is a module of its own, so that
+// Kubernetes' and Helm's types stay out of the daemon's dependencies.
+package manifests
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"helm.sh/helm/v3/pkg/chart/loader"
+	"helm.sh/helm/v3/pkg/chartutil"
+	"helm.sh/helm/v3/pkg/engine"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer/json"
+	"k8s.io/apimachinery/pkg/util/yaml"
+)
+
+const (
+	static = "../../deployments/static"
+	chart  = "../../deployments/helm/gpu-device-plugin"
+)
+
+// kustomization is what deployments/static uses of kustomize's file.
+type kustomization struct {
+	APIVersion string   `json:"apiVersion"`
+	Kind       string   `json:"kind"`
+	Resources  []string `json:"resources"`
+}
+
+// mpsManifest needs a ConfigMap, which the others do without.
+const mpsManifest = "mps-control-daemon.yaml"
+
+func TestStaticManifestsAreListed(t *testing.T) {
+	t.Parallel()
+	data, err := os.ReadFile(filepath.Join(static, "kustomization.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got kustomization
+	if err := yaml.UnmarshalStrict(data, &got); err != nil {
+		t.Fatal(err)
+	}
+	want := kustomization{APIVersion: "kustomize.config.k8s.io/v1beta1", Kind: "Kustomization"}
+	files, err := filepath.Glob(filepath.Join(static, "*.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		name := filepath.Base(f)
+		if name == "kustomization.yaml" {
+			continue
+		}
+		decode(t, name, read(t, f))
+		if name != mpsManifest {
+			want.Resources = append(want.Resources, name)
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("kustomization.yaml (-want +got):\n%s", diff)
+	}
+}
+
+func TestChartGivesTheStaticDaemonSet(t *testing.T) {
+	t.Parallel()
+	for manifest, values := range map[string]string{
+		"gpu-device-plugin.yaml": "",
+		mpsManifest:              "{config: {name: gpu-device-plugin-config, default: config.yaml}}",
+	} {
+		t.Run(manifest, func(t *testing.T) {
+			t.Parallel()
+			want := only[*appsv1.DaemonSet](t, decode(t, "static", read(t, filepath.Join(static, manifest))))
+			got := daemonSet(t, decode(t, "chart", render(t, values)), want.Name)
+			// Helm tells releases apart by a label of its own, and names the object after the release.
+			instance := map[string]string{"app.kubernetes.io/instance": "gpu-device-plugin"}
+			maps.Copy(want.Spec.Selector.MatchLabels, instance)
+			maps.Copy(want.Spec.Template.Labels, instance)
+			if diff := cmp.Diff(want.Spec, got.Spec); diff != "" {
+				t.Errorf("spec (-static +chart):\n%s", diff)
+			}
+			if got.Namespace != want.Namespace {
+				t.Errorf("chart gives the namespace %s, want %s", got.Namespace, want.Namespace)
+			}
+		})
+	}
+}
+
+func TestChartValuesOfMPS(t *testing.T) {
+	t.Parallel()
+	objects := decode(t, "chart", render(t, "{mps: {root: /x, enableHostPID: false}, migStrategy: single, simulate: t4, nodeSelector: {a: b}}"))
+	pod := daemonSet(t, objects, "gpu-device-plugin-mps-control-daemon").Spec.Template.Spec
+	if pod.HostPID || !maps.Equal(pod.NodeSelector, map[string]string{"a": "b", "nvidia.com/mps.capable": "true"}) {
+		t.Errorf("host PIDs %t, nodes %v", pod.HostPID, pod.NodeSelector)
+	}
+	env := map[string]string{}
+	for _, e := range pod.Containers[0].Env {
+		env[e.Name] = e.Value
+	}
+	want := map[string]string{
+		"MIG_STRATEGY": "single", "NVIDIA_DRIVER_ROOT": "/", "SIMULATE": "t4", "CONTAINER_DRIVER_ROOT": "/driver-root", "MPS_ROOT": "/x",
+	}
+	if diff := cmp.Diff(want, env); diff != "" {
+		t.Errorf("env (-want +got):\n%s", diff)
+	}
+	paths := map[string]string{}
+	for _, v := range pod.Volumes {
+		paths[v.Name] = v.HostPath.Path
+	}
+	if diff := cmp.Diff(map[string]string{"driver-root": "/", "mps": "/x", "mps-shm": "/x/shm"}, paths); diff != "" {
+		t.Errorf("volumes (-want +got):\n%s", diff)
+	}
+	mounts(t, pod)
+}
+
+func TestChartValues(t *testing.T) {
+	t.Parallel()
+	base := map[string]string{
+		"FAIL_ON_INIT_ERROR": "false", "NVIDIA_DRIVER_ROOT": "/", "CONTAINER_DRIVER_ROOT": "/driver-root",
+		"MPS_ROOT": "/run/nvidia/mps",
+	}
+	tests := []struct {
+		name, values string
+		env          map[string]string // beside base; "-" takes one away
+		admin        bool              // the container has CAP_SYS_ADMIN
+		privileged   bool
+		pids         bool              // the pod is in the node's PID namespace
+		config       string            // ConfigMap that is mounted
+		made         map[string]string // what the chart's own ConfigMap holds
+	}{
+		{name: "defaults"},
+		{name: "null is not written", values: "{failOnInitError: null, nvidiaDriverRoot: null}",
+			env: map[string]string{"FAIL_ON_INIT_ERROR": "-", "NVIDIA_DRIVER_ROOT": "-"}},
+		{name: "every setting",
+			values: "{migStrategy: none, failOnInitError: true, deviceListStrategy: envvar, deviceIDStrategy: index, " +
+				"deviceDiscoveryStrategy: nvml, sharedDevicesAllocationPolicy: packed, nvidiaDriverRoot: /run/nvidia/driver, " +
+				"simulate: dgx-h100, gdsEnabled: true, mofedEnabled: false, gdrcopyEnabled: true, cdi: {nvidiaHookPath: /usr/bin/nvidia-ctk}}",
+			env: map[string]string{"MIG_STRATEGY": "none", "FAIL_ON_INIT_ERROR": "true", "DEVICE_LIST_STRATEGY": "envvar",
+				"DEVICE_ID_STRATEGY": "index", "DEVICE_DISCOVERY_STRATEGY": "nvml", "SIMULATE": "dgx-h100",
+				"SHARED_DEVICES_ALLOCATION_POLICY": "packed", "NVIDIA_DRIVER_ROOT": "/run/nvidia/driver", "GDS_ENABLED": "true",
+				"MOFED_ENABLED": "false", "GDRCOPY_ENABLED": "true", "NVIDIA_CDI_HOOK_PATH": "/usr/bin/nvidia-ctk"}},
+		{name: "device nodes", values: "{compatWithCPUManager: true}", privileged: true,
+			env: map[string]string{"PASS_DEVICE_SPECS": "true"}},
+		{name: "list of strategies", values: "{deviceListStrategy: [envvar, cdi-cri]}",
+			env: map[string]string{"DEVICE_LIST_STRATEGY": "envvar,cdi-cri"}},
+		{name: "health before a start", values: "{preStartChecks: health}", env: map[string]string{"PRE_START_CHECKS": "health"}},
+		{name: "clean before a start", values: "{preStartChecks: clean}", pids: true,
+			env: map[string]string{"PRE_START_CHECKS": "clean"}},
+		{name: "reset before a start", values: "{preStartChecks: clean, preStartReset: [clocks, ecc]}", pids: true, admin: true,
+			env: map[string]string{"PRE_START_CHECKS": "clean", "PRE_START_RESET": "clocks,ecc"}},
+		{name: "the node's processes, for what a file asks for", values: "{hostPID: true}", pids: true},
+		{name: "MIG", values: "{migStrategy: mixed}", admin: true,
+			env: map[string]string{"MIG_STRATEGY": "mixed", "NVIDIA_MIG_MONITOR_DEVICES": "all"}},
+		{name: "one configuration file", values: "{config: {map: {a.yaml: \"version: v1\\nflags: {}\"}}}", admin: true,
+			env:    map[string]string{"CONFIG_FILE": "/config/a.yaml", "NVIDIA_MIG_MONITOR_DEVICES": "all"},
+			config: "gpu-device-plugin-config", made: map[string]string{"a.yaml": "version: v1\nflags: {}"}},
+		{name: "the file called default", values: "{config: {map: {a: \"version: v1\", default: \"version: v1\"}}}", admin: true,
+			env:    map[string]string{"CONFIG_FILE": "/config/default", "NVIDIA_MIG_MONITOR_DEVICES": "all"},
+			config: "gpu-device-plugin-config", made: map[string]string{"a": "version: v1", "default": "version: v1"}},
+		{name: "a ConfigMap that is there", values: "{config: {name: mine, default: b}}", admin: true,
+			env:    map[string]string{"CONFIG_FILE": "/config/b", "NVIDIA_MIG_MONITOR_DEVICES": "all"},
+			config: "mine"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			objects := decode(t, "chart", render(t, tt.values))
+			pod := daemonSet(t, objects, "gpu-device-plugin").Spec.Template.Spec
+			container := pod.Containers[0]
+
+			env := map[string]string{}
+			for _, e := range container.Env {
+				env[e.Name] = e.Value
+			}
+			want := maps.Clone(base)
+			maps.Copy(want, tt.env)
+			maps.DeleteFunc(want, func(_, value string) bool { return value == "-" })
+			if diff := cmp.Diff(want, env); diff != "" {
+				t.Errorf("env (-want +got):\n%s", diff)
+			}
+
+			if pod.HostPID != tt.pids {
+				t.Errorf("hostPID: %t, want %t", pod.HostPID, tt.pids)
+			}
+			if privileged := container.SecurityContext.Privileged; (privileged != nil && *privileged) != tt.privileged {
+				t.Errorf("privileged: %v, want %t", privileged, tt.privileged)
+			}
+			capabilities := container.SecurityContext.Capabilities
+			admin := capabilities != nil && slices.Contains(capabilities.Add, "SYS_ADMIN")
+			if admin != tt.admin {
+				t.Errorf("SYS_ADMIN: %t, want %t", admin, tt.admin)
+			}
+			// The API refuses a container that is given SYS_ADMIN and denied privilege escalation.
+			if escalation := container.SecurityContext.AllowPrivilegeEscalation; admin && escalation != nil && !*escalation {
+				t.Error("SYS_ADMIN without privilege escalation")
+			}
+
+			config := ""
+			for _, v := range pod.Volumes {
+				if v.ConfigMap != nil {
+					config = v.ConfigMap.Name
+				}
+			}
+			if config != tt.config {
+				t.Errorf("ConfigMap %q is mounted, want %q", config, tt.config)
+			}
+			if tt.made != nil {
+				if diff := cmp.Diff(tt.made, only[*corev1.ConfigMap](t, objects).Data); diff != "" {
+					t.Errorf("ConfigMap (-want +got):\n%s", diff)
+				}
+			}
+			mounts(t, pod)
+		})
+	}
+}
+
+func TestChartRefusesValues(t *testing.T) {
+	t.Parallel()
+	tests := []struct{ name, values, want string }{
+		{"feature discovery", "{gfd: {enabled: true}}", "install it by itself"},
+		{"two ConfigMaps", "{config: {name: a, map: {b: c}}}", "config.map and config.name are both given"},
+		{"no file chosen", "{config: {map: {a: b, c: d}}}", "config.default is empty"},
+		{"file of a ConfigMap not chosen", "{config: {name: a}}", "config.default is empty"},
+		{"file that is not there", "{config: {default: x, map: {a: b, c: d}}}", `config.default is "x", and config.map has only a, c`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			_, err := renderChart(tt.values)
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("error %v, want one with %q", err, tt.want)
+			}
+		})
+	}
+}
+
+// mounts fails the test if a container mounts a volume that the pod lacks, or the pod has one that nobody mounts.
+func mounts(t *testing.T, pod corev1.PodSpec) {
+	t.Helper()
+	var volumes, mounted []string
+	for _, v := range pod.Volumes {
+		volumes = append(volumes, v.Name)
+	}
+	for _, m := range pod.Containers[0].VolumeMounts {
+		mounted = append(mounted, m.Name)
+	}
+	if diff := cmp.Diff(volumes, mounted); diff != "" {
+		t.Errorf("volumes (-pod +mounted):\n%s", diff)
+	}
+}
+
+// render returns the chart's objects for values, a YAML text.
+func render(t *testing.T, values string) []byte {
+	t.Helper()
+	text, err := renderChart(values)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+func renderChart(text string) ([]byte, error) {
+	loaded, err := loader.Load(chart)
+	if err != nil {
+		return nil, fmt.Errorf("load chart: %w", err)
+	}
+	values, err := chartutil.ReadValues([]byte(text))
+	if err != nil {
+		return nil, fmt.Errorf("read values: %w", err)
+	}
+	release := chartutil.ReleaseOptions{Name: "gpu-device-plugin", Namespace: "kube-system", IsInstall: true}
+	input, err := chartutil.ToRenderValues(loaded, values, release, chartutil.DefaultCapabilities)
+	if err != nil {
+		return nil, fmt.Errorf("join values: %w", err)
+	}
+	files, err := engine.Render(loaded, input)
+	if err != nil {
+		return nil, fmt.Errorf("render chart: %w", err)
+	}
+	var out bytes.Buffer
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		if filepath.Ext(name) == ".yaml" && strings.TrimSpace(files[name]) != "" {
+			fmt.Fprintf(&out, "---\n%s\n", files[name])
+		}
+	}
+	return out.Bytes(), nil
+}
+
+func read(t *testing.T, file string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+// decode returns the Kubernetes objects of a YAML stream, and fails the test at a kind, a field or a value that the API
+// does not know.
+func decode(t *testing.T, name string, data []byte) []runtime.Object {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{appsv1.AddToScheme, corev1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			t.Fatal(err)
+		}
+	}
+	strict := json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme, scheme, json.SerializerOptions{Yaml: true, Strict: true})
+	var objects []runtime.Object
+	documents := yaml.NewDocumentDecoder(io.NopCloser(bytes.NewReader(data)))
+	for {
+		document := make([]byte, len(data))
+		n, err := documents.Read(document)
+		if errors.Is(err, io.EOF) {
+			return objects
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if document = bytes.TrimSpace(document[:n]); len(document) == 0 {
+			continue
+		}
+		object, _, err := strict.Decode(document, &schema.GroupVersionKind{}, nil)
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", name, err, document)
+		}
+		objects = append(objects, object)
+	}
+}
+
+// daemonSet returns the one DaemonSet of a name.
+func daemonSet(t *testing.T, objects []runtime.Object, name string) *appsv1.DaemonSet {
+	t.Helper()
+	return only[*appsv1.DaemonSet](t, slices.DeleteFunc(slices.Clone(objects), func(o runtime.Object) bool {
+		d, is := o.(*appsv1.DaemonSet)
+		return is && d.Name != name
+	}))
+}
+
+// only returns the one object of a type.
+func only[T runtime.Object](t *testing.T, objects []runtime.Object) T {
+	t.Helper()
+	var found []T
+	for _, o := range objects {
+		if match, ok := o.(T); ok {
+			found = append(found, match)
+		}
+	}
+	if len(found) != 1 {
+		t.Fatalf("%d objects of type %T, want one", len(found), *new(T))
+	}
+	return found[0]
+}
