@@ -1,0 +1,92 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/e2e/node"
+)
+
+// anotherServer has a second daemon register for the same resource, beside the pod's, and end: told to, and killed.
+// Kubelet 1.36 keeps the endpoint of the one that registered last, and stops it then, whereas the stream of the pod's
+// daemon stays open: it has to see for itself that it must register again.
+func anotherServer(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
+	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
+		before := registrations(ctx, t, n)[gpu]
+		end := watch(ctx, t, kubelet, gpu, signal.String())
+		other := startAnother(ctx, t)
+		start := time.Now()
+		if err := other.Process.Signal(signal); err != nil {
+			t.Fatal(err)
+		}
+		_ = other.Wait() // A process that was killed is an error.
+		if strings.HasPrefix(*kubeletVersion, "1.36.") {
+			wait(ctx, t, func(ctx context.Context) error {
+				if registrations(ctx, t, n)[gpu] == before {
+					return errors.New("the daemon has not registered again")
+				}
+				return nil
+			})
+			t.Logf("%v: registered again within %v", signal, time.Since(start).Round(time.Millisecond))
+		}
+		waitAllocatable(ctx, t, kubelet, gpu, gpus, time.Second)
+		name := fmt.Sprintf("after-signal-%d", signal)
+		createPod(ctx, t, n, name, gpu, 1)
+		waitPod(ctx, t, n, name, isRunning)
+		lowest, longest := end().below(gpus)
+		switch {
+		case longest > 5*time.Second:
+			t.Errorf("%v: below %d for %v, want five seconds at most", signal, gpus, longest)
+		case lowest < gpus && strings.HasPrefix(*kubeletVersion, "1.37."):
+			t.Errorf("%v: the kubelet counted %d, want never below %d", signal, lowest, gpus)
+		}
+	}
+}
+
+// startAnother starts a daemon that is in no container, and returns when it has registered.
+func startAnother(ctx context.Context, t *testing.T) *exec.Cmd {
+	t.Helper()
+	cmd := exec.CommandContext(ctx, filepath.Join(*imageRoot, "usr/bin/gpu-device-plugin"),
+		"--simulate=dgx-h100", "--control-socket=", "--state-dir=")
+	log := &lockedBuffer{}
+	cmd.Stderr = log
+	if err := cmd.Start(); err != nil {
+		t.Fatalf("start another daemon: %v", err)
+	}
+	wait(ctx, t, func(context.Context) error {
+		if text := log.String(); !strings.Contains(text, `"Registered"`) {
+			return fmt.Errorf("the other daemon has not registered: %s", text)
+		}
+		return nil
+	})
+	return cmd
+}
+
+// lockedBuffer is written by one goroutine and read by another.
+type lockedBuffer struct {
+	mu      sync.Mutex
+	content bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.content.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.content.String()
+}

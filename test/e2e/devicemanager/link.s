@@ -1,0 +1,1 @@
+// This file lets newManagerImpl be declared without a body.

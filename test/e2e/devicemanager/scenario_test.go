@@ -1,0 +1,28 @@
+package devicemanager
+
+import (
+	"flag"
+	"testing"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet/scenario"
+)
+
+var minutes = flag.Bool("minutes", false, "also run the scenarios that wait for kubelet's five minutes")
+
+// TestScenarios holds the table true.
+func TestScenarios(t *testing.T) {
+	klog.SetLogger(klog.New(nil)) // kubelet says much, and most of it is meant to happen here
+	setup := scenario.Setup{
+		Version: version,
+		Start: func(t *testing.T, dir, podResourcesSocket string) scenario.Subject {
+			return startNode(t, dir, podResourcesSocket)
+		},
+	}
+	if *minutes {
+		setup.Pass = func(_ scenario.Subject, d time.Duration) { <-time.After(d) } // kubelet's clock is the machine's
+	}
+	scenario.Run(t, setup)
+}

@@ -1,0 +1,69 @@
+// Package e2e runs the daemon on a real single-node Kubernetes. The script named run makes what these tests need and
+// starts them; docs/testing-e2e.md explains.
+package e2e
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/e2e/image"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/e2e/node"
+)
+
+var (
+	kubeletVersion = flag.String("kubelet", "", "version of the kubelet, such as 1.37.0")
+	cache          = flag.String("cache", "", "folder that build.sh filled")
+	state          = flag.String("state", "", "empty folder for the node's files")
+	cgroup         = flag.String("cgroup", "", "cgroup for the node's pods")
+	source         = flag.String("source", "", "root of the repository")
+	imageRoot      = flag.String("image-root", "", "folder that stands for the build stage's /rootfs/")
+)
+
+// daemonImage is what the overlay in testdata names.
+const daemonImage = "docker.io/library/gpu-device-plugin:e2e"
+
+// phase prints how long something took, in the form that the script uses.
+func phase(name string, start time.Time) {
+	fmt.Printf("e2e: %-38s %6.1f s\n", name, time.Since(start).Seconds())
+}
+
+// startNode brings up a node that ends with the test, also when the test program is interrupted.
+func startNode(t *testing.T) (context.Context, *node.Node) {
+	t.Helper()
+	ctx, cancel := signal.NotifyContext(t.Context(), os.Interrupt, syscall.SIGTERM)
+	t.Cleanup(cancel)
+
+	start := time.Now()
+	busybox := filepath.Join(*state, "busybox.tar")
+	if err := image.FromBusybox("/bin/busybox", node.SandboxImage, busybox); err != nil {
+		t.Fatal(err)
+	}
+	daemon := filepath.Join(*state, "daemon.tar")
+	folders := map[string]string{"build:/rootfs/": *imageRoot}
+	if err := image.FromDockerfile(filepath.Join(*source, "Dockerfile"), folders, daemonImage, daemon); err != nil {
+		t.Fatal(err)
+	}
+	phase("images assembled", start)
+
+	start = time.Now()
+	n, err := node.Start(ctx, node.Options{
+		Cache:          *cache,
+		State:          *state,
+		KubeletVersion: *kubeletVersion,
+		Cgroup:         *cgroup,
+		Images:         []string{busybox, daemon},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(n.Close)
+	phase("node Ready, kubelet "+*kubeletVersion, start)
+	return ctx, n
+}

@@ -1,0 +1,235 @@
+// Package node runs a real single-node Kubernetes: etcd, the control plane, containerd and a kubelet. It takes the whole
+// network and mount namespace it is started in, which the script beside the tests makes for it.
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// Name is the Node object's name; the machine's name in /etc/hosts is the same.
+const Name = "node"
+
+// SandboxImage holds a pod's namespaces open. It is a busybox, so test pods run from it too.
+const SandboxImage = "docker.io/library/busybox:e2e"
+
+const (
+	address           = "192.0.2.1"
+	controlPlane      = "kubernetes-1.37.0"
+	containerdVersion = "containerd-2.4.2"
+	containerdSocket  = "/run/containerd/containerd.sock"
+	startTimeout      = 3 * time.Minute
+	kubectlTimeout    = time.Minute
+	kubeletHealthz    = "http://127.0.0.1:10248/healthz"
+	etcdHealth        = "http://127.0.0.1:2379/health"
+	apiServer         = "https://127.0.0.1:6443"
+)
+
+// Options say where a node finds its programs and leaves its files.
+type Options struct {
+	Cache          string   // folder that build.sh filled
+	State          string   // empty folder for everything the node writes
+	KubeletVersion string   // such as "1.36.3"
+	Cgroup         string   // cgroup below which pods live; exists in every hierarchy
+	Images         []string // docker archives to load
+}
+
+// Node is a running node.
+type Node struct {
+	Client kubernetes.Interface
+
+	options   Options
+	kubelet   *process
+	processes []*process // in the order they were started, without the kubelet
+}
+
+// Start brings the node up and returns when it is Ready. The caller ends it with Close.
+func Start(ctx context.Context, o Options) (*Node, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("not done within %v", startTimeout))
+	defer cancel()
+	n := &Node{options: o}
+	err := n.start(ctx)
+	if err != nil {
+		n.Close()
+		return nil, err
+	}
+	return n, nil
+}
+
+func (n *Node) start(ctx context.Context) error {
+	if err := writeFiles(n.options); err != nil {
+		return err
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", n.path(kubeconfigFile))
+	if err != nil {
+		return fmt.Errorf("read kubeconfig: %w", err)
+	}
+	config.QPS, config.Burst = 200, 400
+	if n.Client, err = kubernetes.NewForConfig(config); err != nil {
+		return fmt.Errorf("make client: %w", err)
+	}
+	if err := n.startContainerd(ctx); err != nil {
+		return err
+	}
+	if err := n.startControlPlane(ctx); err != nil {
+		return err
+	}
+	if err := n.StartKubelet(ctx); err != nil {
+		return err
+	}
+	return n.kubelet.ready(ctx, n.isReady)
+}
+
+// Close ends every process of the node.
+func (n *Node) Close() {
+	if n.kubelet != nil {
+		n.kubelet.stop()
+	}
+	for i := len(n.processes) - 1; i >= 0; i-- {
+		n.processes[i].stop()
+	}
+}
+
+func (n *Node) startContainerd(ctx context.Context) error {
+	p, err := n.run(filepath.Join(n.options.Cache, containerdVersion, "containerd"), "--config", n.path(containerdFile))
+	if err != nil {
+		return err
+	}
+	err = p.ready(ctx, func(context.Context) error {
+		connection, err := net.Dial("unix", containerdSocket)
+		if err != nil {
+			return err
+		}
+		return connection.Close()
+	})
+	if err != nil {
+		return err
+	}
+	for _, image := range n.options.Images {
+		ctr := exec.CommandContext(ctx, filepath.Join(n.options.Cache, containerdVersion, "ctr"),
+			"--address", containerdSocket, "--namespace", "k8s.io", "images", "import", image)
+		if out, err := ctr.CombinedOutput(); err != nil {
+			return fmt.Errorf("import image %s: %w: %s", image, err, out)
+		}
+	}
+	return nil
+}
+
+func (n *Node) startControlPlane(ctx context.Context) error {
+	etcd, err := exec.LookPath("etcd")
+	if err != nil {
+		return fmt.Errorf("find etcd: %w", err)
+	}
+	p, err := n.run(etcd, "--data-dir", "/run/etcd", "--listen-client-urls", "http://127.0.0.1:2379",
+		"--advertise-client-urls", "http://127.0.0.1:2379", "--listen-peer-urls", "http://127.0.0.1:2380")
+	if err != nil {
+		return err
+	}
+	if err := p.ready(ctx, func(ctx context.Context) error { return getOK(ctx, etcdHealth) }); err != nil {
+		return err
+	}
+	for _, program := range controlPlanePrograms(n.options) {
+		if p, err = n.run(filepath.Join(n.options.Cache, controlPlane, program.name), program.args...); err != nil {
+			return err
+		}
+		if program.ready == nil {
+			continue
+		}
+		if err := p.ready(ctx, func(ctx context.Context) error { return program.ready(ctx, n.Client) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// StartKubelet starts the kubelet and returns when it is healthy.
+func (n *Node) StartKubelet(ctx context.Context) error {
+	path := filepath.Join(n.options.Cache, "kubernetes-"+n.options.KubeletVersion, "kubelet")
+	p, err := startProcess(n.path("logs"), path, "--config", n.path(kubeletFile), "--kubeconfig", n.path(kubeconfigFile),
+		"--hostname-override", Name, "--node-ip", address, "--node-labels", "nvidia.com/gpu.present=true", "--v", "3")
+	if err != nil {
+		return err
+	}
+	n.kubelet = p
+	return p.ready(ctx, func(ctx context.Context) error { return getOK(ctx, kubeletHealthz) })
+}
+
+// StopKubelet ends the kubelet alone; containers go on running.
+func (n *Node) StopKubelet() { n.kubelet.stop() }
+
+// Kubectl runs kubectl against the node and returns what it wrote to its output. It may take a minute.
+func (n *Node) Kubectl(ctx context.Context, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, kubectlTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, filepath.Join(n.options.Cache, controlPlane, "kubectl"),
+		append([]string{"--kubeconfig", n.path(kubeconfigFile)}, args...)...)
+	out, err := cmd.Output()
+	if exit := new(exec.ExitError); errors.As(err, &exit) {
+		return string(out), fmt.Errorf("kubectl %v: %w: %s", args, err, exit.Stderr)
+	}
+	return string(out), err
+}
+
+// isReady asks whether pods can run: the Node is Ready and its not-ready taint is gone.
+func (n *Node) isReady(ctx context.Context) error {
+	object, err := n.Client.CoreV1().Nodes().Get(ctx, Name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	for _, taint := range object.Spec.Taints {
+		if taint.Key == corev1.TaintNodeNotReady {
+			return errors.New("node has the not-ready taint")
+		}
+	}
+	isReady := func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	}
+	if !slices.ContainsFunc(object.Status.Conditions, isReady) {
+		return fmt.Errorf("node is not Ready: %+v", object.Status.Conditions)
+	}
+	if _, err = n.Client.CoreV1().ServiceAccounts("default").Get(ctx, "default", metav1.GetOptions{}); err != nil {
+		return err
+	}
+	_, err = n.Client.CoreV1().ServiceAccounts("kube-system").Get(ctx, "default", metav1.GetOptions{})
+	return err
+}
+
+func (n *Node) run(path string, args ...string) (*process, error) {
+	p, err := startProcess(n.path("logs"), path, args...)
+	if err != nil {
+		return nil, err
+	}
+	n.processes = append(n.processes, p)
+	return p, nil
+}
+
+func (n *Node) path(name string) string { return filepath.Join(n.options.State, name) }
+
+// getOK asks url for 200.
+func getOK(ctx context.Context, url string) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s answers %s", url, response.Status)
+	}
+	return nil
+}
