@@ -1,0 +1,140 @@
+# gpu-device-plugin. `make help` lists what there is. Go, gcc and make are all a target needs beforehand; the rest it
+# fetches at a pinned version into $(TOOLS), outside the tree.
+
+GO      ?= go
+DOCKER  ?= docker
+PROFILE ?= dgx-h100
+IMAGE   ?= ghcr.io/gpu-device-plugin/gpu-device-plugin
+VERSION ?= $(shell git describe --tags --match 'v*' --dirty 2>/dev/null || echo v0.0.0-dev)
+
+MODULE  := github.com/gpu-device-plugin/gpu-device-plugin
+LDFLAGS := -s -w -X $(MODULE)/internal/version.version=$(VERSION)
+# NVML is called through cgo. go-nvml wraps all of NVML, what is deprecated in it too.
+export CGO_ENABLED := 1
+export CGO_CFLAGS  := -O2 -g -Wno-deprecated-declarations
+
+# One folder for each Go version, because a linter built with an older Go refuses newer code.
+TOOLS        ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gpu-device-plugin/tools/$(shell $(GO) env GOVERSION)
+GOLANGCI     := v2.15.0
+GOLANGCI_BIN := $(TOOLS)/golangci-lint-$(GOLANGCI)/golangci-lint
+# The newest logcheck that can be had knows klog.Logger only without type aliases.
+LOGCHECK     := GODEBUG=gotypesalias=0 $(GO) tool -modfile=hack/tools/go.mod logcheck -check-contextual -check-value
+
+# The other modules of this repository whose dependencies are small enough to vet and tidy in every check.
+MODULES := test/manifests test/e2e
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## Build bin/gpu-device-plugin, stripped
+	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/gpu-device-plugin ./cmd/gpu-device-plugin
+
+.PHONY: laptop
+laptop: build
+	$(GO) build -o bin/laptop ./test/kubelet/cmd/laptop
+
+.PHONY: run
+run: laptop ## Run the daemon on simulated GPUs with a stand-in kubelet (PROFILE=dgx-h100); Ctrl-C ends it
+	@bin/laptop run --daemon bin/gpu-device-plugin --profile $(PROFILE)
+
+.PHONY: demo
+demo: laptop ## Tell the daemon's story in under a minute: allocate, XID, kubelet restart, unplug
+	@bin/laptop demo --daemon bin/gpu-device-plugin --profile $(PROFILE)
+
+.PHONY: test
+test: ## Run the unit and integration tests with the race detector
+	$(GO) test -race -timeout 5m ./...
+
+FUZZTIME ?= 20s
+
+.PHONY: fuzz
+fuzz: ## Feed configuration files and requests with what nobody thought of (FUZZTIME=20s each)
+	$(GO) test ./internal/config -run '^$$' -fuzz '^FuzzResolve$$' -fuzztime $(FUZZTIME)
+	$(GO) test ./internal/plugin -run '^$$' -fuzz '^FuzzAllocate$$' -fuzztime $(FUZZTIME)
+	$(GO) test ./internal/plugin -run '^$$' -fuzz '^FuzzGetPreferredAllocation$$' -fuzztime $(FUZZTIME)
+
+.PHONY: bench
+bench: build ## Print the benchmark's figures beside their targets
+	$(GO) run ./test/bench --daemon bin/gpu-device-plugin
+
+.PHONY: faults
+faults: build ## Inject every fault into the daemon and print what kubelet saw (2 minutes; fails if a row is wrong)
+	$(GO) run ./test/faults --daemon bin/gpu-device-plugin
+
+.PHONY: e2e
+e2e: e2e-devicemanager ## Run the daemon on real kubelets (root; the first run builds Kubernetes; E2E_FLAGS='--kubelet 1.37')
+	cd test/e2e && ./run $(E2E_FLAGS)
+
+.PHONY: e2e-devicemanager
+e2e-devicemanager: ## Hold the stand-in kubelet against kubelet's own device manager of 1.36 and 1.37 (root)
+	cd test/e2e/devicemanager && $(GO) test ./...
+	cd test/e2e/devicemanager && $(GO) test -modfile=kubelet136.mod -tags=kubelet136 ./...
+
+.PHONY: generate
+generate: ## Write the generated files again
+	$(GO) generate ./...
+
+.PHONY: fmt
+fmt: $(GOLANGCI_BIN) ## Format the code
+	$(GOLANGCI_BIN) fmt ./...
+
+.PHONY: lint
+lint: check-vet check-lint check-log ## Run go vet, golangci-lint and logcheck
+
+.PHONY: check
+check: check-format check-vet check-lint check-log check-imports ## All that a change must pass besides the tests
+check: check-generated check-modules check-manifests
+	@echo 'check: all passed'
+
+.PHONY: check-format
+check-format:
+	@out=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); \
+	[ -z "$$out" ] || { printf 'not formatted; run make fmt:\n%s\n' "$$out"; exit 1; }
+
+.PHONY: check-vet
+check-vet:
+	$(GO) vet ./...
+	@set -e; for m in $(MODULES); do echo "$(GO) vet $$m"; (cd $$m && $(GO) vet ./...); done
+
+.PHONY: check-lint
+check-lint: $(GOLANGCI_BIN)
+	$(GOLANGCI_BIN) run ./...
+	@set -e; for m in $(MODULES); do echo "golangci-lint run $$m"; (cd $$m && $(GOLANGCI_BIN) run ./...); done
+
+.PHONY: check-log
+check-log:
+	$(LOGCHECK) ./...
+
+.PHONY: check-imports
+check-imports:
+	$(GO) test .
+
+.PHONY: check-generated
+check-generated:
+	hack/check-generated
+
+.PHONY: check-modules
+check-modules:
+	$(GO) mod tidy -diff
+	@set -e; for m in hack/tools $(MODULES); do echo "$(GO) mod tidy $$m"; (cd $$m && $(GO) mod tidy -diff); done
+
+.PHONY: check-manifests
+check-manifests:
+	cd test/manifests && $(GO) test ./...
+
+.PHONY: image
+image: ## Build the container image with docker (DOCKER=podman for another builder)
+	@command -v $(DOCKER) >/dev/null || { echo 'no $(DOCKER): apt-get install podman; make image DOCKER=podman'; exit 1; }
+	$(DOCKER) build --build-arg VERSION=$(VERSION) -t $(IMAGE):$(VERSION) .
+
+.PHONY: clean
+clean: ## Remove what the build left in the tree
+	rm -rf bin dist
+
+$(GOLANGCI_BIN):
+	@echo 'installing golangci-lint $(GOLANGCI) into $(@D) (once; some minutes)'
+	GOBIN=$(@D) $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI)
