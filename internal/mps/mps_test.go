@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -161,10 +162,13 @@ func (n *node) log(resource string) []string {
 	return commands
 }
 
-// pid is that of the daemon of a resource.
+// pid is that of the daemon of a resource: 0 while there is none.
 func (n *node) pid(resource string) int {
 	n.t.Helper()
 	text, err := os.ReadFile(n.path(resource + "/pipe/nvidia-cuda-mps-control.pid"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0
+	}
 	if err != nil {
 		n.t.Fatal(err)
 	}

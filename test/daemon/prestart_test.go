@@ -60,6 +60,7 @@ func TestContainersStartAgainOnGoodGPUsOnly(t *testing.T) {
 
 			s.inject(struck)
 			s.begins("work", want.struck...)
+			s.shows(8, 7) // the refusal may come before the list that says why
 			s.inject(simulator.Fault{Kind: simulator.KindRestore})
 			s.shows(8, 8)
 			s.begins("work")

@@ -100,7 +100,7 @@ func serve() error {
 		return err
 	}
 	d.say("Starting control daemon of " + os.Getenv("CUDA_VISIBLE_DEVICES"))
-	if err := os.WriteFile(pipe("nvidia-cuda-mps-control.pid"), []byte(strconv.Itoa(os.Getpid())), 0o644); err != nil {
+	if err := leavePID(); err != nil {
 		return err
 	}
 	for {
@@ -113,6 +113,15 @@ func serve() error {
 			return nil // which closes the connection
 		}
 	}
+}
+
+// leavePID writes the file in which tests find this process: whole, or not at all.
+func leavePID() error {
+	unfinished := pipe("nvidia-cuda-mps-control.pid.unfinished")
+	if err := os.WriteFile(unfinished, []byte(strconv.Itoa(os.Getpid())), 0o644); err != nil {
+		return err
+	}
+	return os.Rename(unfinished, pipe("nvidia-cuda-mps-control.pid"))
 }
 
 // say logs a line, where the real one does: in its log, and in the foreground on stdout.
