@@ -73,7 +73,9 @@ func (a *Agent) checkFirstLook(ctx context.Context) error {
 		return nil
 	}
 	if a.Configs.Value().FailOnInitError {
-		return fmt.Errorf("%w; use --fail-on-init-error=false to wait for the driver instead", err)
+		// Not wrapped: that the library does not fit the kernel module is no reason for a new process in the place of one that
+		// just began. It would find the same, and so would the one after it.
+		return fmt.Errorf("%v; use --fail-on-init-error=false to wait for the driver instead", err) //nolint:errorlint // see above
 	}
 	klog.FromContext(ctx).Info("Waiting for the driver; nothing is offered until it is there", "reason", err.Error())
 	return nil

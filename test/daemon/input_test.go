@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"context"
 	"errors"
 	"os"
 	"os/exec"
@@ -60,6 +61,10 @@ func TestBadInput(t *testing.T) {
 			[]string{"--simulate", write("noinit.yaml", machine+"faults: [{kind: fail, call: Init, return: UNKNOWN}]\n")},
 			[]string{"nvmlInit", "--fail-on-init-error=false"},
 		},
+		"library of another version than the kernel module": { // and no process after it could do better
+			[]string{"--simulate", write("mismatch.yaml", machine+"faults: [{kind: fail, call: Init, return: LIB_RM_VERSION_MISMATCH}]\n")},
+			[]string{"of another version than the library", "finish the driver's upgrade", "--fail-on-init-error=false"},
+		},
 		"configuration file that is not there": {
 			[]string{"--simulate", "t4", "--config-file", "/no/such.yaml"}, []string{"/no/such.yaml", "check --config-file"},
 		},
@@ -78,7 +83,9 @@ func TestBadInput(t *testing.T) {
 					"--kubelet-socket", "", "--pod-resources-socket", "", "--control-socket", "", "--state-dir", "", "--cdi-dir", folder,
 				}, args...)
 			}
-			output, err := exec.CommandContext(t.Context(), binary, args...).CombinedOutput()
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			output, err := exec.CommandContext(ctx, binary, args...).CombinedOutput()
 			var failed *exec.ExitError
 			if !errors.As(err, &failed) || failed.ExitCode() != 1 {
 				t.Errorf("it ended with %v, and not with exit status 1", err)
