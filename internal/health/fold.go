@@ -112,8 +112,8 @@ func (p Policy) FoldReading(g GPU, r inventory.Reading, facts Facts, now time.Ti
 }
 
 // resetSeen returns when there was evidence last that the GPU was reset: what g knows, or now if the reading shows it.
-// It does if the driver asked for something and does no more, if the count of errors, which only a reset or a new driver
-// clears, is back at zero, or if the GPU answers again in a session that was opened after it was lost.
+// It does if the driver asked for a reset or more and does no longer, if the count of errors, which only a reset or a new
+// driver clears, is back at zero, or if the GPU answers again in a session that was opened after it was lost.
 func (g GPU) resetSeen(r inventory.Reading, facts Facts, now time.Time) time.Time {
 	if r.Contact != inventory.ContactGood {
 		return g.reset
@@ -122,13 +122,24 @@ func (g GPU) resetSeen(r inventory.Reading, facts Facts, now time.Time) time.Tim
 		return (f.Source == SourceLost || f.Source == SourceReset) && facts.Opened.After(f.Seen) && !g.reset.After(f.Seen)
 	})
 	action, ecc := g.Reading.RecoveryAction, g.Reading.UncorrectedECC
-	asked := action.Known && action.Value != inventory.RecoveryNone
-	asks := !r.RecoveryAction.Known || r.RecoveryAction.Value != inventory.RecoveryNone
+	asked := action.Known && takesReset(action.Value)
+	asks := !r.RecoveryAction.Known || takesReset(r.RecoveryAction.Value)
 	zeroed := ecc.Known && ecc.Value > 0 && r.UncorrectedECC.Known && r.UncorrectedECC.Value == 0
 	if back || asked && !asks || zeroed {
 		return now
 	}
 	return g.reset
+}
+
+// takesReset reports whether the GPU is reset, at least, when what the driver asks for is done.
+func takesReset(a inventory.RecoveryAction) bool {
+	switch a {
+	case inventory.RecoveryGPUReset, inventory.RecoveryDrainAndReset, inventory.RecoveryBusReset, inventory.RecoveryNodeReboot,
+		inventory.RecoverySystemReboot:
+		return true
+	default:
+		return false
+	}
 }
 
 // FoldTime folds in that time went by: limits of suspicion and graces that ran out.

@@ -159,7 +159,8 @@ func TestEveryXID(t *testing.T) {
 					s.reopen()
 					s.reads(2, s.good)
 					s.sane(s.gpu.Health)
-					stays := want == inventory.CureReboot || x.Class == health.Hardware && code != 79 || code == 151
+					reset := want == inventory.CureReset || want == inventory.CureDrain // what else was done is no reset
+					stays := want == inventory.CureReboot || !acquitted && !reset || x.Class == health.Hardware && code != 79 || code == 151
 					if healthy := s.gpu.Health.State == inventory.Healthy; healthy == stays {
 						t.Fatalf("%v (%s) after %v was done", s.gpu.Health.State, s.gpu.Health.Reason, action)
 					}

@@ -142,6 +142,27 @@ func TestOnlyEvidenceOfAResetClosesWhatTheDriverDoesNotSpeakFor(t *testing.T) {
 	}
 }
 
+// Other recovery actions end without a reset: they prove none.
+func TestActionsThatTakeNoResetProveNone(t *testing.T) {
+	for _, action := range []inventory.RecoveryAction{
+		inventory.RecoveryDrainP2P, inventory.RecoveryIMEXDomain, inventory.RecoveryAction(99),
+	} {
+		t.Run(action.String(), func(t *testing.T) {
+			s := begin(t, 580)
+			s.xid(119)
+			s.reads(2, asking(action))
+			s.reads(50, s.good)
+			s.want(inventory.Unhealthy, inventory.CureReset)
+
+			// A reset was done if the driver asks for less now.
+			s.reads(1, asking(inventory.RecoveryGPUReset))
+			s.reads(1, asking(action))
+			s.reads(2, s.good)
+			s.want(inventory.Healthy, inventory.NoCure)
+		})
+	}
+}
+
 func TestWhatAnEventSaidStandsWhileTheDriverAsksForSomething(t *testing.T) {
 	s := begin(t, 580)
 	s.xid(48)
