@@ -35,16 +35,16 @@ type LeftOut struct {
 // New returns what a node with this Snapshot is to offer under these Options. A stale Snapshot is as good as any: its
 // devices were there when the node was last looked at. The same arguments give the same Plan.
 func New(snapshot inventory.Snapshot, o Options) Plan {
-	p := planner{options: o, control: snapshot.Control, devices: map[string][]Device{}}
+	p := planner{options: o, control: snapshot.Control, resources: map[string]*gathered{}}
 	kept := p.keep(candidates(snapshot.GPUs, o.MIG))
 	if o.MIG == MIGSingle {
 		kept = p.ofOneKind(kept)
 	}
 	p.share(kept)
 	graph := topology.New(snapshot.GPUs)
-	for _, name := range slices.Sorted(maps.Keys(p.devices)) {
+	for _, name := range slices.Sorted(maps.Keys(p.resources)) {
 		if p.fits(name) {
-			p.plan.Resources = append(p.plan.Resources, NewResource(name, o, graph, p.devices[name]))
+			p.plan.Resources = append(p.plan.Resources, NewResource(name, o, graph, p.resources[name].devices))
 		}
 	}
 	slices.SortStableFunc(p.plan.LeftOut, func(a, b LeftOut) int { return compareIndex(a.Index, b.Index) })
@@ -137,10 +137,10 @@ func (p Plan) Equal(other Plan) bool {
 
 // planner gathers one Plan.
 type planner struct {
-	options Options
-	control inventory.ControlNodes
-	devices map[string][]Device // by resource name
-	plan    Plan
+	options   Options
+	control   inventory.ControlNodes
+	resources map[string]*gathered // by name
+	plan      Plan
 }
 
 func (p *planner) warn(format string, args ...any) {

@@ -90,15 +90,12 @@ func (p placing) refusal(c candidate) string {
 func (p *planner) place(c candidate, at placing) {
 	d := p.device(c)
 	d.Resource, d.Sharing = at.name, at.mode
-	if at.mode == Unshared {
-		p.devices[at.name] = append(p.devices[at.name], d)
-		return
+	g := p.resources[at.name]
+	if g == nil {
+		g = &gathered{}
+		p.resources[at.name] = g
 	}
-	p.devices[at.name] = slices.Grow(p.devices[at.name], at.replicas)
-	for n := range at.replicas {
-		d.ID = replicaID(d.UUID, n)
-		p.devices[at.name] = append(p.devices[at.name], d)
-	}
+	g.add(d, at.replicas)
 }
 
 // warnOfSecond tells of selectors that select what an earlier one, s, has selected. Selectors that must overlap are
@@ -120,54 +117,4 @@ func (p *planner) warnOfIdleRules(all []candidate) {
 			}
 		}
 	}
-}
-
-// maxList is how many bytes kubelet accepts in a list of devices: gRPC's default limit for a message.
-const maxList = 4 << 20
-
-// fits reports whether kubelet accepts a list of a resource's devices, and leaves them out if not.
-func (p *planner) fits(name string) bool {
-	total, fit := 0, 0
-	for _, d := range p.devices[name] {
-		if total += listed(d); total <= maxList {
-			fit++
-		}
-	}
-	if total <= maxList {
-		return true
-	}
-	why := fmt.Sprintf("the list of its %d devices would have %d bytes, and kubelet accepts %d; %d devices fit, so lower "+
-		"the replicas or share under several names", len(p.devices[name]), total, maxList, fit)
-	p.warn("resource %s is not offered: %s", name, why)
-	last := ""
-	for _, d := range p.devices[name] {
-		if d.UUID != last {
-			p.plan.LeftOut = append(p.plan.LeftOut,
-				LeftOut{UUID: d.UUID, Index: d.Index, Reason: "its resource " + name + " is not offered: " + why})
-		}
-		last = d.UUID
-	}
-	return false
-}
-
-// listed returns how many bytes a device takes in a list while it is unhealthy: a message of ID, health and NUMA node,
-// each field with its tag and length.
-func listed(d Device) int {
-	size := 1 + varint(len(d.ID)) + len(d.ID) + 2 + len("Unhealthy")
-	switch {
-	case d.NUMANode > 0:
-		size += 2 + 2 + 1 + varint(d.NUMANode)
-	case d.NUMANode == 0: // which protobuf does not write
-		size += 2 + 2
-	}
-	return 1 + varint(size) + size
-}
-
-// varint returns how many bytes a length takes.
-func varint(n int) int {
-	bytes := 1
-	for ; n >= 1<<7; n >>= 7 {
-		bytes++
-	}
-	return bytes
 }

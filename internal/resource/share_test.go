@@ -2,6 +2,7 @@ package resource_test
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -273,6 +274,14 @@ func TestListsThatKubeletRefusesAreLeftOut(t *testing.T) {
 			}
 			if len(many(fit).Resources) != 2 || len(many(fit+1).Resources) != 1 {
 				t.Errorf("%d devices should be the most that fit", fit)
+			}
+			// A slip of the pen: so many devices would not fit into memory either.
+			for _, replicas := range []int{1 << 40, math.MaxInt} {
+				plan := many(replicas)
+				if len(plan.Resources) != 1 || len(plan.LeftOut) != 1 || len(plan.Warnings) != 1 ||
+					!strings.Contains(plan.Warnings[0], fmt.Sprintf("; %d devices fit", fit)) {
+					t.Errorf("%d replicas: %d resources, %d left out, warnings %q", replicas, len(plan.Resources), len(plan.LeftOut), plan.Warnings)
+				}
 			}
 		})
 	}

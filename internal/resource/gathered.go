@@ -1,0 +1,110 @@
+package resource
+
+import (
+	"fmt"
+	"math"
+	"slices"
+)
+
+// maxList is how many bytes kubelet accepts in a list of devices: gRPC's default limit for a message.
+const maxList = 4 << 20
+
+// gathered is what one resource is to consist of. It holds no more than kubelet accepts, however many replicas the
+// configuration asks for: so many might not fit into memory.
+type gathered struct {
+	devices []Device // with their replicas; nil once the list is too long
+	members []Device // without
+	// ids is how many devices the list is to have, and bytes how long it is then; both stay at the highest int when they
+	// come to it.
+	ids, bytes int
+	// fit is how many devices, from the first, kubelet accepts.
+	fit int
+}
+
+// add adds a device: itself if it is not shared, or else its replicas.
+func (g *gathered) add(d Device, replicas int) {
+	g.members = append(g.members, d)
+	if d.Sharing == Unshared {
+		g.count(1, listed(d))
+	}
+	// Replicas whose numbers have as many digits take as many bytes.
+	for first, digits := 0, 10; d.Sharing != Unshared && first < replicas; digits = multiply(digits, 10) {
+		d.ID = replicaID(d.UUID, first)
+		g.count(min(digits, replicas)-first, listed(d))
+		first = digits
+	}
+	switch {
+	case g.bytes > maxList:
+		g.devices = nil
+	case d.Sharing == Unshared:
+		g.devices = append(g.devices, d)
+	default:
+		g.devices = slices.Grow(g.devices, replicas)
+		for n := range replicas {
+			d.ID = replicaID(d.UUID, n)
+			g.devices = append(g.devices, d)
+		}
+	}
+}
+
+// count adds n IDs that take so many bytes each.
+func (g *gathered) count(n, bytes int) {
+	if g.bytes <= maxList {
+		g.fit += min(n, (maxList-g.bytes)/bytes)
+	}
+	g.ids = sum(g.ids, n)
+	g.bytes = sum(g.bytes, multiply(n, bytes))
+}
+
+// sum and multiply are of numbers that are not negative; what is too high is the highest int.
+func sum(a, b int) int {
+	if a > math.MaxInt-b {
+		return math.MaxInt
+	}
+	return a + b
+}
+
+func multiply(a, b int) int {
+	if a > math.MaxInt/b {
+		return math.MaxInt
+	}
+	return a * b
+}
+
+// fits reports whether kubelet accepts a list of a resource's devices, and leaves them out if not.
+func (p *planner) fits(name string) bool {
+	g := p.resources[name]
+	if g.bytes <= maxList {
+		return true
+	}
+	why := fmt.Sprintf("the list of its %d devices would have %d bytes, and kubelet accepts %d; %d devices fit, so lower "+
+		"the replicas or share under several names", g.ids, g.bytes, maxList, g.fit)
+	p.warn("resource %s is not offered: %s", name, why)
+	for _, d := range g.members {
+		p.plan.LeftOut = append(p.plan.LeftOut,
+			LeftOut{UUID: d.UUID, Index: d.Index, Reason: "its resource " + name + " is not offered: " + why})
+	}
+	return false
+}
+
+// listed returns how many bytes a device takes in a list while it is unhealthy: a message of ID, health and NUMA node,
+// each field with its tag and length.
+func listed(d Device) int {
+	size := 1 + varint(len(d.ID)) + len(d.ID) + 2 + len("Unhealthy")
+	switch {
+	case d.NUMANode > 0:
+		size += 2 + 2 + 1 + varint(d.NUMANode)
+	case d.NUMANode == 0: // which protobuf does not write
+		size += 2 + 2
+	}
+	return 1 + varint(size) + size
+}
+
+// varint returns how many bytes a length takes.
+func varint(n int) int {
+	bytes := 1
+	for ; n >= 1<<7; n >>= 7 {
+		bytes++
+	}
+	return bytes
+}
