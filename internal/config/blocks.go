@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"strconv"
+	"strings"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/api/config/v1"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
@@ -21,8 +22,16 @@ func (d *document) blocks(c *Config) {
 	d.sharing(c)
 }
 
-// refuse puts a problem with a key of the file on record.
-func (d *document) refuse(path, text string) { d.problem(path, d.line(path), text) }
+// refuse puts a problem with a key of the file on record, unless the key, or a block around it, could not even be read:
+// then it only looks as if it were missing.
+func (d *document) refuse(path, text string) {
+	for _, m := range d.malformed {
+		if rest, inside := strings.CutPrefix(path, m.Where); inside && (rest == "" || rest[0] == '.' || rest[0] == '[') {
+			return
+		}
+	}
+	d.problem(path, d.line(path), text)
+}
 
 func (d *document) namings(path string, given []v1.Resource) []resource.Naming {
 	var namings []resource.Naming

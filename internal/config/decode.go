@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -25,6 +27,8 @@ type document struct {
 	problems []Remark
 	warnings []Remark
 	nodes    int
+	// malformed are those of the problems that were found on the way.
+	malformed []Remark
 }
 
 // decode reads a file as NVIDIA's device plugin does, YAML or JSON, keys in any case, but finds all mistakes instead of
@@ -45,6 +49,7 @@ func decode(data []byte) *document {
 	if d.nodes > maxNodes {
 		d.problem("file", 0, "is too large")
 	}
+	d.malformed = slices.Clone(d.problems)
 	return d
 }
 
@@ -128,10 +133,11 @@ func (d *document) special(node *yaml.Node, into json.Unmarshaler, path string) 
 	var value any
 	err := node.Decode(&value)
 	if err == nil {
-		var data []byte
-		if data, err = json.Marshal(value); err == nil {
-			err = into.UnmarshalJSON(data)
+		data, noJSON := json.Marshal(value)
+		if noJSON != nil {
+			data = []byte("{}") // a form that no type has: let it say which it has
 		}
+		err = into.UnmarshalJSON(data)
 	}
 	if err != nil {
 		d.problem(path, node.Line, err.Error())
@@ -212,9 +218,16 @@ func (d *document) scalar(node *yaml.Node, into reflect.Value, path string) {
 		into.SetString(node.Value)
 		return
 	}
-	if node.Tag == "!!str" && node.Style != 0 || node.Decode(into.Addr().Interface()) != nil {
+	if node.Tag == "!!str" && node.Style != 0 || isFraction(node) && into.Kind() == reflect.Int ||
+		node.Decode(into.Addr().Interface()) != nil {
 		d.problem(path, node.Line, fmt.Sprintf("must be %s, not %q", wanted, node.Value))
 	}
+}
+
+// isFraction reports whether a node is a number that is not whole. The decoder would cut it off.
+func isFraction(node *yaml.Node) bool {
+	var number float64
+	return node.Tag == "!!float" && node.Decode(&number) == nil && number != math.Trunc(number)
 }
 
 func (d *document) warn(where string, line int, text string) {

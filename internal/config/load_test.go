@@ -210,6 +210,34 @@ func TestAllProblemsAreReportedInOrder(t *testing.T) {
 			want: []string{`--device-list-strategy: "cdi" is none of envvar, volume-mounts, cdi-annotations, cdi-cri`},
 		},
 		{
+			name: "two unknown strategies", args: "--device-list-strategy=cdi,envvar,volumes",
+			want: []string{`--device-list-strategy: "cdi", "volumes" is none of envvar, volume-mounts, cdi-annotations, cdi-cri`},
+		},
+		{
+			name: "parts of numbers", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2.5}]}}\nimex: {channelIDs: [0.7]}\nhealth: {flapLimit: 1e-1}\n",
+			want: []string{
+				`line 1: sharing.timeSlicing.resources[0].replicas: must be a whole number, not "2.5"`,
+				`line 2: imex.channelIDs[0]: must be a whole number, not "0.7"`,
+				`line 3: health.flapLimit: must be a whole number, not "1e-1"`,
+			},
+		},
+		{
+			name: "forms that JSON does not have", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: {1: 2}}]}}\n" +
+				"flags: {plugin: {deviceListStrategy: .inf}}\n",
+			want: []string{
+				`line 1: sharing.timeSlicing.resources[0].devices: must be "all", a number of devices greater than 0, or a list of GPU indices (0), MIG indices ("0:1") and UUIDs`,
+				"line 2: flags.plugin.deviceListStrategy: must be a string or a list of strings",
+			},
+		},
+		{
+			name: "what is malformed is said once", file: "sharing:\n  timeSlicing: {resources: {name: gpu}}\n  mps: {resources: [{name: gpu, replicas: \"2\"}]}\n",
+			args: "--mps-root=/run/nvidia/mps",
+			want: []string{
+				"line 2: sharing.timeSlicing.resources: must be a list",
+				`line 3: sharing.mps.resources[0].replicas: must be a whole number, not "2"`,
+			},
+		},
+		{
 			name: "no strategy", file: "flags: {plugin: {deviceListStrategy: [\"\", \"\"]}}",
 			want: []string{`line 1: flags.plugin.deviceListStrategy: names no strategy; known are envvar, volume-mounts, cdi-annotations, cdi-cri`},
 		},

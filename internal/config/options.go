@@ -233,12 +233,17 @@ func setStrategies(c *Config, text string) error {
 	if len(names) == 0 {
 		return fmt.Errorf("names no strategy; known are %s", strategyNames())
 	}
+	var unknown []string
 	for _, name := range names {
 		i := slices.IndexFunc(edits.AllStrategies[:], func(s edits.Strategy) bool { return s.String() == name })
 		if i < 0 {
-			return fmt.Errorf("%q is none of %s", name, strategyNames())
+			unknown = append(unknown, strconv.Quote(name))
+			continue
 		}
 		c.Edits.Strategies = append(c.Edits.Strategies, edits.AllStrategies[i])
+	}
+	if unknown != nil {
+		return fmt.Errorf("%s is none of %s", strings.Join(unknown, ", "), strategyNames())
 	}
 	return nil
 }
