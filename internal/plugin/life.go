@@ -55,7 +55,7 @@ type life struct {
 	list   *list
 	report func(Phase)
 
-	connections connections
+	connections *connections
 	visits      chan struct{} // holds one word that another plugin's socket came or went
 	closing     chan struct{} // closed when streams are to end
 }
@@ -75,7 +75,7 @@ func (l *life) run(parent context.Context) error {
 	}
 	ctx, end := context.WithCancelCause(parent)
 	defer end(nil)
-	l.connections.left = make(chan struct{})
+	l.connections = newConnections()
 	l.closing = make(chan struct{})
 	l.visits = make(chan struct{}, 1)
 	service := &service{
@@ -192,6 +192,7 @@ func isGone(path string) bool {
 // to make use of the registration.
 func (l *life) stayRegistered(ctx context.Context, endpoint string, service *service) (proven bool, err error) {
 	l.report(PhaseRegistering)
+	left := l.connections.left() // nobody knows the socket yet: kubelet's connection is the first
 	if err := l.register(ctx, endpoint, service.options()); err != nil {
 		return false, err
 	}
@@ -203,7 +204,7 @@ func (l *life) stayRegistered(ctx context.Context, endpoint string, service *ser
 		return false, context.Cause(ctx)
 	case <-patience.C():
 		return false, errNoStream
-	case <-l.connections.left:
+	case <-left:
 		// The stream may have begun before: then its end tells more.
 		select {
 		case <-service.began:

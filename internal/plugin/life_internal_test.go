@@ -40,7 +40,7 @@ func TestHangingUp(t *testing.T) {
 					presence.Publish(Presence{})
 				}
 				l := &life{Collaborators: Collaborators{Presence: presence, Clock: clock.RealClock{}},
-					connections: connections{left: make(chan struct{})}, closing: make(chan struct{})}
+					connections: newConnections(), closing: make(chan struct{})}
 				if test.closes != itself {
 					l.connections.opened()
 				}

@@ -7,53 +7,56 @@ import (
 
 // connections counts the open connections of one listener, so that a life can tell when kubelet has closed its own.
 type connections struct {
-	left  chan struct{} // closed when no connection is open any more; none at all does not count
-	mu    sync.Mutex    // guards all following fields
-	open  int
-	empty chan struct{} // closed when open falls to 0; nil while nobody waits
+	mu      sync.Mutex // guards all following fields
+	open    int
+	drained chan struct{} // closed when open falls to 0; after that made anew for the next connection
 }
+
+func newConnections() *connections { return &connections{drained: make(chan struct{})} }
 
 // watch returns a listener whose connections are counted.
 func (c *connections) watch(l net.Listener) net.Listener {
 	return &countingListener{Listener: l, connections: c}
 }
 
-// none returns a channel that is closed once no connection is open.
+// left returns a channel that is closed once no connection is open any more. Where none is open yet, the first is waited
+// for.
+func (c *connections) left() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.drained
+}
+
+// none returns a channel that is closed once no connection is open: at once if there is none, or never was one.
 func (c *connections) none() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.empty == nil {
-		c.empty = make(chan struct{})
-	}
-	empty := c.empty
 	if c.open == 0 {
-		close(c.empty)
-		c.empty = nil
+		now := make(chan struct{})
+		close(now)
+		return now
 	}
-	return empty
+	return c.drained
 }
 
 func (c *connections) opened() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.open++
+	if c.open++; c.open > 1 {
+		return
+	}
+	select {
+	case <-c.drained:
+		c.drained = make(chan struct{})
+	default: // the first
+	}
 }
 
 func (c *connections) closed() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.open--
-	if c.open > 0 {
-		return
-	}
-	select {
-	case <-c.left: // by an earlier one
-	default:
-		close(c.left)
-	}
-	if c.empty != nil {
-		close(c.empty)
-		c.empty = nil
+	if c.open--; c.open == 0 {
+		close(c.drained)
 	}
 }
 
