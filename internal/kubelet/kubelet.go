@@ -18,11 +18,8 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// The sockets of a kubelet with default settings.
-const (
-	DefaultSocket             = "/var/lib/kubelet/device-plugins/kubelet.sock"
-	DefaultPodResourcesSocket = "/var/lib/kubelet/pod-resources/kubelet.sock"
-)
+// DefaultSocket is the socket of a kubelet with default settings.
+const DefaultSocket = "/var/lib/kubelet/device-plugins/kubelet.sock"
 
 const (
 	// maxSocketPath is what fits into sockaddr_un.sun_path with its closing NUL (unix(7)).

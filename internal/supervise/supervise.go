@@ -4,8 +4,6 @@ package supervise
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"math/rand/v2"
 	"time"
 
@@ -26,12 +24,8 @@ type Backoff struct {
 	Clock clock.Clock
 }
 
-// ErrGiveUp wraps the error of a life after which another cannot succeed either.
-var ErrGiveUp = errors.New("giving up")
-
 // Run runs life until ctx ends, and then returns nil. A life that returns nil ended as it should: the next begins at
-// once. A life that returns an error is followed by the next after the backoff; the error is logged here, once. An error
-// that wraps ErrGiveUp ends Run and is returned.
+// once. A life that returns an error is followed by the next after the backoff; the error is logged here, once.
 func Run(ctx context.Context, b Backoff, life func(context.Context) error) error {
 	if b.Clock == nil {
 		b.Clock = clock.RealClock{}
@@ -47,8 +41,6 @@ func Run(ctx context.Context, b Backoff, life func(context.Context) error) error
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case errors.Is(err, ErrGiveUp):
-			return err
 		case err == nil:
 			wait = b.First
 			continue
@@ -65,9 +57,6 @@ func Run(ctx context.Context, b Backoff, life func(context.Context) error) error
 	}
 	return nil
 }
-
-// GiveUp marks err as one after which no further life is worth trying.
-func GiveUp(err error) error { return fmt.Errorf("%w: %w", ErrGiveUp, err) }
 
 // sleep waits for d, or until nudged; it reports false when ctx ended first.
 func sleep(ctx context.Context, c clock.Clock, d time.Duration, nudge <-chan struct{}) bool {

@@ -75,10 +75,3 @@ func TestANudgeCutsTheWaitShort(t *testing.T) {
 		}
 	})
 }
-
-func TestGivingUpIsReturned(t *testing.T) {
-	err := supervise.Run(t.Context(), supervise.Backoff{}, func(context.Context) error { return supervise.GiveUp(errLife) })
-	if !errors.Is(err, errLife) || !errors.Is(err, supervise.ErrGiveUp) {
-		t.Errorf("Run() = %v, want it to wrap the life's error", err)
-	}
-}
