@@ -96,6 +96,41 @@ func TestPlan(t *testing.T) {
 	}
 }
 
+func TestConfigCheck(t *testing.T) {
+	folder := t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(folder, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	t.Setenv("MPS_ROOT", "")
+	mps := write("mps.yaml", "sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}\n")
+	if _, err := run(t, "config", "check", mps); err == nil || !strings.Contains(err.Error(), "--mps-root") {
+		t.Errorf("a file that needs a flag: %v", err)
+	}
+	if got, err := run(t, "config", "check", mps, "--mps-root=/run/nvidia/mps"); err != nil || got != mps+" is valid" {
+		t.Errorf("with that flag: %q, %v", got, err)
+	}
+	t.Setenv("MPS_ROOT", "/run/nvidia/mps")
+	if got, err := run(t, "config", "check", mps); err != nil || got != mps+" is valid" {
+		t.Errorf("with its variable: %q, %v", got, err)
+	}
+
+	broken := write("broken.yaml", "nmae: x\nflags:\n  migStrategy: some\n  gdsEnabled: 3\n")
+	got, err := run(t, "config", "check", broken)
+	if !strings.HasPrefix(got, "warning: line 1: nmae: unknown key") {
+		t.Errorf("warnings: %q", got)
+	}
+	want := broken + " is not valid:\n" +
+		"  line 3: flags.migStrategy: \"some\" is none of none, single, mixed\n" +
+		"  line 4: flags.gdsEnabled: must be true or false, not \"3\""
+	if err == nil || err.Error() != want {
+		t.Errorf("error %v, want %s", err, want)
+	}
+}
+
 func TestEveryCommandExplainsItself(t *testing.T) {
 	for _, command := range []string{"", "plan", "status", "simulate", "simulate xid", "config check", "health clear", "quiesce", "resume", "topology", "version"} {
 		got, err := run(t, append(strings.Fields(command), "--help")...)
