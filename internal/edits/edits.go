@@ -3,6 +3,7 @@ package edits
 import (
 	"fmt"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -153,12 +154,14 @@ func (c *container) mark(name string) {
 // mpsContainerRoot is where containers see MPS state.
 const mpsContainerRoot = "/mps"
 
-// joinMPS makes the container a client of the MPS daemon of its resource, if its devices are shared so.
+// joinMPS makes the container a client of the MPS daemon of its resource, if one of its devices is shared so: in the mode that
+// the daemon sets, nobody else can use that device.
 func (c *container) joinMPS() {
-	if len(c.devices) == 0 || c.devices[0].Sharing != resource.MPS {
+	i := slices.IndexFunc(c.devices, func(d resource.Device) bool { return d.Sharing == resource.MPS })
+	if i < 0 {
 		return
 	}
-	pipe := path.Join(c.devices[0].Resource, "pipe")
+	pipe := path.Join(c.devices[i].Resource, "pipe")
 	c.edits.Env["CUDA_MPS_PIPE_DIRECTORY"] = path.Join(mpsContainerRoot, pipe)
 	c.edits.Mounts = append(c.edits.Mounts,
 		Mount{HostPath: path.Join(c.options.MPSRoot, pipe), ContainerPath: path.Join(mpsContainerRoot, pipe)},

@@ -189,6 +189,16 @@ func TestClientsOfMPS(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("edits (-want +got):\n%s", diff)
 	}
+
+	// A resource can have devices that are not shared beside those that are. Kubelet names them in any order.
+	other := devices(0)[1]
+	other.Resource = "nvidia.com/gpu.shared"
+	for _, mixed := range [][]resource.Device{{d[0], other}, {other, d[0]}} {
+		got, err := edits.For(mixed, edits.Options{Strategies: []edits.Strategy{edits.EnvVar}, MPSRoot: "/run/nvidia/mps"})
+		if err != nil || got.Env["CUDA_MPS_PIPE_DIRECTORY"] != "/mps/nvidia.com/gpu.shared/pipe" || len(got.Mounts) != 2 {
+			t.Errorf("%s first: edits %+v, %v; it is to be a client of MPS", mixed[0].UUID, got, err)
+		}
+	}
 }
 
 func TestAnnotationKeysTellRequestsApart(t *testing.T) {
