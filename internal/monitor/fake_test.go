@@ -21,6 +21,7 @@ type node struct {
 
 	gpus     []inventory.GPU
 	leftOut  []inventory.LeftOut
+	control  inventory.ControlNodes
 	readings map[string]inventory.Reading // by UUID; a GPU without one answers well
 	openErr  error
 	scanErr  error
@@ -144,7 +145,8 @@ func (s *session) Scan(ctx context.Context) (inventory.Snapshot, error) {
 		return inventory.Snapshot{}, s.node.scanErr
 	}
 	return inventory.Snapshot{
-		Driver: inventory.Driver{Version: "580.95.05"}, GPUs: slices.Clone(s.node.gpus), LeftOut: slices.Clone(s.node.leftOut),
+		Driver: inventory.Driver{Version: "580.95.05"}, Control: s.node.control,
+		GPUs: slices.Clone(s.node.gpus), LeftOut: slices.Clone(s.node.leftOut),
 	}, nil
 }
 

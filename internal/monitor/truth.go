@@ -242,8 +242,8 @@ func (t *truth) compose() (inventory.Snapshot, bool) {
 // changed reports whether the published Snapshot is not what is known now. It allocates nothing: most looks change nothing.
 func (t *truth) changed() bool {
 	p := t.published
-	if p.Generation == 0 || p.Stale != t.stale || p.Driver != t.scan.Driver || len(p.GPUs) != len(t.scan.GPUs) ||
-		!slices.Equal(p.LeftOut, t.scan.LeftOut) {
+	if p.Generation == 0 || p.Stale != t.stale || p.Driver != t.scan.Driver || p.Control != t.scan.Control ||
+		len(p.GPUs) != len(t.scan.GPUs) || !slices.Equal(p.LeftOut, t.scan.LeftOut) {
 		return true
 	}
 	for i, g := range t.scan.GPUs {
