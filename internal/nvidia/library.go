@@ -29,15 +29,10 @@ func libraryFolders() []string {
 	}
 }
 
-// FindLibrary returns the path of libnvidia-ml.so.1 below driverRoot, the folder of this container at which the root
-// of the driver's installation is mounted, with all symbolic links followed as they lead inside that root. It returns
-// "" when there is none for this machine: then the loader may still find one.
-func FindLibrary(driverRoot string) string {
-	path, _ := locate(driverRoot)
-	return path
-}
-
-// locate is FindLibrary; it also returns the place, relative to driverRoot, at which the way to the library begins.
+// locate returns the path of libnvidia-ml.so.1 below driverRoot, the folder of this container at which the root of the
+// driver's installation is mounted, with all symbolic links followed as they lead inside that root; and the place,
+// relative to driverRoot, at which the way there begins. Both are "" when there is none for this machine: then the
+// loader may still find one.
 func locate(driverRoot string) (path, place string) {
 	for _, folder := range libraryFolders() {
 		place := filepath.Join(folder, soname)

@@ -29,7 +29,7 @@ func writeTree(t *testing.T, tree map[string]string) string {
 	return root
 }
 
-// sharedObject returns an ELF header, which is all that FindLibrary reads.
+// sharedObject returns an ELF header, which is all that locate reads.
 func sharedObject(machine byte) string {
 	header := make([]byte, 64)
 	copy(header, "\x7fELF\x02\x01\x01")
@@ -40,7 +40,7 @@ func sharedObject(machine byte) string {
 	return string(header)
 }
 
-func TestFindLibrary(t *testing.T) {
+func TestLocate(t *testing.T) {
 	t.Parallel()
 	const amd64, arm64 = 62, 183
 	mine, other, triplet, foreign := sharedObject(amd64), sharedObject(arm64), "x86_64-linux-gnu", "aarch64-linux-gnu"
@@ -92,7 +92,7 @@ func TestFindLibrary(t *testing.T) {
 			if want != "" {
 				want = filepath.Join(root, want)
 			}
-			if got := FindLibrary(root); got != want {
+			if got, _ := locate(root); got != want {
 				t.Errorf("got %q, want %q", got, want)
 			}
 		})

@@ -341,7 +341,8 @@ func newerDriver(t *testing.T, d *Driver, summary inventory.FabricSummary) {
 
 // missingFunction calls what the library lacks.
 func missingFunction(t *testing.T, _ *Driver, root string) {
-	lib := nvml.New(nvml.WithLibraryPath(FindLibrary(root)))
+	path, _ := locate(root)
+	lib := nvml.New(nvml.WithLibraryPath(path))
 	if ret := lib.Init(); ret != nvml.SUCCESS {
 		t.Fatal(ret)
 	}
@@ -368,7 +369,7 @@ func replacedLibrary(t *testing.T, d *Driver, root string) {
 		t.Fatal(err)
 	}
 	scanReplacedLibrary(ctx, t, d, root)
-	path := FindLibrary(root)
+	path, _ := locate(root)
 	if err := os.Rename(path, path+".old"); err != nil {
 		t.Fatal(err)
 	}
@@ -399,7 +400,7 @@ func scanReplacedLibrary(ctx context.Context, t *testing.T, d *Driver, root stri
 		}
 	}
 	scan("with the library in its place", nil)
-	path := FindLibrary(root)
+	path, _ := locate(root)
 	if err := os.Rename(path, path+".old"); err != nil {
 		t.Fatal(err)
 	}
