@@ -10,16 +10,14 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 )
 
-// defaultControlSocket is where a daemon answers calls unless it is told otherwise.
-const defaultControlSocket = "/run/gpu-device-plugin/control.sock"
-
 // addControlFlag adds the flag that names the daemon to talk to, which is read from the same variable as the daemon's.
 func addControlFlag(flags *pflag.FlagSet) *string {
-	socket := defaultControlSocket
+	socket := config.DefaultControlSocket
 	if given, ok := os.LookupEnv("CONTROL_SOCKET"); ok && given != "" {
 		socket = given
 	}

@@ -10,6 +10,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
+// DefaultControlSocket is where a daemon takes commands unless it is told otherwise.
+const DefaultControlSocket = "/run/gpu-device-plugin/control.sock"
+
 // Config is everything the daemon is told. It is made by Load, complete and valid, and nobody changes it, or what it
 // holds, afterwards.
 type Config struct {
@@ -17,8 +20,6 @@ type Config struct {
 	File string
 	// FailOnInitError ends the process when NVML cannot be initialised; otherwise it waits for the driver.
 	FailOnInitError bool
-	// Discovery says how GPUs are found.
-	Discovery Discovery
 	// Simulate is the profile of the simulated node, a name or a path; empty for the real node.
 	Simulate string
 
@@ -88,23 +89,4 @@ func (p PreStartChecks) String() string {
 		return "clean"
 	}
 	return fmt.Sprintf("PreStartChecks(%d)", int(p))
-}
-
-// Discovery says how GPUs are found.
-type Discovery int
-
-// The ways of finding GPUs. Both ask NVML.
-const (
-	DiscoverAuto Discovery = iota
-	DiscoverNVML
-)
-
-func (d Discovery) String() string {
-	switch d {
-	case DiscoverAuto:
-		return "auto"
-	case DiscoverNVML:
-		return "nvml"
-	}
-	return fmt.Sprintf("Discovery(%d)", int(d))
 }

@@ -130,7 +130,7 @@ var options = []option{
 		set:   socket(func(c *Config) *string { return &c.PodResourcesSocket }),
 	},
 	{
-		flag: "control-socket", env: []string{"CONTROL_SOCKET"}, fallback: "/run/gpu-device-plugin/control.sock", empty: true,
+		flag: "control-socket", env: []string{"CONTROL_SOCKET"}, fallback: DefaultControlSocket, empty: true,
 		usage: "the socket for commands such as status; empty to take none",
 		set:   socket(func(c *Config) *string { return &c.ControlSocket }),
 	},
@@ -213,14 +213,14 @@ func absolute(field func(*Config) *string) func(*Config, string) error {
 	}
 }
 
-// MaxSocketPath is how many bytes the path of a Unix socket may have.
-const MaxSocketPath = 107
+// maxSocketPath is how many bytes the path of a Unix socket may have (unix(7)).
+const maxSocketPath = 107
 
 // socket sets an option that is the path of a Unix socket, or empty for none.
 func socket(field func(*Config) *string) func(*Config, string) error {
 	return func(c *Config, path string) error {
-		if excess := len(path) - MaxSocketPath; excess > 0 {
-			return fmt.Errorf("%q has %d bytes and the path of a socket at most %d: shorten it by %d bytes", path, len(path), MaxSocketPath, excess)
+		if excess := len(path) - maxSocketPath; excess > 0 {
+			return fmt.Errorf("%q has %d bytes and the path of a socket at most %d: shorten it by %d bytes", path, len(path), maxSocketPath, excess)
 		}
 		*field(c) = path
 		return nil
@@ -281,9 +281,12 @@ func setReset(c *Config, text string) error {
 	return nil
 }
 
-func setDiscovery(c *Config, text string) error {
+func setDiscovery(_ *Config, text string) error {
 	if text == "tegra" {
 		return errors.New("tegra is not supported: this program knows GPUs by NVML alone, so use auto or nvml")
 	}
-	return choice(func(c *Config) *Discovery { return &c.Discovery }, DiscoverAuto, DiscoverNVML)(c, text)
+	if text != "auto" && text != "nvml" {
+		return fmt.Errorf("%q is none of auto, nvml", text)
+	}
+	return nil // both mean NVML
 }
