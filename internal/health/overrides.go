@@ -22,15 +22,6 @@ const (
 	RuleFatal Rule = "fatal"
 )
 
-// ParseRule returns the rule that a configuration file names.
-func ParseRule(s string) (Rule, error) {
-	r := Rule(s)
-	if r == RuleIgnore || r == RuleSuspect || r == RuleFatal {
-		return r, nil
-	}
-	return RuleCatalog, fmt.Errorf("rule %q is none of ignore, suspect, fatal", s)
-}
-
 // Overrides are an operator's rules for XIDs. They beat the catalog, but not what is read of a GPU: a lost GPU is Lost
 // whatever they say. The zero value leaves everything to the catalog. A value is never changed once it is in use.
 type Overrides struct {

@@ -50,16 +50,3 @@ func TestWithLeavesTheOriginalAlone(t *testing.T) {
 		t.Error("Equal does not tell rules apart")
 	}
 }
-
-func TestParseRule(t *testing.T) {
-	for _, s := range []string{"ignore", "suspect", "fatal"} {
-		if r, err := health.ParseRule(s); err != nil || string(r) != s {
-			t.Errorf("ParseRule(%q) = %q, %v", s, r, err)
-		}
-	}
-	for _, s := range []string{"", "Fatal", "panic"} {
-		if r, err := health.ParseRule(s); err == nil {
-			t.Errorf("ParseRule(%q) = %q, want an error", s, r)
-		}
-	}
-}
