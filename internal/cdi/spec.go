@@ -37,7 +37,7 @@ type Wanted struct {
 	Options  Options
 }
 
-// Void in the spec has the runtime's own mechanism stand back, whatever an image says.
+// voidVariable in a spec has the runtime's own mechanism stand back, whatever an image says.
 const voidVariable = edits.EnvVisibleDevices + "=" + edits.Void
 
 // specs returns the spec of each class that the node has, without a version. Root is the file system of this process.

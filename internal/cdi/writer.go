@@ -31,7 +31,8 @@ type Writer struct {
 // NewWriter returns a Writer of files in dir. Root is the file system of this process, in which the driver's files are
 // looked for.
 func NewWriter(dir string, root fs.FS) *Writer {
-	// The error of NewCache is of the directories' content, which is of no interest here.
+	// The library documents that this error is always nil. Of the cache only WriteSpec is used: what other programs keep in
+	// the directory is of no interest here, and without refreshes nothing watches it.
 	cache, _ := cdilib.NewCache(cdilib.WithSpecDirs(dir), cdilib.WithAutoRefresh(false))
 	return &Writer{dir: dir, root: root, cache: cache}
 }
