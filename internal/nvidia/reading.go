@@ -32,7 +32,7 @@ func (s *scanner) readSignals(g *gpu) inventory.Reading {
 	var a account
 	var r inventory.Reading
 	signals := []func(*gpu, *account, *inventory.Reading){
-		readAlive, readRecoveryAction, readRemappedRows, readECC, s.readUnrepairableMemory, s.readSRAM, s.readFabric, s.readReport,
+		readAlive, s.readRecoveryAction, readRemappedRows, readECC, s.readUnrepairableMemory, s.readSRAM, s.readFabric, s.readReport,
 	}
 	for _, read := range signals {
 		if read(g, &a, &r); a.gone() {
@@ -49,8 +49,15 @@ func readAlive(g *gpu, a *account, _ *inventory.Reading) {
 	a.may("nvmlDeviceGetMemoryInfo", ret)
 }
 
-// readRecoveryAction reads field 230. A driver older than R565 does not know it.
-func readRecoveryAction(g *gpu, a *account, r *inventory.Reading) {
+// actionBranch is the first branch of the driver that has a recovery action.
+const actionBranch = 565
+
+// readRecoveryAction reads field 230. An older driver is not asked: what it answers for a field that it does not know says nothing
+// about the GPU.
+func (s *scanner) readRecoveryAction(g *gpu, a *account, r *inventory.Reading) {
+	if s.driver.Branch() < actionBranch {
+		return
+	}
 	values := [1]nvml.FieldValue{{FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}}
 	if !a.may("nvmlDeviceGetFieldValues", g.device.GetFieldValues(values[:])) {
 		return

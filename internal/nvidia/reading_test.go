@@ -101,6 +101,10 @@ func TestRead(t *testing.T) {
 				r.RecoveryAction = inventory.Signal[inventory.RecoveryAction]{}
 			}),
 		},
+		"R470, which might answer anything to a field it does not know": {
+			profile: "dgx-1", fault: fail("DeviceGetFieldValues", "UNKNOWN"),
+			want: inventory.Reading{UncorrectedECC: inventory.Known(uint64(0))},
+		},
 		"one call is not permitted": {
 			profile: "dgx-b200", fault: fail("DeviceGetTotalEccErrors", "NO_PERMISSION"),
 			want: with(func(r *inventory.Reading) { r.UncorrectedECC = inventory.Signal[uint64]{} }),
