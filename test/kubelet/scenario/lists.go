@@ -53,10 +53,8 @@ var lists = []scenario{
 		p := l.start("p.sock", Script{}, "a", "b")
 		l.same("streams dropped", 1, l.subject.DropStream(resource))
 		l.must(p.WaitStreams(l.ctx, 0))
-		l.stays(2, 0)             // on 1.36 the stream's own end would hit a plugin that registers at once
-		l.must(p.Register(l.ctx)) // its path is free again
-		l.shows(2, 2)
-		l.admit("pod", 2)
+		l.stays(2, 0)
+		l.recovers(p) // its path is free again
 	}},
 	{name: "five minutes after a stream's end the resource is gone", minutes: true, run: func(l *lab) {
 		p := l.start("p.sock", Script{}, "a", "b")
