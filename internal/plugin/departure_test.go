@@ -32,11 +32,7 @@ func TestADeviceLeavesTheListSlowly(t *testing.T) {
 	t.Parallel()
 	bothVersions(t, func(t *testing.T, v standin.Version) {
 		c := clocktesting.NewFakeClock(time.Now())
-		n := newNode(t)
-		n.startKubelet(t, v)
-		d := n.startDaemon(t, c)
-		d.offer(8)
-		n.awaitAllocatable(t, 8)
+		n, d := serving(t, v, c, 8)
 		pod := standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 8}
 		if _, err := n.Admit(t.Context(), pod); err != nil {
 			t.Fatal(err)
@@ -115,11 +111,7 @@ func TestADeviceNobodyHoldsIsDroppedAfterTenSeconds(t *testing.T) {
 func TestADeviceThatReturnsStays(t *testing.T) {
 	t.Parallel()
 	c := clocktesting.NewFakeClock(time.Now())
-	n := newNode(t)
-	n.startKubelet(t, standin.V137)
-	d := n.startDaemon(t, c)
-	d.offer(8)
-	n.awaitAllocatable(t, 8)
+	n, d := serving(t, standin.V137, c, 8)
 	d.offer(7)
 	n.awaitAllocatable(t, 7)
 	d.offer(8)
@@ -168,11 +160,7 @@ func TestAResourceWithoutDevicesKeepsItsStreamUntilTheConfigurationRetiresIt(t *
 func TestDevicesOfAnEarlierProcessLeaveSlowlyToo(t *testing.T) {
 	t.Parallel()
 	c := clocktesting.NewFakeClock(time.Now())
-	n := newNode(t)
-	n.startKubelet(t, standin.V137)
-	before := n.startDaemon(t, c)
-	before.offer(8)
-	n.awaitAllocatable(t, 8)
+	n, before := serving(t, standin.V137, c, 8)
 	if _, err := n.Admit(t.Context(), standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 8}); err != nil {
 		t.Fatal(err)
 	}

@@ -75,6 +75,17 @@ func (n *node) startDaemon(t *testing.T, c clock.WithTicker) *daemon {
 	return n.startDaemonWith(t, c, n.account(t, c))
 }
 
+// serving returns a node on which kubelet counts so many devices, all healthy, of a daemon that goes by c.
+func serving(t *testing.T, v standin.Version, c clock.WithTicker, devices int) (*node, *daemon) {
+	t.Helper()
+	n := newNode(t)
+	n.startKubelet(t, v)
+	d := n.startDaemon(t, c)
+	d.offer(devices)
+	n.awaitAllocatable(t, devices)
+	return n, d
+}
+
 // account returns kubelet's own account.
 func (n *node) account(t *testing.T, c clock.PassiveClock) *kubelet.PodResources {
 	t.Helper()

@@ -16,11 +16,7 @@ import (
 func TestContainersAreRefusedOnDevicesThatMustNotBeUsed(t *testing.T) {
 	t.Parallel()
 	bothVersions(t, func(t *testing.T, v standin.Version) {
-		n := newNode(t)
-		n.startKubelet(t, v)
-		d := n.startDaemon(t, clock.RealClock{})
-		d.offer(1)
-		n.awaitAllocatable(t, 1)
+		n, d := serving(t, v, clock.RealClock{}, 1)
 		snapshot := inventory.Snapshot{GPUs: []inventory.GPU{
 			{UUID: id(0), Health: inventory.Health{State: inventory.Healthy}},
 		}}

@@ -33,11 +33,7 @@ func (n *node) client(t *testing.T) pluginapi.DevicePluginClient {
 
 func TestAllocate(t *testing.T) {
 	t.Parallel()
-	n := newNode(t)
-	n.startKubelet(t, standin.V137)
-	d := n.startDaemon(t, clock.RealClock{})
-	d.offer(8)
-	n.awaitAllocatable(t, 8)
+	n, d := serving(t, standin.V137, clock.RealClock{}, 8)
 	d.offer(7, 3) // 7 departs, 3 is unhealthy
 	n.awaitAllocatable(t, 6)
 	client := n.client(t)
@@ -85,10 +81,7 @@ func TestAllocate(t *testing.T) {
 
 func TestOtherCalls(t *testing.T) {
 	t.Parallel()
-	n := newNode(t)
-	n.startKubelet(t, standin.V137)
-	n.startDaemon(t, clock.RealClock{}).offer(8)
-	n.awaitAllocatable(t, 8)
+	n, _ := serving(t, standin.V137, clock.RealClock{}, 8)
 	client := n.client(t)
 
 	options, err := client.GetDevicePluginOptions(t.Context(), &pluginapi.Empty{})
@@ -120,11 +113,7 @@ func TestOtherCalls(t *testing.T) {
 
 func TestListsAreSortedAndSentOnlyWhenTheyChange(t *testing.T) {
 	t.Parallel()
-	n := newNode(t)
-	n.startKubelet(t, standin.V137)
-	d := n.startDaemon(t, clock.RealClock{})
-	d.offer(8)
-	n.awaitAllocatable(t, 8)
+	n, d := serving(t, standin.V137, clock.RealClock{}, 8)
 	for range 10 {
 		d.offer(8)
 	}
