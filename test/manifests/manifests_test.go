@@ -153,6 +153,8 @@ func TestChartValues(t *testing.T) {
 			env: map[string]string{"PASS_DEVICE_SPECS": "true"}},
 		{name: "list of strategies", values: "{deviceListStrategy: [envvar, cdi-cri]}",
 			env: map[string]string{"DEVICE_LIST_STRATEGY": "envvar,cdi-cri"}},
+		{name: "files as names of devices, which NVIDIA's runtime may want of all who cannot administrate", admin: true,
+			values: "{deviceListStrategy: [volume-mounts, cdi-cri]}", env: map[string]string{"DEVICE_LIST_STRATEGY": "volume-mounts,cdi-cri"}},
 		{name: "health before a start", values: "{preStartChecks: health}", env: map[string]string{"PRE_START_CHECKS": "health"}},
 		{name: "clean before a start", values: "{preStartChecks: clean}", pids: true,
 			env: map[string]string{"PRE_START_CHECKS": "clean"}},

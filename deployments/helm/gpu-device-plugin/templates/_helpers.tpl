@@ -65,9 +65,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- if or (ne "none" (default "none" .Values.migStrategy)) (include "gpu-device-plugin.configMap" .) }}true{{ end }}
 {{- end }}
 
-{{- /* Whether the container needs CAP_SYS_ADMIN: for MIG devices, or to take back what work leaves on GPUs. */}}
+{{- /* Whether the container needs CAP_SYS_ADMIN: for MIG devices, to take back what work leaves on GPUs, or because NVIDIA's
+runtime may be set up to heed NVIDIA_VISIBLE_DEVICES only of those who have it, as it is where volume-mounts are used. */}}
 {{- define "gpu-device-plugin.admin" -}}
-{{- if or (include "gpu-device-plugin.maySeeMIG" .) .Values.preStartReset }}true{{ end }}
+{{- $mounts := contains "volume-mounts" (toString .Values.deviceListStrategy) }}
+{{- if or (include "gpu-device-plugin.maySeeMIG" .) .Values.preStartReset $mounts }}true{{ end }}
 {{- end }}
 
 {{- /* Keys of NVIDIA's chart that ask for what this chart does not do: better refused than passed over. */}}
