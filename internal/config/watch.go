@@ -72,7 +72,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	} else {
 		pace = lookOften
 		klog.FromContext(ctx).Info("Cannot watch the directory of the configuration file; looking at the file instead",
-			"path", path, "every", pace, "err", err)
+			"path", path, "after", pace.String(), "reason", err.Error())
 	}
 	ticker := w.clock.NewTicker(pace)
 	defer ticker.Stop()
@@ -87,7 +87,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 				settle = w.clock.After(quiet)
 			}
 		case err := <-faults:
-			klog.FromContext(ctx).V(2).Info("Lost events of the configuration file; looking at it", "err", err)
+			klog.FromContext(ctx).V(2).Info("Lost events of the configuration file; looking at it", "reason", err.Error())
 			settle = w.clock.After(quiet)
 		case <-settle:
 			settle = nil
