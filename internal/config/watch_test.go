@@ -16,7 +16,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
-const patience = 10 * time.Second // how long a test waits for what must come
+const patience = time.Minute // how long a test waits for what must come
 
 // watch starts a Watcher of a file that says migStrategy: single.
 func watch(t *testing.T, path string, c clock.WithTicker) *config.Watcher {
@@ -69,9 +69,14 @@ func awaitValue[T any](t *testing.T, f *feed.Feed[T], good func(T) bool) {
 	}
 }
 
+// write puts a whole file at path at once: nobody finds it empty, which would be a valid configuration too.
 func write(t *testing.T, path, text string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+	fresh := path + ".new"
+	if err := os.WriteFile(fresh, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(fresh, path); err != nil {
 		t.Fatal(err)
 	}
 }

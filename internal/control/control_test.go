@@ -24,7 +24,7 @@ func start(t *testing.T, socket string) (stop func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- server.Run(ctx) }()
-	deadline := time.After(10 * time.Second)
+	deadline := time.After(time.Minute)
 	for control.Call(ctx, socket, "echo", "there?", nil) != nil {
 		select {
 		case err := <-ended:

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -68,7 +67,7 @@ func (r *registry) Register(_ context.Context, request *pluginapi.RegisterReques
 func TestRegister(t *testing.T) {
 	d := newDirectory(t, folder(t))
 	endpoint := d.NewEndpoint("nvidia.com/gpu")
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	register := func() error { return d.Register(ctx, "nvidia.com/gpu", endpoint, &pluginapi.DevicePluginOptions{}) }
 

@@ -13,6 +13,7 @@ import (
 
 	"google.golang.org/grpc"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+	clocktesting "k8s.io/utils/clock/testing"
 )
 
 // accounts is a kubelet's PodResources service that counts what it is asked.
@@ -49,9 +50,10 @@ func TestKubeletsAccount(t *testing.T) {
 	podresources.RegisterPodResourcesListerServer(server, service)
 	go func() { _ = server.Serve(listener) }()
 	t.Cleanup(server.Stop)
-	client := NewPodResources(socket, nil)
+	c := clocktesting.NewFakeClock(time.Now())
+	client := NewPodResources(socket, c)
 	t.Cleanup(func() { _ = client.Close() })
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 
 	held, err := client.Held(ctx)
@@ -59,7 +61,7 @@ func TestKubeletsAccount(t *testing.T) {
 		t.Errorf("Held() = %v, %v; want b", held, err)
 	}
 
-	// Many ask at once: kubelet is asked a few times, and what one does to its answer is its own affair.
+	// Many ask at once: kubelet is asked once, and what one does to its answer is its own affair.
 	var all sync.WaitGroup
 	for range 50 {
 		all.Go(func() {
@@ -75,13 +77,17 @@ func TestKubeletsAccount(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if asked := service.asked.Load(); asked > 10 {
-		t.Errorf("kubelet was asked %d times for 50 answers", asked)
+	if asked := service.asked.Load(); asked != 1 {
+		t.Errorf("kubelet was asked %d times for 50 answers, want once", asked)
+	}
+	c.Step(freshFor + 1)
+	if _, err := client.Allocatable(ctx); err != nil || service.asked.Load() != 2 {
+		t.Errorf("kubelet was asked %d times (%v), want again once the answer was old", service.asked.Load(), err)
 	}
 }
 
 func TestWithoutPodResources(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if _, err := NewPodResources("", nil).Held(ctx); err == nil || !strings.Contains(err.Error(), "--pod-resources-socket") {
 		t.Errorf("Held() without a socket = %v, want the flag's name in it", err)

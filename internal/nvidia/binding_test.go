@@ -85,7 +85,7 @@ func TestBindingsOfLibrary(t *testing.T) {
 }
 
 func bindingsOfLibrary(t *testing.T, d *Driver, _ string) {
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	for range 2 { // sessions
 		s, err := d.Open(ctx)

@@ -41,7 +41,7 @@ func newNode(t testing.TB, profile string) *simulator.Node {
 // closed, and nothing may be left of it.
 func newRig(t testing.TB, profile string, faults ...simulator.Fault) *rig {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	r := &rig{t: t, ctx: ctx, node: newNode(t, profile)}
 	r.inject(faults...)
 	r.driver = New(Options{Library: r.node.NVML(), Root: r.node.Root()})
@@ -52,7 +52,7 @@ func newRig(t testing.TB, profile string, faults ...simulator.Fault) *rig {
 	r.Session = s
 	t.Cleanup(func() {
 		cancel()
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 		defer cancel()
 		if err := r.Close(ctx); err != nil {
 			t.Errorf("close the session: %v", err)

@@ -62,7 +62,7 @@ func runStub(t *testing.T, part string, flags ...string) (string, int) {
 	t.Helper()
 	root := t.TempDir()
 	compileStub(t, root, flags...)
-	c := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestStubProcess$", "-test.v", "-test.timeout=60s")
+	c := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestStubProcess$", "-test.v", "-test.timeout=4m")
 	c.Env = append(os.Environ(), stubRoot+"="+root, stubPart+"="+part)
 	out, err := c.CombinedOutput()
 	var exit *exec.ExitError
@@ -184,7 +184,7 @@ func stubSnapshot() inventory.Snapshot {
 
 // oldDriver does with a library of an old driver all that the daemon does.
 func oldDriver(t *testing.T, d *Driver, _ string) {
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	for range 2 { // sessions
 		s, err := d.Open(ctx)
@@ -243,7 +243,7 @@ func oldDriver(t *testing.T, d *Driver, _ string) {
 
 // useOldDriver does with the library of an old driver what is done before containers start.
 func useOldDriver(t *testing.T, d *Driver) {
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	s, err := d.Open(ctx)
 	if err != nil {
@@ -279,7 +279,7 @@ func useOldDriver(t *testing.T, d *Driver) {
 
 // lostGPU looks at the stub's node with GPU 1 lost from the start.
 func lostGPU(t *testing.T, d *Driver, _ string) {
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	s, err := d.Open(ctx)
 	if err != nil {
@@ -310,7 +310,7 @@ func lostGPU(t *testing.T, d *Driver, _ string) {
 
 // newerDriver does what a library of an old driver cannot.
 func newerDriver(t *testing.T, d *Driver, summary inventory.FabricSummary) {
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	s, err := d.Open(ctx)
 	if err != nil {
@@ -356,7 +356,7 @@ func missingFunction(t *testing.T, _ *Driver, root string) {
 
 // replacedLibrary gives the driver another library while this process lives.
 func replacedLibrary(t *testing.T, d *Driver, root string) {
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	open := func() error {
 		s, err := d.Open(ctx)
