@@ -19,29 +19,31 @@ var remnants = []inventory.Remnant{inventory.RemnantClocks, inventory.RemnantECC
 
 func TestProcessesAndRemnantsOfASimulatedGPU(t *testing.T) {
 	t.Parallel()
-	s := simulate(t, "dgx-h100")
-	s.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "5", Count: 2})
-	s.inject(simulator.Fault{Kind: simulator.KindECC, GPU: "5", Count: 3})
-	s.until("the GPU is Healthy in spite of its errors", allHealthy(8))
-	gpus := s.Snapshots().Value().GPUs
-	processes, err := s.Processes(t.Context(), []string{gpus[4].UUID, gpus[5].UUID})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(processes[gpus[4].UUID]) != 0 || len(processes[gpus[5].UUID]) != 2 {
-		t.Errorf("processes: %v", processes)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		s := simulate(t, "dgx-h100")
+		s.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "5", Count: 2})
+		s.inject(simulator.Fault{Kind: simulator.KindECC, GPU: "5", Count: 3})
+		s.until("the GPU is Healthy in spite of its errors", allHealthy(8))
+		gpus := s.Snapshots().Value().GPUs
+		processes, err := s.Processes(t.Context(), []string{gpus[4].UUID, gpus[5].UUID})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(processes[gpus[4].UUID]) != 0 || len(processes[gpus[5].UUID]) != 2 {
+			t.Errorf("processes: %v", processes)
+		}
 
-	if err := s.Clean(t.Context(), []string{gpus[5].UUID}, remnants); err != nil {
-		t.Fatal(err)
-	}
-	status, err := s.Status(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got, want := status.GPUs[5].Reading.UncorrectedECC, inventory.Known(uint64(0)); got != want {
-		t.Errorf("errors after they were cleared: %v, want %v", got, want)
-	}
+		if err := s.Clean(t.Context(), []string{gpus[5].UUID}, remnants); err != nil {
+			t.Fatal(err)
+		}
+		status, err := s.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := status.GPUs[5].Reading.UncorrectedECC, inventory.Known(uint64(0)); got != want {
+			t.Errorf("errors after they were cleared: %v, want %v", got, want)
+		}
+	})
 }
 
 func TestWhatTheDriverDoesNotDo(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
 
 	"sigs.k8s.io/yaml"
 
@@ -27,8 +28,10 @@ func TestGPULostFromTheStartIsFoundOnceItIsBack(t *testing.T) {
 	if err := os.WriteFile(file, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s := simulate(t, file)
-	s.until("seven GPUs, and one left out", func(s inventory.Snapshot) bool { return len(s.GPUs) == 7 && len(s.LeftOut) == 1 })
-	s.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "3"})
-	s.until("all good", allHealthy(8))
+	synctest.Test(t, func(t *testing.T) {
+		s := simulate(t, file)
+		s.until("seven GPUs, and one left out", func(s inventory.Snapshot) bool { return len(s.GPUs) == 7 && len(s.LeftOut) == 1 })
+		s.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "3"})
+		s.until("all good", allHealthy(8))
+	})
 }
