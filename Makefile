@@ -1,5 +1,5 @@
-# gpu-device-plugin. `make help` lists what there is. Go, gcc and make are all a target needs beforehand; the rest it
-# fetches at a pinned version into $(TOOLS), outside the tree.
+# gpu-device-plugin. `make help` lists what there is. Go, gcc and make are all that a target needs beforehand, but for e2e
+# (root, Debian) and image (docker); the rest it fetches at a pinned version into $(TOOLS), outside the tree.
 
 GO      ?= go
 DOCKER  ?= docker
@@ -42,7 +42,7 @@ run: laptop ## Run the daemon on simulated GPUs with a stand-in kubelet (PROFILE
 	@bin/laptop run --daemon bin/gpu-device-plugin --profile $(PROFILE)
 
 .PHONY: demo
-demo: laptop ## Tell the daemon's story in under a minute: allocate, XID, kubelet restart, unplug
+demo: laptop ## Tell the daemon's story in about 20 seconds: allocate, XID, cure, kubelet restart, unplug
 	@bin/laptop demo --daemon bin/gpu-device-plugin --profile $(PROFILE)
 
 .PHONY: test
