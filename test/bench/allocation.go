@@ -17,8 +17,6 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/topology"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
@@ -32,21 +30,12 @@ var allocationFigures = []figure{
 	{"Choice of GPUs, 32 with random links, slowest size", "2 ms", choiceOf(randomGraph(32))},
 	{"GetPreferredAllocation, dgx-1, all sizes", "p99 within 1.5 × a no-op with the message", prefer("dgx-1", 0, "")},
 	{"GetPreferredAllocation, dgx-2, all sizes", "p99 within 2 × a no-op with the message", prefer("dgx-2", 0, "")},
-	{"GetPreferredAllocation, 8 × 1000 replicas, 8 wanted", "p99 within 1.3 × a no-op with the message", prefer("dgx-h100", 8, replicas)},
-	{"GetPreferredAllocation, 8 × 7 MIG devices, 4 wanted", "p99 within 1.5 × a no-op with the message", prefer("h100-mig-1g", 4, mig)},
+	{"GetPreferredAllocation, 8 × 1000 replicas, 8 wanted", "p99 within 1.3 × a no-op with the message", prefer("dgx-h100", 8, manyReplicas)},
+	{"GetPreferredAllocation, 8 × 7 MIG devices, 4 wanted", "p99 within 1.5 × a no-op with the message", prefer("h100-mig-1g", 4, migSingle)},
 }
 
-// What the daemon is configured with where GPUs are shared or partitioned.
-const (
-	replicas = `version: v1
-sharing:
-  timeSlicing:
-    resources: [{name: nvidia.com/gpu, replicas: 1000}]
-`
-	mig = `version: v1
-flags: {migStrategy: single}
-`
-)
+// migSingle offers MIG devices of one size as GPUs.
+const migSingle = "version: v1\nflags: {migStrategy: single}\n"
 
 // choiceOf measures the choice among all GPUs of a graph, at every size.
 func choiceOf(build func(context.Context) (*topology.Graph, error)) func(context.Context, string) (string, error) {
@@ -79,19 +68,8 @@ func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
 
 // profileGraph returns the graph of a simulated machine, as the daemon sees it.
 func profileGraph(name string) func(context.Context) (*topology.Graph, error) {
-	return func(ctx context.Context) (_ *topology.Graph, err error) {
-		profile, err := simulator.Load(name)
-		if err != nil {
-			return nil, err
-		}
-		simulated := simulator.New(profile)
-		defer simulated.Close()
-		session, err := nvidia.New(nvidia.Options{Library: simulated.NVML(), Root: simulated.Root()}).Open(ctx)
-		if err != nil {
-			return nil, err
-		}
-		defer func() { err = errors.Join(err, session.Close(ctx)) }()
-		snapshot, err := session.Scan(ctx)
+	return func(ctx context.Context) (*topology.Graph, error) {
+		snapshot, err := scan(ctx, name)
 		return topology.New(snapshot.GPUs), err
 	}
 }

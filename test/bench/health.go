@@ -37,6 +37,31 @@ func struck(ctx context.Context, n *node.Node, f simulator.Fault) (time.Duration
 	return listed.Sub(began), err
 }
 
+// xidToList measures from before the fault is sent to the daemon until the list that follows is received: the control
+// socket's share is in the figure.
+func xidToList(xid uint64) func(context.Context, string) (string, error) {
+	return func(ctx context.Context, daemon string) (_ string, err error) {
+		var took []time.Duration
+		for range 7 { // a GPU that was struck stays Unhealthy for seconds, so each node serves for 8 rounds
+			n, err := registered(ctx, node.Setup{Daemon: daemon})
+			if err != nil {
+				return "", err
+			}
+			for index := range 8 {
+				var after time.Duration
+				if after, err = struck(ctx, n, simulator.Fault{Kind: simulator.KindXID, GPU: fmt.Sprint(index), XID: xid}); err != nil {
+					break
+				}
+				took = append(took, after)
+			}
+			if err = errors.Join(err, n.Close()); err != nil {
+				return "", err
+			}
+		}
+		return spread(took), nil
+	}
+}
+
 func untilHealthy(ctx context.Context, daemon string) (_ string, err error) {
 	n, err := registered(ctx, node.Setup{Daemon: daemon})
 	if err != nil {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
@@ -96,31 +95,6 @@ func dropToList(v standin.Version) func(context.Context, string) (string, error)
 				return "", fmt.Errorf("round %d: %w", round, err)
 			}
 			n.Remove(pod)
-		}
-		return spread(took), nil
-	}
-}
-
-// xidToList measures from before the fault is sent to the daemon until the list that follows is received: the control
-// socket's share is in the figure.
-func xidToList(xid uint64) func(context.Context, string) (string, error) {
-	return func(ctx context.Context, daemon string) (_ string, err error) {
-		var took []time.Duration
-		for range 7 { // a GPU that was struck stays Unhealthy for seconds, so each node serves for 8 rounds
-			n, err := registered(ctx, node.Setup{Daemon: daemon})
-			if err != nil {
-				return "", err
-			}
-			for index := range 8 {
-				var after time.Duration
-				if after, err = struck(ctx, n, simulator.Fault{Kind: simulator.KindXID, GPU: fmt.Sprint(index), XID: xid}); err != nil {
-					break
-				}
-				took = append(took, after)
-			}
-			if err = errors.Join(err, n.Close()); err != nil {
-				return "", err
-			}
 		}
 		return spread(took), nil
 	}
