@@ -37,6 +37,8 @@ type Agent struct {
 	Set     *plugin.Set
 	Specs   Specs
 	MPS     MPS
+	// Offered is where the Agent publishes what is offered, and what is not.
+	Offered *feed.Feed[resource.Plan]
 	// Tasks run beside the Monitor and the Set.
 	Tasks []Task
 }
@@ -156,6 +158,7 @@ func (a *Agent) followPlan(ctx context.Context, keeper *keeper) error {
 			offered, way := keeper.offer(snapshot, plan.Unfit(resource.MPS, a.MPS.Unready().Value()), c)
 			inspect := way.PreStart.Checks != config.PreStartNone
 			a.Set.Apply(offered, plugin.Options{Edits: way.Edits, Inspect: inspect}, epoch)
+			a.Offered.Publish(offered)
 			warned = warn(log, plan.Warnings, warned)
 		}
 		select {

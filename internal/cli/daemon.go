@@ -22,6 +22,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/supervise"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/version"
@@ -66,6 +67,7 @@ type daemon struct {
 	presence  *feed.Feed[plugin.Presence]
 	set       *plugin.Set
 	mps       *mps.Prober
+	offered   *feed.Feed[resource.Plan]
 }
 
 func newDaemon(ctx context.Context, c config.Config, sources config.Sources) (*daemon, error) {
@@ -75,6 +77,7 @@ func newDaemon(ctx context.Context, c config.Config, sources config.Sources) (*d
 		account:  kubelet.NewPodResources(c.PodResourcesSocket, clock.RealClock{}),
 		presence: feed.New(plugin.Presence{}),
 		mps:      mps.NewProber(c.MPSRoot, clock.RealClock{}),
+		offered:  feed.New(resource.Plan{}),
 	}
 	driver, node, err := openNode(ctx, c)
 	if err != nil {
@@ -155,7 +158,7 @@ func (d *daemon) agent() *agent.Agent {
 	}
 	return &agent.Agent{
 		Configs: d.watcher.Configs(), Monitor: d.monitor, Set: d.set, Specs: newSpecs(d.config.CDIDir),
-		MPS: d.mps, Tasks: tasks,
+		MPS: d.mps, Offered: d.offered, Tasks: tasks,
 	}
 }
 

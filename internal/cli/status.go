@@ -52,9 +52,10 @@ type Status struct {
 	ConfigError string `json:"configError,omitempty"` // why the file as it is now is not in force
 
 	GPUs      []DeviceStatus   `json:"gpus"`
-	LeftOut   []string         `json:"leftOut,omitempty"`
+	LeftOut   []string         `json:"leftOut,omitempty"` // which GPUs cannot be read, which devices are not offered, and why
 	Resources []ResourceStatus `json:"resources"`
-	MPS       []string         `json:"mps,omitempty"` // why resources that are shared by MPS cannot be used
+	Warnings  []string         `json:"warnings,omitempty"` // what else of the plan is not as one might expect
+	MPS       []string         `json:"mps,omitempty"`      // why resources that are shared by MPS cannot be used
 }
 
 // DeviceStatus is how one GPU or MIG device is.
@@ -96,6 +97,11 @@ func (d *daemon) status(ctx context.Context) (Status, error) {
 	for _, l := range seen.Snapshot.LeftOut {
 		s.LeftOut = append(s.LeftOut, fmt.Sprintf("GPU %d: %s", l.Index, l.Reason))
 	}
+	offered := d.offered.Value()
+	for _, l := range offered.LeftOut {
+		s.LeftOut = append(s.LeftOut, fmt.Sprintf("device %s (%s): %s", l.Index, l.UUID, l.Reason))
+	}
+	s.Warnings = offered.OtherWarnings()
 	s.MPS = slices.Sorted(maps.Values(d.mps.Unready().Value()))
 	return s, nil
 }
@@ -177,6 +183,9 @@ func (s Status) table(w io.Writer) {
 	fmt.Fprintln(w, "\nRESOURCE\tDEVICES\tHEALTHY\tSERVER")
 	for _, r := range s.Resources {
 		fmt.Fprintf(w, "%s\t%d\t%d\t%s\n", r.Name, r.Devices, r.Healthy, r.Server)
+	}
+	for _, warning := range s.Warnings {
+		fmt.Fprintf(w, "warning: %s\n", warning)
 	}
 	for _, reason := range s.MPS {
 		fmt.Fprintf(w, "not ready: %s\n", reason)

@@ -124,6 +124,15 @@ func (p Plan) Unfit(mode SharingMode, reasons map[string]string) Plan {
 	return p
 }
 
+// OtherWarnings returns the warnings that are not about what is LeftOut.
+func (p Plan) OtherWarnings() []string {
+	about := map[string]bool{}
+	for _, l := range p.LeftOut {
+		about[notOffered(l.Index, l.UUID, l.Reason)] = true
+	}
+	return slices.DeleteFunc(slices.Clone(p.Warnings), func(w string) bool { return about[w] })
+}
+
 // notOffered is the warning of a device that is left out.
 func notOffered(index, uuid, why string) string {
 	return fmt.Sprintf("device %s (%s) is not offered: %s", index, uuid, why)

@@ -251,6 +251,18 @@ func TestDevicesWithoutARequiredNodeAreUnhealthy(t *testing.T) {
 	}
 }
 
+func TestOtherWarningsAreNotAboutWhatIsLeftOut(t *testing.T) {
+	t.Parallel()
+	display, lacking := gpu(0), resource.Selector{Where: "selectors[0]", Devices: []resource.Ref{"7"}, Exclude: true}
+	display.Model = "DGX Display"
+	plan := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{display, gpu(1)}}, resource.Options{Selectors: []resource.Selector{lacking}}).
+		Without(map[string]string{gpu(1).UUID: "no spec"})
+	want := []string{"selectors[0] selects no device of this node"}
+	if got := plan.OtherWarnings(); len(plan.Warnings) != 3 || len(plan.LeftOut) != 2 || !slices.Equal(got, want) {
+		t.Errorf("%q of %q, want %q; left out %+v", got, plan.Warnings, want, plan.LeftOut)
+	}
+}
+
 func TestDisplayCardIsLeftOut(t *testing.T) {
 	t.Parallel()
 	display := gpu(1)

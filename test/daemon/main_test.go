@@ -182,6 +182,7 @@ type status struct {
 	Stale       string   `json:"stale"`
 	ConfigError string   `json:"configError"`
 	LeftOut     []string `json:"leftOut"`
+	Warnings    []string `json:"warnings"`
 }
 
 // says waits until the daemon answers and its status is as it should be.

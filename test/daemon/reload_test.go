@@ -32,4 +32,13 @@ func TestReload(t *testing.T) {
 	s.signal(s.Running(), syscall.SIGHUP)
 	s.allocatable(8)
 	s.says("the file is valid", func(now status) bool { return now.ConfigError == "" })
+
+	// What the plan leaves out is told, and the rest is served.
+	s.write("config.yaml", "selectors: [{indices: [0], exclude: true}, {indices: [1], rename: nvidia.com/many, replicas: 100000000000}, {indices: [9], replicas: 2}]\n")
+	s.signal(s.Running(), syscall.SIGHUP)
+	s.allocatable(6)
+	s.says("what is left out, and why", func(now status) bool {
+		return len(now.LeftOut) == 2 && strings.Contains(now.LeftOut[0], "excluded by selectors[0]") && strings.Contains(now.LeftOut[1], "kubelet accepts") &&
+			len(now.Warnings) == 2 && strings.Contains(now.Warnings[0], "selectors[2] selects no device") && strings.Contains(now.Warnings[1], "devices fit")
+	})
 }
