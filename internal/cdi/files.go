@@ -117,23 +117,22 @@ func (h hook) hooks(files driverFiles, version string) []*specs.Hook {
 		{"libcuda.so.1", "libcuda.so"}, {"libnvidia-opticalflow.so.1", "libnvidia-opticalflow.so"},
 		{"libGLX_nvidia.so." + version, "libGLX_indirect.so.0"},
 	}
-	var symlinks []string
+	var wanted [][2]string
 	for _, l := range links {
 		base, _, _ := strings.Cut(l[0], ".so")
 		if slices.ContainsFunc(files.libraries, func(f library) bool { return strings.HasPrefix(path.Base(f.path), base+".so.") }) {
-			symlinks = append(symlinks, "--link", l[0]+"::"+path.Join(folder, l[1]))
+			wanted = append(wanted, [2]string{l[0], path.Join(folder, l[1])})
 		}
 	}
 	folders := []string{"--folder", folder}
 	if slices.ContainsFunc(files.libraries, func(f library) bool { return path.Dir(f.path) != files.libraryFolder }) {
 		folders = append(folders, "--folder", path.Join(folder, "vdpau"))
 	}
-	var hooks []*specs.Hook
+	hooks := h.symlinks(wanted)
 	for _, one := range []struct {
 		name string
 		args []string
 	}{
-		{"create-symlinks", symlinks},
 		{"enable-cuda-compat", []string{"--host-driver-version=" + version}},
 		{"update-ldcache", folders},
 		{"disable-device-node-modification", nil},
@@ -143,6 +142,18 @@ func (h hook) hooks(files driverFiles, version string) []*specs.Hook {
 		}
 	}
 	return hooks
+}
+
+// symlinks returns what the runtime is to run to make links, each a target and the link's path; nil if it is to make none.
+func (h hook) symlinks(links [][2]string) []*specs.Hook {
+	if len(links) == 0 || !h.found() || slices.Contains(h.disabled, "create-symlinks") {
+		return nil
+	}
+	var args []string
+	for _, l := range links {
+		args = append(args, "--link", l[0]+"::"+l[1])
+	}
+	return []*specs.Hook{h.run("create-symlinks", args)}
 }
 
 // run returns one call of the hook. nvidia-ctk has it below a command of its own.

@@ -65,6 +65,7 @@ func newSpec(class edits.CDIClass) *specs.Spec {
 // gpuSpec returns the spec of GPUs and MIG devices.
 func (w Wanted) gpuSpec(root fs.FS) (*specs.Spec, error) {
 	spec := newSpec(edits.CDIGPU)
+	h := w.hook(root)
 	seen := map[string]bool{}
 	for _, r := range w.Plan.Resources {
 		for _, d := range r.Devices {
@@ -73,9 +74,10 @@ func (w Wanted) gpuSpec(root fs.FS) (*specs.Spec, error) {
 				continue // another replica
 			}
 			seen[name] = true
-			spec.Devices = append(spec.Devices, specs.Device{
-				Name: name, ContainerEdits: specs.ContainerEdits{DeviceNodes: w.nodes(w.devicePaths(root, d))},
-			})
+			display, links := w.display(root, d)
+			spec.Devices = append(spec.Devices, specs.Device{Name: name, ContainerEdits: specs.ContainerEdits{
+				DeviceNodes: w.nodes(append(edits.DevicePaths(d), display...)), Hooks: h.symlinks(links),
+			}})
 		}
 	}
 	slices.SortFunc(spec.Devices, func(a, b specs.Device) int { return strings.Compare(a.Name, b.Name) })
@@ -99,7 +101,7 @@ func (w Wanted) gpuSpec(root fs.FS) (*specs.Spec, error) {
 		control = append(control, "/dev/"+name)
 	}
 	common.DeviceNodes = w.nodes(control)
-	w.addFiles(common, files, w.hook(root), version)
+	w.addFiles(common, files, h, version)
 	return spec, nil
 }
 
@@ -124,23 +126,29 @@ func below(absolute string) string {
 	return "."
 }
 
-// devicePaths returns the device nodes of a device: its own, and for a whole GPU those of its display engine.
-func (w Wanted) devicePaths(root fs.FS, d resource.Device) []string {
-	paths := edits.DevicePaths(d)
+// display returns the device nodes of a device's display engine, which whole GPUs have, and MIG devices with graphics; and
+// the links by which programs find them by PCI address.
+func (w Wanted) display(root fs.FS, d resource.Device) (paths []string, links [][2]string) {
 	g, known := w.Snapshot.GPU(d.GPU)
-	if !known || d.GI != inventory.Unattributed {
-		return paths
+	partial := slices.ContainsFunc(g.MIGDevices, func(m inventory.MIGDevice) bool {
+		return m.UUID == d.UUID && !strings.Contains(m.Profile, "+gfx")
+	})
+	if !known || partial {
+		return nil, nil
 	}
 	entries, err := fs.ReadDir(root, "sys/bus/pci/devices/"+g.BDF+"/drm")
 	if err != nil {
-		return paths // it has none
+		return nil, nil // it has none
 	}
 	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), "card") || strings.HasPrefix(e.Name(), "renderD") {
-			paths = append(paths, "/dev/dri/"+e.Name())
+		for prefix, kind := range map[string]string{"card": "card", "renderD": "render"} {
+			if strings.HasPrefix(e.Name(), prefix) {
+				paths = append(paths, "/dev/dri/"+e.Name())
+				links = append(links, [2]string{"../" + e.Name(), "/dev/dri/by-path/pci-" + g.BDF + "-" + kind})
+			}
 		}
 	}
-	return paths
+	return paths, links
 }
 
 // nodes returns the device nodes of the given paths in the container.

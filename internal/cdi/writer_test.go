@@ -153,6 +153,8 @@ func TestSpecWithHooks(t *testing.T) {
 		Devices: []specs.Device{
 			{Name: "GPU-a", ContainerEdits: specs.ContainerEdits{
 				DeviceNodes: []*specs.DeviceNode{node("/dev/nvidia3"), node("/dev/dri/card1"), node("/dev/dri/renderD128")},
+				Hooks: []*specs.Hook{hook("create-symlinks", "--link", "../card1::/dev/dri/by-path/pci-0000:1b:00.0-card",
+					"--link", "../renderD128::/dev/dri/by-path/pci-0000:1b:00.0-render")},
 			}},
 			{Name: "MIG-b0", ContainerEdits: specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{
 				node("/dev/nvidia2"), node("/dev/nvidia-caps/nvidia-cap30"), node("/dev/nvidia-caps/nvidia-cap31"),
