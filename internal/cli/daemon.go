@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -30,6 +31,8 @@ import (
 
 // runDaemon runs the daemon until ctx ends.
 func runDaemon(ctx context.Context, flags *pflag.FlagSet) error {
+	asked, stop := heard(syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2)
+	defer stop()
 	log := klog.FromContext(ctx)
 	sources := config.Sources{Env: os.LookupEnv, Flags: flags, Confined: confined(os.DirFS("/"))}
 	first, warnings, err := config.Load(sources)
@@ -44,6 +47,7 @@ func runDaemon(ctx context.Context, flags *pflag.FlagSet) error {
 	if err != nil {
 		return err
 	}
+	d.asked = asked
 	err = d.agent().Run(ctx)
 	d.close()
 	switch {
@@ -68,6 +72,7 @@ type daemon struct {
 	set       *plugin.Set
 	mps       *mps.Prober
 	offered   *feed.Feed[resource.Plan]
+	asked     <-chan os.Signal // what signals ask for
 }
 
 func newDaemon(ctx context.Context, c config.Config, sources config.Sources) (*daemon, error) {

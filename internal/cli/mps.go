@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
 	"sync"
 	"syscall"
 
@@ -37,7 +36,9 @@ func newMPSCommand() *cobra.Command {
 	}
 	config.AddFlags(cmd.Flags())
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		err := runMPS(cmd.Context(), config.Sources{Env: mpsEnv, Flags: cmd.Flags()})
+		asked, stop := heard(syscall.SIGHUP)
+		defer stop()
+		err := runMPS(cmd.Context(), config.Sources{Env: mpsEnv, Flags: cmd.Flags()}, asked)
 		if errors.Is(err, inventory.ErrDriverReplaced) && cmd.Context().Err() == nil {
 			klog.FromContext(cmd.Context()).Info("Starting anew with the driver that is there now", "reason", err.Error())
 			return reexec()
@@ -80,8 +81,9 @@ func newMountSHMCommand() *cobra.Command {
 	return cmd
 }
 
-// runMPS runs the control daemons that configuration and node ask for until ctx ends.
-func runMPS(ctx context.Context, sources config.Sources) error {
+// runMPS runs the control daemons that configuration and node ask for until ctx ends. Whenever it is asked to, it reads the
+// configuration again.
+func runMPS(ctx context.Context, sources config.Sources, asked <-chan os.Signal) error {
 	log := klog.FromContext(ctx)
 	c, warnings, err := config.Load(sources)
 	for _, w := range warnings {
@@ -103,6 +105,7 @@ func runMPS(ctx context.Context, sources config.Sources) error {
 		watcher: config.NewWatcher(sources, c, clock.RealClock{}),
 		monitor: monitor.New(monitor.Options{Driver: modes, Policy: c.Health}),
 		wanted:  feed.New[[]mps.Group](nil),
+		asked:   asked,
 	}
 	// What the control daemons need to end in good order ends after them.
 	below, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -129,6 +132,7 @@ type mpsNode struct {
 	watcher *config.Watcher
 	monitor *monitor.Monitor
 	wanted  *feed.Feed[[]mps.Group]
+	asked   <-chan os.Signal
 }
 
 // followPlan makes groups of every Snapshot and Config, by the plan that the device plugin makes of them.
@@ -150,14 +154,11 @@ func (m *mpsNode) followPlan(ctx context.Context) error {
 
 // followSignals reads the configuration again at SIGHUP.
 func (m *mpsNode) followSignals(ctx context.Context) error {
-	asked := make(chan os.Signal, 1)
-	signal.Notify(asked, syscall.SIGHUP)
-	defer signal.Stop(asked)
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-asked:
+		case <-m.asked:
 			m.watcher.Reload()
 		}
 	}

@@ -3,6 +3,7 @@ package cli
 import (
 	"fmt"
 	"os"
+	"os/signal"
 	"syscall"
 )
 
@@ -13,6 +14,8 @@ func reexec() error {
 	if err != nil {
 		return fmt.Errorf("find this program: %w", err)
 	}
+	// The new process would end by it until it hears it, and reads everything anew anyway.
+	signal.Ignore(syscall.SIGHUP)
 	if err := syscall.Exec(program, os.Args, os.Environ()); err != nil { //nolint:gosec // the same program, as it was started
 		return fmt.Errorf("run this program anew: %w", err)
 	}
