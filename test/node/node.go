@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -114,7 +115,10 @@ func (n *Node) Running() *Daemon { return n.daemon }
 // LogPath returns the path of the daemon's log.
 func (n *Node) LogPath() string { return n.log.Name() }
 
-// StopDaemon asks the daemon to end and waits until it has, killing it if it takes more than ten seconds.
+// stopTimeout is how long the daemon may take to end, which it does in two seconds where the machine is not busy.
+const stopTimeout = 30 * time.Second
+
+// StopDaemon asks the daemon to end and waits until it has, killing it if it takes too long.
 func (n *Node) StopDaemon() error {
 	daemon := n.daemon
 	if daemon == nil {
@@ -127,8 +131,8 @@ func (n *Node) StopDaemon() error {
 	select {
 	case <-daemon.ended:
 		return daemon.err
-	case <-time.After(10 * time.Second):
-		err := errors.Join(errors.New("the daemon did not end within 10 s of SIGTERM"), daemon.Kill())
+	case <-time.After(stopTimeout):
+		err := errors.Join(fmt.Errorf("the daemon did not end within %s of SIGTERM", stopTimeout), daemon.Kill())
 		<-daemon.ended
 		return err
 	}
@@ -157,12 +161,14 @@ func (n *Node) Close() error {
 	return errors.Join(err, os.RemoveAll(n.folder))
 }
 
-// Logged returns the end of the daemon's log.
+// Logged returns the end of the daemon's log, without the questions for its status.
 func (n *Node) Logged() string {
 	text, err := os.ReadFile(n.log.Name())
 	if err != nil {
 		return err.Error()
 	}
-	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	lines := slices.DeleteFunc(strings.Split(strings.TrimSpace(string(text)), "\n"), func(line string) bool {
+		return strings.Contains(line, `"Control call" call="status"`)
+	})
 	return strings.Join(lines[max(0, len(lines)-20):], "\n")
 }
