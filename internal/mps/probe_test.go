@@ -95,9 +95,7 @@ func TestProberOfADaemonThatHangs(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.untilReason(p, one, "no answer within 5s")
-	if _, unready := p.Unready().Value()[two]; unready {
-		t.Error("the other daemon is not ready, either")
-	}
+	n.untilReason(p, two, "") // still, or again if the machine was too busy for it to answer in time
 	if err := syscall.Kill(n.pid(one), syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}

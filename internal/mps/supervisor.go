@@ -184,11 +184,20 @@ func (s *Supervisor) markLocked(ctx context.Context) {
 	mark := filepath.Join(s.root, readyMark)
 	var err error
 	if len(s.serving) == s.all {
-		err = os.WriteFile(mark, []byte(resource.MPS.String()+"\n"), 0o600)
+		err = s.writeMark(mark)
 	} else if err = os.Remove(mark); errors.Is(err, os.ErrNotExist) {
 		err = nil
 	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "The mark that MPS is ready is not right", "mark", mark)
 	}
+}
+
+// writeMark writes the mark whole or not at all: others read it.
+func (s *Supervisor) writeMark(mark string) error {
+	unfinished := mark + ".unfinished"
+	if err := os.WriteFile(unfinished, []byte(resource.MPS.String()+"\n"), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(unfinished, mark)
 }

@@ -79,7 +79,10 @@ func newMachine(t *testing.T) *machine {
 // share writes a configuration that shares two GPUs by so many.
 func (m *machine) share(replicas int) {
 	m.t.Helper()
-	if err := os.WriteFile(m.Path("config.yaml"), fmt.Appendf(nil, configuration, replicas), 0o600); err != nil {
+	// Whole or not at all: both processes may be reading it, and an empty one is valid.
+	unfinished := m.Path("config.yaml.new")
+	err := os.WriteFile(unfinished, fmt.Appendf(nil, configuration, replicas), 0o600)
+	if err = errors.Join(err, os.Rename(unfinished, m.Path("config.yaml"))); err != nil {
 		m.t.Fatal(err)
 	}
 }
@@ -139,17 +142,33 @@ func (m *machine) startMPS() (end func()) {
 // told waits until the shared GPUs' control daemon was told something.
 func (m *machine) told(command string) {
 	m.t.Helper()
+	m.until("Cmd:"+command+"\n", func() ([]byte, error) {
+		return os.ReadFile(m.Path("mps/" + shared + "/log/control.log"))
+	})
+}
+
+// says waits until the daemon's status says something.
+func (m *machine) says(sentence string) {
+	m.t.Helper()
+	m.until(sentence, func() ([]byte, error) {
+		return exec.CommandContext(m.t.Context(), m.Setup.Daemon, "status", "--control-socket", m.ControlSocket()).CombinedOutput()
+	})
+}
+
+// until reads until something is there to be read.
+func (m *machine) until(what string, read func() ([]byte, error)) {
+	m.t.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for deadline := time.After(patience); ; {
-		text, err := os.ReadFile(m.Path("mps/" + shared + "/log/control.log"))
-		if err == nil && strings.Contains(string(text), "Cmd:"+command+"\n") {
+		text, err := read()
+		if err == nil && strings.Contains(string(text), what) {
 			return
 		}
 		select {
 		case <-tick.C:
 		case <-deadline:
-			m.t.Fatalf("the control daemon was never told %q, but: %s (%v)", command, text, err)
+			m.t.Fatalf("nowhere is %q, but: %s (%v)", what, text, err)
 		}
 	}
 }
@@ -158,11 +177,7 @@ func (m *machine) told(command string) {
 func TestDevicePluginAndControlDaemon(t *testing.T) {
 	m := newMachine(t)
 	m.shows(6, 8, 0)
-	status := exec.CommandContext(t.Context(), m.Setup.Daemon, "status", "--control-socket", m.ControlSocket())
-	output, err := status.CombinedOutput()
-	if want := "not ready: the MPS control daemon of nvidia.com/gpu.shared does not answer: "; err != nil || !strings.Contains(string(output), want) {
-		t.Errorf("status does not say %q (%v):\n%s", want, err, output)
-	}
+	m.says("not ready: the MPS control daemon of nvidia.com/gpu.shared does not answer: ")
 
 	end := m.startMPS()
 	m.shows(6, 8, 8)
