@@ -20,6 +20,12 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 )
 
+const (
+	// patience bounds what must happen, however busy the machine is; haste a call that never returns.
+	patience = 30 * time.Second
+	haste    = time.Second
+)
+
 // An inspected node is a simulated one with its monitor, which looks of its own accord only once, and an Inspector.
 type inspected struct {
 	*agent.Inspector
@@ -39,17 +45,20 @@ func (o opener) Open(ctx context.Context) (monitor.Session, error) {
 	return s, nil
 }
 
-func inspect(t *testing.T, profile string, o resource.Options, wanted config.PreStart) *inspected {
+// inspect makes one; its driver may take so long for a look.
+func inspect(t *testing.T, profile string, o resource.Options, wanted config.PreStart, look time.Duration) *inspected {
 	t.Helper()
 	p, err := simulator.Load(profile)
 	if err != nil {
 		t.Fatal(err)
 	}
 	node := simulator.New(p)
+	policy := health.Default()
+	policy.SuspectLimit, policy.SuspectSettle = time.Hour, time.Hour // what is Suspect stays so, however late one asks
 	m := monitor.New(monitor.Options{
-		Driver: opener{nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()})}, Policy: health.Default(),
+		Driver: opener{nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()})}, Policy: policy,
 		SlowPoll: time.Hour, FastPoll: time.Hour, SuspectPoll: time.Hour,
-		LookTimeout: 2 * time.Second,
+		LookTimeout: look,
 	})
 	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), klog.Logger{}))
 	ended := make(chan error, 1)
@@ -96,7 +105,7 @@ func (i *inspected) inject(faults ...simulator.Fault) {
 // hears waits for the verdicts on XIDs, which alone come as events: everything else is found by the look that Inspect asks for.
 func (i *inspected) hears(faults []simulator.Fault) {
 	i.t.Helper()
-	late := time.After(20 * time.Second)
+	late := time.After(patience)
 	for _, f := range faults {
 		for f.Kind == simulator.KindXID {
 			s, changed := i.Monitor.Snapshots().Latest()
@@ -115,7 +124,7 @@ func (i *inspected) hears(faults []simulator.Fault) {
 // asks inspects devices as a plugin server does. The refusal must have all of the words; without any there must be none.
 func (i *inspected) asks(devices []string, words ...string) {
 	i.t.Helper()
-	ctx, cancel := context.WithTimeout(i.t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(i.t.Context(), patience)
 	defer cancel()
 	var all []resource.Device
 	for _, index := range devices {
@@ -262,7 +271,11 @@ func TestContainerIsRefusedForWhatIsWrongNow(t *testing.T) {
 		for mode, wanted := range modes {
 			t.Run(name+"/"+mode, func(t *testing.T) {
 				t.Parallel()
-				i := inspect(t, cmp.Or(test.profile, "dgx-h100"), test.options, wanted)
+				look := patience
+				if test.faults != nil && test.faults[0].Kind == simulator.KindHang && test.words[mode] != nil {
+					look = haste
+				}
+				i := inspect(t, cmp.Or(test.profile, "dgx-h100"), test.options, wanted, look)
 				i.inject(test.faults...)
 				i.hears(test.faults)
 				i.asks(test.devices, test.words[mode]...)
@@ -282,7 +295,7 @@ func refusedIfClean(words ...string) map[string][]string {
 // TestRemnantsAreTakenBackFromGPUsThatNobodyUses: and from those of the container alone.
 func TestRemnantsAreTakenBackFromGPUsThatNobodyUses(t *testing.T) {
 	t.Parallel()
-	i := inspect(t, "dgx-1", resource.Options{}, washed) // whose driver has no verdict on new errors
+	i := inspect(t, "dgx-1", resource.Options{}, washed, patience) // whose driver has no verdict on new errors
 	for _, gpu := range []string{"2", "3"} {
 		i.inject(simulator.Fault{Kind: simulator.KindECC, GPU: gpu, Count: 7})
 	}
@@ -307,7 +320,7 @@ func TestReleasedDriver(t *testing.T) {
 	for mode, wanted := range map[string]config.PreStart{"health": fit, "clean": washed} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
-			i := inspect(t, "dgx-h100", resource.Options{}, wanted)
+			i := inspect(t, "dgx-h100", resource.Options{}, wanted, patience)
 			i.inject(simulator.Fault{Kind: simulator.KindLost, GPU: "3"}, simulator.Fault{Kind: simulator.KindProcesses, GPU: "5", Count: 1})
 			i.asks([]string{"3"}, "is Lost")
 			if err := i.Monitor.Quiesce(t.Context(), true); err != nil {

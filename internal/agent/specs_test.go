@@ -17,6 +17,8 @@ import (
 
 // disk is a directory of specs that can be made to wait and to fail.
 type disk struct {
+	writing sync.Mutex // held while a file is written; a test that holds it makes writes wait
+
 	mu     sync.Mutex // guards all following fields
 	has    map[string]bool
 	writes int
@@ -24,6 +26,8 @@ type disk struct {
 }
 
 func (d *disk) Apply(_ inventory.Snapshot, p resource.Plan, _ config.Config) error {
+	d.writing.Lock()
+	defer d.writing.Unlock()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.writes++
@@ -92,7 +96,7 @@ func keep(t *testing.T, k *keeper) (settle func()) {
 	})
 	return func() {
 		t.Helper()
-		deadline := time.After(10 * time.Second)
+		deadline := time.After(30 * time.Second)
 		for {
 			tried, changed := k.tried.Latest()
 			if tried == k.made.Value().number {
@@ -153,9 +157,11 @@ func TestAnotherWayOfGivingWaitsForTheDisk(t *testing.T) {
 	d.mu.Lock()
 	d.err, d.has = errors.New("disk full"), nil
 	d.mu.Unlock()
+	d.writing.Lock()
 	if ids, way := offered(k, by(edits.CDIAnnotations), "a"); len(ids) != 0 || way != edits.CDICRI {
 		t.Errorf("files removed: offered %q by %s", ids, way)
 	}
+	d.writing.Unlock()
 	settle()
 	if ids, way := offered(k, by(edits.CDIAnnotations), "a"); len(ids) != 0 || way != edits.CDIAnnotations {
 		t.Errorf("a write that fails: offered %q by %s", ids, way)
