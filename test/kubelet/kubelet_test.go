@@ -36,7 +36,7 @@ func start(t *testing.T) (context.Context, *kubelet.Kubelet) {
 		t.Fatal(err)
 	}
 	t.Cleanup(k.Stop)
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)
 	return ctx, k
 }

@@ -19,7 +19,7 @@ const (
 	gpu = "nvidia.com/gpu"
 	// patience bounds a step of the story; the longest of them waits for the ten seconds that a device is listed as
 	// Unhealthy before it is dropped.
-	patience = 20 * time.Second
+	patience = time.Minute
 )
 
 // demo tells the story; it fails when a step does.
@@ -104,7 +104,7 @@ func (s *story) fault(ctx context.Context) (string, error) {
 	if err := s.await(ctx, s.total, s.total-1); err != nil {
 		return "", err
 	}
-	if s.PodStatus("train")["main"][s.held[0]] {
+	if s.PodStatus("train")[gpu][s.held[0]] {
 		return "", errors.New("the pod's allocatedResourcesStatus does not say Unhealthy")
 	}
 	return s.counts() + ", and the pod's allocatedResourcesStatus is Unhealthy", nil
