@@ -49,8 +49,15 @@ func (d checkpointData) checksum() (uint64, error) {
 func (m *manager) writeCheckpoint() {
 	m.saving.Lock()
 	defer m.saving.Unlock()
-	data := checkpointData{RegisteredDevices: map[string][]string{}}
 	m.mu.Lock()
+	data := m.checkpointLocked()
+	m.mu.Unlock()
+	m.save(data)
+}
+
+// checkpointLocked returns what there is to save.
+func (m *manager) checkpointLocked() checkpointData {
+	data := checkpointData{RegisteredDevices: map[string][]string{}}
 	for resource, healthy := range m.healthy {
 		data.RegisteredDevices[resource] = slices.Sorted(maps.Keys(healthy))
 	}
@@ -63,7 +70,11 @@ func (m *manager) writeCheckpoint() {
 			PodUID: h.pod, ContainerName: h.container, ResourceName: h.resource, DeviceIDs: h.byNode, AllocResp: response,
 		})
 	}
-	m.mu.Unlock()
+	return data
+}
+
+// save writes the checkpoint's file; m.saving must be held.
+func (m *manager) save(data checkpointData) {
 	sum, err := data.checksum()
 	if err != nil {
 		return

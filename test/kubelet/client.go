@@ -52,6 +52,7 @@ func (m *manager) connect(ctx context.Context, resource, path string) error {
 	m.log.add(Event{Kind: Registered, Resource: resource, Endpoint: path})
 	m.streams.Go(func() {
 		err := c.listAndWatch(stream)
+		ended := time.Now()
 		if m.ctx.Err() != nil {
 			return // the process has ended; there is nobody to take notice
 		}
@@ -60,7 +61,7 @@ func (m *manager) connect(ctx context.Context, resource, path string) error {
 			found.close()
 			m.disconnected(resource, found.path)
 		}
-		m.log.add(Event{Kind: StreamEnded, Resource: resource, Endpoint: path, Err: err})
+		m.log.add(Event{Time: ended, Kind: StreamEnded, Resource: resource, Endpoint: path, Err: err})
 	})
 	return nil
 }

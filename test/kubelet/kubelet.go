@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"sync"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/utils/clock"
 )
 
@@ -103,12 +104,20 @@ func (k *Kubelet) Restart() error {
 	return k.Resume()
 }
 
-// RecreateSocket removes kubelet.sock and listens on it anew, while all streams live on.
+// RecreateSocket removes kubelet.sock and listens on it anew, while all streams live on. The new file has another inode: on
+// the same one, made within the same tick of the kernel's clock, nobody could tell it from the old one.
 func (k *Kubelet) RecreateSocket() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.current == nil {
 		return ErrStopped
+	}
+	old, err := unix.Open(k.Socket(), unix.O_PATH|unix.O_CLOEXEC, 0) // keeps the inode from being used again
+	switch {
+	case err == nil:
+		defer func() { _ = unix.Close(old) }()
+	case !errors.Is(err, unix.ENOENT):
+		return fmt.Errorf("look at the old socket: %w", err)
 	}
 	return k.current.listen()
 }
@@ -129,7 +138,11 @@ func (k *Kubelet) Wipe() error {
 
 // ReplaceDirectory removes the device plugin directory and makes another, empty one of the same name.
 func (k *Kubelet) ReplaceDirectory() error {
-	if err := os.RemoveAll(k.options.Dir); err != nil {
+	err := os.RemoveAll(k.options.Dir)
+	for errors.Is(err, unix.ENOTEMPTY) { // a plugin made a socket meanwhile
+		err = os.RemoveAll(k.options.Dir)
+	}
+	if err != nil {
 		return fmt.Errorf("replace the device plugin directory: %w", err)
 	}
 	if err := os.Mkdir(k.options.Dir, 0o750); err != nil {

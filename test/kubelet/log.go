@@ -22,7 +22,7 @@ const (
 	Registered                  // it was accepted; ListAndWatch follows
 	Refused                     // it was not: Err
 	Listed                      // a list was received (Time) and taken in: Devices
-	StreamEnded                 // a ListAndWatch stream has ended: Err
+	StreamEnded                 // a ListAndWatch stream has ended (Time), and its endpoint was stopped: Err
 	Preferred                   // GetPreferredAllocation was answered: IDs, Err
 	Allocated                   // Allocate was answered: IDs asked for, Err
 	PreStarted                  // PreStartContainer was answered: IDs, Err
@@ -45,7 +45,7 @@ func (k Kind) String() string {
 // An Event is one thing that kubelet saw or did. Nobody may change one.
 type Event struct {
 	Seq      int       // counts from 1, over restarts
-	Time     time.Time // when it happened; for a list, when it was received
+	Time     time.Time // when it happened; for a list, when it was received; for a stream, when it ended
 	Kind     Kind
 	Resource string
 	Endpoint string // path of the plugin socket, where there is one

@@ -232,10 +232,13 @@ func (m *manager) list(c *client, received time.Time, devices []*v1beta1.Device)
 			unhealthy[device.GetID()] = struct{}{}
 		}
 	}
+	// Whoever sees the devices finds the event and the checkpoint, too.
+	m.saving.Lock()
+	defer m.saving.Unlock()
 	m.mu.Lock()
+	defer m.mu.Unlock()
 	m.all[c.resource], m.healthy[c.resource], m.unhealthy[c.resource] = all, healthy, unhealthy
-	m.mu.Unlock()
-	m.writeCheckpoint()
+	m.save(m.checkpointLocked())
 	m.log.add(Event{Kind: Listed, Time: received, Resource: c.resource, Endpoint: c.path, Devices: devices})
 }
 
