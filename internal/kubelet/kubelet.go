@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	"github.com/fsnotify/fsnotify"
@@ -45,6 +46,10 @@ type Directory struct {
 	lives  atomic.Uint32 // counts the endpoints made
 
 	newWatcher func() (*fsnotify.Watcher, error) // replaced by tests only
+
+	mu      sync.Mutex // guards all following fields
+	watched bool       // a watch has looked
+	seen    sighting   // what it saw last
 }
 
 // NewDirectory returns the directory of the given kubelet socket. A path that leaves too little room for the names of

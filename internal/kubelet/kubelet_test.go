@@ -69,7 +69,7 @@ func TestRegister(t *testing.T) {
 	endpoint := d.NewEndpoint("nvidia.com/gpu")
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	register := func() error { return d.Register(ctx, "nvidia.com/gpu", endpoint, &pluginapi.DevicePluginOptions{}) }
+	register := func() error { return d.Register(ctx, 1, "nvidia.com/gpu", endpoint, &pluginapi.DevicePluginOptions{}) }
 
 	if err := register(); !errors.Is(err, ErrNotRegistered) {
 		t.Errorf("without kubelet: Register() = %v, want ErrNotRegistered", err)

@@ -21,9 +21,14 @@ var ErrNotRegistered = errors.New("not registered")
 // Register registers the plugin socket at path endpoint, which must be serving already, for resource: kubelet dials it
 // before it answers. The directory must be the one that NewEndpoint gave the path for.
 //
+// Where the directory is watched, the request goes to the kubelet of the given incarnation or to none: one that came since
+// is to be registered with by who has seen it, and then once.
+//
 // An error that wraps ErrNotRegistered means that kubelet never saw the request. After any other error it may have, and
 // the endpoint must not be used for a second one: kubelet 1.37 would take no end of its stream for real any more.
-func (d *Directory) Register(ctx context.Context, resource, endpoint string, options *pluginapi.DevicePluginOptions) error {
+func (d *Directory) Register(
+	ctx context.Context, incarnation uint64, resource, endpoint string, options *pluginapi.DevicePluginOptions,
+) error {
 	// The connection is made first, and the endpoint looked at after: a kubelet that starts removes all sockets before it
 	// listens, so an endpoint that is still there now was not removed by the kubelet at the other end.
 	conn, err := d.dial(ctx)
@@ -33,6 +38,10 @@ func (d *Directory) Register(ctx context.Context, resource, endpoint string, opt
 	defer func() { _ = conn.Close() }()
 	if _, err := os.Lstat(endpoint); err != nil {
 		return fmt.Errorf("%w: find our socket: %w", ErrNotRegistered, err)
+	}
+	// So is kubelet's socket: the connection is to this one or to one before it, which answers no more.
+	if !d.shows(incarnation) {
+		return fmt.Errorf("%w: another kubelet has come", ErrNotRegistered)
 	}
 	client, err := grpc.NewClient("passthrough:///kubelet",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),

@@ -89,13 +89,36 @@ func (l *look) once(log klog.Logger) (State, error) {
 	key, err := keyOf(l.directory.socket)
 	if err != nil {
 		l.present = false
+		l.directory.sight(sighting{})
 		return State{Sockets: l.sockets()}, nil
 	}
 	if !l.present || key != l.kubelet {
 		l.incarnation++
 		l.kubelet, l.present = key, true
 	}
+	l.directory.sight(sighting{l.incarnation, key})
 	return State{Incarnation: l.incarnation, Sockets: l.sockets()}, nil
+}
+
+// A sighting is a kubelet that was seen; the zero value is none.
+type sighting struct {
+	incarnation uint64
+	socket      fileKey
+}
+
+// sight notes what a look saw.
+func (d *Directory) sight(s sighting) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.watched, d.seen = true, s
+}
+
+// shows reports whether the kubelet whose socket is there now is that of an incarnation, as far as anybody has looked.
+func (d *Directory) shows(incarnation uint64) bool {
+	key, err := keyOf(d.socket)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return !d.watched || err == nil && d.seen == sighting{incarnation, key}
 }
 
 // watchDirectory has notices come from the directory that is there now.

@@ -18,8 +18,17 @@ const adoptTimeout = time.Second
 
 // adopt lists, on their way out, the devices that kubelet knows from an earlier process and this one does not have.
 func (s *Set) adopt(ctx context.Context, l *list) {
-	ctx, cancel := context.WithTimeout(ctx, adoptTimeout)
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	patience := s.collaborators.Clock.NewTimer(adoptTimeout)
+	defer patience.Stop()
+	go func() {
+		select {
+		case <-patience.C():
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
 	for _, ask := range []func(context.Context) (map[string][]string, error){
 		s.collaborators.Accountant.Allocatable, s.collaborators.Accountant.Held,
 	} {

@@ -32,7 +32,12 @@ func TestADeviceLeavesTheListSlowly(t *testing.T) {
 	t.Parallel()
 	bothVersions(t, func(t *testing.T, v standin.Version) {
 		c := clocktesting.NewFakeClock(time.Now())
-		n, d := serving(t, v, c, 8)
+		n := newNode(t)
+		n.startKubelet(t, v)
+		account := &countedAccount{Accountant: n.account(t, c)}
+		d := n.startDaemonWith(t, c, account)
+		d.offer(8)
+		n.awaitAllocatable(t, 8)
 		pod := standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 8}
 		if _, err := n.Admit(t.Context(), pod); err != nil {
 			t.Fatal(err)
@@ -40,12 +45,14 @@ func TestADeviceLeavesTheListSlowly(t *testing.T) {
 		d.offer(7) // the eighth was unplugged
 		n.await(t, "Unhealthy", func() bool { healthy, listed := n.Devices(gpu)[id(7)]; return listed && !healthy })
 
-		c.Step(time.Hour)
-		eventually(t, "a look at the holders", c.HasWaiters)
+		for range 30 {
+			asked := account.asked.Load()
+			until(t, c, "a look at the holders", func() bool { return account.asked.Load() > asked })
+		}
 		if _, listed := n.Devices(gpu)[id(7)]; !listed {
 			t.Fatal("the device was dropped while a pod held it")
 		}
-		if n.PodStatus("p")["c"][id(7)] {
+		if n.PodStatus("p")[gpu][id(7)] {
 			t.Error("the pod's device turned Healthy")
 		}
 		n.Remove("p")

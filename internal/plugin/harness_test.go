@@ -26,7 +26,7 @@ import (
 const gpu = "nvidia.com/gpu"
 
 // patience bounds every wait for something that must happen.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // A node is a directory with a stand-in kubelet, or room for one.
 type node struct {
@@ -217,6 +217,23 @@ func (n *node) count(kind standin.Kind, after int) int {
 		}
 	}
 	return count
+}
+
+// listedAnew reports whether kubelet has a list from a life that it was registered with since a mark.
+func (n *node) listedAnew(after int) bool {
+	registered := map[string]bool{}
+	for _, e := range n.Events(after) {
+		switch e.Kind {
+		case standin.Registered:
+			registered[e.Endpoint] = true
+		case standin.Listed:
+			if registered[e.Endpoint] {
+				return true
+			}
+		default:
+		}
+	}
+	return false
 }
 
 // eventually waits for a condition that no event of the stand-in announces.

@@ -25,7 +25,7 @@ func TestContainersAreRefusedOnDevicesThatMustNotBeUsed(t *testing.T) {
 		// Kubelet reads options when a server registers, so that other options take another life.
 		mark := n.Mark()
 		d.Apply(resource.New(snapshot, resource.Options{}), inspected, 1)
-		n.await(t, "registered with other options", func() bool { return n.count(standin.Listed, mark) > 0 && n.Allocatable(gpu) == 1 })
+		n.await(t, "registered with other options", func() bool { return n.listedAnew(mark) && n.Allocatable(gpu) == 1 })
 
 		d.inspector.say(errors.New("GPU 0 has XID 48; cure: reset"))
 		container := standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 1}

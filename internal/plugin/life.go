@@ -23,6 +23,9 @@ const (
 	// settleTime is the pause between the moment kubelet closed the connection of one life and the next Register:
 	// kubelet 1.36 closes it a little before it marks the resource as stopped, and marks whatever is registered by then.
 	settleTime = 50 * time.Millisecond
+	// settleLimit bounds the further wait for kubelet's account to say that the resource was marked: where another server of
+	// the resource goes on, it never does.
+	settleLimit = 500 * time.Millisecond
 	// farewellTime is how long the connection of a kubelet that ended may take to be seen closed.
 	farewellTime = 5 * time.Millisecond
 	// hangUpTimeout bounds the wait for kubelet to close its connection after a stream ended.
@@ -97,7 +100,7 @@ func (l *life) run(parent context.Context) error {
 	})
 	tasks.Go(func() { end(l.followDirectory(ctx, endpoint, presence)) })
 	tasks.Go(func() { end(l.followOptions(ctx, service.inspect)) })
-	proven, err := l.stayRegistered(ctx, endpoint, service)
+	proven, err := l.stayRegistered(ctx, presence.Incarnation, endpoint, service)
 	end(err)
 
 	cause := context.Cause(ctx)
@@ -190,10 +193,12 @@ func isGone(path string) bool {
 
 // stayRegistered registers and stays until ctx ends or kubelet does not do its part. It reports whether kubelet was seen
 // to make use of the registration.
-func (l *life) stayRegistered(ctx context.Context, endpoint string, service *service) (proven bool, err error) {
+func (l *life) stayRegistered(
+	ctx context.Context, incarnation uint64, endpoint string, service *service,
+) (proven bool, err error) {
 	l.report(PhaseRegistering)
 	left := l.connections.left() // nobody knows the socket yet: kubelet's connection is the first
-	if err := l.register(ctx, endpoint, service.options()); err != nil {
+	if err := l.register(ctx, incarnation, endpoint, service.options()); err != nil {
 		return false, err
 	}
 	klog.FromContext(ctx).Info("Registered", "endpoint", filepath.Base(endpoint))
@@ -219,10 +224,12 @@ func (l *life) stayRegistered(ctx context.Context, endpoint string, service *ser
 	return agreed || service.used.Load() || l.Clock.Since(began) >= provenAfter, err
 }
 
-func (l *life) register(ctx context.Context, endpoint string, options *pluginapi.DevicePluginOptions) error {
+func (l *life) register(
+	ctx context.Context, incarnation uint64, endpoint string, options *pluginapi.DevicePluginOptions,
+) error {
 	ctx, cancel := context.WithTimeout(ctx, registerTimeout)
 	defer cancel()
-	return l.Registrar.Register(ctx, l.list.name, endpoint, options)
+	return l.Registrar.Register(ctx, incarnation, l.list.name, endpoint, options)
 }
 
 // hangUp ends what is left of the life. Where the kubelet that registered us still runs, it waits until that kubelet has
@@ -245,7 +252,7 @@ func (l *life) hangUp(parent context.Context, server *grpc.Server, presence Pres
 	}
 	switch {
 	case stays && left:
-		l.wait(parent, nil, settleTime)
+		l.settle(parent, 0) // whatever the directory shows: the one that registered us goes on
 	case stays:
 		l.settle(parent, presence.Incarnation)
 	}
@@ -265,21 +272,39 @@ func (l *life) wait(ctx context.Context, done <-chan struct{}, d time.Duration) 
 	}
 }
 
-// settle waits for settleTime, unless ctx ends or another kubelet comes, which has nothing to mistake.
+// settle waits until kubelet has marked the resource as stopped, as far as its account tells, unless ctx ends or, where an
+// incarnation is given, another kubelet comes, which has nothing to mistake.
 func (l *life) settle(ctx context.Context, incarnation uint64) {
+	for began := l.Clock.Now(); ; {
+		if !l.pause(ctx, incarnation) || !l.counted(ctx) || l.Clock.Since(began) >= settleLimit {
+			return
+		}
+	}
+}
+
+// pause waits for settleTime; it reports false when ctx ended or another kubelet came first.
+func (l *life) pause(ctx context.Context, incarnation uint64) bool {
 	timer := l.Clock.NewTimer(settleTime)
 	defer timer.Stop()
 	for {
 		now, changed := l.Presence.Latest()
-		if now.Incarnation != incarnation {
-			return
+		if incarnation != 0 && now.Incarnation != incarnation {
+			return false
 		}
 		select {
 		case <-ctx.Done():
-			return
+			return false
 		case <-timer.C():
-			return
+			return true
 		case <-changed:
 		}
 	}
+}
+
+// counted reports whether kubelet's account still has healthy devices of the resource; not if it cannot be had at once.
+func (l *life) counted(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, settleLimit)
+	defer cancel()
+	ids, err := l.allocatable(ctx)
+	return err == nil && len(ids) > 0
 }

@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"context"
 	"errors"
 	"sync"
 	"testing"
@@ -13,6 +14,18 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 )
 
+// A countingAccount is that of a kubelet that counts a device until some time.
+type countingAccount struct{ until time.Time }
+
+func (a countingAccount) Allocatable(context.Context) (map[string][]string, error) {
+	if time.Now().Before(a.until) {
+		return map[string][]string{"nvidia.com/gpu": {"GPU-0"}}, nil
+	}
+	return nil, nil
+}
+
+func (countingAccount) Held(context.Context) (map[string][]string, error) { return nil, nil }
+
 // TestHangingUp has a life hang up whose kubelet closes its connection some time after it was told to, if it did not by
 // itself, and whose directory shows another incarnation some time after that.
 func TestHangingUp(t *testing.T) {
@@ -23,14 +36,17 @@ func TestHangingUp(t *testing.T) {
 	tests := map[string]struct {
 		cause           error
 		closes, changes time.Duration
+		counted         time.Duration // how long kubelet's account shows devices
 		takes           time.Duration
 	}{
-		"kubelet ended":                                {errKubeletLeft, itself, soon, 0},
-		"kubelet made its socket anew":                 {errKubeletLeft, soon, soon, farewellTime + soon + settleTime},
-		"kubelet ended the stream":                     {errStreamEnded, itself, time.Hour, settleTime},
-		"kubelet ended the stream, and is another now": {errStreamEnded, itself, soon, soon},
-		"our socket was removed":                       {errSocketRemoved, soon, time.Hour, soon + settleTime},
-		"kubelet does not let go":                      {errSocketRemoved, time.Hour, time.Hour, hangUpTimeout + settleTime},
+		"kubelet ended":                                {errKubeletLeft, itself, soon, 0, 0},
+		"kubelet made its socket anew":                 {errKubeletLeft, soon, soon, 0, farewellTime + soon + settleTime},
+		"kubelet ended the stream":                     {errStreamEnded, itself, time.Hour, 0, settleTime},
+		"kubelet ended the stream, and is another now": {errStreamEnded, itself, soon, time.Hour, soon},
+		"kubelet is slow to mark the resource":         {errStreamEnded, itself, time.Hour, settleTime + soon, 2 * settleTime},
+		"another server of the resource goes on":       {errStreamEnded, itself, time.Hour, time.Hour, settleLimit},
+		"our socket was removed":                       {errSocketRemoved, soon, time.Hour, 0, soon + settleTime},
+		"kubelet does not let go":                      {errSocketRemoved, time.Hour, time.Hour, 0, hangUpTimeout + settleTime},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -39,8 +55,11 @@ func TestHangingUp(t *testing.T) {
 				if errors.Is(test.cause, errKubeletLeft) {
 					presence.Publish(Presence{})
 				}
-				l := &life{Collaborators: Collaborators{Presence: presence, Clock: clock.RealClock{}},
-					connections: newConnections(), closing: make(chan struct{})}
+				account := countingAccount{until: time.Now().Add(test.counted)}
+				l := &life{
+					Collaborators: Collaborators{Presence: presence, Accountant: account, Clock: clock.RealClock{}},
+					list:          newList("nvidia.com/gpu", clock.RealClock{}), connections: newConnections(), closing: make(chan struct{}),
+				}
 				if test.closes != itself {
 					l.connections.opened()
 				}

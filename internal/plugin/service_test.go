@@ -1,6 +1,7 @@
 package plugin_test
 
 import (
+	"errors"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -113,7 +114,12 @@ func TestOtherCalls(t *testing.T) {
 
 func TestListsAreSortedAndSentOnlyWhenTheyChange(t *testing.T) {
 	t.Parallel()
-	n, d := serving(t, standin.V137, clock.RealClock{}, 8)
+	n := newNode(t)
+	n.startKubelet(t, standin.V137)
+	// Kubelet's account is not asked: a list that kubelet is slow to take in would be sent again.
+	d := n.startDaemonWith(t, clock.RealClock{}, &liar{err: errors.New("not here")})
+	d.offer(8)
+	n.awaitAllocatable(t, 8)
 	for range 10 {
 		d.offer(8)
 	}

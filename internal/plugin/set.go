@@ -32,8 +32,9 @@ type Registrar interface {
 	NewEndpoint(resource string) string
 	// Ours reports whether NewEndpoint made the socket of that name.
 	Ours(name string) bool
-	// Register registers the serving socket at path endpoint for resource. It is called once for an endpoint.
-	Register(ctx context.Context, resource, endpoint string, options *pluginapi.DevicePluginOptions) error
+	// Register registers the serving socket at path endpoint for resource at the kubelet of an incarnation, and at no other. It
+	// is called once for an endpoint.
+	Register(ctx context.Context, incarnation uint64, resource, endpoint string, options *pluginapi.DevicePluginOptions) error
 }
 
 // An Inspector looks at devices before a container starts on them.
