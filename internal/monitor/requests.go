@@ -159,7 +159,7 @@ func (m *Monitor) Resume(ctx context.Context) error {
 func (m *Monitor) Clear(ctx context.Context, uuid string) error {
 	return m.await(ctx, func(l *loop) error {
 		if !l.truth.clear(uuid, l.now()) {
-			return fmt.Errorf("clear faults: there is no GPU or MIG device %s", uuid)
+			return fmt.Errorf("clear faults: this node has no GPU or MIG device %q; status lists them by index and UUID", uuid)
 		}
 		klog.FromContext(ctx).Info("Faults cleared by an operator", "device", uuid)
 		return nil
