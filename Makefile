@@ -71,8 +71,7 @@ e2e: e2e-devicemanager ## Run the daemon on real kubelets (root; the first run b
 
 .PHONY: e2e-devicemanager
 e2e-devicemanager: ## Hold the stand-in kubelet against kubelet's own device manager of 1.36 and 1.37 (root)
-	cd test/e2e/devicemanager && $(GO) test ./...
-	cd test/e2e/devicemanager && $(GO) test -modfile=kubelet136.mod -tags=kubelet136 ./...
+	test/e2e/devicemanager/run
 
 .PHONY: generate
 generate: ## Write the generated files again

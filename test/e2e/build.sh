@@ -1,27 +1,23 @@
 #!/usr/bin/env bash
-# Builds what a real node is made of, each program once, into the folder named by its first argument:
+# Builds what a run needs. What a real node is made of is built once:
 #
-#   build.sh CACHE 1.36.3 1.37.0
+#   build.sh CACHE WORK 1.36.3 1.37.0
 #
 # gives CACHE/kubernetes-1.36.3/kubelet, CACHE/kubernetes-1.37.0/..., CACHE/containerd-2.4.2/.... The control plane is
-# that of the newest Kubernetes, which Kubernetes' version skew policy allows for older kubelets.
+# that of the newest Kubernetes, which Kubernetes' version skew policy allows for older kubelets. What is tested is built
+# each time: WORK/image, the files of the daemon's image, and WORK/e2e.test.
 set -euo pipefail
 
 cache=$1
-shift
+work=$2
+shift 2
 here=$(cd "$(dirname "$0")" && pwd)
+root=$(cd "$here/../.." && pwd)
 control_plane=1.37.0
 containerd=2.4.2
+. "$here/lib.sh"
 
 export CGO_ENABLED=0 GOFLAGS=-buildvcs=false
-
-# phase NAME COMMAND... says how long COMMAND took.
-phase() {
-  local name=$1 start=$SECONDS
-  shift
-  "$@"
-  printf 'e2e: %-38s %4d s\n' "$name" $((SECONDS - start))
-}
 
 # kubernetes VERSION PROGRAM builds one program of k8s.io/kubernetes. It is moved into place when whole, so that an
 # interrupted build leaves nothing that looks like a result.
@@ -30,7 +26,7 @@ kubernetes() {
   local package=k8s.io/component-base/version
   (
     cd "$here/kubernetes/v$version"
-    go build -trimpath -o "$target.part" \
+    again go build -trimpath -o "$target.part" \
       -ldflags "-s -w -X $package.gitVersion=v$version -X $package.gitMajor=1 -X $package.gitMinor=$(cut -d. -f2 <<<"$version")" \
       "k8s.io/kubernetes/cmd/$program"
   )
@@ -41,13 +37,32 @@ containerd() {
   local target=$cache/containerd-$containerd
   rm -rf "$target.part" && mkdir -p "$target.part"
   for program in containerd containerd-shim-runc-v2 ctr; do
-    GOBIN=$target.part go install -trimpath -ldflags \
+    GOBIN=$target.part again go install -trimpath -ldflags \
       "-s -w -X github.com/containerd/containerd/v2/version.Version=v$containerd" \
       "github.com/containerd/containerd/v2/cmd/$program@v$containerd"
   done
   mv "$target.part" "$target"
 }
 
+daemon() {
+  rm -rf "$work/image" && mkdir -p "$work/image"
+  (
+    cd "$root"
+    # As make build does; go-nvml wraps all of NVML, what is deprecated in it too.
+    CGO_ENABLED=1 CGO_CFLAGS="-O2 -g -Wno-deprecated-declarations" \
+      again go build -trimpath -ldflags "-s -w" -o "$work/gpu-device-plugin" ./cmd/gpu-device-plugin
+  )
+  "$root/deployments/image/rootfs.sh" "$work/gpu-device-plugin" "$work/image"
+}
+
+tests() (
+  cd "$here"
+  again go test -c -trimpath -o "$work/e2e.test" .
+)
+
+# What may not compile comes first: the rest takes long.
+phase "daemon and its image's files" daemon
+phase "test program" tests
 for version in "$@"; do
   mkdir -p "$cache/kubernetes-$version"
   [ -x "$cache/kubernetes-$version/kubelet" ] || phase "build kubelet $version" kubernetes "$version" kubelet

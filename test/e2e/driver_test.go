@@ -160,14 +160,17 @@ func heldDevices(
 	ctx context.Context, t *testing.T, kubelet podresources.PodResourcesListerClient, pod string,
 ) []string {
 	t.Helper()
-	answer, err := kubelet.Get(ctx, &podresources.GetPodResourcesRequest{PodNamespace: "default", PodName: pod})
-	if err != nil {
-		t.Fatal(err)
-	}
 	var held []string
-	for _, device := range answer.GetPodResources().GetContainers()[0].GetDevices() {
-		held = append(held, device.GetDeviceIds()...)
-	}
+	wait(ctx, t, func(ctx context.Context) error {
+		answer, err := kubelet.Get(ctx, &podresources.GetPodResourcesRequest{PodNamespace: "default", PodName: pod})
+		if err != nil {
+			return err // the kubelet answers so many questions a second, and no more
+		}
+		for _, device := range answer.GetPodResources().GetContainers()[0].GetDevices() {
+			held = append(held, device.GetDeviceIds()...)
+		}
+		return nil
+	})
 	slices.Sort(held)
 	return held
 }
@@ -190,7 +193,7 @@ func hasNodes(
 		t.Errorf("pod %s may not open all of its nodes: %s", pod, opened)
 	}
 	other := slices.IndexFunc(all, func(g simulated) bool { return !slices.Contains(want, g.node()) })
-	opened = shell(ctx, t, n, pod, fmt.Sprintf("mknod /other c 195 %d && (exec 3<>/other) 2>&1; true", all[other].Minor))
+	opened = shell(ctx, t, n, pod, fmt.Sprintf("rm -f /other; mknod /other c 195 %d && (exec 3<>/other) 2>&1; true", all[other].Minor))
 	if !strings.Contains(opened, "not permitted") {
 		t.Errorf("pod %s may open the node of %s, which it was not given: %s", pod, all[other].UUID, opened)
 	}

@@ -16,8 +16,17 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/e2e/node"
 )
 
-// stepLimit is how long anything that Kubernetes does by itself may take here; a small machine is slow.
-const stepLimit = time.Minute
+const (
+	// stepLimit is how long anything that Kubernetes does by itself may take here; a small machine is slow, and a busy one
+	// slower.
+	stepLimit = 3 * time.Minute
+	// promptly is how long the daemon may take for what takes it a fraction of a second. It is a hundred times that, for a
+	// busy machine, and less than the half minute after which the daemon mends what it has not been told of.
+	promptly = 20 * time.Second
+	// far is how many times over a figure may be what is wanted of it on a machine that has nothing else to do. The figure is
+	// logged.
+	far = 10
+)
 
 // createPod creates a pod that asks for devices of a resource and sleeps. It is removed when the test ends.
 func createPod(ctx context.Context, t *testing.T, n *node.Node, name, resource string, devices int64) {
@@ -43,9 +52,13 @@ func createPod(ctx context.Context, t *testing.T, n *node.Node, name, resource s
 			}},
 		},
 	}
-	if _, err := n.Client.CoreV1().Pods("default").Create(ctx, pod, metav1.CreateOptions{}); err != nil {
-		t.Fatalf("create pod %s: %v", name, err)
-	}
+	persist(ctx, t, "create pod "+name, func(ctx context.Context) error {
+		_, err := n.Client.CoreV1().Pods("default").Create(ctx, pod, metav1.CreateOptions{})
+		if apierrors.IsAlreadyExists(err) {
+			return nil // by an attempt whose answer was lost: the stories' names differ
+		}
+		return err
+	})
 	// The test's context has ended by then.
 	t.Cleanup(func() { deletePod(context.Background(), t, n, name) })
 }
@@ -54,10 +67,82 @@ func createPod(ctx context.Context, t *testing.T, n *node.Node, name, resource s
 func deletePod(ctx context.Context, t *testing.T, n *node.Node, name string) {
 	t.Helper()
 	options := metav1.DeleteOptions{GracePeriodSeconds: ptr.To(int64(0))}
-	err := n.Client.CoreV1().Pods("default").Delete(ctx, name, options)
-	if err != nil && !apierrors.IsNotFound(err) {
-		t.Errorf("delete pod %s: %v", name, err)
+	persist(ctx, t, "delete pod "+name, func(ctx context.Context) error {
+		err := n.Client.CoreV1().Pods("default").Delete(ctx, name, options)
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return err
+	})
+}
+
+// runPod creates a pod and waits until it runs.
+func runPod(ctx context.Context, t *testing.T, n *node.Node, name, resource string, devices int64) *corev1.Pod {
+	t.Helper()
+	return admitPod(ctx, t, n, name, resource, devices, isRunning)
+}
+
+// admitPod creates a pod and waits until ask is content with it. On kubelet 1.36 it may be refused at first, where a stream
+// has just ended: that kubelet may come late to the end and take away the registration that it finds by then, for a
+// moment. A controller would make another pod, too.
+func admitPod(
+	ctx context.Context, t *testing.T, n *node.Node, name, resource string, devices int64, ask func(*corev1.Pod) error,
+) *corev1.Pod {
+	t.Helper()
+	for range far {
+		createPod(ctx, t, n, name, resource, devices)
+		pod := waitPod(ctx, t, n, name, func(pod *corev1.Pod) error {
+			if pod.Status.Phase == corev1.PodFailed {
+				return nil
+			}
+			return ask(pod)
+		})
+		if pod.Status.Phase != corev1.PodFailed {
+			return pod
+		}
+		t.Logf("pod %s was refused: %s: %s", name, pod.Status.Reason, pod.Status.Message)
+		if !isKubelet("1.36") || pod.Status.Reason != "UnexpectedAdmissionError" {
+			break
+		}
+		deletePod(ctx, t, n, name)
 	}
+	t.Fatalf("pod %s was refused", name)
+	return nil
+}
+
+// isKubelet says whether the kubelet is of that minor version.
+func isKubelet(minor string) bool { return strings.HasPrefix(*kubeletVersion, minor+".") }
+
+// persist tries a request again that fails: the API server and the kubelet may be too busy to answer.
+func persist(ctx context.Context, t *testing.T, what string, request func(context.Context) error) {
+	t.Helper()
+	for pause := time.Second; ; pause *= 2 {
+		limited, cancel := context.WithTimeout(ctx, time.Minute)
+		err := request(limited)
+		cancel()
+		if err == nil {
+			return
+		}
+		if pause > 8*time.Second || ctx.Err() != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		t.Logf("%s: %v; trying again in %v", what, err, pause)
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+	}
+}
+
+// kubectl runs kubectl, which must succeed, and returns what it wrote to its output.
+func kubectl(ctx context.Context, t *testing.T, n *node.Node, args ...string) string {
+	t.Helper()
+	var out string
+	persist(ctx, t, "kubectl", func(ctx context.Context) (err error) {
+		out, err = n.Kubectl(ctx, args...)
+		return err
+	})
+	return out
 }
 
 // waitPod waits until ask is content with the pod, and returns it.
@@ -123,14 +208,10 @@ func visibleDevices(ctx context.Context, t *testing.T, n *node.Node, pod string)
 	return strings.Split(strings.TrimSpace(shell(ctx, t, n, pod, "echo $NVIDIA_VISIBLE_DEVICES")), ",")
 }
 
-// shell runs a script in the pod's container, and returns what it wrote to its output.
+// shell runs a script in the pod's container, and returns what it wrote to its output. The script may be run twice.
 func shell(ctx context.Context, t *testing.T, n *node.Node, pod, script string) string {
 	t.Helper()
-	out, err := n.Kubectl(ctx, "exec", pod, "--", "busybox", "sh", "-c", script)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return out
+	return kubectl(ctx, t, n, "exec", pod, "--", "busybox", "sh", "-c", script)
 }
 
 // waitNode waits until the Node object's status has these numbers of a resource, and was written after since.

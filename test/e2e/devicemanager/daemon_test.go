@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -22,7 +23,8 @@ import (
 )
 
 // The tests here run what the daemon serves GPUs with against kubelet's own device manager. The figures they log are
-// those of docs and `make bench`; only what must hold on any machine is asserted.
+// those of docs and `make bench`; only what must hold on any machine is asserted. A round is over when something has
+// happened that it alone can bring about: a full list and a served pod are there before it, too.
 
 const (
 	gpus = 8
@@ -31,27 +33,46 @@ const (
 	restarts = 50
 	upgrades = 10
 
-	// patience bounds one round: the daemon's own patience with a registration that does not hold is seconds.
-	patience = 30 * time.Second
+	// patience bounds one wait: the daemon's own patience with a registration that does not hold is half a minute.
+	patience = time.Minute
 	// lookEvery is how often allocatable is looked at, and so what a figure can be too high by.
 	lookEvery = 200 * time.Microsecond
 )
+
+// refusals is in how many of so many rounds a pod may be refused at first. Kubelet 1.36 may come late to the end of a
+// stream, and then stops whichever registration it finds: the daemon leaves it 50 ms, which is enough unless the machine
+// is very busy, and mends what it hits. A Register that leaves it no time fails in 11 of 300. Nothing of the kind is
+// possible on 1.37.
+func refusals(rounds int) int {
+	if version == kubelet.V137 {
+		return 0
+	}
+	return rounds / 30
+}
 
 func TestDaemonIsBackAfterDroppedStreams(t *testing.T) {
 	n := newNode(t)
 	startDaemon(t, n)
 	n.await(t, gpus)
 	var took []time.Duration
+	refused := 0
 	for round := range drops {
+		socket := n.sockets(t)
 		began := time.Now()
 		if n.DropStream(resource.WholeGPU) == 0 {
 			t.Fatalf("round %d: there was no stream", round)
 		}
 		n.await(t, gpus)
 		took = append(took, time.Since(began))
-		n.admitOne(t, fmt.Sprint("pod-", round))
+		if now := n.sockets(t); slices.Equal(socket, now) {
+			t.Fatalf("round %d: the daemon serves on %v still", round, now)
+		}
+		refused += n.admitOne(t, fmt.Sprint("pod-", round))
 	}
-	report(t, fmt.Sprintf("stream dropped → full list, %d rounds", drops), took)
+	report(t, fmt.Sprintf("stream dropped → full list, %d rounds, a pod refused at first in %d", drops, refused), took)
+	if most := refusals(drops); refused > most {
+		t.Errorf("a pod was refused at first in %d of %d rounds, want %d at most", refused, drops, most)
+	}
 }
 
 func TestDaemonIsBackAfterRestarts(t *testing.T) {
@@ -59,39 +80,44 @@ func TestDaemonIsBackAfterRestarts(t *testing.T) {
 	startDaemon(t, n)
 	n.await(t, gpus)
 	var took []time.Duration
+	refused := 0
 	for round := range restarts {
 		began := time.Now()
 		if err := n.Restart(); err != nil {
 			t.Fatal(err)
 		}
-		n.await(t, gpus)
+		n.await(t, gpus) // another device manager begins with none
 		took = append(took, time.Since(began))
-		n.admitOne(t, fmt.Sprint("pod-", round))
+		refused += n.admitOne(t, fmt.Sprint("pod-", round))
 	}
-	report(t, fmt.Sprintf("kubelet restarted → full list, %d rounds", restarts), took)
+	report(t, fmt.Sprintf("kubelet restarted → full list, %d rounds, a pod refused at first in %d", restarts, refused), took)
+	if most := restarts / 10; refused > most {
+		t.Errorf("a pod was refused at first in %d of %d rounds, want %d at most", refused, restarts, most)
+	}
 }
 
 // A rolling upgrade overlaps two daemons. On 1.37 allocatable never falls; on 1.36, where the end of the old stream can
 // disconnect the new client, it comes back.
 func TestDaemonsOverlap(t *testing.T) {
 	n := newNode(t)
-	stop := startDaemon(t, n)
+	old := startDaemon(t, n)
 	n.await(t, gpus)
 	var away []time.Duration
 	lowest := gpus
 	for round := range upgrades {
-		stopNext := startDaemon(t, n)
-		n.settle(t)
+		next := startDaemon(t, n)
+		next.awaitStream(t)
+		n.await(t, gpus)
 		began := time.Now()
-		stop()
-		stop = stopNext
+		old.stop()
+		old = next
 		fell, back := n.watch(t, 500*time.Millisecond)
 		lowest = min(lowest, fell)
 		if fell < gpus {
 			away = append(away, back.Sub(began))
 		}
-		n.await(t, gpus)
 		n.admitOne(t, fmt.Sprint("pod-", round))
+		n.await(t, gpus)
 	}
 	if version == kubelet.V137 && lowest < gpus {
 		t.Errorf("allocatable fell to %d in an upgrade", lowest)
@@ -112,8 +138,14 @@ func newNode(t *testing.T) *node {
 	return startNode(t, filepath.Join(root, "device-plugins"), filepath.Join(root, "pod-resources.sock"))
 }
 
-// startDaemon serves GPUs on the node until the test ends or the function that it returns is called.
-func startDaemon(t *testing.T, n *node) (stop func()) {
+// daemon is what serves GPUs, without the rest of its process.
+type daemon struct {
+	set  *plugin.Set
+	stop func()
+}
+
+// startDaemon serves GPUs on the node until the test ends or the daemon is stopped.
+func startDaemon(t *testing.T, n *node) *daemon {
 	t.Helper()
 	directory, err := daemonkubelet.NewDirectory(filepath.Join(n.dir, "kubelet.sock"), clock.RealClock{})
 	if err != nil {
@@ -142,12 +174,7 @@ func startDaemon(t *testing.T, n *node) (stop func()) {
 		})
 	}()
 	go func() { ended <- set.Run(ctx) }()
-	stopped := false
-	stop = func() {
-		if stopped {
-			return
-		}
-		stopped = true
+	stop := sync.OnceFunc(func() {
 		cancel()
 		for range cap(ended) {
 			if err := <-ended; err != nil {
@@ -155,9 +182,28 @@ func startDaemon(t *testing.T, n *node) (stop func()) {
 			}
 		}
 		_ = account.Close() // its connection alone
-	}
+	})
 	t.Cleanup(stop)
-	return stop
+	return &daemon{set: set, stop: stop}
+}
+
+// awaitStream waits until kubelet asks the daemon for its list, which it does once it holds the daemon for registered.
+func (d *daemon) awaitStream(t *testing.T) {
+	t.Helper()
+	deadline, look := time.NewTimer(patience), time.NewTicker(lookEvery)
+	defer deadline.Stop()
+	defer look.Stop()
+	for {
+		status := d.set.Status()
+		if len(status) == 1 && status[0].Phase == plugin.PhaseServing {
+			return
+		}
+		select {
+		case <-deadline.C:
+			t.Fatalf("kubelet does not ask for the list: %+v", status)
+		case <-look.C:
+		}
+	}
 }
 
 // await waits until so many GPUs are allocatable.
@@ -196,38 +242,42 @@ func (n *node) watch(t *testing.T, quiet time.Duration) (lowest int, whole time.
 	return lowest, whole
 }
 
-// settle waits until the second daemon has its socket, and a while for it to be registered.
-func (n *node) settle(t *testing.T) {
+// sockets returns the names of all in kubelet's folder.
+func (n *node) sockets(t *testing.T) []string {
 	t.Helper()
-	entries := func() int {
-		sockets, err := filepath.Glob(filepath.Join(n.dir, "*.sock"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return len(sockets)
+	sockets, err := filepath.Glob(filepath.Join(n.dir, "*.sock"))
+	if err != nil {
+		t.Fatal(err)
 	}
-	deadline, look := time.NewTimer(patience), time.NewTicker(lookEvery)
-	defer deadline.Stop()
-	defer look.Stop()
-	for entries() < 3 { // kubelet's, and two daemons'
-		select {
-		case <-deadline.C:
-			t.Fatal("the second daemon has no socket")
-		case <-look.C:
-		}
-	}
-	n.watch(t, 200*time.Millisecond)
+	return sockets
 }
 
-// admitOne admits a pod with one GPU, and ends it.
-func (n *node) admitOne(t *testing.T, pod string) {
+// admitOne admits a pod with one GPU, and ends it. It tries until the pod is admitted, and returns 1 if the pod was
+// refused at first.
+func (n *node) admitOne(t *testing.T, pod string) (refused int) {
 	t.Helper()
 	c := kubelet.Container{Pod: pod, Name: "main", Resource: resource.WholeGPU, Count: 1}
+	deadline, look := time.NewTimer(patience), time.NewTicker(10*time.Millisecond)
+	defer deadline.Stop()
+	defer look.Stop()
 	got, err := n.Admit(t.Context(), c)
-	if err != nil || len(got.IDs) != 1 || got.Response.GetEnvs()["NVIDIA_VISIBLE_DEVICES"] != got.IDs[0] {
-		t.Fatalf("%s: %v, %v; want one GPU and its name in the environment", pod, got, err)
+	for err != nil {
+		if refused == 0 {
+			t.Logf("%s was refused at first: %v", pod, err)
+		}
+		refused = 1
+		select {
+		case <-deadline.C:
+			t.Fatalf("%s: %v", pod, err)
+		case <-look.C:
+		}
+		got, err = n.Admit(t.Context(), c)
+	}
+	if len(got.IDs) != 1 || got.Response.GetEnvs()["NVIDIA_VISIBLE_DEVICES"] != got.IDs[0] {
+		t.Fatalf("%s: %v; want one GPU and its name in the environment", pod, got)
 	}
 	n.Remove(pod)
+	return refused
 }
 
 func report(t *testing.T, what string, took []time.Duration) {

@@ -113,20 +113,20 @@ func (n *node) Restart() error {
 	return n.start()
 }
 
-// DropStream makes kubelet disconnect from every plugin of a resource, as it does when the plugin watcher asks for it.
+// DropStream makes kubelet disconnect from every plugin of a resource, as it does when the plugin watcher asks for it. It
+// reports 1 if there was a stream; allocatable tells, but only beforehand: a plugin may be back at once.
 func (n *node) DropStream(resource string) int {
 	entries, err := os.ReadDir(n.dir)
-	if err != nil {
+	if err != nil || n.Resources()[resource].Allocatable == 0 {
 		return 0
 	}
-	before := n.Resources()[resource].Allocatable
 	for _, entry := range entries {
 		deregister(n.current(), resource, filepath.Join(n.dir, entry.Name()))
+		if version == kubelet.V136 {
+			break // it goes by the resource alone
+		}
 	}
-	if before > 0 && n.Resources()[resource].Allocatable == 0 {
-		return 1
-	}
-	return 0
+	return 1
 }
 
 func (n *node) Resources() map[string]kubelet.Quantity {

@@ -30,7 +30,7 @@ const (
 	controlPlane      = "kubernetes-1.37.0"
 	containerdVersion = "containerd-2.4.2"
 	containerdSocket  = "/run/containerd/containerd.sock"
-	startTimeout      = 3 * time.Minute
+	startTimeout      = 6 * time.Minute
 	kubectlTimeout    = time.Minute
 	kubeletHealthz    = "http://127.0.0.1:10248/healthz"
 	etcdHealth        = "http://127.0.0.1:2379/health"
@@ -102,6 +102,19 @@ func (n *Node) Close() {
 	}
 }
 
+// Ended names the processes that have ended, and how; none should have.
+func (n *Node) Ended() []string {
+	var ended []string
+	for _, p := range append(slices.Clone(n.processes), n.kubelet) {
+		select {
+		case <-p.done:
+			ended = append(ended, fmt.Sprintf("%s: %v", p.name, p.err))
+		default:
+		}
+	}
+	return ended
+}
+
 func (n *Node) startContainerd(ctx context.Context) error {
 	p, err := n.run(filepath.Join(n.options.Cache, containerdVersion, "containerd"), "--config", n.path(containerdFile))
 	if err != nil {
@@ -163,6 +176,8 @@ func (n *Node) StartKubelet(ctx context.Context) error {
 		return err
 	}
 	n.kubelet = p
+	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("not done within %v", startTimeout))
+	defer cancel()
 	return p.ready(ctx, func(ctx context.Context) error { return getOK(ctx, kubeletHealthz) })
 }
 
