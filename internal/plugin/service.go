@@ -127,7 +127,8 @@ func (v *view) unknown(id string) error {
 	if d, departing := v.departing[id]; departing {
 		return status.Errorf(codes.FailedPrecondition, "device %s cannot be given out: %s", id, d.reason)
 	}
-	return status.Errorf(codes.NotFound, "unknown device %s: the resource has no device of that ID", id)
+	// The words of NVIDIA's plugin, for which people's alerts may look.
+	return status.Errorf(codes.NotFound, "invalid allocation request for %q: invalid request: unknown device: %s", v.resource.Name, id)
 }
 
 // GetPreferredAllocation says which of the available devices a container is best given. An error would fail the pod, so
