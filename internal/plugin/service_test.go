@@ -45,14 +45,14 @@ func TestAllocate(t *testing.T) {
 		code       codes.Code
 		says       string
 	}{
-		"one device":          {[][]string{{id(0)}}, []string{id(0)}, codes.OK, ""},
-		"two devices":         {[][]string{{id(2), id(1)}}, []string{id(2) + "," + id(1)}, codes.OK, ""},
-		"two containers":      {[][]string{{id(0)}, {id(1)}}, []string{id(0), id(1)}, codes.OK, ""},
-		"no container":        {nil, nil, codes.InvalidArgument, "names no container"},
-		"no device":           {[][]string{{id(0)}, {}}, nil, codes.InvalidArgument, "no device"},
-		"an empty ID":         {[][]string{{""}}, nil, codes.InvalidArgument, "empty ID"},
-		"a repeated ID":       {[][]string{{id(0), id(0)}}, nil, codes.InvalidArgument, id(0) + " is asked for twice"},
-		"an unknown ID":       {[][]string{{"GPU-x"}}, nil, codes.NotFound,
+		"one device":     {[][]string{{id(0)}}, []string{id(0)}, codes.OK, ""},
+		"two devices":    {[][]string{{id(2), id(1)}}, []string{id(2) + "," + id(1)}, codes.OK, ""},
+		"two containers": {[][]string{{id(0)}, {id(1)}}, []string{id(0), id(1)}, codes.OK, ""},
+		"no container":   {nil, nil, codes.InvalidArgument, "names no container"},
+		"no device":      {[][]string{{id(0)}, {}}, nil, codes.InvalidArgument, "no device"},
+		"an empty ID":    {[][]string{{""}}, nil, codes.InvalidArgument, "empty ID"},
+		"a repeated ID":  {[][]string{{id(0), id(0)}}, nil, codes.InvalidArgument, id(0) + " is asked for twice"},
+		"an unknown ID": {[][]string{{"GPU-x"}}, nil, codes.NotFound,
 			`invalid allocation request for "nvidia.com/gpu": invalid request: unknown device: GPU-x`},
 		"an unhealthy device": {[][]string{{id(3)}}, nil, codes.FailedPrecondition, "XID 48"},
 		"a departing device":  {[][]string{{id(7)}}, nil, codes.FailedPrecondition, "not on this node any more"},
