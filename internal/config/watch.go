@@ -117,7 +117,7 @@ func watchDirectory(path string) (*fsnotify.Watcher, error) {
 // concerns reports whether an event can mean another file at path: it happened to the file itself, or to the link by
 // which kubelet swaps the content of a mounted ConfigMap.
 func concerns(event fsnotify.Event, path string) bool {
-	return event.Name == filepath.Clean(path) || filepath.Base(event.Name) == "..data"
+	return filepath.Clean(event.Name) == filepath.Clean(path) || filepath.Base(event.Name) == "..data"
 }
 
 // look reads the file and, if it is not as it was seen last, makes what it says the configuration. It returns the file
