@@ -230,6 +230,7 @@ func TestChartRefusesValues(t *testing.T) {
 	t.Parallel()
 	tests := []struct{ name, values, want string }{
 		{"feature discovery", "{gfd: {enabled: true}}", "install it by itself"},
+		{"nothing to install", "{devicePlugin: {enabled: false}}", "do not install it"},
 		{"two ConfigMaps", "{config: {name: a, map: {b: c}}}", "config.map and config.name are both given"},
 		{"no file chosen", "{config: {map: {a: b, c: d}}}", "config.default is empty"},
 		{"file of a ConfigMap not chosen", "{config: {name: a}}", "config.default is empty"},

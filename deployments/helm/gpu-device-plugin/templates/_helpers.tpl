@@ -77,4 +77,8 @@ runtime may be set up to heed NVIDIA_VISIBLE_DEVICES only of those who have it, 
 {{- if get (default dict (get .Values "gfd")) "enabled" }}
 {{- fail "gfd.enabled: GPU feature discovery is no part of this chart; install it by itself" }}
 {{- end }}
+{{- $plugin := default dict (get .Values "devicePlugin") }}
+{{- if and (hasKey $plugin "enabled") (not $plugin.enabled) }}
+{{- fail "devicePlugin.enabled is false, and this chart is the device plugin: do not install it" }}
+{{- end }}
 {{- end }}
