@@ -35,14 +35,10 @@ func runDaemon(ctx context.Context, flags *pflag.FlagSet) error {
 	defer stop()
 	log := klog.FromContext(ctx)
 	sources := config.Sources{Env: os.LookupEnv, Flags: flags, Confined: confined(os.DirFS("/"))}
-	first, warnings, err := config.Load(sources)
-	for _, w := range warnings {
-		log.Info("The configuration has something to look at", "warning", w.String())
-	}
+	first, err := begin(ctx, sources)
 	if err != nil {
 		return err
 	}
-	log.Info("Starting", "version", version.String())
 	d, err := newDaemon(ctx, first, sources)
 	if err != nil {
 		return err
@@ -58,6 +54,19 @@ func runDaemon(ctx context.Context, flags *pflag.FlagSet) error {
 		log.Info("Stopped")
 	}
 	return err
+}
+
+// begin returns the configuration that a process starts with. What is odd about it, and which build this is, is logged.
+func begin(ctx context.Context, sources config.Sources) (config.Config, error) {
+	log := klog.FromContext(ctx)
+	c, warnings, err := config.Load(sources)
+	for _, w := range warnings {
+		log.Info("Configuration warning", "warning", w.String())
+	}
+	if err == nil {
+		log.Info("Starting", "version", version.String())
+	}
+	return c, err
 }
 
 // A daemon is everything that the running program consists of.

@@ -21,7 +21,6 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/version"
 )
 
 func newMPSCommand() *cobra.Command {
@@ -84,15 +83,10 @@ func newMountSHMCommand() *cobra.Command {
 // runMPS runs the control daemons that configuration and node ask for until ctx ends. Whenever it is asked to, it reads the
 // configuration again.
 func runMPS(ctx context.Context, sources config.Sources, asked <-chan os.Signal) error {
-	log := klog.FromContext(ctx)
-	c, warnings, err := config.Load(sources)
-	for _, w := range warnings {
-		log.Info("The configuration has something to look at", "warning", w.String())
-	}
+	c, err := begin(ctx, sources)
 	if err != nil {
 		return err
 	}
-	log.Info("Starting", "version", version.String())
 	driver, node, err := openNode(ctx, c)
 	if err != nil {
 		return err
