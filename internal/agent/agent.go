@@ -116,7 +116,7 @@ func replaced(ctx context.Context, m *monitor.Monitor, s inventory.Snapshot) err
 	}
 	status, err := m.Status(ctx)
 	if err != nil || !errors.Is(status.Err, inventory.ErrDriverReplaced) {
-		return nil //nolint:nilerr // the monitor cannot be reached when the daemon ends
+		return nil // the monitor cannot be reached when the daemon ends
 	}
 	return status.Err
 }
