@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -85,7 +84,7 @@ func (p *play) run(ctx context.Context) {
 	}
 	s := &stage{Node: n, machine: p.fault.machine}
 	if p.err = p.playOn(ctx, s); p.err != nil {
-		p.err = fmt.Errorf("%w\nthe daemon's log ends with:\n%s", p.err, logged(n.LogPath()))
+		p.err = fmt.Errorf("%w\nthe daemon's log ends with:\n%s", p.err, n.Logged())
 	}
 	p.err = errors.Join(p.err, n.Close())
 }
@@ -221,17 +220,6 @@ func (s *stage) end() error {
 		return fmt.Errorf("the daemon took %s to end", short(took))
 	}
 	return nil
-}
-
-// logged returns the end of a log, without the calls that this program made.
-func logged(path string) string {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return err.Error()
-	}
-	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
-	lines = slices.DeleteFunc(lines, func(line string) bool { return strings.Contains(line, "Control call") })
-	return strings.Join(lines[max(0, len(lines)-20):], "\n")
 }
 
 func short(d time.Duration) string {
