@@ -10,16 +10,6 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 )
 
-// The calls that a daemon answers at its control socket.
-const (
-	callStatus         = "status"
-	callQuiesce        = "quiesce"
-	callResume         = "resume"
-	callHealthClear    = "health.clear"
-	callSimulateInject = "simulate.inject"
-	callSimulateList   = "simulate.list"
-)
-
 func (d *daemon) handlers() map[string]control.Handler {
 	return map[string]control.Handler{
 		callStatus:         answer(func(ctx context.Context, _ struct{}) (any, error) { return d.status(ctx) }),

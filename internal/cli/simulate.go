@@ -3,26 +3,15 @@ package cli
 import (
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 )
-
-// addControlFlag adds the flag that names the daemon to talk to, which is read from the same variable as the daemon's.
-func addControlFlag(flags *pflag.FlagSet) *string {
-	socket := config.DefaultControlSocket
-	if given, ok := os.LookupEnv("CONTROL_SOCKET"); ok && given != "" {
-		socket = given
-	}
-	return flags.String("control-socket", socket, "the daemon's control socket; also CONTROL_SOCKET")
-}
 
 func newSimulateCommand() *cobra.Command {
 	cmd := &cobra.Command{

@@ -1,0 +1,28 @@
+package cli
+
+import (
+	"os"
+
+	"github.com/spf13/pflag"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+)
+
+// The calls that a daemon answers at its control socket.
+const (
+	callStatus         = "status"
+	callQuiesce        = "quiesce"
+	callResume         = "resume"
+	callHealthClear    = "health.clear"
+	callSimulateInject = "simulate.inject"
+	callSimulateList   = "simulate.list"
+)
+
+// addControlFlag adds the flag that names the daemon to talk to, which is read from the same variable as the daemon's.
+func addControlFlag(flags *pflag.FlagSet) *string {
+	socket := config.DefaultControlSocket
+	if given, ok := os.LookupEnv("CONTROL_SOCKET"); ok && given != "" {
+		socket = given
+	}
+	return flags.String("control-socket", socket, "the daemon's control socket; also CONTROL_SOCKET")
+}
