@@ -105,7 +105,7 @@ const everyBlock = `
 resources: {gpus: [{pattern: a, name: a}], mig: [{pattern: a, name: b}]}
 selectors: [{indices: [0], exclude: true}]
 sharing: {timeSlicing: {renameByDefault: true, failRequestsGreaterThanOne: true, resources: [{name: gpu, replicas: 2}]}}
-health: {recovery: manual, xids: {ignore: [1]}}
+health: {recovery: manual, fabric: report, xids: {ignore: [1]}}
 `
 
 // zeros returns the paths of exported fields that are zero.

@@ -36,6 +36,15 @@ func (d *document) health(c *Config, s Sources) {
 			d.refuse("health.recovery", fmt.Sprintf("%q is none of auto, manual", *given.Recovery))
 		}
 	}
+	if given.Fabric != nil {
+		switch *given.Fabric {
+		case "gate":
+		case "report":
+			c.Health.FabricReported = true
+		default:
+			d.refuse("health.fabric", fmt.Sprintf("%q is none of gate, report", *given.Fabric))
+		}
+	}
 	d.length("health.suspectLimit", given.SuspectLimit, &c.Health.SuspectLimit)
 	d.length("health.unknownGrace", given.UnknownGrace, &c.Health.UnknownGrace)
 	d.length("health.flapWindow", given.FlapWindow, &c.Health.FlapWindow)

@@ -39,7 +39,7 @@ func (p Policy) findings(g GPU, r inventory.Reading, now time.Time) []Fault {
 	case r.SRAMThreshold.Value && g.any(Fault.uncorrected):
 		found = append(found, worn("the chip's own memories had more uncorrected errors than a part may have"))
 	}
-	if what := fabricFault(r.Fabric); what != "" {
+	if what := fabricFault(r.Fabric); what != "" && !p.FabricReported {
 		found = append(found, Fault{
 			Source: SourceFabric, State: inventory.Unhealthy, Cure: inventory.CureFabric,
 			Reason: because(inventory.CureFabric, "%s", what),

@@ -28,6 +28,8 @@ type Policy struct {
 	// FlapLimit is how many recoveries within FlapWindow are believed; one more, and an operator has to look.
 	FlapLimit  int
 	FlapWindow time.Duration
+	// FabricReported has the state of the NVSwitch fabric reported, and not acted on.
+	FabricReported bool
 	// Manual leaves every recovery of an Unhealthy or Lost device to an operator.
 	Manual bool
 }

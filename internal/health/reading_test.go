@@ -68,6 +68,21 @@ func TestReadings(t *testing.T) {
 	}
 }
 
+// A GPU without a part in the fabric of its machine may be told as one that is not up: an operator knows.
+func TestFabricThatIsOnlyReported(t *testing.T) {
+	s := begin(t, 580)
+	bad := s.good
+	bad.Fabric = inventory.Known(inventory.Fabric{State: inventory.FabricInProgress})
+	s.reads(1, bad)
+	s.want(inventory.Unhealthy, inventory.CureFabric)
+	s.policy.FabricReported = true
+	s.reads(2, bad)
+	s.want(inventory.Healthy, inventory.NoCure)
+	if s.gpu.Reading.Fabric != bad.Fabric {
+		t.Errorf("the fabric is kept as %+v", s.gpu.Reading.Fabric)
+	}
+}
+
 func TestNewMemoryErrorsAreSuspectWhereTheDriverHasAVerdict(t *testing.T) {
 	for branch, want := range map[int]inventory.State{580: inventory.Suspect, 535: inventory.Healthy} {
 		s := begin(t, branch)

@@ -121,6 +121,8 @@ type Health struct {
 	XIDs *XIDRules `json:"xids,omitempty"`
 	// Recovery is auto, or manual: then an operator has to clear every fault.
 	Recovery *string `json:"recovery,omitempty"`
+	// Fabric is gate, or report: then a GPU is given to work whatever the state of its NVSwitch fabric.
+	Fabric *string `json:"fabric,omitempty"`
 	// SuspectLimit is how long a device may wait for the driver's verdict before it is Unhealthy.
 	SuspectLimit *Duration `json:"suspectLimit,omitempty"`
 	// UnknownGrace is how long a device may be given to new work after the driver stopped answering.
