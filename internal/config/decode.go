@@ -186,7 +186,7 @@ func (d *document) merge(node *yaml.Node, into reflect.Value, path string) {
 	case yaml.MappingNode:
 		d.mapping(node, into, path)
 	case yaml.SequenceNode:
-		for _, item := range node.Content {
+		for _, item := range slices.Backward(node.Content) { // the first counts
 			d.merge(item, into, path)
 		}
 	default:

@@ -17,7 +17,8 @@ func FuzzResolve(f *testing.F) {
 	for _, seed := range []string{
 		"", "version: v1\nflags:\n  migStrategy: mixed\n  plugin: {deviceListStrategy: [envvar]}\n",
 		"sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: [0, '0:1']}]}}",
-		"selectors:\n- {models: ['*'], exclude: true}\n", "a: &a {b: *a}\nflags: *a\n", "<<: [{flags: 1}]", `{"imex": {"channelIDs": []}}`,
+		"selectors:\n- {models: ['*'], exclude: true}\n", "a: &a {b: *a}\nflags: *a\n", "<<: [{flags: 1}]", "flags: {<<: [{migStrategy: mixed}, {migStrategy: single}]}",
+		`{"imex": {"channelIDs": []}}`,
 		"health: {xids: {ignore: [1]}, flapWindow: 3s}", "flags: {gfd: {sleepInterval: 1e9}}",
 	} {
 		f.Add([]byte(seed))

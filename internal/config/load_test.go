@@ -129,6 +129,11 @@ func TestSourcesAndTheirOrder(t *testing.T) {
 			args: "--device-list-strategy=envvar --device-list-strategy=envvar,envvar", want: defaults(),
 		},
 		{
+			name: "of merged mappings the first counts",
+			file: "x: &x {migStrategy: mixed}\ny: &y {migStrategy: single, failOnInitError: no}\nflags: {<<: [*x, *y]}\n",
+			want: with(func(c *config.Config) { c.Resource.MIG, c.FailOnInitError = resource.MIGMixed, false }),
+		},
+		{
 			name: "anchors and merged mappings", file: "x: &x {migStrategy: mixed}\nflags:\n  <<: *x\n  failOnInitError: no\n",
 			want: with(func(c *config.Config) { c.Resource.MIG, c.FailOnInitError = resource.MIGMixed, false }),
 		},
