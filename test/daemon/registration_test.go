@@ -69,18 +69,22 @@ func TestLostAtStart(t *testing.T) {
 	s.says("GPU 2 is left out", func(now status) bool { return len(now.LeftOut) == 1 })
 }
 
-// TestHungDriver: allocations and new streams are answered from what is known while no call into the driver returns.
-func TestHungDriver(t *testing.T) {
-	t.Parallel()
+// hung makes a node whose driver answers nothing any more, with a daemon that takes its GPUs for good for so long.
+func hung(t *testing.T, grace string) *stage {
+	t.Helper()
 	s := open(t, node.Setup{})
-	grace := func(length string) string {
-		return s.write("config.yaml", "version: v1\nhealth: {unknownGrace: "+length+"}\n")
-	}
-	s.Args = []string{"--config-file", grace("1h")}
+	s.Args = []string{"--config-file", s.write("config.yaml", "version: v1\nhealth: {unknownGrace: "+grace+"}\n")}
 	s.start()
 	s.shows(8, 8)
 	s.inject(simulator.Fault{Kind: simulator.KindHang})
 	s.signal(s.Running(), syscall.SIGHUP) // the look hangs
+	return s
+}
+
+// TestHungDriver: allocations and new streams are answered from what is known while no call into the driver returns.
+func TestHungDriver(t *testing.T) {
+	t.Parallel()
+	s := hung(t, "1h")
 	s.admit("work", 2)
 	mark := s.Mark()
 	if n := s.DropStream(gpu); n != 1 {
@@ -90,8 +94,14 @@ func TestHungDriver(t *testing.T) {
 		t.Errorf("the list after the stream ended has %d devices", len(list.Devices))
 	}
 	s.shows(8, 8)
-	grace("2s")
-	s.shows(8, 0) // nobody has known how they are for longer than that
+}
+
+// TestHungDriverIsNotTrustedForLong: once nobody has known for a while how the GPUs are, they are Unhealthy, until the driver
+// answers.
+func TestHungDriverIsNotTrustedForLong(t *testing.T) {
+	t.Parallel()
+	s := hung(t, "2s")
+	s.shows(8, 0)
 	s.inject(simulator.Fault{Kind: simulator.KindRestore})
 	s.shows(8, 8)
 }
