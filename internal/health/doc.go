@@ -5,5 +5,5 @@
 // What is known of a device is a list of open faults. Each says what found it, what it means, and what cures it; the
 // verdict is the gravest of them, Healthy without any. A fault closes when its own evidence is gone, see Policy.
 //
-// It imports inventory alone; monitor and config (for Overrides and Policy) import it.
+// It imports inventory alone; monitor, config (for Overrides and Policy) and cli (to print what is known) import it.
 package health
