@@ -83,6 +83,10 @@ func (w *Writer) write(class edits.CDIClass, spec *specs.Spec) (map[string]bool,
 	if file == nil || !same(file, spec) {
 		err = w.cache.WriteSpec(spec, name)
 	}
+	if err == nil {
+		// The library makes files for their owner alone; runtimes of other users read them, too.
+		err = os.Chmod(filepath.Join(w.dir, name), 0o644)
+	}
 	if err != nil {
 		return alike(spec, file), err
 	}

@@ -335,6 +335,9 @@ func TestFilesAreWrittenOnlyWhenTheySaySomethingElse(t *testing.T) {
 		return info
 	}
 	first := stat()
+	if first.Mode().Perm() != 0o644 {
+		t.Errorf("mode %s: users' own runtimes read the file, too", first.Mode())
+	}
 	h.apply(t, wanted())
 	if !os.SameFile(first, stat()) {
 		t.Error("the file was written again without need")
