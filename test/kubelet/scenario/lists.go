@@ -53,6 +53,7 @@ var lists = []scenario{
 		p := l.start("p.sock", Script{}, "a", "b")
 		l.same("streams dropped", 1, l.subject.DropStream(resource))
 		l.must(p.WaitStreams(l.ctx, 0))
+		l.shows(2, 0)
 		l.stays(2, 0)
 		l.recovers(p) // its path is free again
 	}},

@@ -2,6 +2,7 @@ package scenario
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
@@ -47,13 +48,16 @@ var overlaps = []scenario{
 		l.shows(0, 0)
 		leaving.Stop()
 		l.stays(0, 0)
-		survivor.Send(devices("a", "b")...)
-		l.shows(2, 2)
 		if l.setup.Version == kubelet.V136 {
-			l.refuse("pod", 1, kubelet.UnexpectedAdmission, "has been stopped") // capacity is there, and no way to it
+			l.stopped(survivor)
 			return
 		}
-		l.admit("pod", 2)
+		survivor.Send(devices("a", "b")...)
+		l.shows(2, 2)
+		l.eventually("the survivor is asked", func() bool { // nothing tells that the end of the other has been looked at
+			_, err := l.subject.Admit(l.ctx, kubelet.Container{Pod: "pod", Name: "main", Resource: resource, Count: 2})
+			return err == nil
+		})
 	}},
 	{name: "lists of two plugins are not merged", run: func(l *lab) {
 		l.start("one.sock", Script{}, "a", "b", "c")
@@ -116,5 +120,19 @@ func (l *lab) recovers(p *Plugin) {
 		}
 		l.must(p.EndStreams(l.ctx))
 		return false
+	})
+}
+
+// stopped has a plugin send its two devices until the node shows them and refuses them: capacity is there, and no way to it.
+// Before kubelet has looked at the end of the plugin that it goes by, it refuses them for another reason, and that end takes
+// away what was sent.
+func (l *lab) stopped(p *Plugin) {
+	l.Helper()
+	l.eventually("a refusal because the endpoint has been stopped", func() bool {
+		begun := time.Now()
+		p.Send(devices("a", "b")...)
+		l.until(func() bool { return l.looksLike(2, 2) || time.Since(begun) > attempt })
+		_, err := l.subject.Admit(l.ctx, kubelet.Container{Pod: "pod", Name: "main", Resource: resource, Count: 1})
+		return err != nil && strings.Contains(err.Error(), "has been stopped") && l.looksLike(2, 2)
 	})
 }
