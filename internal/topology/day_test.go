@@ -68,6 +68,7 @@ func (d day) live(g *topology.Graph, healthy topology.Set, place placer) result 
 			best[size] = choice.Score
 		}
 	}
+	scores := map[topology.Set]int64{} // the same sets come again and again
 	var running departures
 	free := healthy
 	clock, scored, fours, atBest := 0.0, 0, 0, 0
@@ -88,7 +89,11 @@ func (d day) live(g *topology.Graph, healthy topology.Set, place placer) result 
 		if best[size] == 0 {
 			continue
 		}
-		score := within(g, set)
+		score, known := scores[set]
+		if !known {
+			score = within(g, set)
+			scores[set] = score
+		}
 		scored++
 		r.mean += float64(score) / float64(best[size])
 		if size == 4 {
@@ -161,10 +166,29 @@ func placers(g *topology.Graph) []placer {
 		func(free, _ topology.Set, size int) topology.Set {
 			return topology.SetOf(slices.Collect(free.All())[:size]...)
 		},
-		newReference(g).place,
-		func(free, busy topology.Set, size int) topology.Set {
+		remembered(newReference(g).place),
+		remembered(func(free, busy topology.Set, size int) topology.Set {
 			choice, _ := g.Choose(topology.Request{Available: free, Busy: busy, Size: size})
 			return choice.Set
-		},
+		}),
+	}
+}
+
+// remembered returns a policy that is asked once about what comes again and again in a day: it has to go by its arguments
+// alone.
+func remembered(p placer) placer {
+	type question struct {
+		free, busy topology.Set
+		size       int
+	}
+	answers := map[question]topology.Set{}
+	return func(free, busy topology.Set, size int) topology.Set {
+		q := question{free, busy, size}
+		set, known := answers[q]
+		if !known {
+			set = p(free, busy, size)
+			answers[q] = set
+		}
+		return set
 	}
 }

@@ -11,8 +11,9 @@ import (
 // counts, in lexicographic order. Looking at every partition takes seconds on 16 GPUs; this one finds the same by
 // remembering the best partition of every set of GPUs that it has come by.
 type reference struct {
-	g    *topology.Graph
-	best map[int][]partition // by size and by set of free GPUs
+	gpus   int
+	scores [32][32]int64       // of pairs
+	best   map[int][]partition // by size and by set of free GPUs
 }
 
 // partition is the best division of a set of GPUs, as the set that holds the lowest one; the others follow from what it
@@ -25,12 +26,18 @@ type partition struct {
 }
 
 func newReference(g *topology.Graph) *reference {
-	return &reference{g: g, best: map[int][]partition{}}
+	r := &reference{gpus: g.Len(), best: map[int][]partition{}}
+	for a := range r.gpus {
+		for b := range r.gpus {
+			r.scores[a][b] = int64(g.Score(a, b))
+		}
+	}
+	return r
 }
 
 func (r *reference) place(free, _ topology.Set, size int) topology.Set {
 	if r.best[size] == nil {
-		r.best[size] = make([]partition, 1<<r.g.Len())
+		r.best[size] = make([]partition, 1<<r.gpus)
 	}
 	var chosen partition
 	for rest := uint32(free); rest != 0; {
@@ -62,7 +69,7 @@ func (r *reference) divide(set uint32, size int) partition {
 			next := bits.TrailingZeros32(rest)
 			more := score
 			for others := members; others != 0; others &= others - 1 {
-				more += int64(r.g.Score(next, bits.TrailingZeros32(others)))
+				more += r.scores[next][bits.TrailingZeros32(others)]
 			}
 			grow(members|1<<next, rest&(rest-1), more, places-1)
 		}
