@@ -73,6 +73,7 @@ func begin(ctx context.Context, sources config.Sources) (config.Config, error) {
 type daemon struct {
 	config    config.Config // as it was at the start: what cannot change under way
 	watcher   *config.Watcher
+	driver    *nvidia.Driver
 	node      *simulator.Node // nil on a real node
 	monitor   *monitor.Monitor
 	directory *kubelet.Directory // nil when there is nothing to register with
@@ -97,7 +98,7 @@ func newDaemon(ctx context.Context, c config.Config, sources config.Sources) (*d
 	if err != nil {
 		return nil, err
 	}
-	d.node = node
+	d.driver, d.node = driver, node
 	d.monitor = monitor.New(monitor.Options{
 		Driver: driverOf{driver}, Policy: c.Health, StateDir: c.StateDir, BootID: bootID(d.node),
 	})

@@ -43,16 +43,18 @@ type Status struct {
 	Version   string `json:"version"`
 	Simulated string `json:"simulated,omitempty"` // the profile, on a simulated node
 	Driver    string `json:"driver,omitempty"`
-	Looked    string `json:"looked,omitempty"` // when the node was last looked at with success
-	Stale     string `json:"stale,omitempty"`  // why the last look failed
-	Quiet     bool   `json:"quiet,omitempty"`  // the driver was released until resume
-	Node      string `json:"node,omitempty"`   // a reason that holds for all GPUs at once
+	Looked    string `json:"looked,omitempty"`  // when the node was last looked at with success
+	Stale     string `json:"stale,omitempty"`   // why the last look failed
+	Hanging   int    `json:"hanging,omitempty"` // how many calls into the driver do not return
+	Quiet     bool   `json:"quiet,omitempty"`   // the driver was released until resume
+	Node      string `json:"node,omitempty"`    // a reason that holds for all GPUs at once
 
 	ConfigFile  string `json:"configFile,omitempty"`
 	ConfigError string `json:"configError,omitempty"` // why the file as it is now is not in force
 
 	GPUs      []DeviceStatus   `json:"gpus"`
-	LeftOut   []string         `json:"leftOut,omitempty"` // which GPUs cannot be read, which devices are not offered, and why
+	LeftOut   []string         `json:"leftOut,omitempty"`   // which GPUs cannot be read, which devices are not offered, and why
+	Unwatched []string         `json:"unwatched,omitempty"` // which GPUs give no events, and why: looks alone find their faults
 	Resources []ResourceStatus `json:"resources"`
 	Warnings  []string         `json:"warnings,omitempty"` // what else of the plan is not as one might expect
 	MPS       []string         `json:"mps,omitempty"`      // why resources that are shared by MPS cannot be used
@@ -89,10 +91,14 @@ func (d *daemon) status(ctx context.Context) (Status, error) {
 	s := Status{
 		Version: version.String(), Simulated: d.config.Simulate, ConfigFile: d.config.File,
 		Driver: seen.Snapshot.Driver.Version, Looked: stamp(seen.Looked), Stale: seen.Snapshot.Stale, Quiet: seen.Quiet, Node: seen.Node,
-		GPUs: deviceStatuses(seen), Resources: resourceStatuses(d.set.Status()),
+		Hanging: d.driver.Hanging(),
+		GPUs:    deviceStatuses(seen), Resources: resourceStatuses(d.set.Status()),
 	}
 	if err := d.watcher.Faults().Value(); err != nil {
 		s.ConfigError = err.Error()
+	}
+	for _, u := range seen.Unwatched {
+		s.Unwatched = append(s.Unwatched, fmt.Sprintf("GPU %d: %s", u.Index, u.Reason))
 	}
 	for _, l := range seen.Snapshot.LeftOut {
 		s.LeftOut = append(s.LeftOut, fmt.Sprintf("GPU %d: %s", l.Index, l.Reason))
@@ -160,6 +166,9 @@ func (s Status) table(w io.Writer) {
 	if s.Quiet {
 		fmt.Fprintln(w, "the driver was released: resume ends that")
 	}
+	if s.Hanging > 0 {
+		fmt.Fprintf(w, "calls into the driver that do not return: %d\n", s.Hanging)
+	}
 	for _, line := range []struct{ what, text string }{
 		{"simulated node", s.Simulated},
 		{"the last look at the node failed", s.Stale},
@@ -176,6 +185,9 @@ func (s Status) table(w io.Writer) {
 	for _, g := range s.GPUs {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", g.Index, g.UUID, g.Model, g.State, orDash(g.Since), orDash(g.Cure),
 			orDash(g.Reason), orDash(strings.Join(g.Events, "; ")))
+	}
+	for _, u := range s.Unwatched {
+		fmt.Fprintf(w, "without events: %s\n", u)
 	}
 	for _, l := range s.LeftOut {
 		fmt.Fprintf(w, "left out: %s\n", l)

@@ -68,6 +68,18 @@ func (d *Driver) Open(ctx context.Context) (*Session, error) {
 	return s, nil
 }
 
+// Hanging returns how many calls into the driver were waited for in vain and have not returned: each keeps a thread, and there
+// are two at most.
+func (d *Driver) Hanging() int {
+	hanging := 0
+	for _, w := range []*worker{d.calls, d.events} {
+		if w.hangs() {
+			hanging++
+		}
+	}
+	return hanging
+}
+
 // start begins a session, on the worker.
 func (d *Driver) start() (*Session, error) {
 	if d.open {

@@ -42,7 +42,9 @@ func TestHang(t *testing.T) {
 			before := r.scan()
 			r.inject(simulator.Fault{Kind: simulator.KindHang, GPU: "3", Call: "DeviceGetMemoryInfo"})
 			scan := func() error { _, err := r.Scan(r.within(5 * time.Second)); return err }
+			compare(t, "calls that hang before anybody knows", 0, r.driver.Hanging())
 			r.noAnswer("first Scan", 5*time.Second, scan)
+			compare(t, "calls that hang", 1, r.driver.Hanging())
 			r.noAnswer("second Scan", 0, scan)
 			r.noAnswer("Read", 0, func() error { _, err := r.Read(r.within(time.Second), r.uuid(0)); return err })
 			r.noAnswer("Close", 3*time.Second, func() error { return r.Close(r.within(3 * time.Second)) })
@@ -52,6 +54,7 @@ func TestHang(t *testing.T) {
 			}
 			r.inject(restore)
 			synctest.Wait() // the call has returned
+			compare(t, "calls that hang when it has returned", 0, r.driver.Hanging())
 			if err := r.Close(r.ctx); err != nil {
 				t.Fatal(err)
 			}
@@ -123,6 +126,7 @@ func TestHang(t *testing.T) {
 			next := func() error { _, err := r.Next(r.ctx); return err }
 			r.noAnswer("first Next", waitStep+waitPatience, next)
 			r.noAnswer("second Next", 0, next)
+			compare(t, "calls that hang", 1, r.driver.Hanging())
 			r.scan() // the other calls go on
 			r.noAnswer("Close", time.Second, func() error { return r.Close(r.within(time.Second)) })
 			r.inject(restore)

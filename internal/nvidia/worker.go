@@ -31,13 +31,19 @@ func newWorker() *worker { return &worker{turn: make(chan struct{}, 1)} }
 // passes the error is inventory.ErrNoAnswer; so it is, at once, while an earlier call hangs. After an error the caller
 // must not touch what f writes. When f returns after its caller has given up, forsaken runs too, unless it is nil.
 func (w *worker) do(ctx context.Context, f, forsaken func()) error {
-	if c := w.current.Load(); c != nil && c.late.Load() {
+	if w.hangs() {
 		return fmt.Errorf("%w: an earlier call has not returned", inventory.ErrNoAnswer)
 	}
 	if err := w.take(ctx); err != nil {
 		return err
 	}
 	return w.run(ctx, f, forsaken)
+}
+
+// hangs reports whether the call being made hangs: somebody has waited for it in vain.
+func (w *worker) hangs() bool {
+	c := w.current.Load()
+	return c != nil && c.late.Load()
 }
 
 // take waits for the turn, also behind a call that hangs.

@@ -1,0 +1,40 @@
+package daemon
+
+import (
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
+)
+
+// TestStatusTellsOfTheDriver: of calls that do not return, and of GPUs that give no events.
+func TestStatusTellsOfTheDriver(t *testing.T) {
+	t.Parallel()
+	s := open(t, node.Setup{})
+	s.broken(simulator.Fault{Kind: simulator.KindFail, GPU: "3", Call: "DeviceRegisterEvents", Return: "NO_PERMISSION"})
+	s.start()
+	s.shows(8, 8)
+	tells := func(what string, holds func(hanging int, unwatched []string) bool) {
+		s.eventually(what, func() bool {
+			var now struct {
+				Hanging   int      `json:"hanging"`
+				Unwatched []string `json:"unwatched"`
+			}
+			err := control.Call(t.Context(), s.ControlSocket(), "status", nil, &now)
+			return err == nil && holds(now.Hanging, now.Unwatched)
+		})
+	}
+	tells("GPU 3 is without events", func(hanging int, unwatched []string) bool {
+		return hanging == 0 && len(unwatched) == 1 && strings.HasPrefix(unwatched[0], "GPU 3: nvmlDeviceRegisterEvents: ")
+	})
+	s.inject(simulator.Fault{Kind: simulator.KindHang})
+	s.signal(s.Running(), syscall.SIGHUP)
+	tells("a look and the wait for events hang", func(hanging int, _ []string) bool { return hanging == 2 })
+	s.inject(simulator.Fault{Kind: simulator.KindRestore})
+	tells("nothing hangs, and GPU 3 gives events", func(hanging int, unwatched []string) bool {
+		return hanging == 0 && len(unwatched) == 0
+	})
+}
