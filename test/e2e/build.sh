@@ -5,7 +5,7 @@
 #
 # gives CACHE/kubernetes-1.36.3/kubelet, CACHE/kubernetes-1.37.0/..., CACHE/containerd-2.4.2/.... The control plane is
 # that of the newest Kubernetes, which Kubernetes' version skew policy allows for older kubelets. What is tested is built
-# each time: WORK/image, the files of the daemon's image, and WORK/e2e.test.
+# for each run: WORK/image, the files of the daemon's image, and WORK/e2e.test.
 set -euo pipefail
 
 cache=$1
@@ -61,8 +61,10 @@ tests() (
 )
 
 # What may not compile comes first: the rest takes long.
-phase "daemon and its image's files" daemon
-phase "test program" tests
+if [ ! -x "$work/e2e.test" ]; then
+  phase "daemon and its image's files" daemon
+  phase "test program" tests
+fi
 for version in "$@"; do
   mkdir -p "$cache/kubernetes-$version"
   [ -x "$cache/kubernetes-$version/kubelet" ] || phase "build kubelet $version" kubernetes "$version" kubelet
