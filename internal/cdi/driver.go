@@ -18,6 +18,30 @@ type driverFiles struct {
 	programs      []string
 	others        []string // firmware, and descriptions for graphics
 	sockets       []string // by which its daemons are spoken to
+	// behind says of files that absolute links lead to where they are.
+	behind map[string]string
+}
+
+// has reports whether the driver root has a file, and remembers where it is.
+func (f *driverFiles) has(root fs.FS, name string) bool {
+	at, found := follow(root, name)
+	if found && at != name {
+		f.behind[name] = at
+	}
+	return found
+}
+
+// at returns where a file is.
+func (f *driverFiles) at(name string) string {
+	if at, linked := f.behind[name]; linked {
+		return at
+	}
+	return name
+}
+
+// having returns those files that the driver root has.
+func (f *driverFiles) having(root fs.FS, names []string) []string {
+	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !f.has(root, name) })
 }
 
 // A library is a shared library of the driver.
@@ -56,26 +80,26 @@ var errNoLibraries = errors.New("no driver libraries")
 
 // findDriver looks for the files of a version of the driver. It fails with errNoLibraries if there is no libcuda.
 func findDriver(root fs.FS, version string) (driverFiles, error) {
-	var files driverFiles
-	files.sockets = present(root, daemonSockets)
-	files.others = present(root, descriptions)
+	files := driverFiles{behind: map[string]string{}}
+	files.sockets = files.having(root, daemonSockets)
+	files.others = files.having(root, descriptions)
 	for _, folder := range firmwareFolders {
 		found, err := fs.Glob(root, path.Join(folder, "nvidia", version, "gsp*.bin"))
 		if err == nil && len(found) > 0 {
-			files.others = append(files.others, found...)
+			files.others = append(files.others, files.having(root, found)...)
 			break
 		}
 	}
 	for _, name := range programs {
 		for _, folder := range programFolders {
-			if exists(root, path.Join(folder, name)) {
+			if files.has(root, path.Join(folder, name)) {
 				files.programs = append(files.programs, path.Join(folder, name))
 				break
 			}
 		}
 	}
 	cuda := "libcuda.so." + version
-	i := slices.IndexFunc(libraryFolders, func(folder string) bool { return exists(root, path.Join(folder, cuda)) })
+	i := slices.IndexFunc(libraryFolders, func(folder string) bool { return files.has(root, path.Join(folder, cuda)) })
 	if version == "" || i < 0 {
 		return files, fmt.Errorf("%w: %s is in none of %s", errNoLibraries, cuda, strings.Join(libraryFolders, ", "))
 	}
@@ -85,8 +109,8 @@ func findDriver(root fs.FS, version string) (driverFiles, error) {
 		if err != nil {
 			return files, fmt.Errorf("look for driver libraries: %w", err)
 		}
-		for _, p := range found {
-			files.libraries = append(files.libraries, library{path: p, soname: soname(root, p)})
+		for _, p := range files.having(root, found) {
+			files.libraries = append(files.libraries, library{path: p, soname: soname(root, files.at(p))})
 		}
 	}
 	return files, nil
@@ -97,14 +121,46 @@ func exists(root fs.FS, name string) bool {
 	return err == nil
 }
 
-func present(root fs.FS, names []string) []string {
-	var found []string
-	for _, name := range names {
-		if exists(root, name) {
-			found = append(found, name)
+// maxLinks is how many links lead to a file at most; more lead in a circle.
+const maxLinks = 40
+
+// follow returns where a file is whose name absolute links lead on, as Debian's alternatives do. They lead inside root, which
+// is the root of the file system neither here nor, where a container brings the driver, on the host. Other names stay.
+func follow(root fs.FS, name string) (at string, found bool) {
+	rest, absolute := name, false
+	for links := 0; rest != ""; {
+		var part string
+		switch part, rest, _ = strings.Cut(rest, "/"); part {
+		case "", ".":
+			continue
+		case "..":
+			if at = path.Dir(at); at == "." {
+				at = ""
+			}
+			continue
 		}
+		next := path.Join(at, part)
+		info, err := fs.Lstat(root, next)
+		if err != nil {
+			return "", false
+		}
+		if info.Mode()&fs.ModeSymlink == 0 {
+			at = next
+			continue
+		}
+		target, err := fs.ReadLink(root, next)
+		if links++; err != nil || links > maxLinks {
+			return "", false
+		}
+		if path.IsAbs(target) {
+			at, absolute = "", true
+		}
+		rest = target + "/" + rest
 	}
-	return found
+	if !absolute {
+		at = name
+	}
+	return at, true
 }
 
 // soname returns what a shared library says its name is; empty if it does not say.

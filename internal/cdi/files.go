@@ -27,7 +27,7 @@ func (w Wanted) addFiles(to *specs.ContainerEdits, files driverFiles, h hook, ve
 	add := func(file, container string, options []string) {
 		if !seen[container] {
 			seen[container] = true
-			to.Mounts = append(to.Mounts, mount(path.Join("/", w.Options.DriverRoot, file), container, options))
+			to.Mounts = append(to.Mounts, mount(path.Join("/", w.Options.DriverRoot, files.at(file)), container, options))
 		}
 	}
 	for _, l := range files.libraries {
