@@ -52,10 +52,12 @@ type library struct {
 }
 
 // libraryFolders are where distributions and installers put the driver's libraries; the first that has libcuda counts.
+// They are those in which package nvidia looks for NVML.
 var libraryFolders = []string{
 	"usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "lib64", "usr/lib/x86_64-linux-gnu/nvidia/current",
 	"usr/lib/aarch64-linux-gnu/nvidia/current", "usr/lib", "lib", "usr/local/nvidia/lib64", "lib/x86_64-linux-gnu",
-	"lib/aarch64-linux-gnu",
+	"lib/aarch64-linux-gnu", "usr/lib64/nvidia", "usr/lib/nvidia", "usr/local/nvidia/lib", "usr/local/lib64",
+	"usr/local/lib/x86_64-linux-gnu", "usr/local/lib/aarch64-linux-gnu", "usr/local/lib",
 }
 
 var (
