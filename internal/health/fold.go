@@ -175,9 +175,15 @@ func (p Policy) Clear(g GPU, uuid string, now time.Time) (GPU, bool) {
 		return d.closed(now, func(f Fault) bool { return f.Source != SourceSilence }) // which is none of the device's
 	}
 	if uuid == g.UUID {
+		g.Unread = nil // nothing is known of them any more
 		return g.each(clean), true
 	}
-	i := slices.IndexFunc(g.Instances, func(i Instance) bool { return i.UUID == uuid })
+	one := func(i Instance) bool { return i.UUID == uuid }
+	if slices.ContainsFunc(g.Unread, one) {
+		g.Unread = slices.DeleteFunc(slices.Clone(g.Unread), one)
+		return g, true
+	}
+	i := slices.IndexFunc(g.Instances, one)
 	if i < 0 {
 		return g, false
 	}

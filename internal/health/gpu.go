@@ -13,6 +13,8 @@ type GPU struct {
 	Device
 	// Instances are the GPU's MIG devices, in the order of the Snapshot. Only what struck one of them alone is theirs.
 	Instances []Instance
+	// Unread are MIG devices that could not be read in the last look, and may still be there.
+	Unread []Instance
 	// Reading is the last one in which the GPU answered.
 	Reading inventory.Reading
 
@@ -27,26 +29,33 @@ type GPU struct {
 func (g GPU) speaks() bool { return !g.read || g.Reading.RecoveryAction.Known }
 
 // WithInstances returns g with the MIG devices that there are now. Those that were there before keep what is known of
-// them; a new one is Healthy.
-func (g GPU) WithInstances(devices []inventory.MIGDevice, now time.Time) GPU {
+// them; a new one is Healthy. With unread, some may be there that could not be read: what is known of those that are missing is
+// kept until they can be, or are known to be gone.
+func (g GPU) WithInstances(devices []inventory.MIGDevice, unread bool, now time.Time) GPU {
 	same := slices.EqualFunc(g.Instances, devices, func(i Instance, m inventory.MIGDevice) bool {
 		return i.UUID == m.UUID && i.GI == m.GI && i.CI == m.CI
 	})
-	if same {
+	if same && (unread || len(g.Unread) == 0) {
 		return g
 	}
+	before := slices.Concat(g.Instances, g.Unread)
 	instances := make([]Instance, 0, len(devices))
 	for _, m := range devices {
-		i := slices.IndexFunc(g.Instances, func(i Instance) bool { return i.UUID == m.UUID })
+		i := slices.IndexFunc(before, func(i Instance) bool { return i.UUID == m.UUID })
 		if i < 0 {
 			instances = append(instances, Instance{UUID: m.UUID, GI: m.GI, CI: m.CI, Device: Device{}.judged(now)})
 			continue
 		}
-		known := g.Instances[i]
+		known := before[i]
 		known.GI, known.CI = m.GI, m.CI
 		instances = append(instances, known)
 	}
-	g.Instances = instances
+	g.Instances, g.Unread = instances, nil
+	if unread {
+		g.Unread = slices.DeleteFunc(before, func(i Instance) bool {
+			return slices.ContainsFunc(devices, func(m inventory.MIGDevice) bool { return m.UUID == i.UUID })
+		})
+	}
 	return g
 }
 

@@ -10,7 +10,8 @@ import (
 // Marked reports whether something is known of the GPU, or of one of its MIG devices, that may have to be kept.
 func (g GPU) Marked() bool {
 	marked := func(d Device) bool { return len(d.Faults)+len(d.Recoveries) > 0 }
-	return marked(g.Device) || slices.ContainsFunc(g.Instances, func(i Instance) bool { return marked(i.Device) })
+	markedOne := func(i Instance) bool { return marked(i.Device) }
+	return marked(g.Device) || slices.ContainsFunc(g.Instances, markedOne) || slices.ContainsFunc(g.Unread, markedOne)
 }
 
 // Durable returns the open faults that must outlive the process, so that a restart does not make a bad device good.

@@ -90,7 +90,8 @@ func (t *truth) look(l look, now time.Time) {
 		if rebound := there && was.Binding != g.Binding && was.Binding != 0; ok && (t.unloaded || !there || rebound) {
 			known = t.policy.FoldReset(known, now) // the driver made it anew
 		}
-		known = known.WithInstances(g.MIGDevices, now)
+		unread := slices.ContainsFunc(l.snapshot.LeftOut, func(o inventory.LeftOut) bool { return o.Index == g.Index })
+		known = known.WithInstances(g.MIGDevices, unread, now)
 		if !t.noted.empty() {
 			known = known.Restored(t.claim, now)
 		}
@@ -152,7 +153,7 @@ func (t *truth) book(boot string) book {
 	b := t.noted.clone()
 	for _, g := range t.gpus {
 		b.add(g.UUID, boot, g.Device)
-		for _, i := range g.Instances {
+		for _, i := range slices.Concat(g.Instances, g.Unread) {
 			b.add(i.UUID, boot, i.Device)
 		}
 	}
