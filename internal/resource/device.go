@@ -50,6 +50,7 @@ type Resource struct {
 	Devices []Device
 
 	onePerRequest bool
+	mixed         bool // some devices are shared, and some are not
 	policy        Policy
 	graph         *topology.Graph
 	preference    *topology.Preference
@@ -67,10 +68,15 @@ func NewResource(name string, o Options, graph *topology.Graph, devices []Device
 func (r Resource) with(devices []Device) Resource {
 	r.Devices, r.byID = devices, make(map[string]int, len(devices))
 	choice := make([]topology.Device, len(devices))
+	shared := 0
 	for i, d := range devices {
 		r.byID[d.ID] = i
+		if d.Sharing != Unshared {
+			shared++
+		}
 		choice[i] = topology.Device{ID: d.ID, UUID: d.UUID, GPU: d.GPU, Healthy: d.Healthy}
 	}
+	r.mixed = shared > 0 && shared < len(devices)
 	r.preference = topology.NewPreference(r.graph, choice, r.policy)
 	return r
 }
@@ -98,7 +104,33 @@ func (r Resource) Prefer(available, required []string, size int) ([]string, erro
 	if r.preference == nil {
 		r.preference = topology.NewPreference(topology.New(nil), nil, r.policy)
 	}
-	return r.preference.Prefer(available, required, size)
+	return r.preference.Prefer(r.admissible(available, required, size), required, size)
+}
+
+// admissible returns those of the available devices that Admit lets a container have together, if they are enough; else
+// all of them.
+func (r Resource) admissible(available, required []string, size int) []string {
+	if !r.mixed || !r.onePerRequest || size < 2 {
+		return available
+	}
+	alone := map[string]bool{} // not of size, which may be anything
+	for _, id := range required {
+		if d, known := r.Device(id); known && d.Sharing != Unshared {
+			return available // whatever comes with it is refused
+		}
+		alone[id] = true
+	}
+	var kept []string
+	for _, id := range available {
+		if d, known := r.Device(id); known && d.Sharing == Unshared && d.Healthy {
+			alone[id] = true
+			kept = append(kept, id)
+		}
+	}
+	if len(alone) < size {
+		return available
+	}
+	return kept
 }
 
 // Admit reports why a container may not be given all these devices of the resource at once; nil if it may. Each of them

@@ -2,6 +2,7 @@ package resource_test
 
 import (
 	"errors"
+	"math"
 	"slices"
 	"testing"
 
@@ -48,6 +49,53 @@ func TestPreferKnowsLinksAndSharing(t *testing.T) {
 				t.Errorf("got %q, %v, want %q", got, err, tt.want)
 			}
 		})
+	}
+}
+
+// A request for several devices is refused one that is shared, where so configured: it prefers the others.
+func TestPreferWhatIsAdmitted(t *testing.T) {
+	t.Parallel()
+	r, found := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{gpu(0), gpu(1), gpu(2), gpu(3)}}, resource.Options{
+		Sharing: resource.Sharing{Mode: resource.TimeSliced, OnePerRequest: true, Rules: []resource.SharingRule{
+			{Name: "nvidia.com/gpu", Replicas: 2, Devices: []resource.Ref{"0", "1"}},
+		}},
+	}).Resource("nvidia.com/gpu")
+	if !found {
+		t.Fatal("no resource nvidia.com/gpu")
+	}
+	all := []string{"GPU-a::0", "GPU-a::1", "GPU-b::0", "GPU-b::1", "GPU-c", "GPU-d"}
+	for _, tt := range []struct {
+		name                string
+		available, required []string
+		size                int
+		want                []string
+	}{
+		{"one", all, nil, 1, []string{"GPU-a::0"}},
+		{"two", all, nil, 2, []string{"GPU-c", "GPU-d"}},
+		{"one that is required", all, []string{"GPU-d"}, 2, []string{"GPU-c", "GPU-d"}},
+		{"a shared one that is required", all, []string{"GPU-a::0"}, 2, []string{"GPU-a::0", "GPU-b::0"}},
+		{"more than are not shared", all, nil, 3, []string{"GPU-a::0", "GPU-b::0", "GPU-c"}},
+		{"one named twice", []string{"GPU-c", "GPU-c", "GPU-a::0"}, nil, 2, []string{"GPU-a::0", "GPU-c"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			if got, err := r.Prefer(tt.available, tt.required, tt.size); err != nil || !slices.Equal(got, tt.want) {
+				t.Errorf("got %q, %v, want %q", got, err, tt.want)
+			}
+		})
+	}
+}
+
+func TestASizeBeyondReasonIsOnlyTooMuch(t *testing.T) {
+	t.Parallel()
+	r, _ := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{gpu(0), gpu(1)}}, resource.Options{
+		Sharing: resource.Sharing{Mode: resource.MPS, OnePerRequest: true, Rules: []resource.SharingRule{
+			{Name: "nvidia.com/gpu", Replicas: 2, Devices: []resource.Ref{"0"}},
+		}},
+	}).Resource("nvidia.com/gpu")
+	var tooFew *topology.TooFewError
+	if got, err := r.Prefer([]string{"GPU-b"}, nil, math.MaxInt); !errors.As(err, &tooFew) {
+		t.Errorf("got %q, %v", got, err)
 	}
 }
 
