@@ -47,7 +47,7 @@ demo: laptop ## Tell the daemon's story in about 20 seconds: allocate, XID, cure
 
 .PHONY: test
 test: ## Run the unit and integration tests with the race detector
-	$(GO) test -race -timeout 5m ./...
+	$(GO) test -race -timeout 15m ./...
 
 # A number of inputs, not a duration: at the end of a duration `go test` may take its own deadline for a failure.
 FUZZTIME ?= 100000x
