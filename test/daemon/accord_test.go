@@ -66,7 +66,8 @@ func anyFault(r *rand.Rand) simulator.Fault {
 	return f
 }
 
-// known returns the states of the GPUs that the daemon knows, by UUID; none if it does not answer.
+// known returns the states of the GPUs that the daemon knows, by UUID; nil if it does not answer. They may all be
+// unplugged.
 func (s *stage) known() map[string]string {
 	s.t.Helper()
 	var now struct {
@@ -125,6 +126,9 @@ func (s *stage) last() map[string]string {
 
 // difference says in what a list is not what is known; empty if it is in nothing.
 func difference(known, listed map[string]string, good bool) string {
+	if known == nil {
+		return "the daemon does not answer"
+	}
 	for uuid, state := range known {
 		want := v1beta1.Unhealthy
 		if state == "Healthy" || state == "Suspect" {
@@ -139,7 +143,7 @@ func difference(known, listed map[string]string, good bool) string {
 			return fmt.Sprintf("%s is not there, and listed as %q", id, health)
 		}
 	}
-	if len(known) == 0 || good && len(known) < 8 {
+	if good && len(known) < 8 {
 		return fmt.Sprintf("the daemon knows %d GPUs", len(known))
 	}
 	return ""
