@@ -272,7 +272,7 @@ func TestContainerIsRefusedForWhatIsWrongNow(t *testing.T) {
 			t.Run(name+"/"+mode, func(t *testing.T) {
 				t.Parallel()
 				look := patience
-				if test.faults != nil && test.faults[0].Kind == simulator.KindHang && test.words[mode] != nil {
+				if len(test.faults) > 0 && test.faults[0].Kind == simulator.KindHang && test.words[mode] != nil {
 					look = haste
 				}
 				i := inspect(t, cmp.Or(test.profile, "dgx-h100"), test.options, wanted, look)

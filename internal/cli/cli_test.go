@@ -118,9 +118,9 @@ func TestConfigCheck(t *testing.T) {
 		t.Errorf("with its variable: %q, %v", got, err)
 	}
 
-	broken := write("broken.yaml", "nmae: x\nflags:\n  migStrategy: some\n  gdsEnabled: 3\n")
+	broken := write("broken.yaml", "colour: x\nflags:\n  migStrategy: some\n  gdsEnabled: 3\n")
 	got, err := run(t, "config", "check", broken)
-	if !strings.HasPrefix(got, "warning: line 1: nmae: unknown key") {
+	if !strings.HasPrefix(got, "warning: line 1: colour: unknown key") {
 		t.Errorf("warnings: %q", got)
 	}
 	want := broken + " is not valid:\n" +
