@@ -83,3 +83,22 @@ func TestHotPlugOnASimulatedNode(t *testing.T) {
 		})
 	}
 }
+
+// Only a driver that was loaded anew has reset its GPUs: one whose library was away for a while has not.
+func TestWhatProvesThatAGPUWasReset(t *testing.T) {
+	for driver, want := range map[string]inventory.State{"missing": healthy, "no-library": unhealthy} {
+		t.Run(driver, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := simulate(t, "dgx-h100")
+				s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "3", XID: 46}) // of which the driver says nothing
+				s.until("struck", state(3, unhealthy))
+				s.inject(simulator.Fault{Kind: simulator.KindDriver, Driver: driver})
+				s.until("without driver", func(s inventory.Snapshot) bool { return s.Stale != "" })
+				s.inject(simulator.Fault{Kind: simulator.KindRestore})
+				s.until("with the driver again", func(s inventory.Snapshot) bool { return s.Stale == "" })
+				pass(10 * time.Minute)
+				s.until("judged", state(3, want))
+			})
+		})
+	}
+}

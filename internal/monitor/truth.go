@@ -87,7 +87,11 @@ func (t *truth) look(l look, now time.Time) {
 			known = health.GPU{UUID: g.UUID}
 		}
 		was, there := t.scan.GPU(g.UUID)
-		if rebound := there && was.Binding != g.Binding && was.Binding != 0; ok && (t.unloaded || !there || rebound) {
+		rebound := was.Binding != g.Binding
+		if was.Binding == 0 { // it cannot be told, but a driver that was away was loaded anew
+			rebound = t.unloaded
+		}
+		if ok && (rebound || !there) {
 			known = t.policy.FoldReset(known, now) // the driver made it anew
 		}
 		unread := slices.ContainsFunc(l.snapshot.LeftOut, func(o inventory.LeftOut) bool { return o.Index == g.Index })

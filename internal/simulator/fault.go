@@ -261,6 +261,10 @@ func (n *Node) driverLocked(f Fault, _ target) error {
 	switch f.Driver {
 	case "missing":
 		n.driver.missing = nvml.ERROR_DRIVER_NOT_LOADED
+		for _, g := range n.gpus { // when it is loaded anew, each is bound to it anew
+			n.bindings++
+			g.binding = n.bindings
+		}
 	case "no-library":
 		n.driver.missing = nvml.ERROR_LIBRARY_NOT_FOUND
 	default:
