@@ -17,7 +17,7 @@ const (
 	// minRest and maxRest bound the pause before waiting again when that is useless now: NVML goes on saying at once that
 	// some GPU is lost, and none admits to it, or no GPU is left to watch.
 	minRest = time.Second
-	maxRest = 30 * time.Second
+	maxRest = 5 * time.Second
 )
 
 // Next waits for an event and returns it. A GPU that is lost gives one EventLost and no more events; the others go on
