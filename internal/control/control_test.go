@@ -72,6 +72,15 @@ func TestCalls(t *testing.T) {
 	}
 }
 
+func TestASocketWithTheLongestPath(t *testing.T) {
+	folder, err := os.MkdirTemp("", "control")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(folder) })
+	start(t, filepath.Join(folder, strings.Repeat("s", 107-1-len(folder))))
+}
+
 func TestALivingDaemonKeepsItsSocket(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "c.sock")
 	start(t, socket)

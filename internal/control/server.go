@@ -74,7 +74,8 @@ func listen(ctx context.Context, path string) (*net.UnixListener, error) {
 		return nil, fmt.Errorf("listen at control socket %s: another daemon answers there; choose another with --control-socket", path)
 	}
 	// The socket is made under a name of its own and then takes the place of what a dead daemon left.
-	fresh := fmt.Sprintf("%s.%d", path, os.Getpid())
+	// Its path is no longer, since the path of a socket has its limit.
+	fresh := filepath.Join(filepath.Dir(path), fmt.Sprintf(".%d", os.Getpid()))
 	if err := os.Remove(fresh); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("make control socket: %w", err)
 	}
