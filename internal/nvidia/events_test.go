@@ -119,7 +119,7 @@ func TestEventsOfNobody(t *testing.T) {
 			compare(t, "event", event(inventory.EventLost, ""), r.next())
 		}
 		const s = time.Second
-		compare(t, "times", []time.Duration{0, 1 * s, 3 * s, 7 * s, 15 * s, 31 * s, 61 * s, 91 * s}, after)
+		compare(t, "times", []time.Duration{0, 1 * s, 3 * s, 7 * s, 12 * s, 17 * s, 22 * s, 27 * s}, after)
 		r.inject(simulator.Fault{Kind: simulator.KindRestore}, simulator.Fault{Kind: simulator.KindXID, GPU: "0", XID: 31})
 		if got := r.next(); got.XID != 31 {
 			t.Errorf("got event %+v, want XID 31", got)
