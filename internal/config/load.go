@@ -1,6 +1,7 @@
 package config
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"os"
@@ -61,11 +62,24 @@ func readFile(path string) ([]byte, error) {
 	return data, nil
 }
 
+// isEmpty reports whether a file says nothing: no line of it is more than space or a comment.
+func isEmpty(data []byte) bool {
+	for line := range bytes.Lines(data) {
+		if line = bytes.TrimSpace(line); len(line) > 0 && line[0] != '#' {
+			return false
+		}
+	}
+	return true
+}
+
 // Resolve makes a Config as Load does, of a file that has been read.
 func (s Sources) Resolve(path string, data []byte) (c Config, warnings []Remark, err error) {
 	doc := decode(data)
 	doc.resolve(&c, s)
 	c.File = path
+	if path != "" && isEmpty(data) {
+		doc.warn("file", 0, "is empty, so that the defaults count")
+	}
 	sortRemarks(doc.warnings)
 	if len(doc.problems) > 0 {
 		sortRemarks(doc.problems)

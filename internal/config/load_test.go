@@ -369,8 +369,9 @@ func TestLoadReadsTheFileThatIsNamed(t *testing.T) {
 	if _, _, err := config.Load(sources(t, "", "--config-file="+path)); err == nil || !strings.Contains(err.Error(), "larger than") {
 		t.Errorf("huge file: %v", err)
 	}
-	if c, _, err := config.Load(sources(t, "", "--config-file="+os.DevNull)); err != nil || !c.FailOnInitError {
-		t.Errorf("empty file: %+v, %v", c, err)
+	c, warnings, err := config.Load(sources(t, "", "--config-file="+os.DevNull))
+	if err != nil || !c.FailOnInitError || len(warnings) != 1 || warnings[0].String() != "file: is empty, so that the defaults count" {
+		t.Errorf("empty file: %+v, %v, %v", c, warnings, err)
 	}
 }
 

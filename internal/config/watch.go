@@ -3,6 +3,7 @@ package config
 import (
 	"bytes"
 	"context"
+	"os"
 	"path/filepath"
 	"reflect"
 	"time"
@@ -15,8 +16,8 @@ import (
 )
 
 const (
-	// quiet is how long the file has to be left alone before it is read: an editor empties it first, and an empty file
-	// is a valid configuration. A ConfigMap's swap makes several events, too.
+	// quiet is how long the file has to be left alone before it is read: an editor writes it piece by piece, and half a
+	// file may be valid. A ConfigMap's swap makes several events, too.
 	quiet = 100 * time.Millisecond
 	// lookEvery is how often the file is looked at all the same: it may be a link into a directory that is not watched.
 	lookEvery = 10 * time.Second
@@ -77,7 +78,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	ticker := w.clock.NewTicker(pace)
 	defer ticker.Stop()
 	var settle <-chan time.Time
-	seen := w.look(ctx, path, nil)
+	seen := w.look(ctx, path, nil, false)
 	for {
 		select {
 		case <-ctx.Done():
@@ -91,13 +92,13 @@ func (w *Watcher) Run(ctx context.Context) error {
 			settle = w.clock.After(quiet)
 		case <-settle:
 			settle = nil
-			seen = w.look(ctx, path, seen)
+			seen = w.look(ctx, path, seen, false)
 		case <-ticker.C():
 			if settle == nil {
-				seen = w.look(ctx, path, seen)
+				seen = w.look(ctx, path, seen, false)
 			}
 		case <-w.reload:
-			seen = w.look(ctx, path, nil)
+			seen = w.look(ctx, path, nil, true)
 		}
 	}
 }
@@ -121,8 +122,8 @@ func concerns(event fsnotify.Event, path string) bool {
 }
 
 // look reads the file and, if it is not as it was seen last, makes what it says the configuration. It returns the file
-// as it is now; nil when it cannot be read.
-func (w *Watcher) look(ctx context.Context, path string, seen []byte) []byte {
+// as it is now; nil when it cannot be read. Somebody who asked is told what is wrong though that was said before.
+func (w *Watcher) look(ctx context.Context, path string, seen []byte, asked bool) []byte {
 	logger := klog.FromContext(ctx)
 	data, err := readFile(path)
 	if err == nil && seen != nil && bytes.Equal(data, seen) {
@@ -133,17 +134,25 @@ func (w *Watcher) look(ctx context.Context, path string, seen []byte) []byte {
 	if err == nil {
 		next, warnings, err = w.sources.Resolve(path, data)
 	}
+	same := reflect.DeepEqual(next, w.configs.Value())
+	if err == nil && !same && isEmpty(data) && isFile(path) {
+		err = &Invalid{File: path, Problems: []Remark{{Where: "file", Text: emptied}}}
+	}
 	if err != nil {
-		if last := w.faults.Value(); last == nil || last.Error() != err.Error() {
-			logger.Error(err, "Configuration is not used; the last good one stays in force")
+		last := w.faults.Value()
+		fresh := last == nil || last.Error() != err.Error()
+		if fresh {
 			w.faults.Publish(err)
+		}
+		if fresh || asked {
+			logger.Error(err, "Configuration is not used; the last good one stays in force")
 		}
 		return data
 	}
 	if w.faults.Value() != nil {
 		w.faults.Publish(nil)
 	}
-	if reflect.DeepEqual(next, w.configs.Value()) {
+	if same {
 		return data
 	}
 	for _, warning := range warnings {
@@ -152,4 +161,15 @@ func (w *Watcher) look(ctx context.Context, path string, seen []byte) []byte {
 	logger.Info("Configuration has changed", "path", path)
 	w.configs.Publish(next)
 	return data
+}
+
+// emptied says what is wrong with a file that lost its content under way, as by an editor that truncates it first or by a full
+// disk.
+const emptied = "is empty, and what is in force is not the defaults; for those, write version: v1"
+
+// isFile reports whether path leads to a file, and not to the null device, which NVIDIA's config-manager links to for nodes
+// that are to have the defaults.
+func isFile(path string) bool {
+	info, err := os.Stat(path)
+	return err != nil || info.Mode().IsRegular()
 }

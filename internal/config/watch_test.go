@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
 	"k8s.io/utils/clock"
 	testclock "k8s.io/utils/clock/testing"
 
@@ -21,13 +23,18 @@ const patience = time.Minute // how long a test waits for what must come
 // watch starts a Watcher of a file that says migStrategy: single.
 func watch(t *testing.T, path string, c clock.WithTicker) *config.Watcher {
 	t.Helper()
+	return watchIn(t.Context(), t, path, c)
+}
+
+func watchIn(ctx context.Context, t *testing.T, path string, c clock.WithTicker) *config.Watcher {
+	t.Helper()
 	s := sources(t, "", "--config-file="+path)
 	first, _, err := config.Load(s)
 	if err != nil {
 		t.Fatal(err)
 	}
 	w := config.NewWatcher(s, first, c)
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- w.Run(ctx) }()
 	t.Cleanup(func() {
@@ -69,7 +76,7 @@ func awaitValue[T any](t *testing.T, f *feed.Feed[T], good func(T) bool) {
 	}
 }
 
-// write puts a whole file at path at once: nobody finds it empty, which would be a valid configuration too.
+// write puts a whole file at path at once: nobody finds a part of it.
 func write(t *testing.T, path, text string) {
 	t.Helper()
 	fresh := path + ".new"
@@ -161,6 +168,72 @@ func TestWatchLooksNowAndThen(t *testing.T) {
 	w.Reload()
 	w.Reload()
 	await(t, w, resource.MIGNone)
+}
+
+// TestWatchKeepsWhatIsInForceWhenTheFileIsEmptied: an editor that truncates first or a full disk leaves an empty file.
+func TestWatchKeepsWhatIsInForceWhenTheFileIsEmptied(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	write(t, path, "flags: {migStrategy: single}")
+	w := watch(t, path, clock.RealClock{})
+	for _, text := range []string{"", "\n # nothing yet\n \r\n"} {
+		write(t, path, text)
+		awaitFault(t, w, "file: is empty, and what is in force is not the defaults; for those, write version: v1")
+		await(t, w, resource.MIGSingle)
+		write(t, path, "flags: {migStrategy: single}")
+		awaitFault(t, w, "")
+	}
+	write(t, path, "version: v1")
+	await(t, w, resource.MIGNone)
+	write(t, path, "flags: {migStrategy: many}")
+	awaitFault(t, w, "many")
+	write(t, path, "")
+	awaitFault(t, w, "") // the defaults are in force
+}
+
+// TestWatchFollowsALinkToNothing: NVIDIA's config-manager makes it for nodes that are to have the defaults.
+func TestWatchFollowsALinkToNothing(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	write(t, path, "flags: {migStrategy: single}")
+	w := watch(t, path, clock.RealClock{})
+	if err := os.Symlink(os.DevNull, path+".new"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		t.Fatal(err)
+	}
+	await(t, w, resource.MIGNone)
+}
+
+// TestReloadTellsAgain: who asks for the file to be read is told what is wrong with it, however often that was said. A look
+// that nobody asked for says it once.
+func TestReloadTellsAgain(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{"flags: {migStrategy: many}", ""} { // the second is taken away, too
+		path := filepath.Join(t.TempDir(), "config.yaml")
+		write(t, path, "flags: {migStrategy: single}")
+		logger := ktesting.NewLogger(ktesting.NopTL{}, ktesting.NewConfig(ktesting.BufferLogs(true)))
+		told := func() int {
+			return strings.Count(logger.GetSink().(ktesting.Underlier).GetBuffer().String(), "Configuration is not used")
+		}
+		w := watchIn(klog.NewContext(t.Context(), logger), t, path, testclock.NewFakeClock(time.Now()))
+		await(t, w, resource.MIGSingle)
+		write(t, path, text)
+		if text == "" {
+			if err := os.Remove(path); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for want := 1; want <= 3; want++ {
+			w.Reload()
+			for deadline := time.Now().Add(patience); told() < want; time.Sleep(time.Millisecond) {
+				if time.Now().After(deadline) {
+					t.Fatalf("file %q: told %d times after SIGHUP number %d", text, told(), want)
+				}
+			}
+		}
+	}
 }
 
 func TestWatchWithoutAFileWaits(t *testing.T) {
