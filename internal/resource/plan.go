@@ -44,6 +44,7 @@ func New(snapshot inventory.Snapshot, o Options) Plan {
 	graph := topology.New(snapshot.GPUs)
 	for _, name := range slices.Sorted(maps.Keys(p.resources)) {
 		if p.fits(name) {
+			p.warnOfMixed(name)
 			p.plan.Resources = append(p.plan.Resources, NewResource(name, o, graph, p.resources[name].devices))
 		}
 	}

@@ -3,24 +3,27 @@ package resource
 import (
 	"fmt"
 	"slices"
+	"strings"
 )
 
 // share gives every candidate its resource, and those that are shared their replicas.
 func (p *planner) share(all []candidate) {
-	placed := map[string]int{} // devices so far, by the name without sharing
+	placed := map[string]int{}   // devices so far, by the name without sharing
+	names := map[string]string{} // that name, by the device's UUID
 	for _, c := range all {
 		s := p.selector(c)
 		p.warnOfSecond(c, s)
 		name := p.name(c, s)
 		place := p.placing(c, s, name, placed[name])
 		placed[name]++
+		names[c.uuid()] = name
 		if why := place.refusal(c); why != "" {
 			p.leaveOut(c, why)
 			continue
 		}
 		p.place(c, place)
 	}
-	p.warnOfIdleRules(all)
+	p.warnOfIdleRules(all, names)
 }
 
 // placing is the resource that a device is offered under, and how.
@@ -108,13 +111,41 @@ func (p *planner) warnOfSecond(c candidate, s *Selector) {
 	}
 }
 
-// warnOfIdleRules tells of devices that sharing rules name and the node lacks.
-func (p *planner) warnOfIdleRules(all []candidate) {
+// warnOfIdleRules tells of devices that sharing rules name and that the node lacks, or has under other names: without sharing,
+// devices have the given ones.
+func (p *planner) warnOfIdleRules(all []candidate, names map[string]string) {
 	for _, r := range p.options.Sharing.Rules {
 		for _, ref := range r.Devices {
-			if !slices.ContainsFunc(all, func(c candidate) bool { return c.is(ref) }) {
+			var of []string
+			for _, c := range all {
+				if c.is(ref) {
+					of = append(of, names[c.uuid()])
+				}
+			}
+			slices.Sort(of)
+			switch {
+			case of == nil:
 				p.warn("%s names device %s, which this node does not offer", r.Where, ref)
+			case !slices.Contains(of, r.Name):
+				p.warn("%s names device %s, which is not of resource %s but of %s", r.Where, ref, r.Name,
+					strings.Join(slices.Compact(of), ", "))
 			}
 		}
+	}
+}
+
+// warnOfMixed tells of a resource whose containers cannot know whether they share.
+func (p *planner) warnOfMixed(name string) {
+	var shared, alone []string
+	for _, d := range p.resources[name].members {
+		if d.Sharing == Unshared {
+			alone = append(alone, d.Index)
+		} else {
+			shared = append(shared, d.Index)
+		}
+	}
+	if shared != nil && alone != nil {
+		p.warn("resource %s has devices that containers share (%s) and devices that they have alone (%s): a container cannot tell which "+
+			"it gets; give the shared ones a name of their own with rename", name, strings.Join(shared, ", "), strings.Join(alone, ", "))
 	}
 }

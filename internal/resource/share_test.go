@@ -83,7 +83,8 @@ func TestSharingAndSelection(t *testing.T) {
 				resource.SharingRule{Name: whole, Rename: "nvidia.com/gpu.small", Devices: []resource.Ref{"0", "GPU-c"}, Replicas: 4},
 				resource.SharingRule{Name: whole, Devices: []resource.Ref{"1"}, Replicas: 2},
 			)},
-			want: []string{"nvidia.com/gpu 1×2 3", "nvidia.com/gpu.small 0×4 2×4"},
+			want:  []string{"nvidia.com/gpu 1×2 3", "nvidia.com/gpu.small 0×4 2×4"},
+			warns: []string{"resource nvidia.com/gpu has devices that containers share (1) and devices that they have alone (3)"},
 		},
 		{
 			name: "a number of devices", gpus: four,
@@ -97,15 +98,32 @@ func TestSharingAndSelection(t *testing.T) {
 				resource.SharingRule{Name: "nvidia.com/mig-2g.20gb", Devices: []resource.Ref{"MIG-a1"}, Replicas: 3},
 				resource.SharingRule{Name: "nvidia.com/mig-7g.80gb", Replicas: 3},
 			)},
-			want: []string{"nvidia.com/gpu 1", "nvidia.com/mig-1g.10gb 0:0×2 2:0", "nvidia.com/mig-2g.20gb 0:1×3"},
+			want:  []string{"nvidia.com/gpu 1", "nvidia.com/mig-1g.10gb 0:0×2 2:0", "nvidia.com/mig-2g.20gb 0:1×3"},
+			warns: []string{"resource nvidia.com/mig-1g.10gb has devices that containers share (0:0) and devices that they have alone (2:0)"},
 		},
 		{
 			name: "a rule for devices that the node lacks", gpus: four,
 			options: resource.Options{Sharing: slicing(resource.SharingRule{
 				Where: "rules[0]", Name: whole, Devices: []resource.Ref{"1", "9", "GPU-z"}, Replicas: 2,
 			})},
-			want:  []string{"nvidia.com/gpu 0 1×2 2 3"},
-			warns: []string{"rules[0] names device 9,", "rules[0] names device GPU-z,"},
+			want: []string{"nvidia.com/gpu 0 1×2 2 3"},
+			warns: []string{
+				"rules[0] names device 9,", "rules[0] names device GPU-z,",
+				"share (1) and devices that they have alone (0, 2, 3): a container cannot tell which it gets; give the shared ones a name of " +
+					"their own with rename",
+			},
+		},
+		{
+			name: "a rule for devices of other resources", gpus: partitioned,
+			options: resource.Options{MIG: resource.MIGMixed, Sharing: slicing(
+				resource.SharingRule{Where: "rules[0]", Name: whole, Devices: []resource.Ref{"0", "1", "0:1"}, Replicas: 2},
+				resource.SharingRule{Where: "rules[1]", Name: "nvidia.com/mig-1g.10gb", Devices: []resource.Ref{"0", "2"}, Replicas: 2},
+			)},
+			want: []string{"nvidia.com/gpu 1×2", "nvidia.com/mig-1g.10gb 0:0×2 2:0×2", "nvidia.com/mig-2g.20gb 0:1"},
+			warns: []string{
+				"rules[0] names device 0, which is not of resource nvidia.com/gpu but of nvidia.com/mig-1g.10gb, nvidia.com/mig-2g.20gb",
+				"rules[0] names device 0:1, which is not of resource nvidia.com/gpu but of nvidia.com/mig-2g.20gb",
+			},
 		},
 		{
 			name: "patterns of models and profiles", gpus: append(slices.Clone(partitioned), other),
@@ -161,6 +179,7 @@ func TestSharingAndSelection(t *testing.T) {
 			name: "replicas without a sharing block are slices of time", gpus: four[:2],
 			options: resource.Options{Selectors: []resource.Selector{{Where: "s0", Devices: []resource.Ref{"1"}, Replicas: 2}}},
 			want:    []string{"nvidia.com/gpu 0 1×2"},
+			warns:   []string{"share (1) and devices that they have alone (0)"},
 		},
 		{
 			name: "selectors that meet on this node", gpus: []inventory.GPU{other},
