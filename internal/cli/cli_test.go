@@ -70,16 +70,25 @@ func TestWhatIsWrongIsSaidWithTheRemedy(t *testing.T) {
 }
 
 func TestPlan(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	const text = "selectors: [{indices: [0], exclude: true}, {indices: [9], replicas: 2}]\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	tests := map[string]struct {
 		args []string
 		says []string
 	}{
-		"whole GPUs": {[]string{"--simulate=dgx-2"}, []string{"nvidia.com/gpu: 16", "NVIDIA_VISIBLE_DEVICES=GPU-"}},
-		"by index":   {[]string{"--simulate=t4", "--device-id-strategy=index"}, []string{"NVIDIA_VISIBLE_DEVICES=0"}},
-		"YAML":       {[]string{"--simulate=t4", "-o", "yaml"}, []string{"resources:", "- container:", "name: nvidia.com/gpu"}},
-		"JSON":       {[]string{"--simulate=t4", "-o", "json"}, []string{`"name": "nvidia.com/gpu"`}},
-		"MIG mixed":  {[]string{"--simulate=a100-mig-mixed", "--mig-strategy=mixed"}, []string{"nvidia.com/gpu:", "nvidia.com/mig-1g"}},
-		"MIG single": {[]string{"--simulate=h100-mig-1g", "--mig-strategy=single"}, []string{"nvidia.com/gpu: 56", "=MIG-"}},
+		"what is excluded": {[]string{"--simulate=dgx-h100", "--config-file=" + file}, []string{
+			"nvidia.com/gpu: 7", "left out: device 0 (GPU-", "): it is excluded by selectors[0] of the configuration\nwarning: selectors[1] selects no",
+		}},
+		"what is not fit": {[]string{"--simulate=a100-mig-mixed", "--mig-strategy=single", "-o=yaml"}, []string{"leftOut:\n- 'device 0 (GPU-"}},
+		"whole GPUs":      {[]string{"--simulate=dgx-2"}, []string{"nvidia.com/gpu: 16", "NVIDIA_VISIBLE_DEVICES=GPU-"}},
+		"by index":        {[]string{"--simulate=t4", "--device-id-strategy=index"}, []string{"NVIDIA_VISIBLE_DEVICES=0"}},
+		"YAML":            {[]string{"--simulate=t4", "-o", "yaml"}, []string{"resources:", "- container:", "name: nvidia.com/gpu"}},
+		"JSON":            {[]string{"--simulate=t4", "-o", "json"}, []string{`"name": "nvidia.com/gpu"`}},
+		"MIG mixed":       {[]string{"--simulate=a100-mig-mixed", "--mig-strategy=mixed"}, []string{"nvidia.com/gpu:", "nvidia.com/mig-1g"}},
+		"MIG single":      {[]string{"--simulate=h100-mig-1g", "--mig-strategy=single"}, []string{"nvidia.com/gpu: 56", "=MIG-"}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

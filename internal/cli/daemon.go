@@ -100,7 +100,7 @@ func newDaemon(ctx context.Context, c config.Config, sources config.Sources) (*d
 	}
 	d.driver, d.node = driver, node
 	d.monitor = monitor.New(monitor.Options{
-		Driver: driverOf{driver}, Policy: c.Health, StateDir: c.StateDir, BootID: bootID(d.node),
+		Driver: driverOf{Driver: driver}, Policy: c.Health, StateDir: c.StateDir, BootID: bootID(d.node),
 	})
 
 	socket := c.KubeletSocket
@@ -150,12 +150,18 @@ func bootID(simulated *simulator.Node) string {
 }
 
 // driverOf gives the driver's sessions the type that the monitor asks for.
-type driverOf struct{ *nvidia.Driver }
+type driverOf struct {
+	*nvidia.Driver
+	opened func(*nvidia.Session) // is told of each; nil if nobody is to know
+}
 
 func (d driverOf) Open(ctx context.Context) (monitor.Session, error) {
 	session, err := d.Driver.Open(ctx)
 	if err != nil {
 		return nil, err // not the nil *Session, which would be a Session
+	}
+	if d.opened != nil {
+		d.opened(session)
 	}
 	return session, nil
 }

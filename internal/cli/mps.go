@@ -94,10 +94,10 @@ func runMPS(ctx context.Context, sources config.Sources, asked <-chan os.Signal)
 	if node != nil {
 		defer node.Close()
 	}
-	modes := &modes{driver: driver}
+	modes := &modes{}
 	m := &mpsNode{
 		watcher: config.NewWatcher(sources, c, clock.RealClock{}),
-		monitor: monitor.New(monitor.Options{Driver: modes, Policy: c.Health}),
+		monitor: monitor.New(monitor.Options{Driver: driverOf{driver, modes.use}, Policy: c.Health}),
 		wanted:  feed.New[[]mps.Group](nil),
 		asked:   asked,
 	}
@@ -158,25 +158,18 @@ func (m *mpsNode) followSignals(ctx context.Context) error {
 	}
 }
 
-// modes opens the driver's sessions for the monitor, and sets compute modes in the one that is open: there can only be
-// one. It is open as long as the monitor can keep it, and a driver keeps compute modes no longer than it has a user.
+// modes sets compute modes in the session with the driver that the monitor has open: there can only be one. It is open as long
+// as the monitor can keep it, and a driver keeps compute modes no longer than it has a user.
 type modes struct {
-	driver *nvidia.Driver
-
 	mu      sync.Mutex // guards session
 	session *nvidia.Session
 }
 
-// Open opens the next session.
-func (m *modes) Open(ctx context.Context) (monitor.Session, error) {
-	session, err := m.driver.Open(ctx)
-	if err != nil {
-		return nil, err // not the nil *Session, which would be a Session
-	}
+// use has compute modes be set in a session from now on.
+func (m *modes) use(session *nvidia.Session) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.session = session
-	return session, nil
 }
 
 // SetComputeMode sets the compute mode of a GPU in the session that was opened last.

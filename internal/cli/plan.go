@@ -42,7 +42,7 @@ func newPlanCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		p, err := newPlanned(resource.New(snapshot, c.Resource), c.Edits)
+		p, err := newPlanned(snapshot, c)
 		if err != nil {
 			return err
 		}
@@ -76,6 +76,7 @@ func scanOnce(ctx context.Context, c config.Config) (snapshot inventory.Snapshot
 // planned is a plan as it is printed.
 type planned struct {
 	Resources []plannedResource `json:"resources"`
+	LeftOut   []string          `json:"leftOut,omitempty"` // which GPUs cannot be read, which devices are not offered, and why
 	Warnings  []string          `json:"warnings,omitempty"`
 }
 
@@ -102,10 +103,11 @@ type plannedEdits struct {
 	CDIDevices  []string          `json:"cdiDevices,omitempty"`
 }
 
-func newPlanned(plan resource.Plan, o edits.Options) (planned, error) {
-	p := planned{Resources: []plannedResource{}, Warnings: slices.Clone(plan.Warnings)}
+func newPlanned(snapshot inventory.Snapshot, c config.Config) (planned, error) {
+	plan := resource.New(snapshot, c.Resource)
+	p := planned{Resources: []plannedResource{}, LeftOut: leftOut(snapshot, plan), Warnings: plan.OtherWarnings()}
 	for _, r := range plan.Resources {
-		e, err := edits.For(r.Devices[:1], o)
+		e, err := edits.For(r.Devices[:1], c.Edits)
 		if err != nil {
 			return planned{}, fmt.Errorf("allocate %s: %w", r.Name, err)
 		}
@@ -120,6 +122,18 @@ func newPlanned(plan resource.Plan, o edits.Options) (planned, error) {
 		p.Resources = append(p.Resources, printed)
 	}
 	return p, nil
+}
+
+// leftOut says which GPUs cannot be read, which devices are not offered, and why.
+func leftOut(snapshot inventory.Snapshot, plan resource.Plan) []string {
+	var lines []string
+	for _, l := range snapshot.LeftOut {
+		lines = append(lines, fmt.Sprintf("GPU %d: %s", l.Index, l.Reason))
+	}
+	for _, l := range plan.LeftOut {
+		lines = append(lines, fmt.Sprintf("device %s (%s): %s", l.Index, l.UUID, l.Reason))
+	}
+	return lines
 }
 
 func (p planned) table(w io.Writer) {
@@ -141,6 +155,9 @@ func (p planned) table(w io.Writer) {
 		}
 		fmt.Fprintln(w, "  a container with the first of them gets:")
 		r.Container.table(w)
+	}
+	for _, l := range p.LeftOut {
+		fmt.Fprintf(w, "left out: %s\n", l)
 	}
 	for _, warning := range p.Warnings {
 		fmt.Fprintf(w, "warning: %s\n", warning)

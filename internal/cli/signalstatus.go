@@ -6,9 +6,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
-// SignalStatus is what was read of a GPU when it answered last. What its driver does not tell is not there. The second half
+// reportedSignals is what was read of a GPU when it answered last. What its driver does not tell is not there. The second half
 // is only shown: nothing follows from it.
-type SignalStatus struct {
+type reportedSignals struct {
 	RecoveryAction     string `json:"recoveryAction,omitempty"`
 	RowRemapFailure    *bool  `json:"rowRemapFailure,omitempty"`
 	UnrepairableMemory *bool  `json:"unrepairableMemory,omitempty"`
@@ -27,11 +27,11 @@ type SignalStatus struct {
 }
 
 // signalStatus returns nil for a GPU of which nothing was ever read.
-func signalStatus(r inventory.Reading) *SignalStatus {
+func signalStatus(r inventory.Reading) *reportedSignals {
 	if r == (inventory.Reading{}) {
 		return nil
 	}
-	s := SignalStatus{
+	s := reportedSignals{
 		RowRemapFailure:     known(r.RowRemapFailure),
 		UnrepairableMemory:  known(r.UnrepairableMemory),
 		UncorrectedECC:      known(r.UncorrectedECC),

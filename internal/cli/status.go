@@ -29,7 +29,7 @@ func newStatusCommand() *cobra.Command {
 	socket := addControlFlag(cmd.Flags())
 	o := addOutputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		var s Status
+		var s reported
 		if err := control.Call(cmd.Context(), *socket, callStatus, nil, &s); err != nil {
 			return err
 		}
@@ -38,8 +38,8 @@ func newStatusCommand() *cobra.Command {
 	return cmd
 }
 
-// Status is what a daemon says of itself and its node. Times are in UTC, as RFC 3339 writes them.
-type Status struct {
+// reported is what a daemon says of itself and its node. Times are in UTC, as RFC 3339 writes them.
+type reported struct {
 	Version   string `json:"version"`
 	Simulated string `json:"simulated,omitempty"` // the profile, on a simulated node
 	Driver    string `json:"driver,omitempty"`
@@ -52,16 +52,16 @@ type Status struct {
 	ConfigFile  string `json:"configFile,omitempty"`
 	ConfigError string `json:"configError,omitempty"` // why the file as it is now is not in force
 
-	GPUs      []DeviceStatus   `json:"gpus"`
-	LeftOut   []string         `json:"leftOut,omitempty"`   // which GPUs cannot be read, which devices are not offered, and why
-	Unwatched []string         `json:"unwatched,omitempty"` // which GPUs give no events, and why: looks alone find their faults
-	Resources []ResourceStatus `json:"resources"`
-	Warnings  []string         `json:"warnings,omitempty"` // what else of the plan is not as one might expect
-	MPS       []string         `json:"mps,omitempty"`      // why resources that are shared by MPS cannot be used
+	GPUs      []reportedDevice   `json:"gpus"`
+	LeftOut   []string           `json:"leftOut,omitempty"`   // which GPUs cannot be read, which devices are not offered, and why
+	Unwatched []string           `json:"unwatched,omitempty"` // which GPUs give no events, and why: looks alone find their faults
+	Resources []reportedResource `json:"resources"`
+	Warnings  []string           `json:"warnings,omitempty"` // what else of the plan is not as one might expect
+	MPS       []string           `json:"mps,omitempty"`      // why resources that are shared by MPS cannot be used
 }
 
-// DeviceStatus is how one GPU or MIG device is.
-type DeviceStatus struct {
+// reportedDevice is how one GPU or MIG device is.
+type reportedDevice struct {
 	Index  string   `json:"index"`
 	UUID   string   `json:"uuid"`
 	Model  string   `json:"model"`
@@ -72,23 +72,23 @@ type DeviceStatus struct {
 	Cure   string   `json:"cure,omitempty"`
 	Events []string `json:"events,omitempty"` // the last ones of each kind, with their counts
 	// Signals is what was read last of a physical GPU.
-	Signals *SignalStatus `json:"signals,omitempty"`
+	Signals *reportedSignals `json:"signals,omitempty"`
 }
 
-// ResourceStatus is how one resource is being served.
-type ResourceStatus struct {
+// reportedResource is how one resource is being served.
+type reportedResource struct {
 	Name    string `json:"name"`
 	Devices int    `json:"devices"`
 	Healthy int    `json:"healthy"`
 	Server  string `json:"server"`
 }
 
-func (d *daemon) status(ctx context.Context) (Status, error) {
+func (d *daemon) status(ctx context.Context) (reported, error) {
 	seen, err := d.monitor.Status(ctx)
 	if err != nil {
-		return Status{}, err
+		return reported{}, err
 	}
-	s := Status{
+	s := reported{
 		Version: version.String(), Simulated: d.config.Simulate, ConfigFile: d.config.File,
 		Driver: seen.Snapshot.Driver.Version, Looked: stamp(seen.Looked), Stale: seen.Snapshot.Stale, Quiet: seen.Quiet, Node: seen.Node,
 		Hanging: d.driver.Hanging(),
@@ -100,20 +100,14 @@ func (d *daemon) status(ctx context.Context) (Status, error) {
 	for _, u := range seen.Unwatched {
 		s.Unwatched = append(s.Unwatched, fmt.Sprintf("GPU %d: %s", u.Index, u.Reason))
 	}
-	for _, l := range seen.Snapshot.LeftOut {
-		s.LeftOut = append(s.LeftOut, fmt.Sprintf("GPU %d: %s", l.Index, l.Reason))
-	}
 	offered := d.offered.Value()
-	for _, l := range offered.LeftOut {
-		s.LeftOut = append(s.LeftOut, fmt.Sprintf("device %s (%s): %s", l.Index, l.UUID, l.Reason))
-	}
-	s.Warnings = offered.OtherWarnings()
+	s.LeftOut, s.Warnings = leftOut(seen.Snapshot, offered), offered.OtherWarnings()
 	s.MPS = slices.Sorted(maps.Values(d.mps.Unready().Value()))
 	return s, nil
 }
 
-func deviceStatuses(seen monitor.Status) []DeviceStatus {
-	statuses := []DeviceStatus{}
+func deviceStatuses(seen monitor.Status) []reportedDevice {
+	statuses := []reportedDevice{}
 	for i, g := range seen.Snapshot.GPUs {
 		known := seen.GPUs[i]
 		whole := deviceStatus(fmt.Sprint(g.Index), g.UUID, g.Model, g.Health, known.Device)
@@ -131,8 +125,8 @@ func deviceStatuses(seen monitor.Status) []DeviceStatus {
 	return statuses
 }
 
-func deviceStatus(index, uuid, model string, h inventory.Health, d health.Device) DeviceStatus {
-	s := DeviceStatus{
+func deviceStatus(index, uuid, model string, h inventory.Health, d health.Device) reportedDevice {
+	s := reportedDevice{
 		Index: index, UUID: uuid, Model: model,
 		State: h.State.String(), Since: stamp(h.Since), Reason: h.Reason, XID: h.XID, Cure: string(h.Cure),
 	}
@@ -146,10 +140,10 @@ func deviceStatus(index, uuid, model string, h inventory.Health, d health.Device
 	return s
 }
 
-func resourceStatuses(served []plugin.Status) []ResourceStatus {
-	statuses := make([]ResourceStatus, 0, len(served))
+func resourceStatuses(served []plugin.Status) []reportedResource {
+	statuses := make([]reportedResource, 0, len(served))
 	for _, r := range served {
-		statuses = append(statuses, ResourceStatus{Name: r.Resource, Devices: r.Devices, Healthy: r.Healthy, Server: string(r.Phase)})
+		statuses = append(statuses, reportedResource{Name: r.Resource, Devices: r.Devices, Healthy: r.Healthy, Server: string(r.Phase)})
 	}
 	return statuses
 }
@@ -161,7 +155,7 @@ func stamp(t time.Time) string {
 	return t.UTC().Format(time.RFC3339)
 }
 
-func (s Status) table(w io.Writer) {
+func (s reported) table(w io.Writer) {
 	fmt.Fprintf(w, "version %s, driver %s\n", s.Version, orDash(s.Driver))
 	if s.Quiet {
 		fmt.Fprintln(w, "the driver was released: resume ends that")
