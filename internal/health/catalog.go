@@ -58,9 +58,6 @@ func Lookup(code uint64) XID {
 	return catalog[i]
 }
 
-// Catalog returns all rows, by ascending code.
-func Catalog() []XID { return slices.Clone(catalog[:]) }
-
 // String names the XID for people: "XID 79 (GPU fell off the bus)".
 func (x XID) String() string {
 	if x.Name == "" {
