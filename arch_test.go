@@ -42,7 +42,7 @@ var imports = map[string][]string{
 	"internal/nvidia":    {"internal/inventory"},
 	"internal/simulator": {},
 	"internal/kubelet":   {},
-	"internal/control":   {"internal/inventory"},
+	"internal/control":   {},
 
 	"internal/health":   {"internal/inventory"},
 	"internal/topology": {"internal/inventory"},
@@ -51,18 +51,15 @@ var imports = map[string][]string{
 
 	"internal/cdi": {"internal/inventory", "internal/resource", "internal/edits"},
 	"internal/config": {
-		"api/config/v1", "internal/health", "internal/resource", "internal/edits", "internal/cdi", "internal/plugin",
-		"internal/feed", "internal/inventory",
+		"api/config/v1", "internal/health", "internal/resource", "internal/edits", "internal/cdi", "internal/feed",
+		"internal/inventory",
 	},
-	"internal/monitor": {"internal/inventory", "internal/health", "internal/feed"},
-	"internal/plugin": {
-		"internal/resource", "internal/edits", "internal/topology", "internal/feed", "internal/supervise",
-	},
+	"internal/monitor":   {"internal/inventory", "internal/health", "internal/feed"},
+	"internal/plugin":    {"internal/resource", "internal/edits", "internal/feed", "internal/supervise"},
 	"internal/mps":       {"internal/inventory", "internal/resource", "internal/feed", "internal/supervise"},
 	"internal/telemetry": {"internal/inventory"},
 	"internal/agent": {
-		"internal/config", "internal/inventory", "internal/monitor", "internal/resource", "internal/plugin",
-		"internal/feed", "internal/supervise",
+		"internal/config", "internal/inventory", "internal/monitor", "internal/resource", "internal/plugin", "internal/feed",
 	},
 	"internal/cli": {everything},
 }
@@ -82,7 +79,7 @@ var homes = []struct {
 	{"k8s.io/kubelet/pkg/apis/deviceplugin", []string{"internal/plugin", "internal/kubelet"}},
 	{"k8s.io/kubelet/pkg/apis/podresources", []string{"internal/kubelet"}},
 	{"tags.cncf.io/container-device-interface", []string{"internal/cdi"}},
-	{"github.com/NVIDIA/nvidia-container-toolkit", []string{"internal/cdi"}},
+	{"github.com/NVIDIA/nvidia-container-toolkit", []string{}},                                               // ADR 11
 	{"sigs.k8s.io/yaml", []string{"internal/config", "internal/simulator", "api/config/v1", "internal/cli"}}, // cli prints it
 	{"go.yaml.in/yaml", []string{"internal/config", "internal/simulator", "api/config/v1"}},
 	{"gopkg.in/yaml.v3", []string{}},
