@@ -100,7 +100,7 @@ func (w Wanted) hook(root fs.FS) hook {
 		return h
 	}
 	for _, p := range hookPaths {
-		if exists(root, path.Join(below(w.Options.ContainerDriverRoot), p)) {
+		if w.onHost(root, below(p)) {
 			h.path = p
 			break
 		}

@@ -118,6 +118,17 @@ func (w Wanted) driverView(root fs.FS) (fs.FS, error) {
 	return view, nil
 }
 
+// onHost reports whether the host is seen to have a file: its root usually is the driver root. Nobody needs to know where links
+// lead: what uses the file there follows them.
+func (w Wanted) onHost(root fs.FS, name string) bool {
+	view, err := fs.Sub(root, below(w.Options.ContainerDriverRoot))
+	if err != nil {
+		return false
+	}
+	_, found := follow(view, name)
+	return found
+}
+
 // below returns an absolute path as one below the root of a file system.
 func below(absolute string) string {
 	if p := strings.TrimPrefix(path.Clean("/"+absolute), "/"); p != "" {
@@ -190,7 +201,7 @@ func (w Wanted) companion(root fs.FS, class edits.CDIClass) specs.ContainerEdits
 		return given
 	}
 	for _, p := range []string{"run/udev", "etc/cufile.json"} { // of the host, whose root the driver root usually is
-		if exists(root, p) || exists(root, path.Join(below(w.Options.ContainerDriverRoot), p)) {
+		if exists(root, p) || w.onHost(root, p) {
 			given.Mounts = append(given.Mounts, mount("/"+p, "/"+p, readOnly))
 		}
 	}
