@@ -151,6 +151,8 @@ func TestChartValues(t *testing.T) {
 				"MOFED_ENABLED": "false", "GDRCOPY_ENABLED": "true", "NVIDIA_CDI_HOOK_PATH": "/usr/bin/nvidia-ctk"}},
 		{name: "device nodes", values: "{compatWithCPUManager: true}", privileged: true,
 			env: map[string]string{"PASS_DEVICE_SPECS": "true"}},
+		{name: "flags of NVIDIA's spec generator, so that the daemon says that they have no effect", values: "{cdi: {featureFlags: [a, b]}}",
+			env: map[string]string{"CDI_FEATURE_FLAGS": "a,b"}},
 		{name: "list of strategies", values: "{deviceListStrategy: [envvar, cdi-cri]}",
 			env: map[string]string{"DEVICE_LIST_STRATEGY": "envvar,cdi-cri"}},
 		{name: "files as names of devices, which NVIDIA's runtime may want of all who cannot administrate", admin: true,
@@ -169,6 +171,9 @@ func TestChartValues(t *testing.T) {
 		{name: "the file called default", values: "{config: {map: {a: \"version: v1\", default: \"version: v1\"}}}", admin: true,
 			env:    map[string]string{"CONFIG_FILE": "/config/default", "NVIDIA_MIG_MONITOR_DEVICES": "all"},
 			config: "gpu-device-plugin-config", made: map[string]string{"a": "version: v1", "default": "version: v1"}},
+		{name: "the only file, whatever it is called", values: "{config: {fallbackStrategies: [single], map: {default: \"version: v1\"}}}", admin: true,
+			env:    map[string]string{"CONFIG_FILE": "/config/default", "NVIDIA_MIG_MONITOR_DEVICES": "all"},
+			config: "gpu-device-plugin-config", made: map[string]string{"default": "version: v1"}},
 		{name: "a ConfigMap that is there", values: "{config: {name: mine, default: b}}", admin: true,
 			env:    map[string]string{"CONFIG_FILE": "/config/b", "NVIDIA_MIG_MONITOR_DEVICES": "all"},
 			config: "mine"},
@@ -226,6 +231,32 @@ func TestChartValues(t *testing.T) {
 	}
 }
 
+// Of kubelet's folders, its --root-dir moves pod-resources alone. Containers see them where the daemon expects them.
+func TestChartValuesOfKubelet(t *testing.T) {
+	t.Parallel()
+	const devicePlugins, podResources = "/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources"
+	for _, tt := range []struct{ values, devicePlugins, podResources string }{
+		{"", devicePlugins, podResources},
+		{"{kubeletRoot: /data/kubelet/}", devicePlugins, "/data/kubelet/pod-resources"},
+		{"{kubeletDevicePlugins: /opt/x/device-plugins}", "/opt/x/device-plugins", podResources},
+	} {
+		t.Run(tt.values, func(t *testing.T) {
+			t.Parallel()
+			pod := daemonSet(t, decode(t, "chart", render(t, tt.values)), "gpu-device-plugin").Spec.Template.Spec
+			got := map[string]string{} // in the container → on the node
+			for _, m := range pod.Containers[0].VolumeMounts {
+				i := slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name })
+				if strings.HasPrefix(m.MountPath, "/var/lib/kubelet/") && i >= 0 {
+					got[m.MountPath] = pod.Volumes[i].HostPath.Path
+				}
+			}
+			if diff := cmp.Diff(map[string]string{devicePlugins: tt.devicePlugins, podResources: tt.podResources}, got); diff != "" {
+				t.Errorf("kubelet's folders (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
 func TestChartRefusesValues(t *testing.T) {
 	t.Parallel()
 	tests := []struct{ name, values, want string }{
@@ -233,6 +264,10 @@ func TestChartRefusesValues(t *testing.T) {
 		{"nothing to install", "{devicePlugin: {enabled: false}}", "do not install it"},
 		{"two ConfigMaps", "{config: {name: a, map: {b: c}}}", "config.map and config.name are both given"},
 		{"no file chosen", "{config: {map: {a: b, c: d}}}", "config.default is empty"},
+		{"several files, and only a single one may be chosen", "{config: {fallbackStrategies: [single], map: {a: b, default: d}}}", "config.default is empty"},
+		{"file called default that may not be chosen", "{config: {fallbackStrategies: [named], map: {a: b}}}", "config.default is empty"},
+		{"no file though there is one", "{config: {fallbackStrategies: [empty, single], map: {a: b}}}", "leave config.map and config.name out"},
+		{"unknown way to choose", "{config: {fallbackStrategies: [first], map: {a: b}}}", `config.fallbackStrategies has "first"`},
 		{"file of a ConfigMap not chosen", "{config: {name: a}}", "config.default is empty"},
 		{"file that is not there", "{config: {default: x, map: {a: b, c: d}}}", `config.default is "x", and config.map has only a, c`},
 	}

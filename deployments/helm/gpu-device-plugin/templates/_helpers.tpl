@@ -47,11 +47,19 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- $files := keys .Values.config.map | sortAlpha }}
 {{- $file := .Values.config.default }}
 {{- if not $file }}
-{{- if has "default" $files }}
-{{- $file = "default" }}
-{{- else if eq (len $files) 1 }}
-{{- $file = first $files }}
+{{- range .Values.config.fallbackStrategies }}
+{{- if $file }}
+{{- else if eq . "named" }}
+{{- if has "default" $files }}{{ $file = "default" }}{{ end }}
+{{- else if eq . "single" }}
+{{- if eq (len $files) 1 }}{{ $file = first $files }}{{ end }}
+{{- else if eq . "empty" }}
+{{- fail "config.fallbackStrategies comes to empty: leave config.map and config.name out for no configuration file" }}
 {{- else }}
+{{- fail (printf "config.fallbackStrategies has %q: known are named and single" .) }}
+{{- end }}
+{{- end }}
+{{- if not $file }}
 {{- fail "config.default is empty: say which file of the ConfigMap is the configuration" }}
 {{- end }}
 {{- else if and $files (not (has $file $files)) }}
