@@ -52,11 +52,15 @@ func TestRandomFaults(t *testing.T) {
 	}
 	t.Logf("%s=%d", seedVariable, seed)
 	threads := countThreads(t)
+	profile, err := simulator.Load("dgx-h100")
+	if err != nil {
+		t.Fatal(err)
+	}
 	for i := range stories {
 		r := rand.New(rand.NewPCG(seed, uint64(i)))
 		driver := []string{"580.95.05", "550.54.15", "570.1"}[r.IntN(3)]
 		t.Run(fmt.Sprintf("%d on %s", i, driver), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { newStory(t, r, driver).run(faults) })
+			synctest.Test(t, func(t *testing.T) { newStory(t, r, profile, driver).run(faults) })
 		})
 		if t.Failed() {
 			return
@@ -112,12 +116,8 @@ func (s silence) lasts() bool {
 	return s.unloaded
 }
 
-func newStory(t *testing.T, r *rand.Rand, driver string) *story {
+func newStory(t *testing.T, r *rand.Rand, p simulator.Profile, driver string) *story {
 	t.Helper()
-	p, err := simulator.Load("dgx-h100")
-	if err != nil {
-		t.Fatal(err)
-	}
 	p.Driver, p.GPUs = driver, p.GPUs[:storyGPUs]
 	s := &story{t: t, r: r, node: simulator.New(p), goroutines: runtime.NumGoroutine()}
 	policy := health.Default()
@@ -297,7 +297,9 @@ func (s *story) cure() {
 	s.note()
 	s.pass(cureTime)
 	for range 3 {
-		s.giveCures()
+		if !s.giveCures() {
+			break // all that could be asked for has been given
+		}
 		s.pass(cureTime)
 	}
 	s.check()
@@ -317,8 +319,8 @@ func (s *story) cure() {
 	}
 }
 
-// giveCures gives the cures that the verdicts ask for now.
-func (s *story) giveCures() {
+// giveCures gives the cures that the verdicts ask for now, and reports whether there was a verdict.
+func (s *story) giveCures() (asked bool) {
 	for i, g := range s.Snapshots().Value().GPUs {
 		verdicts := map[string]inventory.Health{g.UUID: g.Health}
 		for _, m := range g.MIGDevices {
@@ -326,6 +328,7 @@ func (s *story) giveCures() {
 		}
 		reset := false
 		for uuid, h := range verdicts {
+			asked = asked || h.State != healthy
 			switch h.Cure {
 			case inventory.CureReset, inventory.CureDrain:
 				reset = true
@@ -340,6 +343,7 @@ func (s *story) giveCures() {
 			s.reset(i)
 		}
 	}
+	return asked
 }
 
 // reset unbinds the GPU at an index and binds it again.

@@ -50,36 +50,49 @@ func (r *reference) place(free, _ topology.Set, size int) topology.Set {
 	return topology.Set(chosen.first)
 }
 
-// divide returns the best partition of a set.
+// divide returns the best partition of a set. A reference belongs to one goroutine, and the race detector would make it slow.
+//
+//go:norace
 func (r *reference) divide(set uint32, size int) partition {
 	if set == 0 {
 		return partition{known: true}
 	}
 	found := &r.best[size][set]
-	if found.known {
-		return *found
+	if !found.known {
+		// So many places stay empty, all in one of the sets.
+		empty := (size - bits.OnesCount32(set)%size) % size
+		lowest := set & -set
+		d := division{reference: r, set: set, size: size, empty: empty}
+		d.grow(lowest, set&^lowest, 0, size-1)
+		*found = d.best
 	}
-	// So many places stay empty, all in one of the sets.
-	empty := (size - bits.OnesCount32(set)%size) % size
-	lowest := set & -set
-	var best partition
-	var grow func(members, rest uint32, score int64, places int)
-	grow = func(members, rest uint32, score int64, places int) {
-		for ; places > 0 && rest != 0; rest &= rest - 1 {
-			next := bits.TrailingZeros32(rest)
-			more := score
-			for others := members; others != 0; others &= others - 1 {
-				more += r.scores[next][bits.TrailingZeros32(others)]
-			}
-			grow(members|1<<next, rest&(rest-1), more, places-1)
+	return *found
+}
+
+// A division looks for the best partition of a set.
+type division struct {
+	*reference
+	set   uint32
+	size  int
+	empty int
+	best  partition
+}
+
+// grow adds members from the rest to the set that holds the lowest GPU, in every way, and keeps the best.
+//
+//go:norace
+func (d *division) grow(members, rest uint32, score int64, places int) {
+	for ; places > 0 && rest != 0; rest &= rest - 1 {
+		next := bits.TrailingZeros32(rest)
+		more := score
+		for others := members; others != 0; others &= others - 1 {
+			more += d.scores[next][bits.TrailingZeros32(others)]
 		}
-		if places == 0 || places == empty {
-			if p := r.divide(set&^members, size); !best.known || score+p.total > best.total {
-				best = partition{known: true, total: score + p.total, score: score, first: members}
-			}
+		d.grow(members|1<<next, rest&(rest-1), more, places-1)
+	}
+	if places == 0 || places == d.empty {
+		if p := d.divide(d.set&^members, d.size); !d.best.known || score+p.total > d.best.total {
+			d.best = partition{known: true, total: score + p.total, score: score, first: members}
 		}
 	}
-	grow(lowest, set&^lowest, 0, size-1)
-	*found = best
-	return best
 }
