@@ -83,42 +83,50 @@ func (a *Agent) checkFirstLook(ctx context.Context) error {
 	return nil
 }
 
-// youth is how long a process lives at least before it makes place for another: while a driver is being replaced, one
-// after the other finds that its library and the kernel's module do not fit.
-const youth = 10 * time.Second
+// How long a process lives at least before it makes place for another: while a driver is being replaced, one after the other
+// finds that its library and the kernel's module do not fit.
+const (
+	youth = 10 * time.Second
+	// age is how long when that is all that it ever found: only a library that nobody saw come makes another better off.
+	age = time.Minute
+)
 
 // FollowDriver fails when only a new process can talk to the driver: the error wraps inventory.ErrDriverReplaced. It
 // returns nil when ctx ends.
 func FollowDriver(ctx context.Context, m *monitor.Monitor) error {
-	grown := time.After(youth)
+	grown, old := time.After(youth), time.After(age)
 	for {
 		snapshot, looked := m.Snapshots().Latest()
-		if err := replaced(ctx, m, snapshot); err != nil {
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-grown:
-				return err
-			}
+		worked, err := replaced(ctx, m, snapshot)
+		var due <-chan time.Time
+		switch {
+		case err == nil:
+		case worked || !errors.Is(err, inventory.ErrDriverMismatch):
+			due = grown
+		default:
+			due = old
 		}
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-due:
+			return err
 		case <-looked:
 		}
 	}
 }
 
-// replaced returns the error of the last look if it says that the driver was replaced under this process.
-func replaced(ctx context.Context, m *monitor.Monitor, s inventory.Snapshot) error {
+// replaced returns the error of the last look if it says that the driver was replaced under this process, and whether that ever
+// worked for it.
+func replaced(ctx context.Context, m *monitor.Monitor, s inventory.Snapshot) (worked bool, err error) {
 	if s.Stale == "" {
-		return nil
+		return true, nil
 	}
 	status, err := m.Status(ctx)
 	if err != nil || !errors.Is(status.Err, inventory.ErrDriverReplaced) {
-		return nil // the monitor cannot be reached when the daemon ends
+		return false, nil // the monitor cannot be reached when the daemon ends
 	}
-	return status.Err
+	return !status.Looked.IsZero(), status.Err
 }
 
 // MPS asks the control daemons of resources that are shared by CUDA's Multi-Process Service whether they are there.

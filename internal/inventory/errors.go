@@ -1,6 +1,9 @@
 package inventory
 
-import "errors"
+import (
+	"errors"
+	"fmt"
+)
 
 // What an adapter reports of the driver, for owners to match with errors.Is.
 var (
@@ -16,4 +19,6 @@ var (
 	// ErrDriverReplaced: the library and the kernel module are of different versions, or the library's file was
 	// replaced. A process cannot change libraries: only a new one can talk to the driver again.
 	ErrDriverReplaced = errors.New("the NVIDIA driver was replaced under this process")
+	// ErrDriverMismatch is the ErrDriverReplaced of different versions. A new process that finds the same library is no better off.
+	ErrDriverMismatch = fmt.Errorf("%w", ErrDriverReplaced)
 )

@@ -30,7 +30,7 @@ func TestOpenErrors(t *testing.T) {
 			"the kernel module is not loaded",
 		},
 		"other kernel module": {
-			fail("Init", "LIB_RM_VERSION_MISMATCH"), inventory.ErrDriverReplaced, "finish the driver's upgrade",
+			fail("Init", "LIB_RM_VERSION_MISMATCH"), inventory.ErrDriverMismatch, "finish the driver's upgrade",
 		},
 		"no permission":   {fail("Init", "NO_PERMISSION"), nvml.ERROR_NO_PERMISSION, "run this container privileged"},
 		"another failure": {fail("Init", "UNKNOWN"), nvml.ERROR_UNKNOWN, "nvmlInit: ERROR_UNKNOWN"},

@@ -23,7 +23,7 @@ func failure(call string, ret nvml.Return) error {
 	case nvml.ERROR_DRIVER_NOT_LOADED, nvml.ERROR_LIBRARY_NOT_FOUND:
 		kind = inventory.ErrNoDriver
 	case nvml.ERROR_LIB_RM_VERSION_MISMATCH:
-		kind = inventory.ErrDriverReplaced
+		kind = inventory.ErrDriverMismatch
 	default:
 		return fmt.Errorf("%s: %w", call, ret)
 	}
