@@ -137,6 +137,7 @@ func (w *Watcher) look(ctx context.Context, path string, seen []byte, asked bool
 	same := reflect.DeepEqual(next, w.configs.Value())
 	if err == nil && !same && isEmpty(data) && isFile(path) {
 		err = &Invalid{File: path, Problems: []Remark{{Where: "file", Text: emptied}}}
+		data = nil // what comes may be as empty, and meant
 	}
 	if err != nil {
 		last := w.faults.Value()

@@ -197,6 +197,8 @@ func TestWatchFollowsALinkToNothing(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "config.yaml")
 	write(t, path, "flags: {migStrategy: single}")
 	w := watch(t, path, clock.RealClock{})
+	write(t, path, "")
+	awaitFault(t, w, "is empty")
 	if err := os.Symlink(os.DevNull, path+".new"); err != nil {
 		t.Fatal(err)
 	}
