@@ -37,7 +37,10 @@ func (d *driver) become(err error) {
 	d.err = err
 }
 
-func (d *driver) Open(context.Context) (monitor.Session, error) { return d, d.answer() }
+func (d *driver) Open(context.Context) (monitor.Session, error) {
+	err := d.answer()
+	return d, err
+}
 
 func (d *driver) Scan(context.Context) (inventory.Snapshot, error) {
 	return inventory.Snapshot{}, d.answer()
