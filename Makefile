@@ -58,6 +58,15 @@ fuzz: ## Feed configuration files and requests with what nobody thought of (FUZZ
 	$(GO) test ./internal/plugin -run '^$$' -fuzz '^FuzzAllocate$$' -fuzztime $(FUZZTIME)
 	$(GO) test ./internal/plugin -run '^$$' -fuzz '^FuzzGetPreferredAllocation$$' -fuzztime $(FUZZTIME)
 
+# The packages that are mutated, how many mutations of each, and the seed of the choice (make mutate prints it).
+MUTATE     ?= ./internal/health ./internal/resource ./internal/topology ./internal/edits
+MUTATIONS  ?= 60
+MUTATESEED ?= $(shell date +%s)
+
+.PHONY: mutate
+mutate: ## Change the code at random places and print what its tests do not notice (MUTATE='./internal/health' MUTATIONS=60 MUTATESEED=1)
+	$(GO) run ./hack/mutate -n $(MUTATIONS) -seed $(MUTATESEED) $(MUTATE)
+
 .PHONY: bench
 bench: build ## Print the benchmark's figures beside their targets
 	$(GO) run ./test/bench --daemon bin/gpu-device-plugin

@@ -1,0 +1,285 @@
+// Command mutate measures how much of a package its own tests hold. It changes one place of the package's code at a time,
+// at random, and runs the package's tests. A change that the tests do not notice is printed: it is a rule without a test.
+//
+//	go run ./hack/mutate -n 60 -seed 1 ./internal/health ./internal/edits
+//
+// The working tree is not touched: the compiler reads the changed file by -overlay.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// maxMemory bounds what a test may use, in bytes: a changed loop may never end.
+const maxMemory = 12 << 30
+
+// A mutation is one change of one file.
+type mutation struct {
+	file       string
+	line       int
+	start, end int // offsets in the file
+	text       string
+	what       string
+}
+
+func main() {
+	n := flag.Int("n", 60, "how many mutations of each package, chosen at random; 0 for all")
+	seed := flag.Uint64("seed", uint64(time.Now().UnixNano()), "the seed of the choice")
+	jobs := flag.Int("j", 1, "how many tests run at a time")
+	only := flag.String("file", "", "mutate only files of this name")
+	flag.Parse()
+	fmt.Printf("seed %d\n", *seed)
+	limit := syscall.Rlimit{Cur: maxMemory, Max: maxMemory}
+	if err := syscall.Setrlimit(syscall.RLIMIT_AS, &limit); err != nil {
+		fail(err)
+	}
+	for _, dir := range flag.Args() {
+		if err := run(dir, *only, *n, *seed, *jobs); err != nil {
+			fail(err)
+		}
+	}
+}
+
+func fail(err error) {
+	fmt.Fprintln(os.Stderr, "mutate:", err)
+	os.Exit(1)
+}
+
+// run mutates the package in dir and prints what its tests let through.
+func run(dir, only string, n int, seed uint64, jobs int) error {
+	all, err := mutations(dir, only)
+	if err != nil {
+		return err
+	}
+	began := time.Now()
+	if outcome, out := test(dir, "", 10*time.Minute); outcome != survived {
+		return fmt.Errorf("the tests of %s fail without a mutation:\n%s", dir, out)
+	}
+	timeout := max(20*time.Second, 4*time.Since(began))
+	r := rand.New(rand.NewPCG(seed, 0))
+	r.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+
+	var lock sync.Mutex
+	var wait sync.WaitGroup
+	tried, killed, next := 0, 0, 0
+	for range jobs {
+		wait.Go(func() {
+			for {
+				lock.Lock()
+				if next == len(all) || n > 0 && tried >= n {
+					lock.Unlock()
+					return
+				}
+				m := all[next]
+				next, tried = next+1, tried+1
+				lock.Unlock()
+
+				outcome, err := try(dir, m, timeout)
+				lock.Lock()
+				switch {
+				case err != nil:
+					fmt.Println(m.file, err)
+					tried--
+				case outcome == noBuild:
+					tried-- // the compiler holds it
+				case outcome == noticed:
+					killed++
+				default:
+					fmt.Printf("%s:%d: %s\n", m.file, m.line, m.what)
+				}
+				lock.Unlock()
+			}
+		})
+	}
+	wait.Wait()
+	fmt.Printf("%s: %d of %d mutations killed (%d %%), %d places\n", dir, killed, tried, 100*killed/max(1, tried), len(all))
+	return nil
+}
+
+// An outcome is what the tests made of a mutation.
+type outcome int
+
+const (
+	survived outcome = iota
+	noticed
+	noBuild
+)
+
+// try runs the tests with one mutation.
+func try(dir string, m mutation, timeout time.Duration) (outcome, error) {
+	source, err := os.ReadFile(m.file)
+	if err != nil {
+		return survived, err
+	}
+	changed := slices.Concat(source[:m.start], []byte(m.text), source[m.end:])
+	tmp, err := os.MkdirTemp("", "mutate")
+	if err != nil {
+		return survived, err
+	}
+	defer func() { _ = os.RemoveAll(tmp) }()
+	mutant, overlay := filepath.Join(tmp, "mutant.go"), filepath.Join(tmp, "overlay.json")
+	path, err := filepath.Abs(m.file)
+	if err != nil {
+		return survived, err
+	}
+	text, err := json.Marshal(map[string]any{"Replace": map[string]string{path: mutant}})
+	if err != nil {
+		return survived, err
+	}
+	if err := os.WriteFile(mutant, changed, 0o600); err != nil {
+		return survived, err
+	}
+	if err := os.WriteFile(overlay, text, 0o600); err != nil {
+		return survived, err
+	}
+	outcome, _ := test(dir, overlay, timeout)
+	return outcome, nil
+}
+
+// test runs the package's own tests, without the race detector.
+func test(dir, overlay string, timeout time.Duration) (outcome, string) {
+	args := []string{"test", "-count=1", "-failfast", "-vet=off", "-timeout", timeout.String()}
+	if overlay != "" {
+		args = append(args, "-overlay", overlay)
+	}
+	args = append(args, "./"+filepath.Clean(dir))
+	out, err := exec.CommandContext(context.Background(), "go", args...).CombinedOutput()
+	switch {
+	case err == nil:
+		return survived, string(out)
+	case strings.Contains(string(out), "[build failed]"):
+		return noBuild, string(out)
+	}
+	return noticed, string(out)
+}
+
+// mutations returns all places of the package's code that can be changed, and how.
+func mutations(dir, only string) ([]mutation, error) {
+	var all []mutation
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, entry := range entries {
+		if !mutable(entry) || only != "" && entry.Name() != only {
+			continue
+		}
+		name := filepath.Join(dir, entry.Name())
+		source, err := os.ReadFile(name)
+		if err != nil {
+			return nil, err
+		}
+		set := token.NewFileSet()
+		file, err := parser.ParseFile(set, name, source, 0)
+		if err != nil {
+			return nil, err
+		}
+		add := func(start, end token.Pos, text, what string) {
+			at := set.Position(start)
+			all = append(all, mutation{
+				file: name, line: at.Line, start: at.Offset, end: set.Position(end).Offset, text: text, what: what,
+			})
+		}
+		text := func(n ast.Node) string {
+			return string(source[set.Position(n.Pos()).Offset:set.Position(n.End()).Offset])
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			change(n, text, add)
+			return true
+		})
+	}
+	return all, nil
+}
+
+func mutable(entry fs.DirEntry) bool {
+	name := entry.Name()
+	return strings.HasSuffix(name, ".go") && !strings.HasSuffix(name, "_test.go") && !strings.HasPrefix(name, "zz_generated")
+}
+
+// others are the operators that stand in for an operator.
+var others = map[token.Token][]token.Token{
+	token.EQL: {token.NEQ}, token.NEQ: {token.EQL},
+	token.LSS: {token.LEQ, token.GEQ}, token.LEQ: {token.LSS, token.GTR},
+	token.GTR: {token.GEQ, token.LEQ}, token.GEQ: {token.GTR, token.LSS},
+	token.LAND: {token.LOR}, token.LOR: {token.LAND},
+	token.ADD: {token.SUB}, token.SUB: {token.ADD}, token.MUL: {token.QUO}, token.QUO: {token.MUL},
+}
+
+// change adds the changes of one node.
+func change(n ast.Node, text func(ast.Node) string, add func(start, end token.Pos, text, what string)) {
+	switch n := n.(type) {
+	case *ast.BinaryExpr:
+		for _, op := range others[n.Op] {
+			what := fmt.Sprintf("%s became %s in: %s", n.Op, op, short(text(n)))
+			add(n.OpPos, n.OpPos+token.Pos(len(n.Op.String())), op.String(), what)
+		}
+		if n.Op == token.LAND || n.Op == token.LOR { // each side alone
+			add(n.Pos(), n.End(), text(n.X), "only the left of: "+short(text(n)))
+			add(n.Pos(), n.End(), text(n.Y), "only the right of: "+short(text(n)))
+		}
+	case *ast.UnaryExpr:
+		if n.Op == token.NOT {
+			add(n.Pos(), n.End(), text(n.X), "no ! in: "+short(text(n)))
+		}
+	case *ast.IfStmt:
+		add(n.Cond.Pos(), n.Cond.End(), "!("+text(n.Cond)+")", "the opposite of: if "+short(text(n.Cond)))
+	case *ast.Ident:
+		if other := map[string]string{"true": "false", "false": "true"}[n.Name]; other != "" {
+			add(n.Pos(), n.End(), other, n.Name+" became "+other)
+		}
+	case *ast.BasicLit:
+		if number, err := strconv.ParseInt(n.Value, 0, 64); err == nil && n.Kind == token.INT {
+			add(n.Pos(), n.End(), strconv.FormatInt(number+1, 10), fmt.Sprintf("%s became %d", n.Value, number+1))
+		}
+	case *ast.BlockStmt:
+		drop(n.List, text, add)
+	case *ast.CaseClause:
+		drop(n.Body, text, add)
+	case *ast.CommClause:
+		drop(n.Body, text, add)
+	}
+}
+
+// drop adds that each statement of a block is left out. Logging is nobody's rule.
+func drop(list []ast.Stmt, text func(ast.Node) string, add func(start, end token.Pos, text, what string)) {
+	for _, s := range list {
+		switch s := s.(type) {
+		case *ast.AssignStmt:
+			if s.Tok == token.DEFINE {
+				continue
+			}
+		case *ast.ExprStmt, *ast.IncDecStmt, *ast.BranchStmt, *ast.DeferStmt, *ast.IfStmt, *ast.GoStmt, *ast.SendStmt:
+		default:
+			continue
+		}
+		if what := text(s); !strings.Contains(what, ".Info(") && !strings.Contains(what, "klog.") {
+			add(s.Pos(), s.End(), "", "without: "+short(what))
+		}
+	}
+}
+
+// short is a piece of code on one line.
+func short(code string) string {
+	code = strings.Join(strings.Fields(code), " ")
+	if len(code) > 90 {
+		code = code[:90] + "…"
+	}
+	return code
+}
