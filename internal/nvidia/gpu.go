@@ -81,7 +81,7 @@ func (s *scanner) describe(g *gpu, a *account) bool {
 	if major, minor, ret := g.device.GetCudaComputeCapability(); a.may("nvmlDeviceGetCudaComputeCapability", ret) {
 		g.seen.ComputeCapability = inventory.ComputeCapability{Major: major, Minor: minor}
 	}
-	g.seen.NUMANode = s.numaNode(g, a)
+	g.seen.NUMANode = sysfsNUMANode(s.root, g.seen.BDF)
 	g.seen.Binding = s.binding(g.seen.BDF)
 	return a.contact == inventory.ContactGood
 }
@@ -94,21 +94,6 @@ func (s *scanner) binding(bdf string) uint64 {
 		}
 	}
 	return 0
-}
-
-// numaNode returns the memory node nearest to the GPU: by the kernel's account, or by NVML's where there is none.
-func (s *scanner) numaNode(g *gpu, a *account) int {
-	if node, ok := sysfsNUMANode(s.root, g.seen.BDF); ok {
-		return node
-	}
-	if !s.has.numaNode {
-		return inventory.NoNUMANode
-	}
-	node, ret := g.device.GetNumaNodeId()
-	if !a.extra("nvmlDeviceGetNumaNodeId", ret) {
-		return inventory.NoNUMANode
-	}
-	return node
 }
 
 // architectures are the names of the chip generations, by NVML's numbers.

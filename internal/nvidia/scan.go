@@ -34,7 +34,6 @@ type scanner struct {
 // symbols says which of the functions the library has that are newer than R450, or that NVIDIA is about to remove. Calling
 // one that it has not ends the process.
 type symbols struct {
-	numaNode           bool // R550
 	remoteDeviceType   bool // R470
 	fabric             bool // R525
 	fabricVersioned    bool // R550
@@ -48,7 +47,6 @@ type symbols struct {
 func lookUp(lib nvml.Interface) symbols {
 	has := func(name string) bool { return lib.Extensions().LookupSymbol(name) == nil }
 	return symbols{
-		numaNode:           has("nvmlDeviceGetNumaNodeId"),
 		remoteDeviceType:   has("nvmlDeviceGetNvLinkRemoteDeviceType"),
 		fabric:             has("nvmlDeviceGetGpuFabricInfo"),
 		fabricVersioned:    has("nvmlDeviceGetGpuFabricInfoV"),

@@ -60,18 +60,15 @@ func boundGPUs(root fs.FS) []binding {
 	return nil
 }
 
-// sysfsNUMANode returns the NUMA node of a PCI device by the kernel's account, which may be that it has none; false
-// where there is no account.
-func sysfsNUMANode(root fs.FS, bdf string) (int, bool) {
-	text, ok := attribute(root, bdf, "numa_node")
-	if !ok {
-		return 0, false
-	}
+// sysfsNUMANode returns the NUMA node of a PCI device; inventory.NoNUMANode where the kernel knows none. NVML's
+// nvmlDeviceGetNumaNodeId is not asked: it is the node of the GPU's own memory, which no CPU is near to.
+func sysfsNUMANode(root fs.FS, bdf string) int {
+	text, _ := attribute(root, bdf, "numa_node")
 	node, err := strconv.Atoi(text)
 	if err != nil {
-		return 0, false
+		return inventory.NoNUMANode
 	}
-	return max(node, inventory.NoNUMANode), true
+	return max(node, inventory.NoNUMANode)
 }
 
 // sysfsNVSwitch reports whether a PCI device is an NVSwitch.
