@@ -83,10 +83,6 @@ e2e: e2e-devicemanager ## Run the daemon on real kubelets (root; the first run b
 e2e-devicemanager: ## Hold the stand-in kubelet against kubelet's own device manager of 1.36 and 1.37 (root)
 	test/e2e/devicemanager/run
 
-.PHONY: generate
-generate: ## Write the generated files again
-	$(GO) generate ./...
-
 .PHONY: fmt
 fmt: $(GOLANGCI_BIN) ## Format the code
 	$(GOLANGCI_BIN) fmt ./...
@@ -96,7 +92,7 @@ lint: check-vet check-lint check-log ## Run go vet, golangci-lint and logcheck
 
 .PHONY: check
 check: check-format check-vet check-lint check-log check-imports ## All that a change must pass besides the tests
-check: check-generated check-modules check-manifests
+check: check-modules check-manifests
 	@echo 'check: all passed'
 
 .PHONY: check-format
@@ -121,10 +117,6 @@ check-log:
 .PHONY: check-imports
 check-imports:
 	$(GO) test .
-
-.PHONY: check-generated
-check-generated:
-	hack/check-generated
 
 .PHONY: check-modules
 check-modules:

@@ -8,9 +8,9 @@ import (
 
 // A device is a session's handle of a GPU. Handles of one session to one GPU are equal.
 type device struct {
-	unsupportedDevice
-	session *session
-	gpu     *gpu
+	nvml.Device // nil: what the simulator does not implement cannot be called
+	session     *session
+	gpu         *gpu
 }
 
 var _ nvml.Device = device{}

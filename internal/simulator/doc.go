@@ -23,7 +23,7 @@
 //   - go-nvml's versioned handlers (GetGpuFabricInfoV, GetGpuInstanceProfileInfoV and their like) hold a C handle and
 //     cannot be simulated: LookupSymbol always says that they are missing.
 //
-// All other calls answer ERROR_NOT_SUPPORTED.
+// A call that the simulator does not implement panics. A test holds that it implements every call of package nvidia.
 //
 // # Adding a machine
 //
@@ -33,5 +33,3 @@
 //
 // Package cli and tests may import this package; it imports no other package of the project.
 package simulator
-
-//go:generate go run ../../hack/gen-unsupported zz_generated.unsupported.go

@@ -14,8 +14,8 @@ const maxQueue = 4096
 
 // An eventSet collects the events of GPUs for one session.
 type eventSet struct {
-	unsupportedEventSet
-	session *session
+	nvml.EventSet // nil
+	session       *session
 
 	// Guarded by the node's mu.
 	masks map[*gpu]uint64 // the event types registered for

@@ -8,18 +8,18 @@ import (
 
 // A gpuInstanceHandle is a session's handle of a GPU instance.
 type gpuInstanceHandle struct {
-	unsupportedGPUInstance
-	session *session
-	gpu     *gpu
-	gi      *gpuInstance
+	nvml.GpuInstance // nil
+	session          *session
+	gpu              *gpu
+	gi               *gpuInstance
 }
 
 // A computeInstanceHandle is a session's handle of a compute instance.
 type computeInstanceHandle struct {
-	unsupportedComputeInstance
-	session *session
-	gpu     *gpu
-	inst    *computeInstance
+	nvml.ComputeInstance // nil
+	session              *session
+	gpu                  *gpu
+	inst                 *computeInstance
 }
 
 var (

@@ -9,8 +9,8 @@ import (
 
 // A library is the node's NVML library in one process.
 type library struct {
-	unsupportedLibrary
-	node *Node
+	nvml.Interface // nil: what the simulator does not implement cannot be called
+	node           *Node
 
 	// Guarded by node.mu.
 	version string   // of the library file that was loaded; empty before the first Init

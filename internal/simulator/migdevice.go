@@ -9,10 +9,10 @@ import (
 
 // A migDevice is a session's handle of a MIG device. Calls that NVML has for GPUs alone are not supported on it.
 type migDevice struct {
-	unsupportedDevice
-	session *session
-	gpu     *gpu
-	inst    *computeInstance
+	nvml.Device // nil: what the simulator does not implement cannot be called
+	session     *session
+	gpu         *gpu
+	inst        *computeInstance
 }
 
 var _ nvml.Device = migDevice{}
