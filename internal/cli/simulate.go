@@ -46,8 +46,9 @@ var faultCommands = []faultCommand{
 	{simulator.KindRemove, "A GPU is unplugged", []string{"gpu"}},
 	{simulator.KindAdd, "An unplugged GPU is plugged in again", []string{"gpu"}},
 	{simulator.KindMIG, "A GPU gets another layout of MIG devices; without --profile, none", []string{"gpu", "profile"}},
-	{simulator.KindHang, "Calls into NVML do not return until restored", []string{"gpu", "call"}},
-	{simulator.KindFail, "Calls into NVML fail until restored", []string{"gpu", "call", "return"}},
+	{simulator.KindHang, "NVML calls do not return until restored", []string{"gpu", "call", "count"}},
+	{simulator.KindSlow, "NVML calls take longer until restored", []string{"gpu", "call", "count", "delay"}},
+	{simulator.KindFail, "NVML calls fail until restored", []string{"gpu", "call", "return"}},
 	{simulator.KindRecoveryAction, "The driver asks for a recovery action", []string{"gpu", "action"}},
 	{simulator.KindRemapFailure, "A memory row cannot be remapped", []string{"gpu"}},
 	{simulator.KindRemapPending, "A memory row will be remapped at the next reset", []string{"gpu"}},
@@ -58,6 +59,7 @@ var faultCommands = []faultCommand{
 	{simulator.KindECC, "Uncorrected memory errors", []string{"gpu", "count"}},
 	{simulator.KindFabric, "The registration with the NVSwitch fabric is in another state", []string{"gpu", "state", "return"}},
 	{simulator.KindNVLink, "An NVLink, or all of a GPU, stops working", []string{"gpu", "link"}},
+	{simulator.KindPersistence, "Persistence mode is switched on or off", []string{"gpu", "state"}},
 	{simulator.KindProcesses, "So many processes compute on the GPU", []string{"gpu", "count"}},
 	{simulator.KindDriver, "The driver is unloaded or replaced", []string{"driver"}},
 	{simulator.KindReboot, "The node restarts: another boot ID, and all GPUs as new", nil},
@@ -86,9 +88,14 @@ func newFaultCommand(f faultCommand, socket *string) *cobra.Command {
 			fs.StringVar(&fault.Return, "return", "", "what the call answers, such as UNKNOWN")
 		},
 		"state": func(fs *pflag.FlagSet) {
-			fs.StringVar(&fault.State, "state", "", "not-started, in-progress or completed")
+			fs.StringVar(&fault.State, "state", "", "of the fabric: not-started, in-progress or completed; of persistence mode: on or off")
 		},
-		"count": func(fs *pflag.FlagSet) { fs.Uint64Var(&fault.Count, "count", 0, "how many") },
+		"count": func(fs *pflag.FlagSet) {
+			fs.Uint64Var(&fault.Count, "count", 0, "how many; of calls that hang or are slow, all if not given")
+		},
+		"delay": func(fs *pflag.FlagSet) {
+			fs.StringVar(&fault.Delay, "delay", "", "how much longer a call takes, such as 20ms")
+		},
 		"driver": func(fs *pflag.FlagSet) {
 			fs.StringVar(&fault.Driver, "driver", "", "missing, no-library, or the version installed from now on")
 		},

@@ -154,6 +154,16 @@ func (d device) SetComputeMode(mode nvml.ComputeMode) nvml.Return {
 	return ret
 }
 
+// GetPersistenceMode returns whether the driver keeps the GPU initialised while nobody uses it.
+func (d device) GetPersistenceMode() (nvml.EnableState, nvml.Return) {
+	return ask(d, "DeviceGetPersistenceMode", func(g *gpu) (nvml.EnableState, nvml.Return) {
+		if g.transient {
+			return nvml.FEATURE_DISABLED, nvml.SUCCESS
+		}
+		return nvml.FEATURE_ENABLED, nvml.SUCCESS
+	})
+}
+
 // ResetApplicationsClocks does nothing: the simulator has no clocks.
 func (d device) ResetApplicationsClocks() nvml.Return {
 	_, ret := ask(d, "DeviceResetApplicationsClocks", func(*gpu) (struct{}, nvml.Return) {

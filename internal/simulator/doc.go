@@ -16,6 +16,7 @@
 //   - An event is delivered to every event set that was registered for it when it happened, and lost otherwise. A set
 //     with a lost GPU in it answers GPU_IS_LOST at once, again and again, once its queue is empty.
 //   - A GPU that is plugged in or unplugged gives a system event from R575 on. A session has one set of these at most.
+//   - A driver that has no user any more makes a GPU without persistence mode forget its compute mode and its volatile counts.
 //   - A function newer than the driver of the profile does not exist: LookupSymbol says so, and calling it panics, as
 //     it ends a process that uses the real library. Newer event types and field values are not supported.
 //   - A library stays what it was when it was first loaded. When another driver version is installed, only a library

@@ -82,7 +82,8 @@ func (s *eventSet) Free() nvml.Return {
 	n := s.session.node
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if ret := s.admitLocked("EventSetFree"); ret != nvml.SUCCESS {
+	n.stallLocked("EventSetFree", nil, nil)
+	if ret := s.answerLocked("EventSetFree"); ret != nvml.SUCCESS {
 		return ret
 	}
 	s.freed = true
@@ -91,9 +92,9 @@ func (s *eventSet) Free() nvml.Return {
 	return nvml.SUCCESS
 }
 
-// admitLocked is the session's, for calls on the set.
-func (s *eventSet) admitLocked(call string) nvml.Return {
-	if ret := s.session.admitLocked(call, nil); ret != nvml.SUCCESS {
+// answerLocked is the session's, for calls on the set.
+func (s *eventSet) answerLocked(call string) nvml.Return {
+	if ret := s.session.answerLocked(call, nil); ret != nvml.SUCCESS {
 		return ret
 	}
 	if s.freed {
@@ -106,13 +107,15 @@ func (s *eventSet) admitLocked(call string) nvml.Return {
 // Wait returns the next event; TIMEOUT if there is none for so many milliseconds.
 func (s *eventSet) Wait(milliseconds uint32) (nvml.EventData, nvml.Return) {
 	n := s.session.node
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	passed := n.stallLocked("EventSetWait", nil, nil)
 	timeout := time.NewTimer(time.Duration(milliseconds) * time.Millisecond)
 	defer timeout.Stop()
 	expired := milliseconds == 0
-	n.mu.Lock()
-	defer n.mu.Unlock()
 	for {
-		if ret := s.admitLocked("EventSetWait"); ret != nvml.SUCCESS {
+		passed = n.stallLocked("EventSetWait", nil, passed)
+		if ret := s.answerLocked("EventSetWait"); ret != nvml.SUCCESS {
 			return nvml.EventData{}, ret
 		}
 		if len(s.queue) > 0 {

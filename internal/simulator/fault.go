@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
@@ -33,12 +34,15 @@ type Fault struct {
 	Return string `json:"return,omitempty"`
 	// Driver is "missing" (the module is not loaded), "no-library", or the version that is installed from now on.
 	Driver string `json:"driver,omitempty"`
-	// State is the state of the fabric: "not-started", "in-progress" or "completed".
+	// State is the state of the fabric: "not-started", "in-progress" or "completed"; or that of persistence mode: "on" or "off".
 	State string `json:"state,omitempty"`
 	// Link is the number of an NVLink; none means all of the GPU.
 	Link *int `json:"link,omitempty"`
-	// Count is a number of memory errors, of processes or of packets.
+	// Count is a number of memory errors, of processes or of packets; or how many calls hang or are slow, the next ones, where
+	// none means all.
 	Count uint64 `json:"count,omitempty"`
+	// Delay is how much longer a call takes, such as "20ms" or "45s".
+	Delay string `json:"delay,omitempty"`
 }
 
 // Kind is what a Fault does.
@@ -54,6 +58,7 @@ const (
 	KindAdd            Kind = "add"                 // an unplugged GPU is plugged in again
 	KindMIG            Kind = "mig"                 // a GPU gets another MIG layout, or leaves multi-instance mode
 	KindHang           Kind = "hang"                // a call does not return, on one GPU or on all
+	KindSlow           Kind = "slow"                // a call takes longer, on one GPU or on all
 	KindFail           Kind = "fail"                // a call answers an error, on one GPU or on all
 	KindRecoveryAction Kind = "recovery-action"     // the driver asks for a recovery action
 	KindRemapFailure   Kind = "remap-failure"       // a memory row cannot be remapped
@@ -64,6 +69,7 @@ const (
 	KindPCIeReplays    Kind = "pcie-replays"        // so many PCIe packets more had to be sent again
 	KindECC            Kind = "ecc"                 // uncorrected memory errors, with their event
 	KindFabric         Kind = "fabric"              // the registration with the NVSwitch fabric is in another state
+	KindPersistence    Kind = "persistence"         // persistence mode is switched on or off
 	KindNVLink         Kind = "nvlink"              // an NVLink stops working
 	KindProcesses      Kind = "processes"           // so many processes compute on the GPU
 	KindDriver         Kind = "driver"              // the driver is unloaded or replaced
@@ -96,7 +102,8 @@ func rules() map[Kind]rule {
 		KindRemove:         {oneGPU, nil, (*Node).removeLocked},
 		KindAdd:            {oneGPU, nil, (*Node).addLocked},
 		KindMIG:            {oneGPU, []string{"profiles"}, (*Node).migLocked},
-		KindHang:           {maybeGPU, []string{"call"}, (*Node).hangLocked},
+		KindHang:           {maybeGPU, []string{"call", "count"}, (*Node).stallsLocked},
+		KindSlow:           {maybeGPU, []string{"call", "count", "delay"}, (*Node).stallsLocked},
 		KindFail:           {maybeGPU, []string{"call", "return"}, (*Node).failLocked},
 		KindRecoveryAction: {oneGPU, []string{"action"}, (*Node).recoveryLocked},
 		KindRemapFailure:   {oneGPU, nil, on(func(g *gpu, _ Fault) { g.remapFailure = true })},
@@ -107,6 +114,7 @@ func rules() map[Kind]rule {
 		KindPCIeReplays:    {oneGPU, []string{"count"}, on(func(g *gpu, f Fault) { g.replays += int(f.Count) })},
 		KindECC:            {oneGPU, []string{"count"}, (*Node).eccLocked},
 		KindFabric:         {oneGPU, []string{"state", "return"}, (*Node).fabricLocked},
+		KindPersistence:    {maybeGPU, []string{"state"}, (*Node).persistenceLocked},
 		KindNVLink:         {oneGPU, []string{"link"}, (*Node).nvlinkLocked},
 		KindProcesses:      {oneGPU, []string{"count"}, on(func(g *gpu, f Fault) { g.processes = int(f.Count) })},
 		KindDriver:         {noGPU, []string{"driver"}, (*Node).driverLocked},
@@ -192,6 +200,7 @@ func (f Fault) fields() []string {
 		{"xid", f.XID != 0}, {"gi", f.GI != nil}, {"ci", f.CI != nil}, {"event", f.Event != ""}, {"action", f.Action != ""},
 		{"profiles", len(f.Profiles) > 0}, {"call", f.Call != ""}, {"return", f.Return != ""}, {"driver", f.Driver != ""},
 		{"state", f.State != ""}, {"link", f.Link != nil}, {"count", f.Count != 0},
+		{"delay", f.Delay != ""},
 	} {
 		if field.set {
 			set = append(set, field.name)
@@ -229,11 +238,20 @@ func checkCall(name string) error {
 	return nil
 }
 
-func (n *Node) hangLocked(f Fault, t target) error {
+// stallsLocked makes calls hang or take longer.
+func (n *Node) stallsLocked(f Fault, t target) error {
 	if err := checkCall(f.Call); err != nil {
 		return err
 	}
-	n.hangs = append(n.hangs, hang{call: f.Call, slot: t.slot()})
+	s := &stall{call: f.Call, slot: t.slot(), counted: f.Count > 0, left: f.Count}
+	if f.Kind == KindSlow {
+		delay, err := time.ParseDuration(f.Delay)
+		if err != nil || delay <= 0 {
+			return fmt.Errorf("delay %q is not a time above zero: give how much longer a call takes, such as 20ms", f.Delay)
+		}
+		s.delay = delay
+	}
+	n.stalls = append(n.stalls, s)
 	return nil
 }
 
@@ -247,6 +265,28 @@ func (n *Node) failLocked(f Fault, t target) error {
 	}
 	n.failures = append(n.failures, failure{call: f.Call, slot: t.slot(), ret: ret})
 	return nil
+}
+
+func (n *Node) persistenceLocked(f Fault, t target) error {
+	off, err := choose("state", f.State, map[string]bool{"on": false, "off": true})
+	if err != nil {
+		return err
+	}
+	for _, g := range n.gpus {
+		if t.slot() == anywhere || t.slot() == g.slot {
+			g.transient = off
+		}
+	}
+	return nil
+}
+
+// forgetLocked has each GPU without persistence mode forget what it loses when its last user is gone.
+func (n *Node) forgetLocked() {
+	for _, g := range n.gpus {
+		if g.transient && len(n.sessions) == 0 {
+			g.uncorrected, g.computeMode = 0, nvml.COMPUTEMODE_DEFAULT
+		}
+	}
 }
 
 // slot returns the position of the target's GPU, or anywhere.
@@ -338,6 +378,7 @@ var calls = []string{
 	"DeviceGetPciInfo",
 	"DeviceGetPciInfoExt",
 	"DeviceGetPcieReplayCounter",
+	"DeviceGetPersistenceMode",
 	"DeviceGetRemappedRows",
 	"DeviceGetRemappedRows_v2",
 	"DeviceGetRepairStatus",

@@ -190,14 +190,15 @@ func (n *Node) renewLocked(slot int) {
 	old := n.gpus[slot]
 	n.bindings++
 	n.gpus[slot] = &gpu{
-		slot: slot, spec: old.spec, binding: n.bindings, mig: old.mig, layout: old.layout, readings: readings{aggregate: old.aggregate},
+		slot: slot, spec: old.spec, binding: n.bindings, mig: old.mig, layout: old.layout, transient: old.transient,
+		readings: readings{aggregate: old.aggregate},
 	}
 }
 
 func (n *Node) restoreLocked(f Fault, t target) error {
 	slot := t.slot()
 	everything := f.GPU == ""
-	n.hangs = slices.DeleteFunc(n.hangs, func(h hang) bool { return everything || h.slot == slot })
+	n.stalls = slices.DeleteFunc(n.stalls, func(s *stall) bool { return everything || s.slot == slot })
 	n.failures = slices.DeleteFunc(n.failures, func(f failure) bool { return everything || f.slot == slot })
 	if everything {
 		b, _ := branch(n.profile.Driver) // New has parsed it
@@ -217,7 +218,7 @@ func (n *Node) restoreLocked(f Fault, t target) error {
 
 func (n *Node) rebootLocked(Fault, target) error {
 	n.reboots++
-	n.hangs, n.failures = nil, nil
+	n.stalls, n.failures = nil, nil
 	for slot, g := range n.gpus {
 		g.lost = true // for those who hold it
 		if !g.removed {
@@ -259,10 +260,11 @@ func (n *Node) faultsLocked(g *gpu) []string {
 	say(g.replays > 0, "%d PCIe packets were sent again", g.replays)
 	say(g.uncorrected > 0, "%d uncorrected memory errors", g.uncorrected)
 	say(g.fabric != fabric{}, "the fabric is not up")
+	say(g.transient, "persistence mode is off")
 	say(len(g.cut) > 0, "%d NVLinks are cut", len(g.cut))
 	say(g.processes > 0, "%d processes compute", g.processes)
-	for _, h := range n.hangs {
-		say(h.slot == anywhere || h.slot == g.slot, "%s hangs", callWord(h.call))
+	for _, s := range n.stalls {
+		say(s.slot == anywhere || s.slot == g.slot, "%s", s)
 	}
 	for _, f := range n.failures {
 		say(f.slot == anywhere || f.slot == g.slot, "%s answers %s", callWord(f.call), f.ret)

@@ -100,6 +100,91 @@ func TestWaitTakesItsTime(t *testing.T) {
 	})
 }
 
+// TestSlowCalls has calls take longer: on two of three GPUs, the next ones only, and alone by name.
+func TestSlowCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, lib := start(t, "dgx-h100")
+		gpus := []nvml.Device{handle(t, lib, 0), handle(t, lib, 1), handle(t, lib, 2)}
+		set := listen(t, lib, gpus...)
+		took := func(what string, want time.Duration, call func()) {
+			t.Helper()
+			began := time.Now()
+			if call(); time.Since(began) != want {
+				t.Errorf("%s took %v, want %v", what, time.Since(began), want)
+			}
+		}
+		name := func(gpu int) func() { return func() { must(t, "GetName", second(gpus[gpu].GetName())) } }
+		inject(t, n, Fault{Kind: KindSlow, GPU: "1", Delay: "45s", Count: 2})
+		inject(t, n, Fault{Kind: KindSlow, GPU: "2", Call: "DeviceGetName", Delay: "20ms"})
+		took("a call on another GPU", 0, name(0))
+		took("another call", 0, func() { must(t, "GetUUID", second(gpus[2].GetUUID())) })
+		for range 3 {
+			took("a call that is slow for good", 20*time.Millisecond, name(2))
+		}
+		took("the first slow call", 45*time.Second, name(1))
+		inject(t, n, Fault{Kind: KindSlow, Delay: "1s"})
+		took("the second, with all calls slow", 46*time.Second, name(1))
+		took("the next", time.Second, name(1))
+		took("getting a handle", time.Second, func() { handle(t, lib, 2) })
+		took("a wait", 1250*time.Millisecond, func() { _, _ = set.Wait(250) })
+		time.AfterFunc(time.Second/2, func() { inject(t, n, Fault{Kind: KindRestore}) })
+		took("a call that is restored", time.Second/2, name(0))
+		took("a call afterwards", 0, name(1))
+	})
+}
+
+// TestCountedHang has only the next call hang.
+func TestCountedHang(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, lib := start(t, "dgx-h100")
+		gpu := handle(t, lib, 3)
+		inject(t, n, Fault{Kind: KindHang, GPU: "3", Count: 1})
+		answered := make(chan nvml.Return, 1)
+		go func() { answered <- second(gpu.GetName()) }()
+		time.Sleep(time.Hour)
+		must(t, "the call after the one that hangs", second(gpu.GetName()))
+		if faults := n.List()[3].Faults; !slices.Equal(faults, []string{"every call hangs, 0 times more"}) {
+			t.Errorf("the faults are %q", faults)
+		}
+		select {
+		case ret := <-answered:
+			t.Fatalf("the call answered %v in spite of the hang", ret)
+		default:
+		}
+		inject(t, n, Fault{Kind: KindRestore, GPU: "3"})
+		must(t, "the call that hung", <-answered)
+	})
+}
+
+// TestPersistence has GPUs forget what a driver without users forgets.
+func TestPersistence(t *testing.T) {
+	n, lib := start(t, "dgx-h100")
+	inject(t, n, Fault{Kind: KindPersistence, GPU: "1", State: "off"})
+	for gpu, want := range []nvml.EnableState{nvml.FEATURE_ENABLED, nvml.FEATURE_DISABLED} {
+		d := handle(t, lib, gpu)
+		if mode, ret := d.GetPersistenceMode(); mode != want || ret != nvml.SUCCESS {
+			t.Errorf("GPU %d has persistence mode %v, %v", gpu, mode, ret)
+		}
+		must(t, "SetComputeMode", d.SetComputeMode(nvml.COMPUTEMODE_PROHIBITED))
+		inject(t, n, Fault{Kind: KindECC, GPU: uuid(t, d)})
+	}
+	other := open(t, n)
+	must(t, "Shutdown", lib.Shutdown())
+	if mode, _ := handle(t, other, 1).GetComputeMode(); mode != nvml.COMPUTEMODE_PROHIBITED {
+		t.Errorf("GPU 1 forgot its compute mode while it had a user")
+	}
+	must(t, "Shutdown", other.Shutdown())
+	lib = open(t, n)
+	for gpu, kept := range []bool{true, false} {
+		d := handle(t, lib, gpu)
+		mode, _ := d.GetComputeMode()
+		count, _ := d.GetTotalEccErrors(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC)
+		if (mode == nvml.COMPUTEMODE_PROHIBITED) != kept || (count == 1) != kept {
+			t.Errorf("GPU %d came back with compute mode %v and %d memory errors", gpu, mode, count)
+		}
+	}
+}
+
 func TestFailingCalls(t *testing.T) {
 	n, lib := start(t, "dgx-h100")
 	one, two := handle(t, lib, 1), handle(t, lib, 2)

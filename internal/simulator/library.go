@@ -86,6 +86,7 @@ func (l *library) Shutdown() nvml.Return {
 		l.session.open = false
 		delete(n.sessions, l.session)
 		l.session = nil
+		n.forgetLocked()
 		n.changeLocked()
 	}
 	return nvml.SUCCESS
@@ -113,12 +114,12 @@ func (l *library) LookupSymbol(name string) error {
 // admitLocked waits until a call may return, and returns what it has to answer if it may not do its work. It gives up
 // node.mu while it waits.
 func (n *Node) admitLocked(call string, g *gpu) nvml.Return {
-	for n.hungLocked(call, g) {
-		changed := n.changed
-		n.mu.Unlock()
-		<-changed
-		n.mu.Lock()
-	}
+	n.stallLocked(call, g, nil)
+	return n.answerLocked(call, g)
+}
+
+// answerLocked is admitLocked for a call that has stalled enough.
+func (n *Node) answerLocked(call string, g *gpu) nvml.Return {
 	if n.closed {
 		return nvml.ERROR_UNKNOWN
 	}
@@ -127,11 +128,17 @@ func (n *Node) admitLocked(call string, g *gpu) nvml.Return {
 
 // admitLocked is the node's, for calls that need the session.
 func (s *session) admitLocked(call string, g *gpu) nvml.Return {
+	s.node.stallLocked(call, g, nil)
+	return s.answerLocked(call, g)
+}
+
+// answerLocked is admitLocked for a call that has stalled enough.
+func (s *session) answerLocked(call string, g *gpu) nvml.Return {
 	if !exists("nvml"+call, s.driver.branch) {
 		panic(fmt.Sprintf("simulator: nvml%s was called, which driver %s does not have: this ends a process that uses "+
 			"the real library", call, s.driver.version))
 	}
-	if ret := s.node.admitLocked(call, g); ret != nvml.SUCCESS {
+	if ret := s.node.answerLocked(call, g); ret != nvml.SUCCESS {
 		return ret
 	}
 	switch {
@@ -198,12 +205,7 @@ func (l *library) DeviceGetCount() (int, nvml.Return) {
 
 // DeviceGetHandleByIndex returns the GPU with an index.
 func (l *library) DeviceGetHandleByIndex(index int) (nvml.Device, nvml.Return) {
-	return query(l, "DeviceGetHandleByIndex", func(s *session) (nvml.Device, nvml.Return) {
-		if index < 0 || index >= len(s.gpus) {
-			return nil, nvml.ERROR_INVALID_ARGUMENT
-		}
-		return s.handleLocked("DeviceGetHandleByIndex", index)
-	})
+	return l.handle("DeviceGetHandleByIndex", nvml.ERROR_INVALID_ARGUMENT, func(_ *session, i int, _ *gpu) bool { return i == index })
 }
 
 // DeviceGetHandleByUUID returns the GPU or MIG device with a UUID.
@@ -211,7 +213,7 @@ func (l *library) DeviceGetHandleByUUID(uuid string) (nvml.Device, nvml.Return) 
 	return query(l, "DeviceGetHandleByUUID", func(s *session) (nvml.Device, nvml.Return) {
 		for i, g := range s.gpus {
 			if g.spec.UUID == uuid {
-				return s.handleLocked("DeviceGetHandleByUUID", i)
+				return s.handles[i], s.admitLocked("DeviceGetHandleByUUID", g)
 			}
 			for _, c := range g.layout.devices {
 				if s.node.uuidLocked(g, c) == uuid && !g.lost {
@@ -225,20 +227,30 @@ func (l *library) DeviceGetHandleByUUID(uuid string) (nvml.Device, nvml.Return) 
 
 // DeviceGetHandleByPciBusId returns the GPU with a PCI address.
 func (l *library) DeviceGetHandleByPciBusId(address string) (nvml.Device, nvml.Return) {
-	return query(l, "DeviceGetHandleByPciBusId", func(s *session) (nvml.Device, nvml.Return) {
-		for i, g := range s.gpus {
-			if slices.Contains([]string{g.spec.BDF, text(g.spec.pci.BusId[:]), text(g.spec.pci.BusIdLegacy[:])}, address) {
-				return s.handleLocked("DeviceGetHandleByPciBusId", i)
-			}
-		}
-		return nil, nvml.ERROR_NOT_FOUND
+	return l.handle("DeviceGetHandleByPciBusId", nvml.ERROR_NOT_FOUND, func(_ *session, _ int, g *gpu) bool {
+		return slices.Contains([]string{g.spec.BDF, text(g.spec.pci.BusId[:]), text(g.spec.pci.BusIdLegacy[:])}, address)
 	})
 }
 
-// handleLocked returns the handle of the GPU with an index, unless the look-up fails on it.
-func (s *session) handleLocked(call string, index int) (nvml.Device, nvml.Return) {
-	if ret := s.admitLocked(call, s.gpus[index]); ret != nvml.SUCCESS {
+// handle makes a call that looks up a GPU. It concerns that GPU; where there is none, none.
+func (l *library) handle(call string, none nvml.Return, is func(s *session, index int, g *gpu) bool) (nvml.Device, nvml.Return) {
+	l.node.mu.Lock()
+	defer l.node.mu.Unlock()
+	s := l.session
+	if s == nil {
+		return nil, nvml.ERROR_UNINITIALIZED
+	}
+	for i, g := range s.gpus {
+		if !is(s, i, g) {
+			continue
+		}
+		if ret := s.admitLocked(call, g); ret != nvml.SUCCESS {
+			return nil, ret
+		}
+		return s.handles[i], nvml.SUCCESS
+	}
+	if ret := s.admitLocked(call, nil); ret != nvml.SUCCESS {
 		return nil, ret
 	}
-	return s.handles[index], nvml.SUCCESS
+	return nil, none
 }

@@ -3,7 +3,6 @@ package simulator
 import (
 	"fmt"
 	"io/fs"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,7 +20,7 @@ type Node struct {
 	gpus     []*gpu // by position in the profile; a GPU that comes back is a new value
 	driver   driver
 	reboots  int // how often the node was restarted: its boot ID depends on it
-	hangs    []hang
+	stalls   []*stall
 	failures []failure
 	closed   bool
 	changed  chan struct{} // closed and replaced whenever something changes that a call may be waiting for
@@ -55,14 +54,9 @@ type gpu struct {
 	mig         bool
 	layout      layout
 	computeMode nvml.ComputeMode
+	transient   bool // persistence mode is off
 
 	readings
-}
-
-// A hang keeps calls from returning: those with a name, or all, on one GPU, or anywhere.
-type hang struct {
-	call string
-	slot int // or anywhere
 }
 
 // A failure makes calls answer something else.
@@ -72,7 +66,7 @@ type failure struct {
 	ret  nvml.Return
 }
 
-// anywhere is the slot of a hang or failure that is not of one GPU.
+// anywhere is the slot of a stall or failure that is not of one GPU.
 const anywhere = -1
 
 // New returns the node that a profile describes.
@@ -132,13 +126,6 @@ func (n *Node) changeLocked() {
 	n.files = nil
 	close(n.changed)
 	n.changed = make(chan struct{})
-}
-
-// hungLocked reports whether a call on a GPU (nil: on none) must not return.
-func (n *Node) hungLocked(call string, g *gpu) bool {
-	return !n.closed && slices.ContainsFunc(n.hangs, func(h hang) bool {
-		return (h.call == "" || h.call == call) && (h.slot == anywhere || g != nil && h.slot == g.slot)
-	})
 }
 
 // failureLocked returns what a call on a GPU (nil: on none) answers instead of working, or SUCCESS.
