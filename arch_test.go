@@ -36,6 +36,7 @@ var imports = map[string][]string{
 
 	"internal/inventory": {},
 	"internal/feed":      {},
+	"internal/files":     {},
 	"internal/supervise": {},
 	"internal/version":   {},
 
@@ -49,14 +50,14 @@ var imports = map[string][]string{
 	"internal/resource": {"internal/inventory", "internal/topology"},
 	"internal/edits":    {"internal/inventory", "internal/resource"},
 
-	"internal/cdi": {"internal/inventory", "internal/resource", "internal/edits"},
+	"internal/cdi": {"internal/inventory", "internal/resource", "internal/edits", "internal/files"},
 	"internal/config": {
 		"api/config/v1", "internal/health", "internal/resource", "internal/edits", "internal/cdi", "internal/feed",
 		"internal/inventory",
 	},
-	"internal/monitor":   {"internal/inventory", "internal/health", "internal/feed"},
+	"internal/monitor":   {"internal/inventory", "internal/health", "internal/feed", "internal/files"},
 	"internal/plugin":    {"internal/resource", "internal/edits", "internal/feed", "internal/supervise"},
-	"internal/mps":       {"internal/inventory", "internal/resource", "internal/feed", "internal/supervise"},
+	"internal/mps":       {"internal/inventory", "internal/resource", "internal/feed", "internal/files", "internal/supervise"},
 	"internal/telemetry": {"internal/inventory"},
 	"internal/agent": {
 		"internal/config", "internal/inventory", "internal/monitor", "internal/resource", "internal/plugin", "internal/feed",

@@ -13,6 +13,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 )
 
 // DefaultDir is where runtimes look for specs that are made while the node is up.
@@ -23,18 +24,14 @@ const maxRetired = 128 // two layouts of 8 GPUs with 7 MIG devices each
 
 // A Writer writes the spec files of one directory. It is for one goroutine.
 type Writer struct {
-	dir   string
-	root  fs.FS
-	cache *cdilib.Cache
+	dir  string
+	root fs.FS
 }
 
 // NewWriter returns a Writer of files in dir. Root is the file system of this process, in which the driver's files are
 // looked for.
 func NewWriter(dir string, root fs.FS) *Writer {
-	// The library documents that this error is always nil. Of the cache only WriteSpec is used: what other programs keep in
-	// the directory is of no interest here, and without refreshes nothing watches it.
-	cache, _ := cdilib.NewCache(cdilib.WithSpecDirs(dir), cdilib.WithAutoRefresh(false))
-	return &Writer{dir: dir, root: root, cache: cache}
+	return &Writer{dir: dir, root: root}
 }
 
 // Written says which names the spec files have. It is immutable; the zero value has none.
@@ -81,16 +78,32 @@ func (w *Writer) write(class edits.CDIClass, spec *specs.Spec) (map[string]bool,
 	}
 	spec.Version = version
 	if file == nil || !same(file, spec) {
-		err = w.cache.WriteSpec(spec, name)
-	}
-	if err == nil {
-		// The library makes files for their owner alone; runtimes of other users read them, too.
-		err = os.Chmod(filepath.Join(w.dir, name), 0o644)
+		err = w.replace(name, spec)
+	} else {
+		err = os.Chmod(filepath.Join(w.dir, name), readableByAll)
 	}
 	if err != nil {
 		return alike(spec, file), err
 	}
 	return alike(spec, spec), nil
+}
+
+// readableByAll is the mode of spec files: runtimes of other users read them, too.
+const readableByAll = 0o644
+
+// replace writes a spec file. A file that a runtime would refuse does not take the old one's place.
+func (w *Writer) replace(name string, spec *specs.Spec) error {
+	content, err := json.Marshal(spec)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(w.dir, 0o755); err != nil {
+		return err
+	}
+	return files.Write(filepath.Join(w.dir, name), content, readableByAll, func(temporary string) error {
+		_, err := cdilib.ReadSpec(temporary, 0)
+		return err
+	})
 }
 
 // alike returns the names of the devices that both specs give containers in the same way.

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
@@ -229,23 +230,8 @@ func (l ledger) replace(b book) error {
 	if err != nil {
 		return fmt.Errorf("write the fault ledger: %w", err)
 	}
-	temporary := l.path(ledgerFile + ".new") // one at a time: the lock is held
-	if err := writeSynced(temporary, append(text, '\n')); err != nil {
-		return fmt.Errorf("write the fault ledger: %w", err)
-	}
-	if err := os.Rename(temporary, l.path(ledgerFile)); err != nil {
+	if err := files.Write(l.path(ledgerFile), append(text, '\n'), 0o600, nil); err != nil {
 		return fmt.Errorf("write the fault ledger: %w", err)
 	}
 	return nil
-}
-
-func writeSynced(path string, text []byte) error {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	if _, err := f.Write(text); err != nil {
-		return errors.Join(err, f.Close())
-	}
-	return errors.Join(f.Sync(), f.Close())
 }

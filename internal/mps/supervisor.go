@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/supervise"
 )
@@ -184,20 +185,11 @@ func (s *Supervisor) markLocked(ctx context.Context) {
 	mark := filepath.Join(s.root, readyMark)
 	var err error
 	if len(s.serving) == s.all {
-		err = s.writeMark(mark)
+		err = files.Write(mark, []byte(resource.MPS.String()+"\n"), 0o600, nil) // the plugin reads it at any moment
 	} else if err = os.Remove(mark); errors.Is(err, os.ErrNotExist) {
 		err = nil
 	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "The mark that MPS is ready is not right", "mark", mark)
 	}
-}
-
-// writeMark writes the mark whole or not at all: others read it.
-func (s *Supervisor) writeMark(mark string) error {
-	unfinished := mark + ".unfinished"
-	if err := os.WriteFile(unfinished, []byte(resource.MPS.String()+"\n"), 0o600); err != nil {
-		return err
-	}
-	return os.Rename(unfinished, mark)
 }

@@ -1,0 +1,43 @@
+// Package files reads and writes files in folders that other programs use, too. Any package may import it.
+package files
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// Write puts a file with this content and this mode in the place of the file at path. A reader finds the old file or the
+// new one, never a part of one. The content is on the disk when Write returns nil.
+//
+// Before the new file takes its place, check is called with its temporary path; if check returns an error, the old file
+// stays. A nil check accepts everything. Write leaves no temporary file when it fails.
+func Write(path string, content []byte, mode fs.FileMode, check func(temporary string) error) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*.tmp")
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("write %s: %w", path, errors.Join(err, os.Remove(f.Name())))
+		}
+	}()
+	_, err = f.Write(content)
+	if err == nil {
+		err = f.Chmod(mode) // CreateTemp makes files for their owner alone, and the umask does not count here
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	if check != nil {
+		if err := check(f.Name()); err != nil {
+			return err
+		}
+	}
+	return os.Rename(f.Name(), path)
+}
