@@ -44,7 +44,7 @@ func runDaemon(ctx context.Context, flags *pflag.FlagSet) error {
 		return err
 	}
 	d.asked = asked
-	err = d.agent().Run(ctx)
+	err = agent.Run(ctx, d.observation(), d.outputs())
 	d.close()
 	switch {
 	case errors.Is(err, inventory.ErrDriverReplaced) && ctx.Err() == nil:
@@ -166,21 +166,35 @@ func (d driverOf) Open(ctx context.Context) (monitor.Session, error) {
 	return session, nil
 }
 
-func (d *daemon) agent() *agent.Agent {
+// observation is the tasks that find out what the node has and what its operator wants.
+func (d *daemon) observation() []agent.Task {
 	tasks := []agent.Task{
 		{Name: "configuration", Run: d.watcher.Run},
 		{Name: "signals", Run: d.followSignals},
+		{Name: "monitor", Run: d.monitor.Run},
+		{Name: "first look", Run: func(ctx context.Context) error { return agent.CheckFirstLook(ctx, d.monitor, d.watcher.Configs()) }},
+		{Name: "driver", Run: func(ctx context.Context) error { return agent.FollowDriver(ctx, d.monitor) }},
 	}
 	if d.directory != nil {
 		tasks = append(tasks, agent.Task{Name: "kubelet's directory", Run: d.watchKubelet})
 	}
+	return tasks
+}
+
+// outputs are the tasks that act on it.
+func (d *daemon) outputs() []agent.Task {
+	offer := &agent.Offer{
+		Configs: d.watcher.Configs(), Monitor: d.monitor, Set: d.set, Specs: newSpecs(d.config.CDIDir), MPS: d.mps, Offered: d.offered,
+	}
+	tasks := []agent.Task{
+		{Name: "plugin servers", Run: d.set.Run},
+		{Name: "MPS", Run: d.mps.Run},
+		{Name: "plan", Run: offer.Run},
+	}
 	if d.config.ControlSocket != "" {
 		tasks = append(tasks, agent.Task{Name: "control socket", Run: d.serveControl})
 	}
-	return &agent.Agent{
-		Configs: d.watcher.Configs(), Monitor: d.monitor, Set: d.set, Specs: newSpecs(d.config.CDIDir),
-		MPS: d.mps, Offered: d.offered, Tasks: tasks,
-	}
+	return tasks
 }
 
 // close gives back what the daemon held, once it has ended.

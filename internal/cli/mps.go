@@ -9,7 +9,6 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
@@ -101,24 +100,15 @@ func runMPS(ctx context.Context, sources config.Sources, asked <-chan os.Signal)
 		wanted:  feed.New[[]mps.Group](nil),
 		asked:   asked,
 	}
-	// What the control daemons need to end in good order ends after them.
-	below, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	defer cancel()
-	group, below := errgroup.WithContext(below)
-	for _, run := range []func(context.Context) error{
-		m.watcher.Run, m.monitor.Run, m.followSignals, m.followPlan,
-		func(ctx context.Context) error { return agent.FollowDriver(ctx, m.monitor) },
-	} {
-		group.Go(func() error { return run(below) })
-	}
-	ctx, end := context.WithCancel(ctx)
-	defer end()
-	context.AfterFunc(below, end)
-	group.Go(func() error {
-		defer cancel()
-		return mps.NewSupervisor(c.MPSRoot, m.wanted, modes).Run(ctx)
+	return agent.Run(ctx, []agent.Task{
+		{Name: "configuration", Run: m.watcher.Run},
+		{Name: "signals", Run: m.followSignals},
+		{Name: "monitor", Run: m.monitor.Run},
+		{Name: "driver", Run: func(ctx context.Context) error { return agent.FollowDriver(ctx, m.monitor) }},
+		{Name: "plan", Run: m.followPlan},
+	}, []agent.Task{
+		{Name: "MPS control daemons", Run: mps.NewSupervisor(c.MPSRoot, m.wanted, modes).Run},
 	})
-	return group.Wait()
 }
 
 // mpsNode is the node of the control daemons: what it has, and what is to be shared of it.

@@ -1,0 +1,93 @@
+package agent_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
+)
+
+// ends records the order in which tasks end.
+type ends struct {
+	mu    sync.Mutex // guards names
+	names []string
+}
+
+// task returns a task that lives until ctx ends, needs a second to end then, and returns err.
+func (e *ends) task(name string, err error) agent.Task {
+	return agent.Task{Name: name, Run: func(ctx context.Context) error {
+		<-ctx.Done()
+		time.Sleep(time.Second)
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.names = append(e.names, name)
+		return err
+	}}
+}
+
+func TestOutputsEndBeforeObservation(t *testing.T) {
+	t.Parallel()
+	failing := agent.Task{Name: "failing", Run: func(context.Context) error {
+		time.Sleep(time.Minute)
+		return errors.New("it broke")
+	}}
+	finished := agent.Task{Name: "finished", Run: func(context.Context) error { return nil }}
+	late := errors.New("an error of the end, which is nobody's concern")
+	for name, tt := range map[string]struct {
+		observation, outputs []agent.Task // beside one of each
+		after                time.Duration
+		want                 string
+	}{
+		"the context ends":     {[]agent.Task{finished}, []agent.Task{finished}, time.Hour, ""},
+		"an output fails":      {nil, []agent.Task{failing}, time.Minute, "failing: it broke"},
+		"an observation fails": {[]agent.Task{failing}, nil, time.Minute, "failing: it broke"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+				defer cancel()
+				var ended ends
+				began := time.Now()
+				err := agent.Run(ctx, append(tt.observation, ended.task("observation", late)),
+					append(tt.outputs, ended.task("output", late)))
+				if took := time.Since(began); took > tt.after+2*time.Second {
+					t.Errorf("ended after %s, want %s", took, tt.after)
+				}
+				if got := message(err); got != tt.want {
+					t.Errorf("error %q, want %q", got, tt.want)
+				}
+				if diff := cmp.Diff([]string{"output", "observation"}, ended.names); diff != "" {
+					t.Errorf("ends (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+func message(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+func TestUnready(t *testing.T) {
+	t.Parallel()
+	errDriver := errors.New("no driver")
+	got := agent.Unready([]agent.Task{
+		{Name: "always"},
+		{Name: "ready", Ready: func() error { return nil }},
+	}, []agent.Task{
+		{Name: "waiting", Ready: func() error { return errDriver }},
+	})
+	if len(got) != 1 || got[0].Task != "waiting" || !errors.Is(got[0].Reason, errDriver) {
+		t.Errorf("not ready: %v", got)
+	}
+}
