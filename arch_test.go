@@ -40,9 +40,9 @@ var imports = map[string][]string{
 	"internal/supervise": {},
 	"internal/version":   {},
 
-	"internal/nvidia":    {"internal/inventory"},
-	"internal/simulator": {},
-	"internal/kubelet":   {},
+	"internal/nvidia":    {"internal/inventory", "internal/files"},
+	"internal/simulator": {"internal/files"},
+	"internal/kubelet":   {"internal/files"},
 	"internal/control":   {},
 
 	"internal/health":   {"internal/inventory"},
@@ -53,7 +53,7 @@ var imports = map[string][]string{
 	"internal/cdi": {"internal/inventory", "internal/resource", "internal/edits", "internal/files"},
 	"internal/config": {
 		"api/config/v1", "internal/health", "internal/resource", "internal/edits", "internal/cdi", "internal/feed",
-		"internal/inventory",
+		"internal/files", "internal/inventory",
 	},
 	"internal/monitor":   {"internal/inventory", "internal/health", "internal/feed", "internal/files"},
 	"internal/plugin":    {"internal/resource", "internal/edits", "internal/feed", "internal/supervise"},

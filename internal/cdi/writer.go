@@ -131,9 +131,12 @@ func same[T any](a, b T) bool {
 	return errA == nil && errB == nil && bytes.Equal(textA, textB)
 }
 
+// maxSpec is the largest spec file that is read, in bytes. One device takes some hundred.
+const maxSpec = 16 << 20
+
 // read returns a spec file as it is; nil if it is not there, or is of no use.
 func (w *Writer) read(name string) *specs.Spec {
-	data, err := os.ReadFile(filepath.Join(w.dir, name))
+	data, err := files.Read(filepath.Join(w.dir, name), maxSpec)
 	if err != nil {
 		return nil
 	}

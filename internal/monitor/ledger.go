@@ -25,7 +25,11 @@ const (
 	lockFile    = "faults.lock"
 )
 
-const ledgerVersion = 1
+const (
+	ledgerVersion = 1
+	// maxLedger is the largest ledger that is read, in bytes. One fault takes some hundred.
+	maxLedger = 16 << 20
+)
 
 var errLocked = errors.New("another instance is writing it")
 
@@ -158,7 +162,7 @@ var errDamaged = errors.New("the fault ledger is damaged")
 // read returns what the ledger holds; an empty book if there is none yet.
 func (l ledger) read() (book, error) {
 	b := newBook()
-	text, err := os.ReadFile(l.path(ledgerFile))
+	text, err := files.Read(l.path(ledgerFile), maxLedger)
 	if errors.Is(err, fs.ErrNotExist) {
 		return b, nil
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -13,6 +12,8 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"sigs.k8s.io/yaml"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 )
 
 //go:embed models.yaml profiles/*.yaml
@@ -123,11 +124,14 @@ func Names() []string {
 	return files
 }
 
+// maxProfile is the largest file of a profile that is read, in bytes.
+const maxProfile = 1 << 20
+
 // Load returns the profile with a name that Names lists, or, for a name that ends in .yaml or .yml, the profile in the
 // file at that path.
 func Load(nameOrPath string) (Profile, error) {
 	if ext := filepath.Ext(nameOrPath); ext == ".yaml" || ext == ".yml" {
-		data, err := os.ReadFile(nameOrPath)
+		data, err := files.Read(nameOrPath, maxProfile)
 		if err != nil {
 			return Profile{}, fmt.Errorf("read simulator profile: %w: give the path of a file that can be read, or one of %s",
 				err, strings.Join(Names(), ", "))
