@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"sync"
 	"time"
@@ -147,8 +148,11 @@ func (p *PodResources) connect() (podresources.PodResourcesListerClient, error) 
 	if p.socket == "" {
 		return nil, errors.New("kubelet's account is not asked for: --pod-resources-socket is empty")
 	}
-	conn, err := grpc.NewClient("unix://"+p.socket,
+	conn, err := grpc.NewClient("passthrough:///kubelet",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", p.socket) // as a URL a path with % is another one
+		}),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect, MinConnectTimeout: reconnect.MaxDelay}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxPodResources)))
 	if err != nil {

@@ -40,7 +40,7 @@ func (a *accounts) List(context.Context, *podresources.ListPodResourcesRequest) 
 }
 
 func TestKubeletsAccount(t *testing.T) {
-	socket := filepath.Join(folder(t), "p.sock")
+	socket := filepath.Join(folder(t), "p%2Fx%zz.sock") // the path of a socket is no URL
 	listener, err := net.Listen("unix", socket)
 	if err != nil {
 		t.Fatal(err)
