@@ -23,6 +23,8 @@ const (
 	UnexpectedAdmission = "UnexpectedAdmissionError"
 	// CreateContainerConfig: the pod is admitted and keeps its devices; kubelet tries again to start the container.
 	CreateContainerConfig = "CreateContainerConfigError"
+	// TopologyAffinity: the Topology Manager has failed the pod, for good, because its devices fit on no NUMA node.
+	TopologyAffinity = "TopologyAffinityError"
 	// Unschedulable: no plugin has brought the resource, so the scheduler would have left the pod Pending.
 	Unschedulable = "Unschedulable"
 )
@@ -48,6 +50,10 @@ type Container struct {
 	Resource string
 	Count    int
 	NUMA     []int // the nodes that the Topology Manager has chosen; none means that it has no wish
+	// SingleNode says that the Topology Manager's policy is single-numa-node: before a container is given its devices, or
+	// finds those that it holds, kubelet looks on which NUMA node they all are.
+	SingleNode bool
+	Init       bool // a plain init container: containers of its pod that come after it reuse its devices
 }
 
 // Allocation is what a container was given.
@@ -77,8 +83,8 @@ func (h holding) ids() set {
 // them. A container that holds its devices already keeps them, without a call but PreStartContainer: that is a
 // container that starts again.
 //
-// An error is a *PodError, or ErrStopped. After the reasons UnexpectedAdmission and Unschedulable the pod is not there,
-// nor are its other containers; after CreateContainerConfig it is, and holds its devices.
+// An error is a *PodError, or ErrStopped. After any reason but CreateContainerConfig the pod is not there, nor are its
+// other containers; after CreateContainerConfig it is, and holds its devices.
 func (k *Kubelet) Admit(ctx context.Context, c Container) (Allocation, error) {
 	m, err := k.running()
 	if err != nil {
@@ -100,7 +106,11 @@ func (k *Kubelet) admit(ctx context.Context, m *manager, c Container) error {
 	if !m.knows(c.Resource) {
 		return &PodError{Reason: Unschedulable, Err: fmt.Errorf("node has no %s", c.Resource)}
 	}
-	k.pods.add(c.Pod, c.Name)
+	k.pods.add(c)
+	if err := m.fits(c); err != nil {
+		k.pods.remove(c.Pod)
+		return err
+	}
 	if err := m.allocate(ctx, c); err != nil {
 		k.pods.remove(c.Pod)
 		return &PodError{Reason: UnexpectedAdmission, Err: err}
@@ -172,8 +182,12 @@ func (m *manager) recountLocked() {
 	}
 }
 
-// freeGone takes back what pods held that are no more. Only then does kubelet count afresh what is in use.
+// freeGone takes back what pods held that are no more. Only then does kubelet count afresh what is in use. A kubelet that has
+// not heard of all pods yet takes back nothing.
 func (m *manager) freeGone() {
+	if !m.pods.known() {
+		return
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	before := len(m.held)
@@ -181,6 +195,41 @@ func (m *manager) freeGone() {
 	if len(m.held) < before {
 		m.recountLocked()
 	}
+}
+
+// fits does what kubelet does for the Topology Manager's policy single-numa-node: one NUMA node must have the container's
+// devices, those that it holds or enough that are free. A device that it holds and that left the list is a nil dereference in
+// kubelet.
+func (m *manager) fits(c Container) error {
+	m.freeGone()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	hasNode := func(device *v1beta1.Device) bool { return len(device.GetTopology().GetNodes()) > 0 }
+	if !c.SingleNode || !slices.ContainsFunc(slices.Collect(maps.Values(m.all[c.Resource])), hasNode) {
+		return nil
+	}
+	candidates := minus(m.healthy[c.Resource], m.allocated[c.Resource])
+	if held, holds := m.holdingLocked(c); holds {
+		candidates = held.ids()
+	}
+	onNode := map[int64]int{}
+	for id := range candidates {
+		device := m.all[c.Resource][id]
+		if device == nil {
+			err := fmt.Errorf("%w: device %s of %s is held by %s and in no list", ErrCrash, id, c.Resource, c.Pod)
+			m.log.add(Event{Kind: Crash, Resource: c.Resource, IDs: []string{id}, Err: err})
+			return err
+		}
+		for _, node := range device.GetTopology().GetNodes() {
+			onNode[node.GetID()]++
+		}
+	}
+	for _, count := range onNode {
+		if count >= c.Count {
+			return nil
+		}
+	}
+	return &PodError{Reason: TopologyAffinity, Err: errors.New("resources cannot be allocated with topology locality")}
 }
 
 // allocate chooses devices for a container and asks the plugin for them.

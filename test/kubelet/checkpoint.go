@@ -2,11 +2,13 @@ package kubelet
 
 import (
 	"encoding/json"
+	"fmt"
 	"hash/fnv"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"google.golang.org/protobuf/proto"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -34,14 +36,25 @@ type podDeviceEntry struct {
 	AllocResp     []byte
 }
 
-func (d checkpointData) checksum() (uint64, error) {
-	encoded, err := json.Marshal(d)
-	if err != nil {
-		return 0, err
+// checksum returns kubelet's sum: of the data as a library prints it, types and all.
+func (d checkpointData) checksum() uint64 {
+	sum := fnv.New32a()
+	text := &strings.Builder{}
+	for i, e := range d.PodDeviceEntries {
+		if i > 0 {
+			text.WriteByte(' ')
+		}
+		fmt.Fprintf(text, "{PodUID:(string)%s ContainerName:(string)%s ResourceName:(string)%s "+
+			"DeviceIDs:(checkpoint.DevicesPerNUMA)%v AllocResp:([]uint8)%v}",
+			e.PodUID, e.ContainerName, e.ResourceName, e.DeviceIDs, e.AllocResp)
 	}
-	sum := fnv.New64a()
-	_, _ = sum.Write(encoded) // a hash's Write does not fail
-	return sum.Sum64(), nil
+	entries := "[" + text.String() + "]"
+	if d.PodDeviceEntries == nil {
+		entries = "<nil>"
+	}
+	_, _ = fmt.Fprintf(sum, "(checkpoint.checkpointData){PodDeviceEntries:([]checkpoint.PodDevicesEntry)%s "+
+		"RegisteredDevices:(map[string][]string)%v}", entries, d.RegisteredDevices) // a hash's Write does not fail
+	return uint64(sum.Sum32())
 }
 
 // writeCheckpoint saves what containers hold and which resources there are. Kubelet goes on when that fails, and only
@@ -59,7 +72,7 @@ func (m *manager) writeCheckpoint() {
 func (m *manager) checkpointLocked() checkpointData {
 	data := checkpointData{RegisteredDevices: map[string][]string{}}
 	for resource, healthy := range m.healthy {
-		data.RegisteredDevices[resource] = slices.Sorted(maps.Keys(healthy))
+		data.RegisteredDevices[resource] = slices.AppendSeq([]string{}, maps.Keys(healthy))
 	}
 	for _, h := range m.held {
 		response, err := proto.Marshal(h.response)
@@ -75,11 +88,7 @@ func (m *manager) checkpointLocked() checkpointData {
 
 // save writes the checkpoint's file; m.saving must be held.
 func (m *manager) save(data checkpointData) {
-	sum, err := data.checksum()
-	if err != nil {
-		return
-	}
-	encoded, err := json.Marshal(checkpoint{Data: data, Checksum: sum})
+	encoded, err := json.Marshal(checkpoint{Data: data, Checksum: data.checksum()})
 	if err != nil {
 		return
 	}
@@ -100,7 +109,7 @@ func (m *manager) readCheckpoint() {
 	if err := json.Unmarshal(encoded, &saved); err != nil {
 		return
 	}
-	if sum, err := saved.Data.checksum(); err != nil || sum != saved.Checksum {
+	if saved.Data.checksum() != saved.Checksum {
 		return
 	}
 	for _, entry := range saved.Data.PodDeviceEntries {

@@ -34,12 +34,6 @@ func (m *manager) choose(ctx context.Context, c Container) (set, error) {
 	if holds || c.Count == 0 {
 		return nil, nil
 	}
-	available := minus(healthy, m.allocated[c.Resource])
-	if len(available) < c.Count {
-		return nil, fmt.Errorf("requested number of devices unavailable for %s. Requested: %d, Available: %d",
-			c.Resource, c.Count, len(available))
-	}
-	aligned := m.alignedLocked(c, available)
 	chosen := set{}
 	take := func(from set) bool { // true once there are enough
 		if m.allocated[c.Resource] == nil {
@@ -54,10 +48,19 @@ func (m *manager) choose(ctx context.Context, c Container) (set, error) {
 		}
 		return len(chosen) == c.Count
 	}
+	if take(m.reusableLocked(c)) {
+		return chosen, nil
+	}
+	available, needed := minus(healthy, m.allocated[c.Resource]), c.Count-len(chosen)
+	if len(available) < needed {
+		return nil, fmt.Errorf("requested number of devices unavailable for %s. Requested: %d, Available: %d",
+			c.Resource, needed, len(available))
+	}
+	aligned := m.alignedLocked(c, available)
 	// The plugin is asked for its wish among the aligned devices if there are more than enough of them; else they
 	// are taken, and it is asked for the rest.
 	from := aligned
-	if len(aligned) <= c.Count {
+	if len(aligned) <= needed {
 		if take(aligned) {
 			return chosen, nil
 		}
@@ -112,6 +115,21 @@ func (m *manager) callPrefer(
 	})
 	m.log.add(Event{Kind: Preferred, Resource: c.Resource, Endpoint: e.path, IDs: available, Err: err})
 	return response, err
+}
+
+// reusableLocked returns the devices of the pod's init containers that no other of its containers holds.
+func (m *manager) reusableLocked(c Container) set {
+	ofInits, ofOthers := set{}, set{}
+	for _, h := range m.held {
+		switch {
+		case h.pod != c.Pod || h.resource != c.Resource:
+		case m.pods.isInit(h.pod, h.container):
+			maps.Copy(ofInits, h.ids())
+		default:
+			maps.Copy(ofOthers, h.ids())
+		}
+	}
+	return minus(ofInits, ofOthers)
 }
 
 // alignedLocked returns the available devices on the container's NUMA nodes. Without a wish of the Topology Manager, or

@@ -7,7 +7,7 @@
 // test/kubelet/scenario runs against this package and against kubelet's own device manager, and that holds the stand-in
 // true.
 //
-// What it leaves out: init containers, merging what several resources give one container, and the plugin watcher.
+// What it leaves out: merging what several resources give one container, and the plugin watcher.
 //
 // Only tests and the programs below test/ may import it; it knows nothing of the daemon.
 package kubelet

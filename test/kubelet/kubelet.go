@@ -170,6 +170,10 @@ func (k *Kubelet) DropStream(resource string) int {
 // SetRegister says how Register calls are answered from now on. Calls that hang go on when that changes.
 func (k *Kubelet) SetRegister(mode RegisterMode) { k.gate.set(mode) }
 
+// SetPodsKnown says whether kubelet knows the node's pods. A kubelet that starts while the API server is away does not:
+// PodResources shows none of them, and what they hold is theirs for as long. One that was started knows them.
+func (k *Kubelet) SetPodsKnown(known bool) { k.pods.setKnown(known) }
+
 // Quantity is what a node shows of one resource.
 type Quantity struct {
 	Capacity    int // devices known

@@ -108,11 +108,15 @@ func (s resourcesService) GetAllocatableResources(
 	return response, nil
 }
 
+// pod leaves out plain init containers, as kubelet does, although they hold devices.
 func (s resourcesService) pod(pod string, containers []string) *podresources.PodResources {
 	s.m.mu.Lock()
 	defer s.m.mu.Unlock()
 	answer := &podresources.PodResources{Name: pod, Namespace: namespace}
 	for _, container := range containers {
+		if s.m.pods.isInit(pod, container) {
+			continue
+		}
 		c := &podresources.ContainerResources{Name: container}
 		for _, h := range s.m.held {
 			if h.pod == pod && h.container == container {

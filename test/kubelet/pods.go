@@ -8,18 +8,21 @@ import (
 
 // podTable holds the pods that are active on the node. They outlive kubelet's process. The zero value is empty.
 type podTable struct {
-	mu   sync.Mutex          // guards all following fields
-	pods map[string][]string // pod → containers, in the order of their admission
+	mu      sync.Mutex          // guards all following fields
+	pods    map[string][]string // pod → containers, in the order of their admission
+	inits   map[string]bool     // pod/container → true if it is a plain init container
+	unheard bool                // kubelet has not heard from the API server since it started
 }
 
-func (t *podTable) add(pod, container string) {
+func (t *podTable) add(c Container) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.pods == nil {
-		t.pods = map[string][]string{}
+		t.pods, t.inits = map[string][]string{}, map[string]bool{}
 	}
-	if !slices.Contains(t.pods[pod], container) {
-		t.pods[pod] = append(slices.Clip(t.pods[pod]), container)
+	t.inits[c.Pod+"/"+c.Name] = c.Init
+	if !slices.Contains(t.pods[c.Pod], c.Name) {
+		t.pods[c.Pod] = append(slices.Clip(t.pods[c.Pod]), c.Name)
 	}
 }
 
@@ -36,8 +39,31 @@ func (t *podTable) has(pod string) bool {
 	return active
 }
 
+func (t *podTable) isInit(pod, container string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.inits[pod+"/"+container]
+}
+
+// known reports whether kubelet knows the node's pods.
+func (t *podTable) known() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return !t.unheard
+}
+
+func (t *podTable) setKnown(known bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.unheard = !known
+}
+
+// all returns the pods that kubelet knows.
 func (t *podTable) all() map[string][]string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if t.unheard {
+		return nil
+	}
 	return maps.Clone(t.pods)
 }

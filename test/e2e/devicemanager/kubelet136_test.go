@@ -4,8 +4,11 @@ package devicemanager
 
 import (
 	"context"
+	_ "unsafe" // for go:linkname
 
+	cadvisor "github.com/google/cadvisor/info/v1"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
 	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 	"k8s.io/kubernetes/pkg/kubelet/cm/devicemanager"
 	"k8s.io/kubernetes/pkg/kubelet/cm/topologymanager"
@@ -17,6 +20,16 @@ import (
 
 const version = kubelet.V136
 
+// numaNodes are the machine's.
+var numaNodes = []cadvisor.Node{{Id: 0}, {Id: 1}}
+
+// newManagerImpl is kubelet's NewManagerImpl with a socket path of the caller's choice.
+//
+//go:linkname newManagerImpl k8s.io/kubernetes/pkg/kubelet/cm/devicemanager.newManagerImpl
+func newManagerImpl(
+	logger klog.Logger, socketPath string, topology []cadvisor.Node, store topologymanager.Store,
+) (*devicemanager.ManagerImpl, error)
+
 func capacityOf(m *devicemanager.ManagerImpl) (v1.ResourceList, v1.ResourceList) {
 	capacity, allocatable, _ := m.GetCapacity()
 	return capacity, allocatable
@@ -24,6 +37,10 @@ func capacityOf(m *devicemanager.ManagerImpl) (v1.ResourceList, v1.ResourceList)
 
 func allocate(_ context.Context, m *devicemanager.ManagerImpl, pod *v1.Pod, container *v1.Container) error {
 	return m.Allocate(pod, container)
+}
+
+func hints(m *devicemanager.ManagerImpl, pod *v1.Pod, container *v1.Container) map[string][]topologymanager.TopologyHint {
+	return m.GetTopologyHints(pod, container)
 }
 
 func deregister(m *devicemanager.ManagerImpl, resource, path string) {

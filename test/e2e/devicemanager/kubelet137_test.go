@@ -4,7 +4,9 @@ package devicemanager
 
 import (
 	"context"
+	_ "unsafe" // for go:linkname
 
+	cadvisor "github.com/google/cadvisor/lib/model"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
@@ -19,6 +21,16 @@ import (
 
 const version = kubelet.V137
 
+// numaNodes are the machine's.
+var numaNodes = []cadvisor.Node{{Id: 0}, {Id: 1}}
+
+// newManagerImpl is kubelet's NewManagerImpl with a socket path of the caller's choice.
+//
+//go:linkname newManagerImpl k8s.io/kubernetes/pkg/kubelet/cm/devicemanager.newManagerImpl
+func newManagerImpl(
+	logger klog.Logger, socketPath string, topology []cadvisor.Node, store topologymanager.Store,
+) (*devicemanager.ManagerImpl, error)
+
 func capacityOf(m *devicemanager.ManagerImpl) (v1.ResourceList, v1.ResourceList) {
 	capacity, allocatable, _ := m.GetCapacity(klog.Background())
 	return capacity, allocatable
@@ -26,6 +38,10 @@ func capacityOf(m *devicemanager.ManagerImpl) (v1.ResourceList, v1.ResourceList)
 
 func allocate(ctx context.Context, m *devicemanager.ManagerImpl, pod *v1.Pod, container *v1.Container) error {
 	return m.Allocate(ctx, pod, container, lifecycle.AddOperation)
+}
+
+func hints(m *devicemanager.ManagerImpl, pod *v1.Pod, container *v1.Container) map[string][]topologymanager.TopologyHint {
+	return m.GetTopologyHints(klog.Background(), pod, container, lifecycle.AddOperation)
 }
 
 func deregister(m *devicemanager.ManagerImpl, resource, path string) {

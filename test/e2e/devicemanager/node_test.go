@@ -11,7 +11,6 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	_ "unsafe" // for go:linkname
 
 	"google.golang.org/grpc"
 	v1 "k8s.io/api/core/v1"
@@ -33,14 +32,6 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 )
 
-// newManagerImpl is kubelet's NewManagerImpl with a socket path of the caller's choice. The topology is a slice of
-// another type there, one that moved between the versions; only nil may be given.
-//
-//go:linkname newManagerImpl k8s.io/kubernetes/pkg/kubelet/cm/devicemanager.newManagerImpl
-func newManagerImpl(
-	logger klog.Logger, socketPath string, topology []struct{}, store topologymanager.Store,
-) (*devicemanager.ManagerImpl, error)
-
 // node is kubelet's device manager and PodResources service with just enough of a kubelet around them: the pods. It
 // is a scenario.Subject.
 type node struct {
@@ -52,6 +43,7 @@ type node struct {
 	manager *devicemanager.ManagerImpl
 	pods    map[string]*v1.Pod
 	numa    []int // what the Topology Manager has chosen for the pod that is being admitted
+	unheard bool  // kubelet has not heard from the API server
 	crashed bool
 }
 
@@ -71,11 +63,11 @@ func (n *node) start() error {
 	if err := os.MkdirAll(n.dir, 0o750); err != nil {
 		return err
 	}
-	m, err := newManagerImpl(klog.Background(), filepath.Join(n.dir, "kubelet.sock"), nil, topologyStore{node: n})
+	m, err := newManagerImpl(klog.Background(), filepath.Join(n.dir, "kubelet.sock"), numaNodes, topologyStore{node: n})
 	if err != nil {
 		return err
 	}
-	ready := config.NewSourcesReady(func(sets.Set[string]) bool { return true })
+	ready := config.NewSourcesReady(func(sets.Set[string]) bool { return n.podsKnown() })
 	if err := m.Start(klog.Background(), n.active, ready, containermap.NewContainerMap(), sets.New[string]()); err != nil {
 		return err
 	}
@@ -104,7 +96,23 @@ func (n *node) current() *devicemanager.ManagerImpl {
 func (n *node) active() []*v1.Pod {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if n.unheard {
+		return nil
+	}
 	return slices.Collect(maps.Values(n.pods))
+}
+
+func (n *node) podsKnown() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return !n.unheard
+}
+
+// SetPodsKnown says whether kubelet has heard from the API server since it started.
+func (n *node) SetPodsKnown(known bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.unheard = !known
 }
 
 // Restart stops the device manager and starts another one over the same directory.
@@ -172,6 +180,9 @@ func (n *node) allocate(ctx context.Context, pod *v1.Pod, container *v1.Containe
 			err = fmt.Errorf("%w: %v", kubelet.ErrCrash, crash)
 		}
 	}()
+	if c.SingleNode && !fits(hints(n.current(), pod, container)[c.Resource]) {
+		return &kubelet.PodError{Reason: kubelet.TopologyAffinity, Err: errors.New("no NUMA node has them all")}
+	}
 	if err := allocate(ctx, n.current(), pod, container); err != nil {
 		return &kubelet.PodError{Reason: kubelet.UnexpectedAdmission, Err: err}
 	}
@@ -180,6 +191,12 @@ func (n *node) allocate(ctx context.Context, pod *v1.Pod, container *v1.Containe
 		return &kubelet.PodError{Reason: kubelet.Unschedulable, Err: errors.New("no such resource")}
 	}
 	return nil
+}
+
+// fits reports whether the Topology Manager's policy single-numa-node is content with a resource's hints.
+func fits(hints []topologymanager.TopologyHint) bool {
+	single := func(h topologymanager.TopologyHint) bool { return h.Preferred && h.NUMANodeAffinity.Count() == 1 }
+	return hints == nil || slices.ContainsFunc(hints, single)
 }
 
 // addPod makes the container part of its pod, which is active from then on.
@@ -195,8 +212,12 @@ func (n *node) addPod(c kubelet.Container) (*v1.Pod, *v1.Container) {
 		pod = &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: c.Pod, Namespace: "default", UID: types.UID(c.Pod)}}
 	}
 	pod = pod.DeepCopy() // readers hold the old one
-	pod.Spec.Containers = slices.DeleteFunc(pod.Spec.Containers, func(old v1.Container) bool { return old.Name == c.Name })
-	pod.Spec.Containers = append(pod.Spec.Containers, container)
+	containers := &pod.Spec.Containers
+	if c.Init {
+		containers = &pod.Spec.InitContainers
+	}
+	*containers = slices.DeleteFunc(*containers, func(old v1.Container) bool { return old.Name == c.Name })
+	*containers = append(*containers, container)
 	n.pods[c.Pod] = pod
 	return pod, &container
 }

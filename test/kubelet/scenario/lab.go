@@ -25,6 +25,7 @@ type Subject interface {
 	Resources() map[string]kubelet.Quantity
 	Admit(ctx context.Context, c kubelet.Container) (kubelet.Allocation, error)
 	Remove(pod string)
+	SetPodsKnown(known bool)
 	PodStatus(pod string) map[string]map[string]bool
 }
 
@@ -52,7 +53,7 @@ const (
 
 // Run runs the table, each scenario as a subtest with a kubelet of its own.
 func Run(t *testing.T, setup Setup) {
-	for _, group := range [][]scenario{registration, lists, restarts, allocation, overlaps, account} {
+	for _, group := range [][]scenario{registration, lists, restarts, allocation, overlaps, account, file, topology} {
 		for _, s := range group {
 			t.Run(s.name, func(t *testing.T) {
 				t.Parallel()

@@ -66,6 +66,19 @@ var overlaps = []scenario{
 		l.shows(1, 1)
 		l.same("allocation", []string{"x"}, l.admit("pod", 1).IDs)
 	}},
+	{name: "the list is that of the plugin that sent last, and asked is the one that registered last", run: func(l *lab) {
+		old := l.start("old.sock", Script{}, "a", "b", "c")
+		young := l.serve("new.sock", Script{}, devices("x")...)
+		l.must(young.Register(l.ctx))
+		l.shows(1, 1)
+		l.same("served by", "new.sock", l.admit("first", 1).Response.GetEnvs()["SERVED_BY"])
+		old.Send(devices("a", "b", "c")...)
+		l.shows(3, 3)
+		got := l.admit("second", 2) // of the old plugin's devices, by the new plugin
+		l.same("served by", "new.sock", got.Response.GetEnvs()["SERVED_BY"])
+		young.Send(devices("x")...)
+		l.shows(1, 1)
+	}},
 	{name: "a fresh path at once after a stream's end", run: func(l *lab) {
 		lost := 0
 		for round := range rounds {
