@@ -58,6 +58,7 @@ var imports = map[string][]string{
 	"internal/monitor":   {"internal/inventory", "internal/health", "internal/feed", "internal/files"},
 	"internal/plugin":    {"internal/resource", "internal/edits", "internal/feed", "internal/supervise"},
 	"internal/mps":       {"internal/inventory", "internal/resource", "internal/feed", "internal/files", "internal/supervise"},
+	"internal/status":    {"internal/inventory", "internal/health", "internal/resource"},
 	"internal/telemetry": {"internal/inventory"},
 	"internal/agent": {
 		"internal/config", "internal/inventory", "internal/monitor", "internal/resource", "internal/plugin", "internal/feed",
@@ -96,6 +97,7 @@ var callHomes = []struct{ path, name, home string }{
 // pure packages hold values and policy: the same input gives the same answer, and nothing happens.
 var pure = []string{
 	"internal/inventory", "internal/health", "internal/topology", "internal/resource", "internal/edits",
+	"internal/status",
 }
 
 // impure imports and calls are those that read or change the world, tell the time or log.

@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
 
 // scanTimeout bounds a look at a node outside the daemon. A real driver may have to wake its GPUs first.
@@ -105,7 +106,7 @@ type plannedEdits struct {
 
 func newPlanned(snapshot inventory.Snapshot, c config.Config) (planned, error) {
 	plan := resource.New(snapshot, c.Resource)
-	p := planned{Resources: []plannedResource{}, LeftOut: leftOut(snapshot, plan), Warnings: plan.OtherWarnings()}
+	p := planned{Resources: []plannedResource{}, LeftOut: status.LeftOut(snapshot, plan), Warnings: plan.OtherWarnings()}
 	for _, r := range plan.Resources {
 		e, err := edits.For(r.Devices[:1], c.Edits)
 		if err != nil {
@@ -122,18 +123,6 @@ func newPlanned(snapshot inventory.Snapshot, c config.Config) (planned, error) {
 		p.Resources = append(p.Resources, printed)
 	}
 	return p, nil
-}
-
-// leftOut says which GPUs cannot be read, which devices are not offered, and why.
-func leftOut(snapshot inventory.Snapshot, plan resource.Plan) []string {
-	var lines []string
-	for _, l := range snapshot.LeftOut {
-		lines = append(lines, fmt.Sprintf("GPU %d: %s", l.Index, l.Reason))
-	}
-	for _, l := range plan.LeftOut {
-		lines = append(lines, fmt.Sprintf("device %s (%s): %s", l.Index, l.UUID, l.Reason))
-	}
-	return lines
 }
 
 func (p planned) table(w io.Writer) {

@@ -1,4 +1,4 @@
-package cli
+package status
 
 import (
 	"math/bits"
@@ -6,9 +6,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
-// reportedSignals is what was read of a GPU when it answered last. What its driver does not tell is not there. The second half
+// Signals is what was read of a GPU when it answered last. What its driver does not tell is not there. The second half
 // is only shown: nothing follows from it.
-type reportedSignals struct {
+type Signals struct {
 	RecoveryAction     string `json:"recoveryAction,omitempty"`
 	RowRemapFailure    *bool  `json:"rowRemapFailure,omitempty"`
 	UnrepairableMemory *bool  `json:"unrepairableMemory,omitempty"`
@@ -26,12 +26,12 @@ type reportedSignals struct {
 	NVLinksInactive     []int    `json:"nvlinksInactive,omitempty"` // their numbers
 }
 
-// signalStatus returns nil for a GPU of which nothing was ever read.
-func signalStatus(r inventory.Reading) *reportedSignals {
+// signals returns nil for a GPU of which nothing was ever read.
+func signals(r inventory.Reading) *Signals {
 	if r == (inventory.Reading{}) {
 		return nil
 	}
-	s := reportedSignals{
+	s := Signals{
 		RowRemapFailure:     known(r.RowRemapFailure),
 		UnrepairableMemory:  known(r.UnrepairableMemory),
 		UncorrectedECC:      known(r.UncorrectedECC),

@@ -1,4 +1,4 @@
-package cli
+package status
 
 import (
 	"testing"
@@ -42,7 +42,7 @@ rowRemapPending: true
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := yaml.Marshal(signalStatus(tt.reading))
+			got, err := yaml.Marshal(signals(tt.reading))
 			if err != nil {
 				t.Fatal(err)
 			}

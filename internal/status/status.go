@@ -1,0 +1,150 @@
+// Package status is all that a daemon knows of itself and its node, as one value: what status prints and what readiness is
+// judged by. Its JSON is an interface of the program: fields are added, and none is renamed or removed.
+//
+// It imports inventory, health and resource. Package cli fills it in.
+package status
+
+import "time"
+
+// A Status is what a daemon knows at one moment. Times are in UTC, to the second, and zero where there is none.
+type Status struct {
+	// Version is the daemon's build.
+	Version string `json:"version"`
+	// Simulated is the profile of a simulated node; empty on a real one.
+	Simulated string `json:"simulated,omitempty"`
+	// Driver is the version of the driver; empty before the first look that succeeded.
+	Driver string `json:"driver,omitempty"`
+	// Looked is when the last look at the node that succeeded ended.
+	Looked time.Time `json:"looked,omitzero"`
+	// Stale is why the last look failed; empty if it did not.
+	Stale string `json:"stale,omitempty"`
+	// Node is a reason that holds for all GPUs at once; empty if there is none.
+	Node string `json:"node,omitempty"`
+	// Hanging is the number of calls into the driver that have not returned within their deadline.
+	Hanging int `json:"hanging,omitempty"`
+	// Calls are the calls into the driver that are under way, the oldest first.
+	Calls []Call `json:"calls,omitempty"`
+	// Quiet says that the driver was released by quiesce; Quiesced, how.
+	Quiet    bool      `json:"quiet,omitempty"`
+	Quiesced *Quiesced `json:"quiesced,omitempty"`
+
+	// Readiness is the answer to the readiness probe.
+	Readiness Readiness `json:"readiness,omitzero"`
+
+	// ConfigFile is the path of the configuration file; empty if there is none.
+	ConfigFile string `json:"configFile,omitempty"`
+	// ConfigGeneration numbers the configurations that were in force since the process started, from 1.
+	ConfigGeneration uint64 `json:"configGeneration,omitempty"`
+	// ConfigError is why the file as it is now is not in force; empty if it is.
+	ConfigError string `json:"configError,omitempty"`
+
+	// GPUs are the GPUs of the last look by ascending index, each followed by its MIG devices.
+	GPUs []Device `json:"gpus"`
+	// LeftOut are sentences: which GPUs cannot be read, which devices are not offered, and why.
+	LeftOut []string `json:"leftOut,omitempty"`
+	// Retries are the GPUs that could not be read and when each is asked again.
+	Retries []Retry `json:"retries,omitempty"`
+	// Unwatched are sentences: which GPUs give no events, and why. Only looks find their faults.
+	Unwatched []string `json:"unwatched,omitempty"`
+	// Holds are the devices that are not given out for a while.
+	Holds []Hold `json:"holds,omitempty"`
+
+	// Resources are the resources that are served, by name.
+	Resources []Resource `json:"resources"`
+	// Warnings are sentences: what else of the plan is not as the configuration or the node makes one expect.
+	Warnings []string `json:"warnings,omitempty"`
+	// MPS are sentences: which resources that are shared by MPS cannot be used, and why.
+	MPS []string `json:"mps,omitempty"`
+}
+
+// Readiness is whether the daemon serves no less than what was served on its node before.
+type Readiness struct {
+	// Ready stays true once it was.
+	Ready bool `json:"ready"`
+	// Reason is a sentence: why the daemon is not ready, or why it is although it serves nothing.
+	Reason string `json:"reason,omitempty"`
+	// Since is when Ready became what it is.
+	Since time.Time `json:"since,omitzero"`
+}
+
+// A Call is a call into the driver that has not returned.
+type Call struct {
+	// GPU is the index of the GPU that the call is about; nil if it is about none.
+	GPU *int `json:"gpu,omitempty"`
+	// Function is the NVML function.
+	Function string `json:"function"`
+	// Since is when the call began.
+	Since time.Time `json:"since"`
+}
+
+// Quiesced is how the driver was released.
+type Quiesced struct {
+	// Since is when it was asked for.
+	Since time.Time `json:"since,omitzero"`
+	// Allocate says that GPUs are given to new pods meanwhile.
+	Allocate bool `json:"allocate"`
+}
+
+// A Retry is a GPU that could not be read.
+type Retry struct {
+	// Index is the GPU's NVML index.
+	Index int `json:"index"`
+	// Reason is why it could not be read.
+	Reason string `json:"reason"`
+	// Next is when it is asked again.
+	Next time.Time `json:"next,omitzero"`
+}
+
+// A Hold keeps a device from being given out.
+type Hold struct {
+	// Device is the UUID of the GPU or MIG device.
+	Device string `json:"device"`
+	// Resource is the name of the resource that would offer it.
+	Resource string `json:"resource,omitempty"`
+	// Reason is a sentence without a full stop.
+	Reason string `json:"reason"`
+	// Listed says that the device is listed as Unhealthy; otherwise it is not listed.
+	Listed bool `json:"listed"`
+}
+
+// A Resource is how one resource is being served.
+type Resource struct {
+	Name string `json:"name"`
+	// Devices counts the devices that kubelet is told of, Healthy those of them that may be given to pods.
+	Devices int `json:"devices"`
+	Healthy int `json:"healthy"`
+	// Server is the phase of the resource's server: "waiting for kubelet", "registering" or "serving".
+	Server string `json:"server"`
+	// Agreed says that kubelet's own account of the resource was the list that was sent, when it was compared last.
+	Agreed bool `json:"agreed,omitempty"`
+	// Problem is why the last registration failed or ended, or how kubelet's account differs; empty while all is well.
+	Problem string `json:"problem,omitempty"`
+	// Departing are the devices that left the plan and are still listed, as Unhealthy.
+	Departing []Departing `json:"departing,omitempty"`
+}
+
+// Departing is a device that left the plan.
+type Departing struct {
+	// ID is the device's ID at kubelet.
+	ID string `json:"id"`
+	// Reason is why the device left the plan.
+	Reason string `json:"reason"`
+	// Waiting is what its list waits for before it drops the device; empty if that is only time.
+	Waiting string `json:"waiting,omitempty"`
+}
+
+// Moment returns t as a Status has it.
+func Moment(t time.Time) time.Time {
+	if t.IsZero() {
+		return t
+	}
+	return t.UTC().Truncate(time.Second)
+}
+
+// Stamp returns t as RFC 3339 writes it, in UTC; empty for the zero time.
+func Stamp(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return t.UTC().Format(time.RFC3339)
+}

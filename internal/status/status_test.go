@@ -1,0 +1,182 @@
+package status
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+)
+
+// TestJSON holds the names that scripts read.
+func TestJSON(t *testing.T) {
+	t.Parallel()
+	at := Moment(time.Date(2026, 11, 22, 1, 2, 3, 4, time.FixedZone("", 3600)))
+	one := 1
+	got, err := json.MarshalIndent(Status{
+		Version: "v1", Simulated: "t4", Driver: "580", Looked: at, Stale: "no answer", Node: "all", Hanging: 1,
+		Calls: []Call{{GPU: &one, Function: "f", Since: at}}, Quiet: true, Quiesced: &Quiesced{Since: at, Allocate: true},
+		Readiness:  Readiness{Ready: true, Reason: "why", Since: at},
+		ConfigFile: "f", ConfigGeneration: 2, ConfigError: "bad",
+		GPUs: []Device{{
+			Index: "0", UUID: "GPU-0", Model: "T4", State: "Unhealthy", Since: at, Reason: "r", Cure: "reset", XID: 79,
+			Events: []string{"XID 79 × 1"},
+		}},
+		LeftOut: []string{"GPU 1: x"}, Retries: []Retry{{Index: 1, Reason: "x", Next: at}}, Unwatched: []string{"GPU 2: x"},
+		Holds: []Hold{{Device: "GPU-3", Resource: "a/b", Reason: "x", Listed: true}},
+		Resources: []Resource{{
+			Name: "a/b", Devices: 2, Healthy: 1, Server: "serving", Agreed: true, Problem: "x",
+			Departing: []Departing{{ID: "GPU-4", Reason: "x", Waiting: "y"}},
+		}},
+		Warnings: []string{"w"}, MPS: []string{"m"},
+	}, "", " ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = `{
+ "version": "v1",
+ "simulated": "t4",
+ "driver": "580",
+ "looked": "2026-11-22T00:02:03Z",
+ "stale": "no answer",
+ "node": "all",
+ "hanging": 1,
+ "calls": [
+  {
+   "gpu": 1,
+   "function": "f",
+   "since": "2026-11-22T00:02:03Z"
+  }
+ ],
+ "quiet": true,
+ "quiesced": {
+  "since": "2026-11-22T00:02:03Z",
+  "allocate": true
+ },
+ "readiness": {
+  "ready": true,
+  "reason": "why",
+  "since": "2026-11-22T00:02:03Z"
+ },
+ "configFile": "f",
+ "configGeneration": 2,
+ "configError": "bad",
+ "gpus": [
+  {
+   "index": "0",
+   "uuid": "GPU-0",
+   "model": "T4",
+   "state": "Unhealthy",
+   "since": "2026-11-22T00:02:03Z",
+   "reason": "r",
+   "cure": "reset",
+   "xid": 79,
+   "events": [
+    "XID 79 × 1"
+   ]
+  }
+ ],
+ "leftOut": [
+  "GPU 1: x"
+ ],
+ "retries": [
+  {
+   "index": 1,
+   "reason": "x",
+   "next": "2026-11-22T00:02:03Z"
+  }
+ ],
+ "unwatched": [
+  "GPU 2: x"
+ ],
+ "holds": [
+  {
+   "device": "GPU-3",
+   "resource": "a/b",
+   "reason": "x",
+   "listed": true
+  }
+ ],
+ "resources": [
+  {
+   "name": "a/b",
+   "devices": 2,
+   "healthy": 1,
+   "server": "serving",
+   "agreed": true,
+   "problem": "x",
+   "departing": [
+    {
+     "id": "GPU-4",
+     "reason": "x",
+     "waiting": "y"
+    }
+   ]
+  }
+ ],
+ "warnings": [
+  "w"
+ ],
+ "mps": [
+  "m"
+ ]
+}`
+	if diff := cmp.Diff(want, string(got)); diff != "" {
+		t.Errorf("JSON (-want +got):\n%s", diff)
+	}
+}
+
+// TestJSONOfLittle holds what is there although there is nothing to say.
+func TestJSONOfLittle(t *testing.T) {
+	t.Parallel()
+	got, err := json.Marshal(Status{Version: "v1", GPUs: Devices(inventory.Snapshot{}, nil), Resources: []Resource{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := `{"version":"v1","gpus":[],"resources":[]}`; string(got) != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+func TestDevices(t *testing.T) {
+	t.Parallel()
+	at := time.Date(2026, 11, 22, 1, 2, 3, 4, time.UTC)
+	lost := inventory.Health{State: inventory.Lost, Reason: "gone", Cure: inventory.CureReboot, XID: 79, Since: at}
+	snapshot := inventory.Snapshot{
+		GPUs: []inventory.GPU{
+			{Index: 0, UUID: "GPU-0", Model: "A100", Health: inventory.Health{State: inventory.Healthy}, MIGDevices: []inventory.MIGDevice{
+				{Index: 0, UUID: "MIG-0", Profile: "1g.5gb", Health: lost},
+			}},
+			{Index: 1, UUID: "GPU-1", Model: "A100", Health: lost, MIGDevices: []inventory.MIGDevice{
+				{Index: 2, UUID: "MIG-1", Profile: "1g.5gb", Health: inventory.Health{State: inventory.Healthy}},
+			}},
+		},
+		LeftOut: []inventory.LeftOut{{Index: 2, Reason: "silent"}},
+	}
+	known := []health.GPU{
+		{UUID: "GPU-0", Instances: []health.Instance{
+			{UUID: "MIG-0", Device: health.Device{Counts: []health.Count{{Kind: inventory.EventXID, XID: 79, N: 2, Last: at}}}},
+		}},
+		{UUID: "GPU-1"},
+	}
+	sick := Device{State: "Lost", Reason: "gone", Cure: "reboot", XID: 79, Since: at.Truncate(time.Second)}
+	want := []Device{
+		{Index: "0", UUID: "GPU-0", Model: "A100", State: "Healthy"},
+		sick, sick, sick,
+	}
+	want[1].Index, want[1].UUID, want[1].Model = "0:0", "MIG-0", "MIG 1g.5gb"
+	want[1].Events = []string{"XID 79 × 2, last 2026-11-22T01:02:03Z"}
+	want[2].Index, want[2].UUID, want[2].Model = "1", "GPU-1", "A100"
+	want[3].Index, want[3].UUID, want[3].Model = "1:2", "MIG-1", "MIG 1g.5gb"
+	if diff := cmp.Diff(want, Devices(snapshot, known)); diff != "" {
+		t.Errorf("devices (-want +got):\n%s", diff)
+	}
+	plan := resource.Plan{LeftOut: []resource.LeftOut{{Index: "0:1", UUID: "MIG-9", Reason: "excluded"}}}
+	if diff := cmp.Diff([]string{"GPU 2: silent", "device 0:1 (MIG-9): excluded"}, LeftOut(snapshot, plan)); diff != "" {
+		t.Errorf("left out (-want +got):\n%s", diff)
+	}
+}
