@@ -30,6 +30,9 @@ const (
 	farewellTime = 5 * time.Millisecond
 	// hangUpTimeout bounds the wait for kubelet to close its connection after a stream ended.
 	hangUpTimeout = 500 * time.Millisecond
+	// handshakeTimeout is how long a connection may say nothing. Where nobody closes it, gRPC waits two minutes for it when the
+	// server stops.
+	handshakeTimeout = time.Second
 	// finishTimeout bounds the wait for calls in flight when a life ends.
 	finishTimeout = time.Second
 	// lookInterval is how often a server looks whether its socket is still there, beside the notices of Presence.
@@ -72,7 +75,7 @@ func (l *life) run(parent context.Context) error {
 	}
 	log := klog.FromContext(parent)
 	endpoint := l.Registrar.NewEndpoint(l.list.name)
-	listener, err := (&net.ListenConfig{}).Listen(parent, "unix", endpoint)
+	socket, err := (&net.ListenConfig{}).Listen(parent, "unix", endpoint)
 	if err != nil {
 		return fmt.Errorf("listen beside kubelet's socket: %w", err)
 	}
@@ -83,10 +86,11 @@ func (l *life) run(parent context.Context) error {
 	l.visits = make(chan struct{}, 1)
 	service := &service{
 		log: log, list: l.list, inspector: l.Inspector, inspect: l.list.views.Value().options.Inspect,
-		closing: l.closing, began: make(chan struct{}), ended: func() { end(errStreamEnded) },
+		closing: l.closing, called: l.connections.called, began: make(chan struct{}), ended: func() { end(errStreamEnded) },
 	}
 	server := grpc.NewServer(
 		grpc.MaxRecvMsgSize(maxRequest),
+		grpc.ConnectionTimeout(handshakeTimeout),
 		grpc.ChainUnaryInterceptor(recoverCalls(log)),
 		grpc.ChainStreamInterceptor(recoverStreams(log)),
 	)
@@ -94,7 +98,7 @@ func (l *life) run(parent context.Context) error {
 
 	var tasks sync.WaitGroup
 	tasks.Go(func() {
-		if err := server.Serve(l.connections.watch(listener)); err != nil {
+		if err := server.Serve(&listener{socket, l.connections}); err != nil {
 			end(fmt.Errorf("serve %s: %w", endpoint, err))
 		}
 	})
@@ -197,7 +201,6 @@ func (l *life) stayRegistered(
 	ctx context.Context, incarnation uint64, endpoint string, service *service,
 ) (proven bool, err error) {
 	l.report(PhaseRegistering)
-	left := l.connections.left() // nobody knows the socket yet: kubelet's connection is the first
 	if err := l.register(ctx, incarnation, endpoint, service.options()); err != nil {
 		return false, err
 	}
@@ -209,7 +212,7 @@ func (l *life) stayRegistered(
 		return false, context.Cause(ctx)
 	case <-patience.C():
 		return false, errNoStream
-	case <-left:
+	case <-l.connections.hungUp():
 		// The stream may have begun before: then its end tells more.
 		select {
 		case <-service.began:
@@ -237,17 +240,19 @@ func (l *life) register(
 func (l *life) hangUp(parent context.Context, server *grpc.Server, presence Presence, cause error) {
 	// A kubelet that ended has closed its connection, or its kernel is about to. One that only made its socket anew has not.
 	left := errors.Is(cause, errKubeletLeft)
-	stays := parent.Err() == nil && !(left && l.wait(parent, l.connections.none(), farewellTime))
+	stays := parent.Err() == nil && !(left && l.wait(parent, l.connections.left(), farewellTime))
 	close(l.closing)
 	if stays {
-		l.wait(parent, l.connections.none(), hangUpTimeout)
+		l.wait(parent, l.connections.left(), hangUpTimeout)
 	}
+	l.connections.close(false)
 	finished := make(chan struct{})
 	go func() {
 		defer close(finished)
 		server.GracefulStop()
 	}()
 	if !l.wait(context.WithoutCancel(parent), finished, finishTimeout) {
+		l.connections.close(true)
 		server.Stop() // does not wait for calls: one that never ends must not keep the resource from being served
 	}
 	switch {

@@ -3,12 +3,14 @@ package plugin
 import (
 	"context"
 	"errors"
+	"net"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/peer"
 	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
@@ -60,8 +62,13 @@ func TestHangingUp(t *testing.T) {
 					Collaborators: Collaborators{Presence: presence, Accountant: account, Clock: clock.RealClock{}},
 					list:          newList("nvidia.com/gpu", clock.RealClock{}), connections: newConnections(), closing: make(chan struct{}),
 				}
-				if test.closes != itself {
-					l.connections.opened()
+				connection, far := net.Pipe()
+				defer func() { _ = far.Close() }()
+				kubelets := &conn{Conn: connection, connections: l.connections}
+				l.connections.add(kubelets)
+				l.connections.called(peer.NewContext(t.Context(), &peer.Peer{Addr: kubelets.RemoteAddr()}))
+				if test.closes == itself {
+					_ = kubelets.Close()
 				}
 				var kubelet sync.WaitGroup
 				defer kubelet.Wait()
@@ -69,7 +76,7 @@ func TestHangingUp(t *testing.T) {
 					<-l.closing
 					if test.closes != itself {
 						time.Sleep(test.closes)
-						l.connections.closed()
+						_ = kubelets.Close()
 					}
 					time.Sleep(test.changes)
 					presence.Publish(Presence{Incarnation: 2})

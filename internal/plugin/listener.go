@@ -1,88 +1,133 @@
 package plugin
 
 import (
+	"context"
 	"net"
 	"sync"
+
+	"google.golang.org/grpc/peer"
 )
 
-// connections counts the open connections of one listener, so that a life can tell when kubelet has closed its own.
+// connections are the open connections of one listener. They tell a life when kubelet has closed its own, and let it close
+// the others: a connection that sends nothing would make gRPC wait when the server stops.
 type connections struct {
 	mu      sync.Mutex // guards all following fields
-	open    int
-	drained chan struct{} // closed when open falls to 0; after that made anew for the next connection
+	open    map[*conn]struct{}
+	kubelet *conn         // the first connection on which a call was made: nobody else knows the socket before kubelet
+	gone    chan struct{} // closed when kubelet's connection is
+	closing bool          // new connections are closed at once
 }
 
-func newConnections() *connections { return &connections{drained: make(chan struct{})} }
-
-// watch returns a listener whose connections are counted.
-func (c *connections) watch(l net.Listener) net.Listener {
-	return &countingListener{Listener: l, connections: c}
+func newConnections() *connections {
+	return &connections{open: map[*conn]struct{}{}, gone: make(chan struct{})}
 }
 
-// left returns a channel that is closed once no connection is open any more. Where none is open yet, the first is waited
-// for.
+// called notes that a call was made on the connection that ctx is of.
+func (c *connections) called(ctx context.Context) {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	address, ok := p.Addr.(connAddr)
+	if !ok || c.kubelet != nil {
+		return
+	}
+	c.kubelet = address.conn
+	if _, open := c.open[c.kubelet]; !open {
+		close(c.gone)
+	}
+}
+
+// hungUp returns a channel that is closed once kubelet's connection was closed; never if kubelet makes no call.
+func (c *connections) hungUp() <-chan struct{} { return c.gone }
+
+// left returns a channel that is closed once no connection of kubelet's is open: at once if there never was one.
 func (c *connections) left() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.drained
+	if c.kubelet != nil {
+		return c.gone
+	}
+	none := make(chan struct{})
+	close(none)
+	return none
 }
 
-// none returns a channel that is closed once no connection is open: at once if there is none, or never was one.
-func (c *connections) none() <-chan struct{} {
+// close closes the open connections and those to come: all, or all but kubelet's.
+func (c *connections) close(kubelet bool) {
+	c.mu.Lock()
+	c.closing = true
+	var closing []*conn
+	for conn := range c.open {
+		if kubelet || conn != c.kubelet {
+			closing = append(closing, conn)
+		}
+	}
+	c.mu.Unlock()
+	for _, conn := range closing {
+		_ = conn.Close() // it fails only when it is closed already
+	}
+}
+
+// add takes in a new connection, and reports false where it has to be closed.
+func (c *connections) add(conn *conn) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.open == 0 {
-		now := make(chan struct{})
-		close(now)
-		return now
+	if c.closing {
+		return false
 	}
-	return c.drained
+	c.open[conn] = struct{}{}
+	return true
 }
 
-func (c *connections) opened() {
+func (c *connections) remove(conn *conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.open++; c.open > 1 {
-		return
+	if _, open := c.open[conn]; open && conn == c.kubelet {
+		close(c.gone)
 	}
-	select {
-	case <-c.drained:
-		c.drained = make(chan struct{})
-	default: // the first
-	}
+	delete(c.open, conn)
 }
 
-func (c *connections) closed() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.open--; c.open == 0 {
-		close(c.drained)
-	}
-}
-
-type countingListener struct {
+// A listener keeps account of the connections that it accepts.
+type listener struct {
 	net.Listener
 	connections *connections
 }
 
-func (l *countingListener) Accept() (net.Conn, error) {
-	conn, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
+func (l *listener) Accept() (net.Conn, error) {
+	for {
+		accepted, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		c := &conn{Conn: accepted, connections: l.connections}
+		if l.connections.add(c) {
+			return c, nil
+		}
+		_ = accepted.Close()
 	}
-	l.connections.opened()
-	return &countedConn{Conn: conn, closed: l.connections.closed}, nil
 }
 
-// A countedConn tells once that it was closed. gRPC closes a connection as soon as the other end did.
-type countedConn struct {
+// A conn is an accepted connection. gRPC closes it as soon as the other end did.
+type conn struct {
 	net.Conn
-	once   sync.Once
-	closed func()
+	connections *connections
 }
 
-func (c *countedConn) Close() error {
+func (c *conn) Close() error {
 	err := c.Conn.Close()
-	c.once.Do(c.closed)
+	c.connections.remove(c)
 	return err
+}
+
+// RemoteAddr returns what tells the connection from others where gRPC names the peer of a call: clients of Unix sockets have
+// no address.
+func (c *conn) RemoteAddr() net.Addr { return connAddr{c.Conn.RemoteAddr(), c} }
+
+type connAddr struct {
+	net.Addr
+	conn *conn
 }

@@ -27,6 +27,7 @@ type service struct {
 	inspector Inspector
 	inspect   bool            // what kubelet was told when it registered us
 	closing   <-chan struct{} // closed when the life ends: streams are to end
+	called    func(context.Context) // notes which connection kubelet's first calls come by
 	// The first stream is kubelet's: nobody else knows the socket's name before kubelet does.
 	first sync.Once
 	began chan struct{} // closed when it begins
@@ -34,7 +35,8 @@ type service struct {
 	used  atomic.Bool   // kubelet allocated in this life
 }
 
-func (s *service) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
+func (s *service) GetDevicePluginOptions(ctx context.Context, _ *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
+	s.called(ctx)
 	return s.options(), nil
 }
 
@@ -45,6 +47,7 @@ func (s *service) options() *pluginapi.DevicePluginOptions {
 
 // ListAndWatch sends the list, and again whenever it changed, until kubelet or the life ends the stream.
 func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
+	s.called(stream.Context())
 	s.first.Do(func() {
 		close(s.began)
 		context.AfterFunc(stream.Context(), s.ended)
