@@ -25,8 +25,8 @@ type service struct {
 	log       klog.Logger
 	list      *list
 	inspector Inspector
-	inspect   bool            // what kubelet was told when it registered us
-	closing   <-chan struct{} // closed when the life ends: streams are to end
+	inspect   bool                  // what kubelet was told when it registered us
+	closing   <-chan struct{}       // closed when the life ends: streams are to end
 	called    func(context.Context) // notes which connection kubelet's first calls come by
 	// The first stream is kubelet's: nobody else knows the socket's name before kubelet does.
 	first sync.Once

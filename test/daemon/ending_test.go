@@ -27,6 +27,7 @@ func TestSIGTERM(t *testing.T) {
 		"the driver hangs":     {{Kind: simulator.KindHang}},
 		"the event wait hangs": {{Kind: simulator.KindHang, Call: "EventSetWait"}},
 		"a GPU is lost":        {{Kind: simulator.KindLost, GPU: "1"}},
+		"silent connections":   nil,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -39,6 +40,9 @@ func TestSIGTERM(t *testing.T) {
 			s.inject(faults...)
 			if name == "a GPU is lost" {
 				s.shows(8, 7)
+			}
+			if name == "silent connections" {
+				s.connect()
 			}
 			mark, daemon := s.Mark(), s.Running()
 			before := s.lastList()
@@ -56,6 +60,18 @@ func TestSIGTERM(t *testing.T) {
 				t.Errorf("a list for a farewell (-before +farewell):\n%s", diff)
 			}
 		})
+	}
+}
+
+// connect opens a connection to every socket beside kubelet's that says nothing until the test ends.
+func (s *stage) connect() {
+	s.t.Helper()
+	for _, name := range s.sockets() {
+		conn, err := (&net.Dialer{}).DialContext(s.t.Context(), "unix", filepath.Join(filepath.Dir(s.Socket()), name))
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		s.t.Cleanup(func() { _ = conn.Close() })
 	}
 }
 

@@ -1,0 +1,91 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// stuck, in the environment of the test's own program, has it be a daemon that never ends.
+const stuck = "GPU_DEVICE_PLUGIN_TEST_STUCK"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(stuck) == "" {
+		os.Exit(m.Run())
+	}
+	os.Exit(run(func(ctx context.Context, _ []string, output io.Writer) error {
+		fmt.Fprintln(output, "here")
+		<-ctx.Done()
+		select {}
+	}))
+}
+
+// TestAStuckProcessEnds: whatever is stuck, and be it the output, too, the process ends after a signal.
+func TestAStuckProcessEnds(t *testing.T) {
+	t.Parallel()
+	const patience = time.Minute
+	for _, name := range []string{"its output is read", "its output is not read"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			cmd := exec.CommandContext(ctx, os.Args[0])
+			cmd.Env = append(os.Environ(), stuck+"=1", "GORACE=atexit_sleep_ms=0")
+			var complaints bytes.Buffer
+			cmd.Stderr = &complaints
+			if name == "its output is not read" {
+				unread, full := fullPipe(t)
+				defer func() { _ = unread.Close() }()
+				cmd.Stderr = full
+			}
+			output, err := cmd.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			if line, err := bufio.NewReader(output).ReadString('\n'); err != nil {
+				t.Fatalf("it said %q: %v", line, err)
+			}
+			began := time.Now()
+			if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Wait(); err != nil {
+				t.Errorf("it ended with %v", err)
+			}
+			if took := time.Since(began); took < endTimeout || took > patience/2 {
+				t.Errorf("it took %v to end, want %v", took, endTimeout)
+			}
+			if name == "its output is read" && !strings.Contains(complaints.String(), "Ended by force") {
+				t.Errorf("it said %q, want that it was ended by force", complaints.String())
+			}
+		})
+	}
+}
+
+// fullPipe returns the ends of a pipe that takes no more.
+func fullPipe(t *testing.T) (reader, writer *os.File) {
+	t.Helper()
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = writer.Close() })
+	if err := writer.SetWriteDeadline(time.Now().Add(time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	for full := make([]byte, 1<<16); err == nil; {
+		_, err = writer.Write(full)
+	}
+	return reader, writer
+}
