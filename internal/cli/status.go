@@ -61,7 +61,13 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 func resources(served []plugin.Status) []status.Resource {
 	resources := make([]status.Resource, 0, len(served))
 	for _, r := range served {
-		resources = append(resources, status.Resource{Name: r.Resource, Devices: r.Devices, Healthy: r.Healthy, Server: string(r.Phase)})
+		shown := status.Resource{
+			Name: r.Resource, Devices: r.Devices, Healthy: r.Healthy, Server: string(r.Phase), Agreed: r.Agreed, Problem: r.Problem,
+		}
+		for _, d := range r.Departing {
+			shown.Departing = append(shown.Departing, status.Departing(d))
+		}
+		resources = append(resources, shown)
 	}
 	return resources
 }

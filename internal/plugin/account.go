@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
@@ -73,8 +74,10 @@ func (l *life) checkAccount(ctx context.Context) (agreed bool, err error) {
 			pace = checkSoon
 		case sameIDs(allocatable, view.healthy()):
 			agreed, differed = true, 0
+			l.compared("")
 		default:
 			differed++
+			l.compared(fmt.Sprintf("kubelet counts %d healthy devices, and the list has %d", len(allocatable), len(view.healthy())))
 			none := len(allocatable) == 0
 			if none && agreed || differed == patientChecks {
 				return agreed, errDisagrees

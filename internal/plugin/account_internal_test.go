@@ -22,7 +22,8 @@ func TestTheAccountIsComparedWhilePlansThatSayTheSameKeepComing(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		r := oneGPU()
-		l := &life{Collaborators: Collaborators{Accountant: emptyAccount{}, Clock: clock.RealClock{}}, list: newList(r.Name, clock.RealClock{})}
+		l := &life{Collaborators: Collaborators{Accountant: emptyAccount{}, Clock: clock.RealClock{}}, list: newList(r.Name, clock.RealClock{}),
+			compared: func(string) {}}
 		l.list.set(r, Options{})
 		var plans sync.WaitGroup
 		plans.Go(func() {

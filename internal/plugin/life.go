@@ -60,6 +60,8 @@ type life struct {
 	Collaborators
 	list   *list
 	report func(Phase)
+	// compared is told how kubelet's account differs from the list; empty if it does not.
+	compared func(difference string)
 
 	connections *connections
 	visits      chan struct{} // holds one word that another plugin's socket came or went

@@ -76,6 +76,21 @@ type Status struct {
 	Phase    Phase
 	// Devices counts the devices that the list names, Healthy those of them that may be given out.
 	Devices, Healthy int
+	// Agreed says that kubelet's own account of the resource was the list, when the two were compared last in this life.
+	Agreed bool
+	// Problem is why the last registration failed or ended, or how kubelet's account differs; empty while all is well.
+	Problem string
+	// Departing are the devices that left the plan and are still listed, by ID.
+	Departing []Departing
+}
+
+// Departing is a device that left the plan and is still listed, as Unhealthy.
+type Departing struct {
+	ID string
+	// Reason is why it cannot be given out.
+	Reason string
+	// Waiting is what its list waits for before it drops the device; empty if that is only time.
+	Waiting string
 }
 
 // A Set keeps one server for each resource of the plan that it was last given.
@@ -93,6 +108,8 @@ type served struct {
 	list    *list
 	epoch   uint64
 	phase   Phase
+	agreed  bool
+	problem string
 	started bool
 	stop    context.CancelFunc // ends its lives; set when started
 }
@@ -136,8 +153,12 @@ func (s *Set) Status() []Status {
 	for _, name := range slices.Sorted(maps.Keys(s.resources)) {
 		entry := s.resources[name]
 		view := entry.list.views.Value()
-		statuses = append(statuses, Status{Resource: name, Phase: entry.phase,
-			Devices: len(view.response.Devices), Healthy: len(view.healthy())})
+		status := Status{Resource: name, Phase: entry.phase, Agreed: entry.agreed, Problem: entry.problem,
+			Devices: len(view.response.Devices), Healthy: len(view.healthy())}
+		for _, id := range slices.Sorted(maps.Keys(view.departing)) {
+			status.Departing = append(status.Departing, Departing{ID: id, Reason: view.departing[id].reason})
+		}
+		statuses = append(statuses, status)
 	}
 	return statuses
 }
@@ -208,15 +229,37 @@ func (s *Set) live(ctx context.Context, entry *served) error {
 	backoff := supervise.Backoff{First: 10 * time.Millisecond, Most: 5 * time.Second, Proven: 10 * time.Second,
 		Clock: s.collaborators.Clock, Nudge: s.nudge}
 	return supervise.Run(ctx, backoff, func(ctx context.Context) error {
-		life := &life{Collaborators: s.collaborators, list: entry.list, report: func(p Phase) { s.setPhase(entry, p) }}
-		return life.run(ctx)
+		life := &life{Collaborators: s.collaborators, list: entry.list,
+			report:   func(p Phase) { s.setPhase(entry, p) },
+			compared: func(difference string) { s.setDifference(entry, difference) },
+		}
+		err := life.run(ctx)
+		if err != nil {
+			s.setProblem(entry, err.Error())
+		}
+		return err
 	})
 }
 
 func (s *Set) setPhase(entry *served, p Phase) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	entry.phase = p
+	entry.phase, entry.agreed = p, false
+	if p == PhaseServing {
+		entry.problem = ""
+	}
+}
+
+func (s *Set) setDifference(entry *served, difference string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	entry.agreed, entry.problem = difference == "", difference
+}
+
+func (s *Set) setProblem(entry *served, problem string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	entry.agreed, entry.problem = false, problem
 }
 
 // nudge returns a channel that is closed with the next incarnation of kubelet.
