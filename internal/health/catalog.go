@@ -46,8 +46,11 @@ type XID struct {
 	SpokenFrom int
 }
 
-// fellOffTheBus is the XID of a GPU that cannot be reached any more.
-const fellOffTheBus = 79
+// XIDs that have rules of their own.
+const (
+	remappingFailed = 64 // a row could not be remapped, which GPUs since Ampere also say when they are read
+	fellOffTheBus   = 79 // the GPU cannot be reached any more
+)
 
 // Lookup returns the catalog's row for code; for a code that it does not have, one of class Decode without a name.
 func Lookup(code uint64) XID {
@@ -65,6 +68,9 @@ func (x XID) String() string {
 	}
 	return fmt.Sprintf("XID %d (%s)", x.Code, x.Name)
 }
+
+// wide reports whether what the XID asks for concerns the whole GPU, even if it struck one MIG device.
+func (x XID) wide() bool { return x.Class == Transient || x.Class == Hardware }
 
 // cure is what makes a GPU usable again after the XID, where no recovery action says otherwise.
 func (x XID) cure() inventory.Cure {

@@ -23,6 +23,7 @@ const (
 	SourceFabric      Source = "fabric"          // a reading: the NVSwitch fabric
 	SourceECC         Source = "ecc"             // a reading: uncorrected memory errors since the last one
 	SourceContact     Source = "contact"         // a reading: calls fail with codes that say nothing of the GPU
+	SourceHang        Source = "hang"            // no reading: a call to this GPU does not return
 	SourceSilence     Source = "silence"         // no reading: nobody could ask the GPU
 	SourceFlapping    Source = "flapping"        // recovered too often
 )
@@ -31,6 +32,9 @@ const (
 func (s Source) event() bool {
 	return s == SourceXID || s == SourcePoison || s == SourceRetirement || s == SourceUnavailable
 }
+
+// signal reports whether faults of the source are told by signals of a reading that not every GPU has.
+func (s Source) signal() bool { return s == SourceMemory || s == SourceFabric || s == SourceECC }
 
 // A Fault is one thing that is wrong with a device, from the look that found it to the one that found it cured.
 type Fault struct {

@@ -9,28 +9,43 @@ import (
 )
 
 // findings returns the faults that a reading of g shows. What it does not act on is only kept: pending remappings do
-// not keep a GPU from work.
+// not keep a GPU from work. The driver's recovery action counts whatever the other calls answer.
 func (p Policy) findings(g GPU, r inventory.Reading, now time.Time) []Fault {
-	switch r.Contact {
-	case inventory.ContactGood:
-	case inventory.ContactLost:
-		return []Fault{{
-			Source: SourceLost, State: inventory.Lost, Cure: inventory.CureReboot,
-			Reason: because(inventory.CureReboot, "the GPU cannot be reached (%s)", r.Reason),
-		}}
-	case inventory.ContactResetRequired:
-		return []Fault{{
-			Source: SourceReset, State: inventory.Unhealthy, Cure: inventory.CureReset,
-			Reason: because(inventory.CureReset, "the GPU refuses calls until it is reset (%s)", r.Reason),
-		}}
-	case inventory.ContactFailing:
-		f := Fault{Source: SourceContact, Cure: inventory.CureReset}
-		return []Fault{p.suspect(f, fmt.Sprintf("calls to the GPU fail (%s)", r.Reason), now)}
-	}
 	var found []Fault
-	if a := r.RecoveryAction; a.Known && a.Value != inventory.RecoveryNone {
+	if a := r.RecoveryAction; a.Known && p.demands(a.Value) {
 		found = append(found, demanded(a.Value))
 	}
+	switch r.Contact {
+	case inventory.ContactGood:
+		return append(found, p.signals(g, r, now)...)
+	case inventory.ContactLost:
+		return append(found, Fault{
+			Source: SourceLost, State: inventory.Lost, Cure: inventory.CureReboot,
+			Reason: because(inventory.CureReboot, "the GPU cannot be reached (%s)", r.Reason),
+		})
+	case inventory.ContactResetRequired:
+		return append(found, Fault{
+			Source: SourceReset, State: inventory.Unhealthy, Cure: inventory.CureReset,
+			Reason: because(inventory.CureReset, "the GPU refuses calls until it is reset (%s)", r.Reason),
+		})
+	case inventory.ContactFailing:
+	}
+	f, what := Fault{Source: SourceContact, Cure: inventory.CureReset}, fmt.Sprintf("calls to the GPU fail (%s)", r.Reason)
+	if g.Health.State == inventory.Unknown { // a suspicion would give it to work, although it has not answered since
+		f.State, f.Reason = inventory.Unhealthy, because(f.Cure, "%s", what)
+		return append(found, f)
+	}
+	return append(found, p.suspect(f, what, now))
+}
+
+// demands reports whether a recovery action keeps a GPU from work.
+func (p Policy) demands(a inventory.RecoveryAction) bool {
+	return a != inventory.RecoveryNone && (a != inventory.RecoveryIMEXDomain || p.IMEXGates)
+}
+
+// signals returns the faults that the signals of a GPU show that answers.
+func (p Policy) signals(g GPU, r inventory.Reading, now time.Time) []Fault {
+	var found []Fault
 	switch {
 	case r.RowRemapFailure.Value:
 		found = append(found, worn("a row of the memory could not be remapped"))
@@ -39,7 +54,8 @@ func (p Policy) findings(g GPU, r inventory.Reading, now time.Time) []Fault {
 	case r.SRAMThreshold.Value && g.any(Fault.uncorrected):
 		found = append(found, worn("the chip's own memories had more uncorrected errors than a part may have"))
 	}
-	if what := fabricFault(r.Fabric); what != "" && !p.FabricReported {
+	// Multi-instance mode shuts the NVLinks: whatever the driver says of the fabric then, the GPU has no part in it.
+	if what := fabricFault(r.Fabric); what != "" && !p.FabricReported && !g.mig {
 		found = append(found, Fault{
 			Source: SourceFabric, State: inventory.Unhealthy, Cure: inventory.CureFabric,
 			Reason: because(inventory.CureFabric, "%s", what),
@@ -47,7 +63,7 @@ func (p Policy) findings(g GPU, r inventory.Reading, now time.Time) []Fault {
 	}
 	before, ecc := g.Reading.UncorrectedECC, r.UncorrectedECC
 	// Without a recovery action nobody would acquit the GPU; there, the XIDs that come with such errors speak for them.
-	if r.RecoveryAction.Known && before.Known && ecc.Known && ecc.Value > before.Value {
+	if !g.old && r.RecoveryAction.Known && before.Known && ecc.Known && ecc.Value > before.Value {
 		f := Fault{Source: SourceECC, Cure: inventory.CureReset}
 		found = append(found, p.suspect(f, fmt.Sprintf("%d new uncorrected memory errors", ecc.Value-before.Value), now))
 	}
@@ -95,11 +111,11 @@ func fabricFault(s inventory.Signal[inventory.Fabric]) string {
 		return fmt.Sprintf("registration with the NVSwitch fabric is %v, and CUDA does not start before it is completed", f.State)
 	case f.Status != 0:
 		return fmt.Sprintf("registration with the NVSwitch fabric failed with NVML code %d", f.Status)
-	case f.Faults != 0:
-		return "the way into the NVSwitch fabric has faults: " + faultNames(f.Faults)
-	case f.Summary == inventory.FabricSummaryUnhealthy:
+	case f.Summary == inventory.FabricSummaryUnhealthy && f.Faults == 0:
 		return "the driver calls the way into the NVSwitch fabric unhealthy"
-	}
+	case f.Summary == inventory.FabricSummaryUnhealthy || f.Summary == inventory.FabricSummaryUnknown && f.Faults != 0:
+		return "the way into the NVSwitch fabric has faults: " + faultNames(f.Faults)
+	} // a driver that sums the faults up has weighed them: with limited capacity the GPU can be used
 	return ""
 }
 

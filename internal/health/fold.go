@@ -1,6 +1,7 @@
 package health
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
@@ -10,12 +11,15 @@ import (
 // FoldEvent folds what the driver said into what is known of the GPU. It returns false, and g as it was, if the event
 // is attributed to a MIG device that g does not have.
 //
-// An event opens faults and never closes one: whatever follows from it is told by the next reading.
+// An event opens faults and never closes one: whatever follows from it is told by the next reading. An XID that both the
+// driver's event and the kernel's log tell counts once.
 func (p Policy) FoldEvent(g GPU, e inventory.Event, facts Facts, now time.Time) (GPU, bool) {
-	speaks := g.speaks()
+	f, accused := p.accusation(g, e, facts, now)
+	// Only the recovery action tells that what struck a MIG device concerns its GPU. Without it the catalog does.
+	wide := e.GI != inventory.Unattributed && !g.verdicts(facts) && (f.Source != SourceXID || Lookup(f.XID).wide())
 	next, hit := g.struck(e, func(d Device) Device {
 		d = d.counted(e, now)
-		if f, ok := p.accusation(e, facts, speaks, now); ok {
+		if accused && !wide {
 			d = d.opened(f, now)
 		}
 		return d
@@ -23,15 +27,23 @@ func (p Policy) FoldEvent(g GPU, e inventory.Event, facts Facts, now time.Time) 
 	if !hit {
 		return g, false
 	}
+	if accused && wide {
+		next.Device = next.opened(f, now)
+	}
+	heard, twin := g.heard.with(e, now)
+	if twin {
+		next = g
+	}
+	next.heard = heard
 	return next, true
 }
 
 // accusation returns the fault that an event opens, and false if it only asks for a look.
-func (p Policy) accusation(e inventory.Event, facts Facts, speaks bool, now time.Time) (Fault, bool) {
+func (p Policy) accusation(g GPU, e inventory.Event, facts Facts, now time.Time) (Fault, bool) {
 	f := Fault{State: inventory.Unhealthy, Cure: inventory.CureReset}
 	switch e.Kind {
 	case inventory.EventXID:
-		return p.verdict(e.XID, facts, speaks, now)
+		return p.verdict(g, e.XID, facts, now)
 	case inventory.EventFatalPoison:
 		f.Source = SourcePoison
 		f.Reason = because(f.Cure, "poisoned memory was consumed and not contained")
@@ -61,6 +73,18 @@ func (p Policy) FoldSilence(g GPU, why string, now time.Time) GPU {
 	return g
 }
 
+// FoldHang folds in that a call to the GPU does not return, while the driver answers other calls. The call is named as
+// NVML names it.
+func (p Policy) FoldHang(g GPU, call string, now time.Time) GPU {
+	g.answers = false
+	g.Device = g.opened(Fault{
+		Source: SourceHang, State: inventory.Unhealthy, Cure: inventory.CureReset,
+		Reason: fmt.Sprintf("the driver does not return from %s for this GPU: the kernel log says why; "+
+			"if it stays so, reset the GPU or restart the node", call),
+	}, now)
+	return g
+}
+
 // FoldAbsence folds in that the driver counts the GPU but cannot tell it any more; why is what was left out instead.
 func (p Policy) FoldAbsence(g GPU, why string, now time.Time) GPU {
 	g.answers = false
@@ -87,10 +111,10 @@ func (p Policy) FoldCleared(g GPU) GPU {
 // FoldReading folds a reading in: it opens the faults that it shows, and counts as a pass for the other ones.
 func (p Policy) FoldReading(g GPU, r inventory.Reading, facts Facts, now time.Time) GPU {
 	found := p.findings(g, r, now)
-	g.reset = g.resetSeen(r, facts, now)
+	g.reset = p.resetSeen(g, r, facts, now)
 	g.answers = r.Contact == inventory.ContactGood
 	if g.answers {
-		g.Reading, g.read = r, true
+		g.Reading, g.read, g.session = r, true, facts.Opened
 	}
 	if len(found) == 0 && !g.any(func(Fault) bool { return true }) && g.Health.State == inventory.Healthy {
 		return g
@@ -100,10 +124,11 @@ func (p Policy) FoldReading(g GPU, r inventory.Reading, facts Facts, now time.Ti
 		if f.Source == SourceSilence {
 			return true
 		}
-		// What an event said stands while the driver wants something done.
-		return r.Contact == inventory.ContactGood && !bad(f.Source) && !(f.Source.event() && bad(SourceAction))
+		// What an event said stands while the driver wants something done, and what a signal said while one is missing.
+		return r.Contact == inventory.ContactGood && !bad(f.Source) && !(f.Source.event() && bad(SourceAction)) &&
+			!(f.Source.signal() && r.Incomplete != "")
 	}
-	judge := judge{Policy: p, facts: facts, speaks: g.speaks(), reset: g.reset, now: now}
+	judge := judge{Policy: p, facts: facts, gpu: g, now: now}
 	g = g.each(func(d Device) Device { return judge.passed(d, gone) })
 	for _, f := range found {
 		g.Device = g.opened(f, now)
@@ -112,27 +137,49 @@ func (p Policy) FoldReading(g GPU, r inventory.Reading, facts Facts, now time.Ti
 }
 
 // resetSeen returns when there was evidence last that the GPU was reset: what g knows, or now if the reading shows it.
-// It does if the driver asked for a reset or more and does no longer, if the count of errors, which only a reset or a new
-// driver clears, is back at zero, or if the GPU answers again in a session that was opened after it was lost.
-func (g GPU) resetSeen(r inventory.Reading, facts Facts, now time.Time) time.Time {
+// It does if the driver asked for a reset and does no longer, if the GPU answers again in a session that was opened after
+// it was lost, or if a count is back at zero that the driver clears only with a reset.
+func (p Policy) resetSeen(g GPU, r inventory.Reading, facts Facts, now time.Time) time.Time {
 	if r.Contact != inventory.ContactGood {
 		return g.reset
 	}
-	back := slices.ContainsFunc(g.Faults, func(f Fault) bool {
-		return (f.Source == SourceLost || f.Source == SourceReset) && facts.Opened.After(f.Seen) && !g.reset.After(f.Seen)
+	over := slices.ContainsFunc(g.Faults, func(f Fault) bool {
+		if g.reset.After(f.Seen) {
+			return false // that was the evidence
+		}
+		switch f.Source {
+		case SourceLost, SourceReset:
+			return facts.Opened.After(f.Seen)
+		case SourceAction: // the fault outlives the process, so that the question does
+			return takesReset(f.Cure) && r.RecoveryAction.Known && !asksReset(r.RecoveryAction.Value)
+		default:
+			return false
+		}
 	})
-	action, ecc := g.Reading.RecoveryAction, g.Reading.UncorrectedECC
-	asked := action.Known && takesReset(action.Value)
-	asks := !r.RecoveryAction.Known || takesReset(r.RecoveryAction.Value)
-	zeroed := ecc.Known && ecc.Value > 0 && r.UncorrectedECC.Known && r.UncorrectedECC.Value == 0
-	if back || asked && !asks || zeroed {
+	if over || p.countersFell(g, r, facts) {
 		return now
 	}
 	return g.reset
 }
 
-// takesReset reports whether the GPU is reset, at least, when what the driver asks for is done.
-func takesReset(a inventory.RecoveryAction) bool {
+// countersFell reports whether counters fell as they do when a GPU is reset. Without persistence mode they also do when
+// the last session ends.
+func (p Policy) countersFell(g GPU, r inventory.Reading, facts Facts) bool {
+	was := g.Reading
+	if !facts.Opened.Equal(g.session) && !(was.Persistence.Value && r.Persistence.Value) {
+		return false
+	}
+	ecc, energy := was.UncorrectedECC, was.Energy
+	return ecc.Known && ecc.Value > 0 && r.UncorrectedECC.Known && r.UncorrectedECC.Value == 0 ||
+		p.EnergyEvidence && energy.Known && r.Energy.Known && r.Energy.Value < energy.Value
+}
+
+// takesReset reports whether a driver that asks for that cure, and later for none, has seen a reset: it notes a reset in
+// registers that only one clears. A restart that it asked for it forgets by itself.
+func takesReset(c inventory.Cure) bool { return c == inventory.CureReset || c == inventory.CureDrain }
+
+// asksReset reports whether the GPU is reset, at least, when what the driver asks for is done.
+func asksReset(a inventory.RecoveryAction) bool {
 	switch a {
 	case inventory.RecoveryGPUReset, inventory.RecoveryDrainAndReset, inventory.RecoveryBusReset, inventory.RecoveryNodeReboot,
 		inventory.RecoverySystemReboot:

@@ -148,6 +148,7 @@ func TestEveryXID(t *testing.T) {
 					inventory.RecoverySystemReboot: inventory.CureReboot, inventory.RecoveryAction(99): inventory.CureHuman,
 				} {
 					s := begin(t, branch)
+					s.policy.IMEXGates = true
 					s.xid(code)
 					s.reads(3, asking(action))
 					if s.gpu.Health.Allocatable() {

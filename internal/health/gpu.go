@@ -18,20 +18,33 @@ type GPU struct {
 	// Reading is the last one in which the GPU answered.
 	Reading inventory.Reading
 
-	// read says that there was a Reading, answers that it is the latest word.
+	// old says that the chip is older than Ampere, mig that multi-instance mode is on.
+	old, mig bool
+	// read says that there was a Reading, answers that it is the latest word, session when its session was opened.
 	read, answers bool
+	session       time.Time
+	// heard are the XIDs of the last seconds, by which way they came.
+	heard heard
 	// reset is when there was evidence last that the GPU was reset, or its driver loaded anew.
 	reset time.Time
 }
 
-// speaks reports whether the GPU's recovery action can be read; before the first reading, that every driver that may
-// have one has it.
-func (g GPU) speaks() bool { return !g.read || g.Reading.RecoveryAction.Known }
+// speaks reports whether the recovery action NONE says that the GPU is good: if it can be read, since Ampere; NVIDIA says
+// nothing of older chips. Before the first reading every driver that may have one is taken to have it.
+func (g GPU) speaks() bool { return !g.old && (!g.read || g.Reading.RecoveryAction.Known) }
 
-// WithInstances returns g with the MIG devices that there are now. Those that were there before keep what is known of
-// them; a new one is Healthy. With unread, some may be there that could not be read: what is known of those that are missing is
-// kept until they can be, or are known to be gone.
-func (g GPU) WithInstances(devices []inventory.MIGDevice, unread bool, now time.Time) GPU {
+// verdicts reports whether the driver has the last word about the GPU.
+func (g GPU) verdicts(facts Facts) bool { return g.speaks() && facts.Branch >= firstBranchWithAction }
+
+// beforeAmpere are the chips to which NVIDIA's catalog of XIDs and the recovery action do not apply.
+var beforeAmpere = []string{"kepler", "maxwell", "pascal", "volta", "turing"}
+
+// Seen returns g as a look at the node found it, with the MIG devices that there are now. Those that were there before keep
+// what is known of them; a new one is Healthy. With unread, some may be there that could not be read: what is known of those
+// that are missing is kept until they can be, or are known to be gone.
+func (g GPU) Seen(found inventory.GPU, unread bool, now time.Time) GPU {
+	g.old, g.mig = slices.Contains(beforeAmpere, found.Architecture), found.MIG == inventory.MIGEnabled
+	devices := found.MIGDevices
 	same := slices.EqualFunc(g.Instances, devices, func(i Instance, m inventory.MIGDevice) bool {
 		return i.UUID == m.UUID && i.GI == m.GI && i.CI == m.CI
 	})
@@ -62,7 +75,7 @@ func (g GPU) WithInstances(devices []inventory.MIGDevice, unread bool, now time.
 // Curable reports whether a fault of the GPU is open that readings can close, so that it is worth looking often.
 func (p Policy) Curable(g GPU, facts Facts) bool {
 	return g.any(func(f Fault) bool {
-		way := p.wayBack(f, facts, g.speaks())
+		way := p.wayBack(g, f, facts)
 		return way != byReboot && way != byOperator
 	})
 }
@@ -80,7 +93,7 @@ func (g GPU) any(is func(Fault) bool) bool {
 // a reset since the session was opened, or fails calls for reasons that may be the session's.
 func (p Policy) WantsSession(g GPU, facts Facts) (since time.Time, wants bool) {
 	g.any(func(f Fault) bool {
-		if (p.wayBack(f, facts, g.speaks()) == bySession || f.Source == SourceContact) && !facts.Opened.After(f.Seen) {
+		if (p.wayBack(g, f, facts) == bySession || f.Source == SourceContact) && !facts.Opened.After(f.Seen) {
 			since, wants = f.Since, true
 		}
 		return wants

@@ -30,6 +30,11 @@ type Policy struct {
 	FlapWindow time.Duration
 	// FabricReported has the state of the NVSwitch fabric reported, and not acted on.
 	FabricReported bool
+	// IMEXGates keeps a GPU from work while the driver asks for the recovery of the IMEX domain. Otherwise that is reported
+	// only: it concerns allocations of fabric memory alone, and the domain may be brought up by the next pod.
+	IMEXGates bool
+	// EnergyEvidence takes a fall of the energy counter for evidence of a reset.
+	EnergyEvidence bool
 	// Manual leaves every recovery of an Unhealthy or Lost device to an operator.
 	Manual bool
 }
@@ -66,9 +71,12 @@ func (x XID) spokenFor(branch int) bool {
 }
 
 // verdict returns the fault that an XID opens, and false if it opens none.
-func (p Policy) verdict(code uint64, facts Facts, speaks bool, now time.Time) (Fault, bool) {
+func (p Policy) verdict(g GPU, code uint64, facts Facts, now time.Time) (Fault, bool) {
 	x := Lookup(code)
 	f := Fault{Source: SourceXID, XID: code, State: inventory.Unhealthy, Cure: x.cure()}
+	if code == remappingFailed && g.Reading.RowRemapFailure.Known {
+		f.Cure = inventory.CureReset // what is read after it says whether the part is used up
+	}
 	class := x.Class
 	switch p.Overrides.Rule(code) {
 	case RuleCatalog:
@@ -83,7 +91,7 @@ func (p Policy) verdict(code uint64, facts Facts, speaks bool, now time.Time) (F
 	switch {
 	case class == Application || class == Informational:
 		return Fault{}, false
-	case class == Decode && speaks && facts.Branch >= firstBranchWithAction:
+	case class == Decode && g.verdicts(facts):
 		return p.suspect(f, x.String(), now), true
 	case code == fellOffTheBus:
 		f.State = inventory.Lost

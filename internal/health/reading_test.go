@@ -263,9 +263,9 @@ func TestMIGDevicesThatCannotBeReadAreCleared(t *testing.T) {
 	mig := []inventory.MIGDevice{{UUID: "MIG-1", GI: 1}, {UUID: "MIG-2", GI: 2}}
 	for _, cleared := range []string{"GPU-0", "MIG-2"} {
 		s := begin(t, 580)
-		s.gpu = s.gpu.WithInstances(mig, false, s.now)
+		s.gpu = s.gpu.Seen(inventory.GPU{MIGDevices: mig}, false, s.now)
 		s.event(inventory.Event{Kind: inventory.EventXID, XID: 119, GI: 2, CI: inventory.Unattributed})
-		s.gpu = s.gpu.WithInstances(mig[:1], true, s.now)
+		s.gpu = s.gpu.Seen(inventory.GPU{MIGDevices: mig[:1]}, true, s.now)
 		if len(s.gpu.Instances) != 1 || len(s.gpu.Unread) != 1 || !s.gpu.Marked() {
 			t.Fatalf("%+v", s.gpu)
 		}
@@ -273,7 +273,7 @@ func TestMIGDevicesThatCannotBeReadAreCleared(t *testing.T) {
 			t.Error("a MIG device that nobody knows was cleared")
 		}
 		s.gpu, _ = s.policy.Clear(s.gpu, cleared, s.now)
-		s.gpu = s.gpu.WithInstances(mig, false, s.now)
+		s.gpu = s.gpu.Seen(inventory.GPU{MIGDevices: mig}, false, s.now)
 		if h := s.gpu.Instances[1].Health; h.State != inventory.Healthy || s.gpu.Marked() {
 			t.Errorf("after %s was cleared: %+v", cleared, h)
 		}

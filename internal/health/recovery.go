@@ -19,37 +19,38 @@ const (
 	byOperator            // an operator's word
 )
 
-// wayBack says what closes the fault, where speaks says whether this GPU's recovery action can be read.
-func (p Policy) wayBack(f Fault, facts Facts, speaks bool) way {
+// wayBack says what closes the fault of the GPU.
+func (p Policy) wayBack(g GPU, f Fault, facts Facts) way {
+	rowsTell := f.Source == SourceXID && f.XID == remappingFailed && g.Reading.RowRemapFailure.Known &&
+		p.Overrides.Rule(f.XID) != RuleFatal
 	switch {
 	case f.Source == SourceSilence || f.State == inventory.Suspect:
 		return byReadings
-	case p.Manual || f.Source == SourceFlapping || f.Cure == inventory.CureHardware:
+	case p.Manual || f.Source == SourceFlapping || f.Cure == inventory.CureHardware && !rowsTell:
 		return byOperator
 	case f.State == inventory.Lost || f.Source == SourceReset:
 		return bySession
-	case f.Source == SourceXID && p.spoken(f.XID, facts, speaks):
+	case f.Source == SourceXID && (rowsTell || p.spoken(g, f.XID, facts)):
 		return byReadings
 	case f.Cure == inventory.CureReboot:
 		return byReboot
-	case f.Source == SourceXID, f.Source.event() && !speaks:
+	case f.Source == SourceXID, f.Source.event() && !g.speaks():
 		return byReset
 	}
 	return byReadings
 }
 
 // spoken reports whether the recovery action NONE means that nothing has to be done about the XID.
-func (p Policy) spoken(code uint64, facts Facts, speaks bool) bool {
-	return speaks && p.Overrides.Rule(code) != RuleFatal && Lookup(code).spokenFor(facts.Branch)
+func (p Policy) spoken(g GPU, code uint64, facts Facts) bool {
+	return g.speaks() && p.Overrides.Rule(code) != RuleFatal && Lookup(code).spokenFor(facts.Branch)
 }
 
 // A judge decides which faults of a GPU's devices a reading closes.
 type judge struct {
 	Policy
-	facts  Facts
-	speaks bool
-	reset  time.Time // evidence of a reset, the latest
-	now    time.Time
+	facts Facts
+	gpu   GPU
+	now   time.Time
 }
 
 // passed returns d after a reading. Faults whose evidence is gone had a pass, the others start anew; those that had
@@ -89,13 +90,13 @@ func (j judge) passed(d Device, gone func(Fault) bool) Device {
 
 // proof returns what a fault needs besides passes: whether it is there, and since when, as only later passes count.
 func (j judge) proof(f Fault) (since time.Time, ok bool) {
-	switch j.wayBack(f, j.facts, j.speaks) {
+	switch j.wayBack(j.gpu, f, j.facts) {
 	case byReadings:
 		return time.Time{}, true
 	case bySession:
 		return j.facts.Opened, j.facts.Opened.After(f.Seen)
 	case byReset:
-		return j.reset, j.reset.After(f.Seen)
+		return j.gpu.reset, j.gpu.reset.After(f.Seen)
 	default:
 		return time.Time{}, false
 	}
@@ -123,7 +124,7 @@ func (j judge) counts(f Fault) bool {
 	case SourceAction:
 		return f.Cure != inventory.CureIMEX && f.Cure != inventory.CureDrainP2P
 	default:
-		return f.Source.event() && j.reset.After(f.Seen)
+		return f.Source.event() && j.gpu.reset.After(f.Seen)
 	}
 }
 

@@ -9,8 +9,12 @@ const Unattributed = -1
 // kinds only an XID carries data that no look can tell afterwards.
 type Event struct {
 	Kind EventKind
-	// UUID is the GPU it happened to; empty when the driver does not say which.
+	// UUID is the GPU it happened to; empty when the driver does not say which, or names it by its PCI address.
 	UUID string
+	// BDF is the PCI address of the GPU as GPU.BDF has it; empty unless UUID is, and the event came from the kernel's log.
+	BDF string
+	// Logged says that the event came from the kernel's log. The driver may report the same one itself, before or after.
+	Logged bool
 	// XID is the driver's error number, for EventXID only. 999 means that the driver does not know it.
 	XID uint64
 	// GI and CI are the instances it happened to, or Unattributed: then it concerns all that stand on the GPU or GI.

@@ -12,6 +12,9 @@ type Reading struct {
 	Contact Contact
 	// Reason names the call that decided Contact and what it answered; empty with ContactGood.
 	Reason string
+	// Incomplete names a call for a signal that failed although the GPU may have the signal, and what it answered. Alone that
+	// says nothing of the GPU, but the signal is unknown, and not gone. Empty if there was none.
+	Incomplete string
 	// RecoveryAction is the driver's own verdict (NVML field 230, from R565).
 	RecoveryAction Signal[RecoveryAction]
 	// RowRemapPending says that memory rows will be remapped by the next reset; the GPU stays usable. RowRemapFailure says
@@ -27,6 +30,10 @@ type Reading struct {
 	SRAMThreshold Signal[bool]
 	// Fabric is the state of the GPU in the NVSwitch fabric (R525, Hopper and newer); unknown where there is none.
 	Fabric Signal[Fabric]
+	// Persistence says that persistence mode is on: the GPU keeps its state while no session uses it.
+	Persistence Signal[bool]
+	// Energy is the energy in mJ that the GPU used since the driver was loaded (Volta and newer).
+	Energy Signal[uint64]
 	// Report is what is shown to people and acted on by nobody.
 	Report Report
 }

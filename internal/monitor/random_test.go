@@ -223,8 +223,8 @@ func (s *story) note() {
 		silent.shielded[i] = gates && silent.hanging[i]
 		for _, f := range g.Faults {
 			gates = gates || f == "memory cannot be repaired" && s.tells(590) ||
-				f == "row remapping failed" && len(g.MIG) == 0 || f == "the fabric is not up" ||
-				strings.HasPrefix(f, "the driver asks for ") && s.tells(565)
+				(f == "row remapping failed" || f == "the fabric is not up") && len(g.MIG) == 0 ||
+				strings.HasPrefix(f, "the driver asks for ") && f != "the driver asks for recover-imex" && s.tells(565)
 		}
 		there := g.State == "present"
 		switch {

@@ -95,7 +95,7 @@ func (t *truth) look(l look, now time.Time) {
 			known = t.policy.FoldReset(known, now) // the driver made it anew
 		}
 		unread := slices.ContainsFunc(l.snapshot.LeftOut, func(o inventory.LeftOut) bool { return o.Index == g.Index })
-		known = known.WithInstances(g.MIGDevices, unread, now)
+		known = known.Seen(g, unread, now)
 		if !t.noted.empty() {
 			known = known.Restored(t.claim, now)
 		}

@@ -34,6 +34,8 @@ func failure(call string, ret nvml.Return) error {
 type account struct {
 	contact inventory.Contact
 	reason  string
+	// incomplete is the first call for a signal that failed without saying anything of the GPU.
+	incomplete string
 }
 
 // must notes the answer to a call without which nothing can be said of the GPU, and reports whether it succeeded.
@@ -56,6 +58,14 @@ func (a *account) extra(call string, ret nvml.Return) bool {
 		a.note(call, ret, c)
 	}
 	return ret == nvml.SUCCESS
+}
+
+// signal is extra for a call whose failure leaves a signal unknown that the GPU may have.
+func (a *account) signal(call string, ret nvml.Return) bool {
+	if a.incomplete == "" && contact(ret) == inventory.ContactFailing {
+		a.incomplete = failure(call, ret).Error()
+	}
+	return a.extra(call, ret)
 }
 
 func (a *account) note(call string, ret nvml.Return, c inventory.Contact) {

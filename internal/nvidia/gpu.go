@@ -24,8 +24,11 @@ type gpu struct {
 	hidden     bool // displayOnly
 	migDevices []migDevice
 	nvlink     nvlink
-	report     inventory.Report // as it was at reported
-	reported   time.Time
+	reported   time.Time // when the following were read
+	report     inventory.Report
+	// persistence and energy are as inventory.Reading has them.
+	persistence inventory.Signal[bool]
+	energy      inventory.Signal[uint64]
 }
 
 // ask reads the GPU at an index into g.seen, as far as it answers.

@@ -32,14 +32,14 @@ func (s *scanner) readSignals(g *gpu) inventory.Reading {
 	var a account
 	var r inventory.Reading
 	signals := []func(*gpu, *account, *inventory.Reading){
-		readAlive, s.readRecoveryAction, readRemappedRows, readECC, s.readUnrepairableMemory, s.readSRAM, s.readFabric, s.readReport,
+		s.readRecoveryAction, readAlive, readRemappedRows, readECC, s.readUnrepairableMemory, s.readSRAM, s.readFabric, s.readReport,
 	}
 	for _, read := range signals {
 		if read(g, &a, &r); a.gone() {
 			break
 		}
 	}
-	r.Contact, r.Reason = a.contact, a.reason
+	r.Contact, r.Reason, r.Incomplete = a.contact, a.reason, a.incomplete
 	return r
 }
 
@@ -52,8 +52,8 @@ func readAlive(g *gpu, a *account, _ *inventory.Reading) {
 // actionBranch is the first branch of the driver that has a recovery action.
 const actionBranch = 565
 
-// readRecoveryAction reads field 230. An older driver is not asked: what it answers for a field that it does not know says nothing
-// about the GPU.
+// readRecoveryAction reads field 230, before a call that a sick GPU refuses can end the reading. An older driver is not
+// asked: what it answers for a field that it does not know says nothing about the GPU.
 func (s *scanner) readRecoveryAction(g *gpu, a *account, r *inventory.Reading) {
 	if s.driver.Branch() < actionBranch {
 		return
@@ -73,14 +73,14 @@ func (s *scanner) readRecoveryAction(g *gpu, a *account, r *inventory.Reading) {
 
 func readRemappedRows(g *gpu, a *account, r *inventory.Reading) {
 	_, _, pending, failed, ret := g.device.GetRemappedRows()
-	if a.may("nvmlDeviceGetRemappedRows", ret) {
+	if a.signal("nvmlDeviceGetRemappedRows", ret) {
 		r.RowRemapPending, r.RowRemapFailure = inventory.Known(pending), inventory.Known(failed)
 	}
 }
 
 func readECC(g *gpu, a *account, r *inventory.Reading) {
 	count, ret := g.device.GetTotalEccErrors(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC)
-	if a.may("nvmlDeviceGetTotalEccErrors", ret) {
+	if a.signal("nvmlDeviceGetTotalEccErrors", ret) {
 		r.UncorrectedECC = inventory.Known(count)
 	}
 }
@@ -90,7 +90,7 @@ func (s *scanner) readUnrepairableMemory(g *gpu, a *account, r *inventory.Readin
 		return
 	}
 	status, ret := g.device.GetUnrepairableMemoryFlag_v1()
-	if a.may("nvmlDeviceGetUnrepairableMemoryFlag_v1", ret) {
+	if a.signal("nvmlDeviceGetUnrepairableMemoryFlag_v1", ret) {
 		r.UnrepairableMemory = inventory.Known(status.BUnrepairableMemory != 0)
 	}
 }
@@ -124,7 +124,7 @@ func (s *scanner) readFabric(g *gpu, a *account, r *inventory.Reading) {
 	default:
 		return
 	}
-	if a.may("nvmlDeviceGetGpuFabricInfo", ret) && info.State != nvml.GPU_FABRIC_STATE_NOT_SUPPORTED {
+	if a.signal("nvmlDeviceGetGpuFabricInfo", ret) && info.State != nvml.GPU_FABRIC_STATE_NOT_SUPPORTED {
 		r.Fabric = inventory.Known(inventory.Fabric{
 			State:   inventory.FabricState(info.State),
 			Status:  info.Status,

@@ -85,7 +85,7 @@ func TestRead(t *testing.T) {
 		},
 		"lost": {
 			profile: "dgx-b200", fault: simulator.Fault{Kind: simulator.KindLost, GPU: "1"},
-			want: inventory.Reading{Contact: inventory.ContactLost, Reason: "nvmlDeviceGetMemoryInfo: ERROR_GPU_IS_LOST"},
+			want: inventory.Reading{Contact: inventory.ContactLost, Reason: "nvmlDeviceGetFieldValues: ERROR_GPU_IS_LOST"},
 		},
 		"reset required": {
 			profile: "dgx-b200", fault: fail("DeviceGetRemappedRows", "RESET_REQUIRED"),
@@ -93,6 +93,25 @@ func TestRead(t *testing.T) {
 				Contact: inventory.ContactResetRequired, Reason: "nvmlDeviceGetRemappedRows: ERROR_RESET_REQUIRED",
 				RecoveryAction: inventory.Known(inventory.RecoveryNone),
 			},
+		},
+		"a call for a signal fails": {
+			profile: "dgx-b200", fault: fail("DeviceGetRemappedRows", "UNKNOWN"),
+			want: with(func(r *inventory.Reading) {
+				r.Incomplete = "nvmlDeviceGetRemappedRows: ERROR_UNKNOWN"
+				r.RowRemapPending, r.RowRemapFailure = inventory.Signal[bool]{}, inventory.Signal[bool]{}
+			}),
+		},
+		"a call for another signal fails": {
+			profile: "dgx-b200", fault: fail("DeviceGetTotalEccErrors", "TIMEOUT"),
+			want: with(func(r *inventory.Reading) {
+				r.Incomplete, r.UncorrectedECC = "nvmlDeviceGetTotalEccErrors: ERROR_TIMEOUT", inventory.Signal[uint64]{}
+			}),
+		},
+		"the call that every GPU answers fails": {
+			profile: "dgx-b200", fault: fail("DeviceGetMemoryInfo", "UNKNOWN"),
+			want: with(func(r *inventory.Reading) {
+				r.Contact, r.Reason = inventory.ContactFailing, "nvmlDeviceGetMemoryInfo: ERROR_UNKNOWN"
+			}),
 		},
 		"one call fails": {
 			profile: "dgx-b200", fault: fail("DeviceGetFieldValues", "UNKNOWN"),
@@ -121,7 +140,7 @@ func TestRead(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got.Report = inventory.Report{} // see TestReport
+			got.Report, got.Persistence, got.Energy = inventory.Report{}, test.want.Persistence, test.want.Energy // see report_test.go
 			compare(t, "reading", test.want, got)
 		})
 	}
@@ -134,6 +153,22 @@ func TestRead(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestRecoveryActionOfASickGPU reads it although the GPU refuses every other call.
+func TestRecoveryActionOfASickGPU(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "dgx-b200")
+	r.scan()
+	r.inject(simulator.Fault{Kind: simulator.KindRecoveryAction, GPU: "1", Action: "reset"})
+	r.inject(simulator.Fault{Kind: simulator.KindFail, GPU: "1", Call: "DeviceGetMemoryInfo", Return: "RESET_REQUIRED"})
+	got, err := r.Read(r.ctx, r.uuid(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Contact != inventory.ContactResetRequired || got.RecoveryAction != inventory.Known(inventory.RecoveryGPUReset) {
+		t.Errorf("got %+v, want the recovery action of a GPU that wants a reset", got)
+	}
 }
 
 func TestFabricFaults(t *testing.T) {

@@ -17,6 +17,7 @@ type reportSymbols struct {
 	clocksEventReasons, clocksThrottleReasons bool // from R535; until CUDA 14
 	retiredPages, pcieReplays                 bool
 	repairStatus                              bool // R580
+	persistenceMode, energy                   bool
 }
 
 func lookUpReport(has func(name string) bool) reportSymbols {
@@ -26,6 +27,8 @@ func lookUpReport(has func(name string) bool) reportSymbols {
 		retiredPages:          has("nvmlDeviceGetRetiredPagesPendingStatus"),
 		pcieReplays:           has("nvmlDeviceGetPcieReplayCounter"),
 		repairStatus:          has("nvmlDeviceGetRepairStatus"),
+		persistenceMode:       has("nvmlDeviceGetPersistenceMode"),
+		energy:                has("nvmlDeviceGetTotalEnergyConsumption"),
 	}
 }
 
@@ -33,7 +36,9 @@ func lookUpReport(has func(name string) bool) reportSymbols {
 func (s *scanner) readReport(g *gpu, a *account, r *inventory.Reading) {
 	if now := time.Now(); now.Sub(g.reported) >= reportPause {
 		g.report, g.reported = s.report(g, a), now
+		g.persistence, g.energy = s.evidence(g, a)
 	}
+	r.Persistence, r.Energy = g.persistence, g.energy
 	r.Report = g.report
 	if g.nvlink.active|g.nvlink.inactive != 0 {
 		r.Report.NVLinks = inventory.Known(inventory.NVLinks{Active: g.nvlink.active, Inactive: g.nvlink.inactive})
@@ -62,6 +67,21 @@ func (s *scanner) report(g *gpu, a *account) inventory.Report {
 		r.Clocks = inventory.Known(inventory.ClockReasons(reasons))
 	}
 	return r
+}
+
+// evidence reads what tells whether counters that fell prove a reset. It changes as slowly as a Report.
+func (s *scanner) evidence(g *gpu, a *account) (persistence inventory.Signal[bool], energy inventory.Signal[uint64]) {
+	if s.has.report.persistenceMode {
+		if mode, ret := g.device.GetPersistenceMode(); a.extra("nvmlDeviceGetPersistenceMode", ret) {
+			persistence = inventory.Known(mode == nvml.FEATURE_ENABLED)
+		}
+	}
+	if s.has.report.energy {
+		if mJ, ret := g.device.GetTotalEnergyConsumption(); a.extra("nvmlDeviceGetTotalEnergyConsumption", ret) {
+			energy = inventory.Known(mJ)
+		}
+	}
+	return persistence, energy
 }
 
 // clockReasons returns why the GPU's clocks are not higher, by the function that the library has.

@@ -70,6 +70,22 @@ func TestReport(t *testing.T) {
 	}
 }
 
+// TestEvidenceOfResets: what tells whether counters that fell prove a reset.
+func TestEvidenceOfResets(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "dgx-b200")
+	for gpu, state := range map[string]string{"0": "on", "1": "off"} {
+		r.inject(simulator.Fault{Kind: simulator.KindPersistence, GPU: gpu, State: state})
+	}
+	r.scan()
+	for i, persistence := range []bool{true, false} {
+		got, err := r.Read(r.ctx, r.uuid(i))
+		if err != nil || got.Persistence != inventory.Known(persistence) || !got.Energy.Known || got.Energy.Value == 0 {
+			t.Errorf("GPU %d: persistence %+v, energy %+v, %v", i, got.Persistence, got.Energy, err)
+		}
+	}
+}
+
 // TestReportIsReadRarely has what nobody acts on stay as it was for looks that follow one another fast.
 func TestReportIsReadRarely(t *testing.T) {
 	t.Parallel()

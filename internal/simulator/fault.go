@@ -387,7 +387,7 @@ var calls = []string{
 	"DeviceGetSramEccErrorStatus",
 	"DeviceGetSupportedEventTypes",
 	"DeviceGetTopologyCommonAncestor",
-	"DeviceGetTotalEccErrors",
+	"DeviceGetTotalEccErrors", "DeviceGetTotalEnergyConsumption",
 	"DeviceGetUUID",
 	"DeviceGetUnrepairableMemoryFlag_v1",
 	"DeviceIsMigDeviceHandle",

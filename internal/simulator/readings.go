@@ -9,6 +9,7 @@ import (
 // readings are what can be read of a GPU's health; the zero value is a healthy GPU's.
 type readings struct {
 	recovery     nvml.DeviceGpuRecoveryAction
+	energy       uint64 // in mJ, since the last reset
 	uncorrected  uint64 // memory errors since the last reset
 	aggregate    uint64 // and since the GPU was made
 	remapped     int    // memory rows
@@ -172,6 +173,14 @@ func (d device) GetRepairStatus() (nvml.RepairStatus, nvml.Return) {
 // GetPcieReplayCounter returns how many PCIe packets had to be sent again.
 func (d device) GetPcieReplayCounter() (int, nvml.Return) {
 	return ask(d, "DeviceGetPcieReplayCounter", func(g *gpu) (int, nvml.Return) { return g.replays, nvml.SUCCESS })
+}
+
+// GetTotalEnergyConsumption returns the energy that was used since the last reset: one joule more than at the last call.
+func (d device) GetTotalEnergyConsumption() (uint64, nvml.Return) {
+	return ask(d, "DeviceGetTotalEnergyConsumption", func(g *gpu) (uint64, nvml.Return) {
+		g.energy += 1000
+		return g.energy, nvml.SUCCESS
+	})
 }
 
 // GetCurrentClocksEventReasons returns why the clocks are low: an idle GPU's are.
