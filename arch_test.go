@@ -37,6 +37,7 @@ var imports = map[string][]string{
 	"internal/inventory": {},
 	"internal/feed":      {},
 	"internal/files":     {},
+	"internal/logwriter": {},
 	"internal/supervise": {},
 	"internal/version":   {},
 

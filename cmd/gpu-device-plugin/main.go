@@ -17,8 +17,11 @@ import (
 // that, and whoever stops it waits for its end.
 const endTimeout = 1800 * time.Millisecond
 
-// writeTimeout bounds the last message: what is stuck may be the output.
-const writeTimeout = 50 * time.Millisecond
+// How long the last message may take: what is stuck may be the output.
+const (
+	errorTimeout = time.Second
+	forceTimeout = 50 * time.Millisecond
+)
 
 func main() {
 	os.Exit(run(cli.Execute))
@@ -37,17 +40,17 @@ func run(execute func(context.Context, []string, io.Writer) error) int {
 	select {
 	case err := <-ended:
 		if err != nil {
-			complain("Error: %v\n", err)
+			complain(errorTimeout, "Error: %v\n", err)
 			return 1
 		}
 	case <-late:
-		complain("Ended by force: something was still running %v after the signal\n", endTimeout)
+		complain(forceTimeout, "Ended by force: something was still running %v after the signal\n", endTimeout)
 	}
 	return 0
 }
 
-// complain writes to the standard error, unless that takes too long.
-func complain(format string, args ...any) {
+// complain writes to the standard error, and does not wait for it longer than limit.
+func complain(limit time.Duration, format string, args ...any) {
 	written := make(chan struct{})
 	go func() {
 		defer close(written)
@@ -55,6 +58,6 @@ func complain(format string, args ...any) {
 	}()
 	select {
 	case <-written:
-	case <-time.After(writeTimeout):
+	case <-time.After(limit):
 	}
 }

@@ -8,8 +8,10 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -52,7 +54,11 @@ func newRootCommand() *cobra.Command {
 		SilenceUsage:  true,
 
 		SuggestionsMinimumDistance: 2,
-		RunE:                       func(cmd *cobra.Command, _ []string) error { return runDaemon(cmd.Context(), cmd.Flags()) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return untilItEnds(cmd.Context(), func(ctx context.Context, signals <-chan os.Signal) error {
+				return runDaemon(ctx, cmd.Flags(), signals)
+			}, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2)
+		},
 	}
 	config.AddFlags(root.Flags())
 	addLogFlags(root)

@@ -2,11 +2,9 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"io/fs"
 	"os"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -17,7 +15,6 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
@@ -29,11 +26,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/version"
 )
 
-// runDaemon runs the daemon until ctx ends.
-func runDaemon(ctx context.Context, flags *pflag.FlagSet) error {
-	asked, stop := heard(syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2)
-	defer stop()
-	log := klog.FromContext(ctx)
+// runDaemon runs the daemon until ctx ends. Signals are what it hears.
+func runDaemon(ctx context.Context, flags *pflag.FlagSet, signals <-chan os.Signal) error {
 	sources := config.Sources{Env: os.LookupEnv, Flags: flags, Confined: confined(os.DirFS("/"))}
 	first, err := begin(ctx, sources)
 	if err != nil {
@@ -43,17 +37,9 @@ func runDaemon(ctx context.Context, flags *pflag.FlagSet) error {
 	if err != nil {
 		return err
 	}
-	d.asked = asked
-	err = agent.Run(ctx, d.observation(), d.outputs())
-	d.close()
-	switch {
-	case errors.Is(err, inventory.ErrDriverReplaced) && ctx.Err() == nil:
-		log.Info("Starting anew with the driver that is there now", "reason", err.Error())
-		return reexec()
-	case err == nil:
-		log.Info("Stopped")
-	}
-	return err
+	d.asked = signals
+	defer d.close()
+	return agent.Run(ctx, d.observation(), d.outputs())
 }
 
 // begin returns the configuration that a process starts with. What is odd about it, and which build this is, is logged.

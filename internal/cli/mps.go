@@ -9,7 +9,6 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
-	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
@@ -34,14 +33,9 @@ func newMPSCommand() *cobra.Command {
 	}
 	config.AddFlags(cmd.Flags())
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		asked, stop := heard(syscall.SIGHUP)
-		defer stop()
-		err := runMPS(cmd.Context(), config.Sources{Env: mpsEnv, Flags: cmd.Flags()}, asked)
-		if errors.Is(err, inventory.ErrDriverReplaced) && cmd.Context().Err() == nil {
-			klog.FromContext(cmd.Context()).Info("Starting anew with the driver that is there now", "reason", err.Error())
-			return reexec()
-		}
-		return err
+		return untilItEnds(cmd.Context(), func(ctx context.Context, signals <-chan os.Signal) error {
+			return runMPS(ctx, config.Sources{Env: mpsEnv, Flags: cmd.Flags()}, signals)
+		}, syscall.SIGHUP)
 	}
 	cmd.AddCommand(newMountSHMCommand())
 	return cmd

@@ -179,8 +179,10 @@ func (s *stage) inject(faults ...simulator.Fault) {
 // call makes a call at the daemon's control socket, which may come up after kubelet has its list.
 func (s *stage) call(name string, arguments any) {
 	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
+	defer cancel()
 	s.eventually("the daemon answers "+name, func() bool {
-		err := control.Call(s.t.Context(), s.ControlSocket(), name, arguments, nil)
+		err := control.Call(ctx, s.ControlSocket(), name, arguments, nil)
 		if err != nil && !errors.Is(err, control.ErrNoDaemon) {
 			s.t.Fatal(err)
 		}
@@ -210,9 +212,11 @@ func (s *stage) says(what string, ok func(status) bool) {
 			s.t.Logf("the daemon said last: %+v", now)
 		}
 	}()
+	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
+	defer cancel()
 	s.eventually(what, func() bool {
 		now = status{}
-		return control.Call(s.t.Context(), s.ControlSocket(), "status", nil, &now) == nil && ok(now)
+		return control.Call(ctx, s.ControlSocket(), "status", nil, &now) == nil && ok(now)
 	})
 }
 

@@ -24,6 +24,7 @@ type Setup struct {
 	Profile string // of the simulated machine; empty for a daemon that Args give a driver
 	Version standin.Version
 	Args    []string // further arguments of the daemon
+	Stderr  *os.File // the daemon's standard error; nil for the file at LogPath
 }
 
 // A Node is a folder with a stand-in kubelet and the daemon in it. Everything on it ends with Close. Its methods, but for
@@ -92,6 +93,9 @@ func (n *Node) StartDaemon() error {
 	args = append(args, n.Args...)
 	cmd := exec.Command(n.Setup.Daemon, args...)
 	cmd.Stdout, cmd.Stderr = n.log, n.log
+	if n.Stderr != nil {
+		cmd.Stderr = n.Stderr
+	}
 	// Ctrl-C in a terminal goes to all processes of its group: the daemon is to end when we say so.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	if err := cmd.Start(); err != nil {

@@ -1,0 +1,72 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/logwriter"
+)
+
+// untilItEnds runs a command that runs until ctx ends or it fails, with the signals that it hears. A driver that was replaced
+// is followed by a new process of this program.
+func untilItEnds(ctx context.Context, run func(context.Context, <-chan os.Signal) error, signals ...os.Signal) error {
+	flush := logInBackground()
+	defer flush()
+	asked, stop := heard(signals...)
+	defer stop()
+	log := klog.FromContext(ctx)
+	err := run(ctx, asked)
+	switch {
+	case errors.Is(err, inventory.ErrDriverReplaced) && ctx.Err() == nil:
+		log.Info("Restarting with the driver that is there now", "reason", err.Error())
+		flush()
+		return reexec()
+	case err == nil:
+		log.Info("Stopped")
+	}
+	return err
+}
+
+// maxFlush is how long the end of a process waits for its last log lines to be read.
+const maxFlush = 500 * time.Millisecond
+
+// logInBackground makes logging never block from now on, whether somebody reads standard error or not. Flush waits until what
+// was logged is written, for maxFlush at most.
+func logInBackground() (flush func()) {
+	var settings flag.FlagSet
+	klog.InitFlags(&settings)
+	for name, value := range map[string]string{"logtostderr": "false", "stderrthreshold": "FATAL", "one_output": "true"} {
+		if err := settings.Set(name, value); err != nil {
+			panic(err) // klog has these settings
+		}
+	}
+	// Without this the process would end when it writes to a standard error that the reader has closed.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	w := logwriter.New(os.Stderr)
+	klog.SetOutput(w)
+	return func() { w.FlushWithin(maxFlush) }
+}
+
+// reexec puts a new process of this program, with the same arguments, in the place of this one. A process is bound to
+// the NVML that it loaded: only another one can talk to a driver that was replaced.
+func reexec() error {
+	program, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find this program: %w", err)
+	}
+	// The new process would end by it until it hears it, and reads everything anew anyway.
+	signal.Ignore(syscall.SIGHUP)
+	if err := syscall.Exec(program, os.Args, os.Environ()); err != nil { //nolint:gosec // the same program, as it was started
+		return fmt.Errorf("run this program anew: %w", err)
+	}
+	return nil // not reached
+}

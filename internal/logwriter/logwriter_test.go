@@ -1,0 +1,116 @@
+package logwriter
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// patience bounds every wait for something that must happen.
+const patience = 30 * time.Second
+
+// pipe returns a pipe that holds one page only.
+func pipe(t *testing.T) (reader, writer *os.File) {
+	t.Helper()
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = reader.Close(), writer.Close() })
+	if _, _, errno := syscall.Syscall(syscall.SYS_FCNTL, writer.Fd(), syscall.F_SETPIPE_SZ, 4096); errno != 0 {
+		t.Fatal(errno)
+	}
+	return reader, writer
+}
+
+// Nobody reads while more is written than is kept. Once somebody does, the first lines come in order, and the last one says
+// how many are not there.
+func TestWriteNeverBlocks(t *testing.T) {
+	t.Parallel()
+	reader, writer := pipe(t)
+	w := New(writer)
+	const total = 100_000 // lines of 100 bytes
+	written := make(chan struct{})
+	go func() {
+		defer close(written)
+		for i := range total {
+			fmt.Fprintf(w, "%099d\n", i)
+		}
+	}()
+	select {
+	case <-written:
+	case <-time.After(patience):
+		t.Fatal("Write() blocks")
+	}
+	began := time.Now()
+	w.FlushWithin(10 * time.Millisecond)
+	if took := time.Since(began); took > patience {
+		t.Errorf("FlushWithin(10ms) took %v", took)
+	}
+
+	read := make(chan []byte)
+	go func() {
+		text, _ := io.ReadAll(reader)
+		read <- text
+	}()
+	w.FlushWithin(patience)
+	w.FlushWithin(patience) // what the first one found may not have had the notice
+	if err := writer.Close(); err != nil {
+		t.Fatal(err)
+	}
+	got := strings.Split(strings.TrimSuffix(string(<-read), "\n"), "\n")
+	kept := got[:len(got)-1]
+	for i, line := range kept {
+		if line != fmt.Sprintf("%099d", i) {
+			t.Fatalf("line %d is %q", i, line)
+		}
+	}
+	if want := fmt.Sprintf(`"Dropped log lines that could not be written" lines=%d`, total-len(kept)); !strings.HasSuffix(got[len(got)-1], want) {
+		t.Errorf("after %d lines: %q, want %q", len(kept), got[len(got)-1], want)
+	}
+	if size := 100 * len(kept); size < maxKept/2 || size > 2*maxKept+4096 {
+		t.Errorf("%d bytes were kept", size)
+	}
+}
+
+// failing is a writer that fails until it is mended.
+type failing struct {
+	mended atomic.Bool
+	bytes.Buffer
+}
+
+func (f *failing) Write(text []byte) (int, error) {
+	if !f.mended.Load() {
+		return 0, syscall.EPIPE
+	}
+	return f.Buffer.Write(text)
+}
+
+// Lines that could not be written count as dropped, and the notice of it is not lost with them.
+func TestWritesThatFailAreCounted(t *testing.T) {
+	t.Parallel()
+	to := &failing{}
+	w := New(to)
+	for range 3 {
+		fmt.Fprint(w, "one\ntwo\n")
+		w.FlushWithin(patience)
+	}
+	to.mended.Store(true)
+	fmt.Fprint(w, "last\n")
+	w.FlushWithin(patience)
+	if got := to.String(); !strings.HasPrefix(got, "last\n") || !strings.HasSuffix(got, "lines=6\n") {
+		t.Errorf("it wrote %q, want the last line and a notice of 6", got)
+	}
+	to.Reset()
+	fmt.Fprint(w, "all is well\n")
+	w.FlushWithin(patience)
+	if got := to.String(); got != "all is well\n" {
+		t.Errorf("it wrote %q, want no second notice", got)
+	}
+}
