@@ -13,7 +13,7 @@ const maxBindings = 64
 // bindings are the events of a driver since R575 that say that GPUs were bound to it, or unbound. A driver that has none, or
 // does not give them to this process, is found out once a session.
 type bindings struct {
-	lib nvml.Interface
+	api *api
 	// request is nil without a set. It is an allocation of its own, and the one pointer to Go's memory in it is events:
 	// cgo refuses to hand a function in C anything else.
 	request *nvml.SystemEventSetWaitRequest
@@ -24,7 +24,7 @@ type bindings struct {
 func (b *bindings) start() {
 	var create nvml.SystemEventSetCreateRequest
 	create.Version = nvml.STRUCT_VERSION(create, 1)
-	if b.lib.SystemEventSetCreate(&create) != nvml.SUCCESS {
+	if b.api.SystemEventSetCreate(&create) != nvml.SUCCESS {
 		return
 	}
 	b.events = new([maxBindings]nvml.SystemEventData_v1)
@@ -33,7 +33,7 @@ func (b *bindings) start() {
 		EventTypes: nvml.SystemEventTypeGpuDriverBind | nvml.SystemEventTypeGpuDriverUnbind, Set: create.Set,
 	}
 	register.Version = nvml.STRUCT_VERSION(register, 1)
-	if b.lib.SystemRegisterEvents(&register) != nvml.SUCCESS {
+	if b.api.lib.SystemRegisterEvents(&register) != nvml.SUCCESS {
 		_ = b.free() // it is of no use, and what NVML says of that changes nothing
 	}
 }
@@ -49,7 +49,7 @@ func (b *bindings) changed(timeout time.Duration) bool {
 	defer pin.Unpin()
 	b.request.Version = nvml.STRUCT_VERSION(b.request, 1)
 	b.request.Timeoutms, b.request.NumEvent = uint32(timeout.Milliseconds()), 0
-	switch b.lib.SystemEventSetWait(b.request) {
+	switch b.api.lib.SystemEventSetWait(b.request) {
 	case nvml.SUCCESS:
 		return b.request.NumEvent > 0
 	case nvml.ERROR_INSUFFICIENT_SIZE: // for all there are
@@ -70,5 +70,5 @@ func (b *bindings) free() error {
 	free := nvml.SystemEventSetFreeRequest{Set: b.request.Set}
 	free.Version = nvml.STRUCT_VERSION(free, 1)
 	b.request = nil
-	return failure("nvmlSystemEventSetFree", b.lib.SystemEventSetFree(&free))
+	return failure("nvmlSystemEventSetFree", b.api.lib.SystemEventSetFree(&free))
 }

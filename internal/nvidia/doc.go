@@ -10,8 +10,9 @@
 //   - Any call may hang. Calls are made by two workers, one for events and one for everything else, and the caller's
 //     context bounds how long it waits for the answer: then it gets inventory.ErrNoAnswer. The worker stays with its
 //     call, and until that returns every further one fails at once. A session is never shut down while a call hangs.
-//   - Any function newer than R450 may be missing from the library, and calling it would end the process. Such a
-//     function is looked up when the session is opened, and not called where it is missing.
+//   - Any function may be missing from the library, and calling it would end the process. All functions are looked up
+//     before NVML is initialised. Open names those without which no GPU can be served; any other is a feature that the
+//     driver does not have.
 //   - A library is bound to the process once loaded. Open says inventory.ErrDriverReplaced when it no longer fits.
 //   - What a driver or GPU does not support is absent, never unhealthy.
 //   - A GPU that stops answering stays one GPU that stops answering: the others are served.

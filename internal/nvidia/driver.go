@@ -89,6 +89,9 @@ func (d *Driver) start() (*Session, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := lib.lookUp(); err != nil {
+		return nil, err
+	}
 	bound := boundGPUs(d.options.Root) // first: a GPU that comes now is rather seen by Scan than by nobody
 	ret := lib.Init()
 	if ret == nvml.ERROR_LIBRARY_NOT_FOUND {
@@ -99,7 +102,7 @@ func (d *Driver) start() (*Session, error) {
 		return nil, initFailure(ret)
 	}
 	d.open = true
-	s := newSession(d, lib)
+	s := newSession(d, newAPI(lib, lib.has))
 	if err := s.start(bound); err != nil {
 		return nil, errors.Join(err, s.stop())
 	}

@@ -14,7 +14,7 @@ var displayOnly = []string{"DGX Display", "NVIDIA DGX Display"}
 
 // A gpu is what a session knows of the GPU at one NVML index.
 type gpu struct {
-	device nvml.Device
+	device device
 	pci    nvml.PciInfo
 	// seen is the GPU as it last answered; zero as long as it could not be identified. Its slices are shared with
 	// published Snapshots: they are replaced, never written to.
@@ -33,7 +33,7 @@ type gpu struct {
 
 // ask reads the GPU at an index into g.seen, as far as it answers.
 func (s *scanner) ask(index int, g *gpu, a *account) {
-	device, ret := s.lib.DeviceGetHandleByIndex(index)
+	device, ret := s.api.DeviceGetHandleByIndex(index)
 	if !a.must("nvmlDeviceGetHandleByIndex", ret) {
 		return
 	}
@@ -72,17 +72,15 @@ func (s *scanner) ask(index int, g *gpu, a *account) {
 
 // describe reads what never changes, and reports whether that is now known.
 func (s *scanner) describe(g *gpu, a *account) bool {
-	model, ret := g.device.GetName()
-	if !a.may("nvmlDeviceGetName", ret) {
-		return false
+	if model, ret := g.device.GetName(); a.may("nvmlDeviceGetName", ret) {
+		g.seen.Model = model
+		g.hidden = slices.Contains(displayOnly, model)
 	}
-	g.seen.Model = model
-	g.hidden = slices.Contains(displayOnly, model)
 	if architecture, ret := g.device.GetArchitecture(); a.may("nvmlDeviceGetArchitecture", ret) {
 		g.seen.Architecture = architectures[architecture]
 	}
-	if major, minor, ret := g.device.GetCudaComputeCapability(); a.may("nvmlDeviceGetCudaComputeCapability", ret) {
-		g.seen.ComputeCapability = inventory.ComputeCapability{Major: major, Minor: minor}
+	if capability, ret := g.device.GetCudaComputeCapability(); a.may("nvmlDeviceGetCudaComputeCapability", ret) {
+		g.seen.ComputeCapability = capability
 	}
 	g.seen.NUMANode = sysfsNUMANode(s.root, g.seen.BDF)
 	g.seen.Binding = s.binding(g.seen.BDF)

@@ -1,6 +1,7 @@
 package nvidia
 
 import (
+	"cmp"
 	"debug/elf"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"runtime"
 	"strings"
 
+	"github.com/NVIDIA/go-nvml/pkg/dl"
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
@@ -106,22 +108,43 @@ func resolveIn(root, path string) (string, error) {
 // A library is a library of the driver that was or can be loaded.
 type library struct {
 	nvml.Interface
-	path  string      // "" for the one that the loader finds
-	place string      // relative to the driver root, from which links lead to path
-	file  os.FileInfo // of path
+	path    string          // "" for the one that the loader finds
+	place   string          // relative to the driver root, from which links lead to path
+	file    os.FileInfo     // of path
+	machine bool            // and not simulated
+	has     map[string]bool // the functions that it has; nil until they were looked up
+}
+
+// lookUp looks up which functions the library has, once. A library that cannot be loaded is left to Init to report. The error
+// wraps inventory.ErrNoDriver.
+func (l *library) lookUp() (err error) {
+	if l.has != nil {
+		return nil
+	}
+	symbol := l.Extensions().LookupSymbol // of a simulated library: go-nvml's works only after Init
+	if l.machine {
+		lib := dl.New(cmp.Or(l.path, soname), dl.RTLD_LAZY|dl.RTLD_GLOBAL)
+		if lib.Open() != nil {
+			return nil
+		}
+		defer func() { err = errors.Join(err, lib.Close()) }()
+		symbol = lib.Lookup
+	}
+	l.has, err = lookUp(symbol)
+	return err
 }
 
 // findLibrary returns the library that is there now, not loaded.
 func findLibrary(driverRoot string) (*library, error) {
 	path, place := locate(driverRoot)
 	if path == "" {
-		return &library{Interface: nvml.New()}, nil
+		return &library{Interface: nvml.New(), machine: true}, nil
 	}
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, fmt.Errorf("look at the driver's library: %w", err)
 	}
-	return &library{Interface: nvml.New(nvml.WithLibraryPath(path)), path: path, place: place, file: info}, nil
+	return &library{Interface: nvml.New(nvml.WithLibraryPath(path)), path: path, place: place, file: info, machine: true}, nil
 }
 
 // inPlace reports whether what leads to the library still leads to it, and it is as it was.

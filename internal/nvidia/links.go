@@ -52,17 +52,18 @@ func (s *scanner) follow(lane int, g *gpu, n *nvlink, a *account) {
 	if version, ret := g.device.GetNvLinkVersion(lane); a.extra("nvmlDeviceGetNvLinkVersion", ret) {
 		n.version = max(n.version, nvlinkGenerations[nvml.NvlinkVersion(version)])
 	}
-	if s.has.remoteDeviceType {
-		switch kind, ret := g.device.GetNvLinkRemoteDeviceType(lane); {
-		case !a.extra("nvmlDeviceGetNvLinkRemoteDeviceType", ret):
-			n.unread = n.unread || contact(ret) != inventory.ContactGood
-			return
-		case kind == nvml.NVLINK_DEVICE_TYPE_SWITCH:
-			n.switched++
-			return
-		case kind != nvml.NVLINK_DEVICE_TYPE_GPU:
-			return // a processor
-		}
+	kind, ret := g.device.GetNvLinkRemoteDeviceType(lane)
+	old := ret == nvml.ERROR_FUNCTION_NOT_FOUND // before R470
+	switch {
+	case old:
+	case !a.extra("nvmlDeviceGetNvLinkRemoteDeviceType", ret):
+		n.unread = n.unread || contact(ret) != inventory.ContactGood
+		return
+	case kind == nvml.NVLINK_DEVICE_TYPE_SWITCH:
+		n.switched++
+		return
+	case kind != nvml.NVLINK_DEVICE_TYPE_GPU:
+		return // a processor
 	}
 	remote, ret := g.device.GetNvLinkRemotePciInfo(lane)
 	if !a.extra("nvmlDeviceGetNvLinkRemotePciInfo", ret) {
@@ -70,7 +71,7 @@ func (s *scanner) follow(lane int, g *gpu, n *nvlink, a *account) {
 		return
 	}
 	peer := bdf(remote)
-	if !s.has.remoteDeviceType && sysfsNVSwitch(s.root, peer) {
+	if old && sysfsNVSwitch(s.root, peer) {
 		n.switched++
 		return
 	}

@@ -18,7 +18,13 @@ type migDevice struct {
 
 // readMIG reads the MIG mode of a GPU and its MIG devices into g.seen.
 func (s *scanner) readMIG(g *gpu, a *account) {
-	mode, _, ret := g.device.GetMigMode()
+	before := g.seen
+	defer func() {
+		if g.seen.MIG != before.MIG || !slices.Equal(g.seen.MIGDevices, before.MIGDevices) {
+			g.device.forget()
+		}
+	}()
+	mode, ret := g.device.GetMigMode()
 	switch supported := a.may("nvmlDeviceGetMigMode", ret); {
 	case a.contact != inventory.ContactGood:
 		return
@@ -65,7 +71,7 @@ func (s *scanner) readMIG(g *gpu, a *account) {
 }
 
 // readMIGDevice reads a MIG device of g; ret is what getting its handle returned.
-func (s *scanner) readMIGDevice(g *gpu, device nvml.Device, ret nvml.Return, a *account) (migDevice, error) {
+func (s *scanner) readMIGDevice(g *gpu, device device, ret nvml.Return, a *account) (migDevice, error) {
 	// One MIG device that cannot be read says nothing of the GPU, unless it says that the GPU is gone.
 	failed := func(call string, ret nvml.Return) error {
 		a.extra(call, ret)
@@ -78,10 +84,10 @@ func (s *scanner) readMIGDevice(g *gpu, device nvml.Device, ret nvml.Return, a *
 	if m.seen.UUID, ret = device.GetUUID(); ret != nvml.SUCCESS {
 		return migDevice{}, failed("nvmlDeviceGetUUID", ret)
 	}
-	if m.seen.GI, ret = device.GetGpuInstanceId(); ret != nvml.SUCCESS {
+	if m.seen.GI, ret = device.GetGpuInstanceID(); ret != nvml.SUCCESS {
 		return migDevice{}, failed("nvmlDeviceGetGpuInstanceId", ret)
 	}
-	if m.seen.CI, ret = device.GetComputeInstanceId(); ret != nvml.SUCCESS {
+	if m.seen.CI, ret = device.GetComputeInstanceID(); ret != nvml.SUCCESS {
 		return migDevice{}, failed("nvmlDeviceGetComputeInstanceId", ret)
 	}
 	if m.attributes, ret = device.GetAttributes(); ret != nvml.SUCCESS {
@@ -124,7 +130,7 @@ func (p profile) name(memoryMiB, gpuMemoryBytes uint64) string {
 // but not the suffix, and so is one whose driver knows profiles that this program does not.
 func profileOf(g *gpu, m migDevice) profile {
 	told := profile{ci: int(m.attributes.ComputeInstanceSliceCount), gi: int(m.attributes.GpuInstanceSliceCount)}
-	gi, ret := g.device.GetGpuInstanceById(m.seen.GI)
+	gi, ret := g.device.GetGpuInstanceByID(m.seen.GI)
 	if ret != nvml.SUCCESS {
 		return told
 	}
@@ -132,11 +138,7 @@ func profileOf(g *gpu, m migDevice) profile {
 	if ret != nvml.SUCCESS {
 		return told
 	}
-	ci, ret := gi.GetComputeInstanceById(m.seen.CI)
-	if ret != nvml.SUCCESS {
-		return told
-	}
-	ciInfo, ret := ci.GetInfo()
+	ciInfo, ret := gi.GetComputeInstanceInfo(m.seen.CI)
 	if ret != nvml.SUCCESS {
 		return told
 	}

@@ -32,7 +32,7 @@ func (s *scanner) readSignals(g *gpu) inventory.Reading {
 	var a account
 	var r inventory.Reading
 	signals := []func(*gpu, *account, *inventory.Reading){
-		s.readRecoveryAction, readAlive, readRemappedRows, readECC, s.readUnrepairableMemory, s.readSRAM, s.readFabric, s.readReport,
+		s.readRecoveryAction, readAlive, readRemappedRows, readECC, readUnrepairableMemory, readSRAM, readFabric, readReport,
 	}
 	for _, read := range signals {
 		if read(g, &a, &r); a.gone() {
@@ -58,12 +58,8 @@ func (s *scanner) readRecoveryAction(g *gpu, a *account, r *inventory.Reading) {
 	if s.driver.Branch() < actionBranch {
 		return
 	}
-	values := [1]nvml.FieldValue{{FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}}
-	if !a.may("nvmlDeviceGetFieldValues", g.device.GetFieldValues(values[:])) {
-		return
-	}
-	v := values[0]
-	if !a.may("nvmlDeviceGetFieldValues(recovery action)", nvml.Return(v.NvmlReturn)) {
+	v, ret := g.device.GetFieldValue(nvml.FI_DEV_GET_GPU_RECOVERY_ACTION)
+	if !a.may("nvmlDeviceGetFieldValues", ret) {
 		return
 	}
 	if nvml.ValueType(v.ValueType) == nvml.VALUE_TYPE_UNSIGNED_INT {
@@ -72,58 +68,36 @@ func (s *scanner) readRecoveryAction(g *gpu, a *account, r *inventory.Reading) {
 }
 
 func readRemappedRows(g *gpu, a *account, r *inventory.Reading) {
-	_, _, pending, failed, ret := g.device.GetRemappedRows()
+	rows, ret := g.device.GetRemappedRows()
 	if a.signal("nvmlDeviceGetRemappedRows", ret) {
-		r.RowRemapPending, r.RowRemapFailure = inventory.Known(pending), inventory.Known(failed)
+		r.RowRemapPending, r.RowRemapFailure = inventory.Known(rows.pending), inventory.Known(rows.failed)
 	}
 }
 
 func readECC(g *gpu, a *account, r *inventory.Reading) {
-	count, ret := g.device.GetTotalEccErrors(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC)
+	count, ret := g.device.GetUncorrectedErrors()
 	if a.signal("nvmlDeviceGetTotalEccErrors", ret) {
 		r.UncorrectedECC = inventory.Known(count)
 	}
 }
 
-func (s *scanner) readUnrepairableMemory(g *gpu, a *account, r *inventory.Reading) {
-	if !s.has.unrepairableMemory {
-		return
-	}
-	status, ret := g.device.GetUnrepairableMemoryFlag_v1()
+func readUnrepairableMemory(g *gpu, a *account, r *inventory.Reading) {
+	status, ret := g.device.GetUnrepairableMemoryFlag()
 	if a.signal("nvmlDeviceGetUnrepairableMemoryFlag_v1", ret) {
 		r.UnrepairableMemory = inventory.Known(status.BUnrepairableMemory != 0)
 	}
 }
 
-func (s *scanner) readSRAM(g *gpu, a *account, r *inventory.Reading) {
-	if !s.has.sramStatus {
-		return
-	}
+func readSRAM(g *gpu, a *account, r *inventory.Reading) {
 	status, ret := g.device.GetSramEccErrorStatus()
 	if a.extra("nvmlDeviceGetSramEccErrorStatus", ret) {
 		r.SRAMThreshold = inventory.Known(status.BThresholdExceeded != 0)
 	}
 }
 
-// readFabric reads the state in the NVSwitch fabric, by the newest of the functions that the driver has.
-func (s *scanner) readFabric(g *gpu, a *account, r *inventory.Reading) {
-	var info nvml.GpuFabricInfo_v3
-	var ret nvml.Return
-	switch {
-	case s.has.fabricVersioned:
-		info, ret = g.device.GetGpuFabricInfoV().V3()
-		if ret == nvml.ERROR_ARGUMENT_VERSION_MISMATCH || ret == nvml.ERROR_INVALID_ARGUMENT { // before R580
-			var v2 nvml.GpuFabricInfo_v2
-			v2, ret = g.device.GetGpuFabricInfoV().V2()
-			info = nvml.GpuFabricInfo_v3{State: v2.State, Status: v2.Status, HealthMask: v2.HealthMask}
-		}
-	case s.has.fabric:
-		var v1 nvml.GpuFabricInfo
-		v1, ret = g.device.GetGpuFabricInfo()
-		info = nvml.GpuFabricInfo_v3{State: v1.State, Status: v1.Status}
-	default:
-		return
-	}
+// readFabric reads the state in the NVSwitch fabric.
+func readFabric(g *gpu, a *account, r *inventory.Reading) {
+	info, ret := g.device.GetGpuFabricInfo()
 	if a.signal("nvmlDeviceGetGpuFabricInfo", ret) && info.State != nvml.GPU_FABRIC_STATE_NOT_SUPPORTED {
 		r.Fabric = inventory.Known(inventory.Fabric{
 			State:   inventory.FabricState(info.State),

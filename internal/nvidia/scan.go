@@ -5,19 +5,16 @@ import (
 	"io/fs"
 	"slices"
 
-	"github.com/NVIDIA/go-nvml/pkg/nvml"
-
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
 // A scanner looks at the node, again and again, for one session. It remembers what it saw: for GPUs that stop
 // answering, to read what never changes only once, and so that a look that finds nothing new makes nothing new.
 type scanner struct {
-	lib    nvml.Interface
+	api    *api
 	root   fs.FS
 	devs   []string // the folders of root that may have device nodes
 	driver inventory.Driver
-	has    symbols
 	bound  []binding // the GPUs that were bound to the driver just before the session was opened
 
 	known    []*gpu         // by NVML index
@@ -31,41 +28,13 @@ type scanner struct {
 	migDevices []migDevice
 }
 
-// symbols says which of the functions the library has that are newer than R450, or that NVIDIA is about to remove. Calling
-// one that it has not ends the process.
-type symbols struct {
-	remoteDeviceType   bool // R470
-	fabric             bool // R525
-	fabricVersioned    bool // R550
-	unrepairableMemory bool // R590
-	bindings           bool // R575
-	sramStatus         bool // R535
-	report             reportSymbols
-	applicationClocks  bool // until CUDA 14
-}
-
-func lookUp(lib nvml.Interface) symbols {
-	has := func(name string) bool { return lib.Extensions().LookupSymbol(name) == nil }
-	return symbols{
-		remoteDeviceType:   has("nvmlDeviceGetNvLinkRemoteDeviceType"),
-		fabric:             has("nvmlDeviceGetGpuFabricInfo"),
-		fabricVersioned:    has("nvmlDeviceGetGpuFabricInfoV"),
-		unrepairableMemory: has("nvmlDeviceGetUnrepairableMemoryFlag_v1"),
-		sramStatus:         has("nvmlDeviceGetSramEccErrorStatus"),
-		report:             lookUpReport(has),
-		bindings: has("nvmlSystemEventSetCreate") && has("nvmlSystemRegisterEvents") && has("nvmlSystemEventSetWait") &&
-			has("nvmlSystemEventSetFree"),
-		applicationClocks: has("nvmlDeviceResetApplicationsClocks"),
-	}
-}
-
-func newScanner(lib nvml.Interface, o Options, driver inventory.Driver, bound []binding) *scanner {
-	return &scanner{lib: lib, root: o.Root, devs: devFolders(o.DriverRoot), driver: driver, has: lookUp(lib), bound: bound}
+func newScanner(a *api, o Options, driver inventory.Driver, bound []binding) *scanner {
+	return &scanner{api: a, root: o.Root, devs: devFolders(o.DriverRoot), driver: driver, bound: bound}
 }
 
 // scan looks at the node once.
 func (s *scanner) scan() (inventory.Snapshot, error) {
-	count, ret := s.lib.DeviceGetCount()
+	count, ret := s.api.DeviceGetCount()
 	if err := failure("nvmlDeviceGetCount", ret); err != nil {
 		return inventory.Snapshot{}, err
 	}

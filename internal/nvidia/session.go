@@ -15,7 +15,7 @@ import (
 // A Session is one NVML session. Its methods may be called from several goroutines, but Next only from one at a time.
 type Session struct {
 	driver *Driver
-	lib    nvml.Interface
+	api    *api
 
 	closing   sync.Once
 	closed    chan struct{}
@@ -27,25 +27,23 @@ type Session struct {
 	pause   time.Duration // belongs to the caller of Next: how long to rest before the next wait
 }
 
-func newSession(d *Driver, lib nvml.Interface) *Session {
-	return &Session{driver: d, lib: lib, closed: make(chan struct{}), watch: &watch{lib: lib, bindings: bindings{lib: lib}}}
+func newSession(d *Driver, a *api) *Session {
+	return &Session{driver: d, api: a, closed: make(chan struct{}), watch: &watch{api: a, bindings: bindings{api: a}}}
 }
 
 // start reads what holds for the whole session, on the worker. The GPUs in bound are bound to the driver.
 func (s *Session) start(bound []binding) error {
-	version, ret := s.lib.SystemGetDriverVersion()
+	version, ret := s.api.SystemGetDriverVersion()
 	if err := failure("nvmlSystemGetDriverVersion", ret); err != nil {
 		return err
 	}
 	driver := inventory.Driver{Version: version}
-	if cuda, ret := s.lib.SystemGetCudaDriverVersion(); ret == nvml.SUCCESS {
+	if cuda, ret := s.api.SystemGetCudaDriverVersion(); ret == nvml.SUCCESS {
 		driver.CUDA = fmt.Sprintf("%d.%d", cuda/1000, cuda%1000/10)
 	}
-	s.scanner = newScanner(s.lib, s.driver.options, driver, bound)
+	s.scanner = newScanner(s.api, s.driver.options, driver, bound)
 	// Before anything is scanned: what happens from here on gives an event.
-	if s.scanner.has.bindings {
-		s.watch.bindings.start()
-	}
+	s.watch.bindings.start()
 	s.unwatched, ret = s.watch.start()
 	return failure("nvmlDeviceGetCount", ret)
 }
@@ -126,7 +124,7 @@ func (s *Session) stop() error {
 	}
 	s.stopped = true
 	err := s.watch.end()
-	ret := s.lib.Shutdown()
+	ret := s.api.lib.Shutdown()
 	s.driver.open = false
 	return errors.Join(err, failure("nvmlShutdown", ret))
 }

@@ -28,13 +28,15 @@ const (
 
 // stubParts are what runs in such a process.
 var stubParts = map[string]func(t *testing.T, d *Driver, root string){
-	"old driver":       oldDriver,
-	"lost GPU":         lostGPU,
-	"fabric 2":         func(t *testing.T, d *Driver, _ string) { newerDriver(t, d, inventory.FabricSummaryUnknown) },
-	"fabric 3":         func(t *testing.T, d *Driver, _ string) { newerDriver(t, d, inventory.FabricSummaryUnhealthy) },
-	"missing function": missingFunction,
-	"replaced library": replacedLibrary,
-	"bindings":         bindingsOfLibrary,
+	"old driver":         oldDriver,
+	"lacks one function": lacksOne,
+	"R418":               r418,
+	"lost GPU":           lostGPU,
+	"fabric 2":           func(t *testing.T, d *Driver, _ string) { newerDriver(t, d, inventory.FabricSummaryUnknown) },
+	"fabric 3":           func(t *testing.T, d *Driver, _ string) { newerDriver(t, d, inventory.FabricSummaryUnhealthy) },
+	"missing function":   missingFunction,
+	"replaced library":   replacedLibrary,
+	"bindings":           bindingsOfLibrary,
 }
 
 // stubSysfs is what the kernel of the stub's node shows: no NUMA node of GPU 2.
@@ -60,10 +62,16 @@ func TestStubProcess(t *testing.T) {
 // the exit code.
 func runStub(t *testing.T, part string, flags ...string) (string, int) {
 	t.Helper()
+	return runStubWith(t, part, nil, flags...)
+}
+
+// runStubWith is runStub with more variables in the environment of the part.
+func runStubWith(t *testing.T, part string, env []string, flags ...string) (string, int) {
+	t.Helper()
 	root := t.TempDir()
 	compileStub(t, root, flags...)
 	c := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestStubProcess$", "-test.v", "-test.timeout=4m")
-	c.Env = append(os.Environ(), stubRoot+"="+root, stubPart+"="+part)
+	c.Env = append(append(os.Environ(), stubRoot+"="+root, stubPart+"="+part), env...)
 	out, err := c.CombinedOutput()
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {

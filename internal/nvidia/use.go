@@ -58,10 +58,7 @@ func (s *scanner) clean(uuid string, what inventory.Remnant) error {
 	var ret nvml.Return
 	switch what {
 	case inventory.RemnantClocks:
-		call, ret = "nvmlDeviceResetApplicationsClocks", nvml.ERROR_FUNCTION_NOT_FOUND
-		if s.has.applicationClocks {
-			ret = g.device.ResetApplicationsClocks()
-		}
+		call, ret = "nvmlDeviceResetApplicationsClocks", g.device.ResetApplicationsClocks()
 	case inventory.RemnantECC:
 		call, ret = "nvmlDeviceClearEccErrorCounts", g.device.ClearEccErrorCounts(nvml.VOLATILE_ECC)
 	default:

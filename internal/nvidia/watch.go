@@ -37,7 +37,7 @@ func wantedEvents() uint64 {
 
 // A watch is what a session waits on.
 type watch struct {
-	lib      nvml.Interface
+	api      *api
 	gpus     []watched     // those in the set
 	set      nvml.EventSet // nil without any
 	bindings bindings
@@ -48,7 +48,7 @@ type watch struct {
 type watched struct {
 	index  int
 	uuid   string
-	device nvml.Device
+	device device
 }
 
 // An outcome is how one wait ended.
@@ -60,13 +60,13 @@ type outcome struct {
 
 // start registers for the events of all GPUs and returns those for which it could not.
 func (w *watch) start() ([]inventory.LeftOut, nvml.Return) {
-	count, ret := w.lib.DeviceGetCount()
+	count, ret := w.api.DeviceGetCount()
 	if ret != nvml.SUCCESS {
 		return nil, ret
 	}
 	var unwatched []inventory.LeftOut
 	for i := range count {
-		device, ret := w.lib.DeviceGetHandleByIndex(i)
+		device, ret := w.api.DeviceGetHandleByIndex(i)
 		if err := failure("nvmlDeviceGetHandleByIndex", ret); err != nil {
 			unwatched = append(unwatched, inventory.LeftOut{Index: i, Reason: err.Error()})
 			continue
@@ -95,7 +95,7 @@ type dropped struct {
 func (w *watch) arm() []dropped {
 	var all []dropped
 	for {
-		set, ret := w.lib.EventSetCreate()
+		set, ret := w.api.EventSetCreate()
 		if err := failure("nvmlEventSetCreate", ret); err != nil {
 			for _, g := range w.gpus {
 				all = append(all, dropped{g, err})
@@ -233,13 +233,13 @@ func (w *watch) translate(data nvml.EventData) (inventory.Event, bool) {
 }
 
 // uuid returns the UUID of the GPU that an event names. A lost GPU may not tell it; its handle does.
-func (w *watch) uuid(device nvml.Device) string {
+func (w *watch) uuid(handle nvml.Device) string {
 	for _, g := range w.gpus {
-		if g.device == device {
+		if g.device.handle == handle {
 			return g.uuid
 		}
 	}
-	uuid, ret := device.GetUUID()
+	uuid, ret := device{w.api, handle}.GetUUID()
 	if ret != nvml.SUCCESS {
 		return ""
 	}

@@ -98,15 +98,16 @@ func (l *library) ErrorString(r nvml.Return) string { return r.Error() }
 // Extensions returns the library itself.
 func (l *library) Extensions() nvml.ExtendedInterface { return l }
 
-// LookupSymbol reports whether the loaded library has a function, by its name in C.
+// LookupSymbol reports whether the library has a function, by its name in C. Unlike go-nvml's it needs no Init before it.
 func (l *library) LookupSymbol(name string) error {
 	l.node.mu.Lock()
 	defer l.node.mu.Unlock()
-	if l.session == nil {
-		return fmt.Errorf("look up %s: the library is not loaded: call Init first", name)
+	d := l.node.driver
+	if l.session != nil {
+		d = l.session.driver
 	}
-	if !exists(name, l.session.driver.branch) {
-		return fmt.Errorf("look up %s: the library of driver %s does not have it", name, l.version)
+	if !exists(name, d.branch) {
+		return fmt.Errorf("look up %s: the library of driver %s does not have it", name, d.version)
 	}
 	return nil
 }

@@ -14,7 +14,7 @@
 
 typedef int ret_t;
 enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7,
-       TIMEOUT = 10, GPU_IS_LOST = 15, LIB_RM_VERSION_MISMATCH = 18 };
+       TIMEOUT = 10, GPU_IS_LOST = 15, LIB_RM_VERSION_MISMATCH = 18, ARGUMENT_VERSION_MISMATCH = 25 };
 
 #ifndef LOST
 #define LOST -1
@@ -238,6 +238,9 @@ ret_t nvmlDeviceGetCurrentClocksThrottleReasons(struct device *d, unsigned long 
 	return *reasons = 4, SUCCESS;
 }
 
+ret_t nvmlDeviceGetComputeMode(struct device *d, unsigned *mode) { ASK(d); return *mode = 0, SUCCESS; }
+ret_t nvmlDeviceSetComputeMode(struct device *d, unsigned mode) { (void)mode; ASK(d); return SUCCESS; }
+
 typedef struct { unsigned pid; unsigned long long memory; } process_t;
 ret_t nvmlDeviceGetComputeRunningProcesses(struct device *d, unsigned *n, process_t *p) {
 	ASK(d);
@@ -251,7 +254,6 @@ ret_t nvmlDeviceResetApplicationsClocks(struct device *d) { ASK(d); return NO_PE
 #endif
 
 #ifdef FABRIC
-enum { ARGUMENT_VERSION_MISMATCH = 25 };
 typedef struct {
 	unsigned version;
 	unsigned char cluster[16];
@@ -272,7 +274,6 @@ ret_t nvmlDeviceGetNumaNodeId(struct device *d, unsigned *node) { ASK(d); return
 #endif
 
 #ifdef BINDINGS
-enum { ARGUMENT_VERSION_MISMATCH = 25 };
 typedef struct { unsigned version; void *set; } system_set_t;
 typedef struct { unsigned version; unsigned long long types; void *set; } system_register_t;
 typedef struct { unsigned long long type; unsigned gpu; } system_event_t;

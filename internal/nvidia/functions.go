@@ -1,0 +1,175 @@
+package nvidia
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+// functions are the NVML functions that this package calls. Only what is in this table is ever called.
+var functions = []string{
+	"nvmlInit", "nvmlShutdown", "nvmlErrorString", "nvmlSystemGetDriverVersion", "nvmlSystemGetCudaDriverVersion",
+	"nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetPciInfo", "nvmlDeviceGetMinorNumber",
+	"nvmlDeviceGetName", "nvmlDeviceGetArchitecture", "nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetMemoryInfo",
+	"nvmlDeviceGetMigMode", "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex",
+	"nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetAttributes",
+	"nvmlDeviceGetGpuInstanceById", "nvmlDeviceGetGpuInstanceProfileInfo", "nvmlGpuInstanceGetInfo",
+	"nvmlGpuInstanceGetComputeInstanceById", "nvmlGpuInstanceGetComputeInstanceProfileInfo", "nvmlComputeInstanceGetInfo",
+	"nvmlDeviceGetNvLinkState", "nvmlDeviceGetNvLinkVersion", "nvmlDeviceGetNvLinkRemoteDeviceType",
+	"nvmlDeviceGetNvLinkRemotePciInfo", "nvmlDeviceGetTopologyCommonAncestor",
+	"nvmlDeviceGetFieldValues", "nvmlDeviceGetRemappedRows", "nvmlDeviceGetTotalEccErrors",
+	"nvmlDeviceGetUnrepairableMemoryFlag_v1", "nvmlDeviceGetSramEccErrorStatus", "nvmlDeviceGetGpuFabricInfo",
+	"nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetRetiredPagesPendingStatus", "nvmlDeviceGetRepairStatus",
+	"nvmlDeviceGetPcieReplayCounter", "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons",
+	"nvmlDeviceGetPersistenceMode", "nvmlDeviceGetTotalEnergyConsumption",
+	"nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceResetApplicationsClocks", "nvmlDeviceClearEccErrorCounts",
+	"nvmlDeviceGetComputeMode", "nvmlDeviceSetComputeMode",
+	"nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents", "nvmlEventSetCreate", "nvmlEventSetWait", "nvmlEventSetFree",
+	"nvmlSystemEventSetCreate", "nvmlSystemRegisterEvents", "nvmlSystemEventSetWait", "nvmlSystemEventSetFree",
+}
+
+// versions are the newer versions of functions that go-nvml calls instead, where the library has them.
+var versions = map[string][]string{
+	"nvmlInit":                             {"nvmlInit_v2"},
+	"nvmlDeviceGetCount":                   {"nvmlDeviceGetCount_v2"},
+	"nvmlDeviceGetHandleByIndex":           {"nvmlDeviceGetHandleByIndex_v2"},
+	"nvmlDeviceGetPciInfo":                 {"nvmlDeviceGetPciInfo_v2", "nvmlDeviceGetPciInfo_v3"},
+	"nvmlDeviceGetAttributes":              {"nvmlDeviceGetAttributes_v2"},
+	"nvmlComputeInstanceGetInfo":           {"nvmlComputeInstanceGetInfo_v2"},
+	"nvmlDeviceGetNvLinkRemotePciInfo":     {"nvmlDeviceGetNvLinkRemotePciInfo_v2"},
+	"nvmlDeviceGetComputeRunningProcesses": {"nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetComputeRunningProcesses_v3"},
+	"nvmlEventSetWait":                     {"nvmlEventSetWait_v2"},
+}
+
+// needed are the functions without which no GPU can be served. Every driver since R418 has them.
+var needed = []string{
+	"nvmlInit", "nvmlShutdown", "nvmlErrorString", "nvmlSystemGetDriverVersion", "nvmlDeviceGetCount",
+	"nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetPciInfo", "nvmlDeviceGetMinorNumber",
+}
+
+// lookUp returns which of the functions a library has. It is an error if one that is needed is missing.
+func lookUp(symbol func(name string) error) (map[string]bool, error) {
+	has := map[string]bool{}
+	for _, function := range functions {
+		found := func(name string) bool { return symbol(name) == nil }
+		has[function] = found(function) || slices.ContainsFunc(versions[function], found)
+	}
+	missing := slices.DeleteFunc(slices.Clone(needed), func(function string) bool { return has[function] })
+	if len(missing) > 0 {
+		return nil, fmt.Errorf("%w: its library has no %s: install driver R418 or newer",
+			inventory.ErrNoDriver, strings.Join(missing, ", "))
+	}
+	return has, nil
+}
+
+// An api is NVML in one session. To call a function that the library lacks ends the process: called through the api and the
+// handles that it returns, it answers ERROR_FUNCTION_NOT_FOUND.
+type api struct {
+	lib nvml.Interface
+	has map[string]bool // of the functions in the table: those of the library
+
+	mu       sync.Mutex
+	supports map[question]bool // by the first answer
+}
+
+// A question is a call on one device.
+type question struct {
+	device   nvml.Device
+	function string
+	argument int // 0 for a function without one
+}
+
+func newAPI(lib nvml.Interface, has map[string]bool) *api {
+	return &api{lib: lib, has: has, supports: map[question]bool{}}
+}
+
+// forget has a GPU asked again for what it did not support: that can change with its MIG devices.
+func (d device) forget() {
+	d.api.mu.Lock()
+	defer d.api.mu.Unlock()
+	maps.DeleteFunc(d.api.supports, func(q question, _ bool) bool { return q.device == d.handle })
+}
+
+// invoke calls a function.
+func invoke[T any](a *api, function string, f func() (T, nvml.Return)) (T, nvml.Return) {
+	if !a.has[function] {
+		var none T
+		return none, nvml.ERROR_FUNCTION_NOT_FOUND
+	}
+	return f()
+}
+
+// command calls a function that changes something about a device.
+func command(d device, function string, f func() nvml.Return) nvml.Return {
+	_, ret := invoke(d.api, "nvmlDevice"+function, func() (struct{}, nvml.Return) { return struct{}{}, f() })
+	return ret
+}
+
+// query calls a function that asks a device for something. A device whose first answer was ERROR_NOT_SUPPORTED is not asked again in
+// this session: some such calls are slow, and in a virtual machine some leave a line in the kernel's log.
+func query[T any](d device, function string, f func() (T, nvml.Return)) (T, nvml.Return) {
+	return queryFor(d, function, 0, func(int) (T, nvml.Return) { return f() })
+}
+
+// queryFor is query with an argument, such as the number of a lane.
+func queryFor[T any](d device, function string, argument int, f func(int) (T, nvml.Return)) (T, nvml.Return) {
+	q := question{d.handle, "nvmlDevice" + function, argument}
+	d.api.mu.Lock()
+	supported, known := d.api.supports[q]
+	d.api.mu.Unlock()
+	if known && !supported {
+		var none T
+		return none, nvml.ERROR_NOT_SUPPORTED
+	}
+	answer, ret := invoke(d.api, q.function, func() (T, nvml.Return) { return f(argument) })
+	if !known && (ret == nvml.SUCCESS || ret == nvml.ERROR_NOT_SUPPORTED) {
+		d.api.mu.Lock()
+		d.api.supports[q] = ret == nvml.SUCCESS
+		d.api.mu.Unlock()
+	}
+	return answer, ret
+}
+
+func (a *api) SystemGetDriverVersion() (string, nvml.Return) {
+	return invoke(a, "nvmlSystemGetDriverVersion", a.lib.SystemGetDriverVersion)
+}
+
+func (a *api) SystemGetCudaDriverVersion() (int, nvml.Return) {
+	return invoke(a, "nvmlSystemGetCudaDriverVersion", a.lib.SystemGetCudaDriverVersion)
+}
+
+func (a *api) DeviceGetCount() (int, nvml.Return) {
+	return invoke(a, "nvmlDeviceGetCount", a.lib.DeviceGetCount)
+}
+
+func (a *api) DeviceGetHandleByIndex(index int) (device, nvml.Return) {
+	const function = "nvmlDeviceGetHandleByIndex"
+	handle, ret := invoke(a, function, func() (nvml.Device, nvml.Return) { return a.lib.DeviceGetHandleByIndex(index) })
+	return device{a, handle}, ret
+}
+
+// EventSetCreate returns a set. A library that lacks what a set is used with has no sets.
+func (a *api) EventSetCreate() (nvml.EventSet, nvml.Return) {
+	if !a.has["nvmlEventSetWait"] || !a.has["nvmlEventSetFree"] {
+		return nil, nvml.ERROR_FUNCTION_NOT_FOUND
+	}
+	return invoke(a, "nvmlEventSetCreate", a.lib.EventSetCreate)
+}
+
+// SystemEventSetCreate fills in a set. A library that lacks what a set is used with has no sets.
+func (a *api) SystemEventSetCreate(r *nvml.SystemEventSetCreateRequest) nvml.Return {
+	for _, function := range []string{
+		"nvmlSystemEventSetCreate", "nvmlSystemRegisterEvents", "nvmlSystemEventSetWait", "nvmlSystemEventSetFree",
+	} {
+		if !a.has[function] {
+			return nvml.ERROR_FUNCTION_NOT_FOUND
+		}
+	}
+	return a.lib.SystemEventSetCreate(r)
+}
