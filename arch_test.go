@@ -63,6 +63,7 @@ var imports = map[string][]string{
 	"internal/telemetry": {"internal/inventory"},
 	"internal/agent": {
 		"internal/config", "internal/inventory", "internal/monitor", "internal/resource", "internal/plugin", "internal/feed",
+		"internal/status",
 	},
 	"internal/cli": {everything},
 }

@@ -18,9 +18,9 @@ type Task struct {
 	// Run blocks until ctx ends, and then returns nil. An error ends the daemon. A task that has no more to do may return nil
 	// before.
 	Run func(ctx context.Context) error
-	// Ready returns what keeps the task from being ready, nil once nothing does. It answers at once, from any goroutine. A task
-	// without it is always ready.
-	Ready func() error
+	// Ready reports whether the task is ready, with the reason where there is something to say. It may wait until ctx ends. A
+	// task without it is always ready.
+	Ready func(ctx context.Context) (ready bool, reason string)
 }
 
 // Run runs a daemon until ctx ends, and then returns nil; it returns the error of the first task that failed. Outputs end
@@ -62,26 +62,4 @@ func run(ctx context.Context, task Task) error {
 		return fmt.Errorf("%s: %w", task.Name, err)
 	}
 	return nil
-}
-
-// A Waiting is a task that is not ready.
-type Waiting struct {
-	Task   string
-	Reason error
-}
-
-// Unready returns those tasks that are not ready, in their order.
-func Unready(tasks ...[]Task) []Waiting {
-	var waiting []Waiting
-	for _, group := range tasks {
-		for _, task := range group {
-			if task.Ready == nil {
-				continue
-			}
-			if err := task.Ready(); err != nil {
-				waiting = append(waiting, Waiting{task.Name, err})
-			}
-		}
-	}
-	return waiting
 }

@@ -77,17 +77,3 @@ func message(err error) string {
 	}
 	return err.Error()
 }
-
-func TestUnready(t *testing.T) {
-	t.Parallel()
-	errDriver := errors.New("no driver")
-	got := agent.Unready([]agent.Task{
-		{Name: "always"},
-		{Name: "ready", Ready: func() error { return nil }},
-	}, []agent.Task{
-		{Name: "waiting", Ready: func() error { return errDriver }},
-	})
-	if len(got) != 1 || got[0].Task != "waiting" || !errors.Is(got[0].Reason, errDriver) {
-		t.Errorf("not ready: %v", got)
-	}
-}

@@ -11,6 +11,7 @@ import (
 // The calls that a daemon answers at its control socket.
 const (
 	callStatus         = "status"
+	callReady          = "ready"
 	callQuiesce        = "quiesce"
 	callResume         = "resume"
 	callHealthClear    = "health.clear"

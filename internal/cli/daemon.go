@@ -39,7 +39,8 @@ func runDaemon(ctx context.Context, flags *pflag.FlagSet, signals <-chan os.Sign
 	}
 	d.asked = signals
 	defer d.close()
-	return agent.Run(ctx, d.observation(), d.outputs())
+	observation, outputs := d.tasks()
+	return agent.Run(ctx, observation, outputs)
 }
 
 // begin returns the configuration that a process starts with. What is odd about it, and which build this is, is logged.
@@ -68,6 +69,7 @@ type daemon struct {
 	set       *plugin.Set
 	mps       *mps.Prober
 	offered   *feed.Feed[resource.Plan]
+	readiness *agent.Readiness
 	asked     <-chan os.Signal // what signals ask for
 }
 
@@ -152,6 +154,13 @@ func (d driverOf) Open(ctx context.Context) (monitor.Session, error) {
 	return session, nil
 }
 
+// tasks are all tasks of the daemon.
+func (d *daemon) tasks() (observation, outputs []agent.Task) {
+	observation, outputs = d.observation(), d.outputs()
+	d.readiness = agent.NewReadiness(clock.RealClock{}, observation, outputs)
+	return observation, append(outputs, agent.Task{Name: "readiness", Run: d.readiness.Run})
+}
+
 // observation is the tasks that find out what the node has and what its operator wants.
 func (d *daemon) observation() []agent.Task {
 	tasks := []agent.Task{
@@ -172,8 +181,15 @@ func (d *daemon) outputs() []agent.Task {
 	offer := &agent.Offer{
 		Configs: d.watcher.Configs(), Monitor: d.monitor, Set: d.set, Specs: newSpecs(d.config.CDIDir), MPS: d.mps, Offered: d.offered,
 	}
+	servers := agent.Task{Name: "plugin servers", Run: d.set.Run}
+	if d.directory != nil {
+		servers.Ready = (&agent.Serving{
+			Configs: d.watcher.Configs(), Monitor: d.monitor, Offered: d.offered, Servers: d.set.Status,
+			Others: others{d.account, d.directory},
+		}).Ready
+	}
 	tasks := []agent.Task{
-		{Name: "plugin servers", Run: d.set.Run},
+		servers,
 		{Name: "MPS", Run: d.mps.Run},
 		{Name: "plan", Run: offer.Run},
 	}

@@ -47,7 +47,8 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 		Quiet: seen.Quiet, Node: seen.Node, Hanging: d.driver.Hanging(),
 		GPUs: status.Devices(seen.Snapshot, seen.GPUs), LeftOut: status.LeftOut(seen.Snapshot, offered),
 		Resources: resources(d.set.Status()), Warnings: offered.OtherWarnings(),
-		MPS: slices.Sorted(maps.Values(d.mps.Unready().Value())),
+		Readiness: d.readiness.Answer().Value(),
+		MPS:       slices.Sorted(maps.Values(d.mps.Unready().Value())),
 	}
 	if err := d.watcher.Faults().Value(); err != nil {
 		s.ConfigError = err.Error()

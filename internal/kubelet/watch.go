@@ -90,14 +90,14 @@ func (l *look) once(log klog.Logger) (State, error) {
 	if err != nil {
 		l.present = false
 		l.directory.sight(sighting{})
-		return State{Sockets: l.sockets()}, nil
+		return State{Sockets: l.directory.sockets()}, nil
 	}
 	if !l.present || key != l.kubelet {
 		l.incarnation++
 		l.kubelet, l.present = key, true
 	}
 	l.directory.sight(sighting{l.incarnation, key})
-	return State{Incarnation: l.incarnation, Sockets: l.sockets()}, nil
+	return State{Incarnation: l.incarnation, Sockets: l.directory.sockets()}, nil
 }
 
 // A sighting is a kubelet that was seen; the zero value is none.
@@ -156,14 +156,14 @@ func (l *look) watchDirectory(log klog.Logger) error {
 	return nil
 }
 
-func (l *look) sockets() []string {
-	entries, err := os.ReadDir(l.directory.Path())
+func (d *Directory) sockets() []string {
+	entries, err := os.ReadDir(d.Path())
 	if err != nil {
 		return nil
 	}
 	var names []string
 	for _, e := range entries {
-		if e.Type()&fs.ModeSocket != 0 && e.Name() != filepath.Base(l.directory.socket) {
+		if e.Type()&fs.ModeSocket != 0 && e.Name() != filepath.Base(d.socket) {
 			names = append(names, e.Name())
 		}
 	}

@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"time"
 
+	"k8s.io/utils/clock"
+
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 )
 
@@ -23,8 +25,9 @@ type Setup struct {
 	Daemon  string // path of the daemon's binary
 	Profile string // of the simulated machine; empty for a daemon that Args give a driver
 	Version standin.Version
-	Args    []string // further arguments of the daemon
-	Stderr  *os.File // the daemon's standard error; nil for the file at LogPath
+	Clock   clock.PassiveClock // of kubelet's memory of what ended; nil means the real one
+	Args    []string           // further arguments of the daemon; a flag that is given twice counts as given last
+	Stderr  *os.File           // the daemon's standard error; nil for the file at LogPath
 }
 
 // A Node is a folder with a stand-in kubelet and the daemon in it. Everything on it ends with Close. Its methods, but for
@@ -35,6 +38,7 @@ type Node struct {
 	folder string
 	log    *os.File // the daemon's
 	daemon *Daemon  // nil while there is none
+	guest  bool     // the kubelet belongs to another Node
 }
 
 // A Daemon is a process of the daemon.
@@ -63,7 +67,7 @@ func Open(s Setup) (_ *Node, err error) {
 		return nil, err
 	}
 	n.Kubelet, err = standin.Start(standin.Options{
-		Dir: n.Path("device-plugins"), PodResourcesSocket: n.Path("pod-resources.sock"), Version: s.Version,
+		Dir: n.Path("device-plugins"), PodResourcesSocket: n.Path("pod-resources.sock"), Version: s.Version, Clock: s.Clock,
 	})
 	if err == nil {
 		n.log, err = os.Create(n.Path("daemon.log"))
@@ -72,6 +76,21 @@ func Open(s Setup) (_ *Node, err error) {
 		return nil, errors.Join(err, n.Close())
 	}
 	return n, nil
+}
+
+// Beside makes room for another daemon beside the one of the node, with the same kubelet and a folder of its own. It has to be
+// closed first.
+func (n *Node) Beside(s Setup) (*Node, error) {
+	s.Daemon = n.Setup.Daemon
+	other := &Node{Kubelet: n.Kubelet, Setup: s, guest: true}
+	var err error
+	if other.folder, err = os.MkdirTemp("", "gpu"); err != nil {
+		return nil, err
+	}
+	if other.log, err = os.Create(other.Path("daemon.log")); err != nil {
+		return nil, errors.Join(err, other.Close())
+	}
+	return other, nil
 }
 
 // Path returns the path of a file of the node.
@@ -156,7 +175,7 @@ func (n *Node) Do(ctx context.Context, args ...string) error {
 // Close ends everything and removes the folder.
 func (n *Node) Close() error {
 	err := n.StopDaemon()
-	if n.Kubelet != nil {
+	if n.Kubelet != nil && !n.guest {
 		n.Stop()
 	}
 	if n.log != nil {

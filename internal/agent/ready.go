@@ -1,0 +1,87 @@
+package agent
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+)
+
+// A Readiness is the answer to the readiness probe: whether all tasks of a daemon are ready. Once they were, the answer stays:
+// a readiness that comes and goes would let a roll-out go on beyond its limits.
+type Readiness struct {
+	clock  clock.WithTicker
+	tasks  []Task
+	answer *feed.Feed[status.Readiness]
+}
+
+// NewReadiness returns the readiness of these tasks, which are not ready until Run has asked them.
+func NewReadiness(c clock.WithTicker, tasks ...[]Task) *Readiness {
+	r := &Readiness{clock: c, answer: feed.New(status.Readiness{
+		Reason: "the daemon is starting", Since: status.Moment(c.Now()),
+	})}
+	for _, group := range tasks {
+		r.tasks = append(r.tasks, group...)
+	}
+	return r
+}
+
+// Answer returns the feed of answers.
+func (r *Readiness) Answer() *feed.Feed[status.Readiness] { return r.answer }
+
+const (
+	// readyInterval is how often tasks are asked until all are ready.
+	readyInterval = 500 * time.Millisecond
+	// readyTimeout is how long all of them may take to answer.
+	readyTimeout = 5 * time.Second
+)
+
+// Run asks the tasks until all are ready, or ctx ends, and returns nil then.
+func (r *Readiness) Run(ctx context.Context) error {
+	log := klog.FromContext(ctx)
+	ticker := r.clock.NewTicker(readyInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C():
+		}
+		ready, reason := r.ask(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		before := r.answer.Value()
+		switch {
+		case ready:
+			r.answer.Publish(status.Readiness{Ready: true, Reason: reason, Since: status.Moment(r.clock.Now())})
+			log.Info("Ready", "reason", reason)
+			return nil
+		case reason != before.Reason:
+			r.answer.Publish(status.Readiness{Reason: reason, Since: before.Since})
+			log.V(2).Info("Not ready", "reason", reason)
+		}
+	}
+}
+
+// ask returns whether all tasks are ready, and what those say that are not, or else those that are.
+func (r *Readiness) ask(ctx context.Context) (ready bool, reason string) {
+	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+	defer cancel()
+	said := map[bool][]string{}
+	for _, task := range r.tasks {
+		if task.Ready == nil {
+			continue
+		}
+		if ready, reason := task.Ready(ctx); !ready || reason != "" {
+			said[ready] = append(said[ready], reason)
+		}
+	}
+	ready = len(said[false]) == 0
+	return ready, strings.Join(said[ready], "; ")
+}

@@ -1,0 +1,141 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+)
+
+// Serving judges whether the plugin servers serve no less than what was served on the node before.
+type Serving struct {
+	Configs *feed.Feed[config.Config]
+	Monitor *monitor.Monitor
+	// Offered is what of the plan is given to the servers.
+	Offered *feed.Feed[resource.Plan]
+	Servers func() []plugin.Status
+	Others  Others
+}
+
+// Others is what is known of the node's device plugins, this one and others.
+type Others interface {
+	// Allocatable returns the IDs of the devices that kubelet holds for healthy, by resource.
+	Allocatable(ctx context.Context) (map[string][]string, error)
+	// Remembered returns the IDs of the devices that kubelet held for healthy when it last wrote its checkpoint, by resource.
+	// Kubelet forgets a resource five minutes after its last server ended.
+	Remembered() (map[string][]string, error)
+	// Listening returns the names of the sockets of other GPU device plugins that accept connections.
+	Listening(ctx context.Context) []string
+}
+
+// Ready is the Ready of the Task that runs the servers.
+func (s *Serving) Ready(ctx context.Context) (ready bool, reason string) {
+	seen, err := s.Monitor.Status(ctx)
+	switch {
+	case err != nil:
+		return false, err.Error()
+	case seen.Looked.IsZero() && seen.Err == nil && !seen.Quiet:
+		return false, "the first look at the node has not ended"
+	}
+	plan := resource.New(seen.Snapshot, s.Configs.Value().Resource)
+	allocatable, err := s.Others.Allocatable(ctx)
+	if len(plan.Resources) > 0 {
+		reasons := unserved(plan, s.Offered.Value(), s.Servers(), err == nil)
+		return len(reasons) == 0, strings.Join(reasons, "; ")
+	}
+	nothing := "nothing to serve: " + why(seen)
+	if others := s.others(ctx, allocatable, err); others != "" {
+		return false, nothing + "; " + others
+	}
+	return true, nothing
+}
+
+// unserved returns why resources of the plan are not served. Where kubelet's account can be read, it has to agree.
+func unserved(plan, offered resource.Plan, servers []plugin.Status, accountable bool) []string {
+	var reasons []string
+	for _, r := range plan.Resources {
+		i := slices.IndexFunc(servers, func(s plugin.Status) bool { return s.Resource == r.Name })
+		if _, given := offered.Resource(r.Name); !given || i < 0 {
+			reasons = append(reasons, fmt.Sprintf("%s is not offered: %s", r.Name, withheld(r, offered)))
+			continue
+		}
+		problem := servers[i].Problem
+		switch {
+		case servers[i].Phase != plugin.PhaseServing && problem == "":
+			problem = string(servers[i].Phase)
+		case servers[i].Phase == plugin.PhaseServing && accountable && !servers[i].Agreed && problem == "":
+			problem = "kubelet's account was not compared with the list yet"
+		case servers[i].Phase == plugin.PhaseServing && (servers[i].Agreed || !accountable):
+			continue
+		}
+		reasons = append(reasons, fmt.Sprintf("%s is not served: %s", r.Name, problem))
+	}
+	return reasons
+}
+
+// withheld returns why no device of a resource is offered.
+func withheld(r resource.Resource, offered resource.Plan) string {
+	for _, l := range offered.LeftOut {
+		if slices.ContainsFunc(r.Devices, func(d resource.Device) bool { return d.UUID == l.UUID }) {
+			return l.Reason
+		}
+	}
+	return "its server is starting"
+}
+
+// why returns why there is nothing to serve.
+func why(seen monitor.Status) string {
+	switch {
+	case seen.Quiet:
+		return "the driver was released by quiesce"
+	case seen.Err != nil:
+		return seen.Err.Error()
+	case len(seen.Snapshot.GPUs)+len(seen.Snapshot.LeftOut) == 0:
+		return "this node has no GPU"
+	}
+	return "none of the node's GPUs can be offered, see status"
+}
+
+// others returns who else serves GPUs on the node; empty if nobody does. Kubelet's account tells, and its memory of what
+// ended within the last minutes. Sockets tell only where kubelet tells nothing: also a plugin without a device has one.
+func (s *Serving) others(ctx context.Context, allocatable map[string][]string, failed error) string {
+	remembered, err := s.Others.Remembered()
+	for _, source := range []struct {
+		what    string
+		devices map[string][]string
+	}{
+		{"is served by another device plugin", allocatable}, {"was served until a short time ago, and kubelet remembers it", remembered},
+	} {
+		for _, name := range slices.Sorted(maps.Keys(source.devices)) {
+			gpus := 0
+			for _, id := range source.devices[name] {
+				if isGPU(name, id) {
+					gpus++
+				}
+			}
+			if gpus > 0 {
+				return fmt.Sprintf("%s %s, with %d devices", name, source.what, gpus)
+			}
+		}
+	}
+	if failed == nil || err == nil {
+		return ""
+	}
+	if sockets := s.Others.Listening(ctx); len(sockets) > 0 {
+		return fmt.Sprintf("another device plugin listens at %s, and kubelet's account cannot be read: %v", strings.Join(sockets, ", "), failed)
+	}
+	return ""
+}
+
+// isGPU reports whether a device of a resource is a GPU or MIG device. Other kinds of devices have resources of NVIDIA's, too;
+// their IDs are no UUIDs of NVML's.
+func isGPU(name, id string) bool {
+	return name == resource.WholeGPU || strings.HasPrefix(id, "GPU-") || strings.HasPrefix(id, "MIG-")
+}

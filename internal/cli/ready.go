@@ -1,0 +1,105 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+)
+
+func newReadyCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "ready",
+		Short: "Report whether a running daemon is ready, for a readiness probe",
+		Long: "ready exits with 0 when the daemon is ready, and with 1 and the reason when it is not. The daemon is ready when all\n" +
+			"resources of its plan are registered and kubelet counts their devices, or when it has nothing to serve and no other\n" +
+			"device plugin serves GPUs on the node. Once it was ready it stays so until it ends.",
+		Args: cobra.NoArgs,
+	}
+	socket := addControlFlag(cmd.Flags())
+	wait := cmd.Flags().Duration("wait", 0, "how long to wait for a daemon that is not ready yet, at most 20s")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		answer, err := askReady(cmd.Context(), *socket, min(*wait, maxReadyWait))
+		switch {
+		case err != nil:
+			return err
+		case !answer.Ready:
+			return errors.New("not ready: " + answer.Reason)
+		}
+		_, err = fmt.Fprintln(cmd.OutOrStdout(), readyText(answer))
+		return err
+	}
+	return cmd
+}
+
+func readyText(r status.Readiness) string {
+	if r.Reason == "" {
+		return "ready"
+	}
+	return "ready: " + r.Reason
+}
+
+// readyPace is the pause between questions at a control socket that is not there yet.
+const readyPace = 50 * time.Millisecond
+
+// maxReadyWait is the longest wait of one question, which the control socket bounds, too.
+const maxReadyWait = 20 * time.Second
+
+// askReady asks the daemon at a control socket whether it is ready. It waits for as long for the daemon, and for it to be ready.
+func askReady(ctx context.Context, socket string, wait time.Duration) (status.Readiness, error) {
+	began := time.Now()
+	for {
+		var answer status.Readiness
+		left := max(0, wait-time.Since(began))
+		err := control.Call(ctx, socket, callReady, readyArguments{WaitMilliseconds: left.Milliseconds()}, &answer)
+		if !errors.Is(err, control.ErrNoDaemon) || left == 0 {
+			return answer, err
+		}
+		select {
+		case <-ctx.Done():
+			return status.Readiness{}, ctx.Err()
+		case <-time.After(readyPace):
+		}
+	}
+}
+
+// readyArguments are those of callReady.
+type readyArguments struct {
+	// WaitMilliseconds is how long the answer may wait for the daemon to be ready.
+	WaitMilliseconds int64 `json:"waitMilliseconds"`
+}
+
+// ready answers at once if the daemon is ready, and otherwise when it is, or has not become so.
+func (d *daemon) ready(ctx context.Context, a readyArguments) (any, error) {
+	late := time.NewTimer(min(time.Duration(a.WaitMilliseconds)*time.Millisecond, maxReadyWait))
+	defer late.Stop()
+	for {
+		answer, changed := d.readiness.Answer().Latest()
+		if answer.Ready {
+			return answer, nil
+		}
+		select {
+		case <-ctx.Done():
+			return answer, nil
+		case <-late.C:
+			return answer, nil
+		case <-changed:
+		}
+	}
+}
+
+// others is what kubelet and its directory tell of the node's device plugins.
+type others struct {
+	*kubelet.PodResources
+	*kubelet.Directory
+}
+
+func (others) Remembered() (map[string][]string, error) {
+	return nil, errors.New("kubelet's checkpoint is not read")
+}

@@ -1,0 +1,167 @@
+package daemon
+
+import (
+	"context"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
+)
+
+// ready runs the readiness probe, and returns whether it succeeds and what it prints.
+func (s *stage) ready(args ...string) (ok bool, text string) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, binary, append([]string{"ready", "--control-socket", s.ControlSocket()}, args...)...)
+	output, err := cmd.CombinedOutput()
+	if err != nil && cmd.ProcessState.ExitCode() != 1 {
+		s.t.Fatalf("ready: %v: %s", err, output)
+	}
+	return err == nil, strings.TrimSpace(string(output))
+}
+
+// becomesReady waits until the daemon is ready, with a reason that has a text.
+func (s *stage) becomesReady(reason string) {
+	s.t.Helper()
+	ok, text := s.ready("--wait", "20s")
+	for late := time.Now().Add(patience); !ok && time.Now().Before(late); {
+		ok, text = s.ready("--wait", "20s")
+	}
+	if !ok || !strings.Contains(text, reason) {
+		s.t.Fatalf("ready: %t: %s; want that it is, with %q", ok, text, reason)
+	}
+}
+
+// staysUnready waits until the daemon says that it is not ready, with a reason that has a text.
+func (s *stage) staysUnready(reason string) {
+	s.t.Helper()
+	text := ""
+	s.eventually("not ready: "+reason, func() bool {
+		ok, now := s.ready()
+		if ok {
+			s.t.Fatalf("ready: %s; want that it is not, with %q", now, reason)
+		}
+		text = now
+		return strings.Contains(text, reason)
+	})
+}
+
+// beside makes room for another daemon beside that of the node. It ends before the node does.
+func (s *stage) beside(profile string, args ...string) *stage {
+	s.t.Helper()
+	n, err := s.Beside(node.Setup{Profile: profile, Args: args})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() {
+		if s.t.Failed() {
+			s.t.Logf("the other daemon's log ends with:\n%s", n.Logged())
+		}
+		if err := n.Close(); err != nil {
+			s.t.Errorf("end the other daemon: %v", err)
+		}
+	})
+	return &stage{n, s.t}
+}
+
+// wrongRoot are the arguments of a daemon that finds no driver.
+var wrongRoot = []string{"--driver-root-ctr-path", "/nonexistent", "--fail-on-init-error=false"}
+
+func TestReadyWhenKubeletCountsTheGPUs(t *testing.T) {
+	t.Parallel()
+	for _, version := range []standin.Version{standin.V136, standin.V137} {
+		t.Run(string(version), func(t *testing.T) {
+			t.Parallel()
+			s := open(t, node.Setup{Version: version})
+			if ok, text := s.ready(); ok || !strings.Contains(text, "no daemon answers") {
+				t.Errorf("ready without a daemon: %t: %s", ok, text)
+			}
+			s.SetRegister(standin.RegisterRefuses)
+			s.start()
+			s.staysUnready("nvidia.com/gpu is not served: register nvidia.com/gpu at kubelet")
+			s.SetRegister(standin.RegisterAnswers)
+			s.becomesReady("ready")
+
+			// What happens later does not take it back.
+			s.inject(simulator.Fault{Kind: simulator.KindLost, GPU: "1"})
+			s.allocatable(7)
+			s.stillReady("a GPU is lost")
+			s.inject(simulator.Fault{Kind: simulator.KindDriver, Driver: "missing"})
+			s.says("a look that failed", func(now status) bool { return now.Stale != "" })
+			s.stillReady("a look failed")
+			s.Stop()
+			s.stillReady("kubelet is away")
+			if err := s.Resume(); err != nil {
+				t.Fatal(err)
+			}
+			s.stillReady("kubelet restarted")
+		})
+	}
+}
+
+// stillReady fails the test if the daemon is not ready.
+func (s *stage) stillReady(when string) {
+	s.t.Helper()
+	if ok, text := s.ready(); !ok {
+		s.t.Errorf("not ready after %s: %s", when, text)
+	}
+}
+
+func TestReadyWithNothingToServe(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		args []string
+		want string
+	}{
+		"no driver":                       {wrongRoot, "nothing to serve: "},
+		"no driver and no account":        {append([]string{"--pod-resources-socket", ""}, wrongRoot...), "nothing to serve: "},
+		"nothing to register with":        {append([]string{"--kubelet-socket", ""}, wrongRoot...), "ready"},
+		"account that nobody answers":     {append([]string{"--pod-resources-socket", "/nonexistent"}, wrongRoot...), "nothing to serve: "},
+		"a node from which GPUs are gone": {nil, "nothing to serve: this node has no GPU"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := open(t, node.Setup{Args: tt.args})
+			if tt.want == "nothing to serve: this node has no GPU" {
+				var gone []simulator.Fault
+				for _, gpu := range []string{"0", "1", "2", "3", "4", "5", "6", "7"} {
+					gone = append(gone, simulator.Fault{Kind: simulator.KindRemove, GPU: gpu})
+				}
+				s.broken(gone...)
+				s.Args = nil
+			} else {
+				s.Profile = ""
+			}
+			s.start()
+			s.becomesReady(tt.want)
+		})
+	}
+}
+
+// TestBrokenVersionIsNotReadyOverAServingElder: its roll-out stops, and the elder goes on serving.
+func TestBrokenVersionIsNotReadyOverAServingElder(t *testing.T) {
+	t.Parallel()
+	for name, args := range map[string][]string{
+		"kubelet's account": nil,
+		"sockets alone":     {"--pod-resources-socket", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := serving(t, node.Setup{})
+			s.shows(8, 8)
+			younger := s.beside("", append(args, wrongRoot...)...)
+			younger.start()
+			younger.staysUnready("nothing to serve: ")
+			younger.staysUnready("another device plugin")
+			if ok, _ := younger.ready("--wait", "2s"); ok {
+				t.Error("it became ready over a serving elder")
+			}
+			s.shows(8, 8)
+		})
+	}
+}
