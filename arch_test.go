@@ -56,8 +56,11 @@ var imports = map[string][]string{
 		"api/config/v1", "internal/health", "internal/resource", "internal/edits", "internal/cdi", "internal/feed",
 		"internal/files", "internal/inventory",
 	},
-	"internal/monitor":   {"internal/inventory", "internal/health", "internal/feed", "internal/files"},
-	"internal/plugin":    {"internal/resource", "internal/edits", "internal/feed", "internal/supervise"},
+	"internal/monitor": {"internal/inventory", "internal/health", "internal/feed", "internal/files"},
+	"internal/plugin": {
+		"internal/resource", "internal/edits", "internal/feed", "internal/supervise",
+		"internal/kubelet", // for the values of its accounts
+	},
 	"internal/mps":       {"internal/inventory", "internal/resource", "internal/feed", "internal/files", "internal/supervise"},
 	"internal/status":    {"internal/inventory", "internal/health", "internal/resource"},
 	"internal/telemetry": {"internal/inventory"},

@@ -104,7 +104,7 @@ func newDaemon(ctx context.Context, c config.Config, sources config.Sources) (*d
 		d.directory = directory
 	}
 	d.set = plugin.NewSet(plugin.Collaborators{
-		Registrar: directory, Accountant: d.account, Presence: d.presence, Clock: clock.RealClock{},
+		Registrar: directory, Accountant: d.account, Checkpoint: directory.Checkpoint, Presence: d.presence, Clock: clock.RealClock{},
 		Inspector: &agent.Inspector{Configs: d.watcher.Configs(), Monitor: d.monitor},
 	})
 	return d, nil

@@ -48,6 +48,9 @@ type Directory struct {
 	newWatcher func() (*fsnotify.Watcher, error) // replaced by tests only
 
 	mu      sync.Mutex // guards all following fields
+	parsed  bool       // a checkpoint was read; text and saved are the last one's
+	text    []byte     // as it was in the file
+	saved   Checkpoint // what it says
 	watched bool       // a watch has looked
 	seen    sighting   // what it saw last
 }

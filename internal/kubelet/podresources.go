@@ -26,8 +26,9 @@ var reconnect = backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.
 // PodResources is a client of kubelet's account of the node's devices. It connects when it is first asked, and again
 // when kubelet came back.
 type PodResources struct {
-	socket            string
-	allocatable, held question
+	socket      string
+	allocatable question[map[string][]string]
+	held        question[[]HeldDevice]
 
 	mu     sync.Mutex // guards all following fields
 	client podresources.PodResourcesListerClient
@@ -40,7 +41,7 @@ func NewPodResources(socket string, c clock.PassiveClock) *PodResources {
 	if c == nil {
 		c = clock.RealClock{}
 	}
-	return &PodResources{socket: socket, allocatable: newQuestion(c), held: newQuestion(c)}
+	return &PodResources{socket: socket, allocatable: newQuestion[map[string][]string](c), held: newQuestion[[]HeldDevice](c)}
 }
 
 // Close gives the connection back.
@@ -55,10 +56,10 @@ func (p *PodResources) Close() error {
 	return err
 }
 
-// Allocatable returns, for each resource, the IDs of the devices that kubelet would give to pods or has given: those it
-// holds for healthy.
+// Allocatable returns, for each resource, the IDs of the devices that kubelet holds for healthy, whether a pod holds them or
+// not. The caller owns the answer.
 func (p *PodResources) Allocatable(ctx context.Context) (map[string][]string, error) {
-	return p.allocatable.ask(ctx, func() (map[string][]string, error) {
+	ids, err := p.allocatable.ask(ctx, func() (map[string][]string, error) {
 		client, err := p.connect()
 		if err != nil {
 			return nil, err
@@ -67,15 +68,23 @@ func (p *PodResources) Allocatable(ctx context.Context) (map[string][]string, er
 		if err != nil {
 			return nil, fmt.Errorf("ask kubelet for allocatable devices: %w", err)
 		}
-		ids := map[string][]string{}
-		add(ids, answer.GetDevices())
+		ids := map[string][]string{} // kubelet names a resource once for each of its devices
+		for _, d := range answer.GetDevices() {
+			ids[d.GetResourceName()] = append(ids[d.GetResourceName()], d.GetDeviceIds()...)
+		}
 		return ids, nil
 	})
+	own := make(map[string][]string, len(ids))
+	for resource, of := range ids {
+		own[resource] = slices.Clone(of)
+	}
+	return own, err
 }
 
-// Held returns, for each resource, the IDs of the devices that a pod holds.
-func (p *PodResources) Held(ctx context.Context) (map[string][]string, error) {
-	return p.held.ask(ctx, func() (map[string][]string, error) {
+// Held returns the devices that pods hold, as far as kubelet tells: it leaves out init containers, and most pods until it has
+// heard from the API server. The answer is shared: nobody may change it.
+func (p *PodResources) Held(ctx context.Context) ([]HeldDevice, error) {
+	return p.held.ask(ctx, func() ([]HeldDevice, error) {
 		client, err := p.connect()
 		if err != nil {
 			return nil, err
@@ -84,59 +93,58 @@ func (p *PodResources) Held(ctx context.Context) (map[string][]string, error) {
 		if err != nil {
 			return nil, fmt.Errorf("ask kubelet for the devices of pods: %w", err)
 		}
-		ids := map[string][]string{}
+		held := holdings{}
 		for _, pod := range answer.GetPodResources() {
+			name := pod.GetNamespace() + "/" + pod.GetName()
 			for _, container := range pod.GetContainers() {
-				add(ids, container.GetDevices())
+				for _, d := range container.GetDevices() {
+					for _, id := range d.GetDeviceIds() {
+						held.add(d.GetResourceName(), id, name, noNode)
+						for _, node := range d.GetTopology().GetNodes() {
+							held.add(d.GetResourceName(), id, name, node.GetID())
+						}
+					}
+				}
 			}
 		}
-		return ids, nil
+		return held.devices, nil
 	})
 }
+
+// noNode stands for a NUMA node that is not known.
+const noNode = -1
 
 // freshFor is how long an answer serves all who ask: the servers of many resources ask at the same moments, and kubelet
 // refuses more than ten questions at once.
 const freshFor = 20 * time.Millisecond
 
-// A question is one of kubelet's account, put once for all who ask at about the same time.
-type question struct {
+// A question is one that is put to kubelet once for all who ask at about the same time.
+type question[T any] struct {
 	clock    clock.PassiveClock
 	turn     chan struct{} // holds a token while somebody asks; guards all following fields
 	answered time.Time
-	ids      map[string][]string
+	answer   T
 }
 
-func newQuestion(c clock.PassiveClock) question {
-	return question{clock: c, turn: make(chan struct{}, 1)}
+func newQuestion[T any](c clock.PassiveClock) question[T] {
+	return question[T]{clock: c, turn: make(chan struct{}, 1)}
 }
 
-// ask returns an answer of its own to each caller.
-func (q *question) ask(ctx context.Context, put func() (map[string][]string, error)) (map[string][]string, error) {
+// ask returns the answer, which all who ask share.
+func (q *question[T]) ask(ctx context.Context, put func() (T, error)) (answer T, err error) {
 	select {
 	case q.turn <- struct{}{}:
 		defer func() { <-q.turn }()
 	case <-ctx.Done():
-		return nil, fmt.Errorf("ask kubelet for its account: %w", ctx.Err())
+		return answer, fmt.Errorf("ask kubelet for its account: %w", ctx.Err())
 	}
 	if q.clock.Since(q.answered) > freshFor {
-		ids, err := put()
-		if err != nil {
-			return nil, err
+		if answer, err = put(); err != nil {
+			return answer, err
 		}
-		q.ids, q.answered = ids, q.clock.Now()
+		q.answer, q.answered = answer, q.clock.Now()
 	}
-	own := make(map[string][]string, len(q.ids))
-	for resource, ids := range q.ids {
-		own[resource] = slices.Clone(ids)
-	}
-	return own, nil
-}
-
-// add adds devices to ids: kubelet lists a resource once for each NUMA node, or once for each device.
-func add(ids map[string][]string, devices []*podresources.ContainerDevices) {
-	for _, d := range devices {
-		ids[d.GetResourceName()] = append(ids[d.GetResourceName()], d.GetDeviceIds()...)
-	}
+	return q.answer, nil
 }
 
 func (p *PodResources) connect() (podresources.PodResourcesListerClient, error) {

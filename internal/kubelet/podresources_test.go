@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 	clocktesting "k8s.io/utils/clock/testing"
@@ -32,10 +33,15 @@ func (a *accounts) GetAllocatableResources(context.Context, *podresources.Alloca
 }
 
 func (a *accounts) List(context.Context, *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
-	device := &podresources.ContainerDevices{ResourceName: "nvidia.com/gpu", DeviceIds: []string{"b"}}
-	container := &podresources.ContainerResources{Devices: []*podresources.ContainerDevices{device}}
+	var devices []*podresources.ContainerDevices
+	for _, node := range []int64{1, 0} { // kubelet names a device once for each of its NUMA nodes
+		devices = append(devices, &podresources.ContainerDevices{ResourceName: "nvidia.com/gpu", DeviceIds: []string{"b"},
+			Topology: &podresources.TopologyInfo{Nodes: []*podresources.NUMANode{{ID: node}}}})
+	}
+	devices = append(devices, &podresources.ContainerDevices{ResourceName: "nvidia.com/gpu", DeviceIds: []string{"c"}})
+	container := &podresources.ContainerResources{Devices: devices}
 	return &podresources.ListPodResourcesResponse{PodResources: []*podresources.PodResources{
-		{Name: "p", Containers: []*podresources.ContainerResources{container}},
+		{Namespace: "ns", Name: "p", Containers: []*podresources.ContainerResources{container}},
 	}}, nil
 }
 
@@ -57,8 +63,12 @@ func TestKubeletsAccount(t *testing.T) {
 	defer cancel()
 
 	held, err := client.Held(ctx)
-	if err != nil || !slices.Equal(held["nvidia.com/gpu"], []string{"b"}) {
-		t.Errorf("Held() = %v, %v; want b", held, err)
+	want := []HeldDevice{
+		{Resource: "nvidia.com/gpu", ID: "b", Pod: "ns/p", NUMANodes: []int64{1, 0}},
+		{Resource: "nvidia.com/gpu", ID: "c", Pod: "ns/p"},
+	}
+	if diff := cmp.Diff(want, held); err != nil || diff != "" {
+		t.Errorf("Held() (-want +got):\n%s\n%v", diff, err)
 	}
 
 	// Many ask at once: kubelet is asked once, and what one does to its answer is its own affair.

@@ -8,6 +8,8 @@ import (
 
 	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
 
 const (
@@ -26,8 +28,8 @@ const (
 type Accountant interface {
 	// Allocatable returns, for each resource, the IDs of the devices that kubelet holds for healthy.
 	Allocatable(ctx context.Context) (map[string][]string, error)
-	// Held returns, for each resource, the IDs of the devices that pods hold.
-	Held(ctx context.Context) (map[string][]string, error)
+	// Held returns the devices that pods hold, as far as kubelet tells.
+	Held(ctx context.Context) ([]kubelet.HeldDevice, error)
 }
 
 // checkAccount compares kubelet's account with the list, again and again, until ctx ends or the two differ for good. It

@@ -9,13 +9,15 @@ import (
 	"time"
 
 	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
 
 // emptyAccount is that of a kubelet that knows no device.
 type emptyAccount struct{}
 
 func (emptyAccount) Allocatable(context.Context) (map[string][]string, error) { return nil, nil }
-func (emptyAccount) Held(context.Context) (map[string][]string, error)        { return nil, nil }
+func (emptyAccount) Held(context.Context) ([]kubelet.HeldDevice, error)       { return nil, nil }
 
 func TestTheAccountIsComparedWhilePlansThatSayTheSameKeepComing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

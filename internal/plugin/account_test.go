@@ -14,6 +14,7 @@ import (
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 )
 
@@ -44,7 +45,7 @@ func (l *liar) asked() int {
 	return l.count
 }
 
-func (l *liar) Held(context.Context) (map[string][]string, error) {
+func (l *liar) Held(context.Context) ([]kubelet.HeldDevice, error) {
 	return nil, errors.New("not asked here")
 }
 

@@ -1,14 +1,24 @@
 package plugin_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
@@ -63,32 +73,42 @@ func TestADeviceLeavesTheListSlowly(t *testing.T) {
 	})
 }
 
-// A countedAccount counts how often it was asked who holds devices.
+// A countedAccount counts how often it was asked who holds devices. Its clock is faster than kubelet's, which refuses
+// questions that come too fast; it asks again then.
 type countedAccount struct {
 	plugin.Accountant
 	asked atomic.Int64
 }
 
-func (a *countedAccount) Held(ctx context.Context) (map[string][]string, error) {
+func (a *countedAccount) Held(ctx context.Context) ([]kubelet.HeldDevice, error) {
 	defer a.asked.Add(1)
-	return a.Accountant.Held(ctx)
+	for {
+		held, err := a.Accountant.Held(ctx)
+		if status.Code(errors.Unwrap(err)) != codes.ResourceExhausted {
+			return held, err
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// pass moves the clock on, second by second, with a reading of kubelet's accounts in each.
+func (a *countedAccount) pass(t *testing.T, c *clocktesting.FakeClock, seconds int) {
+	t.Helper()
+	for range seconds {
+		asked := a.asked.Load()
+		c.Step(time.Second)
+		eventually(t, "a look at the holders", func() bool { return a.asked.Load() > asked })
+	}
 }
 
 func TestADeviceNobodyHoldsIsDroppedAfterTenSeconds(t *testing.T) {
 	t.Parallel()
-	tests := map[string]struct {
-		podResources bool
-		least, most  time.Duration
-	}{
-		"kubelet's account can be asked": {true, 10 * time.Second, 60 * time.Second},
-		"and where it cannot":            {false, 5 * time.Minute, 10 * time.Minute},
-	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
+	for _, podResources := range []bool{true, false} {
+		t.Run(fmt.Sprint("PodResources ", podResources), func(t *testing.T) {
 			t.Parallel()
 			c := clocktesting.NewFakeClock(time.Now())
 			n := newNode(t)
-			if !test.podResources {
+			if !podResources {
 				n.podResources = ""
 			}
 			n.startKubelet(t, standin.V137)
@@ -104,13 +124,195 @@ func TestADeviceNobodyHoldsIsDroppedAfterTenSeconds(t *testing.T) {
 				c.Step(time.Second)
 				eventually(t, "a look at the holders", func() bool { return account.asked.Load() > asked || dropped() })
 			}
-			took := c.Since(began)
-			if took < test.least || took > test.most {
-				t.Errorf("dropped after %v, want %v to %v", took, test.least, test.most)
+			if took := c.Since(began); took < 10*time.Second || took > 20*time.Second {
+				t.Errorf("dropped after %v, want 10 s to 20 s", took)
 			}
 			if got := n.count(standin.Registering, mark); got != 0 {
 				t.Errorf("%d registrations on the way, want none", got)
 			}
+			asked := account.asked.Load()
+			for range 5 {
+				c.Step(time.Second)
+			}
+			if got := account.asked.Load(); got > asked+1 {
+				t.Errorf("kubelet was asked %d times who holds devices although none departs", got-asked)
+			}
+		})
+	}
+}
+
+// A pod holds a GPU on a node with a Topology Manager policy, and the configuration begins to share it. Whatever keeps
+// kubelet's accounts from telling of the pod, its device stays listed, so that kubelet does not crash when it admits the pod
+// again.
+func TestADeviceThatAPodHoldsIsNeverDropped(t *testing.T) {
+	t.Parallel()
+	pod := standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 1, SingleNode: true}
+	tests := map[string]struct {
+		init      bool
+		noAccount bool
+		// happens is what keeps the accounts from telling of the pod, and takes its time.
+		happens func(t *testing.T, n *node, pass func(seconds int))
+	}{
+		"the API server is away while kubelet restarts": {happens: func(t *testing.T, n *node, pass func(int)) {
+			n.SetPodsKnown(false)
+			check(t, n.Restart())
+			pass(60)
+		}},
+		"kubelet is down for ten minutes": {happens: func(t *testing.T, n *node, pass func(int)) {
+			n.Stop()
+			pass(600)
+			check(t, n.Resume())
+			pass(60)
+		}},
+		"a plain init container is the holder": {init: true, happens: func(_ *testing.T, _ *node, pass func(int)) { pass(120) }},
+		"there is no PodResources":             {noAccount: true, happens: func(_ *testing.T, _ *node, pass func(int)) { pass(600) }},
+		"there is no PodResources, and kubelet restarts without the API server": {noAccount: true,
+			happens: func(t *testing.T, n *node, pass func(int)) {
+				n.SetPodsKnown(false)
+				check(t, n.Restart())
+				pass(60)
+			}},
+		"what kubelet saved is damaged, and PodResources tells of no init container": {init: true,
+			happens: func(t *testing.T, n *node, pass func(int)) {
+				path := filepath.Join(n.dir, "kubelet_internal_checkpoint")
+				for range 60 { // kubelet writes it again and again, as the list is sent again
+					text, err := os.ReadFile(path)
+					check(t, err)
+					check(t, os.WriteFile(path, bytes.Replace(text, []byte("GPU-"), []byte("GPU+"), 1), 0o600))
+					pass(1)
+				}
+			}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			bothVersions(t, func(t *testing.T, v standin.Version) {
+				c := clocktesting.NewFakeClock(time.Now())
+				n := newNode(t)
+				if test.noAccount {
+					n.podResources = ""
+				}
+				n.startKubelet(t, v)
+				account := &countedAccount{Accountant: n.account(t, c)}
+				d := n.startDaemonWith(t, c, account)
+				d.offer(1)
+				n.awaitAllocatable(t, 1)
+				pod := pod
+				pod.Init = test.init
+				if _, err := n.Admit(t.Context(), pod); err != nil {
+					t.Fatal(err)
+				}
+				d.share(1, 2)
+				n.awaitAllocatable(t, 2)
+				test.happens(t, n, func(seconds int) { account.pass(t, c, seconds) })
+				n.SetPodsKnown(true)
+				n.await(t, "served", func() bool { return n.Allocatable(gpu) == 2 })
+				if healthy, listed := n.Devices(gpu)[id(0)]; !listed || healthy {
+					t.Fatalf("the pod's device is listed %v, Healthy %v, want it listed as Unhealthy", listed, healthy)
+				}
+				var failed *standin.PodError
+				if _, err := n.Admit(t.Context(), pod); errors.Is(err, standin.ErrCrash) {
+					t.Fatal("kubelet crashed")
+				} else if errors.As(err, &failed) && failed.Reason == standin.TopologyAffinity {
+					t.Errorf("the pod that runs was refused: %v", err)
+				}
+				n.Remove("p")
+				if !test.noAccount { // asked through PodResources, kubelet sees that the pod has ended
+					until(t, c, "dropped", func() bool { return n.Capacity(gpu) == 2 })
+				}
+			})
+		})
+	}
+}
+
+// share applies a plan of n shared devices with so many replicas each.
+func (d *daemon) share(n, replicas int) {
+	rule := resource.SharingRule{Name: gpu, Replicas: replicas}
+	options := resource.Options{Sharing: resource.Sharing{Mode: resource.TimeSliced, Rules: []resource.SharingRule{rule}}}
+	d.Apply(resource.New(inventory.Snapshot{GPUs: gpus(n)}, options), asEnvironment, 2)
+}
+
+func TestNothingIsDroppedWhereNoAccountCanBeRead(t *testing.T) {
+	t.Parallel()
+	c := clocktesting.NewFakeClock(time.Now())
+	n := newNode(t)
+	n.podResources = ""
+	n.startKubelet(t, standin.V137)
+	account := &countedAccount{Accountant: n.account(t, c)}
+	path := filepath.Join(n.dir, "kubelet_internal_checkpoint")
+	d := n.startSetOn(t, plugin.Collaborators{Accountant: account, Clock: c,
+		Checkpoint: func() (kubelet.Checkpoint, error) { return kubelet.Checkpoint{}, os.Remove(path + ".missing") }})
+	d.offer(2)
+	n.awaitAllocatable(t, 2)
+	d.offer(1)
+	n.awaitAllocatable(t, 1)
+	account.pass(t, c, 1200)
+	if n.Capacity(gpu) != 2 {
+		t.Errorf("capacity = %d after 20 minutes without an account, want 2", n.Capacity(gpu))
+	}
+	d.status(t, "one device waits for the account", func(s plugin.Status) bool {
+		return len(s.Departing) == 1 && s.Departing[0].ID == id(1) && strings.Contains(s.Departing[0].Waiting, "no such file")
+	})
+}
+
+// A badAccount is a PodResources service as a test wants it.
+type badAccount struct {
+	plugin.Accountant
+	answer func(ctx context.Context) error // of the question what kubelet counts; nil has it answered
+}
+
+func (a badAccount) Allocatable(ctx context.Context) (map[string][]string, error) {
+	if err := a.answer(ctx); err != nil {
+		return nil, err
+	}
+	all, err := a.Accountant.Allocatable(ctx)
+	for resource, ids := range all {
+		all[resource] = ids[:len(ids)/2]
+	}
+	return all, err
+}
+
+func (a badAccount) Held(ctx context.Context) ([]kubelet.HeldDevice, error) {
+	if err := a.answer(ctx); err != nil {
+		return nil, err
+	}
+	return nil, nil
+}
+
+// However PodResources answers a daemon that starts, the devices of the one before it stay listed, with their NUMA nodes.
+func TestWhatPodResourcesAnswersAtTheStartLosesNothing(t *testing.T) {
+	t.Parallel()
+	tests := map[string]func(ctx context.Context) error{
+		"too many questions": func(context.Context) error { return status.Error(codes.ResourceExhausted, "rejected by rate limit") },
+		"late":               func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() },
+		"half":               func(context.Context) error { return nil },
+	}
+	for name, answer := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			bothVersions(t, func(t *testing.T, v standin.Version) {
+				n, before := serving(t, v, clock.RealClock{}, 8)
+				pod := standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 4, SingleNode: true}
+				if _, err := n.Admit(t.Context(), pod); err != nil {
+					t.Fatal(err)
+				}
+				before.stop()
+				mark := n.Mark()
+				d := n.startDaemonWith(t, clock.RealClock{}, badAccount{Accountant: n.account(t, clock.RealClock{}), answer: answer})
+				d.share(1, 3)
+				n.await(t, "a list", func() bool { return n.count(standin.Listed, mark) > 0 && n.Allocatable(gpu) == 3 })
+				if got := n.Capacity(gpu); got != 3+8 {
+					t.Errorf("%d devices are listed, want 3 and the 8 of before", got)
+				}
+				n.SetPodsKnown(false)
+				check(t, n.Restart())
+				n.await(t, "served again", func() bool { return n.Allocatable(gpu) == 3 })
+				n.SetPodsKnown(true)
+				var failed *standin.PodError
+				if _, err := n.Admit(t.Context(), pod); !errors.As(err, &failed) || failed.Reason != standin.UnexpectedAdmission {
+					t.Errorf("the pod's admission after kubelet's restart: %v, want %s, which a running container is spared", err, standin.UnexpectedAdmission)
+				}
+			})
 		})
 	}
 }

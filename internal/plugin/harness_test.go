@@ -97,9 +97,19 @@ func (n *node) account(t *testing.T, c clock.PassiveClock) *kubelet.PodResources
 // startDaemonWith does so with another account than kubelet's own.
 func (n *node) startDaemonWith(t *testing.T, c clock.WithTicker, account plugin.Accountant) *daemon {
 	t.Helper()
+	return n.startSetOn(t, plugin.Collaborators{Accountant: account, Clock: c})
+}
+
+// startSetOn does so with collaborators of a test's own. Those that are left out are the real ones.
+func (n *node) startSetOn(t *testing.T, c plugin.Collaborators) *daemon {
+	t.Helper()
 	directory := n.directory(t)
 	inspector := &inspector{}
-	d := n.startSet(t, plugin.Collaborators{Registrar: directory, Accountant: account, Inspector: inspector, Clock: c})
+	c.Registrar, c.Inspector = directory, inspector
+	if c.Checkpoint == nil {
+		c.Checkpoint = directory.Checkpoint
+	}
+	d := n.startSet(t, c)
 	d.inspector = inspector
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -166,14 +176,20 @@ func (i *inspector) Inspect(context.Context, []resource.Device) error {
 func (d *daemon) offer(n int, unhealthy ...int) { d.offerUnder(1, n, unhealthy...) }
 
 func (d *daemon) offerUnder(epoch uint64, n int, unhealthy ...int) {
-	var gpus []inventory.GPU
-	for i := range n {
-		gpus = append(gpus, inventory.GPU{UUID: id(i), Index: i, Minor: i, NUMANode: i / 4, Health: inventory.Health{State: inventory.Healthy}})
-	}
+	all := gpus(n)
 	for _, i := range unhealthy {
-		gpus[i].Health = inventory.Health{State: inventory.Unhealthy, Reason: "XID 48", Cure: inventory.CureReset}
+		all[i].Health = inventory.Health{State: inventory.Unhealthy, Reason: "XID 48", Cure: inventory.CureReset}
 	}
-	d.Apply(resource.New(inventory.Snapshot{GPUs: gpus}, resource.Options{}), asEnvironment, epoch)
+	d.Apply(resource.New(inventory.Snapshot{GPUs: all}, resource.Options{}), asEnvironment, epoch)
+}
+
+// gpus returns n healthy GPUs, four on each NUMA node.
+func gpus(n int) []inventory.GPU {
+	var all []inventory.GPU
+	for i := range n {
+		all = append(all, inventory.GPU{UUID: id(i), Index: i, Minor: i, NUMANode: i / 4, Health: inventory.Health{State: inventory.Healthy}})
+	}
+	return all
 }
 
 // listed counts the devices that the lists of all resources name.

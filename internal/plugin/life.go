@@ -62,6 +62,8 @@ type life struct {
 	report func(Phase)
 	// compared is told how kubelet's account differs from the list; empty if it does not.
 	compared func(difference string)
+	// adopt lists what kubelet knows of the resource and the plan does not have. It is called before each registration.
+	adopt func(context.Context)
 
 	connections *connections
 	visits      chan struct{} // holds one word that another plugin's socket came or went
@@ -75,6 +77,7 @@ func (l *life) run(parent context.Context) error {
 	if !ok {
 		return nil
 	}
+	l.adopt(parent)
 	log := klog.FromContext(parent)
 	endpoint := l.Registrar.NewEndpoint(l.list.name)
 	socket, err := (&net.ListenConfig{}).Listen(parent, "unix", endpoint)

@@ -14,6 +14,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
 
 // A countingAccount is that of a kubelet that counts a device until some time.
@@ -26,7 +27,7 @@ func (a countingAccount) Allocatable(context.Context) (map[string][]string, erro
 	return nil, nil
 }
 
-func (countingAccount) Held(context.Context) (map[string][]string, error) { return nil, nil }
+func (countingAccount) Held(context.Context) ([]kubelet.HeldDevice, error) { return nil, nil }
 
 // TestHangingUp has a life hang up whose kubelet closes its connection some time after it was told to, if it did not by
 // itself, and whose directory shows another incarnation some time after that.
@@ -70,9 +71,9 @@ func TestHangingUp(t *testing.T) {
 				if test.closes == itself {
 					_ = kubelets.Close()
 				}
-				var kubelet sync.WaitGroup
-				defer kubelet.Wait()
-				kubelet.Go(func() {
+				var closing sync.WaitGroup
+				defer closing.Wait()
+				closing.Go(func() {
 					<-l.closing
 					if test.closes != itself {
 						time.Sleep(test.closes)

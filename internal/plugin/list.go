@@ -14,13 +14,17 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
+// departureNotice is how long there must be no doubt that no pod holds a device which left the plan, before it leaves the list.
+// Kubelet reads a device that it allocates, or that a pod holds, from the last list without a look whether it is there (the
+// device manager of 1.36 and 1.37 crashes then). It does so before it says in its accounts that a pod holds the device; an
+// admission takes far less than this.
+const departureNotice = 10 * time.Second
+
+// A list that says nothing new is sent again to have kubelet save who holds devices: at this pace, which doubles up to the
+// slower one.
 const (
-	// departureNotice is how long a device that left the plan, and that no pod holds, stays listed as Unhealthy. An ID that
-	// vanishes while kubelet allocates it makes kubelet crash (nil dereference in the device manager of 1.36 and 1.37);
-	// an admission takes kubelet far less than this.
-	departureNotice = 10 * time.Second
-	// departureLimit is how long such a device stays listed where kubelet's account cannot be asked who holds it.
-	departureLimit = 5 * time.Minute
+	refreshSoon  = time.Second
+	refreshLater = 30 * time.Second
 )
 
 // A list is what one resource advertises, over all lives of its server. Its methods may be called at any time from any
@@ -34,15 +38,26 @@ type list struct {
 	resource  resource.Resource
 	options   Options
 	departing map[string]departure // by device ID: devices that left the plan and are still listed
+	allocated map[string]time.Time // by device ID: when kubelet asked for it, where that is not longer ago than departureNotice
 	retired   bool                 // the resource left the plan for good
+	refreshed time.Time            // when the list was last sent again although it says nothing new
+	pause     time.Duration        // from then to the next time
 }
 
-// A departure is a device on its way out of the list.
+// A departure is a device that left the plan and is still listed, as Unhealthy.
 type departure struct {
-	listed *pluginapi.Device // as it is listed until then
-	reason string            // why it cannot be given out
-	wanted time.Time         // when it left the plan, or was last known to be held by a pod
-	free   time.Time         // since when kubelet's account shows no holder; zero before
+	device    resource.Device // with its ID alone if an earlier process had listed it
+	listed    *pluginapi.Device
+	reason    string    // why it cannot be given out
+	allocated time.Time // when kubelet may have given it to a pod at the latest; the pod may not be in kubelet's accounts yet
+	free      time.Time // since when there is no doubt that no pod holds it; zero while there is
+	kubelet   uint64    // incarnation of the kubelet of which that is known
+	waits     string    // why it is still listed
+}
+
+// held reports whether a pod holds the device, as far as is known.
+func (d departure) held(now time.Time) bool {
+	return d.free.IsZero() || now.Sub(d.allocated) < departureNotice
 }
 
 // A view is what a list says at one moment. It is immutable.
@@ -55,7 +70,7 @@ type view struct {
 
 func newList(name string, c clock.PassiveClock) *list {
 	return &list{name: name, clock: c, views: feed.New(&view{response: &pluginapi.ListAndWatchResponse{}}),
-		departing: map[string]departure{}}
+		departing: map[string]departure{}, allocated: map[string]time.Time{}}
 }
 
 // set makes the list say what the plan says of the resource now. Devices that the plan no longer has begin to depart.
@@ -79,7 +94,8 @@ func (l *list) replaceLocked(r resource.Resource) {
 	for _, device := range l.resource.Devices {
 		if _, stays := r.Device(device.ID); !stays {
 			device.Healthy = false
-			l.departLocked(wire(device), "the device is not on this node any more, or the configuration no longer offers it")
+			l.departing[device.ID] = departure{device: device, listed: wire(device), allocated: l.allocated[device.ID],
+				reason: "the device is not on this node any more, or the configuration no longer offers it", waits: waitsForAccount}
 		}
 	}
 	for _, device := range r.Devices {
@@ -89,50 +105,90 @@ func (l *list) replaceLocked(r resource.Resource) {
 	l.publishLocked()
 }
 
-// adopt lists devices that kubelet knows and the plan does not, as departing: an earlier process offered them.
-func (l *list) adopt(ids []string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, id := range ids {
-		_, planned := l.resource.Device(id)
-		_, departing := l.departing[id]
-		if !planned && !departing {
-			l.departLocked(&pluginapi.Device{ID: id, Health: pluginapi.Unhealthy},
-				"kubelet remembers the device from before this process started, and it is not on this node now")
-		}
-	}
-	l.publishLocked()
-}
+// waitsForAccount is why a device is still listed before kubelet's accounts were read.
+const waitsForAccount = "kubelet's account was not read since the device left the plan"
 
-func (l *list) departLocked(listed *pluginapi.Device, reason string) {
-	l.departing[listed.ID] = departure{listed: listed, reason: reason, wanted: l.clock.Now()}
-}
-
-// reap drops the departing devices whose time has come: nobody has held them for a while, as far as held can tell. A nil
-// held means that kubelet's account could not be asked. One answer is not enough: a kubelet that just started knows of no
-// pod yet.
-func (l *list) reap(held func(id string) bool) {
+// allocating returns the view by which a call of Allocate for these devices is answered. From now on they count as held.
+func (l *list) allocating(request *pluginapi.AllocateRequest) *view {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := l.clock.Now()
-	for id, d := range l.departing {
-		gone := false
-		switch {
-		case held == nil:
-			gone = now.Sub(d.wanted) >= departureLimit
-		case held(id):
-			d.wanted, d.free = now, time.Time{}
-		case d.free.IsZero():
-			d.free = now
-		default:
-			gone = now.Sub(d.free) >= departureNotice
-		}
-		l.departing[id] = d
-		if gone {
-			delete(l.departing, id)
+	maps.DeleteFunc(l.allocated, func(_ string, at time.Time) bool { return now.Sub(at) >= departureNotice })
+	for _, container := range request.GetContainerRequests() {
+		for _, id := range container.GetDevicesIds() {
+			if _, planned := l.resource.Device(id); planned {
+				l.allocated[id] = now
+			}
 		}
 	}
-	l.publishLocked()
+	return l.views.Value()
+}
+
+// adopt lists devices that kubelet knows and that left the plan before this process began, each with the NUMA nodes that
+// kubelet has noted for it: without them, kubelet refuses a running pod that holds the device when it starts again.
+func (l *list) adopt(known map[string][]int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	changed := false
+	for id, nodes := range known {
+		_, planned := l.resource.Device(id)
+		_, departing := l.departing[id]
+		if planned || departing {
+			continue
+		}
+		listed := &pluginapi.Device{ID: id, Health: pluginapi.Unhealthy}
+		for _, node := range slices.Sorted(slices.Values(nodes)) {
+			if listed.Topology == nil {
+				listed.Topology = &pluginapi.TopologyInfo{}
+			}
+			listed.Topology.Nodes = append(listed.Topology.Nodes, &pluginapi.NUMANode{ID: node})
+		}
+		l.departing[id] = departure{device: resource.Device{ID: id}, listed: listed, allocated: l.clock.Now(),
+			reason: "kubelet knows the device from before this process started, and the configuration does not offer it now",
+			waits:  waitsForAccount}
+		changed = true
+	}
+	if changed {
+		l.publishLocked()
+	}
+}
+
+// reap drops the departing devices of which there was no doubt for long enough that no pod holds them.
+//
+// What kubelet has saved may name pods that ended: it does not save the end of a pod. It saves what it knows when it receives
+// a list. So the list is sent again where only what is saved names a holder, and where what is saved cannot be read.
+func (l *list) reap(e evidence) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := l.clock.Now()
+	dropped, doubtful := false, e.unsaved
+	for id, d := range l.departing {
+		holder, held := e.held[deviceKey{l.name, id}]
+		switch {
+		case held:
+			d.free, d.waits = time.Time{}, "pod "+holder.pod+" holds it"
+			doubtful = doubtful || holder.savedOnly
+		case e.gap != "":
+			d.free, d.waits = time.Time{}, e.gap
+		case d.free.IsZero() || d.kubelet != e.kubelet:
+			d.free, d.kubelet, d.waits = now, e.kubelet, "no pod holds it; it is dropped when that has been so for "+departureNotice.String()
+		}
+		l.departing[id] = d
+		if !d.held(now) && now.Sub(d.free) >= departureNotice {
+			delete(l.departing, id)
+			dropped = true
+		}
+	}
+	switch {
+	case !doubtful:
+		l.pause = 0
+	case now.Sub(l.refreshed) >= l.pause:
+		l.refreshed, l.pause = now, min(max(2*l.pause, refreshSoon), refreshLater)
+		l.resendLocked()
+	}
+	if dropped {
+		l.publishLocked()
+	}
 }
 
 // leaving reports whether devices are departing, and ended whether the list was retired and all of them are gone.
@@ -142,10 +198,25 @@ func (l *list) leaving() (departing, ended bool) {
 	return len(l.departing) > 0, l.retired && len(l.departing) == 0
 }
 
+// departures returns the devices that left the plan and are still listed, by ID.
+func (l *list) departures() []Departing {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var all []Departing
+	for _, id := range slices.Sorted(maps.Keys(l.departing)) {
+		all = append(all, Departing{ID: id, Reason: l.departing[id].reason, Waiting: l.departing[id].waits})
+	}
+	return all
+}
+
 // resend has every stream send the list once more although it says nothing new.
 func (l *list) resend() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.resendLocked()
+}
+
+func (l *list) resendLocked() {
 	current := *l.views.Value()
 	current.response = &pluginapi.ListAndWatchResponse{Devices: current.response.Devices}
 	l.views.Publish(&current)
@@ -187,10 +258,11 @@ func wire(d resource.Device) *pluginapi.Device {
 }
 
 func sameDevice(a, b *pluginapi.Device) bool {
-	if a.ID != b.ID || a.Health != b.Health || (a.Topology == nil) != (b.Topology == nil) {
+	if a.ID != b.ID || a.Health != b.Health {
 		return false
 	}
-	return a.Topology == nil || a.Topology.Nodes[0].ID == b.Topology.Nodes[0].ID
+	return slices.EqualFunc(a.GetTopology().GetNodes(), b.GetTopology().GetNodes(),
+		func(a, b *pluginapi.NUMANode) bool { return a.ID == b.ID })
 }
 
 // healthy returns the IDs that the view lists as Healthy, in the order of the list.

@@ -1,9 +1,11 @@
 package plugin
 
 import (
+	"slices"
 	"testing"
 	"time"
 
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -16,36 +18,109 @@ func oneGPU() resource.Resource {
 	return resource.New(snapshot, resource.Options{}).Resources[0]
 }
 
-func TestADepartingDeviceOutlivesGapsInKubeletsAccount(t *testing.T) {
-	held := func(string) bool { return true }
-	free := func(string) bool { return false }
-	type look struct {
+func TestADepartingDeviceIsDroppedOnEvidenceAlone(t *testing.T) {
+	t.Parallel()
+	key := deviceKey{"nvidia.com/gpu", "GPU-0"}
+	free := evidence{kubelet: 1}
+	restarted := evidence{kubelet: 2}
+	silent := evidence{kubelet: 1, gap: "kubelet's checkpoint is damaged"}
+	held := evidence{kubelet: 1, held: map[deviceKey]holder{key: {pod: "p"}}}
+	type reading struct {
 		after time.Duration
-		held  func(string) bool // nil: kubelet does not answer
+		says  evidence
 	}
 	tests := map[string]struct {
-		looks []look
-		stays bool
+		readings []reading
+		stays    bool
 	}{
-		"nobody holds it":                      {[]look{{9 * time.Second, free}}, true},
-		"nobody held it for the notice":        {[]look{{time.Second, free}, {10 * time.Second, free}}, false},
-		"kubelet does not answer once":         {[]look{{time.Hour, held}, {time.Second, nil}}, true},
-		"kubelet does not answer for long":     {[]look{{time.Hour, held}, {4 * time.Minute, nil}, {2 * time.Minute, nil}}, false},
-		"kubelet knows no pod after its start": {[]look{{time.Hour, held}, {20 * time.Second, nil}, {time.Second, free}, {time.Second, held}}, true},
+		"not free for long enough":              {[]reading{{time.Hour, free}, {10*time.Second - 1, free}}, true},
+		"free for long enough":                  {[]reading{{time.Second, free}, {10 * time.Second, free}}, false},
+		"never an account":                      {[]reading{{time.Hour, silent}, {24 * time.Hour, silent}}, true},
+		"the account is away once on the way":   {[]reading{{0, free}, {9 * time.Second, silent}, {time.Second, free}, {9 * time.Second, free}}, true},
+		"and then is there for long enough":     {[]reading{{0, free}, {9 * time.Second, silent}, {time.Second, free}, {10 * time.Second, free}}, false},
+		"kubelet restarts on the way":           {[]reading{{0, free}, {9 * time.Second, restarted}, {9 * time.Second, restarted}}, true},
+		"and that one says so for long enough":  {[]reading{{0, free}, {9 * time.Second, restarted}, {10 * time.Second, restarted}}, false},
+		"held after a while":                    {[]reading{{0, free}, {9 * time.Second, held}, {9 * time.Second, free}, {9 * time.Second, free}}, true},
+		"held, and then free for long enough":   {[]reading{{0, held}, {time.Hour, free}, {10 * time.Second, free}}, false},
+		"another resource's device of the name": {[]reading{{0, evidence{kubelet: 1, held: map[deviceKey]holder{{"other", "GPU-0"}: {}}}}, {10 * time.Second, free}}, false},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			c := clocktesting.NewFakeClock(time.Now())
 			r := oneGPU()
 			l := newList(r.Name, c)
 			l.set(r, Options{})
 			l.clear(false)
-			for _, look := range test.looks {
-				c.Step(look.after)
-				l.reap(look.held)
+			for _, reading := range test.readings {
+				c.Step(reading.after)
+				l.reap(reading.says)
 			}
 			if departing, _ := l.leaving(); departing != test.stays {
 				t.Errorf("still listed: %v, want %v", departing, test.stays)
+			}
+		})
+	}
+}
+
+// Kubelet asks for a device before it says in any account that a pod holds it.
+func TestADeviceThatKubeletAskedForCountsAsHeld(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		before, after time.Duration // Allocate to departure, departure to the reading
+		held          bool
+	}{{time.Hour, 0, false}, {time.Second, 0, true}, {time.Second, 9*time.Second - 1, true}, {time.Second, 9 * time.Second, false}} {
+		c := clocktesting.NewFakeClock(time.Now())
+		r := oneGPU()
+		l := newList(r.Name, c)
+		l.set(r, Options{})
+		l.allocating(&pluginapi.AllocateRequest{
+			ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: []string{"GPU-0", "unknown"}}},
+		})
+		c.Step(test.before)
+		l.clear(false)
+		if !l.departing["GPU-0"].held(c.Now()) {
+			t.Error("not held before the accounts were read")
+		}
+		c.Step(test.after)
+		l.reap(evidence{kubelet: 1})
+		if got := l.departing["GPU-0"].held(c.Now()); got != test.held {
+			t.Errorf("%v after Allocate: held = %v, want %v", test.before+test.after, got, test.held)
+		}
+	}
+}
+
+func TestTheListIsSentAgainWhereOnlyWhatIsSavedNamesAHolder(t *testing.T) {
+	t.Parallel()
+	key := deviceKey{"nvidia.com/gpu", "GPU-0"}
+	tests := map[string]struct {
+		says evidence
+		at   []int // the seconds at which the list is sent again
+	}{
+		"PodResources tells of the holder, too": {evidence{kubelet: 1, held: map[deviceKey]holder{key: {pod: "p"}}}, nil},
+		"no holder":                             {evidence{kubelet: 1}, nil},
+		"only what is saved tells of one":       {evidence{kubelet: 1, held: map[deviceKey]holder{key: {pod: "p", savedOnly: true}}}, []int{0, 1, 3, 7, 15, 31, 61, 91}},
+		"what is saved cannot be read":          {evidence{kubelet: 1, gap: "damaged", unsaved: true}, []int{0, 1, 3, 7, 15, 31, 61, 91}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := clocktesting.NewFakeClock(time.Now())
+			r := oneGPU()
+			l := newList(r.Name, c)
+			l.set(r, Options{})
+			l.clear(false)
+			var at []int
+			for second := range 100 {
+				before := l.views.Value().response
+				l.reap(test.says)
+				if after := l.views.Value().response; after != before && len(after.Devices) > 0 {
+					at = append(at, second)
+				}
+				c.Step(time.Second)
+			}
+			if !slices.Equal(at, test.at) {
+				t.Errorf("sent again at %v, want %v", at, test.at)
 			}
 		})
 	}

@@ -73,7 +73,7 @@ func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSe
 
 // Allocate says what each container of the request gets for its devices.
 func (s *service) Allocate(_ context.Context, request *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
-	view := s.list.views.Value()
+	view := s.list.allocating(request)
 	if len(request.GetContainerRequests()) == 0 {
 		return nil, status.Errorf(codes.InvalidArgument, "allocate %s: the request names no container", s.list.name)
 	}

@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"sync"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/supervise"
 )
@@ -47,6 +49,8 @@ type Inspector interface {
 type Collaborators struct {
 	Registrar  Registrar
 	Accountant Accountant
+	// Checkpoint returns what kubelet has saved; nil if that cannot be read.
+	Checkpoint func() (kubelet.Checkpoint, error)
 	Inspector  Inspector
 	Presence   *feed.Feed[Presence]
 	Clock      clock.WithTicker
@@ -89,7 +93,7 @@ type Departing struct {
 	ID string
 	// Reason is why it cannot be given out.
 	Reason string
-	// Waiting is what its list waits for before it drops the device; empty if that is only time.
+	// Waiting is what its list waits for before it drops the device.
 	Waiting string
 }
 
@@ -111,11 +115,17 @@ type served struct {
 	agreed  bool
 	problem string
 	started bool
+	adopted bool               // what an earlier process had listed was looked for
 	stop    context.CancelFunc // ends its lives; set when started
 }
 
 // NewSet returns a Set that serves nothing yet.
 func NewSet(c Collaborators) *Set {
+	if c.Checkpoint == nil {
+		c.Checkpoint = func() (kubelet.Checkpoint, error) {
+			return kubelet.Checkpoint{}, errors.New("kubelet's checkpoint is not read")
+		}
+	}
 	return &Set{collaborators: c, incarnation: feed.New(uint64(0)), resources: map[string]*served{}, added: feed.New(0)}
 }
 
@@ -154,10 +164,7 @@ func (s *Set) Status() []Status {
 		entry := s.resources[name]
 		view := entry.list.views.Value()
 		status := Status{Resource: name, Phase: entry.phase, Agreed: entry.agreed, Problem: entry.problem,
-			Devices: len(view.response.Devices), Healthy: len(view.healthy())}
-		for _, id := range slices.Sorted(maps.Keys(view.departing)) {
-			status.Departing = append(status.Departing, Departing{ID: id, Reason: view.departing[id].reason})
-		}
+			Devices: len(view.response.Devices), Healthy: len(view.healthy()), Departing: entry.list.departures()}
 		statuses = append(statuses, status)
 	}
 	return statuses
@@ -201,7 +208,6 @@ func (s *Set) unstarted() []*served {
 // serve serves one resource until ctx ends, or the resource is retired and forgotten.
 func (s *Set) serve(ctx context.Context, entry *served) error {
 	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("resource", entry.list.name))
-	s.adopt(ctx, entry.list)
 	for {
 		if err := s.live(ctx, entry); err != nil {
 			return err
@@ -232,6 +238,7 @@ func (s *Set) live(ctx context.Context, entry *served) error {
 		life := &life{Collaborators: s.collaborators, list: entry.list,
 			report:   func(p Phase) { s.setPhase(entry, p) },
 			compared: func(difference string) { s.setDifference(entry, difference) },
+			adopt:    func(ctx context.Context) { s.adopt(ctx, entry) },
 		}
 		err := life.run(ctx)
 		if err != nil {

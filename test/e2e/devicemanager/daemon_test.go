@@ -154,7 +154,7 @@ func startDaemon(t *testing.T, n *node) *daemon {
 	account := daemonkubelet.NewPodResources(n.podResourcesSocket, nil)
 	presence := feed.New(plugin.Presence{})
 	set := plugin.NewSet(plugin.Collaborators{
-		Registrar: directory, Accountant: account, Presence: presence, Clock: clock.RealClock{},
+		Registrar: directory, Accountant: account, Checkpoint: directory.Checkpoint, Presence: presence, Clock: clock.RealClock{},
 	})
 	var snapshot inventory.Snapshot
 	for i := range gpus {

@@ -1,0 +1,83 @@
+package kubelet
+
+import (
+	"bytes"
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/checkpoint"
+)
+
+// maxCheckpoint bounds kubelet's checkpoint, in bytes: it names every device, and shared ones come by the ten thousand.
+const maxCheckpoint = 64 << 20
+
+// A HeldDevice is a device that a container holds.
+type HeldDevice struct {
+	Resource, ID string
+	// Pod is what kubelet tells of the pod: "NAMESPACE/NAME", or "with UID ..." where it tells no name.
+	Pod string
+	// NUMANodes are those that kubelet has noted for the device, without order; nil if there are none.
+	NUMANodes []int64
+}
+
+// A Checkpoint is what kubelet has saved, and starts from again. It is immutable.
+type Checkpoint struct {
+	// Healthy are the IDs of the devices that were Healthy when kubelet saved it, by resource. Those of a plugin that has
+	// ended may still be there.
+	Healthy map[string][]string
+	// Held are the devices that containers held, init containers included. Those of a pod that has ended stay there until
+	// kubelet saves it again.
+	Held []HeldDevice
+}
+
+// Checkpoint returns what kubelet has saved. It fails if the file is not there, or is not one that kubelet itself accepts.
+func (d *Directory) Checkpoint() (Checkpoint, error) {
+	text, err := files.Read(filepath.Join(d.Path(), checkpoint.FileName), maxCheckpoint)
+	if err != nil {
+		return Checkpoint{}, fmt.Errorf("read kubelet's checkpoint: %w", err)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.parsed && bytes.Equal(text, d.text) {
+		return d.saved, nil
+	}
+	data, err := checkpoint.Parse(text)
+	if err != nil {
+		return Checkpoint{}, err
+	}
+	held := holdings{}
+	for _, e := range data.Data.PodDeviceEntries {
+		for node, ids := range e.DeviceIDs {
+			for _, id := range ids {
+				held.add(e.ResourceName, id, "with UID "+e.PodUID, node)
+			}
+		}
+	}
+	d.parsed, d.text, d.saved = true, text, Checkpoint{Healthy: data.Data.RegisteredDevices, Held: held.devices}
+	return d.saved, nil
+}
+
+// holdings collects devices that containers hold, each once for its pod.
+type holdings struct {
+	devices []HeldDevice
+	at      map[[3]string]int // position in devices, by resource, ID and pod
+}
+
+// add adds a device. A negative NUMA node is none.
+func (h *holdings) add(resource, id, pod string, node int64) {
+	key := [3]string{resource, id, pod}
+	i, known := h.at[key]
+	if !known {
+		if h.at == nil {
+			h.at = map[[3]string]int{}
+		}
+		i = len(h.devices)
+		h.at[key] = i
+		h.devices = append(h.devices, HeldDevice{Resource: resource, ID: id, Pod: pod})
+	}
+	if d := &h.devices[i]; node >= 0 && !slices.Contains(d.NUMANodes, node) {
+		d.NUMANodes = append(d.NUMANodes, node)
+	}
+}

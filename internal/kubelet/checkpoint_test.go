@@ -1,0 +1,85 @@
+package kubelet
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+)
+
+// The files are kubelet's own: one of a pod with an init container, and one of a kubelet that has no plugin yet.
+const (
+	savedWithPod = `{"Data":{"PodDeviceEntries":[` +
+		`{"PodUID":"6f7d","ContainerName":"c","ResourceName":"nvidia.com/gpu","DeviceIDs":{"-1":["GPU-c"],"0":["GPU-a"],"1":["GPU-b","GPU-a"]},"AllocResp":"CgD/"},` +
+		`{"PodUID":"6f7d","ContainerName":"init","ResourceName":"nvidia.com/gpu","DeviceIDs":{"1":["GPU-b"]},"AllocResp":null}],` +
+		`"RegisteredDevices":{"nvidia.com/gpu":["GPU-a","GPU-b"],"other.org/x":[]}},"Checksum":2062407968}`
+	savedWithoutPods = `{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":3467439661}`
+)
+
+func TestCheckpoint(t *testing.T) {
+	t.Parallel()
+	held := []HeldDevice{
+		{Resource: "nvidia.com/gpu", ID: "GPU-a", Pod: "with UID 6f7d", NUMANodes: []int64{0, 1}},
+		{Resource: "nvidia.com/gpu", ID: "GPU-b", Pod: "with UID 6f7d", NUMANodes: []int64{1}},
+		{Resource: "nvidia.com/gpu", ID: "GPU-c", Pod: "with UID 6f7d"},
+	}
+	tests := map[string]struct {
+		text string
+		want Checkpoint
+		err  string
+	}{
+		"of pods":                    {text: savedWithPod, want: Checkpoint{Healthy: map[string][]string{"nvidia.com/gpu": {"GPU-a", "GPU-b"}, "other.org/x": {}}, Held: held}},
+		"without pods":               {text: savedWithoutPods, want: Checkpoint{Healthy: map[string][]string{}}},
+		"an empty file":              {err: "unexpected end of JSON input"},
+		"a part of one":              {text: savedWithPod[:100], err: "unexpected end of JSON input"},
+		"a damaged one":              {text: strings.Replace(savedWithPod, "GPU-c", "GPU-d", 1), err: "checksum"},
+		"another checksum":           {text: strings.Replace(savedWithoutPods, "3467", "3468", 1), err: "checksum"},
+		"of kubelet 1.19 and before": {text: strings.Replace(savedWithPod, `{"1":["GPU-b"]}`, `["GPU-b"]`, 1), err: "cannot unmarshal"},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d := newDirectory(t, folder(t))
+			if err := os.WriteFile(filepath.Join(d.Path(), "kubelet_internal_checkpoint"), []byte(test.text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			for range 2 {
+				got, err := d.Checkpoint()
+				if (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
+					t.Fatalf("Checkpoint() = %v, want %q", err, test.err)
+				}
+				slices.SortFunc(got.Held, func(a, b HeldDevice) int { return strings.Compare(a.ID, b.ID) })
+				if diff := cmp.Diff(test.want, got, cmpopts.SortSlices(func(a, b int64) bool { return a < b })); err == nil && diff != "" {
+					t.Errorf("Checkpoint() (-want +got):\n%s", diff)
+				}
+			}
+		})
+	}
+}
+
+func TestCheckpointIsReadAgain(t *testing.T) {
+	t.Parallel()
+	d := newDirectory(t, folder(t))
+	path := filepath.Join(d.Path(), "kubelet_internal_checkpoint")
+	if _, err := d.Checkpoint(); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("Checkpoint() = %v where there is none", err)
+	}
+	for _, test := range []struct {
+		text  string
+		valid bool
+		held  int
+	}{{savedWithPod, true, 3}, {savedWithPod[:len(savedWithPod)-1], false, 0}, {savedWithoutPods, true, 0}, {savedWithPod, true, 3}} {
+		if err := os.WriteFile(path, []byte(test.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := d.Checkpoint(); (err == nil) != test.valid || len(got.Held) != test.held {
+			t.Errorf("Checkpoint() = %v, %v; want %d devices that are held", got, err, test.held)
+		}
+	}
+}
