@@ -43,6 +43,7 @@ var imports = map[string][]string{
 
 	"internal/nvidia":    {"internal/inventory", "internal/files"},
 	"internal/simulator": {"internal/files"},
+	"internal/kernellog": {"internal/inventory"},
 	"internal/kubelet":   {"internal/files"},
 	"internal/control":   {},
 

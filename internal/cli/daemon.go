@@ -165,6 +165,7 @@ func (d *daemon) tasks() (observation, outputs []agent.Task) {
 func (d *daemon) observation() []agent.Task {
 	tasks := []agent.Task{
 		{Name: "configuration", Run: d.watcher.Run},
+		{Name: "kernel log", Run: d.readKernelLog},
 		{Name: "signals", Run: d.followSignals},
 		{Name: "monitor", Run: d.monitor.Run},
 		{Name: "first look", Run: func(ctx context.Context) error { return agent.CheckFirstLook(ctx, d.monitor, d.watcher.Configs()) }},

@@ -40,6 +40,7 @@ type faultCommand struct {
 // faultCommands are the commands below simulate that inject faults. Which flags a kind must have, the simulator says.
 var faultCommands = []faultCommand{
 	{simulator.KindXID, "The driver reports an XID on a GPU, or on a GI or CI", []string{"gpu", "xid", "gi", "ci", "action"}},
+	{simulator.KindLoggedXID, "The driver logs an XID, and reports nothing", []string{"gpu", "xid", "gi", "ci", "count"}},
 	{simulator.KindEvent, "The driver reports another event on a GPU, or on a GI or CI", []string{"gpu", "event", "gi", "ci"}},
 	{simulator.KindLost, "A GPU falls off the bus, without an event", []string{"gpu"}},
 	{simulator.KindRestore, "A GPU is healthy again and back on the bus; without --gpu, everything is", []string{"gpu"}},

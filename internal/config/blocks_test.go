@@ -221,14 +221,15 @@ func TestProblemsOfBlocks(t *testing.T) {
 				`line 5: selectors[3]: overlaps with selectors[0]: the models "NVIDIA*" and "*H100*" have models in common`,
 		},
 		{
-			name: "health", file: "health:\n  xids: {ignore: [31, -1], fatal: [31]}\n  recovery: never\n  suspectLimit: 0s\n  flapLimit: 0\n  flapWindow: 1\n  unknownGrace: x\n  fabric: up\n",
+			name: "health", file: "health:\n  xids: {ignore: [31, -1], fatal: [31]}\n  recovery: never\n  suspectLimit: 0s\n  flapLimit: 0\n  flapWindow: 1\n  unknownGrace: x\n  fabric: up\n  imex: \"no\"\n",
 			want: "line 2: health.xids.fatal[0]: XID 31 has a rule already, at health.xids.ignore[0]\n" +
 				"line 2: health.xids.ignore[1]: -1 is not an XID\n" +
 				`line 3: health.recovery: "never" is none of auto, manual` + "\n" +
 				"line 4: health.suspectLimit: must be longer than nothing, not 0s\n" +
 				"line 5: health.flapLimit: must be 1 or more, not 0\n" +
 				`line 7: health.unknownGrace: must be a duration, such as "60s" or "1h30m"` + "\n" +
-				`line 8: health.fabric: "up" is none of gate, report`,
+				`line 8: health.fabric: "up" is none of gate, report` + "\n" +
+				`line 9: health.imex: "no" is none of report, gate`,
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -256,6 +257,9 @@ health:
   xids: {ignore: [48, 74], suspect: [63], fatal: [31, 45]}
   recovery: manual
   fabric: report
+  imex: gate
+  energyEvidence: true
+  kernelLog: true
   suspectLimit: 1s
   unknownGrace: 2s
   flapLimit: 4
@@ -266,15 +270,33 @@ health:
 		t.Fatal(err)
 	}
 	want := health.Default()
-	want.FabricReported = true
+	want.FabricReported, want.IMEXGates, want.EnergyEvidence = true, true, true
 	want.Manual, want.SuspectLimit, want.UnknownGrace, want.FlapLimit, want.FlapWindow = true, time.Second, 2*time.Second, 4, 3*time.Hour
 	want.Overrides = want.Overrides.With(48, health.RuleFatal).With(74, health.RuleIgnore).With(63, health.RuleSuspect).
 		With(31, health.RuleIgnore).With(45, health.RuleFatal)
 	if diff := cmp.Diff(want, c.Health); diff != "" {
 		t.Errorf("policy (-want +got):\n%s", diff)
 	}
-	c, _, err = sources(t, "", "").Resolve("", []byte("health: {recovery: auto, fabric: gate}"))
-	if err != nil || c.Health.Manual || c.Health.FabricReported {
+	if !c.KernelLog {
+		t.Error("the kernel's log is not read")
+	}
+	c, _, err = sources(t, "", "").Resolve("", []byte("health: {recovery: auto, fabric: gate, imex: report, energyEvidence: false, kernelLog: false}"))
+	if err != nil || c.Health.Manual || c.Health.FabricReported || c.Health.IMEXGates || c.Health.EnergyEvidence || c.KernelLog {
 		t.Errorf("what holds anyway: %+v, %v", c.Health, err)
+	}
+}
+
+// TestAllHealthChecksOff: with an XID that is enabled they are not all off.
+func TestAllHealthChecksOff(t *testing.T) {
+	t.Parallel()
+	for env, off := range map[string]bool{
+		"": false, "DP_DISABLE_HEALTHCHECKS=all": true, "DP_DISABLE_HEALTHCHECKS=xids": true, "DP_DISABLE_HEALTHCHECKS=48": false,
+		"DP_DISABLE_HEALTHCHECKS=all DP_ENABLE_HEALTHCHECKS=79":  false,
+		"DP_DISABLE_HEALTHCHECKS=all DP_ENABLE_HEALTHCHECKS=all": false,
+	} {
+		c, warnings, err := sources(t, env, "").Resolve("", []byte("health: {xids: {fatal: [31]}}"))
+		if err != nil || c.Health.Overrides.Off() != off || len(warnings) > 0 != off {
+			t.Errorf("%q: off %v, warnings %v, %v", env, c.Health.Overrides.Off(), warnings, err)
+		}
 	}
 }

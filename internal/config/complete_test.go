@@ -32,7 +32,8 @@ func leaves(block reflect.Type, path string) []string {
 // TestEveryKeyOfFlagsIsAnOption keeps a new key of the schema from being forgotten.
 func TestEveryKeyOfFlagsIsAnOption(t *testing.T) {
 	t.Parallel()
-	known := slices.Concat(leaves(reflect.TypeFor[v1.Flags](), "flags"), leaves(reflect.TypeFor[v1.IMEX](), "imex"))
+	known := slices.Concat(leaves(reflect.TypeFor[v1.Flags](), "flags"), leaves(reflect.TypeFor[v1.IMEX](), "imex"),
+		[]string{"health.kernelLog"}) // the rest of the block is in the file alone
 	var claimed []string
 	for _, o := range options {
 		if o.key != "" {
@@ -99,13 +100,14 @@ var everything = []string{
 	"--shared-devices-allocation-policy=packed", "--device-id-strategy=index", "--pass-device-specs", "--gds-enabled",
 	"--gdrcopy-enabled", "--mofed-enabled", "--imex-channel-ids=0", "--imex-required",
 	"--nvidia-cdi-hook-path=/hook", "--cdi-disable-hooks=all", "--pre-start-checks=clean", "--pre-start-reset=clocks",
+	"--kernel-log",
 }
 
 const everyBlock = `
 resources: {gpus: [{pattern: a, name: a}], mig: [{pattern: a, name: b}]}
 selectors: [{indices: [0], exclude: true}]
 sharing: {timeSlicing: {renameByDefault: true, failRequestsGreaterThanOne: true, resources: [{name: gpu, replicas: 2}]}}
-health: {recovery: manual, fabric: report, xids: {ignore: [1]}}
+health: {recovery: manual, fabric: report, imex: gate, energyEvidence: true, xids: {ignore: [1]}}
 `
 
 // zeros returns the paths of exported fields that are zero.

@@ -38,6 +38,8 @@ type Config struct {
 	IMEXRequired bool
 	// Health are the rules by which faults open and close.
 	Health health.Policy
+	// KernelLog has XIDs read from the kernel's log, too.
+	KernelLog bool
 	// Resource decides what is offered.
 	Resource resource.Options
 	// CDIDir is the directory of CDI specs.

@@ -19,6 +19,9 @@ func (d *document) health(c *Config, s Sources) {
 		for _, text := range malformed {
 			d.warn("environment", 0, text)
 		}
+		if overrides.Off() {
+			d.warn("environment", 0, "DP_DISABLE_HEALTHCHECKS: all health checks are off, and a GPU is given to work whatever is wrong with it")
+		}
 	}
 	given := d.config.Health
 	if given == nil {
@@ -27,24 +30,10 @@ func (d *document) health(c *Config, s Sources) {
 	if given.XIDs != nil {
 		d.xids(c, *given.XIDs)
 	}
-	if given.Recovery != nil {
-		switch *given.Recovery {
-		case "auto":
-		case "manual":
-			c.Health.Manual = true
-		default:
-			d.refuse("health.recovery", fmt.Sprintf("%q is none of auto, manual", *given.Recovery))
-		}
-	}
-	if given.Fabric != nil {
-		switch *given.Fabric {
-		case "gate":
-		case "report":
-			c.Health.FabricReported = true
-		default:
-			d.refuse("health.fabric", fmt.Sprintf("%q is none of gate, report", *given.Fabric))
-		}
-	}
+	c.Health.Manual = d.either("health.recovery", given.Recovery, "auto", "manual")
+	c.Health.FabricReported = d.either("health.fabric", given.Fabric, "gate", "report")
+	c.Health.IMEXGates = d.either("health.imex", given.IMEX, "report", "gate")
+	c.Health.EnergyEvidence = given.EnergyEvidence != nil && *given.EnergyEvidence
 	d.length("health.suspectLimit", given.SuspectLimit, &c.Health.SuspectLimit)
 	d.length("health.unknownGrace", given.UnknownGrace, &c.Health.UnknownGrace)
 	d.length("health.flapWindow", given.FlapWindow, &c.Health.FlapWindow)
@@ -54,6 +43,14 @@ func (d *document) health(c *Config, s Sources) {
 			d.refuse("health.flapLimit", fmt.Sprintf("must be 1 or more, not %d", c.Health.FlapLimit))
 		}
 	}
+}
+
+// either reports whether the file gives a key the second of two values; the first is the default.
+func (d *document) either(path string, given *string, first, second string) bool {
+	if given != nil && *given != first && *given != second {
+		d.refuse(path, fmt.Sprintf("%q is none of %s, %s", *given, first, second))
+	}
+	return given != nil && *given == second
 }
 
 // xids puts the file's rules for XIDs into the Config where the environment has none.

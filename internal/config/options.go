@@ -154,6 +154,11 @@ var options = []option{
 		set:   truth(func(c *Config) *bool { return &c.Edits.Void }),
 	},
 	{
+		flag: "kernel-log", env: []string{"KERNEL_LOG"}, key: "health.kernelLog", fallback: "false", kind: kindBool,
+		usage: "also read XIDs from the kernel's log, /dev/kmsg: some drivers report XID 79 and others only there",
+		set:   truth(func(c *Config) *bool { return &c.KernelLog }),
+	},
+	{
 		flag: "pre-start-checks", env: []string{"PRE_START_CHECKS"}, key: "flags.plugin.preStartChecks", fallback: "none",
 		usage: "what a container is refused for when it starts: none; health, if its devices are not Healthy then; or clean, also if " +
 			"something computes on its GPUs already",

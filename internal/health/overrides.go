@@ -37,6 +37,19 @@ func (o Overrides) Rule(code uint64) Rule {
 	return o.rest
 }
 
+// Off reports whether the operator switched off all checks, and not only those of some XIDs: every XID is ignored.
+func (o Overrides) Off() bool {
+	if o.rest != RuleIgnore {
+		return false
+	}
+	for _, r := range o.xids {
+		if r != RuleIgnore {
+			return false
+		}
+	}
+	return true
+}
+
 // With returns a copy in which code has the given rule.
 func (o Overrides) With(code uint64, r Rule) Overrides {
 	xids := maps.Clone(o.xids)
@@ -55,7 +68,8 @@ func (o Overrides) Equal(other Overrides) bool {
 // ParseOverrides reads the values of DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS: each a comma-separated list of
 // XIDs, or "all" ("xids" means the same). A disabled XID is ignored; an enabled one is fatal, as every XID is to the
 // reference plugin that these variables come from, and wins over a disabled one. What is neither is left to the
-// catalog. Entries that are no number are left out and returned, each as a sentence for a warning.
+// catalog. With all XIDs disabled and none enabled, all checks are off, as there. Entries that are no number are left out
+// and returned, each as a sentence for a warning.
 func ParseOverrides(disable, enable string) (o Overrides, malformed []string) {
 	apply := func(variable, list string, r Rule) {
 		for entry := range strings.SplitSeq(list, ",") {

@@ -52,6 +52,15 @@ func Default() Policy {
 	}
 }
 
+// Verdict returns the verdict on a device that counts: where the operator switched all checks off, it is Healthy whatever
+// its faults are.
+func (p Policy) Verdict(d Device) inventory.Health {
+	if p.Overrides.Off() {
+		return inventory.Health{State: inventory.Healthy, Since: d.Health.Since}
+	}
+	return d.Health
+}
+
 // Facts are what a fold has to know beside the event or reading.
 type Facts struct {
 	// Branch is the driver's branch, such as 580; 0 while no driver was seen.

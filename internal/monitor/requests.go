@@ -148,7 +148,7 @@ func (m *Monitor) Quiesce(ctx context.Context, allocate bool) error {
 func (m *Monitor) Resume(ctx context.Context) error {
 	return m.await(ctx, func(l *loop) error {
 		klog.FromContext(ctx).Info("Going back to the driver")
-		l.quiet, l.closed = false, false
+		l.quiet, l.closed, l.truth.withheld = false, false, false
 		return nil
 	})
 }
@@ -164,6 +164,17 @@ func (m *Monitor) Clear(ctx context.Context, uuid string) error {
 		klog.FromContext(ctx).Info("Faults cleared by an operator", "device", uuid)
 		return nil
 	})
+}
+
+// Hear folds in an event that did not come from a session, such as one of the kernel's log. The error says that ctx ended
+// before the monitor took it.
+func (m *Monitor) Hear(ctx context.Context, e inventory.Event) error {
+	select {
+	case m.events <- e:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("reach the monitor: %w", ctx.Err())
+	}
 }
 
 // Apply puts another policy in force.

@@ -26,6 +26,8 @@ type truth struct {
 	leftOut time.Time
 	// unwatched are the GPUs that give no events.
 	unwatched []inventory.LeftOut
+	// withheld says that an operator wants no work on the GPUs until the driver is gone back to.
+	withheld bool
 	// node is the reason that holds for all GPUs at once, empty if there is none.
 	node string
 	// gpus is what is known of each GPU by UUID, also of GPUs that are not there now.
@@ -39,9 +41,10 @@ type truth struct {
 // event folds an event in. It reports whether a look must tell more first: the event names a GPU or MIG device that
 // nobody has seen yet.
 func (t *truth) event(e inventory.Event, now time.Time) (unseen bool) {
+	e = t.identified(e)
 	g, ok := t.gpus[e.UUID]
 	if !ok {
-		return e.UUID != ""
+		return e.UUID != "" || e.BDF != ""
 	}
 	g, ok = t.policy.FoldEvent(g, e, t.facts, now)
 	t.gpus[e.UUID] = g
@@ -50,10 +53,20 @@ func (t *truth) event(e inventory.Event, now time.Time) (unseen bool) {
 
 // lateEvent is event after the look that should have told more. An instance of a GPU that has no MIG devices is the GPU.
 func (t *truth) lateEvent(e inventory.Event, now time.Time) (unseen bool) {
+	e = t.identified(e)
 	if g, ok := t.gpus[e.UUID]; ok && g.Whole() {
 		e.GI, e.CI = inventory.Unattributed, inventory.Unattributed
 	}
 	return t.event(e, now)
+}
+
+// identified returns an event of the kernel's log with the UUID of its GPU, if the last look found that.
+func (t *truth) identified(e inventory.Event) inventory.Event {
+	i := slices.IndexFunc(t.scan.GPUs, func(g inventory.GPU) bool { return e.BDF != "" && g.BDF == e.BDF })
+	if i >= 0 {
+		e.UUID = t.scan.GPUs[i].UUID
+	}
+	return e
 }
 
 // time folds in that time went by.
@@ -72,7 +85,7 @@ func (t *truth) look(l look, now time.Time) {
 		t.silence(t.scan.GPUs, t.policy, t.stale, now)
 		return
 	}
-	t.stale, t.looked, t.unwatched = "", now, l.unwatched
+	t.stale, t.looked, t.unwatched, t.withheld = "", now, l.unwatched, false
 	t.facts = health.Facts{Branch: l.snapshot.Driver.Branch(), Opened: l.opened}
 	switch {
 	case len(l.snapshot.LeftOut) == 0:
@@ -124,7 +137,7 @@ func (t *truth) cleared(uuids []string) {
 
 // quiesce marks what is known as the last that will be until the driver is gone back to.
 func (t *truth) quiesce(allocate bool, now time.Time) {
-	t.stale = ErrQuiet.Error()
+	t.stale, t.withheld = ErrQuiet.Error(), !allocate
 	if !allocate {
 		atOnce := t.policy
 		atOnce.UnknownGrace = 0
@@ -234,10 +247,10 @@ func (t *truth) compose() (inventory.Snapshot, bool) {
 	for i := range s.GPUs {
 		g := &s.GPUs[i]
 		known := t.gpus[g.UUID]
-		g.Health = t.health(known)
+		g.Health = t.health(known.Device)
 		g.MIGDevices = slices.Clone(g.MIGDevices)
 		for j := range g.MIGDevices {
-			g.MIGDevices[j].Health = known.Instances[j].Health
+			g.MIGDevices[j].Health = t.verdict(known.Instances[j].Device)
 		}
 	}
 	t.published = s
@@ -253,12 +266,12 @@ func (t *truth) changed() bool {
 	}
 	for i, g := range t.scan.GPUs {
 		was, known := p.GPUs[i], t.gpus[g.UUID]
-		g.Health = t.health(known)
+		g.Health = t.health(known.Device)
 		if len(was.MIGDevices) != len(g.MIGDevices) {
 			return true
 		}
 		for j, m := range g.MIGDevices {
-			m.Health = known.Instances[j].Health
+			m.Health = t.verdict(known.Instances[j].Device)
 			if was.MIGDevices[j] != m {
 				return true
 			}
@@ -272,12 +285,20 @@ func (t *truth) changed() bool {
 }
 
 // health is the verdict on a GPU as the Snapshot has it: what is wrong with the whole node is said of the node.
-func (t *truth) health(g health.GPU) inventory.Health {
-	h := g.Health
+func (t *truth) health(d health.Device) inventory.Health {
+	h := t.verdict(d)
 	if t.node != "" && h.State != inventory.Healthy {
 		h.Reason = t.node
 	}
 	return h
+}
+
+// verdict is the verdict on a device. An operator's word to give the GPUs no work holds also where checks are off.
+func (t *truth) verdict(d health.Device) inventory.Health {
+	if t.withheld {
+		return d.Health
+	}
+	return t.policy.Verdict(d)
 }
 
 // nodeWide returns the reason that holds for all GPUs at once, or an empty one.

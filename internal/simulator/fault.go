@@ -50,7 +50,8 @@ type Kind string
 
 // The kinds of faults. Those that last do so until restored.
 const (
-	KindXID            Kind = "xid"                 // the driver reports an XID; 79 also loses the GPU
+	KindXID            Kind = "xid"                 // the driver reports and logs an XID; 79 also loses the GPU
+	KindLoggedXID      Kind = "logged-xid"          // the driver logs an XID, so many times, and reports nothing
 	KindEvent          Kind = "event"               // the driver reports an event of another type
 	KindLost           Kind = "lost"                // a GPU falls off the bus without any event
 	KindRestore        Kind = "restore"             // a GPU is well and on the bus; without a GPU: all, and the driver
@@ -96,6 +97,7 @@ const (
 func rules() map[Kind]rule {
 	return map[Kind]rule{
 		KindXID:            {oneGPU, []string{"xid", "gi", "ci", "action"}, (*Node).xidLocked},
+		KindLoggedXID:      {oneGPU, []string{"xid", "gi", "ci", "count"}, (*Node).loggedXIDLocked},
 		KindEvent:          {oneGPU, []string{"event", "gi", "ci"}, (*Node).eventLocked},
 		KindLost:           {oneGPU, nil, on(func(g *gpu, _ Fault) { g.lost = true })},
 		KindRestore:        {maybeGPU, nil, (*Node).restoreLocked},

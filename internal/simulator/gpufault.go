@@ -43,11 +43,16 @@ var resetXIDs = map[uint64]int{
 // offTheBus is the XID of a GPU that fell off the bus.
 const offTheBus = 79
 
-func (n *Node) xidLocked(f Fault, t target) error {
-	if f.XID == 0 {
-		return errors.New("xid is missing: give the driver's error number, such as 48")
+func (n *Node) loggedXIDLocked(f Fault, t target) error {
+	gi, ci, err := t.xid(f)
+	if err == nil {
+		n.log.write(t.gpu.spec.BDF, f, gi, ci)
 	}
-	gi, ci, err := t.instance(f)
+	return err
+}
+
+func (n *Node) xidLocked(f Fault, t target) error {
+	gi, ci, err := t.xid(f)
 	if err != nil {
 		return err
 	}
@@ -60,6 +65,7 @@ func (n *Node) xidLocked(f Fault, t target) error {
 			return err
 		}
 	}
+	n.log.write(t.gpu.spec.BDF, f, gi, ci)
 	n.deliverLocked(t.gpu, nvml.EventTypeXidCriticalError, f.XID, gi, ci)
 	n.askLocked(t.gpu, action)
 	if f.XID == offTheBus {
@@ -67,6 +73,14 @@ func (n *Node) xidLocked(f Fault, t target) error {
 		t.gpu.lost = true
 	}
 	return nil
+}
+
+// xid returns the GI and CI that an XID is attributed to.
+func (t target) xid(f Fault) (gi, ci uint32, err error) {
+	if f.XID == 0 {
+		return 0, 0, errors.New("xid is missing: give the driver's error number, such as 48")
+	}
+	return t.instance(f)
 }
 
 // instance returns the GI and CI that an event is attributed to.

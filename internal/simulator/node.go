@@ -25,6 +25,7 @@ type Node struct {
 	closed   bool
 	changed  chan struct{} // closed and replaced whenever something changes that a call may be waiting for
 	files    fstest.MapFS  // what Root shows; nil when it has to be built anew
+	log      *kernelLog    // has a lock of its own
 	minors   []string      // the driver's table of minors, once it was shown
 
 	sessions map[*session]struct{}  // those that are open
@@ -88,6 +89,7 @@ func build(p Profile) (*Node, error) {
 		profile:  p,
 		driver:   driver{version: p.Driver, branch: b},
 		changed:  make(chan struct{}),
+		log:      newKernelLog(),
 		sessions: map[*session]struct{}{},
 		sets:     map[*eventSet]struct{}{},
 	}

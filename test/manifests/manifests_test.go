@@ -133,6 +133,7 @@ func TestChartValues(t *testing.T) {
 		name, values string
 		env          map[string]string // beside base; "-" takes one away
 		admin        bool              // the container has CAP_SYS_ADMIN
+		log          bool              // the container may read the kernel's log
 		privileged   bool
 		pids         bool              // the pod is in the node's PID namespace
 		config       string            // ConfigMap that is mounted
@@ -162,6 +163,10 @@ func TestChartValues(t *testing.T) {
 			env: map[string]string{"PRE_START_CHECKS": "clean"}},
 		{name: "reset before a start", values: "{preStartChecks: clean, preStartReset: [clocks, ecc]}", pids: true, admin: true,
 			env: map[string]string{"PRE_START_CHECKS": "clean", "PRE_START_RESET": "clocks,ecc"}},
+		{name: "kernel log", values: "{kernelLog: true}", log: true, env: map[string]string{"KERNEL_LOG": "true"}},
+		{name: "kernel log and MIG", values: "{kernelLog: true, migStrategy: single}", log: true, admin: true,
+			env: map[string]string{"KERNEL_LOG": "true", "MIG_STRATEGY": "single", "NVIDIA_MIG_MONITOR_DEVICES": "all"}},
+		{name: "no kernel log, whatever the file says", values: "{kernelLog: false}", env: map[string]string{"KERNEL_LOG": "false"}},
 		{name: "the node's processes, for what a file asks for", values: "{hostPID: true}", pids: true},
 		{name: "MIG", values: "{migStrategy: mixed}", admin: true,
 			env: map[string]string{"MIG_STRATEGY": "mixed", "NVIDIA_MIG_MONITOR_DEVICES": "all"}},
@@ -206,6 +211,13 @@ func TestChartValues(t *testing.T) {
 			admin := capabilities != nil && slices.Contains(capabilities.Add, "SYS_ADMIN")
 			if admin != tt.admin {
 				t.Errorf("SYS_ADMIN: %t, want %t", admin, tt.admin)
+			}
+			node := slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool {
+				return v.HostPath != nil && v.HostPath.Path == "/dev/kmsg" && *v.HostPath.Type == corev1.HostPathCharDev
+			})
+			mounted := slices.ContainsFunc(container.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == "/dev/kmsg" })
+			if able := capabilities != nil && slices.Contains(capabilities.Add, "SYSLOG"); node != tt.log || mounted != tt.log || able != tt.log {
+				t.Errorf("kernel log: volume %t, mounted %t, SYSLOG %t, want %t", node, mounted, able, tt.log)
 			}
 			// The API refuses a container that is given SYS_ADMIN and denied privilege escalation.
 			if escalation := container.SecurityContext.AllowPrivilegeEscalation; admin && escalation != nil && !*escalation {

@@ -123,6 +123,12 @@ type Health struct {
 	Recovery *string `json:"recovery,omitempty"`
 	// Fabric is gate, or report: then a GPU is given to work whatever the state of its NVSwitch fabric.
 	Fabric *string `json:"fabric,omitempty"`
+	// IMEX is report, or gate: then a GPU is given no work while the driver asks for the recovery of its IMEX domain.
+	IMEX *string `json:"imex,omitempty"`
+	// EnergyEvidence is true to take a fall of a GPU's energy counter as evidence that the GPU was reset.
+	EnergyEvidence *bool `json:"energyEvidence,omitempty"`
+	// KernelLog is true to read XIDs from the kernel's log, too.
+	KernelLog *bool `json:"kernelLog,omitempty"`
 	// SuspectLimit is how long a device may wait for the driver's verdict before it is Unhealthy.
 	SuspectLimit *Duration `json:"suspectLimit,omitempty"`
 	// UnknownGrace is how long a device may be given to new work after the driver stopped answering.
