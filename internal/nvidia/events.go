@@ -18,6 +18,11 @@ const (
 	// some GPU is lost, and none admits to it, or no GPU is left to watch.
 	minRest = time.Second
 	maxRest = 5 * time.Second
+	// waitGap is how far apart waits are in the long run, whatever they return: waits that end at once must not take a core.
+	// Up to waitBurst waits follow one another at once, so that events that come together are told together. What is more rests
+	// for waitStep: many short pauses cost more than the waits.
+	waitGap   = 10 * time.Millisecond
+	waitBurst = 256
 )
 
 // Next waits for an event and returns it. A GPU that is lost gives one EventLost and no more events; the others go on
@@ -30,6 +35,7 @@ func (s *Session) Next(ctx context.Context) (inventory.Event, error) {
 		if err := s.rest(ctx); err != nil {
 			return inventory.Event{}, err
 		}
+		s.space(time.Now())
 		o, err := s.wait(ctx)
 		if err != nil {
 			if ctx.Err() != nil {
@@ -38,9 +44,9 @@ func (s *Session) Next(ctx context.Context) (inventory.Event, error) {
 			return inventory.Event{}, fmt.Errorf("wait for events: %w", err)
 		}
 		if o.useless {
-			s.pause = min(max(2*s.pause, minRest), maxRest)
+			s.useless = min(max(2*s.useless, minRest), maxRest)
 		} else {
-			s.pause = 0
+			s.useless = 0
 		}
 		if o.found {
 			return o.event, nil
@@ -48,12 +54,24 @@ func (s *Session) Next(ctx context.Context) (inventory.Event, error) {
 	}
 }
 
-// rest lasts for the pause that the last wait asked for.
+// space moves the time before which the next wait may not begin.
+func (s *Session) space(now time.Time) {
+	if burst := now.Add(-waitBurst * waitGap); s.due.Before(burst) {
+		s.due = burst
+	}
+	s.due = s.due.Add(waitGap)
+}
+
+// rest lasts until the next wait may begin.
 func (s *Session) rest(ctx context.Context) error {
-	if s.pause == 0 {
+	pause := s.useless
+	if time.Until(s.due) > 0 {
+		pause = max(pause, waitStep)
+	}
+	if pause == 0 {
 		return ctx.Err()
 	}
-	timer := time.NewTimer(s.pause)
+	timer := time.NewTimer(pause)
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():

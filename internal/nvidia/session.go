@@ -21,10 +21,14 @@ type Session struct {
 	closed    chan struct{}
 	unwatched []inventory.LeftOut
 
-	stopped bool          // belongs to the worker for calls: NVML was shut down
-	scanner *scanner      // belongs to the worker for calls
-	watch   *watch        // belongs to the worker for events, once the session is open
-	pause   time.Duration // belongs to the caller of Next: how long to rest before the next wait
+	stopped bool     // belongs to the worker for calls: NVML was shut down
+	scanner *scanner // belongs to the worker for calls
+	watch   *watch   // belongs to the worker for events, once the session is open
+
+	// The rest belongs to the caller of Next.
+
+	useless time.Duration // how long to rest because the last wait was of no use
+	due     time.Time     // before it no wait begins
 }
 
 func newSession(d *Driver, a *api) *Session {

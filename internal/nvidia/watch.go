@@ -26,6 +26,9 @@ var eventKinds = map[uint64]inventory.EventKind{
 	nvml.EventTypeGpuRecoveryAction:      inventory.EventRecoveryAction,
 }
 
+// retryGap is the time between two attempts to register for events that were not permitted.
+const retryGap = time.Minute
+
 // wantedEvents is the mask of eventKinds.
 func wantedEvents() uint64 {
 	var mask uint64
@@ -40,6 +43,8 @@ type watch struct {
 	api      *api
 	gpus     []watched     // those in the set
 	set      nvml.EventSet // nil without any
+	refused  []watched     // the driver did not permit to register for their events
+	asked    time.Time     // when it was asked for these
 	bindings bindings
 	queue    []inventory.Event // to be given before any is waited for
 }
@@ -49,6 +54,7 @@ type watched struct {
 	index  int
 	uuid   string
 	device device
+	noMIG  bool // to register for changes of its MIG devices spoils the set
 }
 
 // An outcome is how one wait ended.
@@ -105,6 +111,11 @@ func (w *watch) arm() []dropped {
 		}
 		kept, these, spoilt := register(w.gpus, set)
 		all = append(all, these...)
+		for _, d := range these {
+			if errors.Is(d.reason, nvml.ERROR_NO_PERMISSION) {
+				w.refused, w.asked = append(w.refused, d.watched), time.Now()
+			}
+		}
 		if !spoilt && len(kept) > 0 {
 			w.replace(set, kept)
 			return all
@@ -123,33 +134,72 @@ func (w *watch) arm() []dropped {
 func register(gpus []watched, set nvml.EventSet) (kept []watched, all []dropped, spoilt bool) {
 	for i, g := range gpus {
 		err := g.register(set)
-		if err == nil {
+		switch {
+		case err == nil:
 			kept = append(kept, g)
-			continue
-		}
-		all = append(all, dropped{g, err})
-		if errors.Is(err, nvml.ERROR_UNKNOWN) {
-			return append(kept, gpus[i+1:]...), all, true
+		case errors.Is(err, errMIGEvents):
+			g.noMIG = true
+			return append(append(kept, g), gpus[i+1:]...), all, true
+		case errors.Is(err, nvml.ERROR_UNKNOWN):
+			return append(kept, gpus[i+1:]...), append(all, dropped{g, err}), true
+		default:
+			all = append(all, dropped{g, err})
 		}
 	}
 	return kept, all, false
 }
 
-// register adds the GPU's events to a set. A driver that refuses one type refuses all: then XIDs alone have to do.
+// errMIGEvents says that to register for changes of MIG devices has spoilt the set.
+var errMIGEvents = errors.New("no events of MIG devices")
+
+// register adds the GPU's events to a set. A driver that refuses one type refuses all of the call: then XIDs alone have to do.
+// Changes of MIG devices are registered for apart, because some drivers refuse only these; the looks find such changes too.
 func (g watched) register(set nvml.EventSet) error {
 	supported, ret := g.device.GetSupportedEventTypes()
 	if err := failure("nvmlDeviceGetSupportedEventTypes", ret); err != nil {
 		return err
 	}
-	mask := supported & wantedEvents()
-	if mask == 0 {
+	wanted := supported & wantedEvents()
+	mig := wanted & nvml.EventMigConfigChange
+	wanted -= mig
+	if wanted == 0 {
 		return failure("nvmlDeviceGetSupportedEventTypes", nvml.ERROR_NOT_SUPPORTED)
 	}
-	ret = g.device.RegisterEvents(mask, set)
-	if ret == nvml.ERROR_NOT_SUPPORTED && mask != nvml.EventTypeXidCriticalError {
+	ret = g.device.RegisterEvents(wanted, set)
+	if refused := ret == nvml.ERROR_NOT_SUPPORTED || ret == nvml.ERROR_NO_PERMISSION; refused && wanted != nvml.EventTypeXidCriticalError {
 		ret = g.device.RegisterEvents(nvml.EventTypeXidCriticalError, set)
 	}
+	if ret == nvml.SUCCESS && mig != 0 && !g.noMIG && g.device.RegisterEvents(mig, set) == nvml.ERROR_UNKNOWN {
+		return errMIGEvents
+	}
 	return failure("nvmlDeviceRegisterEvents", ret)
+}
+
+// retry registers again for the events of the GPUs for which that was not permitted. Permissions may change, and the wrong answer of
+// one moment must not silence a GPU for as long as the session lasts.
+func (w *watch) retry() {
+	if len(w.refused) == 0 || time.Since(w.asked) < retryGap {
+		return
+	}
+	again := w.refused
+	w.refused, w.asked = nil, time.Now()
+	if w.set == nil {
+		w.gpus = again
+		w.arm()
+		return
+	}
+	for _, g := range again { // into the set that there is: events may wait in it
+		switch err := g.register(w.set); {
+		case err == nil:
+			w.gpus = append(w.gpus, g)
+		case errors.Is(err, nvml.ERROR_NO_PERMISSION):
+			w.refused = append(w.refused, g)
+		case errors.Is(err, nvml.ERROR_UNKNOWN) || errors.Is(err, errMIGEvents): // the set is spoilt
+			g.noMIG = true
+			w.gpus = append(w.gpus, g)
+			w.arm()
+		}
+	}
 }
 
 // replace frees the old set; what NVML says of that changes nothing.
@@ -182,6 +232,7 @@ func (w *watch) wait() (outcome, error) {
 	if w.set == nil {
 		step = waitStep
 	}
+	w.retry()
 	if w.bindings.changed(step) {
 		event := inventory.Event{Kind: inventory.EventBinding, GI: inventory.Unattributed, CI: inventory.Unattributed}
 		return outcome{event: event, found: true, useless: true}, nil // the session is closed the sooner for it
