@@ -66,10 +66,11 @@ var imports = map[string][]string{
 	"internal/status":    {"internal/inventory", "internal/health", "internal/resource"},
 	"internal/telemetry": {"internal/inventory"},
 	"internal/agent": {
-		"internal/config", "internal/inventory", "internal/monitor", "internal/resource", "internal/plugin", "internal/feed",
-		"internal/status",
+		"internal/config", "internal/health", "internal/inventory", "internal/monitor", "internal/resource", "internal/plugin",
+		"internal/feed", "internal/status",
 	},
-	"internal/cli": {everything},
+	"internal/offer": {"internal/config", "internal/inventory", "internal/resource", "internal/plugin", "internal/feed"},
+	"internal/cli":   {everything},
 }
 
 // homes names, for an import path and all below it, the only packages that may import it.

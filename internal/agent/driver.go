@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"time"
 
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
 )
@@ -27,6 +29,25 @@ func CheckFirstLook(ctx context.Context, m *monitor.Monitor, configs *feed.Feed[
 	}
 	klog.FromContext(ctx).Info("Waiting for the driver; nothing is offered until it is there", "reason", err.Error())
 	return nil
+}
+
+// FollowHealth has the monitor judge by the health policy of every Config. It returns nil when ctx ends.
+func FollowHealth(ctx context.Context, m *monitor.Monitor, configs *feed.Feed[config.Config]) error {
+	var inForce *health.Policy
+	for {
+		c, changed := configs.Latest()
+		if inForce == nil || !reflect.DeepEqual(c.Health, *inForce) {
+			if err := m.Apply(ctx, c.Health); err != nil {
+				return err
+			}
+			inForce = &c.Health
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		}
+	}
 }
 
 // How long a process lives at least before it makes place for another: while a driver is being replaced, one after the other

@@ -13,6 +13,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
@@ -65,9 +66,12 @@ func TestReadinessStays(t *testing.T) {
 
 func TestUnserved(t *testing.T) {
 	t.Parallel()
-	_, plan := node("GPU-a", "GPU-b")
+	healthy := inventory.Health{State: inventory.Healthy}
+	plan := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{
+		{UUID: "GPU-a", Index: 0, Health: healthy}, {UUID: "GPU-b", Index: 1, Health: healthy},
+	}}, resource.Options{})
 	const name = resource.WholeGPU
-	held := plan.Without(map[string]string{"GPU-a": "no file", "GPU-b": "no file"})
+	held := plan.Under([]resource.Hold{{UUID: "GPU-a", Reason: "no file", Hidden: true}, {UUID: "GPU-b", Reason: "no file", Hidden: true}})
 	for what, tt := range map[string]struct {
 		offered     resource.Plan
 		server      plugin.Status

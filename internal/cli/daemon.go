@@ -19,6 +19,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/offer"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
@@ -169,6 +170,7 @@ func (d *daemon) observation() []agent.Task {
 		{Name: "signals", Run: d.followSignals},
 		{Name: "monitor", Run: d.monitor.Run},
 		{Name: "first look", Run: func(ctx context.Context) error { return agent.CheckFirstLook(ctx, d.monitor, d.watcher.Configs()) }},
+		{Name: "health policy", Run: func(ctx context.Context) error { return agent.FollowHealth(ctx, d.monitor, d.watcher.Configs()) }},
 		{Name: "driver", Run: func(ctx context.Context) error { return agent.FollowDriver(ctx, d.monitor) }},
 	}
 	if d.directory != nil {
@@ -179,8 +181,9 @@ func (d *daemon) observation() []agent.Task {
 
 // outputs are the tasks that act on it.
 func (d *daemon) outputs() []agent.Task {
-	offer := &agent.Offer{
-		Configs: d.watcher.Configs(), Monitor: d.monitor, Set: d.set, Specs: newSpecs(d.config.CDIDir), MPS: d.mps, Offered: d.offered,
+	plans := &offer.Loop{
+		Configs: d.watcher.Configs(), Snapshots: d.monitor.Snapshots(), Set: d.set, Specs: newSpecs(d.config.CDIDir),
+		MPS: d.mps, Offered: d.offered,
 	}
 	servers := agent.Task{Name: "plugin servers", Run: d.set.Run}
 	if d.directory != nil {
@@ -192,7 +195,7 @@ func (d *daemon) outputs() []agent.Task {
 	tasks := []agent.Task{
 		servers,
 		{Name: "MPS", Run: d.mps.Run},
-		{Name: "plan", Run: offer.Run},
+		{Name: "plan", Run: plans.Run},
 	}
 	if d.config.ControlSocket != "" {
 		tasks = append(tasks, agent.Task{Name: "control socket", Run: d.serveControl})

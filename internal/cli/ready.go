@@ -100,6 +100,7 @@ type others struct {
 	*kubelet.Directory
 }
 
-func (others) Remembered() (map[string][]string, error) {
-	return nil, errors.New("kubelet's checkpoint is not read")
+func (o others) Remembered() (map[string][]string, error) {
+	saved, err := o.Checkpoint()
+	return saved.Healthy, err
 }

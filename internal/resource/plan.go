@@ -62,35 +62,6 @@ func (p Plan) Resource(name string) (Resource, bool) {
 	return p.Resources[i], true
 }
 
-// Without returns the plan without some devices, by UUID, that cannot be given out for a reason.
-func (p Plan) Without(reasons map[string]string) Plan {
-	if len(reasons) == 0 {
-		return p
-	}
-	reduced := Plan{LeftOut: slices.Clone(p.LeftOut), Warnings: slices.Clone(p.Warnings)}
-	seen := map[string]bool{}
-	for _, r := range p.Resources {
-		var kept []Device
-		for _, d := range r.Devices {
-			why, withheld := reasons[d.UUID]
-			if !withheld {
-				kept = append(kept, d)
-				continue
-			}
-			if !seen[d.UUID] {
-				seen[d.UUID] = true
-				reduced.LeftOut = append(reduced.LeftOut, LeftOut{UUID: d.UUID, Index: d.Index, Reason: why})
-				reduced.Warnings = append(reduced.Warnings, notOffered(d.Index, d.UUID, why))
-			}
-		}
-		if len(kept) > 0 {
-			reduced.Resources = append(reduced.Resources, r.with(kept))
-		}
-	}
-	slices.SortStableFunc(reduced.LeftOut, func(a, b LeftOut) int { return compareIndex(a.Index, b.Index) })
-	return reduced
-}
-
 // Shared returns the names of the resources that have devices which are shared in a mode.
 func (p Plan) Shared(mode SharingMode) []string {
 	var names []string
@@ -100,29 +71,6 @@ func (p Plan) Shared(mode SharingMode) []string {
 		}
 	}
 	return names
-}
-
-// Unfit returns the plan with those devices of some resources Unhealthy that are shared in a mode, by the resource's name,
-// for a reason.
-func (p Plan) Unfit(mode SharingMode, reasons map[string]string) Plan {
-	if len(reasons) == 0 {
-		return p
-	}
-	p.Resources = slices.Clone(p.Resources)
-	for i, r := range p.Resources {
-		why, unfit := reasons[r.Name]
-		if !unfit {
-			continue
-		}
-		devices := slices.Clone(r.Devices)
-		for j := range devices {
-			if d := &devices[j]; d.Healthy && d.Sharing == mode {
-				d.Healthy, d.Reason = false, why
-			}
-		}
-		p.Resources[i] = r.with(devices)
-	}
-	return p
 }
 
 // OtherWarnings returns the warnings that are not about what is LeftOut.

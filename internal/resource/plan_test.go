@@ -171,16 +171,20 @@ func TestHealthReachesWhatStandsOnTheGPUAndNoMore(t *testing.T) {
 	}
 }
 
-func TestDevicesThatAreWithheld(t *testing.T) {
+func TestHiddenDevices(t *testing.T) {
 	t.Parallel()
 	o := resource.Options{MIG: resource.MIGMixed, Sharing: resource.Sharing{Mode: resource.TimeSliced, Rules: []resource.SharingRule{
 		{Name: "nvidia.com/gpu", Replicas: 2},
 	}}}
 	plan := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{gpu(0), gpu(1), gpu(2, "1g.10gb"), empty(3)}}, o)
-	if !plan.Equal(plan.Without(nil)) {
-		t.Error("a plan without nothing is another")
+	if !plan.Equal(plan.Under(nil)) {
+		t.Error("a plan without holds is another")
 	}
-	reduced := plan.Without(map[string]string{"GPU-a": "reason A", "MIG-c0": "reason B", "GPU-z": "reason C"})
+	reduced := plan.Under([]resource.Hold{
+		{UUID: "GPU-a", Reason: "another reason"}, {UUID: "GPU-a", Reason: "reason A", Hidden: true},
+		{Resource: "nvidia.com/mig-1g.10gb", UUID: "MIG-c0", Reason: "reason B", Hidden: true}, {UUID: "MIG-c0", Reason: "another reason"},
+		{UUID: "GPU-z", Reason: "reason C", Hidden: true}, {Resource: "nvidia.com/other", UUID: "GPU-b", Reason: "reason D", Hidden: true},
+	})
 	if diff := cmp.Diff([]string{"nvidia.com/gpu 1 1"}, outline(reduced)); diff != "" {
 		t.Errorf("resources (-want +got):\n%s", diff)
 	}
@@ -200,7 +204,7 @@ func TestDevicesThatAreWithheld(t *testing.T) {
 	}
 }
 
-func TestDevicesSharedInAModeThatAreUnfit(t *testing.T) {
+func TestDevicesUnderAHold(t *testing.T) {
 	t.Parallel()
 	sick := gpu(1)
 	sick.Health = inventory.Health{State: inventory.Lost}
@@ -215,7 +219,10 @@ func TestDevicesSharedInAModeThatAreUnfit(t *testing.T) {
 	if got := plan.Shared(resource.TimeSliced); got != nil {
 		t.Errorf("time-sliced: %q", got)
 	}
-	unfit := plan.Unfit(resource.MPS, map[string]string{"nvidia.com/gpu": "no MPS", "nvidia.com/absent": "never"})
+	unfit := plan.Under([]resource.Hold{
+		{Resource: "nvidia.com/gpu", UUID: "GPU-a", Reason: "no MPS"}, {UUID: "GPU-a", Reason: "a second reason"},
+		{Resource: "nvidia.com/gpu", UUID: "GPU-b", Reason: "no MPS"}, {Resource: "nvidia.com/gpu", UUID: "GPU-c", Reason: "never"},
+	})
 	got := map[string]string{}
 	for _, r := range unfit.Resources {
 		for _, d := range r.Devices {
@@ -232,7 +239,7 @@ func TestDevicesSharedInAModeThatAreUnfit(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("reasons (-want +got):\n%s", diff)
 	}
-	if !plan.Resources[0].Devices[0].Healthy || !plan.Equal(plan.Unfit(resource.MPS, nil)) {
+	if !plan.Resources[0].Devices[0].Healthy || !plan.Equal(plan.Under([]resource.Hold{{UUID: "GPU-z"}})) {
 		t.Error("the plan itself was changed")
 	}
 }
@@ -256,7 +263,7 @@ func TestOtherWarningsAreNotAboutWhatIsLeftOut(t *testing.T) {
 	display, lacking := gpu(0), resource.Selector{Where: "selectors[0]", Devices: []resource.Ref{"7"}, Exclude: true}
 	display.Model = "DGX Display"
 	plan := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{display, gpu(1)}}, resource.Options{Selectors: []resource.Selector{lacking}}).
-		Without(map[string]string{gpu(1).UUID: "no spec"})
+		Under([]resource.Hold{{UUID: gpu(1).UUID, Reason: "no spec", Hidden: true}})
 	want := []string{"selectors[0] selects no device of this node"}
 	if got := plan.OtherWarnings(); len(plan.Warnings) != 3 || len(plan.LeftOut) != 2 || !slices.Equal(got, want) {
 		t.Errorf("%q of %q, want %q; left out %+v", got, plan.Warnings, want, plan.LeftOut)

@@ -1,4 +1,4 @@
-package agent
+package offer
 
 import (
 	"context"
@@ -70,11 +70,11 @@ func by(s edits.Strategy) config.Config {
 	return config.Config{Edits: edits.Options{Strategies: []edits.Strategy{s}}}
 }
 
-// offered is what a keeper offers, and by which strategy.
-func offered(k *keeper, c config.Config, uuids ...string) (ids []string, s edits.Strategy) {
+// offered is what is offered, and by which strategy.
+func offered(k *specTask, c config.Config, uuids ...string) (ids []string, s edits.Strategy) {
 	snapshot, plan := node(uuids...)
-	plan, c = k.offer(snapshot, plan, c)
-	for _, r := range plan.Resources {
+	holds, c := k.prepare(snapshot, plan, c)
+	for _, r := range plan.Under(holds).Resources {
 		for _, d := range r.Devices {
 			ids = append(ids, d.ID)
 		}
@@ -82,8 +82,8 @@ func offered(k *keeper, c config.Config, uuids ...string) (ids []string, s edits
 	return ids, c.Edits.Strategies[0]
 }
 
-// keep runs a keeper until the test ends, and returns what waits until it has tried all that was promised.
-func keep(t *testing.T, k *keeper) (settle func()) {
+// keep writes files until the test ends, and returns what waits until all that was requested was tried.
+func keep(t *testing.T, k *specTask) (settle func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -99,13 +99,13 @@ func keep(t *testing.T, k *keeper) (settle func()) {
 		deadline := time.After(30 * time.Second)
 		for {
 			tried, changed := k.tried.Latest()
-			if tried == k.made.Value().number {
+			if tried == k.requested.Value().number {
 				return
 			}
 			select {
 			case <-changed:
 			case <-deadline:
-				t.Fatal("promises are not kept")
+				t.Fatal("the files are not written")
 			}
 		}
 	}
@@ -114,7 +114,7 @@ func keep(t *testing.T, k *keeper) (settle func()) {
 func TestOnlyNewNamesWaitForTheDisk(t *testing.T) {
 	t.Parallel()
 	d := &disk{}
-	k := newKeeper(d)
+	k := newSpecTask(d)
 	if ids, _ := offered(k, by(edits.CDICRI), "a", "b"); len(ids) != 0 {
 		t.Errorf("offered %q before anything was written", ids)
 	}
@@ -135,14 +135,14 @@ func TestOnlyNewNamesWaitForTheDisk(t *testing.T) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.writes != 2 {
-		t.Errorf("%d writes, want one for each of two promises", d.writes)
+		t.Errorf("%d writes, want one for each of two requests", d.writes)
 	}
 }
 
 func TestAnotherWayOfGivingWaitsForTheDisk(t *testing.T) {
 	t.Parallel()
 	d := &disk{}
-	k := newKeeper(d)
+	k := newSpecTask(d)
 	if ids, way := offered(k, by(edits.EnvVar), "a"); len(ids) != 1 || way != edits.EnvVar {
 		t.Errorf("offered %q by %s", ids, way)
 	}

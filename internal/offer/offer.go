@@ -1,0 +1,113 @@
+// Package offer decides what of the plan is given to containers: it joins Snapshots and Configs into the plan, puts the holds on
+// it, and has the plugin servers serve the rest. It writes the CDI specs of new devices before these are offered.
+//
+// Package cli builds what it works with and runs it; nothing else imports it.
+package offer
+
+import (
+	"context"
+	"reflect"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+)
+
+// A Loop makes plans and has the Set serve what of them can be given out. It runs once.
+type Loop struct {
+	Configs   *feed.Feed[config.Config]
+	Snapshots *feed.Feed[inventory.Snapshot]
+	Set       *plugin.Set
+	Specs     Specs
+	MPS       MPS
+	// Offered is where the Loop publishes what is offered, and what is not.
+	Offered *feed.Feed[resource.Plan]
+}
+
+// MPS asks the control daemons of resources that are shared by CUDA's Multi-Process Service whether they are there.
+type MPS interface {
+	// Follow has the daemons of these resources asked from now on, and no others. It answers at once.
+	Follow(resources []string)
+	// Unready is the feed of those whose daemons do not answer, by name, each with the reason.
+	Unready() *feed.Feed[map[string]string]
+}
+
+// Run makes a plan of every Snapshot and Config, and writes CDI specs, until ctx ends, and then returns nil.
+func (l *Loop) Run(ctx context.Context) error {
+	specs := newSpecTask(l.Specs)
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return specs.run(ctx) })
+	group.Go(func() error { return l.follow(ctx, specs) })
+	return group.Wait()
+}
+
+// follow serves every plan until ctx ends. Health goes the same way: what is Unhealthy in the Snapshot is Unhealthy in the plan.
+func (l *Loop) follow(ctx context.Context, specs *specTask) error {
+	log := klog.FromContext(ctx)
+	var wanted config.Config
+	var warned []string
+	epoch := uint64(0)
+	for {
+		c, configured := l.Configs.Latest()
+		snapshot, looked := l.Snapshots.Latest()
+		_, written := specs.tried.Latest()
+		unready, answered := l.MPS.Unready().Latest()
+		if epoch == 0 || !reflect.DeepEqual(c.Resource, wanted.Resource) {
+			epoch++
+		}
+		wanted = c
+		if snapshot.Generation > 0 { // somebody has looked
+			plan := resource.New(snapshot, c.Resource)
+			l.MPS.Follow(plan.Shared(resource.MPS))
+			plan = plan.Under(holdsOfMPS(plan, unready))
+			holds, way := specs.prepare(snapshot, plan, c)
+			plan = plan.Under(holds)
+			inspect := way.PreStart.Checks != config.PreStartNone
+			l.Set.Apply(plan, plugin.Options{Edits: way.Edits, Inspect: inspect}, epoch)
+			l.Offered.Publish(plan)
+			warned = warn(log, plan.Warnings, warned)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-configured:
+		case <-looked:
+		case <-written:
+		case <-answered:
+		}
+	}
+}
+
+// holdsOfMPS returns the holds of devices shared by MPS whose control daemon is not there, by the resource's name with the
+// reason.
+func holdsOfMPS(plan resource.Plan, unready map[string]string) []resource.Hold {
+	var holds []resource.Hold
+	for _, r := range plan.Resources {
+		why, missing := unready[r.Name]
+		if !missing {
+			continue
+		}
+		for _, d := range r.Devices {
+			if d.Sharing == resource.MPS {
+				holds = append(holds, resource.Hold{Resource: r.Name, UUID: d.UUID, Reason: why})
+			}
+		}
+	}
+	return holds
+}
+
+// warn logs those warnings that were not in force before, and returns those that are now.
+func warn(log klog.Logger, now, before []string) []string {
+	for _, w := range now {
+		if !slices.Contains(before, w) {
+			log.Info("Plan warning", "warning", w)
+		}
+	}
+	return now
+}

@@ -1,0 +1,109 @@
+package offer
+
+import (
+	"context"
+	"reflect"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+)
+
+// Specs are the files in which container runtimes look up the CDI names that containers are given.
+type Specs interface {
+	// Apply makes the files say what a plan needs, as far as they do not yet. It may take as long as the disk does.
+	Apply(inventory.Snapshot, resource.Plan, config.Config) error
+	// Lacks returns the devices of a plan, by UUID, whose names are in no file, each with the reason. It answers at once,
+	// and while Apply runs, too.
+	Lacks(inventory.Snapshot, resource.Plan, config.Config) map[string]string
+}
+
+// rewriteEvery is how often the files are looked at without a reason: somebody may have removed them.
+const rewriteEvery = 30 * time.Second
+
+// A specRequest is what the files are to say.
+type specRequest struct {
+	number   uint64 // rises by one with every request that differs from the one before
+	snapshot inventory.Snapshot
+	plan     resource.Plan
+	config   config.Config
+}
+
+// A specTask writes the files while plans go on being served, so that no news waits for the disk.
+type specTask struct {
+	specs     Specs
+	requested *feed.Feed[specRequest]
+	// tried is the number of the last request that was carried out, or could not be.
+	tried *feed.Feed[uint64]
+	// inForce is the configuration by which containers were last given devices; nil before.
+	inForce *config.Config
+}
+
+func newSpecTask(s Specs) *specTask {
+	return &specTask{specs: s, requested: feed.New(specRequest{}), tried: feed.New(uint64(0))}
+}
+
+// prepare has the files written that a plan needs. It returns the holds of devices whose names are in no file, and the
+// configuration by which the others are given to containers now: another way of giving devices that are served already waits
+// for the files, too.
+func (t *specTask) prepare(snapshot inventory.Snapshot, plan resource.Plan, c config.Config) ([]resource.Hold, config.Config) {
+	if c.Edits.UsesCDI() {
+		t.request(specRequest{snapshot: snapshot, plan: plan, config: c})
+		waiting := t.tried.Value() != t.requested.Value().number
+		if waiting && t.inForce != nil && !reflect.DeepEqual(t.inForce.Edits, c.Edits) {
+			c = *t.inForce
+		}
+	}
+	t.inForce = &c
+	if !c.Edits.UsesCDI() {
+		return nil, c
+	}
+	var holds []resource.Hold
+	for uuid, why := range t.specs.Lacks(snapshot, plan, c) {
+		holds = append(holds, resource.Hold{UUID: uuid, Reason: why, Hidden: true})
+	}
+	return holds, c
+}
+
+// request has the files say something else, if it is not what they are to say already.
+func (t *specTask) request(r specRequest) {
+	last := t.requested.Value()
+	if last.number > 0 && r.snapshot.Equal(last.snapshot) && r.plan.Equal(last.plan) && reflect.DeepEqual(r.config, last.config) {
+		return
+	}
+	r.number = last.number + 1
+	t.requested.Publish(r)
+}
+
+// run writes files until ctx ends.
+func (t *specTask) run(ctx context.Context) error {
+	log := klog.FromContext(ctx)
+	again := time.NewTicker(rewriteEvery)
+	defer again.Stop()
+	failing := ""
+	for {
+		r, changed := t.requested.Latest()
+		if r.number > 0 {
+			err := t.specs.Apply(r.snapshot, r.plan, r.config)
+			switch {
+			case err == nil && failing != "":
+				log.Info("CDI specs are written again")
+				failing = ""
+			case err != nil && err.Error() != failing:
+				log.Error(err, "Devices that containers cannot be given by CDI are not offered")
+				failing = err.Error()
+			}
+			t.tried.Publish(r.number)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		case <-again.C:
+		}
+	}
+}

@@ -1,0 +1,61 @@
+package resource
+
+import "slices"
+
+// A Hold keeps devices of a plan from being given out for a while.
+type Hold struct {
+	// Resource is the resource of the devices; empty for any.
+	Resource string
+	// UUID is that of the GPU or MIG device that they are, with all its replicas.
+	UUID string
+	// Reason is a sentence without a full stop.
+	Reason string
+	// Hidden devices are in no list. Others are in their lists as Unhealthy.
+	Hidden bool
+}
+
+// Under returns the plan with holds on its devices. Of several holds on a device a hidden one counts, and else the first.
+func (p Plan) Under(holds []Hold) Plan {
+	if len(holds) == 0 {
+		return p
+	}
+	of := map[[2]string]Hold{} // by resource and UUID
+	for _, h := range holds {
+		key := [2]string{h.Resource, h.UUID}
+		if before, twice := of[key]; !twice || h.Hidden && !before.Hidden {
+			of[key] = h
+		}
+	}
+	held := Plan{LeftOut: slices.Clone(p.LeftOut), Warnings: slices.Clone(p.Warnings)}
+	leftOut := map[string]bool{}
+	for _, r := range p.Resources {
+		devices, changed := make([]Device, 0, len(r.Devices)), false
+		for _, d := range r.Devices {
+			h, here := of[[2]string{r.Name, d.UUID}]
+			if every, anywhere := of[[2]string{"", d.UUID}]; anywhere && (!here || every.Hidden && !h.Hidden) {
+				h, here = every, true
+			}
+			switch {
+			case here && h.Hidden:
+				changed = true
+				if !leftOut[d.UUID] {
+					leftOut[d.UUID] = true
+					held.LeftOut = append(held.LeftOut, LeftOut{UUID: d.UUID, Index: d.Index, Reason: h.Reason})
+					held.Warnings = append(held.Warnings, notOffered(d.Index, d.UUID, h.Reason))
+				}
+				continue
+			case here && d.Healthy:
+				d.Healthy, d.Reason, changed = false, h.Reason, true
+			}
+			devices = append(devices, d)
+		}
+		switch {
+		case !changed:
+			held.Resources = append(held.Resources, r)
+		case len(devices) > 0:
+			held.Resources = append(held.Resources, r.with(devices))
+		}
+	}
+	slices.SortStableFunc(held.LeftOut, func(a, b LeftOut) int { return compareIndex(a.Index, b.Index) })
+	return held
+}
