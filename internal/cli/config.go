@@ -22,11 +22,7 @@ func newConfigCommand() *cobra.Command {
 			"  gpu-device-plugin config check config.yaml --mps-root=/run/nvidia/mps",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			data, err := os.ReadFile(args[0])
-			if err != nil {
-				return fmt.Errorf("read configuration file: %w", err)
-			}
-			_, warnings, err := config.Sources{Env: os.LookupEnv, Flags: cmd.Flags()}.Resolve(args[0], data)
+			_, warnings, err := config.Sources{Env: os.LookupEnv, Flags: cmd.Flags()}.LoadFile(args[0])
 			for _, w := range warnings {
 				if _, err := fmt.Fprintf(cmd.OutOrStdout(), "warning: %s\n", w); err != nil {
 					return err
@@ -49,6 +45,8 @@ func newConfigCommand() *cobra.Command {
 
 // listed is the error of a configuration with a line for each problem: for a terminal, not for a log.
 type listed struct{ *config.Invalid }
+
+func (l listed) Unwrap() error { return l.Invalid }
 
 func (l listed) Error() string {
 	var b strings.Builder

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 	"strings"
@@ -76,18 +77,6 @@ func parsed[T any](d *document, path string, given []string, parse func(string) 
 	return all
 }
 
-// meeting returns the first entries of two lists that can mean one device.
-func meeting[T any](a, b []T, meet func(T, T) bool) (one, other T, found bool) {
-	for _, one := range a {
-		for _, other := range b {
-			if meet(one, other) {
-				return one, other, true
-			}
-		}
-	}
-	return one, other, false
-}
-
 // sharing puts the sharing block into the Config. MPS wins over time-slicing, but both have to be right.
 func (d *document) sharing(c *Config) {
 	s := d.config.Sharing
@@ -126,12 +115,14 @@ func (d *document) replicated(path string, given *v1.Replicated, mode resource.S
 	if len(given.Resources) == 0 {
 		d.refuse(path+".resources", "no resources specified; write at least one entry with name and replicas")
 	}
+	rules := map[string]*ruled{}
 	for i, r := range given.Resources {
 		rule := d.rule(item(path+".resources", i), r)
-		for _, earlier := range s.Rules {
-			if text := overlap(rule, earlier); text != "" {
-				d.refuse(rule.Where, text)
-			}
+		if rules[rule.Name] == nil {
+			rules[rule.Name] = &ruled{named: mentions{}}
+		}
+		if text := rules[rule.Name].overlap(rule); text != "" && rule.Name != "" {
+			d.refuse(rule.Where, text)
 		}
 		s.Rules = append(s.Rules, rule)
 	}
@@ -163,17 +154,28 @@ func (d *document) rule(path string, given v1.ReplicatedResource) resource.Shari
 	return rule
 }
 
-// overlap says how two rules concern one device on every node that has it; empty if they need not.
-func overlap(rule, earlier resource.SharingRule) string {
-	if rule.Name == "" || rule.Name != earlier.Name {
-		return ""
+// ruled is what the rules of one resource are about.
+type ruled struct {
+	first string // where the first rule is
+	all   string // where the first rule is that lists no devices
+	named mentions
+}
+
+// overlap adds a rule. It says how the rule and one before it concern one device on every node that has it; empty if they need
+// not.
+func (r *ruled) overlap(rule resource.SharingRule) string {
+	earlier := r.all
+	if rule.Devices == nil {
+		earlier = r.first
+		r.all = cmp.Or(r.all, rule.Where)
 	}
-	if rule.Devices == nil || earlier.Devices == nil {
-		return fmt.Sprintf("overlaps with %s, which is about %s, too; let both list different devices", earlier.Where, rule.Name)
+	r.first = cmp.Or(r.first, rule.Where)
+	device, other, found := r.named.add(rule.Where, rule.Devices)
+	switch {
+	case earlier != "":
+		return fmt.Sprintf("overlaps with %s, which is about %s, too; let both list different devices", earlier, rule.Name)
+	case found:
+		return fmt.Sprintf("overlaps with %s: device %s is also device %s there", other.where, device, other.device)
 	}
-	one, other, found := meeting(rule.Devices, earlier.Devices, resource.Ref.Meets)
-	if !found {
-		return ""
-	}
-	return fmt.Sprintf("overlaps with %s: device %s is also device %s there", earlier.Where, one, other)
+	return ""
 }

@@ -190,6 +190,17 @@ func TestProblemsOfBlocks(t *testing.T) {
 			want: "line 1: sharing.timeSlicing.resources[1]: overlaps with sharing.timeSlicing.resources[0]: device 1:0 is also device 1 there",
 		},
 		{
+			name: "a rule for all devices after one for some", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: [1]}, {name: a, replicas: 2}, {name: gpu, replicas: 3}]}}",
+			want: "line 1: sharing.timeSlicing.resources[2]: overlaps with sharing.timeSlicing.resources[0], which is about nvidia.com/gpu, too; let both list different devices",
+		},
+		{
+			name: "a rule for a GPU after one for a MIG device on it", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: ['1:0', GPU-a]}, " +
+				"{name: a, replicas: 2, devices: [1]}, {name: gpu, replicas: 3, devices: [11, '0:1', 1]}, {name: gpu, replicas: 3, devices: [GPU-a]}]}}",
+			want: "line 1: sharing.timeSlicing.resources[2]: overlaps with sharing.timeSlicing.resources[0]: device 1 is also device 1:0 there\n" +
+				"line 1: sharing.timeSlicing.resources[3]: overlaps with sharing.timeSlicing.resources[0]: device GPU-a is also device GPU-a there",
+		},
+		{name: "rules for other devices", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: ['1:0', '1:0', 2]}, {name: gpu, replicas: 3, devices: [0, '1:1', 11]}]}}"},
+		{
 			name: "MPS without a directory, with mixed", file: "sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}", args: "--mig-strategy=mixed",
 			want: "line 1: sharing.mps: MPS is not supported with the MIG strategy mixed; use time-slicing, or another strategy\n" +
 				"line 1: sharing.mps: needs the host's directory of MPS state; set --mps-root, such as /run/nvidia/mps",
@@ -221,13 +232,21 @@ func TestProblemsOfBlocks(t *testing.T) {
 				`line 5: selectors[3]: overlaps with selectors[0]: the models "NVIDIA*" and "*H100*" have models in common`,
 		},
 		{
+			name: "each bound of a duration", file: "health:\n  suspectLimit: 1h1s\n  unknownGrace: 999ms\n  flapWindow: 721h\n",
+			want: "line 2: health.suspectLimit: must be from 1s to 1h, not 1h0m1s\n" +
+				"line 3: health.unknownGrace: must be from 1s to 24h, not 999ms\n" +
+				"line 4: health.flapWindow: must be from 1m to 720h, not 721h0m0s",
+		},
+		{name: "durations at their bounds", file: "health: {suspectLimit: 1h, unknownGrace: 24h, flapWindow: 1m}"},
+		{
 			name: "health", file: "health:\n  xids: {ignore: [31, -1], fatal: [31]}\n  recovery: never\n  suspectLimit: 0s\n  flapLimit: 0\n  flapWindow: 1\n  unknownGrace: x\n  fabric: up\n  imex: \"no\"\n",
 			want: "line 2: health.xids.fatal[0]: XID 31 has a rule already, at health.xids.ignore[0]\n" +
 				"line 2: health.xids.ignore[1]: -1 is not an XID\n" +
 				`line 3: health.recovery: "never" is none of auto, manual` + "\n" +
-				"line 4: health.suspectLimit: must be longer than nothing, not 0s\n" +
+				"line 4: health.suspectLimit: must be from 1s to 1h, not 0s\n" +
 				"line 5: health.flapLimit: must be 1 or more, not 0\n" +
-				`line 7: health.unknownGrace: must be a duration, such as "60s" or "1h30m"` + "\n" +
+				`line 6: health.flapWindow: must be a duration with a unit, such as "60s" or "1h30m"` + "\n" +
+				`line 7: health.unknownGrace: must be a duration with a unit, such as "60s" or "1h30m"` + "\n" +
 				`line 8: health.fabric: "up" is none of gate, report` + "\n" +
 				`line 9: health.imex: "no" is none of report, gate`,
 		},

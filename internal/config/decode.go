@@ -23,10 +23,12 @@ const maxNodes = 1 << 17
 // A document is a decoded file, and what was found on the way.
 type document struct {
 	config   v1.Config
+	empty    bool           // the file says nothing: it has at most comments, null or {}
 	lines    map[string]int // by key path
-	problems []Remark
-	warnings []Remark
+	problems remarks
+	warnings remarks
 	nodes    int
+	keys     map[reflect.Type]string // of blocks, as messages list them
 	// malformed are those of the problems that were found on the way.
 	malformed []Remark
 }
@@ -34,23 +36,49 @@ type document struct {
 // decode reads a file as NVIDIA's device plugin does, YAML or JSON, keys in any case, but finds all mistakes instead of
 // the first, and unknown keys too. An empty file is an empty Config.
 func decode(data []byte) *document {
-	d := &document{lines: map[string]int{}}
-	var root yaml.Node
-	err := yaml.NewDecoder(bytes.NewReader(data)).Decode(&root)
+	d := &document{lines: map[string]int{}, keys: map[reflect.Type]string{}}
+	top, err := single(yaml.NewDecoder(bytes.NewReader(data)))
 	switch {
-	case errors.Is(err, io.EOF):
 	case err != nil:
-		d.problem("file", 0, "is neither YAML nor JSON: "+strings.TrimPrefix(err.Error(), "yaml: "))
-	case containsItself(&root, map[*yaml.Node]bool{}):
+		d.problem("file", 0, strings.TrimPrefix(err.Error(), "yaml: "))
+	case isNothing(top):
+		d.empty = true
+	case containsItself(top, map[*yaml.Node]bool{}):
 		d.problem("file", 0, "has an anchor that contains itself")
-	case root.Kind == yaml.DocumentNode && len(root.Content) > 0:
-		d.value(root.Content[0], reflect.ValueOf(&d.config).Elem(), "")
+	default:
+		d.value(top, reflect.ValueOf(&d.config).Elem(), "")
 	}
 	if d.nodes > maxNodes {
-		d.problem("file", 0, "is too large")
+		d.problem("file", 0, fmt.Sprintf("has more than %d values; aliases count as often as they are used", maxNodes))
 	}
-	d.malformed = slices.Clone(d.problems)
+	d.malformed = slices.Clone(d.problems.kept)
 	return d
+}
+
+// single returns the top node of the only document of a file; nil if there is none. Documents that say nothing may follow it:
+// templates leave separators behind.
+func single(decoder *yaml.Decoder) (top *yaml.Node, err error) {
+	for first := true; ; first = false {
+		var root yaml.Node
+		err := decoder.Decode(&root)
+		switch {
+		case errors.Is(err, io.EOF):
+			return top, nil
+		case err != nil && first:
+			return nil, fmt.Errorf("is neither YAML nor JSON: %s", strings.TrimPrefix(err.Error(), "yaml: "))
+		case err != nil:
+			return nil, fmt.Errorf("has text after its document that is not YAML: %s", strings.TrimPrefix(err.Error(), "yaml: "))
+		case first && len(root.Content) > 0:
+			top = root.Content[0]
+		case len(root.Content) > 0 && !isNothing(root.Content[0]):
+			return nil, fmt.Errorf("has a second document at line %d; only one is allowed", root.Content[0].Line)
+		}
+	}
+}
+
+// isNothing reports whether a document says nothing.
+func isNothing(top *yaml.Node) bool {
+	return top == nil || top.Tag == "!!null" || top.Kind == yaml.MappingNode && len(top.Content) == 0
 }
 
 // containsItself reports whether following aliases leads from a node to itself. Nodes are open while what they hold is
@@ -73,7 +101,7 @@ func containsItself(node *yaml.Node, open map[*yaml.Node]bool) bool {
 }
 
 func (d *document) problem(where string, line int, text string) {
-	d.problems = append(d.problems, Remark{Where: where, Line: line, Text: text})
+	d.problems.add(Remark{Where: where, Line: line, Text: text})
 }
 
 // line returns the line of a key, or of the nearest block around it that the file has.
@@ -100,10 +128,10 @@ func (d *document) value(node *yaml.Node, into reflect.Value, path string) {
 		return
 	}
 	if into.Kind() == reflect.Pointer {
-		before := len(d.problems)
+		before := d.problems.count()
 		pointed := reflect.New(into.Type().Elem())
 		d.value(node, pointed.Elem(), path)
-		if len(d.problems) == before || pointed.Elem().Kind() == reflect.Struct && !isSpecial(pointed) {
+		if d.problems.count() == before || pointed.Elem().Kind() == reflect.Struct && !isSpecial(pointed) {
 			into.Set(pointed) // what is wrong is as if it were not there
 		}
 		return
@@ -130,6 +158,9 @@ func isSpecial(pointer reflect.Value) bool {
 
 // special decodes a node into a type that knows its own forms.
 func (d *document) special(node *yaml.Node, into json.Unmarshaler, path string) {
+	if !d.affords(node) {
+		return
+	}
 	var value any
 	err := node.Decode(&value)
 	if err == nil {
@@ -144,13 +175,27 @@ func (d *document) special(node *yaml.Node, into json.Unmarshaler, path string) 
 	}
 }
 
+// affords counts a node with all that it holds, and reports whether that is still within maxNodes.
+func (d *document) affords(node *yaml.Node) bool {
+	if d.nodes++; d.nodes > maxNodes {
+		return false
+	}
+	if node.Alias != nil {
+		return d.affords(node.Alias)
+	}
+	return !slices.ContainsFunc(node.Content, func(n *yaml.Node) bool { return !d.affords(n) })
+}
+
 func (d *document) mapping(node *yaml.Node, into reflect.Value, path string) {
 	if node.Kind != yaml.MappingNode {
-		d.problem(at(path), node.Line, "must be a block of keys: "+strings.Join(keys(into.Type()), ", "))
+		d.problem(at(path), node.Line, "must be a block of keys: "+d.known(into.Type()))
 		return
 	}
 	given := map[string]bool{}
 	for i := 0; i+1 < len(node.Content); i += 2 {
+		if d.nodes++; d.nodes > maxNodes {
+			return
+		}
 		key, value := node.Content[i], node.Content[i+1]
 		if key.Tag == "!!merge" {
 			d.merge(value, into, path)
@@ -159,7 +204,7 @@ func (d *document) mapping(node *yaml.Node, into reflect.Value, path string) {
 		field, name, found := lookUp(into, key.Value)
 		where := join(path, key.Value)
 		if !found {
-			d.warn(where, key.Line, "unknown key, which is ignored; known here are "+strings.Join(keys(into.Type()), ", "))
+			d.warn(where, key.Line, "unknown key, which is ignored; known here are "+d.known(into.Type()))
 			continue
 		}
 		if name != key.Value {
@@ -231,7 +276,7 @@ func isFraction(node *yaml.Node) bool {
 }
 
 func (d *document) warn(where string, line int, text string) {
-	d.warnings = append(d.warnings, Remark{Where: where, Line: line, Text: text})
+	d.warnings.add(Remark{Where: where, Line: line, Text: text})
 }
 
 // lookUp returns the field of a struct for a key of a file, in any case, and the key as the schema writes it.
@@ -244,13 +289,16 @@ func lookUp(into reflect.Value, key string) (field reflect.Value, name string, f
 	return reflect.Value{}, "", false
 }
 
-// keys returns the keys of a block of the schema.
-func keys(block reflect.Type) []string {
-	names := make([]string, block.NumField())
-	for i := range names {
-		names[i] = tag(block.Field(i))
+// known returns the keys of a block of the schema, as messages list them.
+func (d *document) known(block reflect.Type) string {
+	if d.keys[block] == "" {
+		names := make([]string, block.NumField())
+		for i := range names {
+			names[i] = tag(block.Field(i))
+		}
+		d.keys[block] = strings.Join(names, ", ")
 	}
-	return names
+	return d.keys[block]
 }
 
 // tag returns the key that a field of the schema has in a file.

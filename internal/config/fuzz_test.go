@@ -19,7 +19,7 @@ func FuzzResolve(f *testing.F) {
 		"sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: [0, '0:1']}]}}",
 		"selectors:\n- {models: ['*'], exclude: true}\n", "a: &a {b: *a}\nflags: *a\n", "<<: [{flags: 1}]", "flags: {<<: [{migStrategy: mixed}, {migStrategy: single}]}",
 		`{"imex": {"channelIDs": []}}`,
-		"health: {xids: {ignore: [1]}, flapWindow: 3s}", "flags: {gfd: {sleepInterval: 1e9}}",
+		"health: {xids: {ignore: [1]}, flapWindow: 3m}", "flags: {gfd: {sleepInterval: 1e9}}", "---\nversion: v1\n---\n", "{\"version\": \"v1\"} {}",
 	} {
 		f.Add([]byte(seed))
 	}

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -34,9 +35,9 @@ func (d *document) health(c *Config, s Sources) {
 	c.Health.FabricReported = d.either("health.fabric", given.Fabric, "gate", "report")
 	c.Health.IMEXGates = d.either("health.imex", given.IMEX, "report", "gate")
 	c.Health.EnergyEvidence = given.EnergyEvidence != nil && *given.EnergyEvidence
-	d.length("health.suspectLimit", given.SuspectLimit, &c.Health.SuspectLimit)
-	d.length("health.unknownGrace", given.UnknownGrace, &c.Health.UnknownGrace)
-	d.length("health.flapWindow", given.FlapWindow, &c.Health.FlapWindow)
+	d.length("health.suspectLimit", given.SuspectLimit, &c.Health.SuspectLimit, "1s", "1h")
+	d.length("health.unknownGrace", given.UnknownGrace, &c.Health.UnknownGrace, "1s", "24h")
+	d.length("health.flapWindow", given.FlapWindow, &c.Health.FlapWindow, "1m", "720h")
 	if given.FlapLimit != nil {
 		c.Health.FlapLimit = *given.FlapLimit
 		if c.Health.FlapLimit < 1 {
@@ -83,13 +84,18 @@ func (d *document) xids(c *Config, given v1.XIDRules) {
 	}
 }
 
-// length puts a length of time into the Config if the file gives one.
-func (d *document) length(path string, given *v1.Duration, into *time.Duration) {
+// length puts a length of time into the Config if the file gives one. It must be within two bounds.
+func (d *document) length(path string, given *v1.Duration, into *time.Duration, least, most string) {
 	if given == nil {
 		return
 	}
 	*into = time.Duration(*given)
-	if *into <= 0 {
-		d.refuse(path, fmt.Sprintf("must be longer than nothing, not %s", *into))
+	low, errLow := time.ParseDuration(least)
+	high, errHigh := time.ParseDuration(most)
+	if err := errors.Join(errLow, errHigh); err != nil {
+		panic(err) // the bounds are constants
+	}
+	if *into < low || *into > high {
+		d.refuse(path, fmt.Sprintf("must be from %s to %s, not %s", least, most, *into))
 	}
 }

@@ -1,14 +1,12 @@
 package config
 
 import (
-	"bytes"
 	"fmt"
-	"io"
-	"os"
 	"slices"
 
 	"github.com/spf13/pflag"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
@@ -24,12 +22,17 @@ type Sources struct {
 }
 
 // Load makes a Config of flags, environment, the configuration file that they name, and defaults. Warnings are for the
-// operator; the error is an *Invalid with all problems, or says that the file cannot be read.
+// operator; the error is an *Invalid, or says that the file cannot be read.
 func Load(s Sources) (c Config, warnings []Remark, err error) {
 	path := s.file()
 	if path == "" {
 		return s.Resolve("", nil)
 	}
+	return s.LoadFile(path)
+}
+
+// LoadFile makes a Config as Load does, of the configuration file at path.
+func (s Sources) LoadFile(path string) (c Config, warnings []Remark, err error) {
 	data, err := readFile(path)
 	if err != nil {
 		return Config{}, nil, err
@@ -47,45 +50,30 @@ func (s Sources) file() string {
 const maxFile = 1 << 20
 
 func readFile(path string) ([]byte, error) {
-	file, err := os.Open(path)
+	data, err := files.Read(path, maxFile)
 	if err != nil {
 		return nil, fmt.Errorf("read configuration file: %w; check --config-file and what is mounted there", err)
-	}
-	defer file.Close()
-	data, err := io.ReadAll(io.LimitReader(file, maxFile+1))
-	if err != nil {
-		return nil, fmt.Errorf("read configuration file: %w; check --config-file and what is mounted there", err)
-	}
-	if len(data) > maxFile {
-		return nil, fmt.Errorf("read configuration file: %s is larger than %d bytes", path, maxFile)
 	}
 	return data, nil
 }
 
-// isEmpty reports whether a file says nothing: no line of it is more than space or a comment.
-func isEmpty(data []byte) bool {
-	for line := range bytes.Lines(data) {
-		if line = bytes.TrimSpace(line); len(line) > 0 && line[0] != '#' {
-			return false
-		}
-	}
-	return true
-}
-
 // Resolve makes a Config as Load does, of a file that has been read.
 func (s Sources) Resolve(path string, data []byte) (c Config, warnings []Remark, err error) {
-	doc := decode(data)
+	c, doc, err := s.resolve(path, data)
+	return c, doc.warnings.list(), err
+}
+
+func (s Sources) resolve(path string, data []byte) (c Config, doc *document, err error) {
+	doc = decode(data)
 	doc.resolve(&c, s)
 	c.File = path
-	if path != "" && isEmpty(data) {
+	if path != "" && doc.empty {
 		doc.warn("file", 0, "is empty, so that the defaults count")
 	}
-	sortRemarks(doc.warnings)
-	if len(doc.problems) > 0 {
-		sortRemarks(doc.problems)
-		return Config{}, doc.warnings, &Invalid{File: path, Problems: doc.problems}
+	if doc.problems.count() > 0 {
+		return Config{}, doc, &Invalid{File: path, Problems: doc.problems.list()}
 	}
-	return c, doc.warnings, nil
+	return c, doc, nil
 }
 
 // resolve puts what counts into the Config, and what is wrong with it on record.

@@ -273,15 +273,21 @@ func TestAllProblemsAreReportedInOrder(t *testing.T) {
 			},
 		},
 		{name: "not YAML", file: "\tflags", want: []string{"file: is neither YAML nor JSON: found character that cannot start any token"}},
+		{name: "two documents", file: "version: v1\n---\nversion: v1\n", want: []string{"file: has a second document at line 3; only one is allowed"}},
+		{name: "separators", file: "---\nversion: v1\n---\n# nothing\n---\n...\n---\nnull\n"},
+		{
+			name: "text after JSON", file: `{"version": "v1"}` + "\nversion: v1\n",
+			want: []string{"file: has text after its document that is not YAML: line 1: did not find expected <document start>"},
+		},
 		{name: "not a mapping", file: "- 1", want: []string{"line 1: file: must be a block of keys: version, flags, resources, sharing, imex, selectors, health"}},
 		{name: "merge of nothing", file: "flags:\n  <<: 1\n", want: []string{"line 2: flags: << must name a mapping"}},
 		{name: "anchor in itself", file: "flags: &a\n  <<: *a\n", want: []string{"file: has an anchor that contains itself"}},
 		{
-			name: "too much of little", want: []string{"file: is too large"},
+			name: "too much of little", want: []string{"file: has more than 131072 values; aliases count as often as they are used"},
 			file: "a: &a {b: 1}\nb: &b {<<: [" + strings.Repeat("*a, ", 400) + "]}\nflags: {<<: [" + strings.Repeat("*b, ", 400) + "]}\n",
 		},
 		{name: "IMEX channels", file: "imex: {channelIDs: [0, 1]}", want: []string{"line 1: imex.channelIDs: channelIDs must be [] or [0], not [0,1]"}},
-		{name: "duration", file: "flags: {gfd: {sleepInterval: soon}}", want: []string{`line 1: flags.gfd.sleepInterval: must be a duration, such as "60s" or "1h30m"`}},
+		{name: "duration", file: "flags: {gfd: {sleepInterval: soon}}", want: []string{`line 1: flags.gfd.sleepInterval: must be a duration with a unit, such as "60s" or "1h30m"`}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

@@ -3,7 +3,6 @@ package config
 import (
 	"fmt"
 	"reflect"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -172,8 +171,10 @@ func (v *flagValue) Type() string {
 // splitList takes a comma-separated list apart and leaves out what is empty or repeated.
 func splitList(text string) []string {
 	var items []string
+	seen := map[string]bool{"": true}
 	for item := range strings.SplitSeq(text, ",") {
-		if item = strings.TrimSpace(item); item != "" && !slices.Contains(items, item) {
+		if item = strings.TrimSpace(item); !seen[item] {
+			seen[item] = true
 			items = append(items, item)
 		}
 	}

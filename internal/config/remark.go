@@ -25,18 +25,54 @@ func (r Remark) String() string {
 	return fmt.Sprintf("%s: %s", r.Where, r.Text)
 }
 
-// sortRemarks orders remarks by line; those that stand in no file come first.
-func sortRemarks(remarks []Remark) {
-	slices.SortFunc(remarks, func(a, b Remark) int {
+const (
+	// maxRemarks is how many problems, and how many warnings, of one configuration are listed; the others are counted.
+	maxRemarks = 50
+	// maxText is how many bytes of what a Remark says, or of where, are shown.
+	maxText = 1000
+)
+
+// remarks are the first maxRemarks that were found, and how many more there were.
+type remarks struct {
+	kept []Remark
+	more int
+}
+
+func (r *remarks) add(remark Remark) {
+	if len(r.kept) == maxRemarks {
+		r.more++
+		return
+	}
+	remark.Where, remark.Text = cut(remark.Where), cut(remark.Text)
+	r.kept = append(r.kept, remark)
+}
+
+func (r *remarks) count() int { return len(r.kept) + r.more }
+
+// list returns the remarks by line; those that stand in no file come first, and how many are not listed comes last.
+func (r *remarks) list() []Remark {
+	slices.SortFunc(r.kept, func(a, b Remark) int {
 		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Where, b.Where), cmp.Compare(a.Text, b.Text))
 	})
+	if r.more == 0 {
+		return r.kept
+	}
+	return append(r.kept, Remark{Where: "file", Text: fmt.Sprintf("has %d more of these, which are not listed", r.more)})
+}
+
+// cut shortens a text that is too long to be shown.
+func cut(text string) string {
+	if len(text) <= maxText {
+		return text
+	}
+	return strings.ToValidUTF8(text[:maxText], "") + "…"
 }
 
 // Invalid is the error of a configuration with problems.
 type Invalid struct {
 	// File is the path of the configuration file; empty if there is none.
 	File string
-	// Problems are all of them, sorted; at least one.
+	// Problems are at least one and at most 51, by line; the last one may say how many more there are.
 	Problems []Remark
 }
 

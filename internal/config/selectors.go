@@ -4,19 +4,27 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/api/config/v1"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
+// maxPatterns bounds the patterns of all selectors together: each is compared with each.
+const maxPatterns = 2048
+
 func (d *document) selectors() []resource.Selector {
 	var selectors []resource.Selector
+	named := mentions{}
+	patterns := 0
 	for i, given := range d.config.Selectors {
 		s := d.selector(item("selectors", i), given)
-		for _, earlier := range selectors {
-			if text := conflict(s, earlier); text != "" {
-				d.refuse(s.Where, text)
-			}
+		if patterns += len(s.Models); patterns > maxPatterns {
+			d.refuse("selectors", fmt.Sprintf("have more than %d models together", maxPatterns))
+			return nil
+		}
+		if text := conflict(s, selectors, named); text != "" {
+			d.refuse(s.Where, text)
 		}
 		selectors = append(selectors, s)
 	}
@@ -62,17 +70,63 @@ func parsePattern(text string) (resource.Pattern, error) {
 	return resource.Pattern(text), nil
 }
 
-// conflict says how two selectors select one device on every node that has it; empty if they need not.
-func conflict(s, earlier resource.Selector) string {
+// conflict says how a selector selects a device that an earlier one selects on every node that has it; empty if it need not.
+func conflict(s resource.Selector, all []resource.Selector, named mentions) string {
 	const form = "overlaps with %s: %s is also %s there"
-	if one, other, found := meeting(s.Devices, earlier.Devices, resource.Ref.Meets); found {
-		return fmt.Sprintf(form, earlier.Where, one, other)
+	one, other, found := named.add(s.Where, s.Devices)
+	for _, address := range s.PCI {
+		if m, known := named[address]; known && m.where != s.Where && !found {
+			one, other, found = address, m, true
+		}
+		named.note(address, mention{s.Where, address})
 	}
-	if one, other, found := meeting(s.PCI, earlier.PCI, func(a, b string) bool { return a == b }); found {
-		return fmt.Sprintf(form, earlier.Where, one, other)
+	if found {
+		return fmt.Sprintf(form, other.where, one, other.device)
 	}
-	if one, other, found := meeting(s.Models, earlier.Models, resource.Pattern.Meets); found {
-		return fmt.Sprintf("overlaps with %s: the models %q and %q have models in common", earlier.Where, one, other)
+	for _, earlier := range all {
+		for _, pattern := range s.Models {
+			for _, other := range earlier.Models {
+				if pattern.Meets(other) {
+					return fmt.Sprintf("overlaps with %s: the models %q and %q have models in common", earlier.Where, pattern, other)
+				}
+			}
+		}
 	}
 	return ""
+}
+
+// mentions are the devices that the file names, each with the first entry that does. They are kept by Ref or PCI address, and
+// those of MIG devices by the index of their GPU and a colon as well.
+type mentions map[string]mention
+
+// A mention is an entry of the file, such as selectors[0], and a device as it names it.
+type mention struct{ where, device string }
+
+func (m mentions) note(key string, one mention) {
+	if _, known := m[key]; !known {
+		m[key] = one
+	}
+}
+
+// add notes the devices of an entry. It returns the first that an earlier entry names, too: by the same Ref, or one by the
+// index of a GPU and the other by that of a MIG device on it.
+func (m mentions) add(where string, refs []resource.Ref) (device string, earlier mention, found bool) {
+	for _, ref := range refs {
+		text := string(ref)
+		gpu, _, isMIG := strings.Cut(text, ":")
+		around := gpu + ":"
+		if isMIG {
+			around = gpu
+		}
+		for _, key := range []string{text, around} {
+			if one, known := m[key]; known && one.where != where && !found {
+				device, earlier, found = text, one, true
+			}
+		}
+		m.note(text, mention{where, text})
+		if isMIG {
+			m.note(gpu+":", mention{where, text})
+		}
+	}
+	return device, earlier, found
 }

@@ -19,6 +19,8 @@ const (
 	// quiet is how long the file has to be left alone before it is read: an editor writes it piece by piece, and half a
 	// file may be valid. A ConfigMap's swap makes several events, too.
 	quiet = 100 * time.Millisecond
+	// patience is how long a file that is not left alone is not read.
+	patience = 500 * time.Millisecond
 	// lookEvery is how often the file is looked at all the same: it may be a link into a directory that is not watched.
 	lookEvery = 10 * time.Second
 	// lookOften is how often when the directory cannot be watched.
@@ -78,6 +80,13 @@ func (w *Watcher) Run(ctx context.Context) error {
 	ticker := w.clock.NewTicker(pace)
 	defer ticker.Stop()
 	var settle <-chan time.Time
+	var began time.Time // of the changes that have not been read
+	wait := func() {
+		if settle == nil {
+			began = w.clock.Now()
+		}
+		settle = w.clock.After(min(quiet, patience-w.clock.Since(began)))
+	}
 	seen := w.look(ctx, path, nil, false)
 	for {
 		select {
@@ -85,11 +94,11 @@ func (w *Watcher) Run(ctx context.Context) error {
 			return nil
 		case event := <-changes:
 			if concerns(event, path) {
-				settle = w.clock.After(quiet)
+				wait()
 			}
 		case err := <-faults:
 			klog.FromContext(ctx).V(2).Info("Lost events of the configuration file; looking at it", "reason", err.Error())
-			settle = w.clock.After(quiet)
+			wait()
 		case <-settle:
 			settle = nil
 			seen = w.look(ctx, path, seen, false)
@@ -130,12 +139,12 @@ func (w *Watcher) look(ctx context.Context, path string, seen []byte, asked bool
 		return seen
 	}
 	var next Config
-	var warnings []Remark
+	doc := &document{}
 	if err == nil {
-		next, warnings, err = w.sources.Resolve(path, data)
+		next, doc, err = w.sources.resolve(path, data)
 	}
 	same := reflect.DeepEqual(next, w.configs.Value())
-	if err == nil && !same && isEmpty(data) && isFile(path) {
+	if err == nil && !same && doc.empty && isFile(path) {
 		err = &Invalid{File: path, Problems: []Remark{{Where: "file", Text: emptied}}}
 		data = nil // what comes may be as empty, and meant
 	}
@@ -156,7 +165,7 @@ func (w *Watcher) look(ctx context.Context, path string, seen []byte, asked bool
 	if same {
 		return data
 	}
-	for _, warning := range warnings {
+	for _, warning := range doc.warnings.list() {
 		logger.Info("Configuration warning", "path", path, "warning", warning.String())
 	}
 	logger.Info("Configuration has changed", "path", path)

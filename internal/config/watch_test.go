@@ -2,9 +2,12 @@ package config_test
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -176,7 +179,7 @@ func TestWatchKeepsWhatIsInForceWhenTheFileIsEmptied(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "config.yaml")
 	write(t, path, "flags: {migStrategy: single}")
 	w := watch(t, path, clock.RealClock{})
-	for _, text := range []string{"", "\n # nothing yet\n \r\n"} {
+	for _, text := range []string{"", "\n # nothing yet\n \r\n", "---\n", "null", "~\n", "--- ~\n...\n", "{}\n", "\ufeff"} {
 		write(t, path, text)
 		awaitFault(t, w, "file: is empty, and what is in force is not the defaults; for those, write version: v1")
 		await(t, w, resource.MIGSingle)
@@ -189,6 +192,39 @@ func TestWatchKeepsWhatIsInForceWhenTheFileIsEmptied(t *testing.T) {
 	awaitFault(t, w, "many")
 	write(t, path, "")
 	awaitFault(t, w, "") // the defaults are in force
+}
+
+// TestWatchReadsAFileThatKeepsChanging: a file that is written every 10 ms, for ever, is read within a second.
+func TestWatchReadsAFileThatKeepsChanging(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	write(t, path, "flags: {migStrategy: single}")
+	w := watch(t, path, clock.RealClock{})
+	await(t, w, resource.MIGSingle)
+	strategies := []string{"none", "mixed"}
+	for tick, n := time.NewTicker(10*time.Millisecond), 0; w.Configs().Value().Resource.MIG == resource.MIGSingle; n++ {
+		if n == 1000 { // the ticks that a busy machine leaves out do not count
+			t.Fatal("the file was written 1000 times and never read")
+		}
+		write(t, path, "flags: {migStrategy: "+strategies[n%2]+"} # "+strconv.Itoa(n))
+		<-tick.C
+	}
+}
+
+// TestWatchRefusesWhatIsNoFile: a FIFO in the place of the file is a fault, and blocks nothing.
+func TestWatchRefusesWhatIsNoFile(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	write(t, path, "flags: {migStrategy: single}")
+	w := watch(t, path, clock.RealClock{})
+	await(t, w, resource.MIGSingle)
+	if err := errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	awaitFault(t, w, "is a FIFO, not a regular file")
+	write(t, path, "flags: {migStrategy: mixed}")
+	await(t, w, resource.MIGMixed)
+	awaitFault(t, w, "")
 }
 
 // TestWatchFollowsALinkToNothing: NVIDIA's config-manager makes it for nodes that are to have the defaults.

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
-	"slices"
 	"strings"
 )
 
@@ -68,25 +67,19 @@ func (p Pattern) Match(text string) bool {
 
 // Meets reports whether some text matches both patterns.
 func (p Pattern) Meets(other Pattern) bool {
-	// meets[j] says whether what is left of p and other[j:] have a text in common; rows go from the end of p to its start.
-	meets := make([]bool, len(other)+1)
-	for i := len(p); i >= 0; i-- {
-		after := slices.Clone(meets) // the row for p[i+1:]
-		for j := len(other); j >= 0; j-- {
-			wildP, wildOther := i < len(p) && p[i] == '*', j < len(other) && other[j] == '*'
-			switch {
-			case i == len(p) && j == len(other):
-				meets[j] = true
-			case wildP: // it stands for nothing more, or for the next of other
-				meets[j] = after[j] || j < len(other) && meets[j+1]
-			case wildOther:
-				meets[j] = meets[j+1] || i < len(p) && after[j]
-			default:
-				meets[j] = i < len(p) && j < len(other) && p[i] == other[j] && after[j+1]
-			}
-		}
+	a, b := string(p), string(other)
+	switch {
+	case !strings.Contains(a, "*"):
+		return other.Match(a)
+	case !strings.Contains(b, "*"):
+		return p.Match(b)
 	}
-	return meets[0]
+	// What stands between the first and the last "*" of both fits into one text, one behind the other.
+	first, _, _ := strings.Cut(a, "*")
+	firstOther, _, _ := strings.Cut(b, "*")
+	last, lastOther := a[strings.LastIndex(a, "*")+1:], b[strings.LastIndex(b, "*")+1:]
+	return (strings.HasPrefix(first, firstOther) || strings.HasPrefix(firstOther, first)) &&
+		(strings.HasSuffix(last, lastOther) || strings.HasSuffix(lastOther, last))
 }
 
 // A Ref names a device by index, "i" or "i:j", or by UUID.
@@ -103,14 +96,6 @@ func ParseRef(text string) (Ref, error) {
 }
 
 var pciForm = regexp.MustCompile(`^([0-9a-f]{4,8}:)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])$`)
-
-// Meets reports whether both can name one device: they are the same, or one is a GPU's index and the other that of a MIG
-// device on it.
-func (r Ref) Meets(other Ref) bool {
-	gpu, _, partitioned := strings.Cut(string(r), ":")
-	gpuOther, _, otherPartitioned := strings.Cut(string(other), ":")
-	return r == other || gpu == gpuOther && partitioned != otherPartitioned
-}
 
 // ParsePCI returns a PCI address as sysfs writes it, of one with or without a domain of 4 to 8 digits.
 func ParsePCI(text string) (string, error) {

@@ -29,22 +29,16 @@ func (l *StringList) UnmarshalJSON(data []byte) error {
 // Duration is a length of time, written as Go does: "90s", "1h30m".
 type Duration time.Duration
 
-// UnmarshalJSON accepts a string that time.ParseDuration does, or a number of nanoseconds.
+// UnmarshalJSON accepts a string that time.ParseDuration does. A number without a unit is an error: NVIDIA's programs take it
+// for nanoseconds.
 func (d *Duration) UnmarshalJSON(data []byte) error {
 	var text string
-	if err := json.Unmarshal(data, &text); err == nil {
-		parsed, err := time.ParseDuration(text)
-		if err != nil {
-			return errors.New(`must be a duration, such as "60s" or "1h30m"`)
-		}
-		*d = Duration(parsed)
-		return nil
+	err := json.Unmarshal(data, &text)
+	parsed, invalid := time.ParseDuration(text)
+	if err != nil || invalid != nil {
+		return errors.New(`must be a duration with a unit, such as "60s" or "1h30m"`)
 	}
-	var nanoseconds float64
-	if err := json.Unmarshal(data, &nanoseconds); err != nil {
-		return errors.New(`must be a duration, such as "60s" or "1h30m"`)
-	}
-	*d = Duration(nanoseconds)
+	*d = Duration(parsed)
 	return nil
 }
 
