@@ -76,7 +76,7 @@ func TestChartGivesTheStaticDaemonSet(t *testing.T) {
 	t.Parallel()
 	for manifest, values := range map[string]string{
 		"gpu-device-plugin.yaml": "",
-		mpsManifest:              "{config: {name: gpu-device-plugin-config, default: config.yaml}}",
+		mpsManifest:              "{mps: {enabled: true}, config: {name: gpu-device-plugin-config, default: config.yaml}}",
 	} {
 		t.Run(manifest, func(t *testing.T) {
 			t.Parallel()
@@ -98,7 +98,7 @@ func TestChartGivesTheStaticDaemonSet(t *testing.T) {
 
 func TestChartValuesOfMPS(t *testing.T) {
 	t.Parallel()
-	objects := decode(t, "chart", render(t, "{mps: {root: /x, enableHostPID: false}, migStrategy: single, simulate: t4, nodeSelector: {a: b}}"))
+	objects := decode(t, "chart", render(t, "{mps: {enabled: true, root: /x, enableHostPID: false}, migStrategy: single, simulate: t4, nodeSelector: {a: b}}"))
 	pod := daemonSet(t, objects, "gpu-device-plugin-mps-control-daemon").Spec.Template.Spec
 	if pod.HostPID || !maps.Equal(pod.NodeSelector, map[string]string{"a": "b", "nvidia.com/mps.capable": "true"}) {
 		t.Errorf("host PIDs %t, nodes %v", pod.HostPID, pod.NodeSelector)
@@ -170,15 +170,25 @@ func TestChartValues(t *testing.T) {
 		{name: "the node's processes, for what a file asks for", values: "{hostPID: true}", pids: true},
 		{name: "MIG", values: "{migStrategy: mixed}", admin: true,
 			env: map[string]string{"MIG_STRATEGY": "mixed", "NVIDIA_MIG_MONITOR_DEVICES": "all"}},
-		{name: "one configuration file", values: "{config: {map: {a.yaml: \"version: v1\\nflags: {}\"}}}", admin: true,
-			env:    map[string]string{"CONFIG_FILE": "/config/a.yaml", "NVIDIA_MIG_MONITOR_DEVICES": "all"},
+		{name: "one configuration file", values: "{config: {map: {a.yaml: \"version: v1\\nflags: {}\"}}}",
+			env:    map[string]string{"CONFIG_FILE": "/config/a.yaml"},
 			config: "gpu-device-plugin-config", made: map[string]string{"a.yaml": "version: v1\nflags: {}"}},
-		{name: "the file called default", values: "{config: {map: {a: \"version: v1\", default: \"version: v1\"}}}", admin: true,
-			env:    map[string]string{"CONFIG_FILE": "/config/default", "NVIDIA_MIG_MONITOR_DEVICES": "all"},
+		{name: "the file called default", values: "{config: {map: {a: \"version: v1\", default: \"version: v1\"}}}",
+			env:    map[string]string{"CONFIG_FILE": "/config/default"},
 			config: "gpu-device-plugin-config", made: map[string]string{"a": "version: v1", "default": "version: v1"}},
-		{name: "the only file, whatever it is called", values: "{config: {fallbackStrategies: [single], map: {default: \"version: v1\"}}}", admin: true,
-			env:    map[string]string{"CONFIG_FILE": "/config/default", "NVIDIA_MIG_MONITOR_DEVICES": "all"},
+		{name: "the only file, whatever it is called", values: "{config: {fallbackStrategies: [single], map: {default: \"version: v1\"}}}",
+			env:    map[string]string{"CONFIG_FILE": "/config/default"},
 			config: "gpu-device-plugin-config", made: map[string]string{"default": "version: v1"}},
+		{name: "MIG by a configuration file", admin: true,
+			values: "{config: {map: {default: \"version: v1\\nflags: {migStrategy: single}\", a: \"\"}}}",
+			env:    map[string]string{"CONFIG_FILE": "/config/default", "NVIDIA_MIG_MONITOR_DEVICES": "all"},
+			config: "gpu-device-plugin-config"},
+		{name: "MIG by another file than the one that counts", values: "{config: {map: {default: \"\", a: \"flags: {migStrategy: single}\"}}}",
+			env: map[string]string{"CONFIG_FILE": "/config/default"}, config: "gpu-device-plugin-config"},
+		{name: "no MIG, whatever a file says", values: "{migStrategy: none, config: {map: {default: \"flags: {migStrategy: mixed}\"}}}",
+			env: map[string]string{"CONFIG_FILE": "/config/default", "MIG_STRATEGY": "none"}, config: "gpu-device-plugin-config"},
+		{name: "a ConfigMap that is there, and no MIG", values: "{migStrategy: none, config: {name: mine, default: b}}",
+			env: map[string]string{"CONFIG_FILE": "/config/b", "MIG_STRATEGY": "none"}, config: "mine"},
 		{name: "a ConfigMap that is there", values: "{config: {name: mine, default: b}}", admin: true,
 			env:    map[string]string{"CONFIG_FILE": "/config/b", "NVIDIA_MIG_MONITOR_DEVICES": "all"},
 			config: "mine"},
@@ -240,6 +250,79 @@ func TestChartValues(t *testing.T) {
 			}
 			mounts(t, pod)
 		})
+	}
+}
+
+// Its pods are privileged, which a cluster may forbid: they are only there where they are needed. Where they are, the plugin's
+// container sees the memory that MPS servers and clients share, as it asks the servers whether they are there.
+func TestChartHasMPSOnlyWhereItIsConfigured(t *testing.T) {
+	t.Parallel()
+	const byMPS = "sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}"
+	for _, tt := range []struct {
+		values string
+		want   bool
+	}{
+		{"", false},
+		{"{config: {map: {a: \"version: v1\"}}}", false},
+		{"{config: {map: {a: \"sharing: {timeSlicing: {resources: []}}\"}}}", false},
+		{"{config: {map: {a: \"sharing: null\"}}}", false},
+		{"{config: {map: {a: \"" + byMPS + "\"}}}", true},
+		{"{config: {map: {default: \"\", a: \"" + byMPS + "\"}}}", false},
+		{"{config: {name: mine, default: a}}", false},
+		{"{mps: {enabled: true}, config: {name: mine, default: a}}", true},
+		{"{mps: {enabled: false}, config: {map: {a: \"" + byMPS + "\"}}}", false},
+	} {
+		t.Run(tt.values, func(t *testing.T) {
+			t.Parallel()
+			objects := decode(t, "chart", render(t, tt.values))
+			privileged := slices.ContainsFunc(objects, func(o runtime.Object) bool {
+				d, is := o.(*appsv1.DaemonSet)
+				return is && d.Name == "gpu-device-plugin-mps-control-daemon"
+			})
+			if privileged != tt.want {
+				t.Errorf("a DaemonSet for MPS: %t, want %t", privileged, tt.want)
+			}
+			pod := daemonSet(t, objects, "gpu-device-plugin").Spec.Template.Spec
+			mounts(t, pod)
+			shared := slices.ContainsFunc(pod.Containers[0].VolumeMounts, func(m corev1.VolumeMount) bool {
+				return m.MountPath == "/dev/shm" && m.MountPropagation != nil && *m.MountPropagation == corev1.MountPropagationHostToContainer
+			})
+			if shared != tt.want {
+				t.Errorf("the plugin's container sees MPS' memory: %t, want %t", shared, tt.want)
+			}
+		})
+	}
+}
+
+// An update of the control daemon would end the work of all its clients.
+func TestMPSIsUpdatedWhenThePodIsDeleted(t *testing.T) {
+	t.Parallel()
+	d := daemonSet(t, decode(t, "chart", render(t, "{mps: {enabled: true}}")), "gpu-device-plugin-mps-control-daemon")
+	if got := d.Spec.UpdateStrategy.Type; got != appsv1.OnDeleteDaemonSetStrategyType {
+		t.Errorf("update strategy %s", got)
+	}
+}
+
+// The old pod is there until the new one is ready, so a version that does not work stops its own roll-out.
+func TestRollOutWaitsForReadiness(t *testing.T) {
+	t.Parallel()
+	d := daemonSet(t, decode(t, "chart", render(t, "")), "gpu-device-plugin")
+	if u := d.Spec.UpdateStrategy.RollingUpdate; u == nil || u.MaxUnavailable.IntValue() != 0 || u.MaxSurge.IntValue() != 1 {
+		t.Errorf("update strategy %+v", d.Spec.UpdateStrategy)
+	}
+	probe := d.Spec.Template.Spec.Containers[0].ReadinessProbe
+	if probe == nil || probe.Exec == nil {
+		t.Fatalf("readiness probe %+v", probe)
+	}
+	if diff := cmp.Diff([]string{"gpu-device-plugin", "ready", "--wait=5s"}, probe.Exec.Command); diff != "" {
+		t.Errorf("command (-want +got):\n%s", diff)
+	}
+	if wait := 5; int(probe.TimeoutSeconds) < 2*wait || probe.TimeoutSeconds > probe.PeriodSeconds {
+		t.Errorf("a probe that waits for %d s has %d s every %d s", wait, probe.TimeoutSeconds, probe.PeriodSeconds)
+	}
+	none := daemonSet(t, decode(t, "chart", render(t, "{readinessProbe: null}")), "gpu-device-plugin")
+	if probe := none.Spec.Template.Spec.Containers[0].ReadinessProbe; probe != nil {
+		t.Errorf("a probe although there is to be none: %+v", probe)
 	}
 }
 

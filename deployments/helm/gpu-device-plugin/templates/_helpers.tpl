@@ -68,9 +68,29 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- $file }}
 {{- end }}
 
-{{- /* Whether NVML may be asked for MIG devices, for which it wants CAP_SYS_ADMIN. A file may ask for it, too. */}}
+{{- /* The configuration file as YAML, as far as the chart can see it: not that of config.name. */}}
+{{- define "gpu-device-plugin.fileText" -}}
+{{- if .Values.config.map }}{{ get .Values.config.map (include "gpu-device-plugin.configFile" .) }}{{ end }}
+{{- end }}
+
+{{- /* Whether NVML may be asked for MIG devices, for which it wants CAP_SYS_ADMIN. The value counts before the file. What the file
+of config.name says is not known here. */}}
 {{- define "gpu-device-plugin.maySeeMIG" -}}
-{{- if or (ne "none" (default "none" .Values.migStrategy)) (include "gpu-device-plugin.configMap" .) }}true{{ end }}
+{{- $strategy := .Values.migStrategy }}
+{{- if kindIs "invalid" $strategy }}
+{{- if .Values.config.name }}{{ $strategy = "of that file" }}{{ end }}
+{{- with fromYaml (include "gpu-device-plugin.fileText" .) }}{{ with .flags }}{{ $strategy = .migStrategy }}{{ end }}{{ end }}
+{{- end }}
+{{- if ne "none" (toString (default "none" $strategy)) }}true{{ end }}
+{{- end }}
+
+{{- /* Whether GPUs are shared by MPS. */}}
+{{- define "gpu-device-plugin.mps" -}}
+{{- $enabled := .Values.mps.enabled }}
+{{- if kindIs "invalid" $enabled }}
+{{- with fromYaml (include "gpu-device-plugin.fileText" .) }}{{ with .sharing }}{{ $enabled = .mps }}{{ end }}{{ end }}
+{{- end }}
+{{- if $enabled }}true{{ end }}
 {{- end }}
 
 {{- /* Whether the container needs CAP_SYS_ADMIN: for MIG devices, to take back what work leaves on GPUs, or because NVIDIA's
