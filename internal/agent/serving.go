@@ -50,11 +50,10 @@ func (s *Serving) Ready(ctx context.Context) (ready bool, reason string) {
 		reasons := unserved(plan, s.Offered.Value(), s.Servers(), err == nil)
 		return len(reasons) == 0, strings.Join(reasons, "; ")
 	}
-	nothing := "nothing to serve: " + why(seen)
 	if others := s.others(ctx, allocatable, err); others != "" {
-		return false, nothing + "; " + others
+		return false, others + "; this one has nothing to serve: " + why(seen)
 	}
-	return true, nothing
+	return true, "nothing to serve: " + why(seen)
 }
 
 // unserved returns why resources of the plan are not served. Where kubelet's account can be read, it has to agree.

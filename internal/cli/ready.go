@@ -100,6 +100,7 @@ type others struct {
 	*kubelet.Directory
 }
 
+// Remembered implements agent.Others.
 func (o others) Remembered() (map[string][]string, error) {
 	saved, err := o.Checkpoint()
 	return saved.Healthy, err

@@ -3,9 +3,12 @@ package daemon
 import (
 	"context"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
@@ -143,25 +146,69 @@ func TestReadyWithNothingToServe(t *testing.T) {
 	}
 }
 
-// TestBrokenVersionIsNotReadyOverAServingElder: its roll-out stops, and the elder goes on serving.
+// TestBrokenVersionIsNotReadyOverAServingElder: its roll-out stops, and the elder goes on serving. When the elder has left,
+// kubelet remembers its GPUs for five minutes more; then nobody misses them.
 func TestBrokenVersionIsNotReadyOverAServingElder(t *testing.T) {
 	t.Parallel()
-	for name, args := range map[string][]string{
-		"kubelet's account": nil,
-		"sockets alone":     {"--pod-resources-socket", ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := serving(t, node.Setup{})
-			s.shows(8, 8)
-			younger := s.beside("", append(args, wrongRoot...)...)
-			younger.start()
-			younger.staysUnready("nothing to serve: ")
-			younger.staysUnready("another device plugin")
-			if ok, _ := younger.ready("--wait", "2s"); ok {
-				t.Error("it became ready over a serving elder")
-			}
-			s.shows(8, 8)
-		})
+	c := clocktesting.NewFakePassiveClock(time.Now())
+	s := serving(t, node.Setup{Clock: c})
+	s.shows(8, 8)
+	younger := s.beside("", wrongRoot...)
+	younger.start()
+	younger.staysUnready("nvidia.com/gpu is served by another device plugin, with 8 devices")
+	younger.staysUnready("this one has nothing to serve: open an NVML session: no NVIDIA driver")
+	if ok, text := younger.ready("--wait", "2s"); ok {
+		t.Errorf("it became ready over a serving elder: %s", text)
 	}
+	s.shows(8, 8)
+
+	if err := s.StopDaemon(); err != nil {
+		t.Fatal(err)
+	}
+	younger.staysUnready("nvidia.com/gpu was served until a short time ago")
+	c.SetTime(c.Now().Add(6 * time.Minute))
+	s.counts(nil)
+	younger.becomesReady("nothing to serve: open an NVML session: no NVIDIA driver")
+}
+
+// TestBrokenVersionLooksAtSocketsWhereKubeletTellsNothing: a checkpoint that is no checkpoint, and no PodResources.
+func TestBrokenVersionLooksAtSocketsWhereKubeletTellsNothing(t *testing.T) {
+	t.Parallel()
+	s := serving(t, node.Setup{})
+	checkpoint := filepath.Join(filepath.Dir(s.Socket()), "kubelet_internal_checkpoint")
+	if err := replace(checkpoint, "of a later kubelet"); err != nil {
+		t.Fatal(err)
+	}
+	younger := s.beside("", append([]string{"--pod-resources-socket", ""}, wrongRoot...)...)
+	younger.start()
+	younger.staysUnready("another device plugin listens at gpu-device-plugin-gpu-")
+	if err := s.StopDaemon(); err != nil {
+		t.Fatal(err)
+	}
+	younger.becomesReady("nothing to serve: open an NVML session: no NVIDIA driver")
+}
+
+// TestElderWithoutAHealthyGPUStopsNoRollOut: the younger serves no less.
+func TestElderWithoutAHealthyGPUStopsNoRollOut(t *testing.T) {
+	t.Parallel()
+	s := serving(t, node.Setup{Profile: "t4"})
+	s.inject(simulator.Fault{Kind: simulator.KindLost, GPU: "0"})
+	s.allocatable(0)
+	younger := s.beside("", wrongRoot...)
+	younger.start()
+	younger.becomesReady("nothing to serve: open an NVML session: no NVIDIA driver")
+}
+
+// TestYoungerIsReadyBesideItsElder: an upgrade goes on.
+func TestYoungerIsReadyBesideItsElder(t *testing.T) {
+	t.Parallel()
+	s := serving(t, node.Setup{})
+	s.shows(8, 8)
+	younger := s.beside(s.Profile)
+	younger.start()
+	younger.becomesReady("ready")
+	if err := s.StopDaemon(); err != nil {
+		t.Fatal(err)
+	}
+	s.allocatable(8)
 }

@@ -191,7 +191,7 @@ func (n *Node) Logged() string {
 		return err.Error()
 	}
 	lines := slices.DeleteFunc(strings.Split(strings.TrimSpace(string(text)), "\n"), func(line string) bool {
-		return strings.Contains(line, `"Control call" call="status"`)
+		return strings.Contains(line, `"Control call" call="status"`) || strings.Contains(line, `"Control call" call="ready"`)
 	})
 	return strings.Join(lines[max(0, len(lines)-20):], "\n")
 }
