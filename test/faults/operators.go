@@ -37,7 +37,7 @@ var operatorFaults = []fault{
 		},
 	},
 	{
-		name: "XID 64, and the node is restarted", inject: []simulator.Fault{xid(64)},
+		name: "XID 54, and the node is restarted", inject: []simulator.Fault{xid(54)},
 		run: bad(atOnce, "3", `Unhealthy \(hardware\)`),
 		then: []act{
 			{restart("the node is restarted", simulator.Fault{Kind: simulator.KindReboot}), *bad(starting, "3", `Unhealthy \(hardware\)`)},

@@ -56,7 +56,12 @@ var readingFaults = []fault{
 	},
 	{
 		name: "recovery action 5, recover IMEX", inject: []simulator.Fault{asked("recover-imex")},
-		run: bad(atOnce, "3", `Unhealthy \(imex\)`), start: bad(0, "3", `Unhealthy \(imex\)`), then: []act{restored},
+		run: unmoved(nil), start: &outcome{hold: suspicion},
+	},
+	{
+		name: "recovery action 5, where it gates", machine: machine{config: "health: {imex: gate}\n"},
+		inject: []simulator.Fault{asked("recover-imex")},
+		run:    bad(atOnce, "3", `Unhealthy \(imex\)`), start: bad(0, "3", `Unhealthy \(imex\)`), then: []act{restored},
 	},
 	{
 		name: "reboot asked for on all GPUs: one reason", inject: ofAll(asked("reboot")),
@@ -101,7 +106,7 @@ var readingFaults = []fault{
 	{
 		name:   "readings answer UNKNOWN",
 		inject: []simulator.Fault{{Kind: simulator.KindFail, GPU: "3", Call: "DeviceGetFieldValues", Return: "UNKNOWN"}},
-		run:    bad(slowPoll+suspicion, "3", `Unhealthy.*did not come`), start: bad(starting+suspicion, "3", `Unhealthy.*did not come`),
+		run:    bad(slowPoll+suspicion, "3", `Unhealthy.*did not come`), start: bad(0, "3", `Unhealthy.*calls to the GPU fail`),
 		then: []act{restored},
 	},
 	{

@@ -45,13 +45,27 @@ var xidFaults = []fault{
 		run: bad(atOnce, "3", `Lost.*XID 79`), start: &outcome{gone: []string{"3"}}, then: []act{restored},
 	},
 	{
-		name: "XID 64, hardware", inject: []simulator.Fault{xid(64)},
+		name: "XID 64, of a GPU whose rows can be read", inject: []simulator.Fault{xid(64)},
+		run: bad(atOnce, "3", `Unhealthy \(reset\).*XID 64`), start: bad(0, "3", `Unhealthy \(reset\)`), then: []act{restored},
+	},
+	{
+		name: "XID 64, before Ampere", machine: machine{profile: "dgx-2"}, inject: []simulator.Fault{xid(64)},
 		run:  bad(atOnce, "3", `Unhealthy \(hardware\).*XID 64`),
 		then: []act{{restored.deed, still("3", `Unhealthy \(hardware\)`)}, cleared("3")},
 	},
 	{
-		name: "XID 64, hardware", inject: []simulator.Fault{xid(64)},
-		start: bad(0, "3", `Unhealthy \(reset\)`), then: []act{restored}, // what the driver asks for is all there is to read
+		name: "XID 119, which the kernel logs alone", machine: machine{config: "health: {kernelLog: true}\n"},
+		inject: []simulator.Fault{{Kind: simulator.KindLoggedXID, GPU: "3", XID: 119}},
+		run:    bad(atOnce, "3", `Unhealthy \(reset\).*XID 119 × 1`), then: []act{cleared("3")},
+	},
+	{
+		name: "XID 119, which driver and kernel tell", machine: machine{config: "health: {kernelLog: true}\n"}, inject: []simulator.Fault{xid(119)},
+		run: bad(atOnce, "3", `Unhealthy \(reset\).*XID 119 × 1`), then: []act{restored},
+	},
+	{
+		name: "ten thousand XIDs in the kernel's log", machine: machine{config: "health: {kernelLog: true}\n"},
+		inject: []simulator.Fault{{Kind: simulator.KindLoggedXID, GPU: "3", XID: 31, Count: 10_000}},
+		run:    unmoved(map[string]string{"3": `Healthy.*XID 31 × \d`}),
 	},
 	{
 		name: "XID 54, hardware", inject: []simulator.Fault{xid(54)},
