@@ -59,8 +59,8 @@ var xidFaults = []fault{
 		run:    bad(atOnce, "3", `Unhealthy \(reset\).*XID 119 × 1`), then: []act{cleared("3")},
 	},
 	{
-		name: "XID 119, which driver and kernel tell", machine: machine{config: "health: {kernelLog: true}\n"}, inject: []simulator.Fault{xid(119)},
-		run: bad(atOnce, "3", `Unhealthy \(reset\).*XID 119 × 1`), then: []act{restored},
+		name: "XID 119, which driver and kernel tell", machine: machine{config: "health: {kernelLog: true}\n"},
+		inject: []simulator.Fault{xid(119)}, run: bad(atOnce, "3", `Unhealthy \(reset\).*XID 119 × 1`), then: []act{restored},
 	},
 	{
 		name: "ten thousand XIDs in the kernel's log", machine: machine{config: "health: {kernelLog: true}\n"},

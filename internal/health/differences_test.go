@@ -1,0 +1,104 @@
+package health_test
+
+import (
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
+)
+
+// ignoredByNVIDIA are the XIDs that NVIDIA's plugin ignores by default; every other one makes a GPU Unhealthy there.
+var ignoredByNVIDIA = []uint64{13, 31, 43, 45, 68, 109}
+
+// TestDifferencesFromNVIDIA: docs/operations.md lists each XID that is treated otherwise than by NVIDIA's plugin, and no other.
+func TestDifferencesFromNVIDIA(t *testing.T) {
+	t.Parallel()
+	want := map[string][]uint64{}
+	for _, x := range health.Catalog() {
+		theirs, ours := "Unhealthy", "Unhealthy"
+		if slices.Contains(ignoredByNVIDIA, x.Code) {
+			theirs = "ignored"
+		}
+		switch x.Class {
+		case health.Application, health.Informational:
+			ours = "Healthy"
+		case health.Decode:
+			ours = "the driver decides"
+		case health.Transient, health.Hardware:
+		}
+		if theirs != ours && (theirs != "ignored" || ours != "Healthy") {
+			want[theirs+", here "+ours] = append(want[theirs+", here "+ours], x.Code)
+		}
+	}
+	got := map[string][]uint64{}
+	for _, row := range differences(t) {
+		key := row[1] + ", here " + firstOf(row[2], "Unhealthy", "Healthy", "the driver decides")
+		got[key] = append(got[key], codes(t, row[0])...)
+		slices.Sort(got[key])
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("XIDs that docs/operations.md lists (-catalog +docs):\n%s", diff)
+	}
+}
+
+// differences returns the cells of the table in docs/operations.md.
+func differences(t *testing.T) (rows [][]string) {
+	t.Helper()
+	text, err := os.ReadFile("../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, found := strings.Cut(string(text), "| XIDs | NVIDIA's plugin | here | why | as there |\n|---|---|---|---|---|\n")
+	if !found {
+		t.Fatal("docs/operations.md has no table of differences from NVIDIA's plugin")
+	}
+	for line := range strings.Lines(table) {
+		if !strings.HasPrefix(line, "|") {
+			return rows
+		}
+		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
+		for i := range cells {
+			cells[i] = strings.TrimSpace(cells[i])
+		}
+		if len(cells) != 5 || slices.Contains(cells, "") {
+			t.Fatalf("a row without reason or override: %s", line)
+		}
+		rows = append(rows, cells)
+	}
+	return rows
+}
+
+// firstOf returns the word that a cell begins with.
+func firstOf(cell string, words ...string) string {
+	for _, word := range words {
+		if strings.HasPrefix(cell, word) {
+			return word
+		}
+	}
+	return cell
+}
+
+// codes returns the numbers of a list such as "8, 39-41".
+func codes(t *testing.T, list string) (all []uint64) {
+	t.Helper()
+	for span := range strings.SplitSeq(list, ", ") {
+		first, last, isSpan := strings.Cut(span, "-")
+		if !isSpan {
+			last = first
+		}
+		from, err := strconv.ParseUint(first, 10, 64)
+		to, toErr := strconv.ParseUint(last, 10, 64)
+		if err != nil || toErr != nil {
+			t.Fatalf("%q is no list of XIDs", list)
+		}
+		for code := from; code <= to; code++ {
+			all = append(all, code)
+		}
+	}
+	return all
+}
