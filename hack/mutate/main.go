@@ -19,6 +19,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -43,7 +44,7 @@ func main() {
 	n := flag.Int("n", 60, "how many mutations of each package, chosen at random; 0 for all")
 	seed := flag.Uint64("seed", uint64(time.Now().UnixNano()), "the seed of the choice")
 	jobs := flag.Int("j", 1, "how many tests run at a time")
-	only := flag.String("file", "", "mutate only files of this name")
+	only := flag.String("files", ".", "mutate only files whose names match this regular expression")
 	flag.Parse()
 	fmt.Printf("seed %d\n", *seed)
 	limit := syscall.Rlimit{Cur: maxMemory, Max: maxMemory}
@@ -51,7 +52,7 @@ func main() {
 		fail(err)
 	}
 	for _, dir := range flag.Args() {
-		if err := run(dir, *only, *n, *seed, *jobs); err != nil {
+		if err := run(dir, regexp.MustCompile(*only), *n, *seed, *jobs); err != nil {
 			fail(err)
 		}
 	}
@@ -63,7 +64,7 @@ func fail(err error) {
 }
 
 // run mutates the package in dir and prints what its tests let through.
-func run(dir, only string, n int, seed uint64, jobs int) error {
+func run(dir string, only *regexp.Regexp, n int, seed uint64, jobs int) error {
 	all, err := mutations(dir, only)
 	if err != nil {
 		return err
@@ -171,14 +172,14 @@ func test(dir, overlay string, timeout time.Duration) (outcome, string) {
 }
 
 // mutations returns all places of the package's code that can be changed, and how.
-func mutations(dir, only string) ([]mutation, error) {
+func mutations(dir string, only *regexp.Regexp) ([]mutation, error) {
 	var all []mutation
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, err
 	}
 	for _, entry := range entries {
-		if !mutable(entry) || only != "" && entry.Name() != only {
+		if !mutable(entry) || !only.MatchString(entry.Name()) {
 			continue
 		}
 		name := filepath.Join(dir, entry.Name())

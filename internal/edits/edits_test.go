@@ -257,3 +257,77 @@ func TestStrategies(t *testing.T) {
 		t.Errorf("unknown strategy: %+v, want an error", got)
 	}
 }
+
+// TestNodesOfOneGPU: a container with one GPU gets that GPU's node and the driver's, and nothing without a device.
+func TestNodesOfOneGPU(t *testing.T) {
+	t.Parallel()
+	o := edits.Options{Strategies: []edits.Strategy{edits.EnvVar}, DeviceNodes: true}
+	one := []resource.Device{{UUID: "GPU-a", GPU: "GPU-a", Minor: 0, Control: inventory.NodeControl}}
+	got, err := edits.For(one, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(nodes("", "/dev/nvidiactl", "/dev/nvidia0"), got.Nodes); diff != "" {
+		t.Errorf("nodes (-want +got):\n%s", diff)
+	}
+	if got, err := edits.For(nil, o); err != nil || got.Nodes != nil {
+		t.Errorf("no device: %+v, %v", got, err)
+	}
+}
+
+// TestNodesOfMIGDevices: a minor of 0 is one that is not known; 1 is a node.
+func TestNodesOfMIGDevices(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		device resource.Device
+		want   []string
+	}{
+		{resource.Device{Minor: 2}, []string{"/dev/nvidia2"}},
+		{resource.Device{Minor: 2, GICap: 1, CICap: 1}, []string{"/dev/nvidia2", "/dev/nvidia-caps/nvidia-cap1", "/dev/nvidia-caps/nvidia-cap1"}},
+		{resource.Device{Minor: 2, GICap: 3}, []string{"/dev/nvidia2", "/dev/nvidia-caps/nvidia-cap3"}},
+	} {
+		if diff := cmp.Diff(tt.want, edits.DevicePaths(tt.device)); diff != "" {
+			t.Errorf("%+v (-want +got):\n%s", tt.device, diff)
+		}
+	}
+}
+
+// TestCompanionsOneByOne: what the operator wants of the driver's companions gives nothing else.
+func TestCompanionsOneByOne(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		options edits.Options
+		env     map[string]string
+		class   edits.CDIClass
+	}{
+		"none":    {edits.Options{}, nil, ""},
+		"GDRCopy": {edits.Options{GDRCopy: true}, map[string]string{"NVIDIA_GDRCOPY": "enabled"}, edits.CDIGDRCopy},
+		"GDS":     {edits.Options{GDS: true}, map[string]string{"NVIDIA_GDS": "enabled"}, edits.CDIGDS},
+		"MOFED":   {edits.Options{MOFED: true}, map[string]string{"NVIDIA_MOFED": "enabled"}, edits.CDIMOFED},
+		"IMEX":    {edits.Options{IMEX: true}, map[string]string{"NVIDIA_IMEX_CHANNELS": "0"}, edits.CDIIMEX},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			tt.options.Strategies = []edits.Strategy{edits.EnvVar, edits.CDICRI}
+			got, err := edits.For(devices(inventory.AllControlNodes)[:1], tt.options)
+			if err != nil {
+				t.Fatal(err)
+			}
+			env := map[string]string{"NVIDIA_VISIBLE_DEVICES": "GPU-b"}
+			maps.Copy(env, tt.env)
+			if diff := cmp.Diff(env, got.Env); diff != "" {
+				t.Errorf("env (-want +got):\n%s", diff)
+			}
+			companions := edits.CDICompanions(inventory.AllControlNodes, tt.options)
+			if _, has := companions[tt.class]; len(companions) != len(tt.env) || has != (tt.class != "") {
+				t.Errorf("CDI companions %v, want %s", companions, tt.class)
+			}
+			if len(got.CDIDevices) != 1+len(tt.env) {
+				t.Errorf("CDI devices %v", got.CDIDevices)
+			}
+			if got := edits.CDICompanions(0, tt.options); len(got) != 0 {
+				t.Errorf("companions of a node that has none: %v", got)
+			}
+		})
+	}
+}
