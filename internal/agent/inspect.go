@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"k8s.io/klog/v2"
@@ -41,6 +42,7 @@ func (i *Inspector) Inspect(ctx context.Context, devices []resource.Device) erro
 	case err != nil:
 		return unseen(devices, err)
 	}
+	devices = known(snapshot, devices)
 	if err := unfit(snapshot, devices); err != nil || wanted.Checks != config.PreStartClean {
 		return err
 	}
@@ -77,6 +79,25 @@ func (i *Inspector) clean(ctx context.Context, devices []resource.Device, reset 
 		return unseen(devices, err)
 	}
 	return unfit(i.Monitor.Snapshots().Value(), devices) // they were looked at again
+}
+
+// known returns the devices with what a Snapshot says of those of which only the UUID is known.
+func known(s inventory.Snapshot, devices []resource.Device) []resource.Device {
+	devices = slices.Clone(devices)
+	for i := range devices {
+		d := &devices[i]
+		for _, g := range s.GPUs {
+			if d.GPU == "" && d.UUID == g.UUID {
+				d.GPU, d.Index = g.UUID, fmt.Sprint(g.Index)
+			}
+			for _, m := range g.MIGDevices {
+				if d.GPU == "" && d.UUID == m.UUID {
+					d.GPU, d.Index = g.UUID, fmt.Sprintf("%d:%d", g.Index, m.Index)
+				}
+			}
+		}
+	}
+	return devices
 }
 
 // exclusive returns those devices that are whole GPUs which no other container is given: on others a process is nothing odd.
@@ -165,6 +186,9 @@ func unseen(devices []resource.Device, err error) error {
 
 // name names a device for people, who know GPUs by index, and nodes that changed since, by UUID.
 func name(d resource.Device) string {
+	if d.Index == "" {
+		return d.UUID
+	}
 	if d.UUID == d.GPU {
 		return fmt.Sprintf("GPU %s (%s)", d.Index, d.UUID)
 	}

@@ -339,3 +339,39 @@ func TestReleasedDriver(t *testing.T) {
 		})
 	}
 }
+
+// TestDevicesOfAnEarlierProcessAreJudgedByTheirGPUs: only their IDs are known.
+func TestDevicesOfAnEarlierProcessAreJudgedByTheirGPUs(t *testing.T) {
+	t.Parallel()
+	i := inspect(t, "a100-mig-mixed", resource.Options{MIG: resource.MIGMixed}, clean, patience)
+	i.inject(simulator.Fault{Kind: simulator.KindLost, GPU: "3"})
+	var whole, part resource.Device
+	for _, r := range i.plan.Resources {
+		for _, d := range r.Devices {
+			switch {
+			case d.UUID == d.GPU && whole.ID == "":
+				whole = d
+			case strings.HasPrefix(d.Index, "3:"):
+				part = d
+			}
+		}
+	}
+	for id, words := range map[string][]string{
+		whole.ID:           nil,
+		whole.ID + "::1":   nil,
+		part.ID:            {"MIG device " + part.Index + " (MIG-", "is Lost"},
+		part.ID + "::1":    {"MIG device " + part.Index + " (MIG-", "is Lost"},
+		"GPU-of-yesterday": {"GPU-of-yesterday is not there any more"},
+	} {
+		err := i.Inspect(t.Context(), []resource.Device{resource.ByID(id)})
+		if (err != nil) != (words != nil) {
+			t.Errorf("%s: got error %v, want one with %q", id, err, words)
+			continue
+		}
+		for _, w := range words {
+			if !strings.Contains(err.Error(), w) {
+				t.Errorf("%s: got error %v, want %q in it", id, err, w)
+			}
+		}
+	}
+}

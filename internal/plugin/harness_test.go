@@ -156,8 +156,9 @@ func (n *node) startSet(t *testing.T, c plugin.Collaborators) *daemon {
 
 // An inspector says of every device what a test wants.
 type inspector struct {
-	mu  sync.Mutex
-	err error
+	mu      sync.Mutex // guards all following fields
+	err     error
+	devices []resource.Device // that it was asked about last
 }
 
 func (i *inspector) say(err error) {
@@ -166,9 +167,10 @@ func (i *inspector) say(err error) {
 	i.err = err
 }
 
-func (i *inspector) Inspect(context.Context, []resource.Device) error {
+func (i *inspector) Inspect(_ context.Context, devices []resource.Device) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
+	i.devices = devices
 	return i.err
 }
 

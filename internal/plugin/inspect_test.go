@@ -45,3 +45,43 @@ func TestContainersAreRefusedOnDevicesThatMustNotBeUsed(t *testing.T) {
 		}
 	})
 }
+
+// TestDevicesThatLeftThePlanAreInspected: of those that an earlier process offered only the ID is known.
+func TestDevicesThatLeftThePlanAreInspected(t *testing.T) {
+	t.Parallel()
+	bothVersions(t, func(t *testing.T, v standin.Version) {
+		n := newNode(t)
+		n.startKubelet(t, v)
+		container := standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 1}
+		inspected := plugin.Options{Edits: asEnvironment.Edits, Inspect: true}
+		other := func(d *daemon, uuid string) {
+			d.Apply(resource.New(inventory.Snapshot{GPUs: []inventory.GPU{
+				{UUID: uuid, Health: inventory.Health{State: inventory.Healthy}},
+			}}, resource.Options{}), inspected, 1)
+			n.await(t, uuid+" is listed", func() bool { return n.Devices(gpu)[uuid] })
+		}
+		inspectedNow := func(d *daemon, want resource.Device) {
+			t.Helper()
+			if err := n.StartAgain(t.Context(), container); err != nil {
+				t.Fatal(err)
+			}
+			d.inspector.mu.Lock()
+			defer d.inspector.mu.Unlock()
+			if got := d.inspector.devices; len(got) != 1 || got[0].ID != want.ID || got[0].UUID != want.UUID || got[0].GPU != want.GPU {
+				t.Errorf("inspected %+v, want %+v", got, want)
+			}
+		}
+		d := n.startDaemon(t, clock.RealClock{})
+		other(d, id(0))
+		if _, err := n.Admit(t.Context(), container); err != nil {
+			t.Fatal(err)
+		}
+		inspectedNow(d, resource.Device{ID: id(0), UUID: id(0), GPU: id(0)})
+		other(d, id(1))
+		inspectedNow(d, resource.Device{ID: id(0), UUID: id(0), GPU: id(0)})
+		d.stop()
+		d = n.startDaemon(t, clock.RealClock{})
+		other(d, id(1))
+		inspectedNow(d, resource.Device{ID: id(0), UUID: id(0)})
+	})
+}

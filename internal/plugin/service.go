@@ -123,6 +123,19 @@ func (v *view) lookUp(ids []string) ([]resource.Device, error) {
 	return devices, nil
 }
 
+// given returns a device that a pod was given: of the plan, or one that left it since. A device that an earlier process offered has
+// the UUID of its GPU or MIG device, and not the GPU's.
+func (v *view) given(id string) (resource.Device, bool) {
+	if device, planned := v.resource.Device(id); planned {
+		return device, true
+	}
+	d, departing := v.departing[id]
+	if departing && d.device.UUID == "" {
+		return resource.ByID(id), true
+	}
+	return d.device, departing
+}
+
 func (v *view) unknown(id string) error {
 	if id == "" {
 		return status.Error(codes.InvalidArgument, "a container asks for a device with an empty ID")
@@ -167,7 +180,7 @@ func (s *service) PreStartContainer(ctx context.Context, request *pluginapi.PreS
 	view := s.list.views.Value()
 	devices := make([]resource.Device, 0, len(request.GetDevicesIds()))
 	for _, id := range request.GetDevicesIds() {
-		device, known := view.resource.Device(id)
+		device, known := view.given(id)
 		if !known {
 			return nil, s.refuse(view.unknown(id))
 		}

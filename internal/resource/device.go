@@ -176,6 +176,17 @@ const replicaMark = "::"
 // replicaID is the device ID of the n-th replica of a device.
 func replicaID(uuid string, n int) string { return uuid + replicaMark + strconv.Itoa(n) }
 
+// ByID returns what a device ID says of its device, which the plan may not have any more: its UUID, and that a replica is shared,
+// though not how.
+func ByID(id string) Device {
+	uuid, _, shared := strings.Cut(id, replicaMark)
+	d := Device{ID: id, UUID: uuid}
+	if shared {
+		d.Sharing = TimeSliced
+	}
+	return d
+}
+
 // replica is the n of a replica's device ID; -1 for a device that is not shared.
 func replica(id string) int {
 	_, n, shared := strings.Cut(id, replicaMark)

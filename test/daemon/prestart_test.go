@@ -3,6 +3,7 @@ package daemon
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -101,4 +102,44 @@ func TestChecksBeginWithTheConfigurationThatAsksForThem(t *testing.T) {
 			s.begins("work")
 		}
 	}
+}
+
+// TestChecksOfDevicesThatLeftThePlanJudgeTheirGPUs: a container starts again on what it was given, whatever the GPU is called now.
+func TestChecksOfDevicesThatLeftThePlanJudgeTheirGPUs(t *testing.T) {
+	t.Parallel()
+	s := open(t, node.Setup{})
+	s.Args = []string{"--pre-start-checks", "clean", "--config-file", s.write("config.yaml", "version: v1\n")}
+	s.start()
+	s.next(0, standin.Listed)
+	s.shows(8, 8)
+	s.begins("work")
+	s.write("config.yaml", "version: v1\nresources: {gpus: [{pattern: \"*\", name: card}]}\n")
+	s.signal(s.Running(), syscall.SIGHUP)
+	s.until("GPUs that left the plan", func() bool { return s.Allocatable(gpu) == 0 })
+
+	s.restarts("work", "")
+	s.inject(simulator.Fault{Kind: simulator.KindRecoveryAction, GPU: "3", Action: "reset"})
+	s.restarts("work", "GPU 3 (GPU-", "recovery action gpu-reset", "cure: reset")
+	s.inject(simulator.Fault{Kind: simulator.KindRestore})
+	s.restarts("work", "")
+	s.inject(simulator.Fault{Kind: simulator.KindRemove, GPU: "3"})
+	s.restarts("work", "GPU 3 (GPU-", "is not there any more")
+}
+
+// restarts waits until kubelet starts a container again, or is refused that with all of the words.
+func (s *stage) restarts(pod string, words ...string) {
+	s.t.Helper()
+	var err error
+	defer func() {
+		if s.t.Failed() {
+			s.t.Logf("kubelet was told last: %v", err)
+		}
+	}()
+	s.eventually(fmt.Sprintf("%s starts again, or is refused with %q", pod, words), func() bool {
+		err = s.StartAgain(s.t.Context(), standin.Container{Pod: pod, Name: "main", Resource: gpu, Count: 8})
+		if words[0] == "" {
+			return err == nil
+		}
+		return err != nil && !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(err.Error(), w) })
+	})
 }

@@ -100,6 +100,19 @@ func (k *Kubelet) Admit(ctx context.Context, c Container) (Allocation, error) {
 	return Allocation{IDs: slices.Sorted(maps.Keys(h.ids())), Response: h.response}, nil
 }
 
+// StartAgain starts a container again that was admitted and has ended. Kubelet does not look at its devices then: it calls
+// PreStartContainer, as far as the plugin wants that. An error is a *PodError, or ErrStopped.
+func (k *Kubelet) StartAgain(ctx context.Context, c Container) error {
+	m, err := k.running()
+	if err != nil {
+		return err
+	}
+	if err := m.preStart(ctx, c); err != nil {
+		return &PodError{Reason: CreateContainerConfig, Err: err}
+	}
+	return nil
+}
+
 func (k *Kubelet) admit(ctx context.Context, m *manager, c Container) error {
 	k.admission.Lock()
 	defer k.admission.Unlock()
