@@ -50,6 +50,7 @@ var faultCommands = []faultCommand{
 	{simulator.KindHang, "NVML calls do not return until restored", []string{"gpu", "call", "count"}},
 	{simulator.KindSlow, "NVML calls take longer until restored", []string{"gpu", "call", "count", "delay"}},
 	{simulator.KindFail, "NVML calls fail until restored", []string{"gpu", "call", "return"}},
+	{simulator.KindAnswer, "NVML calls return another value until restored", []string{"gpu", "call", "value"}},
 	{simulator.KindRecoveryAction, "The driver asks for a recovery action", []string{"gpu", "action"}},
 	{simulator.KindRemapFailure, "A memory row cannot be remapped", []string{"gpu"}},
 	{simulator.KindRemapPending, "A memory row will be remapped at the next reset", []string{"gpu"}},
@@ -87,6 +88,9 @@ func newFaultCommand(f faultCommand, socket *string) *cobra.Command {
 		},
 		"return": func(fs *pflag.FlagSet) {
 			fs.StringVar(&fault.Return, "return", "", "what the call answers, such as UNKNOWN")
+		},
+		"value": func(fs *pflag.FlagSet) {
+			fs.StringVar(&fault.Value, "value", "", `what the call returns: text, or a number; "\xff" in quotes as in Go's source`)
 		},
 		"state": func(fs *pflag.FlagSet) {
 			fs.StringVar(&fault.State, "state", "", "of the fabric: not-started, in-progress or completed; of persistence mode: on or off")

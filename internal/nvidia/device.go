@@ -45,7 +45,8 @@ func (d device) GetMigMode() (int, nvml.Return) {
 }
 
 func (d device) GetMaxMigDeviceCount() (int, nvml.Return) {
-	return query(d, "GetMaxMigDeviceCount", d.handle.GetMaxMigDeviceCount)
+	count, ret := query(d, "GetMaxMigDeviceCount", d.handle.GetMaxMigDeviceCount)
+	return min(count, maxMIGDevices), ret
 }
 
 func (d device) GetMigDeviceHandleByIndex(index int) (device, nvml.Return) {

@@ -68,6 +68,12 @@ func lookUp(symbol func(name string) error) (map[string]bool, error) {
 	return has, nil
 }
 
+// No machine has more GPUs, and no GPU more MIG devices. What counts more is wrong.
+const (
+	maxGPUs       = 256
+	maxMIGDevices = 64
+)
+
 // An api is NVML in one session. To call a function that the library lacks ends the process: called through the api and the
 // handles that it returns, it answers ERROR_FUNCTION_NOT_FOUND.
 type api struct {
@@ -144,8 +150,19 @@ func (a *api) SystemGetCudaDriverVersion() (int, nvml.Return) {
 	return invoke(a, "nvmlSystemGetCudaDriverVersion", a.lib.SystemGetCudaDriverVersion)
 }
 
+// DeviceGetCount returns how many GPUs there are. A driver that counts more than maxGPUs is wrong: then those count that have an
+// index.
 func (a *api) DeviceGetCount() (int, nvml.Return) {
-	return invoke(a, "nvmlDeviceGetCount", a.lib.DeviceGetCount)
+	count, ret := invoke(a, "nvmlDeviceGetCount", a.lib.DeviceGetCount)
+	if count <= maxGPUs {
+		return count, ret
+	}
+	for i := range maxGPUs {
+		if _, ret := a.DeviceGetHandleByIndex(i); ret == nvml.ERROR_INVALID_ARGUMENT {
+			return i, nvml.SUCCESS
+		}
+	}
+	return maxGPUs, nvml.SUCCESS
 }
 
 func (a *api) DeviceGetHandleByIndex(index int) (device, nvml.Return) {

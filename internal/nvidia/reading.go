@@ -20,10 +20,8 @@ func (s *scanner) read(uuid string) (inventory.Reading, error) {
 
 // find returns a GPU that was seen.
 func (s *scanner) find(uuid string) (*gpu, error) {
-	for _, g := range s.known {
-		if g.seen.UUID == uuid && uuid != "" {
-			return g, nil
-		}
+	if g, ok := s.last.GPU(uuid); ok {
+		return s.known[g.Index], nil
 	}
 	return nil, errors.New("this session has seen no such GPU")
 }

@@ -1,6 +1,7 @@
 package nvidia
 
 import (
+	"cmp"
 	"fmt"
 	"io/fs"
 	"slices"
@@ -61,7 +62,8 @@ func (s *scanner) look(index int, g *gpu) {
 		return
 	}
 	if g.seen.UUID == "" {
-		s.leftOut = append(s.leftOut, inventory.LeftOut{Index: index, Reason: "the GPU cannot be identified: " + a.reason})
+		reason := cmp.Or(a.reason, "its UUID is empty")
+		s.leftOut = append(s.leftOut, inventory.LeftOut{Index: index, Reason: "the GPU cannot be identified: " + reason})
 		return
 	}
 	g.seen.Health = a.health()
@@ -71,6 +73,7 @@ func (s *scanner) look(index int, g *gpu) {
 // publish returns what was found; the last Snapshot itself if it is the same.
 func (s *scanner) publish() inventory.Snapshot {
 	found := inventory.Snapshot{Driver: s.driver, GPUs: s.gpus, Control: controlNodes(s.root, s.devs), LeftOut: s.leftOut}
+	found = inventory.Identify(found, s.last)
 	if !found.Equal(s.last) {
 		found.GPUs, found.LeftOut = slices.Clone(found.GPUs), slices.Clone(found.LeftOut)
 		s.last = found

@@ -35,7 +35,9 @@ type pair[A, B any] struct {
 
 // GetUUID returns the GPU's UUID.
 func (d device) GetUUID() (string, nvml.Return) {
-	return ask(d, "DeviceGetUUID", func(g *gpu) (string, nvml.Return) { return g.spec.UUID, nvml.SUCCESS })
+	return ask(d, "DeviceGetUUID", func(g *gpu) (string, nvml.Return) {
+		return d.session.node.textLocked("DeviceGetUUID", g, nil, g.spec.UUID), nvml.SUCCESS
+	})
 }
 
 // GetIndex returns the GPU's index in the session.
@@ -52,12 +54,16 @@ func (d device) GetIndex() (int, nvml.Return) {
 
 // GetMinorNumber returns the N of /dev/nvidiaN.
 func (d device) GetMinorNumber() (int, nvml.Return) {
-	return ask(d, "DeviceGetMinorNumber", func(g *gpu) (int, nvml.Return) { return g.spec.minor, nvml.SUCCESS })
+	return ask(d, "DeviceGetMinorNumber", func(g *gpu) (int, nvml.Return) {
+		return d.session.node.numberLocked("DeviceGetMinorNumber", g, g.spec.minor), nvml.SUCCESS
+	})
 }
 
 // GetName returns the product's name.
 func (d device) GetName() (string, nvml.Return) {
-	return ask(d, "DeviceGetName", func(g *gpu) (string, nvml.Return) { return g.spec.model.Name, nvml.SUCCESS })
+	return ask(d, "DeviceGetName", func(g *gpu) (string, nvml.Return) {
+		return d.session.node.textLocked("DeviceGetName", g, nil, g.spec.model.Name), nvml.SUCCESS
+	})
 }
 
 // GetSerial returns the board's serial number.

@@ -32,6 +32,8 @@ type Fault struct {
 	Call string `json:"call,omitempty"`
 	// Return is what a call answers, such as "UNKNOWN", "RESET_REQUIRED" or "GPU_IS_LOST".
 	Return string `json:"return,omitempty"`
+	// Value is what a call returns instead of the truth: text, or a number. In quotes it is a string of Go ("\xff").
+	Value string `json:"value,omitempty"`
 	// Driver is "missing" (the module is not loaded), "no-library", or the version that is installed from now on.
 	Driver string `json:"driver,omitempty"`
 	// State is the state of the fabric: "not-started", "in-progress" or "completed"; or that of persistence mode: "on" or "off".
@@ -61,6 +63,7 @@ const (
 	KindHang           Kind = "hang"                // a call does not return, on one GPU or on all
 	KindSlow           Kind = "slow"                // a call takes longer, on one GPU or on all
 	KindFail           Kind = "fail"                // a call answers an error, on one GPU or on all
+	KindAnswer         Kind = "answer"              // a call returns another value, about a GPU, a MIG device or the node
 	KindRecoveryAction Kind = "recovery-action"     // the driver asks for a recovery action
 	KindRemapFailure   Kind = "remap-failure"       // a memory row cannot be remapped
 	KindRemapPending   Kind = "remap-pending"       // a memory row will be remapped at the next reset
@@ -107,6 +110,7 @@ func rules() map[Kind]rule {
 		KindHang:           {maybeGPU, []string{"call", "count"}, (*Node).stallsLocked},
 		KindSlow:           {maybeGPU, []string{"call", "count", "delay"}, (*Node).stallsLocked},
 		KindFail:           {maybeGPU, []string{"call", "return"}, (*Node).failLocked},
+		KindAnswer:         {maybeGPU, []string{"call", "value"}, (*Node).answersLocked},
 		KindRecoveryAction: {oneGPU, []string{"action"}, (*Node).recoveryLocked},
 		KindRemapFailure:   {oneGPU, nil, on(func(g *gpu, _ Fault) { g.remapFailure = true })},
 		KindRemapPending:   {oneGPU, nil, on(func(g *gpu, _ Fault) { g.remapped, g.remapPending = g.remapped+1, true })},
@@ -174,7 +178,7 @@ func (n *Node) aimLocked(f Fault, r rule) (target, error) {
 	switch {
 	case err != nil:
 		return target{}, err
-	case t.inst != nil && !slices.Contains(r.takes, "gi"):
+	case t.inst != nil && !slices.Contains(r.takes, "gi") && f.Kind != KindAnswer:
 		return target{}, fmt.Errorf("%s is a MIG device: give its GPU, %d", f.GPU, t.gpu.slot)
 	case t.gpu.removed && f.Kind != KindAdd:
 		return target{}, fmt.Errorf("GPU %d is unplugged: plug it in with %s first", t.gpu.slot, KindAdd)
@@ -202,7 +206,7 @@ func (f Fault) fields() []string {
 		{"xid", f.XID != 0}, {"gi", f.GI != nil}, {"ci", f.CI != nil}, {"event", f.Event != ""}, {"action", f.Action != ""},
 		{"profiles", len(f.Profiles) > 0}, {"call", f.Call != ""}, {"return", f.Return != ""}, {"driver", f.Driver != ""},
 		{"state", f.State != ""}, {"link", f.Link != nil}, {"count", f.Count != 0},
-		{"delay", f.Delay != ""},
+		{"delay", f.Delay != ""}, {"value", f.Value != ""},
 	} {
 		if field.set {
 			set = append(set, field.name)

@@ -214,6 +214,7 @@ func (n *Node) restoreLocked(f Fault, t target) error {
 	everything := f.GPU == ""
 	n.stalls = slices.DeleteFunc(n.stalls, func(s *stall) bool { return everything || s.slot == slot })
 	n.failures = slices.DeleteFunc(n.failures, func(f failure) bool { return everything || f.slot == slot })
+	n.answers = slices.DeleteFunc(n.answers, func(a answer) bool { return everything || a.slot == slot })
 	if everything {
 		b, _ := branch(n.profile.Driver) // New has parsed it
 		n.driver = driver{version: n.profile.Driver, branch: b}
@@ -232,7 +233,7 @@ func (n *Node) restoreLocked(f Fault, t target) error {
 
 func (n *Node) rebootLocked(Fault, target) error {
 	n.reboots++
-	n.stalls, n.failures = nil, nil
+	n.stalls, n.failures, n.answers = nil, nil, nil
 	for slot, g := range n.gpus {
 		g.lost = true // for those who hold it
 		if !g.removed {
@@ -282,6 +283,9 @@ func (n *Node) faultsLocked(g *gpu) []string {
 	}
 	for _, f := range n.failures {
 		say(f.slot == anywhere || f.slot == g.slot, "%s answers %s", callWord(f.call), f.ret)
+	}
+	for _, a := range n.answers {
+		say(a.slot == anywhere || a.slot == g.slot, "%s answers %.40q", a.call, a.value)
 	}
 	return faults
 }

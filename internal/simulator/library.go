@@ -201,7 +201,9 @@ func (l *library) SystemGetCudaDriverVersion_v2() (int, nvml.Return) {
 
 // DeviceGetCount returns the number of GPUs that the session began with.
 func (l *library) DeviceGetCount() (int, nvml.Return) {
-	return query(l, "DeviceGetCount", func(s *session) (int, nvml.Return) { return len(s.gpus), nvml.SUCCESS })
+	return query(l, "DeviceGetCount", func(s *session) (int, nvml.Return) {
+		return s.node.numberLocked("DeviceGetCount", nil, len(s.gpus)), nvml.SUCCESS
+	})
 }
 
 // DeviceGetHandleByIndex returns the GPU with an index.

@@ -49,7 +49,7 @@ func (d device) GetMaxMigDeviceCount() (int, nvml.Return) {
 		for _, p := range g.spec.model.MIG {
 			count = max(count, p.Count)
 		}
-		return count, nvml.SUCCESS
+		return d.session.node.numberLocked("DeviceGetMaxMigDeviceCount", g, count), nvml.SUCCESS
 	})
 }
 
@@ -84,7 +84,7 @@ func (d migDevice) IsMigDeviceHandle() (bool, nvml.Return) {
 // GetUUID returns the MIG device's UUID.
 func (d migDevice) GetUUID() (string, nvml.Return) {
 	return askMIG(d, "DeviceGetUUID", func(g *gpu, c *computeInstance) (string, nvml.Return) {
-		return d.session.node.uuidLocked(g, c), nvml.SUCCESS
+		return d.session.node.textLocked("DeviceGetUUID", g, c, d.session.node.uuidLocked(g, c)), nvml.SUCCESS
 	})
 }
 

@@ -1,0 +1,126 @@
+package inventory
+
+import (
+	"fmt"
+	"iter"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+const (
+	maxName  = 96        // bytes of a UUID or a model: NVML's limit
+	maxMinor = 1<<20 - 1 // the kernel's limit
+	maxShown = 40        // bytes of a wrong name that a reason shows
+)
+
+// A UUID is kubelet's ID of a device, a word of comma-separated lists and a name in CDI specs. Drivers before R470 have names with
+// slashes for MIG devices.
+var (
+	uuidPattern   = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$`)
+	oldMIGPattern = regexp.MustCompile(`^MIG-GPU-[A-Za-z0-9-]+/\d+/\d+$`)
+)
+
+// Identify returns the Snapshot without the GPUs and MIG devices that cannot be named or told apart. They are in LeftOut, with
+// the reason. Of devices with the same UUID, the one stays that had it in the last Snapshot; if there is none, the first.
+func Identify(s, last Snapshot) Snapshot {
+	before, owners := map[string]place{}, map[string]place{} // by UUID
+	for uuid, p := range last.places() {
+		before[uuid] = p
+	}
+	for uuid, p := range s.places() {
+		if _, claimed := owners[uuid]; !claimed || before[uuid] == p {
+			owners[uuid] = p
+		}
+	}
+	wrong := func(uuid string, p place) string {
+		switch {
+		case len(uuid) > maxName || !uuidPattern.MatchString(uuid) && (p.mig < 0 || !oldMIGPattern.MatchString(uuid)):
+			return fmt.Sprintf("its UUID %s is not one that can name a device", shown(uuid))
+		case owners[uuid] != p:
+			return fmt.Sprintf("its UUID %s is that of another device", shown(uuid))
+		}
+		return ""
+	}
+	sound := s
+	sound.GPUs, sound.LeftOut = nil, slices.Clone(s.LeftOut)
+	leaveOut := func(index int, format string, args ...any) {
+		sound.LeftOut = append(sound.LeftOut, LeftOut{Index: index, Reason: fmt.Sprintf(format, args...)})
+	}
+	for _, g := range s.GPUs {
+		reason := wrong(g.UUID, g.place())
+		switch {
+		case reason != "":
+		case len(g.Model) > maxName || !isPlain(g.Model):
+			reason = fmt.Sprintf("its model %s is too long or not plain text", shown(g.Model))
+		case g.Minor < 0 || g.Minor > maxMinor:
+			reason = fmt.Sprintf("its minor number %d is out of range", g.Minor)
+		}
+		if reason != "" {
+			leaveOut(g.Index, "the GPU cannot be identified: %s", reason)
+			continue
+		}
+		g.MIGDevices = slices.DeleteFunc(slices.Clone(g.MIGDevices), func(m MIGDevice) bool {
+			reason := wrong(m.UUID, m.place(g))
+			if reason != "" {
+				leaveOut(g.Index, "MIG device %d:%d cannot be identified: %s", g.Index, m.Index, reason)
+			}
+			return reason != ""
+		})
+		sound.GPUs = append(sound.GPUs, g)
+	}
+	if len(sound.LeftOut) == len(s.LeftOut) {
+		return s
+	}
+	for i, g := range sound.GPUs {
+		sound.GPUs[i].Links = slices.DeleteFunc(slices.Clone(g.Links), func(l Link) bool {
+			return !slices.ContainsFunc(sound.GPUs, func(peer GPU) bool { return peer.Index == l.PeerIndex })
+		})
+	}
+	slices.SortStableFunc(sound.LeftOut, func(a, b LeftOut) int { return a.Index - b.Index })
+	return sound
+}
+
+// A place is where a device is. No two devices of a Snapshot have one place.
+type place struct {
+	index, mig int // mig is -1 for a GPU
+	bdf        string
+}
+
+func (g GPU) place() place { return place{g.Index, -1, g.BDF} }
+
+func (m MIGDevice) place(g GPU) place { return place{g.Index, m.Index, g.BDF} }
+
+// places gives the UUIDs of all devices with their places, those of GPUs first.
+func (s Snapshot) places() iter.Seq2[string, place] {
+	return func(yield func(string, place) bool) {
+		for _, g := range s.GPUs {
+			if !yield(g.UUID, g.place()) {
+				return
+			}
+		}
+		for _, g := range s.GPUs {
+			for _, m := range g.MIGDevices {
+				if !yield(m.UUID, m.place(g)) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// isPlain reports whether text is valid UTF-8 that can be printed on one line.
+func isPlain(text string) bool {
+	return utf8.ValidString(text) && !strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) })
+}
+
+// shown returns a name in quotes, escaped, and not all of it if it is long.
+func shown(name string) string {
+	if len(name) > maxShown {
+		return fmt.Sprintf("%q... (%d bytes)", name[:maxShown], len(name))
+	}
+	return strconv.Quote(name)
+}

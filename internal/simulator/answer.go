@@ -1,0 +1,51 @@
+package simulator
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+)
+
+// changeable are the calls that can be made to return another value.
+var changeable = []string{
+	"DeviceGetCount", "DeviceGetMaxMigDeviceCount", "DeviceGetMinorNumber", "DeviceGetName", "DeviceGetUUID",
+}
+
+// An answer makes a call return another value.
+type answer struct {
+	call  string
+	slot  int // or anywhere
+	inst  *computeInstance
+	value string
+}
+
+func (n *Node) answersLocked(f Fault, t target) error {
+	if !slices.Contains(changeable, f.Call) {
+		return fmt.Errorf("the value of call %q cannot be changed: give one of %s", f.Call, join(changeable))
+	}
+	value := f.Value
+	if unquoted, err := strconv.Unquote(value); err == nil {
+		value = unquoted
+	}
+	n.answers = append(n.answers, answer{f.Call, t.slot(), t.inst, value})
+	return nil
+}
+
+// textLocked returns what a call about a GPU (nil: about none) or MIG device answers: the truth, unless that was changed.
+func (n *Node) textLocked(call string, g *gpu, inst *computeInstance, truth string) string {
+	slot := target{gpu: g}.slot()
+	for _, a := range n.answers {
+		if a.call == call && (a.slot == slot || a.slot == anywhere) && a.inst == inst {
+			truth = a.value
+		}
+	}
+	return truth
+}
+
+// numberLocked is textLocked for a number. What is not a number changes nothing.
+func (n *Node) numberLocked(call string, g *gpu, truth int) int {
+	if number, err := strconv.Atoi(n.textLocked(call, g, nil, "")); err == nil {
+		return number
+	}
+	return truth
+}

@@ -1,0 +1,48 @@
+package daemon
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
+)
+
+// TestDevicesThatCannotBeNamed: GPUs with impossible UUIDs, and one with a UUID that becomes another's while it is served, are
+// left out, and containers get the others by every strategy.
+func TestDevicesThatCannotBeNamed(t *testing.T) {
+	t.Parallel()
+	for _, strategy := range []string{"envvar", "volume-mounts", "cdi-annotations", "cdi-cri"} {
+		t.Run(strategy, func(t *testing.T) {
+			t.Parallel()
+			s := open(t, node.Setup{})
+			s.Args = []string{"--device-list-strategy", strategy, "--cdi-dir", s.Path("cdi"), "--nvidia-driver-root", s.Path("root")}
+			faults := []simulator.Fault{{Kind: simulator.KindAnswer, Call: "DeviceGetCount", Value: "4294967295"}}
+			for gpu, uuid := range map[string]string{
+				"1": `""`, "2": `"GPU-\xff\xfe"`, "3": `"GPU-0\nGPU-1"`, "4": "GPU-0,GPU-1", "5": "GPU/0",
+			} {
+				faults = append(faults, simulator.Fault{Kind: simulator.KindAnswer, GPU: gpu, Call: "DeviceGetUUID", Value: uuid})
+			}
+			s.broken(faults...)
+			s.start()
+			s.shows(3, 3)
+			first, err := s.Admit(t.Context(), standin.Container{Pod: "first", Name: "main", Resource: gpu, Count: 3})
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.says("five GPUs are left out", func(now status) bool { return len(now.LeftOut) == 5 })
+
+			profile, err := simulator.Load("dgx-h100")
+			if err != nil {
+				t.Fatal(err)
+			}
+			kept, becomes := profile.GPUs[7].UUID, profile.GPUs[0].UUID
+			s.inject(simulator.Fault{Kind: simulator.KindAnswer, GPU: "0", Call: "DeviceGetUUID", Value: kept})
+			s.allocatable(2)
+			if devices := s.Devices(gpu); !devices[kept] || devices[becomes] || !slices.Contains(first.IDs, becomes) {
+				t.Errorf("devices: %v, want %s Healthy and %s not", devices, kept, becomes)
+			}
+		})
+	}
+}
