@@ -1,4 +1,4 @@
-package main
+package faults
 
 import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"

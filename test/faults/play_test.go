@@ -1,4 +1,4 @@
-package main
+package faults
 
 import (
 	"context"
@@ -32,6 +32,7 @@ type play struct {
 	acts   []act
 	first  []simulator.Fault // have happened before the daemon starts
 	daemon string
+	played bool
 	steps  []step
 	err    error // what is wrong
 }
@@ -70,6 +71,7 @@ type stage struct {
 
 // run plays. What comes of it is in p.
 func (p *play) run(ctx context.Context) {
+	p.played = true
 	if p.err = ctx.Err(); p.err != nil {
 		return
 	}

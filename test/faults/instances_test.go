@@ -1,4 +1,4 @@
-package main
+package faults
 
 import (
 	"k8s.io/utils/ptr"
