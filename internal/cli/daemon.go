@@ -95,7 +95,7 @@ func newDaemon(ctx context.Context, c config.Config, sources config.Sources) (*d
 	socket := c.KubeletSocket
 	if socket == "" {
 		klog.FromContext(ctx).Info("Registering nowhere: --kubelet-socket is empty")
-		socket = kubelet.DefaultSocket
+		socket = config.DefaultKubeletSocket
 	}
 	directory, err := kubelet.NewDirectory(socket, clock.RealClock{})
 	if err != nil {

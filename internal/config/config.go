@@ -10,8 +10,13 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
-// DefaultControlSocket is where a daemon takes commands unless it is told otherwise.
-const DefaultControlSocket = "/run/gpu-device-plugin/control.sock"
+// The defaults of options that other packages need, too.
+const (
+	// DefaultControlSocket is the socket for commands.
+	DefaultControlSocket = "/run/gpu-device-plugin/control.sock"
+	// DefaultKubeletSocket is the socket of a kubelet with default settings.
+	DefaultKubeletSocket = "/var/lib/kubelet/device-plugins/kubelet.sock"
+)
 
 // Config is everything the daemon is told. It is made by Load, complete and valid, and nobody changes it, or what it
 // holds, afterwards.

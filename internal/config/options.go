@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cdi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
@@ -107,7 +108,7 @@ var options = []option{
 		usage: "give out no device while the node lacks its IMEX channel", set: truth(func(c *Config) *bool { return &c.IMEXRequired }),
 	},
 	{
-		flag: "kubelet-socket", env: []string{"KUBELET_SOCKET"}, fallback: "/var/lib/kubelet/device-plugins/kubelet.sock", empty: true,
+		flag: "kubelet-socket", env: []string{"KUBELET_SOCKET"}, fallback: DefaultKubeletSocket, empty: true,
 		usage: "the socket of kubelet to register with; empty to register nowhere",
 		set:   socket(func(c *Config) *string { return &c.KubeletSocket }),
 	},
@@ -218,17 +219,14 @@ func absolute(field func(*Config) *string) func(*Config, string) error {
 	}
 }
 
-// maxSocketPath is how many bytes the path of a Unix socket may have (unix(7)).
-const maxSocketPath = 107
-
 // socket sets an option that is the path of a Unix socket, or empty for none.
 func socket(field func(*Config) *string) func(*Config, string) error {
 	return func(c *Config, path string) error {
-		if excess := len(path) - maxSocketPath; excess > 0 {
-			return fmt.Errorf("%q has %d bytes and the path of a socket at most %d: shorten it by %d bytes", path, len(path), maxSocketPath, excess)
+		if excess := len(path) - files.MaxSocketPath; excess > 0 {
+			return fmt.Errorf("%q has %d bytes and the path of a socket at most %d: shorten it by %d bytes",
+				path, len(path), files.MaxSocketPath, excess)
 		}
-		*field(c) = path
-		return nil
+		return absolute(field)(c, path)
 	}
 }
 

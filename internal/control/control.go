@@ -19,11 +19,10 @@ import (
 )
 
 const (
-	// maxMessage bounds one request or answer, in bytes: the status of a node with thousands of replicas takes some
-	// hundred thousand.
-	maxMessage = 16 << 20
-	// callTimeout bounds one call as the server sees it.
-	callTimeout = 30 * time.Second
+	// maxRequest bounds one request, in bytes. The largest, a fault with a layout of MIG devices, takes some hundred.
+	maxRequest = 64 << 10
+	// maxAnswer bounds one answer, in bytes. The status of a node with thousands of replicas takes some hundred thousand.
+	maxAnswer = 16 << 20
 )
 
 // A Handler answers one kind of call. What it returns is sent as JSON; the sentence of its error is sent as it is.
@@ -60,7 +59,7 @@ func Call(ctx context.Context, socket, call string, arguments, result any) error
 		return fmt.Errorf("send %s to the daemon: %w", call, err)
 	}
 	var a answer
-	if err := json.NewDecoder(io.LimitReader(conn, maxMessage)).Decode(&a); err != nil {
+	if err := json.NewDecoder(io.LimitReader(conn, maxAnswer)).Decode(&a); err != nil {
 		return fmt.Errorf("read the daemon's answer to %s: %w", call, err)
 	}
 	if a.Error != "" {

@@ -4,36 +4,40 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/supervise"
 )
 
-// start runs a server at socket until the test ends, and returns once it answers.
-func start(t *testing.T, socket string) (stop func()) {
+const patience = time.Minute // bounds every wait for something that must happen
+
+// start runs a server at socket until the test ends, and returns once it answers. Waits is closed when its call wait has come.
+func start(t *testing.T, socket string) (waits chan struct{}, stop func()) {
 	t.Helper()
+	waits = make(chan struct{})
 	server := control.NewServer(socket, map[string]control.Handler{
+		"wait": func(ctx context.Context, _ json.RawMessage) (any, error) {
+			close(waits)
+			<-ctx.Done()
+			return nil, ctx.Err()
+		},
 		"echo": func(_ context.Context, arguments json.RawMessage) (any, error) { return arguments, nil },
 		"fail": func(context.Context, json.RawMessage) (any, error) { return nil, errors.New("no GPU 9 here") },
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- server.Run(ctx) }()
-	deadline := time.After(time.Minute)
-	for control.Call(ctx, socket, "echo", "there?", nil) != nil {
-		select {
-		case err := <-ended:
-			t.Fatalf("Run() = %v", err)
-		case <-deadline:
-			t.Fatal("the server does not answer")
-		case <-time.After(time.Millisecond):
-		}
-	}
+	go func() {
+		ended <- supervise.Run(ctx, supervise.Backoff{First: time.Millisecond, Most: 10 * time.Millisecond}, server.Run)
+	}()
+	answers(t, socket)
 	stop = func() {
 		cancel()
 		if err := <-ended; err != nil {
@@ -42,12 +46,24 @@ func start(t *testing.T, socket string) (stop func()) {
 		ended <- nil
 	}
 	t.Cleanup(stop)
-	return stop
+	return waits, stop
+}
+
+// answers waits until a server answers at socket.
+func answers(t *testing.T, socket string) {
+	t.Helper()
+	deadline := time.Now().Add(patience)
+	for control.Call(t.Context(), socket, "echo", "there?", nil) != nil {
+		if time.Now().After(deadline) {
+			t.Fatal("no server answers")
+		}
+		time.Sleep(time.Millisecond)
+	}
 }
 
 func TestCalls(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "c.sock")
-	stop := start(t, socket)
+	_, stop := start(t, socket)
 
 	var got []string
 	if err := control.Call(t.Context(), socket, "echo", []string{"a", "b"}, &got); err != nil || strings.Join(got, "") != "ab" {
@@ -104,4 +120,138 @@ func TestASocketLeftBehindIsReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	start(t, socket)
+}
+
+// TestWhatIsNoSocketIsLeftAlone: a file, a folder, a FIFO or a link at the path is neither replaced nor opened.
+func TestWhatIsNoSocketIsLeftAlone(t *testing.T) {
+	for name, put := range map[string]func(path string) error{
+		"file":            func(path string) error { return os.WriteFile(path, []byte("precious"), 0o600) },
+		"folder":          func(path string) error { return os.Mkdir(path, 0o700) },
+		"FIFO":            func(path string) error { return syscall.Mkfifo(path, 0o600) },
+		"link to nothing": func(path string) error { return os.Symlink("nothing", path) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			socket := filepath.Join(t.TempDir(), "c.sock")
+			if err := put(socket); err != nil {
+				t.Fatal(err)
+			}
+			before, err := os.Lstat(socket)
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = control.NewServer(socket, nil).Run(t.Context())
+			if err == nil || !strings.Contains(err.Error(), "not a socket") || !strings.Contains(err.Error(), "--control-socket") {
+				t.Errorf("Run() = %v, want an error with the remedy", err)
+			}
+			if after, err := os.Lstat(socket); err != nil || !os.SameFile(before, after) {
+				t.Errorf("it was replaced: %v", err)
+			}
+			if entries, err := os.ReadDir(filepath.Dir(socket)); err != nil || len(entries) != 1 {
+				t.Errorf("the folder has %v, %v", entries, err)
+			}
+		})
+	}
+}
+
+// TestASocketThatIsRemovedComesBack: within a second, and what was asked before is answered.
+func TestASocketThatIsRemovedComesBack(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "c.sock")
+	waits, stop := start(t, socket)
+	waiting := make(chan error, 1)
+	go func() { waiting <- control.Call(t.Context(), socket, "wait", nil, nil) }()
+	select {
+	case <-waits:
+	case <-time.After(patience):
+		t.Fatal("the call does not come")
+	}
+	for range 3 {
+		if err := os.Remove(socket); err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		answers(t, socket)
+		t.Logf("it came back after %v", time.Since(began))
+		if after, err := os.Lstat(socket); err != nil || after.Mode().Perm() != 0o600 {
+			t.Errorf("the new socket: %v, %v", after, err)
+		}
+	}
+	select {
+	case err := <-waiting:
+		t.Errorf("a call from before ended with %v", err)
+	default:
+	}
+	stop()
+	if err := <-waiting; err == nil || !strings.Contains(err.Error(), "canceled") {
+		t.Errorf("a call from before ended with %v, want what its handler said", err)
+	}
+}
+
+// TestOthersMayNeverConnect: the mode of the socket is right from its first moment, whatever the umask is.
+func TestOthersMayNeverConnect(t *testing.T) {
+	defer syscall.Umask(syscall.Umask(0))
+	socket := filepath.Join(t.TempDir(), "c.sock")
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- control.NewServer(socket, nil).Run(ctx) }()
+	defer func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
+	for deadline := time.Now().Add(patience); ; {
+		info, err := os.Lstat(socket)
+		if err == nil {
+			if info.Mode().Perm() != 0o600 {
+				t.Errorf("the mode is %v", info.Mode())
+			}
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestRequestsAreBounded: one that is too long is refused with the limit, and one that never comes is not waited for.
+func TestRequestsAreBounded(t *testing.T) {
+	t.Parallel()
+	socket := filepath.Join(t.TempDir(), "c.sock")
+	_, stop := start(t, socket)
+	for size, want := range map[int]string{1 << 10: "", 8 << 20: "65536 bytes"} {
+		err := control.Call(t.Context(), socket, "echo", strings.Repeat("x", size), nil)
+		if (err == nil) != (want == "") {
+			t.Errorf("a request of %d bytes: %v", size, err)
+		}
+	}
+	silent, err := net.Dial("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	if _, err := silent.Write([]byte(`{"call": "echo"`)); err != nil {
+		t.Fatal(err)
+	}
+	if err := silent.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := io.ReadAll(silent); err != nil || !strings.Contains(string(text), "5s") {
+		t.Errorf("half a request is answered %q, %v; want the limit", text, err)
+	}
+
+	silent, err = net.Dial("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	began := time.Now()
+	stop()
+	if took := time.Since(began); took > time.Second {
+		t.Errorf("with a silent connection the end took %v", took)
+	}
+}
+
+// TestPathsWithSigns: a path is no URL and no format.
+func TestPathsWithSigns(t *testing.T) {
+	start(t, filepath.Join(t.TempDir(), "c%2F%s ?#.sock"))
 }

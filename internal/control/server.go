@@ -20,19 +20,32 @@ import (
 	"k8s.io/klog/v2"
 )
 
+const (
+	// maxCalls is how many connections are served at a time. Others wait until the kernel's backlog is full.
+	maxCalls = 64
+	// callTimeout bounds one call as the server sees it, requestTimeout how long its request may take to come.
+	callTimeout    = 30 * time.Second
+	requestTimeout = 5 * time.Second
+	// lookEvery is how often the socket is looked for: it may have been removed.
+	lookEvery = 500 * time.Millisecond
+)
+
 // A Server answers calls at a socket.
 type Server struct {
 	socket   string
 	handlers map[string]Handler
+	calls    sync.WaitGroup
+	room     chan struct{} // holds one value for each connection that is served
 }
 
 // NewServer returns a server for the given calls, by name. It takes over the map.
 func NewServer(socket string, handlers map[string]Handler) *Server {
-	return &Server{socket: socket, handlers: handlers}
+	return &Server{socket: socket, handlers: handlers, room: make(chan struct{}, maxCalls)}
 }
 
-// Run answers calls until ctx ends, then removes the socket and returns nil. A socket at which another daemon answers is
-// an error, and is left alone; one that a dead daemon left behind is replaced.
+// Run answers calls until ctx ends, then removes the socket and returns nil. It also returns nil when the socket was removed;
+// calls that are under way are answered then. A socket at which another daemon answers, and anything that is no socket, is an
+// error, and is left alone; a socket that a dead daemon left behind is replaced.
 func (s *Server) Run(ctx context.Context) error {
 	listener, err := listen(ctx, s.socket)
 	if err != nil {
@@ -43,24 +56,66 @@ func (s *Server) Run(ctx context.Context) error {
 		return errors.Join(fmt.Errorf("find control socket: %w", err), listener.Close())
 	}
 	defer func() {
-		if now, err := os.Lstat(s.socket); err == nil && os.SameFile(own, now) {
+		if isThere(own, s.socket) {
 			_ = os.Remove(s.socket)
 		}
-	}()
-	var calls sync.WaitGroup
-	defer calls.Wait()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	context.AfterFunc(ctx, func() { _ = listener.Close() })
-	for {
-		conn, err := listener.AcceptUnix()
 		if ctx.Err() != nil {
+			s.calls.Wait()
+		}
+	}()
+	life, end := context.WithCancel(ctx)
+	defer end()
+	context.AfterFunc(life, func() { _ = listener.Close() })
+	go func() {
+		defer end()
+		for isThere(own, s.socket) && pause(life) {
+		}
+	}()
+	return s.accept(ctx, life, listener)
+}
+
+// pause waits until it is time to look again. It returns false if ctx ends before.
+func pause(ctx context.Context) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(lookEvery):
+		return true
+	}
+}
+
+// isThere reports whether a socket is at path still.
+func isThere(own fs.FileInfo, path string) bool {
+	now, err := os.Lstat(path)
+	return err == nil && os.SameFile(own, now) && own.ModTime().Equal(now.ModTime()) // numbers of files are used again
+}
+
+// accept serves connections until life ends. Calls are answered with ctx.
+func (s *Server) accept(ctx, life context.Context, listener *net.UnixListener) error {
+	log := klog.FromContext(ctx)
+	for failing := false; ; {
+		select {
+		case <-life.Done():
+			return nil
+		case s.room <- struct{}{}:
+		}
+		conn, err := listener.AcceptUnix()
+		if err == nil {
+			failing = false
+			s.calls.Go(func() {
+				defer func() { <-s.room }()
+				s.serve(ctx, conn)
+			})
+			continue
+		}
+		<-s.room
+		if !failing && life.Err() == nil { // such as too many open files
+			log.Info("Cannot accept control calls", "reason", err.Error())
+		}
+		failing = true
+		if !pause(life) {
 			return nil
 		}
-		if err != nil {
-			return fmt.Errorf("accept at control socket: %w", err)
-		}
-		calls.Go(func() { s.serve(ctx, conn) })
 	}
 }
 
@@ -69,52 +124,67 @@ func listen(ctx context.Context, path string) (*net.UnixListener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("make folder of control socket: %w; choose another with --control-socket", err)
 	}
-	if conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path); err == nil {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
+	if err == nil {
 		_ = conn.Close()
 		return nil, fmt.Errorf("listen at control socket %s: another daemon answers there; choose another with --control-socket", path)
 	}
-	// The socket is made under a name of its own and then takes the place of what a dead daemon left.
-	// Its path is no longer, since the path of a socket has its limit.
-	fresh := filepath.Join(filepath.Dir(path), fmt.Sprintf(".%d", os.Getpid()))
-	if err := os.Remove(fresh); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("make control socket: %w", err)
+	switch info, lost := os.Lstat(path); {
+	case errors.Is(lost, fs.ErrNotExist):
+	case lost == nil && info.Mode().Type() != fs.ModeSocket:
+		return nil, fmt.Errorf("listen at control socket %s: a file that is not a socket is there; remove it, or choose another path with "+
+			"--control-socket", path)
+	case !errors.Is(err, syscall.ECONNREFUSED):
+		return nil, fmt.Errorf("listen at control socket %s: %w; choose another with --control-socket", path, err)
+	default: // of a daemon that has ended
+		if err := os.Remove(path); err != nil {
+			return nil, fmt.Errorf("replace control socket: %w", err)
+		}
 	}
-	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: fresh, Net: "unix"})
+	// The kernel gives the file the mode of the socket, so that there is no moment in which others may connect.
+	config := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
+		var refused error
+		err := raw.Control(func(fd uintptr) { refused = syscall.Fchmod(int(fd), 0o600) })
+		return errors.Join(err, refused)
+	}}
+	listener, err := config.Listen(ctx, "unix", path)
 	if err != nil {
 		return nil, fmt.Errorf("make control socket: %w", err)
 	}
-	listener.SetUnlinkOnClose(false)
-	if err := errors.Join(os.Chmod(fresh, 0o600), os.Rename(fresh, path)); err != nil {
-		return nil, errors.Join(fmt.Errorf("make control socket: %w", err), listener.Close(), os.Remove(fresh))
-	}
-	return listener, nil
+	unix := listener.(*net.UnixListener) //nolint:forcetypeassert // the network is unix
+	unix.SetUnlinkOnClose(false)
+	return unix, nil
 }
 
 func (s *Server) serve(ctx context.Context, conn *net.UnixConn) {
 	defer func() { _ = conn.Close() }()
+	_ = conn.SetReadDeadline(time.Now().Add(requestTimeout)) // where that fails, the call's end counts
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
+	log := klog.FromContext(ctx).V(2)
 
 	var r request
-	if err := json.NewDecoder(io.LimitReader(conn, maxMessage)).Decode(&r); err != nil {
-		if !errors.Is(err, io.EOF) { // somebody only looked whether we are here
-			klog.FromContext(ctx).V(2).Info("Control call cannot be read", "reason", err.Error())
-		}
-		return
-	}
 	var a answer
-	result, err := s.answer(ctx, conn, r)
-	if err == nil {
-		a.Result, err = json.Marshal(result)
+	switch err := json.NewDecoder(io.LimitReader(conn, maxRequest)).Decode(&r); {
+	case errors.Is(err, io.EOF): // it was only to see whether we are here
+		return
+	case err != nil:
+		a.Error = fmt.Sprintf("read the request, of which there may be %d bytes and which may take %s: %v", maxRequest, requestTimeout, err)
+		log.Info("Cannot read control call", "reason", err.Error())
+	default:
+		result, err := s.answer(ctx, conn, r)
+		if err == nil {
+			a.Result, err = json.Marshal(result)
+		}
+		if err != nil {
+			a.Error = err.Error()
+		}
+		log.Info("Control call", "call", r.Call, "arguments", string(r.Arguments), "error", a.Error)
 	}
-	if err != nil {
-		a.Error = err.Error()
-	}
-	klog.FromContext(ctx).V(2).Info("Control call", "call", r.Call, "arguments", string(r.Arguments), "error", a.Error)
 	if err := json.NewEncoder(conn).Encode(a); err != nil {
-		klog.FromContext(ctx).V(2).Info("Control call cannot be answered", "call", r.Call, "reason", err.Error())
+		log.Info("Cannot answer control call", "call", r.Call, "reason", err.Error())
 	}
 }
 

@@ -2,7 +2,7 @@
 // Registration service, and its account of devices (PodResources). It knows the files and the wire; what to do about
 // them is decided elsewhere.
 //
-// It imports no other package of the project; only package cli creates its values.
+// Only package cli creates its values.
 package kubelet
 
 import (
@@ -17,14 +17,11 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 )
 
-// DefaultSocket is the socket of a kubelet with default settings.
-const DefaultSocket = "/var/lib/kubelet/device-plugins/kubelet.sock"
-
 const (
-	// maxSocketPath is what fits into sockaddr_un.sun_path with its closing NUL (unix(7)).
-	maxSocketPath = 107
 	// socketPrefix begins the name of every socket of ours.
 	socketPrefix = "gpu-device-plugin-"
 	// maxResourcePart is how much of a resource's name goes into a socket's name: enough to tell sockets apart in a
@@ -61,9 +58,9 @@ func NewDirectory(socket string, c clock.WithTicker) (*Directory, error) {
 	if !filepath.IsAbs(socket) {
 		return nil, fmt.Errorf("use kubelet socket %q: the path must be absolute", socket)
 	}
-	if excess := len(filepath.Dir(socket)) + 1 + maxSocketName - maxSocketPath; excess > 0 {
+	if excess := len(filepath.Dir(socket)) + 1 + maxSocketName - files.MaxSocketPath; excess > 0 {
 		return nil, fmt.Errorf("use kubelet socket %q: a socket of ours beside it would have a path of up to %d bytes and Unix "+
-			"allows %d; choose a directory whose path is %d bytes shorter", socket, maxSocketPath+excess, maxSocketPath, excess)
+			"allows %d; choose a directory whose path is %d bytes shorter", socket, files.MaxSocketPath+excess, files.MaxSocketPath, excess)
 	}
 	if c == nil {
 		c = clock.RealClock{}

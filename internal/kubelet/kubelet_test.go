@@ -11,6 +11,8 @@ import (
 
 	"google.golang.org/grpc"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 )
 
 func TestEndpointsAreNeverTheSame(t *testing.T) {
@@ -37,10 +39,10 @@ func TestEndpointsAreNeverTheSame(t *testing.T) {
 
 func TestSocketPaths(t *testing.T) {
 	tests := map[string]struct{ socket, problem string }{
-		"default":  {DefaultSocket, ""},
+		"default":  {"/var/lib/kubelet/device-plugins/kubelet.sock", ""},
 		"relative": {"kubelet.sock", "must be absolute"},
-		"longest":  {"/" + strings.Repeat("d", maxSocketPath-maxSocketName-2) + "/kubelet.sock", ""},
-		"too long": {"/" + strings.Repeat("d", maxSocketPath-maxSocketName+5) + "/kubelet.sock", "7 bytes shorter"},
+		"longest":  {"/" + strings.Repeat("d", files.MaxSocketPath-maxSocketName-2) + "/kubelet.sock", ""},
+		"too long": {"/" + strings.Repeat("d", files.MaxSocketPath-maxSocketName+5) + "/kubelet.sock", "7 bytes shorter"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

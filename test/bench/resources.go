@@ -49,7 +49,7 @@ func planManyReplicas(ctx context.Context, _ string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	directory, err := kubelet.NewDirectory(kubelet.DefaultSocket, nil)
+	directory, err := kubelet.NewDirectory(config.DefaultKubeletSocket, nil)
 	if err != nil {
 		return "", err
 	}
