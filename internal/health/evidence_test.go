@@ -68,6 +68,7 @@ func TestCountersThatFall(t *testing.T) {
 				s.reopen()
 			}
 			s.reads(3, tt.after)
+			s.reads(3, s.good)
 			if tt.proves {
 				s.want(inventory.Healthy, inventory.NoCure)
 			} else {
@@ -185,6 +186,13 @@ func TestFailedRemappingIsReadWhereRowsCanBe(t *testing.T) {
 	s.reads(20, s.good)
 	s.want(inventory.Unhealthy, inventory.CureHardware)
 
+	s = begin(t, 580) // another one of the hardware is none of the rows'
+	rows(s, false)
+	s.reads(1, s.good)
+	s.xid(54)
+	s.reads(5, s.good)
+	s.want(inventory.Unhealthy, inventory.CureHardware)
+
 	s = begin(t, 580) // as before Ampere, and while there are MIG devices
 	s.xid(64)
 	s.want(inventory.Unhealthy, inventory.CureHardware)
@@ -198,4 +206,18 @@ func TestFailedRemappingIsReadWhereRowsCanBe(t *testing.T) {
 	s.xid(64)
 	s.reads(20, s.good)
 	s.want(inventory.Unhealthy, inventory.CureReset)
+}
+
+// A driver that asks for more than the reset now has not seen one: the bits of a reset stand behind what it asks for.
+func TestAskingForARestartIsNoEvidenceOfAReset(t *testing.T) {
+	for _, action := range []inventory.RecoveryAction{inventory.RecoveryNodeReboot, inventory.RecoverySystemReboot} {
+		s := begin(t, 580)
+		s.xid(119)
+		s.reads(1, asking(inventory.RecoveryGPUReset))
+		s.reads(1, asking(action))
+		s.reads(20, s.good)
+		if n := len(s.gpu.Faults); n != 2 || s.gpu.Faults[0].XID != 119 {
+			t.Errorf("%v: faults %+v, want the XID and the action", action, s.gpu.Faults)
+		}
+	}
 }

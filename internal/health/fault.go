@@ -59,7 +59,7 @@ type Fault struct {
 
 // uncorrected reports whether the fault is an XID of uncorrected memory errors: 172 is the detail of 48 for the chip's own
 // memories.
-func (f Fault) uncorrected() bool { return f.Source == SourceXID && (f.XID == 48 || f.XID == 172) }
+func (f Fault) uncorrected() bool { return f.XID == 48 || f.XID == 172 }
 
 // durable reports whether the fault must outlive the process, so that a restart does not make a bad GPU good.
 func (f Fault) durable() bool {

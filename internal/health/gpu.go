@@ -128,9 +128,6 @@ func earliest(limit time.Time, faults []Fault) time.Time {
 // each returns g with every device of it, the physical GPU first, replaced by what fold makes of it.
 func (g GPU) each(fold func(Device) Device) GPU {
 	g.Device = fold(g.Device)
-	if len(g.Instances) == 0 {
-		return g
-	}
 	g.Instances = slices.Clone(g.Instances)
 	for i := range g.Instances {
 		g.Instances[i].Device = fold(g.Instances[i].Device)

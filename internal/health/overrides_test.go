@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
 func TestParseOverrides(t *testing.T) {
@@ -39,6 +40,30 @@ func TestParseOverrides(t *testing.T) {
 	}
 }
 
+// Only where every XID is ignored are all checks off.
+func TestOff(t *testing.T) {
+	for _, tt := range []struct {
+		disable, enable string
+		off             bool
+	}{
+		{"", "", false}, {"all", "", true}, {"all,48", "", true}, {"48", "", false},
+		{"", "all", false}, {"all", "79", false}, {"all", "all", false},
+	} {
+		o, _ := health.ParseOverrides(tt.disable, tt.enable)
+		if got := o.Off(); got != tt.off {
+			t.Errorf("disable %q, enable %q: off %v, want %v", tt.disable, tt.enable, got, tt.off)
+		}
+		s := begin(t, 580)
+		s.policy.Overrides = o
+		s.reads(1, inventory.Reading{Contact: inventory.ContactLost})
+		verdict := s.policy.Verdict(s.gpu.Device)
+		if healthy := verdict.State == inventory.Healthy && verdict.Reason == "" && !verdict.Since.IsZero(); healthy != tt.off {
+			t.Errorf("disable %q, enable %q: %+v of a lost GPU", tt.disable, tt.enable, verdict)
+		}
+		s.want(inventory.Lost, inventory.CureReboot)
+	}
+}
+
 func TestWithLeavesTheOriginalAlone(t *testing.T) {
 	var zero health.Overrides
 	one := zero.With(48, health.RuleIgnore)
@@ -48,5 +73,9 @@ func TestWithLeavesTheOriginalAlone(t *testing.T) {
 	}
 	if one.Equal(two) || !one.Equal(zero.With(48, health.RuleIgnore)) {
 		t.Error("Equal does not tell rules apart")
+	}
+	all, _ := health.ParseOverrides("all", "")
+	if again, _ := health.ParseOverrides("xids", ""); all.Equal(zero) || zero.Equal(all) || !all.Equal(again) {
+		t.Error("Equal does not tell what holds for all XIDs apart")
 	}
 }
