@@ -34,14 +34,15 @@ var imports = map[string][]string{
 	"cmd/gpu-device-plugin": {"internal/cli"},
 	"api/config/v1":         {},
 
-	"internal/inventory": {},
-	"internal/feed":      {},
-	"internal/files":     {},
-	"internal/logwriter": {},
-	"internal/supervise": {},
-	"internal/version":   {},
+	"internal/inventory":  {},
+	"internal/feed":       {},
+	"internal/files":      {},
+	"internal/logwriter":  {},
+	"internal/supervise":  {},
+	"internal/version":    {},
+	"internal/driverroot": {},
 
-	"internal/nvidia":    {"internal/inventory", "internal/files"},
+	"internal/nvidia":    {"internal/inventory", "internal/driverroot", "internal/files"},
 	"internal/simulator": {"internal/files"},
 	"internal/kernellog": {"internal/inventory"},
 	"internal/kubelet":   {"internal/files"},
@@ -52,7 +53,7 @@ var imports = map[string][]string{
 	"internal/resource": {"internal/inventory", "internal/topology"},
 	"internal/edits":    {"internal/inventory", "internal/resource"},
 
-	"internal/cdi": {"internal/inventory", "internal/resource", "internal/edits", "internal/files"},
+	"internal/cdi": {"internal/inventory", "internal/resource", "internal/edits", "internal/driverroot", "internal/files"},
 	"internal/config": {
 		"api/config/v1", "internal/health", "internal/resource", "internal/edits", "internal/cdi", "internal/feed",
 		"internal/files", "internal/inventory",

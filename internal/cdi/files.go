@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/driverroot"
 )
 
 // The options of mounts: of files, and of sockets.
@@ -22,47 +24,47 @@ func mount(host, container string, options []string) *specs.Mount {
 
 // addFiles has the container see the driver's files. With a hook, libraries have the paths that they have on the host, and
 // the hook makes them known to the container's loader. Without one, they are where every loader looks.
-func (w Wanted) addFiles(to *specs.ContainerEdits, files driverFiles, h hook, version string) {
+func (w Wanted) addFiles(to *specs.ContainerEdits, files driverroot.Files, h hook, version string) {
 	seen := map[string]bool{}
 	add := func(file, container string, options []string) {
 		if !seen[container] {
 			seen[container] = true
-			to.Mounts = append(to.Mounts, mount(path.Join("/", w.Options.DriverRoot, files.at(file)), container, options))
+			to.Mounts = append(to.Mounts, mount(path.Join("/", w.Options.DriverRoot, files.At(file)), container, options))
 		}
 	}
-	for _, l := range files.libraries {
+	for _, l := range files.Libraries {
 		if h.found() {
-			add(l.path, "/"+l.path, readOnly)
+			add(l.Path, "/"+l.Path, readOnly)
 			continue
 		}
-		for _, name := range l.names(files.libraryFolder) {
+		for _, name := range libraryNames(l, files.LibraryFolder) {
 			for _, folder := range loaderFolders(runtime.GOARCH) {
-				add(l.path, path.Join(folder, name), readOnly)
+				add(l.Path, path.Join(folder, name), readOnly)
 			}
 		}
 	}
-	for _, p := range files.programs {
+	for _, p := range files.Programs {
 		add(p, "/usr/bin/"+path.Base(p), readOnly)
 	}
-	for _, p := range files.others {
+	for _, p := range files.Others {
 		add(p, "/"+p, readOnly)
 	}
-	for _, p := range files.sockets {
+	for _, p := range files.Sockets {
 		add(p, "/"+p, speaking)
 	}
-	if h.found() && files.libraryFolder != "" {
-		to.Env = append(to.Env, "NVIDIA_CTK_LIBCUDA_DIR=/"+files.libraryFolder)
+	if h.found() && files.LibraryFolder != "" {
+		to.Env = append(to.Env, "NVIDIA_CTK_LIBCUDA_DIR=/"+files.LibraryFolder)
 		to.Hooks = h.hooks(files, version)
 	}
 }
 
-// names returns what the library is called in its folder when no hook makes links: its file's name, its soname, and
-// the name that programs are linked with where the driver's installer makes that.
-func (l library) names(folder string) []string {
-	name := strings.TrimPrefix(l.path, folder+"/")
+// libraryNames returns the names of a library in its folder when no hook makes links: its file's name, its soname, and the
+// name that programs are linked with where the driver's installer makes that.
+func libraryNames(l driverroot.Library, folder string) []string {
+	name := strings.TrimPrefix(l.Path, folder+"/")
 	names := []string{name}
-	if l.soname != "" {
-		names = append(names, path.Join(path.Dir(name), l.soname))
+	if l.Soname != "" {
+		names = append(names, path.Join(path.Dir(name), l.Soname))
 	}
 	for _, plain := range []string{"libcuda.so", "libnvidia-opticalflow.so"} {
 		if strings.HasPrefix(name, plain+".") {
@@ -111,8 +113,8 @@ func (w Wanted) hook(root fs.FS) hook {
 func (h hook) found() bool { return h.path != "" && !slices.Contains(h.disabled, "all") }
 
 // hooks returns what the runtime is to run.
-func (h hook) hooks(files driverFiles, version string) []*specs.Hook {
-	folder := "/" + files.libraryFolder
+func (h hook) hooks(files driverroot.Files, version string) []*specs.Hook {
+	folder := "/" + files.LibraryFolder
 	links := [][2]string{
 		{"libcuda.so.1", "libcuda.so"}, {"libnvidia-opticalflow.so.1", "libnvidia-opticalflow.so"},
 		{"libGLX_nvidia.so." + version, "libGLX_indirect.so.0"},
@@ -120,12 +122,12 @@ func (h hook) hooks(files driverFiles, version string) []*specs.Hook {
 	var wanted [][2]string
 	for _, l := range links {
 		base, _, _ := strings.Cut(l[0], ".so")
-		if slices.ContainsFunc(files.libraries, func(f library) bool { return strings.HasPrefix(path.Base(f.path), base+".so.") }) {
+		if slices.ContainsFunc(files.Libraries, func(f driverroot.Library) bool { return strings.HasPrefix(path.Base(f.Path), base+".so.") }) {
 			wanted = append(wanted, [2]string{l[0], path.Join(folder, l[1])})
 		}
 	}
 	folders := []string{"--folder", folder}
-	if slices.ContainsFunc(files.libraries, func(f library) bool { return path.Dir(f.path) != files.libraryFolder }) {
+	if slices.ContainsFunc(files.Libraries, func(f driverroot.Library) bool { return path.Dir(f.Path) != files.LibraryFolder }) {
 		folders = append(folders, "--folder", path.Join(folder, "vdpau"))
 	}
 	hooks := h.symlinks(wanted)

@@ -9,6 +9,7 @@ import (
 
 	"tags.cncf.io/container-device-interface/specs-go"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/driverroot"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
@@ -87,7 +88,7 @@ func (w Wanted) gpuSpec(root fs.FS) (*specs.Spec, error) {
 		return nil, err
 	}
 	version := w.Snapshot.Driver.Version
-	files, err := findDriver(view, version)
+	files, err := driverroot.Find(view, version)
 	if err != nil && !w.Options.DevicesOnly {
 		return nil, fmt.Errorf("%w below %s; check --driver-root and --driver-root-ctr-path, and where the driver's "+
 			"installation is mounted in this container", err, w.Options.ContainerDriverRoot)
@@ -125,8 +126,13 @@ func (w Wanted) onHost(root fs.FS, name string) bool {
 	if err != nil {
 		return false
 	}
-	_, found := follow(view, name)
-	return found
+	_, _, err = driverroot.Resolve(view, name)
+	return err == nil
+}
+
+func exists(root fs.FS, name string) bool {
+	_, err := fs.Stat(root, name)
+	return err == nil
 }
 
 // below returns an absolute path as one below the root of a file system.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/driverroot"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
@@ -151,7 +152,7 @@ func (d *Driver) unloadable(lib *library) string {
 		root = "/"
 	}
 	return fmt.Sprintf("%s is neither below the driver root %s nor where the loader looks: install the driver, or give "+
-		"the folder at which its root is mounted as the driver root", soname, root)
+		"the folder at which its root is mounted as the driver root", driverroot.NVML, root)
 }
 
 // initFailure says why NVML cannot be initialised, and what to do about it.

@@ -5,39 +5,22 @@ import (
 	"debug/elf"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
-	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/dl"
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/driverroot"
 )
 
-// soname is the name under which the loader knows the driver's library.
-const soname = "libnvidia-ml.so.1"
-
-// libraryFolders are the folders, relative to a driver root, in which installers put the library: distributions
-// (multiarch or lib64), the runfile installer, Debian's alternatives, the driver container, and roots that hold nothing
-// but the driver, such as /usr/local/nvidia (lib64 below the root itself).
-func libraryFolders() []string {
-	triplet := map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}[runtime.GOARCH]
-	return []string{
-		"usr/lib64", "usr/lib/" + triplet, "lib64", "lib/" + triplet,
-		"usr/lib64/nvidia", "usr/lib/" + triplet + "/nvidia/current", "usr/lib/nvidia",
-		"usr/local/nvidia/lib64", "usr/local/nvidia/lib", "usr/local/lib64", "usr/local/lib/" + triplet, "usr/local/lib",
-		"usr/lib", "lib",
-	}
-}
-
-// locate returns the path of libnvidia-ml.so.1 below driverRoot, the folder of this container at which the root of the
-// driver's installation is mounted, with all symbolic links followed as they lead inside that root; and the place,
-// relative to driverRoot, at which the way there begins. Both are "" when there is none for this machine: then the
-// loader may still find one.
+// locate returns the path of NVML's library below driverRoot, the folder of this container at which the root of the driver's
+// installation is mounted, with all symbolic links followed as they lead inside that root; and the place, relative to driverRoot, at
+// which the way there begins. Both are "" when there is none for this machine: then the loader may still find one.
 func locate(driverRoot string) (path, place string) {
-	for _, folder := range libraryFolders() {
-		place := filepath.Join(folder, soname)
+	for _, folder := range driverroot.LibraryFolders() {
+		place := filepath.Join(folder, driverroot.NVML)
 		path, err := resolveIn(driverRoot, place)
 		if err == nil && loadable(path) {
 			return path, place
@@ -46,9 +29,19 @@ func locate(driverRoot string) (path, place string) {
 	return "", ""
 }
 
+// resolveIn returns the path of this process to a file below a driver root; an empty root is "/".
+func resolveIn(root, name string) (string, error) {
+	root = cmp.Or(root, "/")
+	resolved, _, err := driverroot.Resolve(os.DirFS(root), name)
+	return filepath.Join(root, resolved), err
+}
+
 // loadable reports whether the file is a library for the machine this program was built for. Images committed from a
 // running GPU container have empty files in place of the driver's.
 func loadable(path string) bool {
+	if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() { // to open a pipe may take for ever
+		return false
+	}
 	f, err := elf.Open(path)
 	if err != nil {
 		return false
@@ -56,53 +49,6 @@ func loadable(path string) bool {
 	defer func() { _ = f.Close() }() // it was only read
 	machine := map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}[runtime.GOARCH]
 	return f.Type == elf.ET_DYN && f.Machine == machine
-}
-
-// maxLinks is how many symbolic links a path may lead through, as in the kernel.
-const maxLinks = 40
-
-// resolveIn follows path below root as a process would whose root directory is root: an absolute link starts at root
-// again, and nothing leads out of it. The result is a path of this process without symbolic links below root.
-func resolveIn(root, path string) (string, error) {
-	if root == "" {
-		root = "/"
-	}
-	done := "" // the resolved part, relative to root
-	links := 0
-	for path != "" {
-		var name string
-		name, path, _ = strings.Cut(path, "/")
-		switch name {
-		case "", ".":
-			continue
-		case "..":
-			if done = filepath.Dir(done); done == "." {
-				done = ""
-			}
-			continue
-		}
-		next := filepath.Join(done, name)
-		info, err := os.Lstat(filepath.Join(root, next))
-		if err != nil {
-			return "", err
-		}
-		if info.Mode()&fs.ModeSymlink == 0 {
-			done = next
-			continue
-		}
-		if links++; links > maxLinks {
-			return "", errors.New("too many levels of symbolic links")
-		}
-		target, err := os.Readlink(filepath.Join(root, next))
-		if err != nil {
-			return "", err
-		}
-		if filepath.IsAbs(target) {
-			done = ""
-		}
-		path = target + "/" + path
-	}
-	return filepath.Join(root, done), nil
 }
 
 // A library is a library of the driver that was or can be loaded.
@@ -123,7 +69,7 @@ func (l *library) lookUp() (err error) {
 	}
 	symbol := l.Extensions().LookupSymbol // of a simulated library: go-nvml's works only after Init
 	if l.machine {
-		lib := dl.New(cmp.Or(l.path, soname), dl.RTLD_LAZY|dl.RTLD_GLOBAL)
+		lib := dl.New(cmp.Or(l.path, driverroot.NVML), dl.RTLD_LAZY|dl.RTLD_GLOBAL)
 		if lib.Open() != nil {
 			return nil
 		}
@@ -167,7 +113,7 @@ func (l *library) same(other *library) bool {
 
 func (l *library) String() string {
 	if l.path == "" {
-		return "the loader's " + soname
+		return "the loader's " + driverroot.NVML
 	}
 	return fmt.Sprintf("%s of %s", l.path, l.file.ModTime().UTC().Format("2006-01-02 15:04:05"))
 }

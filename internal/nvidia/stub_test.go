@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/driverroot"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
@@ -87,14 +88,14 @@ func compileStub(t *testing.T, root string, flags ...string) {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	versioned := soname[:len(soname)-1] + "450.80.02"
+	versioned := driverroot.NVML[:len(driverroot.NVML)-1] + "450.80.02"
 	flags = append(flags, "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-o", filepath.Join(folder, versioned),
 		filepath.Join("testdata", "r450.c"))
 	out, err := exec.CommandContext(t.Context(), "gcc", flags...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("this test needs gcc and the C library's headers to compile a library: install them (%v)\n%s", err, out)
 	}
-	if err := os.Symlink(versioned, filepath.Join(folder, soname)); err != nil && !errors.Is(err, os.ErrExist) {
+	if err := os.Symlink(versioned, filepath.Join(folder, driverroot.NVML)); err != nil && !errors.Is(err, os.ErrExist) {
 		t.Fatal(err)
 	}
 }

@@ -1,11 +1,10 @@
-package cdi
+package driverroot
 
 import (
 	"testing"
 	"testing/fstest"
 )
 
-// Wherever package nvidia finds libnvidia-ml, the rest of the driver is beside it.
 func TestLibraryFolders(t *testing.T) {
 	t.Parallel()
 	for _, folder := range []string{
@@ -13,9 +12,9 @@ func TestLibraryFolders(t *testing.T) {
 		"usr/lib/aarch64-linux-gnu/nvidia/current", "usr/lib/nvidia", "usr/local/nvidia/lib64", "usr/local/nvidia/lib",
 		"usr/local/lib64", "usr/local/lib/x86_64-linux-gnu", "usr/local/lib", "usr/lib", "lib",
 	} {
-		files, err := findDriver(fstest.MapFS{folder + "/libcuda.so.580.95.05": {}}, "580.95.05")
-		if err != nil || files.libraryFolder != folder || len(files.libraries) != 1 {
-			t.Errorf("%s: found in %q, %v", folder, files.libraryFolder, err)
+		files, err := Find(fstest.MapFS{folder + "/libcuda.so.580.95.05": {}}, "580.95.05")
+		if err != nil || files.LibraryFolder != folder || len(files.Libraries) != 1 {
+			t.Errorf("%s: found in %q, %v", folder, files.LibraryFolder, err)
 		}
 	}
 }

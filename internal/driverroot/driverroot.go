@@ -1,0 +1,82 @@
+// Package driverroot knows how the files of an NVIDIA driver lie below its driver root, the folder at which the root of its
+// installation is mounted: folders, links, and the names of libraries and programs. The driver root is "/" of the file systems that
+// the functions take.
+//
+// Packages nvidia and cdi import it; it imports no package of the project.
+package driverroot
+
+import (
+	"errors"
+	"io/fs"
+	"path"
+	"strings"
+	"syscall"
+)
+
+// NVML is the name under which the loader knows the driver's management library.
+const NVML = "libnvidia-ml.so.1"
+
+// LibraryFolders returns the folders in which distributions and installers put the driver's libraries, the likeliest first.
+func LibraryFolders() []string {
+	return []string{
+		"usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "lib64", "usr/lib/x86_64-linux-gnu/nvidia/current",
+		"usr/lib/aarch64-linux-gnu/nvidia/current", "usr/lib", "lib", "usr/local/nvidia/lib64", "lib/x86_64-linux-gnu",
+		"lib/aarch64-linux-gnu", "usr/lib64/nvidia", "usr/lib/nvidia", "usr/local/nvidia/lib", "usr/local/lib64",
+		"usr/local/lib/x86_64-linux-gnu", "usr/local/lib/aarch64-linux-gnu", "usr/local/lib",
+	}
+}
+
+// maxLinks is how many symbolic links a path may lead through, as in the kernel.
+const maxLinks = 40
+
+var errTooManyLinks = errors.New("too many levels of symbolic links")
+
+// Resolve follows a path below root as a process would whose root directory is root: absolute links lead inside root, and nothing
+// leads out of it. It returns the path without symbolic links. Absolute says whether a link on the way was absolute, as those of
+// Debian's alternatives are: elsewhere than in the driver's own root, such a path leads somewhere else.
+func Resolve(root fs.FS, name string) (resolved string, absolute bool, err error) {
+	links := 0
+	for rest := name; rest != ""; {
+		var part string
+		switch part, rest, _ = strings.Cut(rest, "/"); part {
+		case "", ".":
+			continue
+		case "..":
+			if resolved = path.Dir(resolved); resolved == "." {
+				resolved = ""
+			}
+			continue
+		}
+		next := path.Join(resolved, part)
+		info, err := fs.Lstat(root, next)
+		if err != nil {
+			return "", false, err
+		}
+		if info.Mode()&fs.ModeSymlink == 0 {
+			resolved = next
+			continue
+		}
+		if links++; links > maxLinks {
+			return "", false, errTooManyLinks
+		}
+		target, err := fs.ReadLink(root, next)
+		if err != nil {
+			return "", false, err
+		}
+		if path.IsAbs(target) {
+			resolved, absolute = "", true
+		}
+		rest = target + "/" + rest
+	}
+	return resolved, absolute, nil
+}
+
+// unreadable reports whether an error says that a file could not be looked at now, rather than that it is not there.
+func unreadable(err error) bool {
+	for _, e := range []error{syscall.EIO, syscall.ENOTCONN, syscall.ESTALE, syscall.ETIMEDOUT, syscall.EMFILE, syscall.ENFILE} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
