@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -41,10 +42,11 @@ type Wanted struct {
 // voidVariable in a spec has the runtime's own mechanism stand back, whatever an image says.
 const voidVariable = edits.EnvVisibleDevices + "=" + edits.Void
 
-// specs returns the spec of each class that the node has, without a version. Root is the file system of this process.
-func (w Wanted) specs(root fs.FS) (map[edits.CDIClass]*specs.Spec, error) {
-	gpus, err := w.gpuSpec(root)
-	if err != nil {
+// specs returns the spec of each class that the node has, without a version. Root is the file system of this process. What cannot be
+// read of the driver is as it was found before: an error that comes with specs says so.
+func (w Wanted) specs(root fs.FS, before *found) (map[edits.CDIClass]*specs.Spec, error) {
+	gpus, err := w.gpuSpec(root, before)
+	if gpus == nil {
 		return nil, err
 	}
 	all := map[edits.CDIClass]*specs.Spec{}
@@ -56,17 +58,48 @@ func (w Wanted) specs(root fs.FS) (map[edits.CDIClass]*specs.Spec, error) {
 		spec.Devices = []specs.Device{{Name: name, ContainerEdits: w.companion(root, class)}}
 		all[class] = spec
 	}
-	return all, nil
+	return all, err
+}
+
+// A found is what was found of the driver, and for which version and options.
+type found struct {
+	version string
+	options Options
+	files   driverroot.Files
+	hook    hook
+}
+
+// find looks for the driver's files. If they cannot be read, or are not there, although NVML goes on answering with the same version,
+// the ones that were found before are taken to be there still: a mount that is away for a moment withdraws no device.
+func (w Wanted) find(root fs.FS, before *found) error {
+	version := w.Snapshot.Driver.Version
+	view, err := w.driverView(root)
+	if err != nil {
+		return err
+	}
+	files, err := driverroot.Find(view, version)
+	if err == nil || w.Options.DevicesOnly {
+		*before = found{version, w.Options, files, w.hook(root)}
+		return nil
+	}
+	if before.version != version || !reflect.DeepEqual(before.options, w.Options) {
+		*before = found{}
+	}
+	return fmt.Errorf("%w below %s; check --driver-root and --driver-root-ctr-path, and where the driver's "+
+		"installation is mounted in this container", err, w.Options.ContainerDriverRoot)
 }
 
 func newSpec(class edits.CDIClass) *specs.Spec {
 	return &specs.Spec{Kind: edits.CDIVendor + "/" + string(class)}
 }
 
-// gpuSpec returns the spec of GPUs and MIG devices.
-func (w Wanted) gpuSpec(root fs.FS) (*specs.Spec, error) {
+// gpuSpec returns the spec of GPUs and MIG devices; nil if nothing is known of the driver's files.
+func (w Wanted) gpuSpec(root fs.FS, driver *found) (*specs.Spec, error) {
+	problem := w.find(root, driver)
+	if problem != nil && driver.version == "" {
+		return nil, problem
+	}
 	spec := newSpec(edits.CDIGPU)
-	h := w.hook(root)
 	seen := map[string]bool{}
 	for _, r := range w.Plan.Resources {
 		for _, d := range r.Devices {
@@ -77,22 +110,12 @@ func (w Wanted) gpuSpec(root fs.FS) (*specs.Spec, error) {
 			seen[name] = true
 			display, links := w.display(root, d)
 			spec.Devices = append(spec.Devices, specs.Device{Name: name, ContainerEdits: specs.ContainerEdits{
-				DeviceNodes: w.nodes(append(edits.DevicePaths(d), display...)), Hooks: h.symlinks(links),
+				DeviceNodes: w.nodes(append(edits.DevicePaths(d), display...)), Hooks: driver.hook.symlinks(links),
 			}})
 		}
 	}
 	slices.SortFunc(spec.Devices, func(a, b specs.Device) int { return strings.Compare(a.Name, b.Name) })
 
-	view, err := w.driverView(root)
-	if err != nil {
-		return nil, err
-	}
-	version := w.Snapshot.Driver.Version
-	files, err := driverroot.Find(view, version)
-	if err != nil && !w.Options.DevicesOnly {
-		return nil, fmt.Errorf("%w below %s; check --driver-root and --driver-root-ctr-path, and where the driver's "+
-			"installation is mounted in this container", err, w.Options.ContainerDriverRoot)
-	}
 	common := &spec.ContainerEdits
 	if w.Edits.OnlyCDI() && w.Edits.Void {
 		common.Env = append(common.Env, voidVariable)
@@ -102,8 +125,8 @@ func (w Wanted) gpuSpec(root fs.FS) (*specs.Spec, error) {
 		control = append(control, "/dev/"+name)
 	}
 	common.DeviceNodes = w.nodes(control)
-	w.addFiles(common, files, h, version)
-	return spec, nil
+	w.addFiles(common, driver.files, driver.hook, driver.version)
+	return spec, problem
 }
 
 // driverView is the driver root as this process sees it.

@@ -24,8 +24,9 @@ const maxRetired = 128 // two layouts of 8 GPUs with 7 MIG devices each
 
 // A Writer writes the spec files of one directory. It is for one goroutine.
 type Writer struct {
-	dir  string
-	root fs.FS
+	dir   string
+	root  fs.FS
+	found found
 }
 
 // NewWriter returns a Writer of files in dir. Root is the file system of this process, in which the driver's files are
@@ -44,7 +45,7 @@ type Written struct {
 // Apply makes the spec files say what is wanted, as far as they do not yet, and returns what they have then. The error says
 // what could not be written; what was written before is still there.
 func (w *Writer) Apply(wanted Wanted) (Written, error) {
-	made, err := wanted.specs(w.root)
+	made, err := wanted.specs(w.root, &w.found)
 	if err != nil {
 		err = fmt.Errorf("make CDI specs: %w", err)
 	}

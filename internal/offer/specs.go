@@ -94,7 +94,7 @@ func (t *specTask) run(ctx context.Context) error {
 				log.Info("CDI specs are written again")
 				failing = ""
 			case err != nil && err.Error() != failing:
-				log.Error(err, "Devices that containers cannot be given by CDI are not offered")
+				log.Error(err, "Cannot make the CDI specs; devices without one are not offered")
 				failing = err.Error()
 			}
 			t.tried.Publish(r.number)
