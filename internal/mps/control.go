@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -24,6 +26,37 @@ const askTimeout = 5 * time.Second
 
 // aQuestion is a command that any control daemon answers and that changes nothing.
 const aQuestion = "get_default_active_thread_percentage"
+
+// maxAnswer bounds what a command prints, in bytes. Answers are short lines.
+const maxAnswer = 64 << 10
+
+// bounded takes what a program prints, up to maxAnswer.
+type bounded struct {
+	full func() // called when there is more
+
+	mu     sync.Mutex // guards all following fields
+	buffer []byte
+	more   bool
+}
+
+func (b *bounded) Write(text []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.buffer)+len(text) > maxAnswer {
+		b.more = true
+		b.full()
+		return 0, io.ErrShortWrite
+	}
+	b.buffer = append(b.buffer, text...)
+	return len(text), nil
+}
+
+// text returns what was printed, and whether that is all.
+func (b *bounded) text() (text string, whole bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return strings.TrimSpace(string(b.buffer)), !b.more
+}
 
 // errNoProgram is the error where the driver's program is missing.
 var errNoProgram = errors.New(controlProgram + " is not on the PATH: NVIDIA's container runtime brings it to containers with " +
@@ -53,11 +86,15 @@ func (c control) ask(ctx context.Context, command string, timeout time.Duration)
 	defer cancel()
 	program := exec.CommandContext(asking, controlProgram)
 	program.Env, program.Stdin, program.WaitDelay = c.environment(), strings.NewReader(command+"\n"), time.Second
-	output, err := program.CombinedOutput()
-	answer := strings.TrimSpace(string(output))
+	output := &bounded{full: cancel}
+	program.Stdout, program.Stderr = output, output
+	err := program.Run()
+	answer, whole := output.text()
 	switch {
 	case errors.Is(err, exec.ErrNotFound):
 		return "", errNoProgram
+	case !whole:
+		return "", fmt.Errorf("%s: the answer has more than %d bytes", command, maxAnswer)
 	case ctx.Err() != nil:
 		return "", ctx.Err()
 	case asking.Err() != nil:

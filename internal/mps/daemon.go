@@ -48,14 +48,11 @@ func (d *daemon) run(ctx context.Context, ready func(bool)) error {
 	if err := d.gpus.claim(ctx, d.group.Resource, d.group.uuids()); err != nil {
 		return err
 	}
-	p, err := start(ctx, d.control, d.group)
+	p, err := d.begin(ctx)
 	if err != nil {
 		return err
 	}
 	defer d.stop(ctx, p)
-	if err := d.await(ctx, p); err != nil {
-		return err
-	}
 	if err := d.limit(ctx); err != nil {
 		return err
 	}
@@ -98,6 +95,36 @@ func (d *daemon) relieve(ctx context.Context) error {
 // quit is the command that ends a daemon.
 func quit() string { return fmt.Sprintf("quit -t %d", int(quitGrace.Seconds())) }
 
+// multiUser lets clients of different users compute at the same time. Otherwise those of one user wait until those of another
+// have ended.
+const multiUser = "-multiuser-server"
+
+// begin starts the daemon and waits until it answers. An old driver's ends at once if it is told to serve several users.
+func (d *daemon) begin(ctx context.Context) (*process, error) {
+	p, err := d.beginWith(ctx, multiUser)
+	if !errors.Is(err, errEndedAtOnce) {
+		return p, err
+	}
+	klog.FromContext(ctx).Info("Trying again with an MPS control daemon whose clients wait for those of other users",
+		"resource", d.group.Resource, "reason", err.Error())
+	return d.beginWith(ctx)
+}
+
+func (d *daemon) beginWith(ctx context.Context, options ...string) (*process, error) {
+	p, err := start(ctx, d.control, d.group, options...)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.await(ctx, p); err != nil {
+		d.stop(ctx, p)
+		return nil, err
+	}
+	return p, nil
+}
+
+// errEndedAtOnce is wrapped by the error of a daemon that ended before it answered.
+var errEndedAtOnce = errors.New("the MPS control daemon ended at once")
+
 // await waits until the daemon answers.
 func (d *daemon) await(ctx context.Context, p *process) error {
 	deadline := time.NewTimer(startTimeout)
@@ -113,7 +140,7 @@ func (d *daemon) await(ctx context.Context, p *process) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-p.ended:
-			return fmt.Errorf("the MPS control daemon of %s ended at once: %w; its log says why", d.group.Resource, p.exit)
+			return fmt.Errorf("%w: %w; the lines that it printed say why", errEndedAtOnce, p.exit)
 		case <-deadline.C:
 			return fmt.Errorf("the MPS control daemon of %s does not answer %s after its start: %w", d.group.Resource, startTimeout, err)
 		case <-pace.C:

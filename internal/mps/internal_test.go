@@ -1,9 +1,12 @@
 package mps
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/klog/v2/ktesting"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
@@ -16,16 +19,16 @@ func TestGroupsOfAPlan(t *testing.T) {
 			UUID: uuid, Index: index, MemoryBytes: 80 << 30, ComputeCapability: capability, Health: inventory.Health{State: state},
 		}
 	}
-	hopper, volta := inventory.ComputeCapability{Major: 9}, inventory.ComputeCapability{Major: 7}
+	hopper, pascal := inventory.ComputeCapability{Major: 9}, inventory.ComputeCapability{Major: 6}
 	snapshot := inventory.Snapshot{GPUs: []inventory.GPU{
 		gpu("GPU-a", 0, inventory.Healthy, hopper), gpu("GPU-b", 1, inventory.Unhealthy, hopper),
-		gpu("GPU-c", 2, inventory.Healthy, hopper), gpu("GPU-d", 3, inventory.Lost, hopper), gpu("GPU-e", 4, inventory.Healthy, volta),
+		gpu("GPU-c", 2, inventory.Healthy, hopper), gpu("GPU-d", 3, inventory.Lost, hopper), gpu("GPU-e", 4, inventory.Healthy, pascal),
 	}}
 	share := func(mode resource.SharingMode) resource.Plan {
 		return resource.New(snapshot, resource.Options{Sharing: resource.Sharing{Mode: mode, Rules: []resource.SharingRule{
 			{Name: "nvidia.com/gpu", Devices: []resource.Ref{"0", "1"}, Replicas: 17},
 			{Name: "nvidia.com/gpu", Devices: []resource.Ref{"2", "3"}, Rename: "nvidia.com/gpu.shared", Replicas: 2},
-			{Name: "nvidia.com/gpu", Devices: []resource.Ref{"4"}, Rename: "nvidia.com/volta", Replicas: 17}, // more than it has clients
+			{Name: "nvidia.com/gpu", Devices: []resource.Ref{"4"}, Rename: "nvidia.com/pascal", Replicas: 17}, // more than it has clients
 		}}})
 	}
 	want := []Group{
@@ -55,5 +58,38 @@ func TestReadingAnswers(t *testing.T) {
 		if got := tt.read(tt.text); got != tt.want {
 			t.Errorf("%q is read as %q, want %q", tt.text, got, tt.want)
 		}
+	}
+}
+
+// TestWhatDaemonsPrintIsBounded: a line that never ends, and lines without end.
+func TestWhatDaemonsPrintIsBounded(t *testing.T) {
+	t.Parallel()
+	log := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
+	l := &logger{log: log}
+	printed := strings.Repeat("x", 100*maxLine)
+	for _, text := range []string{"one\ntw", "o\n", printed, "\n"} {
+		if n, err := fmt.Fprint(l, text); err != nil || n != len(text) {
+			t.Fatalf("Write: %d, %v", n, err)
+		}
+		if len(l.rest) > maxLine {
+			t.Fatalf("%d bytes are kept", len(l.rest))
+		}
+	}
+	for range 100 * maxLines {
+		if _, err := fmt.Fprintln(l, "again"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	logged := log.GetSink().(ktesting.Underlier).GetBuffer().Data()
+	if len(logged) < 3 || len(logged) > 10*maxLines { // a busy machine takes some seconds
+		t.Errorf("%d lines are logged", len(logged))
+	}
+	for i, want := range []string{"one", "two", strings.Repeat("x", maxLine)} {
+		if got := fmt.Sprint(logged[i].WithKVList...); !strings.Contains(got, want) && !strings.Contains(fmt.Sprint(logged[i].ParameterKVList...), want) {
+			t.Errorf("line %d is %v", i, logged[i])
+		}
+	}
+	if l.dropped == 0 && !strings.Contains(fmt.Sprint(logged), "MPS printed more than is logged") {
+		t.Error("no line was counted")
 	}
 }

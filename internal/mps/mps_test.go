@@ -229,10 +229,10 @@ func TestDaemonsAreStartedLimitedAndEnded(t *testing.T) {
 	})
 	end()
 	wantOne := []string{
-		"Starting control daemon of GPU-a,GPU-b", "Cmd:set_default_active_thread_percentage 25",
+		"Starting control daemon of GPU-a,GPU-b for several users", "Cmd:set_default_active_thread_percentage 25",
 		"Cmd:set_default_device_pinned_mem_limit 0 27306M", "Cmd:set_default_device_pinned_mem_limit 1 256M", "Cmd:quit -t 5",
 	}
-	wantTwo := []string{"Starting control daemon of GPU-c", "Cmd:set_default_active_thread_percentage 50", "Cmd:quit -t 5"}
+	wantTwo := []string{"Starting control daemon of GPU-c for several users", "Cmd:set_default_active_thread_percentage 50", "Cmd:quit -t 5"}
 	if diff := cmp.Diff([][]string{wantOne, wantTwo}, [][]string{n.log(one), n.log(two)}); diff != "" {
 		t.Errorf("what the daemons were told (-want +got):\n%s", diff)
 	}
@@ -382,6 +382,33 @@ func TestDaemonsThatMisbehave(t *testing.T) {
 			}
 			n.checkModes("afterwards", map[string]inventory.ComputeMode{})
 		})
+	}
+}
+
+// TestAnOldDriversDaemon: it does not know the option by which several users are served.
+func TestAnOldDriversDaemon(t *testing.T) {
+	t.Setenv("MPS_STAND_IN", "old")
+	n := newNode(t)
+	n.supervise(group(one, gpu("a", 80, 2)))
+	n.untilReady()
+	if got, want := n.log(one)[0], "Starting control daemon of GPU-a for one user"; got != want {
+		t.Errorf("the daemon says %q, want %q", got, want)
+	}
+}
+
+// TestAnswersWithoutEnd: nobody reads them to their end, and whoever gives them is not ready.
+func TestAnswersWithoutEnd(t *testing.T) {
+	n := newNode(t)
+	n.supervise(group(one, gpu("a", 80, 2)))
+	n.untilReady()
+	t.Setenv("MPS_STAND_IN", "endless") // for the program that commands the daemon
+	n.untilReason(n.probe(one), one, "the answer has more than 65536 bytes")
+	second := newNode(t)
+	end := second.supervise(group(one, gpu("a", 80, 2)))
+	second.until("a daemon", func() bool { return second.pid(one) != 0 })
+	end()
+	if second.has(".ready") || second.has(one+"/.started") {
+		t.Error("ready although its answers have no end")
 	}
 }
 

@@ -18,6 +18,9 @@ const (
 	// lookEvery is how often daemons are asked that are not ready; those that are, every lookRarely-th time.
 	lookEvery  = time.Second
 	lookRarely = 10
+	// probeTimeout bounds one question. What is left of its program then has another second to end, and devices that nobody has
+	// asked about wait for the answer.
+	probeTimeout = 4 * time.Second
 )
 
 // A Prober asks the control daemons of resources whether they are there. Make it with NewProber.
@@ -27,14 +30,21 @@ type Prober struct {
 	unready *feed.Feed[map[string]string]
 	wish    chan struct{} // holds one wish for a look at once
 
-	mu      sync.Mutex        // guards all following fields
-	reasons map[string]string // why a resource that is followed is not ready; empty when it is
+	mu      sync.Mutex // guards all following fields
+	targets map[string]target
+}
+
+// A target is a resource that is followed.
+type target struct {
+	reason   string // why it cannot be used; empty when it can
+	answered bool   // the reason is of an answer
+	asking   bool   // an answer is waited for
 }
 
 // NewProber returns a Prober of the daemons below root, which asks them while it runs.
 func NewProber(root string, c clock.WithTicker) *Prober {
 	return &Prober{
-		root: root, clock: c, unready: feed.New[map[string]string](nil), wish: make(chan struct{}, 1), reasons: map[string]string{},
+		root: root, clock: c, unready: feed.New[map[string]string](nil), wish: make(chan struct{}, 1), targets: map[string]target{},
 	}
 }
 
@@ -42,30 +52,41 @@ func NewProber(root string, c clock.WithTicker) *Prober {
 // without a full stop. A resource is there from when it is followed until its daemon has answered.
 func (p *Prober) Unready() *feed.Feed[map[string]string] { return p.unready }
 
+// Asked reports whether the daemon of a resource has answered or has been given the time for that, 5 s, since it is followed.
+func (p *Prober) Asked(resource string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.targets[resource].answered
+}
+
 // Follow has the daemons of these resources asked from now on, and no others. It answers at once.
 func (p *Prober) Follow(resources []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	known := p.reasons
-	p.reasons = make(map[string]string, len(resources))
+	known := p.targets
+	p.targets = make(map[string]target, len(resources))
 	for _, name := range resources {
-		reason, followed := known[name]
+		t, followed := known[name]
 		if !followed {
-			reason = fmt.Sprintf("the MPS control daemon of %s has not been asked yet", name)
+			t.reason = fmt.Sprintf("the MPS control daemon of %s has not answered yet", name)
 			select {
 			case p.wish <- struct{}{}:
 			default:
 			}
 		}
-		p.reasons[name] = reason
+		p.targets[name] = t
 	}
 	p.publishLocked()
 }
 
 // publishLocked announces who is not ready, if that is news.
 func (p *Prober) publishLocked() {
-	unready := maps.Clone(p.reasons)
-	maps.DeleteFunc(unready, func(_, reason string) bool { return reason == "" })
+	unready := map[string]string{}
+	for name, t := range p.targets {
+		if t.reason != "" {
+			unready[name] = t.reason
+		}
+	}
 	if !maps.Equal(unready, p.unready.Value()) {
 		p.unready.Publish(unready)
 	}
@@ -75,8 +96,12 @@ func (p *Prober) publishLocked() {
 func (p *Prober) Run(ctx context.Context) error {
 	ticker := p.clock.NewTicker(lookEvery)
 	defer ticker.Stop()
+	var asked sync.WaitGroup
+	defer asked.Wait()
 	for n := 0; ; n++ {
-		p.look(ctx, n%lookRarely == 0)
+		for _, name := range p.due(n%lookRarely == 0) {
+			asked.Go(func() { p.ask(ctx, name) })
+		}
 		select {
 		case <-ctx.Done():
 			return nil
@@ -86,23 +111,25 @@ func (p *Prober) Run(ctx context.Context) error {
 	}
 }
 
-// look asks the daemons that are not ready, or all of them, side by side: one that hangs keeps nobody waiting.
-func (p *Prober) look(ctx context.Context, all bool) {
+// due returns the resources whose daemons are to be asked now: those that are not ready, or all. One that is being asked is not:
+// a daemon that hangs keeps nobody else waiting.
+func (p *Prober) due(all bool) []string {
 	p.mu.Lock()
-	names := maps.Clone(p.reasons)
-	p.mu.Unlock()
-	var asked sync.WaitGroup
-	for name, reason := range names {
-		if all || reason != "" {
-			asked.Go(func() { p.ask(ctx, name) })
+	defer p.mu.Unlock()
+	var names []string
+	for name, t := range p.targets {
+		if !t.asking && (all || t.reason != "") {
+			t.asking = true
+			p.targets[name] = t
+			names = append(names, name)
 		}
 	}
-	asked.Wait()
+	return names
 }
 
 // ask asks the daemon of a resource.
 func (p *Prober) ask(ctx context.Context, name string) {
-	_, err := control{dir: filepath.Join(p.root, name)}.ask(ctx, aQuestion, askTimeout)
+	_, err := control{dir: filepath.Join(p.root, name)}.ask(ctx, aQuestion, probeTimeout)
 	if ctx.Err() != nil {
 		return // what it said last is as good
 	}
@@ -112,11 +139,14 @@ func (p *Prober) ask(ctx context.Context, name string) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	before, followed := p.reasons[name]
-	if !followed || before == reason {
+	before, followed := p.targets[name]
+	if !followed {
 		return
 	}
-	p.reasons[name] = reason
+	p.targets[name] = target{reason: reason, answered: true}
+	if before.reason == reason {
+		return
+	}
 	if reason == "" {
 		klog.FromContext(ctx).Info("The MPS control daemon of a resource answers", "resource", name)
 	} else {

@@ -50,7 +50,7 @@ func TestProberFollowsDaemons(t *testing.T) {
 	n := newNode(t)
 	p := mps.NewProber(n.root, clocktest.NewFakeClock(time.Unix(0, 0))) // does not run
 	p.Follow([]string{one})
-	if reason := p.Unready().Value()[one]; reason != "the MPS control daemon of nvidia.com/gpu has not been asked yet" {
+	if reason := p.Unready().Value()[one]; reason != "the MPS control daemon of nvidia.com/gpu has not answered yet" {
 		t.Errorf("before it was asked: %q", reason)
 	}
 
@@ -94,7 +94,7 @@ func TestProberOfADaemonThatHangs(t *testing.T) {
 	if err := syscall.Kill(n.pid(one), syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	n.untilReason(p, one, "no answer within 5s")
+	n.untilReason(p, one, "no answer within 4s")
 	n.untilReason(p, two, "") // still, or again if the machine was too busy for it to answer in time
 	if err := syscall.Kill(n.pid(one), syscall.SIGCONT); err != nil {
 		t.Fatal(err)

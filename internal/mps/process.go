@@ -22,8 +22,8 @@ type process struct {
 
 // start starts the control daemon of a group. It stays in the foreground, in a process group of its own: a signal that a
 // terminal sends us is not for it, and its servers can be ended with it.
-func start(ctx context.Context, c control, g Group) (*process, error) {
-	program := exec.Command(controlProgram, "-f") //nolint:noctx // it is asked to quit before it is killed
+func start(ctx context.Context, c control, g Group, options ...string) (*process, error) {
+	program := exec.Command(controlProgram, append([]string{"-f"}, options...)...) //nolint:noctx // it is asked to quit before it is killed
 	program.Env = append(c.environment(), "CUDA_VISIBLE_DEVICES="+strings.Join(g.uuids(), ","))
 	program.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	output := &logger{log: klog.FromContext(ctx).WithValues("resource", g.Resource)}
@@ -52,10 +52,20 @@ func (p *process) kill() {
 	<-p.ended
 }
 
+const (
+	// maxLine bounds what is logged as one line, in bytes.
+	maxLine = 4 << 10
+	// maxLines is how many lines are logged a second; the others are counted.
+	maxLines = 100
+)
+
 // A logger logs what a control daemon and its servers print, line by line.
 type logger struct {
-	log  klog.Logger
-	rest []byte // a line that has only begun
+	log     klog.Logger
+	rest    []byte    // a line that has only begun
+	second  time.Time // when the count of lines began
+	lines   int
+	dropped int
 }
 
 // chatter is what a daemon prints for every command. We give it one every few seconds.
@@ -65,12 +75,32 @@ func (l *logger) Write(text []byte) (int, error) {
 	l.rest = append(l.rest, text...)
 	for {
 		line, rest, whole := bytes.Cut(l.rest, []byte("\n"))
-		if !whole {
+		switch {
+		case len(line) > maxLine:
+			line, rest = l.rest[:maxLine], l.rest[maxLine:]
+		case !whole:
 			return len(text), nil
 		}
 		l.rest = rest
-		l.print(strings.TrimSpace(string(line)))
+		if l.counts() {
+			l.print(strings.TrimSpace(string(line)))
+		}
 	}
+}
+
+// counts reports whether another line may be logged.
+func (l *logger) counts() bool {
+	if now := time.Now(); now.Sub(l.second) >= time.Second {
+		if l.dropped > 0 {
+			l.log.Info("MPS printed more than is logged", "lines", l.dropped)
+		}
+		l.second, l.lines, l.dropped = now, 0, 0
+	}
+	if l.lines++; l.lines > maxLines {
+		l.dropped++
+		return false
+	}
+	return true
 }
 
 func (l *logger) print(line string) {

@@ -36,6 +36,8 @@ type MPS interface {
 	Follow(resources []string)
 	// Unready is the feed of those whose daemons do not answer, by name, each with the reason.
 	Unready() *feed.Feed[map[string]string]
+	// Asked reports whether the daemon of a resource that is followed has answered, or was given its time to answer.
+	Asked(resource string) bool
 }
 
 // Run makes a plan of every Snapshot and Config, and writes CDI specs, until ctx ends, and then returns nil.
@@ -57,15 +59,18 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 		c, configured := l.Configs.Latest()
 		snapshot, looked := l.Snapshots.Latest()
 		_, written := specs.tried.Latest()
-		unready, answered := l.MPS.Unready().Latest()
+		_, answered := l.MPS.Unready().Latest()
 		if epoch == 0 || !reflect.DeepEqual(c.Resource, wanted.Resource) {
 			epoch++
 		}
 		wanted = c
 		if snapshot.Generation > 0 { // somebody has looked
 			plan := resource.New(snapshot, c.Resource)
-			l.MPS.Follow(plan.Shared(resource.MPS))
-			plan = plan.Under(holdsOfMPS(plan, unready))
+			byMPS := plan.Shared(resource.MPS)
+			l.MPS.Follow(byMPS)
+			// Looked at first: an answer that comes now must not make a reason of before count.
+			unasked := slices.DeleteFunc(byMPS, l.MPS.Asked)
+			plan = plan.Under(holdsOfMPS(plan, l.MPS.Unready().Value(), unasked))
 			holds, way := specs.prepare(snapshot, plan, c)
 			plan = plan.Under(holds)
 			inspect := way.PreStart.Checks != config.PreStartNone
@@ -85,17 +90,19 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 }
 
 // holdsOfMPS returns the holds of devices shared by MPS whose control daemon is not there, by the resource's name with the
-// reason.
-func holdsOfMPS(plan resource.Plan, unready map[string]string) []resource.Hold {
+// reason. Before the daemon was asked they are hidden: a list in which they are Unhealthy for a moment would say so in the status of
+// the pods that hold them.
+func holdsOfMPS(plan resource.Plan, unready map[string]string, unasked []string) []resource.Hold {
 	var holds []resource.Hold
 	for _, r := range plan.Resources {
 		why, missing := unready[r.Name]
 		if !missing {
 			continue
 		}
+		hidden := slices.Contains(unasked, r.Name)
 		for _, d := range r.Devices {
 			if d.Sharing == resource.MPS {
-				holds = append(holds, resource.Hold{Resource: r.Name, UUID: d.UUID, Reason: why})
+				holds = append(holds, resource.Hold{Resource: r.Name, UUID: d.UUID, Reason: why, Hidden: hidden})
 			}
 		}
 	}

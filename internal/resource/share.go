@@ -65,7 +65,7 @@ func (s Sharing) rule(c candidate, name string, nth int) *SharingRule {
 	return nil
 }
 
-// CUDA's limits on clients of one MPS server, before compute capability 7.5 and from then on.
+// CUDA's limits on clients of one MPS server, before Volta and from then on.
 const (
 	oldMPSClients = 16
 	mpsClients    = 48
@@ -80,7 +80,7 @@ func (p placing) refusal(c candidate) string {
 		return "it is a MIG device, and sharing by MPS is not supported for those; share it by time-slicing, or not at all"
 	}
 	most := mpsClients
-	if v := c.gpu.ComputeCapability; v.Major < 7 || v.Major == 7 && v.Minor < 5 {
+	if c.gpu.ComputeCapability.Major < 7 {
 		most = oldMPSClients
 	}
 	if p.replicas > most {

@@ -51,9 +51,9 @@ func TestSharingAndSelection(t *testing.T) {
 	four := []inventory.GPU{gpu(0), gpu(1), gpu(2), gpu(3)}
 	partitioned := []inventory.GPU{gpu(0, "1g.10gb", "2g.20gb"), gpu(1), gpu(2, "1g.10gb")}
 	old := gpu(1)
-	old.ComputeCapability = inventory.ComputeCapability{Major: 7, Minor: 0}
+	old.ComputeCapability = inventory.ComputeCapability{Major: 6, Minor: 1}
 	newer := gpu(0)
-	newer.ComputeCapability = inventory.ComputeCapability{Major: 7, Minor: 5}
+	newer.ComputeCapability = inventory.ComputeCapability{Major: 7, Minor: 0}
 	other := gpu(3)
 	other.Model, other.BDF = "NVIDIA L40S", "0000:1b:00.0"
 

@@ -8,12 +8,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
@@ -212,6 +214,22 @@ func TestDevicePluginAndControlDaemon(t *testing.T) {
 	for _, e := range m.Events(mark) {
 		if e.Kind == standin.Listed && e.Resource == whole {
 			t.Errorf("kubelet heard of the other GPUs, too: %+v", e)
+		}
+	}
+
+	// A list in which they are all Unhealthy would be in the status of the pods that hold them.
+	if err := m.StopDaemon(); err != nil {
+		t.Fatal(err)
+	}
+	mark = m.Mark()
+	if err := m.StartDaemon(); err != nil {
+		t.Fatal(err)
+	}
+	m.shows(6, 8, 8)
+	for _, e := range m.Events(mark) {
+		unhealthy := slices.ContainsFunc(e.Devices, func(d *v1beta1.Device) bool { return d.GetHealth() != v1beta1.Healthy })
+		if e.Kind == standin.Listed && e.Resource == shared && unhealthy {
+			t.Errorf("the list of a daemon that has just started: %+v", e)
 		}
 	}
 

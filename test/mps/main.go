@@ -8,7 +8,8 @@
 //   - values are rounded when they are read back ("33.0", "20G"), and servers outlive a daemon that is killed.
 //
 // Tests find its process in nvidia-cuda-mps-control.pid, and what it was told in log/control.log. The environment variable
-// MPS_STAND_IN makes it misbehave: "stubborn" does not quit, "lax" takes no limits.
+// MPS_STAND_IN makes it misbehave: "stubborn" does not quit, "lax" takes no limits, "old" does not know how to serve several
+// users, "endless" prints answers that have no end.
 package main
 
 import (
@@ -30,8 +31,10 @@ func main() {
 	switch {
 	case len(os.Args) == 1:
 		err = command()
-	case slices.Contains(os.Args[1:], "-f"):
-		err = serve()
+	case slices.Equal(os.Args[1:], []string{"-f", "-multiuser-server"}) && mood() != "old":
+		err = serve("several users")
+	case slices.Equal(os.Args[1:], []string{"-f"}):
+		err = serve("one user")
 	case os.Args[1] == "server":
 		select {} // until it is killed
 	default:
@@ -43,6 +46,8 @@ func main() {
 	}
 }
 
+func mood() string { return os.Getenv("MPS_STAND_IN") }
+
 func pipe(name string) string { return filepath.Join(os.Getenv("CUDA_MPS_PIPE_DIRECTORY"), name) }
 
 // command hands commands from stdin to the daemon.
@@ -52,6 +57,11 @@ func command() error {
 		return fmt.Errorf("Cannot find MPS control daemon process") //nolint:staticcheck // the real one's words
 	}
 	defer c.Close()
+	for mood() == "endless" {
+		if _, err := fmt.Println("nvidia-cuda-mps-control has much to say"); err != nil {
+			return err
+		}
+	}
 	commands := bufio.NewScanner(os.Stdin)
 	answers := bufio.NewReader(c)
 	for commands.Scan() {
@@ -81,7 +91,7 @@ type daemon struct {
 	servers []*exec.Cmd
 }
 
-func serve() error {
+func serve(users string) error {
 	lock, err := os.OpenFile(pipe("control_lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return err
@@ -90,7 +100,7 @@ func serve() error {
 		return fmt.Errorf("An instance of this daemon is already running") //nolint:staticcheck // the real one's words
 	}
 	log := filepath.Join(os.Getenv("CUDA_MPS_LOG_DIRECTORY"), "control.log")
-	d := &daemon{mood: os.Getenv("MPS_STAND_IN"), threads: 100, memory: map[string]int{}}
+	d := &daemon{mood: mood(), threads: 100, memory: map[string]int{}}
 	if d.log, err = os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644); err != nil {
 		return err
 	}
@@ -99,7 +109,7 @@ func serve() error {
 	if err != nil {
 		return err
 	}
-	d.say("Starting control daemon of " + os.Getenv("CUDA_VISIBLE_DEVICES"))
+	d.say("Starting control daemon of " + os.Getenv("CUDA_VISIBLE_DEVICES") + " for " + users)
 	if err := leavePID(); err != nil {
 		return err
 	}
