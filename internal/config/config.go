@@ -55,6 +55,8 @@ type Config struct {
 	Edits edits.Options
 	// MPSRoot is where this process sees the host's directory of MPS state.
 	MPSRoot string
+	// WaitForRelease gives a GPU that a pod holds to no other pod under another name, shared otherwise or in another MIG mode.
+	WaitForRelease bool
 	// PreStart says what is done with a container's devices before it starts.
 	PreStart PreStart
 }

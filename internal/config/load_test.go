@@ -46,6 +46,7 @@ func defaults() config.Config {
 		Driver:             config.Driver{Root: "/", DevRoot: "/", ContainerRoot: "/driver-root"},
 		CDIDir:             "/var/run/cdi",
 		MPSRoot:            "/mps",
+		WaitForRelease:     true,
 		CDI:                cdi.Options{DriverRoot: "/", ContainerDriverRoot: "/driver-root"},
 		Health:             health.Default(),
 		Edits:              edits.Options{Strategies: []edits.Strategy{edits.EnvVar}, Void: true, DevRoot: "/", AnnotationPrefix: "cdi.k8s.io/"},
@@ -342,7 +343,7 @@ func TestWarnings(t *testing.T) {
 		"line 4: flags.MigStrategy: is read as migStrategy",
 		"line 6: flags.plugin.deviceIdStrategies: unknown key, which is ignored; known here are passDeviceSpecs, deviceListStrategy, " +
 			"deviceIDStrategy, cdiAnnotationPrefix, nvidiaCTKPath, containerDriverRoot, sharedDevicesAllocationPolicy, voidVisibleDevices, " +
-			"preStartChecks, preStartReset",
+			"waitForRelease, preStartChecks, preStartReset",
 		"line 8: flags.plugin.passDeviceSpecs: is given more than once; the last one counts",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

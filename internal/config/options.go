@@ -160,6 +160,12 @@ var options = []option{
 		set:   truth(func(c *Config) *bool { return &c.KernelLog }),
 	},
 	{
+		flag: "wait-for-release", env: []string{"WAIT_FOR_RELEASE"}, key: "flags.plugin.waitForRelease", fallback: "true", kind: kindBool,
+		usage: "do not offer a GPU under another resource name, shared otherwise or in another MIG mode while a pod holds it as it was " +
+			"offered before",
+		set: truth(func(c *Config) *bool { return &c.WaitForRelease }),
+	},
+	{
 		flag: "pre-start-checks", env: []string{"PRE_START_CHECKS"}, key: "flags.plugin.preStartChecks", fallback: "none",
 		usage: "what a container is refused for when it starts: none; health, if its devices are not Healthy then; or clean, also if " +
 			"something computes on its GPUs already",

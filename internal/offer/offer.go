@@ -60,6 +60,7 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 		snapshot, looked := l.Snapshots.Latest()
 		_, written := specs.tried.Latest()
 		_, answered := l.MPS.Unready().Latest()
+		_, claimed := l.Set.Claimed().Latest()
 		if epoch == 0 || !reflect.DeepEqual(c.Resource, wanted.Resource) {
 			epoch++
 		}
@@ -73,6 +74,9 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 			plan = plan.Under(holdsOfMPS(plan, l.MPS.Unready().Value(), unasked))
 			holds, way := specs.prepare(snapshot, plan, c)
 			plan = plan.Under(holds)
+			if c.WaitForRelease {
+				plan = l.oneForm(plan)
+			}
 			inspect := way.PreStart.Checks != config.PreStartNone
 			l.Set.Apply(plan, plugin.Options{Edits: way.Edits, Inspect: inspect}, epoch)
 			l.Offered.Publish(plan)
@@ -85,8 +89,20 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 		case <-looked:
 		case <-written:
 		case <-answered:
+		case <-claimed:
 		}
 	}
+}
+
+// oneForm returns the plan with holds on the devices of GPUs that a pod holds in another form.
+func (l *Loop) oneForm(plan resource.Plan) resource.Plan {
+	claims, unread := l.Set.Claims(plan)
+	plan = plan.Under(plan.Conflicts(claims))
+	if unread != "" {
+		plan.Warnings = append(slices.Clone(plan.Warnings), "it cannot be told which devices pods hold, so a GPU whose name or sharing "+
+			"changed is offered although a pod may hold it as it was before: "+unread)
+	}
+	return plan
 }
 
 // holdsOfMPS returns the holds of devices shared by MPS whose control daemon is not there, by the resource's name with the

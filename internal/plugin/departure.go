@@ -14,63 +14,6 @@ import (
 
 // What a Set does about devices and resources on their way out. When a list may let go of a device, list.go decides.
 
-type deviceKey struct{ resource, id string }
-
-// A holder is the pod that holds a device.
-type holder struct {
-	pod       string
-	savedOnly bool // only what kubelet has saved says so, and the pod may have ended since
-}
-
-// evidence is what kubelet's accounts say, at one moment, of who holds devices.
-type evidence struct {
-	kubelet uint64 // incarnation of the kubelet that was there; 0 if none was
-	held    map[deviceKey]holder
-	// gap is why a device that is not held by this may be held nevertheless; empty if it cannot.
-	gap     string
-	unsaved bool // what kubelet has saved cannot be read
-}
-
-// accounts reads both accounts of kubelet. It is for one goroutine.
-type accounts struct {
-	Collaborators
-	kubelet  uint64 // incarnation of the kubelet that was there when they were read last
-	answered bool   // that kubelet has answered through PodResources
-}
-
-// read says who holds devices.
-//
-// What kubelet has saved names every holder: kubelet itself starts from it. PodResources tells less: no init containers, and
-// hardly a pod until kubelet has heard from the API server. It can only add to what is saved, where kubelet could not save.
-func (a *accounts) read(ctx context.Context) evidence {
-	e := evidence{kubelet: a.Presence.Value().Incarnation, held: map[deviceKey]holder{}}
-	saved, unsaved := a.Checkpoint()
-	for _, d := range saved.Held {
-		e.held[deviceKey{d.Resource, d.ID}] = holder{pod: d.Pod, savedOnly: true}
-	}
-	ctx, cancel := context.WithTimeout(ctx, accountTimeout)
-	defer cancel()
-	told, untold := a.Accountant.Held(ctx)
-	for _, d := range told {
-		e.held[deviceKey{d.Resource, d.ID}] = holder{pod: d.Pod}
-	}
-	if a.kubelet != e.kubelet {
-		a.kubelet, a.answered = e.kubelet, false
-	}
-	switch {
-	case e.kubelet == 0:
-		e.gap = "kubelet is not there"
-	case a.Presence.Value().Incarnation != e.kubelet:
-		e.gap = "kubelet has just restarted"
-	case unsaved != nil:
-		e.gap, e.unsaved = unsaved.Error(), true
-	case untold != nil && a.answered:
-		e.gap = untold.Error()
-	}
-	a.answered = a.answered || untold == nil
-	return e
-}
-
 // adoptTimeout bounds the wait for PodResources before the first registration where kubelet has saved nothing that can be
 // read. A kubelet that is not there says so at once; one that hangs is not waited for, as pods fail that are admitted before
 // the registration.
@@ -92,16 +35,23 @@ func (s *Set) adopt(ctx context.Context, entry *served) {
 		}
 		saved = s.told(ctx)
 	}
-	known := map[string][]int64{}
-	for _, id := range saved.Healthy[entry.list.name] {
-		known[id] = nil
+	if entry.list.adopt(knownOf(saved, entry.list.name)) {
+		s.claimsChanged()
+	}
+}
+
+// knownOf returns the devices of a resource that kubelet has saved, by ID with the NUMA nodes of those that are held.
+func knownOf(saved kubelet.Checkpoint, resource string) map[string][]int64 {
+	nodes := map[string][]int64{}
+	for _, id := range saved.Healthy[resource] {
+		nodes[id] = nil
 	}
 	for _, d := range saved.Held {
-		if d.Resource == entry.list.name {
-			known[d.ID] = append(known[d.ID], d.NUMANodes...)
+		if d.Resource == resource {
+			nodes[d.ID] = append(nodes[d.ID], d.NUMANodes...)
 		}
 	}
-	entry.list.adopt(known)
+	return nodes
 }
 
 // told returns what PodResources tells, which may be a part.
@@ -125,38 +75,80 @@ func (s *Set) told(ctx context.Context) kubelet.Checkpoint {
 	return kubelet.Checkpoint{Healthy: healthy, Held: held}
 }
 
-// reapInterval is the pace at which kubelet's accounts are read, while there are departing devices.
-const reapInterval = time.Second
+const (
+	// reapInterval is the pace at which kubelet's accounts are read, while somebody waits for what they say.
+	reapInterval = time.Second
+	// A list that says nothing new is sent again to have kubelet save who holds devices: at the first pace, which doubles up to
+	// the second one.
+	refreshSoon  = time.Second
+	refreshLater = 30 * time.Second
+)
 
 // reap drops departing devices when their time has come, and ends the servers of retired resources that have none left.
+//
+// What kubelet has saved may name pods that ended: it does not save the end of a pod. It saves what it knows when it receives
+// a list. So lists are sent again where only what is saved names a holder, and where what is saved cannot be read.
 func (s *Set) reap(ctx context.Context) error {
 	ticker := s.collaborators.Clock.NewTicker(reapInterval)
 	defer ticker.Stop()
 	accounts := accounts{Collaborators: s.collaborators}
+	var refresh refresh
 	for {
+		ticked := false
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-s.departed:
 		case <-ticker.C():
+			ticked = true
 		}
-		var departing []*list
-		for _, entry := range s.entries() {
+		waiting := s.foreignWaits()
+		entries := s.entries()
+		for _, entry := range entries {
 			departs, ended := entry.list.leaving()
-			if ended { // a tick after its last device was dropped: kubelet has the empty list
+			if ended && ticked { // a tick after its last device was dropped: kubelet has the empty list
 				s.end(entry)
 			}
-			if departs {
-				departing = append(departing, entry.list)
-			}
+			waiting = waiting || departs
 		}
-		if departing == nil {
+		if !waiting {
 			continue
 		}
 		e := accounts.read(ctx)
-		for _, l := range departing {
-			l.reap(e)
+		now := s.collaborators.Clock.Now()
+		doubtful, changed := s.note(e, now)
+		for _, entry := range entries {
+			d, c := entry.list.reap(e)
+			doubtful, changed = doubtful || d, changed || c
+		}
+		if changed {
+			s.claimsChanged()
+		}
+		if refresh.due(now, doubtful) {
+			for _, entry := range entries {
+				entry.list.resend()
+			}
 		}
 	}
+}
+
+// refresh says when lists that say nothing new are sent again. The zero value is ready.
+type refresh struct {
+	last  time.Time
+	pause time.Duration // from last to the next time
+}
+
+// due reports whether it is time to send them, where that would help.
+func (r *refresh) due(now time.Time, helps bool) bool {
+	if !helps {
+		r.pause = 0
+		return false
+	}
+	if now.Sub(r.last) < r.pause {
+		return false
+	}
+	r.last, r.pause = now, min(max(2*r.pause, refreshSoon), refreshLater)
+	return true
 }
 
 func (s *Set) entries() []*served {

@@ -80,8 +80,10 @@ func TestDevicesThatLeftThePlanAreInspected(t *testing.T) {
 		other(d, id(1))
 		inspectedNow(d, resource.Device{ID: id(0), UUID: id(0), GPU: id(0)})
 		d.stop()
+		mark := n.Mark()
 		d = n.startDaemon(t, clock.RealClock{})
-		other(d, id(1))
+		other(d, id(1)) // kubelet may show it from before
+		n.await(t, "a list of the second daemon", func() bool { return n.listedAnew(mark) })
 		inspectedNow(d, resource.Device{ID: id(0), UUID: id(0)})
 	})
 }

@@ -20,13 +20,6 @@ import (
 // admission takes far less than this.
 const departureNotice = 10 * time.Second
 
-// A list that says nothing new is sent again to have kubelet save who holds devices: at this pace, which doubles up to the
-// slower one.
-const (
-	refreshSoon  = time.Second
-	refreshLater = 30 * time.Second
-)
-
 // A list is what one resource advertises, over all lives of its server. Its methods may be called at any time from any
 // goroutine; readers get immutable views.
 type list struct {
@@ -40,8 +33,6 @@ type list struct {
 	departing map[string]departure // by device ID: devices that left the plan and are still listed
 	allocated map[string]time.Time // by device ID: when kubelet asked for it, where that is not longer ago than departureNotice
 	retired   bool                 // the resource left the plan for good
-	refreshed time.Time            // when the list was last sent again although it says nothing new
-	pause     time.Duration        // from then to the next time
 }
 
 // A departure is a device that left the plan and is still listed, as Unhealthy.
@@ -53,6 +44,8 @@ type departure struct {
 	free      time.Time // since when there is no doubt that no pod holds it; zero while there is
 	kubelet   uint64    // incarnation of the kubelet of which that is known
 	waits     string    // why it is still listed
+	known     bool      // a pod is known to hold it
+	counts    bool      // it counted as held when the accounts were read last
 }
 
 // held reports whether a pod holds the device, as far as is known.
@@ -73,29 +66,32 @@ func newList(name string, c clock.PassiveClock) *list {
 		departing: map[string]departure{}, allocated: map[string]time.Time{}}
 }
 
-// set makes the list say what the plan says of the resource now. Devices that the plan no longer has begin to depart.
-func (l *list) set(r resource.Resource, o Options) {
+// set makes the list say what the plan says of the resource now. Devices that the plan no longer has begin to depart; set
+// reports whether there are any.
+func (l *list) set(r resource.Resource, o Options) (departs bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.retired = false
 	l.options = o
-	l.replaceLocked(r)
+	return l.replaceLocked(r)
 }
 
-// clear takes all devices out of the plan: they begin to depart. If retire is set, the list is to end when they are gone.
-func (l *list) clear(retire bool) {
+// clear takes all devices out of the plan: they begin to depart, and clear reports whether there are any. If retire is set, the
+// list is to end when they are gone.
+func (l *list) clear(retire bool) (departs bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.retired = l.retired || retire
-	l.replaceLocked(resource.Resource{Name: l.name})
+	return l.replaceLocked(resource.Resource{Name: l.name})
 }
 
-func (l *list) replaceLocked(r resource.Resource) {
+func (l *list) replaceLocked(r resource.Resource) (departs bool) {
 	for _, device := range l.resource.Devices {
 		if _, stays := r.Device(device.ID); !stays {
 			device.Healthy = false
 			l.departing[device.ID] = departure{device: device, listed: wire(device), allocated: l.allocated[device.ID],
-				reason: "the device is not on this node any more, or the configuration no longer offers it", waits: waitsForAccount}
+				reason: "the device is not on this node any more, or the configuration no longer offers it", waits: waitsForAccount, counts: true}
+			departs = true
 		}
 	}
 	for _, device := range r.Devices {
@@ -103,6 +99,7 @@ func (l *list) replaceLocked(r resource.Resource) {
 	}
 	l.resource = r
 	l.publishLocked()
+	return departs
 }
 
 // waitsForAccount is why a device is still listed before kubelet's accounts were read.
@@ -125,11 +122,11 @@ func (l *list) allocating(request *pluginapi.AllocateRequest) *view {
 }
 
 // adopt lists devices that kubelet knows and that left the plan before this process began, each with the NUMA nodes that
-// kubelet has noted for it: without them, kubelet refuses a running pod that holds the device when it starts again.
-func (l *list) adopt(known map[string][]int64) {
+// kubelet has noted for it: without them, kubelet refuses a running pod that holds the device when it starts again. It reports
+// whether there are any.
+func (l *list) adopt(known map[string][]int64) (changed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	changed := false
 	for id, nodes := range known {
 		_, planned := l.resource.Device(id)
 		_, departing := l.departing[id]
@@ -145,50 +142,76 @@ func (l *list) adopt(known map[string][]int64) {
 		}
 		l.departing[id] = departure{device: resource.Device{ID: id}, listed: listed, allocated: l.clock.Now(),
 			reason: "kubelet knows the device from before this process started, and the configuration does not offer it now",
-			waits:  waitsForAccount}
+			waits:  waitsForAccount, counts: true}
 		changed = true
 	}
 	if changed {
 		l.publishLocked()
 	}
+	return changed
 }
 
-// reap drops the departing devices of which there was no doubt for long enough that no pod holds them.
-//
-// What kubelet has saved may name pods that ended: it does not save the end of a pod. It saves what it knows when it receives
-// a list. So the list is sent again where only what is saved names a holder, and where what is saved cannot be read.
-func (l *list) reap(e evidence) {
+// claims returns the devices of the list that the resource r of a plan does not have and that count as held. If known is set,
+// devices of which nothing is known are left out.
+func (l *list) claims(r resource.Resource, known bool) []resource.Claim {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var claims []resource.Claim
+	now := l.clock.Now()
+	for _, d := range l.resource.Devices {
+		allocated := now.Sub(l.allocated[d.ID]) < departureNotice
+		if _, stays := r.Device(d.ID); !stays && (!known || allocated) {
+			claims = append(claims, resource.Claim{Resource: l.name, ID: d.ID, GPU: d.GPU, Reason: waitsForAccount})
+		}
+	}
+	for id, d := range l.departing {
+		_, returns := r.Device(id)
+		if held := d.known || now.Sub(d.allocated) < departureNotice; !returns && d.held(now) && (!known || held) {
+			claims = append(claims, resource.Claim{Resource: l.name, ID: id, GPU: d.device.GPU, Reason: d.waits})
+		}
+	}
+	return claims
+}
+
+// reap drops the departing devices of which there was no doubt for long enough that no pod holds them. It reports whether it
+// would help to have kubelet save again who holds devices, and whether other devices count as held than before, or for other
+// reasons.
+func (l *list) reap(e evidence) (doubtful, changed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := l.clock.Now()
-	dropped, doubtful := false, e.unsaved
+	dropped := false
 	for id, d := range l.departing {
 		holder, held := e.held[deviceKey{l.name, id}]
+		d.known = held
+		before := d.waits
 		switch {
 		case held:
-			d.free, d.waits = time.Time{}, "pod "+holder.pod+" holds it"
+			d.free, d.waits = time.Time{}, heldBy(holder.pod)
 			doubtful = doubtful || holder.savedOnly
 		case e.gap != "":
 			d.free, d.waits = time.Time{}, e.gap
 		case d.free.IsZero() || d.kubelet != e.kubelet:
-			d.free, d.kubelet, d.waits = now, e.kubelet, "no pod holds it; it is dropped when that has been so for "+departureNotice.String()
+			d.free, d.kubelet = now, e.kubelet
 		}
+		counts := d.held(now)
+		if counts && !d.free.IsZero() {
+			d.waits = "kubelet may have given it to a pod within the last " + departureNotice.String()
+		} else if !counts {
+			d.waits = "no pod holds it; it is dropped when that has been so for " + departureNotice.String()
+		}
+		changed = changed || counts != d.counts || counts && d.waits != before
+		d.counts = counts
 		l.departing[id] = d
-		if !d.held(now) && now.Sub(d.free) >= departureNotice {
+		if !counts && now.Sub(d.free) >= departureNotice {
 			delete(l.departing, id)
 			dropped = true
 		}
 	}
-	switch {
-	case !doubtful:
-		l.pause = 0
-	case now.Sub(l.refreshed) >= l.pause:
-		l.refreshed, l.pause = now, min(max(2*l.pause, refreshSoon), refreshLater)
-		l.resendLocked()
-	}
 	if dropped {
 		l.publishLocked()
 	}
+	return doubtful, changed
 }
 
 // leaving reports whether devices are departing, and ended whether the list was retired and all of them are gone.
@@ -209,14 +232,11 @@ func (l *list) departures() []Departing {
 	return all
 }
 
-// resend has every stream send the list once more although it says nothing new.
+// resend has every stream send the list once more although it says nothing new: kubelet saves who holds devices when it
+// receives a list. It is no answer to an account that differs from the list.
 func (l *list) resend() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.resendLocked()
-}
-
-func (l *list) resendLocked() {
 	current := *l.views.Value()
 	current.response = &pluginapi.ListAndWatchResponse{Devices: current.response.Devices}
 	l.views.Publish(&current)

@@ -99,22 +99,27 @@ func TestTheListIsSentAgainWhereOnlyWhatIsSavedNamesAHolder(t *testing.T) {
 	}{
 		"PodResources tells of the holder, too": {evidence{kubelet: 1, held: map[deviceKey]holder{key: {pod: "p"}}}, nil},
 		"no holder":                             {evidence{kubelet: 1}, nil},
-		"only what is saved tells of one":       {evidence{kubelet: 1, held: map[deviceKey]holder{key: {pod: "p", savedOnly: true}}}, []int{0, 1, 3, 7, 15, 31, 61, 91}},
-		"what is saved cannot be read":          {evidence{kubelet: 1, gap: "damaged", unsaved: true}, []int{0, 1, 3, 7, 15, 31, 61, 91}},
+		"only what is saved tells of one": {
+			evidence{kubelet: 1, held: map[deviceKey]holder{key: {pod: "p", savedOnly: true}}}, []int{0, 1, 3, 7, 15, 31, 61, 91},
+		},
+		"what is saved cannot be read": {evidence{kubelet: 1, gap: "damaged", unsaved: true}, []int{0, 1, 3, 7, 15, 31, 61, 91}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := clocktesting.NewFakeClock(time.Now())
 			r := oneGPU()
+			s := NewSet(Collaborators{Clock: c})
 			l := newList(r.Name, c)
 			l.set(r, Options{})
 			l.clear(false)
+			s.resources[r.Name] = &served{list: l}
+			var refresh refresh
 			var at []int
 			for second := range 100 {
-				before := l.views.Value().response
-				l.reap(test.says)
-				if after := l.views.Value().response; after != before && len(after.Devices) > 0 {
+				ofSet, _ := s.note(test.says, c.Now())
+				ofList, _ := l.reap(test.says)
+				if refresh.due(c.Now(), ofSet || ofList) {
 					at = append(at, second)
 				}
 				c.Step(time.Second)

@@ -101,11 +101,20 @@ type Departing struct {
 // A Set keeps one server for each resource of the plan that it was last given.
 type Set struct {
 	collaborators Collaborators
+	claimed       *feed.Feed[uint64] // changes with what Claims says
+	departed      chan struct{}      // holds one word that devices left a plan
 	incarnation   *feed.Feed[uint64] // of Presence alone, without the sockets
 
 	mu        sync.Mutex // guards all following fields
 	resources map[string]*served
 	added     *feed.Feed[int] // counts the resources that ever came, to wake Run
+
+	// What follows is about devices that the plan does not offer, and that pods hold or may hold.
+	evidence    *evidence        // the last without a gap; nil before anything was read
+	planned     map[string]bool  // UUIDs of the last plan that claims were asked for
+	foreign     []resource.Claim // devices on its GPUs, of resources that are not served here
+	unreadSince time.Time        // since when what kubelet has saved cannot be read; zero if it can
+	unread      string           // why, if that has been so for long
 }
 
 // served is one resource of a Set.
@@ -127,7 +136,8 @@ func NewSet(c Collaborators) *Set {
 			return kubelet.Checkpoint{}, errors.New("kubelet's checkpoint is not read")
 		}
 	}
-	return &Set{collaborators: c, incarnation: feed.New(uint64(0)), resources: map[string]*served{}, added: feed.New(0)}
+	return &Set{collaborators: c, incarnation: feed.New(uint64(0)), resources: map[string]*served{}, added: feed.New(0),
+		claimed: feed.New(uint64(0)), departed: make(chan struct{}, 1)}
 }
 
 // Apply makes the Set serve the plan: what changed is on its way to kubelet when Apply returns. It never blocks.
@@ -137,21 +147,31 @@ func NewSet(c Collaborators) *Set {
 func (s *Set) Apply(plan resource.Plan, o Options, epoch uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	departs := false
 	planned := make(map[string]bool, len(plan.Resources))
 	for _, r := range plan.Resources {
 		planned[r.Name] = true
 		entry, known := s.resources[r.Name]
 		if !known {
 			entry = &served{list: newList(r.Name, s.collaborators.Clock)}
+			if s.evidence != nil {
+				entry.list.adopt(knownOf(s.evidence.saved, r.Name))
+			}
 			s.resources[r.Name] = entry
 			s.added.Publish(s.added.Value() + 1)
 		}
 		entry.epoch = epoch
-		entry.list.set(r, o)
+		departs = entry.list.set(r, o) || departs
 	}
 	for name, entry := range s.resources {
 		if !planned[name] {
-			entry.list.clear(entry.epoch != epoch)
+			departs = entry.list.clear(entry.epoch != epoch) || departs
+		}
+	}
+	if departs {
+		select {
+		case s.departed <- struct{}{}:
+		default:
 		}
 	}
 }

@@ -55,6 +55,8 @@ type PluginFlags struct {
 	SharedDevicesAllocationPolicy *string     `json:"sharedDevicesAllocationPolicy,omitempty"`
 	// VoidVisibleDevices is an extension: where containers are given CDI devices alone, NVIDIA_VISIBLE_DEVICES is void.
 	VoidVisibleDevices *bool `json:"voidVisibleDevices,omitempty"`
+	// WaitForRelease is an extension: whether a GPU that a pod holds is withheld from others in a new form until that pod ends.
+	WaitForRelease *bool `json:"waitForRelease,omitempty"`
 	// PreStartChecks is an extension: what is checked before a container starts.
 	PreStartChecks *string `json:"preStartChecks,omitempty"`
 	// PreStartReset is an extension: what is reset on whole GPUs before a container starts.
