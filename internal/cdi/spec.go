@@ -207,10 +207,10 @@ func (w Wanted) nodes(paths []string) []*specs.DeviceNode {
 // companion returns what a container is given of a companion of the driver.
 func (w Wanted) companion(root fs.FS, class edits.CDIClass) specs.ContainerEdits {
 	patterns := map[edits.CDIClass][]string{
-		edits.CDIIMEX:    {"nvidia-caps-imex-channels/channel0"},
-		edits.CDIGDRCopy: {"gdrdrv"},
+		edits.CDIIMEX:    {inventory.NodeIMEXChannel0.String()},
+		edits.CDIGDRCopy: {inventory.NodeGDRCopy.String()},
 		edits.CDIGDS:     {"nvidia-fs[0-9]*"},
-		edits.CDIMOFED:   {"infiniband/uverbs*", "infiniband/rdma_cm"},
+		edits.CDIMOFED:   {"infiniband/uverbs*", inventory.NodeRDMA.String()},
 	}[class]
 	var paths []string
 	for _, pattern := range patterns {

@@ -31,7 +31,7 @@ func (c *container) nodes() []Node {
 		paths = append(paths, DevicePaths(d)...)
 	}
 	if c.has(inventory.NodeIMEXChannel0) {
-		paths = append(paths, "/dev/nvidia-caps-imex-channels/channel"+imexChannel)
+		paths = append(paths, "/dev/"+inventory.NodeIMEXChannel0.String())
 	}
 	nodes := make([]Node, 0, len(paths))
 	seen := map[string]bool{}

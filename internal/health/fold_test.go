@@ -195,3 +195,22 @@ func TestCountsThatTheDaemonClearedAreNoEvidence(t *testing.T) {
 		t.Errorf("%v after an error that followed, want Suspect", s.gpu.Health.State)
 	}
 }
+
+// The recovery action acquits a GPU of an XID from the branch on since which it speaks for it.
+func TestBranchesThatSpeakForAnXID(t *testing.T) {
+	for _, x := range health.Catalog() {
+		if x.SpokenFrom == 0 || x.Class != health.Transient {
+			continue
+		}
+		for _, branch := range []int{x.SpokenFrom - 1, x.SpokenFrom} {
+			s := begin(t, branch)
+			s.good.RecoveryAction = inventory.Known(inventory.RecoveryNone) // as if the branch before could tell it, too
+			s.read(s.good)
+			s.xid(x.Code)
+			s.reads(10, s.good)
+			if healthy := s.gpu.Health.State == inventory.Healthy; healthy != (branch == x.SpokenFrom) {
+				t.Errorf("%v on branch %d: %+v", x, branch, s.gpu.Health)
+			}
+		}
+	}
+}

@@ -34,7 +34,9 @@ type GPU struct {
 func (g GPU) speaks() bool { return !g.old && (!g.read || g.Reading.RecoveryAction.Known) }
 
 // verdicts reports whether the driver has the last word about the GPU.
-func (g GPU) verdicts(facts Facts) bool { return g.speaks() && facts.Branch >= firstBranchWithAction }
+func (g GPU) verdicts(facts Facts) bool {
+	return g.speaks() && facts.Branch >= inventory.RecoveryActionBranch
+}
 
 // beforeAmpere are the chips to which NVIDIA's catalog of XIDs and the recovery action do not apply.
 var beforeAmpere = []string{"kepler", "maxwell", "pascal", "volta", "turing"}

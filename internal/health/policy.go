@@ -6,9 +6,6 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
-// firstBranchWithAction is the first driver branch that has a recovery action.
-const firstBranchWithAction = 565
-
 // Policy are the rules by which faults open and close. The zero value is of no use; Default has good values.
 //
 // A fault found by a reading closes when Passes readings in a row, the first and the last at least Settle apart, did
@@ -74,7 +71,7 @@ type Facts struct {
 // number does not decide, once there is a recovery action at all.
 func (x XID) spokenFor(branch int) bool {
 	if x.Class == Decode {
-		return branch >= firstBranchWithAction
+		return branch >= inventory.RecoveryActionBranch
 	}
 	return x.SpokenFrom != 0 && branch >= x.SpokenFrom
 }

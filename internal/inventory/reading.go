@@ -107,6 +107,9 @@ func (c Contact) String() string {
 	return names[c]
 }
 
+// RecoveryActionBranch is the first driver branch that has a recovery action.
+const RecoveryActionBranch = 565
+
 // RecoveryAction is what the driver says has to be done before a GPU is usable again. The values are those of
 // nvmlDeviceGpuRecoveryAction_t; a newer driver may give others, which do not mean that the GPU is usable.
 type RecoveryAction uint32

@@ -47,13 +47,10 @@ func readAlive(g *gpu, a *account, _ *inventory.Reading) {
 	a.may("nvmlDeviceGetMemoryInfo", ret)
 }
 
-// actionBranch is the first branch of the driver that has a recovery action.
-const actionBranch = 565
-
 // readRecoveryAction reads field 230, before a call that a sick GPU refuses can end the reading. An older driver is not
 // asked: what it answers for a field that it does not know says nothing about the GPU.
 func (s *scanner) readRecoveryAction(g *gpu, a *account, r *inventory.Reading) {
-	if s.driver.Branch() < actionBranch {
+	if s.driver.Branch() < inventory.RecoveryActionBranch {
 		return
 	}
 	v, ret := g.device.GetFieldValue(nvml.FI_DEV_GET_GPU_RECOVERY_ACTION)
