@@ -1,6 +1,7 @@
 package files
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -8,24 +9,35 @@ import (
 	"syscall"
 )
 
-// Read returns the content of the regular file at path, of at most limit bytes; a larger file is an error. The null device
-// counts as an empty file. Anything else is an error: reading a FIFO, a socket or a device can block for ever.
-func Read(path string, limit int64) ([]byte, error) {
+// Open opens the regular file at path, or the null device, for reading. Anything else is an error, and is not waited for: opening
+// or reading a FIFO, a socket or a device can block for ever.
+func Open(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
 	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() && !isNull(info) {
+		err = &fs.PathError{Op: "read", Path: path, Err: fmt.Errorf("is %s, not a regular file", kind(info.Mode()))}
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+func isNull(info fs.FileInfo) bool {
+	null, err := os.Stat(os.DevNull)
+	return err == nil && os.SameFile(info, null)
+}
+
+// Read returns the content of the file at path as Open opens it, of at most limit bytes; a larger file is an error.
+func Read(path string, limit int64) ([]byte, error) {
+	f, err := Open(path)
 	if err != nil {
 		return nil, err
 	}
-	if null, err := os.Stat(os.DevNull); err == nil && os.SameFile(info, null) {
-		return nil, nil
-	}
-	if !info.Mode().IsRegular() {
-		return nil, &fs.PathError{Op: "read", Path: path, Err: fmt.Errorf("is %s, not a regular file", kind(info.Mode()))}
-	}
+	defer f.Close()
 	data, err := io.ReadAll(io.LimitReader(f, limit+1))
 	if err != nil {
 		return nil, err

@@ -1,0 +1,116 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
+)
+
+// TestFIFOs: nobody writes into them, and nothing waits for that. GPUs are served, faults are found, and the daemon ends.
+func TestFIFOs(t *testing.T) {
+	t.Parallel()
+	for place, says := range map[string]string{
+		"control.sock":      "a file that is not a socket is there",
+		"state/faults.json": "is a FIFO",
+		"state/faults.lock": "",
+		"cdi/k8s.device-plugin.nvidia.com-gpu.json":  "",
+		"device-plugins/nvidia-gpu.sock":             "",
+		"device-plugins/kubelet_internal_checkpoint": "",
+	} {
+		t.Run(place, func(t *testing.T) {
+			t.Parallel()
+			s := open(t, node.Setup{Args: []string{"--device-list-strategy", "envvar,cdi-cri"}})
+			fifo := s.Path(place)
+			if err := os.MkdirAll(filepath.Dir(fifo), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := syscall.Mkfifo(fifo, 0o600); err != nil && !errors.Is(err, os.ErrExist) {
+				t.Fatal(err)
+			}
+			s.start()
+			s.shows(8, 8)
+			if says != "" {
+				s.logs(says)
+			}
+			if place != "control.sock" {
+				s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "1", XID: 79})
+				s.shows(8, 7)
+			}
+			daemon := s.Running()
+			s.signal(daemon, syscall.SIGTERM)
+			s.ends(daemon)
+			if err := daemon.Err(); err != nil {
+				t.Errorf("it ended with %v", err)
+			}
+		})
+	}
+}
+
+// TestAFIFOForAConfiguration: it is an error at the start, and a fault afterwards.
+func TestAFIFOForAConfiguration(t *testing.T) {
+	t.Parallel()
+	s := open(t, node.Setup{})
+	file := s.write("config.yaml", "version: v1\n")
+	s.Args = []string{"--config-file", file}
+	s.start()
+	s.shows(8, 8)
+	if err := errors.Join(os.Remove(file), syscall.Mkfifo(file, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	s.says("the file is a FIFO", func(now status) bool { return strings.Contains(now.ConfigError, "is a FIFO") })
+	s.shows(8, 8)
+	if err := s.StopDaemon(); err != nil {
+		t.Fatal(err)
+	}
+	s.start()
+	daemon := s.Running()
+	s.ends(daemon)
+	if err := s.StopDaemon(); err == nil {
+		t.Error("a daemon whose configuration is a FIFO ended with exit status 0")
+	}
+	s.logs("config.yaml: is a FIFO, not a regular file")
+}
+
+// TestFewDescriptors: a daemon that may open no more files says so, goes on, and does what it has to once it may again.
+func TestFewDescriptors(t *testing.T) {
+	t.Parallel()
+	s := serving(t, node.Setup{})
+	s.call("status", nil)
+	limit := func(n uint64) {
+		t.Helper()
+		var before unix.Rlimit
+		if err := unix.Prlimit(s.Running().Pid, unix.RLIMIT_NOFILE, nil, &before); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Prlimit(s.Running().Pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: n, Max: before.Max}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	limit(4)
+	mark := s.Mark()
+	if err := s.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	_ = control.Call(ctx, s.ControlSocket(), "status", nil, nil) // it cannot be accepted
+	s.logs("too many open files")
+	limit(1000)
+	s.next(mark, standin.Listed)
+	s.shows(8, 8)
+	s.call("status", nil)
+	s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "1", XID: 79})
+	s.shows(8, 7)
+}
