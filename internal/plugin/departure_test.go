@@ -383,3 +383,47 @@ func TestDevicesOfAnEarlierProcessLeaveSlowlyToo(t *testing.T) {
 	n.Remove("p")
 	until(t, c, "dropped", func() bool { return n.Capacity(gpu) == 7 })
 }
+
+// The list that kubelet knows is nearly as long as kubelet accepts, and a configuration replaces it by another such list: the
+// two do not fit together. Kubelet gets as much of the new one as fits, and the rest once devices were dropped.
+func TestDepartingDevicesCountInWhatFitsIntoAList(t *testing.T) {
+	t.Parallel()
+	const replicas = 30_000 // 60 bytes each, and kubelet accepts 4 MiB
+	for _, restart := range []bool{false, true} {
+		t.Run(fmt.Sprint("restart ", restart), func(t *testing.T) {
+			t.Parallel()
+			c := clocktesting.NewFakeClock(time.Now())
+			n, d := serving(t, standin.V137, c, 1)
+			d.share(1, replicas)
+			n.awaitAllocatable(t, replicas)
+			pod := standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 1}
+			got, err := n.Admit(t.Context(), pod)
+			if err != nil {
+				t.Fatal(err)
+			}
+			mark := n.Mark()
+			if restart {
+				d.stop()
+				d = n.startDaemon(t, c)
+			}
+			other := gpus(2)[1:]
+			options := resource.Options{Sharing: resource.Sharing{Mode: resource.TimeSliced,
+				Rules: []resource.SharingRule{{Name: gpu, Replicas: 2 * replicas}}}}
+			d.Apply(resource.New(inventory.Snapshot{GPUs: other}, options), asEnvironment, 3)
+			n.await(t, "a list of both", func() bool {
+				return n.Capacity(gpu) > 2*replicas && n.Allocatable(gpu) > replicas && n.Allocatable(gpu) < 2*replicas
+			})
+			if healthy, listed := n.Devices(gpu)[got.IDs[0]]; healthy || !listed {
+				t.Errorf("the pod's device is Healthy %v and listed %v", healthy, listed)
+			}
+			n.Remove("p")
+			until(t, c, "all of the new list", func() bool { return n.Allocatable(gpu) == 2*replicas && n.Capacity(gpu) == 2*replicas })
+			if !restart && n.count(standin.StreamEnded, mark) > 0 {
+				t.Error("kubelet refused a list")
+			}
+			if n.count(standin.Crash, 0) > 0 {
+				t.Error("kubelet crashed")
+			}
+		})
+	}
+}

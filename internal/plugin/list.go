@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	"k8s.io/utils/clock"
 
@@ -98,7 +99,7 @@ func (l *list) replaceLocked(r resource.Resource) (departs bool) {
 		delete(l.departing, device.ID)
 	}
 	l.resource = r
-	l.publishLocked()
+	l.publishLocked(l.listedBefore())
 	return departs
 }
 
@@ -146,7 +147,7 @@ func (l *list) adopt(known map[string][]int64) (changed bool) {
 		changed = true
 	}
 	if changed {
-		l.publishLocked()
+		l.publishLocked(func(id string) bool { _, listed := known[id]; return listed })
 	}
 	return changed
 }
@@ -209,7 +210,7 @@ func (l *list) reap(e evidence) (doubtful, changed bool) {
 		}
 	}
 	if dropped {
-		l.publishLocked()
+		l.publishLocked(l.listedBefore())
 	}
 	return doubtful, changed
 }
@@ -243,26 +244,55 @@ func (l *list) resend() {
 }
 
 // publishLocked publishes the view that the fields make. Streams send what differs by pointer, so a response that says
-// the same as the one before is kept.
-func (l *list) publishLocked() {
-	devices := make([]*pluginapi.Device, 0, len(l.resource.Devices)+len(l.departing))
+// the same as the one before is kept. Kubelet knows the devices of which listed says so.
+func (l *list) publishLocked(listed func(id string) bool) {
+	planned := make([]*pluginapi.Device, 0, len(l.resource.Devices)+len(l.departing))
 	for _, device := range l.resource.Devices {
-		devices = append(devices, wire(device))
+		planned = append(planned, wire(device))
 	}
-	if len(l.departing) > 0 {
-		for _, d := range l.departing {
-			devices = append(devices, d.listed)
-		}
-		slices.SortStableFunc(devices[len(l.resource.Devices):], func(a, b *pluginapi.Device) int {
-			return strings.Compare(a.ID, b.ID)
-		})
+	departing := make([]*pluginapi.Device, 0, len(l.departing))
+	for _, d := range l.departing {
+		departing = append(departing, d.listed)
 	}
+	slices.SortFunc(departing, func(a, b *pluginapi.Device) int { return strings.Compare(a.ID, b.ID) })
+	if len(departing) > 0 { // what the plan offers fits into a list of its own
+		planned = leaveRoom(planned, departing, listed)
+	}
+	devices := slices.Concat(planned, departing)
 	before := l.views.Value()
 	response := &pluginapi.ListAndWatchResponse{Devices: devices}
 	if slices.EqualFunc(devices, before.response.Devices, sameDevice) {
 		response = before.response
 	}
 	l.views.Publish(&view{resource: l.resource, options: l.options, departing: maps.Clone(l.departing), response: response})
+}
+
+// leaveRoom returns the planned devices without so many of the last ones that kubelet accepts a list of them and of the departing
+// ones. A device that kubelet knows already stays: it may be allocating it. The others are listed when devices were dropped.
+func leaveRoom(planned, departing []*pluginapi.Device, listed func(id string) bool) []*pluginapi.Device {
+	excess := proto.Size(&pluginapi.ListAndWatchResponse{Devices: planned}) +
+		proto.Size(&pluginapi.ListAndWatchResponse{Devices: departing}) - resource.MaxList
+	for i := len(planned) - 1; i >= 0 && excess > 0; i-- {
+		if !listed(planned[i].GetID()) {
+			excess -= proto.Size(&pluginapi.ListAndWatchResponse{Devices: planned[i : i+1]})
+			planned = slices.Delete(planned, i, i+1)
+		}
+	}
+	return planned
+}
+
+// listedBefore returns what reports whether the last list names a device.
+func (l *list) listedBefore() func(id string) bool {
+	var ids map[string]bool
+	return func(id string) bool {
+		if ids == nil { // only needed for a list that is too long
+			ids = map[string]bool{}
+			for _, d := range l.views.Value().response.Devices {
+				ids[d.GetID()] = true
+			}
+		}
+		return ids[id]
+	}
 }
 
 // wire translates a device into kubelet's words.

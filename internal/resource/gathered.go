@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// maxList is how many bytes kubelet accepts in a list of devices: gRPC's default limit for a message.
-const maxList = 4 << 20
+// MaxList is how many bytes kubelet accepts in a list of devices: gRPC's default limit for a message.
+const MaxList = 4 << 20
 
 // gathered is what one resource is to consist of. It holds no more than kubelet accepts, however many replicas the
 // configuration asks for: so many might not fit into memory.
@@ -34,7 +34,7 @@ func (g *gathered) add(d Device, replicas int) {
 		first = digits
 	}
 	switch {
-	case g.bytes > maxList:
+	case g.bytes > MaxList:
 		g.devices = nil
 	case d.Sharing == Unshared:
 		g.devices = append(g.devices, d)
@@ -49,8 +49,8 @@ func (g *gathered) add(d Device, replicas int) {
 
 // count adds n IDs that take so many bytes each.
 func (g *gathered) count(n, bytes int) {
-	if g.bytes <= maxList {
-		g.fit += min(n, (maxList-g.bytes)/bytes)
+	if g.bytes <= MaxList {
+		g.fit += min(n, (MaxList-g.bytes)/bytes)
 	}
 	g.ids = sum(g.ids, n)
 	g.bytes = sum(g.bytes, multiply(n, bytes))
@@ -74,11 +74,11 @@ func multiply(a, b int) int {
 // fits reports whether kubelet accepts a list of a resource's devices, and leaves them out if not.
 func (p *planner) fits(name string) bool {
 	g := p.resources[name]
-	if g.bytes <= maxList {
+	if g.bytes <= MaxList {
 		return true
 	}
 	why := fmt.Sprintf("the list of its %d devices would have %d bytes, and kubelet accepts %d; %d devices fit, so lower "+
-		"the replicas or share under several names", g.ids, g.bytes, maxList, g.fit)
+		"the replicas or share under several names", g.ids, g.bytes, MaxList, g.fit)
 	p.warn("resource %s is not offered: %s", name, why)
 	for _, d := range g.members {
 		p.plan.LeftOut = append(p.plan.LeftOut,

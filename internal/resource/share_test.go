@@ -320,6 +320,41 @@ func fitting(uuid string, node int) int {
 	}
 }
 
+// A list of exactly 4 MiB is one that kubelet accepts; with one byte more it is not.
+func TestAListOfExactly4MiB(t *testing.T) {
+	t.Parallel()
+	for _, more := range []int{0, 1} {
+		const replicas = 90_000
+		size := func(name string) int {
+			return proto.Size(&pluginapi.ListAndWatchResponse{Devices: []*pluginapi.Device{{ID: name, Health: pluginapi.Unhealthy}}})
+		}
+		many := gpu(0)
+		many.NUMANode = inventory.NoNUMANode
+		total := 0
+		for n := range replicas {
+			total += size(fmt.Sprintf("%s::%d", many.UUID, n))
+		}
+		// The ID of the second GPU fills what is left.
+		rest := 4<<20 - total
+		long := gpu(1)
+		long.NUMANode = inventory.NoNUMANode
+		long.UUID = strings.Repeat("x", rest-(size(strings.Repeat("x", rest))-rest))
+		for size(long.UUID) < rest {
+			long.UUID += "x"
+		}
+		if size(long.UUID) != rest {
+			t.Fatalf("the last device takes %d bytes, want %d", size(long.UUID), rest)
+		}
+		long.UUID += strings.Repeat("x", more)
+		plan := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{many, long}}, resource.Options{
+			Selectors: []resource.Selector{{Devices: []resource.Ref{"0"}, Replicas: replicas}},
+		})
+		if offered := len(plan.Resources) == 1; offered != (more == 0) {
+			t.Errorf("4 MiB and %d bytes more: offered %v; %q", more, offered, plan.Warnings)
+		}
+	}
+}
+
 func BenchmarkPlanOf8000Replicas(b *testing.B) {
 	var gpus []inventory.GPU
 	for i := range 8 {
