@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/version"
 )
@@ -47,6 +48,7 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 		Quiet: seen.Quiet, Node: seen.Node, Hanging: d.driver.Hanging(),
 		GPUs: status.Devices(seen.Snapshot, seen.GPUs), LeftOut: status.LeftOut(seen.Snapshot, offered),
 		Resources: resources(d.set.Status()), Warnings: offered.OtherWarnings(),
+		Holds: holds(offered.Holds), ConfigGeneration: d.watcher.Generation(),
 		Readiness: d.readiness.Answer().Value(),
 		MPS:       slices.Sorted(maps.Values(d.mps.Unready().Value())),
 	}
@@ -73,6 +75,14 @@ func resources(served []plugin.Status) []status.Resource {
 	return resources
 }
 
+func holds(put []resource.Hold) []status.Hold {
+	var holds []status.Hold
+	for _, h := range put {
+		holds = append(holds, status.Hold{Device: h.UUID, Resource: h.Resource, Reason: h.Reason, Listed: !h.Hidden})
+	}
+	return holds
+}
+
 // printStatus prints a status as a table.
 func printStatus(w io.Writer, s status.Status) {
 	fmt.Fprintf(w, "version %s, driver %s\n", s.Version, orDash(s.Driver))
@@ -83,6 +93,7 @@ func printStatus(w io.Writer, s status.Status) {
 		fmt.Fprintf(w, "calls into the driver that do not return: %d\n", s.Hanging)
 	}
 	for _, line := range []struct{ what, text string }{
+		{"ready", readyNow(s.Readiness)},
 		{"simulated node", s.Simulated},
 		{"the last look at the node failed", s.Stale},
 		{"the last that succeeded", status.Stamp(s.Looked)},
@@ -105,15 +116,51 @@ func printStatus(w io.Writer, s status.Status) {
 	for _, l := range s.LeftOut {
 		fmt.Fprintf(w, "left out: %s\n", l)
 	}
-	fmt.Fprintln(w, "\nRESOURCE\tDEVICES\tHEALTHY\tSERVER")
+	printHolds(w, s.Holds)
+	fmt.Fprintln(w, "\nRESOURCE\tDEVICES\tHEALTHY\tSERVER\tPROBLEM")
 	for _, r := range s.Resources {
-		fmt.Fprintf(w, "%s\t%d\t%d\t%s\n", r.Name, r.Devices, r.Healthy, r.Server)
+		fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\n", r.Name, r.Devices, r.Healthy, r.Server, orDash(r.Problem))
+	}
+	for _, r := range s.Resources {
+		printDeparting(w, r)
 	}
 	for _, warning := range s.Warnings {
 		fmt.Fprintf(w, "warning: %s\n", warning)
 	}
 	for _, reason := range s.MPS {
 		fmt.Fprintf(w, "not ready: %s\n", reason)
+	}
+}
+
+func readyNow(r status.Readiness) string {
+	text := "no"
+	if r.Ready {
+		text = "yes"
+	}
+	if r.Reason != "" {
+		text += ": " + r.Reason
+	}
+	return text
+}
+
+// printHolds prints the holds on devices that are listed. The others are left out, with the reason.
+func printHolds(w io.Writer, holds []status.Hold) {
+	for _, h := range holds {
+		if h.Listed {
+			fmt.Fprintf(w, "held: %s %s: %s\n", h.Resource, h.Device, h.Reason)
+		}
+	}
+}
+
+// maxDeparting is how many departing devices of a resource are printed: there may be a thousand replicas.
+const maxDeparting = 20
+
+func printDeparting(w io.Writer, r status.Resource) {
+	for _, d := range r.Departing[:min(len(r.Departing), maxDeparting)] {
+		fmt.Fprintf(w, "no longer offered: %s %s: %s; still listed: %s\n", r.Name, d.ID, d.Reason, d.Waiting)
+	}
+	if more := len(r.Departing) - maxDeparting; more > 0 {
+		fmt.Fprintf(w, "no longer offered: %s: %d devices more, see -o json\n", r.Name, more)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"sync/atomic"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -35,6 +36,7 @@ type Watcher struct {
 	configs *feed.Feed[Config]
 	faults  *feed.Feed[error]
 	reload  chan struct{} // holds one wish
+	changes atomic.Uint64
 }
 
 // NewWatcher returns a Watcher of the file of first, which Load made of the same sources. It publishes first at once,
@@ -47,6 +49,9 @@ func NewWatcher(s Sources, first Config, c clock.WithTicker) *Watcher {
 
 // Configs returns the feed of valid configurations. A reader that finds the one it has needs to do nothing.
 func (w *Watcher) Configs() *feed.Feed[Config] { return w.configs }
+
+// Generation numbers the configurations that were in force, from 1.
+func (w *Watcher) Generation() uint64 { return 1 + w.changes.Load() }
 
 // Reload wishes the file to be read now, changed or not. It never blocks.
 func (w *Watcher) Reload() {
@@ -170,6 +175,7 @@ func (w *Watcher) look(ctx context.Context, path string, seen []byte, asked bool
 	}
 	logger.Info("Configuration has changed", "path", path)
 	w.configs.Publish(next)
+	w.changes.Add(1)
 	return data
 }
 

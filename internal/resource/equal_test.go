@@ -27,6 +27,7 @@ func TestEqual(t *testing.T) {
 	equality.Check(t, func() resource.Plan {
 		return resource.Plan{
 			Resources: []resource.Resource{one(resource.Options{}, linked(1))}, LeftOut: []resource.LeftOut{{UUID: "a"}}, Warnings: []string{"a"},
+			Holds: []resource.Hold{{UUID: "a"}},
 		}
 	}, resource.Plan.Equal)
 

@@ -26,7 +26,7 @@ func (p Plan) Under(holds []Hold) Plan {
 			of[key] = h
 		}
 	}
-	held := Plan{LeftOut: slices.Clone(p.LeftOut), Warnings: slices.Clone(p.Warnings)}
+	held := Plan{LeftOut: slices.Clone(p.LeftOut), Warnings: slices.Clone(p.Warnings), Holds: slices.Clone(p.Holds)}
 	leftOut := map[string]bool{}
 	for _, r := range p.Resources {
 		devices, changed := make([]Device, 0, len(r.Devices)), false
@@ -34,6 +34,9 @@ func (p Plan) Under(holds []Hold) Plan {
 			h, here := of[[2]string{r.Name, d.UUID}]
 			if every, anywhere := of[[2]string{"", d.UUID}]; anywhere && (!here || every.Hidden && !h.Hidden) {
 				h, here = every, true
+			}
+			if put := (Hold{Resource: r.Name, UUID: d.UUID, Reason: h.Reason, Hidden: h.Hidden}); here && !slices.Contains(held.Holds, put) {
+				held.Holds = append(held.Holds, put)
 			}
 			switch {
 			case here && h.Hidden:

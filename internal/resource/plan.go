@@ -20,6 +20,8 @@ type Plan struct {
 	// Warnings are sentences for the operator, each about one thing that is not as the configuration or the node makes
 	// one expect; LeftOut included, but for what the configuration excludes.
 	Warnings []string
+	// Holds are those that were put on devices of the plan, each with the name of its resource, in the order of the devices.
+	Holds []Hold
 }
 
 // LeftOut is a device that no resource offers, and why.
@@ -90,7 +92,8 @@ func notOffered(index, uuid, why string) string {
 // Equal reports whether two Plans say the same.
 func (p Plan) Equal(other Plan) bool {
 	return slices.EqualFunc(p.Resources, other.Resources, Resource.Equal) &&
-		slices.Equal(p.LeftOut, other.LeftOut) && slices.Equal(p.Warnings, other.Warnings)
+		slices.Equal(p.LeftOut, other.LeftOut) && slices.Equal(p.Warnings, other.Warnings) &&
+		slices.Equal(p.Holds, other.Holds)
 }
 
 // planner gathers one Plan.

@@ -239,6 +239,12 @@ func TestDevicesUnderAHold(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("reasons (-want +got):\n%s", diff)
 	}
+	wantHolds := []resource.Hold{
+		{Resource: "nvidia.com/gpu", UUID: "GPU-a", Reason: "no MPS"}, {Resource: "nvidia.com/gpu", UUID: "GPU-b", Reason: "no MPS"},
+	}
+	if diff := cmp.Diff(wantHolds, unfit.Holds); diff != "" {
+		t.Errorf("holds (-want +got):\n%s", diff)
+	}
 	if !plan.Resources[0].Devices[0].Healthy || !plan.Equal(plan.Under([]resource.Hold{{UUID: "GPU-z"}})) {
 		t.Error("the plan itself was changed")
 	}
