@@ -63,7 +63,7 @@ func (f Fault) uncorrected() bool { return f.XID == 48 || f.XID == 172 }
 
 // durable reports whether the fault must outlive the process, so that a restart does not make a bad GPU good.
 func (f Fault) durable() bool {
-	return f.Source != SourceSilence && (f.State == inventory.Unhealthy || f.State == inventory.Lost)
+	return f.State == inventory.Unhealthy || f.State == inventory.Lost
 }
 
 func (f Fault) health() inventory.Health {

@@ -12,8 +12,8 @@ import (
 // not keep a GPU from work. The driver's recovery action counts whatever the other calls answer.
 func (p Policy) findings(g GPU, r inventory.Reading, now time.Time) []Fault {
 	var found []Fault
-	if a := r.RecoveryAction; a.Known && p.demands(a.Value) {
-		found = append(found, demanded(a.Value))
+	if a := r.RecoveryAction.Value; p.demands(a) {
+		found = append(found, demanded(a))
 	}
 	switch r.Contact {
 	case inventory.ContactGood:
@@ -63,7 +63,7 @@ func (p Policy) signals(g GPU, r inventory.Reading, now time.Time) []Fault {
 	}
 	before, ecc := g.Reading.UncorrectedECC, r.UncorrectedECC
 	// Without a recovery action nobody would acquit the GPU; there, the XIDs that come with such errors speak for them.
-	if !g.old && r.RecoveryAction.Known && before.Known && ecc.Known && ecc.Value > before.Value {
+	if !g.old && r.RecoveryAction.Known && before.Known && ecc.Value > before.Value {
 		f := Fault{Source: SourceECC, Cure: inventory.CureReset}
 		found = append(found, p.suspect(f, fmt.Sprintf("%d new uncorrected memory errors", ecc.Value-before.Value), now))
 	}

@@ -50,7 +50,7 @@ func (g GPU) Seen(found inventory.GPU, unread bool, now time.Time) GPU {
 	same := slices.EqualFunc(g.Instances, devices, func(i Instance, m inventory.MIGDevice) bool {
 		return i.UUID == m.UUID && i.GI == m.GI && i.CI == m.CI
 	})
-	if same && (unread || len(g.Unread) == 0) {
+	if same && len(g.Unread) == 0 {
 		return g
 	}
 	before := slices.Concat(g.Instances, g.Unread)

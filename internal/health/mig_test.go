@@ -48,6 +48,12 @@ func TestMIGDeviceThatMoves(t *testing.T) {
 			if s.states()[1] != inventory.Unhealthy {
 				t.Errorf("it lost its fault: %v", s.states())
 			}
+			s = begin(t, 580)
+			s.see(divided(two))
+			s.see(divided(moved))
+			if s.strike(two.GI, two.CI) || !s.strike(moved.GI, moved.CI) {
+				t.Errorf("an event did not find the only one: %v", s.states())
+			}
 		})
 	}
 }
@@ -179,5 +185,22 @@ func TestCounts(t *testing.T) {
 	}
 	if n := len(s.gpu.Counts); n != 32 || s.gpu.Counts[0].XID != 108 || s.gpu.Counts[31].XID != 139 {
 		t.Errorf("%d counts, from %+v", n, s.gpu.Counts[0])
+	}
+}
+
+// A MIG device that was made anew in the place of another one is not the other.
+func TestMIGDeviceThatIsReplaced(t *testing.T) {
+	s := begin(t, 580)
+	if !s.gpu.Whole() {
+		t.Error("a GPU without MIG devices is not whole")
+	}
+	s.see(divided(one))
+	if s.gpu.Whole() {
+		t.Error("a GPU with a MIG device is whole")
+	}
+	s.strike(1, 0)
+	s.see(divided(inventory.MIGDevice{UUID: "MIG-9", GI: 1, CI: 0}))
+	if i := s.gpu.Instances[0]; i.UUID != "MIG-9" || i.Health.State != inventory.Healthy || len(i.Faults) > 0 {
+		t.Errorf("%+v in the place of one with a fault", i)
 	}
 }

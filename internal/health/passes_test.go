@@ -2,6 +2,9 @@ package health_test
 
 import (
 	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -91,4 +94,180 @@ func TestWhatOutlivesARestartOfTheNode(t *testing.T) {
 			t.Errorf("%q outlives a restart: %v, want %v", cure, got, want)
 		}
 	}
+}
+
+// A pass of a fault that an event opened counts no more once a reading was none.
+func TestPassesOfAnXIDAreInARow(t *testing.T) {
+	for name, bad := range map[string]inventory.Reading{
+		"calls fail": {Contact: inventory.ContactFailing}, "the driver asks": asking(inventory.RecoveryDrainP2P),
+	} {
+		s := begin(t, 580)
+		s.xid(48)
+		s.reads(1, s.good)
+		s.reads(1, bad)
+		s.reads(1, s.good)
+		if len(s.gpu.Faults) == 0 || s.gpu.Faults[0].XID != 48 {
+			t.Errorf("%s: faults %+v after passes that were not in a row", name, s.gpu.Faults)
+		}
+		s.reads(2, s.good)
+		s.want(inventory.Healthy, inventory.NoCure)
+	}
+}
+
+// Passes that follow one another too fast prove little: a cure has to last.
+func TestPassesTakeTime(t *testing.T) {
+	s := begin(t, 580)
+	s.reads(1, asking(inventory.RecoveryGPUReset))
+	s.read(s.good)
+	for range 3 {
+		s.wait(time.Second)
+		s.read(s.good)
+	}
+	s.want(inventory.Unhealthy, inventory.CureReset)
+	s.wait(time.Second)
+	s.read(s.good)
+	s.want(inventory.Healthy, inventory.NoCure)
+}
+
+func TestDefaultPolicy(t *testing.T) {
+	want := health.Policy{
+		SuspectLimit: 5 * time.Second, UnknownGrace: 10 * time.Second, Passes: 2, SuspectSettle: time.Second, Settle: 4 * time.Second,
+		FlapLimit: 3, FlapWindow: 24 * time.Hour,
+	}
+	if diff := cmp.Diff(want, health.Default()); diff != "" {
+		t.Errorf("policy (-want +got):\n%s", diff)
+	}
+}
+
+// Only a new session can tell of a GPU that was lost, wanted a reset or failed its calls in this one.
+func TestWhoWantsASession(t *testing.T) {
+	for name, tt := range map[string]struct {
+		reading inventory.Reading
+		xid     uint64
+		wants   bool
+	}{
+		"lost":           {inventory.Reading{Contact: inventory.ContactLost}, 0, true},
+		"reset required": {inventory.Reading{Contact: inventory.ContactResetRequired}, 0, true},
+		"calls fail":     {inventory.Reading{Contact: inventory.ContactFailing}, 0, true},
+		"XID 79":         {inventory.Reading{RecoveryAction: inventory.Known(inventory.RecoveryNone)}, 79, true},
+		"XID 119":        {inventory.Reading{RecoveryAction: inventory.Known(inventory.RecoveryNone)}, 119, false},
+		"action":         {asking(inventory.RecoveryGPUReset), 0, false},
+		"good":           {inventory.Reading{RecoveryAction: inventory.Known(inventory.RecoveryNone)}, 0, false},
+	} {
+		s := begin(t, 580)
+		s.wait(time.Second)
+		struck := s.now
+		if tt.xid != 0 {
+			s.xid(tt.xid)
+		}
+		s.read(tt.reading)
+		since, wants := s.policy.WantsSession(s.gpu, s.facts)
+		if wants != tt.wants || wants && !since.Equal(struck) {
+			t.Errorf("%s: wants a session %v since %v, want %v since %v", name, wants, since, tt.wants, struck)
+		}
+		s.reopen()
+		if _, wants := s.policy.WantsSession(s.gpu, s.facts); wants {
+			t.Errorf("%s: it wants another session than the new one", name)
+		}
+	}
+}
+
+// Nothing that was noted of a GPU leaves it as it was.
+func TestRestoredWithoutFaults(t *testing.T) {
+	s := begin(t, 580)
+	nothing := func(string) ([]health.Fault, []time.Time) { return nil, nil }
+	if g := (health.GPU{UUID: "GPU-0"}).Restored(nothing, s.now); g.Health != (inventory.Health{}) {
+		t.Errorf("%+v of a GPU that nobody has asked", g.Health)
+	}
+	before := s.gpu.Health
+	if g := s.gpu.Restored(nothing, s.now.Add(time.Hour)); g.Health != before {
+		t.Errorf("%+v, want %+v", g.Health, before)
+	}
+}
+
+// Where the recovery action cannot be read, as may be on a guest, a new driver acquits nobody.
+func TestActionThatCannotBeRead(t *testing.T) {
+	s := begin(t, 580)
+	s.good.RecoveryAction = inventory.Signal[inventory.RecoveryAction]{}
+	s.read(s.good)
+	s.xid(48)
+	s.reads(20, s.good)
+	s.want(inventory.Unhealthy, inventory.CureReset)
+
+	s = begin(t, 580) // nor is it evidence that what was asked for cannot be read any more
+	s.xid(119)
+	s.reads(1, asking(inventory.RecoveryGPUReset))
+	s.reads(5, inventory.Reading{})
+	if len(s.gpu.Faults) != 1 || s.gpu.Faults[0].XID != 119 {
+		t.Errorf("faults %+v, want the XID", s.gpu.Faults)
+	}
+}
+
+// Faults of other events close as those of XIDs do: by NONE, or by evidence of a reset where nobody says NONE.
+func TestOtherEventsWithoutAnAction(t *testing.T) {
+	for _, kind := range []inventory.EventKind{
+		inventory.EventFatalPoison, inventory.EventNonFatalPoison, inventory.EventDRAMRetirementFailure, inventory.EventUnavailable,
+	} {
+		s := begin(t, 580)
+		s.see(inventory.GPU{Architecture: "turing"})
+		s.event(inventory.Event{Kind: kind, GI: inventory.Unattributed, CI: inventory.Unattributed})
+		s.wait(time.Minute) // the suspicion runs out
+		s.reads(10, s.good)
+		if s.gpu.Health.State != inventory.Unhealthy {
+			t.Errorf("%v: %+v without evidence of a reset", kind, s.gpu.Health)
+		}
+		s.wait(1)
+		s.gpu = s.policy.FoldReset(s.gpu, s.now)
+		s.reads(3, s.good)
+		s.want(inventory.Healthy, inventory.NoCure)
+	}
+}
+
+func TestReasonOfASuspicionThatRanOut(t *testing.T) {
+	s := begin(t, 580)
+	s.xid(154)
+	const waiting = "XID 154 (recovery action changed): waiting for the driver's verdict"
+	if s.gpu.Health.Reason != waiting {
+		t.Errorf("reason %q, want %q", s.gpu.Health.Reason, waiting)
+	}
+	s.wait(5 * time.Second)
+	const want = waiting + ", which did not come within 5s: stop every process on the GPU and reset it"
+	if s.gpu.Health.Reason != want {
+		t.Errorf("reason %q, want %q", s.gpu.Health.Reason, want)
+	}
+}
+
+// Answers tells of the last reading alone.
+func TestAnswers(t *testing.T) {
+	for name, after := range map[string]func(*story){
+		"silence": func(s *story) { s.gpu = s.policy.FoldSilence(s.gpu, "it hangs", s.now) },
+		"absence": func(s *story) { s.gpu = s.policy.FoldAbsence(s.gpu, "unknown error", s.now) },
+		"hang":    func(s *story) { s.gpu = s.policy.FoldHang(s.gpu, "nvmlDeviceGetMemoryInfo", s.now) },
+		"failing": func(s *story) { s.read(inventory.Reading{Contact: inventory.ContactFailing}) },
+	} {
+		s := begin(t, 580)
+		if !s.gpu.Answers() {
+			t.Error("a GPU that answered does not")
+		}
+		after(s)
+		if s.gpu.Answers() {
+			t.Errorf("after %s the GPU is said to answer", name)
+		}
+		s.read(s.good)
+		if !s.gpu.Answers() {
+			t.Errorf("after %s the GPU that answers does not", name)
+		}
+	}
+}
+
+// An operator who recovers GPUs by hand is not asked about suspicions that the driver acquits.
+func TestSuspicionWithManualRecovery(t *testing.T) {
+	s := begin(t, 580)
+	s.policy.Manual = true
+	s.xid(154)
+	s.want(inventory.Suspect, inventory.CureReset)
+	s.read(s.good)
+	s.wait(time.Second)
+	s.read(s.good)
+	s.want(inventory.Healthy, inventory.NoCure)
 }

@@ -105,7 +105,7 @@ func (j judge) proof(f Fault) (since time.Time, ok bool) {
 // cured reports whether a fault has all that it takes to close.
 func (j judge) cured(f Fault) bool {
 	if f.Source == SourceSilence {
-		return f.passes > 0 // the fault was that there is no answer, and here is one
+		return true // the fault was that there is no answer, and here is one
 	}
 	settle := j.Settle
 	if f.State == inventory.Suspect {
