@@ -1,6 +1,7 @@
 package nvidia
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"path"
@@ -20,14 +21,18 @@ func devFolders(driverRoot string) []string {
 	return folders
 }
 
-// controlNodes returns the driver's device nodes that one of the folders has.
-func controlNodes(root fs.FS, folders []string) inventory.ControlNodes {
+// controlNodes returns the driver's device nodes that one of the folders has. Of those that cannot be looked at, it returns the ones
+// that were there last.
+func controlNodes(root fs.FS, folders []string, last inventory.ControlNodes) inventory.ControlNodes {
 	var found inventory.ControlNodes
 	for node, name := range inventory.AllControlNodes.All() {
 		for _, folder := range folders {
-			if _, err := fs.Stat(root, path.Join(folder, name)); err == nil {
+			_, err := fs.Stat(root, path.Join(folder, name))
+			switch {
+			case err == nil:
 				found |= node
-				break
+			case !errors.Is(err, fs.ErrNotExist):
+				found |= node & last
 			}
 		}
 	}

@@ -2,6 +2,8 @@ package nvidia
 
 import (
 	"io/fs"
+	"strings"
+	"syscall"
 	"testing"
 	"testing/fstest"
 
@@ -22,10 +24,33 @@ func TestControlNodesOfAllFolders(t *testing.T) {
 		{"/", inventory.NodeControl},
 		{"/driver-root", inventory.NodeControl | inventory.NodeUVM | inventory.NodeIMEXChannel0},
 	} {
-		if got := controlNodes(root, devFolders(tt.driverRoot)); got != tt.want {
+		if got := controlNodes(root, devFolders(tt.driverRoot), inventory.NodeGDRCopy); got != tt.want {
 			t.Errorf("driver root %q: nodes %b, want %b", tt.driverRoot, got, tt.want)
 		}
 	}
+}
+
+// TestControlNodesThatCannotBeRead: a node is gone once it is seen to be gone, and not while nobody can tell.
+func TestControlNodesThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	const before = inventory.NodeControl | inventory.NodeUVM
+	root := unreadable{fstest.MapFS{"dev/nvidiactl": {}, "driver-root/dev/nvidia-modeset": {}}, "driver-root/"}
+	if got := controlNodes(root, devFolders("/driver-root"), before); got != before {
+		t.Errorf("nodes %b, want %b", got, before)
+	}
+}
+
+// In an unreadable file system, nothing below one folder can be looked at.
+type unreadable struct {
+	fstest.MapFS
+	folder string
+}
+
+func (u unreadable) Stat(name string) (fs.FileInfo, error) {
+	if strings.HasPrefix(name, u.folder) {
+		return nil, &fs.PathError{Op: "stat", Path: name, Err: syscall.EIO}
+	}
+	return u.MapFS.Stat(name)
 }
 
 func TestCapabilitiesOfMIGDevices(t *testing.T) {

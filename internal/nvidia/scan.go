@@ -72,7 +72,7 @@ func (s *scanner) look(index int, g *gpu) {
 
 // publish returns what was found; the last Snapshot itself if it is the same.
 func (s *scanner) publish() inventory.Snapshot {
-	found := inventory.Snapshot{Driver: s.driver, GPUs: s.gpus, Control: controlNodes(s.root, s.devs), LeftOut: s.leftOut}
+	found := inventory.Snapshot{Driver: s.driver, GPUs: s.gpus, Control: controlNodes(s.root, s.devs, s.last.Control), LeftOut: s.leftOut}
 	found = inventory.Identify(found, s.last)
 	if !found.Equal(s.last) {
 		found.GPUs, found.LeftOut = slices.Clone(found.GPUs), slices.Clone(found.LeftOut)
