@@ -13,6 +13,8 @@ var (
 	ErrNoAnswer = errors.New("the NVIDIA driver does not answer")
 	// ErrNotSupported: the driver or the GPU does not have the feature. It says nothing about health.
 	ErrNotSupported = errors.New("not supported by this driver or GPU")
+	// ErrNoPermission: the driver refuses to answer this process. It says nothing about health.
+	ErrNoPermission = errors.New("no permission: add the capability SYS_ADMIN to this container")
 	// ErrNewSession: what the driver holds changed since it was opened, and only a new session sees it: close this one
 	// and open another at once.
 	ErrNewSession = errors.New("the driver's devices changed: a new session is needed")

@@ -30,6 +30,14 @@ func failure(call string, ret nvml.Return) error {
 	return fmt.Errorf("%s: %w: %w", call, kind, ret)
 }
 
+// unprivileged adds to an error of a call that was not permitted what permits it.
+func unprivileged(err error) error {
+	if errors.Is(err, nvml.ERROR_NO_PERMISSION) {
+		return fmt.Errorf("%w (%w)", inventory.ErrNoPermission, err)
+	}
+	return err
+}
+
 // An account is kept while one GPU is asked this and that: how it answers, by the gravest answer.
 type account struct {
 	contact inventory.Contact

@@ -21,7 +21,8 @@ type gpu struct {
 	seen inventory.GPU
 	// described says that what never changes was read.
 	described  bool
-	hidden     bool // displayOnly
+	memory     nvml.Return // what the call for MemoryBytes answered last
+	hidden     bool        // displayOnly
 	migDevices []migDevice
 	nvlink     nvlink
 	reported   time.Time // when the following were read
@@ -59,7 +60,8 @@ func (s *scanner) ask(index int, g *gpu, a *account) {
 	if g.hidden || a.gone() {
 		return
 	}
-	if memory, ret := device.GetMemoryInfo(); a.may("nvmlDeviceGetMemoryInfo", ret) {
+	memory, ret := device.GetMemoryInfo()
+	if g.memory = ret; a.may("nvmlDeviceGetMemoryInfo", ret) {
 		g.seen.MemoryBytes = memory.Total
 	}
 	if !a.gone() {

@@ -1,6 +1,7 @@
 package nvidia
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -75,7 +76,7 @@ func (s *scanner) readMIGDevice(g *gpu, device device, ret nvml.Return, a *accou
 	// One MIG device that cannot be read says nothing of the GPU, unless it says that the GPU is gone.
 	failed := func(call string, ret nvml.Return) error {
 		a.extra(call, ret)
-		return failure(call, ret)
+		return unprivileged(failure(call, ret))
 	}
 	if err := failed("nvmlDeviceGetMigDeviceHandleByIndex", ret); err != nil {
 		return migDevice{}, err
@@ -94,7 +95,8 @@ func (s *scanner) readMIGDevice(g *gpu, device device, ret nvml.Return, a *accou
 		return migDevice{}, failed("nvmlDeviceGetAttributes", ret)
 	}
 	if g.seen.MemoryBytes == 0 {
-		return migDevice{}, failure("nvmlDeviceGetMemoryInfo", nvml.ERROR_NOT_SUPPORTED) // no profile has a name without it
+		ret := cmp.Or(g.memory, nvml.ERROR_NOT_SUPPORTED)
+		return migDevice{}, unprivileged(failure("nvmlDeviceGetMemoryInfo", ret)) // no profile has a name without it
 	}
 	m.seen.MemoryBytes = m.attributes.MemorySizeMB << 20
 	m.seen.GICap, m.seen.CICap = s.capabilities(g.seen.Minor, m.seen.GI, m.seen.CI)

@@ -96,6 +96,23 @@ func TestMIGWithoutMemory(t *testing.T) {
 	}
 }
 
+// TestMIGWithoutPrivileges has a process without CAP_SYS_ADMIN, to which the memory of GPUs in MIG mode is not told.
+func TestMIGWithoutPrivileges(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "a100-mig-mixed",
+		simulator.Fault{Kind: simulator.KindFail, GPU: "3", Call: "DeviceGetMemoryInfo", Return: "NO_PERMISSION"})
+	s := r.scan()
+	if len(s.LeftOut) != 2 || len(s.GPUs[3].MIGDevices) != 0 || s.GPUs[3].Health != healthy {
+		t.Errorf("left out: %v, GPU: %+v", s.LeftOut, s.GPUs[3])
+	}
+	for _, out := range s.LeftOut {
+		const remedy = "cannot be read: no permission: add the capability SYS_ADMIN to this container (nvmlDeviceGetMemoryInfo:"
+		if !strings.Contains(out.Reason, remedy) {
+			t.Errorf("left out because %q, want the remedy %q", out.Reason, remedy)
+		}
+	}
+}
+
 // TestMIGUnreadable has MIG devices that cannot be read: they are reported, and their GPU is not to blame.
 func TestMIGUnreadable(t *testing.T) {
 	t.Parallel()

@@ -64,9 +64,5 @@ func (s *scanner) clean(uuid string, what inventory.Remnant) error {
 	default:
 		panic("no such remnant: " + what.String())
 	}
-	err = failure(call, ret)
-	if ret == nvml.ERROR_NO_PERMISSION {
-		return fmt.Errorf("%w: add the capability SYS_ADMIN to this container", err)
-	}
-	return err
+	return unprivileged(failure(call, ret))
 }

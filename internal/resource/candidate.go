@@ -111,6 +111,8 @@ func (p *planner) unfit(c candidate) string {
 	switch {
 	case displayOnly(c.gpu.Model):
 		return fmt.Sprintf("%q drives a display and does not compute", c.gpu.Model)
+	case c.mig == nil && c.gpu.MIG == inventory.MIGEnabled && p.options.MIG != MIGNone && p.unread[c.gpu.Index] != "":
+		return p.unread[c.gpu.Index]
 	case c.mig == nil && c.gpu.MIG == inventory.MIGEnabled && p.options.MIG != MIGNone:
 		return fmt.Sprintf("MIG is enabled on it, but it has no MIG devices, and the MIG strategy is %s; create MIG devices, "+
 			"or disable MIG on it", p.options.MIG)

@@ -37,7 +37,10 @@ type LeftOut struct {
 // New returns what a node with this Snapshot is to offer under these Options. A stale Snapshot is as good as any: its
 // devices were there when the node was last looked at. The same arguments give the same Plan.
 func New(snapshot inventory.Snapshot, o Options) Plan {
-	p := planner{options: o, control: snapshot.Control, resources: map[string]*gathered{}}
+	p := planner{options: o, control: snapshot.Control, resources: map[string]*gathered{}, unread: map[int]string{}}
+	for _, l := range snapshot.LeftOut {
+		p.unread[l.Index] = l.Reason
+	}
 	kept := p.keep(candidates(snapshot.GPUs, o.MIG))
 	if o.MIG == MIGSingle {
 		kept = p.ofOneKind(kept)
@@ -100,6 +103,7 @@ func (p Plan) Equal(other Plan) bool {
 type planner struct {
 	options   Options
 	control   inventory.ControlNodes
+	unread    map[int]string       // why MIG devices of a GPU could not be read, by the GPU's index
 	resources map[string]*gathered // by name
 	plan      Plan
 }

@@ -50,6 +50,22 @@ func outline(p resource.Plan) []string {
 	return lines
 }
 
+// TestUnreadableMIGDevices: of a GPU whose MIG devices could not be read the plan says why, and not that there are none.
+func TestUnreadableMIGDevices(t *testing.T) {
+	t.Parallel()
+	const why = "MIG device 1:0 cannot be read: no permission: add the capability SYS_ADMIN to this container"
+	snapshot := inventory.Snapshot{
+		GPUs: []inventory.GPU{gpu(0), empty(1), empty(2)}, LeftOut: []inventory.LeftOut{{Index: 1, Reason: why}},
+	}
+	for strategy, want := range map[resource.MIGStrategy]bool{resource.MIGNone: false, resource.MIGSingle: true, resource.MIGMixed: true} {
+		plan := resource.New(snapshot, resource.Options{MIG: strategy})
+		said := slices.ContainsFunc(plan.Warnings, func(w string) bool { return strings.HasSuffix(w, "is not offered: "+why) })
+		if said != want {
+			t.Errorf("strategy %s: warned of GPU 1: %v, want %v: %q", strategy, said, want, plan.Warnings)
+		}
+	}
+}
+
 func TestMIGStrategies(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
