@@ -45,10 +45,10 @@ func doubleDashed(args []string, flags *pflag.FlagSet) []string {
 func newRootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "gpu-device-plugin",
-		Short: "Offer the NVIDIA GPUs of this node to its kubelet",
-		Long: "gpu-device-plugin finds the NVIDIA GPUs of a node, registers them with kubelet, and keeps kubelet informed of\n" +
-			"their health. Without a command it runs as that daemon; the commands look at a configuration, at a simulated\n" +
-			"node, or at a daemon that runs.",
+		Short: "Kubernetes device plugin for NVIDIA GPUs",
+		Long: "gpu-device-plugin is a Kubernetes device plugin for NVIDIA GPUs. It finds the GPUs of the node, registers them with\n" +
+			"kubelet, and reports their health. Without a command it runs as a daemon. The commands check a configuration file,\n" +
+			"show what a node would offer, and control a running daemon.",
 		Args:          noArguments,
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -78,7 +78,7 @@ func addLogFlags(root *cobra.Command) {
 	klog.InitFlags(&all)
 	level := all.Lookup("v")
 	f := root.PersistentFlags().VarPF(goValue{level.Value}, "v", "v",
-		"how much is logged: 0 for operators, 2 decisions, 4 details, 6 everything")
+		"log level: 0 changes and problems, 2 decisions, 4 details, 6 debugging")
 	f.DefValue = level.DefValue
 }
 

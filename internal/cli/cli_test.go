@@ -133,7 +133,7 @@ func TestConfigCheck(t *testing.T) {
 		t.Errorf("warnings: %q", got)
 	}
 	want := broken + " is not valid:\n" +
-		"  line 3: flags.migStrategy: \"some\" is none of none, single, mixed\n" +
+		"  line 3: flags.migStrategy: \"some\" is not one of: none, single, mixed\n" +
 		"  line 4: flags.gdsEnabled: must be true or false, not \"3\""
 	if err == nil || err.Error() != want {
 		t.Errorf("error %v, want %s", err, want)

@@ -12,12 +12,12 @@ import (
 )
 
 func newConfigCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "config", Short: "Look at configuration files"}
+	cmd := &cobra.Command{Use: "config", Short: "Check configuration files"}
 	check := &cobra.Command{
 		Use:   "check FILE",
-		Short: "Say what is wrong with a configuration file; no GPU is needed",
-		Long: "check judges a file as the daemon would that is given it with the same flags and environment: some of a file\n" +
-			"is only right with others, such as sharing by MPS with --mps-root.",
+		Short: "Check a configuration file, without a GPU",
+		Long: "check reads a file as the daemon does with the same flags and environment, and prints its problems. Some settings\n" +
+			"depend on flags: sharing by MPS needs --mps-root.",
 		Example: "  gpu-device-plugin config check config.yaml\n" +
 			"  gpu-device-plugin config check config.yaml --mps-root=/run/nvidia/mps",
 		Args: cobra.ExactArgs(1),

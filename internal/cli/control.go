@@ -25,5 +25,5 @@ func addControlFlag(flags *pflag.FlagSet) *string {
 	if given, ok := os.LookupEnv("CONTROL_SOCKET"); ok && given != "" {
 		socket = given
 	}
-	return flags.String("control-socket", socket, "the daemon's control socket; also CONTROL_SOCKET")
+	return flags.String("control-socket", socket, "control socket of the daemon [$CONTROL_SOCKET]")
 }

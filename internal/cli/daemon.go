@@ -94,7 +94,7 @@ func newDaemon(ctx context.Context, c config.Config, sources config.Sources) (*d
 
 	socket := c.KubeletSocket
 	if socket == "" {
-		klog.FromContext(ctx).Info("Registering nowhere: --kubelet-socket is empty")
+		klog.FromContext(ctx).Info("Not registering with kubelet: --kubelet-socket is empty")
 		socket = config.DefaultKubeletSocket
 	}
 	directory, err := kubelet.NewDirectory(socket, clock.RealClock{})
@@ -121,7 +121,7 @@ func openNode(ctx context.Context, c config.Config) (*nvidia.Driver, *simulator.
 		return nil, nil, err
 	}
 	node := simulator.New(profile)
-	klog.FromContext(ctx).Info("THE GPUS OF THIS NODE ARE SIMULATED: a pod that is given one will not find it", "profile", c.Simulate)
+	klog.FromContext(ctx).Info("THE GPUS OF THIS NODE ARE SIMULATED: pods cannot use them", "profile", c.Simulate)
 	return nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()}), node, nil
 }
 

@@ -7,17 +7,17 @@ import (
 )
 
 func newHealthCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "health", Short: "Judge the health of a device in the place of a running daemon"}
+	cmd := &cobra.Command{Use: "health", Short: "Clear faults of devices"}
 	clearing := &cobra.Command{
 		Use:   "clear --gpu GPU",
-		Short: "Take a GPU or MIG device for good, whatever was found of it",
-		Long: "clear drops the faults of a GPU or MIG device, those that only a person may drop included. The daemon looks at it at\n" +
-			"once: what is still wrong is found again.",
+		Short: "Clear the faults of a GPU or MIG device",
+		Long: "clear removes the recorded faults of a GPU or MIG device, also those that only an operator can remove. The daemon checks\n" +
+			"the device at once, and finds a fault again that still exists.",
 		Example: "  gpu-device-plugin health clear --gpu 3",
 		Args:    cobra.NoArgs,
 	}
 	socket := addControlFlag(clearing.Flags())
-	gpu := clearing.Flags().String("gpu", "", "index or UUID of the GPU, or of the MIG device")
+	gpu := clearing.Flags().String("gpu", "", "index or UUID of the GPU or MIG device")
 	clearing.RunE = func(cmd *cobra.Command, _ []string) error {
 		return control.Call(cmd.Context(), *socket, callHealthClear, clearArguments{GPU: *gpu}, nil)
 	}
@@ -31,13 +31,13 @@ func newHealthCommand() *cobra.Command {
 func newQuiesceCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "quiesce",
-		Short: "Have a running daemon release the driver, so that GPUs can be reset and the driver be replaced",
-		Long: "quiesce has the daemon close NVML and leave it alone until resume. It goes on serving what it knows; unless\n" +
-			"--allocate is given, its GPUs are not given to new pods meanwhile. SIGUSR1 does the same without --allocate.",
+		Short: "Release the driver, so that GPUs can be reset or the driver replaced",
+		Long: "quiesce closes NVML until resume. The daemon continues to serve the last known state. New pods get no GPUs, unless\n" +
+			"--allocate is set. SIGUSR1 does the same without --allocate.",
 		Args: cobra.NoArgs,
 	}
 	socket := addControlFlag(cmd.Flags())
-	allocate := cmd.Flags().Bool("allocate", false, "give GPUs to new pods meanwhile")
+	allocate := cmd.Flags().Bool("allocate", false, "allow new pods to get GPUs until resume")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return control.Call(cmd.Context(), *socket, callQuiesce, quiesceArguments{Allocate: *allocate}, nil)
 	}
@@ -47,8 +47,8 @@ func newQuiesceCommand() *cobra.Command {
 func newResumeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "resume",
-		Short: "End what quiesce began: open the driver again and look at the node",
-		Long:  "resume has the daemon open NVML again and look at every GPU. SIGUSR2 does the same.",
+		Short: "Resume NVML access after quiesce",
+		Long:  "resume opens NVML again and checks every GPU. SIGUSR2 does the same.",
 		Args:  cobra.NoArgs,
 	}
 	socket := addControlFlag(cmd.Flags())

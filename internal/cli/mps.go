@@ -24,11 +24,11 @@ import (
 func newMPSCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "mps-control-daemon",
-		Short: "Run CUDA's Multi-Process Service for the resources that are shared by it",
-		Long: "mps-control-daemon runs an nvidia-cuda-mps-control for each resource that the configuration shares by MPS, gives\n" +
-			"each replica its part of threads and memory, and starts a daemon that died again. It takes the flags, environment\n" +
-			"and file of the device plugin, and needs the driver's program on the PATH, the right to set compute modes, and the\n" +
-			"host's directory of MPS state (--mps-root), which it sees at --mps-root-ctr-path.",
+		Short: "Run the control daemons of CUDA MPS (Multi-Process Service)",
+		Long: "mps-control-daemon runs one nvidia-cuda-mps-control for each resource that is shared by MPS. It limits the threads and\n" +
+			"the memory of each replica, and restarts a control daemon that ends. It takes the same flags, environment and file as\n" +
+			"the device plugin. It needs nvidia-cuda-mps-control in the PATH, the right to set compute modes, and the directory of\n" +
+			"MPS state on the host (--mps-root), mounted at --mps-root-ctr-path.",
 		Args: noArguments,
 	}
 	config.AddFlags(cmd.Flags())
@@ -54,8 +54,8 @@ func mpsEnv(name string) (string, bool) {
 func newMountSHMCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "mount-shm",
-		Short: "Mount the memory that MPS servers and their clients share",
-		Long:  "mount-shm mounts a tmpfs of half the machine's memory on the folder shm of --mps-root-ctr-path, if that is not done yet.",
+		Short: "Mount the shared memory of MPS servers and clients",
+		Long:  "mount-shm mounts a tmpfs on the folder shm of --mps-root-ctr-path, unless one is mounted. Its size is half of the memory.",
 		Args:  noArguments,
 	}
 	config.AddFlags(cmd.Flags())

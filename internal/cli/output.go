@@ -28,7 +28,7 @@ func (o *output) Set(text string) error {
 // addOutputFlag adds -o to a command.
 func addOutputFlag(cmd *cobra.Command) *output {
 	o := output("table")
-	cmd.Flags().VarP(&o, "output", "o", "how to print it")
+	cmd.Flags().VarP(&o, "output", "o", "output format")
 	return &o
 }
 

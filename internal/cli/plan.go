@@ -19,15 +19,15 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
 
-// scanTimeout bounds a look at a node outside the daemon. A real driver may have to wake its GPUs first.
+// scanTimeout bounds a scan of a node outside the daemon. A real driver may have to wake its GPUs first.
 const scanTimeout = time.Minute
 
 func newPlanCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "plan",
-		Short: "Print what a node would offer, and what a container would get",
-		Long: "plan looks at this node, or with --simulate at a machine you do not have, once, and prints what the daemon would\n" +
-			"offer kubelet under the same flags, environment and configuration file, and what a container would get.",
+		Short: "Print the resources of a node, and what a container gets",
+		Long: "plan scans this node once, or a simulated node (--simulate). It prints the resources that the daemon offers with the\n" +
+			"same flags, environment and configuration file. For each resource it prints what a container with the first device gets.",
 		Example: "  gpu-device-plugin plan --simulate dgx-h100\n" +
 			"  gpu-device-plugin plan --simulate a100-mig-mixed --mig-strategy mixed -o yaml",
 		Args: cobra.NoArgs,
@@ -55,7 +55,7 @@ func newPlanCommand() *cobra.Command {
 	return cmd
 }
 
-// scanOnce looks at the node that the configuration names.
+// scanOnce scans the node that the configuration names.
 func scanOnce(ctx context.Context, c config.Config) (snapshot inventory.Snapshot, err error) {
 	ctx, cancel := context.WithTimeout(ctx, scanTimeout)
 	defer cancel()
@@ -68,7 +68,7 @@ func scanOnce(ctx context.Context, c config.Config) (snapshot inventory.Snapshot
 	}
 	session, err := driver.Open(ctx)
 	if err != nil {
-		return inventory.Snapshot{}, fmt.Errorf("%w; or look at a simulated node with --simulate", err)
+		return inventory.Snapshot{}, fmt.Errorf("%w; to scan a simulated node, use --simulate", err)
 	}
 	defer func() { err = errors.Join(err, session.Close(ctx)) }()
 	return session.Scan(ctx)
@@ -127,7 +127,7 @@ func newPlanned(snapshot inventory.Snapshot, c config.Config) (planned, error) {
 
 func (p planned) table(w io.Writer) {
 	if len(p.Resources) == 0 {
-		fmt.Fprintln(w, "The node offers nothing.")
+		fmt.Fprintln(w, "The node has no resources.")
 	}
 	for _, r := range p.Resources {
 		fmt.Fprintf(w, "%s: %d\n", r.Name, len(r.Devices))
@@ -142,7 +142,7 @@ func (p planned) table(w io.Writer) {
 			}
 			fmt.Fprintf(w, "  %s\t%s\t%s\t%s\n", d.ID, d.Index, numa, health)
 		}
-		fmt.Fprintln(w, "  a container with the first of them gets:")
+		fmt.Fprintln(w, "  a container with the first device gets:")
 		r.Container.table(w)
 	}
 	for _, l := range p.LeftOut {

@@ -30,9 +30,9 @@ func (d *daemon) followSignals(ctx context.Context) error {
 			return nil
 		case s := <-d.asked:
 			log := klog.FromContext(ctx)
-			log.Info("Signal", "signal", s.String())
+			log.Info("Received signal", "signal", s.String())
 			if err := d.obey(ctx, s); err != nil && ctx.Err() == nil {
-				log.Error(err, "Signal not obeyed in full", "signal", s.String())
+				log.Error(err, "Cannot do what the signal asks for", "signal", s.String())
 			}
 		}
 	}

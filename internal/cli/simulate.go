@@ -16,9 +16,9 @@ import (
 func newSimulateCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "simulate",
-		Short: "Make something happen to the GPUs of a daemon that runs with --simulate",
-		Long: "simulate makes faults, and their cure, happen to the simulated GPUs of a running daemon. GPUs are named by index or\n" +
-			"UUID, MIG devices by i:j or UUID.",
+		Short: "Inject faults into the simulated GPUs of a running daemon",
+		Long: "simulate injects faults into the simulated GPUs of a running daemon, and removes them. The daemon must run with\n" +
+			"--simulate. Name GPUs by index or UUID, MIG devices by i:j or UUID.",
 		Example: "  gpu-device-plugin simulate xid --gpu 3 --xid 79\n  gpu-device-plugin simulate restore --gpu 3\n" +
 			"  gpu-device-plugin simulate list",
 	}
@@ -30,7 +30,7 @@ func newSimulateCommand() *cobra.Command {
 	return cmd
 }
 
-// A faultCommand is a kind of fault as a command: what it says it does, and the flags that it takes.
+// A faultCommand is a kind of fault as a command: its help text, and the flags that it takes.
 type faultCommand struct {
 	kind  simulator.Kind
 	short string
@@ -39,32 +39,32 @@ type faultCommand struct {
 
 // faultCommands are the commands below simulate that inject faults. Which flags a kind must have, the simulator says.
 var faultCommands = []faultCommand{
-	{simulator.KindXID, "The driver reports an XID on a GPU, or on a GI or CI", []string{"gpu", "xid", "gi", "ci", "action"}},
-	{simulator.KindLoggedXID, "The driver logs an XID, and reports nothing", []string{"gpu", "xid", "gi", "ci", "count"}},
-	{simulator.KindEvent, "The driver reports another event on a GPU, or on a GI or CI", []string{"gpu", "event", "gi", "ci"}},
-	{simulator.KindLost, "A GPU falls off the bus, without an event", []string{"gpu"}},
-	{simulator.KindRestore, "A GPU is healthy again and back on the bus; without --gpu, everything is", []string{"gpu"}},
-	{simulator.KindRemove, "A GPU is unplugged", []string{"gpu"}},
-	{simulator.KindAdd, "An unplugged GPU is plugged in again", []string{"gpu"}},
-	{simulator.KindMIG, "A GPU gets another layout of MIG devices; without --profile, none", []string{"gpu", "profile"}},
-	{simulator.KindHang, "NVML calls do not return until restored", []string{"gpu", "call", "count"}},
-	{simulator.KindSlow, "NVML calls take longer until restored", []string{"gpu", "call", "count", "delay"}},
-	{simulator.KindFail, "NVML calls fail until restored", []string{"gpu", "call", "return"}},
-	{simulator.KindAnswer, "NVML calls return another value until restored", []string{"gpu", "call", "value"}},
-	{simulator.KindRecoveryAction, "The driver asks for a recovery action", []string{"gpu", "action"}},
-	{simulator.KindRemapFailure, "A memory row cannot be remapped", []string{"gpu"}},
-	{simulator.KindRemapPending, "A memory row will be remapped at the next reset", []string{"gpu"}},
-	{simulator.KindUnrepairable, "The memory has a fault that no remapping repairs", []string{"gpu"}},
-	{simulator.KindSRAMThreshold, "The chip's own memories had more errors than a part may have", []string{"gpu"}},
-	{simulator.KindThrottle, "The clocks are low because the GPU is hot", []string{"gpu"}},
-	{simulator.KindPCIeReplays, "So many PCIe packets more had to be sent again", []string{"gpu", "count"}},
-	{simulator.KindECC, "Uncorrected memory errors", []string{"gpu", "count"}},
-	{simulator.KindFabric, "The registration with the NVSwitch fabric is in another state", []string{"gpu", "state", "return"}},
-	{simulator.KindNVLink, "An NVLink, or all of a GPU, stops working", []string{"gpu", "link"}},
-	{simulator.KindPersistence, "Persistence mode is switched on or off", []string{"gpu", "state"}},
-	{simulator.KindProcesses, "So many processes compute on the GPU", []string{"gpu", "count"}},
-	{simulator.KindDriver, "The driver is unloaded or replaced", []string{"driver"}},
-	{simulator.KindReboot, "The node restarts: another boot ID, and all GPUs as new", nil},
+	{simulator.KindXID, "Report an XID on a GPU, a GPU instance or a compute instance", []string{"gpu", "xid", "gi", "ci", "action"}},
+	{simulator.KindLoggedXID, "Write an XID to the kernel log, without an event", []string{"gpu", "xid", "gi", "ci", "count"}},
+	{simulator.KindEvent, "Report another event on a GPU, a GPU instance or a compute instance", []string{"gpu", "event", "gi", "ci"}},
+	{simulator.KindLost, "Take a GPU off the bus, without an event", []string{"gpu"}},
+	{simulator.KindRestore, "Remove all faults of a GPU; without --gpu, of the node", []string{"gpu"}},
+	{simulator.KindRemove, "Unplug a GPU", []string{"gpu"}},
+	{simulator.KindAdd, "Plug a GPU in again", []string{"gpu"}},
+	{simulator.KindMIG, "Replace the MIG devices of a GPU; without --profile, remove them", []string{"gpu", "profile"}},
+	{simulator.KindHang, "Make NVML calls hang until restore", []string{"gpu", "call", "count"}},
+	{simulator.KindSlow, "Make NVML calls slow until restore", []string{"gpu", "call", "count", "delay"}},
+	{simulator.KindFail, "Make NVML calls fail until restore", []string{"gpu", "call", "return"}},
+	{simulator.KindAnswer, "Make NVML calls return another value until restore", []string{"gpu", "call", "value"}},
+	{simulator.KindRecoveryAction, "Set the recovery action that the driver requests", []string{"gpu", "action"}},
+	{simulator.KindRemapFailure, "Report a failed row remapping", []string{"gpu"}},
+	{simulator.KindRemapPending, "Report a pending row remapping", []string{"gpu"}},
+	{simulator.KindUnrepairable, "Report memory that remapping cannot repair", []string{"gpu"}},
+	{simulator.KindSRAMThreshold, "Report more SRAM errors than the threshold", []string{"gpu"}},
+	{simulator.KindThrottle, "Report clocks that are low because of heat", []string{"gpu"}},
+	{simulator.KindPCIeReplays, "Add PCIe replays", []string{"gpu", "count"}},
+	{simulator.KindECC, "Add uncorrected ECC errors", []string{"gpu", "count"}},
+	{simulator.KindFabric, "Set the state of the registration with the NVSwitch fabric", []string{"gpu", "state", "return"}},
+	{simulator.KindNVLink, "Stop one NVLink of a GPU, or all", []string{"gpu", "link"}},
+	{simulator.KindPersistence, "Switch persistence mode on or off", []string{"gpu", "state"}},
+	{simulator.KindProcesses, "Set the number of compute processes on a GPU", []string{"gpu", "count"}},
+	{simulator.KindDriver, "Unload or replace the driver", []string{"driver"}},
+	{simulator.KindReboot, "Restart the node: a new boot ID, and GPUs without faults", nil},
 }
 
 func newFaultCommand(f faultCommand, socket *string) *cobra.Command {
@@ -73,21 +73,21 @@ func newFaultCommand(f faultCommand, socket *string) *cobra.Command {
 	cmd := &cobra.Command{Use: string(f.kind), Short: f.short, Args: cobra.NoArgs}
 	declare := map[string]func(*pflag.FlagSet){
 		"gpu":  func(fs *pflag.FlagSet) { fs.StringVar(&fault.GPU, "gpu", "", "index or UUID of the GPU") },
-		"xid":  func(fs *pflag.FlagSet) { fs.Uint64Var(&fault.XID, "xid", 0, "the error's number") },
-		"gi":   func(fs *pflag.FlagSet) { fs.IntVar(&gi, "gi", 0, "the GPU instance it is attributed to") },
-		"ci":   func(fs *pflag.FlagSet) { fs.IntVar(&ci, "ci", 0, "the compute instance it is attributed to") },
-		"link": func(fs *pflag.FlagSet) { fs.IntVar(&link, "link", 0, "the link's number; all if not given") },
+		"xid":  func(fs *pflag.FlagSet) { fs.Uint64Var(&fault.XID, "xid", 0, "number of the XID") },
+		"gi":   func(fs *pflag.FlagSet) { fs.IntVar(&gi, "gi", 0, "GPU instance with the error") },
+		"ci":   func(fs *pflag.FlagSet) { fs.IntVar(&ci, "ci", 0, "compute instance with the error") },
+		"link": func(fs *pflag.FlagSet) { fs.IntVar(&link, "link", 0, "number of the link; default: all links") },
 		"event": func(fs *pflag.FlagSet) {
-			fs.StringVar(&fault.Event, "event", "", "the event's type, such as double-bit-ecc")
+			fs.StringVar(&fault.Event, "event", "", "type of the event, such as double-bit-ecc")
 		},
 		"profile": func(fs *pflag.FlagSet) {
-			fs.StringSliceVar(&fault.Profiles, "profile", nil, "a MIG device's profile, such as 1g.10gb; may be repeated")
+			fs.StringSliceVar(&fault.Profiles, "profile", nil, "profile of a MIG device, such as 1g.10gb; may be repeated")
 		},
 		"call": func(fs *pflag.FlagSet) {
-			fs.StringVar(&fault.Call, "call", "", "an NVML function without the prefix nvml; all if not given")
+			fs.StringVar(&fault.Call, "call", "", "NVML function without the prefix nvml; default: all functions")
 		},
 		"return": func(fs *pflag.FlagSet) {
-			fs.StringVar(&fault.Return, "return", "", "what the call answers, such as UNKNOWN")
+			fs.StringVar(&fault.Return, "return", "", "return code of the call, such as UNKNOWN")
 		},
 		"value": func(fs *pflag.FlagSet) {
 			fs.StringVar(&fault.Value, "value", "", `what the call returns: text, or a number; "\xff" in quotes as in Go's source`)
@@ -102,10 +102,10 @@ func newFaultCommand(f faultCommand, socket *string) *cobra.Command {
 			fs.StringVar(&fault.Delay, "delay", "", "how much longer a call takes, such as 20ms")
 		},
 		"driver": func(fs *pflag.FlagSet) {
-			fs.StringVar(&fault.Driver, "driver", "", "missing, no-library, or the version installed from now on")
+			fs.StringVar(&fault.Driver, "driver", "", "missing, no-library, or the new version")
 		},
 		"action": func(fs *pflag.FlagSet) {
-			fs.StringVar(&fault.Action, "action", "", "what the driver asks for: none, reset, reboot, drain-p2p, drain-and-reset or recover-imex")
+			fs.StringVar(&fault.Action, "action", "", "recovery action: none, reset, reboot, drain-p2p, drain-and-reset or recover-imex")
 		},
 	}
 	for _, name := range f.flags {
@@ -126,7 +126,7 @@ func newFaultCommand(f faultCommand, socket *string) *cobra.Command {
 }
 
 func newSimulateListCommand(socket *string) *cobra.Command {
-	cmd := &cobra.Command{Use: "list", Short: "Print the simulated GPUs and what was done to them", Args: cobra.NoArgs}
+	cmd := &cobra.Command{Use: "list", Short: "Print the simulated GPUs and their faults", Args: cobra.NoArgs}
 	o := addOutputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		var gpus []simulator.Status
@@ -148,7 +148,7 @@ func newSimulateListCommand(socket *string) *cobra.Command {
 
 func newProfilesCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "profiles", Short: "Print the names of the machines that --simulate knows", Args: cobra.NoArgs,
+		Use: "profiles", Short: "Print the names of the profiles for --simulate", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			for _, name := range slices.Sorted(slices.Values(simulator.Names())) {
 				if _, err := fmt.Fprintln(cmd.OutOrStdout(), name); err != nil {

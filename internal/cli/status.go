@@ -20,9 +20,10 @@ import (
 func newStatusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Print what a running daemon sees and serves",
-		Long:  "status asks a running daemon for each GPU's state, since when, why, and what cures it, and for what it serves.",
-		Args:  cobra.NoArgs,
+		Short: "Print the GPUs and resources of a running daemon",
+		Long: "status prints the state of each GPU and MIG device, since when, the reason and the cure. It also prints the resources\n" +
+			"that the daemon serves, and its warnings.",
+		Args: cobra.NoArgs,
 	}
 	socket := addControlFlag(cmd.Flags())
 	o := addOutputFlag(cmd)
@@ -87,19 +88,19 @@ func holds(put []resource.Hold) []status.Hold {
 func printStatus(w io.Writer, s status.Status) {
 	fmt.Fprintf(w, "version %s, driver %s\n", s.Version, orDash(s.Driver))
 	if s.Quiet {
-		fmt.Fprintln(w, "the driver was released: resume ends that")
+		fmt.Fprintln(w, "NVML is released (quiesce); the command resume opens it again")
 	}
 	if s.Hanging > 0 {
-		fmt.Fprintf(w, "calls into the driver that do not return: %d\n", s.Hanging)
+		fmt.Fprintf(w, "driver calls that do not return: %d\n", s.Hanging)
 	}
 	for _, line := range []struct{ what, text string }{
 		{"ready", readyNow(s.Readiness)},
 		{"simulated node", s.Simulated},
-		{"the last look at the node failed", s.Stale},
-		{"the last that succeeded", status.Stamp(s.Looked)},
-		{"the whole node", s.Node},
+		{"last scan failed", s.Stale},
+		{"last successful scan", status.Stamp(s.Looked)},
+		{"all GPUs", s.Node},
 		{"configuration file", s.ConfigFile},
-		{"the configuration file is not in force", s.ConfigError},
+		{"configuration file not used", s.ConfigError},
 	} {
 		if line.text != "" {
 			fmt.Fprintf(w, "%s: %s\n", line.what, line.text)

@@ -20,9 +20,9 @@ import (
 func newTopologyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "topology",
-		Short: "Print how the GPUs of a node are connected, and what would be chosen of them",
-		Long: "topology looks at this node, or with --simulate at a machine you do not have, once, and prints the connections of its\n" +
-			"GPUs as nvidia-smi topo -m does, with the score that each has in a choice.",
+		Short: "Print the connections between the GPUs of a node",
+		Long: "topology scans this node once, or a simulated node (--simulate). It prints the connections between GPUs as a matrix like\n" +
+			"that of nvidia-smi topo -m, with the score of each connection.",
 		Example: "  gpu-device-plugin topology --simulate dgx-1\n" +
 			"  gpu-device-plugin topology --simulate dgx-1 -o dot | neato -Tsvg > dgx-1.svg\n" +
 			"  gpu-device-plugin topology prefer --simulate dgx-1 --size 3 --available 1,2,3,4 --required 4",
@@ -30,7 +30,7 @@ func newTopologyCommand() *cobra.Command {
 	}
 	config.AddFlags(cmd.PersistentFlags())
 	o := matrixOutput("matrix")
-	cmd.Flags().VarP(&o, "output", "o", "how to print it")
+	cmd.Flags().VarP(&o, "output", "o", "output format")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		gpus, err := scanGPUs(cmd)
 		if err != nil {
@@ -110,7 +110,7 @@ NV<n>  n active NVLink lanes, straight or through NVSwitches
 PSB    one board               PHB   a PCIe host bridge
 PIX    at most one PCIe bridge NODE  host bridges of one NUMA node
 PXB    several PCIe bridges    SYS   the interconnect between NUMA nodes
-The number is the score of the connection in a choice.
+The number is the score of the connection.
 `)
 	return err
 }
@@ -143,17 +143,17 @@ func newPreferCommand() *cobra.Command {
 	var size, runnersUp int
 	cmd := &cobra.Command{
 		Use:   "prefer",
-		Short: "Print which GPUs a container would best be given, and what comes next",
-		Long: "prefer chooses whole GPUs as the daemon does when kubelet asks it: the set with the highest score, among equals the one\n" +
-			"that costs what stays free the least. GPUs are named by index or UUID. Healthy GPUs that are not available count as\n" +
-			"in use.",
+		Short: "Print the best GPUs for a container, and the next best sets",
+		Long: "prefer chooses whole GPUs by the rules of the daemon: the set with the highest score; of sets with equal scores, the one\n" +
+			"with the lowest cost for the GPUs that stay free. Name GPUs by index or UUID. Healthy GPUs that are not in --available\n" +
+			"count as in use.",
 		Args: cobra.NoArgs,
 	}
 	flags := cmd.Flags()
-	flags.IntVar(&size, "size", 1, "how many GPUs are wanted")
-	flags.StringSliceVar(&available, "available", nil, "the GPUs to choose from; all healthy ones if not given")
-	flags.StringSliceVar(&required, "required", nil, "the GPUs that must be among them")
-	flags.IntVar(&runnersUp, "runners-up", 3, "how many of the next best sets to print")
+	flags.IntVar(&size, "size", 1, "number of GPUs to choose")
+	flags.StringSliceVar(&available, "available", nil, "GPUs to choose from; default: all Healthy GPUs")
+	flags.StringSliceVar(&required, "required", nil, "GPUs that the set must contain")
+	flags.IntVar(&runnersUp, "runners-up", 3, "number of next best sets to print")
 	o := addOutputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if size < 1 || runnersUp < 0 {
@@ -216,7 +216,7 @@ func newPreferred(gpus []inventory.GPU, available, required []string, size, runn
 	request.Busy = healthy &^ request.Available
 	best := graph.Best(request, 1+runnersUp)
 	if len(best) == 0 {
-		return preferred{}, fmt.Errorf("%d GPUs are wanted and %d are available", size, (request.Available | request.Required).Len())
+		return preferred{}, fmt.Errorf("%d GPUs are requested, and %d are available", size, (request.Available | request.Required).Len())
 	}
 	var p preferred
 	for _, choice := range best {
@@ -257,7 +257,7 @@ func (p preferred) table(w io.Writer) {
 		}
 		score := strconv.FormatInt(set.Score, 10)
 		if !set.Exact {
-			score = fmt.Sprintf("%d (the best has at most %d)", set.Score, set.Bound)
+			score = fmt.Sprintf("%d (the best set has at most %d)", set.Score, set.Bound)
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%d\n", rank, strings.Trim(fmt.Sprint(set.Indices), "[]"), score, set.Cost)
 	}

@@ -109,7 +109,7 @@ func TestTopologyPreferRefuses(t *testing.T) {
 		args []string
 		want string
 	}{
-		{[]string{"--size", "9"}, "9 GPUs are wanted and 8 are available"},
+		{[]string{"--size", "9"}, "9 GPUs are requested, and 8 are available"},
 		{[]string{"--size", "0"}, "--size must be 1 or more, and --runners-up not negative"},
 		{[]string{"--available", "1,11"}, `--available: no GPU has the index or UUID "11"`},
 		{[]string{"--required", "x"}, `--required: no GPU has the index or UUID "x"`},

@@ -13,7 +13,7 @@ import (
 // blocks puts into the Config what only the file can say.
 func (d *document) blocks(c *Config) {
 	if v := d.config.Version; v != "" && v != v1.Version {
-		d.refuse("version", fmt.Sprintf("%q is an unknown version; known is %s", v, v1.Version))
+		d.refuse("version", fmt.Sprintf("unknown version %q; use %s", v, v1.Version))
 	}
 	if r := d.config.Resources; r != nil {
 		c.Resource.GPUs = d.namings("resources.gpus", r.GPUs)
@@ -39,7 +39,7 @@ func (d *document) namings(path string, given []v1.Resource) []resource.Naming {
 	for i, r := range given {
 		at := item(path, i)
 		if r.Pattern == "" {
-			d.refuse(at+".pattern", `is missing; "*" matches everything`)
+			d.refuse(at+".pattern", `is missing; use "*" to match everything`)
 		}
 		namings = append(namings, resource.Naming{Pattern: resource.Pattern(r.Pattern), Name: d.name(at+".name", r.Name)})
 	}
@@ -88,14 +88,14 @@ func (d *document) sharing(c *Config) {
 		return
 	}
 	if s.TimeSlicing != nil {
-		d.warn("sharing.timeSlicing", d.line("sharing.timeSlicing"), "is ignored, since sharing.mps is given")
+		d.warn("sharing.timeSlicing", d.line("sharing.timeSlicing"), "is ignored because sharing.mps is set")
 	}
 	c.Resource.Sharing = d.replicated("sharing.mps", s.MPS, resource.MPS, true)
 	if c.Resource.MIG == resource.MIGMixed {
-		d.refuse("sharing.mps", "MPS is not supported with the MIG strategy mixed; use time-slicing, or another strategy")
+		d.refuse("sharing.mps", "MPS is not supported with the MIG strategy mixed; use time-slicing, or another MIG strategy")
 	}
 	if c.Edits.MPSRoot == "" {
-		d.refuse("sharing.mps", "needs the host's directory of MPS state; set --mps-root, such as /run/nvidia/mps")
+		d.refuse("sharing.mps", "needs --mps-root, the directory on the host with the MPS state, such as /run/nvidia/mps")
 	}
 }
 
@@ -113,7 +113,7 @@ func (d *document) replicated(path string, given *v1.Replicated, mode resource.S
 		s.OnePerRequest = *given.FailRequestsGreaterThanOne
 	}
 	if len(given.Resources) == 0 {
-		d.refuse(path+".resources", "no resources specified; write at least one entry with name and replicas")
+		d.refuse(path+".resources", "no resources specified; add at least one entry with name and replicas")
 	}
 	rules := map[string]*ruled{}
 	for i, r := range given.Resources {
@@ -132,7 +132,7 @@ func (d *document) replicated(path string, given *v1.Replicated, mode resource.S
 func (d *document) rule(path string, given v1.ReplicatedResource) resource.SharingRule {
 	rule := resource.SharingRule{Where: path}
 	if given.Name == nil {
-		d.refuse(path+".name", "no resource name specified; write one such as nvidia.com/gpu")
+		d.refuse(path+".name", "no resource name specified; use a name such as nvidia.com/gpu")
 	} else {
 		rule.Name = d.name(path+".name", *given.Name)
 	}
@@ -145,7 +145,7 @@ func (d *document) rule(path string, given v1.ReplicatedResource) resource.Shari
 	}
 	switch {
 	case given.Replicas == nil:
-		d.refuse(path+".replicas", "no replicas specified; write how many containers share a device, 2 or more")
+		d.refuse(path+".replicas", "no replicas specified; set the number of containers that share a device, 2 or more")
 	case *given.Replicas < 2:
 		d.refuse(path+".replicas", fmt.Sprintf("number of replicas must be >= 2, not %d", *given.Replicas))
 	default:
@@ -173,7 +173,7 @@ func (r *ruled) overlap(rule resource.SharingRule) string {
 	device, other, found := r.named.add(rule.Where, rule.Devices)
 	switch {
 	case earlier != "":
-		return fmt.Sprintf("overlaps with %s, which is about %s, too; let both list different devices", earlier, rule.Name)
+		return fmt.Sprintf("overlaps with %s, which also applies to %s; list different devices in both", earlier, rule.Name)
 	case found:
 		return fmt.Sprintf("overlaps with %s: device %s is also device %s there", other.where, device, other.device)
 	}

@@ -137,16 +137,16 @@ func TestProblemsOfBlocks(t *testing.T) {
 	for _, tt := range []struct{ name, file, args, want string }{
 		{
 			name: "sharing without resources", file: "sharing:\n  timeSlicing: {}\n",
-			want: "line 2: sharing.timeSlicing.resources: no resources specified; write at least one entry with name and replicas",
+			want: "line 2: sharing.timeSlicing.resources: no resources specified; add at least one entry with name and replicas",
 		},
 		{
 			name: "sharing with an empty list", file: "sharing:\n  timeSlicing:\n    resources: []\n",
-			want: "line 3: sharing.timeSlicing.resources: no resources specified; write at least one entry with name and replicas",
+			want: "line 3: sharing.timeSlicing.resources: no resources specified; add at least one entry with name and replicas",
 		},
 		{
 			name: "an entry without anything", file: "sharing:\n  timeSlicing:\n    resources:\n    - {}\n",
-			want: "line 4: sharing.timeSlicing.resources[0].name: no resource name specified; write one such as nvidia.com/gpu\n" +
-				"line 4: sharing.timeSlicing.resources[0].replicas: no replicas specified; write how many containers share a device, 2 or more",
+			want: "line 4: sharing.timeSlicing.resources[0].name: no resource name specified; use a name such as nvidia.com/gpu\n" +
+				"line 4: sharing.timeSlicing.resources[0].replicas: no replicas specified; set the number of containers that share a device, 2 or more",
 		},
 		{
 			name: "too few replicas", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 1}]}}",
@@ -183,7 +183,7 @@ func TestProblemsOfBlocks(t *testing.T) {
 		},
 		{
 			name: "two rules for all devices", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}, {name: nvidia.com/gpu, replicas: 3, devices: [1]}]}}",
-			want: "line 1: sharing.timeSlicing.resources[1]: overlaps with sharing.timeSlicing.resources[0], which is about nvidia.com/gpu, too; let both list different devices",
+			want: "line 1: sharing.timeSlicing.resources[1]: overlaps with sharing.timeSlicing.resources[0], which also applies to nvidia.com/gpu; list different devices in both",
 		},
 		{
 			name: "two rules for one device", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: [0, 1]}, {name: gpu, replicas: 3, devices: ['1:0']}]}}",
@@ -191,7 +191,7 @@ func TestProblemsOfBlocks(t *testing.T) {
 		},
 		{
 			name: "a rule for all devices after one for some", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: [1]}, {name: a, replicas: 2}, {name: gpu, replicas: 3}]}}",
-			want: "line 1: sharing.timeSlicing.resources[2]: overlaps with sharing.timeSlicing.resources[0], which is about nvidia.com/gpu, too; let both list different devices",
+			want: "line 1: sharing.timeSlicing.resources[2]: overlaps with sharing.timeSlicing.resources[0], which also applies to nvidia.com/gpu; list different devices in both",
 		},
 		{
 			name: "a rule for a GPU after one for a MIG device on it", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: ['1:0', GPU-a]}, " +
@@ -202,23 +202,23 @@ func TestProblemsOfBlocks(t *testing.T) {
 		{name: "rules for other devices", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: ['1:0', '1:0', 2]}, {name: gpu, replicas: 3, devices: [0, '1:1', 11]}]}}"},
 		{
 			name: "MPS without a directory, with mixed", file: "sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}", args: "--mig-strategy=mixed",
-			want: "line 1: sharing.mps: MPS is not supported with the MIG strategy mixed; use time-slicing, or another strategy\n" +
-				"line 1: sharing.mps: needs the host's directory of MPS state; set --mps-root, such as /run/nvidia/mps",
+			want: "line 1: sharing.mps: MPS is not supported with the MIG strategy mixed; use time-slicing, or another MIG strategy\n" +
+				"line 1: sharing.mps: needs --mps-root, the directory on the host with the MPS state, such as /run/nvidia/mps",
 		},
 		{
 			name: "namings", file: "resources:\n  gpus:\n  - name: gpu\n  mig:\n  - pattern: 1g.*\n",
-			want: "line 3: resources.gpus[0].pattern: is missing; \"*\" matches everything\n" +
+			want: "line 3: resources.gpus[0].pattern: is missing; use \"*\" to match everything\n" +
 				"line 5: resources.mig[0].name: is not a resource name; write one such as nvidia.com/gpu",
 		},
 		{
 			name: "selectors that say too little or too much",
 			file: "selectors:\n- {exclude: true}\n- {indices: [0]}\n- {indices: [1], exclude: true, replicas: 2}\n- {indices: [2], replicas: 0}\n" +
 				"- {uuids: [x], pci: [y], models: [\"\"], rename: \"-\"}\n",
-			want: `line 2: selectors[0]: selects nothing; give uuids, indices, pci or models` + "\n" +
-				`line 3: selectors[1]: says nothing about what it selects; give exclude: true, rename or replicas` + "\n" +
-				`line 4: selectors[2]: excludes devices, so that rename and replicas mean nothing; remove either` + "\n" +
+			want: `line 2: selectors[0]: selects nothing; set uuids, indices, pci or models` + "\n" +
+				`line 3: selectors[1]: has no effect; set exclude: true, rename or replicas` + "\n" +
+				`line 4: selectors[2]: exclude cannot be combined with rename or replicas; remove one of them` + "\n" +
 				`line 5: selectors[3].replicas: must be 1 or more, not 0` + "\n" +
-				`line 6: selectors[4].models[0]: is empty; "*" matches everything` + "\n" +
+				`line 6: selectors[4].models[0]: is empty; use "*" to match everything` + "\n" +
 				`line 6: selectors[4].pci[0]: "y" is not a PCI address such as 0000:1b:00.0` + "\n" +
 				`line 6: selectors[4].rename: "-" is not a resource name: after nvidia.com/ come letters, digits, '-', '_' and '.', a letter or digit first and last` + "\n" +
 				`line 6: selectors[4].uuids[0]: "x" names no device: write a GPU's index (0), a MIG device's index (0:1) or a UUID (GPU-…, MIG-…)`,
@@ -240,15 +240,15 @@ func TestProblemsOfBlocks(t *testing.T) {
 		{name: "durations at their bounds", file: "health: {suspectLimit: 1h, unknownGrace: 24h, flapWindow: 1m}"},
 		{
 			name: "health", file: "health:\n  xids: {ignore: [31, -1], fatal: [31]}\n  recovery: never\n  suspectLimit: 0s\n  flapLimit: 0\n  flapWindow: 1\n  unknownGrace: x\n  fabric: up\n  imex: \"no\"\n",
-			want: "line 2: health.xids.fatal[0]: XID 31 has a rule already, at health.xids.ignore[0]\n" +
+			want: "line 2: health.xids.fatal[0]: XID 31 already has a rule at health.xids.ignore[0]\n" +
 				"line 2: health.xids.ignore[1]: -1 is not an XID\n" +
-				`line 3: health.recovery: "never" is none of auto, manual` + "\n" +
+				`line 3: health.recovery: "never" is not one of: auto, manual` + "\n" +
 				"line 4: health.suspectLimit: must be from 1s to 1h, not 0s\n" +
 				"line 5: health.flapLimit: must be 1 or more, not 0\n" +
 				`line 6: health.flapWindow: must be a duration with a unit, such as "60s" or "1h30m"` + "\n" +
 				`line 7: health.unknownGrace: must be a duration with a unit, such as "60s" or "1h30m"` + "\n" +
-				`line 8: health.fabric: "up" is none of gate, report` + "\n" +
-				`line 9: health.imex: "no" is none of report, gate`,
+				`line 8: health.fabric: "up" is not one of: gate, report` + "\n" +
+				`line 9: health.imex: "no" is not one of: report, gate`,
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -188,7 +188,7 @@ func (d *document) affords(node *yaml.Node) bool {
 
 func (d *document) mapping(node *yaml.Node, into reflect.Value, path string) {
 	if node.Kind != yaml.MappingNode {
-		d.problem(at(path), node.Line, "must be a block of keys: "+d.known(into.Type()))
+		d.problem(at(path), node.Line, "must be a mapping with the keys "+d.known(into.Type()))
 		return
 	}
 	given := map[string]bool{}
@@ -204,14 +204,14 @@ func (d *document) mapping(node *yaml.Node, into reflect.Value, path string) {
 		field, name, found := lookUp(into, key.Value)
 		where := join(path, key.Value)
 		if !found {
-			d.warn(where, key.Line, "unknown key, which is ignored; known here are "+d.known(into.Type()))
+			d.warn(where, key.Line, "unknown key, ignored; known keys: "+d.known(into.Type()))
 			continue
 		}
 		if name != key.Value {
 			d.warn(where, key.Line, "is read as "+name)
 		}
 		if given[name] {
-			d.warn(where, key.Line, "is given more than once; the last one counts")
+			d.warn(where, key.Line, "is set more than once; the last value counts")
 			field.SetZero()
 		}
 		given[name] = true
@@ -235,7 +235,7 @@ func (d *document) merge(node *yaml.Node, into reflect.Value, path string) {
 			d.merge(item, into, path)
 		}
 	default:
-		d.problem(at(path), node.Line, "<< must name a mapping")
+		d.problem(at(path), node.Line, "<< must refer to a mapping")
 	}
 }
 

@@ -49,7 +49,7 @@ func (d *document) health(c *Config, s Sources) {
 // either reports whether the file gives a key the second of two values; the first is the default.
 func (d *document) either(path string, given *string, first, second string) bool {
 	if given != nil && *given != first && *given != second {
-		d.refuse(path, fmt.Sprintf("%q is none of %s, %s", *given, first, second))
+		d.refuse(path, fmt.Sprintf("%q is not one of: %s, %s", *given, first, second))
 	}
 	return given != nil && *given == second
 }
@@ -74,7 +74,7 @@ func (d *document) xids(c *Config, given v1.XIDRules) {
 				d.refuse(at, fmt.Sprintf("%d is not an XID", code))
 				continue
 			case said[code] != "":
-				d.refuse(at, fmt.Sprintf("XID %d has a rule already, at %s", code, said[code]))
+				d.refuse(at, fmt.Sprintf("XID %d already has a rule at %s", code, said[code]))
 			}
 			said[code] = at
 			if environment.Rule(uint64(code)) == health.RuleCatalog {

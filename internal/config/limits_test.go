@@ -32,15 +32,15 @@ func TestHostileFiles(t *testing.T) {
 	}{
 		"unknown keys": {
 			file: each(60_000, func(i int) string { return fmt.Sprintf("k%d: 1\n", i) }),
-			want: "file: has 59950 more of these, which are not listed",
+			want: "file: has 59950 more of these; they are not listed",
 		},
 		"one unknown key too many to list": {
 			file: each(51, func(i int) string { return fmt.Sprintf("k%d: 1\n", i) }),
-			want: "file: has 1 more of these, which are not listed",
+			want: "file: has 1 more of these; they are not listed",
 		},
 		"as many unknown keys as are listed": {
 			file: each(50, func(i int) string { return fmt.Sprintf("k%d: 1\n", i) }),
-			want: "line 50: k49: unknown key, which is ignored; known here are version, flags, resources, sharing, imex, selectors, health",
+			want: "line 50: k49: unknown key, ignored; known keys: version, flags, resources, sharing, imex, selectors, health",
 		},
 		"a key of a megabyte": {file: "? " + strings.Repeat("k", 1_000_000) + "\n: 1\n", want: "…"},
 		"a name of a megabyte": {
@@ -51,11 +51,11 @@ func TestHostileFiles(t *testing.T) {
 		},
 		"selectors of one GPU": {
 			file: "selectors:\n" + each(2000, func(int) string { return "- {indices: [0], exclude: true}\n" }),
-			want: "file: has 1949 more of these, which are not listed",
+			want: "file: has 1949 more of these; they are not listed",
 		},
 		"selectors of one model": {
 			file: "selectors:\n" + each(2000, func(int) string { return "- {models: ['*'], exclude: true}\n" }),
-			want: "file: has 1949 more of these, which are not listed",
+			want: "file: has 1949 more of these; they are not listed",
 		},
 		"as many models as may be": {
 			file: "selectors:\n" + each(2048, func(i int) string {
@@ -76,7 +76,7 @@ func TestHostileFiles(t *testing.T) {
 		},
 		"rules for all GPUs": {
 			file: "sharing: {timeSlicing: {resources: [" + each(15_000, func(int) string { return "{name: gpu, replicas: 2}," }) + "]}}",
-			want: "file: has 14949 more of these, which are not listed",
+			want: "file: has 14949 more of these; they are not listed",
 		},
 		"strategies": {
 			file: "flags: {plugin: {deviceListStrategy: '" + each(130_000, func(i int) string { return fmt.Sprintf("s%d,", i) }) + "'}}",

@@ -68,7 +68,7 @@ func (s Sources) resolve(path string, data []byte) (c Config, doc *document, err
 	doc.resolve(&c, s)
 	c.File = path
 	if path != "" && doc.empty {
-		doc.warn("file", 0, "is empty, so that the defaults count")
+		doc.warn("file", 0, "is empty; the defaults apply")
 	}
 	if doc.problems.count() > 0 {
 		return Config{}, doc, &Invalid{File: path, Problems: doc.problems.list()}
@@ -101,8 +101,8 @@ func (d *document) resolve(c *Config, s Sources) {
 		c.Resource.Required = inventory.NodeIMEXChannel0
 	}
 	if c.PreStart.Checks == PreStartClean && s.Confined && c.Simulate == "" {
-		d.problem("--pre-start-checks", 0, "clean cannot be promised here: the driver does not show this process "+
-			"those of other containers; set hostPID: true in the daemon's pod, or use health")
+		d.problem("--pre-start-checks", 0, "clean is not possible here: the driver does not list the processes of "+
+			"other containers; set hostPID: true in the daemon's pod, or use health")
 	}
 	d.health(c, s)
 	d.blocks(c)

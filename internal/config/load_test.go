@@ -199,25 +199,25 @@ func TestAllProblemsAreReportedInOrder(t *testing.T) {
 			name: "several, by line",
 			file: "version: v2\nflags:\n  plugin:\n    deviceIDStrategy: name\n    passDeviceSpecs: perhaps\n  migStrategy: [mixed]\n  failOnInitError: \"true\"\n  nvidiaDriverRoot: run\n",
 			want: []string{
-				`line 1: version: "v2" is an unknown version; known is v1`,
-				`line 4: flags.plugin.deviceIDStrategy: "name" is none of uuid, index`,
+				`line 1: version: unknown version "v2"; use v1`,
+				`line 4: flags.plugin.deviceIDStrategy: "name" is not one of: uuid, index`,
 				`line 5: flags.plugin.passDeviceSpecs: must be true or false, not "perhaps"`,
 				`line 6: flags.migStrategy: must be a string`,
 				`line 7: flags.failOnInitError: must be true or false, not "true"`,
 				`line 8: flags.nvidiaDriverRoot: "run" is not an absolute path, such as /run/nvidia/driver`,
 			},
 		},
-		{name: "environment", env: "MIG_STRATEGY=double", want: []string{`MIG_STRATEGY: "double" is none of none, single, mixed`}},
+		{name: "environment", env: "MIG_STRATEGY=double", want: []string{`MIG_STRATEGY: "double" is not one of: none, single, mixed`}},
 		{name: "flag, by the name given", args: "--nvidia-dev-root=x", want: []string{`--nvidia-dev-root: "x" is not an absolute path, such as /run/nvidia/driver`}},
 		{name: "a problem that is overruled is none", file: "flags: {migStrategy: double}", args: "--mig-strategy=single"},
-		{name: "truth", args: "--fail-on-init-error=maybe", want: []string{`--fail-on-init-error: "maybe" is neither true nor false`}},
+		{name: "truth", args: "--fail-on-init-error=maybe", want: []string{`--fail-on-init-error: must be true or false, not "maybe"`}},
 		{
 			name: "unknown strategy", args: "--device-list-strategy=envvar,cdi",
-			want: []string{`--device-list-strategy: "cdi" is none of envvar, volume-mounts, cdi-annotations, cdi-cri`},
+			want: []string{`--device-list-strategy: "cdi": not one of: envvar, volume-mounts, cdi-annotations, cdi-cri`},
 		},
 		{
 			name: "two unknown strategies", args: "--device-list-strategy=cdi,envvar,volumes",
-			want: []string{`--device-list-strategy: "cdi", "volumes" is none of envvar, volume-mounts, cdi-annotations, cdi-cri`},
+			want: []string{`--device-list-strategy: "cdi", "volumes": not one of: envvar, volume-mounts, cdi-annotations, cdi-cri`},
 		},
 		{
 			name: "parts of numbers", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2.5}]}}\nimex: {channelIDs: [0.7]}\nhealth: {flapLimit: 1e-1}\n",
@@ -245,22 +245,22 @@ func TestAllProblemsAreReportedInOrder(t *testing.T) {
 		},
 		{
 			name: "no strategy", file: "flags: {plugin: {deviceListStrategy: [\"\", \"\"]}}",
-			want: []string{`line 1: flags.plugin.deviceListStrategy: names no strategy; known are envvar, volume-mounts, cdi-annotations, cdi-cri`},
+			want: []string{`line 1: flags.plugin.deviceListStrategy: is empty; use one or more of envvar, volume-mounts, cdi-annotations, cdi-cri`},
 		},
 		{
 			name: "no NVML", args: "--device-discovery-strategy=tegra",
-			want: []string{"--device-discovery-strategy: tegra is not supported: this program knows GPUs by NVML alone, so use auto or nvml"},
+			want: []string{"--device-discovery-strategy: tegra is not supported: GPUs are found only by NVML; use auto or nvml"},
 		},
-		{name: "unknown check", args: "--pre-start-checks=dirty", want: []string{`--pre-start-checks: "dirty" is none of none, health, clean`}},
+		{name: "unknown check", args: "--pre-start-checks=dirty", want: []string{`--pre-start-checks: "dirty" is not one of: none, health, clean`}},
 		{
 			name: "unknown reset", args: "--pre-start-checks=clean --pre-start-reset=ecc,gpu",
-			want: []string{`--pre-start-reset: "gpu" is none of clocks, ecc`},
+			want: []string{`--pre-start-reset: "gpu" is not one of: clocks, ecc`},
 		},
 		{
 			name: "reset without a check", file: "flags: {plugin: {preStartReset: clocks}}", args: "--pre-start-checks=health",
-			want: []string{"line 1: flags.plugin.preStartReset: needs --pre-start-checks=clean: nothing is taken from a GPU that somebody may be using"},
+			want: []string{"line 1: flags.plugin.preStartReset: needs --pre-start-checks=clean: a GPU that may be in use is not reset"},
 		},
-		{name: "unknown discovery", args: "--device-discovery-strategy=x", want: []string{`--device-discovery-strategy: "x" is none of auto, nvml`}},
+		{name: "unknown discovery", args: "--device-discovery-strategy=x", want: []string{`--device-discovery-strategy: "x" is not one of: auto, nvml`}},
 		{
 			name: "long socket", args: "--kubelet-socket=" + long,
 			want: []string{`--kubelet-socket: "` + long + `" has 121 bytes and the path of a socket at most 107: shorten it by 14 bytes`},
@@ -268,9 +268,9 @@ func TestAllProblemsAreReportedInOrder(t *testing.T) {
 		{
 			name: "not a block", file: "flags: yes\nimex: []",
 			want: []string{
-				"line 1: flags: must be a block of keys: migStrategy, failOnInitError, mpsRoot, nvidiaDriverRoot, nvidiaDevRoot, gdrcopyEnabled, gdsEnabled, " +
+				"line 1: flags: must be a mapping with the keys migStrategy, failOnInitError, mpsRoot, nvidiaDriverRoot, nvidiaDevRoot, gdrcopyEnabled, gdsEnabled, " +
 					"mofedEnabled, useNodeFeatureAPI, deviceDiscoveryStrategy, plugin, gfd",
-				"line 2: imex: must be a block of keys: channelIDs, required",
+				"line 2: imex: must be a mapping with the keys channelIDs, required",
 			},
 		},
 		{name: "not YAML", file: "\tflags", want: []string{"file: is neither YAML nor JSON: found character that cannot start any token"}},
@@ -280,8 +280,8 @@ func TestAllProblemsAreReportedInOrder(t *testing.T) {
 			name: "text after JSON", file: `{"version": "v1"}` + "\nversion: v1\n",
 			want: []string{"file: has text after its document that is not YAML: line 1: did not find expected <document start>"},
 		},
-		{name: "not a mapping", file: "- 1", want: []string{"line 1: file: must be a block of keys: version, flags, resources, sharing, imex, selectors, health"}},
-		{name: "merge of nothing", file: "flags:\n  <<: 1\n", want: []string{"line 2: flags: << must name a mapping"}},
+		{name: "not a mapping", file: "- 1", want: []string{"line 1: file: must be a mapping with the keys version, flags, resources, sharing, imex, selectors, health"}},
+		{name: "merge of nothing", file: "flags:\n  <<: 1\n", want: []string{"line 2: flags: << must refer to a mapping"}},
 		{name: "anchor in itself", file: "flags: &a\n  <<: *a\n", want: []string{"file: has an anchor that contains itself"}},
 		{
 			name: "too much of little", want: []string{"file: has more than 131072 values; aliases count as often as they are used"},
@@ -337,14 +337,14 @@ func TestWarnings(t *testing.T) {
 		got = append(got, w.String())
 	}
 	want := []string{
-		"CDI_FEATURE_FLAGS: has no effect: specs are made by this program, not by NVIDIA's generator",
+		"CDI_FEATURE_FLAGS: has no effect: this program does not use NVIDIA's CDI spec generator",
 		`environment: DP_DISABLE_HEALTHCHECKS: "often" is neither an XID nor "all" and is left out`,
-		"line 2: flag: unknown key, which is ignored; known here are version, flags, resources, sharing, imex, selectors, health",
+		"line 2: flag: unknown key, ignored; known keys: version, flags, resources, sharing, imex, selectors, health",
 		"line 4: flags.MigStrategy: is read as migStrategy",
-		"line 6: flags.plugin.deviceIdStrategies: unknown key, which is ignored; known here are passDeviceSpecs, deviceListStrategy, " +
+		"line 6: flags.plugin.deviceIdStrategies: unknown key, ignored; known keys: passDeviceSpecs, deviceListStrategy, " +
 			"deviceIDStrategy, cdiAnnotationPrefix, nvidiaCTKPath, containerDriverRoot, sharedDevicesAllocationPolicy, voidVisibleDevices, " +
 			"waitForRelease, preStartChecks, preStartReset",
-		"line 8: flags.plugin.passDeviceSpecs: is given more than once; the last one counts",
+		"line 8: flags.plugin.passDeviceSpecs: is set more than once; the last value counts",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("warnings (-want +got):\n%s", diff)
@@ -377,7 +377,7 @@ func TestLoadReadsTheFileThatIsNamed(t *testing.T) {
 		t.Errorf("huge file: %v", err)
 	}
 	c, warnings, err := config.Load(sources(t, "", "--config-file="+os.DevNull))
-	if err != nil || !c.FailOnInitError || len(warnings) != 1 || warnings[0].String() != "file: is empty, so that the defaults count" {
+	if err != nil || !c.FailOnInitError || len(warnings) != 1 || warnings[0].String() != "file: is empty; the defaults apply" {
 		t.Errorf("empty file: %+v, %v, %v", c, warnings, err)
 	}
 }

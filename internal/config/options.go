@@ -19,38 +19,38 @@ import (
 var options = []option{
 	{
 		flag: "mig-strategy", env: []string{"MIG_STRATEGY"}, key: "flags.migStrategy", fallback: "none",
-		usage: "how GPUs in multi-instance mode are offered: none, single or mixed",
+		usage: "MIG strategy: none, single or mixed",
 		set:   choice(func(c *Config) *resource.MIGStrategy { return &c.Resource.MIG }, resource.MIGNone, resource.MIGSingle, resource.MIGMixed),
 	},
 	{
 		flag: "fail-on-init-error", env: []string{"FAIL_ON_INIT_ERROR"}, key: "flags.failOnInitError", fallback: "true", kind: kindBool,
-		usage: "end with an error when NVML cannot be initialised, instead of waiting for the driver",
+		usage: "exit with an error if NVML cannot be initialized; if false, wait for the driver",
 		set:   truth(func(c *Config) *bool { return &c.FailOnInitError }),
 	},
 	{
 		flag: "driver-root", aliases: []string{"nvidia-driver-root"}, env: []string{"NVIDIA_DRIVER_ROOT"}, key: "flags.nvidiaDriverRoot",
-		fallback: "/", usage: "the host's directory that the driver is installed below",
+		fallback: "/", usage: "directory on the host below which the driver is installed",
 		set: absolute(func(c *Config) *string { return &c.Driver.Root }),
 	},
 	{
 		flag: "dev-root", aliases: []string{"nvidia-dev-root"}, env: []string{"NVIDIA_DEV_ROOT"}, key: "flags.nvidiaDevRoot",
-		usage: "the host's directory that holds dev/; the driver root if empty",
+		usage: "directory on the host that contains dev/; default: the driver root",
 		set:   absolute(func(c *Config) *string { return &c.Driver.DevRoot }),
 	},
 	{
 		flag: "pass-device-specs", env: []string{"PASS_DEVICE_SPECS"}, key: "flags.plugin.passDeviceSpecs", fallback: "false", kind: kindBool,
-		usage: "give containers the device nodes of their devices, too",
+		usage: "also give containers the device nodes of their devices",
 		set:   truth(func(c *Config) *bool { return &c.Edits.DeviceNodes }),
 	},
 	{
 		flag: "device-list-strategy", env: []string{"DEVICE_LIST_STRATEGY"}, key: "flags.plugin.deviceListStrategy", fallback: "envvar",
 		kind:  kindList,
-		usage: "how the runtime is told of a container's devices: one or several of envvar, volume-mounts, cdi-annotations and cdi-cri",
+		usage: "how devices are passed to the container runtime: one or more of envvar, volume-mounts, cdi-annotations and cdi-cri",
 		set:   setStrategies,
 	},
 	{
 		flag: "device-id-strategy", env: []string{"DEVICE_ID_STRATEGY"}, key: "flags.plugin.deviceIDStrategy", fallback: "uuid",
-		usage: "how the runtime is told of a device: by uuid or by index",
+		usage: "how devices are named to the container runtime: uuid or index",
 		set:   choice(func(c *Config) *edits.IDStrategy { return &c.Edits.IDs }, edits.ByUUID, edits.ByIndex),
 	},
 	{
@@ -67,96 +67,97 @@ var options = []option{
 	},
 	{
 		flag: "cdi-annotation-prefix", env: []string{"CDI_ANNOTATION_PREFIX"}, key: "flags.plugin.cdiAnnotationPrefix", fallback: "cdi.k8s.io/",
-		usage: "the prefix of CDI annotations", set: text(func(c *Config) *string { return &c.Edits.AnnotationPrefix }),
+		usage: "prefix of CDI annotations", set: text(func(c *Config) *string { return &c.Edits.AnnotationPrefix }),
 	},
 	{
 		flag: "nvidia-cdi-hook-path", aliases: []string{"nvidia-ctk-path"}, env: []string{"NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"},
 		key:   "flags.plugin.nvidiaCTKPath",
-		usage: "the host's path of nvidia-cdi-hook or nvidia-ctk, for CDI specs; looked for in /usr/bin if empty",
+		usage: "path on the host of nvidia-cdi-hook or nvidia-ctk, for CDI specs; default: found in /usr/bin",
 		set:   absolute(func(c *Config) *string { return &c.CDI.HookPath }),
 	},
 	{
 		flag: "driver-root-ctr-path", aliases: []string{"container-driver-root"}, env: []string{"DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"},
 		key: "flags.plugin.containerDriverRoot", fallback: "/driver-root",
-		usage: "where this process sees the driver root", set: absolute(func(c *Config) *string { return &c.Driver.ContainerRoot }),
+		usage: "path of the driver root in this container", set: absolute(func(c *Config) *string { return &c.Driver.ContainerRoot }),
 	},
 	{
-		flag: "mps-root", env: []string{"MPS_ROOT"}, key: "flags.mpsRoot", usage: "the host's directory of MPS state",
+		flag: "mps-root", env: []string{"MPS_ROOT"}, key: "flags.mpsRoot", usage: "directory on the host with the MPS state",
 		set: absolute(func(c *Config) *string { return &c.Edits.MPSRoot }),
 	},
 	{
-		flag: "mps-root-ctr-path", env: []string{"MPS_ROOT_CTR_PATH"}, fallback: "/mps", usage: "where this process sees the MPS root",
+		flag: "mps-root-ctr-path", env: []string{"MPS_ROOT_CTR_PATH"}, fallback: "/mps", usage: "path of the MPS root in this container",
 		set: absolute(func(c *Config) *string { return &c.MPSRoot }),
 	},
 	{
 		flag: "shared-devices-allocation-policy", env: []string{"SHARED_DEVICES_ALLOCATION_POLICY"},
 		key: "flags.plugin.sharedDevicesAllocationPolicy", fallback: "distributed",
-		usage: "which of shared devices a container is preferably given: distributed, packed or distinct",
+		usage: "how shared devices are preferred: distributed, packed or distinct",
 		set: choice(func(c *Config) *resource.Policy { return &c.Resource.Policy },
 			resource.PolicyDistributed, resource.PolicyPacked, resource.PolicyDistinct),
 	},
 	{
 		flag: "device-discovery-strategy", env: []string{"DEVICE_DISCOVERY_STRATEGY"}, key: "flags.deviceDiscoveryStrategy", fallback: "auto",
-		usage: "how GPUs are found: auto or nvml", set: setDiscovery,
+		usage: "how GPUs are found: auto or nvml; both use NVML", set: setDiscovery,
 	},
 	{
 		flag: "imex-channel-ids", env: []string{"IMEX_CHANNEL_IDS"}, key: "imex.channelIDs", kind: kindList,
-		usage: "the IMEX channels that containers are given: 0, or none", set: setIMEX,
+		usage: "IMEX channels for containers: 0, or empty for none", set: setIMEX,
 	},
 	{
 		flag: "imex-required", env: []string{"IMEX_REQUIRED"}, key: "imex.required", fallback: "false", kind: kindBool,
-		usage: "give out no device while the node lacks its IMEX channel", set: truth(func(c *Config) *bool { return &c.IMEXRequired }),
+		usage: "make devices Unhealthy while the node has no IMEX channel", set: truth(func(c *Config) *bool { return &c.IMEXRequired }),
 	},
 	{
 		flag: "kubelet-socket", env: []string{"KUBELET_SOCKET"}, fallback: DefaultKubeletSocket, empty: true,
-		usage: "the socket of kubelet to register with; empty to register nowhere",
+		usage: "registration socket of kubelet; empty: do not register",
 		set:   socket(func(c *Config) *string { return &c.KubeletSocket }),
 	},
 	{
-		flag: "config-file", env: []string{"CONFIG_FILE"}, usage: "the configuration file", set: text(func(c *Config) *string { return &c.File }),
+		flag: "config-file", env: []string{"CONFIG_FILE"}, usage: "path of the configuration file",
+		set: text(func(c *Config) *string { return &c.File }),
 	},
 	{
 		flag: "cdi-feature-flags", env: []string{"CDI_FEATURE_FLAGS"}, kind: kindList,
-		usage:   "feature flags of NVIDIA's spec generator; accepted, and without effect",
-		warning: "has no effect: specs are made by this program, not by NVIDIA's generator",
+		usage:   "feature flags of NVIDIA's CDI spec generator; accepted, no effect",
+		warning: "has no effect: this program does not use NVIDIA's CDI spec generator",
 		set:     func(*Config, string) error { return nil },
 	},
 	{
-		flag: "cdi-disable-hooks", env: []string{"CDI_DISABLE_HOOKS"}, kind: kindList, usage: "hooks to leave out of CDI specs, or all",
+		flag: "cdi-disable-hooks", env: []string{"CDI_DISABLE_HOOKS"}, kind: kindList, usage: "hooks to omit from CDI specs, or all",
 		set: func(c *Config, text string) error { c.CDI.DisabledHooks = splitList(text); return nil },
 	},
 	{
 		flag: "pod-resources-socket", env: []string{"POD_RESOURCES_SOCKET"}, fallback: "/var/lib/kubelet/pod-resources/kubelet.sock", empty: true,
-		usage: "the socket on which kubelet tells which pod holds which device; empty to do without",
+		usage: "PodResources socket of kubelet; empty: do not use it",
 		set:   socket(func(c *Config) *string { return &c.PodResourcesSocket }),
 	},
 	{
 		flag: "control-socket", env: []string{"CONTROL_SOCKET"}, fallback: DefaultControlSocket, empty: true,
-		usage: "the socket for commands such as status; empty to take none",
+		usage: "socket for commands such as status; empty: none",
 		set:   socket(func(c *Config) *string { return &c.ControlSocket }),
 	},
 	{
 		flag: "state-dir", env: []string{"STATE_DIR"}, fallback: "/var/lib/gpu-device-plugin", empty: true,
-		usage: "the directory of what outlives the process; empty to keep nothing",
+		usage: "directory for state that survives a restart; empty: none",
 		set:   text(func(c *Config) *string { return &c.StateDir }),
 	},
 	{
-		flag: "cdi-dir", env: []string{"CDI_DIR"}, fallback: cdi.DefaultDir, usage: "the directory of CDI specs",
+		flag: "cdi-dir", env: []string{"CDI_DIR"}, fallback: cdi.DefaultDir, usage: "directory for CDI specs",
 		set: absolute(func(c *Config) *string { return &c.CDIDir }),
 	},
 	{
-		flag: "simulate", env: []string{"SIMULATE"}, usage: "serve a simulated node: the name of a profile, or the path of one",
+		flag: "simulate", env: []string{"SIMULATE"}, usage: "simulate a node: name of a profile, or path of a profile file",
 		set: text(func(c *Config) *string { return &c.Simulate }),
 	},
 	{
 		flag: "void-visible-devices", env: []string{"VOID_VISIBLE_DEVICES"}, key: "flags.plugin.voidVisibleDevices", fallback: "true",
 		kind:  kindBool,
-		usage: "set NVIDIA_VISIBLE_DEVICES=void where containers are given CDI devices alone, so that an image's own value has no effect",
+		usage: "set NVIDIA_VISIBLE_DEVICES=void in containers that get devices only by CDI, so that the value of the image has no effect",
 		set:   truth(func(c *Config) *bool { return &c.Edits.Void }),
 	},
 	{
 		flag: "kernel-log", env: []string{"KERNEL_LOG"}, key: "health.kernelLog", fallback: "false", kind: kindBool,
-		usage: "also read XIDs from the kernel's log, /dev/kmsg: some drivers report XID 79 and others only there",
+		usage: "also read XIDs from the kernel log, /dev/kmsg: some drivers report XID 79 and others only there",
 		set:   truth(func(c *Config) *bool { return &c.KernelLog }),
 	},
 	{
@@ -167,14 +168,13 @@ var options = []option{
 	},
 	{
 		flag: "pre-start-checks", env: []string{"PRE_START_CHECKS"}, key: "flags.plugin.preStartChecks", fallback: "none",
-		usage: "what a container is refused for when it starts: none; health, if its devices are not Healthy then; or clean, also if " +
-			"something computes on its GPUs already",
-		set: choice(func(c *Config) *PreStartChecks { return &c.PreStart.Checks }, PreStartNone, PreStartHealth, PreStartClean),
+		usage: "checks before a container starts: none; health: its devices are Healthy; clean: its GPUs also have no other compute processes",
+		set:   choice(func(c *Config) *PreStartChecks { return &c.PreStart.Checks }, PreStartNone, PreStartHealth, PreStartClean),
 	},
 	{
 		flag: "pre-start-reset", env: []string{"PRE_START_RESET"}, key: "flags.plugin.preStartReset", kind: kindList,
-		usage: "what --pre-start-checks=clean takes back on unshared whole GPUs when a container starts: clocks (application clocks) " +
-			"and ecc (volatile counts of memory errors)",
+		usage: "what --pre-start-checks=clean resets on whole GPUs that are not shared: clocks (application clocks) and " +
+			"ecc (volatile error counts)",
 		set: setReset, // after the checks
 	},
 }
@@ -190,7 +190,7 @@ func choice[T fmt.Stringer](field func(*Config) *T, values ...T) func(*Config, s
 			}
 			names = append(names, v.String())
 		}
-		return fmt.Errorf("%q is none of %s", text, strings.Join(names, ", "))
+		return fmt.Errorf("%q is not one of: %s", text, strings.Join(names, ", "))
 	}
 }
 
@@ -199,7 +199,7 @@ func truth(field func(*Config) *bool) func(*Config, string) error {
 	return func(c *Config, text string) error {
 		value, err := strconv.ParseBool(text)
 		if err != nil {
-			return fmt.Errorf("%q is neither true nor false", text)
+			return fmt.Errorf("must be true or false, not %q", text)
 		}
 		*field(c) = value
 		return nil
@@ -240,7 +240,7 @@ func socket(field func(*Config) *string) func(*Config, string) error {
 func setStrategies(c *Config, text string) error {
 	names := splitList(text)
 	if len(names) == 0 {
-		return fmt.Errorf("names no strategy; known are %s", strategyNames())
+		return fmt.Errorf("is empty; use one or more of %s", strategyNames())
 	}
 	var unknown []string
 	for _, name := range names {
@@ -252,7 +252,7 @@ func setStrategies(c *Config, text string) error {
 		c.Edits.Strategies = append(c.Edits.Strategies, edits.AllStrategies[i])
 	}
 	if unknown != nil {
-		return fmt.Errorf("%s is none of %s", strings.Join(unknown, ", "), strategyNames())
+		return fmt.Errorf("%s: not one of: %s", strings.Join(unknown, ", "), strategyNames())
 	}
 	return nil
 }
@@ -280,22 +280,22 @@ func setReset(c *Config, text string) error {
 	for _, name := range splitList(text) {
 		i := slices.IndexFunc(known, func(r inventory.Remnant) bool { return r.String() == name })
 		if i < 0 {
-			return fmt.Errorf("%q is none of clocks, ecc", name)
+			return fmt.Errorf("%q is not one of: clocks, ecc", name)
 		}
 		c.PreStart.Reset = append(c.PreStart.Reset, known[i])
 	}
 	if len(c.PreStart.Reset) > 0 && c.PreStart.Checks != PreStartClean {
-		return errors.New("needs --pre-start-checks=clean: nothing is taken from a GPU that somebody may be using")
+		return errors.New("needs --pre-start-checks=clean: a GPU that may be in use is not reset")
 	}
 	return nil
 }
 
 func setDiscovery(_ *Config, text string) error {
 	if text == "tegra" {
-		return errors.New("tegra is not supported: this program knows GPUs by NVML alone, so use auto or nvml")
+		return errors.New("tegra is not supported: GPUs are found only by NVML; use auto or nvml")
 	}
 	if text != "auto" && text != "nvml" {
-		return fmt.Errorf("%q is none of auto, nvml", text)
+		return fmt.Errorf("%q is not one of: auto, nvml", text)
 	}
 	return nil // both mean NVML
 }

@@ -57,7 +57,7 @@ func (r *remarks) list() []Remark {
 	if r.more == 0 {
 		return r.kept
 	}
-	return append(r.kept, Remark{Where: "file", Text: fmt.Sprintf("has %d more of these, which are not listed", r.more)})
+	return append(r.kept, Remark{Where: "file", Text: fmt.Sprintf("has %d more of these; they are not listed", r.more)})
 }
 
 // cut shortens a text that is too long to be shown.

@@ -39,7 +39,7 @@ func (d *document) selector(path string, given v1.Selector) resource.Selector {
 		Models:  parsed(d, path+".models", given.Models, parsePattern),
 	}
 	if len(given.UUIDs)+len(given.Indices)+len(given.PCI)+len(given.Models) == 0 {
-		d.refuse(path, "selects nothing; give uuids, indices, pci or models")
+		d.refuse(path, "selects nothing; set uuids, indices, pci or models")
 	}
 	if given.Exclude != nil {
 		s.Exclude = *given.Exclude
@@ -56,16 +56,16 @@ func (d *document) selector(path string, given v1.Selector) resource.Selector {
 	changes := given.Rename != nil || given.Replicas != nil
 	switch {
 	case s.Exclude && changes:
-		d.refuse(path, "excludes devices, so that rename and replicas mean nothing; remove either")
+		d.refuse(path, "exclude cannot be combined with rename or replicas; remove one of them")
 	case !s.Exclude && !changes:
-		d.refuse(path, "says nothing about what it selects; give exclude: true, rename or replicas")
+		d.refuse(path, "has no effect; set exclude: true, rename or replicas")
 	}
 	return s
 }
 
 func parsePattern(text string) (resource.Pattern, error) {
 	if text == "" {
-		return "", errors.New(`is empty; "*" matches everything`)
+		return "", errors.New(`is empty; use "*" to match everything`)
 	}
 	return resource.Pattern(text), nil
 }

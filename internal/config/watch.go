@@ -79,7 +79,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 		changes, faults = watcher.Events, watcher.Errors
 	} else {
 		pace = lookOften
-		klog.FromContext(ctx).Info("Cannot watch the directory of the configuration file; looking at the file instead",
+		klog.FromContext(ctx).Info("Cannot watch the directory of the configuration file; reading the file periodically",
 			"path", path, "after", pace.String(), "reason", err.Error())
 	}
 	ticker := w.clock.NewTicker(pace)
@@ -102,7 +102,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 				wait()
 			}
 		case err := <-faults:
-			klog.FromContext(ctx).V(2).Info("Lost events of the configuration file; looking at it", "reason", err.Error())
+			klog.FromContext(ctx).V(2).Info("Lost events of the configuration file; reading it", "reason", err.Error())
 			wait()
 		case <-settle:
 			settle = nil
@@ -160,7 +160,7 @@ func (w *Watcher) look(ctx context.Context, path string, seen []byte, asked bool
 			w.faults.Publish(err)
 		}
 		if fresh || asked {
-			logger.Error(err, "Configuration is not used; the last good one stays in force")
+			logger.Error(err, "Cannot use the configuration file; the last valid configuration stays in use")
 		}
 		return data
 	}
@@ -173,7 +173,7 @@ func (w *Watcher) look(ctx context.Context, path string, seen []byte, asked bool
 	for _, warning := range doc.warnings.list() {
 		logger.Info("Configuration warning", "path", path, "warning", warning.String())
 	}
-	logger.Info("Configuration has changed", "path", path)
+	logger.Info("Configuration changed", "path", path)
 	w.configs.Publish(next)
 	w.changes.Add(1)
 	return data
@@ -181,7 +181,7 @@ func (w *Watcher) look(ctx context.Context, path string, seen []byte, asked bool
 
 // emptied says what is wrong with a file that lost its content under way, as by an editor that truncates it first or by a full
 // disk.
-const emptied = "is empty, and what is in force is not the defaults; for those, write version: v1"
+const emptied = "is empty; the last valid configuration stays in use. To use the defaults, write version: v1"
 
 // isFile reports whether path leads to a file, and not to the null device, which NVIDIA's config-manager links to for nodes
 // that are to have the defaults.

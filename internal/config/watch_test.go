@@ -181,7 +181,7 @@ func TestWatchKeepsWhatIsInForceWhenTheFileIsEmptied(t *testing.T) {
 	w := watch(t, path, clock.RealClock{})
 	for _, text := range []string{"", "\n # nothing yet\n \r\n", "---\n", "null", "~\n", "--- ~\n...\n", "{}\n", "\ufeff"} {
 		write(t, path, text)
-		awaitFault(t, w, "file: is empty, and what is in force is not the defaults; for those, write version: v1")
+		awaitFault(t, w, "file: is empty; the last valid configuration stays in use. To use the defaults, write version: v1")
 		await(t, w, resource.MIGSingle)
 		write(t, path, "flags: {migStrategy: single}")
 		awaitFault(t, w, "")
@@ -253,7 +253,7 @@ func TestReloadTellsAgain(t *testing.T) {
 		write(t, path, "flags: {migStrategy: single}")
 		logger := ktesting.NewLogger(ktesting.NopTL{}, ktesting.NewConfig(ktesting.BufferLogs(true)))
 		told := func() int {
-			return strings.Count(logger.GetSink().(ktesting.Underlier).GetBuffer().String(), "Configuration is not used")
+			return strings.Count(logger.GetSink().(ktesting.Underlier).GetBuffer().String(), "Cannot use the configuration file")
 		}
 		w := watchIn(klog.NewContext(t.Context(), logger), t, path, testclock.NewFakeClock(time.Now()))
 		await(t, w, resource.MIGSingle)

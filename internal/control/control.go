@@ -45,7 +45,7 @@ type answer struct {
 func Call(ctx context.Context, socket, call string, arguments, result any) error {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	if err != nil {
-		return fmt.Errorf("%w at %s: %w; start it, or name its socket with --control-socket", ErrNoDaemon, socket, err)
+		return fmt.Errorf("%w at %s: %w; start the daemon, or set its socket with --control-socket", ErrNoDaemon, socket, err)
 	}
 	defer func() { _ = conn.Close() }()
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })

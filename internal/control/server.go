@@ -171,7 +171,7 @@ func (s *Server) serve(ctx context.Context, conn *net.UnixConn) {
 	case errors.Is(err, io.EOF): // it was only to see whether we are here
 		return
 	case err != nil:
-		a.Error = fmt.Sprintf("read the request, of which there may be %d bytes and which may take %s: %v", maxRequest, requestTimeout, err)
+		a.Error = fmt.Sprintf("read the request (limits: %d bytes, %s): %v", maxRequest, requestTimeout, err)
 		log.Info("Cannot read control call", "reason", err.Error())
 	default:
 		result, err := s.answer(ctx, conn, r)
@@ -194,7 +194,7 @@ func (s *Server) answer(ctx context.Context, conn *net.UnixConn, r request) (any
 	}
 	handle, known := s.handlers[r.Call]
 	if !known {
-		return nil, fmt.Errorf("this daemon does not know the call %q; it knows %s", r.Call,
+		return nil, fmt.Errorf("unknown call %q; this daemon knows %s", r.Call,
 			strings.Join(slices.Sorted(maps.Keys(s.handlers)), ", "))
 	}
 	return handle(ctx, r.Arguments)
@@ -205,20 +205,20 @@ func (s *Server) answer(ctx context.Context, conn *net.UnixConn, r request) (any
 func allowed(conn *net.UnixConn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
-		return fmt.Errorf("tell who calls: %w", err)
+		return fmt.Errorf("get the user of the caller: %w", err)
 	}
 	var peer *syscall.Ucred
 	var peerErr error
 	if err := raw.Control(func(fd uintptr) {
 		peer, peerErr = syscall.GetsockoptUcred(int(fd), syscall.SOL_SOCKET, syscall.SO_PEERCRED)
 	}); err != nil {
-		return fmt.Errorf("tell who calls: %w", err)
+		return fmt.Errorf("get the user of the caller: %w", err)
 	}
 	if peerErr != nil {
-		return fmt.Errorf("tell who calls: %w", peerErr)
+		return fmt.Errorf("get the user of the caller: %w", peerErr)
 	}
 	if peer.Uid != 0 && int(peer.Uid) != os.Geteuid() {
-		return fmt.Errorf("user %d may not control the daemon: only root and user %d may", peer.Uid, os.Geteuid())
+		return fmt.Errorf("user %d may not control the daemon; only root and user %d may", peer.Uid, os.Geteuid())
 	}
 	return nil
 }

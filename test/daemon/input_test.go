@@ -33,10 +33,10 @@ func TestBadInput(t *testing.T) {
 		"unknown flag":    {[]string{"--mig-strateg", "mixed"}, []string{"unknown flag: --mig-strateg", "--help lists the flags"}},
 		"unknown command": {[]string{"stauts"}, []string{`unknown command "stauts", did you mean "status"?`, "--help lists the commands"}},
 		"unknown strategy": {
-			[]string{"--mig-strategy", "many"}, []string{`--mig-strategy: "many" is none of none, single, mixed`},
+			[]string{"--mig-strategy", "many"}, []string{`--mig-strategy: "many" is not one of: none, single, mixed`},
 		},
 		"unknown device list strategy": {
-			[]string{"--device-list-strategy", "env"}, []string{`--device-list-strategy: "env" is none of envvar, volume-mounts`},
+			[]string{"--device-list-strategy", "env"}, []string{`--device-list-strategy: "env": not one of: envvar, volume-mounts`},
 		},
 		"unknown profile": {[]string{"--simulate", "dgx-h1000"}, []string{`"dgx-h1000"`, "give one of a100-mig-mixed, dgx-1,", ".yaml"}},
 		"profile that is not there": {
@@ -70,7 +70,7 @@ func TestBadInput(t *testing.T) {
 		},
 		"configuration that is not valid": {
 			[]string{"--simulate", "t4", "--config-file", write("config.yaml", "version: v1\nflags:\n  migStrategy: many\n")},
-			[]string{"config.yaml", "3", `"many" is none of none, single, mixed`},
+			[]string{"config.yaml", "3", `"many" is not one of: none, single, mixed`},
 		},
 		"no daemon": {[]string{"status", "--control-socket", "/no/such.sock"}, []string{"no daemon answers at /no/such.sock", "--control-socket"}},
 	}
