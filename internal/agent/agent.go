@@ -56,7 +56,7 @@ func Run(ctx context.Context, observation, outputs []Task) error {
 	return observers.Wait()
 }
 
-// run runs one task. What goes wrong while it ends is nobody's concern.
+// run runs one task. An error that comes after the end of ctx does not count.
 func run(ctx context.Context, task Task) error {
 	if err := task.Run(ctx); err != nil && ctx.Err() == nil {
 		return fmt.Errorf("%s: %w", task.Name, err)

@@ -38,7 +38,7 @@ func TestOutputsEndBeforeObservation(t *testing.T) {
 		return errors.New("it broke")
 	}}
 	finished := agent.Task{Name: "finished", Run: func(context.Context) error { return nil }}
-	late := errors.New("an error of the end, which is nobody's concern")
+	late := errors.New("an error that comes after the end")
 	for name, tt := range map[string]struct {
 		observation, outputs []agent.Task // beside one of each
 		after                time.Duration

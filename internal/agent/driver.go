@@ -23,8 +23,7 @@ func CheckFirstLook(ctx context.Context, m *monitor.Monitor, configs *feed.Feed[
 		return nil
 	}
 	if configs.Value().FailOnInitError {
-		// Not wrapped: that the library does not fit the kernel module is no reason for a new process in the place of one that
-		// just began. It would find the same, and so would the one after it.
+		// Not wrapped: a library that does not fit the kernel module would start a new process, which would find the same.
 		return fmt.Errorf("%v; use --fail-on-init-error=false to wait for the driver instead", err) //nolint:errorlint // see above
 	}
 	klog.FromContext(ctx).Info("Waiting for the driver; nothing is offered until it is there", "reason", err.Error())
@@ -50,18 +49,19 @@ func FollowHealth(ctx context.Context, m *monitor.Monitor, configs *feed.Feed[co
 	}
 }
 
-// How long a process lives at least before it makes place for another: while a driver is being replaced, one after the other
-// finds that its library and the kernel's module do not fit.
+// A process runs for a minimum time before it ends for a new one: while a driver is being replaced, library and kernel module do
+// not fit, and every new process finds the same.
 const (
-	youth = 10 * time.Second
-	// age is how long when that is all that it ever found: only a library that nobody saw come makes another better off.
-	age = time.Minute
+	minUptime = 10 * time.Second
+	// minUptimeUseless is that time for a process in which the library never fitted. A new one helps only if the library was
+	// replaced without a notice.
+	minUptimeUseless = time.Minute
 )
 
 // FollowDriver fails when only a new process can talk to the driver: the error wraps inventory.ErrDriverReplaced. It
 // returns nil when ctx ends.
 func FollowDriver(ctx context.Context, m *monitor.Monitor) error {
-	grown, old := time.After(youth), time.After(age)
+	long, veryLong := time.After(minUptime), time.After(minUptimeUseless)
 	for {
 		snapshot, looked := m.Snapshots().Latest()
 		worked, err := replaced(ctx, m, snapshot)
@@ -69,9 +69,9 @@ func FollowDriver(ctx context.Context, m *monitor.Monitor) error {
 		switch {
 		case err == nil:
 		case worked || !errors.Is(err, inventory.ErrDriverMismatch):
-			due = grown
+			due = long
 		default:
-			due = old
+			due = veryLong
 		}
 		select {
 		case <-ctx.Done():

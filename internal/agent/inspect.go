@@ -19,7 +19,7 @@ import (
 // An Inspector tells the plugin servers whether a container may start on its devices now: it has the monitor look, and judges
 // by what the configuration asks for.
 //
-// A driver that does not answer is a reason to refuse: nobody knows how its GPUs are, and the container would hang on them,
+// A driver that does not answer is a reason to refuse: the state of its GPUs is not known, and the container would hang on them,
 // too. One that was released for maintenance is not: then the verdict counts that was in force, which quiescing made Unknown
 // unless new work is to go on; and only what only the driver could tell is left unchecked.
 type Inspector struct {
@@ -27,7 +27,7 @@ type Inspector struct {
 	Monitor *monitor.Monitor
 }
 
-// Inspect returns why the devices must not be used, with the cure, in a sentence for whoever reads the pod's events; nil if
+// Inspect returns why the devices must not be used, with the cure, in a sentence for the pod's events; nil if
 // they may. It waits for the driver until ctx ends.
 func (i *Inspector) Inspect(ctx context.Context, devices []resource.Device) error {
 	wanted := i.Configs.Value().PreStart
@@ -172,7 +172,7 @@ func process(p inventory.Process) string {
 	return fmt.Sprintf("PID %d with %d MiB", p.PID, p.MemoryBytes.Value>>20)
 }
 
-// unseen says that nobody could look at the devices.
+// unseen says that the devices could not be looked at.
 func unseen(devices []resource.Device, err error) error {
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, inventory.ErrNoAnswer) {
 		err = fmt.Errorf("%w: the kernel log says what it is at; if it stays so, restart the node", inventory.ErrNoAnswer)
@@ -184,7 +184,7 @@ func unseen(devices []resource.Device, err error) error {
 	return fmt.Errorf("%s cannot be looked at: %w", strings.Join(names, ", "), err)
 }
 
-// name names a device for people, who know GPUs by index, and nodes that changed since, by UUID.
+// name names a device by its index, which people use, and by its UUID, which stays when indices change.
 func name(d resource.Device) string {
 	if d.Index == "" {
 		return d.UUID

@@ -102,8 +102,9 @@ func why(seen monitor.Status) string {
 	return "none of the node's GPUs can be offered, see status"
 }
 
-// others returns who else serves GPUs on the node; empty if nobody does. Kubelet's account tells, and its memory of what
-// ended within the last minutes. Sockets tell only where kubelet tells nothing: also a plugin without a device has one.
+// others says which other device plugin serves GPUs on the node; it is empty if none does. The answer is in kubelet's account, and
+// in its checkpoint, which has resources until five minutes after their last server ended. Sockets count only where neither can
+// be read: a plugin has one also when it has no device.
 func (s *Serving) others(ctx context.Context, allocatable map[string][]string, failed error) string {
 	remembered, err := s.Others.Remembered()
 	for _, source := range []struct {

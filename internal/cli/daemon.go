@@ -141,7 +141,7 @@ func bootID(simulated *simulator.Node) string {
 // driverOf gives the driver's sessions the type that the monitor asks for.
 type driverOf struct {
 	*nvidia.Driver
-	opened func(*nvidia.Session) // is told of each; nil if nobody is to know
+	opened func(*nvidia.Session) // is called with each; may be nil
 }
 
 func (d driverOf) Open(ctx context.Context) (monitor.Session, error) {
@@ -208,7 +208,7 @@ func (d *daemon) close() {
 	if d.node != nil {
 		d.node.Close()
 	}
-	_ = d.account.Close() // its connection only; there is nobody left to hear of an error
+	_ = d.account.Close() // its connection only; an error has no consequence
 }
 
 // watchKubelet has the presence of kubelet and of sockets follow kubelet's directory.

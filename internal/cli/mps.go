@@ -118,7 +118,7 @@ func (m *mpsNode) followPlan(ctx context.Context) error {
 	for {
 		c, configured := m.watcher.Configs().Latest()
 		snapshot, looked := m.monitor.Snapshots().Latest()
-		if snapshot.Generation > 0 { // somebody has looked
+		if snapshot.Generation > 0 { // a look has succeeded
 			m.wanted.Publish(mps.Groups(snapshot, resource.New(snapshot, c.Resource)))
 		}
 		select {

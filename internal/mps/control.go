@@ -24,8 +24,8 @@ const (
 // askTimeout bounds one command.
 const askTimeout = 5 * time.Second
 
-// aQuestion is a command that any control daemon answers and that changes nothing.
-const aQuestion = "get_default_active_thread_percentage"
+// probeCommand is a command that every control daemon answers and that changes nothing.
+const probeCommand = "get_default_active_thread_percentage"
 
 // maxAnswer bounds what a command prints, in bytes. Answers are short lines.
 const maxAnswer = 64 << 10
@@ -62,14 +62,14 @@ func (b *bounded) text() (text string, whole bool) {
 var errNoProgram = errors.New(controlProgram + " is not on the PATH: NVIDIA's container runtime brings it to containers with " +
 	"NVIDIA_DRIVER_CAPABILITIES=compute,utility")
 
-// A control is the control daemon of a resource, as those know it who command it.
+// A control sends commands to the control daemon of a resource.
 type control struct {
 	dir string // of the resource's MPS state
 }
 
 func (c control) folder(name string) string { return filepath.Join(c.dir, name) }
 
-// environment is that of the daemon and of those who command it.
+// environment is that of the daemon and of the program that sends it commands.
 func (c control) environment() []string {
 	return append(os.Environ(),
 		"CUDA_MPS_PIPE_DIRECTORY="+c.folder(pipeFolder),

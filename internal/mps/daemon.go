@@ -17,10 +17,10 @@ import (
 const startedMark = ".started"
 
 const (
-	startTimeout = 30 * time.Second // for a daemon to answer
-	startPace    = 100 * time.Millisecond
-	askEvery     = 10 * time.Second // while it serves
-	patience     = 3                // questions in a row that it may leave unanswered
+	startTimeout  = 30 * time.Second // for a daemon to answer
+	startPace     = 100 * time.Millisecond
+	askEvery      = 10 * time.Second // while it serves
+	maxUnanswered = 3                // probes in a row that it may leave unanswered
 	// quitGrace is how long clients may go on when a daemon is told to quit; its servers then end them.
 	quitGrace = 5 * time.Second
 	// quitTimeout is how long a daemon may take to quit before it is killed.
@@ -42,7 +42,7 @@ func (d *daemon) run(ctx context.Context, ready func(bool)) error {
 			return fmt.Errorf("make a folder for MPS: %w", err)
 		}
 	}
-	if err := d.relieve(ctx); err != nil {
+	if err := d.endLeftover(ctx); err != nil {
 		return err
 	}
 	if err := d.gpus.claim(ctx, d.group.Resource, d.group.uuids()); err != nil {
@@ -66,7 +66,7 @@ func (d *daemon) run(ctx context.Context, ready func(bool)) error {
 	return d.watch(ctx, p)
 }
 
-// makeFolder makes a folder that containers of any user may use, where SELinux has a say, too.
+// makeFolder makes a folder that containers of any user may use, also where SELinux enforces.
 func makeFolder(path string) error {
 	if err := os.MkdirAll(path, 0o755); err != nil {
 		return err
@@ -77,12 +77,12 @@ func makeFolder(path string) error {
 	return unix.Setxattr(path, "security.selinux", []byte("system_u:object_r:container_file_t:s0\x00"), 0)
 }
 
-// relieve ends a daemon that an earlier process left behind: its limits are not known, and nobody watches it.
-func (d *daemon) relieve(ctx context.Context) error {
+// endLeftover ends a daemon that an earlier process left behind: its limits are not known.
+func (d *daemon) endLeftover(ctx context.Context) error {
 	if err := os.Remove(d.folder(startedMark)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("remove the mark of an earlier MPS control daemon: %w", err)
 	}
-	if _, err := d.ask(ctx, aQuestion, askTimeout); err != nil {
+	if _, err := d.ask(ctx, probeCommand, askTimeout); err != nil {
 		return nil // there is none
 	}
 	klog.FromContext(ctx).Info("Ending an MPS control daemon that was left behind", "resource", d.group.Resource)
@@ -132,7 +132,7 @@ func (d *daemon) await(ctx context.Context, p *process) error {
 	pace := time.NewTicker(startPace)
 	defer pace.Stop()
 	for {
-		_, err := d.ask(ctx, aQuestion, askTimeout)
+		_, err := d.ask(ctx, probeCommand, askTimeout)
 		if err == nil {
 			return nil
 		}
@@ -227,9 +227,9 @@ func (d *daemon) watch(ctx context.Context, p *process) error {
 			return fmt.Errorf("the MPS control daemon of %s ended: %w", d.group.Resource, p.exit)
 		case <-pace.C:
 		}
-		if _, err := d.ask(ctx, aQuestion, askTimeout); err == nil || ctx.Err() != nil {
+		if _, err := d.ask(ctx, probeCommand, askTimeout); err == nil || ctx.Err() != nil {
 			unanswered = 0
-		} else if unanswered++; unanswered == patience {
+		} else if unanswered++; unanswered == maxUnanswered {
 			return fmt.Errorf("the MPS control daemon of %s no longer answers: %w", d.group.Resource, err)
 		}
 	}

@@ -89,7 +89,7 @@ func TestWhatDaemonsPrintIsBounded(t *testing.T) {
 			t.Errorf("line %d is %v", i, logged[i])
 		}
 	}
-	if l.dropped == 0 && !strings.Contains(fmt.Sprint(logged), "MPS printed more than is logged") {
+	if l.dropped == 0 && !strings.Contains(fmt.Sprint(logged), "MPS output was not logged in full") {
 		t.Error("no line was counted")
 	}
 }

@@ -18,8 +18,8 @@ const (
 	// lookEvery is how often daemons are asked that are not ready; those that are, every lookRarely-th time.
 	lookEvery  = time.Second
 	lookRarely = 10
-	// probeTimeout bounds one question. What is left of its program then has another second to end, and devices that nobody has
-	// asked about wait for the answer.
+	// probeTimeout bounds one probe. Its program then has another second to end. A resource that is new is not listed before the
+	// end of its first probe.
 	probeTimeout = 4 * time.Second
 )
 
@@ -79,7 +79,7 @@ func (p *Prober) Follow(resources []string) {
 	p.publishLocked()
 }
 
-// publishLocked announces who is not ready, if that is news.
+// publishLocked publishes the resources that cannot be used, if they changed.
 func (p *Prober) publishLocked() {
 	unready := map[string]string{}
 	for name, t := range p.targets {
@@ -111,8 +111,8 @@ func (p *Prober) Run(ctx context.Context) error {
 	}
 }
 
-// due returns the resources whose daemons are to be asked now: those that are not ready, or all. One that is being asked is not:
-// a daemon that hangs keeps nobody else waiting.
+// due returns the resources whose daemons are to be asked now: those that are not ready, or all. A daemon that is still being asked is
+// not asked again, and does not delay the others.
 func (p *Prober) due(all bool) []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -129,7 +129,7 @@ func (p *Prober) due(all bool) []string {
 
 // ask asks the daemon of a resource.
 func (p *Prober) ask(ctx context.Context, name string) {
-	_, err := control{dir: filepath.Join(p.root, name)}.ask(ctx, aQuestion, probeTimeout)
+	_, err := control{dir: filepath.Join(p.root, name)}.ask(ctx, probeCommand, probeTimeout)
 	if ctx.Err() != nil {
 		return // what it said last is as good
 	}
@@ -148,9 +148,9 @@ func (p *Prober) ask(ctx context.Context, name string) {
 		return
 	}
 	if reason == "" {
-		klog.FromContext(ctx).Info("The MPS control daemon of a resource answers", "resource", name)
+		klog.FromContext(ctx).Info("MPS control daemon answers", "resource", name)
 	} else {
-		klog.FromContext(ctx).Info("A resource that is shared by MPS cannot be used", "resource", name, "reason", reason)
+		klog.FromContext(ctx).Info("MPS control daemon does not answer", "resource", name, "reason", reason)
 	}
 	p.publishLocked()
 }

@@ -68,8 +68,8 @@ type logger struct {
 	dropped int
 }
 
-// chatter is what a daemon prints for every command. We give it one every few seconds.
-var chatter = [...]string{"Accepting connection...", "NEW UI", "UI closed", "Cmd:" + aQuestion}
+// routine is what a daemon prints for every command, of which there is one every few seconds.
+var routine = [...]string{"Accepting connection...", "NEW UI", "UI closed", "Cmd:" + probeCommand}
 
 func (l *logger) Write(text []byte) (int, error) {
 	l.rest = append(l.rest, text...)
@@ -82,17 +82,17 @@ func (l *logger) Write(text []byte) (int, error) {
 			return len(text), nil
 		}
 		l.rest = rest
-		if l.counts() {
+		if l.mayLog() {
 			l.print(strings.TrimSpace(string(line)))
 		}
 	}
 }
 
-// counts reports whether another line may be logged.
-func (l *logger) counts() bool {
+// mayLog reports whether another line may be logged.
+func (l *logger) mayLog() bool {
 	if now := time.Now(); now.Sub(l.second) >= time.Second {
 		if l.dropped > 0 {
-			l.log.Info("MPS printed more than is logged", "lines", l.dropped)
+			l.log.Info("MPS output was not logged in full", "dropped", l.dropped)
 		}
 		l.second, l.lines, l.dropped = now, 0, 0
 	}
@@ -104,13 +104,13 @@ func (l *logger) counts() bool {
 }
 
 func (l *logger) print(line string) {
-	for _, c := range chatter {
+	for _, c := range routine {
 		if strings.HasSuffix(line, c) {
-			l.log.V(6).Info("MPS", "says", line)
+			l.log.V(6).Info("MPS output", "line", line)
 			return
 		}
 	}
 	if line != "" {
-		l.log.Info("MPS", "says", line)
+		l.log.Info("MPS output", "line", line)
 	}
 }

@@ -41,7 +41,7 @@ type Registrar interface {
 
 // An Inspector looks at devices before a container starts on them.
 type Inspector interface {
-	// Inspect returns why the devices must not be used, in a sentence for whoever reads the pod's events; nil if they may. The plan
+	// Inspect returns why the devices must not be used, in a sentence for the pod's events; nil if they may. The plan
 	// may not have them any more, or not as they are; of a device that an earlier process offered, the GPU is empty.
 	Inspect(ctx context.Context, devices []resource.Device) error
 }

@@ -94,7 +94,7 @@ of config.name says is not known here. */}}
 {{- end }}
 
 {{- /* Whether the container needs CAP_SYS_ADMIN: for MIG devices, to take back what work leaves on GPUs, or because NVIDIA's
-runtime may be set up to heed NVIDIA_VISIBLE_DEVICES only of those who have it, as it is where volume-mounts are used. */}}
+runtime may be set up to ignore NVIDIA_VISIBLE_DEVICES of containers without it, as for volume-mounts. */}}
 {{- define "gpu-device-plugin.admin" -}}
 {{- $mounts := contains "volume-mounts" (toString .Values.deviceListStrategy) }}
 {{- if or (include "gpu-device-plugin.maySeeMIG" .) .Values.preStartReset $mounts }}true{{ end }}
