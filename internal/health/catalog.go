@@ -8,20 +8,20 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
-// Class is what an XID's number alone says of the GPU.
+// Class is what the number of an XID alone says about the GPU.
 type Class int
 
 // The classes of XIDs.
 const (
-	// Decode: the number does not decide; the driver's recovery action does.
+	// Decode: the number does not decide; the recovery action of the driver does.
 	Decode Class = iota
-	// Application: the process that hit it is struck, the GPU is not.
+	// Application: the process has to be restarted; the GPU is good.
 	Application
-	// Informational: nothing about the GPU's fitness changes.
+	// Informational: the GPU can be given work as before.
 	Informational
 	// Transient: the GPU needs a reset or a restart, and is good afterwards.
 	Transient
-	// Hardware: the GPU needs hands.
+	// Hardware: somebody has to repair or replace a part.
 	Hardware
 )
 
@@ -33,7 +33,7 @@ func (c Class) String() string {
 	return names[c]
 }
 
-// An XID is one row of the catalog: what is known of one of the driver's error numbers.
+// An XID is one row of the catalog: what is known about one error number of the driver.
 type XID struct {
 	Code uint64
 	// Name says what happened; empty for a code that the catalog does not have.
@@ -41,14 +41,14 @@ type XID struct {
 	Class Class
 	// Bucket is what NVIDIA's catalog says to do first; empty where it says nothing.
 	Bucket string
-	// SpokenFrom is the first driver branch whose recovery action speaks for this XID, so that the action NONE means
-	// that nothing has to be done about it; 0 if the action does not speak for it.
-	SpokenFrom int
+	// CoveredFrom is the first driver branch whose recovery action covers this XID: the action NONE then means that nothing
+	// has to be done about it. It is 0 if no recovery action covers the XID.
+	CoveredFrom int
 }
 
 // XIDs that have rules of their own.
 const (
-	remappingFailed = 64 // a row could not be remapped, which GPUs since Ampere also say when they are read
+	remappingFailed = 64 // a row could not be remapped, which can also be read from GPUs since Ampere
 	fellOffTheBus   = 79 // the GPU cannot be reached any more
 )
 
@@ -69,8 +69,8 @@ func (x XID) String() string {
 	return fmt.Sprintf("XID %d (%s)", x.Code, x.Name)
 }
 
-// wide reports whether what the XID asks for concerns the whole GPU, even if it struck one MIG device.
-func (x XID) wide() bool { return x.Class == Transient || x.Class == Hardware }
+// wholeGPU reports whether the cure of the XID concerns the whole GPU, even if the XID belongs to one MIG device.
+func (x XID) wholeGPU() bool { return x.Class == Transient || x.Class == Hardware }
 
 // cure is what makes a GPU usable again after the XID, where no recovery action says otherwise.
 func (x XID) cure() inventory.Cure {
@@ -85,7 +85,7 @@ func (x XID) cure() inventory.Cure {
 
 // catalog follows NVIDIA's "Analyzing Xid Errors with the Xid Catalog" of October 2025, which covers Ampere and later,
 // with names and classes in our own words. Codes that NVIDIA lists as unused have the bucket CONTACT_SUPPORT; those after
-// 172 are known from the open kernel driver only. The recovery action has spoken for 158 and 159 since they exist.
+// 172 are known from the open kernel driver only. The recovery action has covered 158 and 159 since they exist.
 var catalog = [...]XID{
 	{1, "command FIFO: illegal method", Decode, "CONTACT_SUPPORT", 0},
 	{2, "command FIFO: method left to software", Decode, "CONTACT_SUPPORT", 0},

@@ -56,8 +56,8 @@ func TestCatalogSpokenFrom(t *testing.T) {
 	}
 	got := map[int][]uint64{}
 	for _, x := range health.Catalog() {
-		if x.SpokenFrom != 0 {
-			got[x.SpokenFrom] = append(got[x.SpokenFrom], x.Code)
+		if x.CoveredFrom != 0 {
+			got[x.CoveredFrom] = append(got[x.CoveredFrom], x.Code)
 		}
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -67,7 +67,7 @@ func TestCatalogSpokenFrom(t *testing.T) {
 
 func TestUnknownCodeIsDecode(t *testing.T) {
 	x := health.Lookup(999)
-	if x.Class != health.Decode || x.SpokenFrom != 0 || x.String() != "XID 999" {
+	if x.Class != health.Decode || x.CoveredFrom != 0 || x.String() != "XID 999" {
 		t.Errorf("Lookup(999) = %+v (%v)", x, x)
 	}
 }

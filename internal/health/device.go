@@ -10,16 +10,16 @@ import (
 // maxCounts bounds the events counted for a device: the kinds and XIDs seen last are kept.
 const maxCounts = 32
 
-// A Device is what is known of the fitness of one physical GPU or one MIG device. It is a value: folding makes a new
-// one and leaves the slices of the old one alone.
+// A Device is what is known about one physical GPU or one MIG device. It is a value: folding makes a new one and does not
+// change the slices of the old one.
 type Device struct {
-	// Health is the verdict, the gravest of Faults; Unknown until the first reading.
+	// Health is the verdict, the worst of Faults; Unknown until the first reading.
 	Health inventory.Health
-	// Faults are the open faults, by ascending time of their finding.
+	// Faults are the open faults, in the order in which they were found.
 	Faults []Fault
 	// Counts are the events seen since the process started, the latest last.
 	Counts []Count
-	// Recoveries are the times at which the device was cured of a fault of its own, as far as they count for flapping.
+	// Recoveries are the times at which the device became Healthy again after a fault of its own, within the flap window.
 	Recoveries []time.Time
 }
 
@@ -58,14 +58,14 @@ func (d Device) counted(e inventory.Event, now time.Time) Device {
 	return d
 }
 
-// opened returns d with the fault open. A fault of the same source and XID that is open already stays the older one of
-// the two and never becomes milder, but its way back starts anew.
+// opened returns d with the fault open. If a fault of the same source and XID is open, it keeps its time and does not become
+// less severe, but its passes start again.
 func (d Device) opened(f Fault, now time.Time) Device {
 	f.Since, f.Seen = now, now
 	i := slices.IndexFunc(d.Faults, func(o Fault) bool { return o.Source == f.Source && o.XID == f.XID })
 	if i < 0 {
 		d.Faults = append(slices.Clip(d.Faults), f)
-		return d.judged(now)
+		return d.withVerdict(now)
 	}
 	old := d.Faults[i]
 	f.Since = old.Since
@@ -78,7 +78,7 @@ func (d Device) opened(f Fault, now time.Time) Device {
 	}
 	d.Faults = slices.Clone(d.Faults)
 	d.Faults[i] = f
-	return d.judged(now)
+	return d.withVerdict(now)
 }
 
 // closed returns d without the faults for which cured says true.
@@ -87,25 +87,25 @@ func (d Device) closed(now time.Time, cured func(Fault) bool) Device {
 		return d
 	}
 	d.Faults = slices.DeleteFunc(slices.Clone(d.Faults), cured)
-	return d.judged(now)
+	return d.withVerdict(now)
 }
 
-// gravest returns the fault that the verdict follows from: of those that make the same of the device, the one whose cure takes
-// most, as it may be the cure of the others. Without faults it is one that makes a device Healthy.
-func (d Device) gravest() Fault {
-	gravest := Fault{State: inventory.Healthy}
+// worst returns the fault that decides the verdict: that of the worst state, and of several with that state the one whose
+// cure takes most effort, as it may cure the others too. Without faults it returns one with the state Healthy.
+func (d Device) worst() Fault {
+	worst := Fault{State: inventory.Healthy}
 	for _, f := range d.Faults {
-		worse := inventory.Worst(gravest.health(), f.health()).State != gravest.State
-		if worse || f.State == gravest.State && effort(f.Cure) > effort(gravest.Cure) {
-			gravest = f
+		worse := inventory.Worst(worst.health(), f.health()).State != worst.State
+		if worse || f.State == worst.State && effort(f.Cure) > effort(worst.Cure) {
+			worst = f
 		}
 	}
-	return gravest
+	return worst
 }
 
-// judged returns d with the verdict that follows from its faults.
-func (d Device) judged(now time.Time) Device {
-	verdict := d.gravest().health()
+// withVerdict returns d with the verdict that follows from its faults.
+func (d Device) withVerdict(now time.Time) Device {
+	verdict := d.worst().health()
 	verdict.Since = d.Health.Since
 	if verdict.State != d.Health.State || verdict.Since.IsZero() {
 		verdict.Since = now

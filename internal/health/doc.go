@@ -1,9 +1,10 @@
-// Package health decides how fit a GPU or MIG device is for new work. It is policy: the XID catalog, the overrides of
-// the operator, and pure functions that fold what the driver said (an event) or what was read of it (a reading) into
-// what is known of the GPU. It reads nothing, keeps no clock and starts nothing; package monitor calls it.
+// Package health decides whether a GPU or MIG device can be given new work. It is policy: the XID catalog, the overrides of
+// the operator, and pure functions that fold an event of the driver, or a reading of a GPU, into what is known of the GPU.
+// It reads nothing, has no clock and starts no goroutine; package monitor calls it.
 //
-// What is known of a device is a list of open faults. Each says what found it, what it means, and what cures it; the
-// verdict is the gravest of them, Healthy without any. A fault closes when its own evidence is gone, see Policy.
+// What is known of a device is a list of open faults. Each fault says how it was found, what state it gives the device, and
+// what cures it. The verdict on the device is its worst fault; without faults the device is Healthy. A fault closes when
+// its evidence is gone; Policy has the rules.
 //
 // It imports inventory alone; monitor, config (for Overrides and Policy) and cli (to print what is known) import it.
 package health

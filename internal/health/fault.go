@@ -7,7 +7,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
-// Source is what a fault was found by. A device has at most one open fault of each source, but one for each XID.
+// Source is how a fault was found. A device has at most one open fault of each source, and one for each XID.
 type Source string
 
 // The sources of faults.
@@ -22,26 +22,26 @@ const (
 	SourceMemory      Source = "memory"          // a reading: memory that cannot be repaired
 	SourceFabric      Source = "fabric"          // a reading: the NVSwitch fabric
 	SourceECC         Source = "ecc"             // a reading: uncorrected memory errors since the last one
-	SourceContact     Source = "contact"         // a reading: calls fail with codes that say nothing of the GPU
+	SourceContact     Source = "contact"         // a reading: calls fail with codes that do not name a state of the GPU
 	SourceHang        Source = "hang"            // no reading: a call to this GPU does not return
-	SourceSilence     Source = "silence"         // no reading: nobody could ask the GPU
+	SourceSilence     Source = "silence"         // no reading: the driver does not answer
 	SourceFlapping    Source = "flapping"        // recovered too often
 )
 
-// event reports whether faults of the source are opened by events, which no reading can find again.
+// event reports whether faults of the source are opened by events. No reading can find them again.
 func (s Source) event() bool {
 	return s == SourceXID || s == SourcePoison || s == SourceRetirement || s == SourceUnavailable
 }
 
-// signal reports whether faults of the source are told by signals of a reading that not every GPU has.
+// signal reports whether faults of the source are found by signals of a reading that not every GPU has.
 func (s Source) signal() bool { return s == SourceMemory || s == SourceFabric || s == SourceECC }
 
-// A Fault is one thing that is wrong with a device, from the look that found it to the one that found it cured.
+// A Fault is one thing that is wrong with a device.
 type Fault struct {
 	Source Source
 	// XID is the number of a SourceXID fault.
 	XID uint64
-	// State is what the fault makes of the device.
+	// State is the state of the device with this fault alone.
 	State inventory.State
 	// Reason is a sentence without a full stop: what was found, and what to do about it.
 	Reason string
@@ -50,18 +50,17 @@ type Fault struct {
 	Since time.Time
 	Seen  time.Time
 
-	// limit is when Suspect turns Unhealthy, and when Unknown is no longer given to new work.
+	// limit is when Suspect becomes Unhealthy, and when an Unknown device is no longer given new work.
 	limit time.Time
-	// passes counts the readings in a row that found the evidence gone, the first of them at passing.
+	// passes counts the readings in a row in which the evidence was gone; the first of them was at passing.
 	passes  int
 	passing time.Time
 }
 
-// uncorrected reports whether the fault is an XID of uncorrected memory errors: 172 is the detail of 48 for the chip's own
-// memories.
+// uncorrected reports whether the fault is an XID of uncorrected memory errors: 172 is the detail of 48 for SRAM.
 func (f Fault) uncorrected() bool { return f.XID == 48 || f.XID == 172 }
 
-// durable reports whether the fault must outlive the process, so that a restart does not make a bad GPU good.
+// durable reports whether the fault must outlive the process, so that a bad GPU is not Healthy after a restart.
 func (f Fault) durable() bool {
 	return f.State == inventory.Unhealthy || f.State == inventory.Lost
 }
@@ -72,7 +71,7 @@ func (f Fault) health() inventory.Health {
 	}
 }
 
-// effort orders cures by what they take.
+// effort orders cures by how much they take.
 func effort(c inventory.Cure) int {
 	switch c {
 	case inventory.CureHardware:
@@ -92,9 +91,9 @@ func effort(c inventory.Cure) int {
 func remedy(c inventory.Cure) string {
 	switch c {
 	case inventory.CureReset:
-		return "stop every process on the GPU and reset it"
+		return "stop all processes on the GPU and reset it"
 	case inventory.CureDrain:
-		return "let running work end, then reset the GPU"
+		return "wait until running work ends, then reset the GPU"
 	case inventory.CureDrainP2P:
 		return "end the processes that use peer-to-peer memory"
 	case inventory.CureReboot:
@@ -104,15 +103,15 @@ func remedy(c inventory.Cure) string {
 	case inventory.CureIMEX:
 		return "recover the IMEX domain"
 	case inventory.CureReconnect:
-		return "bring the GPU back: plugged in, powered and bound to the driver"
+		return "check that the GPU is plugged in, powered and bound to the driver"
 	case inventory.CureHardware:
-		return "have the part replaced or re-cabled, then clear the fault"
+		return "replace the part or its cables, then clear the fault"
 	case inventory.CureHuman, inventory.NoCure:
 	}
-	return "find out why, then clear the fault"
+	return "find the cause, then clear the fault"
 }
 
-// because joins what was found and what its cure asks for to a reason.
+// because returns a reason: what was found, and what to do about it.
 func because(c inventory.Cure, format string, args ...any) string {
 	return fmt.Sprintf(format, args...) + ": " + remedy(c)
 }

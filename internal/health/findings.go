@@ -8,12 +8,12 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
-// findings returns the faults that a reading of g shows. What it does not act on is only kept: pending remappings do
-// not keep a GPU from work. The driver's recovery action counts whatever the other calls answer.
+// findings returns the faults that a reading of g shows. Signals that are only reported, such as pending row remapping, give
+// no fault. The recovery action counts whatever the other calls answer.
 func (p Policy) findings(g GPU, r inventory.Reading, now time.Time) []Fault {
 	var found []Fault
-	if a := r.RecoveryAction.Value; p.demands(a) {
-		found = append(found, demanded(a))
+	if a := r.RecoveryAction.Value; p.gates(a) {
+		found = append(found, actionFault(a))
 	}
 	switch r.Contact {
 	case inventory.ContactGood:
@@ -31,30 +31,30 @@ func (p Policy) findings(g GPU, r inventory.Reading, now time.Time) []Fault {
 	case inventory.ContactFailing:
 	}
 	f, what := Fault{Source: SourceContact, Cure: inventory.CureReset}, fmt.Sprintf("calls to the GPU fail (%s)", r.Reason)
-	if g.Health.State == inventory.Unknown { // a suspicion would give it to work, although it has not answered since
+	if g.Health.State == inventory.Unknown { // as Suspect it would get new work, although it has not answered since
 		f.State, f.Reason = inventory.Unhealthy, because(f.Cure, "%s", what)
 		return append(found, f)
 	}
 	return append(found, p.suspect(f, what, now))
 }
 
-// demands reports whether a recovery action keeps a GPU from work.
-func (p Policy) demands(a inventory.RecoveryAction) bool {
+// gates reports whether a GPU with a recovery action gets no new work.
+func (p Policy) gates(a inventory.RecoveryAction) bool {
 	return a != inventory.RecoveryNone && (a != inventory.RecoveryIMEXDomain || p.IMEXGates)
 }
 
-// signals returns the faults that the signals of a GPU show that answers.
+// signals returns the faults that the signals of a GPU show, if the GPU answers.
 func (p Policy) signals(g GPU, r inventory.Reading, now time.Time) []Fault {
 	var found []Fault
 	switch {
 	case r.RowRemapFailure.Value:
-		found = append(found, worn("a row of the memory could not be remapped"))
+		found = append(found, memoryFault("a row of the memory could not be remapped"))
 	case r.UnrepairableMemory.Value:
-		found = append(found, worn("part of the memory cannot be repaired"))
+		found = append(found, memoryFault("part of the memory cannot be repaired"))
 	case r.SRAMThreshold.Value && g.any(Fault.uncorrected):
-		found = append(found, worn("the chip's own memories had more uncorrected errors than a part may have"))
+		found = append(found, memoryFault("the SRAM had more uncorrected errors than NVIDIA's threshold for a replacement"))
 	}
-	// Multi-instance mode shuts the NVLinks: whatever the driver says of the fabric then, the GPU has no part in it.
+	// MIG mode shuts down the NVLinks: the GPU is not part of the fabric, whatever state the driver reports.
 	if what := fabricFault(r.Fabric); what != "" && !p.FabricReported && !g.mig {
 		found = append(found, Fault{
 			Source: SourceFabric, State: inventory.Unhealthy, Cure: inventory.CureFabric,
@@ -62,7 +62,7 @@ func (p Policy) signals(g GPU, r inventory.Reading, now time.Time) []Fault {
 		})
 	}
 	before, ecc := g.Reading.UncorrectedECC, r.UncorrectedECC
-	// Without a recovery action nobody would acquit the GPU; there, the XIDs that come with such errors speak for them.
+	// Without a recovery action a Suspect GPU would never be Healthy again. There, the XIDs that come with such errors count.
 	if !g.old && r.RecoveryAction.Known && before.Known && ecc.Value > before.Value {
 		f := Fault{Source: SourceECC, Cure: inventory.CureReset}
 		found = append(found, p.suspect(f, fmt.Sprintf("%d new uncorrected memory errors", ecc.Value-before.Value), now))
@@ -70,8 +70,8 @@ func (p Policy) signals(g GPU, r inventory.Reading, now time.Time) []Fault {
 	return found
 }
 
-// demanded is the fault of a GPU whose driver asks for a recovery action.
-func demanded(a inventory.RecoveryAction) Fault {
+// actionFault is the fault of a GPU whose driver asks for a recovery action.
+func actionFault(a inventory.RecoveryAction) Fault {
 	var cure inventory.Cure
 	switch a {
 	case inventory.RecoveryGPUReset, inventory.RecoveryBusReset:
@@ -93,15 +93,15 @@ func demanded(a inventory.RecoveryAction) Fault {
 	}
 }
 
-// worn is the fault of memory that is used up.
-func worn(what string) Fault {
+// memoryFault is the fault of memory that cannot be repaired.
+func memoryFault(what string) Fault {
 	return Fault{
 		Source: SourceMemory, State: inventory.Unhealthy, Cure: inventory.CureHardware,
 		Reason: because(inventory.CureHardware, "%s", what),
 	}
 }
 
-// fabricFault says what keeps a GPU out of the NVSwitch fabric; empty if nothing does, or if it has no fabric.
+// fabricFault says why a GPU cannot use the NVSwitch fabric; empty if it can, or if it has no fabric.
 func fabricFault(s inventory.Signal[inventory.Fabric]) string {
 	f := s.Value
 	switch {
@@ -112,10 +112,10 @@ func fabricFault(s inventory.Signal[inventory.Fabric]) string {
 	case f.Status != 0:
 		return fmt.Sprintf("registration with the NVSwitch fabric failed with NVML code %d", f.Status)
 	case f.Summary == inventory.FabricSummaryUnhealthy && f.Faults == 0:
-		return "the driver calls the way into the NVSwitch fabric unhealthy"
+		return "the driver reports the connection to the NVSwitch fabric as unhealthy"
 	case f.Summary == inventory.FabricSummaryUnhealthy || f.Summary == inventory.FabricSummaryUnknown && f.Faults != 0:
-		return "the way into the NVSwitch fabric has faults: " + faultNames(f.Faults)
-	} // a driver that sums the faults up has weighed them: with limited capacity the GPU can be used
+		return "the connection to the NVSwitch fabric has faults: " + faultNames(f.Faults)
+	} // where the driver has a summary, it has weighed the faults: with limited capacity the GPU can be used
 	return ""
 }
 

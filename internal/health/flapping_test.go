@@ -89,7 +89,7 @@ func TestFlapLimitOfOne(t *testing.T) {
 				t.Errorf("%+v after the second time", h)
 			}
 			if tt.want == inventory.Unhealthy {
-				if want := "struck and cured 2 times within 24h0m0s: find out why, then clear the fault"; s.gpu.Health.Reason != want {
+				if want := "the device became Unhealthy and Healthy again 2 times within 24h0m0s: find the cause, then clear the fault"; s.gpu.Health.Reason != want {
 					t.Errorf("reason %q, want %q", s.gpu.Health.Reason, want)
 				}
 			}

@@ -8,16 +8,16 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
-// FoldEvent folds what the driver said into what is known of the GPU. It returns false, and g as it was, if the event
-// is attributed to a MIG device that g does not have.
+// FoldEvent folds an event of the driver into what is known of the GPU. It returns false, and g unchanged, if the event is
+// attributed to a MIG device that g does not have.
 //
-// An event opens faults and never closes one: whatever follows from it is told by the next reading. An XID that both the
-// driver's event and the kernel's log tell counts once.
+// An event opens faults and never closes one; the next reading tells what follows from it. An XID that comes both as an event
+// and as a line of the kernel log counts once.
 func (p Policy) FoldEvent(g GPU, e inventory.Event, facts Facts, now time.Time) (GPU, bool) {
-	f, accused := p.accusation(g, e, facts, now)
-	// Only the recovery action tells that what struck a MIG device concerns its GPU. Without it the catalog does.
-	wide := e.GI != inventory.Unattributed && !g.verdicts(facts) && (f.Source != SourceXID || Lookup(f.XID).wide())
-	next, hit := g.struck(e, func(d Device) Device {
+	f, accused := p.faultOf(g, e, facts, now)
+	// Without a recovery action, only the catalog tells that a fault of a MIG device concerns the whole GPU.
+	wide := e.GI != inventory.Unattributed && !g.actionDecides(facts) && (f.Source != SourceXID || Lookup(f.XID).wholeGPU())
+	next, hit := g.atTargets(e, func(d Device) Device {
 		d = d.counted(e, now)
 		if accused && !wide {
 			d = d.opened(f, now)
@@ -30,20 +30,20 @@ func (p Policy) FoldEvent(g GPU, e inventory.Event, facts Facts, now time.Time) 
 	if accused && wide {
 		next.Device = next.opened(f, now)
 	}
-	heard, twin := g.heard.with(e, now)
-	if twin {
+	recent, duplicate := g.recent.with(e, now)
+	if duplicate {
 		next = g
 	}
-	next.heard = heard
+	next.recent = recent
 	return next, true
 }
 
-// accusation returns the fault that an event opens, and false if it only asks for a look.
-func (p Policy) accusation(g GPU, e inventory.Event, facts Facts, now time.Time) (Fault, bool) {
+// faultOf returns the fault that an event opens, and false if it opens none.
+func (p Policy) faultOf(g GPU, e inventory.Event, facts Facts, now time.Time) (Fault, bool) {
 	f := Fault{State: inventory.Unhealthy, Cure: inventory.CureReset}
 	switch e.Kind {
 	case inventory.EventXID:
-		return p.verdict(g, e.XID, facts, now)
+		return p.xidFault(g, e.XID, facts, now)
 	case inventory.EventFatalPoison:
 		f.Source = SourcePoison
 		f.Reason = because(f.Cure, "poisoned memory was consumed and not contained")
@@ -56,13 +56,13 @@ func (p Policy) accusation(g GPU, e inventory.Event, facts Facts, now time.Time)
 		return p.suspect(f, "memory could not be retired", now), true
 	case inventory.EventUnavailable:
 		f.Source = SourceUnavailable
-		return p.suspect(f, "the driver said that the GPU is unavailable", now), true
-	default: // they say that something can be read, or are only counted
+		return p.suspect(f, "the driver reported that the GPU is unavailable", now), true
+	default: // the next reading shows what they are about, or they are only counted
 		return Fault{}, false
 	}
 }
 
-// FoldSilence folds in that nobody could ask the GPU how it is; why says what is wrong with the one who asks.
+// FoldSilence folds in that the driver did not answer for this GPU; why is the reason, which need not be the GPU's fault.
 func (p Policy) FoldSilence(g GPU, why string, now time.Time) GPU {
 	f := Fault{Source: SourceSilence, State: inventory.Unknown, Cure: inventory.CureHuman, Reason: why}
 	if g.Health.Allocatable() {
@@ -85,7 +85,7 @@ func (p Policy) FoldHang(g GPU, call string, now time.Time) GPU {
 	return g
 }
 
-// FoldAbsence folds in that the driver counts the GPU but cannot tell it any more; why is what was left out instead.
+// FoldAbsence folds in that the driver counts the GPU but can no longer identify it; why is the reason of what was left out.
 func (p Policy) FoldAbsence(g GPU, why string, now time.Time) GPU {
 	g.answers = false
 	g.Device = g.opened(Fault{
@@ -95,20 +95,20 @@ func (p Policy) FoldAbsence(g GPU, why string, now time.Time) GPU {
 	return g
 }
 
-// FoldReset folds in that the GPU was reset or that its driver was loaded anew. It is evidence, not yet a cure.
+// FoldReset folds in that the GPU was reset or its driver loaded again. That is evidence; passes are needed as well.
 func (p Policy) FoldReset(g GPU, now time.Time) GPU {
 	g.reset = now
 	return g
 }
 
-// FoldCleared folds in that the daemon itself cleared the counts of memory errors, or tried to: what was counted before says
-// nothing about what is counted next, neither of a reset nor of new errors.
+// FoldCleared folds in that the daemon itself cleared the counts of memory errors, or tried to. A count of before is then no
+// evidence of a reset or of new errors.
 func (p Policy) FoldCleared(g GPU) GPU {
 	g.Reading.UncorrectedECC = inventory.Signal[uint64]{}
 	return g
 }
 
-// FoldReading folds a reading in: it opens the faults that it shows, and counts as a pass for the other ones.
+// FoldReading folds a reading in: it opens the faults that it shows, and is a pass for the other ones.
 func (p Policy) FoldReading(g GPU, r inventory.Reading, facts Facts, now time.Time) GPU {
 	found := p.findings(g, r, now)
 	g.reset = p.resetSeen(g, r, facts, now)
@@ -124,7 +124,7 @@ func (p Policy) FoldReading(g GPU, r inventory.Reading, facts Facts, now time.Ti
 		if f.Source == SourceSilence {
 			return true
 		}
-		// What an event said stands while the driver wants something done, and what a signal said while one is missing.
+		// Faults of events stay open while the driver asks for something, and faults of signals while one cannot be read.
 		return r.Contact == inventory.ContactGood && !bad(f.Source) && !(f.Source.event() && bad(SourceAction)) &&
 			!(f.Source.signal() && r.Incomplete != "")
 	}
@@ -136,21 +136,21 @@ func (p Policy) FoldReading(g GPU, r inventory.Reading, facts Facts, now time.Ti
 	return g
 }
 
-// resetSeen returns when there was evidence last that the GPU was reset: what g knows, or now if the reading shows it.
-// It does if the driver asked for a reset and does no longer, if the GPU answers again in a session that was opened after
-// it was lost, or if a count is back at zero that the driver clears only with a reset.
+// resetSeen returns the time of the latest evidence that the GPU was reset: the one that g has, or now if the reading shows it.
+// It does if the driver asked for a reset and no longer does, if the GPU answers again in a session that was opened after it
+// was lost, or if counters fell that only a reset clears.
 func (p Policy) resetSeen(g GPU, r inventory.Reading, facts Facts, now time.Time) time.Time {
 	if r.Contact != inventory.ContactGood {
 		return g.reset
 	}
 	over := slices.ContainsFunc(g.Faults, func(f Fault) bool {
 		if g.reset.After(f.Seen) {
-			return false // that was the evidence
+			return false // this fault has had its evidence
 		}
 		switch f.Source {
 		case SourceLost, SourceReset:
 			return facts.Opened.After(f.Seen)
-		case SourceAction: // the fault outlives the process, so that the question does
+		case SourceAction: // the fault is in the ledger, so this also works after a restart of the daemon
 			return takesReset(f.Cure) && r.RecoveryAction.Known && !asksReset(r.RecoveryAction.Value)
 		default:
 			return false
@@ -162,8 +162,8 @@ func (p Policy) resetSeen(g GPU, r inventory.Reading, facts Facts, now time.Time
 	return g.reset
 }
 
-// countersFell reports whether counters fell as they do when a GPU is reset. Without persistence mode they also do when
-// the last session ends.
+// countersFell reports whether counters fell as they do when a GPU is reset. Without persistence mode they also fall when
+// the last session is closed.
 func (p Policy) countersFell(g GPU, r inventory.Reading, facts Facts) bool {
 	was := g.Reading
 	if !facts.Opened.Equal(g.session) && !(was.Persistence.Value && r.Persistence.Value) {
@@ -174,11 +174,11 @@ func (p Policy) countersFell(g GPU, r inventory.Reading, facts Facts) bool {
 		p.EnergyEvidence && energy.Known && r.Energy.Known && r.Energy.Value < energy.Value
 }
 
-// takesReset reports whether a driver that asks for that cure, and later for none, has seen a reset: it notes a reset in
-// registers that only one clears. A restart that it asked for it forgets by itself.
+// takesReset reports whether a reset happened when the driver asked for this cure and later asks for nothing. The driver keeps
+// the request for a reset in registers of the GPU, which only a reset clears; the request for a reboot it forgets by itself.
 func takesReset(c inventory.Cure) bool { return c == inventory.CureReset || c == inventory.CureDrain }
 
-// asksReset reports whether the GPU is reset, at least, when what the driver asks for is done.
+// asksReset reports whether a recovery action contains a reset of the GPU.
 func asksReset(a inventory.RecoveryAction) bool {
 	switch a {
 	case inventory.RecoveryGPUReset, inventory.RecoveryDrainAndReset, inventory.RecoveryBusReset, inventory.RecoveryNodeReboot,
@@ -189,7 +189,7 @@ func asksReset(a inventory.RecoveryAction) bool {
 	}
 }
 
-// FoldTime folds in that time went by: limits of suspicion and graces that ran out.
+// FoldTime folds in that time went by: Suspect devices become Unhealthy, and Unknown ones lose their grace.
 func (p Policy) FoldTime(g GPU, now time.Time) GPU {
 	limit := g.Limit()
 	if limit.IsZero() || now.Before(limit) {
@@ -209,17 +209,16 @@ func (p Policy) FoldTime(g GPU, now time.Time) GPU {
 			}
 		}
 		d.Faults = faults
-		return d.judged(now)
+		return d.withVerdict(now)
 	})
 }
 
-// Clear folds in that an operator takes the device with the given UUID, the GPU itself or one of its MIG devices, for
-// good; clearing a GPU clears its MIG devices, too. What is still wrong is found again by the next reading. It returns
-// false if the UUID is neither.
+// Clear clears the faults of the device with the given UUID: the GPU with all its MIG devices, or one MIG device. The next
+// reading finds again what is still wrong. It returns false if the GPU has no such device.
 func (p Policy) Clear(g GPU, uuid string, now time.Time) (GPU, bool) {
 	clean := func(d Device) Device {
 		d.Recoveries = nil
-		return d.closed(now, func(f Fault) bool { return f.Source != SourceSilence }) // which is none of the device's
+		return d.closed(now, func(f Fault) bool { return f.Source != SourceSilence }) // the driver still does not answer
 	}
 	if uuid == g.UUID {
 		g.Unread = nil // nothing is known of them any more

@@ -99,7 +99,7 @@ func TestEveryXID(t *testing.T) {
 		for _, branch := range []int{535, 580} {
 			t.Run(fmt.Sprintf("%d on %d", code, branch), func(t *testing.T) {
 				atOnce, cure := inventory.Unhealthy, inventory.CureReset
-				spoken := branch == 580 && (x.SpokenFrom != 0 || x.Class == health.Decode)
+				spoken := branch == 580 && (x.CoveredFrom != 0 || x.Class == health.Decode)
 				switch {
 				case x.Class == health.Application || x.Class == health.Informational:
 					atOnce, cure = inventory.Healthy, inventory.NoCure
@@ -199,16 +199,16 @@ func TestCountsThatTheDaemonClearedAreNoEvidence(t *testing.T) {
 // The recovery action acquits a GPU of an XID from the branch on since which it speaks for it.
 func TestBranchesThatSpeakForAnXID(t *testing.T) {
 	for _, x := range health.Catalog() {
-		if x.SpokenFrom == 0 || x.Class != health.Transient {
+		if x.CoveredFrom == 0 || x.Class != health.Transient {
 			continue
 		}
-		for _, branch := range []int{x.SpokenFrom - 1, x.SpokenFrom} {
+		for _, branch := range []int{x.CoveredFrom - 1, x.CoveredFrom} {
 			s := begin(t, branch)
 			s.good.RecoveryAction = inventory.Known(inventory.RecoveryNone) // as if the branch before could tell it, too
 			s.read(s.good)
 			s.xid(x.Code)
 			s.reads(10, s.good)
-			if healthy := s.gpu.Health.State == inventory.Healthy; healthy != (branch == x.SpokenFrom) {
+			if healthy := s.gpu.Health.State == inventory.Healthy; healthy != (branch == x.CoveredFrom) {
 				t.Errorf("%v on branch %d: %+v", x, branch, s.gpu.Health)
 			}
 		}

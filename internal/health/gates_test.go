@@ -59,10 +59,10 @@ func TestFabricReasonsNameWhatIsWrong(t *testing.T) {
 		"registration with the NVSwitch fabric failed with NVML code 999: bring up the NVSwitch fabric (Fabric Manager)": {
 			State: inventory.FabricCompleted, Status: 999,
 		},
-		"the way into the NVSwitch fabric has faults: degraded bandwidth, misconfigured: bring up the NVSwitch fabric (Fabric Manager)": {
+		"the connection to the NVSwitch fabric has faults: degraded bandwidth, misconfigured: bring up the NVSwitch fabric (Fabric Manager)": {
 			State: inventory.FabricCompleted, Faults: inventory.FabricDegradedBandwidth | inventory.FabricMisconfigured,
 		},
-		"the driver calls the way into the NVSwitch fabric unhealthy: bring up the NVSwitch fabric (Fabric Manager)": {
+		"the driver reports the connection to the NVSwitch fabric as unhealthy: bring up the NVSwitch fabric (Fabric Manager)": {
 			State: inventory.FabricCompleted, Summary: inventory.FabricSummaryUnhealthy,
 		},
 	} {

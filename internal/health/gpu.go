@@ -7,43 +7,44 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
-// A GPU is what is known of the fitness of a physical GPU and of the MIG devices on it.
+// A GPU is what is known about a physical GPU and the MIG devices on it.
 type GPU struct {
 	UUID string
 	Device
-	// Instances are the GPU's MIG devices, in the order of the Snapshot. Only what struck one of them alone is theirs.
+	// Instances are the GPU's MIG devices, in the order of the Snapshot, with the faults that concern one of them alone.
 	Instances []Instance
-	// Unread are MIG devices that could not be read in the last look, and may still be there.
+	// Unread are MIG devices that could not be read in the last scan, and may still be there.
 	Unread []Instance
 	// Reading is the last one in which the GPU answered.
 	Reading inventory.Reading
 
-	// old says that the chip is older than Ampere, mig that multi-instance mode is on.
+	// old says that the chip is older than Ampere, mig that MIG mode is on.
 	old, mig bool
-	// read says that there was a Reading, answers that it is the latest word, session when its session was opened.
+	// read says that there was a Reading; answers, that it is the latest thing that was folded in. Session is when the
+	// session of the Reading was opened.
 	read, answers bool
 	session       time.Time
-	// heard are the XIDs of the last seconds, by which way they came.
-	heard heard
-	// reset is when there was evidence last that the GPU was reset, or its driver loaded anew.
+	// recent are the XIDs of the last seconds, and how they came.
+	recent recentXIDs
+	// reset is the time of the latest evidence that the GPU was reset or its driver loaded again.
 	reset time.Time
 }
 
-// speaks reports whether the recovery action NONE says that the GPU is good: if it can be read, since Ampere; NVIDIA says
-// nothing of older chips. Before the first reading every driver that may have one is taken to have it.
-func (g GPU) speaks() bool { return !g.old && (!g.read || g.Reading.RecoveryAction.Known) }
+// hasAction reports whether the recovery action NONE means that the GPU is good: if it can be read, and since Ampere, as
+// NVIDIA documents nothing for older chips. Before the first reading it is assumed that it can be read.
+func (g GPU) hasAction() bool { return !g.old && (!g.read || g.Reading.RecoveryAction.Known) }
 
-// verdicts reports whether the driver has the last word about the GPU.
-func (g GPU) verdicts(facts Facts) bool {
-	return g.speaks() && facts.Branch >= inventory.RecoveryActionBranch
+// actionDecides reports whether the recovery action of this driver decides about the GPU.
+func (g GPU) actionDecides(facts Facts) bool {
+	return g.hasAction() && facts.Branch >= inventory.RecoveryActionBranch
 }
 
 // beforeAmpere are the chips to which NVIDIA's catalog of XIDs and the recovery action do not apply.
 var beforeAmpere = []string{"kepler", "maxwell", "pascal", "volta", "turing"}
 
-// Seen returns g as a look at the node found it, with the MIG devices that there are now. Those that were there before keep
-// what is known of them; a new one is Healthy. With unread, some may be there that could not be read: what is known of those
-// that are missing is kept until they can be, or are known to be gone.
+// Seen returns g as a scan found it, with the MIG devices that there are now. MIG devices that were there before keep their
+// faults; a new one is Healthy. With unread, some could not be read: what is known of those that are missing is kept in
+// Unread until they can be read, or are known to be gone.
 func (g GPU) Seen(found inventory.GPU, unread bool, now time.Time) GPU {
 	g.old, g.mig = slices.Contains(beforeAmpere, found.Architecture), found.MIG == inventory.MIGEnabled
 	devices := found.MIGDevices
@@ -58,7 +59,7 @@ func (g GPU) Seen(found inventory.GPU, unread bool, now time.Time) GPU {
 	for _, m := range devices {
 		i := slices.IndexFunc(before, func(i Instance) bool { return i.UUID == m.UUID })
 		if i < 0 {
-			instances = append(instances, Instance{UUID: m.UUID, GI: m.GI, CI: m.CI, Device: Device{}.judged(now)})
+			instances = append(instances, Instance{UUID: m.UUID, GI: m.GI, CI: m.CI, Device: Device{}.withVerdict(now)})
 			continue
 		}
 		known := before[i]
@@ -74,7 +75,7 @@ func (g GPU) Seen(found inventory.GPU, unread bool, now time.Time) GPU {
 	return g
 }
 
-// Curable reports whether a fault of the GPU is open that readings can close, so that it is worth looking often.
+// Curable reports whether readings can close a fault of the GPU, so that it should be read often.
 func (p Policy) Curable(g GPU, facts Facts) bool {
 	return g.any(func(f Fault) bool {
 		way := p.wayBack(g, f, facts)
@@ -82,17 +83,17 @@ func (p Policy) Curable(g GPU, facts Facts) bool {
 	})
 }
 
-// Suspect reports whether the driver's verdict on the GPU or on one of its MIG devices is being waited for.
+// Suspect reports whether the GPU or one of its MIG devices waits for the recovery action of the driver.
 func (g GPU) Suspect() bool { return g.any(func(f Fault) bool { return f.State == inventory.Suspect }) }
 
-// any reports whether a fault for which is says true is open on the GPU or on one of its MIG devices.
+// any reports whether the GPU or one of its MIG devices has an open fault for which is returns true.
 func (g GPU) any(is func(Fault) bool) bool {
 	return slices.ContainsFunc(g.Faults, is) ||
 		slices.ContainsFunc(g.Instances, func(i Instance) bool { return slices.ContainsFunc(i.Faults, is) })
 }
 
-// WantsSession reports whether only a new session can tell whether the GPU is good, and since when: it was lost or wanted
-// a reset since the session was opened, or fails calls for reasons that may be the session's.
+// WantsSession reports whether the GPU can only be found good in a new NVML session, and since when: it was lost, answered that it
+// needs a reset, or its calls fail, since this session was opened.
 func (p Policy) WantsSession(g GPU, facts Facts) (since time.Time, wants bool) {
 	g.any(func(f Fault) bool {
 		if (p.wayBack(g, f, facts) == bySession || f.Source == SourceContact) && !facts.Opened.After(f.Seen) {
@@ -127,7 +128,7 @@ func earliest(limit time.Time, faults []Fault) time.Time {
 	return limit
 }
 
-// each returns g with every device of it, the physical GPU first, replaced by what fold makes of it.
+// each returns g with fold applied to all its devices: the physical GPU and its MIG devices.
 func (g GPU) each(fold func(Device) Device) GPU {
 	g.Device = fold(g.Device)
 	g.Instances = slices.Clone(g.Instances)
@@ -137,9 +138,9 @@ func (g GPU) each(fold func(Device) Device) GPU {
 	return g
 }
 
-// struck returns g with the devices that an event concerns replaced by what fold makes of them: the physical GPU, or
-// the MIG devices of the GI, or of the CI in it, that the event names. It returns false if there is no such MIG device.
-func (g GPU) struck(e inventory.Event, fold func(Device) Device) (GPU, bool) {
+// atTargets returns g with fold applied to the devices that an event concerns: the physical GPU, or the MIG devices of the GI
+// or CI that the event names. It returns false if there is no such MIG device.
+func (g GPU) atTargets(e inventory.Event, fold func(Device) Device) (GPU, bool) {
 	if e.GI == inventory.Unattributed {
 		g.Device = fold(g.Device)
 		return g, true

@@ -6,15 +6,15 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
-// NodeWide returns the one reason that holds for all GPUs of a node, where what struck them is the node's and not any
-// GPU's: a sentence without a full stop, empty if there is no such reason or only one GPU.
+// NodeWide returns the reason that all GPUs of a node have in common, where the cause is the node and not a GPU: a sentence
+// without a full stop, empty if there is no such reason or only one GPU.
 func NodeWide(gpus []GPU) string {
 	if len(gpus) < 2 {
 		return ""
 	}
-	first := gpus[0].gravest()
+	first := gpus[0].worst()
 	for _, g := range gpus[1:] {
-		f := g.gravest()
+		f := g.worst()
 		if f.Source != first.Source || f.Cure != first.Cure {
 			return ""
 		}

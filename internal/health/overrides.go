@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Rule is what an operator wants done about an XID instead of what the catalog says.
+// Rule is how an operator wants an XID to be treated.
 type Rule string
 
 // The rules.
@@ -16,14 +16,14 @@ const (
 	RuleCatalog Rule = ""
 	// RuleIgnore: counted, and nothing else.
 	RuleIgnore Rule = "ignore"
-	// RuleSuspect: looked into; the driver's recovery action decides.
+	// RuleSuspect: the recovery action of the driver decides.
 	RuleSuspect Rule = "suspect"
-	// RuleFatal: Unhealthy at once, and until there is evidence of a reset or an operator clears it.
+	// RuleFatal: Unhealthy at once, until there is evidence of a reset or an operator clears the fault.
 	RuleFatal Rule = "fatal"
 )
 
-// Overrides are an operator's rules for XIDs. They beat the catalog, but not what is read of a GPU: a lost GPU is Lost
-// whatever they say. The zero value leaves everything to the catalog. A value is never changed once it is in use.
+// Overrides are an operator's rules for XIDs. They win over the catalog, but not over readings: a lost GPU is Lost whatever
+// they say. The zero value has no rules. A value is not changed once it is in use.
 type Overrides struct {
 	rest Rule
 	xids map[uint64]Rule

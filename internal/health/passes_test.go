@@ -226,12 +226,12 @@ func TestOtherEventsWithoutAnAction(t *testing.T) {
 func TestReasonOfASuspicionThatRanOut(t *testing.T) {
 	s := begin(t, 580)
 	s.xid(154)
-	const waiting = "XID 154 (recovery action changed): waiting for the driver's verdict"
+	const waiting = "XID 154 (recovery action changed): waiting for the recovery action of the driver"
 	if s.gpu.Health.Reason != waiting {
 		t.Errorf("reason %q, want %q", s.gpu.Health.Reason, waiting)
 	}
 	s.wait(5 * time.Second)
-	const want = waiting + ", which did not come within 5s: stop every process on the GPU and reset it"
+	const want = waiting + ", which did not come within 5s: stop all processes on the GPU and reset it"
 	if s.gpu.Health.Reason != want {
 		t.Errorf("reason %q, want %q", s.gpu.Health.Reason, want)
 	}

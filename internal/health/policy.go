@@ -6,33 +6,34 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
-// Policy are the rules by which faults open and close. The zero value is of no use; Default has good values.
+// Policy are the rules by which faults open and close. The zero value cannot be used; Default has good values.
 //
-// A fault found by a reading closes when Passes readings in a row, the first and the last at least Settle apart, did
-// not find it. An XID or another event closes so if the recovery action speaks for it and is NONE; otherwise it needs
-// evidence of a reset, too. A reboot needs a new boot ID, and what asks for hands needs an operator.
+// A fault that was found by a reading closes when Passes readings in a row, the first and the last at least Settle apart, do
+// not find it. A fault of an XID or another event closes in the same way if the recovery action covers it and is NONE;
+// otherwise evidence of a reset is needed as well. A fault with the cure reboot needs a new boot ID, and one with the cure
+// hardware or human needs an operator.
 type Policy struct {
 	Overrides Overrides
-	// SuspectLimit is how long a device may be Suspect before it is Unhealthy for want of a verdict.
+	// SuspectLimit is how long a device may be Suspect before it becomes Unhealthy.
 	SuspectLimit time.Duration
-	// UnknownGrace is how long a device may be given to new work after the driver stopped answering.
+	// UnknownGrace is how long a device may be given new work after the driver stopped answering.
 	UnknownGrace time.Duration
 	// Passes is how many readings in a row must find the evidence gone before a fault closes.
 	Passes int
-	// SuspectSettle and Settle are the least time between the first and the last of the passes, of a Suspect device and
-	// of one that is worse: the driver's verdict may trail the event, and a cure must last.
+	// SuspectSettle and Settle are the least time between the first and the last pass, for Suspect devices and for worse ones:
+	// the recovery action may change some time after the event, and a cure must last.
 	SuspectSettle, Settle time.Duration
-	// FlapLimit is how many recoveries within FlapWindow are believed; one more, and an operator has to look.
+	// FlapLimit is how many recoveries within FlapWindow are accepted. After one more an operator has to clear the fault.
 	FlapLimit  int
 	FlapWindow time.Duration
-	// FabricReported has the state of the NVSwitch fabric reported, and not acted on.
+	// FabricReported means that the state of the NVSwitch fabric is reported only.
 	FabricReported bool
-	// IMEXGates keeps a GPU from work while the driver asks for the recovery of the IMEX domain. Otherwise that is reported
-	// only: it concerns allocations of fabric memory alone, and the domain may be brought up by the next pod.
+	// IMEXGates means that a GPU gets no new work while the driver asks for the recovery of the IMEX domain. Otherwise that is
+	// reported only: it concerns fabric memory alone, and the next pod may bring up the domain.
 	IMEXGates bool
-	// EnergyEvidence takes a fall of the energy counter for evidence of a reset.
+	// EnergyEvidence means that a fall of the energy counter is evidence of a reset.
 	EnergyEvidence bool
-	// Manual leaves every recovery of an Unhealthy or Lost device to an operator.
+	// Manual means that an operator has to clear every fault that makes a device Unhealthy or Lost.
 	Manual bool
 }
 
@@ -49,8 +50,8 @@ func Default() Policy {
 	}
 }
 
-// Verdict returns the verdict on a device that counts: where the operator switched all checks off, it is Healthy whatever
-// its faults are.
+// Verdict returns the health of a device as it is published. If the operator switched all checks off, it is Healthy whatever
+// faults the device has.
 func (p Policy) Verdict(d Device) inventory.Health {
 	if p.Overrides.Off() {
 		return inventory.Health{State: inventory.Healthy, Since: d.Health.Since}
@@ -58,30 +59,30 @@ func (p Policy) Verdict(d Device) inventory.Health {
 	return d.Health
 }
 
-// Facts are what a fold has to know beside the event or reading.
+// Facts are what a fold needs besides the event or reading.
 type Facts struct {
 	// Branch is the driver's branch, such as 580; 0 while no driver was seen.
 	Branch int
-	// Opened is when the session was opened that the reading came from. Handles from before a GPU was lost or reset say
-	// nothing about it.
+	// Opened is when the session of the reading was opened. Handles of a session from before a GPU was lost or reset say
+	// nothing about that GPU.
 	Opened time.Time
 }
 
-// spokenFor reports whether the recovery action of a driver branch speaks for the XID. It does for every XID whose
-// number does not decide, once there is a recovery action at all.
-func (x XID) spokenFor(branch int) bool {
+// coveredBy reports whether the recovery action of a driver branch covers the XID. Every branch that has a recovery action
+// covers the XIDs of class Decode.
+func (x XID) coveredBy(branch int) bool {
 	if x.Class == Decode {
 		return branch >= inventory.RecoveryActionBranch
 	}
-	return x.SpokenFrom != 0 && branch >= x.SpokenFrom
+	return x.CoveredFrom != 0 && branch >= x.CoveredFrom
 }
 
-// verdict returns the fault that an XID opens, and false if it opens none.
-func (p Policy) verdict(g GPU, code uint64, facts Facts, now time.Time) (Fault, bool) {
+// xidFault returns the fault that an XID opens, and false if it opens none.
+func (p Policy) xidFault(g GPU, code uint64, facts Facts, now time.Time) (Fault, bool) {
 	x := Lookup(code)
 	f := Fault{Source: SourceXID, XID: code, State: inventory.Unhealthy, Cure: x.cure()}
 	if code == remappingFailed && g.Reading.RowRemapFailure.Known {
-		f.Cure = inventory.CureReset // what is read after it says whether the part is used up
+		f.Cure = inventory.CureReset // the readings after it say whether the part has to be replaced
 	}
 	class := x.Class
 	switch p.Overrides.Rule(code) {
@@ -97,7 +98,7 @@ func (p Policy) verdict(g GPU, code uint64, facts Facts, now time.Time) (Fault, 
 	switch {
 	case class == Application || class == Informational:
 		return Fault{}, false
-	case class == Decode && g.verdicts(facts):
+	case class == Decode && g.actionDecides(facts):
 		return p.suspect(f, x.String(), now), true
 	case code == fellOffTheBus:
 		f.State = inventory.Lost
@@ -106,10 +107,10 @@ func (p Policy) verdict(g GPU, code uint64, facts Facts, now time.Time) (Fault, 
 	return f, true
 }
 
-// suspect turns f into a suspicion: what happened, whose verdict the driver has yet to give.
+// suspect returns f with the state Suspect, until the recovery action is read.
 func (p Policy) suspect(f Fault, what string, now time.Time) Fault {
 	f.State = inventory.Suspect
-	f.Reason = what + ": waiting for the driver's verdict"
+	f.Reason = what + ": waiting for the recovery action of the driver"
 	f.limit = now.Add(p.SuspectLimit)
 	return f
 }

@@ -10,13 +10,13 @@ import (
 // way is what it takes to close a fault.
 type way int
 
-// The ways back. All but the last two take passes: readings in a row that find the evidence gone.
+// The ways back. All but the last two need passes: readings in a row in which the evidence is gone.
 const (
 	byReadings way = iota // passes
 	bySession             // passes in a session that was opened after the fault was seen last
 	byReset               // passes after evidence that the GPU was reset
-	byReboot              // a new boot ID: none within this process
-	byOperator            // an operator's word
+	byReboot              // a new boot ID, so never within this process
+	byOperator            // an operator clears it
 )
 
 // wayBack says what closes the fault of the GPU.
@@ -30,22 +30,22 @@ func (p Policy) wayBack(g GPU, f Fault, facts Facts) way {
 		return byOperator
 	case f.State == inventory.Lost || f.Source == SourceReset:
 		return bySession
-	case f.Source == SourceXID && (rowsTell || p.spoken(g, f.XID, facts)):
+	case f.Source == SourceXID && (rowsTell || p.covered(g, f.XID, facts)):
 		return byReadings
 	case f.Cure == inventory.CureReboot:
 		return byReboot
-	case f.Source == SourceXID, f.Source.event() && !g.speaks():
+	case f.Source == SourceXID, f.Source.event() && !g.hasAction():
 		return byReset
 	}
 	return byReadings
 }
 
-// spoken reports whether the recovery action NONE means that nothing has to be done about the XID.
-func (p Policy) spoken(g GPU, code uint64, facts Facts) bool {
-	return g.speaks() && p.Overrides.Rule(code) != RuleFatal && Lookup(code).spokenFor(facts.Branch)
+// covered reports whether the recovery action NONE means that nothing has to be done about the XID.
+func (p Policy) covered(g GPU, code uint64, facts Facts) bool {
+	return g.hasAction() && p.Overrides.Rule(code) != RuleFatal && Lookup(code).coveredBy(facts.Branch)
 }
 
-// A judge decides which faults of a GPU's devices a reading closes.
+// A judge decides which faults a reading closes.
 type judge struct {
 	Policy
 	facts Facts
@@ -53,12 +53,12 @@ type judge struct {
 	now   time.Time
 }
 
-// passed returns d after a reading. Faults whose evidence is gone had a pass, the others start anew; those that had
-// enough of them close.
+// passed returns d after a reading. It is a pass for the faults whose evidence is gone; the others lose their passes. Faults
+// with enough passes close.
 func (j judge) passed(d Device, gone func(Fault) bool) Device {
 	if len(d.Faults) == 0 {
 		if d.Health.State == inventory.Unknown {
-			return d.judged(j.now)
+			return d.withVerdict(j.now)
 		}
 		return d
 	}
@@ -88,7 +88,7 @@ func (j judge) passed(d Device, gone func(Fault) bool) Device {
 	return d
 }
 
-// proof returns what a fault needs besides passes: whether it is there, and since when, as only later passes count.
+// proof reports whether there is what a fault needs besides passes, and since when: only later passes count.
 func (j judge) proof(f Fault) (since time.Time, ok bool) {
 	switch j.wayBack(j.gpu, f, j.facts) {
 	case byReadings:
@@ -105,7 +105,7 @@ func (j judge) proof(f Fault) (since time.Time, ok bool) {
 // cured reports whether a fault has all that it takes to close.
 func (j judge) cured(f Fault) bool {
 	if f.Source == SourceSilence {
-		return true // the fault was that there is no answer, and here is one
+		return true // the driver answers
 	}
 	settle := j.Settle
 	if f.State == inventory.Suspect {
@@ -115,8 +115,8 @@ func (j judge) cured(f Fault) bool {
 	return ok && f.passes >= j.Passes && j.now.Sub(f.passing) >= settle
 }
 
-// counts reports whether the cure of a fault is a recovery of the GPU itself: not if the driver acquitted it, nor if the
-// fault was the fabric's or the one's who asks.
+// counts reports whether the end of a fault counts for flapping: not if the recovery action was NONE without a reset, and not
+// if the cause was the fabric, a slow call or a driver that did not answer.
 func (j judge) counts(f Fault) bool {
 	switch f.Source {
 	case SourceLost, SourceReset:
@@ -128,7 +128,7 @@ func (j judge) counts(f Fault) bool {
 	}
 }
 
-// recovered returns d, Healthy again, with the recovery on its record; or Unhealthy, if there were too many of them.
+// recovered returns d with one recovery more, and Unhealthy if there were too many of them.
 func (j judge) recovered(d Device) Device {
 	old := func(t time.Time) bool { return j.now.Sub(t) >= j.FlapWindow }
 	d.Recoveries = append(slices.DeleteFunc(slices.Clone(d.Recoveries), old), j.now)
@@ -137,6 +137,6 @@ func (j judge) recovered(d Device) Device {
 	}
 	return d.opened(Fault{
 		Source: SourceFlapping, State: inventory.Unhealthy, Cure: inventory.CureHuman,
-		Reason: because(inventory.CureHuman, "struck and cured %d times within %v", len(d.Recoveries), j.FlapWindow),
+		Reason: because(inventory.CureHuman, "the device became Unhealthy and Healthy again %d times within %v", len(d.Recoveries), j.FlapWindow),
 	}, j.now)
 }

@@ -7,26 +7,26 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
-// Marked reports whether something is known of the GPU, or of one of its MIG devices, that may have to be kept.
+// Marked reports whether the GPU or one of its MIG devices has faults or recoveries, which may have to be kept on disk.
 func (g GPU) Marked() bool {
 	marked := func(d Device) bool { return len(d.Faults)+len(d.Recoveries) > 0 }
 	markedOne := func(i Instance) bool { return marked(i.Device) }
 	return marked(g.Device) || slices.ContainsFunc(g.Instances, markedOne) || slices.ContainsFunc(g.Unread, markedOne)
 }
 
-// Durable returns the open faults that must outlive the process, so that a restart does not make a bad device good.
+// Durable returns the open faults that must outlive the process, so that a bad device is not Healthy after a restart.
 func (d Device) Durable() []Fault {
 	return slices.DeleteFunc(slices.Clone(d.Faults), func(f Fault) bool { return !f.durable() })
 }
 
-// OutlivesBoot reports whether a fault with that cure still stands after the node was restarted: only what asks for hands
-// does.
+// OutlivesBoot reports whether a fault with this cure is still open after a restart of the node: only one that an operator has
+// to clear is.
 func OutlivesBoot(c inventory.Cure) bool {
 	return c == inventory.CureHuman || c == inventory.CureHardware
 }
 
-// Restored returns g with what an earlier process knew of it and of its MIG devices, which noted tells by UUID. It is for
-// devices that nothing was folded into yet.
+// Restored returns g with the faults and recoveries that an earlier process had noted for it and its MIG devices, by UUID. It
+// is for devices into which nothing was folded yet.
 func (g GPU) Restored(noted func(uuid string) ([]Fault, []time.Time), now time.Time) GPU {
 	restore := func(uuid string, d Device) Device {
 		faults, recoveries := noted(uuid)
@@ -46,7 +46,7 @@ func (d Device) restored(faults []Fault, recoveries []time.Time, now time.Time) 
 		return d
 	}
 	d.Faults = slices.Concat(d.Faults, faults)
-	d = d.judged(now)
-	d.Health.Since = d.gravest().Since
+	d = d.withVerdict(now)
+	d.Health.Since = d.worst().Since
 	return d
 }
