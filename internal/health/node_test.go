@@ -33,6 +33,8 @@ func TestNodeWide(t *testing.T) {
 		"a reset for all is each's":    {[]health.GPU{reset, reset}, false},
 		"a reboot and a reset":         {[]health.GPU{reboot, reset}, false},
 		"calls fail everywhere":        {[]health.GPU{failing, failing}, true},
+		"a failing one and a reset":    {[]health.GPU{failing, reset}, false},
+		"a reset and a failing one":    {[]health.GPU{reset, failing}, false},
 		"nobody answers":               {[]health.GPU{silent("it hangs"), silent("it hangs")}, true},
 		"nobody answers but for a lot": {slices.Repeat([]health.GPU{silent("it hangs"), reset}, 4), false},
 	} {

@@ -271,3 +271,29 @@ func TestSuspicionWithManualRecovery(t *testing.T) {
 	s.read(s.good)
 	s.want(inventory.Healthy, inventory.NoCure)
 }
+
+// The first branch with a recovery action has the last word about codes that do not decide.
+func TestSuspicionThatRanOutOnTheFirstBranchWithAnAction(t *testing.T) {
+	s := begin(t, inventory.RecoveryActionBranch)
+	s.xid(154)
+	s.wait(time.Minute)
+	s.want(inventory.Unhealthy, inventory.CureReset)
+	s.reads(2, s.good)
+	s.want(inventory.Healthy, inventory.NoCure)
+}
+
+// Restoring leaves the value that it was given alone.
+func TestRestoredIsAnotherValue(t *testing.T) {
+	s := begin(t, 580)
+	s.see(divided(one))
+	fault := []health.Fault{{Source: health.SourceXID, XID: 119, State: inventory.Unhealthy, Cure: inventory.CureReset, Reason: "x"}}
+	restored := s.gpu.Restored(func(uuid string) ([]health.Fault, []time.Time) {
+		if uuid == one.UUID {
+			return fault, nil
+		}
+		return nil, nil
+	}, s.now)
+	if s.states()[0] != inventory.Healthy || restored.Instances[0].Health.State != inventory.Unhealthy || len(restored.Faults) != 0 {
+		t.Errorf("before %v, restored %+v", s.states(), restored)
+	}
+}
