@@ -2,6 +2,7 @@ package driverroot
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -31,6 +32,15 @@ func TestResolve(t *testing.T) {
 		"usr/lib/dot":      "./././cuda",
 	} {
 		if err := os.Symlink(target, filepath.Join(root, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range maxLinks + 1 { // 40 follow one another, as many as may be
+		target := fmt.Sprintf("link%d", i+1)
+		if i == maxLinks {
+			target = "inside"
+		}
+		if err := os.Symlink(target, filepath.Join(root, fmt.Sprintf("link%d", i))); err != nil {
 			t.Fatal(err)
 		}
 	}

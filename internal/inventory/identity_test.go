@@ -1,0 +1,55 @@
+package inventory_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+// TestIdentify: what is wrong is left out beside what was left out before, in the order of the GPUs, and nothing else changes.
+func TestIdentify(t *testing.T) {
+	t.Parallel()
+	link := func(peer int) inventory.Link { return inventory.Link{PeerIndex: peer, NVLinks: 2} }
+	gpu := func(index int, uuid string) inventory.GPU {
+		g := inventory.GPU{Index: index, UUID: uuid, Model: "NVIDIA H100", Minor: index}
+		for peer := range 4 {
+			if peer != index {
+				g.Links = append(g.Links, link(peer))
+			}
+		}
+		return g
+	}
+	long := strings.Repeat("x", 96)
+	good := inventory.Snapshot{
+		GPUs:    []inventory.GPU{gpu(0, "GPU-a"), gpu(1, long), gpu(2, "GPU.b_c-3"), gpu(3, "4")},
+		LeftOut: []inventory.LeftOut{{Index: 4, Reason: "it is lost"}},
+	}
+	good.GPUs[0].Model, good.GPUs[1].Minor = long, 1<<20-1
+	if diff := cmp.Diff(good, inventory.Identify(good, inventory.Snapshot{})); diff != "" {
+		t.Errorf("nothing is wrong (-want +got):\n%s", diff)
+	}
+
+	bad := good
+	bad.GPUs = []inventory.GPU{gpu(0, "GPU-a"), gpu(1, long+"x"), gpu(2, "GPU-b"), gpu(3, "GPU-a")}
+	bad.GPUs[2].Minor = 1 << 20
+	want := inventory.Snapshot{
+		GPUs: []inventory.GPU{gpu(0, "GPU-a")},
+		LeftOut: []inventory.LeftOut{
+			{Index: 1, Reason: `the GPU cannot be identified: its UUID "` + long[:40] + `"... (97 bytes) is not one that can name a device`},
+			{Index: 2, Reason: "the GPU cannot be identified: its minor number 1048576 is out of range"},
+			{Index: 3, Reason: `the GPU cannot be identified: its UUID "GPU-a" is that of another device`},
+			{Index: 4, Reason: "it is lost"},
+		},
+	}
+	want.GPUs[0].Links = []inventory.Link{}
+	if diff := cmp.Diff(want, inventory.Identify(bad, inventory.Snapshot{})); diff != "" {
+		t.Errorf("much is wrong (-want +got):\n%s", diff)
+	}
+	// GPU 3 had the UUID first.
+	if got := inventory.Identify(bad, inventory.Snapshot{GPUs: []inventory.GPU{gpu(3, "GPU-a")}}); len(got.GPUs) != 1 || got.GPUs[0].Index != 3 {
+		t.Errorf("GPU 3 had the UUID, and the GPUs are %v", got.GPUs)
+	}
+}
