@@ -139,18 +139,12 @@ func bootID(simulated *simulator.Node) string {
 }
 
 // driverOf gives the driver's sessions the type that the monitor asks for.
-type driverOf struct {
-	*nvidia.Driver
-	opened func(*nvidia.Session) // is called with each; may be nil
-}
+type driverOf struct{ *nvidia.Driver }
 
 func (d driverOf) Open(ctx context.Context) (monitor.Session, error) {
 	session, err := d.Driver.Open(ctx)
 	if err != nil {
 		return nil, err // not the nil *Session, which would be a Session
-	}
-	if d.opened != nil {
-		d.opened(session)
 	}
 	return session, nil
 }

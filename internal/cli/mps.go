@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"sync"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -14,10 +13,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
@@ -87,10 +84,9 @@ func runMPS(ctx context.Context, sources config.Sources, asked <-chan os.Signal)
 	if node != nil {
 		defer node.Close()
 	}
-	modes := &modes{}
 	m := &mpsNode{
 		watcher: config.NewWatcher(sources, c, clock.RealClock{}),
-		monitor: monitor.New(monitor.Options{Driver: driverOf{driver, modes.use}, Policy: c.Health}),
+		monitor: monitor.New(monitor.Options{Driver: driverOf{driver}, Policy: c.Health}),
 		wanted:  feed.New[[]mps.Group](nil),
 		asked:   asked,
 	}
@@ -101,7 +97,7 @@ func runMPS(ctx context.Context, sources config.Sources, asked <-chan os.Signal)
 		{Name: "driver", Run: func(ctx context.Context) error { return agent.FollowDriver(ctx, m.monitor) }},
 		{Name: "plan", Run: m.followPlan},
 	}, []agent.Task{
-		{Name: "MPS control daemons", Run: mps.NewSupervisor(c.MPSRoot, m.wanted, modes).Run},
+		{Name: "MPS control daemons", Run: mps.NewSupervisor(c.MPSRoot, m.wanted, m.monitor).Run},
 	})
 }
 
@@ -140,29 +136,4 @@ func (m *mpsNode) followSignals(ctx context.Context) error {
 			m.watcher.Reload()
 		}
 	}
-}
-
-// modes sets compute modes in the session with the driver that the monitor has open: there can only be one. It is open as long
-// as the monitor can keep it, and a driver keeps compute modes no longer than it has a user.
-type modes struct {
-	mu      sync.Mutex // guards session
-	session *nvidia.Session
-}
-
-// use has compute modes be set in a session from now on.
-func (m *modes) use(session *nvidia.Session) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.session = session
-}
-
-// SetComputeMode sets the compute mode of a GPU in the session that was opened last.
-func (m *modes) SetComputeMode(ctx context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode, error) {
-	m.mu.Lock()
-	session := m.session
-	m.mu.Unlock()
-	if session == nil {
-		return 0, fmt.Errorf("set the compute mode of GPU %s: %w", uuid, inventory.ErrNoDriver)
-	}
-	return session.SetComputeMode(ctx, uuid, mode)
 }

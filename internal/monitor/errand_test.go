@@ -197,3 +197,27 @@ func TestErrandsOfADriverThatHangs(t *testing.T) {
 		wantStates(t, m, healthy)
 	})
 }
+
+func TestComputeModesAreSetInTheSessionThatIsOpen(t *testing.T) {
+	for name, refused := range map[string]error{"set": nil, "refused": inventory.ErrNotSupported} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(2)
+			n.useErr = refused
+			watch(t, n, func(t *testing.T, m *monitor.Monitor) {
+				before, err := m.SetComputeMode(t.Context(), uuid(1), inventory.ComputeExclusiveProcess)
+				if !errors.Is(err, refused) || before != inventory.ComputeProhibited {
+					t.Errorf("SetComputeMode: %v, %v, want %v", before, err, refused)
+				}
+				if diff := cmp.Diff([]string{uuid(1) + " mode 3"}, n.cleaned); diff != "" {
+					t.Errorf("tried (-want +got):\n%s", diff)
+				}
+				if err := m.Quiesce(t.Context(), false); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := m.SetComputeMode(t.Context(), uuid(1), inventory.ComputeDefault); !errors.Is(err, monitor.ErrQuiet) {
+					t.Errorf("SetComputeMode without a session: %v", err)
+				}
+			})
+		})
+	}
+}

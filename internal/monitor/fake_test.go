@@ -3,6 +3,7 @@ package monitor_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 
@@ -188,6 +189,16 @@ func (s *session) Clean(ctx context.Context, uuid string, what inventory.Remnant
 		s.node.readings[uuid] = r
 	}
 	return s.node.useErr
+}
+
+func (s *session) SetComputeMode(ctx context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode, error) {
+	if err := s.node.answers(ctx); err != nil {
+		return 0, err
+	}
+	s.node.mu.Lock()
+	defer s.node.mu.Unlock()
+	s.node.cleaned = append(s.node.cleaned, fmt.Sprintf("%s mode %d", uuid, mode))
+	return inventory.ComputeProhibited, s.node.useErr
 }
 
 func (s *session) Next(ctx context.Context) (inventory.Event, error) {

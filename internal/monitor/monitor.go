@@ -34,6 +34,8 @@ type Session interface {
 	Processes(ctx context.Context, uuid string) ([]inventory.Process, error)
 	// Clean takes back what earlier work left behind on a GPU of the last Scan.
 	Clean(ctx context.Context, uuid string, what inventory.Remnant) error
+	// SetComputeMode says which processes may compute on a GPU of the last Scan, and returns what held before.
+	SetComputeMode(ctx context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode, error)
 	// Next blocks until an event. An error ends the session's use: only a new one has further events.
 	Next(ctx context.Context) (inventory.Event, error)
 	// Unwatched lists the GPUs that give no events, and why.

@@ -104,6 +104,21 @@ func (m *Monitor) Clean(ctx context.Context, gpus []string, what []inventory.Rem
 	})
 }
 
+// SetComputeMode says which processes may compute on a GPU, by UUID, and returns what held before. The mode holds as long as the
+// Monitor keeps its session: a driver without users forgets it. The error wraps inventory.ErrNotSupported where the GPU has no
+// compute modes.
+func (m *Monitor) SetComputeMode(ctx context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode, error) {
+	var before inventory.ComputeMode
+	var failed error
+	err := m.send(ctx, func(ctx context.Context, s Session, _ *look) {
+		before, failed = s.SetComputeMode(ctx, uuid, mode)
+	})
+	if err != nil {
+		return 0, fmt.Errorf("set the compute mode of GPU %s: %w", uuid, err)
+	}
+	return before, failed
+}
+
 // send has an errand run in the course of a look that begins now, and waits for the look's end.
 func (m *Monitor) send(ctx context.Context, run errand) error {
 	ran := false
