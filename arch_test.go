@@ -46,7 +46,7 @@ var imports = map[string][]string{
 	"internal/simulator": {"internal/files"},
 	"internal/kernellog": {"internal/inventory"},
 	"internal/kubelet":   {"internal/files"},
-	"internal/control":   {},
+	"internal/control":   {"internal/files"},
 
 	"internal/health":   {"internal/inventory"},
 	"internal/topology": {"internal/inventory"},
@@ -60,7 +60,7 @@ var imports = map[string][]string{
 	},
 	"internal/monitor": {"internal/inventory", "internal/health", "internal/feed", "internal/files"},
 	"internal/plugin": {
-		"internal/resource", "internal/edits", "internal/feed", "internal/supervise",
+		"internal/resource", "internal/edits", "internal/feed", "internal/files", "internal/supervise",
 		"internal/kubelet", // for the values of its accounts
 	},
 	"internal/mps":       {"internal/inventory", "internal/resource", "internal/feed", "internal/files", "internal/supervise"},

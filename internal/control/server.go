@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 )
 
 const (
@@ -141,19 +143,12 @@ func listen(ctx context.Context, path string) (*net.UnixListener, error) {
 			return nil, fmt.Errorf("replace control socket: %w", err)
 		}
 	}
-	// The kernel gives the file the mode of the socket, so that there is no moment in which others may connect.
-	config := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
-		var refused error
-		err := raw.Control(func(fd uintptr) { refused = syscall.Fchmod(int(fd), 0o600) })
-		return errors.Join(err, refused)
-	}}
-	listener, err := config.Listen(ctx, "unix", path)
+	listener, err := files.Listen(ctx, path)
 	if err != nil {
 		return nil, fmt.Errorf("make control socket: %w", err)
 	}
-	unix := listener.(*net.UnixListener) //nolint:forcetypeassert // the network is unix
-	unix.SetUnlinkOnClose(false)
-	return unix, nil
+	listener.SetUnlinkOnClose(false)
+	return listener, nil
 }
 
 func (s *Server) serve(ctx context.Context, conn *net.UnixConn) {

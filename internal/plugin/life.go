@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +13,9 @@ import (
 	"google.golang.org/grpc"
 	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
 const (
@@ -39,9 +41,11 @@ const (
 	lookInterval = time.Second
 	// provenAfter is how long a stream lives to count as a registration that worked.
 	provenAfter = time.Second
-	// maxRequest bounds one request, in bytes: kubelet names every free device of a resource, shared ones by the
-	// thousand.
-	maxRequest = 16 << 20
+	// maxRequest bounds one request, in bytes: GetPreferredAllocation names every free device of a list, and again those that must
+	// be chosen.
+	maxRequest = 2 * resource.MaxList
+	// largeRequest is the size of a request, in bytes, whose memory is given back when it was answered.
+	largeRequest = 1 << 20
 )
 
 // Why a life ends.
@@ -80,7 +84,7 @@ func (l *life) run(parent context.Context) error {
 	l.adopt(parent)
 	log := klog.FromContext(parent)
 	endpoint := l.Registrar.NewEndpoint(l.list.name)
-	socket, err := (&net.ListenConfig{}).Listen(parent, "unix", endpoint)
+	socket, err := files.Listen(parent, endpoint)
 	if err != nil {
 		return fmt.Errorf("listen beside kubelet's socket: %w", err)
 	}
@@ -96,7 +100,7 @@ func (l *life) run(parent context.Context) error {
 	server := grpc.NewServer(
 		grpc.MaxRecvMsgSize(maxRequest),
 		grpc.ConnectionTimeout(handshakeTimeout),
-		grpc.ChainUnaryInterceptor(recoverCalls(log)),
+		grpc.ChainUnaryInterceptor(recoverCalls(log), freeMemory),
 		grpc.ChainStreamInterceptor(recoverStreams(log)),
 	)
 	pluginapi.RegisterDevicePluginServer(server, service)

@@ -2,6 +2,7 @@ package plugin_test
 
 import (
 	"errors"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	"k8s.io/utils/clock"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 )
 
@@ -142,5 +144,22 @@ func TestListsAreSortedAndSentOnlyWhenTheyChange(t *testing.T) {
 		if node := list.Devices[7].GetTopology().GetNodes()[0].GetID(); node != 1 {
 			t.Errorf("NUMA node of the last GPU = %d, want 1", node)
 		}
+	}
+}
+
+// TestRequestsAreBounded: by what kubelet can ask about the longest list.
+func TestRequestsAreBounded(t *testing.T) {
+	t.Parallel()
+	n, _ := serving(t, standin.V137, clock.RealClock{}, 8)
+	for size, want := range map[int]codes.Code{2*resource.MaxList - 100: codes.NotFound, 2 * resource.MaxList: codes.ResourceExhausted} {
+		_, err := n.client(t).Allocate(t.Context(), &pluginapi.AllocateRequest{
+			ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: []string{strings.Repeat("x", size)}}},
+		})
+		if status.Code(err) != want {
+			t.Errorf("a request of %d bytes: %.100v, want %v", size, err, want)
+		}
+	}
+	if info, err := os.Stat(filepath.Join(n.dir, n.sockets(t)[0])); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the socket: %v, %v, want mode 0600", info.Mode(), err)
 	}
 }

@@ -1,0 +1,62 @@
+package daemon
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	grpcstatus "google.golang.org/grpc/status"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
+)
+
+// TestLargeRequestsCostNoMemory: 60 requests of 8 MB to each socket fail, and the daemon is soon as small as before.
+func TestLargeRequestsCostNoMemory(t *testing.T) {
+	t.Parallel()
+	s := serving(t, node.Setup{})
+	conn, err := grpc.NewClient("unix://"+filepath.Join(filepath.Dir(s.Socket()), s.sockets()[0]),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	large := strings.Repeat("x", 8_000_000)
+	request := &v1beta1.AllocateRequest{ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: []string{large}}}}
+	for range 60 {
+		_, err := v1beta1.NewDevicePluginClient(conn).Allocate(t.Context(), request)
+		if grpcstatus.Code(err) != codes.NotFound {
+			t.Fatalf("Allocate() = %.100v, want NotFound", err)
+		}
+		if err := control.Call(t.Context(), s.ControlSocket(), "status", large, nil); err == nil || errors.Is(err, control.ErrNoDaemon) {
+			t.Fatalf("a large control request: %v", err)
+		}
+	}
+	if buildFlags != nil {
+		return // the race detector's own memory is larger
+	}
+	const limit = 60 << 10 // kB
+	s.eventually("the daemon has less than 60 MB", func() bool {
+		text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(s.Running().Pid), "status"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, rest, _ := strings.Cut(string(text), "VmRSS:")
+		size, err := strconv.Atoi(strings.Fields(rest)[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if size < limit {
+			t.Logf("the daemon has %d kB", size)
+		}
+		return size < limit
+	})
+	s.admit("work", 8)
+}
