@@ -12,10 +12,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/driverroot"
 )
 
-// The options of mounts: of files, and of sockets.
+// The options of mounts of files and of mounts of sockets.
 var (
-	readOnly = []string{"ro", "nosuid", "nodev", "rbind", "rprivate"}
-	speaking = []string{"nosuid", "nodev", "rbind", "rprivate", "noexec"}
+	readOnly  = []string{"ro", "nosuid", "nodev", "rbind", "rprivate"}
+	ofSockets = []string{"nosuid", "nodev", "rbind", "rprivate", "noexec"}
 )
 
 func mount(host, container string, options []string) *specs.Mount {
@@ -50,7 +50,7 @@ func (w Wanted) addFiles(to *specs.ContainerEdits, files driverroot.Files, h hoo
 		add(p, "/"+p, readOnly)
 	}
 	for _, p := range files.Sockets {
-		add(p, "/"+p, speaking)
+		add(p, "/"+p, ofSockets)
 	}
 	if h.found() && files.LibraryFolder != "" {
 		to.Env = append(to.Env, "NVIDIA_CTK_LIBCUDA_DIR=/"+files.LibraryFolder)

@@ -16,12 +16,12 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
-// Options is what the configuration decides about spec files. It is a value: nobody changes it, or what its slices
-// hold, after it was made.
+// Options is the part of the configuration that is about spec files. Neither it nor what its slices hold is changed after it
+// was made.
 type Options struct {
 	// DriverRoot is the host's directory that the driver is installed below.
 	DriverRoot string
-	// ContainerDriverRoot is where this process sees it; if it sees nothing there, DriverRoot itself is looked at.
+	// ContainerDriverRoot is the path of the driver root in this container. If there is nothing, DriverRoot is used.
 	ContainerDriverRoot string
 	// HookPath is the host's path of nvidia-cdi-hook or nvidia-ctk. If it is empty, the usual paths are looked at.
 	HookPath string
@@ -39,7 +39,7 @@ type Wanted struct {
 	Options  Options
 }
 
-// voidVariable in a spec has the runtime's own mechanism stand back, whatever an image says.
+// voidVariable in a spec has NVIDIA's container runtime add no GPU by itself, whatever the image's environment says.
 const voidVariable = edits.EnvVisibleDevices + "=" + edits.Void
 
 // specs returns the spec of each class that the node has, without a version. Root is the file system of this process. What cannot be
@@ -142,8 +142,8 @@ func (w Wanted) driverView(root fs.FS) (fs.FS, error) {
 	return view, nil
 }
 
-// onHost reports whether the host is seen to have a file: its root usually is the driver root. Nobody needs to know where links
-// lead: what uses the file there follows them.
+// onHost reports whether the host has a file, as far as this process can see: the driver root usually is the host's root. Links need
+// not be resolved: the programs that use the file on the host follow them.
 func (w Wanted) onHost(root fs.FS, name string) bool {
 	view, err := fs.Sub(root, below(w.Options.ContainerDriverRoot))
 	if err != nil {

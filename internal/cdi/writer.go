@@ -42,8 +42,8 @@ type Written struct {
 	err        error
 }
 
-// Apply makes the spec files say what is wanted, as far as they do not yet, and returns what they have then. The error says
-// what could not be written; what was written before is still there.
+// Apply writes the spec files that differ from what is wanted, and returns the names that the files have then. The error says which
+// file could not be written; its earlier content is still there.
 func (w *Writer) Apply(wanted Wanted) (Written, error) {
 	made, err := wanted.specs(w.root, &w.found)
 	if err != nil {
@@ -65,8 +65,8 @@ func (w *Writer) Apply(wanted Wanted) (Written, error) {
 	return written, err
 }
 
-// write replaces a spec file if it does not say the same already, and returns the names of the devices that are in the
-// file as they should be, which are some of them even if it cannot be written.
+// write replaces a spec file if its content differs, and returns the names of the devices that are in the file as they should
+// be. If the file cannot be written, these are the devices that were in it before and did not change.
 func (w *Writer) write(class edits.CDIClass, spec *specs.Spec) (map[string]bool, error) {
 	name := cdilib.GenerateSpecName(edits.CDIVendor, string(class)) + ".json"
 	file := w.read(name)

@@ -24,7 +24,7 @@ type Files struct {
 	failed   error             // the first look that failed without saying whether a file is there
 }
 
-// At returns where a file is, for those who see the driver root elsewhere than at "/".
+// At returns the path of a file without the absolute links on the way, which lead elsewhere where the driver root is not at "/".
 func (f *Files) At(name string) string { return cmp.Or(f.resolved[name], name) }
 
 // has reports whether the driver root has a file, and notes where it is.

@@ -31,21 +31,21 @@ func (n *Node) answersLocked(f Fault, t target) error {
 	return nil
 }
 
-// textLocked returns what a call about a GPU (nil: about none) or MIG device answers: the truth, unless that was changed.
-func (n *Node) textLocked(call string, g *gpu, inst *computeInstance, truth string) string {
+// textLocked returns what a call about a GPU (nil: about none) or MIG device answers: the given text, unless an answer was injected.
+func (n *Node) textLocked(call string, g *gpu, inst *computeInstance, real string) string {
 	slot := target{gpu: g}.slot()
 	for _, a := range n.answers {
 		if a.call == call && (a.slot == slot || a.slot == anywhere) && a.inst == inst {
-			truth = a.value
+			real = a.value
 		}
 	}
-	return truth
+	return real
 }
 
-// numberLocked is textLocked for a number. What is not a number changes nothing.
-func (n *Node) numberLocked(call string, g *gpu, truth int) int {
+// numberLocked is textLocked for a number. An injected answer that is not a number changes nothing.
+func (n *Node) numberLocked(call string, g *gpu, real int) int {
 	if number, err := strconv.Atoi(n.textLocked(call, g, nil, "")); err == nil {
 		return number
 	}
-	return truth
+	return real
 }

@@ -143,12 +143,12 @@ func (d device) GetComputeRunningProcesses() ([]nvml.ProcessInfo, nvml.Return) {
 	})
 }
 
-// GetComputeMode returns who may compute on the GPU.
+// GetComputeMode returns which processes may compute on the GPU.
 func (d device) GetComputeMode() (nvml.ComputeMode, nvml.Return) {
 	return ask(d, "DeviceGetComputeMode", func(g *gpu) (nvml.ComputeMode, nvml.Return) { return g.computeMode, nvml.SUCCESS })
 }
 
-// SetComputeMode says who may compute on the GPU.
+// SetComputeMode sets which processes may compute on the GPU.
 func (d device) SetComputeMode(mode nvml.ComputeMode) nvml.Return {
 	_, ret := ask(d, "DeviceSetComputeMode", func(g *gpu) (struct{}, nvml.Return) {
 		if mode < 0 || mode >= nvml.COMPUTEMODE_COUNT {
@@ -160,7 +160,7 @@ func (d device) SetComputeMode(mode nvml.ComputeMode) nvml.Return {
 	return ret
 }
 
-// GetPersistenceMode returns whether the driver keeps the GPU initialised while nobody uses it.
+// GetPersistenceMode returns whether the driver keeps the GPU initialised while no process uses it.
 func (d device) GetPersistenceMode() (nvml.EnableState, nvml.Return) {
 	return ask(d, "DeviceGetPersistenceMode", func(g *gpu) (nvml.EnableState, nvml.Return) {
 		if g.transient {
@@ -208,7 +208,7 @@ func askLink[T any](d device, call string, link int, answer func(*gpu, linkEnd) 
 	})
 }
 
-// activeLocked reports whether an NVLink of a GPU works: both ends are there, and nobody has cut it.
+// activeLocked reports whether an NVLink of a GPU works: both ends are there, and no fault has cut it.
 func (n *Node) activeLocked(g *gpu, link int, end linkEnd) bool {
 	if !end.wired || g.cut[link] {
 		return false

@@ -7,14 +7,14 @@
 //
 // # How faithful it is
 //
-// Calls that the simulator knows behave as NVML does, also where that is unpleasant:
+// Calls that the simulator implements behave as NVML does, including where NVML is hard to use:
 //
 //   - NVML counts its Inits. A session, from the first Init to the Shutdown that balances it, sees the GPUs that were
 //     there when it began: one that falls off the bus or is unplugged answers GPU_IS_LOST for the rest of the session,
 //     and one that comes back or is plugged in is seen by the next session only. MIG devices come and go within a
 //     session. Handles of a session that ended are stale; Stats counts calls on them.
 //   - An event is delivered to every event set that was registered for it when it happened, and lost otherwise. A set
-//     with a lost GPU in it answers GPU_IS_LOST at once, again and again, once its queue is empty.
+//     with a lost GPU in it answers GPU_IS_LOST to every wait, without waiting, once its queue is empty.
 //   - A GPU that is plugged in or unplugged gives a system event from R575 on. A session has one set of these at most.
 //   - A driver that has no user any more makes a GPU without persistence mode forget its compute mode and its volatile counts.
 //   - A function newer than the driver of the profile does not exist: LookupSymbol says so, and calling it panics, as

@@ -32,7 +32,7 @@ type Fault struct {
 	Call string `json:"call,omitempty"`
 	// Return is what a call answers, such as "UNKNOWN", "RESET_REQUIRED" or "GPU_IS_LOST".
 	Return string `json:"return,omitempty"`
-	// Value is what a call returns instead of the truth: text, or a number. In quotes it is a string of Go ("\xff").
+	// Value is what a call returns instead of the real value: text, or a number. Text in quotes is read as a Go string ("\xff").
 	Value string `json:"value,omitempty"`
 	// Driver is "missing" (the module is not loaded), "no-library", or the version that is installed from now on.
 	Driver string `json:"driver,omitempty"`

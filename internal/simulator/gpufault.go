@@ -235,7 +235,7 @@ func (n *Node) rebootLocked(Fault, target) error {
 	n.reboots++
 	n.stalls, n.failures, n.answers = nil, nil, nil
 	for slot, g := range n.gpus {
-		g.lost = true // for those who hold it
+		g.lost = true // for sessions that have a handle of it
 		if !g.removed {
 			n.renewLocked(slot)
 		}

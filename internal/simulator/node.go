@@ -118,7 +118,7 @@ func (n *Node) Close() {
 	n.changeLocked()
 }
 
-// NVML returns a library of the node's driver that nobody has loaded yet: each one stands for a process of its own.
+// NVML returns a library of the node's driver that is not loaded yet. Each library is that of another process.
 func (n *Node) NVML() nvml.Interface { return &library{node: n} }
 
 // Root returns the node's file system, with the folders proc, sys and dev. It follows what happens to the node.
