@@ -212,3 +212,19 @@ func TestYoungerIsReadyBesideItsElder(t *testing.T) {
 	}
 	s.allocatable(8)
 }
+
+// TestYoungerIsReadyThoughPodsHoldAllGPUs: it offers them in another form, once the pods have ended. An upgrade does not wait for
+// that.
+func TestYoungerIsReadyThoughPodsHoldAllGPUs(t *testing.T) {
+	t.Parallel()
+	s := serving(t, node.Setup{})
+	s.shows(8, 8)
+	s.admit("work", 8)
+	config := s.write("shared.yaml", "version: v1\nsharing: {timeSlicing: {renameByDefault: true, resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n")
+	younger := s.beside(s.Profile, "--config-file", config)
+	younger.start()
+	younger.becomesReady("ready")
+	if healthy := s.Allocatable("nvidia.com/gpu.shared"); healthy != 0 {
+		t.Errorf("%d replicas of GPUs that a pod holds can be given out", healthy)
+	}
+}
