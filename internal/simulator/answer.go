@@ -32,20 +32,20 @@ func (n *Node) answersLocked(f Fault, t target) error {
 }
 
 // textLocked returns what a call about a GPU (nil: about none) or MIG device answers: the given text, unless an answer was injected.
-func (n *Node) textLocked(call string, g *gpu, inst *computeInstance, real string) string {
+func (n *Node) textLocked(call string, g *gpu, inst *computeInstance, actual string) string {
 	slot := target{gpu: g}.slot()
 	for _, a := range n.answers {
 		if a.call == call && (a.slot == slot || a.slot == anywhere) && a.inst == inst {
-			real = a.value
+			actual = a.value
 		}
 	}
-	return real
+	return actual
 }
 
 // numberLocked is textLocked for a number. An injected answer that is not a number changes nothing.
-func (n *Node) numberLocked(call string, g *gpu, real int) int {
+func (n *Node) numberLocked(call string, g *gpu, actual int) int {
 	if number, err := strconv.Atoi(n.textLocked(call, g, nil, "")); err == nil {
 		return number
 	}
-	return real
+	return actual
 }
