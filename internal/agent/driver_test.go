@@ -51,6 +51,10 @@ func (d *driver) Next(ctx context.Context) (inventory.Event, error) {
 	return inventory.Event{}, ctx.Err()
 }
 
+func (d *driver) Retry(context.Context) error { return nil }
+
+func (d *driver) LinksDue() bool { return false }
+
 func (d *driver) Unwatched() []inventory.LeftOut { return nil }
 
 func (d *driver) Close(context.Context) error { return nil }

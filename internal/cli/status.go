@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
@@ -46,7 +47,7 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 	s := status.Status{
 		Version: version.String(), Simulated: d.config.Simulate, ConfigFile: d.config.File,
 		Driver: seen.Snapshot.Driver.Version, Looked: status.Moment(seen.Looked), Stale: seen.Snapshot.Stale,
-		Quiet: seen.Quiet, Node: seen.Node, Hanging: d.driver.Hanging(),
+		Quiet: seen.Quiet, Node: seen.Node,
 		GPUs: status.Devices(seen.Snapshot, seen.GPUs), LeftOut: status.LeftOut(seen.Snapshot, offered),
 		Resources: resources(d.set.Status()), Warnings: offered.OtherWarnings(),
 		Holds: holds(offered.Holds), ConfigGeneration: d.watcher.Generation(),
@@ -59,7 +60,26 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 	for _, u := range seen.Unwatched {
 		s.Unwatched = append(s.Unwatched, fmt.Sprintf("GPU %d: %s", u.Index, u.Reason))
 	}
+	addCalls(&s, d.driver.Calls())
+	for _, r := range seen.Retries {
+		s.Retries = append(s.Retries, status.Retry{Index: r.Index, Reason: r.Reason, Next: status.Moment(r.Next)})
+	}
 	return s, nil
+}
+
+// addCalls adds the calls into the driver that hang. While a wait for events is one of them, no GPU gives events.
+func addCalls(s *status.Status, calls []inventory.Call) {
+	s.Hanging = len(calls)
+	for _, c := range calls {
+		shown := status.Call{Function: c.Function, Since: status.Moment(c.Since)}
+		if c.GPU != inventory.NoGPU {
+			shown.GPU = &c.GPU
+		}
+		s.Calls = append(s.Calls, shown)
+		if strings.HasSuffix(c.Function, "EventSetWait") {
+			s.Unwatched = append(s.Unwatched, fmt.Sprintf("all GPUs: %s does not return", c.Function))
+		}
+	}
 }
 
 func resources(served []plugin.Status) []status.Resource {
@@ -90,8 +110,12 @@ func printStatus(w io.Writer, s status.Status) {
 	if s.Quiet {
 		fmt.Fprintln(w, "NVML is released (quiesce); the command resume opens it again")
 	}
-	if s.Hanging > 0 {
-		fmt.Fprintf(w, "driver calls that do not return: %d\n", s.Hanging)
+	for _, c := range s.Calls {
+		call := c.Function
+		if c.GPU != nil {
+			call += fmt.Sprintf(" of GPU %d", *c.GPU)
+		}
+		fmt.Fprintf(w, "driver call that does not return: %s since %s\n", call, status.Stamp(c.Since))
 	}
 	for _, line := range []struct{ what, text string }{
 		{"ready", readyNow(s.Readiness)},
@@ -116,6 +140,9 @@ func printStatus(w io.Writer, s status.Status) {
 	}
 	for _, l := range s.LeftOut {
 		fmt.Fprintf(w, "left out: %s\n", l)
+	}
+	for _, r := range s.Retries {
+		fmt.Fprintf(w, "GPU %d is asked again at %s: %s\n", r.Index, orDash(status.Stamp(r.Next)), r.Reason)
 	}
 	printHolds(w, s.Holds)
 	fmt.Fprintln(w, "\nRESOURCE\tDEVICES\tHEALTHY\tSERVER\tPROBLEM")

@@ -278,6 +278,7 @@ health:
   fabric: report
   imex: gate
   energyEvidence: true
+  reopen: always
   kernelLog: true
   suspectLimit: 1s
   unknownGrace: 2s
@@ -289,7 +290,7 @@ health:
 		t.Fatal(err)
 	}
 	want := health.Default()
-	want.FabricReported, want.IMEXGates, want.EnergyEvidence = true, true, true
+	want.FabricReported, want.IMEXGates, want.EnergyEvidence, want.ReopenAlways = true, true, true, true
 	want.Manual, want.SuspectLimit, want.UnknownGrace, want.FlapLimit, want.FlapWindow = true, time.Second, 2*time.Second, 4, 3*time.Hour
 	want.Overrides = want.Overrides.With(48, health.RuleFatal).With(74, health.RuleIgnore).With(63, health.RuleSuspect).
 		With(31, health.RuleIgnore).With(45, health.RuleFatal)
@@ -299,8 +300,8 @@ health:
 	if !c.KernelLog {
 		t.Error("the kernel's log is not read")
 	}
-	c, _, err = sources(t, "", "").Resolve("", []byte("health: {recovery: auto, fabric: gate, imex: report, energyEvidence: false, kernelLog: false}"))
-	if err != nil || c.Health.Manual || c.Health.FabricReported || c.Health.IMEXGates || c.Health.EnergyEvidence || c.KernelLog {
+	c, _, err = sources(t, "", "").Resolve("", []byte("health: {recovery: auto, fabric: gate, imex: report, reopen: careful, energyEvidence: false, kernelLog: false}"))
+	if err != nil || c.Health.Manual || c.Health.FabricReported || c.Health.IMEXGates || c.Health.ReopenAlways || c.Health.EnergyEvidence || c.KernelLog {
 		t.Errorf("what holds anyway: %+v, %v", c.Health, err)
 	}
 }

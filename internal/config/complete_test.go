@@ -107,7 +107,7 @@ const everyBlock = `
 resources: {gpus: [{pattern: a, name: a}], mig: [{pattern: a, name: b}]}
 selectors: [{indices: [0], exclude: true}]
 sharing: {timeSlicing: {renameByDefault: true, failRequestsGreaterThanOne: true, resources: [{name: gpu, replicas: 2}]}}
-health: {recovery: manual, fabric: report, imex: gate, energyEvidence: true, xids: {ignore: [1]}}
+health: {recovery: manual, fabric: report, imex: gate, reopen: always, energyEvidence: true, xids: {ignore: [1]}}
 `
 
 // zeros returns the paths of exported fields that are zero.

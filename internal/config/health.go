@@ -34,6 +34,7 @@ func (d *document) health(c *Config, s Sources) {
 	c.Health.Manual = d.either("health.recovery", given.Recovery, "auto", "manual")
 	c.Health.FabricReported = d.either("health.fabric", given.Fabric, "gate", "report")
 	c.Health.IMEXGates = d.either("health.imex", given.IMEX, "report", "gate")
+	c.Health.ReopenAlways = d.either("health.reopen", given.Reopen, "careful", "always")
 	c.Health.EnergyEvidence = given.EnergyEvidence != nil && *given.EnergyEvidence
 	d.length("health.suspectLimit", given.SuspectLimit, &c.Health.SuspectLimit, "1s", "1h")
 	d.length("health.unknownGrace", given.UnknownGrace, &c.Health.UnknownGrace, "1s", "24h")

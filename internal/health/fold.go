@@ -85,6 +85,16 @@ func (p Policy) FoldHang(g GPU, call string, now time.Time) GPU {
 	return g
 }
 
+// FoldStall folds in that a call to the GPU has not returned for a while. Work is still given to the GPU: the call may be slow.
+func (p Policy) FoldStall(g GPU, call string, now time.Time) GPU {
+	g.answers = false
+	g.Device = g.opened(Fault{
+		Source: SourceHang, State: inventory.Suspect, Cure: inventory.CureReset,
+		Reason: fmt.Sprintf("the driver has not returned from %s for this GPU yet", call),
+	}, now)
+	return g
+}
+
 // FoldAbsence folds in that the driver counts the GPU but can no longer identify it; why is the reason of what was left out.
 func (p Policy) FoldAbsence(g GPU, why string, now time.Time) GPU {
 	g.answers = false

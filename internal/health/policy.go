@@ -33,6 +33,9 @@ type Policy struct {
 	IMEXGates bool
 	// EnergyEvidence means that a fall of the energy counter is evidence of a reset.
 	EnergyEvidence bool
+	// ReopenAlways means that NVML is opened anew for a GPU that only a new session can find also where another GPU without
+	// persistence mode loses settings by it, such as power limits.
+	ReopenAlways bool
 	// Manual means that an operator has to clear every fault that makes a device Unhealthy or Lost.
 	Manual bool
 }

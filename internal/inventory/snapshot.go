@@ -48,11 +48,22 @@ type LeftOut struct {
 	Index int
 	// Reason is a sentence without a full stop, for logs and status.
 	Reason string
+	// Retry says that the GPU may be there again, and that only a new session may find it.
+	Retry bool
 }
 
 // GPU returns the GPU with the given UUID.
 func (s Snapshot) GPU(uuid string) (GPU, bool) {
 	i := slices.IndexFunc(s.GPUs, func(g GPU) bool { return g.UUID == uuid })
+	if i < 0 {
+		return GPU{}, false
+	}
+	return s.GPUs[i], true
+}
+
+// GPUAt returns the GPU with the given index.
+func (s Snapshot) GPUAt(index int) (GPU, bool) {
+	i := slices.IndexFunc(s.GPUs, func(g GPU) bool { return g.Index == index })
 	if i < 0 {
 		return GPU{}, false
 	}

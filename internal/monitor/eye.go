@@ -3,6 +3,7 @@ package monitor
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -23,6 +24,7 @@ type look struct {
 	first     bool  // the session was opened for this look; unwatched lists its GPUs that give no events
 	unwatched []inventory.LeftOut
 	released  bool // the session was closed, instead
+	linksDue  bool // the next look asks for links between GPUs
 	// cleared are the GPUs, by UUID, whose counts of memory errors an errand cleared before they were read.
 	cleared []string
 }
@@ -42,26 +44,27 @@ type eye struct {
 	monitor *Monitor
 	start   func(func() error) // starts a goroutine of the monitor's
 
-	session Session // nil while there is none
-	opened  time.Time
-	ending  func() // says that the end of the session's events will be our doing
-	fresh   bool   // nobody has looked in this session yet
-	blind   bool   // the session is of no use any more, but is not closed yet
+	session  Session // nil while there is none
+	opened   time.Time
+	listener *listener
+	fresh    bool // nobody has looked in this session yet
+	blind    bool // the session is of no use any more, but is not closed yet
+	awaited  bool // a session that was not waited for may still come
 }
 
-// look looks at the node and runs errands on the way; with reopen, in a new session.
-func (e *eye) look(ctx context.Context, reopen bool, errands []errand) look {
+// look looks at the node and runs errands on the way; with reopen, in a new session if the one there is can be closed; with retry,
+// GPUs that are left alone are asked, too.
+func (e *eye) look(ctx context.Context, reopen, retry bool, errands []errand) look {
 	var l look
-	l.snapshot, l.err = e.scan(ctx, reopen)
+	l.snapshot, l.err = e.scan(ctx, reopen, retry)
 	for again := 0; again < maxAgain && errors.Is(l.err, inventory.ErrNewSession); again++ {
-		l.snapshot, l.err = e.scan(ctx, true)
+		e.blind = true
+		l.snapshot, l.err = e.scan(ctx, true, false)
 	}
 	if l.err != nil {
 		e.blind = e.blind || !errors.Is(l.err, inventory.ErrNoAnswer)
 		return l
 	}
-	ctx, cancel := context.WithTimeout(ctx, e.timeout())
-	defer cancel()
 	l.opened = e.opened
 	for _, run := range errands {
 		run(ctx, e.session, &l)
@@ -71,14 +74,15 @@ func (e *eye) look(ctx context.Context, reopen bool, errands []errand) look {
 		l.readings[i].Reading, l.readings[i].err = e.session.Read(ctx, g.UUID)
 	}
 	l.first, e.fresh = e.fresh, false
-	l.unwatched = e.session.Unwatched()
+	l.unwatched, l.linksDue = e.session.Unwatched(), e.session.LinksDue()
 	return l
 }
 
 // scan scans the node in the session there is, or in a new one.
-func (e *eye) scan(ctx context.Context, reopen bool) (inventory.Snapshot, error) {
+func (e *eye) scan(ctx context.Context, reopen, retry bool) (inventory.Snapshot, error) {
 	if e.session != nil && (reopen || e.blind) {
-		if err := e.close(ctx, e.monitor.options.LookTimeout); err != nil {
+		// A session of which a call hangs cannot be closed, and it still shows the other GPUs.
+		if err := e.close(ctx, closePatience); err != nil && (e.blind || !errors.Is(err, inventory.ErrNoAnswer)) {
 			return inventory.Snapshot{}, err
 		}
 	}
@@ -86,73 +90,92 @@ func (e *eye) scan(ctx context.Context, reopen bool) (inventory.Snapshot, error)
 		if err := e.open(ctx); err != nil {
 			return inventory.Snapshot{}, err
 		}
+	} else if retry {
+		if err := e.session.Retry(ctx); err != nil {
+			return inventory.Snapshot{}, err
+		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, e.timeout())
-	defer cancel()
 	return e.session.Scan(ctx)
-}
-
-// timeout is how long the driver may take for a look now.
-func (e *eye) timeout() time.Duration {
-	if e.fresh {
-		return e.monitor.options.OpenTimeout
-	}
-	return e.monitor.options.LookTimeout
 }
 
 // open opens a session and begins to wait for its events.
 func (e *eye) open(ctx context.Context) error {
-	opening, cancel := context.WithTimeout(ctx, e.monitor.options.OpenTimeout)
-	defer cancel()
-	session, err := e.monitor.options.Driver.Open(opening)
+	session, err := e.monitor.options.Driver.Open(ctx)
+	e.awaited = errors.Is(err, inventory.ErrNoAnswer)
 	if err != nil {
 		return err
 	}
 	e.session, e.opened, e.fresh, e.blind = session, e.monitor.options.Clock.Now(), true, false
-	used, ending := context.WithCancel(ctx)
-	e.ending = ending
+	l := &listener{monitor: e.monitor, session: session, closed: make(chan struct{})}
+	e.listener = l
 	e.start(func() error {
-		e.listen(ctx, used, session)
+		l.run(ctx)
 		return nil
 	})
 	return nil
 }
 
-// listen hands the session's events to the loop until the session has no more of them. While it is being closed it may
-// still have some. That they end is news only while the session is used.
-func (e *eye) listen(ctx, used context.Context, session Session) {
-	for {
-		event, err := session.Next(ctx)
-		if err != nil && used.Err() != nil {
-			return
-		}
-		if err != nil {
-			select {
-			case e.monitor.broken <- err:
-			case <-used.Done():
-			}
-			return
-		}
-		select {
-		case e.monitor.events <- event:
-		case <-ctx.Done():
-			return
+// close closes the session, if there is one. After an error it has to be called again; if that was inventory.ErrNoAnswer, the
+// session can be used until then.
+func (e *eye) close(ctx context.Context, timeout time.Duration) error {
+	if e.session == nil && e.awaited {
+		if err := e.open(ctx); errors.Is(err, inventory.ErrNoAnswer) {
+			return err
 		}
 	}
-}
-
-// close closes the session, if there is one. After an error the session is of no use, and close has to be called again.
-func (e *eye) close(ctx context.Context, timeout time.Duration) error {
 	if e.session == nil {
 		return nil
 	}
-	e.blind = true
-	e.ending()
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
+	e.listener.ending.Store(true)
 	if err := e.session.Close(ctx); err != nil {
+		e.listener.ending.Store(false)
+		e.blind = e.blind || !errors.Is(err, inventory.ErrNoAnswer)
 		return err
 	}
+	close(e.listener.closed)
 	e.session = nil
 	return nil
+}
+
+// A listener hands the events of a session to the loop.
+type listener struct {
+	monitor *Monitor
+	session Session
+	ending  atomic.Bool   // the end of the session's events will be our doing
+	closed  chan struct{} // closed when the session is
+}
+
+// run ends when the session has no more events: that is news only while the session is used. While it is being closed it may
+// still have some. A wait that hangs is the end of nothing.
+func (l *listener) run(ctx context.Context) {
+	for {
+		event, err := l.session.Next(ctx)
+		switch {
+		case err == nil:
+			select {
+			case l.monitor.events <- event:
+			case <-ctx.Done():
+				return
+			}
+		case ctx.Err() != nil:
+			return
+		case l.ending.Load() || errors.Is(err, inventory.ErrNoAnswer):
+			select {
+			case <-l.monitor.options.Clock.After(l.monitor.options.FastPoll):
+			case <-l.closed:
+				return
+			case <-ctx.Done():
+				return
+			}
+		default:
+			select {
+			case l.monitor.broken <- err:
+			case <-l.closed:
+			case <-ctx.Done():
+			}
+			return
+		}
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"k8s.io/klog/v2"
 
@@ -27,7 +28,7 @@ type node struct {
 	openErr  error
 	scanErr  error
 	readErr  map[string]error
-	hung     bool          // nothing answers before its deadline
+	hung     bool          // nothing answers
 	deaf     bool          // sessions end their events at once
 	gate     chan struct{} // if not nil, scans wait until it is closed
 
@@ -35,8 +36,8 @@ type node struct {
 	useErr    error                          // of Processes and Clean
 	cleaned   []string                       // UUID and remnant
 
-	opened, closed, scans, reads int
-	current                      *session
+	opened, closed, scans, reads, retries int
+	current                               *session
 }
 
 // newNode returns a node with n good GPUs.
@@ -108,7 +109,7 @@ func (n *node) Open(ctx context.Context) (monitor.Session, error) {
 	return n.current, nil
 }
 
-// answers blocks until ctx ends if the driver hangs.
+// answers returns after a while if the driver hangs.
 func (n *node) answers(ctx context.Context) error {
 	n.mu.Lock()
 	hung := n.hung
@@ -116,11 +117,12 @@ func (n *node) answers(ctx context.Context) error {
 	if !hung {
 		return nil
 	}
-	<-ctx.Done()
-	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+	select {
+	case <-time.After(5 * time.Second):
 		return inventory.ErrNoAnswer
+	case <-ctx.Done():
+		return ctx.Err()
 	}
-	return ctx.Err()
 }
 
 type session struct {
@@ -219,6 +221,13 @@ func (s *session) Next(ctx context.Context) (inventory.Event, error) {
 		return inventory.Event{}, ctx.Err()
 	}
 }
+
+func (s *session) Retry(context.Context) error {
+	s.node.set(func(n *node) { n.retries++ })
+	return nil
+}
+
+func (s *session) LinksDue() bool { return false }
 
 func (s *session) Unwatched() []inventory.LeftOut { return nil }
 

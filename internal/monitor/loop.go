@@ -12,6 +12,25 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
+// An asker waits for what the next look, or the release of the driver in its place, comes to.
+type asker struct {
+	outcome chan<- error
+	want    want
+}
+
+// A want is what an asker wants of the driver.
+type want int
+
+// The wants.
+const (
+	wantLook    want = iota // that it is looked at
+	wantRelease             // that it is released
+	wantEither              // that either is over
+)
+
+// errResumed is the answer to who asked for quiet when somebody else resumed before the driver was released.
+var errResumed = errors.New("somebody resumed before the driver was released")
+
 // A loop is the one place at which the truth changes. It never waits for the driver: looks are made beside it, so that
 // an XID is published while a look is under way.
 type loop struct {
@@ -39,14 +58,14 @@ type loop struct {
 
 	pending []inventory.Event // of GPUs or MIG devices that only the next look will know
 
-	askers, answered []chan<- error // who waits for a look that has not begun yet, and for the one under way
-	errands          []errand       // to run in the course of that look
+	askers, answered []asker  // who waits for a look that has not begun yet, and for the one under way
+	errands          []errand // to run in the course of that look
 }
 
 func newLoop(m *Monitor, e *eye, start func(func() error)) *loop {
 	return &loop{
 		Monitor: m, eye: e, start: start,
-		truth: truth{policy: m.options.Policy, gpus: make(map[string]health.GPU), noted: newBook()},
+		truth: truth{policy: m.options.Policy, hangAfter: m.options.HangAfter, gpus: make(map[string]health.GPU), noted: newBook()},
 	}
 }
 
@@ -73,14 +92,17 @@ func (l *loop) run(ctx context.Context) {
 			l.truth.cleared(look.cleared)
 			switch {
 			case look.released:
-				l.closed = l.quiet && look.err == nil
+				if l.closed = l.quiet && look.err == nil; l.closed {
+					l.answered = append(l.answered, l.askers...) // there is no look to come for them
+					l.askers = nil
+				}
 			case l.quiet: // what is known stays as it was when somebody asked for quiet
 				look.err = ErrQuiet
 			default:
 				l.look(ctx, look)
 			}
 			l.publish(ctx)
-			l.answer(look.err)
+			l.answer(look)
 		case request := <-l.requests:
 			request(l)
 		}
@@ -99,6 +121,7 @@ func (l *loop) event(ctx context.Context, e inventory.Event) {
 	if e.Kind == inventory.EventBinding {
 		l.renew()
 	}
+	l.truth.retryFor(e, l.now())
 	l.nudge()
 }
 
@@ -144,12 +167,12 @@ func (l *loop) begin(ctx context.Context) {
 		l.looking, l.next = true, now.Add(l.options.FastPoll)
 		l.answered, l.askers, l.errands = l.askers, nil, nil
 		l.start(func() error {
-			l.looks <- look{released: true, err: l.eye.close(ctx, l.options.LookTimeout)}
+			l.looks <- look{released: true, err: l.eye.close(ctx, closePatience)}
 			return nil
 		})
 		return
 	}
-	reopen := l.truth.wantsSession(now, l.options)
+	reopen, retry := l.truth.retry(now)
 	if !l.reopen.IsZero() && !now.Before(l.reopen) {
 		reopen = true
 		l.reopen = time.Time{}
@@ -159,7 +182,7 @@ func (l *loop) begin(ctx context.Context) {
 	errands := l.errands
 	l.answered, l.askers, l.errands = l.askers, nil, nil
 	l.start(func() error {
-		l.looks <- l.eye.look(ctx, reopen, errands)
+		l.looks <- l.eye.look(ctx, reopen, retry, errands)
 		return nil
 	})
 }
@@ -198,9 +221,18 @@ func (l *loop) look(ctx context.Context, look look) {
 }
 
 // answer tells those who asked for the look that has ended how it ended.
-func (l *loop) answer(err error) {
-	for _, asker := range l.answered {
-		asker <- err
+func (l *loop) answer(look look) {
+	for _, a := range l.answered {
+		switch {
+		case a.want == wantEither && (look.released || errors.Is(look.err, ErrQuiet)):
+			a.outcome <- nil
+		case a.want == wantLook && look.released:
+			a.outcome <- ErrQuiet
+		case a.want == wantRelease && !look.released:
+			a.outcome <- errResumed
+		default:
+			a.outcome <- look.err
+		}
 	}
 	l.answered = nil
 }

@@ -20,27 +20,35 @@ import (
 
 // A Driver opens sessions with the driver of the node, one at a time.
 type Driver interface {
-	// Open starts a session and registers for events before it returns. The error wraps one of inventory's where those fit.
+	// Open starts a session and registers for events before it returns. The error wraps one of inventory's where those fit. After
+	// inventory.ErrNoAnswer the session may still come: then the next Open returns it.
 	Open(ctx context.Context) (Session, error)
 }
 
-// A Session is one session with the driver. Next is called by one goroutine, the other methods by another.
+// A Session is one session with the driver. Next is called by one goroutine, the other methods by another. All of them return in
+// bounded time, whatever call hangs, with inventory.ErrNoAnswer; an inventory.Stall says which call of which GPU it is.
 type Session interface {
 	// Scan looks at the whole node. Of the health in the Snapshot nothing is used: Read says more.
 	Scan(ctx context.Context) (inventory.Snapshot, error)
-	// Read reads how a GPU of the last Scan is. An error means that nobody could ask it.
+	// Read reads how a GPU of the last Scan is. An error means that it could not be asked, and after inventory.ErrNotAsked
+	// that calls about other GPUs are the reason.
 	Read(ctx context.Context, uuid string) (inventory.Reading, error)
+	// Retry has the next Scan ask the GPUs again that were left alone because they are lost, hang or cannot be identified.
+	Retry(ctx context.Context) error
+	// LinksDue reports that links between GPUs are still to be asked for, by the next Scan.
+	LinksDue() bool
 	// Processes returns the processes that compute on a GPU of the last Scan, as far as this process can see them.
 	Processes(ctx context.Context, uuid string) ([]inventory.Process, error)
 	// Clean takes back what earlier work left behind on a GPU of the last Scan.
 	Clean(ctx context.Context, uuid string, what inventory.Remnant) error
 	// SetComputeMode says which processes may compute on a GPU of the last Scan, and returns what held before.
 	SetComputeMode(ctx context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode, error)
-	// Next blocks until an event. An error ends the session's use: only a new one has further events.
+	// Next blocks until an event. After inventory.ErrNoAnswer it may be called again later. Any other error ends the session's
+	// use: only a new one has further events.
 	Next(ctx context.Context) (inventory.Event, error)
 	// Unwatched lists the GPUs that give no events, and why.
 	Unwatched() []inventory.LeftOut
-	// Close ends the session and the Next under way. It may be called again after an error.
+	// Close ends the session and the Next under way. After inventory.ErrNoAnswer the session can still be used.
 	Close(ctx context.Context) error
 }
 
@@ -61,9 +69,8 @@ type Options struct {
 	SlowPoll, FastPoll, SuspectPoll time.Duration
 	// Gap is the least time between two looks, however many events ask for one, 250 ms.
 	Gap time.Duration
-	// OpenTimeout is how long the driver may take to open a session and for the first look in it, 60 s: it may have to
-	// wake the GPUs. LookTimeout is how long any other look may take, 5 s.
-	OpenTimeout, LookTimeout time.Duration
+	// HangAfter is how long a call about a GPU may take until the GPU is Unhealthy, 10 s.
+	HangAfter time.Duration
 }
 
 func (o Options) withDefaults() Options {
@@ -76,8 +83,7 @@ func (o Options) withDefaults() Options {
 	fill(&o.FastPoll, 5*time.Second)
 	fill(&o.SuspectPoll, time.Second)
 	fill(&o.Gap, 250*time.Millisecond)
-	fill(&o.OpenTimeout, time.Minute)
-	fill(&o.LookTimeout, 5*time.Second)
+	fill(&o.HangAfter, 10*time.Second)
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
@@ -91,8 +97,8 @@ const (
 	reopenMost  = 15 * time.Second
 )
 
-// reopenLost is the longest time between two sessions that are opened to see whether a lost GPU is back.
-const reopenLost = time.Minute
+// closePatience is how long a session may take to close.
+const closePatience = 5 * time.Second
 
 // provenSession is how long a session's events must have come for their end to count as the first again.
 const provenSession = time.Minute

@@ -31,8 +31,8 @@ const (
 	inTime = (30 + 60 + 10 + 5) * time.Second
 	// hangTime is how long a look may take because calls hang: so much later than it was read a GPU may be folded in.
 	hangTime = 65 * time.Second
-	// cureTime is how long a cure may take to be believed: a lost GPU is tried once a minute.
-	cureTime = 3 * time.Minute
+	// cureTime is how long a cure may take to be believed: a GPU that is left alone is tried once in half an hour.
+	cureTime = 32 * time.Minute
 	// maxGoroutines is how many a Monitor may have at a time: the loop, a look, an event wait, and calls that hang.
 	maxGoroutines = 12
 )
@@ -106,14 +106,18 @@ type silence struct {
 	unloaded bool            // there is no driver
 }
 
-// lasts reports whether a look cannot succeed.
-func (s silence) lasts() bool {
+// of reports whether a GPU must not be given to work because it does not answer, or nobody does.
+func (s silence) of(gpu int) bool { return s.unloaded || s.hanging[gpu] && !s.shielded[gpu] }
+
+// excuses reports whether a GPU may not be asked: calls about two others hang.
+func (s silence) excuses(gpu int) bool {
+	others := 0
 	for i, hangs := range s.hanging {
-		if hangs && !s.shielded[i] {
-			return true
+		if hangs && i != gpu {
+			others++
 		}
 	}
-	return s.unloaded
+	return others >= 2
 }
 
 func newStory(t *testing.T, r *rand.Rand, p simulator.Profile, driver string) *story {
@@ -249,7 +253,6 @@ func (s *story) tells(branch int) bool {
 func (s *story) check() {
 	s.t.Helper()
 	now := time.Now()
-	silent := s.silent.lasts()
 	if s.silent != (silence{}) {
 		s.lastSilent = now
 	}
@@ -268,7 +271,8 @@ func (s *story) check() {
 		}
 		bad := s.bad[i]
 		switch {
-		case bad.IsZero() && !silent:
+		case bad.IsZero() && !s.silent.of(i):
+		case h.Allocatable() && s.silent.excuses(i):
 		case h.Allocatable() && now.Sub(bad) > inTime && now.Sub(s.changed) > inTime:
 			s.fail("GPU %d is given to work, bad since %v, silence is %+v since %v: %+v", i, bad, s.silent, s.changed, h)
 		case !bad.IsZero() && h.State == healthy && h.Since.Sub(bad) > underWay:

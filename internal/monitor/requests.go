@@ -24,6 +24,8 @@ type Status struct {
 	GPUs []health.GPU
 	// Unwatched are the GPUs that give no events, and why: what happens to them is found at the next look.
 	Unwatched []inventory.LeftOut
+	// Retries are the GPUs that are left alone for a while because they are lost, hang or cannot be identified.
+	Retries []Retry
 	// Node is the reason that holds for all GPUs at once; empty if there is none.
 	Node string
 	// Err is why the last look failed, nil if it did not. It wraps inventory's errors where those fit.
@@ -40,8 +42,8 @@ func (m *Monitor) Status(ctx context.Context) (Status, error) {
 	err := m.do(ctx, func(l *loop) {
 		s = Status{
 			Snapshot: l.truth.published, Node: l.truth.node, Err: l.truth.err, Looked: l.truth.looked, Quiet: l.quiet,
-			Unwatched: l.truth.unwatched,
-			GPUs:      make([]health.GPU, 0, len(l.truth.published.GPUs)),
+			Unwatched: l.truth.unwatched, Retries: l.truth.retries(),
+			GPUs: make([]health.GPU, 0, len(l.truth.published.GPUs)),
 		}
 		for _, g := range l.truth.published.GPUs {
 			s.GPUs = append(s.GPUs, l.truth.gpus[g.UUID])
@@ -53,7 +55,7 @@ func (m *Monitor) Status(ctx context.Context) (Status, error) {
 // Look asks for a look that begins now and returns what it found. The error says why there was none by the time ctx
 // ended, or why the look failed.
 func (m *Monitor) Look(ctx context.Context) (inventory.Snapshot, error) {
-	err := m.await(ctx, func(l *loop) error {
+	err := m.await(ctx, wantLook, func(l *loop) error {
 		if l.quiet {
 			return ErrQuiet
 		}
@@ -122,7 +124,7 @@ func (m *Monitor) SetComputeMode(ctx context.Context, uuid string, mode inventor
 // send has an errand run in the course of a look that begins now, and waits for the look's end.
 func (m *Monitor) send(ctx context.Context, run errand) error {
 	ran := false
-	err := m.await(ctx, func(l *loop) error {
+	err := m.await(ctx, wantLook, func(l *loop) error {
 		if l.quiet {
 			return ErrQuiet
 		}
@@ -150,7 +152,7 @@ func (m *Monitor) send(ctx context.Context, run errand) error {
 // last Snapshot stays, marked stale; unless allocate, its GPUs become Unknown and are not given to new work. The
 // error says why the driver could not be released yet: it is tried again until Resume.
 func (m *Monitor) Quiesce(ctx context.Context, allocate bool) error {
-	return m.await(ctx, func(l *loop) error {
+	return m.await(ctx, wantRelease, func(l *loop) error {
 		klog.FromContext(ctx).Info("Releasing the driver", "allocate", allocate)
 		l.quiet = true
 		l.truth.quiesce(allocate, l.now())
@@ -161,9 +163,9 @@ func (m *Monitor) Quiesce(ctx context.Context, allocate bool) error {
 // Resume ends what Quiesce began: it opens a session and looks at the node. The error says why that failed; it is tried
 // again.
 func (m *Monitor) Resume(ctx context.Context) error {
-	return m.await(ctx, func(l *loop) error {
+	return m.await(ctx, wantLook, func(l *loop) error {
 		klog.FromContext(ctx).Info("Going back to the driver")
-		l.quiet, l.closed, l.truth.withheld = false, false, false
+		l.quiet, l.closed = false, false
 		return nil
 	})
 }
@@ -172,7 +174,7 @@ func (m *Monitor) Resume(ctx context.Context) error {
 // devices. It returns once a look has told what is still wrong. The error says that there is no such device, or why
 // the look failed.
 func (m *Monitor) Clear(ctx context.Context, uuid string) error {
-	return m.await(ctx, func(l *loop) error {
+	return m.await(ctx, wantEither, func(l *loop) error {
 		if !l.truth.clear(uuid, l.now()) {
 			return fmt.Errorf("clear faults: this node has no GPU or MIG device %q; status lists them by index and UUID", uuid)
 		}
@@ -198,7 +200,7 @@ func (m *Monitor) Apply(ctx context.Context, p health.Policy) error {
 }
 
 // await has the loop run a request and, unless that fails, waits for the outcome of the look that begins after it.
-func (m *Monitor) await(ctx context.Context, request func(*loop) error) error {
+func (m *Monitor) await(ctx context.Context, w want, request func(*loop) error) error {
 	outcome := make(chan error, 1)
 	err := m.do(ctx, func(l *loop) {
 		if err := request(l); err != nil {
@@ -209,7 +211,7 @@ func (m *Monitor) await(ctx context.Context, request func(*loop) error) error {
 			outcome <- nil // nothing is left to do, and nobody looks
 			return
 		}
-		l.askers = append(l.askers, outcome)
+		l.askers = append(l.askers, asker{outcome, w})
 		l.next = l.now()
 	})
 	if err != nil {

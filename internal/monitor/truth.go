@@ -22,12 +22,17 @@ type truth struct {
 	err      error
 	stale    string
 	unloaded bool
-	// leftOut is since when looks leave GPUs out; zero while they do not.
-	leftOut time.Time
+	// troubled is how many GPUs are lost, hang or are left out; they are asked again at next, for the time that tries counts.
+	troubled, tries int
+	next            time.Time
+	// linksDue says that links are to be asked for: it is soon looked again.
+	linksDue bool
+	// hangAfter is how long a call may take until it hangs.
+	hangAfter time.Duration
 	// unwatched are the GPUs that give no events.
 	unwatched []inventory.LeftOut
-	// withheld says that an operator wants no work on the GPUs until the driver is gone back to.
-	withheld bool
+	// withheld says since when an operator wants no work on the GPUs, until the driver is looked at again; zero if it is wanted.
+	withheld time.Time
 	// node is the reason that holds for all GPUs at once, empty if there is none.
 	node string
 	// gpus is what is known of each GPU by UUID, also of GPUs that are not there now.
@@ -85,14 +90,9 @@ func (t *truth) look(l look, now time.Time) {
 		t.silence(t.scan.GPUs, t.policy, t.stale, now)
 		return
 	}
-	t.stale, t.looked, t.unwatched, t.withheld = "", now, l.unwatched, false
+	t.stale, t.looked, t.unwatched, t.withheld = "", now, l.unwatched, time.Time{}
+	t.linksDue = l.linksDue
 	t.facts = health.Facts{Branch: l.snapshot.Driver.Branch(), Opened: l.opened}
-	switch {
-	case len(l.snapshot.LeftOut) == 0:
-		t.leftOut = time.Time{}
-	case t.leftOut.IsZero():
-		t.leftOut = now
-	}
 	missing := t.missing(l.snapshot) // and so something is left out
 	for i, g := range l.snapshot.GPUs {
 		known, ok := t.gpus[g.UUID]
@@ -112,18 +112,32 @@ func (t *truth) look(l look, now time.Time) {
 		if !t.noted.empty() {
 			known = known.Restored(t.claim, now)
 		}
-		if a := l.readings[i]; a.err == nil {
-			known = t.policy.FoldReading(known, a.Reading, t.facts, now)
-		} else {
-			known = t.policy.FoldSilence(known, silent(a.err), now)
-		}
-		t.gpus[g.UUID] = known
+		t.gpus[g.UUID] = t.answered(known, l.readings[i], now)
 	}
 	for _, g := range missing {
 		t.gpus[g.UUID] = t.policy.FoldAbsence(t.gpus[g.UUID], reasonAt(l.snapshot.LeftOut, g.Index), now)
 	}
 	t.scan = withMissing(l.snapshot, missing)
 	t.unloaded = false
+	t.plan(now)
+}
+
+// answered folds in how a GPU answered, or did not. That it was not asked because of other GPUs says nothing.
+func (t *truth) answered(g health.GPU, a answer, now time.Time) health.GPU {
+	var stall *inventory.Stall
+	switch {
+	case a.err == nil:
+		return t.policy.FoldReading(g, a.Reading, t.facts, now)
+	case errors.As(a.err, &stall):
+		call := cmp.Or(stall.Call.Function, "reading its files")
+		if now.Sub(stall.Call.Since) >= t.hangAfter {
+			return t.policy.FoldHang(g, call, now)
+		}
+		return t.policy.FoldStall(g, call, now)
+	case errors.Is(a.err, inventory.ErrNotAsked):
+		return g
+	}
+	return t.policy.FoldSilence(g, silent(a.err), now)
 }
 
 // cleared folds in that the counts of memory errors of GPUs were cleared, before what was read of them afterwards.
@@ -137,11 +151,12 @@ func (t *truth) cleared(uuids []string) {
 
 // quiesce marks what is known as the last that will be until the driver is gone back to.
 func (t *truth) quiesce(allocate bool, now time.Time) {
-	t.stale, t.withheld = ErrQuiet.Error(), !allocate
-	if !allocate {
-		atOnce := t.policy
-		atOnce.UnknownGrace = 0
-		t.silence(t.scan.GPUs, atOnce, t.stale, now)
+	t.stale = ErrQuiet.Error()
+	switch {
+	case allocate:
+		t.withheld = time.Time{}
+	case t.withheld.IsZero():
+		t.withheld = now
 	}
 }
 
@@ -295,14 +310,20 @@ func (t *truth) health(d health.Device) inventory.Health {
 
 // verdict is the verdict on a device. An operator's word to give the GPUs no work holds also where checks are off.
 func (t *truth) verdict(d health.Device) inventory.Health {
-	if t.withheld {
-		return d.Health
+	verdict := t.policy.Verdict(d)
+	if t.withheld.IsZero() {
+		return verdict
 	}
-	return t.policy.Verdict(d)
+	return inventory.Worst(verdict, inventory.Health{
+		State: inventory.Unknown, Reason: t.stale, Cure: inventory.CureHuman, Since: t.withheld,
+	})
 }
 
 // nodeWide returns the reason that holds for all GPUs at once, or an empty one.
 func (t *truth) nodeWide() string {
+	if !t.withheld.IsZero() {
+		return t.stale
+	}
 	if len(t.scan.GPUs) == 0 || t.gpus[t.scan.GPUs[0].UUID].Health.State == inventory.Healthy {
 		return ""
 	}
@@ -327,14 +348,17 @@ func (t *truth) limit() time.Time {
 // pace returns how long to wait for the next look while nothing happens.
 func (t *truth) pace(o Options) time.Duration {
 	pace := o.SlowPoll
-	if !t.leftOut.IsZero() {
+	switch {
+	case t.linksDue:
+		pace = o.SuspectPoll
+	case t.troubled > 0: // what the kernel shows of it may change
 		pace = o.FastPoll
 	}
 	for _, g := range t.scan.GPUs {
 		known := t.gpus[g.UUID]
 		_, wants := t.policy.WantsSession(known, t.facts)
 		switch {
-		case wants && known.Answers():
+		case wants && known.Answers() && t.mayReopen():
 			return 0
 		case known.Suspect():
 			pace = min(pace, o.SuspectPoll)
@@ -343,23 +367,4 @@ func (t *truth) pace(o Options) time.Duration {
 		}
 	}
 	return pace
-}
-
-// wantsSession reports whether it is time to open a new session for a GPU that only a new one can see: at once for one
-// that answers again, and ever more rarely for one that does not, as the others are deaf meanwhile.
-func (t *truth) wantsSession(now time.Time, o Options) bool {
-	waited := func(since time.Time) bool {
-		wait := min(max(now.Sub(since)/4, o.FastPoll), reopenLost)
-		return now.Sub(later(t.facts.Opened, since)) >= wait
-	}
-	if !t.leftOut.IsZero() && waited(t.leftOut) {
-		return true
-	}
-	for _, g := range t.scan.GPUs {
-		known := t.gpus[g.UUID]
-		if since, wants := t.policy.WantsSession(known, t.facts); wants && (known.Answers() || waited(since)) {
-			return true
-		}
-	}
-	return false
 }

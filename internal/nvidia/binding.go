@@ -21,10 +21,10 @@ type bindings struct {
 }
 
 // start registers for the events.
-func (b *bindings) start() {
+func (b *bindings) start(a *api) {
 	var create nvml.SystemEventSetCreateRequest
 	create.Version = nvml.STRUCT_VERSION(create, 1)
-	if b.api.SystemEventSetCreate(&create) != nvml.SUCCESS {
+	if a.SystemEventSetCreate(&create) != nvml.SUCCESS {
 		return
 	}
 	b.events = new([maxBindings]nvml.SystemEventData_v1)
@@ -33,8 +33,8 @@ func (b *bindings) start() {
 		EventTypes: nvml.SystemEventTypeGpuDriverBind | nvml.SystemEventTypeGpuDriverUnbind, Set: create.Set,
 	}
 	register.Version = nvml.STRUCT_VERSION(register, 1)
-	if b.api.lib.SystemRegisterEvents(&register) != nvml.SUCCESS {
-		_ = b.free() // it is of no use, and what NVML says of that changes nothing
+	if act(a, "nvmlSystemRegisterEvents", func() nvml.Return { return a.lib.SystemRegisterEvents(&register) }) != nvml.SUCCESS {
+		_ = b.free(a) // it is of no use, and what NVML says of that changes nothing
 	}
 }
 
@@ -49,7 +49,7 @@ func (b *bindings) changed(timeout time.Duration) bool {
 	defer pin.Unpin()
 	b.request.Version = nvml.STRUCT_VERSION(b.request, 1)
 	b.request.Timeoutms, b.request.NumEvent = uint32(timeout.Milliseconds()), 0
-	switch b.api.lib.SystemEventSetWait(b.request) {
+	switch act(b.api, "nvmlSystemEventSetWait", func() nvml.Return { return b.api.lib.SystemEventSetWait(b.request) }) {
 	case nvml.SUCCESS:
 		return b.request.NumEvent > 0
 	case nvml.ERROR_INSUFFICIENT_SIZE: // for all there are
@@ -57,18 +57,18 @@ func (b *bindings) changed(timeout time.Duration) bool {
 	case nvml.ERROR_TIMEOUT:
 		return false
 	default:
-		_ = b.free() // the looks find out then
+		_ = b.free(b.api) // the looks find out then
 		return false
 	}
 }
 
 // free frees the set.
-func (b *bindings) free() error {
+func (b *bindings) free(a *api) error {
 	if b.request == nil {
 		return nil
 	}
 	free := nvml.SystemEventSetFreeRequest{Set: b.request.Set}
 	free.Version = nvml.STRUCT_VERSION(free, 1)
 	b.request = nil
-	return failure("nvmlSystemEventSetFree", b.api.lib.SystemEventSetFree(&free))
+	return failure("nvmlSystemEventSetFree", act(a, "nvmlSystemEventSetFree", func() nvml.Return { return a.lib.SystemEventSetFree(&free) }))
 }

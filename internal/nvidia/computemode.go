@@ -15,38 +15,21 @@ import (
 // The error wraps inventory.ErrNotSupported when the GPU has no compute modes, and inventory.ErrNoAnswer when the driver
 // did not answer by the deadline of ctx: then the mode may or may not have been set.
 func (s *Session) SetComputeMode(ctx context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode, error) {
-	var before inventory.ComputeMode
-	var err error
-	set := func() {
-		if s.stopped {
-			err = errClosed
-			return
-		}
-		before, err = s.scanner.setComputeMode(uuid, mode)
-	}
-	if noAnswer := s.driver.calls.do(ctx, set, nil); noAnswer != nil {
-		return 0, fmt.Errorf("set the compute mode of GPU %s to %s: %w", uuid, mode, noAnswer)
-	}
-	if err != nil {
-		return 0, fmt.Errorf("set the compute mode of GPU %s to %s: %w", uuid, mode, err)
-	}
-	return before, nil
+	return ask(ctx, s, fmt.Sprintf("set the compute mode %s of", mode), uuid, func(gpu device) (inventory.ComputeMode, error) {
+		return setComputeMode(gpu, mode)
+	})
 }
 
 // setComputeMode leaves a GPU alone that is in the mode already: only to change it takes privileges.
-func (s *scanner) setComputeMode(uuid string, mode inventory.ComputeMode) (before inventory.ComputeMode, err error) {
-	g, err := s.find(uuid)
-	if err != nil {
-		return 0, err
-	}
-	now, ret := g.device.GetComputeMode()
+func setComputeMode(gpu device, mode inventory.ComputeMode) (before inventory.ComputeMode, err error) {
+	now, ret := gpu.GetComputeMode()
 	if err := failure("nvmlDeviceGetComputeMode", ret); err != nil {
 		return 0, err
 	}
 	if inventory.ComputeMode(now) == mode {
 		return mode, nil
 	}
-	ret = g.device.SetComputeMode(nvml.ComputeMode(mode))
+	ret = gpu.SetComputeMode(nvml.ComputeMode(mode))
 	if err := failure("nvmlDeviceSetComputeMode", ret); err != nil {
 		if ret == nvml.ERROR_NO_PERMISSION {
 			return 0, fmt.Errorf("%w: run this container as root and privileged", err)

@@ -5,7 +5,6 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
@@ -79,8 +78,8 @@ func TestSetComputeModeThatHangs(t *testing.T) {
 		r := newRig(t, "l40s-x8")
 		r.scan()
 		r.inject(simulator.Fault{Kind: simulator.KindHang, Call: "DeviceSetComputeMode"})
-		r.noAnswer("SetComputeMode", 5*time.Second, func() error {
-			_, err := r.SetComputeMode(r.within(5*time.Second), r.uuid(0), inventory.ComputeExclusiveProcess)
+		r.noAnswer("SetComputeMode", gpuPatience, func() error {
+			_, err := r.SetComputeMode(r.ctx, r.uuid(0), inventory.ComputeExclusiveProcess)
 			return err
 		})
 		r.inject(simulator.Fault{Kind: simulator.KindRestore})

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -27,62 +28,91 @@ type Options struct {
 // A Driver opens sessions with the NVIDIA driver, one at a time. Its methods may be called from several goroutines.
 type Driver struct {
 	options Options
-	// calls makes all calls but those of events. Both outlive a Session: however often sessions are opened, no more than
-	// one call of each kind hangs.
+	// calls makes all calls but the waits for events. Both outlive a Session: however often sessions are opened, no more than
+	// maxGivenUp calls and one wait hang.
 	calls, events *worker
+	// node and waits are the records of calls that are about no GPU, and of waits for events.
+	node, waits *record
+	pulse       *pulse
 
-	// The rest belongs to calls.
+	// The rest belongs to who has the turn of calls.
 
 	open   bool
 	loaded *library // what the process is bound to; nil until a library was loaded
+	late   *Session // was opened when nobody waited for it any more; the next Open returns it
 }
+
+// maxGivenUp is how many calls may hang, besides a wait for events: one GPU that hangs leaves a thread for the others.
+const maxGivenUp = 2
 
 // New returns the driver. It touches nothing. There can be only one Driver for a library.
 func New(o Options) *Driver {
 	if o.Root == nil {
 		o.Root = os.DirFS("/")
 	}
-	return &Driver{options: o, calls: newWorker(), events: newWorker()}
+	d := &Driver{options: o, calls: newWorker(maxGivenUp), events: newWorker(1), pulse: &pulse{}}
+	d.node, d.waits = d.record(inventory.NoGPU), d.record(inventory.NoGPU)
+	return d
 }
 
-// Open starts a session: it initialises NVML and registers for the events of every GPU, so that what happens after Open
-// is either seen by Scan or reported by Next.
+// record returns a new record of calls that are about a GPU, or about none.
+func (d *Driver) record(gpu int) *record { return &record{gpu: gpu, pulse: d.pulse} }
+
+// Open starts a session: it initialises NVML, registers for the events of every GPU and looks at it for the first time, so that
+// what happens after Open is either seen by Scan or reported by Next. GPUs whose calls hang are left out.
 //
 // The error wraps inventory.ErrNoDriver when there is no driver yet, inventory.ErrDriverReplaced when only a new
-// process can talk to it, and inventory.ErrNoAnswer when it did not answer by the deadline of ctx. To open a second
-// session while one is open is an error.
+// process can talk to it, and inventory.ErrNoAnswer when a call about no GPU did not return in time: where such a session comes
+// late, the next Open returns it. To open a second session while one is open is an error.
 func (d *Driver) Open(ctx context.Context) (*Session, error) {
-	var s *Session
-	var err error
-	start := func() { s, err = d.start() }
-	undo := func() {
-		if err == nil {
-			_ = s.stop() // nobody is there to hear of it
-		}
-	}
-	if noAnswer := d.calls.do(ctx, start, undo); noAnswer != nil {
-		return nil, fmt.Errorf("open an NVML session: %w", noAnswer)
-	}
+	s, err := d.begin(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("open an NVML session: %w", err)
 	}
 	return s, nil
 }
 
-// Hanging returns how many calls into the driver were waited for in vain and have not returned: each keeps a thread, and there
-// are two at most.
-func (d *Driver) Hanging() int {
-	hanging := 0
-	for _, w := range []*worker{d.calls, d.events} {
-		if w.hangs() {
-			hanging++
+// begin begins a session or adopts one that came late.
+func (d *Driver) begin(ctx context.Context) (*Session, error) {
+	if err := d.calls.take(ctx); err != nil {
+		return nil, err
+	}
+	defer d.calls.release()
+	var s *Session
+	var err error
+	start := func() { s, err = d.start() }
+	adopt := func() {
+		if err == nil {
+			d.late = s
 		}
 	}
-	return hanging
+	if noAnswer := d.calls.job(ctx, d.node, openPatience, start, adopt); noAnswer != nil {
+		return nil, noAnswer
+	}
+	if err != nil {
+		return nil, err
+	}
+	s.meet(ctx)
+	return s, nil
 }
 
-// start begins a session, on the worker.
+// pinned reports whether the session cannot be closed now, because a call hangs.
+func (d *Driver) pinned() bool { return len(d.calls.hanging()) > 0 }
+
+// Calls returns the calls into the driver that were waited for in vain and have not returned, the oldest first. Each keeps a
+// thread.
+func (d *Driver) Calls() []inventory.Call {
+	calls := slices.Concat(d.calls.hanging(), d.events.hanging())
+	slices.SortFunc(calls, func(a, b inventory.Call) int { return a.Since.Compare(b.Since) })
+	return calls
+}
+
+// start begins a session, in a job.
 func (d *Driver) start() (*Session, error) {
+	if s := d.late; s != nil {
+		d.late = nil
+		return s, nil
+	}
 	if d.open {
 		return nil, errors.New("one is open already, and there can only be one at a time")
 	}
@@ -94,7 +124,9 @@ func (d *Driver) start() (*Session, error) {
 		return nil, err
 	}
 	bound := boundGPUs(d.options.Root) // first: a GPU that comes now is rather seen by Scan than by nobody
+	d.node.begin("nvmlInit")
 	ret := lib.Init()
+	d.node.end()
 	if ret == nvml.ERROR_LIBRARY_NOT_FOUND {
 		return nil, fmt.Errorf("%w: %s", inventory.ErrNoDriver, d.unloadable(lib))
 	}
@@ -103,7 +135,7 @@ func (d *Driver) start() (*Session, error) {
 		return nil, initFailure(ret)
 	}
 	d.open = true
-	s := newSession(d, newAPI(lib, lib.has))
+	s := newSession(d, newAPI(lib, lib.has, d.node))
 	if err := s.start(bound); err != nil {
 		return nil, errors.Join(err, s.stop())
 	}

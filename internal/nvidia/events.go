@@ -3,6 +3,7 @@ package nvidia
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -49,9 +50,17 @@ func (s *Session) Next(ctx context.Context) (inventory.Event, error) {
 			s.useless = 0
 		}
 		if o.found {
+			s.mu.Lock()
+			s.relink = s.relink || o.event.Kind == inventory.EventXID && linkXIDs[o.event.XID]
+			s.mu.Unlock()
 			return o.event, nil
 		}
 	}
+}
+
+// linkXIDs are the XIDs that say that something happened to an NVLink.
+var linkXIDs = map[uint64]bool{
+	74: true, 144: true, 145: true, 146: true, 147: true, 148: true, 149: true, 150: true, 155: true,
 }
 
 // space moves the time before which the next wait may not begin.
@@ -76,27 +85,18 @@ func (s *Session) rest(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-s.closed:
-		return fmt.Errorf("wait for events: %w", errClosed)
 	case <-timer.C:
 		return nil
 	}
 }
 
-// wait makes one wait, on the worker. An event that comes after ctx ended is kept for the next one.
+// wait makes one wait, in a job. An event that comes after ctx ended is kept for the next one.
 func (s *Session) wait(ctx context.Context) (outcome, error) {
-	// That the caller's patience ends, by a deadline too, does not make the wait late.
-	patience, cancel := context.WithTimeout(context.WithoutCancel(ctx), waitStep+waitPatience)
-	defer cancel()
-	defer context.AfterFunc(ctx, cancel)()
-
 	var o outcome
 	var err error
 	once := func() {
-		select {
-		case <-s.closed:
-			err = errClosed
-		default:
+		if err = errClosed; !s.stopped {
+			s.register()
 			o, err = s.watch.wait()
 		}
 	}
@@ -105,8 +105,26 @@ func (s *Session) wait(ctx context.Context) (outcome, error) {
 			s.watch.queue = append(s.watch.queue, o.event)
 		}
 	}
-	if noAnswer := s.driver.events.do(patience, once, keep); noAnswer != nil {
+	if noAnswer := s.driver.events.do(ctx, s.driver.waits, waitStep+waitPatience, once, keep); noAnswer != nil {
 		return outcome{}, noAnswer
 	}
 	return o, err
+}
+
+// register registers for the events of GPUs that were identified since the last wait, or for which it was not permitted.
+func (s *Session) register() {
+	s.mu.Lock()
+	joining := slices.Concat(s.joining, s.watch.again())
+	s.joining = nil
+	s.mu.Unlock()
+	if len(joining) == 0 {
+		return
+	}
+	refused := s.watch.add(joining)
+	for _, g := range joining {
+		s.deaf(g.index, nil)
+	}
+	for _, d := range refused {
+		s.deaf(d.index, d.reason)
+	}
 }

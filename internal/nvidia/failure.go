@@ -42,6 +42,7 @@ func unprivileged(err error) error {
 type account struct {
 	contact inventory.Contact
 	reason  string
+	ret     nvml.Return // the gravest answer
 	// incomplete is the first call for a signal that failed without saying anything of the GPU.
 	incomplete string
 }
@@ -78,7 +79,7 @@ func (a *account) signal(call string, ret nvml.Return) bool {
 
 func (a *account) note(call string, ret nvml.Return, c inventory.Contact) {
 	if c > a.contact {
-		a.contact, a.reason = c, failure(call, ret).Error()
+		a.contact, a.reason, a.ret = c, failure(call, ret).Error(), ret
 	}
 }
 

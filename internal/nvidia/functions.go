@@ -79,6 +79,8 @@ const (
 type api struct {
 	lib nvml.Interface
 	has map[string]bool // of the functions in the table: those of the library
+	// record is told of each call.
+	record *record
 
 	mu       sync.Mutex
 	supports map[question]bool // by the first answer
@@ -91,9 +93,12 @@ type question struct {
 	argument int // 0 for a function without one
 }
 
-func newAPI(lib nvml.Interface, has map[string]bool) *api {
-	return &api{lib: lib, has: has, supports: map[question]bool{}}
+func newAPI(lib nvml.Interface, has map[string]bool, r *record) *api {
+	return &api{lib: lib, has: has, record: r, supports: map[question]bool{}}
 }
+
+// of returns the same NVML, whose calls go into another record.
+func (a *api) of(r *record) *api { return newAPI(a.lib, a.has, r) }
 
 // forget has a GPU asked again for what it did not support: that can change with its MIG devices.
 func (d device) forget() {
@@ -108,13 +113,20 @@ func invoke[T any](a *api, function string, f func() (T, nvml.Return)) (T, nvml.
 		var none T
 		return none, nvml.ERROR_FUNCTION_NOT_FOUND
 	}
+	a.record.begin(function)
+	defer a.record.end()
 	return f()
+}
+
+// act calls a function that returns nothing else.
+func act(a *api, function string, f func() nvml.Return) nvml.Return {
+	_, ret := invoke(a, function, func() (struct{}, nvml.Return) { return struct{}{}, f() })
+	return ret
 }
 
 // command calls a function that changes something about a device.
 func command(d device, function string, f func() nvml.Return) nvml.Return {
-	_, ret := invoke(d.api, "nvmlDevice"+function, func() (struct{}, nvml.Return) { return struct{}{}, f() })
-	return ret
+	return act(d.api, "nvmlDevice"+function, f)
 }
 
 // query calls a function that asks a device for something. A device whose first answer was ERROR_NOT_SUPPORTED is not asked again in

@@ -222,7 +222,7 @@ func TestNotSupportedIsRemembered(t *testing.T) {
 	}
 	compare(t, "calls of nvmlDeviceGetMigMode", 2, lib.migMode)
 	compare(t, "calls of nvmlDeviceGetNvLinkState", 2*nvml.NVLINK_MAX_LINKS, lib.links)
-	compare(t, "calls of nvmlDeviceGetUUID, which is supported", 2*4, lib.uuids)
+	compare(t, "calls of nvmlDeviceGetUUID, which is supported", 2*3, lib.uuids)
 }
 
 // TestNotSupportedIsForgotten has MIG devices come and go: with them, rows cannot be read.

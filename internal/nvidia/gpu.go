@@ -12,7 +12,7 @@ import (
 // displayOnly are the models that NVML counts and that run no work: the display adapter of a DGX Station.
 var displayOnly = []string{"DGX Display", "NVIDIA DGX Display"}
 
-// A gpu is what a session knows of the GPU at one NVML index.
+// A gpu is what a session knows of the GPU at one NVML index. Its slices are replaced, never written to, but for found.
 type gpu struct {
 	device device
 	pci    nvml.PciInfo
@@ -24,23 +24,36 @@ type gpu struct {
 	memory     nvml.Return // what the call for MemoryBytes answered last
 	hidden     bool        // displayOnly
 	migDevices []migDevice
+	found      []migDevice         // by the look under way
+	unread     []inventory.LeftOut // the MIG devices that could not be read
 	nvlink     nvlink
-	reported   time.Time // when the following were read
+	linked     bool              // the links were read
+	ways       []way             // that were found with them
+	answer     account           // how the GPU answered last
+	refused    error             // why its events could not be registered for
+	reading    inventory.Reading // the last one
+	read       bool              // there was one
+	fresh      bool              // nobody was told of it
+	reported   time.Time         // when the following were read
 	report     inventory.Report
 	// persistence and energy are as inventory.Reading has them.
 	persistence inventory.Signal[bool]
 	energy      inventory.Signal[uint64]
 }
 
-// ask reads the GPU at an index into g.seen, as far as it answers.
-func (s *scanner) ask(index int, g *gpu, a *account) {
-	device, ret := s.api.DeviceGetHandleByIndex(index)
+// ask reads the GPU of a slot into g.seen, as far as it answers.
+func (s *scanner) ask(sl *slot, g *gpu, a *account) {
+	index := sl.record.gpu
+	device, ret := sl.api.DeviceGetHandleByIndex(index)
 	if !a.must("nvmlDeviceGetHandleByIndex", ret) {
 		return
 	}
 	uuid, ret := device.GetUUID()
 	if !a.must("nvmlDeviceGetUUID", ret) {
 		return
+	}
+	if g.seen.UUID != uuid {
+		g.refused = s.register(sl, uuid, device)
 	}
 	pci, ret := device.GetPciInfo()
 	if !a.must("nvmlDeviceGetPciInfo", ret) {
@@ -51,7 +64,7 @@ func (s *scanner) ask(index int, g *gpu, a *account) {
 		return
 	}
 	if g.seen.UUID != uuid || g.pci != pci {
-		*g = gpu{pci: pci, seen: inventory.GPU{UUID: uuid, BDF: bdf(pci)}}
+		*g = gpu{pci: pci, seen: inventory.GPU{UUID: uuid, BDF: bdf(pci)}, refused: g.refused}
 	}
 	g.device, g.seen.Index, g.seen.Minor = device, index, minor
 	if !g.described {
@@ -66,9 +79,6 @@ func (s *scanner) ask(index int, g *gpu, a *account) {
 	}
 	if !a.gone() {
 		s.readMIG(g, a)
-	}
-	if !a.gone() {
-		s.readNVLink(g, a)
 	}
 }
 

@@ -29,117 +29,307 @@ func (r *rig) noAnswer(call string, after time.Duration, f func() error) {
 	}
 }
 
+// stalls checks that a call ends after exactly so long because another one does not return.
+func (r *rig) stalls(call string, after time.Duration, on string, f func() error) {
+	r.t.Helper()
+	start := time.Now()
+	err := f()
+	var stall *inventory.Stall
+	if !errors.As(err, &stall) || stall.Call.String() != on || time.Since(start) != after {
+		r.t.Errorf("%s: got error %v after %v, want that %s does not return after %v", call, err, time.Since(start), on, after)
+	}
+}
+
+// hanging checks which calls hang.
+func (r *rig) hanging(want ...string) {
+	r.t.Helper()
+	var got []string
+	for _, c := range r.driver.Calls() {
+		got = append(got, c.String())
+	}
+	compare(r.t, "calls that hang", want, got)
+}
+
+func (r *rig) read(gpu int) error {
+	_, err := r.Read(r.ctx, r.uuid(gpu))
+	return err
+}
+
+func (r *rig) look() error {
+	_, err := r.Scan(r.ctx)
+	return err
+}
+
+func hang(gpu, call string) simulator.Fault {
+	return simulator.Fault{Kind: simulator.KindHang, GPU: gpu, Call: call}
+}
+
+var restore = simulator.Fault{Kind: simulator.KindRestore}
+
 // TestHang has calls hang, and then go on: time is exact in these tests, and nothing may be left running at their end.
 func TestHang(t *testing.T) {
 	t.Parallel()
-	hang := func(call string) simulator.Fault { return simulator.Fault{Kind: simulator.KindHang, Call: call} }
-	restore := simulator.Fault{Kind: simulator.KindRestore}
-
-	t.Run("scan", func(t *testing.T) {
-		t.Parallel()
-		synctest.Test(t, func(t *testing.T) {
+	for name, test := range map[string]func(t *testing.T){
+		"a call about a GPU": func(t *testing.T) {
+			const call = "nvmlDeviceGetMemoryInfo of GPU 3"
 			r := newRig(t, "dgx-h100")
 			before := r.scan()
-			r.inject(simulator.Fault{Kind: simulator.KindHang, GPU: "3", Call: "DeviceGetMemoryInfo"})
-			scan := func() error { _, err := r.Scan(r.within(5 * time.Second)); return err }
-			compare(t, "calls that hang before anybody knows", 0, r.driver.Hanging())
-			r.noAnswer("first Scan", 5*time.Second, scan)
-			compare(t, "calls that hang", 1, r.driver.Hanging())
-			r.noAnswer("second Scan", 0, scan)
-			r.noAnswer("Read", 0, func() error { _, err := r.Read(r.within(time.Second), r.uuid(0)); return err })
-			r.noAnswer("Close", 3*time.Second, func() error { return r.Close(r.within(3 * time.Second)) })
-			r.noAnswer("Open", 0, func() error { _, err := r.driver.Open(r.within(time.Second)); return err })
-			if sessions := r.node.Stats().Sessions; sessions != 1 {
-				t.Errorf("%d sessions are open while a call hangs, want 1", sessions)
+			r.inject(hang("3", "DeviceGetMemoryInfo"))
+			start := time.Now()
+			compare(t, "the node while a call hangs", before, r.scan())
+			compare(t, "the time it took", gpuPatience, time.Since(start))
+			r.hanging(call)
+			compare(t, "the node at the next look", before, r.scan())
+			r.stalls("Read of the GPU", 0, call, func() error { return r.read(3) })
+			for _, other := range []int{0, 1, 2, 4, 5, 6, 7} {
+				if err := r.read(other); err != nil {
+					t.Errorf("GPU %d: %v", other, err)
+				}
+			}
+			if _, err := r.Processes(r.ctx, r.uuid(4)); err != nil {
+				t.Error(err)
+			}
+			_, err := r.Processes(r.ctx, r.uuid(3))
+			r.stalls("Processes of the GPU", 0, call, func() error { return err })
+			compare(t, "the time that all this took", gpuPatience, time.Since(start))
+			r.stalls("Close", 3*time.Second, call, func() error { return r.Close(r.within(3 * time.Second)) })
+			if err := r.read(0); err != nil {
+				t.Errorf("after a Close that failed: %v", err)
 			}
 			r.inject(restore)
 			synctest.Wait() // the call has returned
-			compare(t, "calls that hang when it has returned", 0, r.driver.Hanging())
-			if err := r.Close(r.ctx); err != nil {
-				t.Fatal(err)
-			}
-			r.clean()
-			s, err := r.driver.Open(r.ctx)
-			if err != nil {
-				t.Fatal(err)
-			}
-			r.Session = s
+			r.hanging()
 			compare(t, "the node afterwards", before, r.scan())
-		})
-	})
-	t.Run("scan, and the session goes on", func(t *testing.T) {
-		t.Parallel()
-		synctest.Test(t, func(t *testing.T) {
+			if err := r.read(3); err != nil {
+				t.Errorf("once the call has returned: %v", err)
+			}
+		},
+		"calls about two GPUs": func(t *testing.T) {
 			r := newRig(t, "dgx-h100")
 			before := r.scan()
-			r.inject(hang("DeviceGetNvLinkState"))
-			r.noAnswer("Scan", time.Second, func() error { _, err := r.Scan(r.within(time.Second)); return err })
+			r.inject(hang("3", ""), hang("5", ""))
+			start := time.Now()
+			if err := r.look(); err != nil {
+				t.Error(err)
+			}
+			compare(t, "the time until no more threads are risked", nodePatience+gpuPatience, time.Since(start))
+			r.hanging("nvmlDeviceGetHandleByIndex of GPU 3", "nvmlDeviceGetHandleByIndex of GPU 5")
+			r.stalls("Read of a GPU", 0, "nvmlDeviceGetHandleByIndex of GPU 5", func() error { return r.read(5) })
+			if err := r.read(0); !errors.Is(err, inventory.ErrNoAnswer) {
+				t.Errorf("Read while no call returns: %v", err)
+			}
+			_, _ = r.Next(r.within(time.Second)) // a wait returns
+			if err := r.read(0); !errors.Is(err, inventory.ErrNotAsked) {
+				t.Errorf("Read while waits return: %v", err)
+			}
+			compare(t, "the node meanwhile", before, r.scan())
 			r.inject(restore)
 			synctest.Wait()
 			compare(t, "the node afterwards", before, r.scan())
-		})
-	})
-	t.Run("scan that is told to stop", func(t *testing.T) {
-		t.Parallel()
-		synctest.Test(t, func(t *testing.T) {
+			for gpu := range 8 {
+				if err := r.read(gpu); err != nil {
+					t.Errorf("GPU %d: %v", gpu, err)
+				}
+			}
+		},
+		"a call about no GPU": func(t *testing.T) {
+			r := newRig(t, "dgx-h100")
+			before := r.scan()
+			r.inject(hang("", "DeviceGetCount"))
+			r.stalls("Scan", nodePatience, "nvmlDeviceGetCount", r.look)
+			r.stalls("second Scan", 0, "nvmlDeviceGetCount", r.look)
+			r.inject(restore)
+			synctest.Wait()
+			compare(t, "the node afterwards", before, r.scan())
+		},
+		"a look that is told to stop": func(t *testing.T) {
 			r := newRig(t, "t4")
-			r.inject(hang("DeviceGetName"))
+			r.inject(hang("", "DeviceGetUUID"))
 			ctx, cancel := context.WithCancel(r.ctx)
 			time.AfterFunc(time.Second, cancel)
 			if _, err := r.Scan(ctx); !errors.Is(err, context.Canceled) {
 				t.Errorf("got error %v, want that of the context", err)
 			}
 			// Nobody has lost patience with that call yet.
-			r.noAnswer("Scan", time.Second, func() error { _, err := r.Scan(r.within(time.Second)); return err })
-			r.noAnswer("Scan", 0, func() error { _, err := r.Scan(r.within(time.Second)); return err })
+			start := time.Now()
+			_ = r.look()
+			compare(t, "the time of the next look", gpuPatience-time.Second, time.Since(start))
 			r.inject(restore)
-		})
-	})
-	t.Run("open", func(t *testing.T) {
-		t.Parallel()
-		for _, call := range []string{"Init", "DeviceGetHandleByIndex", "DeviceRegisterEvents"} {
-			synctest.Test(t, func(t *testing.T) {
-				node := newNode(t, "dgx-h100")
-				r := &rig{t: t, ctx: t.Context(), node: node, driver: New(Options{Library: node.NVML(), Root: node.Root()})}
-				r.inject(hang(call))
-				open := func() error { _, err := r.driver.Open(r.within(time.Minute)); return err }
-				r.noAnswer("first Open", time.Minute, open)
-				r.noAnswer("second Open", 0, open)
-				r.inject(restore)
-				synctest.Wait() // the session that nobody waits for any more is closed
-				r.clean()
-				s, err := r.driver.Open(r.ctx)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if err := s.Close(r.ctx); err != nil {
-					t.Fatal(err)
-				}
-				r.clean()
-			})
-		}
-	})
-	t.Run("wait for events", func(t *testing.T) {
-		t.Parallel()
-		synctest.Test(t, func(t *testing.T) {
-			r := newRig(t, "t4", hang("EventSetWait"))
+		},
+		"a wait for events": func(t *testing.T) {
+			r := newRig(t, "t4", hang("", "EventSetWait"))
 			next := func() error { _, err := r.Next(r.ctx); return err }
-			r.noAnswer("first Next", waitStep+waitPatience, next)
-			r.noAnswer("second Next", 0, next)
-			compare(t, "calls that hang", 1, r.driver.Hanging())
+			r.stalls("first Next", waitStep+waitPatience, "nvmlEventSetWait", next)
+			r.stalls("second Next", 0, "nvmlEventSetWait", next)
+			r.hanging("nvmlEventSetWait")
 			r.scan() // the other calls go on
-			r.noAnswer("Close", time.Second, func() error { return r.Close(r.within(time.Second)) })
+			r.stalls("Close", time.Second, "nvmlEventSetWait", func() error { return r.Close(r.within(time.Second)) })
+			r.scan()
 			r.inject(restore)
+			time.Sleep(waitStep) // the bubble's clock
+			synctest.Wait()
+			r.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "0", XID: 31})
+			if e := r.next(); e.XID != 31 {
+				t.Errorf("the event after the hang is %+v", e)
+			}
+		},
+		"shutdown": func(t *testing.T) {
+			r := newRig(t, "t4", hang("", "Shutdown"))
+			r.noAnswer("Close", time.Second, func() error { return r.Close(r.within(time.Second)) })
+			r.stalls("Close again", time.Second, "nvmlShutdown", func() error { return r.Close(r.within(time.Second)) })
+			r.inject(restore)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, test)
 		})
+	}
+}
+
+// TestOpenThatComesLate: a session that is opened when nobody waits for it any more is the next caller's.
+func TestOpenThatComesLate(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		node := newNode(t, "dgx-h100")
+		r := &rig{t: t, ctx: t.Context(), node: node, driver: New(Options{Library: node.NVML(), Root: node.Root()})}
+		r.inject(hang("", "Init"))
+		open := func() error { _, err := r.driver.Open(r.ctx); return err }
+		r.stalls("first Open", openPatience, "nvmlInit", open)
+		r.stalls("second Open", 0, "nvmlInit", open)
+		r.inject(restore)
+		synctest.Wait()
+		r.inject(hang("", "Init")) // whoever initialises NVML now waits for ever
+		s, err := r.driver.Open(r.ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if sessions := node.Stats().Sessions; sessions != 1 {
+			t.Errorf("%d sessions are open, want one", sessions)
+		}
+		r.inject(restore)
+		if err := s.Close(r.ctx); err != nil {
+			t.Fatal(err)
+		}
+		r.clean()
 	})
-	t.Run("shutdown", func(t *testing.T) {
-		t.Parallel()
+}
+
+// TestOpenWithAGPUThatHangs: the others are met, and the one that hangs joins them once its call has returned.
+func TestOpenWithAGPUThatHangs(t *testing.T) {
+	t.Parallel()
+	for _, call := range []string{"DeviceGetHandleByIndex", "DeviceGetUUID", "DeviceRegisterEvents", ""} {
 		synctest.Test(t, func(t *testing.T) {
-			r := newRig(t, "t4", hang("Shutdown"))
-			r.noAnswer("Close", time.Second, func() error { return r.Close(r.within(time.Second)) })
-			r.noAnswer("Close again", time.Second, func() error { return r.Close(r.within(time.Second)) })
+			start := time.Now()
+			r := newRig(t, "dgx-h100", hang("3", call))
+			s := r.scan()
+			compare(t, "the time until the others are there", gpuPatience, time.Since(start))
+			if call == "" {
+				call = "DeviceGetHandleByIndex"
+			}
+			compare(t, "what is left out", []inventory.LeftOut{{
+				Index: 3, Reason: "the GPU cannot be identified: nvml" + call + " does not return",
+			}}, s.LeftOut)
+			compare(t, "what gives no events", []inventory.LeftOut{{Index: 3, Reason: "nvml" + call + " does not return"}}, r.Unwatched())
+			compare(t, "how many are there", 7, len(s.GPUs))
+			for _, g := range s.GPUs {
+				if reading, err := r.Read(r.ctx, g.UUID); err != nil || reading.Contact != inventory.ContactGood {
+					t.Errorf("GPU %d: %+v, %v", g.Index, reading, err)
+				}
+			}
 			r.inject(restore)
+			synctest.Wait()
+			if s := r.scan(); len(s.GPUs) != 8 || len(s.LeftOut) > 0 {
+				t.Errorf("afterwards %d GPUs are there, and left out are %v", len(s.GPUs), s.LeftOut)
+			}
+			_, _ = r.Next(r.within(time.Second))
+			compare(t, "what gives no events afterwards", 0, len(r.Unwatched()))
+			r.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "3", XID: 31})
+			if e := r.next(); e.XID != 31 || e.UUID != r.uuid(3) {
+				t.Errorf("the event of the GPU is %+v", e)
+			}
 		})
+	}
+}
+
+// TestSlowIsNotDead has each call take 20 ms, and then 3 s: every GPU is read in the end, and no call hangs for long.
+func TestSlowIsNotDead(t *testing.T) {
+	t.Parallel()
+	for delay, limit := range map[string]time.Duration{"20ms": 5 * time.Second, "3s": time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			start := time.Now()
+			node := newNode(t, "dgx-h100")
+			r := &rig{t: t, ctx: t.Context(), node: node, driver: New(Options{Library: node.NVML(), Root: node.Root()})}
+			r.inject(simulator.Fault{Kind: simulator.KindSlow, Delay: delay})
+			s, err := r.driver.Open(r.ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.Session = s
+			read := map[string]bool{}
+			for len(read) < 8 {
+				for _, g := range r.scan().GPUs {
+					_, err := r.Read(r.ctx, g.UUID)
+					var stall *inventory.Stall
+					switch {
+					case err == nil:
+						read[g.UUID] = true
+					case errors.As(err, &stall) && time.Since(stall.Call.Since) >= nodePatience:
+						t.Fatalf("GPU %d: %v since %v", g.Index, err, time.Since(stall.Call.Since))
+					}
+				}
+				if took := time.Since(start); took > limit {
+					t.Fatalf("after %v, %d GPUs were read", took, len(read))
+				}
+				time.Sleep(time.Millisecond) // the bubble's clock
+			}
+			t.Logf("with calls of %s all GPUs are read after %v", delay, time.Since(start))
+			for range 3600 {
+				time.Sleep(time.Second)
+				if r.scan(); !s.LinksDue() {
+					break
+				}
+			}
+			compare(t, "links of GPU 0", 7, len(r.scan().GPUs[0].Links))
+			r.inject(restore)
+			time.Sleep(time.Minute)
+			if err := s.Close(r.ctx); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// TestGPUThatHangsAgainAndAgain: it is asked when its call has returned, and when that call hangs, too, only after Retry.
+func TestGPUThatHangsAgainAndAgain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, "dgx-h100", simulator.Fault{Kind: simulator.KindSlow, GPU: "3", Call: "DeviceGetMinorNumber", Delay: "45s"})
+		r.ctx = t.Context()
+		asked := 0
+		last := time.Time{}
+		for range 3600 {
+			r.scan()
+			_ = r.read(3)
+			for _, c := range r.driver.Calls() {
+				if !c.Since.Equal(last) {
+					asked, last = asked+1, c.Since
+				}
+			}
+			time.Sleep(time.Second)
+		}
+		compare(t, "how often it was asked within an hour", maxHangs, asked)
+		r.inject(restore)
+		if err := r.read(3); err == nil {
+			t.Error("it was read without Retry")
+		}
+		if err := r.Retry(r.ctx); err != nil {
+			t.Fatal(err)
+		}
+		r.scan()
+		if err := r.read(3); err != nil {
+			t.Errorf("after Retry: %v", err)
+		}
 	})
 }
 
@@ -190,7 +380,7 @@ func TestNothingLeft(t *testing.T) {
 			}
 		}
 	}()
-	r.inject(simulator.Fault{Kind: simulator.KindHang, Call: "DeviceGetMemoryInfo"})
+	r.inject(hang("", "DeviceGetMemoryInfo"))
 	if _, err := r.Scan(r.within(time.Millisecond)); !errors.Is(err, inventory.ErrNoAnswer) {
 		t.Errorf("got error %v, want ErrNoAnswer", err)
 	}

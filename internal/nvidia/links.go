@@ -19,14 +19,80 @@ type nvlink struct {
 	unread   bool     // not all of it could be read: it is read again by the next look
 }
 
-// readNVLink reads where the lanes of g lead, if other lanes are active than at the last look.
+// A pair is two GPUs by their PCI addresses, the lower one first. The way by PCIe between them depends on these only.
+type pair [2]string
+
+func pairOf(a, b *gpu) pair { return pair{min(a.seen.BDF, b.seen.BDF), max(a.seen.BDF, b.seen.BDF)} }
+
+// A peer is another GPU of the session to which the way by PCIe is not known.
+type peer struct {
+	pair   pair
+	handle nvml.Device
+}
+
+// A way leads from one GPU of a pair to the other by PCIe.
+type way struct {
+	pair pair
+	path inventory.PCIePath
+}
+
+// peers returns the GPUs to which the way from the GPU of a slot is not known.
+func (s *scanner) peers(sl *slot) []peer {
+	var peers []peer
+	for _, other := range s.slots {
+		pair := pairOf(sl.gpu, other.gpu)
+		if _, known := s.topology.paths[pair]; other != sl && other.gpu.seen.UUID != "" && !known {
+			peers = append(peers, peer{pair, other.gpu.device.handle})
+		}
+	}
+	return peers
+}
+
+// readLinks reads where the lanes of a GPU lead, and the ways by PCIe to other GPUs.
+func (s *scanner) readLinks(sl *slot, g *gpu, peers []peer) {
+	var a account
+	g.linked, g.ways = true, nil
+	s.readNVLink(g, &a)
+	for _, p := range peers {
+		if a.gone() {
+			break
+		}
+		other := device{api: sl.api, handle: p.handle}
+		level, ret := g.device.GetTopologyCommonAncestor(other)
+		if ret != nvml.SUCCESS {
+			level, ret = other.GetTopologyCommonAncestor(g.device)
+		}
+		if at := slices.Index(pcieLevels[:], level); ret == nvml.SUCCESS && at >= 0 {
+			g.ways = append(g.ways, way{p.pair, inventory.PCIeSameBoard + inventory.PCIePath(at)})
+		} else if contact(ret) != inventory.ContactGood {
+			g.nvlink.unread = true
+		}
+	}
+	if a.gone() {
+		g.nvlink.unread, g.answer, g.seen.Health = true, a, a.health()
+	}
+}
+
+// linked takes over the links that were read of a GPU.
+func (s *scanner) linked(g *gpu) {
+	if s.topology.paths == nil {
+		s.topology.paths = map[pair]inventory.PCIePath{}
+	}
+	for _, p := range g.ways {
+		s.topology.paths[p.pair] = p.path
+	}
+	g.linked, g.ways, s.topology.stale = false, nil, true
+}
+
+// readNVLink reads where the lanes of g lead, if other lanes are active than when it was read last.
 func (s *scanner) readNVLink(g *gpu, a *account) {
 	var active, inactive uint64
 	for lane := range nvml.NVLINK_MAX_LINKS {
 		state, ret := g.device.GetNvLinkState(lane)
 		switch a.extra("nvmlDeviceGetNvLinkState", ret); {
 		case contact(ret) != inventory.ContactGood:
-			return // what is known holds until the next look
+			g.nvlink.unread = true // what is known holds until the next look
+			return
 		case ret == nvml.SUCCESS && state == nvml.FEATURE_ENABLED:
 			active |= 1 << lane
 		case ret == nvml.SUCCESS:
@@ -44,7 +110,6 @@ func (s *scanner) readNVLink(g *gpu, a *account) {
 		}
 	}
 	g.nvlink = n
-	s.topology.stale = true
 }
 
 // follow adds where one active lane of g leads.
@@ -92,9 +157,9 @@ var nvlinkGenerations = map[nvml.NvlinkVersion]int{
 
 // A topology remembers how GPUs are connected.
 type topology struct {
-	ends  []end                            // the GPUs, as the links were made from
-	stale bool                             // some lanes lead elsewhere, or some path could not be read
-	paths map[[2]string]inventory.PCIePath // by PCI addresses, the lower index first; only what is known
+	ends  []end                       // the GPUs, as the links were made from
+	stale bool                        // links were read since
+	paths map[pair]inventory.PCIePath // only what is known
 }
 
 // An end is a GPU to which links lead.
@@ -122,14 +187,14 @@ func (s *scanner) link() {
 			if i == j {
 				continue
 			}
-			if l, ok := s.connection(s.known[s.gpus[i].Index], s.known[s.gpus[j].Index]); ok {
+			if l, ok := s.connection(s.slots[s.gpus[i].Index].gpu, s.slots[s.gpus[j].Index].gpu); ok {
 				links = append(links, l)
 			}
 		}
 		s.gpus[i].Links = links
 	}
 	for _, g := range s.gpus {
-		s.known[g.Index].seen.Links = g.Links
+		s.slots[g.Index].gpu.seen.Links = g.Links
 	}
 }
 
@@ -138,7 +203,7 @@ func endOf(g inventory.GPU) end { return end{uuid: g.UUID, bdf: g.BDF, index: g.
 // connection returns the link from one GPU to another; false if nothing is known of it. Of each fact that both ends
 // tell, the better one holds: an end that could not be read tells less, never more.
 func (s *scanner) connection(from, to *gpu) (inventory.Link, bool) {
-	l := inventory.Link{Peer: to.seen.UUID, PeerIndex: to.seen.Index, PCIe: s.pcie(from, to)}
+	l := inventory.Link{Peer: to.seen.UUID, PeerIndex: to.seen.Index, PCIe: s.topology.paths[pairOf(from, to)]}
 	l.NVLinks = max(from.lanesTo(to), to.lanesTo(from))
 	if l.NVLinks == 0 {
 		l.NVLinks = min(from.nvlink.switched, to.nvlink.switched)
@@ -162,32 +227,6 @@ func (g *gpu) lanesTo(other *gpu) int {
 		}
 	}
 	return lanes
-}
-
-// pcie returns the common ancestor of two GPUs in the PCIe tree. It depends on where the two are plugged in only.
-func (s *scanner) pcie(a, b *gpu) inventory.PCIePath {
-	if b.seen.Index < a.seen.Index {
-		a, b = b, a
-	}
-	key := [2]string{a.seen.BDF, b.seen.BDF}
-	if path, ok := s.topology.paths[key]; ok {
-		return path
-	}
-	level, ret := a.device.GetTopologyCommonAncestor(b.device)
-	if ret != nvml.SUCCESS {
-		level, ret = b.device.GetTopologyCommonAncestor(a.device)
-	}
-	at := slices.Index(pcieLevels[:], level)
-	if ret != nvml.SUCCESS || at < 0 {
-		s.topology.stale = s.topology.stale || contact(ret) != inventory.ContactGood
-		return inventory.PCIeUnknown
-	}
-	path := inventory.PCIeSameBoard + inventory.PCIePath(at)
-	if s.topology.paths == nil {
-		s.topology.paths = map[[2]string]inventory.PCIePath{}
-	}
-	s.topology.paths[key] = path
-	return path
 }
 
 // pcieLevels are NVML's levels in the order of inventory.PCIePath, from PCIeSameBoard.

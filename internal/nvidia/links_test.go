@@ -83,9 +83,12 @@ func TestLinks(t *testing.T) {
 			r := newRig(t, test.profile, test.faults...)
 			check(r.scan())
 			r.inject(simulator.Fault{Kind: simulator.KindRestore})
+			r.retry()
 			whole := newRig(t, test.profile).scan()
 			compare(t, "once the faults are gone", whole, r.scan())
 			r.inject(test.faults...)
+			compare(t, "what nobody asks for", whole, r.scan())
+			r.retry()
 			if test.faults[0].Kind == simulator.KindNVLink {
 				check(r.scan())
 			} else {
@@ -95,6 +98,21 @@ func TestLinks(t *testing.T) {
 	}
 }
 
+// TestLinksAfterAnXID has lanes cut, which an XID tells.
+func TestLinksAfterAnXID(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "dgx-h100")
+	before := r.scan()
+	r.inject(simulator.Fault{Kind: simulator.KindNVLink, GPU: "2"})
+	compare(t, "links before the XID", before, r.scan())
+	r.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "5", XID: 31})
+	r.next()
+	compare(t, "links after another XID", before, r.scan())
+	r.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "5", XID: 74, Action: "none"})
+	r.next()
+	compare(t, "links of GPU 2", "NODE NODE X NODE SYS SYS SYS SYS", links(r.scan().GPUs[2], 8))
+}
+
 // TestLinksToLostGPU loses a GPU: the links of which nothing new can be read stay as they were, and those into a switch
 // stay too.
 func TestLinksToLostGPU(t *testing.T) {
@@ -102,6 +120,7 @@ func TestLinksToLostGPU(t *testing.T) {
 	r := newRig(t, "dgx-h100")
 	before := r.scan()
 	r.inject(simulator.Fault{Kind: simulator.KindLost, GPU: "3"})
+	r.retry()
 	after := r.scan()
 	for i := range before.GPUs {
 		compare(t, "links", before.GPUs[i].Links, after.GPUs[i].Links)

@@ -25,6 +25,7 @@ func (s *scanner) readMIG(g *gpu, a *account) {
 			g.device.forget()
 		}
 	}()
+	g.unread = nil
 	mode, ret := g.device.GetMigMode()
 	switch supported := a.may("nvmlDeviceGetMigMode", ret); {
 	case a.contact != inventory.ContactGood:
@@ -41,7 +42,7 @@ func (s *scanner) readMIG(g *gpu, a *account) {
 	if !a.may("nvmlDeviceGetMaxMigDeviceCount", ret) {
 		return
 	}
-	s.migDevices = s.migDevices[:0]
+	g.found = g.found[:0]
 	for i := range count {
 		device, ret := g.device.GetMigDeviceHandleByIndex(i)
 		if ret == nvml.ERROR_NOT_FOUND || ret == nvml.ERROR_INVALID_ARGUMENT {
@@ -52,19 +53,19 @@ func (s *scanner) readMIG(g *gpu, a *account) {
 			return
 		}
 		if err != nil {
-			s.leftOut = append(s.leftOut, inventory.LeftOut{
+			g.unread = append(g.unread, inventory.LeftOut{
 				Index:  g.seen.Index,
 				Reason: fmt.Sprintf("MIG device %d:%d cannot be read: %v", g.seen.Index, i, err),
 			})
 			continue
 		}
 		m.seen.Index = i
-		s.migDevices = append(s.migDevices, m)
+		g.found = append(g.found, m)
 	}
-	if slices.Equal(s.migDevices, g.migDevices) {
+	if slices.Equal(g.found, g.migDevices) {
 		return
 	}
-	g.migDevices = slices.Clone(s.migDevices)
+	g.migDevices = slices.Clone(g.found)
 	g.seen.MIGDevices = make([]inventory.MIGDevice, len(g.migDevices))
 	for i, m := range g.migDevices {
 		g.seen.MIGDevices[i] = m.seen

@@ -46,6 +46,8 @@ const migMinors = "proc/driver/nvidia-caps/mig-minors"
 // capabilities returns the minors of the capabilities of a GPU instance and of a compute instance in it; 0 where the
 // driver's table does not have them.
 func (s *scanner) capabilities(gpuMinor, gi, ci int) (giCap, ciCap int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.minors == nil {
 		s.minors = readMinors(s.root)
 	}

@@ -2,31 +2,14 @@ package nvidia
 
 import (
 	"encoding/binary"
-	"errors"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
-// read reads the health signals of a GPU that was seen.
-func (s *scanner) read(uuid string) (inventory.Reading, error) {
-	g, err := s.find(uuid)
-	if err != nil {
-		return inventory.Reading{}, err
-	}
-	return s.readSignals(g), nil
-}
-
-// find returns a GPU that was seen.
-func (s *scanner) find(uuid string) (*gpu, error) {
-	if g, ok := s.last.GPU(uuid); ok {
-		return s.known[g.Index], nil
-	}
-	return nil, errors.New("this session has seen no such GPU")
-}
-
-func (s *scanner) readSignals(g *gpu) inventory.Reading {
+// readSignals reads the health signals of a GPU.
+func (s *scanner) readSignals(_ *slot, g *gpu) {
 	var a account
 	var r inventory.Reading
 	signals := []func(*gpu, *account, *inventory.Reading){
@@ -38,7 +21,10 @@ func (s *scanner) readSignals(g *gpu) inventory.Reading {
 		}
 	}
 	r.Contact, r.Reason, r.Incomplete = a.contact, a.reason, a.incomplete
-	return r
+	g.reading, g.read, g.fresh = r, true, true
+	if a.contact == inventory.ContactLost {
+		g.answer = a
+	}
 }
 
 // readAlive makes a call that the driver cannot answer from memory of its own.
@@ -50,7 +36,7 @@ func readAlive(g *gpu, a *account, _ *inventory.Reading) {
 // readRecoveryAction reads field 230, before a call that a sick GPU refuses can end the reading. An older driver is not
 // asked: what it answers for a field that it does not know says nothing about the GPU.
 func (s *scanner) readRecoveryAction(g *gpu, a *account, r *inventory.Reading) {
-	if s.driver.Branch() < inventory.RecoveryActionBranch {
+	if s.now.Branch() < inventory.RecoveryActionBranch {
 		return
 	}
 	v, ret := g.device.GetFieldValue(nvml.FI_DEV_GET_GPU_RECOVERY_ACTION)

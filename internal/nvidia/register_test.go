@@ -175,6 +175,7 @@ func TestWaitsAtOnce(t *testing.T) {
 				for ctx.Err() == nil {
 					_, _ = s.Next(ctx) // an event or an error, as the waits say
 				}
+				synctest.Wait() // the last wait has ended, too
 				if waits < 2 {
 					t.Errorf("%d waits: the test does not test", waits)
 				}

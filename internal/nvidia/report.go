@@ -20,9 +20,6 @@ func readReport(g *gpu, a *account, r *inventory.Reading) {
 	}
 	r.Persistence, r.Energy = g.persistence, g.energy
 	r.Report = g.report
-	if g.nvlink.active|g.nvlink.inactive != 0 {
-		r.Report.NVLinks = inventory.Known(inventory.NVLinks{Active: g.nvlink.active, Inactive: g.nvlink.inactive})
-	}
 }
 
 func readNewReport(g *gpu, a *account) inventory.Report {

@@ -73,10 +73,7 @@ func TestReport(t *testing.T) {
 // TestEvidenceOfResets: what tells whether counters that fell prove a reset.
 func TestEvidenceOfResets(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, "dgx-b200")
-	for gpu, state := range map[string]string{"0": "on", "1": "off"} {
-		r.inject(simulator.Fault{Kind: simulator.KindPersistence, GPU: gpu, State: state})
-	}
+	r := newRig(t, "dgx-b200", simulator.Fault{Kind: simulator.KindPersistence, GPU: "1", State: "off"})
 	r.scan()
 	for i, persistence := range []bool{true, false} {
 		got, err := r.Read(r.ctx, r.uuid(i))

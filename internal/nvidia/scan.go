@@ -1,10 +1,12 @@
 package nvidia
 
 import (
-	"cmp"
 	"fmt"
 	"io/fs"
 	"slices"
+	"sync"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
@@ -12,67 +14,84 @@ import (
 // A scanner looks at the node, again and again, for one session. It remembers what it saw: for GPUs that stop
 // answering, to read what never changes only once, and so that a look that finds nothing new makes nothing new.
 type scanner struct {
-	api    *api
+	driver *Driver
+	api    *api // for calls about no GPU
 	root   fs.FS
-	devs   []string // the folders of root that may have device nodes
-	driver inventory.Driver
-	bound  []binding // the GPUs that were bound to the driver just before the session was opened
+	devs   []string         // the folders of root that may have device nodes
+	now    inventory.Driver // as it was when the session was opened
+	bound  []binding        // the GPUs that were bound to the driver just before
 
-	known    []*gpu         // by NVML index
-	minors   map[string]int // of MIG capabilities
+	events    nvml.EventSet // that GPUs which are met register with; nil when all were
+	eventless error         // why there is no such set
+
+	slots    []*slot // by NVML index
+	control  inventory.ControlNodes
 	topology topology
 	last     inventory.Snapshot
 
-	// What the look under way has found so far; kept between looks for their memory.
-	gpus       []inventory.GPU
-	leftOut    []inventory.LeftOut
-	migDevices []migDevice
+	mu     sync.Mutex
+	minors map[string]int // of MIG capabilities; guarded by mu
+
+	// What the last look found; kept between looks for their memory.
+	gpus    []inventory.GPU
+	leftOut []inventory.LeftOut
 }
 
-func newScanner(a *api, o Options, driver inventory.Driver, bound []binding) *scanner {
-	return &scanner{api: a, root: o.Root, devs: devFolders(o.DriverRoot), driver: driver, bound: bound}
+func newScanner(a *api, d *Driver, now inventory.Driver, bound []binding) *scanner {
+	return &scanner{api: a, driver: d, root: d.options.Root, devs: devFolders(d.options.DriverRoot), now: now, bound: bound}
 }
 
-// scan looks at the node once.
-func (s *scanner) scan() (inventory.Snapshot, error) {
-	count, ret := s.api.DeviceGetCount()
-	if err := failure("nvmlDeviceGetCount", ret); err != nil {
-		return inventory.Snapshot{}, err
-	}
+// rebound returns inventory.ErrNewSession if GPUs were bound to the driver, or unbound, since the session was opened.
+func (s *scanner) rebound() error {
 	if bound := boundGPUs(s.root); !slices.Equal(bound, s.bound) {
-		return inventory.Snapshot{}, fmt.Errorf("%w: %d GPUs were bound to the driver and %d are now, or others, or again",
+		return fmt.Errorf("%w: %d GPUs were bound to the driver and %d are now, or others, or again",
 			inventory.ErrNewSession, len(s.bound), len(bound))
 	}
-	for len(s.known) < count {
-		s.known = append(s.known, &gpu{})
-	}
-	s.known = s.known[:count]
-	s.gpus, s.leftOut = s.gpus[:0], s.leftOut[:0]
-	for i, g := range s.known {
-		s.look(i, g)
-	}
-	s.link()
-	return s.publish(), nil
+	return nil
 }
 
-// look reads the GPU at an index into what is found.
-func (s *scanner) look(index int, g *gpu) {
-	var a account
-	if s.ask(index, g, &a); g.hidden {
-		return
+// count has a slot for each GPU that the driver counts.
+func (s *scanner) count() error {
+	count, ret := s.api.DeviceGetCount()
+	if err := failure("nvmlDeviceGetCount", ret); err != nil {
+		return err
 	}
-	if g.seen.UUID == "" {
-		reason := cmp.Or(a.reason, "its UUID is empty")
-		s.leftOut = append(s.leftOut, inventory.LeftOut{Index: index, Reason: "the GPU cannot be identified: " + reason})
+	for len(s.slots) < count {
+		s.slots = append(s.slots, newSlot(s.driver, s.api, len(s.slots)))
+	}
+	s.slots = s.slots[:count]
+	s.control = controlNodes(s.root, s.devs, s.control)
+	return nil
+}
+
+// visit reads the GPU of a slot, and its health signals if it is met for the first time.
+func (s *scanner) visit(sl *slot, g *gpu) {
+	var a account
+	s.ask(sl, g, &a)
+	g.answer = a
+	if g.seen.UUID == "" || g.hidden {
 		return
 	}
 	g.seen.Health = a.health()
-	s.gpus = append(s.gpus, g.seen)
+	if !g.read && !a.gone() {
+		s.readSignals(sl, g)
+	}
 }
 
 // publish returns what was found; the last Snapshot itself if it is the same.
 func (s *scanner) publish() inventory.Snapshot {
-	found := inventory.Snapshot{Driver: s.driver, GPUs: s.gpus, Control: controlNodes(s.root, s.devs, s.last.Control), LeftOut: s.leftOut}
+	s.gpus, s.leftOut = s.gpus[:0], s.leftOut[:0]
+	for _, sl := range s.slots {
+		switch g := sl.gpu; {
+		case g.hidden:
+		case g.seen.UUID == "":
+			s.leftOut = append(s.leftOut, sl.leftOut())
+		default:
+			s.gpus, s.leftOut = append(s.gpus, g.seen), append(s.leftOut, g.unread...)
+		}
+	}
+	s.link()
+	found := inventory.Snapshot{Driver: s.now, GPUs: s.gpus, Control: s.control, LeftOut: s.leftOut}
 	found = inventory.Identify(found, s.last)
 	if !found.Equal(s.last) {
 		found.GPUs, found.LeftOut = slices.Clone(found.GPUs), slices.Clone(found.LeftOut)

@@ -169,7 +169,7 @@ func TestScanProfiles(t *testing.T) {
 	}
 }
 
-func compare[T any](t *testing.T, what string, want, got T) {
+func compare[T any](t testing.TB, what string, want, got T) {
 	t.Helper()
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("%s (-want +got):\n%s", what, diff)
@@ -265,6 +265,7 @@ func TestScanFailingGPU(t *testing.T) {
 			r := newRig(t, "dgx-h100")
 			before := r.scan()
 			r.inject(test.fault)
+			r.retry() // links are asked for, too
 			after := r.scan()
 			health := after.GPUs[bad].Health
 			if health.State != test.state || health.Cure != test.cure || !strings.Contains(health.Reason, test.reason) {
@@ -282,6 +283,7 @@ func TestScanFailingGPU(t *testing.T) {
 			}
 			if test.fault.Kind == simulator.KindFail { // the others do not come back within a session
 				r.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "3"})
+				r.retry()
 				compare(t, "the node once the fault is gone", before, r.scan())
 			}
 		})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -12,18 +13,21 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
-// A Session is one NVML session. Its methods may be called from several goroutines, but Next only from one at a time.
+// A Session is one NVML session. Its methods may be called from several goroutines, but Next only from one at a time. Whatever
+// hangs, each of them but Close returns within seconds after the last call that returned.
 type Session struct {
 	driver *Driver
-	api    *api
+	api    *api // for calls about no GPU
 
-	closing   sync.Once
-	closed    chan struct{}
+	scanner *scanner  // belongs to who has the turn of calls
+	opened  time.Time // when the first scan was begun with, by Open; zero once there was one
+	stopped bool      // belongs to who has the turns of calls and events: NVML was shut down
+	watch   *watch    // belongs to who has the turn of events, once the session is open
+
+	mu        sync.Mutex // guards the following three
 	unwatched []inventory.LeftOut
-
-	stopped bool     // belongs to the worker for calls: NVML was shut down
-	scanner *scanner // belongs to the worker for calls
-	watch   *watch   // belongs to the worker for events, once the session is open
+	joining   []watched // GPUs whose events the next wait registers for
+	relink    bool      // an event says that links may have changed
 
 	// The rest belongs to the caller of Next.
 
@@ -32,10 +36,11 @@ type Session struct {
 }
 
 func newSession(d *Driver, a *api) *Session {
-	return &Session{driver: d, api: a, closed: make(chan struct{}), watch: &watch{api: a, bindings: bindings{api: a}}}
+	waits := a.of(d.waits)
+	return &Session{driver: d, api: a, watch: &watch{api: waits, pinned: d.pinned, bindings: bindings{api: waits}}}
 }
 
-// start reads what holds for the whole session, on the worker. The GPUs in bound are bound to the driver.
+// start reads what holds for the whole session, in a job. The GPUs in bound are bound to the driver.
 func (s *Session) start(bound []binding) error {
 	version, ret := s.api.SystemGetDriverVersion()
 	if err := failure("nvmlSystemGetDriverVersion", ret); err != nil {
@@ -45,74 +50,322 @@ func (s *Session) start(bound []binding) error {
 	if cuda, ret := s.api.SystemGetCudaDriverVersion(); ret == nvml.SUCCESS {
 		driver.CUDA = fmt.Sprintf("%d.%d", cuda/1000, cuda%1000/10)
 	}
-	s.scanner = newScanner(s.api, s.driver.options, driver, bound)
+	s.scanner = newScanner(s.api, s.driver, driver, bound)
 	// Before anything is scanned: what happens from here on gives an event.
-	s.watch.bindings.start()
-	s.unwatched, ret = s.watch.start()
-	return failure("nvmlDeviceGetCount", ret)
+	s.watch.bindings.start(s.api)
+	if err := s.scanner.count(); err != nil {
+		return err
+	}
+	s.watch.set, ret = s.api.EventSetCreate()
+	s.scanner.events = s.watch.set
+	s.scanner.eventless = failure("nvmlEventSetCreate", ret)
+	return nil
 }
 
-// Unwatched lists the GPUs, as they were when the session was opened, that give no events, and why: on these only Scan
-// and Read tell what happened.
-func (s *Session) Unwatched() []inventory.LeftOut { return s.unwatched }
+// meet looks at each GPU for the first time and registers for its events. The caller has the turn of calls.
+func (s *Session) meet(ctx context.Context) {
+	s.opened = time.Now()
+	for _, sl := range s.scanner.slots {
+		if err := s.visit(ctx, sl); err != nil && ctx.Err() != nil {
+			break
+		}
+		sl.visited = sl.stall == nil
+	}
+	spoilt := false
+	for _, sl := range s.scanner.slots {
+		sl.met = true // from here on somebody may wait on the set
+		if sl.gpu.seen.UUID == "" {
+			s.deaf(sl.record.gpu, sl.reason())
+			continue
+		}
+		err := sl.gpu.refused
+		if spoilt = s.watch.admit(sl.watched(s.watch.api), err) || spoilt; err != nil && !errors.Is(err, errMIGEvents) {
+			s.deaf(sl.record.gpu, err)
+		}
+	}
+	if !spoilt && len(s.watch.gpus) > 0 {
+		return
+	}
+	again := func() {
+		for _, d := range s.watch.arm(s.api) {
+			s.deaf(d.index, d.reason)
+		}
+	}
+	if err := s.driver.calls.job(ctx, s.driver.node, nodePatience, again, nil); err != nil {
+		s.watch.set, s.watch.gpus = nil, nil // who knows what is in it
+	}
+}
+
+// deaf notes that a GPU gives no events, or with a nil reason that it does.
+func (s *Session) deaf(gpu int, reason error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.unwatched = slices.DeleteFunc(slices.Clone(s.unwatched), func(o inventory.LeftOut) bool { return o.Index == gpu })
+	if reason != nil {
+		s.unwatched = append(s.unwatched, inventory.LeftOut{Index: gpu, Reason: reason.Error()})
+		slices.SortFunc(s.unwatched, func(a, b inventory.LeftOut) int { return a.Index - b.Index })
+	}
+}
+
+// Unwatched lists the GPUs that give no events, and why: on these only Scan and Read tell what happened.
+func (s *Session) Unwatched() []inventory.LeftOut {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.unwatched
+}
 
 // Scan looks at the whole node. The Snapshot has Generation 0. A GPU that answers is Healthy; one that was seen in this
 // session and no longer answers is there as it was last seen, Lost, Unhealthy or Suspect as its return codes say; one
 // that cannot be identified is in LeftOut, as is a MIG device that cannot be read. The session does not know the time:
 // Health.Since is zero in all.
 //
-// An error means that the node could not be looked at. It wraps inventory.ErrNoAnswer when the driver did not answer by
-// the deadline of ctx, inventory.ErrNewSession when GPUs were bound to the driver, or unbound, after Open, and
+// A GPU of which a call hangs is there as it was last seen: Read tells of the call. It is asked again when the call has returned,
+// after all others. A GPU that is lost, that cannot be identified, or whose calls hung twice in a row, is asked again after
+// Retry.
+//
+// An error means that the node could not be looked at. It wraps inventory.ErrNoAnswer when a call about no GPU did not
+// return in time, inventory.ErrNewSession when GPUs were bound to the driver, or unbound, after Open, and
 // inventory.ErrDriverReplaced when another driver was installed since.
 func (s *Session) Scan(ctx context.Context) (inventory.Snapshot, error) {
-	return ask(ctx, s, "scan the node", func() (inventory.Snapshot, error) {
-		if err := s.driver.replaced(); err != nil {
-			return inventory.Snapshot{}, err
+	snapshot, err := s.scan(ctx)
+	if err != nil {
+		return inventory.Snapshot{}, fmt.Errorf("scan the node: %w", err)
+	}
+	return snapshot, nil
+}
+
+func (s *Session) scan(ctx context.Context) (inventory.Snapshot, error) {
+	if err := s.enter(ctx); err != nil {
+		return inventory.Snapshot{}, err
+	}
+	defer s.driver.calls.release()
+	began := time.Now()
+	if !s.opened.IsZero() {
+		began, s.opened = s.opened, time.Time{}
+	}
+	if err := s.count(ctx); err != nil && !errors.Is(err, inventory.ErrNotAsked) {
+		return inventory.Snapshot{}, err
+	}
+	s.mu.Lock()
+	relink := s.relink
+	s.relink = false
+	s.mu.Unlock()
+	for _, sl := range s.scanner.slots {
+		sl.linksDue = sl.linksDue || relink
+	}
+	for _, last := range []bool{false, true} {
+		for _, sl := range s.scanner.slots {
+			if (sl.stall != nil) != last {
+				continue
+			}
+			if err := s.visit(ctx, sl); err != nil && ctx.Err() != nil {
+				return inventory.Snapshot{}, stopped(ctx)
+			}
 		}
-		return s.scanner.scan()
-	})
+	}
+	s.links(ctx, began)
+	return s.scanner.publish(), nil
+}
+
+// enter takes the turn of calls, unless the session is closed.
+func (s *Session) enter(ctx context.Context) error {
+	if err := s.driver.calls.take(ctx); err != nil {
+		return err
+	}
+	if s.stopped {
+		s.driver.calls.release()
+		return errClosed
+	}
+	return nil
+}
+
+// count finds out which GPUs there are now. The caller has the turn of calls.
+func (s *Session) count(ctx context.Context) error {
+	var err error
+	hangs := s.driver.pinned()
+	noAnswer := s.driver.calls.job(ctx, s.driver.node, nodePatience, func() {
+		if err = s.driver.replaced(); err == nil && !hangs { // else the session cannot be closed
+			err = s.scanner.rebound()
+		}
+		if err == nil {
+			err = s.scanner.count()
+		}
+	}, nil)
+	if noAnswer != nil {
+		return noAnswer
+	}
+	return err
+}
+
+// visit asks the GPU of a slot, as far as it is to be asked now. The caller has the turn of calls.
+func (s *Session) visit(ctx context.Context, sl *slot) error {
+	if !sl.due() {
+		return nil
+	}
+	return s.on(ctx, sl, s.scanner.visit)
+}
+
+// links asks GPUs for their links, as far as they changed. While the driver is slow each scan asks few GPUs, and the first one
+// none: it is waited for. The caller has the turn of calls.
+func (s *Session) links(ctx context.Context, began time.Time) {
+	if first := s.scanner.last.GPUs == nil; first && time.Since(began) > linksBudget {
+		return
+	}
+	for _, sl := range s.scanner.slots {
+		if !sl.linksDue || !sl.linkable() {
+			continue
+		}
+		peers := s.scanner.peers(sl)
+		_ = s.on(ctx, sl, func(sl *slot, g *gpu) { s.scanner.readLinks(sl, g, peers) }) // the slot knows
+		if time.Since(began) > linksBudget {
+			return
+		}
+	}
+}
+
+// linksBudget is how long a scan may have taken for another GPU to be asked for its links.
+const linksBudget = time.Second
+
+// LinksDue reports whether some GPU has still to be asked for its links: the next Scan does.
+func (s *Session) LinksDue() bool {
+	return slices.ContainsFunc(s.scanner.slots, func(sl *slot) bool { return sl.linksDue && sl.linkable() })
+}
+
+// on asks the GPU of a slot. The caller has the turn of calls.
+func (s *Session) on(ctx context.Context, sl *slot, ask func(*slot, *gpu)) error {
+	g := sl.copy()
+	err := s.driver.calls.job(ctx, sl.record, gpuPatience, func() { ask(sl, g) }, func() { s.late(sl, g) })
+	var stall *inventory.Stall
+	switch {
+	case err == nil:
+		s.commit(sl, g)
+		sl.stall, sl.hangs = nil, 0
+	case errors.As(err, &stall):
+		sl.stalled(stall)
+	}
+	return err
+}
+
+// commit takes over what was learnt of a GPU.
+func (s *Session) commit(sl *slot, g *gpu) {
+	identified := sl.gpu.seen.UUID != g.seen.UUID
+	g.seen.Links = sl.gpu.seen.Links
+	if identified {
+		g.seen.Links = nil
+	}
+	sl.linksDue = sl.linksDue || sl.hangs > 0 || identified || sl.alone || g.seen.MIG != sl.gpu.seen.MIG
+	sl.gpu, sl.spare = g, sl.gpu
+	if g.linked {
+		sl.linksDue = g.nvlink.unread
+		s.scanner.linked(g)
+	}
+	sl.alone = g.answer.contact == inventory.ContactLost || g.seen.UUID == "" && g.answer.contact != inventory.ContactGood
+	if sl.met && identified && g.seen.UUID != "" {
+		s.mu.Lock()
+		s.joining = append(s.joining, sl.watched(s.watch.api))
+		s.mu.Unlock()
+	}
+}
+
+// late is commit for a job that nobody waited for. The GPU is read next, and not visited.
+func (s *Session) late(sl *slot, g *gpu) {
+	if s.stopped {
+		return
+	}
+	s.commit(sl, g)
+	sl.visited = true
+}
+
+// Retry has the next Scan ask the GPUs that it leaves alone, and all GPUs for their links.
+func (s *Session) Retry(ctx context.Context) error {
+	if err := s.enter(ctx); err != nil {
+		return fmt.Errorf("ask GPUs again: %w", err)
+	}
+	defer s.driver.calls.release()
+	for _, sl := range s.scanner.slots {
+		sl.alone, sl.linksDue, sl.hangs = false, true, min(sl.hangs, 1)
+	}
+	return nil
 }
 
 // Read reads the health signals of a GPU that an earlier Scan of this session found. How the GPU answers is part of
-// the Reading; an error means that it could not be asked: there is no such GPU, or the driver did not answer by the
-// deadline of ctx (inventory.ErrNoAnswer).
+// the Reading; an error means that it could not be asked: there is no such GPU, a call about it does not return or did not in
+// time (inventory.Stall), or calls about others do not (inventory.ErrNotAsked).
 func (s *Session) Read(ctx context.Context, uuid string) (inventory.Reading, error) {
-	return ask(ctx, s, "read GPU "+uuid, func() (inventory.Reading, error) { return s.scanner.read(uuid) })
+	r, err := s.read(ctx, uuid)
+	if err != nil {
+		return inventory.Reading{}, fmt.Errorf("read GPU %s: %w", uuid, err)
+	}
+	return r, nil
 }
 
-// ask has the worker for calls put a question to the driver, and waits for the answer until ctx ends.
-func ask[T any](ctx context.Context, s *Session, what string, question func() (T, error)) (T, error) {
-	var answer, none T
-	var err error
-	call := func() {
-		if err = errClosed; !s.stopped {
-			answer, err = question()
+func (s *Session) read(ctx context.Context, uuid string) (inventory.Reading, error) {
+	if err := s.enter(ctx); err != nil {
+		return inventory.Reading{}, err
+	}
+	defer s.driver.calls.release()
+	sl, err := s.scanner.find(uuid)
+	if err != nil {
+		return inventory.Reading{}, err
+	}
+	switch {
+	case sl.gpu.fresh:
+	case sl.alone:
+		return inventory.Reading{Contact: sl.gpu.answer.contact, Reason: sl.gpu.answer.reason}, nil
+	case sl.hangs >= maxHangs:
+		return inventory.Reading{}, sl.stall
+	default:
+		if err := s.on(ctx, sl, s.scanner.readSignals); err != nil {
+			return inventory.Reading{}, err
 		}
 	}
-	if noAnswer := s.driver.calls.do(ctx, call, nil); noAnswer != nil {
-		return none, fmt.Errorf("%s: %w", what, noAnswer)
+	g := sl.gpu
+	g.fresh = false
+	r := g.reading
+	if g.nvlink.active|g.nvlink.inactive != 0 {
+		r.Report.NVLinks = inventory.Known(inventory.NVLinks{Active: g.nvlink.active, Inactive: g.nvlink.inactive})
+	}
+	return r, nil
+}
+
+// ask puts a question to the driver about a GPU that an earlier Scan of this session found.
+func ask[T any](ctx context.Context, s *Session, what, uuid string, question func(device) (T, error)) (T, error) {
+	var answer, none T
+	err := s.enter(ctx)
+	if err == nil {
+		defer s.driver.calls.release()
+		var sl *slot
+		if sl, err = s.scanner.find(uuid); err == nil {
+			handle := sl.gpu.device
+			sl.gpu.fresh = false // what was read may change
+			var failed error
+			err = s.driver.calls.job(ctx, sl.record, gpuPatience, func() { answer, failed = question(handle) }, nil)
+			if err == nil {
+				err = failed
+			}
+		}
 	}
 	if err != nil {
-		return none, fmt.Errorf("%s: %w", what, err)
+		return none, fmt.Errorf("%s GPU %s: %w", what, uuid, err)
 	}
 	return answer, nil
 }
 
-// Close ends the session: calls of Next return, and NVML is shut down once no call is being made. While a call hangs
+// Close ends the session: NVML is shut down once no call is being made and no wait is under way. While one of them hangs
 // NVML must not be shut down: then Close returns inventory.ErrNoAnswer at the deadline of ctx, the Driver opens no
-// other session, and Close may be called again. Closing a closed session does nothing.
+// other session, and this one can still be used. Closing a closed session does nothing.
 func (s *Session) Close(ctx context.Context) error {
-	s.closing.Do(func() { close(s.closed) })
+	if err := s.driver.calls.drain(ctx); err != nil {
+		return fmt.Errorf("close the NVML session: %w", err)
+	}
+	defer s.driver.calls.release()
 	// Nobody may wait on the event set while it is freed.
-	if err := s.driver.events.take(ctx); err != nil {
+	if err := s.driver.events.drain(ctx); err != nil {
 		return fmt.Errorf("close the NVML session: event wait: %w", err)
 	}
 	defer s.driver.events.release()
-	if err := s.driver.calls.take(ctx); err != nil {
-		return fmt.Errorf("close the NVML session: %w", err)
-	}
 	var err error
-	if noAnswer := s.driver.calls.run(ctx, func() { err = s.stop() }, nil); noAnswer != nil {
+	if noAnswer := s.driver.calls.run(ctx, s.driver.node, openPatience, func() { err = s.stop() }, nil); noAnswer != nil {
 		return fmt.Errorf("close the NVML session: %w", noAnswer)
 	}
 	if err != nil {
@@ -121,14 +374,14 @@ func (s *Session) Close(ctx context.Context) error {
 	return nil
 }
 
-// stop ends what is waited on and shuts NVML down, on the worker for calls and while nobody waits for events.
+// stop ends what is waited on and shuts NVML down, in a job and while nobody waits for events.
 func (s *Session) stop() error {
 	if s.stopped {
 		return nil
 	}
 	s.stopped = true
-	err := s.watch.end()
-	ret := s.api.lib.Shutdown()
+	err := s.watch.end(s.api)
+	ret := act(s.api, "nvmlShutdown", s.api.lib.Shutdown)
 	s.driver.open = false
 	return errors.Join(err, failure("nvmlShutdown", ret))
 }

@@ -303,7 +303,7 @@ func lostGPU(t *testing.T, d *Driver, _ string) {
 	want.GPUs[0].Links = want.GPUs[0].Links[1:] // the lanes to a GPU that nobody knows are nobody's
 	want.GPUs[1].Links = want.GPUs[1].Links[:1]
 	want.LeftOut = []inventory.LeftOut{
-		{Index: 1, Reason: "the GPU cannot be identified: nvmlDeviceGetHandleByIndex: GPU is lost"},
+		{Index: 1, Reason: "the GPU cannot be identified: nvmlDeviceGetHandleByIndex: GPU is lost", Retry: true},
 	}
 	if diff := cmp.Diff(want, snapshot, cmpopts.EquateEmpty()); diff != "" {
 		t.Errorf("Scan (-want +got):\n%s", diff)

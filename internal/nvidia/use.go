@@ -17,15 +17,11 @@ import (
 // The error wraps inventory.ErrNotSupported where the GPU cannot tell, and inventory.ErrNoAnswer when the driver did not
 // answer by the deadline of ctx.
 func (s *Session) Processes(ctx context.Context, uuid string) ([]inventory.Process, error) {
-	return ask(ctx, s, "list the processes on GPU "+uuid, func() ([]inventory.Process, error) { return s.scanner.processes(uuid) })
+	return ask(ctx, s, "list the processes on", uuid, processes)
 }
 
-func (s *scanner) processes(uuid string) ([]inventory.Process, error) {
-	g, err := s.find(uuid)
-	if err != nil {
-		return nil, err
-	}
-	found, ret := g.device.GetComputeRunningProcesses() // by the newest of its versions that the library has
+func processes(gpu device) ([]inventory.Process, error) {
+	found, ret := gpu.GetComputeRunningProcesses() // by the newest of its versions that the library has
 	if err := failure("nvmlDeviceGetComputeRunningProcesses", ret); err != nil {
 		return nil, err
 	}
@@ -43,24 +39,20 @@ func (s *scanner) processes(uuid string) ([]inventory.Process, error) {
 // CAP_SYS_ADMIN. After inventory.ErrNoAnswer it may still happen. The error wraps inventory.ErrNotSupported where the
 // driver or the GPU has no such thing.
 func (s *Session) Clean(ctx context.Context, uuid string, what inventory.Remnant) error {
-	_, err := ask(ctx, s, fmt.Sprintf("reset %s of GPU %s", what, uuid), func() (struct{}, error) {
-		return struct{}{}, s.scanner.clean(uuid, what)
+	_, err := ask(ctx, s, fmt.Sprintf("reset %s of", what), uuid, func(gpu device) (struct{}, error) {
+		return struct{}{}, clean(gpu, what)
 	})
 	return err
 }
 
-func (s *scanner) clean(uuid string, what inventory.Remnant) error {
-	g, err := s.find(uuid)
-	if err != nil {
-		return err
-	}
+func clean(gpu device, what inventory.Remnant) error {
 	var call string
 	var ret nvml.Return
 	switch what {
 	case inventory.RemnantClocks:
-		call, ret = "nvmlDeviceResetApplicationsClocks", g.device.ResetApplicationsClocks()
+		call, ret = "nvmlDeviceResetApplicationsClocks", gpu.ResetApplicationsClocks()
 	case inventory.RemnantECC:
-		call, ret = "nvmlDeviceClearEccErrorCounts", g.device.ClearEccErrorCounts(nvml.VOLATILE_ECC)
+		call, ret = "nvmlDeviceClearEccErrorCounts", gpu.ClearEccErrorCounts(nvml.VOLATILE_ECC)
 	default:
 		panic("no such remnant: " + what.String())
 	}

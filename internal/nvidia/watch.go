@@ -3,7 +3,6 @@ package nvidia
 import (
 	"errors"
 	"math"
-	"slices"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -40,11 +39,13 @@ func wantedEvents() uint64 {
 
 // A watch is what a session waits on.
 type watch struct {
-	api      *api
-	gpus     []watched     // those in the set
-	set      nvml.EventSet // nil without any
-	refused  []watched     // the driver did not permit to register for their events
-	asked    time.Time     // when it was asked for these
+	api      *api            // for waits
+	pinned   func() bool     // some other call hangs: it may use a set
+	old      []nvml.EventSet // to be freed at the end, for that reason
+	gpus     []watched       // those in the set
+	set      nvml.EventSet   // nil without any
+	refused  []watched       // the driver did not permit to register for their events
+	asked    time.Time       // when it was asked for these
 	bindings bindings
 	queue    []inventory.Event // to be given before any is waited for
 }
@@ -64,33 +65,6 @@ type outcome struct {
 	useless bool // to wait again at once would be useless
 }
 
-// start registers for the events of all GPUs and returns those for which it could not.
-func (w *watch) start() ([]inventory.LeftOut, nvml.Return) {
-	count, ret := w.api.DeviceGetCount()
-	if ret != nvml.SUCCESS {
-		return nil, ret
-	}
-	var unwatched []inventory.LeftOut
-	for i := range count {
-		device, ret := w.api.DeviceGetHandleByIndex(i)
-		if err := failure("nvmlDeviceGetHandleByIndex", ret); err != nil {
-			unwatched = append(unwatched, inventory.LeftOut{Index: i, Reason: err.Error()})
-			continue
-		}
-		uuid, ret := device.GetUUID()
-		if err := failure("nvmlDeviceGetUUID", ret); err != nil {
-			unwatched = append(unwatched, inventory.LeftOut{Index: i, Reason: err.Error()})
-			continue
-		}
-		w.gpus = append(w.gpus, watched{index: i, uuid: uuid, device: device})
-	}
-	for _, d := range w.arm() {
-		unwatched = append(unwatched, inventory.LeftOut{Index: d.index, Reason: d.reason.Error()})
-	}
-	slices.SortFunc(unwatched, func(a, b inventory.LeftOut) int { return a.Index - b.Index })
-	return unwatched, nvml.SUCCESS
-}
-
 // A dropped GPU gives no more events.
 type dropped struct {
 	watched
@@ -98,15 +72,15 @@ type dropped struct {
 }
 
 // arm puts a new set in place of the set, registers for the events of the GPUs and drops those for which it cannot.
-func (w *watch) arm() []dropped {
+func (w *watch) arm(a *api) []dropped {
 	var all []dropped
 	for {
-		set, ret := w.api.EventSetCreate()
+		set, ret := a.EventSetCreate()
 		if err := failure("nvmlEventSetCreate", ret); err != nil {
 			for _, g := range w.gpus {
 				all = append(all, dropped{g, err})
 			}
-			w.replace(nil, nil)
+			w.replace(a, nil, nil)
 			return all
 		}
 		kept, these, spoilt := register(w.gpus, set)
@@ -117,13 +91,13 @@ func (w *watch) arm() []dropped {
 			}
 		}
 		if !spoilt && len(kept) > 0 {
-			w.replace(set, kept)
+			w.replace(a, set, kept)
 			return all
 		}
-		_ = set.Free() // nobody waits on it, and what NVML says of that changes nothing
+		_ = freeSet(a, set) // nobody waits on it, and what NVML says of that changes nothing
 		w.gpus = kept
 		if !spoilt {
-			w.replace(nil, nil)
+			w.replace(a, nil, nil)
 			return all
 		}
 	}
@@ -175,50 +149,77 @@ func (g watched) register(set nvml.EventSet) error {
 	return failure("nvmlDeviceRegisterEvents", ret)
 }
 
-// retry registers again for the events of the GPUs for which that was not permitted. Permissions may change, and the wrong answer of
-// one moment must not silence a GPU for as long as the session lasts.
-func (w *watch) retry() {
+// again returns the GPUs for whose events it is time to register again, as that was not permitted. Permissions may change, and the
+// wrong answer of one moment must not silence a GPU for as long as the session lasts.
+func (w *watch) again() []watched {
 	if len(w.refused) == 0 || time.Since(w.asked) < retryGap {
-		return
+		return nil
 	}
 	again := w.refused
-	w.refused, w.asked = nil, time.Now()
+	w.refused = nil
+	return again
+}
+
+// add registers for the events of more GPUs, into the set that there is: events may wait in it. It returns those for which it
+// could not.
+func (w *watch) add(gpus []watched) []dropped {
 	if w.set == nil {
-		w.gpus = again
-		w.arm()
-		return
+		w.gpus = append(w.gpus, gpus...)
+		return w.arm(w.api)
 	}
-	for _, g := range again { // into the set that there is: events may wait in it
-		switch err := g.register(w.set); {
-		case err == nil:
-			w.gpus = append(w.gpus, g)
-		case errors.Is(err, nvml.ERROR_NO_PERMISSION):
-			w.refused = append(w.refused, g)
-		case errors.Is(err, nvml.ERROR_UNKNOWN) || errors.Is(err, errMIGEvents): // the set is spoilt
-			g.noMIG = true
-			w.gpus = append(w.gpus, g)
-			w.arm()
+	spoilt := false
+	var all []dropped
+	for _, g := range gpus {
+		err := g.register(w.set)
+		if spoilt = w.admit(g, err) || spoilt; err != nil && !errors.Is(err, errMIGEvents) {
+			all = append(all, dropped{g, err})
 		}
 	}
+	if spoilt {
+		all = append(all, w.arm(w.api)...)
+	}
+	return all
+}
+
+// admit takes note of how the registration of a GPU ended, and reports whether it has spoilt the set.
+func (w *watch) admit(g watched, err error) (spoilt bool) {
+	switch {
+	case err == nil:
+		w.gpus = append(w.gpus, g)
+	case errors.Is(err, errMIGEvents):
+		g.noMIG = true
+		w.gpus = append(w.gpus, g)
+		return true
+	case errors.Is(err, nvml.ERROR_NO_PERMISSION):
+		w.refused, w.asked = append(w.refused, g), time.Now()
+	}
+	return errors.Is(err, nvml.ERROR_UNKNOWN)
 }
 
 // replace frees the old set; what NVML says of that changes nothing.
-func (w *watch) replace(set nvml.EventSet, gpus []watched) {
-	_ = w.free()
+func (w *watch) replace(a *api, set nvml.EventSet, gpus []watched) {
+	if w.set != nil && w.pinned() {
+		w.old = append(w.old, w.set)
+	} else if w.set != nil {
+		_ = freeSet(a, w.set)
+	}
 	w.set, w.gpus = set, gpus
 }
 
 // end ends all that is waited on.
-func (w *watch) end() error { return errors.Join(w.free(), w.bindings.free()) }
-
-// free frees the set of the GPUs' events.
-func (w *watch) free() error {
-	if w.set == nil {
-		return nil
+func (w *watch) end(a *api) error {
+	var errs []error
+	for _, set := range append(w.old, w.set) {
+		if set != nil {
+			errs = append(errs, freeSet(a, set))
+		}
 	}
-	set := w.set
-	w.set = nil
-	return failure("nvmlEventSetFree", set.Free())
+	w.old, w.set = nil, nil
+	return errors.Join(append(errs, w.bindings.free(a))...)
+}
+
+func freeSet(a *api, set nvml.EventSet) error {
+	return failure("nvmlEventSetFree", act(a, "nvmlEventSetFree", set.Free))
 }
 
 // wait waits for one event, for waitStep at most.
@@ -232,7 +233,6 @@ func (w *watch) wait() (outcome, error) {
 	if w.set == nil {
 		step = waitStep
 	}
-	w.retry()
 	if w.bindings.changed(step) {
 		event := inventory.Event{Kind: inventory.EventBinding, GI: inventory.Unattributed, CI: inventory.Unattributed}
 		return outcome{event: event, found: true, useless: true}, nil // the session is closed the sooner for it
@@ -240,7 +240,9 @@ func (w *watch) wait() (outcome, error) {
 	if w.set == nil {
 		return outcome{useless: w.bindings.request == nil}, nil
 	}
-	data, ret := w.set.Wait(uint32(waitStep.Milliseconds()))
+	data, ret := invoke(w.api, "nvmlEventSetWait", func() (nvml.EventData, nvml.Return) {
+		return w.set.Wait(uint32(waitStep.Milliseconds()))
+	})
 	switch ret {
 	case nvml.SUCCESS:
 		event, ok := w.translate(data)
@@ -256,7 +258,7 @@ func (w *watch) wait() (outcome, error) {
 
 // lost answers NVML's word that some GPU is lost: it goes on with those that are not.
 func (w *watch) lost() outcome {
-	for _, d := range w.arm() {
+	for _, d := range w.arm(w.api) {
 		w.queue = append(w.queue, inventory.Event{
 			Kind: inventory.EventLost, UUID: d.uuid, GI: inventory.Unattributed, CI: inventory.Unattributed,
 		})

@@ -4,96 +4,299 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
-// A worker makes calls into the driver, one at a time, for callers that cannot wait for ever. A call into the driver
-// cannot be cancelled: one whose caller has given up keeps the worker until it returns, if it ever does.
-//
-// There is a goroutine only while a call is being made.
-type worker struct {
-	turn    chan struct{}        // holds a token while a call is being made
-	current atomic.Pointer[call] // the call being made
+const (
+	// gpuPatience is how long a call about one GPU may take before the other GPUs are asked without waiting for it.
+	gpuPatience = 2 * time.Second
+	// nodePatience is how long a call about no GPU may take before nobody waits for it any more. It is also how long a call
+	// about a GPU may take while no other GPU can be asked without risking one more thread.
+	nodePatience = 10 * time.Second
+	// openPatience is nodePatience for opening a session: the driver may have to load firmware.
+	openPatience = time.Minute
+)
+
+// A record says which call into the driver is under way. Each GPU of a session has one, and there is one for all calls that are
+// about no GPU: calls of one record are made one after the other.
+type record struct {
+	gpu   int         // index, or inventory.NoGPU
+	pulse *pulse      // of all records of the driver
+	alone atomic.Bool // nobody waits for the job under way
+
+	mu       sync.Mutex // guards all following fields
+	function string     // empty between two calls
+	since    time.Time  // when that call, or the job between two calls, began
 }
 
-// A call is one turn of a worker.
-type call struct {
-	settled atomic.Bool // by the worker, which has returned, or by the caller, which has given up: the first one
-	late    atomic.Bool // somebody has waited for it until a deadline passed
+// A pulse is when a call into the driver returned last, in nanoseconds since 1970.
+type pulse struct{ atomic.Int64 }
+
+// beats reports whether a call returned a short while ago: the driver lives.
+func (p *pulse) beats() bool { return time.Since(time.Unix(0, p.Load())) < nodePatience }
+
+// begin notes that a function is about to be called.
+func (r *record) begin(function string) {
+	now := time.Now()
+	r.mu.Lock()
+	r.function, r.since = function, now
+	r.mu.Unlock()
+}
+
+// end notes that it returned.
+func (r *record) end() {
+	now := time.Now()
+	r.pulse.Store(now.UnixNano())
+	r.mu.Lock()
+	r.function, r.since = "", now
+	r.mu.Unlock()
+}
+
+// start notes that a job begins.
+func (r *record) start() {
+	r.alone.Store(false)
+	r.begin("")
+}
+
+// call returns the call that is under way.
+func (r *record) call() inventory.Call {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return inventory.Call{Function: r.function, GPU: r.gpu, Since: r.since}
+}
+
+// left returns how much of a caller's patience is left.
+func (r *record) left(patience time.Duration) time.Duration {
+	return patience - time.Since(r.call().Since)
+}
+
+// A worker makes calls into the driver, in jobs, one job at a time, for callers that cannot wait for ever. A call into the driver
+// cannot be cancelled: where one does not return, its caller gives the job up, the job goes on in its thread, and the next
+// job gets another thread. No more jobs than most are ever given up at the same time.
+//
+// There is a goroutine only while a job is being done.
+type worker struct {
+	most int
+	turn chan struct{} // holds a token while somebody uses the worker
+
+	mu      sync.Mutex // guards all following fields, and those of jobs
+	givenUp []*job     // whose callers did not wait, and that are not done
+	freed   chan struct{}
+	late    []func() // to run in the next turn, for jobs that were given up and are done since
+	spare   *job     // not in use
+}
+
+// A job is calls of one record.
+type job struct {
+	record  *record
+	f, late func()
+	givenUp bool
 	done    chan struct{}
 }
 
-func newWorker() *worker { return &worker{turn: make(chan struct{}, 1)} }
+func newWorker(most int) *worker {
+	return &worker{most: most, turn: make(chan struct{}, 1), freed: make(chan struct{})}
+}
 
-// do makes the call f when it is the caller's turn and waits until f returns or ctx ends. When the deadline of ctx
-// passes the error is inventory.ErrNoAnswer; so it is, at once, while an earlier call hangs. After an error the caller
-// must not touch what f writes. When f returns after its caller has given up, forsaken runs too, unless it is nil.
-func (w *worker) do(ctx context.Context, f, forsaken func()) error {
-	if w.hangs() {
-		return fmt.Errorf("%w: an earlier call has not returned", inventory.ErrNoAnswer)
-	}
+// do is job in a turn of its own.
+func (w *worker) do(ctx context.Context, r *record, patience time.Duration, f, late func()) error {
 	if err := w.take(ctx); err != nil {
 		return err
 	}
-	return w.run(ctx, f, forsaken)
+	defer w.release()
+	return w.job(ctx, r, patience, f, late)
 }
 
-// hangs reports whether the call being made hangs: somebody has waited for it in vain.
-func (w *worker) hangs() bool {
-	c := w.current.Load()
-	return c != nil && c.late.Load()
+// job runs f in a job of a record and waits until f is done, ctx ends, or a call of f takes longer than patience: the time that f
+// takes as a whole has no limit while its calls return. The error says why nobody waits for f any more; then the caller must not
+// touch what f writes, and late runs in a later turn once f is done, unless it is nil. The caller has the turn.
+//
+// While a call of the same record hangs the error is an inventory.Stall, and while no thread is left it is
+// inventory.ErrNotAsked, or inventory.ErrNoAnswer if no call returned for a while: then f does not run.
+func (w *worker) job(ctx context.Context, r *record, patience time.Duration, f, late func()) error {
+	if err := w.room(ctx, r, patience); err != nil {
+		return err
+	}
+	return w.run(ctx, r, patience, f, late)
 }
 
-// take waits for the turn, also behind a call that hangs.
+// take waits for the caller's turn.
 func (w *worker) take(ctx context.Context) error {
-	if ctx.Err() == nil { // else no call may begin, though it be the turn
+	if ctx.Err() == nil { // else no job may begin, though it be the turn
 		select {
 		case w.turn <- struct{}{}:
+			w.settle()
 			return nil
 		case <-ctx.Done():
 		}
 	}
-	return w.current.Load().outlived(ctx)
+	return stopped(ctx)
 }
 
 // release gives the turn back.
 func (w *worker) release() { <-w.turn }
 
-// run makes the call f in the turn that the caller has taken, and gives the turn back when f has returned.
-func (w *worker) run(ctx context.Context, f, forsaken func()) error {
-	c := &call{done: make(chan struct{})}
-	w.current.Store(c)
-	go func() {
+// settle runs what is left of jobs that were done late. The caller has the turn.
+func (w *worker) settle() {
+	w.mu.Lock()
+	late := w.late
+	w.late = nil
+	w.mu.Unlock()
+	for _, f := range late {
 		f()
-		if !c.settled.CompareAndSwap(false, true) && forsaken != nil {
-			forsaken()
-		}
-		w.current.Store(nil)
-		w.release()
-		close(c.done)
-	}()
-	select {
-	case <-c.done:
-		return nil
-	case <-ctx.Done():
 	}
-	if c.settled.CompareAndSwap(false, true) {
-		return c.outlived(ctx)
-	}
-	<-c.done // f has returned
-	return nil
 }
 
-// outlived says why a caller whose ctx ended goes without an answer. A call that outlives a deadline is late: nobody
-// else waits for it. One whose caller was told to stop is not.
-func (c *call) outlived(ctx context.Context) error {
-	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return ctx.Err()
+// room waits until a job of a record may begin: until none of the record is under way, and one thread is free. The caller has the
+// turn.
+func (w *worker) room(ctx context.Context, r *record, patience time.Duration) error {
+	for {
+		w.mu.Lock()
+		same := slices.ContainsFunc(w.givenUp, func(j *job) bool { return j.record == r })
+		full := len(w.givenUp) >= w.most
+		wait := r.left(patience)
+		if !same && full {
+			wait = 0
+			for _, j := range w.givenUp {
+				wait = max(wait, j.record.left(nodePatience))
+			}
+		}
+		freed := w.freed
+		w.mu.Unlock()
+		switch {
+		case !same && !full:
+			w.settle()
+			return nil
+		case wait <= 0 && same:
+			return &inventory.Stall{Call: r.call()}
+		case wait <= 0:
+			return w.exhausted(r)
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-freed:
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return stopped(ctx)
+		}
+		timer.Stop()
 	}
-	if c != nil {
-		c.late.Store(true)
+}
+
+// exhausted is the error of a job for which there is no thread.
+func (w *worker) exhausted(r *record) error {
+	kind := inventory.ErrNotAsked
+	if !r.pulse.beats() {
+		kind = inventory.ErrNoAnswer
 	}
-	return inventory.ErrNoAnswer
+	return fmt.Errorf("%w: %d calls hang, and no more are risked", kind, w.most)
+}
+
+// run does a job for which there is room. The caller has the turn.
+func (w *worker) run(ctx context.Context, r *record, patience time.Duration, f, late func()) error {
+	j := w.spare
+	w.spare = nil
+	if j == nil {
+		j = &job{done: make(chan struct{}, 1)}
+	}
+	j.record, j.f, j.late = r, f, late
+	r.start()
+	go w.finish(j)
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	var err error
+	for err == nil {
+		select {
+		case <-j.done:
+			w.spare = j
+			return nil
+		case <-ctx.Done():
+			err = stopped(ctx)
+		case <-timer.C:
+			if left := r.left(patience); left > 0 {
+				timer.Reset(left)
+			} else {
+				err = &inventory.Stall{Call: r.call()}
+			}
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	select {
+	case <-j.done:
+		w.spare = j
+		return nil
+	default:
+	}
+	j.givenUp = true
+	r.alone.Store(true)
+	w.givenUp = append(w.givenUp, j)
+	return err
+}
+
+// finish does a job, in a thread of its own.
+func (w *worker) finish(j *job) {
+	j.f()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !j.givenUp {
+		j.done <- struct{}{}
+		return
+	}
+	w.givenUp = slices.DeleteFunc(w.givenUp, func(o *job) bool { return o == j })
+	if j.late != nil {
+		w.late = append(w.late, j.late)
+	}
+	close(w.freed)
+	w.freed = make(chan struct{})
+}
+
+// drain waits until no job is under way. Then the caller has the turn.
+func (w *worker) drain(ctx context.Context) error {
+	if err := w.take(ctx); err != nil {
+		return err
+	}
+	for {
+		w.mu.Lock()
+		idle, freed := len(w.givenUp) == 0, w.freed
+		w.mu.Unlock()
+		if idle {
+			w.settle()
+			return nil
+		}
+		select {
+		case <-freed:
+		case <-ctx.Done():
+			w.release()
+			if calls := w.hanging(); len(calls) > 0 {
+				return &inventory.Stall{Call: calls[0]}
+			}
+			return stopped(ctx)
+		}
+	}
+}
+
+// hanging returns the calls that nobody waits for any more, the oldest first.
+func (w *worker) hanging() []inventory.Call {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	calls := make([]inventory.Call, len(w.givenUp))
+	for i, j := range w.givenUp {
+		calls[i] = j.record.call()
+	}
+	return calls
+}
+
+// stopped says why a caller whose ctx ended goes without an answer.
+func stopped(ctx context.Context) error {
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return inventory.ErrNoAnswer
+	}
+	return ctx.Err()
 }

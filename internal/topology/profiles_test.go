@@ -36,6 +36,9 @@ func scan(t testing.TB, name string, faults ...simulator.Fault) machine {
 		if err := node.Inject(fault); err != nil {
 			t.Fatal(err)
 		}
+		if err := session.Retry(t.Context()); err != nil { // links are asked for, too
+			t.Fatal(err)
+		}
 		if snapshot, err = session.Scan(t.Context()); err != nil {
 			t.Fatal(err)
 		}

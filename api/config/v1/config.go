@@ -129,6 +129,9 @@ type Health struct {
 	IMEX *string `json:"imex,omitempty"`
 	// EnergyEvidence is true to take a fall of a GPU's energy counter as evidence that the GPU was reset.
 	EnergyEvidence *bool `json:"energyEvidence,omitempty"`
+	// Reopen is careful, or always: then NVML is opened anew to find a lost GPU also where that makes a GPU without persistence
+	// mode forget its power limits, clocks and compute mode.
+	Reopen *string `json:"reopen,omitempty"`
 	// KernelLog is true to read XIDs from the kernel's log, too.
 	KernelLog *bool `json:"kernelLog,omitempty"`
 	// SuspectLimit is how long a device may wait for the driver's verdict before it is Unhealthy.

@@ -1,0 +1,110 @@
+package nvidia
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+// maxHangs is how often in a row calls about a GPU may hang until the GPU is left alone.
+const maxHangs = 2
+
+// A slot is an NVML index of a session. What a job learns of the GPU there it writes into a copy, which is taken over when the
+// job is done: a job that hangs keeps its copy.
+type slot struct {
+	record *record
+	api    *api // for calls about the GPU
+	gpu    *gpu
+	spare  *gpu // not in use; nil while a job has it
+
+	visited  bool // the next scan does not visit the GPU again
+	met      bool // Open is over: events of the GPU are registered for before a wait
+	alone    bool // the GPU is lost or cannot be identified: it is asked again after Retry
+	linksDue bool
+	stall    *inventory.Stall // the call that did not return in time, until one does
+	hanging  time.Time        // the beginning of the call that is counted in hangs
+	hangs    int              // how often in a row a call hung
+}
+
+func newSlot(d *Driver, a *api, index int) *slot {
+	r := d.record(index)
+	return &slot{record: r, api: a.of(r), gpu: &gpu{}, linksDue: true}
+}
+
+// copy returns a copy of the GPU for a job.
+func (sl *slot) copy() *gpu {
+	g := sl.spare
+	sl.spare = nil
+	if g == nil {
+		g = &gpu{}
+	}
+	*g, g.found = *sl.gpu, g.found[:0]
+	return g
+}
+
+// due reports whether the GPU is to be visited now.
+func (sl *slot) due() bool {
+	visited := sl.visited
+	sl.visited = false
+	return !visited && !sl.alone && sl.hangs < maxHangs
+}
+
+// stalled notes that a call did not return in time. A call that takes much longer hangs.
+func (sl *slot) stalled(s *inventory.Stall) {
+	sl.stall = s
+	if since := s.Call.Since; time.Since(since) >= nodePatience && !since.Equal(sl.hanging) {
+		sl.hanging = since
+		sl.hangs++
+	}
+}
+
+// linkable reports whether the GPU can be asked for its links.
+func (sl *slot) linkable() bool {
+	return sl.gpu.seen.UUID != "" && sl.hangs == 0 && sl.gpu.answer.contact == inventory.ContactGood
+}
+
+// reason says why the GPU cannot be identified.
+func (sl *slot) reason() error {
+	if sl.stall != nil {
+		return fmt.Errorf("%s does not return", sl.stall.Call.Function)
+	}
+	return errors.New(cmp.Or(sl.gpu.answer.reason, "its UUID is empty"))
+}
+
+// watched returns the GPU as one that gives events. Its handle is for who waits for them.
+func (sl *slot) watched(waits *api) watched {
+	return watched{index: sl.record.gpu, uuid: sl.gpu.seen.UUID, device: device{api: waits, handle: sl.gpu.device.handle}}
+}
+
+// register registers for the events of a GPU that is met for the first time. Later, somebody may wait on the set.
+func (s *scanner) register(sl *slot, uuid string, d device) error {
+	if sl.met || sl.record.alone.Load() {
+		return nil
+	}
+	if s.eventless != nil {
+		return s.eventless
+	}
+	return watched{index: sl.record.gpu, uuid: uuid, device: d}.register(s.events)
+}
+
+// leftOut returns the entry of a GPU that cannot be identified.
+func (sl *slot) leftOut() inventory.LeftOut {
+	return inventory.LeftOut{
+		Index: sl.record.gpu, Reason: "the GPU cannot be identified: " + sl.reason().Error(),
+		Retry: sl.stall == nil && sl.gpu.answer.ret != nvml.ERROR_NO_PERMISSION,
+	}
+}
+
+// find returns the slot of a GPU that was seen.
+func (s *scanner) find(uuid string) (*slot, error) {
+	g, ok := s.last.GPU(uuid)
+	if !ok {
+		return nil, errors.New("this session has seen no such GPU")
+	}
+	return s.slots[g.Index], nil
+}
