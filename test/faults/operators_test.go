@@ -37,6 +37,11 @@ var operatorFaults = []fault{
 		},
 	},
 	{
+		name: "XID 119, reset while the daemon is started anew", inject: []simulator.Fault{xid(119)},
+		run:  read(bad(atOnce, "3", `Unhealthy \(reset\)`)),
+		then: []act{{restart("the daemon is started anew"), outcome{within: starting + cured}}}, // and the driver asks no more
+	},
+	{
 		name: "XID 54, and the node is restarted", inject: []simulator.Fault{xid(54)},
 		run: bad(atOnce, "3", `Unhealthy \(hardware\)`),
 		then: []act{

@@ -60,7 +60,7 @@ var xidFaults = []fault{
 	},
 	{
 		name: "XID 119, which driver and kernel tell", machine: machine{config: "health: {kernelLog: true}\n"},
-		inject: []simulator.Fault{xid(119)}, run: bad(atOnce, "3", `Unhealthy \(reset\).*XID 119 × 1`), then: []act{restored},
+		inject: []simulator.Fault{xid(119)}, run: read(bad(atOnce, "3", `Unhealthy \(reset\).*XID 119 × 1`)), then: []act{restored},
 	},
 	{
 		name: "ten thousand XIDs in the kernel's log", machine: machine{config: "health: {kernelLog: true}\n"},
