@@ -45,7 +45,7 @@ var imports = map[string][]string{
 	"internal/nvidia":    {"internal/inventory", "internal/driverroot", "internal/files"},
 	"internal/simulator": {"internal/files"},
 	"internal/kernellog": {"internal/inventory"},
-	"internal/kubelet":   {"internal/files"},
+	"internal/kubelet":   {"internal/feed", "internal/files"},
 	"internal/control":   {"internal/files"},
 
 	"internal/health":   {"internal/inventory"},

@@ -66,7 +66,8 @@ type daemon struct {
 	monitor   *monitor.Monitor
 	directory *kubelet.Directory // nil when there is nothing to register with
 	account   *kubelet.PodResources
-	presence  *feed.Feed[plugin.Presence]
+	kubelets  *feed.Feed[uint64]   // the incarnation of the one that is there
+	sockets   *feed.Feed[[]string] // beside its own
 	set       *plugin.Set
 	mps       *mps.Prober
 	offered   *feed.Feed[resource.Plan]
@@ -79,7 +80,8 @@ func newDaemon(ctx context.Context, c config.Config, sources config.Sources) (*d
 		config:   c,
 		watcher:  config.NewWatcher(sources, c, clock.RealClock{}),
 		account:  kubelet.NewPodResources(c.PodResourcesSocket, clock.RealClock{}),
-		presence: feed.New(plugin.Presence{}),
+		kubelets: feed.New(uint64(0)),
+		sockets:  feed.New([]string(nil)),
 		mps:      mps.NewProber(c.MPSRoot, clock.RealClock{}),
 		offered:  feed.New(resource.Plan{}),
 	}
@@ -105,7 +107,8 @@ func newDaemon(ctx context.Context, c config.Config, sources config.Sources) (*d
 		d.directory = directory
 	}
 	d.set = plugin.NewSet(plugin.Collaborators{
-		Registrar: directory, Accountant: d.account, Checkpoint: directory.Checkpoint, Presence: d.presence, Clock: clock.RealClock{},
+		Registrar: directory, Accountant: d.account, Checkpoint: directory.Checkpoint, Incarnation: d.kubelets, Sockets: d.sockets,
+		Clock:     clock.RealClock{},
 		Inspector: &agent.Inspector{Configs: d.watcher.Configs(), Monitor: d.monitor},
 	})
 	return d, nil
@@ -205,14 +208,12 @@ func (d *daemon) close() {
 	_ = d.account.Close() // its connection only; an error has no consequence
 }
 
-// watchKubelet has the presence of kubelet and of sockets follow kubelet's directory.
+// watchKubelet publishes what is in kubelet's directory.
 func (d *daemon) watchKubelet(ctx context.Context) error {
 	if err := d.directory.Check(); err != nil {
 		klog.FromContext(ctx).Info("Waiting for kubelet", "reason", err.Error())
 	}
-	return d.directory.Watch(ctx, func(s kubelet.State) {
-		d.presence.Publish(plugin.Presence{Incarnation: s.Incarnation, Sockets: s.Sockets})
-	})
+	return d.directory.Watch(ctx, d.kubelets, d.sockets)
 }
 
 // serveControl serves the control socket. That the socket cannot be had is no reason to stop serving GPUs.

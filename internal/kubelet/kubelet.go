@@ -6,12 +6,10 @@
 package kubelet
 
 import (
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -19,20 +17,6 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
-)
-
-const (
-	// socketPrefix begins the name of every socket of ours.
-	socketPrefix = "gpu-device-plugin-"
-	// maxResourcePart is how much of a resource's name goes into a socket's name: enough to tell sockets apart in a
-	// listing. What makes a name unique is the token and the number behind it.
-	maxResourcePart = 16
-	// tokenLength is the number of random characters in a process's token, of 5 bits each.
-	tokenLength = 8
-	// counterLength bounds the digits of a life's number.
-	counterLength = 7
-	// maxSocketName is the length of the longest name that NewEndpoint makes.
-	maxSocketName = len(socketPrefix) + maxResourcePart + 1 + tokenLength + 1 + counterLength + len(".sock")
 )
 
 // A Directory is the directory in which kubelet and device plugins put their sockets.
@@ -65,30 +49,12 @@ func NewDirectory(socket string, c clock.WithTicker) (*Directory, error) {
 	if c == nil {
 		c = clock.RealClock{}
 	}
-	return &Directory{socket: socket, clock: c, token: strings.ToLower(rand.Text()[:tokenLength]),
+	return &Directory{socket: socket, clock: c, token: newToken(),
 		newWatcher: fsnotify.NewWatcher}, nil
 }
 
 // Path returns the path of the directory.
 func (d *Directory) Path() string { return filepath.Dir(d.socket) }
-
-// NewEndpoint returns the path of a socket for resource that was never used before, by this process or another. (A
-// process ID would not do: in a container it is 1 each time.)
-func (d *Directory) NewEndpoint(resource string) string {
-	_, name, found := strings.Cut(resource, "/")
-	if !found {
-		name = resource
-	}
-	if len(name) > maxResourcePart {
-		name = name[:maxResourcePart]
-	}
-	return filepath.Join(d.Path(), fmt.Sprintf("%s%s-%s-%d.sock", socketPrefix, name, d.token, d.lives.Add(1)))
-}
-
-// Ours reports whether NewEndpoint made the socket of that name.
-func (d *Directory) Ours(name string) bool {
-	return strings.HasPrefix(name, socketPrefix) && strings.Contains(name, "-"+d.token+"-")
-}
 
 // ErrNoDirectory is wrapped by errors about a directory that is not there or is not the one that the node uses any
 // more.

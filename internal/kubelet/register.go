@@ -43,9 +43,7 @@ func (d *Directory) Register(
 	if !d.shows(incarnation) {
 		return fmt.Errorf("%w: another kubelet has come", ErrNotRegistered)
 	}
-	client, err := grpc.NewClient("passthrough:///kubelet",
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(oneConnection(conn)))
+	client, err := newClient(conn)
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrNotRegistered, err)
 	}
@@ -84,6 +82,12 @@ func (d *Directory) dial(ctx context.Context) (net.Conn, error) {
 		case <-timer.C():
 		}
 	}
+}
+
+// newClient returns a client that uses conn, and closes it.
+func newClient(conn net.Conn) (*grpc.ClientConn, error) {
+	return grpc.NewClient("passthrough:///", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithAuthority("localhost"), grpc.WithContextDialer(oneConnection(conn)))
 }
 
 // oneConnection returns a dialer that hands out conn once, and no second connection, so that a request goes to the

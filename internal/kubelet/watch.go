@@ -5,35 +5,27 @@ import (
 	"errors"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"syscall"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
 	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 )
 
 // lookInterval is how often the directory is looked at beside inotify's notices: it is all there is where inotify is
 // exhausted, and it finds what inotify cannot tell, such as a directory that was replaced. A look costs some microseconds.
 const lookInterval = time.Second
 
-// State is what the directory holds at one moment.
-type State struct {
-	// Incarnation numbers the kubelets seen since Watch began, from 1; it is 0 while kubelet's socket is not there.
-	Incarnation uint64
-	// Sockets are the names of the other sockets in the directory, sorted: ours, and those of other plugins.
-	Sockets []string
-}
-
-func (s State) equal(other State) bool {
-	return s.Incarnation == other.Incarnation && slices.Equal(s.Sockets, other.Sockets)
-}
-
-// Watch calls publish with the directory's state, at once and then whenever it changed, until ctx ends; then it returns
-// nil. It returns an error that wraps ErrNoDirectory when the directory it sees can never again be the one kubelet uses.
-// A directory that is not there yet is waited for.
-func (d *Directory) Watch(ctx context.Context, publish func(State)) error {
+// Watch publishes, at once and then whenever it changed, which kubelet is there, and the names of the other sockets in the
+// directory, until ctx ends; then it returns nil. It returns an error that wraps ErrNoDirectory when the directory it sees can
+// never again be the one kubelet uses. A directory that is not there yet is waited for.
+//
+// The incarnation numbers the kubelets seen since Watch began, from 1; it is 0 while kubelet's socket is not there. The sockets
+// are those of device plugins, ours and others, sorted.
+func (d *Directory) Watch(ctx context.Context, incarnation *feed.Feed[uint64], sockets *feed.Feed[[]string]) error {
 	log := klog.FromContext(ctx)
 	notices, err := d.newWatcher()
 	if err != nil {
@@ -46,16 +38,16 @@ func (d *Directory) Watch(ctx context.Context, publish func(State)) error {
 	look := &look{directory: d, notices: notices}
 	ticker := d.clock.NewTicker(lookInterval)
 	defer ticker.Stop()
-
-	published, first := State{}, true
 	for {
-		state, err := look.once(log)
-		if err != nil {
+		if err := look.once(log); err != nil {
 			return err
 		}
-		if first || !state.equal(published) {
-			publish(state)
-			published, first = state, false
+		// The sockets first: those that a new kubelet removed are gone when it is known.
+		if names := d.sockets(); !slices.Equal(names, sockets.Value()) {
+			sockets.Publish(names)
+		}
+		if now := look.now(); now != incarnation.Value() {
+			incarnation.Publish(now)
 		}
 		select {
 		case <-ctx.Done():
@@ -82,22 +74,26 @@ type look struct {
 	present     bool
 }
 
-func (l *look) once(log klog.Logger) (State, error) {
+func (l *look) once(log klog.Logger) error {
 	if err := l.watchDirectory(log); err != nil {
-		return State{}, err
+		return err
 	}
 	key, err := keyOf(l.directory.socket)
-	if err != nil {
-		l.present = false
-		l.directory.sight(sighting{})
-		return State{Sockets: l.directory.sockets()}, nil
-	}
-	if !l.present || key != l.kubelet {
+	if err == nil && (!l.present || key != l.kubelet) {
 		l.incarnation++
-		l.kubelet, l.present = key, true
+		l.kubelet = key
 	}
-	l.directory.sight(sighting{l.incarnation, key})
-	return State{Incarnation: l.incarnation, Sockets: l.directory.sockets()}, nil
+	l.present = err == nil
+	l.directory.sight(sighting{l.now(), key})
+	return nil
+}
+
+// now returns the incarnation of the kubelet that is there; 0 if none is.
+func (l *look) now() uint64 {
+	if !l.present {
+		return 0
+	}
+	return l.incarnation
 }
 
 // A sighting is a kubelet that was seen; the zero value is none.
@@ -154,20 +150,6 @@ func (l *look) watchDirectory(log klog.Logger) error {
 	}
 	l.watched = key // also after a failure: it is said once, and the looks go on
 	return nil
-}
-
-func (d *Directory) sockets() []string {
-	entries, err := os.ReadDir(d.Path())
-	if err != nil {
-		return nil
-	}
-	var names []string
-	for _, e := range entries {
-		if e.Type()&fs.ModeSocket != 0 && e.Name() != filepath.Base(d.socket) {
-			names = append(names, e.Name())
-		}
-	}
-	return names
 }
 
 // fileKey tells a file from one that took its name: the inode alone is used again at once on ext4.

@@ -15,6 +15,8 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 )
 
 // folder is a directory of kubelet's with a path short enough for sockets.
@@ -43,30 +45,40 @@ func listen(t *testing.T, path string) (kill func()) {
 // patience bounds every wait for something that must happen.
 const patience = time.Minute
 
+// state is what a watch published last.
+type state struct {
+	Incarnation uint64
+	Sockets     []string
+}
+
 // watch starts a watch and returns a function that waits for a state that fits.
-func watch(t *testing.T, d *Directory) (await func(what string, fits func(State) bool) State) {
+func watch(t *testing.T, d *Directory) (await func(what string, fits func(state) bool) state) {
 	t.Helper()
-	states := make(chan State, 1000)
+	incarnation, sockets := feed.New(uint64(0)), feed.New([]string(nil))
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- d.Watch(ctx, func(s State) { states <- s }) }()
+	go func() { ended <- d.Watch(ctx, incarnation, sockets) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-ended; err != nil {
 			t.Errorf("Watch() = %v, want nil when ctx ends", err)
 		}
 	})
-	return func(what string, fits func(State) bool) State {
+	return func(what string, fits func(state) bool) state {
 		t.Helper()
 		deadline := time.After(patience)
 		for {
+			_, came := incarnation.Latest()
+			_, changed := sockets.Latest()
+			now := state{incarnation.Value(), sockets.Value()}
+			if fits(now) {
+				return now
+			}
 			select {
-			case s := <-states:
-				if fits(s) {
-					return s
-				}
+			case <-came:
+			case <-changed:
 			case <-deadline:
-				t.Fatalf("no state with %s", what)
+				t.Fatalf("no state with %s: %v", what, now)
 			}
 		}
 	}
@@ -81,7 +93,7 @@ func newDirectory(t *testing.T, path string) *Directory {
 	return d
 }
 
-func incarnation(n uint64) func(State) bool { return func(s State) bool { return s.Incarnation == n } }
+func incarnation(n uint64) func(state) bool { return func(s state) bool { return s.Incarnation == n } }
 
 func TestEveryKubeletIsAnIncarnation(t *testing.T) {
 	tests := map[string]func() (*fsnotify.Watcher, error){
@@ -127,7 +139,7 @@ func TestASocketThatIsReplacedIsAnotherIncarnation(t *testing.T) {
 	// One look may see the gap or not: what counts is that one more kubelet is seen, and not two.
 	await("the second kubelet", incarnation(2))
 	listen(t, filepath.Join(d.Path(), "other.sock"))
-	after := await("the other socket", func(s State) bool { return slices.Contains(s.Sockets, "other.sock") })
+	after := await("the other socket", func(s state) bool { return slices.Contains(s.Sockets, "other.sock") })
 	if after.Incarnation != 2 {
 		t.Errorf("incarnation is %d after an unrelated change, want 2", after.Incarnation)
 	}
@@ -144,13 +156,13 @@ func TestADirectoryThatIsReplacedIsFollowed(t *testing.T) {
 		}
 		listen(t, filepath.Join(path, "kubelet.sock"))
 		listen(t, filepath.Join(path, "a.sock"))
-		await("kubelet and a socket", func(s State) bool {
+		await("kubelet and a socket", func(s state) bool {
 			return s.Incarnation == n+1 && slices.Equal(s.Sockets, []string{"a.sock"})
 		})
 		if err := os.RemoveAll(path); err != nil {
 			t.Fatal(err)
 		}
-		await("nothing", func(s State) bool { return s.Incarnation == 0 && s.Sockets == nil })
+		await("nothing", func(s state) bool { return s.Incarnation == 0 && s.Sockets == nil })
 	}
 }
 
@@ -167,7 +179,7 @@ func TestADirectoryInTheMomentOfItsRemovalIsNoDeadMount(t *testing.T) {
 	})
 	look := &look{directory: newDirectory(t, path), notices: &fsnotify.Watcher{}}
 	for range 50_000 { // one in some hundred comes at the moment
-		if _, err := look.once(klog.Background()); err != nil {
+		if err := look.once(klog.Background()); err != nil {
 			t.Errorf("a look at the directory = %v", err)
 			break
 		}
@@ -191,7 +203,7 @@ func TestADeadMountEndsTheWatch(t *testing.T) {
 	defer func() { _ = held.Close() }()
 	d := newDirectory(t, "/proc/self/fd/"+strconv.Itoa(int(held.Fd())))
 	ended := make(chan error, 1)
-	go func() { ended <- d.Watch(t.Context(), func(State) {}) }()
+	go func() { ended <- d.Watch(t.Context(), feed.New(uint64(0)), feed.New([]string(nil))) }()
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}

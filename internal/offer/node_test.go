@@ -70,7 +70,7 @@ func newNode(t *testing.T, podResources bool) *node {
 func (n *node) start(t *testing.T) (stop func()) {
 	t.Helper()
 	c := plugin.Collaborators{Registrar: n.directory, Accountant: n.account, Checkpoint: n.directory.Checkpoint,
-		Presence: feed.New(plugin.Presence{}), Clock: n.clock}
+		Incarnation: feed.New(uint64(0)), Sockets: feed.New([]string(nil)), Clock: n.clock}
 	if n.unread {
 		c.Checkpoint = nil
 	}
@@ -81,9 +81,7 @@ func (n *node) start(t *testing.T) (stop func()) {
 	tasks.Go(func() error { return n.daemon.Run(ctx) })
 	tasks.Go(func() error { return loop.Run(ctx) })
 	tasks.Go(func() error {
-		return n.directory.Watch(ctx, func(s kubelet.State) {
-			c.Presence.Publish(plugin.Presence{Incarnation: s.Incarnation, Sockets: s.Sockets})
-		})
+		return n.directory.Watch(ctx, c.Incarnation, c.Sockets)
 	})
 	ended := false
 	stop = func() {

@@ -18,10 +18,17 @@ const (
 	checkSoon = time.Second
 	// checkLater is the pace of comparing while nothing changes; it is come to by doubling.
 	checkLater = 30 * time.Second
+	// askAgain is the first pause after a question that failed or an account that differs; it is doubled up to checkLater.
+	askAgain = 100 * time.Millisecond
 	// accountTimeout bounds one question about kubelet's account.
 	accountTimeout = 2 * time.Second
-	// patientChecks is how many comparisons in a row must fail for the registration to be given up.
-	patientChecks = 3
+	// differsFor is how long the account has to differ before that counts.
+	differsFor = time.Second
+	// suspectFor is how long after its socket came another server may register, as far as we think of it when the account differs.
+	suspectFor = time.Minute
+	// disputeFirst and disputeMost bound the time between one new registration because of a difference and the next.
+	disputeFirst = 10 * time.Second
+	disputeMost  = 5 * time.Minute
 )
 
 // An Accountant knows kubelet's own account of the devices of this node.
@@ -32,67 +39,149 @@ type Accountant interface {
 	Held(ctx context.Context) ([]kubelet.HeldDevice, error)
 }
 
-// checkAccount compares kubelet's account with the list, again and again, until ctx ends or the two differ for good. It
-// reports whether they ever agreed. Where the account cannot be had, nothing is concluded; the list is then sent again when a
-// socket beside ours came or went.
+// disputes say when a resource may be registered again because kubelet's account differs: a difference that a new registration
+// does not end would cost one after the other.
+type disputes struct {
+	next time.Time     // no earlier
+	wait time.Duration // between the last one and next
+}
+
+// register reports whether to register again now, and if not, how long to wait.
+func (d *disputes) register(now time.Time) (wait time.Duration, ok bool) {
+	if now.Before(d.next) {
+		return d.next.Sub(now), false
+	}
+	if now.Sub(d.next) > d.wait { // the last one is long ago
+		d.wait = disputeFirst
+	} else {
+		d.wait = min(2*d.wait, disputeMost)
+	}
+	d.next = now.Add(d.wait)
+	return 0, true
+}
+
+// A comparison is what a life knows from comparing kubelet's account with its list.
+type comparison struct {
+	agreed   bool                 // they ever were the same
+	since    time.Time            // when they began to differ; zero if they do not
+	foreign  map[string]time.Time // sockets of other programs → when they came; zero if that was before the registration
+	vanished bool                 // one that came after the registration has gone
+	suspects []string             // those whose servers may be why they differ
+}
+
+// checkAccount compares kubelet's account with the list, again and again, until ctx ends or the two differ so that only a new
+// life helps. It reports whether they ever agreed. Where the account cannot be had, nothing is concluded from it.
 //
-// Where kubelet has some devices, another server's list came in between, and ours is sent again. Where it has none any
-// more, another server of the resource has ended. Kubelet 1.36 goes by the one that registered last: it has stopped that
-// one's endpoint, and would take another list from this stream without giving out a single device. Only registering helps.
-func (l *life) checkAccount(ctx context.Context) (agreed bool, err error) {
-	log := klog.FromContext(ctx)
-	pace := checkSoon
+// A list is never sent again: kubelet may give devices out through another server, whose list it must not mix with ours. A
+// new life brings both back. Where another program has registered after this one, the new life waits until that has ended.
+func (l *life) checkAccount(ctx context.Context, incarnation uint64) (agreed bool, err error) {
+	pace, again := checkSoon, askAgain
 	check := l.Clock.NewTimer(pace)
 	defer check.Stop()
 	var sent *pluginapi.ListAndWatchResponse
-	differed := 0
-	visited := false // a socket beside ours came or went since the last question
+	c := comparison{}
+	l.see(&c)
 	for {
 		view, changed := l.list.views.Latest()
 		if view.response != sent {
-			sent, pace = view.response, checkSoon
+			sent, pace, c.since = view.response, checkSoon, time.Time{}
 			check.Reset(pace)
 		}
 		select {
 		case <-ctx.Done():
-			return agreed, context.Cause(ctx)
+			return c.agreed, context.Cause(ctx)
 		case <-changed:
 			continue
 		case <-l.visits:
-			visited, pace = true, settleTime
+			l.see(&c)
+			pace = settleTime
 			check.Reset(pace)
 			continue
 		case <-check.C():
 		}
-		pace = min(2*pace, checkLater)
+		if l.silence.Value() != speaks {
+			check.Reset(checkSoon)
+			continue
+		}
 		allocatable, err := l.allocatable(ctx)
 		switch {
 		case err != nil:
-			log.V(2).Info("Cannot compare kubelet's account with the list", "reason", err.Error())
-			if visited {
-				l.list.resend() // kubelet 1.37 goes by the list that it received last, and that may be a farewell
+			klog.FromContext(ctx).V(2).Info("Cannot compare kubelet's account with the list", "reason", err.Error())
+			if c.vanished {
+				return c.agreed, errOtherEnded // kubelet 1.37 goes by the list that it received last, 1.36 has stopped both
 			}
+			pace, again = again, min(2*again, checkLater)
 		case l.list.views.Value().response != sent: // the account may be of one list or the other
 			pace = checkSoon
 		case sameIDs(allocatable, view.healthy()):
-			agreed, differed = true, 0
+			c.agreed, c.since, c.vanished, again = true, time.Time{}, false, askAgain
 			l.compared("")
+			pace = min(2*pace, checkLater)
 		default:
-			differed++
-			l.compared(fmt.Sprintf("kubelet counts %d healthy devices, and the list has %d", len(allocatable), len(view.healthy())))
-			none := len(allocatable) == 0
-			if none && agreed || differed == patientChecks {
-				return agreed, errDisagrees
+			if pace, err = l.differs(ctx, incarnation, &c, allocatable, view); err != nil {
+				return c.agreed, err
 			}
-			log.Info("Kubelet's account differs from the list", "kubelet", len(allocatable), "list", len(view.healthy()))
-			if !none {
-				l.list.resend()
-			}
-			pace = checkSoon
 		}
-		visited = false
 		check.Reset(pace)
 	}
+}
+
+// see takes note of the sockets of other programs.
+func (l *life) see(c *comparison) {
+	now, before := l.Clock.Now(), c.foreign
+	c.foreign = map[string]time.Time{}
+	for _, name := range l.Registrar.Rivals(l.list.name).Foreign {
+		came, known := before[name]
+		if !known && before != nil {
+			came = now
+		}
+		c.foreign[name] = came
+	}
+	for name, came := range before {
+		if _, there := c.foreign[name]; !there && !came.IsZero() {
+			c.vanished = true
+		}
+	}
+}
+
+// differs decides what to do about an account that differs from the list: to ask again after the returned pause, or an error
+// with which this life ends.
+func (l *life) differs(ctx context.Context, incarnation uint64, c *comparison, allocatable []string, v *view) (time.Duration, error) {
+	now := l.Clock.Now()
+	difference := fmt.Sprintf("kubelet counts %d healthy devices, and the list has %d", len(allocatable), len(v.healthy()))
+	l.compared(difference)
+	if c.since.IsZero() {
+		klog.FromContext(ctx).Info("Kubelet's account differs from the list", "kubelet", len(allocatable), "list", len(v.healthy()))
+		c.since, c.suspects = now, nil
+		for name, came := range c.foreign {
+			if !came.IsZero() && now.Sub(came) <= suspectFor {
+				c.suspects = append(c.suspects, name)
+			}
+		}
+	}
+	if len(allocatable) == 0 && c.agreed {
+		// Another server has ended, and kubelet 1.36 has stopped the endpoint that it went by.
+		return 0, errDisagrees
+	}
+	if lasted := now.Sub(c.since); lasted < differsFor {
+		return min(max(askAgain, lasted), differsFor-lasted), nil
+	}
+	if len(c.suspects) > 0 {
+		l.silence.Publish(forForeign)
+		l.report(PhaseYielding)
+		slices.Sort(c.suspects)
+		klog.FromContext(ctx).Info("Sending no more lists: another program has registered the resource", "sockets", c.suspects)
+		if err := l.awaitEnd(ctx, incarnation, c.suspects); err != nil {
+			return 0, err
+		}
+		return 0, errOtherEnded
+	}
+	wait, ok := l.past.disputes.register(now)
+	if ok {
+		return 0, errDisagrees
+	}
+	l.compared(difference + "; registering again did not end that, and is tried again at " + now.Add(wait).UTC().Format(time.RFC3339))
+	return min(wait, checkLater), nil
 }
 
 func (l *life) allocatable(ctx context.Context) ([]string, error) {
@@ -102,9 +191,9 @@ func (l *life) allocatable(ctx context.Context) ([]string, error) {
 	return all[l.list.name], err
 }
 
-// sameIDs reports whether a and b hold the same IDs. It may reorder both.
+// sameIDs reports whether a and b hold the same IDs, however often. It may reorder both.
 func sameIDs(a, b []string) bool {
 	slices.Sort(a)
 	slices.Sort(b)
-	return slices.Equal(slices.Compact(a), b)
+	return slices.Equal(slices.Compact(a), slices.Compact(b))
 }

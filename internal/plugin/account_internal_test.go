@@ -3,6 +3,7 @@ package plugin
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -19,13 +20,18 @@ type emptyAccount struct{}
 func (emptyAccount) Allocatable(context.Context) (map[string][]string, error) { return nil, nil }
 func (emptyAccount) Held(context.Context) ([]kubelet.HeldDevice, error)       { return nil, nil }
 
+// noRivals is the directory of a node on which nobody else is.
+type noRivals struct{ Registrar }
+
+func (noRivals) Rivals(string) kubelet.Rivals { return kubelet.Rivals{} }
+
 func TestTheAccountIsComparedWhilePlansThatSayTheSameKeepComing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		r := oneGPU()
-		l := &life{Collaborators: Collaborators{Accountant: emptyAccount{}, Clock: clock.RealClock{}}, list: newList(r.Name, clock.RealClock{}),
-			compared: func(string) {}}
+		l := &life{Collaborators: Collaborators{Registrar: noRivals{}, Accountant: emptyAccount{}, Clock: clock.RealClock{}}, list: newList(r.Name, clock.RealClock{}),
+			past: &past{}, compared: func(string) {}}
 		l.list.set(r, Options{})
 		var plans sync.WaitGroup
 		plans.Go(func() {
@@ -37,11 +43,100 @@ func TestTheAccountIsComparedWhilePlansThatSayTheSameKeepComing(t *testing.T) {
 				}
 			}
 		})
-		_, err := l.checkAccount(ctx)
+		_, err := l.checkAccount(ctx, 1)
 		if !errors.Is(err, errDisagrees) {
 			t.Errorf("checkAccount() = %v, want %v", err, errDisagrees)
 		}
 		cancel()
 		plans.Wait()
 	})
+}
+
+// A noted account notes when it is asked, and answers the question of that number.
+type notedAccount struct {
+	emptyAccount
+	answer func(n int) ([]string, error)
+	asked  []time.Time
+}
+
+func (a *notedAccount) Allocatable(context.Context) (map[string][]string, error) {
+	a.asked = append(a.asked, time.Now())
+	ids, err := a.answer(len(a.asked))
+	return map[string][]string{oneGPU().Name: ids}, err
+}
+
+func TestThePaceOfComparing(t *testing.T) {
+	const ms = time.Millisecond
+	list := []string{oneGPU().Devices[0].ID}
+	refused := errors.New("rejected by rate limit")
+	tests := map[string]struct {
+		answer func(n int) ([]string, error)
+		pauses []time.Duration
+	}{
+		"it agrees": {
+			func(int) ([]string, error) { return list, nil },
+			[]time.Duration{1000 * ms, 2000 * ms, 4000 * ms, 8000 * ms, 16000 * ms, 30000 * ms, 30000 * ms},
+		},
+		"it is never answered": {
+			func(int) ([]string, error) { return nil, refused },
+			[]time.Duration{1000 * ms, 100 * ms, 200 * ms, 400 * ms, 800 * ms, 1600 * ms, 3200 * ms, 6400 * ms, 12800 * ms, 25600 * ms, 30000 * ms},
+		},
+		"it fails now and then": {
+			func(n int) ([]string, error) {
+				if n%2 == 1 {
+					return nil, refused
+				}
+				return list, nil
+			},
+			[]time.Duration{1000 * ms, 100 * ms, 200 * ms, 100 * ms, 200 * ms, 100 * ms},
+		},
+		"it differs for good": { // nothing, and another device, in turn
+			func(int) ([]string, error) { return []string{"another"}, nil },
+			[]time.Duration{1000 * ms, 100 * ms, 100 * ms, 200 * ms, 400 * ms, 200 * ms},
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				began := time.Now()
+				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+				defer cancel()
+				account := &notedAccount{answer: test.answer}
+				l := &life{Collaborators: Collaborators{Registrar: noRivals{}, Accountant: account, Clock: clock.RealClock{}},
+					list: newList(oneGPU().Name, clock.RealClock{}), past: &past{}, compared: func(string) {}}
+				l.list.set(oneGPU(), Options{})
+				_, err := l.checkAccount(ctx, 1)
+				if differs := name == "it differs for good"; differs != errors.Is(err, errDisagrees) {
+					t.Errorf("checkAccount() = %v", err)
+				}
+				var pauses []time.Duration
+				for _, at := range account.asked {
+					pauses = append(pauses, at.Sub(began))
+					began = at
+				}
+				if len(pauses) < len(test.pauses) || !slices.Equal(pauses[:len(test.pauses)], test.pauses) {
+					t.Errorf("asked after pauses of %v, want %v", pauses, test.pauses)
+				}
+			})
+		})
+	}
+}
+
+func TestDisputes(t *testing.T) {
+	var d disputes
+	now := time.Now()
+	for i, want := range []time.Duration{10, 20, 40, 80, 160, 300, 300} {
+		want *= time.Second
+		if wait, ok := d.register(now); !ok {
+			t.Fatalf("difference %d waits for %v, want a new life at once", i, wait)
+		}
+		if wait, ok := d.register(now.Add(time.Second)); ok || wait != want-time.Second {
+			t.Errorf("after new life %d: %v, %v; want a wait of %v", i, wait, ok, want-time.Second)
+		}
+		now = now.Add(want)
+	}
+	now = now.Add(disputeMost + time.Second)
+	if _, ok := d.register(now); !ok || d.wait != disputeFirst {
+		t.Errorf("a difference long after the last waits for %v, want %v again", d.wait, disputeFirst)
+	}
 }

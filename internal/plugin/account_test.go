@@ -7,15 +7,19 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet/scenario"
 )
 
 // A liar is kubelet's account as a test wants it.
@@ -49,35 +53,48 @@ func (l *liar) Held(context.Context) ([]kubelet.HeldDevice, error) {
 	return nil, errors.New("not asked here")
 }
 
-func TestALastingMismatchBeginsANewLife(t *testing.T) {
+func TestALastingDifferenceBeginsANewLifeNowAndThen(t *testing.T) {
 	t.Parallel()
-	c := clocktesting.NewFakeClock(time.Now())
-	n := newNode(t)
-	n.startKubelet(t, standin.V137)
-	account := &liar{err: errors.New("not yet")}
-	n.startDaemonWith(t, c, account).offer(2)
-	n.awaitAllocatable(t, 2)
+	bothVersions(t, func(t *testing.T, v standin.Version) {
+		c := clocktesting.NewFakeClock(time.Now())
+		n := newNode(t)
+		n.startKubelet(t, v)
+		account := &liar{err: errors.New("not yet")}
+		d := n.startDaemonWith(t, c, account)
+		d.offer(2)
+		n.awaitAllocatable(t, 2)
 
-	// An account that cannot be had, or agrees, changes nothing.
-	mark := n.Mark()
-	askedAgain := func() {
-		before := account.asked()
-		until(t, c, "asked again", func() bool { return account.asked() > before })
-	}
-	askedAgain()
-	account.say([]string{id(1), id(0)}, nil)
-	askedAgain()
-	askedAgain()
-	if got := n.Events(mark); len(got) != 0 {
-		t.Fatalf("kubelet saw %v while all was well", got)
-	}
-	account.say([]string{id(0)}, nil)
-	askedAgain()
-	n.await(t, "sent again", func() bool { return n.count(standin.Listed, mark) > 0 })
-	if n.count(standin.Registering, mark) != 0 {
-		t.Error("registered again before the list was sent again")
-	}
-	until(t, c, "registered again", func() bool { return n.count(standin.Registered, mark) > 0 })
+		// An account that cannot be had, or agrees, changes nothing.
+		mark := n.Mark()
+		askedAgain := func() {
+			before := account.asked()
+			until(t, c, "asked again", func() bool { return account.asked() > before })
+		}
+		askedAgain()
+		account.say([]string{id(1), id(0), id(0)}, nil)
+		askedAgain()
+		askedAgain()
+		if got := n.Events(mark); len(got) != 0 {
+			t.Fatalf("kubelet saw %v while all was well", got)
+		}
+
+		// One that lies for good: the first new life begins soon, and its stream stays.
+		account.say([]string{id(0)}, nil)
+		until(t, c, "registered again", func() bool { return n.count(standin.Registered, mark) > 0 })
+		n.await(t, "a list", func() bool { return n.listedAnew(mark) && n.Allocatable(gpu) == 2 })
+		before := n.Mark()
+		d.status(t, "registering again did not help", func(s plugin.Status) bool {
+			c.Step(100 * time.Millisecond)
+			return strings.Contains(s.Problem, "registering again did not end that")
+		})
+		if got := n.Events(before); len(got) != 0 {
+			t.Errorf("kubelet saw %v after the first new life", got)
+		}
+		until(t, c, "registered once more", func() bool { return n.count(standin.Registered, mark) > 1 })
+		if lists := n.count(standin.Listed, mark); lists > n.count(standin.Registered, mark) {
+			t.Errorf("%d lists in %d lives", lists, n.count(standin.Registered, mark))
+		}
+	})
 }
 
 // Kubelet 1.36 that has none of the devices any more has stopped the endpoint: a list would change what it shows, and
@@ -99,55 +116,109 @@ func TestAKubeletThatHasNothingIsRegisteredWithAgain(t *testing.T) {
 	}
 }
 
+// A foreign plugin registers the resource after us, with devices of its own.
+func TestAnotherProgramThatRegisteredLastServes(t *testing.T) {
+	t.Parallel()
+	bothVersions(t, func(t *testing.T, v standin.Version) {
+		n, d := serving(t, v, clock.RealClock{}, 2)
+		d.status(t, "agreed", func(s plugin.Status) bool { return s.Agreed })
+		mark := n.Mark()
+		theirs, err := scenario.StartPlugin(n.dir, "nvidia-gpu.sock", gpu, scenario.Script{})
+		check(t, err)
+		t.Cleanup(theirs.Stop)
+		theirs.Send(&device{ID: "theirs", Health: pluginapi.Healthy})
+		check(t, theirs.Register(t.Context()))
+		n.awaitAllocatable(t, 1)
+		d.status(t, "silent", func(s plugin.Status) bool { return s.Phase == plugin.PhaseYielding })
+		d.offer(2, 1)
+		d.offer(3)
+		if _, err := n.Admit(t.Context(), standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 1}); err != nil {
+			t.Errorf("a pod is refused: %v", err)
+		}
+		n.Remove("p")
+		for _, e := range n.Events(mark) {
+			if e.Kind == standin.Listed && len(e.Devices) != 1 || e.Kind == standin.Registering && filepath.Base(e.Endpoint) != "nvidia-gpu.sock" {
+				t.Errorf("kubelet saw %v beside the other plugin", e)
+			}
+		}
+		mark = n.Mark()
+		theirs.Stop()
+		n.await(t, "our devices again", func() bool { return n.listedAnew(mark) && n.Allocatable(gpu) == 3 })
+		_, err = n.Admit(t.Context(), standin.Container{Pod: "q", Name: "c", Resource: gpu, Count: 3})
+		check(t, err)
+	})
+}
+
+// A plugin of another resource is no reason for anything.
+func TestTheSocketOfAnotherResourceChangesNothing(t *testing.T) {
+	t.Parallel()
+	n, d := serving(t, standin.V137, clock.RealClock{}, 2)
+	d.status(t, "agreed", func(s plugin.Status) bool { return s.Agreed })
+	mark := n.Mark()
+	theirs, err := scenario.StartPlugin(n.dir, "rdma.sock", "example.com/rdma", scenario.Script{})
+	check(t, err)
+	t.Cleanup(theirs.Stop)
+	theirs.Send(&device{ID: "rdma", Health: pluginapi.Healthy})
+	check(t, theirs.Register(t.Context()))
+	d.offer(2, 1)
+	n.awaitAllocatable(t, 1)
+	theirs.Stop()
+	d.offer(2)
+	n.awaitAllocatable(t, 2)
+	for _, e := range n.Events(mark) {
+		if e.Resource == gpu && e.Kind != standin.Listed {
+			t.Errorf("kubelet saw %v", e)
+		}
+	}
+}
+
 func TestTheAccountIsComparedAtOnceWhenAnotherSocketDisappears(t *testing.T) {
 	t.Parallel()
 	c := clocktesting.NewFakeClock(time.Now())
 	n := newNode(t)
 	n.startKubelet(t, standin.V137)
+	sibling := n.foreign(t)
 	account := &liar{ids: []string{id(1), id(0)}}
 	d := n.startDaemonWith(t, c, account)
 	d.offer(2)
 	n.awaitAllocatable(t, 2)
-	sibling := filepath.Join(n.dir, "nvidia-gpu.sock")
-	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: sibling, Net: "unix"})
-	check(t, err)
-	listener.SetUnlinkOnClose(false)
-	t.Cleanup(func() { _ = listener.Close() })
-	eventually(t, "seen", func() bool { return slices.Contains(d.presence.Value().Sockets, "nvidia-gpu.sock") })
+	eventually(t, "seen", func() bool { return slices.Contains(d.sockets.Value(), "nvidia-gpu.sock") })
 	// By the tenth time, half a minute lies between one comparison and the next.
-	until(t, c, "compared as seldom as it ever is", func() bool { return account.asked() == 10 })
+	until(t, c, "compared as seldom as it ever is", func() bool { return account.asked() >= 10 })
 
 	mark, removed := n.Mark(), c.Now()
 	account.say([]string{id(0)}, nil)
 	check(t, os.Remove(sibling))
-	eventually(t, "sent again", func() bool {
-		if c.Since(removed) < time.Second {
+	eventually(t, "registered again", func() bool {
+		if c.Since(removed) < 2*time.Second {
 			c.Step(10 * time.Millisecond)
 		}
-		return n.count(standin.Listed, mark) > 0
+		return n.count(standin.Registering, mark) > 0
 	})
-	if n.count(standin.Registering, mark) != 0 {
-		t.Error("registered again for another's socket")
-	}
 }
 
-func TestWithoutAnAccountTheListIsSentAgainWhenAnotherSocketDisappears(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	n.startKubelet(t, standin.V137)
-	sibling := filepath.Join(n.dir, "nvidia-gpu.sock")
-	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: sibling, Net: "unix"})
+// foreign makes a socket of a program that left it behind, and returns its path.
+func (n *node) foreign(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(n.dir, "nvidia-gpu.sock")
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	check(t, err)
 	listener.SetUnlinkOnClose(false)
 	t.Cleanup(func() { _ = listener.Close() })
+	return path
+}
+
+func TestWithoutAnAccountTheEndOfALaterServerBeginsANewLife(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.startKubelet(t, standin.V137)
 	d := n.startDaemonWith(t, clock.RealClock{}, &liar{err: errors.New("no PodResources here")})
 	d.offer(2)
 	n.await(t, "a list", func() bool { return n.count(standin.Listed, 0) > 0 })
-	eventually(t, "seen", func() bool { return slices.Contains(d.presence.Value().Sockets, "nvidia-gpu.sock") })
+	d.status(t, "serving", func(s plugin.Status) bool { return s.Phase == plugin.PhaseServing })
+	sibling := n.foreign(t)
+	eventually(t, "seen", func() bool { return slices.Contains(d.sockets.Value(), "nvidia-gpu.sock") })
 	mark := n.Mark()
 	check(t, os.Remove(sibling))
-	n.await(t, "sent again", func() bool { return n.count(standin.Listed, mark) > 0 })
-	if n.count(standin.Registering, mark) != 0 {
-		t.Error("registered again for another's socket")
-	}
+	n.await(t, "registered again", func() bool { return n.listedAnew(mark) })
 }

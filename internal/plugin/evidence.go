@@ -36,7 +36,7 @@ type accounts struct {
 // What kubelet has saved names every holder: kubelet itself starts from it. PodResources tells less: no init containers, and
 // hardly a pod until kubelet has heard from the API server. It can only add to what is saved, where kubelet could not save.
 func (a *accounts) read(ctx context.Context) evidence {
-	there := a.Presence.Value().Incarnation
+	there := a.Incarnation.Value()
 	saved, unsaved := a.Checkpoint()
 	e := evidence{kubelet: there, saved: saved, held: heldIn(saved)}
 	ctx, cancel := context.WithTimeout(ctx, accountTimeout)
@@ -51,7 +51,7 @@ func (a *accounts) read(ctx context.Context) evidence {
 	switch {
 	case e.kubelet == 0:
 		e.gap = "kubelet is not there"
-	case a.Presence.Value().Incarnation != e.kubelet:
+	case a.Incarnation.Value() != e.kubelet:
 		e.gap = "kubelet has just restarted"
 	case unsaved != nil:
 		e.gap, e.unsaved = unsaved.Error(), true

@@ -64,7 +64,8 @@ func (n *node) startKubelet(t *testing.T, v standin.Version) {
 // A daemon is a Set with the collaborators that the real one has.
 type daemon struct {
 	*plugin.Set
-	presence  *feed.Feed[plugin.Presence]
+	kubelet   *feed.Feed[uint64]
+	sockets   *feed.Feed[[]string]
 	inspector *inspector
 	stop      func()
 }
@@ -114,9 +115,7 @@ func (n *node) startSetOn(t *testing.T, c plugin.Collaborators) *daemon {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() {
-		ended <- directory.Watch(ctx, func(s kubelet.State) {
-			d.presence.Publish(plugin.Presence{Incarnation: s.Incarnation, Sockets: s.Sockets})
-		})
+		ended <- directory.Watch(ctx, d.kubelet, d.sockets)
 	}()
 	t.Cleanup(func() {
 		cancel()
@@ -135,10 +134,10 @@ func (n *node) directory(t *testing.T) *kubelet.Directory {
 	return directory
 }
 
-// startSet runs a Set with collaborators of a test's own, whose Presence it makes, until the test ends, or stop is called.
+// startSet runs a Set with collaborators of a test's own, whose feeds it makes, until the test ends, or stop is called.
 func (n *node) startSet(t *testing.T, c plugin.Collaborators) *daemon {
 	t.Helper()
-	c.Presence = feed.New(plugin.Presence{})
+	c.Incarnation, c.Sockets = feed.New(uint64(0)), feed.New([]string(nil))
 	set := plugin.NewSet(c)
 	log := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.Verbosity(2)))
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), log))
@@ -151,7 +150,7 @@ func (n *node) startSet(t *testing.T, c plugin.Collaborators) *daemon {
 		}
 	})
 	t.Cleanup(stop)
-	return &daemon{Set: set, presence: c.Presence, stop: stop}
+	return &daemon{Set: set, kubelet: c.Incarnation, sockets: c.Sockets, stop: stop}
 }
 
 // An inspector says of every device what a test wants.

@@ -6,14 +6,16 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
+	"reflect"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
 	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
@@ -37,7 +39,7 @@ const (
 	handshakeTimeout = time.Second
 	// finishTimeout bounds the wait for calls in flight when a life ends.
 	finishTimeout = time.Second
-	// lookInterval is how often a server looks whether its socket is still there, beside the notices of Presence.
+	// lookInterval is how often a server looks whether its socket is still there, beside the notices of changes.
 	lookInterval = time.Second
 	// provenAfter is how long a stream lives to count as a registration that worked.
 	provenAfter = time.Second
@@ -57,18 +59,23 @@ var (
 	errOptions       = errors.New("kubelet has to learn other options")
 	errHungUp        = errors.New("kubelet accepted the registration and hung up before it asked for the list")
 	errDisagrees     = errors.New("kubelet's account of the devices differs from the list it was sent")
+	errYoungerCame   = errors.New("a process that started later serves the resource")
+	errOtherEnded    = errors.New("the server that had registered after this one has ended")
 )
 
 // A life is one life of the server of one resource: from listening on a fresh socket to closing it. It runs once.
 type life struct {
 	Collaborators
 	list   *list
+	past   *past
 	report func(Phase)
 	// compared is told how kubelet's account differs from the list; empty if it does not.
 	compared func(difference string)
 	// adopt lists what kubelet knows of the resource and the plan does not have. It is called before each registration.
 	adopt func(context.Context)
 
+	silence     feed.Feed[silence]
+	sent        atomic.Pointer[pluginapi.ListAndWatchResponse] // the last list of this life
 	connections *connections
 	visits      chan struct{} // holds one word that another plugin's socket came or went
 	closing     chan struct{} // closed when streams are to end
@@ -77,25 +84,27 @@ type life struct {
 // run lives until ctx ends or something breaks the registration. It returns nil when the next life may begin at once, and
 // otherwise an error that says what failed.
 func (l *life) run(parent context.Context) error {
-	presence, ok := l.awaitKubelet(parent)
-	if !ok {
+	incarnation, ok := l.awaitKubelet(parent)
+	if !ok || !l.awaitTurn(parent, incarnation) {
 		return nil
 	}
-	l.adopt(parent)
 	log := klog.FromContext(parent)
 	endpoint := l.Registrar.NewEndpoint(l.list.name)
-	socket, err := files.Listen(parent, endpoint)
+	unix, err := files.Listen(parent, endpoint)
 	if err != nil {
 		return fmt.Errorf("listen beside kubelet's socket: %w", err)
 	}
+	l.connections = newConnections()
+	socket := &listener{unix, l.connections}
+	l.past.release()
 	ctx, end := context.WithCancelCause(parent)
 	defer end(nil)
-	l.connections = newConnections()
 	l.closing = make(chan struct{})
 	l.visits = make(chan struct{}, 1)
 	service := &service{
-		log: log, list: l.list, inspector: l.Inspector, inspect: l.list.views.Value().options.Inspect,
+		log: log, list: l.list, inspector: l.Inspector, elder: l.Registrar.CallElder, inspect: l.list.views.Value().options.Inspect,
 		closing: l.closing, called: l.connections.called, began: make(chan struct{}), ended: func() { end(errStreamEnded) },
+		maySend: l.maySend, sent: &l.sent,
 	}
 	server := grpc.NewServer(
 		grpc.MaxRecvMsgSize(maxRequest),
@@ -107,64 +116,80 @@ func (l *life) run(parent context.Context) error {
 
 	var tasks sync.WaitGroup
 	tasks.Go(func() {
-		if err := server.Serve(&listener{socket, l.connections}); err != nil {
+		if err := server.Serve(socket); err != nil {
 			end(fmt.Errorf("serve %s: %w", endpoint, err))
 		}
 	})
-	tasks.Go(func() { end(l.followDirectory(ctx, endpoint, presence)) })
-	tasks.Go(func() { end(l.followOptions(ctx, service.inspect)) })
-	proven, err := l.stayRegistered(ctx, presence.Incarnation, endpoint, service)
+	tasks.Go(func() { end(l.follow(ctx, endpoint, incarnation, service.inspect)) })
+	proven, err := l.stayRegistered(ctx, incarnation, endpoint, service)
 	end(err)
 
 	cause := context.Cause(ctx)
-	l.hangUp(parent, server, presence, cause)
+	l.hangUp(parent, server, incarnation, cause)
 	tasks.Wait()
 	if parent.Err() != nil {
+		socket.release()
 		return nil
 	}
 	log.Info("A registration ended", "endpoint", filepath.Base(endpoint), "reason", cause.Error())
-	switch {
-	case errors.Is(cause, errKubeletLeft), errors.Is(cause, errSocketRemoved), errors.Is(cause, errOptions):
-		return nil
-	case errors.Is(cause, errStreamEnded) && proven:
+	for _, cured := range []error{errKubeletLeft, errSocketRemoved, errOptions, errDisagrees, errYoungerCame, errOtherEnded} {
+		if errors.Is(cause, cured) {
+			l.past.socket = socket
+			return nil
+		}
+	}
+	if errors.Is(cause, errStreamEnded) && proven {
+		l.past.socket = socket
 		return nil
 	}
+	socket.release()
 	return cause
 }
 
 // awaitKubelet waits for a kubelet to register at; it reports false when ctx ended first.
-func (l *life) awaitKubelet(ctx context.Context) (Presence, bool) {
+func (l *life) awaitKubelet(ctx context.Context) (incarnation uint64, ok bool) {
 	for {
-		presence, changed := l.Presence.Latest()
-		if presence.Incarnation != 0 {
-			return presence, true
+		incarnation, changed := l.Incarnation.Latest()
+		if incarnation != 0 {
+			return incarnation, true
 		}
+		l.past.release()
 		l.report(PhaseNoKubelet)
 		select {
 		case <-ctx.Done():
-			return Presence{}, false
+			return 0, false
 		case <-changed:
 		}
 	}
 }
 
-// followDirectory returns why the registration cannot hold any more, as far as kubelet's directory tells. Until then, it
+// follow returns why the registration cannot hold any more, as far as kubelet's directory and the list tell. Until then, it
 // passes on when a socket beside ours came or went: it may be that of another server of this resource.
-func (l *life) followDirectory(ctx context.Context, endpoint string, began Presence) error {
-	// Our socket is looked for by ourselves: whoever looks at the directory may never have seen it before it was removed.
+func (l *life) follow(ctx context.Context, endpoint string, incarnation uint64, inspect bool) error {
+	// Our socket is looked for by ourselves: who publishes the sockets may never have seen it before it was removed.
 	look := l.Clock.NewTicker(lookInterval)
 	defer look.Stop()
-	before := l.others(began)
+	before := l.Registrar.Rivals(l.list.name)
 	for {
-		now, changed := l.Presence.Latest()
-		if now.Incarnation != began.Incarnation {
+		now, came := l.Incarnation.Latest()
+		_, moved := l.Sockets.Latest()
+		view, listed := l.list.views.Latest()
+		hush, hushed := l.silence.Latest()
+		rivals := l.Registrar.Rivals(l.list.name)
+		switch {
+		case now != incarnation:
 			return errKubeletLeft
-		}
-		if isGone(endpoint) {
+		case hush == forYounger || len(l.younger()) > 0:
+			if err := l.yield(ctx, incarnation); err != nil {
+				return err
+			}
+			continue
+		case isGone(endpoint):
 			return errSocketRemoved
-		}
-		if others := l.others(now); !slices.Equal(others, before) {
-			before = others
+		case view.options.Inspect != inspect:
+			return errOptions // kubelet learns them when we register, and never asks again
+		case !reflect.DeepEqual(rivals, before):
+			before = rivals
 			select {
 			case l.visits <- struct{}{}:
 			default:
@@ -174,27 +199,10 @@ func (l *life) followDirectory(ctx context.Context, endpoint string, began Prese
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-look.C():
-		case <-changed:
-		}
-	}
-}
-
-// others returns the sockets of other plugins, and of other instances of this one.
-func (l *life) others(p Presence) []string {
-	return slices.DeleteFunc(slices.Clone(p.Sockets), l.Registrar.Ours)
-}
-
-// followOptions returns when the list's options are no longer those that kubelet learned from this life.
-func (l *life) followOptions(ctx context.Context, inspect bool) error {
-	for {
-		view, changed := l.list.views.Latest()
-		if view.options.Inspect != inspect {
-			return errOptions
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-changed:
+		case <-came:
+		case <-moved:
+		case <-listed:
+		case <-hushed:
 		}
 	}
 }
@@ -210,10 +218,19 @@ func (l *life) stayRegistered(
 	ctx context.Context, incarnation uint64, endpoint string, service *service,
 ) (proven bool, err error) {
 	l.report(PhaseRegistering)
+	l.adopt(ctx)
+	if len(l.younger()) > 0 {
+		return false, errYoungerCame
+	}
 	if err := l.register(ctx, incarnation, endpoint, service.options()); err != nil {
 		return false, err
 	}
 	klog.FromContext(ctx).Info("Registered", "endpoint", filepath.Base(endpoint))
+	// Nobody can tell which of the two registered last, unless this one had a list to send before the other was there. One that
+	// comes from here on registers later.
+	if len(l.younger()) > 0 && l.sent.Load() == nil {
+		return false, errYoungerCame
+	}
 	patience := l.Clock.NewTimer(registerTimeout)
 	defer patience.Stop()
 	select {
@@ -231,8 +248,11 @@ func (l *life) stayRegistered(
 	case <-service.began:
 	}
 	l.report(PhaseServing)
+	if l.silence.Value() != speaks {
+		l.report(PhaseYielding)
+	}
 	began := l.Clock.Now()
-	agreed, err := l.checkAccount(ctx)
+	agreed, err := l.checkAccount(ctx, incarnation)
 	return agreed || service.used.Load() || l.Clock.Since(began) >= provenAfter, err
 }
 
@@ -246,7 +266,7 @@ func (l *life) register(
 
 // hangUp ends what is left of the life. Where the kubelet that registered us still runs, it waits until that kubelet has
 // let go: a Register that comes too early can be taken for the life that just ended.
-func (l *life) hangUp(parent context.Context, server *grpc.Server, presence Presence, cause error) {
+func (l *life) hangUp(parent context.Context, server *grpc.Server, incarnation uint64, cause error) {
 	// A kubelet that ended has closed its connection, or its kernel is about to. One that only made its socket anew has not.
 	left := errors.Is(cause, errKubeletLeft)
 	stays := parent.Err() == nil && !(left && l.wait(parent, l.connections.left(), farewellTime))
@@ -268,7 +288,7 @@ func (l *life) hangUp(parent context.Context, server *grpc.Server, presence Pres
 	case stays && left:
 		l.settle(parent, 0) // whatever the directory shows: the one that registered us goes on
 	case stays:
-		l.settle(parent, presence.Incarnation)
+		l.settle(parent, incarnation)
 	}
 }
 
@@ -290,19 +310,19 @@ func (l *life) wait(ctx context.Context, done <-chan struct{}, d time.Duration) 
 // incarnation is given, another kubelet comes, which has nothing to mistake.
 func (l *life) settle(ctx context.Context, incarnation uint64) {
 	for began := l.Clock.Now(); ; {
-		if !l.pause(ctx, incarnation) || !l.counted(ctx) || l.Clock.Since(began) >= settleLimit {
+		if !l.pause(ctx, incarnation, settleTime) || !l.counted(ctx) || l.Clock.Since(began) >= settleLimit {
 			return
 		}
 	}
 }
 
-// pause waits for settleTime; it reports false when ctx ended or another kubelet came first.
-func (l *life) pause(ctx context.Context, incarnation uint64) bool {
-	timer := l.Clock.NewTimer(settleTime)
+// pause waits for d; it reports false when ctx ended or, where an incarnation is given, another kubelet came first.
+func (l *life) pause(ctx context.Context, incarnation uint64, d time.Duration) bool {
+	timer := l.Clock.NewTimer(d)
 	defer timer.Stop()
 	for {
-		now, changed := l.Presence.Latest()
-		if incarnation != 0 && now.Incarnation != incarnation {
+		now, changed := l.Incarnation.Latest()
+		if incarnation != 0 && now != incarnation {
 			return false
 		}
 		select {

@@ -54,13 +54,13 @@ func TestHangingUp(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				presence := feed.New(Presence{Incarnation: 1})
+				incarnation := feed.New(uint64(1))
 				if errors.Is(test.cause, errKubeletLeft) {
-					presence.Publish(Presence{})
+					incarnation.Publish(0)
 				}
 				account := countingAccount{until: time.Now().Add(test.counted)}
 				l := &life{
-					Collaborators: Collaborators{Presence: presence, Accountant: account, Clock: clock.RealClock{}},
+					Collaborators: Collaborators{Incarnation: incarnation, Accountant: account, Clock: clock.RealClock{}},
 					list:          newList("nvidia.com/gpu", clock.RealClock{}), connections: newConnections(), closing: make(chan struct{}),
 				}
 				connection, far := net.Pipe()
@@ -80,10 +80,10 @@ func TestHangingUp(t *testing.T) {
 						_ = kubelets.Close()
 					}
 					time.Sleep(test.changes)
-					presence.Publish(Presence{Incarnation: 2})
+					incarnation.Publish(2)
 				})
 				began := time.Now()
-				l.hangUp(t.Context(), grpc.NewServer(), Presence{Incarnation: 1}, test.cause)
+				l.hangUp(t.Context(), grpc.NewServer(), 1, test.cause)
 				if took := time.Since(began); took != test.takes {
 					t.Errorf("hangUp() took %v, want %v", took, test.takes)
 				}

@@ -316,9 +316,11 @@ func sameDevice(a, b *pluginapi.Device) bool {
 }
 
 // healthy returns the IDs that the view lists as Healthy, in the order of the list.
-func (v *view) healthy() []string {
+func (v *view) healthy() []string { return healthyIDs(v.response) }
+
+func healthyIDs(r *pluginapi.ListAndWatchResponse) []string {
 	var ids []string
-	for _, d := range v.response.Devices {
+	for _, d := range r.Devices {
 		if d.Health == pluginapi.Healthy {
 			ids = append(ids, d.ID)
 		}

@@ -2,8 +2,11 @@ package plugin
 
 import (
 	"context"
+	"errors"
 	"net"
+	"os"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc/peer"
 )
@@ -91,15 +94,18 @@ func (c *connections) remove(conn *conn) {
 	delete(c.open, conn)
 }
 
-// A listener keeps account of the connections that it accepts.
+// A listener keeps account of the connections that it accepts. Close ends the accepting alone: the socket stays until release.
 type listener struct {
-	net.Listener
+	*net.UnixListener
 	connections *connections
 }
 
 func (l *listener) Accept() (net.Conn, error) {
 	for {
-		accepted, err := l.Listener.Accept()
+		accepted, err := l.UnixListener.Accept()
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return nil, net.ErrClosed
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -110,6 +116,11 @@ func (l *listener) Accept() (net.Conn, error) {
 		_ = accepted.Close()
 	}
 }
+
+func (l *listener) Close() error { return l.SetDeadline(time.Unix(1, 0)) }
+
+// release closes the socket and removes its file.
+func (l *listener) release() { _ = l.UnixListener.Close() } // it fails only when it is closed already
 
 // A conn is an accepted connection. gRPC closes it as soon as the other end did.
 type conn struct {

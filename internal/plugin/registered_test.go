@@ -244,7 +244,7 @@ func TestOurSocketIsMissedThoughNobodySaidThatItWasThere(t *testing.T) {
 		n := newNode(t)
 		n.startKubelet(t, v)
 		d := n.startSet(t, plugin.Collaborators{Registrar: n.directory(t), Accountant: &liar{err: errors.New("not here")}, Clock: c})
-		d.presence.Publish(plugin.Presence{Incarnation: 1}) // and no more
+		d.kubelet.Publish(1) // and no more
 		d.offer(2)
 		n.awaitAllocatable(t, 2)
 		mark := n.Mark()
@@ -278,7 +278,7 @@ func TestACallThatNeverEndsHoldsNothingUp(t *testing.T) {
 			stuck := stuckInspector{began: make(chan struct{}), release: make(chan struct{})}
 			d := n.startSet(t, plugin.Collaborators{Registrar: n.directory(t), Accountant: &liar{err: errors.New("not here")},
 				Inspector: stuck, Clock: clock.RealClock{}})
-			d.presence.Publish(plugin.Presence{Incarnation: 1})
+			d.kubelet.Publish(1)
 			d.Apply(oneGPU(), plugin.Options{Edits: asEnvironment.Edits, Inspect: true}, 1)
 			n.awaitAllocatable(t, 1)
 			admitted := make(chan error, 1)
@@ -355,13 +355,13 @@ func TestAKubeletIsRegisteredWithOnceHoweverLateItIsSeen(t *testing.T) {
 		n.startKubelet(t, v)
 		registrar := &refusedRegistrar{Directory: n.directory(t)}
 		d := n.startSet(t, plugin.Collaborators{Registrar: registrar, Accountant: &liar{err: errors.New("not here")}, Clock: clock.RealClock{}})
-		seen := feed.New(kubelet.State{})
+		seen := feed.New(uint64(0))
 		ctx, cancel := context.WithCancel(context.Background())
 		ended := make(chan error, 1)
-		go func() { ended <- registrar.Watch(ctx, seen.Publish) }()
+		go func() { ended <- registrar.Watch(ctx, seen, d.sockets) }()
 		t.Cleanup(func() { cancel(); check(t, <-ended) })
-		eventually(t, "seen", func() bool { return seen.Value().Incarnation == 1 })
-		d.presence.Publish(plugin.Presence{Incarnation: 1})
+		eventually(t, "seen", func() bool { return seen.Value() == 1 })
+		d.kubelet.Publish(1)
 		d.offer(2)
 		n.awaitAllocatable(t, 2)
 
@@ -371,8 +371,8 @@ func TestAKubeletIsRegisteredWithOnceHoweverLateItIsSeen(t *testing.T) {
 		if n.count(standin.Registering, mark) > 0 {
 			t.Error("registered with a kubelet that was not seen yet")
 		}
-		eventually(t, "seen", func() bool { return seen.Value().Incarnation > 1 })
-		d.presence.Publish(plugin.Presence{Incarnation: seen.Value().Incarnation})
+		eventually(t, "seen", func() bool { return seen.Value() > 1 })
+		d.kubelet.Publish(seen.Value())
 		n.await(t, "registered again", func() bool { return n.listedAnew(mark) && n.Allocatable(gpu) == 2 })
 		if got := n.count(standin.Registering, mark); got != 1 {
 			t.Errorf("%d registrations at the new kubelet, want 1", got)

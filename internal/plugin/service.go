@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,9 +27,13 @@ type service struct {
 	log       klog.Logger
 	list      *list
 	inspector Inspector
-	inspect   bool                  // what kubelet was told when it registered us
-	closing   <-chan struct{}       // closed when the life ends: streams are to end
-	called    func(context.Context) // notes which connection kubelet's first calls come by
+	elder     func(ctx context.Context, resource string, call func(context.Context, pluginapi.DevicePluginClient) error) error
+	inspect   bool            // what kubelet was told when it registered us
+	closing   <-chan struct{} // closed when the life ends: streams are to end
+	// maySend reports whether a list may be sent now, and returns a channel that is closed when that may have changed.
+	maySend func() (bool, <-chan struct{})
+	sent    *atomic.Pointer[pluginapi.ListAndWatchResponse] // the last list that was sent
+	called  func(context.Context)                           // notes which connection kubelet's first calls come by
 	// The first stream is kubelet's: nobody else knows the socket's name before kubelet does.
 	first sync.Once
 	began chan struct{} // closed when it begins
@@ -56,13 +61,19 @@ func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSe
 	var sent *pluginapi.ListAndWatchResponse
 	for {
 		view, changed := s.list.views.Latest()
-		if view.response != sent {
+		may, mayChange := s.maySend()
+		if may && view.response != sent {
 			if err := stream.Send(view.response); err != nil {
 				return err
 			}
 			sent = view.response
+			s.sent.Store(sent)
+		}
+		if view.response == sent {
+			mayChange = nil // there is nothing to send
 		}
 		select {
+		case <-mayChange:
 		case <-stream.Context().Done():
 			return nil
 		case <-s.closing:
@@ -73,12 +84,22 @@ func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSe
 }
 
 // Allocate says what each container of the request gets for its devices.
-func (s *service) Allocate(_ context.Context, request *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
+func (s *service) Allocate(ctx context.Context, request *pluginapi.AllocateRequest) (response *pluginapi.AllocateResponse, err error) {
 	view := s.list.allocating(request)
+	var ids []string
+	for _, container := range request.GetContainerRequests() {
+		ids = append(ids, container.GetDevicesIds()...)
+	}
+	if s.forwards(ctx, view, ids, func(ctx context.Context, elder pluginapi.DevicePluginClient) error {
+		response, err = elder.Allocate(ctx, request)
+		return err
+	}) {
+		return response, nil
+	}
 	if len(request.GetContainerRequests()) == 0 {
 		return nil, status.Errorf(codes.InvalidArgument, "allocate %s: the request names no container", s.list.name)
 	}
-	response := &pluginapi.AllocateResponse{
+	response = &pluginapi.AllocateResponse{
 		ContainerResponses: make([]*pluginapi.ContainerAllocateResponse, 0, len(request.GetContainerRequests())),
 	}
 	for _, container := range request.GetContainerRequests() {
@@ -95,6 +116,21 @@ func (s *service) Allocate(_ context.Context, request *pluginapi.AllocateRequest
 	}
 	s.used.Store(true)
 	return response, nil
+}
+
+// forwards reports whether a call about devices that are none of the plan's was answered by the elder server that listed
+// them. Kubelet makes such a call when it chose the devices just before it received our first list.
+func (s *service) forwards(
+	ctx context.Context, v *view, ids []string, call func(context.Context, pluginapi.DevicePluginClient) error,
+) bool {
+	if s.elder == nil || len(ids) == 0 || slices.ContainsFunc(ids, func(id string) bool { _, ours := v.resource.Device(id); return ours }) {
+		return false
+	}
+	if s.elder(ctx, s.list.name, call) != nil {
+		return false
+	}
+	s.log.V(2).Info("Forwarded a call to the process that listed the devices", "devices", ids)
+	return true
 }
 
 // lookUp returns the devices of the given IDs, or a status that says which ID is wrong and why.
@@ -150,11 +186,21 @@ func (v *view) unknown(id string) error {
 
 // GetPreferredAllocation says which of the available devices a container is best given. An error would fail the pod, so
 // there is one only where no answer can be right.
-func (s *service) GetPreferredAllocation(_ context.Context, request *pluginapi.PreferredAllocationRequest) (
-	*pluginapi.PreferredAllocationResponse, error,
+func (s *service) GetPreferredAllocation(ctx context.Context, request *pluginapi.PreferredAllocationRequest) (
+	response *pluginapi.PreferredAllocationResponse, err error,
 ) {
 	view := s.list.views.Value()
-	response := &pluginapi.PreferredAllocationResponse{}
+	var ids []string
+	for _, container := range request.GetContainerRequests() {
+		ids = append(ids, container.GetAvailableDeviceIDs()...)
+	}
+	if s.forwards(ctx, view, ids, func(ctx context.Context, elder pluginapi.DevicePluginClient) error {
+		response, err = elder.GetPreferredAllocation(ctx, request)
+		return err
+	}) {
+		return response, nil
+	}
+	response = &pluginapi.PreferredAllocationResponse{}
 	for _, container := range request.GetContainerRequests() {
 		ids, err := view.resource.Prefer(
 			container.GetAvailableDeviceIDs(), container.GetMustIncludeDeviceIDs(), int(container.GetAllocationSize()))

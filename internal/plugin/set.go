@@ -20,20 +20,16 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/supervise"
 )
 
-// Presence is what is known of kubelet and of the sockets beside ours.
-type Presence struct {
-	// Incarnation changes with each kubelet; 0 while none is there.
-	Incarnation uint64
-	// Sockets are the names of the plugin sockets in kubelet's directory, sorted, ours and those of others.
-	Sockets []string
-}
-
 // A Registrar registers sockets at kubelet.
 type Registrar interface {
 	// NewEndpoint returns the path of a socket that was never used before.
 	NewEndpoint(resource string) string
-	// Ours reports whether NewEndpoint made the socket of that name.
-	Ours(name string) bool
+	// Rivals returns the sockets of other servers of a resource that are beside kubelet's now.
+	Rivals(resource string) kubelet.Rivals
+	// AwaitEnd returns nil once no server is behind the socket of that name any more, or an error when ctx ended.
+	AwaitEnd(ctx context.Context, name string) error
+	// CallElder makes a call to the server of a resource in the process that started last before this one.
+	CallElder(ctx context.Context, resource string, call func(context.Context, pluginapi.DevicePluginClient) error) error
 	// Register registers the serving socket at path endpoint for resource at the kubelet of an incarnation, and at no other. It
 	// is called once for an endpoint.
 	Register(ctx context.Context, incarnation uint64, resource, endpoint string, options *pluginapi.DevicePluginOptions) error
@@ -53,8 +49,11 @@ type Collaborators struct {
 	// Checkpoint returns what kubelet has saved; nil if that cannot be read.
 	Checkpoint func() (kubelet.Checkpoint, error)
 	Inspector  Inspector
-	Presence   *feed.Feed[Presence]
-	Clock      clock.WithTicker
+	// Incarnation is another number for each kubelet, and 0 while none is there.
+	Incarnation *feed.Feed[uint64]
+	// Sockets are the names of the plugin sockets in kubelet's directory. It only tells when to look at them.
+	Sockets *feed.Feed[[]string]
+	Clock   clock.WithTicker
 }
 
 // Options are what the configuration decides about how resources are served.
@@ -73,6 +72,8 @@ const (
 	PhaseNoKubelet   Phase = "waiting for kubelet"
 	PhaseRegistering Phase = "registering"
 	PhaseServing     Phase = "serving"
+	// PhaseYielding is that of a server that sends nothing because another one serves the resource.
+	PhaseYielding Phase = "silent: another server has registered"
 )
 
 // Status is how one resource is being served.
@@ -103,7 +104,6 @@ type Set struct {
 	collaborators Collaborators
 	claimed       *feed.Feed[uint64] // changes with what Claims says
 	departed      chan struct{}      // holds one word that devices left a plan
-	incarnation   *feed.Feed[uint64] // of Presence alone, without the sockets
 
 	mu        sync.Mutex // guards all following fields
 	resources map[string]*served
@@ -136,7 +136,7 @@ func NewSet(c Collaborators) *Set {
 			return kubelet.Checkpoint{}, errors.New("kubelet's checkpoint is not read")
 		}
 	}
-	return &Set{collaborators: c, incarnation: feed.New(uint64(0)), resources: map[string]*served{}, added: feed.New(0),
+	return &Set{collaborators: c, resources: map[string]*served{}, added: feed.New(0),
 		claimed: feed.New(uint64(0)), departed: make(chan struct{}, 1)}
 }
 
@@ -194,7 +194,6 @@ func (s *Set) Status() []Status {
 // Run serves until ctx ends; then it closes its sockets, without another word to kubelet, and returns nil. It runs once.
 func (s *Set) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return s.followIncarnation(ctx) })
 	group.Go(func() error { return s.reap(ctx) })
 	group.Go(func() error {
 		for {
@@ -253,10 +252,12 @@ func (s *Set) live(ctx context.Context, entry *served) error {
 	entry.stop = stop
 	s.mu.Unlock()
 
+	past := &past{}
+	defer past.release()
 	backoff := supervise.Backoff{First: 10 * time.Millisecond, Most: 5 * time.Second, Proven: 10 * time.Second,
 		Clock: s.collaborators.Clock, Nudge: s.nudge}
 	return supervise.Run(ctx, backoff, func(ctx context.Context) error {
-		life := &life{Collaborators: s.collaborators, list: entry.list,
+		life := &life{Collaborators: s.collaborators, list: entry.list, past: past,
 			report:   func(p Phase) { s.setPhase(entry, p) },
 			compared: func(difference string) { s.setDifference(entry, difference) },
 			adopt:    func(ctx context.Context) { s.adopt(ctx, entry) },
@@ -292,21 +293,6 @@ func (s *Set) setProblem(entry *served, problem string) {
 
 // nudge returns a channel that is closed with the next incarnation of kubelet.
 func (s *Set) nudge() <-chan struct{} {
-	_, changed := s.incarnation.Latest()
+	_, changed := s.collaborators.Incarnation.Latest()
 	return changed
-}
-
-// followIncarnation passes on kubelet's incarnation.
-func (s *Set) followIncarnation(ctx context.Context) error {
-	for {
-		presence, changed := s.collaborators.Presence.Latest()
-		if presence.Incarnation != s.incarnation.Value() {
-			s.incarnation.Publish(presence.Incarnation)
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-changed:
-		}
-	}
 }

@@ -55,7 +55,7 @@ func planManyReplicas(ctx context.Context, _ string) (string, error) {
 	}
 	// A Set that does not run publishes as one that does; nobody reads.
 	set := plugin.NewSet(plugin.Collaborators{
-		Registrar: directory, Presence: feed.New(plugin.Presence{}), Clock: clock.RealClock{},
+		Registrar: directory, Incarnation: feed.New(uint64(0)), Sockets: feed.New([]string(nil)), Clock: clock.RealClock{},
 	})
 	var took []time.Duration
 	for i := range 50 {

@@ -152,9 +152,9 @@ func startDaemon(t *testing.T, n *node) *daemon {
 		t.Fatal(err)
 	}
 	account := daemonkubelet.NewPodResources(n.podResourcesSocket, nil)
-	presence := feed.New(plugin.Presence{})
+	incarnation, sockets := feed.New(uint64(0)), feed.New([]string(nil))
 	set := plugin.NewSet(plugin.Collaborators{
-		Registrar: directory, Accountant: account, Checkpoint: directory.Checkpoint, Presence: presence, Clock: clock.RealClock{},
+		Registrar: directory, Accountant: account, Checkpoint: directory.Checkpoint, Incarnation: incarnation, Sockets: sockets, Clock: clock.RealClock{},
 	})
 	var snapshot inventory.Snapshot
 	for i := range gpus {
@@ -169,9 +169,7 @@ func startDaemon(t *testing.T, n *node) *daemon {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 2)
 	go func() {
-		ended <- directory.Watch(ctx, func(s daemonkubelet.State) {
-			presence.Publish(plugin.Presence{Incarnation: s.Incarnation, Sockets: s.Sockets})
-		})
+		ended <- directory.Watch(ctx, incarnation, sockets)
 	}()
 	go func() { ended <- set.Run(ctx) }()
 	stop := sync.OnceFunc(func() {

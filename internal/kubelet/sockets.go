@@ -1,0 +1,217 @@
+package kubelet
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+// The name of a plugin socket of this program is gpu-device-plugin-<resource>-<hash>-<token>-<n>.sock. The resource is the
+// beginning of its name without the domain, for people; the hash is of the whole name. The token is the process's: the time
+// of its start and two random characters. Tokens sort as the processes started. n counts the sockets of the process.
+const (
+	// socketPrefix begins the name of every socket of ours.
+	socketPrefix    = "gpu-device-plugin-"
+	socketSuffix    = ".sock"
+	maxResourcePart = 8
+	hashLength      = 6
+	timeLength      = 10 // microseconds of 35 years
+	tokenLength     = timeLength + 2
+	// counterLength is the length of a million: a process makes that many sockets in two months if each registration fails.
+	counterLength = 4
+	// maxSocketName is the length of the longest name that NewEndpoint makes.
+	maxSocketName = len(socketPrefix) + maxResourcePart + 1 + hashLength + 1 + tokenLength + 1 + counterLength + len(socketSuffix)
+)
+
+// newToken returns a token that is greater than those of all processes that started before it on this node.
+func newToken() string {
+	var now unix.Timespec
+	// This clock is never set, goes on while the machine sleeps, and is the same in all containers. Linux always has it.
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &now)
+	return base32(uint64(now.Nano()/1000), timeLength) + strings.ToLower(rand.Text()[:tokenLength-timeLength])
+}
+
+// base32 returns n with so many digits, of which there are 32: 0 to 9 and a to v.
+func base32(n uint64, digits int) string {
+	text := strconv.FormatUint(n, 32)
+	return strings.Repeat("0", max(0, digits-len(text))) + text
+}
+
+// NewEndpoint returns the path of a socket for resource that was never used before, by this process or another.
+func (d *Directory) NewEndpoint(resource string) string {
+	return filepath.Join(d.Path(),
+		socketPrefix+kindOf(resource)+"-"+d.token+"-"+base32(uint64(d.lives.Add(1)), 1)+socketSuffix)
+}
+
+// kindOf returns what the names of all sockets for a resource have in common.
+func kindOf(resource string) string {
+	name := resource[strings.IndexByte(resource, '/')+1:]
+	hash := fnv.New32a()
+	_, _ = hash.Write([]byte(resource)) // a hash's Write does not fail
+	return name[:min(len(name), maxResourcePart)] + "-" + base32(uint64(hash.Sum32()>>2), hashLength)
+}
+
+// parseSocketName returns what the name of a socket of this program says of its resource and its process.
+func parseSocketName(name string) (kind, token string, ours bool) {
+	rest, prefixed := strings.CutPrefix(name, socketPrefix)
+	rest, suffixed := strings.CutSuffix(rest, socketSuffix)
+	last := strings.LastIndexByte(rest, '-') // before the counter
+	if !prefixed || !suffixed || last <= tokenLength || rest[last-tokenLength-1] != '-' {
+		return "", "", false
+	}
+	return rest[:last-tokenLength-1], rest[last-tokenLength : last], true
+}
+
+// Ours reports whether NewEndpoint made the socket of that name.
+func (d *Directory) Ours(name string) bool {
+	_, token, ours := parseSocketName(name)
+	return ours && token == d.token
+}
+
+// Rivals are the plugin sockets that servers of one resource in other processes may have, by name.
+type Rivals struct {
+	// Younger and Elder are those of processes of this program that started later and earlier than this one.
+	Younger, Elder []string
+	// Foreign are those of other programs. Nobody can tell which resource they are for.
+	Foreign []string
+}
+
+// Rivals returns the sockets of other servers of a resource that are in the directory now.
+func (d *Directory) Rivals(resource string) Rivals {
+	var r Rivals
+	own := kindOf(resource)
+	for _, name := range d.sockets() {
+		switch kind, token, ours := parseSocketName(name); {
+		case !ours:
+			r.Foreign = append(r.Foreign, name)
+		case kind != own || token == d.token:
+		case token > d.token:
+			r.Younger = append(r.Younger, name)
+		default:
+			r.Elder = append(r.Elder, name)
+		}
+	}
+	return r
+}
+
+// sockets returns the names of the sockets in the directory, without kubelet's, in order.
+func (d *Directory) sockets() []string {
+	entries, err := os.ReadDir(d.Path())
+	if err != nil {
+		return nil
+	}
+	var names []string
+	for _, e := range entries {
+		if e.Type()&fs.ModeSocket != 0 && e.Name() != filepath.Base(d.socket) {
+			names = append(names, e.Name())
+		}
+	}
+	return names
+}
+
+// elderTimeout bounds a call to the server of a process that started earlier.
+const elderTimeout = 2 * time.Second
+
+// CallElder makes a call to the server of a resource in the process of this program that started last before this one. It
+// returns an error that wraps fs.ErrNotExist if there is none.
+func (d *Directory) CallElder(
+	ctx context.Context, resource string, call func(context.Context, pluginapi.DevicePluginClient) error,
+) error {
+	elder := d.Rivals(resource).Elder
+	if len(elder) == 0 {
+		return fmt.Errorf("find the elder server of %s: %w", resource, fs.ErrNotExist)
+	}
+	newest := slices.MaxFunc(elder, func(a, b string) int {
+		_, x, _ := parseSocketName(a)
+		_, y, _ := parseSocketName(b)
+		return strings.Compare(x, y)
+	})
+	ctx, cancel := context.WithTimeout(ctx, elderTimeout)
+	defer cancel()
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(d.Path(), newest))
+	if err != nil {
+		return fmt.Errorf("dial the elder server of %s: %w", resource, err)
+	}
+	client, err := newClient(conn)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = client.Close() }()
+	return call(ctx, pluginapi.NewDevicePluginClient(client))
+}
+
+const (
+	// askInterval is the pace at which other servers are asked whether they are there.
+	askInterval = time.Second
+	// askSoon is the first pause after the end of a connection, which may be that of the server.
+	askSoon = 20 * time.Millisecond
+	// listensWithin is how long a socket may refuse connections that never accepted one: a process that has just made its socket
+	// does not listen yet.
+	listensWithin = time.Second
+	// hungAfter is how long a server of this program may leave connections unanswered.
+	hungAfter = 10 * time.Second
+)
+
+// AwaitEnd returns nil once no server is behind the socket of that name: it is gone or refuses connections. So it does once a
+// server of this program has not answered for ten seconds. An error means that ctx ended.
+func (d *Directory) AwaitEnd(ctx context.Context, name string) error {
+	_, _, ours := parseSocketName(name)
+	began := d.clock.Now()
+	answered, accepted := began, false
+	for {
+		pause := askInterval
+		conn, err := (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(d.Path(), name))
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return nil
+		case errors.Is(err, syscall.ECONNREFUSED):
+			if accepted || d.clock.Since(began) >= listensWithin {
+				return nil
+			}
+			pause = askSoon
+		case err == nil && !ours:
+			accepted = true
+			_ = conn.Close() // some programs cannot end while a connection says nothing
+		case err == nil:
+			accepted, pause = true, askSoon
+			if answers(ctx, conn) {
+				answered = d.clock.Now()
+			}
+		}
+		if ours && d.clock.Since(answered) >= hungAfter {
+			return nil
+		}
+		timer := d.clock.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return fmt.Errorf("wait for the end of %s: %w", name, ctx.Err())
+		case <-timer.C():
+		}
+	}
+}
+
+// answers reports whether the server at the other end of a connection sends anything, as gRPC's does before it is asked. It
+// returns when the server closes the connection, which it does after a second, or ctx ends, and closes it.
+func answers(ctx context.Context, conn net.Conn) bool {
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	defer func() { _ = conn.Close() }()
+	_ = conn.SetReadDeadline(time.Now().Add(2 * askInterval)) // it fails on closed connections only, as the read does then
+	n, _ := io.Copy(io.Discard, conn)
+	return n > 0
+}

@@ -1,0 +1,184 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+)
+
+// Two servers of one resource never send lists in turn: kubelet goes by the list that it received last, and gives devices out
+// through the server that registered last. So a server is silent from the moment that a younger process has a socket for the
+// resource, until that process has ended. Then a new life registers and sends its list.
+
+// returnTimeout is how long a server that was silent waits for the younger one at a new kubelet, which has removed the sockets
+// of both.
+const returnTimeout = time.Second
+
+// past is what one life of a server leaves to the next.
+type past struct {
+	socket   *listener // still accepts connections, so that nobody takes the server for one that ended; nil if there is none
+	yielded  bool      // the life was silent for a younger server until kubelet left
+	disputes disputes
+
+	mu    sync.Mutex      // guards all following fields
+	ended map[string]bool // sockets of younger processes that ended without removing them
+}
+
+// release closes the socket of the last life.
+func (p *past) release() {
+	if p.socket != nil {
+		p.socket.release()
+		p.socket = nil
+	}
+}
+
+// end notes that the server behind a socket has ended.
+func (p *past) end(name string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ended == nil {
+		p.ended = map[string]bool{}
+	}
+	p.ended[name] = true
+}
+
+// younger returns the sockets of processes that started later than this one and that may serve the resource.
+func (l *life) younger() []string {
+	l.past.mu.Lock()
+	defer l.past.mu.Unlock()
+	return slices.DeleteFunc(l.Registrar.Rivals(l.list.name).Younger, func(name string) bool { return l.past.ended[name] })
+}
+
+// silence says for whom a server is silent.
+type silence int
+
+const (
+	speaks     silence = iota
+	forYounger         // a process that started later
+	forForeign         // another program, which has registered since
+)
+
+// maySend reports whether a list may be sent now, and returns a channel that is closed when that may have changed. The
+// directory is looked at here, too: a list must not overtake the notice of a younger server's socket.
+func (l *life) maySend() (bool, <-chan struct{}) {
+	now, changed := l.silence.Latest()
+	if now == speaks && len(l.younger()) > 0 {
+		l.silence.Publish(forYounger)
+		now = forYounger
+	}
+	return now == speaks, changed
+}
+
+// awaitTurn waits until no younger process serves the resource. It reports false when ctx ended or another kubelet came.
+func (l *life) awaitTurn(ctx context.Context, incarnation uint64) bool {
+	if l.past.yielded {
+		l.past.yielded = false
+		l.awaitYounger(ctx)
+	}
+	for younger := l.younger(); len(younger) > 0; younger = l.younger() {
+		l.past.release()
+		l.report(PhaseYielding)
+		if err := l.awaitEnd(ctx, incarnation, younger); err != nil {
+			l.past.yielded = errors.Is(err, errKubeletLeft)
+			return false
+		}
+	}
+	return ctx.Err() == nil
+}
+
+// awaitYounger waits for a younger process to have a socket again, for a second at most.
+func (l *life) awaitYounger(ctx context.Context) {
+	timer := l.Clock.NewTimer(returnTimeout)
+	defer timer.Stop()
+	for {
+		_, moved := l.Sockets.Latest()
+		if len(l.younger()) > 0 {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C():
+			return
+		case <-moved:
+		}
+	}
+}
+
+// yield is silent until no younger process serves the resource any more. It returns nil if none ever was registered, and an
+// error with which this life ends otherwise. Until then the stream stays open: at its end, kubelet 1.36 would close the
+// connection to the younger server.
+func (l *life) yield(ctx context.Context, incarnation uint64) error {
+	log := klog.FromContext(ctx)
+	l.silence.Publish(forYounger)
+	l.report(PhaseYielding)
+	log.Info("Sending no more lists: a process that started later serves the resource")
+	for {
+		for younger := l.younger(); len(younger) > 0; younger = l.younger() {
+			if err := l.awaitEnd(ctx, incarnation, younger); err != nil {
+				l.past.yielded = errors.Is(err, errKubeletLeft)
+				return err
+			}
+		}
+		switch kept := l.undisturbed(ctx, incarnation); {
+		case len(l.younger()) > 0: // another one
+		case !kept:
+			return errOtherEnded
+		default:
+			log.Info("Sending lists again: kubelet has kept the registration")
+			l.silence.Publish(speaks)
+			l.report(PhaseServing)
+			return nil
+		}
+	}
+}
+
+// undisturbed reports whether kubelet still goes by the list that this life sent last, some time after another server ended. On
+// kubelet 1.36 it does so only if that server was never registered: at its end, all devices would count as unhealthy.
+func (l *life) undisturbed(ctx context.Context, incarnation uint64) bool {
+	for _, d := range []time.Duration{settleTime, checkSoon} {
+		if !l.pause(ctx, incarnation, d) {
+			return false
+		}
+		ids, err := l.allocatable(ctx)
+		sent := l.sent.Load()
+		if err != nil || sent == nil || len(ids) == 0 || !sameIDs(ids, healthyIDs(sent)) {
+			return false
+		}
+	}
+	return true
+}
+
+// awaitEnd waits until one of the servers with these sockets has ended. An error means that kubelet left or ctx ended.
+func (l *life) awaitEnd(ctx context.Context, incarnation uint64, sockets []string) error {
+	var waits sync.WaitGroup
+	defer waits.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ended := make(chan string, len(sockets))
+	for _, name := range sockets {
+		waits.Go(func() {
+			if l.Registrar.AwaitEnd(ctx, name) == nil {
+				ended <- name
+			}
+		})
+	}
+	for {
+		now, changed := l.Incarnation.Latest()
+		if now != incarnation {
+			return errKubeletLeft
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-changed:
+		case name := <-ended:
+			l.past.end(name)
+			return nil
+		}
+	}
+}

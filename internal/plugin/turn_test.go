@@ -1,0 +1,337 @@
+package plugin_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet/scenario"
+)
+
+type device = pluginapi.Device
+
+// form is a way to name devices: two forms have no device in common.
+type form struct {
+	name  string
+	count int
+}
+
+var (
+	whole  = form{"GPU", 8}
+	shared = form{"PART", 40}
+)
+
+// offerForm applies a plan of one resource with the devices of a form, the first of them on another NUMA node if other.
+func (d *daemon) offerForm(f form, other bool) {
+	var gpus []inventory.GPU
+	for i := range f.count {
+		gpus = append(gpus, inventory.GPU{UUID: fmt.Sprintf("%s-%d", f.name, i), Index: i, Minor: i,
+			Health: inventory.Health{State: inventory.Healthy}})
+	}
+	if other {
+		gpus[0].NUMANode = 1
+	}
+	d.Apply(resource.New(inventory.Snapshot{GPUs: gpus}, resource.Options{}), asEnvironment, 1)
+}
+
+// has reports whether kubelet has healthy devices, and all of one form.
+func (n *node) has(f form) bool {
+	healthy := 0
+	for id, ok := range n.Devices(gpu) {
+		if ok && !strings.HasPrefix(id, f.name+"-") {
+			return false
+		}
+		if ok {
+			healthy++
+		}
+	}
+	return healthy == f.count
+}
+
+// churn starts and ends pods until it is stopped, and returns why pods failed.
+func (n *node) churn(t *testing.T) (stop func() []error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var pods sync.WaitGroup
+	var mu sync.Mutex
+	var failed []error
+	admitted := 0
+	for worker := range 4 {
+		pods.Go(func() {
+			for i := 0; ctx.Err() == nil; i++ {
+				pod := fmt.Sprintf("pod-%d-%d", worker, i)
+				_, err := n.Admit(context.WithoutCancel(ctx), standin.Container{Pod: pod, Name: "c", Resource: gpu, Count: 1})
+				mu.Lock()
+				if admitted++; err != nil {
+					failed = append(failed, fmt.Errorf("%s %s: %w", time.Now().Format("05.000"), pod, err))
+				}
+				mu.Unlock()
+				select {
+				case <-ctx.Done():
+				case <-time.After(5 * time.Millisecond):
+				}
+				n.Remove(pod)
+			}
+		})
+	}
+	return func() []error {
+		cancel()
+		pods.Wait()
+		t.Logf("%d of %d pods failed", len(failed), admitted)
+		return failed
+	}
+}
+
+// kubeletsOwn reports whether a pod failed because kubelet 1.36 takes the end of the elder daemon's stream for that of the
+// younger's: until that has registered again, there are no devices.
+func kubeletsOwn(err error) bool {
+	return slices.ContainsFunc([]string{"no healthy devices present", "has been stopped", "client connection is closing", "EOF"},
+		func(text string) bool { return strings.Contains(err.Error(), text) })
+}
+
+// TestDaemonsWithDifferentListsTakeTurns rolls a change of names out five times, in both directions, with the next daemon there before
+// the last one ends. Both have something new to say all the time.
+func TestDaemonsWithDifferentListsTakeTurns(t *testing.T) {
+	t.Parallel()
+	bothVersions(t, func(t *testing.T, v standin.Version) {
+		n := newNode(t)
+		n.startKubelet(t, v)
+		forms := []form{whole, shared, whole, shared, whole, shared}
+		speaks := func(d *daemon, f form) (quiet func()) {
+			ctx, cancel := context.WithCancel(t.Context())
+			var speaking sync.WaitGroup
+			speaking.Go(func() {
+				for i := 0; ctx.Err() == nil; i++ {
+					d.offerForm(f, i%2 == 0)
+					select {
+					case <-ctx.Done():
+					case <-time.After(3 * time.Millisecond):
+					}
+				}
+			})
+			return func() { cancel(); speaking.Wait() }
+		}
+		elder := n.startDaemon(t, clock.RealClock{})
+		quiet := speaks(elder, forms[0])
+		n.await(t, "the first daemon's devices", func() bool { return n.has(forms[0]) })
+		stop := n.churn(t)
+		for _, f := range forms[1:] {
+			mark := n.Mark()
+			younger := n.startDaemon(t, clock.RealClock{})
+			silent := speaks(younger, f)
+			n.await(t, "the younger daemon's devices", func() bool { return n.listedAnew(mark) && n.has(f) })
+			elder.status(t, "silent", func(s plugin.Status) bool { return s.Phase == plugin.PhaseYielding })
+			mark = n.Mark()
+			n.await(t, "ten pods", func() bool { return n.count(standin.Allocated, mark) > 10 })
+			for _, e := range n.Events(mark) {
+				if e.Kind == standin.Listed && !slices.ContainsFunc(e.Devices, func(d *device) bool { return strings.HasPrefix(d.GetID(), f.name) }) {
+					t.Errorf("the elder daemon sent a list: %v", e)
+				}
+			}
+			mark = n.Mark()
+			elder.stop()
+			quiet()
+			if v == standin.V136 { // it has closed the connection to the younger daemon, too
+				n.await(t, "the younger daemon again", func() bool { return n.listedAnew(mark) })
+			}
+			elder, quiet = younger, silent
+			n.await(t, "the younger daemon's devices", func() bool { return n.has(f) })
+		}
+		quiet()
+		for _, err := range stop() {
+			if v == standin.V137 || !kubeletsOwn(err) {
+				t.Error(err)
+			}
+		}
+		if crashes := n.count(standin.Crash, 0); crashes > 0 {
+			t.Errorf("kubelet would have crashed %d times", crashes)
+		}
+	})
+}
+
+// A youngster is a server of a process of this program that started later, and does what a test tells it.
+type youngster struct {
+	*scenario.Plugin
+	name string
+}
+
+// younger starts one on the node. It has one device, and does not register.
+func (n *node) younger(t *testing.T) youngster {
+	t.Helper()
+	name := filepath.Base(n.directory(t).NewEndpoint(gpu))
+	p, err := scenario.StartPlugin(n.dir, name, gpu, scenario.Script{})
+	check(t, err)
+	t.Cleanup(p.Stop)
+	p.Send(&device{ID: "YOUNGER-0", Health: pluginapi.Healthy})
+	return youngster{p, name}
+}
+
+func yielding(s plugin.Status) bool { return s.Phase == plugin.PhaseYielding }
+func agreed(s plugin.Status) bool   { return s.Phase == plugin.PhaseServing && s.Agreed }
+
+func TestTheElderServesAgainWhenTheYoungerEnds(t *testing.T) {
+	t.Parallel()
+	bothVersions(t, func(t *testing.T, v standin.Version) {
+		n, d := serving(t, v, clock.RealClock{}, 2)
+		younger := n.younger(t)
+		check(t, younger.Register(t.Context()))
+		d.status(t, "silent", yielding)
+		n.awaitAllocatable(t, 1)
+		mark := n.Mark()
+		d.offer(3)
+		if _, err := n.Admit(t.Context(), standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 1}); err != nil {
+			t.Errorf("a pod is refused: %v", err)
+		}
+		n.Remove("p")
+		if n.count(standin.Listed, mark)+n.count(standin.Registering, mark) > 0 {
+			t.Errorf("kubelet saw %v of the elder", n.Events(mark))
+		}
+		younger.Stop()
+		n.await(t, "the elder's devices, of a new life", func() bool { return n.listedAnew(mark) && n.Allocatable(gpu) == 3 })
+		d.status(t, "agreed", agreed)
+		_, err := n.Admit(t.Context(), standin.Container{Pod: "q", Name: "c", Resource: gpu, Count: 3})
+		check(t, err)
+	})
+}
+
+// A process that is killed leaves its socket behind, which refuses connections.
+func TestTheSocketOfADeadYoungerProcessSilencesNobody(t *testing.T) {
+	t.Parallel()
+	bothVersions(t, func(t *testing.T, v standin.Version) {
+		n, d := serving(t, v, clock.RealClock{}, 2)
+		path := n.directory(t).NewEndpoint(gpu)
+		listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+		check(t, err)
+		listener.SetUnlinkOnClose(false)
+		d.status(t, "silent", yielding)
+		check(t, listener.Close())
+		d.status(t, "agreed", agreed)
+		// So it is for a process that starts then, and for a new life.
+		mark := n.Mark()
+		n.DropStream(gpu)
+		n.await(t, "registered again", func() bool { return n.listedAnew(mark) && n.Allocatable(gpu) == 2 })
+	})
+}
+
+// Kubelet may never take the younger process's registration. The elder's stream is as good as before.
+func TestAYoungerProcessThatIsNotRegisteredCostsTheElderNothing(t *testing.T) {
+	t.Parallel()
+	bothVersions(t, func(t *testing.T, v standin.Version) {
+		n, d := serving(t, v, clock.RealClock{}, 2)
+		d.status(t, "agreed", agreed)
+		mark := n.Mark()
+		younger := n.younger(t)
+		d.status(t, "silent", yielding)
+		d.offer(3)
+		younger.Stop()
+		n.awaitAllocatable(t, 3)
+		for _, e := range n.Events(mark) {
+			if e.Kind != standin.Listed {
+				t.Errorf("kubelet saw %v", e)
+			}
+		}
+	})
+}
+
+func TestServersOfOtherResourcesAreNoRivals(t *testing.T) {
+	t.Parallel()
+	n, d := serving(t, standin.V137, clock.RealClock{}, 2)
+	directory := n.directory(t)
+	for _, resource := range []string{"nvidia.com/gpu.shared", "example.com/gpu", "nvidia.com/mig-1g.10gb"} {
+		p, err := scenario.StartPlugin(n.dir, filepath.Base(directory.NewEndpoint(resource)), resource, scenario.Script{})
+		check(t, err)
+		t.Cleanup(p.Stop)
+	}
+	eventually(t, "seen", func() bool { return len(d.sockets.Value()) == 4 })
+	mark := n.Mark()
+	d.offer(3)
+	n.awaitAllocatable(t, 3)
+	d.status(t, "serving", func(s plugin.Status) bool { return s.Phase == plugin.PhaseServing })
+	if n.count(standin.Registering, mark) > 0 {
+		t.Error("registered again")
+	}
+}
+
+// Each daemon has a life at the new kubelet; in the end the list is the youngest's, and it is the one that is asked.
+func TestTheYoungestServesAfterARestartOfKubelet(t *testing.T) {
+	t.Parallel()
+	bothVersions(t, func(t *testing.T, v standin.Version) {
+		n := newNode(t)
+		n.startKubelet(t, v)
+		var daemons []*daemon
+		forms := []form{whole, shared, {"THIRD", 5}}
+		for _, f := range forms {
+			d := n.startDaemon(t, clock.RealClock{})
+			d.offerForm(f, false)
+			n.await(t, "the devices of "+f.name, func() bool { return n.has(f) })
+			daemons = append(daemons, d)
+		}
+		pods := 0
+		settled := func() {
+			t.Helper()
+			youngest := daemons[len(daemons)-1]
+			youngest.status(t, "agreed", agreed)
+			for _, d := range daemons[:len(daemons)-1] {
+				d.status(t, "silent", yielding)
+			}
+			n.await(t, "the youngest's devices", func() bool { return n.has(forms[len(daemons)-1]) })
+			eventually(t, "a pod gets a device", func() bool { // one that kubelet admits before all have settled may not
+				pods++
+				pod := standin.Container{Pod: fmt.Sprint("pod-", pods), Name: "c", Resource: gpu, Count: 1}
+				_, err := n.Admit(t.Context(), pod)
+				n.Remove(pod.Pod)
+				return err == nil
+			})
+		}
+		settled()
+		for range 5 {
+			check(t, n.Restart())
+			n.await(t, "devices", func() bool { return n.Allocatable(gpu) > 0 })
+			settled()
+		}
+		daemons[2].stop()
+		daemons = daemons[:2]
+		settled()
+	})
+}
+
+// The second resource of a Set begins its lives; those of the first go on.
+func TestAResourceThatComesLaterStartsNoOtherAgain(t *testing.T) {
+	t.Parallel()
+	n, d := serving(t, standin.V137, clock.RealClock{}, 2)
+	mark := n.Mark()
+	const later = "nvidia.com/later"
+	first := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{
+		{UUID: id(0), Health: inventory.Health{State: inventory.Healthy}},
+		{UUID: id(1), Index: 1, Minor: 1, Health: inventory.Health{State: inventory.Healthy}},
+	}}, resource.Options{}).Resources[0]
+	second := first
+	second.Name = later
+	d.Apply(resource.Plan{Resources: []resource.Resource{first, second}}, asEnvironment, 1)
+	n.await(t, "the second resource", func() bool { return n.Allocatable(later) == 2 })
+	d.offer(2)
+	mark2 := n.Mark()
+	d.offer(2, 1)
+	n.awaitAllocatable(t, 1)
+	for _, e := range n.Events(mark) {
+		if e.Resource == gpu && e.Kind == standin.Registering {
+			t.Error("the first resource was registered again")
+		}
+	}
+	if lists := slices.DeleteFunc(n.Events(mark2), func(e standin.Event) bool { return !standin.Is(standin.Listed, gpu)(e) }); len(lists) != 1 {
+		t.Errorf("one change came in %d lists", len(lists))
+	}
+}
