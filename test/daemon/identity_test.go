@@ -1,7 +1,9 @@
 package daemon
 
 import (
+	"os"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
@@ -44,5 +46,25 @@ func TestDevicesThatCannotBeNamed(t *testing.T) {
 				t.Errorf("devices: %v, want %s Healthy and %s not", devices, kept, becomes)
 			}
 		})
+	}
+}
+
+// TestMIGWithoutTheCapability: the driver does not tell this process the memory of GPUs in MIG mode. Whole GPUs are served, and status
+// names the capability.
+func TestMIGWithoutTheCapability(t *testing.T) {
+	t.Parallel()
+	s := open(t, node.Setup{Profile: "a100-mig-mixed", Args: []string{"--mig-strategy", "mixed"}})
+	s.broken(simulator.Fault{Kind: simulator.KindFail, Call: "DeviceGetMemoryInfo", Return: "NO_PERMISSION"})
+	s.start()
+	s.shows(2, 2)
+	names := func(text string) bool { return strings.Contains(text, "add the capability SYS_ADMIN") }
+	s.says("status names the capability", func(now status) bool { return slices.ContainsFunc(now.LeftOut, names) })
+	log, err := os.ReadFile(s.LogPath())
+	if err != nil {
+		t.Fatal(err)
+	}
+	warns := func(line string) bool { return strings.Contains(line, "Plan warning") && names(line) }
+	if !slices.ContainsFunc(strings.Split(string(log), "\n"), warns) {
+		t.Error("no warning of the plan names the capability")
 	}
 }
