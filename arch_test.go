@@ -93,6 +93,8 @@ var homes = []struct {
 	{"sigs.k8s.io/yaml", []string{"internal/config", "internal/simulator", "api/config/v1", "internal/cli"}}, // cli prints it
 	{"go.yaml.in/yaml", []string{"internal/config", "internal/simulator", "api/config/v1"}},
 	{"gopkg.in/yaml.v3", []string{}},
+	{"k8s.io/client-go", []string{}}, // law 16
+	{"k8s.io/dynamic-resource-allocation", []string{}},
 }
 
 // callHomes names, for a function of an imported package, the only package that may mention it.
