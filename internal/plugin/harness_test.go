@@ -106,7 +106,10 @@ func (n *node) startSetOn(t *testing.T, c plugin.Collaborators) *daemon {
 	t.Helper()
 	directory := n.directory(t)
 	inspector := &inspector{}
-	c.Registrar, c.Inspector = directory, inspector
+	c.Inspector = inspector
+	if c.Registrar == nil {
+		c.Registrar = directory
+	}
 	if c.Checkpoint == nil {
 		c.Checkpoint = directory.Checkpoint
 	}

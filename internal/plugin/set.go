@@ -288,7 +288,7 @@ func (s *Set) setDifference(entry *served, difference string) {
 func (s *Set) setProblem(entry *served, problem string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	entry.agreed, entry.problem = false, problem
+	entry.phase, entry.agreed, entry.problem = PhaseRegistering, false, problem
 }
 
 // nudge returns a channel that is closed with the next incarnation of kubelet.

@@ -3,9 +3,11 @@ package plugin_test
 import (
 	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
@@ -57,4 +59,39 @@ func TestStatusSaysHowFarAResourceIs(t *testing.T) {
 	d.status(t, "one device departs", func(s plugin.Status) bool {
 		return len(s.Departing) == 1 && s.Departing[0].ID == id(1) && s.Departing[0].Reason != ""
 	})
+}
+
+// A nowhere is a Registrar that can be told to name endpoints at which nobody can listen.
+type nowhere struct {
+	plugin.Registrar
+	is atomic.Bool
+}
+
+func (n *nowhere) NewEndpoint(resource string) string {
+	if n.is.Load() {
+		return "/nowhere/a.sock"
+	}
+	return n.Registrar.NewEndpoint(resource)
+}
+
+// TestStatusOfAServerThatCannotListen: it does not serve, although the one before it did.
+func TestStatusOfAServerThatCannotListen(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.startKubelet(t, standin.V137)
+	registrar := &nowhere{Registrar: n.directory(t)}
+	d := n.startSetOn(t, plugin.Collaborators{
+		Registrar: registrar, Accountant: n.account(t, clock.RealClock{}), Clock: clock.RealClock{},
+	})
+	d.offer(2)
+	d.status(t, "serving", func(s plugin.Status) bool { return s.Phase == plugin.PhaseServing })
+	registrar.is.Store(true)
+	if err := n.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	d.status(t, "not serving, with the reason", func(s plugin.Status) bool {
+		return s.Phase == plugin.PhaseRegistering && !s.Agreed && strings.Contains(s.Problem, "listen beside kubelet's socket")
+	})
+	registrar.is.Store(false)
+	d.status(t, "serving again", func(s plugin.Status) bool { return s.Phase == plugin.PhaseServing && s.Problem == "" })
 }
