@@ -131,9 +131,6 @@ func (p Policy) FoldReading(g GPU, r inventory.Reading, facts Facts, now time.Ti
 	}
 	bad := func(s Source) bool { return slices.ContainsFunc(found, func(f Fault) bool { return f.Source == s }) }
 	gone := func(f Fault) bool {
-		if f.Source == SourceSilence {
-			return true
-		}
 		// Faults of events stay open while the driver asks for something, and faults of signals while one cannot be read.
 		return r.Contact == inventory.ContactGood && !bad(f.Source) && !(f.Source.event() && bad(SourceAction)) &&
 			!(f.Source.signal() && r.Incomplete != "")

@@ -98,7 +98,11 @@ func TestClearOneOfTwoUnreadMIGDevices(t *testing.T) {
 	if got := s.states(); got[0] != inventory.Healthy || got[1] != inventory.Unhealthy {
 		t.Errorf("%v after the first was cleared", got)
 	}
+	before := s.gpu
 	s.gpu, ok = s.policy.Clear(s.gpu, "MIG-2", s.now)
+	if before.Instances[1].Health.State != inventory.Unhealthy {
+		t.Error("clearing changed the value that it was given")
+	}
 	if got := s.states(); !ok || got[1] != inventory.Healthy {
 		t.Errorf("%v after the second was cleared", got)
 	}

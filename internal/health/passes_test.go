@@ -297,3 +297,36 @@ func TestRestoredIsAnotherValue(t *testing.T) {
 		t.Errorf("before %v, restored %+v", s.states(), restored)
 	}
 }
+
+// Each suspicion has a limit of its own.
+func TestLimitsOfSeveralSuspicions(t *testing.T) {
+	s := begin(t, 580)
+	s.xid(154)
+	s.wait(2 * time.Second)
+	s.xid(160)
+	states := func() (all []inventory.State) {
+		for _, f := range s.gpu.Faults {
+			all = append(all, f.State)
+		}
+		return all
+	}
+	const suspect, bad = inventory.Suspect, inventory.Unhealthy
+	for _, want := range [][]inventory.State{{suspect, suspect}, {bad, suspect}, {bad, bad}} {
+		if diff := cmp.Diff(want, states()); diff != "" {
+			t.Errorf("states (-want +got):\n%s", diff)
+		}
+		s.wait(max(0, s.gpu.Limit().Sub(s.now)))
+	}
+	if limit := s.gpu.Limit(); !limit.IsZero() {
+		t.Errorf("limit %v where nothing waits", limit)
+	}
+}
+
+// Time alone says nothing of a GPU that nobody has asked.
+func TestTimeOfAGPUThatWasNeverAsked(t *testing.T) {
+	s := begin(t, 580)
+	s.gpu = s.policy.FoldTime(health.GPU{UUID: "GPU-0"}, s.now)
+	if s.gpu.Health != (inventory.Health{}) {
+		t.Errorf("%+v", s.gpu.Health)
+	}
+}
