@@ -41,3 +41,14 @@ func TestEqualGraphs(t *testing.T) {
 		return pair{Ends: []end{{UUID: "a", Index: 3}, {UUID: "b", Index: 7}}, NVLinks: 2, Version: 4, PCIe: inventory.PCIeMultiple, Connected: true}
 	}, func(a, b pair) bool { return graph(a).Equal(graph(b)) })
 }
+
+func TestSetsInWords(t *testing.T) {
+	t.Parallel()
+	for want, set := range map[string]topology.Set{
+		"{}": 0, "{0}": topology.SetOf(0), "{63}": topology.SetOf(63), "{0 1 4}": topology.SetOf(4, 0, 1),
+	} {
+		if got := set.String(); got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+}

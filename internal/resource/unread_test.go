@@ -1,0 +1,30 @@
+package resource_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+)
+
+// TestUnreadMIGDevices: those that can be read are offered beside those that cannot; a GPU of which none can be read says why.
+func TestUnreadMIGDevices(t *testing.T) {
+	t.Parallel()
+	unread := []inventory.LeftOut{{Index: 0, Reason: "some cannot be read"}, {Index: 1, Reason: "none can be read"}, {Index: 2, Reason: "an old one"}}
+	snapshot := inventory.Snapshot{GPUs: []inventory.GPU{gpu(0, "1g.10gb"), empty(1), gpu(2)}, LeftOut: unread}
+	for strategy, want := range map[resource.MIGStrategy][]string{
+		resource.MIGMixed: {"nvidia.com/gpu 2", "nvidia.com/mig-1g.10gb 0:0"},
+		resource.MIGNone:  {"nvidia.com/gpu 0 1 2"},
+	} {
+		plan := resource.New(snapshot, resource.Options{MIG: strategy})
+		if diff := cmp.Diff(want, outline(plan)); diff != "" {
+			t.Errorf("%v (-want +got):\n%s", strategy, diff)
+		}
+		if strategy == resource.MIGMixed && (len(plan.LeftOut) != 1 || !strings.Contains(plan.LeftOut[0].Reason, "none can be read")) {
+			t.Errorf("left out %+v", plan.LeftOut)
+		}
+	}
+}
