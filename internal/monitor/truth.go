@@ -124,10 +124,11 @@ func (t *truth) look(l look, now time.Time) {
 
 // answered folds in how a GPU answered, or did not. That it was not asked because of other GPUs says nothing.
 func (t *truth) answered(g health.GPU, a answer, now time.Time) health.GPU {
+	if a.err == nil {
+		return t.policy.FoldReading(g, a.Reading, t.facts, now)
+	}
 	var stall *inventory.Stall
 	switch {
-	case a.err == nil:
-		return t.policy.FoldReading(g, a.Reading, t.facts, now)
 	case errors.As(a.err, &stall):
 		call := cmp.Or(stall.Call.Function, "reading its files")
 		if now.Sub(stall.Call.Since) >= t.hangAfter {

@@ -124,9 +124,18 @@ func act(a *api, function string, f func() nvml.Return) nvml.Return {
 	return ret
 }
 
+// deviceFunctions are the functions that are about a device, by the names that go-nvml gives them.
+var deviceFunctions = func() map[string]string {
+	names := map[string]string{}
+	for _, function := range functions {
+		names[strings.TrimPrefix(function, "nvmlDevice")] = function
+	}
+	return names
+}()
+
 // command calls a function that changes something about a device.
 func command(d device, function string, f func() nvml.Return) nvml.Return {
-	return act(d.api, "nvmlDevice"+function, f)
+	return act(d.api, deviceFunctions[function], f)
 }
 
 // query calls a function that asks a device for something. A device whose first answer was ERROR_NOT_SUPPORTED is not asked again in
@@ -137,7 +146,7 @@ func query[T any](d device, function string, f func() (T, nvml.Return)) (T, nvml
 
 // queryFor is query with an argument, such as the number of a lane.
 func queryFor[T any](d device, function string, argument int, f func(int) (T, nvml.Return)) (T, nvml.Return) {
-	q := question{d.handle, "nvmlDevice" + function, argument}
+	q := question{d.handle, deviceFunctions[function], argument}
 	d.api.mu.Lock()
 	supported, known := d.api.supports[q]
 	d.api.mu.Unlock()

@@ -233,17 +233,15 @@ func (s *Session) LinksDue() bool {
 
 // on asks the GPU of a slot. The caller has the turn of calls.
 func (s *Session) on(ctx context.Context, sl *slot, ask func(*slot, *gpu)) error {
-	g := sl.copy()
-	err := s.driver.calls.job(ctx, sl.record, gpuPatience, func() { ask(sl, g) }, func() { s.late(sl, g) })
-	var stall *inventory.Stall
-	switch {
-	case err == nil:
-		s.commit(sl, g)
-		sl.stall, sl.hangs = nil, 0
-	case errors.As(err, &stall):
-		sl.stalled(stall)
+	v := sl.visit(s)
+	v.ask = ask
+	if err := s.driver.calls.job(ctx, sl.record, gpuPatience, v.run, v.late); err != nil {
+		sl.stalled(err)
+		return err
 	}
-	return err
+	s.commit(sl, v.gpu)
+	sl.stall, sl.hangs, sl.idle = nil, 0, v
+	return nil
 }
 
 // commit takes over what was learnt of a GPU.

@@ -20,7 +20,8 @@ type slot struct {
 	record *record
 	api    *api // for calls about the GPU
 	gpu    *gpu
-	spare  *gpu // not in use; nil while a job has it
+	spare  *gpu   // not in use; nil while a job has it
+	idle   *visit // not in use; nil while it is
 
 	visited  bool // the next scan does not visit the GPU again
 	met      bool // Open is over: events of the GPU are registered for before a wait
@@ -36,15 +37,29 @@ func newSlot(d *Driver, a *api, index int) *slot {
 	return &slot{record: r, api: a.of(r), gpu: &gpu{}, linksDue: true}
 }
 
-// copy returns a copy of the GPU for a job.
-func (sl *slot) copy() *gpu {
-	g := sl.spare
-	sl.spare = nil
+// A visit is a job that asks a GPU, with its copy of what is known of it.
+type visit struct {
+	gpu       *gpu
+	ask       func(*slot, *gpu)
+	run, late func()
+}
+
+// visit returns a visit with a copy of the GPU.
+func (sl *slot) visit(s *Session) *visit {
+	v, g := sl.idle, sl.spare
+	sl.idle, sl.spare = nil, nil
+	if v == nil {
+		v = &visit{}
+		v.run = func() { v.ask(sl, v.gpu) }
+		v.late = func() { s.late(sl, v.gpu) }
+	}
 	if g == nil {
 		g = &gpu{}
 	}
-	*g, g.found = *sl.gpu, g.found[:0]
-	return g
+	found := g.found[:0]
+	*g = *sl.gpu
+	g.found, v.gpu = found, g
+	return v
 }
 
 // due reports whether the GPU is to be visited now.
@@ -54,8 +69,12 @@ func (sl *slot) due() bool {
 	return !visited && !sl.alone && sl.hangs < maxHangs
 }
 
-// stalled notes that a call did not return in time. A call that takes much longer hangs.
-func (sl *slot) stalled(s *inventory.Stall) {
+// stalled notes that a call did not return in time, if that is what the error says. A call that takes much longer hangs.
+func (sl *slot) stalled(err error) {
+	var s *inventory.Stall
+	if !errors.As(err, &s) {
+		return
+	}
 	sl.stall = s
 	if since := s.Call.Since; time.Since(since) >= nodePatience && !since.Equal(sl.hanging) {
 		sl.hanging = since

@@ -84,11 +84,15 @@ type worker struct {
 	most int
 	turn chan struct{} // holds a token while somebody uses the worker
 
+	// The following two belong to who has the turn.
+
+	timer *time.Timer // for reuse
+	spare *job        // not in use
+
 	mu      sync.Mutex // guards all following fields, and those of jobs
 	givenUp []*job     // whose callers did not wait, and that are not done
 	freed   chan struct{}
 	late    []func() // to run in the next turn, for jobs that were given up and are done since
-	spare   *job     // not in use
 }
 
 // A job is calls of one record.
@@ -208,7 +212,13 @@ func (w *worker) run(ctx context.Context, r *record, patience time.Duration, f, 
 	j.record, j.f, j.late = r, f, late
 	r.start()
 	go w.finish(j)
-	timer := time.NewTimer(patience)
+	timer := w.timer
+	if timer == nil {
+		timer = time.NewTimer(patience)
+		w.timer = timer
+	} else {
+		timer.Reset(patience)
+	}
 	defer timer.Stop()
 	var err error
 	for err == nil {
