@@ -29,6 +29,7 @@ type node struct {
 	scanErr  error
 	readErr  map[string]error
 	hung     bool          // nothing answers
+	delay    time.Duration // how long each call takes
 	deaf     bool          // sessions end their events at once
 	gate     chan struct{} // if not nil, scans wait until it is closed
 
@@ -112,17 +113,20 @@ func (n *node) Open(ctx context.Context) (monitor.Session, error) {
 // answers returns after a while if the driver hangs.
 func (n *node) answers(ctx context.Context) error {
 	n.mu.Lock()
-	hung := n.hung
+	hung, delay := n.hung, n.delay
 	n.mu.Unlock()
-	if !hung {
-		return nil
+	if hung {
+		delay = 5 * time.Second
 	}
 	select {
-	case <-time.After(5 * time.Second):
-		return inventory.ErrNoAnswer
+	case <-time.After(delay):
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+	if hung {
+		return inventory.ErrNoAnswer
+	}
+	return nil
 }
 
 type session struct {

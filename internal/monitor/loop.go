@@ -28,8 +28,8 @@ const (
 	wantEither              // that either is over
 )
 
-// errResumed is the answer to who asked for quiet when somebody else resumed before the driver was released.
-var errResumed = errors.New("somebody resumed before the driver was released")
+// ErrResumed is the answer to a Quiesce that a Resume overtook: the driver was not released.
+var ErrResumed = errors.New("the driver was not released: resume was asked for meanwhile")
 
 // A loop is the one place at which the truth changes. It never waits for the driver: looks are made beside it, so that
 // an XID is published while a look is under way.
@@ -229,7 +229,7 @@ func (l *loop) answer(look look) {
 		case a.want == wantLook && look.released:
 			a.outcome <- ErrQuiet
 		case a.want == wantRelease && !look.released:
-			a.outcome <- errResumed
+			a.outcome <- ErrResumed
 		default:
 			a.outcome <- look.err
 		}

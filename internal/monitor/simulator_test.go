@@ -40,6 +40,12 @@ func simulate(t *testing.T, profile string) simulated {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return simulateProfile(t, p)
+}
+
+// simulateProfile is simulate for a node that is no file.
+func simulateProfile(t *testing.T, p simulator.Profile) simulated {
+	t.Helper()
 	node := simulator.New(p)
 	policy := health.Default()
 	policy.FlapLimit = 1_000_000

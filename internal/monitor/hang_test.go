@@ -1,0 +1,281 @@
+package monitor_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+)
+
+func hang(gpu, call string) simulator.Fault {
+	return simulator.Fault{Kind: simulator.KindHang, GPU: gpu, Call: call}
+}
+
+// others fails unless all GPUs but those given are Healthy for a time, and no look fails.
+func (s simulated) others(d time.Duration, but ...int) {
+	s.t.Helper()
+	for end := time.Now().Add(d); time.Now().Before(end); pass(100 * time.Millisecond) {
+		snapshot := s.Snapshots().Value()
+		if snapshot.Stale != "" {
+			s.t.Fatalf("the Snapshot is stale: %s", snapshot.Stale)
+		}
+		for _, g := range snapshot.GPUs {
+			excepted := false
+			for _, index := range but {
+				excepted = excepted || g.Index == index
+			}
+			if !excepted && g.Health.State != healthy {
+				s.t.Fatalf("GPU %d is %+v", g.Index, g.Health)
+			}
+		}
+	}
+}
+
+// TestGPUThatHangs: it alone is Unhealthy, with the call named, and it is Healthy again once its call has returned.
+func TestGPUThatHangs(t *testing.T) {
+	for _, call := range []string{"DeviceGetMemoryInfo", "DeviceGetFieldValues", "DeviceGetHandleByIndex"} {
+		synctest.Test(t, func(t *testing.T) {
+			s := simulate(t, "dgx-h100")
+			s.inject(hang("3", call))
+			start := time.Now()
+			if _, err := s.Look(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			s.until("GPU 3 Unhealthy", state(3, unhealthy))
+			if took := time.Since(start); took > 15*time.Second {
+				t.Errorf("GPU 3 was Unhealthy after %v", took)
+			}
+			if h := s.Snapshots().Value().GPUs[3].Health; !strings.Contains(h.Reason, "nvml"+call) {
+				t.Errorf("the reason names no call: %+v", h)
+			}
+			s.others(10*time.Minute, 3)
+			s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "5", XID: 119})
+			synctest.Wait()
+			if h := s.Snapshots().Value().GPUs[5].Health; h.XID != 119 {
+				t.Errorf("an XID of another GPU was not published at once: %+v", h)
+			}
+			s.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "3"})
+			start = time.Now()
+			s.until("GPU 3 Healthy", state(3, healthy))
+			if took := time.Since(start); took > time.Minute {
+				t.Errorf("GPU 3 was Healthy after %v", took)
+			}
+		})
+	}
+}
+
+// TestTwoGPUsThatHang: no more threads are risked, and the other GPUs keep their verdicts as long as waits for events return.
+func TestTwoGPUsThatHang(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := simulate(t, "dgx-h100")
+		s.inject(hang("3", ""))
+		s.inject(hang("5", ""))
+		s.until("both Unhealthy", func(n inventory.Snapshot) bool { return state(3, unhealthy)(n) && state(5, unhealthy)(n) })
+		s.others(10*time.Minute, 3, 5)
+		s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "0", XID: 48})
+		synctest.Wait()
+		if !state(0, unhealthy)(s.Snapshots().Value()) {
+			t.Error("an XID was not published")
+		}
+		s.inject(hang("", "EventSetWait"))
+		s.until("no GPU is given to work once no call returns", func(n inventory.Snapshot) bool {
+			for _, g := range n.GPUs {
+				if g.Health.Allocatable() {
+					return false
+				}
+			}
+			return true
+		})
+		s.inject(simulator.Fault{Kind: simulator.KindRestore})
+		s.until("all are Healthy", allHealthy(8))
+	})
+}
+
+// TestWaitThatHangs: looks go on, faults are found by them, and Quiesce says what keeps the driver from being released.
+func TestWaitThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := simulate(t, "dgx-h100")
+		s.inject(hang("", "EventSetWait"))
+		s.others(10 * time.Minute)
+		s.inject(simulator.Fault{Kind: simulator.KindRecoveryAction, GPU: "2", Action: "reset"})
+		s.until("GPU 2 Unhealthy", state(2, unhealthy))
+		err := s.Quiesce(t.Context(), true)
+		if !errors.Is(err, inventory.ErrNoAnswer) || !strings.Contains(err.Error(), "nvmlEventSetWait") {
+			t.Errorf("Quiesce: %v", err)
+		}
+		if err := s.Resume(t.Context()); err != nil {
+			t.Errorf("Resume: %v", err)
+		}
+		s.others(time.Minute, 2)
+		s.inject(simulator.Fault{Kind: simulator.KindRestore})
+		pass(10 * time.Second)
+		s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "7", XID: 119})
+		synctest.Wait()
+		if !state(7, unhealthy)(s.Snapshots().Value()) {
+			t.Error("after the hang an XID was not published at once")
+		}
+	})
+}
+
+// TestSlowDriver: with 20 ms a call all GPUs are there within five seconds, Healthy throughout, with their links soon.
+func TestSlowDriver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, err := simulator.Load("dgx-h100")
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Faults = []simulator.Fault{{Kind: simulator.KindSlow, Delay: "20ms"}}
+		start := time.Now()
+		s := simulateProfile(t, p)
+		if took := time.Since(start); took > 5*time.Second || len(s.Snapshots().Value().GPUs) != 8 {
+			t.Errorf("%d GPUs after %v", len(s.Snapshots().Value().GPUs), took)
+		}
+		s.others(time.Minute)
+		for _, g := range s.Snapshots().Value().GPUs {
+			if len(g.Links) != 7 || g.Links[0].NVLinks != 18 {
+				t.Errorf("GPU %d has the links %+v", g.Index, g.Links)
+			}
+		}
+		s.others(time.Hour)
+	})
+}
+
+// TestGPUThatHangsFromTheStart: the others are there within seconds, whatever is restarted.
+func TestGPUThatHangsFromTheStart(t *testing.T) {
+	for range 2 { // processes
+		synctest.Test(t, func(t *testing.T) {
+			p, err := simulator.Load("dgx-h100")
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.Faults = []simulator.Fault{hang("3", "DeviceGetHandleByIndex")}
+			start := time.Now()
+			s := simulateProfile(t, p)
+			if took := time.Since(start); took > 5*time.Second || len(s.Snapshots().Value().GPUs) != 7 {
+				t.Errorf("%d GPUs after %v", len(s.Snapshots().Value().GPUs), took)
+			}
+			s.others(10 * time.Minute)
+			status, err := s.Status(t.Context())
+			if err != nil || len(status.Retries) != 1 || status.Retries[0].Index != 3 || status.Retries[0].Next.IsZero() {
+				t.Errorf("retries %+v, %v", status.Retries, err)
+			}
+			s.inject(simulator.Fault{Kind: simulator.KindRestore})
+			s.until("all are Healthy", allHealthy(8))
+		})
+	}
+}
+
+// TestNoSessionIsOpenedAtTheCostOfOtherGPUs: while a GPU has no persistence mode none is opened for another one that is lost, unless
+// the policy wants it.
+func TestNoSessionIsOpenedAtTheCostOfOtherGPUs(t *testing.T) {
+	n := newNode(2)
+	kept := good
+	kept.Persistence = inventory.Known(false)
+	n.readings[uuid(1)] = kept
+	watch(t, n, func(t *testing.T, m *monitor.Monitor) {
+		n.set(func(n *node) {
+			n.readings[uuid(0)] = inventory.Reading{Contact: inventory.ContactLost, Reason: "GPU is lost"}
+		})
+		pass(3 * time.Hour)
+		if opened, retries := n.count(opened), n.count(func(n *node) int { return n.retries }); opened != 1 || retries < 5 || retries > 10 {
+			t.Errorf("%d sessions were opened, and the GPU was asked %d times, want 1 and 5 to 10", opened, retries)
+		}
+		s, err := m.Status(t.Context())
+		if err != nil || len(s.Retries) != 1 || s.Retries[0].Next.Before(time.Now()) || !strings.Contains(s.Retries[0].Reason, "persistence mode") {
+			t.Errorf("retries %+v, %v", s.Retries, err)
+		}
+		kept.Persistence = inventory.Known(true)
+		n.set(func(n *node) { n.readings[uuid(1)] = kept })
+		pass(31 * time.Minute)
+		if n.count(opened) < 2 {
+			t.Error("no session was opened when no GPU forgets anything")
+		}
+	})
+}
+
+// TestRequestsAreAlwaysAnswered makes every two requests at once, one after the other, and a short time apart, from every state, of a
+// driver that is quick, slow or hangs: each is answered, and in the end the driver is as the last of them wants it.
+func TestRequestsAreAlwaysAnswered(t *testing.T) {
+	type request struct {
+		name  string
+		quiet int // the driver is released, 1, or is gone back to, -1, or neither
+		do    func(context.Context, *monitor.Monitor) error
+	}
+	requests := []request{
+		{"quiesce", 1, func(ctx context.Context, m *monitor.Monitor) error { return m.Quiesce(ctx, false) }},
+		{"quiesce --allocate", 1, func(ctx context.Context, m *monitor.Monitor) error { return m.Quiesce(ctx, true) }},
+		{"resume", -1, func(ctx context.Context, m *monitor.Monitor) error { return m.Resume(ctx) }},
+		{"health clear", 0, func(ctx context.Context, m *monitor.Monitor) error { return m.Clear(ctx, uuid(0)) }},
+		{"look", 0, func(ctx context.Context, m *monitor.Monitor) error { _, err := m.Look(ctx); return err }},
+	}
+	drivers := map[string]func(*node){
+		"quick": func(*node) {}, "slow": func(n *node) { n.delay = 50 * time.Millisecond }, "hanging": func(n *node) { n.hung = true },
+	}
+	for name, driver := range drivers {
+		for _, before := range []string{"looked at", "released"} {
+			for _, first := range requests {
+				for _, second := range requests {
+					for _, apart := range []time.Duration{0, time.Millisecond, 60 * time.Millisecond, 10 * time.Second} {
+						n := newNode(1)
+						watch(t, n, func(t *testing.T, m *monitor.Monitor) {
+							what := name + " driver, " + before + ": " + first.name + ", after " + apart.String() + " " + second.name
+							pass(time.Second)
+							quiet := 0
+							if before == "released" {
+								if err := m.Quiesce(t.Context(), true); err != nil {
+									t.Fatal(err)
+								}
+								quiet = 1
+							}
+							n.set(driver)
+							answers := make(chan error, 2)
+							for i, r := range []request{first, second} {
+								if i > 0 {
+									pass(apart)
+								}
+								go func() { answers <- r.do(t.Context(), m) }()
+								synctest.Wait()
+								if r.quiet != 0 {
+									quiet = r.quiet
+								}
+							}
+							limit := time.After(30 * time.Second)
+							for range 2 {
+								select {
+								case err := <-answers:
+									if err != nil && name != "hanging" && !errors.Is(err, monitor.ErrQuiet) && !errors.Is(err, monitor.ErrResumed) {
+										t.Errorf("%s: %v", what, err)
+									}
+								case <-limit:
+									t.Fatalf("%s: no answer within 30 s", what)
+								}
+							}
+							n.set(func(n *node) { n.hung, n.delay = false, 0 })
+							pass(time.Minute)
+							if s, err := m.Status(t.Context()); err != nil || s.Quiet != (quiet > 0) {
+								t.Errorf("%s: quiet %v, %v", what, s.Quiet, err)
+							}
+							if open := n.count(opened) > n.count(closed); open == (quiet > 0) {
+								t.Errorf("%s: a session is open: %v", what, open)
+							}
+							if quiet > 0 {
+								_ = m.Resume(t.Context())
+							}
+							pass(time.Minute)
+							wantStates(t, m, healthy)
+						})
+						if t.Failed() {
+							return
+						}
+					}
+				}
+			}
+		}
+	}
+}
