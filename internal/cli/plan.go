@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
@@ -71,7 +72,22 @@ func scanOnce(ctx context.Context, c config.Config) (snapshot inventory.Snapshot
 		return inventory.Snapshot{}, fmt.Errorf("%w; to scan a simulated node, use --simulate", err)
 	}
 	defer func() { err = errors.Join(err, session.Close(ctx)) }()
-	return session.Scan(ctx)
+	if snapshot, err = session.Scan(ctx); err != nil {
+		return inventory.Snapshot{}, err
+	}
+	for i := range snapshot.GPUs {
+		g := &snapshot.GPUs[i]
+		reading, err := session.Read(ctx, g.UUID)
+		if err != nil {
+			g.Health.Reason = err.Error()
+			continue
+		}
+		g.Health = c.Health.FoldReading(health.GPU{}, reading, health.Facts{}, time.Now()).Health
+		for j := range g.MIGDevices {
+			g.MIGDevices[j].Health = inventory.Health{State: inventory.Healthy} // apart from its GPU
+		}
+	}
+	return snapshot, nil
 }
 
 // planned is a plan as it is printed.

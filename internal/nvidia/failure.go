@@ -86,33 +86,6 @@ func (a *account) note(call string, ret nvml.Return, c inventory.Contact) {
 // gone reports whether asking on is useless.
 func (a *account) gone() bool { return a.contact >= inventory.ContactResetRequired }
 
-// health is the verdict that the answers alone allow.
-func (a *account) health() inventory.Health {
-	switch a.contact {
-	case inventory.ContactGood:
-		return inventory.Health{State: inventory.Healthy}
-	case inventory.ContactFailing:
-		return inventory.Health{
-			State:  inventory.Suspect,
-			Reason: "the GPU does not answer as it should (" + a.reason + ")",
-			Cure:   inventory.CureHuman,
-		}
-	case inventory.ContactResetRequired:
-		return inventory.Health{
-			State:  inventory.Unhealthy,
-			Reason: "the driver wants the GPU reset: end all work on it, then run nvidia-smi --gpu-reset",
-			Cure:   inventory.CureReset,
-		}
-	case inventory.ContactLost:
-		return inventory.Health{
-			State:  inventory.Lost,
-			Reason: "the GPU fell off the bus, was unplugged or unbound: see the kernel log, bring it back or restart the node",
-			Cure:   inventory.CureReconnect,
-		}
-	}
-	panic("no such contact: " + a.contact.String())
-}
-
 // contact says what a return code says of the GPU that was asked.
 func contact(ret nvml.Return) inventory.Contact {
 	switch ret {

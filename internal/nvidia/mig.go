@@ -82,7 +82,7 @@ func (s *scanner) readMIGDevice(g *gpu, device device, ret nvml.Return, a *accou
 	if err := failed("nvmlDeviceGetMigDeviceHandleByIndex", ret); err != nil {
 		return migDevice{}, err
 	}
-	m := migDevice{seen: inventory.MIGDevice{Health: inventory.Health{State: inventory.Healthy}}}
+	var m migDevice
 	if m.seen.UUID, ret = device.GetUUID(); ret != nvml.SUCCESS {
 		return migDevice{}, failed("nvmlDeviceGetUUID", ret)
 	}

@@ -72,7 +72,6 @@ func (s *scanner) visit(sl *slot, g *gpu) {
 	if g.seen.UUID == "" || g.hidden {
 		return
 	}
-	g.seen.Health = a.health()
 	if !g.read && !a.gone() {
 		s.readSignals(sl, g)
 	}

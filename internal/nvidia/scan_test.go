@@ -189,12 +189,12 @@ func compareWithNode(t *testing.T, s inventory.Snapshot, n *simulator.Node) {
 	}
 	for i, g := range s.GPUs {
 		got = append(got, id{uuid: g.UUID, bdf: g.BDF})
-		if g.Index != i || g.Health != healthy {
+		if g.Index != i || g.Health != (inventory.Health{}) {
 			t.Errorf("GPU %d: index %d, health %+v", i, g.Index, g.Health)
 		}
 		for _, m := range g.MIGDevices {
 			got = append(got, id{uuid: m.UUID, mig: fmt.Sprintf("%d:%d", i, m.Index)})
-			if m.Health != healthy || m.MemoryBytes == 0 {
+			if m.Health != (inventory.Health{}) || m.MemoryBytes == 0 {
 				t.Errorf("MIG device %d:%d: health %+v, %d bytes", i, m.Index, m.Health, m.MemoryBytes)
 			}
 		}
@@ -212,53 +212,52 @@ func TestScanFailingGPU(t *testing.T) {
 		return simulator.Fault{Kind: simulator.KindFail, GPU: "3", Call: call, Return: ret}
 	}
 	for name, test := range map[string]struct {
-		fault  simulator.Fault
-		state  inventory.State
-		cure   inventory.Cure
-		reason string // part of it
+		fault   simulator.Fault
+		contact inventory.Contact
+		reason  string // part of it
 		// unknown is part of the reason for which the GPU is left out when the fault was there from the start; empty if
 		// the GPU is in nonetheless.
 		unknown string
 	}{
 		"lost": {
-			fault: simulator.Fault{Kind: simulator.KindLost, GPU: "3"}, state: inventory.Lost, cure: inventory.CureReconnect,
-			reason: "fell off the bus", unknown: "cannot be identified: nvmlDeviceGetHandleByIndex: ERROR_GPU_IS_LOST",
+			fault: simulator.Fault{Kind: simulator.KindLost, GPU: "3"}, contact: inventory.ContactLost,
+			reason: "ERROR_GPU_IS_LOST", unknown: "cannot be identified: nvmlDeviceGetHandleByIndex: ERROR_GPU_IS_LOST",
 		},
 		"lost, but its handle is not": {
-			fault: fail("DeviceGetUUID", "GPU_IS_LOST"), state: inventory.Lost, cure: inventory.CureReconnect,
-			reason: "fell off the bus", unknown: "cannot be identified: nvmlDeviceGetUUID: ERROR_GPU_IS_LOST",
+			fault: fail("DeviceGetUUID", "GPU_IS_LOST"), contact: inventory.ContactLost,
+			reason: "ERROR_GPU_IS_LOST", unknown: "cannot be identified: nvmlDeviceGetUUID: ERROR_GPU_IS_LOST",
 		},
 		"lost, as a call on its memory says": {
-			fault: fail("DeviceGetMemoryInfo", "GPU_IS_LOST"), state: inventory.Lost, cure: inventory.CureReconnect,
-			reason: "fell off the bus",
+			fault: fail("DeviceGetMemoryInfo", "GPU_IS_LOST"), contact: inventory.ContactLost,
+			reason: "ERROR_GPU_IS_LOST",
 		},
 		"lost, as a call on its links says": {
-			fault: fail("DeviceGetNvLinkState", "GPU_IS_LOST"), state: inventory.Lost, cure: inventory.CureReconnect,
-			reason: "fell off the bus",
+			fault: fail("DeviceGetNvLinkState", "GPU_IS_LOST"), contact: inventory.ContactLost,
+			reason: "ERROR_GPU_IS_LOST",
 		},
 		"reset required": {
-			fault: fail("", "RESET_REQUIRED"), state: inventory.Unhealthy, cure: inventory.CureReset,
-			reason: "nvidia-smi --gpu-reset", unknown: "cannot be identified: nvmlDeviceGetHandleByIndex: ERROR_RESET_REQUIRED",
+			fault: fail("", "RESET_REQUIRED"), contact: inventory.ContactResetRequired,
+			reason: "ERROR_RESET_REQUIRED", unknown: "cannot be identified: nvmlDeviceGetHandleByIndex: ERROR_RESET_REQUIRED",
 		},
 		"reset required for one call": {
-			fault: fail("DeviceGetMigMode", "RESET_REQUIRED"), state: inventory.Unhealthy, cure: inventory.CureReset,
-			reason: "nvidia-smi --gpu-reset",
+			fault: fail("DeviceGetMigMode", "RESET_REQUIRED"), contact: inventory.ContactResetRequired,
+			reason: "ERROR_RESET_REQUIRED",
 		},
 		"unknown error": {
-			fault: fail("DeviceGetHandleByIndex", "UNKNOWN"), state: inventory.Suspect, cure: inventory.CureHuman,
+			fault: fail("DeviceGetHandleByIndex", "UNKNOWN"), contact: inventory.ContactFailing,
 			reason:  "nvmlDeviceGetHandleByIndex: ERROR_UNKNOWN",
 			unknown: "cannot be identified: nvmlDeviceGetHandleByIndex: ERROR_UNKNOWN",
 		},
 		"no permission": {
-			fault: fail("DeviceGetMinorNumber", "NO_PERMISSION"), state: inventory.Suspect, cure: inventory.CureHuman,
+			fault: fail("DeviceGetMinorNumber", "NO_PERMISSION"), contact: inventory.ContactFailing,
 			reason: "nvmlDeviceGetMinorNumber: ERROR_NO_PERMISSION", unknown: "cannot be identified: nvmlDeviceGetMinorNumber",
 		},
 		"memory unreadable": {
-			fault: fail("DeviceGetMemoryInfo", "UNKNOWN"), state: inventory.Suspect, cure: inventory.CureHuman,
+			fault: fail("DeviceGetMemoryInfo", "UNKNOWN"), contact: inventory.ContactFailing,
 			reason: "nvmlDeviceGetMemoryInfo: ERROR_UNKNOWN",
 		},
-		"memory not supported": {fault: fail("DeviceGetMemoryInfo", "NOT_SUPPORTED"), state: inventory.Healthy},
-		"links not supported":  {fault: fail("DeviceGetNvLinkState", "NOT_SUPPORTED"), state: inventory.Healthy},
+		"memory not supported": {fault: fail("DeviceGetMemoryInfo", "NOT_SUPPORTED")},
+		"links not supported":  {fault: fail("DeviceGetNvLinkState", "NOT_SUPPORTED")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -267,18 +266,16 @@ func TestScanFailingGPU(t *testing.T) {
 			r.inject(test.fault)
 			r.retry() // links are asked for, too
 			after := r.scan()
-			health := after.GPUs[bad].Health
-			if health.State != test.state || health.Cure != test.cure || !strings.Contains(health.Reason, test.reason) {
-				t.Errorf("health: got %+v, want %v, cure %q, reason with %q", health, test.state, test.cure, test.reason)
+			answer := r.scanner.slots[bad].gpu.answer
+			if answer.contact != test.contact || !strings.Contains(answer.reason, test.reason) {
+				t.Errorf("got %v (%s), want %v with %q", answer.contact, answer.reason, test.contact, test.reason)
 			}
-			if health.State != inventory.Healthy {
-				want := before.GPUs[bad]
-				want.Health = health
-				compare(t, "the GPU besides its health", want, after.GPUs[bad])
+			if answer.contact != inventory.ContactGood {
+				compare(t, "the GPU", before.GPUs[bad], after.GPUs[bad])
 			}
-			for i, g := range after.GPUs {
-				if i != bad && g.Health != healthy {
-					t.Errorf("GPU %d: health %+v", i, g.Health)
+			for i, sl := range r.scanner.slots {
+				if i != bad && sl.gpu.answer.contact != inventory.ContactGood {
+					t.Errorf("GPU %d: %v", i, sl.gpu.answer.contact)
 				}
 			}
 			if test.fault.Kind == simulator.KindFail { // the others do not come back within a session
@@ -292,8 +289,8 @@ func TestScanFailingGPU(t *testing.T) {
 			r := newRig(t, "dgx-h100", test.fault)
 			s := r.scan()
 			if test.unknown == "" {
-				if state := s.GPUs[bad].Health.State; state != test.state || len(s.LeftOut) > 0 {
-					t.Errorf("got %v, want %v; left out: %v", state, test.state, s.LeftOut)
+				if contact := r.scanner.slots[bad].gpu.answer.contact; contact != test.contact || len(s.LeftOut) > 0 {
+					t.Errorf("got %v, want %v; left out: %v", contact, test.contact, s.LeftOut)
 				}
 				return
 			}
@@ -302,8 +299,8 @@ func TestScanFailingGPU(t *testing.T) {
 			}
 			compare(t, "the others", []int{0, 1, 2, 4, 5, 6, 7}, each(s, func(g inventory.GPU) int { return g.Index }))
 			for _, g := range s.GPUs {
-				if g.Health != healthy || len(g.Links) != 6 {
-					t.Errorf("GPU %d: %d links, health %+v", g.Index, len(g.Links), g.Health)
+				if len(g.Links) != 6 {
+					t.Errorf("GPU %d: %d links", g.Index, len(g.Links))
 				}
 			}
 		})

@@ -114,10 +114,9 @@ func (s *Session) Unwatched() []inventory.LeftOut {
 	return s.unwatched
 }
 
-// Scan looks at the whole node. The Snapshot has Generation 0. A GPU that answers is Healthy; one that was seen in this
-// session and no longer answers is there as it was last seen, Lost, Unhealthy or Suspect as its return codes say; one
-// that cannot be identified is in LeftOut, as is a MIG device that cannot be read. The session does not know the time:
-// Health.Since is zero in all.
+// Scan looks at the whole node. The Snapshot has Generation 0, and no health: what Read returns is to be judged. A GPU that was
+// seen in this session and no longer answers is there as it was last seen. One that cannot be identified is in LeftOut, and so is
+// a MIG device that cannot be read.
 //
 // A GPU of which a call hangs is there as it was last seen: Read tells of the call. It is asked again when the call has returned,
 // after all others. A GPU that is lost, that cannot be identified, or whose calls hung twice in a row, is asked again after

