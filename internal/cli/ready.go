@@ -77,6 +77,9 @@ type readyArguments struct {
 
 // ready answers at once if the daemon is ready, and otherwise when it is, or has not become so.
 func (d *daemon) ready(ctx context.Context, a readyArguments) (any, error) {
+	if d.directory != nil {
+		d.directory.Probed()
+	}
 	late := time.NewTimer(min(time.Duration(a.WaitMilliseconds)*time.Millisecond, maxReadyWait))
 	defer late.Stop()
 	for {

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/fsnotify/fsnotify"
 	"k8s.io/utils/clock"
@@ -34,6 +35,8 @@ type Directory struct {
 	saved   Checkpoint // what it says
 	watched bool       // a watch has looked
 	seen    sighting   // what it saw last
+	refuses refusal
+	probed  time.Time // when kubelet called the readiness probe last; zero if it never did
 }
 
 // NewDirectory returns the directory of the given kubelet socket. A path that leaves too little room for the names of

@@ -71,7 +71,9 @@ const (
 func (d *Directory) dial(ctx context.Context) (net.Conn, error) {
 	for wait := redialFirst; ; wait = min(2*wait, redialMost) {
 		conn, err := (&net.Dialer{}).DialContext(ctx, "unix", d.socket)
-		if err == nil || !errors.Is(err, syscall.ECONNREFUSED) {
+		refused := errors.Is(err, syscall.ECONNREFUSED)
+		d.dialled(refused)
+		if !refused {
 			return conn, err
 		}
 		timer := d.clock.NewTimer(wait)

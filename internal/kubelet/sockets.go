@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
@@ -214,4 +215,34 @@ func answers(ctx context.Context, conn net.Conn) bool {
 	_ = conn.SetReadDeadline(time.Now().Add(2 * askInterval)) // it fails on closed connections only, as the read does then
 	n, _ := io.Copy(io.Discard, conn)
 	return n > 0
+}
+
+// sweepInterval is the pace at which sockets that processes of this program left behind are looked for.
+const sweepInterval = 5 * time.Second
+
+// sweep removes the sockets of other processes of this program that refuse connections now and refused them at the last sweep:
+// a process listens within far less. It returns those that refuse now.
+func (d *Directory) sweep(ctx context.Context, before map[string]bool) map[string]bool {
+	refused := map[string]bool{}
+	for _, name := range d.sockets() {
+		_, token, ours := parseSocketName(name)
+		if !ours || token == d.token {
+			continue
+		}
+		conn, err := (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(d.Path(), name))
+		switch {
+		case err == nil:
+			_ = conn.Close()
+		case !errors.Is(err, syscall.ECONNREFUSED):
+		case !before[name]:
+			refused[name] = true
+		default:
+			if err := os.Remove(filepath.Join(d.Path(), name)); err != nil {
+				refused[name] = true
+				continue
+			}
+			klog.FromContext(ctx).Info("Removed the socket of a process that ended", "socket", name)
+		}
+	}
+	return refused
 }

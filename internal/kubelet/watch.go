@@ -38,6 +38,9 @@ func (d *Directory) Watch(ctx context.Context, incarnation *feed.Feed[uint64], s
 	look := &look{directory: d, notices: notices}
 	ticker := d.clock.NewTicker(lookInterval)
 	defer ticker.Stop()
+	sweep := d.clock.NewTicker(sweepInterval)
+	defer sweep.Stop()
+	refused := d.sweep(ctx, nil)
 	for {
 		if err := look.once(log); err != nil {
 			return err
@@ -53,6 +56,8 @@ func (d *Directory) Watch(ctx context.Context, incarnation *feed.Feed[uint64], s
 		case <-ctx.Done():
 			return nil
 		case <-ticker.C():
+		case <-sweep.C():
+			refused = d.sweep(ctx, refused)
 		case <-notices.Events:
 			// A notice only says when to look. Two kubelets whose sockets came within one tick of the kernel's clock, on one
 			// inode, look alike; the end of the streams tells them apart.
@@ -85,7 +90,10 @@ func (l *look) once(log klog.Logger) error {
 	}
 	l.present = err == nil
 	l.directory.sight(sighting{l.now(), key})
-	return nil
+	if !l.present {
+		return nil
+	}
+	return l.directory.checkStale(key)
 }
 
 // now returns the incarnation of the kubelet that is there; 0 if none is.

@@ -1,0 +1,214 @@
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	"k8s.io/utils/clock"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+)
+
+// TestASocketThatRefusesForLong: the socket of a kubelet that is down refuses connections, and so does one behind a stale mount.
+func TestASocketThatRefusesForLong(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		before, during bool // kubelet calls the readiness probe
+		ends           bool
+	}{
+		"kubelet is there":           {before: true, during: true, ends: true},
+		"kubelet is down":            {before: true},
+		"kubelet never called":       {ends: true},
+		"kubelet calls at last only": {during: true, ends: true},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := clocktesting.NewFakeClock(time.Now())
+			d := newDirectory(t, folder(t))
+			d.clock = c
+			listen(t, d.socket)()
+			if test.before {
+				d.Probed()
+				c.Step(2 * probedWithin)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			ended, registered := make(chan error, 1), make(chan struct{})
+			go func() { ended <- d.Watch(ctx, feed.New(uint64(0)), feed.New([]string(nil))) }()
+			go func() {
+				defer close(registered)
+				_ = d.Register(ctx, 1, "nvidia.com/gpu", d.NewEndpoint("nvidia.com/gpu"), &pluginapi.DevicePluginOptions{})
+			}()
+			began := c.Now()
+			deadline := time.After(patience)
+			for c.Since(began) < 10*time.Minute {
+				if test.during {
+					d.Probed()
+				}
+				if c.HasWaiters() {
+					c.Step(time.Second)
+				}
+				select {
+				case err := <-ended:
+					if !test.ends || !errors.Is(err, ErrNoDirectory) || !strings.Contains(err.Error(), "a filesystem was mounted over") {
+						t.Errorf("Watch() = %v", err)
+					}
+					if waited := c.Since(began); waited < staleAfter {
+						t.Errorf("it ended after %v", waited)
+					}
+					cancel()
+					<-registered
+					return
+				case <-deadline:
+					t.Fatal("the watch goes on")
+				case <-time.After(time.Millisecond):
+				}
+			}
+			cancel()
+			if err := <-ended; err != nil || test.ends {
+				t.Errorf("Watch() = %v at the end of ten minutes", err)
+			}
+			<-registered
+		})
+	}
+}
+
+func TestARefusalEndsWithAConnectionOrAnotherSocket(t *testing.T) {
+	c := clocktesting.NewFakeClock(time.Now())
+	d := newDirectory(t, folder(t))
+	d.clock = c
+	listen(t, d.socket)()
+	stale := func() bool {
+		key, err := keyOf(d.socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d.checkStale(key) != nil
+	}
+	d.dialled(true)
+	c.Step(staleAfter)
+	d.dialled(true) // is no new beginning
+	if !stale() {
+		t.Error("two minutes of refusals are not enough")
+	}
+	d.dialled(false)
+	if stale() {
+		t.Error("a connection does not end it")
+	}
+	d.dialled(true)
+	c.Step(staleAfter)
+	if err := os.Rename(d.socket, d.socket+".old"); err != nil {
+		t.Fatal(err)
+	}
+	listen(t, d.socket)
+	if stale() {
+		t.Error("another socket has not refused anything")
+	}
+}
+
+func TestSocketsOfProcessesThatEndedAreRemoved(t *testing.T) {
+	t.Parallel()
+	path := folder(t)
+	d, other := newDirectory(t, path), newDirectory(t, path)
+	c := clocktesting.NewFakeClock(time.Now())
+	d.clock = c
+	dead, live, own := other.NewEndpoint("nvidia.com/gpu"), other.NewEndpoint("nvidia.com/mig-1g.10gb"), d.NewEndpoint("nvidia.com/gpu")
+	foreign, older := filepath.Join(path, "nvidia-gpu.sock"), filepath.Join(path, "gpu-device-plugin-gpu-abc-1.sock")
+	for _, socket := range []string{dead, own, foreign, older, d.socket} {
+		listen(t, socket)()
+	}
+	listen(t, live)
+	if refused := d.sweep(t.Context(), nil); len(refused) != 1 || !refused[filepath.Base(dead)] {
+		t.Errorf("sweep() = %v, want the dead one", refused)
+	}
+	if names := d.sockets(); len(names) != 5 {
+		t.Errorf("the first sweep left %v, want all", names)
+	}
+	sockets := feed.New([]string(nil))
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- d.Watch(ctx, feed.New(uint64(0)), sockets) }()
+	deadline := time.After(patience)
+	for began := c.Now(); slices.Contains(d.sockets(), filepath.Base(dead)); {
+		if c.HasWaiters() && c.Since(began) < 3*sweepInterval {
+			c.Step(time.Second)
+		}
+		select {
+		case <-deadline:
+			t.Fatal("the dead one is still there")
+		case <-time.After(time.Millisecond):
+		}
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	want := []string{filepath.Base(older), filepath.Base(live), filepath.Base(own), filepath.Base(foreign)}
+	slices.Sort(want)
+	if got := d.sockets(); !slices.Equal(got, want) {
+		t.Errorf("left are %v, want %v", got, want)
+	}
+}
+
+// TestThePauseBetweenDials: a kubelet that refuses connections is dialled after 1 ms, 2 ms and so on, and once a second at last.
+func TestThePauseBetweenDials(t *testing.T) {
+	t.Parallel()
+	c := &noted{FakeClock: clocktesting.NewFakeClock(time.Now())}
+	d := newDirectory(t, folder(t))
+	d.clock = c
+	listen(t, d.socket)()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = d.dial(ctx)
+	}()
+	deadline := time.After(patience)
+	for c.timers() < 13 {
+		c.Step(time.Second)
+		select {
+		case <-deadline:
+			t.Fatal("kubelet is not dialled again")
+		case <-time.After(time.Millisecond):
+		}
+	}
+	cancel()
+	<-ended
+	want := time.Millisecond
+	for i, pause := range c.pauses[:13] {
+		if pause != want {
+			t.Errorf("pause %d is %v, want %v", i, pause, want)
+		}
+		want = min(2*want, time.Second)
+	}
+}
+
+// A noted clock notes the timers that were made.
+type noted struct {
+	*clocktesting.FakeClock
+	mu     sync.Mutex
+	pauses []time.Duration
+}
+
+func (c *noted) NewTimer(d time.Duration) clock.Timer {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.pauses = append(c.pauses, d)
+	return c.FakeClock.NewTimer(d)
+}
+
+func (c *noted) timers() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.pauses)
+}
