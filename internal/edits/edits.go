@@ -45,7 +45,7 @@ const (
 const (
 	// volumeRoot is the directory in which NVIDIA's container runtime looks for files named after devices.
 	volumeRoot = "/var/run/nvidia-container-devices"
-	// nothing is what such a file is made of: its name is all that counts.
+	// nothing is the source of such a file: only its name counts.
 	nothing = "/dev/null"
 	// imexChannel is the only channel that a container can be given.
 	imexChannel = "0"
@@ -95,7 +95,7 @@ func distinct(devices []resource.Device) []resource.Device {
 	return all
 }
 
-// tell tells the runtime of the devices by one strategy.
+// tell passes the devices to the runtime by one strategy.
 func (c *container) tell(s Strategy) error {
 	switch s {
 	case EnvVar:
@@ -146,7 +146,7 @@ func Name(d resource.Device, by IDStrategy) string {
 	return d.UUID
 }
 
-// mark mounts a file whose name tells the runtime of something.
+// mark mounts a file whose name is read by the runtime.
 func (c *container) mark(name string) {
 	c.edits.Mounts = append(c.edits.Mounts, Mount{HostPath: nothing, ContainerPath: path.Join(volumeRoot, name)})
 }
@@ -154,8 +154,8 @@ func (c *container) mark(name string) {
 // mpsContainerRoot is where containers see MPS state.
 const mpsContainerRoot = "/mps"
 
-// joinMPS makes the container a client of the MPS daemon of its resource, if one of its devices is shared so: in the mode that
-// the daemon sets, nobody else can use that device.
+// joinMPS makes the container a client of the MPS daemon of its resource, if one of its devices is shared by MPS: the daemon sets
+// a mode in which only its clients can use the device.
 func (c *container) joinMPS() {
 	i := slices.IndexFunc(c.devices, func(d resource.Device) bool { return d.Sharing == resource.MPS })
 	if i < 0 {

@@ -9,7 +9,7 @@ import (
 // Options is what the configuration decides about the Edits. It is a value: nobody changes it, or what its slices hold,
 // after it was made.
 type Options struct {
-	// Strategies are the ways in which the runtime is told of the devices, all of them together.
+	// Strategies are the ways in which the devices are passed to the runtime. All of them are used.
 	Strategies []Strategy
 	// IDs says how devices are named to the runtime.
 	IDs IDStrategy
@@ -29,7 +29,7 @@ type Options struct {
 	MPSRoot string
 }
 
-// UsesCDI reports whether the runtime is told of devices by names that have to be in a CDI spec.
+// UsesCDI reports whether devices are passed to the runtime by names of a CDI spec.
 func (o Options) UsesCDI() bool {
 	for _, s := range o.Strategies {
 		if s.cdi() {
@@ -39,7 +39,7 @@ func (o Options) UsesCDI() bool {
 	return false
 }
 
-// OnlyCDI reports whether the runtime is told of devices in no other way than by CDI names.
+// OnlyCDI reports whether devices are passed to the runtime by CDI names alone.
 func (o Options) OnlyCDI() bool {
 	for _, s := range o.Strategies {
 		if !s.cdi() {
@@ -55,7 +55,7 @@ func (o Options) wants(node inventory.ControlNodes) bool {
 		node == inventory.NodeGDS && o.GDS || node == inventory.NodeRDMA && o.MOFED
 }
 
-// Strategy is a way to tell the container runtime which devices a container is to have.
+// Strategy is a way to pass the devices of a container to the runtime.
 type Strategy int
 
 // The strategies.
@@ -89,7 +89,7 @@ func (s Strategy) String() string {
 
 func (s Strategy) cdi() bool { return s == CDIAnnotations || s == CDICRI }
 
-// IDStrategy says how devices are named to the runtime.
+// IDStrategy is how devices are named to the runtime.
 type IDStrategy int
 
 // The ID strategies.

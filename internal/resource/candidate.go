@@ -46,7 +46,7 @@ func (c candidate) is(r Ref) bool {
 // isAny reports whether one of the Refs names the candidate.
 func (c candidate) isAny(refs []Ref) bool { return slices.ContainsFunc(refs, c.is) }
 
-// selectedBy reports whether the selector singles the candidate out.
+// selectedBy reports whether the selector selects the candidate.
 func (c candidate) selectedBy(s *Selector) bool {
 	return c.isAny(s.Devices) || slices.Contains(s.PCI, c.gpu.BDF) ||
 		slices.ContainsFunc(s.Models, func(p Pattern) bool { return p.Match(c.gpu.Model) })
@@ -76,7 +76,7 @@ func (p *planner) device(c candidate) Device {
 	return d
 }
 
-// reason tells an operator which device is not fit for work, why, and what cures it.
+// reason says which device cannot be given new work, why, and what cures it.
 func reason(uuid string, h inventory.Health) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s is %s", uuid, h.State)
@@ -106,7 +106,7 @@ func candidates(gpus []inventory.GPU, strategy MIGStrategy) []candidate {
 	return all
 }
 
-// unfit says why a device is not offered, whatever the others are; empty if it may be.
+// unfit returns why a device cannot be offered, independently of other devices; empty if it can.
 func (p *planner) unfit(c candidate) string {
 	switch {
 	case displayOnly(c.gpu.Model):
@@ -120,11 +120,11 @@ func (p *planner) unfit(c candidate) string {
 	return ""
 }
 
-// displayOnly reports whether a product does no compute work, though NVML counts it: the display card of a DGX Station.
+// displayOnly reports whether a product is a display card without compute, which NVML counts: that of a DGX Station.
 func displayOnly(model string) bool { return model == "DGX Display" || model == "NVIDIA DGX Display" }
 
-// ofOneKind keeps the candidates of the kind, whole GPU or MIG profile, that most GPUs have; when two kinds are alike,
-// that of the lowest index. One resource name has to stand for one size of device.
+// ofOneKind keeps the candidates of the kind (whole GPU, or one MIG profile) that most GPUs have; if two kinds have as many GPUs,
+// that of the lowest index. All devices of one resource must have one size.
 func (p *planner) ofOneKind(all []candidate) []candidate {
 	carriers := map[string]int{}
 	seen := map[[2]string]bool{}

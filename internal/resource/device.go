@@ -11,13 +11,13 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/topology"
 )
 
-// A Device is one thing that a container can be given: what one device ID stands for.
+// A Device is what one device ID stands for: a GPU, a MIG device, or a replica of one.
 type Device struct {
 	// ID is what kubelet knows the device by: UUID, or "UUID::n" for the n-th replica of a shared device.
 	ID string
 	// UUID is the GPU's or the MIG device's.
 	UUID string
-	// GPU is the UUID of the physical GPU that the device is or stands on.
+	// GPU is the UUID of the physical GPU that the device is, or is a part of.
 	GPU string
 	// Index is "i", the GPU's index, or "i:j" for the MIG device j on it.
 	Index string
@@ -97,8 +97,8 @@ func (r Resource) Device(id string) (Device, bool) {
 	return r.Devices[i], true
 }
 
-// Prefer returns which size of the available devices a container is best given, the required ones among them, in the
-// order of the resource: package topology says how. The answer depends on the sets alone, not on their order. It fails
+// Prefer returns which `size` of the available devices a container should be given, including the required ones, in the
+// order of the resource. Package topology describes the rules. The answer depends on the sets alone, not on their order. It fails
 // with the errors of topology.Preference.
 func (r Resource) Prefer(available, required []string, size int) ([]string, error) {
 	if r.preference == nil {
@@ -133,8 +133,8 @@ func (r Resource) admissible(available, required []string, size int) []string {
 	return kept
 }
 
-// Admit reports why a container may not be given all these devices of the resource at once; nil if it may. Each of them
-// alone is for the caller to judge.
+// Admit returns why a container may not be given all these devices of the resource at once; nil if it may. It does not look
+// at the health of the devices.
 func (r Resource) Admit(devices []Device) error {
 	shared := slices.ContainsFunc(devices, func(d Device) bool { return d.Sharing != Unshared })
 	if !r.onePerRequest || !shared || len(devices) < 2 {
@@ -176,8 +176,8 @@ const replicaMark = "::"
 // replicaID is the device ID of the n-th replica of a device.
 func replicaID(uuid string, n int) string { return uuid + replicaMark + strconv.Itoa(n) }
 
-// ByID returns what a device ID says of its device, which the plan may not have any more: its UUID, and that a replica is shared,
-// though not how.
+// ByID returns what the ID alone tells about a device that the plan may no longer have: its UUID, and whether it is shared, but
+// not how.
 func ByID(id string) Device {
 	uuid, _, shared := strings.Cut(id, replicaMark)
 	d := Device{ID: id, UUID: uuid}

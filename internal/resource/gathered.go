@@ -9,13 +9,12 @@ import (
 // MaxList is how many bytes kubelet accepts in a list of devices: gRPC's default limit for a message.
 const MaxList = 4 << 20
 
-// gathered is what one resource is to consist of. It holds no more than kubelet accepts, however many replicas the
-// configuration asks for: so many might not fit into memory.
+// gathered are the devices of one resource while a plan is made. It holds no more than kubelet accepts, so that a configuration
+// with too many replicas does not use up the memory.
 type gathered struct {
 	devices []Device // with their replicas; nil once the list is too long
 	members []Device // without
-	// ids is how many devices the list is to have, and bytes how long it is then; both stay at the highest int when they
-	// come to it.
+	// ids is the number of devices in the list, and bytes the length of the list. Both stop at the highest int.
 	ids, bytes int
 	// fit is how many devices, from the first, kubelet accepts.
 	fit int
@@ -56,7 +55,7 @@ func (g *gathered) count(n, bytes int) {
 	g.bytes = sum(g.bytes, multiply(n, bytes))
 }
 
-// sum and multiply are of numbers that are not negative; what is too high is the highest int.
+// sum and multiply take numbers that are not negative. A result that does not fit is the highest int.
 func sum(a, b int) int {
 	if a > math.MaxInt-b {
 		return math.MaxInt

@@ -74,7 +74,7 @@ func (p Pattern) Meets(other Pattern) bool {
 	case !strings.Contains(b, "*"):
 		return p.Match(b)
 	}
-	// What stands between the first and the last "*" of both fits into one text, one behind the other.
+	// The parts between the first and the last "*" of both patterns fit into one text, one after the other.
 	first, _, _ := strings.Cut(a, "*")
 	firstOther, _, _ := strings.Cut(b, "*")
 	last, lastOther := a[strings.LastIndex(a, "*")+1:], b[strings.LastIndex(b, "*")+1:]

@@ -10,22 +10,22 @@ import (
 // Options is what the configuration decides about a Plan. It is a value: nobody changes it, or what its slices hold,
 // after it was made. The zero value offers every GPU whole as nvidia.com/gpu.
 type Options struct {
-	// MIG says how GPUs in multi-instance mode are offered.
+	// MIG says how GPUs in MIG mode are offered.
 	MIG MIGStrategy
-	// Policy says which devices a container is preferably given where several IDs stand on one physical GPU.
+	// Policy says which devices a container should be given where several IDs belong to one physical GPU.
 	Policy Policy
 	// GPUs name whole GPUs by their model, MIGs name MIG devices by their profile. The first that matches counts; what
 	// none matches has its usual name.
 	GPUs, MIGs []Naming
-	// Selectors single devices out; the first that selects a device counts.
+	// Selectors select devices that are treated differently; the first that selects a device counts.
 	Selectors []Selector
 	// Sharing says which devices are shared.
 	Sharing Sharing
-	// Required are device nodes without which no device of the node is fit for work.
+	// Required are device nodes without which no device of the node is Healthy.
 	Required inventory.ControlNodes
 }
 
-// MIGStrategy says how GPUs in multi-instance mode are offered.
+// MIGStrategy says how GPUs in MIG mode are offered.
 type MIGStrategy int
 
 // The MIG strategies.
@@ -68,8 +68,7 @@ type Naming struct {
 	Name string
 }
 
-// A Selector singles devices out and says what is different about them. A GPU that it selects is selected with all that
-// stands on it.
+// A Selector selects devices and says how they are treated. A selected GPU is selected with all its MIG devices.
 type Selector struct {
 	// Where is what the configuration calls it, for messages: "selectors[0]".
 	Where string
@@ -123,9 +122,9 @@ type SharingMode int
 const (
 	// Unshared devices have one container each.
 	Unshared SharingMode = iota
-	// TimeSliced devices run what their containers ask for in turns, without limits.
+	// TimeSliced devices run the work of their containers in turns, without limits.
 	TimeSliced
-	// MPS devices run it at the same time, by CUDA's Multi-Process Service.
+	// MPS devices run it at the same time, with CUDA's Multi-Process Service.
 	MPS
 )
 

@@ -17,8 +17,8 @@ type Plan struct {
 	Resources []Resource
 	// LeftOut are the devices of the node that no resource offers, by ascending index.
 	LeftOut []LeftOut
-	// Warnings are sentences for the operator, each about one thing that is not as the configuration or the node makes
-	// one expect; LeftOut included, but for what the configuration excludes.
+	// Warnings are sentences for the operator, each about one thing of the plan that may be unexpected. Devices in LeftOut
+	// are among them, except for those that the configuration excludes.
 	Warnings []string
 	// Holds are those that were put on devices of the plan, each with the name of its resource, in the order of the devices.
 	Holds []Hold
@@ -34,8 +34,8 @@ type LeftOut struct {
 	Reason string
 }
 
-// New returns what a node with this Snapshot is to offer under these Options. A stale Snapshot is as good as any: its
-// devices were there when the node was last looked at. The same arguments give the same Plan.
+// New returns what a node with this Snapshot offers with these Options. A stale Snapshot counts like any other: its
+// devices were there in the last scan that succeeded. The same arguments give the same Plan.
 func New(snapshot inventory.Snapshot, o Options) Plan {
 	p := planner{options: o, control: snapshot.Control, resources: map[string]*gathered{}, unread: map[int]string{}}
 	for _, l := range snapshot.LeftOut {
@@ -117,7 +117,7 @@ func (p *planner) leaveOut(c candidate, why string) {
 	p.plan.Warnings = append(p.plan.Warnings, notOffered(c.index(), c.uuid(), why))
 }
 
-// keep leaves out what selectors exclude and what is not fit to be offered.
+// keep leaves out what selectors exclude and what cannot be offered.
 func (p *planner) keep(all []candidate) []candidate {
 	for i := range p.options.Selectors {
 		s := &p.options.Selectors[i]

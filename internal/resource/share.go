@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// share gives every candidate its resource, and those that are shared their replicas.
+// share gives every candidate its resource, and shared candidates their replicas.
 func (p *planner) share(all []candidate) {
 	placed := map[string]int{}   // devices so far, by the name without sharing
 	names := map[string]string{} // that name, by the device's UUID
@@ -71,7 +71,7 @@ const (
 	mpsClients    = 48
 )
 
-// refusal says why a device cannot be offered so; empty if it can.
+// refusal returns why a device cannot be shared in this way; empty if it can.
 func (p placing) refusal(c candidate) string {
 	if p.mode != MPS {
 		return ""
@@ -101,7 +101,7 @@ func (p *planner) place(c candidate, at placing) {
 	g.add(d, at.replicas)
 }
 
-// warnOfSecond tells of selectors that select what an earlier one, s, has selected. Selectors that must overlap are
+// warnOfSecond warns of selectors that select a device which an earlier selector, s, has selected. Selectors that must overlap are
 // problems of the configuration; these do on this node.
 func (p *planner) warnOfSecond(c candidate, s *Selector) {
 	for i := range p.options.Selectors {
@@ -111,8 +111,8 @@ func (p *planner) warnOfSecond(c candidate, s *Selector) {
 	}
 }
 
-// warnOfIdleRules tells of devices that sharing rules name and that the node lacks, or has under other names: without sharing,
-// devices have the given ones.
+// warnOfIdleRules warns of devices that sharing rules name and that the node does not have, or has under other resource
+// names; names has the resource names without sharing.
 func (p *planner) warnOfIdleRules(all []candidate, names map[string]string) {
 	for _, r := range p.options.Sharing.Rules {
 		for _, ref := range r.Devices {
@@ -134,7 +134,7 @@ func (p *planner) warnOfIdleRules(all []candidate, names map[string]string) {
 	}
 }
 
-// warnOfMixed tells of a resource whose containers cannot know whether they share.
+// warnOfMixed warns of a resource with shared and unshared devices: a container cannot know which it gets.
 func (p *planner) warnOfMixed(name string) {
 	var shared, alone []string
 	for _, d := range p.resources[name].members {

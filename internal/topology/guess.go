@@ -2,9 +2,9 @@ package topology
 
 import "math/bits"
 
-// guess returns a good set of `wanted` candidates, with which the search can leave out most others from the start. It
-// grows a set greedily and then swaps members while that helps; with more than exactGPUs candidates, where the answer
-// may end up being this one, it does so from every first member.
+// guess returns a good set of `wanted` candidates, so that the search can skip most sets from the start. It adds the best
+// candidate at each step and then swaps members while that helps. With more than exactGPUs candidates this set may be the
+// answer, so guess begins once with every candidate.
 func (s *search) guess(wanted int) ranked {
 	everyone := uint64(1)<<s.n - 1
 	best := s.improve(s.grow(0, wanted))

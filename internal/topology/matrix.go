@@ -6,7 +6,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
-// A Matrix is a Graph for people and programs to read, in order of position.
+// A Matrix is a Graph as it is printed, in order of position.
 type Matrix struct {
 	GPUs []MatrixGPU `json:"gpus"`
 }

@@ -2,7 +2,7 @@ package topology
 
 import "cmp"
 
-// A round is the answering of one request by a Preference.
+// A round is the state of one request to a Preference.
 type round struct {
 	p *Preference
 	// states are those of the devices, by number.
@@ -11,7 +11,7 @@ type round struct {
 	available, chosen int
 	gpus              []gpuRound
 	units             []unitRound
-	// tied are the GPUs that suit equally well.
+	// tied are the GPUs that are equally good for the policy.
 	tied []int32
 }
 

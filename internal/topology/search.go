@@ -13,7 +13,7 @@ const exactGPUs = 16
 // a millisecond.
 const workBudget = 60_000
 
-// A search is one run over the sets of a request, and the memory it needs. Candidates, the GPUs that are available and
+// A search is one run over the sets of a request, with the memory that it needs. Candidates, the GPUs that are available and
 // not required, are numbered from 0 in order of position; sets of them are bitmasks.
 //
 // Every set has one value, unit × score − cost, as a sum of pair weights and of one linear weight for each candidate:

@@ -121,24 +121,25 @@ type Selector struct {
 type Health struct {
 	// XIDs are rules for the driver's error numbers; the catalog judges all others.
 	XIDs *XIDRules `json:"xids,omitempty"`
-	// Recovery is auto, or manual: then an operator has to clear every fault.
+	// Recovery is auto (default) or manual: with manual, an operator has to clear every fault.
 	Recovery *string `json:"recovery,omitempty"`
-	// Fabric is gate, or report: then a GPU is given to work whatever the state of its NVSwitch fabric.
+	// Fabric is gate (default) or report: with report, a GPU is given new work whatever the state of its NVSwitch fabric.
 	Fabric *string `json:"fabric,omitempty"`
-	// IMEX is report, or gate: then a GPU is given no work while the driver asks for the recovery of its IMEX domain.
+	// IMEX is report (default) or gate: with gate, a GPU gets no new work while the driver asks for the recovery of its IMEX
+	// domain.
 	IMEX *string `json:"imex,omitempty"`
-	// EnergyEvidence is true to take a fall of a GPU's energy counter as evidence that the GPU was reset.
+	// EnergyEvidence is true if a fall of a GPU's energy counter is evidence that the GPU was reset; the default is false.
 	EnergyEvidence *bool `json:"energyEvidence,omitempty"`
 	// Reopen is careful, or always: then NVML is opened anew to find a lost GPU also where that makes a GPU without persistence
 	// mode forget its power limits, clocks and compute mode.
 	Reopen *string `json:"reopen,omitempty"`
-	// KernelLog is true to read XIDs from the kernel's log, too.
+	// KernelLog is true to read XIDs from the kernel log as well; the default is false.
 	KernelLog *bool `json:"kernelLog,omitempty"`
-	// SuspectLimit is how long a device may wait for the driver's verdict before it is Unhealthy.
+	// SuspectLimit is how long a device may be Suspect before it becomes Unhealthy.
 	SuspectLimit *Duration `json:"suspectLimit,omitempty"`
-	// UnknownGrace is how long a device may be given to new work after the driver stopped answering.
+	// UnknownGrace is how long a device may be given new work after the driver stopped answering.
 	UnknownGrace *Duration `json:"unknownGrace,omitempty"`
-	// FlapLimit is how many recoveries within FlapWindow are believed.
+	// FlapLimit is how many recoveries within FlapWindow are accepted: 1 or more.
 	FlapLimit *int `json:"flapLimit,omitempty"`
 	// FlapWindow is the time over which recoveries are counted.
 	FlapWindow *Duration `json:"flapWindow,omitempty"`
@@ -146,9 +147,9 @@ type Health struct {
 
 // XIDRules are rules for XIDs, each of which has one rule at most.
 type XIDRules struct {
-	// Ignore are counted, and nothing else.
+	// Ignore are only counted.
 	Ignore []int `json:"ignore,omitempty"`
-	// Suspect are looked into: the driver's recovery action decides.
+	// Suspect make the device Suspect: the recovery action of the driver decides.
 	Suspect []int `json:"suspect,omitempty"`
 	// Fatal make the device Unhealthy at once.
 	Fatal []int `json:"fatal,omitempty"`
