@@ -10,29 +10,29 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/checkpoint"
 )
 
-// maxCheckpoint bounds kubelet's checkpoint, in bytes: it names every device, and shared ones come by the ten thousand.
+// maxCheckpoint bounds kubelet's checkpoint, in bytes. It has every device, and a node may have ten thousands of shared ones.
 const maxCheckpoint = 64 << 20
 
 // A HeldDevice is a device that a container holds.
 type HeldDevice struct {
 	Resource, ID string
-	// Pod is what kubelet tells of the pod: "NAMESPACE/NAME", or "with UID ..." where it tells no name.
+	// Pod names the container's pod: "NAMESPACE/NAME", or "with UID ..." if its name is not known.
 	Pod string
-	// NUMANodes are those that kubelet has noted for the device, without order; nil if there are none.
+	// NUMANodes are the device's NUMA nodes at kubelet, in no order; nil if it has none.
 	NUMANodes []int64
 }
 
-// A Checkpoint is what kubelet has saved, and starts from again. It is immutable.
+// A Checkpoint is the content of the file that kubelet's device manager starts from. It is immutable.
 type Checkpoint struct {
-	// Healthy are the IDs of the devices that were Healthy when kubelet saved it, by resource. Those of a plugin that has
-	// ended may still be there.
+	// Healthy are the IDs of the devices that were Healthy when kubelet wrote the file, by resource. Devices of a plugin that has
+	// ended may be there until kubelet writes the file again.
 	Healthy map[string][]string
-	// Held are the devices that containers held, init containers included. Those of a pod that has ended stay there until
-	// kubelet saves it again.
+	// Held are the devices that containers hold, init containers included. Devices of a pod that has ended are there until
+	// kubelet writes the file again.
 	Held []HeldDevice
 }
 
-// Checkpoint returns what kubelet has saved. It fails if the file is not there, or is not one that kubelet itself accepts.
+// Checkpoint reads kubelet's checkpoint. It fails if the file does not exist or kubelet itself would not accept it.
 func (d *Directory) Checkpoint() (Checkpoint, error) {
 	text, err := files.Read(filepath.Join(d.Path(), checkpoint.FileName), maxCheckpoint)
 	if err != nil {
@@ -65,7 +65,7 @@ type holdings struct {
 	at      map[[3]string]int // position in devices, by resource, ID and pod
 }
 
-// add adds a device. A negative NUMA node is none.
+// add adds a device. A negative NUMA node means that the device has none.
 func (h *holdings) add(resource, id, pod string, node int64) {
 	key := [3]string{resource, id, pod}
 	i, known := h.at[key]

@@ -30,9 +30,9 @@ type Directory struct {
 	newWatcher func() (*fsnotify.Watcher, error) // replaced by tests only
 
 	mu      sync.Mutex // guards all following fields
-	parsed  bool       // a checkpoint was read; text and saved are the last one's
-	text    []byte     // as it was in the file
-	saved   Checkpoint // what it says
+	parsed  bool       // a checkpoint was read; text and saved are those of the last one
+	text    []byte     // the file's content
+	saved   Checkpoint // the parsed content
 	watched bool       // a watch has looked
 	seen    sighting   // what it saw last
 	refuses refusal

@@ -19,12 +19,12 @@ import (
 // maxPodResources bounds one answer of PodResources, in bytes: gRPC's own 4 MiB are too few for a large node.
 const maxPodResources = 16 << 20
 
-// reconnect is the pace at which a kubelet that went away is looked for. gRPC's own pace ends at two minutes, far beyond
-// the time a kubelet takes to restart.
+// reconnect is how often a connection to a kubelet that ended is tried again. gRPC's own pause grows to two minutes, and a
+// restart of kubelet takes much less.
 var reconnect = backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second}
 
-// PodResources is a client of kubelet's account of the node's devices. It connects when it is first asked, and again
-// when kubelet came back.
+// PodResources is a client of kubelet's PodResources service. It connects at the first question, and again when kubelet was
+// restarted.
 type PodResources struct {
 	socket      string
 	allocatable question[map[string][]string]
@@ -44,7 +44,7 @@ func NewPodResources(socket string, c clock.PassiveClock) *PodResources {
 	return &PodResources{socket: socket, allocatable: newQuestion[map[string][]string](c), held: newQuestion[[]HeldDevice](c)}
 }
 
-// Close gives the connection back.
+// Close closes the connection.
 func (p *PodResources) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -56,8 +56,8 @@ func (p *PodResources) Close() error {
 	return err
 }
 
-// Allocatable returns, for each resource, the IDs of the devices that kubelet holds for healthy, whether a pod holds them or
-// not. The caller owns the answer.
+// Allocatable returns, for each resource, the IDs of the devices that are Healthy at kubelet, whether a pod holds them or not.
+// The caller owns the answer.
 func (p *PodResources) Allocatable(ctx context.Context) (map[string][]string, error) {
 	ids, err := p.allocatable.ask(ctx, func() (map[string][]string, error) {
 		client, err := p.connect()
@@ -68,7 +68,7 @@ func (p *PodResources) Allocatable(ctx context.Context) (map[string][]string, er
 		if err != nil {
 			return nil, fmt.Errorf("ask kubelet for allocatable devices: %w", err)
 		}
-		ids := map[string][]string{} // kubelet names a resource once for each of its devices
+		ids := map[string][]string{} // the answer has a resource once for each of its devices
 		for _, d := range answer.GetDevices() {
 			ids[d.GetResourceName()] = append(ids[d.GetResourceName()], d.GetDeviceIds()...)
 		}
@@ -81,8 +81,8 @@ func (p *PodResources) Allocatable(ctx context.Context) (map[string][]string, er
 	return own, err
 }
 
-// Held returns the devices that pods hold, as far as kubelet tells: it leaves out init containers, and most pods until it has
-// heard from the API server. The answer is shared: nobody may change it.
+// Held returns the devices that pods hold. Kubelet leaves out init containers, and after its start most pods until it has a
+// connection to the API server. The answer is shared: callers must not change it.
 func (p *PodResources) Held(ctx context.Context) ([]HeldDevice, error) {
 	return p.held.ask(ctx, func() ([]HeldDevice, error) {
 		client, err := p.connect()
@@ -114,14 +114,14 @@ func (p *PodResources) Held(ctx context.Context) ([]HeldDevice, error) {
 // noNode stands for a NUMA node that is not known.
 const noNode = -1
 
-// freshFor is how long an answer serves all who ask: the servers of many resources ask at the same moments, and kubelet
+// freshFor is how long an answer is used for further questions: the servers of many resources ask at the same moments, and kubelet
 // refuses more than ten questions at once.
 const freshFor = 20 * time.Millisecond
 
-// A question is one that is put to kubelet once for all who ask at about the same time.
+// A question is sent to kubelet once for all callers that ask at about the same time.
 type question[T any] struct {
 	clock    clock.PassiveClock
-	turn     chan struct{} // holds a token while somebody asks; guards all following fields
+	turn     chan struct{} // full while a caller asks; guards all following fields
 	answered time.Time
 	answer   T
 }
@@ -130,7 +130,7 @@ func newQuestion[T any](c clock.PassiveClock) question[T] {
 	return question[T]{clock: c, turn: make(chan struct{}, 1)}
 }
 
-// ask returns the answer, which all who ask share.
+// ask returns the answer. All callers share it.
 func (q *question[T]) ask(ctx context.Context, put func() (T, error)) (answer T, err error) {
 	select {
 	case q.turn <- struct{}{}:
@@ -154,7 +154,7 @@ func (p *PodResources) connect() (podresources.PodResourcesListerClient, error) 
 		return p.client, nil
 	}
 	if p.socket == "" {
-		return nil, errors.New("kubelet's account is not asked for: --pod-resources-socket is empty")
+		return nil, errors.New("kubelet is not asked: --pod-resources-socket is empty")
 	}
 	conn, err := grpc.NewClient("passthrough:///kubelet",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),

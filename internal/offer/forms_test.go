@@ -181,7 +181,7 @@ func TestWithoutAnAccountAGPUIsGivenInAnotherFormWithAWarning(t *testing.T) {
 	if seconds := n.until(t, "GPU-0::0 GPU-0::1 GPU-1::0 GPU-1::1 | GPU-0 GPU-1", gpu); seconds < 10 {
 		t.Errorf("offered after %d s without an account, want 10", seconds)
 	}
-	warns := func(w string) bool { return strings.Contains(w, "it cannot be told which devices pods hold") }
+	warns := func(w string) bool { return strings.Contains(w, "it is not known which devices pods hold") }
 	if !slices.ContainsFunc(n.offered.Value().Warnings, warns) {
 		t.Errorf("warnings: %q", n.offered.Value().Warnings)
 	}

@@ -38,7 +38,8 @@ type node struct {
 	snapshots *feed.Feed[inventory.Snapshot]
 	offered   *feed.Feed[resource.Plan]
 	daemon    *plugin.Set
-	unread    bool // what kubelet has saved cannot be read
+	unread    bool // kubelet's checkpoint cannot be read
+	specs     offer.Specs
 }
 
 func newNode(t *testing.T, podResources bool) *node {
@@ -75,7 +76,7 @@ func (n *node) start(t *testing.T) (stop func()) {
 		c.Checkpoint = nil
 	}
 	n.daemon = plugin.NewSet(c)
-	loop := &offer.Loop{Configs: n.configs, Snapshots: n.snapshots, Set: n.daemon, MPS: noMPS{}, Offered: n.offered}
+	loop := &offer.Loop{Configs: n.configs, Snapshots: n.snapshots, Set: n.daemon, Specs: n.specs, MPS: noMPS{}, Offered: n.offered}
 	ctx, cancel := context.WithCancel(context.Background())
 	var tasks errgroup.Group
 	tasks.Go(func() error { return n.daemon.Run(ctx) })

@@ -1,7 +1,7 @@
-// Package offer decides what of the plan is given to containers: it joins Snapshots and Configs into the plan, puts the holds on
-// it, and has the plugin servers serve the rest. It writes the CDI specs of new devices before these are offered.
+// Package offer makes a plan of every Snapshot and Config, puts the holds on it, and has the plugin servers serve it. It has the
+// CDI specs of new devices written before the devices are offered.
 //
-// Package cli builds what it works with and runs it; nothing else imports it.
+// Only package cli imports it.
 package offer
 
 import (
@@ -19,18 +19,18 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
-// A Loop makes plans and has the Set serve what of them can be given out. It runs once.
+// A Loop makes plans and has the Set serve them. It runs once.
 type Loop struct {
 	Configs   *feed.Feed[config.Config]
 	Snapshots *feed.Feed[inventory.Snapshot]
 	Set       *plugin.Set
 	Specs     Specs
 	MPS       MPS
-	// Offered is where the Loop publishes what is offered, and what is not.
+	// Offered is where the Loop publishes each plan with its holds.
 	Offered *feed.Feed[resource.Plan]
 }
 
-// MPS asks the control daemons of resources that are shared by CUDA's Multi-Process Service whether they are there.
+// MPS asks the control daemons of resources shared by CUDA's Multi-Process Service whether they run.
 type MPS interface {
 	// Follow has the daemons of these resources asked from now on, and no others. It answers at once.
 	Follow(resources []string)
@@ -49,7 +49,7 @@ func (l *Loop) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// follow serves every plan until ctx ends. Health goes the same way: what is Unhealthy in the Snapshot is Unhealthy in the plan.
+// follow makes plans until ctx ends. A device that is Unhealthy in the Snapshot is Unhealthy in the plan.
 func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 	log := klog.FromContext(ctx)
 	var wanted config.Config
@@ -65,7 +65,7 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 			epoch++
 		}
 		wanted = c
-		if snapshot.Generation > 0 { // somebody has looked
+		if snapshot.Generation > 0 { // the monitor has read the node
 			plan := resource.New(snapshot, c.Resource)
 			byMPS := plan.Shared(resource.MPS)
 			l.MPS.Follow(byMPS)
@@ -96,18 +96,18 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 
 // oneForm returns the plan with holds on the devices of GPUs that a pod holds in another form.
 func (l *Loop) oneForm(plan resource.Plan) resource.Plan {
-	claims, unread := l.Set.Claims(plan)
+	claims, unreadable := l.Set.Claims(plan)
 	plan = plan.Under(plan.Conflicts(claims))
-	if unread != "" {
-		plan.Warnings = append(slices.Clone(plan.Warnings), "it cannot be told which devices pods hold, so a GPU whose name or sharing "+
-			"changed is offered although a pod may hold it as it was before: "+unread)
+	if unreadable != "" {
+		plan.Warnings = append(slices.Clone(plan.Warnings), "it is not known which devices pods hold: a GPU whose name or sharing "+
+			"changed is offered, although a pod may hold it in its old form: "+unreadable)
 	}
 	return plan
 }
 
-// holdsOfMPS returns the holds of devices shared by MPS whose control daemon is not there, by the resource's name with the
-// reason. Before the daemon was asked they are hidden: a list in which they are Unhealthy for a moment would say so in the status of
-// the pods that hold them.
+// holdsOfMPS returns the holds on devices shared by MPS whose control daemon does not run. unready has the reasons, by resource.
+// Devices of unasked resources are hidden: a list in which they are Unhealthy for a moment would change the status of the pods
+// that hold them.
 func holdsOfMPS(plan resource.Plan, unready map[string]string, unasked []string) []resource.Hold {
 	var holds []resource.Hold
 	for _, r := range plan.Resources {
@@ -125,7 +125,7 @@ func holdsOfMPS(plan resource.Plan, unready map[string]string, unasked []string)
 	return holds
 }
 
-// warn logs those warnings that were not in force before, and returns those that are now.
+// warn logs the warnings that were not there before, and returns those of now.
 func warn(log klog.Logger, now, before []string) []string {
 	for _, w := range now {
 		if !slices.Contains(before, w) {

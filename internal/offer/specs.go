@@ -13,19 +13,19 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
-// Specs are the files in which container runtimes look up the CDI names that containers are given.
+// Specs are the CDI spec files. Container runtimes look up the CDI names of devices there.
 type Specs interface {
-	// Apply makes the files say what a plan needs, as far as they do not yet. It may take as long as the disk does.
+	// Apply writes the files that a plan needs and that are not written yet. It waits for the disk.
 	Apply(inventory.Snapshot, resource.Plan, config.Config) error
-	// Lacks returns the devices of a plan, by UUID, whose names are in no file, each with the reason. It answers at once,
-	// and while Apply runs, too.
+	// Lacks returns the devices of a plan, by UUID, whose names are in no file, each with the reason. It does not wait for the
+	// disk, also while Apply runs.
 	Lacks(inventory.Snapshot, resource.Plan, config.Config) map[string]string
 }
 
-// rewriteEvery is how often the files are looked at without a reason: somebody may have removed them.
+// rewriteEvery is how often the files are checked although nothing changed: another program may have removed them.
 const rewriteEvery = 30 * time.Second
 
-// A specRequest is what the files are to say.
+// A specRequest asks for the files of a plan.
 type specRequest struct {
 	number   uint64 // rises by one with every request that differs from the one before
 	snapshot inventory.Snapshot
@@ -33,13 +33,13 @@ type specRequest struct {
 	config   config.Config
 }
 
-// A specTask writes the files while plans go on being served, so that no news waits for the disk.
+// A specTask writes the files in its own goroutine, so that no change of health waits for the disk.
 type specTask struct {
 	specs     Specs
 	requested *feed.Feed[specRequest]
-	// tried is the number of the last request that was carried out, or could not be.
+	// tried is the number of the last request that was tried, with success or not.
 	tried *feed.Feed[uint64]
-	// inForce is the configuration by which containers were last given devices; nil before.
+	// inForce is the configuration by which containers are given devices; nil before the first plan.
 	inForce *config.Config
 }
 
@@ -47,9 +47,8 @@ func newSpecTask(s Specs) *specTask {
 	return &specTask{specs: s, requested: feed.New(specRequest{}), tried: feed.New(uint64(0))}
 }
 
-// prepare has the files written that a plan needs. It returns the holds of devices whose names are in no file, and the
-// configuration by which the others are given to containers now: another way of giving devices that are served already waits
-// for the files, too.
+// prepare requests the files that a plan needs. It returns holds on the devices whose names are in no file, and the configuration by
+// which containers are given the other devices now. While new files are missing, that is the configuration of before.
 func (t *specTask) prepare(snapshot inventory.Snapshot, plan resource.Plan, c config.Config) ([]resource.Hold, config.Config) {
 	if c.Edits.UsesCDI() {
 		t.request(specRequest{snapshot: snapshot, plan: plan, config: c})
@@ -69,7 +68,7 @@ func (t *specTask) prepare(snapshot inventory.Snapshot, plan resource.Plan, c co
 	return holds, c
 }
 
-// request has the files say something else, if it is not what they are to say already.
+// request asks for files, unless the last request was the same.
 func (t *specTask) request(r specRequest) {
 	last := t.requested.Value()
 	if last.number > 0 && r.snapshot.Equal(last.snapshot) && r.plan.Equal(last.plan) && reflect.DeepEqual(r.config, last.config) {

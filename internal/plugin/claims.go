@@ -10,22 +10,22 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
-// unreadFor is how long what kubelet has saved must be unreadable, while kubelet is there, before devices that nothing is known
-// of no longer count as held.
-const unreadFor = 10 * time.Second
+// unreadableFor is how long kubelet's checkpoint must be unreadable, while kubelet runs, before a device no longer counts as held
+// although nothing is known about it.
+const unreadableFor = 10 * time.Second
 
-// Claims returns the devices that the plan does not offer and that pods hold or may hold: those that depart or will, and those of
-// resources that no server of this Set has. Nothing is known of a device before kubelet's accounts were read after it left the
-// plan; a feed of Claimed tells when they were. Where they cannot be read for long, devices of which nothing is known are
-// left out, and unread is the reason.
+// Claims returns the devices that the plan does not offer and that pods hold or may hold: devices that left the plan or are
+// about to, and devices of resources that this Set does not serve. A device that has just left the plan may be held until
+// kubelet's checkpoint was read again; Claimed tells when that has happened. If the checkpoint cannot be read for 10 s, only
+// devices that are known to be held are returned, and unreadable is the reason.
 //
-// The first call reads what kubelet has saved.
-func (s *Set) Claims(plan resource.Plan) (claims []resource.Claim, unread string) {
+// The first call reads the checkpoint.
+func (s *Set) Claims(plan resource.Plan) (claims []resource.Claim, unreadable string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.evidence == nil {
-		saved, _ := s.collaborators.Checkpoint() // one that cannot be read says nothing
-		s.evidence = &evidence{saved: saved, held: heldIn(saved)}
+		checkpoint, _ := s.collaborators.Checkpoint() // if it cannot be read, it is empty
+		s.evidence = &evidence{checkpoint: checkpoint, held: heldIn(checkpoint)}
 	}
 	s.planned = map[string]bool{}
 	for _, r := range plan.Resources {
@@ -35,7 +35,7 @@ func (s *Set) Claims(plan resource.Plan) (claims []resource.Claim, unread string
 	}
 	for name, entry := range s.resources {
 		r, _ := plan.Resource(name)
-		claims = append(claims, entry.list.claims(r, s.unread != "")...)
+		claims = append(claims, entry.list.claims(r, s.unreadable != "")...)
 	}
 	s.foreign = s.foreignLocked()
 	for _, c := range s.foreign {
@@ -44,10 +44,10 @@ func (s *Set) Claims(plan resource.Plan) (claims []resource.Claim, unread string
 			claims = append(claims, c)
 		}
 	}
-	return claims, s.unread
+	return claims, s.unreadable
 }
 
-// foreignLocked returns the devices on GPUs of the plan that kubelet knows under resources that no server of this Set has.
+// foreignLocked returns the devices on GPUs of the plan that kubelet has under resources that this Set does not serve.
 func (s *Set) foreignLocked() []resource.Claim {
 	var foreign []resource.Claim
 	add := func(name, id, reason string) {
@@ -59,7 +59,7 @@ func (s *Set) foreignLocked() []resource.Claim {
 	for key, holder := range s.evidence.held {
 		add(key.resource, key.id, heldBy(holder.pod))
 	}
-	for name, ids := range s.evidence.saved.Healthy {
+	for name, ids := range s.evidence.checkpoint.Healthy {
 		for _, id := range ids {
 			if _, held := s.evidence.held[deviceKey{name, id}]; !held {
 				add(name, id, "another device plugin offers it, or did so until a short time ago")
@@ -72,31 +72,31 @@ func (s *Set) foreignLocked() []resource.Claim {
 	return foreign
 }
 
-// Claimed returns a feed that changes when Claims may say something else than before.
+// Claimed returns a feed that changes when the result of Claims may have changed.
 func (s *Set) Claimed() *feed.Feed[uint64] { return s.claimed }
 
 func (s *Set) claimsChanged() { s.claimed.Publish(s.claimed.Value() + 1) }
 
-// foreignWaits reports whether devices of resources that no server of this Set has are claimed.
-func (s *Set) foreignWaits() bool {
+// hasForeign reports whether there are devices of the plan's GPUs under resources that this Set does not serve.
+func (s *Set) hasForeign() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.foreign) > 0
 }
 
-// note keeps what kubelet's accounts say of resources that no server of this Set has, and whether they can be read. It reports
-// whether it would help to have kubelet save again, and whether claims changed.
-func (s *Set) note(e evidence, now time.Time) (doubtful, changed bool) {
+// update takes in new evidence about resources that this Set does not serve, and about whether the checkpoint can be read. It
+// reports whether a new checkpoint would say more, and whether the claims changed.
+func (s *Set) update(e evidence, now time.Time) (outdated, changed bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	unread := ""
+	unreadable := ""
 	switch {
-	case !e.unsaved:
-		s.unreadSince = time.Time{}
-	case s.unreadSince.IsZero():
-		s.unreadSince = now
-	case now.Sub(s.unreadSince) >= unreadFor:
-		unread = e.gap
+	case !e.unreadable:
+		s.unreadableSince = time.Time{}
+	case s.unreadableSince.IsZero():
+		s.unreadableSince = now
+	case now.Sub(s.unreadableSince) >= unreadableFor:
+		unreadable = e.gap
 	}
 	before := s.foreign
 	if e.gap == "" {
@@ -104,21 +104,28 @@ func (s *Set) note(e evidence, now time.Time) (doubtful, changed bool) {
 		s.foreign = s.foreignLocked()
 		s.serveForeignLocked()
 	}
-	changed = unread != s.unread || !slices.Equal(before, s.foreign)
-	s.unread = unread
-	return e.unsaved || len(s.foreign) > 0, changed
+	changed = unreadable != s.unreadable || !slices.Equal(before, s.foreign)
+	s.unreadable = unreadable
+	return e.unreadable || len(s.foreign) > 0, changed
 }
 
-// serveForeignLocked begins to serve the resources that nobody serves any more and whose devices pods hold. Kubelet crashes
-// when it starts and no list names a device that a pod holds.
+// forgetUnreadable forgets that the checkpoint could not be read: nothing waits for it any more.
+func (s *Set) forgetUnreadable() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.unreadable, s.unreadableSince = "", time.Time{}
+}
+
+// serveForeignLocked begins to serve resources that no plugin serves any more and whose devices pods hold. Otherwise kubelet
+// crashes at its next start, because no list has the devices.
 func (s *Set) serveForeignLocked() {
 	for _, c := range s.foreign {
 		_, held := s.evidence.held[deviceKey{c.Resource, c.ID}]
-		if _, served := s.resources[c.Resource]; served || !held || len(s.evidence.saved.Healthy[c.Resource]) > 0 {
+		if _, served := s.resources[c.Resource]; served || !held || len(s.evidence.checkpoint.Healthy[c.Resource]) > 0 {
 			continue
 		}
 		entry := &served{list: newList(c.Resource, s.collaborators.Clock)}
-		entry.list.adopt(knownOf(s.evidence.saved, c.Resource))
+		entry.list.adopt(knownOf(s.evidence.checkpoint, c.Resource))
 		entry.list.clear(true)
 		s.resources[c.Resource] = entry
 		s.added.Publish(s.added.Value() + 1)

@@ -12,41 +12,40 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
 
-// What a Set does about devices and resources on their way out. When a list may let go of a device, list.go decides.
+// What a Set does with devices and resources that left the plan. list.go decides when a list drops a device.
 
-// adoptTimeout bounds the wait for PodResources before the first registration where kubelet has saved nothing that can be
-// read. A kubelet that is not there says so at once; one that hangs is not waited for, as pods fail that are admitted before
-// the registration.
+// adoptTimeout bounds the wait for PodResources before the first registration, if the checkpoint cannot be read. It is short
+// because pods that are admitted before the registration fail.
 const adoptTimeout = time.Second
 
-// adopt lists, on their way out, the devices of the resource that kubelet knows and the plan does not have: an earlier process
-// listed them, or another one that is about to end. It is called before each registration. What kubelet has saved is enough;
-// PodResources is asked in its place before the first one.
+// adopt adds to the list, as departing, the devices of the resource that kubelet has and the plan has not: they were listed by an
+// earlier process, or by another one that is about to end. It is called before each registration. The checkpoint has them all.
+// If it cannot be read, PodResources is asked instead, before the first registration only.
 func (s *Set) adopt(ctx context.Context, entry *served) {
 	s.mu.Lock()
 	first := !entry.adopted
 	entry.adopted = true
 	s.mu.Unlock()
-	saved, err := s.collaborators.Checkpoint()
+	checkpoint, err := s.collaborators.Checkpoint()
 	if err != nil {
-		klog.FromContext(ctx).V(2).Info("Cannot read what kubelet has saved", "reason", err.Error())
+		klog.FromContext(ctx).V(2).Info("Cannot read kubelet's checkpoint", "reason", err.Error())
 		if !first {
 			return
 		}
-		saved = s.told(ctx)
+		checkpoint = s.askPodResources(ctx)
 	}
-	if entry.list.adopt(knownOf(saved, entry.list.name)) {
+	if entry.list.adopt(knownOf(checkpoint, entry.list.name)) {
 		s.claimsChanged()
 	}
 }
 
-// knownOf returns the devices of a resource that kubelet has saved, by ID with the NUMA nodes of those that are held.
-func knownOf(saved kubelet.Checkpoint, resource string) map[string][]int64 {
+// knownOf returns the devices of a resource in a checkpoint, by ID, with the NUMA nodes of those that are held.
+func knownOf(checkpoint kubelet.Checkpoint, resource string) map[string][]int64 {
 	nodes := map[string][]int64{}
-	for _, id := range saved.Healthy[resource] {
+	for _, id := range checkpoint.Healthy[resource] {
 		nodes[id] = nil
 	}
-	for _, d := range saved.Held {
+	for _, d := range checkpoint.Held {
 		if d.Resource == resource {
 			nodes[d.ID] = append(nodes[d.ID], d.NUMANodes...)
 		}
@@ -54,8 +53,8 @@ func knownOf(saved kubelet.Checkpoint, resource string) map[string][]int64 {
 	return nodes
 }
 
-// told returns what PodResources tells, which may be a part.
-func (s *Set) told(ctx context.Context) kubelet.Checkpoint {
+// askPodResources returns what PodResources answers, in the form of a checkpoint. It may be incomplete.
+func (s *Set) askPodResources(ctx context.Context) kubelet.Checkpoint {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	patience := s.collaborators.Clock.NewTimer(adoptTimeout)
@@ -70,29 +69,30 @@ func (s *Set) told(ctx context.Context) kubelet.Checkpoint {
 	healthy, err := s.collaborators.Accountant.Allocatable(ctx)
 	held, err2 := s.collaborators.Accountant.Held(ctx)
 	if err := cmp.Or(err, err2); err != nil {
-		klog.FromContext(ctx).V(2).Info("Cannot tell what kubelet knows of the resource", "reason", err.Error())
+		klog.FromContext(ctx).V(2).Info("Cannot ask kubelet for the devices of the resource", "reason", err.Error())
 	}
 	return kubelet.Checkpoint{Healthy: healthy, Held: held}
 }
 
 const (
-	// reapInterval is the pace at which kubelet's accounts are read, while somebody waits for what they say.
-	reapInterval = time.Second
-	// A list that says nothing new is sent again to have kubelet save who holds devices: at the first pace, which doubles up to
-	// the second one.
-	refreshSoon  = time.Second
-	refreshLater = 30 * time.Second
+	// readInterval is how often the checkpoint and PodResources are read, while devices are departing.
+	readInterval = time.Second
+	// resendSoon and resendLater are the shortest and the longest pause before lists are sent again to have kubelet write its
+	// checkpoint. The pause doubles.
+	resendSoon  = time.Second
+	resendLater = 30 * time.Second
 )
 
-// reap drops departing devices when their time has come, and ends the servers of retired resources that have none left.
+// dropDeparting drops departing devices that no pod holds, and ends the servers of retired resources that have none left.
 //
-// What kubelet has saved may name pods that ended: it does not save the end of a pod. It saves what it knows when it receives
-// a list. So lists are sent again where only what is saved names a holder, and where what is saved cannot be read.
-func (s *Set) reap(ctx context.Context) error {
-	ticker := s.collaborators.Clock.NewTicker(reapInterval)
+// The checkpoint may name pods that have ended, because kubelet does not write it when a pod ends. Kubelet writes it when it
+// receives a list. So the lists are sent again while only the checkpoint says that a pod holds a device, and while the
+// checkpoint cannot be read.
+func (s *Set) dropDeparting(ctx context.Context) error {
+	ticker := s.collaborators.Clock.NewTicker(readInterval)
 	defer ticker.Stop()
 	accounts := accounts{Collaborators: s.collaborators}
-	var refresh refresh
+	var pacing resendPacing
 	for {
 		ticked := false
 		select {
@@ -102,29 +102,30 @@ func (s *Set) reap(ctx context.Context) error {
 		case <-ticker.C():
 			ticked = true
 		}
-		waiting := s.foreignWaits()
+		waiting := s.hasForeign()
 		entries := s.entries()
 		for _, entry := range entries {
 			departs, ended := entry.list.leaving()
-			if ended && ticked { // a tick after its last device was dropped: kubelet has the empty list
+			if ended && ticked { // the last device was dropped before this tick, so kubelet has the empty list
 				s.end(entry)
 			}
 			waiting = waiting || departs
 		}
 		if !waiting {
+			s.forgetUnreadable()
 			continue
 		}
 		e := accounts.read(ctx)
 		now := s.collaborators.Clock.Now()
-		doubtful, changed := s.note(e, now)
+		outdated, changed := s.update(e, now)
 		for _, entry := range entries {
-			d, c := entry.list.reap(e)
-			doubtful, changed = doubtful || d, changed || c
+			o, c := entry.list.drop(e)
+			outdated, changed = outdated || o, changed || c
 		}
 		if changed {
 			s.claimsChanged()
 		}
-		if refresh.due(now, doubtful) {
+		if pacing.due(now, outdated) {
 			for _, entry := range entries {
 				entry.list.resend()
 			}
@@ -132,22 +133,22 @@ func (s *Set) reap(ctx context.Context) error {
 	}
 }
 
-// refresh says when lists that say nothing new are sent again. The zero value is ready.
-type refresh struct {
+// resendPacing limits how often lists are sent again. The zero value is ready.
+type resendPacing struct {
 	last  time.Time
-	pause time.Duration // from last to the next time
+	pause time.Duration // after last
 }
 
-// due reports whether it is time to send them, where that would help.
-func (r *refresh) due(now time.Time, helps bool) bool {
-	if !helps {
-		r.pause = 0
+// due reports whether lists are to be sent again now, given that the checkpoint is outdated or not.
+func (p *resendPacing) due(now time.Time, outdated bool) bool {
+	if !outdated {
+		p.pause = 0
 		return false
 	}
-	if now.Sub(r.last) < r.pause {
+	if now.Sub(p.last) < p.pause {
 		return false
 	}
-	r.last, r.pause = now, min(max(2*r.pause, refreshSoon), refreshLater)
+	p.last, p.pause = now, min(max(2*p.pause, resendSoon), resendLater)
 	return true
 }
 
@@ -157,7 +158,7 @@ func (s *Set) entries() []*served {
 	return slices.Collect(maps.Values(s.resources))
 }
 
-// end ends the lives of a retired resource, unless the plan has it again.
+// end ends the server of a retired resource, unless the plan has the resource again.
 func (s *Set) end(entry *served) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -166,7 +167,7 @@ func (s *Set) end(entry *served) {
 	}
 }
 
-// forget takes a retired resource out of the Set and reports whether it did: not if the plan has it again.
+// forget removes a retired resource from the Set, unless the plan has it again, and reports whether it did.
 func (s *Set) forget(ctx context.Context, entry *served) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

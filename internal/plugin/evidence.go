@@ -10,39 +10,41 @@ type deviceKey struct{ resource, id string }
 
 // A holder is the pod that holds a device.
 type holder struct {
-	pod       string
-	savedOnly bool // only what kubelet has saved says so, and the pod may have ended since
+	pod string
+	// checkpointOnly says that only kubelet's checkpoint names the pod, which may have ended since.
+	checkpointOnly bool
 }
 
-// evidence is what kubelet's accounts say, at one moment, of who holds devices.
+// evidence is what kubelet's checkpoint and PodResources say, at one moment, about which pods hold devices.
 type evidence struct {
-	kubelet uint64 // incarnation of the kubelet that was there; 0 if none was
+	kubelet uint64 // incarnation of the running kubelet; 0 if none runs
 	held    map[deviceKey]holder
-	// gap is why a device that is not held by this may be held nevertheless; empty if it cannot.
-	gap     string
-	unsaved bool               // what kubelet has saved cannot be read
-	saved   kubelet.Checkpoint // what it has saved
+	// gap is why a pod may hold a device that is not in held; empty if no pod can.
+	gap        string
+	unreadable bool // the checkpoint cannot be read
+	checkpoint kubelet.Checkpoint
 }
 
-// accounts reads both accounts of kubelet. It is for one goroutine.
+// accounts reads kubelet's checkpoint and asks PodResources. It is for one goroutine.
 type accounts struct {
 	Collaborators
-	kubelet  uint64 // incarnation of the kubelet that was there when they were read last
-	answered bool   // that kubelet has answered through PodResources
+	kubelet  uint64 // incarnation of kubelet at the last reading
+	answered bool   // this kubelet has answered through PodResources
 }
 
-// read says who holds devices.
+// read returns which pods hold devices.
 //
-// What kubelet has saved names every holder: kubelet itself starts from it. PodResources tells less: no init containers, and
-// hardly a pod until kubelet has heard from the API server. It can only add to what is saved, where kubelet could not save.
+// The checkpoint names every pod that holds a device: kubelet itself starts from it. PodResources leaves out init containers,
+// and most pods until kubelet has a connection to the API server. It adds only the pods that kubelet could not write to the
+// checkpoint.
 func (a *accounts) read(ctx context.Context) evidence {
 	there := a.Incarnation.Value()
-	saved, unsaved := a.Checkpoint()
-	e := evidence{kubelet: there, saved: saved, held: heldIn(saved)}
+	checkpoint, unreadable := a.Checkpoint()
+	e := evidence{kubelet: there, checkpoint: checkpoint, held: heldIn(checkpoint)}
 	ctx, cancel := context.WithTimeout(ctx, accountTimeout)
 	defer cancel()
-	told, untold := a.Accountant.Held(ctx)
-	for _, d := range told {
+	answer, failed := a.Accountant.Held(ctx)
+	for _, d := range answer {
 		e.held[deviceKey{d.Resource, d.ID}] = holder{pod: d.Pod}
 	}
 	if a.kubelet != e.kubelet {
@@ -50,23 +52,23 @@ func (a *accounts) read(ctx context.Context) evidence {
 	}
 	switch {
 	case e.kubelet == 0:
-		e.gap = "kubelet is not there"
+		e.gap = "kubelet does not run"
 	case a.Incarnation.Value() != e.kubelet:
 		e.gap = "kubelet has just restarted"
-	case unsaved != nil:
-		e.gap, e.unsaved = unsaved.Error(), true
-	case untold != nil && a.answered:
-		e.gap = untold.Error()
+	case unreadable != nil:
+		e.gap, e.unreadable = unreadable.Error(), true
+	case failed != nil && a.answered:
+		e.gap = failed.Error()
 	}
-	a.answered = a.answered || untold == nil
+	a.answered = a.answered || failed == nil
 	return e
 }
 
-// heldIn returns the holders that kubelet has saved.
-func heldIn(saved kubelet.Checkpoint) map[deviceKey]holder {
-	held := make(map[deviceKey]holder, len(saved.Held))
-	for _, d := range saved.Held {
-		held[deviceKey{d.Resource, d.ID}] = holder{pod: d.Pod, savedOnly: true}
+// heldIn returns the devices that pods hold according to a checkpoint.
+func heldIn(checkpoint kubelet.Checkpoint) map[deviceKey]holder {
+	held := make(map[deviceKey]holder, len(checkpoint.Held))
+	for _, d := range checkpoint.Held {
+		held[deviceKey{d.Resource, d.ID}] = holder{pod: d.Pod, checkpointOnly: true}
 	}
 	return held
 }

@@ -15,11 +15,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
-// departureNotice is how long there must be no doubt that no pod holds a device which left the plan, before it leaves the list.
-// Kubelet reads a device that it allocates, or that a pod holds, from the last list without a look whether it is there (the
-// device manager of 1.36 and 1.37 crashes then). It does so before it says in its accounts that a pod holds the device; an
-// admission takes far less than this.
-const departureNotice = 10 * time.Second
+// freeFor is how long it must be known that no pod holds a device that left the plan, before the list drops the device. Kubelet
+// crashes when the last list does not have a device that it is allocating or that a pod holds. While kubelet is allocating a
+// device, its checkpoint does not yet say that a pod holds it; that takes much less than freeFor.
+const freeFor = 10 * time.Second
 
 // A list is what one resource advertises, over all lives of its server. Its methods may be called at any time from any
 // goroutine; readers get immutable views.
@@ -32,26 +31,26 @@ type list struct {
 	resource  resource.Resource
 	options   Options
 	departing map[string]departure // by device ID: devices that left the plan and are still listed
-	allocated map[string]time.Time // by device ID: when kubelet asked for it, where that is not longer ago than departureNotice
+	allocated map[string]time.Time // by device ID: the last Allocate, if it was within freeFor
 	retired   bool                 // the resource left the plan for good
 }
 
 // A departure is a device that left the plan and is still listed, as Unhealthy.
 type departure struct {
-	device    resource.Device // with its ID alone if an earlier process had listed it
+	device    resource.Device // only its ID is set if an earlier process listed it
 	listed    *pluginapi.Device
-	reason    string    // why it cannot be given out
-	allocated time.Time // when kubelet may have given it to a pod at the latest; the pod may not be in kubelet's accounts yet
-	free      time.Time // since when there is no doubt that no pod holds it; zero while there is
-	kubelet   uint64    // incarnation of the kubelet of which that is known
+	reason    string    // why Allocate refuses it
+	allocated time.Time // the last possible Allocate
+	free      time.Time // since when it is known that no pod holds it; zero if that is not known
+	kubelet   uint64    // incarnation of kubelet since free
 	waits     string    // why it is still listed
-	known     bool      // a pod is known to hold it
-	counts    bool      // it counted as held when the accounts were read last
+	known     bool      // it is known that a pod holds it
+	counts    bool      // whether it counted as held at the last reading
 }
 
-// held reports whether a pod holds the device, as far as is known.
+// held reports whether the device counts as held by a pod: it is not known that no pod holds it, or Allocate was a short time ago.
 func (d departure) held(now time.Time) bool {
-	return d.free.IsZero() || now.Sub(d.allocated) < departureNotice
+	return d.free.IsZero() || now.Sub(d.allocated) < freeFor
 }
 
 // A view is what a list says at one moment. It is immutable.
@@ -91,7 +90,7 @@ func (l *list) replaceLocked(r resource.Resource) (departs bool) {
 		if _, stays := r.Device(device.ID); !stays {
 			device.Healthy = false
 			l.departing[device.ID] = departure{device: device, listed: wire(device), allocated: l.allocated[device.ID],
-				reason: "the device is not on this node any more, or the configuration no longer offers it", waits: waitsForAccount, counts: true}
+				reason: "the device is not on this node any more, or the configuration no longer offers it", waits: waitsForReading, counts: true}
 			departs = true
 		}
 	}
@@ -103,15 +102,15 @@ func (l *list) replaceLocked(r resource.Resource) (departs bool) {
 	return departs
 }
 
-// waitsForAccount is why a device is still listed before kubelet's accounts were read.
-const waitsForAccount = "kubelet's account was not read since the device left the plan"
+// waitsForReading is why a device is still listed before the first reading.
+const waitsForReading = "kubelet's checkpoint was not read since the device left the plan"
 
-// allocating returns the view by which a call of Allocate for these devices is answered. From now on they count as held.
+// allocating returns the view for the answer to a call of Allocate. The devices of the call count as held from now on.
 func (l *list) allocating(request *pluginapi.AllocateRequest) *view {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := l.clock.Now()
-	maps.DeleteFunc(l.allocated, func(_ string, at time.Time) bool { return now.Sub(at) >= departureNotice })
+	maps.DeleteFunc(l.allocated, func(_ string, at time.Time) bool { return now.Sub(at) >= freeFor })
 	for _, container := range request.GetContainerRequests() {
 		for _, id := range container.GetDevicesIds() {
 			if _, planned := l.resource.Device(id); planned {
@@ -122,9 +121,8 @@ func (l *list) allocating(request *pluginapi.AllocateRequest) *view {
 	return l.views.Value()
 }
 
-// adopt lists devices that kubelet knows and that left the plan before this process began, each with the NUMA nodes that
-// kubelet has noted for it: without them, kubelet refuses a running pod that holds the device when it starts again. It reports
-// whether there are any.
+// adopt adds the known devices that the plan does not have, as departing, each with its NUMA nodes: if a list has no NUMA node of
+// a device that a running pod holds, kubelet refuses the pod at its next start. It reports whether there are any.
 func (l *list) adopt(known map[string][]int64) (changed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -142,8 +140,8 @@ func (l *list) adopt(known map[string][]int64) (changed bool) {
 			listed.Topology.Nodes = append(listed.Topology.Nodes, &pluginapi.NUMANode{ID: node})
 		}
 		l.departing[id] = departure{device: resource.Device{ID: id}, listed: listed, allocated: l.clock.Now(),
-			reason: "kubelet knows the device from before this process started, and the configuration does not offer it now",
-			waits:  waitsForAccount, counts: true}
+			reason: "an earlier process listed the device, and the configuration does not offer it now",
+			waits:  waitsForReading, counts: true}
 		changed = true
 	}
 	if changed {
@@ -153,31 +151,30 @@ func (l *list) adopt(known map[string][]int64) (changed bool) {
 }
 
 // claims returns the devices of the list that the resource r of a plan does not have and that count as held. If known is set,
-// devices of which nothing is known are left out.
+// it returns only devices that are known to be held, or for which Allocate was a short time ago.
 func (l *list) claims(r resource.Resource, known bool) []resource.Claim {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var claims []resource.Claim
 	now := l.clock.Now()
 	for _, d := range l.resource.Devices {
-		allocated := now.Sub(l.allocated[d.ID]) < departureNotice
+		allocated := now.Sub(l.allocated[d.ID]) < freeFor
 		if _, stays := r.Device(d.ID); !stays && (!known || allocated) {
-			claims = append(claims, resource.Claim{Resource: l.name, ID: d.ID, GPU: d.GPU, Reason: waitsForAccount})
+			claims = append(claims, resource.Claim{Resource: l.name, ID: d.ID, GPU: d.GPU, Reason: waitsForReading})
 		}
 	}
 	for id, d := range l.departing {
 		_, returns := r.Device(id)
-		if held := d.known || now.Sub(d.allocated) < departureNotice; !returns && d.held(now) && (!known || held) {
+		if held := d.known || now.Sub(d.allocated) < freeFor; !returns && d.held(now) && (!known || held) {
 			claims = append(claims, resource.Claim{Resource: l.name, ID: id, GPU: d.device.GPU, Reason: d.waits})
 		}
 	}
 	return claims
 }
 
-// reap drops the departing devices of which there was no doubt for long enough that no pod holds them. It reports whether it
-// would help to have kubelet save again who holds devices, and whether other devices count as held than before, or for other
-// reasons.
-func (l *list) reap(e evidence) (doubtful, changed bool) {
+// drop takes in new evidence and drops the departing devices that no pod has held for freeFor. It reports whether the checkpoint
+// may be outdated, and whether the result of claims changed.
+func (l *list) drop(e evidence) (outdated, changed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := l.clock.Now()
@@ -189,7 +186,7 @@ func (l *list) reap(e evidence) (doubtful, changed bool) {
 		switch {
 		case held:
 			d.free, d.waits = time.Time{}, heldBy(holder.pod)
-			doubtful = doubtful || holder.savedOnly
+			outdated = outdated || holder.checkpointOnly
 		case e.gap != "":
 			d.free, d.waits = time.Time{}, e.gap
 		case d.free.IsZero() || d.kubelet != e.kubelet:
@@ -197,14 +194,14 @@ func (l *list) reap(e evidence) (doubtful, changed bool) {
 		}
 		counts := d.held(now)
 		if counts && !d.free.IsZero() {
-			d.waits = "kubelet may have given it to a pod within the last " + departureNotice.String()
+			d.waits = "kubelet may have allocated it within the last " + freeFor.String()
 		} else if !counts {
-			d.waits = "no pod holds it; it is dropped when that has been so for " + departureNotice.String()
+			d.waits = "no pod holds it; it is dropped after " + freeFor.String()
 		}
 		changed = changed || counts != d.counts || counts && d.waits != before
 		d.counts = counts
 		l.departing[id] = d
-		if !counts && now.Sub(d.free) >= departureNotice {
+		if !counts && now.Sub(d.free) >= freeFor {
 			delete(l.departing, id)
 			dropped = true
 		}
@@ -212,10 +209,10 @@ func (l *list) reap(e evidence) (doubtful, changed bool) {
 	if dropped {
 		l.publishLocked(l.listedBefore())
 	}
-	return doubtful, changed
+	return outdated, changed
 }
 
-// leaving reports whether devices are departing, and ended whether the list was retired and all of them are gone.
+// leaving reports whether devices are departing, and as ended whether the list is retired and has none.
 func (l *list) leaving() (departing, ended bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -233,8 +230,8 @@ func (l *list) departures() []Departing {
 	return all
 }
 
-// resend has every stream send the list once more although it says nothing new: kubelet saves who holds devices when it
-// receives a list. It is no answer to an account that differs from the list.
+// resend has every stream send the same list again, so that kubelet writes its checkpoint. It must not be used because kubelet's
+// account differs from the list.
 func (l *list) resend() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -243,8 +240,8 @@ func (l *list) resend() {
 	l.views.Publish(&current)
 }
 
-// publishLocked publishes the view that the fields make. Streams send what differs by pointer, so a response that says
-// the same as the one before is kept. Kubelet knows the devices of which listed says so.
+// publishLocked publishes a view of the fields. Streams send a response if its pointer differs from the last one, so a
+// response with the same content is kept. listed reports whether kubelet has a device in its last list.
 func (l *list) publishLocked(listed func(id string) bool) {
 	planned := make([]*pluginapi.Device, 0, len(l.resource.Devices)+len(l.departing))
 	for _, device := range l.resource.Devices {
@@ -255,7 +252,7 @@ func (l *list) publishLocked(listed func(id string) bool) {
 		departing = append(departing, d.listed)
 	}
 	slices.SortFunc(departing, func(a, b *pluginapi.Device) int { return strings.Compare(a.ID, b.ID) })
-	if len(departing) > 0 { // what the plan offers fits into a list of its own
+	if len(departing) > 0 { // without departing devices, package resource has made sure that the list fits
 		planned = leaveRoom(planned, departing, listed)
 	}
 	devices := slices.Concat(planned, departing)
@@ -267,8 +264,8 @@ func (l *list) publishLocked(listed func(id string) bool) {
 	l.views.Publish(&view{resource: l.resource, options: l.options, departing: maps.Clone(l.departing), response: response})
 }
 
-// leaveRoom returns the planned devices without so many of the last ones that kubelet accepts a list of them and of the departing
-// ones. A device that kubelet knows already stays: it may be allocating it. The others are listed when devices were dropped.
+// leaveRoom removes planned devices from the end, until a list with the departing ones is not too long for kubelet. Devices that
+// kubelet has in its last list stay: it may be allocating them. The removed devices are listed once departing ones were dropped.
 func leaveRoom(planned, departing []*pluginapi.Device, listed func(id string) bool) []*pluginapi.Device {
 	excess := proto.Size(&pluginapi.ListAndWatchResponse{Devices: planned}) +
 		proto.Size(&pluginapi.ListAndWatchResponse{Devices: departing}) - resource.MaxList
@@ -285,7 +282,7 @@ func leaveRoom(planned, departing []*pluginapi.Device, listed func(id string) bo
 func (l *list) listedBefore() func(id string) bool {
 	var ids map[string]bool
 	return func(id string) bool {
-		if ids == nil { // only needed for a list that is too long
+		if ids == nil { // needed only if a list is too long
 			ids = map[string]bool{}
 			for _, d := range l.views.Value().response.Devices {
 				ids[d.GetID()] = true

@@ -54,7 +54,7 @@ func TestADepartingDeviceIsDroppedOnEvidenceAlone(t *testing.T) {
 			l.clear(false)
 			for _, reading := range test.readings {
 				c.Step(reading.after)
-				l.reap(reading.says)
+				l.drop(reading.says)
 			}
 			if departing, _ := l.leaving(); departing != test.stays {
 				t.Errorf("still listed: %v, want %v", departing, test.stays)
@@ -83,26 +83,26 @@ func TestADeviceThatKubeletAskedForCountsAsHeld(t *testing.T) {
 			t.Error("not held before the accounts were read")
 		}
 		c.Step(test.after)
-		l.reap(evidence{kubelet: 1})
+		l.drop(evidence{kubelet: 1})
 		if got := l.departing["GPU-0"].held(c.Now()); got != test.held {
 			t.Errorf("%v after Allocate: held = %v, want %v", test.before+test.after, got, test.held)
 		}
 	}
 }
 
-func TestTheListIsSentAgainWhereOnlyWhatIsSavedNamesAHolder(t *testing.T) {
+func TestTheListIsSentAgainWhileTheCheckpointMayBeOutdated(t *testing.T) {
 	t.Parallel()
 	key := deviceKey{"nvidia.com/gpu", "GPU-0"}
 	tests := map[string]struct {
 		says evidence
 		at   []int // the seconds at which the list is sent again
 	}{
-		"PodResources tells of the holder, too": {evidence{kubelet: 1, held: map[deviceKey]holder{key: {pod: "p"}}}, nil},
-		"no holder":                             {evidence{kubelet: 1}, nil},
-		"only what is saved tells of one": {
-			evidence{kubelet: 1, held: map[deviceKey]holder{key: {pod: "p", savedOnly: true}}}, []int{0, 1, 3, 7, 15, 31, 61, 91},
+		"PodResources names the pod, too": {evidence{kubelet: 1, held: map[deviceKey]holder{key: {pod: "p"}}}, nil},
+		"no holder":                       {evidence{kubelet: 1}, nil},
+		"only the checkpoint names one": {
+			evidence{kubelet: 1, held: map[deviceKey]holder{key: {pod: "p", checkpointOnly: true}}}, []int{0, 1, 3, 7, 15, 31, 61, 91},
 		},
-		"what is saved cannot be read": {evidence{kubelet: 1, gap: "damaged", unsaved: true}, []int{0, 1, 3, 7, 15, 31, 61, 91}},
+		"the checkpoint cannot be read": {evidence{kubelet: 1, gap: "damaged", unreadable: true}, []int{0, 1, 3, 7, 15, 31, 61, 91}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -114,12 +114,12 @@ func TestTheListIsSentAgainWhereOnlyWhatIsSavedNamesAHolder(t *testing.T) {
 			l.set(r, Options{})
 			l.clear(false)
 			s.resources[r.Name] = &served{list: l}
-			var refresh refresh
+			var pacing resendPacing
 			var at []int
 			for second := range 100 {
-				ofSet, _ := s.note(test.says, c.Now())
-				ofList, _ := l.reap(test.says)
-				if refresh.due(c.Now(), ofSet || ofList) {
+				ofSet, _ := s.update(test.says, c.Now())
+				ofList, _ := l.drop(test.says)
+				if pacing.due(c.Now(), ofSet || ofList) {
 					at = append(at, second)
 				}
 				c.Step(time.Second)

@@ -46,7 +46,7 @@ type Inspector interface {
 type Collaborators struct {
 	Registrar  Registrar
 	Accountant Accountant
-	// Checkpoint returns what kubelet has saved; nil if that cannot be read.
+	// Checkpoint returns kubelet's checkpoint; nil if it cannot be read here.
 	Checkpoint func() (kubelet.Checkpoint, error)
 	Inspector  Inspector
 	// Incarnation is another number for each kubelet, and 0 while none is there.
@@ -103,18 +103,18 @@ type Departing struct {
 type Set struct {
 	collaborators Collaborators
 	claimed       *feed.Feed[uint64] // changes with what Claims says
-	departed      chan struct{}      // holds one word that devices left a plan
+	departed      chan struct{}      // has a value when devices left the plan
 
 	mu        sync.Mutex // guards all following fields
 	resources map[string]*served
 	added     *feed.Feed[int] // counts the resources that ever came, to wake Run
 
-	// What follows is about devices that the plan does not offer, and that pods hold or may hold.
-	evidence    *evidence        // the last without a gap; nil before anything was read
-	planned     map[string]bool  // UUIDs of the last plan that claims were asked for
-	foreign     []resource.Claim // devices on its GPUs, of resources that are not served here
-	unreadSince time.Time        // since when what kubelet has saved cannot be read; zero if it can
-	unread      string           // why, if that has been so for long
+	// The fields for Claims.
+	evidence        *evidence        // the last one without a gap; nil before the first call of Claims
+	planned         map[string]bool  // the UUIDs of the last plan
+	foreign         []resource.Claim // devices on its GPUs under resources that this Set does not serve
+	unreadableSince time.Time        // since when the checkpoint cannot be read; zero if it can
+	unreadable      string           // why it cannot be read, once that has lasted for unreadableFor
 }
 
 // served is one resource of a Set.
@@ -125,7 +125,7 @@ type served struct {
 	agreed  bool
 	problem string
 	started bool
-	adopted bool               // what an earlier process had listed was looked for
+	adopted bool               // adopt was called
 	stop    context.CancelFunc // ends its lives; set when started
 }
 
@@ -155,7 +155,7 @@ func (s *Set) Apply(plan resource.Plan, o Options, epoch uint64) {
 		if !known {
 			entry = &served{list: newList(r.Name, s.collaborators.Clock)}
 			if s.evidence != nil {
-				entry.list.adopt(knownOf(s.evidence.saved, r.Name))
+				entry.list.adopt(knownOf(s.evidence.checkpoint, r.Name))
 			}
 			s.resources[r.Name] = entry
 			s.added.Publish(s.added.Value() + 1)
@@ -194,7 +194,7 @@ func (s *Set) Status() []Status {
 // Run serves until ctx ends; then it closes its sockets, without another word to kubelet, and returns nil. It runs once.
 func (s *Set) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return s.reap(ctx) })
+	group.Go(func() error { return s.dropDeparting(ctx) })
 	group.Go(func() error {
 		for {
 			_, more := s.added.Latest()

@@ -5,19 +5,19 @@ import (
 	"strings"
 )
 
-// A Claim is a GPU or MIG device in a form in which the plan does not offer it, and in which a pod holds it or may hold it. The
-// form of a device is its resource, whether it is shared, and whether it is a whole GPU or a part of it.
+// A Claim is a device that the plan does not offer in this form, and that a pod holds or may hold. The form of a device is its
+// resource, whether it is shared, and whether it is a whole GPU or a MIG device.
 type Claim struct {
-	// Resource and ID are what kubelet knows the device by.
+	// Resource and ID are those at kubelet.
 	Resource, ID string
-	// GPU is the UUID of the GPU that the device is or stands on; empty where it is to be found by ID.
+	// GPU is the UUID of the physical GPU; empty if only the ID is known.
 	GPU string
-	// Reason says who holds it, or why that is not known.
+	// Reason says which pod holds it, or why that is not known.
 	Reason string
 }
 
-// Conflicts returns holds on the devices of the plan whose GPU is claimed in another form, so that no two pods have it in
-// different forms. MIG devices of one GPU do not conflict: the driver keeps them apart.
+// Conflicts returns holds on the devices of the plan whose GPU is claimed in another form, so that two pods never have a GPU in
+// different forms. Two MIG devices of a GPU do not conflict.
 func (p Plan) Conflicts(claims []Claim) []Hold {
 	if len(claims) == 0 {
 		return nil
@@ -35,7 +35,7 @@ func (p Plan) Conflicts(claims []Claim) []Hold {
 		if c.GPU == "" {
 			c.GPU = gpuOf[uuid]
 		}
-		// Replicas of a device are one form; the first one stands for all.
+		// All replicas of a device have one form, so one of them is enough.
 		if key := [3]string{c.Resource, uuid, fmt.Sprint(shared)}; c.GPU != "" && !seen[key] {
 			seen[key] = true
 			claimed[c.GPU] = append(claimed[c.GPU], c)

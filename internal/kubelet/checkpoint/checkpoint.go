@@ -1,7 +1,7 @@
-// Package checkpoint knows the format of the file in which kubelet's device manager keeps which container holds which
-// devices. The daemon only reads it; the stand-in kubelet of the tests writes it.
+// Package checkpoint has the format of the file in which kubelet's device manager keeps which container holds which devices. The
+// daemon only reads the file. Only package kubelet and tests may import it.
 //
-// The names of the package and of its types are kubelet's own: they go into the checksum.
+// The package and its types have the same names as in kubelet, because the checksum includes them.
 package checkpoint
 
 import (
@@ -16,10 +16,7 @@ import (
 // FileName is the name of the file, which is beside kubelet.sock.
 const FileName = "kubelet_internal_checkpoint"
 
-// WithoutNode is where DevicesPerNUMA has devices of which no NUMA node is known.
-const WithoutNode = -1
-
-// DevicesPerNUMA are device IDs by NUMA node. A device of several nodes is at each of them.
+// DevicesPerNUMA are device IDs by NUMA node, or by -1 if a device has none. A device with several nodes is at each of them.
 type DevicesPerNUMA map[int64][]string
 
 // PodDevicesEntry is what a container holds of one resource.
@@ -51,10 +48,10 @@ func New(entries []PodDevicesEntry, registered map[string][]string) Data {
 // Marshal returns the text of a file.
 func (d Data) Marshal() ([]byte, error) { return json.Marshal(d) }
 
-// Parse returns the content of a file. It fails if kubelet would not accept the file, and if the file has another format
-// than that of kubelet 1.20 and later.
+// Parse returns the content of a file. It fails if kubelet would not accept the file, or if the file does not have the format of
+// kubelet 1.20 and later.
 func Parse(text []byte) (Data, error) {
-	// Kubelet reads into values that are empty and not nil, and the checksum tells one from the other.
+	// Like kubelet, start with values that are empty and not nil: the checksums of the two differ.
 	d := Data{Data: checkpointData{PodDeviceEntries: []PodDevicesEntry{}, RegisteredDevices: map[string][]string{}}}
 	if err := json.Unmarshal(text, &d); err != nil {
 		return Data{}, fmt.Errorf("read kubelet's checkpoint: %w", err)
@@ -65,7 +62,7 @@ func Parse(text []byte) (Data, error) {
 	return d, nil
 }
 
-// checksum returns kubelet's checksum, which is of the data in Go's syntax, with the names of types.
+// checksum returns kubelet's checksum: of the data as Go prints it, with the names of types.
 func (d checkpointData) checksum() uint64 {
 	hash := fnv.New32a()
 	_, _ = hash.Write([]byte(dump.ForHash(d))) // a hash's Write does not fail

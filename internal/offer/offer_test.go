@@ -1,0 +1,100 @@
+package offer_test
+
+import (
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+)
+
+// A resource whose devices disappear keeps its server for the day they return. One that the configuration no longer has loses it.
+func TestOnlyAConfigurationRetiresAResource(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, true)
+	n.start(t)
+	n.await(t, "GPU-0 GPU-1 | ", gpu)
+	mark := n.Mark()
+	n.snapshots.Publish(inventory.Snapshot{Generation: 2})
+	n.until(t, " | ", gpu)
+	n.snapshots.Publish(inventory.Snapshot{Generation: 3, GPUs: gpus().GPUs})
+	n.await(t, "GPU-0 GPU-1 | ", gpu)
+	for _, e := range n.Events(mark) {
+		if e.Kind == standin.StreamEnded || e.Kind == standin.Registered {
+			t.Errorf("%v although the configuration is the same", e)
+		}
+	}
+	n.configs.Publish(shared(gpu + ".shared"))
+	n.until(t, "GPU-0::0 GPU-0::1 GPU-1::0 GPU-1::1 | ", gpu, gpu+".shared")
+	deadline := time.Now().Add(time.Minute)
+	for len(n.daemon.Status()) != 1 {
+		if time.Now().After(deadline) {
+			t.Fatalf("the resource that the configuration no longer has is not retired: %+v", n.daemon.Status())
+		}
+		n.clock.Step(time.Second)
+		time.Sleep(time.Millisecond)
+	}
+	if w := n.offered.Value().Warnings; slices.ContainsFunc(w, func(w string) bool { return strings.Contains(w, "it is not known") }) {
+		t.Errorf("warnings %q although kubelet's checkpoint can be read", w)
+	}
+}
+
+// A slowDisk writes no file before it is released.
+type slowDisk struct {
+	release chan struct{}
+	mu      sync.Mutex
+	written map[string]bool
+}
+
+func (d *slowDisk) Apply(_ inventory.Snapshot, p resource.Plan, _ config.Config) error {
+	<-d.release
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, r := range p.Resources {
+		for _, device := range r.Devices {
+			d.written[device.UUID] = true
+		}
+	}
+	return nil
+}
+
+func (d *slowDisk) Lacks(_ inventory.Snapshot, p resource.Plan, _ config.Config) map[string]string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	lacks := map[string]string{}
+	for _, r := range p.Resources {
+		for _, device := range r.Devices {
+			if !d.written[device.UUID] {
+				lacks[device.UUID] = "no file"
+			}
+		}
+	}
+	return lacks
+}
+
+func TestNewDevicesWaitForTheirCDISpecsAndHealthDoesNot(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, true)
+	disk := &slowDisk{release: make(chan struct{}, 2), written: map[string]bool{"GPU-0": true}}
+	t.Cleanup(func() { close(disk.release) })
+	n.specs = disk
+	c := whole()
+	c.Edits.Strategies = []edits.Strategy{edits.CDICRI}
+	n.configs.Publish(c)
+	n.start(t)
+	n.await(t, "GPU-0 | ", gpu)
+	sick := gpus()
+	sick.Generation = 2
+	sick.GPUs[0].Health = inventory.Health{State: inventory.Unhealthy, Reason: "XID 48"}
+	n.snapshots.Publish(sick)
+	n.await(t, " | GPU-0", gpu)
+	disk.release <- struct{}{}
+	disk.release <- struct{}{}
+	n.await(t, "GPU-1 | GPU-0", gpu)
+}
