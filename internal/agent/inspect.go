@@ -16,12 +16,12 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
-// An Inspector tells the plugin servers whether a container may start on its devices now: it has the monitor look, and judges
-// by what the configuration asks for.
+// An Inspector decides whether a container may start on its devices now. It asks the monitor for a look, and then makes the checks
+// that the configuration asks for.
 //
 // A driver that does not answer is a reason to refuse: the state of its GPUs is not known, and the container would hang on them,
-// too. One that was released for maintenance is not: then the verdict counts that was in force, which quiescing made Unknown
-// unless new work is to go on; and only what only the driver could tell is left unchecked.
+// too. A driver that was released for maintenance is no such reason. Then the last verdicts count, which quiesce made Unknown unless
+// it was told to go on allocating; and what only the driver can tell is not checked.
 type Inspector struct {
 	Configs *feed.Feed[config.Config]
 	Monitor *monitor.Monitor
@@ -51,15 +51,14 @@ func (i *Inspector) Inspect(ctx context.Context, devices []resource.Device) erro
 		released = errors.Is(err, monitor.ErrQuiet)
 	}
 	if released {
-		klog.FromContext(ctx).V(2).Info("Starts a container on GPUs that may not be clean", "reason", monitor.ErrQuiet.Error())
+		klog.FromContext(ctx).V(2).Info("Container starts on GPUs that were not checked", "reason", monitor.ErrQuiet.Error())
 		return nil
 	}
 	return err
 }
 
-// clean returns why devices, of which each is all of a GPU, are not as one would have them before work begins; it takes back
-// what of earlier work is to be taken back, if nothing uses them. The error wraps monitor.ErrQuiet when the driver was
-// released meanwhile.
+// clean returns why devices, each of which is a whole GPU, are not clean. If nothing uses them, it resets what earlier work changed on
+// them, as far as the configuration asks for that. The error wraps monitor.ErrQuiet when the driver was released meanwhile.
 func (i *Inspector) clean(ctx context.Context, devices []resource.Device, reset []inventory.Remnant) error {
 	if len(devices) == 0 {
 		return nil
@@ -100,7 +99,7 @@ func known(s inventory.Snapshot, devices []resource.Device) []resource.Device {
 	return devices
 }
 
-// exclusive returns those devices that are whole GPUs which no other container is given: on others a process is nothing odd.
+// exclusive returns the devices that are whole GPUs and not shared. On other devices, processes of other containers are normal.
 func exclusive(s inventory.Snapshot, devices []resource.Device) []resource.Device {
 	var all []resource.Device
 	for _, d := range devices {
@@ -142,10 +141,10 @@ func healthOf(s inventory.Snapshot, d resource.Device) (h inventory.Health, foun
 	return inventory.Health{}, false
 }
 
-// maxListed is how many processes are named: an event of a pod has room for a thousand bytes.
+// maxListed is how many processes are named. The event of a pod has room for a thousand bytes.
 const maxListed = 5
 
-// inUse returns what computes on one of the devices; nil if nothing does on any of them.
+// inUse returns an error that names the processes on the first device that has some; nil if none has.
 func inUse(devices []resource.Device, processes map[string][]inventory.Process) error {
 	for _, d := range devices {
 		found := processes[d.GPU]

@@ -156,7 +156,7 @@ func printStatus(w io.Writer, s status.Status) {
 		fmt.Fprintf(w, "warning: %s\n", warning)
 	}
 	for _, reason := range s.MPS {
-		fmt.Fprintf(w, "not ready: %s\n", reason)
+		fmt.Fprintf(w, "MPS: %s\n", reason)
 	}
 }
 

@@ -179,7 +179,7 @@ func (m *machine) until(what string, read func() ([]byte, error)) {
 func TestDevicePluginAndControlDaemon(t *testing.T) {
 	m := newMachine(t)
 	m.shows(6, 8, 0)
-	m.says("not ready: the MPS control daemon of nvidia.com/gpu.shared does not answer: ")
+	m.says("MPS: the MPS control daemon of nvidia.com/gpu.shared does not answer: ")
 
 	end := m.startMPS()
 	m.shows(6, 8, 8)
