@@ -54,6 +54,9 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 		Readiness: d.readiness.Answer().Value(),
 		MPS:       slices.Sorted(maps.Values(d.mps.Unready().Value())),
 	}
+	if seen.Quiet {
+		s.Quiesced = &status.Quiesced{Since: status.Moment(seen.Quiesced), Allocate: seen.Allocate}
+	}
 	if err := d.watcher.Faults().Value(); err != nil {
 		s.ConfigError = err.Error()
 	}
@@ -108,7 +111,11 @@ func holds(put []resource.Hold) []status.Hold {
 func printStatus(w io.Writer, s status.Status) {
 	fmt.Fprintf(w, "version %s, driver %s\n", s.Version, orDash(s.Driver))
 	if s.Quiet {
-		fmt.Fprintln(w, "NVML is released (quiesce); the command resume opens it again")
+		allocate := "GPUs are not given to new pods"
+		if s.Quiesced != nil && s.Quiesced.Allocate {
+			allocate = "GPUs are given to new pods"
+		}
+		fmt.Fprintf(w, "NVML is released (quiesce), and %s; the command resume opens it again\n", allocate)
 	}
 	for _, c := range s.Calls {
 		call := c.Function

@@ -221,3 +221,33 @@ func TestComputeModesAreSetInTheSessionThatIsOpen(t *testing.T) {
 		})
 	}
 }
+
+func TestStatusSaysHowTheDriverWasReleased(t *testing.T) {
+	n := newNode(1)
+	watch(t, n, func(t *testing.T, m *monitor.Monitor) {
+		released := func(quiet, allocate bool, since time.Time) {
+			t.Helper()
+			s, err := m.Status(t.Context())
+			if err != nil || s.Quiet != quiet || s.Allocate != allocate || !s.Quiesced.Equal(since) {
+				t.Errorf("status: quiet %t, allocate %t, since %s, error %v; want %t, %t, %s", s.Quiet, s.Allocate, s.Quiesced, err, quiet, allocate, since)
+			}
+		}
+		quiesce := func(allocate bool) {
+			t.Helper()
+			if err := m.Quiesce(t.Context(), allocate); err != nil {
+				t.Fatal(err)
+			}
+		}
+		released(false, false, time.Time{})
+		began := time.Now()
+		quiesce(false)
+		released(true, false, began)
+		time.Sleep(time.Minute)
+		quiesce(true)
+		released(true, true, began)
+		if err := m.Resume(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		released(false, false, time.Time{})
+	})
+}

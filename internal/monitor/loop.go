@@ -49,8 +49,9 @@ type loop struct {
 	began   time.Time // when the last look began
 	refused int       // how often in a row there was no session to be had
 
-	quiet  bool // the driver is left alone until somebody resumes
-	closed bool // there is no session, because of quiet
+	quiet    bool      // the driver is left alone until somebody resumes
+	quiesced time.Time // since when; zero if it is not
+	closed   bool      // there is no session, because of quiet
 
 	reopen time.Time // when to open another session in the place of this one; zero for not at all
 	asked  time.Time // since when that is wanted

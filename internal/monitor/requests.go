@@ -34,6 +34,9 @@ type Status struct {
 	Looked time.Time
 	// Quiet says that the driver was released and is left alone until Resume.
 	Quiet bool
+	// Quiesced is since when; zero while Quiet is false. Allocate says that GPUs are given to new work meanwhile.
+	Quiesced time.Time
+	Allocate bool
 }
 
 // Status returns what the monitor knows now. The error says that the monitor could not be reached before ctx ended.
@@ -42,6 +45,7 @@ func (m *Monitor) Status(ctx context.Context) (Status, error) {
 	err := m.do(ctx, func(l *loop) {
 		s = Status{
 			Snapshot: l.truth.published, Node: l.truth.node, Err: l.truth.err, Looked: l.truth.looked, Quiet: l.quiet,
+			Quiesced: l.quiesced, Allocate: l.quiet && l.truth.withheld.IsZero(),
 			Unwatched: l.truth.unwatched, Retries: l.truth.retries(),
 			GPUs: make([]health.GPU, 0, len(l.truth.published.GPUs)),
 		}
@@ -154,7 +158,9 @@ func (m *Monitor) send(ctx context.Context, run errand) error {
 func (m *Monitor) Quiesce(ctx context.Context, allocate bool) error {
 	return m.await(ctx, wantRelease, func(l *loop) error {
 		klog.FromContext(ctx).Info("Releasing the driver", "allocate", allocate)
-		l.quiet = true
+		if !l.quiet {
+			l.quiet, l.quiesced = true, l.now()
+		}
 		l.truth.quiesce(allocate, l.now())
 		return nil
 	})
@@ -165,7 +171,7 @@ func (m *Monitor) Quiesce(ctx context.Context, allocate bool) error {
 func (m *Monitor) Resume(ctx context.Context) error {
 	return m.await(ctx, wantLook, func(l *loop) error {
 		klog.FromContext(ctx).Info("Going back to the driver")
-		l.quiet, l.closed = false, false
+		l.quiet, l.quiesced, l.closed = false, time.Time{}, false
 		return nil
 	})
 }
