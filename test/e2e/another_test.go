@@ -13,9 +13,11 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/e2e/node"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet/scenario"
 )
 
 // anotherServer has a second daemon register for the same resource, beside the pod's, and end: told to, and killed.
@@ -50,6 +52,52 @@ func anotherServer(ctx context.Context, t *testing.T, n *node.Node, kubelet podr
 		case lowest < gpus && isKubelet("1.37"):
 			t.Errorf("%v: the kubelet counted %d, want never below %d", signal, lowest, gpus)
 		}
+	}
+}
+
+// otherPlugin has another device plugin register for the same resource with a list of its own, as NVIDIA's does: it says
+// what it has once, and again when that changes. Whichever registered last serves, with its list. Nobody can tell how long the
+// other stays, so the daemon leaves it the resource until its socket is gone or refuses connections.
+func otherPlugin(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
+	const others, stays = 3, 15 * time.Second // more than the daemon needs to notice anything
+	for i, leaves := range []func(*scenario.Plugin){(*scenario.Plugin).Stop, (*scenario.Plugin).Kill} {
+		other, err := scenario.StartPlugin(pluginSockets, "nvidia-gpu.sock", gpu, scenario.Script{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(other.Stop)
+		var devices []*v1beta1.Device
+		for i := range others {
+			devices = append(devices, &v1beta1.Device{ID: fmt.Sprintf("GPU-other-%d", i), Health: v1beta1.Healthy})
+		}
+		other.Send(devices...)
+		if err := other.Register(ctx); err != nil {
+			t.Fatal(err)
+		}
+		waitAllocatable(ctx, t, kubelet, gpu, others, promptly)
+		end := watch(ctx, t, kubelet, gpu, "another plugin serves")
+		select {
+		case <-ctx.Done():
+		case <-time.After(stays):
+		}
+		name := fmt.Sprintf("of-other-%d", i)
+		runPod(ctx, t, n, name, gpu, 1)
+		if got := shell(ctx, t, n, name, "echo $SERVED_BY"); strings.TrimSpace(got) != "nvidia-gpu.sock" {
+			t.Errorf("pod %s was served by %q, want the other plugin", name, got)
+		}
+		if seen := end(); len(seen.steps) != 1 || seen.steps[0].count != others {
+			t.Errorf("while the other plugin serves, the kubelet counted %v, want %d throughout", seen, others)
+		}
+
+		leaves(other)
+		took := waitAllocatable(ctx, t, kubelet, gpu, gpus, promptly)
+		t.Logf("the other plugin ended: all GPUs after %v", took.Round(time.Millisecond))
+		name = fmt.Sprintf("after-other-%d", i)
+		runPod(ctx, t, n, name, gpu, 1)
+		if got := visibleDevices(ctx, t, n, name); !strings.HasPrefix(got[0], "GPU-") {
+			t.Errorf("pod %s has %v, want a GPU of the daemon's", name, got)
+		}
+		deletePod(ctx, t, n, fmt.Sprintf("of-other-%d", i))
 	}
 }
 

@@ -23,6 +23,7 @@ var (
 	state          = flag.String("state", "", "empty folder for the node's files")
 	cgroup         = flag.String("cgroup", "", "cgroup for the node's pods")
 	source         = flag.String("source", "", "root of the repository")
+	long           = flag.Bool("long", false, "have the stories take as long as what they are about may take on a node")
 	imageRoot      = flag.String("image-root", "", "folder that stands for the build stage's /rootfs/")
 )
 

@@ -9,7 +9,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	apiresource "k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
@@ -31,27 +30,13 @@ const (
 // createPod creates a pod that asks for devices of a resource and sleeps. It is removed when the test ends.
 func createPod(ctx context.Context, t *testing.T, n *node.Node, name, resource string, devices int64) {
 	t.Helper()
-	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: corev1.PodSpec{
-			AutomountServiceAccountToken: ptr.To(false),
-			EnableServiceLinks:           ptr.To(false),
-			RestartPolicy:                corev1.RestartPolicyNever,
-			// Its only process ignores SIGTERM, as the first process of a container does.
-			TerminationGracePeriodSeconds: ptr.To(int64(0)),
-			Tolerations:                   []corev1.Toleration{{Key: gpu, Operator: corev1.TolerationOpExists}},
-			Containers: []corev1.Container{{
-				Name:            "main",
-				Image:           node.SandboxImage,
-				ImagePullPolicy: corev1.PullNever,
-				Resources: corev1.ResourceRequirements{
-					Limits: corev1.ResourceList{
-						corev1.ResourceName(resource): *apiresource.NewQuantity(devices, apiresource.DecimalSI),
-					},
-				},
-			}},
-		},
-	}
+	startPod(ctx, t, n, podOf(name, resource, devices))
+}
+
+// startPod creates a pod. It is removed when the test ends.
+func startPod(ctx context.Context, t *testing.T, n *node.Node, pod *corev1.Pod) {
+	t.Helper()
+	name := pod.Name
 	persist(ctx, t, "create pod "+name, func(ctx context.Context) error {
 		_, err := n.Client.CoreV1().Pods("default").Create(ctx, pod, metav1.CreateOptions{})
 		if apierrors.IsAlreadyExists(err) {

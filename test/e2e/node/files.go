@@ -1,7 +1,6 @@
 package node
 
 import (
-	"context"
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/x509"
@@ -12,7 +11,6 @@ import (
 	"text/template"
 
 	"golang.org/x/sys/unix"
-	"k8s.io/client-go/kubernetes"
 )
 
 const (
@@ -26,28 +24,26 @@ const (
 
 // program is one program of the control plane.
 type program struct {
-	name  string
-	args  []string
-	ready func(context.Context, kubernetes.Interface) error // nil: nothing waits for it
+	name string
+	args []string
 }
 
-// controlPlanePrograms lists them in the order they are started.
+func apiServerArgs(o Options) []string {
+	path := func(name string) string { return filepath.Join(o.State, name) }
+	return []string{
+		"--etcd-servers=http://127.0.0.1:2379", "--bind-address=127.0.0.1", "--secure-port=6443",
+		"--advertise-address=" + address, "--endpoint-reconciler-type=none", "--cert-dir=/run/kube-apiserver",
+		"--service-cluster-ip-range=10.96.0.0/24", "--kubelet-preferred-address-types=InternalIP",
+		"--authorization-mode=Node,RBAC", "--token-auth-file=" + path(tokenFile),
+		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file=" + path(keyFile),
+		"--service-account-signing-key-file=" + path(keyFile),
+	}
+}
+
+// controlPlanePrograms lists those that follow the API server.
 func controlPlanePrograms(o Options) []program {
 	path := func(name string) string { return filepath.Join(o.State, name) }
 	return []program{{
-		name: "kube-apiserver",
-		args: []string{
-			"--etcd-servers=http://127.0.0.1:2379", "--bind-address=127.0.0.1", "--secure-port=6443",
-			"--advertise-address=" + address, "--endpoint-reconciler-type=none", "--cert-dir=/run/kube-apiserver",
-			"--service-cluster-ip-range=10.96.0.0/24", "--kubelet-preferred-address-types=InternalIP",
-			"--authorization-mode=Node,RBAC", "--token-auth-file=" + path(tokenFile),
-			"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file=" + path(keyFile),
-			"--service-account-signing-key-file=" + path(keyFile),
-		},
-		ready: func(ctx context.Context, client kubernetes.Interface) error {
-			return client.CoreV1().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
-		},
-	}, {
 		name: "kube-controller-manager",
 		args: []string{
 			"--kubeconfig=" + path(kubeconfigFile), "--bind-address=127.0.0.1", "--leader-elect=false",

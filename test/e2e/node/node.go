@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -52,7 +54,8 @@ type Node struct {
 
 	options   Options
 	kubelet   *process
-	processes []*process // in the order they were started, without the kubelet
+	apiServer *process
+	processes []*process // in the order they were started, without the kubelet and the API server
 }
 
 // Start brings the node up and returns when it is Ready. The caller ends it with Close.
@@ -94,8 +97,10 @@ func (n *Node) start(ctx context.Context) error {
 
 // Close ends every process of the node.
 func (n *Node) Close() {
-	if n.kubelet != nil {
-		n.kubelet.stop()
+	for _, p := range []*process{n.kubelet, n.apiServer} {
+		if p != nil {
+			p.stop()
+		}
 	}
 	for i := len(n.processes) - 1; i >= 0; i-- {
 		n.processes[i].stop()
@@ -105,10 +110,10 @@ func (n *Node) Close() {
 // Ended names the processes that have ended, and how; none should have.
 func (n *Node) Ended() []string {
 	var ended []string
-	for _, p := range append(slices.Clone(n.processes), n.kubelet) {
+	for _, p := range append(slices.Clone(n.processes), n.kubelet, n.apiServer) {
 		select {
 		case <-p.done:
-			ended = append(ended, fmt.Sprintf("%s: %v", p.name, p.err))
+			ended = append(ended, fmt.Sprintf("%s: %v%s", p.name, p.err, panicked(p.log)))
 		default:
 		}
 	}
@@ -153,16 +158,44 @@ func (n *Node) startControlPlane(ctx context.Context) error {
 	if err := p.ready(ctx, func(ctx context.Context) error { return getOK(ctx, etcdHealth) }); err != nil {
 		return err
 	}
+	if err := n.StartAPIServer(ctx); err != nil {
+		return err
+	}
 	for _, program := range controlPlanePrograms(n.options) {
-		if p, err = n.run(filepath.Join(n.options.Cache, controlPlane, program.name), program.args...); err != nil {
+		if _, err := n.run(filepath.Join(n.options.Cache, controlPlane, program.name), program.args...); err != nil {
 			return err
 		}
-		if program.ready == nil {
-			continue
-		}
-		if err := p.ready(ctx, func(ctx context.Context) error { return program.ready(ctx, n.Client) }); err != nil {
-			return err
-		}
+	}
+	return nil
+}
+
+// StartAPIServer starts the API server and returns when it is ready.
+func (n *Node) StartAPIServer(ctx context.Context) error {
+	p, err := startProcess(n.path("logs"), filepath.Join(n.options.Cache, controlPlane, "kube-apiserver"), apiServerArgs(n.options)...)
+	if err != nil {
+		return err
+	}
+	n.apiServer = p
+	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("not done within %v", startTimeout))
+	defer cancel()
+	return p.ready(ctx, func(ctx context.Context) error {
+		return n.Client.CoreV1().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
+	})
+}
+
+// StopAPIServer ends the API server alone; what is in etcd stays.
+func (n *Node) StopAPIServer() { n.apiServer.stop() }
+
+// SetKubelet has a line in the configuration of a kubelet that is started later, in the place of one for the same option.
+func (n *Node) SetKubelet(option, value string) error {
+	text, err := os.ReadFile(n.path(kubeletFile))
+	if err != nil {
+		return fmt.Errorf("configure the kubelet: %w", err)
+	}
+	lines := slices.DeleteFunc(strings.SplitAfter(string(text), "\n"), func(l string) bool { return strings.HasPrefix(l, option+":") })
+	lines = append(lines, fmt.Sprintf("%s: %s\n", option, value))
+	if err := os.WriteFile(n.path(kubeletFile), []byte(strings.Join(lines, "")), 0o600); err != nil {
+		return fmt.Errorf("configure the kubelet: %w", err)
 	}
 	return nil
 }

@@ -85,3 +85,17 @@ func tail(path string) string {
 	lines := strings.Split(strings.TrimSpace(string(content)), "\n")
 	return strings.Join(lines[max(0, len(lines)-20):], "\n")
 }
+
+// panicked returns what a log says of the program's last panic, and where that was; "" if there was none.
+func panicked(path string) string {
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return ""
+	}
+	_, after, found := strings.Cut(string(content), "\npanic: ")
+	if !found {
+		return ""
+	}
+	lines := strings.SplitN(after, "\n", 12)
+	return "; panic: " + strings.Join(lines[:len(lines)-1], "\n")
+}

@@ -1,0 +1,204 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apiresource "k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/e2e/node"
+)
+
+const (
+	// churnEvery is how often churnPods pods are made, each of which asks for one GPU and runs for a second.
+	churnEvery = 800 * time.Millisecond
+	churnPods  = 4
+	// churnMost is how many of them there may be that have not ended. A machine that is slow makes fewer, then.
+	churnMost = 24
+	churnName = "churn"
+)
+
+// A refusal is a pod that failed, in the words of its status.
+type refusal struct {
+	at              time.Time
+	reason, message string
+}
+
+// A churn makes short pods until it is ended.
+type churn struct {
+	n *node.Node
+
+	mu      sync.Mutex // guards all following fields
+	made    int
+	ran     int // to their end
+	refused []refusal
+	err     error // of the API
+}
+
+// startChurn makes pods until the returned function is called, which waits for the last of them to end and returns what
+// became of all.
+func startChurn(ctx context.Context, t *testing.T, n *node.Node) func() *churn {
+	t.Helper()
+	c := &churn{n: n}
+	making, stop := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	running.Go(func() {
+		ticker := time.NewTicker(churnEvery)
+		defer ticker.Stop()
+		for making.Err() == nil {
+			if c.collect(ctx) <= churnMost-churnPods {
+				c.makeSome(ctx)
+			}
+			select {
+			case <-making.Done():
+			case <-ticker.C:
+			}
+		}
+	})
+	end := sync.OnceFunc(func() {
+		stop()
+		running.Wait()
+	})
+	t.Cleanup(func() {
+		end()
+		t.Logf("kubelet %s: %v", *kubeletVersion, c)
+		background := metav1.DeleteOptions{GracePeriodSeconds: ptr.To(int64(0))}
+		_ = n.Client.CoreV1().Pods("default").DeleteCollection(context.Background(), background, metav1.ListOptions{LabelSelector: "app=" + churnName})
+	})
+	return func() *churn {
+		t.Helper()
+		end()
+		wait(ctx, t, func(ctx context.Context) error {
+			if left := c.collect(ctx); left > 0 {
+				return fmt.Errorf("%d of the short pods have not ended", left)
+			}
+			return nil
+		})
+		if c.err != nil {
+			t.Logf("a request about the short pods failed: %v", c.err)
+		}
+		return c
+	}
+}
+
+// makeSome makes the pods of one turn.
+func (c *churn) makeSome(ctx context.Context) {
+	for range churnPods {
+		c.mu.Lock()
+		c.made++
+		name := fmt.Sprintf("%s-%d", churnName, c.made)
+		c.mu.Unlock()
+		pod := podOf(name, gpu, 1)
+		pod.Labels = map[string]string{"app": churnName}
+		pod.Spec.Containers[0].Command = []string{"busybox", "sleep", "1"}
+		if _, err := c.n.Client.CoreV1().Pods("default").Create(ctx, pod, metav1.CreateOptions{}); err != nil && ctx.Err() == nil {
+			c.mu.Lock()
+			c.made, c.err = c.made-1, err
+			c.mu.Unlock()
+		}
+	}
+}
+
+// collect notes what became of the pods that have ended, deletes them, and returns how many have not.
+func (c *churn) collect(ctx context.Context) (left int) {
+	pods, err := c.n.Client.CoreV1().Pods("default").List(ctx, metav1.ListOptions{LabelSelector: "app=" + churnName})
+	if err != nil {
+		c.note(err)
+		return churnMost
+	}
+	for _, pod := range pods.Items {
+		switch {
+		case pod.DeletionTimestamp != nil:
+			continue
+		case pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed:
+			left++
+			continue
+		}
+		options := metav1.DeleteOptions{GracePeriodSeconds: ptr.To(int64(0))}
+		if err := c.n.Client.CoreV1().Pods("default").Delete(ctx, pod.Name, options); err != nil {
+			c.note(err)
+			continue // it is counted when it can be deleted
+		}
+		c.mu.Lock()
+		if pod.Status.Phase == corev1.PodSucceeded {
+			c.ran++
+		} else {
+			at := pod.CreationTimestamp.Time
+			if pod.Status.StartTime != nil {
+				at = pod.Status.StartTime.Time
+			}
+			c.refused = append(c.refused, refusal{at, pod.Status.Reason, pod.Status.Message})
+		}
+		c.mu.Unlock()
+	}
+	return left
+}
+
+func (c *churn) note(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.err = err
+}
+
+// String reads "308 pods, 150 ran to their end, 158 failed: 120 × UnexpectedAdmissionError: ...".
+func (c *churn) String() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	count := map[string]int{}
+	for _, r := range c.refused {
+		count[r.reason+": "+r.message]++
+	}
+	text := fmt.Sprintf("%d pods, %d ran to their end, %d failed", c.made, c.ran, len(c.refused))
+	for _, words := range slices.Sorted(maps.Keys(count)) {
+		text += fmt.Sprintf("\n\t%d × %s", count[words], words)
+	}
+	return text
+}
+
+// ofOurs returns the pods that failed for a reason that a device plugin can help. Kubelet 1.36 stops the endpoint of the new
+// server when the stream of the old one ends, until that registers again: a pod that comes in that moment is refused whatever
+// anybody does, and says so. A pod that the scheduler sent by a count that is a second old is none of ours on either.
+func (c *churn) ofOurs() []refusal {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(c.refused), func(r refusal) bool {
+		noServer := strings.Contains(r.message, "no healthy devices present") || strings.Contains(r.message, "has been stopped")
+		return r.reason == "OutOf"+gpu || isKubelet("1.36") && noServer
+	})
+}
+
+// podOf returns a pod that asks for devices of a resource and sleeps.
+func podOf(name, resource string, devices int64) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.PodSpec{
+			AutomountServiceAccountToken: ptr.To(false),
+			EnableServiceLinks:           ptr.To(false),
+			RestartPolicy:                corev1.RestartPolicyNever,
+			// Its only process ignores SIGTERM, as the first process of a container does.
+			TerminationGracePeriodSeconds: ptr.To(int64(0)),
+			Tolerations:                   []corev1.Toleration{{Key: gpu, Operator: corev1.TolerationOpExists}},
+			Containers:                    []corev1.Container{containerOf("main", resource, devices)},
+		},
+	}
+}
+
+func containerOf(name, resource string, devices int64) corev1.Container {
+	return corev1.Container{
+		Name:            name,
+		Image:           node.SandboxImage,
+		ImagePullPolicy: corev1.PullNever,
+		Resources: corev1.ResourceRequirements{
+			Limits: corev1.ResourceList{corev1.ResourceName(resource): *apiresource.NewQuantity(devices, apiresource.DecimalSI)},
+		},
+	}
+}

@@ -1,0 +1,199 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/e2e/node"
+)
+
+const (
+	wholeConfig  = "version: v1\n"
+	sharedConfig = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n"
+)
+
+// changesOfSharing switches time-slicing on and off by roll-outs, as an upgrade of the chart does, while short pods come all
+// along. The old daemon and the new one have different lists: they must not speak in turn, and no device may leave the list
+// that a pod is being given.
+func changesOfSharing(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
+	before := waitPod(ctx, t, n, holder, isRunning)
+	for name, text := range map[string]string{"whole": wholeConfig, "shared": sharedConfig} {
+		createConfigMap(ctx, t, n, name, text)
+	}
+	rollOutConfig(ctx, t, n, "whole")
+	waitForms(ctx, t, kubelet, func(whole, replicas int) bool { return whole >= gpus-2 && replicas == 0 })
+
+	end := startChurn(ctx, t, n)
+	for i := range 5 {
+		name := []string{"shared", "whole"}[i%2]
+		start := time.Now()
+		rollOutConfig(ctx, t, n, name)
+		out := time.Since(start)
+		waitForms(ctx, t, kubelet, func(whole, replicas int) bool {
+			if name == "shared" {
+				return whole == 0 && replicas > 0
+			}
+			return whole > 0 && replicas == 0
+		})
+		t.Logf("change %d, to %s: rolled out in %v, in the kubelet's list alone after %v", i+1, name, out.Round(time.Millisecond),
+			time.Since(start).Round(time.Millisecond))
+	}
+	rollOutConfig(ctx, t, n, "whole")
+	churn := end()
+	if ours := churn.ofOurs(); len(ours) > 0 {
+		t.Errorf("%d of %d pods failed for what a device plugin did: %+v", len(ours), churn.made, ours[:min(len(ours), 5)])
+	}
+	waitAllocatable(ctx, t, kubelet, gpu, gpus, stepLimit)
+	waitPod(ctx, t, n, holder, isSame(before))
+}
+
+func createConfigMap(ctx context.Context, t *testing.T, n *node.Node, name, text string) {
+	t.Helper()
+	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{"config.yaml": text}}
+	if _, err := n.Client.CoreV1().ConfigMaps(namespace).Create(ctx, object, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// rollOutConfig replaces the daemon's pod by one that has another ConfigMap, and returns when the old one has gone.
+func rollOutConfig(ctx context.Context, t *testing.T, n *node.Node, name string) {
+	t.Helper()
+	// The DaemonSet controller never ends a roll-out that began while the old pod had not been Ready for minReadySeconds.
+	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
+	patchDaemonSet(ctx, t, n, fmt.Sprintf(`{
+		"containers":[{"name":"gpu-device-plugin","env":[{"name":"CONFIG_FILE","value":"/config/config.yaml"}],
+			"volumeMounts":[{"name":"config","mountPath":"/config","readOnly":true}]}],
+		"volumes":[{"name":"config","configMap":{"name":%q}}]}`, name))
+	wait(ctx, t, func(ctx context.Context) error {
+		allRun(t, n)
+		return rolledOut(ctx, n)
+	})
+}
+
+// allRun fails the test if a process of the node has ended.
+func allRun(t *testing.T, n *node.Node) {
+	t.Helper()
+	if ended := n.Ended(); len(ended) > 0 {
+		t.Fatalf("processes of the node have ended: %s", strings.Join(ended, "\n"))
+	}
+}
+
+// patchDaemonSet changes the specification of the daemon's pods.
+func patchDaemonSet(ctx context.Context, t *testing.T, n *node.Node, spec string) {
+	t.Helper()
+	patch := `{"spec":{"template":{"spec":` + spec + `}}}`
+	kubectl(ctx, t, n, "-n", namespace, "patch", "daemonset", daemonSet, "--patch", patch)
+}
+
+// waitForms waits until enough of the kubelet's allocatable devices are whole GPUs and replicas.
+func waitForms(
+	ctx context.Context, t *testing.T, kubelet podresources.PodResourcesListerClient, enough func(whole, replicas int) bool,
+) {
+	t.Helper()
+	wait(ctx, t, func(ctx context.Context) error {
+		answer, err := kubelet.GetAllocatableResources(ctx, &podresources.AllocatableResourcesRequest{})
+		if err != nil {
+			return err
+		}
+		whole, replicas := 0, 0
+		for _, device := range answer.GetDevices() {
+			for _, id := range device.GetDeviceIds() {
+				if strings.Contains(id, "::") {
+					replicas++
+				} else {
+					whole++
+				}
+			}
+		}
+		if !enough(whole, replicas) {
+			return fmt.Errorf("the kubelet has %d whole GPUs and %d replicas", whole, replicas)
+		}
+		return nil
+	})
+}
+
+// brokenVersion rolls out a daemon that finds no driver. Over one that serves it does not become Ready, so that the roll-out
+// stops there; where nothing was served, it has nothing to wait for.
+func brokenVersion(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
+	const holds = 20 * time.Second
+	elder := theDaemonPod(ctx, t, n)
+	end := watch(ctx, t, kubelet, gpu, "broken version")
+	kubectl(ctx, t, n, "-n", namespace, "set", "env", "daemonset/"+daemonSet, "SIMULATE-", "CONTAINER_DRIVER_ROOT=/nowhere")
+	var broken string
+	wait(ctx, t, func(ctx context.Context) error {
+		pods, err := n.Client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for _, pod := range pods.Items {
+			if pod.Name != elder.Name && len(pod.Status.ContainerStatuses) == 1 && pod.Status.ContainerStatuses[0].State.Running != nil {
+				broken = pod.Name
+				return nil
+			}
+		}
+		return errors.New("the broken daemon does not run")
+	})
+	during, cancel := context.WithTimeout(ctx, holds)
+	err := node.Wait(during, waitInterval, func(ctx context.Context) error {
+		for _, pod := range []string{elder.Name, broken} {
+			object, err := n.Client.CoreV1().Pods(namespace).Get(ctx, pod, metav1.GetOptions{})
+			if err != nil || object.DeletionTimestamp != nil {
+				return nil //nolint:nilerr // what must not be
+			}
+			if pod == broken && isReady(object) {
+				return nil
+			}
+		}
+		return errors.New("the elder serves and the other is not Ready")
+	})
+	cancel()
+	if err == nil {
+		t.Errorf("the broken daemon became Ready, or the elder was ended")
+	}
+	runPod(ctx, t, n, "during-broken", gpu, 1)
+	if lowest, _ := end().below(gpus); lowest < gpus {
+		t.Errorf("the kubelet counted %d, want never below %d", lowest, gpus)
+	}
+	t.Logf("the broken daemon says:\n%s", kubectl(ctx, t, n, "-n", namespace, "get", "events", "--field-selector", "involvedObject.name="+broken))
+
+	// The same on a node where nothing is served.
+	patchDaemonSet(ctx, t, n, `{"nodeSelector":{"e2e/nowhere":""}}`)
+	wait(ctx, t, func(ctx context.Context) error {
+		if pods, err := n.Client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{}); err != nil || len(pods.Items) > 0 {
+			return fmt.Errorf("the daemon's pods are still there: %w", err)
+		}
+		return nil
+	})
+	patchDaemonSet(ctx, t, n, `{"nodeSelector":null}`)
+	start := time.Now()
+	wait(ctx, t, func(ctx context.Context) error {
+		if err := rolledOut(ctx, n); err != nil {
+			return err
+		}
+		if pod, err := daemonPod(ctx, n); err != nil || !isReady(pod) {
+			return fmt.Errorf("the daemon is not Ready: %w", err)
+		}
+		return nil
+	})
+	t.Logf("with nothing to serve, on a node where nobody serves, the daemon was Ready within %v", time.Since(start).Round(time.Millisecond))
+	kubectl(ctx, t, n, "-n", namespace, "set", "env", "daemonset/"+daemonSet, "SIMULATE=dgx-h100", "CONTAINER_DRIVER_ROOT=/driver-root")
+	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
+	waitAllocatable(ctx, t, kubelet, gpu, gpus, stepLimit)
+}
+
+func isReady(pod *corev1.Pod) bool {
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
