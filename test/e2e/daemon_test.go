@@ -42,9 +42,14 @@ func TestDaemon(t *testing.T) {
 		}
 	})
 
+	// A node without a driver, on which nobody serves GPUs, stops no roll-out.
 	start := time.Now()
-	overlay := filepath.Join(*source, "test/e2e/testdata/overlay")
-	kubectl(ctx, t, n, "apply", "--validate=strict", "--kustomize", overlay)
+	apply(ctx, t, n, "no-driver")
+	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
+	phase("no driver: daemon Ready", start)
+
+	start = time.Now()
+	apply(ctx, t, n, "overlay")
 	waitNode(ctx, t, n, gpu, gpus, gpus, start)
 	phase("manifests applied to capacity 8", start)
 
@@ -83,6 +88,12 @@ func TestDaemon(t *testing.T) {
 		}
 		phase(s.name, start)
 	}
+}
+
+// apply applies the manifests as one of the overlays in testdata has them.
+func apply(ctx context.Context, t *testing.T, n *node.Node, overlay string) {
+	t.Helper()
+	kubectl(ctx, t, n, "apply", "--validate=strict", "--kustomize", filepath.Join(*source, "test/e2e/testdata", overlay))
 }
 
 // explain logs what the node can say about a failure.
