@@ -16,42 +16,59 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/e2e/node"
 )
 
-const (
-	wholeConfig  = "version: v1\n"
-	sharedConfig = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n"
-)
+var configs = map[string]string{
+	"whole":  "version: v1\n",
+	"shared": "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n",
+}
 
-// changesOfSharing switches time-slicing on and off by roll-outs, as an upgrade of the chart does, while short pods come all
+// upgradesThatShare switches time-slicing on and off by roll-outs, as an upgrade of the chart does, while short pods come all
 // along. The old daemon and the new one have different lists: they must not speak in turn, and no device may leave the list
 // that a pod is being given.
-func changesOfSharing(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
-	before := waitPod(ctx, t, n, holder, isRunning)
-	for name, text := range map[string]string{"whole": wholeConfig, "shared": sharedConfig} {
+func upgradesThatShare(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
+	for name, text := range configs {
 		createConfigMap(ctx, t, n, name, text)
 	}
 	rollOutConfig(ctx, t, n, "whole")
-	waitForms(ctx, t, kubelet, func(whole, replicas int) bool { return whole >= gpus-2 && replicas == 0 })
+	switchSharing(ctx, t, n, kubelet, func(name string) { rollOutConfig(ctx, t, n, name) })
+}
 
+// reloadsThatShare does the same by changes of the running daemon's file.
+func reloadsThatShare(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
+	setConfig(ctx, t, n, configs["whole"])
+	switchSharing(ctx, t, n, kubelet, func(name string) { setConfig(ctx, t, n, configs[name]) })
+}
+
+// switchSharing switches time-slicing on and off, five times, and counts the short pods that fail meanwhile.
+func switchSharing(
+	ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient, change func(name string),
+) {
+	t.Helper()
+	const changes = 5
+	before := waitPod(ctx, t, n, holder, isRunning)
+	waitForms(ctx, t, kubelet, func(whole, replicas int) bool { return whole >= gpus-2 && replicas == 0 })
+	seen := watch(ctx, t, kubelet, gpu, "time-slicing switched")
 	end := startChurn(ctx, t, n)
-	for i := range 5 {
+	for i := range changes {
 		name := []string{"shared", "whole"}[i%2]
 		start := time.Now()
-		rollOutConfig(ctx, t, n, name)
-		out := time.Since(start)
+		change(name)
+		done := time.Since(start)
 		waitForms(ctx, t, kubelet, func(whole, replicas int) bool {
+			allRun(t, n)
 			if name == "shared" {
 				return whole == 0 && replicas > 0
 			}
 			return whole > 0 && replicas == 0
 		})
-		t.Logf("change %d, to %s: rolled out in %v, in the kubelet's list alone after %v", i+1, name, out.Round(time.Millisecond),
+		t.Logf("change %d, to %s: done in %v, in the kubelet's list alone after %v", i+1, name, done.Round(time.Millisecond),
 			time.Since(start).Round(time.Millisecond))
 	}
-	rollOutConfig(ctx, t, n, "whole")
 	churn := end()
+	seen()
 	if ours := churn.ofOurs(); len(ours) > 0 {
-		t.Errorf("%d of %d pods failed for what a device plugin did: %+v", len(ours), churn.made, ours[:min(len(ours), 5)])
+		t.Errorf("%d of %d pods failed for what a device plugin did", len(ours), churn.made)
 	}
+	change("whole")
 	waitAllocatable(ctx, t, kubelet, gpu, gpus, stepLimit)
 	waitPod(ctx, t, n, holder, isSame(before))
 }

@@ -22,7 +22,7 @@ func heldThroughRestarts(ctx context.Context, t *testing.T, n *node.Node, kubele
 	)
 	setTopologyPolicy(ctx, t, n, "single-numa-node")
 	waitAllocatable(ctx, t, kubelet, gpu, gpus, promptly)
-	setConfig(ctx, t, n, wholeConfig)
+	setConfig(ctx, t, n, configs["whole"])
 
 	// One holds its GPU in its only container, the other in an init container that has not ended: PodResources shows the first
 	// alone.
@@ -43,7 +43,7 @@ func heldThroughRestarts(ctx context.Context, t *testing.T, n *node.Node, kubele
 	}
 	stay("before anything happens")
 
-	setConfig(ctx, t, n, sharedConfig)
+	setConfig(ctx, t, n, configs["shared"])
 	waitForms(ctx, t, kubelet, func(whole, replicas int) bool { return whole == 0 && replicas >= 4*(gpus-4) })
 
 	// The kubelet starts while the API server is away: it shows no pods until that is back.
@@ -74,7 +74,7 @@ func heldThroughRestarts(ctx context.Context, t *testing.T, n *node.Node, kubele
 	for _, pod := range held {
 		deletePod(ctx, t, n, pod.Name)
 	}
-	setConfig(ctx, t, n, wholeConfig)
+	setConfig(ctx, t, n, configs["whole"])
 	waitAllocatable(ctx, t, kubelet, gpu, gpus, stepLimit)
 	setTopologyPolicy(ctx, t, n, "none")
 	waitAllocatable(ctx, t, kubelet, gpu, gpus, promptly)
