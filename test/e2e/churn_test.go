@@ -166,13 +166,17 @@ func (c *churn) String() string {
 
 // ofOurs returns the pods that failed for a reason that a device plugin can help. Kubelet 1.36 stops the endpoint of the new
 // server when the stream of the old one ends, until that registers again: a pod that comes in that moment is refused whatever
-// anybody does, and says so. A pod that the scheduler sent by a count that is a second old is none of ours on either.
-func (c *churn) ofOurs() []refusal {
+// anybody does. Unless the devices never get fewer, the scheduler may send a pod by a count that is a second old.
+func (c *churn) ofOurs(neverFewer bool) []refusal {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(c.refused), func(r refusal) bool {
-		noServer := strings.Contains(r.message, "no healthy devices present") || strings.Contains(r.message, "has been stopped")
-		return r.reason == "OutOf"+gpu || isKubelet("1.36") && noServer
+		has := func(words ...string) bool {
+			return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(r.message, w) })
+		}
+		noServer := has("no healthy devices present", "has been stopped", "client connection is closing")
+		noDevice := r.reason == "OutOf"+gpu || has("no healthy devices present", "requested number of devices unavailable")
+		return isKubelet("1.36") && noServer || !neverFewer && noDevice
 	})
 }
 

@@ -28,22 +28,28 @@ func upgradesThatShare(ctx context.Context, t *testing.T, n *node.Node, kubelet 
 	for name, text := range configs {
 		createConfigMap(ctx, t, n, name, text)
 	}
+	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
+	setEnv(ctx, t, n, "WAIT_FOR_RELEASE=false")
 	rollOutConfig(ctx, t, n, "whole")
-	switchSharing(ctx, t, n, kubelet, func(name string) { rollOutConfig(ctx, t, n, name) })
+	change := func(name string) { rollOutConfig(ctx, t, n, name) }
+	t.Run("GPUs change their form at once", func(t *testing.T) { switchSharing(ctx, t, n, kubelet, 5, true, change) })
+	setEnv(ctx, t, n, "WAIT_FOR_RELEASE-")
+	t.Run("held GPUs change later", func(t *testing.T) { switchSharing(ctx, t, n, kubelet, 2, false, change) })
 }
 
 // reloadsThatShare does the same by changes of the running daemon's file.
 func reloadsThatShare(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	setConfig(ctx, t, n, configs["whole"])
-	switchSharing(ctx, t, n, kubelet, func(name string) { setConfig(ctx, t, n, configs[name]) })
+	switchSharing(ctx, t, n, kubelet, 2, false, func(name string) { setConfig(ctx, t, n, configs[name]) })
 }
 
-// switchSharing switches time-slicing on and off, five times, and counts the short pods that fail meanwhile.
+// switchSharing switches time-slicing on and off, and counts the short pods that fail meanwhile. Where GPUs wait for the pods that
+// hold them, the node has fewer devices for a while, and the scheduler, which learns of that later, sends pods that find none.
 func switchSharing(
-	ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient, change func(name string),
+	ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient, changes int, atOnce bool,
+	change func(name string),
 ) {
 	t.Helper()
-	const changes = 5
 	before := waitPod(ctx, t, n, holder, isRunning)
 	waitForms(ctx, t, kubelet, func(whole, replicas int) bool { return whole >= gpus-2 && replicas == 0 })
 	seen := watch(ctx, t, kubelet, gpu, "time-slicing switched")
@@ -65,7 +71,7 @@ func switchSharing(
 	}
 	churn := end()
 	seen()
-	if ours := churn.ofOurs(); len(ours) > 0 {
+	if ours := churn.ofOurs(atOnce); len(ours) > 0 {
 		t.Errorf("%d of %d pods failed for what a device plugin did", len(ours), churn.made)
 	}
 	change("whole")
