@@ -60,29 +60,34 @@ func TestDaemon(t *testing.T) {
 	for _, s := range []struct {
 		name  string
 		story story
+		long  bool // it is told in a long run alone
 	}{
-		{"a container sees its GPUs", seesItsGPUs},
-		{"a pod that asks for nine stays Pending", nineStaysPending},
-		{"kubelet restarts", kubeletRestarts},
-		{"rolling upgrade", rollingUpgrade},
-		{"daemon killed", daemonKilled},
-		{"another server comes and goes", anotherServer},
-		{"another plugin comes and goes", otherPlugin},
-		{"upgrades that switch time-slicing", upgradesThatShare},
-		{"upgrade to a broken version", brokenVersion},
-		{"an XID makes a GPU Unhealthy until it is cured", xidMakesUnhealthy},
-		{"daemon ended", daemonEnded},
-		{"changed to another driver root", changedDriverRoot},
-		{"CDI", givesCDI},
-		{"volume mounts", givesVolumeMounts},
-		{"device nodes", givesDeviceNodes},
-		{"checks before a container starts", checksBeforeStart},
-		{"reloads that switch time-slicing", reloadsThatShare},
-		{"held GPUs while kubelet restarts", heldThroughRestarts},
-		{"time-slicing", timeSlices},
-		{"a reload adds and removes a resource", reloads},
-		{"MIG devices of several profiles", offersMIG},
+		{name: "a container sees its GPUs", story: seesItsGPUs},
+		{name: "a pod that asks for nine stays Pending", story: nineStaysPending},
+		{name: "kubelet restarts", story: kubeletRestarts},
+		{name: "rolling upgrade", story: rollingUpgrade},
+		{name: "daemon killed", story: daemonKilled},
+		{name: "another server comes and goes", story: anotherServer},
+		{name: "another plugin comes and goes", story: otherPlugin},
+		{name: "upgrades that switch time-slicing", story: upgradesThatShare},
+		{name: "upgrade to a broken version", story: brokenVersion},
+		{name: "an XID makes a GPU Unhealthy until it is cured", story: xidMakesUnhealthy},
+		{name: "daemon ended", story: daemonEnded},
+		{name: "changed to another driver root", story: changedDriverRoot},
+		{name: "CDI", story: givesCDI},
+		{name: "volume mounts", story: givesVolumeMounts},
+		{name: "device nodes", story: givesDeviceNodes},
+		{name: "checks before a container starts", story: checksBeforeStart},
+		{name: "reloads that switch time-slicing", story: reloadsThatShare, long: true},
+		{name: "held GPUs while kubelet restarts", story: heldThroughRestarts},
+		{name: "time-slicing", story: timeSlices},
+		{name: "one form at a time", story: oneFormAtATime},
+		{name: "a reload adds and removes a resource", story: reloads},
+		{name: "MIG devices of several profiles", story: offersMIG},
 	} {
+		if s.long && !*long {
+			continue
+		}
 		start := time.Now()
 		if !t.Run(s.name, func(t *testing.T) { s.story(ctx, t, n, kubelet) }) {
 			break // The next story would begin on a node in an unknown state.

@@ -179,10 +179,11 @@ sharing:
     resources:
     - {name: nvidia.com/gpu, replicas: %d}
 `, replicas))
-	took := waitAllocatable(ctx, t, kubelet, gpu, gpus*replicas, stepLimit)
-	// Capacity is more: the whole GPUs that a pod was given before are listed for as long as it holds them.
-	waitAllocatables(ctx, t, n, map[string]int{gpu: gpus * replicas})
-	t.Logf("%d replicas allocatable %v after the ConfigMap changed", gpus*replicas, took.Round(time.Millisecond))
+	// The two GPUs that a pod holds whole are shared when it has ended, and listed as they are for as long.
+	const want = (gpus - 2) * replicas
+	took := waitAllocatable(ctx, t, kubelet, gpu, want, stepLimit)
+	waitAllocatables(ctx, t, n, map[string]int{gpu: want})
+	t.Logf("%d replicas allocatable %v after the ConfigMap changed", want, took.Round(time.Millisecond))
 
 	runPod(ctx, t, n, "shares", gpu, 1)
 	held := heldDevices(ctx, t, kubelet, "shares")
@@ -214,14 +215,15 @@ func reloads(ctx context.Context, t *testing.T, n *node.Node, kubelet podresourc
 	start := time.Now()
 	end := watch(ctx, t, kubelet, gpu, "reload")
 	setConfig(ctx, t, n, fmt.Sprintf(config, dev))
-	took := waitAllocatable(ctx, t, kubelet, dev, 2, stepLimit)
+	took := waitAllocatable(ctx, t, kubelet, dev, 1, stepLimit) // the other one is held under its old name
 	waitAllocatable(ctx, t, kubelet, batch, 0, stepLimit)
 	t.Logf("resource added %v after the ConfigMap changed", took.Round(time.Millisecond))
-	waitNode(ctx, t, n, dev, 2, 2, start)
+	waitNode(ctx, t, n, dev, 2, 1, start)
 	// The GPU that a pod holds is listed for as long.
 	waitNode(ctx, t, n, batch, 1, 0, start)
 	waitPod(ctx, t, n, "goes", isSame(goes))
 	deletePod(ctx, t, n, "goes")
+	waitNode(ctx, t, n, dev, 2, 2, start)
 	waitNode(ctx, t, n, batch, 0, 0, start)
 	if lowest, _ := end().below(gpus - 2); lowest < gpus-2 {
 		t.Errorf("the kubelet counted %d of the resource that did not change, want never below %d", lowest, gpus-2)

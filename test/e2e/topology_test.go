@@ -68,7 +68,6 @@ func heldThroughRestarts(ctx context.Context, t *testing.T, n *node.Node, kubele
 		t.Fatal(err)
 	}
 	waitForms(ctx, t, kubelet, func(whole, replicas int) bool { return whole == 0 && replicas >= 4*(gpus-4) })
-	pause(ctx, away)
 	stay(fmt.Sprintf("the kubelet was down for %v", kubeletDown()))
 
 	for _, pod := range held {
@@ -85,7 +84,7 @@ func kubeletDown() time.Duration {
 	if *long {
 		return 10 * time.Minute
 	}
-	return 20 * time.Second
+	return 5 * time.Second
 }
 
 func setTopologyPolicy(ctx context.Context, t *testing.T, n *node.Node, policy string) {
