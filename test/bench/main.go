@@ -56,7 +56,7 @@ func measure(ctx context.Context, daemon, only string) error {
 	if err != nil {
 		return fmt.Errorf("read -only: %w", err)
 	}
-	for _, f := range slices.Concat(registrationFigures, callFigures, allocationFigures, resourceFigures, healthFigures, footprintFigures) {
+	for _, f := range slices.Concat(registrationFigures, callFigures, allocationFigures, resourceFigures, healthFigures, driverFigures, footprintFigures) {
 		if !wanted.MatchString(f.name) {
 			continue
 		}
