@@ -79,6 +79,11 @@ faults: build ## Inject every fault into the daemon and print what kubelet saw (
 e2e: e2e-devicemanager ## Run the daemon on real kubelets (root; the first run builds Kubernetes; E2E_FLAGS='--kubelet 1.37')
 	cd test/e2e && ./run $(E2E_FLAGS)
 
+.PHONY: nightly
+nightly: faults ## What takes too long for every change: the fault matrix, long stories on both kubelets, kubelet's five minutes (2 hours)
+	test/e2e/devicemanager/run -minutes
+	cd test/e2e && E2E_LIMIT=7200 ./run --kubelet all -long
+
 .PHONY: e2e-devicemanager
 e2e-devicemanager: ## Hold the stand-in kubelet against kubelet's own device manager of 1.36 and 1.37 (root)
 	test/e2e/devicemanager/run
