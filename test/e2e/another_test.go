@@ -60,44 +60,36 @@ func anotherServer(ctx context.Context, t *testing.T, n *node.Node, kubelet podr
 // other stays, so the daemon leaves it the resource until its socket is gone or refuses connections.
 func otherPlugin(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	const others, stays = 3, 15 * time.Second // more than the daemon needs to notice anything
-	for i, leaves := range []func(*scenario.Plugin){(*scenario.Plugin).Stop, (*scenario.Plugin).Kill} {
-		other, err := scenario.StartPlugin(pluginSockets, "nvidia-gpu.sock", gpu, scenario.Script{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(other.Stop)
-		var devices []*v1beta1.Device
-		for i := range others {
-			devices = append(devices, &v1beta1.Device{ID: fmt.Sprintf("GPU-other-%d", i), Health: v1beta1.Healthy})
-		}
-		other.Send(devices...)
-		if err := other.Register(ctx); err != nil {
-			t.Fatal(err)
-		}
-		waitAllocatable(ctx, t, kubelet, gpu, others, promptly)
-		end := watch(ctx, t, kubelet, gpu, "another plugin serves")
-		select {
-		case <-ctx.Done():
-		case <-time.After(stays):
-		}
-		name := fmt.Sprintf("of-other-%d", i)
-		runPod(ctx, t, n, name, gpu, 1)
-		if got := shell(ctx, t, n, name, "echo $SERVED_BY"); strings.TrimSpace(got) != "nvidia-gpu.sock" {
-			t.Errorf("pod %s was served by %q, want the other plugin", name, got)
-		}
-		if seen := end(); len(seen.steps) != 1 || seen.steps[0].count != others {
-			t.Errorf("while the other plugin serves, the kubelet counted %v, want %d throughout", seen, others)
-		}
+	other, err := scenario.StartPlugin(pluginSockets, "nvidia-gpu.sock", gpu, scenario.Script{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(other.Stop)
+	var devices []*v1beta1.Device
+	for i := range others {
+		devices = append(devices, &v1beta1.Device{ID: fmt.Sprintf("GPU-other-%d", i), Health: v1beta1.Healthy})
+	}
+	other.Send(devices...)
+	if err := other.Register(ctx); err != nil {
+		t.Fatal(err)
+	}
+	waitAllocatable(ctx, t, kubelet, gpu, others, promptly)
+	end := watch(ctx, t, kubelet, gpu, "another plugin serves")
+	pause(ctx, stays)
+	runPod(ctx, t, n, "of-other", gpu, 1)
+	if got := shell(ctx, t, n, "of-other", "echo $SERVED_BY"); strings.TrimSpace(got) != "nvidia-gpu.sock" {
+		t.Errorf("the pod was served by %q, want the other plugin", got)
+	}
+	if seen := end(); len(seen.steps) != 1 || seen.steps[0].count != others {
+		t.Errorf("while the other plugin serves, the kubelet counted %v, want %d throughout", seen, others)
+	}
 
-		leaves(other)
-		took := waitAllocatable(ctx, t, kubelet, gpu, gpus, promptly)
-		t.Logf("the other plugin ended: all GPUs after %v", took.Round(time.Millisecond))
-		name = fmt.Sprintf("after-other-%d", i)
-		runPod(ctx, t, n, name, gpu, 1)
-		if got := visibleDevices(ctx, t, n, name); !strings.HasPrefix(got[0], "GPU-") {
-			t.Errorf("pod %s has %v, want a GPU of the daemon's", name, got)
-		}
-		deletePod(ctx, t, n, fmt.Sprintf("of-other-%d", i))
+	other.Stop()
+	took := waitAllocatable(ctx, t, kubelet, gpu, gpus, promptly)
+	t.Logf("the other plugin ended: all GPUs after %v", took.Round(time.Millisecond))
+	runPod(ctx, t, n, "after-other", gpu, 1)
+	if got := visibleDevices(ctx, t, n, "after-other"); !strings.HasPrefix(got[0], "GPU-") {
+		t.Errorf("the pod has %v, want a GPU of the daemon's", got)
 	}
 }
 

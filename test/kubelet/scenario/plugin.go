@@ -30,7 +30,6 @@ type Plugin struct {
 
 	dir, name, resource string
 	script              Script
-	listener            *net.UnixListener
 	server              *grpc.Server
 	serving             sync.WaitGroup
 
@@ -46,12 +45,12 @@ type Plugin struct {
 // StartPlugin serves a plugin on the socket dir/name. It has no list until Send is called. The caller ends it with
 // Stop.
 func StartPlugin(dir, name, resource string, script Script) (*Plugin, error) {
-	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, name), Net: "unix"})
+	listener, err := net.Listen("unix", filepath.Join(dir, name))
 	if err != nil {
 		return nil, fmt.Errorf("start plugin: %w", err)
 	}
 	p := &Plugin{
-		dir: dir, name: name, resource: resource, script: script, options: script.Options, listener: listener,
+		dir: dir, name: name, resource: resource, script: script, options: script.Options,
 		server: grpc.NewServer(grpc.WaitForHandlers(true)), changed: make(chan struct{}),
 	}
 	v1beta1.RegisterDevicePluginServer(p.server, p)
@@ -63,12 +62,6 @@ func StartPlugin(dir, name, resource string, script Script) (*Plugin, error) {
 func (p *Plugin) Stop() {
 	p.server.Stop()
 	p.serving.Wait()
-}
-
-// Kill ends the plugin as SIGKILL would: its socket file stays, and refuses connections.
-func (p *Plugin) Kill() {
-	p.listener.SetUnlinkOnClose(false)
-	p.Stop()
 }
 
 // Register registers the plugin with the kubelet that listens in its directory.
