@@ -7,11 +7,11 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// maxBindings is how many events of one wait are told apart; what is more comes with the next one.
+// maxBindings is how many events one wait returns at most. The next wait returns the rest.
 const maxBindings = 64
 
-// bindings are the events of a driver since R575 that say that GPUs were bound to it, or unbound. A driver that has none, or
-// does not give them to this process, is found out once a session.
+// bindings are the events of a driver since R575 that say that GPUs were bound to it, or unbound. A driver that does not
+// have them, or does not permit them, is asked once in a session.
 type bindings struct {
 	api *api
 	// request is nil without a set. It is an allocation of its own, and the one pointer to Go's memory in it is events:
@@ -34,12 +34,12 @@ func (b *bindings) start(a *api) {
 	}
 	register.Version = nvml.STRUCT_VERSION(register, 1)
 	if act(a, "nvmlSystemRegisterEvents", func() nvml.Return { return a.lib.SystemRegisterEvents(&register) }) != nvml.SUCCESS {
-		_ = b.free(a) // it is of no use, and what NVML says of that changes nothing
+		_ = b.free(a) // it is of no use, and an error would change nothing
 	}
 }
 
-// changed waits until GPUs were bound or unbound, for timeout at most, and reports whether they were. Which ones is left to
-// the next session to find out.
+// changed waits until GPUs were bound or unbound, for timeout at most, and reports whether they were. The next
+// session finds out which.
 func (b *bindings) changed(timeout time.Duration) bool {
 	if b.request == nil {
 		return false

@@ -15,21 +15,21 @@ const (
 	waitStep = 500 * time.Millisecond
 	// waitPatience is how much longer a wait may take before Next says that the driver does not answer.
 	waitPatience = 10 * time.Second
-	// minRest and maxRest bound the pause before waiting again when that is useless now: NVML goes on saying at once that
-	// some GPU is lost, and none admits to it, or no GPU is left to watch.
+	// minRest and maxRest are the shortest and the longest pause after a wait that was of no use: NVML answers at once that a GPU
+	// is lost, but no GPU says that it is; or no GPU is left that gives events.
 	minRest = time.Second
 	maxRest = 5 * time.Second
-	// waitGap is how far apart waits are in the long run, whatever they return: waits that end at once must not take a core.
-	// Up to waitBurst waits follow one another at once, so that events that come together are told together. What is more rests
-	// for waitStep: many short pauses cost more than the waits.
+	// waitGap is the average time between two waits: waits that end at once must not use a whole core. Up to waitBurst waits may
+	// follow each other without a pause, so that many events that happen together are returned together. After that there is a
+	// pause of waitStep: many short pauses would cost more than the waits.
 	waitGap   = 10 * time.Millisecond
 	waitBurst = 256
 )
 
-// Next waits for an event and returns it. A GPU that is lost gives one EventLost and no more events; the others go on
-// being watched.
+// Next waits for an event and returns it. A GPU that is lost gives one EventLost and no more events. The events of the other GPUs
+// still come.
 //
-// It returns the error of ctx when ctx ends. Any other error means that this session has no more events to give: it
+// It returns the error of ctx when ctx ends. Any other error means that this session has no more events: it
 // wraps inventory.ErrNoAnswer when a wait hangs.
 func (s *Session) Next(ctx context.Context) (inventory.Event, error) {
 	for {
@@ -63,7 +63,7 @@ var linkXIDs = map[uint64]bool{
 	74: true, 144: true, 145: true, 146: true, 147: true, 148: true, 149: true, 150: true, 155: true,
 }
 
-// space moves the time before which the next wait may not begin.
+// space counts a wait that begins now, and sets the time before which the next one may not begin.
 func (s *Session) space(now time.Time) {
 	if burst := now.Add(-waitBurst * waitGap); s.due.Before(burst) {
 		s.due = burst
@@ -122,9 +122,9 @@ func (s *Session) register() {
 	}
 	refused := s.watch.add(joining)
 	for _, g := range joining {
-		s.deaf(g.index, nil)
+		s.noEvents(g.index, nil)
 	}
 	for _, d := range refused {
-		s.deaf(d.index, d.reason)
+		s.noEvents(d.index, d.reason)
 	}
 }

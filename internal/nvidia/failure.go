@@ -9,7 +9,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
-// errClosed is the answer of a Session that was closed.
+// errClosed is the error of a call on a Session that was closed.
 var errClosed = errors.New("the NVML session is closed")
 
 // failure turns what a call returned into an error; nil for success.
@@ -30,7 +30,7 @@ func failure(call string, ret nvml.Return) error {
 	return fmt.Errorf("%s: %w: %w", call, kind, ret)
 }
 
-// unprivileged adds to an error of a call that was not permitted what permits it.
+// unprivileged adds the missing capability to the error of a call that was not permitted.
 func unprivileged(err error) error {
 	if errors.Is(err, nvml.ERROR_NO_PERMISSION) {
 		return fmt.Errorf("%w (%w)", inventory.ErrNoPermission, err)
@@ -38,31 +38,31 @@ func unprivileged(err error) error {
 	return err
 }
 
-// An account is kept while one GPU is asked this and that: how it answers, by the gravest answer.
-type account struct {
+// callResults sum up the results of several calls about one GPU: the worst result decides.
+type callResults struct {
 	contact inventory.Contact
 	reason  string
-	ret     nvml.Return // the gravest answer
+	ret     nvml.Return // the worst result
 	// incomplete is the first call for a signal that failed without saying anything of the GPU.
 	incomplete string
 }
 
-// must notes the answer to a call without which nothing can be said of the GPU, and reports whether it succeeded.
-func (a *account) must(call string, ret nvml.Return) bool {
+// must notes the result of a call that identifies the GPU, and reports whether it succeeded.
+func (a *callResults) must(call string, ret nvml.Return) bool {
 	if ret != nvml.SUCCESS {
 		a.note(call, ret, max(contact(ret), inventory.ContactFailing))
 	}
 	return ret == nvml.SUCCESS
 }
 
-// may notes the answer to a call that not every GPU and driver supports, and reports whether it succeeded.
-func (a *account) may(call string, ret nvml.Return) bool {
+// may notes the result of a call that not every GPU and driver supports, and reports whether it succeeded.
+func (a *callResults) may(call string, ret nvml.Return) bool {
 	a.note(call, ret, contact(ret))
 	return ret == nvml.SUCCESS
 }
 
 // extra is may for a call whose failure says something about the GPU only if the GPU is lost or wants a reset.
-func (a *account) extra(call string, ret nvml.Return) bool {
+func (a *callResults) extra(call string, ret nvml.Return) bool {
 	if c := contact(ret); c >= inventory.ContactResetRequired {
 		a.note(call, ret, c)
 	}
@@ -70,23 +70,23 @@ func (a *account) extra(call string, ret nvml.Return) bool {
 }
 
 // signal is extra for a call whose failure leaves a signal unknown that the GPU may have.
-func (a *account) signal(call string, ret nvml.Return) bool {
+func (a *callResults) signal(call string, ret nvml.Return) bool {
 	if a.incomplete == "" && contact(ret) == inventory.ContactFailing {
 		a.incomplete = failure(call, ret).Error()
 	}
 	return a.extra(call, ret)
 }
 
-func (a *account) note(call string, ret nvml.Return, c inventory.Contact) {
+func (a *callResults) note(call string, ret nvml.Return, c inventory.Contact) {
 	if c > a.contact {
 		a.contact, a.reason, a.ret = c, failure(call, ret).Error(), ret
 	}
 }
 
-// gone reports whether asking on is useless.
-func (a *account) gone() bool { return a.contact >= inventory.ContactResetRequired }
+// gone reports whether further calls about the GPU are useless.
+func (a *callResults) gone() bool { return a.contact >= inventory.ContactResetRequired }
 
-// contact says what a return code says of the GPU that was asked.
+// contact returns what a return code says about the GPU.
 func contact(ret nvml.Return) inventory.Contact {
 	switch ret {
 	case nvml.ERROR_GPU_IS_LOST, nvml.ERROR_GPU_NOT_FOUND:

@@ -29,7 +29,7 @@ type gpu struct {
 	nvlink     nvlink
 	linked     bool              // the links were read
 	ways       []way             // that were found with them
-	answer     account           // how the GPU answered last
+	answer     callResults       // how the GPU answered last
 	refused    error             // why its events could not be registered for
 	reading    inventory.Reading // the last one
 	read       bool              // there was one
@@ -42,7 +42,7 @@ type gpu struct {
 }
 
 // ask reads the GPU of a slot into g.seen, as far as it answers.
-func (s *scanner) ask(sl *slot, g *gpu, a *account) {
+func (s *scanner) ask(sl *slot, g *gpu, a *callResults) {
 	index := sl.record.gpu
 	device, ret := sl.api.DeviceGetHandleByIndex(index)
 	if !a.must("nvmlDeviceGetHandleByIndex", ret) {
@@ -83,7 +83,7 @@ func (s *scanner) ask(sl *slot, g *gpu, a *account) {
 }
 
 // describe reads what never changes, and reports whether that is now known.
-func (s *scanner) describe(g *gpu, a *account) bool {
+func (s *scanner) describe(g *gpu, a *callResults) bool {
 	if model, ret := g.device.GetName(); a.may("nvmlDeviceGetName", ret) {
 		g.seen.Model = model
 		g.hidden = slices.Contains(displayOnly, model)

@@ -16,8 +16,8 @@ import (
 )
 
 // locate returns the path of NVML's library below driverRoot, the folder of this container at which the root of the driver's
-// installation is mounted, with all symbolic links followed as they lead inside that root; and the place, relative to driverRoot, at
-// which the way there begins. Both are "" when there is none for this machine: then the loader may still find one.
+// installation is mounted. All symbolic links are resolved inside that root. The second result is the path with its links, relative
+// to driverRoot. Both are "" if there is no library for this machine: the loader may still find one.
 func locate(driverRoot string) (path, place string) {
 	for _, folder := range driverroot.LibraryFolders() {
 		place := filepath.Join(folder, driverroot.NVML)
@@ -55,14 +55,14 @@ func loadable(path string) bool {
 type library struct {
 	nvml.Interface
 	path    string          // "" for the one that the loader finds
-	place   string          // relative to the driver root, from which links lead to path
+	place   string          // where the links to path begin, relative to the driver root
 	file    os.FileInfo     // of path
 	machine bool            // and not simulated
 	has     map[string]bool // the functions that it has; nil until they were looked up
 }
 
-// lookUp looks up which functions the library has, once. A library that cannot be loaded is left to Init to report. The error
-// wraps inventory.ErrNoDriver.
+// lookUp finds out, once, which functions the library has. A library that cannot be loaded is not an error here: Init reports it.
+// The error wraps inventory.ErrNoDriver.
 func (l *library) lookUp() (err error) {
 	if l.has != nil {
 		return nil
@@ -80,7 +80,7 @@ func (l *library) lookUp() (err error) {
 	return err
 }
 
-// findLibrary returns the library that is there now, not loaded.
+// findLibrary returns the library that is installed now. It does not load it.
 func findLibrary(driverRoot string) (*library, error) {
 	path, place := locate(driverRoot)
 	if path == "" {
@@ -93,7 +93,7 @@ func findLibrary(driverRoot string) (*library, error) {
 	return &library{Interface: nvml.New(nvml.WithLibraryPath(path)), path: path, place: place, file: info, machine: true}, nil
 }
 
-// inPlace reports whether what leads to the library still leads to it, and it is as it was.
+// inPlace reports whether the links below the driver root still lead to the library, and its file did not change.
 func (l *library) inPlace(driverRoot string) bool {
 	path, err := resolveIn(driverRoot, l.place)
 	if err != nil || path != l.path {

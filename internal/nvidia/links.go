@@ -50,7 +50,7 @@ func (s *scanner) peers(sl *slot) []peer {
 
 // readLinks reads where the lanes of a GPU lead, and the ways by PCIe to other GPUs.
 func (s *scanner) readLinks(sl *slot, g *gpu, peers []peer) {
-	var a account
+	var a callResults
 	g.linked, g.ways = true, nil
 	s.readNVLink(g, &a)
 	for _, p := range peers {
@@ -85,7 +85,7 @@ func (s *scanner) linked(g *gpu) {
 }
 
 // readNVLink reads where the lanes of g lead, if other lanes are active than when it was read last.
-func (s *scanner) readNVLink(g *gpu, a *account) {
+func (s *scanner) readNVLink(g *gpu, a *callResults) {
 	var active, inactive uint64
 	for lane := range nvml.NVLINK_MAX_LINKS {
 		state, ret := g.device.GetNvLinkState(lane)
@@ -113,7 +113,7 @@ func (s *scanner) readNVLink(g *gpu, a *account) {
 }
 
 // follow adds where one active lane of g leads.
-func (s *scanner) follow(lane int, g *gpu, n *nvlink, a *account) {
+func (s *scanner) follow(lane int, g *gpu, n *nvlink, a *callResults) {
 	if version, ret := g.device.GetNvLinkVersion(lane); a.extra("nvmlDeviceGetNvLinkVersion", ret) {
 		n.version = max(n.version, nvlinkGenerations[nvml.NvlinkVersion(version)])
 	}

@@ -18,7 +18,7 @@ type migDevice struct {
 }
 
 // readMIG reads the MIG mode of a GPU and its MIG devices into g.seen.
-func (s *scanner) readMIG(g *gpu, a *account) {
+func (s *scanner) readMIG(g *gpu, a *callResults) {
 	before := g.seen
 	defer func() {
 		if g.seen.MIG != before.MIG || !slices.Equal(g.seen.MIGDevices, before.MIGDevices) {
@@ -73,7 +73,7 @@ func (s *scanner) readMIG(g *gpu, a *account) {
 }
 
 // readMIGDevice reads a MIG device of g; ret is what getting its handle returned.
-func (s *scanner) readMIGDevice(g *gpu, device device, ret nvml.Return, a *account) (migDevice, error) {
+func (s *scanner) readMIGDevice(g *gpu, device device, ret nvml.Return, a *callResults) (migDevice, error) {
 	// One MIG device that cannot be read says nothing of the GPU, unless it says that the GPU is gone.
 	failed := func(call string, ret nvml.Return) error {
 		a.extra(call, ret)

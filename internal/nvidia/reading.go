@@ -10,9 +10,9 @@ import (
 
 // readSignals reads the health signals of a GPU.
 func (s *scanner) readSignals(_ *slot, g *gpu) {
-	var a account
+	var a callResults
 	var r inventory.Reading
-	signals := []func(*gpu, *account, *inventory.Reading){
+	signals := []func(*gpu, *callResults, *inventory.Reading){
 		s.readRecoveryAction, readAlive, readRemappedRows, readECC, readUnrepairableMemory, readSRAM, readFabric, readReport,
 	}
 	for _, read := range signals {
@@ -28,14 +28,14 @@ func (s *scanner) readSignals(_ *slot, g *gpu) {
 }
 
 // readAlive makes a call that the driver cannot answer from memory of its own.
-func readAlive(g *gpu, a *account, _ *inventory.Reading) {
+func readAlive(g *gpu, a *callResults, _ *inventory.Reading) {
 	_, ret := g.device.GetMemoryInfo()
 	a.may("nvmlDeviceGetMemoryInfo", ret)
 }
 
 // readRecoveryAction reads field 230, before a call that a sick GPU refuses can end the reading. An older driver is not
 // asked: what it answers for a field that it does not know says nothing about the GPU.
-func (s *scanner) readRecoveryAction(g *gpu, a *account, r *inventory.Reading) {
+func (s *scanner) readRecoveryAction(g *gpu, a *callResults, r *inventory.Reading) {
 	if s.now.Branch() < inventory.RecoveryActionBranch {
 		return
 	}
@@ -48,28 +48,28 @@ func (s *scanner) readRecoveryAction(g *gpu, a *account, r *inventory.Reading) {
 	}
 }
 
-func readRemappedRows(g *gpu, a *account, r *inventory.Reading) {
+func readRemappedRows(g *gpu, a *callResults, r *inventory.Reading) {
 	rows, ret := g.device.GetRemappedRows()
 	if a.signal("nvmlDeviceGetRemappedRows", ret) {
 		r.RowRemapPending, r.RowRemapFailure = inventory.Known(rows.pending), inventory.Known(rows.failed)
 	}
 }
 
-func readECC(g *gpu, a *account, r *inventory.Reading) {
+func readECC(g *gpu, a *callResults, r *inventory.Reading) {
 	count, ret := g.device.GetUncorrectedErrors()
 	if a.signal("nvmlDeviceGetTotalEccErrors", ret) {
 		r.UncorrectedECC = inventory.Known(count)
 	}
 }
 
-func readUnrepairableMemory(g *gpu, a *account, r *inventory.Reading) {
+func readUnrepairableMemory(g *gpu, a *callResults, r *inventory.Reading) {
 	status, ret := g.device.GetUnrepairableMemoryFlag()
 	if a.signal("nvmlDeviceGetUnrepairableMemoryFlag_v1", ret) {
 		r.UnrepairableMemory = inventory.Known(status.BUnrepairableMemory != 0)
 	}
 }
 
-func readSRAM(g *gpu, a *account, r *inventory.Reading) {
+func readSRAM(g *gpu, a *callResults, r *inventory.Reading) {
 	status, ret := g.device.GetSramEccErrorStatus()
 	if a.extra("nvmlDeviceGetSramEccErrorStatus", ret) {
 		r.SRAMThreshold = inventory.Known(status.BThresholdExceeded != 0)
@@ -77,7 +77,7 @@ func readSRAM(g *gpu, a *account, r *inventory.Reading) {
 }
 
 // readFabric reads the state in the NVSwitch fabric.
-func readFabric(g *gpu, a *account, r *inventory.Reading) {
+func readFabric(g *gpu, a *callResults, r *inventory.Reading) {
 	info, ret := g.device.GetGpuFabricInfo()
 	if a.signal("nvmlDeviceGetGpuFabricInfo", ret) && info.State != nvml.GPU_FABRIC_STATE_NOT_SUPPORTED {
 		r.Fabric = inventory.Known(inventory.Fabric{

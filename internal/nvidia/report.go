@@ -13,7 +13,7 @@ import (
 const reportPause = 25 * time.Second
 
 // readReport adds the Report, of the last look but for what was scanned in this one unless it is time for a new one.
-func readReport(g *gpu, a *account, r *inventory.Reading) {
+func readReport(g *gpu, a *callResults, r *inventory.Reading) {
 	if now := time.Now(); now.Sub(g.reported) >= reportPause {
 		g.report, g.reported = readNewReport(g, a), now
 		g.persistence, g.energy = readEvidence(g, a)
@@ -22,7 +22,7 @@ func readReport(g *gpu, a *account, r *inventory.Reading) {
 	r.Report = g.report
 }
 
-func readNewReport(g *gpu, a *account) inventory.Report {
+func readNewReport(g *gpu, a *callResults) inventory.Report {
 	var r inventory.Report
 	if pending, ret := g.device.GetRetiredPagesPendingStatus(); a.extra("nvmlDeviceGetRetiredPagesPendingStatus", ret) {
 		r.RetiredPagesPending = inventory.Known(pending == nvml.FEATURE_ENABLED)
@@ -40,7 +40,7 @@ func readNewReport(g *gpu, a *account) inventory.Report {
 }
 
 // readEvidence reads what tells whether counters that fell prove a reset. It changes as slowly as a Report.
-func readEvidence(g *gpu, a *account) (persistence inventory.Signal[bool], energy inventory.Signal[uint64]) {
+func readEvidence(g *gpu, a *callResults) (persistence inventory.Signal[bool], energy inventory.Signal[uint64]) {
 	if mode, ret := g.device.GetPersistenceMode(); a.extra("nvmlDeviceGetPersistenceMode", ret) {
 		persistence = inventory.Known(mode == nvml.FEATURE_ENABLED)
 	}

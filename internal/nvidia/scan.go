@@ -66,7 +66,7 @@ func (s *scanner) count() error {
 
 // visit reads the GPU of a slot, and its health signals if it is met for the first time.
 func (s *scanner) visit(sl *slot, g *gpu) {
-	var a account
+	var a callResults
 	s.ask(sl, g, &a)
 	g.answer = a
 	if g.seen.UUID == "" || g.hidden {

@@ -75,12 +75,12 @@ func (s *Session) meet(ctx context.Context) {
 	for _, sl := range s.scanner.slots {
 		sl.met = true // from here on somebody may wait on the set
 		if sl.gpu.seen.UUID == "" {
-			s.deaf(sl.record.gpu, sl.reason())
+			s.noEvents(sl.record.gpu, sl.reason())
 			continue
 		}
 		err := sl.gpu.refused
 		if spoilt = s.watch.admit(sl.watched(s.watch.api), err) || spoilt; err != nil && !errors.Is(err, errMIGEvents) {
-			s.deaf(sl.record.gpu, err)
+			s.noEvents(sl.record.gpu, err)
 		}
 	}
 	if !spoilt && len(s.watch.gpus) > 0 {
@@ -88,7 +88,7 @@ func (s *Session) meet(ctx context.Context) {
 	}
 	again := func() {
 		for _, d := range s.watch.arm(s.api) {
-			s.deaf(d.index, d.reason)
+			s.noEvents(d.index, d.reason)
 		}
 	}
 	if err := s.driver.calls.job(ctx, s.driver.node, nodePatience, again, nil); err != nil {
@@ -96,8 +96,8 @@ func (s *Session) meet(ctx context.Context) {
 	}
 }
 
-// deaf notes that a GPU gives no events, or with a nil reason that it does.
-func (s *Session) deaf(gpu int, reason error) {
+// noEvents notes that a GPU gives no events, or with a nil reason that it does.
+func (s *Session) noEvents(gpu int, reason error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.unwatched = slices.DeleteFunc(slices.Clone(s.unwatched), func(o inventory.LeftOut) bool { return o.Index == gpu })

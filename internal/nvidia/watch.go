@@ -10,8 +10,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
-// eventKinds are the events that are worth a look, by NVML's types. Single corrected memory errors are not: there are
-// many, and they say nothing of a GPU's fitness.
+// eventKinds are the events that are registered for, by NVML's types. Single corrected memory errors are left out: there are many,
+// and they do not make a GPU Unhealthy.
 var eventKinds = map[uint64]inventory.EventKind{
 	nvml.EventTypeXidCriticalError:       inventory.EventXID,
 	nvml.EventMigConfigChange:            inventory.EventMIGChange,
@@ -37,7 +37,7 @@ func wantedEvents() uint64 {
 	return mask
 }
 
-// A watch is what a session waits on.
+// A watch is the event set of a session, with the GPUs in it.
 type watch struct {
 	api      *api            // for waits
 	pinned   func() bool     // some other call hangs: it may use a set
@@ -62,7 +62,7 @@ type watched struct {
 type outcome struct {
 	event   inventory.Event
 	found   bool // there is an event
-	useless bool // to wait again at once would be useless
+	useless bool // the next wait should not begin at once
 }
 
 // A dropped GPU gives no more events.
@@ -94,7 +94,7 @@ func (w *watch) arm(a *api) []dropped {
 			w.replace(a, set, kept)
 			return all
 		}
-		_ = freeSet(a, set) // nobody waits on it, and what NVML says of that changes nothing
+		_ = freeSet(a, set) // no call waits on it, and an error would change nothing
 		w.gpus = kept
 		if !spoilt {
 			w.replace(a, nil, nil)
@@ -126,8 +126,8 @@ func register(gpus []watched, set nvml.EventSet) (kept []watched, all []dropped,
 // errMIGEvents says that to register for changes of MIG devices has spoilt the set.
 var errMIGEvents = errors.New("no events of MIG devices")
 
-// register adds the GPU's events to a set. A driver that refuses one type refuses all of the call: then XIDs alone have to do.
-// Changes of MIG devices are registered for apart, because some drivers refuse only these; the looks find such changes too.
+// register adds the GPU's events to a set. A driver that refuses one type refuses the whole call; then only XIDs are registered.
+// Changes of MIG devices are registered in a call of their own, because some drivers refuse only these. Looks find them as well.
 func (g watched) register(set nvml.EventSet) error {
 	supported, ret := g.device.GetSupportedEventTypes()
 	if err := failure("nvmlDeviceGetSupportedEventTypes", ret); err != nil {
@@ -149,8 +149,8 @@ func (g watched) register(set nvml.EventSet) error {
 	return failure("nvmlDeviceRegisterEvents", ret)
 }
 
-// again returns the GPUs for whose events it is time to register again, as that was not permitted. Permissions may change, and the
-// wrong answer of one moment must not silence a GPU for as long as the session lasts.
+// again returns the GPUs for whose events it is time to register again, as that was not permitted. Permissions can change, and one
+// refusal must not mean that the GPU gives no events for the rest of the session.
 func (w *watch) again() []watched {
 	if len(w.refused) == 0 || time.Since(w.asked) < retryGap {
 		return nil
@@ -196,7 +196,7 @@ func (w *watch) admit(g watched, err error) (spoilt bool) {
 	return errors.Is(err, nvml.ERROR_UNKNOWN)
 }
 
-// replace frees the old set; what NVML says of that changes nothing.
+// replace frees the old set. An error of that would change nothing.
 func (w *watch) replace(a *api, set nvml.EventSet, gpus []watched) {
 	if w.set != nil && w.pinned() {
 		w.old = append(w.old, w.set)
@@ -229,13 +229,13 @@ func (w *watch) wait() (outcome, error) {
 		w.queue = w.queue[1:]
 		return outcome{event: event, found: true}, nil
 	}
-	step := time.Duration(0) // to wait twice takes two threads, and nobody is in a hurry to hear of a GPU that comes or goes
+	step := time.Duration(0) // two waits at a time would need two threads, and this event is not urgent
 	if w.set == nil {
 		step = waitStep
 	}
 	if w.bindings.changed(step) {
 		event := inventory.Event{Kind: inventory.EventBinding, GI: inventory.Unattributed, CI: inventory.Unattributed}
-		return outcome{event: event, found: true, useless: true}, nil // the session is closed the sooner for it
+		return outcome{event: event, found: true, useless: true}, nil // so that the session can be closed soon
 	}
 	if w.set == nil {
 		return outcome{useless: w.bindings.request == nil}, nil
@@ -256,7 +256,7 @@ func (w *watch) wait() (outcome, error) {
 	}
 }
 
-// lost answers NVML's word that some GPU is lost: it goes on with those that are not.
+// lost goes on with the GPUs that are not lost, after NVML answered that one is.
 func (w *watch) lost() outcome {
 	for _, d := range w.arm(w.api) {
 		w.queue = append(w.queue, inventory.Event{
@@ -272,7 +272,7 @@ func (w *watch) lost() outcome {
 	return outcome{event: event, found: true}
 }
 
-// translate says what an event is; false for one that nobody asked for.
+// translate returns the event; false for a type that was not registered for.
 func (w *watch) translate(data nvml.EventData) (inventory.Event, bool) {
 	kind, ok := eventKinds[data.EventType]
 	event := inventory.Event{
@@ -285,7 +285,7 @@ func (w *watch) translate(data nvml.EventData) (inventory.Event, bool) {
 	return event, ok
 }
 
-// uuid returns the UUID of the GPU that an event names. A lost GPU may not tell it; its handle does.
+// uuid returns the UUID of the GPU that an event names. A lost GPU may not answer; then its handle identifies it.
 func (w *watch) uuid(handle nvml.Device) string {
 	for _, g := range w.gpus {
 		if g.device.handle == handle {
