@@ -63,6 +63,7 @@ func (d *disputes) register(now time.Time) (wait time.Duration, ok bool) {
 // A comparison is what a life knows from comparing kubelet's account with its list.
 type comparison struct {
 	agreed   bool                 // they ever were the same
+	counted  bool                 // they were the same since the list was sent, and kubelet counted devices
 	since    time.Time            // when they began to differ; zero if they do not
 	foreign  map[string]time.Time // sockets of other programs → when they came; zero if that was before the registration
 	vanished bool                 // one that came after the registration has gone
@@ -84,7 +85,7 @@ func (l *life) checkAccount(ctx context.Context, incarnation uint64) (agreed boo
 	for {
 		view, changed := l.list.views.Latest()
 		if view.response != sent {
-			sent, pace, c.since = view.response, checkSoon, time.Time{}
+			sent, pace, c.since, c.counted = view.response, checkSoon, time.Time{}, false
 			check.Reset(pace)
 		}
 		select {
@@ -115,6 +116,7 @@ func (l *life) checkAccount(ctx context.Context, incarnation uint64) (agreed boo
 			pace = checkSoon
 		case sameIDs(allocatable, view.healthy()):
 			c.agreed, c.since, c.vanished, again = true, time.Time{}, false, askAgain
+			c.counted = len(allocatable) > 0
 			l.compared("")
 			pace = min(2*pace, checkLater)
 		default:
@@ -159,8 +161,9 @@ func (l *life) differs(ctx context.Context, incarnation uint64, c *comparison, a
 			}
 		}
 	}
-	if len(allocatable) == 0 && c.agreed {
-		// Another server has ended, and kubelet 1.36 has stopped the endpoint that it went by.
+	if len(allocatable) == 0 && c.counted {
+		// Another server has ended, and kubelet 1.36 has stopped the endpoint that it went by. A kubelet that has not counted
+		// this list yet may still be taking it in.
 		return 0, errDisagrees
 	}
 	if lasted := now.Sub(c.since); lasted < differsFor {

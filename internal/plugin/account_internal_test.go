@@ -122,6 +122,27 @@ func TestThePaceOfComparing(t *testing.T) {
 	}
 }
 
+// A kubelet that takes a long list in on a busy node counts nothing meanwhile.
+func TestAKubeletThatIsStillTakingTheListInIsNotRegisteredWithAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		account := &notedAccount{answer: func(n int) ([]string, error) {
+			if n > 2 { // the first answer is of the list before, which has no device
+				return []string{oneGPU().Devices[0].ID}, nil
+			}
+			return nil, nil
+		}}
+		l := &life{Collaborators: Collaborators{Registrar: noRivals{}, Accountant: account, Clock: clock.RealClock{}},
+			list: newList(oneGPU().Name, clock.RealClock{}), past: &past{}, compared: func(string) {}}
+		time.AfterFunc(checkSoon+time.Millisecond, func() { l.list.set(oneGPU(), Options{}) })
+		agreed, err := l.checkAccount(ctx, 1)
+		if !agreed || !errors.Is(err, context.DeadlineExceeded) || len(account.asked) < 4 {
+			t.Errorf("checkAccount() = %t, %v after %d questions", agreed, err, len(account.asked))
+		}
+	})
+}
+
 func TestDisputes(t *testing.T) {
 	var d disputes
 	now := time.Now()
