@@ -54,8 +54,15 @@ func TestProberFollowsDaemons(t *testing.T) {
 		t.Errorf("before it was asked: %q", reason)
 	}
 
+	if p.Asked(one) {
+		t.Error("it counts as asked before it was")
+	}
+
 	asked := n.probe(one, two)
 	n.untilReason(asked, one, "the MPS control daemon of nvidia.com/gpu does not answer: stat "+n.path(one+"/pipe"))
+	if !asked.Asked(one) || asked.Asked("another") {
+		t.Errorf("after the answer: asked %t; a resource that is not followed: %t", asked.Asked(one), asked.Asked("another"))
+	}
 	end := n.supervise(group(one, gpu("a", 80, 2)))
 	n.untilReason(asked, one, "")
 	if asked.Unready().Value()[two] == "" {
@@ -77,6 +84,10 @@ func TestProberFollowsDaemons(t *testing.T) {
 	n.untilReason(asked, one, "Cannot find MPS control daemon process")
 	n.supervise(group(one, gpu("a", 80, 2)))
 	n.untilReason(asked, one, "")
+	asked.Follow([]string{one, two})
+	if !asked.Asked(one) || asked.Asked(two) && asked.Unready().Value()[two] == "" {
+		t.Error("what is followed on is forgotten")
+	}
 	asked.Follow(nil)
 	if got := asked.Unready().Value(); len(got) != 0 {
 		t.Errorf("nothing is followed: %q", got)
