@@ -28,3 +28,17 @@ func TestUnreadMIGDevices(t *testing.T) {
 		}
 	}
 }
+
+// TestDeviceOfAnID: the ID alone tells the UUID, and whether the device is shared.
+func TestDeviceOfAnID(t *testing.T) {
+	t.Parallel()
+	for id, want := range map[string]resource.Device{
+		"GPU-a":            {ID: "GPU-a", UUID: "GPU-a"},
+		"GPU-a::3":         {ID: "GPU-a::3", UUID: "GPU-a", Sharing: resource.TimeSliced},
+		"MIG-GPU-a/1/0::0": {ID: "MIG-GPU-a/1/0::0", UUID: "MIG-GPU-a/1/0", Sharing: resource.TimeSliced},
+	} {
+		if got := resource.ByID(id); got != want {
+			t.Errorf("%s: %+v, want %+v", id, got, want)
+		}
+	}
+}
