@@ -264,3 +264,29 @@ func TestLogThatCannotBeOpened(t *testing.T) {
 		t.Errorf("ended with %v, want that it is not allowed", err)
 	}
 }
+
+// TestKernelsOwnLog waits for a record, without an error, until it is stopped.
+func TestKernelsOwnLog(t *testing.T) {
+	t.Parallel()
+	log, err := kernellog.Open(kernellog.Path)
+	if err != nil {
+		t.Skip(err)
+	}
+	opened := make(chan struct{})
+	xids, ended, stop := follow(t, func() (io.ReadCloser, error) {
+		close(opened)
+		return log, nil
+	})
+	<-opened
+	select {
+	case xid := <-xids:
+		t.Logf("XID %d", xid)
+	case err := <-ended:
+		t.Errorf("ended with %v", err)
+	case <-time.After(50 * time.Millisecond): // that it waits can only be seen by waiting
+	}
+	stop()
+	if err := wantEnd(t, ended); err != nil {
+		t.Errorf("ended with %v", err)
+	}
+}
