@@ -84,7 +84,7 @@ func readAgain(t *testing.T, first, second string) error {
 	}
 	w := config.NewWatcher(config.Sources{}, c, clock.RealClock{})
 	_, published := w.Configs().Latest()
-	_, failed := w.Faults().Latest()
+	_, failed := w.Errors().Latest()
 	go func() { _ = w.Run(t.Context()) }()
 	select {
 	case <-published:
@@ -92,7 +92,7 @@ func readAgain(t *testing.T, first, second string) error {
 	case <-time.After(time.Minute):
 		t.Fatal("the Watcher says nothing")
 	}
-	return w.Faults().Value()
+	return w.Errors().Value()
 }
 
 // problems returns what is wrong with a file, and not how that is printed.

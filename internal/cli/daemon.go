@@ -29,7 +29,7 @@ import (
 
 // runDaemon runs the daemon until ctx ends. Signals are what it hears.
 func runDaemon(ctx context.Context, flags *pflag.FlagSet, signals <-chan os.Signal) error {
-	sources := config.Sources{Env: os.LookupEnv, Flags: flags, Confined: confined(os.DirFS("/"))}
+	sources := config.Sources{Env: os.LookupEnv, Flags: flags, OwnPIDNamespace: confined(os.DirFS("/"))}
 	first, err := begin(ctx, sources)
 	if err != nil {
 		return err

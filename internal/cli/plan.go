@@ -113,11 +113,11 @@ type plannedDevice struct {
 }
 
 type plannedEdits struct {
-	Env         map[string]string `json:"env,omitempty"`
-	Mounts      []edits.Mount     `json:"mounts,omitempty"`
-	Nodes       []edits.Node      `json:"nodes,omitempty"`
-	Annotations map[string]string `json:"annotations,omitempty"`
-	CDIDevices  []string          `json:"cdiDevices,omitempty"`
+	Env         map[string]string  `json:"env,omitempty"`
+	Mounts      []edits.Mount      `json:"mounts,omitempty"`
+	Nodes       []edits.DeviceNode `json:"nodes,omitempty"`
+	Annotations map[string]string  `json:"annotations,omitempty"`
+	CDIDevices  []string           `json:"cdiDevices,omitempty"`
 }
 
 func newPlanned(snapshot inventory.Snapshot, c config.Config) (planned, error) {

@@ -57,7 +57,7 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 	if seen.Quiet {
 		s.Quiesced = &status.Quiesced{Since: status.Moment(seen.Quiesced), Allocate: seen.Allocate}
 	}
-	if err := d.watcher.Faults().Value(); err != nil {
+	if err := d.watcher.Errors().Value(); err != nil {
 		s.ConfigError = err.Error()
 	}
 	for _, u := range seen.Unwatched {

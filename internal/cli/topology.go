@@ -192,7 +192,7 @@ type preferredSet struct {
 func newPreferred(gpus []inventory.GPU, available, required []string, size, runnersUp int) (preferred, error) {
 	graph := topology.New(gpus)
 	byPosition := make([]inventory.GPU, graph.Len())
-	var healthy topology.Set
+	var healthy topology.GPUSet
 	for _, gpu := range gpus {
 		p, ok := graph.Position(gpu.UUID)
 		if !ok {
@@ -231,10 +231,10 @@ func newPreferred(gpus []inventory.GPU, available, required []string, size, runn
 }
 
 // named returns the GPUs with the given indices or UUIDs.
-func named(gpus []inventory.GPU, names []string) (topology.Set, error) {
-	var set topology.Set
+func named(gpus []inventory.GPU, names []string) (topology.GPUSet, error) {
+	var set topology.GPUSet
 	for _, name := range names {
-		found := topology.Set(0)
+		found := topology.GPUSet(0)
 		for position, gpu := range gpus {
 			if gpu.UUID == name || strconv.Itoa(gpu.Index) == name {
 				found |= topology.SetOf(position)

@@ -16,9 +16,9 @@ type Sources struct {
 	Env func(name string) (value string, given bool)
 	// Flags were declared by AddFlags and parsed; nil if there are none.
 	Flags *pflag.FlagSet
-	// Confined says that the process that is configured is in another PID namespace than the node's own, and does not see the
+	// OwnPIDNamespace says that the process that is configured is in another PID namespace than the node's own, and does not see the
 	// processes of other containers.
-	Confined bool
+	OwnPIDNamespace bool
 }
 
 // Load makes a Config of flags, environment, the configuration file that they name, and defaults. Warnings are for the
@@ -100,7 +100,7 @@ func (d *document) resolve(c *Config, s Sources) {
 	if c.Edits.IMEX && c.IMEXRequired {
 		c.Resource.Required = inventory.NodeIMEXChannel0
 	}
-	if c.PreStart.Checks == PreStartClean && s.Confined && c.Simulate == "" {
+	if c.PreStart.Checks == PreStartClean && s.OwnPIDNamespace && c.Simulate == "" {
 		d.problem("--pre-start-checks", 0, "clean is not possible here: the driver does not list the processes of "+
 			"other containers; set hostPID: true in the daemon's pod, or use health")
 	}

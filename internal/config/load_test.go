@@ -316,7 +316,7 @@ func TestCleanIsPromisedWhereProcessesAreSeen(t *testing.T) {
 	} {
 		for _, confined := range []bool{true, false} {
 			s := sources(t, "", args)
-			s.Confined = confined
+			s.OwnPIDNamespace = confined
 			_, _, err := s.Resolve("", nil)
 			if (err != nil) != (refused && confined) || err != nil && !strings.Contains(err.Error(), "hostPID: true") {
 				t.Errorf("%s, confined %t: got error %v", args, confined, err)

@@ -34,7 +34,7 @@ type Watcher struct {
 	sources Sources
 	clock   clock.WithTicker
 	configs *feed.Feed[Config]
-	faults  *feed.Feed[error]
+	errors  *feed.Feed[error]
 	reload  chan struct{} // holds one wish
 	changes atomic.Uint64
 }
@@ -43,7 +43,7 @@ type Watcher struct {
 // and starts with Run.
 func NewWatcher(s Sources, first Config, c clock.WithTicker) *Watcher {
 	return &Watcher{
-		sources: s, clock: c, configs: feed.New(first), faults: feed.New[error](nil), reload: make(chan struct{}, 1),
+		sources: s, clock: c, configs: feed.New(first), errors: feed.New[error](nil), reload: make(chan struct{}, 1),
 	}
 }
 
@@ -61,8 +61,8 @@ func (w *Watcher) Reload() {
 	}
 }
 
-// Faults returns the feed of why the file as it is now is not in force; nil while it is.
-func (w *Watcher) Faults() *feed.Feed[error] { return w.faults }
+// Errors returns the feed of why the file as it is now is not in force; nil while it is.
+func (w *Watcher) Errors() *feed.Feed[error] { return w.errors }
 
 // Run watches until ctx ends, and returns nil then.
 func (w *Watcher) Run(ctx context.Context) error {
@@ -73,10 +73,10 @@ func (w *Watcher) Run(ctx context.Context) error {
 	}
 	pace := lookEvery
 	var changes <-chan fsnotify.Event
-	var faults <-chan error
+	var lost <-chan error
 	if watcher, err := watchDirectory(path); err == nil {
 		defer watcher.Close()
-		changes, faults = watcher.Events, watcher.Errors
+		changes, lost = watcher.Events, watcher.Errors
 	} else {
 		pace = lookOften
 		klog.FromContext(ctx).Info("Cannot watch the directory of the configuration file; reading the file periodically",
@@ -101,7 +101,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 			if concerns(event, path) {
 				wait()
 			}
-		case err := <-faults:
+		case err := <-lost:
 			klog.FromContext(ctx).V(2).Info("Lost events of the configuration file; reading it", "reason", err.Error())
 			wait()
 		case <-settle:
@@ -154,18 +154,18 @@ func (w *Watcher) look(ctx context.Context, path string, seen []byte, asked bool
 		data = nil // what comes may be as empty, and meant
 	}
 	if err != nil {
-		last := w.faults.Value()
+		last := w.errors.Value()
 		fresh := last == nil || last.Error() != err.Error()
 		if fresh {
-			w.faults.Publish(err)
+			w.errors.Publish(err)
 		}
 		if fresh || asked {
 			logger.Error(err, "Cannot use the configuration file; the last valid configuration stays in use")
 		}
 		return data
 	}
-	if w.faults.Value() != nil {
-		w.faults.Publish(nil)
+	if w.errors.Value() != nil {
+		w.errors.Publish(nil)
 	}
 	if same {
 		return data

@@ -58,7 +58,7 @@ func await(t *testing.T, w *config.Watcher, want resource.MIGStrategy) {
 // awaitFault waits until the Watcher's fault says want, or is none if want is empty.
 func awaitFault(t *testing.T, w *config.Watcher, want string) {
 	t.Helper()
-	awaitValue(t, w.Faults(), func(err error) bool {
+	awaitValue(t, w.Errors(), func(err error) bool {
 		return want == "" && err == nil || want != "" && err != nil && strings.Contains(err.Error(), want)
 	})
 }
@@ -280,7 +280,7 @@ func TestWatchWithoutAFileWaits(t *testing.T) {
 	w.Reload()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := w.Run(ctx); err != nil || w.Faults().Value() != nil {
-		t.Errorf("Run: %v, fault: %v", err, w.Faults().Value())
+	if err := w.Run(ctx); err != nil || w.Errors().Value() != nil {
+		t.Errorf("Run: %v, fault: %v", err, w.Errors().Value())
 	}
 }

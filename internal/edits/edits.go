@@ -17,7 +17,7 @@ type Edits struct {
 	// Mounts are what of the host the container sees in its file system.
 	Mounts []Mount
 	// Nodes are the device nodes it may use.
-	Nodes []Node
+	Nodes []DeviceNode
 	// Annotations are for the container runtime, by key.
 	Annotations map[string]string
 	// CDIDevices are qualified CDI names.

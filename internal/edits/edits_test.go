@@ -148,10 +148,10 @@ func TestEdits(t *testing.T) {
 }
 
 // nodes are device nodes with the given paths in the container.
-func nodes(root string, paths ...string) []edits.Node {
-	var all []edits.Node
+func nodes(root string, paths ...string) []edits.DeviceNode {
+	var all []edits.DeviceNode
 	for _, p := range paths {
-		all = append(all, edits.Node{HostPath: root + p, ContainerPath: p, Permissions: "rw"})
+		all = append(all, edits.DeviceNode{HostPath: root + p, ContainerPath: p, Permissions: "rw"})
 	}
 	return all
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
-// A Node is a device node.
-type Node struct {
+// A DeviceNode is a device node that a container gets.
+type DeviceNode struct {
 	HostPath, ContainerPath string
 	// Permissions are those of the device cgroup: letters of "rwm".
 	Permissions string
@@ -19,7 +19,7 @@ type Node struct {
 const AlwaysNodes = inventory.NodeControl | inventory.NodeUVM | inventory.NodeUVMTools | inventory.NodeModeset
 
 // nodes returns the device nodes of the container, each once.
-func (c *container) nodes() []Node {
+func (c *container) nodes() []DeviceNode {
 	if len(c.devices) == 0 {
 		return nil
 	}
@@ -33,12 +33,12 @@ func (c *container) nodes() []Node {
 	if c.has(inventory.NodeIMEXChannel0) {
 		paths = append(paths, "/dev/"+inventory.NodeIMEXChannel0.String())
 	}
-	nodes := make([]Node, 0, len(paths))
+	nodes := make([]DeviceNode, 0, len(paths))
 	seen := map[string]bool{}
 	for _, p := range paths {
 		if !seen[p] {
 			seen[p] = true
-			nodes = append(nodes, Node{HostPath: path.Join("/", c.options.DevRoot, p), ContainerPath: p, Permissions: "rw"})
+			nodes = append(nodes, DeviceNode{HostPath: path.Join("/", c.options.DevRoot, p), ContainerPath: p, Permissions: "rw"})
 		}
 	}
 	return nodes

@@ -21,7 +21,7 @@ func logged(t *testing.T, profile string) simulated {
 	s := simulate(t, profile)
 	r := kernellog.Reader{
 		Open:    func() (io.ReadCloser, error) { return s.node.KernelLog(), nil },
-		Deliver: s.Hear, Clock: clock.RealClock{},
+		Deliver: s.Deliver, Clock: clock.RealClock{},
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -127,7 +127,7 @@ func TestKernelLogAndMIG(t *testing.T) {
 		stranger := inventory.Event{
 			Kind: inventory.EventXID, XID: 79, BDF: "0000:ff:1f.0", GI: inventory.Unattributed, CI: inventory.Unattributed, Logged: true,
 		}
-		if err := s.Hear(t.Context(), stranger); err != nil {
+		if err := s.Deliver(t.Context(), stranger); err != nil {
 			t.Error(err)
 		}
 		pass(time.Minute)
@@ -144,7 +144,7 @@ func TestHearEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := monitor.New(monitor.Options{}).Hear(ctx, inventory.Event{}); err == nil {
+	if err := monitor.New(monitor.Options{}).Deliver(ctx, inventory.Event{}); err == nil {
 		t.Error("an event was taken by a monitor that does not run")
 	}
 }

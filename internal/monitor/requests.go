@@ -189,9 +189,9 @@ func (m *Monitor) Clear(ctx context.Context, uuid string) error {
 	})
 }
 
-// Hear folds in an event that did not come from a session, such as one of the kernel's log. The error says that ctx ended
+// Deliver folds in an event that did not come from a session, such as one of the kernel's log. The error says that ctx ended
 // before the monitor took it.
-func (m *Monitor) Hear(ctx context.Context, e inventory.Event) error {
+func (m *Monitor) Deliver(ctx context.Context, e inventory.Event) error {
 	select {
 	case m.events <- e:
 		return nil

@@ -3,12 +3,12 @@ package topology
 // A Request asks for a number of GPUs. Positions that the graph does not have are ignored.
 type Request struct {
 	// Available are the GPUs to choose from.
-	Available Set
+	Available GPUSet
 	// Required are the GPUs that the answer must hold; they count as available.
-	Required Set
+	Required GPUSet
 	// Busy are the GPUs that others hold; those that are also available or required do not count as busy. A GPU that
 	// is none of the three, such as an unhealthy one, has no part in the choice.
-	Busy Set
+	Busy GPUSet
 	// Size is the number of GPUs wanted, the required ones included. Less than the required ones means just those.
 	Size int
 }
@@ -16,7 +16,7 @@ type Request struct {
 // A Choice is the answer to a Request, and how good it is.
 type Choice struct {
 	// Set are the GPUs chosen.
-	Set Set
+	Set GPUSet
 	// Score is the sum of the scores of the pairs inside Set.
 	Score int64
 	// Cost is the damage to the rest: 8 times the score from Set to the available GPUs outside it, plus the score
@@ -62,7 +62,7 @@ func (g *Graph) Best(r Request, count int) []Choice {
 // choice returns the nth set that a search found.
 func (g *Graph) choice(s *search, nth int, r Request) Choice {
 	set := r.Required
-	for members := Set(s.found[nth].set); members != 0; members &= members - 1 {
+	for members := GPUSet(s.found[nth].set); members != 0; members &= members - 1 {
 		set |= 1 << s.position[members.first()]
 	}
 	c := Choice{Set: set, Score: g.within(set), Cost: g.cost(set, r), Exact: s.open <= s.found[nth].value}
@@ -100,7 +100,7 @@ func (g *Graph) damage(position int, r Request) int64 {
 }
 
 // cost returns the damage that a set does to the rest.
-func (g *Graph) cost(s Set, r Request) int64 {
+func (g *Graph) cost(s GPUSet, r Request) int64 {
 	var sum int64
 	for p := range s.All() {
 		sum += freeWeight*g.between(p, r.Available&^s) + g.between(p, r.Busy)

@@ -111,7 +111,7 @@ func TestChooseKnownCases(t *testing.T) {
 		name    string
 		graph   *topology.Graph
 		request topology.Request
-		want    topology.Set
+		want    topology.GPUSet
 	}{
 		{"dgx-1: a board", topology.New(dgx1()), topology.Request{Available: all, Size: 4}, topology.SetOf(0, 1, 2, 3)},
 		{
@@ -161,7 +161,7 @@ func TestChooseRequestsThatMakeNoSense(t *testing.T) {
 	tests := []struct {
 		name    string
 		request topology.Request
-		want    topology.Set
+		want    topology.GPUSet
 		ok      bool
 	}{
 		{"nothing", topology.Request{}, 0, true},
@@ -227,7 +227,7 @@ func TestChooseDoesNotDependOnNames(t *testing.T) {
 		h := topology.New(renumbered)
 		for range 100 {
 			request := draw(g, r)
-			move := func(s topology.Set) (moved topology.Set) {
+			move := func(s topology.GPUSet) (moved topology.GPUSet) {
 				for p := range s.All() {
 					moved |= topology.SetOf(to[p])
 				}

@@ -10,7 +10,7 @@ import (
 )
 
 // A placer is a policy: it chooses `size` of the free GPUs.
-type placer func(free, busy topology.Set, size int) topology.Set
+type placer func(free, busy topology.GPUSet, size int) topology.GPUSet
 
 // A day is pods that come and go on one node.
 type day struct {
@@ -60,7 +60,7 @@ type result struct {
 }
 
 // live places the pods of a day, each as soon as those before it are placed and enough GPUs are free.
-func (d day) live(g *topology.Graph, healthy topology.Set, place placer) result {
+func (d day) live(g *topology.Graph, healthy topology.GPUSet, place placer) result {
 	best := map[int]int64{}
 	for _, size := range d.sizes {
 		if _, known := best[size]; !known {
@@ -68,7 +68,7 @@ func (d day) live(g *topology.Graph, healthy topology.Set, place placer) result 
 			best[size] = choice.Score
 		}
 	}
-	scores := map[topology.Set]int64{} // the same sets come again and again
+	scores := map[topology.GPUSet]int64{} // the same sets come again and again
 	var running departures
 	free := healthy
 	clock, scored, fours, atBest := 0.0, 0, 0, 0
@@ -109,7 +109,7 @@ func (d day) live(g *topology.Graph, healthy topology.Set, place placer) result 
 }
 
 // within returns the sum of the scores of the pairs in a set.
-func within(g *topology.Graph, set topology.Set) int64 {
+func within(g *topology.Graph, set topology.GPUSet) int64 {
 	var sum int64
 	for a := range set.All() {
 		for b := range set.All() {
@@ -124,7 +124,7 @@ func within(g *topology.Graph, set topology.Set) int64 {
 
 type departure struct {
 	at  float64
-	set topology.Set
+	set topology.GPUSet
 }
 
 // departures is a heap, the next departure first.
@@ -141,7 +141,7 @@ func (d *departures) Pop() any {
 }
 
 // usable returns the GPUs of a graph that are not Lost.
-func usable(g *topology.Graph, gpus []inventory.GPU) topology.Set {
+func usable(g *topology.Graph, gpus []inventory.GPU) topology.GPUSet {
 	healthy := g.Everything()
 	for _, gpu := range gpus {
 		if p, _ := g.Position(gpu.UUID); gpu.Health.State == inventory.Lost {
@@ -158,16 +158,16 @@ var policies = []string{"random", "first fit", "reference", "this one"}
 func placers(g *topology.Graph) []placer {
 	r := rand.New(rand.NewPCG(1, 1))
 	return []placer{
-		func(free, _ topology.Set, size int) topology.Set {
+		func(free, _ topology.GPUSet, size int) topology.GPUSet {
 			positions := slices.Collect(free.All())
 			r.Shuffle(len(positions), func(i, j int) { positions[i], positions[j] = positions[j], positions[i] })
 			return topology.SetOf(positions[:size]...)
 		},
-		func(free, _ topology.Set, size int) topology.Set {
+		func(free, _ topology.GPUSet, size int) topology.GPUSet {
 			return topology.SetOf(slices.Collect(free.All())[:size]...)
 		},
 		remembered(newReference(g).place),
-		remembered(func(free, busy topology.Set, size int) topology.Set {
+		remembered(func(free, busy topology.GPUSet, size int) topology.GPUSet {
 			choice, _ := g.Choose(topology.Request{Available: free, Busy: busy, Size: size})
 			return choice.Set
 		}),
@@ -178,11 +178,11 @@ func placers(g *topology.Graph) []placer {
 // alone.
 func remembered(p placer) placer {
 	type question struct {
-		free, busy topology.Set
+		free, busy topology.GPUSet
 		size       int
 	}
-	answers := map[question]topology.Set{}
-	return func(free, busy topology.Set, size int) topology.Set {
+	answers := map[question]topology.GPUSet{}
+	return func(free, busy topology.GPUSet, size int) topology.GPUSet {
 		q := question{free, busy, size}
 		set, known := answers[q]
 		if !known {

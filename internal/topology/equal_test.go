@@ -44,7 +44,7 @@ func TestEqualGraphs(t *testing.T) {
 
 func TestSetsInWords(t *testing.T) {
 	t.Parallel()
-	for want, set := range map[string]topology.Set{
+	for want, set := range map[string]topology.GPUSet{
 		"{}": 0, "{0}": topology.SetOf(0), "{63}": topology.SetOf(63), "{0 1 4}": topology.SetOf(4, 0, 1),
 	} {
 		if got := set.String(); got != want {

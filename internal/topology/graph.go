@@ -97,7 +97,7 @@ func (g *Graph) Position(uuid string) (int, bool) {
 }
 
 // Everything returns the set of all GPUs.
-func (g *Graph) Everything() Set { return Set(1)<<len(g.nodes) - 1 }
+func (g *Graph) Everything() GPUSet { return GPUSet(1)<<len(g.nodes) - 1 }
 
 // Score returns the points of the connection of the GPUs at two positions, 0 for one that is not known.
 func (g *Graph) Score(a, b int) int { return int(g.scores[a*len(g.nodes)+b]) }
@@ -109,7 +109,7 @@ func (g *Graph) Equal(other *Graph) bool {
 }
 
 // within returns the sum of the scores of the pairs inside a set.
-func (g *Graph) within(s Set) int64 {
+func (g *Graph) within(s GPUSet) int64 {
 	var sum int64
 	for a := range s.All() {
 		sum += g.between(a, s)
@@ -118,7 +118,7 @@ func (g *Graph) within(s Set) int64 {
 }
 
 // between returns the sum of the scores from one GPU to those of a set.
-func (g *Graph) between(from int, to Set) int64 {
+func (g *Graph) between(from int, to GPUSet) int64 {
 	row := g.scores[from*len(g.nodes) : (from+1)*len(g.nodes)]
 	var sum int64
 	for ; to != 0; to &= to - 1 {

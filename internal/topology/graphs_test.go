@@ -217,8 +217,8 @@ func bruteForce(g *topology.Graph, r topology.Request) topology.Choice {
 func everySet(g *topology.Graph, r topology.Request, visit func(topology.Choice)) {
 	available := r.Available | r.Required
 	positions := slices.Collect((available &^ r.Required).All())
-	var walk func(set topology.Set, from, wanted int)
-	walk = func(set topology.Set, from, wanted int) {
+	var walk func(set topology.GPUSet, from, wanted int)
+	walk = func(set topology.GPUSet, from, wanted int) {
 		if wanted == 0 {
 			score, cost := judge(g, set, available, r.Busy&^available)
 			visit(topology.Choice{Set: set, Score: score, Cost: cost, Exact: true, Bound: score})
@@ -235,7 +235,7 @@ func everySet(g *topology.Graph, r topology.Request, visit func(topology.Choice)
 // detector, which finds nothing in it, would take most of the tests' time.
 //
 //go:norace
-func judge(g *topology.Graph, set, free, busy topology.Set) (score, cost int64) {
+func judge(g *topology.Graph, set, free, busy topology.GPUSet) (score, cost int64) {
 	for a := range g.Len() {
 		if !set.Has(a) {
 			continue

@@ -35,7 +35,7 @@ func newReference(g *topology.Graph) *reference {
 	return r
 }
 
-func (r *reference) place(free, _ topology.Set, size int) topology.Set {
+func (r *reference) place(free, _ topology.GPUSet, size int) topology.GPUSet {
 	if r.best[size] == nil {
 		r.best[size] = make([]partition, 1<<r.gpus)
 	}
@@ -47,7 +47,7 @@ func (r *reference) place(free, _ topology.Set, size int) topology.Set {
 		}
 		rest &^= p.first
 	}
-	return topology.Set(chosen.first)
+	return topology.GPUSet(chosen.first)
 }
 
 // divide returns the best partition of a set. A reference belongs to one goroutine, and the race detector would make it slow.

@@ -137,7 +137,7 @@ func (r *round) nearest(count int) []int32 {
 	if count == len(r.tied) {
 		return r.tied
 	}
-	var tied, picked, busy Set
+	var tied, picked, busy GPUSet
 	for _, gpu := range r.tied {
 		tied |= r.bit(gpu)
 	}
@@ -171,7 +171,7 @@ func (r *round) nearest(count int) []int32 {
 }
 
 // bit returns the GPU as a set; the empty set if the graph does not have it.
-func (r *round) bit(gpu int32) Set {
+func (r *round) bit(gpu int32) GPUSet {
 	if position := r.p.gpus[gpu].position; position >= 0 {
 		return SetOf(position)
 	}

@@ -10,12 +10,12 @@ import (
 // MaxGPUs is the number of GPUs that a Graph can hold.
 const MaxGPUs = 64
 
-// A Set is a set of GPUs of a Graph, by position.
-type Set uint64
+// A GPUSet is a set of GPUs of a Graph, by position.
+type GPUSet uint64
 
 // SetOf returns the set of the given positions, each from 0 to MaxGPUs-1.
-func SetOf(positions ...int) Set {
-	var s Set
+func SetOf(positions ...int) GPUSet {
+	var s GPUSet
 	for _, p := range positions {
 		s |= 1 << p
 	}
@@ -23,13 +23,13 @@ func SetOf(positions ...int) Set {
 }
 
 // Len returns the number of GPUs in the set.
-func (s Set) Len() int { return bits.OnesCount64(uint64(s)) }
+func (s GPUSet) Len() int { return bits.OnesCount64(uint64(s)) }
 
 // Has reports whether the set holds the position.
-func (s Set) Has(position int) bool { return s>>position&1 == 1 }
+func (s GPUSet) Has(position int) bool { return s>>position&1 == 1 }
 
 // All yields the positions in ascending order.
-func (s Set) All() iter.Seq[int] {
+func (s GPUSet) All() iter.Seq[int] {
 	return func(yield func(int) bool) {
 		for ; s != 0; s &= s - 1 {
 			if !yield(s.first()) {
@@ -40,7 +40,7 @@ func (s Set) All() iter.Seq[int] {
 }
 
 // String returns the positions: "{0 1 4}".
-func (s Set) String() string {
+func (s GPUSet) String() string {
 	var b strings.Builder
 	b.WriteByte('{')
 	for p := range s.All() {
@@ -54,4 +54,4 @@ func (s Set) String() string {
 }
 
 // first returns the lowest position; the set must not be empty.
-func (s Set) first() int { return bits.TrailingZeros64(uint64(s)) }
+func (s GPUSet) first() int { return bits.TrailingZeros64(uint64(s)) }
