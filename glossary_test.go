@@ -195,4 +195,3 @@ func words(name string) []string {
 	}
 	return all
 }
-

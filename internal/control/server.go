@@ -28,6 +28,8 @@ const (
 	// callTimeout bounds one call as the server sees it, requestTimeout how long its request may take to come.
 	callTimeout    = 30 * time.Second
 	requestTimeout = 5 * time.Second
+	// farewellTimeout bounds the answer to a call that ended because the server or the call's time does.
+	farewellTimeout = time.Second
 	// lookEvery is how often the socket is looked for: it may have been removed.
 	lookEvery = 500 * time.Millisecond
 )
@@ -156,7 +158,9 @@ func (s *Server) serve(ctx context.Context, conn *net.UnixConn) {
 	_ = conn.SetReadDeadline(time.Now().Add(requestTimeout)) // where that fails, the call's end counts
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	stop := context.AfterFunc(ctx, func() {
+		_ = errors.Join(conn.SetReadDeadline(time.Unix(1, 0)), conn.SetWriteDeadline(time.Now().Add(farewellTimeout)))
+	})
 	defer stop()
 	log := klog.FromContext(ctx).V(2)
 
