@@ -388,13 +388,19 @@ func TestDevicesOfAnEarlierProcessLeaveSlowlyToo(t *testing.T) {
 // two do not fit together. Kubelet gets as much of the new one as fits, and the rest once devices were dropped.
 func TestDepartingDevicesCountInWhatFitsIntoAList(t *testing.T) {
 	t.Parallel()
-	const replicas = 30_000 // 60 bytes each, and kubelet accepts 4 MiB
+	const replicas = 2000 // a little over 1,000 bytes each, and kubelet accepts 4 MiB
+	shared := func(uuid string, replicas int) resource.Plan {
+		g := gpus(1)
+		g[0].UUID += strings.Repeat(uuid, 1000)
+		return resource.New(inventory.Snapshot{GPUs: g}, resource.Options{Sharing: resource.Sharing{Mode: resource.TimeSliced,
+			Rules: []resource.SharingRule{{Name: gpu, Replicas: replicas}}}})
+	}
 	for _, restart := range []bool{false, true} {
 		t.Run(fmt.Sprint("restart ", restart), func(t *testing.T) {
 			t.Parallel()
 			c := clocktesting.NewFakeClock(time.Now())
 			n, d := serving(t, standin.V137, c, 1)
-			d.share(1, replicas)
+			d.Apply(shared("a", replicas), asEnvironment, 2)
 			n.awaitAllocatable(t, replicas)
 			pod := standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 1}
 			got, err := n.Admit(t.Context(), pod)
@@ -406,18 +412,15 @@ func TestDepartingDevicesCountInWhatFitsIntoAList(t *testing.T) {
 				d.stop()
 				d = n.startDaemon(t, c)
 			}
-			other := gpus(2)[1:]
-			options := resource.Options{Sharing: resource.Sharing{Mode: resource.TimeSliced,
-				Rules: []resource.SharingRule{{Name: gpu, Replicas: 2 * replicas}}}}
-			d.Apply(resource.New(inventory.Snapshot{GPUs: other}, options), asEnvironment, 3)
+			d.Apply(shared("b", 2*replicas-100), asEnvironment, 3)
 			n.await(t, "a list of both", func() bool {
-				return n.Capacity(gpu) > 2*replicas && n.Allocatable(gpu) > replicas && n.Allocatable(gpu) < 2*replicas
+				return n.Capacity(gpu) > replicas+replicas/2 && n.Allocatable(gpu) > replicas/2 && n.Allocatable(gpu) < 2*replicas-100
 			})
 			if healthy, listed := n.Devices(gpu)[got.IDs[0]]; healthy || !listed {
 				t.Errorf("the pod's device is Healthy %v and listed %v", healthy, listed)
 			}
 			n.Remove("p")
-			until(t, c, "all of the new list", func() bool { return n.Allocatable(gpu) == 2*replicas && n.Capacity(gpu) == 2*replicas })
+			until(t, c, "all of the new list", func() bool { return n.Allocatable(gpu) == 2*replicas-100 && n.Capacity(gpu) == 2*replicas-100 })
 			for _, e := range n.Events(mark) {
 				if e.Kind == standin.StreamEnded && status.Code(e.Err) == codes.ResourceExhausted {
 					t.Error("kubelet refused a list")

@@ -36,7 +36,7 @@ func (p Plan) Conflicts(claims []Claim) []Hold {
 			c.GPU = gpuOf[uuid]
 		}
 		// All replicas of a device have one form, so one of them is enough.
-		if key := [3]string{c.Resource, uuid, fmt.Sprint(shared)}; c.GPU != "" && !seen[key] {
+		if key := [3]string{c.Resource, uuid, fmt.Sprint(shared)}; !seen[key] {
 			seen[key] = true
 			claimed[c.GPU] = append(claimed[c.GPU], c)
 		}
