@@ -58,7 +58,8 @@ var imports = map[string][]string{
 		"api/config/v1", "internal/health", "internal/resource", "internal/edits", "internal/cdi", "internal/feed",
 		"internal/files", "internal/inventory",
 	},
-	"internal/monitor": {"internal/inventory", "internal/health", "internal/feed", "internal/files"},
+	"internal/ledger":  {"internal/inventory", "internal/health", "internal/files"},
+	"internal/monitor": {"internal/inventory", "internal/health", "internal/feed", "internal/ledger"},
 	"internal/plugin": {
 		"internal/resource", "internal/edits", "internal/feed", "internal/files", "internal/supervise",
 		"internal/kubelet", // for the values of its accounts

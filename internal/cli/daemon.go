@@ -41,7 +41,7 @@ func runDaemon(ctx context.Context, flags *pflag.FlagSet, signals <-chan os.Sign
 	d.asked = signals
 	defer d.close()
 	observation, outputs := d.tasks()
-	return agent.Run(ctx, observation, outputs)
+	return replaceable(ctx, agent.Run(ctx, observation, outputs), d.driver.Calls)
 }
 
 // begin returns the configuration that a process starts with. What is odd about it, and which build this is, is logged.

@@ -90,7 +90,7 @@ func runMPS(ctx context.Context, sources config.Sources, asked <-chan os.Signal)
 		wanted:  feed.New[[]mps.Group](nil),
 		asked:   asked,
 	}
-	return agent.Run(ctx, []agent.Task{
+	return replaceable(ctx, agent.Run(ctx, []agent.Task{
 		{Name: "configuration", Run: m.watcher.Run},
 		{Name: "signals", Run: m.followSignals},
 		{Name: "monitor", Run: m.monitor.Run},
@@ -98,7 +98,7 @@ func runMPS(ctx context.Context, sources config.Sources, asked <-chan os.Signal)
 		{Name: "plan", Run: m.followPlan},
 	}, []agent.Task{
 		{Name: "MPS control daemons", Run: mps.NewSupervisor(c.MPSRoot, m.wanted, m.monitor).Run},
-	})
+	}), driver.Calls)
 }
 
 // mpsNode is the node of the control daemons: what it has, and what is to be shared of it.

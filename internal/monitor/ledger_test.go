@@ -1,6 +1,7 @@
 package monitor_test
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"strings"
@@ -9,6 +10,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
+	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
 )
@@ -218,4 +223,140 @@ func TestStateDirectoryThatCannotBeHasNoPartInServing(t *testing.T) {
 		}
 		stop()
 	})
+}
+
+// TestLastFaultIsWrittenAtTheEnd: although another instance is writing just then.
+func TestLastFaultIsWrittenAtTheEnd(t *testing.T) {
+	dir := t.TempDir()
+	lock, err := os.Create(filepath.Join(dir, "faults.lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = lock.Close() }()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	n := newNode(1)
+	synctest.Test(t, func(t *testing.T) {
+		_, stop := start(t, n, monitor.Options{StateDir: dir})
+		n.xid(0, 64)
+		synctest.Wait()
+		time.AfterFunc(300*time.Millisecond, func() {
+			if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_UN); err != nil {
+				t.Error(err)
+			}
+		})
+		began := time.Now()
+		stop()
+		if took := time.Since(began); took > 500*time.Millisecond {
+			t.Errorf("the end took %v", took)
+		}
+	})
+	if !strings.Contains(ledgerOf(t, dir), uuid(0)) {
+		t.Error("the last fault is forgotten")
+	}
+}
+
+// TestLockThatIsHeldForLongIsLoggedOnce, and does not keep the process from ending.
+func TestLockThatIsHeldForLongIsLoggedOnce(t *testing.T) {
+	dir := t.TempDir()
+	lock, err := os.Create(filepath.Join(dir, "faults.lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = lock.Close() }()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	n := newNode(1)
+	synctest.Test(t, func(t *testing.T) {
+		logged := 0
+		log := funcr.New(func(_, args string) {
+			if strings.Contains(args, "Cannot write the fault ledger") {
+				logged++
+			}
+		}, funcr.Options{})
+		m := monitor.New(monitor.Options{Driver: n, Policy: health.Default(), StateDir: dir})
+		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), log))
+		ended := make(chan error, 1)
+		go func() { ended <- m.Run(ctx) }()
+		synctest.Wait()
+		n.xid(0, 64)
+		pass(10 * time.Minute)
+		began := time.Now()
+		cancel()
+		if err := <-ended; err != nil || time.Since(began) > 1100*time.Millisecond {
+			t.Errorf("the end took %v: %v", time.Since(began), err)
+		}
+		if logged != 1 {
+			t.Errorf("it was logged %d times", logged)
+		}
+	})
+}
+
+// TestQuiesceSurvivesARestart of the daemon, and not of the node.
+func TestQuiesceSurvivesARestart(t *testing.T) {
+	for _, allocate := range []bool{false, true} {
+		dir := t.TempDir()
+		n := newNode(1)
+		synctest.Test(t, func(t *testing.T) {
+			m, stop := start(t, n, monitor.Options{StateDir: dir, BootID: "1"})
+			if err := m.Quiesce(t.Context(), allocate); err != nil {
+				t.Fatal(err)
+			}
+			since := time.Now()
+			stop()
+			pass(time.Minute)
+
+			m, stop = start(t, n, monitor.Options{StateDir: dir, BootID: "1"})
+			if err := m.First(t.Context()); err != nil {
+				t.Errorf("First: %v", err)
+			}
+			pass(time.Hour)
+			s, err := m.Status(t.Context())
+			if err != nil || !s.Quiet || !s.Quiesced.Equal(since) || s.Allocate != allocate || s.Snapshot.Stale == "" {
+				t.Errorf("%+v, %v", s, err)
+			}
+			if n.count(opened) != 1 {
+				t.Error("the driver was not left alone")
+			}
+			if err := m.Quiesce(t.Context(), allocate); err != nil {
+				t.Errorf("Quiesce again: %v", err)
+			}
+			stop()
+
+			m, stop = start(t, n, monitor.Options{StateDir: dir, BootID: "2"})
+			wantStates(t, m, healthy)
+			if err := m.Quiesce(t.Context(), allocate); err != nil {
+				t.Fatal(err)
+			}
+			if err := m.Resume(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			stop()
+
+			m, stop = start(t, n, monitor.Options{StateDir: dir, BootID: "2"})
+			wantStates(t, m, healthy)
+			stop()
+		})
+	}
+}
+
+// TestReleaseThatCannotBeReadIsSetAside: the daemon begins as if the driver had not been released.
+func TestReleaseThatCannotBeReadIsSetAside(t *testing.T) {
+	for _, text := range []string{"", "{", `{"version": 2}`} {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, "quiesce.json"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		n := newNode(1)
+		synctest.Test(t, func(t *testing.T) {
+			m, stop := start(t, n, monitor.Options{StateDir: dir})
+			wantStates(t, m, healthy)
+			stop()
+		})
+		if kept, err := os.ReadFile(filepath.Join(dir, "quiesce.json.damaged")); err != nil || string(kept) != text {
+			t.Errorf("set aside: %q, %v", kept, err)
+		}
+	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/ledger"
 )
 
 // An asker waits for what the next look, or the release of the driver in its place, comes to.
@@ -40,8 +41,8 @@ type loop struct {
 	start func(func() error)
 	timer clock.Timer
 
-	keeper *keeper // nil without a state directory
-	kept   book    // what the keeper was offered last
+	faults *ledger.FaultWriter // nil without a state directory
+	kept   ledger.Book         // what it was offered last
 
 	looking bool      // a look is under way
 	looked  bool      // a look has ended
@@ -66,7 +67,7 @@ type loop struct {
 func newLoop(m *Monitor, e *eye, start func(func() error)) *loop {
 	return &loop{
 		Monitor: m, eye: e, start: start,
-		truth: truth{policy: m.options.Policy, hangAfter: m.options.HangAfter, gpus: make(map[string]health.GPU), noted: newBook()},
+		truth: truth{policy: m.options.Policy, hangAfter: m.options.HangAfter, gpus: make(map[string]health.GPU), noted: ledger.NewBook()},
 	}
 }
 
@@ -284,12 +285,12 @@ func (l *loop) publish(ctx context.Context) {
 
 // keep has the ledger follow, after everybody else has heard.
 func (l *loop) keep() {
-	if l.keeper == nil || l.kept.empty() && !l.truth.wantsBook() {
+	if l.faults == nil || l.kept.Empty() && !l.truth.wantsBook() {
 		return
 	}
-	if b := l.truth.book(l.options.BootID); !b.equal(l.kept) {
+	if b := l.truth.book(l.options.BootID); !b.Equal(l.kept) {
 		l.kept = b
-		l.keeper.offer(b)
+		l.faults.Offer(b)
 	}
 }
 

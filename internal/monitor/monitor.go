@@ -117,6 +117,8 @@ type Monitor struct {
 	broken   chan error
 	looks    chan look
 
+	releasing chan struct{} // holds a token while somebody writes down that the driver is released, or gone back to
+
 	first    chan struct{} // closed once firstErr is the outcome of the first look
 	firstErr error
 }
@@ -130,6 +132,7 @@ func New(o Options) *Monitor {
 		events:    make(chan inventory.Event),
 		broken:    make(chan error),
 		looks:     make(chan look),
+		releasing: make(chan struct{}, 1),
 		first:     make(chan struct{}),
 	}
 }
@@ -154,9 +157,9 @@ func (m *Monitor) Run(ctx context.Context) error {
 	eye := &eye{monitor: m, start: group.Go}
 	loop := newLoop(m, eye, group.Go)
 	if m.options.StateDir != "" {
-		loop.keeper = m.openLedger(ctx, loop)
+		loop.remember(ctx)
 		group.Go(func() error {
-			loop.keeper.run(ctx)
+			loop.faults.Run(ctx)
 			return nil
 		})
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/ledger"
 )
 
 // ErrQuiet is the answer to who wants to know something of the driver while it is left alone.
@@ -153,27 +154,42 @@ func (m *Monitor) send(ctx context.Context, run errand) error {
 }
 
 // Quiesce releases the driver, so that GPUs can be reset and the driver be replaced, and leaves it alone until Resume. The
-// last Snapshot stays, marked stale; unless allocate, its GPUs become Unknown and are not given to new work. The
-// error says why the driver could not be released yet: it is tried again until Resume.
+// last Snapshot stays, marked stale; unless allocate, its GPUs become Unknown and are not given to new work. A new process
+// leaves the driver alone, too. The error says why the driver could not be released yet: it is tried again until Resume.
 func (m *Monitor) Quiesce(ctx context.Context, allocate bool) error {
-	return m.await(ctx, wantRelease, func(l *loop) error {
-		klog.FromContext(ctx).Info("Releasing the driver", "allocate", allocate)
-		if !l.quiet {
-			l.quiet, l.quiesced = true, l.now()
-		}
-		l.truth.quiesce(allocate, l.now())
-		return nil
+	outcome := make(chan error, 1)
+	release := ledger.Release{Since: m.options.Clock.Now().UTC(), Allocate: allocate, Boot: m.options.BootID}
+	err := m.setRelease(ctx, &release, func() error {
+		return m.ask(ctx, wantRelease, func(l *loop) error {
+			klog.FromContext(ctx).Info("Releasing the driver", "allocate", allocate)
+			if !l.quiet {
+				l.quiet, l.quiesced = true, l.now()
+			}
+			l.truth.quiesce(allocate, l.now())
+			return nil
+		}, outcome)
 	})
+	if err != nil {
+		return err
+	}
+	return wait(ctx, outcome)
 }
 
 // Resume ends what Quiesce began: it opens a session and looks at the node. The error says why that failed; it is tried
 // again.
 func (m *Monitor) Resume(ctx context.Context) error {
-	return m.await(ctx, wantLook, func(l *loop) error {
-		klog.FromContext(ctx).Info("Going back to the driver")
-		l.quiet, l.quiesced, l.closed = false, time.Time{}, false
-		return nil
+	outcome := make(chan error, 1)
+	err := m.setRelease(ctx, nil, func() error {
+		return m.ask(ctx, wantLook, func(l *loop) error {
+			klog.FromContext(ctx).Info("Going back to the driver")
+			l.quiet, l.quiesced, l.closed = false, time.Time{}, false
+			return nil
+		}, outcome)
 	})
+	if err != nil {
+		return err
+	}
+	return wait(ctx, outcome)
 }
 
 // Clear takes the GPU or MIG device with the given UUID for good, whatever was found of it; clearing a GPU clears its MIG
@@ -208,7 +224,15 @@ func (m *Monitor) Apply(ctx context.Context, p health.Policy) error {
 // await has the loop run a request and, unless that fails, waits for the outcome of the look that begins after it.
 func (m *Monitor) await(ctx context.Context, w want, request func(*loop) error) error {
 	outcome := make(chan error, 1)
-	err := m.do(ctx, func(l *loop) {
+	if err := m.ask(ctx, w, request, outcome); err != nil {
+		return err
+	}
+	return wait(ctx, outcome)
+}
+
+// ask has the loop run a request, whose outcome follows when it is known.
+func (m *Monitor) ask(ctx context.Context, w want, request func(*loop) error, outcome chan<- error) error {
+	return m.do(ctx, func(l *loop) {
 		if err := request(l); err != nil {
 			outcome <- err
 			return
@@ -220,9 +244,10 @@ func (m *Monitor) await(ctx context.Context, w want, request func(*loop) error) 
 		l.askers = append(l.askers, asker{outcome, w})
 		l.next = l.now()
 	})
-	if err != nil {
-		return err
-	}
+}
+
+// wait waits for the outcome of a request.
+func wait(ctx context.Context, outcome <-chan error) error {
 	select {
 	case err := <-outcome:
 		return err

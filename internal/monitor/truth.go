@@ -8,6 +8,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/ledger"
 )
 
 // truth is what is known of the node. It belongs to the loop.
@@ -38,7 +39,7 @@ type truth struct {
 	// gpus is what is known of each GPU by UUID, also of GPUs that are not there now.
 	gpus map[string]health.GPU
 	// noted is what the ledger said of devices that were not seen yet.
-	noted book
+	noted ledger.Book
 	// published is the last Snapshot that compose returned.
 	published inventory.Snapshot
 }
@@ -109,7 +110,7 @@ func (t *truth) look(l look, now time.Time) {
 		}
 		unread := slices.ContainsFunc(l.snapshot.LeftOut, func(o inventory.LeftOut) bool { return o.Index == g.Index })
 		known = known.Seen(g, unread, now)
-		if !t.noted.empty() {
+		if !t.noted.Empty() {
 			known = known.Restored(t.claim, now)
 		}
 		t.gpus[g.UUID] = t.answered(known, l.readings[i], now)
@@ -163,14 +164,14 @@ func (t *truth) quiesce(allocate bool, now time.Time) {
 
 // claim returns what the ledger said of a device, once.
 func (t *truth) claim(uuid string) ([]health.Fault, []time.Time) {
-	faults, recoveries := t.noted.device(uuid)
-	t.noted.drop(uuid)
+	faults, recoveries := t.noted.Device(uuid)
+	t.noted.Drop(uuid)
 	return faults, recoveries
 }
 
 // wantsBook reports whether anything may have to outlive the process; mostly nothing has.
 func (t *truth) wantsBook() bool {
-	if !t.noted.empty() {
+	if !t.noted.Empty() {
 		return true
 	}
 	for _, g := range t.gpus {
@@ -182,12 +183,12 @@ func (t *truth) wantsBook() bool {
 }
 
 // book returns what must outlive the process.
-func (t *truth) book(boot string) book {
-	b := t.noted.clone()
+func (t *truth) book(boot string) ledger.Book {
+	b := t.noted.Clone()
 	for _, g := range t.gpus {
-		b.add(g.UUID, boot, g.Device)
+		b.Add(g.UUID, boot, g.Device)
 		for _, i := range slices.Concat(g.Instances, g.Unread) {
-			b.add(i.UUID, boot, i.Device)
+			b.Add(i.UUID, boot, i.Device)
 		}
 	}
 	return b
@@ -201,7 +202,7 @@ func (t *truth) clear(uuid string, now time.Time) bool {
 			return true
 		}
 	}
-	return t.noted.drop(uuid)
+	return t.noted.Drop(uuid)
 }
 
 // silence folds in that the GPUs cannot be asked.

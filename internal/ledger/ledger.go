@@ -1,4 +1,8 @@
-package monitor
+// Package ledger keeps what must outlive the process on disk, in a folder that all instances on the node share: the faults of
+// GPUs and MIG devices, so that a restart does not make a bad GPU good, and that the driver was released by quiesce.
+//
+// It imports inventory, health and files; monitor imports it.
+package ledger
 
 import (
 	"cmp"
@@ -33,9 +37,9 @@ const (
 
 var errLocked = errors.New("another instance is writing it")
 
-// A book is what the ledger holds: the faults that must outlive the process, so that neither a restart nor an overlapping
+// A Book is what the ledger holds: the faults that must outlive the process, so that neither a restart nor an overlapping
 // instance makes a bad GPU good.
-type book struct {
+type Book struct {
 	faults     map[faultKey]entry
 	recoveries map[string][]time.Time // by device
 }
@@ -65,12 +69,12 @@ type page struct {
 	Recoveries map[string][]time.Time `json:"recoveries,omitempty"`
 }
 
-func newBook() book {
-	return book{faults: make(map[faultKey]entry), recoveries: make(map[string][]time.Time)}
+func NewBook() Book {
+	return Book{faults: make(map[faultKey]entry), recoveries: make(map[string][]time.Time)}
 }
 
-// add notes what must outlive the process of a device.
-func (b book) add(uuid, boot string, d health.Device) {
+// Add notes what must outlive the process of a device.
+func (b Book) Add(uuid, boot string, d health.Device) {
 	for _, f := range d.Durable() {
 		b.faults[faultKey{uuid, f.Source, f.XID}] = entry{
 			Device: uuid, Boot: boot, Source: f.Source, XID: f.XID, State: f.State.String(), Reason: f.Reason, Cure: f.Cure,
@@ -82,8 +86,8 @@ func (b book) add(uuid, boot string, d health.Device) {
 	}
 }
 
-// device returns what is noted of a device.
-func (b book) device(uuid string) (faults []health.Fault, recoveries []time.Time) {
+// Device returns what is noted of a device.
+func (b Book) Device(uuid string) (faults []health.Fault, recoveries []time.Time) {
 	for key, e := range b.faults {
 		if key.device != uuid {
 			continue
@@ -102,33 +106,33 @@ func (b book) device(uuid string) (faults []health.Fault, recoveries []time.Time
 	return faults, b.recoveries[uuid]
 }
 
-// drop forgets a device. It reports whether there was something to forget.
-func (b book) drop(uuid string) bool {
+// Drop forgets a device. It reports whether there was something to forget.
+func (b Book) Drop(uuid string) bool {
 	before := len(b.faults) + len(b.recoveries)
 	maps.DeleteFunc(b.faults, func(key faultKey, _ entry) bool { return key.device == uuid })
 	delete(b.recoveries, uuid)
 	return len(b.faults)+len(b.recoveries) < before
 }
 
-// expire forgets the faults that the restart of the node has cured: those of another boot that do not ask for hands.
-func (b book) expire(boot string) {
+// Expire forgets the faults that the restart of the node has cured: those of another boot that do not ask for hands.
+func (b Book) Expire(boot string) {
 	maps.DeleteFunc(b.faults, func(_ faultKey, e entry) bool {
 		return boot != "" && e.Boot != "" && e.Boot != boot && !health.OutlivesBoot(e.Cure)
 	})
 }
 
-func (b book) clone() book {
-	return book{faults: maps.Clone(b.faults), recoveries: maps.Clone(b.recoveries)}
+func (b Book) Clone() Book {
+	return Book{faults: maps.Clone(b.faults), recoveries: maps.Clone(b.recoveries)}
 }
 
-func (b book) empty() bool { return len(b.faults) == 0 && len(b.recoveries) == 0 }
+func (b Book) Empty() bool { return len(b.faults) == 0 && len(b.recoveries) == 0 }
 
-func (b book) equal(other book) bool {
+func (b Book) Equal(other Book) bool {
 	return maps.Equal(b.faults, other.faults) && maps.EqualFunc(b.recoveries, other.recoveries, slices.Equal)
 }
 
 // merge takes over how after differs from before: what an overlapping instance noted in b meanwhile stays.
-func (b book) merge(before, after book) {
+func (b Book) merge(before, after Book) {
 	for key := range before.faults {
 		if _, still := after.faults[key]; !still {
 			delete(b.faults, key)
@@ -151,7 +155,7 @@ func (b book) merge(before, after book) {
 	}
 }
 
-// A ledger is the book on disk, shared by all instances on the node.
+// A ledger is the Book on disk, shared by all instances on the node.
 type ledger struct{ dir string }
 
 func (l ledger) path(name string) string { return filepath.Join(l.dir, name) }
@@ -159,9 +163,9 @@ func (l ledger) path(name string) string { return filepath.Join(l.dir, name) }
 // errDamaged is wrapped by the error of a read that found a ledger that is none.
 var errDamaged = errors.New("the fault ledger is damaged")
 
-// read returns what the ledger holds; an empty book if there is none yet.
-func (l ledger) read() (book, error) {
-	b := newBook()
+// read returns what the ledger holds; an empty Book if there is none yet.
+func (l ledger) read() (Book, error) {
+	b := NewBook()
 	text, err := files.Read(l.path(ledgerFile), maxLedger)
 	if errors.Is(err, fs.ErrNotExist) {
 		return b, nil
@@ -185,7 +189,7 @@ func (l ledger) read() (book, error) {
 
 // write merges how after differs from before into the ledger. It never waits for another instance: then the error wraps
 // errLocked. A damaged ledger is set aside, and setAside says so.
-func (l ledger) write(before, after book) (setAside, err error) {
+func (l ledger) write(before, after Book) (setAside, err error) {
 	if err := os.MkdirAll(l.dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the state directory: %w", err)
 	}
@@ -196,7 +200,7 @@ func (l ledger) write(before, after book) (setAside, err error) {
 	defer unlock()
 	now, err := l.read()
 	if errors.Is(err, errDamaged) {
-		setAside, before = err, newBook() // all that is known is written anew
+		setAside, before = err, NewBook() // all that is known is written anew
 		err = os.Rename(l.path(ledgerFile), l.path(damagedFile))
 	}
 	if err != nil {
@@ -225,7 +229,7 @@ func (l ledger) lock() (unlock func(), err error) {
 }
 
 // replace puts a new file in the place of the old one, so that every reader finds one of the two whole.
-func (l ledger) replace(b book) error {
+func (l ledger) replace(b Book) error {
 	p := page{Version: ledgerVersion, Faults: slices.AppendSeq([]entry{}, maps.Values(b.faults)), Recoveries: b.recoveries}
 	slices.SortFunc(p.Faults, func(a, b entry) int {
 		return cmp.Or(cmp.Compare(a.Device, b.Device), cmp.Compare(a.Source, b.Source), cmp.Compare(a.XID, b.XID))
