@@ -56,7 +56,9 @@ func measure(ctx context.Context, daemon, only string) error {
 	if err != nil {
 		return fmt.Errorf("read -only: %w", err)
 	}
-	for _, f := range slices.Concat(registrationFigures, callFigures, allocationFigures, resourceFigures, healthFigures, driverFigures, footprintFigures) {
+	figures := slices.Concat(registrationFigures, callFigures, allocationFigures, resourceFigures, healthFigures, driverFigures,
+		footprintFigures)
+	for _, f := range figures {
 		if !wanted.MatchString(f.name) {
 			continue
 		}
