@@ -27,7 +27,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/version"
 )
 
-// runDaemon runs the daemon until ctx ends. Signals are what it hears.
+// runDaemon runs the daemon until ctx ends. It handles the given signals.
 func runDaemon(ctx context.Context, flags *pflag.FlagSet, signals <-chan os.Signal) error {
 	sources := config.Sources{Env: os.LookupEnv, Flags: flags, OwnPIDNamespace: confined(os.DirFS("/"))}
 	first, err := begin(ctx, sources)
@@ -44,7 +44,7 @@ func runDaemon(ctx context.Context, flags *pflag.FlagSet, signals <-chan os.Sign
 	return replaceable(ctx, agent.Run(ctx, observation, outputs), d.driver.Calls)
 }
 
-// begin returns the configuration that a process starts with. What is odd about it, and which build this is, is logged.
+// begin returns the configuration of a process that starts. It logs its warnings and the version of the program.
 func begin(ctx context.Context, sources config.Sources) (config.Config, error) {
 	log := klog.FromContext(ctx)
 	c, warnings, err := config.Load(sources)
@@ -59,7 +59,7 @@ func begin(ctx context.Context, sources config.Sources) (config.Config, error) {
 
 // A daemon is everything that the running program consists of.
 type daemon struct {
-	config    config.Config // as it was at the start: what cannot change under way
+	config    config.Config // as it was at the start, for settings that need a restart
 	watcher   *config.Watcher
 	driver    *nvidia.Driver
 	node      *simulator.Node // nil on a real node
@@ -72,7 +72,7 @@ type daemon struct {
 	mps       *mps.Prober
 	offered   *feed.Feed[resource.Plan]
 	readiness *agent.Readiness
-	asked     <-chan os.Signal // what signals ask for
+	asked     <-chan os.Signal // signals to handle
 }
 
 func newDaemon(ctx context.Context, c config.Config, sources config.Sources) (*daemon, error) {
@@ -200,7 +200,7 @@ func (d *daemon) outputs() []agent.Task {
 	return tasks
 }
 
-// close gives back what the daemon held, once it has ended.
+// close releases what the daemon has opened, after its end.
 func (d *daemon) close() {
 	if d.node != nil {
 		d.node.Close()
@@ -216,7 +216,7 @@ func (d *daemon) watchKubelet(ctx context.Context) error {
 	return d.directory.Watch(ctx, d.kubelets, d.sockets)
 }
 
-// serveControl serves the control socket. That the socket cannot be had is no reason to stop serving GPUs.
+// serveControl serves the control socket. The daemon serves GPUs without it, if it cannot be made.
 func (d *daemon) serveControl(ctx context.Context) error {
 	server := control.NewServer(d.config.ControlSocket, d.handlers())
 	return supervise.Run(ctx, supervise.Backoff{First: time.Second, Most: 30 * time.Second, Proven: time.Minute}, server.Run)

@@ -16,15 +16,15 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/logwriter"
 )
 
-// untilItEnds runs a command that runs until ctx ends or it fails, with the signals that it hears. A driver that was replaced
-// is followed by a new process of this program.
+// untilItEnds runs a daemon until ctx ends or it fails. It passes the given signals to it. When the driver was replaced, it starts a
+// new process of this program in the place of this one.
 func untilItEnds(ctx context.Context, run func(context.Context, <-chan os.Signal) error, signals ...os.Signal) error {
 	flush := logInBackground()
 	defer flush()
-	asked, stop := heard(signals...)
+	received, stop := receive(signals...)
 	defer stop()
 	log := klog.FromContext(ctx)
-	err := run(ctx, asked)
+	err := run(ctx, received)
 	switch {
 	case errors.Is(err, inventory.ErrDriverReplaced) && ctx.Err() == nil:
 		log.Info("Restarting with the driver that is there now", "reason", err.Error())
@@ -85,17 +85,17 @@ func replaceable(ctx context.Context, err error, calls func() []inventory.Call) 
 	}
 }
 
-// reexec puts a new process of this program, with the same arguments, in the place of this one. A process is bound to
-// the NVML that it loaded: only another one can talk to a driver that was replaced.
+// reexec replaces this process with a new one of this program, with the same arguments. A process cannot change the NVML library
+// that it has loaded: only a new process can use a driver that was replaced.
 func reexec() error {
 	program, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("find this program: %w", err)
 	}
-	// The new process would end by it until it hears it, and reads everything anew anyway.
+	// SIGHUP would end the new process until it receives signals; it reads the configuration at its start.
 	signal.Ignore(syscall.SIGHUP)
 	if err := syscall.Exec(program, os.Args, os.Environ()); err != nil { //nolint:gosec // the same program, as it was started
-		return fmt.Errorf("run this program anew: %w", err)
+		return fmt.Errorf("start this program again: %w", err)
 	}
 	return nil // not reached
 }

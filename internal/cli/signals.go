@@ -10,18 +10,18 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// signalTimeout bounds what one signal asks for. The driver may have to wake its GPUs first.
+// signalTimeout bounds the work for one signal. The driver may have to wake its GPUs first.
 const signalTimeout = time.Minute
 
-// heard returns what signals from now on ask for, and what ends that. A process that does not hear SIGHUP ends by it: one
-// hears it before it is known to run, and until it has ended.
-func heard(signals ...os.Signal) (asked <-chan os.Signal, stop func()) {
+// receive returns a channel of signals, and a function that ends that. SIGHUP ends a process that does not receive it, so receive is
+// called before anything else, and ended last.
+func receive(signals ...os.Signal) (received <-chan os.Signal, stop func()) {
 	all := make(chan os.Signal, 4)
 	signal.Notify(all, signals...)
 	return all, func() { signal.Stop(all) }
 }
 
-// followSignals does what signals ask for: SIGHUP reads the configuration again and looks at the node, SIGUSR1 releases the
+// followSignals handles signals: SIGHUP reads the configuration again and looks at the node, SIGUSR1 releases the
 // driver, SIGUSR2 goes back to it.
 func (d *daemon) followSignals(ctx context.Context) error {
 	for {
@@ -31,14 +31,14 @@ func (d *daemon) followSignals(ctx context.Context) error {
 		case s := <-d.asked:
 			log := klog.FromContext(ctx)
 			log.Info("Received signal", "signal", s.String())
-			if err := d.obey(ctx, s); err != nil && ctx.Err() == nil {
+			if err := d.handleSignal(ctx, s); err != nil && ctx.Err() == nil {
 				log.Error(err, "Cannot do what the signal asks for", "signal", s.String())
 			}
 		}
 	}
 }
 
-func (d *daemon) obey(ctx context.Context, s os.Signal) error {
+func (d *daemon) handleSignal(ctx context.Context, s os.Signal) error {
 	ctx, cancel := context.WithTimeout(ctx, signalTimeout)
 	defer cancel()
 	switch s {

@@ -28,13 +28,13 @@ type Config struct {
 	// Simulate is the profile of the simulated node, a name or a path; empty for the real node.
 	Simulate string
 
-	// KubeletSocket is where kubelet is registered with, and whose directory our sockets are in; empty to register nowhere.
+	// KubeletSocket is the registration socket of kubelet. Plugin sockets are made in its directory. Empty: do not register.
 	KubeletSocket string
-	// PodResourcesSocket is where kubelet tells which pod holds which device; empty to do without.
+	// PodResourcesSocket is the PodResources socket of kubelet; empty to do without.
 	PodResourcesSocket string
-	// ControlSocket is where the daemon takes commands; empty to take none.
+	// ControlSocket is the socket for commands; empty for none.
 	ControlSocket string
-	// StateDir is the directory of what outlives the process; empty to keep nothing.
+	// StateDir is the directory for state that survives a restart; empty for none.
 	StateDir string
 
 	// Driver says where the driver is.
@@ -57,7 +57,7 @@ type Config struct {
 	MPSRoot string
 	// WaitForRelease gives a GPU that a pod holds to no other pod under another name, shared otherwise or in another MIG mode.
 	WaitForRelease bool
-	// PreStart says what is done with a container's devices before it starts.
+	// PreStart says what is checked and reset on a container's devices before it starts.
 	PreStart PreStart
 }
 
@@ -71,10 +71,10 @@ type Driver struct {
 	ContainerRoot string
 }
 
-// PreStart says what is done with a container's devices before it starts.
+// PreStart says what is checked and reset on a container's devices before it starts.
 type PreStart struct {
 	Checks PreStartChecks
-	// Reset is what of earlier work is taken back on whole GPUs that are not shared; empty without PreStartClean.
+	// Reset is the state to reset on whole GPUs that are not shared; empty without PreStartClean.
 	Reset []inventory.Remnant
 }
 

@@ -35,7 +35,7 @@ type Watcher struct {
 	clock   clock.WithTicker
 	configs *feed.Feed[Config]
 	errors  *feed.Feed[error]
-	reload  chan struct{} // holds one wish
+	reload  chan struct{} // holds one request
 	changes atomic.Uint64
 }
 
@@ -53,7 +53,7 @@ func (w *Watcher) Configs() *feed.Feed[Config] { return w.configs }
 // Generation numbers the configurations that were in force, from 1.
 func (w *Watcher) Generation() uint64 { return 1 + w.changes.Load() }
 
-// Reload wishes the file to be read now, changed or not. It never blocks.
+// Reload makes the Watcher read the file now, changed or not. It never blocks.
 func (w *Watcher) Reload() {
 	select {
 	case w.reload <- struct{}{}:
@@ -136,7 +136,7 @@ func concerns(event fsnotify.Event, path string) bool {
 }
 
 // look reads the file and, if it is not as it was seen last, makes what it says the configuration. It returns the file
-// as it is now; nil when it cannot be read. Somebody who asked is told what is wrong though that was said before.
+// as it is now; nil when it cannot be read. After a Reload an error is logged again although it was logged before.
 func (w *Watcher) look(ctx context.Context, path string, seen []byte, asked bool) []byte {
 	logger := klog.FromContext(ctx)
 	data, err := readFile(path)
@@ -179,7 +179,7 @@ func (w *Watcher) look(ctx context.Context, path string, seen []byte, asked bool
 	return data
 }
 
-// emptied says what is wrong with a file that lost its content under way, as by an editor that truncates it first or by a full
+// emptied is the problem of a file that lost its content while the daemon runs, as by an editor that truncates it first, or by a full
 // disk.
 const emptied = "is empty; the last valid configuration stays in use. To use the defaults, write version: v1"
 
