@@ -102,3 +102,30 @@ func codes(t *testing.T, list string) (all []uint64) {
 	}
 	return all
 }
+
+// TestResetsInDocs: docs/operations.md names the XIDs that the recovery action covers, by branch, and those that it does not.
+func TestResetsInDocs(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	byBranch := map[int][]string{}
+	for _, x := range health.Catalog() {
+		if x.Class == health.Transient && x.Bucket != "RESTART_VM" {
+			byBranch[x.CoveredFrom] = append(byBranch[x.CoveredFrom], strconv.FormatUint(x.Code, 10))
+		}
+	}
+	list := func(branch int) string { return strings.Join(byBranch[branch], ", ") }
+	for _, want := range []string{
+		"| " + list(565) + "; from R570 " + list(570) + "; from R575 " + list(575) + "; every XID",
+		"| " + list(0) + "; before R570 " + list(570) + "; before R575 " + list(575) + "; each XID",
+	} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("docs/operations.md has no %q", want)
+		}
+	}
+	if len(byBranch) != 4 {
+		t.Errorf("XIDs are covered from the branches %v", byBranch)
+	}
+}

@@ -35,6 +35,11 @@ func TestWhatFlaps(t *testing.T) {
 		"fabric": {
 			reading(inventory.Reading{Fabric: inventory.Known(inventory.Fabric{State: inventory.FabricInProgress})}), false,
 		},
+		"fabric, and a reset": {func(s *story) {
+			s.reads(1, inventory.Reading{Fabric: inventory.Known(inventory.Fabric{State: inventory.FabricInProgress})})
+			s.wait(1)
+			s.gpu = s.policy.FoldReset(s.gpu, s.now)
+		}, false},
 		"calls fail": {
 			func(s *story) { s.reads(1, inventory.Reading{Contact: inventory.ContactFailing}); s.wait(time.Minute) }, false,
 		},

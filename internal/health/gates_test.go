@@ -62,6 +62,9 @@ func TestFabricReasonsNameWhatIsWrong(t *testing.T) {
 		"the connection to the NVSwitch fabric has faults: degraded bandwidth, misconfigured: bring up the NVSwitch fabric (Fabric Manager)": {
 			State: inventory.FabricCompleted, Faults: inventory.FabricDegradedBandwidth | inventory.FabricMisconfigured,
 		},
+		"the connection to the NVSwitch fabric has faults: route unhealthy: bring up the NVSwitch fabric (Fabric Manager)": {
+			State: inventory.FabricCompleted, Summary: inventory.FabricSummaryUnhealthy, Faults: inventory.FabricRouteUnhealthy,
+		},
 		"the driver reports the connection to the NVSwitch fabric as unhealthy: bring up the NVSwitch fabric (Fabric Manager)": {
 			State: inventory.FabricCompleted, Summary: inventory.FabricSummaryUnhealthy,
 		},

@@ -108,6 +108,21 @@ func TestClearOneOfTwoUnreadMIGDevices(t *testing.T) {
 	}
 }
 
+// Clearing one MIG device leaves the others, whichever it is.
+func TestClearOneMIGDevice(t *testing.T) {
+	for i, uuid := range []string{"MIG-1", "MIG-2"} {
+		s := begin(t, 580)
+		s.see(divided(one, two))
+		s.strike(1, 0)
+		s.strike(2, 0)
+		var ok bool
+		s.gpu, ok = s.policy.Clear(s.gpu, uuid, s.now)
+		if got := s.states(); !ok || got[i] != inventory.Healthy || got[1-i] != inventory.Unhealthy {
+			t.Errorf("%v after %s was cleared: %v", got, uuid, ok)
+		}
+	}
+}
+
 // An event of a GI concerns all its CIs, one of a CI that alone.
 func TestEventsOfInstances(t *testing.T) {
 	first, second := inventory.MIGDevice{UUID: "MIG-1", GI: 1, CI: 0}, inventory.MIGDevice{UUID: "MIG-2", GI: 1, CI: 1}
