@@ -114,17 +114,7 @@ func fabricFault(s inventory.Signal[inventory.Fabric]) string {
 	case f.Summary == inventory.FabricSummaryUnhealthy && f.Faults == 0:
 		return "the driver reports the connection to the NVSwitch fabric as unhealthy"
 	case f.Summary == inventory.FabricSummaryUnhealthy || f.Summary == inventory.FabricSummaryUnknown && f.Faults != 0:
-		return "the connection to the NVSwitch fabric has faults: " + faultNames(f.Faults)
+		return "the connection to the NVSwitch fabric has faults: " + strings.Join(f.Faults.Names(), ", ")
 	} // where the driver has a summary, it has weighed the faults: with limited capacity the GPU can be used
 	return ""
-}
-
-func faultNames(set inventory.FabricFault) string {
-	var names []string
-	for i, name := range []string{"degraded bandwidth", "route recovery", "route unhealthy", "access timeout", "misconfigured"} {
-		if set&(1<<i) != 0 {
-			names = append(names, name)
-		}
-	}
-	return strings.Join(names, ", ")
 }

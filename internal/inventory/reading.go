@@ -178,6 +178,17 @@ const (
 	FabricMisconfigured                             // wrong GUID, firmware, partition or the like
 )
 
+// Names returns the names of the faults in the set.
+func (f FabricFault) Names() []string {
+	var names []string
+	for i, name := range []string{"degraded bandwidth", "route recovery", "route unhealthy", "access timeout", "misconfigured"} {
+		if f&(1<<i) != 0 {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
 // FabricSummary is the driver's sum of the faults. The values are those of NVML_GPU_FABRIC_HEALTH_SUMMARY.
 type FabricSummary uint8
 

@@ -16,7 +16,13 @@ type Signals struct {
 	UncorrectedECC *uint64 `json:"uncorrectedECC,omitempty"`
 	SRAMThreshold  *bool   `json:"sramThreshold,omitempty"` // with XID 48 or 172, the part has to be replaced
 	Fabric         string  `json:"fabric,omitempty"`
+	// FabricSummary is the driver's own: healthy, unhealthy or limited-capacity. The last one is only shown.
+	FabricSummary string   `json:"fabricSummary,omitempty"`
+	FabricFaults  []string `json:"fabricFaults,omitempty"`
+	// Unread names a call for one of the signals that failed, with the error.
+	Unread string `json:"unread,omitempty"`
 
+	PersistenceMode     *bool    `json:"persistenceMode,omitempty"`
 	RowRemapPending     *bool    `json:"rowRemapPending,omitempty"`
 	RetiredPagesPending *bool    `json:"retiredPagesPending,omitempty"`
 	RepairPending       *bool    `json:"repairPending,omitempty"`
@@ -36,6 +42,8 @@ func signals(r inventory.Reading) *Signals {
 		UnrepairableMemory:  known(r.UnrepairableMemory),
 		UncorrectedECC:      known(r.UncorrectedECC),
 		SRAMThreshold:       known(r.SRAMThreshold),
+		PersistenceMode:     known(r.Persistence),
+		Unread:              r.Incomplete,
 		RowRemapPending:     known(r.RowRemapPending),
 		RetiredPagesPending: known(r.Report.RetiredPagesPending),
 		RepairPending:       known(r.Report.RepairPending),
@@ -45,8 +53,11 @@ func signals(r inventory.Reading) *Signals {
 	if r.RecoveryAction.Known {
 		s.RecoveryAction = r.RecoveryAction.Value.String()
 	}
-	if r.Fabric.Known {
-		s.Fabric = r.Fabric.Value.State.String()
+	if f := r.Fabric.Value; r.Fabric.Known {
+		s.Fabric, s.FabricFaults = f.State.String(), f.Faults.Names()
+		if f.Summary != inventory.FabricSummaryUnknown {
+			s.FabricSummary = f.Summary.String()
+		}
 	}
 	if links := r.Report.NVLinks; links.Known {
 		active := bits.OnesCount64(links.Value.Active)

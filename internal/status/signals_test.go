@@ -40,6 +40,23 @@ rowRemapFailure: false
 rowRemapPending: true
 `,
 		},
+		"limited capacity, and a call that fails": {
+			inventory.Reading{
+				Incomplete: "nvmlDeviceGetRemappedRows: ERROR_UNKNOWN", Persistence: inventory.Known(false),
+				Fabric: inventory.Known(inventory.Fabric{
+					State: inventory.FabricCompleted, Summary: inventory.FabricSummaryLimitedCapacity,
+					Faults: inventory.FabricDegradedBandwidth | inventory.FabricMisconfigured,
+				}),
+			},
+			`fabric: completed
+fabricFaults:
+- degraded bandwidth
+- misconfigured
+fabricSummary: limited-capacity
+persistenceMode: false
+unread: 'nvmlDeviceGetRemappedRows: ERROR_UNKNOWN'
+`,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := yaml.Marshal(signals(tt.reading))
