@@ -67,7 +67,11 @@ func (r *registry) Register(_ context.Context, request *pluginapi.RegisterReques
 }
 
 func TestRegister(t *testing.T) {
-	d := newDirectory(t, folder(t))
+	path := filepath.Join(folder(t), "100%d") // a path may have a %
+	if err := os.Mkdir(path, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	d := newDirectory(t, path)
 	endpoint := d.NewEndpoint("nvidia.com/gpu")
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()

@@ -21,8 +21,8 @@ var ErrNotRegistered = errors.New("not registered")
 // Register registers the plugin socket at path endpoint, which must be serving already, for resource: kubelet dials it
 // before it answers. The directory must be the one that NewEndpoint gave the path for.
 //
-// Where the directory is watched, the request goes to the kubelet of the given incarnation or to none: one that came since
-// is to be registered with by who has seen it, and then once.
+// If the directory is watched, the request goes to the kubelet of the given incarnation only. A kubelet that came later gets
+// its own Register once it was seen.
 //
 // An error that wraps ErrNotRegistered means that kubelet never saw the request. After any other error it may have, and
 // the endpoint must not be used for a second one: kubelet 1.37 would take no end of its stream for real any more.

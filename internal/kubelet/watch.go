@@ -45,7 +45,7 @@ func (d *Directory) Watch(ctx context.Context, incarnation *feed.Feed[uint64], s
 		if err := look.once(log); err != nil {
 			return err
 		}
-		// The sockets first: those that a new kubelet removed are gone when it is known.
+		// Sockets come first: when a new kubelet is published, the sockets that it removed are gone.
 		if names := d.sockets(); !slices.Equal(names, sockets.Value()) {
 			sockets.Publish(names)
 		}
@@ -73,7 +73,7 @@ type look struct {
 	directory   *Directory
 	notices     *fsnotify.Watcher
 	watched     fileKey   // the directory that notices come from
-	dead        time.Time // since when the directory is what is left of one that was removed; zero while it is not
+	removed     time.Time // since when the directory has no name on the node any more; zero while it has one
 	incarnation uint64
 	kubelet     fileKey // kubelet's socket in this incarnation
 	present     bool
@@ -132,21 +132,21 @@ func (l *look) watchDirectory(log klog.Logger) error {
 		if !errors.Is(err, fs.ErrNotExist) {
 			log.V(2).Info("Cannot see kubelet's directory", "reason", err.Error())
 		}
-		l.watched, l.dead = fileKey{}, time.Time{}
+		l.watched, l.removed = fileKey{}, time.Time{}
 		return nil
 	}
 	if linkCount(info) == 0 {
-		// So does a directory look in the moment of its removal; what is left of one behind a mount does for good.
+		// A directory that is being removed looks like this for a moment. One behind a mount looks like this for good.
 		now := l.directory.clock.Now()
-		if l.dead.IsZero() {
-			l.dead = now
+		if l.removed.IsZero() {
+			l.removed = now
 		}
-		if now.Sub(l.dead) < lookInterval {
+		if now.Sub(l.removed) < lookInterval {
 			return nil
 		}
 		return l.directory.Check()
 	}
-	l.dead = time.Time{}
+	l.removed = time.Time{}
 	key := keyOfInfo(info)
 	key.ctime = syscall.Timespec{} // a directory's changes with every entry
 	if key == l.watched || l.notices.Events == nil {

@@ -16,17 +16,17 @@ const (
 	// checkSoon is how long after a list was sent kubelet's account is compared with it: kubelet takes a list in within
 	// milliseconds, and a second leaves room for a busy node.
 	checkSoon = time.Second
-	// checkLater is the pace of comparing while nothing changes; it is come to by doubling.
+	// checkLater is the longest pause between two comparisons. Each pause is twice the one before.
 	checkLater = 30 * time.Second
-	// askAgain is the first pause after a question that failed or an account that differs; it is doubled up to checkLater.
+	// askAgain is the first pause after a question that failed or an account that differs.
 	askAgain = 100 * time.Millisecond
-	// accountTimeout bounds one question about kubelet's account.
+	// accountTimeout limits one question about kubelet's account.
 	accountTimeout = 2 * time.Second
 	// differsFor is how long the account has to differ before that counts.
 	differsFor = time.Second
-	// suspectFor is how long after its socket came another server may register, as far as we think of it when the account differs.
+	// suspectFor is how old the socket of another program may be for the program to count as the reason of a difference.
 	suspectFor = time.Minute
-	// disputeFirst and disputeMost bound the time between one new registration because of a difference and the next.
+	// disputeFirst and disputeMost are the shortest and the longest time between two registrations because of a difference.
 	disputeFirst = 10 * time.Second
 	disputeMost  = 5 * time.Minute
 )
@@ -39,8 +39,8 @@ type Accountant interface {
 	Held(ctx context.Context) ([]kubelet.HeldDevice, error)
 }
 
-// disputes say when a resource may be registered again because kubelet's account differs: a difference that a new registration
-// does not end would cost one after the other.
+// disputes limit how often a resource is registered again because kubelet's account differs from the list. A new registration
+// does not end every difference.
 type disputes struct {
 	next time.Time     // no earlier
 	wait time.Duration // between the last one and next
@@ -62,19 +62,19 @@ func (d *disputes) register(now time.Time) (wait time.Duration, ok bool) {
 
 // A comparison is what a life knows from comparing kubelet's account with its list.
 type comparison struct {
-	agreed   bool                 // they ever were the same
-	counted  bool                 // they were the same since the list was sent, and kubelet counted devices
+	agreed   bool                 // the two have been the same at least once
+	counted  bool                 // they have been the same since the list was sent, and kubelet counted devices
 	since    time.Time            // when they began to differ; zero if they do not
 	foreign  map[string]time.Time // sockets of other programs → when they came; zero if that was before the registration
-	vanished bool                 // one that came after the registration has gone
-	suspects []string             // those whose servers may be why they differ
+	vanished bool                 // the socket of another program came after the registration and is gone
+	suspects []string             // sockets of other programs that may be the reason of the difference
 }
 
-// checkAccount compares kubelet's account with the list, again and again, until ctx ends or the two differ so that only a new
-// life helps. It reports whether they ever agreed. Where the account cannot be had, nothing is concluded from it.
+// checkAccount compares kubelet's account with the list again and again. It returns when ctx ends or when a new life is needed,
+// and reports whether the two have ever been the same. An account that does not answer is no reason for a new life.
 //
-// A list is never sent again: kubelet may give devices out through another server, whose list it must not mix with ours. A
-// new life brings both back. Where another program has registered after this one, the new life waits until that has ended.
+// A difference is never answered by sending the list again: kubelet may allocate devices through another server, and list and
+// server must not be of two processes. If another program registered after us, the new life waits until that has ended.
 func (l *life) checkAccount(ctx context.Context, incarnation uint64) (agreed bool, err error) {
 	pace, again := checkSoon, askAgain
 	check := l.Clock.NewTimer(pace)
@@ -93,9 +93,9 @@ func (l *life) checkAccount(ctx context.Context, incarnation uint64) (agreed boo
 			return c.agreed, context.Cause(ctx)
 		case <-changed:
 			continue
-		case <-l.visits:
+		case <-l.siblingChanged:
 			l.see(&c)
-			pace = settleTime
+			pace = stopDelay
 			check.Reset(pace)
 			continue
 		case <-check.C():

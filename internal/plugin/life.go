@@ -21,27 +21,27 @@ import (
 )
 
 const (
-	// registerTimeout bounds a Register, and then the wait for the stream. Kubelet tries for up to 10 s to reach us
-	// before it answers.
+	// registerTimeout limits a Register call, and then the wait for the ListAndWatch stream. Kubelet tries to connect to our socket
+	// for up to 10 s before it answers.
 	registerTimeout = 15 * time.Second
-	// settleTime is the pause between the moment kubelet closed the connection of one life and the next Register:
-	// kubelet 1.36 closes it a little before it marks the resource as stopped, and marks whatever is registered by then.
-	settleTime = 50 * time.Millisecond
-	// settleLimit bounds the further wait for kubelet's account to say that the resource was marked: where another server of
-	// the resource goes on, it never does.
-	settleLimit = 500 * time.Millisecond
-	// farewellTime is how long the connection of a kubelet that ended may take to be seen closed.
-	farewellTime = 5 * time.Millisecond
-	// hangUpTimeout bounds the wait for kubelet to close its connection after a stream ended.
-	hangUpTimeout = 500 * time.Millisecond
-	// handshakeTimeout is how long a connection may say nothing. Where nobody closes it, gRPC waits two minutes for it when the
-	// server stops.
+	// stopDelay is the pause after kubelet closed the connection of one life, before the next Register. Kubelet 1.36 marks the
+	// resource as stopped a little after it closed the connection. A server that registers before that is marked, too.
+	stopDelay = 50 * time.Millisecond
+	// stopTimeout limits the further wait until kubelet's account shows that the resource is stopped. If another server of the
+	// resource goes on, the account never shows that.
+	stopTimeout = 500 * time.Millisecond
+	// deadCloseTimeout limits the wait for the connection of a kubelet that ended to close.
+	deadCloseTimeout = 5 * time.Millisecond
+	// closeTimeout limits the wait for kubelet to close its connection after the stream ended.
+	closeTimeout = 500 * time.Millisecond
+	// handshakeTimeout is how long a connection may stay silent. gRPC's default is two minutes, and a server that stops waits for
+	// such a connection.
 	handshakeTimeout = time.Second
-	// finishTimeout bounds the wait for calls in flight when a life ends.
+	// finishTimeout limits the wait for calls that are being answered when a life ends.
 	finishTimeout = time.Second
-	// lookInterval is how often a server looks whether its socket is still there, beside the notices of changes.
+	// lookInterval is how often a server checks that its socket is still there. Changes that are published make it check at once.
 	lookInterval = time.Second
-	// provenAfter is how long a stream lives to count as a registration that worked.
+	// provenAfter is how long a stream must last for its registration to count as one that worked.
 	provenAfter = time.Second
 	// maxRequest bounds one request, in bytes: GetPreferredAllocation names every free device of a list, and again those that must
 	// be chosen.
@@ -55,34 +55,34 @@ var (
 	errKubeletLeft   = errors.New("kubelet restarted or went away")
 	errSocketRemoved = errors.New("our socket was removed from kubelet's directory")
 	errStreamEnded   = errors.New("kubelet ended the stream")
-	errNoStream      = errors.New("kubelet accepted the registration and did not ask for the list")
-	errOptions       = errors.New("kubelet has to learn other options")
-	errHungUp        = errors.New("kubelet accepted the registration and hung up before it asked for the list")
-	errDisagrees     = errors.New("kubelet's account of the devices differs from the list it was sent")
+	errNoStream      = errors.New("kubelet accepted the registration and did not call ListAndWatch")
+	errOptions       = errors.New("the options changed that kubelet reads only when a plugin registers")
+	errClosedEarly   = errors.New("kubelet accepted the registration and closed its connection before it called ListAndWatch")
+	errDisagrees     = errors.New("the devices that kubelet counts differ from the list that it was sent")
 	errYoungerCame   = errors.New("a process that started later serves the resource")
 	errOtherEnded    = errors.New("the server that had registered after this one has ended")
 )
 
-// A life is one life of the server of one resource: from listening on a fresh socket to closing it. It runs once.
+// A life is one registration of the server of one resource: from a new socket to the end of its stream. It runs once.
 type life struct {
 	Collaborators
 	list   *list
 	past   *past
 	report func(Phase)
-	// compared is told how kubelet's account differs from the list; empty if it does not.
+	// compared is called with the difference between kubelet's account and the list; empty if there is none.
 	compared func(difference string)
-	// adopt lists what kubelet knows of the resource and the plan does not have. It is called before each registration.
+	// adopt adds devices to the list that kubelet knows and the plan does not have. It is called before each registration.
 	adopt func(context.Context)
 
-	silence     feed.Feed[silence]
-	sent        atomic.Pointer[pluginapi.ListAndWatchResponse] // the last list of this life
-	connections *connections
-	visits      chan struct{} // holds one word that another plugin's socket came or went
-	closing     chan struct{} // closed when streams are to end
+	silence        feed.Feed[silence]
+	sent           atomic.Pointer[pluginapi.ListAndWatchResponse] // the last list of this life
+	connections    *connections
+	siblingChanged chan struct{} // holds a value after the socket of another server came or went
+	closing        chan struct{} // closed when streams are to end
 }
 
-// run lives until ctx ends or something breaks the registration. It returns nil when the next life may begin at once, and
-// otherwise an error that says what failed.
+// run registers and serves until ctx ends or the registration ends. It returns nil if the next life may begin at once, and
+// otherwise the reason for which the registration failed.
 func (l *life) run(parent context.Context) error {
 	incarnation, ok := l.awaitKubelet(parent)
 	if !ok || !l.awaitTurn(parent, incarnation) {
@@ -100,7 +100,7 @@ func (l *life) run(parent context.Context) error {
 	ctx, end := context.WithCancelCause(parent)
 	defer end(nil)
 	l.closing = make(chan struct{})
-	l.visits = make(chan struct{}, 1)
+	l.siblingChanged = make(chan struct{}, 1)
 	service := &service{
 		log: log, list: l.list, inspector: l.Inspector, elder: l.Registrar.CallElder, inspect: l.list.views.Value().options.Inspect,
 		closing: l.closing, called: l.connections.called, began: make(chan struct{}), ended: func() { end(errStreamEnded) },
@@ -125,7 +125,7 @@ func (l *life) run(parent context.Context) error {
 	end(err)
 
 	cause := context.Cause(ctx)
-	l.hangUp(parent, server, incarnation, cause)
+	l.disconnect(parent, server, incarnation, cause)
 	tasks.Wait()
 	if parent.Err() != nil {
 		socket.release()
@@ -146,7 +146,7 @@ func (l *life) run(parent context.Context) error {
 	return cause
 }
 
-// awaitKubelet waits for a kubelet to register at; it reports false when ctx ended first.
+// awaitKubelet waits for a kubelet. It reports false if ctx ended first.
 func (l *life) awaitKubelet(ctx context.Context) (incarnation uint64, ok bool) {
 	for {
 		incarnation, changed := l.Incarnation.Latest()
@@ -163,10 +163,10 @@ func (l *life) awaitKubelet(ctx context.Context) (incarnation uint64, ok bool) {
 	}
 }
 
-// follow returns why the registration cannot hold any more, as far as kubelet's directory and the list tell. Until then, it
-// passes on when a socket beside ours came or went: it may be that of another server of this resource.
+// follow returns the reason why this life has to end, as far as kubelet's directory and the list show one. Until then, it
+// signals siblingChanged when the socket of another server came or went.
 func (l *life) follow(ctx context.Context, endpoint string, incarnation uint64, inspect bool) error {
-	// Our socket is looked for by ourselves: who publishes the sockets may never have seen it before it was removed.
+	// A socket that was removed soon after it was made may never have been published, so it is checked here.
 	look := l.Clock.NewTicker(lookInterval)
 	defer look.Stop()
 	before := l.Registrar.Rivals(l.list.name)
@@ -174,12 +174,12 @@ func (l *life) follow(ctx context.Context, endpoint string, incarnation uint64, 
 		now, came := l.Incarnation.Latest()
 		_, moved := l.Sockets.Latest()
 		view, listed := l.list.views.Latest()
-		hush, hushed := l.silence.Latest()
+		silence, silenced := l.silence.Latest()
 		rivals := l.Registrar.Rivals(l.list.name)
 		switch {
 		case now != incarnation:
 			return errKubeletLeft
-		case hush == forYounger || len(l.younger()) > 0:
+		case silence == forYounger || len(l.younger()) > 0:
 			if err := l.yield(ctx, incarnation); err != nil {
 				return err
 			}
@@ -187,11 +187,11 @@ func (l *life) follow(ctx context.Context, endpoint string, incarnation uint64, 
 		case isGone(endpoint):
 			return errSocketRemoved
 		case view.options.Inspect != inspect:
-			return errOptions // kubelet learns them when we register, and never asks again
+			return errOptions
 		case !reflect.DeepEqual(rivals, before):
 			before = rivals
 			select {
-			case l.visits <- struct{}{}:
+			case l.siblingChanged <- struct{}{}:
 			default:
 			}
 		}
@@ -202,7 +202,7 @@ func (l *life) follow(ctx context.Context, endpoint string, incarnation uint64, 
 		case <-came:
 		case <-moved:
 		case <-listed:
-		case <-hushed:
+		case <-silenced:
 		}
 	}
 }
@@ -212,8 +212,8 @@ func isGone(path string) bool {
 	return errors.Is(err, os.ErrNotExist)
 }
 
-// stayRegistered registers and stays until ctx ends or kubelet does not do its part. It reports whether kubelet was seen
-// to make use of the registration.
+// stayRegistered registers, and returns when ctx ends or kubelet does not serve the registration. It reports whether the
+// registration worked: kubelet counted the devices or allocated one, or the stream lasted.
 func (l *life) stayRegistered(
 	ctx context.Context, incarnation uint64, endpoint string, service *service,
 ) (proven bool, err error) {
@@ -226,24 +226,24 @@ func (l *life) stayRegistered(
 		return false, err
 	}
 	klog.FromContext(ctx).Info("Registered", "endpoint", filepath.Base(endpoint))
-	// Nobody can tell which of the two registered last, unless this one had a list to send before the other was there. One that
-	// comes from here on registers later.
+	// A younger server that is there now may have registered before us or after us. If we sent a list before its socket came, it
+	// registers after us. So does one whose socket comes from now on.
 	if len(l.younger()) > 0 && l.sent.Load() == nil {
 		return false, errYoungerCame
 	}
-	patience := l.Clock.NewTimer(registerTimeout)
-	defer patience.Stop()
+	timeout := l.Clock.NewTimer(registerTimeout)
+	defer timeout.Stop()
 	select {
 	case <-ctx.Done():
 		return false, context.Cause(ctx)
-	case <-patience.C():
+	case <-timeout.C():
 		return false, errNoStream
-	case <-l.connections.hungUp():
-		// The stream may have begun before: then its end tells more.
+	case <-l.connections.kubeletClosed():
+		// If the stream had begun, its end is the better reason.
 		select {
 		case <-service.began:
 		default:
-			return false, errHungUp
+			return false, errClosedEarly
 		}
 	case <-service.began:
 	}
@@ -264,15 +264,15 @@ func (l *life) register(
 	return l.Registrar.Register(ctx, incarnation, l.list.name, endpoint, options)
 }
 
-// hangUp ends what is left of the life. Where the kubelet that registered us still runs, it waits until that kubelet has
-// let go: a Register that comes too early can be taken for the life that just ended.
-func (l *life) hangUp(parent context.Context, server *grpc.Server, incarnation uint64, cause error) {
-	// A kubelet that ended has closed its connection, or its kernel is about to. One that only made its socket anew has not.
+// disconnect ends the streams and stops the gRPC server. If the kubelet that registered us still runs, disconnect waits until
+// that kubelet has closed its connection and stopped the resource, because kubelet can mistake an earlier Register for this life.
+func (l *life) disconnect(parent context.Context, server *grpc.Server, incarnation uint64, cause error) {
+	// A kubelet that ended has closed its connection, or the kernel does so soon. A kubelet that only made its socket anew keeps it.
 	left := errors.Is(cause, errKubeletLeft)
-	stays := parent.Err() == nil && !(left && l.wait(parent, l.connections.left(), farewellTime))
+	stays := parent.Err() == nil && !(left && l.wait(parent, l.connections.left(), deadCloseTimeout))
 	close(l.closing)
 	if stays {
-		l.wait(parent, l.connections.left(), hangUpTimeout)
+		l.wait(parent, l.connections.left(), closeTimeout)
 	}
 	l.connections.close(false)
 	finished := make(chan struct{})
@@ -282,17 +282,17 @@ func (l *life) hangUp(parent context.Context, server *grpc.Server, incarnation u
 	}()
 	if !l.wait(context.WithoutCancel(parent), finished, finishTimeout) {
 		l.connections.close(true)
-		server.Stop() // does not wait for calls: one that never ends must not keep the resource from being served
+		server.Stop() // does not wait for calls that never end
 	}
 	switch {
 	case stays && left:
-		l.settle(parent, 0) // whatever the directory shows: the one that registered us goes on
+		l.awaitStopped(parent, 0) // the kubelet that registered us goes on, although the directory shows another one
 	case stays:
-		l.settle(parent, incarnation)
+		l.awaitStopped(parent, incarnation)
 	}
 }
 
-// wait waits for done and reports whether it came: not after d, nor after ctx ended.
+// wait waits until done is closed. It reports false if d passed or ctx ended first.
 func (l *life) wait(ctx context.Context, done <-chan struct{}, d time.Duration) bool {
 	timer := l.Clock.NewTimer(d)
 	defer timer.Stop()
@@ -306,17 +306,17 @@ func (l *life) wait(ctx context.Context, done <-chan struct{}, d time.Duration) 
 	}
 }
 
-// settle waits until kubelet has marked the resource as stopped, as far as its account tells, unless ctx ends or, where an
-// incarnation is given, another kubelet comes, which has nothing to mistake.
-func (l *life) settle(ctx context.Context, incarnation uint64) {
+// awaitStopped waits until kubelet's account shows no device of the resource, for stopTimeout at most. It returns early when ctx
+// ends or, if incarnation is not 0, when another kubelet comes.
+func (l *life) awaitStopped(ctx context.Context, incarnation uint64) {
 	for began := l.Clock.Now(); ; {
-		if !l.pause(ctx, incarnation, settleTime) || !l.counted(ctx) || l.Clock.Since(began) >= settleLimit {
+		if !l.pause(ctx, incarnation, stopDelay) || !l.counted(ctx) || l.Clock.Since(began) >= stopTimeout {
 			return
 		}
 	}
 }
 
-// pause waits for d; it reports false when ctx ended or, where an incarnation is given, another kubelet came first.
+// pause waits for d. It reports false if ctx ended or, if incarnation is not 0, another kubelet came first.
 func (l *life) pause(ctx context.Context, incarnation uint64, d time.Duration) bool {
 	timer := l.Clock.NewTimer(d)
 	defer timer.Stop()
@@ -335,9 +335,9 @@ func (l *life) pause(ctx context.Context, incarnation uint64, d time.Duration) b
 	}
 }
 
-// counted reports whether kubelet's account still has healthy devices of the resource; not if it cannot be had at once.
+// counted reports whether kubelet's account shows healthy devices of the resource. Without an answer it reports false.
 func (l *life) counted(ctx context.Context) bool {
-	ctx, cancel := context.WithTimeout(ctx, settleLimit)
+	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
 	defer cancel()
 	ids, err := l.allocatable(ctx)
 	return err == nil && len(ids) > 0

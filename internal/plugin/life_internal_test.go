@@ -29,9 +29,9 @@ func (a countingAccount) Allocatable(context.Context) (map[string][]string, erro
 
 func (countingAccount) Held(context.Context) ([]kubelet.HeldDevice, error) { return nil, nil }
 
-// TestHangingUp has a life hang up whose kubelet closes its connection some time after it was told to, if it did not by
+// TestDisconnecting has a life hang up whose kubelet closes its connection some time after it was told to, if it did not by
 // itself, and whose directory shows another incarnation some time after that.
-func TestHangingUp(t *testing.T) {
+func TestDisconnecting(t *testing.T) {
 	const (
 		itself = -1 // the connection is closed already
 		soon   = 10 * time.Millisecond
@@ -43,13 +43,13 @@ func TestHangingUp(t *testing.T) {
 		takes           time.Duration
 	}{
 		"kubelet ended":                                {errKubeletLeft, itself, soon, 0, 0},
-		"kubelet made its socket anew":                 {errKubeletLeft, soon, soon, 0, farewellTime + soon + settleTime},
-		"kubelet ended the stream":                     {errStreamEnded, itself, time.Hour, 0, settleTime},
+		"kubelet made its socket anew":                 {errKubeletLeft, soon, soon, 0, deadCloseTimeout + soon + stopDelay},
+		"kubelet ended the stream":                     {errStreamEnded, itself, time.Hour, 0, stopDelay},
 		"kubelet ended the stream, and is another now": {errStreamEnded, itself, soon, time.Hour, soon},
-		"kubelet is slow to mark the resource":         {errStreamEnded, itself, time.Hour, settleTime + soon, 2 * settleTime},
-		"another server of the resource goes on":       {errStreamEnded, itself, time.Hour, time.Hour, settleLimit},
-		"our socket was removed":                       {errSocketRemoved, soon, time.Hour, 0, soon + settleTime},
-		"kubelet does not let go":                      {errSocketRemoved, time.Hour, time.Hour, 0, hangUpTimeout + settleTime},
+		"kubelet is slow to mark the resource":         {errStreamEnded, itself, time.Hour, stopDelay + soon, 2 * stopDelay},
+		"another server of the resource goes on":       {errStreamEnded, itself, time.Hour, time.Hour, stopTimeout},
+		"our socket was removed":                       {errSocketRemoved, soon, time.Hour, 0, soon + stopDelay},
+		"kubelet does not let go":                      {errSocketRemoved, time.Hour, time.Hour, 0, closeTimeout + stopDelay},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -83,9 +83,9 @@ func TestHangingUp(t *testing.T) {
 					incarnation.Publish(2)
 				})
 				began := time.Now()
-				l.hangUp(t.Context(), grpc.NewServer(), 1, test.cause)
+				l.disconnect(t.Context(), grpc.NewServer(), 1, test.cause)
 				if took := time.Since(began); took != test.takes {
-					t.Errorf("hangUp() took %v, want %v", took, test.takes)
+					t.Errorf("disconnect() took %v, want %v", took, test.takes)
 				}
 			})
 		})

@@ -11,12 +11,12 @@ import (
 	"google.golang.org/grpc/peer"
 )
 
-// connections are the open connections of one listener. They tell a life when kubelet has closed its own, and let it close
-// the others: a connection that sends nothing would make gRPC wait when the server stops.
+// connections are the open connections of one listener. They show when kubelet has closed its connection. A life closes the
+// other ones itself, because gRPC waits for a connection that sends nothing when the server stops.
 type connections struct {
 	mu      sync.Mutex // guards all following fields
 	open    map[*conn]struct{}
-	kubelet *conn         // the first connection on which a call was made: nobody else knows the socket before kubelet
+	kubelet *conn         // the first connection on which a call was made: only kubelet knows the socket then
 	gone    chan struct{} // closed when kubelet's connection is
 	closing bool          // new connections are closed at once
 }
@@ -25,7 +25,7 @@ func newConnections() *connections {
 	return &connections{open: map[*conn]struct{}{}, gone: make(chan struct{})}
 }
 
-// called notes that a call was made on the connection that ctx is of.
+// called records that a call was made. ctx is that of the call.
 func (c *connections) called(ctx context.Context) {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
@@ -43,8 +43,8 @@ func (c *connections) called(ctx context.Context) {
 	}
 }
 
-// hungUp returns a channel that is closed once kubelet's connection was closed; never if kubelet makes no call.
-func (c *connections) hungUp() <-chan struct{} { return c.gone }
+// kubeletClosed returns a channel that is closed once kubelet's connection was closed; never if kubelet makes no call.
+func (c *connections) kubeletClosed() <-chan struct{} { return c.gone }
 
 // left returns a channel that is closed once no connection of kubelet's is open: at once if there never was one.
 func (c *connections) left() <-chan struct{} {

@@ -236,7 +236,7 @@ func (s *Set) serve(ctx context.Context, entry *served) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-s.collaborators.Clock.After(settleTime):
+		case <-s.collaborators.Clock.After(stopDelay):
 		}
 		if s.forget(ctx, entry) {
 			return nil

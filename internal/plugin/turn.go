@@ -20,8 +20,8 @@ const returnTimeout = time.Second
 
 // past is what one life of a server leaves to the next.
 type past struct {
-	socket   *listener // still accepts connections, so that nobody takes the server for one that ended; nil if there is none
-	yielded  bool      // the life was silent for a younger server until kubelet left
+	socket   *listener // still accepts connections: other processes see that this one goes on; nil if there is none
+	yielded  bool      // the life was silent because of a younger server when kubelet left
 	disputes disputes
 
 	mu    sync.Mutex      // guards all following fields
@@ -53,7 +53,7 @@ func (l *life) younger() []string {
 	return slices.DeleteFunc(l.Registrar.Rivals(l.list.name).Younger, func(name string) bool { return l.past.ended[name] })
 }
 
-// silence says for whom a server is silent.
+// silence says because of which server this one is silent.
 type silence int
 
 const (
@@ -62,8 +62,8 @@ const (
 	forForeign         // another program, which has registered since
 )
 
-// maySend reports whether a list may be sent now, and returns a channel that is closed when that may have changed. The
-// directory is looked at here, too: a list must not overtake the notice of a younger server's socket.
+// maySend reports whether a list may be sent now. The channel is closed when that may have changed. maySend reads the directory
+// itself, because the notice of a younger server's socket may come later than that server's list.
 func (l *life) maySend() (bool, <-chan struct{}) {
 	now, changed := l.silence.Latest()
 	if now == speaks && len(l.younger()) > 0 {
@@ -140,7 +140,7 @@ func (l *life) yield(ctx context.Context, incarnation uint64) error {
 // undisturbed reports whether kubelet still goes by the list that this life sent last, some time after another server ended. On
 // kubelet 1.36 it does so only if that server was never registered: at its end, all devices would count as unhealthy.
 func (l *life) undisturbed(ctx context.Context, incarnation uint64) bool {
-	for _, d := range []time.Duration{settleTime, checkSoon} {
+	for _, d := range []time.Duration{stopDelay, checkSoon} {
 		if !l.pause(ctx, incarnation, d) {
 			return false
 		}
