@@ -176,9 +176,8 @@ func (p Policy) countersFell(g GPU, r inventory.Reading, facts Facts) bool {
 	if !facts.Opened.Equal(g.session) && !(was.Persistence.Value && r.Persistence.Value) {
 		return false
 	}
-	ecc, energy := was.UncorrectedECC, was.Energy
-	return ecc.Known && ecc.Value > 0 && r.UncorrectedECC.Known && r.UncorrectedECC.Value == 0 ||
-		p.EnergyEvidence && energy.Known && r.Energy.Known && r.Energy.Value < energy.Value
+	return was.UncorrectedECC.Value > 0 && r.UncorrectedECC == inventory.Known(uint64(0)) ||
+		p.EnergyEvidence && r.Energy.Known && r.Energy.Value < was.Energy.Value
 }
 
 // takesReset reports whether a reset happened when the driver asked for this cure and later asks for nothing. The driver keeps
