@@ -69,6 +69,7 @@ type page struct {
 	Recoveries map[string][]time.Time `json:"recoveries,omitempty"`
 }
 
+// NewBook returns an empty Book.
 func NewBook() Book {
 	return Book{faults: make(map[faultKey]entry), recoveries: make(map[string][]time.Time)}
 }
@@ -121,12 +122,15 @@ func (b Book) Expire(boot string) {
 	})
 }
 
+// Clone returns a copy.
 func (b Book) Clone() Book {
 	return Book{faults: maps.Clone(b.faults), recoveries: maps.Clone(b.recoveries)}
 }
 
+// Empty reports whether the Book has nothing in it.
 func (b Book) Empty() bool { return len(b.faults) == 0 && len(b.recoveries) == 0 }
 
+// Equal reports whether two Books have the same in them.
 func (b Book) Equal(other Book) bool {
 	return maps.Equal(b.faults, other.faults) && maps.EqualFunc(b.recoveries, other.recoveries, slices.Equal)
 }

@@ -33,8 +33,8 @@ type FaultWriter struct {
 	locked    time.Time // since when another instance has the lock; zero if none has
 }
 
-// Open returns a FaultWriter for a folder and the Book that earlier processes wrote into it. The error says why that could not be read: then
-// the Book is empty, and the FaultWriter sets a file aside that is damaged.
+// Open returns a FaultWriter for a folder, and the Book that earlier processes wrote into it. The error says why that could not
+// be read: then the Book is empty, and the FaultWriter sets a damaged file aside.
 func Open(dir string, c clock.Clock) (*FaultWriter, Book, error) {
 	w := &FaultWriter{ledger: ledger{dir: dir}, clock: c, books: make(chan Book, 1)}
 	noted, err := w.ledger.read()

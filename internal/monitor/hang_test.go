@@ -3,6 +3,7 @@ package monitor_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -278,4 +279,65 @@ func TestRequestsAreAlwaysAnswered(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestLimitsOfSeveralGPUs: each suspicion ends at its own time, whichever GPU comes first.
+func TestLimitsOfSeveralGPUs(t *testing.T) {
+	for _, order := range [][2]int{{0, 2}, {2, 0}} {
+		n := newNode(3)
+		watch(t, n, func(t *testing.T, m *monitor.Monitor) {
+			failing := inventory.Reading{Contact: inventory.ContactFailing, Reason: "nvmlDeviceGetName: 999"}
+			start := time.Now()
+			for i, gpu := range order {
+				n.set(func(n *node) { n.readings[uuid(gpu)] = failing })
+				n.xid(gpu, 154)
+				pass(time.Duration(2-i) * 2 * time.Second) // 4 s, then 2 s
+			}
+			for i, gpu := range order {
+				h := m.Snapshots().Value().GPUs[gpu].Health
+				if want := []inventory.State{unhealthy, suspect}[i]; h.State != want {
+					t.Errorf("after %v GPU %d is %v, want %v", time.Since(start), gpu, h.State, want)
+				}
+			}
+			pass(3500 * time.Millisecond)
+			if h := m.Snapshots().Value().GPUs[order[1]].Health; h.State != unhealthy {
+				t.Errorf("after %v GPU %d is %v", time.Since(start), order[1], h.State)
+			}
+			if h := m.Snapshots().Value().GPUs[1].Health; h.State != healthy {
+				t.Errorf("GPU 1 is %v", h.State)
+			}
+		})
+	}
+}
+
+// TestPublishedSnapshotIsNeverAltered by what happens later.
+func TestPublishedSnapshotIsNeverAltered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := simulate(t, "a100-mig-mixed")
+		type kept struct {
+			snapshot inventory.Snapshot
+			text     string
+		}
+		var all []kept
+		keep := func() {
+			snapshot := s.Snapshots().Value()
+			all = append(all, kept{snapshot, fmt.Sprintf("%+v", snapshot)})
+		}
+		keep()
+		for _, f := range []simulator.Fault{
+			{Kind: simulator.KindXID, GPU: "6:1", XID: 48}, {Kind: simulator.KindMIG, GPU: "2", Profiles: []string{"7g.80gb"}},
+			{Kind: simulator.KindLost, GPU: "1"}, {Kind: simulator.KindRemove, GPU: "7"}, {Kind: simulator.KindNVLink, GPU: "0"},
+			{Kind: simulator.KindXID, GPU: "0", XID: 74}, {Kind: simulator.KindHang, GPU: "3"}, {Kind: simulator.KindRestore},
+			{Kind: simulator.KindAdd, GPU: "7"},
+		} {
+			s.inject(f)
+			pass(time.Minute)
+			keep()
+		}
+		for i, k := range all {
+			if now := fmt.Sprintf("%+v", k.snapshot); now != k.text {
+				t.Errorf("Snapshot %d was\n%s\nand is\n%s", i, k.text, now)
+			}
+		}
+	})
 }

@@ -13,13 +13,13 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/ledger"
 )
 
-// An asker waits for what the next look, or the release of the driver in its place, comes to.
-type asker struct {
+// A waiter waits for the outcome of the next look, or of releasing the driver.
+type waiter struct {
 	outcome chan<- error
 	want    want
 }
 
-// A want is what an asker wants of the driver.
+// A want is what a waiter wants of the driver.
 type want int
 
 // The wants.
@@ -32,14 +32,14 @@ const (
 // ErrResumed is the answer to a Quiesce that a Resume overtook: the driver was not released.
 var ErrResumed = errors.New("the driver was not released: resume was asked for meanwhile")
 
-// A loop is the one place at which the truth changes. It never waits for the driver: looks are made beside it, so that
+// Only a loop changes the state. It never waits for the driver: looks are made in other goroutines, so that
 // an XID is published while a look is under way.
 type loop struct {
 	*Monitor
-	truth truth
-	eye   *eye
-	start func(func() error)
-	timer clock.Timer
+	state  state
+	prober *prober
+	start  func(func() error)
+	timer  clock.Timer
 
 	faults *ledger.FaultWriter // nil without a state directory
 	kept   ledger.Book         // what it was offered last
@@ -60,14 +60,14 @@ type loop struct {
 
 	pending []inventory.Event // of GPUs or MIG devices that only the next look will know
 
-	askers, answered []asker  // who waits for a look that has not begun yet, and for the one under way
-	errands          []errand // to run in the course of that look
+	waiters, answered []waiter     // those of a look that has not begun yet, and of the one that is running
+	driverCalls       []driverCall // to run in the course of that look
 }
 
-func newLoop(m *Monitor, e *eye, start func(func() error)) *loop {
+func newLoop(m *Monitor, e *prober, start func(func() error)) *loop {
 	return &loop{
-		Monitor: m, eye: e, start: start,
-		truth: truth{policy: m.options.Policy, hangAfter: m.options.HangAfter, gpus: make(map[string]health.GPU), noted: ledger.NewBook()},
+		Monitor: m, prober: e, start: start,
+		state: state{policy: m.options.Policy, hangAfter: m.options.HangAfter, gpus: make(map[string]health.GPU), noted: ledger.NewBook()},
 	}
 }
 
@@ -88,15 +88,15 @@ func (l *loop) run(ctx context.Context) {
 		case event := <-l.events:
 			l.event(ctx, event)
 		case err := <-l.broken:
-			l.deaf(ctx, err)
+			l.eventsEnded(ctx, err)
 		case look := <-l.looks:
 			l.looking = false
-			l.truth.cleared(look.cleared)
+			l.state.cleared(look.cleared)
 			switch {
 			case look.released:
 				if l.closed = l.quiet && look.err == nil; l.closed {
-					l.answered = append(l.answered, l.askers...) // there is no look to come for them
-					l.askers = nil
+					l.answered = append(l.answered, l.waiters...) // no look follows
+					l.waiters = nil
 				}
 			case l.quiet: // what is known stays as it was when somebody asked for quiet
 				look.err = ErrQuiet
@@ -117,18 +117,18 @@ func (l *loop) now() time.Time { return l.options.Clock.Now() }
 // event folds an event in, and asks for the look that tells what came of it.
 func (l *loop) event(ctx context.Context, e inventory.Event) {
 	klog.FromContext(ctx).V(2).Info("Event", "kind", e.Kind, "gpu", e.UUID, "xid", e.XID, "gi", e.GI, "ci", e.CI)
-	if l.truth.event(e, l.now()) && len(l.pending) < maxPending {
+	if l.state.event(e, l.now()) && len(l.pending) < maxPending {
 		l.pending = append(l.pending, e)
 	}
 	if e.Kind == inventory.EventBinding {
 		l.renew()
 	}
-	l.truth.retryFor(e, l.now())
+	l.state.retryFor(e, l.now())
 	l.nudge()
 }
 
-// deaf asks for another session after the events of this one ended.
-func (l *loop) deaf(ctx context.Context, err error) {
+// eventsEnded has another session opened after the events of this one ended.
+func (l *loop) eventsEnded(ctx context.Context, err error) {
 	l.renew()
 	klog.FromContext(ctx).Info("The driver has no more events, will open another session", "reason", err.Error(),
 		"after", l.reopen.Sub(l.now()))
@@ -140,7 +140,7 @@ func (l *loop) renew() {
 		return // it is going to be
 	}
 	now := l.now()
-	if now.Sub(l.truth.facts.Opened) >= provenSession {
+	if now.Sub(l.state.facts.Opened) >= provenSession {
 		l.breaks = 0
 	}
 	l.asked, l.reopen = now, now
@@ -167,24 +167,24 @@ func (l *loop) begin(ctx context.Context) {
 	}
 	if l.quiet {
 		l.looking, l.next = true, now.Add(l.options.FastPoll)
-		l.answered, l.askers, l.errands = l.askers, nil, nil
+		l.answered, l.waiters, l.driverCalls = l.waiters, nil, nil
 		l.start(func() error {
-			l.looks <- look{released: true, err: l.eye.close(ctx, closePatience)}
+			l.looks <- look{released: true, err: l.prober.close(ctx, closePatience)}
 			return nil
 		})
 		return
 	}
-	reopen, retry := l.truth.retry(now)
+	reopen, retry := l.state.retry(now)
 	if !l.reopen.IsZero() && !now.Before(l.reopen) {
 		reopen = true
 		l.reopen = time.Time{}
 	}
 	l.looking, l.began = true, now
 	l.next = now.Add(l.options.SlowPoll)
-	errands := l.errands
-	l.answered, l.askers, l.errands = l.askers, nil, nil
+	driverCalls := l.driverCalls
+	l.answered, l.waiters, l.driverCalls = l.waiters, nil, nil
 	l.start(func() error {
-		l.looks <- l.eye.look(ctx, reopen, retry, errands)
+		l.looks <- l.prober.look(ctx, reopen, retry, driverCalls)
 		return nil
 	})
 }
@@ -193,7 +193,7 @@ func (l *loop) begin(ctx context.Context) {
 func (l *loop) look(ctx context.Context, look look) {
 	now := l.now()
 	l.looked = true
-	l.truth.look(look, now)
+	l.state.look(look, now)
 	if look.opened.After(l.asked) {
 		l.reopen = time.Time{} // the look found out by itself
 	}
@@ -203,7 +203,7 @@ func (l *loop) look(ctx context.Context, look look) {
 		}
 	}
 	for _, e := range l.pending {
-		if l.truth.lateEvent(e, now) {
+		if l.state.lateEvent(e, now) {
 			klog.FromContext(ctx).Info("Event of a device that does not exist", "kind", e.Kind, "gpu", e.UUID, "xid", e.XID, "gi", e.GI, "ci", e.CI)
 		}
 	}
@@ -249,12 +249,12 @@ func (l *loop) pace(look look) time.Duration {
 		return l.options.FastPoll
 	}
 	l.refused = 0
-	return l.truth.pace(l.options)
+	return l.state.pace(l.options)
 }
 
 // rest sets the timer to when something has to be done if nothing happens.
 func (l *loop) rest() {
-	until := l.truth.limit()
+	until := l.state.limit()
 	if !l.looking && !l.closed && (until.IsZero() || l.next.Before(until)) {
 		until = l.next
 	}
@@ -274,21 +274,21 @@ func (l *loop) publish(ctx context.Context) {
 	if !l.looked {
 		return
 	}
-	l.truth.time(l.now())
-	before := l.truth.published
-	if after, changed := l.truth.compose(); changed {
+	l.state.time(l.now())
+	before := l.state.published
+	if after, changed := l.state.compose(); changed {
 		l.snapshots.Publish(after)
-		logChanges(ctx, before, after, l.truth.node)
+		logChanges(ctx, before, after, l.state.node)
 	}
 	l.keep()
 }
 
 // keep has the ledger follow, after everybody else has heard.
 func (l *loop) keep() {
-	if l.faults == nil || l.kept.Empty() && !l.truth.wantsBook() {
+	if l.faults == nil || l.kept.Empty() && !l.state.wantsBook() {
 		return
 	}
-	if b := l.truth.book(l.options.BootID); !b.Equal(l.kept) {
+	if b := l.state.book(l.options.BootID); !b.Equal(l.kept) {
 		l.kept = b
 		l.faults.Offer(b)
 	}

@@ -1,4 +1,4 @@
-// Package monitor owns the truth about the node: it alone asks the driver. One loop looks at the node, listens to the
+// Package monitor owns what is known of the node: it alone asks the driver. One loop looks at the node, listens to the
 // driver's events, folds both into what is known of each GPU with the policy of package health, and publishes a Snapshot
 // whenever what the node says has changed.
 //
@@ -154,8 +154,8 @@ func (m *Monitor) First(ctx context.Context) error {
 // Run looks at the node until ctx ends, and then returns nil. It may be called once.
 func (m *Monitor) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(klog.NewContext(ctx, klog.FromContext(ctx).WithName("monitor")))
-	eye := &eye{monitor: m, start: group.Go}
-	loop := newLoop(m, eye, group.Go)
+	prober := &prober{monitor: m, start: group.Go}
+	loop := newLoop(m, prober, group.Go)
 	if m.options.StateDir != "" {
 		loop.remember(ctx)
 		group.Go(func() error {
@@ -168,7 +168,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 		return nil
 	})
 	_ = group.Wait() // none of them fails
-	if err := eye.close(context.WithoutCancel(ctx), closeTimeout); err != nil {
+	if err := prober.close(context.WithoutCancel(ctx), closeTimeout); err != nil {
 		klog.FromContext(ctx).Info("Ended with an open session", "reason", err.Error())
 	}
 	return nil

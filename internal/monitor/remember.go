@@ -17,7 +17,7 @@ func (l *loop) remember(ctx context.Context) {
 	}
 	l.faults, l.kept = faults, noted.Clone()
 	noted.Expire(l.options.BootID)
-	l.truth.noted = noted
+	l.state.noted = noted
 
 	release, err := ledger.ReadRelease(dir, l.options.BootID)
 	if err != nil {
@@ -28,7 +28,7 @@ func (l *loop) remember(ctx context.Context) {
 	}
 	log.Info("The driver was released before this process started: leaving it alone until resume", "since", release.Since)
 	l.quiet, l.closed, l.looked = true, true, true
-	l.truth.quiesce(release.Allocate, l.now())
+	l.state.quiesce(release.Allocate, l.now())
 	l.quiesced = release.Since
 	l.publish(ctx)
 	close(l.first)

@@ -13,7 +13,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/ledger"
 )
 
-// ErrQuiet is the answer to who wants to know something of the driver while it is left alone.
+// ErrQuiet is the error of requests that need the driver while it is released.
 var ErrQuiet = errors.New("the driver was released for maintenance: resume first")
 
 // Status is what the monitor knows, for people, metrics and events. It shares its slices with the monitor: nobody may
@@ -45,13 +45,13 @@ func (m *Monitor) Status(ctx context.Context) (Status, error) {
 	var s Status
 	err := m.do(ctx, func(l *loop) {
 		s = Status{
-			Snapshot: l.truth.published, Node: l.truth.node, Err: l.truth.err, Looked: l.truth.looked, Quiet: l.quiet,
-			Quiesced: l.quiesced, Allocate: l.quiet && l.truth.withheld.IsZero(),
-			Unwatched: l.truth.unwatched, Retries: l.truth.retries(),
-			GPUs: make([]health.GPU, 0, len(l.truth.published.GPUs)),
+			Snapshot: l.state.published, Node: l.state.node, Err: l.state.err, Looked: l.state.looked, Quiet: l.quiet,
+			Quiesced: l.quiesced, Allocate: l.quiet && l.state.withheld.IsZero(),
+			Unwatched: l.state.unwatched, Retries: l.state.retries(),
+			GPUs: make([]health.GPU, 0, len(l.state.published.GPUs)),
 		}
-		for _, g := range l.truth.published.GPUs {
-			s.GPUs = append(s.GPUs, l.truth.gpus[g.UUID])
+		for _, g := range l.state.published.GPUs {
+			s.GPUs = append(s.GPUs, l.state.gpus[g.UUID])
 		}
 	})
 	return s, err
@@ -126,14 +126,14 @@ func (m *Monitor) SetComputeMode(ctx context.Context, uuid string, mode inventor
 	return before, failed
 }
 
-// send has an errand run in the course of a look that begins now, and waits for the look's end.
-func (m *Monitor) send(ctx context.Context, run errand) error {
+// send runs a driverCall during a look that begins now, and waits until the look has ended.
+func (m *Monitor) send(ctx context.Context, run driverCall) error {
 	ran := false
 	err := m.await(ctx, wantLook, func(l *loop) error {
 		if l.quiet {
 			return ErrQuiet
 		}
-		l.errands = append(l.errands, func(looking context.Context, s Session, l *look) {
+		l.driverCalls = append(l.driverCalls, func(looking context.Context, s Session, l *look) {
 			if ctx.Err() != nil {
 				return // nobody waits for it any more
 			}
@@ -165,7 +165,7 @@ func (m *Monitor) Quiesce(ctx context.Context, allocate bool) error {
 			if !l.quiet {
 				l.quiet, l.quiesced = true, l.now()
 			}
-			l.truth.quiesce(allocate, l.now())
+			l.state.quiesce(allocate, l.now())
 			return nil
 		}, outcome)
 	})
@@ -197,7 +197,7 @@ func (m *Monitor) Resume(ctx context.Context) error {
 // the look failed.
 func (m *Monitor) Clear(ctx context.Context, uuid string) error {
 	return m.await(ctx, wantEither, func(l *loop) error {
-		if !l.truth.clear(uuid, l.now()) {
+		if !l.state.clear(uuid, l.now()) {
 			return fmt.Errorf("clear faults: this node has no GPU or MIG device %q; status lists them by index and UUID", uuid)
 		}
 		klog.FromContext(ctx).Info("Faults cleared by an operator", "device", uuid)
@@ -218,7 +218,7 @@ func (m *Monitor) Deliver(ctx context.Context, e inventory.Event) error {
 
 // Apply puts another policy in force.
 func (m *Monitor) Apply(ctx context.Context, p health.Policy) error {
-	return m.do(ctx, func(l *loop) { l.truth.policy = p })
+	return m.do(ctx, func(l *loop) { l.state.policy = p })
 }
 
 // await has the loop run a request and, unless that fails, waits for the outcome of the look that begins after it.
@@ -241,7 +241,7 @@ func (m *Monitor) ask(ctx context.Context, w want, request func(*loop) error, ou
 			outcome <- nil // nothing is left to do, and nobody looks
 			return
 		}
-		l.askers = append(l.askers, asker{outcome, w})
+		l.waiters = append(l.waiters, waiter{outcome, w})
 		l.next = l.now()
 	})
 }

@@ -35,7 +35,7 @@ type Driver struct {
 	node, waits *record
 	pulse       *pulse
 
-	// The rest belongs to who has the turn of calls.
+	// The rest is used by the goroutine that has the turn of calls.
 
 	open   bool
 	loaded *library // what the process is bound to; nil until a library was loaded
@@ -72,7 +72,7 @@ func (d *Driver) Open(ctx context.Context) (*Session, error) {
 	return s, nil
 }
 
-// begin begins a session or adopts one that came late.
+// begin opens a session, or returns the one that was opened after its caller had given up.
 func (d *Driver) begin(ctx context.Context) (*Session, error) {
 	if err := d.calls.take(ctx); err != nil {
 		return nil, err
@@ -92,7 +92,7 @@ func (d *Driver) begin(ctx context.Context) (*Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.meet(ctx)
+	s.firstVisits(ctx)
 	return s, nil
 }
 

@@ -19,10 +19,10 @@ type Session struct {
 	driver *Driver
 	api    *api // for calls about no GPU
 
-	scanner *scanner  // belongs to who has the turn of calls
+	scanner *scanner  // used by the goroutine that has the turn of calls
 	opened  time.Time // when the first scan was begun with, by Open; zero once there was one
-	stopped bool      // belongs to who has the turns of calls and events: NVML was shut down
-	watch   *watch    // belongs to who has the turn of events, once the session is open
+	stopped bool      // used by the goroutine that has the turns of calls and events: NVML was shut down
+	watch   *watch    // used by the goroutine that has the turn of events, once the session is open
 
 	mu        sync.Mutex // guards the following three
 	unwatched []inventory.LeftOut
@@ -62,8 +62,8 @@ func (s *Session) start(bound []binding) error {
 	return nil
 }
 
-// meet looks at each GPU for the first time and registers for its events. The caller has the turn of calls.
-func (s *Session) meet(ctx context.Context) {
+// firstVisits looks at each GPU for the first time and registers for its events. The caller has the turn of calls.
+func (s *Session) firstVisits(ctx context.Context) {
 	s.opened = time.Now()
 	for _, sl := range s.scanner.slots {
 		if err := s.visit(ctx, sl); err != nil && ctx.Err() != nil {
@@ -92,7 +92,7 @@ func (s *Session) meet(ctx context.Context) {
 		}
 	}
 	if err := s.driver.calls.job(ctx, s.driver.node, nodePatience, again, nil); err != nil {
-		s.watch.set, s.watch.gpus = nil, nil // who knows what is in it
+		s.watch.set, s.watch.gpus = nil, nil // its content is not known
 	}
 }
 

@@ -100,7 +100,7 @@ func (sl *slot) watched(waits *api) watched {
 	return watched{index: sl.record.gpu, uuid: sl.gpu.seen.UUID, device: device{api: waits, handle: sl.gpu.device.handle}}
 }
 
-// register registers for the events of a GPU that is met for the first time. Later, somebody may wait on the set.
+// register registers for the events at the first visit of a GPU. Later, somebody may wait on the set.
 func (s *scanner) register(sl *slot, uuid string, d device) error {
 	if sl.met || sl.record.alone.Load() {
 		return nil

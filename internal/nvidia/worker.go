@@ -84,7 +84,7 @@ type worker struct {
 	most int
 	turn chan struct{} // holds a token while somebody uses the worker
 
-	// The following two belong to who has the turn.
+	// The following two are used by the goroutine that has the turn.
 
 	timer *time.Timer // for reuse
 	spare *job        // not in use
@@ -145,7 +145,7 @@ func (w *worker) take(ctx context.Context) error {
 // release gives the turn back.
 func (w *worker) release() { <-w.turn }
 
-// settle runs what is left of jobs that were done late. The caller has the turn.
+// settle runs the late functions of jobs that ended after they were given up. The caller has the turn.
 func (w *worker) settle() {
 	w.mu.Lock()
 	late := w.late

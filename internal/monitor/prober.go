@@ -25,12 +25,12 @@ type look struct {
 	unwatched []inventory.LeftOut
 	released  bool // the session was closed, instead
 	linksDue  bool // the next look asks for links between GPUs
-	// cleared are the GPUs, by UUID, whose counts of memory errors an errand cleared before they were read.
+	// cleared are the GPUs, by UUID, whose counts of memory errors a driverCall cleared before they were read.
 	cleared []string
 }
 
-// An errand is something to do with the driver in the course of a look, between its scan and its readings.
-type errand func(context.Context, Session, *look)
+// A driverCall asks something of the driver during a look, between its scan and its readings.
+type driverCall func(context.Context, Session, *look)
 
 // An answer is how a GPU of the look's Snapshot answered.
 type answer struct {
@@ -38,9 +38,8 @@ type answer struct {
 	err error // why there is no Reading
 }
 
-// An eye looks at the node: it keeps the session, and a goroutine that waits for its events. It is used by one look at
-// a time.
-type eye struct {
+// A prober looks at the node. It keeps the session, and a goroutine that waits for its events. One look uses it at a time.
+type prober struct {
 	monitor *Monitor
 	start   func(func() error) // starts a goroutine of the monitor's
 
@@ -48,25 +47,25 @@ type eye struct {
 	opened   time.Time
 	listener *listener
 	fresh    bool // nobody has looked in this session yet
-	blind    bool // the session is of no use any more, but is not closed yet
-	awaited  bool // a session that was not waited for may still come
+	unusable bool // the session has failed and is not closed yet
+	awaited  bool // a session may still be opened by a call that was not waited for
 }
 
-// look looks at the node and runs errands on the way; with reopen, in a new session if the one there is can be closed; with retry,
+// look looks at the node and runs driverCalls on the way; with reopen, in a new session if the one there is can be closed; with retry,
 // GPUs that are left alone are asked, too.
-func (e *eye) look(ctx context.Context, reopen, retry bool, errands []errand) look {
+func (e *prober) look(ctx context.Context, reopen, retry bool, driverCalls []driverCall) look {
 	var l look
 	l.snapshot, l.err = e.scan(ctx, reopen, retry)
 	for again := 0; again < maxAgain && errors.Is(l.err, inventory.ErrNewSession); again++ {
-		e.blind = true
+		e.unusable = true
 		l.snapshot, l.err = e.scan(ctx, true, false)
 	}
 	if l.err != nil {
-		e.blind = e.blind || !errors.Is(l.err, inventory.ErrNoAnswer)
+		e.unusable = e.unusable || !errors.Is(l.err, inventory.ErrNoAnswer)
 		return l
 	}
 	l.opened = e.opened
-	for _, run := range errands {
+	for _, run := range driverCalls {
 		run(ctx, e.session, &l)
 	}
 	l.readings = make([]answer, len(l.snapshot.GPUs))
@@ -79,10 +78,10 @@ func (e *eye) look(ctx context.Context, reopen, retry bool, errands []errand) lo
 }
 
 // scan scans the node in the session there is, or in a new one.
-func (e *eye) scan(ctx context.Context, reopen, retry bool) (inventory.Snapshot, error) {
-	if e.session != nil && (reopen || e.blind) {
+func (e *prober) scan(ctx context.Context, reopen, retry bool) (inventory.Snapshot, error) {
+	if e.session != nil && (reopen || e.unusable) {
 		// A session of which a call hangs cannot be closed, and it still shows the other GPUs.
-		if err := e.close(ctx, closePatience); err != nil && (e.blind || !errors.Is(err, inventory.ErrNoAnswer)) {
+		if err := e.close(ctx, closePatience); err != nil && (e.unusable || !errors.Is(err, inventory.ErrNoAnswer)) {
 			return inventory.Snapshot{}, err
 		}
 	}
@@ -99,13 +98,13 @@ func (e *eye) scan(ctx context.Context, reopen, retry bool) (inventory.Snapshot,
 }
 
 // open opens a session and begins to wait for its events.
-func (e *eye) open(ctx context.Context) error {
+func (e *prober) open(ctx context.Context) error {
 	session, err := e.monitor.options.Driver.Open(ctx)
 	e.awaited = errors.Is(err, inventory.ErrNoAnswer)
 	if err != nil {
 		return err
 	}
-	e.session, e.opened, e.fresh, e.blind = session, e.monitor.options.Clock.Now(), true, false
+	e.session, e.opened, e.fresh, e.unusable = session, e.monitor.options.Clock.Now(), true, false
 	l := &listener{monitor: e.monitor, session: session, closed: make(chan struct{})}
 	e.listener = l
 	e.start(func() error {
@@ -117,7 +116,7 @@ func (e *eye) open(ctx context.Context) error {
 
 // close closes the session, if there is one. After an error it has to be called again; if that was inventory.ErrNoAnswer, the
 // session can be used until then.
-func (e *eye) close(ctx context.Context, timeout time.Duration) error {
+func (e *prober) close(ctx context.Context, timeout time.Duration) error {
 	if e.session == nil && e.awaited {
 		if err := e.open(ctx); errors.Is(err, inventory.ErrNoAnswer) {
 			return err
@@ -131,7 +130,7 @@ func (e *eye) close(ctx context.Context, timeout time.Duration) error {
 	e.listener.ending.Store(true)
 	if err := e.session.Close(ctx); err != nil {
 		e.listener.ending.Store(false)
-		e.blind = e.blind || !errors.Is(err, inventory.ErrNoAnswer)
+		e.unusable = e.unusable || !errors.Is(err, inventory.ErrNoAnswer)
 		return err
 	}
 	close(e.listener.closed)

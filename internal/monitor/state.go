@@ -11,8 +11,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/ledger"
 )
 
-// truth is what is known of the node. It belongs to the loop.
-type truth struct {
+// state is what is known of the node. It belongs to the loop.
+type state struct {
 	policy health.Policy
 	facts  health.Facts
 	// scan is the last look that succeeded, with the GPUs kept that it could not identify; its healths mean nothing.
@@ -46,7 +46,7 @@ type truth struct {
 
 // event folds an event in. It reports whether a look must tell more first: the event names a GPU or MIG device that
 // nobody has seen yet.
-func (t *truth) event(e inventory.Event, now time.Time) (unseen bool) {
+func (t *state) event(e inventory.Event, now time.Time) (unseen bool) {
 	e = t.identified(e)
 	g, ok := t.gpus[e.UUID]
 	if !ok {
@@ -58,7 +58,7 @@ func (t *truth) event(e inventory.Event, now time.Time) (unseen bool) {
 }
 
 // lateEvent is event after the look that should have told more. An instance of a GPU that has no MIG devices is the GPU.
-func (t *truth) lateEvent(e inventory.Event, now time.Time) (unseen bool) {
+func (t *state) lateEvent(e inventory.Event, now time.Time) (unseen bool) {
 	e = t.identified(e)
 	if g, ok := t.gpus[e.UUID]; ok && g.Whole() {
 		e.GI, e.CI = inventory.Unattributed, inventory.Unattributed
@@ -67,7 +67,7 @@ func (t *truth) lateEvent(e inventory.Event, now time.Time) (unseen bool) {
 }
 
 // identified returns an event of the kernel's log with the UUID of its GPU, if the last look found that.
-func (t *truth) identified(e inventory.Event) inventory.Event {
+func (t *state) identified(e inventory.Event) inventory.Event {
 	i := slices.IndexFunc(t.scan.GPUs, func(g inventory.GPU) bool { return e.BDF != "" && g.BDF == e.BDF })
 	if i >= 0 {
 		e.UUID = t.scan.GPUs[i].UUID
@@ -76,14 +76,14 @@ func (t *truth) identified(e inventory.Event) inventory.Event {
 }
 
 // time folds in that time went by.
-func (t *truth) time(now time.Time) {
+func (t *state) time(now time.Time) {
 	for _, g := range t.scan.GPUs {
 		t.gpus[g.UUID] = t.policy.FoldTime(t.gpus[g.UUID], now)
 	}
 }
 
 // look folds a look in.
-func (t *truth) look(l look, now time.Time) {
+func (t *state) look(l look, now time.Time) {
 	t.err = l.err
 	if l.err != nil {
 		t.stale = silent(l.err)
@@ -124,7 +124,7 @@ func (t *truth) look(l look, now time.Time) {
 }
 
 // answered folds in how a GPU answered, or did not. That it was not asked because of other GPUs says nothing.
-func (t *truth) answered(g health.GPU, a answer, now time.Time) health.GPU {
+func (t *state) answered(g health.GPU, a answer, now time.Time) health.GPU {
 	if a.err == nil {
 		return t.policy.FoldReading(g, a.Reading, t.facts, now)
 	}
@@ -143,7 +143,7 @@ func (t *truth) answered(g health.GPU, a answer, now time.Time) health.GPU {
 }
 
 // cleared folds in that the counts of memory errors of GPUs were cleared, before what was read of them afterwards.
-func (t *truth) cleared(uuids []string) {
+func (t *state) cleared(uuids []string) {
 	for _, uuid := range uuids {
 		if g, ok := t.gpus[uuid]; ok {
 			t.gpus[uuid] = t.policy.FoldCleared(g)
@@ -152,7 +152,7 @@ func (t *truth) cleared(uuids []string) {
 }
 
 // quiesce marks what is known as the last that will be until the driver is gone back to.
-func (t *truth) quiesce(allocate bool, now time.Time) {
+func (t *state) quiesce(allocate bool, now time.Time) {
 	t.stale = ErrQuiet.Error()
 	switch {
 	case allocate:
@@ -163,14 +163,14 @@ func (t *truth) quiesce(allocate bool, now time.Time) {
 }
 
 // claim returns what the ledger said of a device, once.
-func (t *truth) claim(uuid string) ([]health.Fault, []time.Time) {
+func (t *state) claim(uuid string) ([]health.Fault, []time.Time) {
 	faults, recoveries := t.noted.Device(uuid)
 	t.noted.Drop(uuid)
 	return faults, recoveries
 }
 
 // wantsBook reports whether anything may have to outlive the process; mostly nothing has.
-func (t *truth) wantsBook() bool {
+func (t *state) wantsBook() bool {
 	if !t.noted.Empty() {
 		return true
 	}
@@ -183,7 +183,7 @@ func (t *truth) wantsBook() bool {
 }
 
 // book returns what must outlive the process.
-func (t *truth) book(boot string) ledger.Book {
+func (t *state) book(boot string) ledger.Book {
 	b := t.noted.Clone()
 	for _, g := range t.gpus {
 		b.Add(g.UUID, boot, g.Device)
@@ -195,7 +195,7 @@ func (t *truth) book(boot string) ledger.Book {
 }
 
 // clear folds in that an operator takes a device for good. It reports whether there is such a device.
-func (t *truth) clear(uuid string, now time.Time) bool {
+func (t *state) clear(uuid string, now time.Time) bool {
 	for key, g := range t.gpus {
 		if cleared, ok := t.policy.Clear(g, uuid, now); ok {
 			t.gpus[key] = cleared
@@ -206,7 +206,7 @@ func (t *truth) clear(uuid string, now time.Time) bool {
 }
 
 // silence folds in that the GPUs cannot be asked.
-func (t *truth) silence(gpus []inventory.GPU, p health.Policy, why string, now time.Time) {
+func (t *state) silence(gpus []inventory.GPU, p health.Policy, why string, now time.Time) {
 	for _, g := range gpus {
 		t.gpus[g.UUID] = p.FoldSilence(t.gpus[g.UUID], why, now)
 	}
@@ -228,7 +228,7 @@ func reasonAt(leftOut []inventory.LeftOut, index int) string {
 
 // missing returns the GPUs of the last look that a new one does not show, but may still count: it counts GPUs that it could
 // not identify. If it counts fewer, what is not shown was unplugged or unbound: then it is simply gone.
-func (t *truth) missing(s inventory.Snapshot) []inventory.GPU {
+func (t *state) missing(s inventory.Snapshot) []inventory.GPU {
 	if len(s.LeftOut) == 0 {
 		return nil
 	}
@@ -252,7 +252,7 @@ func withMissing(s inventory.Snapshot, missing []inventory.GPU) inventory.Snapsh
 }
 
 // compose returns the Snapshot of what is known now, and whether it differs from the one before.
-func (t *truth) compose() (inventory.Snapshot, bool) {
+func (t *state) compose() (inventory.Snapshot, bool) {
 	t.node = t.nodeWide()
 	if !t.changed() {
 		return t.published, false
@@ -275,7 +275,7 @@ func (t *truth) compose() (inventory.Snapshot, bool) {
 }
 
 // changed reports whether the published Snapshot is not what is known now. It allocates nothing: most looks change nothing.
-func (t *truth) changed() bool {
+func (t *state) changed() bool {
 	p := t.published
 	if p.Generation == 0 || p.Stale != t.stale || p.Driver != t.scan.Driver || p.Control != t.scan.Control ||
 		len(p.GPUs) != len(t.scan.GPUs) || !slices.Equal(p.LeftOut, t.scan.LeftOut) {
@@ -302,7 +302,7 @@ func (t *truth) changed() bool {
 }
 
 // health is the verdict on a GPU as the Snapshot has it: what is wrong with the whole node is said of the node.
-func (t *truth) health(d health.Device) inventory.Health {
+func (t *state) health(d health.Device) inventory.Health {
 	h := t.verdict(d)
 	if t.node != "" && h.State != inventory.Healthy {
 		h.Reason = t.node
@@ -311,7 +311,7 @@ func (t *truth) health(d health.Device) inventory.Health {
 }
 
 // verdict is the verdict on a device. An operator's word to give the GPUs no work holds also where checks are off.
-func (t *truth) verdict(d health.Device) inventory.Health {
+func (t *state) verdict(d health.Device) inventory.Health {
 	verdict := t.policy.Verdict(d)
 	if t.withheld.IsZero() {
 		return verdict
@@ -322,7 +322,7 @@ func (t *truth) verdict(d health.Device) inventory.Health {
 }
 
 // nodeWide returns the reason that holds for all GPUs at once, or an empty one.
-func (t *truth) nodeWide() string {
+func (t *state) nodeWide() string {
 	if !t.withheld.IsZero() {
 		return t.stale
 	}
@@ -337,7 +337,7 @@ func (t *truth) nodeWide() string {
 }
 
 // limit returns when time will change something next; the zero time if it will not.
-func (t *truth) limit() time.Time {
+func (t *state) limit() time.Time {
 	var limit time.Time
 	for _, g := range t.scan.GPUs {
 		if l := t.gpus[g.UUID].Limit(); !l.IsZero() && (limit.IsZero() || l.Before(limit)) {
@@ -348,7 +348,7 @@ func (t *truth) limit() time.Time {
 }
 
 // pace returns how long to wait for the next look while nothing happens.
-func (t *truth) pace(o Options) time.Duration {
+func (t *state) pace(o Options) time.Duration {
 	pace := o.SlowPoll
 	switch {
 	case t.linksDue:
