@@ -13,11 +13,15 @@ import (
 var patient = machine{args: []string{"--fail-on-init-error=false"}}
 
 const (
-	// firstLook and nextLook are how long a look may take before the driver counts as hung, waiting how long the wait for
-	// events.
-	firstLook = time.Minute
-	nextLook  = 5 * time.Second
-	waiting   = 11 * time.Second
+	// nextLook is how long a look may take before the driver counts as hung, waiting how long the wait for events.
+	nextLook = 5 * time.Second
+	waiting  = 11 * time.Second
+)
+
+const (
+	// silent is how long a GPU's call may take to be found not to return, askedAgain how long until a GPU that was silent is asked again.
+	silent     = 20 * time.Second
+	askedAgain = 3 * time.Minute
 )
 
 // grace is how long devices are Healthy for while nobody can say whether they are.
@@ -79,17 +83,22 @@ var driverFaults = []fault{
 		do: deed{"", startedAnew}, run: &outcome{within: grace + starting},
 	},
 	{
-		// The GPUs that are asked before it know of it at the next poll only.
+		// Silence of one is silence of one.
 		name: "a call on one GPU hangs", inject: []simulator.Fault{hung("DeviceGetFieldValues", "3")},
-		run: unanswered(slowPoll + 2*nextLook + grace), start: unanswered(firstLook + 2*nextLook + grace), then: []act{restoredAll},
+		run: bad(slowPoll+silent, "3", "DeviceGetFieldValues"), start: &outcome{within: silent, gone: []string{"3"}},
+		then: []act{{restoredAll.deed, outcome{within: askedAgain}}},
+	},
+	{
+		name: "every call takes 20 ms", inject: []simulator.Fault{{Kind: simulator.KindSlow, Delay: "20ms"}},
+		run: &outcome{hold: slowPoll}, start: &outcome{within: 10 * time.Second, hold: slowPoll}, then: []act{restoredAll},
 	},
 	{
 		name: "every call hangs", inject: []simulator.Fault{hung("", "")},
-		run: unanswered(waiting + nextLook + grace), then: []act{restoredAll},
+		run: unanswered(4 * time.Minute), then: []act{restoredAll},
 	},
 	{
 		name: "the event wait hangs", inject: []simulator.Fault{hung("EventSetWait", "")},
-		run: unanswered(waiting + nextLook + grace), start: unanswered(waiting + nextLook + grace), then: []act{restoredAll},
+		run: &outcome{hold: waiting + nextLook + grace}, start: &outcome{hold: waiting + nextLook + grace}, then: []act{restoredAll},
 	},
 	{
 		name: "the event wait fails for ever", inject: []simulator.Fault{failing("EventSetWait", "UNKNOWN")},
