@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -69,6 +70,11 @@ func TestCalls(t *testing.T) {
 	if err := control.Call(t.Context(), socket, "echo", []string{"a", "b"}, &got); err != nil || strings.Join(got, "") != "ab" {
 		t.Errorf("echo = %q, %v", got, err)
 	}
+	for range 100 { // more than are served at a time
+		if err := control.Call(t.Context(), socket, "echo", nil, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if err := control.Call(t.Context(), socket, "fail", nil, nil); err == nil || err.Error() != "no GPU 9 here" {
 		t.Errorf("fail = %v, want the handler's sentence", err)
 	}
@@ -119,7 +125,33 @@ func TestASocketLeftBehindIsReplaced(t *testing.T) {
 	if err := dead.Close(); err != nil {
 		t.Fatal(err)
 	}
-	start(t, socket)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	echo := func(_ context.Context, arguments json.RawMessage) (any, error) { return arguments, nil }
+	go func() { ended <- control.NewServer(socket, map[string]control.Handler{"echo": echo}).Run(ctx) }()
+	answers(t, socket)
+	cancel()
+	if err := <-ended; err != nil {
+		t.Errorf("Run() = %v", err)
+	}
+}
+
+// TestTheSocketOfAnotherIsLeftAlone: it took the place of ours.
+func TestTheSocketOfAnotherIsLeftAlone(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "c.sock")
+	_, stop := start(t, socket)
+	if err := os.Remove(socket); err != nil {
+		t.Fatal(err)
+	}
+	other, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	stop()
+	if _, err := os.Lstat(socket); err != nil {
+		t.Errorf("it was removed: %v", err)
+	}
 }
 
 // TestWhatIsNoSocketIsLeftAlone: a file, a folder, a FIFO or a link at the path is neither replaced nor opened.
@@ -235,8 +267,9 @@ func TestRequestsAreBounded(t *testing.T) {
 	if err := silent.SetReadDeadline(time.Now().Add(patience)); err != nil {
 		t.Fatal(err)
 	}
-	if text, err := io.ReadAll(silent); err != nil || !strings.Contains(string(text), "5s") {
-		t.Errorf("half a request is answered %q, %v; want the limit", text, err)
+	asked := time.Now()
+	if text, err := io.ReadAll(silent); err != nil || !strings.Contains(string(text), "5s") || time.Since(asked) > 20*time.Second {
+		t.Errorf("half a request is answered %q, %v, after %v; want the limit", text, err, time.Since(asked))
 	}
 
 	silent, err = net.Dial("unix", socket)
@@ -254,4 +287,31 @@ func TestRequestsAreBounded(t *testing.T) {
 // TestPathsWithSigns: a path is no URL and no format.
 func TestPathsWithSigns(t *testing.T) {
 	start(t, filepath.Join(t.TempDir(), "c%2F%s ?#.sock"))
+}
+
+// TestOtherUsersAreRefused: also where somebody has changed the mode of the socket.
+func TestOtherUsersAreRefused(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can connect as another user")
+	}
+	socket := filepath.Join(t.TempDir(), "c.sock")
+	start(t, socket)
+	for path, mode := range map[string]os.FileMode{socket: 0o666, filepath.Dir(filepath.Dir(socket)): 0o755} {
+		if err := os.Chmod(path, mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const nobody, keep = 65534, ^uintptr(0)
+	runtime.LockOSThread() // the kernel's own call changes the user of one thread
+	defer runtime.UnlockOSThread()
+	if _, _, errno := syscall.RawSyscall(syscall.SYS_SETRESUID, keep, nobody, keep); errno != 0 {
+		t.Fatal(errno)
+	}
+	err := control.Call(t.Context(), socket, "echo", nil, nil)
+	if _, _, errno := syscall.RawSyscall(syscall.SYS_SETRESUID, keep, 0, keep); errno != 0 {
+		panic(errno) // no other test may run as this user
+	}
+	if err == nil || !strings.Contains(err.Error(), "user 65534 may not control the daemon") {
+		t.Errorf("a call of another user: %v", err)
+	}
 }
