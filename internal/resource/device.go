@@ -50,7 +50,6 @@ type Resource struct {
 	Devices []Device
 
 	onePerRequest bool
-	mixed         bool // some devices are shared, and some are not
 	policy        Policy
 	graph         *topology.Graph
 	preference    *topology.Preference
@@ -68,15 +67,10 @@ func NewResource(name string, o Options, graph *topology.Graph, devices []Device
 func (r Resource) with(devices []Device) Resource {
 	r.Devices, r.byID = devices, make(map[string]int, len(devices))
 	choice := make([]topology.Device, len(devices))
-	shared := 0
 	for i, d := range devices {
 		r.byID[d.ID] = i
-		if d.Sharing != Unshared {
-			shared++
-		}
 		choice[i] = topology.Device{ID: d.ID, UUID: d.UUID, GPU: d.GPU, Healthy: d.Healthy}
 	}
-	r.mixed = shared > 0 && shared < len(devices)
 	r.preference = topology.NewPreference(r.graph, choice, r.policy)
 	return r
 }
@@ -110,7 +104,7 @@ func (r Resource) Prefer(available, required []string, size int) ([]string, erro
 // admissible returns those of the available devices that Admit lets a container have together, if they are enough; else
 // all of them.
 func (r Resource) admissible(available, required []string, size int) []string {
-	if !r.mixed || !r.onePerRequest || size < 2 {
+	if !r.onePerRequest || size < 2 {
 		return available
 	}
 	alone := map[string]bool{} // not of size, which may be anything
