@@ -13,9 +13,12 @@
 //   - Any function may be missing from the library, and calling it would end the process. All functions are looked up
 //     before NVML is initialised. Open names those without which no GPU can be served; any other is a feature that the
 //     driver does not have.
-//   - A library is bound to the process once loaded. Open says inventory.ErrDriverReplaced when it no longer fits.
-//   - What a driver or GPU does not support is absent, never unhealthy.
-//   - A GPU that stops answering stays one GPU that stops answering: the others are served.
+//   - A process cannot change to another library once one is loaded. Open and Scan return inventory.ErrDriverReplaced when the
+//     loaded one is not the installed one any more.
+//   - What a driver or GPU does not support is absent; it does not make the GPU Unhealthy. A question that a GPU does not support
+//     is asked once in a session.
+//   - Names and counts may be impossible. Such a device is in LeftOut (inventory.Identify).
+//   - A GPU that stops answering does not affect the others. Package health judges it: this package only says how it answers.
 //
 // # When a session has to be replaced
 //
