@@ -1,6 +1,7 @@
 package inventory_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -51,5 +52,37 @@ func TestIdentify(t *testing.T) {
 	// GPU 3 had the UUID first.
 	if got := inventory.Identify(bad, inventory.Snapshot{GPUs: []inventory.GPU{gpu(3, "GPU-a")}}); len(got.GPUs) != 1 || got.GPUs[0].Index != 3 {
 		t.Errorf("GPU 3 had the UUID, and the GPUs are %v", got.GPUs)
+	}
+}
+
+// TestIdentifyMIGDevices: of a GPU's MIG devices, only those are left out that cannot be named. A GPU has no name with slashes.
+func TestIdentifyMIGDevices(t *testing.T) {
+	t.Parallel()
+	const old = "MIG-GPU-0a1b/13/0"
+	devices := func(uuids ...string) (all []inventory.MIGDevice) {
+		for i, uuid := range uuids {
+			all = append(all, inventory.MIGDevice{UUID: uuid, Index: i})
+		}
+		return all
+	}
+	s := inventory.Identify(inventory.Snapshot{GPUs: []inventory.GPU{
+		{UUID: "GPU-a", Index: 0, MIGDevices: devices("MIG-a", old, "MIG/a", "MIG-a", "GPU-b")}, {UUID: old + "0", Index: 1},
+		{UUID: "GPU-b", Index: 2, Minor: -1}, {UUID: "GPU-c", Index: 3, Model: "H100\n"},
+	}}, inventory.Snapshot{})
+	var got []string
+	for _, l := range s.LeftOut {
+		got = append(got, fmt.Sprintf("%d %s", l.Index, l.Reason))
+	}
+	const mig, gpu = "cannot be identified: its UUID ", "the GPU cannot be identified: its "
+	want := []string{
+		"0 MIG device 0:2 " + mig + `"MIG/a" is not one that can name a device`, "0 MIG device 0:3 " + mig + `"MIG-a" is that of another device`,
+		"0 MIG device 0:4 " + mig + `"GPU-b" is that of another device`, "1 " + gpu + `UUID "` + old + `0" is not one that can name a device`,
+		"2 " + gpu + "minor number -1 is out of range", "3 " + gpu + `model "H100\n" is too long or not plain text`,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("left out (-want +got):\n%s", diff)
+	}
+	if len(s.GPUs) != 1 || len(s.GPUs[0].MIGDevices) != 2 {
+		t.Errorf("GPUs: %+v", s.GPUs)
 	}
 }

@@ -1,0 +1,124 @@
+package inventory_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+// TestNames: every value of an enumeration has its name, and the values beside them have a number.
+func TestNames(t *testing.T) {
+	t.Parallel()
+	names := func(from, to int, name func(int) string) []string {
+		var all []string
+		for i := from; i <= to; i++ {
+			all = append(all, name(i))
+		}
+		return all
+	}
+	for _, tt := range []struct {
+		got, want []string
+	}{
+		{
+			names(-1, 5, func(i int) string { return inventory.State(i).String() }),
+			[]string{"State(-1)", "Unknown", "Healthy", "Suspect", "Unhealthy", "Lost", "State(5)"},
+		},
+		{
+			names(-1, 4, func(i int) string { return inventory.Contact(i).String() }),
+			[]string{"Contact(-1)", "good", "failing", "reset-required", "lost", "Contact(4)"},
+		},
+		{
+			names(-1, 3, func(i int) string { return inventory.MIGMode(i).String() }),
+			[]string{"MIGMode(-1)", "unsupported", "disabled", "enabled", "MIGMode(3)"},
+		},
+		{
+			names(0, 4, func(i int) string { return inventory.FabricState(i).String() }),
+			[]string{"FabricState(0)", "not-started", "in-progress", "completed", "FabricState(4)"},
+		},
+		{
+			names(0, 4, func(i int) string { return inventory.FabricSummary(i).String() }),
+			[]string{"unknown", "healthy", "unhealthy", "limited-capacity", "FabricSummary(4)"},
+		},
+		{
+			names(-1, 7, func(i int) string { return inventory.PCIePath(i).String() }),
+			[]string{"PCIePath(-1)", "?", "PSB", "PIX", "PXB", "PHB", "NODE", "SYS", "PCIePath(7)"},
+		},
+		{
+			names(0, 3, func(i int) string { return inventory.Remnant(i).String() }),
+			[]string{"Remnant(0)", "clocks", "ecc", "Remnant(3)"},
+		},
+		{
+			names(-1, 4, func(i int) string { return inventory.ComputeMode(i).String() }),
+			[]string{"ComputeMode(-1)", "DEFAULT", "EXCLUSIVE_THREAD", "PROHIBITED", "EXCLUSIVE_PROCESS", "ComputeMode(4)"},
+		},
+		{
+			names(0, 14, func(i int) string { return inventory.EventKind(i).String() }),
+			[]string{
+				"EventKind(0)", "xid", "mig-change", "single-bit-ecc", "double-bit-ecc", "single-bit-ecc-storm", "dram-retirement",
+				"dram-retirement-failure", "non-fatal-poison", "fatal-poison", "unavailable", "recovery-action", "lost", "binding",
+				"EventKind(14)",
+			},
+		},
+		{
+			names(0, 8, func(i int) string { return inventory.RecoveryAction(i).String() }),
+			[]string{
+				"none", "gpu-reset", "node-reboot", "drain-p2p", "drain-and-reset", "imex-domain", "bus-reset", "system-reboot",
+				"RecoveryAction(8)",
+			},
+		},
+		{inventory.ClockReasons(1<<3 | 1<<10 | 1<<11).Names(), []string{"hardware-slowdown", "reliability", "bit 11"}},
+		{[]string{inventory.ComputeCapability{Major: 8, Minor: 6}.String()}, []string{"8.6"}},
+	} {
+		if diff := cmp.Diff(tt.want, tt.got); diff != "" {
+			t.Errorf("names (-want +got):\n%s", diff)
+		}
+	}
+}
+
+// TestVerdicts: which states let new work in, and which of two is the worse.
+func TestVerdicts(t *testing.T) {
+	t.Parallel()
+	order := []inventory.State{inventory.Healthy, inventory.Suspect, inventory.Unknown, inventory.Unhealthy, inventory.Lost}
+	for i, state := range order {
+		for _, grace := range []bool{false, true} {
+			h := inventory.Health{State: state, Grace: grace}
+			want := state == inventory.Healthy || state == inventory.Suspect || state == inventory.Unknown && grace
+			if h.Allocatable() != want {
+				t.Errorf("%v, grace %v: allocatable %v, want %v", state, grace, h.Allocatable(), want)
+			}
+		}
+		for j, other := range order {
+			a, b := inventory.Health{State: state, Reason: "a"}, inventory.Health{State: other, Reason: "b"}
+			want := a
+			if j > i {
+				want = b
+			}
+			if got := inventory.Worst(a, b); got != want {
+				t.Errorf("worst of %v and %v: %+v", state, other, got)
+			}
+		}
+	}
+}
+
+func TestBranch(t *testing.T) {
+	t.Parallel()
+	for version, want := range map[string]int{"580.95.05": 580, "418": 418, "": 0, "x580": 0, "90.1": 90, "5:1": 5, "5/1": 5} {
+		if got := (inventory.Driver{Version: version}).Branch(); got != want {
+			t.Errorf("branch of %q: %d, want %d", version, got, want)
+		}
+	}
+}
+
+func TestGPUByUUID(t *testing.T) {
+	t.Parallel()
+	s := inventory.Snapshot{GPUs: []inventory.GPU{{UUID: "a", Index: 0}, {UUID: "b", Index: 1}}}
+	for uuid, want := range map[string]string{"a": "0 true", "b": "1 true", "c": "0 false"} {
+		g, ok := s.GPU(uuid)
+		if got := fmt.Sprint(g.Index, ok); got != want {
+			t.Errorf("GPU %s: %s, want %s", uuid, got, want)
+		}
+	}
+}
