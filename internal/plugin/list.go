@@ -163,7 +163,8 @@ func (l *list) claims(r resource.Resource, known bool) []resource.Claim {
 			claims = append(claims, resource.Claim{Resource: l.name, ID: d.ID, GPU: d.GPU, Reason: waitsForReading})
 		}
 	}
-	for id, d := range l.departing {
+	for _, id := range slices.Sorted(maps.Keys(l.departing)) {
+		d := l.departing[id]
 		_, returns := r.Device(id)
 		if held := d.known || now.Sub(d.allocated) < freeFor; !returns && d.held(now) && (!known || held) {
 			claims = append(claims, resource.Claim{Resource: l.name, ID: id, GPU: d.device.GPU, Reason: d.waits})
