@@ -47,7 +47,11 @@ func TestRivals(t *testing.T) {
 			names = append(names, filepath.Base(endpoint))
 		}
 	}
-	foreign := []string{"gpu-device-plugin-gpu-short-1.sock", "gpu-device-plugin-x.sock", "nvidia-gpu.sock"}
+	foreign := []string{
+		"a" + names[5], "gpu-device-plugin-" + "1.sock", "gpu-device-plugin-gpu-short-1.sock", "gpu-device-plugin-x.sock", names[5] + "x",
+		"nvidia-gpu.sock",
+	}
+	slices.Sort(foreign)
 	for _, name := range append(foreign, "kubelet.sock") {
 		listen(t, filepath.Join(path, name))
 	}

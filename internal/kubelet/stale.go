@@ -36,7 +36,7 @@ func (d *Directory) dialled(refused bool) {
 	switch {
 	case !refused || err != nil:
 		d.refuses = refusal{}
-	case d.refuses.since.IsZero() || d.refuses.socket != key:
+	case d.refuses.socket != key:
 		d.refuses = refusal{socket: key, since: d.clock.Now()}
 	}
 }
