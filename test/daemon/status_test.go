@@ -4,9 +4,11 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	told "github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
@@ -39,4 +41,28 @@ func TestStatusTellsOfTheDriver(t *testing.T) {
 	tells("nothing hangs, and the other GPUs give events", func(hanging int, unwatched []string) bool {
 		return hanging == 0 && len(unwatched) == 1
 	})
+}
+
+// TestGPUThatHangsFromTheStart: the others are served within 20 s, also by a second process, and status names the call.
+func TestGPUThatHangsFromTheStart(t *testing.T) {
+	t.Parallel()
+	s := open(t, node.Setup{})
+	s.broken(simulator.Fault{Kind: simulator.KindHang, GPU: "3", Call: "DeviceGetHandleByIndex"})
+	for process := range 2 {
+		began := time.Now()
+		s.start()
+		s.shows(7, 7)
+		if took := time.Since(began); took > 20*time.Second {
+			t.Errorf("process %d serves seven GPUs after %v", process, took)
+		}
+		s.eventually("status names the call and its GPU", func() bool {
+			var now told.Status
+			err := control.Call(t.Context(), s.ControlSocket(), "status", nil, &now)
+			return err == nil && len(now.Calls) == 1 && now.Calls[0].Function == "nvmlDeviceGetHandleByIndex" && *now.Calls[0].GPU == 3 &&
+				len(now.Retries) == 1 && now.Retries[0].Index == 3 && !now.Retries[0].Next.IsZero()
+		})
+		daemon := s.Running()
+		s.signal(daemon, syscall.SIGTERM)
+		s.ends(daemon)
+	}
 }
