@@ -330,3 +330,20 @@ func TestTimeOfAGPUThatWasNeverAsked(t *testing.T) {
 		t.Errorf("%+v", s.gpu.Health)
 	}
 }
+
+// Suspect tells of the GPU and of its MIG devices.
+func TestSuspect(t *testing.T) {
+	s := begin(t, 580)
+	s.see(divided(one))
+	if s.gpu.Suspect() {
+		t.Error("a Healthy GPU is said to be Suspect")
+	}
+	s.event(inventory.Event{Kind: inventory.EventXID, XID: 154, GI: one.GI, CI: one.CI})
+	if !s.gpu.Suspect() {
+		t.Error("a GPU with a Suspect MIG device is not said to be Suspect")
+	}
+	s.wait(time.Minute)
+	if s.gpu.Suspect() {
+		t.Error("an Unhealthy MIG device is said to be Suspect")
+	}
+}

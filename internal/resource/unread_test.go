@@ -42,3 +42,21 @@ func TestDeviceOfAnID(t *testing.T) {
 		}
 	}
 }
+
+// TestMostClientsOfMPS: as many replicas as MPS has clients are offered, and not one more.
+func TestMostClientsOfMPS(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		major, replicas int
+		offered         bool
+	}{{6, 16, true}, {6, 17, false}, {7, 17, true}, {7, 48, true}, {7, 49, false}, {9, 48, true}} {
+		g := gpu(0)
+		g.ComputeCapability.Major = tt.major
+		plan := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{g}}, resource.Options{Sharing: resource.Sharing{
+			Mode: resource.MPS, Rules: []resource.SharingRule{{Name: "nvidia.com/gpu", Replicas: tt.replicas}},
+		}})
+		if offered := len(plan.Resources) == 1; offered != tt.offered {
+			t.Errorf("%d replicas with compute capability %d: offered %v, %q", tt.replicas, tt.major, offered, plan.Warnings)
+		}
+	}
+}
