@@ -20,6 +20,7 @@ func TestNodeWide(t *testing.T) {
 		return s.policy.FoldSilence(s.gpu, why, s.now)
 	}
 	reboot, reset := read(asking(inventory.RecoveryNodeReboot)), read(asking(inventory.RecoveryGPUReset))
+	lost := read(inventory.Reading{Contact: inventory.ContactLost})
 	failing := read(inventory.Reading{Contact: inventory.ContactFailing, Reason: "unknown error"})
 	for name, tt := range map[string]struct {
 		gpus []health.GPU
@@ -33,6 +34,7 @@ func TestNodeWide(t *testing.T) {
 		"a reset for all is each's":    {[]health.GPU{reset, reset}, false},
 		"a reboot and a reset":         {[]health.GPU{reboot, reset}, false},
 		"calls fail everywhere":        {[]health.GPU{failing, failing}, true},
+		"all lost, each for itself":    {[]health.GPU{lost, lost}, false},
 		"a failing one and a reset":    {[]health.GPU{failing, reset}, false},
 		"a reset and a failing one":    {[]health.GPU{reset, failing}, false},
 		"nobody answers":               {[]health.GPU{silent("it hangs"), silent("it hangs")}, true},
