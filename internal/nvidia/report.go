@@ -14,7 +14,7 @@ const reportPause = 25 * time.Second
 
 // readReport adds the Report, of the last look but for what was scanned in this one unless it is time for a new one.
 func readReport(g *gpu, a *callResults, r *inventory.Reading) {
-	if now := time.Now(); now.Sub(g.reported) >= reportPause {
+	if now := time.Now(); now.Sub(g.reported) >= reportPause && !g.hurried {
 		g.report, g.reported = readNewReport(g, a), now
 		g.persistence, g.energy = readEvidence(g, a)
 	}

@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -24,7 +25,8 @@ type scanner struct {
 	events    nvml.EventSet // that GPUs which are met register with; nil when all were
 	eventless error         // why there is no such set
 
-	slots    []*slot // by NVML index
+	opened   time.Time // when the session was opened
+	slots    []*slot   // by NVML index
 	control  inventory.ControlNodes
 	topology topology
 	last     inventory.Snapshot
@@ -38,7 +40,7 @@ type scanner struct {
 }
 
 func newScanner(a *api, d *Driver, now inventory.Driver, bound []binding) *scanner {
-	return &scanner{api: a, driver: d, root: d.options.Root, devs: devFolders(d.options.DriverRoot), now: now, bound: bound}
+	return &scanner{api: a, driver: d, root: d.options.Root, devs: devFolders(d.options.DriverRoot), now: now, bound: bound, opened: time.Now()}
 }
 
 // rebound returns inventory.ErrNewSession if GPUs were bound to the driver, or unbound, since the session was opened.
@@ -73,7 +75,9 @@ func (s *scanner) visit(sl *slot, g *gpu) {
 		return
 	}
 	if !g.read && !a.gone() {
+		g.hurried = time.Since(s.opened) > linksBudget
 		s.readSignals(sl, g)
+		g.hurried = false
 	}
 }
 
