@@ -40,7 +40,9 @@ type scanner struct {
 }
 
 func newScanner(a *api, d *Driver, now inventory.Driver, bound []binding) *scanner {
-	return &scanner{api: a, driver: d, root: d.options.Root, devs: devFolders(d.options.DriverRoot), now: now, bound: bound, opened: time.Now()}
+	return &scanner{
+		api: a, driver: d, root: d.options.Root, devs: devFolders(d.options.DriverRoot), now: now, bound: bound, opened: time.Now(),
+	}
 }
 
 // rebound returns inventory.ErrNewSession if GPUs were bound to the driver, or unbound, since the session was opened.
