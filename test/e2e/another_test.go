@@ -60,6 +60,8 @@ func anotherServer(ctx context.Context, t *testing.T, n *node.Node, kubelet podr
 // other stays, so the daemon leaves it the resource until its socket is gone or refuses connections.
 func otherPlugin(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	const others, stays = 3, 15 * time.Second // more than the daemon needs to notice anything
+	// A server that was killed a moment ago may not have been missed yet: when it is, the daemon registers again, and is the last.
+	pause(ctx, 5*time.Second)
 	other, err := scenario.StartPlugin(pluginSockets, "nvidia-gpu.sock", gpu, scenario.Script{})
 	if err != nil {
 		t.Fatal(err)
