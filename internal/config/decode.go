@@ -187,6 +187,12 @@ func (d *document) affords(node *yaml.Node) bool {
 }
 
 func (d *document) mapping(node *yaml.Node, into reflect.Value, path string) {
+	d.entries(node, into, path, map[string]string{})
+}
+
+// entries decodes the keys of a mapping, and of the mappings that it merges, in the order in which the file has them: a value
+// replaces all of an earlier one. Spellings are the keys so far, by the key as the schema writes it.
+func (d *document) entries(node *yaml.Node, into reflect.Value, path string, spellings map[string]string) {
 	if node.Kind != yaml.MappingNode {
 		d.problem(at(path), node.Line, "must be a mapping with the keys "+d.known(into.Type()))
 		return
@@ -198,7 +204,7 @@ func (d *document) mapping(node *yaml.Node, into reflect.Value, path string) {
 		}
 		key, value := node.Content[i], node.Content[i+1]
 		if key.Tag == "!!merge" {
-			d.merge(value, into, path)
+			d.merge(value, into, path, spellings)
 			continue
 		}
 		field, name, found := lookUp(into, key.Value)
@@ -210,17 +216,22 @@ func (d *document) mapping(node *yaml.Node, into reflect.Value, path string) {
 		if name != key.Value {
 			d.warn(where, key.Line, "is read as "+name)
 		}
+		if before, known := spellings[name]; known && before != key.Value {
+			// NVIDIA's plugin goes by the alphabetical order of the spellings.
+			d.problem(where, key.Line, "is also written as "+before+"; write the key in one way")
+			continue
+		}
 		if given[name] {
 			d.warn(where, key.Line, "is set more than once; the last value counts")
-			field.SetZero()
 		}
-		given[name] = true
+		given[name], spellings[name] = true, key.Value
+		field.SetZero()
 		d.value(value, field, join(path, name))
 	}
 }
 
 // merge decodes the mappings that YAML's key "<<" brings in.
-func (d *document) merge(node *yaml.Node, into reflect.Value, path string) {
+func (d *document) merge(node *yaml.Node, into reflect.Value, path string, spellings map[string]string) {
 	if d.nodes++; d.nodes > maxNodes {
 		return
 	}
@@ -229,10 +240,10 @@ func (d *document) merge(node *yaml.Node, into reflect.Value, path string) {
 	}
 	switch node.Kind {
 	case yaml.MappingNode:
-		d.mapping(node, into, path)
+		d.entries(node, into, path, spellings)
 	case yaml.SequenceNode:
 		for _, item := range slices.Backward(node.Content) { // the first counts
-			d.merge(item, into, path)
+			d.merge(item, into, path, spellings)
 		}
 	default:
 		d.problem(at(path), node.Line, "<< must refer to a mapping")
