@@ -18,7 +18,7 @@ TOOLS        ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gpu-device-plugin/tools/$
 GOLANGCI     := v2.15.0
 GOLANGCI_BIN := $(TOOLS)/golangci-lint-$(GOLANGCI)/golangci-lint
 # The newest logcheck that can be had knows klog.Logger only without type aliases.
-LOGCHECK     := GODEBUG=gotypesalias=0 $(GO) tool -modfile=hack/tools/go.mod logcheck -check-contextual -check-value
+LOGCHECK     := GODEBUG=gotypesalias=0 $(GO) tool -modfile=hack/tools/go.mod logcheck -check-contextual -check-value -config hack/logcheck.conf
 
 # The other modules of this repository whose dependencies are small enough to vet and tidy in every check.
 MODULES := test/manifests test/e2e
