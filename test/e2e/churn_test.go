@@ -166,8 +166,9 @@ func (c *churn) String() string {
 
 // ofOurs returns the pods that failed for a reason that a device plugin can help. Kubelet 1.36 stops the endpoint of the new
 // server when the stream of the old one ends, until that registers again: a pod that comes in that moment is refused whatever
-// anybody does. Unless the devices never get fewer, the scheduler may send a pod by a count that is a second old.
-func (c *churn) ofOurs(neverFewer bool) []refusal {
+// anybody does. When the devices get fewer, the scheduler may send a pod by a count that is a second old: all are given out then, and
+// where held GPUs wait, none may be Healthy.
+func (c *churn) ofOurs(atOnce bool) []refusal {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(c.refused), func(r refusal) bool {
@@ -175,8 +176,8 @@ func (c *churn) ofOurs(neverFewer bool) []refusal {
 			return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(r.message, w) })
 		}
 		noServer := has("no healthy devices present", "has been stopped", "client connection is closing")
-		noDevice := r.reason == "OutOf"+gpu || has("no healthy devices present", "requested number of devices unavailable")
-		return isKubelet("1.36") && noServer || !neverFewer && noDevice
+		givenOut := r.reason == "OutOf"+gpu || has("requested number of devices unavailable")
+		return givenOut || isKubelet("1.36") && noServer || !atOnce && has("no healthy devices present")
 	})
 }
 
