@@ -179,7 +179,7 @@ func (l *life) follow(ctx context.Context, endpoint string, incarnation uint64, 
 		switch {
 		case now != incarnation:
 			return errKubeletLeft
-		case silence == forYounger || len(l.younger()) > 0:
+		case silence == forYounger || len(l.past.running(rivals.Younger)) > 0:
 			if err := l.yield(ctx, incarnation); err != nil {
 				return err
 			}

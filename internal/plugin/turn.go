@@ -48,9 +48,14 @@ func (p *past) end(name string) {
 
 // younger returns the sockets of processes that started later than this one and that may serve the resource.
 func (l *life) younger() []string {
-	l.past.mu.Lock()
-	defer l.past.mu.Unlock()
-	return slices.DeleteFunc(l.Registrar.Rivals(l.list.name).Younger, func(name string) bool { return l.past.ended[name] })
+	return l.past.running(l.Registrar.Rivals(l.list.name).Younger)
+}
+
+// running returns those of the sockets whose servers were not seen to have ended.
+func (p *past) running(names []string) []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return p.ended[name] })
 }
 
 // silence says because of which server this one is silent.
