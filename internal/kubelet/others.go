@@ -2,8 +2,6 @@ package kubelet
 
 import (
 	"context"
-	"net"
-	"path/filepath"
 	"strings"
 	"time"
 )
@@ -20,7 +18,7 @@ func (d *Directory) Listening(ctx context.Context) []string {
 			continue
 		}
 		ctx, cancel := context.WithTimeout(ctx, listenTimeout)
-		if conn, err := (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(d.Path(), name)); err == nil {
+		if conn, err := d.dialPlugin(ctx, name); err == nil {
 			_ = conn.Close()
 			listening = append(listening, name)
 		}

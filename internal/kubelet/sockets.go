@@ -125,6 +125,11 @@ func (d *Directory) sockets() []string {
 	return names
 }
 
+// dialPlugin connects to the plugin socket of that name.
+func (d *Directory) dialPlugin(ctx context.Context, name string) (net.Conn, error) {
+	return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(d.Path(), name))
+}
+
 // elderTimeout bounds a call to the server of a process that started earlier.
 const elderTimeout = 2 * time.Second
 
@@ -144,7 +149,7 @@ func (d *Directory) CallElder(
 	})
 	ctx, cancel := context.WithTimeout(ctx, elderTimeout)
 	defer cancel()
-	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(d.Path(), newest))
+	conn, err := d.dialPlugin(ctx, newest)
 	if err != nil {
 		return fmt.Errorf("dial the elder server of %s: %w", resource, err)
 	}
@@ -176,7 +181,7 @@ func (d *Directory) AwaitEnd(ctx context.Context, name string) error {
 	answered, accepted := began, false
 	for {
 		pause := askInterval
-		conn, err := (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(d.Path(), name))
+		conn, err := d.dialPlugin(ctx, name)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			return nil
@@ -229,7 +234,7 @@ func (d *Directory) sweep(ctx context.Context, before map[string]bool) map[strin
 		if !ours || token == d.token {
 			continue
 		}
-		conn, err := (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(d.Path(), name))
+		conn, err := d.dialPlugin(ctx, name)
 		switch {
 		case err == nil:
 			_ = conn.Close()
