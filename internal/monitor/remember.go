@@ -21,7 +21,7 @@ func (l *loop) remember(ctx context.Context) {
 
 	release, err := ledger.ReadRelease(dir, l.options.BootID)
 	if err != nil {
-		log.Info("Beginning as if nobody had released the driver", "dir", dir, "reason", err.Error())
+		log.Info("Cannot read whether the driver was released; it counts as not released", "dir", dir, "reason", err.Error())
 	}
 	if release == nil {
 		return
@@ -51,7 +51,8 @@ func (m *Monitor) setRelease(ctx context.Context, r *ledger.Release, follow func
 			err = ledger.RemoveRelease(dir)
 		}
 		if err != nil {
-			klog.FromContext(ctx).Info("A restart of the daemon will not know of this", "dir", dir, "reason", err.Error())
+			klog.FromContext(ctx).Info("Cannot save whether the driver is released; a restart of the daemon forgets it",
+				"dir", dir, "reason", err.Error())
 		}
 	}
 	return follow()

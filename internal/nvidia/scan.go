@@ -48,7 +48,7 @@ func newScanner(a *api, d *Driver, now inventory.Driver, bound []binding) *scann
 // rebound returns inventory.ErrNewSession if GPUs were bound to the driver, or unbound, since the session was opened.
 func (s *scanner) rebound() error {
 	if bound := boundGPUs(s.root); !slices.Equal(bound, s.bound) {
-		return fmt.Errorf("%w: %d GPUs were bound to the driver and %d are now, or others, or again",
+		return fmt.Errorf("%w: the GPUs that are bound to the driver changed: %d before, %d now",
 			inventory.ErrNewSession, len(s.bound), len(bound))
 	}
 	return nil

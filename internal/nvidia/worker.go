@@ -199,7 +199,7 @@ func (w *worker) exhausted(r *record) error {
 	if !r.pulse.beats() {
 		kind = inventory.ErrNoAnswer
 	}
-	return fmt.Errorf("%w: %d calls hang, and no more are risked", kind, w.most)
+	return fmt.Errorf("%w: %d calls hang, so no other call is made", kind, w.most)
 }
 
 // run does a job for which there is room. The caller has the turn.
