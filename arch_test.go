@@ -66,7 +66,7 @@ var imports = map[string][]string{
 	},
 	"internal/mps":       {"internal/inventory", "internal/resource", "internal/feed", "internal/files", "internal/supervise"},
 	"internal/status":    {"internal/inventory", "internal/health", "internal/resource"},
-	"internal/telemetry": {"internal/inventory"},
+	"internal/telemetry": {"internal/inventory", "internal/status", "internal/feed", "internal/supervise"},
 	"internal/agent": {
 		"internal/config", "internal/health", "internal/inventory", "internal/monitor", "internal/resource", "internal/plugin",
 		"internal/feed", "internal/status",

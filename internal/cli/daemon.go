@@ -194,6 +194,7 @@ func (d *daemon) outputs() []agent.Task {
 		{Name: "MPS", Run: d.mps.Run},
 		{Name: "plan", Run: plans.Run},
 	}
+	tasks = append(tasks, agent.Task{Name: "metrics", Run: d.serveMetrics})
 	if d.config.ControlSocket != "" {
 		tasks = append(tasks, agent.Task{Name: "control socket", Run: d.serveControl})
 	}

@@ -34,6 +34,8 @@ type Config struct {
 	PodResourcesSocket string
 	// ControlSocket is the socket for commands; empty for none.
 	ControlSocket string
+	// MetricsAddress is the TCP address on which metrics and probes are served; empty for none.
+	MetricsAddress string
 	// StateDir is the directory for state that survives a restart; empty for none.
 	StateDir string
 

@@ -269,7 +269,7 @@ func TestAllProblemsAreReportedInOrder(t *testing.T) {
 			name: "not a block", file: "flags: yes\nimex: []",
 			want: []string{
 				"line 1: flags: must be a mapping with the keys migStrategy, failOnInitError, mpsRoot, nvidiaDriverRoot, nvidiaDevRoot, gdrcopyEnabled, gdsEnabled, " +
-					"mofedEnabled, useNodeFeatureAPI, deviceDiscoveryStrategy, plugin, gfd",
+					"mofedEnabled, useNodeFeatureAPI, deviceDiscoveryStrategy, metricsAddress, plugin, gfd",
 				"line 2: imex: must be a mapping with the keys channelIDs, required",
 			},
 		},

@@ -3,6 +3,8 @@ package config
 import (
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -150,6 +152,11 @@ var options = []option{
 		set: text(func(c *Config) *string { return &c.Simulate }),
 	},
 	{
+		flag: "metrics-address", env: []string{"METRICS_ADDRESS"}, key: "flags.metricsAddress", empty: true,
+		usage: "address on which metrics and probes are served by HTTP, host:port, such as :9400 or 127.0.0.1:9400; empty: none",
+		set:   setAddress(func(c *Config) *string { return &c.MetricsAddress }),
+	},
+	{
 		flag: "void-visible-devices", env: []string{"VOID_VISIBLE_DEVICES"}, key: "flags.plugin.voidVisibleDevices", fallback: "true",
 		kind:  kindBool,
 		usage: "set NVIDIA_VISIBLE_DEVICES=void in containers that get devices only by CDI, so that the value of the image has no effect",
@@ -233,6 +240,27 @@ func socket(field func(*Config) *string) func(*Config, string) error {
 				path, len(path), files.MaxSocketPath, excess)
 		}
 		return absolute(field)(c, path)
+	}
+}
+
+// setAddress sets an option that is a TCP address, or empty for none.
+func setAddress(field func(*Config) *string) func(*Config, string) error {
+	return func(c *Config, address string) error {
+		*field(c) = address
+		if address == "" {
+			return nil
+		}
+		host, port, err := net.SplitHostPort(address)
+		if err != nil {
+			return fmt.Errorf("%q is not host:port, such as :9400, 127.0.0.1:9400 or [::1]:9400", address)
+		}
+		if _, err := netip.ParseAddr(host); host != "" && err != nil {
+			return fmt.Errorf("%q is not an IP address, such as 127.0.0.1 or [::1]; leave it empty for all addresses", host)
+		}
+		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+			return fmt.Errorf("port %q is not a number from 1 to 65535", port)
+		}
+		return nil
 	}
 }
 

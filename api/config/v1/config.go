@@ -30,18 +30,20 @@ type Config struct {
 
 // Flags are defaults for command-line flags; a flag or environment variable that is set wins over them.
 type Flags struct {
-	MIGStrategy             *string      `json:"migStrategy,omitempty"`
-	FailOnInitError         *bool        `json:"failOnInitError,omitempty"`
-	MPSRoot                 *string      `json:"mpsRoot,omitempty"`
-	DriverRoot              *string      `json:"nvidiaDriverRoot,omitempty"`
-	DevRoot                 *string      `json:"nvidiaDevRoot,omitempty"`
-	GDRCopyEnabled          *bool        `json:"gdrcopyEnabled,omitempty"`
-	GDSEnabled              *bool        `json:"gdsEnabled,omitempty"`
-	MOFEDEnabled            *bool        `json:"mofedEnabled,omitempty"`
-	UseNodeFeatureAPI       *bool        `json:"useNodeFeatureAPI,omitempty"`
-	DeviceDiscoveryStrategy *string      `json:"deviceDiscoveryStrategy,omitempty"`
-	Plugin                  *PluginFlags `json:"plugin,omitempty"`
-	GFD                     *GFDFlags    `json:"gfd,omitempty"`
+	MIGStrategy             *string `json:"migStrategy,omitempty"`
+	FailOnInitError         *bool   `json:"failOnInitError,omitempty"`
+	MPSRoot                 *string `json:"mpsRoot,omitempty"`
+	DriverRoot              *string `json:"nvidiaDriverRoot,omitempty"`
+	DevRoot                 *string `json:"nvidiaDevRoot,omitempty"`
+	GDRCopyEnabled          *bool   `json:"gdrcopyEnabled,omitempty"`
+	GDSEnabled              *bool   `json:"gdsEnabled,omitempty"`
+	MOFEDEnabled            *bool   `json:"mofedEnabled,omitempty"`
+	UseNodeFeatureAPI       *bool   `json:"useNodeFeatureAPI,omitempty"`
+	DeviceDiscoveryStrategy *string `json:"deviceDiscoveryStrategy,omitempty"`
+	// MetricsAddress is an extension: the TCP address on which metrics and probes are served.
+	MetricsAddress *string      `json:"metricsAddress,omitempty"`
+	Plugin         *PluginFlags `json:"plugin,omitempty"`
+	GFD            *GFDFlags    `json:"gfd,omitempty"`
 }
 
 // PluginFlags are defaults for flags of the device plugin alone.

@@ -1,0 +1,144 @@
+// Package telemetry serves over HTTP what the daemon knows of itself and its GPUs: metrics for Prometheus at /metrics, and
+// the answers for kubelet's probes at /healthz and /readyz. All answers come from memory: no request makes a call to the
+// driver or to kubelet.
+//
+// The package imports inventory, status and feed; package cli runs it. It is the only home of Prometheus' client and of net/http.
+package telemetry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/supervise"
+)
+
+// The limits of the listener. Prometheus needs one connection, kubelet's probes one more.
+const (
+	// maxConnections is how many connections are open at a time. Others wait in the kernel's backlog.
+	maxConnections = 32
+	// maxScrapes is how many scrapes are answered at a time. Others get the status 503.
+	maxScrapes = 4
+	// maxHeader bounds the header of a request, in bytes.
+	maxHeader = 16 << 10
+	// headerTimeout is how long a client may take to send the header of a request, answerTimeout how long to take the answer,
+	// and idleTimeout how long a connection may be without a request: longer than Prometheus' usual scrape interval.
+	headerTimeout = 5 * time.Second
+	answerTimeout = 15 * time.Second
+	idleTimeout   = 90 * time.Second
+	// endTimeout is how long requests that are under way have to end when the server does.
+	endTimeout = time.Second
+)
+
+// Collector is a source of metrics. A collector answers from memory, and checks nothing.
+type Collector = prometheus.Collector
+
+// Options are what an Exporter is made of.
+type Options struct {
+	// Address is where to listen, host:port; an empty host is all addresses. Empty: nowhere.
+	Address *feed.Feed[string]
+	// Status returns what the daemon knows of itself.
+	Status func(context.Context) (status.Status, error)
+	// Collectors are further sources of metrics.
+	Collectors []Collector
+}
+
+// An Exporter answers scrapes and probes.
+type Exporter struct {
+	options Options
+	handler http.Handler
+	problem feed.Feed[error]
+}
+
+// New returns an Exporter that does not listen yet.
+func New(o Options) *Exporter {
+	s := &Exporter{options: o}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(statusCollector{o.Status})
+	for _, c := range o.Collectors {
+		registry.MustRegister(c)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{
+		ErrorHandling: promhttp.ContinueOnError, EnableOpenMetrics: true, MaxRequestsInFlight: maxScrapes,
+	}))
+	mux.HandleFunc("GET /healthz", s.healthz)
+	mux.HandleFunc("GET /readyz", s.readyz)
+	s.handler = mux
+	return s
+}
+
+// Problem returns why the Exporter does not listen although it is to; nil if there is no reason.
+func (s *Exporter) Problem() error { return s.problem.Value() }
+
+// Run listens at the address, and at another one when that changes, until ctx ends, and returns nil then. An address at which
+// it cannot listen is tried again: another daemon may have it that is about to end.
+func (s *Exporter) Run(ctx context.Context) error {
+	for ctx.Err() == nil {
+		address, changed := s.options.Address.Latest()
+		life, end := context.WithCancel(ctx)
+		go func() {
+			defer end()
+			select {
+			case <-changed:
+			case <-life.Done():
+			}
+		}()
+		s.follow(life, address)
+		end()
+	}
+	return nil
+}
+
+// follow listens at one address until ctx ends.
+func (s *Exporter) follow(ctx context.Context, address string) {
+	defer s.problem.Publish(nil)
+	if address == "" {
+		<-ctx.Done()
+		return
+	}
+	ctx = klog.NewContext(ctx, klog.LoggerWithValues(klog.FromContext(ctx), "address", address))
+	backoff := supervise.Backoff{First: time.Second, Most: 5 * time.Second, Proven: time.Minute}
+	_ = supervise.Run(ctx, backoff, func(ctx context.Context) error { // it returns nil
+		err := s.serve(ctx, address)
+		s.problem.Publish(err)
+		return err
+	})
+}
+
+// serve answers requests at address until ctx ends, and returns nil then.
+func (s *Exporter) serve(ctx context.Context, address string) error {
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	if err != nil {
+		return fmt.Errorf("serve metrics: %w; choose another address with --metrics-address", err)
+	}
+	s.problem.Publish(nil)
+	klog.FromContext(ctx).Info("Serving metrics", "listening", listener.Addr().String())
+	server := &http.Server{
+		Handler:           s.handler,
+		ReadHeaderTimeout: headerTimeout, ReadTimeout: headerTimeout, WriteTimeout: answerTimeout, IdleTimeout: idleTimeout,
+		MaxHeaderBytes: maxHeader,
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(listener) }()
+	select {
+	case err := <-ended:
+		return fmt.Errorf("serve metrics: %w", err)
+	case <-ctx.Done():
+	}
+	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+	defer cancel()
+	return errors.Join(server.Shutdown(ending), server.Close())
+}
+
+func (s *Exporter) healthz(http.ResponseWriter, *http.Request) {}
+func (s *Exporter) readyz(http.ResponseWriter, *http.Request)  {}

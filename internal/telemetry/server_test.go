@@ -1,0 +1,129 @@
+package telemetry_test
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/telemetry"
+)
+
+// patience is how long a test waits for what must happen.
+const patience = 20 * time.Second
+
+// freeAddress returns an address on loopback at which nobody listens.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// start runs a server until the test ends.
+func start(t *testing.T, o telemetry.Options) *telemetry.Exporter {
+	t.Helper()
+	if o.Status == nil {
+		o.Status = func(context.Context) (status.Status, error) { return status.Status{Version: "v1"}, nil }
+	}
+	s := telemetry.New(o)
+	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), klog.Logger{}))
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Errorf("Run() = %v", err)
+			}
+		case <-time.After(patience):
+			t.Error("the server does not end")
+		}
+	})
+	return s
+}
+
+// eventually waits until is returns true.
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !is(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %s: %s", patience, what)
+		}
+	}
+}
+
+// get returns the status and the body of an answer; 0 if there is none.
+func get(t *testing.T, address, path string) (code int, body string) {
+	t.Helper()
+	client := &http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}}
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+path, http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, err := client.Do(request)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	if err != nil {
+		return 0, err.Error()
+	}
+	return answer.StatusCode, string(text)
+}
+
+// TestAddress: the server listens where it is told to, and elsewhere when that changes.
+func TestAddress(t *testing.T) {
+	t.Parallel()
+	first, second := freeAddress(t), freeAddress(t)
+	address := feed.New(first)
+	start(t, telemetry.Options{Address: address})
+	serves := func(at string) func() bool {
+		return func() bool {
+			code, body := get(t, at, "/metrics")
+			return code == http.StatusOK && strings.Contains(body, `gpu_device_plugin_build_info{version="v1"} 1`)
+		}
+	}
+	silent := func(at string) func() bool {
+		return func() bool { code, _ := get(t, at, "/metrics"); return code == 0 }
+	}
+	eventually(t, "it serves", serves(first))
+	address.Publish(second)
+	eventually(t, "it serves at the other address", serves(second))
+	eventually(t, "it does not serve at the first address any more", silent(first))
+	address.Publish("")
+	eventually(t, "it serves nowhere", silent(second))
+}
+
+// TestAddressInUse: a server waits for the address that another one has.
+func TestAddressInUse(t *testing.T) {
+	t.Parallel()
+	at := freeAddress(t)
+	other, err := new(net.ListenConfig).Listen(t.Context(), "tcp", at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := start(t, telemetry.Options{Address: feed.New(at)})
+	eventually(t, "it says why it does not listen", func() bool {
+		return s.Problem() != nil && strings.Contains(s.Problem().Error(), "address already in use; choose another address with --metrics-address")
+	})
+	if err := other.Close(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it takes the address over", func() bool { code, _ := get(t, at, "/metrics"); return code == http.StatusOK })
+	if err := s.Problem(); err != nil {
+		t.Errorf("the server listens and says %v", err)
+	}
+}
