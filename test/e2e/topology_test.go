@@ -114,9 +114,10 @@ func pause(ctx context.Context, d time.Duration) {
 // initHolder makes a pod whose init container holds a GPU and does not end, and returns it when that runs.
 func initHolder(ctx context.Context, t *testing.T, n *node.Node, name string) *corev1.Pod {
 	t.Helper()
-	// The next container asks for none: kubelet refuses a pod when it starts, if a device of a container that does not run yet
-	// is Unhealthy.
+	// The next container asks for none: a kubelet that starts refuses a pod with a container that does not run yet and asks for
+	// devices, even for zero, when it admits the pod before it has received the first list of a resource that has registered.
 	pod := podOf(name, gpu, 0)
+	pod.Spec.Containers[0].Resources = corev1.ResourceRequirements{}
 	pod.Spec.InitContainers = []corev1.Container{containerOf("early", gpu, 1)}
 	startPod(ctx, t, n, pod)
 	return waitPod(ctx, t, n, name, func(pod *corev1.Pod) error {
