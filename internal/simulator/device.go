@@ -93,22 +93,21 @@ func (d device) GetBrand() (nvml.BrandType, nvml.Return) {
 	return ask(d, "DeviceGetBrand", func(*gpu) (nvml.BrandType, nvml.Return) { return nvml.BRAND_NVIDIA, nvml.SUCCESS })
 }
 
-// usedMiB is the memory that the driver itself takes on an idle GPU.
-const usedMiB = 512
+// reservedMiB is the memory that the driver takes for itself.
+const reservedMiB = 512
 
-// GetMemoryInfo returns the memory's size.
+// GetMemoryInfo returns the memory's size. Used is also what the driver takes for itself.
 func (d device) GetMemoryInfo() (nvml.Memory, nvml.Return) {
 	return ask(d, "DeviceGetMemoryInfo", func(g *gpu) (nvml.Memory, nvml.Return) {
-		total := g.spec.model.MemoryMiB << 20
-		return nvml.Memory{Total: total, Used: usedMiB << 20, Free: total - usedMiB<<20}, nvml.SUCCESS
+		m := d.session.node.memoryLocked(g)
+		return nvml.Memory{Total: m.Total, Used: m.Used + m.Reserved, Free: m.Free}, nvml.SUCCESS
 	})
 }
 
 // GetMemoryInfo_v2 returns the memory's size, with what the driver takes for itself apart.
 func (d device) GetMemoryInfo_v2() (nvml.Memory_v2, nvml.Return) {
 	return ask(d, "DeviceGetMemoryInfo_v2", func(g *gpu) (nvml.Memory_v2, nvml.Return) {
-		total := g.spec.model.MemoryMiB << 20
-		return nvml.Memory_v2{Total: total, Reserved: usedMiB << 20, Free: total - usedMiB<<20}, nvml.SUCCESS
+		return d.session.node.memoryLocked(g), nvml.SUCCESS
 	})
 }
 

@@ -119,17 +119,16 @@ func (d migDevice) GetDeviceHandleFromMigDeviceHandle() (nvml.Device, nvml.Retur
 
 // GetMemoryInfo returns the size of the GPU instance's memory.
 func (d migDevice) GetMemoryInfo() (nvml.Memory, nvml.Return) {
-	return askMIG(d, "DeviceGetMemoryInfo", func(_ *gpu, c *computeInstance) (nvml.Memory, nvml.Return) {
-		total := c.gi.profile.MemoryMiB << 20
-		return nvml.Memory{Total: total, Free: total}, nvml.SUCCESS
+	return askMIG(d, "DeviceGetMemoryInfo", func(g *gpu, c *computeInstance) (nvml.Memory, nvml.Return) {
+		m := d.session.node.instanceMemoryLocked(g, c.gi)
+		return nvml.Memory{Total: m.Total, Used: m.Used, Free: m.Free}, nvml.SUCCESS
 	})
 }
 
 // GetMemoryInfo_v2 returns the size of the GPU instance's memory.
 func (d migDevice) GetMemoryInfo_v2() (nvml.Memory_v2, nvml.Return) {
-	return askMIG(d, "DeviceGetMemoryInfo_v2", func(_ *gpu, c *computeInstance) (nvml.Memory_v2, nvml.Return) {
-		total := c.gi.profile.MemoryMiB << 20
-		return nvml.Memory_v2{Total: total, Free: total}, nvml.SUCCESS
+	return askMIG(d, "DeviceGetMemoryInfo_v2", func(g *gpu, c *computeInstance) (nvml.Memory_v2, nvml.Return) {
+		return d.session.node.instanceMemoryLocked(g, c.gi), nvml.SUCCESS
 	})
 }
 

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing/fstest"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
@@ -14,6 +15,7 @@ import (
 // A Node is a simulated machine. Its methods may be called by any number of goroutines; it has none of its own.
 type Node struct {
 	profile Profile
+	began   time.Time // when it was made
 
 	mu sync.Mutex // guards all following fields, and everything that hangs on them: GPUs, sessions, event sets
 
@@ -88,6 +90,7 @@ func build(p Profile) (*Node, error) {
 	}
 	n := &Node{
 		profile:  p,
+		began:    time.Now(),
 		driver:   driver{version: p.Driver, branch: b},
 		changed:  make(chan struct{}),
 		log:      newKernelLog(),

@@ -1,7 +1,9 @@
 package simulator
 
 import (
+	"cmp"
 	"encoding/binary"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
@@ -9,10 +11,11 @@ import (
 // readings are what can be read of a GPU's health; the zero value is a healthy GPU's.
 type readings struct {
 	recovery     nvml.DeviceGpuRecoveryAction
-	energy       uint64 // in mJ, since the last reset
-	uncorrected  uint64 // memory errors since the last reset
-	aggregate    uint64 // and since the GPU was made
-	remapped     int    // memory rows
+	energy       uint64        // in mJ, since the last reset
+	metered      time.Duration // when energy was read last, since the node was made
+	uncorrected  uint64        // memory errors since the last reset
+	aggregate    uint64        // and since the GPU was made
+	remapped     int           // memory rows
 	remapPending bool
 	remapFailure bool
 	unrepairable bool
@@ -36,26 +39,30 @@ type fabric struct {
 type field struct {
 	since int
 	read  func(n *Node, g *gpu, scope uint32) (uint64, nvml.Return)
+	kind  nvml.ValueType // 0 stands for VALUE_TYPE_UNSIGNED_INT
 }
 
 // fields are the field values that the simulator has, by ID.
 var fields = map[uint32]field{
-	nvml.FI_DEV_ECC_SBE_VOL_TOTAL: {1, plainField(func(*gpu) uint64 { return 0 })},
-	nvml.FI_DEV_ECC_SBE_AGG_TOTAL: {1, plainField(func(*gpu) uint64 { return 0 })},
-	nvml.FI_DEV_ECC_DBE_VOL_TOTAL: {1, plainField(func(g *gpu) uint64 { return g.uncorrected })},
-	nvml.FI_DEV_ECC_DBE_AGG_TOTAL: {1, plainField(func(g *gpu) uint64 { return g.aggregate })},
-	nvml.FI_DEV_NVLINK_LINK_COUNT: {1, plainField(func(g *gpu) uint64 { return uint64(g.spec.model.NVLink.Links) })},
-	nvml.FI_DEV_REMAPPED_COR:      {450, remapField(func(*gpu) uint64 { return 0 })},
-	nvml.FI_DEV_REMAPPED_UNC:      {450, remapField(func(g *gpu) uint64 { return uint64(g.remapped) })},
-	nvml.FI_DEV_REMAPPED_PENDING:  {450, remapField(func(g *gpu) uint64 { return bit(g.remapPending) })},
-	nvml.FI_DEV_REMAPPED_FAILURE:  {450, remapField(func(g *gpu) uint64 { return bit(g.remapFailure) })},
-	nvml.FI_DEV_NVLINK_GET_STATE: {530, func(n *Node, g *gpu, scope uint32) (uint64, nvml.Return) {
+	nvml.FI_DEV_MEMORY_TEMP:               {since: 1, read: memoryTemperature},
+	nvml.FI_DEV_ECC_SBE_VOL_TOTAL:         {since: 1, read: plainField(func(*gpu) uint64 { return 0 })},
+	nvml.FI_DEV_ECC_SBE_AGG_TOTAL:         {since: 1, read: plainField(func(*gpu) uint64 { return 0 })},
+	nvml.FI_DEV_ECC_DBE_VOL_TOTAL:         {since: 1, read: plainField(func(g *gpu) uint64 { return g.uncorrected })},
+	nvml.FI_DEV_ECC_DBE_AGG_TOTAL:         {since: 1, read: plainField(func(g *gpu) uint64 { return g.aggregate })},
+	nvml.FI_DEV_NVLINK_LINK_COUNT:         {since: 1, read: plainField(func(g *gpu) uint64 { return uint64(g.spec.model.NVLink.Links) })},
+	nvml.FI_DEV_REMAPPED_COR:              {since: 450, read: remapField(func(*gpu) uint64 { return 0 })},
+	nvml.FI_DEV_REMAPPED_UNC:              {since: 450, read: remapField(func(g *gpu) uint64 { return uint64(g.remapped) })},
+	nvml.FI_DEV_REMAPPED_PENDING:          {since: 450, read: remapField(func(g *gpu) uint64 { return bit(g.remapPending) })},
+	nvml.FI_DEV_REMAPPED_FAILURE:          {since: 450, read: remapField(func(g *gpu) uint64 { return bit(g.remapFailure) })},
+	nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_TX: {since: 450, read: nvlinkField(400), kind: nvml.VALUE_TYPE_UNSIGNED_LONG_LONG},
+	nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_RX: {since: 450, read: nvlinkField(390), kind: nvml.VALUE_TYPE_UNSIGNED_LONG_LONG},
+	nvml.FI_DEV_NVLINK_GET_STATE: {since: 530, read: func(n *Node, g *gpu, scope uint32) (uint64, nvml.Return) {
 		if scope >= uint32(g.spec.model.NVLink.Links) {
 			return 0, nvml.ERROR_NOT_SUPPORTED
 		}
 		return bit(n.activeLocked(g, int(scope), n.profile.ends[g.slot][scope])), nvml.SUCCESS
 	}},
-	nvml.FI_DEV_GET_GPU_RECOVERY_ACTION: {565, plainField(func(g *gpu) uint64 { return uint64(g.recovery) })},
+	nvml.FI_DEV_GET_GPU_RECOVERY_ACTION: {since: 565, read: plainField(func(g *gpu) uint64 { return uint64(g.recovery) })},
 }
 
 // plainField returns how to read a field that every GPU has.
@@ -101,7 +108,7 @@ func (d device) GetFieldValues(values []nvml.FieldValue) nvml.Return {
 			}
 			value, ret := f.read(d.session.node, g, v.ScopeId)
 			v.NvmlReturn = uint32(ret)
-			v.ValueType = uint32(nvml.VALUE_TYPE_UNSIGNED_INT)
+			v.ValueType = uint32(cmp.Or(f.kind, nvml.VALUE_TYPE_UNSIGNED_INT))
 			binary.NativeEndian.PutUint64(v.Value[:], value)
 		}
 		return struct{}{}, nvml.SUCCESS
@@ -175,11 +182,13 @@ func (d device) GetPcieReplayCounter() (int, nvml.Return) {
 	return ask(d, "DeviceGetPcieReplayCounter", func(g *gpu) (int, nvml.Return) { return g.replays, nvml.SUCCESS })
 }
 
-// GetTotalEnergyConsumption returns the energy that was used since the last reset: one joule more than at the last call.
+// GetTotalEnergyConsumption returns the energy in mJ that was used since the last reset.
 func (d device) GetTotalEnergyConsumption() (uint64, nvml.Return) {
 	return ask(d, "DeviceGetTotalEnergyConsumption", func(g *gpu) (uint64, nvml.Return) {
-		g.energy += 1000
-		return g.energy, nvml.SUCCESS
+		if g.spec.model.architecture < nvml.DEVICE_ARCH_VOLTA {
+			return 0, nvml.ERROR_NOT_SUPPORTED
+		}
+		return d.session.node.energyLocked(g), nvml.SUCCESS
 	})
 }
 
