@@ -125,23 +125,19 @@ func (d device) GetTopologyCommonAncestor(other device) (nvml.GpuTopologyLevel, 
 
 // GetFieldValue is GetFieldValues for one field.
 func (d device) GetFieldValue(field int) (nvml.FieldValue, nvml.Return) {
-	return queryFor(d, "GetFieldValues", field, func(field int) (nvml.FieldValue, nvml.Return) {
-		values := [1]nvml.FieldValue{{FieldId: uint32(field)}}
-		ret := d.handle.GetFieldValues(values[:])
-		if ret == nvml.SUCCESS {
-			ret = nvml.Return(values[0].NvmlReturn)
-		}
-		return values[0], ret
-	})
+	return d.GetScopedFieldValue(field, 0)
 }
 
-// A remapping is what is to be done, and what could not be done, about memory rows with errors.
-type remapping struct{ pending, failed bool }
+// A remapping is what was done, is to be done, and could not be done about memory rows with errors.
+type remapping struct {
+	correctable, uncorrectable int
+	pending, failed            bool
+}
 
 func (d device) GetRemappedRows() (remapping, nvml.Return) {
 	return query(d, "GetRemappedRows", func() (remapping, nvml.Return) {
-		_, _, pending, failed, ret := d.handle.GetRemappedRows()
-		return remapping{pending, failed}, ret
+		correctable, uncorrectable, pending, failed, ret := d.handle.GetRemappedRows()
+		return remapping{correctable, uncorrectable, pending, failed}, ret
 	})
 }
 

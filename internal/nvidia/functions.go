@@ -30,6 +30,9 @@ var functions = []string{
 	"nvmlDeviceGetPersistenceMode", "nvmlDeviceGetTotalEnergyConsumption",
 	"nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceResetApplicationsClocks", "nvmlDeviceClearEccErrorCounts",
 	"nvmlDeviceGetComputeMode", "nvmlDeviceSetComputeMode",
+	"nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureV", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetClockInfo",
+	"nvmlDeviceGetUtilizationRates", "nvmlDeviceGetEncoderUtilization", "nvmlDeviceGetDecoderUtilization",
+	"nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetGridLicensableFeatures", "nvmlDeviceGetPcieThroughput",
 	"nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents", "nvmlEventSetCreate", "nvmlEventSetWait", "nvmlEventSetFree",
 	"nvmlSystemEventSetCreate", "nvmlSystemRegisterEvents", "nvmlSystemEventSetWait", "nvmlSystemEventSetFree",
 }
@@ -44,7 +47,10 @@ var versions = map[string][]string{
 	"nvmlComputeInstanceGetInfo":           {"nvmlComputeInstanceGetInfo_v2"},
 	"nvmlDeviceGetNvLinkRemotePciInfo":     {"nvmlDeviceGetNvLinkRemotePciInfo_v2"},
 	"nvmlDeviceGetComputeRunningProcesses": {"nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetComputeRunningProcesses_v3"},
-	"nvmlEventSetWait":                     {"nvmlEventSetWait_v2"},
+	"nvmlDeviceGetGridLicensableFeatures": {
+		"nvmlDeviceGetGridLicensableFeatures_v2", "nvmlDeviceGetGridLicensableFeatures_v3", "nvmlDeviceGetGridLicensableFeatures_v4",
+	},
+	"nvmlEventSetWait": {"nvmlEventSetWait_v2"},
 }
 
 // needed are the functions without which no GPU can be served. Every driver since R418 has them.

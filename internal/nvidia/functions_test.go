@@ -70,14 +70,15 @@ func TestTableHasAllFunctions(t *testing.T) {
 	t.Parallel()
 	var called []string
 	for file, name := range map[string]string{
-		"device.go":    `(?:query|queryFor|command)\(d, ()"(\w+)"`,
-		"functions.go": `(?:invoke\(a, |function = )(nvml)?"nvml(\w+)"`,
+		"device.go":       `(?:query|queryFor|command)\(d, ()"(\w+)"`,
+		"sampledevice.go": `(?:query|queryFor)\(d, ()"(\w+)"`,
+		"functions.go":    `(?:invoke\(a, |function = )(nvml)?"nvml(\w+)"`,
 	} {
 		source, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
 		}
-		prefix := map[string]string{"device.go": "nvmlDevice", "functions.go": "nvml"}[file]
+		prefix := map[string]string{"device.go": "nvmlDevice", "sampledevice.go": "nvmlDevice", "functions.go": "nvml"}[file]
 		for _, match := range regexp.MustCompile(name).FindAllStringSubmatch(string(source), -1) {
 			called = append(called, prefix+match[2])
 		}
@@ -126,6 +127,8 @@ func lacksOne(t *testing.T, d *Driver, _ string) {
 	}
 	_, err = s.Processes(ctx, stubUUID(0))
 	supported("Processes", err)
+	_, err = s.Sample(ctx, stubUUID(0), true)
+	supported("Sample", err)
 	_, err = s.SetComputeMode(ctx, stubUUID(0), inventory.ComputeExclusiveProcess)
 	supported("SetComputeMode", err)
 	supported("Clean clocks", s.Clean(ctx, stubUUID(0), inventory.RemnantClocks))

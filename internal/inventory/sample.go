@@ -1,0 +1,107 @@
+package inventory
+
+import (
+	"fmt"
+	"iter"
+	"time"
+)
+
+// A Sample is what was measured of a GPU at one time, for metrics. Nothing in this program decides by it.
+type Sample struct {
+	// UUID names the GPU.
+	UUID string
+	// Taken is when it was measured.
+	Taken time.Time
+	// LastXID is the XID that the driver reported last for the GPU or a part of it; 0 if it reported none.
+	LastXID uint64
+	// Values are those of the whole GPU. What is measured for each GPU instance is not here while MIG mode is on.
+	Values Measures
+	// Instances are the GPU instances by ascending GI; empty unless MIG mode is on.
+	Instances []InstanceSample
+}
+
+// An InstanceSample is what was measured of a GPU instance: all MIG devices in it share these values.
+type InstanceSample struct {
+	// GI is the ID of the GPU instance.
+	GI int
+	// Profile is the name of its size, such as "1g.10gb".
+	Profile string
+	Values  Measures
+}
+
+// A Measure is something that can be measured of a GPU. The units are those in which dcgm-exporter has it.
+type Measure int
+
+// The measures.
+const (
+	SMClock             Measure = iota // MHz
+	MemoryClock                        // MHz
+	Temperature                        // degrees Celsius
+	MemoryTemperature                  // degrees Celsius
+	PowerUsage                         // watts
+	EnergyConsumption                  // millijoules since the driver was loaded
+	PCIeReplayCount                    // packets sent again since the GPU was reset
+	GPUUtilization                     // percent of the time with a kernel running
+	MemoryUtilization                  // percent of the time with the memory read or written
+	EncoderUtilization                 // percent
+	DecoderUtilization                 // percent
+	MemoryFree                         // MiB
+	MemoryUsed                         // MiB, without what is reserved where that is known
+	MemoryReserved                     // MiB, for the driver and its firmware
+	MemoryTotal                        // MiB
+	VGPULicense                        // 1 if a licensed feature is on, else 0
+	CorrectableRows                    // memory rows remapped because of corrected errors
+	UncorrectableRows                  // memory rows remapped because of uncorrected errors
+	RowRemapFailed                     // 1 if a row could not be remapped, else 0
+	ECCCorrected                       // corrected memory errors since the driver was loaded or the GPU was reset
+	ECCUncorrected                     // the same for uncorrected ones
+	ECCCorrectedTotal                  // corrected memory errors since the GPU was made
+	ECCUncorrectedTotal                // the same for uncorrected ones
+	NVLinkTransmitted                  // bytes sent over all NVLinks since the driver was loaded
+	NVLinkReceived                     // bytes received over all NVLinks since then
+	PCIeTransmit                       // bytes a second
+	PCIeReceive                        // bytes a second
+	measures
+)
+
+func (m Measure) String() string {
+	names := [measures]string{
+		"SMClock", "MemoryClock", "Temperature", "MemoryTemperature", "PowerUsage", "EnergyConsumption", "PCIeReplayCount",
+		"GPUUtilization", "MemoryUtilization", "EncoderUtilization", "DecoderUtilization", "MemoryFree", "MemoryUsed",
+		"MemoryReserved", "MemoryTotal", "VGPULicense", "CorrectableRows", "UncorrectableRows", "RowRemapFailed",
+		"ECCCorrected", "ECCUncorrected", "ECCCorrectedTotal", "ECCUncorrectedTotal", "NVLinkTransmitted", "NVLinkReceived",
+		"PCIeTransmit", "PCIeReceive",
+	}
+	if m < 0 || m >= measures {
+		return fmt.Sprintf("Measure(%d)", int(m))
+	}
+	return names[m]
+}
+
+// AllMeasures gives the measures one by one.
+func AllMeasures() iter.Seq[Measure] {
+	return func(yield func(Measure) bool) {
+		for m := range measures {
+			if !yield(m) {
+				return
+			}
+		}
+	}
+}
+
+// Measures are the values of a Sample. A value that the GPU or its driver does not have is absent, and not zero.
+type Measures struct {
+	known  uint64 // a bit for each Measure
+	values [measures]float64
+}
+
+// Set adds a value, or replaces it.
+func (m *Measures) Set(which Measure, value float64) {
+	m.known |= 1 << which
+	m.values[which] = value
+}
+
+// Get returns a value, and whether there is one.
+func (m *Measures) Get(which Measure) (value float64, known bool) {
+	return m.values[which], m.known&(1<<which) != 0
+}

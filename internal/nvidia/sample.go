@@ -1,0 +1,301 @@
+package nvidia
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+// A SampleQuery is one question to the driver of each Sample.
+type SampleQuery struct {
+	// Function is the NVML function, with what it is asked for where that is needed to tell it from others.
+	Function string
+	// Measures are what it answers.
+	Measures []inventory.Measure
+	// Instances says that a GPU in MIG mode is asked for each of its GPU instances, and not as a whole.
+	Instances bool
+	// WithoutMIG says that a GPU in MIG mode is not asked: the driver does not support that.
+	WithoutMIG bool
+	// Blocks is how long the answer takes, for a question that is asked only if that is wanted; else 0.
+	Blocks time.Duration
+
+	ask func(device, *inventory.Measures) nvml.Return
+}
+
+// asked reports whether a whole GPU is asked.
+func (q SampleQuery) asked(g *gpu, blocking bool) bool {
+	mig := g.seen.MIG == inventory.MIGEnabled
+	return !(mig && (q.Instances || q.WithoutMIG)) && (blocking || q.Blocks == 0)
+}
+
+// SampleQueries are the questions of a Sample, in the order in which they are asked.
+func SampleQueries() []SampleQuery { return slices.Clone(sampleQueries) }
+
+var sampleQueries = []SampleQuery{
+	{
+		Function: "nvmlDeviceGetTemperature", Measures: []inventory.Measure{inventory.Temperature},
+		ask: one(inventory.Temperature, device.GetTemperature),
+	},
+	{
+		Function: "nvmlDeviceGetPowerUsage", Measures: []inventory.Measure{inventory.PowerUsage},
+		ask: func(d device, m *inventory.Measures) nvml.Return {
+			milliwatts, ret := d.GetPowerUsage()
+			return set(m, ret, inventory.PowerUsage, float64(milliwatts)/1000)
+		},
+	},
+	{
+		Function: "nvmlDeviceGetClockInfo (SM)", Measures: []inventory.Measure{inventory.SMClock},
+		ask: one(inventory.SMClock, func(d device) (uint32, nvml.Return) { return d.GetClockInfo(nvml.CLOCK_SM) }),
+	},
+	{
+		Function: "nvmlDeviceGetClockInfo (memory)", Measures: []inventory.Measure{inventory.MemoryClock},
+		ask: one(inventory.MemoryClock, func(d device) (uint32, nvml.Return) { return d.GetClockInfo(nvml.CLOCK_MEM) }),
+	},
+	{
+		Function: "nvmlDeviceGetFieldValues (memory temperature)", Measures: []inventory.Measure{inventory.MemoryTemperature},
+		ask: func(d device, m *inventory.Measures) nvml.Return {
+			v, ret := d.GetFieldValue(nvml.FI_DEV_MEMORY_TEMP)
+			celsius, ok := number(v)
+			if celsius == 0 || !ok {
+				return ret // a GPU without such a sensor may say 0
+			}
+			return set(m, ret, inventory.MemoryTemperature, celsius)
+		},
+	},
+	{
+		Function: "nvmlDeviceGetTotalEnergyConsumption", Measures: []inventory.Measure{inventory.EnergyConsumption},
+		ask: one(inventory.EnergyConsumption, device.GetTotalEnergyConsumption),
+	},
+	{
+		Function: "nvmlDeviceGetPcieReplayCounter", Measures: []inventory.Measure{inventory.PCIeReplayCount},
+		ask: one(inventory.PCIeReplayCount, device.GetPcieReplayCounter),
+	},
+	{
+		Function: "nvmlDeviceGetUtilizationRates", Measures: []inventory.Measure{inventory.GPUUtilization, inventory.MemoryUtilization},
+		WithoutMIG: true,
+		ask: func(d device, m *inventory.Measures) nvml.Return {
+			u, ret := d.GetUtilizationRates()
+			_ = set(m, ret, inventory.GPUUtilization, float64(u.Gpu))
+			return set(m, ret, inventory.MemoryUtilization, float64(u.Memory))
+		},
+	},
+	{
+		Function: "nvmlDeviceGetEncoderUtilization", Measures: []inventory.Measure{inventory.EncoderUtilization}, WithoutMIG: true,
+		ask: one(inventory.EncoderUtilization, device.GetEncoderUtilization),
+	},
+	{
+		Function: "nvmlDeviceGetDecoderUtilization", Measures: []inventory.Measure{inventory.DecoderUtilization}, WithoutMIG: true,
+		ask: one(inventory.DecoderUtilization, device.GetDecoderUtilization),
+	},
+	{
+		Function: "nvmlDeviceGetMemoryInfo_v2",
+		Measures: []inventory.Measure{
+			inventory.MemoryFree, inventory.MemoryUsed, inventory.MemoryReserved, inventory.MemoryTotal,
+		},
+		Instances: true, ask: sampleMemory,
+	},
+	{
+		Function: "nvmlDeviceGetGridLicensableFeatures", Measures: []inventory.Measure{inventory.VGPULicense},
+		ask: func(d device, m *inventory.Measures) nvml.Return {
+			licensed, ret := d.GetGridLicensed()
+			return set(m, ret, inventory.VGPULicense, oneIf(licensed))
+		},
+	},
+	{
+		Function: "nvmlDeviceGetRemappedRows",
+		Measures: []inventory.Measure{inventory.CorrectableRows, inventory.UncorrectableRows, inventory.RowRemapFailed},
+		ask: func(d device, m *inventory.Measures) nvml.Return {
+			rows, ret := d.GetRemappedRows()
+			_ = set(m, ret, inventory.CorrectableRows, float64(rows.correctable))
+			_ = set(m, ret, inventory.UncorrectableRows, float64(rows.uncorrectable))
+			return set(m, ret, inventory.RowRemapFailed, oneIf(rows.failed))
+		},
+	},
+	ecc("corrected, volatile", inventory.ECCCorrected, nvml.MEMORY_ERROR_TYPE_CORRECTED, nvml.VOLATILE_ECC),
+	ecc("uncorrected, volatile", inventory.ECCUncorrected, nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC),
+	ecc("corrected, aggregate", inventory.ECCCorrectedTotal, nvml.MEMORY_ERROR_TYPE_CORRECTED, nvml.AGGREGATE_ECC),
+	ecc("uncorrected, aggregate", inventory.ECCUncorrectedTotal, nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.AGGREGATE_ECC),
+	nvlinkBytes("sent over NVLink", inventory.NVLinkTransmitted, nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_TX),
+	nvlinkBytes("received over NVLink", inventory.NVLinkReceived, nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_RX),
+	pcieThroughput("sent", inventory.PCIeTransmit, nvml.PCIE_UTIL_TX_BYTES),
+	pcieThroughput("received", inventory.PCIeReceive, nvml.PCIE_UTIL_RX_BYTES),
+}
+
+// Sample measures a GPU that an earlier Scan of this session found, for metrics; with blocking, also what takes long. An error
+// means that the GPU could not be asked or is lost. A GPU of which a call hangs, or that is left alone, is not asked.
+func (s *Session) Sample(ctx context.Context, uuid string, blocking bool) (inventory.Sample, error) {
+	sample, err := s.sample(ctx, uuid, blocking)
+	if err != nil {
+		return inventory.Sample{}, fmt.Errorf("measure GPU %s: %w", uuid, err)
+	}
+	return sample, nil
+}
+
+func (s *Session) sample(ctx context.Context, uuid string, blocking bool) (inventory.Sample, error) {
+	if err := s.enter(ctx); err != nil {
+		return inventory.Sample{}, err
+	}
+	defer s.driver.calls.release()
+	sl, err := s.scanner.find(uuid)
+	switch {
+	case err != nil:
+		return inventory.Sample{}, err
+	case sl.stall != nil:
+		return inventory.Sample{}, sl.stall
+	case sl.alone:
+		return inventory.Sample{}, errors.New(sl.gpu.answer.reason)
+	}
+	// The job has what it needs for itself: if it is given up, others go on with the slot.
+	g := *sl.gpu
+	sample := &inventory.Sample{UUID: uuid}
+	var failed error
+	if err := s.driver.calls.job(ctx, sl.record, gpuPatience, func() { failed = measure(&g, sample, blocking) }, nil); err != nil {
+		return inventory.Sample{}, err
+	}
+	sample.Taken = time.Now()
+	return *sample, failed
+}
+
+// measure asks a GPU, in a job. The error says that the GPU is lost or wants a reset.
+func measure(g *gpu, into *inventory.Sample, blocking bool) error {
+	var a callResults
+	for _, q := range sampleQueries {
+		if !q.asked(g, blocking) {
+			continue
+		}
+		if a.extra(q.Function, q.ask(g.device, &into.Values)); a.gone() {
+			return errors.New(a.reason)
+		}
+	}
+	for _, m := range g.seen.MIGDevices {
+		if slices.ContainsFunc(into.Instances, func(i inventory.InstanceSample) bool { return i.GI == m.GI }) {
+			continue // another MIG device of the same GPU instance was asked
+		}
+		if i, ok := measureInstance(g, m, &a); ok {
+			into.Instances = append(into.Instances, i)
+		}
+		if a.gone() {
+			return errors.New(a.reason)
+		}
+	}
+	slices.SortFunc(into.Instances, func(a, b inventory.InstanceSample) int { return a.GI - b.GI })
+	return nil
+}
+
+// measureInstance asks the GPU instance of a MIG device, by the handle that the MIG device has now: handles are used again for others.
+func measureInstance(g *gpu, m inventory.MIGDevice, a *callResults) (inventory.InstanceSample, bool) {
+	d, ret := g.device.GetMigDeviceHandleByIndex(m.Index)
+	if !a.extra("nvmlDeviceGetMigDeviceHandleByIndex", ret) {
+		return inventory.InstanceSample{}, false
+	}
+	if uuid, ret := d.GetUUID(); !a.extra("nvmlDeviceGetUUID", ret) || uuid != m.UUID {
+		return inventory.InstanceSample{}, false // since the last scan another one got the index
+	}
+	i := inventory.InstanceSample{GI: m.GI, Profile: m.Profile}
+	if _, rest, ok := strings.Cut(m.Profile, "c."); ok {
+		i.Profile = rest
+	}
+	for _, q := range sampleQueries {
+		if q.Instances && !a.gone() {
+			a.extra(q.Function, q.ask(d, &i.Values))
+		}
+	}
+	return i, true
+}
+
+// set notes a value if the call succeeded, and returns what the call did.
+func set(m *inventory.Measures, ret nvml.Return, which inventory.Measure, value float64) nvml.Return {
+	if ret == nvml.SUCCESS {
+		m.Set(which, value)
+	}
+	return ret
+}
+
+// one returns how to ask a question whose answer is the value of a measure.
+func one[T uint32 | uint64 | int](which inventory.Measure, get func(device) (T, nvml.Return)) func(device, *inventory.Measures) nvml.Return {
+	return func(d device, m *inventory.Measures) nvml.Return {
+		value, ret := get(d)
+		return set(m, ret, which, float64(value))
+	}
+}
+
+func oneIf(is bool) float64 {
+	if is {
+		return 1
+	}
+	return 0
+}
+
+// sampleMemory asks for the memory. Before R510 the driver does not tell what is reserved from what is used.
+func sampleMemory(d device, m *inventory.Measures) nvml.Return {
+	const mib = 1 << 20
+	memory, ret := d.GetMemoryInfoV2()
+	if ret == nvml.ERROR_FUNCTION_NOT_FOUND || ret == nvml.ERROR_NOT_SUPPORTED {
+		var v1 nvml.Memory
+		v1, ret = d.GetMemoryInfo()
+		memory = nvml.Memory_v2{Total: v1.Total, Free: v1.Free, Used: v1.Used}
+	} else {
+		_ = set(m, ret, inventory.MemoryReserved, math.Trunc(float64(memory.Reserved)/mib))
+	}
+	_ = set(m, ret, inventory.MemoryFree, math.Trunc(float64(memory.Free)/mib))
+	_ = set(m, ret, inventory.MemoryUsed, math.Trunc(float64(memory.Used)/mib))
+	return set(m, ret, inventory.MemoryTotal, math.Trunc(float64(memory.Total)/mib))
+}
+
+func ecc(which string, measure inventory.Measure, kind nvml.MemoryErrorType, counter nvml.EccCounterType) SampleQuery {
+	return SampleQuery{
+		Function: "nvmlDeviceGetTotalEccErrors (" + which + ")", Measures: []inventory.Measure{measure},
+		ask: one(measure, func(d device) (uint64, nvml.Return) { return d.GetTotalEccErrors(kind, counter) }),
+	}
+}
+
+// nvlinkBytes asks for a counter of all NVLinks together, which has the unit KiB.
+func nvlinkBytes(which string, measure inventory.Measure, field int) SampleQuery {
+	return SampleQuery{
+		Function: "nvmlDeviceGetFieldValues (" + which + ")", Measures: []inventory.Measure{measure},
+		ask: func(d device, m *inventory.Measures) nvml.Return {
+			v, ret := d.GetScopedFieldValue(field, math.MaxUint32)
+			kib, ok := number(v)
+			if !ok {
+				return ret
+			}
+			return set(m, ret, measure, kib*1024)
+		},
+	}
+}
+
+// pcieThroughput asks for a mean of 20 ms, which the driver measures meanwhile, in KB a second. Some GPUs answer what no link can
+// carry: that is left out.
+func pcieThroughput(which string, measure inventory.Measure, counter nvml.PcieUtilCounter) SampleQuery {
+	const most = 512e9 // bytes a second: PCIe 7.0 x16 carries less
+	return SampleQuery{
+		Function: "nvmlDeviceGetPcieThroughput (" + which + ")", Measures: []inventory.Measure{measure}, Blocks: 20 * time.Millisecond,
+		ask: func(d device, m *inventory.Measures) nvml.Return {
+			kb, ret := d.GetPcieThroughput(counter)
+			if float64(kb)*1000 > most {
+				return ret
+			}
+			return set(m, ret, measure, float64(kb)*1000)
+		},
+	}
+}
+
+// number returns the value of a field that is a number that is not negative.
+func number(v nvml.FieldValue) (float64, bool) {
+	switch nvml.ValueType(v.ValueType) {
+	case nvml.VALUE_TYPE_UNSIGNED_INT:
+		return float64(binary.NativeEndian.Uint32(v.Value[:4])), true
+	case nvml.VALUE_TYPE_UNSIGNED_LONG, nvml.VALUE_TYPE_UNSIGNED_LONG_LONG:
+		return float64(binary.NativeEndian.Uint64(v.Value[:])), true
+	}
+	return 0, false
+}

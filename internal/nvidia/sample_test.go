@@ -1,0 +1,205 @@
+package nvidia
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+)
+
+// measured returns the names of the measures that have values.
+func measured(m inventory.Measures) []string {
+	var names []string
+	for which := range inventory.AllMeasures() {
+		if _, ok := m.Get(which); ok {
+			names = append(names, which.String())
+		}
+	}
+	return names
+}
+
+func (r *rig) measure(gpu int, blocking bool) inventory.Sample {
+	r.t.Helper()
+	sample, err := r.Sample(r.ctx, r.uuid(gpu), blocking)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return sample
+}
+
+// TestSampleQueries: each measure is answered by one query.
+func TestSampleQueries(t *testing.T) {
+	t.Parallel()
+	answers := map[inventory.Measure]int{}
+	for _, q := range SampleQueries() {
+		for _, m := range q.Measures {
+			answers[m]++
+		}
+	}
+	for m := range inventory.AllMeasures() {
+		if answers[m] != 1 {
+			t.Errorf("%d queries answer %v", answers[m], m)
+		}
+	}
+}
+
+// TestSampleHasWhatTheGPUSupports: a value that a GPU does not have is absent.
+func TestSampleHasWhatTheGPUSupports(t *testing.T) {
+	t.Parallel()
+	all := []string{
+		"SMClock", "MemoryClock", "Temperature", "MemoryTemperature", "PowerUsage", "EnergyConsumption", "PCIeReplayCount",
+		"GPUUtilization", "MemoryUtilization", "EncoderUtilization", "DecoderUtilization", "MemoryFree", "MemoryUsed",
+		"MemoryReserved", "MemoryTotal", "VGPULicense", "CorrectableRows", "UncorrectableRows", "RowRemapFailed",
+		"ECCCorrected", "ECCUncorrected", "ECCCorrectedTotal", "ECCUncorrectedTotal", "NVLinkTransmitted", "NVLinkReceived",
+	}
+	pcie := []string{"PCIeTransmit", "PCIeReceive"}
+	rows := []string{"CorrectableRows", "UncorrectableRows", "RowRemapFailed"}
+	nvlink := []string{"NVLinkTransmitted", "NVLinkReceived"}
+	for name, tt := range map[string]struct {
+		profile  string
+		blocking bool
+		faults   []simulator.Fault
+		without  [][]string
+		with     []string
+	}{
+		"everything":  {profile: "dgx-h100"},
+		"what blocks": {profile: "dgx-h100", blocking: true, with: pcie},
+		"a T4":        {profile: "t4", without: [][]string{rows, nvlink, {"MemoryTemperature"}}},
+		"a DGX-1 of driver R470": {
+			profile: "dgx-1", without: [][]string{rows, {"MemoryReserved"}},
+		},
+		"an L40S": {profile: "l40s-x8", without: [][]string{nvlink, {"MemoryTemperature"}}},
+		"a call that fails": {
+			profile: "dgx-h100", faults: []simulator.Fault{{Kind: simulator.KindFail, GPU: "0", Call: "DeviceGetPowerUsage", Return: "UNKNOWN"}},
+			without: [][]string{{"PowerUsage"}},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, tt.profile, tt.faults...)
+			want := slices.Concat(all, tt.with)
+			for _, without := range tt.without {
+				want = slices.DeleteFunc(want, func(m string) bool { return slices.Contains(without, m) })
+			}
+			sample := r.measure(0, tt.blocking)
+			if diff := cmp.Diff(want, measured(sample.Values)); diff != "" {
+				t.Errorf("measured (-want +got):\n%s", diff)
+			}
+			if sample.UUID != r.uuid(0) || sample.Taken.IsZero() || sample.Instances != nil {
+				t.Errorf("sample %+v", sample)
+			}
+		})
+	}
+}
+
+// TestSampleValues: faults are seen in the values, which have the units that inventory says.
+func TestSampleValues(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "dgx-h100",
+		simulator.Fault{Kind: simulator.KindECC, GPU: "0", Count: 5}, simulator.Fault{Kind: simulator.KindPCIeReplays, GPU: "0", Count: 7},
+		simulator.Fault{Kind: simulator.KindRemapPending, GPU: "0"}, simulator.Fault{Kind: simulator.KindRemapFailure, GPU: "0"},
+		simulator.Fault{Kind: simulator.KindThrottle, GPU: "0"}, simulator.Fault{Kind: simulator.KindProcesses, GPU: "0", Count: 3})
+	first := r.measure(0, true).Values
+	within := func(m inventory.Measure, low, high float64) {
+		t.Helper()
+		if got, ok := first.Get(m); !ok || got < low || got > high {
+			t.Errorf("%v is %v, want %v to %v", m, got, low, high)
+		}
+	}
+	within(inventory.ECCUncorrected, 5, 5)
+	within(inventory.ECCUncorrectedTotal, 5, 5)
+	within(inventory.ECCCorrected, 0, 0)
+	within(inventory.PCIeReplayCount, 7, 7)
+	within(inventory.UncorrectableRows, 1, 1)
+	within(inventory.RowRemapFailed, 1, 1)
+	within(inventory.Temperature, 93, 93)
+	within(inventory.MemoryTemperature, 94, 110)
+	within(inventory.SMClock, 200, 1000)
+	within(inventory.PowerUsage, 50, 700)
+	within(inventory.MemoryTotal, 81559, 81559)
+	within(inventory.MemoryUsed, 3*1024, 81559)
+	within(inventory.GPUUtilization, 1, 100)
+	within(inventory.PCIeTransmit, 1e6, 64e9)
+	within(inventory.NVLinkTransmitted, 1024, 1e15)
+	used, _ := first.Get(inventory.MemoryUsed)
+	free, _ := first.Get(inventory.MemoryFree)
+	reserved, _ := first.Get(inventory.MemoryReserved)
+	if sum := used + free + reserved; sum < 81559-2 || sum > 81559 { // each is rounded down
+		t.Errorf("used, free and reserved memory are %v MiB together", sum)
+	}
+	energy, _ := first.Get(inventory.EnergyConsumption)
+	second := r.measure(0, false).Values
+	if more, _ := second.Get(inventory.EnergyConsumption); more <= energy {
+		t.Errorf("the energy was %v and is %v", energy, more)
+	}
+}
+
+// TestSampleOfMIG: the parent has what holds for the whole GPU, each GPU instance its memory, and nothing is there twice.
+func TestSampleOfMIG(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "dgx-h100", simulator.Fault{
+		Kind: simulator.KindMIG, GPU: "2", Profiles: []string{"1c.3g.40gb", "1c.3g.40gb", "1g.10gb", "1g.10gb+me"},
+	})
+	sample := r.measure(2, true)
+	want := []string{
+		"SMClock", "MemoryClock", "Temperature", "MemoryTemperature", "PowerUsage", "EnergyConsumption", "PCIeReplayCount",
+		"VGPULicense", "ECCCorrected", "ECCUncorrected", "ECCCorrectedTotal", "ECCUncorrectedTotal", "NVLinkTransmitted",
+		"NVLinkReceived", "PCIeTransmit", "PCIeReceive",
+	}
+	if diff := cmp.Diff(want, measured(sample.Values)); diff != "" {
+		t.Errorf("measured of the parent (-want +got):\n%s", diff)
+	}
+	var got []string
+	for _, i := range sample.Instances {
+		total, _ := i.Values.Get(inventory.MemoryTotal)
+		got = append(got, fmt.Sprint(i.GI, " ", i.Profile, " ", total, " ", len(measured(i.Values))))
+	}
+	if diff := cmp.Diff([]string{"1 3g.40gb 40448 4", "7 1g.10gb 9984 4", "8 1g.10gb+me 9984 4"}, got); diff != "" {
+		t.Errorf("instances (-want +got):\n%s", diff)
+	}
+	// Another MIG device has the index of one that the last scan saw.
+	r.inject(simulator.Fault{Kind: simulator.KindMIG, GPU: "2", Profiles: []string{"7g.80gb"}})
+	if sample = r.measure(2, false); len(sample.Instances) != 0 {
+		t.Errorf("instances of a layout that is not there: %+v", sample.Instances)
+	}
+	r.scan()
+	if sample = r.measure(2, false); len(sample.Instances) != 1 || sample.Instances[0].Profile != "7g.80gb" {
+		t.Errorf("instances of the new layout: %+v", sample.Instances)
+	}
+}
+
+// TestSampleOfAGPUThatDoesNotAnswer: an error says so; of a call that hangs the others see nothing, and it is not made again.
+func TestSampleOfAGPUThatDoesNotAnswer(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "dgx-h100")
+	if _, err := r.Sample(r.ctx, "GPU-other", false); err == nil {
+		t.Error("no error for a GPU that is not there")
+	}
+	r.inject(simulator.Fault{Kind: simulator.KindLost, GPU: "1"})
+	if _, err := r.Sample(r.ctx, r.uuid(1), false); err == nil {
+		t.Error("no error for a GPU that is lost")
+	}
+	r.inject(simulator.Fault{Kind: simulator.KindHang, GPU: "3", Call: "DeviceGetPowerUsage"})
+	var stall *inventory.Stall
+	if _, err := r.Sample(r.ctx, r.uuid(3), false); !errors.As(err, &stall) || stall.Call.Function != "nvmlDeviceGetPowerUsage" || stall.Call.GPU != 3 {
+		t.Errorf("error %v", err)
+	}
+	r.measure(4, false)
+	r.scan()
+	if _, err := r.Sample(r.ctx, r.uuid(3), false); !errors.As(err, &stall) {
+		t.Errorf("error %v", err)
+	}
+	compare(t, "calls that hang", 1, len(r.driver.Calls()))
+	r.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "3"})
+	r.retry()
+	r.scan()
+	if _, err := r.Read(r.ctx, r.uuid(3)); err != nil {
+		t.Fatal(err)
+	}
+	r.measure(3, false)
+}
