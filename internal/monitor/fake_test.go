@@ -21,24 +21,25 @@ func silent(ctx context.Context) context.Context { return klog.NewContext(ctx, k
 type node struct {
 	mu sync.Mutex // guards all following fields
 
-	gpus     []inventory.GPU
-	leftOut  []inventory.LeftOut
-	control  inventory.ControlNodes
-	readings map[string]inventory.Reading // by UUID; a GPU without one answers well
-	openErr  error
-	scanErr  error
-	readErr  map[string]error
-	hung     bool          // nothing answers
-	delay    time.Duration // how long each call takes
-	deaf     bool          // sessions end their events at once
-	gate     chan struct{} // if not nil, scans wait until it is closed
+	gpus      []inventory.GPU
+	leftOut   []inventory.LeftOut
+	control   inventory.ControlNodes
+	readings  map[string]inventory.Reading // by UUID; a GPU without one answers well
+	openErr   error
+	scanErr   error
+	readErr   map[string]error
+	sampleErr map[string]error
+	hung      bool          // nothing answers
+	delay     time.Duration // how long each call takes
+	deaf      bool          // sessions end their events at once
+	gate      chan struct{} // if not nil, scans wait until it is closed
 
 	processes map[string][]inventory.Process // by UUID
 	useErr    error                          // of Processes and Clean
 	cleaned   []string                       // UUID and remnant
 
-	opened, closed, scans, reads, retries int
-	current                               *session
+	opened, closed, scans, reads, retries, samples int
+	current                                        *session
 }
 
 // newNode returns a node with n good GPUs.
@@ -171,6 +172,19 @@ func (s *session) Read(ctx context.Context, uuid string) (inventory.Reading, err
 		return r, nil
 	}
 	return good, nil
+}
+
+func (s *session) Sample(ctx context.Context, uuid string, _ bool) (inventory.Sample, error) {
+	if err := s.node.answers(ctx); err != nil {
+		return inventory.Sample{}, err
+	}
+	s.node.mu.Lock()
+	defer s.node.mu.Unlock()
+	s.node.samples++
+	if err := s.node.sampleErr[uuid]; err != nil {
+		return inventory.Sample{}, err
+	}
+	return inventory.Sample{UUID: uuid, Taken: time.Now()}, nil
 }
 
 func (s *session) Processes(ctx context.Context, uuid string) ([]inventory.Process, error) {

@@ -133,7 +133,7 @@ func TestSlowDriver(t *testing.T) {
 		}
 		p.Faults = []simulator.Fault{{Kind: simulator.KindSlow, Delay: "20ms"}}
 		start := time.Now()
-		s := simulateProfile(t, p)
+		s := simulateProfile(t, p, monitor.Sampling{})
 		if took := time.Since(start); took > 5*time.Second || len(s.Snapshots().Value().GPUs) != 8 {
 			t.Errorf("%d GPUs after %v", len(s.Snapshots().Value().GPUs), took)
 		}
@@ -157,7 +157,7 @@ func TestGPUThatHangsFromTheStart(t *testing.T) {
 			}
 			p.Faults = []simulator.Fault{hang("3", "DeviceGetHandleByIndex")}
 			start := time.Now()
-			s := simulateProfile(t, p)
+			s := simulateProfile(t, p, monitor.Sampling{})
 			if took := time.Since(start); took > 5*time.Second || len(s.Snapshots().Value().GPUs) != 7 {
 				t.Errorf("%d GPUs after %v", len(s.Snapshots().Value().GPUs), took)
 			}

@@ -36,10 +36,11 @@ var ErrResumed = errors.New("the driver was not released: resume was asked for m
 // an XID is published while a look is under way.
 type loop struct {
 	*Monitor
-	state  state
-	prober *prober
-	start  func(func() error)
-	timer  clock.Timer
+	state   state
+	prober  *prober
+	samples sampler
+	start   func(func() error)
+	timer   clock.Timer
 
 	faults *ledger.FaultWriter // nil without a state directory
 	kept   ledger.Book         // what it was offered last
@@ -66,7 +67,7 @@ type loop struct {
 
 func newLoop(m *Monitor, e *prober, start func(func() error)) *loop {
 	return &loop{
-		Monitor: m, prober: e, start: start,
+		Monitor: m, prober: e, samples: newSampler(m), start: start,
 		state: state{policy: m.options.Policy, hangAfter: m.options.HangAfter, gpus: make(map[string]health.GPU), noted: ledger.NewBook()},
 	}
 }
@@ -77,6 +78,7 @@ func (l *loop) run(ctx context.Context) {
 	defer l.timer.Stop()
 	for {
 		l.begin(ctx)
+		l.beginSamples(ctx)
 		l.rest()
 		select {
 		case <-ctx.Done():
@@ -105,6 +107,8 @@ func (l *loop) run(ctx context.Context) {
 			}
 			l.publish(ctx)
 			l.answer(look)
+		case results := <-l.samples.results:
+			l.endSamples(ctx, results)
 		case request := <-l.requests:
 			request(l)
 		}
@@ -117,6 +121,7 @@ func (l *loop) now() time.Time { return l.options.Clock.Now() }
 // event folds an event in, and asks for the look that tells what came of it.
 func (l *loop) event(ctx context.Context, e inventory.Event) {
 	klog.FromContext(ctx).V(2).Info("Event", "kind", e.Kind, "gpu", e.UUID, "xid", e.XID, "gi", e.GI, "ci", e.CI)
+	l.samples.xid(l.state.identified(e))
 	if l.state.event(e, l.now()) && len(l.pending) < maxPending {
 		l.pending = append(l.pending, e)
 	}
@@ -165,6 +170,7 @@ func (l *loop) begin(ctx context.Context) {
 	if l.looking || l.closed || now.Before(l.next) {
 		return
 	}
+	l.samples.yield.Store(true)
 	if l.quiet {
 		l.looking, l.next = true, now.Add(l.options.FastPoll)
 		l.answered, l.waiters, l.driverCalls = l.waiters, nil, nil
@@ -257,6 +263,9 @@ func (l *loop) rest() {
 	until := l.state.limit()
 	if !l.looking && !l.closed && (until.IsZero() || l.next.Before(until)) {
 		until = l.next
+	}
+	if due := l.samples.due; l.maySample() && (until.IsZero() || due.Before(until)) {
+		until = due
 	}
 	select { // a tick that nobody took would keep a clock of a test from ticking on
 	case <-l.timer.C():

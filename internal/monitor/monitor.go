@@ -25,8 +25,9 @@ type Driver interface {
 	Open(ctx context.Context) (Session, error)
 }
 
-// A Session is one session with the driver. Next is called by one goroutine, the other methods by another. All of them return in
-// bounded time, whatever call hangs, with inventory.ErrNoAnswer; an inventory.Stall says which call of which GPU it is.
+// A Session is one session with the driver. Next is called by one goroutine, Sample by another, the other methods by a third. All
+// of them return in bounded time, whatever call hangs, with inventory.ErrNoAnswer; an inventory.Stall says which call of which GPU
+// it is.
 type Session interface {
 	// Scan looks at the whole node. Of the health in the Snapshot nothing is used: Read says more.
 	Scan(ctx context.Context) (inventory.Snapshot, error)
@@ -37,6 +38,8 @@ type Session interface {
 	Retry(ctx context.Context) error
 	// LinksDue reports that links between GPUs are still to be asked for, by the next Scan.
 	LinksDue() bool
+	// Sample measures a GPU of the last Scan, for metrics; with blocking, also what takes long. The error is as that of Read.
+	Sample(ctx context.Context, uuid string, blocking bool) (inventory.Sample, error)
 	// Processes returns the processes that compute on a GPU of the last Scan, as far as this process can see them.
 	Processes(ctx context.Context, uuid string) ([]inventory.Process, error)
 	// Clean takes back what earlier work left behind on a GPU of the last Scan.
@@ -71,6 +74,8 @@ type Options struct {
 	Gap time.Duration
 	// HangAfter is how long a call about a GPU may take until the GPU is Unhealthy, 10 s.
 	HangAfter time.Duration
+	// Sampling is how GPUs are measured; by default they are not.
+	Sampling Sampling
 }
 
 func (o Options) withDefaults() Options {
@@ -110,6 +115,7 @@ const maxPending = 256
 type Monitor struct {
 	options   Options
 	snapshots *feed.Feed[inventory.Snapshot]
+	samples   *feed.Feed[[]inventory.Sample]
 
 	// What the loop receives. Requests are run by it, one at a time.
 	requests chan func(*loop)
@@ -128,6 +134,7 @@ func New(o Options) *Monitor {
 	return &Monitor{
 		options:   o.withDefaults(),
 		snapshots: feed.New(inventory.Snapshot{}),
+		samples:   feed.New[[]inventory.Sample](nil),
 		requests:  make(chan func(*loop)),
 		events:    make(chan inventory.Event),
 		broken:    make(chan error),

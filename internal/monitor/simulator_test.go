@@ -40,17 +40,17 @@ func simulate(t *testing.T, profile string) simulated {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return simulateProfile(t, p)
+	return simulateProfile(t, p, monitor.Sampling{})
 }
 
 // simulateProfile is simulate for a node that is no file.
-func simulateProfile(t *testing.T, p simulator.Profile) simulated {
+func simulateProfile(t *testing.T, p simulator.Profile, samples monitor.Sampling) simulated {
 	t.Helper()
 	node := simulator.New(p)
 	policy := health.Default()
 	policy.FlapLimit = 1_000_000
 	m := monitor.New(monitor.Options{
-		Driver: opener{nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()})}, Policy: policy,
+		Driver: opener{nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()})}, Policy: policy, Sampling: samples,
 	})
 	ctx, cancel := context.WithCancel(silent(t.Context()))
 	ended := make(chan error, 1)
