@@ -45,7 +45,7 @@ var imports = map[string][]string{
 	"internal/nvidia":    {"internal/inventory", "internal/driverroot", "internal/files"},
 	"internal/simulator": {"internal/files"},
 	"internal/kernellog": {"internal/inventory"},
-	"internal/kubelet":   {"internal/feed", "internal/files"},
+	"internal/kubelet":   {"internal/feed", "internal/files", "internal/supervise"},
 	"internal/control":   {"internal/files"},
 
 	"internal/health":   {"internal/inventory"},
@@ -56,7 +56,7 @@ var imports = map[string][]string{
 	"internal/cdi": {"internal/inventory", "internal/resource", "internal/edits", "internal/driverroot", "internal/files"},
 	"internal/config": {
 		"api/config/v1", "internal/health", "internal/resource", "internal/edits", "internal/cdi", "internal/feed",
-		"internal/files", "internal/inventory",
+		"internal/files", "internal/inventory", "internal/supervise",
 	},
 	"internal/ledger":  {"internal/inventory", "internal/health", "internal/files"},
 	"internal/monitor": {"internal/inventory", "internal/health", "internal/feed", "internal/ledger"},
@@ -71,7 +71,7 @@ var imports = map[string][]string{
 		"internal/config", "internal/health", "internal/inventory", "internal/monitor", "internal/resource", "internal/plugin",
 		"internal/feed", "internal/status",
 	},
-	"internal/offer": {"internal/config", "internal/inventory", "internal/resource", "internal/plugin", "internal/feed"},
+	"internal/offer": {"internal/config", "internal/inventory", "internal/resource", "internal/plugin", "internal/feed", "internal/supervise"},
 	"internal/cli":   {everything},
 }
 

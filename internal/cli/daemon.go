@@ -72,6 +72,7 @@ type daemon struct {
 	mps       *mps.Prober
 	offered   *feed.Feed[resource.Plan]
 	readiness *agent.Readiness
+	liveness  *agent.Liveness
 	asked     <-chan os.Signal // signals to handle
 }
 
@@ -156,22 +157,23 @@ func (d driverOf) Open(ctx context.Context) (monitor.Session, error) {
 func (d *daemon) tasks() (observation, outputs []agent.Task) {
 	observation, outputs = d.observation(), d.outputs()
 	d.readiness = agent.NewReadiness(clock.RealClock{}, observation, outputs)
+	d.liveness = agent.NewLiveness(observation, outputs)
 	return observation, append(outputs, agent.Task{Name: "readiness", Run: d.readiness.Run})
 }
 
 // observation is the tasks that find out what the node has and what its operator wants.
 func (d *daemon) observation() []agent.Task {
 	tasks := []agent.Task{
-		{Name: "configuration", Run: d.watcher.Run},
+		{Name: "configuration", Run: d.watcher.Run, Alive: d.watcher.Alive},
 		{Name: "kernel log", Run: d.readKernelLog},
 		{Name: "signals", Run: d.followSignals},
-		{Name: "monitor", Run: d.monitor.Run},
+		{Name: "monitor", Run: d.monitor.Run, Alive: d.monitor.Alive},
 		{Name: "first look", Run: func(ctx context.Context) error { return agent.CheckFirstLook(ctx, d.monitor, d.watcher.Configs()) }},
 		{Name: "health policy", Run: func(ctx context.Context) error { return agent.FollowHealth(ctx, d.monitor, d.watcher.Configs()) }},
 		{Name: "driver", Run: func(ctx context.Context) error { return agent.FollowDriver(ctx, d.monitor) }},
 	}
 	if d.directory != nil {
-		tasks = append(tasks, agent.Task{Name: "kubelet's directory", Run: d.watchKubelet})
+		tasks = append(tasks, agent.Task{Name: "kubelet's directory", Run: d.watchKubelet, Alive: d.directory.Alive})
 	}
 	return tasks
 }
@@ -180,9 +182,9 @@ func (d *daemon) observation() []agent.Task {
 func (d *daemon) outputs() []agent.Task {
 	plans := &offer.Loop{
 		Configs: d.watcher.Configs(), Snapshots: d.monitor.Snapshots(), Set: d.set, Specs: newSpecs(d.config.CDIDir),
-		MPS: d.mps, Offered: d.offered,
+		MPS: d.mps, Offered: d.offered, Pulse: supervise.NewPulse(),
 	}
-	servers := agent.Task{Name: "plugin servers", Run: d.set.Run}
+	servers := agent.Task{Name: "plugin servers", Run: d.set.Run, Alive: d.set.Alive}
 	if d.directory != nil {
 		servers.Ready = (&agent.Serving{
 			Configs: d.watcher.Configs(), Monitor: d.monitor, Offered: d.offered, Servers: d.set.Status,
@@ -192,7 +194,7 @@ func (d *daemon) outputs() []agent.Task {
 	tasks := []agent.Task{
 		servers,
 		{Name: "MPS", Run: d.mps.Run},
-		{Name: "plan", Run: plans.Run},
+		{Name: "plan", Run: plans.Run, Alive: plans.Pulse.Check},
 	}
 	tasks = append(tasks, agent.Task{Name: "metrics", Run: d.serveMetrics})
 	if d.config.ControlSocket != "" {

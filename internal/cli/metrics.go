@@ -11,7 +11,9 @@ import (
 func (d *daemon) serveMetrics(ctx context.Context) error {
 	address := feed.New(d.watcher.Configs().Value().MetricsAddress)
 	go d.followMetricsAddress(ctx, address)
-	return telemetry.New(telemetry.Options{Address: address, Status: d.status, Collectors: d.collectors()}).Run(ctx)
+	return telemetry.New(telemetry.Options{
+		Address: address, Status: d.status, Stuck: d.liveness.Stuck, Ready: d.readyNow, Collectors: d.collectors(),
+	}).Run(ctx)
 }
 
 // collectors are the sources of metrics beside the daemon's status.

@@ -75,11 +75,17 @@ type readyArguments struct {
 	WaitMilliseconds int64 `json:"waitMilliseconds"`
 }
 
-// ready answers at once if the daemon is ready, and otherwise when it is, or has not become so.
-func (d *daemon) ready(ctx context.Context, a readyArguments) (any, error) {
-	if d.directory != nil {
+// readyNow answers at once.
+func (d *daemon) readyNow(probed bool) status.Readiness {
+	if probed && d.directory != nil {
 		d.directory.Probed()
 	}
+	return d.readiness.Answer().Value()
+}
+
+// ready answers at once if the daemon is ready, and otherwise when it is, or has not become so.
+func (d *daemon) ready(ctx context.Context, a readyArguments) (any, error) {
+	_ = d.readyNow(true)
 	late := time.NewTimer(min(time.Duration(a.WaitMilliseconds)*time.Millisecond, maxReadyWait))
 	defer late.Stop()
 	for {

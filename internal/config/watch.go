@@ -14,6 +14,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/supervise"
 )
 
 const (
@@ -37,6 +38,7 @@ type Watcher struct {
 	errors  *feed.Feed[error]
 	reload  chan struct{} // holds one request
 	changes atomic.Uint64
+	pulse   supervise.Pulse
 }
 
 // NewWatcher returns a Watcher of the file of first, which Load made of the same sources. It publishes first at once,
@@ -44,6 +46,7 @@ type Watcher struct {
 func NewWatcher(s Sources, first Config, c clock.WithTicker) *Watcher {
 	return &Watcher{
 		sources: s, clock: c, configs: feed.New(first), errors: feed.New[error](nil), reload: make(chan struct{}, 1),
+		pulse: supervise.NewPulse(),
 	}
 }
 
@@ -64,12 +67,20 @@ func (w *Watcher) Reload() {
 // Errors returns the feed of why the file as it is now is not in force; nil while it is.
 func (w *Watcher) Errors() *feed.Feed[error] { return w.errors }
 
+// Alive returns an error if the Watcher does not come round before ctx ends.
+func (w *Watcher) Alive(ctx context.Context) error { return w.pulse.Check(ctx) }
+
 // Run watches until ctx ends, and returns nil then.
 func (w *Watcher) Run(ctx context.Context) error {
 	path := w.configs.Value().File
 	if path == "" {
-		<-ctx.Done()
-		return nil
+		for {
+			select {
+			case <-ctx.Done():
+				return nil
+			case w.pulse.Beat() <- struct{}{}:
+			}
+		}
 	}
 	pace := lookEvery
 	var changes <-chan fsnotify.Event
@@ -111,6 +122,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 			if settle == nil {
 				seen = w.look(ctx, path, seen, false)
 			}
+		case w.pulse.Beat() <- struct{}{}:
 		case <-w.reload:
 			seen = w.look(ctx, path, nil, true)
 		}

@@ -6,6 +6,7 @@
 package kubelet
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/supervise"
 )
 
 // A Directory is the directory in which kubelet and device plugins put their sockets.
@@ -26,6 +28,7 @@ type Directory struct {
 	clock  clock.WithTicker
 	token  string        // in the names of this process's sockets only
 	lives  atomic.Uint32 // counts the endpoints made
+	pulse  supervise.Pulse
 
 	newWatcher func() (*fsnotify.Watcher, error) // replaced by tests only
 
@@ -52,12 +55,15 @@ func NewDirectory(socket string, c clock.WithTicker) (*Directory, error) {
 	if c == nil {
 		c = clock.RealClock{}
 	}
-	return &Directory{socket: socket, clock: c, token: newToken(),
+	return &Directory{socket: socket, clock: c, token: newToken(), pulse: supervise.NewPulse(),
 		newWatcher: fsnotify.NewWatcher}, nil
 }
 
 // Path returns the path of the directory.
 func (d *Directory) Path() string { return filepath.Dir(d.socket) }
+
+// Alive returns an error if Watch does not come round before ctx ends.
+func (d *Directory) Alive(ctx context.Context) error { return d.pulse.Check(ctx) }
 
 // ErrNoDirectory is wrapped by errors about a directory that is not there or is not the one that the node uses any
 // more.

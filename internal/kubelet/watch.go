@@ -56,6 +56,7 @@ func (d *Directory) Watch(ctx context.Context, incarnation *feed.Feed[uint64], s
 		case <-ctx.Done():
 			return nil
 		case <-ticker.C():
+		case d.pulse.Beat() <- struct{}{}:
 		case <-sweep.C():
 			refused = d.sweep(ctx, refused)
 		case <-notices.Events:

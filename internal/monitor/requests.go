@@ -57,6 +57,9 @@ func (m *Monitor) Status(ctx context.Context) (Status, error) {
 	return s, err
 }
 
+// Alive returns an error if the Monitor's loop does not come round before ctx ends. A driver that hangs does not keep it from that.
+func (m *Monitor) Alive(ctx context.Context) error { return m.do(ctx, func(*loop) {}) }
+
 // Look asks for a look that begins now and returns what it found. The error says why there was none by the time ctx
 // ended, or why the look failed.
 func (m *Monitor) Look(ctx context.Context) (inventory.Snapshot, error) {

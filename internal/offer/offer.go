@@ -17,6 +17,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/supervise"
 )
 
 // A Loop makes plans and has the Set serve them. It runs once.
@@ -28,6 +29,8 @@ type Loop struct {
 	MPS       MPS
 	// Offered is where the Loop publishes each plan with its holds.
 	Offered *feed.Feed[resource.Plan]
+	// Pulse shows that the Loop makes plans.
+	Pulse supervise.Pulse
 }
 
 // MPS asks the control daemons of resources shared by CUDA's Multi-Process Service whether they run.
@@ -82,14 +85,19 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 			l.Offered.Publish(plan)
 			warned = warn(log, plan.Warnings, warned)
 		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-configured:
-		case <-looked:
-		case <-written:
-		case <-answered:
-		case <-claimed:
+		for checked := true; checked; {
+			checked = false
+			select {
+			case <-ctx.Done():
+				return nil
+			case l.Pulse.Beat() <- struct{}{}:
+				checked = true
+			case <-configured:
+			case <-looked:
+			case <-written:
+			case <-answered:
+			case <-claimed:
+			}
 		}
 	}
 }

@@ -104,6 +104,7 @@ type Set struct {
 	collaborators Collaborators
 	claimed       *feed.Feed[uint64] // changes with what Claims says
 	departed      chan struct{}      // has a value when devices left the plan
+	pulse         supervise.Pulse
 
 	mu        sync.Mutex // guards all following fields
 	resources map[string]*served
@@ -137,7 +138,7 @@ func NewSet(c Collaborators) *Set {
 		}
 	}
 	return &Set{collaborators: c, resources: map[string]*served{}, added: feed.New(0),
-		claimed: feed.New(uint64(0)), departed: make(chan struct{}, 1)}
+		claimed: feed.New(uint64(0)), departed: make(chan struct{}, 1), pulse: supervise.NewPulse()}
 }
 
 // Apply makes the Set serve the plan: what changed is on its way to kubelet when Apply returns. It never blocks.
@@ -191,6 +192,9 @@ func (s *Set) Status() []Status {
 	return statuses
 }
 
+// Alive returns an error if Run does not come round before ctx ends.
+func (s *Set) Alive(ctx context.Context) error { return s.pulse.Check(ctx) }
+
 // Run serves until ctx ends; then it closes its sockets, without another word to kubelet, and returns nil. It runs once.
 func (s *Set) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
@@ -204,6 +208,7 @@ func (s *Set) Run(ctx context.Context) error {
 			select {
 			case <-ctx.Done():
 				return nil
+			case s.pulse.Beat() <- struct{}{}:
 			case <-more:
 			}
 		}

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -24,7 +25,7 @@ import (
 
 // The limits of the listener. Prometheus needs one connection, kubelet's probes one more.
 const (
-	// maxConnections is how many connections are open at a time. Others wait in the kernel's backlog.
+	// maxConnections is how many connections are open at a time; see listener.
 	maxConnections = 32
 	// maxScrapes is how many scrapes are answered at a time. Others get the status 503.
 	maxScrapes = 4
@@ -48,6 +49,10 @@ type Options struct {
 	Address *feed.Feed[string]
 	// Status returns what the daemon knows of itself.
 	Status func(context.Context) (status.Status, error)
+	// Stuck returns which tasks of the daemon are stuck, with the reasons. It answers in bounded time.
+	Stuck func(context.Context) []string
+	// Ready returns the answer to the readiness probe at once; probed says that kubelet is who wants to know.
+	Ready func(probed bool) status.Readiness
 	// Collectors are further sources of metrics.
 	Collectors []Collector
 }
@@ -117,19 +122,19 @@ func (s *Exporter) follow(ctx context.Context, address string) {
 
 // serve answers requests at address until ctx ends, and returns nil then.
 func (s *Exporter) serve(ctx context.Context, address string) error {
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	socket, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
 	if err != nil {
 		return fmt.Errorf("serve metrics: %w; choose another address with --metrics-address", err)
 	}
 	s.problem.Publish(nil)
-	klog.FromContext(ctx).Info("Serving metrics", "listening", listener.Addr().String())
+	klog.FromContext(ctx).Info("Serving metrics", "listening", socket.Addr().String())
 	server := &http.Server{
 		Handler:           s.handler,
 		ReadHeaderTimeout: headerTimeout, ReadTimeout: headerTimeout, WriteTimeout: answerTimeout, IdleTimeout: idleTimeout,
 		MaxHeaderBytes: maxHeader,
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(listener) }()
+	go func() { ended <- server.Serve(&listener{Listener: socket, most: maxConnections}) }()
 	select {
 	case err := <-ended:
 		return fmt.Errorf("serve metrics: %w", err)
@@ -140,5 +145,32 @@ func (s *Exporter) serve(ctx context.Context, address string) error {
 	return errors.Join(server.Shutdown(ending), server.Close())
 }
 
-func (s *Exporter) healthz(http.ResponseWriter, *http.Request) {}
-func (s *Exporter) readyz(http.ResponseWriter, *http.Request)  {}
+// healthz answers the liveness probe: whether the tasks of the daemon are alive, and not whether GPUs are healthy.
+func (s *Exporter) healthz(w http.ResponseWriter, r *http.Request) {
+	if stuck := s.options.Stuck(r.Context()); len(stuck) > 0 {
+		answer(w, http.StatusServiceUnavailable, "stuck: "+strings.Join(stuck, "; "))
+		return
+	}
+	answer(w, http.StatusOK, "ok")
+}
+
+// readyz answers the readiness probe. Only kubelet's probes have this user agent, but for those of who pretends to be kubelet.
+func (s *Exporter) readyz(w http.ResponseWriter, r *http.Request) {
+	readiness := s.options.Ready(strings.HasPrefix(r.UserAgent(), "kube-probe/"))
+	text, code := "ready", http.StatusOK
+	if !readiness.Ready {
+		text, code = "not ready", http.StatusServiceUnavailable
+	}
+	if readiness.Reason != "" {
+		text += ": " + readiness.Reason
+	}
+	answer(w, code, text)
+}
+
+// answer writes an answer of one line. That a client is gone has no consequence.
+func answer(w http.ResponseWriter, code int, text string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(code)
+	_, _ = fmt.Fprintln(w, text)
+}

@@ -36,6 +36,9 @@ func start(t *testing.T, o telemetry.Options) *telemetry.Exporter {
 	if o.Status == nil {
 		o.Status = func(context.Context) (status.Status, error) { return status.Status{Version: "v1"}, nil }
 	}
+	if o.Stuck == nil {
+		o.Stuck = func(context.Context) []string { return nil }
+	}
 	s := telemetry.New(o)
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), klog.Logger{}))
 	ended := make(chan error, 1)

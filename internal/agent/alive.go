@@ -1,0 +1,47 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// aliveTimeout is how long all tasks may take until they are alive.
+const aliveTimeout = 5 * time.Second
+
+// Liveness is the answer to the liveness probe: which tasks are stuck. It says nothing of GPUs, of the driver or of kubelet: a new
+// process of the daemon would find these as they are.
+type Liveness struct{ tasks []Task }
+
+// NewLiveness returns the liveness of these tasks.
+func NewLiveness(tasks ...[]Task) *Liveness {
+	l := &Liveness{}
+	for _, group := range tasks {
+		for _, task := range group {
+			if task.Alive != nil {
+				l.tasks = append(l.tasks, task)
+			}
+		}
+	}
+	return l
+}
+
+// Stuck asks all tasks, and returns why those are not alive that are stuck, in the order of the tasks.
+func (l *Liveness) Stuck(ctx context.Context) []string {
+	ctx, cancel := context.WithTimeout(ctx, aliveTimeout)
+	defer cancel()
+	errs := make([]error, len(l.tasks))
+	var asked sync.WaitGroup
+	for i, task := range l.tasks {
+		asked.Go(func() { errs[i] = task.Alive(ctx) })
+	}
+	asked.Wait()
+	var reasons []string
+	for i, err := range errs {
+		if err != nil {
+			reasons = append(reasons, fmt.Sprintf("%s: %v", l.tasks[i].Name, err))
+		}
+	}
+	return reasons
+}

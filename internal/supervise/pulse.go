@@ -1,0 +1,25 @@
+package supervise
+
+import (
+	"context"
+	"errors"
+)
+
+// A Pulse shows that a loop is not stuck: where the loop waits it offers a beat, and Check takes one. Make it with NewPulse.
+type Pulse struct{ beats chan struct{} }
+
+// NewPulse returns the Pulse of one loop.
+func NewPulse() Pulse { return Pulse{make(chan struct{})} }
+
+// Beat returns the channel to which the loop sends, as one case of the select in which it waits.
+func (p Pulse) Beat() chan<- struct{} { return p.beats }
+
+// Check returns nil once the loop waits, and an error if it does not before ctx ends.
+func (p Pulse) Check(ctx context.Context) error {
+	select {
+	case <-p.beats:
+		return nil
+	case <-ctx.Done():
+		return errors.New("its loop does not come round")
+	}
+}

@@ -1,0 +1,230 @@
+package telemetry_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/telemetry"
+)
+
+// dial opens a connection from an address of this machine.
+func dial(t *testing.T, from, to string) net.Conn {
+	t.Helper()
+	d := net.Dialer{Timeout: patience, LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+	c, err := d.DialContext(t.Context(), "tcp", to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// started returns the address of a server that serves.
+func started(t *testing.T, collectors ...telemetry.Collector) string {
+	t.Helper()
+	at := freeAddress(t)
+	start(t, telemetry.Options{Address: feed.New(at), Collectors: collectors})
+	eventually(t, "it serves", func() bool { code, _ := get(t, at, "/healthz"); return code == http.StatusOK })
+	return at
+}
+
+// wantServing fails the test if a scrape or a probe is not answered.
+func wantServing(t *testing.T, at, while string) {
+	t.Helper()
+	for _, path := range []string{"/metrics", "/healthz"} {
+		if code, body := get(t, at, path); code != http.StatusOK {
+			t.Errorf("%s, %s is answered with %d: %s", while, path, code, body)
+		}
+	}
+}
+
+// TestManyConnections: a client that opens a thousand connections, with and without requests, closes its own.
+func TestManyConnections(t *testing.T) {
+	t.Parallel()
+	at := started(t)
+	before := runtime.NumGoroutine()
+	const hostile = "127.0.0.2"
+	quiet := dial(t, "127.0.0.3", at) // such as Prometheus between two scrapes
+	if _, err := io.WriteString(quiet, "GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	reader := bufio.NewReader(quiet)
+	answer, err := http.ReadResponse(reader, nil)
+	if err != nil || answer.Body.Close() != nil {
+		t.Fatalf("no answer: %v", err)
+	}
+	var group sync.WaitGroup
+	var refused atomic.Int32
+	for i := range 1000 {
+		c := dial(t, hostile, at)
+		if i%2 == 0 {
+			if _, err := io.WriteString(c, "GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"); err != nil {
+				refused.Add(1)
+			}
+		}
+		if i%100 == 0 {
+			wantServing(t, at, fmt.Sprintf("after %d connections", i))
+		}
+		group.Go(func() { _, _ = io.Copy(io.Discard, c) }) // ends when the server closes it
+	}
+	wantServing(t, at, "after 1,000 connections")
+	if goroutines := runtime.NumGoroutine() - before; goroutines > 1000+200 { // one each of this test
+		t.Errorf("%d goroutines more", goroutines)
+	}
+	if _, err := io.WriteString(quiet, "GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	answer, err = http.ReadResponse(reader, nil)
+	if err != nil || answer.StatusCode != http.StatusOK {
+		t.Errorf("another client's connection was closed: %v", err)
+	}
+	if answer != nil {
+		_ = answer.Body.Close()
+	}
+}
+
+// TestSlowHeader: a connection whose request does not come is closed, however many bytes trickle in.
+func TestSlowHeader(t *testing.T) {
+	t.Parallel()
+	at := started(t)
+	c := dial(t, "127.0.0.1", at)
+	began := time.Now()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := io.Copy(io.Discard, c)
+		ended <- err
+	}()
+	pace := time.NewTicker(200 * time.Millisecond)
+	defer pace.Stop()
+	_, _ = io.WriteString(c, "GET /metrics HTTP/1.1\r\nHost: a\r\n")
+	for i := 0; ; i++ {
+		select {
+		case <-ended:
+			if took := time.Since(began); took > 8*time.Second {
+				t.Errorf("the connection was closed after %s", took)
+			}
+			return
+		case <-pace.C:
+			_, _ = fmt.Fprintf(c, "X-%d: a\r\n", i) // it may be closed already
+		case <-time.After(patience):
+			t.Fatal("the connection stays open")
+		}
+	}
+}
+
+// many has enough series to fill the buffers of a connection.
+type many struct{ desc *prometheus.Desc }
+
+func (m many) Describe(chan<- *prometheus.Desc) {}
+func (m many) Collect(out chan<- prometheus.Metric) {
+	for i := range 100_000 {
+		out <- prometheus.MustNewConstMetric(m.desc, prometheus.GaugeValue, 1, fmt.Sprintf("%0100d", i))
+	}
+}
+
+// TestClientsThatDoNotRead: scrapes that are not read take no room from others for long, and no more than their share.
+func TestClientsThatDoNotRead(t *testing.T) {
+	t.Parallel()
+	at := started(t, many{prometheus.NewDesc("many", "Many.", []string{"n"}, nil)})
+	for range 20 {
+		c := dial(t, "127.0.0.2", at)
+		if _, err := io.WriteString(c, "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if code, _ := get(t, at, "/healthz"); code != http.StatusOK {
+		t.Errorf("/healthz is answered with %d", code)
+	}
+	began := time.Now()
+	for {
+		code, body := get(t, at, "/metrics")
+		if code == http.StatusOK {
+			return
+		}
+		if code != http.StatusServiceUnavailable || !strings.Contains(body, "Limit of concurrent requests reached") {
+			t.Fatalf("answered with %d: %s", code, body)
+		}
+		if time.Since(began) > 2*patience {
+			t.Fatal("scrapes that nobody reads keep others out")
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+// TestRequests: what is no GET or HEAD of a path that there is, or too large, is refused.
+func TestRequests(t *testing.T) {
+	t.Parallel()
+	at := started(t)
+	for name, tt := range map[string]struct {
+		request string
+		want    int
+	}{
+		"HEAD":               {"HEAD /metrics HTTP/1.1\r\nHost: a\r\n\r\n", http.StatusOK},
+		"POST":               {"POST /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello", http.StatusMethodNotAllowed},
+		"PUT":                {"PUT /healthz HTTP/1.1\r\nHost: a\r\n\r\n", http.StatusMethodNotAllowed},
+		"DELETE":             {"DELETE /readyz HTTP/1.1\r\nHost: a\r\n\r\n", http.StatusMethodNotAllowed},
+		"CONNECT":            {"CONNECT a:80 HTTP/1.1\r\nHost: a:80\r\n\r\n", http.StatusNotFound},
+		"another path":       {"GET /debug/pprof/ HTTP/1.1\r\nHost: a\r\n\r\n", http.StatusNotFound},
+		"a path that climbs": {"GET /metrics/../../etc/passwd HTTP/1.1\r\nHost: a\r\n\r\n", http.StatusTemporaryRedirect},
+		"a large header":     {"GET /metrics HTTP/1.1\r\nHost: a\r\nX: " + strings.Repeat("a", 64<<10) + "\r\n\r\n", http.StatusRequestHeaderFieldsTooLarge},
+		"many headers":       {"GET /metrics HTTP/1.1\r\nHost: a\r\n" + strings.Repeat("X: a\r\n", 10_000) + "\r\n", http.StatusRequestHeaderFieldsTooLarge},
+		"no HTTP":            {"hello\r\n\r\n", http.StatusBadRequest},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := dial(t, "127.0.0.1", at)
+			if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+				t.Fatal(err)
+			}
+			go func() { _, _ = io.WriteString(c, tt.request) }() // it may be answered before it is read
+			method, _, _ := strings.Cut(tt.request, " ")
+			answer, err := http.ReadResponse(bufio.NewReader(c), &http.Request{Method: method})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer answer.Body.Close()
+			if answer.StatusCode != tt.want {
+				t.Errorf("answered with %s, want %d", answer.Status, tt.want)
+			}
+		})
+	}
+}
+
+// TestEndWithOpenConnections: the server ends soon, whatever its clients do.
+func TestEndWithOpenConnections(t *testing.T) {
+	t.Parallel()
+	at := freeAddress(t)
+	address := feed.New(at)
+	start(t, telemetry.Options{Address: address})
+	eventually(t, "it serves", func() bool { code, _ := get(t, at, "/healthz"); return code == http.StatusOK })
+	c := dial(t, "127.0.0.1", at)
+	if _, err := io.WriteString(c, "GET /metrics HTTP/1.1\r\nHost"); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	address.Publish("")
+	if err := c.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) {
+		t.Error("the connection stays open")
+	}
+	if took := time.Since(began); took > 4*time.Second {
+		t.Errorf("the connection was closed after %s", took)
+	}
+}

@@ -1,0 +1,73 @@
+package telemetry
+
+import (
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+)
+
+// A listener bounds the connections that are open at a time. When there are too many, it closes the oldest one of the client that
+// has most of them: a client that opens many connections takes none from Prometheus and kubelet.
+type listener struct {
+	net.Listener
+	most int
+
+	mu   sync.Mutex // guards open
+	open []*conn    // in the order in which they came
+}
+
+// A conn is a connection of a listener.
+type conn struct {
+	net.Conn
+	client netip.Addr
+	closed func(*conn)
+}
+
+// Accept implements net.Listener.
+func (l *listener) Accept() (net.Conn, error) {
+	accepted, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	c := &conn{Conn: accepted, closed: l.remove}
+	if from, ok := accepted.RemoteAddr().(*net.TCPAddr); ok {
+		c.client = from.AddrPort().Addr().Unmap()
+	}
+	if excess := l.add(c); excess != nil {
+		_ = excess.Close() // whatever it had to say
+	}
+	return c, nil
+}
+
+// add notes a connection, and returns one to close if there are too many.
+func (l *listener) add(c *conn) (excess *conn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.open = append(l.open, c)
+	if len(l.open) <= l.most {
+		return nil
+	}
+	count := map[netip.Addr]int{}
+	for _, o := range l.open {
+		count[o.client]++
+	}
+	for _, o := range l.open { // the first one of a client is its oldest
+		if excess == nil || count[o.client] > count[excess.client] {
+			excess = o
+		}
+	}
+	return excess
+}
+
+func (l *listener) remove(c *conn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.open = slices.DeleteFunc(l.open, func(o *conn) bool { return o == c })
+}
+
+// Close implements net.Conn.
+func (c *conn) Close() error {
+	c.closed(c)
+	return c.Conn.Close()
+}

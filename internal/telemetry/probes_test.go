@@ -1,0 +1,62 @@
+package telemetry_test
+
+import (
+	"context"
+	"net/http"
+	"sync/atomic"
+	"testing"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/telemetry"
+)
+
+// TestProbes: the answers name who is stuck, or not ready.
+func TestProbes(t *testing.T) {
+	t.Parallel()
+	var stuck atomic.Pointer[[]string]
+	stuck.Store(&[]string{})
+	readiness := feed.New(status.Readiness{Reason: "the daemon is starting"})
+	var probes atomic.Int32
+	at := freeAddress(t)
+	start(t, telemetry.Options{
+		Address: feed.New(at), Stuck: func(context.Context) []string { return *stuck.Load() },
+		Ready: func(probed bool) status.Readiness {
+			if probed {
+				probes.Add(1)
+			}
+			return readiness.Value()
+		},
+	})
+	eventually(t, "it serves", func() bool { code, _ := get(t, at, "/healthz"); return code == http.StatusOK })
+	want := func(path string, code int, text string) {
+		t.Helper()
+		if gotCode, got := get(t, at, path); gotCode != code || got != text+"\n" {
+			t.Errorf("%s is answered with %d: %q, want %d: %q", path, gotCode, got, code, text)
+		}
+	}
+	want("/healthz", http.StatusOK, "ok")
+	want("/readyz", http.StatusServiceUnavailable, "not ready: the daemon is starting")
+	stuck.Store(&[]string{"plan: its loop does not come round", "monitor: the same"})
+	readiness.Publish(status.Readiness{Ready: true})
+	want("/healthz", http.StatusServiceUnavailable, "stuck: plan: its loop does not come round; monitor: the same")
+	want("/readyz", http.StatusOK, "ready")
+	readiness.Publish(status.Readiness{Ready: true, Reason: "nothing to serve: no driver"})
+	want("/readyz", http.StatusOK, "ready: nothing to serve: no driver")
+	if n := probes.Load(); n != 0 {
+		t.Errorf("%d requests of others count as kubelet's", n)
+	}
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+at+"/readyz", http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header.Set("User-Agent", "kube-probe/1.37")
+	answer, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	if n := probes.Load(); n != 1 {
+		t.Errorf("%d requests count as kubelet's, want 1", n)
+	}
+}

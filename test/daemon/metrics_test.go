@@ -1,0 +1,103 @@
+package daemon
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
+)
+
+// metricsAddress returns an address on loopback at which nobody listens.
+func metricsAddress(t *testing.T) string {
+	t.Helper()
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// fetch returns the status and the body of an answer of the daemon, which has to come within a second; 0 if there is none.
+func fetch(t *testing.T, address, path string) (code int, body string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	if err != nil {
+		return 0, err.Error()
+	}
+	return answer.StatusCode, string(text)
+}
+
+// answers waits until the daemon answers with a status and a text.
+func (s *stage) answers(address, path string, code int, text string) {
+	s.t.Helper()
+	last := ""
+	defer func() {
+		if s.t.Failed() {
+			s.t.Logf("last answer: %s", last)
+		}
+	}()
+	s.eventually(path+" is answered with "+text, func() bool {
+		got, body := fetch(s.t, address, path)
+		last = body
+		return got == code && strings.Contains(body, text)
+	})
+}
+
+// TestProbesWhileTheDriverHangs: a driver that hangs keeps neither a probe nor a scrape from its answer, and the daemon is alive.
+func TestProbesWhileTheDriverHangs(t *testing.T) {
+	t.Parallel()
+	at := metricsAddress(t)
+	s := open(t, node.Setup{Args: []string{"--metrics-address", at}})
+	s.start()
+	s.shows(8, 8)
+	s.answers(at, "/readyz", http.StatusOK, "ready")
+	s.answers(at, "/healthz", http.StatusOK, "ok")
+	s.inject(simulator.Fault{Kind: simulator.KindHang})
+	s.signal(s.Running(), syscall.SIGHUP)
+	s.shows(8, 0)
+	for _, path := range []string{"/metrics", "/healthz", "/readyz"} {
+		if code, body := fetch(t, at, path); code != http.StatusOK {
+			t.Errorf("%s is answered with %d: %s", path, code, body)
+		}
+	}
+}
+
+// TestMetricsAddressOfTwoDaemons: the daemon that comes later serves GPUs without the address, and takes it over when the other ends.
+func TestMetricsAddressOfTwoDaemons(t *testing.T) {
+	t.Parallel()
+	at := metricsAddress(t)
+	s := open(t, node.Setup{Args: []string{"--metrics-address", at}})
+	s.start()
+	s.shows(8, 8)
+	s.answers(at, "/readyz", http.StatusOK, "ready")
+	other := s.beside("dgx-h100", "--metrics-address", at)
+	other.start()
+	other.becomesReady("")
+	if !strings.Contains(other.Logged(), "choose another address with --metrics-address") {
+		t.Error("the log of the daemon that cannot listen does not say so")
+	}
+	first := s.Running()
+	s.signal(first, syscall.SIGTERM)
+	s.ends(first)
+	other.answers(at, "/readyz", http.StatusOK, "ready")
+	s.shows(8, 8)
+}
