@@ -47,7 +47,7 @@ func TestWhatIsWrongIsSaidWithTheRemedy(t *testing.T) {
 		"unreadable file":         {[]string{"--config-file=/nowhere/config.yaml"}, []string{"/nowhere/config.yaml", "--config-file"}},
 		"long socket path":        {[]string{"--kubelet-socket=" + deep}, []string{"bytes"}},
 		"relative socket path":    {[]string{"--kubelet-socket=kubelet.sock"}, []string{"kubelet.sock", "absolute"}},
-		"unknown output":          {[]string{"plan", "--simulate=t4", "-o", "xml"}, []string{"table, yaml or json"}},
+		"unknown output":          {[]string{"plan", "--simulate=t4", "-o", "xml"}, []string{"table, yaml, json"}},
 		"a file with problems":    {[]string{"config", "check", broken}, []string{"flags.migStrategy", "sharing.timeSlicing.resources"}},
 		"no daemon":               {[]string{"status", "--control-socket=/nowhere/control.sock"}, []string{"/nowhere/control.sock", "--control-socket"}},
 		"clear without a GPU":     {[]string{"health", "clear"}, []string{"gpu"}},

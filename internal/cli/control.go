@@ -11,6 +11,7 @@ import (
 // The calls that a daemon answers at its control socket.
 const (
 	callStatus         = "status"
+	callStatusWatch    = "status.watch"
 	callReady          = "ready"
 	callQuiesce        = "quiesce"
 	callResume         = "resume"

@@ -221,6 +221,6 @@ func (d *daemon) watchKubelet(ctx context.Context) error {
 
 // serveControl serves the control socket. The daemon serves GPUs without it, if it cannot be made.
 func (d *daemon) serveControl(ctx context.Context) error {
-	server := control.NewServer(d.config.ControlSocket, d.handlers())
+	server := control.NewServer(d.config.ControlSocket, d.handlers(), d.streams())
 	return supervise.Run(ctx, supervise.Backoff{First: time.Second, Most: 30 * time.Second, Proven: time.Minute}, server.Run)
 }

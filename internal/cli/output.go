@@ -4,42 +4,57 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
 )
 
-// An output is how a command prints its result: as a table for people, or as YAML or JSON.
-type output string
+// An output is how a command prints its result: as a table for people, or as YAML or JSON. Some commands have further formats.
+type output struct {
+	format  string
+	further []string
+}
 
-func (o *output) String() string { return string(*o) }
-func (*output) Type() string     { return "table|yaml|json" }
+const (
+	outputTable = "table"
+	outputWide  = "wide"
+	outputYAML  = "yaml"
+	outputJSON  = "json"
+)
+
+func (o *output) formats() []string {
+	return append([]string{outputTable, outputYAML, outputJSON}, o.further...)
+}
+
+func (o *output) String() string { return o.format }
+func (o *output) Type() string   { return strings.Join(o.formats(), "|") }
 
 func (o *output) Set(text string) error {
-	switch text {
-	case "table", "yaml", "json":
-		*o = output(text)
-		return nil
+	if !slices.Contains(o.formats(), text) {
+		return fmt.Errorf("unknown output %q: give one of %s", text, strings.Join(o.formats(), ", "))
 	}
-	return fmt.Errorf("unknown output %q: give table, yaml or json", text)
+	o.format = text
+	return nil
 }
 
 // addOutputFlag adds -o to a command.
-func addOutputFlag(cmd *cobra.Command) *output {
-	o := output("table")
-	cmd.Flags().VarP(&o, "output", "o", "output format")
-	return &o
+func addOutputFlag(cmd *cobra.Command, further ...string) *output {
+	o := &output{format: outputTable, further: further}
+	cmd.Flags().VarP(o, "output", "o", "output format")
+	return o
 }
 
 // print prints value, or what table writes if the output is a table. The columns of a table are separated by tabs.
-func (o output) print(w io.Writer, value any, table func(io.Writer)) error {
+func (o *output) print(w io.Writer, value any, table func(io.Writer)) error {
 	var text []byte
 	var err error
-	switch o {
-	case "yaml":
+	switch o.format {
+	case outputYAML:
 		text, err = yaml.Marshal(value)
-	case "json":
+	case outputJSON:
 		text, err = json.MarshalIndent(value, "", "  ")
 		text = append(text, '\n')
 	default:

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -22,18 +23,32 @@ func newStatusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Print the GPUs and resources of a running daemon",
-		Long: "status prints the state of each GPU and MIG device, since when, the reason and the cure. It also prints the resources\n" +
-			"that the daemon serves, and its warnings.",
-		Args: cobra.NoArgs,
+		Long: "status prints in its first line how the daemon is. Then follow the state of each GPU and MIG device, for how long, the reason\n" +
+			"and the cure, the resources that the daemon serves, and its warnings. Lines have at most 100 columns; -o wide prints whole\n" +
+			"UUIDs and times, and lines of any length.\n\n" +
+			"With --watch it prints the summary, and then each change in one line, until SIGINT. When the daemon ends, it says so and\n" +
+			"waits for the next one. With -o json each change is one JSON object in one line; the first ones are what is there at the\n" +
+			"start. Changes that follow each other within a tenth of a second may be one change.",
+		Example: "  gpu-device-plugin status -o wide\n  gpu-device-plugin status --watch -o json",
+		Args:    cobra.NoArgs,
 	}
 	socket := addControlFlag(cmd.Flags())
-	o := addOutputFlag(cmd)
+	o := addOutputFlag(cmd, outputWide)
+	watched := cmd.Flags().BoolP("watch", "w", false, "print changes until SIGINT")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		v := view{wide: o.format == outputWide, colour: isTerminal(cmd.OutOrStdout()), now: time.Now()}
+		if *watched {
+			w, err := newWatcher(cmd.OutOrStdout(), o.format, v)
+			if err != nil {
+				return err
+			}
+			return w.follow(cmd.Context(), *socket)
+		}
 		var s status.Status
 		if err := control.Call(cmd.Context(), *socket, callStatus, nil, &s); err != nil {
 			return err
 		}
-		return o.print(cmd.OutOrStdout(), s, func(w io.Writer) { printStatus(w, s) })
+		return o.print(cmd.OutOrStdout(), s, func(w io.Writer) { printStatus(w, s, v) })
 	}
 	return cmd
 }
@@ -67,6 +82,7 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 	for _, r := range seen.Retries {
 		s.Retries = append(s.Retries, status.Retry{Index: r.Index, Reason: r.Reason, Next: status.Moment(r.Next)})
 	}
+	s.Summary = status.Summarize(s)
 	return s, nil
 }
 
@@ -105,103 +121,4 @@ func holds(put []resource.Hold) []status.Hold {
 		holds = append(holds, status.Hold{Device: h.UUID, Resource: h.Resource, Reason: h.Reason, Listed: !h.Hidden})
 	}
 	return holds
-}
-
-// printStatus prints a status as a table.
-func printStatus(w io.Writer, s status.Status) {
-	fmt.Fprintf(w, "version %s, driver %s\n", s.Version, orDash(s.Driver))
-	if s.Quiet {
-		allocate := "GPUs are not given to new pods"
-		if s.Quiesced != nil && s.Quiesced.Allocate {
-			allocate = "GPUs are given to new pods"
-		}
-		fmt.Fprintf(w, "NVML is released (quiesce), and %s; the command resume opens it again\n", allocate)
-	}
-	for _, c := range s.Calls {
-		call := c.Function
-		if c.GPU != nil {
-			call += fmt.Sprintf(" of GPU %d", *c.GPU)
-		}
-		fmt.Fprintf(w, "driver call that does not return: %s since %s\n", call, status.Stamp(c.Since))
-	}
-	for _, line := range []struct{ what, text string }{
-		{"ready", readyNow(s.Readiness)},
-		{"simulated node", s.Simulated},
-		{"last scan failed", s.Stale},
-		{"last successful scan", status.Stamp(s.Looked)},
-		{"all GPUs", s.Node},
-		{"configuration file", s.ConfigFile},
-		{"configuration file not used", s.ConfigError},
-	} {
-		if line.text != "" {
-			fmt.Fprintf(w, "%s: %s\n", line.what, line.text)
-		}
-	}
-	fmt.Fprintln(w, "\nGPU\tUUID\tMODEL\tSTATE\tSINCE\tCURE\tREASON\tEVENTS")
-	for _, g := range s.GPUs {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", g.Index, g.UUID, g.Model, g.State, orDash(status.Stamp(g.Since)), orDash(g.Cure),
-			orDash(g.Reason), orDash(strings.Join(g.Events, "; ")))
-	}
-	for _, u := range s.Unwatched {
-		fmt.Fprintf(w, "without events: %s\n", u)
-	}
-	for _, l := range s.LeftOut {
-		fmt.Fprintf(w, "left out: %s\n", l)
-	}
-	for _, r := range s.Retries {
-		fmt.Fprintf(w, "GPU %d is asked again at %s: %s\n", r.Index, orDash(status.Stamp(r.Next)), r.Reason)
-	}
-	printHolds(w, s.Holds)
-	fmt.Fprintln(w, "\nRESOURCE\tDEVICES\tHEALTHY\tSERVER\tPROBLEM")
-	for _, r := range s.Resources {
-		fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\n", r.Name, r.Devices, r.Healthy, r.Server, orDash(r.Problem))
-	}
-	for _, r := range s.Resources {
-		printDeparting(w, r)
-	}
-	for _, warning := range s.Warnings {
-		fmt.Fprintf(w, "warning: %s\n", warning)
-	}
-	for _, reason := range s.MPS {
-		fmt.Fprintf(w, "MPS: %s\n", reason)
-	}
-}
-
-func readyNow(r status.Readiness) string {
-	text := "no"
-	if r.Ready {
-		text = "yes"
-	}
-	if r.Reason != "" {
-		text += ": " + r.Reason
-	}
-	return text
-}
-
-// printHolds prints the holds on devices that are listed. The others are left out, with the reason.
-func printHolds(w io.Writer, holds []status.Hold) {
-	for _, h := range holds {
-		if h.Listed {
-			fmt.Fprintf(w, "held: %s %s: %s\n", h.Resource, h.Device, h.Reason)
-		}
-	}
-}
-
-// maxDeparting is how many departing devices of a resource are printed: there may be a thousand replicas.
-const maxDeparting = 20
-
-func printDeparting(w io.Writer, r status.Resource) {
-	for _, d := range r.Departing[:min(len(r.Departing), maxDeparting)] {
-		fmt.Fprintf(w, "no longer offered: %s %s: %s; still listed: %s\n", r.Name, d.ID, d.Reason, d.Waiting)
-	}
-	if more := len(r.Departing) - maxDeparting; more > 0 {
-		fmt.Fprintf(w, "no longer offered: %s: %d devices more, see -o json\n", r.Name, more)
-	}
-}
-
-func orDash(text string) string {
-	if text == "" {
-		return "-"
-	}
-	return text
 }

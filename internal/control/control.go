@@ -3,7 +3,8 @@
 // whoever registers the handlers.
 //
 // A call is one connection: the client sends one JSON object {"call", "arguments"} and receives one JSON object with
-// either "result" or "error". Only the daemon's own user, root in a cluster, may connect.
+// either "result" or "error". A call that is followed receives such objects until one of both ends closes the connection. Only the
+// daemon's own user, root in a cluster, may connect.
 //
 // Package cli makes both ends; nothing else needs to import it.
 package control
@@ -28,8 +29,16 @@ const (
 // A Handler answers one kind of call. What it returns is sent as JSON; the sentence of its error is sent as it is.
 type Handler func(ctx context.Context, arguments json.RawMessage) (any, error)
 
-// ErrNoDaemon is wrapped by the error of a Call that found nobody at the socket.
-var ErrNoDaemon = errors.New("no daemon answers")
+// A Stream answers a call that is followed: each value that it sends reaches the client as JSON. The error of send says that the client
+// takes no more values. Its ctx ends when the client has gone or the server ends; the sentence of another error is sent as it is.
+type Stream func(ctx context.Context, send func(any) error) error
+
+var (
+	// ErrNoDaemon is wrapped by the error of a Call that found nobody at the socket.
+	ErrNoDaemon = errors.New("no daemon answers")
+	// ErrEnded is wrapped by the error of a Follow whose connection ended.
+	ErrEnded = errors.New("the daemon has ended the connection")
+)
 
 type request struct {
 	Call      string          `json:"call"`
@@ -43,25 +52,74 @@ type answer struct {
 
 // Call makes one call to the daemon at the given socket and decodes its result into result, unless that is nil.
 func Call(ctx context.Context, socket, call string, arguments, result any) error {
-	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	conn, err := dial(ctx, socket, call, arguments)
 	if err != nil {
-		return fmt.Errorf("%w at %s: %w; start the daemon, or set its socket with --control-socket", ErrNoDaemon, socket, err)
+		return err
 	}
-	defer func() { _ = conn.Close() }()
-	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
-
-	encoded, err := json.Marshal(arguments)
-	if err != nil {
-		return fmt.Errorf("encode arguments of %s: %w", call, err)
-	}
-	if err := json.NewEncoder(conn).Encode(request{Call: call, Arguments: encoded}); err != nil {
-		return fmt.Errorf("send %s to the daemon: %w", call, err)
-	}
+	defer conn.close()
 	var a answer
 	if err := json.NewDecoder(io.LimitReader(conn, maxAnswer)).Decode(&a); err != nil {
 		return fmt.Errorf("read the daemon's answer to %s: %w", call, err)
 	}
+	return a.decode(call, result)
+}
+
+// Follow makes a call and passes each of its results to take, until ctx ends, take fails, or the daemon or the connection ends. It
+// returns the error of take, an error that wraps ErrNoDaemon or ErrEnded, or what the daemon refused.
+func Follow[T any](ctx context.Context, socket, call string, take func(T) error) error {
+	conn, err := dial(ctx, socket, call, nil)
+	if err != nil {
+		return err
+	}
+	defer conn.close()
+	limited := &io.LimitedReader{R: conn}
+	for answers := json.NewDecoder(limited); ; {
+		limited.N = maxAnswer // of each answer
+		var a answer
+		if err := answers.Decode(&a); err != nil {
+			return fmt.Errorf("%w: %w", ErrEnded, err)
+		}
+		var result T
+		if err := a.decode(call, &result); err != nil {
+			return err
+		}
+		if err := take(result); err != nil {
+			return err
+		}
+	}
+}
+
+// A caller is a connection on which a request was sent.
+type caller struct {
+	net.Conn
+	stop func() bool
+}
+
+// dial connects to the daemon at a socket and sends a request. Nothing can be read any more once ctx has ended.
+func dial(ctx context.Context, socket, call string, arguments any) (*caller, error) {
+	encoded, err := json.Marshal(arguments)
+	if err != nil {
+		return nil, fmt.Errorf("encode arguments of %s: %w", call, err)
+	}
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	if err != nil {
+		return nil, fmt.Errorf("%w at %s: %w; start the daemon, or set its socket with --control-socket", ErrNoDaemon, socket, err)
+	}
+	c := &caller{conn, context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })}
+	if err := json.NewEncoder(conn).Encode(request{Call: call, Arguments: encoded}); err != nil {
+		c.close()
+		return nil, fmt.Errorf("send %s to the daemon: %w", call, err)
+	}
+	return c, nil
+}
+
+func (c *caller) close() {
+	c.stop()
+	_ = c.Close()
+}
+
+// decode decodes the result into result, unless that is nil. It returns the error of the answer.
+func (a answer) decode(call string, result any) error {
 	if a.Error != "" {
 		return errors.New(a.Error)
 	}

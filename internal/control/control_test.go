@@ -32,6 +32,25 @@ func start(t *testing.T, socket string) (waits chan struct{}, stop func()) {
 		},
 		"echo": func(_ context.Context, arguments json.RawMessage) (any, error) { return arguments, nil },
 		"fail": func(context.Context, json.RawMessage) (any, error) { return nil, errors.New("no GPU 9 here") },
+	}, map[string]control.Stream{
+		"count": func(ctx context.Context, send func(any) error) error {
+			for i := 0; ctx.Err() == nil; i++ {
+				if err := send(i); err != nil {
+					return err
+				}
+			}
+			return ctx.Err()
+		},
+		"once": func(ctx context.Context, send func(any) error) error {
+			if err := send("first"); err != nil {
+				return err
+			}
+			<-ctx.Done()
+			return ctx.Err()
+		},
+		"break": func(_ context.Context, send func(any) error) error {
+			return errors.Join(send("first"), errors.New("the monitor has ended"))
+		},
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -106,7 +125,7 @@ func TestASocketWithTheLongestPath(t *testing.T) {
 func TestALivingDaemonKeepsItsSocket(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "c.sock")
 	start(t, socket)
-	err := control.NewServer(socket, nil).Run(t.Context())
+	err := control.NewServer(socket, nil, nil).Run(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "--control-socket") {
 		t.Errorf("second Run() = %v, want an error with the remedy", err)
 	}
@@ -128,7 +147,7 @@ func TestASocketLeftBehindIsReplaced(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	echo := func(_ context.Context, arguments json.RawMessage) (any, error) { return arguments, nil }
-	go func() { ended <- control.NewServer(socket, map[string]control.Handler{"echo": echo}).Run(ctx) }()
+	go func() { ended <- control.NewServer(socket, map[string]control.Handler{"echo": echo}, nil).Run(ctx) }()
 	answers(t, socket)
 	cancel()
 	if err := <-ended; err != nil {
@@ -171,7 +190,7 @@ func TestWhatIsNoSocketIsLeftAlone(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			err = control.NewServer(socket, nil).Run(t.Context())
+			err = control.NewServer(socket, nil, nil).Run(t.Context())
 			if err == nil || !strings.Contains(err.Error(), "not a socket") || !strings.Contains(err.Error(), "--control-socket") {
 				t.Errorf("Run() = %v, want an error with the remedy", err)
 			}
@@ -224,7 +243,7 @@ func TestOthersMayNeverConnect(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "c.sock")
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- control.NewServer(socket, nil).Run(ctx) }()
+	go func() { ended <- control.NewServer(socket, nil, nil).Run(ctx) }()
 	defer func() {
 		cancel()
 		if err := <-ended; err != nil {

@@ -28,6 +28,10 @@ const (
 	// callTimeout bounds one call as the server sees it, requestTimeout how long its request may take to come.
 	callTimeout    = 30 * time.Second
 	requestTimeout = 5 * time.Second
+	// maxStreams is how many calls are followed at a time; more are refused. They leave room for other calls.
+	maxStreams = 8
+	// sendTimeout is how long a client that follows a call may take to receive a value. One that stops reading loses its place.
+	sendTimeout = 30 * time.Second
 	// farewellTimeout bounds the answer to a call that ended because the server or the call's time does.
 	farewellTimeout = time.Second
 	// lookEvery is how often the socket is looked for: it may have been removed.
@@ -38,13 +42,18 @@ const (
 type Server struct {
 	socket   string
 	handlers map[string]Handler
+	streams  map[string]Stream
 	calls    sync.WaitGroup
 	room     chan struct{} // holds one value for each connection that is served
+	followed chan struct{} // holds one value for each call that is followed
 }
 
-// NewServer returns a server for the given calls, by name. It takes over the map.
-func NewServer(socket string, handlers map[string]Handler) *Server {
-	return &Server{socket: socket, handlers: handlers, room: make(chan struct{}, maxCalls)}
+// NewServer returns a server for the given calls and calls that are followed, by name. It takes over the maps.
+func NewServer(socket string, handlers map[string]Handler, streams map[string]Stream) *Server {
+	return &Server{
+		socket: socket, handlers: handlers, streams: streams,
+		room: make(chan struct{}, maxCalls), followed: make(chan struct{}, maxStreams),
+	}
 }
 
 // Run answers calls until ctx ends, then removes the socket and returns nil. It also returns nil when the socket was removed;
@@ -156,9 +165,9 @@ func listen(ctx context.Context, path string) (*net.UnixListener, error) {
 func (s *Server) serve(ctx context.Context, conn *net.UnixConn) {
 	defer func() { _ = conn.Close() }()
 	_ = conn.SetReadDeadline(time.Now().Add(requestTimeout)) // where that fails, the call's end counts
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	late, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	stop := context.AfterFunc(ctx, func() {
+	stop := context.AfterFunc(late, func() {
 		_ = errors.Join(conn.SetReadDeadline(time.Unix(1, 0)), conn.SetWriteDeadline(time.Now().Add(farewellTimeout)))
 	})
 	defer stop()
@@ -172,8 +181,16 @@ func (s *Server) serve(ctx context.Context, conn *net.UnixConn) {
 	case err != nil:
 		a.Error = fmt.Sprintf("read the request (limits: %d bytes, %s): %v", maxRequest, requestTimeout, err)
 		log.Info("Cannot read control call", "reason", err.Error())
+	case s.streams[r.Call] != nil:
+		stop()
+		err := s.stream(ctx, conn, s.streams[r.Call])
+		log.Info("Followed control call ended", "call", r.Call)
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		a.Error = err.Error()
 	default:
-		result, err := s.answer(ctx, conn, r)
+		result, err := s.answer(late, conn, r)
 		if err == nil {
 			a.Result, err = json.Marshal(result)
 		}
@@ -193,10 +210,56 @@ func (s *Server) answer(ctx context.Context, conn *net.UnixConn, r request) (any
 	}
 	handle, known := s.handlers[r.Call]
 	if !known {
-		return nil, fmt.Errorf("unknown call %q; this daemon knows %s", r.Call,
-			strings.Join(slices.Sorted(maps.Keys(s.handlers)), ", "))
+		names := slices.AppendSeq(slices.Collect(maps.Keys(s.handlers)), maps.Keys(s.streams))
+		slices.Sort(names)
+		return nil, fmt.Errorf("unknown call %q; this daemon knows %s", r.Call, strings.Join(names, ", "))
 	}
 	return handle(ctx, r.Arguments)
+}
+
+// stream sends the client what run sends, until the client has gone or ctx ends. It returns nil when the client has gone.
+func (s *Server) stream(ctx context.Context, conn *net.UnixConn, run Stream) error {
+	if err := allowed(conn); err != nil {
+		return err
+	}
+	select {
+	case s.followed <- struct{}{}:
+		defer func() { <-s.followed }()
+	default:
+		return fmt.Errorf("%d clients follow this daemon, and more are not allowed; end one of them", maxStreams)
+	}
+	following, end := context.WithCancel(ctx)
+	defer end()
+	if err := conn.SetDeadline(time.Time{}); err != nil {
+		return fmt.Errorf("follow a call: %w", err)
+	}
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	s.calls.Go(func() {
+		defer end()
+		_, _ = conn.Read(make([]byte, 1)) // it sends nothing more: this ends when it goes
+	})
+	values := json.NewEncoder(conn)
+	gone := false
+	err := run(following, func(value any) error {
+		encoded, err := json.Marshal(value)
+		if err != nil {
+			return fmt.Errorf("encode a value: %w", err)
+		}
+		_ = conn.SetWriteDeadline(time.Now().Add(sendTimeout)) // where that fails, the client's end counts
+		if following.Err() != nil {                            // the end may have set its own deadline before
+			return following.Err()
+		}
+		if err := values.Encode(answer{Result: encoded}); err != nil {
+			gone = true // also one that does not read: the rest of the value would follow
+			return fmt.Errorf("send a value: %w", err)
+		}
+		return nil
+	})
+	if gone || following.Err() != nil {
+		return nil
+	}
+	return err
 }
 
 // allowed lets in root and the user that the daemon runs as. The socket's mode says the same; this holds also where

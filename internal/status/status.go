@@ -8,6 +8,8 @@ import "time"
 
 // A Status is what a daemon knows at one moment. Times are in UTC, to the second, and zero where there is none.
 type Status struct {
+	// Summary is what the rest comes to.
+	Summary Summary `json:"summary,omitzero"`
 	// Version is the daemon's build.
 	Version string `json:"version"`
 	// Simulated is the profile of a simulated node; empty on a real one.

@@ -18,6 +18,7 @@ func TestJSON(t *testing.T) {
 	at := Moment(time.Date(2026, 11, 22, 1, 2, 3, 4, time.FixedZone("", 3600)))
 	one := 1
 	got, err := json.MarshalIndent(Status{
+		Summary: Summary{State: Starting, Text: "x"},
 		Version: "v1", Simulated: "t4", Driver: "580", Looked: at, Stale: "no answer", Node: "all", Hanging: 1,
 		Calls: []Call{{GPU: &one, Function: "f", Since: at}}, Quiet: true, Quiesced: &Quiesced{Since: at, Allocate: true},
 		Readiness:  Readiness{Ready: true, Reason: "why", Since: at},
@@ -38,6 +39,10 @@ func TestJSON(t *testing.T) {
 		t.Fatal(err)
 	}
 	const want = `{
+ "summary": {
+  "state": "starting",
+  "text": "x"
+ },
  "version": "v1",
  "simulated": "t4",
  "driver": "580",

@@ -1,0 +1,169 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+)
+
+const (
+	// watchEvery is how often a watched status is made anew for what no feed tells: calls that do not return, phases of servers.
+	watchEvery = time.Second
+	// watchGap is the least time between two of them. One change often causes another at once.
+	watchGap = 100 * time.Millisecond
+	// reconnectEvery is how often a watch tries to reach a daemon that has gone.
+	reconnectEvery = 500 * time.Millisecond
+)
+
+func (d *daemon) streams() map[string]control.Stream {
+	return map[string]control.Stream{callStatusWatch: d.watch}
+}
+
+// watch sends the status now, and again whenever it is another one. Nothing of this runs while nobody watches. A client that is slow
+// receives the newest status, not every one.
+func (d *daemon) watch(ctx context.Context, send func(any) error) error {
+	tick := time.NewTicker(watchEvery)
+	defer tick.Stop()
+	var sent []byte
+	for {
+		_, looked := d.monitor.Snapshots().Latest()
+		_, offered := d.offered.Latest()
+		_, answered := d.readiness.Answer().Latest()
+		_, configured := d.watcher.Configs().Latest()
+		_, refused := d.watcher.Errors().Latest()
+		_, shared := d.mps.Unready().Latest()
+		_, kubelet := d.kubelets.Latest()
+		s, err := d.status(ctx)
+		if err != nil {
+			return err
+		}
+		encoded, err := json.Marshal(s)
+		if err != nil {
+			return fmt.Errorf("encode the status: %w", err)
+		}
+		if !bytes.Equal(encoded, sent) {
+			if err := send(json.RawMessage(encoded)); err != nil {
+				return err
+			}
+			sent = encoded
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-looked:
+		case <-offered:
+		case <-answered:
+		case <-configured:
+		case <-refused:
+		case <-shared:
+		case <-kubelet:
+		case <-tick.C:
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(watchGap):
+		}
+	}
+}
+
+// A watcher prints the changes of a daemon's status.
+type watcher struct {
+	out    io.Writer
+	json   bool
+	view   view
+	before status.Status // the one that was received last
+	away   bool          // the daemon has gone
+	now    func() time.Time
+}
+
+func newWatcher(out io.Writer, format string, v view) (*watcher, error) {
+	if format == outputYAML {
+		return nil, errors.New("--watch prints no YAML: give -o json")
+	}
+	return &watcher{out: out, json: format == outputJSON, view: v, now: time.Now}, nil
+}
+
+// follow prints changes until ctx ends. When the daemon goes, it waits for the next one; one that was never there is waited for, too.
+func (w *watcher) follow(ctx context.Context, socket string) error {
+	var printed error
+	for {
+		err := control.Follow(ctx, socket, callStatusWatch, func(s status.Status) error {
+			printed = w.receive(s)
+			return printed
+		})
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case printed != nil || !errors.Is(err, control.ErrNoDaemon) && !errors.Is(err, control.ErrEnded):
+			return err
+		}
+		if !w.away {
+			w.away = true
+			if err := w.print(status.Change{Kind: "connection", To: "waiting for the daemon", Reason: err.Error()}); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(reconnectEvery):
+		}
+	}
+}
+
+// receive prints what differs from the status before. Of the first one, people see the summary only.
+func (w *watcher) receive(s status.Status) error {
+	changes := status.Changes(w.before, s, w.now())
+	if w.before.Version == "" && !w.json {
+		changes = changes[len(changes)-1:]
+	}
+	if w.away {
+		w.away = false
+		changes = append([]status.Change{{Kind: "connection", From: "waiting for the daemon", To: "connected"}}, changes...)
+	}
+	w.before = s
+	return w.print(changes...)
+}
+
+func (w *watcher) print(changes ...status.Change) error {
+	var text bytes.Buffer
+	for _, c := range changes {
+		c.Time = status.Moment(w.now())
+		if w.json {
+			if err := json.NewEncoder(&text).Encode(c); err != nil {
+				return fmt.Errorf("encode a change: %w", err)
+			}
+			continue
+		}
+		fmt.Fprintf(&text, "%s  %s\n", status.Stamp(c.Time), w.line(c))
+	}
+	_, err := w.out.Write(text.Bytes())
+	return err
+}
+
+// line returns a change for people, with the state in its colour.
+func (w *watcher) line(c status.Change) string {
+	line := c.String()
+	if w.view.wide && c.Device != "" {
+		line += " (" + c.Device + ")"
+	}
+	colour, known := colours[c.To]
+	if !known {
+		return line
+	}
+	before, after, _ := strings.Cut(line, c.To)
+	if c.From != "" {
+		start := strings.Index(line, "→ ") + len("→ ")
+		before, after = line[:start], line[start+len(c.To):]
+	}
+	return before + w.view.paint(c.To, colour) + after
+}

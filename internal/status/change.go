@@ -1,0 +1,193 @@
+package status
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// A Change is one thing of a Status that became another. Its JSON is an interface of the program, like that of a Status.
+type Change struct {
+	// Time is when the Status with the change was received.
+	Time time.Time `json:"time"`
+	// Kind is what changed: connection, daemon, driver, device, event, call, resource, departing, configuration, hold, left out,
+	// without events, warning, MPS or summary.
+	Kind string `json:"kind"`
+	// Name is the device's index "i" or "i:j", or the resource's name; empty for a kind of which there is one, and for sentences.
+	Name string `json:"name,omitempty"`
+	// Device is the device's UUID.
+	Device string `json:"device,omitempty"`
+	// From and To are what it was and is: a state, counts, a version or a sentence. From is empty for what is new, To for what is gone.
+	From string `json:"from,omitempty"`
+	To   string `json:"to,omitempty"`
+	// Reason and Cure belong to To.
+	Reason string `json:"reason,omitempty"`
+	Cure   string `json:"cure,omitempty"`
+}
+
+// String returns the change as a sentence for people, in one line.
+func (c Change) String() string {
+	text := c.Kind
+	switch {
+	case c.Kind == kindDevice && strings.Contains(c.Name, ":"):
+		text = "MIG device " + c.Name
+	case c.Kind == kindDevice:
+		text = "GPU " + c.Name
+	case c.Kind == kindResource:
+		text = c.Name
+	case c.Name != "":
+		text += " of " + c.Name
+	}
+	switch {
+	case c.From == "":
+		text += ": " + c.To
+	case c.To == "":
+		text += ": no longer: " + c.From
+	case c.From == c.To:
+		text += ": still " + c.To
+	default:
+		text += ": " + c.From + " → " + c.To
+	}
+	if c.Reason != "" {
+		text += ": " + c.Reason
+	}
+	if c.Cure != "" {
+		text += "; cure: " + c.Cure
+	}
+	return strings.Join(strings.Fields(text), " ")
+}
+
+// The kinds of a Change that have rules of their own.
+const (
+	kindDevice   = "device"
+	kindResource = "resource"
+	kindEvent    = "event"
+	kindSummary  = "summary"
+)
+
+// Changes returns what differs between two Statuses, in the order of a Status, the summary last. Of a summary, only another state is
+// a change, and of an event only a new one. What the daemon did at which time is none.
+func Changes(before, after Status, at time.Time) []Change {
+	was := map[[2]string]Change{}
+	for _, f := range facts(before) {
+		was[f.key()] = f
+	}
+	is := map[[2]string]bool{}
+	var changes []Change
+	for _, now := range facts(after) {
+		is[now.key()] = true
+		old := was[now.key()]
+		now.From = old.To
+		unchanged := old.To == now.To && old.Reason == now.Reason && old.Cure == now.Cure
+		if unchanged || now.Kind == kindSummary && old.To == now.To {
+			continue
+		}
+		now.Time = Moment(at)
+		changes = append(changes, now)
+	}
+	for _, old := range facts(before) {
+		if is[old.key()] || old.Kind == kindEvent {
+			continue
+		}
+		old.Time, old.From, old.To, old.Reason, old.Cure = Moment(at), old.To, "", "", ""
+		changes = append(changes, old)
+	}
+	// The summary says what all of it comes to.
+	for i, c := range changes {
+		if c.Kind == kindSummary {
+			changes = append(append(changes[:i], changes[i+1:]...), c)
+			break
+		}
+	}
+	return changes
+}
+
+// key is what tells two facts of a Status apart. Sentences are facts of their own.
+func (c Change) key() [2]string {
+	switch {
+	case c.Device != "":
+		return [2]string{c.Kind, c.Device}
+	case c.Name == "" && isSentence(c.Kind):
+		return [2]string{c.Kind, c.To}
+	case c.Kind == kindEvent:
+		return [2]string{c.Kind, c.Name + c.To}
+	}
+	return [2]string{c.Kind, c.Name}
+}
+
+func isSentence(kind string) bool {
+	switch kind {
+	case "call", "left out", "without events", "warning", "MPS", "hold":
+		return true
+	}
+	return false
+}
+
+// facts returns what a Status says, each as the Change that would bring it.
+func facts(s Status) []Change {
+	if s.Version == "" {
+		return nil // there is no Status yet
+	}
+	facts := []Change{{Kind: "daemon", To: s.Version}}
+	if s.Driver != "" {
+		facts = append(facts, Change{Kind: "driver", To: s.Driver})
+	}
+	for _, g := range s.GPUs {
+		facts = append(facts, Change{Kind: kindDevice, Name: g.Index, Device: g.UUID, To: g.State, Reason: g.Reason, Cure: g.Cure})
+		for _, e := range g.Events {
+			facts = append(facts, Change{Kind: kindEvent, Name: deviceName(g.Index), To: e})
+		}
+	}
+	for _, r := range s.Resources {
+		facts = append(facts, Change{Kind: kindResource, Name: r.Name, Reason: r.Problem,
+			To: fmt.Sprintf("%d of %d devices Healthy, %s", r.Healthy, r.Devices, r.Server)})
+		if len(r.Departing) > 0 {
+			facts = append(facts, Change{Kind: "departing", Name: r.Name, To: plural(len(r.Departing), "device"), Reason: r.Departing[0].Reason})
+		}
+	}
+	for _, h := range Held(s.Holds) {
+		facts = append(facts, Change{Kind: "hold", To: h})
+	}
+	for _, c := range s.Calls {
+		facts = append(facts, Change{Kind: "call", To: c.String() + " does not return"})
+	}
+	facts = append(facts, Change{Kind: "configuration", To: fmt.Sprint("generation ", s.ConfigGeneration), Reason: s.ConfigError})
+	for _, kind := range []struct {
+		name      string
+		sentences []string
+	}{{"left out", s.LeftOut}, {"without events", s.Unwatched}, {"warning", s.Warnings}, {"MPS", s.MPS}} {
+		for _, sentence := range kind.sentences {
+			facts = append(facts, Change{Kind: kind.name, To: sentence})
+		}
+	}
+	return append(facts, Change{Kind: kindSummary, To: s.Summary.State, Reason: s.Summary.Text})
+}
+
+func deviceName(index string) string {
+	if strings.Contains(index, ":") {
+		return "MIG device " + index
+	}
+	return "GPU " + index
+}
+
+// Held returns sentences: of which resource how many devices are held, and why. There may be a thousand replicas.
+func Held(holds []Hold) []string {
+	var sentences []string
+	counted := map[Hold]int{}
+	for _, h := range holds {
+		counted[Hold{Resource: h.Resource, Reason: h.Reason, Listed: h.Listed}]++
+	}
+	for _, h := range holds {
+		device, key := h.Device, Hold{Resource: h.Resource, Reason: h.Reason, Listed: h.Listed}
+		n := counted[key]
+		if n == 0 {
+			continue
+		}
+		counted[key] = 0
+		if n > 1 {
+			device = plural(n, "device")
+		}
+		sentences = append(sentences, fmt.Sprintf("%s, %s: %s", h.Resource, device, h.Reason))
+	}
+	return sentences
+}

@@ -1,0 +1,148 @@
+package status
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// fine is the status of a node on which all is well.
+func fine() Status {
+	at := time.Date(2026, 11, 22, 1, 2, 3, 0, time.UTC)
+	return Status{
+		Version: "v1", Driver: "580", Looked: at, Readiness: Readiness{Ready: true},
+		GPUs: []Device{
+			{Index: "0", UUID: "GPU-0", State: "Healthy"}, {Index: "1", UUID: "GPU-1", State: "Healthy"},
+			{Index: "1:0", UUID: "MIG-0", State: "Healthy"},
+		},
+		Resources: []Resource{{Name: "a/b", Devices: 2, Healthy: 2, Server: "serving"}},
+	}
+}
+
+func TestSummarize(t *testing.T) {
+	t.Parallel()
+	three := 3
+	for name, tt := range map[string]struct {
+		change func(*Status)
+		want   string // state: text
+	}{
+		"all is well": {func(*Status) {}, "ready: 2 GPUs and 1 MIG device Healthy; a/b: 2 of 2"},
+		"starting":    {func(s *Status) { *s = Status{Version: "v1"} }, "starting: the first look at the GPUs has not ended"},
+		"the first look hangs": {func(s *Status) { *s = Status{Calls: []Call{{GPU: &three, Function: "nvmlX"}}} },
+			"starting: the first look at the GPUs has not ended; nvmlX of GPU 3 does not return"},
+		"there never was a driver": {func(s *Status) { *s = Status{Stale: "libnvidia-ml.so.1 is not there"} },
+			"waiting for driver: libnvidia-ml.so.1 is not there; to find the cause, run: gpu-device-plugin doctor"},
+		"the driver was unloaded": {func(s *Status) { s.Stale = "no driver" },
+			"waiting for driver: no driver; the GPUs are shown as they were at 2026-11-22T01:02:03Z; to find the cause, run: gpu-device-plugin doctor"},
+		"quiesced": {func(s *Status) { s.Quiet, s.Stale, s.Quiesced = true, "quiet", &Quiesced{Since: s.Looked} },
+			"quiesced: the driver is released since 2026-11-22T01:02:03Z, and new pods get no GPU; to end this, run: gpu-device-plugin resume"},
+		"quiesced before this process, with allocation": {func(s *Status) { *s = Status{Quiet: true, Quiesced: &Quiesced{Since: s.Looked, Allocate: true}} },
+			"quiesced: the driver is released since 2026-11-22T01:02:03Z, and new pods get GPUs; to end this, run: gpu-device-plugin resume"},
+		"another plugin": {func(s *Status) { s.Resources[0].Server = "silent: another server has registered" },
+			"silent: another device plugin has registered a/b; this one sends no devices until that one ends"},
+		"another plugin before it was ready": {func(s *Status) {
+			s.Resources[0].Server, s.Readiness = "silent: another server has registered", Readiness{Reason: "x"}
+		}, "silent: another device plugin has registered a/b; this one sends no devices until that one ends"},
+		"no kubelet": {func(s *Status) { s.Resources[0].Server, s.Readiness = "waiting for kubelet", Readiness{Reason: "x"} },
+			"waiting for kubelet: a/b cannot be registered: kubelet's socket does not answer"},
+		"not ready":              {func(s *Status) { s.Readiness = Readiness{Reason: "kubelet refuses a/b"} }, "not ready: kubelet refuses a/b"},
+		"a GPU that is sick":     {func(s *Status) { s.GPUs[0].State, s.Resources[0].Healthy = "Lost", 1 }, "degraded: GPU 0 Lost; a/b: 1 of 2"},
+		"a GPU with MIG devices": {func(s *Status) { s.GPUs[1].State, s.GPUs[2].State = "Lost", "Lost" }, "degraded: GPU 1 Lost; a/b: 2 of 2"},
+		"a MIG device":           {func(s *Status) { s.GPUs[2].State = "Unhealthy" }, "degraded: MIG device 1:0 Unhealthy; a/b: 2 of 2"},
+		"a GPU that is asked again": {func(s *Status) { s.GPUs[0].State, s.Retries = "Lost", []Retry{{Index: 0}, {Index: 7}} },
+			"degraded: GPU 0 Lost, GPU 7 cannot be read; a/b: 2 of 2"},
+		"registration fails": {func(s *Status) { s.Resources[0].Server, s.Resources[0].Problem = "registering", "refused" },
+			"degraded: a/b: registering, refused; a/b: 2 of 2"},
+		"a device that departs": {func(s *Status) { s.Resources[0].Healthy = 1 }, "degraded: a/b: 1 of 2"},
+		"the file":              {func(s *Status) { s.ConfigError = "line 1" }, "degraded: the configuration file is not used; a/b: 2 of 2"},
+		"a hold":                {func(s *Status) { s.Holds = []Hold{{Device: "GPU-0"}} }, "degraded: devices held back: 1; a/b: 2 of 2"},
+		"MPS":                   {func(s *Status) { s.MPS = []string{"x"} }, "degraded: MPS does not work; a/b: 2 of 2"},
+		"no GPU": {func(s *Status) {
+			s.GPUs, s.Resources, s.Readiness.Reason = nil, nil, "nothing to serve: this node has no GPU"
+		}, "ready: nothing to serve: this node has no GPU"},
+		"many": {func(s *Status) {
+			for range 5 {
+				s.GPUs = append(s.GPUs, Device{Index: "9", State: "Lost"})
+				s.Resources = append(s.Resources, Resource{Name: "c/d", Server: "serving"})
+			}
+		}, "degraded: GPU 9 Lost, GPU 9 Lost, GPU 9 Lost and 2 more; a/b: 2 of 2; c/d: 0 of 0; c/d: 0 of 0; 3 more resources"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := fine()
+			tt.change(&s)
+			got := Summarize(s)
+			if diff := cmp.Diff(tt.want, got.State+": "+got.Text); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestChanges(t *testing.T) {
+	t.Parallel()
+	const lines = "one line each"
+	for name, tt := range map[string]struct {
+		change func(before, after *Status)
+		want   string
+	}{
+		"nothing":                 {func(_, s *Status) { s.Looked = s.Looked.Add(time.Hour) }, ""},
+		"the state":               {func(_, s *Status) { s.GPUs[0].State = "Lost" }, "GPU 0: Healthy → Lost\nsummary: ready → degraded: GPU 0 Lost; a/b: 2 of 2"},
+		"the reason":              {func(b, s *Status) { b.GPUs[0].State, s.GPUs[0].State, s.GPUs[0].Reason = "Lost", "Lost", lines }, "GPU 0: still Lost: one line each"},
+		"the cure":                {func(_, s *Status) { s.GPUs[2].Cure = "reset" }, "MIG device 1:0: still Healthy; cure: reset"},
+		"another GPU at an index": {func(_, s *Status) { s.GPUs[0].UUID = "GPU-9" }, "GPU 0: Healthy\nGPU 0: no longer: Healthy"},
+		"an event":                {func(_, s *Status) { s.GPUs[0].Events = []string{"XID 13 × 1"} }, "event of GPU 0: XID 13 × 1"},
+		"another event of its kind": {func(b, s *Status) {
+			b.GPUs[0].Events, s.GPUs[0].Events = []string{"XID 13 × 1"}, []string{"XID 13 × 2"}
+		},
+			"event of GPU 0: XID 13 × 2"},
+		"a resource": {func(_, s *Status) { s.Resources[0].Problem = "refused" },
+			"a/b: still 2 of 2 devices Healthy, serving: refused\nsummary: ready → degraded: a/b: serving, refused; a/b: 2 of 2"},
+		"a resource that is gone": {func(_, s *Status) { s.Resources = nil }, "a/b: no longer: 2 of 2 devices Healthy, serving"},
+		"a thousand replicas depart": {func(_, s *Status) {
+			s.Resources[0].Departing = make([]Departing, 1000)
+			s.Resources[0].Departing[0].Reason = lines
+		}, "departing of a/b: 1000 devices: one line each"},
+		"a thousand replicas are held": {func(b, s *Status) {
+			b.Summary.State = Degraded
+			for range 1000 {
+				s.Holds = append(s.Holds, Hold{Resource: "a/b", Device: "GPU-0", Reason: "busy"})
+			}
+		}, "hold: a/b, 1000 devices: busy\nsummary: ready → degraded: devices held back: 1000; a/b: 2 of 2"},
+		"sentences": {func(b, s *Status) { b.Warnings, s.Warnings = []string{"one", "two"}, []string{"two", "th\nree"} },
+			"warning: th ree\nwarning: no longer: one"},
+		"the configuration": {func(_, s *Status) { s.ConfigGeneration, s.ConfigError = 2, "line 1" },
+			"configuration: generation 0 → generation 2: line 1\nsummary: ready → degraded: the configuration file is not used; a/b: 2 of 2"},
+		"counts of the summary": {func(b, s *Status) {
+			for _, s := range []*Status{b, s} {
+				s.MPS = []string{"x"}
+			}
+			s.Driver = "590"
+		}, "driver: 580 → 590"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			before, after := fine(), fine()
+			tt.change(&before, &after)
+			before.Summary, after.Summary = Summarize(before), Summarize(after)
+			var got []string
+			for _, c := range Changes(before, after, before.Looked) {
+				if !c.Time.Equal(before.Looked) {
+					t.Errorf("time %v", c.Time)
+				}
+				got = append(got, c.String())
+			}
+			if diff := cmp.Diff(tt.want, strings.Join(got, "\n")); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+	all := fine()
+	all.Summary = Summarize(all)
+	changes := Changes(Status{}, all, time.Time{})
+	if first, last := changes[0], changes[len(changes)-1]; len(changes) != 8 || first.Kind != "daemon" || last.Kind != "summary" || last.To != AllServed {
+		t.Errorf("from nothing: %+v", changes)
+	}
+}
