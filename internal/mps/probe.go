@@ -94,29 +94,32 @@ func (p *Prober) publishLocked() {
 
 // Run asks until ctx ends, and returns nil then.
 func (p *Prober) Run(ctx context.Context) error {
-	ticker := p.clock.NewTicker(lookEvery)
-	defer ticker.Stop()
 	var asked sync.WaitGroup
 	defer asked.Wait()
+	var tick <-chan time.Time // nil while no resource is followed, so as not to wake an idle process
 	for n := 0; ; n++ {
-		for _, name := range p.due(n%lookRarely == 0) {
+		names, followed := p.due(n%lookRarely == 0)
+		for _, name := range names {
 			asked.Go(func() { p.ask(ctx, name) })
+		}
+		if tick == nil && followed {
+			tick = p.clock.After(lookEvery)
 		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-p.wish:
-		case <-ticker.C():
+		case <-tick:
+			tick = nil
 		}
 	}
 }
 
 // due returns the resources whose daemons are to be asked now: those that are not ready, or all. A daemon that is still being asked is
-// not asked again, and does not delay the others.
-func (p *Prober) due(all bool) []string {
+// not asked again, and does not delay the others. It also reports whether any resource is followed.
+func (p *Prober) due(all bool) (names []string, followed bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var names []string
 	for name, t := range p.targets {
 		if !t.asking && (all || t.reason != "") {
 			t.asking = true
@@ -124,7 +127,7 @@ func (p *Prober) due(all bool) []string {
 			names = append(names, name)
 		}
 	}
-	return names
+	return names, len(p.targets) > 0
 }
 
 // ask asks the daemon of a resource.
