@@ -222,11 +222,8 @@ func answers(ctx context.Context, conn net.Conn) bool {
 	return n > 0
 }
 
-// sweepInterval is the pace at which sockets that processes of this program left behind are looked for.
-const sweepInterval = 5 * time.Second
-
-// sweep removes the sockets of other processes of this program that refuse connections now and refused them at the last sweep:
-// a process listens within far less. It returns those that refuse now.
+// sweep removes the sockets of other processes of this program that refuse connections now and refused them at the last sweep, a
+// second ago or more: a process listens within far less. It returns those that refuse now.
 func (d *Directory) sweep(ctx context.Context, before map[string]bool) map[string]bool {
 	refused := map[string]bool{}
 	for _, name := range d.sockets() {

@@ -140,7 +140,7 @@ func TestSocketsOfProcessesThatEndedAreRemoved(t *testing.T) {
 	go func() { ended <- d.Watch(ctx, feed.New(uint64(0)), sockets) }()
 	deadline := time.After(patience)
 	for began := c.Now(); slices.Contains(d.sockets(), filepath.Base(dead)); {
-		if c.HasWaiters() && c.Since(began) < 3*sweepInterval {
+		if c.HasWaiters() && c.Since(began) < 3*lookRarely {
 			c.Step(time.Second)
 		}
 		select {

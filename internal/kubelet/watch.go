@@ -15,16 +15,21 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 )
 
-// lookInterval is how often the directory is looked at beside inotify's notices: it is all there is where inotify is
-// exhausted, and it finds what inotify cannot tell, such as a directory that was replaced. A look costs some microseconds.
-const lookInterval = time.Second
+const (
+	// lookInterval is how often the directory is looked at while inotify tells nothing of it: inotify is exhausted, or the
+	// directory is not there.
+	lookInterval = time.Second
+	// lookRarely is how often it is looked at beside inotify's notices: they do not tell of a filesystem that is mounted over the
+	// directory. Each look wakes an idle process.
+	lookRarely = 5 * time.Second
+)
 
 // Watch publishes, at once and then whenever it changed, which kubelet is there, and the names of the other sockets in the
 // directory, until ctx ends; then it returns nil. It returns an error that wraps ErrNoDirectory when the directory it sees can
 // never again be the one kubelet uses. A directory that is not there yet is waited for.
 //
 // The incarnation numbers the kubelets seen since Watch began, from 1; it is 0 while kubelet's socket is not there. The sockets
-// are those of device plugins, ours and others, sorted.
+// are those of device plugins, ours and others, sorted. They are also published, as they are, when any may have come or gone since.
 func (d *Directory) Watch(ctx context.Context, incarnation *feed.Feed[uint64], sockets *feed.Feed[[]string]) error {
 	log := klog.FromContext(ctx)
 	notices, err := d.newWatcher()
@@ -36,33 +41,37 @@ func (d *Directory) Watch(ctx context.Context, incarnation *feed.Feed[uint64], s
 		defer func() { _ = notices.Close() }()
 	}
 	look := &look{directory: d, notices: notices}
-	ticker := d.clock.NewTicker(lookInterval)
-	defer ticker.Stop()
-	sweep := d.clock.NewTicker(sweepInterval)
-	defer sweep.Stop()
+	timer := d.clock.NewTimer(lookInterval)
+	defer timer.Stop()
 	refused := d.sweep(ctx, nil)
-	for {
+	for noticed := false; ; {
 		if err := look.once(log); err != nil {
 			return err
 		}
 		// Sockets come first: when a new kubelet is published, the sockets that it removed are gone.
-		if names := d.sockets(); !slices.Equal(names, sockets.Value()) {
+		if names := d.sockets(); noticed || !look.watches || !slices.Equal(names, sockets.Value()) {
 			sockets.Publish(names)
 		}
 		if now := look.now(); now != incarnation.Value() {
 			incarnation.Publish(now)
 		}
+		noticed = false
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-ticker.C():
 		case d.pulse.Beat() <- struct{}{}:
-		case <-sweep.C():
+		case <-timer.C():
 			refused = d.sweep(ctx, refused)
-		case <-notices.Events:
+			timer.Reset(look.pause())
+		case event := <-notices.Events:
+			noticed = true
+			if event.Name == d.Path() {
+				look.watched = fileKey{} // a directory that is made anew may have the same inode
+			}
 			// A notice only says when to look. Two kubelets whose sockets came within one tick of the kernel's clock, on one
 			// inode, look alike; the end of the streams tells them apart.
 		case err := <-notices.Errors:
+			noticed = true
 			// An overflow loses notices, nothing else: the next look finds what they would have said.
 			log.V(2).Info("Notices about kubelet's directory were lost", "reason", err.Error())
 		}
@@ -73,7 +82,8 @@ func (d *Directory) Watch(ctx context.Context, incarnation *feed.Feed[uint64], s
 type look struct {
 	directory   *Directory
 	notices     *fsnotify.Watcher
-	watched     fileKey   // the directory that notices come from
+	watched     fileKey   // the directory that notices come from, or were asked for
+	watches     bool      // notices come
 	removed     time.Time // since when the directory has no name on the node any more; zero while it has one
 	incarnation uint64
 	kubelet     fileKey // kubelet's socket in this incarnation
@@ -95,6 +105,14 @@ func (l *look) once(log klog.Logger) error {
 		return nil
 	}
 	return l.directory.checkStale(key)
+}
+
+// pause returns the time to the next look.
+func (l *look) pause() time.Duration {
+	if l.watches && l.removed.IsZero() {
+		return lookRarely
+	}
+	return lookInterval
 }
 
 // now returns the incarnation of the kubelet that is there; 0 if none is.
@@ -133,7 +151,7 @@ func (l *look) watchDirectory(log klog.Logger) error {
 		if !errors.Is(err, fs.ErrNotExist) {
 			log.V(2).Info("Cannot see kubelet's directory", "reason", err.Error())
 		}
-		l.watched, l.removed = fileKey{}, time.Time{}
+		l.watched, l.watches, l.removed = fileKey{}, false, time.Time{}
 		return nil
 	}
 	if linkCount(info) == 0 {
@@ -153,7 +171,8 @@ func (l *look) watchDirectory(log klog.Logger) error {
 	if key == l.watched || l.notices.Events == nil {
 		return nil
 	}
-	if err := l.notices.Add(l.directory.Path()); err != nil {
+	err = l.notices.Add(l.directory.Path())
+	if l.watches = err == nil; !l.watches {
 		log.Info("Watching kubelet's directory once a second only; raise fs.inotify.max_user_watches to learn of changes at once",
 			"reason", err.Error())
 	}

@@ -121,6 +121,51 @@ func TestEveryKubeletIsAnIncarnation(t *testing.T) {
 	}
 }
 
+// A socket that came and went between two looks is in none of the lists.
+func TestSocketsArePublishedWheneverOneMayHaveGone(t *testing.T) {
+	t.Parallel()
+	for name, newWatcher := range map[string]func() (*fsnotify.Watcher, error){
+		"with inotify":      fsnotify.NewWatcher,
+		"inotify exhausted": func() (*fsnotify.Watcher, error) { return nil, errors.New("too many open files") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d := newDirectory(t, folder(t))
+			d.newWatcher = newWatcher
+			listen(t, d.socket)
+			seen, sockets := feed.New(uint64(0)), feed.New([]string(nil))
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- d.Watch(ctx, seen, sockets) }()
+			for deadline := time.After(patience); ; {
+				incarnation, came := seen.Latest()
+				if incarnation != 0 {
+					break
+				}
+				select {
+				case <-came:
+				case <-deadline:
+					t.Fatal("kubelet is not seen")
+				}
+			}
+			_, changed := sockets.Latest()
+			path := filepath.Join(d.Path(), "a file")
+			if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Remove(path)); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case <-changed:
+			case <-time.After(patience):
+				t.Error("nothing is published")
+			}
+			cancel()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
 func TestASocketThatIsReplacedIsAnotherIncarnation(t *testing.T) {
 	t.Parallel()
 	d := newDirectory(t, folder(t))

@@ -35,6 +35,7 @@ func (s *Set) adopt(ctx context.Context, entry *served) {
 		checkpoint = s.askPodResources(ctx)
 	}
 	if entry.list.adopt(knownOf(checkpoint, entry.list.name)) {
+		s.mayDepart()
 		s.claimsChanged()
 	}
 }
@@ -89,8 +90,7 @@ const (
 // receives a list. So the lists are sent again while only the checkpoint says that a pod holds a device, and while the
 // checkpoint cannot be read.
 func (s *Set) dropDeparting(ctx context.Context) error {
-	ticker := s.collaborators.Clock.NewTicker(readInterval)
-	defer ticker.Stop()
+	var tick <-chan time.Time // nil while nothing departs, so as not to wake an idle process
 	accounts := accounts{Collaborators: s.collaborators}
 	var pacing resendPacing
 	for {
@@ -99,17 +99,20 @@ func (s *Set) dropDeparting(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-s.departed:
-		case <-ticker.C():
-			ticked = true
+		case <-tick:
+			ticked, tick = true, nil
 		}
-		waiting := s.hasForeign()
+		waiting, ending := s.hasForeign(), false
 		entries := s.entries()
 		for _, entry := range entries {
 			departs, ended := entry.list.leaving()
 			if ended && ticked { // the last device was dropped before this tick, so kubelet has the empty list
 				s.end(entry)
 			}
-			waiting = waiting || departs
+			waiting, ending = waiting || departs, ending || ended
+		}
+		if tick == nil && (waiting || ending) {
+			tick = s.collaborators.Clock.After(readInterval)
 		}
 		if !waiting {
 			s.forgetUnreadable()

@@ -39,8 +39,6 @@ const (
 	handshakeTimeout = time.Second
 	// finishTimeout limits the wait for calls that are being answered when a life ends.
 	finishTimeout = time.Second
-	// lookInterval is how often a server checks that its socket is still there. Changes that are published make it check at once.
-	lookInterval = time.Second
 	// provenAfter is how long a stream must last for its registration to count as one that worked.
 	provenAfter = time.Second
 	// maxRequest bounds one request, in bytes: GetPreferredAllocation names every free device of a list, and again those that must
@@ -166,9 +164,6 @@ func (l *life) awaitKubelet(ctx context.Context) (incarnation uint64, ok bool) {
 // follow returns the reason why this life has to end, as far as kubelet's directory and the list show one. Until then, it
 // signals siblingChanged when the socket of another server came or went.
 func (l *life) follow(ctx context.Context, endpoint string, incarnation uint64, inspect bool) error {
-	// A socket that was removed soon after it was made may never have been published, so it is checked here.
-	look := l.Clock.NewTicker(lookInterval)
-	defer look.Stop()
 	before := l.Registrar.Rivals(l.list.name)
 	for {
 		now, came := l.Incarnation.Latest()
@@ -198,7 +193,6 @@ func (l *life) follow(ctx context.Context, endpoint string, incarnation uint64, 
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-look.C():
 		case <-came:
 		case <-moved:
 		case <-listed:

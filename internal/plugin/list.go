@@ -66,32 +66,29 @@ func newList(name string, c clock.PassiveClock) *list {
 		departing: map[string]departure{}, allocated: map[string]time.Time{}}
 }
 
-// set makes the list say what the plan says of the resource now. Devices that the plan no longer has begin to depart; set
-// reports whether there are any.
-func (l *list) set(r resource.Resource, o Options) (departs bool) {
+// set makes the list say what the plan says of the resource now. Devices that the plan no longer has begin to depart.
+func (l *list) set(r resource.Resource, o Options) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.retired = false
 	l.options = o
-	return l.replaceLocked(r)
+	l.replaceLocked(r)
 }
 
-// clear takes all devices out of the plan: they begin to depart, and clear reports whether there are any. If retire is set, the
-// list is to end when they are gone.
-func (l *list) clear(retire bool) (departs bool) {
+// clear takes all devices out of the plan: they begin to depart. If retire is set, the list is to end when they are gone.
+func (l *list) clear(retire bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.retired = l.retired || retire
-	return l.replaceLocked(resource.Resource{Name: l.name})
+	l.replaceLocked(resource.Resource{Name: l.name})
 }
 
-func (l *list) replaceLocked(r resource.Resource) (departs bool) {
+func (l *list) replaceLocked(r resource.Resource) {
 	for _, device := range l.resource.Devices {
 		if _, stays := r.Device(device.ID); !stays {
 			device.Healthy = false
 			l.departing[device.ID] = departure{device: device, listed: wire(device), allocated: l.allocated[device.ID],
 				reason: "the device is not on this node any more, or the configuration no longer offers it", waits: waitsForReading, counts: true}
-			departs = true
 		}
 	}
 	for _, device := range r.Devices {
@@ -99,7 +96,6 @@ func (l *list) replaceLocked(r resource.Resource) (departs bool) {
 	}
 	l.resource = r
 	l.publishLocked(l.listedBefore())
-	return departs
 }
 
 // waitsForReading is why a device is still listed before the first reading.

@@ -251,6 +251,7 @@ func TestOurSocketIsMissedThoughNobodySaidThatItWasThere(t *testing.T) {
 		for _, name := range n.sockets(t) {
 			check(t, os.Remove(filepath.Join(n.dir, name)))
 		}
+		d.sockets.Publish(nil) // as before
 		until(t, c, "registered again", func() bool { return n.count(standin.Registered, mark) > 0 })
 	})
 }

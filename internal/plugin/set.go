@@ -51,7 +51,8 @@ type Collaborators struct {
 	Inspector  Inspector
 	// Incarnation is another number for each kubelet, and 0 while none is there.
 	Incarnation *feed.Feed[uint64]
-	// Sockets are the names of the plugin sockets in kubelet's directory. It only tells when to look at them.
+	// Sockets are the names of the plugin sockets in kubelet's directory. It only tells when to look at them: it must be published
+	// whenever one may have come or gone.
 	Sockets *feed.Feed[[]string]
 	Clock   clock.WithTicker
 }
@@ -103,7 +104,7 @@ type Departing struct {
 type Set struct {
 	collaborators Collaborators
 	claimed       *feed.Feed[uint64] // changes with what Claims says
-	departed      chan struct{}      // has a value when devices left the plan
+	departed      chan struct{}      // has a value when devices or resources may have left the plan
 	pulse         supervise.Pulse
 
 	mu        sync.Mutex // guards all following fields
@@ -148,7 +149,6 @@ func NewSet(c Collaborators) *Set {
 func (s *Set) Apply(plan resource.Plan, o Options, epoch uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	departs := false
 	planned := make(map[string]bool, len(plan.Resources))
 	for _, r := range plan.Resources {
 		planned[r.Name] = true
@@ -162,18 +162,21 @@ func (s *Set) Apply(plan resource.Plan, o Options, epoch uint64) {
 			s.added.Publish(s.added.Value() + 1)
 		}
 		entry.epoch = epoch
-		departs = entry.list.set(r, o) || departs
+		entry.list.set(r, o)
 	}
 	for name, entry := range s.resources {
 		if !planned[name] {
-			departs = entry.list.clear(entry.epoch != epoch) || departs
+			entry.list.clear(entry.epoch != epoch)
 		}
 	}
-	if departs {
-		select {
-		case s.departed <- struct{}{}:
-		default:
-		}
+	s.mayDepart()
+}
+
+// mayDepart has dropDeparting look at once.
+func (s *Set) mayDepart() {
+	select {
+	case s.departed <- struct{}{}:
+	default:
 	}
 }
 
