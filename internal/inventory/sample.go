@@ -34,33 +34,31 @@ type Measure int
 
 // The measures.
 const (
-	SMClock             Measure = iota // MHz
-	MemoryClock                        // MHz
-	Temperature                        // degrees Celsius
-	MemoryTemperature                  // degrees Celsius
-	PowerUsage                         // watts
-	EnergyConsumption                  // millijoules since the driver was loaded
-	PCIeReplayCount                    // packets sent again since the GPU was reset
-	GPUUtilization                     // percent of the time with a kernel running
-	MemoryUtilization                  // percent of the time with the memory read or written
-	EncoderUtilization                 // percent
-	DecoderUtilization                 // percent
-	MemoryFree                         // MiB
-	MemoryUsed                         // MiB, without what is reserved where that is known
-	MemoryReserved                     // MiB, for the driver and its firmware
-	MemoryTotal                        // MiB
-	VGPULicense                        // 1 if a licensed feature is on, else 0
-	CorrectableRows                    // memory rows remapped because of corrected errors
-	UncorrectableRows                  // memory rows remapped because of uncorrected errors
-	RowRemapFailed                     // 1 if a row could not be remapped, else 0
-	ECCCorrected                       // corrected memory errors since the driver was loaded or the GPU was reset
-	ECCUncorrected                     // the same for uncorrected ones
-	ECCCorrectedTotal                  // corrected memory errors since the GPU was made
-	ECCUncorrectedTotal                // the same for uncorrected ones
-	NVLinkTransmitted                  // bytes sent over all NVLinks since the driver was loaded
-	NVLinkReceived                     // bytes received over all NVLinks since then
-	PCIeTransmit                       // bytes a second
-	PCIeReceive                        // bytes a second
+	SMClock            Measure = iota // MHz
+	MemoryClock                       // MHz
+	Temperature                       // degrees Celsius
+	MemoryTemperature                 // degrees Celsius
+	PowerUsage                        // watts
+	EnergyConsumption                 // millijoules since the driver was loaded
+	PCIeReplayCount                   // packets sent again since the GPU was reset
+	GPUUtilization                    // percent of the time with a kernel running
+	MemoryUtilization                 // percent of the time with the memory read or written
+	EncoderUtilization                // percent
+	DecoderUtilization                // percent
+	MemoryFree                        // MiB
+	MemoryUsed                        // MiB, without what is reserved where that is known
+	MemoryReserved                    // MiB, for the driver and its firmware
+	MemoryTotal                       // MiB
+	VGPULicense                       // 1 if a licensed feature is on, else 0
+	CorrectableRows                   // memory rows remapped because of corrected errors
+	UncorrectableRows                 // memory rows remapped because of uncorrected errors
+	RowRemapFailed                    // 1 if a row could not be remapped, else 0
+	ECCCorrected                      // corrected memory errors since the driver was loaded or the GPU was reset
+	ECCUncorrected                    // the same for uncorrected ones
+	NVLinkTransmitted                 // bytes sent over all NVLinks since the driver was loaded
+	NVLinkReceived                    // bytes received over all NVLinks since then
+	PCIeTransmit                      // bytes a second
+	PCIeReceive                       // bytes a second
 	measures
 )
 
@@ -69,7 +67,7 @@ func (m Measure) String() string {
 		"SMClock", "MemoryClock", "Temperature", "MemoryTemperature", "PowerUsage", "EnergyConsumption", "PCIeReplayCount",
 		"GPUUtilization", "MemoryUtilization", "EncoderUtilization", "DecoderUtilization", "MemoryFree", "MemoryUsed",
 		"MemoryReserved", "MemoryTotal", "VGPULicense", "CorrectableRows", "UncorrectableRows", "RowRemapFailed",
-		"ECCCorrected", "ECCUncorrected", "ECCCorrectedTotal", "ECCUncorrectedTotal", "NVLinkTransmitted", "NVLinkReceived",
+		"ECCCorrected", "ECCUncorrected", "NVLinkTransmitted", "NVLinkReceived",
 		"PCIeTransmit", "PCIeReceive",
 	}
 	if m < 0 || m >= measures {

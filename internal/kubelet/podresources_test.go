@@ -39,7 +39,7 @@ func (a *accounts) List(context.Context, *podresources.ListPodResourcesRequest) 
 			Topology: &podresources.TopologyInfo{Nodes: []*podresources.NUMANode{{ID: node}}}})
 	}
 	devices = append(devices, &podresources.ContainerDevices{ResourceName: "nvidia.com/gpu", DeviceIds: []string{"c"}})
-	container := &podresources.ContainerResources{Devices: devices}
+	container := &podresources.ContainerResources{Name: "main", Devices: devices}
 	return &podresources.ListPodResourcesResponse{PodResources: []*podresources.PodResources{
 		{Namespace: "ns", Name: "p", Containers: []*podresources.ContainerResources{container}},
 	}}, nil
@@ -69,6 +69,12 @@ func TestKubeletsAccount(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, held); err != nil || diff != "" {
 		t.Errorf("Held() (-want +got):\n%s\n%v", diff, err)
+	}
+
+	devices, err := client.ContainerDevices(ctx)
+	wantDevices := []ContainerDevice{{ID: "b", Namespace: "ns", Pod: "p", Container: "main"}, {ID: "c", Namespace: "ns", Pod: "p", Container: "main"}}
+	if diff := cmp.Diff(wantDevices, devices); err != nil || diff != "" {
+		t.Errorf("ContainerDevices() (-want +got):\n%s\n%v", diff, err)
 	}
 
 	// Many ask at once: kubelet is asked once, and what one does to its answer is its own affair.

@@ -13,7 +13,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
-// Sampling is how GPUs are measured, for metrics.
+// Sampling is how GPUs are measured, for metrics. At first they are not.
 type Sampling struct {
 	// Every is the time between two samples of a GPU; 0 for no samples.
 	Every time.Duration
@@ -53,7 +53,7 @@ type samples struct {
 
 func newSampler(m *Monitor) sampler {
 	return sampler{
-		Sampling: m.options.Sampling, results: make(chan samples, 1), feed: m.samples, yield: new(atomic.Bool),
+		results: make(chan samples, 1), feed: m.samples, yield: new(atomic.Bool),
 		last: map[string]inventory.Sample{}, xids: map[string]uint64{}, failed: map[string]string{},
 	}
 }
@@ -61,6 +61,20 @@ func newSampler(m *Monitor) sampler {
 // Samples returns the feed of samples of the GPUs that are there, by index. A GPU that could not be measured has the sample of the
 // time before, and none if there was none. Nothing is published while no samples are wanted.
 func (m *Monitor) Samples() *feed.Feed[[]inventory.Sample] { return m.samples }
+
+// SetSampling says how GPUs are measured from now on.
+func (m *Monitor) SetSampling(ctx context.Context, how Sampling) error {
+	return m.do(ctx, func(l *loop) {
+		if l.samples.Sampling == how {
+			return
+		}
+		l.samples.Sampling, l.samples.due, l.samples.rest = how, time.Time{}, nil
+		if how.Every == 0 {
+			l.samples.last = map[string]inventory.Sample{}
+			l.samples.feed.Publish(nil)
+		}
+	})
+}
 
 // beginSamples has the GPUs measured if it is time for that. A look that begins meanwhile waits for one GPU; the rest is measured
 // after it.
@@ -125,7 +139,7 @@ func (l *loop) endSamples(ctx context.Context, results samples) {
 			}
 		}
 	}
-	if s.rest != nil {
+	if s.rest != nil || s.Every == 0 {
 		return
 	}
 	var all []inventory.Sample
@@ -147,7 +161,7 @@ func (l *loop) endSamples(ctx context.Context, results samples) {
 
 // xid notes the XID of an event for the samples of its GPU.
 func (s *sampler) xid(e inventory.Event) {
-	if s.Every > 0 && e.Kind == inventory.EventXID && e.UUID != "" {
+	if e.Kind == inventory.EventXID && e.UUID != "" {
 		s.xids[e.UUID] = e.XID
 	}
 }

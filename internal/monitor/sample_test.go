@@ -16,11 +16,16 @@ const sampleEvery = 15 * time.Second
 // simulateSampled is simulate for a Monitor that measures GPUs.
 func simulateSampled(t *testing.T, profile string) simulated {
 	t.Helper()
-	p, err := simulator.Load(profile)
-	if err != nil {
-		t.Fatal(err)
+	s := simulate(t, profile)
+	s.sample(sampleEvery)
+	return s
+}
+
+func (s simulated) sample(every time.Duration) {
+	s.t.Helper()
+	if err := s.SetSampling(s.t.Context(), monitor.Sampling{Every: every}); err != nil {
+		s.t.Fatal(err)
 	}
-	return simulateProfile(t, p, monitor.Sampling{Every: sampleEvery})
 }
 
 // ages returns how old the samples are, by the index of the GPU; -1 where there is none.
@@ -70,6 +75,26 @@ func TestSamples(t *testing.T) {
 				t.Fatal("there are no new samples after the time between two")
 			}
 			s.wantFresh()
+		}
+	})
+}
+
+// TestSamplingIsSwitched: off and on again, at another pace.
+func TestSamplingIsSwitched(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := simulateSampled(t, "dgx-h100")
+		pass(2 * time.Second)
+		s.sample(0)
+		pass(time.Minute)
+		if got := s.Samples().Value(); got != nil {
+			t.Errorf("%d samples", len(got))
+		}
+		s.sample(5 * time.Second)
+		for range 10 {
+			pass(5 * time.Second)
+			if age := slices.Max(s.ages()); age > 5*time.Second {
+				t.Errorf("a sample is %v old", age)
+			}
 		}
 	})
 }

@@ -40,17 +40,17 @@ func simulate(t *testing.T, profile string) simulated {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return simulateProfile(t, p, monitor.Sampling{})
+	return simulateProfile(t, p)
 }
 
 // simulateProfile is simulate for a node that is no file.
-func simulateProfile(t *testing.T, p simulator.Profile, samples monitor.Sampling) simulated {
+func simulateProfile(t *testing.T, p simulator.Profile) simulated {
 	t.Helper()
 	node := simulator.New(p)
 	policy := health.Default()
 	policy.FlapLimit = 1_000_000
 	m := monitor.New(monitor.Options{
-		Driver: opener{nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()})}, Policy: policy, Sampling: samples,
+		Driver: opener{nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()})}, Policy: policy,
 	})
 	ctx, cancel := context.WithCancel(silent(t.Context()))
 	ended := make(chan error, 1)

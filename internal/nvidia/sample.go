@@ -28,7 +28,7 @@ type SampleQuery struct {
 	// Blocks is how long the answer takes, for a question that is asked only if that is wanted; else 0.
 	Blocks time.Duration
 
-	ask func(device, *inventory.Measures) nvml.Return
+	ask asking
 }
 
 // asked reports whether a whole GPU is asked.
@@ -120,10 +120,8 @@ var sampleQueries = []SampleQuery{
 			return set(m, ret, inventory.RowRemapFailed, oneIf(rows.failed))
 		},
 	},
-	ecc("corrected, volatile", inventory.ECCCorrected, nvml.MEMORY_ERROR_TYPE_CORRECTED, nvml.VOLATILE_ECC),
-	ecc("uncorrected, volatile", inventory.ECCUncorrected, nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC),
-	ecc("corrected, aggregate", inventory.ECCCorrectedTotal, nvml.MEMORY_ERROR_TYPE_CORRECTED, nvml.AGGREGATE_ECC),
-	ecc("uncorrected, aggregate", inventory.ECCUncorrectedTotal, nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.AGGREGATE_ECC),
+	ecc("corrected", inventory.ECCCorrected, nvml.MEMORY_ERROR_TYPE_CORRECTED),
+	ecc("uncorrected", inventory.ECCUncorrected, nvml.MEMORY_ERROR_TYPE_UNCORRECTED),
 	nvlinkBytes("sent over NVLink", inventory.NVLinkTransmitted, nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_TX),
 	nvlinkBytes("received over NVLink", inventory.NVLinkReceived, nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_RX),
 	pcieThroughput("sent", inventory.PCIeTransmit, nvml.PCIE_UTIL_TX_BYTES),
@@ -220,8 +218,11 @@ func set(m *inventory.Measures, ret nvml.Return, which inventory.Measure, value 
 	return ret
 }
 
+// asking is how a query is asked.
+type asking = func(device, *inventory.Measures) nvml.Return
+
 // one returns how to ask a question whose answer is the value of a measure.
-func one[T uint32 | uint64 | int](which inventory.Measure, get func(device) (T, nvml.Return)) func(device, *inventory.Measures) nvml.Return {
+func one[T uint32 | uint64 | int](which inventory.Measure, get func(device) (T, nvml.Return)) asking {
 	return func(d device, m *inventory.Measures) nvml.Return {
 		value, ret := get(d)
 		return set(m, ret, which, float64(value))
@@ -251,10 +252,10 @@ func sampleMemory(d device, m *inventory.Measures) nvml.Return {
 	return set(m, ret, inventory.MemoryTotal, math.Trunc(float64(memory.Total)/mib))
 }
 
-func ecc(which string, measure inventory.Measure, kind nvml.MemoryErrorType, counter nvml.EccCounterType) SampleQuery {
+func ecc(which string, measure inventory.Measure, kind nvml.MemoryErrorType) SampleQuery {
 	return SampleQuery{
 		Function: "nvmlDeviceGetTotalEccErrors (" + which + ")", Measures: []inventory.Measure{measure},
-		ask: one(measure, func(d device) (uint64, nvml.Return) { return d.GetTotalEccErrors(kind, counter) }),
+		ask: one(measure, func(d device) (uint64, nvml.Return) { return d.GetTotalEccErrors(kind, nvml.VOLATILE_ECC) }),
 	}
 }
 
