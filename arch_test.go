@@ -64,9 +64,12 @@ var imports = map[string][]string{
 		"internal/resource", "internal/edits", "internal/feed", "internal/files", "internal/supervise",
 		"internal/kubelet", // for the values of its accounts
 	},
-	"internal/mps":       {"internal/inventory", "internal/resource", "internal/feed", "internal/files", "internal/supervise"},
-	"internal/status":    {"internal/inventory", "internal/health", "internal/resource"},
-	"internal/telemetry": {"internal/inventory", "internal/status", "internal/feed", "internal/supervise"},
+	"internal/mps":    {"internal/inventory", "internal/resource", "internal/feed", "internal/files", "internal/supervise"},
+	"internal/status": {"internal/inventory", "internal/health", "internal/resource"},
+	"internal/telemetry": {
+		"internal/inventory", "internal/status", "internal/feed", "internal/supervise",
+		"internal/kubelet", // for the values of its accounts
+	},
 	"internal/agent": {
 		"internal/config", "internal/health", "internal/inventory", "internal/monitor", "internal/resource", "internal/plugin",
 		"internal/feed", "internal/status",

@@ -2,30 +2,58 @@ package cli
 
 import (
 	"context"
+	"os"
+	"time"
+
+	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/telemetry"
 )
 
 // serveMetrics serves metrics and probes by HTTP, at the address that the configuration has.
 func (d *daemon) serveMetrics(ctx context.Context) error {
 	address := feed.New(d.watcher.Configs().Value().MetricsAddress)
-	go d.followMetricsAddress(ctx, address)
+	gpus := feed.New(telemetry.GPUSettings{})
+	pods := feed.New(telemetry.PodDevices{})
+	go d.followMetrics(ctx, address, gpus)
+	go telemetry.FollowPods(ctx, d.account, gpus, pods, clock.RealClock{})
 	return telemetry.New(telemetry.Options{
-		Address: address, Status: d.status, Stuck: d.liveness.Stuck, Ready: d.readyNow, Collectors: d.collectors(),
+		Address: address, Status: d.status, Stuck: d.liveness.Stuck, Ready: d.readyNow, Collectors: []telemetry.Collector{d.gpuMetrics(gpus, pods)},
 	}).Run(ctx)
 }
 
-// collectors are the sources of metrics beside the daemon's status.
-func (d *daemon) collectors() []telemetry.Collector { return nil }
+// gpuMetrics are the metrics of GPUs.
+func (d *daemon) gpuMetrics(settings *feed.Feed[telemetry.GPUSettings], pods *feed.Feed[telemetry.PodDevices]) telemetry.Collector {
+	name := d.config.NodeName
+	if name == "" {
+		name, _ = os.Hostname() // "" is what is left to say
+	}
+	return telemetry.NewGPUs(telemetry.GPUSources{
+		Settings: settings, Snapshots: d.monitor.Snapshots(), Samples: d.monitor.Samples(), Pods: pods, Hostname: name,
+		XIDName: func(xid uint64) string { return health.Lookup(xid).Name }, Now: time.Now,
+	})
+}
 
-// followMetricsAddress publishes the address of each Config that has another one than the last.
-func (d *daemon) followMetricsAddress(ctx context.Context, address *feed.Feed[string]) {
+// followMetrics publishes the address of each Config that has another one than the last, and has GPUs measured as each says.
+func (d *daemon) followMetrics(ctx context.Context, address *feed.Feed[string], gpus *feed.Feed[telemetry.GPUSettings]) {
 	for {
 		c, changed := d.watcher.Configs().Latest()
 		if c.MetricsAddress != address.Value() {
 			address.Publish(c.MetricsAddress)
 		}
+		var settings telemetry.GPUSettings
+		var sampling monitor.Sampling
+		if c.MetricsAddress != "" && c.GPUMetrics.Enabled {
+			settings = telemetry.GPUSettings{Every: c.GPUMetrics.Interval, HostnameLabel: c.GPUMetrics.HostnameLabel}
+			sampling = monitor.Sampling{Every: c.GPUMetrics.Interval, Blocking: c.GPUMetrics.PCIeThroughput}
+		}
+		if settings != gpus.Value() {
+			gpus.Publish(settings)
+		}
+		_ = d.monitor.SetSampling(ctx, sampling) // it cannot be reached when the daemon ends
 		select {
 		case <-ctx.Done():
 			return

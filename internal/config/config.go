@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cdi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
@@ -36,6 +37,10 @@ type Config struct {
 	ControlSocket string
 	// MetricsAddress is the TCP address on which metrics and probes are served; empty for none.
 	MetricsAddress string
+	// GPUMetrics says which metrics of GPUs are served there.
+	GPUMetrics GPUMetrics
+	// NodeName is the name of the node in metrics; empty for the host's name.
+	NodeName string
 	// StateDir is the directory for state that survives a restart; empty for none.
 	StateDir string
 
@@ -61,6 +66,18 @@ type Config struct {
 	WaitForRelease bool
 	// PreStart says what is checked and reset on a container's devices before it starts.
 	PreStart PreStart
+}
+
+// GPUMetrics says which metrics of GPUs there are.
+type GPUMetrics struct {
+	// Enabled is false where another program has them.
+	Enabled bool
+	// Interval is the time between two samples, 1 s to 2 min.
+	Interval time.Duration
+	// PCIeThroughput also has the PCIe throughput measured, which blocks for 40 ms a GPU.
+	PCIeThroughput bool
+	// HostnameLabel is the name of the label with the node's name; empty for none.
+	HostnameLabel string
 }
 
 // Driver says where the driver is. All paths are absolute.

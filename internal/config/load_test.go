@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
@@ -43,6 +44,7 @@ func defaults() config.Config {
 		PodResourcesSocket: "/var/lib/kubelet/pod-resources/kubelet.sock",
 		ControlSocket:      "/run/gpu-device-plugin/control.sock",
 		StateDir:           "/var/lib/gpu-device-plugin",
+		GPUMetrics:         config.GPUMetrics{Enabled: true, Interval: 15 * time.Second, HostnameLabel: "Hostname"},
 		Driver:             config.Driver{Root: "/", DevRoot: "/", ContainerRoot: "/driver-root"},
 		CDIDir:             "/var/run/cdi",
 		MPSRoot:            "/mps",
@@ -269,7 +271,8 @@ func TestAllProblemsAreReportedInOrder(t *testing.T) {
 			name: "not a block", file: "flags: yes\nimex: []",
 			want: []string{
 				"line 1: flags: must be a mapping with the keys migStrategy, failOnInitError, mpsRoot, nvidiaDriverRoot, nvidiaDevRoot, gdrcopyEnabled, gdsEnabled, " +
-					"mofedEnabled, useNodeFeatureAPI, deviceDiscoveryStrategy, metricsAddress, plugin, gfd",
+					"mofedEnabled, useNodeFeatureAPI, deviceDiscoveryStrategy, metricsAddress, gpuMetrics, gpuMetricsInterval, gpuMetricsPCIeThroughput, " +
+					"gpuMetricsHostnameLabel, plugin, gfd",
 				"line 2: imex: must be a mapping with the keys channelIDs, required",
 			},
 		},

@@ -5,6 +5,7 @@ import (
 	"reflect"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 
@@ -126,6 +127,8 @@ func textAt(c *v1.Config, path string) (text string, given bool) {
 		return value, true
 	case v1.StringList:
 		return strings.Join(value, ","), true
+	case v1.Duration:
+		return time.Duration(value).String(), true
 	case []int:
 		return strings.Trim(strings.ReplaceAll(fmt.Sprint(value), " ", ","), "[]"), true
 	}

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cdi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
@@ -157,6 +158,31 @@ var options = []option{
 		set:   setAddress(func(c *Config) *string { return &c.MetricsAddress }),
 	},
 	{
+		flag: "gpu-metrics", env: []string{"GPU_METRICS"}, key: "flags.gpuMetrics", fallback: "true", kind: kindBool,
+		usage: "serve metrics of the GPUs under the names of dcgm-exporter, too; false where dcgm-exporter runs",
+		set:   truth(func(c *Config) *bool { return &c.GPUMetrics.Enabled }),
+	},
+	{
+		flag: "gpu-metrics-interval", env: []string{"GPU_METRICS_INTERVAL"}, key: "flags.gpuMetricsInterval", fallback: "15s",
+		usage: "time between two measurements of a GPU for metrics, 1s to 2m",
+		set:   setInterval(func(c *Config) *time.Duration { return &c.GPUMetrics.Interval }, time.Second, 2*time.Minute),
+	},
+	{
+		flag: "gpu-metrics-pcie-throughput", env: []string{"GPU_METRICS_PCIE_THROUGHPUT"}, key: "flags.gpuMetricsPCIeThroughput",
+		fallback: "false", kind: kindBool,
+		usage: "also measure the PCIe throughput: the driver takes 40 ms for each GPU",
+		set:   truth(func(c *Config) *bool { return &c.GPUMetrics.PCIeThroughput }),
+	},
+	{
+		flag: "gpu-metrics-hostname-label", env: []string{"GPU_METRICS_HOSTNAME_LABEL"}, key: "flags.gpuMetricsHostnameLabel",
+		fallback: "Hostname", usage: "name of the label with the name of the node: Hostname, hostname or none",
+		set: setHostnameLabel,
+	},
+	{
+		flag: "node-name", env: []string{"NODE_NAME"}, usage: "name of the node in metrics; default: the host name",
+		set: text(func(c *Config) *string { return &c.NodeName }),
+	},
+	{
 		flag: "void-visible-devices", env: []string{"VOID_VISIBLE_DEVICES"}, key: "flags.plugin.voidVisibleDevices", fallback: "true",
 		kind:  kindBool,
 		usage: "set NVIDIA_VISIBLE_DEVICES=void in containers that get devices only by CDI, so that the value of the image has no effect",
@@ -241,6 +267,34 @@ func socket(field func(*Config) *string) func(*Config, string) error {
 		}
 		return absolute(field)(c, path)
 	}
+}
+
+// setInterval sets an option that is a time within limits.
+func setInterval(field func(*Config) *time.Duration, least, most time.Duration) func(*Config, string) error {
+	return func(c *Config, text string) error {
+		value, err := time.ParseDuration(text)
+		if err != nil {
+			return fmt.Errorf(`%q is not a duration with a unit, such as "15s"`, text)
+		}
+		if value < least || value > most {
+			return fmt.Errorf("%v is not between %v and %v", value, least, most)
+		}
+		*field(c) = value
+		return nil
+	}
+}
+
+// setHostnameLabel sets the label with the node's name. Releases of dcgm-exporter have one or the other.
+func setHostnameLabel(c *Config, text string) error {
+	switch text {
+	case "Hostname", "hostname":
+		c.GPUMetrics.HostnameLabel = text
+	case "none":
+		c.GPUMetrics.HostnameLabel = ""
+	default:
+		return fmt.Errorf("%q is not one of: Hostname, hostname, none", text)
+	}
+	return nil
 }
 
 // setAddress sets an option that is a TCP address, or empty for none.

@@ -47,6 +47,7 @@ type chapter struct {
 // chapters are all metrics.
 var chapters = []chapter{
 	{"The daemon", daemonMetrics},
+	{"The GPUs", gpuMetrics()},
 }
 
 var daemonMetrics = []metric{buildInfo}

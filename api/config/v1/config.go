@@ -41,9 +41,15 @@ type Flags struct {
 	UseNodeFeatureAPI       *bool   `json:"useNodeFeatureAPI,omitempty"`
 	DeviceDiscoveryStrategy *string `json:"deviceDiscoveryStrategy,omitempty"`
 	// MetricsAddress is an extension: the TCP address on which metrics and probes are served.
-	MetricsAddress *string      `json:"metricsAddress,omitempty"`
-	Plugin         *PluginFlags `json:"plugin,omitempty"`
-	GFD            *GFDFlags    `json:"gfd,omitempty"`
+	MetricsAddress *string `json:"metricsAddress,omitempty"`
+	// The following are extensions: which metrics of GPUs there are, how often they are measured, and the label with the node's name.
+	GPUMetrics               *bool     `json:"gpuMetrics,omitempty"`
+	GPUMetricsInterval       *Duration `json:"gpuMetricsInterval,omitempty"`
+	GPUMetricsPCIeThroughput *bool     `json:"gpuMetricsPCIeThroughput,omitempty"`
+	GPUMetricsHostnameLabel  *string   `json:"gpuMetricsHostnameLabel,omitempty"`
+
+	Plugin *PluginFlags `json:"plugin,omitempty"`
+	GFD    *GFDFlags    `json:"gfd,omitempty"`
 }
 
 // PluginFlags are defaults for flags of the device plugin alone.

@@ -1,0 +1,99 @@
+package telemetry
+
+import "github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+
+// A gpuMetric is a metric whose values are those of a measure.
+type gpuMetric struct {
+	metric
+	measure inventory.Measure
+}
+
+// deviceLabels are the labels of all metrics of dcgm-exporter. A series has those that have a value.
+var deviceLabels = []string{
+	"gpu", "UUID", "pci_bus_id", "device", "modelName", "GPU_I_PROFILE", "GPU_I_ID", "Hostname", "container", "namespace", "pod",
+}
+
+// How many series a metric has at most.
+const (
+	onePerGPU      = "1 a GPU"
+	onePerInstance = "1 a GPU, or 1 a GPU instance of a GPU in MIG mode"
+)
+
+// dcgm returns a metric that dcgm-exporter has, under its name and with its words.
+func dcgm(name string, k kind, measure inventory.Measure, unit, help string) gpuMetric {
+	return gpuMetric{metric{name: "DCGM_FI_" + name, kind: k, unit: unit, help: help, labels: deviceLabels, series: onePerGPU, calls: "1"}, measure}
+}
+
+// ofInstances says that a metric is one of GPU instances on a GPU in MIG mode.
+func ofInstances(m gpuMetric) gpuMetric {
+	m.series = onePerInstance
+	return m
+}
+
+// gpuRows are the metrics that are made of samples.
+var gpuRows = []gpuMetric{
+	dcgm("DEV_SM_CLOCK", gauge, inventory.SMClock, "MHz", "SM clock frequency (in MHz)."),
+	dcgm("DEV_MEM_CLOCK", gauge, inventory.MemoryClock, "MHz", "Memory clock frequency (in MHz)."),
+	dcgm("DEV_MEMORY_TEMP", gauge, inventory.MemoryTemperature, "°C", "Memory temperature (in C)."),
+	dcgm("DEV_GPU_TEMP", gauge, inventory.Temperature, "°C", "GPU temperature (in C)."),
+	dcgm("DEV_POWER_USAGE", gauge, inventory.PowerUsage, "W", "Power draw (in W)."),
+	dcgm("DEV_TOTAL_ENERGY_CONSUMPTION", counter, inventory.EnergyConsumption, "mJ", "Total energy consumption since boot (in mJ)."),
+	dcgm("DEV_PCIE_REPLAY_COUNTER", counter, inventory.PCIeReplayCount, "", "Total number of PCIe retries."),
+	dcgm("DEV_GPU_UTIL", gauge, inventory.GPUUtilization, "%", "GPU utilization (in %)."),
+	dcgm("DEV_MEM_COPY_UTIL", gauge, inventory.MemoryUtilization, "%", "Memory utilization (in %)."),
+	dcgm("DEV_ENC_UTIL", gauge, inventory.EncoderUtilization, "%", "Encoder utilization (in %)."),
+	dcgm("DEV_DEC_UTIL", gauge, inventory.DecoderUtilization, "%", "Decoder utilization (in %)."),
+	ofInstances(dcgm("DEV_FB_FREE", gauge, inventory.MemoryFree, "MiB", "Framebuffer memory free (in MiB).")),
+	ofInstances(dcgm("DEV_FB_USED", gauge, inventory.MemoryUsed, "MiB", "Framebuffer memory used (in MiB).")),
+	dcgm("DEV_FB_RESERVED", gauge, inventory.MemoryReserved, "MiB", "Framebuffer memory reserved (in MiB)."),
+	ofInstances(dcgm("DEV_FB_TOTAL", gauge, inventory.MemoryTotal, "MiB", "Total Frame Buffer of the GPU (in MiB).")),
+	dcgm("DEV_VGPU_LICENSE_STATUS", gauge, inventory.VGPULicense, "", "vGPU License status"),
+	dcgm("DEV_UNCORRECTABLE_REMAPPED_ROWS", counter, inventory.UncorrectableRows, "", "Number of remapped rows for uncorrectable errors"),
+	dcgm("DEV_CORRECTABLE_REMAPPED_ROWS", counter, inventory.CorrectableRows, "", "Number of remapped rows for correctable errors"),
+	dcgm("DEV_ROW_REMAP_FAILURE", gauge, inventory.RowRemapFailed, "", "Whether remapping of rows has failed"),
+	dcgm("DEV_ECC_SBE_VOL_TOTAL", counter, inventory.ECCCorrected, "", "Total number of single-bit volatile ECC errors."),
+	dcgm("DEV_ECC_DBE_VOL_TOTAL", counter, inventory.ECCUncorrected, "", "Total number of double-bit volatile ECC errors."),
+	dcgm("PROF_PCIE_TX_BYTES", gauge, inventory.PCIeTransmit, "B/s", "The rate of data transmitted over the PCIe bus in bytes per second."),
+	dcgm("PROF_PCIE_RX_BYTES", gauge, inventory.PCIeReceive, "B/s", "The rate of data received over the PCIe bus in bytes per second."),
+	{metric{
+		name: "gpu_device_plugin_nvlink_transmitted_bytes_total", kind: counter, unit: "B", labels: gpuLabels, series: onePerGPU, calls: "1",
+		help: "Bytes that a GPU sent over all its NVLinks since the driver was loaded.",
+	}, inventory.NVLinkTransmitted},
+	{metric{
+		name: "gpu_device_plugin_nvlink_received_bytes_total", kind: counter, unit: "B", labels: gpuLabels, series: onePerGPU, calls: "1",
+		help: "Bytes that a GPU received over all its NVLinks since the driver was loaded.",
+	}, inventory.NVLinkReceived},
+}
+
+// gpuLabels are the labels of our own metrics of GPUs.
+var gpuLabels = []string{"gpu", "UUID"}
+
+var lastXID = metric{
+	name: "DCGM_FI_DEV_XID_ERRORS", kind: gauge, labels: append(deviceLabels[:len(deviceLabels):len(deviceLabels)], "err_code", "err_msg"),
+	series: onePerGPU, calls: "0", help: "Value of the last XID error encountered.",
+}
+
+var sampleTime = metric{
+	name: "gpu_device_plugin_sample_timestamp_seconds", kind: gauge, unit: "s", labels: gpuLabels, series: onePerGPU, calls: "0",
+	help: "When a GPU was measured last. It stays while the GPU cannot be measured.",
+}
+
+var podDevice = metric{
+	name: "gpu_device_plugin_pod_device", kind: gauge, labels: []string{"UUID", "GPU_I_ID", "pod", "namespace", "container"},
+	series: "1 a container and GPU or GPU instance that it holds, 4096 at most", calls: "0",
+	help: "A container holds the GPU or the GPU instance, alone or with others. The value is always 1.",
+}
+
+var podsTime = metric{
+	name: "gpu_device_plugin_pod_devices_timestamp_seconds", kind: gauge, unit: "s", series: "1", calls: "0",
+	help: "When kubelet said last which containers hold which devices.",
+}
+
+// gpuMetrics are all metrics of GPUs.
+func gpuMetrics() []metric {
+	all := []metric{lastXID}
+	for _, row := range gpuRows {
+		all = append(all, row.metric)
+	}
+	return append(all, sampleTime, podDevice, podsTime)
+}

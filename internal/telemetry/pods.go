@@ -1,0 +1,92 @@
+package telemetry
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+)
+
+// podsTimeout is how long kubelet may take to say which containers hold devices.
+const podsTimeout = 3 * time.Second
+
+// maxPodsFailures is how many questions in a row may fail until what kubelet said before counts no more.
+const maxPodsFailures = 3
+
+// PodDevices say which containers hold which devices.
+type PodDevices struct {
+	// Asked is when kubelet said so; zero if it did not.
+	Asked   time.Time
+	Devices []kubelet.ContainerDevice
+}
+
+// A PodLister knows which containers hold which devices.
+type PodLister interface {
+	ContainerDevices(ctx context.Context) ([]kubelet.ContainerDevice, error)
+}
+
+// FollowPods asks which containers hold devices, as often as the settings say, and publishes it until ctx ends. While there are no
+// metrics of GPUs nobody is asked.
+func FollowPods(ctx context.Context, lister PodLister, settings *feed.Feed[GPUSettings], pods *feed.Feed[PodDevices], c clock.Clock) {
+	log := klog.FromContext(ctx)
+	failures := 0
+	for {
+		s, changed := settings.Latest()
+		var due <-chan time.Time
+		if s.Every > 0 {
+			due = c.After(s.Every)
+			asking, end := context.WithTimeout(ctx, podsTimeout)
+			devices, err := lister.ContainerDevices(asking)
+			end()
+			switch {
+			case err == nil:
+				failures = 0
+				pods.Publish(PodDevices{Asked: c.Now(), Devices: devices})
+			case ctx.Err() == nil:
+				if failures++; failures == maxPodsFailures {
+					log.Info("Metrics of GPUs name no pods: kubelet does not say which pods hold devices", "reason", err.Error())
+				}
+			}
+		}
+		if s.Every == 0 || failures >= maxPodsFailures {
+			pods.Publish(PodDevices{Asked: pods.Value().Asked})
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		case <-due:
+		}
+	}
+}
+
+// A holder is a container that holds a device.
+type holder struct {
+	namespace, pod, container string
+	shared                    bool // others can hold the device at the same time
+}
+
+// byDevice returns the containers that hold devices, by the UUID of the GPU or MIG device. The ID of a device that is shared is its UUID
+// followed by "::" and a number.
+func (p PodDevices) byDevice() map[string][]holder {
+	all := make(map[string][]holder, len(p.Devices))
+	for _, d := range p.Devices {
+		uuid, _, shared := strings.Cut(d.ID, "::")
+		all[uuid] = with(all[uuid], holder{namespace: d.Namespace, pod: d.Pod, container: d.Container, shared: shared})
+	}
+	return all
+}
+
+// with returns holders with one more, unless it is there already: a container may hold several replicas of a device.
+func with(holders []holder, h holder) []holder {
+	if slices.Contains(holders, h) {
+		return holders
+	}
+	return append(holders, h)
+}
