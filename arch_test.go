@@ -84,7 +84,7 @@ var homes = []struct {
 	homes []string
 }{
 	{"github.com/NVIDIA/go-nvml", []string{"internal/nvidia", "internal/simulator"}},
-	{"github.com/fsnotify/fsnotify", []string{"internal/kubelet", "internal/config"}},
+	{"github.com/fsnotify/fsnotify", []string{"internal/kubelet", "internal/config", "internal/control"}},
 	{"github.com/spf13/cobra", []string{"internal/cli"}},
 	{"github.com/spf13/pflag", []string{"internal/cli", "internal/config"}},
 	{"github.com/prometheus", []string{"internal/telemetry"}},

@@ -17,6 +17,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
@@ -34,8 +35,10 @@ const (
 	sendTimeout = 30 * time.Second
 	// farewellTimeout bounds the answer to a call that ended because the server or the call's time does.
 	farewellTimeout = time.Second
-	// lookEvery is how often the socket is looked for: it may have been removed.
-	lookEvery = 500 * time.Millisecond
+	// lookOften is how often the socket is looked for where inotify does not tell that it was removed, lookRarely where it does. Each
+	// look wakes an idle process.
+	lookOften  = 500 * time.Millisecond
+	lookRarely = 10 * time.Second
 )
 
 // A Server answers calls at a socket.
@@ -81,19 +84,32 @@ func (s *Server) Run(ctx context.Context) error {
 	context.AfterFunc(life, func() { _ = listener.Close() })
 	go func() {
 		defer end()
-		for isThere(own, s.socket) && pause(life) {
-		}
+		awaitRemoval(life, own, s.socket)
 	}()
 	return s.accept(ctx, life, listener)
 }
 
-// pause waits until it is time to look again. It returns false if ctx ends before.
-func pause(ctx context.Context) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(lookEvery):
-		return true
+// awaitRemoval returns when the socket is no longer at path, or ctx ends.
+func awaitRemoval(ctx context.Context, own fs.FileInfo, path string) {
+	pace := lookRarely
+	notices, err := fsnotify.NewWatcher()
+	if err != nil {
+		notices = &fsnotify.Watcher{} // nil channels: no notice ever comes
+	} else {
+		defer func() { _ = notices.Close() }()
+		err = notices.Add(filepath.Dir(path))
+	}
+	if err != nil {
+		pace = lookOften
+	}
+	for isThere(own, path) {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pace):
+		case <-notices.Events:
+		case <-notices.Errors: // notices were lost
+		}
 	}
 }
 
@@ -126,8 +142,9 @@ func (s *Server) accept(ctx, life context.Context, listener *net.UnixListener) e
 			log.Info("Cannot accept control calls", "reason", err.Error())
 		}
 		failing = true
-		if !pause(life) {
-			return nil
+		select {
+		case <-life.Done():
+		case <-time.After(lookOften):
 		}
 	}
 }
