@@ -108,7 +108,8 @@ func awaitRemoval(ctx context.Context, own fs.FileInfo, path string) {
 			return
 		case <-time.After(pace):
 		case <-notices.Events:
-		case <-notices.Errors: // notices were lost
+		case err := <-notices.Errors:
+			klog.FromContext(ctx).V(2).Info("Notices about the control socket were lost", "reason", err.Error())
 		}
 	}
 }
