@@ -56,7 +56,7 @@ func inspect(t *testing.T, profile string, o resource.Options, wanted config.Pre
 	policy.SuspectLimit, policy.SuspectSettle = time.Hour, time.Hour // what is Suspect stays so, however late one asks
 	m := monitor.New(monitor.Options{
 		Driver: opener{nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()})}, Policy: policy,
-		SlowPoll: time.Hour, FastPoll: time.Hour, SuspectPoll: time.Hour,
+		Poll: time.Hour, SuspectPoll: time.Hour,
 	})
 	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), klog.Logger{}))
 	ended := make(chan error, 1)

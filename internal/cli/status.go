@@ -63,7 +63,7 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 		Version: version.String(), Simulated: d.config.Simulate, ConfigFile: d.config.File,
 		Driver: seen.Snapshot.Driver.Version, Looked: status.Moment(seen.Looked), Stale: seen.Snapshot.Stale,
 		Quiet: seen.Quiet, Node: seen.Node,
-		GPUs: status.Devices(seen.Snapshot, seen.GPUs), LeftOut: status.LeftOut(seen.Snapshot, offered),
+		NotAsked: seen.NotAsked, GPUs: status.Devices(seen.Snapshot, seen.GPUs), LeftOut: status.LeftOut(seen.Snapshot, offered),
 		Resources: resources(d.set.Status()), Warnings: offered.OtherWarnings(),
 		Holds: holds(offered.Holds), ConfigGeneration: d.watcher.Generation(),
 		Readiness: d.readiness.Answer().Value(),

@@ -75,14 +75,6 @@ func (g GPU) Seen(found inventory.GPU, unread bool, now time.Time) GPU {
 	return g
 }
 
-// Curable reports whether readings can close a fault of the GPU, so that it should be read often.
-func (p Policy) Curable(g GPU, facts Facts) bool {
-	return g.any(func(f Fault) bool {
-		way := p.wayBack(g, f, facts)
-		return way != byReboot && way != byOperator
-	})
-}
-
 // Suspect reports whether the GPU or one of its MIG devices waits for the recovery action of the driver.
 func (g GPU) Suspect() bool { return g.any(func(f Fault) bool { return f.State == inventory.Suspect }) }
 

@@ -47,7 +47,7 @@ func Default() Policy {
 		UnknownGrace:  10 * time.Second,
 		Passes:        2,
 		SuspectSettle: time.Second,
-		Settle:        4 * time.Second, // two fast polls of 5 s, whatever their jitter
+		Settle:        3 * time.Second, // two polls of 4 s, whatever their jitter
 		FlapLimit:     3,
 		FlapWindow:    24 * time.Hour,
 	}

@@ -332,9 +332,6 @@ func TestManualRecovery(t *testing.T) {
 	s.reopen()
 	s.reads(100, s.good)
 	s.want(inventory.Unhealthy, inventory.CureReset)
-	if s.policy.Curable(s.gpu, s.facts) {
-		t.Error("readings are said to be able to cure what only an operator may")
-	}
 	s.gpu, _ = s.policy.Clear(s.gpu, "GPU-0", s.now)
 	s.xid(154) // a suspicion is no fault yet
 	s.reads(1, s.good)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -38,47 +40,79 @@ func (s simulated) others(d time.Duration, but ...int) {
 	}
 }
 
-// TestGPUThatHangs: it alone is Unhealthy, with the call named, and it is Healthy again once its call has returned.
+// TestGPUThatHangs: within 15 s of the moment from which its calls hang it alone is Unhealthy, with the call named; so are two that hang
+// at once. The others are judged meanwhile. Each is Healthy again once its call has returned.
 func TestGPUThatHangs(t *testing.T) {
-	for _, call := range []string{"DeviceGetMemoryInfo", "DeviceGetFieldValues", "DeviceGetHandleByIndex"} {
-		synctest.Test(t, func(t *testing.T) {
-			s := simulate(t, "dgx-h100")
-			s.inject(hang("3", call))
-			start := time.Now()
-			if _, err := s.Look(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			s.until("GPU 3 Unhealthy", state(3, unhealthy))
-			if took := time.Since(start); took > 15*time.Second {
-				t.Errorf("GPU 3 was Unhealthy after %v", took)
-			}
-			if h := s.Snapshots().Value().GPUs[3].Health; !strings.Contains(h.Reason, "nvml"+call) {
-				t.Errorf("the reason names no call: %+v", h)
-			}
-			s.others(10*time.Minute, 3)
-			s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "5", XID: 119})
-			synctest.Wait()
-			if h := s.Snapshots().Value().GPUs[5].Health; h.XID != 119 {
-				t.Errorf("an XID of another GPU was not published at once: %+v", h)
-			}
-			s.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "3"})
-			start = time.Now()
-			s.until("GPU 3 Healthy", state(3, healthy))
-			if took := time.Since(start); took > time.Minute {
-				t.Errorf("GPU 3 was Healthy after %v", took)
-			}
-		})
+	tests := []struct {
+		call string
+		gpus []int
+	}{
+		{"DeviceGetMemoryInfo", []int{3}},
+		{"DeviceGetFieldValues", []int{3}},
+		{"DeviceGetHandleByIndex", []int{3}},
+		{"DeviceGetMemoryInfo", []int{3, 5}},
+		{"DeviceGetFieldValues", []int{0, 7}},
+	}
+	for _, tt := range tests {
+		for _, after := range []time.Duration{0, time.Second, 1999 * time.Millisecond, 3 * time.Second, 3999 * time.Millisecond} {
+			synctest.Test(t, func(t *testing.T) {
+				s := simulate(t, "dgx-h100")
+				pass(time.Minute + after)
+				start := time.Now()
+				for _, gpu := range tt.gpus {
+					s.inject(hang(strconv.Itoa(gpu), tt.call))
+				}
+				for _, gpu := range tt.gpus {
+					s.until("the GPU Unhealthy", state(gpu, unhealthy))
+					if took := time.Since(start); took > 15*time.Second {
+						t.Errorf("%s of GPUs %v hangs: GPU %d was Unhealthy after %v", tt.call, tt.gpus, gpu, took)
+					}
+					if h := s.Snapshots().Value().GPUs[gpu].Health; !strings.Contains(h.Reason, "nvml"+tt.call) {
+						t.Errorf("the reason names no call: %+v", h)
+					}
+				}
+				s.others(time.Minute, tt.gpus...)
+				s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "4", XID: 119})
+				synctest.Wait()
+				if h := s.Snapshots().Value().GPUs[4].Health; h.XID != 119 {
+					t.Errorf("an XID of another GPU was not published at once: %+v", h)
+				}
+				s.inject(simulator.Fault{Kind: simulator.KindRecoveryAction, GPU: "6", Action: "reset"})
+				pass(5 * time.Second)
+				if !state(6, unhealthy)(s.Snapshots().Value()) {
+					t.Error("what only a reading shows of another GPU was not found")
+				}
+				s.inject(simulator.Fault{Kind: simulator.KindRestore})
+				start = time.Now()
+				for _, gpu := range tt.gpus {
+					s.until("the GPU Healthy", state(gpu, healthy))
+				}
+				if took := time.Since(start); took > time.Minute {
+					t.Errorf("the GPUs were Healthy after %v", took)
+				}
+			})
+		}
 	}
 }
 
-// TestTwoGPUsThatHang: no more threads are risked, and the other GPUs keep their verdicts as long as waits for events return.
-func TestTwoGPUsThatHang(t *testing.T) {
+// TestThreeGPUsThatHang: no more threads are risked, and the other GPUs keep their verdicts as long as waits for events return.
+func TestThreeGPUsThatHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := simulate(t, "dgx-h100")
-		s.inject(hang("3", ""))
-		s.inject(hang("5", ""))
-		s.until("both Unhealthy", func(n inventory.Snapshot) bool { return state(3, unhealthy)(n) && state(5, unhealthy)(n) })
-		s.others(10*time.Minute, 3, 5)
+		for _, gpu := range []string{"3", "5", "7"} {
+			s.inject(hang(gpu, ""))
+		}
+		start := time.Now()
+		s.until("all three Unhealthy", func(n inventory.Snapshot) bool {
+			return state(3, unhealthy)(n) && state(5, unhealthy)(n) && state(7, unhealthy)(n)
+		})
+		if took := time.Since(start); took > 20*time.Second {
+			t.Errorf("they were Unhealthy after %v", took)
+		}
+		s.others(10*time.Minute, 3, 5, 7)
+		if status, err := s.Status(t.Context()); err != nil || !slices.Equal(status.NotAsked, []int{0, 1, 2, 4, 6}) {
+			t.Errorf("GPUs that are not asked: %v, %v", status.NotAsked, err)
+		}
 		s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "0", XID: 48})
 		synctest.Wait()
 		if !state(0, unhealthy)(s.Snapshots().Value()) {
@@ -147,23 +181,25 @@ func TestSlowDriver(t *testing.T) {
 	})
 }
 
-// TestGPUThatHangsFromTheStart: the others are there within seconds, whatever is restarted.
-func TestGPUThatHangsFromTheStart(t *testing.T) {
-	for range 2 { // processes
+// TestGPUsThatHangFromTheStart: the others are there within seconds.
+func TestGPUsThatHangFromTheStart(t *testing.T) {
+	for _, gpus := range [][]int{{3}, {0, 1}, {6, 7}} {
 		synctest.Test(t, func(t *testing.T) {
 			p, err := simulator.Load("dgx-h100")
 			if err != nil {
 				t.Fatal(err)
 			}
-			p.Faults = []simulator.Fault{hang("3", "DeviceGetHandleByIndex")}
+			for _, gpu := range gpus {
+				p.Faults = append(p.Faults, hang(strconv.Itoa(gpu), "DeviceGetHandleByIndex"))
+			}
 			start := time.Now()
 			s := simulateProfile(t, p)
-			if took := time.Since(start); took > 5*time.Second || len(s.Snapshots().Value().GPUs) != 7 {
+			if took := time.Since(start); took > 5*time.Second || len(s.Snapshots().Value().GPUs) != 8-len(gpus) {
 				t.Errorf("%d GPUs after %v", len(s.Snapshots().Value().GPUs), took)
 			}
 			s.others(10 * time.Minute)
 			status, err := s.Status(t.Context())
-			if err != nil || len(status.Retries) != 1 || status.Retries[0].Index != 3 || status.Retries[0].Next.IsZero() {
+			if err != nil || len(status.Retries) != len(gpus) || status.Retries[0].Index != gpus[0] || status.Retries[0].Next.IsZero() {
 				t.Errorf("retries %+v, %v", status.Retries, err)
 			}
 			s.inject(simulator.Fault{Kind: simulator.KindRestore})

@@ -172,7 +172,7 @@ func (l *loop) begin(ctx context.Context) {
 	}
 	l.samples.yield.Store(true)
 	if l.quiet {
-		l.looking, l.next = true, now.Add(l.options.FastPoll)
+		l.looking, l.next = true, now.Add(l.options.Poll)
 		l.answered, l.waiters, l.driverCalls = l.waiters, nil, nil
 		l.start(func() error {
 			l.looks <- look{released: true, err: l.prober.close(ctx, closePatience)}
@@ -186,7 +186,7 @@ func (l *loop) begin(ctx context.Context) {
 		l.reopen = time.Time{}
 	}
 	l.looking, l.began = true, now
-	l.next = now.Add(l.options.SlowPoll)
+	l.next = now.Add(l.options.Poll)
 	driverCalls := l.driverCalls
 	l.answered, l.waiters, l.driverCalls = l.waiters, nil, nil
 	l.start(func() error {
@@ -199,7 +199,11 @@ func (l *loop) begin(ctx context.Context) {
 func (l *loop) look(ctx context.Context, look look) {
 	now := l.now()
 	l.looked = true
+	asked := len(l.state.notAsked) == 0
 	l.state.look(look, now)
+	if asked && len(l.state.notAsked) > 0 {
+		klog.FromContext(ctx).Info("Too many driver calls do not return: other GPUs are not asked and keep their health", "gpus", l.state.notAsked)
+	}
 	if look.opened.After(l.asked) {
 		l.reopen = time.Time{} // the look found out by itself
 	}
@@ -252,7 +256,7 @@ func (l *loop) pace(look look) time.Duration {
 		l.refused++
 		return backoff(l.refused - 1)
 	case look.err != nil:
-		return l.options.FastPoll
+		return l.options.Poll
 	}
 	l.refused = 0
 	return l.state.pace(l.options)

@@ -67,12 +67,12 @@ type Options struct {
 	BootID string
 	// Clock is what the loop waits by; nil is the real one. The deadlines of calls into the driver are always real.
 	Clock clock.Clock
-	// SlowPoll is the time between looks while all is well, 30 s; FastPoll while something is not, 5 s; SuspectPoll while
-	// a verdict is being waited for, 1 s.
-	SlowPoll, FastPoll, SuspectPoll time.Duration
+	// Poll is the time between looks, 4 s; SuspectPoll while a verdict is being waited for, 1 s.
+	Poll, SuspectPoll time.Duration
 	// Gap is the least time between two looks, however many events ask for one, 250 ms.
 	Gap time.Duration
-	// HangAfter is how long a call about a GPU may take until the GPU is Unhealthy, 10 s.
+	// HangAfter is how long a call about a GPU may take until the GPU is Unhealthy, 8 s. A GPU that begins to hang is asked within
+	// Poll and judged within SuspectPoll: the sum of the three is below 15 s, also for two that hang at once.
 	HangAfter time.Duration
 }
 
@@ -82,11 +82,10 @@ func (o Options) withDefaults() Options {
 			*d = value
 		}
 	}
-	fill(&o.SlowPoll, 30*time.Second)
-	fill(&o.FastPoll, 5*time.Second)
+	fill(&o.Poll, 4*time.Second)
 	fill(&o.SuspectPoll, time.Second)
 	fill(&o.Gap, 250*time.Millisecond)
-	fill(&o.HangAfter, 10*time.Second)
+	fill(&o.HangAfter, 8*time.Second)
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}

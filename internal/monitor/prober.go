@@ -162,7 +162,7 @@ func (l *listener) run(ctx context.Context) {
 			return
 		case l.ending.Load() || errors.Is(err, inventory.ErrNoAnswer):
 			select {
-			case <-l.monitor.options.Clock.After(l.monitor.options.FastPoll):
+			case <-l.monitor.options.Clock.After(l.monitor.options.Poll):
 			case <-l.closed:
 				return
 			case <-ctx.Done():

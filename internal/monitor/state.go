@@ -26,12 +26,13 @@ type state struct {
 	// troubled is how many GPUs are lost, hang or are left out; they are asked again at next, for the time that tries counts.
 	troubled, tries int
 	next            time.Time
-	// linksDue says that links are to be asked for: it is soon looked again.
+	// linksDue says that links are to be asked for: the next look is soon.
 	linksDue bool
 	// hangAfter is how long a call may take until it hangs.
 	hangAfter time.Duration
-	// unwatched are the GPUs that give no events.
+	// unwatched are the GPUs that give no events, notAsked those that the last look did not ask because of calls about others.
 	unwatched []inventory.LeftOut
+	notAsked  []int
 	// withheld says since when an operator wants no work on the GPUs, until the driver is looked at again; zero if it is wanted.
 	withheld time.Time
 	// node is the reason that holds for all GPUs at once, empty if there is none.
@@ -92,7 +93,7 @@ func (t *state) look(l look, now time.Time) {
 		return
 	}
 	t.stale, t.looked, t.unwatched, t.withheld = "", now, l.unwatched, time.Time{}
-	t.linksDue = l.linksDue
+	t.linksDue, t.notAsked = l.linksDue, nil
 	t.facts = health.Facts{Branch: l.snapshot.Driver.Branch(), Opened: l.opened}
 	missing := t.missing(l.snapshot) // and so something is left out
 	for i, g := range l.snapshot.GPUs {
@@ -112,6 +113,9 @@ func (t *state) look(l look, now time.Time) {
 		known = known.Seen(g, unread, now)
 		if !t.noted.Empty() {
 			known = known.Restored(t.claim, now)
+		}
+		if errors.Is(l.readings[i].err, inventory.ErrNotAsked) {
+			t.notAsked = append(t.notAsked, g.Index)
 		}
 		t.gpus[g.UUID] = t.answered(known, l.readings[i], now)
 	}
@@ -349,12 +353,9 @@ func (t *state) limit() time.Time {
 
 // pace returns how long to wait for the next look while nothing happens.
 func (t *state) pace(o Options) time.Duration {
-	pace := o.SlowPoll
-	switch {
-	case t.linksDue:
+	pace := o.Poll
+	if t.linksDue {
 		pace = o.SuspectPoll
-	case t.troubled > 0: // what the kernel shows of it may change
-		pace = o.FastPoll
 	}
 	for _, g := range t.scan.GPUs {
 		known := t.gpus[g.UUID]
@@ -364,8 +365,6 @@ func (t *state) pace(o Options) time.Duration {
 			return 0
 		case known.Suspect():
 			pace = min(pace, o.SuspectPoll)
-		case t.policy.Curable(known, t.facts):
-			pace = min(pace, o.FastPoll)
 		}
 	}
 	return pace

@@ -42,8 +42,8 @@ type Driver struct {
 	late   *Session // was opened when nobody waited for it any more; the next Open returns it
 }
 
-// maxGivenUp is how many calls may hang, besides a wait for events: one GPU that hangs leaves a thread for the others.
-const maxGivenUp = 2
+// maxGivenUp is how many calls may hang, besides a wait for events: two GPUs that hang leave a thread for the others.
+const maxGivenUp = 3
 
 // New returns the driver. It touches nothing. There can be only one Driver for a library.
 func New(o Options) *Driver {

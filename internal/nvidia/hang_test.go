@@ -107,14 +107,36 @@ func TestHang(t *testing.T) {
 		"calls about two GPUs": func(t *testing.T) {
 			r := newRig(t, "dgx-h100")
 			before := r.scan()
-			r.inject(hang("3", ""), hang("5", ""))
+			r.inject(hang("3", ""), hang("5", ""), simulator.Fault{Kind: simulator.KindRecoveryAction, GPU: "7", Action: "reset"})
+			start := time.Now()
+			compare(t, "the node while they hang", before, r.scan())
+			compare(t, "the time it took", 2*gpuPatience, time.Since(start))
+			r.hanging("nvmlDeviceGetHandleByIndex of GPU 3", "nvmlDeviceGetHandleByIndex of GPU 5")
+			for range 2 {
+				start := time.Now()
+				r.scan()
+				for _, other := range []int{0, 1, 2, 4, 6, 7} {
+					reading, err := r.Read(r.ctx, r.uuid(other))
+					if asks := reading.RecoveryAction.Value == inventory.RecoveryGPUReset; err != nil || asks != (other == 7) {
+						t.Errorf("GPU %d: %+v, %v", other, reading.RecoveryAction, err)
+					}
+				}
+				compare(t, "the time of a look at the others", 0, time.Since(start))
+			}
+			r.inject(restore)
+		},
+		"calls about three GPUs": func(t *testing.T) {
+			r := newRig(t, "dgx-h100")
+			before := r.scan()
+			r.inject(hang("3", ""), hang("5", ""), hang("6", ""))
 			start := time.Now()
 			if err := r.look(); err != nil {
 				t.Error(err)
 			}
-			compare(t, "the time until no more threads are risked", nodePatience+gpuPatience, time.Since(start))
-			r.hanging("nvmlDeviceGetHandleByIndex of GPU 3", "nvmlDeviceGetHandleByIndex of GPU 5")
-			r.stalls("Read of a GPU", 0, "nvmlDeviceGetHandleByIndex of GPU 5", func() error { return r.read(5) })
+			compare(t, "the time until no more threads are risked", 2*gpuPatience+roomPatience, time.Since(start))
+			r.hanging("nvmlDeviceGetHandleByIndex of GPU 3", "nvmlDeviceGetHandleByIndex of GPU 5", "nvmlDeviceGetHandleByIndex of GPU 6")
+			r.stalls("Read of a GPU", 0, "nvmlDeviceGetHandleByIndex of GPU 6", func() error { return r.read(6) })
+			time.Sleep(nodePatience) // the bubble's clock
 			if err := r.read(0); !errors.Is(err, inventory.ErrNoAnswer) {
 				t.Errorf("Read while no call returns: %v", err)
 			}

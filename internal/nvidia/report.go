@@ -8,8 +8,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
-// reportPause is how long a GPU's Report holds: nobody acts on it, so it is not read at every look of those that follow one
-// another fast. It is a bit less than the time between two slow ones.
+// reportPause is how long a GPU's Report holds: nobody acts on it, so it is not read at every look.
 const reportPause = 25 * time.Second
 
 // readReport adds the Report, of the last look but for what was scanned in this one unless it is time for a new one.

@@ -15,9 +15,10 @@ import (
 const (
 	// gpuPatience is how long a call about one GPU may take before the other GPUs are asked without waiting for it.
 	gpuPatience = 2 * time.Second
-	// nodePatience is how long a call about no GPU may take before nobody waits for it any more. It is also how long a call
-	// about a GPU may take while no other GPU can be asked without risking one more thread.
+	// nodePatience is how long a call about no GPU may take before nobody waits for it any more.
 	nodePatience = 10 * time.Second
+	// roomPatience is how long a call about a GPU may take while no other GPU can be asked without risking one more thread.
+	roomPatience = 5 * time.Second
 	// openPatience is nodePatience for opening a session: the driver may have to load firmware.
 	openPatience = time.Minute
 )
@@ -167,7 +168,7 @@ func (w *worker) room(ctx context.Context, r *record, patience time.Duration) er
 		if !same && full {
 			wait = 0
 			for _, j := range w.givenUp {
-				wait = max(wait, j.record.left(nodePatience))
+				wait = max(wait, j.record.left(roomPatience))
 			}
 		}
 		freed := w.freed

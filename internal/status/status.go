@@ -48,6 +48,9 @@ type Status struct {
 	Retries []Retry `json:"retries,omitempty"`
 	// Unwatched are sentences: which GPUs give no events, and why. Only looks find their faults.
 	Unwatched []string `json:"unwatched,omitempty"`
+	// NotAsked are the indexes of the GPUs that were not asked in the last look, because too many calls about other GPUs do not
+	// return. Their health is that of an earlier look, and of events since.
+	NotAsked []int `json:"notAsked,omitempty"`
 	// Holds are the devices that are not given out for a while.
 	Holds []Hold `json:"holds,omitempty"`
 

@@ -27,7 +27,7 @@ func TestJSON(t *testing.T) {
 			Index: "0", UUID: "GPU-0", Model: "T4", State: "Unhealthy", Since: at, Reason: "r", Cure: "reset", XID: 79,
 			Events: []string{"XID 79 × 1"},
 		}},
-		LeftOut: []string{"GPU 1: x"}, Retries: []Retry{{Index: 1, Reason: "x", Next: at}}, Unwatched: []string{"GPU 2: x"},
+		LeftOut: []string{"GPU 1: x"}, Retries: []Retry{{Index: 1, Reason: "x", Next: at}}, Unwatched: []string{"GPU 2: x"}, NotAsked: []int{3},
 		Holds: []Hold{{Device: "GPU-3", Resource: "a/b", Reason: "x", Listed: true}},
 		Resources: []Resource{{
 			Name: "a/b", Devices: 2, Healthy: 1, Server: "serving", Agreed: true, Problem: "x",
@@ -97,6 +97,9 @@ func TestJSON(t *testing.T) {
  ],
  "unwatched": [
   "GPU 2: x"
+ ],
+ "notAsked": [
+  3
  ],
  "holds": [
   {

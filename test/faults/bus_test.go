@@ -2,13 +2,14 @@ package faults
 
 import (
 	"context"
+	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 )
 
 // dropped is how long a device that is gone is listed as Unhealthy: ten seconds, and a look at what pods hold.
-const dropped = slowPoll
+const dropped = 31 * time.Second
 
 // admit is the deed of giving a pod all GPUs.
 var admit = deed{"a pod gets all GPUs", func(ctx context.Context, s *stage) error {
@@ -24,7 +25,7 @@ var busFaults = []fault{
 	},
 	{
 		name: "lost, without any event", inject: []simulator.Fault{refused("GPU_IS_LOST")},
-		run: bad(slowPoll, "3", "Lost"), start: &outcome{gone: []string{"3"}}, then: []act{restored},
+		run: bad(polled, "3", "Lost"), start: &outcome{gone: []string{"3"}}, then: []act{{restored.deed, outcome{within: leftAlone}}},
 	},
 	{
 		name: "all lost", inject: ofAll(on(simulator.KindLost)),
@@ -49,7 +50,7 @@ var busFaults = []fault{
 		name: "unplugged, and plugged in, before R575", machine: machine{profile: "dgx-a100"},
 		inject: []simulator.Fault{on(simulator.KindRemove)},
 		run:    &outcome{leaving: true},
-		then:   []act{{wait, outcome{within: dropped}}, {inject(on(simulator.KindAdd)), outcome{within: slowPoll}}},
+		then:   []act{{wait, outcome{within: dropped}}, {inject(on(simulator.KindAdd)), outcome{within: polled}}},
 	},
 	{
 		name: "unplugged while a pod has it", do: both(admit, inject(on(simulator.KindRemove))),

@@ -19,9 +19,11 @@ const (
 )
 
 const (
-	// silent is how long a GPU's call may take to be found not to return, askedAgain how long until a GPU that was silent is asked again.
-	silent     = 20 * time.Second
+	// silent is how long it takes until a GPU whose calls begin to hang is Unhealthy, askedAgain how long until a GPU that was silent
+	// is asked again, leftAlone the same for one that is lost.
+	silent     = 15 * time.Second
 	askedAgain = 3 * time.Minute
+	leftAlone  = time.Minute + cured
 )
 
 // grace is how long devices are Healthy for while nobody can say whether they are.
@@ -85,16 +87,28 @@ var driverFaults = []fault{
 	{
 		// Silence of one is silence of one.
 		name: "a call on one GPU hangs", inject: []simulator.Fault{hung("DeviceGetFieldValues", "3")},
-		run: bad(slowPoll+silent, "3", "DeviceGetFieldValues"), start: &outcome{within: silent, gone: []string{"3"}},
+		run: bad(silent, "3", "DeviceGetFieldValues"), start: &outcome{within: silent, gone: []string{"3"}},
 		then: []act{{restoredAll.deed, outcome{within: askedAgain}}},
 	},
 	{
+		name: "calls on two GPUs hang, and a third GPU asks for a reset",
+		inject: []simulator.Fault{
+			hung("", "3"), hung("DeviceGetMemoryInfo", "5"), {Kind: simulator.KindRecoveryAction, GPU: "6", Action: "reset"},
+		},
+		run: &outcome{
+			within: silent, bad: []string{"3", "5", "6"}, hold: silent,
+			says: map[string]string{"3": "nvmlDeviceGetHandleByIndex", "5": "nvmlDeviceGetMemoryInfo", "6": `Unhealthy \(reset\)`},
+		},
+		start: &outcome{within: silent, gone: []string{"3", "5"}, bad: []string{"6"}, hold: silent},
+		then:  []act{{restoredAll.deed, outcome{within: askedAgain}}},
+	},
+	{
 		name: "every call takes 20 ms", inject: []simulator.Fault{{Kind: simulator.KindSlow, Delay: "20ms"}},
-		run: &outcome{hold: slowPoll}, start: &outcome{within: 10 * time.Second, hold: slowPoll}, then: []act{restoredAll},
+		run: &outcome{hold: 5 * polled}, start: &outcome{within: 10 * time.Second, hold: 5 * polled}, then: []act{restoredAll},
 	},
 	{
 		name: "every call hangs", inject: []simulator.Fault{hung("", "")},
-		run: unanswered(4 * time.Minute), then: []act{restoredAll},
+		run: unanswered(30 * time.Second), then: []act{restoredAll},
 	},
 	{
 		name: "the event wait hangs", inject: []simulator.Fault{hung("EventSetWait", "")},
@@ -104,7 +118,7 @@ var driverFaults = []fault{
 		name: "the event wait fails for ever", inject: []simulator.Fault{failing("EventSetWait", "UNKNOWN")},
 		run: &outcome{hold: 20 * time.Second}, start: &outcome{hold: 20 * time.Second},
 		then: []act{
-			{inject(asked("reset")), *bad(slowPoll, "3", `Unhealthy \(reset\)`)},
+			{inject(asked("reset")), *bad(polled, "3", `Unhealthy \(reset\)`)},
 			restoredAll,
 			{wait, outcome{hold: reopened}},
 			{inject(xid(48)), *bad(atOnce, "3", `XID 48`)},
@@ -113,11 +127,11 @@ var driverFaults = []fault{
 	{
 		name: "the event wait says for ever that some GPU is lost", inject: []simulator.Fault{failing("EventSetWait", "GPU_IS_LOST")},
 		run: &outcome{hold: 20 * time.Second}, start: &outcome{hold: 20 * time.Second},
-		then: []act{{inject(asked("reset")), *bad(slowPoll, "3", `Unhealthy \(reset\)`)}, restoredAll},
+		then: []act{{inject(asked("reset")), *bad(polled, "3", `Unhealthy \(reset\)`)}, restoredAll},
 	},
 	{
 		name: "no event set can be had", inject: []simulator.Fault{failing("EventSetCreate", "UNKNOWN")},
-		start: &outcome{hold: suspicion}, then: []act{{inject(asked("reset")), *bad(slowPoll, "3", `Unhealthy \(reset\)`)}, restoredAll},
+		start: &outcome{hold: suspicion}, then: []act{{inject(asked("reset")), *bad(polled, "3", `Unhealthy \(reset\)`)}, restoredAll},
 	},
 	{
 		name:   "one GPU spoils the event set",

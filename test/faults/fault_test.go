@@ -64,8 +64,8 @@ const (
 	atOnce = time.Second
 	// starting is how long the daemon may take to start and to look at the node.
 	starting = 3 * time.Second
-	// slowPoll is for what only the next poll of a node that is well can find.
-	slowPoll = 31 * time.Second
+	// polled is for what only the next poll can find.
+	polled = 6 * time.Second
 	// cured is for two polls of a node that is not well: a cure must be seen twice.
 	cured = 12 * time.Second
 	// reopened is for a driver that did not let itself be opened to be tried again.

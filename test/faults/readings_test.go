@@ -71,12 +71,12 @@ var readingFaults = []fault{
 	},
 	{
 		name: "row remapping failed", inject: []simulator.Fault{on(simulator.KindRemapFailure)},
-		run: bad(slowPoll, "3", `Unhealthy \(hardware\)`), start: bad(0, "3", `Unhealthy \(hardware\)`), then: worn,
+		run: bad(polled, "3", `Unhealthy \(hardware\)`), start: bad(0, "3", `Unhealthy \(hardware\)`), then: worn,
 	},
 	{
 		name: "memory that cannot be repaired", machine: machine{profile: "dgx-b200"},
 		inject: []simulator.Fault{on(simulator.KindUnrepairable)},
-		run:    bad(slowPoll, "3", `Unhealthy \(hardware\)`), start: bad(0, "3", `Unhealthy \(hardware\)`), then: worn,
+		run:    bad(polled, "3", `Unhealthy \(hardware\)`), start: bad(0, "3", `Unhealthy \(hardware\)`), then: worn,
 	},
 	{
 		name: "uncorrected memory errors, which the driver acquits", inject: []simulator.Fault{{Kind: simulator.KindECC, GPU: "3", Count: 2}},
@@ -84,35 +84,35 @@ var readingFaults = []fault{
 	},
 	{
 		name: "fabric not started", inject: []simulator.Fault{fabric("not-started", "")},
-		run: bad(slowPoll, "3", `Unhealthy \(fabric\)`), start: bad(0, "3", `Unhealthy \(fabric\)`), then: []act{restored},
+		run: bad(polled, "3", `Unhealthy \(fabric\)`), start: bad(0, "3", `Unhealthy \(fabric\)`), then: []act{restored},
 	},
 	{
 		name: "fabric in progress", inject: []simulator.Fault{fabric("in-progress", "")},
-		run: bad(slowPoll, "3", `Unhealthy \(fabric\)`), start: bad(0, "3", `Unhealthy \(fabric\)`), then: []act{restored},
+		run: bad(polled, "3", `Unhealthy \(fabric\)`), start: bad(0, "3", `Unhealthy \(fabric\)`), then: []act{restored},
 	},
 	{
 		name: "fabric completed with an error", inject: []simulator.Fault{fabric("completed", "NOT_READY")},
-		run: bad(slowPoll, "3", `Unhealthy \(fabric\)`), start: bad(0, "3", `Unhealthy \(fabric\)`), then: []act{restored},
+		run: bad(polled, "3", `Unhealthy \(fabric\)`), start: bad(0, "3", `Unhealthy \(fabric\)`), then: []act{restored},
 	},
 	{
 		name: "calls answer RESET_REQUIRED", inject: []simulator.Fault{refused("RESET_REQUIRED")},
-		run: bad(slowPoll, "3", `Unhealthy \(reset\)`), start: &outcome{gone: []string{"3"}}, then: []act{restored},
+		run: bad(polled, "3", `Unhealthy \(reset\)`), start: &outcome{gone: []string{"3"}}, then: []act{restored},
 	},
 	{
 		name:   "readings answer RESET_REQUIRED",
 		inject: []simulator.Fault{{Kind: simulator.KindFail, GPU: "3", Call: "DeviceGetMemoryInfo", Return: "RESET_REQUIRED"}},
-		run:    bad(slowPoll, "3", `Unhealthy \(reset\)`), start: bad(0, "3", `Unhealthy \(reset\)`), then: []act{restored},
+		run:    bad(polled, "3", `Unhealthy \(reset\)`), start: bad(0, "3", `Unhealthy \(reset\)`), then: []act{restored},
 	},
 	{
 		name:   "readings answer UNKNOWN",
 		inject: []simulator.Fault{{Kind: simulator.KindFail, GPU: "3", Call: "DeviceGetFieldValues", Return: "UNKNOWN"}},
-		run:    bad(slowPoll+suspicion, "3", `Unhealthy.*did not come`), start: bad(0, "3", `Unhealthy.*calls to the GPU fail`),
+		run:    bad(polled+suspicion, "3", `Unhealthy.*did not come`), start: bad(0, "3", `Unhealthy.*calls to the GPU fail`),
 		then: []act{restored},
 	},
 	{
 		name:   "readings of all GPUs answer UNKNOWN: one reason",
 		inject: []simulator.Fault{{Kind: simulator.KindFail, Call: "DeviceGetFieldValues", Return: "UNKNOWN"}},
-		run:    &outcome{within: slowPoll + suspicion, all: true, says: map[string]string{"": "restart its pod", "5": "restart its pod"}},
+		run:    &outcome{within: polled + suspicion, all: true, says: map[string]string{"": "restart its pod", "5": "restart its pod"}},
 		start:  &outcome{within: starting + suspicion, all: true, says: map[string]string{"": "restart its pod", "5": "restart its pod"}},
 		then:   []act{restoredAll},
 	},
@@ -122,6 +122,6 @@ var readingFaults = []fault{
 			on(simulator.KindRemapPending), on(simulator.KindNVLink), {Kind: simulator.KindProcesses, GPU: "3", Count: 2},
 			on(simulator.KindThrottle), on(simulator.KindSRAMThreshold), {Kind: simulator.KindPCIeReplays, GPU: "3", Count: 9},
 		},
-		run: &outcome{hold: slowPoll}, start: &outcome{hold: suspicion},
+		run: &outcome{hold: 5 * polled}, start: &outcome{hold: suspicion},
 	},
 }
