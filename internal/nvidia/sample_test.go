@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"testing/synctest"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -175,30 +176,33 @@ func TestSampleOfMIG(t *testing.T) {
 // TestSampleOfAGPUThatDoesNotAnswer: an error says so; of a call that hangs the others see nothing, and it is not made again.
 func TestSampleOfAGPUThatDoesNotAnswer(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, "dgx-h100")
-	if _, err := r.Sample(r.ctx, "GPU-other", false); err == nil {
-		t.Error("no error for a GPU that is not there")
-	}
-	r.inject(simulator.Fault{Kind: simulator.KindLost, GPU: "1"})
-	if _, err := r.Sample(r.ctx, r.uuid(1), false); err == nil {
-		t.Error("no error for a GPU that is lost")
-	}
-	r.inject(simulator.Fault{Kind: simulator.KindHang, GPU: "3", Call: "DeviceGetPowerUsage"})
-	var stall *inventory.Stall
-	if _, err := r.Sample(r.ctx, r.uuid(3), false); !errors.As(err, &stall) || stall.Call.Function != "nvmlDeviceGetPowerUsage" || stall.Call.GPU != 3 {
-		t.Errorf("error %v", err)
-	}
-	r.measure(4, false)
-	r.scan()
-	if _, err := r.Sample(r.ctx, r.uuid(3), false); !errors.As(err, &stall) {
-		t.Errorf("error %v", err)
-	}
-	compare(t, "calls that hang", 1, len(r.driver.Calls()))
-	r.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "3"})
-	r.retry()
-	r.scan()
-	if _, err := r.Read(r.ctx, r.uuid(3)); err != nil {
-		t.Fatal(err)
-	}
-	r.measure(3, false)
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, "dgx-h100")
+		if _, err := r.Sample(r.ctx, "GPU-other", false); err == nil {
+			t.Error("no error for a GPU that is not there")
+		}
+		r.inject(simulator.Fault{Kind: simulator.KindLost, GPU: "1"})
+		if _, err := r.Sample(r.ctx, r.uuid(1), false); err == nil {
+			t.Error("no error for a GPU that is lost")
+		}
+		r.inject(simulator.Fault{Kind: simulator.KindHang, GPU: "3", Call: "DeviceGetPowerUsage"})
+		var stall *inventory.Stall
+		if _, err := r.Sample(r.ctx, r.uuid(3), false); !errors.As(err, &stall) || stall.Call.Function != "nvmlDeviceGetPowerUsage" || stall.Call.GPU != 3 {
+			t.Errorf("error %v", err)
+		}
+		r.measure(4, false)
+		r.scan()
+		if _, err := r.Sample(r.ctx, r.uuid(3), false); !errors.As(err, &stall) {
+			t.Errorf("error %v", err)
+		}
+		compare(t, "calls that hang", 1, len(r.driver.Calls()))
+		r.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "3"})
+		synctest.Wait() // the call has returned
+		r.retry()
+		r.scan()
+		if _, err := r.Read(r.ctx, r.uuid(3)); err != nil {
+			t.Fatal(err)
+		}
+		r.measure(3, false)
+	})
 }
