@@ -202,7 +202,8 @@ func (l *loop) look(ctx context.Context, look look) {
 	asked := len(l.state.notAsked) == 0
 	l.state.look(look, now)
 	if asked && len(l.state.notAsked) > 0 {
-		klog.FromContext(ctx).Info("Too many driver calls do not return: other GPUs are not asked and keep their health", "gpus", l.state.notAsked)
+		klog.FromContext(ctx).Info("Too many driver calls do not return: other GPUs are not asked and keep their health",
+			"gpus", l.state.notAsked)
 	}
 	if look.opened.After(l.asked) {
 		l.reopen = time.Time{} // the look found out by itself
