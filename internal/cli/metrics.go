@@ -21,7 +21,8 @@ func (d *daemon) serveMetrics(ctx context.Context) error {
 	go d.followMetrics(ctx, address, gpus)
 	go telemetry.FollowPods(ctx, d.account, gpus, pods, clock.RealClock{})
 	return telemetry.New(telemetry.Options{
-		Address: address, Status: d.status, Stuck: d.liveness.Stuck, Ready: d.readyNow, Collectors: []telemetry.Collector{d.gpuMetrics(gpus, pods)},
+		Address: address, Status: d.status, Stuck: d.liveness.Stuck, Ready: d.readyNow,
+		Collectors: []telemetry.Collector{d.gpuMetrics(gpus, pods)},
 	}).Run(ctx)
 }
 

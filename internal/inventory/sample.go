@@ -59,6 +59,7 @@ const (
 	NVLinkReceived                    // bytes received over all NVLinks since then
 	PCIeTransmit                      // bytes a second
 	PCIeReceive                       // bytes a second
+	ClockEventReasons                 // the bits of ClockReasons
 	measures
 )
 
@@ -68,7 +69,7 @@ func (m Measure) String() string {
 		"GPUUtilization", "MemoryUtilization", "EncoderUtilization", "DecoderUtilization", "MemoryFree", "MemoryUsed",
 		"MemoryReserved", "MemoryTotal", "VGPULicense", "CorrectableRows", "UncorrectableRows", "RowRemapFailed",
 		"ECCCorrected", "ECCUncorrected", "NVLinkTransmitted", "NVLinkReceived",
-		"PCIeTransmit", "PCIeReceive",
+		"PCIeTransmit", "PCIeReceive", "ClockEventReasons",
 	}
 	if m < 0 || m >= measures {
 		return fmt.Sprintf("Measure(%d)", int(m))

@@ -124,6 +124,10 @@ var sampleQueries = []SampleQuery{
 	ecc("uncorrected", inventory.ECCUncorrected, nvml.MEMORY_ERROR_TYPE_UNCORRECTED),
 	nvlinkBytes("sent over NVLink", inventory.NVLinkTransmitted, nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_TX),
 	nvlinkBytes("received over NVLink", inventory.NVLinkReceived, nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_RX),
+	{
+		Function: "nvmlDeviceGetCurrentClocksEventReasons", Measures: []inventory.Measure{inventory.ClockEventReasons},
+		ask: one(inventory.ClockEventReasons, device.GetCurrentClocksEventReasons),
+	},
 	pcieThroughput("sent", inventory.PCIeTransmit, nvml.PCIE_UTIL_TX_BYTES),
 	pcieThroughput("received", inventory.PCIeReceive, nvml.PCIE_UTIL_RX_BYTES),
 }

@@ -56,7 +56,7 @@ func TestSampleHasWhatTheGPUSupports(t *testing.T) {
 		"SMClock", "MemoryClock", "Temperature", "MemoryTemperature", "PowerUsage", "EnergyConsumption", "PCIeReplayCount",
 		"GPUUtilization", "MemoryUtilization", "EncoderUtilization", "DecoderUtilization", "MemoryFree", "MemoryUsed",
 		"MemoryReserved", "MemoryTotal", "VGPULicense", "CorrectableRows", "UncorrectableRows", "RowRemapFailed",
-		"ECCCorrected", "ECCUncorrected", "NVLinkTransmitted", "NVLinkReceived",
+		"ECCCorrected", "ECCUncorrected", "NVLinkTransmitted", "NVLinkReceived", "ClockEventReasons",
 	}
 	pcie := []string{"PCIeTransmit", "PCIeReceive"}
 	rows := []string{"CorrectableRows", "UncorrectableRows", "RowRemapFailed"}
@@ -83,7 +83,7 @@ func TestSampleHasWhatTheGPUSupports(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, tt.profile, tt.faults...)
-			want := slices.Concat(all, tt.with)
+			want := slices.Concat(all[:len(all)-1], tt.with, all[len(all)-1:])
 			for _, without := range tt.without {
 				want = slices.DeleteFunc(want, func(m string) bool { return slices.Contains(without, m) })
 			}
@@ -124,6 +124,7 @@ func TestSampleValues(t *testing.T) {
 	within(inventory.MemoryTotal, 81559, 81559)
 	within(inventory.MemoryUsed, 3*1024, 81559)
 	within(inventory.GPUUtilization, 1, 100)
+	within(inventory.ClockEventReasons, 0x48, 0x48)
 	within(inventory.PCIeTransmit, 1e6, 64e9)
 	within(inventory.NVLinkTransmitted, 1024, 1e15)
 	used, _ := first.Get(inventory.MemoryUsed)
@@ -149,7 +150,7 @@ func TestSampleOfMIG(t *testing.T) {
 	want := []string{
 		"SMClock", "MemoryClock", "Temperature", "MemoryTemperature", "PowerUsage", "EnergyConsumption", "PCIeReplayCount",
 		"VGPULicense", "ECCCorrected", "ECCUncorrected", "NVLinkTransmitted",
-		"NVLinkReceived", "PCIeTransmit", "PCIeReceive",
+		"NVLinkReceived", "PCIeTransmit", "PCIeReceive", "ClockEventReasons",
 	}
 	if diff := cmp.Diff(want, measured(sample.Values)); diff != "" {
 		t.Errorf("measured of the parent (-want +got):\n%s", diff)

@@ -76,21 +76,31 @@ func (c gpus) Collect(out chan<- prometheus.Metric) {
 			left -= sendPodDevices(out, g.UUID, i.id(), i.holders, left)
 		}
 		if s, ok := samples[g.UUID]; ok {
-			c.send(out, g, s, c.labels(settings, g), whole, instances)
+			c.send(out, found{g, s, c.labels(settings, g), whole, instances})
 		}
 	}
 }
 
+// found is a GPU that was measured.
+type found struct {
+	inventory.GPU
+	sample    inventory.Sample
+	labels    labels
+	holders   []holder
+	instances []instance
+}
+
 // send sends the values of a sample. Of a GPU that is lost, or that was not measured for long, only what still holds.
-func (c gpus) send(out chan<- prometheus.Metric, g inventory.GPU, s inventory.Sample, labels labels, holders []holder, instances []instance) {
-	own := []string{labels.index, g.UUID}
+func (c gpus) send(out chan<- prometheus.Metric, g found) {
+	s := &g.sample
+	own := []string{g.labels.index, g.UUID}
 	sampleTime.send(out, seconds(s.Taken), own...)
 	code := strconv.FormatUint(s.LastXID, 10)
-	lastXID.sendPairs(out, float64(s.LastXID), labels.of(nil, holders, "err_code", code, "err_msg", c.xidName(s.LastXID)))
+	lastXID.sendPairs(out, float64(s.LastXID), g.labels.of(nil, g.holders, "err_code", code, "err_msg", c.xidName(s.LastXID)))
 	if g.Health.State == inventory.Lost || c.Now().Sub(s.Taken) > sampleLife {
 		return
 	}
-	ofGPU := labels.of(nil, holders)
+	ofGPU := g.labels.of(nil, g.holders)
 	for i := range gpuRows {
 		row := &gpuRows[i]
 		value, ok := s.Values.Get(row.measure)
@@ -102,12 +112,17 @@ func (c gpus) send(out chan<- prometheus.Metric, g inventory.GPU, s inventory.Sa
 			row.sendPairs(out, value, ofGPU)
 		}
 	}
+	if bits, ok := s.Values.Get(inventory.ClockEventReasons); ok {
+		for _, by := range slowedBy {
+			slowed.send(out, float64(min(uint64(bits)&by.bit, 1)), g.labels.index, g.UUID, by.reason)
+		}
+	}
 	for _, sampled := range s.Instances {
-		at := slices.IndexFunc(instances, func(i instance) bool { return i.gi == sampled.GI })
+		at := slices.IndexFunc(g.instances, func(i instance) bool { return i.gi == sampled.GI })
 		if at < 0 {
 			continue // it was there when it was measured
 		}
-		ofInstance := labels.of(&sampled, instances[at].holders)
+		ofInstance := g.labels.of(&sampled, g.instances[at].holders)
 		for i := range gpuRows {
 			if value, ok := sampled.Values.Get(gpuRows[i].measure); ok && gpuRows[i].series == onePerInstance {
 				gpuRows[i].sendPairs(out, value, ofInstance)
@@ -193,8 +208,8 @@ func (l labels) of(i *inventory.InstanceSample, holders []holder, more ...string
 // pairs returns labels from names that are each followed by its value.
 func pairs(namesAndValues ...string) []*dto.LabelPair {
 	all := make([]*dto.LabelPair, 0, len(namesAndValues)/2)
-	for i := 0; i < len(namesAndValues); i += 2 {
-		all = append(all, &dto.LabelPair{Name: &namesAndValues[i], Value: &namesAndValues[i+1]})
+	for pair := range slices.Chunk(namesAndValues, 2) {
+		all = append(all, &dto.LabelPair{Name: &pair[0], Value: &pair[1]})
 	}
 	return all
 }

@@ -31,6 +31,7 @@ func newSources(now time.Time) sources {
 	whole.Set(inventory.PowerUsage, 312.5)
 	whole.Set(inventory.MemoryUsed, 1024)
 	whole.Set(inventory.NVLinkReceived, 4096)
+	whole.Set(inventory.ClockEventReasons, 0x40|0x08)
 	parent.Set(inventory.Temperature, 40)
 	small.Set(inventory.MemoryUsed, 5)
 	small.Set(inventory.MemoryReserved, 1)
@@ -78,9 +79,10 @@ func (s sources) scrape(t *testing.T) []string {
 	var all []string
 	for line := range strings.Lines(body) {
 		line = strings.TrimSpace(line)
-		ours := strings.HasPrefix(line, "DCGM_") || strings.HasPrefix(line, "gpu_device_plugin_nvlink") || strings.HasPrefix(line, "gpu_device_plugin_pod_device{")
-		if ours {
-			all = append(all, line)
+		for _, prefix := range []string{"DCGM_", "gpu_device_plugin_nvlink", "gpu_device_plugin_gpu_slowed", "gpu_device_plugin_pod_device{"} {
+			if strings.HasPrefix(line, prefix) {
+				all = append(all, line)
+			}
 		}
 	}
 	return all
@@ -100,6 +102,7 @@ func TestGPUMetrics(t *testing.T) {
 	b := fmt.Sprintf(labelsB, "", "", "", "")
 	xidB := fmt.Sprintf(labelsB, "", `err_code="0",err_msg="No Error",`, "", "")
 	want := []string{
+		`DCGM_FI_DEV_CLOCKS_EVENT_REASONS{` + a + `} 72`,
 		`DCGM_FI_DEV_FB_USED{` + a + `} 1024`,
 		`DCGM_FI_DEV_FB_USED{GPU_I_ID="1",GPU_I_PROFILE="3g.40gb",` + b + `} 7`,
 		`DCGM_FI_DEV_FB_USED{GPU_I_ID="7",GPU_I_PROFILE="1g.10gb",` + b + `} 5`,
@@ -108,6 +111,10 @@ func TestGPUMetrics(t *testing.T) {
 		`DCGM_FI_DEV_POWER_USAGE{` + a + `} 312.5`,
 		`DCGM_FI_DEV_XID_ERRORS{` + xidA + `} 48`,
 		`DCGM_FI_DEV_XID_ERRORS{` + xidB + `} 0`,
+		`gpu_device_plugin_gpu_slowed{UUID="GPU-a",gpu="0",reason="hw_power_brake"} 0`,
+		`gpu_device_plugin_gpu_slowed{UUID="GPU-a",gpu="0",reason="hw_thermal"} 1`,
+		`gpu_device_plugin_gpu_slowed{UUID="GPU-a",gpu="0",reason="sw_power_cap"} 0`,
+		`gpu_device_plugin_gpu_slowed{UUID="GPU-a",gpu="0",reason="sw_thermal"} 0`,
 		`gpu_device_plugin_nvlink_received_bytes_total{UUID="GPU-a",gpu="0"} 4096`,
 	}
 	if diff := cmp.Diff(want, s.scrape(t)); diff != "" {
@@ -191,9 +198,9 @@ func TestGPUMetricsThatEnd(t *testing.T) {
 		change func(*sources)
 		want   int // series of the first GPU, with those of its XID
 	}{
-		"fresh":    {func(*sources) {}, 5},
+		"fresh":    {func(*sources) {}, 10},
 		"old":      {func(s *sources) { s.Now = func() time.Time { return now.Add(5*time.Minute + time.Second) } }, 1},
-		"just not": {func(s *sources) { s.Now = func() time.Time { return now.Add(5 * time.Minute) } }, 5},
+		"just not": {func(s *sources) { s.Now = func() time.Time { return now.Add(5 * time.Minute) } }, 10},
 		"lost": {func(s *sources) {
 			lost := s.Snapshots.Value()
 			lost.GPUs = slices.Clone(lost.GPUs)

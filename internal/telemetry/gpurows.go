@@ -21,7 +21,9 @@ const (
 
 // dcgm returns a metric that dcgm-exporter has, under its name and with its words.
 func dcgm(name string, k kind, measure inventory.Measure, unit, help string) gpuMetric {
-	return gpuMetric{metric{name: "DCGM_FI_" + name, kind: k, unit: unit, help: help, labels: deviceLabels, series: onePerGPU, calls: "1"}, measure}
+	return gpuMetric{metric{
+		name: "DCGM_FI_" + name, kind: k, unit: unit, help: help, labels: deviceLabels, series: onePerGPU, calls: "1",
+	}, measure}
 }
 
 // ofInstances says that a metric is one of GPU instances on a GPU in MIG mode.
@@ -53,6 +55,7 @@ var gpuRows = []gpuMetric{
 	dcgm("DEV_ROW_REMAP_FAILURE", gauge, inventory.RowRemapFailed, "", "Whether remapping of rows has failed"),
 	dcgm("DEV_ECC_SBE_VOL_TOTAL", counter, inventory.ECCCorrected, "", "Total number of single-bit volatile ECC errors."),
 	dcgm("DEV_ECC_DBE_VOL_TOTAL", counter, inventory.ECCUncorrected, "", "Total number of double-bit volatile ECC errors."),
+	dcgm("DEV_CLOCKS_EVENT_REASONS", gauge, inventory.ClockEventReasons, "", "Current clock event reasons (bitmask)."),
 	dcgm("PROF_PCIE_TX_BYTES", gauge, inventory.PCIeTransmit, "B/s", "The rate of data transmitted over the PCIe bus in bytes per second."),
 	dcgm("PROF_PCIE_RX_BYTES", gauge, inventory.PCIeReceive, "B/s", "The rate of data received over the PCIe bus in bytes per second."),
 	{metric{
@@ -72,6 +75,17 @@ var lastXID = metric{
 	name: "DCGM_FI_DEV_XID_ERRORS", kind: gauge, labels: append(deviceLabels[:len(deviceLabels):len(deviceLabels)], "err_code", "err_msg"),
 	series: onePerGPU, calls: "0", help: "Value of the last XID error encountered.",
 }
+
+var slowed = metric{
+	name: "gpu_device_plugin_gpu_slowed", kind: gauge, labels: []string{"gpu", "UUID", "reason"}, series: "4 a GPU", calls: "0",
+	help: "1 while the clocks of a GPU are low for a reason, else 0: hw_thermal, hw_power_brake, sw_thermal or sw_power_cap.",
+}
+
+// slowedBy are the reasons for low clocks that operators act on, by their bits.
+var slowedBy = []struct {
+	bit    uint64
+	reason string
+}{{0x40, "hw_thermal"}, {0x80, "hw_power_brake"}, {0x20, "sw_thermal"}, {0x04, "sw_power_cap"}}
 
 var sampleTime = metric{
 	name: "gpu_device_plugin_sample_timestamp_seconds", kind: gauge, unit: "s", labels: gpuLabels, series: onePerGPU, calls: "0",
@@ -95,5 +109,5 @@ func gpuMetrics() []metric {
 	for _, row := range gpuRows {
 		all = append(all, row.metric)
 	}
-	return append(all, sampleTime, podDevice, podsTime)
+	return append(all, slowed, sampleTime, podDevice, podsTime)
 }
