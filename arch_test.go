@@ -70,6 +70,8 @@ var imports = map[string][]string{
 		"internal/inventory", "internal/status", "internal/feed", "internal/supervise",
 		"internal/kubelet", // for the values of its accounts
 	},
+	"internal/doctor":    {"internal/inventory", "internal/status"},
+	"internal/nodefacts": {"internal/doctor", "internal/driverroot", "internal/kubelet"},
 	"internal/agent": {
 		"internal/config", "internal/health", "internal/inventory", "internal/monitor", "internal/resource", "internal/plugin",
 		"internal/feed", "internal/status",
@@ -93,10 +95,14 @@ var homes = []struct {
 	{"k8s.io/kubelet/pkg/apis/deviceplugin", []string{"internal/plugin", "internal/kubelet"}},
 	{"k8s.io/kubelet/pkg/apis/podresources", []string{"internal/kubelet"}},
 	{"tags.cncf.io/container-device-interface", []string{"internal/cdi"}},
-	{"github.com/NVIDIA/nvidia-container-toolkit", []string{}},                                               // ADR 11
-	{"sigs.k8s.io/yaml", []string{"internal/config", "internal/simulator", "api/config/v1", "internal/cli"}}, // cli prints it
+	{"github.com/NVIDIA/nvidia-container-toolkit", []string{}}, // ADR 11
+	{"sigs.k8s.io/yaml", []string{
+		"internal/config", "internal/simulator", "api/config/v1", "internal/cli", // cli prints it
+		"internal/nodefacts", // reads CDI specs, those of others too
+	}},
 	{"go.yaml.in/yaml", []string{"internal/config", "internal/simulator", "api/config/v1"}},
 	{"gopkg.in/yaml.v3", []string{}},
+	{"github.com/pelletier/go-toml", []string{"internal/nodefacts"}},
 	{"k8s.io/client-go", []string{}}, // law 16
 	{"k8s.io/dynamic-resource-allocation", []string{}},
 }
@@ -111,7 +117,7 @@ var callHomes = []struct{ path, name, home string }{
 // pure packages hold values and policy: the same input gives the same answer, and nothing happens.
 var pure = []string{
 	"internal/inventory", "internal/health", "internal/topology", "internal/resource", "internal/edits",
-	"internal/status",
+	"internal/status", "internal/doctor",
 }
 
 // impure imports and calls are those that read or change the world, tell the time or log.

@@ -3,6 +3,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -39,7 +40,11 @@ func run(execute func(context.Context, []string, io.Writer) error) int {
 	go func() { ended <- execute(ctx, os.Args[1:], os.Stdout) }()
 	select {
 	case err := <-ended:
-		if err != nil {
+		var status cli.ExitStatus
+		switch {
+		case errors.As(err, &status):
+			return int(status)
+		case err != nil:
 			complain(errorTimeout, "Error: %v\n", err)
 			return 1
 		}

@@ -66,7 +66,7 @@ func newRootCommand() *cobra.Command {
 		return fmt.Errorf("%w; %s --help lists the flags", err, cmd.CommandPath())
 	})
 	root.AddCommand(
-		newVersionCommand(), newPlanCommand(), newTopologyCommand(), newSimulateCommand(), newStatusCommand(), newReadyCommand(),
+		newVersionCommand(), newPlanCommand(), newTopologyCommand(), newSimulateCommand(), newStatusCommand(), newReadyCommand(), newDoctorCommand(),
 		newConfigCommand(), newHealthCommand(), newQuiesceCommand(), newResumeCommand(), newMPSCommand(),
 	)
 	return root

@@ -56,6 +56,7 @@ func (n *Node) buildFilesLocked() fstest.MapFS {
 	b.text("proc/sys/kernel/random/boot_id", deriveUUID(n.profile.Name, "boot", fmt.Sprint(n.reboots)))
 	loaded := n.driver.missing != nvml.ERROR_DRIVER_NOT_LOADED
 	for _, s := range n.profile.NVSwitches {
+		b.text("sys/bus/pci/devices/"+s+"/vendor", "0x10de")
 		b.text("sys/bus/pci/devices/"+s+"/class", "0x068000")
 	}
 	for _, g := range n.gpus {

@@ -1,0 +1,284 @@
+package doctor
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+// A PCIDevice is a device on the PCI bus.
+type PCIDevice struct {
+	Address string // such as "0000:3b:00.0"
+	Driver  string // the kernel module it is bound to; empty if it is bound to none
+}
+
+// NVMLLibrary is NVML's library.
+type NVMLLibrary struct {
+	// Path is that below the driver root, without symbolic links; empty if there is no library. Version is what its name says.
+	Path, Version string
+	// Root is the driver root on the node.
+	Root string
+	// Others are the versions of further libraries in the same folder.
+	Others []string
+}
+
+// Devices are the NVIDIA device nodes of a folder.
+type Devices struct {
+	Folder string
+	Nodes  []DeviceFile
+	// Majors are the kernel's numbers of the drivers of character devices, by name.
+	Majors map[string]int
+	// GPUs are the minors of the GPUs that the driver has.
+	GPUs []int
+}
+
+// A DeviceFile is a file below /dev.
+type DeviceFile struct {
+	Name         string // below the folder, such as "nvidia0" or "nvidia-caps/nvidia-cap1"
+	Character    bool   // it is a character device
+	Numbered     bool   // the numbers are known
+	Major, Minor int
+	Linked       bool // /dev/char/MAJOR:MINOR exists
+}
+
+// nvidiaMajor is the number that the kernel reserves for the driver.
+const nvidiaMajor = 195
+
+const kernelMessages = "dmesg | grep -iE 'nvidia|NVRM' | tail -20"
+
+func gpus(f *NodeFacts, r *findings) {
+	if !known(r, f.GPUs) {
+		return
+	}
+	if len(f.GPUs.Value) == 0 {
+		r.info("No NVIDIA GPU is on the PCI bus", []string{"/sys/bus/pci/devices: no display device of vendor 0x10de"}, "lspci -d 10de:")
+		return
+	}
+	for _, g := range f.GPUs.Value {
+		evidence := []string{"/sys/bus/pci/devices/" + g.Address + "/driver: " + orNone(g.Driver)}
+		switch g.Driver {
+		case "nvidia":
+		case "vfio-pci":
+			r.info("GPU "+g.Address+" is given to a virtual machine: it is bound to vfio-pci", evidence)
+		case "nouveau":
+			r.fail("GPU "+g.Address+" is bound to nouveau, which keeps NVIDIA's driver from it", evidence,
+				"printf 'blacklist nouveau\\noptions nouveau modeset=0\\n' > /etc/modprobe.d/nouveau.conf",
+				"update-initramfs -u || dracut --force", "systemctl reboot")
+		default:
+			bound := "is bound to no driver"
+			if g.Driver != "" {
+				bound = "is bound to " + g.Driver
+			}
+			r.warn("GPU "+g.Address+" "+bound+", not to nvidia", evidence, kernelMessages,
+				"echo "+g.Address+" > /sys/bus/pci/drivers/nvidia/bind")
+		}
+	}
+	if !r.found() {
+		r.ok(count(len(f.GPUs.Value), "GPU") + " on the PCI bus, bound to nvidia")
+	}
+}
+
+func driver(f *NodeFacts, r *findings) {
+	if f.GPUs.Missing == "" && len(f.GPUs.Value) == 0 {
+		r.ok("No GPU needs the driver")
+		return
+	}
+	if !known(r, f.Module) {
+		return
+	}
+	module := f.Module.Value
+	if module == "" {
+		r.fail("The kernel module nvidia is not loaded", []string{"/proc/driver/nvidia/version and /sys/module/nvidia: do not exist"},
+			"modprobe nvidia", kernelMessages)
+	}
+	if !known(r, f.Library) {
+		return
+	}
+	l := f.Library.Value
+	switch {
+	case l.Path == "":
+		r.fail("NVML's library libnvidia-ml.so.1 is in no library folder below the driver root "+l.Root,
+			[]string{"driver root: " + l.Root}, "find / -xdev -name 'libnvidia-ml.so.1'",
+			"gpu-device-plugin doctor --driver-root FOLDER   # the folder below which the driver is installed")
+		return
+	case l.Version == "":
+		r.skip("The name of the library does not say its version: " + l.Path)
+		return
+	case module != "" && module != l.Version:
+		r.fail(fmt.Sprintf("The kernel module has version %s and NVML's library %s: the driver was upgraded and not loaded anew",
+			module, l.Version), []string{"/proc/driver/nvidia/version: " + module, l.Path}, "systemctl reboot")
+		return
+	}
+	if len(l.Others) > 0 {
+		r.info("Libraries of other versions of the driver are in the same folder", []string{l.Path, "others: " + strings.Join(l.Others, ", ")})
+	}
+	if !r.found() {
+		r.ok("Kernel module and library have version "+module, "/proc/driver/nvidia/version", l.Path)
+	}
+}
+
+// wanted are the device nodes without which nothing computes, by name, with the driver's name in /proc/devices and the minor.
+func (d Devices) wanted() []DeviceFile {
+	wanted := []DeviceFile{{Name: "nvidiactl", Major: nvidiaMajor, Minor: 255}}
+	for _, minor := range d.GPUs {
+		wanted = append(wanted, DeviceFile{Name: fmt.Sprintf("nvidia%d", minor), Major: nvidiaMajor, Minor: minor})
+	}
+	return append(wanted, DeviceFile{Name: "nvidia-uvm", Major: d.Majors["nvidia-uvm"], Minor: 0})
+}
+
+func deviceNodes(f *NodeFacts, r *findings) {
+	if f.GPUs.Missing == "" && len(f.GPUs.Value) == 0 {
+		r.ok("No GPU needs device nodes")
+		return
+	}
+	if f.Module.Missing == "" && f.Module.Value == "" {
+		r.ok("Without the kernel module there are no device nodes")
+		return
+	}
+	if known(r, f.Devices) {
+		judgeNodes(f.Devices.Value, r)
+	}
+	if !r.found() {
+		r.ok(count(len(f.Devices.Value.GPUs), "GPU")+" with device nodes below "+f.Devices.Value.Folder, "/proc/devices")
+	}
+	if own := f.Container; own.Missing == "" && !slices.ContainsFunc(own.Value.Nodes, named("nvidiactl")) {
+		r.fail("This container has no /dev/nvidiactl: NVML cannot be used in it", []string{"/dev of this container"},
+			"kubectl get runtimeclass nvidia   # and in the pod: runtimeClassName: nvidia, or privileged: true")
+	}
+}
+
+func named(name string) func(DeviceFile) bool {
+	return func(n DeviceFile) bool { return n.Name == name }
+}
+
+func judgeNodes(d Devices, r *findings) {
+	const make = "nvidia-modprobe -u -c 0"
+	var missing []string
+	for _, w := range d.wanted() {
+		path := d.Folder + "/" + w.Name
+		i := slices.IndexFunc(d.Nodes, named(w.Name))
+		if i < 0 {
+			missing = append(missing, path)
+			continue
+		}
+		n := d.Nodes[i]
+		switch {
+		case !n.Character:
+			r.fail(path+" is not a character device", []string{path}, "rm "+path, make)
+		case n.Numbered && w.Major != 0 && (n.Major != w.Major || n.Minor != w.Minor):
+			r.fail(fmt.Sprintf("%s has the device number %d:%d and the driver has %d:%d", path, n.Major, n.Minor, w.Major, w.Minor),
+				[]string{fmt.Sprintf("%s: %d:%d", path, n.Major, n.Minor), "/proc/devices"}, "rm "+path, make)
+		}
+	}
+	if len(missing) > 0 {
+		r.fail("Device nodes are missing: "+strings.Join(missing, ", "), []string{"/proc/driver/nvidia/gpus"},
+			make, "nvidia-smi -L   # as root; makes the nodes of all GPUs")
+	}
+	caps := d.Majors["nvidia-caps"]
+	for _, n := range d.Nodes {
+		var minor int
+		if _, err := fmt.Sscanf(n.Name, "nvidia-caps/nvidia-cap%d", &minor); err != nil || caps == 0 || !n.Numbered {
+			continue
+		}
+		if n.Major != caps || n.Minor != minor {
+			r.fail(fmt.Sprintf("%s/%s has the device number %d:%d and the driver has %d:%d", d.Folder, n.Name, n.Major, n.Minor, caps, minor),
+				[]string{"/proc/devices: nvidia-caps"}, "rm -r "+d.Folder+"/nvidia-caps", "nvidia-smi mig -lgi   # makes them")
+		}
+	}
+}
+
+func persistence(f *NodeFacts, r *findings) {
+	if f.GPUs.Missing == "" && len(f.GPUs.Value) == 0 {
+		r.ok("No GPU needs persistence mode")
+		return
+	}
+	var off []string
+	told := 0
+	for _, g := range f.Daemon.Value.Status.GPUs {
+		if g.Signals == nil || g.Signals.PersistenceMode == nil {
+			continue
+		}
+		told++
+		if !*g.Signals.PersistenceMode {
+			off = append(off, g.Index)
+		}
+	}
+	const service = "systemctl enable --now nvidia-persistenced"
+	switch {
+	case len(off) > 0:
+		r.warn("Persistence mode is off on "+gpuList(off)+": the driver forgets clocks, power limits and error counts when nobody uses "+
+			"a GPU, and no new NVML session is opened to find a GPU that came back", []string{"status: persistenceMode: false"},
+			service, "nvidia-smi -pm 1")
+	case told > 0:
+		r.ok("Persistence mode is on", "status: persistenceMode: true")
+	case f.runs("nvidia-persistenced"):
+		r.ok("nvidia-persistenced runs", "process nvidia-persistenced")
+	default:
+		r.skip("No daemon answers that knows persistence mode, and no process nvidia-persistenced was seen", "nvidia-smi -q | grep -i persistence")
+	}
+}
+
+// runs reports whether a process of that name was seen.
+func (f *NodeFacts) runs(name string) bool {
+	return f.Processes.Missing == "" && slices.Contains(f.Processes.Value, name[:min(len(name), 15)])
+}
+
+func fabricManager(f *NodeFacts, r *findings) {
+	const service, log = "systemctl enable --now nvidia-fabricmanager", "journalctl -u nvidia-fabricmanager -n 50"
+	var waiting []string
+	registered := 0
+	for _, g := range f.Daemon.Value.Status.GPUs {
+		switch {
+		case g.Cure == string(inventory.CureFabric):
+			waiting = append(waiting, g.Index)
+		case g.Signals != nil && g.Signals.Fabric == inventory.FabricCompleted.String():
+			registered++
+		}
+	}
+	switch {
+	case len(waiting) > 0:
+		r.fail("The NVSwitch fabric is not ready for "+gpuList(waiting)+": Fabric Manager does not run, or has not registered them",
+			[]string{"status: cure: fabric"}, service, log)
+	case registered > 0:
+		r.ok("The GPUs are registered with the NVSwitch fabric", "status: fabric: completed")
+	case !known(r, f.NVSwitches):
+	case len(f.NVSwitches.Value) == 0:
+		r.ok("No NVSwitch is on the PCI bus", "/sys/bus/pci/devices")
+	case f.Simulated:
+		r.skip("The node is simulated, and no daemon answers that knows the state of the fabric")
+	case !known(r, f.Processes):
+	case f.runs("nv-fabricmanager"):
+		r.ok("Fabric Manager runs", "process nv-fabricmanager", count(len(f.NVSwitches.Value), "NVSwitch")+" on the PCI bus")
+	default:
+		r.fail("The node has NVSwitches and Fabric Manager does not run: CUDA cannot be initialized",
+			[]string{count(len(f.NVSwitches.Value), "NVSwitch") + " on the PCI bus", "no process nv-fabricmanager"}, service, log)
+	}
+}
+
+// count returns a number of things as text.
+func count(n int, what string) string {
+	switch {
+	case n == 1:
+	case strings.HasSuffix(what, "ch"):
+		what += "es"
+	default:
+		what += "s"
+	}
+	return fmt.Sprint(n, " ", what)
+}
+
+func gpuList(indices []string) string {
+	if len(indices) == 1 {
+		return "GPU " + indices[0]
+	}
+	return "GPUs " + strings.Join(indices, ", ")
+}
+
+func orNone(text string) string {
+	if text == "" {
+		return "none"
+	}
+	return text
+}

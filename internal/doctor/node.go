@@ -1,0 +1,271 @@
+package doctor
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+)
+
+// A Spec is a CDI spec for devices of NVIDIA's, or a file in a folder of CDI specs that cannot be read.
+type Spec struct {
+	Path    string
+	Problem string // why it cannot be read
+	Kind    string // vendor and class, such as "nvidia.com/gpu"
+	Devices []string
+	// Absent are the files of the node that it names and that do not exist.
+	Absent []string
+	Named  int // how many files it names
+}
+
+// SELinux is the state of SELinux.
+type SELinux struct {
+	Enforces bool
+	// Domain is the type of this process, such as container_t or unconfined_t.
+	Domain string
+	// Container says that doctor runs in a container.
+	Container bool
+	// UseDevices is the boolean container_use_devices; nil where the policy does not have it.
+	UseDevices *bool
+}
+
+// Kubelet is what the folder of kubelet's device manager shows.
+type Kubelet struct {
+	Socket  string // kubelet's
+	Problem string // of the folder; empty if it is there
+	Serves  bool   // kubelet's socket is there
+	// Listening are the names of the sockets of GPU device plugins that accept connections.
+	Listening []string
+	// Registered counts the healthy devices of kubelet's checkpoint by resource; nil if it cannot be read, as Unread says.
+	Registered map[string]int
+	Unread     string
+}
+
+// PodResourcesAnswer is the answer of kubelet's PodResources service.
+type PodResourcesAnswer struct {
+	Socket  string
+	Devices int    // that kubelet counts
+	Problem string // why there is no answer
+}
+
+// Daemon is the running daemon.
+type Daemon struct{ Status status.Status }
+
+func cdiSpecs(f *NodeFacts, r *findings) {
+	if !known(r, f.Specs) {
+		return
+	}
+	inFiles := map[string][]string{} // by qualified name
+	for _, s := range f.Specs.Value {
+		own := strings.HasPrefix(s.Kind, f.Settings.CDIVendor+"/")
+		switch {
+		case s.Problem != "":
+			r.warn("A CDI spec cannot be read", []string{s.Path + ": " + s.Problem}, "mv "+s.Path+" /root/   # if nothing needs it")
+		case len(s.Absent) > 0:
+			remedy := "nvidia-ctk cdi generate --output=" + s.Path
+			if own {
+				remedy = "kubectl -n kube-system rollout restart ds/gpu-device-plugin   # writes it anew"
+			} else if !strings.HasPrefix(s.Kind, "nvidia.com/") {
+				remedy = "grep -n cdiVersion " + s.Path + "   # belongs to " + s.Kind + "; its program has to write it anew"
+			}
+			r.warn(fmt.Sprintf("The CDI spec of %s is out of date: %d of the %d files that it names do not exist", s.Kind, len(s.Absent), s.Named),
+				[]string{s.Path, s.Absent[0] + " does not exist"}, remedy)
+		}
+		for _, d := range s.Devices {
+			inFiles[s.Kind+"="+d] = append(inFiles[s.Kind+"="+d], s.Path)
+		}
+	}
+	twice := map[string]string{} // files → a name that both have
+	for _, name := range slices.Sorted(maps.Keys(inFiles)) {
+		for i, file := range inFiles[name] {
+			for _, other := range inFiles[name][:i] {
+				if pair := other + " and " + file; folder(other) == folder(file) && twice[pair] == "" {
+					twice[pair] = name
+				}
+			}
+		}
+	}
+	for _, pair := range slices.Sorted(maps.Keys(twice)) {
+		r.fail("Two CDI specs name the same device, so that runtimes know neither: "+twice[pair], []string{pair},
+			"ls -l "+strings.ReplaceAll(pair, " and ", " ")+"   # keep the newer one")
+	}
+	if !r.found() {
+		r.ok(count(len(f.Specs.Value), "CDI spec") + " of NVIDIA's devices can be used")
+	}
+}
+
+func folder(path string) string { return path[:strings.LastIndexByte(path, '/')+1] }
+
+func selinux(f *NodeFacts, r *findings) {
+	if !known(r, f.SELinux) {
+		return
+	}
+	s := f.SELinux.Value
+	if !s.Enforces {
+		r.ok("SELinux does not enforce")
+		return
+	}
+	evidence := []string{"/sys/fs/selinux/enforce: 1", "type of this process: " + orNone(s.Domain)}
+	if s.Container && s.Domain == "container_t" {
+		r.fail("SELinux enforces, and this container has the type container_t: it may not connect to kubelet's socket", evidence,
+			"kubectl -n kube-system patch ds/gpu-device-plugin -p "+
+				`'{"spec":{"template":{"spec":{"securityContext":{"seLinuxOptions":{"type":"spc_t"}}}}}}'`)
+	}
+	if s.UseDevices != nil && !*s.UseDevices {
+		r.warn("SELinux enforces, and container_use_devices is off: containers may not open /dev/nvidia*, unless these have the label "+
+			"container_file_t", append(evidence, "/sys/fs/selinux/booleans/container_use_devices: 0"),
+			"setsebool -P container_use_devices on")
+	}
+	if !r.found() {
+		r.ok("SELinux enforces, and was seen to forbid nothing", evidence...)
+	}
+}
+
+func kubelet(f *NodeFacts, r *findings) {
+	if !known(r, f.Kubelet) {
+		return
+	}
+	k := f.Kubelet.Value
+	if k.Problem != "" {
+		r.fail("Kubelet's folder cannot be used: "+k.Problem, []string{k.Socket}, "systemctl status kubelet", "ls -l /var/lib/kubelet/device-plugins")
+		return
+	}
+	if !k.Serves {
+		r.fail("Kubelet's socket is not there: kubelet does not run, or its socket is elsewhere", []string{k.Socket + " does not exist"},
+			"systemctl status kubelet")
+	}
+	var foreign []string
+	for _, name := range k.Listening {
+		if !strings.HasPrefix(name, "gpu-device-plugin-") {
+			foreign = append(foreign, folder(k.Socket)+name)
+		}
+	}
+	const pods = "kubectl get pods -A -o wide --field-selector spec.nodeName=NODE | grep -iE 'nvidia|gpu'"
+	if len(foreign) > 0 {
+		r.warn("Another device plugin for GPUs runs on this node: two plugins must not serve one resource", foreign, pods)
+	}
+	if k.Unread != "" {
+		r.skip("Kubelet's checkpoint cannot be read: " + k.Unread)
+	}
+	for _, name := range slices.Sorted(maps.Keys(k.Registered)) {
+		serves := func(s status.Resource) bool { return s.Name == name }
+		if f.Daemon.Missing == "" && k.Registered[name] > 0 && strings.HasPrefix(name, "nvidia.com/") &&
+			!slices.ContainsFunc(f.Daemon.Value.Status.Resources, serves) {
+			r.warn("Kubelet counts "+count(k.Registered[name], "healthy device")+" of "+name+", which this daemon does not serve",
+				[]string{folder(k.Socket) + "kubelet_internal_checkpoint"}, pods)
+		}
+	}
+	if !r.found() {
+		r.ok("Kubelet's folder and socket are there, and no other device plugin for GPUs listens", k.Socket)
+	}
+}
+
+func podResources(f *NodeFacts, r *findings) {
+	if !known(r, f.PodResources) {
+		return
+	}
+	switch p := f.PodResources.Value; {
+	case p.Problem == "":
+		r.ok("PodResources answers; kubelet counts " + count(p.Devices, "device"))
+	case f.Kubelet.Missing == "" && f.Kubelet.Value.Serves:
+		r.warn("PodResources does not answer, and the end of a pod may be noticed late: "+p.Problem, []string{p.Socket},
+			"ls -l "+p.Socket+"   # in a container: mount its folder")
+	default:
+		r.skip("PodResources does not answer, and kubelet's socket is not there either: " + p.Problem)
+	}
+}
+
+// cures are the commands that end a fault, by what the daemon calls the cure. %s is the GPU's index.
+var cures = map[inventory.Cure][]string{
+	inventory.CureReset:     {"gpu-device-plugin quiesce", "nvidia-smi --gpu-reset -i %s", "gpu-device-plugin resume"},
+	inventory.CureDrain:     {"gpu-device-plugin quiesce", "nvidia-smi --gpu-reset -i %s", "gpu-device-plugin resume"},
+	inventory.CureDrainP2P:  {"gpu-device-plugin quiesce", "nvidia-smi --gpu-reset -i %s", "gpu-device-plugin resume"},
+	inventory.CureReboot:    {"kubectl drain NODE --ignore-daemonsets --delete-emptydir-data", "systemctl reboot"},
+	inventory.CureFabric:    {"systemctl restart nvidia-fabricmanager", "journalctl -u nvidia-fabricmanager -n 50"},
+	inventory.CureIMEX:      {"systemctl restart nvidia-imex", "nvidia-imex-ctl -N"},
+	inventory.CureReconnect: {"lspci -d 10de:", kernelMessages},
+}
+
+func daemon(f *NodeFacts, r *findings) {
+	if !known(r, f.Daemon) {
+		return
+	}
+	s := f.Daemon.Value.Status
+	if s.Simulated != "" {
+		r.info("The GPUs of this node are simulated: pods cannot use them", []string{"status: simulated: " + s.Simulated})
+	}
+	if s.Stale != "" {
+		r.fail("The last look at the GPUs failed: "+s.Stale, nil, "gpu-device-plugin status", kernelMessages)
+	}
+	if s.ConfigError != "" {
+		r.fail("The configuration file is not used as it is now: "+s.ConfigError, []string{s.ConfigFile},
+			"gpu-device-plugin config check "+s.ConfigFile)
+	}
+	if s.Readiness.Reason != "" && !s.Readiness.Ready {
+		r.fail("The daemon is not ready: "+s.Readiness.Reason, nil, "gpu-device-plugin ready --wait=20s")
+	}
+	if s.Quiet {
+		r.warn("NVML is released: the faults of GPUs are not found", []string{"status: quiet: true"}, "gpu-device-plugin resume")
+	}
+	for _, c := range s.Calls {
+		call := c.Function
+		if c.GPU != nil {
+			call += fmt.Sprintf(" of GPU %d", *c.GPU)
+		}
+		r.fail("A call into the driver has not returned since "+status.Stamp(c.Since)+": "+call, nil, kernelMessages,
+			"kubectl drain NODE --ignore-daemonsets --delete-emptydir-data   # if the call does not return", "systemctl reboot")
+	}
+	for _, g := range s.GPUs {
+		if g.State == inventory.Healthy.String() {
+			continue
+		}
+		var remedy []string
+		for _, command := range cures[inventory.Cure(g.Cure)] {
+			remedy = append(remedy, strings.ReplaceAll(command, "%s", g.Index))
+		}
+		if remedy == nil {
+			remedy = []string{"gpu-device-plugin health clear --gpu " + g.UUID + "   # when it is mended"}
+		}
+		r.fail(fmt.Sprintf("GPU %s is %s: %s", g.Index, g.State, orNone(g.Reason)), []string{g.UUID, "cure: " + orNone(g.Cure)}, remedy...)
+	}
+	for _, served := range s.Resources {
+		if served.Problem != "" {
+			r.warn(served.Name+": "+served.Problem, []string{"server: " + served.Server}, "journalctl -u kubelet -n 50 | grep -i device")
+		}
+	}
+	for _, lines := range [][]string{s.LeftOut, s.Unwatched, s.Warnings} {
+		for _, line := range lines {
+			r.warn(line, nil, "gpu-device-plugin status")
+		}
+	}
+	if !r.found() {
+		r.ok(fmt.Sprintf("The daemon serves %s of %s", count(len(s.Resources), "resource"), count(len(s.GPUs), "GPU")), "version "+s.Version)
+	}
+}
+
+func mps(f *NodeFacts, r *findings) {
+	const control, start = "nvidia-cuda-mps-control", "kubectl -n kube-system get pods -l app.kubernetes.io/name=gpu-device-plugin-mps-control-daemon"
+	runs := f.runs(control)
+	for _, reason := range f.Daemon.Value.Status.MPS {
+		r.fail(reason, nil, start)
+	}
+	switch {
+	case r.found():
+	case f.Settings.MPS && f.Daemon.Missing == "":
+		r.ok("The MPS control daemons of all resources that are shared by MPS answer", "status: mps")
+	case f.Settings.MPS && runs:
+		r.ok("An MPS control daemon runs", "process "+control)
+	case f.Settings.MPS:
+		if known(r, f.Processes) {
+			r.fail("GPUs are shared by MPS, and no MPS control daemon runs", []string{"no process " + control}, start)
+		}
+	case runs:
+		r.info("An MPS control daemon runs, and the configuration does not share GPUs by MPS: GPUs in the compute mode EXCLUSIVE_PROCESS "+
+			"refuse other work", []string{"process " + control}, "nvidia-smi --query-gpu=index,compute_mode --format=csv")
+	default:
+		r.ok("GPUs are not shared by MPS")
+	}
+}

@@ -1,0 +1,255 @@
+package nodefacts_test
+
+import "github.com/gpu-device-plugin/gpu-device-plugin/internal/doctor"
+
+const (
+	config   = "etc/containerd/config.toml"
+	dropIn   = "etc/containerd/conf.d/99-nvidia.toml"
+	toolkit  = "etc/nvidia-container-runtime/config.toml"
+	runtime2 = "version = 3\n[plugins.'io.containerd.cri.v1.runtime']\n"
+)
+
+var runtimeRows = []row{
+	{name: "containerd 2", check: "container-runtime", severity: doctor.OK, says: "containerd is set up"},
+	{
+		name: "containerd 2, CDI off", change: changes{config: containerd2 + "[plugins.'io.containerd.cri.v1.runtime']\nenable_cdi = false\n"},
+		check: "container-runtime", severity: doctor.Error, says: "CDI is off in containerd",
+	},
+	{
+		name: "containerd 2, CDI off by a drop-in", change: changes{"etc/containerd/conf.d/zz.toml": runtime2 + "enable_cdi = false"},
+		check: "container-runtime", severity: doctor.Error, says: "CDI is off in containerd",
+	},
+	{
+		name: "containerd 2, other folders", change: changes{"etc/containerd/conf.d/zz.toml": runtime2 + "cdi_spec_dirs = ['/opt/cdi']"},
+		check: "container-runtime", severity: doctor.Error, says: "does not look for CDI specs in /var/run/cdi",
+	},
+	{
+		name: "containerd 2, the folder by its other name", change: changes{"etc/containerd/conf.d/zz.toml": runtime2 + "cdi_spec_dirs = ['/run/cdi']"},
+		check: "container-runtime", severity: doctor.OK, says: "is set up",
+	},
+	{
+		name: "containerd 1.7", change: changes{config: containerd1, dropIn: gone},
+		check: "container-runtime", severity: doctor.OK, says: "is set up",
+	},
+	{
+		name: "containerd 1.7, CDI off", change: changes{
+			config: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = false\n", dropIn: gone,
+		},
+		check: "container-runtime", severity: doctor.Error, says: "CDI is off in containerd",
+	},
+	{
+		name: "version not known", change: changes{config: "version = 2\n", dropIn: gone},
+		check: "container-runtime", severity: doctor.NotChecked, says: "version of containerd is not known",
+	},
+	{
+		name: "CDI off and not used", change: changes{config: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = false\n" +
+			"[plugins.\"io.containerd.grpc.v1.cri\".containerd]\ndefault_runtime_name = 'n'\n" +
+			"[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.n.options]\nBinaryName = '/usr/bin/nvidia-container-runtime'\n"},
+		settings: func(s *doctor.Settings) { s.CDI, s.VolumeMounts = false, true },
+		check:    "container-runtime", severity: doctor.Info, says: "does not use it",
+	},
+	{
+		name: "CRI disabled", change: changes{config: "disabled_plugins = ['cri']\n" + containerd2},
+		check: "container-runtime", severity: doctor.Error, says: "CRI plugin of containerd is disabled",
+	},
+	{
+		name: "not TOML", change: changes{"etc/containerd/conf.d/zz.toml": "\x00\xff= ["},
+		check: "container-runtime", severity: doctor.Warning, says: "cannot be read",
+	},
+	{
+		name: "another file", change: changes{
+			"proc/700/cmdline": "containerd\x00--config=/opt/c.toml\x00", "opt/c.toml": "imports = ['/etc/containerd/config.toml', 'c.toml']\n" + runtime2 + "enable_cdi = false\n",
+		},
+		check: "container-runtime", severity: doctor.Error, says: "CDI is off",
+	},
+	{
+		name: "no runtime", change: changes{"proc/700/comm": gone},
+		check: "container-runtime", severity: doctor.NotChecked, says: "Neither containerd nor CRI-O",
+		also: []string{"nvidia-runtime", "visible-devices", "daemon-reload"},
+	},
+	{
+		name: "CRI-O", change: changes{"proc/700/comm": "crio", "etc/crio/crio.conf.d/10-nvidia": crioConf},
+		check: "container-runtime", severity: doctor.OK, says: "CRI-O is set up",
+	},
+	{
+		name: "CRI-O, other folders", change: changes{
+			"proc/700/comm": "crio", "etc/crio/crio.conf": "[crio.runtime]\ncdi_spec_dirs = ['/etc/cdi']\n", "etc/crio/crio.conf.d/10-nvidia": crioConf,
+		},
+		check: "container-runtime", severity: doctor.Error, says: "CRI-O does not look for CDI specs in /var/run/cdi",
+	},
+	{name: "default", check: "nvidia-runtime", severity: doctor.OK, says: "the default of containerd"},
+	{
+		name: "class", change: changes{"etc/containerd/conf.d/zz.toml": runtime2 + "[plugins.'io.containerd.cri.v1.runtime'.containerd]\ndefault_runtime_name = 'runc'\n"},
+		settings: func(s *doctor.Settings) { s.VolumeMounts = true },
+		check:    "nvidia-runtime", severity: doctor.Info, says: "pods with GPUs need runtimeClassName",
+	},
+	{
+		name: "not there", change: changes{dropIn: gone}, settings: func(s *doctor.Settings) { s.Envvar = true },
+		check: "nvidia-runtime", severity: doctor.Error, says: "containerd does not have NVIDIA's runtime",
+	},
+	{
+		name: "not there on CRI-O", change: changes{"proc/700/comm": "crio"}, settings: func(s *doctor.Settings) { s.Envvar = true },
+		check: "nvidia-runtime", severity: doctor.Error, says: "CRI-O does not have NVIDIA's runtime",
+	},
+	{
+		name: "not needed", change: changes{dropIn: gone},
+		check: "nvidia-runtime", severity: doctor.OK, says: "not needed",
+	},
+	{
+		name: "no program", change: changes{"usr/bin/nvidia-container-runtime": gone},
+		check: "nvidia-runtime", severity: doctor.Error, says: "program of the runtime nvidia is not there",
+	},
+	{name: "closed", check: "visible-devices", severity: doctor.OK, says: "cannot get GPUs by NVIDIA_VISIBLE_DEVICES"},
+	{
+		name: "open by default", change: changes{toolkit: gone},
+		check: "visible-devices", severity: doctor.Warning, says: "Every pod can get all GPUs",
+	},
+	{
+		name: "open for a class", change: changes{
+			toolkit: "", "etc/containerd/conf.d/zz.toml": runtime2 + "[plugins.'io.containerd.cri.v1.runtime'.containerd]\ndefault_runtime_name = 'runc'\n",
+		},
+		check: "visible-devices", severity: doctor.Info, says: "Every pod with the runtime class",
+	},
+	{
+		name: "open for envvar", change: changes{toolkit: "[nvidia-container-runtime]\nmode = 'cdi'\n"}, settings: envvar,
+		check: "visible-devices", severity: doctor.Warning, says: "the device list strategy envvar needs it",
+	},
+	{
+		name: "closed for envvar", change: changes{toolkit: closed + "[nvidia-container-runtime]\nmode = 'cdi'\n"}, settings: envvar,
+		check: "visible-devices", severity: doctor.Error, says: "ignores NVIDIA_VISIBLE_DEVICES",
+	},
+	{
+		name: "no volume mounts", change: changes{toolkit: "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n"},
+		settings: func(s *doctor.Settings) { s.VolumeMounts = true },
+		check:    "visible-devices", severity: doctor.Error, says: "ignores devices that are named by mounts",
+	},
+	{
+		name: "not TOML", change: changes{toolkit: "=\x00"},
+		check: "visible-devices", severity: doctor.NotChecked, says: "cannot be read",
+	},
+	{
+		name: "no NVIDIA runtime", change: changes{dropIn: gone, toolkit: gone},
+		check: "visible-devices", severity: doctor.OK, says: "no container runtime has NVIDIA's runtime",
+	},
+	{name: "CDI", check: "daemon-reload", severity: doctor.OK, says: "their devices are known to systemd"},
+	{
+		name: "hook", settings: func(s *doctor.Settings) { s.CDI, s.VolumeMounts = false, true },
+		check: "daemon-reload", severity: doctor.Warning, says: "can lose their GPUs",
+	},
+	{
+		name: "hook on CRI-O", change: changes{"proc/700/comm": "crio", "etc/crio/crio.conf.d/10-nvidia": crioConf},
+		settings: func(s *doctor.Settings) { s.CDI, s.VolumeMounts = false, true },
+		check:    "daemon-reload", severity: doctor.Warning, says: "can lose their GPUs",
+	},
+	{
+		name: "NVIDIA's runtime with CDI", change: changes{toolkit: closed + "[nvidia-container-runtime]\nmode = 'cdi'\n"},
+		settings: func(s *doctor.Settings) { s.CDI, s.VolumeMounts = false, true },
+		check:    "daemon-reload", severity: doctor.OK, says: "known to systemd",
+	},
+	{
+		name: "device nodes", settings: func(s *doctor.Settings) { s.CDI, s.VolumeMounts, s.DeviceNodes = false, true, true },
+		check: "daemon-reload", severity: doctor.OK, says: "known to systemd",
+	},
+	{
+		name: "no links", change: changes{"dev/char/195:0": gone},
+		check: "daemon-reload", severity: doctor.Info, says: "Links to device nodes are missing",
+	},
+	{
+		name: "no systemd", change: changes{config: containerd1, dropIn: gone},
+		check: "daemon-reload", severity: doctor.OK, says: "makes cgroups without systemd",
+	},
+}
+
+const (
+	otherSpec = "run/cdi/nvidia.yaml"
+	specText  = "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n- name: '0'\n  containerEdits:\n    deviceNodes:\n    - path: /dev/nvidia0\n" +
+		"containerEdits:\n  mounts:\n  - hostPath: /usr/lib/x86_64-linux-gnu/libnvidia-ml.so."
+)
+
+var nodeRows = []row{
+	{name: "ours", check: "cdi-specs", severity: doctor.OK, says: "1 CDI spec "},
+	{
+		name: "another's", change: changes{otherSpec: specText + "580.95.05\n"},
+		check: "cdi-specs", severity: doctor.OK, says: "2 CDI specs ",
+	},
+	{
+		name: "another's of an older driver", change: changes{otherSpec: specText + "570.86.15\n"},
+		check: "cdi-specs", severity: doctor.Warning, says: "nvidia.com/gpu is out of date: 1 of the 2 files",
+	},
+	{
+		name: "ours of another GPU", change: changes{
+			"run/cdi/k8s.device-plugin.nvidia.com-gpu.json": `{"kind":"k8s.device-plugin.nvidia.com/gpu","devices":[{"name":"G","containerEdits":{"deviceNodes":[{"path":"/dev/nvidia7"}]}}]}`,
+		},
+		check: "cdi-specs", severity: doctor.Warning, says: "out of date: 1 of the 1 files",
+	},
+	{
+		name: "twice", change: changes{otherSpec: specText + "580.95.05\n", "run/cdi/old.yaml": specText + "580.95.05\n"},
+		check: "cdi-specs", severity: doctor.Error, says: "name the same device, so that runtimes know neither: nvidia.com/gpu=0",
+	},
+	{
+		name: "once in each folder", change: changes{otherSpec: specText + "580.95.05\n", "etc/cdi/nvidia.yaml": specText + "580.95.05\n"},
+		check: "cdi-specs", severity: doctor.OK, says: "3 CDI specs ",
+	},
+	{
+		name: "garbage", change: changes{"etc/cdi/x.yaml": "\x00\xff{{"},
+		check: "cdi-specs", severity: doctor.Warning, says: "cannot be read",
+	},
+	{
+		name: "of somebody else", change: changes{"etc/cdi/x.yaml": "kind: example.com/nic\ndevices:\n- name: a\n", "etc/cdi/x.txt": "text"},
+		check: "cdi-specs", severity: doctor.OK, says: "1 CDI spec ",
+	},
+	{name: "off", check: "selinux", severity: doctor.OK, says: "does not enforce"},
+	{
+		name: "permissive", change: changes{"sys/fs/selinux/enforce": "0"},
+		check: "selinux", severity: doctor.OK, says: "does not enforce",
+	},
+	{
+		name: "on the node", change: changes{"sys/fs/selinux/enforce": "1", "proc/self/attr/current": "unconfined_u:unconfined_r:unconfined_t:s0\x00"},
+		check: "selinux", severity: doctor.OK, says: "seen to forbid nothing",
+	},
+	{
+		name: "in a container", change: changes{"sys/fs/selinux/enforce": "1", "proc/self/attr/current": "system_u:system_r:container_t:s0:c1,c2\x00"},
+		facts: func(f *doctor.NodeFacts) { f.SELinux.Value.Container = true },
+		check: "selinux", severity: doctor.Error, says: "may not connect to kubelet's socket",
+	},
+	{
+		name: "devices", change: changes{"sys/fs/selinux/enforce": "1", "sys/fs/selinux/booleans/container_use_devices": "0 0"},
+		check: "selinux", severity: doctor.Warning, says: "container_use_devices is off",
+	},
+	{
+		name: "devices allowed", change: changes{"sys/fs/selinux/enforce": "1", "sys/fs/selinux/booleans/container_use_devices": "1 1"},
+		check: "selinux", severity: doctor.OK, says: "seen to forbid nothing",
+	},
+	{name: "there", check: "kubelet", severity: doctor.OK, says: "no other device plugin"},
+	{
+		name: "no folder", facts: func(f *doctor.NodeFacts) { f.Kubelet.Value.Problem = "no such folder" },
+		check: "kubelet", severity: doctor.Error, says: "no such folder",
+	},
+	{
+		name: "no socket", facts: func(f *doctor.NodeFacts) { f.Kubelet.Value.Serves = false },
+		check: "kubelet", severity: doctor.Error, says: "socket is not there",
+	},
+	{
+		name: "another plugin",
+		facts: func(f *doctor.NodeFacts) {
+			f.Kubelet.Value.Listening = []string{"nvidia-gpu.sock", "gpu-device-plugin-gpu-x.sock"}
+		},
+		check: "kubelet", severity: doctor.Warning, says: "Another device plugin",
+	},
+	{
+		name:  "another resource",
+		facts: func(f *doctor.NodeFacts) { f.Kubelet.Value.Registered["nvidia.com/gpu.shared"] = 8 },
+		check: "kubelet", severity: doctor.Warning, says: "8 healthy devices of nvidia.com/gpu.shared",
+	},
+	{
+		name:  "no checkpoint",
+		facts: func(f *doctor.NodeFacts) { f.Kubelet.Value.Registered, f.Kubelet.Value.Unread = nil, "no such file" },
+		check: "kubelet", severity: doctor.NotChecked, says: "checkpoint cannot be read",
+	},
+	{name: "answers", check: "pod-resources", severity: doctor.OK, says: "kubelet counts 1 device"},
+	{
+		name:  "does not answer",
+		facts: func(f *doctor.NodeFacts) { f.PodResources.Value.Problem = "connection refused" },
+		check: "pod-resources", severity: doctor.Warning, says: "connection refused",
+	},
+}
