@@ -124,7 +124,7 @@ func number(text string) int {
 
 func placesOf(node fs.FS) nodefacts.Places {
 	return nodefacts.Places{
-		Kernel: node, Host: node, Driver: node, DriverRoot: "/", Devices: node, DevFolder: "/dev", Timeout: time.Minute,
+		Kernel: node, Host: node, Driver: node, DriverRoot: "/", Devices: node, DevFolder: "/dev",
 	}
 }
 

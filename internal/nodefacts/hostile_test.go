@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 	"testing/fstest"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -155,18 +156,22 @@ func (s stuck) Open(name string) (fs.File, error) {
 // TestHungRead: a read that does not return is a finding, and the other checks end.
 func TestHungRead(t *testing.T) {
 	t.Parallel()
-	over := make(chan struct{})
-	defer close(over)
-	places := placesOf(stuck{newNode(nil), "proc/driver/nvidia/version", over})
-	places.Timeout = 3 * time.Second
-	facts := places.Gather(t.Context())
-	var found bool
-	for _, f := range doctor.Examine(facts) {
-		found = found || f.Check == "driver" && f.Severity == doctor.Warning && strings.Contains(f.Message, "did not return")
-	}
-	if !found || facts.Runtimes.Missing != "" {
-		t.Errorf("module %+v, runtimes %+v: want only the module's version to be missing", facts.Module, facts.Runtimes)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		over := make(chan struct{})
+		defer close(over)
+		began := time.Now()
+		facts := placesOf(stuck{newNode(nil), "proc/driver/nvidia/version", over}).Gather(t.Context())
+		if took := time.Since(began); took != nodefacts.Timeout {
+			t.Errorf("gives up after %v, want %v", took, nodefacts.Timeout)
+		}
+		found := false
+		for _, f := range doctor.Examine(facts) {
+			found = found || f.Check == "driver" && f.Severity == doctor.Warning && strings.Contains(f.Message, "did not return")
+		}
+		if !found || facts.Runtimes.Missing != "" {
+			t.Errorf("module %+v, runtimes %+v: want only the module's version to be missing", facts.Module, facts.Runtimes)
+		}
+	})
 }
 
 // TestNothingVisible: in a container that sees nothing of its node, no check that needs the node's files is content.
@@ -192,7 +197,7 @@ func TestKubelet(t *testing.T) {
 	t.Cleanup(func() { _ = os.RemoveAll(folder) })
 	places := nodefacts.Places{
 		Kernel: fstest.MapFS{}, Hidden: "hidden", KubeletSocket: filepath.Join(folder, "kubelet.sock"),
-		PodResourcesSocket: filepath.Join(folder, "pod-resources.sock"), Timeout: time.Minute,
+		PodResourcesSocket: filepath.Join(folder, "pod-resources.sock"),
 	}
 	facts := places.Gather(t.Context())
 	if k := facts.Kubelet.Value; facts.Kubelet.Missing != "" || k.Serves || k.Unread == "" || facts.PodResources.Value.Problem == "" {

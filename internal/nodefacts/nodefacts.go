@@ -14,7 +14,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/doctor"
 )
 
-// Timeout is how long one fact may take.
+// Timeout is how long reading all facts may take.
 const Timeout = 5 * time.Second
 
 // Places say where the files of the node are.
@@ -38,16 +38,11 @@ type Places struct {
 	KubeletSocket, PodResourcesSocket string
 	// Simulated says that Kernel and Devices are of a simulated node.
 	Simulated bool
-	// Timeout is how long one fact may take; 0 means Timeout.
-	Timeout time.Duration
 }
 
 // Gather reads all facts but the settings and the daemon. It returns when ctx ends, too.
 func (p Places) Gather(ctx context.Context) doctor.NodeFacts {
-	if p.Timeout == 0 {
-		p.Timeout = Timeout
-	}
-	ctx, cancel := context.WithTimeout(ctx, p.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
 	kernel, host := root{p.Kernel}, root{p.Host}
 	f := doctor.NodeFacts{Simulated: p.Simulated}
