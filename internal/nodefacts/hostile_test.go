@@ -61,7 +61,7 @@ var hostile = map[string]func(path string) error{
 	"garbage": func(path string) error {
 		return os.WriteFile(path, []byte(strings.Repeat("\x00\xff[{=\x1b[2J\n", 9999)), 0o600)
 	},
-	"nested":  func(path string) error { return os.WriteFile(path, []byte("a = "+strings.Repeat("[", 1<<20)), 0o600) },
+	"nested":  func(path string) error { return os.WriteFile(path, []byte("a = "+strings.Repeat("[", 100_000)), 0o600) },
 	"a loop":  func(path string) error { return os.Symlink(filepath.Base(path), path) },
 	"outside": func(path string) error { return os.Symlink("../../../../../../../../dev/zero", path) },
 	"empty":   func(path string) error { return os.WriteFile(path, nil, 0o600) },

@@ -2,7 +2,7 @@
 // a root folder, from kubelet's folder, and from the folders of CDI specs. It changes nothing, opens regular files and folders
 // only, reads a bounded part of them, and gives up what does not return.
 //
-// It imports doctor for its values, and driverroot, files and kubelet. Package cli uses it.
+// It imports doctor for its values, and driverroot and kubelet. Package cli uses it.
 package nodefacts
 
 import (
@@ -92,16 +92,21 @@ func read[T any](ctx context.Context, fact *doctor.Fact[T], what string, hidden 
 		done <- result{value, err}
 	}()
 	return func() {
+		var r result
 		select {
-		case r := <-done:
-			fact.Value = r.value
-			if r.err != nil {
-				fact.Missing = fmt.Sprintf("Cannot read %s: %v", what, r.err)
-			}
-			return
+		case r = <-done:
 		case <-ctx.Done():
+			select {
+			case r = <-done: // while others were waited for
+			default:
+				fact.Missing, fact.Hung = fmt.Sprintf("Reading %s did not return: the driver, or a file system, hangs", what), true
+				return
+			}
 		}
-		fact.Missing, fact.Hung = fmt.Sprintf("Reading %s did not return: the driver, or a file system, hangs", what), true
+		fact.Value = r.value
+		if r.err != nil {
+			fact.Missing = fmt.Sprintf("Cannot read %s: %v", what, r.err)
+		}
 	}
 }
 

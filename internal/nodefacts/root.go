@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	maxFile    = 4 << 20 // of a file that is read, in bytes
+	maxFile    = 1 << 20 // of a file that is read, in bytes
 	maxEntries = 4096    // of a folder that is listed; more cannot be meant
 )
 
