@@ -91,6 +91,7 @@ var homes = []struct {
 	{"github.com/spf13/pflag", []string{"internal/cli", "internal/config"}},
 	{"github.com/prometheus", []string{"internal/telemetry"}},
 	{"net/http", []string{"internal/telemetry"}},
+	{"log/slog", []string{"internal/logwriter"}}, // its JSON; messages go through klog
 	{"google.golang.org/grpc", []string{"internal/plugin", "internal/kubelet"}},
 	{"k8s.io/kubelet/pkg/apis/deviceplugin", []string{"internal/plugin", "internal/kubelet"}},
 	{"k8s.io/kubelet/pkg/apis/podresources", []string{"internal/kubelet"}},

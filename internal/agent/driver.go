@@ -16,6 +16,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
 )
 
+// doctor is the command that finds out why a driver cannot be used.
+const doctor = "gpu-device-plugin doctor"
+
 // CheckFirstLook fails when the first look at the node does and the configuration wants the daemon to end then.
 func CheckFirstLook(ctx context.Context, m *monitor.Monitor, configs *feed.Feed[config.Config]) error {
 	err := m.First(ctx)
@@ -24,9 +27,11 @@ func CheckFirstLook(ctx context.Context, m *monitor.Monitor, configs *feed.Feed[
 	}
 	if configs.Value().FailOnInitError {
 		// Not wrapped: a library that does not fit the kernel module would start a new process, which would find the same.
-		return fmt.Errorf("%v; use --fail-on-init-error=false to wait for the driver instead", err) //nolint:errorlint // see above
+		return fmt.Errorf("%v; to find the cause, run: %s; to wait for the driver instead, use --fail-on-init-error=false", //nolint:errorlint // see above
+			err, doctor)
 	}
-	klog.FromContext(ctx).Info("Waiting for the driver; nothing is offered until it is there", "reason", err.Error())
+	klog.FromContext(ctx).Info("Waiting for the driver; nothing is offered until it is there", "reason", err.Error(),
+		"diagnose", doctor)
 	return nil
 }
 

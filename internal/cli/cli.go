@@ -8,7 +8,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 	"syscall"
@@ -55,8 +54,8 @@ func newRootCommand() *cobra.Command {
 
 		SuggestionsMinimumDistance: 2,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return untilItEnds(cmd.Context(), func(ctx context.Context, signals <-chan os.Signal) error {
-				return runDaemon(ctx, cmd.Flags(), signals)
+			return untilItEnds(cmd.Context(), func(ctx context.Context, p *process) error {
+				return runDaemon(ctx, cmd.Flags(), p)
 			}, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2)
 		},
 	}

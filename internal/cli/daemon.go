@@ -27,10 +27,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/version"
 )
 
-// runDaemon runs the daemon until ctx ends. It handles the given signals.
-func runDaemon(ctx context.Context, flags *pflag.FlagSet, signals <-chan os.Signal) error {
+// runDaemon runs the daemon until ctx ends. It handles the signals of the process.
+func runDaemon(ctx context.Context, flags *pflag.FlagSet, p *process) error {
 	sources := config.Sources{Env: os.LookupEnv, Flags: flags, OwnPIDNamespace: confined(os.DirFS("/"))}
-	first, err := begin(ctx, sources)
+	first, err := begin(ctx, sources, p)
 	if err != nil {
 		return err
 	}
@@ -38,16 +38,21 @@ func runDaemon(ctx context.Context, flags *pflag.FlagSet, signals <-chan os.Sign
 	if err != nil {
 		return err
 	}
-	d.asked = signals
+	d.asked = p.signals
 	defer d.close()
 	observation, outputs := d.tasks()
 	return replaceable(ctx, agent.Run(ctx, observation, outputs), d.driver.Calls)
 }
 
-// begin returns the configuration of a process that starts. It logs its warnings and the version of the program.
-func begin(ctx context.Context, sources config.Sources) (config.Config, error) {
-	log := klog.FromContext(ctx)
+// begin returns the configuration of a process that starts, and has it log as configured. It logs the warnings and the version of the
+// program.
+func begin(ctx context.Context, sources config.Sources, p *process) (config.Config, error) {
+	p.logAs(sources.LoggingFormat())
 	c, warnings, err := config.Load(sources)
+	if err == nil {
+		p.logAs(c.LoggingFormat)
+	}
+	log := klog.FromContext(ctx)
 	for _, w := range warnings {
 		log.Info("Configuration warning", "warning", w.String())
 	}
@@ -169,6 +174,9 @@ func (d *daemon) observation() []agent.Task {
 		{Name: "signals", Run: d.followSignals},
 		{Name: "monitor", Run: d.monitor.Run, Alive: d.monitor.Alive},
 		{Name: "first look", Run: func(ctx context.Context) error { return agent.CheckFirstLook(ctx, d.monitor, d.watcher.Configs()) }},
+		{Name: "start", Run: func(ctx context.Context) error {
+			return agent.LogStart(ctx, version.String(), d.monitor.Snapshots(), d.watcher.Configs())
+		}},
 		{Name: "health policy", Run: func(ctx context.Context) error { return agent.FollowHealth(ctx, d.monitor, d.watcher.Configs()) }},
 		{Name: "driver", Run: func(ctx context.Context) error { return agent.FollowDriver(ctx, d.monitor) }},
 	}

@@ -30,8 +30,8 @@ func newMPSCommand() *cobra.Command {
 	}
 	config.AddFlags(cmd.Flags())
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return untilItEnds(cmd.Context(), func(ctx context.Context, signals <-chan os.Signal) error {
-			return runMPS(ctx, config.Sources{Env: mpsEnv, Flags: cmd.Flags()}, signals)
+		return untilItEnds(cmd.Context(), func(ctx context.Context, p *process) error {
+			return runMPS(ctx, config.Sources{Env: mpsEnv, Flags: cmd.Flags()}, p)
 		}, syscall.SIGHUP)
 	}
 	cmd.AddCommand(newMountSHMCommand())
@@ -72,8 +72,8 @@ func newMountSHMCommand() *cobra.Command {
 
 // runMPS runs the control daemons that configuration and node ask for until ctx ends. Whenever it is asked to, it reads the
 // configuration again.
-func runMPS(ctx context.Context, sources config.Sources, asked <-chan os.Signal) error {
-	c, err := begin(ctx, sources)
+func runMPS(ctx context.Context, sources config.Sources, p *process) error {
+	c, err := begin(ctx, sources, p)
 	if err != nil {
 		return err
 	}
@@ -88,7 +88,7 @@ func runMPS(ctx context.Context, sources config.Sources, asked <-chan os.Signal)
 		watcher: config.NewWatcher(sources, c, clock.RealClock{}),
 		monitor: monitor.New(monitor.Options{Driver: driverOf{driver}, Policy: c.Health}),
 		wanted:  feed.New[[]mps.Group](nil),
-		asked:   asked,
+		asked:   p.signals,
 	}
 	return replaceable(ctx, agent.Run(ctx, []agent.Task{
 		{Name: "configuration", Run: m.watcher.Run},

@@ -12,19 +12,29 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/logwriter"
 )
 
+// A process is what a daemon has of its process.
+type process struct {
+	signals <-chan os.Signal // to handle
+	log     *logwriter.Writer
+	json    bool
+}
+
 // untilItEnds runs a daemon until ctx ends or it fails. It passes the given signals to it. When the driver was replaced, it starts a
 // new process of this program in the place of this one.
-func untilItEnds(ctx context.Context, run func(context.Context, <-chan os.Signal) error, signals ...os.Signal) error {
-	flush := logInBackground()
+func untilItEnds(ctx context.Context, run func(context.Context, *process) error, signals ...os.Signal) error {
+	p := &process{log: logInBackground()}
+	flush := func() { p.log.FlushWithin(maxFlush) }
 	defer flush()
 	received, stop := receive(signals...)
 	defer stop()
+	p.signals = received
+	err := run(ctx, p)
 	log := klog.FromContext(ctx)
-	err := run(ctx, received)
 	switch {
 	case errors.Is(err, inventory.ErrDriverReplaced) && ctx.Err() == nil:
 		log.Info("Restarting with the driver that is there now", "reason", err.Error())
@@ -32,16 +42,31 @@ func untilItEnds(ctx context.Context, run func(context.Context, <-chan os.Signal
 		return reexec()
 	case err == nil:
 		log.Info("Stopped")
+	case p.json: // the caller would write a line that is no JSON
+		log.Error(err, "Failed")
+		return ExitStatus(1)
 	}
 	return err
+}
+
+// logAs sets the format of all log lines from now on. Loggers that were taken before keep theirs.
+func (p *process) logAs(format config.LoggingFormat) {
+	switch wanted := format == config.LogJSON; {
+	case wanted == p.json:
+	case wanted:
+		klog.SetLoggerWithOptions(p.log.JSON(), klog.ContextualLogger(true))
+		p.json = true
+	default:
+		klog.ClearLogger()
+		p.json = false
+	}
 }
 
 // maxFlush is how long the end of a process waits for its last log lines to be read.
 const maxFlush = 500 * time.Millisecond
 
-// logInBackground makes logging never block from now on, whether somebody reads standard error or not. Flush waits until what
-// was logged is written, for maxFlush at most.
-func logInBackground() (flush func()) {
+// logInBackground makes logging never block from now on, whether somebody reads standard error or not. It returns the writer of the log.
+func logInBackground() *logwriter.Writer {
 	var settings flag.FlagSet
 	klog.InitFlags(&settings)
 	for name, value := range map[string]string{"logtostderr": "false", "stderrthreshold": "FATAL", "one_output": "true"} {
@@ -53,7 +78,7 @@ func logInBackground() (flush func()) {
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	w := logwriter.New(os.Stderr)
 	klog.SetOutput(w)
-	return func() { w.FlushWithin(maxFlush) }
+	return w
 }
 
 // execPatience is how long the process waits for driver calls to return before it ends instead of being replaced.

@@ -100,7 +100,7 @@ var everything = []string{
 	"--shared-devices-allocation-policy=packed", "--device-id-strategy=index", "--pass-device-specs", "--gds-enabled",
 	"--gdrcopy-enabled", "--mofed-enabled", "--imex-channel-ids=0", "--imex-required",
 	"--nvidia-cdi-hook-path=/hook", "--cdi-disable-hooks=all", "--pre-start-checks=clean", "--pre-start-reset=clocks",
-	"--kernel-log", "--metrics-address=:9400", "--gpu-metrics-pcie-throughput", "--node-name=n",
+	"--kernel-log", "--metrics-address=:9400", "--gpu-metrics-pcie-throughput", "--node-name=n", "--logging-format=json",
 }
 
 const everyBlock = `

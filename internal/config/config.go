@@ -41,6 +41,8 @@ type Config struct {
 	GPUMetrics GPUMetrics
 	// NodeName is the name of the node in metrics; empty for the host's name.
 	NodeName string
+	// LoggingFormat is how log lines are written. It is that of the start: a change of the file needs a restart.
+	LoggingFormat LoggingFormat
 	// StateDir is the directory for state that survives a restart; empty for none.
 	StateDir string
 
@@ -117,4 +119,20 @@ func (p PreStartChecks) String() string {
 		return "clean"
 	}
 	return fmt.Sprintf("PreStartChecks(%d)", int(p))
+}
+
+// LoggingFormat is how log lines are written.
+type LoggingFormat int
+
+// The formats of log lines.
+const (
+	LogText LoggingFormat = iota // klog's own
+	LogJSON                      // one JSON object in each line
+)
+
+func (f LoggingFormat) String() string {
+	if f == LogJSON {
+		return "json"
+	}
+	return "text"
 }

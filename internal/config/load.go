@@ -46,6 +46,15 @@ func (s Sources) file() string {
 	return options[i].resolve(&document{}, s.Env, s.Flags).text
 }
 
+// LoggingFormat returns the format of log lines that flags or environment name, for lines that come before a Config is there.
+func (s Sources) LoggingFormat() LoggingFormat {
+	i := slices.IndexFunc(options, func(o option) bool { return o.flag == "logging-format" })
+	if options[i].resolve(&document{}, s.Env, s.Flags).text == LogJSON.String() {
+		return LogJSON
+	}
+	return LogText
+}
+
 // maxFile is the largest configuration file that is read: what fits into a ConfigMap.
 const maxFile = 1 << 20
 

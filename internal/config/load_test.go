@@ -272,7 +272,7 @@ func TestAllProblemsAreReportedInOrder(t *testing.T) {
 			want: []string{
 				"line 1: flags: must be a mapping with the keys migStrategy, failOnInitError, mpsRoot, nvidiaDriverRoot, nvidiaDevRoot, gdrcopyEnabled, gdsEnabled, " +
 					"mofedEnabled, useNodeFeatureAPI, deviceDiscoveryStrategy, metricsAddress, gpuMetrics, gpuMetricsInterval, gpuMetricsPCIeThroughput, " +
-					"gpuMetricsHostnameLabel, plugin, gfd",
+					"gpuMetricsHostnameLabel, loggingFormat, plugin, gfd",
 				"line 2: imex: must be a mapping with the keys channelIDs, required",
 			},
 		},

@@ -140,6 +140,11 @@ var options = []option{
 		set:   socket(func(c *Config) *string { return &c.ControlSocket }),
 	},
 	{
+		flag: "logging-format", env: []string{"LOGGING_FORMAT"}, key: "flags.loggingFormat", fallback: "text",
+		usage: "format of log lines: text or json",
+		set:   choice(func(c *Config) *LoggingFormat { return &c.LoggingFormat }, LogText, LogJSON),
+	},
+	{
 		flag: "state-dir", env: []string{"STATE_DIR"}, fallback: "/var/lib/gpu-device-plugin", empty: true,
 		usage: "directory for state that survives a restart; empty: none",
 		set:   text(func(c *Config) *string { return &c.StateDir }),

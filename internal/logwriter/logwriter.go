@@ -5,8 +5,10 @@ import (
 	"bytes"
 	"io"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/go-logr/logr"
 	"k8s.io/klog/v2/textlogger"
 )
 
@@ -18,6 +20,7 @@ type Writer struct {
 	to      io.Writer
 	changed chan struct{}      // holds one notice
 	flushes chan chan struct{} // closed when everything written before was passed on
+	json    atomic.Bool        // the writer's own lines are JSON
 
 	mu      sync.Mutex // guards what follows
 	kept    []byte
@@ -83,7 +86,7 @@ func (w *Writer) pass() {
 	w.mu.Unlock()
 	text := kept
 	if dropped > 0 {
-		text = append(text, notice(dropped)...)
+		text = append(text, w.notice(dropped)...)
 	}
 	if len(text) == 0 {
 		return
@@ -96,9 +99,12 @@ func (w *Writer) pass() {
 }
 
 // notice is the line that says how many lines were dropped.
-func notice(dropped int) []byte {
+func (w *Writer) notice(dropped int) []byte {
 	var line bytes.Buffer
 	log := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&line)))
+	if w.json.Load() {
+		log = logr.FromSlogHandler(newHandler(&line))
+	}
 	log.Info("Dropped log lines that could not be written", "lines", dropped)
 	return line.Bytes()
 }

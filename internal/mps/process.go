@@ -106,7 +106,7 @@ func (l *logger) mayLog() bool {
 func (l *logger) print(line string) {
 	for _, c := range routine {
 		if strings.HasSuffix(line, c) {
-			l.log.V(6).Info("MPS output", "line", line)
+			l.log.V(6).Info("MPS routine output", "line", line)
 			return
 		}
 	}

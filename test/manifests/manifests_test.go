@@ -163,6 +163,7 @@ func TestChartValues(t *testing.T) {
 			env: map[string]string{"PRE_START_CHECKS": "clean"}},
 		{name: "reset before a start", values: "{preStartChecks: clean, preStartReset: [clocks, ecc]}", pids: true, admin: true,
 			env: map[string]string{"PRE_START_CHECKS": "clean", "PRE_START_RESET": "clocks,ecc"}},
+		{name: "JSON logs", values: "{loggingFormat: json}", env: map[string]string{"LOGGING_FORMAT": "json"}},
 		{name: "a GPU in two forms at once", values: "{waitForRelease: false}", env: map[string]string{"WAIT_FOR_RELEASE": "false"}},
 		{name: "kernel log", values: "{kernelLog: true}", log: true, env: map[string]string{"KERNEL_LOG": "true"}},
 		{name: "kernel log and MIG", values: "{kernelLog: true, migStrategy: single}", log: true, admin: true,

@@ -47,6 +47,8 @@ type Flags struct {
 	GPUMetricsInterval       *Duration `json:"gpuMetricsInterval,omitempty"`
 	GPUMetricsPCIeThroughput *bool     `json:"gpuMetricsPCIeThroughput,omitempty"`
 	GPUMetricsHostnameLabel  *string   `json:"gpuMetricsHostnameLabel,omitempty"`
+	// LoggingFormat is an extension: text or json.
+	LoggingFormat *string `json:"loggingFormat,omitempty"`
 
 	Plugin *PluginFlags `json:"plugin,omitempty"`
 	GFD    *GFDFlags    `json:"gfd,omitempty"`

@@ -1,0 +1,43 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+
+	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+)
+
+// LogStart logs, in one line, what runs here and what it offers, once the node was looked at. Then, or when ctx ends, it returns nil.
+func LogStart(ctx context.Context, version string, snapshots *feed.Feed[inventory.Snapshot], configs *feed.Feed[config.Config]) error {
+	for {
+		snapshot, looked := snapshots.Latest()
+		if snapshot.Generation > 0 && snapshot.Stale == "" {
+			c := configs.Value()
+			var resources, strategies []string
+			for _, r := range resource.New(snapshot, c.Resource).Resources {
+				resources = append(resources, fmt.Sprintf("%s: %d", r.Name, len(r.Devices)))
+			}
+			for _, s := range c.Edits.Strategies {
+				strategies = append(strategies, s.String())
+			}
+			migDevices := 0
+			for _, g := range snapshot.GPUs {
+				migDevices += len(g.MIGDevices)
+			}
+			klog.FromContext(ctx).Info("Started", "version", version, "driver", snapshot.Driver.Version, "gpus", len(snapshot.GPUs),
+				"migDevices", migDevices, "leftOut", len(snapshot.LeftOut), "resources", resources, "deviceListStrategy", strategies,
+				"migStrategy", c.Resource.MIG.String(), "sharing", c.Resource.Sharing.Mode.String())
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-looked:
+		}
+	}
+}

@@ -1,0 +1,48 @@
+package agent_test
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+// TestStartIsOneLine: it comes with the first look that succeeds, and never again.
+func TestStartIsOneLine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
+		ctx := klog.NewContext(t.Context(), logger)
+		snapshots := feed.New(inventory.Snapshot{})
+		configs := feed.New(config.Config{Edits: edits.Options{Strategies: []edits.Strategy{edits.EnvVar}}})
+		ended := make(chan error, 1)
+		go func() { ended <- agent.LogStart(ctx, "v1", snapshots, configs) }()
+		for _, waiting := range []inventory.Snapshot{{}, {Generation: 1, Stale: "no driver"}} {
+			snapshots.Publish(waiting)
+			synctest.Wait()
+			if len(ended) > 0 {
+				t.Fatalf("it ended at %+v", waiting)
+			}
+		}
+		snapshots.Publish(inventory.Snapshot{Generation: 2, Driver: inventory.Driver{Version: "580"}, GPUs: []inventory.GPU{{UUID: "GPU-0"}, {UUID: "GPU-1"}}})
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		buffered, ok := logger.GetSink().(ktesting.Underlier)
+		if !ok {
+			t.Fatal("the logger has no buffer")
+		}
+		const want = `Started version="v1" driver="580" gpus=2 migDevices=0 leftOut=0 resources=["nvidia.com/gpu: 2"] deviceListStrategy=["envvar"] ` +
+			`migStrategy="none" sharing="none"` + "\n"
+		if text := buffered.GetBuffer().String(); strings.Count(text, "\n") != 1 || !strings.HasSuffix(text, want) {
+			t.Errorf("logged %q, want %q", text, want)
+		}
+	})
+}
