@@ -16,6 +16,10 @@ type fault struct {
 	// inject is what happens to the node, do what else has to be done, or waited for, for the fault to have happened.
 	inject []simulator.Fault
 	do     deed
+	// place is what happens to the node's files, before the daemon starts or while it runs.
+	place deed
+	// refused is a pattern of what the daemon logs when it does not start because of the fault.
+	refused string
 	// run is what comes of it while the daemon runs, start if it happened before the daemon starts; nil if it is not played
 	// so.
 	run, start *outcome
@@ -29,6 +33,8 @@ type machine struct {
 	args     []string // of the daemon
 	config   string   // what is in its configuration file; there is none if empty
 	replicas int      // how many devices kubelet has for each of the node's; one if 0
+	unread   bool     // its standard error is a pipe that nobody reads
+	mute     bool     // it starts without its control socket; unmute ends that
 }
 
 // An act is something that is done and its outcome.
@@ -50,7 +56,7 @@ type outcome struct {
 	// bad are the devices that are Unhealthy, by index, and all says that every one is; the others are Healthy.
 	bad []string
 	all bool
-	// gone are devices of the node that kubelet does not have; none says that it has no device.
+	// gone are devices of the node that kubelet does not have, or GPUs of which it has no MIG device; none says that it has no device.
 	gone []string
 	none bool
 	// leaving says that kubelet has, as Unhealthy, also those devices that the node had before the deed and no longer has.

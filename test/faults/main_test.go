@@ -21,7 +21,7 @@ func TestFaults(t *testing.T) {
 	}
 	var plays []*play
 	t.Cleanup(func() { printTable(os.Stdout, plays) })
-	for _, f := range slices.Concat(xidFaults, readingFaults, busFaults, driverFaults, instanceFaults, operatorFaults) {
+	for _, f := range slices.Concat(xidFaults, readingFaults, busFaults, driverFaults, instanceFaults, operatorFaults, surroundingFaults) {
 		for _, p := range f.plays(*daemon) {
 			plays = append(plays, p)
 			t.Run(f.name+"/"+p.when, func(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"time"
 
@@ -30,7 +31,8 @@ type play struct {
 	fault  fault
 	when   string
 	acts   []act
-	first  []simulator.Fault // have happened before the daemon starts
+	first  []simulator.Fault // have happened before the daemon starts, as has place
+	place  deed
 	daemon string
 	played bool
 	steps  []step
@@ -49,12 +51,17 @@ func (f fault) plays(daemon string) []*play {
 			o.within = starting
 		}
 		acts := append([]act{{wait, o}}, f.then...)
-		plays = append(plays, &play{fault: f, when: "at start", acts: acts, first: f.inject, daemon: daemon})
+		plays = append(plays, &play{fault: f, when: "at start", acts: acts, first: f.inject, place: f.place, daemon: daemon})
+	}
+	if f.refused != "" {
+		plays = append(plays, &play{fault: f, when: "at start", place: f.place, daemon: daemon})
 	}
 	if f.run != nil {
 		happens := inject(f.inject...)
-		if f.do.do != nil {
-			happens = both(happens, f.do)
+		for _, d := range []deed{f.place, f.do} {
+			if d.do != nil {
+				happens = both(happens, d)
+			}
 		}
 		acts := append([]act{{happens, *f.run}}, f.then...)
 		plays = append(plays, &play{fault: f, when: "at run time", acts: acts, daemon: daemon})
@@ -66,6 +73,7 @@ func (f fault) plays(daemon string) []*play {
 type stage struct {
 	*node.Node
 	machine machine
+	muted   bool              // there is no control socket
 	had     map[string]string // the devices that the node had before the last deed: index → UUID
 }
 
@@ -79,7 +87,17 @@ func (p *play) run(ctx context.Context) {
 	if profile == "" {
 		profile = "dgx-h100"
 	}
-	n, err := node.Open(node.Setup{Daemon: p.daemon, Profile: profile, Args: p.fault.machine.args})
+	setup := node.Setup{Daemon: p.daemon, Profile: profile, Args: p.fault.machine.args}
+	if p.fault.machine.unread {
+		reader, writer, err := os.Pipe()
+		if err != nil {
+			p.err = err
+			return
+		}
+		defer func() { _ = errors.Join(reader.Close(), writer.Close()) }()
+		setup.Stderr = writer
+	}
+	n, err := node.Open(setup)
 	if err != nil {
 		p.err = err
 		return
@@ -100,11 +118,23 @@ func (p *play) playOn(ctx context.Context, s *stage) error {
 		s.Args = append(s.Args, "--config-file", file)
 	}
 	profile := s.Profile
+	if p.place.do != nil {
+		if err := p.place.do(ctx, s); err != nil {
+			return err
+		}
+	}
+	if p.acts == nil {
+		return p.refuses(s)
+	}
+	s.muted = s.machine.mute && p.place.do != nil
 	began := time.Now()
 	if err := s.startOn(ctx, profile, p.first); err != nil {
 		return err
 	}
-	if len(p.first) == 0 {
+	if s.muted {
+		began = time.Now() // what it may take to start was seen
+	}
+	if p.when == "at run time" {
 		wanted, err := s.wanted(ctx, outcome{})
 		if err == nil {
 			_, err = s.await(ctx, began, starting, wanted)
@@ -123,6 +153,26 @@ func (p *play) playOn(ctx context.Context, s *stage) error {
 		began = time.Now()
 	}
 	return s.end()
+}
+
+// refuses starts the daemon, which does not want to.
+func (p *play) refuses(s *stage) error {
+	began := time.Now()
+	if err := s.StartDaemon(); err != nil {
+		return err
+	}
+	daemon := s.Running()
+	select {
+	case <-daemon.Ended():
+	case <-time.After(starting):
+		return errors.New("the daemon goes on")
+	}
+	_ = s.StopDaemon() // says again how it ended
+	p.steps = []step{{seen: "an error", after: short(time.Since(began))}}
+	if logged := s.Logged(); daemon.Err() == nil || !regexp.MustCompile(p.fault.refused).MatchString(logged) {
+		return fmt.Errorf("the daemon ended with %w", daemon.Err())
+	}
+	return nil
 }
 
 // playAct does what there is to do and waits for its outcome.
@@ -176,6 +226,11 @@ func (s *stage) startOn(ctx context.Context, name string, faults []simulator.Fau
 	}
 	if err := s.StartDaemon(); err != nil {
 		return err
+	}
+	if s.muted {
+		if err := unmute(ctx, s); err != nil {
+			return err
+		}
 	}
 	return s.poll(ctx, starting, func(ctx context.Context) error {
 		had, err := s.devices(ctx)

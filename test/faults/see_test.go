@@ -56,7 +56,8 @@ func (s *stage) wanted(ctx context.Context, o outcome) (map[string]bool, error) 
 		}
 	}
 	for index, uuid := range has {
-		if !slices.Contains(o.gone, index) {
+		gpu, _, _ := strings.Cut(index, ":")
+		if !slices.Contains(o.gone, index) && !slices.Contains(o.gone, gpu) {
 			add(uuid, !o.all && !slices.Contains(o.bad, index))
 		}
 	}
@@ -127,10 +128,12 @@ func (s *stage) difference(wanted map[string]bool) string {
 
 // A status is what is needed of what the daemon's status says.
 type status struct {
-	Stale string `json:"stale"`
-	Node  string `json:"node"`
-	Quiet bool   `json:"quiet"`
-	GPUs  []struct {
+	Stale   string   `json:"stale"`
+	Node    string   `json:"node"`
+	Quiet   bool     `json:"quiet"`
+	LeftOut []string `json:"leftOut"`
+	Config  string   `json:"configError"`
+	GPUs    []struct {
 		Index  string   `json:"index"`
 		State  string   `json:"state"`
 		Reason string   `json:"reason"`
@@ -145,7 +148,8 @@ func (s *stage) sayings(ctx context.Context) (map[string]string, error) {
 	if err := s.call(ctx, "status", nil, &now); err != nil {
 		return nil, err
 	}
-	said := map[string]string{"": fmt.Sprintf("node: %s; stale: %s; quiet: %t", now.Node, now.Stale, now.Quiet)}
+	said := map[string]string{"": fmt.Sprintf("node: %s; stale: %s; quiet: %t; configuration: %s; left out: %s",
+		now.Node, now.Stale, now.Quiet, now.Config, strings.Join(now.LeftOut, "; "))}
 	for _, g := range now.GPUs {
 		said[g.Index] = fmt.Sprintf("%s (%s): %s; %s", g.State, g.Cure, g.Reason, strings.Join(g.Events, "; "))
 	}
