@@ -27,8 +27,8 @@ func CheckFirstLook(ctx context.Context, m *monitor.Monitor, configs *feed.Feed[
 	}
 	if configs.Value().FailOnInitError {
 		// Not wrapped: a library that does not fit the kernel module would start a new process, which would find the same.
-		return fmt.Errorf("%v; to find the cause, run: %s; to wait for the driver instead, use --fail-on-init-error=false", //nolint:errorlint // see above
-			err, doctor)
+		return fmt.Errorf("%s; to find the cause, run: %s; to wait for the driver instead, use --fail-on-init-error=false",
+			err.Error(), doctor)
 	}
 	klog.FromContext(ctx).Info("Waiting for the driver; nothing is offered until it is there", "reason", err.Error(),
 		"diagnose", doctor)
