@@ -65,8 +65,8 @@ func newRootCommand() *cobra.Command {
 		return fmt.Errorf("%w; %s --help lists the flags", err, cmd.CommandPath())
 	})
 	root.AddCommand(
-		newVersionCommand(), newPlanCommand(), newTopologyCommand(), newSimulateCommand(), newStatusCommand(), newReadyCommand(), newDoctorCommand(),
-		newConfigCommand(), newHealthCommand(), newQuiesceCommand(), newResumeCommand(), newMPSCommand(),
+		newVersionCommand(), newPlanCommand(), newTopologyCommand(), newSimulateCommand(), newStatusCommand(), newReadyCommand(),
+		newDoctorCommand(), newConfigCommand(), newHealthCommand(), newQuiesceCommand(), newResumeCommand(), newMPSCommand(),
 	)
 	return root
 }
