@@ -75,12 +75,20 @@ bench: build ## Print the benchmark's figures beside their targets
 faults: build ## Inject every fault into the daemon and print what kubelet saw (4 minutes; FAULTS_FLAGS='-run TestFaults/XID' for some)
 	$(GO) test ./test/faults -count=1 -v -timeout 15m -parallel 20 -daemon $(CURDIR)/bin/gpu-device-plugin $(FAULTS_FLAGS)
 
+# How long, and the seed of what happens; 0 for another each time (it is printed).
+TIME ?= 10m
+SEED ?= 0
+
+.PHONY: soak
+soak: build ## Hold the daemon under random actions to what must be true (TIME=60m SEED=7); drawing and logs in dist/soak
+	$(GO) run ./test/soak --daemon bin/gpu-device-plugin --time $(TIME) --seed $(SEED) --out dist/soak $(SOAK_FLAGS)
+
 .PHONY: e2e
 e2e: e2e-devicemanager ## Run the daemon on real kubelets (root; the first run builds Kubernetes; E2E_FLAGS='--kubelet 1.37')
 	cd test/e2e && ./run $(E2E_FLAGS)
 
 .PHONY: nightly
-nightly: faults ## What takes too long for every change: the fault matrix, long stories on both kubelets, kubelet's five minutes (2 hours)
+nightly: faults soak ## What takes too long for every change: the fault matrix, soak, long stories on both kubelets, kubelet's five minutes (2 hours)
 	test/e2e/devicemanager/run -minutes
 	cd test/e2e && E2E_LIMIT=7200 ./run --kubelet all -long
 
