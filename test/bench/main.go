@@ -57,7 +57,7 @@ func measure(ctx context.Context, daemon, only string) error {
 		return fmt.Errorf("read -only: %w", err)
 	}
 	figures := slices.Concat(registrationFigures, callFigures, allocationFigures, resourceFigures, healthFigures, driverFigures,
-		footprintFigures)
+		metricsFigures, footprintFigures)
 	for _, f := range figures {
 		if !wanted.MatchString(f.name) {
 			continue
