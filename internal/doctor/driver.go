@@ -154,7 +154,7 @@ func named(name string) func(DeviceFile) bool {
 }
 
 func judgeNodes(d Devices, r *findings) {
-	const make = "nvidia-modprobe -u -c 0"
+	const modprobe = "nvidia-modprobe -u -c 0"
 	var missing []string
 	for _, w := range d.wanted() {
 		path := d.Folder + "/" + w.Name
@@ -166,15 +166,15 @@ func judgeNodes(d Devices, r *findings) {
 		n := d.Nodes[i]
 		switch {
 		case !n.Character:
-			r.fail(path+" is not a character device", []string{path}, "rm "+path, make)
+			r.fail(path+" is not a character device", []string{path}, "rm "+path, modprobe)
 		case n.Numbered && w.Major != 0 && (n.Major != w.Major || n.Minor != w.Minor):
 			r.fail(fmt.Sprintf("%s has the device number %d:%d and the driver has %d:%d", path, n.Major, n.Minor, w.Major, w.Minor),
-				[]string{fmt.Sprintf("%s: %d:%d", path, n.Major, n.Minor), "/proc/devices"}, "rm "+path, make)
+				[]string{fmt.Sprintf("%s: %d:%d", path, n.Major, n.Minor), "/proc/devices"}, "rm "+path, modprobe)
 		}
 	}
 	if len(missing) > 0 {
 		r.fail("Device nodes are missing: "+strings.Join(missing, ", "), []string{"/proc/driver/nvidia/gpus"},
-			make, "nvidia-smi -L   # as root; makes the nodes of all GPUs")
+			modprobe, "nvidia-smi -L   # as root; makes the nodes of all GPUs")
 	}
 	caps := d.Majors["nvidia-caps"]
 	for _, n := range d.Nodes {
@@ -216,7 +216,8 @@ func persistence(f *NodeFacts, r *findings) {
 	case f.runs("nvidia-persistenced"):
 		r.ok("nvidia-persistenced runs", "process nvidia-persistenced")
 	default:
-		r.skip("No daemon answers that knows persistence mode, and no process nvidia-persistenced was seen", "nvidia-smi -q | grep -i persistence")
+		r.skip("No daemon answers that knows persistence mode, and no process nvidia-persistenced was seen",
+			"nvidia-smi -q | grep -i persistence")
 	}
 }
 

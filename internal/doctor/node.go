@@ -130,7 +130,8 @@ func kubelet(f *NodeFacts, r *findings) {
 	}
 	k := f.Kubelet.Value
 	if k.Problem != "" {
-		r.fail("Kubelet's folder cannot be used: "+k.Problem, []string{k.Socket}, "systemctl status kubelet", "ls -l /var/lib/kubelet/device-plugins")
+		r.fail("Kubelet's folder cannot be used: "+k.Problem, []string{k.Socket}, "systemctl status kubelet",
+			"ls -l /var/lib/kubelet/device-plugins")
 		return
 	}
 	if !k.Serves {
@@ -247,7 +248,8 @@ func daemon(f *NodeFacts, r *findings) {
 }
 
 func mps(f *NodeFacts, r *findings) {
-	const control, start = "nvidia-cuda-mps-control", "kubectl -n kube-system get pods -l app.kubernetes.io/name=gpu-device-plugin-mps-control-daemon"
+	const control = "nvidia-cuda-mps-control"
+	const start = "kubectl -n kube-system get pods -l app.kubernetes.io/name=gpu-device-plugin-mps-control-daemon"
 	runs := f.runs(control)
 	for _, reason := range f.Daemon.Value.Status.MPS {
 		r.fail(reason, nil, start)

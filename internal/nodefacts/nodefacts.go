@@ -53,7 +53,9 @@ func (p Places) Gather(ctx context.Context) doctor.NodeFacts {
 		read(ctx, &f.GPUs, "the PCI bus", seen, func() ([]doctor.PCIDevice, error) { return pciDevices(kernel, "0x03") }),
 		read(ctx, &f.NVSwitches, "the PCI bus", seen, func() ([]doctor.PCIDevice, error) { return pciDevices(kernel, "0x0680") }),
 		read(ctx, &f.Module, "the version of the kernel module", seen, func() (string, error) { return moduleVersion(kernel) }),
-		read(ctx, &f.Library, "the driver's libraries", p.noDriver, func() (doctor.NVMLLibrary, error) { return library(root{p.Driver}, p.DriverRoot) }),
+		read(ctx, &f.Library, "the driver's libraries", p.noDriver, func() (doctor.NVMLLibrary, error) {
+			return library(root{p.Driver}, p.DriverRoot)
+		}),
 		read(ctx, &f.Devices, "the device nodes", p.noDevices, func() (doctor.Devices, error) {
 			return devices(kernel, root{p.Devices}, p.DevFolder)
 		}),
@@ -69,7 +71,9 @@ func (p Places) Gather(ctx context.Context) doctor.NodeFacts {
 		read(ctx, &f.Specs, "the CDI specs", p.noSpecs, func() ([]doctor.Spec, error) { return specs(host) }),
 		read(ctx, &f.SELinux, "the state of SELinux", seen, func() (doctor.SELinux, error) { return p.selinux(kernel) }),
 		read(ctx, &f.Kubelet, "kubelet's folder", p.noKubelet, func() (doctor.Kubelet, error) { return kubeletFolder(ctx, p.KubeletSocket) }),
-		read(ctx, &f.PodResources, "PodResources", p.noPodResources, func() (doctor.PodResourcesAnswer, error) { return podResources(ctx, p.PodResourcesSocket) }),
+		read(ctx, &f.PodResources, "PodResources", p.noPodResources, func() (doctor.PodResourcesAnswer, error) {
+			return podResources(ctx, p.PodResourcesSocket)
+		}),
 	)
 	for _, wait := range waits {
 		wait()

@@ -109,7 +109,7 @@ const maxImports = 64
 
 // containerd reads the configuration of containerd.
 func containerd(r root, p process) doctor.Runtime {
-	c := doctor.Runtime{Name: doctor.Containerd, Major: containerdMajor(r, p), Default: "runc", CDIFolders: []string{"/etc/cdi", "/var/run/cdi"}}
+	c := doctor.Runtime{Name: doctor.Containerd, Major: containerdMajor(r, p), Default: "runc", CDIFolders: cdiFolders}
 	first := p.flag("--config", "-c")
 	if first == "" {
 		i := slices.IndexFunc(containerdFiles, r.exists)
@@ -229,7 +229,7 @@ func majorOf(program io.ReaderAt) int {
 
 // crio reads the configuration of CRI-O: its file, and then the files of a folder, of which a later one wins.
 func crio(r root, p process) doctor.Runtime {
-	c := doctor.Runtime{Name: doctor.CRIO, Default: "crun", CDIFolders: []string{"/etc/cdi", "/var/run/cdi"}}
+	c := doctor.Runtime{Name: doctor.CRIO, Default: "crun", CDIFolders: cdiFolders}
 	first, folder := p.flag("--config", "-c"), p.flag("--config-dir", "-d")
 	if first == "" {
 		first = "/etc/crio/crio.conf"

@@ -51,19 +51,19 @@ func TestBadInput(t *testing.T) {
 		},
 		"no library": {
 			[]string{"--simulate", write("nolib.yaml", machine+"faults: [{kind: driver, driver: no-library}]\n")},
-			[]string{"libnvidia-ml.so.1", "install the driver", "--fail-on-init-error=false"},
+			[]string{"libnvidia-ml.so.1", "install the driver", "run: gpu-device-plugin doctor", "--fail-on-init-error=false"},
 		},
 		"no kernel module": {
 			[]string{"--simulate", write("nomod.yaml", machine+"faults: [{kind: driver, driver: missing}]\n")},
-			[]string{"the kernel module is not loaded", "modprobe nvidia", "--fail-on-init-error=false"},
+			[]string{"the kernel module is not loaded", "modprobe nvidia", "run: gpu-device-plugin doctor", "--fail-on-init-error=false"},
 		},
 		"NVML that cannot be initialised": {
 			[]string{"--simulate", write("noinit.yaml", machine+"faults: [{kind: fail, call: Init, return: UNKNOWN}]\n")},
-			[]string{"nvmlInit", "--fail-on-init-error=false"},
+			[]string{"nvmlInit", "run: gpu-device-plugin doctor", "--fail-on-init-error=false"},
 		},
 		"library of another version than the kernel module": { // and no process after it could do better
 			[]string{"--simulate", write("mismatch.yaml", machine+"faults: [{kind: fail, call: Init, return: LIB_RM_VERSION_MISMATCH}]\n")},
-			[]string{"of another version than the library", "finish the driver's upgrade", "--fail-on-init-error=false"},
+			[]string{"of another version than the library", "finish the driver's upgrade", "run: gpu-device-plugin doctor", "--fail-on-init-error=false"},
 		},
 		"configuration file that is not there": {
 			[]string{"--simulate", "t4", "--config-file", "/no/such.yaml"}, []string{"/no/such.yaml", "check --config-file"},
@@ -111,6 +111,7 @@ func TestLateDriver(t *testing.T) {
 			s.broken(simulator.Fault{Kind: simulator.KindDriver, Driver: missing})
 			s.start()
 			s.logs("Waiting for the driver")
+			s.logs(`diagnose="gpu-device-plugin doctor"`)
 			s.says("there is no driver", func(now status) bool { return strings.Contains(now.Stale, "no NVIDIA driver") })
 			if got := s.Resources(); len(got) > 0 {
 				t.Errorf("kubelet shows %v without a driver", got)
