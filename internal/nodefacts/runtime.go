@@ -1,7 +1,8 @@
 package nodefacts
 
 import (
-	"debug/buildinfo"
+	"bytes"
+	"debug/elf"
 	"errors"
 	"io"
 	"io/fs"
@@ -208,20 +209,24 @@ func containerdMajor(r root, p process) int {
 	return 0
 }
 
+// majorOf returns the major version that the packages of a Go program tell, which its section for that has as text.
 func majorOf(program io.ReaderAt) int {
 	const module = "github.com/containerd/containerd"
-	info, err := buildinfo.Read(program)
+	file, err := elf.NewFile(program)
 	if err != nil {
 		return 0
 	}
-	modules := []string{info.Path, info.Main.Path}
-	for _, d := range info.Deps {
-		modules = append(modules, d.Path)
+	section := file.Section(".go.buildinfo")
+	if section == nil || section.Size > maxFile {
+		return 0
 	}
+	text, err := section.Data()
 	switch {
-	case slices.ContainsFunc(modules, func(m string) bool { return strings.HasPrefix(m+"/", module+"/v2/") }):
+	case err != nil:
+		return 0
+	case bytes.Contains(text, []byte(module+"/v2")):
 		return 2
-	case slices.ContainsFunc(modules, func(m string) bool { return m == module || strings.HasPrefix(m, module+"/cmd/") }):
+	case bytes.Contains(text, []byte(module+"/")), bytes.Contains(text, []byte(module+"\t")):
 		return 1
 	}
 	return 0

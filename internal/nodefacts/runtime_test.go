@@ -1,0 +1,48 @@
+package nodefacts_test
+
+import (
+	"bytes"
+	"os"
+	"testing"
+	"testing/fstest"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/doctor"
+)
+
+// TestContainerdTellsItsVersion: the packages that a program was built from say which containerd it is. The program is that of this test,
+// in which the name of one of them is another.
+func TestContainerdTellsItsVersion(t *testing.T) {
+	t.Parallel()
+	file, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const one = "github.com/pelletier/go-toml/v2\tv2.4"
+	if !bytes.Contains(program, []byte(one)) {
+		t.Fatalf("this program does not have %q", one)
+	}
+	for _, tt := range []struct {
+		name, module string
+		major        int
+	}{
+		{"containerd 1", "github.com/containerd/containerd\tv1.", 1},
+		{"containerd 2", "github.com/containerd/containerd/v2\t", 2},
+		{"another program", one, 0},
+		{"no program", "", 0},
+	} {
+		node := newNode(changes{config: gone, dropIn: gone})
+		content := []byte("#!/bin/sh\n")
+		if tt.module != "" {
+			content = bytes.ReplaceAll(program, []byte(one), []byte(tt.module))
+		}
+		node["usr/bin/containerd"] = &fstest.MapFile{Data: content}
+		facts := placesOf(node).Gather(t.Context())
+		if runtimes := facts.Runtimes.Value; len(runtimes) != 1 || runtimes[0].Name != doctor.Containerd || runtimes[0].Major != tt.major {
+			t.Errorf("%s: got %+v", tt.name, facts.Runtimes)
+		}
+	}
+}
