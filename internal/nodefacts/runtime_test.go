@@ -3,6 +3,7 @@ package nodefacts_test
 import (
 	"bytes"
 	"os"
+	"strings"
 	"testing"
 	"testing/fstest"
 
@@ -10,7 +11,7 @@ import (
 )
 
 // TestContainerdTellsItsVersion: the packages that a program was built from say which containerd it is. The program is that of this test,
-// in which the name of one of them is another.
+// in which the path of its package is another.
 func TestContainerdTellsItsVersion(t *testing.T) {
 	t.Parallel()
 	file, err := os.Executable()
@@ -21,23 +22,23 @@ func TestContainerdTellsItsVersion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const one = "github.com/pelletier/go-toml/v2\tv2.4"
+	const one = "github.com/gpu-device-plugin/gpu-device-plugin/internal/nodefacts.test"
 	if !bytes.Contains(program, []byte(one)) {
 		t.Fatalf("this program does not have %q", one)
 	}
 	for _, tt := range []struct {
-		name, module string
-		major        int
+		name, path string
+		major      int
 	}{
-		{"containerd 1", "github.com/containerd/containerd\tv1.", 1},
-		{"containerd 2", "github.com/containerd/containerd/v2\t", 2},
+		{"containerd 1", "github.com/containerd/containerd/cmd/containerd", 1},
+		{"containerd 2", "github.com/containerd/containerd/v2/cmd/containerd", 2},
 		{"another program", one, 0},
 		{"no program", "", 0},
 	} {
 		node := newNode(changes{config: gone, dropIn: gone})
 		content := []byte("#!/bin/sh\n")
-		if tt.module != "" {
-			content = bytes.ReplaceAll(program, []byte(one), []byte(tt.module))
+		if tt.path != "" {
+			content = bytes.ReplaceAll(program, []byte(one), []byte(tt.path+strings.Repeat("x", len(one)-len(tt.path))))
 		}
 		node["usr/bin/containerd"] = &fstest.MapFile{Data: content}
 		facts := placesOf(node).Gather(t.Context())
