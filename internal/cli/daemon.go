@@ -24,6 +24,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/supervise"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/telemetry"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/version"
 )
 
@@ -78,7 +79,9 @@ type daemon struct {
 	offered   *feed.Feed[resource.Plan]
 	readiness *agent.Readiness
 	liveness  *agent.Liveness
-	asked     <-chan os.Signal // signals to handle
+	counters  *telemetry.Counters
+	unheard   *feed.Feed[error] // why metrics are not served
+	asked     <-chan os.Signal  // signals to handle
 }
 
 func newDaemon(ctx context.Context, c config.Config, sources config.Sources) (*daemon, error) {
@@ -90,14 +93,17 @@ func newDaemon(ctx context.Context, c config.Config, sources config.Sources) (*d
 		sockets:  feed.New([]string(nil)),
 		mps:      mps.NewProber(c.MPSRoot, clock.RealClock{}),
 		offered:  feed.New(resource.Plan{}),
+		counters: telemetry.NewCounters(),
+		unheard:  feed.New[error](nil),
 	}
-	driver, node, err := openNode(ctx, c)
+	driver, node, err := openNode(ctx, c, d.counters)
 	if err != nil {
 		return nil, err
 	}
 	d.driver, d.node = driver, node
 	d.monitor = monitor.New(monitor.Options{
 		Driver: driverOf{Driver: driver}, Policy: c.Health, StateDir: c.StateDir, BootID: bootID(d.node),
+		Metrics: d.counters,
 	})
 
 	socket := c.KubeletSocket
@@ -116,14 +122,15 @@ func newDaemon(ctx context.Context, c config.Config, sources config.Sources) (*d
 		Registrar: directory, Accountant: d.account, Checkpoint: directory.Checkpoint, Incarnation: d.kubelets, Sockets: d.sockets,
 		Clock:     clock.RealClock{},
 		Inspector: &agent.Inspector{Configs: d.watcher.Configs(), Monitor: d.monitor},
+		Metrics:   d.counters,
 	})
 	return d, nil
 }
 
 // openNode returns the driver of the node that the configuration names, and the simulated node behind it, if it is one.
-func openNode(ctx context.Context, c config.Config) (*nvidia.Driver, *simulator.Node, error) {
+func openNode(ctx context.Context, c config.Config, m nvidia.Metrics) (*nvidia.Driver, *simulator.Node, error) {
 	if c.Simulate == "" {
-		return nvidia.New(nvidia.Options{DriverRoot: c.Driver.ContainerRoot}), nil, nil
+		return nvidia.New(nvidia.Options{DriverRoot: c.Driver.ContainerRoot, Metrics: m}), nil, nil
 	}
 	profile, err := simulator.Load(c.Simulate)
 	if err != nil {
@@ -131,7 +138,7 @@ func openNode(ctx context.Context, c config.Config) (*nvidia.Driver, *simulator.
 	}
 	node := simulator.New(profile)
 	klog.FromContext(ctx).Info("THE GPUS OF THIS NODE ARE SIMULATED: pods cannot use them", "profile", c.Simulate)
-	return nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()}), node, nil
+	return nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root(), Metrics: m}), node, nil
 }
 
 // bootID returns the boot ID of the simulated node, or of this one if that is nil; empty if it cannot be told.

@@ -23,6 +23,7 @@ func (d *daemon) serveMetrics(ctx context.Context) error {
 	return telemetry.New(telemetry.Options{
 		Address: address, Status: d.status, Stuck: d.liveness.Stuck, Ready: d.readyNow,
 		Collectors: []telemetry.Collector{d.gpuMetrics(gpus, pods)},
+		Counters:   d.counters, Problem: d.unheard,
 	}).Run(ctx)
 }
 

@@ -77,7 +77,7 @@ func runMPS(ctx context.Context, sources config.Sources, p *process) error {
 	if err != nil {
 		return err
 	}
-	driver, node, err := openNode(ctx, c)
+	driver, node, err := openNode(ctx, c, nil)
 	if err != nil {
 		return err
 	}

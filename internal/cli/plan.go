@@ -60,7 +60,7 @@ func newPlanCommand() *cobra.Command {
 func scanOnce(ctx context.Context, c config.Config) (snapshot inventory.Snapshot, err error) {
 	ctx, cancel := context.WithTimeout(ctx, scanTimeout)
 	defer cancel()
-	driver, node, err := openNode(ctx, c)
+	driver, node, err := openNode(ctx, c, nil)
 	if err != nil {
 		return inventory.Snapshot{}, err
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -110,6 +111,18 @@ func replaceable(ctx context.Context, err error, calls func() []inventory.Call) 
 	}
 }
 
+// reexecuted is the environment variable in which a process tells the one that replaces it how often that has happened.
+const reexecuted = "GPU_DEVICE_PLUGIN_REEXECUTED"
+
+// reexecutions returns how often this process has replaced itself by a new one.
+func reexecutions() int {
+	n, err := strconv.Atoi(os.Getenv(reexecuted))
+	if err != nil {
+		return 0 // it is the first
+	}
+	return n
+}
+
 // reexec replaces this process with a new one of this program, with the same arguments. A process cannot change the NVML library
 // that it has loaded: only a new process can use a driver that was replaced.
 func reexec() error {
@@ -119,6 +132,9 @@ func reexec() error {
 	}
 	// SIGHUP would end the new process until it receives signals; it reads the configuration at its start.
 	signal.Ignore(syscall.SIGHUP)
+	if err := os.Setenv(reexecuted, strconv.Itoa(reexecutions()+1)); err != nil {
+		return fmt.Errorf("count restarts of this program: %w", err)
+	}
 	if err := syscall.Exec(program, os.Args, os.Environ()); err != nil { //nolint:gosec // the same program, as it was started
 		return fmt.Errorf("start this program again: %w", err)
 	}

@@ -68,6 +68,17 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 		Holds: holds(offered.Holds), ConfigGeneration: d.watcher.Generation(),
 		Readiness: d.readiness.Answer().Value(),
 		MPS:       slices.Sorted(maps.Values(d.mps.Unready().Value())),
+		CUDA:      seen.Snapshot.Driver.CUDA, Generation: seen.Snapshot.Generation, ConfigLoaded: status.Moment(d.watcher.Loaded()),
+		Reexecutions: reexecutions(),
+	}
+	for i := range s.Resources {
+		_, s.Resources[i].Planned = offered.Resource(s.Resources[i].Name)
+	}
+	if d.directory != nil {
+		s.Kubelets = d.directory.Kubelets()
+	}
+	if err := d.unheard.Value(); err != nil {
+		s.MetricsError = err.Error()
 	}
 	if seen.Quiet {
 		s.Quiesced = &status.Quiesced{Since: status.Moment(seen.Quiesced), Allocate: seen.Allocate}

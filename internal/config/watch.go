@@ -39,15 +39,18 @@ type Watcher struct {
 	reload  chan struct{} // holds one request
 	changes atomic.Uint64
 	pulse   supervise.Pulse
+	loaded  atomic.Int64 // when the configuration in force was read last, in nanoseconds since 1970
 }
 
 // NewWatcher returns a Watcher of the file of first, which Load made of the same sources. It publishes first at once,
 // and starts with Run.
 func NewWatcher(s Sources, first Config, c clock.WithTicker) *Watcher {
-	return &Watcher{
+	w := &Watcher{
 		sources: s, clock: c, configs: feed.New(first), errors: feed.New[error](nil), reload: make(chan struct{}, 1),
 		pulse: supervise.NewPulse(),
 	}
+	w.loaded.Store(c.Now().UnixNano())
+	return w
 }
 
 // Configs returns the feed of valid configurations. A reader that finds the one it has needs to do nothing.
@@ -55,6 +58,9 @@ func (w *Watcher) Configs() *feed.Feed[Config] { return w.configs }
 
 // Generation numbers the configurations that were in force, from 1.
 func (w *Watcher) Generation() uint64 { return 1 + w.changes.Load() }
+
+// Loaded returns when the configuration in force was read, or found to be what the file says still after the file changed.
+func (w *Watcher) Loaded() time.Time { return time.Unix(0, w.loaded.Load()) }
 
 // Reload makes the Watcher read the file now, changed or not. It never blocks.
 func (w *Watcher) Reload() {
@@ -176,6 +182,7 @@ func (w *Watcher) look(ctx context.Context, path string, seen []byte, asked bool
 		}
 		return data
 	}
+	w.loaded.Store(w.clock.Now().UnixNano())
 	if w.errors.Value() != nil {
 		w.errors.Publish(nil)
 	}

@@ -38,8 +38,10 @@ type Directory struct {
 	saved   Checkpoint // the parsed content
 	watched bool       // a watch has looked
 	seen    sighting   // what it saw last
-	refuses refusal
-	probed  time.Time // when kubelet called the readiness probe last; zero if it never did
+	// kubelets counts those that it saw.
+	kubelets uint64
+	refuses  refusal
+	probed   time.Time // when kubelet called the readiness probe last; zero if it never did
 }
 
 // NewDirectory returns the directory of the given kubelet socket. A path that leaves too little room for the names of

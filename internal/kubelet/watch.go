@@ -100,7 +100,7 @@ func (l *look) once(log klog.Logger) error {
 		l.kubelet = key
 	}
 	l.present = err == nil
-	l.directory.sight(sighting{l.now(), key})
+	l.directory.sight(sighting{l.now(), key}, l.incarnation)
 	if !l.present {
 		return nil
 	}
@@ -130,10 +130,17 @@ type sighting struct {
 }
 
 // sight notes what a look saw.
-func (d *Directory) sight(s sighting) {
+func (d *Directory) sight(s sighting, kubelets uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.watched, d.seen = true, s
+	d.watched, d.seen, d.kubelets = true, s, kubelets
+}
+
+// Kubelets returns how many kubelets were seen since Watch began.
+func (d *Directory) Kubelets() uint64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.kubelets
 }
 
 // shows reports whether the kubelet whose socket is there now is that of an incarnation, as far as anybody has looked.

@@ -68,7 +68,7 @@ type loop struct {
 func newLoop(m *Monitor, e *prober, start func(func() error)) *loop {
 	return &loop{
 		Monitor: m, prober: e, samples: newSampler(m), start: start,
-		state: state{policy: m.options.Policy, hangAfter: m.options.HangAfter, gpus: make(map[string]health.GPU), noted: ledger.NewBook()},
+		state: state{policy: m.options.Policy, metrics: m.options.Metrics, hangAfter: m.options.HangAfter, gpus: make(map[string]health.GPU), noted: ledger.NewBook()},
 	}
 }
 
@@ -292,6 +292,7 @@ func (l *loop) publish(ctx context.Context) {
 	before := l.state.published
 	if after, changed := l.state.compose(); changed {
 		l.snapshots.Publish(after)
+		countRecoveries(l.options.Metrics, before, after)
 		logChanges(ctx, before, after, l.state.node)
 	}
 	l.keep()

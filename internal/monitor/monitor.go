@@ -71,6 +71,8 @@ type Options struct {
 	Poll, SuspectPoll time.Duration
 	// Gap is the least time between two looks, however many events ask for one, 250 ms.
 	Gap time.Duration
+	// Metrics is told of XIDs and recoveries; nil for nobody.
+	Metrics Metrics
 	// HangAfter is how long a call about a GPU may take until the GPU is Unhealthy, 8 s. A GPU that begins to hang is asked within
 	// Poll and judged within SuspectPoll: the sum of the three is below 15 s, also for two that hang at once.
 	HangAfter time.Duration
@@ -88,6 +90,9 @@ func (o Options) withDefaults() Options {
 	fill(&o.HangAfter, 8*time.Second)
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
+	}
+	if o.Metrics == nil {
+		o.Metrics = noMetrics{}
 	}
 	return o
 }

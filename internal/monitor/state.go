@@ -13,8 +13,9 @@ import (
 
 // state is what is known of the node. It belongs to the loop.
 type state struct {
-	policy health.Policy
-	facts  health.Facts
+	policy  health.Policy
+	metrics Metrics
+	facts   health.Facts
 	// scan is the last look that succeeded, with the GPUs kept that it could not identify; its healths mean nothing.
 	scan inventory.Snapshot
 	// looked is when a look succeeded last, err why the last one failed. Stale is what the Snapshot says of it; unloaded,
@@ -53,8 +54,10 @@ func (t *state) event(e inventory.Event, now time.Time) (unseen bool) {
 	if !ok {
 		return e.UUID != "" || e.BDF != ""
 	}
+	before := g
 	g, ok = t.policy.FoldEvent(g, e, t.facts, now)
 	t.gpus[e.UUID] = g
+	countXID(t.metrics, before, g, e, now)
 	return !ok
 }
 

@@ -23,6 +23,8 @@ type Options struct {
 	Library nvml.Interface
 	// Root is the filesystem with the machine's /sys at "sys" and /proc at "proc"; nil for this process's own.
 	Root fs.FS
+	// Metrics is told of each call into the driver; nil for nobody.
+	Metrics Metrics
 }
 
 // A Driver opens sessions with the NVIDIA driver, one at a time. Its methods may be called from several goroutines.
@@ -56,7 +58,9 @@ func New(o Options) *Driver {
 }
 
 // record returns a new record of calls that are about a GPU, or about none.
-func (d *Driver) record(gpu int) *record { return &record{gpu: gpu, pulse: d.pulse} }
+func (d *Driver) record(gpu int) *record {
+	return &record{gpu: gpu, pulse: d.pulse, count: d.options.Metrics}
+}
 
 // Open starts a session: it initialises NVML, registers for the events of every GPU and looks at it for the first time, so that
 // what happens after Open is either seen by Scan or reported by Next. GPUs whose calls hang are left out.
@@ -126,7 +130,7 @@ func (d *Driver) start() (*Session, error) {
 	bound := boundGPUs(d.options.Root) // first: a GPU that comes now is rather seen by Scan than by nobody
 	d.node.begin("nvmlInit")
 	ret := lib.Init()
-	d.node.end()
+	d.node.end(ret)
 	if ret == nvml.ERROR_LIBRARY_NOT_FOUND {
 		return nil, fmt.Errorf("%w: %s", inventory.ErrNoDriver, d.unloadable(lib))
 	}

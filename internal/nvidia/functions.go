@@ -119,9 +119,12 @@ func invoke[T any](a *api, function string, f func() (T, nvml.Return)) (T, nvml.
 		var none T
 		return none, nvml.ERROR_FUNCTION_NOT_FOUND
 	}
+	ret := nvml.ERROR_UNKNOWN // where f panics
 	a.record.begin(function)
-	defer a.record.end()
-	return f()
+	defer func() { a.record.end(ret) }()
+	var answer T
+	answer, ret = f()
+	return answer, ret
 }
 
 // act calls a function that returns nothing else.

@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
@@ -28,6 +30,7 @@ const (
 type record struct {
 	gpu   int         // index, or inventory.NoGPU
 	pulse *pulse      // of all records of the driver
+	count Metrics     // of the driver
 	alone atomic.Bool // nobody waits for the job under way
 
 	mu       sync.Mutex // guards all following fields
@@ -49,13 +52,15 @@ func (r *record) begin(function string) {
 	r.mu.Unlock()
 }
 
-// end notes that it returned.
-func (r *record) end() {
+// end notes that it returned, and what.
+func (r *record) end(ret nvml.Return) {
 	now := time.Now()
 	r.pulse.Store(now.UnixNano())
 	r.mu.Lock()
+	function, took := r.function, now.Sub(r.since)
 	r.function, r.since = "", now
 	r.mu.Unlock()
+	counted(r.count, function, took, ret)
 }
 
 // start notes that a job begins.

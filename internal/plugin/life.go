@@ -107,7 +107,7 @@ func (l *life) run(parent context.Context) error {
 	server := grpc.NewServer(
 		grpc.MaxRecvMsgSize(maxRequest),
 		grpc.ConnectionTimeout(handshakeTimeout),
-		grpc.ChainUnaryInterceptor(recoverCalls(log), freeMemory),
+		grpc.ChainUnaryInterceptor(countCalls(l.Metrics), recoverCalls(log), freeMemory),
 		grpc.ChainStreamInterceptor(recoverStreams(log)),
 	)
 	pluginapi.RegisterDevicePluginServer(server, service)
@@ -130,6 +130,9 @@ func (l *life) run(parent context.Context) error {
 		return nil
 	}
 	log.Info("A registration ended", "endpoint", filepath.Base(endpoint), "reason", cause.Error())
+	if service.streamed() {
+		l.Metrics.StreamEnded(l.list.name, endOf(cause))
+	}
 	for _, cured := range []error{errKubeletLeft, errSocketRemoved, errOptions, errDisagrees, errYoungerCame, errOtherEnded} {
 		if errors.Is(cause, cured) {
 			l.past.socket = socket
@@ -216,7 +219,9 @@ func (l *life) stayRegistered(
 	if len(l.younger()) > 0 {
 		return false, errYoungerCame
 	}
-	if err := l.register(ctx, incarnation, endpoint, service.options()); err != nil {
+	err = l.register(ctx, incarnation, endpoint, service.options())
+	l.Metrics.Registered(l.list.name, err == nil)
+	if err != nil {
 		return false, err
 	}
 	klog.FromContext(ctx).Info("Registered", "endpoint", filepath.Base(endpoint))
@@ -234,9 +239,7 @@ func (l *life) stayRegistered(
 		return false, errNoStream
 	case <-l.connections.kubeletClosed():
 		// If the stream had begun, its end is the better reason.
-		select {
-		case <-service.began:
-		default:
+		if !service.streamed() {
 			return false, errClosedEarly
 		}
 	case <-service.began:

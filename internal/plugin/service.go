@@ -83,6 +83,16 @@ func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSe
 	}
 }
 
+// streamed reports whether kubelet's stream has begun.
+func (s *service) streamed() bool {
+	select {
+	case <-s.began:
+		return true
+	default:
+		return false
+	}
+}
+
 // Allocate says what each container of the request gets for its devices.
 func (s *service) Allocate(ctx context.Context, request *pluginapi.AllocateRequest) (response *pluginapi.AllocateResponse, err error) {
 	view := s.list.allocating(request)

@@ -42,13 +42,15 @@ type Inspector interface {
 	Inspect(ctx context.Context, devices []resource.Device) error
 }
 
-// Collaborators are what a Set works with. All are needed.
+// Collaborators are what a Set works with.
 type Collaborators struct {
 	Registrar  Registrar
 	Accountant Accountant
 	// Checkpoint returns kubelet's checkpoint; nil if it cannot be read here.
 	Checkpoint func() (kubelet.Checkpoint, error)
 	Inspector  Inspector
+	// Metrics is told of registrations and calls; nil for nobody.
+	Metrics Metrics
 	// Incarnation is another number for each kubelet, and 0 while none is there.
 	Incarnation *feed.Feed[uint64]
 	// Sockets are the names of the plugin sockets in kubelet's directory. It only tells when to look at them: it must be published
@@ -137,6 +139,9 @@ func NewSet(c Collaborators) *Set {
 		c.Checkpoint = func() (kubelet.Checkpoint, error) {
 			return kubelet.Checkpoint{}, errors.New("kubelet's checkpoint is not read")
 		}
+	}
+	if c.Metrics == nil {
+		c.Metrics = noMetrics{}
 	}
 	return &Set{collaborators: c, resources: map[string]*served{}, added: feed.New(0),
 		claimed: feed.New(uint64(0)), departed: make(chan struct{}, 1), pulse: supervise.NewPulse()}

@@ -16,6 +16,10 @@ type Status struct {
 	Simulated string `json:"simulated,omitempty"`
 	// Driver is the version of the driver; empty before the first look that succeeded.
 	Driver string `json:"driver,omitempty"`
+	// CUDA is the newest CUDA version that the driver supports.
+	CUDA string `json:"cuda,omitempty"`
+	// Generation rises by one whenever what is known of the GPUs changes; 0 before the first look.
+	Generation uint64 `json:"generation,omitempty"`
 	// Looked is when the last look at the node that succeeded ended.
 	Looked time.Time `json:"looked,omitzero"`
 	// Stale is why the last look failed; empty if it did not.
@@ -39,6 +43,15 @@ type Status struct {
 	ConfigGeneration uint64 `json:"configGeneration,omitempty"`
 	// ConfigError is why the file as it is now is not in force; empty if it is.
 	ConfigError string `json:"configError,omitempty"`
+	// ConfigLoaded is when the configuration in force was read, or found to be the file's content still.
+	ConfigLoaded time.Time `json:"configLoaded,omitzero"`
+	// MetricsError is why metrics are not served although they are to be; empty if there is no reason.
+	MetricsError string `json:"metricsError,omitempty"`
+
+	// Reexecutions is how often the process replaced itself by a new one, because the driver was replaced.
+	Reexecutions int `json:"reexecutions,omitempty"`
+	// Kubelets is how many kubelets were seen since the process started.
+	Kubelets uint64 `json:"kubelets,omitempty"`
 
 	// GPUs are the GPUs of the last look by ascending index, each followed by its MIG devices.
 	GPUs []Device `json:"gpus"`
@@ -115,6 +128,8 @@ type Hold struct {
 // A Resource is how one resource is being served.
 type Resource struct {
 	Name string `json:"name"`
+	// Planned says that the plan has the resource. One that it has no longer is served until its devices have departed.
+	Planned bool `json:"planned,omitempty"`
 	// Devices counts the devices that kubelet is told of, Healthy those of them that may be given to pods.
 	Devices int `json:"devices"`
 	Healthy int `json:"healthy"`

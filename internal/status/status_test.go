@@ -19,18 +19,19 @@ func TestJSON(t *testing.T) {
 	one := 1
 	got, err := json.MarshalIndent(Status{
 		Summary: Summary{State: Starting, Text: "x"},
-		Version: "v1", Simulated: "t4", Driver: "580", Looked: at, Stale: "no answer", Node: "all", Hanging: 1,
+		Version: "v1", Simulated: "t4", Driver: "580", CUDA: "13.0", Generation: 3, Looked: at, Stale: "no answer", Node: "all", Hanging: 1,
 		Calls: []Call{{GPU: &one, Function: "f", Since: at}}, Quiet: true, Quiesced: &Quiesced{Since: at, Allocate: true},
 		Readiness:  Readiness{Ready: true, Reason: "why", Since: at},
-		ConfigFile: "f", ConfigGeneration: 2, ConfigError: "bad",
+		ConfigFile: "f", ConfigGeneration: 2, ConfigError: "bad", ConfigLoaded: at, MetricsError: "in use",
+		Reexecutions: 1, Kubelets: 2,
 		GPUs: []Device{{
-			Index: "0", UUID: "GPU-0", Model: "T4", State: "Unhealthy", Since: at, Reason: "r", Cure: "reset", XID: 79,
-			Events: []string{"XID 79 × 1"},
-		}},
+			Index: "0", UUID: "GPU-0", Model: "T4", PCI: "0000:1b:00.0", Minor: &one, State: "Unhealthy", Since: at, Reason: "r", Cure: "reset", XID: 79,
+			Faults: []Fault{{Source: "xid", XID: 79, Cure: "reset", Since: at}}, Events: []string{"XID 79 × 1"},
+		}, {Index: "0:1", UUID: "MIG-0", Model: "MIG 1g.5gb", GPU: "GPU-0", Profile: "1g.5gb", State: "Healthy"}},
 		LeftOut: []string{"GPU 1: x"}, Retries: []Retry{{Index: 1, Reason: "x", Next: at}}, Unwatched: []string{"GPU 2: x"}, NotAsked: []int{3},
 		Holds: []Hold{{Device: "GPU-3", Resource: "a/b", Reason: "x", Listed: true}},
 		Resources: []Resource{{
-			Name: "a/b", Devices: 2, Healthy: 1, Server: "serving", Agreed: true, Problem: "x",
+			Name: "a/b", Planned: true, Devices: 2, Healthy: 1, Server: "serving", Agreed: true, Problem: "x",
 			Departing: []Departing{{ID: "GPU-4", Reason: "x", Waiting: "y"}},
 		}},
 		Warnings: []string{"w"}, MPS: []string{"m"},
@@ -46,6 +47,8 @@ func TestJSON(t *testing.T) {
  "version": "v1",
  "simulated": "t4",
  "driver": "580",
+ "cuda": "13.0",
+ "generation": 3,
  "looked": "2026-11-22T00:02:03Z",
  "stale": "no answer",
  "node": "all",
@@ -70,19 +73,41 @@ func TestJSON(t *testing.T) {
  "configFile": "f",
  "configGeneration": 2,
  "configError": "bad",
+ "configLoaded": "2026-11-22T00:02:03Z",
+ "metricsError": "in use",
+ "reexecutions": 1,
+ "kubelets": 2,
  "gpus": [
   {
    "index": "0",
    "uuid": "GPU-0",
    "model": "T4",
+   "pci": "0000:1b:00.0",
+   "minor": 1,
    "state": "Unhealthy",
    "since": "2026-11-22T00:02:03Z",
    "reason": "r",
    "cure": "reset",
    "xid": 79,
+   "faults": [
+    {
+     "source": "xid",
+     "xid": 79,
+     "cure": "reset",
+     "since": "2026-11-22T00:02:03Z"
+    }
+   ],
    "events": [
     "XID 79 × 1"
    ]
+  },
+  {
+   "index": "0:1",
+   "uuid": "MIG-0",
+   "model": "MIG 1g.5gb",
+   "gpu": "GPU-0",
+   "profile": "1g.5gb",
+   "state": "Healthy"
   }
  ],
  "leftOut": [
@@ -112,6 +137,7 @@ func TestJSON(t *testing.T) {
  "resources": [
   {
    "name": "a/b",
+   "planned": true,
    "devices": 2,
    "healthy": 1,
    "server": "serving",
@@ -156,10 +182,10 @@ func TestDevices(t *testing.T) {
 	lost := inventory.Health{State: inventory.Lost, Reason: "gone", Cure: inventory.CureReboot, XID: 79, Since: at}
 	snapshot := inventory.Snapshot{
 		GPUs: []inventory.GPU{
-			{Index: 0, UUID: "GPU-0", Model: "A100", Health: inventory.Health{State: inventory.Healthy}, MIGDevices: []inventory.MIGDevice{
+			{Index: 0, UUID: "GPU-0", Model: "A100", BDF: "0000:1b:00.0", Minor: 4, Health: inventory.Health{State: inventory.Healthy}, MIGDevices: []inventory.MIGDevice{
 				{Index: 0, UUID: "MIG-0", Profile: "1g.5gb", Health: lost},
 			}},
-			{Index: 1, UUID: "GPU-1", Model: "A100", Health: lost, MIGDevices: []inventory.MIGDevice{
+			{Index: 1, UUID: "GPU-1", Model: "A100", Minor: 4, Health: lost, MIGDevices: []inventory.MIGDevice{
 				{Index: 2, UUID: "MIG-1", Profile: "1g.5gb", Health: inventory.Health{State: inventory.Healthy}},
 			}},
 		},
@@ -167,19 +193,26 @@ func TestDevices(t *testing.T) {
 	}
 	known := []health.GPU{
 		{UUID: "GPU-0", Instances: []health.Instance{
-			{UUID: "MIG-0", Device: health.Device{Counts: []health.Count{{Kind: inventory.EventXID, XID: 79, N: 2, Last: at}}}},
+			{UUID: "MIG-0", Device: health.Device{
+				Faults: []health.Fault{{Source: health.SourceXID, XID: 79, Cure: inventory.CureReboot, Since: at}},
+				Counts: []health.Count{{Kind: inventory.EventXID, XID: 79, N: 2, Last: at}},
+			}},
 		}},
 		{UUID: "GPU-1"},
 	}
 	sick := Device{State: "Lost", Reason: "gone", Cure: "reboot", XID: 79, Since: at.Truncate(time.Second)}
+	minor := 4
 	want := []Device{
-		{Index: "0", UUID: "GPU-0", Model: "A100", State: "Healthy"},
+		{Index: "0", UUID: "GPU-0", Model: "A100", PCI: "0000:1b:00.0", Minor: &minor, State: "Healthy"},
 		sick, sick, sick,
 	}
 	want[1].Index, want[1].UUID, want[1].Model = "0:0", "MIG-0", "MIG 1g.5gb"
 	want[1].Events = []string{"XID 79 × 2, last 2026-11-22T01:02:03Z"}
-	want[2].Index, want[2].UUID, want[2].Model = "1", "GPU-1", "A100"
+	want[1].GPU, want[1].Profile = "GPU-0", "1g.5gb"
+	want[1].Faults = []Fault{{Source: "xid", XID: 79, Cure: "reboot", Since: at.Truncate(time.Second)}}
+	want[2].Index, want[2].UUID, want[2].Model, want[2].Minor = "1", "GPU-1", "A100", &minor
 	want[3].Index, want[3].UUID, want[3].Model = "1:2", "MIG-1", "MIG 1g.5gb"
+	want[3].GPU, want[3].Profile = "GPU-1", "1g.5gb"
 	if diff := cmp.Diff(want, Devices(snapshot, known)); diff != "" {
 		t.Errorf("devices (-want +got):\n%s", diff)
 	}

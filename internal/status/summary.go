@@ -141,6 +141,9 @@ func problems(s Status) []string {
 	if s.ConfigError != "" {
 		problems = append(problems, "the configuration file is not used")
 	}
+	if s.MetricsError != "" {
+		problems = append(problems, "metrics are not served")
+	}
 	if len(s.Holds) > 0 {
 		problems = append(problems, fmt.Sprintf("devices held back: %d", len(s.Holds)))
 	}
@@ -167,6 +170,12 @@ const (
 	healthy = "Healthy"
 	serving = "serving"
 )
+
+// Serving reports whether the resource is registered and kubelet receives its lists.
+func (r Resource) Serving() bool { return r.Server == serving }
+
+// Yielding reports whether no list is sent because another server serves the resource.
+func (r Resource) Yielding() bool { return strings.HasPrefix(r.Server, silent) }
 
 // sameAsGPU reports whether the health of a MIG device is that of its GPU.
 func sameAsGPU(all []Device, m Device) bool {

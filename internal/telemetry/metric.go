@@ -1,8 +1,13 @@
 package telemetry
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"sync"
+	"time"
 
-// A metric is a row of docs/metrics.md, from which the row is generated.
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// A metric is a row of docs/metrics.md, from which the row is generated. Its name is its own.
 type metric struct {
 	name string
 	kind kind
@@ -11,7 +16,7 @@ type metric struct {
 	help string
 	// labels are the names of the labels, in the order in which their values are given.
 	labels []string
-	// series is how many series there are at most, as a short sentence.
+	// series is how many series there are at most.
 	series string
 	// calls says how many calls into the driver one sampling makes for it; empty for a metric of the daemon.
 	calls string
@@ -26,8 +31,18 @@ const (
 	histogram kind = "histogram"
 )
 
+// descriptions are those of all metrics that were sent, by name: making one takes longer than sending a value.
+var descriptions sync.Map
+
 // desc returns the metric's description for Prometheus' client.
-func (m metric) desc() *prometheus.Desc { return prometheus.NewDesc(m.name, m.help, m.labels, nil) }
+func (m metric) desc() *prometheus.Desc {
+	if known, ok := descriptions.Load(m.name); ok {
+		return known.(*prometheus.Desc)
+	}
+	d := prometheus.NewDesc(m.name, m.help, m.labels, nil)
+	descriptions.Store(m.name, d)
+	return d
+}
 
 // send hands a value of the metric to Prometheus' client; values are those of its labels.
 func (m metric) send(out chan<- prometheus.Metric, value float64, values ...string) {
@@ -36,6 +51,30 @@ func (m metric) send(out chan<- prometheus.Metric, value float64, values ...stri
 		valueType = prometheus.CounterValue
 	}
 	out <- prometheus.MustNewConstMetric(m.desc(), valueType, value, values...)
+}
+
+// sendBool is send of 1 for true and 0 for false.
+func (m metric) sendBool(out chan<- prometheus.Metric, value bool, values ...string) {
+	number := 0.0
+	if value {
+		number = 1
+	}
+	m.send(out, number, values...)
+}
+
+// sendTime is send of the seconds since 1970; of the zero time, nothing.
+func (m metric) sendTime(out chan<- prometheus.Metric, at time.Time, values ...string) {
+	if !at.IsZero() {
+		m.send(out, float64(at.UnixMilli())/1000, values...)
+	}
+}
+
+// histogramVec returns the metric as a histogram with these classic buckets, and with a native one.
+func (m metric) histogramVec(buckets []float64) *prometheus.HistogramVec {
+	return prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: m.name, Help: m.help, Buckets: buckets,
+		NativeHistogramBucketFactor: 1.1, NativeHistogramMaxBucketNumber: 100, NativeHistogramMinResetDuration: time.Hour,
+	}, m.labels)
 }
 
 // A chapter is a part of docs/metrics.md.
@@ -49,5 +88,3 @@ var chapters = []chapter{
 	{"The daemon", daemonMetrics},
 	{"The GPUs", gpuMetrics()},
 }
-
-var daemonMetrics = []metric{buildInfo}

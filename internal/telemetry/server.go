@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"k8s.io/klog/v2"
 
@@ -53,6 +54,10 @@ type Options struct {
 	Stuck func(context.Context) []string
 	// Ready returns the answer to the readiness probe at once; probed says that kubelet is who wants to know.
 	Ready func(probed bool) status.Readiness
+	// Counters is what other packages count.
+	Counters *Counters
+	// Problem is where the Exporter publishes why it does not listen; nil while it does, or is not to.
+	Problem *feed.Feed[error]
 	// Collectors are further sources of metrics.
 	Collectors []Collector
 }
@@ -61,14 +66,16 @@ type Options struct {
 type Exporter struct {
 	options Options
 	handler http.Handler
-	problem feed.Feed[error]
 }
 
 // New returns an Exporter that does not listen yet.
 func New(o Options) *Exporter {
 	s := &Exporter{options: o}
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(statusCollector{o.Status})
+	registry.MustRegister(
+		daemonCollector{o.Status, o.Counters},
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	)
 	for _, c := range o.Collectors {
 		registry.MustRegister(c)
 	}
@@ -81,9 +88,6 @@ func New(o Options) *Exporter {
 	s.handler = mux
 	return s
 }
-
-// Problem returns why the Exporter does not listen although it is to; nil if there is no reason.
-func (s *Exporter) Problem() error { return s.problem.Value() }
 
 // Run listens at the address, and at another one when that changes, until ctx ends, and returns nil then. An address at which
 // it cannot listen is tried again: another daemon may have it that is about to end.
@@ -106,7 +110,7 @@ func (s *Exporter) Run(ctx context.Context) error {
 
 // follow listens at one address until ctx ends.
 func (s *Exporter) follow(ctx context.Context, address string) {
-	defer s.problem.Publish(nil)
+	defer s.options.Problem.Publish(nil)
 	if address == "" {
 		<-ctx.Done()
 		return
@@ -115,7 +119,7 @@ func (s *Exporter) follow(ctx context.Context, address string) {
 	backoff := supervise.Backoff{First: time.Second, Most: 5 * time.Second, Proven: time.Minute}
 	_ = supervise.Run(ctx, backoff, func(ctx context.Context) error { // it returns nil
 		err := s.serve(ctx, address)
-		s.problem.Publish(err)
+		s.options.Problem.Publish(err)
 		return err
 	})
 }
@@ -126,7 +130,7 @@ func (s *Exporter) serve(ctx context.Context, address string) error {
 	if err != nil {
 		return fmt.Errorf("serve metrics: %w; choose another address with --metrics-address", err)
 	}
-	s.problem.Publish(nil)
+	s.options.Problem.Publish(nil)
 	klog.FromContext(ctx).Info("Serving metrics", "listening", socket.Addr().String())
 	server := &http.Server{
 		Handler:           s.handler,

@@ -31,13 +31,19 @@ func freeAddress(t *testing.T) string {
 }
 
 // start runs a server until the test ends.
-func start(t *testing.T, o telemetry.Options) *telemetry.Exporter {
+func start(t *testing.T, o telemetry.Options) {
 	t.Helper()
 	if o.Status == nil {
 		o.Status = func(context.Context) (status.Status, error) { return status.Status{Version: "v1"}, nil }
 	}
 	if o.Stuck == nil {
 		o.Stuck = func(context.Context) []string { return nil }
+	}
+	if o.Counters == nil {
+		o.Counters = telemetry.NewCounters()
+	}
+	if o.Problem == nil {
+		o.Problem = feed.New[error](nil)
 	}
 	s := telemetry.New(o)
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), klog.Logger{}))
@@ -54,7 +60,6 @@ func start(t *testing.T, o telemetry.Options) *telemetry.Exporter {
 			t.Error("the server does not end")
 		}
 	})
-	return s
 }
 
 // eventually waits until is returns true.
@@ -118,15 +123,16 @@ func TestAddressInUse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := start(t, telemetry.Options{Address: feed.New(at)})
+	problem := feed.New[error](nil)
+	start(t, telemetry.Options{Address: feed.New(at), Problem: problem})
 	eventually(t, "it says why it does not listen", func() bool {
-		return s.Problem() != nil && strings.Contains(s.Problem().Error(), "address already in use; choose another address with --metrics-address")
+		return problem.Value() != nil && strings.Contains(problem.Value().Error(), "address already in use; choose another address with --metrics-address")
 	})
 	if err := other.Close(); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "it takes the address over", func() bool { code, _ := get(t, at, "/metrics"); return code == http.StatusOK })
-	if err := s.Problem(); err != nil {
+	if err := problem.Value(); err != nil {
 		t.Errorf("the server listens and says %v", err)
 	}
 }

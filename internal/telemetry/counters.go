@@ -1,0 +1,212 @@
+package telemetry
+
+import (
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+)
+
+const (
+	// maxCounted bounds the GPUs, and the resources, whose events are counted.
+	maxCounted = 256
+	// maxXIDs bounds the XIDs that are counted for a GPU one by one.
+	maxXIDs = 32
+	// otherXID stands for all XIDs beyond.
+	otherXID = "other"
+	// departed is how long the counts of a GPU or resource that is gone are shown: long enough for the last ones to be scraped.
+	departed = 2 * time.Minute
+)
+
+// criticalXIDs are counted from 0, so that their first occurrence is an increase.
+var criticalXIDs = []uint64{48, 62, 64, 74, 79, 95, 119, 120, 123, 140}
+
+// buckets are the classic buckets of a histogram, in seconds.
+var buckets = []float64{0.001, 0.0025, 0.01, 0.025, 0.1, 0.25, 1, 2.5, 10}
+
+// Counters counts what packages plugin, monitor and nvidia tell. Make it with NewCounters. Its methods may be called by several
+// goroutines.
+type Counters struct {
+	rpcs, calls *prometheus.HistogramVec
+	errors      *prometheus.CounterVec
+	now         func() time.Time
+
+	mu        sync.Mutex // guards all following fields
+	gpus      map[string]*gpuCounts
+	resources map[string]*resourceCounts
+}
+
+// gpuCounts is what was counted for a GPU.
+type gpuCounts struct {
+	index      string
+	gone       time.Time // since when there is no such GPU; zero if there is
+	xids       map[string]xidCount
+	recoveries map[inventory.Cure]uint64
+}
+
+// xidCount is how often an XID came, and when it came last.
+type xidCount struct {
+	n    uint64
+	last time.Time
+}
+
+// resourceCounts is what was counted for a resource.
+type resourceCounts struct {
+	gone             time.Time // since when it is not served; zero if it is
+	accepted, failed uint64
+	ends             map[string]uint64
+}
+
+// NewCounters returns Counters that have counted nothing.
+func NewCounters() *Counters {
+	return &Counters{
+		rpcs: rpcDuration.histogramVec(buckets), calls: callDuration.histogramVec(buckets),
+		errors: prometheus.NewCounterVec(prometheus.CounterOpts{Name: callErrors.name, Help: callErrors.help}, callErrors.labels),
+		now:    time.Now, gpus: map[string]*gpuCounts{}, resources: map[string]*resourceCounts{},
+	}
+}
+
+// XID implements monitor.Metrics.
+func (c *Counters) XID(gpu string, xid uint64, at time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	g := c.gpu(gpu)
+	if g == nil {
+		return
+	}
+	code := strconv.FormatUint(xid, 10)
+	if _, known := g.xids[code]; !known && len(g.xids) >= maxXIDs {
+		code = otherXID
+	}
+	g.xids[code] = xidCount{g.xids[code].n + 1, at}
+}
+
+// Recovered implements monitor.Metrics.
+func (c *Counters) Recovered(gpu string, cure inventory.Cure) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if g := c.gpu(gpu); g != nil {
+		g.recoveries[cure]++
+	}
+}
+
+// gpu returns the counts of a GPU; nil if there are too many GPUs. The caller holds the lock.
+func (c *Counters) gpu(uuid string) *gpuCounts {
+	g := c.gpus[uuid]
+	if g == nil && len(c.gpus) < maxCounted {
+		g = &gpuCounts{xids: map[string]xidCount{}, recoveries: map[inventory.Cure]uint64{}}
+		for _, xid := range criticalXIDs {
+			g.xids[strconv.FormatUint(xid, 10)] = xidCount{}
+		}
+		c.gpus[uuid] = g
+	}
+	return g
+}
+
+// Registered implements plugin.Metrics.
+func (c *Counters) Registered(resource string, accepted bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch r := c.resource(resource); {
+	case r == nil:
+	case accepted:
+		r.accepted++
+	default:
+		r.failed++
+	}
+}
+
+// StreamEnded implements plugin.Metrics.
+func (c *Counters) StreamEnded(resource, cause string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if r := c.resource(resource); r != nil {
+		r.ends[cause]++
+	}
+}
+
+// resource returns the counts of a resource; nil if there are too many resources. The caller holds the lock.
+func (c *Counters) resource(name string) *resourceCounts {
+	r := c.resources[name]
+	if r == nil && len(c.resources) < maxCounted {
+		r = &resourceCounts{ends: map[string]uint64{}}
+		c.resources[name] = r
+	}
+	return r
+}
+
+// Answered implements plugin.Metrics.
+func (c *Counters) Answered(method, code string, took time.Duration) {
+	c.rpcs.WithLabelValues(method, code).Observe(took.Seconds())
+}
+
+// DriverCalled implements nvidia.Metrics.
+func (c *Counters) DriverCalled(group string, took time.Duration) {
+	c.calls.WithLabelValues(group).Observe(took.Seconds())
+}
+
+// DriverFailed implements nvidia.Metrics.
+func (c *Counters) DriverFailed(group, code string) { c.errors.WithLabelValues(group, code).Inc() }
+
+// collect sends what was counted for the GPUs and resources of a status, and what is departed for a short time only.
+func (c *Counters) collect(out chan<- prometheus.Metric, s status.Status) {
+	c.calls.Collect(out)
+	c.errors.Collect(out)
+	c.rpcs.Collect(out)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	gpus, resources := map[string]bool{}, map[string]bool{}
+	for _, d := range s.GPUs {
+		if d.GPU != "" {
+			continue
+		}
+		gpus[d.UUID] = true
+		if g := c.gpu(d.UUID); g != nil {
+			g.index = d.Index
+		}
+	}
+	for _, r := range s.Resources {
+		resources[r.Name] = true
+		c.resource(r.Name)
+	}
+	now := c.now()
+	for uuid, g := range c.gpus {
+		if !stays(&g.gone, gpus[uuid], now) {
+			delete(c.gpus, uuid)
+			continue
+		}
+		for code, x := range g.xids {
+			xidEvents.send(out, float64(x.n), uuid, g.index, code)
+			xidLast.sendTime(out, x.last, uuid, g.index, code)
+		}
+		for cure, n := range g.recoveries {
+			recoveries.send(out, float64(n), uuid, g.index, string(cure))
+		}
+	}
+	for name, r := range c.resources {
+		if !stays(&r.gone, resources[name], now) {
+			delete(c.resources, name)
+			continue
+		}
+		registrations.send(out, float64(r.accepted), name, "accepted")
+		registrations.send(out, float64(r.failed), name, "failed")
+		for cause, n := range r.ends {
+			streamEnds.send(out, float64(n), name, cause)
+		}
+	}
+}
+
+// stays reports whether counts are shown still, and notes since when what they are about is gone.
+func stays(gone *time.Time, is bool, now time.Time) bool {
+	switch {
+	case is:
+		*gone = time.Time{}
+	case gone.IsZero():
+		*gone = now
+	}
+	return gone.IsZero() || now.Sub(*gone) < departed
+}

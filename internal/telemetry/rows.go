@@ -1,0 +1,168 @@
+package telemetry
+
+const onePerResource = "1 a resource"
+
+var (
+	buildInfo = metric{
+		name: "gpu_device_plugin_build_info", kind: gauge, labels: []string{"version"}, series: "1",
+		help: "The version of the daemon. The value is always 1.",
+	}
+	driverInfo = metric{
+		name: "gpu_device_plugin_driver_info", kind: gauge, labels: []string{"version", "cuda"}, series: "1",
+		help: "The version of the driver, and the newest version of CUDA that it supports. The value is always 1. Absent before the driver has answered.",
+	}
+	gpuInfo = metric{
+		name: "gpu_device_plugin_gpu_info", kind: gauge, labels: []string{"UUID", "gpu", "pci_bus_id", "modelName", "minor"}, series: onePerGPU,
+		help: "What a GPU is. The value is always 1.",
+	}
+	ready = metric{
+		name: "gpu_device_plugin_ready", kind: gauge, series: "1",
+		help: "1 if the daemon serves no less than what was served on the node before. Once 1, it stays 1.",
+	}
+	quiesced = metric{
+		name: "gpu_device_plugin_quiesced", kind: gauge, series: "1",
+		help: "1 while the driver is released by the command quiesce.",
+	}
+	reexecutions = metric{
+		name: "gpu_device_plugin_reexecutions_total", kind: counter, series: "1",
+		help: "How often the process replaced itself by a new one, because the driver was replaced.",
+	}
+
+	devices = metric{
+		name: "gpu_device_plugin_devices", kind: gauge, labels: []string{"resource", "health"}, series: "2 a resource",
+		help: "Devices that kubelet is told of, by health: healthy or unhealthy.",
+	}
+	devicesHeld = metric{
+		name: "gpu_device_plugin_devices_held", kind: gauge, labels: []string{"resource"}, series: onePerResource,
+		help: "Devices of the plan that are not given out for a while.",
+	}
+	devicesDeparting = metric{
+		name: "gpu_device_plugin_devices_departing", kind: gauge, labels: []string{"resource"}, series: onePerResource,
+		help: "Devices that left the plan and are listed, as unhealthy, until no pod holds them.",
+	}
+	resourcePlanned = metric{
+		name: "gpu_device_plugin_resource_planned", kind: gauge, labels: []string{"resource"}, series: onePerResource,
+		help: "1 if the node is to offer the resource.",
+	}
+	resourceRegistered = metric{
+		name: "gpu_device_plugin_resource_registered", kind: gauge, labels: []string{"resource"}, series: onePerResource,
+		help: "1 if the resource is registered at kubelet, and kubelet's stream of lists is open.",
+	}
+	resourceAgreed = metric{
+		name: "gpu_device_plugin_resource_agreed", kind: gauge, labels: []string{"resource"}, series: onePerResource,
+		help: "1 if kubelet's own account of the resource was the list that it was sent, when the two were compared last.",
+	}
+	resourceYielding = metric{
+		name: "gpu_device_plugin_resource_yielding", kind: gauge, labels: []string{"resource"}, series: onePerResource,
+		help: "1 while no list is sent, because another device plugin serves the resource.",
+	}
+	leftOut = metric{
+		name: "gpu_device_plugin_left_out", kind: gauge, series: "1",
+		help: "GPUs that cannot be read, and devices that are not offered. The command status has the reasons.",
+	}
+	planWarnings = metric{
+		name: "gpu_device_plugin_plan_warnings", kind: gauge, series: "1",
+		help: "Warnings of the plan. The command status has them.",
+	}
+
+	gpuHealth = metric{
+		name: "gpu_device_plugin_gpu_health", kind: gauge, labels: []string{"UUID", "gpu", "state"}, series: "5 a GPU",
+		help: "1 for the state of a GPU, 0 for the others: Unknown, Healthy, Suspect, Unhealthy, Lost.",
+	}
+	gpuFault = metric{
+		name: "gpu_device_plugin_gpu_fault", kind: gauge, labels: []string{"UUID", "gpu", "mig", "source", "xid", "cure"},
+		series: "1 for each open fault: 13 a GPU or MIG device, and 1 for each XID",
+		help:   "1 for each open fault of a GPU, or of its MIG device with the index mig. The source says how it was found, the cure what ends it.",
+	}
+	gpuStateChange = metric{
+		name: "gpu_device_plugin_gpu_state_change_timestamp_seconds", kind: gauge, unit: "s", labels: []string{"UUID", "gpu"}, series: onePerGPU,
+		help: "When the GPU entered its state, in seconds since 1970.",
+	}
+	migDevices = metric{
+		name: "gpu_device_plugin_mig_devices", kind: gauge, labels: []string{"UUID", "gpu", "profile", "health"}, series: "14 a GPU",
+		help: "MIG devices of a GPU, by profile and health: healthy or unhealthy.",
+	}
+	xidEvents = metric{
+		name: "gpu_device_plugin_xid_events_total", kind: counter, labels: []string{"UUID", "gpu", "xid"}, series: "33 a GPU",
+		help: "XIDs of a GPU and its MIG devices since the daemon started. Critical ones are there from the start. After 32 codes, others count as other.",
+	}
+	xidLast = metric{
+		name: "gpu_device_plugin_xid_last_timestamp_seconds", kind: gauge, unit: "s", labels: []string{"UUID", "gpu", "xid"}, series: "33 a GPU",
+		help: "When an XID of a GPU was seen last, in seconds since 1970. Absent for one that was not seen since the daemon started.",
+	}
+	recoveries = metric{
+		name: "gpu_device_plugin_recoveries_total", kind: counter, labels: []string{"UUID", "gpu", "cure"}, series: "9 a GPU",
+		help: "How often a GPU or one of its MIG devices became Healthy after it was Unhealthy or Lost, by the cure that was asked for.",
+	}
+
+	registrations = metric{
+		name: "gpu_device_plugin_registrations_total", kind: counter, labels: []string{"resource", "result"}, series: "2 a resource",
+		help: "Registrations at kubelet, by result: accepted or failed.",
+	}
+	streamEnds = metric{
+		name: "gpu_device_plugin_stream_ends_total", kind: counter, labels: []string{"resource", "cause"}, series: "8 a resource",
+		help: "Ends of kubelet's stream of lists, by cause. After each of them the resource is registered anew.",
+	}
+	kubelets = metric{
+		name: "gpu_device_plugin_kubelet_incarnations_total", kind: counter, series: "1",
+		help: "Kubelets that were seen since the daemon started: each restart of kubelet makes one more.",
+	}
+	rpcDuration = metric{
+		name: "gpu_device_plugin_rpc_duration_seconds", kind: histogram, unit: "s", labels: []string{"method", "code"},
+		series: "12 for each method and code that occurred: 4 methods, 17 codes",
+		help:   "Time to answer a call of kubelet's, by method and gRPC status code.",
+	}
+
+	snapshotTime = metric{
+		name: "gpu_device_plugin_snapshot_timestamp_seconds", kind: gauge, unit: "s", series: "1",
+		help: "When the last look at the node that succeeded ended, in seconds since 1970. The node is looked at every few seconds.",
+	}
+	snapshotGeneration = metric{
+		name: "gpu_device_plugin_snapshot_generation", kind: gauge, series: "1",
+		help: "Rises by one whenever what is known of the GPUs changes.",
+	}
+	snapshotStale = metric{
+		name: "gpu_device_plugin_snapshot_stale", kind: gauge, series: "1",
+		help: "1 if the last look at the node failed: what is said of the GPUs is that of the one before.",
+	}
+	callDuration = metric{
+		name: "gpu_device_plugin_nvml_call_duration_seconds", kind: histogram, unit: "s", labels: []string{"group"}, series: "72",
+		help: "Time that calls into the driver took, by group: session, inventory, mig, reading, events, use. Waits for events are not counted.",
+	}
+	callErrors = metric{
+		name: "gpu_device_plugin_nvml_errors_total", kind: counter, labels: []string{"group", "code"},
+		series: "1 for each group and code that occurred: 6 groups, 30 codes",
+		help:   "Calls into the driver that returned an error. That the driver does not support something is none.",
+	}
+	callsHanging = metric{
+		name: "gpu_device_plugin_nvml_calls_stuck", kind: gauge, series: "1",
+		help: "Calls into the driver that have not returned within their deadline.",
+	}
+	callOldest = metric{
+		name: "gpu_device_plugin_nvml_oldest_call_timestamp_seconds", kind: gauge, unit: "s", series: "1",
+		help: "When the oldest of these calls began, in seconds since 1970. Absent while there is none.",
+	}
+
+	configGeneration = metric{
+		name: "gpu_device_plugin_config_generation", kind: gauge, series: "1",
+		help: "Numbers the configurations that were in force since the daemon started, from 1.",
+	}
+	configSuccessful = metric{
+		name: "gpu_device_plugin_config_last_reload_successful", kind: gauge, series: "1",
+		help: "1 if the configuration file as it is now is in force, or there is none.",
+	}
+	configSuccess = metric{
+		name: "gpu_device_plugin_config_last_success_timestamp_seconds", kind: gauge, unit: "s", series: "1",
+		help: "When the configuration in force was read, in seconds since 1970.",
+	}
+)
+
+// daemonMetrics are the metrics of the daemon, in the order of docs/metrics.md.
+var daemonMetrics = []metric{
+	buildInfo, driverInfo, gpuInfo, ready, quiesced, reexecutions,
+	devices, devicesHeld, devicesDeparting, resourcePlanned, resourceRegistered, resourceAgreed, resourceYielding, leftOut, planWarnings,
+	gpuHealth, gpuFault, gpuStateChange, migDevices, xidEvents, xidLast, recoveries,
+	registrations, streamEnds, kubelets, rpcDuration,
+	snapshotTime, snapshotGeneration, snapshotStale, callDuration, callErrors, callsHanging, callOldest,
+	configGeneration, configSuccessful, configSuccess,
+}
