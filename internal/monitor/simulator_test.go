@@ -17,8 +17,9 @@ import (
 // simulated is a Monitor of a simulated node behind the adapter that ships, with the paces that ship.
 type simulated struct {
 	*monitor.Monitor
-	t    *testing.T
-	node *simulator.Node
+	t      *testing.T
+	node   *simulator.Node
+	counts *counts
 }
 
 // opener gives the adapter's sessions the type that the monitor asks for.
@@ -49,8 +50,9 @@ func simulateProfile(t *testing.T, p simulator.Profile) simulated {
 	node := simulator.New(p)
 	policy := health.Default()
 	policy.FlapLimit = 1_000_000
+	counts := newCounts()
 	m := monitor.New(monitor.Options{
-		Driver: opener{nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()})}, Policy: policy,
+		Driver: opener{nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()})}, Policy: policy, Metrics: counts,
 	})
 	ctx, cancel := context.WithCancel(silent(t.Context()))
 	ended := make(chan error, 1)
@@ -68,7 +70,7 @@ func simulateProfile(t *testing.T, p simulator.Profile) simulated {
 	if err := m.First(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	return simulated{m, t, node}
+	return simulated{m, t, node, counts}
 }
 
 func (s simulated) inject(f simulator.Fault) {

@@ -12,7 +12,8 @@ import (
 type Metrics interface {
 	// DriverCalled counts a call that returned. The group is one of Groups.
 	DriverCalled(group string, took time.Duration)
-	// DriverFailed counts a call that returned an error, such as GPU_IS_LOST, or 31 where it has no name here. That the driver does not support something is none.
+	// DriverFailed counts a call that returned an error, such as GPU_IS_LOST, or 31 where it has no name here. That the driver does
+	// not support something, or that there is no such thing, is none.
 	DriverFailed(group, code string)
 }
 
@@ -57,8 +58,7 @@ var groupOf = func() map[string]string {
 
 // codes are names of errors. The driver's own text of an error is a call into it.
 var codes = map[nvml.Return]string{
-	nvml.ERROR_UNINITIALIZED: "UNINITIALIZED", nvml.ERROR_INVALID_ARGUMENT: "INVALID_ARGUMENT",
-	nvml.ERROR_NO_PERMISSION: "NO_PERMISSION", nvml.ERROR_NOT_FOUND: "NOT_FOUND",
+	nvml.ERROR_UNINITIALIZED: "UNINITIALIZED", nvml.ERROR_NO_PERMISSION: "NO_PERMISSION",
 	nvml.ERROR_INSUFFICIENT_POWER: "INSUFFICIENT_POWER", nvml.ERROR_DRIVER_NOT_LOADED: "DRIVER_NOT_LOADED",
 	nvml.ERROR_IRQ_ISSUE: "IRQ_ISSUE", nvml.ERROR_LIBRARY_NOT_FOUND: "LIBRARY_NOT_FOUND",
 	nvml.ERROR_CORRUPTED_INFOROM: "CORRUPTED_INFOROM", nvml.ERROR_GPU_IS_LOST: "GPU_IS_LOST",
@@ -92,7 +92,8 @@ func counted(m Metrics, function string, took time.Duration, ret nvml.Return) {
 		m.DriverCalled(group, took)
 	}
 	switch ret {
-	case nvml.SUCCESS, nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_FUNCTION_NOT_FOUND, nvml.ERROR_TIMEOUT:
+	case nvml.SUCCESS, nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_FUNCTION_NOT_FOUND, nvml.ERROR_TIMEOUT,
+		nvml.ERROR_INVALID_ARGUMENT, nvml.ERROR_NOT_FOUND: // the last two end lists, such as that of MIG devices
 	default:
 		m.DriverFailed(group, codeOf(ret))
 	}

@@ -183,7 +183,7 @@ type labels struct {
 
 func (c gpus) labels(settings GPUSettings, g inventory.GPU) labels {
 	index := strconv.Itoa(g.Index)
-	all := pairs("gpu", index, "UUID", g.UUID, "pci_bus_id", strings.ToUpper("0000"+g.BDF), "device", "nvidia"+index, "modelName", g.Model)
+	all := pairs("gpu", index, "UUID", g.UUID, "pci_bus_id", busID(g.BDF), "device", "nvidia"+index, "modelName", g.Model)
 	if settings.HostnameLabel != "" {
 		all = append(all, pairs(settings.HostnameLabel, c.Hostname)...)
 	}
@@ -227,9 +227,7 @@ type series struct {
 }
 
 // Desc implements prometheus.Metric.
-func (s series) Desc() *prometheus.Desc {
-	return prometheus.NewDesc(s.metric.name, s.metric.help, nil, nil)
-}
+func (s series) Desc() *prometheus.Desc { return s.metric.desc() }
 
 // Write implements prometheus.Metric.
 func (s series) Write(out *dto.Metric) error {

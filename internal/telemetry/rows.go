@@ -12,7 +12,7 @@ var (
 		help: "The version of the driver, and the newest version of CUDA that it supports. The value is always 1. Absent before the driver has answered.",
 	}
 	gpuInfo = metric{
-		name: "gpu_device_plugin_gpu_info", kind: gauge, labels: []string{"UUID", "gpu", "pci_bus_id", "modelName", "minor"}, series: onePerGPU,
+		name: "gpu_device_plugin_gpu_info", kind: gauge, labels: []string{"UUID", "gpu", "pci_bus_id", "model", "minor"}, series: onePerGPU,
 		help: "What a GPU is. The value is always 1.",
 	}
 	ready = metric{
@@ -132,7 +132,7 @@ var (
 	callErrors = metric{
 		name: "gpu_device_plugin_nvml_errors_total", kind: counter, labels: []string{"group", "code"},
 		series: "1 for each group and code that occurred: 6 groups, 30 codes",
-		help:   "Calls into the driver that returned an error. That the driver does not support something is none.",
+		help:   "Calls into the driver that returned an error. That the driver does not support something, or that there is no such thing, is none.",
 	}
 	callsHanging = metric{
 		name: "gpu_device_plugin_nvml_calls_stuck", kind: gauge, series: "1",

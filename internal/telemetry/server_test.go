@@ -2,10 +2,12 @@ package telemetry_test
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,10 +21,14 @@ import (
 // patience is how long a test waits for what must happen.
 const patience = 20 * time.Second
 
-// freeAddress returns an address on loopback at which nobody listens.
+// loopbacks counts the addresses that tests were given.
+var loopbacks atomic.Uint32
+
+// freeAddress returns an address on loopback at which nobody listens, and that no other test is given.
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	n := loopbacks.Add(1)
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", fmt.Sprintf("127.1.%d.%d:0", n/250, 1+n%250))
 	if err != nil {
 		t.Fatal(err)
 	}

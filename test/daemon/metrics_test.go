@@ -2,10 +2,12 @@ package daemon
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -14,10 +16,13 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
-// metricsAddress returns an address on loopback at which nobody listens.
+// loopbacks counts the addresses that tests were given.
+var loopbacks atomic.Uint32
+
+// metricsAddress returns an address on loopback at which nobody listens, and that no other test is given.
 func metricsAddress(t *testing.T) string {
 	t.Helper()
-	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", fmt.Sprintf("127.2.0.%d:0", loopbacks.Add(1)))
 	if err != nil {
 		t.Fatal(err)
 	}
