@@ -11,6 +11,11 @@ RUN go build -trimpath \
       -ldflags "-s -w -X github.com/gpu-device-plugin/gpu-device-plugin/internal/version.version=${VERSION}" \
       -o /gpu-device-plugin ./cmd/gpu-device-plugin
 RUN deployments/image/rootfs.sh /gpu-device-plugin /rootfs
+# What the image is made of, and the licences' texts.
+RUN mkdir -p /rootfs/usr/share/doc/gpu-device-plugin && cd /rootfs/usr/share/doc/gpu-device-plugin && \
+    go build -C /src -o /sbom ./hack/sbom && \
+    (cd /src && /sbom -version "${VERSION}" -libc "$(dpkg-query -W -f '${Version}' libc6)" /gpu-device-plugin) >sbom.spdx.json && \
+    (cd /src && /sbom -format texts /gpu-device-plugin) >licenses.txt
 
 # The end-to-end tests read this stage and assemble the image from it without a registry; they know FROM scratch, COPY
 # --from=build, ENV, LABEL and ENTRYPOINT, and fail on anything else.

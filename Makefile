@@ -33,6 +33,17 @@ help: ## Show this list
 build: ## Build bin/gpu-device-plugin, stripped
 	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/gpu-device-plugin ./cmd/gpu-device-plugin
 
+.PHONY: sbom
+sbom: build ## Write dist/gpu-device-plugin.spdx.json: what the binary is made of, as SPDX 2.3
+	@mkdir -p dist
+	$(GO) run ./hack/sbom -version $(VERSION) bin/gpu-device-plugin >dist/gpu-device-plugin.spdx.json
+
+.PHONY: licenses
+licenses: build ## Write docs/licenses.md anew: the licences of all modules in the binary
+	@sed '/^| module /,$$d' docs/licenses.md >docs/licenses.md.new
+	@$(GO) run ./hack/sbom -format licenses bin/gpu-device-plugin >>docs/licenses.md.new
+	@mv docs/licenses.md.new docs/licenses.md
+
 .PHONY: laptop
 laptop: build
 	$(GO) build -o bin/laptop ./test/kubelet/cmd/laptop
