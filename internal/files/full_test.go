@@ -37,8 +37,8 @@ func writeTooMuch(path string) error {
 	}
 	for range 10 {
 		err := files.Write(path, bytes.Repeat([]byte("n"), 2000), 0o600, nil)
-		if !errors.Is(err, syscall.EFBIG) {
-			return fmt.Errorf("write of 2,000 bytes: %w, want EFBIG", err)
+		if want := "write " + path + ": write: file too large"; !errors.Is(err, syscall.EFBIG) || err.Error() != want {
+			return fmt.Errorf("write of 2,000 bytes: %w, want each time: %s", err, want)
 		}
 	}
 	return nil

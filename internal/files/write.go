@@ -17,11 +17,11 @@ import (
 func Write(path string, content []byte, mode fs.FileMode, check func(temporary string) error) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*.tmp")
 	if err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
+		return fmt.Errorf("write %s: %w", path, unnamed(err))
 	}
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("write %s: %w", path, errors.Join(err, os.Remove(f.Name())))
+			err = fmt.Errorf("write %s: %w", path, errors.Join(err, unnamed(os.Remove(f.Name()))))
 		}
 	}()
 	_, err = f.Write(content)
@@ -32,12 +32,26 @@ func Write(path string, content []byte, mode fs.FileMode, check func(temporary s
 		err = f.Sync()
 	}
 	if err = errors.Join(err, f.Close()); err != nil {
-		return err
+		return unnamed(err)
 	}
 	if check != nil {
 		if err := check(f.Name()); err != nil {
 			return err
 		}
 	}
-	return os.Rename(f.Name(), path)
+	return unnamed(os.Rename(f.Name(), path))
+}
+
+// unnamed returns an error without the path of the temporary file. Each try has another one, and an error that lasts is logged once
+// because it stays the same.
+func unnamed(err error) error {
+	var file *fs.PathError
+	var link *os.LinkError
+	switch {
+	case errors.As(err, &file):
+		return fmt.Errorf("%s: %w", file.Op, file.Err)
+	case errors.As(err, &link):
+		return fmt.Errorf("%s: %w", link.Op, link.Err)
+	}
+	return err
 }

@@ -5,6 +5,7 @@
 package ledger
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
@@ -42,6 +43,7 @@ var errLocked = errors.New("another instance is writing it")
 type Book struct {
 	faults     map[faultKey]entry
 	recoveries map[string][]time.Time // by device
+	unknown    unknown
 }
 
 type faultKey struct {
@@ -60,6 +62,21 @@ type entry struct {
 	Reason string         `json:"reason"`
 	Cure   inventory.Cure `json:"cure"`
 	Since  time.Time      `json:"since"`
+
+	unknown unknown
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (e *entry) UnmarshalJSON(text []byte) (err error) {
+	type known entry
+	e.unknown, err = decode(text, (*known)(e))
+	return err
+}
+
+// MarshalJSON implements json.Marshaler.
+func (e entry) MarshalJSON() ([]byte, error) {
+	type known entry
+	return encode(known(e), e.unknown)
 }
 
 // page is the file's form.
@@ -124,7 +141,7 @@ func (b Book) Expire(boot string) {
 
 // Clone returns a copy.
 func (b Book) Clone() Book {
-	return Book{faults: maps.Clone(b.faults), recoveries: maps.Clone(b.recoveries)}
+	return Book{faults: maps.Clone(b.faults), recoveries: maps.Clone(b.recoveries), unknown: b.unknown}
 }
 
 // Empty reports whether the Book has nothing in it.
@@ -144,6 +161,7 @@ func (b Book) merge(before, after Book) {
 	}
 	for key, e := range after.faults {
 		if old, known := before.faults[key]; !known || old != e {
+			e.unknown = b.faults[key].unknown
 			b.faults[key] = e
 		}
 	}
@@ -178,7 +196,7 @@ func (l ledger) read() (Book, error) {
 		return b, fmt.Errorf("read the fault ledger: %w", err)
 	}
 	var p page
-	if err := json.Unmarshal(text, &p); err != nil {
+	if b.unknown, err = decode(text, &p); err != nil {
 		return b, fmt.Errorf("%w: %w", errDamaged, err)
 	}
 	if p.Version != ledgerVersion {
@@ -238,11 +256,15 @@ func (l ledger) replace(b Book) error {
 	slices.SortFunc(p.Faults, func(a, b entry) int {
 		return cmp.Or(cmp.Compare(a.Device, b.Device), cmp.Compare(a.Source, b.Source), cmp.Compare(a.XID, b.XID))
 	})
-	text, err := json.MarshalIndent(p, "", "  ")
-	if err != nil {
-		return fmt.Errorf("write the fault ledger: %w", err)
+	text, err := encode(p, b.unknown)
+	var lines bytes.Buffer
+	if err == nil {
+		err = json.Indent(&lines, append(text, '\n'), "", "  ")
 	}
-	if err := files.Write(l.path(ledgerFile), append(text, '\n'), 0o600, nil); err != nil {
+	if err == nil {
+		err = files.Write(l.path(ledgerFile), lines.Bytes(), 0o600, nil)
+	}
+	if err != nil {
 		return fmt.Errorf("write the fault ledger: %w", err)
 	}
 	return nil

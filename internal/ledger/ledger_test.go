@@ -1,0 +1,531 @@
+package ledger_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-logr/logr/funcr"
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/ledger"
+)
+
+const (
+	file    = "faults.json"
+	damaged = "faults.json.damaged"
+)
+
+// fullDir has the test's process write more into the folder of this name than there is room for, instead of running tests.
+const fullDir = "TEST_FULL_DIR"
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(fullDir); dir != "" {
+		if err := writeTooMuch(dir); err != nil {
+			_, _ = fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
+var began = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+// fault is an XID that was found so many seconds after began.
+func fault(xid uint64, after int) health.Fault {
+	since := began.Add(time.Duration(after) * time.Second)
+	return health.Fault{
+		Source: health.SourceXID, XID: xid, State: inventory.Unhealthy, Reason: fmt.Sprintf("XID %d", xid),
+		Cure: inventory.CureReset, Since: since, Seen: since,
+	}
+}
+
+// with returns a Book with the faults of one device, found in boot "1".
+func with(device string, faults ...health.Fault) ledger.Book {
+	b := ledger.NewBook()
+	b.Add(device, "1", health.Device{Faults: faults})
+	return b
+}
+
+// A process has a FaultWriter of its own.
+type process struct {
+	*ledger.FaultWriter
+	found ledger.Book
+	err   error // of Open
+	end   func()
+
+	mu  sync.Mutex
+	log []string
+}
+
+// open begins a process, as the daemon does.
+func open(dir string) *process {
+	p := &process{}
+	log := funcr.New(func(_, args string) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.log = append(p.log, args)
+	}, funcr.Options{})
+	p.FaultWriter, p.found, p.err = ledger.Open(dir, clock.RealClock{})
+	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), log))
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		p.Run(ctx)
+	}()
+	p.end = func() {
+		cancel()
+		<-ended
+	}
+	return p
+}
+
+// logged returns how many lines say something.
+func (p *process) logged(what string) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(slices.DeleteFunc(slices.Clone(p.log), func(line string) bool { return !strings.Contains(line, what) }))
+}
+
+// pass lets time pass in the bubble, and what happens in it.
+func pass(d time.Duration) {
+	time.Sleep(d) // the bubble's clock
+	synctest.Wait()
+}
+
+// faultsOf are the faults of a device, as a new process finds them.
+func faultsOf(t *testing.T, dir, device string) []health.Fault {
+	t.Helper()
+	_, b, err := ledger.Open(dir, clock.RealClock{})
+	if err != nil {
+		t.Error(err)
+	}
+	faults, _ := b.Device(device)
+	return faults
+}
+
+func compare(t *testing.T, what string, want, got any) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, cmpopts.IgnoreUnexported(health.Fault{})); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+// lock takes the ledger's lock, as another instance does that writes.
+func lock(t *testing.T, dir string) (unlock func()) {
+	t.Helper()
+	f, err := os.OpenFile(filepath.Join(dir, "faults.lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err == nil {
+		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func() { _ = f.Close() }
+}
+
+// TestRoundTrip: another process finds all that is durable of a device, and of no other.
+func TestRoundTrip(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state") // which is made
+	gone := fault(79, 1)
+	gone.State, gone.Cure = inventory.Lost, inventory.CureReboot
+	want := []health.Fault{fault(48, 0), gone, fault(119, 2), fault(48, 3)}
+	want[3].Source, want[3].XID = health.SourceRetirement, 0
+	recoveries := []time.Time{began, began.Add(time.Hour)}
+	b := ledger.NewBook()
+	b.Add("GPU-a", "1", health.Device{Faults: []health.Fault{want[2], want[0], want[3], want[1]}, Recoveries: recoveries})
+	b.Add("GPU-b", "1", health.Device{Faults: []health.Fault{fault(64, 0)}})
+	b.Add("GPU-c", "1", health.Device{})
+
+	p := open(dir)
+	if p.err != nil || !p.found.Empty() {
+		t.Errorf("an empty folder: %v, empty %v", p.err, p.found.Empty())
+	}
+	p.Offer(b)
+	p.end()
+
+	_, found, err := ledger.Open(dir, clock.RealClock{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, times := found.Device("GPU-a")
+	compare(t, "faults", want, got)
+	compare(t, "recoveries", recoveries, times)
+	if !found.Equal(b) {
+		t.Error("the Book is not Equal to the one that was written")
+	}
+	if faults, times := found.Device("GPU-c"); len(faults)+len(times) > 0 {
+		t.Errorf("of a good device: %v, %v", faults, times)
+	}
+	if info, err := os.Stat(filepath.Join(dir, file)); err != nil || info.Mode() != 0o600 {
+		t.Errorf("the file: %v, %v", info.Mode(), err)
+	}
+	for _, device := range []string{"GPU-a", "GPU-b"} {
+		if !found.Drop(device) || found.Drop(device) {
+			t.Errorf("Drop of %s says something else than that it was there once", device)
+		}
+	}
+	if !found.Empty() {
+		t.Error("something is left")
+	}
+}
+
+// TestExpire: the restart of the node cures what asks for no hands, if both boot IDs are known.
+func TestExpire(t *testing.T) {
+	hardware := fault(64, 0)
+	hardware.Cure = inventory.CureHardware
+	for _, tt := range []struct {
+		found, now string
+		want       int
+	}{{"1", "1", 2}, {"1", "2", 1}, {"1", "", 2}, {"", "2", 2}} {
+		b := ledger.NewBook()
+		b.Add("GPU-a", tt.found, health.Device{Faults: []health.Fault{fault(48, 0), hardware}})
+		b.Expire(tt.now)
+		if faults, _ := b.Device("GPU-a"); len(faults) != tt.want || faults[len(faults)-1].XID != 64 {
+			t.Errorf("found in boot %q, now in %q: %+v", tt.found, tt.now, faults)
+		}
+	}
+}
+
+// TestOverlappingInstances: each changes what is its own, however old its view of the file is.
+func TestOverlappingInstances(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		one := open(dir)
+		two := open(dir)
+		one.Offer(with("GPU-a", fault(48, 0)))
+		synctest.Wait()
+		two.Offer(with("GPU-b", fault(64, 0)))
+		synctest.Wait()
+		compare(t, "GPU-a", []health.Fault{fault(48, 0)}, faultsOf(t, dir, "GPU-a"))
+		compare(t, "GPU-b", []health.Fault{fault(64, 0)}, faultsOf(t, dir, "GPU-b"))
+		one.Offer(ledger.NewBook())
+		synctest.Wait()
+		compare(t, "GPU-a once it is cleared", 0, len(faultsOf(t, dir, "GPU-a")))
+		compare(t, "GPU-b then", 1, len(faultsOf(t, dir, "GPU-b")))
+		recovered := ledger.NewBook()
+		recovered.Add("GPU-a", "1", health.Device{Recoveries: []time.Time{began}})
+		one.Offer(recovered)
+		synctest.Wait()
+		two.Offer(ledger.NewBook())
+		two.end()
+		_, found, _ := ledger.Open(dir, clock.RealClock{})
+		_, times := found.Device("GPU-a")
+		compare(t, "recoveries that the other instance noted", []time.Time{began}, times)
+		one.Offer(ledger.NewBook())
+		one.end()
+		if _, found, _ := ledger.Open(dir, clock.RealClock{}); !found.Empty() {
+			t.Error("recoveries are not forgotten")
+		}
+	})
+}
+
+// TestUnknownFieldsAreKept: a newer version that shares the file may have written them.
+func TestUnknownFieldsAreKept(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, `{"version": 1, "node": {"name": "x"}, "faults": [
+		{"device": "GPU-a", "boot": "1", "source": "xid", "xid": 48, "state": "Unhealthy", "reason": "r", "cure": "reset",
+		 "since": "2026-01-02T03:04:05Z", "ticket": 7},
+		{"device": "GPU-b", "boot": "1", "source": "xid", "xid": 64, "state": "Unhealthy", "reason": "r", "cure": "reset",
+		 "since": "2026-01-02T03:04:05Z", "ticket": 8}]}`)
+	p := open(dir)
+	b := with("GPU-a", fault(48, 9)) // found again
+	b.Add("GPU-b", "1", health.Device{Faults: []health.Fault{fault(64, 0)}})
+	b.Add("GPU-c", "1", health.Device{Faults: []health.Fault{fault(79, 0)}})
+	p.Offer(b)
+	p.end()
+	var got struct {
+		Version int
+		Node    map[string]string
+		Faults  []struct {
+			Device string
+			Since  time.Time
+			Ticket int
+		}
+	}
+	if err := json.Unmarshal([]byte(read(t, dir, file)), &got); err != nil {
+		t.Fatal(err)
+	}
+	compare(t, "the field of the file", map[string]string{"name": "x"}, got.Node)
+	var tickets []int
+	for _, f := range got.Faults {
+		tickets = append(tickets, f.Ticket)
+	}
+	compare(t, "the fields of faults", []int{7, 8, 0}, tickets)
+	compare(t, "the version", 1, got.Version)
+	compare(t, "what was found again", began.Add(9*time.Second), got.Faults[0].Since)
+}
+
+// TestDamagedFileIsSetAside with a sentence, and all that is known is written anew.
+func TestDamagedFileIsSetAside(t *testing.T) {
+	for name, text := range map[string]string{
+		"half a file": `{"version": 1, "faul`, "a newer form": `{"version": 2, "faults": []}`, "nothing": "", "a list": "[]", "null": "null",
+		"a wrong type": `{"version": 1, "faults": [{"device": 3}]}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			write(t, dir, text)
+			p := open(dir)
+			if p.err == nil || !p.found.Empty() {
+				t.Errorf("Open: %v, empty %v", p.err, p.found.Empty())
+			}
+			p.Offer(with("GPU-a", fault(48, 0)))
+			p.end()
+			compare(t, "what is set aside", text, read(t, dir, damaged))
+			compare(t, "what is written anew", []health.Fault{fault(48, 0)}, faultsOf(t, dir, "GPU-a"))
+			if p.logged("Set the fault ledger aside") != 1 || p.logged(damaged) != 1 {
+				t.Errorf("logged: %q", p.log)
+			}
+		})
+	}
+}
+
+// TestFileThatBecomesDamaged while a process runs: what the process knows is written anew, also what it wrote before.
+func TestFileThatBecomesDamaged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		p := open(dir)
+		p.Offer(with("GPU-a", fault(48, 0)))
+		synctest.Wait()
+		write(t, dir, "{")
+		both := with("GPU-a", fault(48, 0))
+		both.Add("GPU-b", "1", health.Device{Faults: []health.Fault{fault(64, 0)}})
+		p.Offer(both)
+		p.end()
+		compare(t, "faults of GPU-a", 1, len(faultsOf(t, dir, "GPU-a")))
+		compare(t, "faults of GPU-b", 1, len(faultsOf(t, dir, "GPU-b")))
+		compare(t, "what is set aside", "{", read(t, dir, damaged))
+	})
+}
+
+// TestTwinThatHoldsTheLock: it is waited for, a long wait is logged once, and the last fault is written when the lock is free.
+func TestTwinThatHoldsTheLock(t *testing.T) {
+	const complaint = "Cannot write the fault ledger"
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		unlock := lock(t, dir)
+		p := open(dir)
+		p.Offer(with("GPU-a", fault(48, 0)))
+		p.Offer(with("GPU-a", fault(64, 0)))
+		pass(9 * time.Second)
+		compare(t, "complaints after 9 s", 0, p.logged(complaint))
+		pass(time.Hour)
+		compare(t, "complaints after an hour", 1, p.logged(complaint))
+		compare(t, "faults meanwhile", 0, len(faultsOf(t, dir, "GPU-a")))
+		unlock()
+		pass(100 * time.Millisecond)
+		compare(t, "faults", []health.Fault{fault(64, 0)}, faultsOf(t, dir, "GPU-a"))
+		unlock = lock(t, dir)
+		defer func() { unlock() }()
+		p.Offer(with("GPU-a", fault(79, 0)))
+		pass(9 * time.Second)
+		compare(t, "complaints within 9 s of the next lock", 1, p.logged(complaint))
+		pass(2 * time.Second)
+		compare(t, "complaints after 11 s", 2, p.logged(complaint))
+		p.end()
+	})
+}
+
+// TestEnd: what was offered last is written at the end; a twin that holds the lock is waited for, but not for long.
+func TestEnd(t *testing.T) {
+	for _, tt := range []struct{ held, takes time.Duration }{
+		{0, 0}, {300 * time.Millisecond, 300 * time.Millisecond}, {time.Hour, time.Second},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			dir := t.TempDir()
+			p := open(dir)
+			synctest.Wait()
+			if tt.held > 0 {
+				unlock := lock(t, dir)
+				timer := time.AfterFunc(tt.held, unlock)
+				defer func() {
+					if timer.Stop() {
+						unlock()
+					}
+				}()
+			}
+			p.Offer(with("GPU-a", fault(48, 0)))
+			start := time.Now()
+			p.end()
+			if took := time.Since(start); took < tt.takes || took > tt.takes+50*time.Millisecond {
+				t.Errorf("held for %v: the end took %v, want %v", tt.held, took, tt.takes)
+			}
+			lost := tt.held > tt.takes
+			compare(t, "faults are written", !lost, len(faultsOf(t, dir, "GPU-a")) == 1)
+			compare(t, "faults are said to be forgotten", lost, p.logged("will be forgotten") == 1)
+		})
+	}
+}
+
+// TestFullDisk: the old file stays, no other is left, it is said once, and written once there is room.
+func TestFullDisk(t *testing.T) {
+	dir := t.TempDir()
+	p := open(dir)
+	p.Offer(with("GPU-a", fault(48, 0)))
+	p.end()
+	c := exec.CommandContext(t.Context(), os.Args[0])
+	c.Env = append(os.Environ(), fullDir+"="+dir)
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	compare(t, "faults of GPU-b", 1, len(faultsOf(t, dir, "GPU-b")))
+}
+
+// writeTooMuch offers a Book that the kernel refuses to write, as it does on a full disk, and then makes room.
+func writeTooMuch(dir string) error {
+	signal.Ignore(syscall.SIGXFSZ)
+	full := syscall.Rlimit{Cur: 400, Max: 1 << 20}
+	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &full); err != nil {
+		return err
+	}
+	const complaint = "Cannot write the fault ledger"
+	old, err := os.ReadFile(filepath.Join(dir, file))
+	if err != nil {
+		return err
+	}
+	b := with("GPU-a", fault(48, 0))
+	b.Add("GPU-b", "1", health.Device{Faults: []health.Fault{fault(64, 0)}})
+	p := open(dir)
+	p.Offer(b)
+	deadline := time.After(10 * time.Second)
+	for p.logged(complaint) == 0 {
+		select {
+		case <-deadline:
+			return errors.New("the disk refuses, and nothing was logged")
+		case <-time.After(time.Millisecond):
+		}
+	}
+	p.end() // it says that faults will be forgotten, as it cannot wait for room
+	entries, err := os.ReadDir(dir)
+	text, err2 := os.ReadFile(filepath.Join(dir, file))
+	if err = errors.Join(err, err2); err != nil {
+		return err
+	}
+	if string(text) != string(old) || len(entries) != 2 || p.logged(complaint) != 1 || p.logged("will be forgotten") != 1 {
+		return fmt.Errorf("%d files, %s\n%q", len(entries), text, p.log)
+	}
+	full.Cur = full.Max
+	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &full); err != nil {
+		return err
+	}
+	next := open(dir)
+	next.Offer(b)
+	next.end()
+	return nil
+}
+
+// TestFolderThatCannotBe: it is said once, and written within half a minute once it can be.
+func TestFolderThatCannotBe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		blocked := filepath.Join(t.TempDir(), "file")
+		if err := os.WriteFile(blocked, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		dir := filepath.Join(blocked, "state")
+		p := open(dir)
+		if p.err == nil {
+			t.Error("no error for a folder that cannot be read")
+		}
+		p.Offer(with("GPU-a", fault(48, 0)))
+		pass(10 * time.Minute)
+		compare(t, "complaints", 1, p.logged("Cannot write the fault ledger"))
+		if err := os.Remove(blocked); err != nil {
+			t.Fatal(err)
+		}
+		pass(30 * time.Second)
+		compare(t, "faults", 1, len(faultsOf(t, dir, "GPU-a")))
+		p.end()
+		compare(t, "complaints at the end", 0, p.logged("will be forgotten"))
+	})
+}
+
+func TestRelease(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	if r, err := ledger.ReadRelease(dir, "1"); r != nil || err != nil {
+		t.Errorf("without a folder: %+v, %v", r, err)
+	}
+	if err := ledger.RemoveRelease(dir); err != nil {
+		t.Errorf("nothing to remove: %v", err)
+	}
+	want := ledger.Release{Version: 1, Since: began, Allocate: true, Boot: "1"}
+	if err := ledger.WriteRelease(dir, want); err != nil {
+		t.Fatal(err)
+	}
+	for _, boot := range []string{"1", ""} {
+		if r, err := ledger.ReadRelease(dir, boot); err != nil || r == nil || *r != want {
+			t.Errorf("in boot %q: %+v, %v", boot, r, err)
+		}
+	}
+	for range 2 { // the second time it is gone
+		if r, err := ledger.ReadRelease(dir, "2"); r != nil || err != nil {
+			t.Errorf("after a restart of the node: %+v, %v", r, err)
+		}
+	}
+	want.Boot = ""
+	if err := ledger.WriteRelease(dir, want); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := ledger.ReadRelease(dir, "2"); err != nil || r == nil {
+		t.Errorf("written where no boot ID was known: %+v, %v", r, err)
+	}
+	if err := ledger.RemoveRelease(dir); err != nil {
+		t.Error(err)
+	}
+	if r, err := ledger.ReadRelease(dir, ""); r != nil || err != nil {
+		t.Errorf("after it was removed: %+v, %v", r, err)
+	}
+	for _, text := range []string{"", "{", `{"version": 2}`, `{"since": "2026-01-02T03:04:05Z"}`} {
+		if err := os.WriteFile(filepath.Join(dir, "quiesce.json"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if r, err := ledger.ReadRelease(dir, ""); r != nil || err == nil || !strings.Contains(err.Error(), "quiesce.json.damaged") {
+			t.Errorf("%q: %+v, %v", text, r, err)
+		}
+		compare(t, "what is set aside", text, read(t, dir, "quiesce.json.damaged"))
+		if _, err := os.Stat(filepath.Join(dir, "quiesce.json")); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%q is still there: %v", text, err)
+		}
+	}
+	blocked := filepath.Join(dir, "quiesce.json.damaged")
+	if err := ledger.WriteRelease(blocked, want); err == nil {
+		t.Error("no error for a folder that cannot be written")
+	}
+	if err := ledger.RemoveRelease(blocked); err == nil {
+		t.Error("no error for a folder that cannot be read")
+	}
+}
+
+func write(t *testing.T, dir, text string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func read(t *testing.T, dir, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(dir, name))
+	if err != nil {
+		t.Error(err)
+	}
+	return string(text)
+}
