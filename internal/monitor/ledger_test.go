@@ -342,6 +342,43 @@ func TestQuiesceSurvivesARestart(t *testing.T) {
 	}
 }
 
+// TestQuiesceWhileTheDiskHangs: requests are answered, and once the disk goes on it has what the last of them asked for.
+func TestQuiesceWhileTheDiskHangs(t *testing.T) {
+	for _, last := range []string{"quiesce", "resume"} {
+		dir := t.TempDir()
+		n := newNode(1)
+		synctest.Test(t, func(t *testing.T) {
+			m := monitor.New(monitor.Options{Driver: n, Policy: health.Default(), StateDir: dir})
+			disk := make(chan struct{})
+			monitor.HangDisk(m, disk)
+			ctx, cancel := context.WithCancel(silent(t.Context()))
+			ended := make(chan error, 1)
+			go func() { ended <- m.Run(ctx) }()
+			synctest.Wait()
+			for _, request := range []string{"quiesce", "resume", last} {
+				began := time.Now()
+				ask := m.Resume
+				if request == "quiesce" {
+					ask = func(ctx context.Context) error { return m.Quiesce(ctx, false) }
+				}
+				if err := ask(t.Context()); err != nil || time.Since(began) > 3*time.Second {
+					t.Errorf("%s: %v after %v", request, err, time.Since(began))
+				}
+			}
+			close(disk)
+			synctest.Wait()
+			_, err := os.Stat(filepath.Join(dir, "quiesce.json"))
+			if saved := err == nil; saved != (last == "quiesce") {
+				t.Errorf("after %s, it is saved that the driver is released: %v", last, saved)
+			}
+			cancel()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
 // TestReleaseThatCannotBeReadIsSetAside: the daemon begins as if the driver had not been released.
 func TestReleaseThatCannotBeReadIsSetAside(t *testing.T) {
 	for _, text := range []string{"", "{", `{"version": 2}`} {

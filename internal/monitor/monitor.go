@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/ledger"
 )
 
 // A Driver opens sessions with the driver of the node, one at a time.
@@ -125,7 +126,9 @@ type Monitor struct {
 	broken   chan error
 	looks    chan look
 
-	releasing chan struct{} // holds a token while somebody writes down that the driver is released, or gone back to
+	save      func(dir string, r *ledger.Release) error // how marks are saved
+	marks     chan mark                                 // the latest to be saved
+	releasing chan struct{}                             // holds a token while somebody writes down that the driver is released, or gone back to
 
 	first    chan struct{} // closed once firstErr is the outcome of the first look
 	firstErr error
@@ -141,6 +144,8 @@ func New(o Options) *Monitor {
 		events:    make(chan inventory.Event),
 		broken:    make(chan error),
 		looks:     make(chan look),
+		save:      save,
+		marks:     make(chan mark, 1),
 		releasing: make(chan struct{}, 1),
 		first:     make(chan struct{}),
 	}
@@ -169,6 +174,10 @@ func (m *Monitor) Run(ctx context.Context) error {
 		loop.remember(ctx)
 		group.Go(func() error {
 			loop.faults.Run(ctx)
+			return nil
+		})
+		group.Go(func() error {
+			m.saveMarks(ctx)
 			return nil
 		})
 	}

@@ -2,6 +2,8 @@ package monitor
 
 import (
 	"context"
+	"errors"
+	"time"
 
 	"k8s.io/klog/v2"
 
@@ -43,17 +45,52 @@ func (m *Monitor) setRelease(ctx context.Context, r *ledger.Release, follow func
 		return ctx.Err()
 	}
 	defer func() { <-m.releasing }()
-	if dir := m.options.StateDir; dir != "" {
+	if m.options.StateDir != "" {
+		select {
+		case <-m.marks: // nobody waits for it any more
+		default:
+		}
+		saved := make(chan error, 1)
+		m.marks <- mark{r, saved}
 		var err error
-		if r != nil {
-			err = ledger.WriteRelease(dir, *r)
-		} else {
-			err = ledger.RemoveRelease(dir)
+		select {
+		case err = <-saved:
+		case <-m.options.Clock.After(savePatience):
+			err = errors.New("the disk does not answer")
 		}
 		if err != nil {
-			klog.FromContext(ctx).Info("Cannot save whether the driver is released; a restart of the daemon forgets it",
-				"dir", dir, "reason", err.Error())
+			klog.FromContext(ctx).Info("Cannot save whether the driver is released; a restart of the daemon may forget it",
+				"dir", m.options.StateDir, "reason", err.Error())
 		}
 	}
 	return follow()
+}
+
+// savePatience is how long a request waits until it is saved that the driver is released. It is saved later then.
+const savePatience = 2 * time.Second
+
+// A mark says that the driver was released, or with a nil Release that it was not.
+type mark struct {
+	*ledger.Release
+	saved chan<- error
+}
+
+// saveMarks writes marks down until ctx ends. Only it waits for the disk.
+func (m *Monitor) saveMarks(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case k := <-m.marks:
+			k.saved <- m.save(m.options.StateDir, k.Release)
+		}
+	}
+}
+
+// save writes one down.
+func save(dir string, r *ledger.Release) error {
+	if r == nil {
+		return ledger.RemoveRelease(dir)
+	}
+	return ledger.WriteRelease(dir, *r)
 }
