@@ -41,6 +41,29 @@ var overlaps = []scenario{
 		l.stays(2, 2)
 		l.same("served by", "new.sock", l.admit("pod", 2).Response.GetEnvs()["SERVED_BY"])
 	}},
+	{name: "one plugin follows another that has ended", run: func(l *lab) {
+		l.start("ours.sock", Script{}, "a", "b").Stop()
+		l.shows(2, 0)
+		// Kubelet stops the resource a little later, and would stop the new one with it.
+		l.recovers(l.serve("nvidia-gpu.sock", Script{}, devices("a", "b")...))
+		l.stays(2, 2)
+	}},
+	{name: "a plugin that registers once, beside another that then ends", run: func(l *lab) {
+		ours := l.start("ours.sock", Script{}, "a", "b")
+		theirs := l.start("nvidia-gpu.sock", Script{}, "a", "b")
+		ours.Stop()
+		if l.setup.Version == kubelet.V137 {
+			l.stays(2, 2)
+			l.same("served by", "nvidia-gpu.sock", l.admit("pod", 1).Response.GetEnvs()["SERVED_BY"])
+			return
+		}
+		l.must(theirs.WaitStreams(l.ctx, 0)) // and it does not know: it waits for another kubelet.sock
+		l.refuse("pod", 1, kubelet.UnexpectedAdmission, "")
+		l.must(l.subject.Restart())
+		theirs.Stop() // and serves anew
+		l.start("nvidia-gpu.sock", Script{}, "a", "b")
+		l.same("served by", "nvidia-gpu.sock", l.admit("pod", 1).Response.GetEnvs()["SERVED_BY"])
+	}},
 	{name: "an empty farewell zeroes the survivor until it speaks again", run: func(l *lab) {
 		survivor := l.start("old.sock", Script{}, "a", "b")
 		leaving := l.start("new.sock", Script{}, "a", "b")
