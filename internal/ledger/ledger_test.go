@@ -1,6 +1,7 @@
 package ledger_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -334,7 +335,7 @@ func TestTwinThatHoldsTheLock(t *testing.T) {
 		pass(100 * time.Millisecond)
 		compare(t, "faults", []health.Fault{fault(64, 0)}, faultsOf(t, dir, "GPU-a"))
 		unlock = lock(t, dir)
-		defer func() { unlock() }()
+		defer unlock()
 		p.Offer(with("GPU-a", fault(79, 0)))
 		pass(9 * time.Second)
 		compare(t, "complaints within 9 s of the next lock", 1, p.logged(complaint))
@@ -419,7 +420,7 @@ func writeTooMuch(dir string) error {
 	if err = errors.Join(err, err2); err != nil {
 		return err
 	}
-	if string(text) != string(old) || len(entries) != 2 || p.logged(complaint) != 1 || p.logged("will be forgotten") != 1 {
+	if !bytes.Equal(text, old) || len(entries) != 2 || p.logged(complaint) != 1 || p.logged("will be forgotten") != 1 {
 		return fmt.Errorf("%d files, %s\n%q", len(entries), text, p.log)
 	}
 	full.Cur = full.Max

@@ -68,7 +68,10 @@ type loop struct {
 func newLoop(m *Monitor, e *prober, start func(func() error)) *loop {
 	return &loop{
 		Monitor: m, prober: e, samples: newSampler(m), start: start,
-		state: state{policy: m.options.Policy, metrics: m.options.Metrics, hangAfter: m.options.HangAfter, gpus: make(map[string]health.GPU), noted: ledger.NewBook()},
+		state: state{
+			policy: m.options.Policy, metrics: m.options.Metrics, hangAfter: m.options.HangAfter,
+			gpus: make(map[string]health.GPU), noted: ledger.NewBook(),
+		},
 	}
 }
 

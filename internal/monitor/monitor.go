@@ -126,9 +126,10 @@ type Monitor struct {
 	broken   chan error
 	looks    chan look
 
-	save      func(dir string, r *ledger.Release) error // how marks are saved
-	marks     chan mark                                 // the latest to be saved
-	releasing chan struct{}                             // holds a token while somebody writes down that the driver is released, or gone back to
+	save  func(dir string, r *ledger.Release) error
+	marks chan mark // the latest to be saved
+
+	releasing chan struct{} // holds a token while somebody writes down that the driver is released, or gone back to
 
 	first    chan struct{} // closed once firstErr is the outcome of the first look
 	firstErr error
