@@ -3,8 +3,10 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -113,4 +115,31 @@ func TestFewDescriptors(t *testing.T) {
 	s.call("status", nil)
 	s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "1", XID: 79})
 	s.shows(8, 7)
+}
+
+// TestStartWithFewDescriptors: a daemon that may open few files from its start says so and ends well; the next one, which may
+// open more, serves.
+func TestStartWithFewDescriptors(t *testing.T) {
+	t.Parallel()
+	for _, most := range []int{9, 10, 11, 12, 14} { // with fewer no program in Go starts, and with more nothing is missing
+		t.Run(strconv.Itoa(most), func(t *testing.T) {
+			t.Parallel()
+			s := open(t, node.Setup{})
+			enough := s.Daemon
+			script := fmt.Sprintf("#!/bin/sh\nulimit -n %d\nexec '%s' \"$@\"\n", most, s.Daemon)
+			s.Daemon = s.Path("few")
+			if err := os.WriteFile(s.Daemon, []byte(script), 0o700); err != nil { //nolint:gosec // a program
+				t.Fatal(err)
+			}
+			s.start()
+			s.logs("too many open files")
+			if err := s.StopDaemon(); err != nil {
+				t.Errorf("it ended with %v", err)
+			}
+			s.Daemon = enough
+			s.start()
+			s.next(0, standin.Listed)
+			s.shows(8, 8)
+		})
+	}
 }
