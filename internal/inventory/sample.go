@@ -60,6 +60,9 @@ const (
 	PCIeTransmit                      // bytes a second
 	PCIeReceive                       // bytes a second
 	ClockEventReasons                 // the bits of ClockReasons
+	GraphicsActive                    // ratio of the time with the graphics or compute engine active, 0 to 1
+	TensorActive                      // ratio of the cycles with a tensor pipe active, 0 to 1
+	DRAMActive                        // ratio of the cycles with the memory interface active, 0 to 1
 	measures
 )
 
@@ -69,7 +72,7 @@ func (m Measure) String() string {
 		"GPUUtilization", "MemoryUtilization", "EncoderUtilization", "DecoderUtilization", "MemoryFree", "MemoryUsed",
 		"MemoryReserved", "MemoryTotal", "VGPULicense", "CorrectableRows", "UncorrectableRows", "RowRemapFailed",
 		"ECCCorrected", "ECCUncorrected", "NVLinkTransmitted", "NVLinkReceived",
-		"PCIeTransmit", "PCIeReceive", "ClockEventReasons",
+		"PCIeTransmit", "PCIeReceive", "ClockEventReasons", "GraphicsActive", "TensorActive", "DRAMActive",
 	}
 	if m < 0 || m >= measures {
 		return fmt.Sprintf("Measure(%d)", int(m))

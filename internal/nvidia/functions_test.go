@@ -71,6 +71,7 @@ func TestTableHasAllFunctions(t *testing.T) {
 	var called []string
 	for file, name := range map[string]string{
 		"device.go":       `(?:query|queryFor|command)\(d, ()"(\w+)"`,
+		"gpm.go":          `(?:query|queryFor|invoke|act)\((?:d|a|d\.api), ()"(\w+)"`,
 		"sampledevice.go": `(?:query|queryFor)\(d, ()"(\w+)"`,
 		"functions.go":    `(?:invoke\(a, |function = )(nvml)?"nvml(\w+)"`,
 	} {
@@ -78,7 +79,7 @@ func TestTableHasAllFunctions(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		prefix := map[string]string{"device.go": "nvmlDevice", "sampledevice.go": "nvmlDevice", "functions.go": "nvml"}[file]
+		prefix := map[string]string{"device.go": "nvmlDevice", "sampledevice.go": "nvmlDevice", "gpm.go": "", "functions.go": "nvml"}[file]
 		for _, match := range regexp.MustCompile(name).FindAllStringSubmatch(string(source), -1) {
 			called = append(called, prefix+match[2])
 		}

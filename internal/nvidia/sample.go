@@ -19,10 +19,13 @@ import (
 type SampleQuery struct {
 	// Function is the NVML function, with what it is asked for where that is needed to tell it from others.
 	Function string
-	// Measures are what it answers.
+	// Measures are what it answers. It may be none: then others need it.
 	Measures []inventory.Measure
-	// Instances says that a GPU in MIG mode is asked for each of its GPU instances, and not as a whole.
-	Instances bool
+	// Calls is how many calls it takes for a GPU or a GPU instance.
+	Calls int
+	// Instances says that a GPU in MIG mode is asked for each of its GPU instances, and not as a whole; InstancesOnly, that no other
+	// GPU is asked.
+	Instances, InstancesOnly bool
 	// WithoutMIG says that a GPU in MIG mode is not asked: the driver does not support that.
 	WithoutMIG bool
 	// Blocks is how long the answer takes, for a question that is asked only if that is wanted; else 0.
@@ -31,14 +34,29 @@ type SampleQuery struct {
 	ask asking
 }
 
-// asked reports whether a whole GPU is asked.
-func (q SampleQuery) asked(g *gpu, blocking bool) bool {
+// asked reports whether a whole GPU is asked for what is not known yet.
+func (q SampleQuery) asked(g *gpu, known *inventory.Measures, blocking bool) bool {
 	mig := g.seen.MIG == inventory.MIGEnabled
-	return !(mig && (q.Instances || q.WithoutMIG)) && (blocking || q.Blocks == 0)
+	if mig && (q.Instances || q.WithoutMIG) || !blocking && q.Blocks > 0 {
+		return false
+	}
+	_, ok := known.Get(q.Measures[0])
+	return !ok
 }
 
 // SampleQueries are the questions of a Sample, in the order in which they are asked.
-func SampleQueries() []SampleQuery { return slices.Clone(sampleQueries) }
+func SampleQueries() []SampleQuery {
+	monitoring := SampleQuery{Function: "nvmlGpmSampleGet, nvmlGpmMetricsGet", Calls: 2, Instances: true}
+	for _, m := range gpmMeasures {
+		monitoring.Measures = append(monitoring.Measures, m.measure)
+	}
+	handles := SampleQuery{Function: "nvmlDeviceGetMigDeviceHandleByIndex, nvmlDeviceGetUUID", Calls: 2, Instances: true, InstancesOnly: true}
+	all := slices.Concat([]SampleQuery{monitoring}, sampleQueries, []SampleQuery{handles})
+	for i := range all {
+		all[i].Calls = max(all[i].Calls, 1)
+	}
+	return all
+}
 
 var sampleQueries = []SampleQuery{
 	{
@@ -157,21 +175,31 @@ func (s *Session) sample(ctx context.Context, uuid string, blocking bool) (inven
 		return inventory.Sample{}, errors.New(sl.gpu.answer.reason)
 	}
 	// The job has what it needs for itself: if it is given up, others go on with the slot.
-	g := *sl.gpu
+	g, p := *sl.gpu, sl.gpm
+	if p == nil {
+		p = &gpm{counts: map[int]*counts{}, seen: map[int]bool{}}
+	}
+	sl.gpm = nil
 	sample := &inventory.Sample{UUID: uuid}
 	var failed error
-	if err := s.driver.calls.job(ctx, sl.record, gpuPatience, func() { failed = measure(&g, sample, blocking) }, nil); err != nil {
+	run, done := func() { failed = measure(&g, p, sample, blocking) }, func() { sl.gpm = p }
+	if err := s.driver.calls.job(ctx, sl.record, gpuPatience, run, done); err != nil {
 		return inventory.Sample{}, err
 	}
+	done()
 	sample.Taken = time.Now()
 	return *sample, failed
 }
 
 // measure asks a GPU, in a job. The error says that the GPU is lost or wants a reset.
-func measure(g *gpu, into *inventory.Sample, blocking bool) error {
+func measure(g *gpu, p *gpm, into *inventory.Sample, blocking bool) error {
 	var a callResults
+	defer p.sweep(g.device.api)
+	if g.seen.MIG != inventory.MIGEnabled {
+		a.extra("nvmlGpmSampleGet", p.measure(g.device, wholeGPU, g.seen.UUID, &into.Values))
+	}
 	for _, q := range sampleQueries {
-		if !q.asked(g, blocking) {
+		if !q.asked(g, &into.Values, blocking) {
 			continue
 		}
 		if a.extra(q.Function, q.ask(g.device, &into.Values)); a.gone() {
@@ -182,7 +210,7 @@ func measure(g *gpu, into *inventory.Sample, blocking bool) error {
 		if slices.ContainsFunc(into.Instances, func(i inventory.InstanceSample) bool { return i.GI == m.GI }) {
 			continue // another MIG device of the same GPU instance was asked
 		}
-		if i, ok := measureInstance(g, m, &a); ok {
+		if i, ok := measureInstance(g, m, p, &a); ok {
 			into.Instances = append(into.Instances, i)
 		}
 		if a.gone() {
@@ -194,7 +222,7 @@ func measure(g *gpu, into *inventory.Sample, blocking bool) error {
 }
 
 // measureInstance asks the GPU instance of a MIG device, by the handle that the MIG device has now: handles are used again for others.
-func measureInstance(g *gpu, m inventory.MIGDevice, a *callResults) (inventory.InstanceSample, bool) {
+func measureInstance(g *gpu, m inventory.MIGDevice, p *gpm, a *callResults) (inventory.InstanceSample, bool) {
 	d, ret := g.device.GetMigDeviceHandleByIndex(m.Index)
 	if !a.extra("nvmlDeviceGetMigDeviceHandleByIndex", ret) {
 		return inventory.InstanceSample{}, false
@@ -206,6 +234,7 @@ func measureInstance(g *gpu, m inventory.MIGDevice, a *callResults) (inventory.I
 	if _, rest, ok := strings.Cut(m.Profile, "c."); ok {
 		i.Profile = rest
 	}
+	a.extra("nvmlGpmMigSampleGet", p.measure(g.device, m.GI, m.UUID, &i.Values))
 	for _, q := range sampleQueries {
 		if q.Instances && !a.gone() {
 			a.extra(q.Function, q.ask(d, &i.Values))
@@ -278,15 +307,17 @@ func nvlinkBytes(which string, measure inventory.Measure, field int) SampleQuery
 	}
 }
 
+// mostPCIe is more than any link carries, in bytes a second.
+const mostPCIe = 512e9
+
 // pcieThroughput asks for a mean of 20 ms, which the driver measures meanwhile, in KB a second. Some GPUs answer what no link can
 // carry: that is left out.
 func pcieThroughput(which string, measure inventory.Measure, counter nvml.PcieUtilCounter) SampleQuery {
-	const most = 512e9 // bytes a second: PCIe 7.0 x16 carries less
 	return SampleQuery{
 		Function: "nvmlDeviceGetPcieThroughput (" + which + ")", Measures: []inventory.Measure{measure}, Blocks: 20 * time.Millisecond,
 		ask: func(d device, m *inventory.Measures) nvml.Return {
 			kb, ret := d.GetPcieThroughput(counter)
-			if float64(kb)*1000 > most {
+			if float64(kb)*1000 > mostPCIe {
 				return ret
 			}
 			return set(m, ret, measure, float64(kb)*1000)

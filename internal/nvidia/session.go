@@ -377,6 +377,9 @@ func (s *Session) stop() error {
 		return nil
 	}
 	s.stopped = true
+	if s.scanner != nil {
+		s.scanner.freeCounts()
+	}
 	err := s.watch.end(s.api)
 	ret := act(s.api, "nvmlShutdown", s.api.lib.Shutdown)
 	s.driver.open = false

@@ -22,6 +22,7 @@ type slot struct {
 	gpu    *gpu
 	spare  *gpu   // not in use; nil while a job has it
 	idle   *visit // not in use; nil while it is
+	gpm    *gpm   // nil before the first sample, and while a job has it
 
 	visited  bool // the next scan does not visit the GPU again
 	met      bool // Open is over: events of the GPU are registered for before a wait

@@ -23,6 +23,7 @@ var implementations = []struct {
 	{reflect.TypeFor[nvml.Device](), []string{"device", "migDevice"}},
 	{reflect.TypeFor[nvml.EventSet](), []string{"eventSet"}},
 	{reflect.TypeFor[nvml.GpuInstance](), []string{"gpuInstanceHandle"}},
+	{reflect.TypeFor[nvml.GpmSample](), []string{"gpmSample"}},
 	{reflect.TypeFor[nvml.ComputeInstance](), []string{"computeInstanceHandle"}},
 }
 

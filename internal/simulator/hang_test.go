@@ -245,6 +245,6 @@ func isCall(s string) bool {
 		return true
 	}
 	return !strings.ContainsAny(s, " .%/:\"") && slices.ContainsFunc(
-		[]string{"Device", "System", "EventSet", "GpuInstance", "ComputeInstance"},
+		[]string{"Device", "System", "EventSet", "GpuInstance", "ComputeInstance", "Gpm"},
 		func(prefix string) bool { return strings.HasPrefix(s, prefix) && len(s) > len(prefix) })
 }

@@ -135,6 +135,7 @@ func (s *session) admitLocked(call string, g *gpu) nvml.Return {
 
 // answerLocked is admitLocked for a call that has stalled enough.
 func (s *session) answerLocked(call string, g *gpu) nvml.Return {
+	s.node.calls++
 	if !exists("nvml"+call, s.driver.branch) {
 		panic(fmt.Sprintf("simulator: nvml%s was called, which driver %s does not have: this ends a process that uses "+
 			"the real library", call, s.driver.version))

@@ -36,6 +36,8 @@ type Node struct {
 	stale    int                    // calls on handles that did not live any more
 
 	bindings   uint64 // how many there were
+	gpmSamples int    // those that are not freed
+	calls      uint64 // that were made
 	systemSets int    // those that are not freed, of sessions that ended too
 }
 
@@ -150,6 +152,8 @@ type Stats struct {
 	Sessions int
 	// EventSets are those that were created and not freed, SystemEventSets those for events of the node as a whole.
 	EventSets, SystemEventSets int
+	// GPMSamples are those of GPU performance monitoring that were allocated and not freed.
+	GPMSamples int
 	// StaleCalls counts calls on handles of ended sessions and freed event sets, any of which can crash a process that
 	// uses the real library.
 	StaleCalls int
@@ -159,7 +163,14 @@ type Stats struct {
 func (n *Node) Stats() Stats {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return Stats{Sessions: len(n.sessions), EventSets: len(n.sets), SystemEventSets: n.systemSets, StaleCalls: n.stale}
+	return Stats{Sessions: len(n.sessions), EventSets: len(n.sets), SystemEventSets: n.systemSets, GPMSamples: n.gpmSamples, StaleCalls: n.stale}
+}
+
+// Calls returns how many calls were made on the node's sessions, but for those that only free something.
+func (n *Node) Calls() uint64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.calls
 }
 
 // A Status says how one GPU of the node is.

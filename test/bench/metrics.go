@@ -155,7 +155,8 @@ func largeNode(ctx context.Context, daemon, at string) (*node.Node, error) {
 		return nil, fmt.Errorf("%w: %s", err, closed(n))
 	}
 	for i := range 200 {
-		if _, err := n.Admit(ctx, standin.Container{Pod: fmt.Sprintf("training-job-worker-%d", i), Name: "main", Resource: gpu, Count: 1}); err != nil {
+		container := standin.Container{Pod: fmt.Sprintf("training-job-worker-%d", i), Name: "main", Resource: gpu, Count: 1}
+		if _, err := n.Admit(ctx, container); err != nil {
 			return nil, errors.Join(err, n.Close())
 		}
 	}

@@ -75,6 +75,7 @@ func TestGPUMetrics(t *testing.T) {
 	s.shows(8, 8)
 	s.hasSeries(at, 8, temperature, `Hostname="node-1"`)
 	s.hasSeries(at, 8, "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION")
+	s.hasSeries(at, 8, "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE")
 	energy := s.series(at, "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION")
 	s.eventually("energy is used", func() bool {
 		return !slices.Equal(energy, s.series(at, "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"))
@@ -101,6 +102,7 @@ func TestGPUMetricsOfMIG(t *testing.T) {
 	s.hasSeries(at, 0, "DCGM_FI_DEV_GPU_UTIL")
 	s.hasSeries(at, 56, "DCGM_FI_DEV_FB_USED", "GPU_I_ID", `GPU_I_PROFILE="1g.10gb"`)
 	s.hasSeries(at, 56, "DCGM_FI_DEV_FB_USED")
+	s.hasSeries(at, 56, "DCGM_FI_PROF_GR_ENGINE_ACTIVE", "GPU_I_ID")
 	s.until("MIG devices", func() bool { return s.Allocatable(gpu) == 56 })
 	s.admitOf("p", gpu, 1)
 	s.hasSeries(at, 1, "DCGM_FI_DEV_FB_USED", "GPU_I_ID", `pod="p"`)

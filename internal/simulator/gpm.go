@@ -1,0 +1,123 @@
+package simulator
+
+import (
+	"slices"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// A gpmSample is what the driver counted in a GPU or GPU instance until it was asked.
+type gpmSample struct {
+	node *Node
+
+	// Guarded by node.mu.
+	freed  bool
+	number int // of the job
+	at     time.Duration
+}
+
+var _ nvml.GpmSample = (*gpmSample)(nil)
+
+// GpmQueryDeviceSupport returns whether the GPU has performance monitoring: since Hopper.
+func (d device) GpmQueryDeviceSupport() (nvml.GpmSupport, nvml.Return) {
+	return ask(d, "GpmQueryDeviceSupport", func(g *gpu) (nvml.GpmSupport, nvml.Return) {
+		has := g.spec.model.architecture >= nvml.DEVICE_ARCH_HOPPER
+		return nvml.GpmSupport{Version: nvml.GPM_SUPPORT_VERSION, IsSupportedDevice: uint32(bit(has))}, nvml.SUCCESS
+	})
+}
+
+// GpmSampleAlloc returns a sample without content.
+func (l *library) GpmSampleAlloc() (nvml.GpmSample, nvml.Return) {
+	return query(l, "GpmSampleAlloc", func(s *session) (nvml.GpmSample, nvml.Return) {
+		s.node.gpmSamples++
+		return &gpmSample{node: s.node}, nvml.SUCCESS
+	})
+}
+
+// Free frees the sample.
+func (s *gpmSample) Free() nvml.Return {
+	s.node.mu.Lock()
+	defer s.node.mu.Unlock()
+	if s.freed {
+		s.node.stale++
+		return nvml.ERROR_INVALID_ARGUMENT
+	}
+	s.freed = true
+	s.node.gpmSamples--
+	return nvml.SUCCESS
+}
+
+// Get has the driver fill in the sample for a GPU that is not in multi-instance mode.
+func (s *gpmSample) Get(of nvml.Device) nvml.Return {
+	return s.fill(of, "GpmSampleGet", func(g *gpu) (int, nvml.Return) {
+		if g.mig {
+			return 0, nvml.ERROR_NOT_SUPPORTED
+		}
+		return g.slot, nvml.SUCCESS
+	})
+}
+
+// MigGet has the driver fill in the sample for a GPU instance.
+func (s *gpmSample) MigGet(of nvml.Device, gi int) nvml.Return {
+	return s.fill(of, "GpmMigSampleGet", func(g *gpu) (int, nvml.Return) {
+		if !slices.ContainsFunc(g.layout.instances, func(i *gpuInstance) bool { return i.id == gi }) {
+			return 0, nvml.ERROR_NOT_FOUND
+		}
+		return g.slot + gi, nvml.SUCCESS
+	})
+}
+
+func (s *gpmSample) fill(of nvml.Device, call string, number func(*gpu) (int, nvml.Return)) nvml.Return {
+	d, ok := of.(device)
+	if !ok {
+		return nvml.ERROR_INVALID_ARGUMENT
+	}
+	_, ret := ask(d, call, func(g *gpu) (struct{}, nvml.Return) {
+		n, ret := number(g)
+		switch {
+		case s.freed:
+			s.node.stale++
+			return struct{}{}, nvml.ERROR_INVALID_ARGUMENT
+		case g.spec.model.architecture < nvml.DEVICE_ARCH_HOPPER:
+			return struct{}{}, nvml.ERROR_NOT_SUPPORTED
+		case ret == nvml.SUCCESS:
+			s.number, s.at = n, time.Since(s.node.began)
+		}
+		return struct{}{}, ret
+	})
+	return ret
+}
+
+// GpmMetricsGet returns the means of values between two samples.
+func (l *library) GpmMetricsGet(r *nvml.GpmMetricsGetType) nvml.Return {
+	_, ret := query(l, "GpmMetricsGet", func(s *session) (struct{}, nvml.Return) {
+		first, ok := r.Sample1.(*gpmSample)
+		second, also := r.Sample2.(*gpmSample)
+		if !ok || !also || first.freed || second.freed || first.at == 0 || second.at <= first.at || first.number != second.number {
+			return struct{}{}, nvml.ERROR_INVALID_ARGUMENT
+		}
+		const steps = 5
+		mean := 0.0
+		for i := range time.Duration(steps) {
+			mean += load(first.number, first.at+(second.at-first.at)*i/steps) / steps
+		}
+		factors := map[nvml.GpmMetricId]float64{
+			nvml.GPM_METRIC_GRAPHICS_UTIL: 98, nvml.GPM_METRIC_ANY_TENSOR_UTIL: 44, nvml.GPM_METRIC_DRAM_BW_UTIL: 52,
+			nvml.GPM_METRIC_PCIE_TX_PER_SEC: 1900, nvml.GPM_METRIC_PCIE_RX_PER_SEC: 8600,
+		}
+		for i := range r.Metrics[:r.NumMetrics] {
+			m := &r.Metrics[i]
+			factor, known := factors[nvml.GpmMetricId(m.MetricId)]
+			m.Value, m.NvmlReturn = mean*factor, uint32(nvml.SUCCESS)
+			if !known {
+				m.NvmlReturn = uint32(nvml.ERROR_NOT_SUPPORTED)
+			}
+		}
+		return struct{}{}, nvml.SUCCESS
+	})
+	return ret
+}
+
+// GpmQueryDeviceSupport is the device's.
+func (l *library) GpmQueryDeviceSupport(d nvml.Device) (nvml.GpmSupport, nvml.Return) { return d.GpmQueryDeviceSupport() }
