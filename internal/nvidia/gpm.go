@@ -13,14 +13,14 @@ import (
 // A gpm measures a GPU by NVML's GPU performance monitoring (Hopper and newer): the driver counts, and a value is made of two counts.
 // A job of the GPU has it, and then nobody else.
 type gpm struct {
-	counts map[int]*counts // by the ID of the GPU instance, or wholeGPU
-	seen   map[int]bool    // by the sample under way
+	counts map[int]*gpmCounts // by the ID of the GPU instance, or wholeGPU
+	seen   map[int]bool       // by the sample under way
 }
 
 const wholeGPU = -1
 
-// counts are what the driver counted for a GPU or a GPU instance.
-type counts struct {
+// gpmCounts are what the driver counted for a GPU or a GPU instance.
+type gpmCounts struct {
 	uuid        string         // of the GPU or of a MIG device in the instance: the numbers of instances are used again
 	last, spare nvml.GpmSample // spare is written to next
 	taken       time.Time      // when last was; zero before
@@ -85,7 +85,7 @@ func (p *gpm) measure(d device, gi int, uuid string, into *inventory.Measures) n
 }
 
 // of returns the counts of a GPU or GPU instance.
-func (p *gpm) of(a *api, gi int, uuid string) (*counts, nvml.Return) {
+func (p *gpm) of(a *api, gi int, uuid string) (*gpmCounts, nvml.Return) {
 	p.seen[gi] = true
 	if c, ok := p.counts[gi]; ok {
 		if c.uuid != uuid {
@@ -102,14 +102,14 @@ func (p *gpm) of(a *api, gi int, uuid string) (*counts, nvml.Return) {
 		act(a, "nvmlGpmSampleFree", last.Free)
 		return nil, ret
 	}
-	c := &counts{uuid: uuid, last: last, spare: spare}
+	c := &gpmCounts{uuid: uuid, last: last, spare: spare}
 	p.counts[gi] = c
 	return c, nvml.SUCCESS
 }
 
 // sweep frees the counts of GPU instances that were not measured in this sample, and begins the next one.
 func (p *gpm) sweep(a *api) {
-	maps.DeleteFunc(p.counts, func(gi int, c *counts) bool {
+	maps.DeleteFunc(p.counts, func(gi int, c *gpmCounts) bool {
 		if p.seen[gi] {
 			return false
 		}

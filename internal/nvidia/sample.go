@@ -177,7 +177,7 @@ func (s *Session) sample(ctx context.Context, uuid string, blocking bool) (inven
 	// The job has what it needs for itself: if it is given up, others go on with the slot.
 	g, p := *sl.gpu, sl.gpm
 	if p == nil {
-		p = &gpm{counts: map[int]*counts{}, seen: map[int]bool{}}
+		p = &gpm{counts: map[int]*gpmCounts{}, seen: map[int]bool{}}
 	}
 	sl.gpm = nil
 	sample := &inventory.Sample{UUID: uuid}

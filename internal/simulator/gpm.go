@@ -120,4 +120,6 @@ func (l *library) GpmMetricsGet(r *nvml.GpmMetricsGetType) nvml.Return {
 }
 
 // GpmQueryDeviceSupport is the device's.
-func (l *library) GpmQueryDeviceSupport(d nvml.Device) (nvml.GpmSupport, nvml.Return) { return d.GpmQueryDeviceSupport() }
+func (l *library) GpmQueryDeviceSupport(d nvml.Device) (nvml.GpmSupport, nvml.Return) {
+	return d.GpmQueryDeviceSupport()
+}

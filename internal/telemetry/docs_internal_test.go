@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 )
 
 var update = flag.Bool("update", false, "write the tables in docs/metrics.md anew")
@@ -34,6 +36,7 @@ func TestDocs(t *testing.T) {
 	for _, c := range chapters {
 		c.write(&b)
 	}
+	writeCost(&b)
 	if tables == b.String() {
 		return
 	}
@@ -45,30 +48,64 @@ func TestDocs(t *testing.T) {
 	}
 }
 
-// write writes a chapter as a table. Only metrics that are made of samples cost calls into the driver.
+// write writes a chapter as a table.
 func (c chapter) write(b *strings.Builder) {
-	calls := slices.ContainsFunc(c.metrics, func(m metric) bool { return m.calls != "" })
-	fmt.Fprintf(b, "\n### %s\n\n| metric | type | unit | labels | series at most |", c.title)
-	if calls {
-		b.WriteString(" driver calls |")
-	}
-	b.WriteString(" meaning |\n|---|---|---|---|---|")
-	if calls {
-		b.WriteString("---|")
-	}
-	b.WriteString("---|\n")
+	fmt.Fprintf(b, "\n### %s\n\n| metric | type | unit | labels | series at most | meaning |\n|---|---|---|---|---|---|\n", c.title)
 	for _, m := range c.metrics {
-		labels := make([]string, len(m.labels))
-		for i, l := range m.labels {
-			labels[i] = "`" + l + "`"
+		var labels []string
+		if rest, ok := strings.CutPrefix(strings.Join(m.labels, ","), strings.Join(deviceLabels, ",")); ok {
+			labels = append([]string{"[of the device](#labels-of-devices)"}, strings.FieldsFunc(rest, func(r rune) bool { return r == ',' })...)
+		} else {
+			labels = slices.Clone(m.labels)
 		}
-		fmt.Fprintf(b, "| `%s` | %s | %s | %s | %s |", m.name, m.kind, m.unit, strings.Join(labels, ", "), m.series)
-		if calls {
-			fmt.Fprintf(b, " %s |", m.calls)
+		for i, l := range labels {
+			if !strings.HasPrefix(l, "[") {
+				labels[i] = "`" + l + "`"
+			}
 		}
-		fmt.Fprintf(b, " %s |\n", strings.ReplaceAll(m.help, "|", "\\|"))
+		help := strings.ReplaceAll(m.help, "|", "\\|")
+		fmt.Fprintf(b, "| `%s` | %s | %s | %s | %s | %s |\n", m.name, m.kind, m.unit, strings.Join(labels, ", "), m.series, help)
 	}
 	b.WriteString("\n")
+}
+
+// writeCost writes which calls into the driver a sample takes.
+func writeCost(b *strings.Builder) {
+	b.WriteString("### Calls into the driver for one sample\n\n")
+	b.WriteString("| query | metrics | calls for a GPU | calls for a GPU in MIG mode |\n|---|---|---|---|\n")
+	sums := [4]int{} // for a GPU, a GPU in MIG mode and a GPU instance; what blocks for a GPU
+	for _, q := range nvidia.SampleQueries() {
+		var names []string
+		for _, m := range q.Measures {
+			i := slices.IndexFunc(gpuRows, func(row gpuMetric) bool { return row.measure == m })
+			names = append(names, "`"+gpuRows[i].name+"`")
+		}
+		if len(names) == 0 {
+			names = []string{"those of GPU instances"}
+		}
+		whole, mig := fmt.Sprint(q.Calls), fmt.Sprint(q.Calls)
+		switch {
+		case q.Blocks > 0:
+			whole = fmt.Sprintf("%d, which takes %v; only with `--gpu-metrics-pcie-throughput`, and where performance monitoring has no value", q.Calls, q.Blocks)
+			mig = fmt.Sprintf("%d, the same", q.Calls)
+			sums[3] += q.Calls
+		case q.InstancesOnly:
+			whole, mig = "0", fmt.Sprintf("%d a GPU instance", q.Calls)
+			sums[2] += q.Calls
+		case q.Instances:
+			mig = fmt.Sprintf("%d a GPU instance", q.Calls)
+			sums[0] += q.Calls
+			sums[2] += q.Calls
+		case q.WithoutMIG:
+			mig = "0"
+			sums[0] += q.Calls
+		default:
+			sums[0] += q.Calls
+			sums[1] += q.Calls
+		}
+		fmt.Fprintf(b, "| `%s` | %s | %s | %s |\n", q.Function, strings.Join(names, ", "), whole, mig)
+	}
+	fmt.Fprintf(b, "| all | | %d, and %d that block | %d, %d a GPU instance, and %d that block |\n\n", sums[0], sums[3], sums[1], sums[2], sums[3])
 }
 
 // TestRows keeps rows complete and the names of our own metrics regular.

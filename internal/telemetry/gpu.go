@@ -63,9 +63,7 @@ func (c gpus) Collect(out chan<- prometheus.Metric) {
 		samples[s.UUID] = s
 	}
 	pods := c.Pods.Value()
-	if !pods.Asked.IsZero() {
-		podsTime.send(out, seconds(pods.Asked))
-	}
+	podsTime.sendTime(out, pods.Asked)
 	held := pods.byDevice()
 	left := maxPodDevices
 	for _, g := range snapshot.GPUs {
@@ -94,7 +92,7 @@ type found struct {
 func (c gpus) send(out chan<- prometheus.Metric, g found) {
 	s := &g.sample
 	own := []string{g.labels.index, g.UUID}
-	sampleTime.send(out, seconds(s.Taken), own...)
+	sampleTime.sendTime(out, s.Taken, own...)
 	code := strconv.FormatUint(s.LastXID, 10)
 	lastXID.sendPairs(out, float64(s.LastXID), g.labels.of(nil, g.holders, "err_code", code, "err_msg", c.xidName(s.LastXID)))
 	if g.Health.State == inventory.Lost || c.Now().Sub(s.Taken) > sampleLife {
@@ -141,8 +139,6 @@ func (c gpus) xidName(xid uint64) string {
 	return "Unknown Error"
 }
 
-func seconds(t time.Time) float64 { return float64(t.UnixMilli()) / 1000 }
-
 // An instance is a GPU instance and the containers that hold MIG devices in it.
 type instance struct {
 	gi      int
@@ -160,7 +156,9 @@ func instancesOf(g inventory.GPU, held map[string][]holder) []instance {
 			at, all = len(all), append(all, instance{gi: m.GI})
 		}
 		for _, h := range held[m.UUID] {
-			all[at].holders = with(all[at].holders, h)
+			if !slices.Contains(all[at].holders, h) { // a container may hold several MIG devices of a GPU instance
+				all[at].holders = append(all[at].holders, h)
+			}
 		}
 	}
 	return all
@@ -170,7 +168,7 @@ func instancesOf(g inventory.GPU, held map[string][]holder) []instance {
 func sendPodDevices(out chan<- prometheus.Metric, uuid, gi string, holders []holder, most int) int {
 	holders = holders[:min(len(holders), most)]
 	for _, h := range holders {
-		podDevice.send(out, 1, uuid, gi, h.pod, h.namespace, h.container)
+		podDevice.sendPairs(out, 1, pairs("GPU_I_ID", gi, "UUID", uuid, "container", h.container, "namespace", h.namespace, "pod", h.pod))
 	}
 	return len(holders)
 }

@@ -1,6 +1,10 @@
 package telemetry
 
-import "github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+import (
+	"slices"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
 
 // A gpuMetric is a metric whose values are those of a measure.
 type gpuMetric struct {
@@ -22,7 +26,7 @@ const (
 // dcgm returns a metric that dcgm-exporter has, under its name and with its words.
 func dcgm(name string, k kind, measure inventory.Measure, unit, help string) gpuMetric {
 	return gpuMetric{metric{
-		name: "DCGM_FI_" + name, kind: k, unit: unit, help: help, labels: deviceLabels, series: onePerGPU, calls: "1",
+		name: "DCGM_FI_" + name, kind: k, unit: unit, help: help, labels: deviceLabels, series: onePerGPU,
 	}, measure}
 }
 
@@ -62,11 +66,11 @@ var gpuRows = []gpuMetric{
 	dcgm("PROF_PCIE_TX_BYTES", gauge, inventory.PCIeTransmit, "B/s", "The rate of data transmitted over the PCIe bus in bytes per second."),
 	dcgm("PROF_PCIE_RX_BYTES", gauge, inventory.PCIeReceive, "B/s", "The rate of data received over the PCIe bus in bytes per second."),
 	{metric{
-		name: "gpu_device_plugin_nvlink_transmitted_bytes_total", kind: counter, unit: "B", labels: gpuLabels, series: onePerGPU, calls: "1",
+		name: "gpu_device_plugin_nvlink_transmitted_bytes_total", kind: counter, unit: "B", labels: gpuLabels, series: onePerGPU,
 		help: "Bytes that a GPU sent over all its NVLinks since the driver was loaded.",
 	}, inventory.NVLinkTransmitted},
 	{metric{
-		name: "gpu_device_plugin_nvlink_received_bytes_total", kind: counter, unit: "B", labels: gpuLabels, series: onePerGPU, calls: "1",
+		name: "gpu_device_plugin_nvlink_received_bytes_total", kind: counter, unit: "B", labels: gpuLabels, series: onePerGPU,
 		help: "Bytes that a GPU received over all its NVLinks since the driver was loaded.",
 	}, inventory.NVLinkReceived},
 }
@@ -75,12 +79,12 @@ var gpuRows = []gpuMetric{
 var gpuLabels = []string{"gpu", "UUID"}
 
 var lastXID = metric{
-	name: "DCGM_FI_DEV_XID_ERRORS", kind: gauge, labels: append(deviceLabels[:len(deviceLabels):len(deviceLabels)], "err_code", "err_msg"),
-	series: onePerGPU, calls: "0", help: "Value of the last XID error encountered.",
+	name: "DCGM_FI_DEV_XID_ERRORS", kind: gauge, labels: slices.Concat(deviceLabels, []string{"err_code", "err_msg"}),
+	series: onePerGPU, help: "Value of the last XID error encountered.",
 }
 
 var slowed = metric{
-	name: "gpu_device_plugin_gpu_slowed", kind: gauge, labels: []string{"gpu", "UUID", "reason"}, series: "4 a GPU", calls: "0",
+	name: "gpu_device_plugin_gpu_slowed", kind: gauge, labels: []string{"gpu", "UUID", "reason"}, series: "4 a GPU",
 	help: "1 while the clocks of a GPU are low for a reason, else 0: hw_thermal, hw_power_brake, sw_thermal or sw_power_cap.",
 }
 
@@ -91,18 +95,18 @@ var slowedBy = []struct {
 }{{0x40, "hw_thermal"}, {0x80, "hw_power_brake"}, {0x20, "sw_thermal"}, {0x04, "sw_power_cap"}}
 
 var sampleTime = metric{
-	name: "gpu_device_plugin_sample_timestamp_seconds", kind: gauge, unit: "s", labels: gpuLabels, series: onePerGPU, calls: "0",
+	name: "gpu_device_plugin_sample_timestamp_seconds", kind: gauge, unit: "s", labels: gpuLabels, series: onePerGPU,
 	help: "When a GPU was measured last. It stays while the GPU cannot be measured.",
 }
 
 var podDevice = metric{
 	name: "gpu_device_plugin_pod_device", kind: gauge, labels: []string{"UUID", "GPU_I_ID", "pod", "namespace", "container"},
-	series: "1 a container and GPU or GPU instance that it holds, 4096 at most", calls: "0",
-	help: "A container holds the GPU or the GPU instance, alone or with others. The value is always 1.",
+	series: "1 a container and GPU or GPU instance that it holds, 4096 at most",
+	help:   "A container holds the GPU or the GPU instance, alone or with others. The value is always 1.",
 }
 
 var podsTime = metric{
-	name: "gpu_device_plugin_pod_devices_timestamp_seconds", kind: gauge, unit: "s", series: "1", calls: "0",
+	name: "gpu_device_plugin_pod_devices_timestamp_seconds", kind: gauge, unit: "s", series: "1",
 	help: "When kubelet said last which containers hold which devices.",
 }
 

@@ -18,8 +18,6 @@ type metric struct {
 	labels []string
 	// series is how many series there are at most.
 	series string
-	// calls says how many calls into the driver one sampling makes for it; empty for a metric of the daemon.
-	calls string
 }
 
 // kind is the type of a metric.

@@ -2,7 +2,6 @@ package telemetry
 
 import (
 	"context"
-	"slices"
 	"strings"
 	"time"
 
@@ -73,20 +72,21 @@ type holder struct {
 }
 
 // byDevice returns the containers that hold devices, by the UUID of the GPU or MIG device. The ID of a device that is shared is its UUID
-// followed by "::" and a number.
+// followed by "::" and a number. A container that holds several replicas of a device is there once.
 func (p PodDevices) byDevice() map[string][]holder {
+	type key struct {
+		uuid string
+		holder
+	}
+	seen := make(map[key]bool, len(p.Devices))
 	all := make(map[string][]holder, len(p.Devices))
 	for _, d := range p.Devices {
 		uuid, _, shared := strings.Cut(d.ID, "::")
-		all[uuid] = with(all[uuid], holder{namespace: d.Namespace, pod: d.Pod, container: d.Container, shared: shared})
+		k := key{uuid, holder{namespace: d.Namespace, pod: d.Pod, container: d.Container, shared: shared}}
+		if !seen[k] {
+			seen[k] = true
+			all[uuid] = append(all[uuid], k.holder)
+		}
 	}
 	return all
-}
-
-// with returns holders with one more, unless it is there already: a container may hold several replicas of a device.
-func with(holders []holder, h holder) []holder {
-	if slices.Contains(holders, h) {
-		return holders
-	}
-	return append(holders, h)
 }
