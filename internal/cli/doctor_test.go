@@ -136,7 +136,7 @@ func TestDoctorDoc(t *testing.T) {
 		Kernel: exampleNode, Host: exampleNode, Driver: exampleNode, DriverRoot: "/", Devices: exampleNode, DevFolder: "/dev",
 	}.Gather(t.Context())
 	facts.Settings = doctor.Settings{CDI: true, CDIFolder: "/var/run/cdi", CDIVendor: edits.CDIVendor}
-	facts.Kubelet = doctor.Fact[doctor.Kubelet]{Value: doctor.Kubelet{Socket: config.DefaultKubeletSocket, Serves: true}}
+	facts.Kubelet = doctor.Fact[doctor.Kubelet]{Value: doctor.Kubelet{Socket: config.DefaultKubeletSocket}}
 	facts.PodResources = doctor.Fact[doctor.PodResourcesAnswer]{}
 	facts.Daemon.Missing = noDaemon(config.DefaultControlSocket)
 	example := findingsText("the node's files: /", doctor.Examine(facts))

@@ -152,7 +152,7 @@ var Checks = []Check{
 		"selinux", "SELinux lets the daemon and containers with GPUs work", "`/sys/fs/selinux`", selinux,
 	},
 	{
-		"kubelet", "kubelet's folder and socket are there, and no other device plugin registers GPUs",
+		"kubelet", "kubelet's folder is there, its socket answers, and no other device plugin registers GPUs",
 		"the folder of `--kubelet-socket`", kubelet,
 	},
 	{

@@ -36,7 +36,7 @@ type SELinux struct {
 type Kubelet struct {
 	Socket  string // kubelet's
 	Problem string // of the folder; empty if it is there
-	Serves  bool   // kubelet's socket is there
+	Refused string // why kubelet's socket does not accept a connection; empty if it does
 	// Listening are the names of the sockets of GPU device plugins that accept connections.
 	Listening []string
 	// Registered counts the healthy devices of kubelet's checkpoint by resource; nil if it cannot be read, as Unread says.
@@ -134,9 +134,9 @@ func kubelet(f *NodeFacts, r *findings) {
 			"ls -l /var/lib/kubelet/device-plugins")
 		return
 	}
-	if !k.Serves {
-		r.fail("Kubelet's socket is not there: kubelet does not run, or its socket is elsewhere", []string{k.Socket + " does not exist"},
-			"systemctl status kubelet")
+	if k.Refused != "" {
+		r.fail("Kubelet does not answer: it does not run, or its socket is elsewhere", []string{k.Refused},
+			"systemctl status kubelet", "journalctl -u kubelet -n 50")
 	}
 	var foreign []string
 	for _, name := range k.Listening {
@@ -160,7 +160,7 @@ func kubelet(f *NodeFacts, r *findings) {
 		}
 	}
 	if !r.found() {
-		r.ok("Kubelet's folder and socket are there, and no other device plugin for GPUs listens", k.Socket)
+		r.ok("Kubelet answers, and no other device plugin for GPUs listens", k.Socket)
 	}
 }
 
@@ -171,11 +171,11 @@ func podResources(f *NodeFacts, r *findings) {
 	switch p := f.PodResources.Value; {
 	case p.Problem == "":
 		r.ok("PodResources answers; kubelet counts " + count(p.Devices, "device"))
-	case f.Kubelet.Missing == "" && f.Kubelet.Value.Serves:
+	case f.Kubelet.Missing == "" && f.Kubelet.Value.Refused == "":
 		r.warn("PodResources does not answer, and the end of a pod may be noticed late: "+p.Problem, []string{p.Socket},
 			"ls -l "+p.Socket+"   # in a container: mount its folder")
 	default:
-		r.skip("PodResources does not answer, and kubelet's socket is not there either: " + p.Problem)
+		r.skip("PodResources does not answer, and neither does kubelet: " + p.Problem)
 	}
 }
 
@@ -227,7 +227,9 @@ func daemon(f *NodeFacts, r *findings) {
 		for _, command := range cures[inventory.Cure(g.Cure)] {
 			remedy = append(remedy, strings.ReplaceAll(command, "%s", g.Index))
 		}
-		if remedy == nil {
+		if slices.ContainsFunc(s.Calls, func(c status.Call) bool { return c.GPU != nil && fmt.Sprint(*c.GPU) == g.Index }) {
+			remedy = []string{"gpu-device-plugin status   # shows whether the call has returned; before, the GPU cannot be reset"}
+		} else if remedy == nil {
 			remedy = []string{"gpu-device-plugin health clear --gpu " + g.UUID + "   # when it is mended"}
 		}
 		r.fail(fmt.Sprintf("GPU %s is %s: %s", g.Index, g.State, orNone(g.Reason)), []string{g.UUID, "cure: " + orNone(g.Cure)}, remedy...)

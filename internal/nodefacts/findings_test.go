@@ -152,6 +152,7 @@ type row struct {
 	check    string
 	severity doctor.Severity
 	says     string
+	remedy   string // a part of one of the commands
 	also     []string
 }
 
@@ -160,7 +161,7 @@ func (r row) run(t *testing.T) {
 	facts := placesOf(newNode(r.change)).Gather(t.Context())
 	facts.Settings = cdi
 	facts.Kubelet = doctor.Fact[doctor.Kubelet]{Value: doctor.Kubelet{
-		Socket: "/var/lib/kubelet/device-plugins/kubelet.sock", Serves: true, Registered: map[string]int{"nvidia.com/gpu": 1},
+		Socket: "/var/lib/kubelet/device-plugins/kubelet.sock", Registered: map[string]int{"nvidia.com/gpu": 1},
 	}}
 	facts.PodResources = doctor.Fact[doctor.PodResourcesAnswer]{Value: doctor.PodResourcesAnswer{Devices: 1}}
 	now := goodDaemon()
@@ -179,8 +180,8 @@ func (r row) run(t *testing.T) {
 		switch {
 		case f.Check == r.check && f.Severity == r.severity && strings.Contains(f.Message, r.says):
 			found = true
-			if f.Severity > doctor.NotChecked && len(f.Remedy) == 0 {
-				t.Errorf("no remedy: %+v", f)
+			if f.Severity > doctor.NotChecked && len(f.Remedy) == 0 || !strings.Contains(strings.Join(f.Remedy, "\n"), r.remedy) {
+				t.Errorf("no remedy %s: %+v", r.remedy, f)
 			}
 		case f.Severity > doctor.OK && !slices.Contains(r.also, f.Check):
 			t.Errorf("also found: %+v", f)
@@ -355,7 +356,14 @@ var daemonRows = []row{
 		name: "needs a reset", status: func(s *status.Status) {
 			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Cure = "Unhealthy", "XID 62", string(inventory.CureReset)
 		},
-		check: "daemon", severity: doctor.Error, says: "GPU 0 is Unhealthy: XID 62",
+		check: "daemon", severity: doctor.Error, says: "GPU 0 is Unhealthy: XID 62", remedy: "nvidia-smi --gpu-reset -i 0",
+	},
+	{
+		name: "cannot be reset while a call hangs", status: func(s *status.Status) {
+			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Cure = "Unhealthy", "it hangs", string(inventory.CureReset)
+			s.Calls = []status.Call{{GPU: new(int), Function: "nvmlDeviceGetUUID"}}
+		},
+		check: "daemon", severity: doctor.Error, says: "it hangs", remedy: "shows whether the call has returned", also: justDaemon,
 	},
 	{
 		name: "needs somebody", status: func(s *status.Status) {

@@ -200,7 +200,7 @@ func TestKubelet(t *testing.T) {
 		PodResourcesSocket: filepath.Join(folder, "pod-resources.sock"),
 	}
 	facts := places.Gather(t.Context())
-	if k := facts.Kubelet.Value; facts.Kubelet.Missing != "" || k.Serves || k.Unread == "" || facts.PodResources.Value.Problem == "" {
+	if k := facts.Kubelet.Value; facts.Kubelet.Missing != "" || k.Refused == "" || k.Unread == "" || facts.PodResources.Value.Problem == "" {
 		t.Errorf("no kubelet: got %+v and %+v", facts.Kubelet, facts.PodResources)
 	}
 	k, err := standin.Start(standin.Options{Dir: folder, PodResourcesSocket: places.PodResourcesSocket, Version: standin.V137})
@@ -214,7 +214,11 @@ func TestKubelet(t *testing.T) {
 	}
 	defer func() { _ = other.Close() }()
 	facts = places.Gather(t.Context())
-	if k := facts.Kubelet.Value; !k.Serves || len(k.Listening) != 1 || k.Listening[0] != "nvidia-gpu.sock" || facts.PodResources.Value.Problem != "" {
+	if k := facts.Kubelet.Value; k.Refused != "" || len(k.Listening) != 1 || k.Listening[0] != "nvidia-gpu.sock" || facts.PodResources.Value.Problem != "" {
 		t.Errorf("a kubelet and another plugin: got %+v and %+v", facts.Kubelet, facts.PodResources)
+	}
+	k.Stop() // its socket's file stays
+	if facts := places.Gather(t.Context()); facts.Kubelet.Value.Refused == "" || facts.PodResources.Value.Problem == "" {
+		t.Errorf("a kubelet that ended: got %+v and %+v", facts.Kubelet, facts.PodResources)
 	}
 }

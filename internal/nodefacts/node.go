@@ -3,10 +3,11 @@ package nodefacts
 import (
 	"context"
 	"errors"
-	"os"
+	"net"
 	"path"
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/yaml"
@@ -118,6 +119,9 @@ func (p Places) selinux(kernel root) (doctor.SELinux, error) {
 	return s, nil
 }
 
+// dialTimeout bounds a connection to kubelet.
+const dialTimeout = time.Second
+
 // kubeletFolder looks at the folder of kubelet's socket.
 func kubeletFolder(ctx context.Context, socket string) (doctor.Kubelet, error) {
 	k := doctor.Kubelet{Socket: socket}
@@ -129,8 +133,14 @@ func kubeletFolder(ctx context.Context, socket string) (doctor.Kubelet, error) {
 		k.Problem = err.Error()
 		return k, nil
 	}
-	info, err := os.Lstat(socket)
-	k.Serves = err == nil && info.Mode()&os.ModeSocket != 0
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	if err == nil {
+		_ = conn.Close() // nothing was said
+	} else {
+		k.Refused = err.Error()
+	}
 	k.Listening = directory.Listening(ctx)
 	saved, err := directory.Checkpoint()
 	if err != nil {

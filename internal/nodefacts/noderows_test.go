@@ -226,8 +226,8 @@ var nodeRows = []row{
 		check: "kubelet", severity: doctor.Error, says: "no such folder",
 	},
 	{
-		name: "no socket", facts: func(f *doctor.NodeFacts) { f.Kubelet.Value.Serves = false },
-		check: "kubelet", severity: doctor.Error, says: "socket is not there",
+		name: "no socket", facts: func(f *doctor.NodeFacts) { f.Kubelet.Value.Refused = "connection refused" },
+		check: "kubelet", severity: doctor.Error, says: "Kubelet does not answer",
 	},
 	{
 		name: "another plugin",

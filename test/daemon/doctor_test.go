@@ -18,37 +18,12 @@ import (
 func TestDoctor(t *testing.T) {
 	t.Parallel()
 	s := serving(t, node.Setup{})
-	for name, text := range map[string]string{
-		"proc/1/comm": "containerd", "sys/fs/selinux/enforce": "0",
-		"etc/containerd/config.toml": "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.containerd]\ndefault_runtime_name = 'nvidia'\n" +
-			"[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.nvidia.options]\nBinaryName = '/usr/bin/nvidia-container-runtime'\n",
-		"usr/bin/nvidia-container-runtime":         "",
-		"etc/nvidia-container-runtime/config.toml": "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n",
-	} {
-		path := s.Path(filepath.Join("host", name))
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	run := func(arguments ...string) (status int, output, complaint string) {
-		t.Helper()
-		cmd := exec.CommandContext(t.Context(), binary, append([]string{
-			"doctor", "--host-root", s.Path("host"), "--control-socket", s.ControlSocket(), "--kubelet-socket", s.Socket(),
-			"--pod-resources-socket", s.PodResourcesSocket(), "--device-list-strategy", "cdi-cri",
-		}, arguments...)...)
-		var out, complaints strings.Builder
-		cmd.Stdout, cmd.Stderr = &out, &complaints
-		var ended *exec.ExitError
-		if err := cmd.Run(); err != nil && !errors.As(err, &ended) {
-			t.Fatal(err)
-		}
-		return cmd.ProcessState.ExitCode(), out.String(), complaints.String()
-	}
+	s.goodHost()
 	// finds runs doctor until its exit status is as wanted, and returns what it printed.
 	finds := func(want int, says string, arguments ...string) {
 		t.Helper()
 		s.eventually(says, func() bool {
-			status, output, complaint := run(arguments...)
+			status, output, complaint := s.doctor(arguments...)
 			done := status == want && strings.Contains(output+complaint, says)
 			if t.Failed() || done {
 				t.Logf("exit status %d\n%s%s", status, output, complaint)
@@ -59,7 +34,7 @@ func TestDoctor(t *testing.T) {
 
 	finds(0, "The GPUs of this node are simulated")
 	finds(0, `"worst": "not checked"`, "-o", "json")
-	if before, after := s.sockets(), func() []string { run(); return s.sockets() }(); !slices.Equal(before, after) {
+	if before, after := s.sockets(), func() []string { s.doctor(); return s.sockets() }(); !slices.Equal(before, after) {
 		t.Errorf("doctor changed the sockets of kubelet's folder: %v, now %v", before, after)
 	}
 	finds(1, "unknown flag", "--no-such-flag")
@@ -71,7 +46,7 @@ func TestDoctor(t *testing.T) {
 	finds(2, "Persistence mode is off on GPU 3")
 	s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "3", XID: 79})
 	finds(3, "GPU 3 is Lost")
-	status, output, _ := run("-o", "json")
+	status, output, _ := s.doctor("-o", "json")
 	var report struct {
 		Worst    string
 		Findings []struct {
@@ -83,6 +58,39 @@ func TestDoctor(t *testing.T) {
 		report.Findings[0].Check != "daemon" || len(report.Findings[0].Remedy) == 0 {
 		t.Errorf("exit status %d, error %v, report %+v", status, err, report)
 	}
+}
+
+// goodHost puts the files of a machine on which nothing is wrong into the folder host of the node.
+func (s *stage) goodHost() {
+	s.t.Helper()
+	for name, text := range map[string]string{
+		"proc/1/comm": "containerd", "sys/fs/selinux/enforce": "0",
+		"etc/containerd/config.toml": "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.containerd]\ndefault_runtime_name = 'nvidia'\n" +
+			"[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.nvidia.options]\nBinaryName = '/usr/bin/nvidia-container-runtime'\n",
+		"usr/bin/nvidia-container-runtime":         "",
+		"etc/nvidia-container-runtime/config.toml": "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n",
+	} {
+		path := s.Path(filepath.Join("host", name))
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600)); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+}
+
+// doctor runs doctor on the node with the files of its folder host. It returns the exit status and what was printed.
+func (s *stage) doctor(arguments ...string) (status int, output, complaint string) {
+	s.t.Helper()
+	cmd := exec.CommandContext(s.t.Context(), binary, append([]string{
+		"doctor", "--host-root", s.Path("host"), "--control-socket", s.ControlSocket(), "--kubelet-socket", s.Socket(),
+		"--pod-resources-socket", s.PodResourcesSocket(), "--device-list-strategy", "cdi-cri",
+	}, arguments...)...)
+	var out, complaints strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &complaints
+	var ended *exec.ExitError
+	if err := cmd.Run(); err != nil && !errors.As(err, &ended) {
+		s.t.Fatal(err)
+	}
+	return cmd.ProcessState.ExitCode(), out.String(), complaints.String()
 }
 
 // openedNode returns the root of the node's files with NVIDIA's runtime as its packages install it.

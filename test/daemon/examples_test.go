@@ -1,0 +1,139 @@
+package daemon
+
+import (
+	"flag"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
+)
+
+var update = flag.Bool("update", false, "write the examples of docs/operations.md anew")
+
+const operations = "../../docs/operations.md"
+
+// TestExamples plays the examples of docs/operations.md on a simulated node, and holds what the document shows to what the commands
+// print, but for times. `go test ./test/daemon -run TestExamples -update` writes the output anew.
+func TestExamples(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile(operations)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &document{t: t, text: string(text)}
+	at := metricsAddress(t)
+	s := open(t, node.Setup{Args: []string{"--metrics-address", at}})
+	s.goodHost()
+	s.start()
+	s.shows(8, 8)
+	status := func() string { return s.command("status") }
+	doctor := func() string {
+		_, output, _ := s.doctor()
+		return worst(output)
+	}
+
+	s.becomesReady("")
+	s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "3", XID: 79})
+	s.shows(8, 7)
+	d.shows(s, "xid-status", "gpu-device-plugin status", "asked again: GPU 3 in", status)
+	d.shows(s, "xid-doctor", "gpu-device-plugin doctor", "GPU 3 is Lost", doctor)
+	s.signal(s.Running(), syscall.SIGTERM) // as the restart of the node does
+	s.ends(s.Running())
+	s.start()
+	s.shows(8, 8)
+	d.shows(s, "xid-after", "gpu-device-plugin status", "ready: 8 GPUs Healthy; nvidia.com/gpu: 8 of 8", status)
+
+	s.inject(simulator.Fault{Kind: simulator.KindHang, GPU: "5"})
+	s.shows(8, 7)
+	d.shows(s, "hang-status", "gpu-device-plugin status", "asked again: GPU 5 in", status)
+	d.shows(s, "hang-doctor", "gpu-device-plugin doctor", "A call into the driver has not returned", doctor)
+	s.inject(simulator.Fault{Kind: simulator.KindRestore})
+	s.shows(8, 8)
+	d.shows(s, "hang-after", "gpu-device-plugin status", "ready: 8 GPUs Healthy; nvidia.com/gpu: 8 of 8", status)
+
+	s.Stop()
+	d.shows(s, "kubelet-status", "gpu-device-plugin status", "connection refused", status)
+	d.shows(s, "kubelet-doctor", "gpu-device-plugin doctor", "Kubelet does not answer", doctor)
+	mark := s.Mark()
+	if err := s.Resume(); err != nil {
+		t.Fatal(err)
+	}
+	s.next(mark, standin.Listed)
+	d.shows(s, "kubelet-after", "gpu-device-plugin status", "ready: 8 GPUs Healthy; nvidia.com/gpu: 8 of 8", status)
+
+	if *update && d.text != string(text) {
+		if err := os.WriteFile(operations, []byte(d.text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// command returns what a command prints.
+func (s *stage) command(arguments ...string) string {
+	s.t.Helper()
+	output, err := exec.CommandContext(s.t.Context(), binary, append(arguments, "--control-socket", s.ControlSocket())...).CombinedOutput()
+	if err != nil {
+		s.t.Fatalf("%v: %s", err, output)
+	}
+	return string(output)
+}
+
+// worst returns the findings of doctor that are errors and warnings.
+func worst(output string) string {
+	var shown []string
+	for _, finding := range strings.Split(output, "\n\n") {
+		if strings.HasPrefix(finding, "error ") || strings.HasPrefix(finding, "warning ") {
+			shown = append(shown, strings.TrimSpace(finding))
+		}
+	}
+	return strings.Join(append(shown, "…"), "\n\n") + "\n"
+}
+
+// A document has examples between marks.
+type document struct {
+	t    *testing.T
+	text string
+}
+
+// shows runs a command until it prints what says, and holds the example of that name to what it printed then.
+func (d *document) shows(s *stage, name, command, says string, run func() string) {
+	d.t.Helper()
+	var got string
+	s.eventually(command+" prints "+says, func() bool {
+		got = run()
+		return strings.Contains(got, says)
+	})
+	for path, usual := range map[string]string{
+		s.Socket(): config.DefaultKubeletSocket, s.PodResourcesSocket(): "/var/lib/kubelet/pod-resources/kubelet.sock",
+	} {
+		got = strings.ReplaceAll(got, path, usual)
+	}
+	got = "```console\n$ " + command + "\n" + got + "```\n"
+	begin, end := "<!-- example "+name+": written by test/daemon's TestExamples -->\n", "<!-- end of example -->\n"
+	before, rest, begins := strings.Cut(d.text, begin)
+	shown, after, ends := strings.Cut(rest, end)
+	switch {
+	case !begins || !ends:
+		d.t.Errorf("%s has no place for the example: %s", operations, begin)
+	case timeless(shown) == timeless(got):
+	case *update:
+		d.text = before + begin + got + end + after
+	default:
+		d.t.Errorf("%s shows for %s\n%s, and the command prints\n%s; if that is right: go test ./test/daemon -run TestExamples -update",
+			operations, name, shown, got)
+	}
+}
+
+var moments = regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ|\b(\d+(h|m|s|ms))+\b|× \d+|nvmlDevice\w+`)
+
+// timeless returns a text without its times and numbers of events, the call that hangs first, and the width of columns.
+func timeless(text string) string {
+	return strings.Join(strings.Fields(moments.ReplaceAllString(text, "TIME")), " ")
+}
