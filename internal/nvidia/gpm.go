@@ -99,7 +99,7 @@ func (p *gpm) of(a *api, gi int, uuid string) (*gpmCounts, nvml.Return) {
 	}
 	spare, ret := invoke(a, "nvmlGpmSampleAlloc", a.lib.GpmSampleAlloc)
 	if ret != nvml.SUCCESS {
-		act(a, "nvmlGpmSampleFree", last.Free)
+		free(a, last)
 		return nil, ret
 	}
 	c := &gpmCounts{uuid: uuid, last: last, spare: spare}
@@ -107,14 +107,17 @@ func (p *gpm) of(a *api, gi int, uuid string) (*gpmCounts, nvml.Return) {
 	return c, nvml.SUCCESS
 }
 
+// free frees what counts were written to.
+func free(a *api, s nvml.GpmSample) { _ = act(a, "nvmlGpmSampleFree", s.Free) } // there is nothing to do about an error
+
 // sweep frees the counts of GPU instances that were not measured in this sample, and begins the next one.
 func (p *gpm) sweep(a *api) {
 	maps.DeleteFunc(p.counts, func(gi int, c *gpmCounts) bool {
 		if p.seen[gi] {
 			return false
 		}
-		act(a, "nvmlGpmSampleFree", c.last.Free)
-		act(a, "nvmlGpmSampleFree", c.spare.Free)
+		free(a, c.last)
+		free(a, c.spare)
 		return true
 	})
 	clear(p.seen)

@@ -91,7 +91,7 @@ func (s *gpmSample) fill(of nvml.Device, call string, number func(*gpu) (int, nv
 
 // GpmMetricsGet returns the means of values between two samples.
 func (l *library) GpmMetricsGet(r *nvml.GpmMetricsGetType) nvml.Return {
-	_, ret := query(l, "GpmMetricsGet", func(s *session) (struct{}, nvml.Return) {
+	_, ret := query(l, "GpmMetricsGet", func(*session) (struct{}, nvml.Return) {
 		first, ok := r.Sample1.(*gpmSample)
 		second, also := r.Sample2.(*gpmSample)
 		if !ok || !also || first.freed || second.freed || first.at == 0 || second.at <= first.at || first.number != second.number {
@@ -99,8 +99,8 @@ func (l *library) GpmMetricsGet(r *nvml.GpmMetricsGetType) nvml.Return {
 		}
 		const steps = 5
 		mean := 0.0
-		for i := range time.Duration(steps) {
-			mean += load(first.number, first.at+(second.at-first.at)*i/steps) / steps
+		for at := first.at; at < second.at; at += (second.at-first.at)/steps + 1 {
+			mean += load(first.number, at) / steps
 		}
 		factors := map[nvml.GpmMetricId]float64{
 			nvml.GPM_METRIC_GRAPHICS_UTIL: 98, nvml.GPM_METRIC_ANY_TENSOR_UTIL: 44, nvml.GPM_METRIC_DRAM_BW_UTIL: 52,

@@ -163,7 +163,9 @@ type Stats struct {
 func (n *Node) Stats() Stats {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return Stats{Sessions: len(n.sessions), EventSets: len(n.sets), SystemEventSets: n.systemSets, GPMSamples: n.gpmSamples, StaleCalls: n.stale}
+	return Stats{
+		Sessions: len(n.sessions), EventSets: len(n.sets), SystemEventSets: n.systemSets, GPMSamples: n.gpmSamples, StaleCalls: n.stale,
+	}
 }
 
 // Calls returns how many calls were made on the node's sessions, but for those that only free something.

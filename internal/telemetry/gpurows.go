@@ -62,7 +62,8 @@ var gpuRows = []gpuMetric{
 	dcgm("DEV_CLOCKS_EVENT_REASONS", gauge, inventory.ClockEventReasons, "", "Current clock event reasons (bitmask)."),
 	ofInstances(dcgm("PROF_GR_ENGINE_ACTIVE", gauge, inventory.GraphicsActive, "", "Ratio of time the graphics engine is active.")),
 	ofInstances(dcgm("PROF_PIPE_TENSOR_ACTIVE", gauge, inventory.TensorActive, "", "Ratio of cycles the tensor (HMMA) pipe is active.")),
-	ofInstances(dcgm("PROF_DRAM_ACTIVE", gauge, inventory.DRAMActive, "", "Ratio of cycles the device memory interface is active sending or receiving data.")),
+	ofInstances(dcgm("PROF_DRAM_ACTIVE", gauge, inventory.DRAMActive, "",
+		"Ratio of cycles the device memory interface is active sending or receiving data.")),
 	dcgm("PROF_PCIE_TX_BYTES", gauge, inventory.PCIeTransmit, "B/s", "The rate of data transmitted over the PCIe bus in bytes per second."),
 	dcgm("PROF_PCIE_RX_BYTES", gauge, inventory.PCIeReceive, "B/s", "The rate of data received over the PCIe bus in bytes per second."),
 	{metric{

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"net"
 	"net/http"
 	"os"
 	"slices"
@@ -204,4 +205,65 @@ func TestGPUMetricsWithoutPodResources(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.hasSeries(at, 2, temperature, `pod="p"`)
+}
+
+// TestGPUMetricsBesideDamagedPodResources: values are there, and scrapes are answered at once, whatever answers in kubelet's place.
+func TestGPUMetricsBesideDamagedPodResources(t *testing.T) {
+	t.Parallel()
+	for name, answer := range map[string]func(net.Conn){
+		"silent": func(net.Conn) {},
+		"damaged": func(c net.Conn) {
+			_, _ = c.Write([]byte("HTTP/1.1 200 OK\r\n\r\n\x00\x01\xff")) // the daemon may be gone
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := open(t, node.Setup{})
+			socket, at := s.Path("other.sock"), metricsAddress(t)
+			l, err := net.Listen("unix", socket)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			go func() {
+				for {
+					c, err := l.Accept()
+					if err != nil {
+						return
+					}
+					answer(c)
+				}
+			}()
+			s.Args = []string{"--metrics-address", at, "--gpu-metrics-interval=1s", "--pod-resources-socket", socket}
+			s.start()
+			s.hasSeries(at, 8, temperature)
+			s.logs("Metrics of GPUs name no pods")
+			s.hasSeries(at, 8, temperature)
+			s.hasSeries(at, 0, "gpu_device_plugin_pod_device")
+		})
+	}
+}
+
+// TestGPUMetricsOfTwoDaemons: each measures the GPUs for itself, and one that ends takes nothing from the other.
+func TestGPUMetricsOfTwoDaemons(t *testing.T) {
+	t.Parallel()
+	s, at := measured(t, node.Setup{})
+	s.shows(8, 8)
+	gpu := s.admitOf("p", gpu, 1)[0]
+	also := metricsAddress(t)
+	other := s.beside("dgx-h100", "--metrics-address", also, "--gpu-metrics-interval=1s")
+	other.start()
+	other.becomesReady("")
+	for _, address := range []string{at, also} {
+		s.hasSeries(address, 8, temperature)
+		s.hasSeries(address, 1, temperature, `UUID="`+gpu+`"`, `pod="p"`)
+	}
+	first := s.Running()
+	s.signal(first, syscall.SIGTERM)
+	s.ends(first)
+	times := s.series(also, "gpu_device_plugin_sample_timestamp_seconds")
+	s.eventually("the other goes on measuring", func() bool {
+		now := s.series(also, "gpu_device_plugin_sample_timestamp_seconds")
+		return len(now) == 8 && !slices.Equal(now, times)
+	})
 }
