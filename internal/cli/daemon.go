@@ -93,7 +93,7 @@ func newDaemon(ctx context.Context, c config.Config, sources config.Sources) (*d
 		sockets:  feed.New([]string(nil)),
 		mps:      mps.NewProber(c.MPSRoot, clock.RealClock{}),
 		offered:  feed.New(resource.Plan{}),
-		counters: telemetry.NewCounters(),
+		counters: telemetry.NewCounters(plugin.Causes()),
 		unheard:  feed.New[error](nil),
 	}
 	driver, node, err := openNode(ctx, c, d.counters)

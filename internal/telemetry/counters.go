@@ -33,6 +33,7 @@ var buckets = []float64{0.001, 0.0025, 0.01, 0.025, 0.1, 0.25, 1, 2.5, 10}
 type Counters struct {
 	rpcs, calls *prometheus.HistogramVec
 	errors      *prometheus.CounterVec
+	causes      []string // for which a stream ends
 	now         func() time.Time
 
 	mu        sync.Mutex // guards all following fields
@@ -61,12 +62,13 @@ type resourceCounts struct {
 	ends             map[string]uint64
 }
 
-// NewCounters returns Counters that have counted nothing.
-func NewCounters() *Counters {
+// NewCounters returns Counters that have counted nothing. The causes are those for which a stream ends; they are counted from 0, so
+// that the first end is an increase.
+func NewCounters(causes []string) *Counters {
 	return &Counters{
 		rpcs: rpcDuration.histogramVec(buckets), calls: callDuration.histogramVec(buckets),
 		errors: prometheus.NewCounterVec(prometheus.CounterOpts{Name: callErrors.name, Help: callErrors.help}, callErrors.labels),
-		now:    time.Now, gpus: map[string]*gpuCounts{}, resources: map[string]*resourceCounts{},
+		causes: causes, now: time.Now, gpus: map[string]*gpuCounts{}, resources: map[string]*resourceCounts{},
 	}
 }
 
@@ -134,6 +136,9 @@ func (c *Counters) resource(name string) *resourceCounts {
 	r := c.resources[name]
 	if r == nil && len(c.resources) < maxCounted {
 		r = &resourceCounts{ends: map[string]uint64{}}
+		for _, cause := range c.causes {
+			r.ends[cause] = 0
+		}
 		c.resources[name] = r
 	}
 	return r

@@ -55,7 +55,7 @@ func full() status.Status {
 
 // counted are counters that have counted something of everything.
 func counted() *Counters {
-	c := NewCounters()
+	c := NewCounters([]string{"kubelet-restarted", "other"})
 	c.XID("GPU-a", 79, at)
 	c.XID("GPU-a", 79, at.Add(time.Second))
 	c.XID("GPU-a", 31, at)
@@ -234,7 +234,7 @@ func TestDepartedSeries(t *testing.T) {
 // TestBounds: however many GPUs, codes and resources come, the number of series has a bound.
 func TestBounds(t *testing.T) {
 	t.Parallel()
-	c := NewCounters()
+	c := NewCounters(nil)
 	for i := range 1000 {
 		c.XID("GPU-a", uint64(i), at)
 		c.XID(fmt.Sprint("GPU-", i), 79, at)

@@ -46,7 +46,7 @@ func start(t *testing.T, o telemetry.Options) {
 		o.Stuck = func(context.Context) []string { return nil }
 	}
 	if o.Counters == nil {
-		o.Counters = telemetry.NewCounters()
+		o.Counters = telemetry.NewCounters(nil)
 	}
 	if o.Problem == nil {
 		o.Problem = feed.New[error](nil)
