@@ -17,6 +17,9 @@ export CGO_CFLAGS  := -O2 -g -Wno-deprecated-declarations
 TOOLS        ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gpu-device-plugin/tools/$(shell $(GO) env GOVERSION)
 GOLANGCI     := v2.15.0
 GOLANGCI_BIN := $(TOOLS)/golangci-lint-$(GOLANGCI)/golangci-lint
+# Prometheus and promtool, without its ways to discover targets. hack/prometheus has the newest version whose modules can be had.
+PROMETHEUS     := $(shell awk '$$1 == "github.com/prometheus/prometheus" {print $$2}' hack/prometheus/go.mod)
+PROMETHEUS_BIN := $(TOOLS)/prometheus-$(PROMETHEUS)
 # The newest logcheck that can be had knows klog.Logger only without type aliases.
 LOGCHECK     := GODEBUG=gotypesalias=0 $(GO) tool -modfile=hack/tools/go.mod logcheck -check-contextual -check-value -config hack/logcheck.conf
 
@@ -95,7 +98,7 @@ soak: build ## Hold the daemon under random actions to what must be true (TIME=6
 	$(GO) run ./test/soak --daemon bin/gpu-device-plugin --time $(TIME) --seed $(SEED) --out dist/soak $(SOAK_FLAGS)
 
 .PHONY: e2e
-e2e: e2e-devicemanager ## Run the daemon on real kubelets (root; the first run builds Kubernetes; E2E_FLAGS='--kubelet 1.37')
+e2e: e2e-devicemanager e2e-monitoring ## Run the daemon on real kubelets (root; the first run builds Kubernetes; E2E_FLAGS='--kubelet 1.37')
 	cd test/e2e && ./run $(E2E_FLAGS)
 
 .PHONY: nightly
@@ -106,6 +109,10 @@ nightly: faults soak ## What takes too long for every change: the fault matrix, 
 .PHONY: e2e-devicemanager
 e2e-devicemanager: ## Hold the stand-in kubelet against kubelet's own device manager of 1.36 and 1.37 (root)
 	test/e2e/devicemanager/run
+
+.PHONY: e2e-monitoring
+e2e-monitoring: build $(PROMETHEUS_BIN)/promtool ## Hold the alerts and the dashboard against a real Prometheus that scrapes a simulated node
+	$(GO) test ./test/monitoring -count=1 -v -timeout 10m -daemon $(CURDIR)/bin/gpu-device-plugin -tools $(PROMETHEUS_BIN)
 
 .PHONY: fmt
 fmt: $(GOLANGCI_BIN) ## Format the code
@@ -163,3 +170,10 @@ clean: ## Remove what the build left in the tree
 $(GOLANGCI_BIN):
 	@echo 'installing golangci-lint $(GOLANGCI) into $(@D) (once; some minutes)'
 	GOBIN=$(@D) $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI)
+
+$(PROMETHEUS_BIN)/promtool: | $(PROMETHEUS_BIN)/prometheus
+	cd hack/prometheus && $(GO) build -trimpath -tags remove_all_sd -ldflags '-s -w' -o $@ github.com/prometheus/prometheus/cmd/promtool
+
+$(PROMETHEUS_BIN)/prometheus:
+	@echo 'building Prometheus $(PROMETHEUS) into $(@D) (once; some minutes)'
+	cd hack/prometheus && $(GO) build -trimpath -tags remove_all_sd -ldflags '-s -w' -o $@ github.com/prometheus/prometheus/cmd/prometheus

@@ -1,0 +1,252 @@
+package monitoring
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
+)
+
+const resource = "nvidia.com/gpu"
+
+// A watched is a node whose daemon is scraped by a Prometheus every second.
+type watched struct {
+	*node.Node
+	prometheus
+	t       *testing.T
+	config  string // path of the daemon's configuration file
+	started time.Time
+}
+
+// watch starts a node and a Prometheus.
+func watch(t *testing.T) *watched {
+	t.Helper()
+	tool(t, "prometheus") // skips without
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := listener.Addr().String()
+	if err := listener.Close(); err != nil {
+		t.Fatal(err)
+	}
+	w := &watched{t: t, config: filepath.Join(t.TempDir(), "config.yaml"), started: time.Now()}
+	w.write(w.config, "version: v1\n")
+	w.Node, err = node.Open(node.Setup{Daemon: *daemon, Profile: "dgx-h100", Args: []string{
+		"--metrics-address", address, "--gpu-metrics-interval", "1s", "--config-file", w.config,
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the daemon's log ends with:\n%s", w.Logged())
+		}
+		if err := w.Close(); err != nil {
+			t.Errorf("end the node: %v", err)
+		}
+	})
+	file := filepath.Join(t.TempDir(), "prometheus.yaml")
+	// The labels are those that the operator's PodMonitor gives a target.
+	w.write(file, fmt.Sprintf(`global: {scrape_interval: 1s, scrape_timeout: 1s}
+scrape_configs:
+  - job_name: gpu-device-plugin
+    static_configs: [{targets: [%q], 
+      labels: {node: simulated, namespace: kube-system, pod: gpu-device-plugin-x, container: gpu-device-plugin}}]
+`, address))
+	w.prometheus = startPrometheus(t, file)
+	if err := w.StartDaemon(); err != nil {
+		t.Fatal(err)
+	}
+	w.allocatable(8)
+	return w
+}
+
+func (w *watched) write(path, text string) {
+	w.t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// allocatable waits until kubelet has so many Healthy GPUs.
+func (w *watched) allocatable(count int) {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+	defer cancel()
+	if err := w.WaitFor(ctx, func() bool { return w.Allocatable(resource) == count }); err != nil {
+		w.t.Fatalf("%d Healthy GPUs: %v", count, err)
+	}
+}
+
+func (w *watched) admit(pod string, devices int) {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+	defer cancel()
+	if _, err := w.Admit(ctx, standin.Container{Pod: pod, Name: "main", Resource: resource, Count: devices}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *watched) inject(f simulator.Fault) {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+	defer cancel()
+	if err := control.Call(ctx, w.ControlSocket(), "simulate.inject", f, nil); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// hasData waits until an expression gives at least one series.
+func (w *watched) hasData(what, expression string) {
+	w.t.Helper()
+	eventually(w.t, what+": "+expression, func() string {
+		switch found, err := w.query(w.t.Context(), expression); {
+		case err != nil:
+			return err.Error()
+		case len(found) == 0:
+			return "no data"
+		}
+		return ""
+	})
+}
+
+// shorter has rules that look back over hours look back over the minute that a test takes.
+var shorter = strings.NewReplacer("[6h:5m]", "[5m:1s]", "[1h]", "[5m]", "> 300", "> 15")
+
+// TestDashboardAndAlertsOnANode plays a fault for each alert on a simulated node, and asks Prometheus for what the alert and,
+// in the end, each panel of the dashboard asks for.
+func TestDashboardAndAlertsOnANode(t *testing.T) {
+	t.Parallel()
+	w := watch(t)
+	alerts, _ := rules(t)
+	expressions := make(map[string]string)
+	for _, a := range alerts {
+		expressions[a.Alert] = shorter.Replace(a.Expr)
+	}
+	fires := func(name string) {
+		t.Helper()
+		w.hasData(name, expressions[name])
+		delete(expressions, name)
+	}
+	w.admit("training", 2)
+	w.admit("serving", 1)
+	w.hasData("pods of GPUs", `DCGM_FI_DEV_FB_USED{exported_pod="training",exported_namespace="default",exported_container="main"}`)
+	for name, expression := range expressions {
+		if found, err := w.query(t.Context(), expression); err != nil || len(found) > 0 {
+			t.Errorf("%s on a node where all is well: %v, %v", name, found, err)
+		}
+	}
+
+	w.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "1", XID: 48})
+	fires("GPUXidCritical")
+	fires("GPUUnhealthy")
+	w.inject(simulator.Fault{Kind: simulator.KindThrottle, GPU: "3"})
+	fires("GPUSlowed")
+	w.inject(simulator.Fault{Kind: simulator.KindRemapFailure, GPU: "4"})
+	fires("GPUMemoryFailing")
+	w.write(w.config, "version: v1\nsharing: nonsense\n")
+	fires("GPUConfigRejected")
+	w.write(w.config, "version: v1\n")
+	w.inject(simulator.Fault{Kind: simulator.KindRemove, GPU: "7"})
+	fires("GPUMissing")
+	w.inject(simulator.Fault{Kind: simulator.KindAdd, GPU: "7"})
+	w.inject(simulator.Fault{Kind: simulator.KindRestore})
+	w.inject(simulator.Fault{Kind: simulator.KindHang, GPU: "2", Call: "DeviceGetMemoryInfo"})
+	fires("GPUNVMLHung")
+	w.inject(simulator.Fault{Kind: simulator.KindRestore})
+	if err := w.Do(t.Context(), "health", "clear", "--gpu", "4"); err != nil { // its part was replaced
+		t.Error(err)
+	}
+	w.allocatable(8)
+	for range 7 {
+		if err := w.Restart(); err != nil {
+			t.Fatal(err)
+		}
+		w.allocatable(8)
+	}
+	fires("GPURegistrationChurn")
+	w.Stop()
+	fires("GPUResourceNotRegistered")
+	if err := w.Resume(); err != nil {
+		t.Fatal(err)
+	}
+	w.allocatable(8)
+	w.inject(simulator.Fault{Kind: simulator.KindHang})
+	fires("GPUPluginStalled")
+	end := time.Now()
+	if err := w.StopDaemon(); err != nil {
+		t.Error(err)
+	}
+	fires("GPUPluginDown")
+	for name := range expressions {
+		t.Errorf("nothing was done to have the alert %s fire", name)
+	}
+
+	var charts []chart
+	for _, p := range panels(t) {
+		c := chart{title: p.title}
+		for _, expression := range p.expressions {
+			found, err := w.queryRange(t.Context(), expression, w.started, end, 100)
+			if err != nil || len(found) == 0 {
+				t.Errorf("panel %q: %s: no data, %v", p.title, expression, err)
+			}
+			c.series = append(c.series, byLabel(found)...)
+		}
+		if p.kind == "timeseries" {
+			charts = append(charts, c)
+		}
+	}
+	if *update {
+		w.write("../../docs/monitoring.svg", draw(charts, w.started, end))
+	}
+}
+
+// A panel is a panel of the dashboard with what it asks Prometheus for.
+type panel struct {
+	title, kind string
+	expressions []string
+}
+
+// panels returns the panels of the dashboard. Grafana's variables are set for the test's node.
+func panels(t *testing.T) (all []panel) {
+	t.Helper()
+	var dashboard struct {
+		Panels []struct {
+			Type, Title string
+			Targets     []struct{ Expr string }
+		}
+	}
+	text, err := os.ReadFile(filepath.Join(folder, "dashboard.json"))
+	if err == nil {
+		err = json.Unmarshal(text, &dashboard)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	variables := strings.NewReplacer("$instance", ".*", "$gpu", ".*", "$__rate_interval", "10s", "$__range", "5m")
+	for _, p := range dashboard.Panels {
+		if p.Type == "row" {
+			continue
+		}
+		one := panel{title: p.Title, kind: p.Type}
+		for _, target := range p.Targets {
+			one.expressions = append(one.expressions, variables.Replace(target.Expr))
+		}
+		if len(one.expressions) == 0 {
+			t.Errorf("panel %q asks for nothing", p.Title)
+		}
+		all = append(all, one)
+	}
+	return all
+}
