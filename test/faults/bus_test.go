@@ -34,7 +34,8 @@ var busFaults = []fault{
 	{
 		name:   "one of eight does not answer its UUID",
 		inject: []simulator.Fault{{Kind: simulator.KindFail, GPU: "3", Call: "DeviceGetUUID", Return: "UNKNOWN"}},
-		run:    &outcome{hold: suspicion}, start: &outcome{gone: []string{"3"}}, then: []act{restored},
+		run:    &outcome{hold: suspicion}, start: &outcome{gone: []string{"3"}},
+		then: []act{{restored.deed, outcome{within: leftAlone}}},
 	},
 	{
 		name: "unplugged, and plugged in", inject: []simulator.Fault{on(simulator.KindRemove)},

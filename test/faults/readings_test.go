@@ -96,7 +96,8 @@ var readingFaults = []fault{
 	},
 	{
 		name: "calls answer RESET_REQUIRED", inject: []simulator.Fault{refused("RESET_REQUIRED")},
-		run: bad(polled, "3", `Unhealthy \(reset\)`), start: &outcome{gone: []string{"3"}}, then: []act{restored},
+		run: bad(polled, "3", `Unhealthy \(reset\)`), start: &outcome{gone: []string{"3"}},
+		then: []act{{restored.deed, outcome{within: leftAlone}}},
 	},
 	{
 		name:   "readings answer RESET_REQUIRED",
