@@ -1,8 +1,6 @@
 package simulator
 
 import (
-	"fmt"
-
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
@@ -40,18 +38,6 @@ func (d device) GetUUID() (string, nvml.Return) {
 	})
 }
 
-// GetIndex returns the GPU's index in the session.
-func (d device) GetIndex() (int, nvml.Return) {
-	return ask(d, "DeviceGetIndex", func(g *gpu) (int, nvml.Return) {
-		for i, other := range d.session.gpus {
-			if other == g {
-				return i, nvml.SUCCESS
-			}
-		}
-		return 0, nvml.ERROR_UNKNOWN
-	})
-}
-
 // GetMinorNumber returns the N of /dev/nvidiaN.
 func (d device) GetMinorNumber() (int, nvml.Return) {
 	return ask(d, "DeviceGetMinorNumber", func(g *gpu) (int, nvml.Return) {
@@ -63,13 +49,6 @@ func (d device) GetMinorNumber() (int, nvml.Return) {
 func (d device) GetName() (string, nvml.Return) {
 	return ask(d, "DeviceGetName", func(g *gpu) (string, nvml.Return) {
 		return d.session.node.textLocked("DeviceGetName", g, nil, g.spec.model.Name), nvml.SUCCESS
-	})
-}
-
-// GetSerial returns the board's serial number.
-func (d device) GetSerial() (string, nvml.Return) {
-	return ask(d, "DeviceGetSerial", func(g *gpu) (string, nvml.Return) {
-		return fmt.Sprintf("16500000%05d", g.slot), nvml.SUCCESS
 	})
 }
 
@@ -86,11 +65,6 @@ func (d device) GetCudaComputeCapability() (int, int, nvml.Return) {
 		return pair[int, int]{g.spec.model.major, g.spec.model.minor}, nvml.SUCCESS
 	})
 	return c.a, c.b, ret
-}
-
-// GetBrand returns the product line.
-func (d device) GetBrand() (nvml.BrandType, nvml.Return) {
-	return ask(d, "DeviceGetBrand", func(*gpu) (nvml.BrandType, nvml.Return) { return nvml.BRAND_NVIDIA, nvml.SUCCESS })
 }
 
 // reservedMiB is the memory that the driver takes for itself.
@@ -115,17 +89,6 @@ func (d device) GetMemoryInfo_v2() (nvml.Memory_v2, nvml.Return) {
 func (d device) GetPciInfo() (nvml.PciInfo, nvml.Return) {
 	return ask(d, "DeviceGetPciInfo", func(g *gpu) (nvml.PciInfo, nvml.Return) {
 		return g.spec.pci, nvml.SUCCESS
-	})
-}
-
-// GetPciInfoExt returns the PCI address and class: a 3D controller.
-func (d device) GetPciInfoExt() (nvml.PciInfoExt, nvml.Return) {
-	return ask(d, "DeviceGetPciInfoExt", func(g *gpu) (nvml.PciInfoExt, nvml.Return) {
-		i := g.spec.pci
-		return nvml.PciInfoExt{
-			Domain: i.Domain, Bus: i.Bus, Device: i.Device, PciDeviceId: i.PciDeviceId,
-			BaseClass: 3, SubClass: 2, BusId: i.BusId,
-		}, nvml.SUCCESS
 	})
 }
 

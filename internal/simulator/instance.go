@@ -57,19 +57,6 @@ func (d device) GetGpuInstanceProfileInfo(number int) (nvml.GpuInstanceProfileIn
 	})
 }
 
-// GetGpuInstances returns the GPU instances of a profile.
-func (d device) GetGpuInstances(info *nvml.GpuInstanceProfileInfo) ([]nvml.GpuInstance, nvml.Return) {
-	return ask(d, "DeviceGetGpuInstances", func(g *gpu) ([]nvml.GpuInstance, nvml.Return) {
-		var found []nvml.GpuInstance
-		for _, gi := range g.layout.instances {
-			if gi.profile.ID == info.Id {
-				found = append(found, gpuInstanceHandle{session: d.session, gpu: g, gi: gi})
-			}
-		}
-		return found, nvml.SUCCESS
-	})
-}
-
 // GetGpuInstanceById returns the GPU instance with an ID.
 func (d device) GetGpuInstanceById(id int) (nvml.GpuInstance, nvml.Return) {
 	return ask(d, "DeviceGetGpuInstanceById", func(g *gpu) (nvml.GpuInstance, nvml.Return) {
@@ -119,21 +106,6 @@ func (h gpuInstanceHandle) GetComputeInstanceProfileInfo(
 			MultiprocessorCount: p.SMs * uint32(n) / uint32(p.slices), SharedCopyEngineCount: p.CopyEngines,
 			SharedDecoderCount: p.Decoders, SharedJpegCount: p.JPEGs, SharedOfaCount: p.OFAs,
 		}, nvml.SUCCESS
-	})
-}
-
-// GetComputeInstances returns the compute instances of a profile.
-func (h gpuInstanceHandle) GetComputeInstances(
-	info *nvml.ComputeInstanceProfileInfo,
-) ([]nvml.ComputeInstance, nvml.Return) {
-	return askGI(h, "GpuInstanceGetComputeInstances", func() ([]nvml.ComputeInstance, nvml.Return) {
-		var found []nvml.ComputeInstance
-		for _, c := range h.gi.computes {
-			if c.slices == computeSlices[int(info.Id)] {
-				found = append(found, computeInstanceHandle{session: h.session, gpu: h.gpu, inst: c})
-			}
-		}
-		return found, nvml.SUCCESS
 	})
 }
 

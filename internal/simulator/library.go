@@ -2,7 +2,6 @@ package simulator
 
 import (
 	"fmt"
-	"slices"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
@@ -67,9 +66,6 @@ func (n *Node) beginLocked() *session {
 	return s
 }
 
-// InitWithFlags is Init: the flags change nothing that the simulator has.
-func (l *library) InitWithFlags(uint32) nvml.Return { return l.Init() }
-
 // Shutdown undoes one Init.
 func (l *library) Shutdown() nvml.Return {
 	n := l.node
@@ -91,9 +87,6 @@ func (l *library) Shutdown() nvml.Return {
 	}
 	return nvml.SUCCESS
 }
-
-// ErrorString returns the text of an answer.
-func (l *library) ErrorString(r nvml.Return) string { return r.Error() }
 
 // Extensions returns the library itself.
 func (l *library) Extensions() nvml.ExtendedInterface { return l }
@@ -179,21 +172,8 @@ func (l *library) SystemGetDriverVersion() (string, nvml.Return) {
 	})
 }
 
-// SystemGetNVMLVersion returns the library's version: CUDA's major version and the driver's.
-func (l *library) SystemGetNVMLVersion() (string, nvml.Return) {
-	return query(l, "SystemGetNVMLVersion", func(s *session) (string, nvml.Return) {
-		version, _ := cudaVersion(s.node.profile.CUDA) // Load has parsed it
-		return fmt.Sprintf("%d.%s", version/1000, s.node.driver.version), nvml.SUCCESS
-	})
-}
-
 // SystemGetCudaDriverVersion returns the CUDA version, 13000 for 13.0.
 func (l *library) SystemGetCudaDriverVersion() (int, nvml.Return) {
-	return l.SystemGetCudaDriverVersion_v2()
-}
-
-// SystemGetCudaDriverVersion_v2 returns the CUDA version, 13000 for 13.0.
-func (l *library) SystemGetCudaDriverVersion_v2() (int, nvml.Return) {
 	return query(l, "SystemGetCudaDriverVersion_v2", func(s *session) (int, nvml.Return) {
 		version, _ := cudaVersion(s.node.profile.CUDA) // Load has parsed it
 		return version, nvml.SUCCESS
@@ -207,54 +187,22 @@ func (l *library) DeviceGetCount() (int, nvml.Return) {
 	})
 }
 
-// DeviceGetHandleByIndex returns the GPU with an index.
+// DeviceGetHandleByIndex returns the GPU with an index. The call concerns that GPU; where there is none, none.
 func (l *library) DeviceGetHandleByIndex(index int) (nvml.Device, nvml.Return) {
-	return l.handle("DeviceGetHandleByIndex", nvml.ERROR_INVALID_ARGUMENT, func(_ *session, i int, _ *gpu) bool { return i == index })
-}
-
-// DeviceGetHandleByUUID returns the GPU or MIG device with a UUID.
-func (l *library) DeviceGetHandleByUUID(uuid string) (nvml.Device, nvml.Return) {
-	return query(l, "DeviceGetHandleByUUID", func(s *session) (nvml.Device, nvml.Return) {
-		for i, g := range s.gpus {
-			if g.spec.UUID == uuid {
-				return s.handles[i], s.admitLocked("DeviceGetHandleByUUID", g)
-			}
-			for _, c := range g.layout.devices {
-				if s.node.uuidLocked(g, c) == uuid && !g.lost {
-					return migDevice{session: s, gpu: g, inst: c}, nvml.SUCCESS
-				}
-			}
-		}
-		return nil, nvml.ERROR_NOT_FOUND
-	})
-}
-
-// DeviceGetHandleByPciBusId returns the GPU with a PCI address.
-func (l *library) DeviceGetHandleByPciBusId(address string) (nvml.Device, nvml.Return) {
-	return l.handle("DeviceGetHandleByPciBusId", nvml.ERROR_NOT_FOUND, func(_ *session, _ int, g *gpu) bool {
-		return slices.Contains([]string{g.spec.BDF, text(g.spec.pci.BusId[:]), text(g.spec.pci.BusIdLegacy[:])}, address)
-	})
-}
-
-// handle makes a call that looks up a GPU. It concerns that GPU; where there is none, none.
-func (l *library) handle(call string, none nvml.Return, is func(s *session, index int, g *gpu) bool) (nvml.Device, nvml.Return) {
 	l.node.mu.Lock()
 	defer l.node.mu.Unlock()
 	s := l.session
 	if s == nil {
 		return nil, nvml.ERROR_UNINITIALIZED
 	}
-	for i, g := range s.gpus {
-		if !is(s, i, g) {
-			continue
-		}
-		if ret := s.admitLocked(call, g); ret != nvml.SUCCESS {
+	if index < 0 || index >= len(s.gpus) {
+		if ret := s.admitLocked("DeviceGetHandleByIndex", nil); ret != nvml.SUCCESS {
 			return nil, ret
 		}
-		return s.handles[i], nvml.SUCCESS
+		return nil, nvml.ERROR_INVALID_ARGUMENT
 	}
-	if ret := s.admitLocked(call, nil); ret != nvml.SUCCESS {
+	if ret := s.admitLocked("DeviceGetHandleByIndex", s.gpus[index]); ret != nvml.SUCCESS {
 		return nil, ret
 	}
-	return nil, none
+	return s.handles[index], nvml.SUCCESS
 }

@@ -69,18 +69,6 @@ func (d device) GetMigDeviceHandleByIndex(index int) (nvml.Device, nvml.Return) 
 	})
 }
 
-// IsMigDeviceHandle says that the handle is a GPU's.
-func (d device) IsMigDeviceHandle() (bool, nvml.Return) {
-	return ask(d, "DeviceIsMigDeviceHandle", func(*gpu) (bool, nvml.Return) { return false, nvml.SUCCESS })
-}
-
-// IsMigDeviceHandle says that the handle is a MIG device's.
-func (d migDevice) IsMigDeviceHandle() (bool, nvml.Return) {
-	return askMIG(d, "DeviceIsMigDeviceHandle", func(*gpu, *computeInstance) (bool, nvml.Return) {
-		return true, nvml.SUCCESS
-	})
-}
-
 // GetUUID returns the MIG device's UUID.
 func (d migDevice) GetUUID() (string, nvml.Return) {
 	return askMIG(d, "DeviceGetUUID", func(g *gpu, c *computeInstance) (string, nvml.Return) {
@@ -106,14 +94,6 @@ func (d migDevice) GetGpuInstanceId() (int, nvml.Return) {
 func (d migDevice) GetComputeInstanceId() (int, nvml.Return) {
 	return askMIG(d, "DeviceGetComputeInstanceId", func(_ *gpu, c *computeInstance) (int, nvml.Return) {
 		return c.id, nvml.SUCCESS
-	})
-}
-
-// GetDeviceHandleFromMigDeviceHandle returns the GPU.
-func (d migDevice) GetDeviceHandleFromMigDeviceHandle() (nvml.Device, nvml.Return) {
-	const call = "DeviceGetDeviceHandleFromMigDeviceHandle"
-	return askMIG(d, call, func(g *gpu, _ *computeInstance) (nvml.Device, nvml.Return) {
-		return device{session: d.session, gpu: g}, nvml.SUCCESS
 	})
 }
 

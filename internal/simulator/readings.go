@@ -118,25 +118,17 @@ func (d device) GetFieldValues(values []nvml.FieldValue) nvml.Return {
 
 // GetRemappedRows returns the corrected and uncorrected remapped rows, and whether a remapping is pending or failed.
 func (d device) GetRemappedRows() (int, int, bool, bool, nvml.Return) {
-	rows, ret := d.remappedRows("DeviceGetRemappedRows")
-	return 0, int(rows.UncActiveRemaps), rows.BPending != 0, rows.BFailureOccurred != 0, ret
-}
-
-// GetRemappedRows_v2 returns the same in the newer form.
-func (d device) GetRemappedRows_v2() (nvml.RemappedRowsInfo_v2, nvml.Return) {
-	return d.remappedRows("DeviceGetRemappedRows_v2")
-}
-
-func (d device) remappedRows(call string) (nvml.RemappedRowsInfo_v2, nvml.Return) {
-	return ask(d, call, func(g *gpu) (nvml.RemappedRowsInfo_v2, nvml.Return) {
+	type rows struct {
+		remapped        int
+		pending, failed bool
+	}
+	r, ret := ask(d, "DeviceGetRemappedRows", func(g *gpu) (rows, nvml.Return) {
 		if !remaps(g) {
-			return nvml.RemappedRowsInfo_v2{}, nvml.ERROR_NOT_SUPPORTED
+			return rows{}, nvml.ERROR_NOT_SUPPORTED
 		}
-		return nvml.RemappedRowsInfo_v2{
-			UncActiveRemaps: uint32(g.remapped), BPending: uint32(bit(g.remapPending)),
-			BFailureOccurred: uint32(bit(g.remapFailure)),
-		}, nvml.SUCCESS
+		return rows{g.remapped, g.remapPending, g.remapFailure}, nvml.SUCCESS
 	})
+	return 0, r.remapped, r.pending, r.failed, ret
 }
 
 // GetUnrepairableMemoryFlag_v1 returns whether the memory has a fault that no remapping can repair.
@@ -220,14 +212,6 @@ func (d device) GetTotalEccErrors(kind nvml.MemoryErrorType, counter nvml.EccCou
 		}
 		return g.aggregate, nvml.SUCCESS
 	})
-}
-
-// GetEccMode returns the current and the pending mode: on, as on every GPU of the profiles.
-func (d device) GetEccMode() (nvml.EnableState, nvml.EnableState, nvml.Return) {
-	mode, ret := ask(d, "DeviceGetEccMode", func(*gpu) (nvml.EnableState, nvml.Return) {
-		return nvml.FEATURE_ENABLED, nvml.SUCCESS
-	})
-	return mode, mode, ret
 }
 
 // ClearEccErrorCounts sets a count of memory errors to zero.
