@@ -26,15 +26,3 @@ func put(to []int8, s string) {
 		to[i] = int8(s[i])
 	}
 }
-
-// text returns a string that C has.
-func text(from []int8) string {
-	var b []byte
-	for _, c := range from {
-		if c == 0 {
-			break
-		}
-		b = append(b, byte(c))
-	}
-	return string(b)
-}
