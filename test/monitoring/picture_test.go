@@ -70,7 +70,7 @@ func (c chart) draw(out *strings.Builder, from, to time.Time) {
 		color := colors[i%len(colors)]
 		fmt.Fprintf(out, `<polyline points="%s" fill="none" stroke="%s" stroke-width="1.3"/>`+"\n", strings.Join(points, " "), color)
 		if len(names) < legendLength {
-			names = append(names, fmt.Sprintf(`<tspan fill="%s" dx="6">%s</tspan>`, color, html.EscapeString(s.label())))
+			names = append(names, fmt.Sprintf(`<tspan fill=%q dx="6">%s</tspan>`, color, html.EscapeString(s.label())))
 		}
 	}
 	fmt.Fprintf(out, `<text x="%d" y="%d" font-size="9">%s</text>`+"\n", left-6, top+plotHeight+30, strings.Join(names, ""))
