@@ -63,6 +63,7 @@ func TestDaemon(t *testing.T) {
 		long  bool // it is told in a long run alone
 	}{
 		{name: "a container sees its GPUs", story: seesItsGPUs},
+		{name: "doctor sees the node", story: doctorSeesTheNode},
 		{name: "a pod that asks for nine stays Pending", story: nineStaysPending},
 		{name: "kubelet restarts", story: kubeletRestarts},
 		{name: "rolling upgrade", story: rollingUpgrade},
