@@ -40,8 +40,24 @@ func TestExamples(t *testing.T) {
 	}
 
 	s.becomesReady("")
+	// metrics shows the metrics that an alert is about.
+	metrics := func(name, pattern, says string) {
+		t.Helper()
+		lines := regexp.MustCompile(pattern)
+		d.shows(s, name, "curl -s http://POD_IP:9400/metrics | grep -E '"+pattern+"'", says, func() string {
+			_, body := fetch(t, at, "/metrics")
+			var shown strings.Builder
+			for line := range strings.Lines(body) {
+				if lines.MatchString(line) {
+					shown.WriteString(line)
+				}
+			}
+			return shown.String()
+		})
+	}
 	s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "3", XID: 79})
 	s.shows(8, 7)
+	metrics("xid-metrics", `^gpu_device_plugin_(xid_last.*xid="79"|gpu_fault)`, `xid="79"`)
 	d.shows(s, "xid-status", "gpu-device-plugin status", "asked again: GPU 3 in", status)
 	d.shows(s, "xid-doctor", "gpu-device-plugin doctor", "GPU 3 is Lost", doctor)
 	s.signal(s.Running(), syscall.SIGTERM) // as the restart of the node does
@@ -52,6 +68,7 @@ func TestExamples(t *testing.T) {
 
 	s.inject(simulator.Fault{Kind: simulator.KindHang, GPU: "5"})
 	s.shows(8, 7)
+	metrics("hang-metrics", "^gpu_device_plugin_nvml_(calls_stuck|oldest)", "stuck 1")
 	d.shows(s, "hang-status", "gpu-device-plugin status", "asked again: GPU 5 in", status)
 	d.shows(s, "hang-doctor", "gpu-device-plugin doctor", "A call into the driver has not returned", doctor)
 	s.inject(simulator.Fault{Kind: simulator.KindRestore})
@@ -59,6 +76,7 @@ func TestExamples(t *testing.T) {
 	d.shows(s, "hang-after", "gpu-device-plugin status", "ready: 8 GPUs Healthy; nvidia.com/gpu: 8 of 8", status)
 
 	s.Stop()
+	metrics("kubelet-metrics", "^gpu_device_plugin_resource_(planned|registered)", `registered{resource="nvidia.com/gpu"} 0`)
 	d.shows(s, "kubelet-status", "gpu-device-plugin status", "connection refused", status)
 	d.shows(s, "kubelet-doctor", "gpu-device-plugin doctor", "Kubelet does not answer", doctor)
 	mark := s.Mark()
@@ -131,7 +149,7 @@ func (d *document) shows(s *stage, name, command, says string, run func() string
 	}
 }
 
-var moments = regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ|\b(\d+(h|m|s|ms))+\b|× \d+|nvmlDevice\w+`)
+var moments = regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ|\b(\d+(h|m|s|ms))+\b|× \d+|nvmlDevice\w+|\d\.\d+e\+09`)
 
 // timeless returns a text without its times and numbers of events, the call that hangs first, and the width of columns.
 func timeless(text string) string {
