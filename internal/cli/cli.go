@@ -66,6 +66,7 @@ func newRootCommand() *cobra.Command {
 	})
 	root.AddCommand(
 		newVersionCommand(), newPlanCommand(), newTopologyCommand(), newSimulateCommand(), newStatusCommand(), newReadyCommand(),
+		newAliveCommand(),
 		newDoctorCommand(), newConfigCommand(), newHealthCommand(), newQuiesceCommand(), newResumeCommand(), newMPSCommand(),
 	)
 	return root

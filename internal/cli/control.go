@@ -13,6 +13,7 @@ const (
 	callStatus         = "status"
 	callStatusWatch    = "status.watch"
 	callReady          = "ready"
+	callAlive          = "alive"
 	callQuiesce        = "quiesce"
 	callResume         = "resume"
 	callHealthClear    = "health.clear"

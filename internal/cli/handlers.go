@@ -14,6 +14,7 @@ func (d *daemon) handlers() map[string]control.Handler {
 	return map[string]control.Handler{
 		callStatus:         answer(func(ctx context.Context, _ struct{}) (any, error) { return d.status(ctx) }),
 		callReady:          answer(d.ready),
+		callAlive:          answer(func(ctx context.Context, _ struct{}) (any, error) { return d.liveness.Stuck(ctx), nil }),
 		callQuiesce:        answer(d.quiesce),
 		callResume:         answer(func(ctx context.Context, _ struct{}) (any, error) { return nil, d.monitor.Resume(ctx) }),
 		callHealthClear:    answer(d.clearHealth),

@@ -21,7 +21,7 @@ func (d *daemon) serveMetrics(ctx context.Context) error {
 	go d.followMetrics(ctx, address, gpus)
 	go telemetry.FollowPods(ctx, d.account, gpus, pods, clock.RealClock{})
 	return telemetry.New(telemetry.Options{
-		Address: address, Status: d.status, Stuck: d.liveness.Stuck, Ready: d.readyNow,
+		Address: address, Status: d.status, Stuck: d.liveness.Stuck, Ready: d.awaitReady,
 		Collectors: []telemetry.Collector{d.gpuMetrics(gpus, pods)},
 		Counters:   d.counters, Problem: d.unheard,
 	}).Run(ctx)

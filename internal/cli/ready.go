@@ -75,29 +75,28 @@ type readyArguments struct {
 	WaitMilliseconds int64 `json:"waitMilliseconds"`
 }
 
-// readyNow answers at once.
-func (d *daemon) readyNow(probed bool) status.Readiness {
+// ready answers at once if the daemon is ready, and otherwise when it is, or has not become so.
+func (d *daemon) ready(ctx context.Context, a readyArguments) (any, error) {
+	return d.awaitReady(ctx, min(time.Duration(a.WaitMilliseconds)*time.Millisecond, maxReadyWait), true), nil
+}
+
+// awaitReady waits for as long at most until the daemon is ready; probed says that kubelet is who wants to know.
+func (d *daemon) awaitReady(ctx context.Context, wait time.Duration, probed bool) status.Readiness {
 	if probed && d.directory != nil {
 		d.directory.Probed()
 	}
-	return d.readiness.Answer().Value()
-}
-
-// ready answers at once if the daemon is ready, and otherwise when it is, or has not become so.
-func (d *daemon) ready(ctx context.Context, a readyArguments) (any, error) {
-	_ = d.readyNow(true)
-	late := time.NewTimer(min(time.Duration(a.WaitMilliseconds)*time.Millisecond, maxReadyWait))
+	late := time.NewTimer(wait)
 	defer late.Stop()
 	for {
 		answer, changed := d.readiness.Answer().Latest()
 		if answer.Ready {
-			return answer, nil
+			return answer
 		}
 		select {
 		case <-ctx.Done():
-			return answer, nil
+			return answer
 		case <-late.C:
-			return answer, nil
+			return answer
 		case <-changed:
 		}
 	}

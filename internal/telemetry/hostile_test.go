@@ -111,10 +111,15 @@ func TestSlowHeader(t *testing.T) {
 	}()
 	pace := time.NewTicker(200 * time.Millisecond)
 	defer pace.Stop()
-	_, _ = io.WriteString(c, "GET /metrics HTTP/1.1\r\nHost: a\r\n")
+	if _, err := io.WriteString(c, "GET /metrics HTTP/1.1\r\nHost: a\r\n"); err != nil {
+		t.Fatal(err)
+	}
 	for i := 0; ; i++ {
 		select {
-		case <-ended:
+		case err := <-ended:
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Error(err)
+			}
 			if took := time.Since(began); took > 8*time.Second {
 				t.Errorf("the connection was closed after %s", took)
 			}
@@ -127,20 +132,20 @@ func TestSlowHeader(t *testing.T) {
 	}
 }
 
-// many has enough series to fill the buffers of a connection.
-type many struct{ desc *prometheus.Desc }
+// large has enough text to fill the buffers of a connection.
+type large struct{ desc *prometheus.Desc }
 
-func (m many) Describe(chan<- *prometheus.Desc) {}
-func (m many) Collect(out chan<- prometheus.Metric) {
-	for i := range 100_000 {
-		out <- prometheus.MustNewConstMetric(m.desc, prometheus.GaugeValue, 1, fmt.Sprintf("%0100d", i))
+func (l large) Describe(chan<- *prometheus.Desc) {}
+func (l large) Collect(out chan<- prometheus.Metric) {
+	for i := range 250 {
+		out <- prometheus.MustNewConstMetric(l.desc, prometheus.GaugeValue, 1, fmt.Sprintf("%032000d", i))
 	}
 }
 
 // TestClientsThatDoNotRead: scrapes that are not read take no room from others for long, and no more than their share.
 func TestClientsThatDoNotRead(t *testing.T) {
 	t.Parallel()
-	at := started(t, many{prometheus.NewDesc("many", "Many.", []string{"n"}, nil)})
+	at := started(t, large{prometheus.NewDesc("large", "Large.", []string{"n"}, nil)})
 	for range 20 {
 		c := dial(t, "127.0.0.2", at)
 		if _, err := io.WriteString(c, "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"); err != nil {

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
@@ -18,13 +19,15 @@ func TestProbes(t *testing.T) {
 	stuck.Store(&[]string{})
 	readiness := feed.New(status.Readiness{Reason: "the daemon is starting"})
 	var probes atomic.Int32
+	var waited atomic.Int64
 	at := freeAddress(t)
 	start(t, telemetry.Options{
 		Address: feed.New(at), Stuck: func(context.Context) []string { return *stuck.Load() },
-		Ready: func(probed bool) status.Readiness {
+		Ready: func(_ context.Context, wait time.Duration, probed bool) status.Readiness {
 			if probed {
 				probes.Add(1)
 			}
+			waited.Store(int64(wait))
 			return readiness.Value()
 		},
 	})
@@ -43,6 +46,12 @@ func TestProbes(t *testing.T) {
 	want("/readyz", http.StatusOK, "ready")
 	readiness.Publish(status.Readiness{Ready: true, Reason: "nothing to serve: no driver"})
 	want("/readyz", http.StatusOK, "ready: nothing to serve: no driver")
+	for asked, want := range map[string]time.Duration{"": 0, "?wait=5s": 5 * time.Second, "?wait=1h": 10 * time.Second} {
+		if _, _ = get(t, at, "/readyz"+asked); waited.Load() != int64(want) {
+			t.Errorf("/readyz%s waits for %s, want %s", asked, time.Duration(waited.Load()), want)
+		}
+	}
+	want("/readyz?wait=long", http.StatusBadRequest, "wait is not a duration, such as 5s")
 	if n := probes.Load(); n != 0 {
 		t.Errorf("%d requests of others count as kubelet's", n)
 	}

@@ -9,7 +9,7 @@ var (
 	}
 	driverInfo = metric{
 		name: "gpu_device_plugin_driver_info", kind: gauge, labels: []string{"version", "cuda"}, series: "1",
-		help: "The version of the driver, and the newest version of CUDA that it supports. The value is always 1. Absent before the driver has answered.",
+		help: "The version of the driver, and the newest CUDA that it supports. The value is always 1. Absent before the driver has answered.",
 	}
 	gpuInfo = metric{
 		name: "gpu_device_plugin_gpu_info", kind: gauge, labels: []string{"UUID", "gpu", "pci_bus_id", "model", "minor"}, series: onePerGPU,
@@ -72,7 +72,7 @@ var (
 	gpuFault = metric{
 		name: "gpu_device_plugin_gpu_fault", kind: gauge, labels: []string{"UUID", "gpu", "mig", "source", "xid", "cure"},
 		series: "1 for each open fault: 13 a GPU or MIG device, and 1 for each XID",
-		help:   "1 for each open fault of a GPU, or of its MIG device with the index mig. The source says how it was found, the cure what ends it.",
+		help:   "1 for each open fault of a GPU, or of its MIG device with the index mig: how it was found, and what ends it.",
 	}
 	gpuStateChange = metric{
 		name: "gpu_device_plugin_gpu_state_change_timestamp_seconds", kind: gauge, unit: "s", labels: []string{"UUID", "gpu"}, series: onePerGPU,
@@ -84,11 +84,11 @@ var (
 	}
 	xidEvents = metric{
 		name: "gpu_device_plugin_xid_events_total", kind: counter, labels: []string{"UUID", "gpu", "xid"}, series: "33 a GPU",
-		help: "XIDs of a GPU and its MIG devices since the daemon started. Critical ones are there from the start. After 32 codes, others count as other.",
+		help: "XIDs of a GPU and its MIG devices. Critical ones are there from the start; after 32 codes, others count as other.",
 	}
 	xidLast = metric{
 		name: "gpu_device_plugin_xid_last_timestamp_seconds", kind: gauge, unit: "s", labels: []string{"UUID", "gpu", "xid"}, series: "33 a GPU",
-		help: "When an XID of a GPU was seen last, in seconds since 1970. Absent for one that was not seen since the daemon started.",
+		help: "When an XID of a GPU was seen last, in seconds since 1970. Absent for one that was not seen.",
 	}
 	recoveries = metric{
 		name: "gpu_device_plugin_recoveries_total", kind: counter, labels: []string{"UUID", "gpu", "cure"}, series: "9 a GPU",
@@ -132,7 +132,7 @@ var (
 	callErrors = metric{
 		name: "gpu_device_plugin_nvml_errors_total", kind: counter, labels: []string{"group", "code"},
 		series: "1 for each group and code that occurred: 6 groups, 30 codes",
-		help:   "Calls into the driver that returned an error. That the driver does not support something, or that there is no such thing, is none.",
+		help:   "Calls into the driver that returned an error. That something is not supported, or not there, is none.",
 	}
 	callsHanging = metric{
 		name: "gpu_device_plugin_nvml_calls_stuck", kind: gauge, series: "1",

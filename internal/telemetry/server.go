@@ -6,6 +6,7 @@
 package telemetry
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,6 +38,8 @@ const (
 	headerTimeout = 5 * time.Second
 	answerTimeout = 15 * time.Second
 	idleTimeout   = 90 * time.Second
+	// maxWait is how long a readiness probe may wait.
+	maxWait = 10 * time.Second
 	// endTimeout is how long requests that are under way have to end when the server does.
 	endTimeout = time.Second
 )
@@ -52,8 +55,9 @@ type Options struct {
 	Status func(context.Context) (status.Status, error)
 	// Stuck returns which tasks of the daemon are stuck, with the reasons. It answers in bounded time.
 	Stuck func(context.Context) []string
-	// Ready returns the answer to the readiness probe at once; probed says that kubelet is who wants to know.
-	Ready func(probed bool) status.Readiness
+	// Ready returns the answer to the readiness probe. It waits for as long at most until that is yes. Probed says that kubelet is
+	// who wants to know.
+	Ready func(ctx context.Context, wait time.Duration, probed bool) status.Readiness
 	// Counters is what other packages count.
 	Counters *Counters
 	// Problem is where the Exporter publishes why it does not listen; nil while it does, or is not to.
@@ -158,9 +162,15 @@ func (s *Exporter) healthz(w http.ResponseWriter, r *http.Request) {
 	answer(w, http.StatusOK, "ok")
 }
 
-// readyz answers the readiness probe. Only kubelet's probes have this user agent, but for those of who pretends to be kubelet.
+// readyz answers the readiness probe, which may say how long to wait until the daemon is ready. Kubelet's probes have a user agent
+// of their own; a client that pretends to be kubelet can only make the daemon start anew while kubelet is down.
 func (s *Exporter) readyz(w http.ResponseWriter, r *http.Request) {
-	readiness := s.options.Ready(strings.HasPrefix(r.UserAgent(), "kube-probe/"))
+	wait, err := time.ParseDuration(cmp.Or(r.URL.Query().Get("wait"), "0s"))
+	if err != nil || wait < 0 {
+		answer(w, http.StatusBadRequest, "wait is not a duration, such as 5s")
+		return
+	}
+	readiness := s.options.Ready(r.Context(), min(wait, maxWait), strings.HasPrefix(r.UserAgent(), "kube-probe/"))
 	text, code := "ready", http.StatusOK
 	if !readiness.Ready {
 		text, code = "not ready", http.StatusServiceUnavailable

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os/exec"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -71,10 +72,15 @@ func (s *stage) answers(address, path string, code int, text string) {
 func TestProbesWhileTheDriverHangs(t *testing.T) {
 	t.Parallel()
 	at := metricsAddress(t)
-	s := open(t, node.Setup{Args: []string{"--metrics-address", at}})
+	host, port, err := net.SplitHostPort(at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// As the chart writes an address, of which it does not know whether it is one of IPv6.
+	s := open(t, node.Setup{Args: []string{"--metrics-address", "[" + host + "]:" + port}})
 	s.start()
 	s.shows(8, 8)
-	s.answers(at, "/readyz", http.StatusOK, "ready")
+	s.answers(at, "/readyz?wait=5s", http.StatusOK, "ready")
 	s.answers(at, "/healthz", http.StatusOK, "ok")
 	s.inject(simulator.Fault{Kind: simulator.KindHang})
 	s.signal(s.Running(), syscall.SIGHUP)
@@ -83,6 +89,30 @@ func TestProbesWhileTheDriverHangs(t *testing.T) {
 		if code, body := fetch(t, at, path); code != http.StatusOK {
 			t.Errorf("%s is answered with %d: %s", path, code, body)
 		}
+	}
+	alive, err := exec.CommandContext(t.Context(), binary, "alive", "--control-socket", s.ControlSocket()).CombinedOutput()
+	if err != nil || string(alive) != "alive\n" {
+		t.Errorf("alive: %v: %s", err, alive)
+	}
+}
+
+// TestStoppedDaemonIsNotAlive: the probes of a process that does nothing fail.
+func TestStoppedDaemonIsNotAlive(t *testing.T) {
+	t.Parallel()
+	at := metricsAddress(t)
+	s := open(t, node.Setup{Args: []string{"--metrics-address", at}})
+	s.start()
+	s.shows(8, 8)
+	s.answers(at, "/healthz", http.StatusOK, "ok")
+	s.signal(s.Running(), syscall.SIGSTOP)
+	defer s.signal(s.Running(), syscall.SIGCONT)
+	if code, body := fetch(t, at, "/healthz"); code != 0 {
+		t.Errorf("a process that is stopped answers %d: %s", code, body)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if text, err := exec.CommandContext(ctx, binary, "alive", "--control-socket", s.ControlSocket()).CombinedOutput(); err == nil {
+		t.Errorf("alive: %s", text)
 	}
 }
 

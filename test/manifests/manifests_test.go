@@ -127,8 +127,10 @@ func TestChartValues(t *testing.T) {
 	t.Parallel()
 	base := map[string]string{
 		"FAIL_ON_INIT_ERROR": "false", "NVIDIA_DRIVER_ROOT": "/", "CONTAINER_DRIVER_ROOT": "/driver-root",
-		"MPS_ROOT": "/run/nvidia/mps",
+		"MPS_ROOT": "/run/nvidia/mps", "POD_IP": "status.podIP", "METRICS_ADDRESS": "[$(POD_IP)]:9400", "GPU_METRICS": "true",
+		"NODE_NAME": "spec.nodeName",
 	}
+	noMetrics := map[string]string{"POD_IP": "-", "METRICS_ADDRESS": "-", "GPU_METRICS": "-", "NODE_NAME": "-"}
 	tests := []struct {
 		name, values string
 		env          map[string]string // beside base; "-" takes one away
@@ -150,6 +152,12 @@ func TestChartValues(t *testing.T) {
 				"DEVICE_ID_STRATEGY": "index", "DEVICE_DISCOVERY_STRATEGY": "nvml", "SIMULATE": "dgx-h100",
 				"SHARED_DEVICES_ALLOCATION_POLICY": "packed", "NVIDIA_DRIVER_ROOT": "/run/nvidia/driver", "GDS_ENABLED": "true",
 				"MOFED_ENABLED": "false", "GDRCOPY_ENABLED": "true", "NVIDIA_CDI_HOOK_PATH": "/usr/bin/nvidia-ctk"}},
+		{name: "no metrics", values: "{metrics: {enabled: false}}", env: noMetrics},
+		{name: "metrics on all addresses, without those of GPUs", values: "{metrics: {listen: all, port: 9000, gpu: false}}",
+			env: map[string]string{"POD_IP": "-", "METRICS_ADDRESS": ":9000", "GPU_METRICS": "false"}},
+		{name: "metrics for a sidecar", values: "{metrics: {listen: loopback, gpuInterval: 30s, pcieThroughput: true, hostnameLabel: none}}",
+			env: map[string]string{"POD_IP": "-", "METRICS_ADDRESS": "127.0.0.1:9400", "GPU_METRICS_INTERVAL": "30s",
+				"GPU_METRICS_PCIE_THROUGHPUT": "true", "GPU_METRICS_HOSTNAME_LABEL": "none"}},
 		{name: "device nodes", values: "{compatWithCPUManager: true}", privileged: true,
 			env: map[string]string{"PASS_DEVICE_SPECS": "true"}},
 		{name: "flags of NVIDIA's spec generator, so that the daemon says that they have no effect", values: "{cdi: {featureFlags: [a, b]}}",
@@ -205,6 +213,9 @@ func TestChartValues(t *testing.T) {
 			env := map[string]string{}
 			for _, e := range container.Env {
 				env[e.Name] = e.Value
+				if e.ValueFrom != nil {
+					env[e.Name] = e.ValueFrom.FieldRef.FieldPath
+				}
 			}
 			want := maps.Clone(base)
 			maps.Copy(want, tt.env)
@@ -305,6 +316,48 @@ func TestMPSIsUpdatedWhenThePodIsDeleted(t *testing.T) {
 	}
 }
 
+// Probes ask the port where kubelet reaches it, and otherwise run a command.
+func TestProbes(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		values              string
+		port                int32 // 0 for none
+		readiness, liveness string
+	}{
+		{"", 9400, "/readyz?wait=5s", "/healthz"},
+		{"{metrics: {port: 9000, listen: all}}", 9000, "/readyz?wait=5s", "/healthz"},
+		{"{metrics: {enabled: false}}", 0, "gpu-device-plugin ready --wait=5s", "gpu-device-plugin alive"},
+		{"{metrics: {listen: loopback}}", 0, "gpu-device-plugin ready --wait=5s", "gpu-device-plugin alive"},
+		{"{readinessProbe: {exec: {command: [a, b]}}, livenessProbe: null}", 9400, "a b", ""},
+	} {
+		t.Run(tt.values, func(t *testing.T) {
+			t.Parallel()
+			container := daemonSet(t, decode(t, "chart", render(t, tt.values)), "gpu-device-plugin").Spec.Template.Spec.Containers[0]
+			port := int32(0)
+			for _, p := range container.Ports {
+				if p.Name == "metrics" {
+					port = p.ContainerPort
+				}
+			}
+			asks := func(probe *corev1.Probe) string {
+				switch {
+				case probe == nil:
+					return ""
+				case probe.Exec != nil && probe.HTTPGet == nil:
+					return strings.Join(probe.Exec.Command, " ")
+				case probe.HTTPGet != nil && probe.Exec == nil && probe.HTTPGet.Port.String() == "metrics":
+					return probe.HTTPGet.Path
+				}
+				return fmt.Sprint(probe)
+			}
+			readiness, liveness := asks(container.ReadinessProbe), asks(container.LivenessProbe)
+			if port != tt.port || readiness != tt.readiness || liveness != tt.liveness {
+				t.Errorf("port %d, probes %q and %q; want port %d, %q and %q", port, readiness, liveness, tt.port, tt.readiness, tt.liveness)
+			}
+		})
+	}
+}
+
 // The old pod is there until the new one is ready, so a version that does not work stops its own roll-out.
 func TestRollOutWaitsForReadiness(t *testing.T) {
 	t.Parallel()
@@ -313,11 +366,8 @@ func TestRollOutWaitsForReadiness(t *testing.T) {
 		t.Errorf("update strategy %+v", d.Spec.UpdateStrategy)
 	}
 	probe := d.Spec.Template.Spec.Containers[0].ReadinessProbe
-	if probe == nil || probe.Exec == nil {
+	if probe == nil || probe.HTTPGet == nil || probe.HTTPGet.Path != "/readyz?wait=5s" {
 		t.Fatalf("readiness probe %+v", probe)
-	}
-	if diff := cmp.Diff([]string{"gpu-device-plugin", "ready", "--wait=5s"}, probe.Exec.Command); diff != "" {
-		t.Errorf("command (-want +got):\n%s", diff)
 	}
 	if wait := 5; int(probe.TimeoutSeconds) < 2*wait || probe.TimeoutSeconds > probe.PeriodSeconds {
 		t.Errorf("a probe that waits for %d s has %d s every %d s", wait, probe.TimeoutSeconds, probe.PeriodSeconds)

@@ -110,3 +110,30 @@ runtime may be set up to ignore NVIDIA_VISIBLE_DEVICES of containers without it,
 {{- fail "devicePlugin.enabled is false, and this chart is the device plugin: do not install it" }}
 {{- end }}
 {{- end }}
+
+{{- /* The address at which metrics are served. An address in brackets may be one of IPv4, too. */}}
+{{- define "gpu-device-plugin.metricsAddress" -}}
+{{- $hosts := dict "pod" "[$(POD_IP)]" "loopback" "127.0.0.1" "all" "" }}
+{{- if not (hasKey $hosts .Values.metrics.listen) }}
+{{- fail (printf "metrics.listen is %q: known are pod, loopback and all" .Values.metrics.listen) }}
+{{- end }}
+{{- printf "%s:%v" (get $hosts .Values.metrics.listen) .Values.metrics.port }}
+{{- end }}
+
+{{- /* Whether kubelet and Prometheus can reach the port. */}}
+{{- define "gpu-device-plugin.port" -}}
+{{- if and .Values.metrics.enabled (ne .Values.metrics.listen "loopback") }}true{{ end }}
+{{- end }}
+
+{{- /* A probe, from a list of: root, the value, a path for a port that is open, and otherwise a command. */}}
+{{- define "gpu-device-plugin.probe" -}}
+{{- $probe := index . 1 }}
+{{- if not (or $probe.exec $probe.httpGet) }}
+{{- if include "gpu-device-plugin.port" (first .) }}
+httpGet: {path: {{ index . 2 | quote }}, port: metrics}
+{{- else }}
+exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
+{{- end }}
+{{- end }}
+{{ toYaml $probe }}
+{{- end }}
