@@ -128,7 +128,7 @@ func TestStartWithFewDescriptors(t *testing.T) {
 			enough := s.Daemon
 			script := fmt.Sprintf("#!/bin/sh\nulimit -n %d\nexec '%s' \"$@\"\n", most, s.Daemon)
 			s.Daemon = s.Path("few")
-			if err := os.WriteFile(s.Daemon, []byte(script), 0o700); err != nil { //nolint:gosec // a program
+			if err := os.WriteFile(s.Daemon, []byte(script), 0o700); err != nil {
 				t.Fatal(err)
 			}
 			s.start()
