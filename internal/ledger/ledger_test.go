@@ -1,14 +1,10 @@
 package ledger_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
-	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -33,20 +29,6 @@ const (
 	file    = "faults.json"
 	damaged = "faults.json.damaged"
 )
-
-// fullDir has the test's process write more into the folder of this name than there is room for, instead of running tests.
-const fullDir = "TEST_FULL_DIR"
-
-func TestMain(m *testing.M) {
-	if dir := os.Getenv(fullDir); dir != "" {
-		if err := writeTooMuch(dir); err != nil {
-			_, _ = fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		return
-	}
-	os.Exit(m.Run())
-}
 
 var began = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
@@ -176,12 +158,14 @@ func TestRoundTrip(t *testing.T) {
 	if faults, times := found.Device("GPU-c"); len(faults)+len(times) > 0 {
 		t.Errorf("of a good device: %v, %v", faults, times)
 	}
-	if info, err := os.Stat(filepath.Join(dir, file)); err != nil || info.Mode() != 0o600 {
-		t.Errorf("the file: %v, %v", info.Mode(), err)
-	}
+	wantMode(t, filepath.Join(dir, file), 0o600)
+	wantMode(t, dir, 0o700|os.ModeDir)
 	for _, device := range []string{"GPU-a", "GPU-b"} {
 		if !found.Drop(device) || found.Drop(device) {
 			t.Errorf("Drop of %s says something else than that it was there once", device)
+		}
+		if found.Equal(b) {
+			t.Errorf("Equal although %s was dropped", device)
 		}
 	}
 	if !found.Empty() {
@@ -376,61 +360,28 @@ func TestEnd(t *testing.T) {
 	}
 }
 
-// TestFullDisk: the old file stays, no other is left, it is said once, and written once there is room.
-func TestFullDisk(t *testing.T) {
-	dir := t.TempDir()
-	p := open(dir)
-	p.Offer(with("GPU-a", fault(48, 0)))
-	p.end()
-	c := exec.CommandContext(t.Context(), os.Args[0])
-	c.Env = append(os.Environ(), fullDir+"="+dir)
-	if out, err := c.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+// TestFilesThatAreInTheWay: a folder in the place of the ledger or its lock is said once, and neither set aside nor replaced.
+func TestFilesThatAreInTheWay(t *testing.T) {
+	for _, name := range []string{file, "faults.lock"} {
+		synctest.Test(t, func(t *testing.T) {
+			dir := t.TempDir()
+			if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			p := open(dir)
+			if failed := p.err != nil; failed != (name == file) {
+				t.Errorf("%s: Open: %v", name, p.err)
+			}
+			p.Offer(with("GPU-a", fault(48, 0)))
+			pass(10 * time.Minute)
+			compare(t, "complaints", 1, p.logged("Cannot write the fault ledger"))
+			p.end()
+			wantMode(t, filepath.Join(dir, name), 0o700|os.ModeDir)
+			if _, err := os.Stat(filepath.Join(dir, damaged)); err == nil {
+				t.Errorf("%s was set aside", name)
+			}
+		})
 	}
-	compare(t, "faults of GPU-b", 1, len(faultsOf(t, dir, "GPU-b")))
-}
-
-// writeTooMuch offers a Book that the kernel refuses to write, as it does on a full disk, and then makes room.
-func writeTooMuch(dir string) error {
-	signal.Ignore(syscall.SIGXFSZ)
-	full := syscall.Rlimit{Cur: 400, Max: 1 << 20}
-	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &full); err != nil {
-		return err
-	}
-	const complaint = "Cannot write the fault ledger"
-	old, err := os.ReadFile(filepath.Join(dir, file))
-	if err != nil {
-		return err
-	}
-	b := with("GPU-a", fault(48, 0))
-	b.Add("GPU-b", "1", health.Device{Faults: []health.Fault{fault(64, 0)}})
-	p := open(dir)
-	p.Offer(b)
-	deadline := time.After(10 * time.Second)
-	for p.logged(complaint) == 0 {
-		select {
-		case <-deadline:
-			return errors.New("the disk refuses, and nothing was logged")
-		case <-time.After(time.Millisecond):
-		}
-	}
-	p.end() // it says that faults will be forgotten, as it cannot wait for room
-	entries, err := os.ReadDir(dir)
-	text, err2 := os.ReadFile(filepath.Join(dir, file))
-	if err = errors.Join(err, err2); err != nil {
-		return err
-	}
-	if !bytes.Equal(text, old) || len(entries) != 2 || p.logged(complaint) != 1 || p.logged("will be forgotten") != 1 {
-		return fmt.Errorf("%d files, %s\n%q", len(entries), text, p.log)
-	}
-	full.Cur = full.Max
-	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &full); err != nil {
-		return err
-	}
-	next := open(dir)
-	next.Offer(b)
-	next.end()
-	return nil
 }
 
 // TestFolderThatCannotBe: it is said once, and written within half a minute once it can be.
@@ -456,6 +407,13 @@ func TestFolderThatCannotBe(t *testing.T) {
 		p.end()
 		compare(t, "complaints at the end", 0, p.logged("will be forgotten"))
 	})
+}
+
+func wantMode(t *testing.T, path string, want os.FileMode) {
+	t.Helper()
+	if info, err := os.Stat(path); err != nil || info.Mode() != want {
+		t.Errorf("%s: %v, %v, want %v", path, info, err, want)
+	}
 }
 
 func write(t *testing.T, dir, text string) {

@@ -23,6 +23,8 @@ func TestRelease(t *testing.T) {
 	if err := ledger.WriteRelease(dir, want); err != nil {
 		t.Fatal(err)
 	}
+	wantMode(t, dir, 0o700|os.ModeDir)
+	wantMode(t, filepath.Join(dir, "quiesce.json"), 0o600)
 	for _, boot := range []string{"1", ""} {
 		if r, err := ledger.ReadRelease(dir, boot); err != nil || r == nil || *r != want {
 			t.Errorf("in boot %q: %+v, %v", boot, r, err)
