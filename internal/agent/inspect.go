@@ -35,7 +35,7 @@ func (i *Inspector) Inspect(ctx context.Context, devices []resource.Device) erro
 		return nil
 	}
 	snapshot, err := i.Monitor.Look(ctx)
-	released := errors.Is(err, monitor.ErrQuiet)
+	released := errors.Is(err, monitor.ErrQuiesced)
 	switch {
 	case released:
 		snapshot = i.Monitor.Snapshots().Value()
@@ -48,17 +48,17 @@ func (i *Inspector) Inspect(ctx context.Context, devices []resource.Device) erro
 	}
 	if !released {
 		err = i.clean(ctx, exclusive(snapshot, devices), wanted.Reset)
-		released = errors.Is(err, monitor.ErrQuiet)
+		released = errors.Is(err, monitor.ErrQuiesced)
 	}
 	if released {
-		klog.FromContext(ctx).V(2).Info("Container starts on GPUs that were not checked", "reason", monitor.ErrQuiet.Error())
+		klog.FromContext(ctx).V(2).Info("Container starts on GPUs that were not checked", "reason", monitor.ErrQuiesced.Error())
 		return nil
 	}
 	return err
 }
 
 // clean returns why devices, each of which is a whole GPU, are not clean. If nothing uses them, it resets what earlier work changed on
-// them, as far as the configuration asks for that. The error wraps monitor.ErrQuiet when the driver was released meanwhile.
+// them, as far as the configuration asks for that. The error wraps monitor.ErrQuiesced when the driver was released meanwhile.
 func (i *Inspector) clean(ctx context.Context, devices []resource.Device, reset []inventory.Remnant) error {
 	if len(devices) == 0 {
 		return nil

@@ -41,7 +41,7 @@ func (s *Serving) Ready(ctx context.Context) (ready bool, reason string) {
 	switch {
 	case err != nil:
 		return false, err.Error()
-	case seen.Looked.IsZero() && seen.Err == nil && !seen.Quiet:
+	case seen.Looked.IsZero() && seen.Err == nil && seen.Quiesced.IsZero():
 		return false, "the first look at the node has not ended"
 	}
 	plan := resource.New(seen.Snapshot, s.Configs.Value().Resource)
@@ -92,7 +92,7 @@ func withheld(r resource.Resource, offered resource.Plan) string {
 // why returns why there is nothing to serve.
 func why(seen monitor.Status) string {
 	switch {
-	case seen.Quiet:
+	case !seen.Quiesced.IsZero():
 		return "the driver was released by quiesce"
 	case seen.Err != nil:
 		return seen.Err.Error()

@@ -62,7 +62,7 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 	s := status.Status{
 		Version: version.String(), Simulated: d.config.Simulate, ConfigFile: d.config.File,
 		Driver: seen.Snapshot.Driver.Version, Looked: status.Moment(seen.Looked), Stale: seen.Snapshot.Stale,
-		Quiet: seen.Quiet, Node: seen.Node,
+		Quiet: !seen.Quiesced.IsZero(), Node: seen.Node,
 		NotAsked: seen.NotAsked, GPUs: status.Devices(seen.Snapshot, seen.GPUs), LeftOut: status.LeftOut(seen.Snapshot, offered),
 		Resources: resources(d.set.Status()), Warnings: offered.OtherWarnings(),
 		Holds: holds(offered.Holds), ConfigGeneration: d.watcher.Generation(),
@@ -80,7 +80,7 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 	if err := d.unheard.Value(); err != nil {
 		s.MetricsError = err.Error()
 	}
-	if seen.Quiet {
+	if !seen.Quiesced.IsZero() {
 		s.Quiesced = &status.Quiesced{Since: status.Moment(seen.Quiesced), Allocate: seen.Allocate}
 	}
 	if err := d.watcher.Errors().Value(); err != nil {

@@ -122,8 +122,8 @@ func cleanInto(t *testing.T, n *node, m *monitor.Monitor) {
 	go func() { quiet <- m.Quiesce(t.Context(), true) }()
 	synctest.Wait()
 	close(gate)
-	if err := <-cleaned; !errors.Is(err, monitor.ErrQuiet) {
-		t.Errorf("Clean: %v, want ErrQuiet", err)
+	if err := <-cleaned; !errors.Is(err, monitor.ErrQuiesced) {
+		t.Errorf("Clean: %v, want ErrQuiesced", err)
 	}
 	if err := <-quiet; err != nil {
 		t.Errorf("Quiesce: %v", err)
@@ -136,7 +136,7 @@ func cleanInto(t *testing.T, n *node, m *monitor.Monitor) {
 func TestNothingIsDoneWhileTheDriverIsLeftAlone(t *testing.T) {
 	n := newNode(1)
 	watch(t, n, func(t *testing.T, m *monitor.Monitor) {
-		// Quiet comes while a look is under way, before the one that would run the errands.
+		// Quiet comes while a look is under way, before the one that would run the requests.
 		gate := make(chan struct{})
 		n.set(func(n *node) { n.gate = gate })
 		go func() { _, _ = m.Look(t.Context()) }()
@@ -154,7 +154,7 @@ func TestNothingIsDoneWhileTheDriverIsLeftAlone(t *testing.T) {
 		quiet := 0
 		for range 3 {
 			switch err := <-results; {
-			case errors.Is(err, monitor.ErrQuiet):
+			case errors.Is(err, monitor.ErrQuiesced):
 				quiet++
 			case err != nil:
 				t.Errorf("error %v", err)
@@ -163,8 +163,8 @@ func TestNothingIsDoneWhileTheDriverIsLeftAlone(t *testing.T) {
 		if quiet != 2 {
 			t.Errorf("%d were told of the quiet, want Processes and Clean", quiet)
 		}
-		if err := m.Clean(t.Context(), []string{uuid(0)}, remnants); !errors.Is(err, monitor.ErrQuiet) {
-			t.Errorf("Clean: %v, want ErrQuiet", err)
+		if err := m.Clean(t.Context(), []string{uuid(0)}, remnants); !errors.Is(err, monitor.ErrQuiesced) {
+			t.Errorf("Clean: %v, want ErrQuiesced", err)
 		}
 		if err := m.Resume(t.Context()); err != nil {
 			t.Fatal(err)
@@ -214,7 +214,7 @@ func TestComputeModesAreSetInTheSessionThatIsOpen(t *testing.T) {
 				if err := m.Quiesce(t.Context(), false); err != nil {
 					t.Fatal(err)
 				}
-				if _, err := m.SetComputeMode(t.Context(), uuid(1), inventory.ComputeDefault); !errors.Is(err, monitor.ErrQuiet) {
+				if _, err := m.SetComputeMode(t.Context(), uuid(1), inventory.ComputeDefault); !errors.Is(err, monitor.ErrQuiesced) {
 					t.Errorf("SetComputeMode without a session: %v", err)
 				}
 			})
@@ -228,8 +228,8 @@ func TestStatusSaysHowTheDriverWasReleased(t *testing.T) {
 		released := func(quiet, allocate bool, since time.Time) {
 			t.Helper()
 			s, err := m.Status(t.Context())
-			if err != nil || s.Quiet != quiet || s.Allocate != allocate || !s.Quiesced.Equal(since) {
-				t.Errorf("status: quiet %t, allocate %t, since %s, error %v; want %t, %t, %s", s.Quiet, s.Allocate, s.Quiesced, err, quiet, allocate, since)
+			if err != nil || s.Quiesced.IsZero() == quiet || s.Allocate != allocate || !s.Quiesced.Equal(since) {
+				t.Errorf("status: quiet %t, allocate %t, since %s, error %v; want %t, %t, %s", !s.Quiesced.IsZero(), s.Allocate, s.Quiesced, err, quiet, allocate, since)
 			}
 		}
 		quiesce := func(allocate bool) {

@@ -286,7 +286,7 @@ func TestRequestsAreAlwaysAnswered(t *testing.T) {
 							for range 2 {
 								select {
 								case err := <-answers:
-									if err != nil && name != "hanging" && !errors.Is(err, monitor.ErrQuiet) && !errors.Is(err, monitor.ErrResumed) {
+									if err != nil && name != "hanging" && !errors.Is(err, monitor.ErrQuiesced) && !errors.Is(err, monitor.ErrResumed) {
 										t.Errorf("%s: %v", what, err)
 									}
 								case <-limit:
@@ -295,8 +295,8 @@ func TestRequestsAreAlwaysAnswered(t *testing.T) {
 							}
 							n.set(func(n *node) { n.hung, n.delay = false, 0 })
 							pass(time.Minute)
-							if s, err := m.Status(t.Context()); err != nil || s.Quiet != (quiet > 0) {
-								t.Errorf("%s: quiet %v, %v", what, s.Quiet, err)
+							if s, err := m.Status(t.Context()); err != nil || s.Quiesced.IsZero() == (quiet > 0) {
+								t.Errorf("%s: quiet %v, %v", what, !s.Quiesced.IsZero(), err)
 							}
 							if open := n.count(opened) > n.count(closed); open == (quiet > 0) {
 								t.Errorf("%s: a session is open: %v", what, open)

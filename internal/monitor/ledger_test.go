@@ -314,7 +314,7 @@ func TestQuiesceSurvivesARestart(t *testing.T) {
 			}
 			pass(time.Hour)
 			s, err := m.Status(t.Context())
-			if err != nil || !s.Quiet || !s.Quiesced.Equal(since) || s.Allocate != allocate || s.Snapshot.Stale == "" {
+			if err != nil || s.Quiesced.IsZero() || !s.Quiesced.Equal(since) || s.Allocate != allocate || s.Snapshot.Stale == "" {
 				t.Errorf("%+v, %v", s, err)
 			}
 			if n.count(opened) != 1 {

@@ -51,9 +51,8 @@ type loop struct {
 	began   time.Time // when the last look began
 	refused int       // how often in a row there was no session to be had
 
-	quiet    bool      // the driver is left alone until somebody resumes
-	quiesced time.Time // since when; zero if it is not
-	closed   bool      // there is no session, because of quiet
+	quiesced time.Time // since when the driver is left alone until somebody resumes; zero if it is not
+	closed   bool      // there is no session, because of that
 
 	reopen time.Time // when to open another session in the place of this one; zero for not at all
 	asked  time.Time // since when that is wanted
@@ -61,7 +60,7 @@ type loop struct {
 
 	pending []inventory.Event // of GPUs or MIG devices that only the next look will know
 
-	waiters, answered []waiter     // those of a look that has not begun yet, and of the one that is running
+	waiters, informed []waiter     // those of a look that has not begun yet, and of the one that is running
 	driverCalls       []driverCall // to run in the course of that look
 }
 
@@ -99,17 +98,17 @@ func (l *loop) run(ctx context.Context) {
 			l.state.cleared(look.cleared)
 			switch {
 			case look.released:
-				if l.closed = l.quiet && look.err == nil; l.closed {
-					l.answered = append(l.answered, l.waiters...) // no look follows
+				if l.closed = l.isQuiesced() && look.err == nil; l.closed {
+					l.informed = append(l.informed, l.waiters...) // no look follows
 					l.waiters = nil
 				}
-			case l.quiet: // what is known stays as it was when somebody asked for quiet
-				look.err = ErrQuiet
+			case l.isQuiesced(): // what is known stays as it was
+				look.err = ErrQuiesced
 			default:
 				l.look(ctx, look)
 			}
 			l.publish(ctx)
-			l.answer(look)
+			l.inform(look)
 		case results := <-l.samples.results:
 			l.endSamples(ctx, results)
 		case request := <-l.requests:
@@ -118,6 +117,9 @@ func (l *loop) run(ctx context.Context) {
 		l.publish(ctx)
 	}
 }
+
+// isQuiesced reports whether the driver is left alone.
+func (l *loop) isQuiesced() bool { return !l.quiesced.IsZero() }
 
 func (l *loop) now() time.Time { return l.options.Clock.Now() }
 
@@ -174,9 +176,9 @@ func (l *loop) begin(ctx context.Context) {
 		return
 	}
 	l.samples.yield.Store(true)
-	if l.quiet {
+	if l.isQuiesced() {
 		l.looking, l.next = true, now.Add(l.options.Poll)
-		l.answered, l.waiters, l.driverCalls = l.waiters, nil, nil
+		l.informed, l.waiters, l.driverCalls = l.waiters, nil, nil
 		l.start(func() error {
 			l.looks <- look{released: true, err: l.prober.close(ctx, closePatience)}
 			return nil
@@ -191,7 +193,7 @@ func (l *loop) begin(ctx context.Context) {
 	l.looking, l.began = true, now
 	l.next = now.Add(l.options.Poll)
 	driverCalls := l.driverCalls
-	l.answered, l.waiters, l.driverCalls = l.waiters, nil, nil
+	l.informed, l.waiters, l.driverCalls = l.waiters, nil, nil
 	l.start(func() error {
 		l.looks <- l.prober.look(ctx, reopen, retry, driverCalls)
 		return nil
@@ -236,21 +238,21 @@ func (l *loop) look(ctx context.Context, look look) {
 	}
 }
 
-// answer tells those who asked for the look that has ended how it ended.
-func (l *loop) answer(look look) {
-	for _, a := range l.answered {
+// inform tells those who asked for the look that has ended how it ended.
+func (l *loop) inform(look look) {
+	for _, a := range l.informed {
 		switch {
-		case a.want == wantEither && (look.released || errors.Is(look.err, ErrQuiet)):
+		case a.want == wantEither && (look.released || errors.Is(look.err, ErrQuiesced)):
 			a.outcome <- nil
 		case a.want == wantLook && look.released:
-			a.outcome <- ErrQuiet
+			a.outcome <- ErrQuiesced
 		case a.want == wantRelease && !look.released:
 			a.outcome <- ErrResumed
 		default:
 			a.outcome <- look.err
 		}
 	}
-	l.answered = nil
+	l.informed = nil
 }
 
 // pace returns how long to wait after a look for the next one.

@@ -19,7 +19,7 @@ const maxAgain = 3
 type look struct {
 	opened    time.Time // when the session was opened that the look was made in; zero if there is none
 	snapshot  inventory.Snapshot
-	readings  []answer
+	readings  []readResult
 	err       error // why there is no snapshot
 	first     bool  // the session was opened for this look; unwatched lists its GPUs that give no events
 	unwatched []inventory.LeftOut
@@ -32,8 +32,8 @@ type look struct {
 // A driverCall asks something of the driver during a look, between its scan and its readings.
 type driverCall func(context.Context, Session, *look)
 
-// An answer is how a GPU of the look's Snapshot answered.
-type answer struct {
+// A readResult is what reading a GPU of the look's Snapshot has returned.
+type readResult struct {
 	inventory.Reading
 	err error // why there is no Reading
 }
@@ -68,7 +68,7 @@ func (e *prober) look(ctx context.Context, reopen, retry bool, driverCalls []dri
 	for _, run := range driverCalls {
 		run(ctx, e.session, &l)
 	}
-	l.readings = make([]answer, len(l.snapshot.GPUs))
+	l.readings = make([]readResult, len(l.snapshot.GPUs))
 	for i, g := range l.snapshot.GPUs {
 		l.readings[i].Reading, l.readings[i].err = e.session.Read(ctx, g.UUID)
 	}

@@ -29,9 +29,11 @@ func (l *loop) remember(ctx context.Context) {
 		return
 	}
 	log.Info("The driver was released before this process started: leaving it alone until resume", "since", release.Since)
-	l.quiet, l.closed, l.looked = true, true, true
+	l.closed, l.looked = true, true
 	l.state.quiesce(release.Allocate, l.now())
-	l.quiesced = release.Since
+	if l.quiesced = release.Since; !l.isQuiesced() { // the file does not say
+		l.quiesced = l.now()
+	}
 	l.publish(ctx)
 	close(l.first)
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/ledger"
 )
 
-// ErrQuiet is the error of requests that need the driver while it is released.
-var ErrQuiet = errors.New("the driver was released for maintenance: resume first")
+// ErrQuiesced is the error of requests that need the driver while it is released.
+var ErrQuiesced = errors.New("the driver was released for maintenance: resume first")
 
 // Status is what the monitor knows, for people, metrics and events. It shares its slices with the monitor: nobody may
 // change them.
@@ -36,9 +36,7 @@ type Status struct {
 	Err error
 	// Looked is when the last look that succeeded ended; zero before the first.
 	Looked time.Time
-	// Quiet says that the driver was released and is left alone until Resume.
-	Quiet bool
-	// Quiesced is since when; zero while Quiet is false. Allocate says that GPUs are given to new work meanwhile.
+	// Quiesced is since when the driver is released and left alone, until Resume; zero while it is not. Allocate says that GPUs are given to new work meanwhile.
 	Quiesced time.Time
 	Allocate bool
 }
@@ -48,8 +46,8 @@ func (m *Monitor) Status(ctx context.Context) (Status, error) {
 	var s Status
 	err := m.do(ctx, func(l *loop) {
 		s = Status{
-			Snapshot: l.state.published, Node: l.state.node, Err: l.state.err, Looked: l.state.looked, Quiet: l.quiet,
-			Quiesced: l.quiesced, Allocate: l.quiet && l.state.withheld.IsZero(),
+			Snapshot: l.state.published, Node: l.state.node, Err: l.state.err, Looked: l.state.looked,
+			Quiesced: l.quiesced, Allocate: l.isQuiesced() && l.state.withheld.IsZero(),
 			Unwatched: l.state.unwatched, NotAsked: l.state.notAsked, Retries: l.state.retries(),
 			GPUs: make([]health.GPU, 0, len(l.state.published.GPUs)),
 		}
@@ -67,8 +65,8 @@ func (m *Monitor) Alive(ctx context.Context) error { return m.do(ctx, func(*loop
 // ended, or why the look failed.
 func (m *Monitor) Look(ctx context.Context) (inventory.Snapshot, error) {
 	err := m.await(ctx, wantLook, func(l *loop) error {
-		if l.quiet {
-			return ErrQuiet
+		if l.isQuiesced() {
+			return ErrQuiesced
 		}
 		return nil
 	})
@@ -136,8 +134,8 @@ func (m *Monitor) SetComputeMode(ctx context.Context, uuid string, mode inventor
 func (m *Monitor) send(ctx context.Context, run driverCall) error {
 	ran := false
 	err := m.await(ctx, wantLook, func(l *loop) error {
-		if l.quiet {
-			return ErrQuiet
+		if l.isQuiesced() {
+			return ErrQuiesced
 		}
 		l.driverCalls = append(l.driverCalls, func(looking context.Context, s Session, l *look) {
 			if ctx.Err() != nil {
@@ -154,7 +152,7 @@ func (m *Monitor) send(ctx context.Context, run driverCall) error {
 	case ctx.Err() != nil && !ran:
 		return fmt.Errorf("wait for a look at the node: %w", ctx.Err())
 	case !ran:
-		return ErrQuiet // since
+		return ErrQuiesced // since
 	}
 	return nil
 }
@@ -168,8 +166,8 @@ func (m *Monitor) Quiesce(ctx context.Context, allocate bool) error {
 	err := m.setRelease(ctx, &release, func() error {
 		return m.ask(ctx, wantRelease, func(l *loop) error {
 			klog.FromContext(ctx).Info("Releasing the driver", "allocate", allocate)
-			if !l.quiet {
-				l.quiet, l.quiesced = true, l.now()
+			if !l.isQuiesced() {
+				l.quiesced = l.now()
 			}
 			l.state.quiesce(allocate, l.now())
 			return nil
@@ -188,7 +186,7 @@ func (m *Monitor) Resume(ctx context.Context) error {
 	err := m.setRelease(ctx, nil, func() error {
 		return m.ask(ctx, wantLook, func(l *loop) error {
 			klog.FromContext(ctx).Info("Going back to the driver")
-			l.quiet, l.quiesced, l.closed = false, time.Time{}, false
+			l.quiesced, l.closed = time.Time{}, false
 			return nil
 		}, outcome)
 	})

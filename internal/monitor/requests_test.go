@@ -31,8 +31,8 @@ func TestQuiesceReleasesTheDriverAndResumeGoesBack(t *testing.T) {
 			if got := s.GPUs[0].Health.Allocatable(); got != allocate {
 				t.Errorf("allocatable: %v, want %v", got, allocate)
 			}
-			if _, err := m.Look(t.Context()); !errors.Is(err, monitor.ErrQuiet) {
-				t.Errorf("Look: %v, want ErrQuiet", err)
+			if _, err := m.Look(t.Context()); !errors.Is(err, monitor.ErrQuiesced) {
+				t.Errorf("Look: %v, want ErrQuiesced", err)
 			}
 			if err := m.Quiesce(t.Context(), allocate); err != nil {
 				t.Errorf("Quiesce again: %v", err)
@@ -91,8 +91,8 @@ func TestLookThatQuietOvertakesSaysSo(t *testing.T) {
 		synctest.Wait()
 		n.set(func(n *node) { n.gpus = nil })
 		close(gate)
-		if err := <-looked; !errors.Is(err, monitor.ErrQuiet) {
-			t.Errorf("Look: %v, want ErrQuiet", err)
+		if err := <-looked; !errors.Is(err, monitor.ErrQuiesced) {
+			t.Errorf("Look: %v, want ErrQuiesced", err)
 		}
 		if err := <-quiet; err != nil {
 			t.Errorf("Quiesce: %v", err)
@@ -143,7 +143,7 @@ func TestStatusTellsWhatIsKnown(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(s.GPUs) != 2 || s.GPUs[1].UUID != uuid(1) || s.Err != nil || s.Quiet || s.Looked.Before(start) {
+		if len(s.GPUs) != 2 || s.GPUs[1].UUID != uuid(1) || s.Err != nil || !s.Quiesced.IsZero() || s.Looked.Before(start) {
 			t.Fatalf("Status %+v", s)
 		}
 		counts := s.GPUs[1].Counts

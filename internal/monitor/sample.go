@@ -117,7 +117,7 @@ func (l *loop) beginSamples(ctx context.Context) {
 
 // maySample reports whether GPUs can be measured once it is time for that.
 func (l *loop) maySample() bool {
-	return l.samples.Every > 0 && !l.samples.running && !l.looking && l.looked && !l.quiet && l.prober.session != nil
+	return l.samples.Every > 0 && !l.samples.running && !l.looking && l.looked && !l.isQuiesced() && l.prober.session != nil
 }
 
 // endSamples publishes what was measured. A GPU of which a call hangs, or that is lost, is looked at soon.

@@ -120,7 +120,7 @@ func (t *state) look(l look, now time.Time) {
 		if errors.Is(l.readings[i].err, inventory.ErrNotAsked) {
 			t.notAsked = append(t.notAsked, g.Index)
 		}
-		t.gpus[g.UUID] = t.answered(known, l.readings[i], now)
+		t.gpus[g.UUID] = t.foldResult(known, l.readings[i], now)
 	}
 	for _, g := range missing {
 		t.gpus[g.UUID] = t.policy.FoldAbsence(t.gpus[g.UUID], reasonAt(l.snapshot.LeftOut, g.Index), now)
@@ -130,23 +130,23 @@ func (t *state) look(l look, now time.Time) {
 	t.plan(now)
 }
 
-// answered folds in how a GPU answered, or did not. That it was not asked because of other GPUs says nothing.
-func (t *state) answered(g health.GPU, a answer, now time.Time) health.GPU {
-	if a.err == nil {
-		return t.policy.FoldReading(g, a.Reading, t.facts, now)
+// foldResult folds in how a GPU answered, or did not. That it was not asked because of other GPUs says nothing.
+func (t *state) foldResult(g health.GPU, r readResult, now time.Time) health.GPU {
+	if r.err == nil {
+		return t.policy.FoldReading(g, r.Reading, t.facts, now)
 	}
 	var stall *inventory.Stall
 	switch {
-	case errors.As(a.err, &stall):
+	case errors.As(r.err, &stall):
 		call := cmp.Or(stall.Call.Function, "reading its files")
 		if now.Sub(stall.Call.Since) >= t.hangAfter {
 			return t.policy.FoldHang(g, call, now)
 		}
 		return t.policy.FoldStall(g, call, now)
-	case errors.Is(a.err, inventory.ErrNotAsked):
+	case errors.Is(r.err, inventory.ErrNotAsked):
 		return g
 	}
-	return t.policy.FoldSilence(g, silent(a.err), now)
+	return t.policy.FoldSilence(g, silent(r.err), now)
 }
 
 // cleared folds in that the counts of memory errors of GPUs were cleared, before what was read of them afterwards.
@@ -160,7 +160,7 @@ func (t *state) cleared(uuids []string) {
 
 // quiesce marks what is known as the last that will be until the driver is gone back to.
 func (t *state) quiesce(allocate bool, now time.Time) {
-	t.stale = ErrQuiet.Error()
+	t.stale = ErrQuiesced.Error()
 	switch {
 	case allocate:
 		t.withheld = time.Time{}

@@ -124,9 +124,9 @@ func invoke[T any](a *api, function string, f func() (T, nvml.Return)) (T, nvml.
 	ret := nvml.ERROR_UNKNOWN // where f panics
 	a.record.begin(function)
 	defer func() { a.record.end(ret) }()
-	var answer T
-	answer, ret = f()
-	return answer, ret
+	var value T
+	value, ret = f()
+	return value, ret
 }
 
 // act calls a function that returns nothing else.
@@ -165,13 +165,13 @@ func queryFor[T any](d device, function string, argument int, f func(int) (T, nv
 		var none T
 		return none, nvml.ERROR_NOT_SUPPORTED
 	}
-	answer, ret := invoke(d.api, q.function, func() (T, nvml.Return) { return f(argument) })
+	value, ret := invoke(d.api, q.function, func() (T, nvml.Return) { return f(argument) })
 	if !known && (ret == nvml.SUCCESS || ret == nvml.ERROR_NOT_SUPPORTED) {
 		d.api.mu.Lock()
 		d.api.supports[q] = ret == nvml.SUCCESS
 		d.api.mu.Unlock()
 	}
-	return answer, ret
+	return value, ret
 }
 
 func (a *api) SystemGetDriverVersion() (string, nvml.Return) {

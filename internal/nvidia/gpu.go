@@ -12,7 +12,7 @@ import (
 // displayOnly are the models that NVML counts and that run no work: the display adapter of a DGX Station.
 var displayOnly = []string{"DGX Display", "NVIDIA DGX Display"}
 
-// A gpu is what a session knows of the GPU at one NVML index. Its slices are replaced, never written to, but for found.
+// A gpu is what a session knows of the GPU at one NVML index. Its slices are replaced, never written to.
 type gpu struct {
 	device device
 	pci    nvml.PciInfo
@@ -24,12 +24,11 @@ type gpu struct {
 	memory     nvml.Return // what the call for MemoryBytes answered last
 	hidden     bool        // displayOnly
 	migDevices []migDevice
-	found      []migDevice         // by the look under way
 	unread     []inventory.LeftOut // the MIG devices that could not be read
 	nvlink     nvlink
 	linked     bool              // the links were read
 	ways       []way             // that were found with them
-	answer     callResults       // how the GPU answered last
+	results    callResults       // how the GPU answered last
 	refused    error             // why its events could not be registered for
 	reading    inventory.Reading // the last one
 	read       bool              // there was one

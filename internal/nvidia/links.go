@@ -69,7 +69,7 @@ func (s *scanner) readLinks(sl *slot, g *gpu, peers []peer) {
 		}
 	}
 	if a.gone() {
-		g.nvlink.unread, g.answer = true, a
+		g.nvlink.unread, g.results = true, a
 	}
 }
 

@@ -42,7 +42,7 @@ func (s *scanner) readMIG(g *gpu, a *callResults) {
 	if !a.may("nvmlDeviceGetMaxMigDeviceCount", ret) {
 		return
 	}
-	g.found = g.found[:0]
+	var found []migDevice
 	for i := range count {
 		device, ret := g.device.GetMigDeviceHandleByIndex(i)
 		if ret == nvml.ERROR_NOT_FOUND || ret == nvml.ERROR_INVALID_ARGUMENT {
@@ -60,12 +60,12 @@ func (s *scanner) readMIG(g *gpu, a *callResults) {
 			continue
 		}
 		m.seen.Index = i
-		g.found = append(g.found, m)
+		found = append(found, m)
 	}
-	if slices.Equal(g.found, g.migDevices) {
+	if slices.Equal(found, g.migDevices) {
 		return
 	}
-	g.migDevices = slices.Clone(g.found)
+	g.migDevices = found
 	g.seen.MIGDevices = make([]inventory.MIGDevice, len(g.migDevices))
 	for i, m := range g.migDevices {
 		g.seen.MIGDevices[i] = m.seen

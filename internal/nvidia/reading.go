@@ -23,7 +23,7 @@ func (s *scanner) readSignals(_ *slot, g *gpu) {
 	r.Contact, r.Reason, r.Incomplete = a.contact, a.reason, a.incomplete
 	g.reading, g.read, g.fresh = r, true, true
 	if a.contact == inventory.ContactLost {
-		g.answer = a
+		g.results = a
 	}
 }
 

@@ -172,7 +172,7 @@ func (s *Session) sample(ctx context.Context, uuid string, blocking bool) (inven
 	case sl.stall != nil:
 		return inventory.Sample{}, sl.stall
 	case sl.alone:
-		return inventory.Sample{}, errors.New(sl.gpu.answer.reason)
+		return inventory.Sample{}, errors.New(sl.gpu.results.reason)
 	}
 	// The job has what it needs for itself: if it is given up, others go on with the slot.
 	g, p := *sl.gpu, sl.gpm

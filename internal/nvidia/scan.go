@@ -72,7 +72,7 @@ func (s *scanner) count() error {
 func (s *scanner) visit(sl *slot, g *gpu) {
 	var a callResults
 	s.ask(sl, g, &a)
-	g.answer = a
+	g.results = a
 	if g.seen.UUID == "" || g.hidden {
 		return
 	}

@@ -266,7 +266,7 @@ func TestScanFailingGPU(t *testing.T) {
 			r.inject(test.fault)
 			r.retry() // links are asked for, too
 			after := r.scan()
-			answer := r.scanner.slots[bad].gpu.answer
+			answer := r.scanner.slots[bad].gpu.results
 			if answer.contact != test.contact || !strings.Contains(answer.reason, test.reason) {
 				t.Errorf("got %v (%s), want %v with %q", answer.contact, answer.reason, test.contact, test.reason)
 			}
@@ -274,8 +274,8 @@ func TestScanFailingGPU(t *testing.T) {
 				compare(t, "the GPU", before.GPUs[bad], after.GPUs[bad])
 			}
 			for i, sl := range r.scanner.slots {
-				if i != bad && sl.gpu.answer.contact != inventory.ContactGood {
-					t.Errorf("GPU %d: %v", i, sl.gpu.answer.contact)
+				if i != bad && sl.gpu.results.contact != inventory.ContactGood {
+					t.Errorf("GPU %d: %v", i, sl.gpu.results.contact)
 				}
 			}
 			if test.fault.Kind == simulator.KindFail { // the others do not come back within a session
@@ -289,7 +289,7 @@ func TestScanFailingGPU(t *testing.T) {
 			r := newRig(t, "dgx-h100", test.fault)
 			s := r.scan()
 			if test.unknown == "" {
-				if contact := r.scanner.slots[bad].gpu.answer.contact; contact != test.contact || len(s.LeftOut) > 0 {
+				if contact := r.scanner.slots[bad].gpu.results.contact; contact != test.contact || len(s.LeftOut) > 0 {
 					t.Errorf("got %v, want %v; left out: %v", contact, test.contact, s.LeftOut)
 				}
 				return

@@ -232,14 +232,14 @@ func (s *Session) LinksDue() bool {
 
 // on asks the GPU of a slot. The caller has the turn of calls.
 func (s *Session) on(ctx context.Context, sl *slot, ask func(*slot, *gpu)) error {
-	v := sl.visit(s)
-	v.ask = ask
-	if err := s.driver.calls.job(ctx, sl.record, gpuPatience, v.run, v.late); err != nil {
+	g := *sl.gpu
+	run, late := func() { ask(sl, &g) }, func() { s.late(sl, &g) }
+	if err := s.driver.calls.job(ctx, sl.record, gpuPatience, run, late); err != nil {
 		sl.stalled(err)
 		return err
 	}
-	s.commit(sl, v.gpu)
-	sl.stall, sl.hangs, sl.idle = nil, 0, v
+	s.commit(sl, &g)
+	sl.stall, sl.hangs = nil, 0
 	return nil
 }
 
@@ -251,12 +251,12 @@ func (s *Session) commit(sl *slot, g *gpu) {
 		g.seen.Links = nil
 	}
 	sl.linksDue = sl.linksDue || sl.hangs > 0 || identified || sl.alone || g.seen.MIG != sl.gpu.seen.MIG
-	sl.gpu, sl.spare = g, sl.gpu
+	sl.gpu = g
 	if g.linked {
 		sl.linksDue = g.nvlink.unread
 		s.scanner.linked(g)
 	}
-	sl.alone = g.answer.contact == inventory.ContactLost || g.seen.UUID == "" && g.answer.contact != inventory.ContactGood
+	sl.alone = g.results.contact == inventory.ContactLost || g.seen.UUID == "" && g.results.contact != inventory.ContactGood
 	if sl.met && identified && g.seen.UUID != "" {
 		s.mu.Lock()
 		s.joining = append(s.joining, sl.watched(s.watch.api))
@@ -308,7 +308,7 @@ func (s *Session) read(ctx context.Context, uuid string) (inventory.Reading, err
 	switch {
 	case sl.gpu.fresh:
 	case sl.alone:
-		return inventory.Reading{Contact: sl.gpu.answer.contact, Reason: sl.gpu.answer.reason}, nil
+		return inventory.Reading{Contact: sl.gpu.results.contact, Reason: sl.gpu.results.reason}, nil
 	case sl.hangs >= maxHangs:
 		return inventory.Reading{}, sl.stall
 	default:
@@ -327,7 +327,7 @@ func (s *Session) read(ctx context.Context, uuid string) (inventory.Reading, err
 
 // ask puts a question to the driver about a GPU that an earlier Scan of this session found.
 func ask[T any](ctx context.Context, s *Session, what, uuid string, question func(device) (T, error)) (T, error) {
-	var answer, none T
+	var value, none T
 	err := s.enter(ctx)
 	if err == nil {
 		defer s.driver.calls.release()
@@ -336,7 +336,7 @@ func ask[T any](ctx context.Context, s *Session, what, uuid string, question fun
 			handle := sl.gpu.device
 			sl.gpu.fresh = false // what was read may change
 			var failed error
-			err = s.driver.calls.job(ctx, sl.record, gpuPatience, func() { answer, failed = question(handle) }, nil)
+			err = s.driver.calls.job(ctx, sl.record, gpuPatience, func() { value, failed = question(handle) }, nil)
 			if err == nil {
 				err = failed
 			}
@@ -345,7 +345,7 @@ func ask[T any](ctx context.Context, s *Session, what, uuid string, question fun
 	if err != nil {
 		return none, fmt.Errorf("%s GPU %s: %w", what, uuid, err)
 	}
-	return answer, nil
+	return value, nil
 }
 
 // Close ends the session: NVML is shut down once no call is being made and no wait is under way. While one of them hangs

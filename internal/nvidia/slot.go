@@ -20,9 +20,7 @@ type slot struct {
 	record *record
 	api    *api // for calls about the GPU
 	gpu    *gpu
-	spare  *gpu   // not in use; nil while a job has it
-	idle   *visit // not in use; nil while it is
-	gpm    *gpm   // nil before the first sample, and while a job has it
+	gpm    *gpm // nil before the first sample, and while a job has it
 
 	visited  bool // the next scan does not visit the GPU again
 	met      bool // Open is over: events of the GPU are registered for before a wait
@@ -36,31 +34,6 @@ type slot struct {
 func newSlot(d *Driver, a *api, index int) *slot {
 	r := d.record(index)
 	return &slot{record: r, api: a.of(r), gpu: &gpu{}, linksDue: true}
-}
-
-// A visit is a job that asks a GPU, with its copy of what is known of it.
-type visit struct {
-	gpu       *gpu
-	ask       func(*slot, *gpu)
-	run, late func()
-}
-
-// visit returns a visit with a copy of the GPU.
-func (sl *slot) visit(s *Session) *visit {
-	v, g := sl.idle, sl.spare
-	sl.idle, sl.spare = nil, nil
-	if v == nil {
-		v = &visit{}
-		v.run = func() { v.ask(sl, v.gpu) }
-		v.late = func() { s.late(sl, v.gpu) }
-	}
-	if g == nil {
-		g = &gpu{}
-	}
-	found := g.found[:0]
-	*g = *sl.gpu
-	g.found, v.gpu = found, g
-	return v
 }
 
 // due reports whether the GPU is to be visited now.
@@ -85,7 +58,7 @@ func (sl *slot) stalled(err error) {
 
 // linkable reports whether the GPU can be asked for its links.
 func (sl *slot) linkable() bool {
-	return sl.gpu.seen.UUID != "" && sl.hangs == 0 && sl.gpu.answer.contact == inventory.ContactGood
+	return sl.gpu.seen.UUID != "" && sl.hangs == 0 && sl.gpu.results.contact == inventory.ContactGood
 }
 
 // reason says why the GPU cannot be identified.
@@ -93,7 +66,7 @@ func (sl *slot) reason() error {
 	if sl.stall != nil {
 		return fmt.Errorf("%s does not return", sl.stall.Call.Function)
 	}
-	return errors.New(cmp.Or(sl.gpu.answer.reason, "its UUID is empty"))
+	return errors.New(cmp.Or(sl.gpu.results.reason, "its UUID is empty"))
 }
 
 // watched returns the GPU as one that gives events. Its handle is for who waits for them.
@@ -116,7 +89,7 @@ func (s *scanner) register(sl *slot, uuid string, d device) error {
 func (sl *slot) leftOut() inventory.LeftOut {
 	return inventory.LeftOut{
 		Index: sl.record.gpu, Reason: "the GPU cannot be identified: " + sl.reason().Error(),
-		Retry: sl.stall == nil && sl.gpu.answer.ret != nvml.ERROR_NO_PERMISSION,
+		Retry: sl.stall == nil && sl.gpu.results.ret != nvml.ERROR_NO_PERMISSION,
 	}
 }
 

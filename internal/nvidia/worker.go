@@ -90,12 +90,7 @@ type worker struct {
 	most int
 	turn chan struct{} // holds a token while somebody uses the worker
 
-	// The following two are used by the goroutine that has the turn.
-
-	timer *time.Timer // for reuse
-	spare *job        // not in use
-
-	mu      sync.Mutex // guards all following fields, and those of jobs
+	mu      sync.Mutex // guards all following fields
 	givenUp []*job     // whose callers did not wait, and that are not done
 	freed   chan struct{}
 	late    []func() // to run in the next turn, for jobs that were given up and are done since
@@ -103,10 +98,9 @@ type worker struct {
 
 // A job is calls of one record.
 type job struct {
-	record  *record
-	f, late func()
-	givenUp bool
-	done    chan struct{}
+	record *record
+	late   func()
+	done   chan struct{} // closed when it is
 }
 
 func newWorker(most int) *worker {
@@ -210,27 +204,15 @@ func (w *worker) exhausted(r *record) error {
 
 // run does a job for which there is room. The caller has the turn.
 func (w *worker) run(ctx context.Context, r *record, patience time.Duration, f, late func()) error {
-	j := w.spare
-	w.spare = nil
-	if j == nil {
-		j = &job{done: make(chan struct{}, 1)}
-	}
-	j.record, j.f, j.late = r, f, late
+	j := &job{record: r, late: late, done: make(chan struct{})}
 	r.start()
-	go w.finish(j)
-	timer := w.timer
-	if timer == nil {
-		timer = time.NewTimer(patience)
-		w.timer = timer
-	} else {
-		timer.Reset(patience)
-	}
+	go w.finish(j, f)
+	timer := time.NewTimer(patience)
 	defer timer.Stop()
 	var err error
 	for err == nil {
 		select {
 		case <-j.done:
-			w.spare = j
 			return nil
 		case <-ctx.Done():
 			err = stopped(ctx)
@@ -246,23 +228,21 @@ func (w *worker) run(ctx context.Context, r *record, patience time.Duration, f, 
 	defer w.mu.Unlock()
 	select {
 	case <-j.done:
-		w.spare = j
 		return nil
 	default:
 	}
-	j.givenUp = true
 	r.alone.Store(true)
 	w.givenUp = append(w.givenUp, j)
 	return err
 }
 
 // finish does a job, in a thread of its own.
-func (w *worker) finish(j *job) {
-	j.f()
+func (w *worker) finish(j *job, f func()) {
+	f()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !j.givenUp {
-		j.done <- struct{}{}
+	close(j.done)
+	if !slices.Contains(w.givenUp, j) {
 		return
 	}
 	w.givenUp = slices.DeleteFunc(w.givenUp, func(o *job) bool { return o == j })
