@@ -76,7 +76,7 @@ func (p *gpm) measure(d device, gi int, uuid string, into *inventory.Measures) n
 	}
 	for i := range request.NumMetrics { // the first are those for instances
 		got, m := request.Metrics[i], gpmMeasures[i]
-		value := got.Value * m.factor
+		value := math.Round(got.Value*m.factor*1e6) / 1e6 // DCGM has six decimals, too
 		if nvml.Return(got.NvmlReturn) == nvml.SUCCESS && value >= 0 && value <= m.most && !math.IsNaN(value) {
 			into.Set(m.measure, value)
 		}

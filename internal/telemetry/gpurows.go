@@ -52,7 +52,7 @@ var gpuRows = []gpuMetric{
 	ofInstances(dcgm("DEV_FB_FREE", gauge, inventory.MemoryFree, "MiB", "Framebuffer memory free (in MiB).")),
 	ofInstances(dcgm("DEV_FB_USED", gauge, inventory.MemoryUsed, "MiB", "Framebuffer memory used (in MiB).")),
 	dcgm("DEV_FB_RESERVED", gauge, inventory.MemoryReserved, "MiB", "Framebuffer memory reserved (in MiB)."),
-	ofInstances(dcgm("DEV_FB_TOTAL", gauge, inventory.MemoryTotal, "MiB", "Total Frame Buffer of the GPU (in MiB).")),
+	dcgm("DEV_FB_TOTAL", gauge, inventory.MemoryTotal, "MiB", "Total Frame Buffer of the GPU (in MiB)."),
 	dcgm("DEV_VGPU_LICENSE_STATUS", gauge, inventory.VGPULicense, "", "vGPU License status"),
 	dcgm("DEV_UNCORRECTABLE_REMAPPED_ROWS", counter, inventory.UncorrectableRows, "", "Number of remapped rows for uncorrectable errors"),
 	dcgm("DEV_CORRECTABLE_REMAPPED_ROWS", counter, inventory.CorrectableRows, "", "Number of remapped rows for correctable errors"),

@@ -199,7 +199,7 @@ func scrapeMany(hangs bool) func(context.Context, string) (string, error) {
 			}
 			took = append(took, time.Since(began))
 		}
-		return fmt.Sprintf("%s, %.0f kB, %.0f kB compressed", spread(took), float64(len(text))/1e3, float64(sent)/1e3), nil
+		return fmt.Sprintf("%s, %.0f kB sent, %.0f kB unpacked", spread(took), float64(sent)/1e3, float64(len(text))/1e3), nil
 	}
 }
 
