@@ -174,6 +174,10 @@ func TestSourcesAndTheirOrder(t *testing.T) {
 			}),
 		},
 		{name: "MPS root", env: "MPS_ROOT_CTR_PATH=/x", want: with(func(c *config.Config) { c.MPSRoot = "/x" })},
+		{name: "metrics of GPUs", file: "flags: {gpuMetrics: false, gpuMetricsInterval: 1m}", args: "--gpu-metrics-hostname-label none --node-name n",
+			want: with(func(c *config.Config) {
+				c.GPUMetrics, c.NodeName = config.GPUMetrics{Interval: time.Minute}, "n"
+			})},
 		{name: "simulated node", args: "--simulate dgx-h100", want: with(func(c *config.Config) { c.Simulate = "dgx-h100" })},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -212,6 +216,13 @@ func TestAllProblemsAreReportedInOrder(t *testing.T) {
 		{name: "environment", env: "MIG_STRATEGY=double", want: []string{`MIG_STRATEGY: "double" is not one of: none, single, mixed`}},
 		{name: "flag, by the name given", args: "--nvidia-dev-root=x", want: []string{`--nvidia-dev-root: "x" is not an absolute path, such as /run/nvidia/driver`}},
 		{name: "a problem that is overruled is none", file: "flags: {migStrategy: double}", args: "--mig-strategy=single"},
+		{name: "an interval", file: "flags: {gpuMetricsInterval: 3m}", env: "GPU_METRICS_HOSTNAME_LABEL=host", want: []string{
+			`GPU_METRICS_HOSTNAME_LABEL: "host" is not one of: Hostname, hostname, none`,
+			"line 1: flags.gpuMetricsInterval: 3m0s is not between 1s and 2m0s",
+		}},
+		{name: "an interval without a unit", args: "--gpu-metrics-interval=15", want: []string{
+			`--gpu-metrics-interval: "15" is not a duration with a unit, such as "15s"`,
+		}},
 		{name: "truth", args: "--fail-on-init-error=maybe", want: []string{`--fail-on-init-error: must be true or false, not "maybe"`}},
 		{
 			name: "unknown strategy", args: "--device-list-strategy=envvar,cdi",

@@ -33,8 +33,8 @@ const (
 	hangTime = 65 * time.Second
 	// cureTime is how long a cure may take to be believed: a GPU that is left alone is tried once in half an hour.
 	cureTime = 32 * time.Minute
-	// maxGoroutines is how many a Monitor may have at a time: the loop, a look, an event wait, and calls that hang.
-	maxGoroutines = 12
+	// maxGoroutines is how many a Monitor may have at a time: the loop, a look, samples, an event wait, and calls that hang.
+	maxGoroutines = 13
 )
 
 // Ten thousand faults strike simulated nodes, the adapter that ships on them, in no order and with nobody waiting for
@@ -141,7 +141,7 @@ func newStory(t *testing.T, r *rand.Rand, p simulator.Profile, driver string) *s
 		if t.Failed() {
 			return
 		}
-		if left := s.node.Stats(); left.Sessions > 0 || left.StaleCalls > 0 { // sets cannot be freed without a driver
+		if left := s.node.Stats(); left.Sessions > 0 || left.StaleCalls > 0 || left.GPMSamples > 0 { // sets cannot be freed without a driver
 			t.Errorf("left behind: %+v", left)
 		}
 	})
@@ -150,6 +150,11 @@ func newStory(t *testing.T, r *rand.Rand, p simulator.Profile, driver string) *s
 
 func (s *story) run(faults int) {
 	s.pass(time.Second)
+	if s.r.IntN(2) == 0 {
+		if err := s.SetSampling(s.t.Context(), monitor.Sampling{Every: 5 * time.Second, Blocking: true}); err != nil {
+			s.t.Fatal(err)
+		}
+	}
 	for faults > 0 {
 		f := s.fault()
 		if s.node.Inject(f) == nil { // else it cannot be: the GPU is unplugged
