@@ -55,6 +55,8 @@ func (d *driver) Retry(context.Context) error { return nil }
 
 func (d *driver) LinksDue() bool { return false }
 
+func (d *driver) Hanging() bool { return false }
+
 func (d *driver) Unwatched() []inventory.LeftOut { return nil }
 
 func (d *driver) Close(context.Context) error { return nil }

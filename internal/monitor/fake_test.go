@@ -247,6 +247,8 @@ func (s *session) Retry(context.Context) error {
 
 func (s *session) LinksDue() bool { return false }
 
+func (s *session) Hanging() bool { return false }
+
 func (s *session) Unwatched() []inventory.LeftOut { return nil }
 
 func (s *session) Close(ctx context.Context) error {

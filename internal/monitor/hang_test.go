@@ -377,3 +377,44 @@ func TestPublishedSnapshotIsNeverAltered(t *testing.T) {
 		}
 	})
 }
+
+// TestALostGPUBesideOneThatHangs: a lost GPU wants another session, which there cannot be while a call hangs. The other GPUs are
+// read in time all the same.
+func TestALostGPUBesideOneThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := simulate(t, "dgx-h100")
+		pass(time.Minute)
+		s.inject(hang("5", "DeviceGetFieldValues"))
+		s.inject(simulator.Fault{Kind: simulator.KindECC, GPU: "7", Count: 2})
+		pass(1800 * time.Millisecond)
+		s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "4", XID: 79})
+		s.until("GPU 7 Suspect", state(7, inventory.Suspect))
+		for end := time.Now().Add(time.Minute); time.Now().Before(end); pass(100 * time.Millisecond) {
+			if h := s.Snapshots().Value().GPUs[7].Health; h.State != inventory.Suspect && h.State != healthy {
+				t.Fatalf("GPU 7, which the driver acquits, is %+v", h)
+			}
+		}
+		if !state(7, healthy)(s.Snapshots().Value()) {
+			t.Error("GPU 7 is not Healthy after a minute")
+		}
+	})
+}
+
+// TestEventsThatEndWhileACallHangs: another session, which brings events again, is opened when the call has returned.
+func TestEventsThatEndWhileACallHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := simulate(t, "dgx-h100")
+		pass(time.Minute)
+		s.inject(hang("5", "DeviceGetFieldValues"))
+		pass(10 * time.Second)
+		s.inject(simulator.Fault{Kind: simulator.KindFail, Call: "EventSetWait", Return: "UNKNOWN"})
+		s.others(time.Minute, 5)
+		s.inject(simulator.Fault{Kind: simulator.KindRestore})
+		pass(5 * time.Minute)
+		s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "0", XID: 46})
+		synctest.Wait()
+		if h := s.Snapshots().Value().GPUs[0].Health; h.State != unhealthy {
+			t.Errorf("an XID five minutes after all calls return is not published: %+v", h)
+		}
+	})
+}

@@ -265,7 +265,7 @@ func (l *loop) pace(look look) time.Duration {
 		return l.options.Poll
 	}
 	l.refused = 0
-	return l.state.pace(l.options)
+	return l.state.pace(l.options, look.pinned)
 }
 
 // rest sets the timer to when something has to be done if nothing happens.

@@ -50,6 +50,8 @@ type Session interface {
 	// Next blocks until an event. After inventory.ErrNoAnswer it may be called again later. Any other error ends the session's
 	// use: only a new one has further events.
 	Next(ctx context.Context) (inventory.Event, error)
+	// Hanging reports whether a call has not returned in time: the session cannot be closed now.
+	Hanging() bool
 	// Unwatched lists the GPUs that give no events, and why.
 	Unwatched() []inventory.LeftOut
 	// Close ends the session and the Next under way. After inventory.ErrNoAnswer the session can still be used.

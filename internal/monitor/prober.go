@@ -25,6 +25,7 @@ type look struct {
 	unwatched []inventory.LeftOut
 	released  bool // the session was closed, instead
 	linksDue  bool // the next look asks for links between GPUs
+	pinned    bool // another session is wanted, and a call that hangs keeps this one open
 	// cleared are the GPUs, by UUID, whose counts of memory errors a driverCall cleared before they were read.
 	cleared []string
 }
@@ -47,12 +48,13 @@ type prober struct {
 	opened   time.Time
 	listener *listener
 	fresh    bool // nobody has looked in this session yet
+	outdated bool // another session is to take its place, when no call hangs
 	unusable bool // the session has failed and is not closed yet
 	awaited  bool // a session may still be opened by a call that was not waited for
 }
 
-// look looks at the node and runs driverCalls on the way; with reopen, in a new session if the one there is can be closed; with retry,
-// GPUs that are left alone are asked, too.
+// look looks at the node and runs driverCalls on the way; with reopen, in a new session, now or when no call hangs any more; with
+// retry, GPUs that are left alone are asked, too.
 func (e *prober) look(ctx context.Context, reopen, retry bool, driverCalls []driverCall) look {
 	var l look
 	l.snapshot, l.err = e.scan(ctx, reopen, retry)
@@ -73,14 +75,15 @@ func (e *prober) look(ctx context.Context, reopen, retry bool, driverCalls []dri
 		l.readings[i].Reading, l.readings[i].err = e.session.Read(ctx, g.UUID)
 	}
 	l.first, e.fresh = e.fresh, false
-	l.unwatched, l.linksDue = e.session.Unwatched(), e.session.LinksDue()
+	l.unwatched, l.linksDue, l.pinned = e.session.Unwatched(), e.session.LinksDue(), e.outdated
 	return l
 }
 
 // scan scans the node in the session there is, or in a new one.
 func (e *prober) scan(ctx context.Context, reopen, retry bool) (inventory.Snapshot, error) {
-	if e.session != nil && (reopen || e.unusable) {
-		// A session of which a call hangs cannot be closed, and it still shows the other GPUs.
+	e.outdated = e.outdated || reopen
+	// A session of which a call hangs cannot be closed, and it still shows the other GPUs.
+	if e.session != nil && (e.unusable || e.outdated && !e.session.Hanging()) {
 		if err := e.close(ctx, closePatience); err != nil && (e.unusable || !errors.Is(err, inventory.ErrNoAnswer)) {
 			return inventory.Snapshot{}, err
 		}
@@ -104,7 +107,7 @@ func (e *prober) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	e.session, e.opened, e.fresh, e.unusable = session, e.monitor.options.Clock.Now(), true, false
+	e.session, e.opened, e.fresh, e.unusable, e.outdated = session, e.monitor.options.Clock.Now(), true, false, false
 	l := &listener{monitor: e.monitor, session: session, closed: make(chan struct{})}
 	e.listener = l
 	e.start(func() error {

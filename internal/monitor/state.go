@@ -355,7 +355,7 @@ func (t *state) limit() time.Time {
 }
 
 // pace returns how long to wait for the next look while nothing happens.
-func (t *state) pace(o Options) time.Duration {
+func (t *state) pace(o Options, pinned bool) time.Duration {
 	pace := o.Poll
 	if t.linksDue {
 		pace = o.SuspectPoll
@@ -364,7 +364,7 @@ func (t *state) pace(o Options) time.Duration {
 		known := t.gpus[g.UUID]
 		_, wants := t.policy.WantsSession(known, t.facts)
 		switch {
-		case wants && known.Answers() && t.mayReopen():
+		case wants && known.Answers() && t.mayReopen() && !pinned:
 			return 0
 		case known.Suspect():
 			pace = min(pace, o.SuspectPoll)

@@ -371,6 +371,9 @@ func (s *Session) Close(ctx context.Context) error {
 	return nil
 }
 
+// Hanging reports whether a call, or a wait for events, has not returned in time: the session cannot be closed now.
+func (s *Session) Hanging() bool { return len(s.driver.Calls()) > 0 }
+
 // stop ends what is waited on and shuts NVML down, in a job and while nobody waits for events.
 func (s *Session) stop() error {
 	if s.stopped {
