@@ -63,7 +63,7 @@ func cdiSpecs(f *NodeFacts, r *findings) {
 		own := strings.HasPrefix(s.Kind, f.Settings.CDIVendor+"/")
 		switch {
 		case s.Problem != "":
-			r.warn("A CDI spec cannot be read", []string{s.Path + ": " + s.Problem}, "mv "+s.Path+" /root/   # if nothing needs it")
+			r.warn("A CDI spec cannot be read", []string{s.Path + ": " + s.Problem}, "ls -l "+s.Path, "mv "+s.Path+" /root/   # if nothing needs it")
 		case len(s.Absent) > 0:
 			remedy := "nvidia-ctk cdi generate --output=" + s.Path
 			if own {

@@ -103,8 +103,9 @@ func library(r root, at string) (doctor.NVMLLibrary, error) {
 	return found, nil
 }
 
-// devices returns the device nodes in the folder dev of a root, which is at a path of the node.
-func devices(kernel, r root, at string) (doctor.Devices, error) {
+// devices returns the device nodes in the folder dev of a root, which is at a path of the node. Links to them are in the folder
+// dev/char of another root.
+func devices(kernel, links, r root, at string) (doctor.Devices, error) {
 	found := doctor.Devices{Folder: at, Majors: majors(kernel), GPUs: minors(kernel)}
 	names, err := r.list("dev")
 	if err != nil {
@@ -128,7 +129,7 @@ func devices(kernel, r root, at string) (doctor.Devices, error) {
 		if stat, ok := info.Sys().(*syscall.Stat_t); ok && node.Character {
 			node.Numbered = true
 			node.Major, node.Minor = int(unix.Major(stat.Rdev)), int(unix.Minor(stat.Rdev))
-			_, err := fs.Lstat(r.FS, fmt.Sprintf("dev/char/%d:%d", node.Major, node.Minor))
+			_, err := fs.Lstat(links.FS, fmt.Sprintf("dev/char/%d:%d", node.Major, node.Minor))
 			node.Linked = err == nil
 		}
 		found.Nodes = append(found.Nodes, node)

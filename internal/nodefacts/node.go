@@ -3,6 +3,7 @@ package nodefacts
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"net"
 	"path"
 	"slices"
@@ -47,8 +48,8 @@ func specs(r root) ([]doctor.Spec, error) {
 	var all []doctor.Spec
 	for _, folder := range cdiFolders {
 		names, err := r.list(folder)
-		if err != nil {
-			continue // runtimes do without, too
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // runtimes do without a folder
+			all = append(all, doctor.Spec{Path: folder, Problem: err.Error()})
 		}
 		for _, name := range names {
 			if ext := path.Ext(name); ext != ".json" && ext != ".yaml" {
@@ -107,6 +108,9 @@ func readSpec(r root, file string) doctor.Spec {
 func (p Places) selinux(kernel root) (doctor.SELinux, error) {
 	if !kernel.exists("sys") {
 		return doctor.SELinux{}, errors.New("/sys is not there")
+	}
+	if p.Host == nil && !kernel.exists("sys/fs/selinux/enforce") {
+		return doctor.SELinux{}, errors.New("/sys/fs/selinux is not in this container. " + p.Hidden)
 	}
 	s := doctor.SELinux{Enforces: kernel.line("sys/fs/selinux/enforce") == "1", Container: p.Container != nil}
 	if label := strings.Split(strings.Trim(kernel.line("proc/self/attr/current"), "\x00"), ":"); len(label) > 2 {

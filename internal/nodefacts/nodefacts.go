@@ -57,10 +57,14 @@ func (p Places) Gather(ctx context.Context) doctor.NodeFacts {
 			return library(root{p.Driver}, p.DriverRoot)
 		}),
 		read(ctx, &f.Devices, "the device nodes", p.noDevices, func() (doctor.Devices, error) {
-			return devices(kernel, root{p.Devices}, p.DevFolder)
+			links := host // where systemd and runc look
+			if links.FS == nil {
+				links = root{p.Devices}
+			}
+			return devices(kernel, links, root{p.Devices}, p.DevFolder)
 		}),
 		read(ctx, &f.Container, "the device nodes of this container", p.noContainer, func() (doctor.Devices, error) {
-			return devices(kernel, root{p.Container}, "/dev")
+			return devices(kernel, root{p.Container}, root{p.Container}, "/dev")
 		}),
 		read(ctx, &f.Processes, "the node's processes", hidden, func() ([]string, error) {
 			all, err := processes(host)

@@ -195,6 +195,10 @@ var nodeRows = []row{
 		check: "cdi-specs", severity: doctor.Warning, says: "cannot be read",
 	},
 	{
+		name: "a folder that is none", change: changes{"etc/cdi": "text"},
+		check: "cdi-specs", severity: doctor.Warning, says: "cannot be read",
+	},
+	{
 		name: "of somebody else", change: changes{"etc/cdi/x.yaml": "kind: example.com/nic\ndevices:\n- name: a\n", "etc/cdi/x.txt": "text"},
 		check: "cdi-specs", severity: doctor.OK, says: "1 CDI spec ",
 	},

@@ -29,7 +29,7 @@ func TestExamples(t *testing.T) {
 	}
 	d := &document{t: t, text: string(text)}
 	at := metricsAddress(t)
-	s := open(t, node.Setup{Args: []string{"--metrics-address", at}})
+	s := open(t, node.Setup{Args: []string{"--metrics-address", at, "--gpu-metrics=false"}})
 	s.goodHost()
 	s.start()
 	s.shows(8, 8)
