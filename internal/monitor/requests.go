@@ -36,7 +36,8 @@ type Status struct {
 	Err error
 	// Looked is when the last look that succeeded ended; zero before the first.
 	Looked time.Time
-	// Quiesced is since when the driver is released and left alone, until Resume; zero while it is not. Allocate says that GPUs are given to new work meanwhile.
+	// Quiesced is since when the driver is released and left alone, until Resume; zero while it is not. Allocate says that GPUs are
+	// given to new work meanwhile.
 	Quiesced time.Time
 	Allocate bool
 }

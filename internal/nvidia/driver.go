@@ -68,33 +68,25 @@ func (d *Driver) record(gpu int) *record {
 // The error wraps inventory.ErrNoDriver when there is no driver yet, inventory.ErrDriverReplaced when only a new
 // process can talk to it, and inventory.ErrNoAnswer when a call about no GPU did not return in time: where such a session comes
 // late, the next Open returns it. To open a second session while one is open is an error.
-func (d *Driver) Open(ctx context.Context) (*Session, error) {
-	s, err := d.begin(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("open an NVML session: %w", err)
-	}
-	return s, nil
-}
-
-// begin opens a session, or returns the one that was opened after its caller had given up.
-func (d *Driver) begin(ctx context.Context) (*Session, error) {
+func (d *Driver) Open(ctx context.Context) (_ *Session, err error) {
+	defer wrap(&err, "open an NVML session")
 	if err := d.calls.take(ctx); err != nil {
 		return nil, err
 	}
 	defer d.calls.release()
 	var s *Session
-	var err error
-	start := func() { s, err = d.start() }
+	var failed error // a job that is given up writes it later
+	start := func() { s, failed = d.start() }
 	adopt := func() {
-		if err == nil {
+		if failed == nil {
 			d.late = s
 		}
 	}
-	if noAnswer := d.calls.job(ctx, d.node, openPatience, start, adopt); noAnswer != nil {
-		return nil, noAnswer
-	}
-	if err != nil {
+	if err := d.calls.job(ctx, d.node, openPatience, start, adopt); err != nil {
 		return nil, err
+	}
+	if failed != nil {
+		return nil, failed
 	}
 	s.firstVisits(ctx)
 	return s, nil

@@ -30,6 +30,13 @@ func failure(call string, ret nvml.Return) error {
 	return fmt.Errorf("%s: %w: %w", call, kind, ret)
 }
 
+// wrap adds what was tried to an error.
+func wrap(err *error, what string) {
+	if *err != nil {
+		*err = fmt.Errorf("%s: %w", what, *err)
+	}
+}
+
 // unprivileged adds the missing capability to the error of a call that was not permitted.
 func unprivileged(err error) error {
 	if errors.Is(err, nvml.ERROR_NO_PERMISSION) {

@@ -125,15 +125,8 @@ func (s *Session) Unwatched() []inventory.LeftOut {
 // An error means that the node could not be looked at. It wraps inventory.ErrNoAnswer when a call about no GPU did not
 // return in time, inventory.ErrNewSession when GPUs were bound to the driver, or unbound, after Open, and
 // inventory.ErrDriverReplaced when another driver was installed since.
-func (s *Session) Scan(ctx context.Context) (inventory.Snapshot, error) {
-	snapshot, err := s.scan(ctx)
-	if err != nil {
-		return inventory.Snapshot{}, fmt.Errorf("scan the node: %w", err)
-	}
-	return snapshot, nil
-}
-
-func (s *Session) scan(ctx context.Context) (inventory.Snapshot, error) {
+func (s *Session) Scan(ctx context.Context) (_ inventory.Snapshot, err error) {
+	defer wrap(&err, "scan the node")
 	if err := s.enter(ctx); err != nil {
 		return inventory.Snapshot{}, err
 	}
@@ -274,9 +267,10 @@ func (s *Session) late(sl *slot, g *gpu) {
 }
 
 // Retry has the next Scan ask the GPUs that it leaves alone, and all GPUs for their links.
-func (s *Session) Retry(ctx context.Context) error {
+func (s *Session) Retry(ctx context.Context) (err error) {
+	defer wrap(&err, "ask GPUs again")
 	if err := s.enter(ctx); err != nil {
-		return fmt.Errorf("ask GPUs again: %w", err)
+		return err
 	}
 	defer s.driver.calls.release()
 	for _, sl := range s.scanner.slots {
@@ -288,15 +282,8 @@ func (s *Session) Retry(ctx context.Context) error {
 // Read reads the health signals of a GPU that an earlier Scan of this session found. How the GPU answers is part of
 // the Reading; an error means that it could not be asked: there is no such GPU, a call about it does not return or did not in
 // time (inventory.Stall), or calls about others do not (inventory.ErrNotAsked).
-func (s *Session) Read(ctx context.Context, uuid string) (inventory.Reading, error) {
-	r, err := s.read(ctx, uuid)
-	if err != nil {
-		return inventory.Reading{}, fmt.Errorf("read GPU %s: %w", uuid, err)
-	}
-	return r, nil
-}
-
-func (s *Session) read(ctx context.Context, uuid string) (inventory.Reading, error) {
+func (s *Session) Read(ctx context.Context, uuid string) (_ inventory.Reading, err error) {
+	defer wrap(&err, "read GPU "+uuid)
 	if err := s.enter(ctx); err != nil {
 		return inventory.Reading{}, err
 	}
@@ -351,24 +338,22 @@ func ask[T any](ctx context.Context, s *Session, what, uuid string, question fun
 // Close ends the session: NVML is shut down once no call is being made and no wait is under way. While one of them hangs
 // NVML must not be shut down: then Close returns inventory.ErrNoAnswer at the deadline of ctx, the Driver opens no
 // other session, and this one can still be used. Closing a closed session does nothing.
-func (s *Session) Close(ctx context.Context) error {
+func (s *Session) Close(ctx context.Context) (err error) {
+	defer wrap(&err, "close the NVML session")
 	if err := s.driver.calls.drain(ctx); err != nil {
-		return fmt.Errorf("close the NVML session: %w", err)
+		return err
 	}
 	defer s.driver.calls.release()
 	// Nobody may wait on the event set while it is freed.
 	if err := s.driver.events.drain(ctx); err != nil {
-		return fmt.Errorf("close the NVML session: event wait: %w", err)
+		return fmt.Errorf("event wait: %w", err)
 	}
 	defer s.driver.events.release()
-	var err error
-	if noAnswer := s.driver.calls.run(ctx, s.driver.node, openPatience, func() { err = s.stop() }, nil); noAnswer != nil {
-		return fmt.Errorf("close the NVML session: %w", noAnswer)
+	var failed error
+	if err := s.driver.calls.run(ctx, s.driver.node, openPatience, func() { failed = s.stop() }, nil); err != nil {
+		return err
 	}
-	if err != nil {
-		return fmt.Errorf("close the NVML session: %w", err)
-	}
-	return nil
+	return failed
 }
 
 // Hanging reports whether a call, or a wait for events, has not returned in time: the session cannot be closed now.

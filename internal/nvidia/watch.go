@@ -3,6 +3,7 @@ package nvidia
 import (
 	"errors"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -71,56 +72,40 @@ type dropped struct {
 	reason error
 }
 
-// arm puts a new set in place of the set, registers for the events of the GPUs and drops those for which it cannot.
+// arm puts a new set in place of the set, registers for the events of the GPUs and drops those for which it cannot. A GPU that spoils the
+// set is dropped, or asked for fewer events, and the others go into another set.
 func (w *watch) arm(a *api) []dropped {
+	gpus := w.gpus
 	var all []dropped
-	for {
+	for spoilt := true; spoilt; {
 		set, ret := a.EventSetCreate()
 		if err := failure("nvmlEventSetCreate", ret); err != nil {
-			for _, g := range w.gpus {
+			for _, g := range gpus {
 				all = append(all, dropped{g, err})
 			}
 			w.replace(a, nil, nil)
 			return all
 		}
-		kept, these, spoilt := register(w.gpus, set)
-		all = append(all, these...)
-		for _, d := range these {
-			if errors.Is(d.reason, nvml.ERROR_NO_PERMISSION) {
-				w.refused, w.asked = append(w.refused, d.watched), time.Now()
+		w.gpus, spoilt = nil, false
+		for i, g := range gpus {
+			err := g.register(set)
+			if spoilt = w.admit(g, err); err != nil && !errors.Is(err, errMIGEvents) {
+				all = append(all, dropped{g, err})
+			}
+			if spoilt {
+				gpus = slices.Concat(w.gpus, gpus[i+1:])
+				break
 			}
 		}
-		if !spoilt && len(kept) > 0 {
-			w.replace(a, set, kept)
-			return all
+		if spoilt || len(w.gpus) == 0 {
+			_ = freeSet(a, set) // no call waits on it, and an error would change nothing
+			set = nil
 		}
-		_ = freeSet(a, set) // no call waits on it, and an error would change nothing
-		w.gpus = kept
 		if !spoilt {
-			w.replace(a, nil, nil)
-			return all
+			w.replace(a, set, w.gpus)
 		}
 	}
-}
-
-// register adds the events of GPUs to a set and returns those that it kept and those that it dropped. One of them may
-// have spoilt the set; it is among those dropped, and those that were not asked yet are kept.
-func register(gpus []watched, set nvml.EventSet) (kept []watched, all []dropped, spoilt bool) {
-	for i, g := range gpus {
-		err := g.register(set)
-		switch {
-		case err == nil:
-			kept = append(kept, g)
-		case errors.Is(err, errMIGEvents):
-			g.noMIG = true
-			return append(append(kept, g), gpus[i+1:]...), all, true
-		case errors.Is(err, nvml.ERROR_UNKNOWN):
-			return append(kept, gpus[i+1:]...), append(all, dropped{g, err}), true
-		default:
-			all = append(all, dropped{g, err})
-		}
-	}
-	return kept, all, false
+	return all
 }
 
 // errMIGEvents says that to register for changes of MIG devices has spoilt the set.
