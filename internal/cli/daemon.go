@@ -21,7 +21,6 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/offer"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/supervise"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/telemetry"
@@ -76,7 +75,6 @@ type daemon struct {
 	sockets   *feed.Feed[[]string] // beside its own
 	set       *plugin.Set
 	mps       *mps.Prober
-	offered   *feed.Feed[resource.Plan]
 	readiness *agent.Readiness
 	liveness  *agent.Liveness
 	counters  *telemetry.Counters
@@ -92,7 +90,6 @@ func newDaemon(ctx context.Context, c config.Config, sources config.Sources) (*d
 		kubelets: feed.New(uint64(0)),
 		sockets:  feed.New([]string(nil)),
 		mps:      mps.NewProber(c.MPSRoot, clock.RealClock{}),
-		offered:  feed.New(resource.Plan{}),
 		counters: telemetry.NewCounters(plugin.Causes()),
 		unheard:  feed.New[error](nil),
 	}
@@ -197,12 +194,12 @@ func (d *daemon) observation() []agent.Task {
 func (d *daemon) outputs() []agent.Task {
 	plans := &offer.Loop{
 		Configs: d.watcher.Configs(), Snapshots: d.monitor.Snapshots(), Set: d.set, Specs: newSpecs(d.config.CDIDir),
-		MPS: d.mps, Offered: d.offered, Pulse: supervise.NewPulse(),
+		MPS: d.mps, Pulse: supervise.NewPulse(),
 	}
 	servers := agent.Task{Name: "plugin servers", Run: d.set.Run, Alive: d.set.Alive}
 	if d.directory != nil {
 		servers.Ready = (&agent.Serving{
-			Configs: d.watcher.Configs(), Monitor: d.monitor, Offered: d.offered, Servers: d.set.Status,
+			Configs: d.watcher.Configs(), Monitor: d.monitor, Offered: d.set.Offered(), Servers: d.set.Status,
 			Others: others{d.account, d.directory},
 		}).Ready
 	}

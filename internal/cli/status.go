@@ -58,7 +58,7 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 	if err != nil {
 		return status.Status{}, err
 	}
-	offered := d.offered.Value()
+	offered := d.set.Offered().Value()
 	s := status.Status{
 		Version: version.String(), Simulated: d.config.Simulate, ConfigFile: d.config.File,
 		Driver: seen.Snapshot.Driver.Version, Looked: status.Moment(seen.Looked), Stale: seen.Snapshot.Stale,

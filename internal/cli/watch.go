@@ -35,7 +35,7 @@ func (d *daemon) watch(ctx context.Context, send func(any) error) error {
 	var sent []byte
 	for {
 		_, looked := d.monitor.Snapshots().Latest()
-		_, offered := d.offered.Latest()
+		_, offered := d.set.Offered().Latest()
 		_, answered := d.readiness.Answer().Latest()
 		_, configured := d.watcher.Configs().Latest()
 		_, refused := d.watcher.Errors().Latest()

@@ -56,8 +56,8 @@ func TestAGPUThatAPodHoldsIsNotGivenInAnotherForm(t *testing.T) {
 				return
 			}
 			// The GPU that nobody holds changes at once: the clock does not move.
-			n.await(t, listed(strings.Fields(ids(free)), append(strings.Fields(ids(held)), "GPU-0", "GPU-1")), both...)
-			r, _ := n.offered.Value().Resource(test.name)
+			n.await(t, listed(append(strings.Fields(ids(free)), held), append(strings.Fields(ids(held)), free)), both...)
+			r, _ := n.daemon.Offered().Value().Resource(test.name)
 			d, _ := r.Device(held + "::0")
 			if want := "its GPU is not free yet as nvidia.com/gpu " + held + ": pod default/p holds it"; d.Healthy || d.Reason != want {
 				t.Errorf("the device is Healthy %v with reason %q, want %q", d.Healthy, d.Reason, want)
@@ -70,7 +70,7 @@ func TestAGPUThatAPodHoldsIsNotGivenInAnotherForm(t *testing.T) {
 				t.Errorf("a third pod was admitted: %v", err)
 			}
 			n.pass(t, 100)
-			if got := n.health(both...); strings.Contains(strings.Split(got, "|")[0], held) {
+			if got := n.health(both...); strings.Contains(strings.Split(got, "|")[0], held+"::") {
 				t.Errorf("kubelet lists %s while the pod holds the GPU", got)
 			}
 			n.Remove("p")
@@ -118,7 +118,7 @@ func TestAGPUThatKubeletHasJustAskedForWaits(t *testing.T) {
 	n.Remove("p") // as if kubelet did not say so yet
 	n.configs.Publish(shared(""))
 	free := "GPU-" + other(id)
-	n.await(t, listed([]string{free + "::0", free + "::1"}, []string{"GPU-0", "GPU-1", id + "::0", id + "::1"}), gpu)
+	n.await(t, listed([]string{free + "::0", free + "::1", id}, []string{free, id + "::0", id + "::1"}), gpu)
 	if seconds := n.until(t, "GPU-0::0 GPU-0::1 GPU-1::0 GPU-1::1 | ", gpu); seconds < 10 {
 		t.Errorf("free after %d s, want 10", seconds)
 	}
@@ -147,11 +147,11 @@ func TestAfterARestartAGPUThatAPodHoldsIsNotGivenInAnotherForm(t *testing.T) {
 			}
 			mark := n.Mark()
 			n.start(t)
-			unhealthy := []string{held, held + "::0", held + "::1"}
-			n.until(t, free+"::0 "+free+"::1 | "+strings.Join(unhealthy, " "), gpu, name)
+			want := listed([]string{held, free + "::0", free + "::1"}, []string{held + "::0", held + "::1"})
+			n.until(t, want, gpu, name)
 			for _, e := range n.Events(mark) {
 				for _, d := range e.Devices {
-					if e.Kind == standin.Listed && strings.HasPrefix(d.GetID(), held) && d.GetHealth() == "Healthy" {
+					if e.Kind == standin.Listed && strings.HasPrefix(d.GetID(), held+"::") && d.GetHealth() == "Healthy" {
 						t.Fatalf("%s was Healthy in a list", d.GetID())
 					}
 				}
@@ -160,7 +160,7 @@ func TestAfterARestartAGPUThatAPodHoldsIsNotGivenInAnotherForm(t *testing.T) {
 			if err := n.Restart(); err != nil {
 				t.Fatal(err)
 			}
-			n.until(t, free+"::0 "+free+"::1 | "+strings.Join(unhealthy, " "), gpu, name)
+			n.until(t, want, gpu, name)
 			n.SetPodsKnown(true)
 			if _, err := n.Admit(t.Context(), pod); errors.Is(err, standin.ErrCrash) {
 				t.Error("kubelet crashed when it admitted the pod again")
@@ -177,13 +177,13 @@ func TestWithoutAnAccountAGPUIsGivenInAnotherFormWithAWarning(t *testing.T) {
 	n.await(t, "GPU-0 GPU-1 | ", gpu)
 	n.clock.Step(20 * time.Second)
 	n.configs.Publish(shared(""))
-	n.await(t, " | GPU-0 GPU-0::0 GPU-0::1 GPU-1 GPU-1::0 GPU-1::1", gpu)
+	n.await(t, "GPU-0 GPU-1 | GPU-0::0 GPU-0::1 GPU-1::0 GPU-1::1", gpu)
 	if seconds := n.until(t, "GPU-0::0 GPU-0::1 GPU-1::0 GPU-1::1 | GPU-0 GPU-1", gpu); seconds < 10 {
 		t.Errorf("offered after %d s without an account, want 10", seconds)
 	}
 	warns := func(w string) bool { return strings.Contains(w, "it is not known which devices pods hold") }
-	if !slices.ContainsFunc(n.offered.Value().Warnings, warns) {
-		t.Errorf("warnings: %q", n.offered.Value().Warnings)
+	if !slices.ContainsFunc(n.daemon.Offered().Value().Warnings, warns) {
+		t.Errorf("warnings: %q", n.daemon.Offered().Value().Warnings)
 	}
 }
 
@@ -240,6 +240,10 @@ func TestNoGPUIsEverHeldInTwoForms(t *testing.T) {
 				continue // it has ended
 			}
 			if before, known := formOf[uuid]; known && before != now {
+				for _, e := range n.Events(0) {
+					t.Log(e.String())
+				}
+				t.Logf("%+v pods %v", saved.Held, pods)
 				t.Fatalf("round %d: %s is held as %s and as %s", round, uuid, before, now)
 			}
 			formOf[uuid] = now
@@ -287,7 +291,7 @@ func TestAGPUThatAnotherPluginOffersWaits(t *testing.T) {
 	}
 	theirs.Stop()
 	n.until(t, free+" | "+held, ours)
-	n.until(t, " | "+held, gpu)
+	n.until(t, held+" | ", gpu)
 	n.Remove("p")
 	n.until(t, "GPU-0 GPU-1 | ", ours)
 	n.until(t, " | ", gpu)

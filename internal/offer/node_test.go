@@ -36,7 +36,6 @@ type node struct {
 	account   *account
 	configs   *feed.Feed[config.Config]
 	snapshots *feed.Feed[inventory.Snapshot]
-	offered   *feed.Feed[resource.Plan]
 	daemon    *plugin.Set
 	unread    bool // kubelet's checkpoint cannot be read
 	specs     offer.Specs
@@ -63,7 +62,7 @@ func newNode(t *testing.T, podResources bool) *node {
 	}
 	n.account = &account{PodResources: kubelet.NewPodResources(socket, n.clock)}
 	t.Cleanup(func() { _ = n.account.Close() })
-	n.configs, n.snapshots, n.offered = feed.New(whole()), feed.New(gpus()), feed.New(resource.Plan{})
+	n.configs, n.snapshots = feed.New(whole()), feed.New(gpus())
 	return n
 }
 
@@ -76,7 +75,7 @@ func (n *node) start(t *testing.T) (stop func()) {
 		c.Checkpoint = nil
 	}
 	n.daemon = plugin.NewSet(c)
-	loop := &offer.Loop{Configs: n.configs, Snapshots: n.snapshots, Set: n.daemon, Specs: n.specs, MPS: noMPS{}, Offered: n.offered}
+	loop := &offer.Loop{Configs: n.configs, Snapshots: n.snapshots, Set: n.daemon, Specs: n.specs, MPS: noMPS{}}
 	ctx, cancel := context.WithCancel(context.Background())
 	var tasks errgroup.Group
 	tasks.Go(func() error { return n.daemon.Run(ctx) })

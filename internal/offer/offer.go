@@ -27,8 +27,6 @@ type Loop struct {
 	Set       *plugin.Set
 	Specs     Specs
 	MPS       MPS
-	// Offered is where the Loop publishes each plan with its holds.
-	Offered *feed.Feed[resource.Plan]
 	// Pulse shows that the Loop makes plans.
 	Pulse supervise.Pulse
 }
@@ -49,21 +47,19 @@ func (l *Loop) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return specs.run(ctx) })
 	group.Go(func() error { return l.follow(ctx, specs) })
+	group.Go(func() error { return warn(ctx, l.Set.Offered()) })
 	return group.Wait()
 }
 
 // follow makes plans until ctx ends. A device that is Unhealthy in the Snapshot is Unhealthy in the plan.
 func (l *Loop) follow(ctx context.Context, specs *specTask) error {
-	log := klog.FromContext(ctx)
 	var wanted config.Config
-	var warned []string
 	epoch := uint64(0)
 	for {
 		c, configured := l.Configs.Latest()
 		snapshot, looked := l.Snapshots.Latest()
 		_, written := specs.tried.Latest()
 		_, answered := l.MPS.Unready().Latest()
-		_, claimed := l.Set.Claimed().Latest()
 		if epoch == 0 || !reflect.DeepEqual(c.Resource, wanted.Resource) {
 			epoch++
 		}
@@ -77,13 +73,8 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 			plan = plan.Under(holdsOfMPS(plan, l.MPS.Unready().Value(), unasked))
 			holds, way := specs.prepare(snapshot, plan, c)
 			plan = plan.Under(holds)
-			if c.WaitForRelease {
-				plan = l.oneForm(plan)
-			}
 			inspect := way.PreStart.Checks != config.PreStartNone
-			l.Set.Apply(plan, plugin.Options{Edits: way.Edits, Inspect: inspect}, epoch)
-			l.Offered.Publish(plan)
-			warned = warn(log, plan.Warnings, warned)
+			l.Set.Apply(plan, plugin.Options{Edits: way.Edits, Inspect: inspect, WaitForRelease: c.WaitForRelease}, epoch)
 		}
 		for checked := true; checked; {
 			checked = false
@@ -96,21 +87,9 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 			case <-looked:
 			case <-written:
 			case <-answered:
-			case <-claimed:
 			}
 		}
 	}
-}
-
-// oneForm returns the plan with holds on the devices of GPUs that a pod holds in another form.
-func (l *Loop) oneForm(plan resource.Plan) resource.Plan {
-	claims, unreadable := l.Set.Claims(plan)
-	plan = plan.Under(plan.Conflicts(claims))
-	if unreadable != "" {
-		plan.Warnings = append(slices.Clone(plan.Warnings), "it is not known which devices pods hold: a GPU whose name or sharing "+
-			"changed is offered, although a pod may hold it in its old form: "+unreadable)
-	}
-	return plan
 }
 
 // holdsOfMPS returns the holds on devices shared by MPS whose control daemon does not run. unready has the reasons, by resource.
@@ -133,12 +112,21 @@ func holdsOfMPS(plan resource.Plan, unready map[string]string, unasked []string)
 	return holds
 }
 
-// warn logs the warnings that were not there before, and returns those of now.
-func warn(log klog.Logger, now, before []string) []string {
-	for _, w := range now {
-		if !slices.Contains(before, w) {
-			log.Info("Plan warning", "warning", w)
+// warn logs the warnings of plans, each when it comes, until ctx ends.
+func warn(ctx context.Context, plans *feed.Feed[resource.Plan]) error {
+	var before []string
+	for {
+		plan, changed := plans.Latest()
+		for _, w := range plan.Warnings {
+			if !slices.Contains(before, w) {
+				klog.FromContext(ctx).Info("Plan warning", "warning", w)
+			}
+		}
+		before = plan.Warnings
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
 		}
 	}
-	return now
 }

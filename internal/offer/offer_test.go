@@ -40,7 +40,7 @@ func TestOnlyAConfigurationRetiresAResource(t *testing.T) {
 		n.clock.Step(time.Second)
 		time.Sleep(time.Millisecond)
 	}
-	if w := n.offered.Value().Warnings; slices.ContainsFunc(w, func(w string) bool { return strings.Contains(w, "it is not known") }) {
+	if w := n.daemon.Offered().Value().Warnings; slices.ContainsFunc(w, func(w string) bool { return strings.Contains(w, "it is not known") }) {
 		t.Errorf("warnings %q although kubelet's checkpoint can be read", w)
 	}
 }

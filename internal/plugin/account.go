@@ -74,34 +74,54 @@ type comparison struct {
 // and reports whether the two have ever been the same. An account that does not answer is no reason for a new life.
 //
 // A difference is never answered by sending the list again: kubelet may allocate devices through another server, and list and
-// server must not be of two processes. If another program registered after us, the new life waits until that has ended.
+// server must not be of two processes. While the reason of a difference is not known, no list is sent, and a list that is only to
+// be sent again is sent after a comparison. If another program registered after us, the new life waits until that has ended.
 func (l *life) checkAccount(ctx context.Context, incarnation uint64) (agreed bool, err error) {
 	pace, again := checkSoon, askAgain
 	check := l.Clock.NewTimer(pace)
 	defer check.Stop()
-	var sent *pluginapi.ListAndWatchResponse
+	next := func(d time.Duration) {
+		select { // a timer that has expired meanwhile
+		case <-check.C():
+		default:
+		}
+		check.Reset(d)
+	}
+	var last *pluginapi.ListAndWatchResponse
+	var lastAt time.Time
 	c := comparison{}
 	l.see(&c)
+	repeated := l.list.again.Value()
 	for {
-		view, changed := l.list.views.Latest()
-		if view.response != sent {
-			sent, pace, c.since, c.counted = view.response, checkSoon, time.Time{}, false
-			check.Reset(pace)
+		sent, changed := l.sent.Latest()
+		if sent != last {
+			last, lastAt, pace, c.since, c.counted = sent, l.Clock.Now(), checkSoon, time.Time{}, false
+			l.explained()
+			next(pace)
 		}
-		select {
-		case <-ctx.Done():
-			return c.agreed, context.Cause(ctx)
-		case <-changed:
-			continue
-		case <-l.siblingChanged:
-			l.see(&c)
-			pace = stopDelay
-			check.Reset(pace)
-			continue
-		case <-check.C():
+		repeat, asked := l.list.again.Latest()
+		if l.Clock.Since(lastAt) < checkSoon { // kubelet may still be taking the list in, and writes its checkpoint then
+			repeated = repeat
 		}
-		if l.silence.Value() != speaks {
-			check.Reset(checkSoon)
+		if repeat == repeated {
+			select {
+			case <-ctx.Done():
+				return c.agreed, context.Cause(ctx)
+			case <-changed:
+				continue
+			case <-l.siblingChanged:
+				l.see(&c)
+				pace = stopDelay
+				next(pace)
+				continue
+			case <-asked:
+				continue
+			case <-check.C():
+			}
+		}
+		if silence := l.silence.Value(); sent == nil || silence == forYounger || silence == forForeign {
+			repeated = repeat
+			next(checkSoon)
 			continue
 		}
 		allocatable, err := l.allocatable(ctx)
@@ -112,19 +132,32 @@ func (l *life) checkAccount(ctx context.Context, incarnation uint64) (agreed boo
 				return c.agreed, errOtherEnded // kubelet 1.37 goes by the list that it received last, 1.36 has stopped both
 			}
 			pace, again = again, min(2*again, checkLater)
-		case l.list.views.Value().response != sent: // the account may be of one list or the other
+		case l.sent.Value() != sent: // the account may be of one list or the other
 			pace = checkSoon
-		case sameIDs(allocatable, view.healthy()):
+		case sameIDs(allocatable, healthyIDs(sent)):
 			c.agreed, c.since, c.vanished, again = true, time.Time{}, false, askAgain
 			c.counted = len(allocatable) > 0
 			l.compared("")
+			l.explained()
 			pace = min(2*pace, checkLater)
 		default:
-			if pace, err = l.differs(ctx, incarnation, &c, allocatable, view); err != nil {
+			if pace, err = l.differs(ctx, incarnation, &c, allocatable, healthyIDs(sent)); err != nil {
 				return c.agreed, err
 			}
 		}
-		check.Reset(pace)
+		if repeat != repeated && l.silence.Value() == speaks {
+			l.again.Publish(repeat)
+			pace = checkSoon
+		}
+		repeated = repeat
+		next(pace)
+	}
+}
+
+// explained ends the silence for a difference.
+func (l *life) explained() {
+	if l.silence.Value() == forDifference {
+		l.silence.Publish(speaks)
 	}
 }
 
@@ -148,12 +181,15 @@ func (l *life) see(c *comparison) {
 
 // differs decides what to do about an account that differs from the list: to ask again after the returned pause, or an error
 // with which this life ends.
-func (l *life) differs(ctx context.Context, incarnation uint64, c *comparison, allocatable []string, v *view) (time.Duration, error) {
+func (l *life) differs(ctx context.Context, incarnation uint64, c *comparison, allocatable, list []string) (time.Duration, error) {
 	now := l.Clock.Now()
-	difference := fmt.Sprintf("kubelet counts %d healthy devices, and the list has %d", len(allocatable), len(v.healthy()))
+	difference := fmt.Sprintf("kubelet counts %d healthy devices, and the list has %d", len(allocatable), len(list))
 	l.compared(difference)
 	if c.since.IsZero() {
-		klog.FromContext(ctx).Info("Kubelet's account differs from the list", "kubelet", len(allocatable), "list", len(v.healthy()))
+		klog.FromContext(ctx).Info("Kubelet's account differs from the list", "kubelet", len(allocatable), "list", len(list))
+		if l.silence.Value() == speaks {
+			l.silence.Publish(forDifference)
+		}
 		c.since, c.suspects = now, nil
 		for name, came := range c.foreign {
 			if !came.IsZero() && now.Sub(came) <= suspectFor {
@@ -183,6 +219,7 @@ func (l *life) differs(ctx context.Context, incarnation uint64, c *comparison, a
 	if ok {
 		return 0, errDisagrees
 	}
+	l.explained()
 	l.compared(difference + "; registering again did not end that, and is tried again at " + now.Add(wait).UTC().Format(time.RFC3339))
 	return min(wait, checkLater), nil
 }

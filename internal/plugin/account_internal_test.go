@@ -32,11 +32,12 @@ func TestTheAccountIsComparedWhilePlansThatSayTheSameKeepComing(t *testing.T) {
 		r := oneGPU()
 		l := &life{Collaborators: Collaborators{Registrar: noRivals{}, Accountant: emptyAccount{}, Clock: clock.RealClock{}}, list: newList(r.Name, clock.RealClock{}),
 			past: &past{}, compared: func(string) {}}
-		l.list.set(r, Options{})
+		l.list.publish(r, Options{}, nil)
+		l.sent.Publish(l.list.views.Value().response)
 		var plans sync.WaitGroup
 		plans.Go(func() {
 			for ctx.Err() == nil {
-				l.list.set(r, Options{})
+				l.list.publish(r, Options{}, nil)
 				select {
 				case <-ctx.Done():
 				case <-time.After(checkSoon / 2):
@@ -104,7 +105,8 @@ func TestThePaceOfComparing(t *testing.T) {
 				account := &notedAccount{answer: test.answer}
 				l := &life{Collaborators: Collaborators{Registrar: noRivals{}, Accountant: account, Clock: clock.RealClock{}},
 					list: newList(oneGPU().Name, clock.RealClock{}), past: &past{}, compared: func(string) {}}
-				l.list.set(oneGPU(), Options{})
+				l.list.publish(oneGPU(), Options{}, nil)
+				l.sent.Publish(l.list.views.Value().response)
 				_, err := l.checkAccount(ctx, 1)
 				if differs := name == "it differs for good"; differs != errors.Is(err, errDisagrees) {
 					t.Errorf("checkAccount() = %v", err)
@@ -135,7 +137,11 @@ func TestAKubeletThatIsStillTakingTheListInIsNotRegisteredWithAgain(t *testing.T
 		}}
 		l := &life{Collaborators: Collaborators{Registrar: noRivals{}, Accountant: account, Clock: clock.RealClock{}},
 			list: newList(oneGPU().Name, clock.RealClock{}), past: &past{}, compared: func(string) {}}
-		time.AfterFunc(checkSoon+time.Millisecond, func() { l.list.set(oneGPU(), Options{}) })
+		l.sent.Publish(l.list.views.Value().response)
+		time.AfterFunc(checkSoon+time.Millisecond, func() {
+			l.list.publish(oneGPU(), Options{}, nil)
+			l.sent.Publish(l.list.views.Value().response)
+		})
 		agreed, err := l.checkAccount(ctx, 1)
 		if !agreed || !errors.Is(err, context.DeadlineExceeded) || len(account.asked) < 4 {
 			t.Errorf("checkAccount() = %t, %v after %d questions", agreed, err, len(account.asked))

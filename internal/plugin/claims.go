@@ -2,11 +2,13 @@ package plugin
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
@@ -14,41 +16,201 @@ import (
 // although nothing is known about it.
 const unreadableFor = 10 * time.Second
 
-// Claims returns the devices that the plan does not offer and that pods hold or may hold: devices that left the plan or are
-// about to, and devices of resources that this Set does not serve. A device that has just left the plan may be held until
-// kubelet's checkpoint was read again; Claimed tells when that has happened. If the checkpoint cannot be read for 10 s, only
-// devices that are known to be held are returned, and unreadable is the reason.
-//
-// The first call reads the checkpoint.
-func (s *Set) Claims(plan resource.Plan) (claims []resource.Claim, unreadable string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.evidence == nil {
-		checkpoint, _ := s.collaborators.Checkpoint() // if it cannot be read, it is empty
-		s.evidence = &evidence{checkpoint: checkpoint, held: heldIn(checkpoint)}
+// refresh makes all lists say what the plan and the evidence say: which devices depart, which of them count as held, and which
+// devices of the plan are withheld because of those. It publishes the plan with its holds.
+func (s *Set) refresh() {
+	for name, entry := range s.resources {
+		r, _ := s.plan.Resource(name)
+		entry.list.replace(r)
+		for id, d := range entry.list.departing {
+			d.device, d.offered = s.onNode(name, d.device), false
+			entry.list.departing[id] = d
+		}
 	}
-	s.planned = map[string]bool{}
-	for _, r := range plan.Resources {
-		for _, d := range r.Devices {
-			s.planned[d.UUID], s.planned[d.GPU] = true, true
+	plan := s.plan
+	withheld := map[string]map[string]bool{}
+	s.claims = nil
+	if s.options.WaitForRelease {
+		s.claim()
+		holds := plan.Conflicts(s.claims)
+		for _, h := range holds {
+			if withheld[h.Resource] == nil {
+				withheld[h.Resource] = map[string]bool{}
+			}
+			withheld[h.Resource][h.UUID] = true
+		}
+		plan = plan.Under(holds)
+		if s.unreadable != "" {
+			plan.Warnings = append(slices.Clone(plan.Warnings), "it is not known which devices pods hold: a GPU whose name or sharing "+
+				"changed is offered, although a pod may hold it in its old form: "+s.unreadable)
 		}
 	}
 	for name, entry := range s.resources {
-		r, _ := plan.Resource(name)
-		claims = append(claims, entry.list.claims(r, s.unreadable != "")...)
-	}
-	s.foreign = s.foreignLocked()
-	for _, c := range s.foreign {
-		r, _ := plan.Resource(c.Resource)
-		if _, offered := r.Device(c.ID); !offered {
-			claims = append(claims, c)
+		r, planned := plan.Resource(name)
+		if !planned {
+			r.Name = name
 		}
+		entry.list.publish(r, s.options, withheld[name])
 	}
-	return claims, s.unreadable
+	s.offered.Publish(plan)
 }
 
-// foreignLocked returns the devices on GPUs of the plan that kubelet has under resources that this Set does not serve.
-func (s *Set) foreignLocked() []resource.Claim {
+// onNode returns a departing device of a resource as the node has it now. It is not on offer.
+func (s *Set) onNode(name string, departing resource.Device) resource.Device {
+	device, there := s.plan.NodeDevice(departing.UUID)
+	if !there {
+		device = departing
+	}
+	device.ID, device.Resource, device.Sharing, device.Healthy = departing.ID, name, departing.Sharing, false
+	return device
+}
+
+// A claimant is a departing device in one form, with all its replicas.
+type claimant struct {
+	list   *list
+	device resource.Device // one of them
+	held   []string        // the IDs that count as held
+	free   []string        // the others
+}
+
+// claim gathers the claims, one of each claimant, and decides which departing devices are on offer.
+func (s *Set) claim() {
+	claimants := map[resource.Device]*claimant{}
+	for _, entry := range s.resources {
+		for _, id := range slices.Sorted(maps.Keys(entry.list.departing)) {
+			d := entry.list.departing[id]
+			form := resource.Device{Resource: d.device.Resource, UUID: d.device.UUID, Sharing: d.device.Sharing}
+			c := claimants[form]
+			if c == nil {
+				c = &claimant{list: entry.list, device: d.device}
+				claimants[form] = c
+			}
+			if d.counts {
+				if c.held == nil {
+					s.claims = append(s.claims, claimOf(d))
+				}
+				c.held = append(c.held, id)
+			} else {
+				c.free = append(c.free, id)
+			}
+		}
+	}
+	s.foreign = s.foreignClaims()
+	for _, c := range s.foreign {
+		r, _ := s.plan.Resource(c.Resource)
+		if _, offered := r.Device(c.ID); !offered {
+			s.claims = append(s.claims, c)
+		}
+	}
+	slices.SortFunc(s.claims, func(a, b resource.Claim) int {
+		return cmp.Or(strings.Compare(a.Resource, b.Resource), strings.Compare(a.ID, b.ID))
+	})
+	for _, c := range claimants {
+		s.offer(c)
+	}
+}
+
+// offer puts devices of a claimant on offer if it is well and no other form of its GPU counts as held: those that count as held. If
+// these are more than the planned devices that wait for them, so many are on offer as wait, at first those that are free: the
+// scheduler sends pods by the old count for some seconds, and must know the new one before the pods end.
+func (s *Set) offer(c *claimant) {
+	now, there := s.plan.NodeDevice(c.device.UUID)
+	well := there && now.Healthy && !s.contests(c.device)
+	claim := resource.Claim{Resource: c.device.Resource, ID: c.device.ID, GPU: c.device.GPU}
+	waiting := 0
+	for _, r := range s.plan.Resources {
+		for _, d := range r.Devices {
+			if d.UUID == c.device.UUID && claim.Conflicts(d) {
+				waiting++
+			}
+		}
+	}
+	first, last := len(c.free), len(c.free)+len(c.held)
+	if 0 < waiting && waiting < len(c.held) {
+		first, last = 0, waiting
+	}
+	for i, id := range slices.Concat(c.free, c.held) {
+		d := c.list.departing[id]
+		d.device.Healthy, d.offered = well && d.counts, well && first <= i && i < last
+		c.list.departing[id] = d
+	}
+}
+
+// contests reports whether the GPU of a device counts as held in another form.
+func (s *Set) contests(device resource.Device) bool {
+	return slices.ContainsFunc(s.claims, func(c resource.Claim) bool { return c.Conflicts(device) })
+}
+
+// allocating returns the view of a list for the answer to a call of Allocate. The devices of the call count as held from now on.
+//
+// Kubelet may have chosen a departing device in the moment before it received the list that has the GPU in its new form. The device
+// is on offer again then, unless the GPU was given in its new form meanwhile.
+func (s *Set) allocating(l *list, request *pluginapi.AllocateRequest) *view {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.collaborators.Clock.Now()
+	maps.DeleteFunc(l.allocated, func(_ string, at time.Time) bool { return now.Sub(at) >= freeFor })
+	changed := false
+	for _, container := range request.GetContainerRequests() {
+		for _, id := range container.GetDevicesIds() {
+			device, planned := l.resource.Device(id)
+			d, departing := l.departing[id]
+			switch {
+			case planned && device.Healthy:
+				l.allocated[id] = now
+				s.take(device)
+			case departing && !d.taken && !s.contests(d.device):
+				if !d.counts {
+					changed = true
+					s.untouched(d)
+				}
+				l.allocated[id] = now
+				d.allocated, d.shown, d.counts, d.settled, d.waits = now, 0, true, false, waitsForAllocate
+				s.regiven = now
+				l.departing[id] = d
+				s.claims = append(s.claims, claimOf(d))
+			}
+		}
+	}
+	if changed {
+		s.refresh()
+	}
+	return l.views.Value()
+}
+
+// waitsForAllocate is why a device counts as held that a pod may have got a short time ago.
+const waitsForAllocate = "kubelet may have allocated it within the last 10s"
+
+// untouched notes that no pod can hold the devices of the plan that wait for a departing device which is given once more.
+func (s *Set) untouched(d departure) {
+	for _, entry := range s.resources {
+		for _, device := range entry.list.resource.Devices {
+			if claimOf(d).Conflicts(device) {
+				delete(entry.list.offered, device.UUID)
+			}
+		}
+	}
+}
+
+// take notes that a device of the plan is given to a pod: its GPU is not given in another form from now on.
+func (s *Set) take(device resource.Device) {
+	for _, entry := range s.resources {
+		for id, d := range entry.list.departing {
+			if claimOf(d).Conflicts(device) {
+				d.taken = true
+				entry.list.departing[id] = d
+			}
+		}
+	}
+}
+
+// claimOf returns the claim that a departing device makes if it counts as held.
+func claimOf(d departure) resource.Claim {
+	return resource.Claim{Resource: d.device.Resource, ID: d.device.ID, GPU: d.device.GPU, Reason: d.waits}
+}
+
+// foreignClaims returns the devices on GPUs of the plan that kubelet has under resources that this Set does not serve.
+func (s *Set) foreignClaims() []resource.Claim {
 	var foreign []resource.Claim
 	add := func(name, id, reason string) {
 		uuid, _, _ := strings.Cut(id, "::")
@@ -72,23 +234,9 @@ func (s *Set) foreignLocked() []resource.Claim {
 	return foreign
 }
 
-// Claimed returns a feed that changes when the result of Claims may have changed.
-func (s *Set) Claimed() *feed.Feed[uint64] { return s.claimed }
-
-func (s *Set) claimsChanged() { s.claimed.Publish(s.claimed.Value() + 1) }
-
-// hasForeign reports whether there are devices of the plan's GPUs under resources that this Set does not serve.
-func (s *Set) hasForeign() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.foreign) > 0
-}
-
 // update takes in new evidence about resources that this Set does not serve, and about whether the checkpoint can be read. It
 // reports whether a new checkpoint would say more, and whether the claims changed.
 func (s *Set) update(e evidence, now time.Time) (outdated, changed bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	unreadable := ""
 	switch {
 	case !e.unreadable:
@@ -100,35 +248,24 @@ func (s *Set) update(e evidence, now time.Time) (outdated, changed bool) {
 	}
 	before := s.foreign
 	if e.gap == "" {
-		s.evidence = &e
-		s.foreign = s.foreignLocked()
-		s.serveForeignLocked()
+		s.evidence = e
+		s.foreign = s.foreignClaims()
+		s.serveForeign()
 	}
 	changed = unreadable != s.unreadable || !slices.Equal(before, s.foreign)
 	s.unreadable = unreadable
 	return e.unreadable || len(s.foreign) > 0, changed
 }
 
-// forgetUnreadable forgets that the checkpoint could not be read: nothing waits for it any more.
-func (s *Set) forgetUnreadable() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.unreadable, s.unreadableSince = "", time.Time{}
-}
-
-// serveForeignLocked begins to serve resources that no plugin serves any more and whose devices pods hold. Otherwise kubelet
+// serveForeign begins to serve resources that no plugin serves any more and whose devices pods hold. Otherwise kubelet
 // crashes at its next start, because no list has the devices.
-func (s *Set) serveForeignLocked() {
+func (s *Set) serveForeign() {
 	for _, c := range s.foreign {
 		_, held := s.evidence.held[deviceKey{c.Resource, c.ID}]
 		if _, served := s.resources[c.Resource]; served || !held || len(s.evidence.checkpoint.Healthy[c.Resource]) > 0 {
 			continue
 		}
-		entry := &served{list: newList(c.Resource, s.collaborators.Clock)}
-		entry.list.adopt(knownOf(s.evidence.checkpoint, c.Resource))
-		entry.list.clear(true)
-		s.resources[c.Resource] = entry
-		s.added.Publish(s.added.Value() + 1)
+		s.add(c.Resource).list.retired = true
 	}
 }
 

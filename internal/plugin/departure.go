@@ -3,8 +3,6 @@ package plugin
 import (
 	"cmp"
 	"context"
-	"maps"
-	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -34,9 +32,11 @@ func (s *Set) adopt(ctx context.Context, entry *served) {
 		}
 		checkpoint = s.askPodResources(ctx)
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if entry.list.adopt(knownOf(checkpoint, entry.list.name)) {
 		s.mayDepart()
-		s.claimsChanged()
+		s.refresh()
 	}
 }
 
@@ -78,6 +78,9 @@ func (s *Set) askPodResources(ctx context.Context) kubelet.Checkpoint {
 const (
 	// readInterval is how often the checkpoint and PodResources are read, while devices are departing.
 	readInterval = time.Second
+	// readSoon is how often they are read after kubelet gave away a departing device. On a node without a free device, the next pod
+	// gets a device moments after the last one ended; the device changes its form only if it is seen free in between.
+	readSoon = 100 * time.Millisecond
 	// resendSoon and resendLater are the shortest and the longest pause before lists are sent again to have kubelet write its
 	// checkpoint. The pause doubles.
 	resendSoon  = time.Second
@@ -93,47 +96,80 @@ func (s *Set) dropDeparting(ctx context.Context) error {
 	var tick <-chan time.Time // nil while nothing departs, so as not to wake an idle process
 	accounts := accounts{Collaborators: s.collaborators}
 	var pacing resendPacing
+	var soon <-chan time.Time
 	for {
 		ticked := false
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-s.departed:
+		case <-soon:
+			soon = nil
 		case <-tick:
 			ticked, tick = true, nil
 		}
-		waiting, ending := s.hasForeign(), false
-		entries := s.entries()
-		for _, entry := range entries {
-			departs, ended := entry.list.leaving()
-			if ended && ticked { // the last device was dropped before this tick, so kubelet has the empty list
-				s.end(entry)
-			}
-			waiting, ending = waiting || departs, ending || ended
-		}
-		if tick == nil && (waiting || ending) {
+		waits, ending := s.waits(ticked)
+		if tick == nil && (waits || ending) {
 			tick = s.collaborators.Clock.After(readInterval)
 		}
-		if !waiting {
-			s.forgetUnreadable()
+		if !waits {
 			continue
 		}
+		if soon == nil && s.isBusy() {
+			soon = s.collaborators.Clock.After(readSoon)
+		}
 		e := accounts.read(ctx)
-		now := s.collaborators.Clock.Now()
-		outdated, changed := s.update(e, now)
-		for _, entry := range entries {
-			o, c := entry.list.drop(e)
-			outdated, changed = outdated || o, changed || c
-		}
-		if changed {
-			s.claimsChanged()
-		}
-		if pacing.due(now, outdated) {
-			for _, entry := range entries {
-				entry.list.resend()
+		if now := s.collaborators.Clock.Now(); pacing.due(now, s.drop(e, now)) {
+			for _, l := range s.lists() {
+				l.again.Publish(l.again.Value() + 1)
 			}
 		}
 	}
+}
+
+// waits reports whether somebody waits for new evidence, and whether servers are to end with the next tick. With a tick, it ends the
+// servers of retired resources without devices: the last device was dropped before this tick, so kubelet has the empty list.
+func (s *Set) waits(ticked bool) (waits, ending bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	waits = len(s.foreign) > 0
+	for _, entry := range s.resources {
+		departs, ended := entry.list.leaving()
+		if ended && ticked && entry.stop != nil {
+			entry.stop()
+		}
+		waits, ending = waits || departs, ending || ended
+	}
+	if !waits {
+		s.unreadableSince = time.Time{}
+		if s.unreadable != "" {
+			s.unreadable = ""
+			s.refresh()
+		}
+	}
+	return waits, ending
+}
+
+// isBusy reports whether kubelet gave away a departing device a short time ago.
+func (s *Set) isBusy() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.collaborators.Clock.Since(s.regiven) < freeFor
+}
+
+// drop takes in new evidence, and reports whether kubelet's checkpoint may be outdated.
+func (s *Set) drop(e evidence, now time.Time) (outdated bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	outdated, changed := s.update(e, now)
+	for _, entry := range s.resources {
+		o, c := entry.list.drop(e, s.unreadable != "")
+		outdated, changed = outdated || o, changed || c
+	}
+	if changed {
+		s.refresh()
+	}
+	return outdated
 }
 
 // resendPacing limits how often lists are sent again. The zero value is ready.
@@ -155,19 +191,14 @@ func (p *resendPacing) due(now time.Time, outdated bool) bool {
 	return true
 }
 
-func (s *Set) entries() []*served {
+func (s *Set) lists() []*list {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.Collect(maps.Values(s.resources))
-}
-
-// end ends the server of a retired resource, unless the plan has the resource again.
-func (s *Set) end(entry *served) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if _, ended := entry.list.leaving(); ended && entry.stop != nil {
-		entry.stop()
+	var lists []*list
+	for _, entry := range s.resources {
+		lists = append(lists, entry.list)
 	}
+	return lists
 }
 
 // forget removes a retired resource from the Set, unless the plan has it again, and reports whether it did.

@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"context"
+	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
@@ -18,6 +19,7 @@ type holder struct {
 // evidence is what kubelet's checkpoint and PodResources say, at one moment, about which pods hold devices.
 type evidence struct {
 	kubelet uint64 // incarnation of the running kubelet; 0 if none runs
+	began   time.Time
 	held    map[deviceKey]holder
 	// gap is why a pod may hold a device that is not in held; empty if no pod can.
 	gap        string
@@ -38,9 +40,9 @@ type accounts struct {
 // and most pods until kubelet has a connection to the API server. It adds only the pods that kubelet could not write to the
 // checkpoint.
 func (a *accounts) read(ctx context.Context) evidence {
-	there := a.Incarnation.Value()
+	there, began := a.Incarnation.Value(), a.Clock.Now()
 	checkpoint, unreadable := a.Checkpoint()
-	e := evidence{kubelet: there, checkpoint: checkpoint, held: heldIn(checkpoint)}
+	e := evidence{kubelet: there, began: began, checkpoint: checkpoint, held: heldIn(checkpoint)}
 	ctx, cancel := context.WithTimeout(ctx, accountTimeout)
 	defer cancel()
 	answer, failed := a.Accountant.Held(ctx)

@@ -31,12 +31,12 @@ func fuzzed() *service {
 	ways := Options{Edits: edits.Options{
 		Strategies: []edits.Strategy{edits.VolumeMounts, edits.CDIAnnotations, edits.CDICRI}, DeviceNodes: true,
 	}}
-	l := newList(name, clock.RealClock{})
+	set := NewSet(Collaborators{Clock: clock.RealClock{}})
 	for _, n := range []int{4, 3} {
-		r, _ := resource.New(inventory.Snapshot{GPUs: gpus[:n]}, o).Resource(name)
-		l.set(r, ways)
+		set.Apply(resource.New(inventory.Snapshot{GPUs: gpus[:n]}, o), ways, 1)
 	}
-	return &service{log: klog.Background(), list: l}
+	l := set.resources[name].list
+	return &service{log: klog.Background(), list: l, allocating: func(r *pluginapi.AllocateRequest) *view { return set.allocating(l, r) }}
 }
 
 func FuzzAllocate(f *testing.F) {

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"reflect"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -71,9 +70,12 @@ type life struct {
 	compared func(difference string)
 	// adopt adds devices to the list that kubelet knows and the plan does not have. It is called before each registration.
 	adopt func(context.Context)
+	// allocating returns the view of the list for the answer to a call of Allocate.
+	allocating func(*pluginapi.AllocateRequest) *view
 
 	silence        feed.Feed[silence]
-	sent           atomic.Pointer[pluginapi.ListAndWatchResponse] // the last list of this life
+	again          feed.Feed[uint64]                          // changes when the last list is to be sent again
+	sent           feed.Feed[*pluginapi.ListAndWatchResponse] // the last list of this life; nil before the first
 	connections    *connections
 	siblingChanged chan struct{} // holds a value after the socket of another server came or went
 	closing        chan struct{} // closed when streams are to end
@@ -102,7 +104,7 @@ func (l *life) run(parent context.Context) error {
 	service := &service{
 		log: log, list: l.list, inspector: l.Inspector, elder: l.Registrar.CallElder, inspect: l.list.views.Value().options.Inspect,
 		closing: l.closing, called: l.connections.called, began: make(chan struct{}), ended: func() { end(errStreamEnded) },
-		maySend: l.maySend, sent: &l.sent,
+		maySend: l.maySend, again: &l.again, sent: &l.sent, allocating: l.allocating,
 	}
 	server := grpc.NewServer(
 		grpc.MaxRecvMsgSize(maxRequest),
@@ -227,7 +229,7 @@ func (l *life) stayRegistered(
 	klog.FromContext(ctx).Info("Registered", "endpoint", filepath.Base(endpoint))
 	// A younger server that is there now may have registered before us or after us. If we sent a list before its socket came, it
 	// registers after us. So does one whose socket comes from now on.
-	if len(l.younger()) > 0 && l.sent.Load() == nil {
+	if len(l.younger()) > 0 && l.sent.Value() == nil {
 		return false, errYoungerCame
 	}
 	timeout := l.Clock.NewTimer(registerTimeout)

@@ -3,8 +3,6 @@ package plugin
 import (
 	"maps"
 	"slices"
-	"strings"
-	"sync"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -20,37 +18,44 @@ import (
 // device, its checkpoint does not yet say that a pod holds it; that takes much less than freeFor.
 const freeFor = 10 * time.Second
 
-// A list is what one resource advertises, over all lives of its server. Its methods may be called at any time from any
-// goroutine; readers get immutable views.
+// A list is what one resource advertises, over all lives of its server. Its methods need the lock of the Set; readers get immutable
+// views without it.
 type list struct {
 	name  string
 	clock clock.PassiveClock
 	views *feed.Feed[*view]
+	again *feed.Feed[uint64] // changes when the last list is to be sent again, so that kubelet writes its checkpoint
 
-	mu        sync.Mutex // guards all following fields
 	resource  resource.Resource
-	options   Options
+	offered   map[string]bool      // UUIDs of devices of the resource that were not withheld at some time since they came
 	departing map[string]departure // by device ID: devices that left the plan and are still listed
 	allocated map[string]time.Time // by device ID: the last Allocate, if it was within freeFor
 	retired   bool                 // the resource left the plan for good
+	adopted   map[string]bool      // IDs that kubelet has in its list, if another process sent that; nil if it was the last view
 }
 
-// A departure is a device that left the plan and is still listed, as Unhealthy.
+// A departure is a device that left the plan and is still listed. It is Healthy as long as it counts as held and its GPU is well:
+// kubelet gives it to nobody while a pod holds it, and the node's count stays what the scheduler knows.
 type departure struct {
-	device    resource.Device // only its ID is set if an earlier process listed it
-	listed    *pluginapi.Device
-	reason    string    // why Allocate refuses it
-	allocated time.Time // the last possible Allocate
-	free      time.Time // since when it is known that no pod holds it; zero if that is not known
-	kubelet   uint64    // incarnation of kubelet since free
-	waits     string    // why it is still listed
-	known     bool      // it is known that a pod holds it
-	counts    bool      // whether it counted as held at the last reading
+	device    resource.Device // Healthy if Allocate gives it; only ID and UUID are known if the node does not have it
+	offered   bool            // it is listed as Healthy
+	nodes     []int64         // the NUMA nodes that kubelet has noted, if an earlier process listed it
+	reason    string          // why Allocate refuses it
+	allocated time.Time       // the last possible Allocate that kubelet's accounts need not show yet
+	free      time.Time       // since when it is known that no pod holds it; zero if that is not known
+	kubelet   uint64          // incarnation of kubelet since free
+	waits     string          // why it is still listed
+	known     bool            // it is known that a pod holds it
+	shown     uint64          // incarnation of the kubelet that has shown its holder through PodResources since the last Allocate
+	settled   bool            // it was never offered, or has been free and not given since: no pod can hold it that is not known
+	counts    bool            // it counts as held by a pod
+	taken     bool            // it was never offered, or since it ceased to count, Allocate has given the GPU in another form
 }
 
 // held reports whether the device counts as held by a pod: it is not known that no pod holds it, or Allocate was a short time ago.
-func (d departure) held(now time.Time) bool {
-	return d.free.IsZero() || now.Sub(d.allocated) < freeFor
+// If unreadable, a device of which nothing is known does not count.
+func (d departure) held(now time.Time, unreadable bool) bool {
+	return d.known || now.Sub(d.allocated) < freeFor || d.free.IsZero() && !d.settled && !unreadable
 }
 
 // A view is what a list says at one moment. It is immutable.
@@ -62,164 +67,110 @@ type view struct {
 }
 
 func newList(name string, c clock.PassiveClock) *list {
-	return &list{name: name, clock: c, views: feed.New(&view{response: &pluginapi.ListAndWatchResponse{}}),
-		departing: map[string]departure{}, allocated: map[string]time.Time{}}
+	return &list{name: name, clock: c, views: feed.New(&view{response: &pluginapi.ListAndWatchResponse{}}), again: feed.New(uint64(0)),
+		offered: map[string]bool{}, departing: map[string]departure{}, allocated: map[string]time.Time{}}
 }
 
-// set makes the list say what the plan says of the resource now. Devices that the plan no longer has begin to depart.
-func (l *list) set(r resource.Resource, o Options) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.retired = false
-	l.options = o
-	l.replaceLocked(r)
-}
-
-// clear takes all devices out of the plan: they begin to depart. If retire is set, the list is to end when they are gone.
-func (l *list) clear(retire bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.retired = l.retired || retire
-	l.replaceLocked(resource.Resource{Name: l.name})
-}
-
-func (l *list) replaceLocked(r resource.Resource) {
+// replace takes in what the plan has of the resource now. Devices that the plan no longer has begin to depart.
+func (l *list) replace(r resource.Resource) {
+	now := l.clock.Now()
 	for _, device := range l.resource.Devices {
 		if _, stays := r.Device(device.ID); !stays {
-			device.Healthy = false
-			l.departing[device.ID] = departure{device: device, listed: wire(device), allocated: l.allocated[device.ID],
-				reason: "the device is not on this node any more, or the configuration no longer offers it", waits: waitsForReading, counts: true}
+			d := departure{device: device, allocated: l.allocated[device.ID], settled: !l.offered[device.UUID], waits: waitsForReading,
+				reason: "the device is not on this node any more, or the configuration no longer offers it"}
+			d.counts, d.taken = d.held(now, false), d.settled
+			l.departing[device.ID] = d
 		}
 	}
+	offered := map[string]bool{}
 	for _, device := range r.Devices {
+		_, stays := l.resource.Device(device.ID)
+		d, returns := l.departing[device.ID]
+		if stays && l.offered[device.UUID] || returns && !d.settled {
+			offered[device.UUID] = true
+		}
 		delete(l.departing, device.ID)
 	}
-	l.resource = r
-	l.publishLocked(l.listedBefore())
+	l.resource, l.offered = r, offered
 }
 
 // waitsForReading is why a device is still listed before the first reading.
 const waitsForReading = "kubelet's checkpoint was not read since the device left the plan"
 
-// allocating returns the view for the answer to a call of Allocate. The devices of the call count as held from now on.
-func (l *list) allocating(request *pluginapi.AllocateRequest) *view {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	now := l.clock.Now()
-	maps.DeleteFunc(l.allocated, func(_ string, at time.Time) bool { return now.Sub(at) >= freeFor })
-	for _, container := range request.GetContainerRequests() {
-		for _, id := range container.GetDevicesIds() {
-			if _, planned := l.resource.Device(id); planned {
-				l.allocated[id] = now
-			}
-		}
-	}
-	return l.views.Value()
-}
-
 // adopt adds the known devices that the plan does not have, as departing, each with its NUMA nodes: if a list has no NUMA node of
 // a device that a running pod holds, kubelet refuses the pod at its next start. It reports whether there are any.
 func (l *list) adopt(known map[string][]int64) (changed bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	for id, nodes := range known {
 		_, planned := l.resource.Device(id)
 		_, departing := l.departing[id]
 		if planned || departing {
 			continue
 		}
-		listed := &pluginapi.Device{ID: id, Health: pluginapi.Unhealthy}
-		for _, node := range slices.Sorted(slices.Values(nodes)) {
-			if listed.Topology == nil {
-				listed.Topology = &pluginapi.TopologyInfo{}
-			}
-			listed.Topology.Nodes = append(listed.Topology.Nodes, &pluginapi.NUMANode{ID: node})
-		}
-		l.departing[id] = departure{device: resource.Device{ID: id}, listed: listed, allocated: l.clock.Now(),
+		device := resource.ByID(id)
+		device.Resource = l.name
+		l.departing[id] = departure{device: device, nodes: slices.Sorted(slices.Values(nodes)), allocated: l.clock.Now(),
 			reason: "an earlier process listed the device, and the configuration does not offer it now",
 			waits:  waitsForReading, counts: true}
 		changed = true
 	}
 	if changed {
-		l.publishLocked(func(id string) bool { _, listed := known[id]; return listed })
+		l.adopted = make(map[string]bool, len(known))
+		for id := range known {
+			l.adopted[id] = true
+		}
 	}
 	return changed
 }
 
-// claims returns the devices of the list that the resource r of a plan does not have and that count as held. If known is set,
-// it returns only devices that are known to be held, or for which Allocate was a short time ago.
-func (l *list) claims(r resource.Resource, known bool) []resource.Claim {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	var claims []resource.Claim
-	now := l.clock.Now()
-	for _, d := range l.resource.Devices {
-		allocated := now.Sub(l.allocated[d.ID]) < freeFor
-		if _, stays := r.Device(d.ID); !stays && (!known || allocated) {
-			claims = append(claims, resource.Claim{Resource: l.name, ID: d.ID, GPU: d.GPU, Reason: waitsForReading})
-		}
-	}
-	for _, id := range slices.Sorted(maps.Keys(l.departing)) {
-		d := l.departing[id]
-		_, returns := r.Device(id)
-		if held := d.known || now.Sub(d.allocated) < freeFor; !returns && d.held(now) && (!known || held) {
-			claims = append(claims, resource.Claim{Resource: l.name, ID: id, GPU: d.device.GPU, Reason: d.waits})
-		}
-	}
-	return claims
-}
-
 // drop takes in new evidence and drops the departing devices that no pod has held for freeFor. It reports whether the checkpoint
-// may be outdated, and whether the result of claims changed.
-func (l *list) drop(e evidence) (outdated, changed bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+// may be outdated, and whether the list or its claims changed.
+func (l *list) drop(e evidence, unreadable bool) (outdated, changed bool) {
 	now := l.clock.Now()
-	dropped := false
 	for id, d := range l.departing {
+		before := d
 		holder, held := e.held[deviceKey{l.name, id}]
-		d.known = held
-		before := d.waits
+		// The checkpoint may still name the pod before the last Allocate, PodResources does not.
+		if held && !holder.checkpointOnly && e.began.After(d.allocated) {
+			d.shown, d.allocated = e.kubelet, time.Time{}
+		}
+		ended := held && holder.checkpointOnly && e.gap == "" && d.shown == e.kubelet && d.shown != 0
+		d.known = held && !ended
 		switch {
 		case held:
 			d.free, d.waits = time.Time{}, heldBy(holder.pod)
 			outdated = outdated || holder.checkpointOnly
+			if ended { // PodResources has shown the pod, and does so no more
+				d.settled, d.waits = true, "kubelet's checkpoint still names pod "+holder.pod+", which has ended"
+			}
 		case e.gap != "":
 			d.free, d.waits = time.Time{}, e.gap
 		case d.free.IsZero() || d.kubelet != e.kubelet:
 			d.free, d.kubelet = now, e.kubelet
 		}
-		counts := d.held(now)
-		if counts && !d.free.IsZero() {
-			d.waits = "kubelet may have allocated it within the last " + freeFor.String()
-		} else if !counts {
+		d.counts = d.held(now, unreadable)
+		d.settled = d.settled || !d.counts && !d.free.IsZero()
+		if d.counts && !d.free.IsZero() {
+			d.waits = waitsForAllocate
+		} else if !d.counts && !d.free.IsZero() {
 			d.waits = "no pod holds it; it is dropped after " + freeFor.String()
 		}
-		changed = changed || counts != d.counts || counts && d.waits != before
-		d.counts = counts
+		changed = changed || d.counts != before.counts || d.counts && d.waits != before.waits
 		l.departing[id] = d
-		if !counts && now.Sub(d.free) >= freeFor {
+		if !d.counts && !d.free.IsZero() && now.Sub(d.free) >= freeFor {
 			delete(l.departing, id)
-			dropped = true
+			changed = true
 		}
-	}
-	if dropped {
-		l.publishLocked(l.listedBefore())
 	}
 	return outdated, changed
 }
 
 // leaving reports whether devices are departing, and as ended whether the list is retired and has none.
 func (l *list) leaving() (departing, ended bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	return len(l.departing) > 0, l.retired && len(l.departing) == 0
 }
 
 // departures returns the devices that left the plan and are still listed, by ID.
 func (l *list) departures() []Departing {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	var all []Departing
 	for _, id := range slices.Sorted(maps.Keys(l.departing)) {
 		all = append(all, Departing{ID: id, Reason: l.departing[id].reason, Waiting: l.departing[id].waits})
@@ -227,38 +178,35 @@ func (l *list) departures() []Departing {
 	return all
 }
 
-// resend has every stream send the same list again, so that kubelet writes its checkpoint. It must not be used because kubelet's
-// account differs from the list.
-func (l *list) resend() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	current := *l.views.Value()
-	current.response = &pluginapi.ListAndWatchResponse{Devices: current.response.Devices}
-	l.views.Publish(&current)
-}
-
-// publishLocked publishes a view of the fields. Streams send a response if its pointer differs from the last one, so a
-// response with the same content is kept. listed reports whether kubelet has a device in its last list.
-func (l *list) publishLocked(listed func(id string) bool) {
-	planned := make([]*pluginapi.Device, 0, len(l.resource.Devices)+len(l.departing))
-	for _, device := range l.resource.Devices {
-		planned = append(planned, wire(device))
+// publish publishes a view: the resource with the holds on it, of which withheld says which devices are under a hold of the Set, by
+// UUID, and the departing devices. Streams send a response if its pointer differs from the last one, so a response with the same
+// content is kept.
+func (l *list) publish(r resource.Resource, o Options, withheld map[string]bool) {
+	l.resource = r
+	planned := make([]*pluginapi.Device, 0, len(r.Devices)+len(l.departing))
+	for _, device := range r.Devices {
+		if !withheld[device.UUID] {
+			l.offered[device.UUID] = true
+		}
+		planned = append(planned, wire(device, nil))
 	}
 	departing := make([]*pluginapi.Device, 0, len(l.departing))
-	for _, d := range l.departing {
-		departing = append(departing, d.listed)
+	for _, id := range slices.Sorted(maps.Keys(l.departing)) {
+		d := l.departing[id]
+		d.device.Healthy = d.offered
+		departing = append(departing, wire(d.device, d.nodes))
 	}
-	slices.SortFunc(departing, func(a, b *pluginapi.Device) int { return strings.Compare(a.ID, b.ID) })
 	if len(departing) > 0 { // without departing devices, package resource has made sure that the list fits
-		planned = leaveRoom(planned, departing, listed)
+		planned = leaveRoom(planned, departing, l.listedBefore())
 	}
+	l.adopted = nil
 	devices := slices.Concat(planned, departing)
 	before := l.views.Value()
 	response := &pluginapi.ListAndWatchResponse{Devices: devices}
 	if slices.EqualFunc(devices, before.response.Devices, sameDevice) {
 		response = before.response
 	}
-	l.views.Publish(&view{resource: l.resource, options: l.options, departing: maps.Clone(l.departing), response: response})
+	l.views.Publish(&view{resource: r, options: o, departing: maps.Clone(l.departing), response: response})
 }
 
 // leaveRoom removes planned devices from the end, until a list with the departing ones is not too long for kubelet. Devices that
@@ -275,9 +223,9 @@ func leaveRoom(planned, departing []*pluginapi.Device, listed func(id string) bo
 	return planned
 }
 
-// listedBefore returns what reports whether the last list names a device.
+// listedBefore returns what reports whether kubelet has a device in its last list.
 func (l *list) listedBefore() func(id string) bool {
-	var ids map[string]bool
+	ids := l.adopted
 	return func(id string) bool {
 		if ids == nil { // needed only if a list is too long
 			ids = map[string]bool{}
@@ -289,14 +237,20 @@ func (l *list) listedBefore() func(id string) bool {
 	}
 }
 
-// wire translates a device into kubelet's words.
-func wire(d resource.Device) *pluginapi.Device {
+// wire translates a device into kubelet's words. Its NUMA nodes are those given, if there are any.
+func wire(d resource.Device, nodes []int64) *pluginapi.Device {
 	w := &pluginapi.Device{ID: d.ID, Health: pluginapi.Unhealthy}
 	if d.Healthy {
 		w.Health = pluginapi.Healthy
 	}
-	if d.NUMANode >= 0 { // negative: not known
-		w.Topology = &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: int64(d.NUMANode)}}}
+	if len(nodes) == 0 && d.NUMANode >= 0 { // negative: not known
+		nodes = []int64{int64(d.NUMANode)}
+	}
+	for _, node := range nodes {
+		if w.Topology == nil {
+			w.Topology = &pluginapi.TopologyInfo{}
+		}
+		w.Topology.Nodes = append(w.Topology.Nodes, &pluginapi.NUMANode{ID: node})
 	}
 	return w
 }

@@ -50,11 +50,12 @@ func TestADepartingDeviceIsDroppedOnEvidenceAlone(t *testing.T) {
 			c := clocktesting.NewFakeClock(time.Now())
 			r := oneGPU()
 			l := newList(r.Name, c)
-			l.set(r, Options{})
-			l.clear(false)
+			l.replace(r)
+			l.publish(r, Options{}, nil)
+			l.replace(resource.Resource{Name: r.Name})
 			for _, reading := range test.readings {
 				c.Step(reading.after)
-				l.drop(reading.says)
+				l.drop(reading.says, false)
 			}
 			if departing, _ := l.leaving(); departing != test.stays {
 				t.Errorf("still listed: %v, want %v", departing, test.stays)
@@ -63,30 +64,50 @@ func TestADepartingDeviceIsDroppedOnEvidenceAlone(t *testing.T) {
 	}
 }
 
-// Kubelet asks for a device before it says in any account that a pod holds it.
+// Kubelet asks for a device before it says in any account that a pod holds it. From then on the accounts count.
 func TestADeviceThatKubeletAskedForCountsAsHeld(t *testing.T) {
 	t.Parallel()
-	for _, test := range []struct {
-		before, after time.Duration // Allocate to departure, departure to the reading
-		held          bool
-	}{{time.Hour, 0, false}, {time.Second, 0, true}, {time.Second, 9*time.Second - 1, true}, {time.Second, 9 * time.Second, false}} {
-		c := clocktesting.NewFakeClock(time.Now())
-		r := oneGPU()
-		l := newList(r.Name, c)
-		l.set(r, Options{})
-		l.allocating(&pluginapi.AllocateRequest{
-			ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: []string{"GPU-0", "unknown"}}},
+	const name, id = "nvidia.com/gpu", "GPU-0"
+	holders := func(checkpointOnly bool) map[deviceKey]holder {
+		return map[deviceKey]holder{{name, id}: {pod: "p", checkpointOnly: checkpointOnly}}
+	}
+	type reading struct {
+		after time.Duration // the Allocate
+		late  time.Duration // how long before its end it began
+		held  map[deviceKey]holder
+		want  bool
+	}
+	tests := map[string][]reading{
+		"no account shows the pod":            {{0, 0, nil, true}, {10*time.Second - 1, 0, nil, true}, {10 * time.Second, 0, nil, false}},
+		"Allocate was long ago":               {{time.Hour, 0, nil, false}},
+		"PodResources has shown the pod":      {{time.Second, 0, holders(false), true}, {2 * time.Second, 0, nil, false}},
+		"a question before Allocate shows it": {{time.Second, 2 * time.Second, holders(false), true}, {2 * time.Second, 0, nil, true}},
+		"the checkpoint may show the last one": {{time.Second, 0, holders(true), true}, {2 * time.Second, 0, nil, true},
+			{10 * time.Second, 0, nil, false}},
+	}
+	for title, readings := range tests {
+		t.Run(title, func(t *testing.T) {
+			t.Parallel()
+			c := clocktesting.NewFakeClock(time.Now())
+			s := NewSet(Collaborators{Clock: c})
+			s.Apply(resource.Plan{Resources: []resource.Resource{oneGPU()}}, Options{WaitForRelease: true}, 1)
+			l := s.resources[name].list
+			began := c.Now()
+			s.allocating(l, &pluginapi.AllocateRequest{
+				ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: []string{id, "unknown"}}},
+			})
+			s.Apply(resource.Plan{}, Options{WaitForRelease: true}, 1)
+			if !l.departing[id].counts {
+				t.Error("not held before the accounts were read")
+			}
+			for _, r := range readings {
+				c.SetTime(began.Add(r.after))
+				s.drop(evidence{kubelet: 1, began: c.Now().Add(-r.late), held: r.held}, c.Now())
+				if got := l.departing[id].counts; got != r.want {
+					t.Errorf("%v after Allocate: held = %v, want %v", r.after, got, r.want)
+				}
+			}
 		})
-		c.Step(test.before)
-		l.clear(false)
-		if !l.departing["GPU-0"].held(c.Now()) {
-			t.Error("not held before the accounts were read")
-		}
-		c.Step(test.after)
-		l.drop(evidence{kubelet: 1})
-		if got := l.departing["GPU-0"].held(c.Now()); got != test.held {
-			t.Errorf("%v after Allocate: held = %v, want %v", test.before+test.after, got, test.held)
-		}
 	}
 }
 
@@ -110,16 +131,14 @@ func TestTheListIsSentAgainWhileTheCheckpointMayBeOutdated(t *testing.T) {
 			c := clocktesting.NewFakeClock(time.Now())
 			r := oneGPU()
 			s := NewSet(Collaborators{Clock: c})
-			l := newList(r.Name, c)
-			l.set(r, Options{})
-			l.clear(false)
-			s.resources[r.Name] = &served{list: l}
+			l := s.add(r.Name).list
+			l.replace(r)
+			l.publish(r, Options{}, nil)
+			l.replace(resource.Resource{Name: r.Name})
 			var pacing resendPacing
 			var at []int
 			for second := range 100 {
-				ofSet, _ := s.update(test.says, c.Now())
-				ofList, _ := l.drop(test.says)
-				if pacing.due(c.Now(), ofSet || ofList) {
+				if pacing.due(c.Now(), s.drop(test.says, c.Now())) {
 					at = append(at, second)
 				}
 				c.Step(time.Second)

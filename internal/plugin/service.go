@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"runtime/debug"
@@ -17,6 +18,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
@@ -32,8 +34,11 @@ type service struct {
 	closing   <-chan struct{} // closed when the life ends: streams are to end
 	// maySend reports whether a list may be sent now, and returns a channel that is closed when that may have changed.
 	maySend func() (bool, <-chan struct{})
-	sent    *atomic.Pointer[pluginapi.ListAndWatchResponse] // the last list that was sent
-	called  func(context.Context)                           // notes which connection kubelet's first calls come by
+	again   *feed.Feed[uint64]                          // changes when the last list is to be sent again
+	sent    *feed.Feed[*pluginapi.ListAndWatchResponse] // the last list that was sent
+	called  func(context.Context)                       // notes which connection kubelet's first calls come by
+	// allocating returns the view for the answer to a call of Allocate.
+	allocating func(*pluginapi.AllocateRequest) *view
 	// The first stream is kubelet's: nobody else knows the socket's name before kubelet does.
 	first sync.Once
 	began chan struct{} // closed when it begins
@@ -59,21 +64,25 @@ func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSe
 		context.AfterFunc(stream.Context(), s.ended)
 	})
 	var sent *pluginapi.ListAndWatchResponse
+	repeated := s.again.Value()
 	for {
 		view, changed := s.list.views.Latest()
+		repeat, again := s.again.Latest()
 		may, mayChange := s.maySend()
-		if may && view.response != sent {
+		waits := view.response != sent || repeat != repeated
+		if may && waits {
 			if err := stream.Send(view.response); err != nil {
 				return err
 			}
-			sent = view.response
-			s.sent.Store(sent)
+			sent, repeated, waits = view.response, repeat, false
+			s.sent.Publish(sent)
 		}
-		if view.response == sent {
-			mayChange = nil // there is nothing to send
+		if !waits {
+			mayChange = nil
 		}
 		select {
 		case <-mayChange:
+		case <-again:
 		case <-stream.Context().Done():
 			return nil
 		case <-s.closing:
@@ -95,12 +104,12 @@ func (s *service) streamed() bool {
 
 // Allocate says what each container of the request gets for its devices.
 func (s *service) Allocate(ctx context.Context, request *pluginapi.AllocateRequest) (response *pluginapi.AllocateResponse, err error) {
-	view := s.list.allocating(request)
+	view := s.allocating(request)
 	var ids []string
 	for _, container := range request.GetContainerRequests() {
 		ids = append(ids, container.GetDevicesIds()...)
 	}
-	if s.forwards(ctx, view, ids, func(ctx context.Context, elder pluginapi.DevicePluginClient) error {
+	if !view.withholds(ids) && s.forwards(ctx, view, ids, func(ctx context.Context, elder pluginapi.DevicePluginClient) error {
 		response, err = elder.Allocate(ctx, request)
 		return err
 	}) {
@@ -143,6 +152,14 @@ func (s *service) forwards(
 	return true
 }
 
+// withholds reports whether one of the devices left the plan and must not be given to a pod, by no process.
+func (v *view) withholds(ids []string) bool {
+	return v.options.WaitForRelease && slices.ContainsFunc(ids, func(id string) bool {
+		d, departing := v.departing[id]
+		return !departing || !d.device.Healthy
+	})
+}
+
 // lookUp returns the devices of the given IDs, or a status that says which ID is wrong and why.
 func (v *view) lookUp(ids []string) ([]resource.Device, error) {
 	if len(ids) == 0 {
@@ -151,8 +168,8 @@ func (v *view) lookUp(ids []string) ([]resource.Device, error) {
 	devices := make([]resource.Device, 0, len(ids))
 	seen := make(map[string]struct{}, len(ids))
 	for _, id := range ids {
-		device, known := v.resource.Device(id)
-		if !known {
+		device, known := v.given(id)
+		if _, planned := v.resource.Device(id); !known || !planned && !device.Healthy {
 			return nil, v.unknown(id)
 		}
 		if !device.Healthy {
@@ -170,16 +187,12 @@ func (v *view) lookUp(ids []string) ([]resource.Device, error) {
 	return devices, nil
 }
 
-// given returns a device that a pod was given: of the plan, or one that left it since. A device that an earlier process offered has
-// the UUID of its GPU or MIG device, and not the GPU's.
+// given returns a device that a pod may have been given: of the plan, or one that left it since.
 func (v *view) given(id string) (resource.Device, bool) {
 	if device, planned := v.resource.Device(id); planned {
 		return device, true
 	}
 	d, departing := v.departing[id]
-	if departing && d.device.UUID == "" {
-		return resource.ByID(id), true
-	}
 	return d.device, departing
 }
 
@@ -188,7 +201,7 @@ func (v *view) unknown(id string) error {
 		return status.Error(codes.InvalidArgument, "a container asks for a device with an empty ID")
 	}
 	if d, departing := v.departing[id]; departing {
-		return status.Errorf(codes.FailedPrecondition, "device %s cannot be given out: %s", id, d.reason)
+		return status.Errorf(codes.FailedPrecondition, "device %s cannot be given out: %s", id, cmp.Or(d.device.Reason, d.reason))
 	}
 	// The words of NVIDIA's plugin, for which people's alerts may look.
 	return status.Errorf(codes.NotFound, "invalid allocation request for %q: invalid request: unknown device: %s", v.resource.Name, id)
@@ -212,8 +225,7 @@ func (s *service) GetPreferredAllocation(ctx context.Context, request *pluginapi
 	}
 	response = &pluginapi.PreferredAllocationResponse{}
 	for _, container := range request.GetContainerRequests() {
-		ids, err := view.resource.Prefer(
-			container.GetAvailableDeviceIDs(), container.GetMustIncludeDeviceIDs(), int(container.GetAllocationSize()))
+		ids, err := view.prefer(container.GetAvailableDeviceIDs(), container.GetMustIncludeDeviceIDs(), int(container.GetAllocationSize()))
 		if err != nil {
 			return nil, status.Errorf(codes.InvalidArgument, "prefer devices of %s: %v", s.list.name, err)
 		}
@@ -221,6 +233,37 @@ func (s *service) GetPreferredAllocation(ctx context.Context, request *pluginapi
 			&pluginapi.ContainerPreferredAllocationResponse{DeviceIDs: ids})
 	}
 	return response, nil
+}
+
+// prefer returns which `size` of the available devices a container is best given. Devices that are not of the plan come last: they
+// left it, or kubelet chose among them in the moment before it received the list.
+func (v *view) prefer(available, required []string, size int) ([]string, error) {
+	known, unknown := v.split(available)
+	must, others := v.split(required)
+	unknown = slices.DeleteFunc(unknown, func(id string) bool { return slices.Contains(others, id) })
+	distinct := map[string]bool{}
+	for _, id := range slices.Concat(known, must) {
+		distinct[id] = true
+	}
+	wanted := max(0, size-len(others))
+	if missing := wanted - len(distinct); 0 < missing && missing <= len(unknown) {
+		wanted, others = len(distinct), append(others, unknown[:missing]...)
+	}
+	ids, err := v.resource.Prefer(known, must, wanted)
+	return append(ids, others...), err
+}
+
+// split returns which of the IDs are of the plan, and the others, sorted.
+func (v *view) split(ids []string) (planned, others []string) {
+	for _, id := range ids {
+		if _, known := v.resource.Device(id); known {
+			planned = append(planned, id)
+		} else {
+			others = append(others, id)
+		}
+	}
+	slices.Sort(others)
+	return planned, slices.Compact(others)
 }
 
 // inspectTimeout bounds an inspection: kubelet itself waits for 30 s, and the container with it.

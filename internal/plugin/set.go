@@ -65,6 +65,9 @@ type Options struct {
 	Edits edits.Options
 	// Inspect has kubelet ask before each start of a container whether its devices may be used.
 	Inspect bool
+	// WaitForRelease offers a GPU in a new form (under another resource name, shared otherwise, in another MIG mode) once no pod
+	// holds it in its old form.
+	WaitForRelease bool
 }
 
 // Phase is how far the server of a resource has come.
@@ -105,19 +108,22 @@ type Departing struct {
 // A Set keeps one server for each resource of the plan that it was last given.
 type Set struct {
 	collaborators Collaborators
-	claimed       *feed.Feed[uint64] // changes with what Claims says
-	departed      chan struct{}      // has a value when devices or resources may have left the plan
+	departed      chan struct{} // has a value when devices or resources may have left the plan
 	pulse         supervise.Pulse
+	added         *feed.Feed[int]           // counts the resources that ever came, to wake Run
+	offered       *feed.Feed[resource.Plan] // the plan with the holds of the Set
 
-	mu        sync.Mutex // guards all following fields
-	resources map[string]*served
-	added     *feed.Feed[int] // counts the resources that ever came, to wake Run
-
-	// The fields for Claims.
-	evidence        *evidence        // the last one without a gap; nil before the first call of Claims
-	planned         map[string]bool  // the UUIDs of the last plan
-	foreign         []resource.Claim // devices on its GPUs under resources that this Set does not serve
+	mu              sync.Mutex // guards all following fields
+	resources       map[string]*served
+	plan            resource.Plan // as it was last given
+	options         Options
+	planned         map[string]bool  // the UUIDs of the plan
+	evidence        evidence         // the last one without a gap
+	read            bool             // the checkpoint was read for the first plan
+	claims          []resource.Claim // on GPUs that may be held in another form than that of the plan
+	foreign         []resource.Claim // devices on the plan's GPUs under resources that this Set does not serve
 	unreadableSince time.Time        // since when the checkpoint cannot be read; zero if it can
+	regiven         time.Time        // the last Allocate of a departing device
 	unreadable      string           // why it cannot be read, once that has lasted for unreadableFor
 }
 
@@ -144,36 +150,40 @@ func NewSet(c Collaborators) *Set {
 		c.Metrics = noMetrics{}
 	}
 	return &Set{collaborators: c, resources: map[string]*served{}, added: feed.New(0),
-		claimed: feed.New(uint64(0)), departed: make(chan struct{}, 1), pulse: supervise.NewPulse()}
+		offered: feed.New(resource.Plan{}), departed: make(chan struct{}, 1), pulse: supervise.NewPulse()}
 }
 
-// Apply makes the Set serve the plan: what changed is on its way to kubelet when Apply returns. It never blocks.
+// Offered returns the feed of the plan with all its holds, also those on devices whose GPU may be held in another form.
+func (s *Set) Offered() *feed.Feed[resource.Plan] { return s.offered }
+
+// Apply makes the Set serve the plan: what changed is on its way to kubelet when Apply returns. It waits for nobody.
 //
 // The epoch says by which configuration the plan was made. A resource that the plan of a later epoch does not have is
 // retired; one that disappears within its epoch has lost its devices, and keeps its server for the day they return.
 func (s *Set) Apply(plan resource.Plan, o Options, epoch uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	planned := make(map[string]bool, len(plan.Resources))
+	if !s.read && o.WaitForRelease { // what pods hold is known before anything is offered
+		checkpoint, _ := s.collaborators.Checkpoint() // if it cannot be read, it is empty
+		s.evidence, s.read = evidence{checkpoint: checkpoint, held: heldIn(checkpoint)}, true
+	}
+	s.plan, s.options, s.planned = plan, o, map[string]bool{}
 	for _, r := range plan.Resources {
-		planned[r.Name] = true
 		entry, known := s.resources[r.Name]
 		if !known {
-			entry = &served{list: newList(r.Name, s.collaborators.Clock)}
-			if s.evidence != nil {
-				entry.list.adopt(knownOf(s.evidence.checkpoint, r.Name))
-			}
-			s.resources[r.Name] = entry
-			s.added.Publish(s.added.Value() + 1)
+			entry = s.add(r.Name)
 		}
-		entry.epoch = epoch
-		entry.list.set(r, o)
+		entry.epoch, entry.list.retired = epoch, false
+		for _, d := range r.Devices {
+			s.planned[d.UUID], s.planned[d.GPU] = true, true
+		}
 	}
 	for name, entry := range s.resources {
-		if !planned[name] {
-			entry.list.clear(entry.epoch != epoch)
+		if _, planned := plan.Resource(name); !planned && entry.epoch != epoch {
+			entry.list.retired = true
 		}
 	}
+	s.refresh()
 	s.mayDepart()
 }
 
@@ -183,6 +193,15 @@ func (s *Set) mayDepart() {
 	case s.departed <- struct{}{}:
 	default:
 	}
+}
+
+// add adds a resource, with the devices that kubelet knew at the last reading.
+func (s *Set) add(name string) *served {
+	entry := &served{list: newList(name, s.collaborators.Clock)}
+	entry.list.adopt(knownOf(s.evidence.checkpoint, name))
+	s.resources[name] = entry
+	s.added.Publish(s.added.Value() + 1)
+	return entry
 }
 
 // Status returns how each resource is being served, by name.
@@ -271,9 +290,10 @@ func (s *Set) live(ctx context.Context, entry *served) error {
 		Clock: s.collaborators.Clock, Nudge: s.nudge}
 	return supervise.Run(ctx, backoff, func(ctx context.Context) error {
 		life := &life{Collaborators: s.collaborators, list: entry.list, past: past,
-			report:   func(p Phase) { s.setPhase(entry, p) },
-			compared: func(difference string) { s.setDifference(entry, difference) },
-			adopt:    func(ctx context.Context) { s.adopt(ctx, entry) },
+			report:     func(p Phase) { s.setPhase(entry, p) },
+			compared:   func(difference string) { s.setDifference(entry, difference) },
+			adopt:      func(ctx context.Context) { s.adopt(ctx, entry) },
+			allocating: func(r *pluginapi.AllocateRequest) *view { return s.allocating(entry.list, r) },
 		}
 		err := life.run(ctx)
 		if err != nil {

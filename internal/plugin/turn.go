@@ -58,13 +58,14 @@ func (p *past) running(names []string) []string {
 	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return p.ended[name] })
 }
 
-// silence says because of which server this one is silent.
+// silence says why a server sends no list.
 type silence int
 
 const (
-	speaks     silence = iota
-	forYounger         // a process that started later
-	forForeign         // another program, which has registered since
+	speaks        silence = iota
+	forYounger            // a process that started later
+	forForeign            // another program, which has registered since
+	forDifference         // kubelet's account differs, and the reason is not known yet
 )
 
 // maySend reports whether a list may be sent now. The channel is closed when that may have changed. maySend reads the directory
@@ -150,7 +151,7 @@ func (l *life) undisturbed(ctx context.Context, incarnation uint64) bool {
 			return false
 		}
 		ids, err := l.allocatable(ctx)
-		sent := l.sent.Load()
+		sent := l.sent.Value()
 		if err != nil || sent == nil || len(ids) == 0 || !sameIDs(ids, healthyIDs(sent)) {
 			return false
 		}

@@ -174,7 +174,7 @@ func replicaID(uuid string, n int) string { return uuid + replicaMark + strconv.
 // not how.
 func ByID(id string) Device {
 	uuid, _, shared := strings.Cut(id, replicaMark)
-	d := Device{ID: id, UUID: uuid}
+	d := Device{ID: id, UUID: uuid, NUMANode: inventory.NoNUMANode}
 	if shared {
 		d.Sharing = TimeSliced
 	}

@@ -46,7 +46,7 @@ func (p Plan) Conflicts(claims []Claim) []Hold {
 	for _, r := range p.Resources {
 		for _, d := range r.Devices {
 			for _, c := range claimed[d.GPU] {
-				if key := [2]string{r.Name, d.UUID}; !held[key] && c.conflicts(d, r.Name) {
+				if key := [2]string{r.Name, d.UUID}; !held[key] && c.Conflicts(d) {
 					held[key] = true
 					holds = append(holds, Hold{Resource: r.Name, UUID: d.UUID,
 						Reason: fmt.Sprintf("its GPU is not free yet as %s %s: %s", c.Resource, c.ID, c.Reason)})
@@ -57,11 +57,14 @@ func (p Plan) Conflicts(claims []Claim) []Hold {
 	return holds
 }
 
-// conflicts reports whether a device of the plan on the claim's GPU has another form.
-func (c Claim) conflicts(d Device, resource string) bool {
+// Conflicts reports whether a device has another form than the claim, and is on the same GPU.
+func (c Claim) Conflicts(d Device) bool {
 	uuid, _, shared := strings.Cut(c.ID, replicaMark)
-	if uuid != d.UUID {
+	switch {
+	case c.GPU == "" || c.GPU != d.GPU:
+		return false
+	case uuid != d.UUID:
 		return uuid == d.GPU || d.UUID == d.GPU // the whole GPU and a part of it
 	}
-	return c.Resource != resource || shared != (d.Sharing != Unshared)
+	return c.Resource != d.Resource || shared != (d.Sharing != Unshared)
 }

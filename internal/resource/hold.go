@@ -26,7 +26,7 @@ func (p Plan) Under(holds []Hold) Plan {
 			of[key] = h
 		}
 	}
-	held := Plan{LeftOut: slices.Clone(p.LeftOut), Warnings: slices.Clone(p.Warnings), Holds: slices.Clone(p.Holds)}
+	held := Plan{LeftOut: slices.Clone(p.LeftOut), Warnings: slices.Clone(p.Warnings), Holds: slices.Clone(p.Holds), node: p.node}
 	leftOut := map[string]bool{}
 	for _, r := range p.Resources {
 		devices, changed := make([]Device, 0, len(r.Devices)), false

@@ -22,6 +22,8 @@ type Plan struct {
 	Warnings []string
 	// Holds are those that were put on devices of the plan, each with the name of its resource, in the order of the devices.
 	Holds []Hold
+
+	node map[string]Device // by UUID: the devices that the node has, offered or not
 }
 
 // LeftOut is a device that no resource offers, and why.
@@ -41,7 +43,14 @@ func New(snapshot inventory.Snapshot, o Options) Plan {
 	for _, l := range snapshot.LeftOut {
 		p.unread[l.Index] = l.Reason
 	}
-	kept := p.keep(candidates(snapshot.GPUs, o.MIG))
+	all := candidates(snapshot.GPUs, o.MIG)
+	p.plan.node = make(map[string]Device, len(all))
+	for _, c := range all {
+		if p.unfit(c) == "" {
+			p.plan.node[c.uuid()] = p.device(c)
+		}
+	}
+	kept := p.keep(all)
 	if o.MIG == MIGSingle {
 		kept = p.ofOneKind(kept)
 	}
@@ -65,6 +74,13 @@ func (p Plan) Resource(name string) (Resource, bool) {
 		return Resource{}, false
 	}
 	return p.Resources[i], true
+}
+
+// NodeDevice returns the GPU or MIG device of that UUID as it would be offered unshared, if the node has it. It has no resource.
+// The plan need not offer it, and holds do not change it.
+func (p Plan) NodeDevice(uuid string) (Device, bool) {
+	d, found := p.node[uuid]
+	return d, found
 }
 
 // Shared returns the names of the resources that have devices which are shared in a mode.

@@ -33,9 +33,9 @@ func TestUnreadMIGDevices(t *testing.T) {
 func TestDeviceOfAnID(t *testing.T) {
 	t.Parallel()
 	for id, want := range map[string]resource.Device{
-		"GPU-a":            {ID: "GPU-a", UUID: "GPU-a"},
-		"GPU-a::3":         {ID: "GPU-a::3", UUID: "GPU-a", Sharing: resource.TimeSliced},
-		"MIG-GPU-a/1/0::0": {ID: "MIG-GPU-a/1/0::0", UUID: "MIG-GPU-a/1/0", Sharing: resource.TimeSliced},
+		"GPU-a":            {ID: "GPU-a", UUID: "GPU-a", NUMANode: inventory.NoNUMANode},
+		"GPU-a::3":         {ID: "GPU-a::3", UUID: "GPU-a", NUMANode: inventory.NoNUMANode, Sharing: resource.TimeSliced},
+		"MIG-GPU-a/1/0::0": {ID: "MIG-GPU-a/1/0::0", UUID: "MIG-GPU-a/1/0", NUMANode: inventory.NoNUMANode, Sharing: resource.TimeSliced},
 	} {
 		if got := resource.ByID(id); got != want {
 			t.Errorf("%s: %+v, want %+v", id, got, want)

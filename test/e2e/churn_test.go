@@ -166,9 +166,8 @@ func (c *churn) String() string {
 
 // ofOurs returns the pods that failed for a reason that a device plugin can help. Kubelet 1.36 stops the endpoint of the new
 // server when the stream of the old one ends, until that registers again: a pod that comes in that moment is refused whatever
-// anybody does. When the devices get fewer, the scheduler may send a pod by a count that is a second old: all are given out then, and
-// where held GPUs wait, none may be Healthy.
-func (c *churn) ofOurs(atOnce bool) []refusal {
+// anybody does. When the devices get fewer, the scheduler may send a pod by a count that is a second old: all are given out then.
+func (c *churn) ofOurs() []refusal {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(c.refused), func(r refusal) bool {
@@ -177,7 +176,7 @@ func (c *churn) ofOurs(atOnce bool) []refusal {
 		}
 		noServer := has("no healthy devices present", "has been stopped", "client connection is closing")
 		givenOut := r.reason == "OutOf"+gpu || has("requested number of devices unavailable")
-		return givenOut || isKubelet("1.36") && noServer || !atOnce && has("no healthy devices present")
+		return givenOut || isKubelet("1.36") && noServer
 	})
 }
 

@@ -179,11 +179,11 @@ sharing:
     resources:
     - {name: nvidia.com/gpu, replicas: %d}
 `, replicas))
-	// The two GPUs that a pod holds whole are shared when it has ended, and listed as they are for as long.
-	const want = (gpus - 2) * replicas
+	// The two GPUs that a pod holds whole are shared when it has ended, and count as they are for as long.
+	const want = (gpus-2)*replicas + 2
 	took := waitAllocatable(ctx, t, kubelet, gpu, want, stepLimit)
 	waitAllocatables(ctx, t, n, map[string]int{gpu: want})
-	t.Logf("%d replicas allocatable %v after the ConfigMap changed", want, took.Round(time.Millisecond))
+	t.Logf("%d devices allocatable %v after the ConfigMap changed", want, took.Round(time.Millisecond))
 
 	runPod(ctx, t, n, "shares", gpu, 1)
 	held := heldDevices(ctx, t, kubelet, "shares")
@@ -216,11 +216,11 @@ func reloads(ctx context.Context, t *testing.T, n *node.Node, kubelet podresourc
 	end := watch(ctx, t, kubelet, gpu, "reload")
 	setConfig(ctx, t, n, fmt.Sprintf(config, dev))
 	took := waitAllocatable(ctx, t, kubelet, dev, 1, stepLimit) // the other one is held under its old name
-	waitAllocatable(ctx, t, kubelet, batch, 0, stepLimit)
+	waitAllocatable(ctx, t, kubelet, batch, 1, stepLimit)
 	t.Logf("resource added %v after the ConfigMap changed", took.Round(time.Millisecond))
 	waitNode(ctx, t, n, dev, 2, 1, start)
-	// The GPU that a pod holds is listed for as long.
-	waitNode(ctx, t, n, batch, 1, 0, start)
+	// The GPU that a pod holds counts for as long, and the other one is listed for a while.
+	waitNode(ctx, t, n, batch, 1, 1, start)
 	waitPod(ctx, t, n, "goes", isSame(goes))
 	deletePod(ctx, t, n, "goes")
 	waitNode(ctx, t, n, dev, 2, 2, start)

@@ -44,12 +44,12 @@ func heldThroughRestarts(ctx context.Context, t *testing.T, n *node.Node, kubele
 	stay("before anything happens")
 
 	setConfig(ctx, t, n, configs["shared"])
-	waitForms(ctx, t, kubelet, func(whole, replicas int) bool { return whole == 0 && replicas >= 4*(gpus-4) })
+	waitForms(ctx, t, kubelet, func(whole, replicas int) bool { return whole <= 4 && replicas >= 4*(gpus-4) })
 
 	// The kubelet starts while the API server is away: it shows no pods until that is back.
 	n.StopAPIServer()
 	restartKubelet(ctx, t, n)
-	waitForms(ctx, t, kubelet, func(whole, replicas int) bool { return whole == 0 && replicas >= 4*(gpus-4) })
+	waitForms(ctx, t, kubelet, func(whole, replicas int) bool { return whole <= 4 && replicas >= 4*(gpus-4) })
 	pause(ctx, away)
 	if err := n.StartAPIServer(ctx); err != nil {
 		t.Fatal(err)
@@ -58,7 +58,7 @@ func heldThroughRestarts(ctx context.Context, t *testing.T, n *node.Node, kubele
 
 	// A daemon that starts knows of the devices from the kubelet alone.
 	setEnv(ctx, t, n, "E2E=adopts") // a roll-out
-	waitForms(ctx, t, kubelet, func(whole, replicas int) bool { return whole == 0 && replicas >= 4*(gpus-4) })
+	waitForms(ctx, t, kubelet, func(whole, replicas int) bool { return whole <= 4 && replicas >= 4*(gpus-4) })
 	restartKubelet(ctx, t, n)
 	stay("the daemon and then the kubelet restarted")
 
@@ -67,7 +67,7 @@ func heldThroughRestarts(ctx context.Context, t *testing.T, n *node.Node, kubele
 	if err := n.StartKubelet(ctx); err != nil {
 		t.Fatal(err)
 	}
-	waitForms(ctx, t, kubelet, func(whole, replicas int) bool { return whole == 0 && replicas >= 4*(gpus-4) })
+	waitForms(ctx, t, kubelet, func(whole, replicas int) bool { return whole <= 4 && replicas >= 4*(gpus-4) })
 	stay(fmt.Sprintf("the kubelet was down for %v", kubeletDown()))
 
 	for _, pod := range held {

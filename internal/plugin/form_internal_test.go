@@ -1,0 +1,312 @@
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/status"
+	"k8s.io/klog/v2"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+)
+
+// changing is a Set without a kubelet, whose plan and evidence a test changes.
+type changing struct {
+	*testing.T
+	*Set
+	clock *clocktesting.FakeClock
+	gpus  []inventory.GPU
+	held  map[deviceKey]holder
+}
+
+const gpuName = "nvidia.com/gpu"
+
+func newChanging(t *testing.T, gpus int) *changing {
+	t.Helper()
+	clock := clocktesting.NewFakeClock(time.Now())
+	c := &changing{T: t, Set: NewSet(Collaborators{Clock: clock}), clock: clock, held: map[deviceKey]holder{}}
+	for i := range gpus {
+		c.gpus = append(c.gpus, inventory.GPU{UUID: fmt.Sprintf("G%d", i), Index: i, Health: inventory.Health{State: inventory.Healthy}})
+	}
+	return c
+}
+
+// plan has the GPUs offered with so many replicas; one: they are not shared.
+func (c *changing) plan(replicas int) {
+	o := resource.Options{MIG: resource.MIGMixed}
+	if replicas > 1 {
+		o.Sharing = resource.Sharing{Mode: resource.TimeSliced, Rules: []resource.SharingRule{{Name: gpuName, Replicas: replicas}}}
+	}
+	c.Apply(resource.New(inventory.Snapshot{GPUs: c.gpus}, o), Options{WaitForRelease: true,
+		Edits: edits.Options{Strategies: []edits.Strategy{edits.EnvVar}}}, 1)
+}
+
+// allocate returns what a container gets for a device, or why it is refused.
+func (c *changing) allocate(id string) string {
+	l := c.resources[gpuName].list
+	s := &service{log: klog.Background(), list: l, allocating: func(r *pluginapi.AllocateRequest) *view { return c.allocating(l, r) }}
+	got, err := s.Allocate(c.Context(), &pluginapi.AllocateRequest{
+		ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: []string{id}}},
+	})
+	if err != nil {
+		return "refused: " + status.Convert(err).Message()
+	}
+	return got.GetContainerResponses()[0].GetEnvs()["NVIDIA_VISIBLE_DEVICES"]
+}
+
+// reads has the accounts read a second later.
+func (c *changing) reads() {
+	c.clock.Step(time.Second)
+	c.drop(evidence{kubelet: 1, began: c.clock.Now(), held: c.held}, c.clock.Now())
+}
+
+func (c *changing) holds(ids ...string) {
+	c.held = map[deviceKey]holder{}
+	for _, id := range ids {
+		c.held[deviceKey{gpuName, id}] = holder{pod: "p"}
+	}
+	c.reads()
+}
+
+// lists fails the test if other devices are listed as Healthy.
+func (c *changing) lists(healthy ...string) {
+	c.Helper()
+	got := slices.Sorted(slices.Values(c.resources[gpuName].list.views.Value().healthy()))
+	if slices.Sort(healthy); !slices.Equal(got, healthy) {
+		c.Errorf("Healthy are %q, want %q", got, healthy)
+	}
+}
+
+func TestDevicesOfAnOldFormStayHealthyWhilePodsHoldThem(t *testing.T) {
+	t.Parallel()
+	c := newChanging(t, 3)
+	c.plan(1)
+	view := c.resources[gpuName].list.views
+	c.plan(2)
+	c.lists("G0", "G1", "G2") // nothing is known yet
+	before := view.Value()
+	c.holds("G1")
+	c.lists("G0::0", "G0::1", "G1", "G2::0", "G2::1") // in one list: the count never falls
+	if before.response == view.Value().response {
+		t.Fatal("the list has not changed")
+	}
+	c.holds()
+	c.lists("G0::0", "G0::1", "G1::0", "G1::1", "G2::0", "G2::1")
+
+	// Back: of G0 one replica is held, and the other one is not given out any more.
+	c.plan(1)
+	c.holds("G0::0")
+	c.lists("G0::0", "G1", "G2")
+	if got := c.allocate("G0::1"); got != "G0" {
+		t.Errorf("a replica that kubelet chose just before: %s", got)
+	}
+	c.lists("G0::0", "G1", "G2") // as many as G0 will be
+	c.holds("G0::1")
+	c.holds()
+	c.lists("G0", "G1", "G2")
+}
+
+// The scheduler sends pods by the old count for some seconds. It must know the new one before the pods end that hold more devices than
+// there will be, and pods that come meanwhile find those that are free.
+func TestACountThatFallsIsToldAtOnce(t *testing.T) {
+	t.Parallel()
+	c := newChanging(t, 2)
+	c.plan(4)
+	c.plan(1)
+	c.holds("G0::0", "G0::1", "G1::2")
+	c.lists("G0::2", "G1::2")
+	if got := c.allocate("G0::2"); got != "G0" {
+		t.Errorf("Allocate: %s", got)
+	}
+	c.lists("G0::3", "G1::2")
+	c.holds("G0::0", "G0::1", "G0::2", "G0::3")
+	c.lists("G0::0", "G1")
+	c.holds("G0::1")
+	c.lists("G0::1", "G1")
+	c.holds()
+	c.lists("G0", "G1")
+}
+
+// Kubelet chooses a device, and then receives the list in which it is Unhealthy.
+func TestTheLastMomentOfAnOldForm(t *testing.T) {
+	t.Parallel()
+	shared := func(t *testing.T) *changing {
+		c := newChanging(t, 1)
+		c.plan(1)
+		c.plan(2)
+		c.holds("G0")
+		c.lists("G0")
+		return c
+	}
+	t.Run("before its end is seen", func(t *testing.T) {
+		t.Parallel()
+		c := shared(t)
+		if got := c.allocate("G0"); got != "G0" {
+			t.Errorf("Allocate: %s", got)
+		}
+		c.holds() // kubelet does not say so yet
+		c.lists("G0")
+		c.holds("G0")
+		c.holds()
+		c.lists("G0::0", "G0::1")
+	})
+	t.Run("after its end is seen", func(t *testing.T) {
+		t.Parallel()
+		c := shared(t)
+		c.holds()
+		c.lists("G0::0", "G0::1")
+		if got := c.allocate("G0"); got != "G0" {
+			t.Errorf("Allocate: %s", got)
+		}
+		c.lists("G0")
+		if got := c.allocate("G0::0"); !strings.Contains(got, "its GPU is not free yet as nvidia.com/gpu G0") {
+			t.Errorf("Allocate of the new form: %s", got)
+		}
+	})
+	t.Run("the new form is given", func(t *testing.T) {
+		t.Parallel()
+		c := shared(t)
+		c.holds()
+		if got := c.allocate("G0::1"); got != "G0" {
+			t.Errorf("Allocate: %s", got)
+		}
+		if got := c.allocate("G0"); !strings.HasPrefix(got, "refused") {
+			t.Errorf("Allocate of the old form: %s", got)
+		}
+		c.lists("G0::0", "G0::1")
+	})
+	t.Run("the GPU turns sick", func(t *testing.T) {
+		t.Parallel()
+		c := shared(t)
+		c.gpus[0].Health = inventory.Health{State: inventory.Unhealthy, Reason: "XID 48"}
+		c.plan(2)
+		c.lists()
+		if got := c.allocate("G0"); !strings.Contains(got, "XID 48") {
+			t.Errorf("Allocate: %s", got)
+		}
+		c.gpus[0].Health = inventory.Health{State: inventory.Healthy}
+		c.plan(2)
+		c.lists("G0")
+	})
+	t.Run("the GPU is divided", func(t *testing.T) {
+		t.Parallel()
+		c := shared(t)
+		c.gpus[0].MIG = inventory.MIGEnabled
+		c.gpus[0].MIGDevices = []inventory.MIGDevice{{UUID: "M0", Profile: "1g.10gb", Health: inventory.Health{State: inventory.Healthy}}}
+		c.plan(1)
+		c.lists()
+		if got := c.allocate("G0"); !strings.HasPrefix(got, "refused") {
+			t.Errorf("Allocate: %s", got)
+		}
+	})
+	t.Run("back again before anything was read", func(t *testing.T) {
+		t.Parallel()
+		c := shared(t)
+		c.plan(1)
+		c.lists("G0")
+		if got := c.allocate("G0::0"); !strings.HasPrefix(got, "refused") {
+			t.Errorf("Allocate of a form that never was on offer: %s", got)
+		}
+		c.lists("G0")
+	})
+	t.Run("kubelet restarts after its end was seen", func(t *testing.T) {
+		t.Parallel()
+		c := shared(t)
+		c.holds()
+		c.drop(evidence{kubelet: 1, gap: "kubelet has just restarted"}, c.clock.Now())
+		c.lists("G0::0", "G0::1")
+	})
+}
+
+// Kubelet's checkpoint names a pod that has ended until kubelet writes it again. PodResources has shown the pod, and does so no more.
+func TestTheEndOfAPodIsSeenBeforeKubeletWritesItsCheckpoint(t *testing.T) {
+	t.Parallel()
+	c := newChanging(t, 1)
+	c.plan(1)
+	c.plan(2)
+	key := deviceKey{gpuName, "G0"}
+	c.held[key] = holder{pod: "p", checkpointOnly: true} // an init container may be the holder
+	c.reads()
+	c.lists("G0")
+	c.held[key] = holder{pod: "p"}
+	c.reads()
+	c.held[key] = holder{pod: "p", checkpointOnly: true}
+	c.reads()
+	c.lists("G0::0", "G0::1")
+	for range 20 {
+		c.reads()
+	}
+	if departing, _ := c.resources[gpuName].list.leaving(); !departing {
+		t.Error("a device was dropped that kubelet's checkpoint names")
+	}
+	// Given again, it may be held by an init container, which PodResources never shows.
+	c.allocate("G0")
+	for range 20 {
+		c.reads()
+	}
+	c.lists("G0")
+}
+
+// What an earlier process listed is given out by this one, too, until its end is seen.
+func TestAnAdoptedDeviceIsGivenOut(t *testing.T) {
+	t.Parallel()
+	c := newChanging(t, 2)
+	c.collaborators.Checkpoint = func() (kubelet.Checkpoint, error) {
+		return kubelet.Checkpoint{Healthy: map[string][]string{gpuName: {"G0", "G1", "G7"}}}, nil
+	}
+	c.plan(2)
+	c.lists("G0", "G1")
+	if got := c.allocate("G1"); got != "G1" {
+		t.Errorf("Allocate: %s", got)
+	}
+	if got := c.allocate("G7"); !strings.HasPrefix(got, "refused") {
+		t.Errorf("Allocate of a device that the node does not have: %s", got)
+	}
+	for range 10 {
+		c.holds("G1")
+	}
+	c.lists("G0::0", "G0::1", "G1")
+}
+
+func TestPreferredAreDevicesOfThePlan(t *testing.T) {
+	t.Parallel()
+	c := newChanging(t, 3)
+	c.plan(1)
+	c.plan(2)
+	c.holds("G0", "G1")
+	prefer := func(available, required []string, size int32) []string {
+		s := &service{log: klog.Background(), list: c.resources[gpuName].list}
+		got, err := s.GetPreferredAllocation(context.Background(), &pluginapi.PreferredAllocationRequest{
+			ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{
+				{AvailableDeviceIDs: available, MustIncludeDeviceIDs: required, AllocationSize: size},
+			},
+		})
+		if err != nil {
+			return []string{err.Error()}
+		}
+		return slices.Sorted(slices.Values(got.GetContainerResponses()[0].GetDeviceIDs()))
+	}
+	for _, test := range []struct {
+		available, required []string
+		size                int32
+		want                []string
+	}{
+		{[]string{"G0", "G2::1"}, nil, 1, []string{"G2::1"}},
+		{[]string{"G0", "G1"}, nil, 1, []string{"G0"}},
+		{[]string{"G0", "G1", "G2::0"}, nil, 2, []string{"G0", "G2::0"}},
+		{[]string{"G0", "G2::0", "G2::1"}, []string{"G0"}, 2, []string{"G0", "G2::0"}},
+	} {
+		if got := prefer(test.available, test.required, test.size); !slices.Equal(got, test.want) {
+			t.Errorf("of %q with %q: %q, want %q", test.available, test.required, got, test.want)
+		}
+	}
+}
