@@ -4,9 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -24,6 +27,7 @@ type watched struct {
 	*node.Node
 	prometheus
 	t       *testing.T
+	address string // of the daemon's metrics
 	config  string // path of the daemon's configuration file
 	started time.Time
 }
@@ -40,7 +44,7 @@ func watch(t *testing.T) *watched {
 	if err := listener.Close(); err != nil {
 		t.Fatal(err)
 	}
-	w := &watched{t: t, config: filepath.Join(t.TempDir(), "config.yaml"), started: time.Now()}
+	w := &watched{t: t, address: address, config: filepath.Join(t.TempDir(), "config.yaml"), started: time.Now()}
 	w.write(w.config, "version: v1\n")
 	w.Node, err = node.Open(node.Setup{Daemon: *daemon, Profile: "dgx-h100", Args: []string{
 		"--metrics-address", address, "--gpu-metrics-interval", "1s", "--config-file", w.config,
@@ -58,7 +62,7 @@ func watch(t *testing.T) *watched {
 	})
 	file := filepath.Join(t.TempDir(), "prometheus.yaml")
 	// The labels are those that the operator's PodMonitor gives a target.
-	w.write(file, fmt.Sprintf(`global: {scrape_interval: 1s, scrape_timeout: 1s}
+	w.write(file, fmt.Sprintf(`global: {scrape_interval: 1s, scrape_timeout: 1s, scrape_native_histograms: true, always_scrape_classic_histograms: true}
 scrape_configs:
   - job_name: gpu-device-plugin
     static_configs: [{targets: [%q], 
@@ -70,6 +74,26 @@ scrape_configs:
 	}
 	w.allocatable(8)
 	return w
+}
+
+// exposition returns what the daemon says of itself at a scrape. The names of dcgm-exporter, which it has beside that, do not follow
+// Prometheus' rules.
+func (w *watched) exposition() []byte {
+	w.t.Helper()
+	request, err := http.NewRequestWithContext(w.t.Context(), http.MethodGet, "http://"+w.address+"/metrics", http.NoBody)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return regexp.MustCompile("(?m)^(# (HELP|TYPE) )?DCGM_.*\n").ReplaceAll(text, nil)
 }
 
 func (w *watched) write(path, text string) {
@@ -142,6 +166,8 @@ func TestDashboardAndAlertsOnANode(t *testing.T) {
 	w.admit("training", 2)
 	w.admit("serving", 1)
 	w.hasData("pods of GPUs", `DCGM_FI_DEV_FB_USED{exported_pod="training",exported_namespace="default",exported_container="main"}`)
+	w.hasData("native histogram", `histogram_count(gpu_device_plugin_rpc_duration_seconds{method="Allocate"}) > 1`)
+	promtool(t, w.exposition(), "check", "metrics", "--lint", "all")
 	for name, expression := range expressions {
 		if found, err := w.query(t.Context(), expression); err != nil || len(found) > 0 {
 			t.Errorf("%s on a node where all is well: %v, %v", name, found, err)
