@@ -68,6 +68,7 @@ func TestIdentifyMIGDevices(t *testing.T) {
 	s := inventory.Identify(inventory.Snapshot{GPUs: []inventory.GPU{
 		{UUID: "GPU-a", Index: 0, MIGDevices: devices("MIG-a", old, "MIG/a", "MIG-a", "GPU-b")}, {UUID: old + "0", Index: 1},
 		{UUID: "GPU-b", Index: 2, Minor: -1}, {UUID: "GPU-c", Index: 3, Model: "H100\n"},
+		{UUID: "GPU-d", Index: 4, MIGDevices: devices("MIG-GPU-0a1c/1/0")},
 	}}, inventory.Snapshot{})
 	var got []string
 	for _, l := range s.LeftOut {
@@ -82,7 +83,7 @@ func TestIdentifyMIGDevices(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("left out (-want +got):\n%s", diff)
 	}
-	if len(s.GPUs) != 1 || len(s.GPUs[0].MIGDevices) != 2 {
+	if len(s.GPUs) != 2 || len(s.GPUs[0].MIGDevices) != 2 || len(s.GPUs[1].MIGDevices) != 1 {
 		t.Errorf("GPUs: %+v", s.GPUs)
 	}
 }

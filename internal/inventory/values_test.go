@@ -69,6 +69,21 @@ func TestNames(t *testing.T) {
 				"RecoveryAction(8)",
 			},
 		},
+		{inventory.ClockReasons(1 | 2).Names(), []string{"idle", "application-clocks"}},
+		{inventory.FabricFault(1 | 4 | 16).Names(), []string{"degraded bandwidth", "route unhealthy", "misconfigured"}},
+		{inventory.FabricFault(2 | 8).Names(), []string{"route recovery", "access timeout"}},
+		{
+			names(-1, 1, func(i int) string { return inventory.Measure(i).String() }),
+			[]string{"Measure(-1)", "SMClock", "MemoryClock"},
+		},
+		{[]string{inventory.DRAMActive.String(), (inventory.DRAMActive + 1).String()}, []string{"DRAMActive", "Measure(29)"}},
+		{
+			[]string{
+				fmt.Sprint(inventory.Call{GPU: inventory.NoGPU}), fmt.Sprint(inventory.Call{GPU: 0}),
+				fmt.Sprint(inventory.Call{Function: "nvmlInit", GPU: inventory.NoGPU}),
+			},
+			[]string{"reading the driver's files", "reading the driver's files of GPU 0", "nvmlInit"},
+		},
 		{inventory.ClockReasons(1<<3 | 1<<10 | 1<<11).Names(), []string{"hardware-slowdown", "reliability", "bit 11"}},
 		{[]string{inventory.ComputeCapability{Major: 8, Minor: 6}.String()}, []string{"8.6"}},
 	} {
@@ -108,6 +123,37 @@ func TestBranch(t *testing.T) {
 	for version, want := range map[string]int{"580.95.05": 580, "418": 418, "": 0, "x580": 0, "90.1": 90, "5:1": 5, "5/1": 5} {
 		if got := (inventory.Driver{Version: version}).Branch(); got != want {
 			t.Errorf("branch of %q: %d, want %d", version, got, want)
+		}
+	}
+}
+
+// TestMeasures: a value is there once it was set, also if it is 0.
+func TestMeasures(t *testing.T) {
+	t.Parallel()
+	var m inventory.Measures
+	all := 0
+	for which := range inventory.AllMeasures() {
+		if value, known := m.Get(which); value != 0 || known {
+			t.Errorf("%v is %v, %v before it was set", which, value, known)
+		}
+		m.Set(which, float64(which))
+		if value, known := m.Get(which); value != float64(which) || !known {
+			t.Errorf("%v is %v, %v", which, value, known)
+		}
+		all++
+	}
+	if all != 29 {
+		t.Errorf("there are %d measures", all)
+	}
+}
+
+func TestGPUByIndex(t *testing.T) {
+	t.Parallel()
+	s := inventory.Snapshot{GPUs: []inventory.GPU{{UUID: "a", Index: 1}, {UUID: "b", Index: 0}}}
+	for index, want := range map[int]string{0: "b true", 1: "a true", 2: " false"} {
+		g, ok := s.GPUAt(index)
+		if got := fmt.Sprint(g.UUID, " ", ok); got != want {
+			t.Errorf("GPU at %d: %q, want %q", index, got, want)
 		}
 	}
 }
