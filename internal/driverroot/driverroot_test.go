@@ -63,6 +63,9 @@ func TestResolve(t *testing.T) {
 		"usr/lib/circle":        {"", false, errTooManyLinks},
 		"usr/lib/dangling":      {"", false, fs.ErrNotExist},
 		"usr/lib/cuda/too/deep": {"", false, syscall.ENOTDIR},
+		"usr/..":                {"", false, nil},
+		"link1":                 {"inside", false, nil},
+		"link0":                 {"", false, errTooManyLinks},
 		"":                      {"", false, nil},
 	} {
 		resolved, absolute, err := Resolve(os.DirFS(root), name)

@@ -114,3 +114,35 @@ func TestWritesThatFailAreCounted(t *testing.T) {
 		t.Errorf("it wrote %q, want no second notice", got)
 	}
 }
+
+// writes is a writer that counts its calls.
+type writes struct {
+	atomic.Int64
+	bytes.Buffer
+}
+
+func (w *writes) Write(text []byte) (int, error) {
+	w.Add(1)
+	return w.Buffer.Write(text)
+}
+
+// After a flush everything is written, and where there is nothing, nothing is.
+func TestFlush(t *testing.T) {
+	t.Parallel()
+	to := &writes{}
+	w := New(to)
+	var want strings.Builder
+	for i := range 100 {
+		for _, to := range []io.Writer{w, &want} {
+			fmt.Fprintln(to, i)
+		}
+		w.FlushWithin(patience)
+		if got := to.String(); got != want.String() {
+			t.Fatalf("after flush %d: %q", i, got)
+		}
+		w.FlushWithin(patience)
+	}
+	if n := to.Load(); n != 100 {
+		t.Errorf("100 lines in %d writes", n)
+	}
+}
