@@ -36,6 +36,10 @@ help: ## Show this list
 build: ## Build bin/gpu-device-plugin, stripped
 	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/gpu-device-plugin ./cmd/gpu-device-plugin
 
+.PHONY: cross
+cross: ## Build bin/gpu-device-plugin-arm64 with Debian's cross compiler, which it installs where it may
+	hack/cross '$(LDFLAGS)'
+
 .PHONY: sbom
 sbom: build ## Write dist/gpu-device-plugin.spdx.json: what the binary is made of, as SPDX 2.3
 	@mkdir -p dist
@@ -123,7 +127,7 @@ lint: check-vet check-lint check-log ## Run go vet, golangci-lint and logcheck
 
 .PHONY: check
 check: check-format check-vet check-lint check-log check-imports ## All that a change must pass besides the tests
-check: check-modules check-manifests
+check: check-modules check-manifests vulncheck
 	@echo 'check: all passed'
 
 .PHONY: check-format
@@ -157,6 +161,21 @@ check-modules:
 .PHONY: check-manifests
 check-manifests:
 	cd test/manifests && $(GO) test ./...
+
+# Another copy of the Go vulnerability database, such as file:///srv/vulndb.
+VULNDB ?=
+
+.PHONY: vulncheck
+vulncheck: ## Look for known vulnerabilities in the code that is reached; says so where the database cannot be had (VULNDB=file:///path)
+	@status=0; out=$$($(GO) tool -modfile=hack/tools/go.mod govulncheck $(if $(VULNDB),-db $(VULNDB)) ./cmd/... 2>&1) || status=$$?; \
+	printf '%s\n' "$$out"; \
+	case "$${status}$(VULNDB) $$out" in \
+	(0*) ;; \
+	("1 govulncheck: fetching vulnerabilities:"*) \
+	  echo 'vulncheck: NOT DONE: the Go vulnerability database cannot be reached from here. Run make vulncheck where it can be,'; \
+	  echo 'or with a copy of it: make vulncheck VULNDB=file:///path' ;; \
+	(*) exit 1 ;; \
+	esac
 
 .PHONY: image
 image: ## Build the container image with docker (DOCKER=podman for another builder)
