@@ -1,21 +1,36 @@
-# The binary loads libnvidia-ml.so.1 at run time, so it needs the C library and cannot be static.
-FROM golang:1.26 AS build
+# The image for linux/amd64 and linux/arm64 (docker buildx build --platform linux/amd64,linux/arm64). The compiler runs on the machine
+# that builds; only the few commands of the stage build run on the image's platform. The binary loads libnvidia-ml.so.1 at run time,
+# so it needs the C library and cannot be static.
+FROM --platform=$BUILDPLATFORM golang:1.26 AS compile
+ARG TARGETARCH
+# A compiler for the other platform, if it is another.
+RUN case "$(go env GOARCH)-${TARGETARCH}" in \
+      amd64-arm64) packages='gcc-aarch64-linux-gnu libc6-dev-arm64-cross' cc=aarch64-linux-gnu-gcc ;; \
+      arm64-amd64) packages='gcc-x86-64-linux-gnu libc6-dev-amd64-cross' cc=x86_64-linux-gnu-gcc ;; \
+      *) packages= cc=gcc ;; \
+    esac && \
+    if [ -n "$packages" ]; then apt-get update && apt-get install -y --no-install-recommends $packages; fi && \
+    ln -s "$(command -v $cc)" /usr/local/bin/target-cc
 WORKDIR /src
 COPY go.mod go.sum ./
 RUN go mod download
 COPY . .
 ARG VERSION=v0.0.0-dev
 # go-nvml wraps all of NVML, what is deprecated in it too.
-ENV CGO_ENABLED=1 CGO_CFLAGS="-O2 -g -Wno-deprecated-declarations"
-RUN go build -trimpath \
+RUN GOARCH="${TARGETARCH:-$(go env GOARCH)}" CC=target-cc CGO_ENABLED=1 CGO_CFLAGS="-O2 -g -Wno-deprecated-declarations" \
+    go build -trimpath \
       -ldflags "-s -w -X github.com/gpu-device-plugin/gpu-device-plugin/internal/version.version=${VERSION}" \
-      -o /gpu-device-plugin ./cmd/gpu-device-plugin
-RUN deployments/image/rootfs.sh /gpu-device-plugin /rootfs
-# What the image is made of, and the licences' texts.
-RUN mkdir -p /rootfs/usr/share/doc/gpu-device-plugin && cd /rootfs/usr/share/doc/gpu-device-plugin && \
-    go build -C /src -o /sbom ./hack/sbom && \
-    (cd /src && /sbom -version "${VERSION}" -libc "$(dpkg-query -W -f '${Version}' libc6)" /gpu-device-plugin) >sbom.spdx.json && \
-    (cd /src && /sbom -format texts /gpu-device-plugin) >licenses.txt
+      -o /out/gpu-device-plugin ./cmd/gpu-device-plugin
+# What the image is made of, and the licences' texts. Both platforms have the C library of the same Debian.
+RUN CGO_ENABLED=0 go build -o /sbom ./hack/sbom && \
+    /sbom -version "${VERSION}" -libc "$(dpkg-query -W -f '${Version}' libc6)" /out/gpu-device-plugin >/out/sbom.spdx.json && \
+    /sbom -format texts /out/gpu-device-plugin >/out/licenses.txt
+
+FROM golang:1.26 AS build
+COPY --from=compile /out/ /out/
+COPY deployments/image/rootfs.sh /
+RUN /rootfs.sh /out/gpu-device-plugin /rootfs && \
+    install -D -m 0644 -t /rootfs/usr/share/doc/gpu-device-plugin /out/sbom.spdx.json /out/licenses.txt
 
 # The end-to-end tests read this stage and assemble the image from it without a registry; they know FROM scratch, COPY
 # --from=build, ENV, LABEL and ENTRYPOINT, and fail on anything else.
