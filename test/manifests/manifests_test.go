@@ -75,7 +75,7 @@ func TestStaticManifestsAreListed(t *testing.T) {
 func TestChartGivesTheStaticDaemonSet(t *testing.T) {
 	t.Parallel()
 	for manifest, values := range map[string]string{
-		"gpu-device-plugin.yaml": "",
+		"gpu-device-plugin.yaml": "{cdi: {enabled: true}}", // it cannot know which strategy it will be given
 		mpsManifest:              "{mps: {enabled: true}, config: {name: gpu-device-plugin-config, default: config.yaml}}",
 	} {
 		t.Run(manifest, func(t *testing.T) {

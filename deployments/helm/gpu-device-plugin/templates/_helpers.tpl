@@ -84,6 +84,20 @@ of config.name says is not known here. */}}
 {{- if ne "none" (toString (default "none" $strategy)) }}true{{ end }}
 {{- end }}
 
+{{- /* Whether the daemon may have to write CDI specs. */}}
+{{- define "gpu-device-plugin.cdi" -}}
+{{- $enabled := .Values.cdi.enabled }}
+{{- if kindIs "invalid" $enabled }}
+{{- $strategy := .Values.deviceListStrategy }}
+{{- if kindIs "invalid" $strategy }}
+{{- if .Values.config.name }}{{ $strategy = "cdi of that file" }}{{ end }}
+{{- with fromYaml (include "gpu-device-plugin.fileText" .) }}{{ with .flags }}{{ with .plugin }}{{ $strategy = .deviceListStrategy }}{{ end }}{{ end }}{{ end }}
+{{- end }}
+{{- $enabled = contains "cdi" (toString $strategy) }}
+{{- end }}
+{{- if $enabled }}true{{ end }}
+{{- end }}
+
 {{- /* Whether GPUs are shared by MPS. */}}
 {{- define "gpu-device-plugin.mps" -}}
 {{- $enabled := .Values.mps.enabled }}

@@ -1,0 +1,161 @@
+package manifests
+
+import (
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// A feature is a setting of the chart, and what the pod may do because of it.
+type feature struct {
+	values string // without braces
+	grants []string
+}
+
+// features can be set in any combination.
+var features = []feature{
+	{"migStrategy: mixed", []string{"SYS_ADMIN", "escalation"}},
+	{"deviceListStrategy: [volume-mounts, envvar]", []string{"SYS_ADMIN", "escalation"}},
+	{"cdi: {enabled: true}", []string{"/var/run/cdi rw"}},
+	{"kernelLog: true", []string{"SYSLOG", "/dev/kmsg ro"}},
+	{"preStartChecks: clean", []string{"hostPID"}},
+	{"preStartReset: [clocks]", []string{"SYS_ADMIN", "escalation"}},
+	{"mps: {enabled: true}", []string{"/run/nvidia/mps rw", "/run/nvidia/mps/shm rw"}},
+	{"compatWithCPUManager: true", []string{"privileged"}},
+}
+
+// always is what the pod may do whatever the values are.
+var always = []string{
+	"/var/lib/kubelet/device-plugins rw", "/var/lib/kubelet/pod-resources ro", "/ ro", "/var/lib/gpu-device-plugin rw",
+}
+
+// grants returns what a pod may do that any pod may not: folders of the node, capabilities and the like.
+func grants(t *testing.T, pod corev1.PodSpec) []string {
+	t.Helper()
+	found := map[string]bool{
+		"hostPID": pod.HostPID, "hostNetwork": pod.HostNetwork, "hostIPC": pod.HostIPC,
+		"token":              pod.AutomountServiceAccountToken == nil || *pod.AutomountServiceAccountToken,
+		"service account":    pod.ServiceAccountName != "",
+		"several containers": len(pod.Containers)+len(pod.InitContainers) != 1,
+	}
+	c := pod.Containers[0]
+	for _, p := range c.Ports {
+		found["hostPort"] = found["hostPort"] || p.HostPort != 0
+	}
+	context := c.SecurityContext
+	if context.Privileged != nil && *context.Privileged {
+		found["privileged"] = true
+	} else {
+		found["escalation"] = context.AllowPrivilegeEscalation == nil || *context.AllowPrivilegeEscalation
+		found["writable root"] = context.ReadOnlyRootFilesystem == nil || !*context.ReadOnlyRootFilesystem
+		found["no seccomp profile"] = context.SeccompProfile == nil || context.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault
+		found["all capabilities of containers"] = !slices.Equal(context.Capabilities.Drop, []corev1.Capability{"ALL"})
+		for _, added := range context.Capabilities.Add {
+			found[string(added)] = true
+		}
+	}
+	for _, v := range pod.Volumes {
+		if v.HostPath == nil {
+			continue
+		}
+		for _, m := range c.VolumeMounts {
+			if m.Name == v.Name {
+				how := "rw"
+				if m.ReadOnly {
+					how = "ro"
+				}
+				found[v.HostPath.Path+" "+how] = true
+			}
+		}
+	}
+	maps.DeleteFunc(found, func(_ string, is bool) bool { return !is })
+	return slices.Sorted(maps.Keys(found))
+}
+
+// TestGrants: with each combination of features the pod may do what these need, and nothing else.
+func TestGrants(t *testing.T) {
+	t.Parallel()
+	for combination := range 1 << len(features) {
+		values, want := []string{}, map[string]bool{}
+		for _, g := range always {
+			want[g] = true
+		}
+		for i, f := range features {
+			if combination&(1<<i) == 0 {
+				continue
+			}
+			values = append(values, f.values)
+			for _, g := range f.grants {
+				want[g] = true
+			}
+		}
+		if want["privileged"] { // which has all of them
+			for _, g := range []string{"SYS_ADMIN", "SYSLOG", "escalation"} {
+				delete(want, g)
+			}
+		}
+		text := "{" + strings.Join(values, ", ") + "}"
+		pod := daemonSet(t, decode(t, "chart", render(t, text)), "gpu-device-plugin").Spec.Template.Spec
+		if diff := cmp.Diff(slices.Sorted(maps.Keys(want)), grants(t, pod)); diff != "" {
+			t.Errorf("%s: grants (-want +got):\n%s", text, diff)
+		}
+	}
+}
+
+// TestGrantsOfFiles: what a configuration file asks for is granted where the chart can read it, and where it cannot, so that it works.
+func TestGrantsOfFiles(t *testing.T) {
+	t.Parallel()
+	file := func(flags string) string { return fmt.Sprintf("{config: {map: {a: %q}}}", "flags: "+flags) }
+	for _, tt := range []struct {
+		values string
+		want   []string
+	}{
+		{file("{plugin: {deviceListStrategy: cdi-cri}}"), []string{"/var/run/cdi rw"}},
+		{file("{plugin: {deviceListStrategy: [envvar, cdi-annotations]}}"), []string{"/var/run/cdi rw"}},
+		{file("{plugin: {deviceListStrategy: envvar}}"), nil},
+		{file("{migStrategy: mixed}"), []string{"SYS_ADMIN", "escalation"}},
+		{"{deviceListStrategy: envvar, " + file("{plugin: {deviceListStrategy: cdi-cri}}")[1:], nil},
+		{"{deviceListStrategy: [cdi-cri]}", []string{"/var/run/cdi rw"}},
+		{"{deviceListStrategy: cdi-cri, cdi: {enabled: false}}", nil},
+		{"{migStrategy: none, config: {name: mine, default: a}}", []string{"/var/run/cdi rw", "/run/nvidia/mps rw"}},
+	} {
+		pod := daemonSet(t, decode(t, "chart", render(t, tt.values)), "gpu-device-plugin").Spec.Template.Spec
+		want := slices.Sorted(slices.Values(append(slices.Clone(always), tt.want...)))
+		if diff := cmp.Diff(want, grants(t, pod)); diff != "" {
+			t.Errorf("%s: grants (-want +got):\n%s", tt.values, diff)
+		}
+	}
+}
+
+// TestGrantsAreExplained: values.yaml and docs/security.md name each grant.
+func TestGrantsAreExplained(t *testing.T) {
+	t.Parallel()
+	words := map[string]string{ // as the values of the chart call them
+		"escalation": "more privileges", "/var/lib/kubelet/device-plugins rw": "device-plugins, rw", "/ ro": "nvidiaDriverRoot, ro",
+		"/var/lib/kubelet/pod-resources ro": "pod-resources, ro", "/var/lib/gpu-device-plugin rw": "/var/lib/gpu-device-plugin, rw",
+		"/var/run/cdi rw": "/var/run/cdi", "/dev/kmsg ro": "/dev/kmsg", "/run/nvidia/mps rw": "MPS state", "/run/nvidia/mps/shm rw": "shm",
+	}
+	all := slices.Clone(always)
+	for _, f := range features {
+		all = append(all, f.grants...)
+	}
+	values, security := string(read(t, filepath.Join(chart, "values.yaml"))), string(read(t, "../../docs/security.md"))
+	for _, g := range all {
+		word := g
+		if words[g] != "" {
+			word = words[g]
+		}
+		if !strings.Contains(values, word) {
+			t.Errorf("values.yaml does not say %q, for the grant %s", word, g)
+		}
+		if !strings.Contains(security, strings.TrimSuffix(strings.TrimSuffix(word, ", rw"), ", ro")) {
+			t.Errorf("docs/security.md does not say %q, for the grant %s", word, g)
+		}
+	}
+}
