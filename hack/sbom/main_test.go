@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"debug/buildinfo"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,15 +14,26 @@ import (
 	"testing"
 )
 
-// build builds the daemon, or another binary of this repository, and returns its path.
-func build(t *testing.T) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "gpu-device-plugin")
-	cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", path, "../../cmd/gpu-device-plugin")
-	if output, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, output)
+// daemon is the path of the daemon's binary, from TestMain on.
+var daemon string
+
+func TestMain(m *testing.M) {
+	os.Exit(buildAndRun(m))
+}
+
+func buildAndRun(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "sbom")
+	if err != nil {
+		panic(err)
 	}
-	return path
+	defer func() { _ = os.RemoveAll(dir) }()
+	daemon = filepath.Join(dir, "gpu-device-plugin")
+	cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", daemon, "../../cmd/gpu-device-plugin")
+	if output, err := cmd.CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "build the daemon: %v\n%s", err, output)
+		return 1
+	}
+	return m.Run()
 }
 
 func printed(t *testing.T, args ...string) []byte {
@@ -35,13 +47,12 @@ func printed(t *testing.T, args ...string) []byte {
 
 // TestSBOM holds the document to what SPDX 2.3 asks for, and to the binary: each of its modules with version, purl and licence.
 func TestSBOM(t *testing.T) {
-	path := build(t)
-	info, err := buildinfo.ReadFile(path)
+	info, err := buildinfo.ReadFile(daemon)
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := printed(t, "-version", "v1.2.3+build", "-libc", "2.36-9+deb12u14", path)
-	if again := printed(t, "-version", "v1.2.3+build", "-libc", "2.36-9+deb12u14", path); !bytes.Equal(text, again) {
+	text := printed(t, "-version", "v1.2.3+build", "-libc", "2.36-9+deb12u14", daemon)
+	if again := printed(t, "-version", "v1.2.3+build", "-libc", "2.36-9+deb12u14", daemon); !bytes.Equal(text, again) {
 		t.Error("the same binary gives another document")
 	}
 	var d document
@@ -107,8 +118,7 @@ func TestSBOM(t *testing.T) {
 
 // TestLicenses holds docs/licenses.md to the binary.
 func TestLicenses(t *testing.T) {
-	path := build(t)
-	table := string(printed(t, "-format", "licenses", path))
+	table := string(printed(t, "-format", "licenses", daemon))
 	// The version of Go is that of the machine, and no dependency of the project's.
 	table = regexp.MustCompile(`(?m)^\| std \| [^|]* \|`).ReplaceAllString(table, "| std | |")
 	docs, err := os.ReadFile("../../docs/licenses.md")
@@ -118,7 +128,7 @@ func TestLicenses(t *testing.T) {
 	if !strings.Contains(regexp.MustCompile(`(?m)^\| std \| [^|]* \|`).ReplaceAllString(string(docs), "| std | |"), table) {
 		t.Errorf("docs/licenses.md is not that of the binary; run: make licenses\nwant:\n%s", table)
 	}
-	texts := string(printed(t, "-format", "texts", path))
+	texts := string(printed(t, "-format", "texts", daemon))
 	for _, want := range []string{
 		"==== std ", "==== github.com/prometheus/client_golang ", ": NOTICE\n", "TERMS AND CONDITIONS FOR USE", "Neither the name of",
 	} {
