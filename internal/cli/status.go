@@ -7,7 +7,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -26,9 +25,10 @@ func newStatusCommand() *cobra.Command {
 		Long: "status prints in its first line how the daemon is. Then follow the state of each GPU and MIG device, for how long, the reason\n" +
 			"and the cure, the resources that the daemon serves, and its warnings. Lines have at most 100 columns; -o wide prints whole\n" +
 			"UUIDs and times, and lines of any length.\n\n" +
-			"With --watch it prints the summary, and then each change in one line, until SIGINT. When the daemon ends, it says so and\n" +
-			"waits for the next one. With -o json each change is one JSON object in one line; the first ones are what is there at the\n" +
-			"start. Changes that follow each other within a tenth of a second may be one change.",
+			"With --watch it prints the summary, and then each change in one line, until SIGINT. A terminal shows as much of a line as fits,\n" +
+			"unless with -o wide. When the daemon ends, the command says so and waits for the next one. With -o json each change is one\n" +
+			"JSON object in one line; the first ones are what is there at the start. Changes that follow each other within a tenth of a\n" +
+			"second may be one change.",
 		Example: "  gpu-device-plugin status -o wide\n  gpu-device-plugin status --watch -o json",
 		Args:    cobra.NoArgs,
 	}
@@ -36,7 +36,7 @@ func newStatusCommand() *cobra.Command {
 	o := addOutputFlag(cmd, outputWide)
 	watched := cmd.Flags().BoolP("watch", "w", false, "print changes until SIGINT")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		v := view{wide: o.format == outputWide, colour: isTerminal(cmd.OutOrStdout()), now: time.Now()}
+		v := newView(cmd.OutOrStdout(), o.format == outputWide)
 		if *watched {
 			w, err := newWatcher(cmd.OutOrStdout(), o.format, v)
 			if err != nil {

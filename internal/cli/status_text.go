@@ -22,16 +22,26 @@ type view struct {
 	wide   bool // whole UUIDs and times, lines of any length
 	colour bool
 	now    time.Time // durations end here
+	// columns is how wide the terminal is; 0 for no terminal, and where it does not matter.
+	columns int
 }
 
-// isTerminal reports whether colours can be shown at w, and the user wants them.
-func isTerminal(w io.Writer) bool {
+// newView returns how a status is printed at w: with colours if w is a terminal that has them, and the user wants them.
+func newView(w io.Writer, wide bool) view {
+	v := view{wide: wide, now: time.Now()}
 	file, ok := w.(*os.File)
-	if !ok || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
-		return false
+	if !ok {
+		return v
 	}
-	_, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS)
-	return err == nil
+	size, err := unix.IoctlGetWinsize(int(file.Fd()), unix.TIOCGWINSZ)
+	if err != nil {
+		return v
+	}
+	v.colour = os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
+	if !wide {
+		v.columns = int(size.Col)
+	}
+	return v
 }
 
 // The colours of states, as parameters of ANSI's escape sequence.

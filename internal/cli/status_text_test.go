@@ -155,7 +155,7 @@ func TestUUIDsAreAsLongAsItTakes(t *testing.T) {
 }
 
 func TestColourIsForTerminals(t *testing.T) {
-	if isTerminal(io.Discard) {
+	if newView(io.Discard, false).colour {
 		t.Error("a buffer is a terminal")
 	}
 	file, err := os.CreateTemp(t.TempDir(), "")
@@ -163,7 +163,7 @@ func TestColourIsForTerminals(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	if isTerminal(file) {
+	if newView(file, false).colour {
 		t.Error("a file is a terminal")
 	}
 	terminal, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
@@ -173,16 +173,16 @@ func TestColourIsForTerminals(t *testing.T) {
 	defer terminal.Close()
 	t.Setenv("TERM", "xterm")
 	t.Setenv("NO_COLOR", "")
-	if !isTerminal(terminal) {
+	if !newView(terminal, false).colour {
 		t.Error("a terminal is none")
 	}
 	t.Setenv("NO_COLOR", "1")
-	if isTerminal(terminal) {
+	if newView(terminal, false).colour {
 		t.Error("NO_COLOR has no effect")
 	}
 	t.Setenv("NO_COLOR", "")
 	t.Setenv("TERM", "dumb")
-	if isTerminal(terminal) {
+	if newView(terminal, false).colour {
 		t.Error("a terminal without colours has colours")
 	}
 }
@@ -212,7 +212,7 @@ func TestWatchPrints(t *testing.T) {
 		return out.String()
 	}
 	const want = "2026-11-22T01:02:03Z  summary: ready: fine\n" +
-		"2026-11-22T01:02:03Z  GPU 0: Healthy → Lost: gone; cure: reboot\n" +
+		"2026-11-22T01:02:03Z  GPU 0: Healthy → Lost (cure: reboot): gone\n" +
 		"2026-11-22T01:02:03Z  event of GPU 0: XID 79 × 1\n" +
 		"2026-11-22T01:02:03Z  summary: ready → degraded: bad\n" +
 		"2026-11-22T01:02:03Z  connection: waiting for the daemon → connected\n"
@@ -220,8 +220,13 @@ func TestWatchPrints(t *testing.T) {
 		t.Errorf("got:\n%swant:\n%s", got, want)
 	}
 	if got := run(outputWide, view{wide: true, colour: true}); !strings.Contains(got,
-		"GPU 0: Healthy → \x1b[31mLost\x1b[0m: gone; cure: reboot (GPU-01234567-89ab)\n") {
+		"GPU 0: Healthy → \x1b[31mLost\x1b[0m (cure: reboot): gone (GPU-01234567-89ab)\n") {
 		t.Errorf("wide, in colour:\n%s", got)
+	}
+	for line := range strings.Lines(run(outputTable, view{columns: 40})) {
+		if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 40 {
+			t.Errorf("%d columns: %s", n, line)
+		}
 	}
 	objects := json.NewDecoder(strings.NewReader(run(outputJSON, view{})))
 	var all []status.Change

@@ -123,8 +123,11 @@ func (w *watcher) follow(ctx context.Context, socket string) error {
 // receive prints what differs from the status before. Of the first one, people see the summary only.
 func (w *watcher) receive(s status.Status) error {
 	changes := status.Changes(w.before, s, w.now())
-	if w.before.Version == "" && !w.json {
-		changes = changes[len(changes)-1:]
+	if !w.json {
+		changes = status.Joined(changes)
+		if w.before.Version == "" {
+			changes = changes[len(changes)-1:]
+		}
 	}
 	if w.away {
 		w.away = false
@@ -144,26 +147,29 @@ func (w *watcher) print(changes ...status.Change) error {
 			}
 			continue
 		}
-		fmt.Fprintf(&text, "%s  %s\n", status.Stamp(c.Time), w.line(c))
+		stamp := status.Stamp(c.Time) + "  "
+		text.WriteString(stamp + w.line(c, w.view.columns-len(stamp)) + "\n")
 	}
 	_, err := w.out.Write(text.Bytes())
 	return err
 }
 
-// line returns a change for people, with the state in its colour.
-func (w *watcher) line(c status.Change) string {
+// line returns a change for people, with the state in its colour, and what fits into so many columns; all if there are none.
+func (w *watcher) line(c status.Change, columns int) string {
 	line := c.String()
+	if runes := []rune(line); columns > 0 && len(runes) > columns {
+		line = string(runes[:columns-1]) + "…"
+	}
 	if w.view.wide && c.Device != "" {
 		line += " (" + c.Device + ")"
 	}
-	colour, known := colours[c.To]
-	if !known {
+	at := 0
+	if c.From != "" {
+		at = strings.Index(line, "→ ") + 1
+	}
+	before, after, whole := strings.Cut(line[at:], c.To)
+	if colours[c.To] == "" || !whole {
 		return line
 	}
-	before, after, _ := strings.Cut(line, c.To)
-	if c.From != "" {
-		start := strings.Index(line, "→ ") + len("→ ")
-		before, after = line[:start], line[start+len(c.To):]
-	}
-	return before + w.view.paint(c.To, colour) + after
+	return line[:at] + before + w.view.paint(c.To, colours[c.To]) + after
 }

@@ -48,13 +48,32 @@ func (c Change) String() string {
 	default:
 		text += ": " + c.From + " → " + c.To
 	}
+	if c.Cure != "" {
+		text += " (cure: " + c.Cure + ")"
+	}
 	if c.Reason != "" {
 		text += ": " + c.Reason
 	}
-	if c.Cure != "" {
-		text += "; cure: " + c.Cure
-	}
 	return strings.Join(strings.Fields(text), " ")
+}
+
+// Joined returns the changes without those of MIG devices that are the same as those of their GPUs, for people.
+func Joined(changes []Change) []Change {
+	type what struct{ gpu, from, to, reason string }
+	gpus := map[what]bool{}
+	for _, c := range changes {
+		if c.Kind == kindDevice {
+			gpus[what{c.Name, c.From, c.To, c.Reason}] = true
+		}
+	}
+	var joined []Change
+	for _, c := range changes {
+		gpu, _, part := strings.Cut(c.Name, ":")
+		if c.Kind != kindDevice || !part || !gpus[what{gpu, c.From, c.To, c.Reason}] {
+			joined = append(joined, c)
+		}
+	}
+	return joined
 }
 
 // The kinds of a Change that have rules of their own.

@@ -91,7 +91,7 @@ func TestChanges(t *testing.T) {
 		"nothing":                 {func(_, s *Status) { s.Looked = s.Looked.Add(time.Hour) }, ""},
 		"the state":               {func(_, s *Status) { s.GPUs[0].State = "Lost" }, "GPU 0: Healthy → Lost\nsummary: ready → degraded: GPU 0 Lost; a/b: 2 of 2"},
 		"the reason":              {func(b, s *Status) { b.GPUs[0].State, s.GPUs[0].State, s.GPUs[0].Reason = "Lost", "Lost", lines }, "GPU 0: still Lost: one line each"},
-		"the cure":                {func(_, s *Status) { s.GPUs[2].Cure = "reset" }, "MIG device 1:0: still Healthy; cure: reset"},
+		"the cure":                {func(_, s *Status) { s.GPUs[2].Cure = "reset" }, "MIG device 1:0: still Healthy (cure: reset)"},
 		"another GPU at an index": {func(_, s *Status) { s.GPUs[0].UUID = "GPU-9" }, "GPU 0: Healthy\nGPU 0: no longer: Healthy"},
 		"an event":                {func(_, s *Status) { s.GPUs[0].Events = []string{"XID 13 × 1"} }, "event of GPU 0: XID 13 × 1"},
 		"another event of its kind": {func(b, s *Status) {
@@ -138,6 +138,18 @@ func TestChanges(t *testing.T) {
 				t.Errorf("-want +got:\n%s", diff)
 			}
 		})
+	}
+	lost := fine()
+	for i := range lost.GPUs {
+		lost.GPUs[i].State, lost.GPUs[i].Reason = "Lost", lines
+	}
+	joined := Joined(Changes(fine(), lost, time.Time{}))
+	if len(joined) != 2 || joined[0].Name != "0" || joined[1].Name != "1" {
+		t.Errorf("without what is the same for a MIG device and its GPU: %+v", joined)
+	}
+	lost.GPUs[2].Reason = "another"
+	if joined := Joined(Changes(fine(), lost, time.Time{})); len(joined) != 3 {
+		t.Errorf("a MIG device with a reason of its own: %+v", joined)
 	}
 	all := fine()
 	all.Summary = Summarize(all)

@@ -98,7 +98,7 @@ func TestWatch(t *testing.T) {
 	}
 
 	s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "3", XID: 79})
-	people.prints("GPU 3: Healthy → Lost: XID 79")
+	people.prints("GPU 3: Healthy → Lost (cure: reboot): XID 79")
 	people.prints("nvidia.com/gpu: 8 of 8 devices Healthy, serving → 7 of 8 devices Healthy, serving")
 	people.prints("degraded: GPU 3 Lost; nvidia.com/gpu: 7 of 8")
 	programs.prints(`"from":"Healthy","to":"Lost","reason":"XID 79`)
