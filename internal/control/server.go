@@ -49,13 +49,15 @@ type Server struct {
 	calls    sync.WaitGroup
 	room     chan struct{} // holds one value for each connection that is served
 	followed chan struct{} // holds one value for each call that is followed
+
+	sendTimeout time.Duration
 }
 
 // NewServer returns a server for the given calls and calls that are followed, by name. It takes over the maps.
 func NewServer(socket string, handlers map[string]Handler, streams map[string]Stream) *Server {
 	return &Server{
 		socket: socket, handlers: handlers, streams: streams,
-		room: make(chan struct{}, maxCalls), followed: make(chan struct{}, maxStreams),
+		room: make(chan struct{}, maxCalls), followed: make(chan struct{}, maxStreams), sendTimeout: sendTimeout,
 	}
 }
 
@@ -264,8 +266,8 @@ func (s *Server) stream(ctx context.Context, conn *net.UnixConn, run Stream) err
 		if err != nil {
 			return fmt.Errorf("encode a value: %w", err)
 		}
-		_ = conn.SetWriteDeadline(time.Now().Add(sendTimeout)) // where that fails, the client's end counts
-		if following.Err() != nil {                            // the end may have set its own deadline before
+		_ = conn.SetWriteDeadline(time.Now().Add(s.sendTimeout)) // where that fails, the client's end counts
+		if following.Err() != nil {                              // the end may have set its own deadline before
 			return following.Err()
 		}
 		if err := values.Encode(answer{Result: encoded}); err != nil {
