@@ -9,7 +9,7 @@
 //
 //   - Any call may hang. Each call is recorded before it is made, and made in a job of its GPU. A job is given up when one of its calls
 //     does not return in time: the caller gets an inventory.Stall that names the call, and the other GPUs are asked without it.
-//     Two jobs and one wait for events may be given up at a time. A session is never shut down while a call hangs.
+//     Three jobs and one wait for events may be given up at a time. A session is never shut down while a call hangs.
 //   - Any function may be missing from the library, and calling it would end the process. All functions are looked up
 //     before NVML is initialised. Open names those without which no GPU can be served; any other is a feature that the
 //     driver does not have.

@@ -69,7 +69,7 @@ func (d *Driver) record(gpu int) *record {
 // process can talk to it, and inventory.ErrNoAnswer when a call about no GPU did not return in time: where such a session comes
 // late, the next Open returns it. To open a second session while one is open is an error.
 func (d *Driver) Open(ctx context.Context) (_ *Session, err error) {
-	defer wrap(&err, "open an NVML session")
+	defer func() { err = wrap(err, "open an NVML session") }()
 	if err := d.calls.take(ctx); err != nil {
 		return nil, err
 	}

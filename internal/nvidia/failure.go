@@ -31,10 +31,11 @@ func failure(call string, ret nvml.Return) error {
 }
 
 // wrap adds what was tried to an error.
-func wrap(err *error, what string) {
-	if *err != nil {
-		*err = fmt.Errorf("%s: %w", what, *err)
+func wrap(err error, what string) error {
+	if err == nil {
+		return nil
 	}
+	return fmt.Errorf("%s: %w", what, err)
 }
 
 // unprivileged adds the missing capability to the error of a call that was not permitted.

@@ -126,7 +126,7 @@ func (s *Session) Unwatched() []inventory.LeftOut {
 // return in time, inventory.ErrNewSession when GPUs were bound to the driver, or unbound, after Open, and
 // inventory.ErrDriverReplaced when another driver was installed since.
 func (s *Session) Scan(ctx context.Context) (_ inventory.Snapshot, err error) {
-	defer wrap(&err, "scan the node")
+	defer func() { err = wrap(err, "scan the node") }()
 	if err := s.enter(ctx); err != nil {
 		return inventory.Snapshot{}, err
 	}
@@ -268,7 +268,7 @@ func (s *Session) late(sl *slot, g *gpu) {
 
 // Retry has the next Scan ask the GPUs that it leaves alone, and all GPUs for their links.
 func (s *Session) Retry(ctx context.Context) (err error) {
-	defer wrap(&err, "ask GPUs again")
+	defer func() { err = wrap(err, "ask GPUs again") }()
 	if err := s.enter(ctx); err != nil {
 		return err
 	}
@@ -283,7 +283,7 @@ func (s *Session) Retry(ctx context.Context) (err error) {
 // the Reading; an error means that it could not be asked: there is no such GPU, a call about it does not return or did not in
 // time (inventory.Stall), or calls about others do not (inventory.ErrNotAsked).
 func (s *Session) Read(ctx context.Context, uuid string) (_ inventory.Reading, err error) {
-	defer wrap(&err, "read GPU "+uuid)
+	defer func() { err = wrap(err, "read GPU "+uuid) }()
 	if err := s.enter(ctx); err != nil {
 		return inventory.Reading{}, err
 	}
@@ -339,7 +339,7 @@ func ask[T any](ctx context.Context, s *Session, what, uuid string, question fun
 // NVML must not be shut down: then Close returns inventory.ErrNoAnswer at the deadline of ctx, the Driver opens no
 // other session, and this one can still be used. Closing a closed session does nothing.
 func (s *Session) Close(ctx context.Context) (err error) {
-	defer wrap(&err, "close the NVML session")
+	defer func() { err = wrap(err, "close the NVML session") }()
 	if err := s.driver.calls.drain(ctx); err != nil {
 		return err
 	}
