@@ -174,7 +174,7 @@ func (s *session) Read(ctx context.Context, uuid string) (inventory.Reading, err
 	return good, nil
 }
 
-func (s *session) Sample(ctx context.Context, uuid string, _ bool) (inventory.Sample, error) {
+func (s *session) Sample(ctx context.Context, uuid string, _ bool, _ func(context.Context)) (inventory.Sample, error) {
 	if err := s.node.answers(ctx); err != nil {
 		return inventory.Sample{}, err
 	}

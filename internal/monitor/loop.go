@@ -95,6 +95,7 @@ func (l *loop) run(ctx context.Context) {
 			l.eventsEnded(ctx, err)
 		case look := <-l.looks:
 			l.looking = false
+			l.samples.goOn()
 			l.state.cleared(look.cleared)
 			switch {
 			case look.released:
@@ -175,7 +176,7 @@ func (l *loop) begin(ctx context.Context) {
 	if l.looking || l.closed || now.Before(l.next) {
 		return
 	}
-	l.samples.yield.Store(true)
+	l.samples.hold()
 	if l.isQuiesced() {
 		l.looking, l.next = true, now.Add(l.options.Poll)
 		l.informed, l.waiters, l.driverCalls = l.waiters, nil, nil

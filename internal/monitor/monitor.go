@@ -39,8 +39,9 @@ type Session interface {
 	Retry(ctx context.Context) error
 	// LinksDue reports that links between GPUs are still to be asked for, by the next Scan.
 	LinksDue() bool
-	// Sample measures a GPU of the last Scan, for metrics; with blocking, also what takes long. The error is as that of Read.
-	Sample(ctx context.Context, uuid string, blocking bool) (inventory.Sample, error)
+	// Sample measures a GPU of the last Scan, for metrics; with blocking, also what takes long. It calls pause again and again, and
+	// makes no call into the driver meanwhile. The error is as that of Read.
+	Sample(ctx context.Context, uuid string, blocking bool, pause func(context.Context)) (inventory.Sample, error)
 	// Processes returns the processes that compute on a GPU of the last Scan, as far as this process can see them.
 	Processes(ctx context.Context, uuid string) ([]inventory.Process, error)
 	// Clean takes back what earlier work left behind on a GPU of the last Scan.

@@ -29,9 +29,8 @@ type sampler struct {
 	Sampling
 	due     time.Time // zero: as soon as there was a look
 	running bool
-	yield   *atomic.Bool // a look wants to begin
-	rest    []string     // the GPUs that were not measured because of that, by UUID
-	results chan samples
+	look    atomic.Pointer[chan struct{}] // nil while no look is under way, else closed when it ends
+	results chan []sampled
 	last    map[string]inventory.Sample // by UUID
 	xids    map[string]uint64           // the last one of each GPU, by UUID
 	failed  map[string]string           // why a GPU could not be measured, by UUID
@@ -45,15 +44,9 @@ type sampled struct {
 	err  error
 }
 
-// samples is the outcome of measuring GPUs.
-type samples struct {
-	done []sampled
-	rest []string
-}
-
 func newSampler(m *Monitor) sampler {
 	return sampler{
-		results: make(chan samples, 1), feed: m.samples, yield: new(atomic.Bool),
+		results: make(chan []sampled, 1), feed: m.samples,
 		last: map[string]inventory.Sample{}, xids: map[string]uint64{}, failed: map[string]string{},
 	}
 }
@@ -68,7 +61,7 @@ func (m *Monitor) SetSampling(ctx context.Context, how Sampling) error {
 		if l.samples.Sampling == how {
 			return
 		}
-		l.samples.Sampling, l.samples.due, l.samples.rest = how, time.Time{}, nil
+		l.samples.Sampling, l.samples.due = how, time.Time{}
 		if how.Every == 0 {
 			l.samples.last = map[string]inventory.Sample{}
 			l.samples.feed.Publish(nil)
@@ -76,8 +69,25 @@ func (m *Monitor) SetSampling(ctx context.Context, how Sampling) error {
 	})
 }
 
-// beginSamples has the GPUs measured if it is time for that. A look that begins meanwhile waits for one GPU; the rest is measured
-// after it.
+// hold keeps GPUs from being measured while a look is under way; it waits for one call, and for those of 100 ms at most. goOn ends that.
+func (s *sampler) hold() {
+	ended := make(chan struct{})
+	s.look.Store(&ended)
+}
+
+func (s *sampler) goOn() { close(*s.look.Swap(nil)) }
+
+// pause waits for the end of the look that is under way, if there is one.
+func (s *sampler) pause(ctx context.Context) {
+	if look := s.look.Load(); look != nil {
+		select {
+		case <-*look:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// beginSamples has the GPUs measured if it is time for that.
 func (l *loop) beginSamples(ctx context.Context) {
 	if !l.maySample() {
 		return
@@ -86,31 +96,25 @@ func (l *loop) beginSamples(ctx context.Context) {
 	if s.due.IsZero() {
 		s.due = now.Add(firstSample)
 	}
-	gpus := s.rest
-	switch {
-	case gpus != nil:
-	case now.Before(s.due):
+	if now.Before(s.due) {
 		return
-	default:
-		s.due = now.Add(s.Every)
-		for _, g := range l.state.scan.GPUs {
-			gpus = append(gpus, g.UUID)
-		}
 	}
-	s.running, s.rest = true, nil
-	s.yield.Store(false)
+	s.due, s.running = now.Add(s.Every), true
 	session, blocking := l.prober.session, s.Blocking // no look is under way, which could change it
+	gpus := make([]string, 0, len(l.state.scan.GPUs))
+	for _, g := range l.state.scan.GPUs {
+		gpus = append(gpus, g.UUID)
+	}
 	l.start(func() error {
-		var all samples
-		for i, uuid := range gpus {
-			if ctx.Err() != nil || s.yield.Load() {
-				all.rest = gpus[i:]
+		results := make([]sampled, 0, len(gpus))
+		for _, uuid := range gpus {
+			if ctx.Err() != nil {
 				break
 			}
-			sample, err := session.Sample(ctx, uuid, blocking)
-			all.done = append(all.done, sampled{Sample: sample, uuid: uuid, err: err})
+			sample, err := session.Sample(ctx, uuid, blocking, s.pause)
+			results = append(results, sampled{Sample: sample, uuid: uuid, err: err})
 		}
-		s.results <- all // there is room: one is under way at a time
+		s.results <- results // there is room: one is under way at a time
 		return nil
 	})
 }
@@ -121,10 +125,10 @@ func (l *loop) maySample() bool {
 }
 
 // endSamples publishes what was measured. A GPU of which a call hangs, or that is lost, is looked at soon.
-func (l *loop) endSamples(ctx context.Context, results samples) {
+func (l *loop) endSamples(ctx context.Context, results []sampled) {
 	s := &l.samples
-	s.running, s.rest = false, results.rest
-	for _, r := range results.done {
+	s.running = false
+	for _, r := range results {
 		before := s.failed[r.uuid]
 		delete(s.failed, r.uuid)
 		switch {
@@ -139,7 +143,7 @@ func (l *loop) endSamples(ctx context.Context, results samples) {
 			}
 		}
 	}
-	if s.rest != nil || s.Every == 0 {
+	if s.Every == 0 {
 		return
 	}
 	var all []inventory.Sample

@@ -128,7 +128,7 @@ func lacksOne(t *testing.T, d *Driver, _ string) {
 	}
 	_, err = s.Processes(ctx, stubUUID(0))
 	supported("Processes", err)
-	_, err = s.Sample(ctx, stubUUID(0), true)
+	_, err = s.Sample(ctx, stubUUID(0), true, noPause)
 	supported("Sample", err)
 	_, err = s.SetComputeMode(ctx, stubUUID(0), inventory.ComputeExclusiveProcess)
 	supported("SetComputeMode", err)

@@ -127,6 +127,7 @@ func (p *gpm) sweep(a *api) {
 func (s *scanner) freeCounts() {
 	for _, sl := range s.slots {
 		if sl.gpm != nil {
+			clear(sl.gpm.seen) // a sample may be half taken
 			sl.gpm.sweep(s.api)
 			sl.gpm = nil
 		}

@@ -150,75 +150,109 @@ var sampleQueries = []SampleQuery{
 	pcieThroughput("received", inventory.PCIeReceive, nvml.PCIE_UTIL_RX_BYTES),
 }
 
-// Sample measures a GPU that an earlier Scan of this session found, for metrics; with blocking, also what takes long. An error
-// means that the GPU could not be asked or is lost. A GPU of which a call hangs, or that is left alone, is not asked.
-func (s *Session) Sample(ctx context.Context, uuid string, blocking bool) (inventory.Sample, error) {
-	sample, err := s.sample(ctx, uuid, blocking)
+// Sample measures a GPU that an earlier Scan of this session found, for metrics; with blocking, also what takes long. It calls pause
+// again and again, at the latest after the first call that returns when 100 ms have passed, and makes no call meanwhile. An
+// error means that the GPU could not be asked or is lost. A GPU of which a call hangs, or that is left alone, is not asked.
+func (s *Session) Sample(ctx context.Context, uuid string, blocking bool, pause func(context.Context)) (inventory.Sample, error) {
+	sample, err := s.sample(ctx, uuid, blocking, pause)
 	if err != nil {
 		return inventory.Sample{}, fmt.Errorf("measure GPU %s: %w", uuid, err)
 	}
 	return sample, nil
 }
 
-func (s *Session) sample(ctx context.Context, uuid string, blocking bool) (inventory.Sample, error) {
-	if err := s.enter(ctx); err != nil {
-		return inventory.Sample{}, err
+func (s *Session) sample(ctx context.Context, uuid string, blocking bool, pause func(context.Context)) (inventory.Sample, error) {
+	m := &measurement{blocking: blocking, sample: inventory.Sample{UUID: uuid}}
+	for !m.done() {
+		pause(ctx)
+		if err := s.measure(ctx, m); err != nil {
+			return inventory.Sample{}, err
+		}
 	}
-	defer s.driver.calls.release()
-	sl, err := s.scanner.find(uuid)
-	switch {
-	case err != nil:
-		return inventory.Sample{}, err
-	case sl.stall != nil:
-		return inventory.Sample{}, sl.stall
-	case sl.alone:
-		return inventory.Sample{}, errors.New(sl.gpu.results.reason)
-	}
-	// The job has what it needs for itself: if it is given up, others go on with the slot.
-	g, p := *sl.gpu, sl.gpm
-	if p == nil {
-		p = &gpm{counts: map[int]*gpmCounts{}, seen: map[int]bool{}}
-	}
-	sl.gpm = nil
-	sample := &inventory.Sample{UUID: uuid}
-	var failed error
-	run, done := func() { failed = measure(&g, p, sample, blocking) }, func() { sl.gpm = p }
-	if err := s.driver.calls.job(ctx, sl.record, gpuPatience, run, done); err != nil {
-		return inventory.Sample{}, err
-	}
-	done()
-	sample.Taken = time.Now()
-	return *sample, failed
+	m.sample.Taken = time.Now()
+	return m.sample, nil
 }
 
-// measure asks a GPU, in a job. The error says that the GPU is lost or wants a reset.
-func measure(g *gpu, p *gpm, into *inventory.Sample, blocking bool) error {
-	var a callResults
-	defer p.sweep(g.device.api)
-	if g.seen.MIG != inventory.MIGEnabled {
-		a.extra("nvmlGpmSampleGet", p.measure(g.device, wholeGPU, g.seen.UUID, &into.Values))
+// turnBudget is how long a sample asks before others get their turn: a look does not wait for a slow driver to answer all queries.
+const turnBudget = 100 * time.Millisecond
+
+// measure takes a turn of calls and asks queries for as long as the budget allows, one at least.
+func (s *Session) measure(ctx context.Context, m *measurement) error {
+	if err := s.enter(ctx); err != nil {
+		return err
 	}
-	for _, q := range sampleQueries {
-		if !q.asked(g, &into.Values, blocking) {
-			continue
-		}
-		if a.extra(q.Function, q.ask(g.device, &into.Values)); a.gone() {
-			return errors.New(a.reason)
-		}
+	defer s.driver.calls.release()
+	sl, err := s.scanner.find(m.sample.UUID)
+	switch {
+	case err != nil:
+		return err
+	case sl.stall != nil:
+		return sl.stall
+	case sl.alone:
+		return errors.New(sl.gpu.results.reason)
 	}
-	for _, m := range g.seen.MIGDevices {
-		if slices.ContainsFunc(into.Instances, func(i inventory.InstanceSample) bool { return i.GI == m.GI }) {
-			continue // another MIG device of the same GPU instance was asked
-		}
-		if i, ok := measureInstance(g, m, p, &a); ok {
-			into.Instances = append(into.Instances, i)
-		}
-		if a.gone() {
-			return errors.New(a.reason)
-		}
+	// The job has what it needs for itself: if it is given up, others go on with the slot.
+	m.gpu, m.gpm = *sl.gpu, sl.gpm
+	if m.gpm == nil {
+		m.gpm = &gpm{counts: map[int]*gpmCounts{}, seen: map[int]bool{}}
 	}
-	slices.SortFunc(into.Instances, func(a, b inventory.InstanceSample) int { return a.GI - b.GI })
+	sl.gpm = nil
+	done := func() { sl.gpm = m.gpm }
+	if err := s.driver.calls.job(ctx, sl.record, gpuPatience, m.run, done); err != nil {
+		return err
+	}
+	done()
+	if m.results.gone() {
+		return errors.New(m.results.reason)
+	}
 	return nil
+}
+
+// A measurement is a sample that is being taken, step by step: the performance monitoring of the whole GPU, the queries, the GPU
+// instances.
+type measurement struct {
+	blocking bool
+	gpu      gpu
+	gpm      *gpm
+	sample   inventory.Sample
+	results  callResults
+	step     int // the next one
+}
+
+func (m *measurement) done() bool { return m.step > len(sampleQueries)+len(m.gpu.seen.MIGDevices) }
+
+// run takes steps, in a job.
+func (m *measurement) run() {
+	began := time.Now()
+	for !m.done() && !m.results.gone() && time.Since(began) < turnBudget {
+		m.next()
+	}
+	if m.done() {
+		m.gpm.sweep(m.gpu.device.api)
+	}
+}
+
+func (m *measurement) next() {
+	step, g, into := m.step, &m.gpu, &m.sample
+	m.step++
+	switch {
+	case step == 0 && g.seen.MIG != inventory.MIGEnabled:
+		m.results.extra("nvmlGpmSampleGet", m.gpm.measure(g.device, wholeGPU, g.seen.UUID, &into.Values))
+	case step == 0:
+	case step <= len(sampleQueries):
+		if q := sampleQueries[step-1]; q.asked(g, &into.Values, m.blocking) {
+			m.results.extra(q.Function, q.ask(g.device, &into.Values))
+		}
+	default:
+		d := g.seen.MIGDevices[step-len(sampleQueries)-1]
+		at, there := slices.BinarySearchFunc(into.Instances, d.GI, func(i inventory.InstanceSample, gi int) int { return i.GI - gi })
+		if there {
+			return // another MIG device of the same GPU instance was asked
+		}
+		if i, ok := measureInstance(g, d, m.gpm, &m.results); ok {
+			into.Instances = slices.Insert(into.Instances, at, i)
+		}
+	}
 }
 
 // measureInstance asks the GPU instance of a MIG device, by the handle that the MIG device has now: handles are used again for others.

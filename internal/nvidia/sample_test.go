@@ -1,6 +1,7 @@
 package nvidia
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -24,9 +25,12 @@ func measured(m inventory.Measures) []string {
 	return names
 }
 
+// noPause is the pause of a caller who has nothing else to do.
+func noPause(context.Context) {}
+
 func (r *rig) measure(gpu int, blocking bool) inventory.Sample {
 	r.t.Helper()
-	sample, err := r.Sample(r.ctx, r.uuid(gpu), blocking)
+	sample, err := r.Sample(r.ctx, r.uuid(gpu), blocking, noPause)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -183,21 +187,21 @@ func TestSampleOfAGPUThatDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, "dgx-h100")
-		if _, err := r.Sample(r.ctx, "GPU-other", false); err == nil {
+		if _, err := r.Sample(r.ctx, "GPU-other", false, noPause); err == nil {
 			t.Error("no error for a GPU that is not there")
 		}
 		r.inject(simulator.Fault{Kind: simulator.KindLost, GPU: "1"})
-		if _, err := r.Sample(r.ctx, r.uuid(1), false); err == nil {
+		if _, err := r.Sample(r.ctx, r.uuid(1), false, noPause); err == nil {
 			t.Error("no error for a GPU that is lost")
 		}
 		r.inject(simulator.Fault{Kind: simulator.KindHang, GPU: "3", Call: "DeviceGetPowerUsage"})
 		var stall *inventory.Stall
-		if _, err := r.Sample(r.ctx, r.uuid(3), false); !errors.As(err, &stall) || stall.Call.Function != "nvmlDeviceGetPowerUsage" || stall.Call.GPU != 3 {
+		if _, err := r.Sample(r.ctx, r.uuid(3), false, noPause); !errors.As(err, &stall) || stall.Call.Function != "nvmlDeviceGetPowerUsage" || stall.Call.GPU != 3 {
 			t.Errorf("error %v", err)
 		}
 		r.measure(4, false)
 		r.scan()
-		if _, err := r.Sample(r.ctx, r.uuid(3), false); !errors.As(err, &stall) {
+		if _, err := r.Sample(r.ctx, r.uuid(3), false, noPause); !errors.As(err, &stall) {
 			t.Errorf("error %v", err)
 		}
 		compare(t, "calls that hang", 1, len(r.driver.Calls()))
@@ -298,7 +302,7 @@ func TestSamplePerformanceMonitoringThatHangs(t *testing.T) {
 		r.measure(0, false)
 		r.inject(simulator.Fault{Kind: simulator.KindHang, GPU: "0", Call: "GpmSampleGet"})
 		for range 2 {
-			if _, err := r.Sample(r.ctx, r.uuid(0), false); !errors.Is(err, inventory.ErrNoAnswer) {
+			if _, err := r.Sample(r.ctx, r.uuid(0), false, noPause); !errors.Is(err, inventory.ErrNoAnswer) {
 				t.Errorf("error %v", err)
 			}
 		}
