@@ -44,7 +44,7 @@ func TestFollowersThatDoNotReadLoseTheirPlaces(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		defer silent.Close()
+		t.Cleanup(func() { _ = silent.Close() })
 		if _, err := fmt.Fprintln(silent, `{"call": "count"}`); err != nil {
 			t.Fatal(err)
 		}
