@@ -17,8 +17,9 @@ RUN go mod download
 COPY . .
 ARG VERSION=v0.0.0-dev
 # go-nvml wraps all of NVML, what is deprecated in it too.
+# The tags are those of the Makefile.
 RUN GOARCH="${TARGETARCH:-$(go env GOARCH)}" CC=target-cc CGO_ENABLED=1 CGO_CFLAGS="-O2 -g -Wno-deprecated-declarations" \
-    go build -trimpath \
+    go build -trimpath -tags grpcnotrace,nethttpomithttp2 \
       -ldflags "-s -w -X github.com/gpu-device-plugin/gpu-device-plugin/internal/version.version=${VERSION}" \
       -o /out/gpu-device-plugin ./cmd/gpu-device-plugin
 # What the image is made of, and the licences' texts. Both platforms have the C library of the same Debian.

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"os"
+	"runtime/debug"
 	"time"
 
 	"k8s.io/utils/clock"
@@ -39,12 +40,18 @@ func (d *daemon) gpuMetrics(settings *feed.Feed[telemetry.GPUSettings], pods *fe
 	})
 }
 
+// gcPercent has garbage collected earlier than by default: a scrape leaves a megabyte of it, and the daemon itself needs little memory.
+const gcPercent = 50
+
 // followMetrics publishes the address of each Config that has another one than the last, and has GPUs measured as each says.
 func (d *daemon) followMetrics(ctx context.Context, address *feed.Feed[string], gpus *feed.Feed[telemetry.GPUSettings]) {
 	for {
 		c, changed := d.watcher.Configs().Latest()
 		if c.MetricsAddress != address.Value() {
 			address.Publish(c.MetricsAddress)
+		}
+		if c.MetricsAddress != "" && os.Getenv("GOGC") == "" {
+			debug.SetGCPercent(gcPercent)
 		}
 		var settings telemetry.GPUSettings
 		var sampling monitor.Sampling

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
@@ -12,6 +14,7 @@ import (
 
 var registrationFigures = []figure{
 	{"process start → Register received, 20 starts", "under 50 ms", startToRegister},
+	{"the same with metrics, in turn with another build", "median within 1.2 × the other", startBeside},
 	{"kubelet.sock back → first full list, 100 restarts", "median under 10 ms, worst under 250 ms, once each", restartToList},
 	{"stream dropped → full list, 300 rounds, rules of 1.36", "worst under 150 ms", dropToList(standin.V136)},
 	{"stream dropped → full list, 300 rounds, rules of 1.37", "worst under 150 ms", dropToList(standin.V137)},
@@ -20,22 +23,55 @@ var registrationFigures = []figure{
 func startToRegister(ctx context.Context, daemon string) (string, error) {
 	var took []time.Duration
 	for range 20 {
-		n, err := node.Open(node.Setup{Daemon: daemon, Profile: "dgx-h100", Version: standin.V137})
+		after, err := startOnce(ctx, daemon)
 		if err != nil {
 			return "", err
 		}
-		began := time.Now()
-		err = n.StartDaemon()
-		var event standin.Event
-		if err == nil {
-			event, err = next(ctx, n, 0, standin.Registering)
-		}
-		if err = errors.Join(err, n.Close()); err != nil {
-			return "", err
-		}
-		took = append(took, event.Time.Sub(began))
+		took = append(took, after)
 	}
 	return spread(took), nil
+}
+
+// startOnce returns how long it took from the start of a daemon until it registered.
+func startOnce(ctx context.Context, daemon string, args ...string) (time.Duration, error) {
+	n, err := node.Open(node.Setup{Daemon: daemon, Profile: "dgx-h100", Version: standin.V137, Args: args})
+	if err != nil {
+		return 0, err
+	}
+	began := time.Now()
+	err = n.StartDaemon()
+	var event standin.Event
+	if err == nil {
+		event, err = next(ctx, n, 0, standin.Registering)
+	}
+	return event.Time.Sub(began), errors.Join(err, n.Close())
+}
+
+// besideBuild is the binary of another build of the daemon, without metrics; empty for the same one with metrics off.
+var besideBuild string
+
+// startBeside compares starts with metrics with those of another build without.
+func startBeside(ctx context.Context, daemon string) (string, error) {
+	at, err := unused()
+	if err != nil {
+		return "", err
+	}
+	var with, without []time.Duration
+	for range 40 {
+		after, err := startOnce(ctx, daemon, "--metrics-address", at)
+		if err != nil {
+			return "", err
+		}
+		with = append(with, after)
+		if after, err = startOnce(ctx, cmp.Or(besideBuild, daemon)); err != nil {
+			return "", err
+		}
+		without = append(without, after)
+	}
+	slices.Sort(with)
+	slices.Sort(without)
+	a, b := with[len(with)/2], without[len(without)/2]
+	return fmt.Sprintf("median %s, the other %s: %.2f ×", ms(a), ms(b), float64(a)/float64(b)), nil
 }
 
 func restartToList(ctx context.Context, daemon string) (_ string, err error) {

@@ -1,7 +1,6 @@
 package manifests
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 
@@ -40,7 +39,7 @@ func TestProbes(t *testing.T) {
 				case probe.HTTPGet != nil && probe.Exec == nil && probe.HTTPGet.Port.String() == "metrics":
 					return probe.HTTPGet.Path
 				}
-				return fmt.Sprint(probe)
+				return probe.String()
 			}
 			readiness, liveness := asks(container.ReadinessProbe), asks(container.LivenessProbe)
 			if port != tt.port || readiness != tt.readiness || liveness != tt.liveness {
