@@ -79,8 +79,8 @@ func TestNames(t *testing.T) {
 		{[]string{inventory.DRAMActive.String(), (inventory.DRAMActive + 1).String()}, []string{"DRAMActive", "Measure(29)"}},
 		{
 			[]string{
-				fmt.Sprint(inventory.Call{GPU: inventory.NoGPU}), fmt.Sprint(inventory.Call{GPU: 0}),
-				fmt.Sprint(inventory.Call{Function: "nvmlInit", GPU: inventory.NoGPU}),
+				inventory.Call{GPU: inventory.NoGPU}.String(), inventory.Call{GPU: 0}.String(),
+				inventory.Call{Function: "nvmlInit", GPU: inventory.NoGPU}.String(),
 			},
 			[]string{"reading the driver's files", "reading the driver's files of GPU 0", "nvmlInit"},
 		},
