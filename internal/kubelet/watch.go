@@ -41,7 +41,8 @@ func (d *Directory) Watch(ctx context.Context, incarnation *feed.Feed[uint64], s
 		defer func() { _ = notices.Close() }()
 	}
 	look := &look{directory: d, notices: notices}
-	timer := d.clock.NewTimer(lookInterval)
+	pause := lookInterval
+	timer := d.clock.NewTimer(pause)
 	defer timer.Stop()
 	refused := d.sweep(ctx, nil)
 	for noticed := false; ; {
@@ -55,6 +56,10 @@ func (d *Directory) Watch(ctx context.Context, incarnation *feed.Feed[uint64], s
 		if now := look.now(); now != incarnation.Value() {
 			incarnation.Publish(now)
 		}
+		if p := look.pause(); p != pause {
+			pause = p
+			timer.Reset(pause)
+		}
 		noticed = false
 		select {
 		case <-ctx.Done():
@@ -62,7 +67,7 @@ func (d *Directory) Watch(ctx context.Context, incarnation *feed.Feed[uint64], s
 		case d.pulse.Beat() <- struct{}{}:
 		case <-timer.C():
 			refused = d.sweep(ctx, refused)
-			timer.Reset(look.pause())
+			timer.Reset(pause)
 		case event := <-notices.Events:
 			noticed = true
 			if event.Name == d.Path() {

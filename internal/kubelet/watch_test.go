@@ -15,6 +15,7 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 	"k8s.io/klog/v2"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 )
@@ -209,6 +210,49 @@ func TestADirectoryThatIsReplacedIsFollowed(t *testing.T) {
 		}
 		await("nothing", func(s state) bool { return s.Incarnation == 0 && s.Sockets == nil })
 	}
+}
+
+// TestADirectoryThatIsAwayIsLookedForEachSecond: inotify says that it goes, and not that another one comes.
+func TestADirectoryThatIsAwayIsLookedForEachSecond(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(folder(t), "device-plugins")
+	if err := os.Mkdir(path, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	d := newDirectory(t, path)
+	c := clocktesting.NewFakeClock(time.Now())
+	d.clock = c
+	listen(t, d.socket)
+	await := watch(t, d)
+	await("kubelet", incarnation(1))
+	c.Step(lookInterval)
+	if err := os.RemoveAll(path); err != nil {
+		t.Fatal(err)
+	}
+	await("no kubelet", incarnation(0))
+	if err := os.Mkdir(path, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	listen(t, d.socket)
+	began := c.Now()
+	stop := make(chan struct{})
+	stepped := make(chan struct{})
+	go func() {
+		defer close(stepped)
+		tick := time.NewTicker(100 * time.Millisecond)
+		defer tick.Stop()
+		for c.Since(began) < lookRarely-lookInterval {
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+				c.Step(lookInterval / 10)
+			}
+		}
+	}()
+	await("another kubelet", incarnation(2))
+	close(stop)
+	<-stepped
 }
 
 func TestADirectoryInTheMomentOfItsRemovalIsNoDeadMount(t *testing.T) {
