@@ -60,7 +60,7 @@ func Summarize(s Status) Summary {
 		return Summary{Silent, "another device plugin has registered " + names + "; this one sends no devices until that one ends"}
 	}
 	if names := inPhase(s.Resources, noKubelet); names != "" {
-		return Summary{WaitingForKubelet, names + " cannot be registered: kubelet's socket does not answer"}
+		return Summary{WaitingForKubelet, "no kubelet is there; not registered: " + names}
 	}
 	switch problems := problems(s); {
 	case !s.Readiness.Ready:

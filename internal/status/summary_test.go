@@ -46,7 +46,7 @@ func TestSummarize(t *testing.T) {
 			s.Resources[0].Server, s.Readiness = "silent: another server has registered", Readiness{Reason: "x"}
 		}, "silent: another device plugin has registered a/b; this one sends no devices until that one ends"},
 		"no kubelet": {func(s *Status) { s.Resources[0].Server, s.Readiness = "waiting for kubelet", Readiness{Reason: "x"} },
-			"waiting for kubelet: a/b cannot be registered: kubelet's socket does not answer"},
+			"waiting for kubelet: no kubelet is there; not registered: a/b"},
 		"not ready":              {func(s *Status) { s.Readiness = Readiness{Reason: "kubelet refuses a/b"} }, "not ready: kubelet refuses a/b"},
 		"a GPU that is sick":     {func(s *Status) { s.GPUs[0].State, s.Resources[0].Healthy = "Lost", 1 }, "degraded: GPU 0 Lost; a/b: 1 of 2"},
 		"a GPU with MIG devices": {func(s *Status) { s.GPUs[1].State, s.GPUs[2].State = "Lost", "Lost" }, "degraded: GPU 1 Lost; a/b: 2 of 2"},

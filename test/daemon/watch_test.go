@@ -198,7 +198,7 @@ func TestFirstLineOfStatus(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.start()
-		s.firstLine("waiting for kubelet: nvidia.com/gpu cannot be registered")
+		s.firstLine("waiting for kubelet: no kubelet is there; not registered: nvidia.com/gpu")
 	})
 	t.Run("beside a daemon that started later", func(t *testing.T) {
 		t.Parallel()
