@@ -230,6 +230,11 @@ func TestADirectoryThatIsAwayIsLookedForEachSecond(t *testing.T) {
 		t.Fatal(err)
 	}
 	await("no kubelet", incarnation(0))
+	for range 1000 { // the watch has seen all that inotify says
+		if err := d.Alive(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if err := os.Mkdir(path, 0o750); err != nil {
 		t.Fatal(err)
 	}
