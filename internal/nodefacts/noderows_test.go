@@ -63,6 +63,12 @@ var runtimeRows = []row{
 		check: "container-runtime", severity: doctor.Error, says: "CDI is off",
 	},
 	{
+		name: "Docker's containerd beside it", change: changes{
+			"proc/500/comm": "containerd", "proc/500/cmdline": "containerd\x00--config\x00/var/run/docker/containerd/containerd.toml\x00",
+		},
+		check: "container-runtime", severity: doctor.OK, says: "is set up",
+	},
+	{
 		name: "no runtime", change: changes{"proc/700/comm": gone},
 		check: "container-runtime", severity: doctor.NotChecked, says: "Neither containerd nor CRI-O",
 		also: []string{"nvidia-runtime", "visible-devices", "daemon-reload"},

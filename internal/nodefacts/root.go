@@ -14,7 +14,7 @@ import (
 
 const (
 	maxFile    = 1 << 20 // of a file that is read, in bytes
-	maxEntries = 4096    // of a folder that is listed; more cannot be meant
+	maxEntries = 1 << 16 // of a folder that is listed, such as /proc
 )
 
 // A root is the root folder of a file system. Symbolic links lead to what they lead to on the node.

@@ -85,7 +85,9 @@ var containerdSockets = []string{
 func runtimes(r root) ([]doctor.Runtime, error) {
 	running, err := processes(r)
 	find := func(name string) (process, bool) {
-		i := slices.IndexFunc(running, func(p process) bool { return p.name == name })
+		i := slices.IndexFunc(running, func(p process) bool {
+			return p.name == name && !strings.Contains(p.flag("--config", "-c"), "/docker/") // which kubelet does not use
+		})
 		if i < 0 {
 			return process{}, false
 		}
