@@ -35,16 +35,6 @@ func (s Severity) String() string {
 // MarshalText returns the name of a severity.
 func (s Severity) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// UnmarshalText accepts the name of a severity.
-func (s *Severity) UnmarshalText(text []byte) error {
-	i := slices.Index(severities[:], string(text))
-	if i < 0 {
-		return fmt.Errorf("%q is not a severity", text)
-	}
-	*s = Severity(i)
-	return nil
-}
-
 // A Finding is the result of a check, or one of several.
 type Finding struct {
 	// Check is the name of the check.

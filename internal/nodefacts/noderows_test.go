@@ -69,6 +69,10 @@ var runtimeRows = []row{
 		check: "container-runtime", severity: doctor.OK, says: "is set up",
 	},
 	{
+		name: "CRI-O, a file that is not TOML", change: changes{"proc/700/comm": "crio", "etc/crio/crio.conf": "=", "etc/crio/crio.conf.d/10": crioConf},
+		check: "container-runtime", severity: doctor.Warning, says: "configuration file of CRI-O cannot be read",
+	},
+	{
 		name: "no runtime", change: changes{"proc/700/comm": gone},
 		check: "container-runtime", severity: doctor.NotChecked, says: "Neither containerd nor CRI-O",
 		also: []string{"nvidia-runtime", "visible-devices", "daemon-reload"},
@@ -221,6 +225,11 @@ var nodeRows = []row{
 		name: "in a container", change: changes{"sys/fs/selinux/enforce": "1", "proc/self/attr/current": "system_u:system_r:container_t:s0:c1,c2\x00"},
 		facts: func(f *doctor.NodeFacts) { f.SELinux.Value.Container = true },
 		check: "selinux", severity: doctor.Error, says: "may not connect to kubelet's socket",
+	},
+	{
+		name: "in a container that is not confined", change: changes{"sys/fs/selinux/enforce": "1", "proc/self/attr/current": "system_u:system_r:spc_t:s0\x00"},
+		facts: func(f *doctor.NodeFacts) { f.SELinux.Value.Container = true },
+		check: "selinux", severity: doctor.OK, says: "seen to forbid nothing",
 	},
 	{
 		name: "devices", change: changes{"sys/fs/selinux/enforce": "1", "sys/fs/selinux/booleans/container_use_devices": "0 0"},

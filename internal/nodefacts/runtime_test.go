@@ -2,7 +2,9 @@ package nodefacts_test
 
 import (
 	"bytes"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -44,6 +46,31 @@ func TestContainerdTellsItsVersion(t *testing.T) {
 		facts := placesOf(node).Gather(t.Context())
 		if runtimes := facts.Runtimes.Value; len(runtimes) != 1 || runtimes[0].Name != doctor.Containerd || runtimes[0].Major != tt.major {
 			t.Errorf("%s: got %+v", tt.name, facts.Runtimes)
+		}
+	}
+}
+
+// TestRuntimesWithoutProcesses: where processes are not visible, files and sockets tell which runtime the node has.
+func TestRuntimesWithoutProcesses(t *testing.T) {
+	t.Parallel()
+	without := changes{"proc/1/comm": gone, "proc/700/comm": gone, "proc/700/cmdline": gone, "proc/701/comm": gone}
+	for _, tt := range []struct {
+		name   string
+		change changes
+		want   []string
+	}{
+		{"containerd's file", changes{}, []string{doctor.Containerd}},
+		{"CRI-O's socket", changes{config: gone, dropIn: gone, "run/crio/crio.sock": ""}, []string{doctor.CRIO}},
+		{"nothing", changes{config: gone, dropIn: gone}, nil},
+	} {
+		maps.Copy(tt.change, without)
+		facts := placesOf(newNode(tt.change)).Gather(t.Context())
+		var got []string
+		for _, r := range facts.Runtimes.Value {
+			got = append(got, r.Name)
+		}
+		if !slices.Equal(got, tt.want) || (facts.Runtimes.Missing == "") != (tt.want != nil) {
+			t.Errorf("%s: got %v (%s), want %v", tt.name, got, facts.Runtimes.Missing, tt.want)
 		}
 	}
 }
