@@ -192,6 +192,10 @@ func scrapeMany(hangs bool) func(context.Context, string) (string, error) {
 		var took []time.Duration
 		var text string
 		var sent int
+		before, err := cpu(n.Running().Pid)
+		if err != nil {
+			return "", err
+		}
 		for range 500 {
 			began := time.Now()
 			if text, sent, err = scrape(ctx, at); err != nil {
@@ -199,7 +203,9 @@ func scrapeMany(hangs bool) func(context.Context, string) (string, error) {
 			}
 			took = append(took, time.Since(began))
 		}
-		return fmt.Sprintf("%s, %.0f kB sent, %.0f kB unpacked", spread(took), float64(sent)/1e3, float64(len(text))/1e3), nil
+		after, err := cpu(n.Running().Pid)
+		each := (after - before) / time.Duration(len(took)) // with that of samples meanwhile
+		return fmt.Sprintf("%s, CPU %s, %.0f kB sent, %.0f kB unpacked", spread(took), ms(each), float64(sent)/1e3, float64(len(text))/1e3), err
 	}
 }
 
