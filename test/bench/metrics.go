@@ -205,7 +205,8 @@ func scrapeMany(hangs bool) func(context.Context, string) (string, error) {
 		}
 		after, err := cpu(n.Running().Pid)
 		each := (after - before) / time.Duration(len(took)) // with that of samples meanwhile
-		return fmt.Sprintf("%s, CPU %s, %.0f kB sent, %.0f kB unpacked", spread(took), ms(each), float64(sent)/1e3, float64(len(text))/1e3), err
+		size := fmt.Sprintf("%.0f kB sent, %.0f kB unpacked", float64(sent)/1e3, float64(len(text))/1e3)
+		return fmt.Sprintf("%s, CPU %s, %s", spread(took), ms(each), size), err
 	}
 }
 
