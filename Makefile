@@ -41,7 +41,7 @@ build: ## Build bin/gpu-device-plugin, stripped
 
 .PHONY: cross
 cross: ## Build bin/gpu-device-plugin-arm64 with Debian's cross compiler, which it installs where it may
-	hack/cross '$(LDFLAGS)'
+	hack/cross '$(LDFLAGS)' $(TAGS)
 
 .PHONY: sbom
 sbom: build ## Write dist/gpu-device-plugin.spdx.json: what the binary is made of, as SPDX 2.3

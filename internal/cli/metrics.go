@@ -43,12 +43,26 @@ func (d *daemon) gpuMetrics(settings *feed.Feed[telemetry.GPUSettings], pods *fe
 // gcPercent has garbage collected earlier than by default: a scrape leaves a megabyte of it, and the daemon itself needs little memory.
 const gcPercent = 50
 
+// headStart is how long after the start of the process GPUs are not measured: they are registered first.
+const headStart = time.Second
+
 // followMetrics publishes the address of each Config that has another one than the last, and has GPUs measured as each says.
 func (d *daemon) followMetrics(ctx context.Context, address *feed.Feed[string], gpus *feed.Feed[telemetry.GPUSettings]) {
+	over, registering := time.After(headStart), true
 	for {
 		c, changed := d.watcher.Configs().Latest()
 		if c.MetricsAddress != address.Value() {
 			address.Publish(c.MetricsAddress)
+		}
+		if registering {
+			select {
+			case <-ctx.Done():
+				return
+			case <-over:
+				registering = false
+			case <-changed:
+			}
+			continue
 		}
 		if c.MetricsAddress != "" && os.Getenv("GOGC") == "" {
 			debug.SetGCPercent(gcPercent)
