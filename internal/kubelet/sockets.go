@@ -89,7 +89,13 @@ type Rivals struct {
 	// Younger and Elder are those of processes of this program that started later and earlier than this one.
 	Younger, Elder []string
 	// Foreign are those of other programs. Nobody can tell which resource they are for.
-	Foreign []string
+	Foreign []Socket
+}
+
+// A Socket is one that a program has made. A program that was killed leaves it, and makes another one of that name when it returns.
+type Socket struct {
+	Name string
+	Made int64 // nanoseconds of Unix time, by the clock of the file system
 }
 
 // Rivals returns the sockets of other servers of a resource that are in the directory now.
@@ -99,7 +105,9 @@ func (d *Directory) Rivals(resource string) Rivals {
 	for _, name := range d.sockets() {
 		switch kind, token, ours := parseSocketName(name); {
 		case !ours:
-			r.Foreign = append(r.Foreign, name)
+			if info, err := os.Lstat(filepath.Join(d.Path(), name)); err == nil { // else it is gone
+				r.Foreign = append(r.Foreign, Socket{name, info.ModTime().UnixNano()})
+			}
 		case kind != own || token == d.token:
 		case token > d.token:
 			r.Younger = append(r.Younger, name)

@@ -55,13 +55,21 @@ func TestRivals(t *testing.T) {
 	for _, name := range append(foreign, "kubelet.sock") {
 		listen(t, filepath.Join(path, name))
 	}
+	var made []Socket
+	for _, name := range foreign {
+		info, err := os.Lstat(filepath.Join(path, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		made = append(made, Socket{name, info.ModTime().UnixNano()})
+	}
 	if err := os.WriteFile(filepath.Join(path, "a.sock"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for i, want := range []Rivals{
-		{Younger: slices.Concat(names[5:7], names[10:12]), Foreign: foreign},
-		{Elder: names[0:2], Younger: names[10:12], Foreign: foreign},
-		{Elder: slices.Concat(names[0:2], names[5:7]), Foreign: foreign},
+		{Younger: slices.Concat(names[5:7], names[10:12]), Foreign: made},
+		{Elder: names[0:2], Younger: names[10:12], Foreign: made},
+		{Elder: slices.Concat(names[0:2], names[5:7]), Foreign: made},
 	} {
 		if diff := cmp.Diff(want, daemons[i].Rivals("nvidia.com/gpu")); diff != "" {
 			t.Errorf("Rivals() of process %d (-want +got):\n%s", i, diff)

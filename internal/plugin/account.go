@@ -62,12 +62,12 @@ func (d *disputes) register(now time.Time) (wait time.Duration, ok bool) {
 
 // A comparison is what a life knows from comparing kubelet's account with its list.
 type comparison struct {
-	agreed   bool                 // the two have been the same at least once
-	counted  bool                 // they have been the same since the list was sent, and kubelet counted devices
-	since    time.Time            // when they began to differ; zero if they do not
-	foreign  map[string]time.Time // sockets of other programs → when they came; zero if that was before the registration
-	vanished bool                 // the socket of another program came after the registration and is gone
-	suspects []string             // sockets of other programs that may be the reason of the difference
+	agreed   bool                         // the two have been the same at least once
+	counted  bool                         // they have been the same since the list was sent, and kubelet counted devices
+	since    time.Time                    // when they began to differ; zero if they do not
+	foreign  map[kubelet.Socket]time.Time // of other programs → when they came; zero if that was before the registration
+	vanished bool                         // the socket of another program came after the registration and is gone
+	suspects []string                     // sockets of other programs that may be the reason of the difference
 }
 
 // checkAccount compares kubelet's account with the list again and again. It returns when ctx ends or when a new life is needed,
@@ -164,16 +164,16 @@ func (l *life) explained() {
 // see takes note of the sockets of other programs.
 func (l *life) see(c *comparison) {
 	now, before := l.Clock.Now(), c.foreign
-	c.foreign = map[string]time.Time{}
-	for _, name := range l.Registrar.Rivals(l.list.name).Foreign {
-		came, known := before[name]
+	c.foreign = map[kubelet.Socket]time.Time{}
+	for _, socket := range l.Registrar.Rivals(l.list.name).Foreign {
+		came, known := before[socket]
 		if !known && before != nil {
 			came = now
 		}
-		c.foreign[name] = came
+		c.foreign[socket] = came
 	}
-	for name, came := range before {
-		if _, there := c.foreign[name]; !there && !came.IsZero() {
+	for socket, came := range before {
+		if _, there := c.foreign[socket]; !there && !came.IsZero() {
 			c.vanished = true
 		}
 	}
@@ -191,9 +191,9 @@ func (l *life) differs(ctx context.Context, incarnation uint64, c *comparison, a
 			l.silence.Publish(forDifference)
 		}
 		c.since, c.suspects = now, nil
-		for name, came := range c.foreign {
+		for socket, came := range c.foreign {
 			if !came.IsZero() && now.Sub(came) <= suspectFor {
-				c.suspects = append(c.suspects, name)
+				c.suspects = append(c.suspects, socket.Name)
 			}
 		}
 	}

@@ -149,6 +149,46 @@ func TestAKubeletThatIsStillTakingTheListInIsNotRegisteredWithAgain(t *testing.T
 	})
 }
 
+// A list that is only sent again must not be kubelet's last one while another program serves the resource.
+func TestAListIsSentAgainOnlyWhereTheAccountAgrees(t *testing.T) {
+	list := []string{oneGPU().Devices[0].ID}
+	for name, test := range map[string]struct {
+		answers []string
+		err     error
+		again   bool
+	}{
+		"it agrees":          {answers: list, again: true},
+		"it differs":         {answers: []string{"another"}},
+		"it is not answered": {err: errors.New("no PodResources here"), again: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second+500*time.Millisecond)
+				defer cancel()
+				asked := time.Now().Add(20 * time.Second)
+				account := &notedAccount{answer: func(int) ([]string, error) {
+					if time.Now().Before(asked) {
+						return list, nil
+					}
+					return test.answers, test.err
+				}}
+				l := &life{Collaborators: Collaborators{Registrar: noRivals{}, Accountant: account, Clock: clock.RealClock{}},
+					list: newList(oneGPU().Name, clock.RealClock{}), past: &past{}, compared: func(string) {}}
+				l.list.publish(oneGPU(), Options{}, nil)
+				l.sent.Publish(l.list.views.Value().response)
+				time.AfterFunc(time.Until(asked), func() { l.list.again.Publish(1) })
+				_, _ = l.checkAccount(ctx, 1)
+				if again := l.again.Value() == 1; again != test.again {
+					t.Errorf("sent again: %v, want %v", again, test.again)
+				}
+				if differs := name == "it differs"; differs != (l.silence.Value() == forDifference) {
+					t.Errorf("silence %v while the account differs: %v", l.silence.Value(), differs)
+				}
+			})
+		})
+	}
+}
+
 func TestDisputes(t *testing.T) {
 	var d disputes
 	now := time.Now()

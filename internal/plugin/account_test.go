@@ -3,6 +3,7 @@ package plugin_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -147,6 +148,49 @@ func TestAnotherProgramThatRegisteredLastServes(t *testing.T) {
 		_, err = n.Admit(t.Context(), standin.Container{Pod: "q", Name: "c", Resource: gpu, Count: 3})
 		check(t, err)
 	})
+}
+
+// A foreign plugin that comes again under the name of its socket serves again. Its devices of the first time are departing then, which
+// gives our list reasons to be sent again.
+func TestAnotherProgramThatRegistersAgainServesAgain(t *testing.T) {
+	t.Parallel()
+	for _, end := range []string{"stopped", "killed"} {
+		t.Run(end, func(t *testing.T) {
+			t.Parallel()
+			bothVersions(t, func(t *testing.T, v standin.Version) {
+				n, d := serving(t, v, clock.RealClock{}, 2)
+				for round := range 3 {
+					d.status(t, "agreed", agreed)
+					theirs, err := scenario.StartPlugin(n.dir, "nvidia-gpu.sock", gpu, scenario.Script{})
+					check(t, err)
+					t.Cleanup(theirs.Stop)
+					theirs.Send(&device{ID: "theirs", Health: pluginapi.Healthy})
+					check(t, theirs.Register(t.Context()))
+					n.awaitAllocatable(t, 1)
+					mark := n.Mark()
+					d.status(t, "silent", yielding)
+					pod := fmt.Sprint("p", round)
+					got, err := n.Admit(t.Context(), standin.Container{Pod: pod, Name: "c", Resource: gpu, Count: 1})
+					if err != nil || got.IDs[0] != "theirs" {
+						t.Errorf("round %d: a pod gets %v: %v", round, got.IDs, err)
+					}
+					n.Remove(pod) // kubelet's checkpoint goes on naming it
+					for _, e := range n.Events(mark) {
+						if e.Kind == standin.Listed && len(e.Devices) != 1 {
+							t.Errorf("round %d: kubelet saw %v beside the other plugin", round, e)
+						}
+					}
+					mark = n.Mark()
+					if end == "killed" {
+						theirs.Kill()
+					} else {
+						theirs.Stop()
+					}
+					n.await(t, "our devices again", func() bool { return n.listedAnew(mark) && n.Allocatable(gpu) == 2 })
+				}
+			})
+		})
+	}
 }
 
 // A plugin of another resource is no reason for anything.

@@ -96,7 +96,7 @@ type Status struct {
 	Departing []Departing
 }
 
-// Departing is a device that left the plan and is still listed, as Unhealthy.
+// Departing is a device that left the plan and is still listed.
 type Departing struct {
 	ID string
 	// Reason is why it cannot be given out.

@@ -57,41 +57,50 @@ func anotherServer(ctx context.Context, t *testing.T, n *node.Node, kubelet podr
 
 // otherPlugin has another device plugin register for the same resource with a list of its own, as NVIDIA's does: it says
 // what it has once, and again when that changes. Whichever registered last serves, with its list. Nobody can tell how long the
-// other stays, so the daemon leaves it the resource until its socket is gone or refuses connections.
+// other stays, so the daemon leaves it the resource until its socket is gone or refuses connections. It comes a second time under the
+// same name, and is killed then.
 func otherPlugin(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
-	const others, stays = 3, 15 * time.Second // more than the daemon needs to notice anything
-	// A server that was killed a moment ago may not have been missed yet: when it is, the daemon registers again, and is the last.
-	pause(ctx, 5*time.Second)
-	other, err := scenario.StartPlugin(pluginSockets, "nvidia-gpu.sock", gpu, scenario.Script{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(other.Stop)
-	var devices []*v1beta1.Device
-	for i := range others {
-		devices = append(devices, &v1beta1.Device{ID: fmt.Sprintf("GPU-other-%d", i), Health: v1beta1.Healthy})
-	}
-	other.Send(devices...)
-	if err := other.Register(ctx); err != nil {
-		t.Fatal(err)
-	}
-	waitAllocatable(ctx, t, kubelet, gpu, others, promptly)
-	end := watch(ctx, t, kubelet, gpu, "another plugin serves")
-	pause(ctx, stays)
-	runPod(ctx, t, n, "of-other", gpu, 1)
-	if got := shell(ctx, t, n, "of-other", "echo $SERVED_BY"); strings.TrimSpace(got) != "nvidia-gpu.sock" {
-		t.Errorf("the pod was served by %q, want the other plugin", got)
-	}
-	if seen := end(); len(seen.steps) != 1 || seen.steps[0].count != others {
-		t.Errorf("while the other plugin serves, the kubelet counted %v, want %d throughout", seen, others)
-	}
+	const others = 3
+	for round, stays := range []time.Duration{15 * time.Second, 5 * time.Second} { // more than the daemon needs to notice anything
+		// A server that was killed a moment ago may not have been missed yet: when it is, the daemon registers again, and is the last.
+		pause(ctx, 5*time.Second)
+		other, err := scenario.StartPlugin(pluginSockets, "nvidia-gpu.sock", gpu, scenario.Script{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(other.Stop)
+		var devices []*v1beta1.Device
+		for i := range others {
+			devices = append(devices, &v1beta1.Device{ID: fmt.Sprintf("GPU-other-%d", i), Health: v1beta1.Healthy})
+		}
+		other.Send(devices...)
+		if err := other.Register(ctx); err != nil {
+			t.Fatal(err)
+		}
+		waitAllocatable(ctx, t, kubelet, gpu, others, promptly)
+		end := watch(ctx, t, kubelet, gpu, "another plugin serves")
+		pause(ctx, stays)
+		pod := fmt.Sprintf("of-other-%d", round)
+		runPod(ctx, t, n, pod, gpu, 1)
+		if got := shell(ctx, t, n, pod, "echo $SERVED_BY"); strings.TrimSpace(got) != "nvidia-gpu.sock" {
+			t.Errorf("the pod was served by %q, want the other plugin", got)
+		}
+		if seen := end(); len(seen.steps) != 1 || seen.steps[0].count != others {
+			t.Errorf("while the other plugin serves, the kubelet counted %v, want %d throughout", seen, others)
+		}
 
-	other.Stop()
-	took := waitAllocatable(ctx, t, kubelet, gpu, gpus, promptly)
-	t.Logf("the other plugin ended: all GPUs after %v", took.Round(time.Millisecond))
-	runPod(ctx, t, n, "after-other", gpu, 1)
-	if got := visibleDevices(ctx, t, n, "after-other"); !strings.HasPrefix(got[0], "GPU-") {
-		t.Errorf("the pod has %v, want a GPU of the daemon's", got)
+		if round == 0 {
+			other.Stop()
+		} else {
+			other.Kill()
+		}
+		took := waitAllocatable(ctx, t, kubelet, gpu, gpus, promptly)
+		t.Logf("the other plugin ended: all GPUs after %v", took.Round(time.Millisecond))
+		pod = fmt.Sprintf("after-other-%d", round)
+		runPod(ctx, t, n, pod, gpu, 1)
+		if got := visibleDevices(ctx, t, n, pod); !strings.HasPrefix(got[0], "GPU-") {
+			t.Errorf("the pod has %v, want a GPU of the daemon's", got)
+		}
 	}
 }
 

@@ -20,8 +20,18 @@ func heldThroughRestarts(ctx context.Context, t *testing.T, n *node.Node, kubele
 		away    = 25 * time.Second // for which the API server is away after the kubelet's restart
 		settles = 5 * time.Second  // a kubelet that knows its pods has admitted them again long before that
 	)
+	// A kubelet that has not heard from the API server does not know its pods, and takes GPUs for held whose pods have ended.
+	known := func(pod string) {
+		t.Helper()
+		wait(ctx, t, func(ctx context.Context) error {
+			allRun(t, n)
+			_, err := kubelet.Get(ctx, &podresources.GetPodResourcesRequest{PodNamespace: "default", PodName: pod})
+			return err
+		})
+	}
 	setTopologyPolicy(ctx, t, n, "single-numa-node")
 	waitAllocatable(ctx, t, kubelet, gpu, gpus, promptly)
+	known(holder)
 	setConfig(ctx, t, n, configs["whole"])
 
 	// One holds its GPU in its only container, the other in an init container that has not ended: PodResources shows the first
@@ -30,11 +40,7 @@ func heldThroughRestarts(ctx context.Context, t *testing.T, n *node.Node, kubele
 	stay := func(when string) {
 		t.Helper()
 		t.Log(when)
-		wait(ctx, t, func(ctx context.Context) error { // A kubelet that has not heard from the API server does not know the pod.
-			allRun(t, n)
-			_, err := kubelet.Get(ctx, &podresources.GetPodResourcesRequest{PodNamespace: "default", PodName: held[0].Name})
-			return err
-		})
+		known(held[0].Name)
 		pause(ctx, settles)
 		allRun(t, n)
 		for _, before := range held {

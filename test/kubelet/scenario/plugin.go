@@ -2,8 +2,10 @@ package scenario
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
+	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -30,6 +32,7 @@ type Plugin struct {
 
 	dir, name, resource string
 	script              Script
+	listener            *net.UnixListener
 	server              *grpc.Server
 	serving             sync.WaitGroup
 
@@ -42,15 +45,19 @@ type Plugin struct {
 	changed chan struct{}
 }
 
-// StartPlugin serves a plugin on the socket dir/name. It has no list until Send is called. The caller ends it with
-// Stop.
+// StartPlugin serves a plugin on the socket dir/name, in place of one that was killed. It has no list until Send is called. The caller
+// ends it with Stop.
 func StartPlugin(dir, name, resource string, script Script) (*Plugin, error) {
-	listener, err := net.Listen("unix", filepath.Join(dir, name))
+	path := filepath.Join(dir, name)
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("start plugin: %w", err)
+	}
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
 		return nil, fmt.Errorf("start plugin: %w", err)
 	}
 	p := &Plugin{
-		dir: dir, name: name, resource: resource, script: script, options: script.Options,
+		dir: dir, name: name, resource: resource, script: script, options: script.Options, listener: listener,
 		server: grpc.NewServer(grpc.WaitForHandlers(true)), changed: make(chan struct{}),
 	}
 	v1beta1.RegisterDevicePluginServer(p.server, p)
@@ -62,6 +69,12 @@ func StartPlugin(dir, name, resource string, script Script) (*Plugin, error) {
 func (p *Plugin) Stop() {
 	p.server.Stop()
 	p.serving.Wait()
+}
+
+// Kill ends the plugin as a kill of its process would: the socket file stays.
+func (p *Plugin) Kill() {
+	p.listener.SetUnlinkOnClose(false)
+	p.Stop()
 }
 
 // Register registers the plugin with the kubelet that listens in its directory.
