@@ -21,7 +21,7 @@ const returnTimeout = time.Second
 // past is what one life of a server leaves to the next.
 type past struct {
 	socket   *listener // still accepts connections: other processes see that this one goes on; nil if there is none
-	yielded  bool      // the life was silent because of a younger server when kubelet left
+	yielded  bool      // the life was silent because of a younger server when it ended
 	disputes disputes
 
 	mu    sync.Mutex      // guards all following fields
@@ -126,7 +126,7 @@ func (l *life) yield(ctx context.Context, incarnation uint64) error {
 	for {
 		for younger := l.younger(); len(younger) > 0; younger = l.younger() {
 			if err := l.awaitEnd(ctx, incarnation, younger); err != nil {
-				l.past.yielded = errors.Is(err, errKubeletLeft)
+				l.past.yielded = true // kubelet has left, or ended the stream as it left
 				return err
 			}
 		}

@@ -101,6 +101,9 @@ func otherPlugin(ctx context.Context, t *testing.T, n *node.Node, kubelet podres
 		if got := visibleDevices(ctx, t, n, pod); !strings.HasPrefix(got[0], "GPU-") {
 			t.Errorf("the pod has %v, want a GPU of the daemon's", got)
 		}
+		for _, pod := range []string{fmt.Sprintf("of-other-%d", round), pod} { // the next plugin has no device for more
+			deletePod(ctx, t, n, pod)
+		}
 	}
 }
 
