@@ -128,14 +128,15 @@ func (s *Set) dropDeparting(ctx context.Context) error {
 }
 
 // waits reports whether somebody waits for new evidence, and whether servers are to end with the next tick. With a tick, it ends the
-// servers of retired resources without devices: the last device was dropped before this tick, so kubelet has the empty list.
+// servers of retired resources without devices, once the empty list was sent: kubelet has it by the next tick.
 func (s *Set) waits(ticked bool) (waits, ending bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	waits = len(s.foreign) > 0
 	for _, entry := range s.resources {
 		departs, ended := entry.list.leaving()
-		if ended && ticked && entry.stop != nil {
+		unsent := entry.phase == PhaseServing && entry.list.last.Load() != entry.list.views.Value().response
+		if ended && ticked && !unsent && entry.stop != nil {
 			entry.stop()
 		}
 		waits, ending = waits || departs, ending || ended

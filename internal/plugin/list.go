@@ -3,6 +3,7 @@ package plugin
 import (
 	"maps"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -24,7 +25,8 @@ type list struct {
 	name  string
 	clock clock.PassiveClock
 	views *feed.Feed[*view]
-	again *feed.Feed[uint64] // changes when the last list is to be sent again, so that kubelet writes its checkpoint
+	last  atomic.Pointer[pluginapi.ListAndWatchResponse] // the last one that was sent
+	again *feed.Feed[uint64]                             // changes when the last list is to be sent again, so that kubelet writes its checkpoint
 
 	resource  resource.Resource
 	offered   map[string]bool      // UUIDs of devices of the resource that were not withheld at some time since they came

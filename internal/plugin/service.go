@@ -76,6 +76,7 @@ func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSe
 			}
 			sent, repeated, waits = view.response, repeat, false
 			s.sent.Publish(sent)
+			s.list.last.Store(sent)
 		}
 		if !waits {
 			mayChange = nil
