@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/logwriter"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
 )
 
 // A process is what a daemon has of its process.
@@ -79,6 +80,7 @@ func logInBackground() *logwriter.Writer {
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	w := logwriter.New(os.Stderr)
 	klog.SetOutput(w)
+	plugin.LogGRPC(klog.Background())
 	return w
 }
 
