@@ -26,7 +26,7 @@ type list struct {
 	clock clock.PassiveClock
 	views *feed.Feed[*view]
 	last  atomic.Pointer[pluginapi.ListAndWatchResponse] // the last one that was sent
-	again *feed.Feed[uint64]                             // changes when the last list is to be sent again, so that kubelet writes its checkpoint
+	again *feed.Feed[uint64]                             // changes when the last list is to be sent again, for kubelet to write its checkpoint
 
 	resource  resource.Resource
 	offered   map[string]bool      // UUIDs of devices of the resource that were not withheld at some time since they came
