@@ -29,15 +29,15 @@ func upgradesThatShare(ctx context.Context, t *testing.T, n *node.Node, kubelet 
 		createConfigMap(ctx, t, n, name, text)
 	}
 	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
-	setEnv(ctx, t, n, "WAIT_FOR_RELEASE=false")
 	rollOutConfig(ctx, t, n, "whole")
 	change := func(name string) { rollOutConfig(ctx, t, n, name) }
-	t.Run("GPUs change their form at once", func(t *testing.T) { switchSharing(ctx, t, n, kubelet, 5, true, change) })
-	setEnv(ctx, t, n, "WAIT_FOR_RELEASE-")
+	t.Run("held GPUs change later", func(t *testing.T) { switchSharing(ctx, t, n, kubelet, 3, false, change) })
 	if !*long {
 		return
 	}
-	t.Run("held GPUs change later", func(t *testing.T) { switchSharing(ctx, t, n, kubelet, 2, false, change) })
+	setEnv(ctx, t, n, "WAIT_FOR_RELEASE=false")
+	t.Run("GPUs change their form at once", func(t *testing.T) { switchSharing(ctx, t, n, kubelet, 5, true, change) })
+	setEnv(ctx, t, n, "WAIT_FOR_RELEASE-")
 }
 
 // reloadsThatShare does the same by changes of the running daemon's file.
