@@ -1,6 +1,7 @@
 package telemetry
 
 import (
+	"strings"
 	"sync"
 	"time"
 
@@ -47,6 +48,9 @@ func (m metric) send(out chan<- prometheus.Metric, value float64, values ...stri
 	valueType := prometheus.GaugeValue
 	if m.kind == counter {
 		valueType = prometheus.CounterValue
+	}
+	for i, v := range values {
+		values[i] = strings.ToValidUTF8(v, "\uFFFD") // the driver may send any bytes; client_golang panics on others
 	}
 	out <- prometheus.MustNewConstMetric(m.desc(), valueType, value, values...)
 }

@@ -194,6 +194,17 @@ func TestNoStatus(t *testing.T) {
 	}
 }
 
+// TestTextThatIsNotUTF8: a driver whose version is not text does not end the daemon, nor the metrics.
+func TestTextThatIsNotUTF8(t *testing.T) {
+	t.Parallel()
+	s := full()
+	s.Driver = "580\xff\xfe"
+	text := scrape(t, s, nil, counted(), "").Body.String()
+	if !strings.Contains(text, `driver_info{cuda="13.0",version="580�"} 1`) || !strings.Contains(text, "gpu_device_plugin_gpu_health") {
+		t.Errorf("got %s", text)
+	}
+}
+
 // TestDepartedSeries: the counts of a GPU that is gone are shown for two minutes and then forgotten, and so are a resource's.
 func TestDepartedSeries(t *testing.T) {
 	t.Parallel()
