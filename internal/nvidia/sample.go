@@ -191,14 +191,18 @@ func (s *Session) measure(ctx context.Context, m *measurement) error {
 	case sl.alone:
 		return errors.New(sl.gpu.results.reason)
 	}
-	// The job has what it needs for itself: if it is given up, others go on with the slot.
+	if err := s.driver.calls.room(ctx, sl.record, gpuPatience); err != nil {
+		return err
+	}
+	// The job has what it needs for itself: if it is given up, others go on with the slot. It takes that when it is sure to begin:
+	// only a job gives the counts back.
 	m.gpu, m.gpm = *sl.gpu, sl.gpm
 	if m.gpm == nil {
 		m.gpm = &gpm{counts: map[int]*gpmCounts{}, seen: map[int]bool{}}
 	}
 	sl.gpm = nil
 	done := func() { sl.gpm = m.gpm }
-	if err := s.driver.calls.job(ctx, sl.record, gpuPatience, m.run, done); err != nil {
+	if err := s.driver.calls.run(ctx, sl.record, gpuPatience, m.run, done); err != nil {
 		return err
 	}
 	done()

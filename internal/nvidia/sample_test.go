@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -310,6 +312,58 @@ func TestSamplePerformanceMonitoringThatHangs(t *testing.T) {
 		synctest.Wait()
 		r.scan()
 		r.measure(0, false)
+		compare(t, "samples of performance monitoring", 2, r.node.Stats().GPMSamples)
+	})
+}
+
+// TestSamplePerformanceMonitoringWithoutRoom: a sample that cannot begin because of other calls that hang loses nothing that the driver has
+// allocated.
+func TestSamplePerformanceMonitoringWithoutRoom(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, "dgx-h100")
+		r.measure(0, false)
+		for _, gpu := range []int{1, 2, 3} {
+			r.inject(simulator.Fault{Kind: simulator.KindHang, GPU: strconv.Itoa(gpu), Call: "DeviceGetPowerUsage"})
+			if _, err := r.Sample(r.ctx, r.uuid(gpu), false, noPause); !errors.Is(err, inventory.ErrNoAnswer) {
+				t.Fatalf("error %v", err)
+			}
+		}
+		if _, err := r.Sample(r.ctx, r.uuid(0), false, noPause); !errors.Is(err, inventory.ErrNotAsked) && !errors.Is(err, inventory.ErrNoAnswer) {
+			t.Errorf("error %v, although there is no room for a call", err)
+		}
+		for _, gpu := range []int{1, 2, 3} {
+			r.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: strconv.Itoa(gpu)})
+		}
+		synctest.Wait()
+		r.scan()
+		r.measure(0, false)
+		compare(t, "samples of performance monitoring", 2*4, r.node.Stats().GPMSamples)
+	})
+}
+
+// TestSamplePerformanceMonitoringThatReturnsLate: a sample that waits for a late call goes on with what that call has counted.
+func TestSamplePerformanceMonitoringThatReturnsLate(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, "dgx-h100")
+		r.measure(0, false)
+		r.inject(simulator.Fault{Kind: simulator.KindHang, GPU: "0", Call: "GpmSampleGet"})
+		ctx, cancel := context.WithTimeout(r.ctx, time.Second) // the call has the time that is left of its patience
+		defer cancel()
+		if _, err := r.Sample(ctx, r.uuid(0), false, noPause); !errors.Is(err, inventory.ErrNoAnswer) {
+			t.Fatalf("error %v", err)
+		}
+		ended := make(chan error, 1)
+		go func() {
+			_, err := r.Sample(r.ctx, r.uuid(0), false, noPause)
+			ended <- err
+		}()
+		synctest.Wait() // it waits for the call
+		r.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "0"})
+		if err := <-ended; err != nil {
+			t.Fatal(err)
+		}
 		compare(t, "samples of performance monitoring", 2, r.node.Stats().GPMSamples)
 	})
 }
