@@ -257,7 +257,7 @@ func (s *Server) stream(ctx context.Context, conn *net.UnixConn, run Stream) err
 	defer stop()
 	s.calls.Go(func() {
 		defer end()
-		_, _ = conn.Read(make([]byte, 1)) // it sends nothing more: this ends when it goes
+		_, _ = io.Copy(io.Discard, conn) // this ends when the client goes; a line feed after its request is no end
 	})
 	values := json.NewEncoder(conn)
 	gone := false

@@ -1,6 +1,7 @@
 package control_test
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -102,6 +103,34 @@ func TestFollowersAreBounded(t *testing.T) {
 			t.Fatalf("there is no room after all have ended: %v", err)
 		}
 	}
+}
+
+// TestAFollowerWhoseRequestComesInParts: what comes after its request, such as the end of the line, is no reason to let it go.
+func TestAFollowerWhoseRequestComesInParts(t *testing.T) {
+	t.Parallel()
+	socket := filepath.Join(t.TempDir(), "c.sock")
+	_, stop := start(t, socket)
+	client, err := net.Dial("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	if err := client.SetDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	answers := bufio.NewScanner(client)
+	if _, err := fmt.Fprint(client, `{"call": "count"}`); err != nil || !answers.Scan() {
+		t.Fatalf("no value: %v, %v", err, answers.Err())
+	}
+	if _, err := fmt.Fprintln(client); err != nil {
+		t.Fatal(err)
+	}
+	for range 100_000 { // more than was on the way
+		if !answers.Scan() {
+			t.Fatalf("the server has ended the call: %v", answers.Err())
+		}
+	}
+	stop()
 }
 
 // TestAFollowerThatDoesNotRead: the end of the server does not wait for it.
