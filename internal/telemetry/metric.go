@@ -50,7 +50,7 @@ func (m metric) send(out chan<- prometheus.Metric, value float64, values ...stri
 		valueType = prometheus.CounterValue
 	}
 	for i, v := range values {
-		values[i] = strings.ToValidUTF8(v, "\uFFFD") // the driver may send any bytes; client_golang panics on others
+		values[i] = strings.ToValidUTF8(v, "\uFFFD") // the driver may send any bytes; the client panics on what is not UTF-8
 	}
 	out <- prometheus.MustNewConstMetric(m.desc(), valueType, value, values...)
 }

@@ -38,7 +38,7 @@ var (
 	}
 	devicesDeparting = metric{
 		name: "gpu_device_plugin_devices_departing", kind: gauge, labels: []string{"resource"}, series: onePerResource,
-		help: "Devices that left the plan and are listed, as unhealthy, until no pod holds them.",
+		help: "Devices that left the plan and are listed until no pod holds them. While a pod holds one, it has the health of its GPU.",
 	}
 	resourcePlanned = metric{
 		name: "gpu_device_plugin_resource_planned", kind: gauge, labels: []string{"resource"}, series: onePerResource,
