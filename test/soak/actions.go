@@ -228,6 +228,9 @@ func (s *stage) layOut(ctx context.Context, g *gpu, layout []string) error {
 	err := s.inject(ctx, simulator.Fault{Kind: simulator.KindMIG, GPU: fmt.Sprint(g.slot), Profiles: layout})
 	s.mu.Lock()
 	g.layout, g.parts = layout, s.mirror.List()[g.slot].MIG
+	for _, part := range g.parts {
+		s.owners[part.UUID] = g.slot
+	}
 	s.mu.Unlock()
 	s.settle(unheld, g)
 	return err

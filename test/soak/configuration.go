@@ -38,6 +38,9 @@ func (s *stage) configure(ctx context.Context, to setting, strategies string) er
 func (s *stage) writeConfig(ctx context.Context, text string) error {
 	switch s.random.IntN(3) {
 	case 0: // piece by piece, as some editors do
+		if err := os.RemoveAll(s.configFile()); err != nil { // a change behind a link is found at the next look, 10 s later
+			return err
+		}
 		f, err := os.Create(s.configFile())
 		if err != nil {
 			return err

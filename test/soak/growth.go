@@ -130,7 +130,7 @@ var limits = []limit{
 // slopeNeeds is how many samples in equal states make a slope, and for how long they have to be apart.
 const (
 	slopeNeeds = 6
-	slopeSpan  = 20 * time.Minute
+	slopeSpan  = 15 * time.Minute
 )
 
 // growth returns a line for each figure, and what has grown too much. The first samples, up to a fifth of the time, are those of a

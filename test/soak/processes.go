@@ -175,5 +175,6 @@ func (s *stage) replaceDriver(ctx context.Context) error {
 	if _, err := s.Next(waiting, mark, func(e standin.Event) bool { return e.Kind == standin.Registered }); err != nil && ctx.Err() == nil {
 		s.violate("the driver was replaced, and nothing was registered anew")
 	}
+	s.awaitReady(ctx, s.first())
 	return nil
 }

@@ -47,6 +47,7 @@ type stage struct {
 	daemons    []*node.Node
 	metrics    map[*node.Node]string // addresses
 	gpus       []*gpu
+	owners     map[string]int // UUID of each GPU and MIG device that there was → slot of the GPU
 	setting    setting
 	pods       map[string][]held
 	stopping   map[*node.Daemon]bool // may end
@@ -86,11 +87,11 @@ func newStage(o options, p plan, seed uint64) (*stage, error) {
 	}
 	s := &stage{
 		Node: n, plan: p, options: o, began: time.Now(), random: rand.New(rand.NewPCG(seed, 1)), mirror: simulator.New(profile),
-		metrics: map[*node.Node]string{}, stopping: map[*node.Daemon]bool{},
+		owners: map[string]int{}, metrics: map[*node.Node]string{}, stopping: map[*node.Daemon]bool{},
 		pods: map[string][]held{}, extras: map[key]time.Time{}, counts: map[string]int{}, busy: true,
 	}
 	for _, g := range s.mirror.List() {
-		s.gpus = append(s.gpus, &gpu{slot: g.Index, uuid: g.UUID})
+		s.gpus, s.owners[g.UUID] = append(s.gpus, &gpu{slot: g.Index, uuid: g.UUID}), g.Index
 	}
 	s.all = settings(s.gpus)
 	s.setting = s.all[0]

@@ -189,7 +189,8 @@ func (s *stage) check() {
 		if g != nil && !s.settledLocked(g, now) {
 			continue
 		}
-		if healthy {
+		// Where a pod holds a device that left the plan, as many replicas stay on offer as the node has devices in the new form.
+		if healthy && (g == nil || !s.heldLocked(g)) {
 			s.violateLocked("%s is Healthy, and nobody offers it", k)
 			s.calm = now.Add(again)
 		}
@@ -210,17 +211,10 @@ func (s *stage) whyLocked(g *gpu) string {
 	return "a pod holds it in another form"
 }
 
-// gpuOfLocked returns the GPU of a UUID, of a GPU or of a MIG device that it has; nil if there is none.
+// gpuOfLocked returns the GPU of a UUID, of a GPU or of a MIG device that it has or had; nil if there is none.
 func (s *stage) gpuOfLocked(uuid string) *gpu {
-	for _, g := range s.gpus {
-		if g.uuid == uuid {
-			return g
-		}
-		for _, p := range g.parts {
-			if p.UUID == uuid {
-				return g
-			}
-		}
+	if slot, known := s.owners[uuid]; known {
+		return s.gpus[slot]
 	}
 	return nil
 }
