@@ -32,7 +32,7 @@ func (d *daemon) serveMetrics(ctx context.Context) error {
 func (d *daemon) gpuMetrics(settings *feed.Feed[telemetry.GPUSettings], pods *feed.Feed[telemetry.PodDevices]) telemetry.Collector {
 	name := d.config.NodeName
 	if name == "" {
-		name, _ = os.Hostname() // "" is what is left to say
+		name, _ = os.Hostname() // without a name there is no such label
 	}
 	return telemetry.NewGPUs(telemetry.GPUSources{
 		Settings: settings, Snapshots: d.monitor.Snapshots(), Samples: d.monitor.Samples(), Pods: pods, Hostname: name,

@@ -80,7 +80,7 @@ func (d *daemon) ready(ctx context.Context, a readyArguments) (any, error) {
 	return d.awaitReady(ctx, min(time.Duration(a.WaitMilliseconds)*time.Millisecond, maxReadyWait), true), nil
 }
 
-// awaitReady waits for as long at most until the daemon is ready; probed says that kubelet is who wants to know.
+// awaitReady waits at most that long until the daemon is ready; probed says that kubelet asks.
 func (d *daemon) awaitReady(ctx context.Context, wait time.Duration, probed bool) status.Readiness {
 	if probed && d.directory != nil {
 		d.directory.Probed()

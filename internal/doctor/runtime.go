@@ -270,7 +270,7 @@ func judgeReload(f *NodeFacts, evidence []string, r *findings) {
 	}
 	if !inSpec {
 		r.warn("Containers can lose their GPUs at `systemctl daemon-reload`: systemd makes their cgroups, and a hook of NVIDIA's runtime "+
-			"(mode legacy, or auto before version 1.18 of the toolkit) adds the devices behind its back", evidence,
+			"(mode legacy, or auto before version 1.18 of the toolkit) adds the devices without its knowledge", evidence,
 			"gpu-device-plugin --device-list-strategy=cdi-cri   # in the DaemonSet; or:",
 			"gpu-device-plugin --pass-device-specs   # in the DaemonSet")
 		return

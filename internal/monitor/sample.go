@@ -69,7 +69,8 @@ func (m *Monitor) SetSampling(ctx context.Context, how Sampling) error {
 	})
 }
 
-// hold keeps GPUs from being measured while a look is under way; it waits for one call, and for those of 100 ms at most. goOn ends that.
+// hold keeps GPUs from being measured while a look is under way, until goOn. The measuring stops after the call that is being made, or
+// after the calls of 100 ms where these are fast.
 func (s *sampler) hold() {
 	ended := make(chan struct{})
 	s.look.Store(&ended)

@@ -35,7 +35,7 @@ func (l *listener) Accept() (net.Conn, error) {
 		c.client = from.AddrPort().Addr().Unmap()
 	}
 	if excess := l.add(c); excess != nil {
-		_ = excess.Close() // whatever it had to say
+		_ = excess.Close() // an error has no consequence
 	}
 	return c, nil
 }

@@ -155,7 +155,7 @@ func sorted(labels []string) []string {
 	return all
 }
 
-// TestFormats: OpenMetrics for who asks for it, and native histograms beside the classic ones in protobuf.
+// TestFormats: OpenMetrics for a client that asks for it, and native histograms beside the classic ones in protobuf.
 func TestFormats(t *testing.T) {
 	t.Parallel()
 	open := scrape(t, full(), nil, counted(), "application/openmetrics-text;version=1.0.0")

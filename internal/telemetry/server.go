@@ -44,7 +44,7 @@ const (
 	endTimeout = time.Second
 )
 
-// Collector is a source of metrics. A collector answers from memory, and checks nothing.
+// Collector is a source of metrics. It answers from memory.
 type Collector = prometheus.Collector
 
 // Options are what an Exporter is made of.
@@ -55,8 +55,8 @@ type Options struct {
 	Status func(context.Context) (status.Status, error)
 	// Stuck returns which tasks of the daemon are stuck, with the reasons. It answers in bounded time.
 	Stuck func(context.Context) []string
-	// Ready returns the answer to the readiness probe. It waits for as long at most until that is yes. Probed says that kubelet is
-	// who wants to know.
+	// Ready returns the answer to the readiness probe. It waits at most that long until the daemon is ready. Probed says that the
+	// client is kubelet.
 	Ready func(ctx context.Context, wait time.Duration, probed bool) status.Readiness
 	// Counters is what other packages count.
 	Counters *Counters
