@@ -55,7 +55,7 @@ func oneFormAtATime(ctx context.Context, t *testing.T, n *node.Node, kubelet pod
 		daemonExec(ctx, t, n, "simulate", "mig", "--gpu", uuid)
 	}
 	setConfig(ctx, t, n, whole)
-	waitForms(ctx, t, kubelet, func(whole, replicas int) bool { return replicas <= 6 && whole >= 3 }) // two are held
+	waitForms(ctx, t, kubelet, func(whole, replicas int) bool { return replicas <= 6 && whole >= 2 }) // held ones
 	for i := range 3 {
 		createPod(ctx, t, n, fmt.Sprintf("form-again-%d", i), gpu, 1)
 	}
