@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log"
 	"net"
 	"net/http"
 	"strings"
@@ -140,6 +141,7 @@ func (s *Exporter) serve(ctx context.Context, address string) error {
 		Handler:           s.handler,
 		ReadHeaderTimeout: headerTimeout, ReadTimeout: headerTimeout, WriteTimeout: answerTimeout, IdleTimeout: idleTimeout,
 		MaxHeaderBytes: maxHeader,
+		ErrorLog:       log.New(httpErrors{klog.FromContext(ctx)}, "", 0),
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(&listener{Listener: socket, most: maxConnections}) }()
@@ -151,6 +153,15 @@ func (s *Exporter) serve(ctx context.Context, address string) error {
 	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 	defer cancel()
 	return errors.Join(server.Shutdown(ending), server.Close())
+}
+
+// httpErrors logs what net/http reports, such as a handler that panicked. By default net/http writes it to standard error, which may
+// block and has no JSON.
+type httpErrors struct{ klog.Logger }
+
+func (l httpErrors) Write(line []byte) (int, error) {
+	l.Info("HTTP server reports an error", "line", strings.TrimSpace(string(line)))
+	return len(line), nil
 }
 
 // healthz answers the liveness probe: whether the tasks of the daemon are alive, and not whether GPUs are healthy.

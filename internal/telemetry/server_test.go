@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
@@ -39,6 +40,12 @@ func freeAddress(t *testing.T) string {
 // start runs a server until the test ends.
 func start(t *testing.T, o telemetry.Options) {
 	t.Helper()
+	startLogged(t, o, klog.Logger{})
+}
+
+// startLogged is start with a logger.
+func startLogged(t *testing.T, o telemetry.Options, log klog.Logger) {
+	t.Helper()
 	if o.Status == nil {
 		o.Status = func(context.Context) (status.Status, error) { return status.Status{Version: "v1"}, nil }
 	}
@@ -52,7 +59,7 @@ func start(t *testing.T, o telemetry.Options) {
 		o.Problem = feed.New[error](nil)
 	}
 	s := telemetry.New(o)
-	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), klog.Logger{}))
+	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), log))
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(ctx) }()
 	t.Cleanup(func() {
@@ -141,4 +148,23 @@ func TestAddressInUse(t *testing.T) {
 	if err := problem.Value(); err != nil {
 		t.Errorf("the server listens and says %v", err)
 	}
+}
+
+// TestWhatTheServerLogs: what net/http reports is a line of the daemon's log.
+func TestWhatTheServerLogs(t *testing.T) {
+	t.Parallel()
+	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
+	at := freeAddress(t)
+	startLogged(t, telemetry.Options{
+		Address: feed.New(at), Ready: func(context.Context, time.Duration, bool) status.Readiness { panic("broken") },
+	}, logger)
+	eventually(t, "it serves", func() bool { code, _ := get(t, at, "/healthz"); return code == http.StatusOK })
+	if code, _ := get(t, at, "/readyz"); code != 0 {
+		t.Errorf("a handler that panics answers with %d", code)
+	}
+	buffered, ok := logger.GetSink().(ktesting.Underlier)
+	if !ok {
+		t.Fatal("the logger has no buffer")
+	}
+	eventually(t, "the panic is logged", func() bool { return strings.Contains(buffered.GetBuffer().String(), "panic serving") })
 }
