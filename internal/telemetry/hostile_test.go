@@ -103,12 +103,12 @@ func TestSlowHeader(t *testing.T) {
 	t.Parallel()
 	at := started(t)
 	c := dial(t, "127.0.0.1", at)
-	began := time.Now()
 	ended := make(chan error, 1)
 	go func() {
 		_, err := io.Copy(io.Discard, c)
 		ended <- err
 	}()
+	late := time.After(patience)
 	pace := time.NewTicker(200 * time.Millisecond)
 	defer pace.Stop()
 	if _, err := io.WriteString(c, "GET /metrics HTTP/1.1\r\nHost: a\r\n"); err != nil {
@@ -120,13 +120,10 @@ func TestSlowHeader(t *testing.T) {
 			if errors.Is(err, os.ErrDeadlineExceeded) {
 				t.Error(err)
 			}
-			if took := time.Since(began); took > 8*time.Second {
-				t.Errorf("the connection was closed after %s", took)
-			}
 			return
 		case <-pace.C:
 			_, _ = fmt.Fprintf(c, "X-%d: a\r\n", i) // it may be closed already
-		case <-time.After(patience):
+		case <-late: // the header would be too large after minutes only
 			t.Fatal("the connection stays open")
 		}
 	}
