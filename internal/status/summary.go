@@ -81,6 +81,10 @@ func quiesced(s Status) string {
 			allocate = "new pods get GPUs"
 		}
 	}
+	if len(s.Calls) > 0 { // a session of which a call hangs cannot be closed
+		return fmt.Sprintf("the driver is not released yet: %s does not return; it is tried again, and %s; to end this, run: "+
+			"gpu-device-plugin resume", s.Calls[0], allocate)
+	}
 	return fmt.Sprintf("the driver is released%s, and %s; to end this, run: gpu-device-plugin resume", since, allocate)
 }
 

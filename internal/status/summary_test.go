@@ -38,6 +38,9 @@ func TestSummarize(t *testing.T) {
 			"waiting for driver: no driver; the GPUs are shown as they were at 2026-11-22T01:02:03Z; to find the cause, run: gpu-device-plugin doctor"},
 		"quiesced": {func(s *Status) { s.Quiet, s.Stale, s.Quiesced = true, "quiet", &Quiesced{Since: s.Looked} },
 			"quiesced: the driver is released since 2026-11-22T01:02:03Z, and new pods get no GPU; to end this, run: gpu-device-plugin resume"},
+		"quiesced while a call hangs": {func(s *Status) {
+			s.Quiet, s.Stale, s.Quiesced, s.Calls = true, "quiet", &Quiesced{Since: s.Looked}, []Call{{GPU: &three, Function: "nvmlX"}}
+		}, "quiesced: the driver is not released yet: nvmlX of GPU 3 does not return; it is tried again, and new pods get no GPU; to end this, run: gpu-device-plugin resume"},
 		"quiesced before this process, with allocation": {func(s *Status) { *s = Status{Quiet: true, Quiesced: &Quiesced{Since: s.Looked, Allocate: true}} },
 			"quiesced: the driver is released since 2026-11-22T01:02:03Z, and new pods get GPUs; to end this, run: gpu-device-plugin resume"},
 		"another plugin": {func(s *Status) { s.Resources[0].Server = "silent: another server has registered" },

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"os"
 	"os/exec"
@@ -10,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 	told "github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
@@ -189,6 +191,21 @@ func TestFirstLineOfStatus(t *testing.T) {
 		s.firstLine("quiesced: the driver is released since")
 		s.call("resume", nil)
 		s.firstLine("ready: ")
+	})
+	t.Run("quiesced while a call hangs", func(t *testing.T) {
+		t.Parallel()
+		s := serving(t, node.Setup{})
+		s.inject(simulator.Fault{Kind: simulator.KindHang, GPU: "2", Call: "DeviceGetHandleByIndex"})
+		s.signal(s.Running(), syscall.SIGHUP)
+		s.firstLine("degraded: GPU 2 ")
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		if err := control.Call(ctx, s.ControlSocket(), "quiesce", nil, nil); err == nil || !strings.Contains(err.Error(), "does not return") {
+			t.Errorf("quiesce: %v, want the call that does not return", err)
+		}
+		s.firstLine("quiesced: the driver is not released yet: nvmlDeviceGetHandleByIndex of GPU 2 does not return")
+		s.inject(simulator.Fault{Kind: simulator.KindRestore})
+		s.firstLine("quiesced: the driver is released since")
 	})
 	t.Run("without a kubelet", func(t *testing.T) {
 		t.Parallel()
