@@ -73,7 +73,7 @@ func (s *Session) firstVisits(ctx context.Context) {
 	}
 	spoilt := false
 	for _, sl := range s.scanner.slots {
-		sl.met = true // from here on somebody may wait on the set
+		sl.met.Store(true) // from here on somebody may wait on the set
 		if sl.gpu.seen.UUID == "" {
 			s.noEvents(sl.record.gpu, sl.reason())
 			continue
@@ -86,13 +86,17 @@ func (s *Session) firstVisits(ctx context.Context) {
 	if !spoilt && len(s.watch.gpus) > 0 {
 		return
 	}
-	again := func() {
-		for _, d := range s.watch.arm(s.api) {
-			s.noEvents(d.index, d.reason)
-		}
-	}
+	w := *s.watch // a job that hangs keeps its copy
+	w.refused = slices.Clone(w.refused)
+	var without []dropped
+	again := func() { without = w.arm(s.api) }
 	if err := s.driver.calls.job(ctx, s.driver.node, nodePatience, again, nil); err != nil {
-		s.watch.set, s.watch.gpus = nil, nil // its content is not known
+		s.watch.set, s.watch.gpus = nil, nil // the job may have freed the set, and may be using another
+		return
+	}
+	*s.watch = w
+	for _, d := range without {
+		s.noEvents(d.index, d.reason)
 	}
 }
 
@@ -250,7 +254,7 @@ func (s *Session) commit(sl *slot, g *gpu) {
 		s.scanner.linked(g)
 	}
 	sl.alone = g.results.contact == inventory.ContactLost || g.seen.UUID == "" && g.results.contact != inventory.ContactGood
-	if sl.met && identified && g.seen.UUID != "" {
+	if sl.met.Load() && identified && g.seen.UUID != "" {
 		s.mu.Lock()
 		s.joining = append(s.joining, sl.watched(s.watch.api))
 		s.mu.Unlock()

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -22,9 +23,9 @@ type slot struct {
 	gpu    *gpu
 	gpm    *gpm // nil before the first sample, and while a job has it
 
-	visited  bool // the next scan does not visit the GPU again
-	met      bool // Open is over: events of the GPU are registered for before a wait
-	alone    bool // the GPU is lost or cannot be identified: it is asked again after Retry
+	visited  bool        // the next scan does not visit the GPU again
+	met      atomic.Bool // Open is over: events of the GPU are registered for before a wait
+	alone    bool        // the GPU is lost or cannot be identified: it is asked again after Retry
 	linksDue bool
 	stall    *inventory.Stall // the call that did not return in time, until one does
 	hanging  time.Time        // the beginning of the call that is counted in hangs
@@ -76,7 +77,7 @@ func (sl *slot) watched(waits *api) watched {
 
 // register registers for the events at the first visit of a GPU. Later, somebody may wait on the set.
 func (s *scanner) register(sl *slot, uuid string, d device) error {
-	if sl.met || sl.record.alone.Load() {
+	if sl.met.Load() || sl.record.alone.Load() {
 		return nil
 	}
 	if s.eventless != nil {

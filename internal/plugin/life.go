@@ -95,7 +95,7 @@ func (l *life) run(parent context.Context) error {
 		return fmt.Errorf("listen beside kubelet's socket: %w", err)
 	}
 	l.connections = newConnections()
-	socket := &listener{unix, l.connections}
+	socket := &listener{UnixListener: unix, connections: l.connections, logger: log}
 	l.past.release()
 	ctx, end := context.WithCancelCause(parent)
 	defer end(nil)

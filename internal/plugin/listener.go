@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/peer"
+	"k8s.io/klog/v2"
 )
 
 // connections are the open connections of one listener. They show when kubelet has closed its connection. A life closes the
@@ -98,6 +99,8 @@ func (c *connections) remove(conn *conn) {
 type listener struct {
 	*net.UnixListener
 	connections *connections
+	logger      klog.Logger
+	failing     bool // the last attempt to accept failed
 }
 
 func (l *listener) Accept() (net.Conn, error) {
@@ -107,8 +110,13 @@ func (l *listener) Accept() (net.Conn, error) {
 			return nil, net.ErrClosed
 		}
 		if err != nil {
+			if !l.failing { // gRPC tries again, up to once a second
+				l.logger.Info("Cannot accept a connection of kubelet's; trying again", "reason", err.Error())
+			}
+			l.failing = true
 			return nil, err
 		}
+		l.failing = false
 		c := &conn{Conn: accepted, connections: l.connections}
 		if l.connections.add(c) {
 			return c, nil

@@ -57,7 +57,7 @@ func TestExamples(t *testing.T) {
 	}
 	s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "3", XID: 79})
 	s.shows(8, 7)
-	metrics("xid-metrics", `^gpu_device_plugin_(xid_last.*xid="79"|gpu_fault)`, `xid="79"`)
+	metrics("xid-metrics", `^gpu_device_plugin_(xid_last.*xid="79"|gpu_fault)`, `source="lost"`)
 	d.shows(s, "xid-status", "gpu-device-plugin status", "asked again: GPU 3 in", status)
 	d.shows(s, "xid-doctor", "gpu-device-plugin doctor", "GPU 3 is Lost", doctor)
 	s.signal(s.Running(), syscall.SIGTERM) // as the restart of the node does

@@ -32,8 +32,12 @@ const (
 	patience = time.Minute
 )
 
-// binary is the path of the daemon's binary, from TestMain on.
-var binary string
+var (
+	// binary is the path of the daemon's binary, from TestMain on.
+	binary string
+	// few is the path of a script that runs the daemon with as many file descriptors as the last word of its own name says.
+	few string
+)
 
 func TestMain(m *testing.M) {
 	flag.Parse()
@@ -63,6 +67,12 @@ func buildAndRun(m *testing.M) (code int, err error) {
 	args := append(append([]string{"build"}, buildFlags...), "-o", binary, "../../cmd/gpu-device-plugin")
 	if output, err := exec.Command("go", args...).CombinedOutput(); err != nil {
 		return 0, fmt.Errorf("build the daemon: %w\n%s", err, output)
+	}
+	// It is written before any test starts a process: a file that a new process has open for writing cannot be executed.
+	few = filepath.Join(folder, "few")
+	script := fmt.Sprintf("#!/bin/sh\nulimit -n ${0##*-}\nexec '%s' \"$@\"\n", binary)
+	if err := os.WriteFile(few, []byte(script), 0o700); err != nil {
+		return 0, err
 	}
 	return m.Run(), nil
 }

@@ -115,7 +115,7 @@ func TestChecksOfDevicesThatLeftThePlanJudgeTheirGPUs(t *testing.T) {
 	s.begins("work")
 	s.write("config.yaml", "version: v1\nresources: {gpus: [{pattern: \"*\", name: card}]}\n")
 	s.signal(s.Running(), syscall.SIGHUP)
-	s.until("GPUs that left the plan", func() bool { return s.Allocatable(gpu) == 0 })
+	s.until("GPUs that left the plan", func() bool { return s.Capacity("nvidia.com/card") == 8 })
 
 	s.restarts("work", "")
 	s.inject(simulator.Fault{Kind: simulator.KindRecoveryAction, GPU: "3", Action: "reset"})

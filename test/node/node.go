@@ -193,5 +193,5 @@ func (n *Node) Logged() string {
 	lines := slices.DeleteFunc(strings.Split(strings.TrimSpace(string(text)), "\n"), func(line string) bool {
 		return strings.Contains(line, `"Control call" call="status"`) || strings.Contains(line, `"Control call" call="ready"`)
 	})
-	return strings.Join(lines[max(0, len(lines)-20):], "\n")
+	return strings.Join(lines[max(0, len(lines)-120):], "\n")
 }
