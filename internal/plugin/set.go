@@ -156,17 +156,17 @@ func NewSet(c Collaborators) *Set {
 // Offered returns the feed of the plan with all its holds, also those on devices whose GPU may be held in another form.
 func (s *Set) Offered() *feed.Feed[resource.Plan] { return s.offered }
 
-// Apply makes the Set serve the plan: what changed is on its way to kubelet when Apply returns. It waits for nobody.
+// Apply makes the Set serve the plan: what changed is on its way to kubelet when Apply returns. It waits for
+// nobody, but for the disk where it reads the checkpoint for the first time.
 //
 // The epoch says by which configuration the plan was made. A resource that the plan of a later epoch does not have is
 // retired; one that disappears within its epoch has lost its devices, and keeps its server for the day they return.
 func (s *Set) Apply(plan resource.Plan, o Options, epoch uint64) {
+	if o.WaitForRelease { // what pods hold is known before anything is offered
+		s.readOnce()
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.read && o.WaitForRelease { // what pods hold is known before anything is offered
-		checkpoint, _ := s.collaborators.Checkpoint() // if it cannot be read, it is empty
-		s.evidence, s.read = evidence{checkpoint: checkpoint, held: heldIn(checkpoint)}, true
-	}
 	s.plan, s.options, s.planned = plan, o, map[string]bool{}
 	for _, r := range plan.Resources {
 		entry, known := s.resources[r.Name]
@@ -185,6 +185,20 @@ func (s *Set) Apply(plan resource.Plan, o Options, epoch uint64) {
 	}
 	s.refresh()
 	s.mayDepart()
+}
+
+// readOnce reads the checkpoint unless that was done. It reads without the lock: calls of kubelet's do not wait for the disk.
+func (s *Set) readOnce() {
+	s.mu.Lock()
+	done := s.read
+	s.mu.Unlock()
+	if done {
+		return
+	}
+	checkpoint, _ := s.collaborators.Checkpoint() // if it cannot be read, it is empty
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.evidence, s.read = evidence{checkpoint: checkpoint, held: heldIn(checkpoint)}, true
 }
 
 // mayDepart has dropDeparting look at once.
