@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"runtime/debug"
+	"sync"
 	"time"
 
 	"k8s.io/utils/clock"
@@ -19,8 +20,10 @@ func (d *daemon) serveMetrics(ctx context.Context) error {
 	address := feed.New(d.watcher.Configs().Value().MetricsAddress)
 	gpus := feed.New(telemetry.GPUSettings{})
 	pods := feed.New(telemetry.PodDevices{})
-	go d.followMetrics(ctx, address, gpus)
-	go telemetry.FollowPods(ctx, d.account, gpus, pods, clock.RealClock{})
+	var followers sync.WaitGroup // they end with ctx, as the server does
+	defer followers.Wait()
+	followers.Go(func() { d.followMetrics(ctx, address, gpus) })
+	followers.Go(func() { telemetry.FollowPods(ctx, d.account, gpus, pods, clock.RealClock{}) })
 	return telemetry.New(telemetry.Options{
 		Address: address, Status: d.status, Stuck: d.liveness.Stuck, Ready: d.awaitReady,
 		Collectors: []telemetry.Collector{d.gpuMetrics(gpus, pods)},
