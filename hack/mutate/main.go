@@ -7,6 +7,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"flag"
@@ -35,6 +36,7 @@ const maxMemory = 12 << 30
 type mutation struct {
 	file       string
 	line       int
+	column     int
 	start, end int // offsets in the file
 	text       string
 	what       string
@@ -69,17 +71,36 @@ func run(dir string, only *regexp.Regexp, n int, seed uint64, jobs int) error {
 	if err != nil {
 		return err
 	}
-	began := time.Now()
-	if outcome, out := test(dir, "", 10*time.Minute); outcome != survived {
+	tmp, err := os.MkdirTemp("", "mutate")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(tmp) }()
+	profile := filepath.Join(tmp, "cover")
+	if out, err := build(dir, filepath.Join(tmp, "covered"), "-cover", "-covermode=atomic"); err != nil {
+		return fmt.Errorf("%s cannot be built: %s", dir, out)
+	}
+	if outcome, out := test(dir, filepath.Join(tmp, "covered"), 10*time.Minute, "-test.coverprofile", profile); outcome != survived {
 		return fmt.Errorf("the tests of %s fail without a mutation:\n%s", dir, out)
 	}
-	timeout := max(20*time.Second, 4*time.Since(began))
+	unreached, err := notReached(profile)
+	if err != nil {
+		return err
+	}
+	if out, err := build(dir, filepath.Join(tmp, "plain")); err != nil {
+		return fmt.Errorf("%s cannot be built: %s", dir, out)
+	}
+	began := time.Now()
+	if outcome, out := test(dir, filepath.Join(tmp, "plain"), 10*time.Minute); outcome != survived {
+		return fmt.Errorf("the tests of %s fail without a mutation:\n%s", dir, out)
+	}
+	timeout := max(20*time.Second, 3*time.Since(began))
 	r := rand.New(rand.NewPCG(seed, 0))
 	r.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 
 	var lock sync.Mutex
 	var wait sync.WaitGroup
-	tried, killed, next := 0, 0, 0
+	tried, killed, late, next := 0, 0, 0, 0
 	for range jobs {
 		wait.Go(func() {
 			for {
@@ -92,7 +113,7 @@ func run(dir string, only *regexp.Regexp, n int, seed uint64, jobs int) error {
 				next, tried = next+1, tried+1
 				lock.Unlock()
 
-				outcome, err := try(dir, m, timeout)
+				outcome, err := try(dir, m, timeout, unreached)
 				lock.Lock()
 				switch {
 				case err != nil:
@@ -102,6 +123,12 @@ func run(dir string, only *regexp.Regexp, n int, seed uint64, jobs int) error {
 					tried-- // the compiler holds it
 				case outcome == noticed:
 					killed++
+				case outcome == tooLong:
+					killed++
+					late++
+					fmt.Printf("%s:%d: took too long: %s\n", m.file, m.line, m.what)
+				case outcome == notRun:
+					fmt.Printf("%s:%d: no test runs this: %s\n", m.file, m.line, m.what)
 				default:
 					fmt.Printf("%s:%d: %s\n", m.file, m.line, m.what)
 				}
@@ -110,7 +137,8 @@ func run(dir string, only *regexp.Regexp, n int, seed uint64, jobs int) error {
 		})
 	}
 	wait.Wait()
-	fmt.Printf("%s: %d of %d mutations killed (%d %%), %d places\n", dir, killed, tried, 100*killed/max(1, tried), len(all))
+	fmt.Printf("%s: %d of %d mutations killed (%d %%), %d of them by the time limit of %s, %d places\n",
+		dir, killed, tried, 100*killed/max(1, tried), late, timeout.Round(time.Second), len(all))
 	return nil
 }
 
@@ -119,12 +147,14 @@ type outcome int
 
 const (
 	survived outcome = iota
+	notRun
 	noticed
+	tooLong
 	noBuild
 )
 
 // try runs the tests with one mutation.
-func try(dir string, m mutation, timeout time.Duration) (outcome, error) {
+func try(dir string, m mutation, timeout time.Duration, unreached map[string][]block) (outcome, error) {
 	source, err := os.ReadFile(m.file)
 	if err != nil {
 		return survived, err
@@ -135,7 +165,7 @@ func try(dir string, m mutation, timeout time.Duration) (outcome, error) {
 		return survived, err
 	}
 	defer func() { _ = os.RemoveAll(tmp) }()
-	mutant, overlay := filepath.Join(tmp, "mutant.go"), filepath.Join(tmp, "overlay.json")
+	mutant, overlay, binary := filepath.Join(tmp, "mutant.go"), filepath.Join(tmp, "overlay.json"), filepath.Join(tmp, "test")
 	path, err := filepath.Abs(m.file)
 	if err != nil {
 		return survived, err
@@ -150,25 +180,85 @@ func try(dir string, m mutation, timeout time.Duration) (outcome, error) {
 	if err := os.WriteFile(overlay, text, 0o600); err != nil {
 		return survived, err
 	}
-	outcome, _ := test(dir, overlay, timeout)
+	if _, err := build(dir, binary, "-overlay", overlay); err != nil {
+		return noBuild, nil
+	}
+	if slices.ContainsFunc(unreached[filepath.Base(m.file)], func(b block) bool { return b.contains(m.line, m.column) }) {
+		return notRun, nil
+	}
+	outcome, _ := test(dir, binary, timeout)
 	return outcome, nil
 }
 
-// test runs the package's own tests, without the race detector.
-func test(dir, overlay string, timeout time.Duration) (outcome, string) {
-	args := []string{"test", "-count=1", "-failfast", "-vet=off", "-timeout", timeout.String()}
-	if overlay != "" {
-		args = append(args, "-overlay", overlay)
-	}
-	args = append(args, "./"+filepath.Clean(dir))
-	out, err := exec.CommandContext(context.Background(), "go", args...).CombinedOutput()
+// build makes the package's own tests, without the race detector.
+func build(dir, binary string, flags ...string) (string, error) {
+	args := append([]string{"test", "-c", "-vet=off", "-ldflags=-s -w", "-o", binary}, flags...)
+	out, err := exec.CommandContext(context.Background(), "go", append(args, "./"+filepath.Clean(dir))...).CombinedOutput()
+	return string(out), err
+}
+
+// test runs the package's own tests until one has failed.
+func test(dir, binary string, timeout time.Duration, flags ...string) (outcome, string) {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, binary, append([]string{"-test.failfast", "-test.paniconexit0"}, flags...)...)
+	cmd.Dir = dir
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // what the tests start ends with them
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = 5 * time.Second
+	out := &failure{found: cancel}
+	cmd.Stdout, cmd.Stderr = out, out
+	err := cmd.Run()
 	switch {
 	case err == nil:
-		return survived, string(out)
-	case strings.Contains(string(out), "[build failed]"):
-		return noBuild, string(out)
+		return survived, out.String()
+	case ctx.Err() == context.DeadlineExceeded:
+		return tooLong, out.String()
 	}
-	return noticed, string(out)
+	return noticed, out.String()
+}
+
+// A failure is what tests print, up to the first that has failed.
+type failure struct {
+	bytes.Buffer
+	found func()
+}
+
+func (f *failure) Write(p []byte) (int, error) {
+	n, err := f.Buffer.Write(p)
+	if bytes.Contains(p, []byte("--- FAIL: ")) {
+		f.found()
+	}
+	return n, err
+}
+
+// A block is a part of a file, from one line and column to another.
+type block struct {
+	fromLine, fromColumn, toLine, toColumn int
+}
+
+func (b block) contains(line, column int) bool {
+	return (line > b.fromLine || line == b.fromLine && column >= b.fromColumn) &&
+		(line < b.toLine || line == b.toLine && column < b.toColumn)
+}
+
+// notReached reads a coverage profile: the blocks of each file that no test runs.
+func notReached(profile string) (map[string][]block, error) {
+	text, err := os.ReadFile(profile)
+	if err != nil {
+		return nil, err
+	}
+	blocks := map[string][]block{}
+	for line := range strings.Lines(string(text)) {
+		var b block
+		var statements, count int
+		file, rest, _ := strings.Cut(line, ":")
+		_, err := fmt.Sscanf(rest, "%d.%d,%d.%d %d %d", &b.fromLine, &b.fromColumn, &b.toLine, &b.toColumn, &statements, &count)
+		if err == nil && count == 0 { // the first line is the mode
+			blocks[filepath.Base(file)] = append(blocks[filepath.Base(file)], b)
+		}
+	}
+	return blocks, nil
 }
 
 // mutations returns all places of the package's code that can be changed, and how.
@@ -195,13 +285,16 @@ func mutations(dir string, only *regexp.Regexp) ([]mutation, error) {
 		add := func(start, end token.Pos, text, what string) {
 			at := set.Position(start)
 			all = append(all, mutation{
-				file: name, line: at.Line, start: at.Offset, end: set.Position(end).Offset, text: text, what: what,
+				file: name, line: at.Line, column: at.Column, start: at.Offset, end: set.Position(end).Offset, text: text, what: what,
 			})
 		}
 		text := func(n ast.Node) string {
 			return string(source[set.Position(n.Pos()).Offset:set.Position(n.End()).Offset])
 		}
 		ast.Inspect(file, func(n ast.Node) bool {
+			if logs(n) {
+				return false
+			}
 			change(n, text, add)
 			return true
 		})
@@ -258,7 +351,7 @@ func change(n ast.Node, text func(ast.Node) string, add func(start, end token.Po
 	}
 }
 
-// drop adds that each statement of a block is left out. Logging is nobody's rule.
+// drop adds that each statement of a block is left out.
 func drop(list []ast.Stmt, text func(ast.Node) string, add func(start, end token.Pos, text, what string)) {
 	for _, s := range list {
 		switch s := s.(type) {
@@ -270,10 +363,23 @@ func drop(list []ast.Stmt, text func(ast.Node) string, add func(start, end token
 		default:
 			continue
 		}
-		if what := text(s); !strings.Contains(what, ".Info(") && !strings.Contains(what, "klog.") {
-			add(s.Pos(), s.End(), "", "without: "+short(what))
+		if !logs(s) {
+			add(s.Pos(), s.End(), "", "without: "+short(text(s)))
 		}
 	}
+}
+
+// logs reports whether code only logs, which is nobody's rule: a call of a logger, or the verbosity of one.
+func logs(n ast.Node) bool {
+	if s, is := n.(*ast.ExprStmt); is {
+		n = s.X
+	}
+	call, is := n.(*ast.CallExpr)
+	if !is {
+		return false
+	}
+	method, is := call.Fun.(*ast.SelectorExpr)
+	return is && (slices.Contains([]string{"Info", "V"}, method.Sel.Name) || method.Sel.Name == "Error" && len(call.Args) > 1)
 }
 
 // short is a piece of code on one line.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -306,6 +307,20 @@ func TestRequestsAreBounded(t *testing.T) {
 // TestPathsWithSigns: a path is no URL and no format.
 func TestPathsWithSigns(t *testing.T) {
 	start(t, filepath.Join(t.TempDir(), "c%2F%s ?#.sock"))
+}
+
+// TestTheUserOfTheDaemonIsLetIn: also one that is not root.
+func TestTheUserOfTheDaemonIsLetIn(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("the other tests show it for a user that is not root")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	calls := exec.CommandContext(ctx, "/proc/self/exe", "-test.run=^TestCalls$") // nobody may not open the folder of the program
+	calls.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	if out, err := calls.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
 }
 
 // TestOtherUsersAreRefused: also where somebody has changed the mode of the socket.

@@ -190,7 +190,6 @@ func (s *Server) serve(ctx context.Context, conn *net.UnixConn) {
 	stop := context.AfterFunc(late, func() {
 		_ = errors.Join(conn.SetReadDeadline(time.Unix(1, 0)), conn.SetWriteDeadline(time.Now().Add(farewellTimeout)))
 	})
-	defer stop()
 	log := klog.FromContext(ctx).V(2)
 
 	var r request

@@ -47,7 +47,11 @@ func TestFollow(t *testing.T) {
 	go func() {
 		ended <- control.Follow(t.Context(), socket, "once", func(string) error { close(followed); return nil })
 	}()
-	<-followed
+	select {
+	case <-followed:
+	case err := <-ended:
+		t.Fatalf("Follow() = %v before the first value", err)
+	}
 	stop()
 	if err := <-ended; !errors.Is(err, control.ErrEnded) {
 		t.Errorf("Follow() = %v when the daemon ends", err)

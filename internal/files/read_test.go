@@ -66,6 +66,9 @@ func TestRead(t *testing.T) {
 	if _, err := files.Read("/dev/zero", 8); err == nil || !strings.Contains(err.Error(), "is a device") {
 		t.Errorf("Read(/dev/zero) = %v", err)
 	}
+	if _, err := files.Read("/proc/self/mem", 8); !errors.Is(err, syscall.EIO) { // nothing is at address 0
+		t.Errorf("Read(/proc/self/mem) = %v, want the error of the read", err)
+	}
 	if _, err := files.Read(path("missing"), 8); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("Read() = %v, want fs.ErrNotExist", err)
 	}

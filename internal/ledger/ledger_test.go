@@ -173,6 +173,20 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
+// TestABookOfRecoveries: a device that was well again for now has no faults, and its recoveries count.
+func TestABookOfRecoveries(t *testing.T) {
+	b := ledger.NewBook()
+	b.Add("GPU-a", "1", health.Device{Recoveries: []time.Time{began}})
+	later := ledger.NewBook()
+	later.Add("GPU-a", "1", health.Device{Recoveries: []time.Time{began.Add(time.Second)}})
+	if b.Empty() || with("GPU-a", fault(48, 0)).Empty() || b.Equal(ledger.NewBook()) || b.Equal(later) || !b.Equal(b.Clone()) {
+		t.Error("recoveries or faults do not count")
+	}
+	if !b.Drop("GPU-a") || !b.Empty() {
+		t.Error("recoveries are not forgotten")
+	}
+}
+
 // TestExpire: the restart of the node cures what asks for no hands, if both boot IDs are known.
 func TestExpire(t *testing.T) {
 	hardware := fault(64, 0)
@@ -312,6 +326,7 @@ func TestTwinThatHoldsTheLock(t *testing.T) {
 		p.Offer(with("GPU-a", fault(64, 0)))
 		pass(9 * time.Second)
 		compare(t, "complaints after 9 s", 0, p.logged(complaint))
+		compare(t, "descriptors of the lock", 1, descriptors(t, filepath.Join(dir, "faults.lock")))
 		pass(time.Hour)
 		compare(t, "complaints after an hour", 1, p.logged(complaint))
 		compare(t, "faults meanwhile", 0, len(faultsOf(t, dir, "GPU-a")))
@@ -407,6 +422,21 @@ func TestFolderThatCannotBe(t *testing.T) {
 		p.end()
 		compare(t, "complaints at the end", 0, p.logged("will be forgotten"))
 	})
+}
+
+// descriptors returns how many descriptors of this process are open for a file.
+func descriptors(t *testing.T, path string) (count int) {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if file, err := os.Readlink(filepath.Join("/proc/self/fd", e.Name())); err == nil && file == path {
+			count++
+		}
+	}
+	return count
 }
 
 func wantMode(t *testing.T, path string, want os.FileMode) {
