@@ -48,10 +48,11 @@ func TestFind(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	cuda := full(folder + "/libcuda.so." + version)
-	c := exec.CommandContext(t.Context(), "gcc", "-shared", "-nostdlib", "-Wl,-soname,libcuda.so.1", "-x", "c", "-o", cuda, os.DevNull)
-	if out, err := c.CombinedOutput(); err != nil {
-		t.Fatalf("gcc: %v: %s", err, out)
+	for library, flag := range map[string]string{"libcuda.so.": "-Wl,-soname,libcuda.so.1", "libplain.so.": "-Wl,--as-needed"} {
+		c := exec.CommandContext(t.Context(), "gcc", "-shared", "-nostdlib", flag, "-x", "c", "-o", full(folder+"/"+library+version), os.DevNull)
+		if out, err := c.CombinedOutput(); err != nil {
+			t.Fatalf("gcc: %v: %s", err, out)
+		}
 	}
 	if err := syscall.Mkfifo(full(folder+"/libpipe.so."+version), 0o600); err != nil {
 		t.Fatal(err)
@@ -67,6 +68,7 @@ func TestFind(t *testing.T) {
 		LibraryFolder: folder,
 		Libraries: []Library{
 			{Path: folder + "/libcuda.so." + version, Soname: "libcuda.so.1"}, {Path: folder + "/libpipe.so." + version},
+			{Path: folder + "/libplain.so." + version},
 			{Path: folder + "/libnvidia-nvvm70.so.4"}, {Path: folder + "/vdpau/libvdpau_nvidia.so." + version},
 		},
 		Programs: []string{"bin/nvidia-smi", "usr/bin/nvidia-debugdump", "usr/sbin/nvidia-imex"},

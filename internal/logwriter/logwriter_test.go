@@ -1,6 +1,7 @@
 package logwriter
 
 import (
+	"bufio"
 	"bytes"
 	"fmt"
 	"io"
@@ -76,6 +77,19 @@ func TestWriteNeverBlocks(t *testing.T) {
 	}
 	if size := 100 * len(kept); size < maxKept/2 || size > 2*maxKept+4096 {
 		t.Errorf("%d bytes were kept", size)
+	}
+}
+
+// What is written is passed on at once, without a flush.
+func TestLinesArePassedOn(t *testing.T) {
+	t.Parallel()
+	reader, writer := pipe(t)
+	fmt.Fprintln(New(writer), "Ready")
+	if err := reader.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(reader).ReadString('\n'); line != "Ready\n" {
+		t.Errorf("it passed on %q, %v", line, err)
 	}
 }
 
