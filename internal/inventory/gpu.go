@@ -31,6 +31,12 @@ type GPU struct {
 	ComputeCapability ComputeCapability
 	// NUMANode is the memory node nearest to the GPU, or NoNUMANode.
 	NUMANode int
+	// Class is the PCI class as sysfs writes it: "0x030200" is a 3D controller, "0x030000" a VGA controller; empty if not known.
+	Class string
+	// Clique is the part of a multi-node NVLink fabric that the GPU has joined, "<cluster UUID>.<clique ID>"; empty without one.
+	Clique string
+	// VGPU says whether the GPU is a virtual one of a hypervisor.
+	VGPU VGPU
 	// MIG is the state of multi-instance mode.
 	MIG MIGMode
 	// MIGDevices are the usable partitions by ascending Index; empty unless MIG is MIGEnabled.
@@ -48,6 +54,7 @@ func (g GPU) Equal(other GPU) bool {
 		g.Binding == other.Binding &&
 		g.Model == other.Model && g.MemoryBytes == other.MemoryBytes && g.Architecture == other.Architecture &&
 		g.ComputeCapability == other.ComputeCapability && g.NUMANode == other.NUMANode && g.MIG == other.MIG &&
+		g.Class == other.Class && g.Clique == other.Clique && g.VGPU == other.VGPU &&
 		g.Health == other.Health &&
 		slices.Equal(g.MIGDevices, other.MIGDevices) && slices.Equal(g.Links, other.Links)
 }
@@ -56,6 +63,15 @@ func (g GPU) Equal(other GPU) bool {
 type ComputeCapability struct{ Major, Minor int }
 
 func (c ComputeCapability) String() string { return fmt.Sprintf("%d.%d", c.Major, c.Minor) }
+
+// VGPU is what a virtual GPU tells of the hypervisor's driver; zero for another GPU, and where a process may not read it.
+type VGPU struct {
+	// Present says that the GPU is a virtual one.
+	Present bool
+	// HostDriver is the version of the hypervisor's driver, such as "550.90.05", and HostBranch its branch, such as "r550_00"; empty if
+	// the GPU does not say.
+	HostDriver, HostBranch string
+}
 
 // ComputeMode says which processes may compute on a GPU. The values are NVML's.
 type ComputeMode int
@@ -118,6 +134,15 @@ type MIGDevice struct {
 	Profile string
 	// MemoryBytes is the memory of the partition.
 	MemoryBytes uint64
+	// Attributes is what else the partition has.
+	Attributes MIGAttributes
 	// Health is how this instance is, apart from its parent; Worst of both is what holds.
 	Health Health
+}
+
+// MIGAttributes is what a MIG device has, as NVML counts it. Compute instances of one GPU instance share the engines.
+type MIGAttributes struct {
+	Multiprocessors                              int
+	GISlices, CISlices                           int // compute slices of the GPU instance and of the compute instance
+	CopyEngines, Decoders, Encoders, JPEGs, OFAs int
 }

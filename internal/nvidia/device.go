@@ -163,7 +163,9 @@ func (d device) GetGpuFabricInfo() (nvml.GpuFabricInfo_v3, nvml.Return) {
 		if ret == nvml.ERROR_ARGUMENT_VERSION_MISMATCH || ret == nvml.ERROR_INVALID_ARGUMENT { // before R580
 			var v2 nvml.GpuFabricInfo_v2
 			v2, ret = d.handle.GetGpuFabricInfoV().V2()
-			info = nvml.GpuFabricInfo_v3{State: v2.State, Status: v2.Status, HealthMask: v2.HealthMask}
+			info = nvml.GpuFabricInfo_v3{
+				ClusterUuid: v2.ClusterUuid, CliqueId: v2.CliqueId, State: v2.State, Status: v2.Status, HealthMask: v2.HealthMask,
+			}
 		}
 		return info, ret
 	})
@@ -172,7 +174,7 @@ func (d device) GetGpuFabricInfo() (nvml.GpuFabricInfo_v3, nvml.Return) {
 	}
 	return query(d, "GetGpuFabricInfo", func() (nvml.GpuFabricInfo_v3, nvml.Return) {
 		v1, ret := d.handle.GetGpuFabricInfo()
-		return nvml.GpuFabricInfo_v3{State: v1.State, Status: v1.Status}, ret
+		return nvml.GpuFabricInfo_v3{ClusterUuid: v1.ClusterUuid, CliqueId: v1.CliqueId, State: v1.State, Status: v1.Status}, ret
 	})
 }
 

@@ -95,6 +95,8 @@ func (s *scanner) describe(g *gpu, a *callResults) bool {
 		g.seen.ComputeCapability = capability
 	}
 	g.seen.NUMANode = sysfsNUMANode(s.root, g.seen.BDF)
+	g.seen.Class, _ = attribute(s.root, g.seen.BDF, "class")
+	g.seen.VGPU = sysfsVGPU(s.root, g.seen.BDF)
 	g.seen.Binding = s.binding(g.seen.BDF)
 	return a.contact == inventory.ContactGood
 }

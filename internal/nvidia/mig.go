@@ -100,6 +100,12 @@ func (s *scanner) readMIGDevice(g *gpu, device device, ret nvml.Return, a *callR
 		return migDevice{}, unprivileged(failure("nvmlDeviceGetMemoryInfo", ret)) // no profile has a name without it
 	}
 	m.seen.MemoryBytes = m.attributes.MemorySizeMB << 20
+	m.seen.Attributes = inventory.MIGAttributes{
+		Multiprocessors: int(m.attributes.MultiprocessorCount),
+		GISlices:        int(m.attributes.GpuInstanceSliceCount), CISlices: int(m.attributes.ComputeInstanceSliceCount),
+		CopyEngines: int(m.attributes.SharedCopyEngineCount), Decoders: int(m.attributes.SharedDecoderCount),
+		Encoders: int(m.attributes.SharedEncoderCount), JPEGs: int(m.attributes.SharedJpegCount), OFAs: int(m.attributes.SharedOfaCount),
+	}
 	m.seen.GICap, m.seen.CICap = s.capabilities(g.seen.Minor, m.seen.GI, m.seen.CI)
 	for _, k := range g.migDevices {
 		if k.seen.UUID == m.seen.UUID && k.seen.GI == m.seen.GI && k.seen.CI == m.seen.CI && k.attributes == m.attributes {

@@ -2,6 +2,7 @@ package nvidia
 
 import (
 	"encoding/binary"
+	"fmt"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -76,9 +77,12 @@ func readSRAM(g *gpu, a *callResults, r *inventory.Reading) {
 	}
 }
 
-// readFabric reads the state in the NVSwitch fabric.
+// readFabric reads the state in the NVSwitch fabric. The clique is known as soon as the registration is complete.
 func readFabric(g *gpu, a *callResults, r *inventory.Reading) {
 	info, ret := g.device.GetGpuFabricInfo()
+	if ret == nvml.SUCCESS {
+		g.seen.Clique = clique(info)
+	}
 	if a.signal("nvmlDeviceGetGpuFabricInfo", ret) && info.State != nvml.GPU_FABRIC_STATE_NOT_SUPPORTED {
 		r.Fabric = inventory.Known(inventory.Fabric{
 			State:   inventory.FabricState(info.State),
@@ -87,6 +91,15 @@ func readFabric(g *gpu, a *callResults, r *inventory.Reading) {
 			Summary: inventory.FabricSummary(info.HealthSummary),
 		})
 	}
+}
+
+// clique returns what inventory.GPU.Clique is. A fabric within one machine has a cluster UUID of zeros.
+func clique(info nvml.GpuFabricInfo_v3) string {
+	u := info.ClusterUuid
+	if info.State != nvml.GPU_FABRIC_STATE_COMPLETED || nvml.Return(info.Status) != nvml.SUCCESS || u == [16]uint8{} {
+		return ""
+	}
+	return fmt.Sprintf("%x-%x-%x-%x-%x.%d", u[:4], u[4:6], u[6:8], u[8:10], u[10:], info.CliqueId)
 }
 
 // fabricFaults unpacks the driver's health mask. It is not zero on a healthy GPU: each field says "not supported",

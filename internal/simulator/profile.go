@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -39,6 +40,8 @@ type Profile struct {
 	NVSwitches []string `json:"nvswitches,omitempty"`
 	// NVLinks is the matrix of direct NVLinks: one row a GPU, in it the number of lanes to each GPU, separated by blanks.
 	NVLinks []string `json:"nvlinks,omitempty"`
+	// Fabric is the multi-node NVLink fabric that the GPUs have joined; nil without one.
+	Fabric *Fabric `json:"fabric,omitempty"`
 	// Faults have happened to the machine, one after the other, before anybody looks at it.
 	Faults []Fault `json:"faults,omitempty"`
 
@@ -64,21 +67,40 @@ type GPU struct {
 	// Devices with fewer compute slices than their GPU instance ("1c.3g.40gb") fill one GPU instance after another.
 	MIG []string `json:"mig,omitempty"`
 
+	// VGPU makes the GPU a virtual one of a hypervisor; nil for a GPU of the machine.
+	VGPU *VGPU `json:"vgpu,omitempty"`
+
 	model Model
 	pci   nvml.PciInfo
 	numa  int
 	minor int
 }
 
+// A Fabric is a multi-node NVLink fabric: the UUID of its cluster, and the part that the machine belongs to.
+type Fabric struct {
+	Cluster string `json:"cluster"`
+	Clique  uint32 `json:"clique"`
+}
+
+var clusterForm = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+
+// A VGPU is what a virtual GPU tells of the hypervisor's driver: its version and branch, of 10 bytes at most.
+type VGPU struct {
+	HostDriver string `json:"hostDriver"`
+	HostBranch string `json:"hostBranch"`
+}
+
 // A Model is what all GPUs of one product have in common.
 type Model struct {
-	Name         string       `json:"name"`
-	Architecture string       `json:"architecture"`
-	Compute      string       `json:"compute"`
-	MemoryMiB    uint64       `json:"memoryMiB"`
-	PCI          string       `json:"pci"`
-	NVLink       NVLink       `json:"nvlink,omitempty"`
-	MIG          []MIGProfile `json:"mig,omitempty"`
+	Name         string `json:"name"`
+	Architecture string `json:"architecture"`
+	Compute      string `json:"compute"`
+	MemoryMiB    uint64 `json:"memoryMiB"`
+	PCI          string `json:"pci"`
+	// Class is the PCI class; by default that of a 3D controller, 0x030200.
+	Class  string       `json:"class,omitempty"`
+	NVLink NVLink       `json:"nvlink,omitempty"`
+	MIG    []MIGProfile `json:"mig,omitempty"`
 
 	architecture uint32
 	major, minor int
@@ -152,7 +174,7 @@ func parse(file string, data []byte) (Profile, error) {
 	var p Profile
 	if err := yaml.UnmarshalStrict(data, &p); err != nil {
 		return Profile{}, fmt.Errorf("read simulator profile %s: %w: correct it; a profile has the keys description, "+
-			"driver, cuda, model, models, gpus (bdf, pcie, numa, minor, uuid, model, mig), nvswitches, nvlinks and faults",
+			"driver, cuda, model, models, gpus (bdf, pcie, numa, minor, uuid, model, mig, vgpu), nvswitches, nvlinks, fabric and faults",
 			file, trimDecoder(err))
 	}
 	p.Name = strings.TrimSuffix(filepath.Base(file), filepath.Ext(file))
@@ -203,6 +225,9 @@ func (p *Profile) complete(models map[string]Model) error {
 	}
 	if len(p.GPUs) == 0 {
 		return errors.New("gpus is empty: list at least one GPU with bdf and pcie")
+	}
+	if f := p.Fabric; f != nil && !clusterForm.MatchString(f.Cluster) {
+		return fmt.Errorf("fabric: cluster %q is not a UUID in lower case", f.Cluster)
 	}
 	for i := range p.GPUs {
 		if err := p.completeGPU(i, models); err != nil {

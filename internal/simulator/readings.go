@@ -3,6 +3,8 @@ package simulator
 import (
 	"cmp"
 	"encoding/binary"
+	"encoding/hex"
+	"strings"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -232,8 +234,12 @@ func (d device) GetGpuFabricInfo() (nvml.GpuFabricInfo, nvml.Return) {
 		if g.spec.model.architecture < nvml.DEVICE_ARCH_HOPPER || len(d.session.node.profile.NVSwitches) == 0 {
 			return nvml.GpuFabricInfo{}, nvml.ERROR_NOT_SUPPORTED
 		}
-		return nvml.GpuFabricInfo{
-			State: nvml.GPU_FABRIC_STATE_COMPLETED - g.fabric.behind, Status: uint32(g.fabric.status),
-		}, nvml.SUCCESS
+		info := nvml.GpuFabricInfo{State: nvml.GPU_FABRIC_STATE_COMPLETED - g.fabric.behind, Status: uint32(g.fabric.status)}
+		if f := d.session.node.profile.Fabric; f != nil {
+			cluster, _ := hex.DecodeString(strings.ReplaceAll(f.Cluster, "-", "")) // Load has parsed it
+			info.CliqueId = f.Clique
+			copy(info.ClusterUuid[:], cluster)
+		}
+		return info, nvml.SUCCESS
 	})
 }

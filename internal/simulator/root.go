@@ -1,6 +1,7 @@
 package simulator
 
 import (
+	"cmp"
 	"fmt"
 	"io/fs"
 	"strings"
@@ -79,7 +80,16 @@ func (b filer) pci(g *gpu) {
 	b.text(folder+"/numa_node", fmt.Sprint(g.spec.numa))
 	b.text(folder+"/vendor", fmt.Sprintf("0x%04x", g.spec.model.pciDevice&0xffff))
 	b.text(folder+"/device", fmt.Sprintf("0x%04x", g.spec.model.pciDevice>>16))
-	b.text(folder+"/class", "0x030200")
+	b.text(folder+"/class", cmp.Or(g.spec.model.Class, "0x030200"))
+	space := make([]byte, 256)
+	if v := g.spec.VGPU; v != nil {
+		const at, records = 0x40, 5 // the capability, and in it the first record
+		space[0x06], space[0x34] = 0x10, at
+		copy(space[at:], []byte{0x09, 0, records + 24, 'V', 'F', 7, 2, 0, 22})
+		copy(space[at+records+4:], v.HostDriver)
+		copy(space[at+records+14:], v.HostBranch)
+	}
+	b.files[folder+"/config"] = &fstest.MapFile{Data: space, Mode: 0o644}
 }
 
 // gpu adds what the driver has of a GPU. One that fell off the bus still has its node.
