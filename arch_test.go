@@ -71,6 +71,7 @@ var imports = map[string][]string{
 		"internal/kubelet", // for the values of its accounts
 	},
 	"internal/doctor":    {"internal/inventory", "internal/status"},
+	"internal/report":    {"internal/inventory", "internal/status"},
 	"internal/nodefacts": {"internal/doctor", "internal/driverroot", "internal/kubelet"},
 	"internal/agent": {
 		"internal/config", "internal/health", "internal/inventory", "internal/monitor", "internal/resource", "internal/plugin",
@@ -118,7 +119,7 @@ var callHomes = []struct{ path, name, home string }{
 // pure packages hold values and policy: the same input gives the same answer, and nothing happens.
 var pure = []string{
 	"internal/inventory", "internal/health", "internal/topology", "internal/resource", "internal/edits",
-	"internal/status", "internal/doctor",
+	"internal/status", "internal/doctor", "internal/report",
 }
 
 // impure imports and calls are those that read or change the world, tell the time or log.

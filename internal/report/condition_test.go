@@ -1,0 +1,169 @@
+package report_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+)
+
+func TestJudge(t *testing.T) {
+	whole := gpu(0, "Healthy")
+	stale := func(s *status.Status) { s.Stale = "no driver" }
+	for name, tt := range map[string]struct {
+		status status.Status
+		there  bool
+		want   string // empty if there is nothing to say
+	}{
+		"all healthy":  {node(whole, gpu(1, "Healthy")), false, "True AllHealthy all GPUs are healthy"},
+		"Suspect":      {node(gpu(0, "Suspect xid 154 reset")), false, "True AllHealthy all GPUs are healthy"},
+		"one of one":   {node(gpu(0, "Unhealthy xid 79 reboot")), false, "False GPUUnhealthy GPU-0 Unhealthy: XID 79, cure: reboot"},
+		"Lost":         {node(whole, gpu(1, "Lost lost reconnect")), false, "False GPULost GPU-1 Lost: lost, cure: reconnect"},
+		"sorted, both": {node(gpu(2, "Lost lost reconnect"), gpu(1, "Unhealthy hang reset")), false, "False GPULost GPU-1 Unhealthy: hang, cure: reset; GPU-2 Lost: lost, cure: reconnect"},
+		"MIG device":   {node(whole, mig(whole, 3, "Unhealthy xid 95 reset")), false, "False GPUUnhealthy MIG-0-3 Unhealthy: XID 95, cure: reset"},
+		"MIG devices of a bad GPU": {
+			node(gpu(0, "Unhealthy hang reset"), mig(whole, 0, "Unhealthy hang reset")), false, "False GPUUnhealthy GPU-0 Unhealthy: hang, cure: reset",
+		},
+		"unreadable": {
+			with(node(whole), func(s *status.Status) { s.Retries = []status.Retry{{Index: 1}} }), false,
+			"False GPULost GPU 1 cannot be read, cure: reconnect",
+		},
+		"unreadable and known": {
+			with(node(gpu(1, "Lost lost reconnect")), func(s *status.Status) { s.Retries = []status.Retry{{Index: 1}} }), false,
+			"False GPULost GPU-1 Lost: lost, cure: reconnect",
+		},
+		"no verdict yet":     {node(whole, gpu(1, "Unknown contact reset")), false, "Unknown GPUUnknown no verdict yet: GPU-1"},
+		"driver away":        {with(node(gpu(0, "Unknown silence none")), stale), false, "Unknown DriverNotReady no driver"},
+		"away, known bad":    {with(node(gpu(0, "Unhealthy xid 79 reboot")), stale), false, "False GPUUnhealthy GPU-0 Unhealthy: XID 79, cure: reboot"},
+		"released":           {with(node(whole), func(s *status.Status) { s.Quiet = true }), false, "Unknown DriverNotReady the driver was released by quiesce"},
+		"not looked at":      {with(node(whole), func(s *status.Status) { s.Looked = start.Add(-121 * time.Second) }), false, "Unknown MonitorStalled the GPUs have not been looked at for more than 2 minutes"},
+		"looked at a little": {with(node(whole), func(s *status.Status) { s.Looked = start.Add(-119 * time.Second) }), false, "True AllHealthy all GPUs are healthy"},
+		"never had a GPU":    {node(), false, ""},
+		"never had a driver": {with(node(), func(s *status.Status) { s.Looked = time.Time{}; stale(s) }), false, ""},
+		"had GPUs":           {node(), true, "False GPULost no GPU is found any more"},
+		"had a driver":       {with(node(), func(s *status.Status) { s.Looked = time.Time{}; stale(s) }), true, "Unknown DriverNotReady no driver"},
+		"first look":         {with(node(), func(s *status.Status) { s.Looked = time.Time{} }), true, ""},
+		"no status":          {status.Status{}, true, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, ok := report.Judge(tt.status, start, tt.there)
+			got := strings.TrimSpace(c.Status + " " + string(c.Reason) + " " + c.Message)
+			if got != tt.want || ok != (tt.want != "") {
+				t.Errorf("%v %q, want %q", ok, got, tt.want)
+			}
+		})
+	}
+}
+
+// A message of many GPUs has 1024 bytes at most, and whole entries.
+func TestLongMessage(t *testing.T) {
+	var devices []status.Device
+	for i := range 64 {
+		d := gpu(i, "Unhealthy xid 79 reboot")
+		d.UUID = strings.Repeat("a", 90) + d.UUID
+		devices = append(devices, d)
+	}
+	c, _ := report.Judge(node(devices...), start, false)
+	if len(c.Message) > 1024 || !strings.Contains(c.Message, "; and ") || !strings.HasSuffix(c.Message, " more") {
+		t.Errorf("%d bytes: %q", len(c.Message), c.Message)
+	}
+}
+
+func TestNoHealthyGPU(t *testing.T) {
+	bad, whole := gpu(0, "Unhealthy hang reset"), gpu(1, "Healthy")
+	for name, tt := range map[string]struct {
+		status      status.Status
+		none, known bool
+	}{
+		"one of two":     {node(bad, whole), false, true},
+		"the only one":   {node(bad), true, true},
+		"both":           {node(bad, gpu(1, "Lost lost reconnect")), true, true},
+		"one unknown":    {node(bad, gpu(1, "Unknown contact reset")), false, false},
+		"Suspect":        {node(bad, gpu(1, "Suspect xid 154 reset")), false, true},
+		"no GPU":         {node(), false, true},
+		"no GPU, stale":  {with(node(), func(s *status.Status) { s.Stale = "away" }), false, false},
+		"first look":     {with(node(bad), func(s *status.Status) { s.Looked = time.Time{} }), false, false},
+		"no status":      {status.Status{}, false, false},
+		"MIG device bad": {node(whole, mig(whole, 0, "Unhealthy xid 95 reset")), false, true},
+	} {
+		if none, known := report.NoHealthyGPU(tt.status); none != tt.none || known != tt.known {
+			t.Errorf("%s: %v, known %v", name, none, known)
+		}
+	}
+}
+
+func TestPace(t *testing.T) {
+	good, bad, away := report.Condition{report.True, "", "fine"}, report.Condition{report.False, "", "a"}, report.Condition{report.Unknown, "", "?"}
+	two := report.Condition{report.False, "", "a; b"}
+	for name, tt := range map[string]struct {
+		there  *report.Condition
+		wanted report.Condition
+		want   time.Duration
+	}{
+		"worse":              {&good, bad, time.Second},
+		"unknown":            {&good, away, time.Second},
+		"one more bad":       {&bad, two, time.Second},
+		"better":             {&bad, good, 30 * time.Second},
+		"one bad less":       {&two, bad, 30 * time.Second},
+		"known again":        {&away, good, 30 * time.Second},
+		"unknown, now bad":   {&away, bad, time.Second},
+		"bad, now unknown":   {&bad, away, 30 * time.Second},
+		"first, good":        {nil, good, 15 * time.Second},
+		"first, bad":         {nil, bad, time.Second},
+		"right, slow repeat": {&good, good, time.Hour},
+	} {
+		p := report.Pace{Fraction: 0.5, Beat: time.Hour}
+		if got := p.Due(tt.there, start, tt.wanted, start).Sub(start); got != tt.want {
+			t.Errorf("%s: after %v, want %v", name, got, tt.want)
+		}
+	}
+}
+
+// One GPU after the other becomes bad: the first write does not wait for the last of them. One that flaps never is better.
+func TestPaceOfMany(t *testing.T) {
+	good, p := report.Condition{Status: report.True}, report.Pace{}
+	first := time.Time{}
+	for i := range 8 {
+		now := start.Add(time.Duration(i) * 300 * time.Millisecond)
+		wanted := report.Condition{Status: report.False, Message: strings.Repeat("x; ", i) + "x"}
+		if due := p.Due(&good, start, wanted, now); first.IsZero() {
+			first = due
+		} else if !due.Equal(first) {
+			t.Errorf("due %v, want %v", due, first)
+		}
+	}
+	bad := report.Condition{Status: report.False, Message: "x"}
+	for i := range 100 {
+		now := start.Add(time.Duration(i) * 10 * time.Second)
+		wanted := good
+		if i%3 == 2 {
+			wanted = bad
+		}
+		if due := p.Due(&bad, start, wanted, now); wanted == good && !due.After(now) {
+			t.Fatalf("better after %v of flapping", now.Sub(start))
+		}
+	}
+}
+
+// The slow repeat is spread, can be off, and a clock that went back does not end it.
+func TestBeat(t *testing.T) {
+	c := report.Condition{Status: report.True}
+	for _, tt := range []struct {
+		beat          time.Duration
+		fraction      float64
+		written, want time.Duration
+	}{
+		{0, 0.5, 0, -1},
+		{10 * time.Minute, 0, 0, 8 * time.Minute},
+		{10 * time.Minute, 1, 0, 12 * time.Minute},
+		{10 * time.Minute, 0, 24 * time.Hour, 0},
+	} {
+		p := report.Pace{Fraction: tt.fraction, Beat: tt.beat}
+		due := p.Due(&c, start.Add(tt.written), c, start)
+		if tt.want < 0 != due.IsZero() || tt.want >= 0 && !due.Equal(start.Add(tt.want)) {
+			t.Errorf("%+v: due %v", tt, due.Sub(start))
+		}
+	}
+}

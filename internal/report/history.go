@@ -1,0 +1,293 @@
+package report
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+)
+
+// maxAlike is how many GPUs one change may concern for each to get an Event of its own.
+const maxAlike = 4
+
+// The causes for which an Event is not written.
+const (
+	DropGPURate  = "gpu rate"
+	DropNodeRate = "node rate"
+	DropQueue    = "queue"
+)
+
+// Drops are the causes for which an Event is not written.
+var Drops = []string{DropGPURate, DropNodeRate, DropQueue}
+
+// The states of the driver of which Events tell.
+const (
+	driverReady    = "ready"
+	driverNotReady = "not ready"
+	driverReleased = "released"
+)
+
+// A History is what Events have told of a node. The zero value has told nothing. What an Event could not tell, because of a limit, is
+// still to be told if it is still so when the limit allows it: the last Event about a GPU is never an old one for long.
+type History struct {
+	begun   bool
+	hadGPUs bool
+	driver  string
+	config  string               // the error that was told
+	leftOut map[string]bool      // the sentences that were told
+	bad     map[string]verdict   // of the devices that are not healthy, or gone, by UUID
+	gpus    map[string]string    // the names of the GPUs that were there, by UUID
+	used    map[string]time.Time // of the rates: by the UUID of a GPU, and of the node under ""
+	denied  map[string]string    // what a limit kept back last, by subject
+}
+
+// A Batch is what History.Next returns.
+type Batch struct {
+	Events []NodeEvent
+	// Dropped are the causes, one for each Event that a limit keeps back now and did not before.
+	Dropped []string
+	// Again is when a rate allows an Event that it keeps back; zero if there is none.
+	Again time.Time
+}
+
+// A candidate is an Event that limits may keep back.
+type candidate struct {
+	NodeEvent
+	subject string // what it is about: of one subject, only the latest fact is told
+	gpu     string // whose rate it counts for
+	alike   string // the same for candidates that can be one Event; empty for one that stays alone
+	name    string // what it names in an Event for several
+	told    func() // notes that it was told
+}
+
+// Recall has the History begin with what an earlier process has told, as the message of the node's condition shows. It must be called
+// before Next. HadGPUs says that the node is known to have GPUs.
+func (h *History) Recall(message string, hadGPUs bool) {
+	h.init()
+	h.hadGPUs = h.hadGPUs || hadGPUs
+	for text := range strings.SplitSeq(message, "; ") {
+		if uuid, v, ok := parseEntry(text); ok {
+			h.bad[uuid] = v
+		}
+	}
+}
+
+func (h *History) init() {
+	if h.bad == nil {
+		h.leftOut, h.bad, h.gpus = map[string]bool{}, map[string]verdict{}, map[string]string{}
+		h.used, h.denied = map[string]time.Time{}, map[string]string{}
+	}
+}
+
+// Next returns the Events that tell what changed to s, at most room of them. A status of a daemon whose first look has not ended
+// changes nothing.
+func (h *History) Next(s status.Status, now time.Time, room int) Batch {
+	if s.Version == "" || s.Looked.IsZero() && s.Stale == "" && !s.Quiet {
+		return Batch{}
+	}
+	h.init()
+	h.hadGPUs = h.hadGPUs || len(s.GPUs) > 0
+	all := h.driverEvents(s)
+	all = append(all, together(h.deviceEvents(s))...)
+	all = append(all, h.configEvents(s)...)
+	all = append(all, together(h.leftOutEvents(s))...)
+	batch := Batch{}
+	denied := map[string]string{}
+	for _, c := range all {
+		c.At, c.AtStart, c.Note = now, !h.begun, line(c.Note)
+		cause, again := h.limit(c.gpu, now, room-len(batch.Events))
+		if cause == "" {
+			c.told()
+			batch.Events = append(batch.Events, c.NodeEvent)
+			continue
+		}
+		if denied[c.subject] = c.Key(); h.denied[c.subject] != c.Key() {
+			batch.Dropped = append(batch.Dropped, cause)
+		}
+		if !again.IsZero() && (batch.Again.IsZero() || again.Before(batch.Again)) {
+			batch.Again = again
+		}
+	}
+	h.denied, h.begun = denied, true
+	maps.DeleteFunc(h.used, func(_ string, until time.Time) bool { return until.Before(now) })
+	return batch
+}
+
+// limit takes one of the rates. If it cannot, it returns the cause, and when it could.
+func (h *History) limit(gpu string, now time.Time, room int) (cause string, again time.Time) {
+	if room <= 0 {
+		return DropQueue, time.Time{}
+	}
+	byNode, node := perNode.after(h.used[""], now)
+	if byNode.After(now) {
+		return DropNodeRate, byNode
+	}
+	if gpu != "" {
+		byGPU, next := perGPU.after(h.used[gpu], now)
+		if byGPU.After(now) {
+			return DropGPURate, byGPU
+		}
+		h.used[gpu] = next
+	}
+	h.used[""] = node
+	return "", time.Time{}
+}
+
+// driverEvents tells whether the driver answers. Of a node that never had a GPU, nothing is told.
+func (h *History) driverEvents(s status.Status) []candidate {
+	is, c := driverReady, candidate{subject: "driver"}
+	switch {
+	case s.Quiet:
+		is, c.Reason, c.Note = driverReleased, DriverReleased, s.Summary.Text
+	case s.Stale != "":
+		is, c.Reason, c.Note, c.Cause = driverNotReady, DriverNotReady, s.Stale, s.Stale
+	default:
+		c.Reason, c.Note = DriverReady, "The NVIDIA driver answers again, version "+s.Driver
+	}
+	if is == h.driver || !h.hadGPUs {
+		return nil
+	}
+	if h.driver == "" && is == driverReady {
+		h.driver = is
+		return nil
+	}
+	c.told = func() { h.driver = is }
+	return []candidate{c}
+}
+
+func (h *History) deviceEvents(s status.Status) []candidate {
+	var all []candidate
+	there := map[string]bool{}
+	for _, d := range s.GPUs {
+		there[d.UUID] = true
+	}
+	for _, d := range own(s) {
+		before, told := h.bad[d.UUID]
+		c := candidate{NodeEvent: NodeEvent{Devices: []string{d.UUID}}, subject: d.UUID, gpu: d.UUID, name: d.UUID}
+		if d.GPU != "" {
+			c.gpu = d.GPU
+		}
+		switch now := verdictOf(d); {
+		case isBad(d):
+			c.Reason, c.XID, c.Cause = now.reason(before), now.xid, now.source+","+now.cure
+			c.Note = fmt.Sprintf("%s is %s: %s", name(d), d.State, because(d))
+			c.alike = fmt.Sprint(c.Reason, now)
+			c.told = func() { h.bad[d.UUID] = now }
+			if c.Reason == "" { // another cause, and for the operator the same
+				c.told()
+				continue
+			}
+		case d.State == healthy && told:
+			c.Reason, c.XID, c.Cause = GPURecovered, before.xid, before.source+","+before.cure
+			c.Note = fmt.Sprintf("%s is Healthy again; it was %s: %s", name(d), before.state, before.what())
+			c.alike = fmt.Sprint(c.Reason, before)
+			c.told = func() { delete(h.bad, d.UUID) }
+		default:
+			continue
+		}
+		all = append(all, c)
+	}
+	for _, d := range s.GPUs {
+		if d.GPU == "" {
+			h.gpus[d.UUID] = name(d)
+		}
+	}
+	if s.Quiet || s.Stale != "" {
+		return all
+	}
+	maps.DeleteFunc(h.bad, func(uuid string, _ verdict) bool { return !there[uuid] && strings.HasPrefix(uuid, "MIG-") })
+	for _, uuid := range slices.Sorted(maps.Keys(h.gpus)) {
+		if there[uuid] {
+			continue
+		}
+		all = append(all, candidate{
+			NodeEvent: NodeEvent{
+				Reason: GPURemoved, Devices: []string{uuid},
+				Note: h.gpus[uuid] + " is no longer there: it was unplugged, or unbound from the driver",
+			},
+			subject: uuid, gpu: uuid, name: uuid, alike: string(GPURemoved),
+			told: func() {
+				delete(h.gpus, uuid)
+				h.bad[uuid] = verdict{state: removed, source: "unplugged or unbound"}
+			},
+		})
+	}
+	return all
+}
+
+func (h *History) configEvents(s status.Status) []candidate {
+	if s.ConfigError == h.config {
+		return nil
+	}
+	c := candidate{
+		NodeEvent: NodeEvent{
+			Reason: ConfigRejected, Cause: s.ConfigError,
+			Note: fmt.Sprintf("The configuration file %s is not used, and the last good configuration stays: %s", s.ConfigFile, s.ConfigError),
+		},
+		subject: "configuration", told: func() { h.config = s.ConfigError },
+	}
+	if s.ConfigError == "" {
+		c.NodeEvent = NodeEvent{Reason: ConfigApplied, Note: fmt.Sprintf("The configuration file %s is used again", s.ConfigFile)}
+	}
+	return []candidate{c}
+}
+
+func (h *History) leftOutEvents(s status.Status) []candidate {
+	maps.DeleteFunc(h.leftOut, func(sentence string, _ bool) bool { return !slices.Contains(s.LeftOut, sentence) })
+	var all []candidate
+	for _, sentence := range s.LeftOut {
+		if !h.leftOut[sentence] {
+			all = append(all, candidate{
+				NodeEvent: NodeEvent{Reason: ResourceLeftOut, Note: "Not offered: " + sentence, Cause: sentence},
+				subject:   "left out " + sentence, alike: string(ResourceLeftOut), name: sentence,
+				told: func() { h.leftOut[sentence] = true },
+			})
+		}
+	}
+	return all
+}
+
+// together makes one candidate of those that are alike, where they are many.
+func together(all []candidate) []candidate {
+	alike := map[string][]candidate{}
+	for _, c := range all {
+		alike[c.alike] = append(alike[c.alike], c)
+	}
+	var joined []candidate
+	for _, c := range all {
+		group := alike[c.alike]
+		switch {
+		case len(group) <= maxAlike:
+			joined = append(joined, c)
+		case c.subject == group[0].subject:
+			joined = append(joined, join(group))
+		}
+	}
+	return joined
+}
+
+func join(group []candidate) candidate {
+	c := group[0]
+	var names []string
+	c.Devices, c.gpu = nil, ""
+	for _, other := range group {
+		c.Devices = append(c.Devices, other.Devices...)
+		names = append(names, other.name)
+	}
+	slices.Sort(c.Devices)
+	slices.Sort(names)
+	if len(c.Devices) == 0 {
+		c.Cause = strings.Join(names, "; ")
+	}
+	c.subject = strings.Join(names, " ")
+	c.Note = list(fmt.Sprintf("%d alike. The first: %s. All: ", len(group), c.Note), names)
+	c.told = func() {
+		for _, other := range group {
+			other.told()
+		}
+	}
+	return c
+}

@@ -1,0 +1,90 @@
+// Package report decides what the cluster is told of a node: Events, the node's GPU condition and a taint. It compares values of
+// package status and does nothing else: times are given to it, and other packages write.
+package report
+
+// A Reason is why an Event was written, as its field reason has it.
+type Reason string
+
+// The reasons. Rows says when each is given.
+const (
+	GPUUnhealthy     Reason = "GPUUnhealthy"
+	GPULost          Reason = "GPULost"
+	GPUNeedsOperator Reason = "GPUNeedsOperator"
+	GPUXid           Reason = "GPUXid"
+	GPURecovered     Reason = "GPURecovered"
+	GPURemoved       Reason = "GPURemoved"
+	DriverNotReady   Reason = "DriverNotReady"
+	DriverReleased   Reason = "DriverReleased"
+	DriverReady      Reason = "DriverReady"
+	ConfigRejected   Reason = "ConfigRejected"
+	ConfigApplied    Reason = "ConfigApplied"
+	ResourceLeftOut  Reason = "ResourceLeftOut"
+)
+
+// The types of Events.
+const (
+	normal  = "Normal"
+	warning = "Warning"
+)
+
+// A Row is one row of the table of Events.
+type Row struct {
+	Reason Reason
+	// Type is Normal or Warning, Action what the daemon did: both as the Event has them.
+	Type, Action string
+	// Pods says that the pods that hold the device get the Event too, where Events of pods are wanted.
+	Pods bool
+	// When and Note say when the Event is written and what its note is, for the documentation.
+	When, Note string
+}
+
+// Rows is the table of Events. docs/events.md is written from it.
+var Rows = []Row{
+	{
+		GPUUnhealthy, warning, "StopAllocating", true, "A GPU or MIG device became Unhealthy, or its cure became another one",
+		"the device, its UUID, what was found and what to do, the cure",
+	},
+	{
+		GPULost, warning, "StopAllocating", true, "A GPU became Lost: it is counted by the driver and cannot be reached",
+		"as for GPUUnhealthy",
+	},
+	{
+		GPUNeedsOperator, warning, "StopAllocating", true,
+		"The cure of a GPU or MIG device became `human` or `hardware`: no reset or restart ends the fault",
+		"as for GPUUnhealthy",
+	},
+	{
+		GPUXid, warning, "UpdateCure", true, "An XID changed the verdict on a device that was not healthy before. An XID that changes " +
+			"no verdict gives no Event; one that makes a device Unhealthy gives GPUUnhealthy or GPUNeedsOperator", "as for GPUUnhealthy",
+	},
+	{
+		GPURecovered, normal, "StartAllocating", true, "A device of which one of the Events above told is Healthy again",
+		"the device, its UUID, what it recovered from",
+	},
+	{
+		GPURemoved, normal, "StopAllocating", true, "The driver no longer counts a GPU: it was unplugged, or unbound from the driver",
+		"the device and its UUID",
+	},
+	{DriverNotReady, warning, "KeepDevices", false, "The driver of a node with GPUs does not answer, or is not there", "the reason"},
+	{DriverReleased, normal, "KeepDevices", false, "The driver was released by `quiesce`", "the reason"},
+	{DriverReady, normal, "ReadDevices", false, "The driver answers again", "the version of the driver"},
+	{
+		ConfigRejected, warning, "KeepConfiguration", false,
+		"The configuration file as it is now is refused; the last good one stays in force", "the error",
+	},
+	{ConfigApplied, normal, "UseConfiguration", false, "The configuration file is used again", "the generation of the configuration"},
+	{
+		ResourceLeftOut, warning, "LeaveOut", false,
+		"A GPU cannot be identified, or a device of the plan is not offered", "the device and the reason",
+	},
+}
+
+// Row returns the reason's row of the table.
+func (r Reason) Row() Row {
+	for _, row := range Rows {
+		if row.Reason == r {
+			return row
+		}
+	}
+	return Row{Reason: r, Type: warning}
+}
