@@ -52,6 +52,7 @@ var imports = map[string][]string{
 	"internal/topology": {"internal/inventory"},
 	"internal/resource": {"internal/inventory", "internal/topology"},
 	"internal/edits":    {"internal/inventory", "internal/resource"},
+	"internal/layout":   {"internal/inventory"},
 
 	"internal/cdi": {"internal/inventory", "internal/resource", "internal/edits", "internal/driverroot", "internal/files"},
 	"internal/config": {
@@ -101,6 +102,7 @@ var homes = []struct {
 	{"sigs.k8s.io/yaml", []string{
 		"internal/config", "internal/simulator", "api/config/v1", "internal/cli", // cli prints it
 		"internal/nodefacts", // reads CDI specs, those of others too
+		"internal/layout",    // reads mig-parted's file
 	}},
 	{"go.yaml.in/yaml", []string{"internal/config", "internal/simulator", "api/config/v1"}},
 	{"gopkg.in/yaml.v3", []string{}},
@@ -119,7 +121,7 @@ var callHomes = []struct{ path, name, home string }{
 // pure packages hold values and policy: the same input gives the same answer, and nothing happens.
 var pure = []string{
 	"internal/inventory", "internal/health", "internal/topology", "internal/resource", "internal/edits",
-	"internal/status", "internal/doctor", "internal/report",
+	"internal/status", "internal/doctor", "internal/report", "internal/layout",
 }
 
 // impure imports and calls are those that read or change the world, tell the time or log.

@@ -1,0 +1,46 @@
+package inventory
+
+// Partitions is how multi-instance mode divides a GPU, and how it can.
+type Partitions struct {
+	// PCIDevice and PCISubsystem are a device ID and a vendor ID, as NVML gives them together: 0x233010de.
+	PCIDevice, PCISubsystem uint32
+	// Mode is the mode that is in force, and Pending the one that will be after the next reset of the GPU.
+	Mode, Pending MIGMode
+	// Profiles are the profiles of GPU instances that the driver has for this GPU; none where it does not tell, or not all of each.
+	Profiles []MIGProfile
+	// Instances are the GPU instances by ascending Start, those without a compute instance too.
+	Instances []GPUInstance
+}
+
+// A MIGProfile is a size of GPU instance, and where instances of it can be.
+type MIGProfile struct {
+	// Name is such as "1g.10gb" or "1g.10gb+me".
+	Name string
+	// ID is the number by which the driver knows the profile on this GPU: the one that nvidia-smi mig -lgip prints.
+	ID int
+	// Count is how many instances the GPU has room for at most.
+	Count int
+	// Size is how many memory slices an instance has, and Starts at which slices it can begin, ascending.
+	Size   int
+	Starts []int
+}
+
+// A GPUInstance is a part of a GPU with its own memory. Only its compute instances can be used.
+type GPUInstance struct {
+	// ID is the driver's number of the instance on its GPU.
+	ID int
+	// Profile is the name of its MIGProfile.
+	Profile string
+	// Start is its first memory slice, and Size how many it has.
+	Start, Size int
+	// Computes are its compute instances by ascending Start.
+	Computes []ComputeInstance
+}
+
+// A ComputeInstance is a part of a GPU instance's compute slices: a MIG device.
+type ComputeInstance struct {
+	// ID is the driver's number of the instance in its GPU instance.
+	ID int
+	// Start is its first compute slice in the GPU instance, and Slices how many it has.
+	Start, Slices int
+}

@@ -1,0 +1,359 @@
+package layout
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+// A GPU is what there is to know of a GPU before its layout is changed.
+type GPU struct {
+	Index       int
+	UUID, Model string
+	inventory.Partitions
+	// InUse has the IDs of the GPU instances that somebody uses.
+	InUse map[int]bool
+}
+
+// Changes is what a layout makes of the GPUs of a node.
+type Changes struct {
+	Layout string
+	GPUs   []GPUChange
+	// Warnings say what of the layout concerns no GPU of the node.
+	Warnings []string
+}
+
+// Possible says whether the layout can be had on every GPU that it is about.
+func (c Changes) Possible() bool {
+	return !slices.ContainsFunc(c.GPUs, func(g GPUChange) bool { return g.Reason != "" })
+}
+
+// A GPUChange is what a layout makes of one GPU.
+type GPUChange struct {
+	GPU GPU
+	// Before and After are how the GPU is divided. Where the layout is impossible or not about the GPU, they are the same.
+	Before, After Division
+	// Steps are how to get from one to the other, in this order; none if nothing is to be done.
+	Steps []Step
+	// Reason says why the layout is impossible on this GPU and what to do about it; empty if it is possible.
+	Reason string
+	// Note says why the layout is not about this GPU; empty if it is.
+	Note string
+}
+
+// A Division is how a GPU is divided.
+type Division struct {
+	Mode inventory.MIGMode
+	// Slices is how many memory slices the GPU has, 0 where that is not known.
+	Slices int
+	// Instances are by ascending Start.
+	Instances []Part
+}
+
+// A Part is a GPU instance of a Division. It has no ID before it is created.
+type Part struct {
+	inventory.GPUInstance
+	// ComputeSlices is how many its compute instances share.
+	ComputeSlices int
+	// Exists is whether it is there before the change, and InUse whether somebody uses it then.
+	Exists, InUse bool
+}
+
+// Devices returns the names of the MIG devices of the instance.
+func (i Part) Devices() []string {
+	names := make([]string, len(i.Computes))
+	for n, c := range i.Computes {
+		names[n] = deviceName(c.Slices, i.ComputeSlices, i.Profile)
+	}
+	return names
+}
+
+// Action is what a Step does.
+type Action string
+
+// The actions, in the order in which they come.
+const (
+	DestroyCompute  Action = "destroy-compute-instance"
+	DestroyInstance Action = "destroy-gpu-instance"
+	EnableMode      Action = "enable-mig"
+	DisableMode     Action = "disable-mig"
+	CreateInstance  Action = "create-gpu-instance"
+	CreateCompute   Action = "create-compute-instance"
+)
+
+// A Step is one call of the driver's.
+type Step struct {
+	Action Action
+	// Part is the GPU instance that the step is about, unless it is about the mode. One that is created in an earlier step has no
+	// ID: its Start tells it from the others.
+	Part Part
+	// Compute is the compute instance that is created or destroyed.
+	Compute inventory.ComputeInstance
+}
+
+// Plan returns what a layout makes of GPUs, by ascending index.
+func Plan(l Layout, gpus []GPU) Changes {
+	c := Changes{Layout: l.Name}
+	gpus = slices.Clone(gpus)
+	slices.SortFunc(gpus, func(a, b GPU) int { return a.Index - b.Index })
+	for _, g := range gpus {
+		c.GPUs = append(c.GPUs, change(l, g))
+	}
+	for _, item := range l.Items {
+		for _, index := range item.Indexes {
+			if !slices.ContainsFunc(gpus, func(g GPU) bool { return g.Index == index }) {
+				c.Warnings = append(c.Warnings, fmt.Sprintf("the layout names GPU %d, and there is no such GPU", index))
+			}
+		}
+		for _, uuid := range item.UUIDs {
+			if !slices.ContainsFunc(gpus, func(g GPU) bool { return g.UUID == uuid }) {
+				c.Warnings = append(c.Warnings, fmt.Sprintf("the layout names GPU %s, and there is no such GPU", uuid))
+			}
+		}
+	}
+	return c
+}
+
+// change returns what a layout makes of a GPU.
+func change(l Layout, g GPU) GPUChange {
+	now := division(g)
+	c := GPUChange{GPU: g, Before: now, After: now}
+	at := -1
+	for i, item := range l.Items {
+		if item.matches(g) {
+			at = i
+		}
+	}
+	switch {
+	case at < 0:
+		c.Note = "the layout has no item for this GPU"
+		return c
+	case g.Mode == inventory.MIGUnsupported && (l.Items[at].All || !l.Items[at].Enabled):
+		c.Note = "the GPU has no multi-instance mode"
+		return c
+	case g.Mode == inventory.MIGUnsupported:
+		c.Reason = "the GPU has no multi-instance mode: leave it out of the layout"
+		return c
+	}
+	after, err := l.Items[at].apply(g)
+	if err != nil {
+		c.Reason = err.Error()
+		return c
+	}
+	c.After, c.Steps = after, steps(g, now, after)
+	return c
+}
+
+// division returns how a GPU is divided now.
+func division(g GPU) Division {
+	profiles := profilesOf(g)
+	d := Division{Mode: g.Mode, Slices: memorySlices(profiles)}
+	for _, i := range g.Instances {
+		s, _ := parseSize(i.Profile) // a name that this program does not know has no slices
+		d.Instances = append(d.Instances, Part{GPUInstance: i, ComputeSlices: s.slices, Exists: true, InUse: g.InUse[i.ID]})
+		d.Slices = max(d.Slices, i.Start+i.Size)
+	}
+	return d
+}
+
+// profilesOf returns the profiles that a GPU has: those that the driver tells, or those of the tables.
+func profilesOf(g GPU) []inventory.MIGProfile {
+	if len(g.Profiles) > 0 {
+		return g.Profiles
+	}
+	return models[g.PCIDevice>>16]
+}
+
+// memorySlices returns how many memory slices a GPU with these profiles has.
+func memorySlices(profiles []inventory.MIGProfile) int {
+	n := 0
+	for _, p := range profiles {
+		n = max(n, p.Size)
+	}
+	return n
+}
+
+// apply returns how a GPU is to be divided.
+func (item Item) apply(g GPU) (Division, error) {
+	now := division(g)
+	after := Division{Mode: inventory.MIGDisabled, Slices: now.Slices}
+	if !item.Enabled {
+		return after, nil
+	}
+	after.Mode = inventory.MIGEnabled
+	if item.Devices == nil {
+		after.Instances = now.Instances
+		return after, nil
+	}
+	kinds, err := item.kinds(profilesOf(g))
+	if err != nil {
+		return Division{}, err
+	}
+	have := make([]existing, len(now.Instances))
+	for i, e := range now.Instances {
+		have[i] = existing{e.GPUInstance, costInstance}
+		if e.InUse {
+			have[i].cost = costInUse
+		}
+	}
+	found, ok := solve(kinds, now.Slices, have, false)
+	if !ok {
+		return Division{}, errors.New(unplaceable(kinds, now.Slices))
+	}
+	for _, s := range found {
+		k := kinds[s.kind]
+		instance := Part{ComputeSlices: k.slices, GPUInstance: inventory.GPUInstance{
+			Profile: k.profile.Name, Start: s.start, Size: k.profile.Size, Computes: k.computes,
+		}}
+		if s.existing >= 0 {
+			instance = now.Instances[s.existing]
+			if len(instance.Computes) == 0 {
+				instance.Computes = k.computes
+			}
+		}
+		after.Instances = append(after.Instances, instance)
+	}
+	return after, nil
+}
+
+// kinds returns what the item wants of a GPU with these profiles, largest first, or why the GPU cannot have it however it is placed.
+func (item Item) kinds(profiles []inventory.MIGProfile) ([]kind, error) {
+	if len(profiles) == 0 {
+		return nil, errors.New("the profiles of this GPU are not known: run this as root, so that the driver tells them")
+	}
+	byInstance := map[string][]int{} // the compute instances that are wanted in instances of a profile
+	for _, name := range slices.Sorted(maps.Keys(item.Devices)) {
+		s, err := parseSize(name)
+		if err != nil {
+			return nil, err
+		}
+		byInstance[s.instance()] = append(byInstance[s.instance()], slices.Repeat([]int{s.compute}, item.Devices[name])...)
+	}
+	var kinds []kind
+	for _, name := range slices.Sorted(maps.Keys(byInstance)) {
+		at := slices.IndexFunc(profiles, func(p inventory.MIGProfile) bool { return p.Name == name })
+		if at < 0 {
+			return nil, fmt.Errorf("the GPU has no profile %s: give some of %s", name, strings.Join(names(profiles), ", "))
+		}
+		s, _ := parseSize(name)
+		packed := pack(byInstance[name], s.slices, profiles[at].Count)
+		if packed == nil {
+			return nil, fmt.Errorf("the GPU has room for %d of %s, and %s: want fewer", profiles[at].Count, name, wanted(item.Devices, name))
+		}
+		for _, computes := range packed {
+			same := func(k kind) bool { return k.profile.Name == name && sameComputes(k.computes, computes) }
+			if i := slices.IndexFunc(kinds, same); i >= 0 {
+				kinds[i].count++
+				continue
+			}
+			kinds = append(kinds, kind{profile: profiles[at], slices: s.slices, computes: computes, count: 1})
+		}
+	}
+	slices.SortStableFunc(kinds, func(a, b kind) int {
+		return cmp.Or(cmp.Compare(b.profile.Size, a.profile.Size), cmp.Compare(b.slices, a.slices))
+	})
+	for i, a := range kinds {
+		for j, b := range kinds[:i+1] {
+			if clash(a.profile.Name, b.profile.Name) && (i != j || a.count > 1) {
+				return nil, fmt.Errorf("%s and %s cannot be on one GPU, because there are not enough media engines: %s",
+					b.profile.Name, a.profile.Name, fits(kinds, memorySlices(profiles)))
+			}
+		}
+	}
+	return kinds, nil
+}
+
+// wanted says which devices are wanted in instances of a profile.
+func wanted(devices map[string]int, instance string) string {
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(devices)) {
+		if s, err := parseSize(name); err == nil && s.instance() == instance {
+			parts = append(parts, fmt.Sprintf("%d of %s", devices[name], name))
+		}
+	}
+	return strings.Join(parts, ", ") + " are wanted"
+}
+
+// names returns the names of profiles.
+func names(profiles []inventory.MIGProfile) []string {
+	names := make([]string, len(profiles))
+	for i, p := range profiles {
+		names[i] = p.Name
+	}
+	return names
+}
+
+// unplaceable says why kinds have no place together, and what has.
+func unplaceable(kinds []kind, slices int) string {
+	sizes := 0
+	for _, k := range kinds {
+		sizes += k.count * k.profile.Size
+	}
+	if sizes > slices {
+		return fmt.Sprintf("the instances need %d memory slices, and the GPU has %d: %s", sizes, slices, fits(kinds, slices))
+	}
+	return "there is no placement for all of these instances at once: " + fits(kinds, slices)
+}
+
+// fits says how much of what is wanted fits.
+func fits(kinds []kind, memorySlices int) string {
+	found, _ := solve(kinds, memorySlices, nil, true)
+	counts := make([]int, len(kinds))
+	for _, s := range found {
+		counts[s.kind]++
+	}
+	var parts []string
+	for i, k := range kinds {
+		if counts[i] > 0 {
+			instance := Part{GPUInstance: inventory.GPUInstance{Profile: k.profile.Name, Computes: k.computes}, ComputeSlices: k.slices}
+			parts = append(parts, fmt.Sprintf("%d of %s", counts[i], strings.Join(instance.Devices(), " with ")))
+		}
+	}
+	return "of them, " + strings.Join(parts, ", ") + " would fit"
+}
+
+// steps returns how to get from one division of a GPU to another.
+func steps(g GPU, before, after Division) []Step {
+	var list []Step
+	kept := func(i Part) bool {
+		return slices.ContainsFunc(after.Instances, func(o Part) bool { return o.Exists && o.Start == i.Start })
+	}
+	for _, i := range before.Instances {
+		if kept(i) {
+			continue
+		}
+		for _, c := range i.Computes {
+			list = append(list, Step{Action: DestroyCompute, Part: i, Compute: c})
+		}
+		list = append(list, Step{Action: DestroyInstance, Part: i})
+	}
+	if g.Mode != after.Mode || g.Pending != after.Mode {
+		action := DisableMode
+		if after.Mode == inventory.MIGEnabled {
+			action = EnableMode
+		}
+		list = append(list, Step{Action: action})
+	}
+	largest := slices.Clone(after.Instances)
+	slices.SortStableFunc(largest, func(a, b Part) int { return b.Size - a.Size })
+	for _, i := range largest {
+		had := 0
+		if i.Exists {
+			at := slices.IndexFunc(before.Instances, func(o Part) bool { return o.Start == i.Start })
+			had = len(before.Instances[at].Computes)
+		} else {
+			list = append(list, Step{Action: CreateInstance, Part: i})
+		}
+		if had == 0 {
+			for _, c := range i.Computes {
+				list = append(list, Step{Action: CreateCompute, Part: i, Compute: c})
+			}
+		}
+	}
+	return list
+}

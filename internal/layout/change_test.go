@@ -1,0 +1,426 @@
+package layout
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+const (
+	h100 = 0x233010de
+	a100 = 0x20b010de
+	b30  = 0x20b710de
+	rtx  = 0x2bb510de
+)
+
+// gpu returns a GPU in multi-instance mode with the given instances: a profile, "@", the first slice, and "!" if it is in use.
+func gpu(device uint32, instances ...string) GPU {
+	g := GPU{
+		UUID: "GPU-0", InUse: map[int]bool{},
+		Partitions: inventory.Partitions{PCIDevice: device, Mode: inventory.MIGEnabled, Pending: inventory.MIGEnabled},
+	}
+	for id, text := range instances {
+		text, inUse := strings.CutSuffix(text, "!")
+		text, bare := strings.CutSuffix(text, "?")
+		name, at, _ := strings.Cut(text, "@")
+		var start int
+		if _, err := fmt.Sscan(at, &start); err != nil {
+			panic(err)
+		}
+		s, err := parseSize(name)
+		if err != nil {
+			panic(err)
+		}
+		i := inventory.GPUInstance{ID: id + 1, Profile: s.instance(), Start: start}
+		for _, p := range models[device>>16] {
+			if p.Name == i.Profile {
+				i.Size = p.Size
+			}
+		}
+		for n := 0; n < s.slices/s.compute && !bare; n++ {
+			i.Computes = append(i.Computes, inventory.ComputeInstance{ID: n, Start: n * s.compute, Slices: s.compute})
+		}
+		g.Instances = append(g.Instances, i)
+		g.InUse[i.ID] = inUse
+	}
+	return g
+}
+
+// wish returns a layout that wants the given devices on all GPUs.
+func wish(devices map[string]int) Layout {
+	return Layout{Name: "wish", Items: []Item{{All: true, Enabled: true, Devices: devices}}}
+}
+
+// show writes the steps of a change, one a line.
+func show(c GPUChange) []string {
+	var lines []string
+	for _, s := range c.Steps {
+		line := string(s.Action)
+		switch s.Action {
+		case CreateInstance:
+			line += fmt.Sprintf(" %s %d:%d", s.Part.Profile, s.Part.Start, s.Part.Size)
+		case CreateCompute:
+			line += fmt.Sprintf(" at %d %d:%d", s.Part.Start, s.Compute.Start, s.Compute.Slices)
+		case DestroyInstance:
+			line += fmt.Sprintf(" %d", s.Part.ID)
+		case DestroyCompute:
+			line += fmt.Sprintf(" %d/%d", s.Part.ID, s.Compute.ID)
+		default: // the mode
+		}
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+func TestSteps(t *testing.T) {
+	t.Parallel()
+	off := gpu(h100)
+	off.Mode, off.Pending = inventory.MIGDisabled, inventory.MIGDisabled
+	pending := gpu(a100)
+	pending.Mode = inventory.MIGDisabled
+	toOff := gpu(h100, "7g.80gb@0")
+	toOff.Pending = inventory.MIGDisabled
+	balanced := map[string]int{"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}
+	for name, tt := range map[string]struct {
+		gpu  GPU
+		item Item
+		want []string
+	}{
+		"from a whole GPU": {off, Item{Enabled: true, Devices: balanced}, []string{
+			"enable-mig",
+			"create-gpu-instance 3g.40gb 4:4", "create-compute-instance at 4 0:3",
+			"create-gpu-instance 2g.20gb 0:2", "create-compute-instance at 0 0:2",
+			"create-gpu-instance 1g.10gb 2:1", "create-compute-instance at 2 0:1",
+			"create-gpu-instance 1g.10gb 3:1", "create-compute-instance at 3 0:1",
+		}},
+		"nothing to do": {gpu(h100, "2g.20gb@0", "1g.10gb@2", "1g.10gb@3", "3g.40gb@4"), Item{Enabled: true, Devices: balanced}, nil},
+		"what is wanted stays": {
+			gpu(h100, "1g.10gb@0!", "1g.10gb@1", "1g.10gb@2!", "3g.40gb@4"), Item{Enabled: true, Devices: map[string]int{"1g.10gb": 2, "3g.40gb": 1}},
+			[]string{"destroy-compute-instance 2/0", "destroy-gpu-instance 2"},
+		},
+		"those in use stay before others": {
+			gpu(h100, "3g.40gb@0", "3g.40gb@4!"), Item{Enabled: true, Devices: map[string]int{"3g.40gb": 1, "4g.40gb": 1}},
+			[]string{
+				"destroy-compute-instance 1/0", "destroy-gpu-instance 1",
+				"create-gpu-instance 4g.40gb 0:4", "create-compute-instance at 0 0:4",
+			},
+		},
+		"one in the way goes although it is in use": {
+			gpu(h100, "1g.10gb@0!"), Item{Enabled: true, Devices: map[string]int{"7g.80gb": 1}},
+			[]string{
+				"destroy-compute-instance 1/0", "destroy-gpu-instance 1",
+				"create-gpu-instance 7g.80gb 0:8", "create-compute-instance at 0 0:7",
+			},
+		},
+		"others go around one that stays": {
+			gpu(h100, "2g.20gb@4"), Item{Enabled: true, Devices: map[string]int{"2g.20gb": 1, "3g.40gb": 1, "1g.10gb": 1}},
+			[]string{
+				"create-gpu-instance 3g.40gb 0:4", "create-compute-instance at 0 0:3",
+				"create-gpu-instance 1g.10gb 6:1", "create-compute-instance at 6 0:1",
+			},
+		},
+		"one that is in the way elsewhere moves": {
+			gpu(h100, "2g.20gb@4"), Item{Enabled: true, Devices: map[string]int{"2g.20gb": 1, "3g.40gb": 1, "1g.10gb": 2}},
+			[]string{
+				"destroy-compute-instance 1/0", "destroy-gpu-instance 1",
+				"create-gpu-instance 3g.40gb 4:4", "create-compute-instance at 4 0:3",
+				"create-gpu-instance 2g.20gb 0:2", "create-compute-instance at 0 0:2",
+				"create-gpu-instance 1g.10gb 2:1", "create-compute-instance at 2 0:1",
+				"create-gpu-instance 1g.10gb 3:1", "create-compute-instance at 3 0:1",
+			},
+		},
+		"an instance without its compute instance": {
+			gpu(h100, "3g.40gb@4?"), Item{Enabled: true, Devices: map[string]int{"3g.40gb": 1}},
+			[]string{"create-compute-instance at 4 0:3"},
+		},
+		"other compute instances": {
+			gpu(h100, "3g.40gb@4"), Item{Enabled: true, Devices: map[string]int{"1c.3g.40gb": 3}},
+			[]string{
+				"destroy-compute-instance 1/0", "destroy-gpu-instance 1", "create-gpu-instance 3g.40gb 0:4",
+				"create-compute-instance at 0 0:1", "create-compute-instance at 0 1:1", "create-compute-instance at 0 2:1",
+			},
+		},
+		"the same compute instances": {gpu(h100, "1c.3g.40gb@4"), Item{Enabled: true, Devices: map[string]int{"1c.3g.40gb": 3}}, nil},
+		"compute instances of several sizes": {
+			gpu(h100), Item{Enabled: true, Devices: map[string]int{"3c.7g.80gb": 1, "2c.7g.80gb": 2}},
+			[]string{
+				"create-gpu-instance 7g.80gb 0:8", "create-compute-instance at 0 0:2", "create-compute-instance at 0 2:2",
+				"create-compute-instance at 0 4:3",
+			},
+		},
+		"the mode alone":                   {off, Item{Enabled: true}, []string{"enable-mig"}},
+		"the mode alone keeps instances":   {gpu(h100, "1g.10gb@0"), Item{Enabled: true}, nil},
+		"a mode that is pending":           {pending, Item{Enabled: true}, []string{"enable-mig"}},
+		"a mode that is not to be changed": {toOff, Item{Enabled: true, Devices: map[string]int{"7g.80gb": 1}}, []string{"enable-mig"}},
+		"off":                              {gpu(h100, "7g.80gb@0"), Item{}, []string{"destroy-compute-instance 1/0", "destroy-gpu-instance 1", "disable-mig"}},
+		"off already":                      {off, Item{}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			tt.item.All = true
+			c := Plan(Layout{Items: []Item{tt.item}}, []GPU{tt.gpu})
+			if !c.Possible() {
+				t.Fatal(c.GPUs[0].Reason)
+			}
+			if diff := cmp.Diff(tt.want, show(c.GPUs[0])); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestImpossible(t *testing.T) {
+	t.Parallel()
+	none := gpu(0x1db110de)
+	none.Mode = inventory.MIGUnsupported
+	for name, tt := range map[string]struct {
+		gpu     GPU
+		devices map[string]int
+		want    string
+	}{
+		"a profile of another model": {
+			gpu(h100), map[string]int{"1g.5gb": 7},
+			"the GPU has no profile 1g.5gb: give some of 1g.10gb, 1g.10gb+me, 1g.20gb, 2g.20gb, 3g.40gb, 4g.40gb, 7g.80gb",
+		},
+		"too many of one": {
+			gpu(h100), map[string]int{"3g.40gb": 3}, "the GPU has room for 2 of 3g.40gb, and 3 of 3g.40gb are wanted: want fewer",
+		},
+		"too many compute instances": {
+			gpu(h100), map[string]int{"1c.4g.40gb": 2, "2c.4g.40gb": 2},
+			"the GPU has room for 1 of 4g.40gb, and 2 of 1c.4g.40gb, 2 of 2c.4g.40gb are wanted: want fewer",
+		},
+		"a size that has no place": {
+			gpu(h100), map[string]int{"3c.4g.40gb": 1}, "the GPU has room for 1 of 4g.40gb, and 1 of 3c.4g.40gb are wanted: want fewer",
+		},
+		"too many slices": {
+			gpu(h100), map[string]int{"3g.40gb": 2, "1g.10gb": 1, "2g.20gb": 1},
+			"the instances need 11 memory slices, and the GPU has 8: of them, 2 of 3g.40gb would fit",
+		},
+		"no placement": {
+			gpu(h100), map[string]int{"1g.10gb": 4, "4g.40gb": 1},
+			"there is no placement for all of these instances at once: of them, 1 of 4g.40gb, 3 of 1g.10gb would fit",
+		},
+		"two that need the same media engines": {
+			gpu(b30), map[string]int{"1g.6gb+me": 1, "2g.12gb+me": 1},
+			"2g.12gb+me and 1g.6gb+me cannot be on one GPU, because there are not enough media engines: " +
+				"of them, 1 of 2g.12gb+me would fit",
+		},
+		"all media engines": {
+			gpu(rtx), map[string]int{"1g.24gb+me.all": 1, "1g.24gb-me": 2, "1g.24gb": 1},
+			"1g.24gb and 1g.24gb+me.all cannot be on one GPU, because there are not enough media engines: " +
+				"of them, 1 of 1g.24gb, 2 of 1g.24gb-me would fit",
+		},
+		"an unknown model": {
+			gpu(0x999910de), map[string]int{"1g.10gb": 1},
+			"the profiles of this GPU are not known: run this as root, so that the driver tells them",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := Plan(wish(tt.devices), []GPU{tt.gpu})
+			if c.Possible() || c.GPUs[0].Reason != tt.want {
+				t.Errorf("got  %s\nwant %s", c.GPUs[0].Reason, tt.want)
+			}
+			if len(c.GPUs[0].Steps) > 0 {
+				t.Errorf("steps although it is impossible: %v", show(c.GPUs[0]))
+			}
+		})
+	}
+	item := Item{Indexes: []int{0}, Enabled: true}
+	if c := Plan(Layout{Items: []Item{item}}, []GPU{none}); c.Possible() {
+		t.Error("the mode is possible on a GPU that has none")
+	}
+	item = Item{All: true, Enabled: true}
+	if c := Plan(Layout{Items: []Item{item}}, []GPU{none}); !c.Possible() || c.GPUs[0].Note == "" {
+		t.Errorf("a GPU without the mode stands in the way of all: %+v", c.GPUs[0])
+	}
+}
+
+func TestLastItemCounts(t *testing.T) {
+	t.Parallel()
+	a, b, c := gpu(h100), gpu(h100), gpu(h100)
+	b.Index, b.UUID, c.Index, c.UUID = 1, "GPU-1", 2, "GPU-2"
+	l := Layout{Items: []Item{
+		{Indexes: []int{0, 1}, Enabled: true, Devices: map[string]int{"7g.80gb": 1}},
+		{UUIDs: []string{"GPU-1", "GPU-9"}, Enabled: true, Devices: map[string]int{"3g.40gb": 2}},
+		{Indexes: []int{7}},
+	}}
+	got := Plan(l, []GPU{c, b, a})
+	var profiles []string
+	for _, g := range got.GPUs {
+		for _, i := range g.After.Instances {
+			profiles = append(profiles, fmt.Sprint(g.GPU.Index, " ", i.Profile))
+		}
+	}
+	if diff := cmp.Diff([]string{"0 7g.80gb", "1 3g.40gb", "1 3g.40gb"}, profiles); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	if got.GPUs[2].Note == "" || len(got.GPUs[2].Steps) > 0 {
+		t.Errorf("a GPU that no item matches is changed: %+v", got.GPUs[2])
+	}
+	if len(got.Warnings) != 2 {
+		t.Errorf("warnings %q, want one for GPU 7 and one for GPU-9", got.Warnings)
+	}
+}
+
+func TestBuiltin(t *testing.T) {
+	t.Parallel()
+	a, b := gpu(h100), gpu(a100)
+	b.Index, b.UUID = 1, "GPU-1"
+	none := GPU{Index: 2, UUID: "GPU-2"}
+	gpus := []GPU{a, b, none}
+	want := []string{
+		"all-1g.10gb", "all-1g.10gb.me", "all-1g.20gb", "all-1g.5gb", "all-1g.5gb.me", "all-2g.10gb", "all-2g.20gb", "all-3g.20gb",
+		"all-3g.40gb", "all-4g.20gb", "all-4g.40gb", "all-7g.40gb", "all-7g.80gb", "all-balanced", "all-disabled", "all-enabled",
+	}
+	if diff := cmp.Diff(want, Builtin(gpus).Names()); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	l, err := Find("all-1g.10gb", nil, gpus)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := Plan(l, gpus)
+	if !c.Possible() || len(c.GPUs[0].After.Instances) != 7 || len(c.GPUs[1].After.Instances) != 4 || len(c.GPUs[2].Steps) > 0 {
+		t.Errorf("got %+v", c)
+	}
+	if _, err := Find("all-1g.6gb", nil, gpus); err == nil || !strings.HasPrefix(err.Error(), `no layout is called "all-1g.6gb": give one of all-1`) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := Find("all-balanced", nil, []GPU{gpu(0x999910de)}); err == nil || !strings.Contains(err.Error(), "run this as root") {
+		t.Errorf("got %v", err)
+	}
+	file := File{layouts: map[string][]Item{"mine": {{All: true}}}}
+	if l, err := Find("", &file, gpus); err != nil || l.Name != "mine" {
+		t.Errorf("got %+v, %v", l, err)
+	}
+}
+
+// TestBuiltinIsPossible holds that each built-in layout can be had on each model.
+func TestBuiltinIsPossible(t *testing.T) {
+	t.Parallel()
+	for device := range models {
+		g := gpu(device<<16 | 0x10de)
+		f := Builtin([]GPU{g})
+		for _, name := range f.Names() {
+			l, err := f.Layout(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if c := Plan(l, []GPU{g}); !c.Possible() {
+				t.Errorf("%x: %s: %s", device, name, c.GPUs[0].Reason)
+			}
+		}
+		if !slices.Contains(f.Names(), AllBalanced) {
+			t.Errorf("%x: no %s", device, AllBalanced)
+		}
+	}
+}
+
+// random returns a GPU with random instances that have a place, and a random wish for it.
+func random(r *rand.Rand, device uint32) (GPU, map[string]int) {
+	profiles := models[device>>16]
+	var instances []string
+	taken := map[int]bool{}
+	for range r.IntN(8) {
+		p := profiles[r.IntN(len(profiles))]
+		start := p.Starts[r.IntN(len(p.Starts))]
+		free := true
+		for s := start; s < start+p.Size; s++ {
+			free = free && !taken[s]
+		}
+		if !free {
+			continue
+		}
+		for s := start; s < start+p.Size; s++ {
+			taken[s] = true
+		}
+		text := fmt.Sprintf("%s@%d", p.Name, start)
+		if s, _ := parseSize(p.Name); s.slices == 3 && r.IntN(3) == 0 {
+			text = "1c." + text
+		}
+		text += []string{"", "?", "!", "!"}[r.IntN(4)]
+		instances = append(instances, text)
+	}
+	devices := map[string]int{}
+	for range 1 + r.IntN(6) {
+		name := profiles[r.IntN(len(profiles))].Name
+		if s, _ := parseSize(name); s.slices > 1 && r.IntN(5) == 0 {
+			name = "1c." + name
+		}
+		devices[name]++
+	}
+	return gpu(device, instances...), devices
+}
+
+// TestRandomWishes holds what must hold of every change, and that the solver finds the best one: that of the oracle.
+func TestRandomWishes(t *testing.T) {
+	t.Parallel()
+	devices := slices.Sorted(maps.Keys(models))
+	possible := 0
+	for seed := range uint64(3000) {
+		r := rand.New(rand.NewPCG(seed, 12))
+		g, wanted := random(r, devices[seed%uint64(len(devices))]<<16|0x10de)
+		c := Plan(wish(wanted), []GPU{g}).GPUs[0]
+		if diff := cmp.Diff(c, Plan(wish(maps.Clone(wanted)), []GPU{g}).GPUs[0]); diff != "" {
+			t.Fatalf("seed %d: the same wish gives another change:\n%s", seed, diff)
+		}
+		problem := judge(g, wanted, c)
+		if c.Reason == "" {
+			possible++
+		}
+		if problem != "" {
+			t.Fatalf("seed %d: %v has %v, wants %v: %s\n%s", seed, g.PCIDevice, g.Instances, wanted, problem, strings.Join(show(c), "\n"))
+		}
+	}
+	if possible < 600 || possible > 2400 {
+		t.Errorf("%d of 3000 wishes are possible: the test does not try both", possible)
+	}
+}
+
+// FuzzPlan is TestRandomWishes for any seed.
+func FuzzPlan(f *testing.F) {
+	f.Add(uint64(1), uint64(2))
+	devices := slices.Sorted(maps.Keys(models))
+	f.Fuzz(func(t *testing.T, a, b uint64) {
+		g, wanted := random(rand.New(rand.NewPCG(a, b)), devices[a%uint64(len(devices))]<<16|0x10de)
+		if problem := judge(g, wanted, Plan(wish(wanted), []GPU{g}).GPUs[0]); problem != "" {
+			t.Errorf("%v has %v, wants %v: %s", g.PCIDevice, g.Instances, wanted, problem)
+		}
+	})
+}
+
+// BenchmarkPlan plans 8 GPUs, each of which has something else than the layout wants.
+func BenchmarkPlan(b *testing.B) {
+	for name, devices := range map[string]map[string]int{
+		"balanced":   {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1},
+		"many kinds": {"1g.10gb": 2, "1g.10gb+me": 1, "1g.20gb": 1, "2g.20gb": 1},
+		"impossible": {"1g.10gb": 7, "1g.10gb+me": 1, "1g.20gb": 4, "2g.20gb": 3, "3g.40gb": 2, "4g.40gb": 1},
+		"all kinds of another model": {
+			"1g.24gb": 4, "1g.24gb+me": 1, "1g.24gb+gfx": 4, "1g.24gb-me": 4, "2g.48gb": 2, "2g.48gb+gfx": 2, "2g.48gb-me": 2, "4g.96gb": 1,
+		},
+	} {
+		b.Run(name, func(b *testing.B) {
+			var gpus []GPU
+			model := uint32(h100)
+			if devices["1g.24gb"] > 0 {
+				model = rtx
+			}
+			for i := range 8 {
+				g, _ := random(rand.New(rand.NewPCG(uint64(i), 1)), model)
+				g.Index, g.UUID = i, fmt.Sprint("GPU-", i)
+				gpus = append(gpus, g)
+			}
+			for b.Loop() {
+				Plan(wish(devices), gpus)
+			}
+		})
+	}
+}

@@ -1,0 +1,222 @@
+package layout
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+// A kind is a GPU instance as a layout wants it, so many times: a profile, and the compute instances in it.
+type kind struct {
+	profile  inventory.MIGProfile
+	slices   int                         // compute slices
+	computes []inventory.ComputeInstance // without IDs, by ascending start
+	count    int
+}
+
+// A spot is one GPU instance of a solution.
+type spot struct {
+	kind  int // in the list of kinds
+	start int
+	// existing is the position of the GPU instance that is kept, or -1 for one that is to be created.
+	existing int
+}
+
+// What it costs that an instance which exists is not kept. One that is in use outweighs all that are not.
+const (
+	costInUse    = 100_000
+	costInstance = 1000
+	costCompute  = 1 // to create the compute instances of an instance that has none
+)
+
+// A search finds the best way to put instances on the memory slices of one GPU. It looks at the slices in turn and tries each kind
+// that can begin there, so it finds every solution, and the first one of the best.
+type search struct {
+	kinds  []kind
+	slices int
+	have   []existing
+	// partial is whether some of what is wanted may be left out: then the solution that covers most slices is the best.
+	partial bool
+
+	left  []int // of each kind
+	sizes int   // the memory slices of those that are left
+	here  []spot
+	cost  int
+
+	found bool
+	best  []spot
+	value value
+}
+
+// An existing is a GPU instance that exists, and what it costs not to keep it.
+type existing struct {
+	inventory.GPUInstance
+	cost int
+}
+
+// A value says how good a solution is: more slices covered is better, then more instances, then a lower cost.
+type value struct{ covered, instances, cost int }
+
+func (v value) compare(other value) int {
+	return cmp.Or(cmp.Compare(v.covered, other.covered), cmp.Compare(v.instances, other.instances), cmp.Compare(other.cost, v.cost))
+}
+
+// solve returns the best solution and whether there is one. The kinds are tried in their order.
+func solve(kinds []kind, memorySlices int, have []existing, partial bool) ([]spot, bool) {
+	s := search{kinds: kinds, slices: memorySlices, have: have, partial: partial}
+	for _, k := range kinds {
+		s.left = append(s.left, k.count)
+		s.sizes += k.count * k.profile.Size
+	}
+	for _, e := range have {
+		s.cost += e.cost
+	}
+	s.from(0)
+	return s.best, s.found
+}
+
+// from fills the memory slices from the given one on.
+func (s *search) from(slice int) {
+	room, covered := s.slices-slice, s.covered()
+	switch {
+	case !s.partial && s.sizes > room:
+		return
+	case s.partial && s.found && covered+min(room, s.sizes) < s.value.covered:
+		return
+	case s.sizes == 0 || slice >= s.slices:
+		if v := (value{covered, len(s.here), s.cost}); !s.found || v.compare(s.value) > 0 {
+			s.found, s.value, s.best = true, v, slices.Clone(s.here)
+		}
+		return
+	}
+	for i, k := range s.kinds {
+		if s.left[i] == 0 || !slices.Contains(k.profile.Starts, slice) || k.profile.Size > room || s.partial && s.clashes(k) {
+			continue
+		}
+		position, saved := s.keep(k, slice)
+		s.left[i]--
+		s.sizes -= k.profile.Size
+		s.cost -= saved
+		s.here = append(s.here, spot{i, slice, position})
+		s.from(slice + k.profile.Size)
+		s.here = s.here[:len(s.here)-1]
+		s.cost += saved
+		s.sizes += k.profile.Size
+		s.left[i]++
+	}
+	s.from(slice + 1)
+}
+
+// covered returns how many memory slices the instances have that were put so far.
+func (s *search) covered() int {
+	n := 0
+	for _, p := range s.here {
+		n += s.kinds[p.kind].profile.Size
+	}
+	return n
+}
+
+// clashes says whether a kind cannot be beside those that were put so far.
+func (s *search) clashes(k kind) bool {
+	beside := 0
+	for _, p := range s.here {
+		other := s.kinds[p.kind].profile
+		if clash(k.profile.Name, other.Name) {
+			return true
+		}
+		if other.Name == k.profile.Name {
+			beside++
+		}
+	}
+	return beside == k.profile.Count
+}
+
+// keep returns which existing instance a kind at a slice is, and what is saved because it is kept.
+func (s *search) keep(k kind, start int) (position, saved int) {
+	for i, e := range s.have {
+		switch {
+		case e.Start != start || e.Profile != k.profile.Name:
+		case sameComputes(e.Computes, k.computes):
+			return i, e.cost
+		case len(e.Computes) == 0:
+			return i, e.cost - costCompute
+		}
+	}
+	return -1, 0
+}
+
+// sameComputes says whether compute instances have the same sizes. Where each of them is makes no difference to who uses it.
+func sameComputes(a, b []inventory.ComputeInstance) bool {
+	sizes := func(list []inventory.ComputeInstance) []int {
+		n := make([]int, len(list))
+		for i, c := range list {
+			n[i] = c.Slices
+		}
+		slices.Sort(n)
+		return n
+	}
+	return slices.Equal(sizes(a), sizes(b))
+}
+
+// clash says whether instances of two profiles cannot be on one GPU because of its media engines: one with +me takes those of which
+// the GPU has one, and one with +me.all takes all.
+func clash(a, b string) bool {
+	all := func(name string) bool { return strings.HasSuffix(name, "+me.all") }
+	none := func(name string) bool { return strings.HasSuffix(name, "-me") }
+	one := func(name string) bool { return strings.HasSuffix(name, "+me") }
+	return all(a) && !none(b) || all(b) && !none(a) || one(a) && one(b)
+}
+
+// pack puts compute instances of the given sizes, in compute slices, into as few GPU instances with so many slices as it can, and at
+// most into limit. It returns the compute instances of each; nil if they do not fit.
+func pack(sizes []int, giSlices, limit int) [][]inventory.ComputeInstance {
+	sizes = slices.Clone(sizes)
+	slices.SortFunc(sizes, func(a, b int) int { return b - a })
+	sum := 0
+	for _, n := range sizes {
+		sum += n
+	}
+	for bins := max(1, (sum+giSlices-1)/giSlices); bins <= limit; bins++ {
+		used := make([]uint, bins)
+		packed := make([][]inventory.ComputeInstance, bins)
+		if !packInto(sizes, 0, giSlices, used, packed) {
+			continue
+		}
+		for _, computes := range packed {
+			slices.SortFunc(computes, func(a, b inventory.ComputeInstance) int { return a.Start - b.Start })
+		}
+		return packed
+	}
+	return nil
+}
+
+// packInto puts the sizes into the GPU instances, of whose compute slices those in used are taken. The first of the sizes goes into
+// instance first or a later one.
+func packInto(sizes []int, first, giSlices int, used []uint, packed [][]inventory.ComputeInstance) bool {
+	if len(sizes) == 0 {
+		return true
+	}
+	size, rest := sizes[0], sizes[1:]
+	for i := first; i < len(used); i++ {
+		for _, start := range computeStarts[[2]int{giSlices, size}] {
+			mask := (uint(1)<<size - 1) << start
+			if used[i]&mask != 0 {
+				continue
+			}
+			used[i] |= mask
+			packed[i] = append(packed[i], inventory.ComputeInstance{Start: start, Slices: size})
+			next := 0
+			if len(rest) > 0 && rest[0] == size {
+				next = i // equal ones are put in order: another order is the same
+			}
+			if packInto(rest, next, giSlices, used, packed) {
+				return true
+			}
+			packed[i] = packed[i][:len(packed[i])-1]
+			used[i] &^= mask
+		}
+	}
+	return false
+}
