@@ -1,0 +1,299 @@
+package apiserver
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+)
+
+const bodyLimit = 3 << 20 // the API server's own, in bytes
+
+// target is what the path of a request names.
+type target struct {
+	resource    resource
+	key         key // without a name for a collection
+	subresource string
+}
+
+// serve answers a request.
+func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
+	if err := s.answer(w, r); err != nil {
+		var status apierrors.APIStatus
+		if !errors.As(err, &status) {
+			status = apierrors.NewInternalError(err)
+		}
+		content := status.Status()
+		content.Kind, content.APIVersion = "Status", "v1"
+		write(w, int(content.Code), &content)
+	}
+}
+
+func (s *Server) answer(w http.ResponseWriter, r *http.Request) error {
+	t, found := parsePath(r.URL.Path)
+	query := r.URL.Query()
+	request := Request{Verb: verb(r, t), Resource: t.resource.name}
+	if t.subresource != "" {
+		request.Resource += "/" + t.subresource
+	}
+	if fault := s.admit(w, r, request); fault != nil {
+		return fault
+	}
+	s.mu.Lock()
+	noFeatures := s.noFeatures
+	s.mu.Unlock()
+	if !found || t.resource.custom && noFeatures {
+		return apierrors.NewGenericServerResponse(http.StatusNotFound, request.Verb, t.resource.group(), "",
+			"404 page not found", 0, true)
+	}
+	switch request.Verb {
+	case "get":
+		object, err := s.store.get(t.key)
+		if err != nil {
+			return err
+		}
+		write(w, http.StatusOK, object)
+		return nil
+	case "list":
+		return s.list(w, t, query.Get("fieldSelector"))
+	case "watch":
+		return s.watch(w, r, t)
+	case "create", "patch", "apply":
+		return s.change(w, r, t, request.Verb)
+	}
+	return apierrors.NewMethodNotSupported(t.resource.group(), request.Verb)
+}
+
+// verb returns the verb of a request, as the API server's own metrics have it; apply stands beside patch.
+func verb(r *http.Request, t target) string {
+	switch {
+	case r.Method == http.MethodGet && r.URL.Query().Get("watch") != "" && r.URL.Query().Get("watch") != "false":
+		return "watch"
+	case r.Method == http.MethodGet && t.key.name == "":
+		return "list"
+	case r.Method == http.MethodGet:
+		return "get"
+	case r.Method == http.MethodPost:
+		return "create"
+	case r.Method == http.MethodPatch && strings.HasPrefix(r.Header.Get("Content-Type"), "application/apply-patch"):
+		return "apply"
+	}
+	return strings.ToLower(r.Method)
+}
+
+// parsePath returns what a path such as /api/v1/nodes/NAME/status names, and false where nothing is served.
+func parsePath(path string) (target, bool) {
+	parts := strings.Split(strings.Trim(path, "/"), "/")
+	var group, version string
+	switch {
+	case parts[0] == "api" && len(parts) >= 3:
+		version, parts = parts[1], parts[2:]
+	case parts[0] == "apis" && len(parts) >= 4:
+		group, version, parts = parts[1], parts[2], parts[3:]
+	default:
+		return target{}, false
+	}
+	t := target{}
+	if parts[0] == "namespaces" && len(parts) >= 3 {
+		t.key.namespace, parts = parts[1], parts[2:]
+	}
+	r, ok := resources[parts[0]]
+	if !ok || r.kind.Group != group || r.kind.Version != version || len(parts) > 3 {
+		return target{}, false
+	}
+	t.resource, t.key.resource = r, r.name
+	if len(parts) > 1 {
+		t.key.name = parts[1]
+	}
+	if len(parts) > 2 {
+		t.subresource = parts[2]
+		return t, r.name == "nodes" && t.subresource == "status"
+	}
+	return t, (t.key.namespace != "") == r.namespaced || t.key.name == ""
+}
+
+// matcher returns whether an object is one of a collection. Of field selectors it knows those by name and namespace.
+func (t target) matcher(selector string) (func(key) bool, error) {
+	chosen, err := fields.ParseSelector(selector)
+	if err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	for _, requirement := range chosen.Requirements() {
+		if requirement.Field != "metadata.name" && requirement.Field != "metadata.namespace" {
+			return nil, apierrors.NewBadRequest(fmt.Sprintf("field label not supported: %s", requirement.Field))
+		}
+	}
+	return func(k key) bool {
+		inScope := k.resource == t.key.resource && (t.key.namespace == "" || t.key.namespace == k.namespace)
+		return inScope && chosen.Matches(fields.Set{"metadata.name": k.name, "metadata.namespace": k.namespace})
+	}, nil
+}
+
+func (s *Server) list(w http.ResponseWriter, t target, selector string) error {
+	match, err := t.matcher(selector)
+	if err != nil {
+		return err
+	}
+	objects, version := s.store.list(match)
+	write(w, http.StatusOK, map[string]any{
+		"kind": t.resource.kind.Kind + "List", "apiVersion": t.resource.kind.GroupVersion().String(),
+		"metadata": map[string]any{"resourceVersion": strconv.FormatInt(version, 10)}, "items": objects,
+	})
+	return nil
+}
+
+// change answers a request that creates or patches an object.
+func (s *Server) change(w http.ResponseWriter, r *http.Request, t target, verb string) error {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, bodyLimit))
+	if err != nil {
+		return apierrors.NewRequestEntityTooLargeError(err.Error())
+	}
+	query := r.URL.Query()
+	manager := query.Get("fieldManager")
+	if manager == "" && verb != "apply" {
+		manager, _, _ = strings.Cut(r.UserAgent(), "/")
+	}
+	if verb == "create" {
+		object, err := t.resource.create(body, manager)
+		if err != nil {
+			return err
+		}
+		return s.create(w, t, object)
+	}
+	media, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";")
+	kind, known := patchTypes[media]
+	if !known || t.resource.custom && kind == "application/strategic-merge-patch+json" {
+		return apierrors.NewGenericServerResponse(http.StatusUnsupportedMediaType, verb, t.resource.group(), t.key.name,
+			"the body of the request was in an unknown format", 0, true)
+	}
+	p := patch{kind: kind, data: body, manager: manager, force: query.Get("force") == "true"}
+	existed := false
+	object, err := s.store.update(t.key, func(old runtime.Object) (runtime.Object, error) {
+		existed = old != nil
+		return t.resource.patched(t.key, old, t.subresource, p)
+	})
+	if err != nil {
+		return err
+	}
+	if !existed {
+		write(w, http.StatusCreated, object)
+		return nil
+	}
+	write(w, http.StatusOK, object)
+	return nil
+}
+
+func (s *Server) create(w http.ResponseWriter, t target, object runtime.Object) error {
+	m, err := meta.Accessor(object)
+	if err != nil {
+		return fmt.Errorf("create object: %w", err)
+	}
+	if m.GetNamespace() != "" && m.GetNamespace() != t.key.namespace {
+		return apierrors.NewBadRequest("the namespace of the provided object does not match the namespace sent on the request")
+	}
+	t.key.name = m.GetName()
+	if t.key.name == "" {
+		return apierrors.NewBadRequest("name is required: the stand-in makes none")
+	}
+	created, err := s.store.update(t.key, func(old runtime.Object) (runtime.Object, error) {
+		if old != nil {
+			return nil, apierrors.NewAlreadyExists(t.resource.group(), t.key.name)
+		}
+		return object, nil
+	})
+	if err != nil {
+		return err
+	}
+	write(w, http.StatusCreated, created)
+	return nil
+}
+
+// watch answers with changes until the client goes, its time is over or watches are ended.
+func (s *Server) watch(w http.ResponseWriter, r *http.Request, t target) error {
+	query := r.URL.Query()
+	selector := query.Get("fieldSelector")
+	if t.key.name != "" {
+		selector = "metadata.name=" + t.key.name
+	}
+	match, err := t.matcher(selector)
+	if err != nil {
+		return err
+	}
+	version := int64(0)
+	if text := query.Get("resourceVersion"); text != "" {
+		if version, err = strconv.ParseInt(text, 10, 64); err != nil {
+			return apierrors.NewBadRequest(err.Error())
+		}
+	}
+	seconds, err := strconv.Atoi(query.Get("timeoutSeconds"))
+	if err != nil || seconds <= 0 {
+		seconds = 1800
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), time.Duration(seconds)*time.Second)
+	defer cancel()
+	s.mu.Lock()
+	ended := s.watches
+	s.mu.Unlock()
+
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusOK)
+	for {
+		changes, upTo, changed, err := s.store.since(version, match)
+		var expired apierrors.APIStatus
+		if errors.As(err, &expired) {
+			status := expired.Status()
+			status.Kind, status.APIVersion = "Status", "v1"
+			return send(w, watch.Error, &status)
+		}
+		for _, c := range changes {
+			if c.kind == watch.Bookmark && query.Get("allowWatchBookmarks") != "true" {
+				continue
+			}
+			if err := send(w, c.kind, t.resource.event(c)); err != nil {
+				return nil // the client has gone
+			}
+		}
+		version = upTo
+		_ = http.NewResponseController(w).Flush()
+		select {
+		case <-changed:
+		case <-ended:
+			return nil
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// event returns what a watch sends of a change: the object, or the version alone.
+func (r resource) event(c change) any {
+	if c.kind != watch.Bookmark {
+		return c.object
+	}
+	return metav1.PartialObjectMetadata{
+		TypeMeta:   metav1.TypeMeta{Kind: r.kind.Kind, APIVersion: r.kind.GroupVersion().String()},
+		ObjectMeta: metav1.ObjectMeta{ResourceVersion: strconv.FormatInt(c.version, 10)},
+	}
+}
+
+func send(w io.Writer, kind watch.EventType, object any) error {
+	return json.NewEncoder(w).Encode(map[string]any{"type": kind, "object": object})
+}
+
+func write(w http.ResponseWriter, code int, content any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(content) // the client has gone
+}

@@ -1,0 +1,204 @@
+package apiserver
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+)
+
+// Names of the files in the folder of a Server. The first three are those of a service account in a pod.
+const (
+	tokenFile      = "token"
+	caFile         = "ca.crt"
+	namespaceFile  = "namespace"
+	kubeconfigFile = "kubeconfig"
+)
+
+// A Server is an API server over any number of times that it is stopped and resumed. Objects outlive a stop. All methods may
+// be called by several goroutines.
+type Server struct {
+	dir     string
+	address string
+	store   *store
+	hole    *hole
+
+	mu         sync.Mutex // guards all following fields
+	authority  *authority
+	token      string
+	fault      Fault
+	skew       time.Duration
+	noFeatures bool
+	counts     map[Request]int
+	current    *life         // nil while the server is stopped
+	watches    chan struct{} // closed when all watches are to end
+}
+
+// life is the time between a start of the server and its stop.
+type life struct {
+	http   *http.Server
+	ended  chan struct{}
+	listen net.Listener
+}
+
+var servers atomic.Uint32 // in this process
+
+// Start starts a server that writes its files into dir, which must exist. The caller owns it and ends it with Stop.
+func Start(dir string) (*Server, error) {
+	// An address of its own keeps the port free while the server is stopped: clients' own ports are on 127.0.0.1.
+	pid := os.Getpid()
+	ip := fmt.Sprintf("127.%d.%d.%d", 64+servers.Add(1)%64, pid>>8&255, pid&255)
+	ca, err := newAuthority(ip)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{
+		dir: dir, address: net.JoinHostPort(ip, "0"), store: newStore(), hole: newHole(), authority: ca, counts: map[Request]int{},
+		watches: make(chan struct{}),
+	}
+	if err := s.Resume(); err != nil {
+		return nil, err
+	}
+	if err := errors.Join(s.RotateToken(), s.PublishCA(), s.write(namespaceFile, "kube-system"), s.writeKubeconfig()); err != nil {
+		s.Stop()
+		return nil, err
+	}
+	return s, nil
+}
+
+// Stop ends the server as a kill would: every connection breaks, and new ones are refused. It returns when no goroutine of
+// the server is left. Stopping a stopped server does nothing.
+func (s *Server) Stop() {
+	s.mu.Lock()
+	l := s.current
+	s.current = nil
+	s.mu.Unlock()
+	if l == nil {
+		return
+	}
+	_ = l.http.Close()
+	s.hole.release() // connections that wait in it are closed by now
+	<-l.ended
+}
+
+// Resume starts a stopped server again at the same address, with the same objects.
+func (s *Server) Resume() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.current != nil {
+		return errors.New("start API server: it is running")
+	}
+	var config net.ListenConfig
+	listener, err := config.Listen(context.Background(), "tcp", s.address)
+	if err != nil {
+		return fmt.Errorf("start API server: %w", err)
+	}
+	s.address = listener.Addr().String()
+	l := &life{ended: make(chan struct{}), listen: listener}
+	l.http = &http.Server{
+		Handler:           http.HandlerFunc(s.serve),
+		ReadHeaderTimeout: time.Minute,
+		ErrorLog:          discard,
+		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return &s.authority.server, nil
+		}},
+	}
+	s.current = l
+	go func() {
+		defer close(l.ended)
+		_ = l.http.ServeTLS(holeListener{listener, s.hole}, "", "")
+	}()
+	return nil
+}
+
+// Kubeconfig is the path of the kubeconfig. It names the files of the token and the certificate authority, which clients
+// read again.
+func (s *Server) Kubeconfig() string { return filepath.Join(s.dir, kubeconfigFile) }
+
+// Dir is the folder with the files token, ca.crt and namespace, as a service account has them in a pod.
+func (s *Server) Dir() string { return s.dir }
+
+// URL is where the server listens.
+func (s *Server) URL() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return "https://" + s.address
+}
+
+// RotateToken makes a new token and writes it. The old one is refused from now on.
+func (s *Server) RotateToken() error {
+	random := make([]byte, 16)
+	_, _ = rand.Read(random) // never fails
+	token := hex.EncodeToString(random)
+	s.mu.Lock()
+	s.token = token
+	s.mu.Unlock()
+	return s.write(tokenFile, token)
+}
+
+// ReplaceCA gives the server a certificate of another authority and breaks all connections. Clients do not know that
+// authority before PublishCA.
+func (s *Server) ReplaceCA() error {
+	s.mu.Lock()
+	ip, _, err := net.SplitHostPort(s.address)
+	s.mu.Unlock()
+	if err != nil {
+		return fmt.Errorf("replace the CA: %w", err)
+	}
+	ca, err := newAuthority(ip)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.authority = ca
+	s.mu.Unlock()
+	s.Stop()
+	return s.Resume()
+}
+
+// PublishCA writes the certificate of the server's authority.
+func (s *Server) PublishCA() error {
+	s.mu.Lock()
+	certificate := s.authority.pem
+	s.mu.Unlock()
+	return s.write(caFile, string(certificate))
+}
+
+// write replaces a file at once, as kubelet does with the files of a projected volume.
+func (s *Server) write(name, content string) error {
+	path := filepath.Join(s.dir, name)
+	if err := os.WriteFile(path+".new", []byte(content), 0o600); err != nil {
+		return fmt.Errorf("write %s: %w", name, err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		return fmt.Errorf("write %s: %w", name, err)
+	}
+	return nil
+}
+
+func (s *Server) writeKubeconfig() error {
+	const name = "stand-in"
+	config := clientcmdapi.NewConfig()
+	config.Clusters[name] = &clientcmdapi.Cluster{Server: s.URL(), CertificateAuthority: filepath.Join(s.dir, caFile)}
+	config.AuthInfos[name] = &clientcmdapi.AuthInfo{TokenFile: filepath.Join(s.dir, tokenFile)}
+	config.Contexts[name] = &clientcmdapi.Context{Cluster: name, AuthInfo: name}
+	config.CurrentContext = name
+	if err := clientcmd.WriteToFile(*config, s.Kubeconfig()); err != nil {
+		return fmt.Errorf("write kubeconfig: %w", err)
+	}
+	return nil
+}
