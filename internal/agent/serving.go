@@ -53,6 +53,11 @@ func (s *Serving) Ready(ctx context.Context) (ready bool, reason string) {
 	if others := s.others(ctx, allocatable, err); others != "" {
 		return false, others + "; this one has nothing to serve: " + why(seen)
 	}
+	for _, server := range s.Servers() {
+		if held := len(server.Departing); held > 0 {
+			return false, fmt.Sprintf("pods hold devices of %s, and %d cannot be offered; this daemon has nothing to serve: %s", server.Resource, held, why(seen))
+		}
+	}
 	return true, "nothing to serve: " + why(seen)
 }
 

@@ -16,6 +16,10 @@ import (
 // although nothing is known about it.
 const unreadableFor = 10 * time.Second
 
+// unservedFor is how long it must be known that no plugin serves a resource, before this one does so for the pods that hold its
+// devices. A plugin that starts again, or registers with a new kubelet, takes less. Kubelet does without for so long.
+const unservedFor = 10 * time.Second
+
 // refresh makes all lists say what the plan and the evidence say: which devices depart, which of them count as held, and which
 // devices of the plan are withheld because of those. It publishes the plan with its holds.
 func (s *Set) refresh() {
@@ -29,7 +33,7 @@ func (s *Set) refresh() {
 	}
 	plan := s.plan
 	withheld := map[string]map[string]bool{}
-	s.claims = nil
+	s.claims, s.foreign = nil, s.foreignClaims()
 	if s.options.WaitForRelease {
 		s.claim()
 		holds := plan.Conflicts(s.claims)
@@ -95,7 +99,6 @@ func (s *Set) claim() {
 			}
 		}
 	}
-	s.foreign = s.foreignClaims()
 	for _, c := range s.foreign {
 		r, _ := s.plan.Resource(c.Resource)
 		if _, offered := r.Device(c.ID); !offered {
@@ -209,12 +212,13 @@ func claimOf(d departure) resource.Claim {
 	return resource.Claim{Resource: d.device.Resource, ID: d.device.ID, GPU: d.device.GPU, Reason: d.waits}
 }
 
-// foreignClaims returns the devices on GPUs of the plan that kubelet has under resources that this Set does not serve.
+// foreignClaims returns the devices that kubelet has under resources which this Set does not serve: those on GPUs of the plan, and
+// those that this program may have offered on other GPUs.
 func (s *Set) foreignClaims() []resource.Claim {
 	var foreign []resource.Claim
 	add := func(name, id, reason string) {
 		uuid, _, _ := strings.Cut(id, "::")
-		if _, served := s.resources[name]; !served && s.planned[uuid] {
+		if _, served := s.resources[name]; !served && (s.planned[uuid] || resource.MayBeOurs(name, id)) {
 			foreign = append(foreign, resource.Claim{Resource: name, ID: id, Reason: reason})
 		}
 	}
@@ -235,7 +239,7 @@ func (s *Set) foreignClaims() []resource.Claim {
 }
 
 // update takes in new evidence about resources that this Set does not serve, and about whether the checkpoint can be read. It
-// reports whether a new checkpoint would say more, and whether the claims changed.
+// reports whether a new checkpoint would say more, and whether the claims or the resources changed.
 func (s *Set) update(e evidence, now time.Time) (outdated, changed bool) {
 	unreadable := ""
 	switch {
@@ -247,26 +251,51 @@ func (s *Set) update(e evidence, now time.Time) (outdated, changed bool) {
 		unreadable = e.gap
 	}
 	before := s.foreign
+	since := s.unserved
+	s.unserved = map[string]time.Time{}
 	if e.gap == "" {
+		if s.evidence.kubelet != e.kubelet {
+			since = nil
+		}
 		s.evidence = e
 		s.foreign = s.foreignClaims()
-		s.serveForeign()
+		changed = s.serveUnserved(since, now)
 	}
-	changed = unreadable != s.unreadable || !slices.Equal(before, s.foreign)
+	changed = changed || unreadable != s.unreadable || !slices.Equal(before, s.foreign)
 	s.unreadable = unreadable
 	return e.unreadable || len(s.foreign) > 0, changed
 }
 
-// serveForeign begins to serve resources that no plugin serves any more and whose devices pods hold. Otherwise kubelet
-// crashes at its next start, because no list has the devices.
-func (s *Set) serveForeign() {
-	for _, c := range s.foreign {
-		_, held := s.evidence.held[deviceKey{c.Resource, c.ID}]
-		if _, served := s.resources[c.Resource]; served || !held || len(s.evidence.checkpoint.Healthy[c.Resource]) > 0 {
+// serveUnserved begins to serve resources of which pods hold devices and which no plugin has served for unservedFor, although this
+// program may have offered them: their GPUs cannot be read now, or the configuration has changed. So kubelet goes on listing what
+// its pods hold. It reports whether there are any. since says how long the resources are known.
+func (s *Set) serveUnserved(since map[string]time.Time, now time.Time) (any bool) {
+	if !s.evidence.alone {
+		return false
+	}
+	ours := map[string]bool{}
+	for key := range s.evidence.held {
+		uuid, _, _ := strings.Cut(key.id, "::")
+		mayBe := resource.MayBeOurs(key.resource, key.id) || s.planned[uuid] && strings.HasPrefix(key.resource, resource.Prefix)
+		before, known := ours[key.resource]
+		ours[key.resource] = mayBe && (before || !known)
+	}
+	for name, ours := range ours {
+		if _, served := s.resources[name]; served || !ours || len(s.evidence.healthy[name]) > 0 {
 			continue
 		}
-		s.add(c.Resource).list.retired = true
+		began, waited := since[name]
+		switch {
+		case !waited:
+			s.unserved[name] = now
+		case now.Sub(began) < unservedFor:
+			s.unserved[name] = began
+		default:
+			s.add(name).list.retired = true
+			any = true
+		}
 	}
+	return any
 }
 
 // heldBy is the reason of a device that a pod holds.

@@ -92,13 +92,26 @@ const (
 // The checkpoint may name pods that have ended, because kubelet does not write it when a pod ends. Kubelet writes it when it
 // receives a list. So the lists are sent again while only the checkpoint says that a pod holds a device, and while the
 // checkpoint cannot be read.
+//
+// While nothing departs, the accounts are read after kubelet or another plugin came or went, because there may be devices that pods
+// hold and nobody serves.
 func (s *Set) dropDeparting(ctx context.Context) error {
 	var tick <-chan time.Time // nil while nothing departs, so as not to wake an idle process
 	accounts := accounts{Collaborators: s.collaborators}
 	var pacing resendPacing
 	var soon <-chan time.Time
+	var look <-chan time.Time
+	var due time.Time
+	lookIn := func(d time.Duration) {
+		if at := s.collaborators.Clock.Now().Add(d); look == nil || at.Before(due) {
+			look, due = s.collaborators.Clock.After(d), at
+		}
+	}
+	lookIn(readInterval)
+	_, came := s.collaborators.Incarnation.Latest()
+	_, moved := s.collaborators.Sockets.Latest()
 	for {
-		ticked := false
+		ticked, looks := false, false
 		select {
 		case <-ctx.Done():
 			return nil
@@ -107,24 +120,50 @@ func (s *Set) dropDeparting(ctx context.Context) error {
 			soon = nil
 		case <-tick:
 			ticked, tick = true, nil
+		case <-came:
+			_, came = s.collaborators.Incarnation.Latest()
+			lookIn(readInterval)
+		case <-moved:
+			_, moved = s.collaborators.Sockets.Latest()
+			lookIn(readInterval)
+		case <-look:
+			looks, look = true, nil
 		}
 		waits, ending := s.waits(ticked)
 		if tick == nil && (waits || ending) {
 			tick = s.collaborators.Clock.After(readInterval)
 		}
-		if !waits {
+		if !waits && !looks {
 			continue
 		}
 		if soon == nil && s.isBusy() {
 			soon = s.collaborators.Clock.After(readSoon)
 		}
 		e := accounts.read(ctx)
-		if now := s.collaborators.Clock.Now(); pacing.due(now, s.drop(e, now)) {
+		if s.hasForeign() {
+			accounts.readOthers(ctx, &e)
+		}
+		now := s.collaborators.Clock.Now()
+		outdated := s.drop(e, now)
+		if pacing.due(now, outdated && waits) {
 			for _, l := range s.lists() {
 				l.again.Publish(l.again.Value() + 1)
 			}
 		}
+		if looks && e.gap != "" {
+			lookIn(checkLater)
+		}
+		if !waits && s.hasForeign() {
+			s.mayDepart()
+		}
 	}
+}
+
+// hasForeign reports whether kubelet has devices under resources that this Set does not serve and may have to.
+func (s *Set) hasForeign() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.foreign) > 0
 }
 
 // waits reports whether somebody waits for new evidence, and whether servers are to end with the next tick. With a tick, it ends the
@@ -136,7 +175,9 @@ func (s *Set) waits(ticked bool) (waits, ending bool) {
 	for _, entry := range s.resources {
 		departs, ended := entry.list.leaving()
 		unsent := entry.phase == PhaseServing && entry.list.last.Load() != entry.list.views.Value().response
-		if ended && ticked && !unsent && entry.stop != nil {
+		// On kubelet up to 1.36, the end of our stream would end the service of another plugin.
+		yields := entry.phase == PhaseYielding
+		if ended && ticked && !unsent && !yields && entry.stop != nil {
 			entry.stop()
 		}
 		waits, ending = waits || departs, ending || ended

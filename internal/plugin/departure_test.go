@@ -82,10 +82,19 @@ type countedAccount struct {
 
 func (a *countedAccount) Held(ctx context.Context) ([]kubelet.HeldDevice, error) {
 	defer a.asked.Add(1)
+	return insist(func() ([]kubelet.HeldDevice, error) { return a.Accountant.Held(ctx) })
+}
+
+func (a *countedAccount) Allocatable(ctx context.Context) (map[string][]string, error) {
+	return insist(func() (map[string][]string, error) { return a.Accountant.Allocatable(ctx) })
+}
+
+// insist asks again until kubelet does not refuse the question as one that comes too fast.
+func insist[T any](ask func() (T, error)) (T, error) {
 	for {
-		held, err := a.Accountant.Held(ctx)
+		answer, err := ask()
 		if status.Code(errors.Unwrap(err)) != codes.ResourceExhausted {
-			return held, err
+			return answer, err
 		}
 		time.Sleep(time.Millisecond)
 	}

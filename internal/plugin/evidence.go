@@ -25,6 +25,10 @@ type evidence struct {
 	gap        string
 	unreadable bool // the checkpoint cannot be read
 	checkpoint kubelet.Checkpoint
+	// healthy are the devices that kubelet holds for healthy, by resource, and alone says that no other GPU device plugin listens. Both
+	// are known only if readOthers was called.
+	healthy map[string][]string
+	alone   bool
 }
 
 // accounts reads kubelet's checkpoint and asks PodResources. It is for one goroutine.
@@ -64,6 +68,20 @@ func (a *accounts) read(ctx context.Context) evidence {
 	}
 	a.answered = a.answered || failed == nil
 	return e
+}
+
+// readOthers adds to evidence what tells whether other plugins serve devices.
+//
+// PodResources says what kubelet has in memory. What is saved may have devices of a plugin that has ended. Neither tells of a plugin
+// whose devices are all Unhealthy, but it listens.
+func (a *accounts) readOthers(ctx context.Context, e *evidence) {
+	ctx, cancel := context.WithTimeout(ctx, accountTimeout)
+	defer cancel()
+	healthy, err := a.Accountant.Allocatable(ctx)
+	if err != nil {
+		healthy = e.checkpoint.Healthy
+	}
+	e.healthy, e.alone = healthy, len(a.Registrar.Listening(ctx)) == 0
 }
 
 // heldIn returns the devices that pods hold according to a checkpoint.

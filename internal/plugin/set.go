@@ -26,6 +26,8 @@ type Registrar interface {
 	NewEndpoint(resource string) string
 	// Rivals returns the sockets of other servers of a resource that are beside kubelet's now.
 	Rivals(resource string) kubelet.Rivals
+	// Listening returns the sockets of other GPU device plugins that accept connections.
+	Listening(ctx context.Context) []string
 	// AwaitEnd returns nil once no server is behind the socket of that name any more, or an error when ctx ended.
 	AwaitEnd(ctx context.Context, name string) error
 	// CallElder makes a call to the server of a resource in the process that started last before this one.
@@ -117,14 +119,15 @@ type Set struct {
 	resources       map[string]*served
 	plan            resource.Plan // as it was last given
 	options         Options
-	planned         map[string]bool  // the UUIDs of the plan
-	evidence        evidence         // the last one without a gap
-	read            bool             // the checkpoint was read for the first plan
-	claims          []resource.Claim // on GPUs that may be held in another form than that of the plan
-	foreign         []resource.Claim // devices on the plan's GPUs under resources that this Set does not serve
-	unreadableSince time.Time        // since when the checkpoint cannot be read; zero if it can
-	regiven         time.Time        // the last Allocate of a departing device
-	unreadable      string           // why it cannot be read, once that has lasted for unreadableFor
+	planned         map[string]bool      // the UUIDs of the plan
+	evidence        evidence             // the last one without a gap
+	read            bool                 // the checkpoint was read for the first plan
+	claims          []resource.Claim     // on GPUs that may be held in another form than that of the plan
+	foreign         []resource.Claim     // devices under resources that this Set does not serve, on GPUs of the plan or such as it may have had
+	unserved        map[string]time.Time // since when it is known that nobody serves a resource of which pods hold devices
+	unreadableSince time.Time            // since when the checkpoint cannot be read; zero if it can
+	regiven         time.Time            // the last Allocate of a departing device
+	unreadable      string               // why it cannot be read, once that has lasted for unreadableFor
 }
 
 // served is one resource of a Set.

@@ -3,6 +3,7 @@ package resource
 import (
 	"cmp"
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -179,6 +180,15 @@ func ByID(id string) Device {
 		d.Sharing = TimeSliced
 	}
 	return d
+}
+
+// idForm is that of the IDs of devices with NVML's UUIDs, and of their replicas. Drivers before R470 name MIG devices by their GPU.
+var idForm = regexp.MustCompile(`^(GPU|MIG|MIG-GPU)-[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}(/\d+/\d+)?(::\d+)?$`)
+
+// MayBeOurs reports whether this program may have offered a device of that ID under that resource, with another configuration or on
+// GPUs that cannot be read now. NVIDIA's plugin uses the same names and IDs.
+func MayBeOurs(name, id string) bool {
+	return strings.HasPrefix(name, Prefix) && idForm.MatchString(id)
 }
 
 // replica is the n of a replica's device ID; -1 for a device that is not shared.
