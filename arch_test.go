@@ -53,6 +53,7 @@ var imports = map[string][]string{
 	"internal/resource": {"internal/inventory", "internal/topology"},
 	"internal/edits":    {"internal/inventory", "internal/resource"},
 	"internal/layout":   {"internal/inventory"},
+	"internal/labels":   {"internal/inventory", "internal/resource"},
 
 	"internal/cdi": {"internal/inventory", "internal/resource", "internal/edits", "internal/driverroot", "internal/files"},
 	"internal/config": {
@@ -121,7 +122,7 @@ var callHomes = []struct{ path, name, home string }{
 // pure packages hold values and policy: the same input gives the same answer, and nothing happens.
 var pure = []string{
 	"internal/inventory", "internal/health", "internal/topology", "internal/resource", "internal/edits",
-	"internal/status", "internal/doctor", "internal/report", "internal/layout",
+	"internal/status", "internal/doctor", "internal/report", "internal/layout", "internal/labels",
 }
 
 // impure imports and calls are those that read or change the world, tell the time or log.

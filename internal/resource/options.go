@@ -139,3 +139,36 @@ func (m SharingMode) String() string {
 	}
 	return fmt.Sprintf("SharingMode(%d)", int(m))
 }
+
+// RuleOf returns the rule that shares the devices of a resource, given its name without sharing; the first counts.
+func (s Sharing) RuleOf(name string) (rule SharingRule, shared bool) {
+	for _, r := range s.Rules {
+		if r.Name == name {
+			return r, true
+		}
+	}
+	return SharingRule{}, false
+}
+
+// GPUName returns the resource of whole GPUs of a model, without sharing and without what Selectors change.
+func (o Options) GPUName(model string) string {
+	return named(o.GPUs, model, WholeGPU)
+}
+
+// MIGName returns the resource of MIG devices of a profile, without sharing and without what Selectors change.
+func (o Options) MIGName(profile string) string {
+	if o.MIG == MIGMixed {
+		return named(o.MIGs, profile, ProfileName(profile))
+	}
+	return named(o.MIGs, profile, WholeGPU)
+}
+
+// named returns the name that the first matching Naming gives, or else the usual one.
+func named(namings []Naming, key, usual string) string {
+	for _, n := range namings {
+		if n.Pattern.Match(key) {
+			return n.Name
+		}
+	}
+	return usual
+}

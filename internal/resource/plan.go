@@ -169,17 +169,8 @@ func (p *planner) name(c candidate, s *Selector) string {
 	if s != nil && s.Rename != "" {
 		return s.Rename
 	}
-	namings, key, usual := p.options.GPUs, c.gpu.Model, WholeGPU
 	if c.mig != nil {
-		namings, key = p.options.MIGs, c.mig.Profile
-		if p.options.MIG == MIGMixed {
-			usual = ProfileName(c.mig.Profile)
-		}
+		return p.options.MIGName(c.mig.Profile)
 	}
-	for _, n := range namings {
-		if n.Pattern.Match(key) {
-			return n.Name
-		}
-	}
-	return usual
+	return p.options.GPUName(c.gpu.Model)
 }
