@@ -36,8 +36,8 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: build
-build: ## Build bin/gpu-device-plugin, stripped
-	$(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/gpu-device-plugin ./cmd/gpu-device-plugin
+build: ## Build bin/gpu-device-plugin and bin/gpu-node-agent, stripped
+	$(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
 
 .PHONY: cross
 cross: ## Build bin/gpu-device-plugin-arm64 with Debian's cross compiler, which it installs where it may

@@ -25,13 +25,14 @@ const (
 	maxLines = 500 // a file that passes this is two ideas
 )
 
-// everything, in the import table, stands for every package of the table.
+// everything, in the import table, stands for every package of the table but those of notForEverything.
 const everything = "*"
 
 // imports is the import table: a package of the project and the packages of the project it may import. A package's
 // own folders below it belong to it. Packages below test and hack import what they need, and so do tests.
 var imports = map[string][]string{
 	"cmd/gpu-device-plugin": {"internal/cli"},
+	"cmd/gpu-node-agent":    {"internal/cli", "internal/cluster"},
 	"api/config/v1":         {},
 
 	"internal/inventory":  {},
@@ -78,10 +79,27 @@ var imports = map[string][]string{
 	"internal/agent": {
 		"internal/config", "internal/health", "internal/inventory", "internal/monitor", "internal/resource", "internal/plugin",
 		"internal/feed", "internal/status",
+		"internal/kubelet", // for the values of its accounts
+	},
+	"internal/featurefile": {"internal/files"},
+	"internal/kubeapi":     {"internal/feed", "internal/supervise"},
+	"internal/cluster": {
+		"internal/agent", "internal/config", "internal/featurefile", "internal/feed", "internal/files", "internal/inventory",
+		"internal/kubeapi", "internal/labels", "internal/report", "internal/resource", "internal/status", "internal/supervise",
+		"internal/version",
+		"internal/kubelet", // for the values of its accounts
 	},
 	"internal/offer": {"internal/config", "internal/inventory", "internal/resource", "internal/plugin", "internal/feed", "internal/supervise"},
 	"internal/cli":   {everything},
 }
+
+// lean is the program that does not talk to the API server, and what it may not link.
+const lean = "cmd/gpu-device-plugin"
+
+var notLean = []string{"k8s.io/client-go", "k8s.io/dynamic-resource-allocation", module + "internal/kubeapi", module + "internal/cluster"}
+
+// notForEverything are packages that the word everything does not stand for.
+var notForEverything = []string{"internal/kubeapi", "internal/cluster"}
 
 // homes names, for an import path and all below it, the only packages that may import it.
 var homes = []struct {
@@ -90,10 +108,10 @@ var homes = []struct {
 }{
 	{"github.com/NVIDIA/go-nvml", []string{"internal/nvidia", "internal/simulator"}},
 	{"github.com/fsnotify/fsnotify", []string{"internal/kubelet", "internal/config", "internal/control"}},
-	{"github.com/spf13/cobra", []string{"internal/cli"}},
-	{"github.com/spf13/pflag", []string{"internal/cli", "internal/config"}},
+	{"github.com/spf13/cobra", []string{"internal/cli", "internal/cluster"}},
+	{"github.com/spf13/pflag", []string{"internal/cli", "internal/config", "internal/cluster"}},
 	{"github.com/prometheus", []string{"internal/telemetry"}},
-	{"net/http", []string{"internal/telemetry"}},
+	{"net/http", []string{"internal/telemetry", "internal/kubeapi"}},
 	{"log/slog", []string{"internal/logwriter"}}, // its JSON; messages go through klog
 	{"google.golang.org/grpc", []string{"internal/plugin", "internal/kubelet"}},
 	{"k8s.io/kubelet/pkg/apis/deviceplugin", []string{"internal/plugin", "internal/kubelet"}},
@@ -108,15 +126,18 @@ var homes = []struct {
 	{"go.yaml.in/yaml", []string{"internal/config", "internal/simulator", "api/config/v1"}},
 	{"gopkg.in/yaml.v3", []string{}},
 	{"github.com/pelletier/go-toml", []string{"internal/nodefacts"}},
-	{"k8s.io/client-go", []string{}}, // law 16
+	{"k8s.io/client-go", []string{"internal/kubeapi"}}, // law 16
 	{"k8s.io/dynamic-resource-allocation", []string{}},
 }
 
-// callHomes names, for a function of an imported package, the only package that may mention it.
-var callHomes = []struct{ path, name, home string }{
-	{"os", "Exit", "cmd/gpu-device-plugin"},
-	{"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1", "RegisterDevicePluginServer", "internal/plugin"},
-	{"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1", "NewRegistrationClient", "internal/kubelet"},
+// callHomes names, for a function of an imported package, the only packages that may mention it.
+var callHomes = []struct {
+	path, name string
+	homes      []string
+}{
+	{"os", "Exit", []string{"cmd/gpu-device-plugin", "cmd/gpu-node-agent"}},
+	{"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1", "RegisterDevicePluginServer", []string{"internal/plugin"}},
+	{"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1", "NewRegistrationClient", []string{"internal/kubelet"}},
 }
 
 // pure packages hold values and policy: the same input gives the same answer, and nothing happens.
@@ -161,6 +182,8 @@ func TestJudgeFindsProblems(t *testing.T) {
 			"internal/cli/a.go: internal/cli may not import test/kubelet"},
 		{"package that the table lacks", "internal/gadget/a.go", file("gadget", ""),
 			"internal/gadget/a.go: internal/gadget is not in the import table"},
+		{"the API server in the lean program", "internal/cli/a.go", file("cli", `import _ "`+module+`internal/cluster"`),
+			"internal/cli/a.go: internal/cli may not import internal/cluster"},
 		{"go-nvml outside its home", "internal/monitor/a.go",
 			file("monitor", `import _ "github.com/NVIDIA/go-nvml/pkg/nvml"`),
 			"internal/monitor/a.go: internal/monitor may not import github.com/NVIDIA/go-nvml/pkg/nvml"},
@@ -348,7 +371,7 @@ func judgeImport(pkg, target string, allowed []string) string {
 	if ours, ok := strings.CutPrefix(target, module); ok {
 		ours = owner(ours)
 		_, inTable := imports[ours]
-		if ours == pkg || slices.Contains(allowed, ours) || inTable && slices.Contains(allowed, everything) {
+		if ours == pkg || slices.Contains(allowed, ours) || inTable && slices.Contains(allowed, everything) && !slices.Contains(notForEverything, ours) {
 			return ""
 		}
 		return fmt.Sprintf("%s may not import %s: declare an interface in %[1]s and pass the value in from internal/cli, "+
@@ -369,8 +392,9 @@ func judgeImport(pkg, target string, allowed []string) string {
 // judgeCall says why pkg may not mention the function name of the package at target; it is empty where pkg may.
 func judgeCall(pkg, target, name string) string {
 	for _, h := range callHomes {
-		if target == h.path && name == h.name && pkg != h.home {
-			return fmt.Sprintf("%s may not use %s.%s: only %s may; return a value or an error to it", pkg, target, name, h.home)
+		if target == h.path && name == h.name && !slices.Contains(h.homes, pkg) {
+			return fmt.Sprintf("%s may not use %s.%s: only %s may; return a value or an error to it", pkg, target, name,
+				strings.Join(h.homes, ", "))
 		}
 	}
 	if target == "time" && slices.Contains(pure, pkg) && slices.Contains(impureTime, name) {

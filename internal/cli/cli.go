@@ -1,5 +1,6 @@
 // Package cli is the command line: it turns flags into the values that the other packages work with, builds the real
-// adapters, and puts the daemon together. It is the only package that sees them all; only main imports it.
+// adapters, and puts the daemon together. It is the only package that sees them all but those that talk to the API server;
+// only programs' main imports it.
 package cli
 
 import (
@@ -8,12 +9,12 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
@@ -22,16 +23,22 @@ import (
 
 // Execute runs the command that args ask for until it is done or ctx ends, and writes what it prints to output. The error
 // is a sentence for the person who typed args.
-func Execute(ctx context.Context, args []string, output io.Writer) error {
-	root := newRootCommand()
-	root.SetArgs(doubleDashed(args, root.Flags()))
+func (p Program) Execute(ctx context.Context, args []string, output io.Writer) error {
+	root := p.newRootCommand()
+	root.SetArgs(doubleDashed(args, root))
 	root.SetOut(output)
 	return root.ExecuteContext(ctx)
 }
 
-// doubleDashed returns args with two dashes before the daemon's flags that have one: NVIDIA's plugin takes both.
-func doubleDashed(args []string, flags *pflag.FlagSet) []string {
+// doubleDashed returns args with two dashes before the command's flags that have one: NVIDIA's programs take both.
+func doubleDashed(args []string, root *cobra.Command) []string {
 	args = slices.Clone(args)
+	flags := root.Flags()
+	if len(args) > 0 && slices.Contains(programs, args[0]) {
+		if cmd, _, err := root.Find(args[:1]); err == nil {
+			flags = cmd.Flags()
+		}
+	}
 	for i, arg := range args {
 		name, _, _ := strings.Cut(strings.TrimPrefix(arg, "-"), "=")
 		if len(name) > 1 && strings.HasPrefix(arg, "-") && flags.Lookup(name) != nil {
@@ -41,21 +48,17 @@ func doubleDashed(args []string, flags *pflag.FlagSet) []string {
 	return args
 }
 
-func newRootCommand() *cobra.Command {
+func (p Program) newRootCommand() *cobra.Command {
 	root := &cobra.Command{
-		Use:   "gpu-device-plugin",
-		Short: "Kubernetes device plugin for NVIDIA GPUs",
-		Long: "gpu-device-plugin is a Kubernetes device plugin for NVIDIA GPUs. It finds the GPUs of the node, registers them with\n" +
-			"kubelet, and reports their health. Without a command it runs as a daemon. The commands check a configuration file,\n" +
-			"show what a node would offer, and control a running daemon.",
+		Use: p.Name, Short: p.Short, Long: p.Long,
 		Args:          noArguments,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 
 		SuggestionsMinimumDistance: 2,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return untilItEnds(cmd.Context(), func(ctx context.Context, p *process) error {
-				return runDaemon(ctx, cmd.Flags(), p)
+			return untilItEnds(cmd.Context(), func(ctx context.Context, own *process) error {
+				return p.runDaemon(ctx, cmd.Flags(), own)
 			}, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2)
 		},
 	}
@@ -67,10 +70,24 @@ func newRootCommand() *cobra.Command {
 	root.AddCommand(
 		newVersionCommand(), newPlanCommand(), newTopologyCommand(), newSimulateCommand(), newStatusCommand(), newReadyCommand(),
 		newAliveCommand(),
-		newDoctorCommand(), newConfigCommand(), newHealthCommand(), newQuiesceCommand(), newResumeCommand(), newMPSCommand(),
+		newDoctorCommand(), p.newConfigCommand(), newHealthCommand(), newQuiesceCommand(), newResumeCommand(), p.newMPSCommand(),
 	)
+	if p.Cluster != nil {
+		root.AddCommand(p.Cluster.Commands()...)
+	}
+	nameExamples(root, p.Name)
 	return root
 }
+
+// nameExamples puts the program's name into the examples of a command and of those below it.
+func nameExamples(cmd *cobra.Command, name string) {
+	cmd.Example = exampleName.ReplaceAllString(cmd.Example, "${1}"+name+" ")
+	for _, c := range cmd.Commands() {
+		nameExamples(c, name)
+	}
+}
+
+var exampleName = regexp.MustCompile(`(^|\s)gpu-device-plugin `)
 
 // addLogFlags adds klog's level to all commands, under the name that Kubernetes' components give it.
 func addLogFlags(root *cobra.Command) {

@@ -11,7 +11,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
 
-func newConfigCommand() *cobra.Command {
+func (p Program) newConfigCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "config", Short: "Check configuration files"}
 	check := &cobra.Command{
 		Use:   "check FILE",
@@ -22,7 +22,11 @@ func newConfigCommand() *cobra.Command {
 			"  gpu-device-plugin config check config.yaml --mps-root=/run/nvidia/mps",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			_, warnings, err := config.Sources{Env: os.LookupEnv, Flags: cmd.Flags()}.LoadFile(args[0])
+			sources := config.Sources{Env: os.LookupEnv, Flags: cmd.Flags()}
+			if p.Cluster == nil {
+				sources.Program = p.kind() // the name of a node is not needed here
+			}
+			_, warnings, err := sources.LoadFile(args[0])
 			for _, w := range warnings {
 				if _, err := fmt.Fprintf(cmd.OutOrStdout(), "warning: %s\n", w); err != nil {
 					return err

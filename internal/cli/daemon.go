@@ -28,9 +28,9 @@ import (
 )
 
 // runDaemon runs the daemon until ctx ends. It handles the signals of the process.
-func runDaemon(ctx context.Context, flags *pflag.FlagSet, p *process) error {
-	sources := config.Sources{Env: os.LookupEnv, Flags: flags, OwnPIDNamespace: confined(os.DirFS("/"))}
-	first, err := begin(ctx, sources, p)
+func (p Program) runDaemon(ctx context.Context, flags *pflag.FlagSet, own *process) error {
+	sources := config.Sources{Env: os.LookupEnv, Flags: flags, OwnPIDNamespace: confined(os.DirFS("/")), Program: p.kind()}
+	first, err := p.begin(ctx, &sources, own)
 	if err != nil {
 		return err
 	}
@@ -38,26 +38,30 @@ func runDaemon(ctx context.Context, flags *pflag.FlagSet, p *process) error {
 	if err != nil {
 		return err
 	}
-	d.asked = p.signals
+	d.asked, d.cluster = own.signals, p.Cluster
 	defer d.close()
 	observation, outputs := d.tasks()
 	return replaceable(ctx, agent.Run(ctx, observation, outputs), d.driver.Calls)
 }
 
 // begin returns the configuration of a process that starts, and has it log as configured. It logs the warnings and the version of the
-// program.
-func begin(ctx context.Context, sources config.Sources, p *process) (config.Config, error) {
-	p.logAs(sources.LoggingFormat())
-	c, warnings, err := config.Load(sources)
+// program. Where a label of the node chooses the configuration file, sources follow that choice.
+func (p Program) begin(ctx context.Context, sources *config.Sources, own *process) (config.Config, error) {
+	early := sources.Early()
+	own.logAs(early.LoggingFormat)
+	if p.Cluster != nil {
+		sources.Chosen = p.Cluster.Choose(ctx, early)
+	}
+	c, warnings, err := config.Load(*sources)
 	if err == nil {
-		p.logAs(c.LoggingFormat)
+		own.logAs(c.LoggingFormat)
 	}
 	log := klog.FromContext(ctx)
 	for _, w := range warnings {
 		log.Info("Configuration warning", "warning", w.String())
 	}
 	if err == nil {
-		log.Info("Starting", "version", version.String())
+		log.Info("Starting", "program", p.Name, "version", version.String())
 	}
 	return c, err
 }
@@ -80,6 +84,7 @@ type daemon struct {
 	counters  *telemetry.Counters
 	unheard   *feed.Feed[error] // why metrics are not served
 	asked     <-chan os.Signal  // signals to handle
+	cluster   Cluster           // nil in a program that does not talk to the API server
 }
 
 func newDaemon(ctx context.Context, c config.Config, sources config.Sources) (*daemon, error) {
@@ -187,6 +192,9 @@ func (d *daemon) observation() []agent.Task {
 	if d.directory != nil {
 		tasks = append(tasks, agent.Task{Name: "kubelet's directory", Run: d.watchKubelet, Alive: d.directory.Alive})
 	}
+	if d.cluster != nil {
+		tasks = append(tasks, d.cluster.Observation(d.watcher.Configs())...)
+	}
 	return tasks
 }
 
@@ -212,7 +220,22 @@ func (d *daemon) outputs() []agent.Task {
 	if d.config.ControlSocket != "" {
 		tasks = append(tasks, agent.Task{Name: "control socket", Run: d.serveControl})
 	}
+	if d.cluster != nil {
+		tasks = append(tasks, d.cluster.Outputs(d.known())...)
+	}
 	return tasks
+}
+
+// known is what the tasks of the cluster work with.
+func (d *daemon) known() agent.Daemon {
+	known := agent.Daemon{
+		Config: d.config, Configs: d.watcher.Configs(), ConfigErrors: d.watcher.Errors(),
+		Snapshots: d.monitor.Snapshots(), Offered: d.set.Offered(), Status: d.status, Held: d.account.Held,
+	}
+	if d.directory != nil {
+		known.Checkpoint = d.directory.Checkpoint
+	}
+	return known
 }
 
 // close releases what the daemon has opened, after its end.

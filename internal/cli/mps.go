@@ -18,7 +18,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
-func newMPSCommand() *cobra.Command {
+func (p Program) newMPSCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "mps-control-daemon",
 		Short: "Run the control daemons of CUDA MPS (Multi-Process Service)",
@@ -30,8 +30,8 @@ func newMPSCommand() *cobra.Command {
 	}
 	config.AddFlags(cmd.Flags())
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return untilItEnds(cmd.Context(), func(ctx context.Context, p *process) error {
-			return runMPS(ctx, config.Sources{Env: mpsEnv, Flags: cmd.Flags()}, p)
+		return untilItEnds(cmd.Context(), func(ctx context.Context, own *process) error {
+			return p.runMPS(ctx, config.Sources{Env: mpsEnv, Flags: cmd.Flags()}, own)
 		}, syscall.SIGHUP)
 	}
 	cmd.AddCommand(newMountSHMCommand())
@@ -72,8 +72,8 @@ func newMountSHMCommand() *cobra.Command {
 
 // runMPS runs the control daemons that configuration and node ask for until ctx ends. Whenever it is asked to, it reads the
 // configuration again.
-func runMPS(ctx context.Context, sources config.Sources, p *process) error {
-	c, err := begin(ctx, sources, p)
+func (p Program) runMPS(ctx context.Context, sources config.Sources, own *process) error {
+	c, err := p.begin(ctx, &sources, own)
 	if err != nil {
 		return err
 	}
@@ -88,15 +88,19 @@ func runMPS(ctx context.Context, sources config.Sources, p *process) error {
 		watcher: config.NewWatcher(sources, c, clock.RealClock{}),
 		monitor: monitor.New(monitor.Options{Driver: driverOf{driver}, Policy: c.Health}),
 		wanted:  feed.New[[]mps.Group](nil),
-		asked:   p.signals,
+		asked:   own.signals,
 	}
-	return replaceable(ctx, agent.Run(ctx, []agent.Task{
+	observation := []agent.Task{
 		{Name: "configuration", Run: m.watcher.Run},
 		{Name: "signals", Run: m.followSignals},
 		{Name: "monitor", Run: m.monitor.Run},
 		{Name: "driver", Run: func(ctx context.Context) error { return agent.FollowDriver(ctx, m.monitor) }},
 		{Name: "plan", Run: m.followPlan},
-	}, []agent.Task{
+	}
+	if sources.Chosen != nil {
+		observation = append(observation, p.Cluster.Observation(m.watcher.Configs())...)
+	}
+	return replaceable(ctx, agent.Run(ctx, observation, []agent.Task{
 		{Name: "MPS control daemons", Run: mps.NewSupervisor(c.MPSRoot, m.wanted, m.monitor).Run},
 	}), driver.Calls)
 }

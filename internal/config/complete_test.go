@@ -33,6 +33,7 @@ func leaves(block reflect.Type, path string) []string {
 func TestEveryKeyOfFlagsIsAnOption(t *testing.T) {
 	t.Parallel()
 	known := slices.Concat(leaves(reflect.TypeFor[v1.Flags](), "flags"), leaves(reflect.TypeFor[v1.IMEX](), "imex"),
+		leaves(reflect.TypeFor[v1.Features](), "features"),
 		[]string{"health.kernelLog"}) // the rest of the block is in the file alone
 	var claimed []string
 	for _, o := range options {
@@ -101,6 +102,8 @@ var everything = []string{
 	"--gdrcopy-enabled", "--mofed-enabled", "--imex-channel-ids=0", "--imex-required",
 	"--nvidia-cdi-hook-path=/hook", "--cdi-disable-hooks=all", "--pre-start-checks=clean", "--pre-start-reset=clocks",
 	"--kernel-log", "--metrics-address=:9400", "--gpu-metrics-pcie-throughput", "--node-name=n", "--logging-format=json",
+	"--kubeconfig=/kubeconfig", "--node-config-dir=/configs", "--node-config-default=a", "--node-config-fallbacks=named",
+	"--node-labels=file", "--node-events", "--pod-events", "--node-condition", "--node-taint",
 }
 
 const everyBlock = `

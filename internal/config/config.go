@@ -39,8 +39,14 @@ type Config struct {
 	MetricsAddress string
 	// GPUMetrics says which metrics of GPUs are served there.
 	GPUMetrics GPUMetrics
-	// NodeName is the name of the node in metrics; empty for the host's name.
+	// NodeName is the name of the node; empty for the host's name, which only metrics can do with.
 	NodeName string
+	// Kubeconfig is the file that says where the API server is and who this program is; empty for what a pod is given.
+	Kubeconfig string
+	// NodeConfig chooses the configuration file by a label of the node.
+	NodeConfig NodeConfig
+	// Features says what the node tells the cluster.
+	Features Features
 	// LoggingFormat is how log lines are written. It is that of the start: a change of the file needs a restart.
 	LoggingFormat LoggingFormat
 	// StateDir is the directory for state that survives a restart; empty for none.

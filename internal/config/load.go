@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
@@ -19,6 +20,28 @@ type Sources struct {
 	// OwnPIDNamespace says that the process that is configured is in another PID namespace than the node's own, and does not see the
 	// processes of other containers.
 	OwnPIDNamespace bool
+	// Program is which program runs with the Config.
+	Program Program
+	// Chosen is which file is the configuration file; nil for the one that flags or environment name.
+	Chosen *feed.Feed[Chosen]
+}
+
+// A Program is one that runs with a Config. It refuses what it cannot do.
+type Program int
+
+// The programs.
+const (
+	AnyProgram   Program = iota
+	DevicePlugin         // does not talk to the API server
+	NodeAgent            // does
+)
+
+// Chosen is which file is the configuration file.
+type Chosen struct {
+	// File is its path; empty for none: then the defaults hold.
+	File string
+	// Err is why this is not the file that was asked for; nil if it is.
+	Err error
 }
 
 // Load makes a Config of flags, environment, the configuration file that they name, and defaults. Warnings are for the
@@ -40,19 +63,25 @@ func (s Sources) LoadFile(path string) (c Config, warnings []Remark, err error) 
 	return s.Resolve(path, data)
 }
 
-// file returns the path of the configuration file that flags or environment name; empty for none.
+// file returns the path of the configuration file; empty for none.
 func (s Sources) file() string {
+	if s.Chosen != nil {
+		return s.Chosen.Value().File
+	}
+	return s.named()
+}
+
+// named returns the path of the configuration file that flags or environment name; empty for none.
+func (s Sources) named() string {
 	i := slices.IndexFunc(options, func(o option) bool { return o.flag == "config-file" })
 	return options[i].resolve(&document{}, s.Env, s.Flags).text
 }
 
-// LoggingFormat returns the format of log lines that flags or environment name, for lines that come before a Config is there.
-func (s Sources) LoggingFormat() LoggingFormat {
-	i := slices.IndexFunc(options, func(o option) bool { return o.flag == "logging-format" })
-	if options[i].resolve(&document{}, s.Env, s.Flags).text == LogJSON.String() {
-		return LogJSON
-	}
-	return LogText
+// Early returns what flags and environment say, as far as it is valid: what has to be known before there is a file.
+func (s Sources) Early() Config {
+	var c Config
+	(&document{}).resolve(&c, s)
+	return c
 }
 
 // maxFile is the largest configuration file that is read: what fits into a ConfigMap.
@@ -114,5 +143,6 @@ func (d *document) resolve(c *Config, s Sources) {
 			"other containers; set hostPID: true in the daemon's pod, or use health")
 	}
 	d.health(c, s)
+	d.features(c, s)
 	d.blocks(c)
 }

@@ -18,8 +18,11 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
-// options are all settings that a flag or an environment variable can give: those of NVIDIA's device plugin, then ours.
-var options = []option{
+// options are all settings that a flag or an environment variable can give.
+var options = slices.Concat(daemonOptions, clusterOptions)
+
+// daemonOptions are those of NVIDIA's device plugin, then ours.
+var daemonOptions = []option{
 	{
 		flag: "mig-strategy", env: []string{"MIG_STRATEGY"}, key: "flags.migStrategy", fallback: "none",
 		usage: "MIG strategy: none, single or mixed",
@@ -184,8 +187,9 @@ var options = []option{
 		set: setHostnameLabel,
 	},
 	{
-		flag: "node-name", env: []string{"NODE_NAME"}, usage: "name of the node in metrics; default: the host name",
-		set: text(func(c *Config) *string { return &c.NodeName }),
+		flag: "node-name", env: []string{"NODE_NAME"},
+		usage: "name of the node; default: the host name, in metrics only; what needs the API server needs it",
+		set:   text(func(c *Config) *string { return &c.NodeName }),
 	},
 	{
 		flag: "void-visible-devices", env: []string{"VOID_VISIBLE_DEVICES"}, key: "flags.plugin.voidVisibleDevices", fallback: "true",

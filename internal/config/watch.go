@@ -39,6 +39,7 @@ type Watcher struct {
 	reload  chan struct{} // holds one request
 	changes atomic.Uint64
 	pulse   supervise.Pulse
+	chosen  error        // why the file is not the one that was asked for
 	loaded  atomic.Int64 // when the configuration in force was read last, in nanoseconds since 1970
 }
 
@@ -78,12 +79,28 @@ func (w *Watcher) Alive(ctx context.Context) error { return w.pulse.Check(ctx) }
 
 // Run watches until ctx ends, and returns nil then.
 func (w *Watcher) Run(ctx context.Context) error {
-	path := w.configs.Value().File
+	chosen, changed := Chosen{File: w.configs.Value().File}, (<-chan struct{})(nil)
+	for ctx.Err() == nil {
+		if w.sources.Chosen != nil {
+			chosen, changed = w.sources.Chosen.Latest()
+		}
+		w.follow(ctx, chosen, changed)
+	}
+	return nil
+}
+
+// follow watches one file until another is chosen or ctx ends.
+func (w *Watcher) follow(ctx context.Context, chosen Chosen, other <-chan struct{}) {
+	path := chosen.File
+	w.chosen = chosen.Err
 	if path == "" {
+		w.look(ctx, "", nil, false)
 		for {
 			select {
 			case <-ctx.Done():
-				return nil
+				return
+			case <-other:
+				return
 			case w.pulse.Beat() <- struct{}{}:
 			}
 		}
@@ -113,7 +130,9 @@ func (w *Watcher) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
-			return nil
+			return
+		case <-other:
+			return
 		case event := <-changes:
 			if concerns(event, path) {
 				wait()
@@ -157,7 +176,11 @@ func concerns(event fsnotify.Event, path string) bool {
 // as it is now; nil when it cannot be read. After a Reload an error is logged again although it was logged before.
 func (w *Watcher) look(ctx context.Context, path string, seen []byte, asked bool) []byte {
 	logger := klog.FromContext(ctx)
-	data, err := readFile(path)
+	var data []byte
+	var err error
+	if path != "" {
+		data, err = readFile(path)
+	}
 	if err == nil && seen != nil && bytes.Equal(data, seen) {
 		return seen
 	}
@@ -166,8 +189,9 @@ func (w *Watcher) look(ctx context.Context, path string, seen []byte, asked bool
 	if err == nil {
 		next, doc, err = w.sources.resolve(path, data)
 	}
-	same := reflect.DeepEqual(next, w.configs.Value())
-	if err == nil && !same && doc.empty && isFile(path) {
+	before := w.configs.Value()
+	same := reflect.DeepEqual(next, before)
+	if err == nil && !same && doc.empty && path == before.File && isFile(path) {
 		err = &Invalid{File: path, Problems: []Remark{{Where: "file", Text: emptied}}}
 		data = nil // what comes may be as empty, and meant
 	}
@@ -183,8 +207,8 @@ func (w *Watcher) look(ctx context.Context, path string, seen []byte, asked bool
 		return data
 	}
 	w.loaded.Store(w.clock.Now().UnixNano())
-	if w.errors.Value() != nil {
-		w.errors.Publish(nil)
+	if w.errors.Value() != w.chosen { //nolint:errorlint // the value itself, which is nil or from chosen
+		w.errors.Publish(w.chosen)
 	}
 	if same {
 		return data

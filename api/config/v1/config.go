@@ -26,6 +26,28 @@ type Config struct {
 	Selectors []Selector `json:"selectors,omitempty"`
 	// Health changes how faults are judged. An extension.
 	Health *Health `json:"health,omitempty"`
+	// Features says what the node tells the cluster. An extension.
+	Features *Features `json:"features,omitempty"`
+}
+
+// Features is an extension: what the node tells the cluster. All is off where the file, a flag or the environment does not ask for it.
+// All but labels in a file need the program gpu-node-agent.
+type Features struct {
+	// Labels is how the labels of the node are set: off (default); file, for node-feature-discovery; nodeFeature, an object for
+	// node-feature-discovery; or node, on the node itself.
+	Labels *string `json:"labels,omitempty"`
+	// Events has what happens to GPUs written as Events of the node.
+	Events *bool `json:"events,omitempty"`
+	// PodEvents has Events written for the pods that hold a GPU, too.
+	PodEvents *bool `json:"podEvents,omitempty"`
+	// Condition has the health of the GPUs written as a condition of the node.
+	Condition *bool `json:"condition,omitempty"`
+	// ConditionType is the type of that condition.
+	ConditionType *string `json:"conditionType,omitempty"`
+	// ConditionInterval is how often the condition is written when it does not change; 0 for never.
+	ConditionInterval *Duration `json:"conditionInterval,omitempty"`
+	// Taint has the node tainted while none of its GPUs is healthy.
+	Taint *bool `json:"taint,omitempty"`
 }
 
 // Flags are defaults for command-line flags; a flag or environment variable that is set wins over them.

@@ -1,11 +1,10 @@
-package main
+package cli
 
 import (
 	"bufio"
 	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"strings"
@@ -21,8 +20,8 @@ func TestMain(m *testing.M) {
 	if os.Getenv(stuck) == "" {
 		os.Exit(m.Run())
 	}
-	os.Exit(run(func(ctx context.Context, _ []string, output io.Writer) error {
-		fmt.Fprintln(output, "here")
+	os.Exit(untilStatus(func(ctx context.Context) error {
+		fmt.Println("here")
 		<-ctx.Done()
 		select {}
 	}))

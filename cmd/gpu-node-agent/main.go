@@ -1,0 +1,11 @@
+// Command gpu-node-agent offers the NVIDIA GPUs of a Kubernetes node to its kubelet, and talks to the API server about them.
+package main
+
+import (
+	"os"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cli"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster"
+)
+
+func main() { os.Exit(cli.NodeAgent(cluster.New()).Main()) }

@@ -1,0 +1,31 @@
+package agent
+
+import (
+	"context"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+)
+
+// A Daemon is what the tasks work with that a program adds to the daemon's own.
+type Daemon struct {
+	// Config is the configuration at the start, for settings that need a restart.
+	Config config.Config
+	// Configs are those in force, ConfigErrors why the file as it is now is not in force.
+	Configs      *feed.Feed[config.Config]
+	ConfigErrors *feed.Feed[error]
+	// Snapshots are what is known of the GPUs.
+	Snapshots *feed.Feed[inventory.Snapshot]
+	// Offered is what of the plan is given to the servers.
+	Offered *feed.Feed[resource.Plan]
+	// Status returns what the daemon knows now.
+	Status func(context.Context) (status.Status, error)
+	// Held returns which devices pods hold, as PodResources tells.
+	Held func(context.Context) ([]kubelet.HeldDevice, error)
+	// Checkpoint returns kubelet's own record of devices and pods; nil without a kubelet.
+	Checkpoint func() (kubelet.Checkpoint, error)
+}

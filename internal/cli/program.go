@@ -1,0 +1,139 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+)
+
+// A Program is what a main runs.
+type Program struct {
+	// Name is the program's name, Short what it is in a few words, and Long in sentences.
+	Name, Short, Long string
+	// Cluster is what the program has to do with the API server; nil for nothing.
+	Cluster Cluster
+}
+
+// Cluster is what a program has to do with the API server.
+type Cluster interface {
+	// Commands returns the commands that the program has for it.
+	Commands() []*cobra.Command
+	// Choose returns which file is the configuration file if a label of the node chooses it; nil otherwise. It may ask the API
+	// server, for a short time. Of c it takes what the file cannot say.
+	Choose(ctx context.Context, c config.Config) *feed.Feed[config.Chosen]
+	// Observation returns the tasks that find out what the API server has of the node, and keep what Choose returned up to date.
+	Observation(configs *feed.Feed[config.Config]) []agent.Task
+	// Outputs returns the tasks that tell the API server of the node.
+	Outputs(d agent.Daemon) []agent.Task
+}
+
+// DevicePlugin is the program that does not talk to the API server.
+func DevicePlugin() Program {
+	return Program{
+		Name:  "gpu-device-plugin",
+		Short: "Kubernetes device plugin for NVIDIA GPUs",
+		Long: "gpu-device-plugin is a Kubernetes device plugin for NVIDIA GPUs. It finds the GPUs of the node, registers them with\n" +
+			"kubelet, and reports their health. Without a command it runs as a daemon. The commands check a configuration file,\n" +
+			"show what a node would offer, and control a running daemon.",
+	}
+}
+
+// NodeAgent is the program that also talks to the API server.
+func NodeAgent(c Cluster) Program {
+	return Program{
+		Name:  "gpu-node-agent",
+		Short: "Kubernetes device plugin for NVIDIA GPUs that also talks to the API server",
+		Long: "gpu-node-agent is gpu-device-plugin with a client of the API server. It takes the same commands, flags, environment and\n" +
+			"configuration file. On request it also writes labels, Events, a condition and a taint of its node, and takes the\n" +
+			"configuration file that a label of the node names. It asks for nothing of this by default. kubelet is served the same\n" +
+			"whether the API server answers or not.",
+		Cluster: c,
+	}
+}
+
+// kind returns which program the configuration is for.
+func (p Program) kind() config.Program {
+	if p.Cluster == nil {
+		return config.DevicePlugin
+	}
+	return config.NodeAgent
+}
+
+// programs are the commands that are programs of their own where one is started under their name, as NVIDIA's are.
+var programs = []string{"config-manager", "gpu-feature-discovery"}
+
+// byName returns args with the command before them that a process is started as by its name.
+func byName(process string, args []string) []string {
+	if name := filepath.Base(process); slices.Contains(programs, name) {
+		return append([]string{name}, args...)
+	}
+	return args
+}
+
+// endTimeout is how long after a signal the process may take to end. Then it ends whatever is stuck: nothing of a daemon is lost by
+// that, and whoever stops it waits for its end.
+const endTimeout = 1800 * time.Millisecond
+
+// How long the last message may take: what is stuck may be the output.
+const (
+	errorTimeout = time.Second
+	forceTimeout = 50 * time.Millisecond
+)
+
+// Main runs the program with the arguments of the process, and returns its exit status.
+func (p Program) Main() int {
+	return untilStatus(func(ctx context.Context) error {
+		return p.Execute(ctx, byName(os.Args[0], os.Args[1:]), os.Stdout)
+	})
+}
+
+// untilStatus returns the exit status of the process, which is execute until a signal ends it.
+func untilStatus(execute func(context.Context) error) int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT)
+	late := make(chan struct{})
+	context.AfterFunc(ctx, func() {
+		stop() // a second signal kills
+		time.AfterFunc(endTimeout, func() { close(late) })
+	})
+	ended := make(chan error, 1)
+	go func() { ended <- execute(ctx) }()
+	select {
+	case err := <-ended:
+		var status ExitStatus
+		switch {
+		case errors.As(err, &status):
+			return int(status)
+		case err != nil:
+			complain(errorTimeout, "Error: %v\n", err)
+			return 1
+		}
+	case <-late:
+		complain(forceTimeout, "Ended by force: something was still running %v after the signal\n", endTimeout)
+	}
+	return 0
+}
+
+// complain writes to the standard error, and does not wait for it longer than limit.
+func complain(limit time.Duration, format string, args ...any) {
+	written := make(chan struct{})
+	go func() {
+		defer close(written)
+		fmt.Fprintf(os.Stderr, format, args...)
+	}()
+	select {
+	case <-written:
+	case <-time.After(limit):
+	}
+}

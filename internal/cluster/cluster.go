@@ -1,0 +1,84 @@
+// Package cluster is what gpu-node-agent does with the API server: tasks that join the daemon's feeds, policy and the client of
+// package kubeapi, as package agent does for the rest. The daemon serves kubelet the same whether these tasks work or not.
+//
+// The main of gpu-node-agent gives it to package cli; nothing else imports it.
+package cluster
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/version"
+)
+
+// A Cluster is what one process has to do with the API server. Make it with New.
+type Cluster struct {
+	client *kubeapi.Client // after Choose
+}
+
+// New returns what a process has to do with the API server: nothing, until it is asked.
+func New() *Cluster { return &Cluster{} }
+
+// Commands returns the commands that need the API server.
+func (c *Cluster) Commands() []*cobra.Command { return nil }
+
+// Choose prepares for a daemon with these flags and this environment. It returns which file is the configuration file, if a label of
+// the node chooses it; nil otherwise.
+func (c *Cluster) Choose(_ context.Context, early config.Config) *feed.Feed[config.Chosen] {
+	c.client = kubeapi.New(kubeapi.Options{Kubeconfig: early.Kubeconfig, Node: early.NodeName, Version: version.String()})
+	return nil
+}
+
+// Observation returns the task that watches the node.
+func (c *Cluster) Observation(configs *feed.Feed[config.Config]) []agent.Task {
+	return []agent.Task{
+		{Name: "own node", Run: func(ctx context.Context) error { return c.watchNode(ctx, configs) }},
+	}
+}
+
+// watchNode watches the node while something needs it.
+func (c *Cluster) watchNode(ctx context.Context, configs *feed.Feed[config.Config]) error {
+	for ctx.Err() == nil {
+		watching, stop := context.WithCancel(ctx)
+		ended := make(chan struct{})
+		needed := c.needed(configs.Value())
+		go func() {
+			defer close(ended)
+			if needed {
+				c.client.Watch(watching, clock.RealClock{})
+			}
+		}()
+		for {
+			now, changed := configs.Latest()
+			if c.needed(now) != needed {
+				break
+			}
+			select {
+			case <-ctx.Done():
+			case <-changed:
+				continue
+			}
+			break
+		}
+		stop()
+		<-ended
+	}
+	return nil
+}
+
+// needed reports whether a configuration needs the API server.
+func (c *Cluster) needed(now config.Config) bool {
+	return now.NodeConfig.Dir != "" || now.Features.NeedAPIServer()
+}
+
+// Outputs returns the tasks that tell the API server of the node. Each one follows the configurations, and does nothing while what
+// it is for is off.
+func (c *Cluster) Outputs(agent.Daemon) []agent.Task {
+	return nil // one line for each output
+}

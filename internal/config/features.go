@@ -1,0 +1,188 @@
+package config
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// Features says what the node tells the cluster.
+type Features struct {
+	// Labels is how labels that describe the GPUs reach the node.
+	Labels LabelsOutput
+	// Events has what happens to GPUs written as Events of the node.
+	Events bool
+	// PodEvents has them written for the pods that hold a GPU, too.
+	PodEvents bool
+	// Condition has the health of the GPUs written as a condition of the node.
+	Condition bool
+	// ConditionType is the type of that condition.
+	ConditionType string
+	// ConditionInterval is how often it is written when it does not change, 1 min to 24 h; 0 for never.
+	ConditionInterval time.Duration
+	// Taint has the node tainted while none of its GPUs is healthy.
+	Taint bool
+}
+
+// NeedAPIServer reports whether a feature that is on needs the API server.
+func (f Features) NeedAPIServer() bool {
+	return f.Labels == LabelsNodeFeature || f.Labels == LabelsNode || f.Events || f.Condition || f.Taint
+}
+
+// LabelsOutput is how labels that describe the GPUs reach the node.
+type LabelsOutput int
+
+// The ways, one at a time.
+const (
+	LabelsOff         LabelsOutput = iota
+	LabelsFile                     // a file for node-feature-discovery
+	LabelsNodeFeature              // an object for node-feature-discovery
+	LabelsNode                     // on the node itself
+)
+
+func (l LabelsOutput) String() string {
+	switch l {
+	case LabelsOff:
+		return "off"
+	case LabelsFile:
+		return "file"
+	case LabelsNodeFeature:
+		return "nodeFeature"
+	case LabelsNode:
+		return "node"
+	}
+	return fmt.Sprintf("LabelsOutput(%d)", int(l))
+}
+
+// NodeConfig says how a label of the node chooses the configuration file.
+type NodeConfig struct {
+	// Dir is the directory with the files; empty if the label chooses none.
+	Dir string
+	// Label is the name of the label; its value is the name of a file.
+	Label string
+	// Default is the name of the file for a node without the label; empty for the Fallbacks.
+	Default string
+	// Fallbacks are tried one after the other for a node without the label.
+	Fallbacks []Fallback
+}
+
+// A Fallback is what a node without the label uses.
+type Fallback string
+
+// The fallbacks.
+const (
+	FallbackNamed  Fallback = "named"  // the file with the name "default"
+	FallbackSingle Fallback = "single" // the only file
+	FallbackEmpty  Fallback = "empty"  // no file
+)
+
+// clusterOptions are the settings of what the node tells the cluster, and of what it is told by it.
+var clusterOptions = []option{
+	{
+		flag: "kubeconfig", env: []string{"KUBECONFIG"}, usage: "file with the address and the credentials of the API server; default: those " +
+			"of the pod's service account",
+		set: text(func(c *Config) *string { return &c.Kubeconfig }),
+	},
+	{
+		flag: "node-config-dir", env: []string{"CONFIG_FILE_SRCDIR"},
+		usage: "directory of configuration files; a label of the node chooses one, and --config-file is not given; empty: no choice",
+		set:   absolute(func(c *Config) *string { return &c.NodeConfig.Dir }),
+	},
+	{
+		flag: "node-config-label", env: []string{"NODE_LABEL"}, fallback: "nvidia.com/device-plugin.config",
+		usage: "label of the node with the name of the file in --node-config-dir",
+		set:   text(func(c *Config) *string { return &c.NodeConfig.Label }),
+	},
+	{
+		flag: "node-config-default", env: []string{"DEFAULT_CONFIG"},
+		usage: "name of the file in --node-config-dir for a node without the label",
+		set:   text(func(c *Config) *string { return &c.NodeConfig.Default }),
+	},
+	{
+		flag: "node-config-fallbacks", env: []string{"FALLBACK_STRATEGIES"}, kind: kindList,
+		usage: "what a node without the label uses if there is no --node-config-default, the first that is possible: named (the file " +
+			"\"default\"), single (the only file), empty (no file)",
+		set: setFallbacks,
+	},
+	{
+		flag: "node-labels", env: []string{"NODE_LABELS"}, key: "features.labels", fallback: "off",
+		usage: "labels of the node that describe its GPUs: off; file, for node-feature-discovery; nodeFeature, an object for " +
+			"node-feature-discovery; node, on the node itself",
+		set: choice(func(c *Config) *LabelsOutput { return &c.Features.Labels }, LabelsOff, LabelsFile, LabelsNodeFeature, LabelsNode),
+	},
+	{
+		flag: "node-events", env: []string{"NODE_EVENTS"}, key: "features.events", fallback: "false", kind: kindBool,
+		usage: "write Events of the node about its GPUs",
+		set:   truth(func(c *Config) *bool { return &c.Features.Events }),
+	},
+	{
+		flag: "pod-events", env: []string{"POD_EVENTS"}, key: "features.podEvents", fallback: "false", kind: kindBool,
+		usage: "also write Events of the pods that hold a GPU; needs --node-events",
+		set:   truth(func(c *Config) *bool { return &c.Features.PodEvents }),
+	},
+	{
+		flag: "node-condition", env: []string{"NODE_CONDITION"}, key: "features.condition", fallback: "false", kind: kindBool,
+		usage: "write a condition of the node that says whether its GPUs are healthy",
+		set:   truth(func(c *Config) *bool { return &c.Features.Condition }),
+	},
+	{
+		flag: "node-condition-type", env: []string{"NODE_CONDITION_TYPE"}, key: "features.conditionType", fallback: "GPUHealthy",
+		usage: "type of that condition",
+		set:   text(func(c *Config) *string { return &c.Features.ConditionType }),
+	},
+	{
+		flag: "node-condition-interval", env: []string{"NODE_CONDITION_INTERVAL"}, key: "features.conditionInterval", fallback: "15m",
+		usage: "time after which the condition is written again although it did not change, 1m to 24h; 0: never",
+		set:   setConditionInterval,
+	},
+	{
+		flag: "node-taint", env: []string{"NODE_TAINT"}, key: "features.taint", fallback: "false", kind: kindBool,
+		usage: "taint the node while none of its GPUs is healthy",
+		set:   truth(func(c *Config) *bool { return &c.Features.Taint }),
+	},
+}
+
+// setFallbacks sets what a node without the label uses.
+func setFallbacks(c *Config, text string) error {
+	for _, name := range splitList(text) {
+		f := Fallback(name)
+		if !slices.Contains([]Fallback{FallbackNamed, FallbackSingle, FallbackEmpty}, f) {
+			return fmt.Errorf("%q is not one of: named, single, empty", name)
+		}
+		c.NodeConfig.Fallbacks = append(c.NodeConfig.Fallbacks, f)
+	}
+	return nil
+}
+
+func setConditionInterval(c *Config, text string) error {
+	if d, err := time.ParseDuration(text); err == nil && d == 0 {
+		c.Features.ConditionInterval = 0
+		return nil
+	}
+	return setInterval(func(c *Config) *time.Duration { return &c.Features.ConditionInterval }, time.Minute, 24*time.Hour)(c, text)
+}
+
+// features judges what needs the API server.
+func (d *document) features(c *Config, s Sources) {
+	if c.Features.PodEvents && !c.Features.Events {
+		d.problem("--pod-events", d.line("features.podEvents"), "needs --node-events")
+	}
+	if c.NodeConfig.Dir != "" && s.named() != "" {
+		d.problem("--node-config-dir", 0, "chooses the configuration file; do not give --config-file, too")
+	}
+	needs := "features"
+	if c.NodeConfig.Dir != "" {
+		needs = "--node-config-dir"
+	} else if !c.Features.NeedAPIServer() {
+		return
+	}
+	switch {
+	case s.Program == DevicePlugin:
+		d.problem(needs, d.line(needs), noClient)
+	case s.Program == NodeAgent && c.NodeName == "":
+		d.problem(needs, d.line(needs), "needs the name of the node: set --node-name or NODE_NAME")
+	}
+}
+
+// noClient is the problem of a program that does not talk to the API server.
+const noClient = "needs the API server, which this program does not talk to: run gpu-node-agent instead, with the same settings"

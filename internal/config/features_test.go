@@ -1,0 +1,72 @@
+package config_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+)
+
+func TestFeatures(t *testing.T) {
+	t.Parallel()
+	const file = `features: {labels: nodeFeature, events: true, podEvents: true, condition: true, conditionType: A, conditionInterval: 0s, taint: true}`
+	s := sources(t, "NODE_NAME=n NODE_TAINT=false", "--node-labels=node")
+	s.Program = config.NodeAgent
+	c, warnings, err := s.Resolve("a.yaml", []byte(file))
+	want := config.Features{Labels: config.LabelsNode, Events: true, PodEvents: true, Condition: true, ConditionType: "A"}
+	if diff := cmp.Diff(want, c.Features); diff != "" || len(warnings) > 0 || err != nil {
+		t.Errorf("%v, warnings %v (-want +got):\n%s", err, warnings, diff)
+	}
+	c, _, err = sources(t, "", "").Resolve("a.yaml", []byte("features: {labels: file, conditionInterval: 1h}"))
+	want = config.Features{Labels: config.LabelsFile, ConditionType: "GPUHealthy", ConditionInterval: time.Hour}
+	if diff := cmp.Diff(want, c.Features); diff != "" || err != nil {
+		t.Errorf("%v (-want +got):\n%s", err, diff)
+	}
+	c, _, err = sources(t, "", "").Resolve("a.yaml", []byte("features: {labels: off}"))
+	if c.Features.Labels != config.LabelsOff || err != nil {
+		t.Errorf("labels %v: %v", c.Features.Labels, err)
+	}
+}
+
+// TestFeaturesThatAreRefused: one sentence says what to do.
+func TestFeaturesThatAreRefused(t *testing.T) {
+	t.Parallel()
+	const lean = "run gpu-node-agent instead"
+	for _, tt := range []struct {
+		name, file, env, args string
+		program               config.Program
+		want                  string
+	}{
+		{name: "an object without a client", file: "features: {labels: nodeFeature}", want: "line 1: features: needs the API server", program: config.DevicePlugin},
+		{name: "labels without a client", env: "NODE_NAME=n", args: "--node-labels=node", want: lean, program: config.DevicePlugin},
+		{name: "events without a client", env: "NODE_EVENTS=true", want: lean, program: config.DevicePlugin},
+		{name: "a condition without a client", args: "--node-condition", want: lean, program: config.DevicePlugin},
+		{name: "a taint without a client", args: "--node-taint", want: lean, program: config.DevicePlugin},
+		{name: "a choice without a client", args: "--node-config-dir=/configs", want: "--node-config-dir: needs the API server", program: config.DevicePlugin},
+		{name: "no name of the node", file: "features: {events: true}", program: config.NodeAgent, want: "set --node-name or NODE_NAME"},
+		{name: "a choice without a name", args: "--node-config-dir=/configs", program: config.NodeAgent, want: "set --node-name or NODE_NAME"},
+		{name: "two configuration files", args: "--node-config-dir=/configs --config-file=/a.yaml --node-name=n", program: config.NodeAgent, want: "--config-file"},
+		{name: "events of pods alone", args: "--pod-events", program: config.NodeAgent, want: "--node-events"},
+		{name: "an unknown output", args: "--node-labels=nfd", want: "off, file, nodeFeature, node"},
+		{name: "an unknown fallback", args: "--node-config-fallbacks=named,last", want: "named, single, empty"},
+		{name: "a short interval", args: "--node-condition-interval=1s", want: "1m0s"},
+		{name: "any program", file: "features: {events: true}"},
+		{name: "no client asked for", file: "features: {labels: file}", program: config.DevicePlugin},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			s := sources(t, tt.env, tt.args)
+			s.Program = tt.program
+			_, _, err := s.Resolve("", []byte(tt.file))
+			switch {
+			case tt.want == "" && err != nil:
+				t.Error(err)
+			case tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)):
+				t.Errorf("%v, want %q", err, tt.want)
+			}
+		})
+	}
+}

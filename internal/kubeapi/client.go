@@ -1,0 +1,234 @@
+// Package kubeapi talks to the API server about the node that this program runs on, and about no other: it watches the Node, and
+// writes what the cluster is told of its GPUs. It is the only home of client-go, of which it takes the transport alone: the typed
+// clients bring the types of all APIs with them, and make the program 16 MB larger.
+//
+// Nothing between the driver and kubelet waits for it. Package cluster uses it; nothing else imports it.
+package kubeapi
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/util/flowcontrol"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+)
+
+// Options say who talks to which API server.
+type Options struct {
+	// Kubeconfig is a file with the address and the credentials; empty for those of the pod's service account.
+	Kubeconfig string
+	// Node is the name of the node.
+	Node string
+	// Version is that of the program.
+	Version string
+}
+
+const (
+	// requestTimeout bounds a request, but for a watch. An API server that takes 10 s for an answer is slow, not away.
+	requestTimeout = 30 * time.Second
+	// All requests of a node together.
+	requestsPerSecond = 5
+	requestBurst      = 10
+	// maxAnswer is the largest answer that is read. A Node has about 20 kB.
+	maxAnswer = 4 << 20
+)
+
+// A Client talks to the API server. Make it with New.
+type Client struct {
+	options Options
+	node    string
+	limiter flowcontrol.RateLimiter
+	nodes   *feed.Feed[Node]
+	problem *feed.Feed[error]
+
+	mu         sync.Mutex // guards connection
+	connection *connection
+}
+
+// A connection is an address and who asks there.
+type connection struct {
+	base   *url.URL
+	client *http.Client
+}
+
+// New returns a Client. The API server is looked for when it is asked first.
+func New(o Options) *Client {
+	return &Client{
+		options: o, node: o.Node, limiter: flowcontrol.NewTokenBucketRateLimiter(requestsPerSecond, requestBurst),
+		nodes: feed.New(Node{}), problem: feed.New[error](nil),
+	}
+}
+
+// connect returns the connection. Address and credentials are read again after a request that they may have been the reason for.
+func (c *Client) connect() (*connection, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.connection != nil {
+		return c.connection, nil
+	}
+	config, err := rest.InClusterConfig()
+	if c.options.Kubeconfig != "" {
+		config, err = clientcmd.BuildConfigFromFlags("", c.options.Kubeconfig)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("find the API server: %w", err)
+	}
+	config.UserAgent = "gpu-node-agent/" + c.options.Version
+	// A watch and a write have a TCP connection each, so that one that is stuck does not keep the other.
+	config.NextProtos = []string{"http/1.1"}
+	// With the content in the place of the name, a file that has changed is another configuration for client-go's cache of transports.
+	if err := rest.LoadTLSFiles(config); err != nil {
+		return nil, fmt.Errorf("read the certificates of the API server: %w", err)
+	}
+	config.CAFile, config.CertFile, config.KeyFile = "", "", ""
+	base, _, err := rest.DefaultServerUrlFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("find the API server: %w", err)
+	}
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("find the API server: %w", err)
+	}
+	c.connection = &connection{base: base, client: client}
+	return c.connection, nil
+}
+
+// forget has address and credentials read again for the next request.
+func (c *Client) forget(old *connection) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.connection == old {
+		c.connection = nil
+		old.client.CloseIdleConnections()
+	}
+}
+
+// A request is one to the API server.
+type request struct {
+	verb        string // such as PATCH
+	path        string // such as /api/v1/nodes/a/status
+	query       url.Values
+	contentType string // of the body
+	body        []byte
+}
+
+// Refused is the error of a request that the API server answered, but not with success.
+type Refused struct {
+	// Code is the HTTP status, Reason Kubernetes' own, such as AlreadyExists; it may be empty.
+	Code   int
+	Reason string
+	// Message is a sentence for people.
+	Message string
+	// RetryAfter is how long to wait before the next request; 0 if the answer does not say so.
+	RetryAfter time.Duration
+}
+
+func (r *Refused) Error() string {
+	if r.Message == "" {
+		return fmt.Sprintf("the API server answered %d %s", r.Code, http.StatusText(r.Code))
+	}
+	return fmt.Sprintf("the API server answered %d: %s", r.Code, r.Message)
+}
+
+// IsCode reports whether err is of a request that the API server answered with this HTTP status.
+func IsCode(err error, code int) bool {
+	var refused *Refused
+	return errors.As(err, &refused) && refused.Code == code
+}
+
+// send sends a request once, and returns the answer's body. The error is a *Refused, or says why there was no answer.
+func (c *Client) send(ctx context.Context, r request) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	body, err := c.open(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	defer body.Close()
+	answer, err := io.ReadAll(io.LimitReader(body, maxAnswer+1))
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("read the answer of the API server: %w", err)
+	case len(answer) > maxAnswer:
+		return nil, fmt.Errorf("the answer of the API server has more than %d bytes", maxAnswer)
+	}
+	return answer, nil
+}
+
+// open sends a request once, and returns the body of an answer that says success.
+func (c *Client) open(ctx context.Context, r request) (io.ReadCloser, error) {
+	if err := c.limiter.Wait(ctx); err != nil {
+		return nil, fmt.Errorf("wait to ask the API server: %w", err)
+	}
+	connection, err := c.connect()
+	if err != nil {
+		return nil, err
+	}
+	address := *connection.base
+	address.Path = strings.TrimSuffix(address.Path, "/") + r.path
+	address.RawQuery = r.query.Encode()
+	sent, err := http.NewRequestWithContext(ctx, r.verb, address.String(), bytes.NewReader(r.body))
+	if err != nil {
+		return nil, fmt.Errorf("ask the API server: %w", err)
+	}
+	sent.Header.Set("Accept", "application/json")
+	if r.contentType != "" {
+		sent.Header.Set("Content-Type", r.contentType)
+	}
+	answer, err := connection.client.Do(sent) //nolint:bodyclose // the caller does
+	if err != nil {
+		if isCertificate(err) {
+			c.forget(connection)
+		}
+		return nil, fmt.Errorf("ask the API server: %w", err)
+	}
+	if answer.StatusCode < http.StatusMultipleChoices {
+		return answer.Body, nil
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode == http.StatusUnauthorized {
+		c.forget(connection)
+	}
+	return nil, refused(answer)
+}
+
+// isCertificate reports whether an error is about the certificate of the API server.
+func isCertificate(err error) bool {
+	var unknown x509.UnknownAuthorityError
+	var invalid x509.CertificateInvalidError
+	return errors.As(err, &unknown) || errors.As(err, &invalid)
+}
+
+// maxRetryAfter is the longest time that an answer can have a node wait.
+const maxRetryAfter = 10 * time.Minute
+
+// maxMessage is how many bytes of a message are kept.
+const maxMessage = 300
+
+// refused returns the error of an answer that does not say success.
+func refused(answer *http.Response) error {
+	r := &Refused{Code: answer.StatusCode}
+	if seconds, err := strconv.Atoi(answer.Header.Get("Retry-After")); err == nil && seconds > 0 {
+		r.RetryAfter = min(time.Duration(seconds)*time.Second, maxRetryAfter)
+	}
+	var s struct{ Kind, Reason, Message string }
+	text, err := io.ReadAll(io.LimitReader(answer.Body, maxAnswer))
+	if err == nil && json.Unmarshal(text, &s) == nil && s.Kind == "Status" {
+		r.Reason, r.Message = s.Reason, strings.ToValidUTF8(s.Message[:min(len(s.Message), maxMessage)], "")
+	}
+	return r
+}

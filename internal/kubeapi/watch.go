@@ -1,0 +1,257 @@
+package kubeapi
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+)
+
+// A Node is what this program wants to know of its own node. Nobody changes one.
+type Node struct {
+	// Read says that the API server told of the node. UID is empty if there was none then, and ResourceVersion, too.
+	Read                       bool
+	Name, UID, ResourceVersion string
+	Labels, Annotations        map[string]string
+	Conditions                 []Condition
+	Taints                     []Taint
+}
+
+// A Condition is one of the node's, as the API has it.
+type Condition struct {
+	Type               string    `json:"type"`
+	Status             string    `json:"status"`
+	Reason             string    `json:"reason,omitempty"`
+	Message            string    `json:"message,omitempty"`
+	LastHeartbeatTime  time.Time `json:"lastHeartbeatTime,omitzero"`
+	LastTransitionTime time.Time `json:"lastTransitionTime,omitzero"`
+}
+
+// A Taint is one of the node's, as the API has it.
+type Taint struct {
+	Key       string    `json:"key"`
+	Value     string    `json:"value,omitempty"`
+	Effect    string    `json:"effect"`
+	TimeAdded time.Time `json:"timeAdded,omitzero"`
+}
+
+// nodeObject is a Node in the API's own form.
+type nodeObject struct {
+	Metadata struct {
+		Name            string            `json:"name"`
+		UID             string            `json:"uid"`
+		ResourceVersion string            `json:"resourceVersion"`
+		Labels          map[string]string `json:"labels"`
+		Annotations     map[string]string `json:"annotations"`
+	} `json:"metadata"`
+	Spec struct {
+		Taints []Taint `json:"taints"`
+	} `json:"spec"`
+	Status struct {
+		Conditions []Condition `json:"conditions"`
+	} `json:"status"`
+}
+
+func (n *nodeObject) node() Node {
+	return Node{
+		Read: true, Name: n.Metadata.Name, UID: n.Metadata.UID, ResourceVersion: n.Metadata.ResourceVersion,
+		Labels: n.Metadata.Labels, Annotations: n.Metadata.Annotations, Conditions: n.Status.Conditions, Taints: n.Spec.Taints,
+	}
+}
+
+const nodesPath = "/api/v1/nodes"
+
+const (
+	// A watch is ended and begun anew after a random time between these, so that those of a cluster do not move to one API server.
+	minWatch = 30 * time.Minute
+	maxWatch = time.Hour
+	// maxSilence is how long a watch may say nothing before it is begun anew: an API server sends a bookmark about every minute.
+	maxSilence = 3 * time.Minute
+)
+
+// Nodes returns the feed of the own node. It holds what was known last while the API server is away.
+func (c *Client) Nodes() *feed.Feed[Node] { return c.nodes }
+
+// Problem returns the feed of why the node cannot be watched; nil while it is.
+func (c *Client) Problem() *feed.Feed[error] { return c.problem }
+
+// Get returns the own node as the API server has it now. It asks once, and publishes nothing.
+func (c *Client) Get(ctx context.Context) (Node, error) {
+	node, _, err := c.list(ctx)
+	return node, err
+}
+
+// Watch publishes the own node until ctx ends. It lists it once, and again only when the API server has forgotten what came after
+// the version that was seen last.
+func (c *Client) Watch(ctx context.Context, timer clock.Clock) {
+	log := klog.FromContext(ctx)
+	version, failures := "", 0
+	for ctx.Err() == nil {
+		next, answered, err := c.watchOnce(ctx, timer, version)
+		version = next
+		if ctx.Err() != nil {
+			return
+		}
+		if answered {
+			failures = 0
+		}
+		failures++
+		pause := Pause(err, failures)
+		if err == nil || failures == 1 && answered {
+			log.V(2).Info("The watch of the node ended", "after", pause.Round(time.Millisecond).String(), "reason", fmt.Sprint(err))
+		} else {
+			if c.problem.Value() == nil {
+				log.Info("Cannot watch the node; what was known of it stays in force", "reason", err.Error())
+			}
+			c.problem.Publish(err)
+			log.V(2).Info("Cannot watch the node", "reason", err.Error(), "after", pause.Round(time.Millisecond).String())
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.After(pause):
+		}
+	}
+}
+
+// watchOnce lists the node if version is empty, and watches it then until the watch ends. It returns the version that was seen last,
+// empty if the next watch has to begin with a list, and whether the API server has answered.
+func (c *Client) watchOnce(ctx context.Context, timer clock.Clock, version string) (last string, answered bool, err error) {
+	if version == "" {
+		node, listed, err := c.list(ctx)
+		if err != nil {
+			return "", false, err
+		}
+		c.publish(node)
+		version, answered = listed, true
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	silence := timer.NewTimer(maxSilence)
+	defer silence.Stop()
+	heard := make(chan struct{})
+	go func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-heard:
+				silence.Reset(maxSilence)
+			case <-silence.C():
+				cancel(errSilent)
+				return
+			}
+		}
+	}()
+	length := minWatch + rand.N(maxWatch-minWatch)
+	body, err := c.open(ctx, request{verb: http.MethodGet, path: nodesPath, query: url.Values{
+		"watch": {"true"}, "fieldSelector": {"metadata.name=" + c.node}, "resourceVersion": {version}, "allowWatchBookmarks": {"true"},
+		"timeoutSeconds": {strconv.Itoa(int(length.Seconds()))},
+	}})
+	if err != nil {
+		return afterError(version, err), answered, err
+	}
+	defer body.Close()
+	if c.problem.Value() != nil {
+		klog.FromContext(ctx).Info("Watching the node again")
+		c.problem.Publish(nil)
+	}
+	events := json.NewDecoder(body)
+	for {
+		var e struct {
+			Type   string          `json:"type"`
+			Object json.RawMessage `json:"object"`
+		}
+		if err := events.Decode(&e); err != nil {
+			if cause := context.Cause(ctx); cause != nil {
+				err = cause
+			}
+			if errors.Is(err, io.EOF) {
+				err = nil
+			}
+			return version, true, err
+		}
+		select {
+		case <-ctx.Done():
+		case heard <- struct{}{}:
+		}
+		if version, err = c.receive(e.Type, e.Object, version); err != nil {
+			return afterError(version, err), true, err
+		}
+	}
+}
+
+// errSilent is the error of a watch that said nothing for too long.
+var errSilent = fmt.Errorf("the watch of the node said nothing for %v", maxSilence)
+
+// afterError returns the version that the next watch begins with: none if the API server has forgotten this one.
+func afterError(version string, err error) string {
+	if IsCode(err, http.StatusGone) {
+		return ""
+	}
+	return version
+}
+
+// receive publishes what an event of a watch tells, and returns the version that was seen last.
+func (c *Client) receive(kind string, object []byte, version string) (string, error) {
+	if kind == "ERROR" {
+		var s struct {
+			Code            int
+			Reason, Message string
+		}
+		if err := json.Unmarshal(object, &s); err != nil {
+			return "", fmt.Errorf("read an event of the watch: %w", err)
+		}
+		return version, &Refused{Code: s.Code, Reason: s.Reason, Message: s.Message}
+	}
+	var n nodeObject
+	if err := json.Unmarshal(object, &n); err != nil {
+		return "", fmt.Errorf("read an event of the watch: %w", err)
+	}
+	if n.Metadata.ResourceVersion == "" {
+		return "", errors.New("an event of the watch has no version")
+	}
+	switch kind {
+	case "ADDED", "MODIFIED":
+		c.publish(n.node())
+	case "DELETED":
+		c.publish(Node{Read: true})
+	}
+	return n.Metadata.ResourceVersion, nil // of bookmarks, too
+}
+
+func (c *Client) publish(n Node) { c.nodes.Publish(n) }
+
+// list returns the own node, and the version that a watch can begin with. If there is no such node it has no UID.
+func (c *Client) list(ctx context.Context) (Node, string, error) {
+	text, err := c.send(ctx, request{verb: http.MethodGet, path: nodesPath, query: url.Values{
+		"fieldSelector": {"metadata.name=" + c.node}, "resourceVersion": {"0"},
+	}})
+	if err != nil {
+		return Node{}, "", err
+	}
+	var list struct {
+		Metadata struct {
+			ResourceVersion string `json:"resourceVersion"`
+		} `json:"metadata"`
+		Items []nodeObject `json:"items"`
+	}
+	if err := json.Unmarshal(text, &list); err != nil {
+		return Node{}, "", fmt.Errorf("read the answer of the API server: %w", err)
+	}
+	if len(list.Items) == 0 {
+		return Node{Read: true}, list.Metadata.ResourceVersion, nil
+	}
+	return list.Items[0].node(), list.Metadata.ResourceVersion, nil
+}
