@@ -269,7 +269,7 @@ func (s *Set) update(e evidence, now time.Time) (outdated, changed bool) {
 // serveUnserved begins to serve resources of which pods hold devices and which no plugin has served for unservedFor, although this
 // program may have offered them: their GPUs cannot be read now, or the configuration has changed. So kubelet goes on listing what
 // its pods hold. It reports whether there are any. since says how long the resources are known.
-func (s *Set) serveUnserved(since map[string]time.Time, now time.Time) (any bool) {
+func (s *Set) serveUnserved(since map[string]time.Time, now time.Time) (changed bool) {
 	if !s.evidence.alone {
 		return false
 	}
@@ -292,10 +292,10 @@ func (s *Set) serveUnserved(since map[string]time.Time, now time.Time) (any bool
 			s.unserved[name] = began
 		default:
 			s.add(name).list.retired = true
-			any = true
+			changed = true
 		}
 	}
-	return any
+	return changed
 }
 
 // heldBy is the reason of a device that a pod holds.

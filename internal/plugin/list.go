@@ -111,7 +111,7 @@ func (l *list) adopt(known map[string][]int64) (changed bool) {
 		device := resource.ByID(id)
 		device.Resource = l.name
 		l.departing[id] = departure{device: device, nodes: slices.Sorted(slices.Values(nodes)), allocated: l.clock.Now(),
-			reason: "an earlier process listed the device, and now this node does not have it, it cannot be read, or the configuration does not offer it",
+			reason: "an earlier process listed the device, and it is not on this node now, cannot be read, or is not in the configuration",
 			waits:  waitsForReading, counts: true}
 		changed = true
 	}

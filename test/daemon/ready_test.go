@@ -171,6 +171,24 @@ func TestBrokenVersionIsNotReadyOverAServingElder(t *testing.T) {
 	younger.becomesReady("nothing to serve: open an NVML session: no NVIDIA driver")
 }
 
+// TestBrokenVersionIsNotReadyWhilePodsHoldDevices: it lists them when the elder has left, so that kubelet knows them, and serves less
+// than stood here before.
+func TestBrokenVersionIsNotReadyWhilePodsHoldDevices(t *testing.T) {
+	t.Parallel()
+	s := serving(t, node.Setup{Profile: "t4"})
+	s.admit("work", 1)
+	younger := s.beside("", wrongRoot...)
+	younger.start()
+	younger.staysUnready("nvidia.com/gpu is served by another device plugin")
+	if err := s.StopDaemon(); err != nil {
+		t.Fatal(err)
+	}
+	younger.staysUnready("pods hold devices of nvidia.com/gpu, and 1 of them cannot be offered; this daemon has nothing to serve: ")
+	s.shows(1, 0)
+	s.Remove("work")
+	younger.becomesReady("nothing to serve: open an NVML session: no NVIDIA driver")
+}
+
 // TestBrokenVersionLooksAtSocketsWhereKubeletTellsNothing: a checkpoint that is no checkpoint, and no PodResources.
 func TestBrokenVersionLooksAtSocketsWhereKubeletTellsNothing(t *testing.T) {
 	t.Parallel()

@@ -69,6 +69,32 @@ func TestLostAtStart(t *testing.T) {
 	s.says("GPU 2 is left out", func(now status) bool { return len(now.LeftOut) == 1 })
 }
 
+// TestLostAtStartWhilePodsHoldIt: the GPU was the only one of its resource. What the pod holds is listed, also after a restart of
+// kubelet, which would crash otherwise as soon as a list without the device came.
+func TestLostAtStartWhilePodsHoldIt(t *testing.T) {
+	t.Parallel()
+	const divided = "nvidia.com/mig-7g.80gb"
+	s := serving(t, node.Setup{Profile: "a100-mig-mixed", Args: []string{"--mig-strategy=mixed"}})
+	held := s.admitOf("work", divided, 1)[0]
+	if err := s.StopDaemon(); err != nil {
+		t.Fatal(err)
+	}
+	s.broken(simulator.Fault{Kind: simulator.KindLost, GPU: "7"})
+	s.start()
+	departs := func() bool {
+		healthy, listed := s.Devices(divided)[held]
+		return listed && !healthy
+	}
+	s.until("the pod's device is listed", departs)
+	s.allocatable(2)
+	if err := s.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	s.until("the pod's device is listed at the new kubelet", departs)
+	s.Remove("work")
+	s.until("the device is dropped", func() bool { return len(s.Devices(divided)) == 0 })
+}
+
 // hung makes a node whose driver answers nothing any more, with a daemon that takes its GPUs for good for so long.
 func hung(t *testing.T, grace string) *stage {
 	t.Helper()
