@@ -67,8 +67,9 @@ var imports = map[string][]string{
 		"internal/resource", "internal/edits", "internal/feed", "internal/files", "internal/supervise",
 		"internal/kubelet", // for the values of its accounts
 	},
-	"internal/mps":    {"internal/inventory", "internal/resource", "internal/feed", "internal/files", "internal/supervise"},
-	"internal/status": {"internal/inventory", "internal/health", "internal/resource"},
+	"internal/mps":         {"internal/inventory", "internal/resource", "internal/feed", "internal/files", "internal/supervise"},
+	"internal/featurefile": {"internal/feed", "internal/files"},
+	"internal/status":      {"internal/inventory", "internal/health", "internal/resource"},
 	"internal/telemetry": {
 		"internal/inventory", "internal/status", "internal/feed", "internal/supervise",
 		"internal/kubelet", // for the values of its accounts

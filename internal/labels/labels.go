@@ -113,7 +113,8 @@ func init() {
 	}
 }
 
-var migKey = regexp.MustCompile(`^nvidia\.com/mig-[0-9][A-Za-z0-9._-]*\.(` + strings.ReplaceAll(strings.Join(migSuffixes, "|"), ".", `\.`) + `)$`)
+var migKey = regexp.MustCompile(`^nvidia\.com/mig-[0-9][A-Za-z0-9._-]*\.(` +
+	strings.ReplaceAll(strings.Join(migSuffixes, "|"), ".", `\.`) + `)$`)
 
 // Owns reports whether a key is one that All has on some node. Other labels are never changed.
 func Owns(key string) bool {

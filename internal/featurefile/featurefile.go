@@ -1,0 +1,176 @@
+// Package featurefile writes the labels of a node into a feature file of node-feature-discovery (NFD), whose worker gives them to the
+// node. It needs no access to the API server.
+//
+// It is the only home of the format of these files. Package cli runs it.
+package featurefile
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+)
+
+// DefaultFolder is where NFD's worker looks for feature files.
+const DefaultFolder = "/etc/kubernetes/node-feature-discovery/features.d"
+
+// Times of the file. NFD drops the labels of a file that has expired, so that those of a daemon that was removed go by themselves.
+const (
+	// Lifetime is how long after it was written the file expires.
+	Lifetime = time.Hour
+	// renewal is how often it is written anew.
+	renewal = Lifetime / 4
+	// retry is how long after an error it is tried again.
+	retry = 30 * time.Second
+)
+
+// maxFile is the largest file that NFD reads, in bytes.
+const maxFile = 64 << 10
+
+// marker is in every file with the labels of GPUs, whichever program wrote it.
+const marker = "nvidia.com/gpu.count"
+
+// expiryComment says when the labels in the lines after it expire.
+const expiryComment = "# +expiry-time="
+
+// Features are what is to be in a file.
+type Features struct {
+	// Path is the file; empty for none. A file that was written stays where it is until it expires.
+	Path string
+	// Labels are nil as long as they are not known: then the file stays as it is.
+	Labels map[string]string
+}
+
+// A Writer keeps a feature file as it is wanted. It never removes the file: labels would vanish with each restart.
+type Writer struct {
+	// Wanted returns what is to be written, and a channel that is closed when that changes.
+	Wanted func() (Features, <-chan struct{})
+	// Clock is the time.
+	Clock clock.Clock
+	// Problem is told why the file is not as it is wanted, and nil when it is again. Others may tell it, too.
+	Problem *feed.Feed[error]
+
+	reported error
+}
+
+// Run writes the file when Wanted changes, and anew before it expires, until ctx ends. Then it returns nil.
+func (w *Writer) Run(ctx context.Context) error {
+	for {
+		wanted, changed := w.Wanted()
+		next := renewal
+		err := w.write(wanted)
+		if err != nil {
+			next = retry
+		}
+		w.report(ctx, err)
+		timer := w.Clock.NewTimer(next)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		case <-changed:
+			timer.Stop()
+		case <-timer.C():
+		}
+	}
+}
+
+// write writes the file, unless another program's file has labels of GPUs.
+func (w *Writer) write(wanted Features) error {
+	if wanted.Path == "" || wanted.Labels == nil {
+		return nil
+	}
+	now := w.Clock.Now()
+	if err := prepare(wanted.Path, now); err != nil {
+		return err
+	}
+	return Write(wanted.Path, wanted.Labels, now.Add(Lifetime))
+}
+
+// report publishes and logs a problem when it is another one than before.
+func (w *Writer) report(ctx context.Context, err error) {
+	switch log := klog.FromContext(ctx); {
+	case fmt.Sprint(w.reported) == fmt.Sprint(err):
+		return
+	case err != nil:
+		log.Error(err, "Labels are not written")
+	default:
+		log.Info("Labels are written again")
+	}
+	w.reported = err
+	w.Problem.Publish(err)
+}
+
+// Write puts a file with the labels in the place of the file at path. NFD never sees a part of one: it ignores the temporary file, whose
+// name begins with a dot. Labels expire at a time, or never if that is zero.
+func Write(path string, labels map[string]string, expires time.Time) error {
+	content := Content(labels, expires)
+	if len(content) > maxFile {
+		return fmt.Errorf("the feature file has %d bytes, and node-feature-discovery reads %d", len(content), maxFile)
+	}
+	if err := files.Write(path, content, 0o644, nil); err != nil {
+		return fmt.Errorf("write feature file: %w", err)
+	}
+	return nil
+}
+
+// Content returns a feature file: one label in a line, in the order of their keys.
+func Content(labels map[string]string, expires time.Time) []byte {
+	var b bytes.Buffer
+	if !expires.IsZero() {
+		fmt.Fprintf(&b, expiryComment+"%s\n", expires.UTC().Format(time.RFC3339))
+	}
+	for _, key := range slices.Sorted(maps.Keys(labels)) {
+		fmt.Fprintf(&b, "%s=%s\n", key, labels[key])
+	}
+	return b.Bytes()
+}
+
+// prepare makes the folder of a file if the folder above is there, removes what a process left that was killed while it wrote, and
+// returns an error if another program has labels of GPUs there: then NFD would mix the two.
+func prepare(path string, now time.Time) error {
+	folder, own := filepath.Split(path)
+	if err := os.Mkdir(filepath.Clean(folder), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("make the folder of the feature file: %w; mount the folder of node-feature-discovery there", err)
+	}
+	entries, err := os.ReadDir(folder)
+	if err != nil {
+		return fmt.Errorf("read the folder of feature files: %w", err)
+	}
+	for _, e := range entries {
+		switch name := e.Name(); {
+		case strings.HasPrefix(name, "."+own+".") && strings.HasSuffix(name, ".tmp"):
+			_ = os.Remove(filepath.Join(folder, name)) // tried again next time
+		case name == own || strings.HasPrefix(name, ".") || !e.Type().IsRegular():
+		case hasGPULabels(filepath.Join(folder, name), now):
+			return fmt.Errorf("%s has labels of GPUs already: remove the program that writes it, such as gpu-feature-discovery, and the file",
+				filepath.Join(folder, name))
+		}
+	}
+	return nil
+}
+
+// hasGPULabels reports whether a feature file has labels of GPUs that have not expired. A file that cannot be read has none for NFD
+// either.
+func hasGPULabels(path string, now time.Time) bool {
+	content, err := files.Read(path, maxFile)
+	if err != nil || !bytes.Contains(content, []byte(marker)) {
+		return false
+	}
+	first, _, _ := strings.Cut(string(content), "\n")
+	expiry, err := time.Parse(time.RFC3339, strings.TrimPrefix(first, expiryComment))
+	return err != nil || now.Before(expiry)
+}

@@ -1,0 +1,185 @@
+package featurefile_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/featurefile"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+)
+
+// A rig is a Writer that runs on a virtual clock.
+type rig struct {
+	t       *testing.T
+	folder  string
+	wanted  *feed.Feed[featurefile.Features]
+	problem *feed.Feed[error]
+	log     ktesting.Underlier
+}
+
+func (r *rig) path() string { return filepath.Join(r.folder, "gpu-device-plugin") }
+
+func (r *rig) want(labels map[string]string) {
+	r.wanted.Publish(featurefile.Features{Path: r.path(), Labels: labels})
+	synctest.Wait()
+}
+
+// check compares the content of the folder, by the names of the files.
+func (r *rig) check(when string, want map[string]string) {
+	r.t.Helper()
+	got := map[string]string{}
+	entries, _ := os.ReadDir(r.folder)
+	for _, e := range entries {
+		content, _ := os.ReadFile(filepath.Join(r.folder, e.Name()))
+		got[e.Name()] = string(content)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		r.t.Errorf("%s: files (-want +got):\n%s", when, diff)
+	}
+}
+
+func (r *rig) put(name, content string) {
+	r.t.Helper()
+	if err := os.WriteFile(filepath.Join(r.folder, name), []byte(content), 0o600); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// run runs a Writer, and the test beside it.
+func run(t *testing.T, test func(*rig)) {
+	t.Helper()
+	folder := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
+		r := &rig{
+			t: t, folder: filepath.Join(folder, "features.d"), wanted: feed.New(featurefile.Features{}), problem: feed.New[error](nil),
+			log: logger.GetSink().(ktesting.Underlier),
+		}
+		ctx, stop := context.WithCancel(klog.NewContext(t.Context(), logger))
+		w := &featurefile.Writer{Wanted: r.wanted.Latest, Clock: clock.RealClock{}, Problem: r.problem}
+		ended := make(chan error)
+		go func() { ended <- w.Run(ctx) }()
+		synctest.Wait()
+		test(r)
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// expiring is the content of a file that was written at a time since the beginning of the virtual clock, 2000-01-01.
+func expiring(at time.Duration, lines ...string) string {
+	expiry := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC).Add(at + time.Hour)
+	return "# +expiry-time=" + expiry.Format(time.RFC3339) + "\n" + strings.Join(lines, "\n") + "\n"
+}
+
+// TestFile: labels are written when they change and before they expire, and stay when the daemon ends.
+func TestFile(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *rig) {
+		r.check("nothing is wanted", map[string]string{})
+		r.want(nil)
+		r.check("labels are not known", map[string]string{})
+		r.want(map[string]string{"nvidia.com/gpu.count": "8", "nvidia.com/cuda.driver.rev": ""})
+		one := []string{"nvidia.com/cuda.driver.rev=", "nvidia.com/gpu.count=8"}
+		r.check("first labels", map[string]string{"gpu-device-plugin": expiring(0, one...)})
+		time.Sleep(14 * time.Minute)
+		r.want(nil)
+		r.check("the driver went away", map[string]string{"gpu-device-plugin": expiring(0, one...)})
+		r.want(map[string]string{"nvidia.com/gpu.count": "7"})
+		r.check("a GPU is gone", map[string]string{"gpu-device-plugin": expiring(14*time.Minute, "nvidia.com/gpu.count=7")})
+		time.Sleep(16 * time.Minute)
+		r.check("renewal", map[string]string{"gpu-device-plugin": expiring(29*time.Minute, "nvidia.com/gpu.count=7")})
+		if err := os.Remove(r.path()); err != nil {
+			r.t.Fatal(err)
+		}
+		time.Sleep(15 * time.Minute)
+		r.check("somebody removed it", map[string]string{"gpu-device-plugin": expiring(44*time.Minute, "nvidia.com/gpu.count=7")})
+		r.wanted.Publish(featurefile.Features{})
+		time.Sleep(time.Hour)
+		r.check("no file is wanted any more: it expires", map[string]string{"gpu-device-plugin": expiring(44*time.Minute, "nvidia.com/gpu.count=7")})
+		r.want(map[string]string{"nvidia.com/gpu.count": "8"})
+		r.t.Cleanup(func() {
+			if info, err := os.Stat(r.path()); err != nil || info.Mode().Perm() != 0o644 {
+				r.t.Errorf("after the end of the daemon: %v, %v, want a file of mode 0644", info, err)
+			}
+		})
+	})
+}
+
+// TestOthers: nothing is written beside another program's labels of GPUs; that is said once, and ends with the other file.
+func TestOthers(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *rig) {
+		if err := os.Mkdir(r.folder, 0o700); err != nil {
+			r.t.Fatal(err)
+		}
+		for name, content := range map[string]string{
+			"old": expiring(-2*time.Hour, "nvidia.com/gpu.count=8"), "other": "vendor/feature=1\n", ".gfd": "nvidia.com/gpu.count=1\n", ".gpu-device-plugin.12.tmp": "left", "gfd": "nvidia.com/gpu.count=8\n",
+		} {
+			r.put(name, content)
+		}
+		if err := os.Mkdir(filepath.Join(r.folder, "folder"), 0o700); err != nil {
+			r.t.Fatal(err)
+		}
+		r.want(map[string]string{"nvidia.com/gpu.count": "8"})
+		others := map[string]string{"old": expiring(-2*time.Hour, "nvidia.com/gpu.count=8"), "other": "vendor/feature=1\n", ".gfd": "nvidia.com/gpu.count=1\n", "gfd": "nvidia.com/gpu.count=8\n", "folder": ""}
+		r.check("beside GFD", others)
+		time.Sleep(9*time.Minute + 45*time.Second)
+		if err := r.problem.Value(); err == nil || !strings.Contains(err.Error(), "gfd has labels of GPUs already") {
+			r.t.Errorf("problem: %v", err)
+		}
+		if err := os.Remove(filepath.Join(r.folder, "gfd")); err != nil {
+			r.t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		delete(others, "gfd")
+		others["gpu-device-plugin"] = expiring(10*time.Minute, "nvidia.com/gpu.count=8")
+		r.check("without GFD", others)
+		log := r.log.GetBuffer().String()
+		if strings.Count(log, "Labels are not written") != 1 || strings.Count(log, "Labels are written again") != 1 || r.problem.Value() != nil {
+			r.t.Errorf("problem %v, log:\n%s", r.problem.Value(), log)
+		}
+	})
+}
+
+// TestNoFolder: without the folder of node-feature-discovery nothing is made, and it is tried again.
+func TestNoFolder(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *rig) {
+		r.folder = filepath.Join(r.folder, "missing", "features.d")
+		r.want(map[string]string{"nvidia.com/gpu.count": "8"})
+		if err := r.problem.Value(); err == nil || !strings.Contains(err.Error(), "mount the folder of node-feature-discovery there") {
+			r.t.Errorf("problem: %v", err)
+		}
+		if err := os.MkdirAll(filepath.Dir(r.folder), 0o700); err != nil {
+			r.t.Fatal(err)
+		}
+		time.Sleep(31 * time.Second)
+		r.check("the folder is there now", map[string]string{"gpu-device-plugin": expiring(30*time.Second, "nvidia.com/gpu.count=8")})
+	})
+}
+
+// TestTooLong: a file that node-feature-discovery would ignore is not written.
+func TestTooLong(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "gfd")
+	labels := map[string]string{"a": strings.Repeat("x", 70_000)}
+	if err := featurefile.Write(path, labels, time.Time{}); err == nil {
+		t.Error("a file of 70,000 bytes was written")
+	}
+	if got := string(featurefile.Content(map[string]string{"b": "2", "a": "1"}, time.Time{})); got != "a=1\nb=2\n" {
+		t.Errorf("content %q", got)
+	}
+}
