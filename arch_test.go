@@ -79,11 +79,11 @@ var imports = map[string][]string{
 	"internal/nodefacts": {"internal/doctor", "internal/driverroot", "internal/kubelet"},
 	"internal/agent": {
 		"internal/config", "internal/health", "internal/inventory", "internal/monitor", "internal/resource", "internal/plugin",
+		"internal/labels",
 		"internal/feed", "internal/status",
 		"internal/kubelet", // for the values of its accounts
 	},
-	"internal/featurefile": {"internal/files"},
-	"internal/kubeapi":     {"internal/feed", "internal/supervise"},
+	"internal/kubeapi": {"internal/feed", "internal/supervise"},
 	"internal/cluster": {
 		"internal/agent", "internal/config", "internal/featurefile", "internal/feed", "internal/files", "internal/inventory",
 		"internal/kubeapi", "internal/labels", "internal/report", "internal/resource", "internal/status", "internal/supervise",

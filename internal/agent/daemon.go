@@ -20,6 +20,9 @@ type Daemon struct {
 	ConfigErrors *feed.Feed[error]
 	// Snapshots are what is known of the GPUs.
 	Snapshots *feed.Feed[inventory.Snapshot]
+	// Labels are those that the node is to have; nil as long as they are not known. Unlabeled is told why it does not have them.
+	Labels    *feed.Feed[map[string]string]
+	Unlabeled *feed.Feed[error]
 	// Offered is what of the plan is given to the servers.
 	Offered *feed.Feed[resource.Plan]
 	// Status returns what the daemon knows now.

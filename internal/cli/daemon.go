@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/labels"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
@@ -83,20 +84,23 @@ type daemon struct {
 	liveness  *agent.Liveness
 	counters  *telemetry.Counters
 	unheard   *feed.Feed[error] // why metrics are not served
+	labels    *agent.Labels
+	unlabeled *feed.Feed[error] // why the labels of the node are not as they are wanted
 	asked     <-chan os.Signal  // signals to handle
 	cluster   Cluster           // nil in a program that does not talk to the API server
 }
 
 func newDaemon(ctx context.Context, c config.Config, sources config.Sources) (*daemon, error) {
 	d := &daemon{
-		config:   c,
-		watcher:  config.NewWatcher(sources, c, clock.RealClock{}),
-		account:  kubelet.NewPodResources(c.PodResourcesSocket, clock.RealClock{}),
-		kubelets: feed.New(uint64(0)),
-		sockets:  feed.New([]string(nil)),
-		mps:      mps.NewProber(c.MPSRoot, clock.RealClock{}),
-		counters: telemetry.NewCounters(plugin.Causes()),
-		unheard:  feed.New[error](nil),
+		config:    c,
+		watcher:   config.NewWatcher(sources, c, clock.RealClock{}),
+		account:   kubelet.NewPodResources(c.PodResourcesSocket, clock.RealClock{}),
+		kubelets:  feed.New(uint64(0)),
+		sockets:   feed.New([]string(nil)),
+		mps:       mps.NewProber(c.MPSRoot, clock.RealClock{}),
+		counters:  telemetry.NewCounters(plugin.Causes()),
+		unheard:   feed.New[error](nil),
+		unlabeled: feed.New[error](nil),
 	}
 	driver, node, err := openNode(ctx, c, d.counters)
 	if err != nil {
@@ -108,6 +112,10 @@ func newDaemon(ctx context.Context, c config.Config, sources config.Sources) (*d
 		Metrics: d.counters,
 	})
 
+	d.labels = &agent.Labels{
+		Configs: d.watcher.Configs(), Snapshots: d.monitor.Snapshots(), Make: labels.All, Machine: machineName, Now: time.Now,
+		Wanted: feed.New[map[string]string](nil),
+	}
 	socket := c.KubeletSocket
 	if socket == "" {
 		klog.FromContext(ctx).Info("Not registering with kubelet: --kubelet-socket is empty")
@@ -216,7 +224,8 @@ func (d *daemon) outputs() []agent.Task {
 		{Name: "MPS", Run: d.mps.Run},
 		{Name: "plan", Run: plans.Run, Alive: plans.Pulse.Check},
 	}
-	tasks = append(tasks, agent.Task{Name: "metrics", Run: d.serveMetrics})
+	tasks = append(tasks, agent.Task{Name: "metrics", Run: d.serveMetrics}, agent.Task{Name: "labels", Run: d.labels.Run},
+		agent.Task{Name: "feature file", Run: d.writeFeatures})
 	if d.config.ControlSocket != "" {
 		tasks = append(tasks, agent.Task{Name: "control socket", Run: d.serveControl})
 	}
@@ -230,6 +239,7 @@ func (d *daemon) outputs() []agent.Task {
 func (d *daemon) known() agent.Daemon {
 	known := agent.Daemon{
 		Config: d.config, Configs: d.watcher.Configs(), ConfigErrors: d.watcher.Errors(),
+		Labels: d.labels.Wanted, Unlabeled: d.unlabeled,
 		Snapshots: d.monitor.Snapshots(), Offered: d.set.Offered(), Status: d.status, Held: d.account.Held,
 	}
 	if d.directory != nil {

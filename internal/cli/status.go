@@ -80,6 +80,9 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 	if err := d.unheard.Value(); err != nil {
 		s.MetricsError = err.Error()
 	}
+	if err := d.unlabeled.Value(); err != nil {
+		s.LabelsError = err.Error()
+	}
 	if !seen.Quiesced.IsZero() {
 		s.Quiesced = &status.Quiesced{Since: status.Moment(seen.Quiesced), Allocate: seen.Allocate}
 	}

@@ -103,7 +103,7 @@ var everything = []string{
 	"--nvidia-cdi-hook-path=/hook", "--cdi-disable-hooks=all", "--pre-start-checks=clean", "--pre-start-reset=clocks",
 	"--kernel-log", "--metrics-address=:9400", "--gpu-metrics-pcie-throughput", "--node-name=n", "--logging-format=json",
 	"--kubeconfig=/kubeconfig", "--node-config-dir=/configs", "--node-config-default=a", "--node-config-fallbacks=named",
-	"--node-labels=file", "--node-events", "--pod-events", "--node-condition", "--node-taint",
+	"--node-labels=file", "--node-labels-timestamp", "--pod-name=p", "--node-events", "--pod-events", "--node-condition", "--node-taint",
 }
 
 const everyBlock = `

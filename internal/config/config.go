@@ -41,6 +41,8 @@ type Config struct {
 	GPUMetrics GPUMetrics
 	// NodeName is the name of the node; empty for the host's name, which only metrics can do with.
 	NodeName string
+	// Namespace and PodName are those of this program's pod; PodName is empty where it is not known.
+	Namespace, PodName string
 	// Kubeconfig is the file that says where the API server is and who this program is; empty for what a pod is given.
 	Kubeconfig string
 	// NodeConfig chooses the configuration file by a label of the node.

@@ -10,6 +10,12 @@ import (
 type Features struct {
 	// Labels is how labels that describe the GPUs reach the node.
 	Labels LabelsOutput
+	// LabelsFile is the file for node-feature-discovery.
+	LabelsFile string
+	// LabelsTimestamp adds the label with the time at which the configuration came into force.
+	LabelsTimestamp bool
+	// MachineTypeFile is the file with the name of the machine; empty for none.
+	MachineTypeFile string
 	// Events has what happens to GPUs written as Events of the node.
 	Events bool
 	// PodEvents has them written for the pods that hold a GPU, too.
@@ -76,6 +82,9 @@ const (
 	FallbackEmpty  Fallback = "empty"  // no file
 )
 
+// DefaultMachineTypeFile is where the firmware's name of the machine is.
+const DefaultMachineTypeFile = "/sys/class/dmi/id/product_name"
+
 // clusterOptions are the settings of what the node tells the cluster, and of what it is told by it.
 var clusterOptions = []option{
 	{
@@ -109,6 +118,32 @@ var clusterOptions = []option{
 		usage: "labels of the node that describe its GPUs: off; file, for node-feature-discovery; nodeFeature, an object for " +
 			"node-feature-discovery; node, on the node itself",
 		set: choice(func(c *Config) *LabelsOutput { return &c.Features.Labels }, LabelsOff, LabelsFile, LabelsNodeFeature, LabelsNode),
+	},
+	{
+		flag: "node-labels-file", env: []string{"NODE_LABELS_FILE"}, key: "features.labelsFile",
+		fallback: "/etc/kubernetes/node-feature-discovery/features.d/gpu-device-plugin",
+		usage:    "file of --node-labels=file",
+		set:      absolute(func(c *Config) *string { return &c.Features.LabelsFile }),
+	},
+	{
+		flag: "node-labels-timestamp", env: []string{"NODE_LABELS_TIMESTAMP"}, key: "features.labelsTimestamp", fallback: "false", kind: kindBool,
+		usage: "add the label nvidia.com/gfd.timestamp; it changes with each start and each configuration",
+		set:   truth(func(c *Config) *bool { return &c.Features.LabelsTimestamp }),
+	},
+	{
+		flag: "machine-type-file", env: []string{"MACHINE_TYPE_FILE"}, key: "features.machineTypeFile", fallback: DefaultMachineTypeFile, empty: true,
+		usage: "file with the name of the machine, for the label nvidia.com/gpu.machine; empty: the label is unknown",
+		set:   absolute(func(c *Config) *string { return &c.Features.MachineTypeFile }),
+	},
+	{
+		flag: "namespace", env: []string{"NAMESPACE"}, fallback: "default",
+		usage: "namespace of this program's pod; objects of --node-labels=nodeFeature are in it",
+		set:   text(func(c *Config) *string { return &c.Namespace }),
+	},
+	{
+		flag: "pod-name", env: []string{"POD_NAME"},
+		usage: "name of this program's pod: its owner also owns the object of --node-labels=nodeFeature",
+		set:   text(func(c *Config) *string { return &c.PodName }),
 	},
 	{
 		flag: "node-events", env: []string{"NODE_EVENTS"}, key: "features.events", fallback: "false", kind: kindBool,

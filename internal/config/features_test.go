@@ -16,12 +16,16 @@ func TestFeatures(t *testing.T) {
 	s := sources(t, "NODE_NAME=n NODE_TAINT=false", "--node-labels=node")
 	s.Program = config.NodeAgent
 	c, warnings, err := s.Resolve("a.yaml", []byte(file))
-	want := config.Features{Labels: config.LabelsNode, Events: true, PodEvents: true, Condition: true, ConditionType: "A"}
+	const labelsFile = "/etc/kubernetes/node-feature-discovery/features.d/gpu-device-plugin"
+	want := config.Features{Labels: config.LabelsNode, LabelsFile: labelsFile, MachineTypeFile: config.DefaultMachineTypeFile, Events: true, PodEvents: true, Condition: true, ConditionType: "A"}
 	if diff := cmp.Diff(want, c.Features); diff != "" || len(warnings) > 0 || err != nil {
 		t.Errorf("%v, warnings %v (-want +got):\n%s", err, warnings, diff)
 	}
 	c, _, err = sources(t, "", "").Resolve("a.yaml", []byte("features: {labels: file, conditionInterval: 1h}"))
-	want = config.Features{Labels: config.LabelsFile, ConditionType: "GPUHealthy", ConditionInterval: time.Hour}
+	want = config.Features{
+		Labels: config.LabelsFile, LabelsFile: labelsFile, MachineTypeFile: config.DefaultMachineTypeFile, ConditionType: "GPUHealthy",
+		ConditionInterval: time.Hour,
+	}
 	if diff := cmp.Diff(want, c.Features); diff != "" || err != nil {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}

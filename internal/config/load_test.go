@@ -52,8 +52,12 @@ func defaults() config.Config {
 		CDI:                cdi.Options{DriverRoot: "/", ContainerDriverRoot: "/driver-root"},
 		Health:             health.Default(),
 		NodeConfig:         config.NodeConfig{Label: "nvidia.com/device-plugin.config"},
-		Features:           config.Features{ConditionType: "GPUHealthy", ConditionInterval: 15 * time.Minute},
-		Edits:              edits.Options{Strategies: []edits.Strategy{edits.EnvVar}, Void: true, DevRoot: "/", AnnotationPrefix: "cdi.k8s.io/"},
+		Namespace:          "default",
+		Features: config.Features{
+			LabelsFile:      "/etc/kubernetes/node-feature-discovery/features.d/gpu-device-plugin",
+			MachineTypeFile: "/sys/class/dmi/id/product_name", ConditionType: "GPUHealthy", ConditionInterval: 15 * time.Minute,
+		},
+		Edits: edits.Options{Strategies: []edits.Strategy{edits.EnvVar}, Void: true, DevRoot: "/", AnnotationPrefix: "cdi.k8s.io/"},
 	}
 }
 

@@ -46,8 +46,8 @@ const marker = "nvidia.com/gpu.count"
 // expiryComment says when the labels in the lines after it expire.
 const expiryComment = "# +expiry-time="
 
-// Features are what is to be in a file.
-type Features struct {
+// A Target is a file and what is to be in it.
+type Target struct {
 	// Path is the file; empty for none. A file that was written stays where it is until it expires.
 	Path string
 	// Labels are nil as long as they are not known: then the file stays as it is.
@@ -56,8 +56,8 @@ type Features struct {
 
 // A Writer keeps a feature file as it is wanted. It never removes the file: labels would vanish with each restart.
 type Writer struct {
-	// Wanted returns what is to be written, and a channel that is closed when that changes.
-	Wanted func() (Features, <-chan struct{})
+	// Wanted returns what is to be written, and channels that are closed when the path or the labels change.
+	Wanted func() (wanted Target, path, labels <-chan struct{})
 	// Clock is the time.
 	Clock clock.Clock
 	// Problem is told why the file is not as it is wanted, and nil when it is again. Others may tell it, too.
@@ -69,7 +69,7 @@ type Writer struct {
 // Run writes the file when Wanted changes, and anew before it expires, until ctx ends. Then it returns nil.
 func (w *Writer) Run(ctx context.Context) error {
 	for {
-		wanted, changed := w.Wanted()
+		wanted, path, labels := w.Wanted()
 		next := renewal
 		err := w.write(wanted)
 		if err != nil {
@@ -81,7 +81,9 @@ func (w *Writer) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			timer.Stop()
 			return nil
-		case <-changed:
+		case <-path:
+			timer.Stop()
+		case <-labels:
 			timer.Stop()
 		case <-timer.C():
 		}
@@ -89,7 +91,7 @@ func (w *Writer) Run(ctx context.Context) error {
 }
 
 // write writes the file, unless another program's file has labels of GPUs.
-func (w *Writer) write(wanted Features) error {
+func (w *Writer) write(wanted Target) error {
 	if wanted.Path == "" || wanted.Labels == nil {
 		return nil
 	}

@@ -22,7 +22,7 @@ import (
 type rig struct {
 	t       *testing.T
 	folder  string
-	wanted  *feed.Feed[featurefile.Features]
+	wanted  *feed.Feed[featurefile.Target]
 	problem *feed.Feed[error]
 	log     ktesting.Underlier
 }
@@ -30,7 +30,7 @@ type rig struct {
 func (r *rig) path() string { return filepath.Join(r.folder, "gpu-device-plugin") }
 
 func (r *rig) want(labels map[string]string) {
-	r.wanted.Publish(featurefile.Features{Path: r.path(), Labels: labels})
+	r.wanted.Publish(featurefile.Target{Path: r.path(), Labels: labels})
 	synctest.Wait()
 }
 
@@ -62,11 +62,15 @@ func run(t *testing.T, test func(*rig)) {
 	synctest.Test(t, func(t *testing.T) {
 		logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
 		r := &rig{
-			t: t, folder: filepath.Join(folder, "features.d"), wanted: feed.New(featurefile.Features{}), problem: feed.New[error](nil),
+			t: t, folder: filepath.Join(folder, "features.d"), wanted: feed.New(featurefile.Target{}), problem: feed.New[error](nil),
 			log: logger.GetSink().(ktesting.Underlier),
 		}
 		ctx, stop := context.WithCancel(klog.NewContext(t.Context(), logger))
-		w := &featurefile.Writer{Wanted: r.wanted.Latest, Clock: clock.RealClock{}, Problem: r.problem}
+		latest := func() (featurefile.Target, <-chan struct{}, <-chan struct{}) {
+			wanted, changed := r.wanted.Latest()
+			return wanted, changed, nil
+		}
+		w := &featurefile.Writer{Wanted: latest, Clock: clock.RealClock{}, Problem: r.problem}
 		ended := make(chan error)
 		go func() { ended <- w.Run(ctx) }()
 		synctest.Wait()
@@ -106,7 +110,7 @@ func TestFile(t *testing.T) {
 		}
 		time.Sleep(15 * time.Minute)
 		r.check("somebody removed it", map[string]string{"gpu-device-plugin": expiring(44*time.Minute, "nvidia.com/gpu.count=7")})
-		r.wanted.Publish(featurefile.Features{})
+		r.wanted.Publish(featurefile.Target{})
 		time.Sleep(time.Hour)
 		r.check("no file is wanted any more: it expires", map[string]string{"gpu-device-plugin": expiring(44*time.Minute, "nvidia.com/gpu.count=7")})
 		r.want(map[string]string{"nvidia.com/gpu.count": "8"})

@@ -47,6 +47,8 @@ type Status struct {
 	ConfigLoaded time.Time `json:"configLoaded,omitzero"`
 	// MetricsError is why metrics are not served although they are to be; empty if there is no reason.
 	MetricsError string `json:"metricsError,omitempty"`
+	// LabelsError is why the labels of the node are not as the daemon wants them; empty if there is no reason.
+	LabelsError string `json:"labelsError,omitempty"`
 
 	// Reexecutions is how often the process replaced itself by a new one, because the driver was replaced.
 	Reexecutions int `json:"reexecutions,omitempty"`

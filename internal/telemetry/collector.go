@@ -53,6 +53,7 @@ func sendDaemon(out chan<- prometheus.Metric, s status.Status) {
 	kubelets.send(out, float64(s.Kubelets))
 	leftOut.send(out, float64(len(s.LeftOut)))
 	planWarnings.send(out, float64(len(s.Warnings)))
+	labelsWithheld.sendBool(out, s.LabelsError != "")
 
 	snapshotTime.sendTime(out, s.Looked)
 	snapshotGeneration.send(out, float64(s.Generation))

@@ -64,6 +64,10 @@ var (
 		name: "gpu_device_plugin_plan_warnings", kind: gauge, series: "1",
 		help: "Warnings of the plan. The command status has them.",
 	}
+	labelsWithheld = metric{
+		name: "gpu_device_plugin_labels_withheld", kind: gauge, series: "1",
+		help: "1 while the labels of the node are not as the daemon wants them. The command status has the reason.",
+	}
 
 	gpuHealth = metric{
 		name: "gpu_device_plugin_gpu_health", kind: gauge, labels: []string{"UUID", "gpu", "state"}, series: "5 a GPU",
@@ -160,7 +164,7 @@ var (
 // daemonMetrics are the metrics of the daemon, in the order of docs/metrics.md.
 var daemonMetrics = []metric{
 	buildInfo, driverInfo, gpuInfo, ready, quiesced, reexecutions,
-	devices, devicesHeld, devicesDeparting, resourcePlanned, resourceRegistered, resourceAgreed, resourceYielding, leftOut, planWarnings,
+	devices, devicesHeld, devicesDeparting, resourcePlanned, resourceRegistered, resourceAgreed, resourceYielding, leftOut, planWarnings, labelsWithheld,
 	gpuHealth, gpuFault, gpuStateChange, migDevices, xidEvents, xidLast, recoveries,
 	registrations, streamEnds, kubelets, rpcDuration,
 	snapshotTime, snapshotGeneration, snapshotStale, callDuration, callErrors, callsHanging, callOldest,

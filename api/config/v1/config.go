@@ -36,6 +36,12 @@ type Features struct {
 	// Labels is how the labels of the node are set: off (default); file, for node-feature-discovery; nodeFeature, an object for
 	// node-feature-discovery; or node, on the node itself.
 	Labels *string `json:"labels,omitempty"`
+	// LabelsFile is the file for node-feature-discovery.
+	LabelsFile *string `json:"labelsFile,omitempty"`
+	// LabelsTimestamp adds the label nvidia.com/gfd.timestamp.
+	LabelsTimestamp *bool `json:"labelsTimestamp,omitempty"`
+	// MachineTypeFile is the file with the name of the machine.
+	MachineTypeFile *string `json:"machineTypeFile,omitempty"`
 	// Events has what happens to GPUs written as Events of the node.
 	Events *bool `json:"events,omitempty"`
 	// PodEvents has Events written for the pods that hold a GPU, too.

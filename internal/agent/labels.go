@@ -1,0 +1,52 @@
+package agent
+
+import (
+	"context"
+	"maps"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/labels"
+)
+
+// Labels makes the labels of the node.
+type Labels struct {
+	Configs   *feed.Feed[config.Config]
+	Snapshots *feed.Feed[inventory.Snapshot]
+	// Make makes labels, such as labels.All.
+	Make func(inventory.Snapshot, labels.Options) map[string]string
+	// Machine returns the name of the machine that is in a file, or labels.UnknownMachine.
+	Machine func(file string) string
+	Now     func() time.Time
+	// Wanted is told the labels that the node is to have. They are nil before the first look at the node that succeeded. While looks
+	// fail they stay as they are: a driver that is away says nothing about the node.
+	Wanted *feed.Feed[map[string]string]
+}
+
+// Run makes labels of every Snapshot and Config until ctx ends, and then returns nil. The timestamp is that of the Config.
+func (l *Labels) Run(ctx context.Context) error {
+	var o labels.Options
+	for c, configured := l.Configs.Latest(); ; c, configured = l.Configs.Latest() {
+		o.Resources, o.Machine, o.Timestamp = c.Resource, l.Machine(c.Features.MachineTypeFile), 0
+		if c.Features.LabelsTimestamp {
+			o.Timestamp = l.Now().Unix()
+		}
+		for same := true; same; {
+			s, looked := l.Snapshots.Latest()
+			if s.Generation > 0 && s.Stale == "" {
+				if wanted := l.Make(s, o); !maps.Equal(wanted, l.Wanted.Value()) {
+					l.Wanted.Publish(wanted)
+				}
+			}
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-configured:
+				same = false
+			case <-looked:
+			}
+		}
+	}
+}
