@@ -28,6 +28,7 @@ var features = []feature{
 	{"preStartReset: [clocks]", []string{"SYS_ADMIN", "escalation"}},
 	{"mps: {enabled: true}", []string{"/run/nvidia/mps rw", "/run/nvidia/mps/shm rw"}},
 	{"compatWithCPUManager: true", []string{"privileged"}},
+	{"features: {labels: file}", []string{"/etc/kubernetes/node-feature-discovery/features.d rw"}},
 }
 
 // always is what the pod may do whatever the values are.
@@ -140,6 +141,7 @@ func TestGrantsAreExplained(t *testing.T) {
 		"escalation": "more privileges", "/var/lib/kubelet/device-plugins rw": "device-plugins, rw", "/ ro": "nvidiaDriverRoot, ro",
 		"/var/lib/kubelet/pod-resources ro": "pod-resources, ro", "/var/lib/gpu-device-plugin rw": "/var/lib/gpu-device-plugin, rw",
 		"/var/run/cdi rw": "/var/run/cdi", "/dev/kmsg ro": "/dev/kmsg", "/run/nvidia/mps rw": "MPS state", "/run/nvidia/mps/shm rw": "shm",
+		"/etc/kubernetes/node-feature-discovery/features.d rw": "/etc/kubernetes/node-feature-discovery/features.d",
 	}
 	all := slices.Clone(always)
 	for _, f := range features {

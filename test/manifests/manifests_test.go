@@ -19,8 +19,10 @@ import (
 	"helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/chartutil"
 	"helm.sh/helm/v3/pkg/engine"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer/json"
@@ -345,8 +347,11 @@ func TestChartValuesOfKubelet(t *testing.T) {
 func TestChartRefusesValues(t *testing.T) {
 	t.Parallel()
 	tests := []struct{ name, values, want string }{
-		{"feature discovery", "{gfd: {enabled: true}}", "install it by itself"},
+		{"feature discovery", "{gfd: {enabled: true}}", "set features.labels"},
 		{"nothing to install", "{devicePlugin: {enabled: false}}", "do not install it"},
+		{"Events of pods alone", "{features: {podEvents: true}}", "features.podEvents needs features.events"},
+		{"a label that chooses among no files", "{features: {nodeConfig: true}}", "neither is given"},
+		{"a label that chooses for MPS", "{features: {nodeConfig: true}, mps: {enabled: true}, config: {name: a, default: b}}", "features.nodeConfig and MPS"},
 		{"two ConfigMaps", "{config: {name: a, map: {b: c}}}", "config.map and config.name are both given"},
 		{"no file chosen", "{config: {map: {a: b, c: d}}}", "config.default is empty"},
 		{"several files, and only a single one may be chosen", "{config: {fallbackStrategies: [single], map: {a: b, default: d}}}", "config.default is empty"},
@@ -402,7 +407,9 @@ func renderChart(text string) ([]byte, error) {
 		return nil, fmt.Errorf("read values: %w", err)
 	}
 	release := chartutil.ReleaseOptions{Name: "gpu-device-plugin", Namespace: "kube-system", IsInstall: true}
-	input, err := chartutil.ToRenderValues(loaded, values, release, chartutil.DefaultCapabilities)
+	cluster := chartutil.DefaultCapabilities.Copy()
+	cluster.KubeVersion = chartutil.KubeVersion{Version: "v1.34.0", Major: "1", Minor: "34"}
+	input, err := chartutil.ToRenderValues(loaded, values, release, cluster)
 	if err != nil {
 		return nil, fmt.Errorf("join values: %w", err)
 	}
@@ -433,7 +440,9 @@ func read(t *testing.T, file string) []byte {
 func decode(t *testing.T, name string, data []byte) []runtime.Object {
 	t.Helper()
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{appsv1.AddToScheme, corev1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{
+		appsv1.AddToScheme, corev1.AddToScheme, rbacv1.AddToScheme, admissionv1.AddToScheme,
+	} {
 		if err := add(scheme); err != nil {
 			t.Fatal(err)
 		}

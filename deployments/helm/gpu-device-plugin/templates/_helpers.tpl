@@ -68,32 +68,43 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- $file }}
 {{- end }}
 
-{{- /* The configuration file as YAML, as far as the chart can see it: not that of config.name. */}}
-{{- define "gpu-device-plugin.fileText" -}}
-{{- if .Values.config.map }}{{ get .Values.config.map (include "gpu-device-plugin.configFile" .) }}{{ end }}
+{{- /* The configuration files that may count, as a JSON list of texts, as far as the chart can see them: not those of config.name. */}}
+{{- define "gpu-device-plugin.files" -}}
+{{- $files := list }}
+{{- if .Values.config.map }}
+{{- if .Values.features.nodeConfig }}
+{{- $files = values .Values.config.map }}
+{{- else }}
+{{- $files = list (get .Values.config.map (include "gpu-device-plugin.configFile" .)) }}
+{{- end }}
+{{- end }}
+{{- $files | toJson }}
 {{- end }}
 
 {{- /* Whether NVML may be asked for MIG devices, for which it wants CAP_SYS_ADMIN. The value counts before the file. What the file
 of config.name says is not known here. */}}
 {{- define "gpu-device-plugin.maySeeMIG" -}}
-{{- $strategy := .Values.migStrategy }}
-{{- if kindIs "invalid" $strategy }}
-{{- if .Values.config.name }}{{ $strategy = "of that file" }}{{ end }}
-{{- with fromYaml (include "gpu-device-plugin.fileText" .) }}{{ with .flags }}{{ $strategy = .migStrategy }}{{ end }}{{ end }}
+{{- $may := ne "none" (toString (default "none" .Values.migStrategy)) }}
+{{- if kindIs "invalid" .Values.migStrategy }}
+{{- $may = ne "" .Values.config.name }}
+{{- range include "gpu-device-plugin.files" . | fromJsonArray }}
+{{- with fromYaml . }}{{ with .flags }}{{ $may = or $may (ne "none" (toString (default "none" .migStrategy))) }}{{ end }}{{ end }}
 {{- end }}
-{{- if ne "none" (toString (default "none" $strategy)) }}true{{ end }}
+{{- end }}
+{{- if $may }}true{{ end }}
 {{- end }}
 
 {{- /* Whether the daemon may have to write CDI specs. */}}
 {{- define "gpu-device-plugin.cdi" -}}
 {{- $enabled := .Values.cdi.enabled }}
 {{- if kindIs "invalid" $enabled }}
-{{- $strategy := .Values.deviceListStrategy }}
-{{- if kindIs "invalid" $strategy }}
-{{- if .Values.config.name }}{{ $strategy = "cdi of that file" }}{{ end }}
-{{- with fromYaml (include "gpu-device-plugin.fileText" .) }}{{ with .flags }}{{ with .plugin }}{{ $strategy = .deviceListStrategy }}{{ end }}{{ end }}{{ end }}
+{{- $enabled = contains "cdi" (toString .Values.deviceListStrategy) }}
+{{- if kindIs "invalid" .Values.deviceListStrategy }}
+{{- $enabled = ne "" .Values.config.name }}
+{{- range include "gpu-device-plugin.files" . | fromJsonArray }}
+{{- with fromYaml . }}{{ with .flags }}{{ with .plugin }}{{ $enabled = or $enabled (contains "cdi" (toString .deviceListStrategy)) }}{{ end }}{{ end }}{{ end }}
 {{- end }}
-{{- $enabled = contains "cdi" (toString $strategy) }}
+{{- end }}
 {{- end }}
 {{- if $enabled }}true{{ end }}
 {{- end }}
@@ -102,9 +113,81 @@ of config.name says is not known here. */}}
 {{- define "gpu-device-plugin.mps" -}}
 {{- $enabled := .Values.mps.enabled }}
 {{- if kindIs "invalid" $enabled }}
-{{- with fromYaml (include "gpu-device-plugin.fileText" .) }}{{ with .sharing }}{{ $enabled = .mps }}{{ end }}{{ end }}
+{{- range include "gpu-device-plugin.files" . | fromJsonArray }}
+{{- with fromYaml . }}{{ with .sharing }}{{ $enabled = or $enabled .mps }}{{ end }}{{ end }}
+{{- end }}
 {{- end }}
 {{- if $enabled }}true{{ end }}
+{{- end }}
+
+{{- /* The features that may be on, a JSON list of words: labels-file, labels-nodeFeature, labels-node, events, podEvents, condition,
+taint, nodeConfig. A value counts before the files. */}}
+{{- define "gpu-device-plugin.features" -}}
+{{- $on := dict }}
+{{- if .Values.features.nodeConfig }}{{ $_ := set $on "nodeConfig" true }}{{ end }}
+{{- range $name := list "labels" "events" "podEvents" "condition" "taint" }}
+{{- $asked := list (get $.Values.features $name) }}
+{{- if kindIs "invalid" (first $asked) }}
+{{- $asked = list }}
+{{- range include "gpu-device-plugin.files" $ | fromJsonArray }}
+{{- with fromYaml . }}{{ with .features }}{{ $asked = append $asked (get . $name) }}{{ end }}{{ end }}
+{{- end }}
+{{- end }}
+{{- range $value := $asked }}
+{{- if ne $name "labels" }}
+{{- if eq "true" (toString $value) }}{{ $_ := set $on $name true }}{{ end }}
+{{- else if has (toString $value) (list "file" "nodeFeature" "node") }}
+{{- $_ := set $on (printf "labels-%s" $value) true }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- keys $on | sortAlpha | toJson }}
+{{- end }}
+
+{{- /* Whether a feature may be on, from a list of: root, words of gpu-device-plugin.features, of which one is enough. */}}
+{{- define "gpu-device-plugin.feature" -}}
+{{- $on := include "gpu-device-plugin.features" (first .) | fromJsonArray }}
+{{- $found := false }}
+{{- range rest . }}{{ if has . $on }}{{ $found = true }}{{ end }}{{ end }}
+{{- if $found }}true{{ end }}
+{{- end }}
+
+{{- /* Whether a feature needs the API server: then gpu-node-agent runs, with a service account. */}}
+{{- define "gpu-device-plugin.agent" -}}
+{{- include "gpu-device-plugin.feature" (list . "labels-nodeFeature" "labels-node" "events" "condition" "taint" "nodeConfig") }}
+{{- end }}
+
+{{- define "gpu-device-plugin.serviceAccount" -}}
+{{- default (include "gpu-device-plugin.fullname" .) .Values.serviceAccount.name }}
+{{- end }}
+
+{{- /* The types of the condition that may be written, as a JSON list. */}}
+{{- define "gpu-device-plugin.conditionTypes" -}}
+{{- $types := dict (default "GPUHealthy" .Values.features.conditionType) true }}
+{{- if not .Values.features.conditionType }}
+{{- range include "gpu-device-plugin.files" . | fromJsonArray }}
+{{- with fromYaml . }}{{ with .features }}{{ with .conditionType }}{{ $_ := set $types . true }}{{ end }}{{ end }}{{ end }}
+{{- end }}
+{{- end }}
+{{- keys $types | sortAlpha | toJson }}
+{{- end }}
+
+{{- /* The keys of labels that describe GPUs, as a regular expression in CEL. Not those by which others tell the node something,
+such as nvidia.com/mig.config. */}}
+{{- define "gpu-device-plugin.labelKeys" -}}
+{{- $device := "(product|count|replicas|sharing-strategy|memory|multiprocessors|slices[.](gi|ci)|engines[.](copy|decoder|encoder|jpeg|ofa))" }}
+{{- $node := "gfd[.]timestamp|cuda[.][a-z.-]+|mig[.](capable|strategy)|mps[.]capable|vgpu[.][a-z-]+" }}
+{{- $gpu := printf "gpu[.](present|machine|mode|clique|family|compute[.](major|minor)|%s)|mig-[0-9][0-9a-z.-]*[.]%s" $device $device }}
+{{- printf "'^(nvidia[.]com/(%s|%s)|gpu-device-plugin[.]github[.]io/gpu[.](health|link)|feature[.]node[.]kubernetes[.]io/pci-10de[.]present)$'" $node $gpu }}
+{{- end }}
+
+{{- /* What tolerates the taint of the daemon's own. */}}
+{{- define "gpu-device-plugin.tolerations" -}}
+{{- $tolerations := .Values.tolerations }}
+{{- if include "gpu-device-plugin.feature" (list . "taint") }}
+{{- $tolerations = append $tolerations (dict "key" "gpu-device-plugin.github.io/no-healthy-gpu" "operator" "Exists" "effect" "NoSchedule") }}
+{{- end }}
+{{- with $tolerations }}{{ toYaml . }}{{ end }}
 {{- end }}
 
 {{- /* Whether the container needs CAP_SYS_ADMIN: for MIG devices, to take back what work leaves on GPUs, or because NVIDIA's
@@ -117,11 +200,22 @@ runtime may be set up to ignore NVIDIA_VISIBLE_DEVICES of containers without it,
 {{- /* Keys of NVIDIA's chart that ask for what this chart does not do: better refused than passed over. */}}
 {{- define "gpu-device-plugin.refuse" -}}
 {{- if get (default dict (get .Values "gfd")) "enabled" }}
-{{- fail "gfd.enabled: GPU feature discovery is no part of this chart; install it by itself" }}
+{{- fail "gfd.enabled: the daemon itself writes the labels of GPU feature discovery; set features.labels to file, nodeFeature or node" }}
 {{- end }}
 {{- $plugin := default dict (get .Values "devicePlugin") }}
 {{- if and (hasKey $plugin "enabled") (not $plugin.enabled) }}
 {{- fail "devicePlugin.enabled is false, and this chart is the device plugin: do not install it" }}
+{{- end }}
+{{- if and (include "gpu-device-plugin.feature" (list . "podEvents")) (not (include "gpu-device-plugin.feature" (list . "events"))) }}
+{{- fail "features.podEvents needs features.events" }}
+{{- end }}
+{{- if .Values.features.nodeConfig }}
+{{- if not (or .Values.config.map .Values.config.name) }}
+{{- fail "features.nodeConfig: a label of the node chooses one of the files of config.map or config.name, and neither is given" }}
+{{- end }}
+{{- if include "gpu-device-plugin.mps" . }}
+{{- fail "features.nodeConfig and MPS: the MPS control daemon reads one configuration file; leave one of both out" }}
+{{- end }}
 {{- end }}
 {{- end }}
 

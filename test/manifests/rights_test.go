@@ -1,0 +1,265 @@
+package manifests
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// rights returns what the account of the daemon's pod may do at the API server, and what its admission policies are about. It
+// checks that each role is bound to that account alone, and each policy in force for it.
+func rights(t *testing.T, objects []runtime.Object) []string {
+	t.Helper()
+	pod := daemonSet(t, objects, "gpu-device-plugin").Spec.Template.Spec
+	found := []string{strings.Join(append(pod.Containers[0].Command, "as", pod.ServiceAccountName), " ")}
+	if *pod.AutomountServiceAccountToken {
+		found = append(found, "token")
+	}
+	add := func(where string, rules []rbacv1.PolicyRule) {
+		for _, r := range rules {
+			for _, resource := range r.Resources {
+				found = append(found, fmt.Sprintf("%s: %s %s %s", where, strings.Join(r.APIGroups, ","), resource, strings.Join(r.Verbs, ",")))
+			}
+		}
+	}
+	account := []rbacv1.Subject{{Kind: "ServiceAccount", Name: pod.ServiceAccountName, Namespace: "kube-system"}}
+	bound := map[string]int{}
+	bind := func(kind, namespace, name string, subjects []rbacv1.Subject) {
+		bound[kind+namespace+name]++
+		if diff := cmp.Diff(account, subjects); diff != "" {
+			t.Errorf("%s %s is bound to (-want +got):\n%s", kind, name, diff)
+		}
+	}
+	for _, object := range objects {
+		switch o := object.(type) {
+		case *corev1.ServiceAccount:
+			found = append(found, "account "+o.Name)
+		case *rbacv1.ClusterRole:
+			bound["ClusterRole"+o.Name]--
+			add("cluster", o.Rules)
+		case *rbacv1.Role:
+			bound["Role"+o.Namespace+o.Name]--
+			add(o.Namespace, o.Rules)
+		case *rbacv1.ClusterRoleBinding:
+			bind(o.RoleRef.Kind, "", o.RoleRef.Name, o.Subjects)
+		case *rbacv1.RoleBinding:
+			bind(o.RoleRef.Kind, o.Namespace, o.RoleRef.Name, o.Subjects)
+		case *admissionv1.ValidatingAdmissionPolicy:
+			bound["policy"+o.Name]--
+			want := fmt.Sprintf("request.userInfo.username == 'system:serviceaccount:kube-system:%s'", pod.ServiceAccountName)
+			if c := o.Spec.MatchConditions; len(c) != 1 || c[0].Expression != want || *o.Spec.FailurePolicy != admissionv1.Fail {
+				t.Errorf("policy %s is for %v and fails %s", o.Name, c, *o.Spec.FailurePolicy)
+			}
+			found = append(found, "policy "+o.Name)
+		case *admissionv1.ValidatingAdmissionPolicyBinding:
+			bound["policy"+o.Spec.PolicyName]++
+			if !slices.Equal(o.Spec.ValidationActions, []admissionv1.ValidationAction{admissionv1.Deny}) {
+				t.Errorf("policy %s does %v", o.Name, o.Spec.ValidationActions)
+			}
+		}
+	}
+	for name, n := range bound {
+		if n != 0 {
+			t.Errorf("%s is not bound once", name)
+		}
+	}
+	slices.Sort(found)
+	return slices.Compact(found)
+}
+
+// What the account needs for each feature, and for any of them.
+var (
+	anyRights   = []string{"gpu-node-agent as gpu-device-plugin", "token", "account gpu-device-plugin", "cluster:  nodes get,list,watch"}
+	labelRights = map[string][]string{
+		"null": nil, "off": nil, "file": nil,
+		"node":        {"cluster:  nodes patch", "policy gpu-device-plugin-nodes"},
+		"nodeFeature": {"kube-system: nfd.k8s-sigs.io nodefeatures get,create,patch", "policy gpu-device-plugin-nodefeatures"},
+	}
+	otherRights = []struct {
+		name   string
+		rights []string
+	}{
+		{"events", []string{"default: events.k8s.io events create,patch", "policy gpu-device-plugin-events"}},
+		{"podEvents", []string{"cluster: events.k8s.io events create,patch"}},
+		{"condition", []string{"cluster:  nodes/status patch", "policy gpu-device-plugin-nodes"}},
+		{"taint", []string{"cluster:  nodes patch", "policy gpu-device-plugin-nodes"}},
+		{"nodeConfig", nil},
+	}
+)
+
+// TestRights: with each combination of features the account may do what these need, and nothing else; without one that needs the
+// API server there is no account, and the program without a client runs. It makes no difference whether values or a file ask.
+func TestRights(t *testing.T) {
+	t.Parallel()
+	for labels := range labelRights {
+		for combination := range 1 << len(otherRights) {
+			on := map[string]bool{}
+			var want []string
+			features := []string{"labels: " + labels}
+			want = append(want, labelRights[labels]...)
+			agent := labels == "node" || labels == "nodeFeature"
+			for i, o := range otherRights {
+				if on[o.name] = combination&(1<<i) != 0; on[o.name] {
+					features = append(features, o.name+": true")
+					want = append(want, o.rights...)
+					agent = true
+				}
+			}
+			if on["podEvents"] {
+				if !on["events"] {
+					continue // refused
+				}
+				want = slices.DeleteFunc(want, func(r string) bool { return strings.HasPrefix(r, "default:") })
+			}
+			if agent {
+				want = append(want, anyRights...)
+			} else {
+				want = append(want, "as ")
+			}
+			slices.Sort(want)
+			want = slices.Compact(want)
+			ways := []string{fmt.Sprintf("{features: {%s}, config: {map: {a: \"\"}}}", strings.Join(features, ", "))}
+			if !on["nodeConfig"] { // which no file has
+				ways = append(ways, fmt.Sprintf("{config: {map: {a: %q}}}", "features: {"+strings.Join(features, ", ")+"}"))
+			}
+			for _, values := range ways {
+				if diff := cmp.Diff(want, rights(t, decode(t, "chart", render(t, values)))); diff != "" {
+					t.Errorf("%s: rights (-want +got):\n%s", values, diff)
+				}
+			}
+		}
+	}
+}
+
+// TestRightsOfChoice: where a label of the node chooses the file, the account may do what any of the files asks for; a value counts
+// before all of them.
+func TestRightsOfChoice(t *testing.T) {
+	t.Parallel()
+	const files = "config: {map: {a: \"features: {taint: true}\", b: \"features: {labels: node}\", default: \"\"}}"
+	for values, want := range map[string][]string{
+		"{features: {nodeConfig: true}, " + files + "}":                                {"cluster:  nodes patch", "policy gpu-device-plugin-nodes"},
+		"{features: {nodeConfig: true, taint: false, labels: \"off\"}, " + files + "}": nil,
+	} {
+		want = append(want, anyRights...)
+		slices.Sort(want)
+		if diff := cmp.Diff(want, rights(t, decode(t, "chart", render(t, values)))); diff != "" {
+			t.Errorf("%s: rights (-want +got):\n%s", values, diff)
+		}
+	}
+}
+
+// TestAccountValues: an account that is there already is used, with the rights it needs; the policies can be left out.
+func TestAccountValues(t *testing.T) {
+	t.Parallel()
+	got := rights(t, decode(t, "chart", render(t,
+		"{features: {taint: true}, serviceAccount: {create: false, name: mine}, admissionPolicy: {enabled: false}}")))
+	want := []string{"cluster:  nodes get,list,watch", "cluster:  nodes patch", "gpu-node-agent as mine", "token"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("rights (-want +got):\n%s", diff)
+	}
+}
+
+// TestFeatureValues: values reach the daemon.
+func TestFeatureValues(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		values string
+		env    map[string]string
+	}{
+		{"{features: {labels: off}}", map[string]string{"NODE_LABELS": "off"}}, // a bool of YAML 1.1
+		{"{features: {labels: file}}", map[string]string{"NODE_LABELS": "file"}},
+		{"{features: {events: true, podEvents: true, taint: false}}",
+			map[string]string{"NODE_EVENTS": "true", "POD_EVENTS": "true", "NODE_TAINT": "false"}},
+		{"{features: {condition: true, conditionType: X, conditionInterval: 1h}}",
+			map[string]string{"NODE_CONDITION": "true", "NODE_CONDITION_TYPE": "X", "NODE_CONDITION_INTERVAL": "1h"}},
+		{"{features: {nodeConfig: true}, config: {map: {a: \"\", b: \"\"}}}",
+			map[string]string{"CONFIG_FILE_SRCDIR": "/config", "FALLBACK_STRATEGIES": "named,single"}},
+		{"{features: {nodeConfig: true, nodeConfigLabel: l}, config: {name: mine, default: a, fallbackStrategies: [empty]}, migStrategy: none}",
+			map[string]string{"CONFIG_FILE_SRCDIR": "/config", "FALLBACK_STRATEGIES": "empty", "DEFAULT_CONFIG": "a", "NODE_LABEL": "l",
+				"MIG_STRATEGY": "none"}},
+	}
+	for _, tt := range tests {
+		container := daemonSet(t, decode(t, "chart", render(t, tt.values)), "gpu-device-plugin").Spec.Template.Spec.Containers[0]
+		got := map[string]string{}
+		for _, e := range container.Env {
+			got[e.Name] = e.Value
+		}
+		for _, name := range []string{
+			"FAIL_ON_INIT_ERROR", "NVIDIA_DRIVER_ROOT", "POD_IP", "METRICS_ADDRESS", "GPU_METRICS", "NODE_NAME", "CONTAINER_DRIVER_ROOT", "MPS_ROOT",
+		} {
+			delete(got, name)
+		}
+		if diff := cmp.Diff(tt.env, got); diff != "" {
+			t.Errorf("%s: env (-want +got):\n%s", tt.values, diff)
+		}
+	}
+}
+
+// TestTaintIsTolerated: the daemon's own pods come to the node that it tainted.
+func TestTaintIsTolerated(t *testing.T) {
+	t.Parallel()
+	tolerates := func(values, name string) bool {
+		return slices.ContainsFunc(daemonSet(t, decode(t, "chart", render(t, values)), name).Spec.Template.Spec.Tolerations,
+			func(o corev1.Toleration) bool { return o.Key == "gpu-device-plugin.github.io/no-healthy-gpu" })
+	}
+	for _, name := range []string{"gpu-device-plugin", "gpu-device-plugin-mps-control-daemon"} {
+		if !tolerates("{features: {taint: true}, tolerations: [], mps: {enabled: true}}", name) {
+			t.Errorf("%s does not tolerate the taint", name)
+		}
+		if tolerates("{mps: {enabled: true}}", name) {
+			t.Errorf("%s tolerates a taint that nobody sets", name)
+		}
+	}
+}
+
+// TestLabelKeys: the policy lets all labels through that the daemon writes, and none by which others tell the node something.
+func TestLabelKeys(t *testing.T) {
+	t.Parallel()
+	text := string(render(t, "{features: {labels: node}}"))
+	quoted := regexp.MustCompile(`k\.matches\('(.*)'\)`).FindStringSubmatch(text)
+	if quoted == nil {
+		t.Fatal("the policy has no expression for keys")
+	}
+	keys := regexp.MustCompile(quoted[1])
+	sets, err := filepath.Glob("../../internal/labels/testdata/sets/*.txt")
+	if err != nil || len(sets) < 40 {
+		t.Fatalf("%d label sets, error %v", len(sets), err)
+	}
+	ours := map[string]bool{}
+	for _, file := range sets {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(data)) {
+			if key, _, ok := strings.Cut(line, "="); ok && !strings.HasPrefix(line, "#") {
+				ours[key] = true
+			}
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(ours)) {
+		if !keys.MatchString(key) {
+			t.Errorf("%s is refused", key)
+		}
+	}
+	for _, key := range []string{
+		"nvidia.com/mig.config", "nvidia.com/mig.config.state", "nvidia.com/device-plugin.config", "nvidia.com/gpu.deploy.driver",
+		"nvidia.com/gpu.workload.config", "nvidia.com/mps.capable.x", "xnvidia.com/gpu.count", "nvidia.com/gpu.counts", "kubernetes.io/hostname",
+		"node-role.kubernetes.io/control-plane", "gpu-device-plugin.github.io/other", "nvidia_com/gpu.count", "nvidia.com/mig-x.count",
+	} {
+		if keys.MatchString(key) {
+			t.Errorf("%s is let through", key)
+		}
+	}
+}
