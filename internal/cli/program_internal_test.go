@@ -21,7 +21,7 @@ func TestMain(m *testing.M) {
 		os.Exit(m.Run())
 	}
 	os.Exit(untilStatus(func(ctx context.Context) error {
-		fmt.Println("here")
+		fmt.Fprintln(os.Stdout, "here")
 		<-ctx.Done()
 		select {}
 	}))

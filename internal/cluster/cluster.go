@@ -19,27 +19,41 @@ import (
 
 // A Cluster is what one process has to do with the API server. Make it with New.
 type Cluster struct {
-	client *kubeapi.Client // after Choose
+	client     *kubeapi.Client // after Choose, as the following
+	nodeConfig *nodeConfig     // nil if no label chooses the configuration file
 }
 
 // New returns what a process has to do with the API server: nothing, until it is asked.
 func New() *Cluster { return &Cluster{} }
 
 // Commands returns the commands that need the API server.
-func (c *Cluster) Commands() []*cobra.Command { return nil }
+func (c *Cluster) Commands() []*cobra.Command { return []*cobra.Command{newConfigManagerCommand()} }
 
 // Choose prepares for a daemon with these flags and this environment. It returns which file is the configuration file, if a label of
 // the node chooses it; nil otherwise.
-func (c *Cluster) Choose(_ context.Context, early config.Config) *feed.Feed[config.Chosen] {
+func (c *Cluster) Choose(ctx context.Context, early config.Config) *feed.Feed[config.Chosen] {
 	c.client = kubeapi.New(kubeapi.Options{Kubeconfig: early.Kubeconfig, Node: early.NodeName, Version: version.String()})
-	return nil
+	if early.NodeConfig.Dir == "" {
+		return nil
+	}
+	c.nodeConfig = newNodeConfig(early, c.client, clock.RealClock{})
+	if early.NodeName != "" { // without it the configuration is refused
+		c.nodeConfig.start(ctx)
+	}
+	return c.nodeConfig.chosen
 }
 
-// Observation returns the task that watches the node.
+// Observation returns the tasks that watch the node and choose the configuration file.
 func (c *Cluster) Observation(configs *feed.Feed[config.Config]) []agent.Task {
-	return []agent.Task{
+	tasks := []agent.Task{
 		{Name: "own node", Run: func(ctx context.Context) error { return c.watchNode(ctx, configs) }},
 	}
+	if n := c.nodeConfig; n != nil {
+		tasks = append(tasks, agent.Task{
+			Name: "node configuration", Run: func(ctx context.Context) error { return n.run(ctx, configs) },
+		})
+	}
+	return tasks
 }
 
 // watchNode watches the node while something needs it.

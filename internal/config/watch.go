@@ -79,7 +79,8 @@ func (w *Watcher) Alive(ctx context.Context) error { return w.pulse.Check(ctx) }
 
 // Run watches until ctx ends, and returns nil then.
 func (w *Watcher) Run(ctx context.Context) error {
-	chosen, changed := Chosen{File: w.configs.Value().File}, (<-chan struct{})(nil)
+	chosen := Chosen{File: w.configs.Value().File}
+	var changed <-chan struct{}
 	for ctx.Err() == nil {
 		if w.sources.Chosen != nil {
 			chosen, changed = w.sources.Chosen.Latest()

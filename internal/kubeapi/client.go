@@ -189,7 +189,7 @@ func (c *Client) open(ctx context.Context, r request) (io.ReadCloser, error) {
 	if r.contentType != "" {
 		sent.Header.Set("Content-Type", r.contentType)
 	}
-	answer, err := connection.client.Do(sent) //nolint:bodyclose // the caller does
+	answer, err := connection.client.Do(sent)
 	if err != nil {
 		if isCertificate(err) {
 			c.forget(connection)

@@ -1,0 +1,287 @@
+package cluster
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/version"
+)
+
+// A manager keeps a link to the configuration file that a label of the node chooses, for a daemon in another process, as NVIDIA's
+// config-manager does.
+type manager struct {
+	options    config.NodeConfig
+	kubeconfig string
+	node       string
+	link       string
+	oneshot    bool
+	signals    bool
+	signal     syscall.Signal
+	process    string // compared with argv[0]
+	proc       string // /proc
+}
+
+const managerLong = `config-manager links the configuration file that a label of the node names to where a device plugin reads it, and sends the
+device plugin a signal whenever the file or its content is another one. It takes the flags and variables of the program of the same
+name of NVIDIA's. A daemon of this program needs none: --node-config-dir has it follow the label itself.
+
+With --oneshot it makes the link once and ends, as an init container does. It then waits for the API server.
+
+A label that names no file of the directory changes nothing, and is logged. Where there is no link yet, the configuration of a node
+without the label is taken. What was signalled is written beside the link, so that a restart neither forgets nor repeats a signal.`
+
+func newConfigManagerCommand() *cobra.Command {
+	m := &manager{proc: "/proc"}
+	var fallbacks []string
+	cmd := &cobra.Command{
+		Use:   "config-manager",
+		Short: "Link the configuration file that a label of the node chooses, for another process",
+		Long:  managerLong,
+		Args:  cobra.NoArgs,
+	}
+	f := cmd.Flags()
+	number := int(syscall.SIGHUP)
+	f.BoolVar(&m.oneshot, "oneshot", false, "make the link once and end [$ONESHOT]")
+	f.StringVar(&m.kubeconfig, "kubeconfig", "", "file with the address and the credentials of the API server [$KUBECONFIG]")
+	f.StringVar(&m.node, "node-name", "", "name of the node [$NODE_NAME]")
+	f.StringVar(&m.options.Label, "node-label", "nvidia.com/device-plugin.config", "label of the node with the name of the file [$NODE_LABEL]")
+	f.StringVar(&m.options.Dir, "config-file-srcdir", "", "directory of the configuration files [$CONFIG_FILE_SRCDIR]")
+	f.StringVar(&m.link, "config-file-dst", "", "path of the link [$CONFIG_FILE_DST]")
+	f.StringVar(&m.options.Default, "default-config", "", "name of the file for a node without the label [$DEFAULT_CONFIG]")
+	f.StringSliceVar(&fallbacks, "fallback-strategies", nil, "what a node without the label uses if there is no default: named, single, "+
+		"empty [$FALLBACK_STRATEGIES]")
+	f.BoolVar(&m.signals, "send-signal", true, "send the signal [$SEND_SIGNAL]")
+	f.IntVar(&number, "signal", number, "number of the signal [$SIGNAL]")
+	f.StringVar(&m.process, "process-to-signal", "nvidia-device-plugin", "process that is sent the signal: its argv[0], or the last part "+
+		"of that [$PROCESS_TO_SIGNAL]")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		for _, name := range []string{
+			"oneshot", "kubeconfig", "node-name", "node-label", "config-file-srcdir", "config-file-dst", "default-config", "fallback-strategies",
+			"send-signal", "signal", "process-to-signal",
+		} {
+			variable := strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
+			value := os.Getenv(variable)
+			if value == "" || f.Changed(name) {
+				continue
+			}
+			if err := f.Set(name, value); err != nil {
+				return fmt.Errorf("%s: %w", variable, err)
+			}
+		}
+		m.signal = syscall.Signal(number)
+		if err := m.check(fallbacks); err != nil {
+			return err
+		}
+		client := kubeapi.New(kubeapi.Options{Kubeconfig: m.kubeconfig, Node: m.node, Version: version.String()})
+		return m.run(cmd.Context(), client, clock.RealClock{})
+	}
+	return cmd
+}
+
+// check judges the flags.
+func (m *manager) check(fallbacks []string) error {
+	for _, flag := range []struct{ name, value string }{
+		{"--node-name", m.node}, {"--config-file-srcdir", m.options.Dir}, {"--config-file-dst", m.link}, {"--node-label", m.options.Label},
+	} {
+		if flag.value == "" {
+			return fmt.Errorf("%s is not given", flag.name)
+		}
+	}
+	if m.signals && m.process == "" {
+		return errors.New("--process-to-signal is not given; without a signal, use --send-signal=false")
+	}
+	if m.signal < 1 || m.signal > 64 {
+		return fmt.Errorf("--signal is %d; use a number from 1 to 64", m.signal)
+	}
+	for _, name := range fallbacks {
+		fallback := config.Fallback(strings.TrimSpace(name))
+		if !slices.Contains([]config.Fallback{config.FallbackNamed, config.FallbackSingle, config.FallbackEmpty}, fallback) {
+			return fmt.Errorf("--fallback-strategies: %q is not one of: named, single, empty", name)
+		}
+		m.options.Fallbacks = append(m.options.Fallbacks, fallback)
+	}
+	return nil
+}
+
+// run keeps the link until ctx ends, or makes it once.
+func (m *manager) run(ctx context.Context, client *kubeapi.Client, timer clock.WithTicker) error {
+	log := klog.FromContext(ctx)
+	watching, stop := context.WithCancel(ctx)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		client.Watch(watching, timer)
+	}()
+	defer func() { stop(); <-watched }()
+	ticker := timer.NewTicker(rereadEvery)
+	defer ticker.Stop()
+	var failed string
+	for {
+		node, changed := client.Nodes().Latest()
+		if node.UID != "" {
+			err := m.follow(ctx, node.Labels[m.options.Label])
+			if _, missing := os.Stat(m.link); m.oneshot && missing != nil {
+				return err
+			}
+			if now := fmt.Sprint(err); err != nil && now != failed {
+				log.Info("Cannot follow the label that chooses the configuration", "path", m.link, "reason", now)
+			}
+			failed = fmt.Sprint(err)
+			if m.oneshot {
+				return nil // an init container that fails keeps its pod from starting
+			}
+		}
+		select {
+		case <-ctx.Done():
+			if m.oneshot {
+				return errors.New("the API server has not told the labels of the node")
+			}
+			return nil
+		case <-changed:
+		case <-ticker.C():
+		}
+	}
+}
+
+// follow makes the link that a value of the label asks for, and signals what was not signalled yet.
+func (m *manager) follow(ctx context.Context, value string) error {
+	names, err := configurations(m.options.Dir)
+	if err != nil {
+		return err
+	}
+	name, unknown := choose(m.options, value, names)
+	if unknown != nil {
+		if _, err := os.Stat(m.link); err == nil {
+			return unknown // what is linked stays
+		}
+		if name, err = choose(m.options, "", names); err != nil {
+			return errors.Join(unknown, err)
+		}
+	}
+	target := path(m.options, name)
+	if target == "" {
+		target = os.DevNull
+	}
+	return errors.Join(unknown, m.deliver(ctx, target))
+}
+
+// A delivery is the file that was linked, and what it said, when the daemon was last sent a signal or had not started.
+type delivery struct {
+	Target string `json:"target"`
+	SHA256 string `json:"sha256"`
+}
+
+// record is the path of the last delivery, beside the link.
+func (m *manager) record() string {
+	return filepath.Join(filepath.Dir(m.link), "."+filepath.Base(m.link)+".delivered")
+}
+
+// maxConfiguration is the largest configuration file: what a ConfigMap holds.
+const maxConfiguration = 1 << 20
+
+// deliver links a file and sends the signal, unless the link and the content were delivered before. The record of the delivery is
+// written last: what fails is done again.
+func (m *manager) deliver(ctx context.Context, target string) error {
+	content, err := files.Read(target, maxConfiguration)
+	if err != nil {
+		return fmt.Errorf("read the configuration: %w", err)
+	}
+	sum := sha256.Sum256(content)
+	wanted := delivery{Target: target, SHA256: hex.EncodeToString(sum[:])}
+	var last delivery
+	if text, err := files.Read(m.record(), maxChoice); err == nil {
+		_ = json.Unmarshal(text, &last) // one that cannot be read is none: the signal is sent once more
+	}
+	now, _ := os.Readlink(m.link) // what is no link is replaced
+	if now == target && last == wanted {
+		return nil
+	}
+	if now != target {
+		if err := m.relink(target); err != nil {
+			return err
+		}
+		klog.FromContext(ctx).Info("Linked the configuration file", "path", m.link, "target", target)
+	}
+	if m.signals && !m.oneshot {
+		if err := m.send(ctx); err != nil {
+			return err
+		}
+	}
+	text, err := json.Marshal(wanted)
+	if err != nil {
+		return err
+	}
+	return files.Write(m.record(), text, 0o600, nil)
+}
+
+// relink replaces the link by one to target: whoever opens it finds the one or the other.
+func (m *manager) relink(target string) error {
+	fresh := m.link + ".new"
+	if err := os.Remove(fresh); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("replace the link: %w", err)
+	}
+	if err := os.Symlink(target, fresh); err != nil {
+		return fmt.Errorf("replace the link: %w", err)
+	}
+	if err := os.Rename(fresh, m.link); err != nil {
+		return fmt.Errorf("replace the link: %w", err)
+	}
+	return nil
+}
+
+// send sends the signal to all processes with the name.
+func (m *manager) send(ctx context.Context) error {
+	processes, err := m.processes()
+	if err != nil {
+		return err
+	}
+	if len(processes) == 0 {
+		return fmt.Errorf("no process %s is there to be signalled; set shareProcessNamespace: true in the pod", m.process)
+	}
+	for _, id := range processes {
+		if err := syscall.Kill(id, m.signal); err != nil {
+			return fmt.Errorf("send signal %d to process %d: %w", int(m.signal), id, err)
+		}
+		klog.FromContext(ctx).Info("Sent a signal", "process", id, "name", m.process, "signal", m.signal.String())
+	}
+	return nil
+}
+
+// processes returns the IDs of the processes with the name, but for this one.
+func (m *manager) processes() ([]int, error) {
+	entries, err := os.ReadDir(m.proc)
+	if err != nil {
+		return nil, fmt.Errorf("list processes: %w", err)
+	}
+	var ids []int
+	for _, e := range entries {
+		id, err := strconv.Atoi(e.Name())
+		if err != nil || id == os.Getpid() {
+			continue
+		}
+		line, err := os.ReadFile(filepath.Join(m.proc, e.Name(), "cmdline"))
+		name, _, _ := strings.Cut(string(line), "\x00")
+		if err == nil && name != "" && (name == m.process || filepath.Base(name) == m.process) {
+			ids = append(ids, id)
+		}
+	}
+	return ids, nil
+}

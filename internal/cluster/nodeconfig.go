@@ -1,0 +1,185 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
+)
+
+const (
+	// firstAnswer is how long the start of a node that has never had a configuration waits for the API server.
+	firstAnswer = 2 * time.Second
+	// settle is how long after its first change the label is followed, with the value that it has then.
+	settle = 2 * time.Second
+	// rereadEvery is how often the names of the files are read again.
+	rereadEvery = 10 * time.Second
+)
+
+// A nodeConfig is the choice of the configuration file by a label of the node.
+type nodeConfig struct {
+	options  config.NodeConfig
+	stateDir string // empty for none
+	chosen   *feed.Feed[config.Chosen]
+	nodes    *feed.Feed[kubeapi.Node]
+	get      func(context.Context) (kubeapi.Node, error)
+	clock    clock.WithTicker
+}
+
+func newNodeConfig(c config.Config, client *kubeapi.Client, timer clock.WithTicker) *nodeConfig {
+	return &nodeConfig{
+		options: c.NodeConfig, stateDir: c.StateDir, chosen: feed.New(config.Chosen{}), nodes: client.Nodes(), get: client.Get,
+		clock: timer,
+	}
+}
+
+// start makes the first choice: the last one, if the state directory has it; otherwise what the API server says, if it answers
+// soon; otherwise that of a node without the label.
+func (n *nodeConfig) start(ctx context.Context) {
+	log := klog.FromContext(ctx)
+	names, err := configurations(n.options.Dir)
+	if err != nil {
+		n.publish(ctx, config.Chosen{Err: err})
+		return
+	}
+	last, err := n.last(ctx)
+	if err != nil {
+		log.Info("Cannot use the last choice of the configuration", "reason", err.Error())
+	}
+	if last != nil && (last.File == "" || slices.Contains(names, last.File)) {
+		n.publish(ctx, config.Chosen{File: path(n.options, last.File)})
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, firstAnswer)
+	defer cancel()
+	node, unknown := n.get(ctx)
+	if unknown == nil && node.UID == "" {
+		unknown = errors.New("the API server has no such node")
+	}
+	if unknown != nil {
+		unknown = fmt.Errorf("the label %s of the node is not known: %w", n.options.Label, unknown)
+	}
+	name, err := choose(n.options, node.Labels[n.options.Label], names)
+	if err != nil { // the last good one is that of a node without the label
+		name, _ = choose(n.options, "", names)
+	}
+	n.publish(ctx, config.Chosen{File: path(n.options, name), Err: errors.Join(unknown, err)})
+}
+
+// last returns the last choice that the state directory has, if its disk answers soon.
+func (n *nodeConfig) last(ctx context.Context) (*lastChoice, error) {
+	type answer struct {
+		choice *lastChoice
+		err    error
+	}
+	read := make(chan answer, 1)
+	go func() {
+		choice, err := readChoice(n.stateDir)
+		read <- answer{choice, err}
+	}()
+	select {
+	case a := <-read:
+		return a.choice, a.err
+	case <-n.clock.After(firstAnswer):
+		return nil, fmt.Errorf("the state directory %s does not answer", n.stateDir)
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// publish makes a choice the one in force, if it is another.
+func (n *nodeConfig) publish(ctx context.Context, next config.Chosen) {
+	before := n.chosen.Value()
+	if next.File == before.File && fmt.Sprint(next.Err) == fmt.Sprint(before.Err) {
+		return
+	}
+	log := klog.FromContext(ctx)
+	if next.Err != nil {
+		log.Info("Cannot follow the label that chooses the configuration", "path", next.File, "reason", next.Err.Error())
+	} else {
+		log.Info("Chose the configuration file", "path", next.File)
+	}
+	n.chosen.Publish(next)
+}
+
+// run follows the label and the names of the files until ctx ends, and returns nil then. configs are the configurations in force.
+func (n *nodeConfig) run(ctx context.Context, configs *feed.Feed[config.Config]) error {
+	ticker := n.clock.NewTicker(rereadEvery)
+	defer ticker.Stop()
+	followed, known := "", false // the value of the label that was followed last
+	var saved *string            // the name that was written last
+	var failed string            // why writing failed last
+	var due <-chan time.Time     // not nil while a change of the label waits
+	for {
+		node, changed := n.nodes.Latest()
+		inForce, configured := configs.Latest()
+		if name, ours := n.settled(inForce); ours && (saved == nil || *saved != name) {
+			switch err := writeChoice(n.stateDir, name); {
+			case err == nil:
+				saved = &name
+			case err.Error() != failed:
+				failed = err.Error()
+				klog.FromContext(ctx).Info("Cannot save the choice of the configuration; a restart may forget it", "reason", failed)
+			}
+		}
+		value := node.Labels[n.options.Label]
+		if node.UID != "" && (!known || value != followed) && due == nil {
+			due = n.clock.After(settle)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+			continue
+		case <-configured:
+			continue
+		case <-due:
+			due = nil
+			if node.UID == "" { // deleted meanwhile: what it said last holds
+				continue
+			}
+			followed, known = value, true
+		case <-ticker.C():
+			if !known {
+				continue
+			}
+		}
+		n.follow(ctx, followed, inForce)
+	}
+}
+
+// settled returns the name of the file in force; false if there is nothing to save: it is not the one that the label asks for, or there
+// is no state directory.
+func (n *nodeConfig) settled(inForce config.Config) (string, bool) {
+	chosen := n.chosen.Value()
+	if n.stateDir == "" || chosen.Err != nil || inForce.File != chosen.File {
+		return "", false
+	}
+	if chosen.File == "" {
+		return "", true
+	}
+	return filepath.Base(chosen.File), true
+}
+
+// follow chooses by a value of the label. What cannot be chosen leaves the file in force that is.
+func (n *nodeConfig) follow(ctx context.Context, value string, inForce config.Config) {
+	names, err := configurations(n.options.Dir)
+	var name string
+	if err == nil {
+		name, err = choose(n.options, value, names)
+	}
+	next := config.Chosen{File: path(n.options, name), Err: err}
+	if err != nil {
+		next.File = inForce.File
+	}
+	n.publish(ctx, next)
+}

@@ -1,0 +1,257 @@
+package kubeapi_test
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
+)
+
+const (
+	patience = time.Minute // how long a test waits for what must come
+	nodeName = "node-1"
+)
+
+// hurried is a clock on which pauses pass a hundred times as fast.
+type hurried struct{ clock.RealClock }
+
+func (h hurried) After(d time.Duration) <-chan time.Time { return h.RealClock.After(d / 100) }
+func (h hurried) NewTimer(d time.Duration) clock.Timer {
+	return hurriedTimer{h.RealClock.NewTimer(d / 100)}
+}
+
+type hurriedTimer struct{ clock.Timer }
+
+func (t hurriedTimer) Reset(d time.Duration) bool { return t.Timer.Reset(d / 100) }
+
+// start starts an API server with the node, and another one's.
+func start(t *testing.T) *apiserver.Server {
+	t.Helper()
+	server, err := apiserver.Start(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Stop)
+	label(t, server, nodeName, "a")
+	label(t, server, "node-2", "other")
+	return server
+}
+
+// label gives a node a label, and makes the node if there is none.
+func label(t *testing.T, server *apiserver.Server, node, value string) {
+	t.Helper()
+	err := server.ChangeNode(node, func(n *corev1.Node) { n.Labels = map[string]string{"config": value} })
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// watch has a client watch the node until the test ends.
+func watch(t *testing.T, server *apiserver.Server, timer clock.Clock) *kubeapi.Client {
+	t.Helper()
+	client := kubeapi.New(kubeapi.Options{Kubeconfig: server.Kubeconfig(), Node: nodeName, Version: "v1"})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		client.Watch(ctx, timer)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-ended
+	})
+	return client
+}
+
+func await[T any](t *testing.T, what string, f *feed.Feed[T], good func(T) bool) T {
+	t.Helper()
+	deadline := time.After(patience)
+	for {
+		value, changed := f.Latest()
+		if good(value) {
+			return value
+		}
+		select {
+		case <-changed:
+		case <-deadline:
+			t.Fatalf("%s: still %+v", what, value)
+		}
+	}
+}
+
+func awaitLabel(t *testing.T, client *kubeapi.Client, want string) kubeapi.Node {
+	t.Helper()
+	return await(t, "label "+want, client.Nodes(), func(n kubeapi.Node) bool { return n.Labels["config"] == want })
+}
+
+func awaitProblem(t *testing.T, client *kubeapi.Client, want string) {
+	t.Helper()
+	await(t, "problem "+want, client.Problem(), func(err error) bool {
+		return want == "" && err == nil || want != "" && err != nil && strings.Contains(err.Error(), want)
+	})
+}
+
+func TestWatch(t *testing.T) {
+	t.Parallel()
+	server := start(t)
+	err := server.ChangeNode(nodeName, func(n *corev1.Node) {
+		n.Annotations = map[string]string{"b": "c"}
+		n.Spec.Taints = []corev1.Taint{{Key: "k", Value: "v", Effect: corev1.TaintEffectNoSchedule}}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := watch(t, server, clock.RealClock{})
+	if n := client.Nodes().Value(); n.Read && n.UID == "" {
+		t.Errorf("there is no such node: %+v", n)
+	}
+	n := awaitLabel(t, client, "a")
+	if !n.Read || n.Name != nodeName || n.UID == "" || n.ResourceVersion == "" || n.Annotations["b"] != "c" ||
+		len(n.Taints) != 1 || n.Taints[0].Key != "k" || n.Taints[0].Effect != "NoSchedule" {
+		t.Errorf("the node is %+v", n)
+	}
+	label(t, server, "node-2", "another")
+	label(t, server, nodeName, "b")
+	awaitLabel(t, client, "b")
+
+	// A node that is deleted and made anew is another one.
+	if err := server.DeleteNode(nodeName); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "no node", client.Nodes(), func(n kubeapi.Node) bool { return n.Read && n.UID == "" && n.Labels == nil })
+	label(t, server, nodeName, "c")
+	if again := awaitLabel(t, client, "c"); again.UID == n.UID || again.UID == "" {
+		t.Errorf("the new node has the UID %q, the old one %q", again.UID, n.UID)
+	}
+	requests := server.Requests()
+	if lists, watches := requests[apiserver.Request{Verb: "list", Resource: "nodes"}],
+		requests[apiserver.Request{Verb: "watch", Resource: "nodes"}]; lists != 1 || watches != 1 {
+		t.Errorf("%d lists and %d watches, want one of each: %v", lists, watches, requests)
+	}
+}
+
+// TestWatchGoesOnAfterAFault: whatever the API server does wrong, what was known stays, and what changed meanwhile is known in the end.
+func TestWatchGoesOnAfterAFault(t *testing.T) {
+	t.Parallel()
+	lists := func(s *apiserver.Server) int { return s.Requests()[apiserver.Request{Verb: "list", Resource: "nodes"}] }
+	status := func(code int) func(*testing.T, *apiserver.Server) {
+		return func(_ *testing.T, s *apiserver.Server) {
+			s.SetFault(apiserver.Fault{Status: code})
+			s.DropWatches()
+		}
+	}
+	must := func(t *testing.T, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	heal := func(_ *testing.T, s *apiserver.Server) { s.SetFault(apiserver.Fault{}) }
+	for name, tt := range map[string]struct {
+		fault, cure func(*testing.T, *apiserver.Server)
+		problem     string // empty: no problem is to be seen
+		lists       int    // in all; 0 for any number
+	}{
+		"dropped":   {fault: func(_ *testing.T, s *apiserver.Server) { s.DropWatches() }, lists: 1},
+		"forgotten": {fault: func(_ *testing.T, s *apiserver.Server) { s.Expire() }, lists: 2},
+		"away":      {fault: func(_ *testing.T, s *apiserver.Server) { s.Stop() }, cure: func(t *testing.T, s *apiserver.Server) { must(t, s.Resume()) }, problem: "refused", lists: 1},
+		"slow": {fault: func(_ *testing.T, s *apiserver.Server) {
+			s.SetFault(apiserver.Fault{Delay: 300 * time.Millisecond})
+			s.DropWatches()
+		}, lists: 1},
+		"unauthorized":  {fault: status(http.StatusUnauthorized), cure: heal, problem: "401", lists: 1},
+		"forbidden":     {fault: status(http.StatusForbidden), cure: heal, problem: "403", lists: 1},
+		"overloaded":    {fault: status(http.StatusTooManyRequests), cure: heal, problem: "429", lists: 1},
+		"broken":        {fault: status(http.StatusInternalServerError), cure: heal, problem: "500", lists: 1},
+		"token rotated": {fault: func(t *testing.T, s *apiserver.Server) { must(t, s.RotateToken()); s.DropWatches() }, lists: 1},
+		"another CA": {
+			fault: func(t *testing.T, s *apiserver.Server) { must(t, s.ReplaceCA()); s.DropWatches() },
+			cure:  func(t *testing.T, s *apiserver.Server) { must(t, s.PublishCA()) }, problem: "certificate", lists: 1,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := start(t)
+			client := watch(t, server, hurried{})
+			awaitLabel(t, client, "a")
+			tt.fault(t, server)
+			if tt.problem != "" {
+				awaitProblem(t, client, tt.problem)
+				if n := client.Nodes().Value(); n.Labels["config"] != "a" {
+					t.Errorf("the node is forgotten: %+v", n)
+				}
+			}
+			label(t, server, nodeName, "b")
+			if tt.cure != nil {
+				tt.cure(t, server)
+			}
+			awaitLabel(t, client, "b")
+			awaitProblem(t, client, "")
+			if got := lists(server); tt.lists > 0 && got != tt.lists {
+				t.Errorf("%d lists, want %d", got, tt.lists)
+			}
+		})
+	}
+}
+
+// TestWatchThatHangsIsBegunAnew: a connection through which nothing comes any more is not waited for.
+func TestWatchThatHangsIsBegunAnew(t *testing.T) {
+	t.Parallel()
+	server := start(t)
+	client := watch(t, server, hurried{})
+	awaitLabel(t, client, "a")
+	server.SetBlackHole(true)
+	label(t, server, nodeName, "b")
+	awaitProblem(t, client, "said nothing")
+	server.SetBlackHole(false)
+	awaitLabel(t, client, "b")
+}
+
+// TestWatchOfANodeThatIsNotThereYet: kubelet registers the node later.
+func TestWatchOfANodeThatIsNotThereYet(t *testing.T) {
+	t.Parallel()
+	server, err := apiserver.Start(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Stop)
+	client := watch(t, server, hurried{})
+	await(t, "an answer", client.Nodes(), func(n kubeapi.Node) bool { return n.Read && n.UID == "" })
+	label(t, server, nodeName, "a")
+	awaitLabel(t, client, "a")
+}
+
+func TestPause(t *testing.T) {
+	t.Parallel()
+	refused := func(code int, after time.Duration) error { return &kubeapi.Refused{Code: code, RetryAfter: after} }
+	for name, tt := range map[string]struct {
+		err         error
+		failures    int
+		least, most time.Duration
+	}{
+		"a watch that ended": {nil, 1, 0, time.Second},
+		"the third failure":  {context.DeadlineExceeded, 3, 0, 4 * time.Second},
+		"the hundredth":      {context.DeadlineExceeded, 100, 0, 5 * time.Minute},
+		"forbidden":          {refused(http.StatusForbidden, 0), 1, 150 * time.Second, 5 * time.Minute},
+		"asked to wait":      {refused(http.StatusTooManyRequests, time.Minute), 1, time.Minute, 75*time.Second + 1},
+	} {
+		highest := time.Duration(0)
+		for range 1000 {
+			pause := kubeapi.Pause(tt.err, tt.failures)
+			if highest = max(highest, pause); pause < tt.least || pause > tt.most {
+				t.Fatalf("%s: %v, want %v to %v", name, pause, tt.least, tt.most)
+			}
+		}
+		if highest < tt.least+(tt.most-tt.least)/2 {
+			t.Errorf("%s: at most %v of 1000, want them spread up to %v", name, highest, tt.most)
+		}
+	}
+}
