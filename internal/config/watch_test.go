@@ -31,7 +31,13 @@ func watch(t *testing.T, path string, c clock.WithTicker) *config.Watcher {
 
 func watchIn(ctx context.Context, t *testing.T, path string, c clock.WithTicker) *config.Watcher {
 	t.Helper()
-	s := sources(t, "", "--config-file="+path)
+	return watchFrom(ctx, t, func(s *config.Sources) { *s = sources(t, "", "--config-file="+path) }, c)
+}
+
+func watchFrom(ctx context.Context, t *testing.T, change func(*config.Sources), c clock.WithTicker) *config.Watcher {
+	t.Helper()
+	s := sources(t, "", "")
+	change(&s)
 	first, _, err := config.Load(s)
 	if err != nil {
 		t.Fatal(err)
@@ -282,5 +288,50 @@ func TestWatchWithoutAFileWaits(t *testing.T) {
 	cancel()
 	if err := w.Run(ctx); err != nil || w.Errors().Value() != nil {
 		t.Errorf("Run: %v, fault: %v", err, w.Errors().Value())
+	}
+}
+
+// TestWatchFollowsWhatIsChosen: another file is another configuration, and one that is not valid leaves the last one in force.
+func TestWatchFollowsWhatIsChosen(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	at := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		write(t, path, text)
+		return path
+	}
+	single, mixed := at("single", "flags: {migStrategy: single}"), at("mixed", "flags: {migStrategy: mixed}")
+	chosen := feed.New(config.Chosen{File: single})
+	w := watchFrom(t.Context(), t, func(s *config.Sources) { s.Chosen = chosen }, clock.RealClock{})
+	await(t, w, resource.MIGSingle)
+
+	chosen.Publish(config.Chosen{File: mixed, Err: errors.New("not the one that was asked for")})
+	await(t, w, resource.MIGMixed)
+	awaitFault(t, w, "not the one that was asked for")
+	if got := w.Configs().Value().File; got != mixed {
+		t.Errorf("the file in force is %s", got)
+	}
+	at("mixed", "flags: {migStrategy: none}")
+	await(t, w, resource.MIGNone)
+	awaitFault(t, w, "not the one that was asked for")
+
+	chosen.Publish(config.Chosen{File: at("invalid", "flags: {migStrategy: some}")})
+	awaitFault(t, w, "migStrategy")
+	await(t, w, resource.MIGNone)
+
+	chosen.Publish(config.Chosen{File: single})
+	await(t, w, resource.MIGSingle)
+	awaitFault(t, w, "")
+
+	// No file means the defaults, and so does a file that has always been empty.
+	chosen.Publish(config.Chosen{})
+	await(t, w, resource.MIGNone)
+	chosen.Publish(config.Chosen{File: single})
+	await(t, w, resource.MIGSingle)
+	chosen.Publish(config.Chosen{File: at("empty", "")})
+	await(t, w, resource.MIGNone)
+	awaitFault(t, w, "")
+	if got := w.Generation(); got != 7 {
+		t.Errorf("%d configurations were in force, want 7", got)
 	}
 }
