@@ -26,21 +26,20 @@ func (d *daemon) serveMetrics(ctx context.Context) error {
 	followers.Go(func() { telemetry.FollowPods(ctx, d.account, gpus, pods, clock.RealClock{}) })
 	return telemetry.New(telemetry.Options{
 		Address: address, Status: d.status, Stuck: d.liveness.Stuck, Ready: d.awaitReady,
-		Collectors: []telemetry.Collector{d.gpuMetrics(gpus, pods)},
-		Counters:   d.counters, Problem: d.unheard,
+		GPUs: d.gpuMetrics(gpus, pods), Counters: d.counters, Problem: d.unheard,
 	}).Run(ctx)
 }
 
 // gpuMetrics are the metrics of GPUs.
-func (d *daemon) gpuMetrics(settings *feed.Feed[telemetry.GPUSettings], pods *feed.Feed[telemetry.PodDevices]) telemetry.Collector {
+func (d *daemon) gpuMetrics(settings *feed.Feed[telemetry.GPUSettings], pods *feed.Feed[telemetry.PodDevices]) *telemetry.GPUs {
 	name := d.config.NodeName
 	if name == "" {
 		name, _ = os.Hostname() // without a name there is no such label
 	}
-	return telemetry.NewGPUs(telemetry.GPUSources{
+	return &telemetry.GPUs{
 		Settings: settings, Snapshots: d.monitor.Snapshots(), Samples: d.monitor.Samples(), Pods: pods, Hostname: name,
 		XIDName: func(xid uint64) string { return health.Lookup(xid).Name }, Now: time.Now,
-	})
+	}
 }
 
 // gcPercent has garbage collected earlier than by default: a scrape leaves a megabyte of it, and the daemon itself needs little memory.

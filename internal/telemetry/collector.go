@@ -1,37 +1,15 @@
 package telemetry
 
 import (
-	"context"
 	"strconv"
 	"strings"
-	"time"
-
-	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
 
-// statusTimeout is how long a scrape waits for the daemon's status, which is in memory.
-const statusTimeout = time.Second
-
-// daemonCollector has the metrics of the daemon. Gauges are made of its status at each scrape.
-type daemonCollector struct {
-	status   func(context.Context) (status.Status, error)
-	counters *Counters
-}
-
-// Describe implements prometheus.Collector. What there is depends on the node, so it describes nothing.
-func (c daemonCollector) Describe(chan<- *prometheus.Desc) {}
-
-// Collect implements prometheus.Collector.
-func (c daemonCollector) Collect(out chan<- prometheus.Metric) {
-	ctx, cancel := context.WithTimeout(context.Background(), statusTimeout)
-	defer cancel()
-	s, err := c.status(ctx)
-	if err != nil {
-		return // the monitor is stuck, as /healthz says
-	}
+// sendStatus sends the gauges of the daemon, which are made of its status at each scrape.
+func sendStatus(out *page, s status.Status) {
 	sendDaemon(out, s)
 	sendResources(out, s)
 	for _, d := range s.GPUs {
@@ -39,10 +17,9 @@ func (c daemonCollector) Collect(out chan<- prometheus.Metric) {
 			sendGPU(out, d, s.GPUs)
 		}
 	}
-	c.counters.collect(out, s)
 }
 
-func sendDaemon(out chan<- prometheus.Metric, s status.Status) {
+func sendDaemon(out *page, s status.Status) {
 	buildInfo.send(out, 1, s.Version)
 	if s.Driver != "" {
 		driverInfo.send(out, 1, s.Driver, s.CUDA)
@@ -68,7 +45,7 @@ func sendDaemon(out chan<- prometheus.Metric, s status.Status) {
 	configSuccess.sendTime(out, s.ConfigLoaded)
 }
 
-func sendResources(out chan<- prometheus.Metric, s status.Status) {
+func sendResources(out *page, s status.Status) {
 	held := map[string]int{}
 	for _, h := range s.Holds {
 		held[h.Resource]++
@@ -89,7 +66,7 @@ func sendResources(out chan<- prometheus.Metric, s status.Status) {
 var states = []inventory.State{inventory.Unknown, inventory.Healthy, inventory.Suspect, inventory.Unhealthy, inventory.Lost}
 
 // sendGPU sends the metrics of a GPU; all has its MIG devices, too.
-func sendGPU(out chan<- prometheus.Metric, g status.Device, all []status.Device) {
+func sendGPU(out *page, g status.Device, all []status.Device) {
 	minor := ""
 	if g.Minor != nil {
 		minor = strconv.Itoa(*g.Minor)
@@ -100,26 +77,30 @@ func sendGPU(out chan<- prometheus.Metric, g status.Device, all []status.Device)
 	}
 	gpuStateChange.sendTime(out, g.Since, g.UUID, g.Index)
 	sendFaults(out, g.UUID, g.Index, g)
-	type part struct{ profile, health string }
-	parts := map[part]int{}
+	parts := map[string][2]int{} // good ones and bad ones, by profile
 	for _, m := range all {
 		if m.GPU != g.UUID {
 			continue
 		}
 		sendFaults(out, g.UUID, g.Index, m)
-		health := "unhealthy"
+		n, health := parts[m.Profile], 1
 		if m.State == inventory.Healthy.String() || m.State == inventory.Suspect.String() {
-			health = "healthy"
+			health = 0
 		}
-		parts[part{m.Profile, health}]++
+		n[health]++
+		parts[m.Profile] = n
 	}
-	for p, n := range parts {
-		migDevices.send(out, float64(n), g.UUID, g.Index, p.profile, p.health)
+	for profile, n := range ascending(parts) {
+		for health, name := range []string{"healthy", "unhealthy"} {
+			if n[health] > 0 {
+				migDevices.send(out, float64(n[health]), g.UUID, g.Index, profile, name)
+			}
+		}
 	}
 }
 
 // sendFaults sends the open faults of a GPU, or of a MIG device on it.
-func sendFaults(out chan<- prometheus.Metric, uuid, index string, d status.Device) {
+func sendFaults(out *page, uuid, index string, d status.Device) {
 	_, mig, _ := strings.Cut(d.Index, ":")
 	for _, f := range d.Faults {
 		xid := ""

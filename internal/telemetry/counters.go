@@ -1,6 +1,10 @@
 package telemetry
 
 import (
+	"cmp"
+	"iter"
+	"maps"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -157,11 +161,8 @@ func (c *Counters) DriverCalled(group string, took time.Duration) {
 // DriverFailed implements nvidia.Metrics.
 func (c *Counters) DriverFailed(group, code string) { c.errors.WithLabelValues(group, code).Inc() }
 
-// collect sends what was counted for the GPUs and resources of a status, and what is departed for a short time only.
-func (c *Counters) collect(out chan<- prometheus.Metric, s status.Status) {
-	c.calls.Collect(out)
-	c.errors.Collect(out)
-	c.rpcs.Collect(out)
+// send sends what was counted for the GPUs and resources of a status, and what is departed for a short time only.
+func (c *Counters) send(out *page, s status.Status) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	gpus, resources := map[string]bool{}, map[string]bool{}
@@ -179,28 +180,39 @@ func (c *Counters) collect(out chan<- prometheus.Metric, s status.Status) {
 		c.resource(r.Name)
 	}
 	now := c.now()
-	for uuid, g := range c.gpus {
+	for uuid, g := range ascending(c.gpus) {
 		if !stays(&g.gone, gpus[uuid], now) {
 			delete(c.gpus, uuid)
 			continue
 		}
-		for code, x := range g.xids {
+		for code, x := range ascending(g.xids) {
 			xidEvents.send(out, float64(x.n), uuid, g.index, code)
 			xidLast.sendTime(out, x.last, uuid, g.index, code)
 		}
-		for cure, n := range g.recoveries {
+		for cure, n := range ascending(g.recoveries) {
 			recoveries.send(out, float64(n), uuid, g.index, string(cure))
 		}
 	}
-	for name, r := range c.resources {
+	for name, r := range ascending(c.resources) {
 		if !stays(&r.gone, resources[name], now) {
 			delete(c.resources, name)
 			continue
 		}
 		registrations.send(out, float64(r.accepted), name, "accepted")
 		registrations.send(out, float64(r.failed), name, "failed")
-		for cause, n := range r.ends {
+		for cause, n := range ascending(r.ends) {
 			streamEnds.send(out, float64(n), name, cause)
+		}
+	}
+}
+
+// ascending gives the entries of a map by ascending key. They may be deleted meanwhile.
+func ascending[K cmp.Ordered, V any](m map[K]V) iter.Seq2[K, V] {
+	return func(yield func(K, V) bool) {
+		for _, k := range slices.Sorted(maps.Keys(m)) {
+			if !yield(k, m[k]) {
+				return
+			}
 		}
 	}
 }

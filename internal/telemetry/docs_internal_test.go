@@ -120,6 +120,8 @@ func TestRows(t *testing.T) {
 				t.Errorf("%s: two metrics have this name", m.name)
 			case m.help == "" || m.series == "" || m.kind == "":
 				t.Errorf("%s: the row lacks help, series or kind", m.name)
+			case strings.ContainsAny(m.help, "\"\\\n"):
+				t.Errorf("%s: the help has a sign that the text formats escape, which a page does not", m.name)
 			case strings.HasPrefix(m.name, "DCGM_FI_"):
 			case !ours.MatchString(m.name):
 				t.Errorf("%s: the name is not of our metrics", m.name)

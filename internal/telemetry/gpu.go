@@ -3,11 +3,7 @@ package telemetry
 import (
 	"slices"
 	"strconv"
-	"strings"
 	"time"
-
-	"github.com/prometheus/client_golang/prometheus"
-	dto "github.com/prometheus/client_model/go"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -28,8 +24,8 @@ type GPUSettings struct {
 	HostnameLabel string
 }
 
-// GPUSources are what the metrics of GPUs are made of.
-type GPUSources struct {
+// GPUs are what the metrics of GPUs are made of.
+type GPUs struct {
 	// Settings say which metrics there are, Snapshots which GPUs.
 	Settings  *feed.Feed[GPUSettings]
 	Snapshots *feed.Feed[inventory.Snapshot]
@@ -44,16 +40,8 @@ type GPUSources struct {
 	Now func() time.Time
 }
 
-// NewGPUs returns the metrics of the GPUs.
-func NewGPUs(s GPUSources) Collector { return gpus{s} }
-
-type gpus struct{ GPUSources }
-
-// Describe implements prometheus.Collector. What there is depends on the node, so it describes nothing.
-func (c gpus) Describe(chan<- *prometheus.Desc) {}
-
-// Collect implements prometheus.Collector.
-func (c gpus) Collect(out chan<- prometheus.Metric) {
+// send sends the metrics of the GPUs.
+func (c *GPUs) send(out *page) {
 	settings, snapshot := c.Settings.Value(), c.Snapshots.Value()
 	if settings.Every == 0 {
 		return
@@ -74,7 +62,7 @@ func (c gpus) Collect(out chan<- prometheus.Metric) {
 			left -= sendPodDevices(out, g.UUID, i.id(), i.holders, left)
 		}
 		if s, ok := samples[g.UUID]; ok {
-			c.send(out, found{g, s, c.labels(settings, g), whole, instances})
+			c.sendSample(out, found{g, s, c.labelsOf(settings, g), whole, instances})
 		}
 	}
 }
@@ -83,36 +71,34 @@ func (c gpus) Collect(out chan<- prometheus.Metric) {
 type found struct {
 	inventory.GPU
 	sample    inventory.Sample
-	labels    labels
+	labels    []label
 	holders   []holder
 	instances []instance
 }
 
-// send sends the values of a sample. Of a GPU that is lost, or that was not measured for long, only what still holds.
-func (c gpus) send(out chan<- prometheus.Metric, g found) {
-	s := &g.sample
-	own := []string{g.labels.index, g.UUID}
-	sampleTime.sendTime(out, s.Taken, own...)
+// sendSample sends the values of a sample. Of a GPU that is lost, or that was not measured for long, only what still holds.
+func (c *GPUs) sendSample(out *page, g found) {
+	s, index := &g.sample, strconv.Itoa(g.Index)
+	ofGPU := heldBy(g.holders, g.labels)
+	ours := newLabels([]label{{"gpu", index}, {"UUID", g.UUID}})
+	sampleTime.sendTime(out, s.Taken, index, g.UUID)
 	code := strconv.FormatUint(s.LastXID, 10)
-	lastXID.sendPairs(out, float64(s.LastXID), g.labels.of(nil, g.holders, "err_code", code, "err_msg", c.xidName(s.LastXID)))
+	out.add(&lastXID, float64(s.LastXID), heldBy(g.holders, g.labels, label{"err_code", code}, label{"err_msg", c.xidName(s.LastXID)}))
 	if g.Health.State == inventory.Lost || c.Now().Sub(s.Taken) > sampleLife {
 		return
 	}
-	ofGPU := g.labels.of(nil, g.holders)
 	for i := range gpuRows {
-		row := &gpuRows[i]
-		value, ok := s.Values.Get(row.measure)
-		switch {
-		case !ok:
-		case len(row.labels) == len(own):
-			row.send(out, value, own...)
-		default:
-			row.sendPairs(out, value, ofGPU)
+		row, labels := &gpuRows[i], ofGPU
+		if row.ours {
+			labels = ours
+		}
+		if value, ok := s.Values.Get(row.measure); ok {
+			out.add(&row.metric, value, labels)
 		}
 	}
 	if bits, ok := s.Values.Get(inventory.ClockEventReasons); ok {
 		for _, by := range slowedBy {
-			slowed.send(out, float64(min(uint64(bits)&by.bit, 1)), g.labels.index, g.UUID, by.reason)
+			slowed.send(out, float64(min(uint64(bits)&by.bit, 1)), index, g.UUID, by.reason)
 		}
 	}
 	for _, sampled := range s.Instances {
@@ -120,16 +106,17 @@ func (c gpus) send(out chan<- prometheus.Metric, g found) {
 		if at < 0 {
 			continue // it was there when it was measured
 		}
-		ofInstance := g.labels.of(&sampled, g.instances[at].holders)
+		i := g.instances[at]
+		ofInstance := heldBy(i.holders, g.labels, label{"GPU_I_PROFILE", sampled.Profile}, label{"GPU_I_ID", i.id()})
 		for i := range gpuRows {
 			if value, ok := sampled.Values.Get(gpuRows[i].measure); ok && gpuRows[i].series == onePerInstance {
-				gpuRows[i].sendPairs(out, value, ofInstance)
+				out.add(&gpuRows[i].metric, value, ofInstance)
 			}
 		}
 	}
 }
 
-func (c gpus) xidName(xid uint64) string {
+func (c *GPUs) xidName(xid uint64) string {
 	if xid == 0 {
 		return "No Error"
 	}
@@ -165,75 +152,33 @@ func instancesOf(g inventory.GPU, held map[string][]holder) []instance {
 }
 
 // sendPodDevices says which containers hold a device, and returns how many series it sent, which are most at most.
-func sendPodDevices(out chan<- prometheus.Metric, uuid, gi string, holders []holder, most int) int {
+func sendPodDevices(out *page, uuid, gi string, holders []holder, most int) int {
 	holders = holders[:min(len(holders), most)]
 	for _, h := range holders {
-		podDevice.sendPairs(out, 1, pairs("GPU_I_ID", gi, "UUID", uuid, "container", h.container, "namespace", h.namespace, "pod", h.pod))
+		podDevice.send(out, 1, uuid, gi, h.pod, h.namespace, h.container)
 	}
 	return len(holders)
 }
 
-// labels are those of one GPU.
-type labels struct {
-	index string
-	all   []*dto.LabelPair
-}
-
-func (c gpus) labels(settings GPUSettings, g inventory.GPU) labels {
+// labelsOf returns the labels of a GPU.
+func (c *GPUs) labelsOf(settings GPUSettings, g inventory.GPU) []label {
 	index := strconv.Itoa(g.Index)
-	all := pairs("gpu", index, "UUID", g.UUID, "pci_bus_id", busID(g.BDF), "device", "nvidia"+index, "modelName", g.Model)
-	if settings.HostnameLabel != "" {
-		all = append(all, pairs(settings.HostnameLabel, c.Hostname)...)
+	all := []label{
+		{"gpu", index}, {"UUID", g.UUID}, {"pci_bus_id", busID(g.BDF)}, {"device", "nvidia" + index}, {"modelName", g.Model},
 	}
-	return labels{index, all}
+	if settings.HostnameLabel != "" {
+		all = append(all, label{settings.HostnameLabel, c.Hostname})
+	}
+	return all
 }
 
-// of returns the labels of the GPU, or of an instance of it, sorted. The container that holds it is among them if it holds it alone: a
-// device that is shared has the same series whoever holds it.
-func (l labels) of(i *inventory.InstanceSample, holders []holder, more ...string) []*dto.LabelPair {
-	all := slices.Concat(l.all, pairs(more...))
-	if i != nil {
-		all = append(all, pairs("GPU_I_PROFILE", i.Profile, "GPU_I_ID", strconv.Itoa(i.GI))...)
-	}
+// heldBy returns the labels of a device, more, and those of the container that holds it, if it holds it alone: a device that is shared
+// has the same series whoever holds it.
+func heldBy(holders []holder, device []label, more ...label) *labels {
+	all := slices.Concat(device, more)
 	if len(holders) == 1 && !holders[0].shared {
 		h := holders[0]
-		all = append(all, pairs("container", h.container, "namespace", h.namespace, "pod", h.pod)...)
+		all = append(all, label{"container", h.container}, label{"namespace", h.namespace}, label{"pod", h.pod})
 	}
-	slices.SortFunc(all, func(a, b *dto.LabelPair) int { return strings.Compare(a.GetName(), b.GetName()) })
-	return all
-}
-
-// pairs returns labels from names that are each followed by its value.
-func pairs(namesAndValues ...string) []*dto.LabelPair {
-	all := make([]*dto.LabelPair, 0, len(namesAndValues)/2)
-	for pair := range slices.Chunk(namesAndValues, 2) {
-		all = append(all, &dto.LabelPair{Name: &pair[0], Value: &pair[1]})
-	}
-	return all
-}
-
-// sendPairs sends a value with sorted labels, which need not be those of every series.
-func (m *metric) sendPairs(out chan<- prometheus.Metric, value float64, labels []*dto.LabelPair) {
-	out <- series{metric: m, value: value, labels: labels}
-}
-
-// A series is a value of a metric.
-type series struct {
-	metric *metric
-	value  float64
-	labels []*dto.LabelPair
-}
-
-// Desc implements prometheus.Metric.
-func (s series) Desc() *prometheus.Desc { return s.metric.desc() }
-
-// Write implements prometheus.Metric.
-func (s series) Write(out *dto.Metric) error {
-	out.Label = s.labels
-	if s.metric.kind == counter {
-		out.Counter = &dto.Counter{Value: &s.value}
-		return nil
-	}
-	out.Gauge = &dto.Gauge{Value: &s.value}
-	return nil
+	return newLabels(all)
 }

@@ -23,7 +23,7 @@ import (
 )
 
 // sources are the metrics of GPUs of a node with a GPU, one in MIG mode, and one that nobody could measure.
-type sources struct{ telemetry.GPUSources }
+type sources struct{ telemetry.GPUs }
 
 func newSources(now time.Time) sources {
 	var whole, parent, small, large inventory.Measures
@@ -37,7 +37,7 @@ func newSources(now time.Time) sources {
 	small.Set(inventory.MemoryReserved, 1)
 	large.Set(inventory.MemoryUsed, 7)
 	healthy := inventory.Health{State: inventory.Healthy}
-	return sources{telemetry.GPUSources{
+	return sources{telemetry.GPUs{
 		Settings: feed.New(telemetry.GPUSettings{Every: 15 * time.Second, HostnameLabel: "Hostname"}),
 		Snapshots: feed.New(inventory.Snapshot{GPUs: []inventory.GPU{
 			{UUID: "GPU-a", Index: 0, BDF: "0000:1b:00.0", Model: "NVIDIA H100 80GB HBM3", Health: healthy},
@@ -65,11 +65,11 @@ func (s sources) hold(devices ...kubelet.ContainerDevice) {
 	s.Pods.Publish(telemetry.PodDevices{Asked: s.Now(), Devices: devices})
 }
 
-// scrape returns the sorted series of GPUs, without their times.
+// scrape returns the series of GPUs, without their times.
 func (s sources) scrape(t *testing.T) []string {
 	t.Helper()
 	at := freeAddress(t)
-	start(t, telemetry.Options{Address: feed.New(at), Collectors: []telemetry.Collector{telemetry.NewGPUs(s.GPUSources)}})
+	start(t, telemetry.Options{Address: feed.New(at), GPUs: &s.GPUs})
 	var body string
 	eventually(t, "it serves", func() bool {
 		var code int
@@ -111,10 +111,10 @@ func TestGPUMetrics(t *testing.T) {
 		`DCGM_FI_DEV_POWER_USAGE{` + a + `} 312.5`,
 		`DCGM_FI_DEV_XID_ERRORS{` + xidA + `} 48`,
 		`DCGM_FI_DEV_XID_ERRORS{` + xidB + `} 0`,
-		`gpu_device_plugin_gpu_slowed{UUID="GPU-a",gpu="0",reason="hw_power_brake"} 0`,
 		`gpu_device_plugin_gpu_slowed{UUID="GPU-a",gpu="0",reason="hw_thermal"} 1`,
-		`gpu_device_plugin_gpu_slowed{UUID="GPU-a",gpu="0",reason="sw_power_cap"} 0`,
+		`gpu_device_plugin_gpu_slowed{UUID="GPU-a",gpu="0",reason="hw_power_brake"} 0`,
 		`gpu_device_plugin_gpu_slowed{UUID="GPU-a",gpu="0",reason="sw_thermal"} 0`,
+		`gpu_device_plugin_gpu_slowed{UUID="GPU-a",gpu="0",reason="sw_power_cap"} 0`,
 		`gpu_device_plugin_nvlink_received_bytes_total{UUID="GPU-a",gpu="0"} 4096`,
 	}
 	if diff := cmp.Diff(want, s.scrape(t)); diff != "" {
@@ -150,6 +150,10 @@ func TestGPUMetricsOfPods(t *testing.T) {
 		"a GPU that can be shared": {held: []kubelet.ContainerDevice{device("GPU-a::0", "p")}, joins: joins("GPU-a", "", "p")},
 		"two replicas": {
 			held: []kubelet.ContainerDevice{device("GPU-a::0", "p"), device("GPU-a::1", "p")}, joins: joins("GPU-a", "", "p"),
+		},
+		"a device that was shared in between": {
+			held: []kubelet.ContainerDevice{device("GPU-a", "p"), device("GPU-a::0", "p")}, pods: map[string]string{`UUID="GPU-a"`: "p"},
+			joins: joins("GPU-a", "", "p"),
 		},
 		"a MIG device": {
 			held: []kubelet.ContainerDevice{device("MIG-3", "p")}, pods: map[string]string{`GPU_I_ID="7"`: "p"}, joins: joins("GPU-b", "7", "p"),
@@ -235,6 +239,11 @@ func TestHostnameLabel(t *testing.T) {
 		if line := s.scrape(t)[0]; !strings.Contains(line, want) {
 			t.Errorf("label %q: %s", label, line)
 		}
+	}
+	s := newSources(time.Now())
+	s.Hostname = "node\xff"
+	if line := s.scrape(t)[0]; !strings.Contains(line, "{Hostname=\"node\uFFFD\",UUID") {
+		t.Errorf("a name that is not UTF-8: %s", line)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 type gpuMetric struct {
 	metric
 	measure inventory.Measure
+	ours    bool // its labels are gpuLabels, otherwise deviceLabels
 }
 
 // deviceLabels are the labels of all metrics of dcgm-exporter. A series has those that have a value.
@@ -25,9 +26,9 @@ const (
 
 // dcgm returns a metric that dcgm-exporter has, under its name and with its words.
 func dcgm(name string, k kind, measure inventory.Measure, unit, help string) gpuMetric {
-	return gpuMetric{metric{
+	return gpuMetric{metric: metric{
 		name: "DCGM_FI_" + name, kind: k, unit: unit, help: help, labels: deviceLabels, series: onePerGPU,
-	}, measure}
+	}, measure: measure}
 }
 
 // ofInstances says that a metric is one of GPU instances on a GPU in MIG mode.
@@ -69,11 +70,11 @@ var gpuRows = []gpuMetric{
 	{metric{
 		name: "gpu_device_plugin_nvlink_transmitted_bytes_total", kind: counter, unit: "B", labels: gpuLabels, series: onePerGPU,
 		help: "Bytes that a GPU sent over all its NVLinks since the driver was loaded.",
-	}, inventory.NVLinkTransmitted},
+	}, inventory.NVLinkTransmitted, true},
 	{metric{
 		name: "gpu_device_plugin_nvlink_received_bytes_total", kind: counter, unit: "B", labels: gpuLabels, series: onePerGPU,
 		help: "Bytes that a GPU received over all its NVLinks since the driver was loaded.",
-	}, inventory.NVLinkReceived},
+	}, inventory.NVLinkReceived, true},
 }
 
 // gpuLabels are the labels of our own metrics of GPUs.

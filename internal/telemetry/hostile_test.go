@@ -16,9 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/telemetry"
 )
 
@@ -35,10 +34,11 @@ func dial(t *testing.T, from, to string) net.Conn {
 }
 
 // started returns the address of a server that serves.
-func started(t *testing.T, collectors ...telemetry.Collector) string {
+func started(t *testing.T, o telemetry.Options) string {
 	t.Helper()
 	at := freeAddress(t)
-	start(t, telemetry.Options{Address: feed.New(at), Collectors: collectors})
+	o.Address = feed.New(at)
+	start(t, o)
 	eventually(t, "it serves", func() bool { code, _ := get(t, at, "/healthz"); return code == http.StatusOK })
 	return at
 }
@@ -56,7 +56,7 @@ func wantServing(t *testing.T, at, while string) {
 // TestManyConnections: a client that opens a thousand connections, with and without requests, closes its own.
 func TestManyConnections(t *testing.T) {
 	t.Parallel()
-	at := started(t)
+	at := started(t, telemetry.Options{})
 	before := runtime.NumGoroutine()
 	const hostile = "127.0.0.2"
 	quiet := dial(t, "127.0.0.3", at) // such as Prometheus between two scrapes
@@ -101,7 +101,7 @@ func TestManyConnections(t *testing.T) {
 // TestSlowHeader: a connection whose request does not come is closed, however many bytes trickle in.
 func TestSlowHeader(t *testing.T) {
 	t.Parallel()
-	at := started(t)
+	at := started(t, telemetry.Options{})
 	c := dial(t, "127.0.0.1", at)
 	ended := make(chan error, 1)
 	go func() {
@@ -129,20 +129,11 @@ func TestSlowHeader(t *testing.T) {
 	}
 }
 
-// large has enough text to fill the buffers of a connection.
-type large struct{ desc *prometheus.Desc }
-
-func (l large) Describe(chan<- *prometheus.Desc) {}
-func (l large) Collect(out chan<- prometheus.Metric) {
-	for i := range 250 {
-		out <- prometheus.MustNewConstMetric(l.desc, prometheus.GaugeValue, 1, fmt.Sprintf("%032000d", i))
-	}
-}
-
 // TestClientsThatDoNotRead: scrapes that are not read take no room from others for long, and no more than their share.
 func TestClientsThatDoNotRead(t *testing.T) {
 	t.Parallel()
-	at := started(t, large{prometheus.NewDesc("large", "Large.", []string{"n"}, nil)})
+	large := status.Status{Version: strings.Repeat("v", 8_000_000)} // more than the buffers of a connection
+	at := started(t, telemetry.Options{Status: func(context.Context) (status.Status, error) { return large, nil }})
 	for range 20 {
 		c := dial(t, "127.0.0.2", at)
 		if _, err := io.WriteString(c, "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"); err != nil {
@@ -158,7 +149,7 @@ func TestClientsThatDoNotRead(t *testing.T) {
 		if code == http.StatusOK {
 			return
 		}
-		if code != http.StatusServiceUnavailable || !strings.Contains(body, "Limit of concurrent requests reached") {
+		if code != http.StatusServiceUnavailable || !strings.Contains(body, "too many scrapes at a time") {
 			t.Fatalf("answered with %d: %s", code, body)
 		}
 		if time.Since(began) > 2*patience {
@@ -171,7 +162,7 @@ func TestClientsThatDoNotRead(t *testing.T) {
 // TestRequests: what is no GET or HEAD of a path that there is, or too large, is refused.
 func TestRequests(t *testing.T) {
 	t.Parallel()
-	at := started(t)
+	at := started(t, telemetry.Options{})
 	for name, tt := range map[string]struct {
 		request string
 		want    int

@@ -1,8 +1,6 @@
 package telemetry
 
 import (
-	"strings"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -30,33 +28,17 @@ const (
 	histogram kind = "histogram"
 )
 
-// descriptions are those of all metrics that were sent, by name: making one takes longer than sending a value.
-var descriptions sync.Map
-
-// desc returns the metric's description for Prometheus' client.
-func (m metric) desc() *prometheus.Desc {
-	if known, ok := descriptions.Load(m.name); ok {
-		return known.(*prometheus.Desc)
-	}
-	d := prometheus.NewDesc(m.name, m.help, m.labels, nil)
-	descriptions.Store(m.name, d)
-	return d
-}
-
-// send hands a value of the metric to Prometheus' client; values are those of its labels.
-func (m metric) send(out chan<- prometheus.Metric, value float64, values ...string) {
-	valueType := prometheus.GaugeValue
-	if m.kind == counter {
-		valueType = prometheus.CounterValue
-	}
+// send adds a value of the metric; values are those of its labels.
+func (m *metric) send(out *page, value float64, values ...string) {
+	pairs := make([]label, len(values))
 	for i, v := range values {
-		values[i] = strings.ToValidUTF8(v, "\uFFFD") // the driver may send any bytes; the client panics on what is not UTF-8
+		pairs[i] = label{m.labels[i], v}
 	}
-	out <- prometheus.MustNewConstMetric(m.desc(), valueType, value, values...)
+	out.add(m, value, newLabels(pairs))
 }
 
 // sendBool is send of 1 for true and 0 for false.
-func (m metric) sendBool(out chan<- prometheus.Metric, value bool, values ...string) {
+func (m *metric) sendBool(out *page, value bool, values ...string) {
 	number := 0.0
 	if value {
 		number = 1
@@ -65,14 +47,14 @@ func (m metric) sendBool(out chan<- prometheus.Metric, value bool, values ...str
 }
 
 // sendTime is send of the seconds since 1970; of the zero time, nothing.
-func (m metric) sendTime(out chan<- prometheus.Metric, at time.Time, values ...string) {
+func (m *metric) sendTime(out *page, at time.Time, values ...string) {
 	if !at.IsZero() {
 		m.send(out, float64(at.UnixMilli())/1000, values...)
 	}
 }
 
 // histogramVec returns the metric as a histogram with these classic buckets, and with a native one.
-func (m metric) histogramVec(buckets []float64) *prometheus.HistogramVec {
+func (m *metric) histogramVec(buckets []float64) *prometheus.HistogramVec {
 	return prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: m.name, Help: m.help, Buckets: buckets,
 		NativeHistogramBucketFactor: 1.1, NativeHistogramMaxBucketNumber: 100, NativeHistogramMinResetDuration: time.Hour,

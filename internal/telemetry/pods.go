@@ -74,18 +74,14 @@ type holder struct {
 // byDevice returns the containers that hold devices, by the UUID of the GPU or MIG device. The ID of a device that is shared is its UUID
 // followed by "::" and a number. A container that holds several replicas of a device is there once.
 func (p PodDevices) byDevice() map[string][]holder {
-	type key struct {
-		uuid string
-		holder
-	}
+	type key struct{ uuid, namespace, pod, container string }
 	seen := make(map[key]bool, len(p.Devices))
 	all := make(map[string][]holder, len(p.Devices))
 	for _, d := range p.Devices {
 		uuid, _, shared := strings.Cut(d.ID, "::")
-		k := key{uuid, holder{namespace: d.Namespace, pod: d.Pod, container: d.Container, shared: shared}}
-		if !seen[k] {
+		if k := (key{uuid, d.Namespace, d.Pod, d.Container}); !seen[k] {
 			seen[k] = true
-			all[uuid] = append(all[uuid], k.holder)
+			all[uuid] = append(all[uuid], holder{namespace: d.Namespace, pod: d.Pod, container: d.Container, shared: shared})
 		}
 	}
 	return all

@@ -18,7 +18,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
@@ -45,9 +44,6 @@ const (
 	endTimeout = time.Second
 )
 
-// Collector is a source of metrics. It answers from memory.
-type Collector = prometheus.Collector
-
 // Options are what an Exporter is made of.
 type Options struct {
 	// Address is where to listen, host:port; an empty host is all addresses. Empty: nowhere.
@@ -63,31 +59,27 @@ type Options struct {
 	Counters *Counters
 	// Problem is where the Exporter publishes why it does not listen; nil while it does, or is not to.
 	Problem *feed.Feed[error]
-	// Collectors are further sources of metrics.
-	Collectors []Collector
+	// GPUs are what the metrics of GPUs are made of; nil for none.
+	GPUs *GPUs
 }
 
 // An Exporter answers scrapes and probes.
 type Exporter struct {
-	options Options
-	handler http.Handler
+	options  Options
+	registry *prometheus.Registry // of what is not in a page
+	scrapes  chan struct{}        // has one for each scrape that is being answered
+	handler  http.Handler
 }
 
 // New returns an Exporter that does not listen yet.
 func New(o Options) *Exporter {
-	s := &Exporter{options: o}
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(
-		daemonCollector{o.Status, o.Counters},
+	s := &Exporter{options: o, registry: prometheus.NewRegistry(), scrapes: make(chan struct{}, maxScrapes)}
+	s.registry.MustRegister(
+		o.Counters.calls, o.Counters.errors, o.Counters.rpcs,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
-	for _, c := range o.Collectors {
-		registry.MustRegister(c)
-	}
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{
-		ErrorHandling: promhttp.ContinueOnError, EnableOpenMetrics: true, MaxRequestsInFlight: maxScrapes,
-	}))
+	mux.HandleFunc("GET /metrics", s.metrics)
 	mux.HandleFunc("GET /healthz", s.healthz)
 	mux.HandleFunc("GET /readyz", s.readyz)
 	s.handler = mux
