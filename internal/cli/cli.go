@@ -71,6 +71,7 @@ func (p Program) newRootCommand() *cobra.Command {
 		newVersionCommand(), newPlanCommand(), newTopologyCommand(), newSimulateCommand(), newStatusCommand(), newReadyCommand(),
 		newAliveCommand(),
 		newDoctorCommand(), p.newConfigCommand(), newHealthCommand(), newQuiesceCommand(), newResumeCommand(), p.newMPSCommand(),
+		newMIGCommand(),
 	)
 	if p.Cluster != nil {
 		root.AddCommand(p.Cluster.Commands()...)

@@ -12,21 +12,23 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// An output is how a command prints its result: as a table for people, or as YAML or JSON. Some commands have further formats.
+// An output is how a command prints its result: for people, or as YAML or JSON. Some commands have further formats.
 type output struct {
 	format  string
+	people  string // the format for people: outputTable or outputText
 	further []string
 }
 
 const (
 	outputTable = "table"
+	outputText  = "text"
 	outputWide  = "wide"
 	outputYAML  = "yaml"
 	outputJSON  = "json"
 )
 
 func (o *output) formats() []string {
-	return append([]string{outputTable, outputYAML, outputJSON}, o.further...)
+	return append([]string{o.people, outputYAML, outputJSON}, o.further...)
 }
 
 func (o *output) String() string { return o.format }
@@ -42,7 +44,12 @@ func (o *output) Set(text string) error {
 
 // addOutputFlag adds -o to a command.
 func addOutputFlag(cmd *cobra.Command, further ...string) *output {
-	o := &output{format: outputTable, further: further}
+	return addOutputFlagFor(cmd, outputTable, further...)
+}
+
+// addOutputFlagFor is addOutputFlag for a command that prints for people in the given format.
+func addOutputFlagFor(cmd *cobra.Command, people string, further ...string) *output {
+	o := &output{format: people, people: people, further: further}
 	cmd.Flags().VarP(o, "output", "o", "output format")
 	return o
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
@@ -57,37 +58,46 @@ func newPlanCommand() *cobra.Command {
 }
 
 // scanOnce scans the node that the configuration names.
-func scanOnce(ctx context.Context, c config.Config) (snapshot inventory.Snapshot, err error) {
+func scanOnce(ctx context.Context, c config.Config) (inventory.Snapshot, error) {
+	var snapshot inventory.Snapshot
+	err := withSession(ctx, c, func(ctx context.Context, session *nvidia.Session) (err error) {
+		if snapshot, err = session.Scan(ctx); err != nil {
+			return err
+		}
+		for i := range snapshot.GPUs {
+			g := &snapshot.GPUs[i]
+			reading, err := session.Read(ctx, g.UUID)
+			if err != nil {
+				g.Health.Reason = err.Error()
+				continue
+			}
+			g.Health = c.Health.FoldReading(health.GPU{}, reading, health.Facts{}, time.Now()).Health
+			for j := range g.MIGDevices {
+				g.MIGDevices[j].Health = inventory.Health{State: inventory.Healthy} // apart from its GPU
+			}
+		}
+		return nil
+	})
+	return snapshot, err
+}
+
+// withSession opens a session with the driver of the node that the configuration names for as long as use takes.
+func withSession(ctx context.Context, c config.Config, use func(context.Context, *nvidia.Session) error) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, scanTimeout)
 	defer cancel()
 	driver, node, err := openNode(ctx, c, nil)
 	if err != nil {
-		return inventory.Snapshot{}, err
+		return err
 	}
 	if node != nil {
 		defer node.Close()
 	}
 	session, err := driver.Open(ctx)
 	if err != nil {
-		return inventory.Snapshot{}, fmt.Errorf("%w; to scan a simulated node, use --simulate", err)
+		return fmt.Errorf("%w; to scan a simulated node, use --simulate", err)
 	}
 	defer func() { err = errors.Join(err, session.Close(ctx)) }()
-	if snapshot, err = session.Scan(ctx); err != nil {
-		return inventory.Snapshot{}, err
-	}
-	for i := range snapshot.GPUs {
-		g := &snapshot.GPUs[i]
-		reading, err := session.Read(ctx, g.UUID)
-		if err != nil {
-			g.Health.Reason = err.Error()
-			continue
-		}
-		g.Health = c.Health.FoldReading(health.GPU{}, reading, health.Facts{}, time.Now()).Health
-		for j := range g.MIGDevices {
-			g.MIGDevices[j].Health = inventory.Health{State: inventory.Healthy} // apart from its GPU
-		}
-	}
-	return snapshot, nil
+	return use(ctx, session)
 }
 
 // planned is a plan as it is printed.

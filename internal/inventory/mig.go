@@ -10,6 +10,8 @@ type Partitions struct {
 	Profiles []MIGProfile
 	// Instances are the GPU instances by ascending Start, those without a compute instance too.
 	Instances []GPUInstance
+	// Unread says why Instances could not be read; empty if they were.
+	Unread string
 }
 
 // A MIGProfile is a size of GPU instance, and where instances of it can be.

@@ -8,6 +8,8 @@ type Process struct {
 	PID int
 	// MemoryBytes is how much of the GPU's memory it holds; unknown where the driver does not tell.
 	MemoryBytes Signal[uint64]
+	// GI is the ID of the GPU instance on which it computes; unknown where that is the whole GPU.
+	GI Signal[int]
 }
 
 // A Remnant is something that work leaves behind on a GPU after its end, and that can be taken back.

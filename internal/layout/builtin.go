@@ -35,6 +35,13 @@ func Builtin(gpus []GPU) File {
 			f.add(AllBalanced, g, devices)
 		}
 	}
+	for _, g := range gpus { // one that could not be read stands in the way of each layout
+		for name := range f.layouts {
+			if g.Unread != "" && len(profilesOf(g)) == 0 && name != AllDisabled && name != AllEnabled {
+				f.add(name, g, nil)
+			}
+		}
+	}
 	return f
 }
 

@@ -139,6 +139,9 @@ func change(l Layout, g GPU) GPUChange {
 	case g.Mode == inventory.MIGUnsupported:
 		c.Reason = "the GPU has no multi-instance mode: leave it out of the layout"
 		return c
+	case g.Unread != "":
+		c.Reason = g.Unread
+		return c
 	}
 	after, err := l.Items[at].apply(g)
 	if err != nil {
@@ -151,8 +154,10 @@ func change(l Layout, g GPU) GPUChange {
 
 // division returns how a GPU is divided now.
 func division(g GPU) Division {
-	profiles := profilesOf(g)
-	d := Division{Mode: g.Mode, Slices: memorySlices(profiles)}
+	if g.Unread != "" {
+		return Division{Mode: g.Mode}
+	}
+	d := Division{Mode: g.Mode, Slices: memorySlices(profilesOf(g))}
 	for _, i := range g.Instances {
 		s, _ := parseSize(i.Profile) // a name that this program does not know has no slices
 		d.Instances = append(d.Instances, Part{GPUInstance: i, ComputeSlices: s.slices, Exists: true, InUse: g.InUse[i.ID]})

@@ -21,6 +21,7 @@ var functions = []string{
 	"nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetAttributes",
 	"nvmlDeviceGetGpuInstanceById", "nvmlDeviceGetGpuInstanceProfileInfo", "nvmlGpuInstanceGetInfo",
 	"nvmlGpuInstanceGetComputeInstanceById", "nvmlGpuInstanceGetComputeInstanceProfileInfo", "nvmlComputeInstanceGetInfo",
+	"nvmlDeviceGetGpuInstancePossiblePlacements", "nvmlDeviceGetGpuInstances", "nvmlGpuInstanceGetComputeInstances",
 	"nvmlDeviceGetNvLinkState", "nvmlDeviceGetNvLinkVersion", "nvmlDeviceGetNvLinkRemoteDeviceType",
 	"nvmlDeviceGetNvLinkRemotePciInfo", "nvmlDeviceGetTopologyCommonAncestor",
 	"nvmlDeviceGetFieldValues", "nvmlDeviceGetRemappedRows", "nvmlDeviceGetTotalEccErrors",
@@ -41,14 +42,15 @@ var functions = []string{
 
 // versions are the newer versions of functions that go-nvml calls instead, where the library has them.
 var versions = map[string][]string{
-	"nvmlInit":                             {"nvmlInit_v2"},
-	"nvmlDeviceGetCount":                   {"nvmlDeviceGetCount_v2"},
-	"nvmlDeviceGetHandleByIndex":           {"nvmlDeviceGetHandleByIndex_v2"},
-	"nvmlDeviceGetPciInfo":                 {"nvmlDeviceGetPciInfo_v2", "nvmlDeviceGetPciInfo_v3"},
-	"nvmlDeviceGetAttributes":              {"nvmlDeviceGetAttributes_v2"},
-	"nvmlComputeInstanceGetInfo":           {"nvmlComputeInstanceGetInfo_v2"},
-	"nvmlDeviceGetNvLinkRemotePciInfo":     {"nvmlDeviceGetNvLinkRemotePciInfo_v2"},
-	"nvmlDeviceGetComputeRunningProcesses": {"nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetComputeRunningProcesses_v3"},
+	"nvmlInit":                                   {"nvmlInit_v2"},
+	"nvmlDeviceGetCount":                         {"nvmlDeviceGetCount_v2"},
+	"nvmlDeviceGetHandleByIndex":                 {"nvmlDeviceGetHandleByIndex_v2"},
+	"nvmlDeviceGetPciInfo":                       {"nvmlDeviceGetPciInfo_v2", "nvmlDeviceGetPciInfo_v3"},
+	"nvmlDeviceGetAttributes":                    {"nvmlDeviceGetAttributes_v2"},
+	"nvmlComputeInstanceGetInfo":                 {"nvmlComputeInstanceGetInfo_v2"},
+	"nvmlDeviceGetNvLinkRemotePciInfo":           {"nvmlDeviceGetNvLinkRemotePciInfo_v2"},
+	"nvmlDeviceGetGpuInstancePossiblePlacements": {"nvmlDeviceGetGpuInstancePossiblePlacements_v2"},
+	"nvmlDeviceGetComputeRunningProcesses":       {"nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetComputeRunningProcesses_v3"},
 	"nvmlDeviceGetGridLicensableFeatures": {
 		"nvmlDeviceGetGridLicensableFeatures_v2", "nvmlDeviceGetGridLicensableFeatures_v3", "nvmlDeviceGetGridLicensableFeatures_v4",
 	},

@@ -71,6 +71,7 @@ func TestTableHasAllFunctions(t *testing.T) {
 	var called []string
 	for file, name := range map[string]string{
 		"device.go":       `(?:query|queryFor|command)\(d, ()"(\w+)"`,
+		"instances.go":    `(?:query|queryFor|command)\(d, ()"(\w+)"`,
 		"gpm.go":          `(?:query|queryFor|invoke|act)\((?:d|a|d\.api), ()"(\w+)"`,
 		"sampledevice.go": `(?:query|queryFor)\(d, ()"(\w+)"`,
 		"functions.go":    `(?:invoke\(a, |function = )(nvml)?"nvml(\w+)"`,
@@ -79,7 +80,7 @@ func TestTableHasAllFunctions(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		prefix := map[string]string{"device.go": "nvmlDevice", "sampledevice.go": "nvmlDevice", "gpm.go": "", "functions.go": "nvml"}[file]
+		prefix := map[string]string{"device.go": "nvmlDevice", "instances.go": "nvmlDevice", "sampledevice.go": "nvmlDevice", "gpm.go": "", "functions.go": "nvml"}[file]
 		for _, match := range regexp.MustCompile(name).FindAllStringSubmatch(string(source), -1) {
 			called = append(called, prefix+match[2])
 		}
@@ -128,6 +129,8 @@ func lacksOne(t *testing.T, d *Driver, _ string) {
 	}
 	_, err = s.Processes(ctx, stubUUID(0))
 	supported("Processes", err)
+	_, err = s.Partitions(ctx, stubUUID(0))
+	supported("Partitions", err)
 	_, err = s.Sample(ctx, stubUUID(0), true, noPause)
 	supported("Sample", err)
 	_, err = s.SetComputeMode(ctx, stubUUID(0), inventory.ComputeExclusiveProcess)

@@ -31,6 +31,9 @@ func processes(gpu device) ([]inventory.Process, error) {
 		if p.UsedGpuMemory != math.MaxUint64 { // NVML_VALUE_NOT_AVAILABLE
 			processes[i].MemoryBytes = inventory.Known(p.UsedGpuMemory)
 		}
+		if p.GpuInstanceId != math.MaxUint32 {
+			processes[i].GI = inventory.Known(int(p.GpuInstanceId))
+		}
 	}
 	return processes, nil
 }

@@ -101,6 +101,9 @@ func (d device) GetComputeRunningProcesses() ([]nvml.ProcessInfo, nvml.Return) {
 				Pid: uint32(100000 + i), UsedGpuMemory: 1 << 30, GpuInstanceId: unattributed, ComputeInstanceId: unattributed,
 			}
 		}
+		for _, c := range g.layout.devices {
+			list = append(list, c.runningLocked()...)
+		}
 		return list, nvml.SUCCESS
 	})
 }

@@ -75,7 +75,7 @@ const (
 	KindFabric         Kind = "fabric"              // the registration with the NVSwitch fabric is in another state
 	KindPersistence    Kind = "persistence"         // persistence mode is switched on or off
 	KindNVLink         Kind = "nvlink"              // an NVLink stops working
-	KindProcesses      Kind = "processes"           // so many processes compute on the GPU
+	KindProcesses      Kind = "processes"           // so many processes compute on the GPU, or on a MIG device
 	KindDriver         Kind = "driver"              // the driver is unloaded or replaced
 	KindReboot         Kind = "reboot"              // the machine restarts: another boot ID, and all GPUs as new
 )
@@ -122,7 +122,7 @@ func rules() map[Kind]rule {
 		KindFabric:         {oneGPU, []string{"state", "return"}, (*Node).fabricLocked},
 		KindPersistence:    {maybeGPU, []string{"state"}, (*Node).persistenceLocked},
 		KindNVLink:         {oneGPU, []string{"link"}, (*Node).nvlinkLocked},
-		KindProcesses:      {oneGPU, []string{"count"}, on(func(g *gpu, f Fault) { g.processes = int(f.Count) })},
+		KindProcesses:      {oneGPU, []string{"count"}, (*Node).processesLocked},
 		KindDriver:         {noGPU, []string{"driver"}, (*Node).driverLocked},
 		KindReboot:         {noGPU, nil, (*Node).rebootLocked},
 	}
@@ -178,7 +178,7 @@ func (n *Node) aimLocked(f Fault, r rule) (target, error) {
 	switch {
 	case err != nil:
 		return target{}, err
-	case t.inst != nil && !slices.Contains(r.takes, "gi") && f.Kind != KindAnswer:
+	case t.inst != nil && !slices.Contains(r.takes, "gi") && f.Kind != KindAnswer && f.Kind != KindProcesses:
 		return target{}, fmt.Errorf("%s is a MIG device: give its GPU, %d", f.GPU, t.gpu.slot)
 	case t.gpu.removed && f.Kind != KindAdd:
 		return target{}, fmt.Errorf("GPU %d is unplugged: plug it in with %s first", t.gpu.slot, KindAdd)
@@ -364,7 +364,9 @@ var calls = []string{
 	"DeviceGetGpuFabricInfo",
 	"DeviceGetGpuInstanceById",
 	"DeviceGetGpuInstanceId",
+	"DeviceGetGpuInstancePossiblePlacements",
 	"DeviceGetGpuInstanceProfileInfo",
+	"DeviceGetGpuInstances",
 	"DeviceGetGridLicensableFeatures",
 	"DeviceGetHandleByIndex",
 	"DeviceGetMaxMigDeviceCount",
@@ -408,6 +410,7 @@ var calls = []string{
 	"GpmSampleGet",
 	"GpuInstanceGetComputeInstanceById",
 	"GpuInstanceGetComputeInstanceProfileInfo",
+	"GpuInstanceGetComputeInstances",
 	"GpuInstanceGetInfo",
 	"Init",
 	"Shutdown",

@@ -102,7 +102,7 @@ func (t target) instance(f Fault) (gi, ci uint32, err error) {
 	}
 	gi = uint32(*f.GI)
 	if f.CI != nil {
-		if *f.CI < 0 || *f.CI >= len(t.gpu.layout.instances[i].computes) {
+		if !slices.ContainsFunc(t.gpu.layout.instances[i].computes, func(c *computeInstance) bool { return c.id == *f.CI }) {
 			return 0, 0, fmt.Errorf("GPU instance %d of GPU %d has no compute instance %d", *f.GI, t.gpu.slot, *f.CI)
 		}
 		ci = uint32(*f.CI)
@@ -256,6 +256,16 @@ func (n *Node) migLocked(f Fault, t target) error {
 	return nil
 }
 
+// processesLocked sets how many processes compute on a GPU or MIG device.
+func (n *Node) processesLocked(f Fault, t target) error {
+	if t.inst != nil {
+		t.inst.processes = int(f.Count)
+		return nil
+	}
+	t.gpu.processes = int(f.Count)
+	return nil
+}
+
 // faultsLocked says what was injected into a GPU and lasts.
 func (n *Node) faultsLocked(g *gpu) []string {
 	var faults []string
@@ -278,6 +288,9 @@ func (n *Node) faultsLocked(g *gpu) []string {
 	say(g.transient, "persistence mode is off")
 	say(len(g.cut) > 0, "%d NVLinks are cut", len(g.cut))
 	say(g.processes > 0, "%d processes compute", g.processes)
+	for _, c := range g.layout.devices {
+		say(c.processes > 0, "%d processes compute on MIG device %d:%d", c.processes, g.slot, c.index)
+	}
 	for _, s := range n.stalls {
 		say(s.slot == anywhere || s.slot == g.slot, "%s", s)
 	}

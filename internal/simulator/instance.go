@@ -57,6 +57,47 @@ func (d device) GetGpuInstanceProfileInfo(number int) (nvml.GpuInstanceProfileIn
 	})
 }
 
+// profileLocked returns the profile with the ID that the driver gives it.
+func (g *gpu) profileLocked(id uint32) (MIGProfile, bool) {
+	i := slices.IndexFunc(g.spec.model.MIG, func(p MIGProfile) bool { return p.ID == id })
+	if i < 0 {
+		return MIGProfile{}, false
+	}
+	return g.spec.model.MIG[i], true
+}
+
+// GetGpuInstancePossiblePlacements returns where instances of a profile can be, whether there is room now or not.
+func (d device) GetGpuInstancePossiblePlacements(info *nvml.GpuInstanceProfileInfo) ([]nvml.GpuInstancePlacement, nvml.Return) {
+	const call = "DeviceGetGpuInstancePossiblePlacements"
+	return ask(d, call, func(g *gpu) ([]nvml.GpuInstancePlacement, nvml.Return) {
+		p, ok := g.profileLocked(info.Id)
+		if !ok {
+			return nil, nvml.ERROR_NOT_SUPPORTED
+		}
+		var list []nvml.GpuInstancePlacement
+		for _, start := range p.starts {
+			list = append(list, nvml.GpuInstancePlacement{Start: uint32(start), Size: uint32(p.memory)})
+		}
+		return list, nvml.SUCCESS
+	})
+}
+
+// GetGpuInstances returns the GPU instances of a profile.
+func (d device) GetGpuInstances(info *nvml.GpuInstanceProfileInfo) ([]nvml.GpuInstance, nvml.Return) {
+	return ask(d, "DeviceGetGpuInstances", func(g *gpu) ([]nvml.GpuInstance, nvml.Return) {
+		if !g.mig {
+			return nil, nvml.ERROR_NOT_SUPPORTED
+		}
+		var list []nvml.GpuInstance
+		for _, gi := range g.layout.instances {
+			if gi.profile.ID == info.Id {
+				list = append(list, gpuInstanceHandle{session: d.session, gpu: g, gi: gi})
+			}
+		}
+		return list, nvml.SUCCESS
+	})
+}
+
 // GetGpuInstanceById returns the GPU instance with an ID.
 func (d device) GetGpuInstanceById(id int) (nvml.GpuInstance, nvml.Return) {
 	return ask(d, "DeviceGetGpuInstanceById", func(g *gpu) (nvml.GpuInstance, nvml.Return) {
@@ -109,6 +150,19 @@ func (h gpuInstanceHandle) GetComputeInstanceProfileInfo(
 	})
 }
 
+// GetComputeInstances returns the compute instances of a profile.
+func (h gpuInstanceHandle) GetComputeInstances(info *nvml.ComputeInstanceProfileInfo) ([]nvml.ComputeInstance, nvml.Return) {
+	return askGI(h, "GpuInstanceGetComputeInstances", func() ([]nvml.ComputeInstance, nvml.Return) {
+		var list []nvml.ComputeInstance
+		for _, c := range h.gi.computes {
+			if c.slices == computeSlices[int(info.Id)] {
+				list = append(list, computeInstanceHandle{session: h.session, gpu: h.gpu, inst: c})
+			}
+		}
+		return list, nvml.SUCCESS
+	})
+}
+
 // GetComputeInstanceById returns the compute instance with an ID.
 func (h gpuInstanceHandle) GetComputeInstanceById(id int) (nvml.ComputeInstance, nvml.Return) {
 	return askGI(h, "GpuInstanceGetComputeInstanceById", func() (nvml.ComputeInstance, nvml.Return) {
@@ -127,15 +181,12 @@ func (h computeInstanceHandle) GetInfo() (nvml.ComputeInstanceInfo, nvml.Return)
 	return askGI(gi, "ComputeInstanceGetInfo", func() (nvml.ComputeInstanceInfo, nvml.Return) {
 		info := nvml.ComputeInstanceInfo{
 			Device: device{session: h.session, gpu: h.gpu}, GpuInstance: gi, Id: uint32(h.inst.id),
-			Placement: nvml.ComputeInstancePlacement{Size: uint32(h.inst.slices)},
+			Placement: nvml.ComputeInstancePlacement{Start: uint32(h.inst.start), Size: uint32(h.inst.slices)},
 		}
 		for number, n := range computeSlices {
 			if n == h.inst.slices {
 				info.ProfileId = uint32(number)
 			}
-		}
-		for _, c := range h.inst.gi.computes[:h.inst.id] {
-			info.Placement.Start += uint32(c.slices)
 		}
 		return info, nvml.SUCCESS
 	})

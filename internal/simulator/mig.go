@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// A layout is how a GPU is divided. It is never changed: a GPU gets another one.
+// A layout is how a GPU is divided.
 type layout struct {
 	instances []*gpuInstance     // by ID
-	devices   []*computeInstance // by the index of the MIG device
+	devices   []*computeInstance // by the index of the MIG device, of which there may be gaps
 }
 
 // A gpuInstance is a GPU instance with its compute instances.
@@ -23,11 +23,13 @@ type gpuInstance struct {
 
 // A computeInstance is a compute instance, and so a MIG device.
 type computeInstance struct {
-	gi     *gpuInstance
-	id     int
-	slices int
-	index  int // of the MIG device on its GPU
-	uuid   string
+	gi        *gpuInstance
+	id        int
+	start     int // first compute slice
+	slices    int
+	index     int // of the MIG device on its GPU
+	uuid      string
+	processes int // that compute on it
 }
 
 // name returns the name of the MIG device's size, such as "1c.3g.40gb".
@@ -37,10 +39,6 @@ func (c *computeInstance) name() string {
 	}
 	return fmt.Sprintf("%dc.%s", c.slices, c.gi.profile.Name)
 }
-
-// firstInstanceID is the ID of the first GPU instance by the number of its memory slices. Like the driver's, there is one
-// ID for the instance that takes all, two for the halves, four for the quarters, and the rest are for the eighths.
-var firstInstanceID = map[int]int{8: 0, 4: 1, 2: 3, 1: 7}
 
 // layOut returns the layout of a GPU with the given MIG devices.
 func layOut(m Model, gpu string, names []string) (layout, error) {
@@ -63,8 +61,9 @@ func layOut(m Model, gpu string, names []string) (layout, error) {
 			i, instances = len(instances), append(instances, gi)
 		}
 		gi := instances[i]
+		c := &computeInstance{gi: gi, id: len(gi.computes), start: profile.slices - free[gi], slices: compute}
 		free[gi] -= compute
-		gi.computes = append(gi.computes, &computeInstance{gi: gi, id: len(gi.computes), slices: compute})
+		gi.computes = append(gi.computes, c)
 	}
 	return number(instances, m, gpu)
 }
@@ -86,39 +85,66 @@ func (m Model) device(name string) (int, MIGProfile, error) {
 		m.Name, name, strings.Join(known, ", "), known[len(known)-1])
 }
 
-// number gives instances their IDs, places and identities, largest first as they are best created, and refuses what does
-// not fit on a GPU.
+// number gives instances their IDs, places and identities, and refuses what does not fit on a GPU.
 func number(instances []*gpuInstance, m Model, gpu string) (layout, error) {
 	slices.SortStableFunc(instances, func(a, b *gpuInstance) int { return b.profile.memory - a.profile.memory })
 	next := map[int]int{}
 	counts := map[string]int{}
-	compute, computeSlices, memory := 0, 0, 0
-	for _, p := range m.MIG {
-		computeSlices = max(computeSlices, p.slices)
-	}
+	compute, memory := 0, 0
 	for _, gi := range instances {
 		size := gi.profile.memory
-		gi.id = firstInstanceID[size] + next[size]
+		gi.id = firstInstanceID[m.MemorySlices/size] + next[size]
 		next[size]++
-		gi.start = memory
 		compute, memory = compute+gi.profile.slices, memory+size
 		counts[gi.profile.Name]++
 		if counts[gi.profile.Name] > gi.profile.Count {
 			return layout{}, fmt.Errorf("%s fits %d times on %s", gi.profile.Name, gi.profile.Count, m.Name)
 		}
 	}
-	if compute > computeSlices || memory > memorySlices {
+	if compute > m.computeSlices || memory > m.MemorySlices {
 		return layout{}, fmt.Errorf("the MIG devices need %d of %d compute slices and %d of %d memory slices of %s",
-			compute, computeSlices, memory, memorySlices, m.Name)
+			compute, m.computeSlices, memory, m.MemorySlices, m.Name)
+	}
+	if !placeAll(instances, 0) {
+		return layout{}, fmt.Errorf("the MIG devices have no places on %s at which all of them fit", m.Name)
 	}
 	slices.SortFunc(instances, func(a, b *gpuInstance) int { return a.id - b.id })
 	l := layout{instances: instances}
 	for _, gi := range instances {
 		for _, c := range gi.computes {
-			c.index = len(l.devices)
-			c.uuid = "MIG-" + deriveUUID(gpu, strconv.Itoa(gi.id), strconv.Itoa(c.id))
-			l.devices = append(l.devices, c)
+			l.add(c, gpu)
 		}
 	}
 	return l, nil
+}
+
+// placeAll gives the instances their places, if there are such. The first placed of them have theirs.
+func placeAll(instances []*gpuInstance, placed int) bool {
+	if placed == len(instances) {
+		return true
+	}
+	gi := instances[placed]
+	for _, gi.start = range gi.profile.starts {
+		if free(instances[:placed], gi.start, gi.profile.memory) && placeAll(instances, placed+1) {
+			return true
+		}
+	}
+	return false
+}
+
+// free says whether no instance has any of the memory slices.
+func free(instances []*gpuInstance, start, size int) bool {
+	return !slices.ContainsFunc(instances, func(gi *gpuInstance) bool {
+		return gi.start < start+size && start < gi.start+gi.profile.memory
+	})
+}
+
+// add makes a compute instance a MIG device with the lowest index that no other has.
+func (l *layout) add(c *computeInstance, gpu string) {
+	for slices.ContainsFunc(l.devices, func(o *computeInstance) bool { return o.index == c.index }) {
+		c.index++
+	}
+	c.uuid = "MIG-" + deriveUUID(gpu, strconv.Itoa(c.gi.id), strconv.Itoa(c.id))
+	l.devices = append(l.devices, c)
+	slices.SortFunc(l.devices, func(a, b *computeInstance) int { return a.index - b.index })
 }

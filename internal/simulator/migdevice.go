@@ -62,10 +62,12 @@ func (d device) GetMigDeviceHandleByIndex(index int) (nvml.Device, nvml.Return) 
 			return nil, nvml.ERROR_NOT_SUPPORTED
 		case index < 0:
 			return nil, nvml.ERROR_INVALID_ARGUMENT
-		case index >= len(all):
+		}
+		at := slices.IndexFunc(all, func(c *computeInstance) bool { return c.index == index })
+		if at < 0 {
 			return nil, nvml.ERROR_NOT_FOUND
 		}
-		return migDevice{session: d.session, gpu: g, inst: all[index]}, nvml.SUCCESS
+		return migDevice{session: d.session, gpu: g, inst: all[at]}, nvml.SUCCESS
 	})
 }
 
@@ -125,9 +127,21 @@ func (d migDevice) GetAttributes() (nvml.DeviceAttributes, nvml.Return) {
 	})
 }
 
-// GetComputeRunningProcesses returns none: injected processes are the GPU's.
+// GetComputeRunningProcesses returns the processes that were injected into the MIG device.
 func (d migDevice) GetComputeRunningProcesses() ([]nvml.ProcessInfo, nvml.Return) {
-	return askMIG(d, "DeviceGetComputeRunningProcesses", func(*gpu, *computeInstance) ([]nvml.ProcessInfo, nvml.Return) {
-		return nil, nvml.SUCCESS
+	return askMIG(d, "DeviceGetComputeRunningProcesses", func(_ *gpu, c *computeInstance) ([]nvml.ProcessInfo, nvml.Return) {
+		return c.runningLocked(), nvml.SUCCESS
 	})
+}
+
+// runningLocked returns the processes on a MIG device.
+func (c *computeInstance) runningLocked() []nvml.ProcessInfo {
+	var list []nvml.ProcessInfo
+	for i := range c.processes {
+		list = append(list, nvml.ProcessInfo{
+			Pid: uint32(200000 + 1000*c.index + i), UsedGpuMemory: 1 << 30,
+			GpuInstanceId: uint32(c.gi.id), ComputeInstanceId: uint32(c.id),
+		})
+	}
+	return list
 }

@@ -1,6 +1,7 @@
 package simulator
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -41,8 +42,9 @@ var instanceProfiles = map[string]int{
 
 const secondOneSlice = nvml.GPU_INSTANCE_PROFILE_1_SLICE_REV2
 
-// memorySlices is into how many parts MIG divides a GPU's memory.
-const memorySlices = 8
+// firstInstanceID is the ID of the first GPU instance by how many of its size fill a GPU. Like the driver's, there is one ID for the
+// instance that takes all, two for the halves, four for the quarters, and the rest are for the eighths.
+var firstInstanceID = map[int]int{1: 0, 2: 1, 4: 3, 8: 7}
 
 // complete parses what the file gives as text, and refuses a model that cannot be.
 func (m *Model) complete() error {
@@ -70,12 +72,31 @@ func (m *Model) complete() error {
 	profiles := make([]MIGProfile, len(m.MIG))
 	copy(profiles, m.MIG) // the caller's model is shared by all GPUs of its kind
 	m.MIG = profiles
+	m.MemorySlices = cmp.Or(m.MemorySlices, 8)
 	for i := range m.MIG {
 		if err := m.completeMIG(i); err != nil {
 			return fmt.Errorf("mig[%d]: %w", i, err)
 		}
+		m.computeSlices = max(m.computeSlices, m.MIG[i].slices)
+	}
+	for i := range m.MIG {
+		m.place(&m.MIG[i])
 	}
 	return nil
+}
+
+// place finds the memory slices at which instances of a profile can begin: at multiples of their size, as long as there are compute
+// slices behind. A GPU with seven of those lacks the eighth.
+func (m *Model) place(p *MIGProfile) {
+	eighths := 1
+	for eighths < m.computeSlices {
+		eighths *= 2
+	}
+	for start := 0; start+p.memory <= m.MemorySlices; start += p.memory {
+		if start*eighths/m.MemorySlices+p.slices <= m.computeSlices {
+			p.starts = append(p.starts, start)
+		}
+	}
 }
 
 // completeMIG completes the MIG profile at position i.
@@ -97,12 +118,13 @@ func (m *Model) completeMIG(i int) error {
 	}
 	p.number = number
 	p.slices = int(compute[0] - '0')
-	p.memory = int(math.Ceil(float64(p.MemoryMiB) * memorySlices / float64(m.MemoryMiB)))
+	p.memory = int(math.Ceil(float64(p.MemoryMiB) * float64(m.MemorySlices) / float64(m.MemoryMiB)))
 	if p.Count < 1 || p.MemoryMiB == 0 || p.MemoryMiB > m.MemoryMiB {
 		return fmt.Errorf("%s: count must be at least 1, and memoryMiB between 1 and the GPU's", p.Name)
 	}
-	if _, ok := firstInstanceID[p.memory]; !ok {
-		return fmt.Errorf("%s: memoryMiB is %d eighths of the GPU's: instances have 1, 2, 4 or 8", p.Name, p.memory)
+	if _, ok := firstInstanceID[m.MemorySlices/p.memory]; !ok || m.MemorySlices%p.memory != 0 {
+		return fmt.Errorf("%s: memoryMiB is %d of %d memory slices: instances have all, a half, a quarter or an eighth",
+			p.Name, p.memory, m.MemorySlices)
 	}
 	return nil
 }

@@ -101,10 +101,13 @@ type Model struct {
 	Class  string       `json:"class,omitempty"`
 	NVLink NVLink       `json:"nvlink,omitempty"`
 	MIG    []MIGProfile `json:"mig,omitempty"`
+	// MemorySlices is into how many parts multi-instance mode divides the memory; 8 if it is not given.
+	MemorySlices int `json:"memorySlices,omitempty"`
 
-	architecture uint32
-	major, minor int
-	pciDevice    uint32
+	architecture  uint32
+	major, minor  int
+	pciDevice     uint32
+	computeSlices int // that instances can have in all
 }
 
 // NVLink says how many NVLinks a Model has and of which version.
@@ -129,9 +132,10 @@ type MIGProfile struct {
 	JPEGs       uint32 `json:"jpegs,omitempty"`
 	OFAs        uint32 `json:"ofas,omitempty"`
 
-	number int // NVML's GPU_INSTANCE_PROFILE_ constant
-	slices int // compute slices
-	memory int // eighths of the GPU's memory
+	number int   // NVML's GPU_INSTANCE_PROFILE_ constant
+	slices int   // compute slices
+	memory int   // memory slices
+	starts []int // memory slices at which an instance can begin
 }
 
 // Names returns the names of the profiles in the binary, sorted.

@@ -1,0 +1,148 @@
+package nvidia
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/gpus"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+)
+
+// partitions reads the partitions of a GPU.
+func (r *rig) partitions(gpu int) inventory.Partitions {
+	r.t.Helper()
+	p, err := r.Partitions(r.ctx, r.uuid(gpu))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return p
+}
+
+func TestPartitions(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "a100-mig-mixed")
+	whole := r.partitions(0)
+	if whole.Mode != inventory.MIGDisabled || whole.Pending != inventory.MIGDisabled || len(whole.Instances) > 0 || whole.PCIDevice != 0x20b210de {
+		t.Errorf("GPU 0: %+v", whole)
+	}
+	compare(t, "profiles", []inventory.MIGProfile{
+		{Name: "1g.10gb", ID: 19, Count: 7, Size: 1, Starts: []int{0, 1, 2, 3, 4, 5, 6}},
+		{Name: "2g.20gb", ID: 14, Count: 3, Size: 2, Starts: []int{0, 2, 4}},
+		{Name: "3g.40gb", ID: 9, Count: 2, Size: 4, Starts: []int{0, 4}},
+		{Name: "4g.40gb", ID: 5, Count: 1, Size: 4, Starts: []int{0}},
+		{Name: "7g.80gb", ID: 0, Count: 1, Size: 8, Starts: []int{0}},
+		{Name: "1g.10gb+me", ID: 20, Count: 1, Size: 1, Starts: []int{0, 1, 2, 3, 4, 5, 6}},
+		{Name: "1g.20gb", ID: 15, Count: 4, Size: 2, Starts: []int{0, 2, 4, 6}},
+	}, whole.Profiles)
+	one := func(slices int) []inventory.ComputeInstance { return []inventory.ComputeInstance{{Slices: slices}} }
+	compare(t, "instances of GPU 4", []inventory.GPUInstance{
+		{ID: 3, Profile: "2g.20gb", Start: 0, Size: 2, Computes: one(2)},
+		{ID: 7, Profile: "1g.10gb", Start: 2, Size: 1, Computes: one(1)},
+		{ID: 8, Profile: "1g.10gb", Start: 3, Size: 1, Computes: one(1)},
+		{ID: 1, Profile: "3g.40gb", Start: 4, Size: 4, Computes: one(3)},
+	}, r.partitions(4).Instances)
+	compare(t, "instances of GPU 6", []inventory.GPUInstance{
+		{ID: 1, Profile: "3g.40gb", Start: 0, Size: 4, Computes: []inventory.ComputeInstance{
+			{ID: 0, Start: 0, Slices: 1}, {ID: 1, Start: 1, Slices: 1}, {ID: 2, Start: 2, Slices: 1},
+		}},
+		{ID: 2, Profile: "3g.40gb", Start: 4, Size: 4, Computes: one(3)},
+	}, r.partitions(6).Instances)
+	none := newRig(t, "t4").partitions
+	compare(t, "partitions of a GPU without MIG", inventory.Partitions{PCIDevice: 0x1eb810de}, none(0))
+}
+
+// TestPartitionsWithoutPrivileges has a process that may not read placements, or instances.
+func TestPartitionsWithoutPrivileges(t *testing.T) {
+	t.Parallel()
+	fail := func(call, ret string) simulator.Fault {
+		return simulator.Fault{Kind: simulator.KindFail, Call: call, Return: ret}
+	}
+	r := newRig(t, "a100-mig-mixed", fail("DeviceGetGpuInstancePossiblePlacements", "NO_PERMISSION"))
+	if p := r.partitions(4); len(p.Profiles) > 0 || len(p.Instances) != 4 {
+		t.Errorf("without placements: %+v", p)
+	}
+	r.inject(fail("DeviceGetGpuInstances", "NO_PERMISSION"))
+	if p := r.partitions(0); p.Mode != inventory.MIGDisabled {
+		t.Errorf("GPU 0, whose instances need not be read: %+v", p)
+	}
+	if p := r.partitions(4); !strings.Contains(p.Unread, "SYS_ADMIN") || p.Mode != inventory.MIGEnabled || p.PCIDevice == 0 {
+		t.Errorf("without instances: %+v", p)
+	}
+	r.inject(fail("DeviceGetMemoryInfo", "NO_PERMISSION"))
+	if p := r.partitions(4); !strings.Contains(p.Unread, "SYS_ADMIN") || len(p.Profiles) > 0 {
+		t.Errorf("without the memory's size: %+v", p)
+	}
+}
+
+// TestPartitionsFailOneByOne has each call fail that Partitions makes.
+func TestPartitionsFailOneByOne(t *testing.T) {
+	t.Parallel()
+	for _, call := range []string{
+		"DeviceGetPciInfo", "DeviceGetMigMode", "DeviceGetMemoryInfo", "DeviceGetGpuInstanceProfileInfo", "DeviceGetGpuInstances",
+		"DeviceGetGpuInstancePossiblePlacements", "GpuInstanceGetInfo", "GpuInstanceGetComputeInstanceProfileInfo",
+		"GpuInstanceGetComputeInstances", "ComputeInstanceGetInfo",
+	} {
+		r := newRig(t, "a100-mig-mixed")
+		r.inject(simulator.Fault{Kind: simulator.KindFail, GPU: "4", Call: call, Return: "UNKNOWN"})
+		if _, err := r.Partitions(r.ctx, r.uuid(4)); err == nil || !strings.Contains(err.Error(), "nvml"+call) && call != "ComputeInstanceGetInfo" {
+			t.Errorf("%s: got error %v", call, err)
+		}
+		r.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "4"})
+		if p := r.partitions(4); len(p.Instances) != 4 {
+			t.Errorf("%s: %d instances when it works again", call, len(p.Instances))
+		}
+	}
+}
+
+func TestProcessesOfInstances(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "a100-mig-mixed")
+	r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "4:1", Count: 1}, simulator.Fault{Kind: simulator.KindProcesses, GPU: "0", Count: 1})
+	var want inventory.Signal[int]
+	for gpu, want := range map[int]inventory.Signal[int]{0: want, 4: inventory.Known(r.node.List()[4].MIG[1].GI)} {
+		processes, err := r.Processes(r.ctx, r.uuid(gpu))
+		if err != nil || len(processes) != 1 || processes[0].GI != want {
+			t.Errorf("GPU %d: got %+v and error %v, want one on %+v", gpu, processes, err, want)
+		}
+	}
+}
+
+// TestPlacementsAreNVIDIAs compares the simulator's placements with those of the mock GPUs in NVIDIA's go-nvml. Its mocks of Hopper
+// and Blackwell differ from what these GPUs' drivers print: there a 3g takes three memory slices, and nothing takes eight.
+func TestPlacementsAreNVIDIAs(t *testing.T) {
+	t.Parallel()
+	const nodeOfA30 = `{description: "Four A30, none of them divided into instances", driver: 580.95.05, cuda: "13.0", model: a30-pcie-24gb,
+gpus: [{bdf: "0000:17:00.0", pcie: 0/0/0}]}`
+	for node, mock := range map[string]gpus.Config{
+		"dgx-a100": gpus.A100_SXM4_40GB, "a100-mig-mixed": gpus.A100_SXM4_80GB, nodeOfA30: gpus.A30_PCIE_24GB,
+	} {
+		r := newRig(t, node)
+		have := r.partitions(0).Profiles
+		found := 0
+		for number, placements := range mock.MIGProfiles.GpuInstancePlacements {
+			var starts []int
+			for _, p := range placements {
+				starts = append(starts, int(p.Start))
+			}
+			at := slices.IndexFunc(have, func(p inventory.MIGProfile) bool {
+				size := gpuInstanceProfiles[number]
+				size.ci = size.gi
+				return p.Name == size.name(mock.MIGProfiles.GpuInstanceProfiles[number].MemorySizeMB, mock.MemoryMB<<20)
+			})
+			if at < 0 {
+				t.Errorf("%s: the simulator has no profile with NVML's number %d", mock.Name, number)
+				continue
+			}
+			found++
+			compare(t, mock.Name+" "+have[at].Name, starts, have[at].Starts)
+			compare(t, "its size", int(placements[0].Size), have[at].Size)
+			compare(t, "its count", int(mock.MIGProfiles.GpuInstanceProfiles[number].InstanceCount), have[at].Count)
+		}
+		if found < 5 {
+			t.Errorf("%s: %d profiles were compared", mock.Name, found)
+		}
+	}
+}
