@@ -246,11 +246,13 @@ func (s *Set) lists() []*list {
 // forget removes a retired resource from the Set, unless the plan has it again, and reports whether it did.
 func (s *Set) forget(ctx context.Context, entry *served) bool {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if _, ended := entry.list.leaving(); !ended {
-		return false
+	_, ended := entry.list.leaving()
+	if ended {
+		delete(s.resources, entry.list.name)
 	}
-	klog.FromContext(ctx).Info("Resource retired")
-	delete(s.resources, entry.list.name)
-	return true
+	s.mu.Unlock()
+	if ended {
+		klog.FromContext(ctx).Info("Resource retired")
+	}
+	return ended
 }
