@@ -79,8 +79,10 @@ func TestDevicesThatLeftThePlanAreInspected(t *testing.T) {
 		inspectedNow(d, resource.Device{ID: id(0), UUID: id(0), GPU: id(0)})
 		other(d, id(1))
 		inspectedNow(d, resource.Device{ID: id(0), UUID: id(0), GPU: id(0)})
-		d.stop()
 		mark := n.Mark()
+		d.stop()
+		// Kubelet 1.36 takes a stream whose end it sees late for that of the second daemon, and stops that one.
+		n.await(t, "the end of the first daemon's stream", func() bool { return n.count(standin.StreamEnded, mark) > 0 })
 		d = n.startDaemon(t, clock.RealClock{})
 		other(d, id(1)) // kubelet may show it from before
 		n.await(t, "a list of the second daemon", func() bool { return n.listedAnew(mark) })
