@@ -2,7 +2,10 @@ package kubelet
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -17,12 +20,27 @@ func (d *Directory) Listening(ctx context.Context) []string {
 		if d.Ours(name) || !strings.HasPrefix(name, socketPrefix) && !strings.HasPrefix(name, "nvidia") {
 			continue
 		}
-		ctx, cancel := context.WithTimeout(ctx, listenTimeout)
-		if conn, err := d.dialPlugin(ctx, name); err == nil {
-			_ = conn.Close()
+		if d.tryPlugin(ctx, name) == nil {
 			listening = append(listening, name)
 		}
-		cancel()
 	}
 	return listening
+}
+
+// Refuses reports whether the socket of that name is gone or refuses connections now.
+func (d *Directory) Refuses(ctx context.Context, name string) bool {
+	err := d.tryPlugin(ctx, name)
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
+}
+
+// tryPlugin connects to a plugin socket, and closes the connection at once: some programs cannot end while a connection says nothing.
+func (d *Directory) tryPlugin(ctx context.Context, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, listenTimeout)
+	defer cancel()
+	conn, err := d.dialPlugin(ctx, name)
+	if err != nil {
+		return err
+	}
+	_ = conn.Close()
+	return nil
 }

@@ -62,12 +62,13 @@ func (d *disputes) register(now time.Time) (wait time.Duration, ok bool) {
 
 // A comparison is what a life knows from comparing kubelet's account with its list.
 type comparison struct {
-	agreed   bool                         // the two have been the same at least once
-	counted  bool                         // they have been the same since the list was sent, and kubelet counted devices
-	since    time.Time                    // when they began to differ; zero if they do not
-	foreign  map[kubelet.Socket]time.Time // of other programs → when they came; zero if that was before the registration
-	vanished bool                         // the socket of another program came after the registration and is gone
-	suspects []string                     // sockets of other programs that may be the reason of the difference
+	agreed   bool                            // the two have been the same at least once
+	counted  bool                            // they have been the same since the list was sent, and kubelet counted devices
+	since    time.Time                       // when they began to differ; zero if they do not
+	foreign  map[kubelet.Socket]time.Time    // of other programs → when they came; zero if that was before the registration
+	vanished bool                            // the socket of another program came after the registration and is gone
+	common   *pluginapi.ListAndWatchResponse // the list at the last comparison in which the two were the same
+	suspects []string                        // sockets of other programs that may be the reason of the difference
 }
 
 // checkAccount compares kubelet's account with the list again and again. It returns when ctx ends or when a new life is needed,
@@ -128,14 +129,18 @@ func (l *life) checkAccount(ctx context.Context, incarnation uint64) (agreed boo
 		switch {
 		case err != nil:
 			klog.FromContext(ctx).V(2).Info("Cannot compare kubelet's account with the list", "reason", err.Error())
-			if c.vanished {
+			if l.otherEnded(ctx, &c) {
 				return c.agreed, errOtherEnded // kubelet 1.37 goes by the list that it received last, 1.36 has stopped both
 			}
 			pace, again = again, min(2*again, checkLater)
 		case l.sent.Value() != sent: // the account may be of one list or the other
 			pace = checkSoon
 		case sameIDs(allocatable, healthyIDs(sent)):
-			c.agreed, c.since, c.vanished, again = true, time.Time{}, false, askAgain
+			// After a list, kubelet 1.36 counts its devices although it has stopped both servers.
+			if l.otherEnded(ctx, &c) && sent != c.common {
+				return c.agreed, errOtherEnded
+			}
+			c.agreed, c.since, c.common, again = true, time.Time{}, sent, askAgain
 			c.counted = len(allocatable) > 0
 			l.compared("")
 			l.explained()
@@ -177,6 +182,19 @@ func (l *life) see(c *comparison) {
 			c.vanished = true
 		}
 	}
+}
+
+// otherEnded reports whether another program that may have registered after us has ended since it was called last: its socket is gone
+// or refuses connections.
+func (l *life) otherEnded(ctx context.Context, c *comparison) bool {
+	ended := c.vanished
+	c.vanished = false
+	for socket, came := range c.foreign {
+		if !came.IsZero() && l.Registrar.Refuses(ctx, socket.Name) {
+			c.foreign[socket], ended = time.Time{}, true
+		}
+	}
+	return ended
 }
 
 // differs decides what to do about an account that differs from the list: to ask again after the returned pause, or an error

@@ -193,6 +193,42 @@ func TestAnotherProgramThatRegistersAgainServesAgain(t *testing.T) {
 	}
 }
 
+// Another program registers the same devices after us, and ends. On kubelet 1.36, nobody is asked for devices from then on, although
+// kubelet lists what we send.
+func TestAListThatIsSentAsAnotherProgramEndsHidesNothing(t *testing.T) {
+	t.Parallel()
+	for _, end := range []string{"stopped", "killed"} {
+		t.Run(end, func(t *testing.T) {
+			t.Parallel()
+			bothVersions(t, func(t *testing.T, v standin.Version) {
+				n, d := serving(t, v, clock.RealClock{}, 2)
+				d.status(t, "agreed", agreed)
+				theirs, err := scenario.StartPlugin(n.dir, "nvidia-gpu.sock", gpu, scenario.Script{})
+				check(t, err)
+				t.Cleanup(theirs.Stop)
+				mark := n.Mark()
+				theirs.Send(&device{ID: id(0), Health: pluginapi.Healthy}, &device{ID: id(1), Health: pluginapi.Healthy})
+				check(t, theirs.Register(t.Context()))
+				n.await(t, "their list", func() bool { return n.count(standin.Listed, mark) > 0 })
+				mark = n.Mark()
+				if end == "killed" {
+					theirs.Kill()
+				} else {
+					theirs.Stop()
+				}
+				n.await(t, "the end of their stream", func() bool { return n.count(standin.StreamEnded, mark) > 0 })
+				d.offer(2, 1)
+				n.awaitAllocatable(t, 1)
+				pod := standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 1}
+				eventually(t, "a pod that gets a device", func() bool {
+					_, err := n.Admit(t.Context(), pod)
+					return err == nil
+				})
+			})
+		})
+	}
+}
+
 // A plugin of another resource is no reason for anything.
 func TestTheSocketOfAnotherResourceChangesNothing(t *testing.T) {
 	t.Parallel()

@@ -28,6 +28,8 @@ type Registrar interface {
 	Rivals(resource string) kubelet.Rivals
 	// Listening returns the sockets of other GPU device plugins that accept connections.
 	Listening(ctx context.Context) []string
+	// Refuses reports whether the socket of that name is gone or refuses connections now.
+	Refuses(ctx context.Context, name string) bool
 	// AwaitEnd returns nil once no server is behind the socket of that name any more, or an error when ctx ended.
 	AwaitEnd(ctx context.Context, name string) error
 	// CallElder makes a call to the server of a resource in the process that started last before this one.
