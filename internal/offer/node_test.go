@@ -39,6 +39,7 @@ type node struct {
 	daemon    *plugin.Set
 	unread    bool // kubelet's checkpoint cannot be read
 	specs     offer.Specs
+	mps       offer.MPS
 }
 
 func newNode(t *testing.T, podResources bool) *node {
@@ -48,7 +49,7 @@ func newNode(t *testing.T, podResources bool) *node {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
-	n := &node{dir: filepath.Join(root, "d"), clock: clocktesting.NewFakeClock(time.Now())}
+	n := &node{dir: filepath.Join(root, "d"), clock: clocktesting.NewFakeClock(time.Now()), mps: noMPS{}}
 	socket := ""
 	if podResources {
 		socket = filepath.Join(root, "p.sock")
@@ -75,7 +76,7 @@ func (n *node) start(t *testing.T) (stop func()) {
 		c.Checkpoint = nil
 	}
 	n.daemon = plugin.NewSet(c)
-	loop := &offer.Loop{Configs: n.configs, Snapshots: n.snapshots, Set: n.daemon, Specs: n.specs, MPS: noMPS{}}
+	loop := &offer.Loop{Configs: n.configs, Snapshots: n.snapshots, Set: n.daemon, Specs: n.specs, MPS: n.mps}
 	ctx, cancel := context.WithCancel(context.Background())
 	var tasks errgroup.Group
 	tasks.Go(func() error { return n.daemon.Run(ctx) })

@@ -4,11 +4,13 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
@@ -97,4 +99,42 @@ func TestNewDevicesWaitForTheirCDISpecsAndHealthDoesNot(t *testing.T) {
 	disk.release <- struct{}{}
 	disk.release <- struct{}{}
 	n.await(t, "GPU-1 | GPU-0", gpu)
+}
+
+// daemons are MPS control daemons, which are asked for the resources that are followed.
+type daemons struct {
+	followed *feed.Feed[[]string]
+	unready  *feed.Feed[map[string]string]
+	asked    atomic.Bool
+}
+
+func (d *daemons) Follow(resources []string)              { d.followed.Publish(resources) }
+func (d *daemons) Asked(string) bool                      { return d.asked.Load() }
+func (d *daemons) Unready() *feed.Feed[map[string]string] { return d.unready }
+
+// A device shared by MPS is hidden until its control daemon was asked, and Healthy while that answers. Other resources are not asked for.
+func TestSharedByMPSFollowsItsControlDaemon(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, true)
+	mps := &daemons{followed: feed.New([]string(nil)), unready: feed.New(map[string]string{gpu + ".shared": "it was not asked yet"})}
+	n.mps = mps
+	c := shared(gpu + ".shared")
+	c.Resource.Sharing.Mode = resource.MPS
+	c.Resource.Sharing.Rules[0].Devices = []resource.Ref{"0"}
+	n.configs.Publish(c)
+	n.start(t)
+	n.await(t, "GPU-1 | ", gpu, gpu+".shared")
+	if got := mps.followed.Value(); !slices.Equal(got, []string{gpu + ".shared"}) {
+		t.Errorf("control daemons of %q are asked", got)
+	}
+	mps.asked.Store(true)
+	mps.unready.Publish(map[string]string{gpu + ".shared": "it does not answer"})
+	n.await(t, "GPU-1 | GPU-0::0 GPU-0::1", gpu, gpu+".shared")
+	mps.unready.Publish(nil)
+	n.await(t, "GPU-0::0 GPU-0::1 GPU-1 | ", gpu, gpu+".shared")
+	n.configs.Publish(whole())
+	n.until(t, "GPU-0 GPU-1 | ", gpu, gpu+".shared")
+	if got := mps.followed.Value(); len(got) > 0 {
+		t.Errorf("control daemons of %q are asked although nothing is shared", got)
+	}
 }

@@ -71,7 +71,7 @@ func (t *specTask) prepare(snapshot inventory.Snapshot, plan resource.Plan, c co
 // request asks for files, unless the last request was the same.
 func (t *specTask) request(r specRequest) {
 	last := t.requested.Value()
-	if last.number > 0 && r.snapshot.Equal(last.snapshot) && r.plan.Equal(last.plan) && reflect.DeepEqual(r.config, last.config) {
+	if r.snapshot.Equal(last.snapshot) && r.plan.Equal(last.plan) && reflect.DeepEqual(r.config, last.config) {
 		return
 	}
 	r.number = last.number + 1

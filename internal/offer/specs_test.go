@@ -170,3 +170,48 @@ func TestAnotherWayOfGivingWaitsForTheDisk(t *testing.T) {
 		t.Errorf("without CDI: offered %q by %s", ids, way)
 	}
 }
+
+// TestWhatDoesNotNeedFilesDoesNotWait: only how containers are given devices waits for the disk.
+func TestWhatDoesNotNeedFilesDoesNotWait(t *testing.T) {
+	t.Parallel()
+	d := &disk{}
+	k := newSpecTask(d)
+	snapshot, plan := node("a")
+	k.prepare(snapshot, plan, by(edits.CDICRI))
+	keep(t, k)()
+	d.writing.Lock()
+	defer d.writing.Unlock()
+	wanted := by(edits.CDICRI)
+	wanted.PreStart.Checks = config.PreStartHealth
+	if _, c := k.prepare(snapshot, plan, wanted); c.PreStart.Checks != config.PreStartHealth {
+		t.Error("the checks before a container starts wait for files")
+	}
+}
+
+// TestFilesAreWrittenForWhatTheyDependOn: a snapshot, a plan or a configuration that differs, and nothing else.
+func TestFilesAreWrittenForWhatTheyDependOn(t *testing.T) {
+	t.Parallel()
+	d := &disk{}
+	k := newSpecTask(d)
+	settle := keep(t, k)
+	snapshot, plan := node("a", "b")
+	newer := snapshot
+	newer.Driver.Version = "580.95.05"
+	held := plan.Under([]resource.Hold{{UUID: "a", Hidden: true}})
+	c, other := by(edits.CDICRI), by(edits.CDICRI)
+	other.Edits.GDRCopy = true
+	for i, r := range []specRequest{
+		{snapshot: snapshot, plan: plan, config: c}, {snapshot: newer, plan: plan, config: c}, {snapshot: newer, plan: held, config: c},
+		{snapshot: newer, plan: held, config: other},
+	} {
+		for range 2 {
+			k.prepare(r.snapshot, r.plan, r.config)
+			settle()
+		}
+		d.mu.Lock()
+		if d.writes != i+1 {
+			t.Errorf("%d writes after %d requests that differ", d.writes, i+1)
+		}
+		d.mu.Unlock()
+	}
+}
