@@ -82,7 +82,6 @@ func (g *Graph) connect(reported [][]inventory.Link) {
 }
 
 func (g *Graph) setLink(from, to int, link inventory.Link) {
-	link.Peer, link.PeerIndex = g.nodes[to].uuid, g.nodes[to].index
 	g.links[from*len(g.nodes)+to] = link
 	g.scores[from*len(g.nodes)+to] = pairScore(link)
 }
