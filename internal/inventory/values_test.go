@@ -127,6 +127,14 @@ func TestBranch(t *testing.T) {
 	}
 }
 
+// TestSignals: a value that is known may be 0, and one that is 0 need not be known.
+func TestSignals(t *testing.T) {
+	t.Parallel()
+	if s := inventory.Known(0); !s.Known || s.Value != 0 || s == (inventory.Signal[int]{}) {
+		t.Errorf("a known 0 is %+v", s)
+	}
+}
+
 // TestMeasures: a value is there once it was set, also if it is 0.
 func TestMeasures(t *testing.T) {
 	t.Parallel()
