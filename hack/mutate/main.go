@@ -201,7 +201,7 @@ func build(dir, binary string, flags ...string) (string, error) {
 func test(dir, binary string, timeout time.Duration, flags ...string) (outcome, string) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, binary, append([]string{"-test.failfast", "-test.paniconexit0"}, flags...)...)
+	cmd := exec.CommandContext(ctx, binary, append([]string{"-test.failfast", "-test.paniconexit0", "-test.parallel=8"}, flags...)...)
 	cmd.Dir = dir
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // what the tests start ends with them
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
