@@ -130,7 +130,7 @@ func unfit(s inventory.Snapshot, devices []resource.Device) error {
 // healthOf returns the verdict on a device: that on its GPU or on the instance itself, whichever is graver.
 func healthOf(s inventory.Snapshot, d resource.Device) (h inventory.Health, found bool) {
 	g, found := s.GPU(d.GPU)
-	if !found || d.UUID == d.GPU {
+	if d.UUID == d.GPU {
 		return g.Health, found
 	}
 	for _, m := range g.MIGDevices {

@@ -3,6 +3,8 @@ package agent_test
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -366,6 +368,21 @@ func TestDevicesOfAnEarlierProcessAreJudgedByTheirGPUs(t *testing.T) {
 			if !strings.Contains(err.Error(), w) {
 				t.Errorf("%s: got error %v, want %q in it", id, err, w)
 			}
+		}
+	}
+}
+
+// TestADriverThatDoesNotAnswerIsNamed: whether the wait for it ended, or the monitor gave its call up.
+func TestADriverThatDoesNotAnswerIsNamed(t *testing.T) {
+	t.Parallel()
+	late, cancel := context.WithDeadline(t.Context(), time.Unix(1, 0))
+	defer cancel()
+	silent := watch(t, &driver{err: fmt.Errorf("%w: nvmlInit_v2", inventory.ErrNoAnswer)})
+	for ctx, m := range map[context.Context]*monitor.Monitor{late: monitor.New(monitor.Options{}), t.Context(): silent} {
+		err := (&agent.Inspector{Configs: feed.New(config.Config{PreStart: fit}), Monitor: m}).Inspect(ctx, []resource.Device{{UUID: "GPU-a"}})
+		if !errors.Is(err, inventory.ErrNoAnswer) || !strings.HasPrefix(err.Error(), "GPU-a cannot be looked at: ") ||
+			!strings.Contains(err.Error(), "the kernel log says") {
+			t.Errorf("got error %v, want one that says where to look", err)
 		}
 	}
 }

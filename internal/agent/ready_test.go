@@ -14,6 +14,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
@@ -140,5 +141,24 @@ func TestOthers(t *testing.T) {
 				t.Error(cmp.Diff(tt.want, got))
 			}
 		})
+	}
+}
+
+func TestWhyNothingIsServed(t *testing.T) {
+	t.Parallel()
+	some, bad := []inventory.GPU{{UUID: "GPU-a"}}, []inventory.LeftOut{{Reason: "no UUID"}}
+	for want, seen := range map[string]monitor.Status{
+		"this node has no GPU":               {},
+		"the driver was released by quiesce": {Quiesced: time.Now(), Err: errors.New("no driver")},
+		"no driver":                          {Err: errors.New("no driver"), Snapshot: inventory.Snapshot{GPUs: some}},
+	} {
+		if got := why(seen); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	for _, s := range []inventory.Snapshot{{GPUs: some}, {LeftOut: bad}, {GPUs: some, LeftOut: bad}} {
+		if got, want := why(monitor.Status{Snapshot: s}), "none of the node's GPUs can be offered, see status"; got != want {
+			t.Errorf("%+v: %q, want %q", s, got, want)
+		}
 	}
 }
