@@ -94,7 +94,7 @@ func run(dir string, only *regexp.Regexp, n int, seed uint64, jobs int) error {
 	if outcome, out := test(dir, filepath.Join(tmp, "plain"), 10*time.Minute); outcome != survived {
 		return fmt.Errorf("the tests of %s fail without a mutation:\n%s", dir, out)
 	}
-	timeout := max(10*time.Second, 3*time.Since(began))
+	timeout := max(20*time.Second, 4*time.Since(began))
 	r := rand.New(rand.NewPCG(seed, 0))
 	r.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 
