@@ -221,3 +221,26 @@ func TestDevices(t *testing.T) {
 		t.Errorf("left out (-want +got):\n%s", diff)
 	}
 }
+
+func TestMoments(t *testing.T) {
+	t.Parallel()
+	at := time.Date(2026, 11, 22, 1, 2, 3, 4, time.FixedZone("", 3600))
+	if got := Moment(at); !got.Equal(at.Truncate(time.Second)) || got.Location() != time.UTC || !Moment(time.Time{}).IsZero() {
+		t.Errorf("moment %v, of no time %v", got, Moment(time.Time{}))
+	}
+	if got := Stamp(at) + Stamp(time.Time{}); got != "2026-11-22T00:02:03Z" {
+		t.Errorf("stamps %q", got)
+	}
+}
+
+func TestServersOfResources(t *testing.T) {
+	t.Parallel()
+	for server, want := range map[string][2]bool{
+		"serving": {true, false}, "silent: another server has registered": {false, true}, "registering": {false, false},
+	} {
+		r := Resource{Server: server}
+		if got := [2]bool{r.Serving(), r.Yielding()}; got != want {
+			t.Errorf("%s: serving, yielding %v, want %v", server, got, want)
+		}
+	}
+}

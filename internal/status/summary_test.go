@@ -32,6 +32,8 @@ func TestSummarize(t *testing.T) {
 		"starting":    {func(s *Status) { *s = Status{Version: "v1"} }, "starting: the first look at the GPUs has not ended"},
 		"the first look hangs": {func(s *Status) { *s = Status{Calls: []Call{{GPU: &three, Function: "nvmlX"}}} },
 			"starting: the first look at the GPUs has not ended; nvmlX of GPU 3 does not return"},
+		"the first look hangs before it knows a GPU": {func(s *Status) { *s = Status{Calls: []Call{{Function: "nvmlInit_v2"}}} },
+			"starting: the first look at the GPUs has not ended; nvmlInit_v2 does not return"},
 		"there never was a driver": {func(s *Status) { *s = Status{Stale: "libnvidia-ml.so.1 is not there"} },
 			"waiting for driver: libnvidia-ml.so.1 is not there; to find the cause, run: gpu-device-plugin doctor"},
 		"the driver was unloaded": {func(s *Status) { s.Stale = "no driver" },
@@ -54,12 +56,15 @@ func TestSummarize(t *testing.T) {
 		"a GPU that is sick":     {func(s *Status) { s.GPUs[0].State, s.Resources[0].Healthy = "Lost", 1 }, "degraded: GPU 0 Lost; a/b: 1 of 2"},
 		"a GPU with MIG devices": {func(s *Status) { s.GPUs[1].State, s.GPUs[2].State = "Lost", "Lost" }, "degraded: GPU 1 Lost; a/b: 2 of 2"},
 		"a MIG device":           {func(s *Status) { s.GPUs[2].State = "Unhealthy" }, "degraded: MIG device 1:0 Unhealthy; a/b: 2 of 2"},
+		"a MIG device whose GPU is not there": {func(s *Status) { s.GPUs = append(s.GPUs, Device{Index: "7:0", State: "Lost"}) },
+			"degraded: MIG device 7:0 Lost; a/b: 2 of 2"},
 		"a GPU that is asked again": {func(s *Status) { s.GPUs[0].State, s.Retries = "Lost", []Retry{{Index: 0}, {Index: 7}} },
 			"degraded: GPU 0 Lost, GPU 7 cannot be read; a/b: 2 of 2"},
 		"registration fails": {func(s *Status) { s.Resources[0].Server, s.Resources[0].Problem = "registering", "refused" },
 			"degraded: a/b: registering, refused; a/b: 2 of 2"},
 		"a device that departs": {func(s *Status) { s.Resources[0].Healthy = 1 }, "degraded: a/b: 1 of 2"},
 		"the file":              {func(s *Status) { s.ConfigError = "line 1" }, "degraded: the configuration file is not used; a/b: 2 of 2"},
+		"metrics":               {func(s *Status) { s.MetricsError = "in use" }, "degraded: metrics are not served; a/b: 2 of 2"},
 		"a hold":                {func(s *Status) { s.Holds = []Hold{{Device: "GPU-0"}} }, "degraded: devices held back: 1; a/b: 2 of 2"},
 		"MPS":                   {func(s *Status) { s.MPS = []string{"x"} }, "degraded: MPS does not work; a/b: 2 of 2"},
 		"no GPU": {func(s *Status) {
@@ -91,12 +96,14 @@ func TestChanges(t *testing.T) {
 		change func(before, after *Status)
 		want   string
 	}{
-		"nothing":                 {func(_, s *Status) { s.Looked = s.Looked.Add(time.Hour) }, ""},
-		"the state":               {func(_, s *Status) { s.GPUs[0].State = "Lost" }, "GPU 0: Healthy → Lost\nsummary: ready → degraded: GPU 0 Lost; a/b: 2 of 2"},
-		"the reason":              {func(b, s *Status) { b.GPUs[0].State, s.GPUs[0].State, s.GPUs[0].Reason = "Lost", "Lost", lines }, "GPU 0: still Lost: one line each"},
-		"the cure":                {func(_, s *Status) { s.GPUs[2].Cure = "reset" }, "MIG device 1:0: still Healthy (cure: reset)"},
-		"another GPU at an index": {func(_, s *Status) { s.GPUs[0].UUID = "GPU-9" }, "GPU 0: Healthy\nGPU 0: no longer: Healthy"},
-		"an event":                {func(_, s *Status) { s.GPUs[0].Events = []string{"XID 13 × 1"} }, "event of GPU 0: XID 13 × 1"},
+		"nothing":                  {func(_, s *Status) { s.Looked = s.Looked.Add(time.Hour) }, ""},
+		"the state":                {func(_, s *Status) { s.GPUs[0].State = "Lost" }, "GPU 0: Healthy → Lost\nsummary: ready → degraded: GPU 0 Lost; a/b: 2 of 2"},
+		"the reason":               {func(b, s *Status) { b.GPUs[0].State, s.GPUs[0].State, s.GPUs[0].Reason = "Lost", "Lost", lines }, "GPU 0: still Lost: one line each"},
+		"the cure":                 {func(_, s *Status) { s.GPUs[2].Cure = "reset" }, "MIG device 1:0: still Healthy (cure: reset)"},
+		"another GPU at an index":  {func(_, s *Status) { s.GPUs[0].UUID = "GPU-9" }, "GPU 0: Healthy\nGPU 0: no longer: Healthy"},
+		"an event":                 {func(_, s *Status) { s.GPUs[0].Events = []string{"XID 13 × 1"} }, "event of GPU 0: XID 13 × 1"},
+		"an event of a MIG device": {func(_, s *Status) { s.GPUs[2].Events = []string{"XID 13 × 1"} }, "event of MIG device 1:0: XID 13 × 1"},
+		"a call that hangs":        {func(_, s *Status) { s.Calls = []Call{{Function: "nvmlX"}} }, "call: nvmlX does not return"},
 		"another event of its kind": {func(b, s *Status) {
 			b.GPUs[0].Events, s.GPUs[0].Events = []string{"XID 13 × 1"}, []string{"XID 13 × 2"}
 		},
