@@ -54,6 +54,20 @@ func TestSocketPaths(t *testing.T) {
 	}
 }
 
+// TestADirectoryThatCannotBeUsed: the error says what to do.
+func TestADirectoryThatCannotBeUsed(t *testing.T) {
+	path := folder(t)
+	if err := os.WriteFile(filepath.Join(path, "file"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{"": "", "none": "start kubelet, mount its directory", "file": "is not a directory"} {
+		err := newDirectory(t, filepath.Join(path, name)).Check()
+		if (err != nil) != (want != "") || err != nil && (!errors.Is(err, ErrNoDirectory) || !strings.Contains(err.Error(), want)) {
+			t.Errorf("Check() of %q = %v, want %q", name, err, want)
+		}
+	}
+}
+
 // registry is a kubelet's Registration service that answers as told.
 type registry struct {
 	pluginapi.UnimplementedRegistrationServer
@@ -103,6 +117,15 @@ func TestRegister(t *testing.T) {
 	if got.GetVersion() != "v1beta1" || got.GetEndpoint() != filepath.Base(endpoint) || got.GetResourceName() != "nvidia.com/gpu" {
 		t.Errorf("kubelet saw %v", got)
 	}
+	key, err := keyOf(d.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.sight(sighting{2, key}, 2) // a watch has seen another kubelet
+	if err := register(); !errors.Is(err, ErrNotRegistered) || len(service.requests) != 0 {
+		t.Errorf("another kubelet: Register() = %v after %d requests, want ErrNotRegistered after none", err, len(service.requests))
+	}
+	d.sight(sighting{1, key}, 1)
 	service.err = errors.New("not today")
 	if err := register(); err == nil || errors.Is(err, ErrNotRegistered) || !strings.Contains(err.Error(), "not today") {
 		t.Errorf("refused: Register() = %v, want kubelet's words", err)

@@ -2,6 +2,7 @@ package kubelet
 
 import (
 	"context"
+	"errors"
 	"net"
 	"path/filepath"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 )
 
@@ -96,7 +98,14 @@ func TestKubeletsAccount(t *testing.T) {
 	if asked := service.asked.Load(); asked != 1 {
 		t.Errorf("kubelet was asked %d times for 50 answers, want once", asked)
 	}
-	c.Step(freshFor + 1)
+	c.Step(freshFor)
+	if err := client.Close(); err != nil { // the next question connects again
+		t.Errorf("Close() = %v", err)
+	}
+	if _, err := client.Allocatable(ctx); err != nil || service.asked.Load() != 1 {
+		t.Errorf("kubelet was asked %d times (%v), want once for as long as the answer is fresh", service.asked.Load(), err)
+	}
+	c.Step(1)
 	if _, err := client.Allocatable(ctx); err != nil || service.asked.Load() != 2 {
 		t.Errorf("kubelet was asked %d times (%v), want again once the answer was old", service.asked.Load(), err)
 	}
@@ -108,7 +117,26 @@ func TestWithoutPodResources(t *testing.T) {
 	if _, err := NewPodResources("", nil).Held(ctx); err == nil || !strings.Contains(err.Error(), "--pod-resources-socket") {
 		t.Errorf("Held() without a socket = %v, want the flag's name in it", err)
 	}
-	if _, err := NewPodResources(filepath.Join(folder(t), "p.sock"), nil).Allocatable(ctx); err == nil {
-		t.Error("Allocatable() where nobody listens succeeded")
+	for what, client := range map[string]*PodResources{
+		"without a socket": NewPodResources("", nil), "where nobody listens": NewPodResources(filepath.Join(folder(t), "p.sock"), nil),
+	} {
+		_, ofAllocatable := client.Allocatable(ctx)
+		_, ofHeld := client.Held(ctx)
+		_, ofContainers := client.ContainerDevices(ctx)
+		if ofAllocatable == nil || ofHeld == nil || ofContainers == nil {
+			t.Errorf("%s: %v, %v, %v, want errors", what, ofAllocatable, ofHeld, ofContainers)
+		}
+		for range 2 {
+			if err := client.Close(); err != nil {
+				t.Errorf("%s: Close() = %v", what, err)
+			}
+		}
+	}
+	q := newQuestion[string](clock.RealClock{})
+	q.turn <- struct{}{} // another caller asks
+	ended, end := context.WithCancel(ctx)
+	end()
+	if _, err := q.ask(ended, func() (string, error) { return "", nil }); !errors.Is(err, context.Canceled) {
+		t.Errorf("ask() = %v while another caller asks, want the end of the context", err)
 	}
 }

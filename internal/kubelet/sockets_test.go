@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"testing"
 	"time"
 
@@ -207,6 +208,12 @@ func TestTheLastElderIsCalled(t *testing.T) {
 	}
 	if err := call(); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("without an elder: %v", err)
+	}
+	dead := newDirectory(t, path)
+	dead.token = "000000000922"
+	listen(t, dead.NewEndpoint("nvidia.com/gpu"))()
+	if err := call(); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("with an elder that has ended: %v", err)
 	}
 	for token, answer := range map[string]bool{"000000000a22": false, "000000000b22": true, "000000000d22": false} {
 		d := newDirectory(t, path)

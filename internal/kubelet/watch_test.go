@@ -118,6 +118,9 @@ func TestEveryKubeletIsAnIncarnation(t *testing.T) {
 				}
 				await("no kubelet", incarnation(0))
 			}
+			if n := d.Kubelets(); n != 3 {
+				t.Errorf("%d kubelets were seen, want 3", n)
+			}
 		})
 	}
 }
