@@ -249,7 +249,7 @@ func TestADirectoryThatIsAwayIsLookedForEachSecond(t *testing.T) {
 		defer close(stepped)
 		tick := time.NewTicker(100 * time.Millisecond)
 		defer tick.Stop()
-		for c.Since(began) < lookRarely-lookInterval {
+		for c.Since(began) < lookRarely-2*lookInterval { // the pause while notices come has not ended
 			select {
 			case <-stop:
 				return
@@ -261,6 +261,25 @@ func TestADirectoryThatIsAwayIsLookedForEachSecond(t *testing.T) {
 	await("another kubelet", incarnation(2))
 	close(stop)
 	<-stepped
+}
+
+// TestWithoutNoticesTheDirectoryIsLookedAtEachSecond: nothing else says that kubelet has come.
+func TestWithoutNoticesTheDirectoryIsLookedAtEachSecond(t *testing.T) {
+	t.Parallel()
+	d := newDirectory(t, folder(t))
+	c := clocktesting.NewFakeClock(time.Now())
+	d.clock = c
+	d.newWatcher = func() (*fsnotify.Watcher, error) { return nil, errors.New("too many open files") }
+	await := watch(t, d)
+	for n := range uint64(3) {
+		if err := d.Alive(t.Context()); err != nil { // it has looked
+			t.Fatal(err)
+		}
+		_ = os.Remove(d.socket)
+		listen(t, d.socket)
+		c.Step(lookInterval)
+		await("a new kubelet", incarnation(n+1))
+	}
 }
 
 func TestADirectoryInTheMomentOfItsRemovalIsNoDeadMount(t *testing.T) {

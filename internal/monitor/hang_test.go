@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
@@ -211,29 +212,43 @@ func TestGPUsThatHangFromTheStart(t *testing.T) {
 // TestNoSessionIsOpenedAtTheCostOfOtherGPUs: while a GPU has no persistence mode none is opened for another one that is lost, unless
 // the policy wants it.
 func TestNoSessionIsOpenedAtTheCostOfOtherGPUs(t *testing.T) {
-	n := newNode(2)
 	kept := good
 	kept.Persistence = inventory.Known(false)
-	n.readings[uuid(1)] = kept
-	watch(t, n, func(t *testing.T, m *monitor.Monitor) {
-		n.set(func(n *node) {
-			n.readings[uuid(0)] = inventory.Reading{Contact: inventory.ContactLost, Reason: "GPU is lost"}
+	for name, allow := range map[string]func(*testing.T, *node, *monitor.Monitor){
+		"a GPU forgets nothing": func(_ *testing.T, n *node, _ *monitor.Monitor) {
+			keeps := good
+			keeps.Persistence = inventory.Known(true)
+			n.set(func(n *node) { n.readings[uuid(1)] = keeps })
+		},
+		"the policy": func(t *testing.T, _ *node, m *monitor.Monitor) {
+			policy := health.Default()
+			policy.ReopenAlways = true
+			if err := m.Apply(t.Context(), policy); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		n := newNode(2)
+		n.readings[uuid(1)] = kept
+		watch(t, n, func(t *testing.T, m *monitor.Monitor) {
+			n.set(func(n *node) {
+				n.readings[uuid(0)] = inventory.Reading{Contact: inventory.ContactLost, Reason: "GPU is lost"}
+			})
+			pass(3 * time.Hour)
+			if opened, retries := n.count(opened), n.count(func(n *node) int { return n.retries }); opened != 1 || retries < 5 || retries > 10 {
+				t.Errorf("%d sessions were opened, and the GPU was asked %d times, want 1 and 5 to 10", opened, retries)
+			}
+			s, err := m.Status(t.Context())
+			if err != nil || len(s.Retries) != 1 || s.Retries[0].Next.Before(time.Now()) || !strings.Contains(s.Retries[0].Reason, "persistence mode") {
+				t.Errorf("retries %+v, %v", s.Retries, err)
+			}
+			allow(t, n, m)
+			pass(31 * time.Minute)
+			if n.count(opened) < 2 {
+				t.Errorf("%s: no session was opened", name)
+			}
 		})
-		pass(3 * time.Hour)
-		if opened, retries := n.count(opened), n.count(func(n *node) int { return n.retries }); opened != 1 || retries < 5 || retries > 10 {
-			t.Errorf("%d sessions were opened, and the GPU was asked %d times, want 1 and 5 to 10", opened, retries)
-		}
-		s, err := m.Status(t.Context())
-		if err != nil || len(s.Retries) != 1 || s.Retries[0].Next.Before(time.Now()) || !strings.Contains(s.Retries[0].Reason, "persistence mode") {
-			t.Errorf("retries %+v, %v", s.Retries, err)
-		}
-		kept.Persistence = inventory.Known(true)
-		n.set(func(n *node) { n.readings[uuid(1)] = kept })
-		pass(31 * time.Minute)
-		if n.count(opened) < 2 {
-			t.Error("no session was opened when no GPU forgets anything")
-		}
-	})
+	}
 }
 
 // TestRequestsAreAlwaysAnswered makes every two requests at once, one after the other, and a short time apart, from every state, of a

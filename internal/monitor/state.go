@@ -176,11 +176,8 @@ func (t *state) claim(uuid string) ([]health.Fault, []time.Time) {
 	return faults, recoveries
 }
 
-// wantsBook reports whether anything may have to outlive the process; mostly nothing has.
+// wantsBook reports whether anything that was found may have to outlive the process; mostly nothing has.
 func (t *state) wantsBook() bool {
-	if !t.noted.Empty() {
-		return true
-	}
 	for _, g := range t.gpus {
 		if g.Marked() {
 			return true
