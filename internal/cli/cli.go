@@ -69,7 +69,7 @@ func (p Program) newRootCommand() *cobra.Command {
 	})
 	root.AddCommand(
 		newVersionCommand(), newPlanCommand(), newTopologyCommand(), newSimulateCommand(), newStatusCommand(), newReadyCommand(),
-		newAliveCommand(),
+		newAliveCommand(), newCheckContainerCommand(),
 		newDoctorCommand(), p.newConfigCommand(), newHealthCommand(), newQuiesceCommand(), newResumeCommand(), p.newMPSCommand(),
 		newMIGCommand(),
 	)

@@ -39,6 +39,10 @@ type kustomization struct {
 	APIVersion string   `json:"apiVersion"`
 	Kind       string   `json:"kind"`
 	Resources  []string `json:"resources"`
+	Patches    []struct {
+		Target struct{ Kind, Name string } `json:"target"`
+		Patch  string                      `json:"patch"` // as in RFC 6902
+	} `json:"patches,omitempty"`
 }
 
 // mpsManifest needs a ConfigMap, which the others do without.

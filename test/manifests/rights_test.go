@@ -1,6 +1,7 @@
 package manifests
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"os"
@@ -11,10 +12,14 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/yaml"
 )
 
 // rights returns what the account of the daemon's pod may do at the API server, and what its admission policies are about. It
@@ -260,6 +265,101 @@ func TestLabelKeys(t *testing.T) {
 	} {
 		if keys.MatchString(key) {
 			t.Errorf("%s is let through", key)
+		}
+	}
+}
+
+// TestChartGivesTheStaticNodeAgent: the patches of deployments/node-agent make of the static DaemonSet what the chart gives,
+// and the other objects are the chart's.
+func TestChartGivesTheStaticNodeAgent(t *testing.T) {
+	t.Parallel()
+	const folder = "../../deployments/node-agent"
+	var k kustomization
+	if err := yaml.UnmarshalStrict(read(t, filepath.Join(folder, "kustomization.yaml")), &k); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"../static", "rights.yaml"}, k.Resources); diff != "" || len(k.Patches) != 1 {
+		t.Fatalf("%d patches, resources (-want +got):\n%s", len(k.Patches), diff)
+	}
+	want := decode(t, "rights.yaml", read(t, filepath.Join(folder, "rights.yaml")))
+	daemon := only[*appsv1.DaemonSet](t, decode(t, "static", read(t, filepath.Join(static, "gpu-device-plugin.yaml"))))
+	if target := k.Patches[0].Target; target.Kind != "DaemonSet" || target.Name != daemon.Name {
+		t.Fatalf("the patch is for %v", target)
+	}
+	before, err := json.Marshal(daemon)
+	if err != nil {
+		t.Fatal(err)
+	}
+	steps, err := yaml.ToJSON([]byte(k.Patches[0].Patch))
+	if err != nil {
+		t.Fatal(err)
+	}
+	patch, err := jsonpatch.DecodePatch(steps)
+	if err != nil {
+		t.Fatal(err)
+	}
+	after, err := patch.Apply(before)
+	if err != nil {
+		t.Fatal(err)
+	}
+	patched := &appsv1.DaemonSet{}
+	if err := json.Unmarshal(after, patched); err != nil {
+		t.Fatal(err)
+	}
+	// Helm tells releases apart by a label of its own.
+	instance := map[string]string{"app.kubernetes.io/instance": "gpu-device-plugin"}
+	maps.Copy(patched.Spec.Selector.MatchLabels, instance)
+	maps.Copy(patched.Spec.Template.Labels, instance)
+	want = append(want, patched)
+
+	got := decode(t, "chart", render(t, "{cdi: {enabled: true}, features: {labels: node, events: true, condition: true, taint: true}}"))
+	got = slices.DeleteFunc(got, func(o runtime.Object) bool { _, is := o.(*corev1.Pod); return is })
+	byName := func(objects []runtime.Object) map[string]runtime.Object {
+		named := map[string]runtime.Object{}
+		for _, o := range objects {
+			m, err := meta.Accessor(o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			m.SetLabels(nil)
+			named[fmt.Sprintf("%T %s/%s", o, m.GetNamespace(), m.GetName())] = o
+		}
+		return named
+	}
+	if diff := cmp.Diff(byName(want), byName(got)); diff != "" {
+		t.Errorf("objects (-static +chart):\n%s", diff)
+	}
+}
+
+// TestHelmTest: helm test's pod asks for what it checks, and may do nothing else.
+func TestHelmTest(t *testing.T) {
+	t.Parallel()
+	for values, want := range map[string][]string{
+		"": {"check-container", "--devices=1"},
+		"{simulate: t4, test: {resource: nvidia.com/mig-1g.5gb, devices: 2}}": {"check-container", "--devices=2", "--simulated"},
+	} {
+		pod := only[*corev1.Pod](t, decode(t, "chart", render(t, values)))
+		container := pod.Spec.Containers[0]
+		if diff := cmp.Diff(want, container.Args); diff != "" {
+			t.Errorf("%s: arguments (-want +got):\n%s", values, diff)
+		}
+		var limits []string
+		for name, quantity := range container.Resources.Limits {
+			limits = append(limits, fmt.Sprintf("%s=%s", name, quantity.String()))
+		}
+		wantLimits := []string{"nvidia.com/gpu=1"}
+		if values != "" {
+			wantLimits = []string{"nvidia.com/mig-1g.5gb=2"}
+		}
+		if diff := cmp.Diff(wantLimits, limits); diff != "" || pod.Annotations["helm.sh/hook"] != "test" {
+			t.Errorf("%s: hook %q, limits (-want +got):\n%s", values, pod.Annotations["helm.sh/hook"], diff)
+		}
+		if len(pod.Spec.Volumes) > 0 || *pod.Spec.AutomountServiceAccountToken || !*container.SecurityContext.RunAsNonRoot {
+			t.Errorf("%s: the pod has more than it needs", values)
+		}
+		selector := daemonSet(t, decode(t, "chart", render(t, values)), "gpu-device-plugin").Spec.Selector.MatchLabels
+		if pod.Labels["app.kubernetes.io/name"] == selector["app.kubernetes.io/name"] {
+			t.Error("the DaemonSet selects the pod of the test")
 		}
 	}
 }
