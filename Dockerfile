@@ -1,6 +1,6 @@
 # The image for linux/amd64 and linux/arm64 (docker buildx build --platform linux/amd64,linux/arm64). The compiler runs on the machine
-# that builds; only the few commands of the stage build run on the image's platform. The binary loads libnvidia-ml.so.1 at run time,
-# so it needs the C library and cannot be static.
+# that builds; only the few commands of the stage build run on the image's platform. The programs load libnvidia-ml.so.1 at run time,
+# so they need the C library and cannot be static.
 FROM --platform=$BUILDPLATFORM golang:1.26 AS compile
 ARG TARGETARCH
 # A compiler for the other platform, if it is another.
@@ -21,17 +21,19 @@ ARG VERSION=v0.0.0-dev
 RUN GOARCH="${TARGETARCH:-$(go env GOARCH)}" CC=target-cc CGO_ENABLED=1 CGO_CFLAGS="-O2 -g -Wno-deprecated-declarations" \
     go build -trimpath -tags grpcnotrace,nethttpomithttp2 \
       -ldflags "-s -w -X github.com/gpu-device-plugin/gpu-device-plugin/internal/version.version=${VERSION}" \
-      -o /out/gpu-device-plugin ./cmd/gpu-device-plugin
+      -o /out/ ./cmd/...
 # What the image is made of, and the licences' texts. Both platforms have the C library of the same Debian.
 RUN CGO_ENABLED=0 go build -o /sbom ./hack/sbom && \
-    /sbom -version "${VERSION}" -libc "$(dpkg-query -W -f '${Version}' libc6)" /out/gpu-device-plugin >/out/sbom.spdx.json && \
-    /sbom -format texts /out/gpu-device-plugin >/out/licenses.txt
+    for program in gpu-device-plugin gpu-node-agent; do \
+      /sbom -version "${VERSION}" -libc "$(dpkg-query -W -f '${Version}' libc6)" /out/$program >/out/$program.spdx.json || exit 1; \
+    done && \
+    /sbom -format texts /out/gpu-node-agent >/out/licenses.txt
 
 FROM golang:1.26 AS build
 COPY --from=compile /out/ /out/
 COPY deployments/image/rootfs.sh /
-RUN /rootfs.sh /out/gpu-device-plugin /rootfs && \
-    install -D -m 0644 -t /rootfs/usr/share/doc/gpu-device-plugin /out/sbom.spdx.json /out/licenses.txt
+RUN /rootfs.sh /rootfs /out/gpu-device-plugin /out/gpu-node-agent && \
+    install -D -m 0644 -t /rootfs/usr/share/doc/gpu-device-plugin /out/*.spdx.json /out/licenses.txt
 
 # The end-to-end tests read this stage and assemble the image from it without a registry; they know FROM scratch, COPY
 # --from=build, ENV, LABEL and ENTRYPOINT, and fail on anything else.

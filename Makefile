@@ -40,18 +40,18 @@ build: ## Build bin/gpu-device-plugin and bin/gpu-node-agent, stripped
 	$(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
 
 .PHONY: cross
-cross: ## Build bin/gpu-device-plugin-arm64 with Debian's cross compiler, which it installs where it may
+cross: ## Build bin/gpu-device-plugin-arm64 and bin/gpu-node-agent-arm64 with Debian's cross compiler, which it installs where it may
 	hack/cross '$(LDFLAGS)' $(TAGS)
 
 .PHONY: sbom
-sbom: build ## Write dist/gpu-device-plugin.spdx.json: what the binary is made of, as SPDX 2.3
+sbom: build ## Write dist/gpu-device-plugin.spdx.json and that of gpu-node-agent: what the programs are made of, as SPDX 2.3
 	@mkdir -p dist
-	$(GO) run ./hack/sbom -version $(VERSION) bin/gpu-device-plugin >dist/gpu-device-plugin.spdx.json
+	@set -e; for p in gpu-device-plugin gpu-node-agent; do $(GO) run ./hack/sbom -version $(VERSION) bin/$$p >dist/$$p.spdx.json; done
 
 .PHONY: licenses
-licenses: build ## Write docs/licenses.md anew: the licences of all modules in the binary
+licenses: build ## Write docs/licenses.md anew: the licences of all modules in the programs
 	@sed '/^| module /,$$d' docs/licenses.md >docs/licenses.md.new
-	@$(GO) run ./hack/sbom -format licenses bin/gpu-device-plugin >>docs/licenses.md.new
+	@$(GO) run ./hack/sbom -format licenses bin/gpu-node-agent >>docs/licenses.md.new
 	@mv docs/licenses.md.new docs/licenses.md
 
 .PHONY: laptop

@@ -68,6 +68,7 @@ type module struct {
 
 // A binary is what is known of it.
 type binary struct {
+	name     string
 	main     module
 	modules  []module // the Go standard library first
 	goarch   string
@@ -90,6 +91,7 @@ func read(path string) (*binary, error) {
 		return nil, fmt.Errorf("read binary: %w", err)
 	}
 	b := &binary{
+		name:  info.Path[strings.LastIndex(info.Path, "/")+1:],
 		main:  module{Path: info.Main.Path, Version: info.Main.Version},
 		built: file.ModTime(), checksum: fmt.Sprintf("%x", sha256.Sum256(content)),
 	}

@@ -14,8 +14,8 @@ import (
 	"testing"
 )
 
-// daemon is the path of the daemon's binary, from TestMain on.
-var daemon string
+// The paths of the programs, from TestMain on.
+var daemon, nodeAgent string
 
 func TestMain(m *testing.M) {
 	os.Exit(buildAndRun(m))
@@ -27,10 +27,10 @@ func buildAndRun(m *testing.M) int {
 		panic(err)
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	daemon = filepath.Join(dir, "gpu-device-plugin")
-	cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", daemon, "../../cmd/gpu-device-plugin")
+	daemon, nodeAgent = filepath.Join(dir, "gpu-device-plugin"), filepath.Join(dir, "gpu-node-agent")
+	cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", dir, "../../cmd/...")
 	if output, err := cmd.CombinedOutput(); err != nil {
-		fmt.Fprintf(os.Stderr, "build the daemon: %v\n%s", err, output)
+		fmt.Fprintf(os.Stderr, "build the programs: %v\n%s", err, output)
 		return 1
 	}
 	return m.Run()
@@ -47,6 +47,13 @@ func printed(t *testing.T, args ...string) []byte {
 
 // TestSBOM holds the document to what SPDX 2.3 asks for, and to the binary: each of its modules with version, purl and licence.
 func TestSBOM(t *testing.T) {
+	for _, program := range []string{daemon, nodeAgent} {
+		t.Run(filepath.Base(program), func(t *testing.T) { isDocumented(t, program) })
+	}
+}
+
+func isDocumented(t *testing.T, daemon string) {
+	t.Helper()
 	info, err := buildinfo.ReadFile(daemon)
 	if err != nil {
 		t.Fatal(err)
@@ -60,6 +67,9 @@ func TestSBOM(t *testing.T) {
 	decoder.DisallowUnknownFields()
 	if err := decoder.Decode(&d); err != nil {
 		t.Fatal(err)
+	}
+	if !strings.HasPrefix(d.Name, filepath.Base(daemon)+"-v1.2.3") {
+		t.Errorf("its name is %s", d.Name)
 	}
 	if d.Version != "SPDX-2.3" || d.DataLicense != "CC0-1.0" || d.ID != "SPDXRef-DOCUMENT" || !strings.HasPrefix(d.Namespace, "https://") ||
 		strings.Contains(d.Namespace, "#") || len(d.Creation.Creators) == 0 {
@@ -116,9 +126,14 @@ func TestSBOM(t *testing.T) {
 	}
 }
 
-// TestLicenses holds docs/licenses.md to the binary.
+// TestLicenses holds docs/licenses.md to the programs: all that the smaller one links, the other one links, too.
 func TestLicenses(t *testing.T) {
-	table := string(printed(t, "-format", "licenses", daemon))
+	table := string(printed(t, "-format", "licenses", nodeAgent))
+	for line := range strings.Lines(string(printed(t, "-format", "licenses", daemon))) {
+		if !strings.Contains(table, line) {
+			t.Errorf("gpu-node-agent does not link %s", line)
+		}
+	}
 	// The version of Go is that of the machine, and no dependency of the project's.
 	table = regexp.MustCompile(`(?m)^\| std \| [^|]* \|`).ReplaceAllString(table, "| std | |")
 	docs, err := os.ReadFile("../../docs/licenses.md")
@@ -128,7 +143,7 @@ func TestLicenses(t *testing.T) {
 	if !strings.Contains(regexp.MustCompile(`(?m)^\| std \| [^|]* \|`).ReplaceAllString(string(docs), "| std | |"), table) {
 		t.Errorf("docs/licenses.md is not that of the binary; run: make licenses\nwant:\n%s", table)
 	}
-	texts := string(printed(t, "-format", "texts", daemon))
+	texts := string(printed(t, "-format", "texts", nodeAgent))
 	for _, want := range []string{
 		"==== std ", "==== github.com/prometheus/client_golang ", ": NOTICE\n", "TERMS AND CONDITIONS FOR USE", "Neither the name of",
 	} {

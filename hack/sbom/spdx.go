@@ -64,14 +64,13 @@ const (
 // document returns what the binary consists of. The same file gives the same document. libc is the version of Debian's libc6 that is
 // delivered with it, empty for none.
 func (b *binary) document(libc string) document {
-	name := b.main.Path[strings.LastIndex(b.main.Path, "/")+1:]
 	d := document{
-		Version: "SPDX-2.3", DataLicense: "CC0-1.0", ID: documentID, Name: fmt.Sprintf("%s-%s-%s", name, b.main.Version, b.goarch),
+		Version: "SPDX-2.3", DataLicense: "CC0-1.0", ID: documentID, Name: fmt.Sprintf("%s-%s-%s", b.name, b.main.Version, b.goarch),
 		Namespace: fmt.Sprintf("https://%s/sbom/%s", b.main.Path, b.checksum),
 		Creation:  creation{b.built.UTC().Format(time.RFC3339), []string{"Tool: hack-sbom"}},
 	}
 	own := newPackage(b.main, "APPLICATION")
-	own.Name = name
+	own.Name = b.name
 	own.Checksums = []checksum{{"SHA256", b.checksum}}
 	d.Packages = append(d.Packages, own)
 	d.Relationships = append(d.Relationships, relationship{documentID, "DESCRIBES", own.ID})

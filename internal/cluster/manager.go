@@ -39,9 +39,9 @@ type manager struct {
 	proc       string // /proc
 }
 
-const managerLong = `config-manager links the configuration file that a label of the node names to where a device plugin reads it, and sends the
-device plugin a signal whenever the file or its content is another one. It takes the flags and variables of the program of the same
-name of NVIDIA's. A daemon of this program needs none: --node-config-dir has it follow the label itself.
+const managerLong = `config-manager links the configuration file that a label of the node names to where a device plugin reads it, and sends
+the device plugin a signal whenever the file or its content is another one. It takes the flags and variables of NVIDIA's program of
+that name. gpu-node-agent itself does not need it: --node-config-dir has it follow the label.
 
 With --oneshot it makes the link once and ends, as an init container does. It then waits for the API server.
 

@@ -94,7 +94,7 @@ func awaitLabel(t *testing.T, client *kubeapi.Client, want string) kubeapi.Node 
 
 func awaitProblem(t *testing.T, client *kubeapi.Client, want string) {
 	t.Helper()
-	await(t, "problem "+want, client.Problem(), func(err error) bool {
+	_ = await(t, "problem "+want, client.Problem(), func(err error) bool {
 		return want == "" && err == nil || want != "" && err != nil && strings.Contains(err.Error(), want)
 	})
 }

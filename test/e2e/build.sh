@@ -50,9 +50,9 @@ daemon() {
     cd "$root"
     # As make build does; go-nvml wraps all of NVML, what is deprecated in it too.
     CGO_ENABLED=1 CGO_CFLAGS="-O2 -g -Wno-deprecated-declarations" \
-      again go build -trimpath -ldflags "-s -w" -o "$work/gpu-device-plugin" ./cmd/gpu-device-plugin
+      again go build -trimpath -tags grpcnotrace,nethttpomithttp2 -ldflags "-s -w" -o "$work/" ./cmd/...
   )
-  "$root/deployments/image/rootfs.sh" "$work/gpu-device-plugin" "$work/image"
+  "$root/deployments/image/rootfs.sh" "$work/image" "$work/gpu-device-plugin" "$work/gpu-node-agent"
 }
 
 tests() (
