@@ -33,8 +33,8 @@ const (
 )
 
 var (
-	// binary is the path of the daemon's binary, from TestMain on.
-	binary string
+	// binary is the path of the daemon's binary, from TestMain on, and nodeAgent that of the one that talks to the API server.
+	binary, nodeAgent string
 	// few is the path of a script that runs the daemon with as many file descriptors as the last word of its own name says.
 	few string
 )
@@ -63,8 +63,8 @@ func buildAndRun(m *testing.M) (code int, err error) {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(folder)) }()
-	binary = filepath.Join(folder, "gpu-device-plugin")
-	args := append(append([]string{"build"}, buildFlags...), "-o", binary, "../../cmd/gpu-device-plugin")
+	binary, nodeAgent = filepath.Join(folder, "gpu-device-plugin"), filepath.Join(folder, "gpu-node-agent")
+	args := append(append([]string{"build"}, buildFlags...), "-o", folder, "../../cmd/...")
 	if output, err := exec.Command("go", args...).CombinedOutput(); err != nil {
 		return 0, fmt.Errorf("build the daemon: %w\n%s", err, output)
 	}
@@ -86,7 +86,9 @@ type stage struct {
 // open makes a node without a daemon. Everything on it ends with the test, and must end well.
 func open(t *testing.T, setup node.Setup) *stage {
 	t.Helper()
-	setup.Daemon = binary
+	if setup.Daemon == "" {
+		setup.Daemon = binary
+	}
 	if setup.Profile == "" {
 		setup.Profile = "dgx-h100"
 	}
