@@ -93,6 +93,12 @@ func (c *Cluster) needed(now config.Config) bool {
 
 // Outputs returns the tasks that tell the API server of the node. Each one follows the configurations, and does nothing while what
 // it is for is off.
-func (c *Cluster) Outputs(agent.Daemon) []agent.Task {
-	return nil // one line for each output
+func (c *Cluster) Outputs(d agent.Daemon) []agent.Task {
+	output := func(name string, run func(context.Context, agent.Daemon, clock.Clock)) agent.Task {
+		return agent.Task{Name: name, Run: func(ctx context.Context) error {
+			run(ctx, d, clock.RealClock{})
+			return nil
+		}}
+	}
+	return []agent.Task{output("labels of the node", c.labelNode), output("NodeFeature", c.labelFeature)}
 }

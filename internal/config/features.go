@@ -131,7 +131,8 @@ var clusterOptions = []option{
 		set:   truth(func(c *Config) *bool { return &c.Features.LabelsTimestamp }),
 	},
 	{
-		flag: "machine-type-file", env: []string{"MACHINE_TYPE_FILE"}, key: "features.machineTypeFile", fallback: DefaultMachineTypeFile, empty: true,
+		flag: "machine-type-file", env: []string{"MACHINE_TYPE_FILE"}, key: "features.machineTypeFile",
+		fallback: DefaultMachineTypeFile, empty: true,
 		usage: "file with the name of the machine, for the label nvidia.com/gpu.machine; empty: the label is unknown",
 		set:   absolute(func(c *Config) *string { return &c.Features.MachineTypeFile }),
 	},

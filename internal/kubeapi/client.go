@@ -135,7 +135,12 @@ type Refused struct {
 	Message string
 	// RetryAfter is how long to wait before the next request; 0 if the answer does not say so.
 	RetryAfter time.Duration
+	// Conflicts are the fields that another program owns, of an apply.
+	Conflicts []FieldConflict
 }
+
+// FieldConflict is a field that another program owns, and a sentence about that.
+type FieldConflict struct{ Field, Message string }
 
 func (r *Refused) Error() string {
 	if r.Message == "" {
@@ -225,9 +230,19 @@ func refused(answer *http.Response) error {
 	if seconds, err := strconv.Atoi(answer.Header.Get("Retry-After")); err == nil && seconds > 0 {
 		r.RetryAfter = min(time.Duration(seconds)*time.Second, maxRetryAfter)
 	}
-	var s struct{ Kind, Reason, Message string }
+	var s struct {
+		Kind, Reason, Message string
+		Details               struct {
+			Causes []struct{ Reason, Field, Message string }
+		}
+	}
 	text, err := io.ReadAll(io.LimitReader(answer.Body, maxAnswer))
 	if err == nil && json.Unmarshal(text, &s) == nil && s.Kind == "Status" {
+		for _, cause := range s.Details.Causes {
+			if cause.Reason == "FieldManagerConflict" {
+				r.Conflicts = append(r.Conflicts, FieldConflict{cause.Field, cause.Message})
+			}
+		}
 		r.Reason, r.Message = s.Reason, strings.ToValidUTF8(s.Message[:min(len(s.Message), maxMessage)], "")
 	}
 	return r

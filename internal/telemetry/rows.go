@@ -164,7 +164,8 @@ var (
 // daemonMetrics are the metrics of the daemon, in the order of docs/metrics.md.
 var daemonMetrics = []metric{
 	buildInfo, driverInfo, gpuInfo, ready, quiesced, reexecutions,
-	devices, devicesHeld, devicesDeparting, resourcePlanned, resourceRegistered, resourceAgreed, resourceYielding, leftOut, planWarnings, labelsWithheld,
+	devices, devicesHeld, devicesDeparting, resourcePlanned, resourceRegistered, resourceAgreed, resourceYielding, leftOut, planWarnings,
+	labelsWithheld,
 	gpuHealth, gpuFault, gpuStateChange, migDevices, xidEvents, xidLast, recoveries,
 	registrations, streamEnds, kubelets, rpcDuration,
 	snapshotTime, snapshotGeneration, snapshotStale, callDuration, callErrors, callsHanging, callOldest,

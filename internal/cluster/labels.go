@@ -1,0 +1,340 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strconv"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/labels"
+)
+
+// The first write of a process waits a random time, of which the limit grows with the cluster: it is such that writesPerSecond nodes
+// write in a second if all begin at once. A cluster of one node waits 10 ms, one of 5,000 nodes 50 s.
+const (
+	writesPerSecond = 100
+	maxSpread       = 5 * time.Minute
+	// unknownNodes is the number of nodes where they may not be counted.
+	unknownNodes = 1000
+)
+
+// Writes that follow one another within calm wait twice as long each time, up to maxPace: another program may undo each of them.
+const (
+	calm    = time.Minute
+	minPace = time.Second
+	maxPace = time.Minute
+)
+
+// A labeler is what writes of labels have in common.
+type labeler struct {
+	client *kubeapi.Client
+	daemon agent.Daemon
+	clock  clock.Clock
+
+	spread  bool          // the first write has waited
+	last    time.Time     // when the last write was
+	pace    time.Duration // that it waited
+	problem error         // that was told last
+}
+
+// admit waits until a write may be made; it returns an error if ctx ends, or the cluster cannot be counted for now.
+func (l *labeler) admit(ctx context.Context) error {
+	wait := time.Duration(0)
+	switch now := l.clock.Now(); {
+	case !l.spread:
+		nodes, err := l.client.NodeCount(ctx)
+		var refused *kubeapi.Refused
+		if errors.As(err, &refused) && refused.RetryAfter == 0 && refused.Code < 500 {
+			nodes, err = unknownNodes, nil
+		}
+		if err != nil {
+			return err
+		}
+		limit := min(time.Duration(nodes)*time.Second/writesPerSecond, maxSpread)
+		wait = rand.N(limit + 1)
+		klog.FromContext(ctx).V(2).Info("The first write of labels is spread over the cluster", "nodes", nodes, "after",
+			wait.Round(time.Millisecond).String())
+	case now.Sub(l.last) < calm:
+		l.pace = min(max(2*l.pace, minPace), maxPace)
+		wait = l.last.Add(l.pace).Sub(now)
+	default:
+		l.pace = 0
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-l.clock.After(wait):
+	}
+	l.spread, l.last = true, l.clock.Now()
+	return nil
+}
+
+// tell tells the daemon why labels are not as they are wanted, or nil, when that is another reason than before. It returns err.
+func (l *labeler) tell(err error) error {
+	if fmt.Sprint(err) != fmt.Sprint(l.problem) {
+		l.problem = err
+		l.daemon.Unlabeled.Publish(err)
+	}
+	return err
+}
+
+// on reports whether the configuration in force has labels written in a way.
+func (l *labeler) on(way config.LabelsOutput) bool {
+	return l.daemon.Configs.Value().Features.Labels == way
+}
+
+// changes returns the channels of what labels depend on.
+func (l *labeler) changes() []<-chan struct{} {
+	_, configured := l.daemon.Configs.Latest()
+	_, labeled := l.daemon.Labels.Latest()
+	_, node := l.client.Nodes().Latest()
+	return []<-chan struct{}{configured, labeled, node}
+}
+
+// A nodeLabeler keeps labels on the own node. It writes when the node's labels differ from the wanted ones, but not again if they
+// differ as its last write has left them: the rest belongs to others.
+type nodeLabeler struct {
+	labeler
+	uid  string            // of the node that the rest is about
+	node kubeapi.Node      // the newest that is known, by the watch or as the answer to a write
+	left map[string]string // labels that others own, with their values
+	rest map[string]string // what differed after the last write
+}
+
+// labelNode keeps labels on the own node until ctx ends, while the configuration wants that.
+func (c *Cluster) labelNode(ctx context.Context, d agent.Daemon, timer clock.Clock) {
+	l := &nodeLabeler{labeler: labeler{client: c.client, daemon: d, clock: timer}}
+	kubeapi.Keep(ctx, timer, "labels of the node", l.changes, func(ctx context.Context) error {
+		if !l.on(config.LabelsNode) {
+			return l.tell(nil)
+		}
+		return l.tell(l.step(ctx))
+	})
+}
+
+// step writes once, if there is something to write.
+func (l *nodeLabeler) step(ctx context.Context) error {
+	if len(l.due()) == 0 {
+		return nil
+	}
+	if err := l.admit(ctx); err != nil {
+		return err
+	}
+	for len(l.due()) > 0 { // as it is after the wait
+		set := l.ours()
+		after, err := l.client.ApplyLabels(ctx, l.uid, set)
+		var conflict *kubeapi.Conflict
+		switch {
+		case errors.As(err, &conflict):
+			if err := l.leave(ctx, conflict); err != nil {
+				return err
+			}
+			continue
+		case err != nil:
+			return err
+		}
+		l.node, l.rest = after, differences(set, after.Labels)
+		klog.FromContext(ctx).V(2).Info("Wrote the labels of the node", "labels", len(set), "left", slices.Sorted(maps.Keys(l.left)))
+	}
+	return nil
+}
+
+// due returns what of the node's labels is to be written.
+func (l *nodeLabeler) due() map[string]string {
+	node := l.client.Nodes().Value()
+	if node.UID == "" || l.daemon.Labels.Value() == nil {
+		return nil
+	}
+	if node.UID != l.uid {
+		l.uid, l.left, l.rest = node.UID, map[string]string{}, nil
+	}
+	if !isOlder(node, l.node) {
+		l.node = node
+	}
+	differs := differences(l.ours(), l.node.Labels)
+	if maps.Equal(differs, l.rest) {
+		return nil
+	}
+	return differs
+}
+
+// ours returns the wanted labels without those that others own. A label is theirs as long as it has the value that they gave it.
+func (l *nodeLabeler) ours() map[string]string {
+	set := maps.Clone(l.daemon.Labels.Value())
+	for key, theirs := range l.left {
+		if value, has := l.node.Labels[key]; has && value == theirs {
+			delete(set, key)
+		} else {
+			delete(l.left, key)
+		}
+	}
+	return set
+}
+
+// leave leaves labels to their owners, and says so once.
+func (l *nodeLabeler) leave(ctx context.Context, conflict *kubeapi.Conflict) error {
+	node, err := l.client.Get(ctx)
+	switch {
+	case err != nil:
+		return err
+	case node.UID != l.uid:
+		return errors.New("the node is another one now")
+	case !isOlder(node, l.node):
+		l.node = node
+	}
+	left := 0
+	for key, owner := range conflict.Labels {
+		value, has := l.node.Labels[key]
+		if !has {
+			continue
+		}
+		l.left[key] = value
+		left++
+		klog.FromContext(ctx).Info("A label of the node belongs to another program and stays as it is", "label", key, "value", value,
+			"reason", owner)
+	}
+	if left == 0 {
+		return conflict // what the API server told is not what it tells now
+	}
+	return nil
+}
+
+// differences returns which labels are not as they are wanted, each with its value: those that are missing or have another value,
+// and those that this program gives to nodes but not to this one.
+func differences(wanted, now map[string]string) map[string]string {
+	differ := map[string]string{}
+	for key, value := range wanted {
+		if is, has := now[key]; !has || is != value {
+			differ[key] = fmt.Sprintf("%q, want %q, there %v", is, value, has)
+		}
+	}
+	for key, value := range now {
+		if _, has := wanted[key]; !has && labels.Owns(key) {
+			differ[key] = fmt.Sprintf("%q, want none", value)
+		}
+	}
+	return differ
+}
+
+// isOlder reports whether a node is an older version of another one.
+func isOlder(node, other kubeapi.Node) bool {
+	a, errA := strconv.ParseUint(node.ResourceVersion, 10, 64)
+	b, errB := strconv.ParseUint(other.ResourceVersion, 10, 64)
+	return node.UID == other.UID && errA == nil && errB == nil && a < b
+}
+
+// Times of the object for node-feature-discovery.
+const (
+	// reread is how often the object is read although nothing is known to have changed: somebody may have deleted it.
+	reread = time.Hour
+	// foreign is how often it is looked for the object of another program.
+	foreign = 10 * time.Minute
+)
+
+// A featureLabeler keeps labels in an object for node-feature-discovery.
+type featureLabeler struct {
+	labeler
+	due     time.Time         // when the object is to be read again
+	written map[string]string // what it had then
+	place   string            // its namespace
+	owners  []kubeapi.OwnerReference
+	owned   bool // owners are known
+}
+
+// labelFeature keeps the object until ctx ends, while the configuration wants that.
+func (c *Cluster) labelFeature(ctx context.Context, d agent.Daemon, timer clock.Clock) {
+	l := &featureLabeler{labeler: labeler{client: c.client, daemon: d, clock: timer}}
+	again := feed.New(struct{}{})
+	go func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-timer.After(foreign):
+				again.Publish(struct{}{})
+			}
+		}
+	}()
+	wake := func() []<-chan struct{} {
+		_, due := again.Latest()
+		return append(l.changes()[:2], due)
+	}
+	kubeapi.Keep(ctx, timer, "NodeFeature", wake, func(ctx context.Context) error {
+		if !l.on(config.LabelsNodeFeature) {
+			return l.tell(nil)
+		}
+		return l.step(ctx)
+	})
+}
+
+// errForeign is the problem of a node that another program labels.
+var errForeign = errors.New("a NodeFeature of gpu-feature-discovery has labels of this node already: remove that program and the object")
+
+// step reads the object if that is due, and writes it if it is not as it is to be.
+func (l *featureLabeler) step(ctx context.Context) error {
+	wanted, place := l.daemon.Labels.Value(), l.daemon.Configs.Value().Namespace
+	now := l.clock.Now()
+	if wanted == nil || now.Before(l.due) && maps.Equal(wanted, l.written) && place == l.place {
+		return nil
+	}
+	foreigner, found, err := l.client.NodeFeature(ctx, place, kubeapi.DiscoveryPrefix)
+	if err != nil {
+		return l.tell(err)
+	}
+	if found && len(foreigner.Labels) > 0 {
+		l.due, l.written = now, nil
+		if l.problem == nil {
+			klog.FromContext(ctx).Error(errForeign, "Labels are not written", "namespace", place, "name", foreigner.Name)
+		}
+		_ = l.tell(errForeign) // looked at again soon, without an error
+		return nil
+	}
+	if err := l.findOwners(ctx, place); err != nil {
+		return l.tell(err)
+	}
+	object, found, err := l.client.NodeFeature(ctx, place, kubeapi.NodeFeaturePrefix)
+	if err != nil {
+		return l.tell(err)
+	}
+	is := kubeapi.NodeFeature{Namespace: place, Name: object.Name, Labels: wanted, Owners: l.owners}
+	if !found || !object.Equal(is) {
+		if err := l.admit(ctx); err != nil {
+			return l.tell(err)
+		}
+		if err := l.client.ApplyNodeFeature(ctx, place, kubeapi.NodeFeaturePrefix, wanted, l.owners); err != nil {
+			return l.tell(err)
+		}
+	}
+	l.due, l.written, l.place = now.Add(reread), wanted, place
+	return l.tell(nil)
+}
+
+// findOwners finds out once who owns this program's pod. Without a right to read the pod the object has no owner, and stays when the
+// program is removed.
+func (l *featureLabeler) findOwners(ctx context.Context, namespace string) error {
+	pod := l.daemon.Config.PodName
+	if l.owned || pod == "" {
+		return nil
+	}
+	owners, err := l.client.PodOwners(ctx, namespace, pod)
+	switch {
+	case kubeapi.IsCode(err, http.StatusForbidden) || kubeapi.IsCode(err, http.StatusNotFound):
+		klog.FromContext(ctx).Info("Cannot read the own pod: the NodeFeature stays when this program is removed", "reason", err.Error())
+	case err != nil:
+		return err
+	}
+	l.owners, l.owned = owners, true
+	return nil
+}

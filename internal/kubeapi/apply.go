@@ -1,0 +1,96 @@
+package kubeapi
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+)
+
+// labelsManager is the field manager of labels. An apply removes what the same manager applied before, so that each kind of write
+// has a manager of its own.
+const labelsManager = "gpu-node-agent-labels"
+
+// apply has the API server merge fields into an object by server-side apply, and returns the object. Without force, fields that
+// others own with other values make it an error, and nothing is changed.
+func (c *Client) apply(ctx context.Context, path string, object any, force bool) ([]byte, error) {
+	body, err := json.Marshal(object)
+	if err != nil {
+		return nil, fmt.Errorf("write the fields to apply: %w", err)
+	}
+	return c.send(ctx, request{
+		verb: http.MethodPatch, path: path, contentType: "application/apply-patch+yaml", body: body, // which JSON is a part of
+		query: url.Values{"fieldManager": {labelsManager}, "force": {strconv.FormatBool(force)}},
+	})
+}
+
+// metadata is what an apply names an object by, and the labels on it.
+type metadata struct {
+	Name            string            `json:"name"`
+	Namespace       string            `json:"namespace,omitempty"`
+	UID             string            `json:"uid,omitempty"`
+	Labels          map[string]string `json:"labels,omitempty"`
+	OwnerReferences []OwnerReference  `json:"ownerReferences,omitempty"`
+}
+
+// ApplyLabels gives labels to the own node, which has to have the UID still, and takes those away that an earlier call gave and that
+// are not among them. It returns the node as it is then.
+//
+// A label that another program owns with another value makes it a *Conflict, and nothing is changed.
+func (c *Client) ApplyLabels(ctx context.Context, uid string, labels map[string]string) (Node, error) {
+	text, err := c.apply(ctx, nodesPath+"/"+c.node, map[string]any{
+		"apiVersion": "v1", "kind": "Node", "metadata": metadata{Name: c.node, UID: uid, Labels: labels},
+	}, false)
+	var refused *Refused
+	if errors.As(err, &refused) && len(refused.Conflicts) > 0 {
+		conflict := &Conflict{Labels: map[string]string{}}
+		for _, f := range refused.Conflicts {
+			if key, ok := strings.CutPrefix(f.Field, ".metadata.labels."); ok {
+				conflict.Labels[key] = f.Message
+			}
+		}
+		if len(conflict.Labels) > 0 {
+			return Node{}, conflict
+		}
+	}
+	if err != nil {
+		return Node{}, fmt.Errorf("write the labels of the node: %w", err)
+	}
+	var n nodeObject
+	if err := json.Unmarshal(text, &n); err != nil {
+		return Node{}, fmt.Errorf("read the answer of the API server: %w", err)
+	}
+	return n.node(), nil
+}
+
+// Conflict is the error of labels that other programs own.
+type Conflict struct {
+	// Labels are their keys, each with the API server's words about the owner.
+	Labels map[string]string
+}
+
+func (c *Conflict) Error() string {
+	return fmt.Sprintf("%d labels of the node belong to other programs", len(c.Labels))
+}
+
+// NodeCount returns how many nodes the cluster has. The API server counts them; one is read.
+func (c *Client) NodeCount(ctx context.Context) (int, error) {
+	text, err := c.send(ctx, request{verb: http.MethodGet, path: nodesPath, query: url.Values{"limit": {"1"}}})
+	if err != nil {
+		return 0, fmt.Errorf("count the nodes of the cluster: %w", err)
+	}
+	var list struct {
+		Metadata struct {
+			RemainingItemCount int `json:"remainingItemCount"`
+		} `json:"metadata"`
+		Items []struct{} `json:"items"`
+	}
+	if err := json.Unmarshal(text, &list); err != nil {
+		return 0, fmt.Errorf("read the answer of the API server: %w", err)
+	}
+	return len(list.Items) + list.Metadata.RemainingItemCount, nil
+}
