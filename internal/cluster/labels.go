@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"net/http"
 	"slices"
 	"strconv"
 	"time"
@@ -330,7 +329,7 @@ func (l *featureLabeler) findOwners(ctx context.Context, namespace string) error
 	}
 	owners, err := l.client.PodOwners(ctx, namespace, pod)
 	switch {
-	case kubeapi.IsCode(err, http.StatusForbidden) || kubeapi.IsCode(err, http.StatusNotFound):
+	case kubeapi.IsDenied(err):
 		klog.FromContext(ctx).Info("Cannot read the own pod: the NodeFeature stays when this program is removed", "reason", err.Error())
 	case err != nil:
 		return err

@@ -94,6 +94,11 @@ func (c *Client) ApplyNodeFeature(ctx context.Context, namespace, prefix string,
 	return nil
 }
 
+// IsDenied reports whether err is of an object that is not there, or that this program may not read.
+func IsDenied(err error) bool {
+	return IsCode(err, http.StatusForbidden) || IsCode(err, http.StatusNotFound)
+}
+
 // PodOwners returns the owners of a pod, such as its DaemonSet. An object that they own goes with them, and not with the pod.
 func (c *Client) PodOwners(ctx context.Context, namespace, pod string) ([]OwnerReference, error) {
 	text, err := c.send(ctx, request{verb: http.MethodGet, path: "/api/v1/namespaces/" + namespace + "/pods/" + pod})
