@@ -31,4 +31,7 @@ type Daemon struct {
 	Held func(context.Context) ([]kubelet.HeldDevice, error)
 	// Checkpoint returns kubelet's own record of devices and pods; nil without a kubelet.
 	Checkpoint func() (kubelet.Checkpoint, error)
+	// APIRequested and EventDropped count what happens to requests to the API server, and to Events.
+	APIRequested func(verb, resource string, code int)
+	EventDropped func(cause string)
 }

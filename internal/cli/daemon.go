@@ -241,6 +241,7 @@ func (d *daemon) known() agent.Daemon {
 		Config: d.config, Configs: d.watcher.Configs(), ConfigErrors: d.watcher.Errors(),
 		Labels: d.labels.Wanted, Unlabeled: d.unlabeled,
 		Snapshots: d.monitor.Snapshots(), Offered: d.set.Offered(), Status: d.status, Held: d.account.Held,
+		APIRequested: d.counters.APIRequested, EventDropped: d.counters.EventDropped,
 	}
 	if d.directory != nil {
 		known.Checkpoint = d.directory.Checkpoint

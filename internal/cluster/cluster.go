@@ -94,11 +94,15 @@ func (c *Cluster) needed(now config.Config) bool {
 // Outputs returns the tasks that tell the API server of the node. Each one follows the configurations, and does nothing while what
 // it is for is off.
 func (c *Cluster) Outputs(d agent.Daemon) []agent.Task {
+	c.client.Count(d.APIRequested)
 	output := func(name string, run func(context.Context, agent.Daemon, clock.Clock)) agent.Task {
 		return agent.Task{Name: name, Run: func(ctx context.Context) error {
 			run(ctx, d, clock.RealClock{})
 			return nil
 		}}
 	}
-	return []agent.Task{output("labels of the node", c.labelNode), output("NodeFeature", c.labelFeature)}
+	return []agent.Task{
+		output("labels of the node", c.labelNode), output("NodeFeature", c.labelFeature),
+		{Name: "report", Run: newReporter(d, c.client, c.client.Nodes(), clock.RealClock{}).Run},
+	}
 }

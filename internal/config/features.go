@@ -167,7 +167,7 @@ var clusterOptions = []option{
 		set:   text(func(c *Config) *string { return &c.Features.ConditionType }),
 	},
 	{
-		flag: "node-condition-interval", env: []string{"NODE_CONDITION_INTERVAL"}, key: "features.conditionInterval", fallback: "15m",
+		flag: "node-condition-interval", env: []string{"NODE_CONDITION_INTERVAL"}, key: "features.conditionInterval", fallback: "1h",
 		usage: "time after which the condition is written again although it did not change, 1m to 24h; 0: never",
 		set:   setConditionInterval,
 	},

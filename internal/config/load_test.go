@@ -55,7 +55,7 @@ func defaults() config.Config {
 		Namespace:          "default",
 		Features: config.Features{
 			LabelsFile:      "/etc/kubernetes/node-feature-discovery/features.d/gpu-device-plugin",
-			MachineTypeFile: "/sys/class/dmi/id/product_name", ConditionType: "GPUHealthy", ConditionInterval: 15 * time.Minute,
+			MachineTypeFile: "/sys/class/dmi/id/product_name", ConditionType: "GPUHealthy", ConditionInterval: time.Hour,
 		},
 		Edits: edits.Options{Strategies: []edits.Strategy{edits.EnvVar}, Void: true, DevRoot: "/", AnnotationPrefix: "cdi.k8s.io/"},
 	}

@@ -55,8 +55,9 @@ type Client struct {
 	nodes   *feed.Feed[Node]
 	problem *feed.Feed[error]
 
-	mu         sync.Mutex // guards connection
+	mu         sync.Mutex // guards all following fields
 	connection *connection
+	requested  func(verb, resource string, code int)
 }
 
 // A connection is an address and who asks there.
@@ -71,6 +72,36 @@ func New(o Options) *Client {
 		options: o, node: o.Node, limiter: flowcontrol.NewTokenBucketRateLimiter(requestsPerSecond, requestBurst),
 		nodes: feed.New(Node{}), problem: feed.New[error](nil),
 	}
+}
+
+// Count has each request counted from now on, with the code of its HTTP answer, 0 if there was none.
+func (c *Client) Count(requested func(verb, resource string, code int)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.requested = requested
+}
+
+// count counts a request.
+func (c *Client) count(r request, code int) {
+	c.mu.Lock()
+	requested := c.requested
+	c.mu.Unlock()
+	if requested == nil {
+		return
+	}
+	verb, resource := r.verb, "nodes"
+	if r.query.Get("watch") != "" {
+		verb = "WATCH"
+	}
+	switch {
+	case strings.HasPrefix(r.path, "/apis/events.k8s.io/"):
+		resource = "events"
+	case strings.HasPrefix(r.path, "/apis/nfd.k8s-sigs.io/"):
+		resource = "nodefeatures"
+	case strings.HasSuffix(r.path, "/status"):
+		resource = "nodes/status"
+	}
+	requested(verb, resource, code)
 }
 
 // connect returns the connection. Address and credentials are read again after a request that they may have been the reason for.
@@ -155,6 +186,11 @@ func IsCode(err error, code int) bool {
 	return errors.As(err, &refused) && refused.Code == code
 }
 
+// IsWrong reports whether err is of a request that the API server never takes as it is.
+func IsWrong(err error) bool {
+	return IsCode(err, http.StatusBadRequest) || IsCode(err, http.StatusUnprocessableEntity)
+}
+
 // send sends a request once, and returns the answer's body. The error is a *Refused, or says why there was no answer.
 func (c *Client) send(ctx context.Context, r request) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
@@ -196,11 +232,13 @@ func (c *Client) open(ctx context.Context, r request) (io.ReadCloser, error) {
 	}
 	answer, err := connection.client.Do(sent)
 	if err != nil {
+		c.count(r, 0)
 		if isCertificate(err) {
 			c.forget(connection)
 		}
 		return nil, fmt.Errorf("ask the API server: %w", err)
 	}
+	c.count(r, answer.StatusCode)
 	if answer.StatusCode < http.StatusMultipleChoices {
 		return answer.Body, nil
 	}

@@ -36,9 +36,11 @@ var buckets = []float64{0.001, 0.0025, 0.01, 0.025, 0.1, 0.25, 1, 2.5, 10}
 // goroutines.
 type Counters struct {
 	rpcs, calls *prometheus.HistogramVec
-	errors      *prometheus.CounterVec
-	causes      []string // for which a stream ends
-	now         func() time.Time
+	// errors are those of calls into the driver, requests those to the API server, and dropped Events that were not written.
+	errors, requests, dropped *prometheus.CounterVec
+
+	causes []string // for which a stream ends
+	now    func() time.Time
 
 	mu        sync.Mutex // guards all following fields
 	gpus      map[string]*gpuCounts
@@ -71,7 +73,7 @@ type resourceCounts struct {
 func NewCounters(causes []string) *Counters {
 	return &Counters{
 		rpcs: rpcDuration.histogramVec(buckets), calls: callDuration.histogramVec(buckets),
-		errors: prometheus.NewCounterVec(prometheus.CounterOpts{Name: callErrors.name, Help: callErrors.help}, callErrors.labels),
+		errors: callErrors.counterVec(), requests: apiRequests.counterVec(), dropped: eventsDropped.counterVec(),
 		causes: causes, now: time.Now, gpus: map[string]*gpuCounts{}, resources: map[string]*resourceCounts{},
 	}
 }
@@ -160,6 +162,18 @@ func (c *Counters) DriverCalled(group string, took time.Duration) {
 
 // DriverFailed implements nvidia.Metrics.
 func (c *Counters) DriverFailed(group, code string) { c.errors.WithLabelValues(group, code).Inc() }
+
+// APIRequested counts a request to the API server; code is the HTTP status of the answer, 0 if there was none.
+func (c *Counters) APIRequested(verb, resource string, code int) {
+	text := "none"
+	if code != 0 {
+		text = strconv.Itoa(code)
+	}
+	c.requests.WithLabelValues(verb, resource, text).Inc()
+}
+
+// EventDropped counts a Kubernetes Event that is not written.
+func (c *Counters) EventDropped(cause string) { c.dropped.WithLabelValues(cause).Inc() }
 
 // send sends what was counted for the GPUs and resources of a status, and what is departed for a short time only.
 func (c *Counters) send(out *page, s status.Status) {

@@ -61,6 +61,11 @@ func (m *metric) histogramVec(buckets []float64) *prometheus.HistogramVec {
 	}, m.labels)
 }
 
+// counterVec returns the metric as a counter.
+func (m metric) counterVec() *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: m.name, Help: m.help}, m.labels)
+}
+
 // A chapter is a part of docs/metrics.md.
 type chapter struct {
 	title   string

@@ -67,6 +67,9 @@ func counted() *Counters {
 	c.DriverCalled("reading", 200*time.Microsecond)
 	c.DriverCalled("reading", 3*time.Second)
 	c.DriverFailed("reading", "GPU_IS_LOST")
+	c.APIRequested("PATCH", "nodes/status", 200)
+	c.APIRequested("POST", "events", 0)
+	c.EventDropped("queue")
 	return c
 }
 

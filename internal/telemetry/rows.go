@@ -159,6 +159,18 @@ var (
 		name: "gpu_device_plugin_config_last_success_timestamp_seconds", kind: gauge, unit: "s", series: "1",
 		help: "When the configuration in force was read, in seconds since 1970.",
 	}
+
+	apiRequests = metric{
+		name: "gpu_device_plugin_api_requests_total", kind: counter, labels: []string{"verb", "resource", "code"},
+		series: "1 for each of 6 kinds of requests and code that occurred",
+		help: "Requests to the API server, by the code of the HTTP answer; none if there was no answer. A watch is one request. " +
+			"Absent in a daemon that has asked nothing.",
+	}
+	eventsDropped = metric{
+		name: "gpu_device_plugin_events_dropped_total", kind: counter, labels: []string{"cause"}, series: "4",
+		help: "Kubernetes Events that were not written: gpu rate and node rate, because of a limit; queue, because too many waited for the API " +
+			"server; refused, because the API server called them wrong. Absent while there was none.",
+	}
 )
 
 // daemonMetrics are the metrics of the daemon, in the order of docs/metrics.md.
@@ -170,4 +182,5 @@ var daemonMetrics = []metric{
 	registrations, streamEnds, kubelets, rpcDuration,
 	snapshotTime, snapshotGeneration, snapshotStale, callDuration, callErrors, callsHanging, callOldest,
 	configGeneration, configSuccessful, configSuccess,
+	apiRequests, eventsDropped,
 }

@@ -1,0 +1,184 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+)
+
+const (
+	// maxQueue is how many Events wait for the API server.
+	maxQueue = 64
+	// maxEventPods is how many pods get the Event of one fact: a device that is shared may have hundreds.
+	maxEventPods = 16
+	// podsPatience is how long kubelet may take to say which pods hold devices.
+	podsPatience = 2 * time.Second
+	// dropRefused is the cause of an Event that the API server will never take.
+	dropRefused = "refused"
+)
+
+// A queue holds the Events that are to be written, the oldest first. The loop that finds Events puts them in, the loop that writes them
+// takes them out.
+type queue struct {
+	changed *feed.Feed[struct{}]
+
+	mu     sync.Mutex // guards events
+	events []report.NodeEvent
+}
+
+func (q *queue) room() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return maxQueue - len(q.events)
+}
+
+func (q *queue) push(events []report.NodeEvent) {
+	if len(events) > 0 {
+		q.change(func() { q.events = append(q.events, events...) })
+	}
+}
+
+func (q *queue) clear() {
+	if q.room() < maxQueue {
+		q.change(func() { q.events = nil })
+	}
+}
+
+func (q *queue) change(change func()) {
+	q.mu.Lock()
+	change()
+	q.mu.Unlock()
+	q.changed.Publish(struct{}{})
+}
+
+// first returns the oldest Event.
+func (q *queue) first() (report.NodeEvent, bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.events) == 0 {
+		return report.NodeEvent{}, false
+	}
+	return q.events[0], true
+}
+
+// drop removes the oldest Event if it is still the one with this key and time.
+func (q *queue) drop(e report.NodeEvent) {
+	q.change(func() {
+		if len(q.events) > 0 && q.events[0].Key() == e.Key() && q.events[0].At.Equal(e.At) {
+			q.events = q.events[1:]
+		}
+	})
+}
+
+// sendEvents writes the Events of the queue, one after the other.
+func (r *reporter) sendEvents(ctx context.Context) {
+	wake := func() []<-chan struct{} {
+		_, queued := r.queue.changed.Latest()
+		_, seen := r.nodes.Latest()
+		return []<-chan struct{}{queued, seen}
+	}
+	kubeapi.Keep(ctx, r.clock, "events", wake, func(ctx context.Context) error {
+		for {
+			e, ok := r.queue.first()
+			node := r.nodes.Value()
+			if !ok || node.UID == "" || ctx.Err() != nil {
+				return nil
+			}
+			if err := r.write(ctx, node.UID, e, nil); err != nil {
+				return err
+			}
+			if e.Reason.Row().Pods && r.daemon.Configs.Value().Features.PodEvents {
+				for _, pod := range r.holders(ctx, e.Devices) {
+					// A pod that ends meanwhile, or a namespace where this is not allowed, keeps no other Event from being written.
+					if err := r.write(ctx, node.UID, e, &pod); err != nil {
+						r.refuse(ctx, e, err)
+					}
+				}
+			}
+			r.queue.drop(e)
+		}
+	})
+}
+
+// write writes an Event. One that the API server calls wrong is dropped, as it would be every time.
+func (r *reporter) write(ctx context.Context, uid string, e report.NodeEvent, pod *kubeapi.Pod) error {
+	row := e.Reason.Row()
+	err := r.api.WriteEvent(ctx, uid, kubeapi.EventRecord{
+		Pod: pod, Key: e.Key(), Reason: string(e.Reason), Action: row.Action, Type: row.Type, Note: e.Note, At: e.At, AtStart: e.AtStart,
+	})
+	if kubeapi.IsWrong(err) {
+		r.refuse(ctx, e, err)
+		return nil
+	}
+	return err
+}
+
+func (r *reporter) refuse(ctx context.Context, e report.NodeEvent, err error) {
+	klog.FromContext(ctx).Info("An Event is not written", "event", string(e.Reason), "reason", err.Error())
+	r.daemon.EventDropped(dropRefused)
+}
+
+// holders returns the pods that hold one of the devices, or a part of one of them.
+func (r *reporter) holders(ctx context.Context, devices []string) []kubeapi.Pod {
+	if r.daemon.Held == nil || r.daemon.Checkpoint == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, podsPatience)
+	defer cancel()
+	named, err := r.daemon.Held(ctx)
+	recorded, other := r.daemon.Checkpoint()
+	if err := errors.Join(err, other); err != nil {
+		klog.FromContext(ctx).V(2).Info("Cannot tell which pods hold the device", "reason", err.Error())
+		return nil
+	}
+	return pods(named, recorded.Held, withParts(r.statuses.Value(), devices))
+}
+
+// withParts returns the devices with the MIG devices on them.
+func withParts(s status.Status, devices []string) []string {
+	for _, d := range s.GPUs {
+		if d.GPU != "" && slices.Contains(devices, d.GPU) {
+			devices = append(devices[:len(devices):len(devices)], d.UUID)
+		}
+	}
+	return devices
+}
+
+// uidPrefix is how kubelet's checkpoint names a pod.
+const uidPrefix = "with UID "
+
+// pods returns the pods that hold one of the devices: PodResources has their names, and the checkpoint has their UIDs. A device for
+// which the checkpoint also has a pod that has ended is left out, as it cannot be told which UID is whose.
+func pods(named, recorded []kubelet.HeldDevice, devices []string) []kubeapi.Pod {
+	uids := map[[2]string][]string{} // by resource and ID
+	for _, h := range recorded {
+		key := [2]string{h.Resource, h.ID}
+		if uid, ok := strings.CutPrefix(h.Pod, uidPrefix); ok && !slices.Contains(uids[key], uid) {
+			uids[key] = append(uids[key], uid)
+		}
+	}
+	var found []kubeapi.Pod
+	for _, h := range named {
+		uuid, _, _ := strings.Cut(h.ID, "::")
+		namespace, name, ok := strings.Cut(h.Pod, "/")
+		of := uids[[2]string{h.Resource, h.ID}]
+		if !ok || len(of) != 1 || !slices.Contains(devices, uuid) {
+			continue
+		}
+		if pod := (kubeapi.Pod{Namespace: namespace, Name: name, UID: of[0]}); !slices.Contains(found, pod) && len(found) < maxEventPods {
+			found = append(found, pod)
+		}
+	}
+	return found
+}

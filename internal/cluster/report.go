@@ -1,0 +1,270 @@
+package cluster
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+)
+
+const (
+	// statusEvery is how often the daemon's status is read while nothing happens: no feed tells that the monitor is stuck.
+	statusEvery = 5 * time.Second
+	// statusPatience is how long the daemon may take to give its status.
+	statusPatience = 2 * time.Second
+	// ownWrite is how long what a write has returned counts, until the watch has told of it.
+	ownWrite = 10 * time.Minute
+)
+
+// The taint of a node of which no GPU is healthy.
+const (
+	taintKey    = "gpu-device-plugin.github.io/no-healthy-gpu"
+	taintEffect = "NoSchedule"
+)
+
+// gpuLabels are the labels of a node that is known to have GPUs, with the value true.
+var gpuLabels = []string{"nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present"}
+
+// A writer is the part of the API server's client that reports are written with.
+type writer interface {
+	WriteEvent(ctx context.Context, uid string, r kubeapi.EventRecord) error
+	PatchCondition(ctx context.Context, c kubeapi.Condition) (kubeapi.Node, error)
+	SetTaint(ctx context.Context, key, effect string, wanted bool, now time.Time) error
+}
+
+// A reporter tells the cluster how the node's GPUs are: by Events, a condition and a taint.
+type reporter struct {
+	daemon agent.Daemon
+	api    writer
+	nodes  *feed.Feed[kubeapi.Node]
+	clock  clock.WithDelayedExecution
+	// fraction, from 0 up to 1, is this process's own.
+	fraction float64
+
+	statuses *feed.Feed[status.Status] // the last one that could be read
+	queue    queue
+}
+
+func newReporter(d agent.Daemon, api writer, nodes *feed.Feed[kubeapi.Node], c clock.WithDelayedExecution) *reporter {
+	return &reporter{
+		daemon: d, api: api, nodes: nodes, clock: c, fraction: rand.Float64(),
+		statuses: feed.New(status.Status{}), queue: queue{changed: feed.New(struct{}{})},
+	}
+}
+
+// Run reports until ctx ends, and then returns nil.
+func (r *reporter) Run(ctx context.Context) error {
+	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithName("report"))
+	var loops sync.WaitGroup
+	defer loops.Wait()
+	for _, loop := range []func(context.Context){r.followStatus, r.findEvents, r.sendEvents, r.keepCondition, r.keepTaint} {
+		loops.Go(func() { loop(ctx) })
+	}
+	return nil
+}
+
+// reports reports whether something of f is written by a reporter.
+func reports(f config.Features) bool { return f.Events || f.Condition || f.Taint }
+
+// followStatus publishes the daemon's status when something changed, and every few seconds.
+func (r *reporter) followStatus(ctx context.Context) {
+	for {
+		_, looked := r.daemon.Snapshots.Latest()
+		_, offered := r.daemon.Offered.Latest()
+		_, refused := r.daemon.ConfigErrors.Latest()
+		c, configured := r.daemon.Configs.Latest()
+		var tick <-chan time.Time
+		if reports(c.Features) {
+			tick = r.clock.After(statusEvery)
+			asking, cancel := context.WithTimeout(ctx, statusPatience)
+			s, err := r.daemon.Status(asking)
+			cancel()
+			if err != nil {
+				s = r.statuses.Value() // readers see by its age that it is old
+			}
+			r.statuses.Publish(s)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-looked:
+		case <-offered:
+		case <-refused:
+		case <-configured:
+		case <-tick:
+		}
+	}
+}
+
+// findEvents puts into the queue what the daemon's statuses have to tell.
+func (r *reporter) findEvents(ctx context.Context) {
+	var history *report.History
+	for {
+		_, drained := r.queue.changed.Latest()
+		node, seen := r.nodes.Latest()
+		s, changed := r.statuses.Latest()
+		c, configured := r.daemon.Configs.Latest()
+		var again <-chan time.Time
+		switch {
+		case !c.Features.Events:
+			history = nil
+			r.queue.clear()
+		case node.UID == "" || s.Version == "" || report.Yields(s):
+		default:
+			if history == nil {
+				history = &report.History{}
+				there, _ := find(node.Conditions, c.Features.ConditionType)
+				labelled := slices.ContainsFunc(gpuLabels, func(l string) bool { return node.Labels[l] == "true" })
+				history.Recall(there.Message, there.Type != "" || labelled)
+			}
+			now := r.clock.Now()
+			batch := history.Next(s, now, r.queue.room())
+			r.queue.push(batch.Events)
+			for _, cause := range batch.Dropped {
+				r.daemon.EventDropped(cause)
+			}
+			if !batch.Again.IsZero() {
+				again = r.clock.After(batch.Again.Sub(now))
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-drained:
+		case <-seen:
+		case <-changed:
+		case <-configured:
+		case <-again:
+		}
+	}
+}
+
+// keepCondition keeps the node's condition.
+func (r *reporter) keepCondition(ctx context.Context) {
+	var written kubeapi.Node // as the last write returned it
+	var at time.Time
+	pace := report.Pace{}
+	nudge := r.newNudge()
+	kubeapi.Keep(ctx, r.clock, "condition", nudge.channels, func(ctx context.Context) error {
+		f, now := r.daemon.Configs.Value().Features, r.clock.Now()
+		s, node := r.statuses.Value(), r.nodes.Value()
+		if !f.Condition || node.UID == "" || report.Yields(s) {
+			pace = report.Pace{}
+			return nil
+		}
+		if written.UID == node.UID && written.After(node) && now.Sub(at) < ownWrite {
+			node = written
+		}
+		there, ok := find(node.Conditions, f.ConditionType)
+		wanted, told := report.Judge(s, now, ok)
+		if !told {
+			return nil
+		}
+		pace.Fraction, pace.Beat = r.fraction, f.ConditionInterval
+		var before *report.Condition
+		if ok {
+			before = &report.Condition{Status: there.Status, Reason: report.Reason(there.Reason), Message: there.Message}
+		}
+		due := pace.Due(before, there.LastHeartbeatTime, wanted, now)
+		if due.IsZero() || due.After(now) {
+			nudge.at(due, now)
+			return nil
+		}
+		c := kubeapi.Condition{
+			Type: f.ConditionType, Status: wanted.Status, Reason: string(wanted.Reason), Message: wanted.Message,
+			LastHeartbeatTime: now, LastTransitionTime: there.LastTransitionTime,
+		}
+		if !ok || there.Status != wanted.Status || there.LastTransitionTime.IsZero() {
+			c.LastTransitionTime = now
+		}
+		patched, err := r.api.PatchCondition(ctx, c)
+		if err != nil {
+			return err
+		}
+		written, at = patched, now
+		if f.ConditionInterval > 0 {
+			nudge.at(now.Add(f.ConditionInterval), now)
+		}
+		return nil
+	})
+}
+
+// keepTaint keeps the node's taint, and removes it where it is not wanted.
+func (r *reporter) keepTaint(ctx context.Context) {
+	pace := report.Pace{}
+	nudge := r.newNudge()
+	kubeapi.Keep(ctx, r.clock, "taint", nudge.channels, func(ctx context.Context) error {
+		f, now := r.daemon.Configs.Value().Features, r.clock.Now()
+		s, node := r.statuses.Value(), r.nodes.Value()
+		none, known := report.NoHealthyGPU(s)
+		if !f.Taint {
+			none, known = false, true
+		}
+		if node.UID == "" || !known || report.Yields(s) {
+			return nil
+		}
+		is := slices.ContainsFunc(node.Taints, func(t kubeapi.Taint) bool { return t.Key == taintKey && t.Effect == taintEffect })
+		due := pace.Due(asCondition(is), time.Time{}, *asCondition(none), now)
+		if due.IsZero() || due.After(now) {
+			nudge.at(due, now)
+			return nil
+		}
+		return r.api.SetTaint(ctx, taintKey, taintEffect, none, now)
+	})
+}
+
+// asCondition returns the condition that has the pace of a taint.
+func asCondition(tainted bool) *report.Condition {
+	if tainted {
+		return &report.Condition{Status: report.False}
+	}
+	return &report.Condition{Status: report.True}
+}
+
+func find(conditions []kubeapi.Condition, name string) (kubeapi.Condition, bool) {
+	i := slices.IndexFunc(conditions, func(c kubeapi.Condition) bool { return c.Type == name })
+	if i < 0 {
+		return kubeapi.Condition{}, false
+	}
+	return conditions[i], true
+}
+
+// A nudge wakes a loop when something of the node or its GPUs changed, or at a time.
+type nudge struct {
+	r     *reporter
+	fired *feed.Feed[struct{}]
+	timer clock.Timer
+}
+
+func (r *reporter) newNudge() *nudge { return &nudge{r: r, fired: feed.New(struct{}{})} }
+
+// channels returns what is closed when the loop has something to do.
+func (n *nudge) channels() []<-chan struct{} {
+	_, fired := n.fired.Latest()
+	_, seen := n.r.nodes.Latest()
+	_, changed := n.r.statuses.Latest()
+	_, configured := n.r.daemon.Configs.Latest()
+	return []<-chan struct{}{fired, seen, changed, configured}
+}
+
+// at has the loop wake up at a time, and not at the one that was given before; never if it is zero.
+func (n *nudge) at(due, now time.Time) {
+	if n.timer != nil {
+		n.timer.Stop()
+		n.timer = nil
+	}
+	if !due.IsZero() {
+		n.timer = n.r.clock.AfterFunc(due.Sub(now), func() { n.fired.Publish(struct{}{}) })
+	}
+}

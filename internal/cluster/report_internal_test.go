@@ -1,0 +1,245 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+)
+
+// One GPU that is lost and comes back: condition, Event and taint, there and back; taints and conditions of others stay.
+func TestReporter(t *testing.T) {
+	s := newStage(t)
+	d := s.start(everything, gpu(0, good))
+	s.until("healthy", s.hasCondition("True AllHealthy"))
+	first := time.Now()
+	d.gpus(gpu(0, gone))
+	s.until("lost", s.hasCondition("False GPULost: GPU-0 Lost: lost, cure: reconnect"))
+	s.until("an Event", s.hasEvents(map[string]int{"GPULost GPU-0": 1}))
+	s.until("tainted", s.tainted)
+	if took := time.Since(first); took > 20*time.Second {
+		t.Errorf("it took %v", took)
+	}
+	since := s.transition()
+	s.pass(2*time.Minute, time.Second)
+	d.gpus(gpu(0, good))
+	s.until("healthy again", s.hasCondition("True AllHealthy"))
+	s.until("both Events", s.hasEvents(map[string]int{"GPULost GPU-0": 1, "GPURecovered GPU-0": 1}))
+	s.until("not tainted", func() bool { return !s.tainted() })
+	if !s.transition().After(since) {
+		t.Errorf("the transition was at %v, before it was %v", s.transition(), since)
+	}
+	if diff := cmp.Diff([]string{"theirs"}, s.taints()); diff != "" {
+		t.Errorf("taints (-want +got):\n%s", diff)
+	}
+	n, _ := s.server.Node(nodeName)
+	if len(n.Status.Conditions) != 2 {
+		t.Errorf("conditions %v", n.Status.Conditions)
+	}
+}
+
+func (s *stage) transition() time.Time {
+	n, _ := s.server.Node(nodeName)
+	for _, c := range n.Status.Conditions {
+		if c.Type == "GPUHealthy" {
+			return c.LastTransitionTime.Time
+		}
+	}
+	return time.Time{}
+}
+
+// A second fault keeps the time at which the condition became False. In steady state there is less than one write an hour, with the slow
+// repeat, and none without it.
+func TestWritesInSteadyState(t *testing.T) {
+	s := newStage(t)
+	d := s.start(everything, gpu(0, bad), gpu(1, good))
+	s.until("one bad", s.hasCondition("False GPUUnhealthy: GPU-0"))
+	since := s.transition()
+	s.pass(10*time.Second, time.Second)
+	d.gpus(gpu(0, bad), gpu(1, gone))
+	s.until("two bad", s.hasCondition("False GPULost: GPU-0 Unhealthy: hang, cure: reset; GPU-1"))
+	if !s.transition().Equal(since) {
+		t.Errorf("the transition was at %v, want %v", s.transition(), since)
+	}
+	s.until("Events and taint", func() bool { return len(s.server.Events()) == 2 && s.tainted() })
+	s.pass(10*time.Second, time.Second)
+	writes := s.server.Writes()
+	s.pass(6*time.Hour, 10*time.Second)
+	if n := s.server.Writes() - writes; n < 4 || n > 8 {
+		t.Errorf("%d writes in 6 hours, want one an hour", n)
+	}
+	quiet := everything
+	quiet.ConditionInterval = 0
+	d.Configs.Publish(config.Config{Features: quiet})
+	s.pass(10*time.Second, time.Second)
+	writes = s.server.Writes()
+	s.pass(3*time.Hour, 10*time.Second)
+	if n := s.server.Writes() - writes; n != 0 {
+		t.Errorf("%d writes in 3 hours without the repeat", n)
+	}
+}
+
+// A node without GPUs and without a driver gets nothing.
+func TestNodeWithoutGPUs(t *testing.T) {
+	s := newStage(t)
+	d := s.start(everything)
+	s.pass(5*time.Minute, time.Second)
+	d.set(status.Status{Version: "v1", Stale: "no driver"})
+	s.pass(5*time.Minute, time.Second)
+	if n := s.server.Writes(); n != 0 {
+		t.Errorf("%d writes", n)
+	}
+}
+
+// A daemon that starts again says nothing twice. What changed while there was none is said. The first one may be killed while the API
+// server is away.
+func TestRestart(t *testing.T) {
+	s := newStage(t)
+	first := s.start(everything, gpu(0, good), gpu(1, gone))
+	s.until("one is lost", func() bool { return s.hasCondition("False")() && len(s.server.Events()) == 1 })
+	first.stop()
+	writes := s.server.Writes()
+	second := s.start(everything, gpu(0, good), gpu(1, gone))
+	s.pass(10*time.Minute, time.Second)
+	if n := s.server.Writes() - writes; n != 0 {
+		t.Errorf("%d writes after a restart with the same state", n)
+	}
+	s.server.Stop()
+	second.gpus(gpu(0, bad), gpu(1, gone))
+	s.pass(time.Minute, time.Second)
+	second.stop()
+	if err := s.server.Resume(); err != nil {
+		t.Fatal(err)
+	}
+	third := s.start(everything, gpu(0, bad), gpu(1, good))
+	want := map[string]int{"GPULost GPU-1": 1, "GPUUnhealthy GPU-0": 1, "GPURecovered GPU-1": 1}
+	s.until("what changed", func() bool { return s.hasEvents(want)() && s.hasCondition("False GPUUnhealthy: GPU-0")() })
+	third.stop()
+
+	// Without a condition, the Event's name says what was said.
+	only := config.Features{Events: true, ConditionType: "GPUHealthy"}
+	s.change(func(n *corev1.Node) { n.Status.Conditions = n.Status.Conditions[:0] })
+	s.start(only, gpu(0, bad), gpu(1, good))
+	s.pass(5*time.Minute, time.Second)
+	if !s.hasEvents(want)() {
+		t.Errorf("after a start without the condition: %v", s.events())
+	}
+}
+
+// Two daemons on one node say what happens once, and do not write in turn. One that no longer serves kubelet is silent, whatever it knows.
+func TestTwoDaemons(t *testing.T) {
+	s := newStage(t)
+	elder := s.start(everything, gpu(0, good))
+	s.until("healthy", s.hasCondition("True"))
+	younger := s.start(everything, gpu(0, good))
+	s.pass(time.Minute, time.Second)
+	writes := s.conditionWrites()
+	for _, d := range []*daemon{elder, younger} {
+		d.gpus(gpu(0, bad))
+	}
+	s.until("bad", func() bool {
+		return s.hasCondition("False")() && s.hasEvents(map[string]int{"GPUUnhealthy GPU-0": 1})()
+	})
+	s.pass(10*time.Minute, time.Second)
+	if n := s.conditionWrites() - writes; n > 2 {
+		t.Errorf("%d writes of the condition for one fault", n)
+	}
+	elder.mu.Lock()
+	silent := elder.status
+	elder.mu.Unlock()
+	silent.Resources = []status.Resource{{Name: "nvidia.com/gpu", Server: "silent: another server has registered"}}
+	silent.GPUs = []status.Device{gpu(0, good)}
+	elder.set(silent)
+	writes = s.server.Writes()
+	s.pass(30*time.Minute, time.Second)
+	if n := s.server.Writes() - writes; n > 1 || !s.hasCondition("False")() {
+		t.Errorf("%d writes by daemons of which one is silent; %s", n, s.condition())
+	}
+	if !s.hasEvents(map[string]int{"GPUUnhealthy GPU-0": 1})() {
+		t.Errorf("Events %v", s.events())
+	}
+}
+
+// Features that are switched on and off while the daemon runs. The taint goes when it is no longer wanted.
+func TestFeaturesAtRunTime(t *testing.T) {
+	s := newStage(t)
+	d := s.start(config.Features{ConditionType: "GPUHealthy"}, gpu(0, bad))
+	s.pass(time.Minute, time.Second)
+	if n := s.server.Writes(); n != 0 {
+		t.Errorf("%d writes with all off", n)
+	}
+	d.Configs.Publish(config.Config{Features: everything})
+	s.until("all on", func() bool { return s.tainted() && s.hasCondition("False")() && len(s.server.Events()) == 1 })
+	other := everything
+	other.Taint, other.ConditionType = false, "Other"
+	d.Configs.Publish(config.Config{Features: other})
+	s.until("not tainted", func() bool { return !s.tainted() })
+	s.until("the other type", func() bool {
+		n, err := s.server.Node(nodeName)
+		return err == nil && slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == "Other" })
+	})
+}
+
+// The pods that hold the device get the Event too; one whose namespace refuses it keeps nothing from being written.
+func TestPodEvents(t *testing.T) {
+	s := newStage(t)
+	f := everything
+	f.PodEvents = true
+	held := func(id, pod string) kubelet.HeldDevice {
+		return kubelet.HeldDevice{Resource: "nvidia.com/gpu", ID: id, Pod: pod}
+	}
+	d := s.start(f, gpu(0, good), gpu(1, good))
+	d.stop()
+	d.Held = func(context.Context) ([]kubelet.HeldDevice, error) {
+		return []kubelet.HeldDevice{held("GPU-0::1", "a/one"), held("GPU-0::2", "b/two"), held("GPU-1", "c/three")}, nil
+	}
+	d.Checkpoint = func() (kubelet.Checkpoint, error) {
+		return kubelet.Checkpoint{Held: []kubelet.HeldDevice{
+			held("GPU-0::1", "with UID 1"), held("GPU-0::2", "with UID 2"), held("GPU-1", "with UID 3"), held("GPU-1", "with UID 4"),
+		}}, nil
+	}
+	client := kubeapi.New(kubeapi.Options{Kubeconfig: s.server.Kubeconfig(), Node: nodeName, Version: "v1"})
+	ctx, cancel := context.WithCancel(t.Context())
+	var tasks sync.WaitGroup
+	tasks.Go(func() { client.Watch(ctx, clock.RealClock{}) })
+	tasks.Go(func() { _ = newReporter(d.Daemon, client, client.Nodes(), s.clock).Run(ctx) })
+	t.Cleanup(func() { cancel(); tasks.Wait() })
+	s.until("healthy", s.hasCondition("True"))
+	d.gpus(gpu(0, bad), gpu(1, bad))
+	about := func() []string {
+		var all []string
+		for _, e := range s.server.Events() {
+			all = append(all, fmt.Sprintf("%s %s/%s", e.Regarding.Kind, e.Regarding.Namespace, e.Regarding.Name))
+		}
+		slices.Sort(all)
+		return all
+	}
+	want := []string{"Node /node-1", "Node /node-1", "Pod a/one", "Pod b/two"} // whose UID is 3 or 4 cannot be told
+	s.until("Events of pods", func() bool { return cmp.Equal(want, about()) })
+}
+
+// The devices of pods, by ID: shared, MIG devices on a GPU, pods without a UID, and others.
+func TestPods(t *testing.T) {
+	t.Parallel()
+	held := func(resource, id, pod string) kubelet.HeldDevice {
+		return kubelet.HeldDevice{Resource: resource, ID: id, Pod: pod}
+	}
+	named := []kubelet.HeldDevice{held("r", "MIG-1", "a/one"), held("r", "GPU-9", "a/two"), held("x", "GPU-1", "a/three"), held("r", "GPU-1", "no name")}
+	recorded := []kubelet.HeldDevice{held("r", "MIG-1", "with UID 1"), held("r", "GPU-9", "with UID 2"), held("r", "GPU-1", "with UID 3")}
+	s := status.Status{GPUs: []status.Device{{UUID: "GPU-1"}, {UUID: "MIG-1", GPU: "GPU-1"}, {UUID: "MIG-2", GPU: "GPU-9"}}}
+	got := pods(named, recorded, withParts(s, []string{"GPU-1"}))
+	if diff := cmp.Diff([]kubeapi.Pod{{Namespace: "a", Name: "one", UID: "1"}}, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}

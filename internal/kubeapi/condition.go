@@ -1,0 +1,56 @@
+package kubeapi
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+)
+
+// The media types of patches.
+const (
+	mergePatch          = "application/merge-patch+json"
+	strategicMergePatch = "application/strategic-merge-patch+json"
+)
+
+// PatchCondition writes one condition of the own node, and nothing else of its status. Times are written to the second. It returns the
+// node as it is then.
+func (c *Client) PatchCondition(ctx context.Context, condition Condition) (Node, error) {
+	condition.LastHeartbeatTime = condition.LastHeartbeatTime.UTC().Truncate(time.Second)
+	condition.LastTransitionTime = condition.LastTransitionTime.UTC().Truncate(time.Second)
+	var patch struct {
+		Status struct {
+			Conditions []Condition `json:"conditions"` // merged by type
+		} `json:"status"`
+	}
+	patch.Status.Conditions = []Condition{condition}
+	return c.patchNode(ctx, "/status", strategicMergePatch, patch)
+}
+
+// patchNode patches the own node, or a subresource of it. It returns the node as it is then.
+func (c *Client) patchNode(ctx context.Context, subresource, contentType string, patch any) (Node, error) {
+	body, err := json.Marshal(patch)
+	if err != nil {
+		return Node{}, fmt.Errorf("encode a patch of the node: %w", err)
+	}
+	answer, err := c.send(ctx, request{
+		verb: http.MethodPatch, path: nodesPath + "/" + c.node + subresource, contentType: contentType, body: body,
+	})
+	if err != nil {
+		return Node{}, err
+	}
+	var n nodeObject
+	if err := json.Unmarshal(answer, &n); err != nil {
+		return Node{}, fmt.Errorf("read the answer of the API server: %w", err)
+	}
+	return n.node(), nil
+}
+
+// After reports whether n is a later version of the same node than other.
+func (n Node) After(other Node) bool {
+	mine, err := strconv.ParseUint(n.ResourceVersion, 10, 64)
+	theirs, otherErr := strconv.ParseUint(other.ResourceVersion, 10, 64)
+	return err == nil && otherErr == nil && n.UID == other.UID && mine > theirs
+}
