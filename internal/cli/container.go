@@ -60,7 +60,7 @@ func (c container) String() string {
 	return fmt.Sprintf("devices: %s; device nodes: %s", list(c.names), list(c.nodes))
 }
 
-var gpuNode = regexp.MustCompile(`^nvidia[0-9]+$`)
+var gpuNode = regexp.MustCompile(`^nvidia\d+$`)
 
 // readContainer reads what the container with this root directory and value of NVIDIA_VISIBLE_DEVICES got.
 func readContainer(root, visible string) (container, error) {

@@ -355,7 +355,6 @@ func TestChartRefusesValues(t *testing.T) {
 		{"nothing to install", "{devicePlugin: {enabled: false}}", "do not install it"},
 		{"Events of pods alone", "{features: {podEvents: true}}", "features.podEvents needs features.events"},
 		{"a label that chooses among no files", "{features: {nodeConfig: true}}", "neither is given"},
-		{"a label that chooses for MPS", "{features: {nodeConfig: true}, mps: {enabled: true}, config: {name: a, default: b}}", "features.nodeConfig and MPS"},
 		{"two ConfigMaps", "{config: {name: a, map: {b: c}}}", "config.map and config.name are both given"},
 		{"no file chosen", "{config: {map: {a: b, c: d}}}", "config.default is empty"},
 		{"several files, and only a single one may be chosen", "{config: {fallbackStrategies: [single], map: {a: b, default: d}}}", "config.default is empty"},

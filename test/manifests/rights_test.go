@@ -211,6 +211,25 @@ func TestFeatureValues(t *testing.T) {
 	}
 }
 
+// TestChoiceOfMPS: the MPS control daemon follows the label of the node, too.
+func TestChoiceOfMPS(t *testing.T) {
+	t.Parallel()
+	const files = "config: {map: {a: \"sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\", b: \"\"}}"
+	objects := decode(t, "chart", render(t, "{features: {nodeConfig: true}, "+files+"}"))
+	pod := daemonSet(t, objects, "gpu-device-plugin-mps-control-daemon").Spec.Template.Spec
+	env := map[string]string{}
+	for _, e := range pod.Containers[0].Env {
+		env[e.Name] = e.Value
+	}
+	if env["CONFIG_FILE_SRCDIR"] != "/config" || env["FALLBACK_STRATEGIES"] != "named,single" || env["CONFIG_FILE"] != "" {
+		t.Errorf("env %v", env)
+	}
+	if pod.ServiceAccountName != "gpu-device-plugin" || !*pod.AutomountServiceAccountToken || pod.Containers[0].Command[0] != "gpu-node-agent" {
+		t.Errorf("account %q, token %t, command %v", pod.ServiceAccountName, *pod.AutomountServiceAccountToken, pod.Containers[0].Command)
+	}
+	mounts(t, pod)
+}
+
 // TestTaintIsTolerated: the daemon's own pods come to the node that it tainted.
 func TestTaintIsTolerated(t *testing.T) {
 	t.Parallel()

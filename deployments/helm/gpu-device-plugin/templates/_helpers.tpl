@@ -68,6 +68,24 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- $file }}
 {{- end }}
 
+{{- /* The variables that say which configuration file counts, or how the label of the node chooses it. */}}
+{{- define "gpu-device-plugin.configEnv" -}}
+{{- if .Values.features.nodeConfig }}
+- {name: CONFIG_FILE_SRCDIR, value: /config}
+{{- range list
+  (list "NODE_LABEL" .Values.features.nodeConfigLabel)
+  (list "DEFAULT_CONFIG" .Values.config.default)
+  (list "FALLBACK_STRATEGIES" (join "," .Values.config.fallbackStrategies))
+}}
+{{- if last . }}
+- {name: {{ first . }}, value: {{ last . | toString | quote }}}
+{{- end }}
+{{- end }}
+{{- else if include "gpu-device-plugin.configMap" . }}
+- {name: CONFIG_FILE, value: {{ printf "/config/%s" (include "gpu-device-plugin.configFile" .) | quote }}}
+{{- end }}
+{{- end }}
+
 {{- /* The configuration files that may count, as a JSON list of texts, as far as the chart can see them: not those of config.name. */}}
 {{- define "gpu-device-plugin.files" -}}
 {{- $files := list }}
@@ -212,9 +230,6 @@ runtime may be set up to ignore NVIDIA_VISIBLE_DEVICES of containers without it,
 {{- if .Values.features.nodeConfig }}
 {{- if not (or .Values.config.map .Values.config.name) }}
 {{- fail "features.nodeConfig: a label of the node chooses one of the files of config.map or config.name, and neither is given" }}
-{{- end }}
-{{- if include "gpu-device-plugin.mps" . }}
-{{- fail "features.nodeConfig and MPS: the MPS control daemon reads one configuration file; leave one of both out" }}
 {{- end }}
 {{- end }}
 {{- end }}
