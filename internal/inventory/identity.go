@@ -25,7 +25,8 @@ var (
 )
 
 // Identify returns the Snapshot without the GPUs and MIG devices that cannot be named or told apart. They are in LeftOut, with
-// the reason. Of devices with the same UUID, the one stays that had it in the last Snapshot; if there is none, the first.
+// the reason. Of devices with the same UUID, the one stays that had it in the last Snapshot; if there is none, the first. A driver's
+// version that cannot be shown is in quotes.
 func Identify(s, last Snapshot) Snapshot {
 	before, owners := map[string]place{}, map[string]place{} // by UUID
 	for uuid, p := range last.places() {
@@ -44,6 +45,9 @@ func Identify(s, last Snapshot) Snapshot {
 			return fmt.Sprintf("its UUID %s is that of another device", shown(uuid))
 		}
 		return ""
+	}
+	if version := s.Driver.Version; len(version) > maxName || !isPlain(version) { // it is shown and looked for in file names only
+		s.Driver.Version = shown(version)
 	}
 	sound := s
 	sound.GPUs, sound.LeftOut = nil, slices.Clone(s.LeftOut)

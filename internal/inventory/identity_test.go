@@ -56,6 +56,19 @@ func TestIdentify(t *testing.T) {
 }
 
 // TestIdentifyMIGDevices: of a GPU's MIG devices, only those are left out that cannot be named. A GPU has no name with slashes.
+func TestDriverVersionsThatCannotBeShown(t *testing.T) {
+	t.Parallel()
+	for version, want := range map[string]string{
+		"580.95.05": "580.95.05", "": "", "580\n\x1b[31m": `"580\n\x1b[31m"`, "580\xff": `"580\xff"`,
+		strings.Repeat("5", 97): `"` + strings.Repeat("5", 40) + `"... (97 bytes)`,
+	} {
+		got := inventory.Identify(inventory.Snapshot{Driver: inventory.Driver{Version: version}}, inventory.Snapshot{}).Driver.Version
+		if got != want {
+			t.Errorf("version %q is shown as %s, want %s", version, got, want)
+		}
+	}
+}
+
 func TestIdentifyMIGDevices(t *testing.T) {
 	t.Parallel()
 	const old = "MIG-GPU-0a1b/13/0"
