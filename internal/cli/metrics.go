@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/utils/clock"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
@@ -22,7 +23,7 @@ func (d *daemon) serveMetrics(ctx context.Context) error {
 	pods := feed.New(telemetry.PodDevices{})
 	var followers sync.WaitGroup // they end with ctx, as the server does
 	defer followers.Wait()
-	followers.Go(func() { d.followMetrics(ctx, address, gpus) })
+	followers.Go(func() { followMetrics(ctx, d.watcher.Configs(), address, gpus, d.monitor.SetSampling) })
 	followers.Go(func() { telemetry.FollowPods(ctx, d.account, gpus, pods, clock.RealClock{}) })
 	return telemetry.New(telemetry.Options{
 		Address: address, Status: d.status, Stuck: d.liveness.Stuck, Ready: d.awaitReady,
@@ -42,17 +43,25 @@ func (d *daemon) gpuMetrics(settings *feed.Feed[telemetry.GPUSettings], pods *fe
 	}
 }
 
-// gcPercent has garbage collected earlier than by default: a scrape leaves a megabyte of it, and the daemon itself needs little memory.
-const gcPercent = 50
+// gcPercent has garbage collected earlier than by default while metrics are served: a scrape leaves up to a megabyte of it, and the
+// daemon itself needs little memory.
+const (
+	gcPercent        = 50
+	gcPercentDefault = 100
+)
 
 // headStart is how long after the start of the process GPUs are not measured: they are registered first.
 const headStart = time.Second
 
-// followMetrics publishes the address of each Config that has another one than the last, and has GPUs measured as each says.
-func (d *daemon) followMetrics(ctx context.Context, address *feed.Feed[string], gpus *feed.Feed[telemetry.GPUSettings]) {
+// followMetrics publishes the address of each Config that has another one than the last, and has GPUs measured by sample as each says.
+func followMetrics(
+	ctx context.Context, configs *feed.Feed[config.Config], address *feed.Feed[string], gpus *feed.Feed[telemetry.GPUSettings],
+	sample func(context.Context, monitor.Sampling) error,
+) {
 	over, registering := time.After(headStart), true
+	percent := gcPercentDefault
 	for {
-		c, changed := d.watcher.Configs().Latest()
+		c, changed := configs.Latest()
 		if c.MetricsAddress != address.Value() {
 			address.Publish(c.MetricsAddress)
 		}
@@ -66,8 +75,13 @@ func (d *daemon) followMetrics(ctx context.Context, address *feed.Feed[string], 
 			}
 			continue
 		}
-		if c.MetricsAddress != "" && os.Getenv("GOGC") == "" {
-			debug.SetGCPercent(gcPercent)
+		want := gcPercentDefault
+		if c.MetricsAddress != "" {
+			want = gcPercent
+		}
+		if want != percent && os.Getenv("GOGC") == "" {
+			percent = want
+			debug.SetGCPercent(percent)
 		}
 		var settings telemetry.GPUSettings
 		var sampling monitor.Sampling
@@ -78,7 +92,7 @@ func (d *daemon) followMetrics(ctx context.Context, address *feed.Feed[string], 
 		if settings != gpus.Value() {
 			gpus.Publish(settings)
 		}
-		_ = d.monitor.SetSampling(ctx, sampling) // it cannot be reached when the daemon ends
+		_ = sample(ctx, sampling) // it cannot be reached when the daemon ends
 		select {
 		case <-ctx.Done():
 			return

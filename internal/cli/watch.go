@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
 	"strings"
 	"time"
 
@@ -27,12 +28,13 @@ func (d *daemon) streams() map[string]control.Stream {
 	return map[string]control.Stream{callStatusWatch: d.watch}
 }
 
-// watch sends the status now, and again whenever it is another one. Nothing of this runs while nobody watches. A client that is slow
+// watch sends the status now, and again whenever more of it changes than the time of the last look. Nothing of this runs while nobody
+// watches. A client that is slow
 // receives the newest status, not every one.
 func (d *daemon) watch(ctx context.Context, send func(any) error) error {
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
-	var sent []byte
+	var sent status.Status
 	for {
 		_, looked := d.monitor.Snapshots().Latest()
 		_, offered := d.set.Offered().Latest()
@@ -45,15 +47,13 @@ func (d *daemon) watch(ctx context.Context, send func(any) error) error {
 		if err != nil {
 			return err
 		}
-		encoded, err := json.Marshal(s)
-		if err != nil {
-			return fmt.Errorf("encode the status: %w", err)
-		}
-		if !bytes.Equal(encoded, sent) {
-			if err := send(json.RawMessage(encoded)); err != nil {
+		now := s
+		now.Looked = sent.Looked // each look changes it
+		if !reflect.DeepEqual(now, sent) {
+			if err := send(s); err != nil {
 				return err
 			}
-			sent = encoded
+			sent = s
 		}
 		select {
 		case <-ctx.Done():

@@ -17,7 +17,8 @@ func TestMetricsAddress(t *testing.T) {
 		":0":             `port "0" is not a number from 1 to 65535`,
 		":65536":         `port "65536" is not a number from 1 to 65535`,
 		":http":          `port "http" is not a number`,
-		"[]:":            `port "" is not a number`,
+		":":              `port "" is not a number`,
+		"[]:9400":        `"[]" is not an IP address`,
 	} {
 		t.Run(address, func(t *testing.T) {
 			t.Parallel()

@@ -317,6 +317,9 @@ func setAddress(field func(*Config) *string) func(*Config, string) error {
 		if err != nil {
 			return fmt.Errorf("%q is not host:port, such as :9400, 127.0.0.1:9400 or [::1]:9400", address)
 		}
+		if strings.HasPrefix(address, "[]") {
+			host = "[]"
+		}
 		if _, err := netip.ParseAddr(host); host != "" && err != nil {
 			return fmt.Errorf("%q is not an IP address, such as 127.0.0.1 or [::1]; leave it empty for all addresses", host)
 		}

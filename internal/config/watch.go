@@ -218,8 +218,8 @@ func (w *Watcher) look(ctx context.Context, path string, seen []byte, asked bool
 		logger.Info("Configuration warning", "path", path, "warning", warning.String())
 	}
 	logger.Info("Configuration changed", "path", path)
+	w.changes.Add(1) // before the feed wakes anybody who asks for the generation
 	w.configs.Publish(next)
-	w.changes.Add(1)
 	return data
 }
 

@@ -3,7 +3,7 @@ package monitor
 import (
 	"context"
 	"errors"
-	"slices"
+	"maps"
 	"sync/atomic"
 	"time"
 
@@ -144,6 +144,13 @@ func (l *loop) endSamples(ctx context.Context, results []sampled) {
 			}
 		}
 	}
+	there := map[string]bool{}
+	for _, g := range l.state.scan.GPUs {
+		there[g.UUID] = true
+	}
+	maps.DeleteFunc(s.last, func(uuid string, _ inventory.Sample) bool { return !there[uuid] })
+	maps.DeleteFunc(s.xids, func(uuid string, _ uint64) bool { return !there[uuid] })
+	maps.DeleteFunc(s.failed, func(uuid, _ string) bool { return !there[uuid] })
 	if s.Every == 0 {
 		return
 	}
@@ -152,13 +159,6 @@ func (l *loop) endSamples(ctx context.Context, results []sampled) {
 		if sample, ok := s.last[g.UUID]; ok {
 			sample.LastXID = s.xids[g.UUID]
 			all = append(all, sample)
-		}
-	}
-	for uuid := range s.last {
-		if !slices.ContainsFunc(all, func(a inventory.Sample) bool { return a.UUID == uuid }) {
-			delete(s.last, uuid)
-			delete(s.xids, uuid)
-			delete(s.failed, uuid)
 		}
 	}
 	s.feed.Publish(all)

@@ -1,6 +1,7 @@
 package monitor_test
 
 import (
+	"errors"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -245,6 +246,27 @@ func TestLastXID(t *testing.T) {
 			if got := s.Samples().Value()[i].LastXID; got != want {
 				t.Errorf("the last XID of GPU %d is %d, want %d", i, got, want)
 			}
+		}
+	})
+}
+
+// TestGPUThatIsGoneIsForgotten: of a GPU that went before it could be measured nothing is known when it comes back.
+func TestGPUThatIsGoneIsForgotten(t *testing.T) {
+	n := newNode(2)
+	n.sampleErr = map[string]error{uuid(1): errors.New("no")}
+	watch(t, n, func(t *testing.T, m *monitor.Monitor) {
+		if err := m.SetSampling(t.Context(), monitor.Sampling{Every: sampleEvery}); err != nil {
+			t.Fatal(err)
+		}
+		n.xid(1, 13)
+		pass(time.Minute)
+		n.set(func(n *node) { n.gpus = n.gpus[:1] })
+		pass(time.Minute)
+		n.set(func(n *node) { n.gpus, n.sampleErr = append(n.gpus, gpu(1)), nil })
+		pass(time.Minute)
+		samples := m.Samples().Value()
+		if len(samples) != 2 || samples[1].LastXID != 0 {
+			t.Errorf("samples %+v, want two, without an XID", samples)
 		}
 	})
 }

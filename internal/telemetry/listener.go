@@ -1,10 +1,14 @@
 package telemetry
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
 )
 
 // A listener bounds the connections that are open at a time. When there are too many, it closes the oldest one of the client that
@@ -12,6 +16,7 @@ import (
 type listener struct {
 	net.Listener
 	most int
+	log  klog.Logger
 
 	mu   sync.Mutex // guards open
 	open []*conn    // in the order in which they came
@@ -24,11 +29,21 @@ type conn struct {
 	closed func(*conn)
 }
 
-// Accept implements net.Listener.
+// acceptAgain is how long after a connection could not be accepted, as without descriptors, the next try is.
+const acceptAgain = 500 * time.Millisecond
+
+// Accept implements net.Listener. It returns an error only when the listener was closed; net/http would log each other one.
 func (l *listener) Accept() (net.Conn, error) {
 	accepted, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
+	for logged := false; err != nil; accepted, err = l.Listener.Accept() {
+		if errors.Is(err, net.ErrClosed) {
+			return nil, err
+		}
+		if !logged {
+			l.log.Info("Cannot accept connections for metrics and probes", "reason", err.Error())
+			logged = true
+		}
+		<-time.After(acceptAgain)
 	}
 	c := &conn{Conn: accepted, closed: l.remove}
 	if from, ok := accepted.RemoteAddr().(*net.TCPAddr); ok {

@@ -136,7 +136,9 @@ func (s *Exporter) serve(ctx context.Context, address string) error {
 		ErrorLog:       log.New(httpErrors{klog.FromContext(ctx)}, "", 0),
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(&listener{Listener: socket, most: maxConnections}) }()
+	go func() {
+		ended <- server.Serve(&listener{Listener: socket, most: maxConnections, log: klog.FromContext(ctx)})
+	}()
 	select {
 	case err := <-ended:
 		return fmt.Errorf("serve metrics: %w", err)

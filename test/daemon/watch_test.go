@@ -230,3 +230,47 @@ func TestFirstLineOfStatus(t *testing.T) {
 		s.firstLine("ready: ")
 	})
 }
+
+// TestWatchOfNoChange: while nothing changes but the time of the last look, nothing is sent.
+func TestWatchOfNoChange(t *testing.T) {
+	t.Parallel()
+	s := serving(t, node.Setup{})
+	looked := func() (at time.Time) {
+		var now told.Status
+		if err := control.Call(t.Context(), s.ControlSocket(), "status", nil, &now); err != nil {
+			t.Fatal(err)
+		}
+		return now.Looked
+	}
+	looks := func(n int) {
+		for range n {
+			before := looked()
+			s.eventually("there is another look", func() bool { return looked().After(before) })
+		}
+	}
+	looks(2) // what follows the start has come
+	ctx, cancel := context.WithCancel(t.Context())
+	sent, ended := make(chan told.Status, 100), make(chan error, 1)
+	go func() {
+		ended <- control.Follow(ctx, s.ControlSocket(), "status.watch", func(now told.Status) error {
+			sent <- now
+			return nil
+		})
+	}()
+	<-sent
+	looks(3)
+	for len(sent) > 0 {
+		t.Errorf("sent %+v", <-sent)
+	}
+	s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "3", XID: 79})
+	s.eventually("the change is sent", func() bool {
+		select {
+		case now := <-sent:
+			return strings.Contains(now.Summary.Text, "GPU 3 Lost")
+		default:
+			return false
+		}
+	})
+	cancel()
+	<-ended
+}
