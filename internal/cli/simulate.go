@@ -64,6 +64,7 @@ var faultCommands = []faultCommand{
 	{simulator.KindPersistence, "Switch persistence mode on or off", []string{"gpu", "state"}},
 	{simulator.KindProcesses, "Set the number of compute processes on a GPU", []string{"gpu", "count"}},
 	{simulator.KindDriver, "Unload or replace the driver", []string{"driver"}},
+	{simulator.KindReset, "Reset a GPU: it loses its MIG instances and its faults", []string{"gpu"}},
 	{simulator.KindReboot, "Restart the node: a new boot ID, and GPUs without faults", nil},
 }
 

@@ -9,6 +9,7 @@ import (
 // changeable are the calls that can be made to return another value.
 var changeable = []string{
 	"DeviceGetCount", "DeviceGetMaxMigDeviceCount", "DeviceGetMinorNumber", "DeviceGetName", "DeviceGetUUID",
+	"DeviceSetMigMode", // how the activation went: a return code
 }
 
 // An answer makes a call return another value.

@@ -16,6 +16,10 @@
 //   - An event is delivered to every event set that was registered for it when it happened, and lost otherwise. A set
 //     with a lost GPU in it answers GPU_IS_LOST to every wait, without waiting, once its queue is empty.
 //   - A GPU that is plugged in or unplugged gives a system event from R575 on. A session has one set of these at most.
+//   - GPU instances and compute instances are created and destroyed with the placements of the model. One that is in use stays. On
+//     Ampere a mode that cannot be changed now is pending until a reset, and outlives resets; later generations lose it with one.
+//     Instances are lost with every reset and restart. Whether a MIG device keeps its index, its UUID and its minors, and which
+//     IDs the driver chooses, NVIDIA does not say: here others keep theirs, and IDs are given again, the lowest first.
 //   - A driver that has no user any more makes a GPU without persistence mode forget its compute mode and its volatile counts.
 //   - A function newer than the driver of the profile does not exist: LookupSymbol says so, and calling it panics, as
 //     it ends a process that uses the real library. Newer event types and field values are not supported.

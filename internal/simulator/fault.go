@@ -77,7 +77,8 @@ const (
 	KindNVLink         Kind = "nvlink"              // an NVLink stops working
 	KindProcesses      Kind = "processes"           // so many processes compute on the GPU, or on a MIG device
 	KindDriver         Kind = "driver"              // the driver is unloaded or replaced
-	KindReboot         Kind = "reboot"              // the machine restarts: another boot ID, and all GPUs as new
+	KindReset          Kind = "reset"               // a GPU is reset: it loses its MIG instances, from Hopper on the mode too
+	KindReboot         Kind = "reboot"              // the machine restarts: another boot ID, and all GPUs as new and reset
 )
 
 // A rule says what a kind of fault takes and does.
@@ -124,6 +125,7 @@ func rules() map[Kind]rule {
 		KindNVLink:         {oneGPU, []string{"link"}, (*Node).nvlinkLocked},
 		KindProcesses:      {oneGPU, []string{"count"}, (*Node).processesLocked},
 		KindDriver:         {noGPU, []string{"driver"}, (*Node).driverLocked},
+		KindReset:          {oneGPU, nil, (*Node).resetLocked},
 		KindReboot:         {noGPU, nil, (*Node).rebootLocked},
 	}
 }
@@ -346,8 +348,11 @@ var returns = map[string]nvml.Return{
 
 // calls are the functions that the simulator has, besides those that never reach the driver.
 var calls = []string{
+	"ComputeInstanceDestroy",
 	"ComputeInstanceGetInfo",
 	"DeviceClearEccErrorCounts",
+	"DeviceCreateGpuInstance",
+	"DeviceCreateGpuInstanceWithPlacement",
 	"DeviceGetArchitecture",
 	"DeviceGetAttributes",
 	"DeviceGetClockInfo",
@@ -366,6 +371,7 @@ var calls = []string{
 	"DeviceGetGpuInstanceId",
 	"DeviceGetGpuInstancePossiblePlacements",
 	"DeviceGetGpuInstanceProfileInfo",
+	"DeviceGetGpuInstanceRemainingCapacity",
 	"DeviceGetGpuInstances",
 	"DeviceGetGridLicensableFeatures",
 	"DeviceGetHandleByIndex",
@@ -400,6 +406,7 @@ var calls = []string{
 	"DeviceRegisterEvents",
 	"DeviceResetApplicationsClocks",
 	"DeviceSetComputeMode",
+	"DeviceSetMigMode",
 	"EventSetCreate",
 	"EventSetFree",
 	"EventSetWait",
@@ -408,8 +415,13 @@ var calls = []string{
 	"GpmQueryDeviceSupport",
 	"GpmSampleAlloc",
 	"GpmSampleGet",
+	"GpuInstanceCreateComputeInstance",
+	"GpuInstanceCreateComputeInstanceWithPlacement",
+	"GpuInstanceDestroy",
 	"GpuInstanceGetComputeInstanceById",
+	"GpuInstanceGetComputeInstancePossiblePlacements",
 	"GpuInstanceGetComputeInstanceProfileInfo",
+	"GpuInstanceGetComputeInstanceRemainingCapacity",
 	"GpuInstanceGetComputeInstances",
 	"GpuInstanceGetInfo",
 	"Init",

@@ -204,7 +204,7 @@ func (n *Node) renewLocked(slot int) {
 	old := n.gpus[slot]
 	n.bindings++
 	n.gpus[slot] = &gpu{
-		slot: slot, spec: old.spec, binding: n.bindings, mig: old.mig, layout: old.layout, transient: old.transient,
+		slot: slot, spec: old.spec, binding: n.bindings, mig: old.mig, pending: old.pending, layout: old.layout, transient: old.transient,
 		readings: readings{aggregate: old.aggregate},
 	}
 }
@@ -238,8 +238,19 @@ func (n *Node) rebootLocked(Fault, target) error {
 		g.lost = true // for sessions that have a handle of it
 		if !g.removed {
 			n.renewLocked(slot)
+			n.gpus[slot].reset()
 		}
 	}
+	return nil
+}
+
+func (n *Node) resetLocked(_ Fault, t target) error {
+	if t.gpu.busy() {
+		return fmt.Errorf("GPU %d is in use: end its processes first", t.gpu.slot)
+	}
+	t.gpu.readings = readings{aggregate: t.gpu.aggregate}
+	t.gpu.reset()
+	n.deliverLocked(t.gpu, nvml.EventMigConfigChange, 0, unattributed, unattributed)
 	return nil
 }
 
@@ -251,7 +262,7 @@ func (n *Node) migLocked(f Fault, t target) error {
 	if err != nil {
 		return err
 	}
-	t.gpu.mig, t.gpu.layout = len(f.Profiles) > 0, layout
+	t.gpu.mig, t.gpu.pending, t.gpu.layout = len(f.Profiles) > 0, len(f.Profiles) > 0, layout
 	n.deliverLocked(t.gpu, nvml.EventMigConfigChange, 0, unattributed, unattributed)
 	return nil
 }
@@ -287,6 +298,7 @@ func (n *Node) faultsLocked(g *gpu) []string {
 	say(g.fabric != fabric{}, "the fabric is not up")
 	say(g.transient, "persistence mode is off")
 	say(len(g.cut) > 0, "%d NVLinks are cut", len(g.cut))
+	say(g.pending != g.mig, "another multi-instance mode is pending")
 	say(g.processes > 0, "%d processes compute", g.processes)
 	for _, c := range g.layout.devices {
 		say(c.processes > 0, "%d processes compute on MIG device %d:%d", c.processes, g.slot, c.index)

@@ -30,16 +30,14 @@ func askMIG[T any](d migDevice, call string, answer func(*gpu, *computeInstance)
 
 // GetMigMode returns the current and the pending state of multi-instance mode.
 func (d device) GetMigMode() (int, int, nvml.Return) {
-	mode, ret := ask(d, "DeviceGetMigMode", func(g *gpu) (int, nvml.Return) {
-		switch {
-		case len(g.spec.model.MIG) == 0:
-			return 0, nvml.ERROR_NOT_SUPPORTED
-		case g.mig:
-			return nvml.DEVICE_MIG_ENABLE, nvml.SUCCESS
+	modes, ret := ask(d, "DeviceGetMigMode", func(g *gpu) (pair[int, int], nvml.Return) {
+		if len(g.spec.model.MIG) == 0 {
+			return pair[int, int]{}, nvml.ERROR_NOT_SUPPORTED
 		}
-		return nvml.DEVICE_MIG_DISABLE, nvml.SUCCESS
+		number := map[bool]int{true: nvml.DEVICE_MIG_ENABLE, false: nvml.DEVICE_MIG_DISABLE}
+		return pair[int, int]{number[g.mig], number[g.pending]}, nvml.SUCCESS
 	})
-	return mode, mode, ret
+	return modes.a, modes.b, ret
 }
 
 // GetMaxMigDeviceCount returns how many MIG devices fit at most.

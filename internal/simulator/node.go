@@ -57,7 +57,8 @@ type gpu struct {
 	removed bool   // unplugged
 	lost    bool   // fell off the bus; also set on a removed one
 
-	mig         bool
+	mig         bool // multi-instance mode is on
+	pending     bool // and is to be on after the next reset
 	layout      layout
 	computeMode nvml.ComputeMode
 	transient   bool // persistence mode is off
@@ -105,7 +106,7 @@ func build(p Profile) (*Node, error) {
 			return nil, fmt.Errorf("gpus[%d]: mig: %w", slot, err)
 		}
 		n.bindings++
-		n.gpus = append(n.gpus, &gpu{slot: slot, spec: spec, binding: n.bindings, mig: spec.MIG != nil, layout: layout})
+		n.gpus = append(n.gpus, &gpu{slot: slot, spec: spec, binding: n.bindings, mig: spec.MIG != nil, pending: spec.MIG != nil, layout: layout})
 	}
 	for i, f := range p.Faults {
 		if err := n.Inject(f); err != nil {
