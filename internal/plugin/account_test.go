@@ -292,13 +292,20 @@ func TestWithoutAnAccountTheEndOfALaterServerBeginsANewLife(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.startKubelet(t, standin.V137)
-	d := n.startDaemonWith(t, clock.RealClock{}, &liar{err: errors.New("no PodResources here")})
+	c := clocktesting.NewFakeClock(time.Now())
+	account := &liar{err: errors.New("no PodResources here")}
+	d := n.startDaemonWith(t, c, account)
 	d.offer(2)
-	n.await(t, "a list", func() bool { return n.count(standin.Listed, 0) > 0 })
-	d.status(t, "serving", func(s plugin.Status) bool { return s.Phase == plugin.PhaseServing })
+	until(t, c, "asked as seldom as every 800 ms", func() bool { return account.asked() >= 4 })
+	asked, came := account.asked(), c.Now()
 	sibling := n.foreign(t)
-	eventually(t, "seen", func() bool { return slices.Contains(d.sockets.Value(), "nvidia-gpu.sock") })
+	eventually(t, "seen: kubelet is asked soon", func() bool {
+		if c.Since(came) < 100*time.Millisecond {
+			c.Step(10 * time.Millisecond)
+		}
+		return account.asked() > asked
+	})
 	mark := n.Mark()
 	check(t, os.Remove(sibling))
-	n.await(t, "registered again", func() bool { return n.listedAnew(mark) })
+	until(t, c, "registered again", func() bool { return n.listedAnew(mark) })
 }
