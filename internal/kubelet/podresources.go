@@ -7,6 +7,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -27,8 +28,8 @@ var reconnect = backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.
 // restarted.
 type PodResources struct {
 	socket      string
-	allocatable question[map[string][]string]
-	held        question[[]HeldDevice]
+	allocatable *question[map[string][]string]
+	held        *question[[]HeldDevice]
 
 	mu     sync.Mutex // guards all following fields
 	client podresources.PodResourcesListerClient
@@ -41,7 +42,9 @@ func NewPodResources(socket string, c clock.PassiveClock) *PodResources {
 	if c == nil {
 		c = clock.RealClock{}
 	}
-	return &PodResources{socket: socket, allocatable: newQuestion[map[string][]string](c), held: newQuestion[[]HeldDevice](c)}
+	return &PodResources{
+		socket: socket, allocatable: newQuestion[map[string][]string](c, freshFor), held: newQuestion[[]HeldDevice](c, 0),
+	}
 }
 
 // Close closes the connection.
@@ -82,7 +85,7 @@ func (p *PodResources) Allocatable(ctx context.Context) (map[string][]string, er
 }
 
 // Held returns the devices that pods hold. Kubelet leaves out init containers, and after its start most pods until it has a
-// connection to the API server. The answer is shared: callers must not change it.
+// connection to the API server. The answer is from after the call. It is shared: callers must not change it.
 func (p *PodResources) Held(ctx context.Context) ([]HeldDevice, error) {
 	return p.held.ask(ctx, func() ([]HeldDevice, error) {
 		client, err := p.connect()
@@ -114,35 +117,42 @@ func (p *PodResources) Held(ctx context.Context) ([]HeldDevice, error) {
 // noNode stands for a NUMA node that is not known.
 const noNode = -1
 
-// freshFor is how long an answer is used for further questions: the servers of many resources ask at the same moments, and kubelet
-// refuses more than ten questions at once.
+// freshFor is how long an answer about allocatable devices is used for further questions: the servers of many resources ask at the
+// same moments, and kubelet refuses more than ten questions at once.
 const freshFor = 20 * time.Millisecond
 
 // A question is sent to kubelet once for all callers that ask at about the same time.
 type question[T any] struct {
-	clock    clock.PassiveClock
+	clock clock.PassiveClock
+	// fresh is how old an answer may be. An answer is always good for callers that came before the question was sent.
+	fresh time.Duration
+	sent  atomic.Uint64 // how many questions were sent
+
 	turn     chan struct{} // full while a caller asks; guards all following fields
+	number   uint64        // of the question that was answered last
 	answered time.Time
 	answer   T
 }
 
-func newQuestion[T any](c clock.PassiveClock) question[T] {
-	return question[T]{clock: c, turn: make(chan struct{}, 1)}
+func newQuestion[T any](c clock.PassiveClock, fresh time.Duration) *question[T] {
+	return &question[T]{clock: c, fresh: fresh, turn: make(chan struct{}, 1)}
 }
 
 // ask returns the answer. All callers share it.
 func (q *question[T]) ask(ctx context.Context, put func() (T, error)) (answer T, err error) {
+	before := q.sent.Load()
 	select {
 	case q.turn <- struct{}{}:
 		defer func() { <-q.turn }()
 	case <-ctx.Done():
 		return answer, fmt.Errorf("ask kubelet for its account: %w", ctx.Err())
 	}
-	if q.clock.Since(q.answered) > freshFor {
+	if old := q.fresh == 0 || q.clock.Since(q.answered) > q.fresh; old && q.number <= before {
+		number := q.sent.Add(1)
 		if answer, err = put(); err != nil {
 			return answer, err
 		}
-		q.answer, q.answered = answer, q.clock.Now()
+		q.number, q.answer, q.answered = number, answer, q.clock.Now()
 	}
 	return q.answer, nil
 }

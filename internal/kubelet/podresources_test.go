@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -111,6 +112,45 @@ func TestKubeletsAccount(t *testing.T) {
 	}
 }
 
+// TestAnAnswerIsNotOlderThanItsQuestion: an account that is older than an Allocate names the pod before, and the device would count
+// as free although the next pod holds it. Callers that came before the question was sent share its answer.
+func TestAnAnswerIsNotOlderThanItsQuestion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := newQuestion[int](clock.RealClock{}, 0)
+		put := 0
+		ask := func() int {
+			answer, err := q.ask(t.Context(), func() (int, error) {
+				put++
+				number := put
+				time.Sleep(time.Second)
+				return number, nil
+			})
+			if err != nil {
+				t.Errorf("ask() = %v", err)
+			}
+			return answer
+		}
+		if first, second := ask(), ask(); first != 1 || second != 2 {
+			t.Errorf("answers %d and %d, want those of questions 1 and 2", first, second)
+		}
+		var all sync.WaitGroup
+		all.Go(func() {
+			if got := ask(); got != 3 {
+				t.Errorf("answer %d, want that of question 3", got)
+			}
+		})
+		synctest.Wait()
+		for range 20 { // they came after question 3 was sent
+			all.Go(func() {
+				if got := ask(); got != 4 {
+					t.Errorf("answer %d, want that of question 4", got)
+				}
+			})
+		}
+		all.Wait()
+	})
+}
+
 func TestWithoutPodResources(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -132,7 +172,7 @@ func TestWithoutPodResources(t *testing.T) {
 			}
 		}
 	}
-	q := newQuestion[string](clock.RealClock{})
+	q := newQuestion[string](clock.RealClock{}, 0)
 	q.turn <- struct{}{} // another caller asks
 	ended, end := context.WithCancel(ctx)
 	end()

@@ -35,7 +35,7 @@ const (
 type Accountant interface {
 	// Allocatable returns, for each resource, the IDs of the devices that kubelet holds for healthy.
 	Allocatable(ctx context.Context) (map[string][]string, error)
-	// Held returns the devices that pods hold, as far as kubelet tells.
+	// Held returns the devices that pods hold, as far as kubelet tells: no answer is older than its question.
 	Held(ctx context.Context) ([]kubelet.HeldDevice, error)
 }
 
