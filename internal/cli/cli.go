@@ -71,6 +71,7 @@ func (p Program) newRootCommand() *cobra.Command {
 		newVersionCommand(), newPlanCommand(), newTopologyCommand(), newSimulateCommand(), newStatusCommand(), newReadyCommand(),
 		newAliveCommand(), newCheckContainerCommand(),
 		newDoctorCommand(), p.newConfigCommand(), newHealthCommand(), newQuiesceCommand(), newResumeCommand(), p.newMPSCommand(),
+		p.newDiscoveryCommand(),
 		newMIGCommand(),
 	)
 	if p.Cluster != nil {

@@ -32,7 +32,14 @@ func (d *daemon) writeFeatures(ctx context.Context) error {
 		if c.Features.Labels != config.LabelsFile {
 			return featurefile.Target{}, configured, nil
 		}
-		return featurefile.Target{Path: c.Features.LabelsFile, Labels: set}, configured, labeled
+		target := featurefile.Target{Path: c.Features.LabelsFile, Labels: set, Renewal: featurefile.Lifetime / 4, Lifetime: featurefile.Lifetime}
+		if c.Discovery.On {
+			target.Renewal, target.Lifetime = c.Discovery.Sleep, max(4*c.Discovery.Sleep, featurefile.Lifetime)
+		}
+		if target.Renewal == 0 {
+			target.Lifetime = 0
+		}
+		return target, configured, labeled
 	}
 	return (&featurefile.Writer{Wanted: wanted, Clock: clock.RealClock{}, Problem: d.unlabeled}).Run(ctx)
 }

@@ -37,6 +37,10 @@ type Cluster interface {
 	Observation(configs *feed.Feed[config.Config]) []agent.Task
 	// Outputs returns the tasks that tell the API server of the node.
 	Outputs(d agent.Daemon) []agent.Task
+	// Labels returns those of them that write labels.
+	Labels(d agent.Daemon) []agent.Task
+	// LabelOnce writes labels as gpu-feature-discovery does.
+	LabelOnce(ctx context.Context, c config.Config, labels map[string]string) error
 }
 
 // DevicePlugin is the program that does not talk to the API server.

@@ -95,14 +95,18 @@ func (c *Cluster) needed(now config.Config) bool {
 // it is for is off.
 func (c *Cluster) Outputs(d agent.Daemon) []agent.Task {
 	c.client.Count(d.APIRequested)
+	return append(c.Labels(d),
+		agent.Task{Name: "report", Run: newReporter(d, c.client, c.client.Nodes(), clock.RealClock{}).Run},
+	)
+}
+
+// Labels returns the tasks that write labels.
+func (c *Cluster) Labels(d agent.Daemon) []agent.Task {
 	output := func(name string, run func(context.Context, agent.Daemon, clock.Clock)) agent.Task {
 		return agent.Task{Name: name, Run: func(ctx context.Context) error {
 			run(ctx, d, clock.RealClock{})
 			return nil
 		}}
 	}
-	return []agent.Task{
-		output("labels of the node", c.labelNode), output("NodeFeature", c.labelFeature),
-		{Name: "report", Run: newReporter(d, c.client, c.client.Nodes(), clock.RealClock{}).Run},
-	}
+	return []agent.Task{output("labels of the node", c.labelNode), output("NodeFeature", c.labelFeature)}
 }

@@ -278,32 +278,37 @@ func (c *Cluster) labelFeature(ctx context.Context, d agent.Daemon, timer clock.
 	})
 }
 
+// LabelOnce writes labels as gpu-feature-discovery does.
+func (c *Cluster) LabelOnce(ctx context.Context, configured config.Config, set map[string]string) error {
+	l := &featureLabeler{labeler: labeler{client: c.client, daemon: agent.Daemon{Config: configured}}}
+	if err := l.findOwners(ctx, configured.Namespace); err != nil {
+		return err
+	}
+	return c.client.ApplyNodeFeature(ctx, configured.Namespace, kubeapi.DiscoveryPrefix, set, l.owners)
+}
+
 // errForeign is the problem of a node that another program labels.
 var errForeign = errors.New("a NodeFeature of gpu-feature-discovery has labels of this node already: remove that program and the object")
 
 // step reads the object if that is due, and writes it if it is not as it is to be.
 func (l *featureLabeler) step(ctx context.Context) error {
-	wanted, place := l.daemon.Labels.Value(), l.daemon.Configs.Value().Namespace
-	now := l.clock.Now()
+	wanted, configured, now := l.daemon.Labels.Value(), l.daemon.Configs.Value(), l.clock.Now()
+	place, prefix := configured.Namespace, kubeapi.NodeFeaturePrefix
 	if wanted == nil || now.Before(l.due) && maps.Equal(wanted, l.written) && place == l.place {
 		return nil
 	}
-	foreigner, found, err := l.client.NodeFeature(ctx, place, kubeapi.DiscoveryPrefix)
-	if err != nil {
+	if configured.Discovery.On {
+		prefix = kubeapi.DiscoveryPrefix
+	} else if foreign, err := l.isForeign(ctx, place); err != nil {
 		return l.tell(err)
-	}
-	if found && len(foreigner.Labels) > 0 {
+	} else if foreign {
 		l.due, l.written = now, nil
-		if l.problem == nil {
-			klog.FromContext(ctx).Error(errForeign, "Labels are not written", "namespace", place, "name", foreigner.Name)
-		}
-		_ = l.tell(errForeign) // looked at again soon, without an error
 		return nil
 	}
 	if err := l.findOwners(ctx, place); err != nil {
 		return l.tell(err)
 	}
-	object, found, err := l.client.NodeFeature(ctx, place, kubeapi.NodeFeaturePrefix)
+	object, found, err := l.client.NodeFeature(ctx, place, prefix)
 	if err != nil {
 		return l.tell(err)
 	}
@@ -312,12 +317,25 @@ func (l *featureLabeler) step(ctx context.Context) error {
 		if err := l.admit(ctx); err != nil {
 			return l.tell(err)
 		}
-		if err := l.client.ApplyNodeFeature(ctx, place, kubeapi.NodeFeaturePrefix, wanted, l.owners); err != nil {
+		if err := l.client.ApplyNodeFeature(ctx, place, prefix, wanted, l.owners); err != nil {
 			return l.tell(err)
 		}
 	}
 	l.due, l.written, l.place = now.Add(reread), wanted, place
 	return l.tell(nil)
+}
+
+// isForeign reports whether another program has an object with labels for the node. It tells the daemon.
+func (l *featureLabeler) isForeign(ctx context.Context, namespace string) (bool, error) {
+	object, found, err := l.client.NodeFeature(ctx, namespace, kubeapi.DiscoveryPrefix)
+	if err != nil || !found || len(object.Labels) == 0 {
+		return false, err
+	}
+	if l.problem == nil {
+		klog.FromContext(ctx).Error(errForeign, "Labels are not written", "namespace", namespace, "name", object.Name)
+	}
+	_ = l.tell(errForeign) // looked at again soon, without an error
+	return true, nil
 }
 
 // findOwners finds out once who owns this program's pod. Without a right to read the pod the object has no owner, and stays when the

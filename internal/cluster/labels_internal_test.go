@@ -118,11 +118,11 @@ func (r *labelRig) untilLabels(when string, want map[string]string) {
 func (r *labelRig) settled() int {
 	for writes := r.server.Writes(); ; {
 		<-time.After(150 * time.Millisecond)
-		if now := r.server.Writes(); now == writes {
+		now := r.server.Writes()
+		if now == writes {
 			return writes
-		} else {
-			writes = now
 		}
+		writes = now
 	}
 }
 
@@ -364,4 +364,28 @@ func (s *stepping) After(d time.Duration) <-chan time.Time {
 	done := make(chan time.Time, 1)
 	done <- s.now
 	return done
+}
+
+// TestDiscoveryOwnsItsObject: as gpu-feature-discovery the object has that program's name, and labels of others in it are replaced.
+func TestDiscoveryOwnsItsObject(t *testing.T) {
+	t.Parallel()
+	r := newLabelRig(t, config.LabelsOff, nil)
+	theirs := kubeapi.New(kubeapi.Options{Kubeconfig: r.server.Kubeconfig(), Node: "n"})
+	if err := theirs.ApplyNodeFeature(t.Context(), "gpu", kubeapi.DiscoveryPrefix, map[string]string{"nvidia.com/gpu.count": "8"}, nil); err != nil {
+		t.Fatal(err)
+	}
+	now := config.Config{
+		Namespace: "gpu", Features: config.Features{Labels: config.LabelsNodeFeature}, Discovery: config.Discovery{On: true},
+	}
+	r.daemon.Configs.Publish(now)
+	r.daemon.Labels.Publish(map[string]string{"nvidia.com/gpu.count": "7"})
+	r.until("the object is replaced", func() bool { return r.feature("nvidia-features-for-n")["nvidia.com/gpu.count"] == "7" })
+	r.stop()
+	c := &Cluster{client: theirs}
+	if err := c.LabelOnce(t.Context(), now, map[string]string{"nvidia.com/gpu.count": "6"}); err != nil {
+		t.Fatal(err)
+	}
+	if got := r.feature("nvidia-features-for-n"); got["nvidia.com/gpu.count"] != "6" || r.feature("gpu-node-agent-n") != nil {
+		t.Errorf("labels %v", got)
+	}
 }

@@ -94,7 +94,7 @@ func (d *document) sharing(c *Config) {
 	if c.Resource.MIG == resource.MIGMixed {
 		d.refuse("sharing.mps", "MPS is not supported with the MIG strategy mixed; use time-slicing, or another MIG strategy")
 	}
-	if c.Edits.MPSRoot == "" {
+	if c.Edits.MPSRoot == "" && !c.Discovery.On {
 		d.refuse("sharing.mps", "needs --mps-root, the directory on the host with the MPS state, such as /run/nvidia/mps")
 	}
 }

@@ -91,6 +91,7 @@ func TestEveryFieldOfConfigIsSet(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	c.Discovery = Discovery{true, true, 1, APIOn} // of another program
 	for _, path := range zeros(reflect.ValueOf(c), "Config") {
 		t.Errorf("%s is not set by anything", path)
 	}

@@ -207,6 +207,9 @@ func (d *document) features(c *Config, s Sources) {
 		d.problem("--node-config-dir", 0, "chooses the configuration file; do not give --config-file, too")
 	}
 	needs := "features"
+	if s.Discovery {
+		needs = "--use-node-feature-api"
+	}
 	if c.NodeConfig.Dir != "" {
 		needs = "--node-config-dir"
 	} else if !c.Features.NeedAPIServer() {

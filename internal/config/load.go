@@ -20,6 +20,8 @@ type Sources struct {
 	// OwnPIDNamespace says that the process that is configured is in another PID namespace than the node's own, and does not see the
 	// processes of other containers.
 	OwnPIDNamespace bool
+	// Discovery says that the Config is for gpu-feature-discovery. Then the flags were declared by AddDiscoveryFlags.
+	Discovery bool
 	// Program is which program runs with the Config.
 	Program Program
 	// Chosen is which file is the configuration file; nil for the one that flags or environment name.
@@ -116,6 +118,7 @@ func (s Sources) resolve(path string, data []byte) (c Config, doc *document, err
 
 // resolve puts what counts into the Config, and what is wrong with it on record.
 func (d *document) resolve(c *Config, s Sources) {
+	options := s.options()
 	for i := range options {
 		o := &options[i]
 		chosen := o.resolve(d, s.Env, s.Flags)
@@ -128,6 +131,9 @@ func (d *document) resolve(c *Config, s Sources) {
 		if o.warning != "" {
 			d.warn(chosen.where, chosen.line, o.warning)
 		}
+	}
+	if s.Discovery {
+		c.discovery(s)
 	}
 	if c.Driver.DevRoot == "" {
 		c.Driver.DevRoot = c.Driver.Root

@@ -26,6 +26,8 @@ type option struct {
 	// flag is the flag's name, aliases are others that it had once.
 	flag    string
 	aliases []string
+	// short is a letter that stands for the flag; empty for none.
+	short string
 	// env are environment variables; the first that is set counts.
 	env []string
 	// key is the path in the file, such as flags.plugin.passDeviceSpecs; empty if the file cannot give it.
@@ -136,12 +138,18 @@ func textAt(c *v1.Config, path string) (text string, given bool) {
 }
 
 // AddFlags declares all flags of the daemon, the old names of some as hidden ones.
-func AddFlags(flags *pflag.FlagSet) {
+func AddFlags(flags *pflag.FlagSet) { addFlags(flags, options) }
+
+func addFlags(flags *pflag.FlagSet, options []option) {
 	for i := range options {
 		o := &options[i]
 		value := &flagValue{text: o.fallback, kind: o.kind}
 		for _, name := range append([]string{o.flag}, o.aliases...) {
-			f := flags.VarPF(value, name, "", o.usage+" [$"+strings.Join(o.env, ", $")+"]")
+			short := ""
+			if name == o.flag {
+				short = o.short
+			}
+			f := flags.VarPF(value, name, short, o.usage+" [$"+strings.Join(o.env, ", $")+"]")
 			f.Hidden = name != o.flag
 			if o.kind == kindBool {
 				f.NoOptDefVal = "true"

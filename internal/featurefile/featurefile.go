@@ -29,10 +29,8 @@ const DefaultFolder = "/etc/kubernetes/node-feature-discovery/features.d"
 
 // Times of the file. NFD drops the labels of a file that has expired, so that those of a daemon that was removed go by themselves.
 const (
-	// Lifetime is how long after it was written the file expires.
+	// Lifetime is how long after it was written the file of a daemon expires.
 	Lifetime = time.Hour
-	// renewal is how often it is written anew.
-	renewal = Lifetime / 4
 	// retry is how long after an error it is tried again.
 	retry = 30 * time.Second
 )
@@ -52,6 +50,10 @@ type Target struct {
 	Path string
 	// Labels are nil as long as they are not known: then the file stays as it is.
 	Labels map[string]string
+	// Renewal is how often the file is written although nothing changed; 0 for never.
+	Renewal time.Duration
+	// Lifetime is how long after it was written the file expires; 0 for never.
+	Lifetime time.Duration
 }
 
 // A Writer keeps a feature file as it is wanted. It never removes the file: labels would vanish with each restart.
@@ -70,22 +72,22 @@ type Writer struct {
 func (w *Writer) Run(ctx context.Context) error {
 	for {
 		wanted, path, labels := w.Wanted()
-		next := renewal
+		next := wanted.Renewal
 		err := w.write(wanted)
 		if err != nil {
 			next = retry
 		}
 		w.report(ctx, err)
-		timer := w.Clock.NewTimer(next)
+		var due <-chan time.Time
+		if next > 0 {
+			due = w.Clock.After(next)
+		}
 		select {
 		case <-ctx.Done():
-			timer.Stop()
 			return nil
 		case <-path:
-			timer.Stop()
 		case <-labels:
-			timer.Stop()
-		case <-timer.C():
+		case <-due:
 		}
 	}
 }
@@ -99,7 +101,11 @@ func (w *Writer) write(wanted Target) error {
 	if err := prepare(wanted.Path, now); err != nil {
 		return err
 	}
-	return Write(wanted.Path, wanted.Labels, now.Add(Lifetime))
+	var expires time.Time
+	if wanted.Lifetime > 0 {
+		expires = now.Add(wanted.Lifetime)
+	}
+	return Write(wanted.Path, wanted.Labels, expires)
 }
 
 // report publishes and logs a problem when it is another one than before.

@@ -30,7 +30,7 @@ type rig struct {
 func (r *rig) path() string { return filepath.Join(r.folder, "gpu-device-plugin") }
 
 func (r *rig) want(labels map[string]string) {
-	r.wanted.Publish(featurefile.Target{Path: r.path(), Labels: labels})
+	r.wanted.Publish(featurefile.Target{Path: r.path(), Labels: labels, Renewal: 15 * time.Minute, Lifetime: time.Hour})
 	synctest.Wait()
 }
 

@@ -1,0 +1,136 @@
+package config
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+// Discovery is what the program gpu-feature-discovery is told.
+type Discovery struct {
+	// On says that the Config is for that program.
+	On bool
+	// Oneshot has labels written once.
+	Oneshot bool
+	// Sleep is how often labels are written although they do not change; 0 for never.
+	Sleep time.Duration
+	// API says whether labels go into a NodeFeature object, and not into a file.
+	API NodeFeatureAPI
+}
+
+// NodeFeatureAPI says whether labels go into a NodeFeature object of node-feature-discovery.
+type NodeFeatureAPI int
+
+// The values.
+const (
+	APIDefault NodeFeatureAPI = iota // in a program that talks to the API server
+	APIOff
+	APIOn
+)
+
+// DefaultDiscoveryFile is where gpu-feature-discovery writes.
+const DefaultDiscoveryFile = "/etc/kubernetes/node-feature-discovery/features.d/gfd"
+
+// discoveryOptions are all settings of gpu-feature-discovery: those that it shares with the daemon, and its own.
+var discoveryOptions = append(shared(
+	"mig-strategy", "fail-on-init-error", "config-file", "device-discovery-strategy", "driver-root-ctr-path", "logging-format", "simulate",
+	"kubeconfig", "node-name", "namespace", "pod-name",
+), []option{
+	{
+		flag: "oneshot", env: []string{"GFD_ONESHOT"}, key: "flags.gfd.oneshot", fallback: "false", kind: kindBool,
+		usage: "write the labels once and exit", set: truth(func(c *Config) *bool { return &c.Discovery.Oneshot }),
+	},
+	{
+		flag: "no-timestamp", env: []string{"GFD_NO_TIMESTAMP"}, key: "flags.gfd.noTimestamp", fallback: "false", kind: kindBool,
+		usage: "leave out the label nvidia.com/gfd.timestamp",
+		set: func(c *Config, text string) error {
+			err := truth(func(c *Config) *bool { return &c.Features.LabelsTimestamp })(c, text)
+			c.Features.LabelsTimestamp = !c.Features.LabelsTimestamp
+			return err
+		},
+	},
+	{
+		flag: "sleep-interval", env: []string{"GFD_SLEEP_INTERVAL"}, key: "flags.gfd.sleepInterval", fallback: "60s",
+		usage: "time after which labels are written again although they did not change, or infinite", set: setSleep,
+	},
+	{
+		flag: "output-file", aliases: []string{"output"}, short: "o", env: []string{"GFD_OUTPUT_FILE"}, key: "flags.gfd.outputFile",
+		fallback: DefaultDiscoveryFile, empty: true,
+		usage: "feature file of node-feature-discovery; empty: standard output",
+		set:   text(func(c *Config) *string { return &c.Features.LabelsFile }),
+	},
+	{
+		flag: "machine-type-file", env: []string{"GFD_MACHINE_TYPE_FILE"}, key: "flags.gfd.machineTypeFile",
+		fallback: DefaultMachineTypeFile, empty: true, usage: "file with the name of the machine; empty: it is unknown",
+		set: text(func(c *Config) *string { return &c.Features.MachineTypeFile }),
+	},
+	{
+		flag: "use-node-feature-api", env: []string{"GFD_USE_NODE_FEATURE_API", "USE_NODE_FEATURE_API"}, key: "flags.useNodeFeatureAPI",
+		kind: kindBool, usage: "write a NodeFeature object in place of a file; default: true in gpu-node-agent, false elsewhere",
+		set: func(c *Config, text string) error {
+			var on bool
+			err := truth(func(*Config) *bool { return &on })(c, text)
+			c.Discovery.API = map[bool]NodeFeatureAPI{false: APIOff, true: APIOn}[on]
+			return err
+		},
+	},
+	ignored("kube-api-qps", "KUBE_API_QPS"), ignored("kube-api-burst", "KUBE_API_BURST"),
+}...)
+
+// shared returns those of the daemon's options that have these names.
+func shared(names ...string) []option {
+	return slices.DeleteFunc(slices.Clone(options), func(o option) bool { return !slices.Contains(names, o.flag) })
+}
+
+// ignored returns an option that has no effect.
+func ignored(flag, env string) option {
+	return option{
+		flag: flag, env: []string{env}, usage: "accepted, no effect: 5 requests in a second, 10 at once",
+		set: func(*Config, string) error { return nil },
+	}
+}
+
+func setSleep(c *Config, text string) error {
+	if text == "infinite" {
+		c.Discovery.Sleep = 0
+		return nil
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil || d < time.Second {
+		return fmt.Errorf(`%q is not infinite or a duration of 1s or more, such as "60s"`, text)
+	}
+	c.Discovery.Sleep = d
+	return nil
+}
+
+// AddDiscoveryFlags declares all flags of gpu-feature-discovery.
+func AddDiscoveryFlags(flags *pflag.FlagSet) { addFlags(flags, discoveryOptions) }
+
+// DiscoveryEnv looks variables up as env does, but first with GFD_ before their names.
+func DiscoveryEnv(env func(string) (string, bool)) func(string) (string, bool) {
+	return func(name string) (string, bool) {
+		if text, given := env("GFD_" + name); given {
+			return text, given
+		}
+		return env(name)
+	}
+}
+
+// options returns the settings of the program.
+func (s Sources) options() []option {
+	if s.Discovery {
+		return discoveryOptions
+	}
+	return options
+}
+
+// discovery completes what gpu-feature-discovery is told: it writes labels, and does nothing else.
+func (c *Config) discovery(s Sources) {
+	c.Discovery.On = true
+	c.Features.Labels = LabelsFile
+	if c.Discovery.API == APIOn || c.Discovery.API == APIDefault && s.Program == NodeAgent {
+		c.Features.Labels = LabelsNodeFeature
+	}
+}
