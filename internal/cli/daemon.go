@@ -153,15 +153,19 @@ func openNode(ctx context.Context, c config.Config, m nvidia.Metrics) (*nvidia.D
 
 // bootID returns the boot ID of the simulated node, or of this one if that is nil; empty if it cannot be told.
 func bootID(simulated *simulator.Node) string {
-	root := os.DirFS("/")
-	if simulated != nil {
-		root = simulated.Root()
-	}
-	text, err := fs.ReadFile(root, "proc/sys/kernel/random/boot_id")
+	text, err := fs.ReadFile(nodeRoot(simulated), "proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return "" // then faults stand until a reading or an operator clears them
 	}
 	return strings.TrimSpace(string(text))
+}
+
+// nodeRoot returns the root folder of the simulated node, or of this one if that is nil.
+func nodeRoot(simulated *simulator.Node) fs.FS {
+	if simulated != nil {
+		return simulated.Root()
+	}
+	return os.DirFS("/")
 }
 
 // driverOf gives the driver's sessions the type that the monitor asks for.

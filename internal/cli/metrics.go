@@ -13,6 +13,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nodefacts"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/telemetry"
 )
 
@@ -28,6 +29,7 @@ func (d *daemon) serveMetrics(ctx context.Context) error {
 	return telemetry.New(telemetry.Options{
 		Address: address, Status: d.status, Stuck: d.liveness.Stuck, Ready: d.awaitReady,
 		GPUs: d.gpuMetrics(gpus, pods), Counters: d.counters, Problem: d.unheard,
+		PCIGPUs: sync.OnceValue(func() int { return nodefacts.PCIGPUs(nodeRoot(d.node)) }),
 	}).Run(ctx)
 }
 

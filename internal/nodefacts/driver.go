@@ -19,6 +19,7 @@ import (
 const (
 	pciFolder    = "sys/bus/pci/devices"
 	nvidiaVendor = "0x10de"
+	gpuClass     = "0x03" // of display devices
 )
 
 // pciDevices returns NVIDIA's devices of a class on the PCI bus.
@@ -42,6 +43,18 @@ func pciDevices(r root, class string) ([]doctor.PCIDevice, error) {
 		found = append(found, d)
 	}
 	return found, err
+}
+
+// PCIGPUs returns how many NVIDIA GPUs are on the PCI bus of a node with this root folder, without those that are given to virtual
+// machines; 0 where that cannot be read.
+func PCIGPUs(node fs.FS) (count int) {
+	found, _ := pciDevices(root{node}, gpuClass)
+	for _, d := range found {
+		if d.Driver != "vfio-pci" {
+			count++
+		}
+	}
+	return count
 }
 
 // moduleVersion returns the version of the kernel module; empty if it is not loaded.

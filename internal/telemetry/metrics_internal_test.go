@@ -76,7 +76,7 @@ func counted() *Counters {
 // scrape returns what an Exporter with this status and these counters answers, in the format that accept asks for.
 func scrape(t *testing.T, s status.Status, failed error, c *Counters, accept string) *httptest.ResponseRecorder {
 	t.Helper()
-	e := New(Options{Status: func(context.Context) (status.Status, error) { return s, failed }, Counters: c})
+	e := New(Options{Status: func(context.Context) (status.Status, error) { return s, failed }, Counters: c, PCIGPUs: func() int { return 8 }})
 	request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", http.NoBody)
 	request.Header.Set("Accept", accept)
 	recorder := httptest.NewRecorder()

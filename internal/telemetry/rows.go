@@ -11,6 +11,10 @@ var (
 		name: "gpu_device_plugin_driver_info", kind: gauge, labels: []string{"version", "cuda"}, series: "1",
 		help: "The version of the driver, and the newest CUDA that it supports. The value is always 1. Absent before the driver has answered.",
 	}
+	pciGPUs = metric{
+		name: "gpu_device_plugin_pci_gpus", kind: gauge, series: "1",
+		help: "NVIDIA GPUs on the PCI bus at the first scrape, without those that are given to virtual machines. It needs no driver.",
+	}
 	gpuInfo = metric{
 		name: "gpu_device_plugin_gpu_info", kind: gauge, labels: []string{"UUID", "gpu", "pci_bus_id", "model", "minor"}, series: onePerGPU,
 		help: "What a GPU is. The value is always 1.",
@@ -175,7 +179,7 @@ var (
 
 // daemonMetrics are the metrics of the daemon, in the order of docs/metrics.md.
 var daemonMetrics = []metric{
-	buildInfo, driverInfo, gpuInfo, ready, quiesced, reexecutions,
+	buildInfo, driverInfo, pciGPUs, gpuInfo, ready, quiesced, reexecutions,
 	devices, devicesHeld, devicesDeparting, resourcePlanned, resourceRegistered, resourceAgreed, resourceYielding, leftOut, planWarnings,
 	labelsWithheld,
 	gpuHealth, gpuFault, gpuStateChange, migDevices, xidEvents, xidLast, recoveries,

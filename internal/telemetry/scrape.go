@@ -84,6 +84,9 @@ func (s *Exporter) page(ctx context.Context) *page {
 		sendStatus(out, now)
 		s.options.Counters.send(out, now)
 	}
+	if s.options.PCIGPUs != nil {
+		pciGPUs.send(out, float64(s.options.PCIGPUs()))
+	}
 	if s.options.GPUs != nil {
 		s.options.GPUs.send(out)
 	}

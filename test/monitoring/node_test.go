@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"sigs.k8s.io/yaml"
+
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
@@ -47,7 +49,7 @@ func watch(t *testing.T) *watched {
 	w := &watched{t: t, address: address, config: filepath.Join(t.TempDir(), "config.yaml"), started: time.Now()}
 	w.write(w.config, "version: v1\n")
 	w.Node, err = node.Open(node.Setup{Daemon: *daemon, Profile: "dgx-h100", Args: []string{
-		"--metrics-address", address, "--gpu-metrics-interval", "1s", "--config-file", w.config,
+		"--metrics-address", address, "--gpu-metrics-interval", "1s", "--config-file", w.config, "--fail-on-init-error=false",
 	}})
 	if err != nil {
 		t.Fatal(err)
@@ -127,6 +129,25 @@ func (w *watched) inject(f simulator.Fault) {
 	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
 	defer cancel()
 	if err := control.Call(ctx, w.ControlSocket(), "simulate.inject", f, nil); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// withoutDriver starts the daemon on a node whose driver is not installed.
+func (w *watched) withoutDriver() {
+	w.t.Helper()
+	profile, err := simulator.Load(w.Profile)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	profile.Faults = []simulator.Fault{{Kind: simulator.KindDriver, Driver: "no-library"}}
+	text, err := yaml.Marshal(profile)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.Profile = filepath.Join(w.t.TempDir(), "node.yaml")
+	w.write(w.Profile, string(text))
+	if err := w.StartDaemon(); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -215,6 +236,8 @@ func TestDashboardAndAlertsOnANode(t *testing.T) {
 		t.Error(err)
 	}
 	fires("GPUPluginDown")
+	w.withoutDriver()
+	fires("GPUDriverMissing")
 	for name := range expressions {
 		t.Errorf("nothing was done to have the alert %s fire", name)
 	}
