@@ -6,6 +6,7 @@ package cluster
 
 import (
 	"context"
+	"time"
 
 	"github.com/spf13/cobra"
 	"k8s.io/utils/clock"
@@ -56,8 +57,16 @@ func (c *Cluster) Observation(configs *feed.Feed[config.Config]) []agent.Task {
 	return tasks
 }
 
+// headStart is how long after the start of the process the node is not watched: GPUs are registered first.
+const headStart = 500 * time.Millisecond
+
 // watchNode watches the node while something needs it.
 func (c *Cluster) watchNode(ctx context.Context, configs *feed.Feed[config.Config]) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-time.After(headStart):
+	}
 	for ctx.Err() == nil {
 		watching, stop := context.WithCancel(ctx)
 		ended := make(chan struct{})

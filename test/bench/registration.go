@@ -38,8 +38,13 @@ func startOnce(ctx context.Context, daemon string, args ...string) (time.Duratio
 	if err != nil {
 		return 0, err
 	}
+	return untilRegistering(ctx, n)
+}
+
+// untilRegistering starts the daemon of a node, returns how long it took until it registered, and closes the node.
+func untilRegistering(ctx context.Context, n *node.Node) (time.Duration, error) {
 	began := time.Now()
-	err = n.StartDaemon()
+	err := n.StartDaemon()
 	var event standin.Event
 	if err == nil {
 		event, err = next(ctx, n, 0, standin.Registering)

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
+	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
+)
+
+var clusterFigures = []figure{
+	{"gpu-node-agent with all on, start → Register, in turn", "median within 1.3 × gpu-device-plugin", agentStart},
+	{"gpu-node-agent with all on, idle for 20 s, 8 GPUs", "under 50 MB", agentIdle},
+	{"its requests to the API server in those 20 s", "one list and one watch of the node; few writes", agentRequests},
+	{"gpu-node-agent, stripped", "under 30 MB", agentSize},
+}
+
+// nodeAgent is the other program of the same build.
+func nodeAgent(daemon string) string { return filepath.Join(filepath.Dir(daemon), "gpu-node-agent") }
+
+// withCluster runs take with a stand-in API server that has the node, and the arguments that switch all on.
+func withCluster(take func(s *apiserver.Server, args []string) (string, error)) (_ string, err error) {
+	dir, err := os.MkdirTemp("", "bench")
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	configs := filepath.Join(dir, "configs")
+	if err := errors.Join(os.Mkdir(configs, 0o700), os.WriteFile(filepath.Join(configs, "a"), []byte("version: v1\n"), 0o600)); err != nil {
+		return "", err
+	}
+	s, err := apiserver.Start(dir)
+	if err != nil {
+		return "", err
+	}
+	defer s.Stop()
+	if err := s.ChangeNode("node", func(n *corev1.Node) { n.Labels = map[string]string{"nvidia.com/device-plugin.config": "a"} }); err != nil {
+		return "", err
+	}
+	at, err := unused()
+	if err != nil {
+		return "", err
+	}
+	return take(s, []string{
+		"--kubeconfig", s.Kubeconfig(), "--node-name", "node", "--node-config-dir", configs, "--metrics-address", at,
+		"--node-labels=node", "--node-events", "--pod-events", "--node-condition", "--node-taint",
+	})
+}
+
+// agentStart compares starts of both programs, in turn, both with metrics. The node has had a configuration before.
+func agentStart(ctx context.Context, daemon string) (string, error) {
+	at, err := unused()
+	if err != nil {
+		return "", err
+	}
+	return withCluster(func(_ *apiserver.Server, args []string) (string, error) {
+		var with, without []time.Duration
+		for range 40 {
+			n, err := node.Open(node.Setup{Daemon: nodeAgent(daemon), Profile: "dgx-h100", Version: standin.V137, Args: args})
+			if err != nil {
+				return "", err
+			}
+			err = errors.Join(os.Mkdir(n.Path("state"), 0o700),
+				os.WriteFile(n.Path("state/node-config.json"), []byte(`{"version": 1, "file": "a"}`), 0o600))
+			if err != nil {
+				return "", errors.Join(err, n.Close())
+			}
+			after, err := untilRegistering(ctx, n)
+			if err != nil {
+				return "", err
+			}
+			with = append(with, after)
+			if after, err = startOnce(ctx, daemon, "--metrics-address", at); err != nil {
+				return "", err
+			}
+			without = append(without, after)
+		}
+		slices.Sort(with)
+		slices.Sort(without)
+		a, b := with[len(with)/2], without[len(without)/2]
+		return fmt.Sprintf("median %s, gpu-device-plugin %s: %.2f ×", ms(a), ms(b), float64(a)/float64(b)), nil
+	})
+}
+
+func agentIdle(ctx context.Context, daemon string) (string, error) {
+	return withCluster(func(_ *apiserver.Server, args []string) (string, error) {
+		return idling(ctx, node.Setup{Daemon: nodeAgent(daemon), Args: args}, 20*time.Second)
+	})
+}
+
+// agentRequests counts what an idle daemon asks of the API server, its start included.
+func agentRequests(ctx context.Context, daemon string) (string, error) {
+	return withCluster(func(s *apiserver.Server, args []string) (string, error) {
+		if _, err := idling(ctx, node.Setup{Daemon: nodeAgent(daemon), Args: args}, 20*time.Second); err != nil {
+			return "", err
+		}
+		reads := 0
+		for request, count := range s.Requests() {
+			if !request.IsWrite() {
+				reads += count
+			}
+		}
+		return fmt.Sprintf("%d reads, %d writes", reads, s.Writes()), nil
+	})
+}
+
+func agentSize(ctx context.Context, daemon string) (string, error) {
+	return size(ctx, nodeAgent(daemon))
+}
