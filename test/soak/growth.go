@@ -127,10 +127,12 @@ var limits = []limit{
 	{"goroutines", "", func(s sample) float64 { return s.goroutines }, 6, 25},
 }
 
-// slopeNeeds is how many samples in equal states make a slope, and for how long they have to be apart.
+// slopeNeeds is how many samples in equal states make a slope, and for how long they have to be apart. Go keeps its threads and most of
+// its memory: both follow the busiest moment so far, which rises in steps that become rarer. A slope of a short time tells nothing
+// of that.
 const (
 	slopeNeeds = 6
-	slopeSpan  = 15 * time.Minute
+	slopeSpan  = 30 * time.Minute
 )
 
 // growth returns a line for each figure, and what has grown too much. The first samples, up to a fifth of the time, are those of a
