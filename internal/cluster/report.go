@@ -21,6 +21,8 @@ import (
 const (
 	// statusEvery is how often the daemon's status is read while nothing happens: no feed tells that the monitor is stuck.
 	statusEvery = 5 * time.Second
+	// statusDelay is how long after a change the status is read: what happens to several GPUs at once can be one Event.
+	statusDelay = 250 * time.Millisecond
 	// statusPatience is how long the daemon may take to give its status.
 	statusPatience = 2 * time.Second
 	// ownWrite is how long what a write has returned counts, until the watch has told of it.
@@ -103,6 +105,11 @@ func (r *reporter) followStatus(ctx context.Context) {
 		case <-refused:
 		case <-configured:
 		case <-tick:
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.clock.After(statusDelay):
 		}
 	}
 }
@@ -193,6 +200,7 @@ func (r *reporter) keepCondition(ctx context.Context) {
 			return err
 		}
 		written, at = patched, now
+		pace.Wrote(now)
 		if f.ConditionInterval > 0 {
 			nudge.at(now.Add(f.ConditionInterval), now)
 		}

@@ -129,6 +129,9 @@ func (c Condition) worse(before Condition) bool {
 	if gravity(c) != gravity(before) {
 		return gravity(c) > gravity(before)
 	}
+	if c.Status != False {
+		return false // another reason why nobody knows
+	}
 	for entry := range strings.SplitSeq(c.Message, "; ") {
 		if !strings.Contains(before.Message, entry) {
 			return true

@@ -167,3 +167,27 @@ func TestBeat(t *testing.T) {
 		}
 	}
 }
+
+// What changes with every look is not written with every look: ten times, then once a minute.
+func TestWritesOfACondition(t *testing.T) {
+	for name, conditions := range map[string][2]report.Condition{
+		"another source": {
+			{Status: report.False, Message: "GPU-0 Unhealthy: hang, cure: reset"}, {Status: report.False, Message: "GPU-0 Unhealthy: contact, cure: reset"},
+		},
+		"another reason to know nothing": {{Status: report.Unknown, Message: "a"}, {Status: report.Unknown, Message: "b"}},
+		"good and bad":                   {{Status: report.True}, {Status: report.False, Message: "GPU-0"}},
+	} {
+		there, writes, p := conditions[0], 0, report.Pace{}
+		for i := range 900 { // an hour of looks
+			now, wanted := start.Add(time.Duration(i)*4*time.Second), conditions[i%2]
+			if due := p.Due(&there, start, wanted, now); !due.IsZero() && !due.After(now.Add(2*time.Second)) {
+				there = wanted
+				p.Wrote(now)
+				writes++
+			}
+		}
+		if writes > 70 {
+			t.Errorf("%s: %d writes in an hour", name, writes)
+		}
+	}
+}

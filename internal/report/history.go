@@ -15,13 +15,10 @@ const maxAlike = 4
 
 // The causes for which an Event is not written.
 const (
-	DropGPURate  = "gpu rate"
-	DropNodeRate = "node rate"
-	DropQueue    = "queue"
+	DropSubjectRate = "subject rate" // of a GPU, the driver, the configuration, or what is left out
+	DropNodeRate    = "node rate"
+	DropQueue       = "queue"
 )
-
-// Drops are the causes for which an Event is not written.
-var Drops = []string{DropGPURate, DropNodeRate, DropQueue}
 
 // The states of the driver of which Events tell.
 const (
@@ -37,10 +34,10 @@ type History struct {
 	hadGPUs bool
 	driver  string
 	config  string               // the error that was told
-	leftOut map[string]bool      // the sentences that were told
+	leftOut map[string]bool      // what was told to be left out
 	bad     map[string]verdict   // of the devices that are not healthy, or gone, by UUID
 	gpus    map[string]string    // the names of the GPUs that were there, by UUID
-	used    map[string]time.Time // of the rates: by the UUID of a GPU, and of the node under ""
+	used    map[string]time.Time // of the rates: by what they limit, and of the node under ""
 	denied  map[string]string    // what a limit kept back last, by subject
 }
 
@@ -57,7 +54,7 @@ type Batch struct {
 type candidate struct {
 	NodeEvent
 	subject string // what it is about: of one subject, only the latest fact is told
-	gpu     string // whose rate it counts for
+	limited string // whose rate it counts for: the UUID of a GPU, or a word; empty for that of the node alone
 	alike   string // the same for candidates that can be one Event; empty for one that stays alone
 	name    string // what it names in an Event for several
 	told    func() // notes that it was told
@@ -98,7 +95,7 @@ func (h *History) Next(s status.Status, now time.Time, room int) Batch {
 	denied := map[string]string{}
 	for _, c := range all {
 		c.At, c.AtStart, c.Note = now, !h.begun, line(c.Note)
-		cause, again := h.limit(c.gpu, now, room-len(batch.Events))
+		cause, again := h.limit(c.limited, now, room-len(batch.Events))
 		if cause == "" {
 			c.told()
 			batch.Events = append(batch.Events, c.NodeEvent)
@@ -117,7 +114,7 @@ func (h *History) Next(s status.Status, now time.Time, room int) Batch {
 }
 
 // limit takes one of the rates. If it cannot, it returns the cause, and when it could.
-func (h *History) limit(gpu string, now time.Time, room int) (cause string, again time.Time) {
+func (h *History) limit(limited string, now time.Time, room int) (cause string, again time.Time) {
 	if room <= 0 {
 		return DropQueue, time.Time{}
 	}
@@ -125,12 +122,12 @@ func (h *History) limit(gpu string, now time.Time, room int) (cause string, agai
 	if byNode.After(now) {
 		return DropNodeRate, byNode
 	}
-	if gpu != "" {
-		byGPU, next := perGPU.after(h.used[gpu], now)
-		if byGPU.After(now) {
-			return DropGPURate, byGPU
+	if limited != "" {
+		bySubject, next := perSubject.after(h.used[limited], now)
+		if bySubject.After(now) {
+			return DropSubjectRate, bySubject
 		}
-		h.used[gpu] = next
+		h.used[limited] = next
 	}
 	h.used[""] = node
 	return "", time.Time{}
@@ -138,7 +135,7 @@ func (h *History) limit(gpu string, now time.Time, room int) (cause string, agai
 
 // driverEvents tells whether the driver answers. Of a node that never had a GPU, nothing is told.
 func (h *History) driverEvents(s status.Status) []candidate {
-	is, c := driverReady, candidate{subject: "driver"}
+	is, c := driverReady, candidate{subject: "driver", limited: "driver"}
 	switch {
 	case s.Quiet:
 		is, c.Reason, c.Note = driverReleased, DriverReleased, s.Summary.Text
@@ -166,9 +163,9 @@ func (h *History) deviceEvents(s status.Status) []candidate {
 	}
 	for _, d := range own(s) {
 		before, told := h.bad[d.UUID]
-		c := candidate{NodeEvent: NodeEvent{Devices: []string{d.UUID}}, subject: d.UUID, gpu: d.UUID, name: d.UUID}
+		c := candidate{NodeEvent: NodeEvent{Devices: []string{d.UUID}}, subject: d.UUID, limited: d.UUID, name: d.UUID}
 		if d.GPU != "" {
-			c.gpu = d.GPU
+			c.limited = d.GPU
 		}
 		switch now := verdictOf(d); {
 		case isBad(d):
@@ -208,7 +205,7 @@ func (h *History) deviceEvents(s status.Status) []candidate {
 				Reason: GPURemoved, Devices: []string{uuid},
 				Note: h.gpus[uuid] + " is no longer there: it was unplugged, or unbound from the driver",
 			},
-			subject: uuid, gpu: uuid, name: uuid, alike: string(GPURemoved),
+			subject: uuid, limited: uuid, name: uuid, alike: string(GPURemoved),
 			told: func() {
 				delete(h.gpus, uuid)
 				h.bad[uuid] = verdict{state: removed, source: "unplugged or unbound"}
@@ -227,7 +224,7 @@ func (h *History) configEvents(s status.Status) []candidate {
 			Reason: ConfigRejected, Cause: s.ConfigError,
 			Note: fmt.Sprintf("The configuration file %s is not used, and the last good configuration stays: %s", s.ConfigFile, s.ConfigError),
 		},
-		subject: "configuration", told: func() { h.config = s.ConfigError },
+		subject: "configuration", limited: "configuration", told: func() { h.config = s.ConfigError },
 	}
 	if s.ConfigError == "" {
 		c.NodeEvent = NodeEvent{Reason: ConfigApplied, Note: fmt.Sprintf("The configuration file %s is used again", s.ConfigFile)}
@@ -236,17 +233,20 @@ func (h *History) configEvents(s status.Status) []candidate {
 }
 
 func (h *History) leftOutEvents(s status.Status) []candidate {
-	maps.DeleteFunc(h.leftOut, func(sentence string, _ bool) bool { return !slices.Contains(s.LeftOut, sentence) })
 	var all []candidate
+	is := map[string]bool{}
 	for _, sentence := range s.LeftOut {
-		if !h.leftOut[sentence] {
+		what, _, _ := strings.Cut(sentence, ": ") // the reason may be another one at each look
+		if !h.leftOut[what] && !is[what] {
 			all = append(all, candidate{
-				NodeEvent: NodeEvent{Reason: ResourceLeftOut, Note: "Not offered: " + sentence, Cause: sentence},
-				subject:   "left out " + sentence, alike: string(ResourceLeftOut), name: sentence,
-				told: func() { h.leftOut[sentence] = true },
+				NodeEvent: NodeEvent{Reason: ResourceLeftOut, Note: "Not offered: " + sentence, Cause: what},
+				subject:   "left out " + what, limited: "left out", alike: string(ResourceLeftOut), name: sentence,
+				told: func() { h.leftOut[what] = true },
 			})
 		}
+		is[what] = true
 	}
+	maps.DeleteFunc(h.leftOut, func(what string, _ bool) bool { return !is[what] })
 	return all
 }
 
@@ -272,7 +272,7 @@ func together(all []candidate) []candidate {
 func join(group []candidate) candidate {
 	c := group[0]
 	var names []string
-	c.Devices, c.gpu = nil, ""
+	c.Devices, c.limited = nil, ""
 	for _, other := range group {
 		c.Devices = append(c.Devices, other.Devices...)
 		names = append(names, other.name)

@@ -281,7 +281,7 @@ func TestRates(t *testing.T) {
 	if told != 25 {
 		t.Errorf("%d Events of a node at once, want 25", told)
 	}
-	if causes[report.DropGPURate] == 0 || causes[report.DropNodeRate] == 0 {
+	if causes[report.DropSubjectRate] == 0 || causes[report.DropNodeRate] == 0 {
 		t.Errorf("causes %v", causes)
 	}
 	later := start.Add(time.Minute)
@@ -384,6 +384,36 @@ func TestNotes(t *testing.T) {
 			if row := e.Reason.Row(); row.Action == "" {
 				t.Errorf("%s is not in the table", e.Reason)
 			}
+		}
+	}
+}
+
+// What flaps at every look is limited, whatever it is about.
+func TestFlappingOfTheNode(t *testing.T) {
+	whole := gpu(0, "Healthy")
+	for name, states := range map[string][2]status.Status{
+		"driver":        {node(whole), with(node(whole), func(s *status.Status) { s.Stale = "away" })},
+		"configuration": {node(whole), with(node(whole), func(s *status.Status) { s.ConfigError = "line 3" })},
+		"left out": {
+			with(node(whole), func(s *status.Status) { s.LeftOut = []string{"GPU 1: a"} }),
+			with(node(whole), func(s *status.Status) { s.LeftOut = []string{"GPU 2: b"} }),
+		},
+		"the reason of what is left out": {
+			with(node(whole), func(s *status.Status) { s.LeftOut = []string{"GPU 1: a"} }),
+			with(node(whole), func(s *status.Status) { s.LeftOut = []string{"GPU 1: b"} }),
+		},
+	} {
+		var h report.History
+		told := 0
+		for i := range 900 { // an hour of looks
+			told += len(h.Next(states[i%2], start.Add(time.Duration(i)*4*time.Second), plenty).Events)
+		}
+		most := 17
+		if strings.HasPrefix(name, "the reason") {
+			most = 1
+		}
+		if told > most || told == 0 {
+			t.Errorf("%s: %d Events in an hour, want at most %d", name, told, most)
 		}
 	}
 }

@@ -17,12 +17,24 @@ type Pace struct {
 	Beat time.Duration
 
 	wanted        Condition
+	used          time.Time // of the rate of writes
 	worse, better time.Time // since when the wanted condition is worse, or better, than the one that is there; zero if it is not
 }
+
+// Wrote notes that the condition was written at a time.
+func (p *Pace) Wrote(now time.Time) { _, p.used = perCondition.after(p.used, now) }
 
 // Due returns when wanted is to be written; the zero time if it is not. There is what the node has, nil if it has no such condition, and
 // written when it was written last.
 func (p *Pace) Due(there *Condition, written time.Time, wanted Condition, now time.Time) time.Time {
+	due := p.due(there, written, wanted, now)
+	if allowed, _ := perCondition.after(p.used, now); !due.IsZero() && due.Before(allowed) {
+		return allowed
+	}
+	return due
+}
+
+func (p *Pace) due(there *Condition, written time.Time, wanted Condition, now time.Time) time.Time {
 	switch {
 	case there == nil && wanted.Status == True:
 		p.since(&p.better, wanted, now)

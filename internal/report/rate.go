@@ -8,10 +8,11 @@ type rate struct {
 	every time.Duration
 }
 
-// The rates of Events. They are about half of what the API server's clients allow themselves.
+// The rates of Events of one subject, such as a GPU or the driver, and of all of a node; and of writes of a condition.
 var (
-	perGPU  = rate{burst: 5, every: 5 * time.Minute}
-	perNode = rate{burst: 25, every: time.Minute}
+	perSubject   = rate{burst: 5, every: 5 * time.Minute}
+	perNode      = rate{burst: 25, every: time.Minute}
+	perCondition = rate{burst: 10, every: time.Minute}
 )
 
 // after returns when one more is allowed, and the new value of used if it is taken at now. used is when the rate is unused again; zero at
