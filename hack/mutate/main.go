@@ -8,6 +8,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"flag"
@@ -46,6 +47,7 @@ func main() {
 	n := flag.Int("n", 60, "how many mutations of each package, chosen at random; 0 for all")
 	seed := flag.Uint64("seed", uint64(time.Now().UnixNano()), "the seed of the choice")
 	jobs := flag.Int("j", 1, "how many tests run at a time")
+	tests := flag.String("tests", "", "the folder of the tests that judge; each package's own if empty")
 	only := flag.String("files", ".", "mutate only files whose names match this regular expression")
 	flag.Parse()
 	fmt.Printf("seed %d\n", *seed)
@@ -54,7 +56,7 @@ func main() {
 		fail(err)
 	}
 	for _, dir := range flag.Args() {
-		if err := run(dir, regexp.MustCompile(*only), *n, *seed, *jobs); err != nil {
+		if err := run(dir, cmp.Or(*tests, dir), regexp.MustCompile(*only), *n, *seed, *jobs); err != nil {
 			fail(err)
 		}
 	}
@@ -65,8 +67,8 @@ func fail(err error) {
 	os.Exit(1)
 }
 
-// run mutates the package in dir and prints what its tests let through.
-func run(dir string, only *regexp.Regexp, n int, seed uint64, jobs int) error {
+// run mutates the package in dir and prints what the tests of another one, or its own, let through.
+func run(dir, tests string, only *regexp.Regexp, n int, seed uint64, jobs int) error {
 	all, err := mutations(dir, only)
 	if err != nil {
 		return err
@@ -77,22 +79,22 @@ func run(dir string, only *regexp.Regexp, n int, seed uint64, jobs int) error {
 	}
 	defer func() { _ = os.RemoveAll(tmp) }()
 	profile := filepath.Join(tmp, "cover")
-	if out, err := build(dir, filepath.Join(tmp, "covered"), "-cover", "-covermode=atomic"); err != nil {
-		return fmt.Errorf("%s cannot be built: %s", dir, out)
+	if out, err := build(tests, filepath.Join(tmp, "covered"), "-covermode=atomic", "-coverpkg=./"+filepath.Clean(dir)); err != nil {
+		return fmt.Errorf("the tests in %s cannot be built: %s", tests, out)
 	}
-	if outcome, out := test(dir, filepath.Join(tmp, "covered"), 10*time.Minute, "-test.coverprofile", profile); outcome != survived {
-		return fmt.Errorf("the tests of %s fail without a mutation:\n%s", dir, out)
+	if outcome, out := test(tests, filepath.Join(tmp, "covered"), 10*time.Minute, "-test.coverprofile", profile); outcome != survived {
+		return fmt.Errorf("the tests in %s fail without a mutation:\n%s", tests, out)
 	}
 	unreached, err := notReached(profile)
 	if err != nil {
 		return err
 	}
-	if out, err := build(dir, filepath.Join(tmp, "plain")); err != nil {
-		return fmt.Errorf("%s cannot be built: %s", dir, out)
+	if out, err := build(tests, filepath.Join(tmp, "plain")); err != nil {
+		return fmt.Errorf("the tests in %s cannot be built: %s", tests, out)
 	}
 	began := time.Now()
-	if outcome, out := test(dir, filepath.Join(tmp, "plain"), 10*time.Minute); outcome != survived {
-		return fmt.Errorf("the tests of %s fail without a mutation:\n%s", dir, out)
+	if outcome, out := test(tests, filepath.Join(tmp, "plain"), 10*time.Minute); outcome != survived {
+		return fmt.Errorf("the tests in %s fail without a mutation:\n%s", tests, out)
 	}
 	timeout := max(20*time.Second, 4*time.Since(began))
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -113,7 +115,7 @@ func run(dir string, only *regexp.Regexp, n int, seed uint64, jobs int) error {
 				next, tried = next+1, tried+1
 				lock.Unlock()
 
-				outcome, err := try(dir, m, timeout, unreached)
+				outcome, err := try(tests, m, timeout, unreached)
 				lock.Lock()
 				switch {
 				case err != nil:
@@ -154,7 +156,7 @@ const (
 )
 
 // try runs the tests with one mutation.
-func try(dir string, m mutation, timeout time.Duration, unreached map[string][]block) (outcome, error) {
+func try(tests string, m mutation, timeout time.Duration, unreached map[string][]block) (outcome, error) {
 	source, err := os.ReadFile(m.file)
 	if err != nil {
 		return survived, err
@@ -180,24 +182,24 @@ func try(dir string, m mutation, timeout time.Duration, unreached map[string][]b
 	if err := os.WriteFile(overlay, text, 0o600); err != nil {
 		return survived, err
 	}
-	if _, err := build(dir, binary, "-overlay", overlay); err != nil {
+	if _, err := build(tests, binary, "-overlay", overlay); err != nil {
 		return noBuild, nil
 	}
 	if slices.ContainsFunc(unreached[filepath.Base(m.file)], func(b block) bool { return b.contains(m.line, m.column) }) {
 		return notRun, nil
 	}
-	outcome, _ := test(dir, binary, timeout)
+	outcome, _ := test(tests, binary, timeout)
 	return outcome, nil
 }
 
-// build makes the package's own tests, without the race detector.
+// build makes the tests of the package in dir, without the race detector.
 func build(dir, binary string, flags ...string) (string, error) {
 	args := append([]string{"test", "-c", "-vet=off", "-ldflags=-s -w", "-o", binary}, flags...)
 	out, err := exec.CommandContext(context.Background(), "go", append(args, "./"+filepath.Clean(dir))...).CombinedOutput()
 	return string(out), err
 }
 
-// test runs the package's own tests until one has failed.
+// test runs tests in dir until one has failed.
 func test(dir, binary string, timeout time.Duration, flags ...string) (outcome, string) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()

@@ -30,7 +30,6 @@ type Task struct {
 // first, also when an observation fails: what they need to end in good order is there until then.
 func Run(ctx context.Context, observation, outputs []Task) error {
 	observing, stop := context.WithCancel(context.WithoutCancel(ctx))
-	defer stop()
 	serving, end := context.WithCancel(ctx)
 	defer end()
 	var observers errgroup.Group

@@ -71,6 +71,23 @@ func TestOutputsEndBeforeObservation(t *testing.T) {
 	}
 }
 
+// TestADaemonWithoutOutputsLives: until its context ends, or an observation fails.
+func TestADaemonWithoutOutputsLives(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		var ended ends
+		began := time.Now()
+		if err := agent.Run(ctx, []agent.Task{ended.task("observation", nil)}, nil); err != nil {
+			t.Error(err)
+		}
+		if took := time.Since(began); took < time.Hour || len(ended.names) != 1 {
+			t.Errorf("it lived for %v, and %q ended", took, ended.names)
+		}
+	})
+}
+
 func message(err error) string {
 	if err == nil {
 		return ""

@@ -71,6 +71,8 @@ func TestProcessMakesPlaceForOneThatIsBetterOff(t *testing.T) {
 		from, to    time.Duration // when the process ends; 0 for never
 	}{
 		"a driver that stays":                       {nil, nil, 0, 0},
+		"a driver that goes away":                   {nil, inventory.ErrNoDriver, 0, 0},
+		"a driver that is not there":                {inventory.ErrNoDriver, inventory.ErrNoDriver, 0, 0},
 		"a library that was replaced at once":       {replaced, replaced, 10 * time.Second, 10 * time.Second},
 		"a module that becomes another one":         {nil, inventory.ErrDriverMismatch, change, change + 30*time.Second},
 		"a module that is another one, and stays":   {inventory.ErrDriverMismatch, inventory.ErrDriverMismatch, time.Minute, time.Minute},
