@@ -1,6 +1,7 @@
 package edits_test
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -252,6 +253,9 @@ func TestStrategies(t *testing.T) {
 	}
 	if want := []string{"envvar", "volume-mounts", "cdi-annotations", "cdi-cri"}; !slices.Equal(names, want) {
 		t.Errorf("strategies %q, want %q", names, want)
+	}
+	if got := fmt.Sprint(edits.ByUUID, " ", edits.ByIndex, " ", edits.IDStrategy(9)); got != "uuid index IDStrategy(9)" {
+		t.Errorf("ID strategies %s", got)
 	}
 	if got, err := edits.For(nil, edits.Options{Strategies: []edits.Strategy{-1}}); err == nil {
 		t.Errorf("unknown strategy: %+v, want an error", got)

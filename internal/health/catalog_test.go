@@ -82,3 +82,11 @@ func spans(ends ...uint64) []uint64 {
 	}
 	return all
 }
+
+func TestClassesHaveNames(t *testing.T) {
+	got := []string{health.Decode.String(), health.Application.String(), health.Informational.String(), health.Transient.String(),
+		health.Hardware.String(), health.Class(5).String(), health.Class(-1).String()}
+	if diff := cmp.Diff([]string{"decode", "application", "informational", "transient", "hardware", "Class(5)", "Class(-1)"}, got); diff != "" {
+		t.Errorf("names (-want +got):\n%s", diff)
+	}
+}

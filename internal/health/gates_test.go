@@ -181,6 +181,21 @@ func TestHang(t *testing.T) {
 	s.want(inventory.Unhealthy, inventory.CureReset)
 }
 
+// TestStall: a GPU with a call that has not returned for a while is Suspect, which lets new work in, until it answers.
+func TestStall(t *testing.T) {
+	s := begin(t, 580)
+	s.gpu = s.policy.FoldStall(s.gpu, "nvmlDeviceGetMemoryInfo", s.now)
+	s.want(inventory.Suspect, inventory.CureReset)
+	if want := "the driver has not returned from nvmlDeviceGetMemoryInfo for this GPU yet"; s.gpu.Health.Reason != want || s.gpu.Answers() {
+		t.Errorf("it answers: %v, %q, want %q", s.gpu.Answers(), s.gpu.Health.Reason, want)
+	}
+	s.reads(2, s.good)
+	s.want(inventory.Healthy, inventory.NoCure)
+	s.gpu = s.policy.FoldHang(s.gpu, "nvmlDeviceGetMemoryInfo", s.now)
+	s.gpu = s.policy.FoldStall(s.gpu, "nvmlDeviceGetMemoryInfo", s.now)
+	s.want(inventory.Unhealthy, inventory.CureReset)
+}
+
 // Before the recovery action the catalog says that what struck a MIG device needs a reset of the GPU, and so of its siblings.
 func TestFaultsOfAMIGDeviceThatReachItsSiblings(t *testing.T) {
 	poison := inventory.Event{Kind: inventory.EventFatalPoison}

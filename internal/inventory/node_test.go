@@ -25,6 +25,9 @@ func TestControlNodes(t *testing.T) {
 			t.Errorf("%d is in the set: %v, want %v", node, got, want)
 		}
 	}
+	if got := some.String(); got != "nvidia-uvm,nvidia-modeset" {
+		t.Errorf("the set is %q", got)
+	}
 	for node, path := range some.All() {
 		if node != inventory.NodeUVM || path != "nvidia-uvm" {
 			t.Errorf("first node of the set is %d, %q", node, path)

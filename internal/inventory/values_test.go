@@ -1,7 +1,9 @@
 package inventory_test
 
 import (
+	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -135,6 +137,20 @@ func TestSignals(t *testing.T) {
 	}
 }
 
+// TestAStallIsNoAnswer: and says which call does not return.
+func TestAStallIsNoAnswer(t *testing.T) {
+	t.Parallel()
+	for want, call := range map[string]inventory.Call{
+		"nvmlInit_v2 does not return":                         {GPU: inventory.NoGPU, Function: "nvmlInit_v2"},
+		"reading the driver's files of GPU 3 does not return": {GPU: 3},
+	} {
+		var err error = &inventory.Stall{Call: call}
+		if !errors.Is(err, inventory.ErrNoAnswer) || errors.Is(err, inventory.ErrNotAsked) || !strings.HasSuffix(err.Error(), ": "+want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
 // TestMeasures: a value is there once it was set, also if it is 0.
 func TestMeasures(t *testing.T) {
 	t.Parallel()
@@ -152,6 +168,9 @@ func TestMeasures(t *testing.T) {
 	}
 	if all != 29 {
 		t.Errorf("there are %d measures", all)
+	}
+	for range inventory.AllMeasures() {
+		break // ends the iteration
 	}
 }
 

@@ -60,4 +60,8 @@ func TestConflicts(t *testing.T) {
 			}
 		})
 	}
+	if (resource.Claim{Resource: mig, ID: "MIG-x"}).Conflicts(resource.Device{Resource: whole, UUID: "GPU-a", GPU: "GPU-a"}) ||
+		(resource.Claim{Resource: mig, ID: "MIG-x"}).Conflicts(resource.Device{Resource: whole, UUID: "MIG-x"}) {
+		t.Error("a claim on a GPU that is not known conflicts")
+	}
 }

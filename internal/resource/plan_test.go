@@ -350,6 +350,45 @@ func TestResourceAndDeviceAreFoundByName(t *testing.T) {
 	}
 }
 
+// TestADeviceOfTheNodeIsFoundByUUID: also one that is not in the plan.
+func TestADeviceOfTheNodeIsFoundByUUID(t *testing.T) {
+	t.Parallel()
+	for what, mig := range map[string]resource.MIGStrategy{"planned": resource.MIGMixed, "left out": resource.MIGNone} {
+		plan := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{gpu(0), gpu(1, "1g.10gb")}}, resource.Options{MIG: mig})
+		for uuid, want := range map[string]bool{"GPU-a": true, "MIG-b0": mig == resource.MIGMixed, "GPU-z": false} {
+			if d, found := plan.NodeDevice(uuid); found != want || found && d.UUID != uuid {
+				t.Errorf("%s: NodeDevice(%q) = %+v, %v, want %v", what, uuid, d, found, want)
+			}
+		}
+	}
+}
+
+func TestMayBeOurs(t *testing.T) {
+	t.Parallel()
+	const uuid = "01234567-89ab-cdef-0123-456789ABCDEF"
+	for id, want := range map[string]bool{
+		"GPU-" + uuid: true, "MIG-" + uuid: true, "MIG-GPU-" + uuid + "/3/0": true, "GPU-" + uuid + "::12": true,
+		"GPU-" + uuid + "::": false, "GPU-" + uuid + "0": false, "GPU-0": false, "0000:3b:00.2": false, uuid: false, "": false,
+	} {
+		if got := resource.MayBeOurs("nvidia.com/gpu", id); got != want {
+			t.Errorf("MayBeOurs(%q) = %v, want %v", id, got, want)
+		}
+		if resource.MayBeOurs("example.com/gpu", id) {
+			t.Errorf("%q of another vendor may be ours", id)
+		}
+	}
+}
+
+func TestTheFirstRuleOfAResourceCounts(t *testing.T) {
+	t.Parallel()
+	s := resource.Sharing{Rules: []resource.SharingRule{{Name: "nvidia.com/a", Replicas: 2}, {Name: "nvidia.com/b", Replicas: 3}, {Name: "nvidia.com/b", Replicas: 4}}}
+	for name, want := range map[string]int{"nvidia.com/a": 2, "nvidia.com/b": 3, "nvidia.com/c": 0} {
+		if rule, shared := s.RuleOf(name); rule.Replicas != want || shared != (want > 0) {
+			t.Errorf("RuleOf(%s) = %+v, %v, want %d replicas", name, rule, shared, want)
+		}
+	}
+}
+
 func TestEnumsHaveNames(t *testing.T) {
 	t.Parallel()
 	got := []string{
