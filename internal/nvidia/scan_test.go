@@ -303,6 +303,16 @@ func TestScanFailingGPU(t *testing.T) {
 					t.Errorf("GPU %d: %d links", g.Index, len(g.Links))
 				}
 			}
+			if test.fault.Kind == simulator.KindFail {
+				r.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "3"})
+				if s := r.scan(); len(s.LeftOut) != 1 {
+					t.Errorf("the GPU is not left alone: %v", s.LeftOut)
+				}
+				r.retry()
+				if s := r.scan(); len(s.LeftOut) > 0 || len(s.GPUs) != 8 {
+					t.Errorf("left out once the GPU is asked again: %v", s.LeftOut)
+				}
+			}
 		})
 	}
 }
