@@ -29,7 +29,7 @@ func (p Program) newDiscoveryCommand() *cobra.Command {
 			"same flags, environment and configuration file. It also runs where this program is started under the name\n" +
 			"gpu-feature-discovery. A daemon writes more labels without it: see --node-labels.",
 		Example: "  gpu-device-plugin gpu-feature-discovery --oneshot --output-file= --use-node-feature-api=false\n" +
-			"  gpu-device-plugin gpu-feature-discovery --oneshot --output-file= --use-node-feature-api=false --simulate=h100-mig-1g --mig-strategy=single",
+			"  gpu-device-plugin gpu-feature-discovery --oneshot --output-file= --use-node-feature-api=false --simulate=t4",
 		Args: cobra.NoArgs,
 	}
 	config.AddDiscoveryFlags(cmd.Flags())

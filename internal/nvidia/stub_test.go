@@ -170,9 +170,10 @@ func stubSnapshot() inventory.Snapshot {
 	pcie := func(peer int) inventory.Link {
 		return inventory.Link{Peer: stubUUID(peer), PeerIndex: peer, PCIe: inventory.PCIeSystem}
 	}
-	mig := func(index, gi int, profile string) inventory.MIGDevice {
+	mig := func(index, gi, slices int, profile string) inventory.MIGDevice {
 		return inventory.MIGDevice{
 			UUID: fmt.Sprintf("MIG-%s/%d/0", stubUUID(1), gi), Index: index, GI: gi, Profile: profile, MemoryBytes: 20096 << 20,
+			Attributes: inventory.MIGAttributes{GISlices: 3, CISlices: slices},
 		}
 	}
 	s := inventory.Snapshot{
@@ -183,8 +184,9 @@ func stubSnapshot() inventory.Snapshot {
 			gpu(2, 7, "0000:47:00.0", inventory.NoNUMANode, switched(0), pcie(1)),
 		},
 	}
+	s.GPUs[0].Class, s.GPUs[1].Class = "0x030200", "0x030200" // sysfs has no more
 	s.GPUs[1].MIG = inventory.MIGEnabled
-	s.GPUs[1].MIGDevices = []inventory.MIGDevice{mig(0, 1, "3g.20gb"), mig(3, 2, "1c.3g.20gb")}
+	s.GPUs[1].MIGDevices = []inventory.MIGDevice{mig(0, 1, 3, "3g.20gb"), mig(3, 2, 1, "1c.3g.20gb")}
 	return s
 }
 
