@@ -83,6 +83,11 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 	if err := d.unlabeled.Value(); err != nil {
 		s.LabelsError = err.Error()
 	}
+	if d.cluster != nil {
+		if err := d.cluster.Problem(); err != nil {
+			s.APIServerError = err.Error()
+		}
+	}
 	if !seen.Quiesced.IsZero() {
 		s.Quiesced = &status.Quiesced{Since: status.Moment(seen.Quiesced), Allocate: seen.Allocate}
 	}

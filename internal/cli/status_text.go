@@ -80,6 +80,7 @@ func printStatus(w io.Writer, s status.Status, v view) {
 	for _, line := range []struct{ what, text string }{
 		{"last scan failed", s.Stale}, {"all GPUs", s.Node}, {"configuration file not used", s.ConfigError},
 		{"metrics not served", s.MetricsError}, {"labels not written", s.LabelsError},
+		{"API server not reached", s.APIServerError},
 	} {
 		if line.text != "" {
 			v.sentence(w, line.what+": "+line.text)

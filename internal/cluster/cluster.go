@@ -57,6 +57,9 @@ func (c *Cluster) Observation(configs *feed.Feed[config.Config]) []agent.Task {
 	return tasks
 }
 
+// Problem returns why the API server does not tell of the node; nil if it does, or is not asked.
+func (c *Cluster) Problem() error { return c.client.Problem().Value() }
+
 // headStart is how long after the start of the process the node is not watched: GPUs are registered first.
 const headStart = 500 * time.Millisecond
 

@@ -204,12 +204,13 @@ func (s *stage) call(name string, arguments any) {
 
 // status is what these tests need of the daemon's status.
 type status struct {
-	Driver      string   `json:"driver"`
-	Stale       string   `json:"stale"`
-	ConfigError string   `json:"configError"`
-	LeftOut     []string `json:"leftOut"`
-	Warnings    []string `json:"warnings"`
-	GPUs        []struct {
+	Driver         string   `json:"driver"`
+	Stale          string   `json:"stale"`
+	ConfigError    string   `json:"configError"`
+	APIServerError string   `json:"apiServerError"`
+	LeftOut        []string `json:"leftOut"`
+	Warnings       []string `json:"warnings"`
+	GPUs           []struct {
 		State  string `json:"state"`
 		Reason string `json:"reason"`
 	} `json:"gpus"`

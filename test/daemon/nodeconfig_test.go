@@ -4,6 +4,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -97,12 +98,14 @@ func TestTheLastConfigurationHoldsWhileTheAPIServerIsAway(t *testing.T) {
 	server.Stop()
 	s.start()
 	s.allocatable(8)
-	s.says("the label is not known", func(now status) bool { return strings.Contains(now.ConfigError, "is not known") })
+	s.says("the label is not known, and why", func(now status) bool {
+		return strings.Contains(now.ConfigError, "is not known") && strings.Contains(now.APIServerError, "refused")
+	})
 	if err := server.Resume(); err != nil {
 		t.Fatal(err)
 	}
 	s.allocatable(16)
-	s.says("the label is known", func(now status) bool { return now.ConfigError == "" })
+	s.says("the label is known", func(now status) bool { return now.ConfigError == "" && now.APIServerError == "" })
 	s.eventually("the choice is saved", func() bool {
 		text, err := os.ReadFile(s.Path("state/node-config.json"))
 		return err == nil && strings.Contains(string(text), `"shared"`)
@@ -134,4 +137,20 @@ func TestTheLastConfigurationHoldsWhileTheAPIServerIsAway(t *testing.T) {
 	server.SetBlackHole(false)
 	relabel(t, server, "whole")
 	s.allocatable(8)
+}
+
+// TestTheFirstStartWaitsTwoSecondsForTheAPIServer: an API server that swallows all that is sent to it keeps a node from its GPUs no
+// longer than that.
+func TestTheFirstStartWaitsTwoSecondsForTheAPIServer(t *testing.T) {
+	t.Parallel()
+	s, server := chosen(t, "shared")
+	server.SetBlackHole(true)
+	began := time.Now()
+	s.start()
+	first := s.next(0, standin.Listed)
+	if took := first.Time.Sub(began); len(first.Devices) != 8 || took < 2*time.Second || took > 2*time.Second+patience/4 {
+		t.Errorf("the first list came after %v and has %d devices, want those of the default after 2 s", took, len(first.Devices))
+	}
+	server.SetBlackHole(false)
+	s.allocatable(16)
 }
