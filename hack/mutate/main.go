@@ -186,7 +186,8 @@ func try(tests string, m mutation, timeout time.Duration, unreached map[string][
 		return noBuild, nil
 	}
 	outcome, _ := test(tests, binary, timeout) // also what was not reached: tests may run processes of their own
-	if outcome == survived && slices.ContainsFunc(unreached[filepath.Base(m.file)], func(b block) bool { return b.contains(m.line, m.column) }) {
+	contains := func(b block) bool { return b.contains(m.line, m.column) }
+	if outcome == survived && slices.ContainsFunc(unreached[filepath.Base(m.file)], contains) {
 		outcome = notRun
 	}
 	return outcome, nil
