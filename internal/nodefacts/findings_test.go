@@ -287,6 +287,10 @@ var driverRows = []row{
 		check: "device-nodes", severity: doctor.Error, says: "/dev/nvidia-uvm has the device number 511:0 and the driver has 510:0",
 	},
 	{
+		name: "capability of another minor", change: changes{"dev/nvidia-caps/nvidia-cap1": "char 234:2", "dev/char/234:2": "-> x"},
+		check: "device-nodes", severity: doctor.Error, says: "the device number 234:2 and the driver has 234:1",
+	},
+	{
 		name: "capability with an old number", change: changes{"dev/nvidia-caps/nvidia-cap1": "char 235:1", "dev/char/235:1": "-> x"},
 		check: "device-nodes", severity: doctor.Error, says: "nvidia-cap1 has the device number 235:1 and the driver has 234:1",
 	},

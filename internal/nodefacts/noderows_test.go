@@ -261,6 +261,20 @@ var nodeRows = []row{
 		check: "kubelet", severity: doctor.Warning, says: "8 healthy devices of nvidia.com/gpu.shared",
 	},
 	{
+		name: "resources that are nobody's, or not NVIDIA's",
+		facts: func(f *doctor.NodeFacts) {
+			f.Kubelet.Value.Registered["nvidia.com/gpu.shared"], f.Kubelet.Value.Registered["example.com/nic"] = 0, 8
+		},
+		check: "kubelet", severity: doctor.OK, says: "no other device plugin",
+	},
+	{
+		name: "another resource, and no daemon that says what it serves",
+		facts: func(f *doctor.NodeFacts) {
+			f.Kubelet.Value.Registered["nvidia.com/gpu.shared"], f.Daemon.Missing = 8, "no daemon"
+		},
+		check: "kubelet", severity: doctor.OK, says: "no other device plugin", also: []string{"daemon", "persistence"},
+	},
+	{
 		name:  "no checkpoint",
 		facts: func(f *doctor.NodeFacts) { f.Kubelet.Value.Registered, f.Kubelet.Value.Unread = nil, "no such file" },
 		check: "kubelet", severity: doctor.NotChecked, says: "checkpoint cannot be read",

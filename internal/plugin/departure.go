@@ -150,7 +150,7 @@ func (s *Set) dropDeparting(ctx context.Context) error {
 				l.again.Publish(l.again.Value() + 1)
 			}
 		}
-		if looks && e.gap != "" {
+		if e.gap != "" {
 			lookIn(checkLater)
 		}
 		if !waits && s.hasForeign() {
