@@ -86,7 +86,7 @@ MUTATESEED ?= $(shell date +%s)
 
 .PHONY: mutate
 mutate: ## Change the code at random places and print what its tests do not notice (MUTATE='./internal/health' MUTATIONS=60 MUTATESEED=1)
-	$(GO) run ./hack/mutate -n $(MUTATIONS) -seed $(MUTATESEED) $(MUTATE)
+	$(GO) run ./hack/mutate -n $(MUTATIONS) -seed $(MUTATESEED) $(MUTATEFLAGS) $(MUTATE)
 
 .PHONY: bench
 bench: build ## Print the benchmark's figures beside their targets
