@@ -38,12 +38,16 @@ func Read(path string, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
+	tooLarge := &fs.PathError{Op: "read", Path: path, Err: fmt.Errorf("is larger than %d bytes", limit)}
+	if n, _ := f.ReadAt(make([]byte, 1), limit); n > 0 { // its size says less: the kernel's own files have any
+		return nil, tooLarge
+	}
 	data, err := io.ReadAll(io.LimitReader(f, limit+1))
 	if err != nil {
 		return nil, err
 	}
 	if int64(len(data)) > limit {
-		return nil, &fs.PathError{Op: "read", Path: path, Err: fmt.Errorf("is larger than %d bytes", limit)}
+		return nil, tooLarge
 	}
 	return data, nil
 }

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -71,5 +72,23 @@ func TestRead(t *testing.T) {
 	}
 	if _, err := files.Read(path("missing"), 8); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("Read() = %v, want fs.ErrNotExist", err)
+	}
+}
+
+// A large file is refused before it is read: the daemon may have little memory.
+func TestReadOfALargeFileTakesNoMemory(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "large")
+	const limit = 16 << 20
+	if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, 4*limit)); err != nil {
+		t.Fatal(err)
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	if _, err := files.Read(path, limit); err == nil || !strings.Contains(err.Error(), "is larger than") {
+		t.Errorf("Read() = %v", err)
+	}
+	runtime.ReadMemStats(&after)
+	if took := after.TotalAlloc - before.TotalAlloc; took > limit/16 {
+		t.Errorf("Read() took %d bytes", took)
 	}
 }

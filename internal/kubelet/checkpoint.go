@@ -10,8 +10,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/checkpoint"
 )
 
-// maxCheckpoint bounds kubelet's checkpoint, in bytes. It has every device, and a node may have ten thousands of shared ones.
-const maxCheckpoint = 64 << 20
+// maxCheckpoint bounds kubelet's checkpoint, in bytes. It has every device, and a node may have ten thousands of shared ones: 3 MB. What
+// pods were given takes another MB.
+const maxCheckpoint = 16 << 20
 
 // A HeldDevice is a device that a container holds.
 type HeldDevice struct {
@@ -41,10 +42,11 @@ func (d *Directory) Checkpoint() (Checkpoint, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.parsed && bytes.Equal(text, d.text) {
-		return d.saved, nil
+		return d.saved, d.damage
 	}
 	data, err := checkpoint.Parse(text)
 	if err != nil {
+		d.parsed, d.text, d.saved, d.damage = true, text, Checkpoint{}, err
 		return Checkpoint{}, err
 	}
 	held := holdings{}
@@ -55,7 +57,7 @@ func (d *Directory) Checkpoint() (Checkpoint, error) {
 			}
 		}
 	}
-	d.parsed, d.text, d.saved = true, text, Checkpoint{Healthy: data.Data.RegisteredDevices, Held: held.devices}
+	d.parsed, d.text, d.damage, d.saved = true, text, nil, Checkpoint{Healthy: data.Data.RegisteredDevices, Held: held.devices}
 	return d.saved, nil
 }
 

@@ -83,3 +83,25 @@ func TestCheckpointIsReadAgain(t *testing.T) {
 		}
 	}
 }
+
+// The file is read every second while devices are departing, and may stay damaged. It is parsed once.
+func TestADamagedCheckpointIsParsedOnce(t *testing.T) {
+	t.Parallel()
+	d := newDirectory(t, folder(t))
+	path := filepath.Join(d.Path(), "kubelet_internal_checkpoint")
+	read := func(text string) error {
+		t.Helper()
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := d.Checkpoint()
+		return err
+	}
+	first := read(savedWithPod[1:])
+	if again := read(savedWithPod[1:]); first == nil || again != first {
+		t.Errorf("Checkpoint() = %v and then another %v", first, again)
+	}
+	if other := read(savedWithPod[2:]); other == nil || other == first {
+		t.Errorf("Checkpoint() of other text = %v", other)
+	}
+}

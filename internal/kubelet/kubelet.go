@@ -33,9 +33,10 @@ type Directory struct {
 	newWatcher func() (*fsnotify.Watcher, error) // replaced by tests only
 
 	mu      sync.Mutex // guards all following fields
-	parsed  bool       // a checkpoint was read; text and saved are those of the last one
+	parsed  bool       // a checkpoint was read; text, saved and damage are those of the last one
 	text    []byte     // the file's content
 	saved   Checkpoint // the parsed content
+	damage  error      // why it could not be parsed; nil if it could
 	watched bool       // a watch has looked
 	seen    sighting   // what it saw last
 	// kubelets counts those that it saw.
