@@ -194,9 +194,9 @@ type plannedInstance struct {
 }
 
 type plannedStep struct {
-	Action  layout.Action    `json:"action"`
-	GPU     *plannedInstance `json:"gpuInstance,omitempty"`
-	Compute *plannedCompute  `json:"computeInstance,omitempty"`
+	Action  inventory.MIGAction `json:"action"`
+	GPU     *plannedInstance    `json:"gpuInstance,omitempty"`
+	Compute *plannedCompute     `json:"computeInstance,omitempty"`
 }
 
 type plannedCompute struct {
@@ -215,13 +215,13 @@ func newMIGPlan(c layout.Changes, n partitioned) migPlan {
 		}
 		for _, s := range g.Steps {
 			step := plannedStep{Action: s.Action}
-			if s.Action != layout.EnableMode && s.Action != layout.DisableMode {
+			if s.Action != inventory.MIGEnable && s.Action != inventory.MIGDisable {
 				step.GPU = new(newPlannedInstance(s.Part))
 			}
 			switch s.Action {
-			case layout.DestroyCompute:
+			case inventory.MIGDestroyCompute:
 				step.Compute = &plannedCompute{ID: &s.Compute.ID, Start: s.Compute.Start, Slices: s.Compute.Slices}
-			case layout.CreateCompute:
+			case inventory.MIGCreateCompute:
 				step.Compute = &plannedCompute{Start: s.Compute.Start, Slices: s.Compute.Slices}
 			default: // not about a compute instance
 			}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/layout"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 )
 
@@ -151,12 +151,12 @@ func TestMIGPlanJSON(t *testing.T) {
 	if len(p.GPUs) != 2 || p.GPUs[0].Index != 0 || p.GPUs[1].Index != 3 || !p.Possible {
 		t.Fatalf("got\n%s", got)
 	}
-	var actions []layout.Action
+	var actions []inventory.MIGAction
 	for _, s := range p.GPUs[1].Steps {
 		actions = append(actions, s.Action)
 	}
-	want := []layout.Action{
-		layout.DestroyCompute, layout.DestroyCompute, layout.DestroyInstance, layout.CreateInstance, layout.CreateCompute,
+	want := []inventory.MIGAction{
+		inventory.MIGDestroyCompute, inventory.MIGDestroyCompute, inventory.MIGDestroyInstance, inventory.MIGCreateInstance, inventory.MIGCreateCompute,
 	}
 	if diff := cmp.Diff(want, actions); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)

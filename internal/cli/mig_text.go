@@ -5,7 +5,7 @@ import (
 	"io"
 	"strings"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/layout"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
 // text writes the plan for people.
@@ -145,31 +145,31 @@ func (i plannedInstance) use() string {
 // lines returns the steps as sentences. The compute instances of a GPU instance are in its own.
 func (g plannedGPU) lines() []string {
 	var lines []string
-	last := layout.Action("")
+	last := inventory.MIGAction("")
 	for _, s := range g.Steps {
 		switch s.Action {
-		case layout.EnableMode, layout.DisableMode:
-			verb := map[layout.Action]string{layout.EnableMode: "enable", layout.DisableMode: "disable"}[s.Action]
+		case inventory.MIGEnable, inventory.MIGDisable:
+			verb := map[inventory.MIGAction]string{inventory.MIGEnable: "enable", inventory.MIGDisable: "disable"}[s.Action]
 			line := verb + " MIG mode while nothing uses the GPU"
 			if g.resets {
 				line += "; the driver resets it"
 			}
 			lines = append(lines, line)
-		case layout.DestroyCompute: // with its GPU instance
-		case layout.DestroyInstance:
+		case inventory.MIGDestroyCompute: // with its GPU instance
+		case inventory.MIGDestroyInstance:
 			line := fmt.Sprintf("destroy %s", s.GPU)
 			if s.GPU.InUse {
 				line += ", once nothing uses it"
 			}
 			lines = append(lines, line)
-		case layout.CreateInstance:
+		case inventory.MIGCreateInstance:
 			line := fmt.Sprintf("create %s", s.GPU)
 			if len(s.GPU.Devices) != 1 || s.GPU.Devices[0] != s.GPU.Profile {
 				line += ", with " + counted(s.GPU.Devices)
 			}
 			lines = append(lines, line)
-		case layout.CreateCompute:
-			if s.GPU.ID != nil && last != layout.CreateCompute {
+		case inventory.MIGCreateCompute:
+			if s.GPU.ID != nil && last != inventory.MIGCreateCompute {
 				lines = append(lines, fmt.Sprintf("create %s in %s", counted(s.GPU.Devices), s.GPU))
 			}
 		}

@@ -15,6 +15,10 @@ var (
 	ErrNotSupported = errors.New("not supported by this driver or GPU")
 	// ErrNoPermission: the driver refuses to answer this process. It says nothing about health.
 	ErrNoPermission = errors.New("no permission: add the capability SYS_ADMIN to this container")
+	// ErrInUse: something uses the GPU or MIG device that was to be changed. Nothing was changed, or a MIG mode is pending.
+	ErrInUse = errors.New("in use")
+	// ErrResetRequired: the GPU has to be reset, or the node restarted, before the MIG mode that was set is in force.
+	ErrResetRequired = errors.New("takes effect when the GPU is reset or the node is restarted")
 	// ErrNewSession: what the driver holds changed since it was opened, and only a new session sees it: close this one
 	// and open another at once.
 	ErrNewSession = errors.New("the driver's devices changed: a new session is needed")

@@ -46,3 +46,29 @@ type ComputeInstance struct {
 	// Start is its first compute slice in the GPU instance, and Slices how many it has.
 	Start, Slices int
 }
+
+// A MIGAction is what a MIGStep does.
+type MIGAction string
+
+// The actions.
+const (
+	MIGDestroyCompute  MIGAction = "destroy-compute-instance"
+	MIGDestroyInstance MIGAction = "destroy-gpu-instance" // which has no compute instance
+	MIGEnable          MIGAction = "enable-mig"
+	MIGDisable         MIGAction = "disable-mig" // on a GPU without instances
+	MIGCreateInstance  MIGAction = "create-gpu-instance"
+	MIGCreateCompute   MIGAction = "create-compute-instance"
+)
+
+// A MIGStep is one change of how a GPU is divided, by one call of the driver's. Which fields it has depends on Action.
+type MIGStep struct {
+	Action MIGAction
+	// GI is the ID of the GPU instance that is destroyed, or whose compute instance is created or destroyed.
+	GI int
+	// CI is the ID of the compute instance that is destroyed.
+	CI int
+	// Profile is the MIGProfile.ID of a GPU instance that is created.
+	Profile int
+	// Start and Size are the memory slices of a GPU instance that is created, or the compute slices of a compute instance.
+	Start, Size int
+}

@@ -62,6 +62,8 @@ type Part struct {
 	ComputeSlices int
 	// Exists is whether it is there before the change, and InUse whether somebody uses it then.
 	Exists, InUse bool
+
+	profile int // the driver's ID of the profile, of one that does not exist
 }
 
 // Devices returns the names of the MIG devices of the instance.
@@ -73,27 +75,31 @@ func (i Part) Devices() []string {
 	return names
 }
 
-// Action is what a Step does.
-type Action string
-
-// The actions, in the order in which they come.
-const (
-	DestroyCompute  Action = "destroy-compute-instance"
-	DestroyInstance Action = "destroy-gpu-instance"
-	EnableMode      Action = "enable-mig"
-	DisableMode     Action = "disable-mig"
-	CreateInstance  Action = "create-gpu-instance"
-	CreateCompute   Action = "create-compute-instance"
-)
-
 // A Step is one call of the driver's.
 type Step struct {
-	Action Action
+	Action inventory.MIGAction
 	// Part is the GPU instance that the step is about, unless it is about the mode. One that is created in an earlier step has no
 	// ID: its Start tells it from the others.
 	Part Part
 	// Compute is the compute instance that is created or destroyed.
 	Compute inventory.ComputeInstance
+}
+
+// Call returns the step as the driver takes it. The GPU instance that a compute instance is created in has the given ID.
+func (s Step) Call(gi int) inventory.MIGStep {
+	call := inventory.MIGStep{Action: s.Action}
+	switch s.Action {
+	case inventory.MIGDestroyCompute:
+		call.GI, call.CI = s.Part.ID, s.Compute.ID
+	case inventory.MIGDestroyInstance:
+		call.GI = s.Part.ID
+	case inventory.MIGCreateInstance:
+		call.Profile, call.Start, call.Size = s.Part.profile, s.Part.Start, s.Part.Size
+	case inventory.MIGCreateCompute:
+		call.GI, call.Start, call.Size = gi, s.Compute.Start, s.Compute.Slices
+	default: // the mode
+	}
+	return call
 }
 
 // Plan returns what a layout makes of GPUs, by ascending index.
@@ -212,7 +218,7 @@ func (item Item) apply(g GPU) (Division, error) {
 	}
 	for _, s := range found {
 		k := kinds[s.kind]
-		instance := Part{ComputeSlices: k.slices, GPUInstance: inventory.GPUInstance{
+		instance := Part{ComputeSlices: k.slices, profile: k.profile.ID, GPUInstance: inventory.GPUInstance{
 			Profile: k.profile.Name, Start: s.start, Size: k.profile.Size, Computes: k.computes,
 		}}
 		if s.existing >= 0 {
@@ -333,14 +339,14 @@ func steps(g GPU, before, after Division) []Step {
 			continue
 		}
 		for _, c := range i.Computes {
-			list = append(list, Step{Action: DestroyCompute, Part: i, Compute: c})
+			list = append(list, Step{Action: inventory.MIGDestroyCompute, Part: i, Compute: c})
 		}
-		list = append(list, Step{Action: DestroyInstance, Part: i})
+		list = append(list, Step{Action: inventory.MIGDestroyInstance, Part: i})
 	}
 	if g.Mode != after.Mode || g.Pending != after.Mode {
-		action := DisableMode
+		action := inventory.MIGDisable
 		if after.Mode == inventory.MIGEnabled {
-			action = EnableMode
+			action = inventory.MIGEnable
 		}
 		list = append(list, Step{Action: action})
 	}
@@ -352,11 +358,11 @@ func steps(g GPU, before, after Division) []Step {
 			at := slices.IndexFunc(before.Instances, func(o Part) bool { return o.Start == i.Start })
 			had = len(before.Instances[at].Computes)
 		} else {
-			list = append(list, Step{Action: CreateInstance, Part: i})
+			list = append(list, Step{Action: inventory.MIGCreateInstance, Part: i})
 		}
 		if had == 0 {
 			for _, c := range i.Computes {
-				list = append(list, Step{Action: CreateCompute, Part: i, Compute: c})
+				list = append(list, Step{Action: inventory.MIGCreateCompute, Part: i, Compute: c})
 			}
 		}
 	}

@@ -169,7 +169,7 @@ func judgeSteps(g GPU, o oracle, c GPUChange) string {
 	for _, s := range c.Steps {
 		at := now[s.Part.Start]
 		switch s.Action {
-		case DestroyCompute:
+		case inventory.MIGDestroyCompute:
 			if at == nil || at.ID != s.Part.ID {
 				return "a compute instance is destroyed in an instance that is not there"
 			}
@@ -178,7 +178,7 @@ func judgeSteps(g GPU, o oracle, c GPUChange) string {
 				return "a compute instance is destroyed that is not there"
 			}
 			at.Computes = slices.Delete(at.Computes, i, i+1)
-		case DestroyInstance:
+		case inventory.MIGDestroyInstance:
 			if at == nil || at.ID != s.Part.ID || len(at.Computes) > 0 {
 				return "a GPU instance is destroyed that is not there, or not empty"
 			}
@@ -186,7 +186,7 @@ func judgeSteps(g GPU, o oracle, c GPUChange) string {
 				return "something is destroyed after something was created"
 			}
 			delete(now, at.Start)
-		case CreateInstance:
+		case inventory.MIGCreateInstance:
 			created = true
 			for _, other := range now {
 				if other.Start < s.Part.Start+s.Part.Size && s.Part.Start < other.Start+other.Size {
@@ -198,7 +198,7 @@ func judgeSteps(g GPU, o oracle, c GPUChange) string {
 				return "an instance at a place that its profile does not have"
 			}
 			now[s.Part.Start] = &instance{inventory.GPUInstance{Profile: p.Name, Start: s.Part.Start, Size: p.Size}, false}
-		case CreateCompute:
+		case inventory.MIGCreateCompute:
 			if at == nil {
 				return "a compute instance is created in an instance that is not there"
 			}

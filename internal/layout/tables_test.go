@@ -3,16 +3,12 @@ package layout
 import (
 	"cmp"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"testing"
 
 	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 )
 
 // TestTablesAreTheDrivers compares the tables with what the driver of a simulated GPU tells, which the simulator works out from the
@@ -20,36 +16,14 @@ import (
 func TestTablesAreTheDrivers(t *testing.T) {
 	t.Parallel()
 	for _, model := range []string{"a100-sxm4-40gb", "a100-sxm4-80gb", "h100-sxm5-80gb", "h200-sxm5-141gb", "b200-sxm-180gb", "a30-pcie-24gb", "rtx-pro-6000"} {
-		path := filepath.Join(t.TempDir(), "node.yaml")
-		text := fmt.Sprintf("{description: One GPU, driver: 590.48.01, cuda: \"13.1\", model: %s, gpus: [{bdf: \"0000:17:00.0\", pcie: 0/0/0}]}", model)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		profile, err := simulator.Load(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		node := simulator.New(profile)
-		s, err := nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()}).Open(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := s.Scan(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		told, err := s.Partitions(t.Context(), node.List()[0].UUID)
-		if err != nil {
-			t.Fatal(err)
-		}
+		told := drive(t, fmt.Sprintf("{description: One GPU, driver: 590.48.01, cuda: \"13.1\", model: %s, gpus: [{bdf: \"0000:17:00.0\", "+
+			"pcie: 0/0/0}]}", model)).gpu(0)
 		byID := func(a, b inventory.MIGProfile) int { return cmp.Compare(a.ID, b.ID) }
 		table := slices.Clone(models[told.PCIDevice>>16])
 		slices.SortFunc(table, byID)
 		slices.SortFunc(told.Profiles, byID)
 		if diff := gocmp.Diff(told.Profiles, table); diff != "" {
 			t.Errorf("%s (-driver +table):\n%s", model, diff)
-		}
-		if err := s.Close(t.Context()); err != nil {
-			t.Error(err)
 		}
 	}
 }

@@ -35,8 +35,9 @@ type node struct {
 	gate      chan struct{} // if not nil, scans wait until it is closed
 
 	processes map[string][]inventory.Process // by UUID
-	useErr    error                          // of Processes and Clean
-	cleaned   []string                       // UUID and remnant
+
+	useErr  error    // of Processes and Clean
+	cleaned []string // UUID and remnant
 
 	opened, closed, scans, reads, retries, samples int
 	current                                        *session
@@ -219,6 +220,14 @@ func (s *session) SetComputeMode(ctx context.Context, uuid string, mode inventor
 	defer s.node.mu.Unlock()
 	s.node.cleaned = append(s.node.cleaned, fmt.Sprintf("%s mode %d", uuid, mode))
 	return inventory.ComputeProhibited, s.node.useErr
+}
+
+func (*session) Partitions(context.Context, string) (inventory.Partitions, error) {
+	return inventory.Partitions{}, inventory.ErrNotSupported
+}
+
+func (*session) Repartition(context.Context, string, inventory.MIGStep) (func(context.Context) (int, error), error) {
+	return nil, inventory.ErrNotSupported
 }
 
 func (s *session) Next(ctx context.Context) (inventory.Event, error) {

@@ -48,6 +48,11 @@ type Session interface {
 	Clean(ctx context.Context, uuid string, what inventory.Remnant) error
 	// SetComputeMode says which processes may compute on a GPU of the last Scan, and returns what held before.
 	SetComputeMode(ctx context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode, error)
+	// Partitions returns how MIG divides a GPU of the last Scan.
+	Partitions(ctx context.Context, uuid string) (inventory.Partitions, error)
+	// Repartition begins to change that. It returns when that is done or takes long. What it returns waits for the end; the ID is
+	// that of an instance that was created.
+	Repartition(ctx context.Context, uuid string, step inventory.MIGStep) (end func(context.Context) (id int, err error), err error)
 	// Next blocks until an event. After inventory.ErrNoAnswer it may be called again later. Any other error ends the session's
 	// use: only a new one has further events.
 	Next(ctx context.Context) (inventory.Event, error)

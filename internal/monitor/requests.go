@@ -131,6 +131,33 @@ func (m *Monitor) SetComputeMode(ctx context.Context, uuid string, mode inventor
 	return before, failed
 }
 
+// Partitions returns how MIG divides a GPU, by UUID. The error says why that could not be read by the time ctx ended.
+func (m *Monitor) Partitions(ctx context.Context, uuid string) (inventory.Partitions, error) {
+	var p inventory.Partitions
+	var failed error
+	err := m.send(ctx, func(ctx context.Context, s Session, _ *look) { p, failed = s.Partitions(ctx, uuid) })
+	if err != nil {
+		return inventory.Partitions{}, fmt.Errorf("read the MIG instances of GPU %s: %w", uuid, err)
+	}
+	return p, failed
+}
+
+// Repartition makes one change of how MIG divides a GPU, by UUID. It returns the ID of the instance that was created, and 0 for other
+// steps. Looks go on while the driver takes its time, and a step that is long goes on when ctx ends: after an error that is
+// inventory.ErrNoAnswer or an end of ctx the step may still happen, and Partitions tells.
+func (m *Monitor) Repartition(ctx context.Context, uuid string, step inventory.MIGStep) (int, error) {
+	var end func(context.Context) (int, error)
+	var failed error
+	err := m.send(ctx, func(looking context.Context, s Session, _ *look) { end, failed = s.Repartition(looking, uuid, step) })
+	switch {
+	case err != nil:
+		return 0, fmt.Errorf("%s on GPU %s: %w", step.Action, uuid, err)
+	case failed != nil:
+		return 0, failed
+	}
+	return end(ctx)
+}
+
 // send runs a driverCall during a look that begins now, and waits until the look has ended.
 func (m *Monitor) send(ctx context.Context, run driverCall) error {
 	ran := false

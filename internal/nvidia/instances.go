@@ -54,3 +54,51 @@ func (i gpuInstance) GetComputeInstances(info nvml.ComputeInstanceProfileInfo) (
 	}
 	return instances, nvml.SUCCESS
 }
+
+// SetMigMode returns first how the activation of the mode went.
+func (d device) SetMigMode(mode int) (activation, ret nvml.Return) {
+	activation, ret = invoke(d.api, "nvmlDeviceSetMigMode", func() (nvml.Return, nvml.Return) { return d.handle.SetMigMode(mode) })
+	d.forget()
+	return activation, ret
+}
+
+// CreateGpuInstance is CreateGpuInstanceWithPlacement for the ID of a profile.
+func (d device) CreateGpuInstance(profile int, placement nvml.GpuInstancePlacement) (gpuInstance, nvml.Return) {
+	handle, ret := invoke(d.api, "nvmlDeviceCreateGpuInstanceWithPlacement", func() (nvml.GpuInstance, nvml.Return) {
+		return d.handle.CreateGpuInstanceWithPlacement(&nvml.GpuInstanceProfileInfo{Id: uint32(profile)}, &placement)
+	})
+	return gpuInstance{d.api, handle}, ret
+}
+
+func (i gpuInstance) Destroy() nvml.Return {
+	return act(i.api, "nvmlGpuInstanceDestroy", i.handle.Destroy)
+}
+
+// CreateComputeInstance creates an instance at a place, where the driver can, and returns what it is.
+func (i gpuInstance) CreateComputeInstance(
+	profile nvml.ComputeInstanceProfileInfo, placement nvml.ComputeInstancePlacement,
+) (nvml.ComputeInstanceInfo, nvml.Return) {
+	const placed = "nvmlGpuInstanceCreateComputeInstanceWithPlacement"
+	handle, ret := invoke(i.api, placed, func() (nvml.ComputeInstance, nvml.Return) {
+		return i.handle.CreateComputeInstanceWithPlacement(&profile, &placement)
+	})
+	if ret == nvml.ERROR_FUNCTION_NOT_FOUND {
+		handle, ret = invoke(i.api, "nvmlGpuInstanceCreateComputeInstance", func() (nvml.ComputeInstance, nvml.Return) {
+			return i.handle.CreateComputeInstance(&profile)
+		})
+	}
+	if ret != nvml.SUCCESS {
+		return nvml.ComputeInstanceInfo{}, ret
+	}
+	return invoke(i.api, "nvmlComputeInstanceGetInfo", handle.GetInfo)
+}
+
+// DestroyComputeInstance destroys the compute instance with an ID.
+func (i gpuInstance) DestroyComputeInstance(id int) nvml.Return {
+	const find = "nvmlGpuInstanceGetComputeInstanceById"
+	ci, ret := invoke(i.api, find, func() (nvml.ComputeInstance, nvml.Return) { return i.handle.GetComputeInstanceById(id) })
+	if ret != nvml.SUCCESS {
+		return ret
+	}
+	return act(i.api, "nvmlComputeInstanceDestroy", ci.Destroy)
+}

@@ -1,0 +1,122 @@
+package nvidia
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+// Repartition begins to change how multi-instance mode divides a GPU that an earlier Scan of this session found. It returns when that
+// is done, or when it takes long: the reset of a GPU takes seconds, in which others are to be asked. The error says why it was not
+// begun with.
+//
+// The function that it returns waits for the end, and may be called again. It returns the ID of the instance that was created, and 0
+// for other steps. Its error wraps inventory.ErrInUse, inventory.ErrResetRequired, inventory.ErrNoPermission or
+// inventory.ErrNotSupported where those fit, and inventory.ErrNoAnswer when the deadline of its ctx came first: then the step may still
+// happen.
+func (s *Session) Repartition(
+	ctx context.Context, uuid string, step inventory.MIGStep,
+) (func(context.Context) (int, error), error) {
+	what := fmt.Sprintf("%s on GPU %s", step.Action, uuid)
+	if err := s.enter(ctx); err != nil {
+		return nil, wrap(err, what)
+	}
+	defer s.driver.calls.release()
+	sl, err := s.scanner.find(uuid)
+	if err == nil {
+		err = s.driver.calls.room(ctx, sl.record, gpuPatience)
+	}
+	if err != nil {
+		return nil, wrap(err, what)
+	}
+	handle := sl.gpu.device
+	sl.gpu.fresh = false // what was read changes
+	var id int
+	var failed error
+	done := make(chan struct{})
+	run := func() {
+		id, failed = repartition(handle, step)
+		close(done)
+	}
+	_ = s.driver.calls.run(ctx, sl.record, gpuPatience, run, nil) // who waits for the end is told of it
+	return func(ctx context.Context) (int, error) {
+		select {
+		case <-done:
+			return id, wrap(failed, what)
+		case <-ctx.Done():
+			return 0, wrap(stopped(ctx), what)
+		}
+	}, nil
+}
+
+// repartition makes a step, and returns the ID of what was created.
+func repartition(gpu device, step inventory.MIGStep) (int, error) {
+	switch step.Action {
+	case inventory.MIGEnable:
+		return 0, setMIGMode(gpu, nvml.DEVICE_MIG_ENABLE)
+	case inventory.MIGDisable:
+		return 0, setMIGMode(gpu, nvml.DEVICE_MIG_DISABLE)
+	case inventory.MIGCreateInstance:
+		gi, ret := gpu.CreateGpuInstance(step.Profile, nvml.GpuInstancePlacement{Start: uint32(step.Start), Size: uint32(step.Size)})
+		if ret != nvml.SUCCESS {
+			return 0, refused("nvmlDeviceCreateGpuInstanceWithPlacement", ret)
+		}
+		info, ret := gi.GetInfo()
+		return int(info.Id), failure("nvmlGpuInstanceGetInfo", ret)
+	default: // about a GPU instance
+	}
+	gi, ret := gpu.GetGpuInstanceByID(step.GI)
+	if ret != nvml.SUCCESS {
+		return 0, refused("nvmlDeviceGetGpuInstanceById", ret)
+	}
+	switch step.Action {
+	case inventory.MIGDestroyInstance:
+		return 0, refused("nvmlGpuInstanceDestroy", gi.Destroy())
+	case inventory.MIGDestroyCompute:
+		return 0, refused("nvmlComputeInstanceDestroy", gi.DestroyComputeInstance(step.CI))
+	case inventory.MIGCreateCompute:
+		return createCompute(gi, step)
+	default:
+		panic("no such action: " + string(step.Action))
+	}
+}
+
+// createCompute creates a compute instance, and returns its ID.
+func createCompute(gi gpuInstance, step inventory.MIGStep) (int, error) {
+	for number, size := range computeInstanceProfiles {
+		if size != step.Size {
+			continue
+		}
+		profile, ret := gi.GetComputeInstanceProfileInfo(number, nvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
+		if ret != nvml.SUCCESS {
+			return 0, refused("nvmlGpuInstanceGetComputeInstanceProfileInfo", ret)
+		}
+		ci, ret := gi.CreateComputeInstance(profile, nvml.ComputeInstancePlacement{Start: uint32(step.Start), Size: uint32(step.Size)})
+		return int(ci.Id), refused("nvmlGpuInstanceCreateComputeInstance", ret)
+	}
+	return 0, fmt.Errorf("%w: a compute instance with %d slices", inventory.ErrNotSupported, step.Size)
+}
+
+// setMIGMode sets the MIG mode, which is in force when there is no error.
+func setMIGMode(gpu device, mode int) error {
+	const call = "nvmlDeviceSetMigMode"
+	activation, ret := gpu.SetMigMode(mode)
+	switch {
+	case ret != nvml.SUCCESS:
+		return refused(call, ret)
+	case activation == nvml.ERROR_RESET_REQUIRED:
+		return fmt.Errorf("%s: %w", call, inventory.ErrResetRequired)
+	}
+	return refused(call+", activation", activation)
+}
+
+// refused is failure for a call that changes something.
+func refused(call string, ret nvml.Return) error {
+	if ret == nvml.ERROR_IN_USE {
+		return fmt.Errorf("%s: %w", call, inventory.ErrInUse)
+	}
+	return unprivileged(failure(call, ret))
+}
