@@ -8,10 +8,22 @@ import (
 	"time"
 )
 
+// taintTries is how often a change of a taint is made anew because another writer was faster; kubelet writes often, and so do we.
+const taintTries = 4
+
 // SetTaint adds a taint to the own node, or removes it. A taint is known by its key and effect. The others stay as they are: the request
-// names the version of the node that it was made for, and fails with a *Refused of code 409 if another writer was faster. Nothing is
-// written if the node is as it is to be.
+// names the version of the node that it was made for, and is made anew a few times if another writer was faster. Nothing is written if
+// the node is as it is to be.
 func (c *Client) SetTaint(ctx context.Context, key, effect string, wanted bool, now time.Time) error {
+	for try := 1; ; try++ {
+		err := c.setTaint(ctx, key, effect, wanted, now)
+		if try == taintTries || !IsCode(err, http.StatusConflict) {
+			return err
+		}
+	}
+}
+
+func (c *Client) setTaint(ctx context.Context, key, effect string, wanted bool, now time.Time) error {
 	answer, err := c.send(ctx, request{verb: http.MethodGet, path: nodesPath + "/" + c.node})
 	if err != nil {
 		return err

@@ -179,7 +179,7 @@ func (h *History) deviceEvents(s status.Status) []candidate {
 			}
 		case d.State == healthy && told:
 			c.Reason, c.XID, c.Cause = GPURecovered, before.xid, before.source+","+before.cure
-			c.Note = fmt.Sprintf("%s is Healthy again; it was %s: %s", name(d), before.state, before.what())
+			c.Note = fmt.Sprintf("%s is Healthy again; it was %s (%s)", name(d), before.state, before.what())
 			c.alike = fmt.Sprint(c.Reason, before)
 			c.told = func() { delete(h.bad, d.UUID) }
 		default:

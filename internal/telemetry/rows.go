@@ -172,8 +172,8 @@ var (
 	}
 	eventsDropped = metric{
 		name: "gpu_device_plugin_events_dropped_total", kind: counter, labels: []string{"cause"}, series: "4",
-		help: "Kubernetes Events that were not written: subject rate and node rate, because of a limit; queue, because too many waited for the API " +
-			"server; refused, because the API server called them wrong. Absent while there was none.",
+		help: "Kubernetes Events that were not written: subject rate and node rate, because of a limit; queue, because too many waited for " +
+			"the API server; refused, because the API server called them wrong. Absent while there was none.",
 	}
 )
 
