@@ -237,7 +237,8 @@ func (h *History) leftOutEvents(s status.Status) []candidate {
 	is := map[string]bool{}
 	for _, sentence := range s.LeftOut {
 		what, _, _ := strings.Cut(sentence, ": ") // the reason may be another one at each look
-		if !h.leftOut[what] && !is[what] {
+		known := slices.ContainsFunc(s.GPUs, func(d status.Device) bool { return what == "GPU "+d.Index && isBad(d) })
+		if !h.leftOut[what] && !is[what] && !known { // of a GPU that is lost, its own Event tells
 			all = append(all, candidate{
 				NodeEvent: NodeEvent{Reason: ResourceLeftOut, Note: "Not offered: " + sentence, Cause: what},
 				subject:   "left out " + what, limited: "left out", alike: string(ResourceLeftOut), name: sentence,

@@ -129,6 +129,10 @@ func TestTransitions(t *testing.T) {
 		"driver away, no GPU": {node(), with(node(), stale), nil, nil},
 		"configuration":       {node(whole), with(node(whole), refused), []string{"ConfigRejected"}, []string{"ConfigApplied"}},
 		"left out":            {node(whole), with(node(whole), leftOut), []string{"ResourceLeftOut"}, nil},
+		"left out, as it is lost": {
+			node(gpu(0, "Healthy"), gpu(1, "Healthy")), with(node(gpu(0, "Healthy"), gpu(1, "Lost lost reconnect")), leftOut),
+			[]string{"GPULost GPU-1"}, []string{"GPURecovered GPU-1"},
+		},
 		"first look not ended": {
 			node(whole), with(node(gpu(0, "Unhealthy hang reset")), func(s *status.Status) { s.Looked = time.Time{} }), nil, nil,
 		},

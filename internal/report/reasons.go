@@ -75,7 +75,7 @@ var Rows = []Row{
 	{ConfigApplied, normal, "UseConfiguration", false, "The configuration file is used again", "the generation of the configuration"},
 	{
 		ResourceLeftOut, warning, "LeaveOut", false,
-		"A GPU cannot be identified, or a device of the plan is not offered", "the device and the reason",
+		"A GPU cannot be identified, and no other Event tells why; or a device of the plan is not offered", "the device and the reason",
 	},
 }
 
