@@ -212,14 +212,21 @@ func test(dir, binary string, timeout time.Duration, flags ...string) (outcome, 
 	out := &failure{found: cancel}
 	cmd.Stdout, cmd.Stderr = out, out
 	err := cmd.Run()
+	said := out.String()
+	if i := strings.Index(said, failed); i > 0 { // what came before is of other tests
+		said = said[i:]
+	}
 	switch {
 	case err == nil:
-		return survived, out.String()
+		return survived, said
 	case ctx.Err() == context.DeadlineExceeded:
-		return tooLong, out.String()
+		return tooLong, said
 	}
-	return noticed, out.String()
+	return noticed, said
 }
+
+// failed begins what a test prints that has failed.
+const failed = "--- FAIL: "
 
 // A failure is what tests print, up to the first that has failed.
 type failure struct {
@@ -229,7 +236,7 @@ type failure struct {
 
 func (f *failure) Write(p []byte) (int, error) {
 	n, err := f.Buffer.Write(p)
-	if bytes.Contains(p, []byte("--- FAIL: ")) {
+	if bytes.Contains(p, []byte(failed)) {
 		f.found()
 	}
 	return n, err
