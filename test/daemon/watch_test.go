@@ -273,7 +273,7 @@ func TestWatchOfNoChange(t *testing.T) {
 		}
 	})
 	cancel()
-	if err := <-ended; !errors.Is(err, context.Canceled) {
+	if err := <-ended; !errors.Is(err, control.ErrEnded) {
 		t.Error(err)
 	}
 }

@@ -198,7 +198,7 @@ func (p *play) playAct(ctx context.Context, s *stage, a act, began time.Time) (s
 		err = s.hold(ctx, a.hold, wanted)
 	}
 	if err == nil { // kubelet hears of it first; what is said of it may come a little later
-		err = s.poll(ctx, atOnce, func(ctx context.Context) error { return s.said(ctx, a.says) })
+		err = node.Poll(ctx, atOnce, s.Running(), func(ctx context.Context) error { return s.said(ctx, a.says) })
 	}
 	done.seen = s.seen(ctx)
 	return done, err
@@ -232,7 +232,7 @@ func (s *stage) startOn(ctx context.Context, name string, faults []simulator.Fau
 			return err
 		}
 	}
-	return s.poll(ctx, starting, func(ctx context.Context) error {
+	return node.Poll(ctx, starting, s.Running(), func(ctx context.Context) error {
 		had, err := s.devices(ctx)
 		s.had = had
 		return err
@@ -242,28 +242,6 @@ func (s *stage) startOn(ctx context.Context, name string, faults []simulator.Fau
 // call makes a call at the daemon's control socket.
 func (s *stage) call(ctx context.Context, name string, arguments, result any) error {
 	return control.Call(ctx, s.ControlSocket(), name, arguments, result)
-}
-
-// poll asks often until ask has no error, and returns the last one if that does not happen in time.
-func (s *stage) poll(ctx context.Context, within time.Duration, ask func(ctx context.Context) error) error {
-	late := time.After(within)
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		err := ask(ctx)
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-tick.C:
-		case <-s.Running().Ended():
-			return fmt.Errorf("the daemon has ended: %w", s.Running().Err())
-		case <-late:
-			return err
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
 }
 
 // end ends the daemon and looks at what it needed.

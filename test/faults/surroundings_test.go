@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
 // older is a driver whose library lacks what came later: memory without the driver's part, fabric, clocks, system events.
@@ -118,7 +119,7 @@ func unmute(ctx context.Context, s *stage) error {
 	if err := os.Remove(s.ControlSocket()); err != nil {
 		return err
 	}
-	return s.poll(ctx, 15*time.Second, func(ctx context.Context) error {
+	return node.Poll(ctx, 15*time.Second, s.Running(), func(ctx context.Context) error {
 		_, err := s.devices(ctx)
 		return err
 	})

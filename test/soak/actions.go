@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
 // An action is something that happens to a node. It returns an error only if the test itself cannot go on.
@@ -74,17 +75,17 @@ func (s *stage) between(least, most time.Duration) time.Duration {
 func (s *stage) hanging() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.ContainsFunc(s.gpus, func(g *gpu) bool { return g.ailment != nil && g.ailment.hangs })
+	return slices.ContainsFunc(s.gpus, func(g *gpu) bool { return g.problem != nil && g.problem.hangs })
 }
 
 func (s *stage) fallIll(ctx context.Context) error {
 	hanging := s.hanging()
-	g := s.pick(func(g *gpu) bool { return g.ailment == nil && !g.removed })
+	g := s.pick(func(g *gpu) bool { return g.problem == nil && !g.removed })
 	if g == nil {
 		return nil
 	}
-	var fit []*ailment
-	for _, a := range ailments {
+	var fit []*problem
+	for _, a := range problems {
 		if !(a.whole && len(g.parts) > 0) && !(a.hangs && hanging) {
 			fit = append(fit, a)
 		}
@@ -95,7 +96,7 @@ func (s *stage) fallIll(ctx context.Context) error {
 		s.disturb(g)
 	}
 	s.mu.Lock()
-	g.ailment, g.since = a, time.Now()
+	g.problem, g.since = a, time.Now()
 	s.mu.Unlock()
 	err := s.inject(ctx, a.on(g)...)
 	if !a.harmless {
@@ -105,9 +106,9 @@ func (s *stage) fallIll(ctx context.Context) error {
 }
 
 func (s *stage) cureOne(ctx context.Context) error {
-	g := s.pick(func(g *gpu) bool { return g.ailment != nil && g.ailment.hangs })
+	g := s.pick(func(g *gpu) bool { return g.problem != nil && g.problem.hangs })
 	if g == nil || s.random.IntN(2) == 0 { // while a call hangs, little can be said of other GPUs
-		g = s.pick(func(g *gpu) bool { return g.ailment != nil })
+		g = s.pick(func(g *gpu) bool { return g.problem != nil })
 	}
 	if g == nil {
 		return nil
@@ -117,12 +118,12 @@ func (s *stage) cureOne(ctx context.Context) error {
 
 // cure ends what is wrong with a GPU.
 func (s *stage) cure(ctx context.Context, g *gpu) error {
-	a := g.ailment
+	a := g.problem
 	s.note("%v is cured of: %s", g, a.name)
 	changed := []*gpu{g}
 	if a.hangs { // what happened to others meanwhile may be found now
 		for _, o := range s.gpus {
-			if o != g && o.calm.After(g.since) {
+			if o != g && o.settled.After(g.since) {
 				changed = append(changed, o)
 			}
 		}
@@ -134,7 +135,7 @@ func (s *stage) cure(ctx context.Context, g *gpu) error {
 	}
 	err := s.inject(ctx, simulator.Fault{Kind: simulator.KindRestore, GPU: fmt.Sprint(g.slot)})
 	s.mu.Lock()
-	g.ailment = nil
+	g.problem = nil
 	s.mu.Unlock()
 	if err == nil && a.alone && !s.hanging() {
 		err = s.lookAgain(ctx)
@@ -153,7 +154,8 @@ func (s *stage) cure(ctx context.Context, g *gpu) error {
 func (s *stage) lookAgain(ctx context.Context) error {
 	s.disturb()
 	defer s.settle(soon)
-	if err := s.poll(ctx, 30*time.Second, func(ctx context.Context) error { return s.call(ctx, "quiesce", allocating{true}) }); err != nil {
+	quiesce := func(ctx context.Context) error { return s.call(ctx, "quiesce", allocating{true}) }
+	if err := node.Poll(ctx, 30*time.Second, nil, quiesce); err != nil {
 		s.violate("quiesce, to have all GPUs asked: %v", err)
 	}
 	if err := s.call(ctx, "resume", struct{}{}); err != nil {
@@ -168,7 +170,7 @@ type allocating struct {
 }
 
 func (s *stage) unplug(ctx context.Context) error {
-	g := s.pick(func(g *gpu) bool { return g.ailment == nil && !g.removed })
+	g := s.pick(func(g *gpu) bool { return g.problem == nil && !g.removed })
 	if g == nil || s.hanging() {
 		return nil
 	}
@@ -203,7 +205,7 @@ func (s *stage) plug(ctx context.Context, g *gpu) error {
 
 func (s *stage) divide(ctx context.Context) error {
 	g := s.pick(func(g *gpu) bool {
-		return g.ailment == nil && !g.removed && (len(g.parts) == 0 || !s.heldLocked(g)) // a driver divides no MIG device that is in use
+		return g.problem == nil && !g.removed && (len(g.parts) == 0 || !s.heldLocked(g)) // a driver divides no MIG device that is in use
 	})
 	if g == nil || s.hanging() {
 		return nil
@@ -248,7 +250,7 @@ func (s *stage) quiesce(ctx context.Context) error {
 		s.violate("quiesce: %v", err)
 	}
 	if !allocate {
-		err := s.poll(ctx, soon*s.options.slack, func(context.Context) error {
+		err := node.Poll(ctx, soon*s.options.slack, nil, func(context.Context) error {
 			for resource, q := range s.Resources() {
 				if q.Allocatable > 0 {
 					return fmt.Errorf("%s has %d allocatable devices", resource, q.Allocatable)
@@ -272,7 +274,7 @@ func (s *stage) cureAll(ctx context.Context) error {
 	err := s.inject(ctx, simulator.Fault{Kind: simulator.KindRestore})
 	s.mu.Lock()
 	for _, g := range s.gpus {
-		g.ailment = nil
+		g.problem = nil
 	}
 	s.mu.Unlock()
 	return err

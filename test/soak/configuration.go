@@ -27,7 +27,7 @@ func (s *stage) configure(ctx context.Context, to setting, strategies string) er
 		}
 	}
 	s.setting, s.strategies = to, strategies
-	s.calmLocked(unheld, changed...)
+	s.settleLocked(unheld, changed...)
 	s.mu.Unlock()
 	err := s.writeConfig(ctx, text)
 	s.settle(2 * soon)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
 // pluginSockets returns the paths of the sockets beside kubelet's own.
@@ -147,7 +148,8 @@ func (s *stage) removeControlSocket(ctx context.Context) error {
 	s.note("the control socket is removed")
 	for _, n := range s.running() {
 		_ = os.Remove(n.ControlSocket()) // it may be gone
-		if err := s.poll(ctx, soon*s.options.slack, func(ctx context.Context) error { return s.ready(ctx, n) }); err != nil && ctx.Err() == nil {
+		ready := func(ctx context.Context) error { return s.ready(ctx, n) }
+		if err := node.Poll(ctx, soon*s.options.slack, nil, ready); err != nil && ctx.Err() == nil {
 			s.violate("the control socket was removed and does not come back: %v", err)
 		}
 	}

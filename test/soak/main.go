@@ -22,6 +22,7 @@ import (
 	"time"
 
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
 // options are what the command line says.
@@ -175,8 +176,8 @@ func (s *stage) run(ctx context.Context, seed uint64) (err error) {
 	var phases int
 	for ctx.Err() == nil {
 		left := time.Until(s.began.Add(s.options.during))
-		storm := min(s.between(40*time.Second, 150*time.Second), max(left-10*time.Second, left/2))
-		if err := s.storm(ctx, storm, seed+uint64(phases)*1000); err != nil {
+		during := min(s.between(40*time.Second, 150*time.Second), max(left-10*time.Second, left/2))
+		if err := s.act(ctx, during, seed+uint64(phases)*1000); err != nil {
 			return err
 		}
 		phases++
@@ -188,8 +189,8 @@ func (s *stage) run(ctx context.Context, seed uint64) (err error) {
 	return nil
 }
 
-// storm has things happen for a while.
-func (s *stage) storm(ctx context.Context, during time.Duration, seed uint64) error {
+// act has things happen for a while.
+func (s *stage) act(ctx context.Context, during time.Duration, seed uint64) error {
 	end := context.WithoutCancel(ctx) // what began is brought to its end
 	ctx, cancel := context.WithTimeout(ctx, during)
 	defer cancel()
@@ -244,7 +245,7 @@ func (s *stage) quiet(ctx context.Context) error {
 		return err
 	}
 	began := time.Now()
-	err := s.poll(ctx, 4*time.Minute*s.options.slack, func(context.Context) error {
+	err := node.Poll(ctx, 4*time.Minute*s.options.slack, nil, func(context.Context) error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		want, view := s.wantLocked(), s.viewLocked()
@@ -270,7 +271,7 @@ func (s *stage) quiet(ctx context.Context) error {
 		}
 		pause(ctx, 2*time.Second)
 	}
-	if err := s.poll(ctx, time.Minute*s.options.slack, func(context.Context) error {
+	if err := node.Poll(ctx, time.Minute*s.options.slack, nil, func(context.Context) error {
 		if sockets := s.pluginSockets(); len(sockets) != 1 {
 			return fmt.Errorf("there are other plugin sockets than that of %s: %v", wholeGPU, sockets)
 		}
@@ -302,9 +303,9 @@ func (s *stage) growing() []string {
 func (s *stage) settleNow() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.busy, s.calm = false, time.Now()
+	s.busy, s.settled = false, time.Now()
 	for _, g := range s.gpus {
-		g.busy, g.calm = false, time.Now()
+		g.busy, g.settled = false, time.Now()
 	}
 }
 

@@ -51,7 +51,7 @@ func (s *stage) endPod(pod string) {
 	for _, h := range s.pods[pod] {
 		g := s.gpus[h.slot]
 		if w, planned := s.wantLocked()[h.key]; !planned || !w.healthy && g.good() {
-			s.calmLocked(unheld, g)
+			s.settleLocked(unheld, g)
 		}
 	}
 	delete(s.pods, pod)
@@ -106,7 +106,7 @@ func (s *stage) startPod(ctx context.Context, random *rand.Rand, pod string) boo
 func (s *stage) undisturbed(since time.Time, ids []string, resource string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.busy || s.calm.After(since) {
+	if s.busy || s.settled.After(since) {
 		return false
 	}
 	for k, w := range s.wantLocked() {
@@ -146,7 +146,7 @@ func (s *stage) given(c standin.Container, got standin.Allocation) {
 		k := key{c.Resource, id}
 		g := s.gpuOfLocked(k.uuid())
 		if g == nil {
-			if !s.busy && time.Now().After(s.calm) {
+			if !s.busy && time.Now().After(s.settled) {
 				s.violateLocked("pod %s was given %s, which no GPU has", c.Pod, k)
 			}
 			continue

@@ -116,7 +116,7 @@ func (s *stage) rollOut(ctx context.Context) error {
 
 // awaitReady waits until a daemon is ready.
 func (s *stage) awaitReady(ctx context.Context, n *node.Node) {
-	err := s.poll(ctx, 30*time.Second*s.options.slack, func(ctx context.Context) error { return s.ready(ctx, n) })
+	err := node.Poll(ctx, 30*time.Second*s.options.slack, nil, func(ctx context.Context) error { return s.ready(ctx, n) })
 	if err != nil && ctx.Err() == nil {
 		s.violate("a daemon that was started is not ready: %v", err)
 	}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
 // binary is the path of the daemon's binary, from TestMain on.
@@ -43,8 +44,8 @@ func TestShortSoak(t *testing.T) {
 	}
 }
 
-// calm makes a stage whose daemon is watched and to which nothing happens.
-func calm(t *testing.T) *stage {
+// undisturbed makes a stage whose daemon is watched and to which nothing happens.
+func undisturbed(t *testing.T) *stage {
 	t.Helper()
 	s, err := newStage(options{daemon: binary, slack: 1}, plans[0], 1)
 	if err != nil {
@@ -78,7 +79,7 @@ func calm(t *testing.T) *stage {
 // finds waits until something is violated, and says so.
 func (s *stage) finds(t *testing.T, text string) {
 	t.Helper()
-	if err := s.poll(t.Context(), time.Minute, func(context.Context) error {
+	if err := node.Poll(t.Context(), time.Minute, nil, func(context.Context) error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		for _, v := range s.violations {
@@ -104,7 +105,7 @@ func TestWhatIsWrongIsFound(t *testing.T) {
 		"a bad GPU is Healthy": {func(_ *testing.T, s *stage) error {
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			s.gpus[2].ailment = ailments[0]
+			s.gpus[2].problem = problems[0]
 			return nil
 		}, "GPU 2 is not to be given out: XID 48"},
 		"a GPU that nobody offers": {func(_ *testing.T, s *stage) error {
@@ -136,7 +137,7 @@ func TestWhatIsWrongIsFound(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := calm(t)
+			s := undisturbed(t)
 			if err := tt.do(t, s); err != nil {
 				t.Fatal(err)
 			}

@@ -51,7 +51,7 @@ type stage struct {
 	setting    setting
 	pods       map[string][]held
 	stopping   map[*node.Daemon]bool // may end
-	calm       time.Time             // from when on kubelet must see the whole node as it is here, unless busy
+	settled    time.Time             // from when on kubelet must see the whole node as it is here, unless busy
 	busy       bool
 	extras     map[key]time.Time // since when a device is listed that nobody needs
 	recent     []string
@@ -117,8 +117,8 @@ func (s *stage) writeProfile() error {
 		if len(g.layout) > 0 {
 			profile.Faults = append(profile.Faults, simulator.Fault{Kind: simulator.KindMIG, GPU: at, Profiles: g.layout})
 		}
-		if g.ailment != nil {
-			profile.Faults = append(profile.Faults, g.ailment.on(g)...)
+		if g.problem != nil {
+			profile.Faults = append(profile.Faults, g.problem.on(g)...)
 		}
 		if g.removed {
 			profile.Faults = append(profile.Faults, simulator.Fault{Kind: simulator.KindRemove, GPU: at})
@@ -166,7 +166,7 @@ func (s *stage) startDaemon(ctx context.Context) (*node.Node, error) {
 	s.metrics[other] = at
 	s.mu.Unlock()
 	process := other.Running()
-	if err := s.poll(ctx, 15*time.Second, func(ctx context.Context) error {
+	if err := node.Poll(ctx, 15*time.Second, nil, func(ctx context.Context) error {
 		return control.Call(ctx, other.ControlSocket(), "simulate.list", nil, nil)
 	}); err != nil {
 		s.violate("a daemon that was started does not answer: %v", err)
@@ -302,11 +302,11 @@ func (s *stage) settle(after time.Duration, gpus ...*gpu) {
 	for _, g := range gpus {
 		g.busy = false
 	}
-	s.calmLocked(after, gpus...)
+	s.settleLocked(after, gpus...)
 }
 
-// calmLocked puts off the time from when on things must be seen as they are.
-func (s *stage) calmLocked(after time.Duration, gpus ...*gpu) {
+// settleLocked puts off the time from when on things must be seen as they are.
+func (s *stage) settleLocked(after time.Duration, gpus ...*gpu) {
 	at := time.Now().Add(after * s.options.slack)
 	later := func(t time.Time) time.Time {
 		if t.After(at) {
@@ -315,31 +315,11 @@ func (s *stage) calmLocked(after time.Duration, gpus ...*gpu) {
 		return at
 	}
 	if len(gpus) == 0 {
-		s.calm = later(s.calm)
+		s.settled = later(s.settled)
 		clear(s.extras)
 	}
 	for _, g := range gpus {
-		g.calm = later(g.calm)
-	}
-}
-
-// poll asks often until ask has no error, and returns the last one if that does not happen in time.
-func (s *stage) poll(ctx context.Context, within time.Duration, ask func(ctx context.Context) error) error {
-	late := time.After(within)
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		err := ask(ctx)
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-tick.C:
-		case <-late:
-			return err
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+		g.settled = later(g.settled)
 	}
 }
 

@@ -44,7 +44,7 @@ func (s *stage) take(e standin.Event) {
 	if e.Kind == standin.Crash {
 		s.violateLocked("kubelet would have crashed: %v", e.Err)
 	}
-	if s.busy || e.Time.Before(s.calm) {
+	if s.busy || e.Time.Before(s.settled) {
 		return
 	}
 	switch e.Kind {
@@ -58,7 +58,7 @@ func (s *stage) take(e standin.Event) {
 			k := key{e.Resource, d.GetID()}
 			if w, ok := want[k]; ok && w.healthy && d.GetHealth() != v1beta1.Healthy && s.settledLocked(w.gpu, e.Time) {
 				s.violateLocked("%s was listed as Unhealthy, and %v is well", k, w.gpu)
-				w.gpu.calm = e.Time.Add(again)
+				w.gpu.settled = e.Time.Add(again)
 			}
 		}
 	default:
@@ -119,11 +119,11 @@ func (s *stage) conflictsLocked(d held) bool {
 // settledLocked reports whether kubelet had to see a GPU as it is at a time. While a call hangs, what happens to other GPUs may
 // not be found; what had been found before stays.
 func (s *stage) settledLocked(g *gpu, at time.Time) bool {
-	if s.busy || g.busy || at.Before(s.calm) || at.Before(g.calm) {
+	if s.busy || g.busy || at.Before(s.settled) || at.Before(g.settled) {
 		return false
 	}
 	for _, o := range s.gpus {
-		if o != g && o.ailment != nil && o.ailment.hangs && o.since.Before(g.calm) {
+		if o != g && o.problem != nil && o.problem.hangs && o.since.Before(g.settled) {
 			return false
 		}
 	}
@@ -147,10 +147,10 @@ func (s *stage) check() {
 	defer s.mu.Unlock()
 	now := time.Now()
 	s.counts["looks"]++
-	if s.busy || now.Before(s.calm) {
+	if s.busy || now.Before(s.settled) {
 		return
 	}
-	s.counts["looks at a calm node"]++
+	s.counts["looks at a settled node"]++
 	want, view := s.wantLocked(), s.viewLocked()
 	for k, w := range want {
 		if !s.settledLocked(w.gpu, now) {
@@ -168,7 +168,7 @@ func (s *stage) check() {
 		default:
 			continue
 		}
-		w.gpu.calm = now.Add(again)
+		w.gpu.settled = now.Add(again)
 	}
 	holders := map[key]string{}
 	for pod, devices := range s.pods {
@@ -176,7 +176,7 @@ func (s *stage) check() {
 			holders[h.key] = pod
 			if _, listed := view[h.key]; !listed {
 				s.violateLocked("%s is held by pod %s and not listed", h.key, pod)
-				s.calm = now.Add(again)
+				s.settled = now.Add(again)
 			}
 		}
 	}
@@ -192,7 +192,7 @@ func (s *stage) check() {
 		// Where a pod holds a device that left the plan, as many replicas stay on offer as the node has devices in the new form.
 		if healthy && (g == nil || !s.heldLocked(g)) {
 			s.violateLocked("%s is Healthy, and nobody offers it", k)
-			s.calm = now.Add(again)
+			s.settled = now.Add(again)
 		}
 		if since, known := s.extras[k]; !known {
 			s.extras[k] = now
@@ -205,8 +205,8 @@ func (s *stage) check() {
 
 // whyLocked says why a GPU may not be given out.
 func (s *stage) whyLocked(g *gpu) string {
-	if g.ailment != nil && !g.ailment.harmless {
-		return g.ailment.name
+	if g.problem != nil && !g.problem.harmless {
+		return g.problem.name
 	}
 	return "a pod holds it in another form"
 }

@@ -31,18 +31,18 @@ type gpu struct {
 	uuid    string
 	parts   []simulator.MIGStatus // its MIG devices; none if multi-instance mode is off
 	layout  []string              // their profiles
-	ailment *ailment              // nil if it is well
-	since   time.Time             // when the ailment began
+	problem *problem              // nil if it is well
+	since   time.Time             // when the problem began
 	removed bool
-	// calm is from when on kubelet must see the GPU as it is here, unless busy: something happens to it now.
-	calm time.Time
-	busy bool
+	// settled is from when on kubelet must see the GPU as it is here, unless busy: something happens to it now.
+	settled time.Time
+	busy    bool
 }
 
 func (g *gpu) String() string { return fmt.Sprint("GPU ", g.slot) }
 
 // good reports whether new pods may get the GPU.
-func (g *gpu) good() bool { return g.ailment == nil || g.ailment.harmless }
+func (g *gpu) good() bool { return g.problem == nil || g.problem.harmless }
 
 // A setting is a configuration of the daemon and what it makes of a node.
 type setting struct {
@@ -163,8 +163,8 @@ func (h held) excludes(o held) bool {
 	return true
 }
 
-// An ailment is something that is wrong with a GPU for a while.
-type ailment struct {
+// A problem is something that is wrong with a GPU for a while.
+type problem struct {
 	name   string
 	faults []simulator.Fault // without their GPU
 	// harmless says that the GPU stays Healthy.
@@ -202,8 +202,8 @@ func asked(action string) simulator.Fault {
 	return simulator.Fault{Kind: simulator.KindRecoveryAction, Action: action}
 }
 
-// ailments are what can happen to a GPU; restore ends each of them.
-var ailments = []*ailment{
+// problems are what can happen to a GPU; restore ends each of them.
+var problems = []*problem{
 	{name: "XID 48", faults: []simulator.Fault{xid(48)}, seen: soon},
 	{name: "XID 95", faults: []simulator.Fault{xid(95)}, seen: soon},
 	{name: "XID 79", faults: []simulator.Fault{xid(79)}, seen: soon, alone: true},
@@ -241,8 +241,8 @@ var ailments = []*ailment{
 	},
 }
 
-// on returns the faults of an ailment on a GPU.
-func (a *ailment) on(g *gpu) []simulator.Fault {
+// on returns the faults of a problem on a GPU.
+func (a *problem) on(g *gpu) []simulator.Fault {
 	faults := slices.Clone(a.faults)
 	for i := range faults {
 		faults[i].GPU = fmt.Sprint(g.slot)
