@@ -2,7 +2,6 @@ package nvidia
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -112,11 +111,12 @@ func newAPI(lib nvml.Interface, has map[string]bool, r *record) *api {
 // of returns the same NVML, whose calls go into another record.
 func (a *api) of(r *record) *api { return newAPI(a.lib, a.has, r) }
 
-// forget has a GPU asked again for what it did not support: that can change with its MIG devices.
+// forget has a GPU and its MIG devices asked again for what they did not support: for the GPU that can change with its MIG devices, and
+// the driver uses the handles of MIG devices again for others.
 func (d device) forget() {
 	d.api.mu.Lock()
 	defer d.api.mu.Unlock()
-	maps.DeleteFunc(d.api.supports, func(q question, _ bool) bool { return q.device == d.handle })
+	clear(d.api.supports) // each GPU has an api of its own
 }
 
 // invoke calls a function.

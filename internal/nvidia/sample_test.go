@@ -184,6 +184,29 @@ func TestSampleOfMIG(t *testing.T) {
 	}
 }
 
+// TestSampleOfAMIGDeviceThatIsMadeAnew: what a MIG device did not support, the one that has its handle afterwards may support.
+func TestSampleOfAMIGDeviceThatIsMadeAnew(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "dgx-h100", simulator.Fault{Kind: simulator.KindMIG, GPU: "2", Profiles: []string{"3g.40gb", "3g.40gb"}})
+	memory := func() (known int) {
+		for _, i := range r.measure(2, false).Instances {
+			if _, ok := i.Values.Get(inventory.MemoryReserved); ok {
+				known++
+			}
+		}
+		return known
+	}
+	r.inject(simulator.Fault{Kind: simulator.KindFail, GPU: "2", Call: "DeviceGetMemoryInfo_v2", Return: "NOT_SUPPORTED"})
+	compare(t, "instances with the query", 0, memory())
+	r.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "2"})
+	r.inject(simulator.Fault{Kind: simulator.KindMIG, GPU: "2", Profiles: []string{"3g.40gb", "3g.40gb"}})
+	r.scan()
+	compare(t, "instances with the query while they are the same", 0, memory())
+	r.inject(simulator.Fault{Kind: simulator.KindMIG, GPU: "2", Profiles: []string{"4g.40gb", "3g.40gb"}})
+	r.scan()
+	compare(t, "instances with the query after they were made anew", 2, memory())
+}
+
 // TestSampleOfAGPUThatDoesNotAnswer: an error says so; of a call that hangs the others see nothing, and it is not made again.
 func TestSampleOfAGPUThatDoesNotAnswer(t *testing.T) {
 	t.Parallel()

@@ -12,19 +12,20 @@ type migDevice struct {
 	nvml.Device // nil: what the simulator does not implement cannot be called
 	session     *session
 	gpu         *gpu
-	inst        *computeInstance
+	index       int
 }
 
 var _ nvml.Device = migDevice{}
 
-// askMIG makes a call on a MIG device. The handle dies with the layout that the device belongs to.
+// askMIG makes a call on a MIG device. When another one gets its index, the handle is one of that, as it is with the driver.
 func askMIG[T any](d migDevice, call string, answer func(*gpu, *computeInstance) (T, nvml.Return)) (T, nvml.Return) {
 	return ask(device{session: d.session, gpu: d.gpu}, call, func(g *gpu) (T, nvml.Return) {
-		if !slices.Contains(g.layout.devices, d.inst) {
+		at := slices.IndexFunc(g.layout.devices, func(c *computeInstance) bool { return c.index == d.index })
+		if at < 0 {
 			var none T
 			return none, nvml.ERROR_NOT_FOUND
 		}
-		return answer(g, d.inst)
+		return answer(g, g.layout.devices[at])
 	})
 }
 
@@ -61,11 +62,10 @@ func (d device) GetMigDeviceHandleByIndex(index int) (nvml.Device, nvml.Return) 
 		case index < 0:
 			return nil, nvml.ERROR_INVALID_ARGUMENT
 		}
-		at := slices.IndexFunc(all, func(c *computeInstance) bool { return c.index == index })
-		if at < 0 {
+		if !slices.ContainsFunc(all, func(c *computeInstance) bool { return c.index == index }) {
 			return nil, nvml.ERROR_NOT_FOUND
 		}
-		return migDevice{session: d.session, gpu: g, inst: all[at]}, nvml.SUCCESS
+		return migDevice{session: d.session, gpu: g, index: index}, nvml.SUCCESS
 	})
 }
 
