@@ -1,14 +1,17 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 )
 
 func (p Program) newConfigCommand() *cobra.Command {
@@ -45,6 +48,16 @@ func (p Program) newConfigCommand() *cobra.Command {
 	config.AddFlags(check.Flags())
 	cmd.AddCommand(check)
 	return cmd
+}
+
+// asTheDaemon returns where the configuration comes from for a command that shows what the daemon does. Where a label of the node
+// chooses the file, it is the one that the running daemon has; none if there is no daemon.
+func asTheDaemon(ctx context.Context, flags *pflag.FlagSet) config.Sources {
+	s := config.Sources{Env: os.LookupEnv, Flags: flags}
+	if early := s.Early(); early.NodeConfig.Dir != "" && early.File == "" {
+		s.Chosen = feed.New(config.Chosen{File: askStatus(ctx, early.ControlSocket).Value.Status.ConfigFile})
+	}
+	return s
 }
 
 // listed is the error of a configuration with a line for each problem: for a terminal, not for a log.

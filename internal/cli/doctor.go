@@ -56,7 +56,7 @@ func newDoctorCommand() *cobra.Command {
 		"where the node's root folder is seen; default: / on the node, and in a container the driver root if that is the node's root")
 	o := addOutputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		c, problem, err := doctorConfig(config.Sources{Env: os.LookupEnv, Flags: cmd.Flags()})
+		c, problem, err := doctorConfig(asTheDaemon(cmd.Context(), cmd.Flags()))
 		if err != nil {
 			return err
 		}

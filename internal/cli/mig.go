@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -54,7 +53,7 @@ func newMIGPlanCommand() *cobra.Command {
 	cmd.Flags().StringSliceVar(&only, "gpu", nil, "GPUs to plan for, by index or UUID; default: all")
 	o := addOutputFlagFor(cmd, outputText)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		c, _, err := config.Load(config.Sources{Env: os.LookupEnv, Flags: cmd.Flags()})
+		c, _, err := config.Load(asTheDaemon(cmd.Context(), cmd.Flags()))
 		if err != nil {
 			return err
 		}

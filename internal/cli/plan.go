@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"slices"
 	"time"
 
@@ -37,7 +36,7 @@ func newPlanCommand() *cobra.Command {
 	config.AddFlags(cmd.Flags())
 	o := addOutputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		c, warnings, err := config.Load(config.Sources{Env: os.LookupEnv, Flags: cmd.Flags()})
+		c, warnings, err := config.Load(asTheDaemon(cmd.Context(), cmd.Flags()))
 		if err != nil {
 			return err
 		}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -44,7 +43,7 @@ func newTopologyCommand() *cobra.Command {
 
 // scanGPUs looks at the node that a command's flags name.
 func scanGPUs(cmd *cobra.Command) ([]inventory.GPU, error) {
-	c, _, err := config.Load(config.Sources{Env: os.LookupEnv, Flags: cmd.Flags()})
+	c, _, err := config.Load(asTheDaemon(cmd.Context(), cmd.Flags()))
 	if err != nil {
 		return nil, err
 	}

@@ -203,7 +203,7 @@ func (d *document) features(c *Config, s Sources) {
 	if c.Features.PodEvents && !c.Features.Events {
 		d.problem("--pod-events", d.line("features.podEvents"), "needs --node-events")
 	}
-	if c.NodeConfig.Dir != "" && s.named() != "" {
+	if c.NodeConfig.Dir != "" && s.Program != AnyProgram && s.named() != "" {
 		d.problem("--node-config-dir", 0, "chooses the configuration file; do not give --config-file, too")
 	}
 	needs := "features"

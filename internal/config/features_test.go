@@ -58,6 +58,7 @@ func TestFeaturesThatAreRefused(t *testing.T) {
 		{name: "an unknown fallback", args: "--node-config-fallbacks=named,last", want: "named, single, empty"},
 		{name: "a short interval", args: "--node-condition-interval=1s", want: "1m0s"},
 		{name: "any program", file: "features: {events: true}"},
+		{name: "another file, for a command", args: "--node-config-dir=/configs --config-file=/a.yaml"},
 		{name: "no client asked for", file: "features: {labels: file}", program: config.DevicePlugin},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -92,8 +92,8 @@ func (c *Client) Get(ctx context.Context) (Node, error) {
 	return node, err
 }
 
-// Watch publishes the own node until ctx ends, and then there is no Problem. It lists it once, and again only when the API server has forgotten what came after
-// the version that was seen last.
+// Watch publishes the own node until ctx ends, and then there is no Problem. It lists it once, and again only when the API server
+// has forgotten what came after the version that was seen last.
 func (c *Client) Watch(ctx context.Context, timer clock.Clock) {
 	log := klog.FromContext(ctx)
 	defer c.problem.Publish(nil)

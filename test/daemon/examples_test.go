@@ -96,7 +96,7 @@ func TestExamples(t *testing.T) {
 // command returns what a command prints.
 func (s *stage) command(arguments ...string) string {
 	s.t.Helper()
-	output, err := exec.CommandContext(s.t.Context(), binary, append(arguments, "--control-socket", s.ControlSocket())...).CombinedOutput()
+	output, err := exec.CommandContext(s.t.Context(), s.Daemon, append(arguments, "--control-socket", s.ControlSocket())...).CombinedOutput()
 	if err != nil {
 		s.t.Fatalf("%v: %s", err, output)
 	}

@@ -206,6 +206,7 @@ func (s *stage) call(name string, arguments any) {
 type status struct {
 	Driver         string   `json:"driver"`
 	Stale          string   `json:"stale"`
+	ConfigFile     string   `json:"configFile"`
 	ConfigError    string   `json:"configError"`
 	APIServerError string   `json:"apiServerError"`
 	LeftOut        []string `json:"leftOut"`

@@ -73,18 +73,28 @@ func TestALabelOfTheNodeChoosesTheConfiguration(t *testing.T) {
 	s.allocatable(16)
 	s.logs("shared")
 
+	// A command in the daemon's container shows what the daemon does, and what it would do with another file.
+	plan := []string{"plan", "--simulate", s.Profile, "--node-config-dir", s.Path("configs")}
+	if text := s.command(plan...); !strings.Contains(text, "nvidia.com/gpu: 16") {
+		t.Errorf("plan prints:\n%s", text)
+	}
+	if text := s.command(append(plan, "--config-file", s.Path("configs/whole"))...); !strings.Contains(text, "nvidia.com/gpu: 8") {
+		t.Errorf("plan prints:\n%s", text)
+	}
+	s.says("the file", func(now status) bool { return now.ConfigFile == s.Path("configs/shared") })
+
 	relabel(t, server, "unknown")
 	s.says("the label names no file", func(now status) bool { return strings.Contains(now.ConfigError, configLabel+"=unknown") })
 	s.write("configs/unknown", "version: v1\nselectors: [{indices: [0], exclude: true}]\n")
 	s.allocatable(7)
-	s.says("the file is there", func(now status) bool { return now.ConfigError == "" })
+	s.says("the file is there", func(now status) bool { return now.ConfigError == "" && now.ConfigFile == s.Path("configs/unknown") })
 
 	relabel(t, server, "broken")
 	s.says("the file is broken", func(now status) bool { return strings.Contains(now.ConfigError, `"many"`) })
 	s.allocatable(7)
 	relabel(t, server, "")
 	s.allocatable(8)
-	s.says("all is well", func(now status) bool { return now.ConfigError == "" })
+	s.says("all is well", func(now status) bool { return now.ConfigError == "" && now.ConfigFile == s.Path("configs/whole") })
 	if n := s.registrations(); n != 1 {
 		t.Errorf("the daemon registered %d times, want once", n)
 	}
