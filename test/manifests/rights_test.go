@@ -89,7 +89,7 @@ var (
 	labelRights = map[string][]string{
 		"null": nil, "off": nil, "file": nil,
 		"node":        {"cluster:  nodes patch", "policy gpu-device-plugin-nodes"},
-		"nodeFeature": {"kube-system: nfd.k8s-sigs.io nodefeatures get,create,patch", "policy gpu-device-plugin-nodefeatures"},
+		"nodeFeature": {"kube-system:  pods get", "kube-system: nfd.k8s-sigs.io nodefeatures get,create,patch", "policy gpu-device-plugin-nodefeatures"},
 	}
 	otherRights = []struct {
 		name   string
@@ -184,6 +184,7 @@ func TestFeatureValues(t *testing.T) {
 	}{
 		{"{features: {labels: off}}", map[string]string{"NODE_LABELS": "off"}}, // a bool of YAML 1.1
 		{"{features: {labels: file}}", map[string]string{"NODE_LABELS": "file"}},
+		{"{features: {labels: nodeFeature}}", map[string]string{"NODE_LABELS": "nodeFeature", "NAMESPACE": "", "POD_NAME": ""}}, // by reference
 		{"{features: {events: true, podEvents: true, taint: false}}",
 			map[string]string{"NODE_EVENTS": "true", "POD_EVENTS": "true", "NODE_TAINT": "false"}},
 		{"{features: {condition: true, conditionType: X, conditionInterval: 1h}}",
