@@ -320,6 +320,34 @@ func TestFaults(t *testing.T) {
 	}
 }
 
+// TestStopInABlackHole holds that the server ends although no byte passes, with connections in all states.
+func TestStopInABlackHole(t *testing.T) {
+	t.Parallel()
+	s := start(t)
+	nodes := client(t, s).CoreV1().Nodes()
+	w, err := nodes.Watch(t.Context(), metav1.ListOptions{ResourceVersion: "0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Stop()
+	s.SetBlackHole(true)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := nodes.Get(ctx, "n", metav1.GetOptions{}); err == nil {
+		t.Error("a request was answered")
+	}
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		s.Stop()
+	}()
+	select {
+	case <-stopped:
+	case <-time.After(limit):
+		t.Fatal("the server does not stop")
+	}
+}
+
 // TestRetryAfter holds that the answer to too many requests says how long to wait.
 func TestRetryAfter(t *testing.T) {
 	t.Parallel()

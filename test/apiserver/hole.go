@@ -43,21 +43,37 @@ func (h *hole) release() {
 	}
 }
 
-// wait returns when bytes pass or the connection has been closed.
-func (h *hole) wait(gone <-chan struct{}) {
-	h.mu.Lock()
-	closed := h.closed
-	h.mu.Unlock()
+type holeConn struct {
+	net.Conn
+	hole    *hole
+	once    sync.Once
+	gone    chan struct{} // closed by Close
+	stopped <-chan struct{}
+}
+
+// wait returns when bytes pass. It fails when the connection is closed or the server stopped.
+func (c *holeConn) wait() error {
+	c.hole.mu.Lock()
+	closed := c.hole.closed
+	c.hole.mu.Unlock()
 	select {
 	case <-closed:
-	case <-gone:
+	case <-c.gone:
+	case <-c.stopped:
+	}
+	select {
+	case <-c.stopped:
+		return net.ErrClosed
+	default:
+		return nil
 	}
 }
 
 // holeListener accepts connections whose bytes go through the hole.
 type holeListener struct {
 	net.Listener
-	hole *hole
+	hole    *hole
+	stopped <-chan struct{} // closed when the server is stopped
 }
 
 func (l holeListener) Accept() (net.Conn, error) {
@@ -65,24 +81,21 @@ func (l holeListener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &holeConn{Conn: connection, hole: l.hole, gone: make(chan struct{})}, nil
-}
-
-type holeConn struct {
-	net.Conn
-	hole *hole
-	once sync.Once
-	gone chan struct{} // closed by Close
+	return &holeConn{Conn: connection, hole: l.hole, gone: make(chan struct{}), stopped: l.stopped}, nil
 }
 
 func (c *holeConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
-	c.hole.wait(c.gone)
+	if stopped := c.wait(); stopped != nil {
+		return 0, stopped
+	}
 	return n, err
 }
 
 func (c *holeConn) Write(b []byte) (int, error) {
-	c.hole.wait(c.gone)
+	if err := c.wait(); err != nil {
+		return 0, err
+	}
 	return c.Conn.Write(b)
 }
 

@@ -48,9 +48,9 @@ type Server struct {
 
 // life is the time between a start of the server and its stop.
 type life struct {
-	http   *http.Server
-	ended  chan struct{}
-	listen net.Listener
+	http    *http.Server
+	stopped chan struct{} // closed by Stop: no byte passes any more
+	ended   chan struct{} // closed when the server has ended
 }
 
 var servers atomic.Uint32 // in this process
@@ -88,8 +88,8 @@ func (s *Server) Stop() {
 	if l == nil {
 		return
 	}
+	close(l.stopped) // first: closing a connection writes to it
 	_ = l.http.Close()
-	s.hole.release() // connections that wait in it are closed by now
 	<-l.ended
 }
 
@@ -106,7 +106,7 @@ func (s *Server) Resume() error {
 		return fmt.Errorf("start API server: %w", err)
 	}
 	s.address = listener.Addr().String()
-	l := &life{ended: make(chan struct{}), listen: listener}
+	l := &life{stopped: make(chan struct{}), ended: make(chan struct{})}
 	l.http = &http.Server{
 		Handler:           http.HandlerFunc(s.serve),
 		ReadHeaderTimeout: time.Minute,
@@ -120,7 +120,7 @@ func (s *Server) Resume() error {
 	s.current = l
 	go func() {
 		defer close(l.ended)
-		_ = l.http.ServeTLS(holeListener{listener, s.hole}, "", "")
+		_ = l.http.ServeTLS(holeListener{listener, s.hole, l.stopped}, "", "")
 	}()
 	return nil
 }

@@ -2,9 +2,7 @@ package daemon
 
 import (
 	"errors"
-	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -44,15 +42,7 @@ func TestLargeRequestsCostNoMemory(t *testing.T) {
 	}
 	const limit = 60 << 10 // kB
 	s.eventually("the daemon has less than 60 MB", func() bool {
-		text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(s.Running().Pid), "status"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, rest, _ := strings.Cut(string(text), "VmRSS:")
-		size, err := strconv.Atoi(strings.Fields(rest)[0])
-		if err != nil {
-			t.Fatal(err)
-		}
+		size := s.resident()
 		if size < limit {
 			t.Logf("the daemon has %d kB", size)
 		}

@@ -73,6 +73,7 @@ func TestDaemon(t *testing.T) {
 		{name: "upgrades that switch time-slicing", story: upgradesThatShare},
 		{name: "upgrade to a broken version", story: brokenVersion},
 		{name: "an XID makes a GPU Unhealthy until it is cured", story: xidMakesUnhealthy},
+		{name: "in the cluster", story: inTheCluster},
 		{name: "daemon ended", story: daemonEnded},
 		{name: "changed to another driver root", story: changedDriverRoot},
 		{name: "CDI", story: givesCDI},
@@ -363,9 +364,12 @@ func daemonProcesses(t *testing.T) []int {
 			t.Fatal(err)
 		}
 		// A process that has ended meanwhile has no link to read.
-		if target, err := os.Readlink(link); err == nil && filepath.Base(target) == "gpu-device-plugin" {
+		if target, err := os.Readlink(link); err == nil && isDaemon(filepath.Base(target)) {
 			pids = append(pids, pid)
 		}
 	}
 	return pids
 }
+
+// isDaemon says whether a program is one of the daemon's two.
+func isDaemon(name string) bool { return name == "gpu-device-plugin" || name == "gpu-node-agent" }
