@@ -98,10 +98,10 @@ func TestADamagedCheckpointIsParsedOnce(t *testing.T) {
 		return err
 	}
 	first := read(savedWithPod[1:])
-	if again := read(savedWithPod[1:]); first == nil || again != first {
+	if again := read(savedWithPod[1:]); first == nil || !errors.Is(again, first) {
 		t.Errorf("Checkpoint() = %v and then another %v", first, again)
 	}
-	if other := read(savedWithPod[2:]); other == nil || other == first {
+	if other := read(savedWithPod[2:]); other == nil || errors.Is(other, first) {
 		t.Errorf("Checkpoint() of other text = %v", other)
 	}
 }
