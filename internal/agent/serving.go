@@ -55,8 +55,8 @@ func (s *Serving) Ready(ctx context.Context) (ready bool, reason string) {
 	}
 	for _, server := range s.Servers() {
 		if held := len(server.Departing); held > 0 {
-			return false, fmt.Sprintf("pods hold devices of %s, and %d of them cannot be offered; this daemon has nothing to serve: %s",
-				server.Resource, held, why(seen))
+			return false, fmt.Sprintf("%d devices of %s that pods hold, or may hold, cannot be offered; this daemon has nothing to serve: %s",
+				held, server.Resource, why(seen))
 		}
 	}
 	return true, "nothing to serve: " + why(seen)

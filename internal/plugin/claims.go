@@ -276,7 +276,7 @@ func (s *Set) serveUnserved(since map[string]time.Time, now time.Time) (changed 
 	ours := map[string]bool{}
 	for key := range s.evidence.held {
 		uuid, _, _ := strings.Cut(key.id, "::")
-		mayBe := resource.MayBeOurs(key.resource, key.id) || s.planned[uuid] && strings.HasPrefix(key.resource, resource.Prefix)
+		mayBe := resource.MayBeOurs(key.resource, key.id) || s.planned[uuid] && resource.IsName(key.resource)
 		before, known := ours[key.resource]
 		ours[key.resource] = mayBe && (before || !known)
 	}

@@ -188,7 +188,7 @@ var idForm = regexp.MustCompile(`^(GPU|MIG|MIG-GPU)-[0-9a-fA-F]{8}(-[0-9a-fA-F]{
 // MayBeOurs reports whether this program may have offered a device of that ID under that resource, with another configuration or on
 // GPUs that cannot be read now. NVIDIA's plugin uses the same names and IDs.
 func MayBeOurs(name, id string) bool {
-	return strings.HasPrefix(name, Prefix) && idForm.MatchString(id)
+	return IsName(name) && idForm.MatchString(id)
 }
 
 // replica is the n of a replica's device ID; -1 for a device that is not shared.

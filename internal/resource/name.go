@@ -25,6 +25,12 @@ func ProfileName(profile string) string {
 	return Prefix + "mig-" + strings.ReplaceAll(profile, "+", ".")
 }
 
+// IsName reports whether a configuration could have named a resource so.
+func IsName(name string) bool {
+	full, err := ParseName(name)
+	return err == nil && full == name
+}
+
 var nameForm = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$`)
 
 // ParseName returns the full name of a resource that is written with or without "nvidia.com/".

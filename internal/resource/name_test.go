@@ -116,3 +116,34 @@ func FuzzMeets(f *testing.F) {
 		}
 	})
 }
+
+// What this program may have offered is told from a file of kubelet's, and the name of a resource becomes that of a socket.
+func TestMayBeOurs(t *testing.T) {
+	t.Parallel()
+	const uuid = "0a1b2c3d-0000-1111-2222-333344445555"
+	for _, test := range []struct {
+		name, id string
+		want     bool
+	}{
+		{"nvidia.com/gpu", "GPU-" + uuid, true},
+		{"nvidia.com/gpu.shared", "GPU-" + uuid + "::17", true},
+		{"nvidia.com/mig-1g.10gb.me", "MIG-" + uuid, true},
+		{"nvidia.com/renamed", "MIG-GPU-" + uuid + "/7/0::1", true},
+		{"nvidia.com/gpu", "GPU-" + uuid + "-3", false},
+		{"nvidia.com/gpu", "GPU-" + uuid + "::", false},
+		{"nvidia.com/gpu", "xGPU-" + uuid, false},
+		{"nvidia.com/gpu", uuid, false},
+		{"nvidia.com/gpu", "nvidia0", false},
+		{"nvidia.com/gpu", "", false},
+		{"gpu", "GPU-" + uuid, false},
+		{"example.com/gpu", "GPU-" + uuid, false},
+		{"nvidia.com/", "GPU-" + uuid, false},
+		{"nvidia.com/../../x", "GPU-" + uuid, false},
+		{"nvidia.com/gpu\n", "GPU-" + uuid, false},
+		{"nvidia.com/" + strings.Repeat("x", 60), "GPU-" + uuid, false},
+	} {
+		if got := resource.MayBeOurs(test.name, test.id); got != test.want {
+			t.Errorf("MayBeOurs(%q, %q) = %v, want %v", test.name, test.id, got, test.want)
+		}
+	}
+}

@@ -183,7 +183,7 @@ func TestBrokenVersionIsNotReadyWhilePodsHoldDevices(t *testing.T) {
 	if err := s.StopDaemon(); err != nil {
 		t.Fatal(err)
 	}
-	younger.staysUnready("pods hold devices of nvidia.com/gpu, and 1 of them cannot be offered; this daemon has nothing to serve: ")
+	younger.staysUnready("1 devices of nvidia.com/gpu that pods hold, or may hold, cannot be offered; this daemon has nothing to serve: ")
 	s.shows(1, 0)
 	s.Remove("work")
 	younger.becomesReady("nothing to serve: open an NVML session: no NVIDIA driver")
