@@ -223,7 +223,7 @@ func persistence(f *NodeFacts, r *findings) {
 
 // runs reports whether a process of that name was seen.
 func (f *NodeFacts) runs(name string) bool {
-	return f.Processes.Missing == "" && slices.Contains(f.Processes.Value, name[:min(len(name), 15)])
+	return slices.Contains(f.Processes.Value, name[:min(len(name), 15)])
 }
 
 func fabricManager(f *NodeFacts, r *findings) {

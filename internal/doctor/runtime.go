@@ -265,7 +265,7 @@ func daemonReload(f *NodeFacts, r *findings) {
 // to those of the container's OCI specification. A hook that adds devices later is not in them.
 func judgeReload(f *NodeFacts, evidence []string, r *findings) {
 	inSpec := f.Settings.CDI || f.Settings.DeviceNodes
-	if mode := f.Toolkit.Value.Mode; f.Toolkit.Missing == "" && (mode == "cdi" || mode == "jit-cdi") {
+	if mode := f.Toolkit.Value.Mode; mode == "cdi" || mode == "jit-cdi" { // empty where nobody knows it
 		inSpec = true
 	}
 	if !inSpec {

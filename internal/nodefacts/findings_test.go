@@ -3,6 +3,7 @@ package nodefacts_test
 import (
 	"io/fs"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"syscall"
@@ -283,8 +284,16 @@ var driverRows = []row{
 		check: "device-nodes", severity: doctor.Error, says: "missing: /dev/nvidia0, /dev/nvidia-uvm", also: []string{"cdi-specs"},
 	},
 	{
+		name: "one missing", change: changes{"dev/nvidia-uvm": gone},
+		check: "device-nodes", severity: doctor.Error, says: "Device nodes are missing: /dev/nvidia-uvm",
+	},
+	{
 		name: "old number", change: changes{"dev/nvidia-uvm": "char 511:0", "dev/char/511:0": "-> ../nvidia-uvm"},
 		check: "device-nodes", severity: doctor.Error, says: "/dev/nvidia-uvm has the device number 511:0 and the driver has 510:0",
+	},
+	{
+		name: "capabilities that no driver has", change: changes{"proc/devices": "Character devices:\n195 nvidia\n510 nvidia-uvm\n"},
+		check: "device-nodes", severity: doctor.OK, says: "1 GPU with device nodes",
 	},
 	{
 		name: "capability of another minor", change: changes{"dev/nvidia-caps/nvidia-cap1": "char 234:2", "dev/char/234:2": "-> x"},
@@ -345,6 +354,10 @@ var daemonRows = []row{
 	{
 		name: "not ready", status: func(s *status.Status) { s.Readiness = status.Readiness{Reason: "waiting for kubelet"} },
 		check: "daemon", severity: doctor.Error, says: "not ready: waiting for kubelet",
+	},
+	{
+		name: "ready, with nothing to serve", status: func(s *status.Status) { s.Readiness.Reason = "nothing to serve" },
+		check: "daemon", severity: doctor.OK, says: "serves 1 resource",
 	},
 	{
 		name: "quiesced", status: func(s *status.Status) { s.Quiet = true },
@@ -424,4 +437,40 @@ var daemonRows = []row{
 		name: "file that is not used", settings: func(s *doctor.Settings) { s.Problem, s.ConfigFile = "cannot be used: line 1", "/c.yaml" },
 		check: "configuration", severity: doctor.Error, says: "line 1",
 	},
+}
+
+func TestSeveritiesHaveNames(t *testing.T) {
+	t.Parallel()
+	for severity, want := range map[doctor.Severity]string{
+		doctor.OK: "ok", doctor.Info: "info", doctor.NotChecked: "not checked", doctor.Warning: "warning", doctor.Error: "error",
+		-1: "Severity(-1)", 5: "Severity(5)",
+	} {
+		if text, err := severity.MarshalText(); string(text) != want || err != nil || severity.String() != want {
+			t.Errorf("severity %d is %q, %v, want %q", int(severity), text, err, want)
+		}
+	}
+}
+
+// TestWhatCannotBeSeenIsNotChecked: no check says that all is well, and none that something is wrong, but for what hangs.
+func TestWhatCannotBeSeenIsNotChecked(t *testing.T) {
+	t.Parallel()
+	for _, hangs := range []bool{false, true} {
+		facts := doctor.NodeFacts{Settings: cdi}
+		facts.Settings.MPS = true
+		for _, field := range reflect.ValueOf(&facts).Elem().Fields() {
+			if field.Kind() == reflect.Struct && field.FieldByName("Missing").IsValid() {
+				field.FieldByName("Missing").SetString("it cannot be seen")
+				field.FieldByName("Hung").SetBool(hangs)
+			}
+		}
+		worst := map[string]doctor.Severity{}
+		for _, f := range doctor.Examine(facts) {
+			worst[f.Check] = max(worst[f.Check], f.Severity)
+		}
+		for _, c := range doctor.Checks {
+			if got := worst[c.Name]; got != doctor.NotChecked && (!hangs || got != doctor.Warning) {
+				t.Errorf("hangs %v: %s is %s", hangs, c.Name, got)
+			}
+		}
+	}
 }

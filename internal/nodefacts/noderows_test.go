@@ -1,6 +1,10 @@
 package nodefacts_test
 
-import "github.com/gpu-device-plugin/gpu-device-plugin/internal/doctor"
+import (
+	"strings"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/doctor"
+)
 
 const (
 	config   = "etc/containerd/config.toml"
@@ -86,6 +90,11 @@ var runtimeRows = []row{
 			"proc/700/comm": "crio", "etc/crio/crio.conf": "[crio.runtime]\ncdi_spec_dirs = ['/etc/cdi']\n", "etc/crio/crio.conf.d/10-nvidia": crioConf,
 		},
 		check: "container-runtime", severity: doctor.Error, says: "CRI-O does not look for CDI specs in /var/run/cdi",
+	},
+	{
+		name:   "two runtimes, one of which has NVIDIA's",
+		change: changes{toolkit: gone, "proc/702/comm": "crio", "etc/crio/crio.conf.d/10": "[crio.runtime]\ndefault_runtime = \"crun\"\n"},
+		check:  "visible-devices", severity: doctor.Warning, says: "Every pod can get all GPUs", also: []string{"nvidia-runtime"},
 	},
 	{name: "default", check: "nvidia-runtime", severity: doctor.OK, says: "the default of containerd"},
 	{
@@ -185,12 +194,17 @@ var nodeRows = []row{
 	{
 		name: "another's of an older driver", change: changes{otherSpec: specText + "570.86.15\n"},
 		check: "cdi-specs", severity: doctor.Warning, says: "nvidia.com/gpu is out of date: 1 of the 2 files",
+		remedy: "nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml",
+	},
+	{
+		name: "another program's", change: changes{"etc/cdi/x.yaml": strings.ReplaceAll(specText, "nvidia.com/gpu", "management.nvidia.com/gpu") + "570.86.15\n"},
+		check: "cdi-specs", severity: doctor.Warning, says: "management.nvidia.com/gpu is out of date", remedy: "its program has to write it anew",
 	},
 	{
 		name: "ours of another GPU", change: changes{
 			"run/cdi/k8s.device-plugin.nvidia.com-gpu.json": `{"kind":"k8s.device-plugin.nvidia.com/gpu","devices":[{"name":"G","containerEdits":{"deviceNodes":[{"path":"/dev/nvidia7"}]}}]}`,
 		},
-		check: "cdi-specs", severity: doctor.Warning, says: "out of date: 1 of the 1 files",
+		check: "cdi-specs", severity: doctor.Warning, says: "out of date: 1 of the 1 files", remedy: "rollout restart ds/gpu-device-plugin",
 	},
 	{
 		name: "twice", change: changes{otherSpec: specText + "580.95.05\n", "run/cdi/old.yaml": specText + "580.95.05\n"},
@@ -254,6 +268,11 @@ var nodeRows = []row{
 			f.Kubelet.Value.Listening = []string{"nvidia-gpu.sock", "gpu-device-plugin-gpu-x.sock"}
 		},
 		check: "kubelet", severity: doctor.Warning, says: "Another device plugin",
+	},
+	{
+		name:  "another process of this program",
+		facts: func(f *doctor.NodeFacts) { f.Kubelet.Value.Listening = []string{"gpu-device-plugin-gpu-x.sock"} },
+		check: "kubelet", severity: doctor.OK, says: "no other device plugin",
 	},
 	{
 		name:  "another resource",
