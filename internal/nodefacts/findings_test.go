@@ -1,6 +1,7 @@
 package nodefacts_test
 
 import (
+	"fmt"
 	"io/fs"
 	"maps"
 	"reflect"
@@ -154,6 +155,7 @@ type row struct {
 	severity doctor.Severity
 	says     string
 	remedy   string // a part of one of the commands
+	shows    string // a part of the evidence
 	also     []string
 }
 
@@ -183,6 +185,9 @@ func (r row) run(t *testing.T) {
 			found = true
 			if f.Severity > doctor.NotChecked && len(f.Remedy) == 0 || !strings.Contains(strings.Join(f.Remedy, "\n"), r.remedy) {
 				t.Errorf("no remedy %s: %+v", r.remedy, f)
+			}
+			if !strings.Contains(strings.Join(f.Evidence, "\n"), r.shows) {
+				t.Errorf("no evidence %s: %+v", r.shows, f)
 			}
 		case f.Severity > doctor.OK && !slices.Contains(r.also, f.Check):
 			t.Errorf("also found: %+v", f)
@@ -239,7 +244,12 @@ var driverRows = []row{
 	},
 	{
 		name: "unbound", change: changes{"sys/bus/pci/devices/" + address + "/driver": gone},
-		check: "gpus", severity: doctor.Warning, says: "bound to no driver",
+		check: "gpus", severity: doctor.Warning, says: "bound to no driver", shows: "/driver: none",
+	},
+	{
+		name: "bound to another driver", facts: func(f *doctor.NodeFacts) { f.GPUs.Value[0].Driver = "snd" },
+		check: "gpus", severity: doctor.Warning, says: "is bound to snd, not to nvidia",
+		remedy: "echo " + address + " > /sys/bus/pci/drivers/nvidia/bind",
 	},
 	{
 		name: "virtual machine", change: changes{"sys/bus/pci/devices/" + address + "/driver": "-> ../../drivers/vfio-pci"},
@@ -269,6 +279,10 @@ var driverRows = []row{
 	{
 		name: "library without version", change: changes{libs + "libnvidia-ml.so.1": "", libs + "libnvidia-ml.so.580.95.05": gone},
 		check: "driver", severity: doctor.NotChecked, says: "does not say its version",
+	},
+	{
+		name: "library not seen", facts: func(f *doctor.NodeFacts) { f.Library.Missing = "the driver root cannot be read" },
+		check: "driver", severity: doctor.NotChecked, says: "the driver root cannot be read",
 	},
 	{
 		name: "remains", change: changes{libs + "libnvidia-ml.so.535.1.2": ""},
@@ -319,6 +333,16 @@ var driverRows = []row{
 		name: "off", status: func(s *status.Status) { s.GPUs[0].Signals.PersistenceMode = new(bool) },
 		check: "persistence", severity: doctor.Warning, says: "off on GPU 0",
 	},
+	{
+		name: "off on two of four", status: func(s *status.Status) {
+			on := s.GPUs[0].Signals
+			off := &status.Signals{PersistenceMode: new(bool), Fabric: on.Fabric}
+			for i, signals := range []*status.Signals{nil, {Fabric: on.Fabric}, off, on, off} {
+				s.GPUs = append(s.GPUs, status.Device{Index: fmt.Sprint(i + 1), State: "Healthy", Signals: signals})
+			}
+		},
+		check: "persistence", severity: doctor.Warning, says: "off on GPUs 3, 5:",
+	},
 	{name: "nvidia-persistenced", facts: noDaemon, check: "persistence", severity: doctor.OK, says: "nvidia-persistenced runs", also: justDaemon},
 	{
 		name: "not seen", change: changes{"proc/701/comm": gone}, facts: noDaemon,
@@ -331,6 +355,21 @@ var driverRows = []row{
 			"sys/bus/pci/devices/0000:05:00.0/vendor": "0x10de", "sys/bus/pci/devices/0000:05:00.0/class": "0x068000",
 		},
 		facts: noDaemon, check: "fabric-manager", severity: doctor.Error, says: "Fabric Manager does not run", also: justDaemon,
+		shows: "1 NVSwitch on the PCI bus",
+	},
+	{
+		name: "two switches", facts: func(f *doctor.NodeFacts) {
+			noDaemon(f)
+			f.NVSwitches.Value = make([]doctor.PCIDevice, 2)
+		},
+		check: "fabric-manager", severity: doctor.Error, says: "Fabric Manager does not run", also: justDaemon, shows: "2 NVSwitches on the PCI bus",
+	},
+	{
+		name: "a simulated node", facts: func(f *doctor.NodeFacts) {
+			noDaemon(f)
+			f.NVSwitches.Value, f.Simulated = make([]doctor.PCIDevice, 1), true
+		},
+		check: "fabric-manager", severity: doctor.NotChecked, says: "The node is simulated", also: justDaemon,
 	},
 	{
 		name: "runs", change: changes{
@@ -464,7 +503,11 @@ func TestWhatCannotBeSeenIsNotChecked(t *testing.T) {
 			}
 		}
 		worst := map[string]doctor.Severity{}
-		for _, f := range doctor.Examine(facts) {
+		found := doctor.Examine(facts)
+		if got := doctor.Worst(found); (got == doctor.Warning) != hangs || got < doctor.NotChecked || doctor.Worst(nil) != doctor.OK {
+			t.Errorf("hangs %v: the worst is %s", hangs, got)
+		}
+		for _, f := range found {
 			worst[f.Check] = max(worst[f.Check], f.Severity)
 		}
 		for _, c := range doctor.Checks {

@@ -174,6 +174,10 @@ var runtimeRows = []row{
 		check: "daemon-reload", severity: doctor.Info, says: "Links to device nodes are missing",
 	},
 	{
+		name: "device nodes that cannot be seen", facts: func(f *doctor.NodeFacts) { f.Devices.Missing = "no such folder" },
+		check: "daemon-reload", severity: doctor.NotChecked, says: "no such folder", also: []string{"device-nodes"},
+	},
+	{
 		name: "no systemd", change: changes{config: containerd1, dropIn: gone},
 		check: "daemon-reload", severity: doctor.OK, says: "makes cgroups without systemd",
 	},
@@ -303,5 +307,19 @@ var nodeRows = []row{
 		name:  "does not answer",
 		facts: func(f *doctor.NodeFacts) { f.PodResources.Value.Problem = "connection refused" },
 		check: "pod-resources", severity: doctor.Warning, says: "connection refused",
+	},
+	{
+		name: "does not answer, and neither does kubelet",
+		facts: func(f *doctor.NodeFacts) {
+			f.PodResources.Value.Problem, f.Kubelet.Value.Refused = "connection refused", "connection refused"
+		},
+		check: "pod-resources", severity: doctor.NotChecked, says: "neither does kubelet: connection refused", also: []string{"kubelet"},
+	},
+	{
+		name: "no account, and kubelet is not seen",
+		facts: func(f *doctor.NodeFacts) {
+			f.PodResources.Value.Problem, f.Kubelet.Missing = "connection refused", "not looked for"
+		},
+		check: "pod-resources", severity: doctor.NotChecked, says: "neither does kubelet", also: []string{"kubelet"},
 	},
 }
