@@ -23,6 +23,9 @@ type Daemon struct {
 	// Labels are those that the node is to have; nil as long as they are not known. Unlabeled is told why it does not have them.
 	Labels    *feed.Feed[map[string]string]
 	Unlabeled *feed.Feed[error]
+	// Yields reports whether another process serves a resource of this one, as the next version does in a roll-out. Then that one labels
+	// the node. It is nil in a program that serves none.
+	Yields func() bool
 	// Offered is what of the plan is given to the servers.
 	Offered *feed.Feed[resource.Plan]
 	// Status returns what the daemon knows now.

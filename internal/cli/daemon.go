@@ -243,7 +243,7 @@ func (d *daemon) outputs() []agent.Task {
 func (d *daemon) known() agent.Daemon {
 	known := agent.Daemon{
 		Config: d.config, Configs: d.watcher.Configs(), ConfigErrors: d.watcher.Errors(),
-		Labels: d.labels.Wanted, Unlabeled: d.unlabeled,
+		Labels: d.labels.Wanted, Unlabeled: d.unlabeled, Yields: d.yields,
 		Snapshots: d.monitor.Snapshots(), Offered: d.set.Offered(), Status: d.status, Held: d.account.Held,
 		APIRequested: d.counters.APIRequested, EventDropped: d.counters.EventDropped,
 	}

@@ -2,7 +2,9 @@ package cli
 
 import (
 	"context"
+	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/utils/clock"
 
@@ -10,6 +12,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/featurefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/labels"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
 )
 
 // maxMachineName is the largest file with the name of the machine that is read, in bytes.
@@ -24,13 +27,24 @@ func machineName(file string) string {
 	return strings.TrimSpace(string(text))
 }
 
+// yieldPoll is how often it is looked whether this process still yields to another one.
+const yieldPoll = 10 * time.Second
+
+// yields reports whether another process serves a resource of this one.
+func (d *daemon) yields() bool {
+	return slices.ContainsFunc(d.set.Status(), func(s plugin.Status) bool { return s.Phase == plugin.PhaseYielding })
+}
+
 // writeFeatures keeps the file for node-feature-discovery, while the configuration wants it.
 func (d *daemon) writeFeatures(ctx context.Context) error {
 	wanted := func() (featurefile.Target, <-chan struct{}, <-chan struct{}) {
 		c, configured := d.watcher.Configs().Latest()
 		set, labeled := d.labels.Wanted.Latest()
-		if c.Features.Labels != config.LabelsFile {
+		switch {
+		case c.Features.Labels != config.LabelsFile:
 			return featurefile.Target{}, configured, nil
+		case d.set != nil && d.yields():
+			return featurefile.Target{Renewal: yieldPoll}, configured, labeled
 		}
 		target := featurefile.Target{Path: c.Features.LabelsFile, Labels: set, Renewal: featurefile.Lifetime / 4, Lifetime: featurefile.Lifetime}
 		if c.Discovery.On {

@@ -34,13 +34,20 @@ const (
 	calm    = time.Minute
 	minPace = time.Second
 	maxPace = time.Minute
+	// A label that another program changed is written after this time: that program may be the next version of this one, which has
+	// been found by then.
+	foreignPace = 5 * time.Second
 )
+
+// yieldPoll is how often it is looked whether this process still yields to another one.
+const yieldPoll = 10 * time.Second
 
 // A labeler is what writes of labels have in common.
 type labeler struct {
 	client *kubeapi.Client
 	daemon agent.Daemon
 	clock  clock.Clock
+	again  *feed.Feed[struct{}]
 
 	spread  bool          // the first write has waited
 	last    time.Time     // when the last write was
@@ -48,8 +55,9 @@ type labeler struct {
 	problem error         // that was told last
 }
 
-// admit waits until a write may be made; it returns an error if ctx ends, or the cluster cannot be counted for now.
-func (l *labeler) admit(ctx context.Context) error {
+// admit waits until a write may be made; it returns an error if ctx ends, or the cluster cannot be counted for now. A write is foreign
+// that has its reason in what another program did.
+func (l *labeler) admit(ctx context.Context, foreign bool) error {
 	wait := time.Duration(0)
 	switch now := l.clock.Now(); {
 	case !l.spread:
@@ -70,6 +78,9 @@ func (l *labeler) admit(ctx context.Context) error {
 		wait = l.last.Add(l.pace).Sub(now)
 	default:
 		l.pace = 0
+	}
+	if foreign {
+		wait = max(wait, foreignPace)
 	}
 	select {
 	case <-ctx.Done():
@@ -94,12 +105,27 @@ func (l *labeler) on(way config.LabelsOutput) bool {
 	return l.daemon.Configs.Value().Features.Labels == way
 }
 
+// yields reports whether another process labels the node.
+func (l *labeler) yields() bool { return l.daemon.Yields != nil && l.daemon.Yields() }
+
 // changes returns the channels of what labels depend on.
 func (l *labeler) changes() []<-chan struct{} {
 	_, configured := l.daemon.Configs.Latest()
 	_, labeled := l.daemon.Labels.Latest()
-	_, node := l.client.Nodes().Latest()
-	return []<-chan struct{}{configured, labeled, node}
+	_, again := l.again.Latest()
+	return []<-chan struct{}{configured, labeled, again}
+}
+
+// tick has the labeler look again from time to time until ctx ends.
+func (l *labeler) tick(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-l.clock.After(yieldPoll):
+			l.again.Publish(struct{}{})
+		}
+	}
 }
 
 // A nodeLabeler keeps labels on the own node. It writes when the node's labels differ from the wanted ones, but not again if they
@@ -110,12 +136,19 @@ type nodeLabeler struct {
 	node kubeapi.Node      // the newest that is known, by the watch or as the answer to a write
 	left map[string]string // labels that others own, with their values
 	rest map[string]string // what differed after the last write
+	// settled are the labels that were wanted when there was nothing to write last.
+	settled map[string]string
 }
 
 // labelNode keeps labels on the own node until ctx ends, while the configuration wants that.
 func (c *Cluster) labelNode(ctx context.Context, d agent.Daemon, timer clock.Clock) {
-	l := &nodeLabeler{labeler: labeler{client: c.client, daemon: d, clock: timer}}
-	kubeapi.Keep(ctx, timer, "labels of the node", l.changes, func(ctx context.Context) error {
+	l := &nodeLabeler{labeler: labeler{client: c.client, daemon: d, clock: timer, again: feed.New(struct{}{})}}
+	go l.tick(ctx)
+	wake := func() []<-chan struct{} {
+		_, node := l.client.Nodes().Latest()
+		return append(l.changes(), node)
+	}
+	kubeapi.Keep(ctx, timer, "labels of the node", wake, func(ctx context.Context) error {
 		if !l.on(config.LabelsNode) {
 			return l.tell(nil)
 		}
@@ -128,7 +161,7 @@ func (l *nodeLabeler) step(ctx context.Context) error {
 	if len(l.due()) == 0 {
 		return nil
 	}
-	if err := l.admit(ctx); err != nil {
+	if err := l.admit(ctx, maps.Equal(l.settled, l.daemon.Labels.Value())); err != nil {
 		return err
 	}
 	for len(l.due()) > 0 { // as it is after the wait
@@ -152,18 +185,19 @@ func (l *nodeLabeler) step(ctx context.Context) error {
 
 // due returns what of the node's labels is to be written.
 func (l *nodeLabeler) due() map[string]string {
-	node := l.client.Nodes().Value()
-	if node.UID == "" || l.daemon.Labels.Value() == nil {
+	node, wanted := l.client.Nodes().Value(), l.daemon.Labels.Value()
+	if node.UID == "" || wanted == nil || l.yields() {
 		return nil
 	}
 	if node.UID != l.uid {
-		l.uid, l.left, l.rest = node.UID, map[string]string{}, nil
+		l.uid, l.left, l.rest, l.settled = node.UID, map[string]string{}, nil, nil
 	}
 	if !isOlder(node, l.node) {
 		l.node = node
 	}
 	differs := differences(l.ours(), l.node.Labels)
-	if maps.Equal(differs, l.rest) {
+	if len(differs) == 0 || maps.Equal(differs, l.rest) {
+		l.settled = wanted
 		return nil
 	}
 	return differs
@@ -254,23 +288,9 @@ type featureLabeler struct {
 
 // labelFeature keeps the object until ctx ends, while the configuration wants that.
 func (c *Cluster) labelFeature(ctx context.Context, d agent.Daemon, timer clock.Clock) {
-	l := &featureLabeler{labeler: labeler{client: c.client, daemon: d, clock: timer}}
-	again := feed.New(struct{}{})
-	go func() {
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-timer.After(foreign):
-				again.Publish(struct{}{})
-			}
-		}
-	}()
-	wake := func() []<-chan struct{} {
-		_, due := again.Latest()
-		return append(l.changes()[:2], due)
-	}
-	kubeapi.Keep(ctx, timer, "NodeFeature", wake, func(ctx context.Context) error {
+	l := &featureLabeler{labeler: labeler{client: c.client, daemon: d, clock: timer, again: feed.New(struct{}{})}}
+	go l.tick(ctx)
+	kubeapi.Keep(ctx, timer, "NodeFeature", l.changes, func(ctx context.Context) error {
 		if !l.on(config.LabelsNodeFeature) {
 			return l.tell(nil)
 		}
@@ -294,15 +314,15 @@ var errForeign = errors.New("a NodeFeature of gpu-feature-discovery has labels o
 func (l *featureLabeler) step(ctx context.Context) error {
 	wanted, configured, now := l.daemon.Labels.Value(), l.daemon.Configs.Value(), l.clock.Now()
 	place, prefix := configured.Namespace, kubeapi.NodeFeaturePrefix
-	if wanted == nil || now.Before(l.due) && maps.Equal(wanted, l.written) && place == l.place {
+	if wanted == nil || l.yields() || now.Before(l.due) && maps.Equal(wanted, l.written) && place == l.place {
 		return nil
 	}
 	if configured.Discovery.On {
 		prefix = kubeapi.DiscoveryPrefix
-	} else if foreign, err := l.isForeign(ctx, place); err != nil {
+	} else if found, err := l.isForeign(ctx, place); err != nil {
 		return l.tell(err)
-	} else if foreign {
-		l.due, l.written = now, nil
+	} else if found {
+		l.due, l.written, l.place = now.Add(foreign), wanted, place
 		return nil
 	}
 	if err := l.findOwners(ctx, place); err != nil {
@@ -314,7 +334,7 @@ func (l *featureLabeler) step(ctx context.Context) error {
 	}
 	is := kubeapi.NodeFeature{Namespace: place, Name: object.Name, Labels: wanted, Owners: l.owners}
 	if !found || !object.Equal(is) {
-		if err := l.admit(ctx); err != nil {
+		if err := l.admit(ctx, false); err != nil {
 			return l.tell(err)
 		}
 		if err := l.client.ApplyNodeFeature(ctx, place, prefix, wanted, l.owners); err != nil {

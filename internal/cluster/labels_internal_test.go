@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -30,10 +31,16 @@ import (
 // labelPatience is how long a test waits for what takes milliseconds.
 const labelPatience = 20 * time.Second
 
-// A hasty clock waits a thousandth of what it is asked to.
+// A hasty clock goes a thousand times as fast as others.
 type hasty struct{ clock.RealClock }
 
-func (h hasty) After(d time.Duration) <-chan time.Time { return h.RealClock.After(d / 1000) }
+const haste = 1000
+
+var hastySince = time.Now()
+
+func (h hasty) After(d time.Duration) <-chan time.Time { return h.RealClock.After(d / haste) }
+
+func (h hasty) Now() time.Time { return hastySince.Add(time.Since(hastySince) * haste) }
 
 // A labelRig is a node with an API server, and the tasks that label it.
 type labelRig struct {
@@ -190,6 +197,7 @@ func TestLabelsOfOthers(t *testing.T) {
 	r.until("the owner changed its label", func() bool { return r.labels()["nvidia.com/gpu.product"] == "changed" })
 	r.settled()
 	r.patch("nfd", `{"nvidia.com/gpu.product":null,"nvidia.com/mig-2g.20gb.count":null}`)
+	want = maps.Clone(want)
 	want["zone"] = "4"
 	r.untilLabels("the owner let go", want)
 	if r.daemon.Unlabeled.Value() != nil {
@@ -268,6 +276,44 @@ func (r *labelRig) feature(name string) map[string]string {
 	return found
 }
 
+// TestTheNextVersionLabels: in a roll-out two daemons want different labels. The one that yields writes none, and writes again when the
+// other has gone.
+func TestTheNextVersionLabels(t *testing.T) {
+	t.Parallel()
+	for _, way := range []config.LabelsOutput{config.LabelsNode, config.LabelsNodeFeature} {
+		t.Run(way.String(), func(t *testing.T) {
+			t.Parallel()
+			r := newLabelRig(t, way, nil)
+			r.stop()
+			has := func() string {
+				if way == config.LabelsNode {
+					return r.labels()["nvidia.com/gpu.product"]
+				}
+				return r.feature("gpu-node-agent-n")["nvidia.com/gpu.product"]
+			}
+			var yields atomic.Bool
+			r.daemon.Yields = yields.Load
+			r.daemon.Labels.Publish(map[string]string{"nvidia.com/gpu.product": "old"})
+			r.start()
+			r.until("the old version labels", func() bool { return has() == "old" })
+
+			next := *r
+			next.daemon.Labels, next.daemon.Yields = feed.New(map[string]string{"nvidia.com/gpu.product": "new"}), nil
+			yields.Store(true)
+			before := r.server.Writes()
+			next.start()
+			r.until("the next version labels", func() bool { return has() == "new" })
+			r.daemon.Labels.Publish(map[string]string{"nvidia.com/gpu.product": "older"})
+			if writes := r.settled() - before; writes != 1 || has() != "new" {
+				t.Errorf("%d writes and %s, want 1 and new", writes, has())
+			}
+			next.stop()
+			yields.Store(false)
+			r.until("the next version was rolled back", func() bool { return has() == "older" })
+		})
+	}
+}
+
 // TestNodeFeature: the object has the labels, the node's name and the DaemonSet as its owner; it is written when it differs.
 func TestNodeFeature(t *testing.T) {
 	t.Parallel()
@@ -340,7 +386,7 @@ func TestPaceOfWrites(t *testing.T) {
 		c := l.clock.(*stepping)
 		c.now = c.now.Add(after)
 		began := c.now
-		if err := l.admit(t.Context()); err != nil {
+		if err := l.admit(t.Context(), false); err != nil {
 			t.Fatal(err)
 		}
 		waited = append(waited, c.now.Sub(began))
