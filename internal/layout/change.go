@@ -172,13 +172,25 @@ func division(g GPU) Division {
 	return d
 }
 
-// profilesOf returns the profiles that a GPU has: those that the driver tells, or those of the tables.
+// profilesOf returns the profiles that a GPU has: those that the driver tells, or those of the tables. What cannot be is left out.
 func profilesOf(g GPU) []inventory.MIGProfile {
-	if len(g.Profiles) > 0 {
-		return g.Profiles
+	if len(g.Profiles) == 0 {
+		return models[g.PCIDevice>>16]
 	}
-	return models[g.PCIDevice>>16]
+	var profiles []inventory.MIGProfile
+	for _, p := range g.Profiles {
+		impossible := func(start int) bool { return start < 0 || start+p.Size > maxSlices }
+		again := func(o inventory.MIGProfile) bool { return o.Name == p.Name }
+		if s, err := parseSize(p.Name); err == nil && s.compute == s.slices && p.Size > 0 && p.Count > 0 &&
+			!slices.ContainsFunc(p.Starts, impossible) && !slices.ContainsFunc(profiles, again) {
+			profiles = append(profiles, p)
+		}
+	}
+	return profiles
 }
+
+// maxSlices is more memory slices than any GPU has.
+const maxSlices = 64
 
 // memorySlices returns how many memory slices a GPU with these profiles has.
 func memorySlices(profiles []inventory.MIGProfile) int {
@@ -332,7 +344,7 @@ func fits(kinds []kind, memorySlices int) string {
 func steps(g GPU, before, after Division) []Step {
 	var list []Step
 	kept := func(i Part) bool {
-		return slices.ContainsFunc(after.Instances, func(o Part) bool { return o.Exists && o.Start == i.Start })
+		return slices.ContainsFunc(after.Instances, func(o Part) bool { return o.Exists && o.ID == i.ID })
 	}
 	for _, i := range before.Instances {
 		if kept(i) {
@@ -355,7 +367,7 @@ func steps(g GPU, before, after Division) []Step {
 	for _, i := range largest {
 		had := 0
 		if i.Exists {
-			at := slices.IndexFunc(before.Instances, func(o Part) bool { return o.Start == i.Start })
+			at := slices.IndexFunc(before.Instances, func(o Part) bool { return o.ID == i.ID })
 			had = len(before.Instances[at].Computes)
 		} else {
 			list = append(list, Step{Action: inventory.MIGCreateInstance, Part: i})

@@ -243,6 +243,36 @@ func TestImpossible(t *testing.T) {
 	}
 }
 
+// TestDriverThatIsWrong has profiles and instances that cannot be. They give no plan that cannot be, and no plan that does not end.
+func TestDriverThatIsWrong(t *testing.T) {
+	t.Parallel()
+	for name, profile := range map[string]inventory.MIGProfile{
+		"no size":          {Name: "1g.10gb", Count: 7, Starts: []int{0, 1}},
+		"a negative size":  {Name: "1g.10gb", Count: 7, Size: -1, Starts: []int{0, 1}},
+		"a negative slice": {Name: "1g.10gb", Count: 7, Size: 1, Starts: []int{-1, 1}},
+		"far away":         {Name: "1g.10gb", Count: 7, Size: 1, Starts: []int{0, 1 << 40}},
+		"very large":       {Name: "1g.10gb", Count: 7, Size: 1 << 40, Starts: []int{0}},
+		"none of it":       {Name: "1g.10gb", Size: 1, Starts: []int{0}},
+		"no name":          {Name: "", Count: 7, Size: 1, Starts: []int{0}},
+		"a part":           {Name: "1c.2g.20gb", Count: 7, Size: 1, Starts: []int{0}},
+	} {
+		g := gpu(h100)
+		g.Profiles = []inventory.MIGProfile{profile, {Name: "7g.80gb", Count: 1, Size: 8, Starts: []int{0}}}
+		want := "the GPU has no profile 1g.10gb: give some of 7g.80gb"
+		if c := Plan(wish(map[string]int{"1g.10gb": 1}), []GPU{g}); c.GPUs[0].Reason != want {
+			t.Errorf("%s: %q, want %q", name, c.GPUs[0].Reason, want)
+		}
+	}
+	twice := gpu(h100, "3g.40gb@4", "3g.40gb@4", "4g.40gb@2")
+	c := Plan(wish(map[string]int{"3g.40gb": 1}), []GPU{twice}).GPUs[0]
+	want := []string{
+		"destroy-compute-instance 2/0", "destroy-gpu-instance 2", "destroy-compute-instance 3/0", "destroy-gpu-instance 3",
+	}
+	if diff := cmp.Diff(want, show(c)); diff != "" || c.Reason != "" {
+		t.Errorf("two instances at one place: %s\n%s", c.Reason, diff)
+	}
+}
+
 func TestLastItemCounts(t *testing.T) {
 	t.Parallel()
 	a, b, c := gpu(h100), gpu(h100), gpu(h100)

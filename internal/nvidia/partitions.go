@@ -3,6 +3,7 @@ package nvidia
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -95,6 +96,9 @@ func readProfiles(gpu device) ([]knownProfile, error) {
 			return nil, failure("nvmlDeviceGetGpuInstancePossiblePlacements", ret)
 		}
 		for _, place := range placements {
+			if err := possible(place); err != nil {
+				return nil, err
+			}
 			known.Size = int(place.Size)
 			known.Starts = append(known.Starts, int(place.Start))
 		}
@@ -102,6 +106,17 @@ func readProfiles(gpu device) ([]knownProfile, error) {
 		profiles = append(profiles, known)
 	}
 	return profiles, nil
+}
+
+// maxMemorySlices is more memory slices than any GPU has.
+const maxMemorySlices = 64
+
+// possible refuses a placement that cannot be.
+func possible(p nvml.GpuInstancePlacement) error {
+	if p.Size == 0 || p.Size > maxMemorySlices || p.Start > maxMemorySlices-p.Size {
+		return fmt.Errorf("the driver tells of a GPU instance with %d memory slices from slice %d on", p.Size, p.Start)
+	}
+	return nil
 }
 
 // readInstances reads the GPU instances of the given profiles, which are all that there are.
@@ -116,6 +131,9 @@ func readInstances(gpu device, profiles []knownProfile) ([]inventory.GPUInstance
 			info, ret := handle.GetInfo()
 			if err := failure("nvmlGpuInstanceGetInfo", ret); err != nil {
 				return nil, unprivileged(err)
+			}
+			if err := possible(info.Placement); err != nil {
+				return nil, err
 			}
 			i := inventory.GPUInstance{
 				ID: int(info.Id), Profile: p.Name, Start: int(info.Placement.Start), Size: int(info.Placement.Size),

@@ -1,10 +1,12 @@
 package nvidia
 
 import (
+	"math"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/gpus"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -143,6 +145,18 @@ gpus: [{bdf: "0000:17:00.0", pcie: 0/0/0}]}`
 		}
 		if found < 5 {
 			t.Errorf("%s: %d profiles were compared", mock.Name, found)
+		}
+	}
+}
+
+func TestPlacementsThatCannotBe(t *testing.T) {
+	t.Parallel()
+	for placement, want := range map[nvml.GpuInstancePlacement]bool{
+		{Start: 0, Size: 8}: true, {Start: 9, Size: 3}: true, {Start: 63, Size: 1}: true,
+		{Start: 0, Size: 0}: false, {Start: 64, Size: 1}: false, {Start: 0, Size: 65}: false, {Start: math.MaxUint32, Size: 2}: false,
+	} {
+		if err := possible(placement); (err == nil) != want {
+			t.Errorf("%+v: %v", placement, err)
 		}
 	}
 }
