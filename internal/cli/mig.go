@@ -21,10 +21,43 @@ import (
 func newMIGCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "mig",
-		Short: "Plan the layout of GPUs in multi-instance mode (MIG)",
+		Short: "Plan and print the layout of GPUs in multi-instance mode (MIG)",
 		Args:  noArguments,
 	}
-	cmd.AddCommand(newMIGPlanCommand())
+	cmd.AddCommand(newMIGPlanCommand(), newMIGExportCommand())
+	return cmd
+}
+
+func newMIGExportCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "export",
+		Short: "Print the MIG layout that the GPUs have, as a configuration file of mig-parted",
+		Long: "export reads the MIG instances of this node once, or of a simulated node (--simulate). It prints a file with one layout,\n" +
+			"current. What the layout cannot say is written to standard error, and the exit status is 1.",
+		Example: "  gpu-device-plugin mig export --simulate a100-mig-mixed > layouts.yaml",
+		Args:    noArguments,
+	}
+	config.AddFlags(cmd.Flags())
+	o := &output{format: outputYAML, people: outputYAML}
+	cmd.Flags().VarP(o, "output", "o", "output format")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		c, _, err := config.Load(config.Sources{Env: os.LookupEnv, Flags: cmd.Flags()})
+		if err != nil {
+			return err
+		}
+		n, err := readPartitions(cmd.Context(), c)
+		if err != nil {
+			return err
+		}
+		l, lost := layout.Export(n.gpus)
+		if err := o.print(cmd.OutOrStdout(), l.Document(), nil); err != nil {
+			return err
+		}
+		if lost = append(n.warnings, lost...); len(lost) > 0 {
+			return errors.New(strings.Join(lost, "; "))
+		}
+		return nil
+	}
 	return cmd
 }
 

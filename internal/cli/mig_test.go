@@ -166,6 +166,50 @@ func TestMIGPlanJSON(t *testing.T) {
 	}
 }
 
+// TestMIGExport exports a layout, and plans it: there is nothing to do.
+func TestMIGExport(t *testing.T) {
+	t.Parallel()
+	node := migNode(t)
+	got, err := mig(t, "export", "--simulate", node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `mig-configs:
+  current:
+  - devices:
+    - 0
+    mig-devices: {}
+    mig-enabled: false
+  - devices:
+    - 2
+    mig-devices:
+      1g.24gb+me.all: 1
+      1g.24gb-me: 1
+    mig-enabled: true
+  - devices:
+    - 3
+    mig-devices:
+      1c.3g.40gb: 2
+      3g.40gb: 1
+    mig-enabled: true
+version: v1
+`
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	plan, err := mig(t, "plan", "--simulate", node, "--config", write(t, "layouts.yaml", got))
+	if err != nil || !strings.HasPrefix(plan, "Layout current is possible. It changes 0 of 4 GPUs.\n") {
+		t.Errorf("%v\n%s", err, plan)
+	}
+	lost := write(t, "node.yaml", `{description: Instances that are not told, driver: 580.95.05, cuda: "13.0", model: h100-sxm5-80gb,
+gpus: [{bdf: "0000:17:00.0", pcie: 0/0/0, mig: [1g.10gb]}, {bdf: "0000:18:00.0", pcie: 0/0/0, mig: [1g.10gb]}],
+faults: [{kind: fail, gpu: "1", call: DeviceGetGpuInstances, return: NO_PERMISSION}]}`)
+	if got, err := mig(t, "export", "--simulate", lost, "-o", "json"); err == nil || !strings.Contains(got, `"1g.10gb": 1`) ||
+		!strings.HasPrefix(err.Error(), "GPU 1 is not in the layout: the instances cannot be read: no permission") {
+		t.Errorf("%v\n%s", err, got)
+	}
+}
+
 // TestMIGPlanUnprivileged has a driver that shows placements and instances to root alone.
 func TestMIGPlanUnprivileged(t *testing.T) {
 	t.Parallel()

@@ -28,7 +28,7 @@ const (
 )
 
 func (o *output) formats() []string {
-	return append([]string{o.people, outputYAML, outputJSON}, o.further...)
+	return append(slices.Compact([]string{o.people, outputYAML, outputJSON}), o.further...)
 }
 
 func (o *output) String() string { return o.format }

@@ -273,6 +273,30 @@ func TestDriverThatIsWrong(t *testing.T) {
 	}
 }
 
+func TestExport(t *testing.T) {
+	t.Parallel()
+	a, b, c, off := gpu(h100, "1g.10gb@0", "1g.10gb@1", "1c.3g.40gb@4"), gpu(h100, "1g.10gb@5", "1g.10gb@2", "1c.3g.40gb@4"), gpu(h100, "3g.40gb@0?"), gpu(a100)
+	off.Mode = inventory.MIGDisabled
+	unread, none := gpu(h100), GPU{Index: 5}
+	a.Index, b.Index, c.Index, off.Index, unread.Index, unread.Unread = 3, 1, 2, 0, 4, "nobody knows"
+	got, lost := Export([]GPU{a, b, c, off, unread, none})
+	want := Layout{Name: "current", Items: []Item{
+		{Indexes: []int{0}, Devices: map[string]int{}},
+		{Indexes: []int{1, 3}, Enabled: true, Devices: map[string]int{"1g.10gb": 2, "1c.3g.40gb": 3}},
+		{Indexes: []int{2}, Enabled: true, Devices: map[string]int{}},
+	}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	wantLost := []string{
+		"GPU 2 has a GPU instance 3g.40gb without compute instances, which a layout cannot say",
+		"GPU 4 is not in the layout: nobody knows",
+	}
+	if diff := cmp.Diff(wantLost, lost); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
 func TestLastItemCounts(t *testing.T) {
 	t.Parallel()
 	a, b, c := gpu(h100), gpu(h100), gpu(h100)

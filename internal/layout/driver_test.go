@@ -129,6 +129,10 @@ func TestDriverTakesSteps(t *testing.T) {
 		if again := Plan(l, []GPU{after}).GPUs[0]; len(again.Steps) > 0 || again.Reason != "" {
 			t.Fatalf("wish %d: steps are left: %v %s", n, show(again), again.Reason)
 		}
+		exported, lost := Export([]GPU{after})
+		if again := Plan(exported, []GPU{after}).GPUs[0]; len(again.Steps) > 0 || again.Reason != "" || len(lost) > 0 {
+			t.Fatalf("wish %d: what is exported is not what is there: %v %s %q", n, show(again), again.Reason, lost)
+		}
 		var want, got []inventory.GPUInstance
 		for i, part := range c.After.Instances {
 			there := after.Instances[i]

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"sigs.k8s.io/yaml"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
@@ -177,6 +179,14 @@ func FuzzParse(f *testing.F) {
 			l, err := file.Layout(name)
 			if err != nil || len(l.Items) == 0 {
 				t.Fatalf("layout %q: %v", name, err)
+			}
+			text, err := yaml.Marshal(l.Document())
+			if err != nil {
+				t.Fatal(err)
+			}
+			again, err := Parse(text)
+			if diff := cmp.Diff(map[string][]Item{name: l.Items}, again.layouts, cmpopts.EquateEmpty()); err != nil || diff != "" {
+				t.Errorf("the layout is not what is written of it: %v\n%s", err, diff)
 			}
 			for _, item := range l.Items {
 				for device, count := range item.Devices {
