@@ -92,11 +92,14 @@ func (c *Client) Get(ctx context.Context) (Node, error) {
 	return node, err
 }
 
-// Watch publishes the own node until ctx ends, and then there is no Problem. It lists it once, and again only when the API server
-// has forgotten what came after the version that was seen last.
+// Watch publishes the own node until ctx ends; then nothing is known of it, and there is no Problem. It lists the node once, and again
+// only when the API server has forgotten what came after the version that was seen last.
 func (c *Client) Watch(ctx context.Context, timer clock.Clock) {
 	log := klog.FromContext(ctx)
-	defer c.problem.Publish(nil)
+	defer func() {
+		c.nodes.Publish(Node{})
+		c.problem.Publish(nil)
+	}()
 	version, failures := "", 0
 	for ctx.Err() == nil {
 		next, answered, err := c.watchOnce(ctx, timer, version)
