@@ -133,6 +133,8 @@ func TestMayBeOurs(t *testing.T) {
 		{"nvidia.com/gpu", "GPU-" + uuid + "::", false},
 		{"nvidia.com/gpu", "xGPU-" + uuid, false},
 		{"nvidia.com/gpu", uuid, false},
+		{"nvidia.com/gpu", "GPU-" + uuid + "0", false},
+		{"nvidia.com/gpu", "0000:3b:00.2", false},
 		{"nvidia.com/gpu", "nvidia0", false},
 		{"nvidia.com/gpu", "", false},
 		{"gpu", "GPU-" + uuid, false},

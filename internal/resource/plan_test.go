@@ -363,22 +363,6 @@ func TestADeviceOfTheNodeIsFoundByUUID(t *testing.T) {
 	}
 }
 
-func TestMayBeOurs(t *testing.T) {
-	t.Parallel()
-	const uuid = "01234567-89ab-cdef-0123-456789ABCDEF"
-	for id, want := range map[string]bool{
-		"GPU-" + uuid: true, "MIG-" + uuid: true, "MIG-GPU-" + uuid + "/3/0": true, "GPU-" + uuid + "::12": true,
-		"GPU-" + uuid + "::": false, "GPU-" + uuid + "0": false, "GPU-0": false, "0000:3b:00.2": false, uuid: false, "": false,
-	} {
-		if got := resource.MayBeOurs("nvidia.com/gpu", id); got != want {
-			t.Errorf("MayBeOurs(%q) = %v, want %v", id, got, want)
-		}
-		if resource.MayBeOurs("example.com/gpu", id) {
-			t.Errorf("%q of another vendor may be ours", id)
-		}
-	}
-}
-
 func TestTheFirstRuleOfAResourceCounts(t *testing.T) {
 	t.Parallel()
 	s := resource.Sharing{Rules: []resource.SharingRule{{Name: "nvidia.com/a", Replicas: 2}, {Name: "nvidia.com/b", Replicas: 3}, {Name: "nvidia.com/b", Replicas: 4}}}
