@@ -100,16 +100,16 @@ func TestUnserved(t *testing.T) {
 	}
 }
 
-// elders are the device plugins of a node.
-type elders struct {
+// others are the device plugins of a node.
+type others struct {
 	Others
 	remembered map[string][]string
 	forgotten  error
 	sockets    []string
 }
 
-func (e elders) Remembered() (map[string][]string, error) { return e.remembered, e.forgotten }
-func (e elders) Listening(context.Context) []string       { return e.sockets }
+func (e others) Remembered() (map[string][]string, error) { return e.remembered, e.forgotten }
+func (e others) Listening(context.Context) []string       { return e.sockets }
 
 func TestOthers(t *testing.T) {
 	t.Parallel()
@@ -118,25 +118,25 @@ func TestOthers(t *testing.T) {
 	for name, tt := range map[string]struct {
 		allocatable map[string][]string
 		failed      error
-		elders      elders
+		others      others
 		want        string
 	}{
-		"nobody":                      {nil, nil, elders{}, ""},
-		"GPUs":                        {gpus, nil, elders{}, "nvidia.com/gpu.shared is served by another device plugin, with 2 devices"},
-		"MIG devices":                 {map[string][]string{"a.b/c": {"MIG-x"}}, nil, elders{}, "a.b/c is served by another device plugin, with 1 devices"},
-		"names that are no UUIDs":     {map[string][]string{"nvidia.com/gpu": {"nvidia0"}}, nil, elders{}, "nvidia.com/gpu is served by another device plugin, with 1 devices"},
-		"other devices of NVIDIA's":   {map[string][]string{"nvidia.com/hostdev": {"0000:3b:00.2"}}, nil, elders{}, ""},
-		"GPUs that are all unhealthy": {map[string][]string{"nvidia.com/gpu": nil}, nil, elders{sockets: []string{"nvidia-gpu.sock"}}, ""},
-		"GPUs of a short time ago":    {nil, nil, elders{remembered: gpus}, "nvidia.com/gpu.shared was served until a short time ago, and kubelet remembers it, with 2 devices"},
-		"no account, but a memory":    {nil, unread, elders{remembered: gpus}, "kubelet remembers it"},
-		"no account, and no memory":   {nil, unread, elders{sockets: []string{"nvidia-gpu.sock"}}, ""},
-		"nothing of kubelet, a socket": {nil, unread, elders{forgotten: unread, sockets: []string{"nvidia-gpu.sock"}},
+		"nobody":                      {nil, nil, others{}, ""},
+		"GPUs":                        {gpus, nil, others{}, "nvidia.com/gpu.shared is served by another device plugin, with 2 devices"},
+		"MIG devices":                 {map[string][]string{"a.b/c": {"MIG-x"}}, nil, others{}, "a.b/c is served by another device plugin, with 1 devices"},
+		"names that are no UUIDs":     {map[string][]string{"nvidia.com/gpu": {"nvidia0"}}, nil, others{}, "nvidia.com/gpu is served by another device plugin, with 1 devices"},
+		"other devices of NVIDIA's":   {map[string][]string{"nvidia.com/hostdev": {"0000:3b:00.2"}}, nil, others{}, ""},
+		"GPUs that are all unhealthy": {map[string][]string{"nvidia.com/gpu": nil}, nil, others{sockets: []string{"nvidia-gpu.sock"}}, ""},
+		"GPUs of a short time ago":    {nil, nil, others{remembered: gpus}, "nvidia.com/gpu.shared was served until a short time ago, and kubelet remembers it, with 2 devices"},
+		"no account, but a memory":    {nil, unread, others{remembered: gpus}, "kubelet remembers it"},
+		"no account, and no memory":   {nil, unread, others{sockets: []string{"nvidia-gpu.sock"}}, ""},
+		"nothing of kubelet, a socket": {nil, unread, others{forgotten: unread, sockets: []string{"nvidia-gpu.sock"}},
 			"another device plugin listens at nvidia-gpu.sock, and kubelet's account cannot be read: no such file"},
-		"nothing at all": {nil, unread, elders{forgotten: unread}, ""},
+		"nothing at all": {nil, unread, others{forgotten: unread}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got := (&Serving{Others: tt.elders}).others(t.Context(), tt.allocatable, tt.failed)
+			got := (&Serving{Others: tt.others}).others(t.Context(), tt.allocatable, tt.failed)
 			if tt.want == "" && got != "" || !strings.Contains(got, tt.want) {
 				t.Error(cmp.Diff(tt.want, got))
 			}

@@ -140,12 +140,12 @@ func TestRestart(t *testing.T) {
 // Two daemons on one node say what happens once, and do not write in turn. One that no longer serves kubelet is silent, whatever it knows.
 func TestTwoDaemons(t *testing.T) {
 	s := newStage(t)
-	elder := s.start(everything, gpu(0, good))
+	earlier := s.start(everything, gpu(0, good))
 	s.until("healthy", s.hasCondition("True"))
-	younger := s.start(everything, gpu(0, good))
+	later := s.start(everything, gpu(0, good))
 	s.pass(time.Minute, time.Second)
 	writes := s.conditionWrites()
-	for _, d := range []*daemon{elder, younger} {
+	for _, d := range []*daemon{earlier, later} {
 		d.gpus(gpu(0, bad))
 	}
 	s.until("bad", func() bool {
@@ -155,12 +155,12 @@ func TestTwoDaemons(t *testing.T) {
 	if n := s.conditionWrites() - writes; n > 2 {
 		t.Errorf("%d writes of the condition for one fault", n)
 	}
-	elder.mu.Lock()
-	silent := elder.status
-	elder.mu.Unlock()
+	earlier.mu.Lock()
+	silent := earlier.status
+	earlier.mu.Unlock()
 	silent.Resources = []status.Resource{{Name: "nvidia.com/gpu", Server: "silent: another server has registered"}}
 	silent.GPUs = []status.Device{gpu(0, good)}
-	elder.set(silent)
+	earlier.set(silent)
 	writes = s.server.Writes()
 	s.pass(30*time.Minute, time.Second)
 	if n := s.server.Writes() - writes; n > 1 || !s.hasCondition("False")() {

@@ -86,8 +86,8 @@ func (d *Directory) Ours(name string) bool {
 
 // Rivals are the plugin sockets that servers of one resource in other processes may have, by name.
 type Rivals struct {
-	// Younger and Elder are those of processes of this program that started later and earlier than this one.
-	Younger, Elder []string
+	// Later and Earlier are those of processes of this program that started later and earlier than this one.
+	Later, Earlier []string
 	// Foreign are those of other programs. Nobody can tell which resource they are for.
 	Foreign []Socket
 }
@@ -110,9 +110,9 @@ func (d *Directory) Rivals(resource string) Rivals {
 			}
 		case kind != own || token == d.token:
 		case token > d.token:
-			r.Younger = append(r.Younger, name)
+			r.Later = append(r.Later, name)
 		default:
-			r.Elder = append(r.Elder, name)
+			r.Earlier = append(r.Earlier, name)
 		}
 	}
 	return r
@@ -138,28 +138,28 @@ func (d *Directory) dialPlugin(ctx context.Context, name string) (net.Conn, erro
 	return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(d.Path(), name))
 }
 
-// elderTimeout bounds a call to the server of a process that started earlier.
-const elderTimeout = 2 * time.Second
+// earlierTimeout bounds a call to the server of a process that started earlier.
+const earlierTimeout = 2 * time.Second
 
-// CallElder makes a call to the server of a resource in the process of this program that started last before this one. It
+// CallEarlier makes a call to the server of a resource in the process of this program that started last before this one. It
 // returns an error that wraps fs.ErrNotExist if there is none.
-func (d *Directory) CallElder(
+func (d *Directory) CallEarlier(
 	ctx context.Context, resource string, call func(context.Context, pluginapi.DevicePluginClient) error,
 ) error {
-	elder := d.Rivals(resource).Elder
-	if len(elder) == 0 {
-		return fmt.Errorf("find the elder server of %s: %w", resource, fs.ErrNotExist)
+	earlier := d.Rivals(resource).Earlier
+	if len(earlier) == 0 {
+		return fmt.Errorf("find the earlier server of %s: %w", resource, fs.ErrNotExist)
 	}
-	newest := slices.MaxFunc(elder, func(a, b string) int {
+	newest := slices.MaxFunc(earlier, func(a, b string) int {
 		_, x, _ := parseSocketName(a)
 		_, y, _ := parseSocketName(b)
 		return strings.Compare(x, y)
 	})
-	ctx, cancel := context.WithTimeout(ctx, elderTimeout)
+	ctx, cancel := context.WithTimeout(ctx, earlierTimeout)
 	defer cancel()
 	conn, err := d.dialPlugin(ctx, newest)
 	if err != nil {
-		return fmt.Errorf("dial the elder server of %s: %w", resource, err)
+		return fmt.Errorf("dial the earlier server of %s: %w", resource, err)
 	}
 	client, err := newClient(conn)
 	if err != nil {

@@ -68,15 +68,15 @@ func TestRivals(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, want := range []Rivals{
-		{Younger: slices.Concat(names[5:7], names[10:12]), Foreign: made},
-		{Elder: names[0:2], Younger: names[10:12], Foreign: made},
-		{Elder: slices.Concat(names[0:2], names[5:7]), Foreign: made},
+		{Later: slices.Concat(names[5:7], names[10:12]), Foreign: made},
+		{Earlier: names[0:2], Later: names[10:12], Foreign: made},
+		{Earlier: slices.Concat(names[0:2], names[5:7]), Foreign: made},
 	} {
 		if diff := cmp.Diff(want, daemons[i].Rivals("nvidia.com/gpu")); diff != "" {
 			t.Errorf("Rivals() of process %d (-want +got):\n%s", i, diff)
 		}
 	}
-	if got := daemons[0].Rivals("nvidia.com/mig-1g.10gb").Younger; !slices.Equal(got, []string{names[8], names[13]}) {
+	if got := daemons[0].Rivals("nvidia.com/mig-1g.10gb").Later; !slices.Equal(got, []string{names[8], names[13]}) {
 		t.Errorf("Rivals() of a resource whose name begins as another's: %v", got)
 	}
 }
@@ -194,26 +194,26 @@ func (o options) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*plu
 	return &pluginapi.DevicePluginOptions{PreStartRequired: o.answer}, nil
 }
 
-func TestTheLastElderIsCalled(t *testing.T) {
+func TestTheLastEarlierServerIsCalled(t *testing.T) {
 	path := folder(t)
 	us := newDirectory(t, path)
 	us.token = "000000000c22"
 	answer := false
 	call := func() error {
-		return us.CallElder(t.Context(), "nvidia.com/gpu", func(ctx context.Context, elder pluginapi.DevicePluginClient) error {
-			options, err := elder.GetDevicePluginOptions(ctx, &pluginapi.Empty{})
+		return us.CallEarlier(t.Context(), "nvidia.com/gpu", func(ctx context.Context, earlier pluginapi.DevicePluginClient) error {
+			options, err := earlier.GetDevicePluginOptions(ctx, &pluginapi.Empty{})
 			answer = options.GetPreStartRequired()
 			return err
 		})
 	}
 	if err := call(); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("without an elder: %v", err)
+		t.Errorf("without an earlier one: %v", err)
 	}
 	dead := newDirectory(t, path)
 	dead.token = "000000000922"
 	listen(t, dead.NewEndpoint("nvidia.com/gpu"))()
 	if err := call(); !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Errorf("with an elder that has ended: %v", err)
+		t.Errorf("with an earlier one that has ended: %v", err)
 	}
 	for token, answer := range map[string]bool{"000000000a22": false, "000000000b22": true, "000000000d22": false} {
 		d := newDirectory(t, path)

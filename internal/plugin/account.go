@@ -120,7 +120,7 @@ func (l *life) checkAccount(ctx context.Context, incarnation uint64) (agreed boo
 			case <-check.C():
 			}
 		}
-		if silence := l.silence.Value(); sent == nil || silence == forYounger || silence == forForeign {
+		if silence := l.silence.Value(); sent == nil || silence == forLater || silence == forForeign {
 			repeated = repeat
 			next(checkSoon)
 			continue

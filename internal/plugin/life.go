@@ -56,7 +56,7 @@ var (
 	errOptions       = errors.New("the options changed that kubelet reads only when a plugin registers")
 	errClosedEarly   = errors.New("kubelet accepted the registration and closed its connection before it called ListAndWatch")
 	errDisagrees     = errors.New("the devices that kubelet counts differ from the list that it was sent")
-	errYoungerCame   = errors.New("a process that started later serves the resource")
+	errLaterCame     = errors.New("a process that started later serves the resource")
 	errOtherEnded    = errors.New("the server that had registered after this one has ended")
 )
 
@@ -102,7 +102,7 @@ func (l *life) run(parent context.Context) error {
 	l.closing = make(chan struct{})
 	l.siblingChanged = make(chan struct{}, 1)
 	service := &service{
-		log: log, list: l.list, inspector: l.Inspector, elder: l.Registrar.CallElder, inspect: l.list.views.Value().options.Inspect,
+		log: log, list: l.list, inspector: l.Inspector, earlier: l.Registrar.CallEarlier, inspect: l.list.views.Value().options.Inspect,
 		closing: l.closing, called: l.connections.called, began: make(chan struct{}), ended: func() { end(errStreamEnded) },
 		maySend: l.maySend, again: &l.again, sent: &l.sent, allocating: l.allocating,
 	}
@@ -135,7 +135,7 @@ func (l *life) run(parent context.Context) error {
 	if service.streamed() {
 		l.Metrics.StreamEnded(l.list.name, endOf(cause))
 	}
-	for _, cured := range []error{errKubeletLeft, errSocketRemoved, errOptions, errDisagrees, errYoungerCame, errOtherEnded} {
+	for _, cured := range []error{errKubeletLeft, errSocketRemoved, errOptions, errDisagrees, errLaterCame, errOtherEnded} {
 		if errors.Is(cause, cured) {
 			l.past.socket = socket
 			return nil
@@ -179,7 +179,7 @@ func (l *life) follow(ctx context.Context, endpoint string, incarnation uint64, 
 		switch {
 		case now != incarnation:
 			return errKubeletLeft
-		case silence == forYounger || len(l.past.running(rivals.Younger)) > 0:
+		case silence == forLater || len(l.past.running(rivals.Later)) > 0:
 			if err := l.yield(ctx, incarnation); err != nil {
 				return err
 			}
@@ -218,8 +218,8 @@ func (l *life) stayRegistered(
 ) (proven bool, err error) {
 	l.report(PhaseRegistering)
 	l.adopt(ctx)
-	if len(l.younger()) > 0 {
-		return false, errYoungerCame
+	if len(l.later()) > 0 {
+		return false, errLaterCame
 	}
 	err = l.register(ctx, incarnation, endpoint, service.options())
 	l.Metrics.Registered(l.list.name, err == nil)
@@ -227,10 +227,10 @@ func (l *life) stayRegistered(
 		return false, err
 	}
 	klog.FromContext(ctx).Info("Registered", "endpoint", filepath.Base(endpoint))
-	// A younger server that is there now may have registered before us or after us. If we sent a list before its socket came, it
+	// A later server that is there now may have registered before us or after us. If we sent a list before its socket came, it
 	// registers after us. So does one whose socket comes from now on.
-	if len(l.younger()) > 0 && l.sent.Value() == nil {
-		return false, errYoungerCame
+	if len(l.later()) > 0 && l.sent.Value() == nil {
+		return false, errLaterCame
 	}
 	timeout := l.Clock.NewTimer(registerTimeout)
 	defer timeout.Stop()

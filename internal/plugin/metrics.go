@@ -38,7 +38,7 @@ var ends = []struct {
 	{errStreamEnded, "kubelet-ended-stream"},
 	{errOptions, "options-changed"},
 	{errDisagrees, "account-differs"},
-	{errYoungerCame, "another-server"},
+	{errLaterCame, "another-server"},
 	{errOtherEnded, "another-server-ended"},
 }
 

@@ -29,7 +29,7 @@ type service struct {
 	log       klog.Logger
 	list      *list
 	inspector Inspector
-	elder     func(ctx context.Context, resource string, call func(context.Context, pluginapi.DevicePluginClient) error) error
+	earlier   func(ctx context.Context, resource string, call func(context.Context, pluginapi.DevicePluginClient) error) error
 	inspect   bool            // what kubelet was told when it registered us
 	closing   <-chan struct{} // closed when the life ends: streams are to end
 	// maySend reports whether a list may be sent now, and returns a channel that is closed when that may have changed.
@@ -110,8 +110,8 @@ func (s *service) Allocate(ctx context.Context, request *pluginapi.AllocateReque
 	for _, container := range request.GetContainerRequests() {
 		ids = append(ids, container.GetDevicesIds()...)
 	}
-	if !view.withholds(ids) && s.forwards(ctx, view, ids, func(ctx context.Context, elder pluginapi.DevicePluginClient) error {
-		response, err = elder.Allocate(ctx, request)
+	if !view.withholds(ids) && s.forwards(ctx, view, ids, func(ctx context.Context, earlier pluginapi.DevicePluginClient) error {
+		response, err = earlier.Allocate(ctx, request)
 		return err
 	}) {
 		return response, nil
@@ -138,15 +138,15 @@ func (s *service) Allocate(ctx context.Context, request *pluginapi.AllocateReque
 	return response, nil
 }
 
-// forwards reports whether a call about devices that are none of the plan's was answered by the elder server that listed
+// forwards reports whether a call about devices that are none of the plan's was answered by the earlier server that listed
 // them. Kubelet makes such a call when it chose the devices just before it received our first list.
 func (s *service) forwards(
 	ctx context.Context, v *view, ids []string, call func(context.Context, pluginapi.DevicePluginClient) error,
 ) bool {
-	if s.elder == nil || len(ids) == 0 || slices.ContainsFunc(ids, func(id string) bool { _, ours := v.resource.Device(id); return ours }) {
+	if s.earlier == nil || len(ids) == 0 || slices.ContainsFunc(ids, func(id string) bool { _, ours := v.resource.Device(id); return ours }) {
 		return false
 	}
-	if s.elder(ctx, s.list.name, call) != nil {
+	if s.earlier(ctx, s.list.name, call) != nil {
 		return false
 	}
 	s.log.V(2).Info("Forwarded a call to the process that listed the devices", "devices", ids)
@@ -218,8 +218,8 @@ func (s *service) GetPreferredAllocation(ctx context.Context, request *pluginapi
 	for _, container := range request.GetContainerRequests() {
 		ids = append(ids, container.GetAvailableDeviceIDs()...)
 	}
-	if s.forwards(ctx, view, ids, func(ctx context.Context, elder pluginapi.DevicePluginClient) error {
-		response, err = elder.GetPreferredAllocation(ctx, request)
+	if s.forwards(ctx, view, ids, func(ctx context.Context, earlier pluginapi.DevicePluginClient) error {
+		response, err = earlier.GetPreferredAllocation(ctx, request)
 		return err
 	}) {
 		return response, nil

@@ -32,8 +32,8 @@ type Registrar interface {
 	Refuses(ctx context.Context, name string) bool
 	// AwaitEnd returns nil once no server is behind the socket of that name any more, or an error when ctx ended.
 	AwaitEnd(ctx context.Context, name string) error
-	// CallElder makes a call to the server of a resource in the process that started last before this one.
-	CallElder(ctx context.Context, resource string, call func(context.Context, pluginapi.DevicePluginClient) error) error
+	// CallEarlier makes a call to the server of a resource in the process that started last before this one.
+	CallEarlier(ctx context.Context, resource string, call func(context.Context, pluginapi.DevicePluginClient) error) error
 	// Register registers the serving socket at path endpoint for resource at the kubelet of an incarnation, and at no other. It
 	// is called once for an endpoint.
 	Register(ctx context.Context, incarnation uint64, resource, endpoint string, options *pluginapi.DevicePluginOptions) error

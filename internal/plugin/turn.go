@@ -11,21 +11,21 @@ import (
 )
 
 // Two servers of one resource never send lists in turn: kubelet goes by the list that it received last, and gives devices out
-// through the server that registered last. So a server is silent from the moment that a younger process has a socket for the
+// through the server that registered last. So a server is silent from the moment that a later process has a socket for the
 // resource, until that process has ended. Then a new life registers and sends its list.
 
-// returnTimeout is how long a server that was silent waits for the younger one at a new kubelet, which has removed the sockets
+// returnTimeout is how long a server that was silent waits for the later one at a new kubelet, which has removed the sockets
 // of both.
 const returnTimeout = time.Second
 
 // past is what one life of a server leaves to the next.
 type past struct {
 	socket   *listener // still accepts connections: other processes see that this one goes on; nil if there is none
-	yielded  bool      // the life was silent because of a younger server when it ended
+	yielded  bool      // the life was silent because of a later server when it ended
 	disputes disputes
 
 	mu    sync.Mutex      // guards all following fields
-	ended map[string]bool // sockets of younger processes that ended without removing them
+	ended map[string]bool // sockets of later processes that ended without removing them
 }
 
 // release closes the socket of the last life.
@@ -46,9 +46,9 @@ func (p *past) end(name string) {
 	p.ended[name] = true
 }
 
-// younger returns the sockets of processes that started later than this one and that may serve the resource.
-func (l *life) younger() []string {
-	return l.past.running(l.Registrar.Rivals(l.list.name).Younger)
+// later returns the sockets of processes that started later than this one and that may serve the resource.
+func (l *life) later() []string {
+	return l.past.running(l.Registrar.Rivals(l.list.name).Later)
 }
 
 // running returns those of the sockets whose servers were not seen to have ended.
@@ -63,32 +63,32 @@ type silence int
 
 const (
 	speaks        silence = iota
-	forYounger            // a process that started later
+	forLater              // a process that started later
 	forForeign            // another program, which has registered since
 	forDifference         // kubelet's account differs, and the reason is not known yet
 )
 
 // maySend reports whether a list may be sent now. The channel is closed when that may have changed. maySend reads the directory
-// itself, because the notice of a younger server's socket may come later than that server's list.
+// itself, because the notice of a later server's socket may come later than that server's list.
 func (l *life) maySend() (bool, <-chan struct{}) {
 	now, changed := l.silence.Latest()
-	if now == speaks && len(l.younger()) > 0 {
-		l.silence.Publish(forYounger)
-		now = forYounger
+	if now == speaks && len(l.later()) > 0 {
+		l.silence.Publish(forLater)
+		now = forLater
 	}
 	return now == speaks, changed
 }
 
-// awaitTurn waits until no younger process serves the resource. It reports false when ctx ended or another kubelet came.
+// awaitTurn waits until no later process serves the resource. It reports false when ctx ended or another kubelet came.
 func (l *life) awaitTurn(ctx context.Context, incarnation uint64) bool {
 	if l.past.yielded {
 		l.past.yielded = false
-		l.awaitYounger(ctx)
+		l.awaitLater(ctx)
 	}
-	for younger := l.younger(); len(younger) > 0; younger = l.younger() {
+	for later := l.later(); len(later) > 0; later = l.later() {
 		l.past.release()
 		l.report(PhaseYielding)
-		if err := l.awaitEnd(ctx, incarnation, younger); err != nil {
+		if err := l.awaitEnd(ctx, incarnation, later); err != nil {
 			l.past.yielded = errors.Is(err, errKubeletLeft)
 			return false
 		}
@@ -96,13 +96,13 @@ func (l *life) awaitTurn(ctx context.Context, incarnation uint64) bool {
 	return ctx.Err() == nil
 }
 
-// awaitYounger waits for a younger process to have a socket again, for a second at most.
-func (l *life) awaitYounger(ctx context.Context) {
+// awaitLater waits for a later process to have a socket again, for a second at most.
+func (l *life) awaitLater(ctx context.Context) {
 	timer := l.Clock.NewTimer(returnTimeout)
 	defer timer.Stop()
 	for {
 		_, moved := l.Sockets.Latest()
-		if len(l.younger()) > 0 {
+		if len(l.later()) > 0 {
 			return
 		}
 		select {
@@ -115,23 +115,23 @@ func (l *life) awaitYounger(ctx context.Context) {
 	}
 }
 
-// yield is silent until no younger process serves the resource any more. It returns nil if none ever was registered, and an
+// yield is silent until no later process serves the resource any more. It returns nil if none ever was registered, and an
 // error with which this life ends otherwise. Until then the stream stays open: at its end, kubelet 1.36 would close the
-// connection to the younger server.
+// connection to the later server.
 func (l *life) yield(ctx context.Context, incarnation uint64) error {
 	log := klog.FromContext(ctx)
-	l.silence.Publish(forYounger)
+	l.silence.Publish(forLater)
 	l.report(PhaseYielding)
 	log.Info("Sending no more lists: a process that started later serves the resource")
 	for {
-		for younger := l.younger(); len(younger) > 0; younger = l.younger() {
-			if err := l.awaitEnd(ctx, incarnation, younger); err != nil {
+		for later := l.later(); len(later) > 0; later = l.later() {
+			if err := l.awaitEnd(ctx, incarnation, later); err != nil {
 				l.past.yielded = true // kubelet has left, or ended the stream as it left
 				return err
 			}
 		}
 		switch kept := l.undisturbed(ctx, incarnation); {
-		case len(l.younger()) > 0: // another one
+		case len(l.later()) > 0: // another one
 		case !kept:
 			return errOtherEnded
 		default:

@@ -95,8 +95,8 @@ func (n *node) churn(t *testing.T) (stop func() []error) {
 	}
 }
 
-// kubeletsOwn reports whether a pod failed because kubelet 1.36 takes the end of the elder daemon's stream for that of the
-// younger's: until that has registered again, there are no devices.
+// kubeletsOwn reports whether a pod failed because kubelet 1.36 takes the end of the earlier daemon's stream for that of the
+// later one's: until that has registered again, there are no devices.
 func kubeletsOwn(err error) bool {
 	return slices.ContainsFunc([]string{"no healthy devices present", "has been stopped", "client connection is closing", "EOF"},
 		func(text string) bool { return strings.Contains(err.Error(), text) })
@@ -124,31 +124,31 @@ func TestDaemonsWithDifferentListsTakeTurns(t *testing.T) {
 			})
 			return func() { cancel(); speaking.Wait() }
 		}
-		elder := n.startDaemon(t, clock.RealClock{})
-		quiet := speaks(elder, forms[0])
+		earlier := n.startDaemon(t, clock.RealClock{})
+		quiet := speaks(earlier, forms[0])
 		n.await(t, "the first daemon's devices", func() bool { return n.has(forms[0]) })
 		stop := n.churn(t)
 		for _, f := range forms[1:] {
 			mark := n.Mark()
-			younger := n.startDaemon(t, clock.RealClock{})
-			silent := speaks(younger, f)
-			n.await(t, "the younger daemon's devices", func() bool { return n.listedAnew(mark) && n.has(f) })
-			elder.status(t, "silent", func(s plugin.Status) bool { return s.Phase == plugin.PhaseYielding })
+			later := n.startDaemon(t, clock.RealClock{})
+			silent := speaks(later, f)
+			n.await(t, "the later daemon's devices", func() bool { return n.listedAnew(mark) && n.has(f) })
+			earlier.status(t, "silent", func(s plugin.Status) bool { return s.Phase == plugin.PhaseYielding })
 			mark = n.Mark()
 			n.await(t, "ten pods", func() bool { return n.count(standin.Allocated, mark) > 10 })
 			for _, e := range n.Events(mark) {
 				if e.Kind == standin.Listed && !slices.ContainsFunc(e.Devices, func(d *device) bool { return strings.HasPrefix(d.GetID(), f.name) }) {
-					t.Errorf("the elder daemon sent a list: %v", e)
+					t.Errorf("the earlier daemon sent a list: %v", e)
 				}
 			}
 			mark = n.Mark()
-			elder.stop()
+			earlier.stop()
 			quiet()
-			if v == standin.V136 { // it has closed the connection to the younger daemon, too
-				n.await(t, "the younger daemon again", func() bool { return n.listedAnew(mark) })
+			if v == standin.V136 { // it has closed the connection to the later daemon, too
+				n.await(t, "the later daemon again", func() bool { return n.listedAnew(mark) })
 			}
-			elder, quiet = younger, silent
-			n.await(t, "the younger daemon's devices", func() bool { return n.has(f) })
+			earlier, quiet = later, silent
+			n.await(t, "the later daemon's devices", func() bool { return n.has(f) })
 		}
 		quiet()
 		for _, err := range stop() {
@@ -162,32 +162,32 @@ func TestDaemonsWithDifferentListsTakeTurns(t *testing.T) {
 	})
 }
 
-// A youngster is a server of a process of this program that started later, and does what a test tells it.
-type youngster struct {
+// A laterServer is a server of a process of this program that started later, and does what a test tells it.
+type laterServer struct {
 	*scenario.Plugin
 	name string
 }
 
-// younger starts one on the node. It has one device, and does not register.
-func (n *node) younger(t *testing.T) youngster {
+// later starts one on the node. It has one device, and does not register.
+func (n *node) later(t *testing.T) laterServer {
 	t.Helper()
 	name := filepath.Base(n.directory(t).NewEndpoint(gpu))
 	p, err := scenario.StartPlugin(n.dir, name, gpu, scenario.Script{})
 	check(t, err)
 	t.Cleanup(p.Stop)
-	p.Send(&device{ID: "YOUNGER-0", Health: pluginapi.Healthy})
-	return youngster{p, name}
+	p.Send(&device{ID: "LATER-0", Health: pluginapi.Healthy})
+	return laterServer{p, name}
 }
 
 func yielding(s plugin.Status) bool { return s.Phase == plugin.PhaseYielding }
 func agreed(s plugin.Status) bool   { return s.Phase == plugin.PhaseServing && s.Agreed }
 
-func TestTheElderServesAgainWhenTheYoungerEnds(t *testing.T) {
+func TestTheEarlierServesAgainWhenTheLaterEnds(t *testing.T) {
 	t.Parallel()
 	bothVersions(t, func(t *testing.T, v standin.Version) {
 		n, d := serving(t, v, clock.RealClock{}, 2)
-		younger := n.younger(t)
-		check(t, younger.Register(t.Context()))
+		later := n.later(t)
+		check(t, later.Register(t.Context()))
 		d.status(t, "silent", yielding)
 		n.awaitAllocatable(t, 1)
 		mark := n.Mark()
@@ -197,10 +197,10 @@ func TestTheElderServesAgainWhenTheYoungerEnds(t *testing.T) {
 		}
 		n.Remove("p")
 		if n.count(standin.Listed, mark)+n.count(standin.Registering, mark) > 0 {
-			t.Errorf("kubelet saw %v of the elder", n.Events(mark))
+			t.Errorf("kubelet saw %v of the earlier one", n.Events(mark))
 		}
-		younger.Stop()
-		n.await(t, "the elder's devices, of a new life", func() bool { return n.listedAnew(mark) && n.Allocatable(gpu) == 3 })
+		later.Stop()
+		n.await(t, "the earlier one's devices, of a new life", func() bool { return n.listedAnew(mark) && n.Allocatable(gpu) == 3 })
 		d.status(t, "agreed", agreed)
 		_, err := n.Admit(t.Context(), standin.Container{Pod: "q", Name: "c", Resource: gpu, Count: 3})
 		check(t, err)
@@ -208,7 +208,7 @@ func TestTheElderServesAgainWhenTheYoungerEnds(t *testing.T) {
 }
 
 // A process that is killed leaves its socket behind, which refuses connections.
-func TestTheSocketOfADeadYoungerProcessSilencesNobody(t *testing.T) {
+func TestTheSocketOfADeadLaterProcessSilencesNobody(t *testing.T) {
 	t.Parallel()
 	bothVersions(t, func(t *testing.T, v standin.Version) {
 		n, d := serving(t, v, clock.RealClock{}, 2)
@@ -226,17 +226,17 @@ func TestTheSocketOfADeadYoungerProcessSilencesNobody(t *testing.T) {
 	})
 }
 
-// Kubelet may never take the younger process's registration. The elder's stream is as good as before.
-func TestAYoungerProcessThatIsNotRegisteredCostsTheElderNothing(t *testing.T) {
+// Kubelet may never take the later process's registration. The earlier one's stream is as good as before.
+func TestALaterProcessThatIsNotRegisteredCostsTheEarlierNothing(t *testing.T) {
 	t.Parallel()
 	bothVersions(t, func(t *testing.T, v standin.Version) {
 		n, d := serving(t, v, clock.RealClock{}, 2)
 		d.status(t, "agreed", agreed)
 		mark := n.Mark()
-		younger := n.younger(t)
+		later := n.later(t)
 		d.status(t, "silent", yielding)
 		d.offer(3)
-		younger.Stop()
+		later.Stop()
 		n.awaitAllocatable(t, 3)
 		for _, e := range n.Events(mark) {
 			if e.Kind != standin.Listed {
@@ -265,8 +265,8 @@ func TestServersOfOtherResourcesAreNoRivals(t *testing.T) {
 	}
 }
 
-// Each daemon has a life at the new kubelet; in the end the list is the youngest's, and it is the one that is asked.
-func TestTheYoungestServesAfterARestartOfKubelet(t *testing.T) {
+// Each daemon has a life at the new kubelet; in the end the list is the latest's, and it is the one that is asked.
+func TestTheLatestServesAfterARestartOfKubelet(t *testing.T) {
 	t.Parallel()
 	bothVersions(t, func(t *testing.T, v standin.Version) {
 		n := newNode(t)
@@ -282,12 +282,12 @@ func TestTheYoungestServesAfterARestartOfKubelet(t *testing.T) {
 		pods := 0
 		settled := func() {
 			t.Helper()
-			youngest := daemons[len(daemons)-1]
-			youngest.status(t, "agreed", agreed)
+			latest := daemons[len(daemons)-1]
+			latest.status(t, "agreed", agreed)
 			for _, d := range daemons[:len(daemons)-1] {
 				d.status(t, "silent", yielding)
 			}
-			n.await(t, "the youngest's devices", func() bool { return n.has(forms[len(daemons)-1]) })
+			n.await(t, "the latest's devices", func() bool { return n.has(forms[len(daemons)-1]) })
 			eventually(t, "a pod gets a device", func() bool { // one that kubelet admits before all have settled may not
 				pods++
 				pod := standin.Container{Pod: fmt.Sprint("pod-", pods), Name: "c", Resource: gpu, Count: 1}

@@ -199,7 +199,7 @@ func TestCallsAboutDevicesOfAnEarlierServerAreForwarded(t *testing.T) {
 		"of a server that does not answer": {"GPU-x", failed, false},
 	} {
 		s := &service{list: newList(resource.WholeGPU, clock.RealClock{}),
-			elder: func(_ context.Context, name string, _ func(context.Context, pluginapi.DevicePluginClient) error) error {
+			earlier: func(_ context.Context, name string, _ func(context.Context, pluginapi.DevicePluginClient) error) error {
 				if name != resource.WholeGPU {
 					t.Errorf("the server of %s is asked", name)
 				}

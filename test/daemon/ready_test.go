@@ -146,47 +146,47 @@ func TestReadyWithNothingToServe(t *testing.T) {
 	}
 }
 
-// TestBrokenVersionIsNotReadyOverAServingElder: its roll-out stops, and the elder goes on serving. When the elder has left,
+// TestBrokenVersionIsNotReadyOverAServingDaemon: its roll-out stops, and the earlier one goes on serving. When the earlier one has left,
 // kubelet remembers its GPUs for five minutes more; then nobody misses them.
-func TestBrokenVersionIsNotReadyOverAServingElder(t *testing.T) {
+func TestBrokenVersionIsNotReadyOverAServingDaemon(t *testing.T) {
 	t.Parallel()
 	c := clocktesting.NewFakePassiveClock(time.Now())
 	s := serving(t, node.Setup{Clock: c})
 	s.shows(8, 8)
-	younger := s.beside("", wrongRoot...)
-	younger.start()
-	younger.staysUnready("nvidia.com/gpu is served by another device plugin, with 8 devices")
-	younger.staysUnready("this one has nothing to serve: open an NVML session: no NVIDIA driver")
-	if ok, text := younger.ready("--wait", "2s"); ok {
-		t.Errorf("it became ready over a serving elder: %s", text)
+	later := s.beside("", wrongRoot...)
+	later.start()
+	later.staysUnready("nvidia.com/gpu is served by another device plugin, with 8 devices")
+	later.staysUnready("this one has nothing to serve: open an NVML session: no NVIDIA driver")
+	if ok, text := later.ready("--wait", "2s"); ok {
+		t.Errorf("it became ready over a daemon that serves: %s", text)
 	}
 	s.shows(8, 8)
 
 	if err := s.StopDaemon(); err != nil {
 		t.Fatal(err)
 	}
-	younger.staysUnready("nvidia.com/gpu was served until a short time ago")
+	later.staysUnready("nvidia.com/gpu was served until a short time ago")
 	c.SetTime(c.Now().Add(6 * time.Minute))
 	s.counts(nil)
-	younger.becomesReady("nothing to serve: open an NVML session: no NVIDIA driver")
+	later.becomesReady("nothing to serve: open an NVML session: no NVIDIA driver")
 }
 
-// TestBrokenVersionIsNotReadyWhilePodsHoldDevices: it lists them when the elder has left, so that kubelet knows them, and serves less
+// TestBrokenVersionIsNotReadyWhilePodsHoldDevices: it lists them when the earlier one has left, so that kubelet knows them, and serves less
 // than stood here before.
 func TestBrokenVersionIsNotReadyWhilePodsHoldDevices(t *testing.T) {
 	t.Parallel()
 	s := serving(t, node.Setup{Profile: "t4"})
 	s.admit("work", 1)
-	younger := s.beside("", wrongRoot...)
-	younger.start()
-	younger.staysUnready("nvidia.com/gpu is served by another device plugin")
+	later := s.beside("", wrongRoot...)
+	later.start()
+	later.staysUnready("nvidia.com/gpu is served by another device plugin")
 	if err := s.StopDaemon(); err != nil {
 		t.Fatal(err)
 	}
-	younger.staysUnready("1 devices of nvidia.com/gpu that pods hold, or may hold, cannot be offered; this daemon has nothing to serve: ")
+	later.staysUnready("1 devices of nvidia.com/gpu that pods hold, or may hold, cannot be offered; this daemon has nothing to serve: ")
 	s.shows(1, 0)
 	s.Remove("work")
-	younger.becomesReady("nothing to serve: open an NVML session: no NVIDIA driver")
+	later.becomesReady("nothing to serve: open an NVML session: no NVIDIA driver")
 }
 
 // TestBrokenVersionLooksAtSocketsWhereKubeletTellsNothing: a checkpoint that is no checkpoint, and no PodResources.
@@ -197,51 +197,51 @@ func TestBrokenVersionLooksAtSocketsWhereKubeletTellsNothing(t *testing.T) {
 	if err := replace(checkpoint, "of a later kubelet"); err != nil {
 		t.Fatal(err)
 	}
-	younger := s.beside("", append([]string{"--pod-resources-socket", ""}, wrongRoot...)...)
-	younger.start()
-	younger.staysUnready("another device plugin listens at gpu-device-plugin-gpu-")
+	later := s.beside("", append([]string{"--pod-resources-socket", ""}, wrongRoot...)...)
+	later.start()
+	later.staysUnready("another device plugin listens at gpu-device-plugin-gpu-")
 	if err := s.StopDaemon(); err != nil {
 		t.Fatal(err)
 	}
-	younger.becomesReady("nothing to serve: open an NVML session: no NVIDIA driver")
+	later.becomesReady("nothing to serve: open an NVML session: no NVIDIA driver")
 }
 
-// TestElderWithoutAHealthyGPUStopsNoRollOut: the younger serves no less.
-func TestElderWithoutAHealthyGPUStopsNoRollOut(t *testing.T) {
+// TestEarlierDaemonWithoutAHealthyGPUStopsNoRollOut: the later one serves no less.
+func TestEarlierDaemonWithoutAHealthyGPUStopsNoRollOut(t *testing.T) {
 	t.Parallel()
 	s := serving(t, node.Setup{Profile: "t4"})
 	s.inject(simulator.Fault{Kind: simulator.KindLost, GPU: "0"})
 	s.allocatable(0)
-	younger := s.beside("", wrongRoot...)
-	younger.start()
-	younger.becomesReady("nothing to serve: open an NVML session: no NVIDIA driver")
+	later := s.beside("", wrongRoot...)
+	later.start()
+	later.becomesReady("nothing to serve: open an NVML session: no NVIDIA driver")
 }
 
-// TestYoungerIsReadyBesideItsElder: an upgrade goes on.
-func TestYoungerIsReadyBesideItsElder(t *testing.T) {
+// TestLaterDaemonIsReadyBesideTheEarlier: an upgrade goes on.
+func TestLaterDaemonIsReadyBesideTheEarlier(t *testing.T) {
 	t.Parallel()
 	s := serving(t, node.Setup{})
 	s.shows(8, 8)
-	younger := s.beside(s.Profile)
-	younger.start()
-	younger.becomesReady("ready")
+	later := s.beside(s.Profile)
+	later.start()
+	later.becomesReady("ready")
 	if err := s.StopDaemon(); err != nil {
 		t.Fatal(err)
 	}
 	s.allocatable(8)
 }
 
-// TestYoungerIsReadyThoughPodsHoldAllGPUs: it offers them in another form, once the pods have ended. An upgrade does not wait for
+// TestLaterDaemonIsReadyThoughPodsHoldAllGPUs: it offers them in another form, once the pods have ended. An upgrade does not wait for
 // that.
-func TestYoungerIsReadyThoughPodsHoldAllGPUs(t *testing.T) {
+func TestLaterDaemonIsReadyThoughPodsHoldAllGPUs(t *testing.T) {
 	t.Parallel()
 	s := serving(t, node.Setup{})
 	s.shows(8, 8)
 	s.admit("work", 8)
 	config := s.write("shared.yaml", "version: v1\nsharing: {timeSlicing: {renameByDefault: true, resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n")
-	younger := s.beside(s.Profile, "--config-file", config)
-	younger.start()
-	younger.becomesReady("ready")
+	later := s.beside(s.Profile, "--config-file", config)
+	later.start()
+	later.becomesReady("ready")
 	if healthy := s.Allocatable("nvidia.com/gpu.shared"); healthy != 0 {
 		t.Errorf("%d replicas of GPUs that a pod holds can be given out", healthy)
 	}

@@ -221,11 +221,11 @@ func TestFirstLineOfStatus(t *testing.T) {
 	t.Run("beside a daemon that started later", func(t *testing.T) {
 		t.Parallel()
 		s := serving(t, node.Setup{})
-		younger := s.beside(s.Profile)
-		younger.start()
+		later := s.beside(s.Profile)
+		later.start()
 		s.firstLine("silent: another device plugin has registered nvidia.com/gpu")
-		younger.firstLine("ready: ")
-		if err := younger.StopDaemon(); err != nil {
+		later.firstLine("ready: ")
+		if err := later.StopDaemon(); err != nil {
 			t.Error(err)
 		}
 		s.firstLine("ready: ")

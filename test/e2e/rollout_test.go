@@ -151,12 +151,12 @@ func waitForms(
 }
 
 // brokenVersion rolls out a daemon that finds no driver over one that serves. It does not become Ready, so that the roll-out stops
-// and the elder goes on serving. TestDaemon begins with the same on a node where nothing is served.
+// and the earlier one goes on serving. TestDaemon begins with the same on a node where nothing is served.
 func brokenVersion(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	const holds = 20 * time.Second
-	// A pod that has not been Ready for minReadySeconds is no elder: a roll-out may end it at once.
+	// A pod that has not been Ready for minReadySeconds does not count: a roll-out may end it at once.
 	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
-	elder := theDaemonPod(ctx, t, n)
+	earlier := theDaemonPod(ctx, t, n)
 	end := watch(ctx, t, kubelet, gpu, "broken version")
 	kubectl(ctx, t, n, "-n", namespace, "set", "env", "daemonset/"+daemonSet, "SIMULATE-", "CONTAINER_DRIVER_ROOT=/nowhere")
 	var broken string
@@ -166,7 +166,7 @@ func brokenVersion(ctx context.Context, t *testing.T, n *node.Node, kubelet podr
 			return err
 		}
 		for _, pod := range pods.Items {
-			if pod.Name != elder.Name && len(pod.Status.ContainerStatuses) == 1 && pod.Status.ContainerStatuses[0].State.Running != nil {
+			if pod.Name != earlier.Name && len(pod.Status.ContainerStatuses) == 1 && pod.Status.ContainerStatuses[0].State.Running != nil {
 				broken = pod.Name
 				return nil
 			}
@@ -175,18 +175,18 @@ func brokenVersion(ctx context.Context, t *testing.T, n *node.Node, kubelet podr
 	})
 	during, cancel := context.WithTimeout(ctx, holds)
 	err := node.Wait(during, waitInterval, func(ctx context.Context) error {
-		for _, pod := range []string{elder.Name, broken} {
+		for _, pod := range []string{earlier.Name, broken} {
 			object, err := n.Client.CoreV1().Pods(namespace).Get(ctx, pod, metav1.GetOptions{})
 			switch {
 			case apierrors.IsNotFound(err), err == nil && (object.DeletionTimestamp != nil || pod == broken && isReady(object)):
 				return nil // what must not be
 			}
 		}
-		return errors.New("the elder serves and the other is not Ready")
+		return errors.New("the earlier one serves and the other is not Ready")
 	})
 	cancel()
 	if err == nil {
-		t.Errorf("the broken daemon became Ready, or the elder was ended")
+		t.Errorf("the broken daemon became Ready, or the earlier one was ended")
 	}
 	runPod(ctx, t, n, "during-broken", gpu, 1)
 	if lowest, _ := end().below(gpus); lowest < gpus {

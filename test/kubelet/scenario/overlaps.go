@@ -14,9 +14,9 @@ const rounds = 20
 var overlaps = []scenario{
 	{name: "the newest plugin is asked, and the other takes over when it ends", run: func(l *lab) {
 		l.start("old.sock", Script{}, "a", "b")
-		young := l.start("new.sock", Script{}, "a", "b")
+		later := l.start("new.sock", Script{}, "a", "b")
 		l.same("served by", "new.sock", l.admit("first", 1).Response.GetEnvs()["SERVED_BY"])
-		young.Stop()
+		later.Stop()
 		if l.setup.Version == kubelet.V136 {
 			l.shows(2, 0) // the old one's stream lives, but nobody looks at it
 			return
@@ -29,11 +29,11 @@ var overlaps = []scenario{
 	}},
 	{name: "the end of an old plugin's stream", run: func(l *lab) {
 		old := l.start("old.sock", Script{}, "a", "b")
-		young := l.start("new.sock", Script{}, "a", "b")
+		later := l.start("new.sock", Script{}, "a", "b")
 		old.Stop()
 		if l.setup.Version == kubelet.V136 {
 			// Kubelet takes it for the end of the new one: it closes that connection.
-			l.must(young.WaitStreams(l.ctx, 0))
+			l.must(later.WaitStreams(l.ctx, 0))
 			l.shows(2, 0)
 			l.recovers(l.serve("newer.sock", Script{}, devices("a", "b")...))
 			return
@@ -91,15 +91,15 @@ var overlaps = []scenario{
 	}},
 	{name: "the list is that of the plugin that sent last, and asked is the one that registered last", run: func(l *lab) {
 		old := l.start("old.sock", Script{}, "a", "b", "c")
-		young := l.serve("new.sock", Script{}, devices("x")...)
-		l.must(young.Register(l.ctx))
+		later := l.serve("new.sock", Script{}, devices("x")...)
+		l.must(later.Register(l.ctx))
 		l.shows(1, 1)
 		l.same("served by", "new.sock", l.admit("first", 1).Response.GetEnvs()["SERVED_BY"])
 		old.Send(devices("a", "b", "c")...)
 		l.shows(3, 3)
 		got := l.admit("second", 2) // of the old plugin's devices, by the new plugin
 		l.same("served by", "new.sock", got.Response.GetEnvs()["SERVED_BY"])
-		young.Send(devices("x")...)
+		later.Send(devices("x")...)
 		l.shows(1, 1)
 	}},
 	{name: "a fresh path at once after a stream's end", run: func(l *lab) {
@@ -107,18 +107,18 @@ var overlaps = []scenario{
 		for round := range rounds {
 			old := l.start(fmt.Sprintf("%d.sock", 2*round), Script{}, "a", "b")
 			l.must(old.EndStreams(l.ctx))
-			young := l.serve(fmt.Sprintf("%d.sock", 2*round+1), Script{}, devices("a", "b")...)
+			later := l.serve(fmt.Sprintf("%d.sock", 2*round+1), Script{}, devices("a", "b")...)
 			if l.setup.Version == kubelet.V137 {
-				l.must(young.Register(l.ctx))
+				l.must(later.Register(l.ctx))
 				l.shows(2, 2)
 				l.stays(2, 2)
 				l.admit("pod", 2)
-			} else if !l.comesUp(young) {
+			} else if !l.comesUp(later) {
 				lost++ // 1.36 may take the old stream's end for the new one's
 			}
 			l.subject.Remove("pod")
 			old.Stop()
-			young.Stop()
+			later.Stop()
 			l.saved()
 			l.must(l.subject.Restart())
 			l.shows(0, 0)
