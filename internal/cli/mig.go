@@ -41,7 +41,7 @@ func newMIGExportCommand() *cobra.Command {
 	o := &output{format: outputYAML, people: outputYAML}
 	cmd.Flags().VarP(o, "output", "o", "output format")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		c, _, err := config.Load(config.Sources{Env: os.LookupEnv, Flags: cmd.Flags()})
+		c, _, err := config.Load(asTheDaemon(cmd.Context(), cmd.Flags()))
 		if err != nil {
 			return err
 		}
