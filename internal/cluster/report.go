@@ -131,9 +131,13 @@ func (r *reporter) findEvents(ctx context.Context) {
 		default:
 			if history == nil {
 				history = &report.History{}
-				there, _ := find(node.Conditions, c.Features.ConditionType)
+				there, is := find(node.Conditions, c.Features.ConditionType)
 				labelled := slices.ContainsFunc(gpuLabels, func(l string) bool { return node.Labels[l] == "true" })
-				history.Recall(there.Message, there.Type != "" || labelled)
+				told := judged(there)
+				if !c.Features.Condition { // then it is an old one
+					told = report.Condition{}
+				}
+				history.Recall(told, is || labelled)
 			}
 			now := r.clock.Now()
 			batch := history.Next(s, now, r.queue.room())
@@ -181,7 +185,7 @@ func (r *reporter) keepCondition(ctx context.Context) {
 		pace.Fraction, pace.Beat = r.fraction, f.ConditionInterval
 		var before *report.Condition
 		if ok {
-			before = &report.Condition{Status: there.Status, Reason: report.Reason(there.Reason), Message: there.Message}
+			before = new(judged(there))
 		}
 		due := pace.Due(before, there.LastHeartbeatTime, wanted, now)
 		if due.IsZero() || due.After(now) {
@@ -238,6 +242,11 @@ func asCondition(tainted bool) *report.Condition {
 		return &report.Condition{Status: report.False}
 	}
 	return &report.Condition{Status: report.True}
+}
+
+// judged returns a condition of the node as package report has it.
+func judged(c kubeapi.Condition) report.Condition {
+	return report.Condition{Status: c.Status, Reason: report.Reason(c.Reason), Message: c.Message}
 }
 
 func find(conditions []kubeapi.Condition, name string) (kubeapi.Condition, bool) {

@@ -243,3 +243,20 @@ func TestPods(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
+
+// A condition of which nobody takes care any more tells nothing of what was told.
+func TestOldCondition(t *testing.T) {
+	s := newStage(t)
+	s.change(func(n *corev1.Node) {
+		n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{
+			Type: "GPUHealthy", Status: corev1.ConditionFalse, Reason: "GPUUnhealthy", Message: "GPU-0 Unhealthy: hang, cure: reset",
+		})
+	})
+	d := s.start(config.Features{Events: true, ConditionType: "GPUHealthy"}, gpu(0, good), gpu(1, good))
+	d.gpus(gpu(0, good), gpu(1, bad))
+	s.until("an Event", s.hasEvents(map[string]int{"GPUUnhealthy GPU-1": 1}))
+	s.pass(time.Minute, time.Second)
+	if !s.hasEvents(map[string]int{"GPUUnhealthy GPU-1": 1})() {
+		t.Errorf("Events %v", s.events())
+	}
+}

@@ -24,6 +24,9 @@ const (
 	MonitorStalled Reason = "MonitorStalled"
 )
 
+// released is the message of a node whose driver was released.
+const released = "the driver was released by quiesce"
+
 // stalledAfter is how old the last look may be until nothing is known any more.
 const stalledAfter = 2 * time.Minute
 
@@ -83,7 +86,7 @@ func Judge(s status.Status, now time.Time, there bool) (Condition, bool) {
 	case len(entries) > 0:
 		return Condition{False, reason, list("", entries)}, true
 	case s.Quiet:
-		return Condition{Unknown, DriverNotReady, "the driver was released by quiesce"}, true
+		return Condition{Unknown, DriverNotReady, released}, true
 	case s.Stale != "":
 		return Condition{Unknown, DriverNotReady, line(s.Stale)}, true
 	case now.Sub(s.Looked) > stalledAfter:

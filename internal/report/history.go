@@ -60,12 +60,18 @@ type candidate struct {
 	told    func() // notes that it was told
 }
 
-// Recall has the History begin with what an earlier process has told, as the message of the node's condition shows. It must be called
-// before Next. HadGPUs says that the node is known to have GPUs.
-func (h *History) Recall(message string, hadGPUs bool) {
+// Recall has the History begin with what an earlier process has told, as the node's condition shows; it is zero if there is none. It must
+// be called before Next. HadGPUs says that the node is known to have GPUs.
+func (h *History) Recall(c Condition, hadGPUs bool) {
 	h.init()
 	h.hadGPUs = h.hadGPUs || hadGPUs
-	for text := range strings.SplitSeq(message, "; ") {
+	switch {
+	case c.Reason == DriverNotReady && c.Message == released:
+		h.driver = driverReleased
+	case c.Reason == DriverNotReady:
+		h.driver = driverNotReady
+	}
+	for text := range strings.SplitSeq(c.Message, "; ") {
 		if uuid, v, ok := parseEntry(text); ok {
 			h.bad[uuid] = v
 		}

@@ -339,12 +339,12 @@ func TestRestart(t *testing.T) {
 	before := node(gpu(0, "Unhealthy xid 79 reboot"), gpu(1, "Lost lost reconnect"), gpu(2, "Healthy"))
 	c, _ := report.Judge(before, start, false)
 	var same report.History
-	same.Recall(c.Message, true)
+	same.Recall(c, true)
 	if got := said(same.Next(before, start, plenty)); got != nil {
 		t.Errorf("the same state after a restart: %v", got)
 	}
 	var other report.History
-	other.Recall(c.Message, true)
+	other.Recall(c, true)
 	after := node(gpu(0, "Healthy"), gpu(1, "Lost lost reconnect"), gpu(2, "Unhealthy hang reset"))
 	want := []string{"GPURecovered GPU-0 XID 79", "GPUUnhealthy GPU-2"}
 	if diff := cmp.Diff(want, said(other.Next(after, start, plenty))); diff != "" {
@@ -365,7 +365,7 @@ func TestDriverAwayAtStart(t *testing.T) {
 	away := with(node(), func(s *status.Status) { s.Stale, s.Looked = "no driver", time.Time{} })
 	for _, hadGPUs := range []bool{false, true} {
 		var h report.History
-		h.Recall("", hadGPUs)
+		h.Recall(report.Condition{}, hadGPUs)
 		if got := len(h.Next(away, start, plenty).Events); (got == 1) != hadGPUs {
 			t.Errorf("%d Events of a node that had GPUs: %v", got, hadGPUs)
 		}
@@ -418,6 +418,31 @@ func TestFlappingOfTheNode(t *testing.T) {
 		}
 		if told > most || told == 0 {
 			t.Errorf("%s: %d Events in an hour, want at most %d", name, told, most)
+		}
+	}
+}
+
+// The driver is replaced under the daemon, which starts anew for that: what the new process finds is told, and nothing twice.
+func TestRestartOfTheDriver(t *testing.T) {
+	whole := node(gpu(0, "Healthy"))
+	away := with(node(gpu(0, "Unknown silence none")), func(s *status.Status) { s.Stale = "no driver" })
+	quiet := with(whole, func(s *status.Status) { s.Quiet = true })
+	for name, tt := range map[string]struct {
+		before, after status.Status
+		want          []string
+	}{
+		"away, back":         {away, whole, []string{"DriverReady"}},
+		"away, still":        {away, away, nil},
+		"released, back":     {quiet, whole, []string{"DriverReady"}},
+		"released, still":    {quiet, quiet, nil},
+		"released, now away": {quiet, away, []string{"DriverNotReady"}},
+		"there, still":       {whole, whole, nil},
+	} {
+		c, _ := report.Judge(tt.before, start, true)
+		var h report.History
+		h.Recall(c, true)
+		if diff := cmp.Diff(tt.want, said(h.Next(tt.after, start, plenty))); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
 }
