@@ -34,6 +34,22 @@ func TestJudge(t *testing.T) {
 			with(node(gpu(1, "Lost lost reconnect")), func(s *status.Status) { s.Retries = []status.Retry{{Index: 1}} }), false,
 			"False GPULost GPU-1 Lost: lost, cure: reconnect",
 		},
+		"two without a verdict": {
+			node(gpu(1, "Unknown contact reset"), gpu(0, "Unknown contact reset")), false, "Unknown GPUUnknown no verdict yet: GPU-0; GPU-1",
+		},
+		"unreadable, beside another": {
+			with(node(gpu(0, "Lost lost reconnect")), func(s *status.Status) { s.Retries = []status.Retry{{Index: 1}} }), false,
+			"False GPULost GPU 1 cannot be read, cure: reconnect; GPU-0 Lost: lost, cure: reconnect",
+		},
+		"a MIG device with a fault of its own on a bad GPU": {
+			node(gpu(0, "Unhealthy hang reset"), mig(whole, 0, "Unhealthy xid 95 reset")), false,
+			"False GPUUnhealthy GPU-0 Unhealthy: hang, cure: reset; MIG-0-0 Unhealthy: XID 95, cure: reset",
+		},
+		"of two faults, the one of the verdict": {
+			with(node(gpu(0, "Unhealthy hang reset")), func(s *status.Status) {
+				s.GPUs[0].Faults = append([]status.Fault{{Source: "contact", Cure: "human"}, {Source: "xid", XID: 48, Cure: "reset"}}, s.GPUs[0].Faults...)
+			}), false, "False GPUUnhealthy GPU-0 Unhealthy: hang, cure: reset",
+		},
 		"no verdict yet":     {node(whole, gpu(1, "Unknown contact reset")), false, "Unknown GPUUnknown no verdict yet: GPU-1"},
 		"driver away":        {with(node(gpu(0, "Unknown silence none")), stale), false, "Unknown DriverNotReady no driver"},
 		"away, known bad":    {with(node(gpu(0, "Unhealthy xid 79 reboot")), stale), false, "False GPUUnhealthy GPU-0 Unhealthy: XID 79, cure: reboot"},
@@ -77,16 +93,17 @@ func TestNoHealthyGPU(t *testing.T) {
 		status      status.Status
 		none, known bool
 	}{
-		"one of two":     {node(bad, whole), false, true},
-		"the only one":   {node(bad), true, true},
-		"both":           {node(bad, gpu(1, "Lost lost reconnect")), true, true},
-		"one unknown":    {node(bad, gpu(1, "Unknown contact reset")), false, false},
-		"Suspect":        {node(bad, gpu(1, "Suspect xid 154 reset")), false, true},
-		"no GPU":         {node(), false, true},
-		"no GPU, stale":  {with(node(), func(s *status.Status) { s.Stale = "away" }), false, false},
-		"first look":     {with(node(bad), func(s *status.Status) { s.Looked = time.Time{} }), false, false},
-		"no status":      {status.Status{}, false, false},
-		"MIG device bad": {node(whole, mig(whole, 0, "Unhealthy xid 95 reset")), false, true},
+		"one of two":      {node(bad, whole), false, true},
+		"the only one":    {node(bad), true, true},
+		"both":            {node(bad, gpu(1, "Lost lost reconnect")), true, true},
+		"one unknown":     {node(bad, gpu(1, "Unknown contact reset")), false, false},
+		"Suspect":         {node(bad, gpu(1, "Suspect xid 154 reset")), false, true},
+		"no GPU":          {node(), false, true},
+		"no GPU, stale":   {with(node(), func(s *status.Status) { s.Stale = "away" }), false, false},
+		"first look":      {with(node(bad), func(s *status.Status) { s.Looked = time.Time{} }), false, false},
+		"no status":       {status.Status{}, false, false},
+		"MIG device good": {node(bad, mig(bad, 0, "Healthy")), true, true},
+		"MIG device bad":  {node(whole, mig(whole, 0, "Unhealthy xid 95 reset")), false, true},
 	} {
 		if none, known := report.NoHealthyGPU(tt.status); none != tt.none || known != tt.known {
 			t.Errorf("%s: %v, known %v", name, none, known)
@@ -112,6 +129,7 @@ func TestPace(t *testing.T) {
 		"bad, now unknown":   {&bad, away, 30 * time.Second},
 		"first, good":        {nil, good, 15 * time.Second},
 		"first, bad":         {nil, bad, time.Second},
+		"still unknown":      {&away, report.Condition{Status: report.Unknown, Message: "!"}, 30 * time.Second},
 		"right, slow repeat": {&good, good, time.Hour},
 	} {
 		p := report.Pace{Fraction: 0.5, Beat: time.Hour}

@@ -150,11 +150,7 @@ func (h *History) driverEvents(s status.Status) []candidate {
 	default:
 		c.Reason, c.Note = DriverReady, "The NVIDIA driver answers again, version "+s.Driver
 	}
-	if is == h.driver || !h.hadGPUs {
-		return nil
-	}
-	if h.driver == "" && is == driverReady {
-		h.driver = is
+	if is == h.driver || !h.hadGPUs || h.driver == "" && is == driverReady {
 		return nil
 	}
 	c.told = func() { h.driver = is }

@@ -446,3 +446,40 @@ func TestRestartOfTheDriver(t *testing.T) {
 		}
 	}
 }
+
+// MIG devices count for the rate of their GPU.
+func TestRateOfMIGDevices(t *testing.T) {
+	var h report.History
+	told := 0
+	for round := range 8 {
+		g := gpu(0, "Healthy")
+		devices := []status.Device{g}
+		for i := range 3 {
+			devices = append(devices, mig(g, i, []string{"Healthy", "Unhealthy xid 95 reset"}[round%2]))
+		}
+		told += len(h.Next(node(devices...), start, plenty).Events)
+	}
+	if told != 5 {
+		t.Errorf("%d Events of one GPU at once, want 5", told)
+	}
+}
+
+// Two groups of devices have two Events, and each has room for what it names.
+func TestGroups(t *testing.T) {
+	keys := map[string]bool{}
+	for _, first := range []int{0, 10} {
+		var sentences []string
+		for i := range 6 {
+			sentences = append(sentences, fmt.Sprintf("GPU %d: no UUID", first+i))
+		}
+		var h report.History
+		b := h.Next(with(node(gpu(99, "Healthy")), func(s *status.Status) { s.LeftOut = sentences }), start, plenty)
+		if len(b.Events) != 1 || !strings.HasSuffix(b.Events[0].Note, fmt.Sprintf("; GPU %d: no UUID", first+5)) {
+			t.Fatalf("%+v", b.Events)
+		}
+		keys[b.Events[0].Key()] = true
+	}
+	if len(keys) != 2 {
+		t.Error("two groups merge")
+	}
+}
