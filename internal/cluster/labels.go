@@ -164,8 +164,9 @@ func (l *nodeLabeler) step(ctx context.Context) error {
 	if err := l.admit(ctx, maps.Equal(l.settled, l.daemon.Labels.Value())); err != nil {
 		return err
 	}
-	for len(l.due()) > 0 { // as it is after the wait
-		set := l.ours()
+	for len(l.due()) > 0 { // as it is after the wait, and after labels were left to others
+		wanted := l.daemon.Labels.Value()
+		set := l.ours(wanted)
 		after, err := l.client.ApplyLabels(ctx, l.uid, set)
 		var conflict *kubeapi.Conflict
 		switch {
@@ -177,8 +178,9 @@ func (l *nodeLabeler) step(ctx context.Context) error {
 		case err != nil:
 			return err
 		}
-		l.node, l.rest = after, differences(set, after.Labels)
+		l.node, l.rest, l.settled = after, differences(set, after.Labels), wanted
 		klog.FromContext(ctx).V(2).Info("Wrote the labels of the node", "labels", len(set), "left", slices.Sorted(maps.Keys(l.left)))
+		return nil
 	}
 	return nil
 }
@@ -195,7 +197,7 @@ func (l *nodeLabeler) due() map[string]string {
 	if !isOlder(node, l.node) {
 		l.node = node
 	}
-	differs := differences(l.ours(), l.node.Labels)
+	differs := differences(l.ours(wanted), l.node.Labels)
 	if len(differs) == 0 || maps.Equal(differs, l.rest) {
 		l.settled = wanted
 		return nil
@@ -204,8 +206,8 @@ func (l *nodeLabeler) due() map[string]string {
 }
 
 // ours returns the wanted labels without those that others own. A label is theirs as long as it has the value that they gave it.
-func (l *nodeLabeler) ours() map[string]string {
-	set := maps.Clone(l.daemon.Labels.Value())
+func (l *nodeLabeler) ours(wanted map[string]string) map[string]string {
+	set := maps.Clone(wanted)
 	for key, theirs := range l.left {
 		if value, has := l.node.Labels[key]; has && value == theirs {
 			delete(set, key)
