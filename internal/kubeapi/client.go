@@ -134,6 +134,8 @@ func (c *Client) connect() (*connection, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find the API server: %w", err)
 	}
+	// The token is for the API server alone.
+	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	c.connection = &connection{base: base, client: client}
 	return c.connection, nil
 }

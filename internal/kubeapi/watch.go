@@ -76,6 +76,8 @@ const (
 	// A watch is ended and begun anew after a random time between these, so that those of a cluster do not move to one API server.
 	minWatch = 30 * time.Minute
 	maxWatch = time.Hour
+	// provenWatch is how long a watch must last for its end to count as the first again.
+	provenWatch = 10 * time.Second
 	// maxSilence is how long a watch may say nothing before it is begun anew: an API server sends a bookmark about every minute.
 	maxSilence = 3 * time.Minute
 )
@@ -102,12 +104,13 @@ func (c *Client) Watch(ctx context.Context, timer clock.Clock) {
 	}()
 	version, failures := "", 0
 	for ctx.Err() == nil {
+		began := timer.Now()
 		next, answered, err := c.watchOnce(ctx, timer, version)
 		version = next
 		if ctx.Err() != nil {
 			return
 		}
-		if answered {
+		if answered && timer.Since(began) >= provenWatch {
 			failures = 0
 		}
 		failures++
@@ -181,8 +184,13 @@ func (c *Client) watchOnce(ctx context.Context, timer clock.Clock, version strin
 			if cause := context.Cause(ctx); cause != nil {
 				err = cause
 			}
-			if errors.Is(err, io.EOF) {
+			var syntax *json.SyntaxError
+			var kind *json.UnmarshalTypeError
+			switch {
+			case errors.Is(err, io.EOF):
 				err = nil
+			case errors.As(err, &syntax), errors.As(err, &kind):
+				version = "" // what comes is not from an API server
 			}
 			return version, true, err
 		}

@@ -1,0 +1,149 @@
+package kubeapi_test
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
+)
+
+// answering returns a client of a server with these answers.
+func answering(t *testing.T, answer http.HandlerFunc) *kubeapi.Client {
+	t.Helper()
+	server := httptest.NewServer(answer)
+	t.Cleanup(server.Close)
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	text := fmt.Sprintf(`{"apiVersion": "v1", "kind": "Config", "current-context": "a", "users": [{"name": "a", "user": {"token": "secret"}}],
+"clusters": [{"name": "a", "cluster": {"server": %q}}], "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}]}`, server.URL)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return kubeapi.New(kubeapi.Options{Kubeconfig: path, Node: nodeName, Version: "v1"})
+}
+
+// TestAnswersThatAreNone: what answers in the place of the API server, such as a proxy, is an error, and costs no memory.
+func TestAnswersThatAreNone(t *testing.T) {
+	t.Parallel()
+	var elsewhere atomic.Int32
+	other := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { elsewhere.Add(1) }))
+	t.Cleanup(other.Close)
+	for name, tt := range map[string]struct {
+		answer http.HandlerFunc
+		want   string
+	}{
+		"a page":        {func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html>") }, "read the answer"},
+		"nothing":       {func(http.ResponseWriter, *http.Request) {}, "read the answer"},
+		"a large one":   {func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, strings.Repeat(" ", 5<<20)) }, "more than 4194304 bytes"},
+		"another place": {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, other.URL, http.StatusFound) }, "302"},
+		"a long error": {func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(http.StatusForbidden)
+			fmt.Fprintf(w, `{"kind": "Status", "reason": "Forbidden", "message": %q}`, strings.Repeat("é", 1<<20))
+		}, "403"},
+		"half of one": {func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Length", "100")
+			fmt.Fprint(w, "{")
+		}, "read the answer"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			client := answering(t, tt.answer)
+			_, err := client.Get(t.Context())
+			if err == nil || !strings.Contains(err.Error(), tt.want) || len(err.Error()) > 1000 {
+				t.Errorf("%.2000v, want %q", err, tt.want)
+			}
+			if elsewhere.Load() > 0 {
+				t.Error("the token was sent to another place")
+			}
+		})
+	}
+}
+
+// TestEventsThatAreNone: a watch that brings nonsense begins again with a list, and the node that was known stays.
+func TestEventsThatAreNone(t *testing.T) {
+	t.Parallel()
+	const node = `{"metadata": {"name": "node-1", "uid": "1", "resourceVersion": "5", "labels": {"config": "a"}}}`
+	for name, event := range map[string]string{
+		"a page":             "<html>",
+		"another kind":       `{"type": 5}`,
+		"no version":         `{"type": "MODIFIED", "object": {"metadata": {"name": "node-1", "uid": "1", "labels": {"config": "b"}}}}`,
+		"not a node":         `{"type": "MODIFIED", "object": 7}`,
+		"an error that says": `{"type": "ERROR", "object": {"code": 410, "message": "too old"}}`,
+		"no error":           `{"type": "ERROR", "object": "x"}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var lists atomic.Int32
+			client := answering(t, func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Query().Get("watch") == "" {
+					lists.Add(1)
+					fmt.Fprintf(w, `{"metadata": {"resourceVersion": "5"}, "items": [%s]}`, node)
+					return
+				}
+				fmt.Fprint(w, event)
+			})
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				client.Watch(ctx, hurried{})
+			}()
+			t.Cleanup(func() { cancel(); <-ended })
+			for late := time.Now().Add(patience); lists.Load() < 2; time.Sleep(5 * time.Millisecond) {
+				if time.Now().After(late) {
+					t.Fatalf("%d lists, want a second one", lists.Load())
+				}
+			}
+			if n := client.Nodes().Value(); n.Labels["config"] != "a" {
+				t.Errorf("the node is %+v", n)
+			}
+		})
+	}
+}
+
+// TestGetEndsWithItsContext: a start waits for the API server only as long as it wants to.
+func TestGetEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	server := start(t)
+	client := kubeapi.New(kubeapi.Options{Kubeconfig: server.Kubeconfig(), Node: nodeName, Version: "v1"})
+	server.SetBlackHole(true)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	began := time.Now()
+	if _, err := client.Get(ctx); err == nil || time.Since(began) > patience/2 {
+		t.Errorf("Get() took %v and returned %v", time.Since(began), err)
+	}
+	server.SetBlackHole(false)
+	if n, err := client.Get(t.Context()); err != nil || n.Labels["config"] != "a" {
+		t.Errorf("Get() = %+v, %v", n, err)
+	}
+}
+
+// TestNoAPIServerIsKnown: outside a pod and without a kubeconfig every request says so, and nothing else happens.
+func TestNoAPIServerIsKnown(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	client := kubeapi.New(kubeapi.Options{Kubeconfig: path, Node: nodeName})
+	if _, err := client.Get(t.Context()); err == nil || !strings.Contains(err.Error(), "find the API server") {
+		t.Errorf("Get() = %v", err)
+	}
+	// It is looked for again at the next request.
+	server := start(t)
+	text, err := os.ReadFile(server.Kubeconfig())
+	if err == nil {
+		err = os.WriteFile(path, text, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, err := client.Get(t.Context()); err != nil || n.UID == "" {
+		t.Errorf("Get() = %+v, %v", n, err)
+	}
+}
