@@ -1,0 +1,85 @@
+package kubeapi_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
+)
+
+// TestKeep: a step runs at once and after each change, one at a time; after an error it waits, whatever changes meanwhile, and what
+// changed while it ran is not missed.
+func TestKeep(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex // guards the following variables
+		began := time.Now()
+		var calls []time.Duration
+		var fails error
+		// from has steps fail from now on with err, and returns when there were steps since the last call.
+		from := func(err error) []time.Duration {
+			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			were := calls
+			calls, began, fails = nil, time.Now(), err
+			return were
+		}
+		one, other := feed.New(0), feed.New(0)
+		wake := func() []<-chan struct{} {
+			_, a := one.Latest()
+			_, b := other.Latest()
+			return []<-chan struct{}{a, b}
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			kubeapi.Keep(ctx, clock.RealClock{}, "test", wake, func(context.Context) error {
+				mu.Lock()
+				defer mu.Unlock()
+				calls = append(calls, time.Since(began))
+				if len(calls) == 2 {
+					other.Publish(1) // while it runs
+				}
+				return fails
+			})
+		}()
+		synctest.Wait()
+		time.Sleep(time.Hour)
+		one.Publish(1)
+		got := from(&kubeapi.Refused{Code: http.StatusTooManyRequests, RetryAfter: time.Minute})
+		if want := []time.Duration{0, time.Hour, time.Hour}; !slices.Equal(got, want) {
+			t.Errorf("steps at %v, want %v", got, want)
+		}
+		for range 10 {
+			one.Publish(1)
+			time.Sleep(10 * time.Second)
+		}
+		got = from(errors.New("away"))
+		if len(got) != 2 || got[0] != 0 || got[1] < time.Minute || got[1] > 75*time.Second {
+			t.Errorf("steps at %v, want the second one after the minute that the API server asks for", got)
+		}
+		time.Sleep(24 * time.Hour)
+		if n := len(from(nil)); n < 24*60/5 || n > 24*60 {
+			t.Errorf("%d steps in a day of an API server that is away, want about one in 2.5 minutes", n)
+		}
+		time.Sleep(10 * time.Minute)
+		from(nil)
+		time.Sleep(24 * time.Hour)
+		if got = from(nil); len(got) > 0 {
+			t.Errorf("steps at %v, and nothing changed", got)
+		}
+		cancel()
+		<-ended
+	})
+}
