@@ -104,8 +104,8 @@ func TestDriverTakesSteps(t *testing.T) {
 		devices := map[string]int{}
 		for range 1 + r.IntN(5) {
 			name := profiles[r.IntN(len(profiles))].Name
-			if s, _ := parseSize(name); s.slices > 1 && r.IntN(4) == 0 {
-				name = "1c." + name
+			if s, _ := parseSize(name); s.slices > 1 && r.IntN(3) == 0 {
+				name = deviceName(1+r.IntN(s.slices-1), s.slices, name)
 			}
 			devices[name]++
 		}
