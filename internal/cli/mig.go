@@ -161,8 +161,8 @@ func readPartitions(ctx context.Context, c config.Config) (partitioned, error) {
 				if err != nil && !errors.Is(err, inventory.ErrNotSupported) {
 					g.Unread = cmp.Or(g.Unread, err.Error())
 				}
-				for _, p := range processes {
-					g.InUse[p.GI.Value] = g.InUse[p.GI.Value] || p.GI.Known
+				for _, i := range g.Instances { // a driver that does not say where a process is, may mean each
+					g.InUse[i.ID] = slices.ContainsFunc(processes, func(p inventory.Process) bool { return !p.GI.Known || p.GI.Value == i.ID })
 				}
 			}
 			n.gpus = append(n.gpus, g)

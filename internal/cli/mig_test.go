@@ -210,6 +210,17 @@ faults: [{kind: fail, gpu: "1", call: DeviceGetGpuInstances, return: NO_PERMISSI
 	}
 }
 
+// TestMIGPlanWithProcessesSomewhere has a driver that does not say on which instance a process is: each may be in use.
+func TestMIGPlanWithProcessesSomewhere(t *testing.T) {
+	t.Parallel()
+	node := write(t, "node.yaml", `{description: A process somewhere, driver: 580.95.05, cuda: "13.0", model: h100-sxm5-80gb,
+gpus: [{bdf: "0000:17:00.0", pcie: 0/0/0, mig: [3g.40gb, 3g.40gb]}], faults: [{kind: processes, gpu: "0", count: 1}]}`)
+	got, err := mig(t, "plan", "--simulate", node, "--layout", "all-7g.80gb")
+	if err != nil || strings.Count(got, ", once nothing uses it\n") != 2 {
+		t.Errorf("%v\n%s", err, got)
+	}
+}
+
 // TestMIGPlanUnprivileged has a driver that shows placements and instances to root alone.
 func TestMIGPlanUnprivileged(t *testing.T) {
 	t.Parallel()

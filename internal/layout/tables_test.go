@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/gpus"
 	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -81,5 +82,31 @@ func TestTablesAreGeometry(t *testing.T) {
 				t.Errorf("%x: %d of %s fit, and the table says %d", device, fit, p.Name, p.Count)
 			}
 		}
+	}
+}
+
+// TestComputeInstancesAreNVIDIAs compares the places of compute instances with those of the mock GPUs in NVIDIA's go-nvml, where these
+// have any. They have no compute instance of four slices in seven, which nvidia-smi mig -lcip shows on A100.
+func TestComputeInstancesAreNVIDIAs(t *testing.T) {
+	t.Parallel()
+	compared := 0
+	for _, mock := range []gpus.Config{gpus.H100_SXM5_80GB, gpus.H200_SXM5_141GB, gpus.B200_SXM5_180GB, gpus.A30_PCIE_24GB} {
+		for number, byCompute := range mock.MIGProfiles.ComputeInstancePlacements {
+			slicesOfGI := int(mock.MIGProfiles.GpuInstanceProfiles[number].SliceCount)
+			for compute, placements := range byCompute {
+				size := int(mock.MIGProfiles.ComputeInstanceProfiles[number][compute].SliceCount)
+				var starts []int
+				for _, p := range placements {
+					starts = append(starts, int(p.Start))
+				}
+				if diff := gocmp.Diff(starts, computeStarts[[2]int{slicesOfGI, size}]); diff != "" {
+					t.Errorf("%s: %dc.%dg (-mock +table):\n%s", mock.Name, size, slicesOfGI, diff)
+				}
+				compared++
+			}
+		}
+	}
+	if compared < 40 {
+		t.Errorf("%d were compared", compared)
 	}
 }
