@@ -353,6 +353,22 @@ func TestNodeFeature(t *testing.T) {
 	}
 }
 
+// TestNodeFeatureIsNotServed: without node-feature-discovery the problem is told, and ends when it is installed.
+func TestNodeFeatureIsNotServed(t *testing.T) {
+	t.Parallel()
+	r := newLabelRig(t, config.LabelsOff, nil)
+	r.server.SetNodeFeaturesServed(false)
+	r.daemon.Configs.Publish(config.Config{Namespace: "gpu", Features: config.Features{Labels: config.LabelsNodeFeature}})
+	r.daemon.Labels.Publish(map[string]string{"nvidia.com/gpu.count": "8"})
+	r.until("the problem is told", func() bool {
+		err := r.daemon.Unlabeled.Value()
+		return err != nil && strings.Contains(err.Error(), "NodeFeature gpu/gpu-node-agent-n")
+	})
+	r.server.SetNodeFeaturesServed(true)
+	r.until("the object", func() bool { return r.feature("gpu-node-agent-n")["nvidia.com/gpu.count"] == "8" })
+	r.until("the problem is over", func() bool { return r.daemon.Unlabeled.Value() == nil })
+}
+
 // TestNodeFeatureOfDiscovery: beside the object of NVIDIA's program nothing is written, and that is told.
 func TestNodeFeatureOfDiscovery(t *testing.T) {
 	t.Parallel()
