@@ -50,6 +50,9 @@ func (p Program) runDaemon(ctx context.Context, flags *pflag.FlagSet, own *proce
 func (p Program) begin(ctx context.Context, sources *config.Sources, own *process) (config.Config, error) {
 	early := sources.Early()
 	own.logAs(early.LoggingFormat)
+	if early.NodeConfig.Dir != "" {
+		sources.Program = p.kind() // whatever runs: without a client it has no configuration
+	}
 	if p.Cluster != nil {
 		sources.Chosen = p.Cluster.Choose(ctx, early)
 	}

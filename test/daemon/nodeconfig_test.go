@@ -164,3 +164,14 @@ func TestTheFirstStartWaitsTwoSecondsForTheAPIServer(t *testing.T) {
 	server.SetBlackHole(false)
 	s.allocatable(16)
 }
+
+// TestTheMPSControlDaemonFollowsTheLabel: it needs the same configuration as the device plugin.
+func TestTheMPSControlDaemonFollowsTheLabel(t *testing.T) {
+	t.Parallel()
+	s, server := chosen(t, "shared")
+	s.Args = append([]string{"mps-control-daemon", "--mps-root-ctr-path", s.Path("mps")}, s.Args...)
+	s.start()
+	s.logs(`"Chose the configuration file" path="` + s.Path("configs/shared") + `"`)
+	relabel(t, server, "whole")
+	s.logs(`"Configuration changed" path="` + s.Path("configs/whole") + `"`)
+}
