@@ -109,7 +109,8 @@ func TestLabels(t *testing.T) {
 	s.eventually("the layout is the old one", func() bool { return maps.Equal(labeled(server), all) })
 }
 
-// TestFeatureFile: the program without a client writes labels for node-feature-discovery, which outlive it.
+// TestFeatureFile: the program without a client writes labels for node-feature-discovery, which outlive it. Beside the file of
+// NVIDIA's program it writes nothing, and says so.
 func TestFeatureFile(t *testing.T) {
 	t.Parallel()
 	s := open(t, node.Setup{Profile: "t4"})
@@ -118,7 +119,10 @@ func TestFeatureFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	file := s.Path("nfd/features.d/gpu-device-plugin")
-	s.Args = []string{"--node-labels=file", "--node-labels-file", file, "--machine-type-file", s.Path("machine")}
+	at := metricsAddress(t)
+	s.Args = []string{
+		"--node-labels=file", "--node-labels-file", file, "--machine-type-file", s.Path("machine"), "--metrics-address", at,
+	}
 	read := func() map[string]string {
 		text, _ := os.ReadFile(file)
 		found := map[string]string{}
@@ -136,6 +140,20 @@ func TestFeatureFile(t *testing.T) {
 	s.eventually("the GPU is lost", func() bool { return read()["gpu-device-plugin.github.io/gpu.health"] == "unhealthy" })
 	if got := read(); got["nvidia.com/gpu.count"] != "" {
 		t.Errorf("a lost GPU counts: %v", got)
+	}
+	withheld := func(want string) {
+		t.Helper()
+		s.eventually("gpu_device_plugin_labels_withheld is "+want, func() bool {
+			_, body := fetch(t, at, "/metrics")
+			return strings.Contains(body, "\ngpu_device_plugin_labels_withheld "+want+"\n")
+		})
+	}
+	withheld("0")
+	s.write("nfd/features.d/gfd", "nvidia.com/gpu.count=1\n")
+	s.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "0"})
+	withheld("1")
+	if text := s.command("status"); !strings.Contains(text, "labels not written:") {
+		t.Errorf("status says nothing of the labels that are not written:\n%s", text)
 	}
 	if err := s.StopDaemon(); err != nil {
 		t.Fatal(err)
