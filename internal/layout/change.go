@@ -118,7 +118,7 @@ func Plan(l Layout, gpus []GPU) Changes {
 		}
 		for _, uuid := range item.UUIDs {
 			if !slices.ContainsFunc(gpus, func(g GPU) bool { return g.UUID == uuid }) {
-				c.Warnings = append(c.Warnings, fmt.Sprintf("the layout names GPU %s, and there is no such GPU", uuid))
+				c.Warnings = append(c.Warnings, fmt.Sprintf("the layout names %s, and there is no such GPU", uuid))
 			}
 		}
 	}

@@ -275,11 +275,12 @@ func TestExport(t *testing.T) {
 	t.Parallel()
 	a, b, c, off := gpu(h100, "1g.10gb@0", "1g.10gb@1", "1c.3g.40gb@4"), gpu(h100, "1g.10gb@5", "1g.10gb@2", "1c.3g.40gb@4"), gpu(h100, "3g.40gb@0?"), gpu(a100)
 	off.Mode = inventory.MIGDisabled
-	unread, none := gpu(h100), GPU{Index: 5}
+	unread, none, off2 := gpu(h100), GPU{Index: 5}, GPU{Index: 6}
+	off2.Mode = inventory.MIGDisabled
 	a.Index, b.Index, c.Index, off.Index, unread.Index, unread.Unread = 3, 1, 2, 0, 4, "nobody knows"
-	got, lost := Export([]GPU{a, b, c, off, unread, none})
+	got, lost := Export([]GPU{off2, a, b, c, off, unread, none})
 	want := Layout{Name: "current", Items: []Item{
-		{Indexes: []int{0}, Devices: map[string]int{}},
+		{Indexes: []int{0, 6}, Devices: map[string]int{}},
 		{Indexes: []int{1, 3}, Enabled: true, Devices: map[string]int{"1g.10gb": 2, "1c.3g.40gb": 3}},
 		{Indexes: []int{2}, Enabled: true, Devices: map[string]int{}},
 	}}
@@ -317,8 +318,9 @@ func TestLastItemCounts(t *testing.T) {
 	if got.GPUs[2].Note == "" || len(got.GPUs[2].Steps) > 0 {
 		t.Errorf("a GPU that no item matches is changed: %+v", got.GPUs[2])
 	}
-	if len(got.Warnings) != 2 {
-		t.Errorf("warnings %q, want one for GPU 7 and one for GPU-9", got.Warnings)
+	warnings := []string{"the layout names GPU-9, and there is no such GPU", "the layout names GPU 7, and there is no such GPU"}
+	if diff := cmp.Diff(warnings, got.Warnings); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
 	}
 }
 
