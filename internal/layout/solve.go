@@ -40,6 +40,7 @@ type search struct {
 	// partial is whether some of what is wanted may be left out: then the solution that covers most slices is the best.
 	partial bool
 
+	least int   // what any solution costs: that of the instances which no kind can keep
 	left  []int // of each kind
 	sizes int   // the memory slices of those that are left
 	here  []spot
@@ -72,6 +73,9 @@ func solve(kinds []kind, memorySlices int, have []existing, partial bool) ([]spo
 	}
 	for _, e := range have {
 		s.cost += e.cost
+		if !slices.ContainsFunc(kinds, func(k kind) bool { return k.keeps(e.GPUInstance) }) {
+			s.least += e.cost
+		}
 	}
 	s.from(0)
 	return s.best, s.found
@@ -81,6 +85,8 @@ func solve(kinds []kind, memorySlices int, have []existing, partial bool) ([]spo
 func (s *search) from(slice int) {
 	room, covered := s.slices-slice, s.covered()
 	switch {
+	case !s.partial && s.found && s.value.cost == s.least:
+		return // no other solution is better
 	case !s.partial && s.sizes > room:
 		return
 	case s.partial && s.found && covered+min(room, s.sizes) < s.value.covered:
@@ -137,14 +143,19 @@ func (s *search) clashes(k kind) bool {
 func (s *search) keep(k kind, start int) (position, saved int) {
 	for i, e := range s.have {
 		switch {
-		case e.Start != start || e.Profile != k.profile.Name:
-		case sameComputes(e.Computes, k.computes):
-			return i, e.cost
+		case e.Start != start || !k.keeps(e.GPUInstance):
 		case len(e.Computes) == 0:
 			return i, e.cost - costCompute
+		default:
+			return i, e.cost
 		}
 	}
 	return -1, 0
+}
+
+// keeps says whether an instance that exists is of the kind, or is when its compute instances are created.
+func (k kind) keeps(i inventory.GPUInstance) bool {
+	return i.Profile == k.profile.Name && (len(i.Computes) == 0 || sameComputes(i.Computes, k.computes))
 }
 
 // sameComputes says whether compute instances have the same sizes. Where each of them is makes no difference to who uses it.
