@@ -215,6 +215,14 @@ var nodeRows = []row{
 		check: "cdi-specs", severity: doctor.Error, says: "name the same device, so that runtimes know neither: nvidia.com/gpu=0",
 	},
 	{
+		name: "two devices twice", change: changes{
+			otherSpec:          strings.Replace(specText, "devices:\n", "devices:\n- name: all\n", 1) + "580.95.05\n",
+			"run/cdi/old.yaml": strings.Replace(specText, "devices:\n", "devices:\n- name: all\n", 1) + "580.95.05\n",
+		},
+		check: "cdi-specs", severity: doctor.Error, says: "that runtimes know neither: nvidia.com/gpu=0",
+		shows: "/var/run/cdi/nvidia.yaml and /var/run/cdi/old.yaml", remedy: "ls -l /var/run/cdi/nvidia.yaml /var/run/cdi/old.yaml",
+	},
+	{
 		name: "once in each folder", change: changes{otherSpec: specText + "580.95.05\n", "etc/cdi/nvidia.yaml": specText + "580.95.05\n"},
 		check: "cdi-specs", severity: doctor.OK, says: "3 CDI specs ",
 	},
