@@ -37,7 +37,6 @@ const maxMemory = 12 << 30
 type mutation struct {
 	file       string
 	line       int
-	column     int
 	start, end int // offsets in the file
 	text       string
 	what       string
@@ -78,22 +77,12 @@ func run(dir, tests string, only *regexp.Regexp, n int, seed uint64, jobs int) e
 		return err
 	}
 	defer func() { _ = os.RemoveAll(tmp) }()
-	profile := filepath.Join(tmp, "cover")
-	if out, err := build(tests, filepath.Join(tmp, "covered"), "-covermode=atomic", "-coverpkg=./"+filepath.Clean(dir)); err != nil {
-		return fmt.Errorf("the tests in %s cannot be built: %s", tests, out)
-	}
-	if outcome, out := test(tests, filepath.Join(tmp, "covered"), 10*time.Minute, "-test.coverprofile", profile); outcome != survived {
-		return fmt.Errorf("the tests in %s fail without a mutation:\n%s", tests, out)
-	}
-	unreached, err := notReached(profile)
-	if err != nil {
-		return err
-	}
-	if out, err := build(tests, filepath.Join(tmp, "plain")); err != nil {
+	binary := filepath.Join(tmp, "test")
+	if out, err := build(tests, binary); err != nil {
 		return fmt.Errorf("the tests in %s cannot be built: %s", tests, out)
 	}
 	began := time.Now()
-	if outcome, out := test(tests, filepath.Join(tmp, "plain"), 10*time.Minute); outcome != survived {
+	if outcome, out := test(tests, binary, 10*time.Minute); outcome != survived {
 		return fmt.Errorf("the tests in %s fail without a mutation:\n%s", tests, out)
 	}
 	timeout := max(20*time.Second, 4*time.Since(began))
@@ -115,7 +104,7 @@ func run(dir, tests string, only *regexp.Regexp, n int, seed uint64, jobs int) e
 				next, tried = next+1, tried+1
 				lock.Unlock()
 
-				outcome, err := try(tests, m, timeout, unreached)
+				outcome, err := try(tests, m, timeout)
 				lock.Lock()
 				switch {
 				case err != nil:
@@ -129,8 +118,6 @@ func run(dir, tests string, only *regexp.Regexp, n int, seed uint64, jobs int) e
 					killed++
 					late++
 					fmt.Printf("%s:%d: took too long: %s\n", m.file, m.line, m.what)
-				case outcome == notRun:
-					fmt.Printf("%s:%d: no test runs this: %s\n", m.file, m.line, m.what)
 				default:
 					fmt.Printf("%s:%d: %s\n", m.file, m.line, m.what)
 				}
@@ -149,14 +136,13 @@ type outcome int
 
 const (
 	survived outcome = iota
-	notRun
 	noticed
 	tooLong
 	noBuild
 )
 
 // try runs the tests with one mutation.
-func try(tests string, m mutation, timeout time.Duration, unreached map[string][]block) (outcome, error) {
+func try(tests string, m mutation, timeout time.Duration) (outcome, error) {
 	source, err := os.ReadFile(m.file)
 	if err != nil {
 		return survived, err
@@ -185,11 +171,7 @@ func try(tests string, m mutation, timeout time.Duration, unreached map[string][
 	if _, err := build(tests, binary, "-overlay", overlay); err != nil {
 		return noBuild, nil
 	}
-	outcome, _ := test(tests, binary, timeout) // also what was not reached: tests may run processes of their own
-	contains := func(b block) bool { return b.contains(m.line, m.column) }
-	if outcome == survived && slices.ContainsFunc(unreached[filepath.Base(m.file)], contains) {
-		outcome = notRun
-	}
+	outcome, _ := test(tests, binary, timeout)
 	return outcome, nil
 }
 
@@ -201,10 +183,10 @@ func build(dir, binary string, flags ...string) (string, error) {
 }
 
 // test runs tests in dir until one has failed.
-func test(dir, binary string, timeout time.Duration, flags ...string) (outcome, string) {
+func test(dir, binary string, timeout time.Duration) (outcome, string) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, binary, append([]string{"-test.failfast", "-test.paniconexit0", "-test.parallel=8"}, flags...)...)
+	cmd := exec.CommandContext(ctx, binary, "-test.failfast", "-test.paniconexit0", "-test.parallel=8")
 	cmd.Dir = dir
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // what the tests start ends with them
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
@@ -242,35 +224,6 @@ func (f *failure) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// A block is a part of a file, from one line and column to another.
-type block struct {
-	fromLine, fromColumn, toLine, toColumn int
-}
-
-func (b block) contains(line, column int) bool {
-	return (line > b.fromLine || line == b.fromLine && column >= b.fromColumn) &&
-		(line < b.toLine || line == b.toLine && column < b.toColumn)
-}
-
-// notReached reads a coverage profile: the blocks of each file that no test runs.
-func notReached(profile string) (map[string][]block, error) {
-	text, err := os.ReadFile(profile)
-	if err != nil {
-		return nil, err
-	}
-	blocks := map[string][]block{}
-	for line := range strings.Lines(string(text)) {
-		var b block
-		var statements, count int
-		file, rest, _ := strings.Cut(line, ":")
-		_, err := fmt.Sscanf(rest, "%d.%d,%d.%d %d %d", &b.fromLine, &b.fromColumn, &b.toLine, &b.toColumn, &statements, &count)
-		if err == nil && count == 0 { // the first line is the mode
-			blocks[filepath.Base(file)] = append(blocks[filepath.Base(file)], b)
-		}
-	}
-	return blocks, nil
-}
-
 // mutations returns all places of the package's code that can be changed, and how.
 func mutations(dir string, only *regexp.Regexp) ([]mutation, error) {
 	var all []mutation
@@ -295,7 +248,7 @@ func mutations(dir string, only *regexp.Regexp) ([]mutation, error) {
 		add := func(start, end token.Pos, text, what string) {
 			at := set.Position(start)
 			all = append(all, mutation{
-				file: name, line: at.Line, column: at.Column, start: at.Offset, end: set.Position(end).Offset, text: text, what: what,
+				file: name, line: at.Line, start: at.Offset, end: set.Position(end).Offset, text: text, what: what,
 			})
 		}
 		text := func(n ast.Node) string {
