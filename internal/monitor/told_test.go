@@ -70,9 +70,9 @@ func TestFaultsOfMIGDevicesOutliveTheProcess(t *testing.T) {
 	n.gpus[0].MIGDevices = []inventory.MIGDevice{{UUID: "MIG-1", GI: 1}, {UUID: "MIG-2", Index: 1, GI: 2}}
 	n.readings[uuid(0)] = asks(inventory.RecoveryNone)
 	synctest.Test(t, func(t *testing.T) {
-		for range 2 {
+		for process := range 2 {
 			m, stop := start(t, n, monitor.Options{StateDir: dir, BootID: "1"})
-			if !strings.Contains(ledgerOf(t, dir), "MIG-2") {
+			if process == 0 {
 				n.send(inventory.Event{Kind: inventory.EventXID, UUID: uuid(0), XID: 119, GI: 2})
 			}
 			pass(time.Second)
@@ -89,6 +89,12 @@ func TestFaultsOfMIGDevicesOutliveTheProcess(t *testing.T) {
 func TestAGPUThatCannotBeAsked(t *testing.T) {
 	n := newNode(2)
 	watch(t, n, func(t *testing.T, m *monitor.Monitor) {
+		n.set(func(n *node) { n.readErr[uuid(1)] = inventory.ErrNotAsked })
+		pass(time.Minute)
+		wantStates(t, m, healthy, healthy) // it says nothing of the GPU
+		if s, err := m.Status(t.Context()); err != nil || len(s.NotAsked) != 1 || s.NotAsked[0] != 1 {
+			t.Errorf("not asked: %v, %v", s.NotAsked, err)
+		}
 		n.set(func(n *node) { n.readErr[uuid(1)] = inventory.ErrNoAnswer })
 		if _, err := m.Look(t.Context()); err != nil {
 			t.Fatal(err)
@@ -100,12 +106,6 @@ func TestAGPUThatCannotBeAsked(t *testing.T) {
 		wantStates(t, m, healthy, unknown)
 		if h := m.Snapshots().Value().GPUs[1].Health; h.Allocatable() || !strings.Contains(h.Reason, "does not answer") {
 			t.Errorf("%+v", h)
-		}
-		n.set(func(n *node) { n.readErr[uuid(1)] = inventory.ErrNotAsked })
-		pass(time.Minute)
-		wantStates(t, m, healthy, unknown)
-		if s, err := m.Status(t.Context()); err != nil || len(s.NotAsked) != 1 || s.NotAsked[0] != 1 {
-			t.Errorf("not asked: %v, %v", s.NotAsked, err)
 		}
 		n.set(func(n *node) { delete(n.readErr, uuid(1)) })
 		pass(time.Minute)
@@ -139,15 +139,25 @@ func TestSamplesOfGPUsThatAreNotAsked(t *testing.T) {
 				t.Errorf("%v: samples %+v, before %+v", err, s, before)
 			}
 		}
-		due := m.Samples().Value()[0].Taken.Add(time.Second)
-		if err := m.SetSampling(t.Context(), how); err != nil { // as before: the pace stays
-			t.Fatal(err)
-		}
-		pass(time.Until(due) + 100*time.Millisecond)
-		if taken := m.Samples().Value()[0].Taken; taken.Before(due) {
-			t.Errorf("taken %v, want %v", taken, due)
-		}
 		stop()
+	})
+}
+
+// TestSamplingThatIsSetAgainKeepsItsPace: only another one begins at once.
+func TestSamplingThatIsSetAgainKeepsItsPace(t *testing.T) {
+	watch(t, newNode(1), func(t *testing.T, m *monitor.Monitor) {
+		for _, tt := range []struct{ every, pass, age time.Duration }{
+			{time.Minute, 90 * time.Second, 29 * time.Second}, {time.Minute, 10 * time.Second, 39 * time.Second},
+			{time.Hour, 10 * time.Second, 9 * time.Second},
+		} {
+			if err := m.SetSampling(t.Context(), monitor.Sampling{Every: tt.every}); err != nil {
+				t.Fatal(err)
+			}
+			pass(tt.pass)
+			if age := time.Since(m.Samples().Value()[0].Taken); age != tt.age {
+				t.Errorf("every %v, %v later: the sample is %v old, want %v", tt.every, tt.pass, age, tt.age)
+			}
+		}
 	})
 }
 
