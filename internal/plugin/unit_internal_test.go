@@ -164,17 +164,18 @@ func TestDevicesThatAreNotOfThePlanArePreferredLast(t *testing.T) {
 		size                int
 		want                string // no answer can be right if it is empty
 	}{
-		"all are of the plan":            {"GPU-0 GPU-1 GPU-2", "GPU-2", 2, "GPU-0 GPU-2"},
-		"enough are of the plan":         {"GPU-x GPU-0 GPU-1", "", 2, "GPU-0 GPU-1"},
-		"one too few":                    {"GPU-y GPU-x GPU-0", "", 2, "GPU-0 GPU-x"},
-		"two too few":                    {"GPU-y GPU-x GPU-0", "", 3, "GPU-0 GPU-x GPU-y"},
-		"three too few":                  {"GPU-y GPU-x GPU-0", "", 4, ""},
-		"none is of the plan":            {"GPU-y GPU-x", "", 1, "GPU-x"},
-		"one that must be":               {"GPU-x GPU-0 GPU-1", "GPU-x", 2, "GPU-0 GPU-x"},
-		"one that must be, and too few":  {"GPU-x GPU-y GPU-0", "GPU-y", 3, "GPU-0 GPU-x GPU-y"},
-		"as many that must be as wanted": {"GPU-x GPU-y GPU-0", "GPU-y GPU-x", 2, "GPU-x GPU-y"},
-		"one that is named twice":        {"GPU-0 GPU-0 GPU-x GPU-x", "", 2, "GPU-0 GPU-x"},
-		"one that is required and free":  {"GPU-0 GPU-x", "GPU-0", 2, "GPU-0 GPU-x"},
+		"all are of the plan":                 {"GPU-0 GPU-1 GPU-2", "GPU-2", 2, "GPU-0 GPU-2"},
+		"enough are of the plan":              {"GPU-x GPU-0 GPU-1", "", 2, "GPU-0 GPU-1"},
+		"one too few":                         {"GPU-y GPU-x GPU-0", "", 2, "GPU-0 GPU-x"},
+		"two too few":                         {"GPU-y GPU-x GPU-0", "", 3, "GPU-0 GPU-x GPU-y"},
+		"three too few":                       {"GPU-y GPU-x GPU-0", "", 4, ""},
+		"none is of the plan":                 {"GPU-y GPU-x", "", 1, "GPU-x"},
+		"one that must be":                    {"GPU-x GPU-0 GPU-1", "GPU-x", 2, "GPU-0 GPU-x"},
+		"one that must be, and too few":       {"GPU-x GPU-y GPU-0", "GPU-y", 3, "GPU-0 GPU-x GPU-y"},
+		"the first that must be, and too few": {"GPU-x GPU-y GPU-0", "GPU-x", 3, "GPU-0 GPU-x GPU-y"},
+		"as many that must be as wanted":      {"GPU-x GPU-y GPU-0", "GPU-y GPU-x", 2, "GPU-x GPU-y"},
+		"one that is named twice":             {"GPU-0 GPU-0 GPU-x GPU-x", "", 2, "GPU-0 GPU-x"},
+		"one that is required and free":       {"GPU-0 GPU-x", "GPU-0", 2, "GPU-0 GPU-x"},
 	} {
 		got, err := whole(3).prefer(strings.Fields(tt.available), strings.Fields(tt.required), tt.size)
 		slices.Sort(got)
