@@ -102,3 +102,25 @@ func TestReports(t *testing.T) {
 		t.Errorf("%d writes after the restart, want an Event, a condition and a taint", n)
 	}
 }
+
+// TestReportsToPods: the pod that holds the GPU has the Event too, by its name from PodResources and its UID from kubelet's checkpoint.
+func TestReportsToPods(t *testing.T) {
+	t.Parallel()
+	s, server := reporting(t, "dgx-h100")
+	s.Args = append(s.Args, "--pod-events")
+	s.start()
+	s.allocatable(8)
+	s.admit("work", 8)
+	s.eventually("the Node is known", func() bool { return server.Requests()[apiserver.Request{Verb: "watch", Resource: "nodes"}] > 0 })
+	s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "2", XID: 79})
+	s.eventually("an Event of the Node and one of the pod", func() bool {
+		var about []string
+		for _, e := range server.Events() {
+			if e.Regarding.UID != "" {
+				about = append(about, e.Regarding.Kind+" "+e.Namespace+" "+e.Regarding.Name)
+			}
+		}
+		slices.Sort(about)
+		return slices.Equal(about, []string{"Node default " + nodeName, "Pod default work"})
+	})
+}
