@@ -137,8 +137,12 @@ func TestOthers(t *testing.T) {
 		if err := os.Mkdir(filepath.Join(r.folder, "folder"), 0o700); err != nil {
 			r.t.Fatal(err)
 		}
+		r.put("../elsewhere", "nvidia.com/gpu.count=1\n")
+		if err := os.Symlink("../elsewhere", filepath.Join(r.folder, "link")); err != nil { // NFD follows none
+			r.t.Fatal(err)
+		}
 		r.want(map[string]string{"nvidia.com/gpu.count": "8"})
-		others := map[string]string{"old": expiring(-2*time.Hour, "nvidia.com/gpu.count=8"), "other": "vendor/feature=1\n", ".gfd": "nvidia.com/gpu.count=1\n", "gfd": "nvidia.com/gpu.count=8\n", "folder": ""}
+		others := map[string]string{"old": expiring(-2*time.Hour, "nvidia.com/gpu.count=8"), "other": "vendor/feature=1\n", ".gfd": "nvidia.com/gpu.count=1\n", "gfd": "nvidia.com/gpu.count=8\n", "folder": "", "link": "nvidia.com/gpu.count=1\n"}
 		r.check("beside GFD", others)
 		time.Sleep(9*time.Minute + 45*time.Second)
 		if err := r.problem.Value(); err == nil || !strings.Contains(err.Error(), "gfd has labels of GPUs already") {
