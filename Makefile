@@ -104,6 +104,14 @@ SEED ?= 0
 soak: build ## Hold the daemon under random actions to what must be true (TIME=60m SEED=7); drawing and logs in dist/soak
 	$(GO) run ./test/soak --daemon bin/gpu-device-plugin --time $(TIME) --seed $(SEED) --out dist/soak $(SOAK_FLAGS)
 
+# Where make e2e leaves the API server that it builds.
+KUBERNETES ?= $(or $(E2E_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gpu-device-plugin/e2e)/kubernetes-1.37.0
+
+.PHONY: fleet
+fleet: ## Start 5,000 nodes at once at a real API server and print how soon it answers (etcd; after make e2e; FLEET_FLAGS='-nodes 500')
+	@test -x $(KUBERNETES)/kube-apiserver || { echo 'no kube-apiserver in $(KUBERNETES): run make e2e first, or set KUBERNETES'; exit 1; }
+	$(GO) test ./test/fleet -count=1 -v -timeout 20m -kubernetes $(KUBERNETES) $(FLEET_FLAGS)
+
 .PHONY: e2e
 e2e: e2e-devicemanager e2e-monitoring ## Run the daemon on real kubelets (root; the first run builds Kubernetes; E2E_FLAGS='--kubelet 1.37')
 	cd test/e2e && ./run $(E2E_FLAGS)

@@ -35,6 +35,7 @@ const (
 // condition and label; its account can write no other node and nothing else of its own; a label of the node switches sharing; and
 // all of that comes late, but once, where the API server is slow, away and back, while kubelet sees no difference.
 func inTheCluster(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
+	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) }) // a roll-out that is overtaken by another may stand still
 	proxy := startProxy(t)
 	publishCA(ctx, t, n)
 	start := time.Now()
@@ -42,7 +43,7 @@ func inTheCluster(ctx context.Context, t *testing.T, n *node.Node, kubelet podre
 	t.Cleanup(func() { leaveTheCluster(t, n) })
 	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
 	waitAllocatable(ctx, t, kubelet, gpu, gpus, stepLimit)
-	waitNodeSays(ctx, t, n, "labels", time.Now(), stepLimit, func(object *corev1.Node) bool {
+	waitNodeSays(ctx, t, n, "the labels", time.Now(), promptly, func(object *corev1.Node) bool {
 		l := object.Labels
 		return l["nvidia.com/gpu.count"] == "8" && l["nvidia.com/gpu.product"] == "NVIDIA-H100-80GB-HBM3" && l[healthLabel] == "healthy"
 	})
@@ -162,6 +163,10 @@ func chosenByLabel(ctx context.Context, t *testing.T, n *node.Node, kubelet podr
 	if took > far*told {
 		t.Errorf("GPUs are shared %v after the label of the node asked for it, want %v", took, told)
 	}
+	// A name that no file has changes nothing, and is told.
+	kubectl(ctx, t, n, "label", "--overwrite", "node", node.Name, configLabel+"=unknown")
+	waitEvents(ctx, t, n, configLabel+"=unknown", time.Now(), far*told, map[string]int{"ConfigRejected": 1})
+	waitAllocatable(ctx, t, kubelet, gpu, 2*(gpus-2)+2, stepLimit)
 	kubectl(ctx, t, n, "label", "node", node.Name, configLabel+"-")
 	waitAllocatable(ctx, t, kubelet, gpu, gpus, stepLimit)
 	if now := registrations(ctx, t, n); now[gpu] != registered[gpu] {
@@ -175,29 +180,35 @@ func apiServerFails(ctx context.Context, t *testing.T, n *node.Node, kubelet pod
 	uuid := simulatedGPUs(ctx, t, n)[6].UUID
 	endChurn := startChurn(ctx, t, n)
 	proxy.setDelay(10 * time.Second)
+	start := time.Now()
 	simulate(ctx, t, "xid", "--gpu", uuid, "--xid", "48")
-	took := waitAllocatable(ctx, t, kubelet, gpu, gpus-1, promptly)
-	t.Logf("kubelet knows of a bad GPU after %v while the API server is slow", took.Round(time.Millisecond))
+	waitAllocatable(ctx, t, kubelet, gpu, gpus-1, promptly)
+	t.Logf("kubelet knows of a bad GPU after %v while the API server is slow", time.Since(start).Round(time.Millisecond))
 	proxy.setDelay(0)
 	waitEvents(ctx, t, n, uuid, time.Now(), stepLimit, map[string]int{"GPUUnhealthy": 1})
 	waitNodeSays(ctx, t, n, "the condition", time.Now(), stepLimit, hasCondition(corev1.ConditionFalse, uuid))
 
+	other := simulatedGPUs(ctx, t, n)[5].UUID
 	n.StopAPIServer()
 	simulate(ctx, t, "restore", "--gpu", uuid)
-	took = waitAllocatable(ctx, t, kubelet, gpu, gpus, far*cured)
+	took := waitAllocatable(ctx, t, kubelet, gpu, gpus, far*cured)
 	t.Logf("kubelet has all GPUs %v after the cure, while the API server is away", took.Round(time.Millisecond))
-	simulate(ctx, t, "xid", "--gpu", uuid, "--xid", "48")
-	took = waitAllocatable(ctx, t, kubelet, gpu, gpus-1, promptly)
-	t.Logf("kubelet knows of a bad GPU after %v while the API server is away", took.Round(time.Millisecond))
-	simulate(ctx, t, "restore", "--gpu", uuid)
-	waitAllocatable(ctx, t, kubelet, gpu, gpus, far*cured)
+	start = time.Now()
+	simulate(ctx, t, "xid", "--gpu", other, "--xid", "48")
+	waitAllocatable(ctx, t, kubelet, gpu, gpus-1, promptly)
+	t.Logf("kubelet knows of a bad GPU after %v while the API server is away", time.Since(start).Round(time.Millisecond))
 	if err := n.StartAPIServer(ctx); err != nil {
 		t.Fatal(err)
 	}
-	start := time.Now()
-	waitNodeSays(ctx, t, n, "the label after the API server came back", start, stepLimit, hasLabel(healthLabel, "healthy"))
-	waitEvents(ctx, t, n, uuid, start, stepLimit, map[string]int{"GPUUnhealthy": 2, "GPURecovered": 2})
-	waitNodeSays(ctx, t, n, "the condition after the API server came back", start, stepLimit, hasCondition(corev1.ConditionTrue, ""))
+	start = time.Now()
+	waitNodeSays(ctx, t, n, "the condition after the API server came back", start, stepLimit, hasCondition(corev1.ConditionFalse, other))
+	waitEvents(ctx, t, n, uuid, start, stepLimit, map[string]int{"GPUUnhealthy": 1, "GPURecovered": 1})
+	waitEvents(ctx, t, n, other, start, stepLimit, map[string]int{"GPUUnhealthy": 1})
+	waitNodeSays(ctx, t, n, "the label after the API server came back", start, stepLimit, hasLabel(healthLabel, "degraded"))
+	simulate(ctx, t, "restore", "--gpu", other)
+	waitNodeSays(ctx, t, n, "the condition after the cure", time.Now(), stepLimit, hasCondition(corev1.ConditionTrue, ""))
+	waitEvents(ctx, t, n, other, start, stepLimit, map[string]int{"GPUUnhealthy": 1, "GPURecovered": 1})
+	waitAllocatable(ctx, t, kubelet, gpu, gpus, far*cured)
 	endChurn()
 	if processes := daemonProcesses(t); len(processes) != 1 {
 		t.Errorf("the daemon's processes are %v, want one", processes)
@@ -225,6 +236,10 @@ func leaveTheCluster(t *testing.T, n *node.Node) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), stepLimit)
 	defer cancel()
+	if t.Failed() { // what explains it goes with the pod
+		out, err := n.Kubectl(ctx, "--namespace", namespace, "logs", "--selector", "app.kubernetes.io/name="+daemonSet, "--tail", "100")
+		t.Logf("the log of gpu-node-agent ends with, error %v:\n%s", err, out)
+	}
 	apply(ctx, t, n, "overlay")
 	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
 	if _, err := n.Kubectl(ctx, "delete", "--filename", filepath.Join(*source, "deployments/node-agent/rights.yaml")); err != nil {
@@ -278,9 +293,9 @@ func hasCondition(status corev1.ConditionStatus, text string) func(*corev1.Node)
 	}
 }
 
-// waitEvents waits until a GPU was reported so often, by reason, and logs how long that took since start.
+// waitEvents waits until Events with a text, such as a UUID, are so many, by reason, and logs how long that took since start.
 func waitEvents(
-	ctx context.Context, t *testing.T, n *node.Node, uuid string, start time.Time, limit time.Duration, want map[string]int,
+	ctx context.Context, t *testing.T, n *node.Node, text string, start time.Time, limit time.Duration, want map[string]int,
 ) {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, errors.New("the Events are not there"))
@@ -292,7 +307,7 @@ func waitEvents(
 		}
 		got := map[string]int{}
 		for _, e := range list.Items {
-			if e.ReportingController == "gpu-node-agent" && strings.Contains(e.Note, uuid) {
+			if e.ReportingController == "gpu-node-agent" && strings.Contains(e.Note, text) {
 				got[e.Reason]++
 				if e.Series != nil {
 					got[e.Reason] += int(e.Series.Count) - 1
@@ -300,7 +315,7 @@ func waitEvents(
 			}
 		}
 		if fmt.Sprint(got) != fmt.Sprint(want) {
-			return fmt.Errorf("Events of %s: %v, want %v", uuid, got, want)
+			return fmt.Errorf("Events of %s: %v, want %v", text, got, want)
 		}
 		return nil
 	})

@@ -1,0 +1,299 @@
+package fleet
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"flag"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+)
+
+var (
+	kubernetesDir = flag.String("kubernetes", "", "folder with kube-apiserver; without it nothing is tested")
+	nodeCount     = flag.Int("nodes", 5000, "number of nodes")
+	limit         = flag.Duration("limit", 5*time.Minute, "how long the nodes may take until all are labelled")
+)
+
+const (
+	etcdURL, etcdPeer = "http://127.0.0.1:23979", "http://127.0.0.1:23980"
+	apiPort           = "16443"
+	adminToken        = "admin"
+	nodeToken         = "node"
+	// account is whom the nodes' requests come from, so that the API server treats them as those of the chart's service account.
+	account = "system:serviceaccount:kube-system:gpu-device-plugin"
+	// wanted is what 99 of 100 answers are to take at most.
+	wanted = time.Second
+)
+
+func TestFleet(t *testing.T) {
+	if *kubernetesDir == "" {
+		t.Skip("needs -kubernetes: see make fleet")
+	}
+	admin := startAPIServer(t)
+	createNodes(t, admin)
+	kubeconfig := writeKubeconfig(t, nodeToken)
+
+	before := scrape(t)
+	var requests, failures atomic.Int64
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	t.Cleanup(func() {
+		cancel()
+		running.Wait()
+	})
+	start := time.Now()
+	for i := range *nodeCount {
+		running.Go(func() { runNode(ctx, kubeconfig, nodeName(i), &requests, &failures) })
+	}
+	labelled, told := 0, 0
+	for labelled < *nodeCount || told < *nodeCount {
+		if time.Since(start) > *limit {
+			t.Fatalf("after %v %d nodes of %d are labelled, %d have the condition", *limit, labelled, *nodeCount, told)
+		}
+		select {
+		case <-time.After(2 * time.Second):
+		case <-t.Context().Done():
+			t.Fatal("interrupted")
+		}
+		labelled, told = count(t, admin)
+	}
+	took := time.Since(start)
+	after := scrape(t)
+	t.Logf("%d nodes labelled and with the condition %v after they started at once; %d requests, %d failed", *nodeCount,
+		took.Round(time.Second), requests.Load(), failures.Load())
+	for _, h := range []struct{ what, metric string }{
+		{"answers", "apiserver_request_duration_seconds"},
+		{"waits for its turn", "apiserver_flowcontrol_request_wait_duration_seconds"},
+	} {
+		d := after[h.metric].since(before[h.metric])
+		t.Logf("%s of the API server: %d, p50 %v, p99 %v", h.what, d.count(), d.quantile(0.5), d.quantile(0.99))
+		if p99 := d.quantile(0.99); p99 > wanted {
+			t.Errorf("p99 of %s is %v, want %v", h.what, p99, wanted)
+		}
+	}
+}
+
+func nodeName(i int) string { return fmt.Sprintf("node-%05d", i) }
+
+// runNode does what gpu-node-agent does with the API server, for a node whose eight GPUs are healthy.
+func runNode(ctx context.Context, kubeconfig, name string, requests, failures *atomic.Int64) {
+	c := config.Config{Kubeconfig: kubeconfig, NodeName: name, Features: config.Features{
+		Labels: config.LabelsNode, Events: true, Condition: true, ConditionType: "GPUHealthy", ConditionInterval: time.Hour, Taint: true,
+	}}
+	var gpus []status.Device
+	for i := range 8 {
+		gpus = append(gpus, status.Device{Index: fmt.Sprint(i), UUID: fmt.Sprintf("GPU-%s-%d", name, i), State: "Healthy"})
+	}
+	d := agent.Daemon{
+		Config: c, Configs: feed.New(c), ConfigErrors: feed.New[error](nil), Snapshots: feed.New(inventory.Snapshot{}),
+		Labels: feed.New(labels()), Unlabeled: feed.New[error](nil), Offered: feed.New(resource.Plan{}),
+		Status: func(context.Context) (status.Status, error) {
+			return status.Status{Version: "v1", Driver: "580", Looked: time.Now(), GPUs: gpus}, nil
+		},
+		Held: func(context.Context) ([]kubelet.HeldDevice, error) { return nil, nil },
+		APIRequested: func(_, _ string, code int) {
+			requests.Add(1)
+			if code >= http.StatusBadRequest || code == 0 && ctx.Err() == nil {
+				failures.Add(1)
+			}
+		},
+		EventDropped: func(string) {},
+	}
+	own := cluster.New()
+	own.Choose(ctx, c)
+	var tasks sync.WaitGroup
+	for _, task := range append(own.Observation(d.Configs), own.Outputs(d)...) {
+		tasks.Go(func() { _ = task.Run(ctx) }) // they end with ctx
+	}
+	tasks.Wait()
+}
+
+// labels are as many as a node with whole GPUs gets.
+func labels() map[string]string {
+	set := map[string]string{"nvidia.com/gpu.present": "true", "gpu-device-plugin.github.io/gpu.health": "healthy"}
+	for _, suffix := range []string{
+		"count", "product", "memory", "family", "compute.major", "compute.minor", "replicas", "sharing-strategy", "machine", "mode",
+		"multiprocessors", "slices.gi", "slices.ci", "engines.copy", "engines.decoder", "engines.encoder", "engines.jpeg", "engines.ofa",
+	} {
+		set["nvidia.com/gpu."+suffix] = "NVIDIA-H100-80GB-HBM3"
+	}
+	return set
+}
+
+// createNodes makes the nodes, each as large as one with twenty images and kubelet's labels.
+func createNodes(t *testing.T, admin *kubernetes.Clientset) {
+	t.Helper()
+	names := make(chan string)
+	var workers sync.WaitGroup
+	var failed atomic.Pointer[error]
+	for range 16 {
+		workers.Go(func() {
+			for name := range names {
+				n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"kubernetes.io/hostname": name}}}
+				for i := range 20 {
+					n.Status.Images = append(n.Status.Images, corev1.ContainerImage{SizeBytes: int64(i), Names: []string{
+						fmt.Sprintf("registry.example/some/longer/path/image-%d@sha256:%064d", i, i),
+					}})
+				}
+				if _, err := admin.CoreV1().Nodes().Create(t.Context(), n, metav1.CreateOptions{}); err != nil {
+					failed.Store(&err)
+				}
+			}
+		})
+	}
+	start := time.Now()
+	for i := range *nodeCount {
+		names <- nodeName(i)
+	}
+	close(names)
+	workers.Wait()
+	if err := failed.Load(); err != nil {
+		t.Fatal(*err)
+	}
+	t.Logf("%d nodes created in %v", *nodeCount, time.Since(start).Round(time.Second))
+}
+
+// count returns how many nodes have the labels, and the condition.
+func count(t *testing.T, admin *kubernetes.Clientset) (labelled, told int) {
+	t.Helper()
+	nodes, err := admin.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{ResourceVersion: "0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range nodes.Items {
+		if n.Labels["nvidia.com/gpu.present"] == "true" {
+			labelled++
+		}
+		if len(n.Status.Conditions) > 0 {
+			told++
+		}
+	}
+	return labelled, told
+}
+
+// startAPIServer starts etcd and the API server, which end with the test, and returns a client with all rights.
+func startAPIServer(t *testing.T) *kubernetes.Clientset {
+	t.Helper()
+	dir := t.TempDir()
+	tokens := filepath.Join(dir, "tokens.csv")
+	text := adminToken + ",admin,admin,system:masters\n" + nodeToken + "," + account + ",node,\"system:serviceaccounts\"\n"
+	if err := os.WriteFile(tokens, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	key := filepath.Join(dir, "key.pem")
+	command(t, "openssl", "genrsa", "-out", key, "2048")
+	run(t, "etcd", "--data-dir", filepath.Join(dir, "etcd"), "--listen-client-urls", etcdURL, "--advertise-client-urls", etcdURL,
+		"--listen-peer-urls", etcdPeer, "--log-level", "error")
+	run(t, filepath.Join(*kubernetesDir, "kube-apiserver"), "--etcd-servers="+etcdURL, "--bind-address=127.0.0.1", "--secure-port="+apiPort,
+		"--cert-dir="+filepath.Join(dir, "certificates"), "--endpoint-reconciler-type=none", "--token-auth-file="+tokens, "--authorization-mode=RBAC",
+		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+key, "--service-account-signing-key-file="+key)
+
+	c, err := clientcmd.BuildConfigFromFlags("", writeKubeconfig(t, adminToken))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.QPS, c.Burst = 1000, 1000
+	admin, err := kubernetes.NewForConfig(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ready := func() error { return admin.CoreV1().RESTClient().Get().AbsPath("/readyz").Do(t.Context()).Error() }
+	for late := time.After(2 * time.Minute); ready() != nil; {
+		select {
+		case <-time.After(200 * time.Millisecond):
+		case <-late:
+			t.Fatalf("the API server is not ready: %v", ready())
+		}
+	}
+	grant(t, admin)
+	return admin
+}
+
+// run starts a program that ends with the test.
+func run(t *testing.T, name string, args ...string) {
+	t.Helper()
+	log, err := os.Create(filepath.Join(t.TempDir(), filepath.Base(name)+".log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(name, args...)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			text, _ := os.ReadFile(log.Name())
+			t.Logf("the log of %s ends with:\n%s", name, text[max(0, len(text)-4000):])
+		}
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		_ = log.Close()
+	})
+}
+
+func command(t *testing.T, name string, args ...string) {
+	t.Helper()
+	if out, err := exec.CommandContext(t.Context(), name, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v: %s", name, err, out)
+	}
+}
+
+// writeKubeconfig writes how the API server is reached with a token, and returns the path.
+func writeKubeconfig(t *testing.T, token string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	text := fmt.Sprintf(`{apiVersion: v1, kind: Config, current-context: c, contexts: [{name: c, context: {cluster: c, user: u}}],
+clusters: [{name: c, cluster: {server: "https://127.0.0.1:%s", insecure-skip-tls-verify: true}}], users: [{name: u, user: {token: %q}}]}`,
+		apiPort, token)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// scrape returns the histograms of the API server's metrics, without watches.
+func scrape(t *testing.T) map[string]histogram {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://127.0.0.1:"+apiPort+"/metrics", http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header.Set("Authorization", "Bearer "+adminToken)
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+	answer, err := client.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return histograms(bytes.NewReader(text))
+}
