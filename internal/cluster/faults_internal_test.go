@@ -51,7 +51,7 @@ func TestFewRequestsWhileRefused(t *testing.T) {
 		fault apiserver.Fault
 		most  int // of each writer, in an hour
 	}{
-		"forbidden":         {apiserver.Fault{Status: 403, Only: apiserver.Request.IsWrite}, 24},
+		"forbidden":         {apiserver.Fault{Status: 403, Only: apiserver.Request.IsWrite}, 60},
 		"too many requests": {apiserver.Fault{Status: 429, RetryAfter: 5 * time.Minute, Only: apiserver.Request.IsWrite}, 12},
 		"internal error":    {apiserver.Fault{Status: 500, Only: apiserver.Request.IsWrite}, 60},
 	} {

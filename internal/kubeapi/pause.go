@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"net/http"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -18,16 +17,14 @@ const (
 )
 
 // Pause returns how long to wait after failures in a row, the last with err: a random time up to a limit that doubles, so that the
-// nodes of a cluster do not come back in step; not less than the API server asks for; and minutes where rights are missing.
+// nodes of a cluster do not come back in step; and not less than the API server asks for. A right that is missing is no special case: an
+// API server that starts answers 403, too, until it has read the roles.
 func Pause(err error, failures int) time.Duration {
 	limit := maxPause
 	if shift := max(failures, 1) - 1; shift < 9 {
 		limit = min(minPause<<shift, maxPause)
 	}
 	pause := rand.N(limit)
-	if IsCode(err, http.StatusForbidden) {
-		pause = maxPause/2 + rand.N(maxPause/2)
-	}
 	var refused *Refused
 	if errors.As(err, &refused) && refused.RetryAfter > 0 {
 		pause = refused.RetryAfter + rand.N(refused.RetryAfter/4+1)

@@ -163,10 +163,6 @@ func TestFaultsOfTheAPIServer(t *testing.T) {
 				if !fault.Passes {
 					c.logs("annot ") // Cannot talk to the API server, or Cannot watch the node
 				}
-				if fault.Name == "forbidden" {
-					// The daemon waits for minutes until it tries again. internal/cluster tests on a virtual clock that it catches up.
-					return
-				}
 				if err := fault.End(c.api); err != nil {
 					t.Fatal(err)
 				}
