@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -237,8 +238,9 @@ func leaveTheCluster(t *testing.T, n *node.Node) {
 	ctx, cancel := context.WithTimeout(context.Background(), stepLimit)
 	defer cancel()
 	if t.Failed() { // what explains it goes with the pod
-		out, err := n.Kubectl(ctx, "--namespace", namespace, "logs", "--selector", "app.kubernetes.io/name="+daemonSet, "--tail", "100")
-		t.Logf("the log of gpu-node-agent ends with, error %v:\n%s", err, out)
+		out, err := n.Kubectl(ctx, "--namespace", namespace, "logs", "--selector", "app.kubernetes.io/name="+daemonSet, "--tail", "-1")
+		lines := slices.DeleteFunc(strings.Split(out, "\n"), func(l string) bool { return strings.Contains(l, "service.go") }) // of short pods
+		t.Logf("the log of gpu-node-agent, error %v:\n%s", err, strings.Join(lines, "\n"))
 	}
 	apply(ctx, t, n, "overlay")
 	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
