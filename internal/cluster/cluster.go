@@ -47,7 +47,7 @@ func (c *Cluster) Choose(ctx context.Context, early config.Config) *feed.Feed[co
 // Observation returns the tasks that watch the node and choose the configuration file.
 func (c *Cluster) Observation(configs *feed.Feed[config.Config]) []agent.Task {
 	tasks := []agent.Task{
-		{Name: "own node", Run: func(ctx context.Context) error { return c.watchNode(ctx, configs) }},
+		later(agent.Task{Name: "own node", Run: func(ctx context.Context) error { return c.watchNode(ctx, configs) }}),
 	}
 	if n := c.nodeConfig; n != nil {
 		tasks = append(tasks, agent.Task{
@@ -60,16 +60,25 @@ func (c *Cluster) Observation(configs *feed.Feed[config.Config]) []agent.Task {
 // Problem returns why the API server does not tell of the node; nil if it does, or is not asked.
 func (c *Cluster) Problem() error { return c.client.Problem().Value() }
 
-// headStart is how long after the start of the process the node is not watched: GPUs are registered first.
+// headStart is how long after the start of the process nothing is done here: GPUs are registered first.
 const headStart = 500 * time.Millisecond
+
+// later has a task begin after the head start.
+func later(task agent.Task) agent.Task {
+	run := task.Run
+	task.Run = func(ctx context.Context) error {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(headStart):
+			return run(ctx)
+		}
+	}
+	return task
+}
 
 // watchNode watches the node while something needs it.
 func (c *Cluster) watchNode(ctx context.Context, configs *feed.Feed[config.Config]) error {
-	select {
-	case <-ctx.Done():
-		return nil
-	case <-time.After(headStart):
-	}
 	for ctx.Err() == nil {
 		watching, stop := context.WithCancel(ctx)
 		ended := make(chan struct{})
@@ -108,17 +117,17 @@ func (c *Cluster) needed(now config.Config) bool {
 func (c *Cluster) Outputs(d agent.Daemon) []agent.Task {
 	c.client.Count(d.APIRequested)
 	return append(c.Labels(d),
-		agent.Task{Name: "report", Run: newReporter(d, c.client, c.client.Nodes(), clock.RealClock{}).Run},
+		later(agent.Task{Name: "report", Run: newReporter(d, c.client, c.client.Nodes(), clock.RealClock{}).Run}),
 	)
 }
 
 // Labels returns the tasks that write labels.
 func (c *Cluster) Labels(d agent.Daemon) []agent.Task {
 	output := func(name string, run func(context.Context, agent.Daemon, clock.Clock)) agent.Task {
-		return agent.Task{Name: name, Run: func(ctx context.Context) error {
+		return later(agent.Task{Name: name, Run: func(ctx context.Context) error {
 			run(ctx, d, clock.RealClock{})
 			return nil
-		}}
+		}})
 	}
 	return []agent.Task{output("labels of the node", c.labelNode), output("NodeFeature", c.labelFeature)}
 }

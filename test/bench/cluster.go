@@ -17,7 +17,7 @@ import (
 )
 
 var clusterFigures = []figure{
-	{"gpu-node-agent with all on, start → Register, in turn", "median within 1.3 × gpu-device-plugin", agentStart},
+	{"gpu-node-agent with all on, start → Register, in turn", "medians: within 1.3 × gpu-device-plugin", agentStart},
 	{"gpu-node-agent with all on, idle for 20 s, 8 GPUs", "under 50 MB", agentIdle},
 	{"its requests to the API server in those 20 s", "one list and one watch of the node; few writes", agentRequests},
 	{"gpu-node-agent, stripped", "under 30 MB", agentSize},
@@ -63,6 +63,7 @@ func agentStart(ctx context.Context, daemon string) (string, error) {
 	}
 	return withCluster(func(_ *apiserver.Server, args []string) (string, error) {
 		var with, without []time.Duration
+		var ratios []float64
 		for range 40 {
 			n, err := node.Open(node.Setup{Daemon: nodeAgent(daemon), Profile: "dgx-h100", Version: standin.V137, Args: args})
 			if err != nil {
@@ -82,11 +83,14 @@ func agentStart(ctx context.Context, daemon string) (string, error) {
 				return "", err
 			}
 			without = append(without, after)
+			// A machine that is busy for a while makes both of a pair slower.
+			ratios = append(ratios, float64(with[len(with)-1])/float64(after))
 		}
 		slices.Sort(with)
 		slices.Sort(without)
-		a, b := with[len(with)/2], without[len(without)/2]
-		return fmt.Sprintf("median %s, gpu-device-plugin %s: %.2f ×", ms(a), ms(b), float64(a)/float64(b)), nil
+		slices.Sort(ratios)
+		middle := len(ratios) / 2
+		return fmt.Sprintf("%s, gpu-device-plugin %s; of the pairs %.2f ×", ms(with[middle]), ms(without[middle]), ratios[middle]), nil
 	})
 }
 
