@@ -47,7 +47,7 @@ func TestTheNodeIsWatchedWhileSomethingNeedsIt(t *testing.T) {
 		}
 	}
 	known := func(uid bool) func() bool { return func() bool { return (c.client.Nodes().Value().UID != "") == uid } }
-	quiet := time.Now().Add(headStart/5)
+	quiet := time.Now().Add(headStart / 5)
 	until("nothing happens", func() bool { return time.Now().After(quiet) })
 	if asked := server.Requests(); len(asked) > 0 {
 		t.Errorf("nothing is switched on, and the API server was asked: %v", asked)
