@@ -326,7 +326,8 @@ func TestSlowIsNotDead(t *testing.T) {
 func TestGPUThatHangsAgainAndAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, "dgx-h100", simulator.Fault{Kind: simulator.KindSlow, GPU: "3", Call: "DeviceGetMinorNumber", Delay: "45s"})
+		// The call never returns in the instant in which the loop below looks: then the job is between two calls.
+		r := newRig(t, "dgx-h100", simulator.Fault{Kind: simulator.KindSlow, GPU: "3", Call: "DeviceGetMinorNumber", Delay: "45500ms"})
 		r.ctx = t.Context()
 		asked := 0
 		last := time.Time{}
