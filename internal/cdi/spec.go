@@ -93,7 +93,8 @@ func newSpec(class edits.CDIClass) *specs.Spec {
 	return &specs.Spec{Kind: edits.CDIVendor + "/" + string(class)}
 }
 
-// gpuSpec returns the spec of GPUs and MIG devices; nil if nothing is known of the driver's files.
+// gpuSpec returns the spec of GPUs and MIG devices; nil if nothing is known of the driver's files. Devices that are not offered any more
+// are in it, too: while a pod holds one, kubelet may give it to the next pod.
 func (w Wanted) gpuSpec(root fs.FS, driver *found) (*specs.Spec, error) {
 	problem := w.find(root, driver)
 	if problem != nil && driver.version == "" {
@@ -101,18 +102,20 @@ func (w Wanted) gpuSpec(root fs.FS, driver *found) (*specs.Spec, error) {
 	}
 	spec := newSpec(edits.CDIGPU)
 	seen := map[string]bool{}
+	var devices []resource.Device
 	for _, r := range w.Plan.Resources {
-		for _, d := range r.Devices {
-			name := edits.CDIName(d, w.Edits.IDs)
-			if seen[name] {
-				continue // another replica
-			}
-			seen[name] = true
-			display, links := w.display(root, d)
-			spec.Devices = append(spec.Devices, specs.Device{Name: name, ContainerEdits: specs.ContainerEdits{
-				DeviceNodes: w.nodes(append(edits.DevicePaths(d), display...)), Hooks: driver.hook.symlinks(links),
-			}})
+		devices = append(devices, r.Devices...)
+	}
+	for _, d := range append(devices, w.Plan.NodeDevices()...) {
+		name := edits.CDIName(d, w.Edits.IDs)
+		if seen[name] {
+			continue // another replica
 		}
+		seen[name] = true
+		display, links := w.display(root, d)
+		spec.Devices = append(spec.Devices, specs.Device{Name: name, ContainerEdits: specs.ContainerEdits{
+			DeviceNodes: w.nodes(append(edits.DevicePaths(d), display...)), Hooks: driver.hook.symlinks(links),
+		}})
 	}
 	slices.SortFunc(spec.Devices, func(a, b specs.Device) int { return strings.Compare(a.Name, b.Name) })
 

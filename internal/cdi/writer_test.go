@@ -362,6 +362,28 @@ func TestFilesAreWrittenOnlyWhenTheySaySomethingElse(t *testing.T) {
 	}
 }
 
+// TestDevicesThatAreNotOfferedHaveNames: a configuration that excludes a GPU may also be the first that uses CDI. A pod may hold the GPU
+// then, and kubelet gives it to further pods until the GPU was free for a moment.
+func TestDevicesThatAreNotOfferedHaveNames(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, driverFiles()...)
+	w := wanted()
+	w.Plan = resource.New(w.Snapshot, resource.Options{MIG: resource.MIGMixed, Selectors: []resource.Selector{
+		{Devices: []resource.Ref{"GPU-a"}, Exclude: true},
+	}})
+	if _, offered := w.Plan.Resource("nvidia.com/gpu"); offered {
+		t.Fatal("the GPU is not excluded")
+	}
+	h.apply(t, w)
+	var names []string
+	for _, d := range h.spec(t, "gpu").Devices {
+		names = append(names, d.Name)
+	}
+	if want := []string{"GPU-a", "MIG-b0"}; !slices.Equal(names, want) {
+		t.Errorf("names %q, want %q", names, want)
+	}
+}
+
 func TestNamesStayWhenDevicesGo(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, driverFiles()...)

@@ -83,6 +83,15 @@ func (p Plan) NodeDevice(uuid string) (Device, bool) {
 	return d, found
 }
 
+// NodeDevices returns all devices that NodeDevice finds, by ascending UUID.
+func (p Plan) NodeDevices() []Device {
+	devices := make([]Device, 0, len(p.node))
+	for _, uuid := range slices.Sorted(maps.Keys(p.node)) {
+		devices = append(devices, p.node[uuid])
+	}
+	return devices
+}
+
 // Shared returns the names of the resources that have devices which are shared in a mode.
 func (p Plan) Shared(mode SharingMode) []string {
 	var names []string
