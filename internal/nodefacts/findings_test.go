@@ -414,6 +414,13 @@ var daemonRows = []row{
 		check: "daemon", severity: doctor.Error, says: "GPU 0 is Unhealthy: XID 62", remedy: "nvidia-smi --gpu-reset -i 0",
 	},
 	{
+		name: "can be reset while a call about no GPU hangs", status: func(s *status.Status) {
+			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Cure = "Unhealthy", "XID 62", string(inventory.CureReset)
+			s.Calls = []status.Call{{Function: "nvmlEventSetWait"}}
+		},
+		check: "daemon", severity: doctor.Error, says: "XID 62", remedy: "nvidia-smi --gpu-reset -i 0", also: justDaemon,
+	},
+	{
 		name: "cannot be reset while a call hangs", status: func(s *status.Status) {
 			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Cure = "Unhealthy", "it hangs", string(inventory.CureReset)
 			s.Calls = []status.Call{{GPU: new(int), Function: "nvmlDeviceGetUUID"}}

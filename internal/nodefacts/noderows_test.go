@@ -75,6 +75,7 @@ var runtimeRows = []row{
 	{
 		name: "CRI-O, a file that is not TOML", change: changes{"proc/700/comm": "crio", "etc/crio/crio.conf": "=", "etc/crio/crio.conf.d/10": crioConf},
 		check: "container-runtime", severity: doctor.Warning, says: "configuration file of CRI-O cannot be read",
+		remedy: "crio config > /dev/null",
 	},
 	{
 		name: "no runtime", change: changes{"proc/700/comm": gone},
@@ -168,6 +169,10 @@ var runtimeRows = []row{
 	{
 		name: "device nodes", settings: func(s *doctor.Settings) { s.CDI, s.VolumeMounts, s.DeviceNodes = false, true, true },
 		check: "daemon-reload", severity: doctor.OK, says: "known to systemd",
+	},
+	{
+		name: "runc", change: changes{dropIn: gone},
+		check: "daemon-reload", severity: doctor.OK, says: "known to systemd", shows: "cgroups of runc are made by systemd",
 	},
 	{
 		name: "no links", change: changes{"dev/char/195:0": gone},
