@@ -258,6 +258,18 @@ var driverRows = []row{
 		name: "none", change: changes{"sys/bus/pci/devices/" + address + "/vendor": "0x8086"},
 		check: "gpus", severity: doctor.Info, says: "No NVIDIA GPU",
 	},
+	{
+		name: "no GPU", change: changes{"sys/bus/pci/devices/" + address + "/vendor": "0x8086"},
+		check: "driver", severity: doctor.OK, says: "No GPU needs the driver", also: []string{"gpus"},
+	},
+	{
+		name: "no GPU", change: changes{"sys/bus/pci/devices/" + address + "/vendor": "0x8086"},
+		check: "device-nodes", severity: doctor.OK, says: "No GPU needs device nodes", also: []string{"gpus"},
+	},
+	{
+		name: "no GPU", change: changes{"sys/bus/pci/devices/" + address + "/vendor": "0x8086"},
+		check: "persistence", severity: doctor.OK, says: "No GPU needs persistence mode", also: []string{"gpus"},
+	},
 	{name: "one version", check: "driver", severity: doctor.OK, says: "Kernel module and library have version 580.95.05"},
 	{
 		name: "upgraded", change: changes{"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu\n"},
