@@ -26,6 +26,8 @@ const (
 	differsFor = time.Second
 	// suspectFor is how old the socket of another program may be for the program to count as the reason of a difference.
 	suspectFor = time.Minute
+	// endsWithin is how long after its socket another program may end its stream.
+	endsWithin = 10 * time.Second
 	// disputeFirst and disputeMost are the shortest and the longest time between two registrations because of a difference.
 	disputeFirst = 10 * time.Second
 	disputeMost  = 5 * time.Minute
@@ -66,7 +68,8 @@ type comparison struct {
 	counted  bool                            // they have been the same since the list was sent, and kubelet counted devices
 	since    time.Time                       // when they began to differ; zero if they do not
 	foreign  map[kubelet.Socket]time.Time    // of other programs → when they came; zero if that was before the registration
-	vanished bool                            // the socket of another program came after the registration and is gone
+	ended    time.Time                       // when another program that came after the registration was seen to have ended; zero if none was
+	passed   bool                            // the two were the same after that
 	common   *pluginapi.ListAndWatchResponse // the list at the last comparison in which the two were the same
 	suspects []string                        // sockets of other programs that may be the reason of the difference
 }
@@ -125,11 +128,12 @@ func (l *life) checkAccount(ctx context.Context, incarnation uint64) (agreed boo
 			next(checkSoon)
 			continue
 		}
+		l.see(&c) // the notice of a socket may be late
 		allocatable, err := l.allocatable(ctx)
 		switch {
 		case err != nil:
 			klog.FromContext(ctx).V(2).Info("Cannot compare kubelet's account with the list", "reason", err.Error())
-			if l.otherEnded(ctx, &c) {
+			if l.noteEnds(ctx, &c); !c.ended.IsZero() && !c.passed {
 				return c.agreed, errOtherEnded // kubelet 1.37 goes by the list that it received last, 1.36 has stopped both
 			}
 			pace, again = again, min(2*again, checkLater)
@@ -137,10 +141,10 @@ func (l *life) checkAccount(ctx context.Context, incarnation uint64) (agreed boo
 			pace = checkSoon
 		case sameIDs(allocatable, healthyIDs(sent)):
 			// After a list, kubelet 1.36 counts its devices although it has stopped both servers.
-			if l.otherEnded(ctx, &c) && sent != c.common {
+			if l.noteEnds(ctx, &c); sent != c.common && !c.ended.IsZero() && l.Clock.Since(c.ended) <= endsWithin {
 				return c.agreed, errOtherEnded
 			}
-			c.agreed, c.since, c.common, again = true, time.Time{}, sent, askAgain
+			c.agreed, c.passed, c.since, c.common, again = true, true, time.Time{}, sent, askAgain
 			c.counted = len(allocatable) > 0
 			l.compared("")
 			l.explained()
@@ -179,22 +183,18 @@ func (l *life) see(c *comparison) {
 	}
 	for socket, came := range before {
 		if _, there := c.foreign[socket]; !there && !came.IsZero() {
-			c.vanished = true
+			c.ended, c.passed = now, false
 		}
 	}
 }
 
-// otherEnded reports whether another program that may have registered after us has ended since it was called last: its socket is gone
-// or refuses connections.
-func (l *life) otherEnded(ctx context.Context, c *comparison) bool {
-	ended := c.vanished
-	c.vanished = false
+// noteEnds takes note of other programs whose sockets refuse connections.
+func (l *life) noteEnds(ctx context.Context, c *comparison) {
 	for socket, came := range c.foreign {
 		if !came.IsZero() && l.Registrar.Refuses(ctx, socket.Name) {
-			c.foreign[socket], ended = time.Time{}, true
+			c.foreign[socket], c.ended, c.passed = time.Time{}, l.Clock.Now(), false
 		}
 	}
-	return ended
 }
 
 // differs decides what to do about an account that differs from the list: to ask again after the returned pause, or an error

@@ -201,7 +201,11 @@ func TestAListThatIsSentAsAnotherProgramEndsHidesNothing(t *testing.T) {
 		t.Run(end, func(t *testing.T) {
 			t.Parallel()
 			bothVersions(t, func(t *testing.T, v standin.Version) {
-				n, d := serving(t, v, clock.RealClock{}, 2)
+				n := newNode(t)
+				n.startKubelet(t, v)
+				account := &countedAccount{Accountant: n.account(t, clock.RealClock{})}
+				d := n.startDaemonWith(t, clock.RealClock{}, account)
+				d.offer(2)
 				d.status(t, "agreed", agreed)
 				theirs, err := scenario.StartPlugin(n.dir, "nvidia-gpu.sock", gpu, scenario.Script{})
 				check(t, err)
@@ -210,6 +214,8 @@ func TestAListThatIsSentAsAnotherProgramEndsHidesNothing(t *testing.T) {
 				theirs.Send(&device{ID: id(0), Health: pluginapi.Healthy}, &device{ID: id(1), Health: pluginapi.Healthy})
 				check(t, theirs.Register(t.Context()))
 				n.await(t, "their list", func() bool { return n.count(standin.Listed, mark) > 0 })
+				compared := account.compared.Load()
+				eventually(t, "their socket was seen", func() bool { return account.compared.Load() >= compared+2 })
 				mark = n.Mark()
 				if end == "killed" {
 					theirs.Kill()
@@ -269,6 +275,7 @@ func TestTheAccountIsComparedAtOnceWhenAnotherSocketDisappears(t *testing.T) {
 	mark, removed := n.Mark(), c.Now()
 	account.say([]string{id(0)}, nil)
 	check(t, os.Remove(sibling))
+	eventually(t, "noticed", func() bool { return !slices.Contains(d.sockets.Value(), "nvidia-gpu.sock") })
 	eventually(t, "registered again", func() bool {
 		if c.Since(removed) < 2*time.Second {
 			c.Step(10 * time.Millisecond)

@@ -77,7 +77,8 @@ func TestADeviceLeavesTheListSlowly(t *testing.T) {
 // questions that come too fast; it asks again then.
 type countedAccount struct {
 	plugin.Accountant
-	asked atomic.Int64
+	asked    atomic.Int64
+	compared atomic.Int64 // how often it was asked what kubelet counts
 }
 
 func (a *countedAccount) Held(ctx context.Context) ([]kubelet.HeldDevice, error) {
@@ -86,6 +87,7 @@ func (a *countedAccount) Held(ctx context.Context) ([]kubelet.HeldDevice, error)
 }
 
 func (a *countedAccount) Allocatable(ctx context.Context) (map[string][]string, error) {
+	defer a.compared.Add(1)
 	return insist(func() (map[string][]string, error) { return a.Accountant.Allocatable(ctx) })
 }
 
