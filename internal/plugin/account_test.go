@@ -81,7 +81,10 @@ func TestALastingDifferenceBeginsANewLifeNowAndThen(t *testing.T) {
 
 		// One that lies for good: the first new life begins soon, and its stream stays.
 		account.say([]string{id(0)}, nil)
-		until(t, c, "registered again", func() bool { return n.count(standin.Registered, mark) > 0 })
+		eventually(t, "registered again", func() bool { // before the time has come to register once more
+			c.Step(20 * time.Millisecond)
+			return n.count(standin.Registered, mark) > 0
+		})
 		n.await(t, "a list", func() bool { return n.listedAnew(mark) && n.Allocatable(gpu) == 2 })
 		before := n.Mark()
 		d.status(t, "registering again did not help", func(s plugin.Status) bool {
