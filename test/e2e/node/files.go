@@ -157,7 +157,9 @@ const network = `{
   "name": "node",
   "plugins": [{
     "type": "ptp",
-    "ipam": {"type": "host-local", "dataDir": "{{.State}}/cni-state", "ranges": [[{"subnet": "10.244.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}
+    "ipam": {
+      "type": "host-local", "dataDir": "{{.State}}/cni-state", "ranges": [[{"subnet": "10.244.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]
+    }
   }]
 }
 `
