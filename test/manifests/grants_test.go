@@ -42,7 +42,7 @@ func grants(t *testing.T, pod corev1.PodSpec) []string {
 	found := map[string]bool{
 		"hostPID": pod.HostPID, "hostNetwork": pod.HostNetwork, "hostIPC": pod.HostIPC,
 		"token":              pod.AutomountServiceAccountToken == nil || *pod.AutomountServiceAccountToken,
-		"service account":    pod.ServiceAccountName != "",
+		"service account":    pod.ServiceAccountName != "default",
 		"several containers": len(pod.Containers)+len(pod.InitContainers) != 1,
 	}
 	c := pod.Containers[0]

@@ -130,7 +130,7 @@ func TestRights(t *testing.T) {
 			if agent {
 				want = append(want, anyRights...)
 			} else {
-				want = append(want, "as ")
+				want = append(want, "as default")
 			}
 			slices.Sort(want)
 			want = slices.Compact(want)
