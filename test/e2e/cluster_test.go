@@ -244,7 +244,7 @@ func leaveTheCluster(t *testing.T, n *node.Node) {
 	}
 	apply(ctx, t, n, "overlay")
 	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
-	// The account stays: a DaemonSet keeps the name of the account that it once had, in the older of the two fields for it.
+	// The account stays, without rights.
 	_, err := n.Kubectl(ctx, "delete", "--all-namespaces", "--selector", "app.kubernetes.io/name="+daemonSet,
 		"clusterroles,clusterrolebindings,roles,rolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings")
 	if err != nil {
