@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -234,6 +235,10 @@ func (m *managed) daemon(name string) *fakeDaemon {
 	if err != nil {
 		m.t.Skip("there is no bash")
 	}
+	// Where the tests ignore the signal, as below nohup, the shell would, too.
+	received := make(chan os.Signal, 1)
+	signal.Notify(received, syscall.SIGHUP)
+	m.t.Cleanup(func() { signal.Stop(received) })
 	d := &fakeDaemon{name: name, lines: make(chan string, 100)}
 	d.cmd = exec.Command(shell, "-c", daemonScript)
 	d.cmd.Args[0] = name
