@@ -77,6 +77,7 @@ func TestEventsThatAreNone(t *testing.T) {
 		"not a node":         `{"type": "MODIFIED", "object": 7}`,
 		"an error that says": `{"type": "ERROR", "object": {"code": 410, "message": "too old"}}`,
 		"no error":           `{"type": "ERROR", "object": "x"}`,
+		"no end":             `{"type": "MODIFIED", "object": "` + strings.Repeat("x", 8<<20),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -174,8 +174,10 @@ func (c *Client) watchOnce(ctx context.Context, timer clock.Clock, version strin
 		klog.FromContext(ctx).Info("Watching the node again")
 		c.problem.Publish(nil)
 	}
-	events := json.NewDecoder(body)
+	bounded := &io.LimitedReader{R: body}
+	events := json.NewDecoder(bounded)
 	for {
+		bounded.N = maxAnswer
 		var e struct {
 			Type   string          `json:"type"`
 			Object json.RawMessage `json:"object"`
@@ -187,6 +189,8 @@ func (c *Client) watchOnce(ctx context.Context, timer clock.Clock, version strin
 			var syntax *json.SyntaxError
 			var kind *json.UnmarshalTypeError
 			switch {
+			case bounded.N <= 0:
+				err, version = fmt.Errorf("an event of the watch has more than %d bytes", maxAnswer), ""
 			case errors.Is(err, io.EOF):
 				err = nil
 			case errors.As(err, &syntax), errors.As(err, &kind):
