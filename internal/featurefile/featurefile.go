@@ -48,7 +48,7 @@ const expiryComment = "# +expiry-time="
 type Target struct {
 	// Path is the file; empty for none. A file that was written stays where it is until it expires.
 	Path string
-	// Labels are nil as long as they are not known: then the file stays as it is.
+	// Labels are nil as long as they are not known: then the file keeps the labels that it has.
 	Labels map[string]string
 	// Renewal is how often the file is written although nothing changed; 0 for never.
 	Renewal time.Duration
@@ -94,10 +94,13 @@ func (w *Writer) Run(ctx context.Context) error {
 
 // write writes the file, unless another program's file has labels of GPUs.
 func (w *Writer) write(wanted Target) error {
-	if wanted.Path == "" || wanted.Labels == nil {
-		return nil
-	}
 	now := w.Clock.Now()
+	switch {
+	case wanted.Path == "":
+		return nil
+	case wanted.Labels == nil:
+		return renew(wanted, now)
+	}
 	if err := prepare(wanted.Path, now); err != nil {
 		return err
 	}
@@ -106,6 +109,21 @@ func (w *Writer) write(wanted Target) error {
 		expires = now.Add(wanted.Lifetime)
 	}
 	return Write(wanted.Path, wanted.Labels, expires)
+}
+
+// renew has labels that an earlier process wrote expire later: whether they still hold is not known.
+func renew(wanted Target, now time.Time) error {
+	content, err := files.Read(wanted.Path, maxFile)
+	expiry, rest, expires := cutExpiry(string(content))
+	left := expiry.Sub(now)
+	if err != nil || !expires || left <= 0 || left > wanted.Lifetime-wanted.Renewal {
+		return nil
+	}
+	later := []byte(expiryLine(now.Add(wanted.Lifetime)) + rest)
+	if err := files.Write(wanted.Path, later, 0o644, nil); err != nil {
+		return fmt.Errorf("write feature file: %w", err)
+	}
+	return nil
 }
 
 // report publishes and logs a problem when it is another one than before.
@@ -139,12 +157,23 @@ func Write(path string, labels map[string]string, expires time.Time) error {
 func Content(labels map[string]string, expires time.Time) []byte {
 	var b bytes.Buffer
 	if !expires.IsZero() {
-		fmt.Fprintf(&b, expiryComment+"%s\n", expires.UTC().Format(time.RFC3339))
+		b.WriteString(expiryLine(expires))
 	}
 	for _, key := range slices.Sorted(maps.Keys(labels)) {
 		fmt.Fprintf(&b, "%s=%s\n", key, labels[key])
 	}
 	return b.Bytes()
+}
+
+func expiryLine(expires time.Time) string {
+	return expiryComment + expires.UTC().Format(time.RFC3339) + "\n"
+}
+
+// cutExpiry returns when the labels of a feature file expire, and what comes after that line. It returns false if they never do.
+func cutExpiry(content string) (expiry time.Time, rest string, expires bool) {
+	first, rest, _ := strings.Cut(content, "\n")
+	expiry, err := time.Parse(time.RFC3339, strings.TrimPrefix(first, expiryComment))
+	return expiry, rest, err == nil
 }
 
 // prepare makes the folder of a file if the folder above is there, removes what a process left that was killed while it wrote, and
@@ -178,7 +207,6 @@ func hasGPULabels(path string, now time.Time) bool {
 	if err != nil || !bytes.Contains(content, []byte(marker)) {
 		return false
 	}
-	first, _, _ := strings.Cut(string(content), "\n")
-	expiry, err := time.Parse(time.RFC3339, strings.TrimPrefix(first, expiryComment))
-	return err != nil || now.Before(expiry)
+	expiry, _, expires := cutExpiry(string(content))
+	return !expires || now.Before(expiry)
 }

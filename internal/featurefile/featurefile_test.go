@@ -122,6 +122,29 @@ func TestFile(t *testing.T) {
 	})
 }
 
+// TestRestartWithoutADriver: labels of an earlier process do not expire while it is not known whether they still hold. Nothing is done to
+// those that have expired, and to a file that does not.
+func TestRestartWithoutADriver(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *rig) {
+		if err := os.Mkdir(r.folder, 0o700); err != nil {
+			r.t.Fatal(err)
+		}
+		r.put("gpu-device-plugin", expiring(-30*time.Minute, "nvidia.com/gpu.count=8", "nvidia.com/gpu.present=true"))
+		r.want(nil)
+		r.check("at the start", map[string]string{"gpu-device-plugin": expiring(0, "nvidia.com/gpu.count=8", "nvidia.com/gpu.present=true")})
+		time.Sleep(2*time.Hour + time.Minute)
+		r.check("after two hours", map[string]string{"gpu-device-plugin": expiring(2*time.Hour, "nvidia.com/gpu.count=8", "nvidia.com/gpu.present=true")})
+		for what, content := range map[string]string{
+			"expired": expiring(0, "nvidia.com/gpu.count=8"), "without an end": "nvidia.com/gpu.count=8\n",
+		} {
+			r.put("gpu-device-plugin", content)
+			time.Sleep(time.Hour)
+			r.check(what, map[string]string{"gpu-device-plugin": content})
+		}
+	})
+}
+
 // TestOthers: nothing is written beside another program's labels of GPUs; that is said once, and ends with the other file.
 func TestOthers(t *testing.T) {
 	t.Parallel()
