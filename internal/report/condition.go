@@ -99,7 +99,7 @@ func Judge(s status.Status, now time.Time, there bool) (Condition, bool) {
 	return Condition{True, AllHealthy, "all GPUs are healthy"}, true
 }
 
-// NoHealthyGPU reports whether the node has GPUs and all of them are Unhealthy or Lost. It returns known false if s does not tell: while
+// NoHealthyGPU reports whether the node has GPUs and all of them are Unhealthy, Lost or cannot be read. It returns known false if s does not tell: while
 // the driver does not answer, and while there is no verdict on a GPU. Then a taint stays as it is.
 func NoHealthyGPU(s status.Status) (none, known bool) {
 	if s.Version == "" || s.Looked.IsZero() {
@@ -117,6 +117,9 @@ func NoHealthyGPU(s status.Status) (none, known bool) {
 		case d.State == healthy || d.State == suspect:
 			return false, true
 		}
+	}
+	if gpus == 0 && len(s.Retries) > 0 { // none can be read
+		return true, s.Stale == "" && !s.Quiet
 	}
 	if gpus == 0 {
 		return false, s.Stale == "" && !s.Quiet

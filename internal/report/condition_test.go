@@ -93,17 +93,18 @@ func TestNoHealthyGPU(t *testing.T) {
 		status      status.Status
 		none, known bool
 	}{
-		"one of two":      {node(bad, whole), false, true},
-		"the only one":    {node(bad), true, true},
-		"both":            {node(bad, gpu(1, "Lost lost reconnect")), true, true},
-		"one unknown":     {node(bad, gpu(1, "Unknown contact reset")), false, false},
-		"Suspect":         {node(bad, gpu(1, "Suspect xid 154 reset")), false, true},
-		"no GPU":          {node(), false, true},
-		"no GPU, stale":   {with(node(), func(s *status.Status) { s.Stale = "away" }), false, false},
-		"first look":      {with(node(bad), func(s *status.Status) { s.Looked = time.Time{} }), false, false},
-		"no status":       {status.Status{}, false, false},
-		"MIG device good": {node(bad, mig(bad, 0, "Healthy")), true, true},
-		"MIG device bad":  {node(whole, mig(whole, 0, "Unhealthy xid 95 reset")), false, true},
+		"one of two":       {node(bad, whole), false, true},
+		"the only one":     {node(bad), true, true},
+		"both":             {node(bad, gpu(1, "Lost lost reconnect")), true, true},
+		"one unknown":      {node(bad, gpu(1, "Unknown contact reset")), false, false},
+		"Suspect":          {node(bad, gpu(1, "Suspect xid 154 reset")), false, true},
+		"no GPU":           {node(), false, true},
+		"none can be read": {with(node(), func(s *status.Status) { s.Retries = []status.Retry{{Index: 0}} }), true, true},
+		"no GPU, stale":    {with(node(), func(s *status.Status) { s.Stale = "away" }), false, false},
+		"first look":       {with(node(bad), func(s *status.Status) { s.Looked = time.Time{} }), false, false},
+		"no status":        {status.Status{}, false, false},
+		"MIG device good":  {node(bad, mig(bad, 0, "Healthy")), true, true},
+		"MIG device bad":   {node(whole, mig(whole, 0, "Unhealthy xid 95 reset")), false, true},
 	} {
 		if none, known := report.NoHealthyGPU(tt.status); none != tt.none || known != tt.known {
 			t.Errorf("%s: %v, known %v", name, none, known)
