@@ -242,6 +242,9 @@ func TestTaintIsTolerated(t *testing.T) {
 		if !tolerates("{features: {taint: true}, tolerations: [], mps: {enabled: true}}", name) {
 			t.Errorf("%s does not tolerate the taint", name)
 		}
+		if !tolerates("{features: {taint: false, events: true}, mps: {enabled: true}}", name) {
+			t.Errorf("%s does not tolerate the taint of the time when the option was on", name)
+		}
 		if tolerates("{mps: {enabled: true}}", name) {
 			t.Errorf("%s tolerates a taint that nobody sets", name)
 		}

@@ -199,10 +199,10 @@ such as nvidia.com/mig.config. */}}
 {{- printf "'^(nvidia[.]com/(%s|%s)|gpu-device-plugin[.]github[.]io/gpu[.](health|link)|feature[.]node[.]kubernetes[.]io/pci-10de[.]present)$'" $node $gpu }}
 {{- end }}
 
-{{- /* What tolerates the taint of the daemon's own. */}}
+{{- /* What tolerates the taint of the daemon's own. The taint may be there from a time when features.taint was on. */}}
 {{- define "gpu-device-plugin.tolerations" -}}
 {{- $tolerations := .Values.tolerations }}
-{{- if include "gpu-device-plugin.feature" (list . "taint") }}
+{{- if include "gpu-device-plugin.agent" . }}
 {{- $tolerations = append $tolerations (dict "key" "gpu-device-plugin.github.io/no-healthy-gpu" "operator" "Exists" "effect" "NoSchedule") }}
 {{- end }}
 {{- with $tolerations }}{{ toYaml . }}{{ end }}
