@@ -90,6 +90,7 @@ func (c *Cluster) watchNode(ctx context.Context, configs *feed.Feed[config.Confi
 			}
 		}()
 		for {
+			_, seen := c.client.Nodes().Latest()
 			now, changed := configs.Latest()
 			if c.needed(now) != needed {
 				break
@@ -97,6 +98,8 @@ func (c *Cluster) watchNode(ctx context.Context, configs *feed.Feed[config.Confi
 			select {
 			case <-ctx.Done():
 			case <-changed:
+				continue
+			case <-seen:
 				continue
 			}
 			break
@@ -107,9 +110,9 @@ func (c *Cluster) watchNode(ctx context.Context, configs *feed.Feed[config.Confi
 	return nil
 }
 
-// needed reports whether a configuration needs the API server.
+// needed reports whether the API server is needed: by a configuration, or because a taint is to be removed.
 func (c *Cluster) needed(now config.Config) bool {
-	return now.NodeConfig.Dir != "" || now.Features.NeedAPIServer()
+	return now.NodeConfig.Dir != "" || now.Features.NeedAPIServer() || isTainted(c.client.Nodes().Value())
 }
 
 // Outputs returns the tasks that tell the API server of the node. Each one follows the configurations, and does nothing while what

@@ -65,6 +65,23 @@ func TestTheNodeIsWatchedWhileSomethingNeedsIt(t *testing.T) {
 		configs.Publish(config.Config{})
 		until("the node is forgotten", known(false))
 	}
+	// A taint of an option that was turned off is to be removed yet.
+	change := func(with func(*corev1.Node)) {
+		t.Helper()
+		if err := server.ChangeNode("n", with); err != nil {
+			t.Fatal(err)
+		}
+	}
+	change(func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: taintKey, Effect: taintEffect}} })
+	configs.Publish(config.Config{Features: config.Features{Taint: true}})
+	until("the node is watched", known(true))
+	configs.Publish(config.Config{})
+	quiet = time.Now().Add(headStart / 5)
+	until("nothing happens", func() bool { return time.Now().After(quiet) })
+	change(func(n *corev1.Node) { n.Labels = map[string]string{"turned": "off"} })
+	until("the node with the taint is watched", func() bool { return c.client.Nodes().Value().Labels["turned"] == "off" })
+	change(func(n *corev1.Node) { n.Spec.Taints = nil })
+	until("the node is forgotten", known(false))
 	if c.Problem() != nil {
 		t.Errorf("nobody asks the API server, and it has the problem %v", c.Problem())
 	}

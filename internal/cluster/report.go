@@ -226,7 +226,7 @@ func (r *reporter) keepTaint(ctx context.Context) {
 		if node.UID == "" || !known || report.Yields(s) {
 			return nil
 		}
-		is := slices.ContainsFunc(node.Taints, func(t kubeapi.Taint) bool { return t.Key == taintKey && t.Effect == taintEffect })
+		is := isTainted(node)
 		due := pace.Due(asCondition(is), time.Time{}, *asCondition(none), now)
 		if due.IsZero() || due.After(now) {
 			nudge.at(due, now)
@@ -234,6 +234,10 @@ func (r *reporter) keepTaint(ctx context.Context) {
 		}
 		return r.api.SetTaint(ctx, taintKey, taintEffect, none, now)
 	})
+}
+
+func isTainted(n kubeapi.Node) bool {
+	return slices.ContainsFunc(n.Taints, func(t kubeapi.Taint) bool { return t.Key == taintKey && t.Effect == taintEffect })
 }
 
 // asCondition returns the condition that has the pace of a taint.
