@@ -267,10 +267,12 @@ func TestCount(t *testing.T) {
 	_ = c.SetTaint(t.Context(), "k", "NoSchedule", true, when)
 	s.SetFault(apiserver.Fault{Status: 403})
 	_ = c.WriteEvent(t.Context(), "uid-1", record("b", when))
+	_, _ = c.PodOwners(t.Context(), "ns", "pod-1")
 	s.Stop()
 	_ = c.WriteEvent(t.Context(), "uid-1", record("b", when))
 	want := map[string]int{
 		"POST events 201": 1, "PATCH nodes/status 200": 1, "GET nodes 200": 1, "PATCH nodes 200": 1, "POST events 403": 1, "POST events 0": 1,
+		"GET pods 403": 1,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

@@ -166,7 +166,7 @@ var (
 
 	apiRequests = metric{
 		name: "gpu_device_plugin_api_requests_total", kind: counter, labels: []string{"verb", "resource", "code"},
-		series: "1 for each of 6 kinds of requests and code that occurred",
+		series: "1 for each of 9 kinds of requests and code that occurred",
 		help: "Requests to the API server, by the code of the HTTP answer; none if there was no answer. A watch is one request. " +
 			"Absent in a daemon that has asked nothing.",
 	}
