@@ -92,7 +92,9 @@ func All(s inventory.Snapshot, o Options) map[string]string {
 	if len(s.GPUs) > 0 {
 		set[Health] = health(s.GPUs)
 	}
-	if len(gpus) > 0 {
+	// GPUs that are Lost or cannot be read are still there. DaemonSets choose nodes by these labels: without them, the daemon that is to
+	// see the GPUs come back would be removed from the node.
+	if len(s.GPUs) > 0 || len(s.LeftOut) > 0 {
 		set[Present], set[PCIPresent] = "true", "true"
 	}
 	if len(gpus) > 1 {

@@ -232,6 +232,10 @@ func TestHealth(t *testing.T) {
 			}
 		}
 	}
+	unread := inventory.Snapshot{LeftOut: []inventory.LeftOut{{Index: 0, Reason: "it cannot be identified"}}}
+	if all := labels.All(unread, labels.Options{}); all[labels.Present] != "true" || all[labels.PCIPresent] != "true" {
+		t.Errorf("with a GPU that cannot be read: %v; DaemonSets would leave the node", all)
+	}
 	if all := labels.All(inventory.Snapshot{}, labels.Options{Machine: "m"}); !maps.Equal(all, map[string]string{
 		"nvidia.com/gpu.machine": "m", "nvidia.com/vgpu.present": "false",
 	}) {

@@ -99,8 +99,8 @@ func Judge(s status.Status, now time.Time, there bool) (Condition, bool) {
 	return Condition{True, AllHealthy, "all GPUs are healthy"}, true
 }
 
-// NoHealthyGPU reports whether the node has GPUs and all of them are Unhealthy, Lost or cannot be read. It returns known false if s does
-// not tell: while the driver does not answer, and while there is no verdict on a GPU. Then a taint stays as it is.
+// NoHealthyGPU reports whether the node has GPUs and all of them are Unhealthy, Lost or cannot be read. It returns known false if s
+// does not tell: while the driver does not answer, and while there is no verdict on a GPU. Then a taint stays as it is.
 func NoHealthyGPU(s status.Status) (none, known bool) {
 	if s.Version == "" || s.Looked.IsZero() {
 		return false, false
