@@ -46,7 +46,7 @@ const expiryComment = "# +expiry-time="
 
 // A Target is a file and what is to be in it.
 type Target struct {
-	// Path is the file; empty for none. A file that was written stays where it is until it expires.
+	// Path is the file; empty for none. Then a file that was written stays where it is until it expires.
 	Path string
 	// Labels are nil as long as they are not known: then the file keeps the labels that it has.
 	Labels map[string]string
@@ -56,7 +56,8 @@ type Target struct {
 	Lifetime time.Duration
 }
 
-// A Writer keeps a feature file as it is wanted. It never removes the file: labels would vanish with each restart.
+// A Writer keeps a feature file as it is wanted. It removes a file only when it has written the labels under another name in the same
+// folder: otherwise labels would vanish with each restart.
 type Writer struct {
 	// Wanted returns what is to be written, and channels that are closed when the path or the labels change.
 	Wanted func() (wanted Target, path, labels <-chan struct{})
@@ -66,6 +67,7 @@ type Writer struct {
 	Problem *feed.Feed[error]
 
 	reported error
+	written  string // the path that was written last; empty for none
 }
 
 // Run writes the file when Wanted changes, and anew before it expires, until ctx ends. Then it returns nil.
@@ -101,14 +103,24 @@ func (w *Writer) write(wanted Target) error {
 	case wanted.Labels == nil:
 		return renew(wanted, now)
 	}
-	if err := prepare(wanted.Path, now); err != nil {
+	if err := prepare(wanted.Path, w.written, now); err != nil {
 		return err
 	}
 	var expires time.Time
 	if wanted.Lifetime > 0 {
 		expires = now.Add(wanted.Lifetime)
 	}
-	return Write(wanted.Path, wanted.Labels, expires)
+	if err := Write(wanted.Path, wanted.Labels, expires); err != nil {
+		return err
+	}
+	path := filepath.Clean(wanted.Path)
+	if w.written != path && filepath.Dir(w.written) == filepath.Dir(path) {
+		if err := os.Remove(w.written); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("remove the feature file of the earlier name: %w", err)
+		}
+	}
+	w.written = path
+	return nil
 }
 
 // renew has labels that an earlier process wrote expire later: whether they still hold is not known.
@@ -177,8 +189,8 @@ func cutExpiry(content string) (expiry time.Time, rest string, expires bool) {
 }
 
 // prepare makes the folder of a file if the folder above is there, removes what a process left that was killed while it wrote, and
-// returns an error if another program has labels of GPUs there: then NFD would mix the two.
-func prepare(path string, now time.Time) error {
+// returns an error if another program has labels of GPUs there: then NFD would mix the two. The file at earlier is no other program's.
+func prepare(path, earlier string, now time.Time) error {
 	folder, own := filepath.Split(path)
 	if err := os.Mkdir(filepath.Clean(folder), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("make the folder of the feature file: %w; mount the folder of node-feature-discovery there", err)
@@ -189,6 +201,7 @@ func prepare(path string, now time.Time) error {
 	}
 	for _, e := range entries {
 		switch name := e.Name(); {
+		case filepath.Join(folder, name) == earlier:
 		case strings.HasPrefix(name, "."+own+".") && strings.HasSuffix(name, ".tmp"):
 			_ = os.Remove(filepath.Join(folder, name)) // tried again next time
 		case name == own || strings.HasPrefix(name, ".") || !e.Type().IsRegular():

@@ -122,6 +122,33 @@ func TestFile(t *testing.T) {
 	})
 }
 
+// TestAnotherName: when the file has another name, the labels move there at once, also after they were off for a while.
+func TestAnotherName(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *rig) {
+		r.want(map[string]string{"nvidia.com/gpu.count": "8"})
+		target := featurefile.Target{Path: filepath.Join(r.folder, "gpus"), Renewal: 15 * time.Minute, Lifetime: time.Hour}
+		r.wanted.Publish(target)
+		synctest.Wait()
+		r.check("labels are not known", map[string]string{"gpu-device-plugin": expiring(0, "nvidia.com/gpu.count=8")})
+		target.Labels = map[string]string{"nvidia.com/gpu.count": "7"}
+		r.wanted.Publish(target)
+		synctest.Wait()
+		r.check("another name", map[string]string{"gpus": expiring(0, "nvidia.com/gpu.count=7")})
+		r.wanted.Publish(featurefile.Target{})
+		time.Sleep(30 * time.Minute)
+		r.want(map[string]string{"nvidia.com/gpu.count": "8"})
+		r.check("the first name", map[string]string{"gpu-device-plugin": expiring(30*time.Minute, "nvidia.com/gpu.count=8")})
+		if err := r.problem.Value(); err != nil || strings.Contains(r.log.GetBuffer().String(), "not written") {
+			r.t.Errorf("problem %v, log:\n%s", err, r.log.GetBuffer().String())
+		}
+		r.put("gfd", "nvidia.com/gpu.count=8\n")
+		r.wanted.Publish(target)
+		synctest.Wait()
+		r.check("beside GFD", map[string]string{"gpu-device-plugin": expiring(30*time.Minute, "nvidia.com/gpu.count=8"), "gfd": "nvidia.com/gpu.count=8\n"})
+	})
+}
+
 // TestRestartWithoutADriver: labels of an earlier process do not expire while it is not known whether they still hold. Nothing is done to
 // those that have expired, and to a file that does not.
 func TestRestartWithoutADriver(t *testing.T) {
