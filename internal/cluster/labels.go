@@ -7,7 +7,6 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
-	"strconv"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -134,6 +133,7 @@ type nodeLabeler struct {
 	labeler
 	uid  string            // of the node that the rest is about
 	node kubeapi.Node      // the newest that is known, by the watch or as the answer to a write
+	seen time.Time         // when it was that last
 	left map[string]string // labels that others own, with their values
 	rest map[string]string // what differed after the last write
 	// settled are the labels that were wanted when there was nothing to write last.
@@ -178,7 +178,7 @@ func (l *nodeLabeler) step(ctx context.Context) error {
 		case err != nil:
 			return err
 		}
-		l.node, l.rest, l.settled = after, differences(set, after.Labels), wanted
+		l.node, l.seen, l.rest, l.settled = after, l.clock.Now(), differences(set, after.Labels), wanted
 		klog.FromContext(ctx).V(2).Info("Wrote the labels of the node", "labels", len(set), "left", slices.Sorted(maps.Keys(l.left)))
 		return nil
 	}
@@ -194,15 +194,20 @@ func (l *nodeLabeler) due() map[string]string {
 	if node.UID != l.uid {
 		l.uid, l.left, l.rest, l.settled = node.UID, map[string]string{}, nil, nil
 	}
-	if !isOlder(node, l.node) {
-		l.node = node
-	}
+	l.see(node)
 	differs := differences(l.ours(wanted), l.node.Labels)
 	if len(differs) == 0 || maps.Equal(differs, l.rest) {
 		l.settled = wanted
 		return nil
 	}
 	return differs
+}
+
+// see takes a node for the newest, unless a newer one was seen a short time ago. After that the cluster was restored from a backup.
+func (l *nodeLabeler) see(node kubeapi.Node) {
+	if now := l.clock.Now(); !l.node.After(node) || now.Sub(l.seen) >= ownWrite {
+		l.node, l.seen = node, now
+	}
 }
 
 // ours returns the wanted labels without those that others own. A label is theirs as long as it has the value that they gave it.
@@ -226,9 +231,8 @@ func (l *nodeLabeler) leave(ctx context.Context, conflict *kubeapi.Conflict) err
 		return err
 	case node.UID != l.uid:
 		return errors.New("the node is another one now")
-	case !isOlder(node, l.node):
-		l.node = node
 	}
+	l.see(node)
 	left := 0
 	for key, owner := range conflict.Labels {
 		value, has := l.node.Labels[key]
@@ -261,13 +265,6 @@ func differences(wanted, now map[string]string) map[string]string {
 		}
 	}
 	return differ
-}
-
-// isOlder reports whether a node is an older version of another one.
-func isOlder(node, other kubeapi.Node) bool {
-	a, errA := strconv.ParseUint(node.ResourceVersion, 10, 64)
-	b, errB := strconv.ParseUint(other.ResourceVersion, 10, 64)
-	return node.UID == other.UID && errA == nil && errB == nil && a < b
 }
 
 // Times of the object for node-feature-discovery.
