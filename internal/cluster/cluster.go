@@ -22,6 +22,7 @@ import (
 type Cluster struct {
 	client     *kubeapi.Client // after Choose, as the following
 	nodeConfig *nodeConfig     // nil if no label chooses the configuration file
+	spread     spread          // of the first writes
 }
 
 // New returns what a process has to do with the API server: nothing, until it is asked.
@@ -120,7 +121,7 @@ func (c *Cluster) needed(now config.Config) bool {
 func (c *Cluster) Outputs(d agent.Daemon) []agent.Task {
 	c.client.Count(d.APIRequested)
 	return append(c.Labels(d),
-		later(agent.Task{Name: "report", Run: newReporter(d, c.client, c.client.Nodes(), clock.RealClock{}).Run}),
+		later(agent.Task{Name: "report", Run: newReporter(d, c.client, c.client.Nodes(), clock.RealClock{}, &c.spread).Run}),
 	)
 }
 

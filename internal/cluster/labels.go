@@ -19,15 +19,6 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/labels"
 )
 
-// The first write of a process waits a random time, of which the limit grows with the cluster: it is such that writesPerSecond nodes
-// write in a second if all begin at once. A cluster of one node waits 10 ms, one of 5,000 nodes 50 s.
-const (
-	writesPerSecond = 100
-	maxSpread       = 5 * time.Minute
-	// unknownNodes is the number of nodes where they may not be counted.
-	unknownNodes = 1000
-)
-
 // Writes that follow one another within calm wait twice as long each time, up to maxPace: another program may undo each of them.
 const (
 	calm    = time.Minute
@@ -47,8 +38,9 @@ type labeler struct {
 	daemon agent.Daemon
 	clock  clock.Clock
 	again  *feed.Feed[struct{}]
+	spread *spread
 
-	spread  bool          // the first write has waited
+	waited  bool          // the first write has
 	last    time.Time     // when the last write was
 	pace    time.Duration // that it waited
 	problem error         // that was told last
@@ -59,19 +51,12 @@ type labeler struct {
 func (l *labeler) admit(ctx context.Context, foreign bool) error {
 	wait := time.Duration(0)
 	switch now := l.clock.Now(); {
-	case !l.spread:
-		nodes, err := l.client.NodeCount(ctx)
-		var refused *kubeapi.Refused
-		if errors.As(err, &refused) && refused.RetryAfter == 0 && refused.Code < 500 {
-			nodes, err = unknownNodes, nil
-		}
+	case !l.waited:
+		limit, err := l.spread.of(ctx, l.client)
 		if err != nil {
 			return err
 		}
-		limit := min(time.Duration(nodes)*time.Second/writesPerSecond, maxSpread)
 		wait = rand.N(limit + 1)
-		klog.FromContext(ctx).V(2).Info("The first write of labels is spread over the cluster", "nodes", nodes, "after",
-			wait.Round(time.Millisecond).String())
 	case now.Sub(l.last) < calm:
 		l.pace = min(max(2*l.pace, minPace), maxPace)
 		wait = l.last.Add(l.pace).Sub(now)
@@ -86,7 +71,7 @@ func (l *labeler) admit(ctx context.Context, foreign bool) error {
 		return ctx.Err()
 	case <-l.clock.After(wait):
 	}
-	l.spread, l.last = true, l.clock.Now()
+	l.waited, l.last = true, l.clock.Now()
 	return nil
 }
 
@@ -142,7 +127,7 @@ type nodeLabeler struct {
 
 // labelNode keeps labels on the own node until ctx ends, while the configuration wants that.
 func (c *Cluster) labelNode(ctx context.Context, d agent.Daemon, timer clock.Clock) {
-	l := &nodeLabeler{labeler: labeler{client: c.client, daemon: d, clock: timer, again: feed.New(struct{}{})}}
+	l := &nodeLabeler{labeler: labeler{client: c.client, daemon: d, clock: timer, again: feed.New(struct{}{}), spread: &c.spread}}
 	go l.tick(ctx)
 	wake := func() []<-chan struct{} {
 		_, node := l.client.Nodes().Latest()
@@ -287,7 +272,7 @@ type featureLabeler struct {
 
 // labelFeature keeps the object until ctx ends, while the configuration wants that.
 func (c *Cluster) labelFeature(ctx context.Context, d agent.Daemon, timer clock.Clock) {
-	l := &featureLabeler{labeler: labeler{client: c.client, daemon: d, clock: timer, again: feed.New(struct{}{})}}
+	l := &featureLabeler{labeler: labeler{client: c.client, daemon: d, clock: timer, again: feed.New(struct{}{}), spread: &c.spread}}
 	go l.tick(ctx)
 	kubeapi.Keep(ctx, timer, "NodeFeature", l.changes, func(ctx context.Context) error {
 		if !l.on(config.LabelsNodeFeature) {

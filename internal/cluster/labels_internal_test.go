@@ -396,7 +396,7 @@ func TestNodeFeatureOfDiscovery(t *testing.T) {
 // TestPaceOfWrites: writes that follow one another wait longer and longer, and one after a calm time waits not at all.
 func TestPaceOfWrites(t *testing.T) {
 	t.Parallel()
-	l := &labeler{clock: &stepping{now: time.Now()}, spread: true}
+	l := &labeler{clock: &stepping{now: time.Now()}, waited: true}
 	var waited []time.Duration
 	for _, after := range []time.Duration{0, time.Second, 0, 0, 0, 0, 0, 0, 0, 2 * time.Minute, 0} {
 		c := l.clock.(*stepping)
@@ -410,46 +410,6 @@ func TestPaceOfWrites(t *testing.T) {
 	s := time.Second
 	if want := []time.Duration{0, 0, 2 * s, 4 * s, 8 * s, 16 * s, 32 * s, 60 * s, 60 * s, 0, s}; !slices.Equal(waited, want) {
 		t.Errorf("waited %v, want %v", waited, want)
-	}
-}
-
-// TestSpreadOfFirstWrites: 100 nodes write in a second, whatever the size of the cluster.
-func TestSpreadOfFirstWrites(t *testing.T) {
-	t.Parallel()
-	r := newLabelRig(t, config.LabelsOff, nil)
-	waits := func() time.Duration {
-		t.Helper()
-		var last time.Duration
-		for range 50 {
-			c := &stepping{now: time.Now()}
-			began := c.now
-			l := &labeler{clock: c, client: kubeapi.New(kubeapi.Options{Kubeconfig: r.server.Kubeconfig(), Node: "n"})}
-			if err := l.admit(t.Context(), false); err != nil {
-				t.Fatal(err)
-			}
-			last = max(last, c.now.Sub(began))
-		}
-		return last
-	}
-	if last := waits(); last > 10*time.Millisecond {
-		t.Errorf("one node waits %v", last)
-	}
-	for i := range 299 {
-		if err := r.server.ChangeNode(fmt.Sprint("other-", i), func(*corev1.Node) {}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if last := waits(); last < time.Second || last > 3*time.Second {
-		t.Errorf("of 300 nodes the last of 50 waits %v, want up to 3 s", last)
-	}
-	r.server.SetFault(apiserver.Fault{Status: 403})
-	if last := waits(); last < 5*time.Second || last > 10*time.Second {
-		t.Errorf("of nodes that may not be counted the last of 50 waits %v, want up to 10 s", last)
-	}
-	r.server.SetFault(apiserver.Fault{Status: 503})
-	l := &labeler{clock: &stepping{}, client: kubeapi.New(kubeapi.Options{Kubeconfig: r.server.Kubeconfig(), Node: "n"})}
-	if err := l.admit(t.Context(), false); err == nil {
-		t.Error("an API server that is not ready is written to")
 	}
 }
 

@@ -43,6 +43,7 @@ type writer interface {
 	WriteEvent(ctx context.Context, uid string, r kubeapi.EventRecord) error
 	PatchCondition(ctx context.Context, c kubeapi.Condition) (kubeapi.Node, error)
 	SetTaint(ctx context.Context, key, effect string, wanted bool, now time.Time) error
+	counter
 }
 
 // A reporter tells the cluster how the node's GPUs are: by Events, a condition and a taint.
@@ -51,16 +52,18 @@ type reporter struct {
 	api    writer
 	nodes  *feed.Feed[kubeapi.Node]
 	clock  clock.WithDelayedExecution
+	spread *spread
 	// fraction, from 0 up to 1, is this process's own.
 	fraction float64
+	started  time.Time
 
 	statuses *feed.Feed[status.Status] // the last one that could be read
 	queue    queue
 }
 
-func newReporter(d agent.Daemon, api writer, nodes *feed.Feed[kubeapi.Node], c clock.WithDelayedExecution) *reporter {
+func newReporter(d agent.Daemon, api writer, nodes *feed.Feed[kubeapi.Node], c clock.WithDelayedExecution, first *spread) *reporter {
 	return &reporter{
-		daemon: d, api: api, nodes: nodes, clock: c, fraction: rand.Float64(),
+		daemon: d, api: api, nodes: nodes, clock: c, spread: first, fraction: rand.Float64(), started: c.Now(),
 		statuses: feed.New(status.Status{}), queue: queue{changed: feed.New(struct{}{})},
 	}
 }
@@ -179,10 +182,17 @@ func (r *reporter) keepCondition(ctx context.Context) {
 		}
 		there, ok := find(node.Conditions, f.ConditionType)
 		wanted, told := report.Judge(s, now, ok)
-		if !told {
+		if !told || s.Looked.IsZero() && r.isOthers(there, at, now, f.ConditionInterval) {
 			return nil
 		}
 		pace.Fraction, pace.Beat = r.fraction, f.ConditionInterval
+		if !ok && wanted.Status == report.True {
+			limit, err := r.spread.of(ctx, r.api)
+			if err != nil {
+				return err
+			}
+			pace.First = time.Duration(r.fraction * float64(limit))
+		}
 		var before *report.Condition
 		if ok {
 			before = new(judged(there))
@@ -210,6 +220,14 @@ func (r *reporter) keepCondition(ctx context.Context) {
 		}
 		return nil
 	})
+}
+
+// isOthers reports whether another process writes the condition: it did so after this one started and last wrote, and the repeat is not
+// overdue. A process that never saw the GPUs leaves such a condition alone: it may be the new pod of a roll-out, and the old one sees them.
+// A time in the future is of a clock that went back.
+func (r *reporter) isOthers(there kubeapi.Condition, wrote, now time.Time, interval time.Duration) bool {
+	heartbeat := there.LastHeartbeatTime
+	return heartbeat.After(r.started) && heartbeat.After(wrote) && !heartbeat.After(now) && (interval == 0 || now.Sub(heartbeat) < 2*interval)
 }
 
 // keepTaint keeps the node's taint, and removes it where it is not wanted.

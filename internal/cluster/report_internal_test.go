@@ -171,6 +171,82 @@ func TestTwoDaemons(t *testing.T) {
 	}
 }
 
+// The new pod of a roll-out cannot reach the driver. It registers nothing, so neither pod yields: the condition is that of the pod that
+// knows the GPUs, as long as that one is there.
+func TestStuckRollOut(t *testing.T) {
+	s := newStage(t)
+	earlier := s.start(everything, gpu(0, good))
+	s.until("healthy", s.hasCondition("True"))
+	s.pass(time.Minute, time.Second)
+	s.startAs(everything, status.Status{Version: "v1", Stale: "no driver"})
+	s.until("the old condition is of a pod that may be gone", s.hasCondition("Unknown DriverNotReady: no driver"))
+	s.until("it is not gone", s.hasCondition("True"))
+	writes := s.conditionWrites()
+	s.pass(20*time.Minute, time.Second)
+	s.pass(4*time.Hour, 10*time.Second)
+	if n := s.conditionWrites() - writes; n > 5 || !s.hasCondition("True")() {
+		t.Errorf("%d writes of the condition in 4 hours, want one an hour; %s", n, s.condition())
+	}
+	earlier.stop()
+	s.pass(2*time.Hour+time.Minute, 10*time.Second)
+	if !s.hasCondition("Unknown DriverNotReady: no driver")() {
+		t.Errorf("2 hours after the old pod has ended: %s", s.condition())
+	}
+}
+
+// Whose condition it is, by its heartbeat: an own one, an old one and one in the future do not keep a new process from writing.
+func TestOthersCondition(t *testing.T) {
+	t.Parallel()
+	r := &reporter{started: time.Now()}
+	at := func(minutes int) time.Time { return r.started.Add(time.Duration(minutes) * time.Minute) }
+	for name, tt := range map[string]struct {
+		heartbeat, wrote, now, minutes int
+		want                           bool
+	}{
+		"before the start":       {-1, -9, 1, 10, false},
+		"after the start":        {1, -9, 2, 10, true},
+		"its own":                {1, 1, 2, 10, false},
+		"overdue":                {1, -9, 22, 10, false},
+		"never due":              {1, -9, 2000, 0, true},
+		"a clock that went back": {60, -9, 2, 10, false},
+	} {
+		interval := time.Duration(tt.minutes) * time.Minute
+		if got := r.isOthers(kubeapi.Condition{LastHeartbeatTime: at(tt.heartbeat)}, at(tt.wrote), at(tt.now), interval); got != tt.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+// The first condition of a healthy node comes at once in a small cluster, and is spread in a large one.
+func TestFirstCondition(t *testing.T) {
+	s := newStage(t)
+	s.fraction = 0.9
+	at := func() time.Duration {
+		t.Helper()
+		s.change(func(n *corev1.Node) {
+			n.Status.Conditions = slices.DeleteFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == "GPUHealthy" })
+		})
+		began := s.clock.Now()
+		d := s.start(everything, gpu(0, good))
+		defer d.stop()
+		for is := s.hasCondition("True"); !is() && s.clock.Since(began) < patience; {
+			s.pass(10*time.Millisecond, 2*time.Millisecond) // about as fast as time goes
+		}
+		return s.clock.Since(began)
+	}
+	if took := at(); took > 2*time.Second {
+		t.Errorf("in a cluster of one node: after %v, want 2 s at most", took)
+	}
+	for i := range 299 {
+		if err := s.server.ChangeNode(fmt.Sprint("other-", i), func(*corev1.Node) {}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if took := at(); took < 2700*time.Millisecond || took > 10*time.Second {
+		t.Errorf("in a cluster of 300 nodes: after %v, want 2.7 s", took)
+	}
+}
+
 // Features that are switched on and off while the daemon runs. The taint goes when it is no longer wanted.
 func TestFeaturesAtRunTime(t *testing.T) {
 	s := newStage(t)
@@ -213,7 +289,7 @@ func TestPodEvents(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var tasks sync.WaitGroup
 	tasks.Go(func() { client.Watch(ctx, clock.RealClock{}) })
-	tasks.Go(func() { _ = newReporter(d.Daemon, client, client.Nodes(), s.clock).Run(ctx) })
+	tasks.Go(func() { _ = newReporter(d.Daemon, client, client.Nodes(), s.clock, &spread{}).Run(ctx) })
 	t.Cleanup(func() { cancel(); tasks.Wait() })
 	s.until("healthy", s.hasCondition("True"))
 	d.gpus(gpu(0, bad), gpu(1, bad))

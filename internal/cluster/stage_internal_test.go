@@ -31,6 +31,8 @@ type stage struct {
 	t      *testing.T
 	server *apiserver.Server
 	clock  *clocktesting.FakeClock
+	// fraction is that of the reporters, if it is not 0.
+	fraction float64
 }
 
 // A daemon is what reporters are told of one.
@@ -73,6 +75,12 @@ var everything = config.Features{
 // start starts a daemon with these GPUs. It is stopped at the end of the test, or by its stop.
 func (s *stage) start(f config.Features, gpus ...status.Device) *daemon {
 	s.t.Helper()
+	return s.startAs(f, status.Status{Version: "v1", Driver: "580", GPUs: gpus})
+}
+
+// startAs starts a daemon with this status. It has looked at the GPUs just now, unless it does not know the driver's version.
+func (s *stage) startAs(f config.Features, first status.Status) *daemon {
+	s.t.Helper()
 	d := &daemon{dropped: map[string]int{}, Daemon: agent.Daemon{
 		Configs: feed.New(config.Config{Features: f}), ConfigErrors: feed.New[error](nil),
 		Snapshots: feed.New(inventory.Snapshot{}), Offered: feed.New(resource.Plan{}),
@@ -82,7 +90,9 @@ func (s *stage) start(f config.Features, gpus ...status.Device) *daemon {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		now := d.status
-		now.Looked = s.clock.Now()
+		if now.Driver != "" {
+			now.Looked = s.clock.Now()
+		}
 		return now, nil
 	}
 	d.EventDropped = func(cause string) {
@@ -90,13 +100,17 @@ func (s *stage) start(f config.Features, gpus ...status.Device) *daemon {
 		defer d.mu.Unlock()
 		d.dropped[cause]++
 	}
-	d.set(status.Status{Version: "v1", Driver: "580", GPUs: gpus})
+	d.set(first)
 	client := kubeapi.New(kubeapi.Options{Kubeconfig: s.server.Kubeconfig(), Node: nodeName, Version: "v1"})
 	ctx, cancel := context.WithCancel(context.Background())
 	var tasks sync.WaitGroup
 	tasks.Go(func() { client.Watch(ctx, clock.RealClock{}) })
+	r := newReporter(d.Daemon, client, client.Nodes(), s.clock, &spread{})
+	if s.fraction != 0 {
+		r.fraction = s.fraction
+	}
 	tasks.Go(func() {
-		if err := newReporter(d.Daemon, client, client.Nodes(), s.clock).Run(ctx); err != nil {
+		if err := r.Run(ctx); err != nil {
 			s.t.Error(err)
 		}
 	})

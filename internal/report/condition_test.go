@@ -133,7 +133,7 @@ func TestPace(t *testing.T) {
 		"still unknown":      {&away, report.Condition{Status: report.Unknown, Message: "!"}, 30 * time.Second},
 		"right, slow repeat": {&good, good, time.Hour},
 	} {
-		p := report.Pace{Fraction: 0.5, Beat: time.Hour}
+		p := report.Pace{Fraction: 0.5, Beat: time.Hour, First: 15 * time.Second}
 		if got := p.Due(tt.there, start, tt.wanted, start).Sub(start); got != tt.want {
 			t.Errorf("%s: after %v, want %v", name, got, tt.want)
 		}

@@ -15,6 +15,8 @@ type Pace struct {
 	Fraction float64
 	// Beat is how often a condition that did not change is written again, give or take a fifth; 0 means never.
 	Beat time.Duration
+	// First is how long the first condition of a healthy node waits.
+	First time.Duration
 
 	wanted        Condition
 	used          time.Time // of the rate of writes
@@ -38,7 +40,7 @@ func (p *Pace) due(there *Condition, written time.Time, wanted Condition, now ti
 	switch {
 	case there == nil && wanted.Status == True:
 		p.since(&p.better, wanted, now)
-		return p.better.Add(time.Duration(p.Fraction * float64(betterAfter)))
+		return p.better.Add(p.First)
 	case there != nil && *there == wanted:
 		p.worse, p.better, p.wanted = time.Time{}, time.Time{}, wanted
 		return p.beat(written, now)
