@@ -54,6 +54,7 @@ type Client struct {
 	limiter flowcontrol.RateLimiter
 	nodes   *feed.Feed[Node]
 	problem *feed.Feed[error]
+	back    *feed.Feed[struct{}] // published when the watch works again
 
 	mu         sync.Mutex // guards all following fields
 	connection *connection
@@ -70,7 +71,7 @@ type connection struct {
 func New(o Options) *Client {
 	return &Client{
 		options: o, node: o.Node, limiter: flowcontrol.NewTokenBucketRateLimiter(requestsPerSecond, requestBurst),
-		nodes: feed.New(Node{}), problem: feed.New[error](nil),
+		nodes: feed.New(Node{}), problem: feed.New[error](nil), back: feed.New(struct{}{}),
 	}
 }
 
@@ -195,8 +196,17 @@ func IsWrong(err error) bool {
 	return IsCode(err, http.StatusBadRequest) || IsCode(err, http.StatusUnprocessableEntity)
 }
 
-// send sends a request once, and returns the answer's body. The error is a *Refused, or says why there was no answer.
+// send sends a request once, and returns the answer's body. The error has a *Refused in it, or says why there was no answer.
 func (c *Client) send(ctx context.Context, r request) ([]byte, error) {
+	_, back := c.back.Latest()
+	answer, err := c.ask(ctx, r)
+	if isAway(err) {
+		return nil, &awayError{err, back}
+	}
+	return answer, err
+}
+
+func (c *Client) ask(ctx context.Context, r request) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	body, err := c.open(ctx, r)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"net/http"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -14,7 +15,24 @@ const (
 	// The longest pause after the first failure in a row; each further one doubles it.
 	minPause = time.Second
 	maxPause = 5 * time.Minute
+	// backSpread is the longest pause after the watch works again. The watches of a cluster come back at different times after a long
+	// outage; this spreads the writers of a node, and those of nodes whose watches came back at once.
+	backSpread = 5 * time.Second
 )
+
+// An awayError is the error of a request that the API server did not answer, or answered with 5xx without a time to wait.
+type awayError struct {
+	error
+	back <-chan struct{} // is closed when the watch works again after the request was sent
+}
+
+func (a *awayError) Unwrap() error { return a.error }
+
+// isAway reports whether err says that the API server is away.
+func isAway(err error) bool {
+	var refused *Refused
+	return err != nil && (!errors.As(err, &refused) || refused.Code >= http.StatusInternalServerError && refused.RetryAfter == 0)
+}
 
 // Pause returns how long to wait after failures in a row, the last with err: a random time up to a limit that doubles, so that the
 // nodes of a cluster do not come back in step; and not less than the API server asks for. A right that is missing is no special case: an
@@ -33,8 +51,9 @@ func Pause(err error, failures int) time.Duration {
 }
 
 // Keep calls step at once, and then each time one of the channels that wake returns is closed, one call after the other, until ctx
-// ends. After an error it calls step again after a Pause, and not before. It logs the first of several errors in a row, and when
-// step works again; what is what step does. The channels are taken before step, so that nothing is missed.
+// ends. After an error it calls step again after a Pause, and not before; but soon after the watch works again, if the error of a Client's
+// request says that the API server was away. It logs the first of several errors in a row, and when step works again; what is what step
+// does. The channels are taken before step, so that nothing is missed.
 func Keep(ctx context.Context, c clock.Clock, what string, wake func() []<-chan struct{}, step func(context.Context) error) {
 	log := klog.FromContext(ctx)
 	failures := 0
@@ -61,10 +80,24 @@ func Keep(ctx context.Context, c clock.Clock, what string, wake func() []<-chan 
 		} else {
 			log.V(2).Info("Cannot talk to the API server", "task", what, "reason", err.Error(), "after", pause.Round(time.Millisecond).String())
 		}
+		var back <-chan struct{}
+		var away *awayError
+		if errors.As(err, &away) {
+			back = away.back
+		}
+		over := c.After(pause)
 		select {
 		case <-ctx.Done():
 			return
-		case <-c.After(pause):
+		case <-over:
+			continue
+		case <-back:
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-over:
+		case <-c.After(rand.N(backSpread)):
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
 
 // TestKeep: a step runs at once and after each change, one at a time; after an error it waits, whatever changes meanwhile, and what
@@ -82,4 +83,88 @@ func TestKeep(t *testing.T) {
 		cancel()
 		<-ended
 	})
+}
+
+// A patient clock lets the times pass that are no longer than spread at once, and the others never.
+type patient struct {
+	clock.RealClock
+	waits chan time.Duration // the others
+}
+
+const spread = 5 * time.Second
+
+func (p patient) After(d time.Duration) <-chan time.Time {
+	if d <= spread {
+		return p.RealClock.After(0)
+	}
+	p.waits <- d
+	return nil
+}
+
+// TestKeepGoesOnWithTheWatch: when the watch works again after a long outage, a writer goes on soon, whatever its pause is; but not one
+// that was told how long to wait, or that has no right.
+func TestKeepGoesOnWithTheWatch(t *testing.T) {
+	t.Parallel()
+	answers := func(code int, after time.Duration) func(*apiserver.Server) {
+		return func(s *apiserver.Server) {
+			s.SetFault(apiserver.Fault{Status: code, RetryAfter: after})
+			s.DropWatches()
+		}
+	}
+	heal := func(s *apiserver.Server) error { s.SetFault(apiserver.Fault{}); return nil }
+	for name, tt := range map[string]struct {
+		begin func(*apiserver.Server)
+		end   func(*apiserver.Server) error
+		soon  bool
+	}{
+		"away":              {(*apiserver.Server).Stop, (*apiserver.Server).Resume, true},
+		"broken":            {answers(http.StatusInternalServerError, 0), heal, true},
+		"asked to wait":     {answers(http.StatusServiceUnavailable, time.Minute), heal, false},
+		"too many requests": {answers(http.StatusTooManyRequests, 0), heal, false},
+		"forbidden":         {answers(http.StatusForbidden, 0), heal, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := start(t)
+			client := watch(t, server, hurried{})
+			awaitLabel(t, client, "a")
+			tt.begin(server)
+			awaitProblem(t, client, " ")
+			done := feed.New(false)
+			timer := patient{waits: make(chan time.Duration, 100)}
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				kubeapi.Keep(ctx, timer, "test", func() []<-chan struct{} { return []<-chan struct{}{nil} }, func(ctx context.Context) error {
+					if _, err := client.PatchCondition(ctx, kubeapi.Condition{Type: "T", Status: "True"}); err != nil {
+						return err
+					}
+					done.Publish(true)
+					return nil
+				})
+			}()
+			t.Cleanup(func() { cancel(); <-ended })
+			select {
+			case <-timer.waits:
+			case <-time.After(patience):
+				t.Fatal("the writer does not wait")
+			}
+			if err := tt.end(server); err != nil {
+				t.Fatal(err)
+			}
+			awaitProblem(t, client, "")
+			if tt.soon {
+				await(t, "the write", done, func(is bool) bool { return is })
+				return
+			}
+			select {
+			case <-ended:
+			case <-time.After(200 * time.Millisecond): // the others take a millisecond
+			}
+			if done.Value() {
+				t.Error("the writer went on before its time")
+			}
+		})
+	}
 }

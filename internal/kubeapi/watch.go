@@ -173,6 +173,7 @@ func (c *Client) watchOnce(ctx context.Context, timer clock.Clock, version strin
 	if c.problem.Value() != nil {
 		klog.FromContext(ctx).Info("Watching the node again")
 		c.problem.Publish(nil)
+		c.back.Publish(struct{}{})
 	}
 	bounded := &io.LimitedReader{R: body}
 	events := json.NewDecoder(bounded)
