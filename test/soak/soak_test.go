@@ -120,6 +120,13 @@ func TestWhatIsWrongIsFound(t *testing.T) {
 			s.pods["work"] = []held{{key: key{wholeGPU, "GPU-none"}}}
 			return nil
 		}, "held by pod work and not listed"},
+		"a resource of which pods hold devices is not served for long": {func(_ *testing.T, s *stage) error {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.pods["work"] = []held{{key: key{"nvidia.com/mig-1g.10gb", "MIG-none"}}}
+			s.unserved["nvidia.com/mig-1g.10gb"] = time.Now().Add(-time.Hour)
+			return nil
+		}, "held by pod work and not listed"},
 		"the daemon dies": {func(_ *testing.T, s *stage) error { return s.first().Running().Kill() }, "a daemon ended by itself"},
 		"a stream ends":   {func(_ *testing.T, s *stage) error { s.DropStream(wholeGPU); return nil }, "while nothing happened to it"},
 		"a GPU in two forms": {func(t *testing.T, s *stage) error {

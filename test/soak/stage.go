@@ -53,7 +53,8 @@ type stage struct {
 	stopping   map[*node.Daemon]bool // may end
 	settled    time.Time             // from when on kubelet must see the whole node as it is here, unless busy
 	busy       bool
-	extras     map[key]time.Time // since when a device is listed that nobody needs
+	extras     map[key]time.Time    // since when a device is listed that nobody needs
+	unserved   map[string]time.Time // since when kubelet has no device of a resource whose devices pods hold
 	recent     []string
 	counts     map[string]int
 	violations []violation
@@ -88,7 +89,7 @@ func newStage(o options, p plan, seed uint64) (*stage, error) {
 	s := &stage{
 		Node: n, plan: p, options: o, began: time.Now(), random: rand.New(rand.NewPCG(seed, 1)), mirror: simulator.New(profile),
 		owners: map[string]int{}, metrics: map[*node.Node]string{}, stopping: map[*node.Daemon]bool{},
-		pods: map[string][]held{}, extras: map[key]time.Time{}, counts: map[string]int{}, busy: true,
+		pods: map[string][]held{}, extras: map[key]time.Time{}, unserved: map[string]time.Time{}, counts: map[string]int{}, busy: true,
 	}
 	for _, g := range s.mirror.List() {
 		s.gpus, s.owners[g.UUID] = append(s.gpus, &gpu{slot: g.Index, uuid: g.UUID}), g.Index
@@ -317,6 +318,7 @@ func (s *stage) settleLocked(after time.Duration, gpus ...*gpu) {
 	if len(gpus) == 0 {
 		s.settled = later(s.settled)
 		clear(s.extras)
+		clear(s.unserved)
 	}
 	for _, g := range gpus {
 		g.settled = later(g.settled)

@@ -14,6 +14,10 @@ import (
 // kubelet's checkpoint may name its last holder for half a minute, and ten seconds of evidence have to follow.
 const departure = 90 * time.Second
 
+// unserved is how long kubelet may have no device at all of a resource whose devices pods hold, while nothing else happens: no GPU of it
+// can be read, and a daemon serves such a resource once nobody has done so for ten seconds (ADR 16). Kubelet does without for so long.
+const unserved = 20 * time.Second
+
 // again is how long after a violation the same thing is not looked at.
 const again = 60 * time.Second
 
@@ -141,6 +145,21 @@ func (s *stage) viewLocked() map[key]bool {
 	return view
 }
 
+// waitsLocked reports whether a device that a pod holds is of a resource that kubelet has no device of, for a short time only.
+func (s *stage) waitsLocked(k key, view map[key]bool, now time.Time) bool {
+	for listed := range view {
+		if listed.resource == k.resource {
+			return false
+		}
+	}
+	since, known := s.unserved[k.resource]
+	if !known {
+		since = now
+		s.unserved[k.resource] = now
+	}
+	return now.Sub(since) < unserved*s.options.slack
+}
+
 // check compares what kubelet has with what must be.
 func (s *stage) check() {
 	s.mu.Lock()
@@ -171,10 +190,13 @@ func (s *stage) check() {
 		w.gpu.settled = now.Add(again)
 	}
 	holders := map[key]string{}
+	for k := range view {
+		delete(s.unserved, k.resource)
+	}
 	for pod, devices := range s.pods {
 		for _, h := range devices {
 			holders[h.key] = pod
-			if _, listed := view[h.key]; !listed {
+			if _, listed := view[h.key]; !listed && !s.waitsLocked(h.key, view, now) {
 				s.violateLocked("%s is held by pod %s and not listed", h.key, pod)
 				s.settled = now.Add(again)
 			}
