@@ -39,6 +39,7 @@ func inTheCluster(ctx context.Context, t *testing.T, n *node.Node, kubelet podre
 	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) }) // a roll-out that is overtaken by another may stand still
 	proxy := startProxy(t)
 	publishCA(ctx, t, n)
+	setEnv(ctx, t, n, "CONFIG_FILE-") // of an earlier story; the label of the node chooses the file
 	start := time.Now()
 	apply(ctx, t, n, "node-agent")
 	t.Cleanup(func() { leaveTheCluster(t, n) })

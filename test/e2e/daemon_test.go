@@ -73,7 +73,6 @@ func TestDaemon(t *testing.T) {
 		{name: "upgrades that switch time-slicing", story: upgradesThatShare},
 		{name: "upgrade to a broken version", story: brokenVersion},
 		{name: "an XID makes a GPU Unhealthy until it is cured", story: xidMakesUnhealthy},
-		{name: "in the cluster", story: inTheCluster},
 		{name: "daemon ended", story: daemonEnded},
 		{name: "changed to another driver root", story: changedDriverRoot},
 		{name: "CDI", story: givesCDI},
@@ -86,6 +85,7 @@ func TestDaemon(t *testing.T) {
 		{name: "one form at a time", story: oneFormAtATime},
 		{name: "a reload adds and removes a resource", story: reloads},
 		{name: "MIG devices of several profiles", story: offersMIG},
+		{name: "in the cluster", story: inTheCluster, long: true},
 	} {
 		if s.long && !*long {
 			continue
