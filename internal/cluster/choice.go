@@ -1,10 +1,7 @@
 package cluster
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -82,10 +79,9 @@ func path(o config.NodeConfig, name string) string {
 	return filepath.Join(o.Dir, name)
 }
 
-// The files of the last choice in the state directory.
+// The file of the last choice in the state directory.
 const (
 	choiceFile    = "node-config.json"
-	damagedChoice = "node-config.json.damaged" // one that could not be read; the last one is kept
 	choiceVersion = 1
 	maxChoice     = 64 << 10
 )
@@ -104,35 +100,20 @@ func readChoice(dir string) (*lastChoice, error) {
 	if dir == "" {
 		return nil, nil
 	}
-	name := filepath.Join(dir, choiceFile)
-	text, err := files.Read(name, maxChoice)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
 	c := &lastChoice{}
-	if err == nil {
-		err = json.Unmarshal(text, c)
-	}
-	if err == nil && c.Version != choiceVersion {
-		err = fmt.Errorf("it has version %d, and this program writes %d", c.Version, choiceVersion)
-	}
-	if err != nil {
-		err = fmt.Errorf("read the last choice of the configuration, which is kept as %s: %w", damagedChoice, err)
-		return nil, errors.Join(err, os.Rename(name, filepath.Join(dir, damagedChoice)))
+	found, err := files.ReadState(filepath.Join(dir, choiceFile), maxChoice, choiceVersion, c)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("read the last choice of the configuration, which is kept as %s: %w", choiceFile+files.Damaged, err)
+	case !found:
+		return nil, nil
 	}
 	return c, nil
 }
 
 // writeChoice writes the choice into a state directory.
 func writeChoice(dir, name string) error {
-	text, err := json.MarshalIndent(lastChoice{Version: choiceVersion, File: name}, "", "  ")
-	if err == nil {
-		err = os.MkdirAll(dir, 0o700)
-	}
-	if err == nil {
-		err = files.Write(filepath.Join(dir, choiceFile), append(text, '\n'), 0o600, nil)
-	}
-	if err != nil {
+	if err := files.WriteState(filepath.Join(dir, choiceFile), lastChoice{Version: choiceVersion, File: name}); err != nil {
 		return fmt.Errorf("write the choice of the configuration: %w", err)
 	}
 	return nil

@@ -86,7 +86,7 @@ func TestLastChoice(t *testing.T) {
 		if c, err := readChoice(dir); c != nil || err == nil {
 			t.Errorf("%s: %v, %v", text, c, err)
 		}
-		kept, err := os.ReadFile(filepath.Join(dir, damagedChoice))
+		kept, err := os.ReadFile(filepath.Join(dir, "node-config.json.damaged"))
 		if string(kept) != text || err != nil {
 			t.Errorf("%s: kept %q: %v", text, kept, err)
 		}

@@ -1,7 +1,6 @@
 package ledger
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -12,13 +11,11 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 )
 
-// The files of a Release in the state directory.
+// The file of a Release in the state directory.
 const (
-	releaseFile        = "quiesce.json"
-	damagedReleaseFile = "quiesce.json.damaged" // one that could not be read; the last one is kept
+	releaseFile    = "quiesce.json"
+	releaseVersion = 1
 )
-
-const releaseVersion = 1
 
 // A Release says that the driver was released by quiesce, until resume.
 type Release struct {
@@ -34,21 +31,13 @@ type Release struct {
 // ReadRelease returns the Release in a folder; nil if the driver was not released, or if the node was restarted since: then
 // whatever the driver was released for is over. A file that cannot be read is set aside, and the error says so.
 func ReadRelease(dir, boot string) (*Release, error) {
-	path := filepath.Join(dir, releaseFile)
-	text, err := files.Read(path, maxLedger)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
 	r := &Release{}
-	if err == nil {
-		err = json.Unmarshal(text, r)
-	}
-	if err == nil && r.Version != releaseVersion {
-		err = fmt.Errorf("it has version %d, and this program writes %d", r.Version, releaseVersion)
-	}
-	if err != nil {
-		err = fmt.Errorf("read what quiesce has left, which is kept as %s: %w", damagedReleaseFile, err)
-		return nil, errors.Join(err, os.Rename(path, filepath.Join(dir, damagedReleaseFile)))
+	found, err := files.ReadState(filepath.Join(dir, releaseFile), maxLedger, releaseVersion, r)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("read what quiesce has left, which is kept as %s: %w", releaseFile+files.Damaged, err)
+	case !found:
+		return nil, nil
 	}
 	if boot != "" && r.Boot != "" && r.Boot != boot {
 		return nil, RemoveRelease(dir)
@@ -59,14 +48,7 @@ func ReadRelease(dir, boot string) (*Release, error) {
 // WriteRelease writes a Release into a folder.
 func WriteRelease(dir string, r Release) error {
 	r.Version = releaseVersion
-	text, err := json.MarshalIndent(r, "", "  ")
-	if err == nil {
-		err = os.MkdirAll(dir, 0o700)
-	}
-	if err == nil {
-		err = files.Write(filepath.Join(dir, releaseFile), append(text, '\n'), 0o600, nil)
-	}
-	if err != nil {
+	if err := files.WriteState(filepath.Join(dir, releaseFile), r); err != nil {
 		return fmt.Errorf("write down that the driver was released: %w", err)
 	}
 	return nil
