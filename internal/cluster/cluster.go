@@ -113,7 +113,7 @@ func (c *Cluster) watchNode(ctx context.Context, configs *feed.Feed[config.Confi
 
 // needed reports whether the API server is needed: by a configuration, or because a taint is to be removed.
 func (c *Cluster) needed(now config.Config) bool {
-	return now.NodeConfig.Dir != "" || now.Features.NeedAPIServer() || isTainted(c.client.Nodes().Value())
+	return now.NodeConfig.Dir != "" || now.Features.NeedAPIServer() || now.MIG.NeedsAPIServer() || isTainted(c.client.Nodes().Value())
 }
 
 // Outputs returns the tasks that tell the API server of the node. Each one follows the configurations, and does nothing while what

@@ -33,7 +33,7 @@ func leaves(block reflect.Type, path string) []string {
 func TestEveryKeyOfFlagsIsAnOption(t *testing.T) {
 	t.Parallel()
 	known := slices.Concat(leaves(reflect.TypeFor[v1.Flags](), "flags"), leaves(reflect.TypeFor[v1.IMEX](), "imex"),
-		leaves(reflect.TypeFor[v1.Features](), "features"),
+		leaves(reflect.TypeFor[v1.Features](), "features"), leaves(reflect.TypeFor[v1.MIG](), "mig"),
 		[]string{"health.kernelLog"}) // the rest of the block is in the file alone
 	var claimed []string
 	for _, o := range options {
@@ -105,6 +105,7 @@ var everything = []string{
 	"--kernel-log", "--metrics-address=:9400", "--gpu-metrics-pcie-throughput", "--node-name=n", "--logging-format=json",
 	"--kubeconfig=/kubeconfig", "--node-config-dir=/configs", "--node-config-default=a", "--node-config-fallbacks=named",
 	"--node-labels=file", "--node-labels-timestamp", "--pod-name=p", "--node-events", "--pod-events", "--node-condition", "--node-taint",
+	"--mig-enabled", "--mig-layout=a", "--mig-config-file=/layouts", "--mig-label", "--mig-replace", "--mig-evict",
 }
 
 const everyBlock = `

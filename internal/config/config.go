@@ -49,6 +49,8 @@ type Config struct {
 	NodeConfig NodeConfig
 	// Features says what the node tells the cluster.
 	Features Features
+	// MIG says how GPUs are to be divided.
+	MIG MIG
 	// Discovery is for the program gpu-feature-discovery alone.
 	Discovery Discovery
 	// LoggingFormat is how log lines are written. It is that of the start: a change of the file needs a restart.

@@ -210,9 +210,13 @@ func (d *document) features(c *Config, s Sources) {
 	if s.Discovery {
 		needs = "--use-node-feature-api"
 	}
-	if c.NodeConfig.Dir != "" {
+	switch {
+	case c.NodeConfig.Dir != "":
 		needs = "--node-config-dir"
-	} else if !c.Features.NeedAPIServer() {
+	case c.Features.NeedAPIServer():
+	case c.MIG.NeedsAPIServer():
+		needs = "mig"
+	default:
 		return
 	}
 	switch {

@@ -149,6 +149,7 @@ func (d *document) resolve(c *Config, s Sources) {
 			"other containers; set hostPID: true in the daemon's pod, or use health")
 	}
 	d.health(c, s)
+	d.mig(c)
 	d.features(c, s)
 	d.blocks(c)
 }

@@ -28,6 +28,26 @@ type Config struct {
 	Health *Health `json:"health,omitempty"`
 	// Features says what the node tells the cluster. An extension.
 	Features *Features `json:"features,omitempty"`
+	// MIG says how GPUs are to be divided in multi-instance mode. An extension.
+	MIG *MIG `json:"mig,omitempty"`
+}
+
+// MIG is an extension: how the GPUs of the node are to be divided in multi-instance mode. Nothing is changed unless Enabled is true.
+type MIG struct {
+	// Enabled has layouts changed.
+	Enabled *bool `json:"enabled,omitempty"`
+	// Layout is the name of the layout that the node is to have; without one GPUs stay as they are.
+	Layout *string `json:"layout,omitempty"`
+	// ConfigFile is the path of a configuration file of mig-parted with the layouts; without one they are the built-in ones.
+	ConfigFile *string `json:"configFile,omitempty"`
+	// Label has the label nvidia.com/mig.config of the node name the layout. It needs the program gpu-node-agent.
+	Label *bool `json:"label,omitempty"`
+	// Replace allows that MIG devices are destroyed that this program did not make.
+	Replace *bool `json:"replace,omitempty"`
+	// Evict has the pods evicted that hold a GPU which is to change. It needs the program gpu-node-agent.
+	Evict *bool `json:"evict,omitempty"`
+	// EvictTimeout is how long that is tried: 1m to 24h.
+	EvictTimeout *Duration `json:"evictTimeout,omitempty"`
 }
 
 // Features is an extension: what the node tells the cluster. All is off where the file, a flag or the environment does not ask for it.

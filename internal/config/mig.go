@@ -1,0 +1,90 @@
+package config
+
+import (
+	"fmt"
+	"regexp"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+)
+
+// MIG says how the GPUs of the node are to be divided in multi-instance mode, and what may be done for that.
+type MIG struct {
+	// Enabled is false where layouts are not changed at all.
+	Enabled bool
+	// Layout is the name of the layout that the node is to have; empty for none.
+	Layout string
+	// File is the configuration file of mig-parted with the layouts; empty for the built-in ones.
+	File string
+	// Label has the label nvidia.com/mig.config of the node name the layout.
+	Label bool
+	// Replace allows that MIG devices are destroyed that this program did not make.
+	Replace bool
+	// Evict has the pods evicted that hold a GPU which is to change.
+	Evict bool
+	// EvictTimeout is how long that is tried, 1 min to 24 h.
+	EvictTimeout time.Duration
+}
+
+// NeedsAPIServer reports whether the API server is needed for it.
+func (m MIG) NeedsAPIServer() bool { return m.Enabled && (m.Label || m.Evict) }
+
+// migOptions are the settings of layouts.
+var migOptions = []option{
+	{
+		flag: "mig-enabled", env: []string{"MIG_ENABLED"}, key: "mig.enabled", fallback: "false", kind: kindBool,
+		usage: "change how GPUs are divided in multi-instance mode (MIG); needs root, CAP_SYS_ADMIN and the MIG config capability device",
+		set:   truth(func(c *Config) *bool { return &c.MIG.Enabled }),
+	},
+	{
+		flag: "mig-layout", env: []string{"MIG_LAYOUT"}, key: "mig.layout",
+		usage: "name of the MIG layout of the node, such as all-balanced; empty: GPUs stay as they are",
+		set:   text(func(c *Config) *string { return &c.MIG.Layout }),
+	},
+	{
+		flag: "mig-config-file", env: []string{"MIG_CONFIG_FILE"}, key: "mig.configFile",
+		usage: "path of a configuration file of mig-parted with the layouts; default: the built-in layouts",
+		set:   absolute(func(c *Config) *string { return &c.MIG.File }),
+	},
+	{
+		flag: "mig-label", env: []string{"MIG_LABEL"}, key: "mig.label", fallback: "false", kind: kindBool,
+		usage: "follow the label nvidia.com/mig.config of the node: its value is the name of the layout",
+		set:   truth(func(c *Config) *bool { return &c.MIG.Label }),
+	},
+	{
+		flag: "mig-replace", env: []string{"MIG_REPLACE"}, key: "mig.replace", fallback: "false", kind: kindBool,
+		usage: "also destroy MIG devices that this program did not make",
+		set:   truth(func(c *Config) *bool { return &c.MIG.Replace }),
+	},
+	{
+		flag: "mig-evict", env: []string{"MIG_EVICT"}, key: "mig.evict", fallback: "false", kind: kindBool,
+		usage: "evict the pods that hold a GPU which is to change; disruption budgets are respected",
+		set:   truth(func(c *Config) *bool { return &c.MIG.Evict }),
+	},
+	{
+		flag: "mig-evict-timeout", env: []string{"MIG_EVICT_TIMEOUT"}, key: "mig.evictTimeout", fallback: "10m",
+		usage: "time for which pods are evicted before the change is given up for a while, 1m to 24h",
+		set:   setInterval(func(c *Config) *time.Duration { return &c.MIG.EvictTimeout }, time.Minute, 24*time.Hour),
+	},
+}
+
+// builtinLayout matches the names that built-in layouts can have. Which of them a node has depends on its GPUs.
+var builtinLayout = regexp.MustCompile(`^all-(disabled|enabled|balanced|[0-9]g\.[0-9]+gb([.-][a-z.]+)?)$`)
+
+// mig judges what is to be done with layouts.
+func (d *document) mig(c *Config) {
+	m := c.MIG
+	if !m.Enabled {
+		if m.Layout != "" || m.Label {
+			d.warn("mig", d.line("mig"), "layouts are not changed: set mig.enabled, too")
+		}
+		return
+	}
+	if m.File == "" && m.Layout != "" && !builtinLayout.MatchString(m.Layout) {
+		d.refuse("mig.layout", fmt.Sprintf("%q is not a built-in layout: use all-disabled, all-enabled, all-balanced or all-PROFILE, such as "+
+			"all-1g.10gb, or give mig.configFile, which has others", m.Layout))
+	}
+	if c.Resource.MIG == resource.MIGNone && m.Layout != "" && m.Layout != "all-disabled" {
+		d.warn("mig.layout", d.line("mig.layout"), "MIG devices are not offered with the MIG strategy none; use single or mixed")
+	}
+}
