@@ -11,20 +11,22 @@ import (
 	"strings"
 )
 
-// labelsManager is the field manager of labels. An apply removes what the same manager applied before, so that each kind of write
-// has a manager of its own.
-const labelsManager = "gpu-node-agent-labels"
+// The field managers. An apply removes what the same manager applied before, so that each kind of write has a manager of its own.
+const (
+	labelsManager = "gpu-node-agent-labels"
+	migManager    = "gpu-node-agent-mig"
+)
 
 // apply has the API server merge fields into an object by server-side apply, and returns the object. Without force, fields that
 // others own with other values make it an error, and nothing is changed.
-func (c *Client) apply(ctx context.Context, path string, object any, force bool) ([]byte, error) {
+func (c *Client) apply(ctx context.Context, path, manager string, object any, force bool) ([]byte, error) {
 	body, err := json.Marshal(object)
 	if err != nil {
 		return nil, fmt.Errorf("write the fields to apply: %w", err)
 	}
 	return c.send(ctx, request{
 		verb: http.MethodPatch, path: path, contentType: "application/apply-patch+yaml", body: body, // which JSON is a part of
-		query: url.Values{"fieldManager": {labelsManager}, "force": {strconv.FormatBool(force)}},
+		query: url.Values{"fieldManager": {manager}, "force": {strconv.FormatBool(force)}},
 	})
 }
 
@@ -34,6 +36,7 @@ type metadata struct {
 	Namespace       string            `json:"namespace,omitempty"`
 	UID             string            `json:"uid,omitempty"`
 	Labels          map[string]string `json:"labels,omitempty"`
+	Annotations     map[string]string `json:"annotations,omitempty"`
 	OwnerReferences []OwnerReference  `json:"ownerReferences,omitempty"`
 }
 
@@ -42,9 +45,7 @@ type metadata struct {
 //
 // A label that another program owns with another value makes it a *Conflict, and nothing is changed.
 func (c *Client) ApplyLabels(ctx context.Context, uid string, labels map[string]string) (Node, error) {
-	text, err := c.apply(ctx, nodesPath+"/"+c.node, map[string]any{
-		"apiVersion": "v1", "kind": "Node", "metadata": metadata{Name: c.node, UID: uid, Labels: labels},
-	}, false)
+	text, err := c.applyNode(ctx, labelsManager, metadata{UID: uid, Labels: labels}, false)
 	var refused *Refused
 	if errors.As(err, &refused) && len(refused.Conflicts) > 0 {
 		conflict := &Conflict{Labels: map[string]string{}}
@@ -60,6 +61,28 @@ func (c *Client) ApplyLabels(ctx context.Context, uid string, labels map[string]
 	if err != nil {
 		return Node{}, fmt.Errorf("write the labels of the node: %w", err)
 	}
+	return readNode(text)
+}
+
+// ApplyMIGState gives labels and annotations about the MIG layout to the own node, which has to have the UID still, and takes those away
+// that an earlier call gave and that are not among them. What another program has written there before is replaced. It returns the node
+// as it is then.
+func (c *Client) ApplyMIGState(ctx context.Context, uid string, labels, annotations map[string]string) (Node, error) {
+	text, err := c.applyNode(ctx, migManager, metadata{UID: uid, Labels: labels, Annotations: annotations}, true)
+	if err != nil {
+		return Node{}, fmt.Errorf("write the state of the MIG layout: %w", err)
+	}
+	return readNode(text)
+}
+
+// applyNode merges metadata into the own node.
+func (c *Client) applyNode(ctx context.Context, manager string, fields metadata, force bool) ([]byte, error) {
+	fields.Name = c.node
+	return c.apply(ctx, nodesPath+"/"+c.node, manager, map[string]any{"apiVersion": "v1", "kind": "Node", "metadata": fields}, force)
+}
+
+// readNode returns the node of an answer.
+func readNode(text []byte) (Node, error) {
 	var n nodeObject
 	if err := json.Unmarshal(text, &n); err != nil {
 		return Node{}, fmt.Errorf("read the answer of the API server: %w", err)

@@ -99,6 +99,8 @@ func (c *Client) count(r request, code int) {
 		resource = "events"
 	case strings.HasPrefix(r.path, "/apis/nfd.k8s-sigs.io/"):
 		resource = "nodefeatures"
+	case strings.HasSuffix(r.path, "/eviction"):
+		resource = "pods/eviction"
 	case strings.HasPrefix(r.path, "/api/v1/namespaces/"):
 		resource = "pods"
 	case strings.HasSuffix(r.path, "/status"):

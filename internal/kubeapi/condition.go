@@ -41,11 +41,7 @@ func (c *Client) patchNode(ctx context.Context, subresource, contentType string,
 	if err != nil {
 		return Node{}, err
 	}
-	var n nodeObject
-	if err := json.Unmarshal(answer, &n); err != nil {
-		return Node{}, fmt.Errorf("read the answer of the API server: %w", err)
-	}
-	return n.node(), nil
+	return readNode(answer)
 }
 
 // After reports whether n is a later version of the same node than other.

@@ -79,7 +79,7 @@ func (f NodeFeature) Equal(other NodeFeature) bool {
 // program's alone: what others have written to these fields is replaced.
 func (c *Client) ApplyNodeFeature(ctx context.Context, namespace, prefix string, labels map[string]string, owners []OwnerReference) error {
 	name := prefix + c.node
-	_, err := c.apply(ctx, nodeFeaturePath+namespace+"/nodefeatures/"+name, map[string]any{
+	_, err := c.apply(ctx, nodeFeaturePath+namespace+"/nodefeatures/"+name, labelsManager, map[string]any{
 		"apiVersion": nodeFeatureAPI, "kind": "NodeFeature",
 		"metadata": metadata{Name: name, Namespace: namespace, Labels: map[string]string{nodeNameLabel: c.node}, OwnerReferences: owners},
 		"spec": map[string]any{

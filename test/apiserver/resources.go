@@ -185,7 +185,7 @@ func (s *Server) DeleteNode(name string) error {
 	return err
 }
 
-// AddPod adds a pod, or replaces the one of its name.
+// AddPod adds a pod, or replaces the one of its name. One without a UID gets one.
 func (s *Server) AddPod(pod *corev1.Pod) error {
 	k := key{"pods", pod.Namespace, pod.Name}
 	_, err := s.store.update(k, func(runtime.Object) (runtime.Object, error) { return pod.DeepCopy(), nil })

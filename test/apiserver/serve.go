@@ -71,6 +71,9 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request) error {
 	case "watch":
 		return s.watch(w, r, t)
 	case "create", "patch", "apply":
+		if t.subresource == evictionResource {
+			return s.evict(w, r, t, request.Verb)
+		}
 		return s.change(w, r, t, request.Verb)
 	}
 	return apierrors.NewMethodNotSupported(t.resource.group(), request.Verb)
@@ -119,7 +122,7 @@ func parsePath(path string) (target, bool) {
 	}
 	if len(parts) > 2 {
 		t.subresource = parts[2]
-		return t, r.name == "nodes" && t.subresource == "status"
+		return t, r.name == "nodes" && t.subresource == "status" || r.name == "pods" && t.subresource == evictionResource
 	}
 	return t, (t.key.namespace != "") == r.namespaced || t.key.name == ""
 }

@@ -41,6 +41,7 @@ type Server struct {
 	fault      Fault
 	skew       time.Duration
 	noFeatures bool
+	budget     bool // forbids evictions
 	counts     map[Request]int
 	current    *life         // nil while the server is stopped
 	watches    chan struct{} // closed when all watches are to end

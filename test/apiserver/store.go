@@ -117,7 +117,7 @@ func (s *store) update(k key, modify func(old runtime.Object) (runtime.Object, e
 		}
 		m.SetName(k.name)
 		m.SetNamespace(k.namespace)
-		m.SetUID(uuid.NewUUID())
+		m.SetUID(cmp.Or(m.GetUID(), uuid.NewUUID()))
 		m.SetCreationTimestamp(metav1.NewTime(time.Now().Truncate(time.Second)))
 	default:
 		same, err := isSame(before, object)

@@ -1,0 +1,31 @@
+package kubeapi
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+)
+
+// Evict asks the API server to end a pod. It respects disruption budgets: a pod that must not end now makes it an error, a *Refused with
+// code 429. A pod that has ended, or whose name another one has now, is no error; without a UID it is the pod of that name. The pod's
+// own grace period begins; Evict does not wait for its end.
+func (c *Client) Evict(ctx context.Context, pod Pod) error {
+	eviction := map[string]any{
+		"apiVersion": "policy/v1", "kind": "Eviction",
+		"metadata": map[string]string{"name": pod.Name, "namespace": pod.Namespace},
+	}
+	if pod.UID != "" {
+		eviction["deleteOptions"] = map[string]any{"preconditions": map[string]string{"uid": pod.UID}}
+	}
+	body, err := json.Marshal(eviction)
+	if err != nil {
+		return fmt.Errorf("encode an eviction: %w", err)
+	}
+	path := "/api/v1/namespaces/" + pod.Namespace + "/pods/" + pod.Name + "/eviction"
+	_, err = c.send(ctx, request{verb: http.MethodPost, path: path, contentType: "application/json", body: body})
+	if err == nil || IsCode(err, http.StatusNotFound) || IsCode(err, http.StatusConflict) {
+		return nil
+	}
+	return fmt.Errorf("evict pod %s/%s: %w", pod.Namespace, pod.Name, err)
+}
