@@ -90,6 +90,10 @@ var imports = map[string][]string{
 		"internal/version",
 		"internal/kubelet", // for the values of its accounts
 	},
+	"internal/mig": {
+		"internal/inventory", "internal/layout", "internal/resource", "internal/feed", "internal/files",
+		"internal/kubelet", // for the values of its accounts
+	},
 	"internal/offer": {"internal/config", "internal/inventory", "internal/resource", "internal/plugin", "internal/feed", "internal/supervise"},
 	"internal/cli":   {everything},
 }

@@ -14,6 +14,31 @@ type Hold struct {
 	Hidden bool
 }
 
+// A GPUHold keeps the devices of a GPU from being given out, but for those of some of its GPU instances.
+type GPUHold struct {
+	// Reason is a sentence without a full stop; empty if there is no hold.
+	Reason string
+	// Kept are the IDs of the GPU instances whose devices are given out.
+	Kept []int
+}
+
+// UnderGPUs returns the plan with holds on GPUs, by UUID. Devices of a GPU without an entry are in no list: nobody has decided about it.
+func (p Plan) UnderGPUs(holds map[string]GPUHold) Plan {
+	var list []Hold
+	for _, r := range p.Resources {
+		for _, d := range r.Devices {
+			h, decided := holds[d.GPU]
+			switch {
+			case !decided:
+				list = append(list, Hold{Resource: r.Name, UUID: d.UUID, Reason: "it is not known yet how its GPU is to be divided", Hidden: true})
+			case h.Reason != "" && !slices.Contains(h.Kept, d.GI):
+				list = append(list, Hold{Resource: r.Name, UUID: d.UUID, Reason: h.Reason})
+			}
+		}
+	}
+	return p.Under(list)
+}
+
 // Under returns the plan with holds on its devices. Of several holds on a device a hidden one counts, and else the first.
 func (p Plan) Under(holds []Hold) Plan {
 	if len(holds) == 0 {
