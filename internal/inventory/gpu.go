@@ -22,6 +22,8 @@ type GPU struct {
 	Binding uint64
 	// Model is the product name, such as "NVIDIA H100 80GB HBM3".
 	Model string
+	// Brand is the brand as NVIDIA's Go library writes it, such as "Tesla", "GeForceRTX" or "Nvidia"; empty if the driver does not name one.
+	Brand string
 	// MemoryBytes is the total memory.
 	MemoryBytes uint64
 	// Architecture is the lower-case name of the chip's generation, such as "hopper"; empty if the driver names one
@@ -29,8 +31,12 @@ type GPU struct {
 	Architecture string
 	// ComputeCapability is the CUDA compute capability.
 	ComputeCapability ComputeCapability
+	// AddressingMode is how the GPU reaches memory of the processes on the host: "HMM", "ATS" or "None"; empty if the driver does not say.
+	AddressingMode string
 	// NUMANode is the memory node nearest to the GPU, or NoNUMANode.
 	NUMANode int
+	// PCIeRoot is the PCIe root complex as sysfs names it, such as "pci0000:16"; empty if not known.
+	PCIeRoot string
 	// Class is the PCI class as sysfs writes it: "0x030200" is a 3D controller, "0x030000" a VGA controller; empty if not known.
 	Class string
 	// Clique is the part of a multi-node NVLink fabric that the GPU has joined, "<cluster UUID>.<clique ID>"; empty without one.
@@ -54,6 +60,7 @@ func (g GPU) Equal(other GPU) bool {
 		g.Binding == other.Binding &&
 		g.Model == other.Model && g.MemoryBytes == other.MemoryBytes && g.Architecture == other.Architecture &&
 		g.ComputeCapability == other.ComputeCapability && g.NUMANode == other.NUMANode && g.MIG == other.MIG &&
+		g.Brand == other.Brand && g.AddressingMode == other.AddressingMode && g.PCIeRoot == other.PCIeRoot &&
 		g.Class == other.Class && g.Clique == other.Clique && g.VGPU == other.VGPU &&
 		g.Health == other.Health &&
 		slices.Equal(g.MIGDevices, other.MIGDevices) && slices.Equal(g.Links, other.Links)
@@ -132,12 +139,22 @@ type MIGDevice struct {
 	GICap, CICap int
 	// Profile is the name of the partition's size, such as "1g.10gb" or "1c.2g.20gb+me".
 	Profile string
+	// Placement is where the GPU instance lies; the zero value if the process may not ask for it.
+	Placement MIGPlacement
 	// MemoryBytes is the memory of the partition.
 	MemoryBytes uint64
 	// Attributes is what else the partition has.
 	Attributes MIGAttributes
 	// Health is how this instance is, apart from its parent; Worst of both is what holds.
 	Health Health
+}
+
+// A MIGPlacement is where a GPU instance lies.
+type MIGPlacement struct {
+	// Profile is the ID of the profile of the GPU instance, as MIGProfile has it.
+	Profile int
+	// Start is the first memory slice of the GPU instance, and Size how many it has; Size is 0 where the placement is not known.
+	Start, Size int
 }
 
 // MIGAttributes is what a MIG device has, as NVML counts it. Compute instances of one GPU instance share the engines.

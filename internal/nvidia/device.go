@@ -21,6 +21,12 @@ func (d device) GetMinorNumber() (int, nvml.Return) {
 	return query(d, "GetMinorNumber", d.handle.GetMinorNumber)
 }
 func (d device) GetName() (string, nvml.Return) { return query(d, "GetName", d.handle.GetName) }
+func (d device) GetBrand() (nvml.BrandType, nvml.Return) {
+	return query(d, "GetBrand", d.handle.GetBrand)
+}
+func (d device) GetAddressingMode() (nvml.DeviceAddressingMode, nvml.Return) {
+	return query(d, "GetAddressingMode", d.handle.GetAddressingMode)
+}
 func (d device) GetMemoryInfo() (nvml.Memory, nvml.Return) {
 	return query(d, "GetMemoryInfo", d.handle.GetMemoryInfo)
 }

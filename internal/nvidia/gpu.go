@@ -88,12 +88,19 @@ func (s *scanner) describe(g *gpu, a *callResults) bool {
 		g.seen.Model = model
 		g.hidden = slices.Contains(displayOnly, model)
 	}
+	if brand, ret := g.device.GetBrand(); a.may("nvmlDeviceGetBrand", ret) {
+		g.seen.Brand = brands[brand]
+	}
 	if architecture, ret := g.device.GetArchitecture(); a.may("nvmlDeviceGetArchitecture", ret) {
 		g.seen.Architecture = architectures[architecture]
 	}
 	if capability, ret := g.device.GetCudaComputeCapability(); a.may("nvmlDeviceGetCudaComputeCapability", ret) {
 		g.seen.ComputeCapability = capability
 	}
+	if mode, ret := g.device.GetAddressingMode(); a.may("nvmlDeviceGetAddressingMode", ret) {
+		g.seen.AddressingMode = addressingModes[nvml.DeviceAddressingModeType(mode.Value)]
+	}
+	g.seen.PCIeRoot = sysfsPCIeRoot(s.root, g.seen.BDF)
 	g.seen.NUMANode = sysfsNUMANode(s.root, g.seen.BDF)
 	g.seen.Class, _ = attribute(s.root, g.seen.BDF, "class")
 	g.seen.VGPU = sysfsVGPU(s.root, g.seen.BDF)
@@ -123,4 +130,31 @@ var architectures = map[nvml.DeviceArchitecture]string{
 	nvml.DEVICE_ARCH_HOPPER:    "hopper",
 	nvml.DEVICE_ARCH_BLACKWELL: "blackwell",
 	nvml.DEVICE_ARCH_RUBIN:     "rubin",
+}
+
+// brands are the names of the brands, by NVML's numbers: those that NVIDIA's Go library gives them.
+var brands = map[nvml.BrandType]string{
+	nvml.BRAND_QUADRO:              "Quadro",
+	nvml.BRAND_TESLA:               "Tesla",
+	nvml.BRAND_NVS:                 "NVS",
+	nvml.BRAND_GRID:                "Grid",
+	nvml.BRAND_GEFORCE:             "GeForce",
+	nvml.BRAND_TITAN:               "Titan",
+	nvml.BRAND_NVIDIA_VAPPS:        "NvidiaVApps",
+	nvml.BRAND_NVIDIA_VPC:          "NvidiaVPC",
+	nvml.BRAND_NVIDIA_VCS:          "NvidiaVCS",
+	nvml.BRAND_NVIDIA_VWS:          "NvidiaVWS",
+	nvml.BRAND_NVIDIA_CLOUD_GAMING: "NvidiaCloudGaming",
+	nvml.BRAND_QUADRO_RTX:          "QuadroRTX",
+	nvml.BRAND_NVIDIA_RTX:          "NvidiaRTX",
+	nvml.BRAND_NVIDIA:              "Nvidia",
+	nvml.BRAND_GEFORCE_RTX:         "GeForceRTX",
+	nvml.BRAND_TITAN_RTX:           "TitanRTX",
+}
+
+// addressingModes are the names of the addressing modes, by NVML's numbers.
+var addressingModes = map[nvml.DeviceAddressingModeType]string{
+	nvml.DEVICE_ADDRESSING_MODE_NONE: "None",
+	nvml.DEVICE_ADDRESSING_MODE_HMM:  "HMM",
+	nvml.DEVICE_ADDRESSING_MODE_ATS:  "ATS",
 }

@@ -109,11 +109,13 @@ func (s *scanner) readMIGDevice(g *gpu, device device, ret nvml.Return, a *callR
 	m.seen.GICap, m.seen.CICap = s.capabilities(g.seen.Minor, m.seen.GI, m.seen.CI)
 	for _, k := range g.migDevices {
 		if k.seen.UUID == m.seen.UUID && k.seen.GI == m.seen.GI && k.seen.CI == m.seen.CI && k.attributes == m.attributes {
-			m.seen.Profile = k.seen.Profile
+			m.seen.Profile, m.seen.Placement = k.seen.Profile, k.seen.Placement
 			return m, nil
 		}
 	}
-	m.seen.Profile = profileOf(g, m).name(m.attributes.MemorySizeMB, g.seen.MemoryBytes)
+	var p profile
+	p, m.seen.Placement = profileOf(g, m)
+	m.seen.Profile = p.name(m.attributes.MemorySizeMB, g.seen.MemoryBytes)
 	return m, nil
 }
 
@@ -135,21 +137,25 @@ func (p profile) name(memoryMiB, gpuMemoryBytes uint64) string {
 	return fmt.Sprintf("%dc.%dg.%.0fgb%s", p.ci, p.gi, gib, p.suffix)
 }
 
-// profileOf returns the profile of a MIG device. Only a privileged process may ask for it; another is told the slices
-// but not the suffix, and so is one whose driver knows profiles that this program does not.
-func profileOf(g *gpu, m migDevice) profile {
+// profileOf returns the profile of a MIG device, and where its GPU instance lies. Only a privileged process may ask for it; another is told the slices
+// but not the suffix and the place, and so is one whose driver knows profiles that this program does not.
+func profileOf(g *gpu, m migDevice) (profile, inventory.MIGPlacement) {
+	var place inventory.MIGPlacement
 	told := profile{ci: int(m.attributes.ComputeInstanceSliceCount), gi: int(m.attributes.GpuInstanceSliceCount)}
 	gi, ret := g.device.GetGpuInstanceByID(m.seen.GI)
 	if ret != nvml.SUCCESS {
-		return told
+		return told, place
 	}
 	giInfo, ret := gi.GetInfo()
 	if ret != nvml.SUCCESS {
-		return told
+		return told, place
+	}
+	place = inventory.MIGPlacement{
+		Profile: int(giInfo.ProfileId), Start: int(giInfo.Placement.Start), Size: int(giInfo.Placement.Size),
 	}
 	ciInfo, ret := gi.GetComputeInstanceInfo(m.seen.CI)
 	if ret != nvml.SUCCESS {
-		return told
+		return told, place
 	}
 	for number, p := range gpuInstanceProfiles {
 		if info, ret := g.device.GetGpuInstanceProfileInfo(number); ret != nvml.SUCCESS || info.Id != giInfo.ProfileId {
@@ -158,11 +164,11 @@ func profileOf(g *gpu, m migDevice) profile {
 		for number, slices := range computeInstanceProfiles {
 			info, ret := gi.GetComputeInstanceProfileInfo(number, nvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
 			if ret == nvml.SUCCESS && info.Id == ciInfo.ProfileId {
-				return profile{ci: slices, gi: p.gi, suffix: p.suffix}
+				return profile{ci: slices, gi: p.gi, suffix: p.suffix}, place
 			}
 		}
 	}
-	return told
+	return told, place
 }
 
 // gpuInstanceProfiles are the GPU instance profiles by NVML's numbers.

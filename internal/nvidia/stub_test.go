@@ -153,7 +153,7 @@ func stubSnapshot() inventory.Snapshot {
 	gpu := func(index, minor int, bdf string, node int, links ...inventory.Link) inventory.GPU {
 		return inventory.GPU{
 			UUID: stubUUID(index), Index: index, Minor: minor, BDF: bdf, Model: "A100-SXM4-40GB", MemoryBytes: 40 << 30,
-			Architecture: "ampere", ComputeCapability: inventory.ComputeCapability{Major: 8}, NUMANode: node,
+			Brand: "Tesla", Architecture: "ampere", ComputeCapability: inventory.ComputeCapability{Major: 8}, NUMANode: node,
 			MIG: inventory.MIGDisabled, Links: links,
 		}
 	}
@@ -174,6 +174,7 @@ func stubSnapshot() inventory.Snapshot {
 		return inventory.MIGDevice{
 			UUID: fmt.Sprintf("MIG-%s/%d/0", stubUUID(1), gi), Index: index, GI: gi, Profile: profile, MemoryBytes: 20096 << 20,
 			Attributes: inventory.MIGAttributes{GISlices: 3, CISlices: slices},
+			Placement:  inventory.MIGPlacement{Profile: 9, Start: 4 * (gi - 1), Size: 4},
 		}
 	}
 	s := inventory.Snapshot{

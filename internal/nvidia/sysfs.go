@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -69,6 +70,22 @@ func sysfsNUMANode(root fs.FS, bdf string) int {
 		return inventory.NoNUMANode
 	}
 	return max(node, inventory.NoNUMANode)
+}
+
+var pcieRoot = regexp.MustCompile(`^pci[0-9a-f]{4,8}:[0-9a-f]{2}$`)
+
+// sysfsPCIeRoot returns the PCIe root complex that a PCI device is below; empty where that is not known.
+func sysfsPCIeRoot(root fs.FS, bdf string) string {
+	target, err := fs.ReadLink(root, path.Join(pciDevices, bdf))
+	if err != nil {
+		return ""
+	}
+	for element := range strings.SplitSeq(target, "/") {
+		if pcieRoot.MatchString(element) {
+			return element
+		}
+	}
+	return ""
 }
 
 // sysfsNVSwitch reports whether a PCI device is an NVSwitch.

@@ -52,6 +52,21 @@ func (d device) GetName() (string, nvml.Return) {
 	})
 }
 
+// GetBrand returns the product's brand.
+func (d device) GetBrand() (nvml.BrandType, nvml.Return) {
+	return ask(d, "DeviceGetBrand", func(g *gpu) (nvml.BrandType, nvml.Return) { return g.spec.model.brand, nvml.SUCCESS })
+}
+
+// GetAddressingMode returns how the GPU reaches memory of the host's processes.
+func (d device) GetAddressingMode() (nvml.DeviceAddressingMode, nvml.Return) {
+	return ask(d, "DeviceGetAddressingMode", func(g *gpu) (nvml.DeviceAddressingMode, nvml.Return) {
+		if g.spec.model.Addressing == "" {
+			return nvml.DeviceAddressingMode{}, nvml.ERROR_NOT_SUPPORTED
+		}
+		return nvml.DeviceAddressingMode{Value: uint32(g.spec.model.addressing)}, nvml.SUCCESS
+	})
+}
+
 // GetArchitecture returns the chip's generation.
 func (d device) GetArchitecture() (nvml.DeviceArchitecture, nvml.Return) {
 	return ask(d, "DeviceGetArchitecture", func(g *gpu) (nvml.DeviceArchitecture, nvml.Return) {

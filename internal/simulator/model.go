@@ -19,6 +19,15 @@ var architectures = map[string]uint32{
 	"blackwell": nvml.DEVICE_ARCH_BLACKWELL,
 }
 
+// brands are the brands a Model can have.
+var brands = map[string]nvml.BrandType{"tesla": nvml.BRAND_TESLA, "geforce": nvml.BRAND_GEFORCE, "nvidia": nvml.BRAND_NVIDIA}
+
+// addressingModes are the addressing modes a Model can have.
+var addressingModes = map[string]nvml.DeviceAddressingModeType{
+	"": nvml.DEVICE_ADDRESSING_MODE_NONE, "none": nvml.DEVICE_ADDRESSING_MODE_NONE,
+	"hmm": nvml.DEVICE_ADDRESSING_MODE_HMM, "ats": nvml.DEVICE_ADDRESSING_MODE_ATS,
+}
+
 // nvlinkVersions are the numbers that NVML gives to the versions of NVLink.
 var nvlinkVersions = map[string]nvml.NvlinkVersion{
 	"1.0": nvml.NVLINK_VERSION_1_0, "2.0": nvml.NVLINK_VERSION_2_0, "2.2": nvml.NVLINK_VERSION_2_2,
@@ -51,6 +60,12 @@ func (m *Model) complete() error {
 	var ok bool
 	if m.architecture, ok = architectures[m.Architecture]; !ok {
 		return fmt.Errorf("architecture %q is not known: give one such as hopper", m.Architecture)
+	}
+	if m.brand, ok = brands[cmp.Or(m.Brand, "nvidia")]; !ok {
+		return fmt.Errorf("brand %q is not known: give tesla, geforce or nvidia", m.Brand)
+	}
+	if m.addressing, ok = addressingModes[m.Addressing]; !ok {
+		return fmt.Errorf("addressing %q is not known: give none, hmm or ats", m.Addressing)
 	}
 	if _, err := fmt.Sscanf(m.Compute, "%d.%d", &m.major, &m.minor); err != nil {
 		return fmt.Errorf("compute %q is not a compute capability such as \"9.0\"", m.Compute)

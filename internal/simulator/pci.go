@@ -2,6 +2,8 @@ package simulator
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
@@ -25,4 +27,16 @@ func put(to []int8, s string) {
 	for i := range s {
 		to[i] = int8(s[i])
 	}
+}
+
+// pcieRoot returns the PCIe root complex of the GPU at position i. GPUs below one host bridge share it; its bus is the one before that of
+// the first of them.
+func (p *Profile) pcieRoot(i int) string {
+	bridge := func(g GPU) string {
+		steps := strings.SplitN(g.PCIe, "/", 3)
+		return strings.Join(steps[:min(len(steps), 2)], "/")
+	}
+	first := slices.IndexFunc(p.GPUs, func(g GPU) bool { return bridge(g) == bridge(p.GPUs[i]) })
+	pci := p.GPUs[first].pci
+	return fmt.Sprintf("pci%04x:%02x", pci.Domain, max(pci.Bus, 1)-1)
 }

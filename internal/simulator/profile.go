@@ -72,6 +72,7 @@ type GPU struct {
 
 	model Model
 	pci   nvml.PciInfo
+	root  string // the PCIe root complex, one for each host bridge
 	numa  int
 	minor int
 }
@@ -92,11 +93,15 @@ type VGPU struct {
 
 // A Model is what all GPUs of one product have in common.
 type Model struct {
-	Name         string `json:"name"`
+	Name string `json:"name"`
+	// Brand is tesla, geforce or nvidia; by default nvidia.
+	Brand        string `json:"brand,omitempty"`
 	Architecture string `json:"architecture"`
-	Compute      string `json:"compute"`
-	MemoryMiB    uint64 `json:"memoryMiB"`
-	PCI          string `json:"pci"`
+	// Addressing is none, hmm or ats; the driver does not tell it if it is not given.
+	Addressing string `json:"addressing,omitempty"`
+	Compute    string `json:"compute"`
+	MemoryMiB  uint64 `json:"memoryMiB"`
+	PCI        string `json:"pci"`
 	// Class is the PCI class; by default that of a 3D controller, 0x030200.
 	Class  string       `json:"class,omitempty"`
 	NVLink NVLink       `json:"nvlink,omitempty"`
@@ -105,6 +110,8 @@ type Model struct {
 	MemorySlices int `json:"memorySlices,omitempty"`
 
 	architecture  uint32
+	brand         nvml.BrandType
+	addressing    nvml.DeviceAddressingModeType
 	major, minor  int
 	pciDevice     uint32
 	computeSlices int // that instances can have in all
@@ -292,6 +299,7 @@ func (p *Profile) completeGPU(i int, models map[string]Model) error {
 	if g.Minor != nil {
 		g.minor = *g.Minor
 	}
+	g.root = p.pcieRoot(i)
 	if g.UUID == "" {
 		g.UUID = "GPU-" + deriveUUID(p.Name, "gpu", fmt.Sprint(i))
 	}

@@ -74,9 +74,13 @@ func (n *Node) buildFilesLocked() fstest.MapFS {
 	return b.files
 }
 
+// sysfs returns the folder of a GPU below its PCIe root complex.
+func (g *gpu) sysfs() string { return "sys/devices/" + g.spec.root + "/" + g.spec.BDF }
+
 // pci adds what sysfs has of a GPU with or without a driver.
 func (b filer) pci(g *gpu) {
-	folder := "sys/bus/pci/devices/" + g.spec.BDF
+	folder := g.sysfs()
+	b.link("sys/bus/pci/devices/"+g.spec.BDF, "../../../"+strings.TrimPrefix(folder, "sys/"))
 	b.text(folder+"/numa_node", fmt.Sprint(g.spec.numa))
 	b.text(folder+"/vendor", fmt.Sprintf("0x%04x", g.spec.model.pciDevice&0xffff))
 	b.text(folder+"/device", fmt.Sprintf("0x%04x", g.spec.model.pciDevice>>16))
@@ -103,7 +107,7 @@ func (b filer) gpu(g *gpu) {
 	bound := "sys/bus/pci/drivers/nvidia/" + g.spec.BDF
 	b.link(bound, "../../devices/"+g.spec.BDF)
 	b.files[bound].Sys = &syscall.Stat_t{Ino: g.binding}
-	b.link("sys/bus/pci/devices/"+g.spec.BDF+"/driver", "../../drivers/nvidia")
+	b.link(g.sysfs()+"/driver", "../../../bus/pci/drivers/nvidia")
 	b.device(fmt.Sprintf("dev/nvidia%d", g.spec.minor))
 	for _, gi := range g.layout.instances {
 		b.capability(fmt.Sprintf("gpu%d/mig/gi%d/access", g.spec.minor, gi.id), giMinor(g.spec.minor, gi.id))

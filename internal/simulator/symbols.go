@@ -22,6 +22,7 @@ var symbolBranches = map[string]int{
 	"nvmlSystemEventSetFree":                      575,
 	"nvmlSystemRegisterEvents":                    575,
 	"nvmlSystemEventSetWait":                      575,
+	"nvmlDeviceGetAddressingMode":                 580,
 	"nvmlDeviceGetRepairStatus":                   580,
 	"nvmlDeviceGetUnrepairableMemoryFlag_v1":      590,
 	"nvmlDeviceGetGpuFabricInfo_v4":               615,

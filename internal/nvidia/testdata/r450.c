@@ -108,6 +108,7 @@ ret_t nvmlDeviceGetMemoryInfo(struct device *d, memory_t *m) {
 	m->total = 40960ULL << 20;
 	return SUCCESS;
 }
+ret_t nvmlDeviceGetBrand(struct device *d, unsigned *brand) { ASK(d); return *brand = 2, SUCCESS; }
 ret_t nvmlDeviceGetArchitecture(struct device *d, unsigned *a) { ASK(d); return *a = 7, SUCCESS; }
 ret_t nvmlDeviceGetCudaComputeCapability(struct device *d, int *major, int *minor) {
 	ASK(d);
@@ -137,7 +138,7 @@ ret_t nvmlDeviceGetGpuInstanceById(struct device *d, unsigned id, void **gi) {
 	return *gi = &migs[id - 1], SUCCESS;
 }
 ret_t nvmlGpuInstanceGetInfo(struct device *gi, gi_info_t *info) {
-	return info->device = &gpus[1], info->id = gi->gi, info->profile = 9, SUCCESS;
+	return info->device = &gpus[1], info->id = gi->gi, info->profile = 9, info->start = 4 * (gi->gi - 1), info->size = 4, SUCCESS;
 }
 ret_t nvmlGpuInstanceGetComputeInstanceById(struct device *gi, unsigned id, void **ci) {
 	if ((int)id != gi->ci) return NOT_FOUND;

@@ -1,0 +1,67 @@
+package nvidia
+
+import (
+	"fmt"
+	"io/fs"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+)
+
+// TestDescription reads what selectors of claims are about: brand, addressing mode and PCIe root complex.
+func TestDescription(t *testing.T) {
+	t.Parallel()
+	for profile, want := range map[string]string{
+		"t4":       "Tesla//pci0000:00",
+		"dgx-h100": "Nvidia/HMM/pci0000:1a Nvidia/HMM/pci0000:42",
+		"dgx-1":    "Tesla//pci0000:05 Tesla//pci0000:05",
+	} {
+		r := newRig(t, profile)
+		var got []string
+		for _, g := range r.scan().GPUs[:min(2, len(r.scan().GPUs))] {
+			got = append(got, fmt.Sprintf("%s/%s/%s", g.Brand, g.AddressingMode, g.PCIeRoot))
+		}
+		compare(t, profile, want, strings.Join(got, " "))
+	}
+	r := newRig(t, "dgx-h100",
+		simulator.Fault{Kind: simulator.KindFail, GPU: "0", Call: "DeviceGetBrand", Return: "NOT_SUPPORTED"},
+		simulator.Fault{Kind: simulator.KindFail, GPU: "0", Call: "DeviceGetAddressingMode", Return: "NOT_SUPPORTED"})
+	if g := r.scan().GPUs[0]; g.Brand != "" || g.AddressingMode != "" || len(r.scan().GPUs) != 8 {
+		t.Errorf("a driver that tells neither brand nor addressing mode: %+v", g)
+	}
+}
+
+// TestPCIeRoot reads the root complex of the paths that sysfs has on machines of several kinds.
+func TestPCIeRoot(t *testing.T) {
+	t.Parallel()
+	for target, want := range map[string]string{
+		"../../../devices/pci0000:16/0000:16:01.0/0000:17:00.0/0000:1b:00.0":         "pci0000:16",
+		"../../../devices/platform/NVDA0001:00/pci0009:00/0009:00:00.0/0009:01:00.0": "pci0009:00",
+		"../../../devices/pci10000:e0/10000:e0:06.0":                                 "pci10000:e0",
+		"../../../devices/vmbus/47505500-0001":                                       "",
+		"":                                                                           "",
+	} {
+		root := fstest.MapFS{"sys/bus/pci/devices/0000:1b:00.0": {Data: []byte(target), Mode: fs.ModeSymlink}}
+		if target == "" {
+			root = fstest.MapFS{}
+		}
+		compare(t, target, want, sysfsPCIeRoot(root, "0000:1b:00.0"))
+	}
+}
+
+// TestPlacement reads where MIG devices lie. A process without privileges is not told.
+func TestPlacement(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "a100-mig-mixed")
+	var got []string
+	for _, m := range r.scan().GPUs[5].MIGDevices {
+		got = append(got, fmt.Sprintf("%s=%d@%d+%d", m.Profile, m.Placement.Profile, m.Placement.Start, m.Placement.Size))
+	}
+	compare(t, "placements", "4g.40gb=5@0+4 2g.20gb=14@4+2 1g.10gb+me=20@6+1", strings.Join(got, " "))
+	r = newRig(t, "a100-mig-mixed", simulator.Fault{Kind: simulator.KindFail, Call: "DeviceGetGpuInstanceById", Return: "NO_PERMISSION"})
+	if p := r.scan().GPUs[5].MIGDevices[0].Placement; p.Size != 0 {
+		t.Errorf("without privileges a placement is %+v", p)
+	}
+}
