@@ -65,9 +65,10 @@ func (s *Server) evict(w http.ResponseWriter, r *http.Request, t target, verb st
 		if err != nil {
 			return nil, fmt.Errorf("evict a pod: %w", err)
 		}
-		if o := eviction.DeleteOptions; o != nil && o.Preconditions != nil && o.Preconditions.UID != nil && *o.Preconditions.UID != m.GetUID() {
-			return nil, apierrors.NewConflict(t.resource.group(), t.key.name, fmt.Errorf("precondition failed: UID in precondition: %s, "+
-				"UID in object meta: %s", *o.Preconditions.UID, m.GetUID()))
+		if o := eviction.DeleteOptions; o != nil && o.Preconditions != nil && o.Preconditions.UID != nil {
+			if err := checkPreconditions(t.key, m, "", *o.Preconditions.UID); err != nil {
+				return nil, err
+			}
 		}
 		if forbidden {
 			refused := apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 0)

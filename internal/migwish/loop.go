@@ -1,0 +1,252 @@
+package migwish
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"reflect"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/layout"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
+)
+
+const (
+	// rereadEvery is how often the file of layouts is read again.
+	rereadEvery = 10 * time.Second
+	// labelPatience is how long a node of which the label was never known waits for it, before the configuration file counts.
+	labelPatience = 5 * time.Second
+	// MaxLayouts is the largest file of layouts that is read, in bytes.
+	MaxLayouts = 1 << 20
+)
+
+// ErrOff is the error of commands where layouts are not changed.
+var ErrOff = errors.New("this daemon does not change MIG layouts: set mig.enabled to true in its configuration file, or start it with " +
+	"--mig-enabled; docs/mig.md says which rights it needs")
+
+// A Decision is the layout that counts. The zero value is that of a node for which none is named.
+type Decision struct {
+	// Layout is its name, and From who named it.
+	Layout string
+	From   Origin
+	// Err is why the Wish is still an earlier one: the file of layouts cannot be used, or does not have the layout. It is nil otherwise.
+	Err error
+	// Wish is what the owner is told.
+	Wish mig.Wish
+}
+
+// A Chooser decides which layout counts. Make it with New.
+type Chooser struct {
+	configs   *feed.Feed[config.Config]
+	stateDir  string
+	clock     clock.WithTicker
+	started   time.Time
+	decisions *feed.Feed[Decision]
+	wishes    *feed.Feed[mig.Wish]
+
+	mu      sync.Mutex // guards all following fields
+	state   state
+	again   uint64
+	path    string // of the file of layouts that was read last
+	content []byte
+	file    *layout.File
+	saved   error // of the last write of the state
+}
+
+// The file in the state directory with what the configuration file does not say, so that a process that starts makes the same layout.
+const (
+	stateFile    = "mig-wish.json"
+	stateVersion = 1
+	maxState     = 64 << 10
+)
+
+type state struct {
+	Version int `json:"version"`
+	// Label is the last value of the label that is known; nil if none ever was.
+	Label *string `json:"label,omitempty"`
+	// Command is what mig apply asked for last; nil if nothing is to be remembered of it.
+	Command *Command `json:"command,omitempty"`
+}
+
+// New returns a Chooser that has made its first choice, by the configuration in force and what the state directory remembers. Nothing is
+// remembered without a state directory.
+func New(ctx context.Context, configs *feed.Feed[config.Config], stateDir string, c clock.WithTicker) *Chooser {
+	l := &Chooser{
+		configs: configs, stateDir: stateDir, clock: c, started: c.Now(), decisions: feed.New(Decision{}), wishes: feed.New(mig.Wish{}),
+	}
+	if stateDir != "" {
+		if _, err := files.ReadState(filepath.Join(stateDir, stateFile), maxState, stateVersion, &l.state); err != nil {
+			l.state = state{}
+			klog.FromContext(ctx).Info("Cannot read which MIG layout was asked for last; it is kept beside it", "path", stateFile+files.Damaged,
+				"reason", err.Error())
+		}
+	}
+	l.state.Version = stateVersion
+	l.decide(ctx)
+	return l
+}
+
+// Decisions returns the feed of the layout that counts.
+func (l *Chooser) Decisions() *feed.Feed[Decision] { return l.decisions }
+
+// Wishes returns the feed of what the owner of the layouts is told.
+func (l *Chooser) Wishes() *feed.Feed[mig.Wish] { return l.wishes }
+
+// Run follows the configuration and the file of layouts until ctx ends, and returns nil then.
+func (l *Chooser) Run(ctx context.Context) error {
+	ticker := l.clock.NewTicker(rereadEvery)
+	defer ticker.Stop()
+	patience := l.clock.After(labelPatience)
+	for {
+		_, configured := l.configs.Latest()
+		l.decide(ctx)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-configured:
+		case <-ticker.C():
+		case <-patience:
+		}
+	}
+}
+
+// SetLabel tells the value of the node's label; empty if the node does not have it.
+func (l *Chooser) SetLabel(ctx context.Context, value string) {
+	l.mu.Lock()
+	if known := l.state.Label; known == nil || *known != value {
+		l.state.Label = &value
+		l.save(ctx)
+	}
+	l.mu.Unlock()
+	l.decide(ctx)
+}
+
+// Apply has a layout made on the given GPUs, all if there are none, until the configuration file or the label names another one. Without a
+// layout an earlier one of Apply is forgotten. The error says that layouts are not changed, or why the layout cannot be used; then all is
+// as before.
+func (l *Chooser) Apply(ctx context.Context, name string, gpus []string) (Decision, error) {
+	l.mu.Lock()
+	c := l.configs.Value().MIG
+	if !c.Enabled {
+		l.mu.Unlock()
+		return Decision{}, ErrOff
+	}
+	l.state.Command = nil
+	if name != "" {
+		if _, err := l.find(c.File, name); err != nil {
+			l.mu.Unlock()
+			return Decision{}, err
+		}
+		s := l.said(c)
+		l.state.Command = &Command{Layout: name, GPUs: gpus, Key: s.key, Label: s.label}
+	}
+	l.again++
+	l.save(ctx)
+	l.mu.Unlock()
+	return l.decide(ctx), nil
+}
+
+// said returns what the configuration and the label say, and the command.
+func (l *Chooser) said(c config.MIG) said {
+	s := said{key: c.Layout, command: l.state.Command}
+	if c.Label && l.state.Label != nil {
+		s.label = *l.state.Label
+	}
+	return s
+}
+
+// decide publishes the layout that counts, if it is another one than before.
+func (l *Chooser) decide(ctx context.Context) Decision {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	c, before := l.configs.Value().MIG, l.decisions.Value()
+	var next Decision
+	if c.Enabled {
+		next = l.next(ctx, c, before)
+	}
+	if reflect.DeepEqual(next.Wish, before.Wish) && next.Layout == before.Layout && next.From == before.From &&
+		fmt.Sprint(next.Err) == fmt.Sprint(before.Err) {
+		return before
+	}
+	log := klog.FromContext(ctx)
+	if next.Err != nil {
+		log.Info("Cannot use the MIG layout; the last one that could be used stays in force", "layout", next.Layout, "from", string(next.From),
+			"reason", next.Err.Error())
+	} else if next.Layout != before.Layout || next.From != before.From {
+		log.Info("Chose the MIG layout", "layout", next.Layout, "from", string(next.From))
+	}
+	l.decisions.Publish(next)
+	l.wishes.Publish(next.Wish)
+	return next
+}
+
+// next returns the layout that counts now.
+func (l *Chooser) next(ctx context.Context, c config.MIG, before Decision) Decision {
+	if c.Label && l.state.Label == nil && l.state.Command == nil && l.clock.Since(l.started) < labelPatience {
+		return Decision{}
+	}
+	s := l.said(c)
+	name, gpus, from := choose(s)
+	if s.command != nil && from != FromCommand { // what it was given over says something else now
+		l.state.Command = nil
+		l.save(ctx)
+	}
+	next := Decision{Layout: name, From: from, Wish: before.Wish}
+	if name == "" {
+		return Decision{}
+	}
+	file, err := l.find(c.File, name)
+	if err != nil {
+		next.Err = err
+		return next
+	}
+	next.Wish = mig.Wish{
+		Layout: name, File: file, GPUs: gpus, Replace: c.Replace, Evict: c.Evict, EvictTimeout: c.EvictTimeout, Origin: string(from),
+		Again: l.again,
+	}
+	return next
+}
+
+// find returns the file that has a layout, and nil for a layout that is built in. Whether there is a built-in one depends on the GPUs: the
+// owner says so. The file is the same one as long as its content is.
+func (l *Chooser) find(path, name string) (*layout.File, error) {
+	if path == "" {
+		return nil, nil
+	}
+	content, err := files.Read(path, MaxLayouts)
+	if err != nil {
+		return nil, fmt.Errorf("read the MIG layouts: %w; check mig.configFile and what is mounted there", err)
+	}
+	if l.file == nil || path != l.path || !bytes.Equal(content, l.content) {
+		file, err := layout.Parse(content)
+		if err != nil {
+			return nil, fmt.Errorf("MIG layouts in %s: %w", path, err)
+		}
+		l.path, l.content, l.file = path, content, &file
+	}
+	if _, err := l.file.Layout(name); err != nil {
+		return nil, fmt.Errorf("MIG layouts in %s: %w", path, err)
+	}
+	return l.file, nil
+}
+
+// save writes the state, if there is a state directory. An error is logged once.
+func (l *Chooser) save(ctx context.Context) {
+	if l.stateDir == "" {
+		return
+	}
+	err := files.WriteState(filepath.Join(l.stateDir, stateFile), l.state)
+	if err != nil && fmt.Sprint(err) != fmt.Sprint(l.saved) {
+		klog.FromContext(ctx).Info("Cannot save which MIG layout is asked for; a restart may forget it", "reason", err.Error())
+	}
+	l.saved = err
+}
