@@ -110,6 +110,7 @@ func TestGrants(t *testing.T) {
 }
 
 // TestGrantsOfFiles: what a configuration file asks for is granted where the chart can read it, and where it cannot, so that it works.
+// Values that few give are here, too.
 func TestGrantsOfFiles(t *testing.T) {
 	t.Parallel()
 	file := func(flags string) string { return fmt.Sprintf("{config: {map: {a: %q}}}", "flags: "+flags) }
@@ -122,9 +123,10 @@ func TestGrantsOfFiles(t *testing.T) {
 		{file("{plugin: {deviceListStrategy: envvar}}"), nil},
 		{file("{migStrategy: mixed}"), []string{"SYS_ADMIN", "escalation"}},
 		{"{deviceListStrategy: envvar, " + file("{plugin: {deviceListStrategy: cdi-cri}}")[1:], nil},
+		{"{devicePlugin: {enableHostNetwork: true}}", []string{"hostNetwork"}},
 		{"{deviceListStrategy: [cdi-cri]}", []string{"/var/run/cdi rw"}},
 		{"{deviceListStrategy: cdi-cri, cdi: {enabled: false}}", nil},
-		{"{migStrategy: none, config: {name: mine, default: a}}", []string{"/var/run/cdi rw", "/run/nvidia/mps rw"}},
+		{"{migStrategy: none, config: {name: mine, default: a}, features: {nodeConfig: false}}", []string{"/var/run/cdi rw", "/run/nvidia/mps rw"}},
 	} {
 		pod := daemonSet(t, decode(t, "chart", render(t, tt.values)), "gpu-device-plugin").Spec.Template.Spec
 		want := slices.Sorted(slices.Values(append(slices.Clone(always), tt.want...)))
@@ -143,7 +145,7 @@ func TestGrantsAreExplained(t *testing.T) {
 		"/var/run/cdi rw": "/var/run/cdi", "/dev/kmsg ro": "/dev/kmsg", "/run/nvidia/mps rw": "MPS state", "/run/nvidia/mps/shm rw": "shm",
 		"/etc/kubernetes/node-feature-discovery/features.d rw": "/etc/kubernetes/node-feature-discovery/features.d",
 	}
-	all := slices.Clone(always)
+	all := append(slices.Clone(always), "hostNetwork")
 	for _, f := range features {
 		all = append(all, f.grants...)
 	}

@@ -6,7 +6,6 @@ package manifests
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"io"
 	"maps"
 	"os"
@@ -16,9 +15,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"helm.sh/helm/v3/pkg/chart/loader"
-	"helm.sh/helm/v3/pkg/chartutil"
-	"helm.sh/helm/v3/pkg/engine"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -81,8 +77,10 @@ func TestStaticManifestsAreListed(t *testing.T) {
 func TestChartGivesTheStaticDaemonSet(t *testing.T) {
 	t.Parallel()
 	for manifest, values := range map[string]string{
-		"gpu-device-plugin.yaml": "{cdi: {enabled: true}}", // it cannot know which strategy it will be given
-		mpsManifest:              "{mps: {enabled: true}, config: {name: gpu-device-plugin-config, default: config.yaml}}",
+		// It cannot know which strategy it will be given.
+		"gpu-device-plugin.yaml": "{cdi: {enabled: true}, failOnInitError: false, nvidiaDriverRoot: /}",
+		mpsManifest: "{mps: {enabled: true}, nvidiaDriverRoot: /, " +
+			"config: {name: gpu-device-plugin-config, default: config.yaml}, features: {nodeConfig: false}}",
 	} {
 		t.Run(manifest, func(t *testing.T) {
 			t.Parallel()
@@ -114,7 +112,7 @@ func TestChartValuesOfMPS(t *testing.T) {
 		env[e.Name] = e.Value
 	}
 	want := map[string]string{
-		"MIG_STRATEGY": "single", "NVIDIA_DRIVER_ROOT": "/", "SIMULATE": "t4", "CONTAINER_DRIVER_ROOT": "/driver-root", "MPS_ROOT": "/x",
+		"MIG_STRATEGY": "single", "SIMULATE": "t4", "CONTAINER_DRIVER_ROOT": "/driver-root", "MPS_ROOT": "/x",
 	}
 	if diff := cmp.Diff(want, env); diff != "" {
 		t.Errorf("env (-want +got):\n%s", diff)
@@ -132,8 +130,8 @@ func TestChartValuesOfMPS(t *testing.T) {
 func TestChartValues(t *testing.T) {
 	t.Parallel()
 	base := map[string]string{
-		"FAIL_ON_INIT_ERROR": "false", "NVIDIA_DRIVER_ROOT": "/", "CONTAINER_DRIVER_ROOT": "/driver-root",
-		"MPS_ROOT": "/run/nvidia/mps", "POD_IP": "status.podIP", "METRICS_ADDRESS": "[$(POD_IP)]:9400", "GPU_METRICS": "true",
+		"CONTAINER_DRIVER_ROOT": "/driver-root",
+		"MPS_ROOT":              "/run/nvidia/mps", "POD_IP": "status.podIP", "METRICS_ADDRESS": "[$(POD_IP)]:9400", "GPU_METRICS": "true",
 		"NODE_NAME": "spec.nodeName",
 	}
 	noMetrics := map[string]string{"POD_IP": "-", "METRICS_ADDRESS": "-", "GPU_METRICS": "-", "NODE_NAME": "-"}
@@ -148,8 +146,7 @@ func TestChartValues(t *testing.T) {
 		made         map[string]string // what the chart's own ConfigMap holds
 	}{
 		{name: "defaults"},
-		{name: "null is not written", values: "{failOnInitError: null, nvidiaDriverRoot: null}",
-			env: map[string]string{"FAIL_ON_INIT_ERROR": "-", "NVIDIA_DRIVER_ROOT": "-"}},
+		{name: "what NVIDIA's chart leaves to the file", values: "{failOnInitError: null, nvidiaDriverRoot: null}"},
 		{name: "every setting",
 			values: "{migStrategy: none, failOnInitError: true, deviceListStrategy: envvar, deviceIDStrategy: index, " +
 				"deviceDiscoveryStrategy: nvml, sharedDevicesAllocationPolicy: packed, nvidiaDriverRoot: /run/nvidia/driver, " +
@@ -189,24 +186,34 @@ func TestChartValues(t *testing.T) {
 		{name: "one configuration file", values: "{config: {map: {a.yaml: \"version: v1\\nflags: {}\"}}}",
 			env:    map[string]string{"CONFIG_FILE": "/config/a.yaml"},
 			config: "gpu-device-plugin-config", made: map[string]string{"a.yaml": "version: v1\nflags: {}"}},
-		{name: "the file called default", values: "{config: {map: {a: \"version: v1\", default: \"version: v1\"}}}",
+		{name: "the file called default", values: "{features: {nodeConfig: false}, config: {map: {a: \"version: v1\", default: \"version: v1\"}}}",
 			env:    map[string]string{"CONFIG_FILE": "/config/default"},
 			config: "gpu-device-plugin-config", made: map[string]string{"a": "version: v1", "default": "version: v1"}},
 		{name: "the only file, whatever it is called", values: "{config: {fallbackStrategies: [single], map: {default: \"version: v1\"}}}",
 			env:    map[string]string{"CONFIG_FILE": "/config/default"},
 			config: "gpu-device-plugin-config", made: map[string]string{"default": "version: v1"}},
 		{name: "MIG by a configuration file", admin: true,
-			values: "{config: {map: {default: \"version: v1\\nflags: {migStrategy: single}\", a: \"\"}}}",
+			values: "{features: {nodeConfig: false}, config: {map: {default: \"version: v1\\nflags: {migStrategy: single}\", a: \"\"}}}",
 			env:    map[string]string{"CONFIG_FILE": "/config/default", "NVIDIA_MIG_MONITOR_DEVICES": "all"},
 			config: "gpu-device-plugin-config"},
-		{name: "MIG by another file than the one that counts", values: "{config: {map: {default: \"\", a: \"flags: {migStrategy: single}\"}}}",
+		{name: "MIG by another file than the one that counts", values: "{features: {nodeConfig: false}, config: {map: {default: \"\", a: \"flags: {migStrategy: single}\"}}}",
 			env: map[string]string{"CONFIG_FILE": "/config/default"}, config: "gpu-device-plugin-config"},
 		{name: "no MIG, whatever a file says", values: "{migStrategy: none, config: {map: {default: \"flags: {migStrategy: mixed}\"}}}",
 			env: map[string]string{"CONFIG_FILE": "/config/default", "MIG_STRATEGY": "none"}, config: "gpu-device-plugin-config"},
-		{name: "a ConfigMap that is there, and no MIG", values: "{migStrategy: none, config: {name: mine, default: b}}",
+		{name: "one of several files", admin: true,
+			values: "{config: {default: b, map: {a: \"flags: {migStrategy: single}\", b: \"\"}}}",
+			env: map[string]string{"CONFIG_FILE_SRCDIR": "/config", "DEFAULT_CONFIG": "b", "FALLBACK_STRATEGIES": "named,single",
+				"NVIDIA_MIG_MONITOR_DEVICES": "all"},
+			config: "gpu-device-plugin-config"},
+		{name: "no file, unless the label says so", values: "{config: {fallbackStrategies: [empty], map: {a: b}}}",
+			env:    map[string]string{"CONFIG_FILE_SRCDIR": "/config", "FALLBACK_STRATEGIES": "empty"},
+			config: "gpu-device-plugin-config"},
+		{name: "no file", values: "{config: {fallbackStrategies: [named, empty], map: {a: b}}, features: {nodeConfig: false}}",
+			config: "gpu-device-plugin-config"},
+		{name: "a ConfigMap that is there, and no MIG", values: "{migStrategy: none, config: {name: mine, default: b}, features: {nodeConfig: false}}",
 			env: map[string]string{"CONFIG_FILE": "/config/b", "MIG_STRATEGY": "none"}, config: "mine"},
-		{name: "a ConfigMap that is there", values: "{config: {name: mine, default: b}}", admin: true,
-			env:    map[string]string{"CONFIG_FILE": "/config/b", "NVIDIA_MIG_MONITOR_DEVICES": "all"},
+		{name: "a ConfigMap that is there", values: "{config: {name: mine}}", admin: true,
+			env:    map[string]string{"CONFIG_FILE_SRCDIR": "/config", "FALLBACK_STRATEGIES": "named,single", "NVIDIA_MIG_MONITOR_DEVICES": "all"},
 			config: "mine"},
 	}
 	for _, tt := range tests {
@@ -286,7 +293,8 @@ func TestChartHasMPSOnlyWhereItIsConfigured(t *testing.T) {
 		{"{config: {map: {a: \"sharing: {timeSlicing: {resources: []}}\"}}}", false},
 		{"{config: {map: {a: \"sharing: null\"}}}", false},
 		{"{config: {map: {a: \"" + byMPS + "\"}}}", true},
-		{"{config: {map: {default: \"\", a: \"" + byMPS + "\"}}}", false},
+		{"{features: {nodeConfig: false}, config: {map: {default: \"\", a: \"" + byMPS + "\"}}}", false},
+		{"{config: {map: {default: \"\", a: \"" + byMPS + "\"}}}", true}, // a label may choose it
 		{"{config: {name: mine, default: a}}", false},
 		{"{mps: {enabled: true}, config: {name: mine, default: a}}", true},
 		{"{mps: {enabled: false}, config: {map: {a: \"" + byMPS + "\"}}}", false},
@@ -351,17 +359,15 @@ func TestChartValuesOfKubelet(t *testing.T) {
 func TestChartRefusesValues(t *testing.T) {
 	t.Parallel()
 	tests := []struct{ name, values, want string }{
-		{"feature discovery", "{gfd: {enabled: true}}", "set features.labels"},
-		{"nothing to install", "{devicePlugin: {enabled: false}}", "do not install it"},
+		{"several driver roots in one pod", "{config: {map: {default: \"\", a: \"flags: {nvidiaDriverRoot: /x}\"}}}", "several driver roots (/, /x)"},
 		{"Events of pods alone", "{features: {podEvents: true}}", "features.podEvents needs features.events"},
 		{"a label that chooses among no files", "{features: {nodeConfig: true}}", "neither is given"},
 		{"two ConfigMaps", "{config: {name: a, map: {b: c}}}", "config.map and config.name are both given"},
 		{"no file chosen", "{config: {map: {a: b, c: d}}}", "config.default is empty"},
 		{"several files, and only a single one may be chosen", "{config: {fallbackStrategies: [single], map: {a: b, default: d}}}", "config.default is empty"},
 		{"file called default that may not be chosen", "{config: {fallbackStrategies: [named], map: {a: b}}}", "config.default is empty"},
-		{"no file though there is one", "{config: {fallbackStrategies: [empty, single], map: {a: b}}}", "leave config.map and config.name out"},
-		{"unknown way to choose", "{config: {fallbackStrategies: [first], map: {a: b}}}", `config.fallbackStrategies has "first"`},
-		{"file of a ConfigMap not chosen", "{config: {name: a}}", "config.default is empty"},
+		{"unknown way to choose", "{config: {fallbackStrategies: [first], map: {a: b}}}", "fallbackStrategies"},
+		{"file of a ConfigMap not chosen", "{config: {name: a}, features: {nodeConfig: false}}", "config.default is empty"},
 		{"file that is not there", "{config: {default: x, map: {a: b, c: d}}}", `config.default is "x", and config.map has only a, c`},
 	}
 	for _, tt := range tests {
@@ -388,45 +394,6 @@ func mounts(t *testing.T, pod corev1.PodSpec) {
 	if diff := cmp.Diff(volumes, mounted); diff != "" {
 		t.Errorf("volumes (-pod +mounted):\n%s", diff)
 	}
-}
-
-// render returns the chart's objects for values, a YAML text.
-func render(t *testing.T, values string) []byte {
-	t.Helper()
-	text, err := renderChart(values)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return text
-}
-
-func renderChart(text string) ([]byte, error) {
-	loaded, err := loader.Load(chart)
-	if err != nil {
-		return nil, fmt.Errorf("load chart: %w", err)
-	}
-	values, err := chartutil.ReadValues([]byte(text))
-	if err != nil {
-		return nil, fmt.Errorf("read values: %w", err)
-	}
-	release := chartutil.ReleaseOptions{Name: "gpu-device-plugin", Namespace: "kube-system", IsInstall: true}
-	cluster := chartutil.DefaultCapabilities.Copy()
-	cluster.KubeVersion = chartutil.KubeVersion{Version: "v1.34.0", Major: "1", Minor: "34"}
-	input, err := chartutil.ToRenderValues(loaded, values, release, cluster)
-	if err != nil {
-		return nil, fmt.Errorf("join values: %w", err)
-	}
-	files, err := engine.Render(loaded, input)
-	if err != nil {
-		return nil, fmt.Errorf("render chart: %w", err)
-	}
-	var out bytes.Buffer
-	for _, name := range slices.Sorted(maps.Keys(files)) {
-		if filepath.Ext(name) == ".yaml" && strings.TrimSpace(files[name]) != "" {
-			fmt.Fprintf(&out, "---\n%s\n", files[name])
-		}
-	}
-	return out.Bytes(), nil
 }
 
 func read(t *testing.T, file string) []byte {

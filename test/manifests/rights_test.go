@@ -189,7 +189,7 @@ func TestFeatureValues(t *testing.T) {
 			map[string]string{"NODE_EVENTS": "true", "POD_EVENTS": "true", "NODE_TAINT": "false"}},
 		{"{features: {condition: true, conditionType: X, conditionInterval: 1h}}",
 			map[string]string{"NODE_CONDITION": "true", "NODE_CONDITION_TYPE": "X", "NODE_CONDITION_INTERVAL": "1h"}},
-		{"{features: {nodeConfig: true}, config: {map: {a: \"\", b: \"\"}}}",
+		{"{features: {nodeConfig: true}, config: {map: {default: \"\", b: \"\"}}}",
 			map[string]string{"CONFIG_FILE_SRCDIR": "/config", "FALLBACK_STRATEGIES": "named,single"}},
 		{"{features: {nodeConfig: true, nodeConfigLabel: l}, config: {name: mine, default: a, fallbackStrategies: [empty]}, migStrategy: none}",
 			map[string]string{"CONFIG_FILE_SRCDIR": "/config", "FALLBACK_STRATEGIES": "empty", "DEFAULT_CONFIG": "a", "NODE_LABEL": "l",
@@ -215,7 +215,7 @@ func TestFeatureValues(t *testing.T) {
 // TestChoiceOfMPS: the MPS control daemon follows the label of the node, too.
 func TestChoiceOfMPS(t *testing.T) {
 	t.Parallel()
-	const files = "config: {map: {a: \"sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\", b: \"\"}}"
+	const files = "config: {map: {a: \"sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\", default: \"\"}}"
 	objects := decode(t, "chart", render(t, "{features: {nodeConfig: true}, "+files+"}"))
 	pod := daemonSet(t, objects, "gpu-device-plugin-mps-control-daemon").Spec.Template.Spec
 	env := map[string]string{}
@@ -335,7 +335,7 @@ func TestChartGivesTheStaticNodeAgent(t *testing.T) {
 	maps.Copy(patched.Spec.Template.Labels, instance)
 	want = append(want, patched)
 
-	got := decode(t, "chart", render(t, "{cdi: {enabled: true}, features: {labels: node, events: true, condition: true, taint: true}}"))
+	got := decode(t, "chart", render(t, "{cdi: {enabled: true}, failOnInitError: false, nvidiaDriverRoot: /, features: {labels: node, events: true, condition: true, taint: true}}"))
 	got = slices.DeleteFunc(got, func(o runtime.Object) bool { _, is := o.(*corev1.Pod); return is })
 	byName := func(objects []runtime.Object) map[string]runtime.Object {
 		named := map[string]runtime.Object{}

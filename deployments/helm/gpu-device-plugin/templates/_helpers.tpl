@@ -13,19 +13,47 @@
 {{- end }}
 {{- end }}
 
-{{- define "gpu-device-plugin.selector" -}}
+{{- define "gpu-device-plugin.namespace" -}}
+{{- default .Release.Namespace .Values.namespaceOverride }}
+{{- end }}
+
+{{- define "gpu-device-plugin.image" -}}
+{{- printf "%s:%v" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) }}
+{{- end }}
+
+{{- define "gpu-device-plugin.nameLabels" -}}
 app.kubernetes.io/name: {{ include "gpu-device-plugin.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "gpu-device-plugin.selector" -}}
+{{- if .Values.selectorLabelsOverride }}
+{{- toYaml .Values.selectorLabelsOverride }}
+{{- else }}
+{{- include "gpu-device-plugin.nameLabels" . }}
+{{- if .Values.componentSelectorLabels.enabled }}
+app.kubernetes.io/component: device-plugin
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* The labels of the daemon's pods, which the selector selects. */}}
+{{- define "gpu-device-plugin.podLabels" -}}
+{{- $selector := include "gpu-device-plugin.selector" . | fromYaml }}
+{{- mergeOverwrite (include "gpu-device-plugin.nameLabels" . | fromYaml) (default dict .Values.podLabels) $selector | toYaml }}
 {{- end }}
 
 {{- /* Another name, so that neither DaemonSet selects the pods of the other. */}}
 {{- define "gpu-device-plugin.mpsSelector" -}}
 app.kubernetes.io/name: {{ include "gpu-device-plugin.name" . | trunc 44 | trimSuffix "-" }}-mps-control-daemon
 app.kubernetes.io/instance: {{ .Release.Name }}
+{{- if .Values.componentSelectorLabels.enabled }}
+app.kubernetes.io/component: mps-control-daemon
+{{- end }}
 {{- end }}
 
 {{- define "gpu-device-plugin.labels" -}}
-{{ include "gpu-device-plugin.selector" . }}
+{{ include "gpu-device-plugin.nameLabels" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
@@ -42,35 +70,46 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- end }}
 {{- end }}
 
-{{- /* The file of that ConfigMap that counts. */}}
+{{- /* The file of that ConfigMap that counts for a node without a label; empty where it is none of them. */}}
 {{- define "gpu-device-plugin.configFile" -}}
-{{- $files := keys .Values.config.map | sortAlpha }}
-{{- $file := .Values.config.default }}
-{{- if not $file }}
+{{- $files := keys (default dict .Values.config.map) | sortAlpha }}
+{{- $file := default "" .Values.config.default }}
+{{- $found := ne "" $file }}
 {{- range .Values.config.fallbackStrategies }}
-{{- if $file }}
-{{- else if eq . "named" }}
-{{- if has "default" $files }}{{ $file = "default" }}{{ end }}
-{{- else if eq . "single" }}
-{{- if eq (len $files) 1 }}{{ $file = first $files }}{{ end }}
+{{- if not (has . (list "named" "single" "empty")) }}
+{{- fail (printf "config.fallbackStrategies has %q: known are named, single and empty" .) }}
+{{- end }}
+{{- if $found }}
+{{- else if and (eq . "named") (has "default" $files) }}
+{{- $file = "default" }}{{ $found = true }}
+{{- else if and (eq . "single") (eq (len $files) 1) }}
+{{- $file = first $files }}{{ $found = true }}
 {{- else if eq . "empty" }}
-{{- fail "config.fallbackStrategies comes to empty: leave config.map and config.name out for no configuration file" }}
-{{- else }}
-{{- fail (printf "config.fallbackStrategies has %q: known are named and single" .) }}
+{{- $found = true }}
 {{- end }}
 {{- end }}
-{{- if not $file }}
-{{- fail "config.default is empty: say which file of the ConfigMap is the configuration" }}
-{{- end }}
-{{- else if and $files (not (has $file $files)) }}
+{{- if and $files (not $found) }}
+{{- fail (printf "config.default is empty, and config.fallbackStrategies choose none of %s: say which file is the configuration" (join ", " $files)) }}
+{{- else if and $files $file (not (has $file $files)) }}
 {{- fail (printf "config.default is %q, and config.map has only %s" $file (join ", " $files)) }}
 {{- end }}
 {{- $file }}
 {{- end }}
 
+{{- /* Whether a label of the node chooses the file: as with NVIDIA's chart where there is a choice. */}}
+{{- define "gpu-device-plugin.nodeConfig" -}}
+{{- $on := .Values.features.nodeConfig }}
+{{- if kindIs "invalid" $on }}
+{{- $files := len (default dict .Values.config.map) }}
+{{- $on = or .Values.config.name (gt $files 1) (and (eq $files 1) (not (include "gpu-device-plugin.configFile" .))) }}
+{{- end }}
+{{- if $on }}true{{ end }}
+{{- end }}
+
 {{- /* The variables that say which configuration file counts, or how the label of the node chooses it. */}}
 {{- define "gpu-device-plugin.configEnv" -}}
-{{- if .Values.features.nodeConfig }}
+{{- $file := include "gpu-device-plugin.configFile" . }}
+{{- if include "gpu-device-plugin.nodeConfig" . }}
 - {name: CONFIG_FILE_SRCDIR, value: /config}
 {{- range list
   (list "NODE_LABEL" .Values.features.nodeConfigLabel)
@@ -82,21 +121,42 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- end }}
 {{- end }}
 {{- else if include "gpu-device-plugin.configMap" . }}
-- {name: CONFIG_FILE, value: {{ printf "/config/%s" (include "gpu-device-plugin.configFile" .) | quote }}}
+{{- if $file }}
+- {name: CONFIG_FILE, value: {{ printf "/config/%s" $file | quote }}}
+{{- else if .Values.config.name }}
+{{- fail "config.default is empty, and features.nodeConfig is false: say which file of the ConfigMap config.name is the configuration" }}
+{{- end }}
 {{- end }}
 {{- end }}
 
 {{- /* The configuration files that may count, as a JSON list of texts, as far as the chart can see them: not those of config.name. */}}
 {{- define "gpu-device-plugin.files" -}}
 {{- $files := list }}
+{{- $file := include "gpu-device-plugin.configFile" . }}
 {{- if .Values.config.map }}
-{{- if .Values.features.nodeConfig }}
+{{- if include "gpu-device-plugin.nodeConfig" . }}
 {{- $files = values .Values.config.map }}
-{{- else }}
-{{- $files = list (get .Values.config.map (include "gpu-device-plugin.configFile" .)) }}
+{{- else if $file }}
+{{- $files = list (get .Values.config.map $file) }}
 {{- end }}
 {{- end }}
 {{- $files | toJson }}
+{{- end }}
+
+{{- /* The node's folder that is the driver root in the container: of the value, or else of the file. */}}
+{{- define "gpu-device-plugin.driverRoot" -}}
+{{- $roots := dict }}
+{{- if .Values.nvidiaDriverRoot }}
+{{- $_ := set $roots .Values.nvidiaDriverRoot true }}
+{{- else }}
+{{- range include "gpu-device-plugin.files" . | fromJsonArray }}
+{{- $_ := set $roots (default "/" (default dict (fromYaml .).flags).nvidiaDriverRoot) true }}
+{{- end }}
+{{- end }}
+{{- if gt (len $roots) 1 }}
+{{- fail (printf "the files of config.map have several driver roots (%s), and a pod has one: set nvidiaDriverRoot" (keys $roots | sortAlpha | join ", ")) }}
+{{- end }}
+{{- keys $roots | first | default "/" }}
 {{- end }}
 
 {{- /* Whether NVML may be asked for MIG devices, for which it wants CAP_SYS_ADMIN. The value counts before the file. What the file
@@ -104,7 +164,7 @@ of config.name says is not known here. */}}
 {{- define "gpu-device-plugin.maySeeMIG" -}}
 {{- $may := ne "none" (toString (default "none" .Values.migStrategy)) }}
 {{- if kindIs "invalid" .Values.migStrategy }}
-{{- $may = ne "" .Values.config.name }}
+{{- $may = not (empty .Values.config.name) }}
 {{- range include "gpu-device-plugin.files" . | fromJsonArray }}
 {{- with fromYaml . }}{{ with .flags }}{{ $may = or $may (ne "none" (toString (default "none" .migStrategy))) }}{{ end }}{{ end }}
 {{- end }}
@@ -118,7 +178,7 @@ of config.name says is not known here. */}}
 {{- if kindIs "invalid" $enabled }}
 {{- $enabled = contains "cdi" (toString .Values.deviceListStrategy) }}
 {{- if kindIs "invalid" .Values.deviceListStrategy }}
-{{- $enabled = ne "" .Values.config.name }}
+{{- $enabled = not (empty .Values.config.name) }}
 {{- range include "gpu-device-plugin.files" . | fromJsonArray }}
 {{- with fromYaml . }}{{ with .flags }}{{ with .plugin }}{{ $enabled = or $enabled (contains "cdi" (toString .deviceListStrategy)) }}{{ end }}{{ end }}{{ end }}
 {{- end }}
@@ -142,9 +202,10 @@ of config.name says is not known here. */}}
 taint, nodeConfig. A value counts before the files. */}}
 {{- define "gpu-device-plugin.features" -}}
 {{- $on := dict }}
-{{- if .Values.features.nodeConfig }}{{ $_ := set $on "nodeConfig" true }}{{ end }}
+{{- if include "gpu-device-plugin.nodeConfig" . }}{{ $_ := set $on "nodeConfig" true }}{{ end }}
 {{- range $name := list "labels" "events" "podEvents" "condition" "taint" }}
 {{- $asked := list (get $.Values.features $name) }}
+{{- if eq $name "labels" }}{{ $asked = list (include "gpu-device-plugin.labelsValue" $ | fromJson).labels }}{{ end }}
 {{- if kindIs "invalid" (first $asked) }}
 {{- $asked = list }}
 {{- range include "gpu-device-plugin.files" $ | fromJsonArray }}
@@ -160,6 +221,42 @@ taint, nodeConfig. A value counts before the files. */}}
 {{- end }}
 {{- end }}
 {{- keys $on | sortAlpha | toJson }}
+{{- end }}
+
+{{- /* features.labels, as JSON; gfd.enabled asks for labels, too. off is a bool of YAML 1.1. */}}
+{{- define "gpu-device-plugin.labelsValue" -}}
+{{- $labels := .Values.features.labels }}
+{{- if and (kindIs "invalid" $labels) .Values.gfd.enabled }}{{ $labels = "node" }}{{ end }}
+{{- if kindIs "bool" $labels }}{{ $labels = ternary "true" "off" $labels }}{{ end }}
+{{- dict "labels" $labels | toJson }}
+{{- end }}
+
+{{- /* Whether no node-feature-discovery says which nodes have GPUs: NVIDIA's chart brings one with gfd.enabled, this chart does not. The
+daemon runs on all nodes then, and labels those with GPUs. */}}
+{{- define "gpu-device-plugin.withoutNFD" -}}
+{{- if and .Values.gfd.enabled (ne "false" (toString .Values.nfd.enabled)) }}true{{ end }}
+{{- end }}
+
+{{- /* The affinity without what node-feature-discovery would be needed for: the nodes of values.yaml. Others stay. */}}
+{{- define "gpu-device-plugin.affinity" -}}
+{{- $affinity := default dict .Values.affinity }}
+{{- if and (include "gpu-device-plugin.withoutNFD" .) (contains "feature.node.kubernetes.io/pci-10de.present" (toJson $affinity.nodeAffinity)) }}
+{{- $affinity = omit $affinity "nodeAffinity" }}
+{{- end }}
+{{- with $affinity }}{{ toYaml . }}{{ end }}
+{{- end }}
+
+{{- /* The new pod serves before the old one stops, unless the values say otherwise. A surge and unavailable pods exclude each other. */}}
+{{- define "gpu-device-plugin.updateStrategy" -}}
+{{- $type := default "RollingUpdate" .Values.updateStrategy.type }}
+{{- $rolling := default dict .Values.updateStrategy.rollingUpdate }}
+{{- if not (or $rolling.maxSurge $rolling.maxUnavailable) }}{{ $rolling = dict "maxSurge" 1 "maxUnavailable" 0 }}{{ end }}
+{{- if and $rolling.maxSurge (not $rolling.maxUnavailable) }}{{ $rolling = dict "maxSurge" $rolling.maxSurge "maxUnavailable" 0 }}{{ end }}
+{{- printf "type: %s" $type }}
+{{- if eq $type "RollingUpdate" }}
+rollingUpdate:
+  {{- toYaml $rolling | nindent 2 }}
+{{- end }}
 {{- end }}
 
 {{- /* Whether a feature may be on, from a list of: root, words of gpu-device-plugin.features, of which one is enough. */}}
@@ -215,14 +312,19 @@ runtime may be set up to ignore NVIDIA_VISIBLE_DEVICES of containers without it,
 {{- if or (include "gpu-device-plugin.maySeeMIG" .) .Values.preStartReset $mounts }}true{{ end }}
 {{- end }}
 
-{{- /* Keys of NVIDIA's chart that ask for what this chart does not do: better refused than passed over. */}}
+{{- /* Values that ask for what this chart does not do: better refused than passed over. */}}
 {{- define "gpu-device-plugin.refuse" -}}
-{{- if get (default dict (get .Values "gfd")) "enabled" }}
-{{- fail "gfd.enabled: the daemon itself writes the labels of GPU feature discovery; set features.labels to file, nodeFeature or node" }}
+{{- if eq "false" (toString .Values.devicePlugin.enabled) }}
+{{- fail "devicePlugin.enabled is false, and this chart is the device plugin: do not install it. Labels alone come from the program gpu-feature-discovery of the image" }}
 {{- end }}
-{{- $plugin := default dict (get .Values "devicePlugin") }}
-{{- if and (hasKey $plugin "enabled") (not $plugin.enabled) }}
-{{- fail "devicePlugin.enabled is false, and this chart is the device plugin: do not install it" }}
+{{- if .Values.nfd.enabled }}
+{{- fail "nfd.enabled: node-feature-discovery is no part of this chart. Install its own chart and set nfd.enabled to false, or leave nfd.enabled out and set gfd.enabled: the daemon labels its node itself" }}
+{{- end }}
+{{- if and (eq "default" (include "gpu-device-plugin.namespace" .)) (not .Values.allowDefaultNamespace) }}
+{{- fail "the namespace is default: give another one with --namespace, or set allowDefaultNamespace to true" }}
+{{- end }}
+{{- if eq "tegra" (default "" .Values.deviceDiscoveryStrategy) }}
+{{- fail "deviceDiscoveryStrategy is tegra: Jetson has no NVML devices that could be watched, and is not supported" }}
 {{- end }}
 {{- if and (include "gpu-device-plugin.feature" (list . "podEvents")) (not (include "gpu-device-plugin.feature" (list . "events"))) }}
 {{- fail "features.podEvents needs features.events" }}
@@ -245,7 +347,8 @@ runtime may be set up to ignore NVIDIA_VISIBLE_DEVICES of containers without it,
 
 {{- /* Whether kubelet and Prometheus can reach the port. */}}
 {{- define "gpu-device-plugin.port" -}}
-{{- if and .Values.metrics.enabled (ne .Values.metrics.listen "loopback") }}true{{ end }}
+{{- $shared := .Values.devicePlugin.enableHostNetwork }}{{- /* the port would be one of the node, and stop the surge */}}
+{{- if and .Values.metrics.enabled (ne .Values.metrics.listen "loopback") (not $shared) }}true{{ end }}
 {{- end }}
 
 {{- /* A probe, from a list of: root, the value, a path for a port that is open, and otherwise a command. */}}
@@ -259,4 +362,75 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
 {{- end }}
 {{- end }}
 {{ toYaml $probe }}
+{{- end }}
+
+{{- /* The variables of the daemon's container, a YAML list. */}}
+{{- define "gpu-device-plugin.env" -}}
+{{- $fail := .Values.failOnInitError }}
+{{- if and (kindIs "invalid" $fail) (include "gpu-device-plugin.withoutNFD" .) }}{{ $fail = false }}{{ end }}{{- /* most nodes have no GPU */}}
+{{- $timestamp := ternary nil (not .Values.gfd.noTimestamp) (kindIs "invalid" .Values.gfd.noTimestamp) }}
+{{- range list
+  (list "MIG_STRATEGY" .Values.migStrategy)
+  (list "FAIL_ON_INIT_ERROR" $fail)
+  (list "DEVICE_LIST_STRATEGY" .Values.deviceListStrategy)
+  (list "DEVICE_ID_STRATEGY" .Values.deviceIDStrategy)
+  (list "DEVICE_DISCOVERY_STRATEGY" .Values.deviceDiscoveryStrategy)
+  (list "SHARED_DEVICES_ALLOCATION_POLICY" .Values.sharedDevicesAllocationPolicy)
+  (list "KERNEL_LOG" .Values.kernelLog)
+  (list "LOGGING_FORMAT" .Values.loggingFormat)
+  (list "WAIT_FOR_RELEASE" .Values.waitForRelease)
+  (list "PRE_START_CHECKS" .Values.preStartChecks)
+  (list "PRE_START_RESET" .Values.preStartReset)
+  (list "NVIDIA_DRIVER_ROOT" .Values.nvidiaDriverRoot)
+  (list "NVIDIA_DEV_ROOT" .Values.nvidiaDevRoot)
+  (list "NVIDIA_DRIVER_CAPABILITIES" .Values.nvidiaDriverCapabilities)
+  (list "PASS_DEVICE_SPECS" .Values.compatWithCPUManager)
+  (list "GDRCOPY_ENABLED" .Values.gdrcopyEnabled)
+  (list "GDS_ENABLED" .Values.gdsEnabled)
+  (list "MOFED_ENABLED" .Values.mofedEnabled)
+  (list "NVIDIA_CDI_HOOK_PATH" .Values.cdi.nvidiaHookPath)
+  (list "CDI_FEATURE_FLAGS" .Values.cdi.featureFlags)
+  (list "SIMULATE" .Values.simulate)
+  (list "NODE_LABELS" (include "gpu-device-plugin.labelsValue" . | fromJson).labels)
+  (list "NODE_LABELS_TIMESTAMP" $timestamp)
+  (list "NODE_EVENTS" .Values.features.events)
+  (list "POD_EVENTS" .Values.features.podEvents)
+  (list "NODE_CONDITION" .Values.features.condition)
+  (list "NODE_CONDITION_TYPE" .Values.features.conditionType)
+  (list "NODE_CONDITION_INTERVAL" .Values.features.conditionInterval)
+  (list "NODE_TAINT" .Values.features.taint)
+}}
+{{- if not (kindIs "invalid" (last .)) }}
+- {name: {{ first . }}, value: {{ ternary (last . | join ",") (last . | toString) (kindIs "slice" (last .)) | quote }}}
+{{- end }}
+{{- end }}
+{{- if .Values.metrics.enabled }}
+{{- if eq .Values.metrics.listen "pod" }}
+- {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
+{{- end }}
+- {name: METRICS_ADDRESS, value: {{ include "gpu-device-plugin.metricsAddress" . | quote }}}
+{{- range list
+  (list "GPU_METRICS" .Values.metrics.gpu)
+  (list "GPU_METRICS_INTERVAL" .Values.metrics.gpuInterval)
+  (list "GPU_METRICS_PCIE_THROUGHPUT" .Values.metrics.pcieThroughput)
+  (list "GPU_METRICS_HOSTNAME_LABEL" .Values.metrics.hostnameLabel)
+}}
+{{- if not (kindIs "invalid" (last .)) }}
+- {name: {{ first . }}, value: {{ last . | toString | quote }}}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if or .Values.metrics.enabled (include "gpu-device-plugin.agent" .) }}
+- {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
+{{- end }}
+{{- if include "gpu-device-plugin.feature" (list . "labels-nodeFeature") }}
+- {name: NAMESPACE, valueFrom: {fieldRef: {fieldPath: metadata.namespace}}}
+- {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+{{- end }}
+- {name: CONTAINER_DRIVER_ROOT, value: /driver-root}
+- {name: MPS_ROOT, value: {{ .Values.mps.root | quote }}}
+{{- if include "gpu-device-plugin.maySeeMIG" . }}
+- {name: NVIDIA_MIG_MONITOR_DEVICES, value: all}
+{{- end }}
+{{- include "gpu-device-plugin.configEnv" . }}
 {{- end }}

@@ -1,0 +1,69 @@
+package manifests
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	helm "helm.sh/helm/v3/pkg/chart"
+	"helm.sh/helm/v3/pkg/chart/loader"
+	"helm.sh/helm/v3/pkg/chartutil"
+	"helm.sh/helm/v3/pkg/engine"
+)
+
+// newest is the Kubernetes that the chart is rendered for where no other is named.
+const newest = "1.37"
+
+var loadChart = sync.OnceValues(func() (*helm.Chart, error) { return loader.Load(chart) })
+
+// render returns the chart's objects for values, a YAML text.
+func render(t *testing.T, values string) []byte {
+	t.Helper()
+	text, err := renderChart(values)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+func renderChart(values string) ([]byte, error) {
+	objects, _, err := renderFor(newest, values)
+	return objects, err
+}
+
+// renderFor renders the chart as Helm does, for a Kubernetes such as 1.29, and returns its objects and its NOTES.txt. Helm holds the
+// values to the schema first.
+func renderFor(kubernetes, text string) (objects []byte, notes string, err error) {
+	loaded, err := loadChart()
+	if err != nil {
+		return nil, "", fmt.Errorf("load chart: %w", err)
+	}
+	values, err := chartutil.ReadValues([]byte(text))
+	if err != nil {
+		return nil, "", fmt.Errorf("read values: %w", err)
+	}
+	release := chartutil.ReleaseOptions{Name: "gpu-device-plugin", Namespace: "kube-system", IsInstall: true}
+	cluster := chartutil.DefaultCapabilities.Copy()
+	_, minor, _ := strings.Cut(kubernetes, ".")
+	cluster.KubeVersion = chartutil.KubeVersion{Version: "v" + kubernetes + ".0", Major: "1", Minor: minor}
+	input, err := chartutil.ToRenderValues(loaded, values, release, cluster)
+	if err != nil {
+		return nil, "", fmt.Errorf("join values: %w", err)
+	}
+	files, err := engine.Render(loaded, input)
+	if err != nil {
+		return nil, "", fmt.Errorf("render chart: %w", err)
+	}
+	var out bytes.Buffer
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		if filepath.Ext(name) == ".yaml" && strings.TrimSpace(files[name]) != "" {
+			fmt.Fprintf(&out, "---\n%s\n", files[name])
+		}
+	}
+	return out.Bytes(), files["gpu-device-plugin/templates/NOTES.txt"], nil
+}

@@ -1,0 +1,280 @@
+package manifests
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/util/yaml"
+)
+
+// A chartValue is a value that NVIDIA's chart has: v0.20's values.yaml, schema and templates were read for it.
+type chartValue struct {
+	key, theirs string // the name, and NVIDIA's default
+	here        string // what docs/chart.md says of it
+	values      string // that give it
+	want        string // what is rendered because of it
+	gone        string // what is not rendered because of it
+	refused     string // part of the error, where the value is refused
+	note        string // part of NOTES.txt, where the value has no effect
+}
+
+var update = flag.Bool("update", false, "write the golden renders and the tables of docs/chart.md anew")
+
+func env(name, value string) string { return fmt.Sprintf(`{"name":%q,"value":%q}`, name, value) }
+
+var nvidiaValues = []chartValue{
+	{key: "config.name", theirs: `""`, here: "same. Without `config.default` the fallbacks count; the label of the node chooses among its files",
+		values: "{config: {name: mine}}", want: "configMap: {name: mine}"},
+	{key: "config.map", theirs: "{}", here: "same. The label of the node chooses where there are several files", values: "{config: {map: {a: x}}}", want: "kind: ConfigMap"},
+	{key: "config.default", theirs: `""`, here: "same", values: "{config: {map: {a: x, b: x}, default: b}}", want: env("DEFAULT_CONFIG", "b")},
+	{key: "config.fallbackStrategies", theirs: "[named, single]", here: "same, `empty` too",
+		values: "{config: {map: {a: x}, fallbackStrategies: [empty]}}", want: env("FALLBACK_STRATEGIES", "empty")},
+	{key: "compatWithCPUManager", theirs: "null", here: "same", values: "{compatWithCPUManager: true}", want: "privileged: true"},
+	{key: "migStrategy", theirs: "null", here: "same", values: "{migStrategy: mixed}", want: env("MIG_STRATEGY", "mixed")},
+	{key: "failOnInitError", theirs: "null", here: "same; false where `gfd.enabled` has the daemon run on nodes without a GPU",
+		values: "{failOnInitError: false}", want: env("FAIL_ON_INIT_ERROR", "false")},
+	{key: "deviceListStrategy", theirs: "null", here: "same; a list, too", values: "{deviceListStrategy: \"envvar,cdi-cri\"}", want: env("DEVICE_LIST_STRATEGY", "envvar,cdi-cri")},
+	{key: "deviceIDStrategy", theirs: "null", here: "same", values: "{deviceIDStrategy: index}", want: env("DEVICE_ID_STRATEGY", "index")},
+	{key: "deviceDiscoveryStrategy", theirs: "null", here: "same: `auto`, `nvml`", values: "{deviceDiscoveryStrategy: nvml}", want: env("DEVICE_DISCOVERY_STRATEGY", "nvml")},
+	{key: "deviceDiscoveryStrategy: tegra", theirs: "", here: "refused: Jetson is not supported", values: "{deviceDiscoveryStrategy: tegra}", refused: "Jetson"},
+	{key: "nvidiaDriverRoot", theirs: "null", here: "same. Where it is null, the folder that the file of `config.map` names is mounted, or `/`",
+		values: "{config: {map: {a: \"flags: {nvidiaDriverRoot: /run/nvidia/driver}\"}}}", want: "hostPath: {path: /run/nvidia/driver, type: Directory}"},
+	{key: "nvidiaDevRoot", theirs: "null", here: "same", values: "{nvidiaDevRoot: /x}", want: env("NVIDIA_DEV_ROOT", "/x")},
+	{key: "nvidiaDriverCapabilities", theirs: "null", here: "same", values: "{nvidiaDriverCapabilities: all}", want: env("NVIDIA_DRIVER_CAPABILITIES", "all")},
+	{key: "gdrcopyEnabled", theirs: "null", here: "same", values: "{gdrcopyEnabled: true}", want: env("GDRCOPY_ENABLED", "true")},
+	{key: "gdsEnabled", theirs: "null", here: "same", values: "{gdsEnabled: true}", want: env("GDS_ENABLED", "true")},
+	{key: "mofedEnabled", theirs: "null", here: "same", values: "{mofedEnabled: true}", want: env("MOFED_ENABLED", "true")},
+	{key: "logVerbosity", theirs: "null", here: "`--v` of the daemon", values: "{logVerbosity: 3}", want: "- --v=3"},
+	{key: "nameOverride", theirs: `""`, here: "same", values: "{nameOverride: x}", want: "app.kubernetes.io/name: x\n"},
+	{key: "fullnameOverride", theirs: `""`, here: "same", values: "{fullnameOverride: x}", want: "name: x\n"},
+	{key: "namespaceOverride", theirs: `""`, here: "same", values: "{namespaceOverride: x}", want: "namespace: x\n"},
+	{key: "selectorLabelsOverride", theirs: "{}", here: "same, for the daemon's DaemonSet. That of MPS keeps labels of its own: the two never select each other's pods",
+		values: "{selectorLabelsOverride: {a: b}}", want: "matchLabels:\n      a: b\n"},
+	{key: "componentSelectorLabels.enabled", theirs: "false", here: "same; the DaemonSets have selectors of their own without it, too",
+		values: "{componentSelectorLabels: {enabled: true}}", want: "app.kubernetes.io/component: device-plugin"},
+	{key: "allowDefaultNamespace", theirs: "false", here: "same: without it, the namespace `default` is refused",
+		values: "{namespaceOverride: default}", refused: "set allowDefaultNamespace to true"},
+	{key: "allowDefaultNamespace: true", theirs: "", here: "same", values: "{namespaceOverride: default, allowDefaultNamespace: true}", want: "namespace: default"},
+	{key: "imagePullSecrets", theirs: "[]", here: "same", values: "{imagePullSecrets: [{name: x}]}", want: "imagePullSecrets:\n        - name: x"},
+	{key: "image.repository", theirs: "nvcr.io/nvidia/k8s-device-plugin", here: "same, with our image", values: "{image: {repository: a/b}}", want: "image: a/b:"},
+	{key: "image.pullPolicy", theirs: "IfNotPresent", here: "same; Kubernetes' default if null", values: "{image: {pullPolicy: Always}}", want: "imagePullPolicy: Always"},
+	{key: "image.tag", theirs: `""`, here: "same", values: "{image: {tag: 7}}", want: "gpu-device-plugin:7\n"},
+	{key: "updateStrategy", theirs: "{type: RollingUpdate}", here: "same. With RollingUpdate and neither of the two numbers the new pod serves before the old one ends",
+		values: "{updateStrategy: {type: OnDelete}}", want: "type: OnDelete"},
+	{key: "updateStrategy.rollingUpdate.maxUnavailable", theirs: "", here: "same, without a surge",
+		values: "{updateStrategy: {rollingUpdate: {maxUnavailable: 3}}}", gone: "maxSurge"},
+	{key: "updateStrategy.rollingUpdate.maxSurge", theirs: "", here: "same, with `maxUnavailable: 0`",
+		values: "{updateStrategy: {rollingUpdate: {maxSurge: 50%}}}", want: "maxSurge: 50%\n      maxUnavailable: 0"},
+	{key: "podAnnotations", theirs: "{}", here: "same", values: "{podAnnotations: {a: b}}", want: "annotations:\n        a: b"},
+	{key: "podSecurityContext", theirs: "{}", here: "same", values: "{podSecurityContext: {fsGroup: 7}}", want: "fsGroup: 7"},
+	{key: "securityContext", theirs: "{}", here: "same", values: "{securityContext: {runAsGroup: 7}}", want: "securityContext:\n            runAsGroup: 7\n"},
+	{key: "resources", theirs: "{}", here: "same, for the daemon's container; the default requests 10m of CPU and 32Mi",
+		values: "{resources: {limits: {memory: 64Mi}}}", want: "memory: 64Mi"},
+	{key: "nodeSelector", theirs: "{}", here: "same", values: "{nodeSelector: {a: b}}", want: "nodeSelector:\n        a: b"},
+	{key: "affinity", theirs: "three labels, of which one is enough", here: "same", values: "{affinity: null}", gone: "affinity"},
+	{key: "tolerations", theirs: "CriticalAddonsOnly, nvidia.com/gpu", here: "same", values: "{tolerations: [{key: x}]}", want: "- key: x"},
+	{key: "priorityClassName", theirs: "system-node-critical", here: "same", values: "{priorityClassName: x}", want: "priorityClassName: x"},
+	{key: "runtimeClassName", theirs: "null", here: "same", values: "{runtimeClassName: nvidia}", want: "runtimeClassName: nvidia"},
+	{key: "devicePlugin.enabled", theirs: "true", here: "false is refused: nothing would be installed", values: "{devicePlugin: {enabled: false}}", refused: "do not install it"},
+	{key: "devicePlugin.enableHostNetwork", theirs: "null", here: "same; metrics are on the node's address then, and probes run a command",
+		values: "{devicePlugin: {enableHostNetwork: true}}", want: "hostNetwork: true"},
+	{key: "devicePlugin.resources", theirs: "null", here: "same", values: "{devicePlugin: {resources: {limits: {memory: 64Mi}}}}", want: "memory: 64Mi"},
+	{key: "devicePlugin.containers.main.env", theirs: "NVIDIA_VISIBLE_DEVICES, NVIDIA_DRIVER_CAPABILITIES", here: "same; the image has these two",
+		values: "{devicePlugin: {containers: {main: {env: [{name: DP_DISABLE_HEALTHCHECKS, value: xids}]}}}}", want: env("DP_DISABLE_HEALTHCHECKS", "xids")},
+	{key: "gfd.enabled", theirs: "false", here: "the daemon writes the same labels to its Node, and needs no node-feature-discovery for that",
+		values: "{gfd: {enabled: true}}", want: env("NODE_LABELS", "node")},
+	{key: "gfd.noTimestamp", theirs: "null", here: "same; null is without the label, which NVIDIA's has", values: "{gfd: {enabled: true, noTimestamp: false}}",
+		want: env("NODE_LABELS_TIMESTAMP", "true")},
+	{key: "gfd.sleepInterval", theirs: "null", here: "no effect: labels are written when they change", values: "{gfd: {sleepInterval: 60s}}", note: "gfd.sleepInterval"},
+	{key: "gfd.nameOverride", theirs: "gpu-feature-discovery", here: "no effect: there is no DaemonSet of gpu-feature-discovery",
+		values: "{gfd: {nameOverride: x}}", note: "gfd.nameOverride"},
+	{key: "gfd.namespaceOverride", theirs: `""`, here: "no effect, as before", values: "{gfd: {namespaceOverride: x}}", note: "gfd.namespaceOverride"},
+	{key: "gfd.securityContext", theirs: "{privileged: true}", here: "no effect, as before: labels need no privileges",
+		values: "{gfd: {securityContext: {privileged: true}}}", note: "gfd.securityContext"},
+	{key: "gfd.enableHostNetwork", theirs: "null", here: "no effect, as before", values: "{gfd: {enableHostNetwork: true}}", note: "gfd.enableHostNetwork"},
+	{key: "gfd.resources", theirs: "null", here: "no effect, as before", values: "{gfd: {resources: {limits: {cpu: 1}}}}", note: "gfd.resources"},
+	{key: "nfd.enabled", theirs: "null", here: "true is refused: node-feature-discovery has a chart of its own", values: "{nfd: {enabled: true}}", refused: "Install its own chart"},
+	{key: "nfd.enabled: false", theirs: "", here: "the cluster has one: with `gfd.enabled`, `affinity` counts as it is",
+		values: "{gfd: {enabled: true}, nfd: {enabled: false}, failOnInitError: true}", want: env("NODE_LABELS", "node")},
+	{key: "nfd.nameOverride", theirs: "node-feature-discovery", here: "no effect: node-feature-discovery is no part of this chart", values: "{nfd: {nameOverride: x}}", note: "nfd.*"},
+	{key: "nfd.master", theirs: "a mapping", here: "no effect, as before", values: "{nfd: {master: {config: {extraLabelNs: [nvidia.com]}}}}", note: "nfd.*"},
+	{key: "nfd.worker", theirs: "a mapping", here: "no effect, as before", values: "{nfd: {worker: {tolerations: []}}}", note: "nfd.*"},
+	{key: "configManager.resources", theirs: "null", here: "no effect: the daemon itself follows the label of the node", values: "{configManager: {resources: {limits: {cpu: 1}}}}",
+		note: "configManager.resources"},
+	{key: "mps.root", theirs: "/run/nvidia/mps", here: "same", values: "{mps: {enabled: true, root: /x}}", want: "hostPath: {path: /x/shm,"},
+	{key: "mps.enableHostPID", theirs: "true", here: "same", values: "{mps: {enabled: true, enableHostPID: false}}", gone: "hostPID"},
+	{key: "mps.enableHostNetwork", theirs: "null", here: "same", values: "{mps: {enabled: true, enableHostNetwork: true}}", want: "hostNetwork: true"},
+	{key: "mps.resources", theirs: "null", here: "same", values: "{mps: {enabled: true, resources: {limits: {memory: 64Mi}}}}", want: "memory: 64Mi"},
+	{key: "cdi.nvidiaHookPath", theirs: "null", here: "same", values: "{cdi: {nvidiaHookPath: /x}}", want: env("NVIDIA_CDI_HOOK_PATH", "/x")},
+	{key: "cdi.featureFlags", theirs: "null", here: "accepted; the daemon's log says that they have no effect", values: "{cdi: {featureFlags: \"a,b\"}}",
+		want: env("CDI_FEATURE_FLAGS", "a,b")},
+}
+
+// TestNVIDIAValues: each value of NVIDIA's chart has its effect, or none and NOTES.txt says so, or is refused with the reason. docs/chart.md
+// has a row for each.
+func TestNVIDIAValues(t *testing.T) {
+	t.Parallel()
+	base := string(render(t, "{}"))
+	var rows strings.Builder
+	for _, v := range nvidiaValues {
+		fmt.Fprintf(&rows, "| `%s` | %s | %s | `TestNVIDIAValues/%s` |\n", v.key, v.theirs, v.here, strings.ReplaceAll(v.key, " ", "_"))
+		t.Run(v.key, func(t *testing.T) {
+			t.Parallel()
+			rendered, notes, err := renderFor(newest, v.values)
+			if v.refused != "" {
+				if err == nil || !strings.Contains(err.Error(), v.refused) {
+					t.Errorf("error %v, want one with %q", err, v.refused)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			decode(t, "chart", rendered)
+			text := string(rendered)
+			switch {
+			case v.note != "":
+				if text != base || !strings.Contains(notes, v.note+" has no effect") {
+					t.Errorf("NOTES.txt does not say that it has no effect, or it has one:\n%s\n%s", notes, cmp.Diff(base, text))
+				}
+			case v.gone != "":
+				if isMPS := strings.HasPrefix(v.key, "mps."); !isMPS && !strings.Contains(base, v.gone) || strings.Contains(text, v.gone) {
+					t.Errorf("%q is rendered, or was not before (-before +after):\n%s", v.gone, cmp.Diff(base, text))
+				}
+			case !strings.Contains(text, v.want) || strings.Contains(base, v.want):
+				t.Errorf("%q is not rendered, or was before (-before +after):\n%s", v.want, cmp.Diff(base, text))
+			}
+		})
+	}
+	heldTo(t, "../../docs/chart.md", "nvidia", "| NVIDIA's value | its default | here | test |\n|---|---|---|---|\n"+rows.String())
+}
+
+// heldTo fails the test if the part of a document between two marks is not text.
+func heldTo(t *testing.T, file, mark, text string) {
+	t.Helper()
+	begin, end := fmt.Sprintf("<!-- %s: written by %s; go test -update -->\n", mark, t.Name()), fmt.Sprintf("<!-- end of %s -->", mark)
+	document := string(read(t, file))
+	before, rest, found := strings.Cut(document, begin)
+	inside, after, foundEnd := strings.Cut(rest, end)
+	if !found || !foundEnd {
+		t.Fatalf("%s has no part between %q and %q", file, begin, end)
+	}
+	if inside == text {
+		return
+	}
+	if !*update {
+		t.Errorf("%s: go test -update writes (-have +want):\n%s", file, cmp.Diff(inside, text))
+		return
+	}
+	if err := os.WriteFile(file, []byte(before+begin+text+end+after), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestNVIDIADefaults: NVIDIA's values.yaml as a whole is accepted.
+func TestNVIDIADefaults(t *testing.T) {
+	t.Parallel()
+	decode(t, "chart", render(t, string(read(t, "testdata/nvidia-values.yaml"))))
+}
+
+// TestWithoutNFD: where no node-feature-discovery labels nodes with GPUs, the daemon runs on all nodes, and waits where there is no driver.
+func TestWithoutNFD(t *testing.T) {
+	t.Parallel()
+	for values, want := range map[string][2]bool{ // affinity, waits for a driver
+		"{}":                     {true, false},
+		"{gfd: {enabled: true}}": {false, true},
+		"{gfd: {enabled: true}, mps: {enabled: true}, failOnInitError: true}": {false, false},
+		"{gfd: {enabled: true}, nfd: {enabled: false}}":                       {true, false},
+		"{gfd: {enabled: true}, affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: " +
+			"{nodeSelectorTerms: [{matchExpressions: [{key: x, operator: Exists}]}]}}}}": {true, true},
+	} {
+		text := string(render(t, values))
+		got := [2]bool{strings.Contains(text, "nodeAffinity"), strings.Contains(text, env("FAIL_ON_INIT_ERROR", "false"))}
+		if got != want {
+			t.Errorf("%s: affinity and waiting are %v, want %v", values, got, want)
+		}
+	}
+}
+
+// TestOwnVariables: a variable of the values replaces the chart's: the API refuses two of one name.
+func TestOwnVariables(t *testing.T) {
+	t.Parallel()
+	pod := daemonSet(t, decode(t, "chart", render(t, "{devicePlugin: {containers: {main: {env: [{name: MPS_ROOT, value: /x}]}}}}")), "gpu-device-plugin")
+	var found []string
+	for _, e := range pod.Spec.Template.Spec.Containers[0].Env {
+		if e.Name == "MPS_ROOT" {
+			found = append(found, e.Value)
+		}
+	}
+	if !slices.Equal(found, []string{"/x"}) {
+		t.Errorf("MPS_ROOT is %v", found)
+	}
+}
+
+// A schemaNode is what the tests read of values.schema.json.
+type schemaNode struct {
+	Description string                 `json:"description"`
+	Properties  map[string]*schemaNode `json:"properties"`
+	Additional  any                    `json:"additionalProperties"`
+}
+
+// TestSchema: values.schema.json has each key of values.yaml, with a description, and no others but those that NVIDIA's chart has and that
+// have no effect here. It refuses unknown keys.
+func TestSchema(t *testing.T) {
+	t.Parallel()
+	var schema schemaNode
+	if err := json.Unmarshal(read(t, chart+"/values.schema.json"), &schema); err != nil {
+		t.Fatal(err)
+	}
+	var values map[string]any
+	if err := yaml.Unmarshal(read(t, chart+"/values.yaml"), &values); err != nil {
+		t.Fatal(err)
+	}
+	ofKubernetes := []string{"resources", "readinessProbe", "livenessProbe", "mps.updateStrategy", "affinity"} // whose keys the API server knows
+	elsewhere := []string{"global", "nfd.nameOverride", "updateStrategy.rollingUpdate.maxSurge", "updateStrategy.rollingUpdate.maxUnavailable"}
+	for _, v := range nvidiaValues {
+		if v.note != "" {
+			elsewhere = append(elsewhere, v.key, strings.Split(v.key, ".")[0])
+		}
+	}
+	var walk func(path string, schema *schemaNode, values map[string]any)
+	walk = func(path string, schema *schemaNode, values map[string]any) {
+		for key, value := range values {
+			known := schema.Properties[key]
+			if known == nil {
+				t.Errorf("values.yaml has %s, which values.schema.json lacks: add it there, with a description", path+key)
+				continue
+			}
+			if inner, is := value.(map[string]any); is && known.Properties == nil && len(inner) > 0 && !slices.Contains(ofKubernetes, path+key) {
+				t.Errorf("values.schema.json does not have the keys of %s", path+key)
+			}
+		}
+		for key, known := range schema.Properties {
+			if known.Properties != nil {
+				inner, _ := values[key].(map[string]any)
+				walk(path+key+".", known, inner)
+			}
+			if known.Description == "" {
+				t.Errorf("values.schema.json does not describe %s", path+key)
+			}
+			if _, is := values[key]; !is && !slices.Contains(elsewhere, path+key) {
+				t.Errorf("values.schema.json has %s, which values.yaml lacks: add it there, with a comment", path+key)
+			}
+		}
+		if schema.Additional != false && path != "nfd." {
+			t.Errorf("values.schema.json takes unknown keys in %q", path)
+		}
+	}
+	walk("", &schema, values)
+	for _, unknown := range []string{"{unknown: 1}", "{metrics: {unknown: 1}}", "{legacyDaemonsetAPI: true}", "{namespace: x}"} {
+		if _, err := renderChart(unknown); err == nil || !strings.Contains(err.Error(), "additional properties") {
+			t.Errorf("%s: error %v, want one that names the unknown key", unknown, err)
+		}
+	}
+}
