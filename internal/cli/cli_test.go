@@ -46,7 +46,7 @@ func TestWhatIsWrongIsSaidWithTheRemedy(t *testing.T) {
 		"unreadable profile":      {[]string{"plan", "--simulate=/nowhere/node.yaml"}, []string{"/nowhere/node.yaml", "no such file"}},
 		"unreadable file":         {[]string{"--config-file=/nowhere/config.yaml"}, []string{"/nowhere/config.yaml", "--config-file"}},
 		"long socket path":        {[]string{"--kubelet-socket=" + deep}, []string{"bytes"}},
-		"relative socket path":    {[]string{"--kubelet-socket=kubelet.sock"}, []string{"kubelet.sock", "absolute"}},
+		"relative socket path":    {[]string{"--control-socket=control.sock"}, []string{"control.sock", "absolute"}},
 		"unknown output":          {[]string{"plan", "--simulate=t4", "-o", "xml"}, []string{"table, yaml, json"}},
 		"a file with problems":    {[]string{"config", "check", broken}, []string{"flags.migStrategy", "sharing.timeSlicing.resources"}},
 		"a choice by a label":     {[]string{"--node-config-dir=/configs"}, []string{"--node-config-dir", "gpu-node-agent"}},

@@ -42,7 +42,7 @@ func (p Program) newMPSCommand() *cobra.Command {
 // state: NVIDIA's are not told. A configuration that shares by MPS is not valid without it.
 func mpsEnv(name string) (string, bool) {
 	value, given := os.LookupEnv(name)
-	if name == "MPS_ROOT" && !given {
+	if name == "MPS_ROOT" && value == "" {
 		return "/run/nvidia/mps", true
 	}
 	return value, given

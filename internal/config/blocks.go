@@ -16,11 +16,27 @@ func (d *document) blocks(c *Config) {
 		d.refuse("version", fmt.Sprintf("unknown version %q; use %s", v, v1.Version))
 	}
 	if r := d.config.Resources; r != nil {
-		c.Resource.GPUs = d.namings("resources.gpus", r.GPUs)
-		c.Resource.MIGs = d.namings("resources.mig", r.MIGs)
+		gpus, migs := d.namings("resources.gpus", r.GPUs), d.namings("resources.mig", r.MIGs)
+		if len(gpus)+len(migs) > 0 && d.honours(c, "resources", "all resources have their usual names") {
+			c.Resource.GPUs, c.Resource.MIGs = gpus, migs
+		}
 	}
 	c.Resource.Selectors = d.selectors()
 	d.sharing(c)
+}
+
+// honours reports whether a key that NVIDIA's device plugin ignores has its effect, and warns unless the configuration says so. Without is
+// what holds where it is ignored.
+func (d *document) honours(c *Config, path, without string) bool {
+	switch c.Compatibility {
+	case CompatibilityNVIDIA:
+		d.warn(path, d.line(path), "is ignored, as by NVIDIA's device plugin: "+without+"; --compatibility=none gives it its effect")
+		return false
+	case CompatibilityUnset:
+		d.warn(path, d.line(path), "has its effect here; NVIDIA's device plugin ignores it: "+without+
+			"; --compatibility=nvidia does so too, and none silences this")
+	}
+	return true
 }
 
 // refuse puts a problem with a key of the file on record, unless the key, or a block around it, could not even be read:
@@ -38,17 +54,23 @@ func (d *document) namings(path string, given []v1.Resource) []resource.Naming {
 	var namings []resource.Naming
 	for i, r := range given {
 		at := item(path, i)
-		if r.Pattern == "" {
+		var pattern resource.Pattern
+		switch {
+		case r.Pattern == nil:
 			d.refuse(at+".pattern", `is missing; use "*" to match everything`)
+		case *r.Pattern == "":
+			d.warn(at+".pattern", d.line(at+".pattern"), `is empty and matches nothing; use "*" to match everything`)
+		default:
+			pattern = resource.Pattern(*r.Pattern)
 		}
-		namings = append(namings, resource.Naming{Pattern: resource.Pattern(r.Pattern), Name: d.name(at+".name", r.Name)})
+		namings = append(namings, resource.Naming{Pattern: pattern, Name: d.name(at+".name", r.Name)})
 	}
 	return namings
 }
 
 // name returns the full name of a resource.
-func (d *document) name(path, text string) string {
-	name, err := resource.ParseName(text)
+func (d *document) name(path string, text v1.String) string {
+	name, err := resource.ParseName(string(text))
 	if err != nil {
 		d.refuse(path, err.Error())
 	}
@@ -83,14 +105,17 @@ func (d *document) sharing(c *Config) {
 	if s == nil {
 		return
 	}
-	c.Resource.Sharing = d.replicated("sharing.timeSlicing", s.TimeSlicing, resource.TimeSliced, false)
+	if d.nulls["sharing.timeSlicing"] {
+		s.TimeSlicing = &v1.Replicated{} // which is refused; a null at mps is none
+	}
+	c.Resource.Sharing = d.replicated(c, "sharing.timeSlicing", s.TimeSlicing, resource.TimeSliced, false)
 	if s.MPS == nil {
 		return
 	}
 	if s.TimeSlicing != nil {
 		d.warn("sharing.timeSlicing", d.line("sharing.timeSlicing"), "is ignored because sharing.mps is set")
 	}
-	c.Resource.Sharing = d.replicated("sharing.mps", s.MPS, resource.MPS, true)
+	c.Resource.Sharing = d.replicated(c, "sharing.mps", s.MPS, resource.MPS, true)
 	if c.Resource.MIG == resource.MIGMixed {
 		d.refuse("sharing.mps", "MPS is not supported with the MIG strategy mixed; use time-slicing, or another MIG strategy")
 	}
@@ -101,7 +126,7 @@ func (d *document) sharing(c *Config) {
 
 // replicated returns what one way of sharing is to do; one says whether a request for several replicas is refused where
 // the file does not say so.
-func (d *document) replicated(path string, given *v1.Replicated, mode resource.SharingMode, one bool) resource.Sharing {
+func (d *document) replicated(c *Config, path string, given *v1.Replicated, mode resource.SharingMode, one bool) resource.Sharing {
 	if given == nil {
 		return resource.Sharing{}
 	}
@@ -117,31 +142,47 @@ func (d *document) replicated(path string, given *v1.Replicated, mode resource.S
 	}
 	rules := map[string]*ruled{}
 	for i, r := range given.Resources {
-		rule := d.rule(item(path+".resources", i), r)
+		rule := d.rule(c, item(path+".resources", i), r, s.RenameByDefault)
 		if rules[rule.Name] == nil {
 			rules[rule.Name] = &ruled{named: mentions{}}
 		}
 		if text := rules[rule.Name].overlap(rule); text != "" && rule.Name != "" {
-			d.refuse(rule.Where, text)
+			d.warn(rule.Where, d.line(rule.Where), text+"; the larger number of replicas counts")
 		}
 		s.Rules = append(s.Rules, rule)
 	}
 	return s
 }
 
-func (d *document) rule(path string, given v1.ReplicatedResource) resource.SharingRule {
+func (d *document) rule(c *Config, path string, given v1.ReplicatedResource, renamed bool) resource.SharingRule {
 	rule := resource.SharingRule{Where: path}
 	if given.Name == nil {
 		d.refuse(path+".name", "no resource name specified; use a name such as nvidia.com/gpu")
 	} else {
 		rule.Name = d.name(path+".name", *given.Name)
 	}
+	for _, key := range []string{".rename", ".devices"} {
+		if d.nulls[path+key] {
+			d.refuse(path+key, "is empty; give it a value or leave it out")
+		}
+	}
 	if given.Rename != nil {
-		rule.Rename = d.name(path+".rename", *given.Rename)
+		rename, usual := d.name(path+".rename", *given.Rename), rule.Name
+		if renamed {
+			usual = resource.SharedName(usual)
+		}
+		if rename != usual && d.honours(c, path+".rename", "the resource is "+usual) {
+			rule.Rename = rename
+		}
 	}
 	if set := given.Devices; set != nil && !set.All {
-		rule.First = set.Count
-		rule.Devices = d.refs(path+".devices", set.List)
+		refs := d.refs(path+".devices", set.List)
+		if d.honours(c, path+".devices", "all devices of "+rule.Name+" are shared") {
+			rule.First, rule.Devices = set.Count, refs
+			if set.Count == 0 && len(set.List) == 0 {
+				d.refuse(path+".devices", "lists no device; leave it out for all devices")
+			}
+		}
 	}
 	switch {
 	case given.Replicas == nil:
@@ -173,7 +214,7 @@ func (r *ruled) overlap(rule resource.SharingRule) string {
 	device, other, found := r.named.add(rule.Where, rule.Devices)
 	switch {
 	case earlier != "":
-		return fmt.Sprintf("overlaps with %s, which also applies to %s; list different devices in both", earlier, rule.Name)
+		return fmt.Sprintf("overlaps with %s, which also applies to %s", earlier, rule.Name)
 	case found:
 		return fmt.Sprintf("overlaps with %s: device %s is also device %s there", other.where, device, other.device)
 	}

@@ -43,7 +43,7 @@ sharing:
     resources:
     - {name: gpu, devices: all, replicas: 2, rename: gpu.half}
     - {name: mig-1g.10gb, devices: 3, replicas: 3}
-    - {name: nvidia.com/mig-2g.20gb, devices: [0, "1:2", GPU-a, MIG-b], replicas: 4}
+    - {name: nvidia.com/mig-2g.20gb, devices: [0, "1:2", GPU-7ed1bb51-4d4c-4b11-8e51-4f5f4a8d0f30, MIG-7ed1bb51-4d4c-4b11-8e51-4f5f4a8d0f30], replicas: 4}
 `,
 			want: resource.Options{Sharing: resource.Sharing{
 				Mode: resource.TimeSliced, RenameByDefault: true, OnePerRequest: true, Rules: []resource.SharingRule{
@@ -51,7 +51,7 @@ sharing:
 					{Where: "sharing.timeSlicing.resources[1]", Name: "nvidia.com/mig-1g.10gb", First: 3, Replicas: 3},
 					{
 						Where: "sharing.timeSlicing.resources[2]", Name: "nvidia.com/mig-2g.20gb",
-						Devices: []resource.Ref{"0", "1:2", "GPU-a", "MIG-b"}, Replicas: 4,
+						Devices: []resource.Ref{"0", "1:2", "GPU-7ed1bb51-4d4c-4b11-8e51-4f5f4a8d0f30", "MIG-7ed1bb51-4d4c-4b11-8e51-4f5f4a8d0f30"}, Replicas: 4,
 					},
 				},
 			}},
@@ -89,12 +89,12 @@ resources:
 			name: "selectors",
 			file: `
 selectors:
-- {uuids: [GPU-a], indices: [1, "2:0"], exclude: true}
+- {uuids: [GPU-7ed1bb51-4d4c-4b11-8e51-4f5f4a8d0f30], indices: [1, "2:0"], exclude: true}
 - {pci: ["1B:00.0"], rename: odd}
 - {models: ["*L40S"], replicas: 4, rename: l40s, exclude: false}
 `,
 			want: resource.Options{Selectors: []resource.Selector{
-				{Where: "selectors[0]", Devices: []resource.Ref{"GPU-a", "1", "2:0"}, Exclude: true},
+				{Where: "selectors[0]", Devices: []resource.Ref{"GPU-7ed1bb51-4d4c-4b11-8e51-4f5f4a8d0f30", "1", "2:0"}, Exclude: true},
 				{Where: "selectors[1]", PCI: []string{"0000:1b:00.0"}, Rename: "nvidia.com/odd"},
 				{Where: "selectors[2]", Models: []resource.Pattern{"*L40S"}, Rename: "nvidia.com/l40s", Replicas: 4},
 			}},
@@ -154,8 +154,8 @@ func TestProblemsOfBlocks(t *testing.T) {
 		},
 		{
 			name: "names", file: "sharing: {timeSlicing: {resources: [{name: a+b, rename: amd.com/gpu, replicas: 2}]}}",
-			want: `line 1: sharing.timeSlicing.resources[0].name: "a+b" is not a resource name: after nvidia.com/ come letters, digits, '-', '_' and '.', a letter or digit first and last` + "\n" +
-				`line 1: sharing.timeSlicing.resources[0].rename: "amd.com/gpu" is not a resource name: after nvidia.com/ come letters, digits, '-', '_' and '.', a letter or digit first and last`,
+			want: `line 1: sharing.timeSlicing.resources[0].name: "a+b" is not a resource name: after nvidia.com/ come lower-case letters, digits, '-' and '.', a letter or digit first, last and on both sides of each '.'` + "\n" +
+				`line 1: sharing.timeSlicing.resources[0].rename: "amd.com/gpu" is not a resource name: after nvidia.com/ come lower-case letters, digits, '-' and '.', a letter or digit first, last and on both sides of each '.'`,
 		},
 		{
 			name: "devices, a word", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: some}]}}",
@@ -179,27 +179,8 @@ func TestProblemsOfBlocks(t *testing.T) {
 		},
 		{
 			name: "devices, a bad reference", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: [0, GPU]}]}}",
-			want: `line 1: sharing.timeSlicing.resources[0].devices[1]: "GPU" names no device: write a GPU's index (0), a MIG device's index (0:1) or a UUID (GPU-…, MIG-…)`,
+			want: `line 1: sharing.timeSlicing.resources[0].devices[1]: "GPU" names no device: write a GPU's index (0), a MIG device's index (0:1) or a UUID as nvidia-smi -L prints it`,
 		},
-		{
-			name: "two rules for all devices", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}, {name: nvidia.com/gpu, replicas: 3, devices: [1]}]}}",
-			want: "line 1: sharing.timeSlicing.resources[1]: overlaps with sharing.timeSlicing.resources[0], which also applies to nvidia.com/gpu; list different devices in both",
-		},
-		{
-			name: "two rules for one device", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: [0, 1]}, {name: gpu, replicas: 3, devices: ['1:0']}]}}",
-			want: "line 1: sharing.timeSlicing.resources[1]: overlaps with sharing.timeSlicing.resources[0]: device 1:0 is also device 1 there",
-		},
-		{
-			name: "a rule for all devices after one for some", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: [1]}, {name: a, replicas: 2}, {name: gpu, replicas: 3}]}}",
-			want: "line 1: sharing.timeSlicing.resources[2]: overlaps with sharing.timeSlicing.resources[0], which also applies to nvidia.com/gpu; list different devices in both",
-		},
-		{
-			name: "a rule for a GPU after one for a MIG device on it", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: ['1:0', GPU-a]}, " +
-				"{name: a, replicas: 2, devices: [1]}, {name: gpu, replicas: 3, devices: [11, '0:1', 1]}, {name: gpu, replicas: 3, devices: [GPU-a]}]}}",
-			want: "line 1: sharing.timeSlicing.resources[2]: overlaps with sharing.timeSlicing.resources[0]: device 1 is also device 1:0 there\n" +
-				"line 1: sharing.timeSlicing.resources[3]: overlaps with sharing.timeSlicing.resources[0]: device GPU-a is also device GPU-a there",
-		},
-		{name: "rules for other devices", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: ['1:0', '1:0', 2]}, {name: gpu, replicas: 3, devices: [0, '1:1', 11]}]}}"},
 		{
 			name: "MPS without a directory, with mixed", file: "sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}", args: "--mig-strategy=mixed",
 			want: "line 1: sharing.mps: MPS is not supported with the MIG strategy mixed; use time-slicing, or another MIG strategy\n" +
@@ -220,8 +201,8 @@ func TestProblemsOfBlocks(t *testing.T) {
 				`line 5: selectors[3].replicas: must be 1 or more, not 0` + "\n" +
 				`line 6: selectors[4].models[0]: is empty; use "*" to match everything` + "\n" +
 				`line 6: selectors[4].pci[0]: "y" is not a PCI address such as 0000:1b:00.0` + "\n" +
-				`line 6: selectors[4].rename: "-" is not a resource name: after nvidia.com/ come letters, digits, '-', '_' and '.', a letter or digit first and last` + "\n" +
-				`line 6: selectors[4].uuids[0]: "x" names no device: write a GPU's index (0), a MIG device's index (0:1) or a UUID (GPU-…, MIG-…)`,
+				`line 6: selectors[4].rename: "-" is not a resource name: after nvidia.com/ come lower-case letters, digits, '-' and '.', a letter or digit first, last and on both sides of each '.'` + "\n" +
+				`line 6: selectors[4].uuids[0]: "x" names no device: write a GPU's index (0), a MIG device's index (0:1) or a UUID as nvidia-smi -L prints it`,
 		},
 		{
 			name: "selectors that overlap",
@@ -258,6 +239,53 @@ func TestProblemsOfBlocks(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestEntriesThatOverlap: of two entries for one device the one with more replicas counts, as in NVIDIA's device plugin, with a warning.
+func TestEntriesThatOverlap(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ name, file, want string }{
+		{
+			name: "two rules for all devices", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}, {name: nvidia.com/gpu, replicas: 3, devices: [1]}]}}",
+			want: "line 1: sharing.timeSlicing.resources[1]: overlaps with sharing.timeSlicing.resources[0], which also applies to nvidia.com/gpu; the larger number of replicas counts",
+		},
+		{
+			name: "two rules for one device", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: [0, 1]}, {name: gpu, replicas: 3, devices: ['1:0']}]}}",
+			want: "line 1: sharing.timeSlicing.resources[1]: overlaps with sharing.timeSlicing.resources[0]: device 1:0 is also device 1 there; the larger number of replicas counts",
+		},
+		{
+			name: "a rule for all devices after one for some", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: [1]}, {name: a, replicas: 2}, {name: gpu, replicas: 3}]}}",
+			want: "line 1: sharing.timeSlicing.resources[2]: overlaps with sharing.timeSlicing.resources[0], which also applies to nvidia.com/gpu; the larger number of replicas counts",
+		},
+		{
+			name: "a rule for a GPU after one for a MIG device on it", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: ['1:0', GPU-7ed1bb51-4d4c-4b11-8e51-4f5f4a8d0f30]}, " +
+				"{name: a, replicas: 2, devices: [1]}, {name: gpu, replicas: 3, devices: [11, '0:1', 1]}, {name: gpu, replicas: 3, devices: [GPU-7ed1bb51-4d4c-4b11-8e51-4f5f4a8d0f30]}]}}",
+			want: "line 1: sharing.timeSlicing.resources[2]: overlaps with sharing.timeSlicing.resources[0]: device 1 is also device 1:0 there; the larger number of replicas counts\n" +
+				"line 1: sharing.timeSlicing.resources[3]: overlaps with sharing.timeSlicing.resources[0]: device GPU-7ed1bb51-4d4c-4b11-8e51-4f5f4a8d0f30 is also device GPU-7ed1bb51-4d4c-4b11-8e51-4f5f4a8d0f30 there; the larger number of replicas counts",
+		},
+		{name: "rules for other devices", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: ['1:0', '1:0', 2]}, {name: gpu, replicas: 3, devices: [0, '1:1', 11]}]}}"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			if diff := cmp.Diff(tt.want, warnings(t, tt.file, "--compatibility=none")); diff != "" {
+				t.Errorf("warnings (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// warnings returns the warnings of a file that is valid, one to a line.
+func warnings(t *testing.T, file, args string) string {
+	t.Helper()
+	_, warnings, err := sources(t, "", args).Resolve("", []byte(file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lines []string
+	for _, w := range warnings {
+		lines = append(lines, w.String())
+	}
+	return strings.Join(lines, "\n")
 }
 
 func TestMPSOverTimeSlicingIsAWarning(t *testing.T) {

@@ -58,6 +58,9 @@ type Config struct {
 	// StateDir is the directory for state that survives a restart; empty for none.
 	StateDir string
 
+	// Compatibility says whether keys that NVIDIA's device plugin ignores have an effect.
+	Compatibility Compatibility
+
 	// Driver says where the driver is.
 	Driver Driver
 	// IMEXRequired makes devices Unhealthy while the node lacks the IMEX channel that containers are to be given.
@@ -147,4 +150,25 @@ func (f LoggingFormat) String() string {
 		return "json"
 	}
 	return "text"
+}
+
+// Compatibility says whether keys of the file that NVIDIA's device plugin ignores have an effect: resources, and rename and devices of
+// sharing.
+type Compatibility int
+
+// The values.
+const (
+	CompatibilityUnset  Compatibility = iota // they have, with a warning
+	CompatibilityNone                        // they have
+	CompatibilityNVIDIA                      // they have not, with a warning
+)
+
+func (c Compatibility) String() string {
+	switch c {
+	case CompatibilityNone:
+		return "none"
+	case CompatibilityNVIDIA:
+		return "nvidia"
+	}
+	return ""
 }

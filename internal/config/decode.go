@@ -23,8 +23,9 @@ const maxNodes = 1 << 17
 // A document is a decoded file, and what was found on the way.
 type document struct {
 	config   v1.Config
-	empty    bool           // the file says nothing: it has at most comments, null or {}
-	lines    map[string]int // by key path
+	empty    bool            // the file says nothing: it has at most comments, null or {}
+	lines    map[string]int  // by key path
+	nulls    map[string]bool // key paths whose value is null
 	problems remarks
 	warnings remarks
 	nodes    int
@@ -36,7 +37,7 @@ type document struct {
 // decode reads a file as NVIDIA's device plugin does, YAML or JSON, keys in any case, but finds all mistakes instead of
 // the first, and unknown keys too. An empty file is an empty Config.
 func decode(data []byte) *document {
-	d := &document{lines: map[string]int{}, keys: map[reflect.Type]string{}}
+	d := &document{lines: map[string]int{}, nulls: map[string]bool{}, keys: map[reflect.Type]string{}}
 	top, err := single(yaml.NewDecoder(bytes.NewReader(data)))
 	switch {
 	case err != nil:
@@ -124,7 +125,7 @@ func (d *document) value(node *yaml.Node, into reflect.Value, path string) {
 	for node.Kind == yaml.AliasNode {
 		node = node.Alias
 	}
-	if node.Tag == "!!null" {
+	if d.nulls[path] = node.Tag == "!!null"; d.nulls[path] {
 		return
 	}
 	if into.Kind() == reflect.Pointer {

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
@@ -24,6 +25,8 @@ type Sources struct {
 	Discovery bool
 	// Program is which program runs with the Config.
 	Program Program
+	// NVIDIA says that the program was started under the name of one of NVIDIA's.
+	NVIDIA bool
 	// Chosen is which file is the configuration file; nil for the one that flags or environment name.
 	Chosen *feed.Feed[Chosen]
 }
@@ -122,10 +125,13 @@ func (d *document) resolve(c *Config, s Sources) {
 	for i := range options {
 		o := &options[i]
 		chosen := o.resolve(d, s.Env, s.Flags)
-		if chosen.text == "" && !o.empty {
+		if chosen.text == "" && chosen.fallback {
 			continue
 		}
-		if err := o.set(c, chosen.text); err != nil {
+		err := o.set(c, chosen.text)
+		if warning := caution(""); errors.As(err, &warning) {
+			d.warn(chosen.where, chosen.line, err.Error())
+		} else if err != nil {
 			d.problem(chosen.where, chosen.line, err.Error())
 		}
 		if o.warning != "" {
@@ -134,6 +140,15 @@ func (d *document) resolve(c *Config, s Sources) {
 	}
 	if s.Discovery {
 		c.discovery(s)
+	}
+	if s.NVIDIA && c.Compatibility == CompatibilityUnset {
+		c.Compatibility = CompatibilityNVIDIA
+	}
+	c.Resource.MIGParents = c.Compatibility == CompatibilityNVIDIA
+	for _, root := range []*string{&c.Driver.Root, &c.Driver.ContainerRoot} {
+		if *root == "" {
+			*root = "/"
+		}
 	}
 	if c.Driver.DevRoot == "" {
 		c.Driver.DevRoot = c.Driver.Root

@@ -86,8 +86,9 @@ func TestSourcesAndTheirOrder(t *testing.T) {
 			want: defaults(),
 		},
 		{
-			name: "an empty variable says nothing", file: "flags: {migStrategy: mixed}", env: "MIG_STRATEGY=",
-			want: with(func(c *config.Config) { c.Resource.MIG = resource.MIGMixed }),
+			name: "an empty variable says nothing", file: "flags: {gpuMetricsInterval: 1m}\nimex: {channelIDs: [0]}",
+			env:  "GPU_METRICS_INTERVAL= IMEX_CHANNEL_IDS=",
+			want: with(func(c *config.Config) { c.GPUMetrics.Interval, c.Edits.IMEX = time.Minute, true }),
 		},
 		{name: "an empty truth is false", env: "FAIL_ON_INIT_ERROR=", want: with(func(c *config.Config) { c.FailOnInitError = false })},
 		{
@@ -210,18 +211,17 @@ func TestAllProblemsAreReportedInOrder(t *testing.T) {
 	}{
 		{
 			name: "several, by line",
-			file: "version: v2\nflags:\n  plugin:\n    deviceIDStrategy: name\n    passDeviceSpecs: perhaps\n  migStrategy: [mixed]\n  failOnInitError: \"true\"\n  nvidiaDriverRoot: run\n",
+			file: "version: v2\nflags:\n  plugin:\n    deviceIDStrategy: name\n    passDeviceSpecs: perhaps\n  migStrategy: [mixed]\n  failOnInitError: \"true\"\n",
 			want: []string{
 				`line 1: version: unknown version "v2"; use v1`,
 				`line 4: flags.plugin.deviceIDStrategy: "name" is not one of: uuid, index`,
 				`line 5: flags.plugin.passDeviceSpecs: must be true or false, not "perhaps"`,
 				`line 6: flags.migStrategy: must be a string`,
 				`line 7: flags.failOnInitError: must be true or false, not "true"`,
-				`line 8: flags.nvidiaDriverRoot: "run" is not an absolute path, such as /run/nvidia/driver`,
 			},
 		},
 		{name: "environment", env: "MIG_STRATEGY=double", want: []string{`MIG_STRATEGY: "double" is not one of: none, single, mixed`}},
-		{name: "flag, by the name given", args: "--nvidia-dev-root=x", want: []string{`--nvidia-dev-root: "x" is not an absolute path, such as /run/nvidia/driver`}},
+		{name: "a path", args: "--cdi-dir=x", want: []string{`--cdi-dir: "x" is not an absolute path, such as /run/nvidia/driver`}},
 		{name: "a problem that is overruled is none", file: "flags: {migStrategy: double}", args: "--mig-strategy=single"},
 		{name: "an interval", file: "flags: {gpuMetricsInterval: 3m}", env: "GPU_METRICS_HOSTNAME_LABEL=host", want: []string{
 			`GPU_METRICS_HOSTNAME_LABEL: "host" is not one of: Hostname, hostname, none`,
@@ -290,7 +290,7 @@ func TestAllProblemsAreReportedInOrder(t *testing.T) {
 			want: []string{
 				"line 1: flags: must be a mapping with the keys migStrategy, failOnInitError, mpsRoot, nvidiaDriverRoot, nvidiaDevRoot, gdrcopyEnabled, gdsEnabled, " +
 					"mofedEnabled, useNodeFeatureAPI, deviceDiscoveryStrategy, metricsAddress, gpuMetrics, gpuMetricsInterval, gpuMetricsPCIeThroughput, " +
-					"gpuMetricsHostnameLabel, loggingFormat, plugin, gfd",
+					"gpuMetricsHostnameLabel, compatibility, loggingFormat, plugin, gfd",
 				"line 2: imex: must be a mapping with the keys channelIDs, required",
 			},
 		},
@@ -309,7 +309,7 @@ func TestAllProblemsAreReportedInOrder(t *testing.T) {
 			file: "a: &a {b: 1}\nb: &b {<<: [" + strings.Repeat("*a, ", 400) + "]}\nflags: {<<: [" + strings.Repeat("*b, ", 400) + "]}\n",
 		},
 		{name: "IMEX channels", file: "imex: {channelIDs: [0, 1]}", want: []string{"line 1: imex.channelIDs: channelIDs must be [] or [0], not [0,1]"}},
-		{name: "duration", file: "flags: {gfd: {sleepInterval: soon}}", want: []string{`line 1: flags.gfd.sleepInterval: must be a duration with a unit, such as "60s" or "1h30m"`}},
+		{name: "duration", file: "flags: {gfd: {sleepInterval: soon}}", want: []string{`line 1: flags.gfd.sleepInterval: must be "infinite" or a duration with a unit, such as "60s" or "1h30m"`}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

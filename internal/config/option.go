@@ -38,17 +38,24 @@ type option struct {
 	usage    string
 	// warning is said when a value is given.
 	warning string
-	// empty says that "" is a value of its own. For other options it means that nothing is said.
+	// empty says that "" is a value of its own, which set may refuse. For other options it means that nothing is said.
 	empty bool
-	// set puts a value into the Config, or says in a sentence what is wrong with it.
+	// set puts a value into the Config, or says in a sentence what is wrong with it. An error that is a caution is a warning.
 	set func(*Config, string) error
 }
+
+// A caution is what set has to say of a value that it has taken.
+type caution string
+
+func (c caution) Error() string { return string(c) }
 
 // A setting is what one source says of an option.
 type setting struct {
 	text  string
 	where string // for people: key path, flag or environment variable
 	line  int
+	// fallback says that no source says anything: text is the default.
+	fallback bool
 }
 
 // resolve returns what counts of an option: flag over environment over file over default.
@@ -62,7 +69,7 @@ func (o *option) resolve(doc *document, env func(string) (string, bool), flags *
 	if s, given := o.fromFile(doc); given {
 		return s
 	}
-	return setting{text: o.fallback, where: "--" + o.flag}
+	return setting{text: o.fallback, where: "--" + o.flag, fallback: true}
 }
 
 func (o *option) fromFlags(flags *pflag.FlagSet) (setting, bool) {
@@ -107,7 +114,7 @@ func (o *option) fromFile(doc *document) (setting, bool) {
 	return setting{text: text, where: o.key, line: doc.line(o.key)}, true
 }
 
-func (o *option) says(text string) bool { return text != "" || o.empty }
+func (o *option) says(text string) bool { return text != "" || o.empty || o.kind == kindBool }
 
 // textAt returns what the file says at a path of the schema, as a flag would say it.
 func textAt(c *v1.Config, path string) (text string, given bool) {
@@ -131,6 +138,8 @@ func textAt(c *v1.Config, path string) (text string, given bool) {
 		return strings.Join(value, ","), true
 	case v1.Duration:
 		return time.Duration(value).String(), true
+	case v1.Interval:
+		return string(value), true
 	case []int:
 		return strings.Trim(strings.ReplaceAll(fmt.Sprint(value), " ", ","), "[]"), true
 	}

@@ -25,8 +25,8 @@ var options = slices.Concat(daemonOptions, clusterOptions, migOptions)
 var daemonOptions = []option{
 	{
 		flag: "mig-strategy", env: []string{"MIG_STRATEGY"}, key: "flags.migStrategy", fallback: "none",
-		usage: "MIG strategy: none, single or mixed",
-		set:   choice(func(c *Config) *resource.MIGStrategy { return &c.Resource.MIG }, resource.MIGNone, resource.MIGSingle, resource.MIGMixed),
+		empty: true, usage: "MIG strategy: none, single or mixed",
+		set: choice(func(c *Config) *resource.MIGStrategy { return &c.Resource.MIG }, resource.MIGNone, resource.MIGSingle, resource.MIGMixed),
 	},
 	{
 		flag: "fail-on-init-error", env: []string{"FAIL_ON_INIT_ERROR"}, key: "flags.failOnInitError", fallback: "true", kind: kindBool,
@@ -35,13 +35,13 @@ var daemonOptions = []option{
 	},
 	{
 		flag: "driver-root", aliases: []string{"nvidia-driver-root"}, env: []string{"NVIDIA_DRIVER_ROOT"}, key: "flags.nvidiaDriverRoot",
-		fallback: "/", usage: "directory on the host below which the driver is installed",
-		set: absolute(func(c *Config) *string { return &c.Driver.Root }),
+		fallback: "/", empty: true, usage: "directory on the host below which the driver is installed",
+		set: rooted(func(c *Config) *string { return &c.Driver.Root }),
 	},
 	{
 		flag: "dev-root", aliases: []string{"nvidia-dev-root"}, env: []string{"NVIDIA_DEV_ROOT"}, key: "flags.nvidiaDevRoot",
-		usage: "directory on the host that contains dev/; default: the driver root",
-		set:   absolute(func(c *Config) *string { return &c.Driver.DevRoot }),
+		empty: true, usage: "directory on the host that contains dev/; default: the driver root",
+		set: rooted(func(c *Config) *string { return &c.Driver.DevRoot }),
 	},
 	{
 		flag: "pass-device-specs", env: []string{"PASS_DEVICE_SPECS"}, key: "flags.plugin.passDeviceSpecs", fallback: "false", kind: kindBool,
@@ -51,13 +51,13 @@ var daemonOptions = []option{
 	{
 		flag: "device-list-strategy", env: []string{"DEVICE_LIST_STRATEGY"}, key: "flags.plugin.deviceListStrategy", fallback: "envvar",
 		kind:  kindList,
-		usage: "how devices are passed to the container runtime: one or more of envvar, volume-mounts, cdi-annotations and cdi-cri",
-		set:   setStrategies,
+		empty: true, usage: "how devices are passed to the container runtime: one or more of envvar, volume-mounts, cdi-annotations and cdi-cri",
+		set: setStrategies,
 	},
 	{
 		flag: "device-id-strategy", env: []string{"DEVICE_ID_STRATEGY"}, key: "flags.plugin.deviceIDStrategy", fallback: "uuid",
-		usage: "how devices are named to the container runtime: uuid or index",
-		set:   choice(func(c *Config) *edits.IDStrategy { return &c.Edits.IDs }, edits.ByUUID, edits.ByIndex),
+		empty: true, usage: "how devices are named to the container runtime: uuid or index",
+		set: choice(func(c *Config) *edits.IDStrategy { return &c.Edits.IDs }, edits.ByUUID, edits.ByIndex),
 	},
 	{
 		flag: "gdrcopy-enabled", env: []string{"GDRCOPY_ENABLED"}, key: "flags.gdrcopyEnabled", fallback: "false", kind: kindBool,
@@ -73,22 +73,22 @@ var daemonOptions = []option{
 	},
 	{
 		flag: "cdi-annotation-prefix", env: []string{"CDI_ANNOTATION_PREFIX"}, key: "flags.plugin.cdiAnnotationPrefix", fallback: "cdi.k8s.io/",
-		usage: "prefix of CDI annotations", set: text(func(c *Config) *string { return &c.Edits.AnnotationPrefix }),
+		empty: true, usage: "prefix of CDI annotations", set: text(func(c *Config) *string { return &c.Edits.AnnotationPrefix }),
 	},
 	{
 		flag: "nvidia-cdi-hook-path", aliases: []string{"nvidia-ctk-path"}, env: []string{"NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"},
 		key:   "flags.plugin.nvidiaCTKPath",
-		usage: "path on the host of nvidia-cdi-hook or nvidia-ctk, for CDI specs; default: found in /usr/bin",
-		set:   absolute(func(c *Config) *string { return &c.CDI.HookPath }),
+		empty: true, usage: "path on the host of nvidia-cdi-hook or nvidia-ctk, for CDI specs; default: found in /usr/bin",
+		set: rooted(func(c *Config) *string { return &c.CDI.HookPath }),
 	},
 	{
 		flag: "driver-root-ctr-path", aliases: []string{"container-driver-root"}, env: []string{"DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"},
 		key: "flags.plugin.containerDriverRoot", fallback: "/driver-root",
-		usage: "path of the driver root in this container", set: absolute(func(c *Config) *string { return &c.Driver.ContainerRoot }),
+		empty: true, usage: "path of the driver root in this container", set: rooted(func(c *Config) *string { return &c.Driver.ContainerRoot }),
 	},
 	{
-		flag: "mps-root", env: []string{"MPS_ROOT"}, key: "flags.mpsRoot", usage: "directory on the host with the MPS state",
-		set: absolute(func(c *Config) *string { return &c.Edits.MPSRoot }),
+		flag: "mps-root", env: []string{"MPS_ROOT"}, key: "flags.mpsRoot", empty: true, usage: "directory on the host with the MPS state",
+		set: rooted(func(c *Config) *string { return &c.Edits.MPSRoot }),
 	},
 	{
 		flag: "mps-root-ctr-path", env: []string{"MPS_ROOT_CTR_PATH"}, fallback: "/mps", usage: "path of the MPS root in this container",
@@ -97,13 +97,13 @@ var daemonOptions = []option{
 	{
 		flag: "shared-devices-allocation-policy", env: []string{"SHARED_DEVICES_ALLOCATION_POLICY"},
 		key: "flags.plugin.sharedDevicesAllocationPolicy", fallback: "distributed",
-		usage: "how shared devices are preferred: distributed, packed or distinct",
+		empty: true, usage: "how shared devices are preferred: distributed, packed or distinct",
 		set: choice(func(c *Config) *resource.Policy { return &c.Resource.Policy },
 			resource.PolicyDistributed, resource.PolicyPacked, resource.PolicyDistinct),
 	},
 	{
 		flag: "device-discovery-strategy", env: []string{"DEVICE_DISCOVERY_STRATEGY"}, key: "flags.deviceDiscoveryStrategy", fallback: "auto",
-		usage: "how GPUs are found: auto or nvml; both use NVML", set: setDiscovery,
+		empty: true, usage: "how GPUs are found: auto or nvml; both use NVML", set: setDiscovery,
 	},
 	{
 		flag: "imex-channel-ids", env: []string{"IMEX_CHANNEL_IDS"}, key: "imex.channelIDs", kind: kindList,
@@ -116,10 +116,10 @@ var daemonOptions = []option{
 	{
 		flag: "kubelet-socket", env: []string{"KUBELET_SOCKET"}, fallback: DefaultKubeletSocket, empty: true,
 		usage: "registration socket of kubelet; empty: do not register",
-		set:   socket(func(c *Config) *string { return &c.KubeletSocket }),
+		set:   socket(rooted(func(c *Config) *string { return &c.KubeletSocket })),
 	},
 	{
-		flag: "config-file", env: []string{"CONFIG_FILE"}, usage: "path of the configuration file",
+		flag: "config-file", env: []string{"CONFIG_FILE"}, empty: true, usage: "path of the configuration file",
 		set: text(func(c *Config) *string { return &c.File }),
 	},
 	{
@@ -135,12 +135,18 @@ var daemonOptions = []option{
 	{
 		flag: "pod-resources-socket", env: []string{"POD_RESOURCES_SOCKET"}, fallback: "/var/lib/kubelet/pod-resources/kubelet.sock", empty: true,
 		usage: "PodResources socket of kubelet; empty: do not use it",
-		set:   socket(func(c *Config) *string { return &c.PodResourcesSocket }),
+		set:   socket(absolute(func(c *Config) *string { return &c.PodResourcesSocket })),
 	},
 	{
 		flag: "control-socket", env: []string{"CONTROL_SOCKET"}, fallback: DefaultControlSocket, empty: true,
 		usage: "socket for commands such as status; empty: none",
-		set:   socket(func(c *Config) *string { return &c.ControlSocket }),
+		set:   socket(absolute(func(c *Config) *string { return &c.ControlSocket })),
+	},
+	{
+		flag: "compatibility", env: []string{"COMPATIBILITY"}, key: "flags.compatibility",
+		usage: "nvidia: ignore resources, and rename and devices of sharing, as NVIDIA's device plugin does; none: they have their effect; " +
+			"default: none with a warning, or nvidia under the name of one of NVIDIA's programs",
+		set: choice(func(c *Config) *Compatibility { return &c.Compatibility }, CompatibilityNone, CompatibilityNVIDIA),
 	},
 	{
 		flag: "logging-format", env: []string{"LOGGING_FORMAT"}, key: "flags.loggingFormat", fallback: "text",
@@ -267,14 +273,26 @@ func absolute(field func(*Config) *string) func(*Config, string) error {
 	}
 }
 
-// socket sets an option that is the path of a Unix socket, or empty for none.
-func socket(field func(*Config) *string) func(*Config, string) error {
+// rooted sets an option that is a path. NVIDIA's device plugin takes relative ones, and runs in /.
+func rooted(field func(*Config) *string) func(*Config, string) error {
+	return func(c *Config, path string) error {
+		*field(c) = path
+		if path == "" || filepath.IsAbs(path) {
+			return nil
+		}
+		*field(c) = filepath.Join("/", path)
+		return caution(fmt.Sprintf("%q is not an absolute path; %s is used", path, *field(c)))
+	}
+}
+
+// socket returns what sets an option that is the path of a Unix socket, or empty for none, given what sets a path.
+func socket(set func(*Config, string) error) func(*Config, string) error {
 	return func(c *Config, path string) error {
 		if excess := len(path) - files.MaxSocketPath; excess > 0 {
 			return fmt.Errorf("%q has %d bytes and the path of a socket at most %d: shorten it by %d bytes",
 				path, len(path), files.MaxSocketPath, excess)
 		}
-		return absolute(field)(c, path)
+		return set(c, path)
 	}
 }
 
@@ -332,12 +350,16 @@ func setAddress(field func(*Config) *string) func(*Config, string) error {
 
 // setStrategies sets the device list strategies.
 func setStrategies(c *Config, text string) error {
-	names := splitList(text)
-	if len(names) == 0 {
+	if splitList(text) == nil {
 		return fmt.Errorf("is empty; use one or more of %s", strategyNames())
 	}
 	var unknown []string
-	for _, name := range names {
+	seen := map[string]bool{}
+	for name := range strings.SplitSeq(text, ",") {
+		if name = strings.TrimSpace(name); seen[name] {
+			continue
+		}
+		seen[name] = true
 		i := slices.IndexFunc(edits.AllStrategies[:], func(s edits.Strategy) bool { return s.String() == name })
 		if i < 0 {
 			unknown = append(unknown, strconv.Quote(name))
@@ -360,12 +382,10 @@ func strategyNames() string {
 }
 
 func setIMEX(c *Config, text string) error {
-	for _, channel := range splitList(text) {
-		if channel != "0" {
-			return fmt.Errorf("channelIDs must be [] or [0], not [%s]", text)
-		}
-		c.Edits.IMEX = true
+	if text = strings.TrimSpace(text); text != "" && text != "0" {
+		return fmt.Errorf("channelIDs must be [] or [0], not [%s]", text)
 	}
+	c.Edits.IMEX = text != ""
 	return nil
 }
 

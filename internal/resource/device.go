@@ -52,6 +52,7 @@ type Resource struct {
 
 	onePerRequest bool
 	policy        Policy
+	migParents    bool
 	graph         *topology.Graph
 	preference    *topology.Preference
 	byID          map[string]int // position in Devices
@@ -61,7 +62,8 @@ type Resource struct {
 // says. It takes over the slice.
 func NewResource(name string, o Options, graph *topology.Graph, devices []Device) Resource {
 	slices.SortStableFunc(devices, compareDevices)
-	return Resource{Name: name, onePerRequest: o.Sharing.OnePerRequest, policy: o.Policy, graph: graph}.with(devices)
+	r := Resource{Name: name, onePerRequest: o.Sharing.OnePerRequest, policy: o.Policy, migParents: o.MIGParents, graph: graph}
+	return r.with(devices)
 }
 
 // with returns the resource with other devices, which are in order.
@@ -71,6 +73,9 @@ func (r Resource) with(devices []Device) Resource {
 	for i, d := range devices {
 		r.byID[d.ID] = i
 		choice[i] = topology.Device{ID: d.ID, UUID: d.UUID, GPU: d.GPU, Healthy: d.Healthy}
+		if r.migParents {
+			choice[i].GPU = d.UUID
+		}
 	}
 	r.preference = topology.NewPreference(r.graph, choice, r.policy)
 	return r
@@ -79,7 +84,7 @@ func (r Resource) with(devices []Device) Resource {
 // Equal reports whether two resources have the same name, the same devices in the same state, and are served alike.
 func (r Resource) Equal(other Resource) bool {
 	return r.Name == other.Name && slices.Equal(r.Devices, other.Devices) &&
-		r.onePerRequest == other.onePerRequest && r.policy == other.policy &&
+		r.onePerRequest == other.onePerRequest && r.policy == other.policy && r.migParents == other.migParents &&
 		(r.graph == other.graph || r.graph != nil && other.graph != nil && r.graph.Equal(other.graph))
 }
 
@@ -182,8 +187,8 @@ func ByID(id string) Device {
 	return d
 }
 
-// idForm is that of the IDs of devices with NVML's UUIDs, and of their replicas. Drivers before R470 name MIG devices by their GPU.
-var idForm = regexp.MustCompile(`^(GPU|MIG|MIG-GPU)-[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}(/\d+/\d+)?(::\d+)?$`)
+// idForm is that of the IDs of devices with NVML's UUIDs, and of their replicas.
+var idForm = regexp.MustCompile(`^` + uuidForm + `(::\d+)?$`)
 
 // MayBeOurs reports whether this program may have offered a device of that ID under that resource, with another configuration or on
 // GPUs that cannot be read now. NVIDIA's plugin uses the same names and IDs.

@@ -36,6 +36,7 @@ func TestEqual(t *testing.T) {
 	for name, other := range map[string]resource.Resource{
 		"one device a request": one(resource.Options{Sharing: resource.Sharing{OnePerRequest: true}}, linked(1)),
 		"another policy":       one(resource.Options{Policy: resource.PolicyPacked}, linked(1)),
+		"MIG devices alone":    one(resource.Options{MIGParents: true}, linked(1)),
 		"other connections":    one(resource.Options{}, linked(2)),
 		"none":                 {},
 	} {

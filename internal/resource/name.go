@@ -19,6 +19,9 @@ const maxName = 63
 // sharedSuffix is added to the names of shared resources, if so configured.
 const sharedSuffix = ".shared"
 
+// SharedName returns the name of a shared resource, if names are so configured.
+func SharedName(name string) string { return name + sharedSuffix }
+
 // ProfileName returns the resource of MIG devices of a profile under the strategy mixed: "1g.10gb+me" is
 // nvidia.com/mig-1g.10gb.me. A resource name must not contain a plus sign.
 func ProfileName(profile string) string {
@@ -31,7 +34,8 @@ func IsName(name string) bool {
 	return err == nil && full == name
 }
 
-var nameForm = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$`)
+// nameForm is that of a DNS subdomain: what NVIDIA's device plugin takes.
+var nameForm = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 
 // ParseName returns the full name of a resource that is written with or without "nvidia.com/".
 func ParseName(text string) (string, error) {
@@ -40,8 +44,8 @@ func ParseName(text string) (string, error) {
 	case name == "":
 		return "", errors.New("is not a resource name; write one such as nvidia.com/gpu")
 	case !nameForm.MatchString(name):
-		return "", fmt.Errorf("%q is not a resource name: after %s come letters, digits, '-', '_' and '.', "+
-			"a letter or digit first and last", text, Prefix)
+		return "", fmt.Errorf("%q is not a resource name: after %s come lower-case letters, digits, '-' and '.', "+
+			"a letter or digit first, last and on both sides of each '.'", text, Prefix)
 	case len(Prefix+name) > maxName:
 		return "", fmt.Errorf("%q is too long: with %s it has %d characters, of which %d are allowed",
 			text, Prefix, len(Prefix+name), maxName)
@@ -91,12 +95,19 @@ func (p Pattern) Meets(other Pattern) bool {
 // A Ref names a device by index, "i" or "i:j", or by UUID.
 type Ref string
 
-var refForm = regexp.MustCompile(`^(\d+(:\d+)?|(GPU|MIG)-[-0-9A-Za-z/]+)$`)
+// uuidForm is that of NVML's UUIDs. Drivers before R470 name MIG devices by their GPU.
+const (
+	uuidForm = `((GPU|MIG)-` + uuidPart + `|MIG-GPU-` + uuidPart + `/\d+/\d+)`
+	uuidPart = `[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}`
+)
+
+var refForm = regexp.MustCompile(`^(\d+(:\d+)?|` + uuidForm + `)$`)
 
 // ParseRef returns the Ref that a configuration writes.
 func ParseRef(text string) (Ref, error) {
 	if !refForm.MatchString(text) {
-		return "", fmt.Errorf("%q names no device: write a GPU's index (0), a MIG device's index (0:1) or a UUID (GPU-…, MIG-…)", text)
+		return "", fmt.Errorf("%q names no device: write a GPU's index (0), a MIG device's index (0:1) or a UUID as nvidia-smi -L "+
+			"prints it", text)
 	}
 	return Ref(text), nil
 }

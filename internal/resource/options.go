@@ -14,6 +14,8 @@ type Options struct {
 	MIG MIGStrategy
 	// Policy says which devices a container should be given where several IDs belong to one physical GPU.
 	Policy Policy
+	// MIGParents has Policy look at each MIG device as at a GPU of its own, as NVIDIA's device plugin does.
+	MIGParents bool
 	// GPUs name whole GPUs by their model, MIGs name MIG devices by their profile. The first that matches counts; what
 	// none matches has its usual name.
 	GPUs, MIGs []Naming
@@ -95,7 +97,7 @@ type Sharing struct {
 	RenameByDefault bool
 	// OnePerRequest refuses a container more than one ID when one of them is a replica.
 	OnePerRequest bool
-	// Rules are what is shared; the first that matches a device counts.
+	// Rules are what is shared; of those that match a device, the first with the most replicas counts.
 	Rules []SharingRule
 }
 
@@ -140,12 +142,11 @@ func (m SharingMode) String() string {
 	return fmt.Sprintf("SharingMode(%d)", int(m))
 }
 
-// RuleOf returns the rule that shares the devices of a resource, given its name without sharing; the first counts.
+// RuleOf returns the rule that shares the devices of a resource, given its name without sharing; of several, the first with the most
+// replicas.
 func (s Sharing) RuleOf(name string) (rule SharingRule, shared bool) {
-	for _, r := range s.Rules {
-		if r.Name == name {
-			return r, true
-		}
+	if r := s.largest(func(r *SharingRule) bool { return r.Name == name }); r != nil {
+		return *r, true
 	}
 	return SharingRule{}, false
 }

@@ -363,10 +363,10 @@ func TestADeviceOfTheNodeIsFoundByUUID(t *testing.T) {
 	}
 }
 
-func TestTheFirstRuleOfAResourceCounts(t *testing.T) {
+func TestTheLargestRuleOfAResourceCounts(t *testing.T) {
 	t.Parallel()
 	s := resource.Sharing{Rules: []resource.SharingRule{{Name: "nvidia.com/a", Replicas: 2}, {Name: "nvidia.com/b", Replicas: 3}, {Name: "nvidia.com/b", Replicas: 4}}}
-	for name, want := range map[string]int{"nvidia.com/a": 2, "nvidia.com/b": 3, "nvidia.com/c": 0} {
+	for name, want := range map[string]int{"nvidia.com/a": 2, "nvidia.com/b": 4, "nvidia.com/c": 0} {
 		if rule, shared := s.RuleOf(name); rule.Replicas != want || shared != (want > 0) {
 			t.Errorf("RuleOf(%s) = %+v, %v, want %d replicas", name, rule, shared, want)
 		}

@@ -52,6 +52,34 @@ func TestPreferKnowsLinksAndSharing(t *testing.T) {
 	}
 }
 
+// MIG devices of one GPU count together, or each as a GPU of its own as with NVIDIA's device plugin.
+func TestPreferMIGDevices(t *testing.T) {
+	t.Parallel()
+	snapshot := inventory.Snapshot{GPUs: []inventory.GPU{gpu(0, "1g.10gb", "1g.10gb", "1g.10gb"), gpu(1, "1g.10gb", "1g.10gb")}}
+	// GPU 0 has a device in use and two that are not, GPU 1 has one in use.
+	available := []string{"MIG-a1::0", "MIG-a1::1", "MIG-a2::1", "MIG-b0::0"}
+	for _, tt := range []struct {
+		policy resource.Policy
+		alone  bool
+		want   []string
+	}{
+		{resource.PolicyDistributed, false, []string{"MIG-a1::0", "MIG-b0::0"}},
+		{resource.PolicyDistributed, true, []string{"MIG-a1::0", "MIG-a2::1"}},
+		{resource.PolicyPacked, true, []string{"MIG-a2::1", "MIG-b0::0"}},
+	} {
+		r, found := resource.New(snapshot, resource.Options{
+			MIG: resource.MIGMixed, Policy: tt.policy, MIGParents: tt.alone,
+			Sharing: resource.Sharing{Mode: resource.TimeSliced, Rules: []resource.SharingRule{{Name: "nvidia.com/mig-1g.10gb", Replicas: 2}}},
+		}).Resource("nvidia.com/mig-1g.10gb")
+		if !found {
+			t.Fatal("no resource nvidia.com/mig-1g.10gb")
+		}
+		if got, err := r.Prefer(available, nil, 2); err != nil || !slices.Equal(got, tt.want) {
+			t.Errorf("%v, each MIG device alone %v: got %q, %v, want %q", tt.policy, tt.alone, got, err, tt.want)
+		}
+	}
+}
+
 // A request for several devices is refused one that is shared, where so configured: it prefers the others.
 func TestPreferWhatIsAdmitted(t *testing.T) {
 	t.Parallel()

@@ -49,20 +49,27 @@ func (p *planner) placing(c candidate, s *Selector, name string, nth int) placin
 	case rename != "":
 		name = rename
 	case sharing.RenameByDefault:
-		name += sharedSuffix
+		name = SharedName(name)
 	}
 	return placing{name: name, mode: max(sharing.Mode, TimeSliced), replicas: replicas}
 }
 
-// rule returns the first rule that matches a device, or nil.
+// rule returns the rule for a device, or nil. Of several, the one with the most replicas counts, and of those the first.
 func (s Sharing) rule(c candidate, name string, nth int) *SharingRule {
+	return s.largest(func(r *SharingRule) bool {
+		return r.Name == name && (r.First == 0 || nth < r.First) && (r.Devices == nil || c.isAny(r.Devices))
+	})
+}
+
+// largest returns the first of those rules that match which have the most replicas, or nil.
+func (s Sharing) largest(match func(*SharingRule) bool) *SharingRule {
+	var best *SharingRule
 	for i := range s.Rules {
-		r := &s.Rules[i]
-		if r.Name == name && (r.First == 0 || nth < r.First) && (r.Devices == nil || c.isAny(r.Devices)) {
-			return r
+		if r := &s.Rules[i]; match(r) && (best == nil || r.Replicas > best.Replicas) {
+			best = r
 		}
 	}
-	return nil
+	return best
 }
 
 // CUDA's limits on clients of one MPS server, before Volta and from then on.

@@ -95,6 +95,9 @@ type Flags struct {
 	GPUMetricsInterval       *Duration `json:"gpuMetricsInterval,omitempty"`
 	GPUMetricsPCIeThroughput *bool     `json:"gpuMetricsPCIeThroughput,omitempty"`
 	GPUMetricsHostnameLabel  *string   `json:"gpuMetricsHostnameLabel,omitempty"`
+	// Compatibility is an extension: nvidia ignores Resources, and Rename and Devices of Sharing, as NVIDIA's device plugin does; none
+	// does not.
+	Compatibility *string `json:"compatibility,omitempty"`
 	// LoggingFormat is an extension: text or json.
 	LoggingFormat *string `json:"loggingFormat,omitempty"`
 
@@ -126,7 +129,7 @@ type PluginFlags struct {
 type GFDFlags struct {
 	Oneshot         *bool     `json:"oneshot,omitempty"`
 	NoTimestamp     *bool     `json:"noTimestamp,omitempty"`
-	SleepInterval   *Duration `json:"sleepInterval,omitempty"`
+	SleepInterval   *Interval `json:"sleepInterval,omitempty"`
 	OutputFile      *string   `json:"outputFile,omitempty"`
 	MachineTypeFile *string   `json:"machineTypeFile,omitempty"`
 }
@@ -142,9 +145,9 @@ type Resources struct {
 // Resource is a resource name and a pattern of what is to have it.
 type Resource struct {
 	// Pattern matches the whole string; "*" stands for any characters.
-	Pattern string `json:"pattern"`
+	Pattern *String `json:"pattern"`
 	// Name is a resource name; "nvidia.com/" is put before it when it is missing.
-	Name string `json:"name"`
+	Name String `json:"name"`
 }
 
 // IMEX says which IMEX channels containers are given.
@@ -170,7 +173,7 @@ type Selector struct {
 	// Exclude leaves the devices out of every resource. It stands alone.
 	Exclude *bool `json:"exclude,omitempty"`
 	// Rename is the resource they belong to.
-	Rename *string `json:"rename,omitempty"`
+	Rename *String `json:"rename,omitempty"`
 	// Replicas is how many containers share each of them, 1 for none; it wins over the sharing block.
 	Replicas *int `json:"replicas,omitempty"`
 }

@@ -26,6 +26,37 @@ func (l *StringList) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
+// String is a string that must be written as one: YAML's 123 and true are none.
+type String string
+
+// UnmarshalJSON accepts a string.
+func (s *String) UnmarshalJSON(data []byte) error {
+	var text string
+	if err := json.Unmarshal(data, &text); err != nil {
+		return errors.New("must be a string; put it in quotes")
+	}
+	*s = String(text)
+	return nil
+}
+
+// Interval is a Duration, or "infinite".
+type Interval string
+
+// UnmarshalJSON accepts what Duration does, and "infinite".
+func (i *Interval) UnmarshalJSON(data []byte) error {
+	var text string
+	if err := json.Unmarshal(data, &text); err == nil && text == "infinite" {
+		*i = Interval(text)
+		return nil
+	}
+	var d Duration
+	if err := d.UnmarshalJSON(data); err != nil {
+		return errors.New(`must be "infinite" or a duration with a unit, such as "60s" or "1h30m"`)
+	}
+	*i = Interval(time.Duration(d).String())
+	return nil
+}
+
 // Duration is a length of time, written as Go does: "90s", "1h30m".
 type Duration time.Duration
 
@@ -51,7 +82,7 @@ type DeviceSet struct {
 	All bool
 	// Count is how many, from the lowest index.
 	Count int
-	// List has indices of GPUs "i" and of MIG devices "i:j", and UUIDs of both.
+	// List has indices of GPUs "i" and of MIG devices "i:j", and UUIDs of both. An empty one has no meaning.
 	List []string
 }
 
@@ -75,6 +106,7 @@ func (s *DeviceSet) UnmarshalJSON(data []byte) error {
 			return errDeviceSet
 		}
 	case []any:
+		set.List = []string{}
 		for _, item := range value {
 			switch item := item.(type) {
 			case string:
@@ -89,7 +121,7 @@ func (s *DeviceSet) UnmarshalJSON(data []byte) error {
 			}
 		}
 	}
-	if !set.All && set.Count <= 0 && len(set.List) == 0 {
+	if !set.All && set.Count <= 0 && set.List == nil {
 		return errDeviceSet
 	}
 	*s = set
