@@ -17,6 +17,8 @@ const (
 	callQuiesce        = "quiesce"
 	callResume         = "resume"
 	callHealthClear    = "health.clear"
+	callMIGApply       = "mig.apply"
+	callMIGStatus      = "mig.status"
 	callSimulateInject = "simulate.inject"
 	callSimulateList   = "simulate.list"
 )

@@ -17,6 +17,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/labels"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/migwish"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
@@ -87,6 +89,8 @@ type daemon struct {
 	liveness  *agent.Liveness
 	counters  *telemetry.Counters
 	unheard   *feed.Feed[error] // why metrics are not served
+	wishes    *migwish.Chooser  // nil where MIG layouts are not changed, as the next
+	mig       *mig.Owner
 	labels    *agent.Labels
 	unlabeled *feed.Feed[error] // why the labels of the node are not as they are wanted
 	asked     <-chan os.Signal  // signals to handle
@@ -115,6 +119,12 @@ func newDaemon(ctx context.Context, c config.Config, sources config.Sources) (*d
 		Metrics: d.counters,
 	})
 
+	if c.MIG.Enabled {
+		d.wishes = migwish.New(ctx, d.watcher.Configs(), c.StateDir, clock.RealClock{})
+		d.mig = mig.New(mig.Options{
+			Wishes: d.wishes.Wishes(), Snapshots: d.monitor.Snapshots(), Driver: d.monitor, StateDir: c.StateDir, BootID: bootID(d.node),
+		})
+	}
 	d.labels = &agent.Labels{
 		Configs: d.watcher.Configs(), Snapshots: d.monitor.Snapshots(), Make: labels.All, Machine: machineName, Now: time.Now,
 		Wanted: feed.New[map[string]string](nil),
@@ -233,6 +243,9 @@ func (d *daemon) outputs() []agent.Task {
 	}
 	tasks = append(tasks, agent.Task{Name: "metrics", Run: d.serveMetrics}, agent.Task{Name: "labels", Run: d.labels.Run},
 		agent.Task{Name: "feature file", Run: d.writeFeatures})
+	if d.mig != nil {
+		tasks = append(tasks, agent.Task{Name: "MIG wish", Run: d.wishes.Run}, agent.Task{Name: "MIG", Run: d.mig.Run})
+	}
 	if d.config.ControlSocket != "" {
 		tasks = append(tasks, agent.Task{Name: "control socket", Run: d.serveControl})
 	}

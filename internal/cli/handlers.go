@@ -18,6 +18,8 @@ func (d *daemon) handlers() map[string]control.Handler {
 		callQuiesce:        answer(d.quiesce),
 		callResume:         answer(func(ctx context.Context, _ struct{}) (any, error) { return nil, d.monitor.Resume(ctx) }),
 		callHealthClear:    answer(d.clearHealth),
+		callMIGApply:       answer(d.applyMIG),
+		callMIGStatus:      answer(func(context.Context, struct{}) (any, error) { return d.migStatus() }),
 		callSimulateInject: answer(d.inject),
 		callSimulateList:   answer(d.list),
 	}

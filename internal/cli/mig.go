@@ -15,16 +15,17 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/layout"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/migwish"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 )
 
 func newMIGCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "mig",
-		Short: "Plan and print the layout of GPUs in multi-instance mode (MIG)",
+		Short: "Plan, change and print the layout of GPUs in multi-instance mode (MIG)",
 		Args:  noArguments,
 	}
-	cmd.AddCommand(newMIGPlanCommand(), newMIGExportCommand())
+	cmd.AddCommand(newMIGPlanCommand(), newMIGApplyCommand(), newMIGStatusCommand(), newMIGExportCommand())
 	return cmd
 }
 
@@ -60,9 +61,6 @@ func newMIGExportCommand() *cobra.Command {
 	}
 	return cmd
 }
-
-// maxLayouts is the largest file of layouts that is read, in bytes.
-const maxLayouts = 1 << 20
 
 func newMIGPlanCommand() *cobra.Command {
 	cmd := &cobra.Command{
@@ -122,7 +120,7 @@ func readLayouts(path string) (*layout.File, error) {
 	if path == "" {
 		return nil, nil
 	}
-	data, err := files.Read(path, maxLayouts)
+	data, err := files.Read(path, migwish.MaxLayouts)
 	if err != nil {
 		return nil, fmt.Errorf("--config: %w", err)
 	}
@@ -148,29 +146,41 @@ func readPartitions(ctx context.Context, c config.Config) (partitioned, error) {
 		if err != nil {
 			return err
 		}
-		for _, l := range snapshot.LeftOut {
-			n.warnings = append(n.warnings, fmt.Sprintf("GPU %d: %s", l.Index, l.Reason))
-		}
-		for _, found := range snapshot.GPUs {
-			g := layout.GPU{Index: found.Index, UUID: found.UUID, Model: found.Model, InUse: map[int]bool{}}
-			if g.Partitions, err = session.Partitions(ctx, found.UUID); err != nil {
-				g.Partitions = inventory.Partitions{Mode: found.MIG, Pending: found.MIG, Unread: err.Error()}
-			}
-			if g.Mode == inventory.MIGEnabled {
-				processes, err := session.Processes(ctx, found.UUID)
-				if err != nil && !errors.Is(err, inventory.ErrNotSupported) {
-					g.Unread = cmp.Or(g.Unread, err.Error())
-				}
-				for _, i := range g.Instances { // a driver that does not say where a process is, may mean each
-					g.InUse[i.ID] = slices.ContainsFunc(processes, func(p inventory.Process) bool { return !p.GI.Known || p.GI.Value == i.ID })
-				}
-			}
-			n.gpus = append(n.gpus, g)
-			n.architectures[g.UUID] = found.Architecture
-		}
+		n.read(ctx, snapshot, session)
 		return nil
 	})
 	return n, err
+}
+
+// A partitionReader tells how a GPU is divided, and what computes on it, by UUID.
+type partitionReader interface {
+	Partitions(ctx context.Context, uuid string) (inventory.Partitions, error)
+	Processes(ctx context.Context, uuid string) ([]inventory.Process, error)
+}
+
+// read reads how the GPUs of a Snapshot are divided.
+func (n *partitioned) read(ctx context.Context, snapshot inventory.Snapshot, from partitionReader) {
+	for _, l := range snapshot.LeftOut {
+		n.warnings = append(n.warnings, fmt.Sprintf("GPU %d: %s", l.Index, l.Reason))
+	}
+	for _, found := range snapshot.GPUs {
+		g := layout.GPU{Index: found.Index, UUID: found.UUID, Model: found.Model, InUse: map[int]bool{}}
+		var err error
+		if g.Partitions, err = from.Partitions(ctx, found.UUID); err != nil {
+			g.Partitions = inventory.Partitions{Mode: found.MIG, Pending: found.MIG, Unread: err.Error()}
+		}
+		if g.Mode == inventory.MIGEnabled {
+			processes, err := from.Processes(ctx, found.UUID)
+			if err != nil && !errors.Is(err, inventory.ErrNotSupported) {
+				g.Unread = cmp.Or(g.Unread, err.Error())
+			}
+			for _, i := range g.Instances { // a driver that does not say where a process is, may mean each
+				g.InUse[i.ID] = slices.ContainsFunc(processes, func(p inventory.Process) bool { return !p.GI.Known || p.GI.Value == i.ID })
+			}
+		}
+		n.gpus = append(n.gpus, g)
+		n.architectures[g.UUID] = found.Architecture
+	}
 }
 
 // selectGPUs returns the GPUs with the given indexes or UUIDs.
@@ -207,7 +217,8 @@ type plannedGPU struct {
 	After  plannedPartitions `json:"after"`
 	Steps  []plannedStep     `json:"steps"`
 
-	resets bool // the driver resets the GPU to change its mode
+	// Resets says that the driver resets the GPU to change its mode.
+	Resets bool `json:"resets,omitempty"`
 }
 
 type plannedPartitions struct {
@@ -243,7 +254,7 @@ func newMIGPlan(c layout.Changes, n partitioned) migPlan {
 		planned := plannedGPU{
 			Index: g.GPU.Index, UUID: g.GPU.UUID, Model: g.GPU.Model, Reason: g.Reason, Note: g.Note,
 			Before: newPlannedPartitions(g.Before), After: newPlannedPartitions(g.After),
-			Steps: []plannedStep{}, resets: n.architectures[g.GPU.UUID] == "ampere",
+			Steps: []plannedStep{}, Resets: n.architectures[g.GPU.UUID] == "ampere",
 		}
 		for _, s := range g.Steps {
 			step := plannedStep{Action: s.Action}

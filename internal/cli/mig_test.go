@@ -16,8 +16,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 )
 
-// mig runs a mig command and returns what it prints.
-func mig(t *testing.T, args ...string) (string, error) {
+// runMIG runs a mig command and returns what it prints.
+func runMIG(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	cmd := newMIGCommand()
 	var out bytes.Buffer
@@ -77,7 +77,7 @@ mig-configs:
 func TestMIGPlan(t *testing.T) {
 	t.Parallel()
 	node, file := migNode(t), write(t, "layouts.yaml", layouts)
-	got, err := mig(t, "plan", "--simulate", node, "--config", file, "--layout", "mixed")
+	got, err := runMIG(t, "plan", "--simulate", node, "--config", file, "--layout", "mixed")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +119,7 @@ GPU 3  NVIDIA A100-SXM4-80GB  GPU-dddddddd-0000-0000-0000-000000000000
 func TestMIGPlanImpossible(t *testing.T) {
 	t.Parallel()
 	node, file := migNode(t), write(t, "layouts.yaml", layouts)
-	got, err := mig(t, "plan", "--simulate", node, "--config", file, "--layout", "too-much")
+	got, err := runMIG(t, "plan", "--simulate", node, "--config", file, "--layout", "too-much")
 	if err == nil || err.Error() != "layout too-much is not possible on GPU 0, 1, 3: the plan says why" {
 		t.Errorf("got error %v", err)
 	}
@@ -133,14 +133,14 @@ func TestMIGPlanImpossible(t *testing.T) {
 			t.Errorf("%q is not in\n%s", want, got)
 		}
 	}
-	if got, err = mig(t, "plan", "--simulate", node, "--config", file, "--layout", "too-much", "--gpu", "2"); err != nil {
+	if got, err = runMIG(t, "plan", "--simulate", node, "--config", file, "--layout", "too-much", "--gpu", "2"); err != nil {
 		t.Errorf("GPU 2, which the layout is not about: %v\n%s", err, got)
 	}
 }
 
 func TestMIGPlanJSON(t *testing.T) {
 	t.Parallel()
-	got, err := mig(t, "plan", "--simulate", migNode(t), "--layout", "all-3g.40gb", "--gpu", "3,GPU-aaaaaaaa-0000-0000-0000-000000000000", "-o", "json")
+	got, err := runMIG(t, "plan", "--simulate", migNode(t), "--layout", "all-3g.40gb", "--gpu", "3,GPU-aaaaaaaa-0000-0000-0000-000000000000", "-o", "json")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +170,7 @@ func TestMIGPlanJSON(t *testing.T) {
 func TestMIGExport(t *testing.T) {
 	t.Parallel()
 	node := migNode(t)
-	got, err := mig(t, "export", "--simulate", node)
+	got, err := runMIG(t, "export", "--simulate", node)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -197,14 +197,14 @@ version: v1
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
-	plan, err := mig(t, "plan", "--simulate", node, "--config", write(t, "layouts.yaml", got))
+	plan, err := runMIG(t, "plan", "--simulate", node, "--config", write(t, "layouts.yaml", got))
 	if err != nil || !strings.HasPrefix(plan, "Layout current is possible. It changes 0 of 4 GPUs.\n") {
 		t.Errorf("%v\n%s", err, plan)
 	}
 	lost := write(t, "node.yaml", `{description: Instances that are not told, driver: 580.95.05, cuda: "13.0", model: h100-sxm5-80gb,
 gpus: [{bdf: "0000:17:00.0", pcie: 0/0/0, mig: [1g.10gb]}, {bdf: "0000:18:00.0", pcie: 0/0/0, mig: [1g.10gb]}],
 faults: [{kind: fail, gpu: "1", call: DeviceGetGpuInstances, return: NO_PERMISSION}]}`)
-	if got, err := mig(t, "export", "--simulate", lost, "-o", "json"); err == nil || !strings.Contains(got, `"1g.10gb": 1`) ||
+	if got, err := runMIG(t, "export", "--simulate", lost, "-o", "json"); err == nil || !strings.Contains(got, `"1g.10gb": 1`) ||
 		!strings.HasPrefix(err.Error(), "GPU 1 is not in the layout: the instances cannot be read: no permission") {
 		t.Errorf("%v\n%s", err, got)
 	}
@@ -215,7 +215,7 @@ func TestMIGPlanWithProcessesSomewhere(t *testing.T) {
 	t.Parallel()
 	node := write(t, "node.yaml", `{description: A process somewhere, driver: 580.95.05, cuda: "13.0", model: h100-sxm5-80gb,
 gpus: [{bdf: "0000:17:00.0", pcie: 0/0/0, mig: [3g.40gb, 3g.40gb]}], faults: [{kind: processes, gpu: "0", count: 1}]}`)
-	got, err := mig(t, "plan", "--simulate", node, "--layout", "all-7g.80gb")
+	got, err := runMIG(t, "plan", "--simulate", node, "--layout", "all-7g.80gb")
 	if err != nil || strings.Count(got, ", once nothing uses it\n") != 2 {
 		t.Errorf("%v\n%s", err, got)
 	}
@@ -235,7 +235,7 @@ faults:
 - {kind: fail, call: DeviceGetGpuInstancePossiblePlacements, return: NO_PERMISSION}
 - {kind: fail, call: DeviceGetGpuInstances, return: NO_PERMISSION}
 `)
-	got, err := mig(t, "plan", "--simulate", node, "--layout", "all-1g.20gb")
+	got, err := runMIG(t, "plan", "--simulate", node, "--layout", "all-1g.20gb")
 	if err == nil || err.Error() != "layout all-1g.20gb is not possible on GPU 1: the plan says why" {
 		t.Errorf("got error %v", err)
 	}
@@ -264,7 +264,7 @@ func TestMIGPlanRefuses(t *testing.T) {
 		"a file that is wrong":        {[]string{"--config", write(t, "x.yaml", "version: v2")}, "--config "},
 		"an output that is not there": {[]string{"-o", "table"}, `invalid argument "table" for "-o, --output" flag: unknown output "table": give one of text`},
 	} {
-		_, err := mig(t, append([]string{"plan", "--simulate", node}, tt.args...)...)
+		_, err := runMIG(t, append([]string{"plan", "--simulate", node}, tt.args...)...)
 		if err == nil || !strings.HasPrefix(err.Error(), tt.want) {
 			t.Errorf("%s: got %v, want %s", name, err, tt.want)
 		}
@@ -276,13 +276,13 @@ func TestMIGPlanFits(t *testing.T) {
 	t.Parallel()
 	planned := 0
 	for _, node := range append(slices.DeleteFunc(simulator.Names(), func(name string) bool { return name == "dgx-2" }), migNode(t)) {
-		_, err := mig(t, "plan", "--simulate", node, "--layout", "?")
+		_, err := runMIG(t, "plan", "--simulate", node, "--layout", "?")
 		if err == nil {
 			t.Fatal("a layout is called ?")
 		}
 		_, list, _ := strings.Cut(err.Error(), "give one of ")
 		for name := range strings.SplitSeq(list, ", ") {
-			got, err := mig(t, "plan", "--simulate", node, "--layout", name)
+			got, err := runMIG(t, "plan", "--simulate", node, "--layout", name)
 			if err != nil {
 				t.Errorf("%s: %s: %v", node, name, err)
 			}

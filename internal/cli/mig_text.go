@@ -151,7 +151,7 @@ func (g plannedGPU) lines() []string {
 		case inventory.MIGEnable, inventory.MIGDisable:
 			verb := map[inventory.MIGAction]string{inventory.MIGEnable: "enable", inventory.MIGDisable: "disable"}[s.Action]
 			line := verb + " MIG mode while nothing uses the GPU"
-			if g.resets {
+			if g.Resets {
 				line += "; the driver resets it"
 			}
 			lines = append(lines, line)

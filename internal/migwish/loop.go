@@ -155,6 +155,13 @@ func (l *Chooser) Apply(ctx context.Context, name string, gpus []string) (Decisi
 	return l.decide(ctx), nil
 }
 
+// Layouts returns the file of layouts; nil if they are the built-in ones. The error says why it cannot be used.
+func (l *Chooser) Layouts() (*layout.File, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.read(l.configs.Value().MIG.File)
+}
+
 // said returns what the configuration and the label say, and the command.
 func (l *Chooser) said(c config.MIG) said {
 	s := said{key: c.Layout, command: l.state.Command}
@@ -217,8 +224,20 @@ func (l *Chooser) next(ctx context.Context, c config.MIG, before Decision) Decis
 }
 
 // find returns the file that has a layout, and nil for a layout that is built in. Whether there is a built-in one depends on the GPUs: the
-// owner says so. The file is the same one as long as its content is.
+// owner says so.
 func (l *Chooser) find(path, name string) (*layout.File, error) {
+	file, err := l.read(path)
+	if file == nil {
+		return nil, err
+	}
+	if _, err := file.Layout(name); err != nil {
+		return nil, fmt.Errorf("MIG layouts in %s: %w", path, err)
+	}
+	return file, nil
+}
+
+// read returns a file of layouts, and nil without a path. The file is the same one as long as its content is.
+func (l *Chooser) read(path string) (*layout.File, error) {
 	if path == "" {
 		return nil, nil
 	}
@@ -232,9 +251,6 @@ func (l *Chooser) find(path, name string) (*layout.File, error) {
 			return nil, fmt.Errorf("MIG layouts in %s: %w", path, err)
 		}
 		l.path, l.content, l.file = path, content, &file
-	}
-	if _, err := l.file.Layout(name); err != nil {
-		return nil, fmt.Errorf("MIG layouts in %s: %w", path, err)
 	}
 	return l.file, nil
 }

@@ -2,9 +2,9 @@
 // authority and bearer token, and writes them with a kubeconfig into a folder.
 //
 // It serves nodes and nodes/status, pods, events of events.k8s.io/v1 and NodeFeatures of node-feature-discovery: get, list,
-// watch, create and patch; and evictions of pods. Patches are merged by the API machinery's own code, so managed fields, conflicts of server-side
-// apply and strategic merges are the real ones. Like the real server it keeps of a write to nodes/status all but spec, and of
-// a write to nodes all but status; of an event nothing but the series can be changed.
+// watch, create and patch; and evictions of pods. Patches are merged by the API machinery's own code, so managed fields,
+// conflicts of server-side apply and strategic merges are the real ones. Like the real server it keeps of a write to
+// nodes/status all but spec, and of a write to nodes all but status; of an event nothing but the series can be changed.
 //
 // What the server does wrong can be set while it runs: see Faults. Requests are counted by verb and resource.
 //
