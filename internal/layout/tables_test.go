@@ -17,7 +17,10 @@ import (
 // memory of profiles and the compute slices of the GPU.
 func TestTablesAreTheDrivers(t *testing.T) {
 	t.Parallel()
-	for _, model := range []string{"a100-sxm4-40gb", "a100-sxm4-80gb", "h100-sxm5-80gb", "h200-sxm5-141gb", "b200-sxm-180gb", "a30-pcie-24gb", "rtx-pro-6000"} {
+	for _, model := range []string{
+		"a100-sxm4-40gb", "a100-sxm4-80gb", "h100-sxm5-80gb", "h100-nvl-94gb", "h20-sxm5-96gb", "h200-sxm5-141gb", "b200-sxm-180gb",
+		"gb300-278gb", "a30-pcie-24gb", "rtx-pro-6000",
+	} {
 		told := drive(t, fmt.Sprintf("{description: One GPU, driver: 590.48.01, cuda: \"13.1\", model: %s, gpus: [{bdf: \"0000:17:00.0\", "+
 			"pcie: 0/0/0}]}", model)).gpu(0)
 		byID := func(a, b inventory.MIGProfile) int { return cmp.Compare(a.ID, b.ID) }

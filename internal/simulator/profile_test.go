@@ -16,7 +16,8 @@ import (
 
 func TestEveryProfile(t *testing.T) {
 	want := []string{
-		"a100-mig-mixed", "dgx-1", "dgx-2", "dgx-a100", "dgx-b200", "dgx-h100", "dgx-h200", "h100-mig-1g", "l40s-x8", "t4",
+		"a100-mig-mixed", "a30-x4", "dgx-1", "dgx-2", "dgx-a100", "dgx-b200", "dgx-h100", "dgx-h200", "gb300-nvl72", "h100-mig-1g",
+		"h100-nvl-x4", "hgx-h20", "l4-x8", "l40-x4", "l40s-x8", "p100-x4", "rtx-pro-6000-x8", "t4",
 	}
 	if diff := cmp.Diff(want, Names()); diff != "" {
 		t.Fatalf("Names (-want +got):\n%s", diff)
@@ -328,7 +329,7 @@ func TestFaultsFromTheStart(t *testing.T) {
 }
 
 func TestLoadOfNothing(t *testing.T) {
-	if _, err := Load("dgx-h1000"); err == nil || !strings.Contains(err.Error(), "give one of a100-mig-mixed, dgx-1,") {
+	if _, err := Load("dgx-h1000"); err == nil || !strings.Contains(err.Error(), "give one of a100-mig-mixed, a30-x4,") {
 		t.Errorf("an unknown name: %v", err)
 	}
 	if _, err := Load("/no/such/file.yaml"); err == nil || !strings.Contains(err.Error(), "/no/such/file.yaml") {

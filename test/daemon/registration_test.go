@@ -32,6 +32,20 @@ func TestEveryMachineRegisters(t *testing.T) {
 		"dgx-h200":    whole(8),
 		"l40s-x8":     whole(8),
 		"t4":          whole(1),
+		"p100-x4":     whole(4),
+		"l4-x8":       whole(8),
+		"l40-x4":      whole(4),
+		"hgx-h20":     whole(8),
+		"h100-nvl-x4": whole(4),
+		"gb300-nvl72": whole(4),
+		"a30-x4": {
+			"none": {gpu: 4}, "mixed": {gpu: 2, "nvidia.com/mig-1g.6gb": 4, "nvidia.com/mig-2g.12gb": 2},
+		},
+		"rtx-pro-6000-x8": {
+			"none": {gpu: 8}, "mixed": {
+				gpu: 6, "nvidia.com/mig-1g.24gb": 5, "nvidia.com/mig-1g.24gb.me": 1, "nvidia.com/mig-2g.48gb": 1,
+			},
+		},
 	}
 	for _, profile := range simulator.Names() {
 		if len(want[profile]) == 0 {
