@@ -80,14 +80,14 @@ var imports = map[string][]string{
 	"internal/agent": {
 		"internal/config", "internal/health", "internal/inventory", "internal/monitor", "internal/resource", "internal/plugin",
 		"internal/labels",
-		"internal/feed", "internal/status",
+		"internal/feed", "internal/status", "internal/mig", "internal/migwish",
 		"internal/kubelet", // for the values of its accounts
 	},
 	"internal/kubeapi": {"internal/feed", "internal/supervise"},
 	"internal/cluster": {
 		"internal/agent", "internal/config", "internal/featurefile", "internal/feed", "internal/files", "internal/inventory",
-		"internal/kubeapi", "internal/labels", "internal/report", "internal/resource", "internal/status", "internal/supervise",
-		"internal/version",
+		"internal/kubeapi", "internal/labels", "internal/mig", "internal/migwish", "internal/report", "internal/resource",
+		"internal/status", "internal/supervise", "internal/version",
 		"internal/kubelet", // for the values of its accounts
 	},
 	"internal/mig": {

@@ -7,6 +7,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/migwish"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
@@ -26,6 +28,9 @@ type Daemon struct {
 	// Yields reports whether another process serves a resource of this one, as the next version does in a roll-out. Then that one labels
 	// the node. It is nil in a program that serves none.
 	Yields func() bool
+	// MIGWish decides which MIG layout counts, and MIG is how far the node is with it; both are nil where layouts are not changed.
+	MIGWish *migwish.Chooser
+	MIG     *feed.Feed[mig.Status]
 	// Offered is what of the plan is given to the servers.
 	Offered *feed.Feed[resource.Plan]
 	// Status returns what the daemon knows now.

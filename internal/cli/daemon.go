@@ -37,11 +37,11 @@ func (p Program) runDaemon(ctx context.Context, flags *pflag.FlagSet, own *proce
 	if err != nil {
 		return err
 	}
-	d, err := newDaemon(ctx, first, sources)
+	d, err := newDaemon(ctx, first, sources, p.Cluster)
 	if err != nil {
 		return err
 	}
-	d.asked, d.cluster = own.signals, p.Cluster
+	d.asked = own.signals
 	defer d.close()
 	observation, outputs := d.tasks()
 	return replaceable(ctx, agent.Run(ctx, observation, outputs), d.driver.Calls)
@@ -97,8 +97,9 @@ type daemon struct {
 	cluster   Cluster           // nil in a program that does not talk to the API server
 }
 
-func newDaemon(ctx context.Context, c config.Config, sources config.Sources) (*daemon, error) {
+func newDaemon(ctx context.Context, c config.Config, sources config.Sources, cluster Cluster) (*daemon, error) {
 	d := &daemon{
+		cluster:   cluster,
 		config:    c,
 		watcher:   config.NewWatcher(sources, c, clock.RealClock{}),
 		account:   kubelet.NewPodResources(c.PodResourcesSocket, clock.RealClock{}),
@@ -122,7 +123,8 @@ func newDaemon(ctx context.Context, c config.Config, sources config.Sources) (*d
 	if c.MIG.Enabled {
 		d.wishes = migwish.New(ctx, d.watcher.Configs(), c.StateDir, clock.RealClock{})
 		d.mig = mig.New(mig.Options{
-			Wishes: d.wishes.Wishes(), Snapshots: d.monitor.Snapshots(), Driver: d.monitor, StateDir: c.StateDir, BootID: bootID(d.node),
+			Wishes: d.wishes.Wishes(), Snapshots: d.monitor.Snapshots(), Driver: d.monitor, Evictor: cluster, StateDir: c.StateDir,
+			BootID: bootID(d.node),
 		})
 	}
 	d.labels = &agent.Labels{
@@ -265,6 +267,9 @@ func (d *daemon) known() agent.Daemon {
 	}
 	if d.directory != nil {
 		known.Checkpoint = d.directory.Checkpoint
+	}
+	if d.mig != nil {
+		known.MIGWish, known.MIG = d.wishes, d.mig.Status()
 	}
 	return known
 }

@@ -36,7 +36,7 @@ func newMIGApplyCommand() *cobra.Command {
 	cmd.Flags().StringVar(&a.Layout, "layout", "", "name of the layout")
 	cmd.Flags().StringSliceVar(&a.GPUs, "gpu", nil, "GPUs to change, by index or UUID, the others stay as they are; default: all")
 	cmd.Flags().BoolVar(&a.DryRun, "dry-run", false, "print what the layout makes of the GPUs, and change nothing")
-	cmd.Flags().BoolVar(&a.Forget, "forget", false, "forget an earlier apply: the layout of the label or of the configuration file counts again")
+	cmd.Flags().BoolVar(&a.Forget, "forget", false, "forget an earlier apply: the label or the configuration file counts again")
 	wait := cmd.Flags().Duration("wait", time.Minute, "how long to wait until the layout is made; 0: do not wait")
 	o := addOutputFlagFor(cmd, outputText)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 )
 
 // A Program is what a main runs.
@@ -41,6 +42,8 @@ type Cluster interface {
 	Outputs(d agent.Daemon) []agent.Task
 	// Labels returns those of them that write labels.
 	Labels(d agent.Daemon) []agent.Task
+	// Evict has a pod evicted, within its disruption budget.
+	Evict(ctx context.Context, pod mig.Pod) error
 	// LabelOnce writes labels as gpu-feature-discovery does.
 	LabelOnce(ctx context.Context, c config.Config, labels map[string]string) error
 }

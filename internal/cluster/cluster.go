@@ -121,6 +121,10 @@ func (c *Cluster) needed(now config.Config) bool {
 func (c *Cluster) Outputs(d agent.Daemon) []agent.Task {
 	c.client.Count(d.APIRequested)
 	return append(c.Labels(d),
+		later(agent.Task{Name: "MIG label", Run: func(ctx context.Context) error {
+			c.followLayout(ctx, d, clock.RealClock{})
+			return nil
+		}}),
 		later(agent.Task{Name: "report", Run: newReporter(d, c.client, c.client.Nodes(), clock.RealClock{}, &c.spread).Run}),
 	)
 }

@@ -1,0 +1,166 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/migwish"
+)
+
+// The label that names the MIG layout of a node, and what the node is told of it. The labels are those of NVIDIA's mig-manager.
+const (
+	migLabel            = "nvidia.com/mig.config"
+	migStateLabel       = "nvidia.com/mig.config.state"
+	migReasonAnnotation = "gpu-device-plugin.github.io/mig.config.reason"
+)
+
+const (
+	// reasonPace is the shortest time after a write before another reason of the same state is written.
+	reasonPace = 5 * time.Second
+	// maxReason is how many bytes a reason may have.
+	maxReason = 1024
+)
+
+// migState returns the state of the layout that the label names, and why it is not success; both are empty without a label.
+func migState(label string, chosen migwish.Decision, made mig.Status) (state mig.ConfigState, reason string) {
+	switch {
+	case label == "":
+		return mig.StateNone, ""
+	case chosen.From == migwish.FromCommand && (chosen.Layout != label || len(chosen.Wish.GPUs) > 0):
+		return mig.StateFailed, fmt.Sprintf("mig apply asked this node for layout %s after the label was set; set the label anew, or run "+
+			"mig apply --forget on the node", chosen.Layout)
+	case chosen.Layout != label:
+		return mig.StatePending, "the layout is not looked at yet"
+	case chosen.Err != nil:
+		return mig.StateFailed, chosen.Err.Error()
+	case made.Layout != label || made.Again != chosen.Wish.Again || made.State == mig.StateNone:
+		return mig.StatePending, "the layout is not looked at yet"
+	}
+	return made.State, made.Reason
+}
+
+// A layoutLabeler follows the label that names the MIG layout, and keeps the node's label with the state.
+type layoutLabeler struct {
+	client *kubeapi.Client
+	daemon agent.Daemon
+	clock  clock.Clock
+	again  *feed.Feed[struct{}]
+
+	node    kubeapi.Node // the newest that is known, by the watch or as the answer to a write
+	seen    time.Time    // when it was that last
+	state   string       // as it was written last
+	wrote   time.Time    // when that was
+	cleared string       // the UID of the node from which it was taken away
+}
+
+// followLayout follows the label until ctx ends, while the configuration wants that.
+func (c *Cluster) followLayout(ctx context.Context, d agent.Daemon, timer clock.Clock) {
+	if d.MIGWish == nil {
+		return
+	}
+	l := &layoutLabeler{client: c.client, daemon: d, clock: timer, again: feed.New(struct{}{})}
+	wake := func() []<-chan struct{} {
+		_, node := l.client.Nodes().Latest()
+		_, configured := d.Configs.Latest()
+		_, chosen := d.MIGWish.Decisions().Latest()
+		_, made := d.MIG.Latest()
+		_, again := l.again.Latest()
+		return []<-chan struct{}{node, configured, chosen, made, again}
+	}
+	kubeapi.Keep(ctx, timer, "MIG layout", wake, l.step)
+}
+
+// step tells the daemon what the label says, and writes once what came of it, if that is to be written.
+func (l *layoutLabeler) step(ctx context.Context) error {
+	m, node, now := l.daemon.Configs.Value().MIG, l.client.Nodes().Value(), l.clock.Now()
+	if node.UID == "" {
+		return nil
+	}
+	if !l.node.After(node) || now.Sub(l.seen) >= ownWrite {
+		l.node, l.seen = node, now
+	}
+	label := ""
+	if m.Enabled && m.Label {
+		label = l.node.Labels[migLabel]
+		l.daemon.MIGWish.SetLabel(ctx, label)
+	}
+	if l.daemon.Yields != nil && l.daemon.Yields() {
+		l.awaken(ctx, yieldPoll)
+		return nil
+	}
+	state, reason := migState(label, l.daemon.MIGWish.Decisions().Value(), l.daemon.MIG.Value())
+	return l.write(ctx, string(state), oneLine(reason), now)
+}
+
+// write gives the state and the reason to the node, if it does not have them.
+func (l *layoutLabeler) write(ctx context.Context, state, reason string, now time.Time) error {
+	is, because := l.node.Labels[migStateLabel], l.node.Annotations[migReasonAnnotation]
+	switch {
+	case is == state && because == reason:
+		return nil
+	case state == "" && l.cleared == l.node.UID: // the rest is that of another program
+		return nil
+	case is == state && state == l.state && now.Sub(l.wrote) < reasonPace:
+		l.awaken(ctx, reasonPace-now.Sub(l.wrote))
+		return nil
+	}
+	var labels, annotations map[string]string
+	if state != "" {
+		labels = map[string]string{migStateLabel: state}
+	}
+	if reason != "" {
+		annotations = map[string]string{migReasonAnnotation: reason}
+	}
+	after, err := l.client.ApplyMIGState(ctx, l.node.UID, labels, annotations)
+	if err != nil {
+		return err
+	}
+	l.cleared = ""
+	if state == "" {
+		l.cleared = after.UID
+	}
+	if state != l.state {
+		klog.FromContext(ctx).Info("Wrote the state of the MIG layout", "state", state, "reason", reason)
+	}
+	l.node, l.seen, l.state, l.wrote = after, now, state, now
+	return nil
+}
+
+// awaken has the next step come after a time.
+func (l *layoutLabeler) awaken(ctx context.Context, after time.Duration) {
+	due := l.clock.After(after)
+	go func() {
+		select {
+		case <-ctx.Done():
+		case <-due:
+			l.again.Publish(struct{}{})
+		}
+	}()
+}
+
+// oneLine returns text in one line, in valid UTF-8 and with at most maxReason bytes.
+func oneLine(text string) string {
+	text = strings.Join(strings.Fields(text), " ")
+	return strings.ToValidUTF8(text[:min(len(text), maxReason)], "")
+}
+
+// errNameless is the error of the eviction of a pod of which only the UID is known.
+var errNameless = errors.New("its name is not known, because kubelet's PodResources does not answer")
+
+// Evict has a pod evicted, within its disruption budget.
+func (c *Cluster) Evict(ctx context.Context, pod mig.Pod) error {
+	if pod.Name == "" {
+		return errNameless
+	}
+	return c.client.Evict(ctx, kubeapi.Pod{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID})
+}
