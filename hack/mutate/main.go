@@ -3,14 +3,13 @@
 //
 //	go run ./hack/mutate -n 60 -seed 1 ./internal/health ./internal/edits
 //
-// The working tree is not touched: the compiler reads the changed file by -overlay.
+// The working tree is not touched: the compiler reads the changed files by -overlay. Most changes are built into one program,
+// which makes the one that its environment names, because building takes longer than most tests. Quick tests run first. A test
+// that fails must fail twice, because some need a quiet machine; those that fail without a change do not judge.
 package main
 
 import (
-	"bytes"
 	"cmp"
-	"context"
-	"encoding/json"
 	"flag"
 	"fmt"
 	"go/ast"
@@ -19,13 +18,11 @@ import (
 	"io/fs"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 )
@@ -40,12 +37,18 @@ type mutation struct {
 	start, end int // offsets in the file
 	text       string
 	what       string
+	chosen     func(k int) string // code that makes the change only where k is chosen; nil if there is none
 }
+
+// maxTime is how long the tests may take without a mutation.
+const maxTime = 10 * time.Minute
+
+// slow is from when on a test runs after the others.
+const slow = 300 * time.Millisecond
 
 func main() {
 	n := flag.Int("n", 60, "how many mutations of each package, chosen at random; 0 for all")
 	seed := flag.Uint64("seed", uint64(time.Now().UnixNano()), "the seed of the choice")
-	jobs := flag.Int("j", 1, "how many tests run at a time")
 	tests := flag.String("tests", "", "the folder of the tests that judge; each package's own if empty")
 	only := flag.String("files", ".", "mutate only files whose names match this regular expression")
 	flag.Parse()
@@ -55,7 +58,7 @@ func main() {
 		fail(err)
 	}
 	for _, dir := range flag.Args() {
-		if err := run(dir, cmp.Or(*tests, dir), regexp.MustCompile(*only), *n, *seed, *jobs); err != nil {
+		if err := run(dir, cmp.Or(*tests, dir), regexp.MustCompile(*only), *n, *seed); err != nil {
 			fail(err)
 		}
 	}
@@ -67,161 +70,52 @@ func fail(err error) {
 }
 
 // run mutates the package in dir and prints what the tests of another one, or its own, let through.
-func run(dir, tests string, only *regexp.Regexp, n int, seed uint64, jobs int) error {
+func run(dir, tests string, only *regexp.Regexp, n int, seed uint64) error {
 	all, err := mutations(dir, only)
 	if err != nil {
 		return err
 	}
+	r := rand.New(rand.NewPCG(seed, 0))
+	r.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	if n <= 0 || n > len(all) {
+		n = len(all)
+	}
 	tmp, err := os.MkdirTemp("", "mutate")
 	if err != nil {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(tmp) }()
-	binary := filepath.Join(tmp, "test")
-	if out, err := build(tests, binary); err != nil {
-		return fmt.Errorf("the tests in %s cannot be built: %s", tests, out)
+	judge, err := newJudge(dir, tests, tmp)
+	if err != nil {
+		return err
 	}
-	began := time.Now()
-	if outcome, out := test(tests, binary, 10*time.Minute); outcome != survived {
-		return fmt.Errorf("the tests in %s fail without a mutation:\n%s", tests, out)
-	}
-	timeout := max(20*time.Second, 4*time.Since(began))
-	r := rand.New(rand.NewPCG(seed, 0))
-	r.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-
-	var lock sync.Mutex
-	var wait sync.WaitGroup
-	tried, killed, late, next := 0, 0, 0, 0
-	for range jobs {
-		wait.Go(func() {
-			for {
-				lock.Lock()
-				if next == len(all) || n > 0 && tried >= n {
-					lock.Unlock()
-					return
-				}
-				m := all[next]
-				next, tried = next+1, tried+1
-				lock.Unlock()
-
-				outcome, err := try(tests, m, timeout)
-				lock.Lock()
-				switch {
-				case err != nil:
-					fmt.Println(m.file, err)
-					tried--
-				case outcome == noBuild:
-					tried-- // the compiler holds it
-				case outcome == noticed:
-					killed++
-				case outcome == tooLong:
-					killed++
-					late++
-					fmt.Printf("%s:%d: took too long: %s\n", m.file, m.line, m.what)
-				default:
-					fmt.Printf("%s:%d: %s\n", m.file, m.line, m.what)
-				}
-				lock.Unlock()
+	tried, killed, late := 0, 0, 0
+	for next := 0; tried < n && next < len(all); {
+		some := all[next:min(len(all), next+n-tried)]
+		next += len(some)
+		err := judge.try(some, func(m mutation, o outcome) {
+			if o == noBuild { // the compiler holds it
+				return
+			}
+			tried++
+			switch o {
+			case noticed:
+				killed++
+			case tooLong:
+				killed++
+				late++
+				fmt.Printf("%s:%d: took too long: %s\n", m.file, m.line, m.what)
+			default:
+				fmt.Printf("%s:%d: %s\n", m.file, m.line, m.what)
 			}
 		})
+		if err != nil {
+			return err
+		}
 	}
-	wait.Wait()
-	fmt.Printf("%s: %d of %d mutations killed (%d %%), %d of them by the time limit of %s, %d places\n",
-		dir, killed, tried, 100*killed/max(1, tried), late, timeout.Round(time.Second), len(all))
+	fmt.Printf("%s: %d of %d mutations killed (%d %%), %d of them by the time limit, %d places\n",
+		dir, killed, tried, 100*killed/max(1, tried), late, len(all))
 	return nil
-}
-
-// An outcome is what the tests made of a mutation.
-type outcome int
-
-const (
-	survived outcome = iota
-	noticed
-	tooLong
-	noBuild
-)
-
-// try runs the tests with one mutation.
-func try(tests string, m mutation, timeout time.Duration) (outcome, error) {
-	source, err := os.ReadFile(m.file)
-	if err != nil {
-		return survived, err
-	}
-	changed := slices.Concat(source[:m.start], []byte(m.text), source[m.end:])
-	tmp, err := os.MkdirTemp("", "mutate")
-	if err != nil {
-		return survived, err
-	}
-	defer func() { _ = os.RemoveAll(tmp) }()
-	mutant, overlay, binary := filepath.Join(tmp, "mutant.go"), filepath.Join(tmp, "overlay.json"), filepath.Join(tmp, "test")
-	path, err := filepath.Abs(m.file)
-	if err != nil {
-		return survived, err
-	}
-	text, err := json.Marshal(map[string]any{"Replace": map[string]string{path: mutant}})
-	if err != nil {
-		return survived, err
-	}
-	if err := os.WriteFile(mutant, changed, 0o600); err != nil {
-		return survived, err
-	}
-	if err := os.WriteFile(overlay, text, 0o600); err != nil {
-		return survived, err
-	}
-	if _, err := build(tests, binary, "-overlay", overlay); err != nil {
-		return noBuild, nil
-	}
-	outcome, _ := test(tests, binary, timeout)
-	return outcome, nil
-}
-
-// build makes the tests of the package in dir, without the race detector.
-func build(dir, binary string, flags ...string) (string, error) {
-	args := append([]string{"test", "-c", "-vet=off", "-ldflags=-s -w", "-o", binary}, flags...)
-	out, err := exec.CommandContext(context.Background(), "go", append(args, "./"+filepath.Clean(dir))...).CombinedOutput()
-	return string(out), err
-}
-
-// test runs tests in dir until one has failed.
-func test(dir, binary string, timeout time.Duration) (outcome, string) {
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, binary, "-test.failfast", "-test.paniconexit0", "-test.parallel=8")
-	cmd.Dir = dir
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // what the tests start ends with them
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	cmd.WaitDelay = 5 * time.Second
-	out := &failure{found: cancel}
-	cmd.Stdout, cmd.Stderr = out, out
-	err := cmd.Run()
-	said := out.String()
-	if i := strings.Index(said, failed); i > 0 { // what came before is of other tests
-		said = said[i:]
-	}
-	switch {
-	case err == nil:
-		return survived, said
-	case ctx.Err() == context.DeadlineExceeded:
-		return tooLong, said
-	}
-	return noticed, said
-}
-
-// failed begins what a test prints that has failed.
-const failed = "--- FAIL: "
-
-// A failure is what tests print, up to the first that has failed.
-type failure struct {
-	bytes.Buffer
-	found func()
-}
-
-func (f *failure) Write(p []byte) (int, error) {
-	n, err := f.Buffer.Write(p)
-	if bytes.Contains(p, []byte(failed)) {
-		f.found()
-	}
-	return n, err
 }
 
 // mutations returns all places of the package's code that can be changed, and how.
@@ -245,10 +139,10 @@ func mutations(dir string, only *regexp.Regexp) ([]mutation, error) {
 		if err != nil {
 			return nil, err
 		}
-		add := func(start, end token.Pos, text, what string) {
+		add := func(start, end token.Pos, text, what string, chosen func(k int) string) {
 			at := set.Position(start)
 			all = append(all, mutation{
-				file: name, line: at.Line, start: at.Offset, end: set.Position(end).Offset, text: text, what: what,
+				file: name, line: at.Line, start: at.Offset, end: set.Position(end).Offset, text: text, what: what, chosen: chosen,
 			})
 		}
 		text := func(n ast.Node) string {
@@ -279,31 +173,44 @@ var others = map[token.Token][]token.Token{
 	token.ADD: {token.SUB}, token.SUB: {token.ADD}, token.MUL: {token.QUO}, token.QUO: {token.MUL},
 }
 
+// An adder adds a change of the code between two positions.
+type adder func(start, end token.Pos, text, what string, chosen func(k int) string)
+
 // change adds the changes of one node.
-func change(n ast.Node, text func(ast.Node) string, add func(start, end token.Pos, text, what string)) {
+func change(n ast.Node, text func(ast.Node) string, add adder) {
 	switch n := n.(type) {
 	case *ast.BinaryExpr:
+		if strings.Contains(text(n), `"`) && n.Op == token.ADD { // there is no other operator for strings
+			return
+		}
 		for _, op := range others[n.Op] {
+			other := text(n.X) + " " + op.String() + " " + text(n.Y)
 			what := fmt.Sprintf("%s became %s in: %s", n.Op, op, short(text(n)))
-			add(n.OpPos, n.OpPos+token.Pos(len(n.Op.String())), op.String(), what)
+			chosen := eitherBool(text(n), other)
+			if n.Op == token.ADD || n.Op == token.SUB || n.Op == token.MUL || n.Op == token.QUO {
+				chosen = eitherValue(text(n), other)
+			}
+			add(n.Pos(), n.End(), other, what, chosen)
 		}
 		if n.Op == token.LAND || n.Op == token.LOR { // each side alone
-			add(n.Pos(), n.End(), text(n.X), "only the left of: "+short(text(n)))
-			add(n.Pos(), n.End(), text(n.Y), "only the right of: "+short(text(n)))
+			add(n.Pos(), n.End(), text(n.X), "only the left of: "+short(text(n)), eitherBool(text(n), text(n.X)))
+			add(n.Pos(), n.End(), text(n.Y), "only the right of: "+short(text(n)), eitherBool(text(n), text(n.Y)))
 		}
 	case *ast.UnaryExpr:
 		if n.Op == token.NOT {
-			add(n.Pos(), n.End(), text(n.X), "no ! in: "+short(text(n)))
+			add(n.Pos(), n.End(), text(n.X), "no ! in: "+short(text(n)), eitherBool(text(n), text(n.X)))
 		}
 	case *ast.IfStmt:
-		add(n.Cond.Pos(), n.Cond.End(), "!("+text(n.Cond)+")", "the opposite of: if "+short(text(n.Cond)))
+		cond := text(n.Cond)
+		add(n.Cond.Pos(), n.Cond.End(), "!("+cond+")", "the opposite of: if "+short(cond), eitherBool(cond, "!("+cond+")"))
 	case *ast.Ident:
 		if other := map[string]string{"true": "false", "false": "true"}[n.Name]; other != "" {
-			add(n.Pos(), n.End(), other, n.Name+" became "+other)
+			add(n.Pos(), n.End(), other, n.Name+" became "+other, eitherBool(n.Name, other))
 		}
 	case *ast.BasicLit:
 		if number, err := strconv.ParseInt(n.Value, 0, 64); err == nil && n.Kind == token.INT {
-			add(n.Pos(), n.End(), strconv.FormatInt(number+1, 10), fmt.Sprintf("%s became %d", n.Value, number+1))
+			other := strconv.FormatInt(number+1, 10)
+			add(n.Pos(), n.End(), other, n.Value+" became "+other, eitherValue(n.Value, other))
 		}
 	case *ast.BlockStmt:
 		drop(n.List, text, add)
@@ -315,8 +222,8 @@ func change(n ast.Node, text func(ast.Node) string, add func(start, end token.Po
 }
 
 // drop adds that each statement of a block is left out.
-func drop(list []ast.Stmt, text func(ast.Node) string, add func(start, end token.Pos, text, what string)) {
-	for _, s := range list {
+func drop(list []ast.Stmt, text func(ast.Node) string, add adder) {
+	for i, s := range list {
 		switch s := s.(type) {
 		case *ast.AssignStmt:
 			if s.Tok == token.DEFINE {
@@ -326,14 +233,37 @@ func drop(list []ast.Stmt, text func(ast.Node) string, add func(start, end token
 		default:
 			continue
 		}
-		if !logs(s) {
-			add(s.Pos(), s.End(), "", "without: "+short(text(s)))
+		if logs(s) {
+			continue
 		}
+		chosen := func(k int) string { return fmt.Sprintf("if mutationOf != %d { %s }", k, text(s)) }
+		if i == len(list)-1 && (strings.HasPrefix(text(s), "if ") || strings.HasPrefix(text(s), "panic(")) {
+			chosen = nil // a function may end with it
+		}
+		add(s.Pos(), s.End(), "", "without: "+short(text(s)), chosen)
 	}
 }
 
-// logs reports whether code only logs, which is nobody's rule: a call of a logger, or the verbosity of one.
+// eitherBool is code for one of two expressions, which may have effects.
+func eitherBool(a, b string) func(k int) string {
+	return func(k int) string {
+		return fmt.Sprintf("eitherOf(%d, func() bool { return %s }, func() bool { return %s })", k, a, b)
+	}
+}
+
+// eitherValue is code for one of two expressions of any type, or nil if they may have effects.
+func eitherValue(a, b string) func(k int) string {
+	if strings.ContainsAny(a, "(<") {
+		return nil
+	}
+	return func(k int) string { return fmt.Sprintf("valueOf(%d, %s, %s)", k, a, b) }
+}
+
+// logs reports whether code only logs, which is nobody's rule: a call of a logger, the verbosity of one, or a condition of such calls.
 func logs(n ast.Node) bool {
+	if s, is := n.(*ast.IfStmt); is { // one that only decides whether to log
+		return s.Init == nil && s.Else == nil && !slices.ContainsFunc(s.Body.List, func(s ast.Stmt) bool { return !logs(s) })
+	}
 	if s, is := n.(*ast.ExprStmt); is {
 		n = s.X
 	}

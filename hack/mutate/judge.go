@@ -1,0 +1,313 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// An outcome is what the tests made of a mutation.
+type outcome int
+
+const (
+	survived outcome = iota
+	noticed
+	tooLong
+	noBuild
+)
+
+// A judge runs the tests of a folder against mutations of a package.
+type judge struct {
+	dir, tests, tmp string
+	groups          []group
+}
+
+// A group is tests that run together: their names, and how long they may take.
+type group struct {
+	tests   []string
+	timeout time.Duration
+}
+
+var result = regexp.MustCompile(`(?m)^--- (PASS|FAIL): (\S+) \(([0-9.]+)s\)`)
+
+// newJudge measures the tests without a mutation.
+func newJudge(dir, tests, tmp string) (*judge, error) {
+	j := &judge{dir: dir, tests: tests, tmp: tmp}
+	if out, err := j.build(nil); err != nil {
+		return nil, fmt.Errorf("the tests in %s cannot be built: %s", tests, out)
+	}
+	began := time.Now()
+	_, out := j.run("", 0, maxTime, "-test.v")
+	took := time.Since(began)
+	var quick, late []string
+	var quickly float64
+	for _, m := range result.FindAllStringSubmatch(out, -1) {
+		seconds, err := strconv.ParseFloat(m[3], 64)
+		switch {
+		case err != nil:
+			return nil, err
+		case m[1] == "FAIL":
+			fmt.Printf("%s: %s fails without a mutation, and judges nothing\n", tests, m[2])
+		case seconds*float64(time.Second) < float64(slow):
+			quick, quickly = append(quick, m[2]), quickly+seconds
+		default:
+			late = append(late, m[2])
+		}
+	}
+	if len(quick)+len(late) == 0 {
+		return nil, fmt.Errorf("no test in %s passes without a mutation:\n%s", tests, out)
+	}
+	j.groups = []group{
+		{quick, max(15*time.Second, time.Duration(4*quickly*float64(time.Second)))},
+		{late, max(15*time.Second, 2*took)},
+	}
+	j.groups = slices.DeleteFunc(j.groups, func(g group) bool { return len(g.tests) == 0 })
+	return j, nil
+}
+
+// try tells the outcome of each mutation. Those that can be chosen at run time and do not overlap are built together.
+func (j *judge) try(all []mutation, tell func(mutation, outcome)) error {
+	var together, rest []mutation
+	for _, m := range all {
+		overlaps := func(o mutation) bool { return m.file == o.file && m.start < o.end && o.start < m.end }
+		if m.chosen == nil || slices.ContainsFunc(together, overlaps) {
+			rest = append(rest, m)
+		} else {
+			together = append(together, m)
+		}
+	}
+	for len(together) > 0 {
+		out, err := j.build(together)
+		if err == nil {
+			break
+		}
+		bad := j.blamed(together, out)
+		if len(bad) == 0 { // it cannot be told which
+			bad = together
+		}
+		for _, m := range bad {
+			m.chosen = nil
+			rest = append(rest, m)
+		}
+		together = slices.DeleteFunc(together, func(m mutation) bool { return slices.ContainsFunc(bad, m.same) })
+	}
+	for i, m := range together {
+		tell(m, j.test(i+1))
+	}
+	var again []mutation
+	for _, m := range rest {
+		if m.chosen != nil && len(rest) > 2 && len(together) > 0 {
+			again = append(again, m)
+			continue
+		}
+		m.chosen = nil
+		if _, err := j.build([]mutation{m}); err != nil {
+			tell(m, noBuild)
+		} else {
+			tell(m, j.test(1))
+		}
+	}
+	if len(again) > 0 {
+		return j.try(again, tell)
+	}
+	return nil
+}
+
+func (m mutation) same(o mutation) bool {
+	return m.file == o.file && m.start == o.start && m.what == o.what
+}
+
+// chooser is added to a mutated package.
+const chooser = `package %s
+
+import (
+	"os"
+	"strconv"
+)
+
+var mutationOf, _ = strconv.Atoi(os.Getenv("MUTATION"))
+
+func eitherOf(k int, a, b func() bool) bool {
+	if k == mutationOf {
+		return b()
+	}
+	return a()
+}
+
+func valueOf[T any](k int, a, b T) T {
+	if k == mutationOf {
+		return b
+	}
+	return a
+}
+
+var _, _ = eitherOf, valueOf[int]
+`
+
+// source is a file with mutations, and the lines of each in it.
+func source(file string, all []mutation) (string, map[int][2]int, error) {
+	code, err := os.ReadFile(file)
+	if err != nil {
+		return "", nil, err
+	}
+	var order []int
+	for i, m := range all {
+		if m.file == file {
+			order = append(order, i)
+		}
+	}
+	slices.SortFunc(order, func(a, b int) int { return all[a].start - all[b].start })
+	var b strings.Builder
+	lines, at := map[int][2]int{}, 0
+	for _, i := range order {
+		m := all[i]
+		b.Write(code[at:m.start])
+		first := 1 + strings.Count(b.String(), "\n")
+		if m.chosen != nil {
+			b.WriteString(m.chosen(i + 1))
+		} else {
+			b.WriteString(m.text)
+		}
+		lines[i] = [2]int{first, 1 + strings.Count(b.String(), "\n")}
+		at = m.end
+	}
+	b.Write(code[at:])
+	return b.String(), lines, nil
+}
+
+var position = regexp.MustCompile(`(?m)^(?:vet: )?\S*?([^/\s]+\.go):(\d+):`)
+
+// blamed returns the mutations at which the compiler found errors.
+func (j *judge) blamed(all []mutation, said string) []mutation {
+	var bad []mutation
+	for _, at := range position.FindAllStringSubmatch(said, -1) {
+		line, err := strconv.Atoi(at[2])
+		if err != nil {
+			continue
+		}
+		file := filepath.Join(j.dir, at[1])
+		_, lines, err := source(file, all)
+		if err != nil {
+			continue
+		}
+		for i, l := range lines {
+			if l[0] <= line && line <= l[1] && !slices.ContainsFunc(bad, all[i].same) {
+				bad = append(bad, all[i])
+			}
+		}
+	}
+	return bad
+}
+
+// build makes the tests with mutations, without the race detector. It returns what the compiler said.
+func (j *judge) build(all []mutation) (string, error) {
+	replace := map[string]string{}
+	write := func(path, text string) error {
+		full, err := filepath.Abs(path)
+		if err != nil {
+			return err
+		}
+		replace[full] = filepath.Join(j.tmp, filepath.Base(path))
+		return os.WriteFile(replace[full], []byte(text), 0o600)
+	}
+	for _, m := range all {
+		text, _, err := source(m.file, all)
+		if err == nil {
+			err = write(m.file, text)
+		}
+		if err != nil {
+			return "", err
+		}
+	}
+	if len(all) > 0 {
+		name, err := exec.CommandContext(context.Background(), "go", "list", "-f", "{{.Name}}", "./"+filepath.Clean(j.dir)).Output()
+		if err != nil {
+			return "", err
+		}
+		text := fmt.Sprintf(chooser, strings.TrimSpace(string(name)))
+		if err := write(filepath.Join(j.dir, "zz_generated_mutation.go"), text); err != nil {
+			return "", err
+		}
+	}
+	overlay := filepath.Join(j.tmp, "overlay.json")
+	text, err := json.Marshal(map[string]any{"Replace": replace})
+	if err != nil {
+		return "", err
+	}
+	if err := os.WriteFile(overlay, text, 0o600); err != nil {
+		return "", err
+	}
+	//nolint:gosec // the folders that the developer named
+	out, err := exec.CommandContext(context.Background(), "go", "test", "-c", "-vet=off", "-gcflags=-e", "-ldflags=-s -w",
+		"-o", filepath.Join(j.tmp, "test"), "-overlay", overlay, "./"+filepath.Clean(j.tests)).CombinedOutput()
+	return string(out), err
+}
+
+// test runs the tests against the k-th mutation of the last build.
+func (j *judge) test(k int) outcome {
+	for _, g := range j.groups {
+		o, out := j.run("^("+strings.Join(g.tests, "|")+")$", k, g.timeout, "-test.failfast")
+		if o == tooLong {
+			return tooLong
+		}
+		failed := result.FindStringSubmatch(out)
+		if o == noticed && failed != nil { // else it ended by a panic
+			o, _ = j.run("^"+failed[2]+"$", k, g.timeout, "-test.failfast")
+		}
+		if o != survived {
+			return o
+		}
+	}
+	return survived
+}
+
+// run runs tests against the k-th mutation of the last build, until one has failed where that is wanted.
+func (j *judge) run(tests string, k int, timeout time.Duration, flag string) (outcome, string) {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	//nolint:gosec // a program that was just built
+	cmd := exec.CommandContext(ctx, filepath.Join(j.tmp, "test"), flag, "-test.paniconexit0", "-test.parallel=8", "-test.run="+tests)
+	cmd.Dir = j.tests
+	cmd.Env = append(os.Environ(), "MUTATION="+strconv.Itoa(k))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // what the tests start ends with them
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = 5 * time.Second
+	out := &failure{found: cancel}
+	if flag == "-test.v" {
+		out.found = func() {}
+	}
+	cmd.Stdout, cmd.Stderr = out, out
+	err := cmd.Run()
+	switch {
+	case err == nil:
+		return survived, out.String()
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return tooLong, out.String()
+	}
+	return noticed, out.String()
+}
+
+// A failure is what tests print; the first that has failed ends them.
+type failure struct {
+	bytes.Buffer
+	found func()
+}
+
+func (f *failure) Write(p []byte) (int, error) {
+	n, err := f.Buffer.Write(p)
+	if bytes.Contains(f.Bytes(), []byte("\n--- FAIL: ")) || bytes.HasPrefix(f.Bytes(), []byte("--- FAIL: ")) {
+		f.found()
+	}
+	return n, err
+}
