@@ -127,8 +127,8 @@ func TestALivingDaemonKeepsItsSocket(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "c.sock")
 	start(t, socket)
 	err := control.NewServer(socket, nil, nil).Run(t.Context())
-	if err == nil || !strings.Contains(err.Error(), "--control-socket") {
-		t.Errorf("second Run() = %v, want an error with the remedy", err)
+	if err == nil || !strings.Contains(err.Error(), "another daemon answers there; choose another with --control-socket") {
+		t.Errorf("second Run() = %v, want the reason and the remedy", err)
 	}
 	if err := control.Call(t.Context(), socket, "echo", nil, nil); err != nil {
 		t.Errorf("the first daemon does not answer any more: %v", err)
@@ -236,6 +236,25 @@ func TestASocketThatIsRemovedComesBack(t *testing.T) {
 	if err := <-waiting; err == nil || !strings.Contains(err.Error(), "canceled") {
 		t.Errorf("a call from before ended with %v, want what its handler said", err)
 	}
+}
+
+// TestASocketOfAnotherTimeIsNotOurs: one that took the place of ours may have its number. The server listens anew.
+func TestASocketOfAnotherTimeIsNotOurs(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "c.sock")
+	start(t, socket)
+	other := time.Unix(1, 0)
+	if err := os.Chtimes(socket, other, other); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(patience); ; {
+		if now, err := os.Lstat(socket); err == nil && !now.ModTime().Equal(other) {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the server takes the socket for its own")
+		}
+	}
+	answers(t, socket)
 }
 
 // TestOthersMayNeverConnect: the mode of the socket is right from its first moment, whatever the umask is.

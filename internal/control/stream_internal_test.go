@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 )
@@ -38,14 +39,7 @@ func TestFollowersThatDoNotReadLoseTheirPlaces(t *testing.T) {
 	}()
 	deadline := time.Now().Add(time.Minute)
 	for range maxStreams {
-		var silent net.Conn
-		for err := errors.New("not yet"); err != nil; {
-			if silent, err = net.Dial("unix", socket); err != nil && time.Now().After(deadline) {
-				t.Fatal(err)
-			}
-		}
-		t.Cleanup(func() { _ = silent.Close() })
-		if _, err := fmt.Fprintln(silent, `{"call": "count"}`); err != nil {
+		if _, err := fmt.Fprintln(connect(t, socket), `{"call": "count"}`); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -63,6 +57,36 @@ func TestFollowersThatDoNotReadLoseTheirPlaces(t *testing.T) {
 	for err := follow(); !errors.Is(err, enough); err = follow() {
 		if time.Now().After(deadline) {
 			t.Fatalf("a follower that reads is refused still: %v", err)
+		}
+	}
+}
+
+// TestAValueThatCannotBeEncoded: the client is told.
+func TestAValueThatCannotBeEncoded(t *testing.T) {
+	t.Parallel()
+	socket := filepath.Join(t.TempDir(), "c.sock")
+	server := NewServer(socket, nil, map[string]Stream{
+		"bad": func(_ context.Context, send func(any) error) error { return send(func() {}) },
+	})
+	go func() { _ = server.Run(t.Context()) }()
+	_ = connect(t, socket).Close()
+	err := Follow(t.Context(), socket, "bad", func(any) error { return nil })
+	if err == nil || !strings.Contains(err.Error(), "encode a value") {
+		t.Errorf("Follow() = %v, want that the value cannot be encoded", err)
+	}
+}
+
+// connect connects to a server that starts.
+func connect(t *testing.T, socket string) net.Conn {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); ; {
+		conn, err := net.Dial("unix", socket)
+		if err == nil {
+			t.Cleanup(func() { _ = conn.Close() })
+			return conn
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(err)
 		}
 	}
 }
