@@ -117,7 +117,7 @@ e2e: e2e-devicemanager e2e-monitoring ## Run the daemon on real kubelets (root; 
 	cd test/e2e && ./run $(E2E_FLAGS)
 
 .PHONY: nightly
-nightly: faults soak ## What takes too long for every change: the fault matrix, soak, long stories on both kubelets, kubelet's five minutes (2 hours)
+nightly: faults soak ## What takes too long for every change: the fault matrix, soak, long stories, older kubelets, kubelet's five minutes (2 hours)
 	test/e2e/devicemanager/run -minutes
 	cd test/e2e && E2E_LIMIT=7200 ./run --kubelet all -long
 
@@ -168,6 +168,8 @@ check-imports:
 check-modules:
 	$(GO) mod tidy -diff
 	@set -e; for m in hack/tools $(MODULES); do echo "$(GO) mod tidy $$m"; (cd $$m && $(GO) mod tidy -diff); done
+	@set -e; cd test/e2e/devicemanager; for f in *.mod; do echo "$(GO) list -modfile=$$f test/e2e/devicemanager"; \
+	  $(GO) list -mod=readonly -modfile=$$f -tags=$${f%.mod} -deps -test ./... >/dev/null; done
 
 .PHONY: check-manifests
 check-manifests:

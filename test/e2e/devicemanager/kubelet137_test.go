@@ -1,10 +1,9 @@
-//go:build !kubelet136
+//go:build !kubelet136 && !kubelet135 && !kubelet134
 
 package devicemanager
 
 import (
 	"context"
-	_ "unsafe" // for go:linkname
 
 	cadvisor "github.com/google/cadvisor/lib/model"
 	v1 "k8s.io/api/core/v1"
@@ -21,15 +20,10 @@ import (
 
 const version = kubelet.V137
 
-// numaNodes are the machine's.
-var numaNodes = []cadvisor.Node{{Id: 0}, {Id: 1}}
+type numaNode = cadvisor.Node
 
-// newManagerImpl is kubelet's NewManagerImpl with a socket path of the caller's choice.
-//
-//go:linkname newManagerImpl k8s.io/kubernetes/pkg/kubelet/cm/devicemanager.newManagerImpl
-func newManagerImpl(
-	logger klog.Logger, socketPath string, topology []cadvisor.Node, store topologymanager.Store,
-) (*devicemanager.ManagerImpl, error)
+// numaNodes are the machine's.
+var numaNodes = []numaNode{{Id: 0}, {Id: 1}}
 
 func capacityOf(m *devicemanager.ManagerImpl) (v1.ResourceList, v1.ResourceList) {
 	capacity, allocatable, _ := m.GetCapacity(klog.Background())

@@ -18,12 +18,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/klog/v2"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 	apisgrpc "k8s.io/kubernetes/pkg/kubelet/apis/grpc"
 	"k8s.io/kubernetes/pkg/kubelet/apis/podresources"
-	"k8s.io/kubernetes/pkg/kubelet/cm/containermap"
 	"k8s.io/kubernetes/pkg/kubelet/cm/devicemanager"
 	"k8s.io/kubernetes/pkg/kubelet/cm/topologymanager"
 	"k8s.io/kubernetes/pkg/kubelet/cm/topologymanager/bitmask"
@@ -63,12 +61,12 @@ func (n *node) start() error {
 	if err := os.MkdirAll(n.dir, 0o750); err != nil {
 		return err
 	}
-	m, err := newManagerImpl(klog.Background(), filepath.Join(n.dir, "kubelet.sock"), numaNodes, topologyStore{node: n})
+	m, err := newManager(filepath.Join(n.dir, "kubelet.sock"), topologyStore{node: n})
 	if err != nil {
 		return err
 	}
 	ready := config.NewSourcesReady(func(sets.Set[string]) bool { return n.podsKnown() })
-	if err := m.Start(klog.Background(), n.active, ready, containermap.NewContainerMap(), sets.New[string]()); err != nil {
+	if err := startManager(m, n.active, ready); err != nil {
 		return err
 	}
 	n.mu.Lock()
@@ -83,7 +81,7 @@ func (n *node) stop() {
 	m, crashed := n.manager, n.crashed
 	n.mu.Unlock()
 	if !crashed {
-		_ = m.Stop(klog.Background()) // it returns nil
+		_ = stopManager(m) // it returns nil
 	}
 }
 
@@ -154,7 +152,7 @@ func (n *node) Admit(ctx context.Context, c kubelet.Container) (kubelet.Allocati
 		n.Remove(c.Pod)
 		return kubelet.Allocation{}, err
 	}
-	options, err := n.current().GetDeviceRunContainerOptions(ctx, pod, container)
+	options, err := runOptions(ctx, n.current(), pod, container)
 	if err != nil {
 		return kubelet.Allocation{}, &kubelet.PodError{Reason: kubelet.CreateContainerConfig, Err: err}
 	}

@@ -1,14 +1,12 @@
-//go:build kubelet136
+//go:build kubelet136 || kubelet135 || kubelet134
 
 package devicemanager
 
 import (
 	"context"
-	_ "unsafe" // for go:linkname
 
 	cadvisor "github.com/google/cadvisor/info/v1"
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/klog/v2"
 	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 	"k8s.io/kubernetes/pkg/kubelet/cm/devicemanager"
 	"k8s.io/kubernetes/pkg/kubelet/cm/topologymanager"
@@ -16,19 +14,14 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 )
 
-// This file holds what is different in kubelet 1.36's Go interfaces.
+// This file holds what the Go interfaces of the kubelets before 1.37 have in common. All of them keep one client a resource.
 
 const version = kubelet.V136
 
-// numaNodes are the machine's.
-var numaNodes = []cadvisor.Node{{Id: 0}, {Id: 1}}
+type numaNode = cadvisor.Node
 
-// newManagerImpl is kubelet's NewManagerImpl with a socket path of the caller's choice.
-//
-//go:linkname newManagerImpl k8s.io/kubernetes/pkg/kubelet/cm/devicemanager.newManagerImpl
-func newManagerImpl(
-	logger klog.Logger, socketPath string, topology []cadvisor.Node, store topologymanager.Store,
-) (*devicemanager.ManagerImpl, error)
+// numaNodes are the machine's.
+var numaNodes = []numaNode{{Id: 0}, {Id: 1}}
 
 func capacityOf(m *devicemanager.ManagerImpl) (v1.ResourceList, v1.ResourceList) {
 	capacity, allocatable, _ := m.GetCapacity()
