@@ -55,6 +55,7 @@ var imports = map[string][]string{
 	"internal/edits":    {"internal/inventory", "internal/resource"},
 	"internal/layout":   {"internal/inventory"},
 	"internal/labels":   {"internal/inventory", "internal/resource"},
+	"internal/dra":      {"internal/inventory", "internal/topology"},
 
 	"internal/cdi": {"internal/inventory", "internal/resource", "internal/edits", "internal/driverroot", "internal/files"},
 	"internal/config": {
@@ -149,7 +150,7 @@ var callHomes = []struct {
 // pure packages hold values and policy: the same input gives the same answer, and nothing happens.
 var pure = []string{
 	"internal/inventory", "internal/health", "internal/topology", "internal/resource", "internal/edits",
-	"internal/status", "internal/doctor", "internal/report", "internal/layout", "internal/labels",
+	"internal/status", "internal/doctor", "internal/report", "internal/layout", "internal/labels", "internal/dra",
 }
 
 // impure imports and calls are those that read or change the world, tell the time or log.

@@ -28,12 +28,15 @@ func newPlanCommand() *cobra.Command {
 		Use:   "plan",
 		Short: "Print the resources of a node, and what a container gets",
 		Long: "plan scans this node once, or a simulated node (--simulate). It prints the resources that the daemon offers with the\n" +
-			"same flags, environment and configuration file. For each resource it prints what a container with the first device gets.",
+			"same flags, environment and configuration file. For each resource it prints what a container with the first device gets.\n\n" +
+			"With --dra it prints the ResourceSlices of the node for Dynamic Resource Allocation instead. No program publishes them yet.",
 		Example: "  gpu-device-plugin plan --simulate dgx-h100\n" +
-			"  gpu-device-plugin plan --simulate a100-mig-mixed --mig-strategy mixed -o yaml",
+			"  gpu-device-plugin plan --simulate a100-mig-mixed --mig-strategy mixed -o yaml\n" +
+			"  gpu-device-plugin plan --dra --simulate dgx-h100 --node-name node-1 -o yaml",
 		Args: cobra.NoArgs,
 	}
 	config.AddFlags(cmd.Flags())
+	slices := cmd.Flags().Bool("dra", false, "print ResourceSlices instead of resources")
 	o := addOutputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		c, warnings, err := config.Load(asTheDaemon(cmd.Context(), cmd.Flags()))
@@ -43,6 +46,9 @@ func newPlanCommand() *cobra.Command {
 		snapshot, err := scanOnce(cmd.Context(), c)
 		if err != nil {
 			return err
+		}
+		if *slices {
+			return printSlices(cmd, o, snapshot, c.NodeName)
 		}
 		p, err := newPlanned(snapshot, c)
 		if err != nil {

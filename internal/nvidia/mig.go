@@ -137,8 +137,8 @@ func (p profile) name(memoryMiB, gpuMemoryBytes uint64) string {
 	return fmt.Sprintf("%dc.%dg.%.0fgb%s", p.ci, p.gi, gib, p.suffix)
 }
 
-// profileOf returns the profile of a MIG device, and where its GPU instance lies. Only a privileged process may ask for it; another is told the slices
-// but not the suffix and the place, and so is one whose driver knows profiles that this program does not.
+// profileOf returns the profile of a MIG device, and where its GPU instance lies. Only a privileged process may ask for it; another is told
+// the slices but not the suffix and the place, and so is one whose driver knows profiles that this program does not.
 func profileOf(g *gpu, m migDevice) (profile, inventory.MIGPlacement) {
 	var place inventory.MIGPlacement
 	told := profile{ci: int(m.attributes.ComputeInstanceSliceCount), gi: int(m.attributes.GpuInstanceSliceCount)}

@@ -45,7 +45,7 @@ func (g *Graph) Matrix() Matrix {
 	for a, n := range g.nodes {
 		row := MatrixGPU{Index: n.index, UUID: n.uuid, BDF: n.bdf, Model: n.model, NUMANode: n.numaNode}
 		for b, peer := range g.nodes {
-			link := g.links[a*len(g.nodes)+b]
+			link := g.link(a, b)
 			cell := MatrixPeer{
 				UUID: peer.uuid, Label: label(link), NVLinks: link.NVLinks, NVLinkVersion: link.NVLinkVersion,
 				Switched: link.Switched, PCIe: link.PCIe.String(), Score: g.Score(a, b),

@@ -1,0 +1,80 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// planDRA runs plan --dra with some arguments.
+func planDRA(t *testing.T, args ...string) (out, complaints string) {
+	t.Helper()
+	cmd := newPlanCommand()
+	var stdout, stderr bytes.Buffer
+	cmd.SetOut(&stdout)
+	cmd.SetErr(&stderr)
+	cmd.SetArgs(append([]string{"--dra"}, args...))
+	if err := cmd.ExecuteContext(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return stdout.String(), stderr.String()
+}
+
+// dividedNode has a GPU that is lost, and one in MIG mode without MIG devices.
+const dividedNode = `
+description: two A100
+driver: 580.95.05
+cuda: "13.0"
+model: a100-sxm4-40gb
+gpus:
+- {bdf: "0000:1b:00.0", pcie: 0/0/0}
+- {bdf: "0000:43:00.0", pcie: 0/1/0, mig: []}
+faults:
+- {kind: lost, gpu: "0"}
+`
+
+func TestPlanDRA(t *testing.T) {
+	table, _ := planDRA(t, "--simulate", "dgx-1", "--node-name", "node-1")
+	want := `pool node-1, slice 1 of 1: 8 devices
+  DEVICE   PROFILE   PRODUCT                GROUP OF 2   OF 4    OF 8    TAINT
+  gpu-0    -         Tesla V100-SXM2-16GB   gpu-0        gpu-0   gpu-0   -
+`
+	if got, _, _ := strings.Cut(table, "  gpu-3"); got != want {
+		t.Errorf("-want +got:\n%s", cmp.Diff(want, got))
+	}
+	text, _ := planDRA(t, "--simulate", "dgx-1", "-o", "json")
+	var list struct {
+		Kind  string
+		Items []struct {
+			Spec struct{ NodeName, Driver string }
+		}
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal([]byte(text), &list); err != nil || list.Kind != "List" || len(list.Items) != 1 || list.Items[0].Spec.NodeName != host {
+		t.Errorf("%v, %+v", err, list)
+	}
+}
+
+func TestPlanDRALeavesOut(t *testing.T) {
+	profile := filepath.Join(t.TempDir(), "node.yaml")
+	if err := os.WriteFile(profile, []byte(dividedNode), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	text, complaints := planDRA(t, "--simulate", profile, "--node-name", "node-1", "-o", "yaml")
+	if !strings.HasPrefix(text, "apiVersion: v1\nitems:\n- apiVersion: resource.k8s.io/v1\n  kind: ResourceSlice\n") {
+		t.Errorf("got %s", text)
+	}
+	for _, want := range []string{"left out: GPU 0: the GPU cannot be identified", "MIG is enabled on it, but it has no MIG devices"} {
+		if !strings.Contains(complaints, want) {
+			t.Errorf("standard error has %q, want %q", complaints, want)
+		}
+	}
+}

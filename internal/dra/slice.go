@@ -1,0 +1,155 @@
+package dra
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"time"
+)
+
+// Driver is the name of the driver: that of NVIDIA's.
+const Driver = "gpu.nvidia.com"
+
+// A Pool is the devices of a node.
+type Pool struct {
+	// Name is the name of the pool and of the node.
+	Name string
+	// Slices are the devices in the order in which the scheduler tries them. There is always one at least: a node without devices has an
+	// empty slice, which says so.
+	Slices []Slice
+	// LeftOut says which GPUs and MIG devices are not in the slices, and why: sentences without a full stop.
+	LeftOut []string
+}
+
+// A List is ResourceSlices as kubectl takes them.
+type List struct {
+	APIVersion string          `json:"apiVersion"`
+	Kind       string          `json:"kind"`
+	Items      []ResourceSlice `json:"items"`
+}
+
+// A ResourceSlice is an object of resource.k8s.io/v1.
+type ResourceSlice struct {
+	APIVersion string            `json:"apiVersion"`
+	Kind       string            `json:"kind"`
+	Metadata   Metadata          `json:"metadata"`
+	Spec       ResourceSliceSpec `json:"spec"`
+}
+
+// Metadata is the name of an object.
+type Metadata struct {
+	Name string `json:"name"`
+}
+
+// ResourceSliceSpec says of a Slice where its devices are.
+type ResourceSliceSpec struct {
+	Driver   string       `json:"driver"`
+	NodeName string       `json:"nodeName"`
+	Pool     ResourcePool `json:"pool"`
+	Slice
+}
+
+// ResourcePool says which pool a Slice belongs to. The scheduler uses a pool only when it has all of its slices of one generation.
+type ResourcePool struct {
+	Name               string `json:"name"`
+	Generation         int64  `json:"generation"`
+	ResourceSliceCount int    `json:"resourceSliceCount"`
+}
+
+// List returns the ResourceSlices of a pool that is published for the first time.
+func (p Pool) List() List {
+	l := List{APIVersion: "v1", Kind: "List"}
+	for i, slice := range p.Slices {
+		l.Items = append(l.Items, ResourceSlice{
+			APIVersion: "resource.k8s.io/v1", Kind: "ResourceSlice", Metadata: Metadata{fmt.Sprintf("%s-%s-%d", p.Name, Driver, i)},
+			Spec: ResourceSliceSpec{Driver: Driver, NodeName: p.Name, Pool: ResourcePool{p.Name, 1, len(p.Slices)}, Slice: slice},
+		})
+	}
+	return l
+}
+
+// A Slice is the content of a ResourceSlice: at most MaxSlice devices.
+type Slice struct {
+	Devices []Device `json:"devices"`
+}
+
+// Equal reports whether two slices have the same content, so that nothing needs to be written.
+func (s Slice) Equal(other Slice) bool {
+	return slices.EqualFunc(s.Devices, other.Devices, Device.Equal)
+}
+
+// A Device is a GPU or a MIG device as the scheduler sees it.
+type Device struct {
+	// Name is "gpu-<number>" or "gpu-<number>-mig-<profile>-<profile ID>-<first memory slice>". It is unique in the pool.
+	Name string `json:"name"`
+	// Attributes are by name; a name without domain is in that of Driver.
+	Attributes map[string]Attribute `json:"attributes"`
+	Capacity   map[string]Capacity  `json:"capacity,omitempty"`
+	// Taints keep new claims away that do not tolerate them; none for a device that may be given to new work.
+	Taints []Taint `json:"taints,omitempty"`
+}
+
+// Equal reports whether two devices are the same in every respect.
+func (d Device) Equal(other Device) bool {
+	return d.Name == other.Name && maps.Equal(d.Attributes, other.Attributes) && maps.Equal(d.Capacity, other.Capacity) &&
+		slices.EqualFunc(d.Taints, other.Taints, Taint.Equal)
+}
+
+// An AttributeType is how selectors see the value of an attribute.
+type AttributeType string
+
+// The types.
+const (
+	String  AttributeType = "string"
+	Version AttributeType = "version" // a semantic version
+	Int     AttributeType = "int"
+)
+
+// An Attribute is the value of an attribute.
+type Attribute struct {
+	Type AttributeType
+	// Value is the text of the value.
+	Value string
+}
+
+// MarshalJSON returns {"<type>": <value>}.
+func (a Attribute) MarshalJSON() ([]byte, error) {
+	if a.Type == Int {
+		return fmt.Appendf(nil, `{"int":%s}`, a.Value), nil
+	}
+	return json.Marshal(map[AttributeType]string{a.Type: a.Value})
+}
+
+// A Capacity is an amount of something that a device has.
+type Capacity int64
+
+// MarshalJSON returns {"value": "<quantity>"}, with the quantity as Kubernetes writes it.
+func (c Capacity) MarshalJSON() ([]byte, error) {
+	suffixes, value := []string{"", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"}, int64(c)
+	for value >= 1024 && value%1024 == 0 {
+		value, suffixes = value/1024, suffixes[1:]
+	}
+	return fmt.Appendf(nil, `{"value":%q}`, strconv.FormatInt(value, 10)+suffixes[0]), nil
+}
+
+// A Taint says why a device is not to be given to new work.
+type Taint struct {
+	Key   string `json:"key"`
+	Value string `json:"value,omitempty"`
+	// Effect is NoSchedule: pods that have the device go on.
+	Effect string `json:"effect"`
+	// TimeAdded is when the device became so, in whole seconds; nil if that is not known.
+	TimeAdded *time.Time `json:"timeAdded,omitempty"`
+}
+
+// Equal reports whether two taints are the same.
+func (t Taint) Equal(other Taint) bool {
+	if t.TimeAdded == nil || other.TimeAdded == nil {
+		return t == other
+	}
+	same := t.TimeAdded.Equal(*other.TimeAdded)
+	t.TimeAdded, other.TimeAdded = nil, nil
+	return same && t == other
+}
