@@ -120,7 +120,7 @@ func (w Wanted) gpuSpec(root fs.FS, driver *found) (*specs.Spec, error) {
 	slices.SortFunc(spec.Devices, func(a, b specs.Device) int { return strings.Compare(a.Name, b.Name) })
 
 	common := &spec.ContainerEdits
-	if w.Edits.OnlyCDI() && w.Edits.Void {
+	if w.Edits.Void { // also beside another strategy: where the runtime knows CDI, the devices are not to be added twice
 		common.Env = append(common.Env, voidVariable)
 	}
 	var control []string
@@ -232,8 +232,11 @@ func (w Wanted) companion(root fs.FS, class edits.CDIClass) specs.ContainerEdits
 	if class != edits.CDIGDS {
 		return given
 	}
-	for _, p := range []string{"run/udev", "etc/cufile.json"} { // of the host, whose root the driver root usually is
-		if exists(root, p) || w.onHost(root, p) {
+	for _, p := range []string{"run/udev", "etc/cufile.json"} {
+		switch {
+		case w.onHost(root, p):
+			given.Mounts = append(given.Mounts, mount(path.Join("/", w.Options.DriverRoot, p), "/"+p, readOnly))
+		case exists(root, p):
 			given.Mounts = append(given.Mounts, mount("/"+p, "/"+p, readOnly))
 		}
 	}

@@ -288,6 +288,45 @@ func TestCompanionsHaveSpecsOfTheirOwn(t *testing.T) {
 	}
 }
 
+// TestHostPathsOfGDS: the host has the files of GPUDirect Storage below the driver root, and else where this process sees them.
+func TestHostPathsOfGDS(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, driverFiles("dev/nvidia-fs0", "driver-root/run/udev/x", "etc/cufile.json")...)
+	w := wanted()
+	w.Snapshot.Control = inventory.AllControlNodes
+	w.Edits.GDS = true
+	for root, want := range map[string][]string{
+		"/":                  {"/run/udev to /run/udev", "/etc/cufile.json to /etc/cufile.json"},
+		"/run/nvidia/driver": {"/run/nvidia/driver/run/udev to /run/udev", "/etc/cufile.json to /etc/cufile.json"},
+	} {
+		w.Options.DriverRoot = root
+		h.apply(t, w)
+		var got []string
+		for _, m := range h.spec(t, "gds").Devices[0].ContainerEdits.Mounts {
+			got = append(got, m.HostPath+" to "+m.ContainerPath)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("driver root %s: mounts %q, want %q", root, got, want)
+		}
+	}
+}
+
+// TestVoidInSpecs: a spec has the variable whatever is used beside CDI.
+func TestVoidInSpecs(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, driverFiles()...)
+	for _, strategies := range [][]edits.Strategy{{edits.CDICRI}, {edits.EnvVar, edits.CDICRI}, {edits.VolumeMounts, edits.CDIAnnotations}} {
+		for _, void := range []bool{true, false} {
+			w := wanted()
+			w.Edits.Strategies, w.Edits.Void = strategies, void
+			h.apply(t, w)
+			if got := slices.Contains(h.spec(t, "gpu").ContainerEdits.Env, "NVIDIA_VISIBLE_DEVICES=void"); got != void {
+				t.Errorf("%v: the spec has it: %v, want %v", strategies, got, void)
+			}
+		}
+	}
+}
+
 // Every name that a container is given is in a spec.
 func TestEveryNameOfEditsResolves(t *testing.T) {
 	t.Parallel()

@@ -35,6 +35,7 @@ func (d *document) honours(c *Config, path, without string) bool {
 	case CompatibilityUnset:
 		d.warn(path, d.line(path), "has its effect here; NVIDIA's device plugin ignores it: "+without+
 			"; --compatibility=nvidia does so too, and none silences this")
+	case CompatibilityNone:
 	}
 	return true
 }

@@ -165,10 +165,12 @@ const (
 
 func (c Compatibility) String() string {
 	switch c {
+	case CompatibilityUnset:
+		return ""
 	case CompatibilityNone:
 		return "none"
 	case CompatibilityNVIDIA:
 		return "nvidia"
 	}
-	return ""
+	return fmt.Sprintf("Compatibility(%d)", int(c))
 }

@@ -200,7 +200,7 @@ var daemonOptions = []option{
 	{
 		flag: "void-visible-devices", env: []string{"VOID_VISIBLE_DEVICES"}, key: "flags.plugin.voidVisibleDevices", fallback: "true",
 		kind:  kindBool,
-		usage: "set NVIDIA_VISIBLE_DEVICES=void in containers that get devices only by CDI, so that the value of the image has no effect",
+		usage: "set NVIDIA_VISIBLE_DEVICES=void in containers that get devices by CDI, so that the value of the image has no effect",
 		set:   truth(func(c *Config) *bool { return &c.Edits.Void }),
 	},
 	{

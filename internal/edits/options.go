@@ -13,7 +13,8 @@ type Options struct {
 	Strategies []Strategy
 	// IDs says how devices are named to the runtime.
 	IDs IDStrategy
-	// Void sets NVIDIA_VISIBLE_DEVICES=void where all strategies are CDI, so that what an image says there has no effect.
+	// Void sets NVIDIA_VISIBLE_DEVICES=void in CDI specs, and for the container where all strategies are CDI, so that what an image says there
+	// has no effect, and what another strategy says has none where the runtime knows CDI.
 	Void bool
 	// DeviceNodes gives the container the nodes of its devices too, if one strategy at least is not CDI.
 	DeviceNodes bool
