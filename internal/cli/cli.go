@@ -21,10 +21,13 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/version"
 )
 
-// Execute runs the command that args ask for until it is done or ctx ends, and writes what it prints to output. The error
-// is a sentence for the person who typed args.
-func (p Program) Execute(ctx context.Context, args []string, output io.Writer) error {
-	root := p.newRootCommand()
+// Execute runs the command that args ask for, after the name of the process, until it is done or ctx ends, and writes what it prints to
+// output. The error is a sentence for the person who typed args.
+func (p Program) Execute(ctx context.Context, process string, args []string, output io.Writer) error {
+	root, err := p.commandOf(process)
+	if err != nil {
+		return err
+	}
 	root.SetArgs(doubleDashed(args, root))
 	root.SetOut(output)
 	return root.ExecuteContext(ctx)
@@ -34,7 +37,7 @@ func (p Program) Execute(ctx context.Context, args []string, output io.Writer) e
 func doubleDashed(args []string, root *cobra.Command) []string {
 	args = slices.Clone(args)
 	flags := root.Flags()
-	if len(args) > 0 && slices.Contains(programs, args[0]) {
+	if len(args) > 0 && titles[args[0]] != "" {
 		if cmd, _, err := root.Find(args[:1]); err == nil {
 			flags = cmd.Flags()
 		}
@@ -49,24 +52,9 @@ func doubleDashed(args []string, root *cobra.Command) []string {
 }
 
 func (p Program) newRootCommand() *cobra.Command {
-	root := &cobra.Command{
-		Use: p.Name, Short: p.Short, Long: p.Long,
-		Args:          noArguments,
-		SilenceErrors: true,
-		SilenceUsage:  true,
-
-		SuggestionsMinimumDistance: 2,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return untilItEnds(cmd.Context(), func(ctx context.Context, own *process) error {
-				return p.runDaemon(ctx, cmd.Flags(), own)
-			}, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2)
-		},
-	}
-	config.AddFlags(root.Flags())
-	addLogFlags(root)
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return fmt.Errorf("%w; %s --help lists the flags", err, cmd.CommandPath())
-	})
+	root := p.newDaemonCommand()
+	addLogFlags(root, "v")
+	asRoot(root)
 	root.AddCommand(
 		newVersionCommand(), newPlanCommand(), newTopologyCommand(), newSimulateCommand(), newStatusCommand(), newReadyCommand(),
 		newAliveCommand(), newCheckContainerCommand(),
@@ -81,6 +69,31 @@ func (p Program) newRootCommand() *cobra.Command {
 	return root
 }
 
+// newDaemonCommand returns the command of the daemon.
+func (p Program) newDaemonCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: p.Name, Short: p.Short, Long: p.Long,
+		Args: noArguments,
+
+		SuggestionsMinimumDistance: 2,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return untilItEnds(cmd.Context(), func(ctx context.Context, own *process) error {
+				return p.runDaemon(ctx, cmd.Flags(), own)
+			}, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2)
+		},
+	}
+	config.AddFlags(cmd.Flags())
+	return cmd
+}
+
+// asRoot has a command return its errors as Execute does.
+func asRoot(cmd *cobra.Command) {
+	cmd.SilenceErrors, cmd.SilenceUsage = true, true
+	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return fmt.Errorf("%w; %s --help lists the flags", err, cmd.CommandPath())
+	})
+}
+
 // nameExamples puts the program's name into the examples of a command and of those below it.
 func nameExamples(cmd *cobra.Command, name string) {
 	cmd.Example = exampleName.ReplaceAllString(cmd.Example, "${1}"+name+" ")
@@ -91,12 +104,13 @@ func nameExamples(cmd *cobra.Command, name string) {
 
 var exampleName = regexp.MustCompile(`(^|\s)gpu-device-plugin `)
 
-// addLogFlags adds klog's level to all commands, under the name that Kubernetes' components give it.
-func addLogFlags(root *cobra.Command) {
+// addLogFlags adds klog's level to all commands, under the name that Kubernetes' components give it, and under a letter; none if that is
+// empty.
+func addLogFlags(root *cobra.Command, letter string) {
 	var all flag.FlagSet
 	klog.InitFlags(&all)
 	level := all.Lookup("v")
-	f := root.PersistentFlags().VarPF(goValue{level.Value}, "v", "v",
+	f := root.PersistentFlags().VarPF(goValue{level.Value}, "v", letter,
 		"log level: 0 changes and problems, 2 decisions, 4 details, 6 debugging")
 	f.DefValue = level.DefValue
 }

@@ -18,7 +18,7 @@ func run(t *testing.T, args ...string) (string, error) {
 		t.Fatal(err)
 	}
 	defer func() { _ = printed.Close() }()
-	err = cli.DevicePlugin().Execute(t.Context(), args, printed)
+	err = cli.DevicePlugin().Execute(t.Context(), "gpu-device-plugin", args, printed)
 	text, readErr := os.ReadFile(printed.Name())
 	if readErr != nil {
 		t.Fatal(readErr)

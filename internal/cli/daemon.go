@@ -32,7 +32,9 @@ import (
 
 // runDaemon runs the daemon until ctx ends. It handles the signals of the process.
 func (p Program) runDaemon(ctx context.Context, flags *pflag.FlagSet, own *process) error {
-	sources := config.Sources{Env: os.LookupEnv, Flags: flags, OwnPIDNamespace: confined(os.DirFS("/")), Program: p.kind()}
+	sources := config.Sources{
+		Env: os.LookupEnv, Flags: flags, OwnPIDNamespace: confined(os.DirFS("/")), Program: p.kind(), NVIDIA: p.nvidia,
+	}
 	first, err := p.begin(ctx, &sources, own)
 	if err != nil {
 		return err
@@ -63,6 +65,9 @@ func (p Program) begin(ctx context.Context, sources *config.Sources, own *proces
 		own.logAs(c.LoggingFormat)
 	}
 	log := klog.FromContext(ctx)
+	if args := sources.Flags.Args(); len(args) > 0 {
+		log.Info("Ignoring arguments", "arguments", args)
+	}
 	for _, w := range warnings {
 		log.Info("Configuration warning", "warning", w.String())
 	}

@@ -36,7 +36,7 @@ func (p Program) newDiscoveryCommand() *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return untilItEnds(cmd.Context(), func(ctx context.Context, own *process) error {
 			sources := config.Sources{
-				Env: config.DiscoveryEnv(os.LookupEnv), Flags: cmd.Flags(), Program: p.kind(), Discovery: true,
+				Env: config.DiscoveryEnv(os.LookupEnv), Flags: cmd.Flags(), Program: p.kind(), Discovery: true, NVIDIA: p.nvidia,
 			}
 			return p.runDiscovery(ctx, sources, own, cmd.OutOrStdout())
 		}, syscall.SIGHUP)

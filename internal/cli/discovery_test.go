@@ -84,7 +84,7 @@ func TestDiscovery(t *testing.T) {
 	defer cancel()
 	ended := make(chan error, 1)
 	go func() {
-		ended <- cli.DevicePlugin().Execute(ctx, []string{
+		ended <- cli.DevicePlugin().Execute(ctx, "gpu-device-plugin", []string{
 			"gpu-feature-discovery", "--simulate=t4", "--no-timestamp", "--output=" + file, "--machine-type-file=" + machineFile(t),
 		}, os.Stdout)
 	}()

@@ -8,6 +8,7 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
@@ -31,7 +32,7 @@ func (p Program) newMPSCommand() *cobra.Command {
 	config.AddFlags(cmd.Flags())
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return untilItEnds(cmd.Context(), func(ctx context.Context, own *process) error {
-			return p.runMPS(ctx, config.Sources{Env: mpsEnv, Flags: cmd.Flags()}, own)
+			return p.runMPS(ctx, config.Sources{Env: mpsEnv, Flags: cmd.Flags(), NVIDIA: p.nvidia}, own)
 		}, syscall.SIGHUP)
 	}
 	cmd.AddCommand(newMountSHMCommand())
@@ -56,8 +57,12 @@ func newMountSHMCommand() *cobra.Command {
 		Args:  noArguments,
 	}
 	config.AddFlags(cmd.Flags())
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		c, _, err := config.Load(config.Sources{Env: os.LookupEnv, Flags: cmd.Flags()})
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			klog.FromContext(cmd.Context()).Info("Ignoring arguments", "arguments", args)
+		}
+		// The file has no say, and may not be there yet.
+		c, _, err := config.Sources{Env: os.LookupEnv, Flags: cmd.Flags()}.Resolve("", nil)
 		if err != nil {
 			return err
 		}

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"path/filepath"
-	"slices"
 	"syscall"
 	"time"
 
@@ -25,6 +23,8 @@ type Program struct {
 	Name, Short, Long string
 	// Cluster is what the program has to do with the API server; nil for nothing.
 	Cluster Cluster
+
+	nvidia bool // it was started under the name of one of NVIDIA's
 }
 
 // Cluster is what a program has to do with the API server.
@@ -80,17 +80,6 @@ func (p Program) kind() config.Program {
 	return config.NodeAgent
 }
 
-// programs are the commands that are programs of their own where one is started under their name, as NVIDIA's are.
-var programs = []string{"config-manager", "gpu-feature-discovery"}
-
-// byName returns args with the command before them that a process is started as by its name.
-func byName(process string, args []string) []string {
-	if name := filepath.Base(process); slices.Contains(programs, name) {
-		return append([]string{name}, args...)
-	}
-	return args
-}
-
 // endTimeout is how long after a signal the process may take to end. Then it ends whatever is stuck: nothing of a daemon is lost by
 // that, and whoever stops it waits for its end.
 const endTimeout = 1800 * time.Millisecond
@@ -104,7 +93,7 @@ const (
 // Main runs the program with the arguments of the process, and returns its exit status.
 func (p Program) Main() int {
 	return untilStatus(func(ctx context.Context) error {
-		return p.Execute(ctx, byName(os.Args[0], os.Args[1:]), os.Stdout)
+		return p.Execute(ctx, os.Args[0], os.Args[1:], os.Stdout)
 	})
 }
 

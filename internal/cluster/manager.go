@@ -72,15 +72,21 @@ func newConfigManagerCommand() *cobra.Command {
 	f.IntVar(&number, "signal", number, "number of the signal [$SIGNAL]")
 	f.StringVar(&m.process, "process-to-signal", "nvidia-device-plugin", "process that is sent the signal: its argv[0], or the last part "+
 		"of that [$PROCESS_TO_SIGNAL]")
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) > 0 { // under NVIDIA's name
+			klog.FromContext(cmd.Context()).Info("Ignoring arguments", "arguments", args)
+		}
 		for _, name := range []string{
 			"oneshot", "kubeconfig", "node-name", "node-label", "config-file-srcdir", "config-file-dst", "default-config", "fallback-strategies",
 			"send-signal", "signal", "process-to-signal",
 		} {
 			variable := strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
-			value := os.Getenv(variable)
-			if value == "" || f.Changed(name) {
+			value, given := os.LookupEnv(variable)
+			if !given || f.Changed(name) || value == "" && name == "signal" {
 				continue
+			}
+			if value == "" && f.Lookup(name).Value.Type() == "bool" {
+				value = "false" // as for NVIDIA's
 			}
 			if err := f.Set(name, value); err != nil {
 				return fmt.Errorf("%s: %w", variable, err)

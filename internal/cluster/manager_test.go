@@ -364,3 +364,21 @@ func TestConfigManagerReplacesWhatIsNoLink(t *testing.T) {
 	}
 	m.linked("a")
 }
+
+// TestConfigManagerEmptyVariables: an empty variable means what it means to NVIDIA's program.
+func TestConfigManagerEmptyVariables(t *testing.T) {
+	m := newManaged(t)
+	m.label("a")
+	for name, value := range map[string]string{
+		"SEND_SIGNAL": "", "SIGNAL": "", "PROCESS_TO_SIGNAL": "", "DEFAULT_CONFIG": "", "FALLBACK_STRATEGIES": "", "ONESHOT": "true",
+	} {
+		t.Setenv(name, value)
+	}
+	if err := m.execute(t.Context()); err != nil {
+		t.Errorf("it does not link without a process to signal: %v", err)
+	}
+	t.Setenv("NODE_LABEL", "")
+	if err := m.execute(t.Context()); err == nil || !strings.Contains(err.Error(), "--node-label is not given") {
+		t.Errorf("without a label: %v", err)
+	}
+}

@@ -104,7 +104,7 @@ func (n *Node) StartDaemon() error {
 		"--control-socket", n.ControlSocket(),
 		"--state-dir", n.Path("state"),
 		"--cdi-dir", n.Path("cdi"),
-		"-v", "2",
+		"--v", "2", // -v is the version under the names of NVIDIA's programs
 	}
 	if n.Profile != "" {
 		args = append(args, "--simulate", n.Profile)
