@@ -19,7 +19,7 @@ import (
 const (
 	// firstAnswer is how long the start of a node that has never had a configuration waits for the API server.
 	firstAnswer = 2 * time.Second
-	// settle is how long after its first change the label is followed, with the value that it has then.
+	// settle is the time between two changes that are followed: of several within it, the last one counts.
 	settle = 2 * time.Second
 	// rereadEvery is how often the names of the files are read again.
 	rereadEvery = 10 * time.Second
@@ -32,13 +32,14 @@ type nodeConfig struct {
 	chosen   *feed.Feed[config.Chosen]
 	nodes    *feed.Feed[kubeapi.Node]
 	get      func(context.Context) (kubeapi.Node, error)
+	write    func(dir, name string) error // writeChoice
 	clock    clock.WithTicker
 }
 
 func newNodeConfig(c config.Config, client *kubeapi.Client, timer clock.WithTicker) *nodeConfig {
 	return &nodeConfig{
 		options: c.NodeConfig, stateDir: c.StateDir, chosen: feed.New(config.Chosen{}), nodes: client.Nodes(), get: client.Get,
-		clock: timer,
+		write: writeChoice, clock: timer,
 	}
 }
 
@@ -116,24 +117,19 @@ func (n *nodeConfig) run(ctx context.Context, configs *feed.Feed[config.Config])
 	ticker := n.clock.NewTicker(rereadEvery)
 	defer ticker.Stop()
 	followed, known := "", false // the value of the label that was followed last
-	var saved *string            // the name that was written last
-	var failed string            // why writing failed last
+	var at time.Time             // when it was
 	var due <-chan time.Time     // not nil while a change of the label waits
+	save := n.saver(ctx)
 	for {
 		node, changed := n.nodes.Latest()
 		inForce, configured := configs.Latest()
-		if name, ours := n.settled(inForce); ours && (saved == nil || *saved != name) {
-			switch err := writeChoice(n.stateDir, name); {
-			case err == nil:
-				saved = &name
-			case err.Error() != failed:
-				failed = err.Error()
-				klog.FromContext(ctx).Info("Cannot save the choice of the configuration; a restart may forget it", "reason", failed)
-			}
+		var written <-chan struct{}
+		if name, ours := n.settled(inForce); ours {
+			written = save(name)
 		}
 		value := node.Labels[n.options.Label]
 		if node.UID != "" && (!known || value != followed) && due == nil {
-			due = n.clock.After(settle)
+			due = n.clock.After(settle - n.clock.Since(at))
 		}
 		select {
 		case <-ctx.Done():
@@ -142,18 +138,58 @@ func (n *nodeConfig) run(ctx context.Context, configs *feed.Feed[config.Config])
 			continue
 		case <-configured:
 			continue
+		case <-written:
+			continue
 		case <-due:
 			due = nil
 			if node.UID == "" { // deleted meanwhile: what it said last holds
 				continue
 			}
-			followed, known = value, true
+			followed, known, at = value, true, n.clock.Now()
 		case <-ticker.C():
 			if !known {
 				continue
 			}
 		}
 		n.follow(ctx, followed, inForce)
+	}
+}
+
+// saver returns a function that has the name of the file in force written, if it is not what was written last. One write runs at a time,
+// beside the loop, as a disk may hang; the channel is closed when it has ended, and nil if there is none.
+func (n *nodeConfig) saver(ctx context.Context) func(name string) <-chan struct{} {
+	type result struct {
+		name string
+		err  error
+	}
+	var saved *string // the name that was written last
+	var failed string // why writing failed last
+	var running <-chan struct{}
+	results := make(chan result, 1)
+	return func(name string) <-chan struct{} {
+		select {
+		case r := <-results:
+			running = nil
+			if r.err == nil {
+				saved = &r.name
+			} else if r.err.Error() != failed {
+				failed = r.err.Error()
+				klog.FromContext(ctx).Info("Cannot save the choice of the configuration; a restart may forget it", "reason", failed)
+			}
+			if r.err != nil {
+				return nil // tried again when something happens, such as the next tick
+			}
+		default:
+		}
+		if running == nil && (saved == nil || *saved != name) {
+			ended := make(chan struct{})
+			running = ended
+			go func() {
+				defer close(ended)
+				results <- result{name, n.write(n.stateDir, name)}
+			}()
+		}
+		return running
 	}
 }
 

@@ -55,7 +55,7 @@ func (s *scene) begin() time.Duration {
 	s.t.Helper()
 	s.n = &nodeConfig{
 		options: config.NodeConfig{Dir: s.dir, Label: testLabel, Default: "b"}, stateDir: s.state,
-		chosen: feed.New(config.Chosen{}), nodes: s.nodes, clock: clock.RealClock{},
+		chosen: feed.New(config.Chosen{}), nodes: s.nodes, clock: clock.RealClock{}, write: writeChoice,
 		get: func(ctx context.Context) (kubeapi.Node, error) { return s.answer(ctx) },
 	}
 	began := time.Now()
@@ -90,7 +90,7 @@ func (s *scene) run() {
 
 // labelled publishes the node with this value of the label; empty for none.
 func (s *scene) labelled(uid, value string) {
-	n := kubeapi.Node{Read: true, UID: uid, Labels: map[string]string{}}
+	n := kubeapi.Node{UID: uid, Labels: map[string]string{}}
 	if value != "" {
 		n.Labels[testLabel] = value
 	}
@@ -123,7 +123,7 @@ func (s *scene) saved(want string) {
 
 func answered(value string) func(context.Context) (kubeapi.Node, error) {
 	return func(context.Context) (kubeapi.Node, error) {
-		return kubeapi.Node{Read: true, UID: "1", Labels: map[string]string{testLabel: value}}, nil
+		return kubeapi.Node{UID: "1", Labels: map[string]string{testLabel: value}}, nil
 	}
 }
 
@@ -148,7 +148,7 @@ func TestFirstChoice(t *testing.T) {
 			return kubeapi.Node{}, &kubeapi.Refused{Code: 403}
 		}, want: "b", problem: "403"},
 		"no node yet": {last: "-", answer: func(context.Context) (kubeapi.Node, error) {
-			return kubeapi.Node{Read: true}, nil
+			return kubeapi.Node{}, nil
 		}, want: "b", problem: "no such node"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -183,21 +183,22 @@ func TestTheLabelIsFollowed(t *testing.T) {
 		s.saved("a")
 
 		s.labelled("1", "b")
-		s.after(settle-time.Millisecond, "a", "")
-		s.after(time.Millisecond, "b", "")
+		s.after(0, "b", "")
 		s.saved("b")
 
-		// Of several changes within the time, the last one counts.
-		s.labelled("1", "a")
-		s.after(settle/2, "b", "")
+		// Of several changes within the time after one that was followed, the last one counts.
 		s.labelled("1", "c")
+		s.after(settle/2, "b", "")
+		s.labelled("1", "invalid")
 		s.labelled("1", "a")
-		s.after(settle/2, "a", "")
+		s.after(settle/2-time.Millisecond, "b", "")
+		s.after(time.Millisecond, "a", "")
 		s.saved("a")
+		s.after(settle, "a", "")
 
 		// A name that is unknown leaves what is in force, until there is such a file.
 		s.labelled("1", "c")
-		s.after(settle, "a", testLabel+"=c")
+		s.after(0, "a", testLabel+"=c")
 		s.saved("a")
 		s.after(time.Hour, "a", testLabel+"=c")
 		s.add("c")
@@ -231,16 +232,17 @@ func TestTheNodeGoesAndComesBack(t *testing.T) {
 		s.after(time.Hour, "a", "") // the API server is away
 		s.labelled("1", "a")
 		s.after(time.Minute, "a", "")
-		s.nodes.Publish(kubeapi.Node{Read: true})
+		s.nodes.Publish(kubeapi.Node{})
 		s.after(time.Hour, "a", "") // the node was deleted
 
 		// It is deleted while a change waits.
 		s.labelled("1", "b")
-		s.nodes.Publish(kubeapi.Node{Read: true})
-		s.after(time.Minute, "a", "")
+		s.labelled("1", "a")
+		s.nodes.Publish(kubeapi.Node{})
+		s.after(time.Minute, "b", "")
 
-		s.labelled("2", "")
-		s.after(settle, "b", "")
+		s.labelled("2", "a")
+		s.after(0, "a", "")
 	})
 }
 
@@ -262,5 +264,37 @@ func TestAFullDiskKeepsNothingFromTheLabel(t *testing.T) {
 		}
 		s.after(rereadEvery, "b", "")
 		s.saved("b")
+	})
+}
+
+// TestAHungDiskKeepsNothingFromTheLabel: a write of the choice that does not return keeps no later change of the label from being
+// followed, and the last choice is saved when it returns.
+func TestAHungDiskKeepsNothingFromTheLabel(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		s.answer = answered("a")
+		s.begin()
+		answers := make(chan struct{})
+		writes := 0
+		s.n.write = func(dir, name string) error {
+			writes++
+			<-answers
+			return writeChoice(dir, name)
+		}
+		s.run()
+		for range 10 {
+			s.labelled("1", "b")
+			s.after(settle, "b", "")
+			s.labelled("1", "a")
+			s.after(settle, "a", "")
+		}
+		if writes != 1 {
+			t.Errorf("%d writes to a disk that hangs, want one", writes)
+		}
+		s.saved("-")
+		close(answers)
+		s.after(0, "a", "")
+		s.saved("a")
 	})
 }

@@ -24,16 +24,16 @@ func TestLabelsAfterARestore(t *testing.T) {
 			t.Errorf("%s: due are %v, want some: %v", when, got, want)
 		}
 	}
-	client.Nodes().Publish(kubeapi.Node{Read: true, UID: "u", ResourceVersion: "1000", Labels: set})
+	client.Nodes().Publish(kubeapi.Node{UID: "u", ResourceVersion: "1000", Labels: set})
 	due("labeled", false)
 	timer.Step(time.Hour)
 	due("still labeled", false)
-	client.Nodes().Publish(kubeapi.Node{Read: true, UID: "u", ResourceVersion: "999"})
+	client.Nodes().Publish(kubeapi.Node{UID: "u", ResourceVersion: "999"})
 	due("an older version, such as of a watch that is behind", false)
 	timer.Step(ownWrite - time.Second)
 	due("just before the limit", false)
 	timer.Step(time.Second)
 	due("the older version is the node", true)
-	client.Nodes().Publish(kubeapi.Node{Read: true, UID: "u", ResourceVersion: "1001", Labels: set})
+	client.Nodes().Publish(kubeapi.Node{UID: "u", ResourceVersion: "1001", Labels: set})
 	due("a newer version", false)
 }

@@ -66,7 +66,7 @@ func TestAnswersThatAreNone(t *testing.T) {
 	}
 }
 
-// TestEventsThatAreNone: a watch that brings nonsense begins again with a list, and the node that was known stays.
+// TestEventsThatAreNone: a watch that brings nonsense begins again with the node as it is, and the node that was known stays.
 func TestEventsThatAreNone(t *testing.T) {
 	t.Parallel()
 	const node = `{"metadata": {"name": "node-1", "uid": "1", "resourceVersion": "5", "labels": {"config": "a"}}}`
@@ -77,16 +77,16 @@ func TestEventsThatAreNone(t *testing.T) {
 		"not a node":         `{"type": "MODIFIED", "object": 7}`,
 		"an error that says": `{"type": "ERROR", "object": {"code": 410, "message": "too old"}}`,
 		"no error":           `{"type": "ERROR", "object": "x"}`,
+		"an older version":   `{"type": "MODIFIED", "object": {"metadata": {"name": "node-1", "uid": "1", "resourceVersion": "4"}}}`,
 		"no end":             `{"type": "MODIFIED", "object": "` + strings.Repeat("x", 8<<20),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var lists atomic.Int32
+			var begun atomic.Int32
 			client := answering(t, func(w http.ResponseWriter, r *http.Request) {
-				if r.URL.Query().Get("watch") == "" {
-					lists.Add(1)
-					fmt.Fprintf(w, `{"metadata": {"resourceVersion": "5"}, "items": [%s]}`, node)
-					return
+				if r.URL.Query().Get("resourceVersion") == "0" {
+					begun.Add(1)
+					fmt.Fprintf(w, `{"type": "ADDED", "object": %s}`, node)
 				}
 				fmt.Fprint(w, event)
 			})
@@ -97,9 +97,9 @@ func TestEventsThatAreNone(t *testing.T) {
 				client.Watch(ctx, hurried{})
 			}()
 			t.Cleanup(func() { cancel(); <-ended })
-			for late := time.Now().Add(patience); lists.Load() < 2; time.Sleep(5 * time.Millisecond) {
+			for late := time.Now().Add(patience); begun.Load() < 2; time.Sleep(5 * time.Millisecond) {
 				if time.Now().After(late) {
-					t.Fatalf("%d lists, want a second one", lists.Load())
+					t.Fatalf("%d watches began with the node as it is, want a second one", begun.Load())
 				}
 			}
 			if n := client.Nodes().Value(); n.Labels["config"] != "a" {

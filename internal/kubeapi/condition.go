@@ -46,7 +46,12 @@ func (c *Client) patchNode(ctx context.Context, subresource, contentType string,
 
 // After reports whether n is a later version of the same node than other.
 func (n Node) After(other Node) bool {
-	mine, err := strconv.ParseUint(n.ResourceVersion, 10, 64)
-	theirs, otherErr := strconv.ParseUint(other.ResourceVersion, 10, 64)
-	return err == nil && otherErr == nil && n.UID == other.UID && mine > theirs
+	return n.UID == other.UID && isBefore(other.ResourceVersion, n.ResourceVersion)
+}
+
+// isBefore reports whether a version is an earlier one than another. It reports false if one of them is none.
+func isBefore(version, other string) bool {
+	earlier, err := strconv.ParseUint(version, 10, 64)
+	later, otherErr := strconv.ParseUint(other, 10, 64)
+	return err == nil && otherErr == nil && earlier < later
 }

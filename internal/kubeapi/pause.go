@@ -35,8 +35,8 @@ func isAway(err error) bool {
 }
 
 // Pause returns how long to wait after failures in a row, the last with err: a random time up to a limit that doubles, so that the
-// nodes of a cluster do not come back in step; and not less than the API server asks for. A right that is missing is no special case: an
-// API server that starts answers 403, too, until it has read the roles.
+// nodes of a cluster do not come back in step; that comes after what the API server asks for, as it asks all of them for the same. A
+// right that is missing is no special case: an API server that starts answers 403, too, until it has read the roles.
 func Pause(err error, failures int) time.Duration {
 	limit := maxPause
 	if shift := max(failures, 1) - 1; shift < 9 {
@@ -44,8 +44,8 @@ func Pause(err error, failures int) time.Duration {
 	}
 	pause := rand.N(limit)
 	var refused *Refused
-	if errors.As(err, &refused) && refused.RetryAfter > 0 {
-		pause = refused.RetryAfter + rand.N(refused.RetryAfter/4+1)
+	if errors.As(err, &refused) {
+		pause += refused.RetryAfter
 	}
 	return pause
 }

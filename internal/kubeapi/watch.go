@@ -1,6 +1,7 @@
 package kubeapi
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -18,10 +19,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 )
 
-// A Node is what this program wants to know of its own node. Nobody changes one.
+// A Node is what this program wants to know of its own node. It has no UID if the API server has not told of it, or has none. Nobody
+// changes one.
 type Node struct {
-	// Read says that the API server told of the node. UID is empty if there was none then, and ResourceVersion, too.
-	Read                       bool
 	Name, UID, ResourceVersion string
 	Labels, Annotations        map[string]string
 	Conditions                 []Condition
@@ -65,7 +65,7 @@ type nodeObject struct {
 
 func (n *nodeObject) node() Node {
 	return Node{
-		Read: true, Name: n.Metadata.Name, UID: n.Metadata.UID, ResourceVersion: n.Metadata.ResourceVersion,
+		Name: n.Metadata.Name, UID: n.Metadata.UID, ResourceVersion: n.Metadata.ResourceVersion,
 		Labels: n.Metadata.Labels, Annotations: n.Metadata.Annotations, Conditions: n.Status.Conditions, Taints: n.Spec.Taints,
 	}
 }
@@ -88,14 +88,24 @@ func (c *Client) Nodes() *feed.Feed[Node] { return c.nodes }
 // Problem returns the feed of why the node cannot be watched; nil while it is.
 func (c *Client) Problem() *feed.Feed[error] { return c.problem }
 
-// Get returns the own node as the API server has it now. It asks once, and publishes nothing.
+// Get returns the own node as the API server has it in memory; without UID if it has none. It asks once, and publishes nothing.
 func (c *Client) Get(ctx context.Context) (Node, error) {
-	node, _, err := c.list(ctx)
-	return node, err
+	text, err := c.send(ctx, request{verb: http.MethodGet, path: nodesPath + "/" + c.node, query: url.Values{"resourceVersion": {"0"}}})
+	if IsCode(err, http.StatusNotFound) {
+		return Node{}, nil
+	}
+	if err != nil {
+		return Node{}, err
+	}
+	var n nodeObject
+	if err := json.Unmarshal(text, &n); err != nil {
+		return Node{}, fmt.Errorf("read the answer of the API server: %w", err)
+	}
+	return n.node(), nil
 }
 
-// Watch publishes the own node until ctx ends; then nothing is known of it, and there is no Problem. It lists the node once, and again
-// only when the API server has forgotten what came after the version that was seen last.
+// Watch publishes the own node until ctx ends; then nothing is known of it, and there is no Problem. The watch itself tells of the node
+// as it is: there is no list before it, so that a start is one request. A watch that ended goes on after the version that was seen last.
 func (c *Client) Watch(ctx context.Context, timer clock.Clock) {
 	log := klog.FromContext(ctx)
 	defer func() {
@@ -132,17 +142,9 @@ func (c *Client) Watch(ctx context.Context, timer clock.Clock) {
 	}
 }
 
-// watchOnce lists the node if version is empty, and watches it then until the watch ends. It returns the version that was seen last,
-// empty if the next watch has to begin with a list, and whether the API server has answered.
+// watchOnce watches the node until the watch ends. It begins with the node as it is if version is empty, and with what came after version
+// otherwise. It returns the version that was seen last, empty if that is not to be gone on with, and whether the API server has answered.
 func (c *Client) watchOnce(ctx context.Context, timer clock.Clock, version string) (last string, answered bool, err error) {
-	if version == "" {
-		node, listed, err := c.list(ctx)
-		if err != nil {
-			return "", false, err
-		}
-		c.publish(node)
-		version, answered = listed, true
-	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	silence := timer.NewTimer(maxSilence)
@@ -163,11 +165,11 @@ func (c *Client) watchOnce(ctx context.Context, timer clock.Clock, version strin
 	}()
 	length := minWatch + rand.N(maxWatch-minWatch)
 	body, err := c.open(ctx, request{verb: http.MethodGet, path: nodesPath, query: url.Values{
-		"watch": {"true"}, "fieldSelector": {"metadata.name=" + c.node}, "resourceVersion": {version}, "allowWatchBookmarks": {"true"},
-		"timeoutSeconds": {strconv.Itoa(int(length.Seconds()))},
+		"watch": {"true"}, "fieldSelector": {"metadata.name=" + c.node}, "resourceVersion": {cmp.Or(version, "0")},
+		"allowWatchBookmarks": {"true"}, "timeoutSeconds": {strconv.Itoa(int(length.Seconds()))},
 	}})
 	if err != nil {
-		return afterError(version, err), answered, err
+		return afterError(version, err), false, err
 	}
 	defer body.Close()
 	if c.problem.Value() != nil {
@@ -192,6 +194,8 @@ func (c *Client) watchOnce(ctx context.Context, timer clock.Clock, version strin
 			switch {
 			case bounded.N <= 0:
 				err, version = fmt.Errorf("an event of the watch has more than %d bytes", maxAnswer), ""
+			case errors.Is(err, errSilent):
+				version = "" // a cluster that was restored from a backup may not have reached it yet
 			case errors.Is(err, io.EOF):
 				err = nil
 			case errors.As(err, &syntax), errors.As(err, &kind):
@@ -236,39 +240,16 @@ func (c *Client) receive(kind string, object []byte, version string) (string, er
 	if err := json.Unmarshal(object, &n); err != nil {
 		return "", fmt.Errorf("read an event of the watch: %w", err)
 	}
-	if n.Metadata.ResourceVersion == "" {
+	next := n.Metadata.ResourceVersion
+	switch {
+	case next == "":
 		return "", errors.New("an event of the watch has no version")
+	case isBefore(next, version):
+		return "", fmt.Errorf("the watch went back from version %s to %s: the cluster was restored from a backup", version, next)
+	case kind == "ADDED", kind == "MODIFIED":
+		c.nodes.Publish(n.node())
+	case kind == "DELETED", kind == "BOOKMARK" && version == "": // a bookmark comes after the node as it is
+		c.nodes.Publish(Node{})
 	}
-	switch kind {
-	case "ADDED", "MODIFIED":
-		c.publish(n.node())
-	case "DELETED":
-		c.publish(Node{Read: true})
-	}
-	return n.Metadata.ResourceVersion, nil // of bookmarks, too
-}
-
-func (c *Client) publish(n Node) { c.nodes.Publish(n) }
-
-// list returns the own node, and the version that a watch can begin with. If there is no such node it has no UID.
-func (c *Client) list(ctx context.Context) (Node, string, error) {
-	text, err := c.send(ctx, request{verb: http.MethodGet, path: nodesPath, query: url.Values{
-		"fieldSelector": {"metadata.name=" + c.node}, "resourceVersion": {"0"},
-	}})
-	if err != nil {
-		return Node{}, "", err
-	}
-	var list struct {
-		Metadata struct {
-			ResourceVersion string `json:"resourceVersion"`
-		} `json:"metadata"`
-		Items []nodeObject `json:"items"`
-	}
-	if err := json.Unmarshal(text, &list); err != nil {
-		return Node{}, "", fmt.Errorf("read the answer of the API server: %w", err)
-	}
-	if len(list.Items) == 0 {
-		return Node{Read: true}, list.Metadata.ResourceVersion, nil
-	}
-	return list.Items[0].node(), list.Metadata.ResourceVersion, nil
+	return next, nil
 }

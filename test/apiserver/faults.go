@@ -78,6 +78,14 @@ func (s *Server) Expire() {
 	s.DropWatches()
 }
 
+// Restore has the resource versions begin anew, as those of a cluster that was restored from a backup, and ends all watches: one that goes
+// on from a version of before is silent until that is reached.
+func (s *Server) Restore() error {
+	err := s.store.restore()
+	s.DropWatches()
+	return err
+}
+
 // SendBookmark raises the resource version, as a change of some other object does, and sends it to all watches that take
 // bookmarks.
 func (s *Server) SendBookmark() { s.store.bookmark() }

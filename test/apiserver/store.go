@@ -171,6 +171,21 @@ func (s *store) compact() {
 	s.history = nil
 }
 
+// restore has the versions begin anew.
+func (s *store) restore() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.version, s.oldest, s.history = 1, 1, nil
+	for _, object := range s.objects {
+		m, err := meta.Accessor(object)
+		if err != nil {
+			return fmt.Errorf("restore: %w", err)
+		}
+		m.SetResourceVersion("1")
+	}
+	return nil
+}
+
 // bookmark puts a bookmark of a new version into the history.
 func (s *store) bookmark() {
 	s.mu.Lock()
@@ -180,7 +195,8 @@ func (s *store) bookmark() {
 }
 
 // since returns the changes after a version that match, the version to go on from, and what is closed at the next change.
-// It fails with 410 Gone when the history does not go back so far. Version 0 begins with the objects that there are.
+// It fails with 410 Gone when the history does not go back so far. Version 0 begins with the objects that there are, and one that is not
+// reached yet has no changes until it is.
 func (s *store) since(version int64, match func(key) bool) ([]change, int64, <-chan struct{}, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -203,7 +219,7 @@ func (s *store) since(version int64, match func(key) bool) ([]change, int64, <-c
 			}
 		}
 	}
-	return changes, s.version, s.changed, nil
+	return changes, max(version, s.version), s.changed, nil
 }
 
 // isSame says whether two objects have the same content, the version aside and the times in managed fields.
