@@ -25,8 +25,8 @@ type Daemon struct {
 	// Labels are those that the node is to have; nil as long as they are not known. Unlabeled is told why it does not have them.
 	Labels    *feed.Feed[map[string]string]
 	Unlabeled *feed.Feed[error]
-	// Yields reports whether another process serves a resource of this one, as the next version does in a roll-out. Then that one labels
-	// the node. It is nil in a program that serves none.
+	// Yields reports whether a process of this program that started later serves a resource of this one, as the next version does in a
+	// roll-out. Then that one labels the node. It is nil in a program that serves none.
 	Yields func() bool
 	// MIGWish decides which MIG layout counts, and MIG is how far the node is with it; both are nil where layouts are not changed.
 	MIGWish *migwish.Chooser

@@ -30,7 +30,7 @@ func machineName(file string) string {
 // yieldPoll is how often it is looked whether this process still yields to another one.
 const yieldPoll = 10 * time.Second
 
-// yields reports whether another process serves a resource of this one.
+// yields reports whether a process of this program that started later serves a resource of this one.
 func (d *daemon) yields() bool {
 	return slices.ContainsFunc(d.set.Status(), func(s plugin.Status) bool { return s.Phase == plugin.PhaseYielding })
 }

@@ -171,6 +171,20 @@ func TestTwoDaemons(t *testing.T) {
 	}
 }
 
+// Another program serves a resource of ours. It tells nothing of GPUs, so this one goes on.
+func TestAnotherProgramSilencesNothing(t *testing.T) {
+	s := newStage(t)
+	d := s.start(everything, gpu(0, good))
+	s.until("healthy", s.hasCondition("True"))
+	d.set(status.Status{
+		Version: "v1", Driver: "580", GPUs: []status.Device{gpu(0, bad)},
+		Resources: []status.Resource{{Name: "nvidia.com/gpu", Server: "silent: another program has registered"}},
+	})
+	s.until("bad", func() bool {
+		return s.hasCondition("False")() && s.tainted() && s.hasEvents(map[string]int{"GPUUnhealthy GPU-0": 1})()
+	})
+}
+
 // The new pod of a roll-out cannot reach the driver. It registers nothing, so neither pod yields: the condition is that of the pod that
 // knows the GPUs, as long as that one is there.
 func TestStuckRollOut(t *testing.T) {

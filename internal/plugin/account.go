@@ -225,7 +225,7 @@ func (l *life) differs(ctx context.Context, incarnation uint64, c *comparison, a
 	}
 	if len(c.suspects) > 0 {
 		l.silence.Publish(forForeign)
-		l.report(PhaseYielding)
+		l.report(PhaseForeign)
 		slices.Sort(c.suspects)
 		klog.FromContext(ctx).Info("Sending no more lists: another program has registered the resource", "sockets", c.suspects)
 		if err := l.awaitEnd(ctx, incarnation, c.suspects); err != nil {

@@ -133,7 +133,7 @@ func TestAnotherProgramThatRegisteredLastServes(t *testing.T) {
 		theirs.Send(&device{ID: "theirs", Health: pluginapi.Healthy})
 		check(t, theirs.Register(t.Context()))
 		n.awaitAllocatable(t, 1)
-		d.status(t, "silent", func(s plugin.Status) bool { return s.Phase == plugin.PhaseYielding })
+		d.status(t, "silent", func(s plugin.Status) bool { return s.Phase == plugin.PhaseForeign })
 		d.offer(2, 1)
 		d.offer(3)
 		if _, err := n.Admit(t.Context(), standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 1}); err != nil {
@@ -171,7 +171,7 @@ func TestAnotherProgramThatRegistersAgainServesAgain(t *testing.T) {
 					check(t, theirs.Register(t.Context()))
 					n.awaitAllocatable(t, 1)
 					mark := n.Mark()
-					d.status(t, "silent", yielding)
+					d.status(t, "silent", func(s plugin.Status) bool { return s.Phase == plugin.PhaseForeign })
 					pod := fmt.Sprint("p", round)
 					got, err := n.Admit(t.Context(), standin.Container{Pod: pod, Name: "c", Resource: gpu, Count: 1})
 					if err != nil || got.IDs[0] != "theirs" {

@@ -176,7 +176,7 @@ func (s *Set) waits(ticked bool) (waits, ending bool) {
 		departs, ended := entry.list.leaving()
 		unsent := entry.phase == PhaseServing && entry.list.last.Load() != entry.list.views.Value().response
 		// On kubelet up to 1.36, the end of our stream would end the service of another plugin.
-		yields := entry.phase == PhaseYielding
+		yields := entry.phase == PhaseYielding || entry.phase == PhaseForeign
 		if ended && ticked && !unsent && !yields && entry.stop != nil {
 			entry.stop()
 		}

@@ -82,8 +82,10 @@ const (
 	PhaseNoKubelet   Phase = "waiting for kubelet"
 	PhaseRegistering Phase = "registering"
 	PhaseServing     Phase = "serving"
-	// PhaseYielding is that of a server that sends nothing because another one serves the resource.
+	// PhaseYielding is that of a server that sends nothing because a process of this program that started later serves the resource.
 	PhaseYielding Phase = "silent: another server has registered"
+	// PhaseForeign is that of a server that sends nothing because another program serves the resource.
+	PhaseForeign Phase = "silent: another program has registered"
 )
 
 // Status is how one resource is being served.

@@ -138,7 +138,7 @@ func TestAResourceThatOnlyPodsTellOfEndsWithThem(t *testing.T) {
 			if account.pending.Load() == 0 {
 				c.Step(20 * time.Millisecond)
 			}
-			return slices.ContainsFunc(d.Status(), func(s plugin.Status) bool { return s.Resource == mig && yielding(s) })
+			return slices.ContainsFunc(d.Status(), func(s plugin.Status) bool { return s.Resource == mig && s.Phase == plugin.PhaseForeign })
 		})
 		n.SetPodsKnown(true)
 		began := c.Now()

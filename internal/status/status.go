@@ -137,8 +137,8 @@ type Resource struct {
 	// Devices counts the devices that kubelet is told of, Healthy those of them that may be given to pods.
 	Devices int `json:"devices"`
 	Healthy int `json:"healthy"`
-	// Server is the phase of the resource's server: "waiting for kubelet", "registering", "serving", or "silent: another server
-	// has registered".
+	// Server is the phase of the resource's server: "waiting for kubelet", "registering", "serving", "silent: another server has
+	// registered", which is a later process of this program, or "silent: another program has registered".
 	Server string `json:"server"`
 	// Agreed says that kubelet's own account of the resource was the list that was sent, when it was compared last.
 	Agreed bool `json:"agreed,omitempty"`
