@@ -28,6 +28,7 @@ var features = []feature{
 	{"preStartReset: [clocks]", []string{"SYS_ADMIN", "escalation"}},
 	{"mps: {enabled: true}", []string{"/run/nvidia/mps rw", "/run/nvidia/mps/shm rw"}},
 	{"compatWithCPUManager: true", []string{"privileged"}},
+	{"mig: {enabled: true, layout: all-balanced}", []string{"SYS_ADMIN", "escalation"}},
 	{"features: {labels: file}", []string{"/etc/kubernetes/node-feature-discovery/features.d rw"}},
 }
 
@@ -122,6 +123,9 @@ func TestGrantsOfFiles(t *testing.T) {
 		{file("{plugin: {deviceListStrategy: [envvar, cdi-annotations]}}"), []string{"/var/run/cdi rw"}},
 		{file("{plugin: {deviceListStrategy: envvar}}"), nil},
 		{file("{migStrategy: mixed}"), []string{"SYS_ADMIN", "escalation"}},
+		{`{config: {map: {a: "mig: {enabled: true}"}}}`, []string{"SYS_ADMIN", "escalation"}},
+		{`{config: {map: {a: "mig: {enabled: true}"}}, mig: {enabled: false}}`, nil},
+		{"{mig: {layout: all-balanced, replace: true, label: true, evict: true, config: {name: layouts}}}", nil},
 		{"{deviceListStrategy: envvar, " + file("{plugin: {deviceListStrategy: cdi-cri}}")[1:], nil},
 		{"{devicePlugin: {enableHostNetwork: true}}", []string{"hostNetwork"}},
 		{"{deviceListStrategy: [cdi-cri]}", []string{"/var/run/cdi rw"}},

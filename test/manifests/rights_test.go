@@ -101,7 +101,55 @@ var (
 		{"taint", []string{"cluster:  nodes patch", "policy gpu-device-plugin-nodes"}},
 		{"nodeConfig", nil},
 	}
+	migRights = map[string][]string{
+		"label: true":              {"cluster:  nodes patch", "policy gpu-device-plugin-nodes"},
+		"evict: true":              {"cluster:  pods/eviction create"},
+		"label: true, evict: true": {"cluster:  nodes patch", "cluster:  pods/eviction create", "policy gpu-device-plugin-nodes"},
+	}
 )
+
+// TestRightsOfMIG: the account may write the state of the layout where the label names it, and evict pods where that is on; only where
+// layouts are changed. It makes no difference whether values or a file ask.
+func TestRightsOfMIG(t *testing.T) {
+	t.Parallel()
+	for keys, want := range migRights {
+		for enabled, want := range map[string][]string{"true": append(want, anyRights...), "false": {"as default"}} {
+			slices.Sort(want)
+			for _, values := range []string{
+				fmt.Sprintf("{mig: {enabled: %s, %s}}", enabled, keys),
+				fmt.Sprintf("{config: {map: {a: %q}}}", fmt.Sprintf("mig: {enabled: %s, %s}", enabled, keys)),
+			} {
+				if diff := cmp.Diff(want, rights(t, decode(t, "chart", render(t, values)))); diff != "" {
+					t.Errorf("%s: rights (-want +got):\n%s", values, diff)
+				}
+			}
+		}
+	}
+}
+
+// TestMIGValues: values reach the daemon, the capability device is asked of NVIDIA's runtime, and the file of layouts is mounted.
+func TestMIGValues(t *testing.T) {
+	t.Parallel()
+	pod := daemonSet(t, decode(t, "chart", render(t, "{mig: {enabled: true, layout: a, label: true, replace: true, evict: true, evictTimeout: 5m, "+
+		"config: {name: default-mig-parted-config}}}")), "gpu-device-plugin").Spec.Template.Spec
+	got := map[string]string{}
+	for _, e := range pod.Containers[0].Env {
+		if strings.Contains(e.Name, "MIG_") {
+			got[e.Name] = e.Value
+		}
+	}
+	want := map[string]string{
+		"MIG_ENABLED": "true", "MIG_LAYOUT": "a", "MIG_LABEL": "true", "MIG_REPLACE": "true", "MIG_EVICT": "true", "MIG_EVICT_TIMEOUT": "5m",
+		"MIG_CONFIG_FILE": "/mig/config.yaml", "NVIDIA_MIG_MONITOR_DEVICES": "all", "NVIDIA_MIG_CONFIG_DEVICES": "all",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("env (-want +got):\n%s", diff)
+	}
+	mounts(t, pod)
+	if i := slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == "mig" }); i < 0 || pod.Volumes[i].ConfigMap.Name != "default-mig-parted-config" {
+		t.Errorf("volumes %v", pod.Volumes)
+	}
+}
 
 // TestRights: with each combination of features the account may do what these need, and nothing else; without one that needs the
 // API server there is no account, and the program without a client runs. It makes no difference whether values or a file ask.

@@ -172,6 +172,19 @@ of config.name says is not known here. */}}
 {{- if $may }}true{{ end }}
 {{- end }}
 
+{{- /* Whether a key of mig is true, from a list of: root, the key. A value counts before the files. */}}
+{{- define "gpu-device-plugin.migSays" -}}
+{{- $root := first . }}
+{{- $key := last . }}
+{{- $asked := list (get $root.Values.mig $key) }}
+{{- if kindIs "invalid" (first $asked) }}
+{{- range include "gpu-device-plugin.files" $root | fromJsonArray }}
+{{- with fromYaml . }}{{ with .mig }}{{ $asked = append $asked (get . $key) }}{{ end }}{{ end }}
+{{- end }}
+{{- end }}
+{{- range $asked }}{{ if eq "true" (toString .) }}true{{ end }}{{ end }}
+{{- end }}
+
 {{- /* Whether the daemon may have to write CDI specs. */}}
 {{- define "gpu-device-plugin.cdi" -}}
 {{- $enabled := .Values.cdi.enabled }}
@@ -203,6 +216,10 @@ taint, nodeConfig. A value counts before the files. */}}
 {{- define "gpu-device-plugin.features" -}}
 {{- $on := dict }}
 {{- if include "gpu-device-plugin.nodeConfig" . }}{{ $_ := set $on "nodeConfig" true }}{{ end }}
+{{- if include "gpu-device-plugin.migSays" (list . "enabled") }}
+{{- if include "gpu-device-plugin.migSays" (list . "label") }}{{ $_ := set $on "migLabel" true }}{{ end }}
+{{- if include "gpu-device-plugin.migSays" (list . "evict") }}{{ $_ := set $on "migEvict" true }}{{ end }}
+{{- end }}
 {{- range $name := list "labels" "events" "podEvents" "condition" "taint" }}
 {{- $asked := list (get $.Values.features $name) }}
 {{- if eq $name "labels" }}{{ $asked = list (include "gpu-device-plugin.labelsValue" $ | fromJson).labels }}{{ end }}
@@ -269,7 +286,7 @@ rollingUpdate:
 
 {{- /* Whether a feature needs the API server: then gpu-node-agent runs, with a service account. */}}
 {{- define "gpu-device-plugin.agent" -}}
-{{- include "gpu-device-plugin.feature" (list . "labels-nodeFeature" "labels-node" "events" "condition" "taint" "nodeConfig") }}
+{{- include "gpu-device-plugin.feature" (list . "labels-nodeFeature" "labels-node" "events" "condition" "taint" "nodeConfig" "migLabel" "migEvict") }}
 {{- end }}
 
 {{- define "gpu-device-plugin.serviceAccount" -}}
@@ -305,11 +322,12 @@ such as nvidia.com/mig.config. */}}
 {{- with $tolerations }}{{ toYaml . }}{{ end }}
 {{- end }}
 
-{{- /* Whether the container needs CAP_SYS_ADMIN: for MIG devices, to take back what work leaves on GPUs, or because NVIDIA's
+{{- /* Whether the container needs CAP_SYS_ADMIN: for MIG devices, to change MIG layouts, to take back what work leaves on GPUs, or because NVIDIA's
 runtime may be set up to ignore NVIDIA_VISIBLE_DEVICES of containers without it, as for volume-mounts. */}}
 {{- define "gpu-device-plugin.admin" -}}
 {{- $mounts := contains "volume-mounts" (toString .Values.deviceListStrategy) }}
-{{- if or (include "gpu-device-plugin.maySeeMIG" .) .Values.preStartReset $mounts }}true{{ end }}
+{{- $mig := or (include "gpu-device-plugin.maySeeMIG" .) (include "gpu-device-plugin.migSays" (list . "enabled")) }}
+{{- if or $mig .Values.preStartReset $mounts }}true{{ end }}
 {{- end }}
 
 {{- /* Values that ask for what this chart does not do: better refused than passed over. */}}
@@ -399,6 +417,13 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
   (list "NODE_CONDITION_TYPE" .Values.features.conditionType)
   (list "NODE_CONDITION_INTERVAL" .Values.features.conditionInterval)
   (list "NODE_TAINT" .Values.features.taint)
+  (list "MIG_ENABLED" .Values.mig.enabled)
+  (list "MIG_LAYOUT" .Values.mig.layout)
+  (list "MIG_CONFIG_FILE" (ternary nil (printf "/mig/%s" .Values.mig.config.key) (empty .Values.mig.config.name)))
+  (list "MIG_LABEL" .Values.mig.label)
+  (list "MIG_REPLACE" .Values.mig.replace)
+  (list "MIG_EVICT" .Values.mig.evict)
+  (list "MIG_EVICT_TIMEOUT" .Values.mig.evictTimeout)
 }}
 {{- if not (kindIs "invalid" (last .)) }}
 - {name: {{ first . }}, value: {{ ternary (last . | join ",") (last . | toString) (kindIs "slice" (last .)) | quote }}}
@@ -429,8 +454,12 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
 {{- end }}
 - {name: CONTAINER_DRIVER_ROOT, value: /driver-root}
 - {name: MPS_ROOT, value: {{ .Values.mps.root | quote }}}
-{{- if include "gpu-device-plugin.maySeeMIG" . }}
+{{- $changes := include "gpu-device-plugin.migSays" (list . "enabled") }}
+{{- if or $changes (include "gpu-device-plugin.maySeeMIG" .) }}
 - {name: NVIDIA_MIG_MONITOR_DEVICES, value: all}
+{{- end }}
+{{- if $changes }}
+- {name: NVIDIA_MIG_CONFIG_DEVICES, value: all}
 {{- end }}
 {{- include "gpu-device-plugin.configEnv" . }}
 {{- end }}
