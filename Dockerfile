@@ -30,17 +30,19 @@ RUN CGO_ENABLED=0 go build -o /sbom ./hack/sbom && \
     /sbom -format texts /out/gpu-node-agent >/out/licenses.txt
 
 FROM golang:1.26 AS build
+RUN apt-get update && apt-get install -y --no-install-recommends busybox-static
 COPY --from=compile /out/ /out/
-COPY deployments/image/rootfs.sh /
-RUN /rootfs.sh /rootfs /out/gpu-device-plugin /out/gpu-node-agent && \
-    install -D -m 0644 -t /rootfs/usr/share/doc/gpu-device-plugin /out/*.spdx.json /out/licenses.txt
+COPY deployments/image/layers.sh /
+RUN /layers.sh /layers /out/gpu-device-plugin /out/gpu-node-agent /bin/busybox && \
+    install -D -m 0644 -t /layers/plugin/usr/share/doc/gpu-device-plugin /out/*.spdx.json /out/licenses.txt
 
-# The end-to-end tests read this stage and assemble the image from it without a registry; they know FROM scratch, COPY
-# --from=build, ENV, LABEL and ENTRYPOINT, and fail on anything else.
-FROM scratch
+# The end-to-end tests read the stages from here on and assemble the images from them without a registry; they know FROM scratch or
+# another of these stages, COPY --from=build, ENV, LABEL and ENTRYPOINT, and fail on anything else.
+FROM scratch AS programs
 LABEL org.opencontainers.image.source=https://github.com/gpu-device-plugin/gpu-device-plugin
 LABEL org.opencontainers.image.licenses=Apache-2.0
-COPY --from=build /rootfs/ /
+COPY --from=build /layers/plugin/ /
+COPY --from=build /layers/agent/ /
 # What NVIDIA's container runtime gives this container: every GPU's device nodes, the management library, and for GPUs
 # that are shared by MPS the programs of MPS and CUDA's library.
 ENV NVIDIA_VISIBLE_DEVICES=all
@@ -48,3 +50,10 @@ ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility
 ENV PATH=/usr/bin
 # The user is root: the kubelet's sockets and folders are root's alone. The manifests take every capability away.
 ENTRYPOINT ["gpu-device-plugin"]
+
+# docker build --target compat: the image in the place of NVIDIA's where NVIDIA's GPU operator starts it. It has a shell.
+FROM programs AS compat
+COPY --from=build /layers/compat/ /
+
+# The default: without a shell.
+FROM programs

@@ -191,9 +191,10 @@ vulncheck: ## Look for known vulnerabilities in the code that is reached; says s
 	esac
 
 .PHONY: image
-image: ## Build the container image with docker (DOCKER=podman for another builder, PLATFORM=linux/amd64,linux/arm64 for both)
+image: ## Build the container image with docker (DOCKER=podman for another builder, PLATFORM=linux/amd64,linux/arm64 for both, TARGET=compat)
 	@command -v $(DOCKER) >/dev/null || { echo 'no $(DOCKER): apt-get install podman; make image DOCKER=podman'; exit 1; }
-	$(DOCKER) build $(if $(PLATFORM),--platform $(PLATFORM)) --build-arg VERSION=$(VERSION) -t $(IMAGE):$(VERSION) .
+	$(DOCKER) build $(if $(PLATFORM),--platform $(PLATFORM)) $(if $(TARGET),--target $(TARGET)) --build-arg VERSION=$(VERSION) \
+	  -t $(IMAGE):$(VERSION)$(if $(TARGET),-$(TARGET)) .
 
 .PHONY: clean
 clean: ## Remove what the build left in the tree

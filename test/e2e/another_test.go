@@ -110,7 +110,7 @@ func otherPlugin(ctx context.Context, t *testing.T, n *node.Node, kubelet podres
 // startAnother starts a daemon that is in no container, and returns when it has registered.
 func startAnother(ctx context.Context, t *testing.T) *exec.Cmd {
 	t.Helper()
-	cmd := exec.CommandContext(ctx, filepath.Join(*imageRoot, "usr/bin/gpu-device-plugin"),
+	cmd := exec.CommandContext(ctx, filepath.Join(*imageRoot, "plugin/usr/bin/gpu-device-plugin"),
 		"--simulate=dgx-h100", "--control-socket=", "--state-dir=")
 	log := &lockedBuffer{}
 	cmd.Stderr = log

@@ -5,7 +5,7 @@
 #
 # gives CACHE/kubernetes-1.36.3/kubelet, CACHE/kubernetes-1.37.0/..., CACHE/containerd-2.4.2/.... The control plane is
 # that of the newest Kubernetes, which Kubernetes' version skew policy allows for older kubelets. What is tested is built
-# for each run: WORK/image, the files of the daemon's image, and WORK/e2e.test.
+# for each run: WORK/image, the layers of the daemon's images, and WORK/e2e.test.
 set -euo pipefail
 
 cache=$1
@@ -52,12 +52,13 @@ daemon() {
     CGO_ENABLED=1 CGO_CFLAGS="-O2 -g -Wno-deprecated-declarations" \
       again go build -trimpath -tags grpcnotrace,nethttpomithttp2 -ldflags "-s -w" -o "$work/" ./cmd/...
   )
-  "$root/deployments/image/rootfs.sh" "$work/image" "$work/gpu-device-plugin" "$work/gpu-node-agent"
+  "$root/deployments/image/layers.sh" "$work/image" "$work/gpu-device-plugin" "$work/gpu-node-agent" /bin/busybox
 }
 
 tests() (
   cd "$here"
   CGO_ENABLED=1 again go test -c -o "$work/e2e.test" . # make check has compiled most of that
+  go test ./image
 )
 
 # What may not compile comes first: the rest takes long.

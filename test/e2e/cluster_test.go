@@ -38,7 +38,7 @@ const (
 func inTheCluster(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) }) // a roll-out that is overtaken by another may stand still
 	proxy := startProxy(t)
-	publishCA(ctx, t, n)
+	publishCA(ctx, t, n, namespace)
 	setEnv(ctx, t, n, "CONFIG_FILE-") // of an earlier story; the label of the node chooses the file
 	start := time.Now()
 	apply(ctx, t, n, "node-agent")
@@ -221,7 +221,7 @@ func apiServerFails(ctx context.Context, t *testing.T, n *node.Node, kubelet pod
 }
 
 // publishCA makes the ConfigMap that kubelet puts beside a token.
-func publishCA(ctx context.Context, t *testing.T, n *node.Node) {
+func publishCA(ctx context.Context, t *testing.T, n *node.Node, namespace string) {
 	t.Helper()
 	certificates, err := os.ReadFile("/run/kube-apiserver/apiserver.crt")
 	if err != nil {
@@ -258,7 +258,7 @@ func simulate(ctx context.Context, t *testing.T, args ...string) {
 	t.Helper()
 	root := fmt.Sprintf("/proc/%d/root", daemonProcess(t))
 	args = append([]string{"simulate"}, append(args, "--control-socket", root+"/run/gpu-device-plugin/control.sock")...)
-	if out, err := exec.CommandContext(ctx, filepath.Join(*imageRoot, "usr/bin/gpu-device-plugin"), args...).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(ctx, filepath.Join(*imageRoot, "plugin/usr/bin/gpu-device-plugin"), args...).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %v: %s", args, err, out)
 	}
 }

@@ -24,11 +24,14 @@ var (
 	cgroup         = flag.String("cgroup", "", "cgroup for the node's pods")
 	source         = flag.String("source", "", "root of the repository")
 	long           = flag.Bool("long", false, "have the stories take as long as what they are about may take on a node")
-	imageRoot      = flag.String("image-root", "", "folder that stands for the build stage's /rootfs/")
+	imageRoot      = flag.String("image-root", "", "folder that stands for the build stage's /layers/")
 )
 
-// daemonImage is what the overlay in testdata names.
-const daemonImage = "docker.io/library/gpu-device-plugin:e2e"
+// What the files in testdata name: the image, and the one for NVIDIA's GPU operator.
+const (
+	daemonImage = "docker.io/library/gpu-device-plugin:e2e"
+	compatImage = "docker.io/library/gpu-device-plugin:e2e-compat"
+)
 
 // phase prints how long something took, in the form that the script uses.
 func phase(name string, start time.Time) {
@@ -47,9 +50,15 @@ func startNode(t *testing.T) (context.Context, *node.Node) {
 		t.Fatal(err)
 	}
 	daemon := filepath.Join(*state, "daemon.tar")
-	folders := map[string]string{"build:/rootfs/": *imageRoot}
-	if err := image.FromDockerfile(filepath.Join(*source, "Dockerfile"), folders, daemonImage, daemon); err != nil {
-		t.Fatal(err)
+	compat := filepath.Join(*state, "compat.tar")
+	folders := map[string]string{}
+	for _, layer := range []string{"plugin", "agent", "compat"} {
+		folders["build:/layers/"+layer+"/"] = filepath.Join(*imageRoot, layer)
+	}
+	for _, i := range []struct{ target, reference, archive string }{{"", daemonImage, daemon}, {"compat", compatImage, compat}} {
+		if err := image.FromDockerfile(filepath.Join(*source, "Dockerfile"), i.target, folders, i.reference, i.archive); err != nil {
+			t.Fatal(err)
+		}
 	}
 	phase("images assembled", start)
 
@@ -59,7 +68,7 @@ func startNode(t *testing.T) (context.Context, *node.Node) {
 		State:          *state,
 		KubeletVersion: *kubeletVersion,
 		Cgroup:         *cgroup,
-		Images:         []string{busybox, daemon},
+		Images:         []string{busybox, daemon, compat},
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -14,7 +14,7 @@ import (
 	"strings"
 )
 
-// layer gathers an image's only layer.
+// layer gathers one layer of an image.
 type layer struct {
 	content bytes.Buffer
 	tar     *tar.Writer
@@ -77,20 +77,31 @@ type settings struct {
 }
 
 // write writes the image as a docker archive, which `ctr images import` reads.
-func (l *layer) write(archive, reference string, s settings) error {
-	if err := l.tar.Close(); err != nil {
-		return err
-	}
+func write(archive, reference string, s settings, layers ...*layer) error {
 	type rootFS struct {
 		Type    string   `json:"type"`
 		DiffIDs []string `json:"diff_ids"`
+	}
+	type file struct {
+		name    string
+		content []byte
+	}
+	var files []file
+	var names, digests []string
+	for i, l := range layers {
+		if err := l.tar.Close(); err != nil {
+			return err
+		}
+		name := fmt.Sprintf("layer%d.tar", i)
+		files = append(files, file{name, l.content.Bytes()})
+		names, digests = append(names, name), append(digests, digest(l.content.Bytes()))
 	}
 	config, err := json.Marshal(struct {
 		Architecture string   `json:"architecture"`
 		OS           string   `json:"os"`
 		Config       settings `json:"config"`
 		RootFS       rootFS   `json:"rootfs"`
-	}{runtime.GOARCH, "linux", s, rootFS{"layers", []string{digest(l.content.Bytes())}}})
+	}{runtime.GOARCH, "linux", s, rootFS{"layers", digests}})
 	if err != nil {
 		return err
 	}
@@ -99,21 +110,18 @@ func (l *layer) write(archive, reference string, s settings) error {
 		Config   string
 		RepoTags []string
 		Layers   []string
-	}{{configName, []string{reference}, []string{"layer.tar"}}})
+	}{{configName, []string{reference}, names}})
 	if err != nil {
 		return err
 	}
 	var content bytes.Buffer
 	w := tar.NewWriter(&content)
-	for _, file := range []struct {
-		name    string
-		content []byte
-	}{{configName, config}, {"layer.tar", l.content.Bytes()}, {"manifest.json", manifest}} {
-		header := &tar.Header{Name: file.name, Mode: 0o644, Size: int64(len(file.content))}
+	for _, f := range append(files, file{configName, config}, file{"manifest.json", manifest}) {
+		header := &tar.Header{Name: f.name, Mode: 0o644, Size: int64(len(f.content))}
 		if err := w.WriteHeader(header); err != nil {
 			return err
 		}
-		if _, err := w.Write(file.content); err != nil {
+		if _, err := w.Write(f.content); err != nil {
 			return err
 		}
 	}
@@ -125,28 +133,30 @@ func (l *layer) write(archive, reference string, s settings) error {
 
 func digest(content []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(content)) }
 
-// FromDockerfile writes to archive the image that the final stage of dockerfile describes. folders names, for each
-// "STAGE:SOURCE" that the stage copies, the folder that stands for it here.
-func FromDockerfile(dockerfile string, folders map[string]string, reference, archive string) error {
+// FromDockerfile writes to archive the image that a stage of dockerfile describes, each COPY in a layer of its own; an empty target is the
+// last stage. folders names, for each "STAGE:SOURCE" that the stage copies, the folder that stands for it here.
+func FromDockerfile(dockerfile, target string, folders map[string]string, reference, archive string) error {
 	text, err := os.ReadFile(dockerfile)
 	if err != nil {
 		return fmt.Errorf("read Dockerfile: %w", err)
 	}
-	s, err := finalStage(string(text))
+	s, err := readStage(string(text), target)
 	if err != nil {
 		return err
 	}
-	l := newLayer()
+	var layers []*layer
 	for _, c := range s.copies {
 		folder, ok := folders[c.from+":"+c.source]
 		if !ok {
 			return fmt.Errorf("assemble image %s: nothing stands for %s of stage %s", reference, c.source, c.from)
 		}
+		l := newLayer()
 		if err := l.addTree(folder, c.destination); err != nil {
 			return fmt.Errorf("assemble image %s: %w", reference, err)
 		}
+		layers = append(layers, l)
 	}
-	if err := l.write(archive, reference, settings{Env: s.env, Entrypoint: s.entrypoint, Labels: s.labels}); err != nil {
+	if err := write(archive, reference, settings{Env: s.env, Entrypoint: s.entrypoint, Labels: s.labels}, layers...); err != nil {
 		return fmt.Errorf("write image %s: %w", reference, err)
 	}
 	return nil
@@ -160,7 +170,7 @@ func FromBusybox(busybox, reference, archive string) error {
 		return fmt.Errorf("assemble image %s: %w", reference, err)
 	}
 	s := settings{Env: []string{"PATH=/bin", "NVIDIA_VISIBLE_DEVICES=all"}, Entrypoint: []string{"/bin/busybox", "sleep", "infinity"}}
-	if err := l.write(archive, reference, s); err != nil {
+	if err := write(archive, reference, s, l); err != nil {
 		return fmt.Errorf("write image %s: %w", reference, err)
 	}
 	return nil

@@ -1,4 +1,4 @@
-// Package image assembles container images without a registry or a container engine: from a Dockerfile's final stage, or
+// Package image assembles container images without a registry or a container engine: from a stage of a Dockerfile, or
 // from one static program.
 package image
 
@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// stage is what the final stage of a Dockerfile describes.
+// stage is what a stage of a Dockerfile describes, with those that it begins from.
 type stage struct {
 	copies     []copyLine
 	env        []string
@@ -19,29 +19,52 @@ type stage struct {
 // copyLine is one COPY --from=STAGE SOURCE DESTINATION.
 type copyLine struct{ from, source, destination string }
 
-// finalStage reads the last stage. An instruction that it does not know is an error, so that the image assembled here
-// cannot silently differ from the one that a container engine builds.
-func finalStage(dockerfile string) (stage, error) {
+// readStage reads the stage with a name, or the last one if the name is empty. An instruction that it does not know is an error, so that
+// the image assembled here cannot silently differ from the one that a container engine builds.
+func readStage(dockerfile, name string) (stage, error) {
 	lines := instructions(dockerfile)
-	last := -1
+	first := -1
 	for i, line := range lines {
-		if strings.HasPrefix(line, "FROM ") {
-			last = i
+		if from, named, _ := parseFrom(line); from != "" && (name == "" || named == name) {
+			first = i
 		}
 	}
-	if last < 0 {
-		return stage{}, fmt.Errorf("read Dockerfile: no FROM")
-	}
-	if lines[last] != "FROM scratch" {
-		return stage{}, fmt.Errorf("read Dockerfile: the final stage is %q; only FROM scratch needs no registry", lines[last])
+	if first < 0 {
+		return stage{}, fmt.Errorf("read Dockerfile: no FROM of stage %q", name)
 	}
 	s := stage{labels: map[string]string{}}
-	for _, line := range lines[last+1:] {
+	base, _, err := parseFrom(lines[first])
+	switch {
+	case err != nil:
+		return stage{}, fmt.Errorf("read Dockerfile: %q: %w", lines[first], err)
+	case base != "scratch":
+		if s, err = readStage(strings.Join(lines[:first], "\n"), base); err != nil {
+			return stage{}, fmt.Errorf("%q needs a registry, unless it begins from another stage: %w", lines[first], err)
+		}
+	}
+	for _, line := range lines[first+1:] {
+		if from, _, _ := parseFrom(line); from != "" {
+			break
+		}
 		if err := s.add(line); err != nil {
 			return stage{}, fmt.Errorf("read Dockerfile: %q: %w", line, err)
 		}
 	}
 	return s, nil
+}
+
+// parseFrom reads FROM BASE or FROM BASE AS NAME. The base is empty in another line.
+func parseFrom(line string) (base, name string, err error) {
+	fields := strings.Fields(line)
+	switch {
+	case len(fields) == 0 || fields[0] != "FROM":
+		return "", "", nil
+	case len(fields) == 2:
+		return fields[1], "", nil
+	case len(fields) == 4 && fields[2] == "AS":
+		return fields[1], fields[3], nil
+	}
+	return fields[len(fields)-1], fields[len(fields)-1], fmt.Errorf("want FROM BASE AS NAME")
 }
 
 func (s *stage) add(line string) error {
