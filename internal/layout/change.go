@@ -125,6 +125,39 @@ func Plan(l Layout, gpus []GPU) Changes {
 	return c
 }
 
+// Restore returns how a GPU gets back a division that it had: the mode, and the instances, each where it was. Instances get new IDs.
+func Restore(g GPU, mode inventory.MIGMode, instances []inventory.GPUInstance) GPUChange {
+	now := division(g)
+	c := GPUChange{GPU: g, Before: now, After: now}
+	after := Division{Mode: mode, Slices: now.Slices}
+	profiles := profilesOf(g)
+	for _, had := range instances {
+		same := func(i Part) bool {
+			return i.Profile == had.Profile && i.Start == had.Start && i.Size == had.Size &&
+				(len(i.Computes) == 0 || len(had.Computes) == 0 || sameComputes(i.Computes, had.Computes))
+		}
+		if at := slices.IndexFunc(now.Instances, same); at >= 0 {
+			kept := now.Instances[at]
+			if len(kept.Computes) == 0 {
+				kept.Computes = had.Computes
+			}
+			after.Instances = append(after.Instances, kept)
+			continue
+		}
+		at := slices.IndexFunc(profiles, func(p inventory.MIGProfile) bool { return p.Name == had.Profile })
+		if at < 0 {
+			c.Reason = "the GPU has no profile " + had.Profile + " any more"
+			return c
+		}
+		s, _ := parseSize(had.Profile)
+		had.ID = 0
+		after.Instances = append(after.Instances, Part{GPUInstance: had, ComputeSlices: s.slices, profile: profiles[at].ID})
+	}
+	slices.SortFunc(after.Instances, func(a, b Part) int { return a.Start - b.Start })
+	c.After, c.Steps = after, steps(g, now, after)
+	return c
+}
+
 // change returns what a layout makes of a GPU.
 func change(l Layout, g GPU) GPUChange {
 	now := division(g)

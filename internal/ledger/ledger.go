@@ -15,7 +15,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"syscall"
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
@@ -35,8 +34,6 @@ const (
 	// maxLedger is the largest ledger that is read, in bytes. One fault takes some hundred.
 	maxLedger = 16 << 20
 )
-
-var errLocked = errors.New("another instance is writing it")
 
 // A Book is what the ledger holds: the faults that must outlive the process, so that neither a restart nor an overlapping
 // instance makes a bad GPU good.
@@ -210,14 +207,11 @@ func (l ledger) read() (Book, error) {
 }
 
 // write merges how after differs from before into the ledger. It never waits for another instance: then the error wraps
-// errLocked. A damaged ledger is set aside, and setAside says so.
+// files.ErrLocked. A damaged ledger is set aside, and setAside says so.
 func (l ledger) write(before, after Book) (setAside, err error) {
-	if err := os.MkdirAll(l.dir, 0o700); err != nil {
-		return nil, fmt.Errorf("make the state directory: %w", err)
-	}
-	unlock, err := l.lock()
+	unlock, err := files.Lock(l.path(lockFile))
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("the fault ledger: %w", err)
 	}
 	defer unlock()
 	now, err := l.read()
@@ -230,24 +224,6 @@ func (l ledger) write(before, after Book) (setAside, err error) {
 	}
 	now.merge(before, after)
 	return setAside, l.replace(now)
-}
-
-// lock takes the lock that all instances write under.
-func (l ledger) lock() (unlock func(), err error) {
-	f, err := os.OpenFile(l.path(lockFile), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("lock the fault ledger: %w", err)
-	}
-	// Closing the file gives the lock back.
-	unlock = func() { _ = f.Close() }
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		unlock()
-		if errors.Is(err, syscall.EWOULDBLOCK) {
-			err = errLocked
-		}
-		return nil, fmt.Errorf("lock the fault ledger: %w", err)
-	}
-	return unlock, nil
 }
 
 // replace puts a new file in the place of the old one, so that every reader finds one of the two whole.

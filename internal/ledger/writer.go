@@ -7,6 +7,8 @@ import (
 
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 )
 
 const (
@@ -108,7 +110,7 @@ func (w *FaultWriter) write(ctx context.Context) time.Duration {
 	case err == nil:
 		w.written, w.wanted, w.complaint, w.locked = *w.wanted, nil, "", time.Time{}
 		return 0
-	case !errors.Is(err, errLocked):
+	case !errors.Is(err, files.ErrLocked):
 		w.locked = time.Time{}
 	case w.locked.IsZero():
 		w.locked = w.clock.Now()
@@ -120,7 +122,7 @@ func (w *FaultWriter) write(ctx context.Context) time.Duration {
 		w.complaint = err.Error()
 		log.Info("Cannot write the fault ledger: a restart would forget faults", "dir", w.ledger.dir, "reason", w.complaint)
 	}
-	if errors.Is(err, errLocked) {
+	if errors.Is(err, files.ErrLocked) {
 		return lockedPause
 	}
 	return refusedPause

@@ -1,11 +1,22 @@
 package mig
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
 
+	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
@@ -23,15 +34,43 @@ type Options struct {
 	StateDir string
 	// BootID is the node's boot ID; empty if it is not known.
 	BootID string
-	// Clock is what the owner waits by; nil is the real one.
+	// Clock is what the owner waits by; nil is the real one. The deadlines of calls into the driver are always real.
 	Clock clock.Clock
 }
 
 // An Owner divides GPUs. New builds one, Run is its one life.
+//
+// Run is one loop. Each GPU has turns, one at a time, beside those of the others: a turn reads how the GPU is divided and goes from there
+// as far as it can. It is due when the Wish or the GPU has changed, and again and again while something is waited for.
 type Owner struct {
 	options Options
+	journal *journal
 	status  *feed.Feed[Status]
 	holds   *feed.Feed[map[string]resource.GPUHold]
+
+	mu   sync.Mutex      // guards all following fields
+	wish Wish            // that of the latest turns
+	gpus map[string]*gpu // by UUID
+}
+
+// A gpu is what an Owner keeps of a GPU.
+type gpu struct {
+	// What is shown, under the Owner's lock.
+	shown   GPU
+	hold    resource.GPUHold
+	unknown error // why the built-in layout is not found with this GPU alone
+
+	// The loop's.
+	busy   bool      // a turn is under way
+	due    time.Time // when the next one is; zero for when something changes
+	wish   *Wish     // of the last turn; nil before the first
+	look   string    // how the Snapshot showed the GPU at the last turn
+	failed bool
+
+	// The turns', one after the other.
+	failures int       // in a row
+	waiting  time.Time // since when users are waited for
+	told     map[Pod]time.Time
 }
 
 // New returns an Owner that does nothing yet.
@@ -39,7 +78,10 @@ func New(o Options) *Owner {
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
-	return &Owner{options: o, status: feed.New(Status{}), holds: feed.New(map[string]resource.GPUHold{})}
+	return &Owner{
+		options: o, journal: &journal{dir: o.StateDir, boot: o.BootID}, gpus: map[string]*gpu{},
+		status: feed.New(Status{}), holds: feed.New(map[string]resource.GPUHold{}),
+	}
 }
 
 // Status returns the feed of what the owner does.
@@ -48,8 +90,225 @@ func (o *Owner) Status() *feed.Feed[Status] { return o.status }
 // Holds returns the feed of holds on GPUs, by UUID. A GPU without an entry is not given out: it is not known yet how it is to be divided.
 func (o *Owner) Holds() *feed.Feed[map[string]resource.GPUHold] { return o.holds }
 
-// Run divides GPUs as the Wish says until ctx ends, and then returns nil.
+// Run divides GPUs as the Wish says until ctx ends, and then returns nil. What is under way then is gone on with by the next process.
 func (o *Owner) Run(ctx context.Context) error {
-	<-ctx.Done()
-	return nil
+	if err := o.journal.open(ctx); err != nil && !errors.Is(err, files.ErrLocked) {
+		klog.FromContext(ctx).Error(err, "Cannot change MIG layouts as long as the journal cannot be written", "dir", o.options.StateDir)
+	}
+	defer o.journal.close()
+	var turns sync.WaitGroup
+	defer turns.Wait()
+	ends := make(chan outcome)
+	timer := o.options.Clock.NewTimer(0)
+	defer timer.Stop()
+	for {
+		wish, wished := o.options.Wishes.Latest()
+		snapshot, looked := o.options.Snapshots.Latest()
+		if snapshot.Generation > 0 {
+			for _, t := range o.begin(wish, snapshot) {
+				turns.Go(func() {
+					select {
+					case ends <- t.run(ctx):
+					case <-ctx.Done():
+					}
+				})
+			}
+		}
+		o.rest(timer)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-wished:
+		case <-looked:
+		case <-timer.C():
+		case end := <-ends:
+			o.end(end)
+		}
+	}
+}
+
+// begin takes in the Wish and the Snapshot, and returns the turns that are due.
+func (o *Owner) begin(wish Wish, snapshot inventory.Snapshot) []*turn {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.wish = wish
+	now := o.options.Clock.Now()
+	var turns []*turn
+	for uuid, g := range o.gpus {
+		if _, there := snapshot.GPU(uuid); !there && !g.busy {
+			delete(o.gpus, uuid)
+		}
+	}
+	for _, found := range snapshot.GPUs {
+		g := o.gpus[found.UUID]
+		if g == nil {
+			g = &gpu{shown: GPU{UUID: found.UUID, Phase: PhaseUnknown}}
+			o.gpus[found.UUID] = g
+		}
+		g.shown.Index, g.shown.Model = found.Index, found.Model
+		if found.MIG == inventory.MIGUnsupported {
+			g.shown.Phase = PhaseKept
+		}
+		look := lookOf(found)
+		changed := g.wish == nil || !reflect.DeepEqual(*g.wish, wish)
+		if g.busy || found.MIG == inventory.MIGUnsupported || !changed && (g.failed || g.look == look) && (g.due.IsZero() || now.Before(g.due)) {
+			continue
+		}
+		if changed {
+			g.failures, g.waiting, g.told = 0, time.Time{}, nil
+		}
+		g.busy, g.wish, g.look = true, &wish, look
+		turns = append(turns, &turn{Owner: o, GPU: g.shown, wish: wish, gpu: g})
+	}
+	o.publishLocked()
+	return turns
+}
+
+// lookOf returns a text that is another one when a GPU is divided otherwise.
+func lookOf(g inventory.GPU) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d %d %v", g.Index, g.Binding, g.MIG)
+	for _, d := range g.MIGDevices {
+		fmt.Fprintf(&b, " %s/%d/%d", d.UUID, d.GI, d.CI)
+	}
+	return b.String()
+}
+
+// end takes in the end of a turn.
+func (o *Owner) end(end outcome) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	g := o.gpus[end.uuid]
+	g.busy, g.failed, g.due = false, end.failed, time.Time{}
+	if end.again > 0 {
+		g.due = o.options.Clock.Now().Add(end.again)
+	}
+}
+
+// rest sets the timer to when the next turn is due.
+func (o *Owner) rest(timer clock.Timer) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	var next time.Time
+	for _, g := range o.gpus {
+		if !g.busy && !g.due.IsZero() && (next.IsZero() || g.due.Before(next)) {
+			next = g.due
+		}
+	}
+	select { // a tick that nobody took
+	case <-timer.C():
+	default:
+	}
+	if next.IsZero() {
+		timer.Stop()
+		return
+	}
+	timer.Reset(max(0, next.Sub(o.options.Clock.Now())))
+}
+
+// show publishes how far a turn's GPU is, and the hold on it.
+func (t *turn) show(p Phase, reason string, hold resource.GPUHold) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.Phase, t.Reason = p, reason
+	before := t.gpu.shown
+	t.gpu.shown, t.gpu.hold, t.gpu.unknown = t.GPU, hold, t.unknown
+	t.gpu.shown.Holders = slices.Clone(t.Holders)
+	t.gpu.shown.Index = before.Index
+	if quiet := p == PhaseWaiting && len(t.Holders) == 0 || p == PhaseKept; !quiet && (before.Phase != p || before.Reason != reason) {
+		t.log.Info("MIG layout of a GPU", "gpu", t.UUID, "layout", t.wish.Layout, "phase", p, "reason", reason)
+	}
+	t.publishLocked()
+}
+
+// publishLocked publishes what has changed.
+func (o *Owner) publishLocked() {
+	holds := map[string]resource.GPUHold{}
+	for uuid, g := range o.gpus {
+		if g.shown.Phase != PhaseUnknown {
+			holds[uuid] = g.hold
+		}
+	}
+	if !reflect.DeepEqual(holds, o.holds.Value()) {
+		o.holds.Publish(holds)
+	}
+	if s := o.composeLocked(); !s.Equal(o.status.Value()) {
+		o.status.Publish(s)
+	}
+}
+
+// composeLocked returns the Status.
+func (o *Owner) composeLocked() Status {
+	s := Status{Layout: o.wish.Layout, Origin: o.wish.Origin, Again: o.wish.Again}
+	known := o.wish.File == nil && slices.ContainsFunc(o.allLocked(), func(g *gpu) bool { return g.unknown == nil && g.shown.Phase != PhaseUnknown })
+	for _, g := range o.allLocked() {
+		shown := g.shown
+		if g.wish == nil || !reflect.DeepEqual(*g.wish, o.wish) {
+			shown.Phase = PhaseUnknown
+		}
+		if known && g.unknown != nil && shown.Phase == PhaseFailed {
+			shown.Phase = PhaseKept // the layout is one of other models
+		}
+		s.GPUs = append(s.GPUs, shown)
+	}
+	if s.Layout == "" {
+		return s
+	}
+	for _, of := range []struct {
+		state  ConfigState
+		phases []Phase
+	}{
+		{StatePending, []Phase{PhaseUnknown, PhaseChanging}},
+		{StateFailed, []Phase{PhaseFailed}},
+		{StateRebooting, []Phase{PhaseReset}},
+		{StatePending, []Phase{PhaseWaiting}},
+	} {
+		var reasons []string
+		for _, g := range s.GPUs {
+			if slices.Contains(of.phases, g.Phase) {
+				reasons = append(reasons, fmt.Sprintf("GPU %d: %s", g.Index, cmp.Or(g.Reason, string(g.Phase))))
+			}
+		}
+		if len(reasons) > 0 {
+			s.State, s.Reason = of.state, strings.Join(reasons, "; ")
+			return s
+		}
+	}
+	s.State = StateSuccess
+	return s
+}
+
+// allLocked returns the GPUs that have multi-instance mode, by index.
+func (o *Owner) allLocked() []*gpu {
+	var all []*gpu
+	for _, g := range o.gpus {
+		if g.wish != nil || g.shown.Phase == PhaseUnknown {
+			all = append(all, g)
+		}
+	}
+	slices.SortFunc(all, func(a, b *gpu) int {
+		return cmp.Or(cmp.Compare(a.shown.Index, b.shown.Index), strings.Compare(a.shown.UUID, b.shown.UUID))
+	})
+	return all
+}
+
+// concerns says whether a Wish is about a GPU.
+func (w Wish) concerns(g GPU) bool {
+	return w.Layout != "" && (len(w.GPUs) == 0 || slices.Contains(w.GPUs, g.UUID) || slices.Contains(w.GPUs, strconv.Itoa(g.Index)))
+}
+
+// holders names users.
+func holders(all []Holder) string {
+	names := make([]string, len(all))
+	for i, h := range all {
+		switch {
+		case h.PID != 0:
+			names[i] = fmt.Sprintf("process %d", h.PID)
+		case h.Pod.Name != "":
+			names[i] = "pod " + h.Pod.Namespace + "/" + h.Pod.Name
+		default:
+			names[i] = "pod with UID " + h.Pod.UID
+		}
+	}
+	return strings.Join(slices.Compact(names), ", ")
 }

@@ -27,6 +27,8 @@ type Loop struct {
 	Set       *plugin.Set
 	Specs     Specs
 	MPS       MPS
+	// MIG are the holds on GPUs that are being divided anew, by UUID; nil if none ever is. A GPU without an entry is not offered.
+	MIG *feed.Feed[map[string]resource.GPUHold]
 	// Pulse shows that the Loop makes plans.
 	Pulse supervise.Pulse
 }
@@ -60,6 +62,11 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 		snapshot, looked := l.Snapshots.Latest()
 		_, written := specs.tried.Latest()
 		_, answered := l.MPS.Unready().Latest()
+		var divided <-chan struct{}
+		var dividing map[string]resource.GPUHold
+		if l.MIG != nil {
+			dividing, divided = l.MIG.Latest()
+		}
 		if epoch == 0 || !reflect.DeepEqual(c.Resource, wanted.Resource) {
 			epoch++
 		}
@@ -71,6 +78,9 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 			// Looked at first: an answer that comes now must not make a reason of before count.
 			unasked := slices.DeleteFunc(byMPS, l.MPS.Asked)
 			plan = plan.Under(holdsOfMPS(plan, l.MPS.Unready().Value(), unasked))
+			if l.MIG != nil {
+				plan = plan.UnderGPUs(dividing)
+			}
 			holds, way := specs.prepare(snapshot, plan, c)
 			plan = plan.Under(holds)
 			inspect := way.PreStart.Checks != config.PreStartNone
@@ -87,6 +97,7 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 			case <-looked:
 			case <-written:
 			case <-answered:
+			case <-divided:
 			}
 		}
 	}

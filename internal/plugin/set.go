@@ -118,6 +118,7 @@ type Set struct {
 	pulse         supervise.Pulse
 	added         *feed.Feed[int]           // counts the resources that ever came, to wake Run
 	offered       *feed.Feed[resource.Plan] // the plan with the holds of the Set
+	users         users
 
 	mu              sync.Mutex // guards all following fields
 	resources       map[string]*served
@@ -156,7 +157,9 @@ func NewSet(c Collaborators) *Set {
 	if c.Metrics == nil {
 		c.Metrics = noMetrics{}
 	}
-	return &Set{collaborators: c, resources: map[string]*served{}, added: feed.New(0),
+	return &Set{collaborators: c, resources: map[string]*served{},
+		users:   users{accounts: accounts{Collaborators: c}, shown: map[deviceKey]uint64{}},
+		added:   feed.New(0),
 		offered: feed.New(resource.Plan{}), departed: make(chan struct{}, 1), pulse: supervise.NewPulse()}
 }
 

@@ -1,0 +1,513 @@
+package mig
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/layout"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+)
+
+const (
+	// readTimeout bounds one question to the driver, stepTimeout one step, and modeTimeout a change of the mode, which may reset the GPU.
+	readTimeout = 20 * time.Second
+	stepTimeout = 30 * time.Second
+	modeTimeout = 2 * time.Minute
+	// soon is when it is asked again whether kubelet has taken in a hold; for soonFor at most, and later from then on. It is also for how
+	// long the Snapshot may lack what was created.
+	soon    = 50 * time.Millisecond
+	soonFor = 5 * time.Second
+	later   = time.Second
+	// retryFirst and retryMost are the shortest and the longest pause after a failure. The pause doubles. busyMost is the longest one while
+	// something uses the GPU that is no pod.
+	retryFirst = 5 * time.Second
+	retryMost  = 5 * time.Minute
+	busyMost   = 30 * time.Second
+	// evictAgain is how often a pod is evicted that does not end, and evictTimeout bounds one request.
+	evictAgain   = 10 * time.Second
+	evictTimeout = 10 * time.Second
+)
+
+// errOvertaken ends the steps of a Wish that is not the latest any more.
+var errOvertaken = errors.New("another layout is wanted now")
+
+// A turn brings one GPU nearer to the Wish, as it finds the GPU.
+type turn struct {
+	*Owner
+	GPU     // what is shown of it
+	wish    Wish
+	gpu     *gpu  // what turns keep of it is this turn's
+	unknown error // the GPU has no built-in layout of that name
+
+	log       klog.Logger
+	processes []inventory.Process
+}
+
+// An outcome says when the next turn of a GPU is due.
+type outcome struct {
+	uuid string
+	// again is after how long; 0 for when the Wish or the GPU changes.
+	again time.Duration
+	// failed says that a try failed: then a change of the GPU is no reason for another one before.
+	failed bool
+}
+
+// run makes the turn.
+func (t *turn) run(ctx context.Context) outcome {
+	t.log = klog.FromContext(ctx)
+	noted := t.journal.record(t.UUID)
+	if !t.wish.concerns(t.GPU) && noted.Change == nil && !noted.lost {
+		t.Change = layout.GPUChange{}
+		return t.rest(PhaseKept, "")
+	}
+	now, err := t.read(ctx, noted)
+	if err != nil {
+		return t.wait(PhaseWaiting, err.Error(), later, resource.GPUHold{Reason: "it cannot be read how its GPU is divided"})
+	}
+	c, end, reason := t.plan(now, noted)
+	if len(c.Steps) > 0 {
+		t.markHeld(ctx, &now)
+		c, end, reason = t.plan(now, noted)
+	}
+	if len(c.Steps) == 0 {
+		return t.finish(ctx, now, end, reason)
+	}
+	return t.change(ctx, c, noted, end, reason)
+}
+
+// read reads how the GPU is divided. Instances count as in use if a process computes on them, and if they must not be destroyed
+// because this program did not make them.
+func (t *turn) read(ctx context.Context, noted record) (layout.GPU, error) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	g := layout.GPU{Index: t.Index, UUID: t.UUID, Model: t.Model, InUse: map[int]bool{}}
+	var err error
+	if g.Partitions, err = t.options.Driver.Partitions(ctx, g.UUID); err != nil {
+		return g, err
+	}
+	processes, err := t.options.Driver.Processes(ctx, []string{g.UUID})
+	if err != nil {
+		return g, err
+	}
+	t.processes = processes[g.UUID]
+	for _, i := range g.Instances {
+		g.InUse[i.ID] = !t.wish.Replace && !noted.made(i) || slices.ContainsFunc(t.processes, func(p inventory.Process) bool { return on(p, i.ID) })
+	}
+	return g, nil
+}
+
+// on says whether a process may be on a GPU instance: a driver that does not say where it is, may mean each.
+func on(p inventory.Process, gi int) bool { return !p.GI.Known || p.GI.Value == gi }
+
+// markHeld adds to the instances in use those that pods hold.
+func (t *turn) markHeld(ctx context.Context, now *layout.GPU) {
+	if t.options.Users == nil {
+		return
+	}
+	found, _ := t.options.Snapshots.Value().GPU(t.UUID)
+	var uuids []string
+	gis := map[string]int{}
+	for _, d := range found.MIGDevices {
+		uuids, gis[d.UUID] = append(uuids, d.UUID), d.GI
+	}
+	held, _ := t.options.Users.Users(ctx, uuids) // what it does not know now is asked before anything is done
+	for _, d := range held {
+		now.InUse[gis[uuidOf(d.ID)]] = true
+	}
+}
+
+// plan returns what is to be done now, and how far the GPU is when that is done. What an earlier Wish has begun and this one does not
+// want is undone; without a Wish, the instances of this program that a restart of the node ended are made again.
+func (t *turn) plan(now layout.GPU, noted record) (c layout.GPUChange, end Phase, reason string) {
+	end, t.unknown = PhaseKept, nil
+	nothing := layout.Restore(now, now.Mode, now.Instances)
+	t.Change = nothing
+	if t.wish.concerns(t.GPU) {
+		l, err := layout.Find(t.wish.Layout, t.wish.File, []layout.GPU{now})
+		switch {
+		case err != nil:
+			if t.wish.File == nil {
+				t.unknown = err
+			}
+			end, reason = PhaseFailed, err.Error()
+		default:
+			t.Change = layout.Plan(l, []layout.GPU{now}).GPUs[0]
+			switch {
+			case t.Change.Reason != "":
+				end, reason = PhaseFailed, t.Change.Reason
+			case t.Change.Note != "":
+				reason = t.Change.Note
+			default:
+				return t.Change, PhaseDone, ""
+			}
+		}
+	}
+	switch {
+	case noted.Change != nil:
+		c = layout.Restore(now, mode(noted.Change.Enabled), inventoried(noted.Change.Before))
+	case noted.lost && noted.Enabled && len(now.Instances) == 0 && end == PhaseKept:
+		c = layout.Restore(now, inventory.MIGEnabled, inventoried(noted.Made))
+	default:
+		return nothing, end, reason
+	}
+	if c.Reason != "" {
+		return nothing, PhaseFailed, c.Reason
+	}
+	return c, end, reason
+}
+
+// finish releases the GPU, which is as it is to be.
+func (t *turn) finish(ctx context.Context, now layout.GPU, end Phase, reason string) outcome {
+	if !t.seen(ctx, now) {
+		hold := t.gpu.hold
+		if hold.Reason == "" {
+			hold.Reason = dividedAnew
+		}
+		return t.wait(PhaseWaiting, "the last look at the node does not show the GPU as it is divided now", later, hold)
+	}
+	if err := t.journal.end(now); err != nil {
+		t.log.Error(err, "Cannot note that a GPU is divided as wanted", "gpu", t.UUID)
+	}
+	return t.rest(end, reason)
+}
+
+// seen waits until the Snapshot shows the GPU as it is divided, and reports whether it does. MIG devices that cannot be seen are waited
+// for in vain: they are not on offer.
+func (t *turn) seen(ctx context.Context, now layout.GPU) bool {
+	timer := t.options.Clock.NewTimer(soonFor)
+	defer timer.Stop()
+	for {
+		snapshot, looked := t.options.Snapshots.Latest()
+		found, _ := snapshot.GPU(t.UUID)
+		missing := found.MIG != now.Mode
+		for _, i := range now.Instances {
+			for _, c := range i.Computes {
+				missing = missing || !slices.ContainsFunc(found.MIGDevices, func(d inventory.MIGDevice) bool { return d.GI == i.ID && d.CI == c.ID })
+			}
+		}
+		if !missing {
+			return true
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-timer.C():
+			return found.MIG == now.Mode
+		case <-looked:
+		}
+	}
+}
+
+// change makes the steps of a change, once nobody uses what they end.
+func (t *turn) change(ctx context.Context, c layout.GPUChange, noted record, end Phase, reason string) outcome {
+	hold := holdFor(c)
+	if problem := t.forbidden(c, noted); problem != "" {
+		if noted.Change == nil {
+			return t.rest(PhaseFailed, problem)
+		}
+		return t.wait(PhaseFailed, problem, 0, hold)
+	}
+	if !reflect.DeepEqual(t.gpu.hold, hold) {
+		t.show(PhaseWaiting, "waiting until kubelet offers none of its devices", hold)
+	}
+	if err := t.journal.open(ctx); err != nil {
+		return t.wait(PhaseWaiting, err.Error(), later, hold)
+	}
+	if now := t.journal.record(t.UUID); !reflect.DeepEqual(now, noted) { // by the process that had the lock
+		return t.wait(PhaseWaiting, "the journal was read again", soon, hold)
+	}
+	if o, waits := t.awaitUsers(ctx, c, hold); waits {
+		return o
+	}
+	if err := t.journal.begin(c, t.wish.Layout); err != nil {
+		return t.wait(PhaseWaiting, "the journal cannot be written: "+err.Error(), later, hold)
+	}
+	if t.Phase != PhaseReset {
+		t.show(PhaseChanging, "", hold)
+	}
+	now, err := t.make(ctx, c, true)
+	switch {
+	case err == nil:
+		return t.finish(ctx, now, end, reason)
+	case ctx.Err() != nil || errors.Is(err, errOvertaken):
+		return t.wait(PhaseChanging, err.Error(), soon, hold)
+	case errors.Is(err, inventory.ErrNoAnswer) || errors.Is(err, context.DeadlineExceeded):
+		return t.wait(PhaseWaiting, err.Error(), later, hold) // the step may still happen
+	case errors.Is(err, inventory.ErrResetRequired):
+		return t.wait(PhaseReset, err.Error(), t.pause(retryMost), hold)
+	case errors.Is(err, inventory.ErrInUse):
+		for _, p := range t.processes {
+			t.Holders = append(t.Holders, Holder{Device: t.UUID, PID: p.PID})
+		}
+		return t.wait(PhaseWaiting, err.Error(), t.pause(busyMost), hold)
+	}
+	return t.fail(ctx, err, hold)
+}
+
+// forbidden says which instance of a change must not be destroyed, because this program did not make it.
+func (t *turn) forbidden(c layout.GPUChange, noted record) string {
+	for _, s := range c.Steps {
+		if s.Action == inventory.MIGDestroyInstance && !t.wish.Replace && !noted.made(s.Part.GPUInstance) {
+			return fmt.Sprintf("GPU instance %d (%s at slice %d) is in the way, and this program did not make it: allow that with replace",
+				s.Part.ID, s.Part.Profile, s.Part.Start)
+		}
+	}
+	return ""
+}
+
+// dividedAnew is why devices of a GPU are not given out that is being changed.
+const dividedAnew = "its GPU is being divided anew"
+
+// holdFor returns the hold on a GPU that is changed: on all devices, but for those of instances that stay.
+func holdFor(c layout.GPUChange) resource.GPUHold {
+	h := resource.GPUHold{Reason: dividedAnew}
+	for _, p := range c.After.Instances {
+		if p.Exists {
+			h.Kept = append(h.Kept, p.ID)
+		}
+	}
+	return h
+}
+
+// awaitUsers reports whether users of what a change ends are to be waited for.
+func (t *turn) awaitUsers(ctx context.Context, c layout.GPUChange, hold resource.GPUHold) (outcome, bool) {
+	err := t.findHolders(ctx, c)
+	if len(t.Holders) == 0 && err == nil {
+		t.gpu.waiting, t.gpu.told = time.Time{}, nil
+		return outcome{}, false
+	}
+	now := t.options.Clock.Now()
+	if t.gpu.waiting.IsZero() {
+		t.gpu.waiting = now
+	}
+	waited := now.Sub(t.gpu.waiting)
+	switch {
+	case len(t.Holders) == 0 && waited < soonFor:
+		return t.wait(PhaseWaiting, err.Error(), soon, hold), true
+	case len(t.Holders) == 0:
+		return t.wait(PhaseWaiting, err.Error(), later, hold), true
+	}
+	reason := "in use by " + holders(t.Holders)
+	if t.wish.Evict && t.options.Evictor != nil {
+		if t.wish.EvictTimeout > 0 && waited >= t.wish.EvictTimeout {
+			t.gpu.waiting, t.gpu.told = time.Time{}, nil
+			o := t.wait(PhaseFailed, fmt.Sprintf("%s for more than %v", reason, t.wish.EvictTimeout), t.pause(retryMost), resource.GPUHold{})
+			o.failed = true
+			return o, true
+		}
+		if err := t.evict(ctx); err != nil {
+			reason += ": " + err.Error()
+		}
+	}
+	return t.wait(PhaseWaiting, reason, later, hold), true
+}
+
+// findHolders finds the users of what a change ends. The error says why it is not known whether there are others.
+func (t *turn) findHolders(ctx context.Context, c layout.GPUChange) error {
+	t.Holders = nil
+	ended := map[int]bool{}
+	switches := false // the mode: all processes of the GPU have to end
+	for _, s := range c.Steps {
+		switch s.Action {
+		case inventory.MIGDestroyCompute, inventory.MIGDestroyInstance:
+			ended[s.Part.ID] = true
+		case inventory.MIGEnable, inventory.MIGDisable:
+			switches = true
+		default: // creates
+		}
+	}
+	if len(ended) == 0 && !switches {
+		return nil
+	}
+	found, _ := t.options.Snapshots.Value().GPU(t.UUID)
+	devices := []string{t.UUID}
+	for _, p := range c.Before.Instances {
+		for _, compute := range p.Computes {
+			at := slices.IndexFunc(found.MIGDevices, func(d inventory.MIGDevice) bool { return d.GI == p.ID && d.CI == compute.ID })
+			switch {
+			case !ended[p.ID]:
+			case at < 0:
+				return fmt.Errorf("the last look at the node does not show the MIG device of GPU instance %d", p.ID)
+			default:
+				devices = append(devices, found.MIGDevices[at].UUID)
+			}
+		}
+	}
+	for _, p := range t.processes {
+		if switches || slices.ContainsFunc(c.Before.Instances, func(i layout.Part) bool { return ended[i.ID] && on(p, i.ID) }) {
+			t.Holders = append(t.Holders, Holder{Device: t.UUID, PID: p.PID})
+		}
+	}
+	if t.options.Users == nil {
+		return nil
+	}
+	held, err := t.options.Users.Users(ctx, devices)
+	for _, d := range held {
+		h := Holder{Device: uuidOf(d.ID)}
+		if uid, unnamed := strings.CutPrefix(d.Pod, "with UID "); unnamed {
+			h.Pod.UID = uid
+		} else {
+			h.Pod.Namespace, h.Pod.Name, _ = strings.Cut(d.Pod, "/")
+		}
+		if !slices.Contains(t.Holders, h) {
+			t.Holders = append(t.Holders, h)
+		}
+	}
+	return err
+}
+
+// uuidOf returns the UUID of the device that kubelet has under an ID, which may be that of a replica.
+func uuidOf(id string) string {
+	uuid, _, _ := strings.Cut(id, "::")
+	return uuid
+}
+
+// evict has the pods evicted that are waited for, each again and again until it ends.
+func (t *turn) evict(ctx context.Context) error {
+	var problems []error
+	for _, h := range t.Holders {
+		now := t.options.Clock.Now()
+		if at, told := t.gpu.told[h.Pod]; h.PID != 0 || told && now.Sub(at) < evictAgain {
+			continue
+		}
+		if t.gpu.told == nil {
+			t.gpu.told = map[Pod]time.Time{}
+		}
+		t.gpu.told[h.Pod] = now
+		limited, cancel := context.WithTimeout(ctx, evictTimeout)
+		err := t.options.Evictor.Evict(limited, h.Pod)
+		cancel()
+		if err == nil {
+			t.log.Info("Evicted a pod, so that its GPU can be divided anew", "gpu", t.UUID, "namespace", h.Pod.Namespace, "pod", h.Pod.Name)
+		}
+		problems = append(problems, err)
+	}
+	return errors.Join(problems...)
+}
+
+// make makes the steps of a change, and returns how the GPU is divided then. The error says which step failed, or how the GPU differs.
+// Steps for the Wish end when there is another one.
+func (t *turn) make(ctx context.Context, c layout.GPUChange, forWish bool) (layout.GPU, error) {
+	created := map[int]int{} // the IDs of GPU instances by their first slice
+	for _, p := range c.After.Instances {
+		created[p.Start] = p.ID
+	}
+	for _, s := range c.Steps {
+		if forWish && !reflect.DeepEqual(t.options.Wishes.Value(), t.wish) {
+			return layout.GPU{}, errOvertaken
+		}
+		timeout := stepTimeout
+		if s.Action == inventory.MIGEnable || s.Action == inventory.MIGDisable {
+			timeout = modeTimeout
+		}
+		limited, cancel := context.WithTimeout(ctx, timeout)
+		id, err := t.options.Driver.Repartition(limited, t.UUID, s.Call(created[s.Part.Start]))
+		cancel()
+		if err != nil {
+			return layout.GPU{}, err
+		}
+		if s.Action == inventory.MIGCreateInstance {
+			created[s.Part.Start] = id
+		}
+	}
+	now, err := t.read(ctx, t.journal.record(t.UUID))
+	if err != nil {
+		return now, err
+	}
+	if text, want := row(now.Mode, now.Instances), rowOf(c.After); text != want {
+		return now, fmt.Errorf("after all steps the GPU has %s, not %s", text, want)
+	}
+	return now, nil
+}
+
+// rowOf is row of a Division.
+func rowOf(d layout.Division) string {
+	var instances []inventory.GPUInstance
+	for _, p := range d.Instances {
+		instances = append(instances, p.GPUInstance)
+	}
+	return row(d.Mode, instances)
+}
+
+// row says how a GPU is divided: the same for the same mode, and the same instances at the same places.
+func row(mode inventory.MIGMode, instances []inventory.GPUInstance) string {
+	parts := []string{"MIG " + mode.String()}
+	for _, i := range instances {
+		text := fmt.Sprintf("%s at slice %d", i.Profile, i.Start)
+		for _, c := range i.Computes {
+			text += fmt.Sprintf(" [%d+%d]", c.Start, c.Slices)
+		}
+		parts = append(parts, text)
+	}
+	return strings.Join(parts, ", ")
+}
+
+// fail undoes on the GPU what was done for the Wish, and says when it is tried again. The GPU is released if it is as before.
+func (t *turn) fail(ctx context.Context, cause error, hold resource.GPUHold) outcome {
+	reason := cause.Error()
+	now, err := t.undo(ctx)
+	if err == nil && t.seen(ctx, now) {
+		hold = resource.GPUHold{}
+		err = t.journal.end(now)
+	}
+	if err != nil {
+		reason += "; and it could not be undone: " + err.Error()
+	}
+	o := t.wait(PhaseFailed, reason, t.pause(retryMost), hold)
+	o.failed = true
+	return o
+}
+
+// undo gives the GPU the division back that it had before the change.
+func (t *turn) undo(ctx context.Context) (layout.GPU, error) {
+	noted := t.journal.record(t.UUID)
+	now, err := t.read(ctx, noted)
+	if err != nil {
+		return now, err
+	}
+	c := layout.Restore(now, mode(noted.Change.Enabled), inventoried(noted.Change.Before))
+	switch problem := t.forbidden(c, noted); {
+	case c.Reason != "" || problem != "":
+		return now, errors.New(c.Reason + problem)
+	case len(c.Steps) == 0:
+		return now, nil
+	}
+	if err := t.findHolders(ctx, c); err != nil || len(t.Holders) > 0 {
+		return now, errors.Join(err, errors.New("in use by "+holders(t.Holders)))
+	}
+	if err := t.journal.begin(c, t.wish.Layout); err != nil {
+		return now, err
+	}
+	return t.make(ctx, c, false)
+}
+
+// pause returns how long to wait after one more failure in a row.
+func (t *turn) pause(most time.Duration) time.Duration {
+	d := min(retryFirst<<min(t.gpu.failures, 10), most)
+	t.gpu.failures++
+	return d
+}
+
+// rest shows that nothing is to be done, and nothing is held.
+func (t *turn) rest(p Phase, reason string) outcome {
+	t.gpu.failures, t.Holders, t.gpu.waiting, t.gpu.told = 0, nil, time.Time{}, nil
+	return t.wait(p, reason, 0, resource.GPUHold{})
+}
+
+// wait shows how far the GPU is, and says when the next turn is due.
+func (t *turn) wait(p Phase, reason string, again time.Duration, hold resource.GPUHold) outcome {
+	t.Retry = time.Time{}
+	if again >= retryFirst {
+		t.Retry = t.options.Clock.Now().Add(again)
+	}
+	t.show(p, reason, hold)
+	return outcome{uuid: t.UUID, again: again}
+}

@@ -1,0 +1,117 @@
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+)
+
+// users is what a Set knows for Users.
+type users struct {
+	sync.Mutex // one question at a time; guards all following fields
+
+	accounts accounts
+	pacing   resendPacing
+	shown    map[deviceKey]uint64 // the kubelet whose PodResources has shown a holder while the device was not on offer
+}
+
+// Users returns which pods hold the given GPUs or MIG devices, by UUID, under any resource and with all their replicas. No error says
+// that no other pod holds one, and that none gets one as long as they are under a hold. The error says why that is not known: a device
+// is on offer still, kubelet has not taken in the list or does not answer, or it may have allocated a device a short time ago.
+func (s *Set) Users(ctx context.Context, uuids []string) ([]kubelet.HeldDevice, error) {
+	s.users.Lock()
+	defer s.users.Unlock()
+	asked := func(id string) bool {
+		uuid, _, _ := strings.Cut(id, "::")
+		return slices.Contains(uuids, uuid)
+	}
+	onOffer := s.onOffer(asked)
+	e := s.users.accounts.read(ctx)
+	var held []kubelet.HeldDevice
+	outdated := false
+	for key, holder := range e.held {
+		if !asked(key.id) {
+			continue
+		}
+		switch {
+		case onOffer != nil: // another pod may get it
+			delete(s.users.shown, key)
+		case !holder.checkpointOnly:
+			s.users.shown[key] = e.kubelet
+		}
+		outdated = outdated || holder.checkpointOnly
+		if ended := holder.checkpointOnly && e.gap == "" && e.kubelet != 0 && s.users.shown[key] == e.kubelet; !ended {
+			held = append(held, kubelet.HeldDevice{Resource: key.resource, ID: key.id, Pod: holder.pod})
+		}
+	}
+	slices.SortFunc(held, func(a, b kubelet.HeldDevice) int { return strings.Compare(a.ID+a.Pod, b.ID+b.Pod) })
+	if s.users.pacing.due(s.collaborators.Clock.Now(), outdated) {
+		for _, l := range s.lists() {
+			l.again.Publish(l.again.Value() + 1)
+		}
+	}
+	switch {
+	case onOffer != nil:
+		return held, onOffer
+	case e.gap != "":
+		return held, fmt.Errorf("it is not known which devices pods hold: %s", e.gap)
+	}
+	ctx, cancel := context.WithTimeout(ctx, accountTimeout)
+	defer cancel()
+	healthy, err := s.collaborators.Accountant.Allocatable(ctx)
+	if err != nil {
+		return held, fmt.Errorf("it is not known which devices pods may get: %w", err)
+	}
+	for _, ids := range healthy {
+		if i := slices.IndexFunc(ids, asked); i >= 0 {
+			return held, fmt.Errorf("kubelet still offers device %s", ids[i])
+		}
+	}
+	return held, s.justAllocated(asked, e)
+}
+
+// onOffer returns an error if one of the devices may be given to a pod by a list of the Set.
+func (s *Set) onOffer(asked func(id string) bool) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, entry := range s.resources {
+		for _, d := range entry.list.views.Value().response.Devices {
+			if d.GetHealth() == pluginapi.Healthy && asked(d.GetID()) {
+				return fmt.Errorf("device %s is still on offer", d.GetID())
+			}
+		}
+	}
+	return nil
+}
+
+// justAllocated returns an error if one of the devices was allocated a short time ago and the evidence does not show a pod that holds
+// it.
+func (s *Set) justAllocated(asked func(id string) bool, e evidence) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.collaborators.Clock.Now()
+	for name, entry := range s.resources {
+		recent := func(id string, at time.Time) bool {
+			_, held := e.held[deviceKey{name, id}]
+			return asked(id) && !held && !at.IsZero() && now.Sub(at) < freeFor
+		}
+		for id, at := range entry.list.allocated {
+			if recent(id, at) {
+				return fmt.Errorf("device %s: %s", id, waitsForAllocate)
+			}
+		}
+		for id, d := range entry.list.departing {
+			if recent(id, d.allocated) {
+				return fmt.Errorf("device %s: %s", id, waitsForAllocate)
+			}
+		}
+	}
+	return nil
+}
