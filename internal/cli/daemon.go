@@ -127,10 +127,6 @@ func newDaemon(ctx context.Context, c config.Config, sources config.Sources, clu
 
 	if c.MIG.Enabled {
 		d.wishes = migwish.New(ctx, d.watcher.Configs(), c.StateDir, clock.RealClock{})
-		d.mig = mig.New(mig.Options{
-			Wishes: d.wishes.Wishes(), Snapshots: d.monitor.Snapshots(), Driver: d.monitor, Evictor: cluster, StateDir: c.StateDir,
-			BootID: bootID(d.node),
-		})
 	}
 	d.labels = &agent.Labels{
 		Configs: d.watcher.Configs(), Snapshots: d.monitor.Snapshots(), Make: labels.All, Machine: machineName, Now: time.Now,
@@ -154,6 +150,16 @@ func newDaemon(ctx context.Context, c config.Config, sources config.Sources, clu
 		Inspector: &agent.Inspector{Configs: d.watcher.Configs(), Monitor: d.monitor},
 		Metrics:   d.counters,
 	})
+	if d.wishes != nil {
+		o := mig.Options{
+			Wishes: d.wishes.Wishes(), Snapshots: d.monitor.Snapshots(), Driver: d.monitor, Evictor: cluster, StateDir: c.StateDir,
+			BootID: bootID(d.node),
+		}
+		if d.directory != nil {
+			o.Users = d.set
+		}
+		d.mig = mig.New(o)
+	}
 	return d, nil
 }
 
@@ -235,6 +241,9 @@ func (d *daemon) outputs() []agent.Task {
 	plans := &offer.Loop{
 		Configs: d.watcher.Configs(), Snapshots: d.monitor.Snapshots(), Set: d.set, Specs: newSpecs(d.config.CDIDir),
 		MPS: d.mps, Pulse: supervise.NewPulse(),
+	}
+	if d.mig != nil {
+		plans.MIG = d.mig.Holds()
 	}
 	servers := agent.Task{Name: "plugin servers", Run: d.set.Run, Alive: d.set.Alive}
 	if d.directory != nil {

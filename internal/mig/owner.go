@@ -57,6 +57,7 @@ type Owner struct {
 type gpu struct {
 	// What is shown, under the Owner's lock.
 	shown   GPU
+	about   *Wish // that shown is about; nil before the first
 	hold    resource.GPUHold
 	unknown error // why the built-in layout is not found with this GPU alone
 
@@ -212,7 +213,7 @@ func (t *turn) show(p Phase, reason string, hold resource.GPUHold) {
 	defer t.mu.Unlock()
 	t.Phase, t.Reason = p, reason
 	before := t.gpu.shown
-	t.gpu.shown, t.gpu.hold, t.gpu.unknown = t.GPU, hold, t.unknown
+	t.gpu.shown, t.gpu.about, t.gpu.hold, t.gpu.unknown = t.GPU, &t.wish, hold, t.unknown
 	t.gpu.shown.Holders = slices.Clone(t.Holders)
 	t.gpu.shown.Index = before.Index
 	if quiet := p == PhaseWaiting && len(t.Holders) == 0 || p == PhaseKept; !quiet && (before.Phase != p || before.Reason != reason) {
@@ -243,8 +244,8 @@ func (o *Owner) composeLocked() Status {
 	known := o.wish.File == nil && slices.ContainsFunc(o.allLocked(), func(g *gpu) bool { return g.unknown == nil && g.shown.Phase != PhaseUnknown })
 	for _, g := range o.allLocked() {
 		shown := g.shown
-		if g.wish == nil || !reflect.DeepEqual(*g.wish, o.wish) {
-			shown.Phase = PhaseUnknown
+		if g.about == nil || !reflect.DeepEqual(*g.about, o.wish) {
+			shown.Phase, shown.Reason = PhaseUnknown, ""
 		}
 		if known && g.unknown != nil && shown.Phase == PhaseFailed {
 			shown.Phase = PhaseKept // the layout is one of other models

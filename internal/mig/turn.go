@@ -31,9 +31,6 @@ const (
 	retryFirst = 5 * time.Second
 	retryMost  = 5 * time.Minute
 	busyMost   = 30 * time.Second
-	// evictAgain is how often a pod is evicted that does not end, and evictTimeout bounds one request.
-	evictAgain   = 10 * time.Second
-	evictTimeout = 10 * time.Second
 )
 
 // errOvertaken ends the steps of a Wish that is not the latest any more.
@@ -106,23 +103,6 @@ func (t *turn) read(ctx context.Context, noted record) (layout.GPU, error) {
 
 // on says whether a process may be on a GPU instance: a driver that does not say where it is, may mean each.
 func on(p inventory.Process, gi int) bool { return !p.GI.Known || p.GI.Value == gi }
-
-// markHeld adds to the instances in use those that pods hold.
-func (t *turn) markHeld(ctx context.Context, now *layout.GPU) {
-	if t.options.Users == nil {
-		return
-	}
-	found, _ := t.options.Snapshots.Value().GPU(t.UUID)
-	var uuids []string
-	gis := map[string]int{}
-	for _, d := range found.MIGDevices {
-		uuids, gis[d.UUID] = append(uuids, d.UUID), d.GI
-	}
-	held, _ := t.options.Users.Users(ctx, uuids) // what it does not know now is asked before anything is done
-	for _, d := range held {
-		now.InUse[gis[uuidOf(d.ID)]] = true
-	}
-}
 
 // plan returns what is to be done now, and how far the GPU is when that is done. What an earlier Wish has begun and this one does not
 // want is undone; without a Wish, the instances of this program that a restart of the node ended are made again.
@@ -275,122 +255,6 @@ func holdFor(c layout.GPUChange) resource.GPUHold {
 		}
 	}
 	return h
-}
-
-// awaitUsers reports whether users of what a change ends are to be waited for.
-func (t *turn) awaitUsers(ctx context.Context, c layout.GPUChange, hold resource.GPUHold) (outcome, bool) {
-	err := t.findHolders(ctx, c)
-	if len(t.Holders) == 0 && err == nil {
-		t.gpu.waiting, t.gpu.told = time.Time{}, nil
-		return outcome{}, false
-	}
-	now := t.options.Clock.Now()
-	if t.gpu.waiting.IsZero() {
-		t.gpu.waiting = now
-	}
-	waited := now.Sub(t.gpu.waiting)
-	switch {
-	case len(t.Holders) == 0 && waited < soonFor:
-		return t.wait(PhaseWaiting, err.Error(), soon, hold), true
-	case len(t.Holders) == 0:
-		return t.wait(PhaseWaiting, err.Error(), later, hold), true
-	}
-	reason := "in use by " + holders(t.Holders)
-	if t.wish.Evict && t.options.Evictor != nil {
-		if t.wish.EvictTimeout > 0 && waited >= t.wish.EvictTimeout {
-			t.gpu.waiting, t.gpu.told = time.Time{}, nil
-			o := t.wait(PhaseFailed, fmt.Sprintf("%s for more than %v", reason, t.wish.EvictTimeout), t.pause(retryMost), resource.GPUHold{})
-			o.failed = true
-			return o, true
-		}
-		if err := t.evict(ctx); err != nil {
-			reason += ": " + err.Error()
-		}
-	}
-	return t.wait(PhaseWaiting, reason, later, hold), true
-}
-
-// findHolders finds the users of what a change ends. The error says why it is not known whether there are others.
-func (t *turn) findHolders(ctx context.Context, c layout.GPUChange) error {
-	t.Holders = nil
-	ended := map[int]bool{}
-	switches := false // the mode: all processes of the GPU have to end
-	for _, s := range c.Steps {
-		switch s.Action {
-		case inventory.MIGDestroyCompute, inventory.MIGDestroyInstance:
-			ended[s.Part.ID] = true
-		case inventory.MIGEnable, inventory.MIGDisable:
-			switches = true
-		default: // creates
-		}
-	}
-	if len(ended) == 0 && !switches {
-		return nil
-	}
-	found, _ := t.options.Snapshots.Value().GPU(t.UUID)
-	devices := []string{t.UUID}
-	for _, p := range c.Before.Instances {
-		for _, compute := range p.Computes {
-			at := slices.IndexFunc(found.MIGDevices, func(d inventory.MIGDevice) bool { return d.GI == p.ID && d.CI == compute.ID })
-			switch {
-			case !ended[p.ID]:
-			case at < 0:
-				return fmt.Errorf("the last look at the node does not show the MIG device of GPU instance %d", p.ID)
-			default:
-				devices = append(devices, found.MIGDevices[at].UUID)
-			}
-		}
-	}
-	for _, p := range t.processes {
-		if switches || slices.ContainsFunc(c.Before.Instances, func(i layout.Part) bool { return ended[i.ID] && on(p, i.ID) }) {
-			t.Holders = append(t.Holders, Holder{Device: t.UUID, PID: p.PID})
-		}
-	}
-	if t.options.Users == nil {
-		return nil
-	}
-	held, err := t.options.Users.Users(ctx, devices)
-	for _, d := range held {
-		h := Holder{Device: uuidOf(d.ID)}
-		if uid, unnamed := strings.CutPrefix(d.Pod, "with UID "); unnamed {
-			h.Pod.UID = uid
-		} else {
-			h.Pod.Namespace, h.Pod.Name, _ = strings.Cut(d.Pod, "/")
-		}
-		if !slices.Contains(t.Holders, h) {
-			t.Holders = append(t.Holders, h)
-		}
-	}
-	return err
-}
-
-// uuidOf returns the UUID of the device that kubelet has under an ID, which may be that of a replica.
-func uuidOf(id string) string {
-	uuid, _, _ := strings.Cut(id, "::")
-	return uuid
-}
-
-// evict has the pods evicted that are waited for, each again and again until it ends.
-func (t *turn) evict(ctx context.Context) error {
-	var problems []error
-	for _, h := range t.Holders {
-		now := t.options.Clock.Now()
-		if at, told := t.gpu.told[h.Pod]; h.PID != 0 || told && now.Sub(at) < evictAgain {
-			continue
-		}
-		if t.gpu.told == nil {
-			t.gpu.told = map[Pod]time.Time{}
-		}
-		t.gpu.told[h.Pod] = now
-		limited, cancel := context.WithTimeout(ctx, evictTimeout)
-		err := t.options.Evictor.Evict(limited, h.Pod)
-		cancel()
-		if err == nil {
-			t.log.Info("Evicted a pod, so that its GPU can be divided anew", "gpu", t.UUID, "namespace", h.Pod.Namespace, "pod", h.Pod.Name)
-		}
-		problems = append(problems, err)
-	}
-	return errors.Join(problems...)
 }
 
 // make makes the steps of a change, and returns how the GPU is divided then. The error says which step failed, or how the GPU differs.

@@ -1,0 +1,151 @@
+package mig_test
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+)
+
+// TestIdleNode divides the GPUs of an idle node and takes that back.
+func TestIdleNode(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nodeOfThree)
+		r.start()
+		began := time.Now()
+		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
+		r.reaches(mig.StateSuccess)
+		if took := time.Since(began); took > 2*time.Second {
+			t.Errorf("success after %v", took)
+		}
+		want := map[int][]string{
+			0: {"1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb"}, 1: {"1g.5gb", "1g.5gb", "2g.10gb", "3g.20gb"}, 2: {"1g.6gb", "1g.6gb", "2g.12gb"},
+			3: {"GPU"},
+		}
+		if diff := cmp.Diff(want, r.devices()); diff != "" {
+			t.Errorf("offered (-want +got):\n%s", diff)
+		}
+		if text := r.journal(); !strings.Contains(text, `"3g.40gb"`) || strings.Contains(text, "change") {
+			t.Errorf("the journal: %s", text)
+		}
+		// The instances are those of this program: it may destroy them.
+		r.wishes.Publish(mig.Wish{Layout: "all-disabled"})
+		r.reaches(mig.StateSuccess)
+		if diff := cmp.Diff(map[int][]string{0: {"GPU"}, 1: {"GPU"}, 2: {"GPU"}, 3: {"GPU"}}, r.devices()); diff != "" {
+			t.Errorf("offered (-want +got):\n%s", diff)
+		}
+		if text := r.journal(); strings.Contains(text, "GPU-") {
+			t.Errorf("the journal: %s", text)
+		}
+	})
+}
+
+// TestPodsAreWaitedFor has pods on some devices: the others of their GPU that go are Unhealthy, those that stay are offered, and nothing
+// happens to the GPU until the pods end.
+func TestPodsAreWaitedFor(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nodeOfThree)
+		r.start()
+		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
+		r.reaches(mig.StateSuccess)
+		stays, goes := r.uuids(0, "3g.40gb")[0], r.uuids(0, "1g.10gb")[0]
+		r.hold(stays, "ns/stays")
+		r.hold(goes, "ns/goes")
+		r.hold(r.uuids(0, "1g.10gb")[1], "ns/goes")
+		r.wishes.Publish(mig.Wish{Layout: "all-3g.40gb"})
+		s := r.until("waits for the pod", func(s mig.Status) bool {
+			return strings.HasPrefix(s.Reason, "GPU 0: in use")
+		})
+		if s.State != mig.StatePending || !strings.Contains(s.Reason, "in use by pod ns/goes") || strings.Contains(s.Reason, "stays") {
+			t.Errorf("%s: %s", s.State, s.Reason)
+		}
+		time.Sleep(time.Minute)
+		if diff := cmp.Diff([]string{"3g.40gb"}, r.devices()[0]); diff != "" {
+			t.Errorf("offered (-want +got):\n%s", diff)
+		}
+		if len(r.uuids(0, "2g.20gb")) != 1 {
+			t.Error("an instance was destroyed before all that go were free")
+		}
+		r.hold(goes, "")
+		r.hold(r.uuids(0, "1g.10gb")[1], "")
+		r.reaches(mig.StateSuccess)
+		if diff := cmp.Diff([]string{"3g.40gb", "3g.40gb"}, r.devices()[0]); diff != "" || r.uuids(0, "3g.40gb")[0] != stays && r.uuids(0, "3g.40gb")[1] != stays {
+			t.Errorf("offered (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestFailureUndoesItsGPU has one step of one GPU fail: that GPU is as before, the others are as wanted, and it is tried again.
+func TestFailureUndoesItsGPU(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nodeOfThree)
+		r.start()
+		r.wishes.Publish(mig.Wish{Layout: "all-1g.10gb"})
+		r.reaches(mig.StateSuccess)
+		r.inject(simulator.Fault{Kind: simulator.KindFail, GPU: "0", Call: "DeviceCreateGpuInstanceWithPlacement", Return: "UNKNOWN"})
+		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
+		s := r.reaches(mig.StateFailed)
+		if !strings.Contains(s.Reason, "nvmlDeviceCreateGpuInstanceWithPlacement: ERROR_UNKNOWN; and it could not be undone") {
+			t.Errorf("the reason: %s", s.Reason)
+		}
+		if diff := cmp.Diff([]string{"1g.10gb", "1g.10gb"}, r.devices()[0]); diff != "" { // which are in both layouts
+			t.Errorf("offered by a GPU that is neither as before nor as wanted (-want +got):\n%s", diff)
+		}
+		if len(r.devices()[1]) != 4 || len(r.devices()[2]) != 3 {
+			t.Errorf("other GPUs: %v", r.devices())
+		}
+		r.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "0"})
+		r.reaches(mig.StateSuccess)
+		// Of an error that only the new instances have, nothing stays.
+		fails := true
+		r.mu.Lock()
+		r.before = func(_ string, step inventory.MIGStep) error {
+			if step.Action == inventory.MIGCreateCompute && step.Size == 7 && fails {
+				return inventory.ErrNotSupported
+			}
+			return nil
+		}
+		r.mu.Unlock()
+		r.wishes.Publish(mig.Wish{Layout: "all-7g.80gb"})
+		s = r.reaches(mig.StateFailed)
+		if diff := cmp.Diff([]string{"1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb"}, r.devices()[0]); diff != "" {
+			t.Errorf("offered after %s (-want +got):\n%s", s.Reason, diff)
+		}
+		if s.GPUs[0].Retry.IsZero() {
+			t.Error("it is not said when it is tried again")
+		}
+		fails = false
+		r.reaches(mig.StateSuccess)
+	})
+}
+
+// TestInstancesOfOthers has instances that this program did not make: they stay unless the wish says replace.
+func TestInstancesOfOthers(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nodeOfThree)
+		r.inject(simulator.Fault{Kind: simulator.KindMIG, GPU: "0", Profiles: []string{"1g.10gb", "1g.10gb"}})
+		r.start()
+		r.wishes.Publish(mig.Wish{Layout: "all-7g.80gb"})
+		s := r.reaches(mig.StateFailed)
+		if !strings.Contains(s.Reason, "this program did not make it") || len(r.devices()[0]) != 2 {
+			t.Errorf("%s; offered are %v", s.Reason, r.devices()[0])
+		}
+		r.wishes.Publish(mig.Wish{Layout: "all-balanced"}) // in which they have a place
+		r.reaches(mig.StateSuccess)
+		r.wishes.Publish(mig.Wish{Layout: "all-7g.80gb", Replace: true})
+		r.reaches(mig.StateSuccess)
+		if diff := cmp.Diff([]string{"7g.80gb"}, r.devices()[0]); diff != "" {
+			t.Errorf("offered (-want +got):\n%s", diff)
+		}
+	})
+}

@@ -1,0 +1,282 @@
+package mig_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+)
+
+// nodeOfThree has a GPU that keeps its mode without a reset, and two that are reset for it.
+const nodeOfThree = `description: Three GPUs with multi-instance mode, and one without
+driver: 590.48.01
+cuda: "13.1"
+gpus:
+- {bdf: "0000:17:00.0", pcie: 0/0/0, model: h100-sxm5-80gb}
+- {bdf: "0000:18:00.0", pcie: 0/0/1, model: a100-sxm4-40gb}
+- {bdf: "0000:19:00.0", pcie: 0/0/2, model: a30-pcie-24gb}
+- {bdf: "0000:1a:00.0", pcie: 0/0/3, model: l40s}
+`
+
+// opener gives the adapter's sessions the type that the monitor asks for.
+type opener struct{ *nvidia.Driver }
+
+func (o opener) Open(ctx context.Context) (monitor.Session, error) {
+	s, err := o.Driver.Open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// A rig is an Owner on a simulated node behind the monitor and the adapter that ship. Its kubelet gives out what the plan offers.
+type rig struct {
+	t    *testing.T
+	node *simulator.Node
+	*monitor.Monitor
+	wishes *feed.Feed[mig.Wish]
+	dir    string
+	boot   string
+
+	owner *mig.Owner
+	stop  func()
+
+	mu     sync.Mutex
+	pods   map[string]string // by the UUID of the device
+	absent error             // why kubelet does not answer
+	// before and after are called about each step.
+	before, after func(uuid string, step inventory.MIGStep) error
+}
+
+// newRig returns a rig without an Owner, in the bubble in which it is called.
+func newRig(t *testing.T, profile string) *rig {
+	t.Helper()
+	if len(profile) > 40 {
+		path := filepath.Join(t.TempDir(), "node.yaml")
+		if err := os.WriteFile(path, []byte(profile), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		profile = path
+	}
+	p, err := simulator.Load(profile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	node := simulator.New(p)
+	policy := health.Default()
+	policy.FlapLimit = 1_000_000
+	r := &rig{t: t, node: node, dir: t.TempDir(), boot: "one", wishes: feed.New(mig.Wish{}), pods: map[string]string{}, stop: func() {}}
+	r.Monitor = monitor.New(monitor.Options{Driver: opener{nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()})}, Policy: policy})
+	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), klog.Logger{}))
+	ended := make(chan error, 1)
+	go func() { ended <- r.Run(ctx) }()
+	t.Cleanup(func() {
+		r.stop()
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("the monitor: %v", err)
+		}
+		node.Close()
+	})
+	if err := r.First(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// start begins another Owner's life.
+func (r *rig) start(change ...func(*mig.Options)) {
+	r.stop()
+	o := mig.Options{Wishes: r.wishes, Snapshots: r.Snapshots(), Driver: r, Users: r, StateDir: r.dir, BootID: r.boot}
+	for _, c := range change {
+		c(&o)
+	}
+	owner := mig.New(o)
+	ctx, cancel := context.WithCancel(klog.NewContext(r.t.Context(), klog.Logger{}))
+	ended := make(chan error, 1)
+	go func() { ended <- owner.Run(ctx) }()
+	r.mu.Lock()
+	r.owner = owner
+	r.mu.Unlock()
+	r.stop = func() {
+		cancel()
+		if err := <-ended; err != nil {
+			r.t.Errorf("the owner: %v", err)
+		}
+		r.stop = func() {}
+	}
+}
+
+// plan is what is offered now.
+func (r *rig) plan() resource.Plan {
+	r.mu.Lock()
+	owner := r.owner
+	r.mu.Unlock()
+	plan := resource.New(r.Snapshots().Value(), resource.Options{MIG: resource.MIGMixed})
+	if owner == nil {
+		return plan
+	}
+	return plan.UnderGPUs(owner.Holds().Value())
+}
+
+// offered are the devices that may be given to pods, by UUID.
+func (r *rig) offered() map[string]resource.Device {
+	devices := map[string]resource.Device{}
+	for _, res := range r.plan().Resources {
+		for _, d := range res.Devices {
+			if d.Healthy {
+				devices[d.UUID] = d
+			}
+		}
+	}
+	return devices
+}
+
+// Users implements mig.Users.
+func (r *rig) Users(_ context.Context, devices []string) ([]kubelet.HeldDevice, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var held []kubelet.HeldDevice
+	for _, uuid := range devices {
+		if pod, ok := r.pods[uuid]; ok {
+			held = append(held, kubelet.HeldDevice{ID: uuid, Pod: pod})
+		}
+	}
+	if r.absent != nil {
+		return held, r.absent
+	}
+	r.mu.Unlock()
+	offered := r.offered()
+	r.mu.Lock()
+	for _, uuid := range devices {
+		if _, still := offered[uuid]; still {
+			return held, fmt.Errorf("kubelet still offers device %s", uuid)
+		}
+	}
+	return held, nil
+}
+
+// Repartition implements mig.Driver, and checks that no step ends what a pod holds.
+func (r *rig) Repartition(ctx context.Context, uuid string, step inventory.MIGStep) (int, error) {
+	r.mu.Lock()
+	before, after := r.before, r.after
+	found, _ := r.Snapshots().Value().GPU(uuid)
+	for _, d := range found.MIGDevices {
+		if pod, held := r.pods[d.UUID]; held && d.GI == step.GI && (step.Action == inventory.MIGDestroyCompute || step.Action == inventory.MIGDestroyInstance) {
+			r.t.Errorf("%s of GPU %d, which pod %s holds", step.Action, found.Index, pod)
+		}
+	}
+	if pod, held := r.pods[uuid]; held && step.Action != inventory.MIGDisable {
+		r.t.Errorf("%s on GPU %d, which pod %s holds", step.Action, found.Index, pod)
+	}
+	r.mu.Unlock()
+	if before != nil {
+		if err := before(uuid, step); err != nil {
+			return 0, err
+		}
+	}
+	id, err := r.Monitor.Repartition(ctx, uuid, step)
+	if after != nil {
+		if err := after(uuid, step); err != nil {
+			return 0, err
+		}
+	}
+	return id, err
+}
+
+// hold gives a device to a pod, or takes it back when pod is empty.
+func (r *rig) hold(uuid, pod string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if pod == "" {
+		delete(r.pods, uuid)
+		return
+	}
+	r.pods[uuid] = pod
+}
+
+func (r *rig) inject(f simulator.Fault) {
+	r.t.Helper()
+	if err := r.node.Inject(f); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// until waits for a Status for which ok is true.
+func (r *rig) until(what string, ok func(mig.Status) bool) mig.Status {
+	r.t.Helper()
+	deadline := time.After(10 * time.Minute)
+	for {
+		s, changed := r.owner.Status().Latest()
+		if ok(s) {
+			return s
+		}
+		select {
+		case <-changed:
+		case <-deadline:
+			r.t.Fatalf("never %s; the state is %q: %s\n%+v", what, s.State, s.Reason, s.GPUs)
+		}
+	}
+}
+
+// reaches waits for a state of a wish.
+func (r *rig) reaches(state mig.ConfigState) mig.Status {
+	r.t.Helper()
+	wish := r.wishes.Value()
+	return r.until("reaches "+string(state), func(s mig.Status) bool {
+		return s.State == state && s.Layout == wish.Layout && s.Again == wish.Again
+	})
+}
+
+// devices are the sizes of the MIG devices that are offered, sorted, by the index of the GPU; "GPU" for a whole one.
+func (r *rig) devices() map[int][]string {
+	sizes := map[int][]string{}
+	offered := r.offered()
+	for _, g := range r.Snapshots().Value().GPUs {
+		if _, whole := offered[g.UUID]; whole {
+			sizes[g.Index] = []string{"GPU"}
+		}
+		for _, d := range g.MIGDevices {
+			if _, there := offered[d.UUID]; there {
+				sizes[g.Index] = append(sizes[g.Index], d.Profile)
+			}
+		}
+		slices.Sort(sizes[g.Index])
+	}
+	return sizes
+}
+
+// uuids are the UUIDs of the MIG devices of a size on a GPU.
+func (r *rig) uuids(index int, size string) []string {
+	var uuids []string
+	for _, g := range r.Snapshots().Value().GPUs {
+		for _, d := range g.MIGDevices {
+			if g.Index == index && d.Profile == size {
+				uuids = append(uuids, d.UUID)
+			}
+		}
+	}
+	return uuids
+}
+
+// journal is the text of the journal; empty if there is none.
+func (r *rig) journal() string {
+	text, _ := os.ReadFile(filepath.Join(r.dir, "mig.json"))
+	return string(text)
+}
