@@ -1,7 +1,10 @@
 package arch
 
 import (
+	"io/fs"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -27,6 +30,29 @@ func TestTheDevicePluginLinksNoClient(t *testing.T) {
 		}
 		if !isLean && len(found) == 0 {
 			t.Errorf("%s links none of %s: this test finds nothing", program, strings.Join(notLean, ", "))
+		}
+	}
+}
+
+// TestNothingSetsTemplates: the linker leaves out what nothing calls, unless something calls methods by name, as text/template does. cobra
+// calls that only where one of its templates is set.
+func TestNothingSetsTemplates(t *testing.T) {
+	t.Parallel()
+	for _, folder := range []string{"cmd", "internal"} {
+		err := filepath.WalkDir(folder, func(file string, _ fs.DirEntry, err error) error {
+			if err != nil || !strings.HasSuffix(file, ".go") || strings.HasSuffix(file, "_test.go") {
+				return err
+			}
+			text, err := os.ReadFile(file)
+			for _, setter := range []string{".SetVersionTemplate(", ".SetHelpTemplate(", ".SetUsageTemplate("} {
+				if strings.Contains(string(text), setter) {
+					t.Errorf("%s calls %s: the programs get 4 MB larger by that", file, setter)
+				}
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
 		}
 	}
 }

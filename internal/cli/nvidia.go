@@ -48,16 +48,29 @@ func (p Program) commandOf(process string) (*cobra.Command, error) {
 		cmd = commands[slices.IndexFunc(commands, func(c *cobra.Command) bool { return c.Name() == name })]
 	}
 	addLogFlags(cmd, "") // -v is the version
-	cmd.Use, cmd.Version = name, version.String()
-	cmd.SetVersionTemplate(title + " version {{.Version}}\n")
+	cmd.Use = name
 	asRoot(cmd)
 	cmd.InitDefaultHelpFlag()
-	cmd.InitDefaultVersionFlag()
+	showVersion(cmd, title)
 	cmd.CompletionOptions.DisableDefaultCmd = true
 	for _, c := range append(cmd.Commands(), cmd) {
 		ignoreArguments(c)
 	}
 	return cmd, nil
+}
+
+// showVersion gives a command the flag --version. A template of cobra's for that would link text/template, and with it 4 MB of methods that
+// nothing calls.
+func showVersion(cmd *cobra.Command, title string) {
+	show := cmd.Flags().BoolP("version", "v", false, "version for "+cmd.Name())
+	run := cmd.RunE
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if *show {
+			fmt.Fprintf(cmd.OutOrStdout(), "%s version %s\n", title, version.String())
+			return nil
+		}
+		return run(cmd, args)
+	}
 }
 
 // ignoreArguments has a command take arguments, and none that follows the first of them as a flag, as NVIDIA's programs do. The command
