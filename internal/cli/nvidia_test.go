@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cli"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster"
@@ -50,6 +52,29 @@ func TestVersionUnderNVIDIAsNames(t *testing.T) {
 	if _, err := run(t, "-v"); err == nil || !strings.Contains(err.Error(), "flag needs an argument") {
 		t.Errorf("-v under our own name: %v", err)
 	}
+}
+
+// TestCompatibilityHasARowForEveryProgram: each program and each flag of config-manager has a row of docs/compatibility.md.
+func TestCompatibilityHasARowForEveryProgram(t *testing.T) {
+	text, err := os.ReadFile("../../docs/compatibility.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, programs, _ := strings.Cut(string(text), "\n## Programs\n")
+	for _, name := range []string{"nvidia-device-plugin", "mps-control-daemon", "mps-control-daemon mount-shm", "gpu-feature-discovery", "config-manager"} {
+		if !strings.Contains(programs, "\n| `"+name+"` |") {
+			t.Errorf("no row for the program %s", name)
+		}
+	}
+	_, flags, _ := strings.Cut(programs, "\n### config-manager\n")
+	commands := cluster.New().Commands()
+	manager := commands[slices.IndexFunc(commands, func(c *cobra.Command) bool { return c.Name() == "config-manager" })]
+	manager.Flags().VisitAll(func(f *pflag.Flag) {
+		row := "\n| `--" + f.Name + "` | `" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_")) + "` |"
+		if !strings.Contains(flags, row) {
+			t.Errorf("no row %s", row)
+		}
+	})
 }
 
 // TestArgumentsUnderNVIDIAsNames: what follows the first argument that is no flag is ignored, flags included.

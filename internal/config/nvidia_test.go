@@ -64,6 +64,7 @@ func TestTakenByNVIDIA(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ name, file, env, args, warning string }{
 		{name: "an infinite interval", file: "flags: {gfd: {sleepInterval: infinite}}"},
+		{name: "flags of a generator", env: "CDI_FEATURE_FLAGS=x", warning: "CDI_FEATURE_FLAGS: has no effect"},
 		{name: "MPS that is null", file: "sharing: {mps: }"},
 		{name: "a pattern that is empty", file: `resources: {gpus: [{pattern: "", name: gpu}]}`, warning: "resources.gpus[0].pattern: is empty"},
 		{name: "digits as a name", file: `resources: {gpus: [{pattern: "*", name: "123"}]}`},
