@@ -1,0 +1,6 @@
+//go:build kubelet136
+
+package claims
+
+// options are those of the default gates for the declarative validation.
+var options []string
