@@ -248,7 +248,6 @@ func (j *judge) build(all []mutation) (string, error) {
 	if err := os.WriteFile(overlay, text, 0o600); err != nil {
 		return "", err
 	}
-	//nolint:gosec // the folders that the developer named
 	out, err := exec.CommandContext(context.Background(), "go", "test", "-c", "-vet=off", "-gcflags=-e", "-ldflags=-s -w",
 		"-o", filepath.Join(j.tmp, "test"), "-overlay", overlay, "./"+filepath.Clean(j.tests)).CombinedOutput()
 	return string(out), err
@@ -276,7 +275,6 @@ func (j *judge) test(k int) outcome {
 func (j *judge) run(tests string, k int, timeout time.Duration, flag string) (outcome, string) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	//nolint:gosec // a program that was just built
 	cmd := exec.CommandContext(ctx, filepath.Join(j.tmp, "test"), flag, "-test.paniconexit0", "-test.parallel=8", "-test.run="+tests)
 	cmd.Dir = j.tests
 	cmd.Env = append(os.Environ(), "MUTATION="+strconv.Itoa(k))
