@@ -256,13 +256,17 @@ func (j *judge) build(all []mutation) (string, error) {
 // test runs the tests against the k-th mutation of the last build.
 func (j *judge) test(k int) outcome {
 	for _, g := range j.groups {
-		o, out := j.run("^("+strings.Join(g.tests, "|")+")$", k, g.timeout, "-test.failfast")
+		tests := "^(" + strings.Join(g.tests, "|") + ")$"
+		o, out := j.run(tests, k, g.timeout, "-test.failfast")
 		if o == tooLong {
 			return tooLong
 		}
 		failed := result.FindStringSubmatch(out)
 		if o == noticed && failed != nil { // else it ended by a panic
 			o, _ = j.run("^"+failed[2]+"$", k, g.timeout, "-test.failfast")
+		}
+		if o == survived && failed != nil { // it failed by chance, or is one of chance
+			o, _ = j.run(tests, k, g.timeout, "-test.failfast")
 		}
 		if o != survived {
 			return o
