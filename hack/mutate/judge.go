@@ -69,8 +69,8 @@ func newJudge(dir, tests, tmp string) (*judge, error) {
 		return nil, fmt.Errorf("no test in %s passes without a mutation:\n%s", tests, out)
 	}
 	j.groups = []group{
-		{quick, max(15*time.Second, time.Duration(4*quickly*float64(time.Second)))},
-		{late, max(15*time.Second, 2*took)},
+		{quick, max(30*time.Second, time.Duration(6*quickly*float64(time.Second)))},
+		{late, max(30*time.Second, 3*took)},
 	}
 	j.groups = slices.DeleteFunc(j.groups, func(g group) bool { return len(g.tests) == 0 })
 	return j, nil
