@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -30,6 +31,7 @@ const (
 // A judge runs the tests of a folder against mutations of a package.
 type judge struct {
 	dir, tests, tmp string
+	jobs            int // how many tests run at a time
 	groups          []group
 }
 
@@ -42,8 +44,8 @@ type group struct {
 var result = regexp.MustCompile(`(?m)^--- (PASS|FAIL): (\S+) \(([0-9.]+)s\)`)
 
 // newJudge measures the tests without a mutation.
-func newJudge(dir, tests, tmp string) (*judge, error) {
-	j := &judge{dir: dir, tests: tests, tmp: tmp}
+func newJudge(dir, tests, tmp string, jobs int) (*judge, error) {
+	j := &judge{dir: dir, tests: tests, tmp: tmp, jobs: jobs}
 	if out, err := j.build(nil); err != nil {
 		return nil, fmt.Errorf("the tests in %s cannot be built: %s", tests, out)
 	}
@@ -69,8 +71,8 @@ func newJudge(dir, tests, tmp string) (*judge, error) {
 		return nil, fmt.Errorf("no test in %s passes without a mutation:\n%s", tests, out)
 	}
 	j.groups = []group{
-		{quick, max(30*time.Second, time.Duration(6*quickly*float64(time.Second)))},
-		{late, max(30*time.Second, 3*took)},
+		{quick, max(leastTime, time.Duration(6*quickly*float64(time.Second)))},
+		{late, max(leastTime, 3*took)},
 	}
 	j.groups = slices.DeleteFunc(j.groups, func(g group) bool { return len(g.tests) == 0 })
 	return j, nil
@@ -102,8 +104,19 @@ func (j *judge) try(all []mutation, tell func(mutation, outcome)) error {
 		}
 		together = slices.DeleteFunc(together, func(m mutation) bool { return slices.ContainsFunc(bad, m.same) })
 	}
+	outcomes := make([]outcome, len(together))
+	var wait sync.WaitGroup
+	room := make(chan struct{}, j.jobs)
+	for i := range together {
+		room <- struct{}{}
+		wait.Go(func() {
+			defer func() { <-room }()
+			outcomes[i] = j.test(i + 1)
+		})
+	}
+	wait.Wait()
 	for i, m := range together {
-		tell(m, j.test(i+1))
+		tell(m, outcomes[i])
 	}
 	var again []mutation
 	for _, m := range rest {

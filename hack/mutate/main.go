@@ -43,12 +43,16 @@ type mutation struct {
 // maxTime is how long the tests may take without a mutation.
 const maxTime = 10 * time.Minute
 
+// leastTime is how long tests may take with a mutation in any case: longer than what the tests of this repository wait for at most.
+const leastTime = 75 * time.Second
+
 // slow is from when on a test runs after the others.
 const slow = 300 * time.Millisecond
 
 func main() {
 	n := flag.Int("n", 60, "how many mutations of each package, chosen at random; 0 for all")
 	seed := flag.Uint64("seed", uint64(time.Now().UnixNano()), "the seed of the choice")
+	jobs := flag.Int("j", 2, "how many mutations are tested at a time")
 	tests := flag.String("tests", "", "the folder of the tests that judge; each package's own if empty")
 	only := flag.String("files", ".", "mutate only files whose names match this regular expression")
 	flag.Parse()
@@ -58,7 +62,7 @@ func main() {
 		fail(err)
 	}
 	for _, dir := range flag.Args() {
-		if err := run(dir, cmp.Or(*tests, dir), regexp.MustCompile(*only), *n, *seed); err != nil {
+		if err := run(dir, cmp.Or(*tests, dir), regexp.MustCompile(*only), *n, *seed, *jobs); err != nil {
 			fail(err)
 		}
 	}
@@ -70,7 +74,7 @@ func fail(err error) {
 }
 
 // run mutates the package in dir and prints what the tests of another one, or its own, let through.
-func run(dir, tests string, only *regexp.Regexp, n int, seed uint64) error {
+func run(dir, tests string, only *regexp.Regexp, n int, seed uint64, jobs int) error {
 	all, err := mutations(dir, only)
 	if err != nil {
 		return err
@@ -85,7 +89,7 @@ func run(dir, tests string, only *regexp.Regexp, n int, seed uint64) error {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(tmp) }()
-	judge, err := newJudge(dir, tests, tmp)
+	judge, err := newJudge(dir, tests, tmp, jobs)
 	if err != nil {
 		return err
 	}
