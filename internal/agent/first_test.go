@@ -157,6 +157,7 @@ func TestReady(t *testing.T) {
 		t.Fatal(err)
 	}
 	wants("no GPU", true, "nothing to serve: this node has no GPU")(ready(m, plugins{}))
+	wants("no GPU, and a resource that no pod holds", true, "this node has no GPU")(ready(m, plugins{}, plugin.Status{Resource: "nvidia.com/gpu"}))
 	wants("no GPU, and another plugin has some", false,
 		"is served by another device plugin, with 1 devices; this one has nothing to serve: this node has no GPU")(ready(m, theirs))
 	if err := m.Quiesce(t.Context(), true); err != nil {

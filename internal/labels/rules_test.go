@@ -52,6 +52,7 @@ func TestRules(t *testing.T) {
 		"one kind and an empty GPU, mixed":     {gpus: []inventory.GPU{gpu("b", divided("1g.5gb")), gpu("b", divided())}, options: mixed, want: "mig-1g.5gb.count=1"},
 		"two kinds":                            {gpus: []inventory.GPU{gpu("b", divided("1g.5gb", "2g.10gb"))}, options: single, want: "gpu.count=0"},
 		"single without MIG":                   {gpus: []inventory.GPU{gpu("b")}, options: single, want: "gpu.product=b"},
+		"the least memory":                     {gpus: []inventory.GPU{gpu("b", func(g *inventory.GPU) { g.MemoryBytes = 1 << 20 })}, want: "gpu.memory=1"},
 		"no memory":                            {gpus: []inventory.GPU{gpu("b", func(g *inventory.GPU) { g.MemoryBytes = 0 })}, want: "gpu.memory=-"},
 		"no compute capability":                {gpus: []inventory.GPU{gpu("b", func(g *inventory.GPU) { g.ComputeCapability.Major = 0 })}, want: "gpu.family=-"},
 		"no version of CUDA":                   {gpus: []inventory.GPU{gpu("b")}, want: "cuda.runtime-version.full=-"},

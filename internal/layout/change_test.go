@@ -345,6 +345,20 @@ func TestBuiltin(t *testing.T) {
 	if !c.Possible() || len(c.GPUs[0].After.Instances) != 7 || len(c.GPUs[1].After.Instances) != 4 || len(c.GPUs[2].Steps) > 0 {
 		t.Errorf("got %+v", c)
 	}
+	enabled, err := Find("all-enabled", nil, gpus[:2])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := Plan(enabled, gpus[:2]); !c.Possible() || c.GPUs[0].After.Mode != inventory.MIGEnabled || len(c.GPUs[0].After.Instances) > 0 {
+		t.Errorf("all-enabled: %+v", c)
+	}
+	unread := GPU{Index: 3, UUID: "GPU-3", Partitions: inventory.Partitions{Mode: inventory.MIGEnabled, Unread: "no permission"}}
+	if l, err = Find("all-1g.10gb", nil, []GPU{a, unread}); err != nil {
+		t.Fatal(err)
+	}
+	if c := Plan(l, []GPU{a, unread}); c.Possible() || c.GPUs[0].Reason != "" || !strings.Contains(c.GPUs[1].Reason, "no permission") {
+		t.Errorf("beside a GPU that cannot be read: %+v", c)
+	}
 	if _, err := Find("all-1g.6gb", nil, gpus); err == nil || !strings.HasPrefix(err.Error(), `no layout is called "all-1g.6gb": give one of all-1`) {
 		t.Errorf("got %v", err)
 	}

@@ -344,6 +344,33 @@ func TestTwinThatHoldsTheLock(t *testing.T) {
 	})
 }
 
+// TestTwinThatHoldsTheLockAgain: the time begins anew after a write that failed for another reason.
+func TestTwinThatHoldsTheLockAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		unlock := lock(t, dir)
+		p := open(dir)
+		p.Offer(with("GPU-a", fault(48, 0)))
+		pass(9 * time.Second)
+		unlock()
+		path := filepath.Join(dir, "faults.lock")
+		for _, err := range []error{os.Remove(path), os.Mkdir(path, 0o700)} {
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		pass(time.Second)
+		compare(t, "complaints about a folder", 1, p.logged("is a directory"))
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		defer lock(t, dir)()
+		pass(38 * time.Second) // it is tried again after 30 s
+		compare(t, "complaints within 9 s of the next lock", 1, p.logged("Cannot write the fault ledger"))
+		p.end()
+	})
+}
+
 // TestEnd: what was offered last is written at the end; a twin that holds the lock is waited for, but not for long.
 func TestEnd(t *testing.T) {
 	for _, tt := range []struct{ held, takes time.Duration }{
@@ -390,6 +417,8 @@ func TestFilesThatAreInTheWay(t *testing.T) {
 			p.Offer(with("GPU-a", fault(48, 0)))
 			pass(10 * time.Minute)
 			compare(t, "complaints", 1, p.logged("Cannot write the fault ledger"))
+			reason := map[string]string{file: "not a regular file", "faults.lock": "is a directory"}[name]
+			compare(t, "complaints that say "+reason, 1, p.logged(reason))
 			p.end()
 			wantMode(t, filepath.Join(dir, name), 0o700|os.ModeDir)
 			if _, err := os.Stat(filepath.Join(dir, damaged)); err == nil {

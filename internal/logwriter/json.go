@@ -35,7 +35,7 @@ func newHandler(w io.Writer) *handler {
 
 // Enabled implements slog.Handler. The level of an Info is its verbosity, negated.
 func (h *handler) Enabled(_ context.Context, level slog.Level) bool {
-	return level > 0 || klog.VDepth(0, klog.Level(-level)).Enabled()
+	return klog.VDepth(0, klog.Level(-level)).Enabled() // errors are below every verbosity
 }
 
 // Handle implements slog.Handler.

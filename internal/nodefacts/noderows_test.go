@@ -14,7 +14,11 @@ const (
 )
 
 var runtimeRows = []row{
-	{name: "containerd 2", check: "container-runtime", severity: doctor.OK, says: "containerd is set up"},
+	{name: "containerd 2", check: "container-runtime", severity: doctor.OK, says: "containerd is set up", shows: "/etc/containerd/config.toml"},
+	{
+		name: "containerd without a file", facts: func(f *doctor.NodeFacts) { f.Runtimes.Value[0].Files = nil },
+		check: "container-runtime", severity: doctor.OK, says: "is set up", shows: "containerd has no configuration file",
+	},
 	{
 		name: "containerd 2, CDI off", change: changes{config: containerd2 + "[plugins.'io.containerd.cri.v1.runtime']\nenable_cdi = false\n"},
 		check: "container-runtime", severity: doctor.Error, says: "CDI is off in containerd",

@@ -140,6 +140,17 @@ func TestPace(t *testing.T) {
 	}
 }
 
+// Between two faults the GPUs were on their way to be better: the second has its own second.
+func TestPaceOfTwoFaults(t *testing.T) {
+	away, p := report.Condition{Status: report.Unknown, Message: "?"}, report.Pace{}
+	bad := report.Condition{Status: report.False, Message: "a"}
+	p.Due(&away, start, bad, start)
+	p.Due(&away, start, report.Condition{Status: report.True}, start.Add(10*time.Second))
+	if due := p.Due(&away, start, bad, start.Add(20*time.Second)); !due.Equal(start.Add(21 * time.Second)) {
+		t.Errorf("due after %v, want 21 s", due.Sub(start))
+	}
+}
+
 // One GPU after the other becomes bad: the first write does not wait for the last of them. One that flaps never is better.
 func TestPaceOfMany(t *testing.T) {
 	good, p := report.Condition{Status: report.True}, report.Pace{}

@@ -64,6 +64,14 @@ func TestRows(t *testing.T) {
 	}
 }
 
+// A text that just fits is whole.
+func TestListThatJustFits(t *testing.T) {
+	items := []string{"a", strings.Repeat("b", maxText-len("a; "))}
+	if got := list("", items); got != strings.Join(items, "; ") {
+		t.Errorf("%d bytes that end with %q", len(got), got[len(got)-10:])
+	}
+}
+
 // What a message says of a device can be read back.
 func TestEntries(t *testing.T) {
 	for _, v := range []verdict{

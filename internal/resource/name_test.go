@@ -29,6 +29,7 @@ func TestPattern(t *testing.T) {
 		{"a*b*c", "a-c-b", false},
 		{"ab*ba", "aba", false},
 		{"a**c", "ac", true},
+		{"*a*a*", "a", false},
 		{"1g.10gb", "1gx10gb", false},
 	} {
 		if got := tt.pattern.Match(tt.text); got != tt.want {

@@ -71,6 +71,12 @@ func TestSharingAndSelection(t *testing.T) {
 			want:    []string{"nvidia.com/gpu 0×3 1×3 2×3 3×3"},
 		},
 		{
+			name: "two rules with as many replicas", gpus: four[:1],
+			options: resource.Options{Sharing: slicing(resource.SharingRule{Name: whole, Replicas: 3, Rename: "nvidia.com/first"},
+				resource.SharingRule{Name: whole, Replicas: 3, Rename: "nvidia.com/second"})},
+			want: []string{"nvidia.com/first 0×3"},
+		},
+		{
 			name: "renamed by default", gpus: four,
 			options: resource.Options{Sharing: resource.Sharing{
 				Mode: resource.TimeSliced, RenameByDefault: true, Rules: []resource.SharingRule{{Name: whole, Replicas: 2}},
