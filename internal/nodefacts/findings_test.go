@@ -303,10 +303,7 @@ var driverRows = []row{
 		name: "version that is garbage", change: changes{"proc/driver/nvidia/version": "NVRM version: \x1b[2J\x00\xff"},
 		check: "driver", severity: doctor.NotChecked, says: "has no version",
 	},
-	{
-		name: "not loaded", change: changes{"proc/driver/nvidia/version": gone, "dev/nvidia0": gone},
-		check: "device-nodes", severity: doctor.OK, says: "Without the kernel module", also: []string{"driver", "cdi-specs"},
-	},
+	{name: "not loaded", change: changes{"proc/driver/nvidia/version": gone}, check: "device-nodes", says: "Without the kernel module", also: []string{"driver"}},
 	{name: "there", check: "device-nodes", severity: doctor.OK, says: "1 GPU with device nodes below /dev"},
 	{
 		name: "missing", change: changes{"dev/nvidia0": gone, "dev/nvidia-uvm": gone},
