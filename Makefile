@@ -66,6 +66,10 @@ run: laptop ## Run the daemon on simulated GPUs with a stand-in kubelet (PROFILE
 demo: laptop ## Tell the daemon's story in about 20 seconds: allocate, XID, cure, kubelet restart, unplug
 	@bin/laptop demo --daemon bin/gpu-device-plugin --profile $(PROFILE)
 
+.PHONY: demo-mig
+demo-mig: laptop ## Show a node go from whole GPUs to MIG devices and back under running pods, in about half a minute
+	@bin/laptop demo-mig --daemon bin/gpu-device-plugin --profile $(PROFILE)
+
 .PHONY: test
 test: ## Run the unit and integration tests with the race detector
 	$(GO) test -race -timeout 15m ./...

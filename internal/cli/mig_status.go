@@ -138,9 +138,6 @@ func (g migGPU) text(w io.Writer) {
 		line += "; tried again at " + status.Stamp(g.Retry)
 	}
 	fmt.Fprint(w, "  "+wrap(line, textWidth-2, "", "    "))
-	if len(g.Holders) > 0 {
-		fmt.Fprint(w, "  "+wrap("used by "+strings.Join(g.Holders, ", "), textWidth-2, "", "    "))
-	}
 	before, after := g.Before.row(), g.After.row()
 	if slices := max(g.Before.MemorySlices, g.After.MemorySlices); strings.Contains(before+after, "|") {
 		fmt.Fprintln(w, "  slice    "+ruler(slices))

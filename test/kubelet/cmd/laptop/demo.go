@@ -22,8 +22,30 @@ const (
 	patience = time.Minute
 )
 
-// demo tells the story; it fails when a step does.
-func demo(ctx context.Context, s node.Setup) (err error) {
+// A chapter is a step of a story, and returns what came of it.
+type chapter struct {
+	title string
+	tell  func(context.Context) (string, error)
+}
+
+// demo tells the daemon's story; it fails when a step does.
+func demo(ctx context.Context, s node.Setup) error {
+	return tell(ctx, s, func(told *story) []chapter {
+		return []chapter{
+			{"the daemon starts and registers", told.register},
+			{"a pod gets two GPUs", told.allocate},
+			{"one of them reports XID 48", told.fault},
+			{"it is reset, and cured", told.cure},
+			{"kubelet restarts", told.restart},
+			{"the pod's other GPU is unplugged", told.unplug},
+			{"the pod ends, and the GPU is dropped", told.drop},
+			{"the daemon is stopped", told.stop},
+		}
+	})
+}
+
+// tell tells the chapters of a story on a node of its own.
+func tell(ctx context.Context, s node.Setup, chapters func(*story) []chapter) (err error) {
 	n, err := node.Open(s)
 	if err != nil {
 		return err
@@ -35,20 +57,8 @@ func demo(ctx context.Context, s node.Setup) (err error) {
 		err = errors.Join(err, n.Close())
 	}()
 	fmt.Printf("A simulated %s, with a kubelet that follows the rules of %s:\n\n", s.Profile, s.Version)
-	story := &story{Node: n, began: time.Now()}
-	for _, chapter := range []struct {
-		title string
-		tell  func(context.Context) (string, error)
-	}{
-		{"the daemon starts and registers", story.register},
-		{"a pod gets two GPUs", story.allocate},
-		{"one of them reports XID 48", story.fault},
-		{"it is reset, and cured", story.cure},
-		{"kubelet restarts", story.restart},
-		{"the pod's other GPU is unplugged", story.unplug},
-		{"the pod ends, and the GPU is dropped", story.drop},
-		{"the daemon is stopped", story.stop},
-	} {
+	told := &story{Node: n, began: time.Now()}
+	for _, chapter := range chapters(told) {
 		ctx, cancel := context.WithTimeout(ctx, patience)
 		began := time.Now()
 		result, err := chapter.tell(ctx)
@@ -58,7 +68,7 @@ func demo(ctx context.Context, s node.Setup) (err error) {
 		}
 		fmt.Printf("%-38s %9.1f ms   %s\n", chapter.title, float64(time.Since(began).Microseconds())/1000, result)
 	}
-	fmt.Printf("\nAll of it took %.1f s.\n", time.Since(story.began).Seconds())
+	fmt.Printf("\nAll of it took %.1f s.\n", time.Since(told.began).Seconds())
 	return nil
 }
 

@@ -1,5 +1,5 @@
 // Command laptop runs the daemon on a simulated node with a stand-in kubelet, on any machine with Linux: `run` shows
-// what a node would show until it is interrupted, `demo` tells a story that ends by itself and fails if a step does.
+// what a node would show until it is interrupted; `demo` and `demo-mig` tell stories that end by themselves and fail if a step does.
 package main
 
 import (
@@ -25,9 +25,9 @@ func main() {
 }
 
 func laptop(ctx context.Context, args []string) error {
-	commands := map[string]func(context.Context, node.Setup) error{"run": run, "demo": demo}
+	commands := map[string]func(context.Context, node.Setup) error{"run": run, "demo": demo, "demo-mig": demoMIG}
 	if len(args) == 0 || commands[args[0]] == nil {
-		return errors.New("usage: laptop run|demo [--daemon PATH] [--profile NAME] [--kubelet 1.36|1.37]")
+		return errors.New("usage: laptop run|demo|demo-mig [--daemon PATH] [--profile NAME] [--kubelet 1.36|1.37]")
 	}
 	var s node.Setup
 	flags := flag.NewFlagSet("laptop "+args[0], flag.ContinueOnError)

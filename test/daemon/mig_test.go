@@ -1,0 +1,207 @@
+package daemon
+
+import (
+	"encoding/json"
+	"maps"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
+)
+
+const (
+	migLabel  = "nvidia.com/mig.config"
+	migState  = "nvidia.com/mig.config.state"
+	migReason = "gpu-device-plugin.github.io/mig.config.reason"
+)
+
+// third is the resource of the largest MIG device of all-balanced: each GPU has one.
+const third = "nvidia.com/mig-3g.40gb"
+
+// A divisible is a node whose GPUs the daemon divides as the label of the node says.
+type divisible struct {
+	*stage
+	api *apiserver.Server
+}
+
+func newDivisible(t *testing.T, args ...string) *divisible {
+	t.Helper()
+	api, err := apiserver.Start(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(api.Stop)
+	d := &divisible{open(t, node.Setup{Daemon: nodeAgent}), api}
+	d.label("")
+	d.Args = append([]string{
+		"--kubeconfig", api.Kubeconfig(), "--node-name", nodeName, "--mig-strategy", "mixed", "--mig-enabled", "--mig-label",
+	}, args...)
+	d.start()
+	d.shows(8, 8)
+	return d
+}
+
+// label sets the label of the node.
+func (d *divisible) label(layout string) {
+	d.t.Helper()
+	if err := d.api.ChangeNode(nodeName, func(n *corev1.Node) {
+		if n.Labels == nil {
+			n.Labels = map[string]string{}
+		}
+		n.Labels[migLabel] = layout
+	}); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+// told waits until the node has a state and a reason with a text.
+func (d *divisible) told(state, text string) {
+	d.t.Helper()
+	var last string
+	defer func() {
+		if d.t.Failed() {
+			d.t.Logf("the node has %s", last)
+		}
+	}()
+	d.eventually(state+" "+text, func() bool {
+		n, err := d.api.Node(nodeName)
+		if err != nil {
+			d.t.Fatal(err)
+		}
+		is, why := n.Labels[migState], n.Annotations[migReason]
+		last = is + " " + why
+		return is == state && strings.Contains(why, text) && (text != "" || why == "")
+	})
+}
+
+// TestALabelDividesTheGPUs: from the label to success within seconds on eight idle GPUs, and back; an unknown layout fails with the
+// names of those that there are, and changes nothing.
+func TestALabelDividesTheGPUs(t *testing.T) {
+	t.Parallel()
+	d := newDivisible(t)
+	for _, layout := range []string{"all-balanced", "all-disabled"} {
+		began := time.Now()
+		d.label(layout)
+		d.told("success", "")
+		took := time.Since(began)
+		t.Logf("%s: success %v after the label", layout, took.Round(time.Millisecond))
+		if limit := 15 * time.Second; took > limit { // 3 s on a machine that has nothing else to do
+			t.Errorf("%s: success %v after the label, want %v", layout, took, limit)
+		}
+		if layout == "all-balanced" {
+			d.until("MIG devices alone", func() bool { return d.Allocatable(third) == 8 && d.Allocatable(gpu) == 0 })
+			d.label("all-9g.90gb")
+			d.told("failed", "all-balanced, all-disabled")
+			d.until("MIG devices alone", func() bool { return d.Allocatable(third) == 8 })
+		}
+	}
+	d.until("whole GPUs", func() bool { return d.Allocatable(gpu) == 8 && d.Allocatable(third) == 0 })
+}
+
+// TestPodsAreEvictedForALayout: a pod that holds a GPU is named, and evicted once its disruption budget allows that; the other GPUs do not
+// wait for it.
+func TestPodsAreEvictedForALayout(t *testing.T) {
+	t.Parallel()
+	d := newDivisible(t, "--mig-evict")
+	d.admit("train", 1)
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "train", UID: "train"}}
+	if err := d.api.AddPod(pod); err != nil {
+		t.Fatal(err)
+	}
+	d.api.SetDisruptionBudget(true)
+	d.label("all-balanced")
+	d.told("pending", "default/train")
+	d.told("pending", "disruption budget")
+	d.until("seven divided GPUs", func() bool { return d.Allocatable(third) == 7 })
+	if pods := d.api.Pods(); len(pods) != 1 {
+		t.Fatalf("the pod was evicted: %v", pods)
+	}
+	d.api.SetDisruptionBudget(false)
+	d.eventually("the pod is evicted", func() bool { return len(d.api.Pods()) == 0 })
+	d.Remove("train")
+	d.told("success", "")
+	d.until("eight divided GPUs", func() bool { return d.Allocatable(third) == 8 })
+}
+
+// TestMIGCommands: apply shows each GPU before and after, and makes the layout; status says how far that is; a daemon that does not change
+// layouts says what to set.
+func TestMIGCommands(t *testing.T) {
+	t.Parallel()
+	s := open(t, node.Setup{})
+	file := s.write("config.yaml", "mig: {enabled: true}\n")
+	s.Args = []string{"--mig-strategy", "mixed", "--config-file", file}
+	s.start()
+	s.shows(8, 8)
+	run := func(ok bool, args ...string) string {
+		t.Helper()
+		out, err := exec.CommandContext(t.Context(), binary, append([]string{"mig"}, append(args, "--control-socket", s.ControlSocket())...)...).CombinedOutput()
+		if (err == nil) != ok {
+			t.Errorf("mig %v: %v: %s", args, err, out)
+		}
+		return string(out)
+	}
+	has := func(text string, words ...string) {
+		t.Helper()
+		for _, w := range words {
+			if !strings.Contains(text, w) {
+				t.Errorf("no %q in:\n%s", w, text)
+			}
+		}
+	}
+	has(run(true, "status"), "No layout is named")
+	has(run(true, "apply", "--layout", "all-balanced", "--gpu", "0,1", "--dry-run"), "It changes 2 of 2 GPUs", "before  MIG disabled", "|3g.40gb")
+	has(run(false, "apply", "--layout", "all-9g.90gb"), "give one of all-1g.10gb")
+	has(run(false, "apply", "--layout", "all-balanced", "--gpu", "9"), `no GPU has the index or UUID "9"`)
+	has(run(false, "apply"), "either --layout, or --forget")
+	has(run(true, "status"), "No layout is named")
+	s.shows(8, 8)
+
+	s.admit("train", 1)
+	held := slices.Collect(maps.Keys(s.PodStatus("train")[gpu]))[0]
+	has(run(false, "apply", "--layout", "all-balanced", "--wait", "2s"), "It changes 8 of 8 GPUs", "pod default/train", "the daemon goes on")
+	s.until("seven divided GPUs", func() bool { return s.Allocatable(third) == 7 })
+	has(run(true, "status"), "Layout all-balanced of mig apply: pending", "waiting: in use by pod default/train", "before  MIG disabled")
+	var told struct {
+		State string
+		GPUs  []struct {
+			UUID    string
+			Phase   string
+			Holders []string
+		}
+	}
+	if err := json.Unmarshal([]byte(run(true, "status", "-o", "json")), &told); err != nil {
+		t.Fatal(err)
+	}
+	for _, g := range told.GPUs {
+		if want := map[bool]string{true: "waiting", false: "done"}[g.UUID == held]; g.Phase != want {
+			t.Errorf("GPU %s is %s, want %s", g.UUID, g.Phase, want)
+		}
+	}
+	s.Remove("train")
+	has(run(true, "apply", "--layout", "all-balanced"), "success")
+	s.until("eight divided GPUs", func() bool { return s.Allocatable(third) == 8 })
+
+	s.write("config.yaml", "mig: {enabled: true, layout: all-disabled}\n") // the last word
+	s.until("whole GPUs", func() bool { return s.Allocatable(gpu) == 8 })
+	has(run(true, "status"), "Layout all-disabled of configuration file")
+	s.write("config.yaml", "mig: {enabled: true, layout: no-such-layout}\n")
+	s.says("the file is refused", func(now status) bool { return strings.Contains(now.ConfigError, "is not a built-in layout") })
+	has(run(true, "status"), "Layout all-disabled of configuration file: success")
+	s.write("config.yaml", "mig: {enabled: false}\n")
+	s.eventually("layouts are no longer changed", func() bool {
+		out, err := exec.CommandContext(t.Context(), binary, "mig", "status", "--control-socket", s.ControlSocket()).CombinedOutput()
+		return err != nil && strings.Contains(string(out), "set mig.enabled to true")
+	})
+	other := serving(t, node.Setup{})
+	out, err := exec.CommandContext(t.Context(), binary, "mig", "apply", "--layout", "all-enabled", "--control-socket", other.ControlSocket()).CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "set mig.enabled to true") {
+		t.Errorf("%v: %s", err, out)
+	}
+}
