@@ -36,10 +36,14 @@ const (
 // condition and label; its account can write no other node and nothing else of its own; a label of the node switches sharing; and
 // all of that comes late, but once, where the API server is slow, away and back, while kubelet sees no difference.
 func inTheCluster(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
-	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) }) // a roll-out that is overtaken by another may stand still
+	// Earlier stories may have set 0, with which a pod is available at once. What node-agent applies has 5, and the DaemonSet controller
+	// never ends a roll-out that begins while the old pod has not been Ready for so long.
+	kubectl(ctx, t, n, "-n", namespace, "patch", "daemonset", daemonSet, "--type", "merge", "--patch", `{"spec":{"minReadySeconds":5}}`)
+	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
 	proxy := startProxy(t)
 	publishCA(ctx, t, n, namespace)
-	setEnv(ctx, t, n, "CONFIG_FILE-") // of an earlier story; the label of the node chooses the file
+	// What earlier stories set would stay, as the manifest does not name it. The label of the node chooses the configuration file.
+	setEnv(ctx, t, n, "SIMULATE=dgx-h100", "CONFIG_FILE-", "DEVICE_LIST_STRATEGY-", "MIG_STRATEGY-", "PASS_DEVICE_SPECS-")
 	start := time.Now()
 	apply(ctx, t, n, "node-agent")
 	t.Cleanup(func() { leaveTheCluster(t, n) })
@@ -57,9 +61,9 @@ func inTheCluster(ctx context.Context, t *testing.T, n *node.Node, kubelet podre
 	apiServerFails(ctx, t, n, kubelet, proxy)
 }
 
-// failAndRecover has a GPU fail and recover, and measures how soon the cluster knows it.
+// failAndRecover has a GPU that a pod holds fail and recover, and measures how soon the cluster knows it.
 func failAndRecover(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
-	uuid := simulatedGPUs(ctx, t, n)[7].UUID
+	uuid := heldDevices(ctx, t, kubelet, holder)[0]
 	began := time.Now()
 	simulate(ctx, t, "xid", "--gpu", uuid, "--xid", "48")
 	start := time.Now()
@@ -67,6 +71,7 @@ func failAndRecover(ctx context.Context, t *testing.T, n *node.Node, kubelet pod
 	waitNodeSays(ctx, t, n, "the condition", start, far*told, hasCondition(corev1.ConditionFalse, uuid))
 	waitNodeSays(ctx, t, n, "the label", start, far*told, hasLabel(healthLabel, "degraded"))
 	waitEvents(ctx, t, n, uuid, start, far*told, map[string]int{"GPUUnhealthy": 1})
+	waitEventsOf(ctx, t, n, "Pod "+holder, uuid, start, far*told, map[string]int{"GPUUnhealthy": 1})
 	waitAllocatable(ctx, t, kubelet, gpu, gpus-1, promptly)
 
 	simulate(ctx, t, "restore", "--gpu", uuid)
@@ -299,9 +304,17 @@ func hasCondition(status corev1.ConditionStatus, text string) func(*corev1.Node)
 	}
 }
 
-// waitEvents waits until Events with a text, such as a UUID, are so many, by reason, and logs how long that took since start.
+// waitEvents waits until Events of the node with a text, such as a UUID, are so many, by reason, and logs how long that took since start.
 func waitEvents(
 	ctx context.Context, t *testing.T, n *node.Node, text string, start time.Time, limit time.Duration, want map[string]int,
+) {
+	t.Helper()
+	waitEventsOf(ctx, t, n, "Node "+node.Name, text, start, limit, want)
+}
+
+// waitEventsOf does that for Events of an object, such as "Pod a".
+func waitEventsOf(
+	ctx context.Context, t *testing.T, n *node.Node, object, text string, start time.Time, limit time.Duration, want map[string]int,
 ) {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, errors.New("the Events are not there"))
@@ -313,7 +326,8 @@ func waitEvents(
 		}
 		got := map[string]int{}
 		for _, e := range list.Items {
-			if e.ReportingController == "gpu-node-agent" && strings.Contains(e.Note, text) {
+			is := e.Regarding.Kind + " " + e.Regarding.Name
+			if e.ReportingController == "gpu-node-agent" && is == object && strings.Contains(e.Note, text) {
 				got[e.Reason]++
 				if e.Series != nil {
 					got[e.Reason] += int(e.Series.Count) - 1
@@ -321,12 +335,12 @@ func waitEvents(
 			}
 		}
 		if fmt.Sprint(got) != fmt.Sprint(want) {
-			return fmt.Errorf("Events of %s: %v, want %v", text, got, want)
+			return fmt.Errorf("Events of %s about %s: %v, want %v", object, text, got, want)
 		}
 		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("Events %v: %v after the fact", want, time.Since(start).Round(time.Millisecond))
+	t.Logf("Events of %s %v: %v after the fact", object, want, time.Since(start).Round(time.Millisecond))
 }

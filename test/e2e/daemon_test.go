@@ -85,7 +85,7 @@ func TestDaemon(t *testing.T) {
 		{name: "one form at a time", story: oneFormAtATime},
 		{name: "a reload adds and removes a resource", story: reloads},
 		{name: "MIG devices of several profiles", story: offersMIG},
-		{name: "in the cluster", story: inTheCluster, long: true},
+		{name: "in the cluster", story: inTheCluster},
 	} {
 		if s.long && !*long {
 			continue
