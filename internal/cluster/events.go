@@ -22,6 +22,8 @@ const (
 	maxQueue = 64
 	// maxEventPods is how many pods get the Event of one fact: a device that is shared may have hundreds.
 	maxEventPods = 16
+	// podTries is how often an Event about a pod is tried: what its namespace does to requests may look as if the API server was away.
+	podTries = 10
 	// podsPatience is how long kubelet may take to say which pods hold devices.
 	podsPatience = 2 * time.Second
 	// dropRefused is the cause of an Event that the API server will never take.
@@ -75,11 +77,14 @@ func (q *queue) first() (report.NodeEvent, bool) {
 // drop removes the oldest Event if it is still the one with this key and time.
 func (q *queue) drop(e report.NodeEvent) {
 	q.change(func() {
-		if len(q.events) > 0 && q.events[0].Key() == e.Key() && q.events[0].At.Equal(e.At) {
+		if len(q.events) > 0 && same(q.events[0], e) {
 			q.events = q.events[1:]
 		}
 	})
 }
+
+// same reports whether two values are one Event.
+func same(a, b report.NodeEvent) bool { return a.Key() == b.Key() && a.At.Equal(b.At) }
 
 // sendEvents writes the Events of the queue, one after the other.
 func (r *reporter) sendEvents(ctx context.Context) {
@@ -88,6 +93,9 @@ func (r *reporter) sendEvents(ctx context.Context) {
 		_, seen := r.nodes.Latest()
 		return []<-chan struct{}{queued, seen}
 	}
+	var told report.NodeEvent // the last one that was written about the node
+	var pods []kubeapi.Pod    // that it is still to be written about
+	tries := 0                // of the first of them
 	kubeapi.Keep(ctx, r.clock, "events", wake, func(ctx context.Context) error {
 		for {
 			e, ok := r.queue.first()
@@ -95,15 +103,22 @@ func (r *reporter) sendEvents(ctx context.Context) {
 			if !ok || node.UID == "" || ctx.Err() != nil {
 				return nil
 			}
-			if err := r.write(ctx, node.UID, e, nil); err != nil {
-				return err
+			if !same(e, told) {
+				if err := r.write(ctx, node.UID, e, nil); err != nil {
+					return err
+				}
+				told, pods, tries = e, nil, 0
+				if len(e.Devices) > 0 && r.daemon.Configs.Value().Features.PodEvents {
+					pods = r.holders(ctx, e.Devices)
+				}
 			}
-			if e.Reason.Row().Pods && r.daemon.Configs.Value().Features.PodEvents {
-				for _, pod := range r.holders(ctx, e.Devices) {
-					// A pod that ends meanwhile, or a namespace where this is not allowed, keeps no other Event from being written.
-					if err := r.write(ctx, node.UID, e, &pod); err != nil {
-						r.refuse(ctx, e, err)
-					}
+			for ; len(pods) > 0; pods, tries = pods[1:], 0 {
+				err := r.write(ctx, node.UID, e, &pods[0])
+				if tries++; kubeapi.IsPassing(err) && tries < podTries {
+					return err
+				}
+				if err != nil { // a pod that has ended, or a namespace where this is not allowed, keeps no other Event from being written
+					r.refuse(ctx, e, err)
 				}
 			}
 			r.queue.drop(e)

@@ -58,13 +58,14 @@ type reporter struct {
 	started  time.Time
 
 	statuses *feed.Feed[status.Status] // the last one that could be read
+	informed *feed.Feed[bool]          // whether one was asked for while the node was known
 	queue    queue
 }
 
 func newReporter(d agent.Daemon, api writer, nodes *feed.Feed[kubeapi.Node], c clock.WithDelayedExecution, first *spread) *reporter {
 	return &reporter{
 		daemon: d, api: api, nodes: nodes, clock: c, spread: first, fraction: rand.Float64(), started: c.Now(),
-		statuses: feed.New(status.Status{}), queue: queue{changed: feed.New(struct{}{})},
+		statuses: feed.New(status.Status{}), informed: feed.New(false), queue: queue{changed: feed.New(struct{}{})},
 	}
 }
 
@@ -89,6 +90,7 @@ func (r *reporter) followStatus(ctx context.Context) {
 		_, offered := r.daemon.Offered.Latest()
 		_, refused := r.daemon.ConfigErrors.Latest()
 		c, configured := r.daemon.Configs.Latest()
+		node, seen := r.nodes.Latest()
 		var tick <-chan time.Time
 		if reports(c.Features) {
 			tick = r.clock.After(statusEvery)
@@ -99,6 +101,9 @@ func (r *reporter) followStatus(ctx context.Context) {
 				s = r.statuses.Value() // readers see by its age that it is old
 			}
 			r.statuses.Publish(s)
+			if err == nil && node.UID != "" && !r.informed.Value() {
+				r.informed.Publish(true)
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -107,6 +112,7 @@ func (r *reporter) followStatus(ctx context.Context) {
 		case <-offered:
 		case <-refused:
 		case <-configured:
+		case <-seen:
 		case <-tick:
 		}
 		select {
@@ -117,12 +123,14 @@ func (r *reporter) followStatus(ctx context.Context) {
 	}
 }
 
-// findEvents puts into the queue what the daemon's statuses have to tell.
+// findEvents puts into the queue what the daemon's statuses have to tell. It begins with one that was asked for after the API server has told
+// of the node: until then the configuration of a node that starts for the first time is in doubt.
 func (r *reporter) findEvents(ctx context.Context) {
 	var history *report.History
 	for {
 		_, drained := r.queue.changed.Latest()
 		node, seen := r.nodes.Latest()
+		informed, begun := r.informed.Latest() // before the status
 		s, changed := r.statuses.Latest()
 		c, configured := r.daemon.Configs.Latest()
 		var again <-chan time.Time
@@ -130,7 +138,7 @@ func (r *reporter) findEvents(ctx context.Context) {
 		case !c.Features.Events:
 			history = nil
 			r.queue.clear()
-		case node.UID == "" || s.Version == "" || report.Yields(s):
+		case node.UID == "" || s.Version == "" || report.Yields(s) || history == nil && !informed:
 		default:
 			if history == nil {
 				history = &report.History{}
@@ -158,6 +166,7 @@ func (r *reporter) findEvents(ctx context.Context) {
 		case <-drained:
 		case <-seen:
 		case <-changed:
+		case <-begun:
 		case <-configured:
 		case <-again:
 		}

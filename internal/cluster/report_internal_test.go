@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
 
 // One GPU that is lost and comes back: condition, Event and taint, there and back; taints and conditions of others stay.
@@ -317,6 +318,31 @@ func TestPodEvents(t *testing.T) {
 	}
 	want := []string{"Node /node-1", "Node /node-1", "Pod a/one", "Pod b/two"} // whose UID is 3 or 4 cannot be told
 	s.until("Events of pods", func() bool { return cmp.Equal(want, about()) })
+
+	// fails has creations of Events fail from the second one on, which is of the first pod, for some times.
+	fails := func(times int) {
+		creations := 0
+		var mu sync.Mutex // guards creations
+		s.server.SetFault(apiserver.Fault{Status: 503, Only: func(r apiserver.Request) bool {
+			mu.Lock()
+			defer mu.Unlock()
+			if r.Verb == "create" && r.Resource == "events" {
+				creations++
+			}
+			return creations > 1 && creations <= 1+times
+		}})
+	}
+	// The API server goes away between the Event of the node and those of its pods, and comes back.
+	fails(podTries - 1)
+	d.gpus(gpu(0, good), gpu(1, bad))
+	want = []string{"Node /node-1", "Node /node-1", "Node /node-1", "Pod a/one", "Pod a/one", "Pod b/two", "Pod b/two"}
+	s.until("Events of pods after an outage", func() bool { return cmp.Equal(want, about()) })
+
+	// One namespace does not answer: the other one gets its Event.
+	fails(podTries)
+	d.gpus(gpu(0, gone), gpu(1, bad))
+	want = []string{"Node /node-1", "Node /node-1", "Node /node-1", "Node /node-1", "Pod a/one", "Pod a/one", "Pod b/two", "Pod b/two", "Pod b/two"}
+	s.until("the Event of the other pod", func() bool { return cmp.Equal(want, about()) })
 }
 
 // The devices of pods, by ID: shared, MIG devices on a GPU, pods without a UID, and others.
@@ -348,5 +374,32 @@ func TestOldCondition(t *testing.T) {
 	s.pass(time.Minute, time.Second)
 	if !s.hasEvents(map[string]int{"GPUUnhealthy GPU-1": 1})() {
 		t.Errorf("Events %v", s.events())
+	}
+}
+
+// A node starts for the first time while the API server is away: until it tells of the node, the label that chooses the configuration is not
+// known. That is over when an Event can be written, and none tells of it.
+func TestNoEventOfAConfigurationThatWasInDoubt(t *testing.T) {
+	s := newStage(t)
+	d := s.start(everything, gpu(0, good))
+	d.stop()
+	client := kubeapi.New(kubeapi.Options{Kubeconfig: s.server.Kubeconfig(), Node: nodeName, Version: "v1"})
+	d.Status = func(context.Context) (status.Status, error) {
+		now := status.Status{Version: "v1", Driver: "580", Looked: s.clock.Now(), GPUs: []status.Device{gpu(0, bad)}}
+		if client.Nodes().Value().UID == "" {
+			now.ConfigError = "the label is not known"
+		}
+		return now, nil
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var tasks sync.WaitGroup
+	tasks.Go(func() { _ = newReporter(d.Daemon, client, client.Nodes(), s.clock, &spread{}).Run(ctx) })
+	t.Cleanup(func() { cancel(); tasks.Wait() })
+	s.pass(time.Minute, time.Second)
+	tasks.Go(func() { client.Watch(ctx, clock.RealClock{}) })
+	s.until("the Event of the GPU", s.hasEvents(map[string]int{"GPUUnhealthy GPU-0": 1}))
+	s.pass(time.Minute, time.Second)
+	if got := s.events(); len(got) > 1 {
+		t.Errorf("Events %v", got)
 	}
 }

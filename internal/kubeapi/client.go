@@ -198,6 +198,19 @@ func IsWrong(err error) bool {
 	return IsCode(err, http.StatusBadRequest) || IsCode(err, http.StatusUnprocessableEntity)
 }
 
+// IsPassing reports whether err is of a request that may be taken as it is at another time: there was no answer, or one that says so.
+func IsPassing(err error) bool {
+	var refused *Refused
+	if err == nil || !errors.As(err, &refused) {
+		return err != nil
+	}
+	switch refused.Code {
+	case http.StatusTooManyRequests, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		return true
+	}
+	return false
+}
+
 // send sends a request once, and returns the answer's body. The error has a *Refused in it, or says why there was no answer.
 func (c *Client) send(ctx context.Context, r request) ([]byte, error) {
 	_, back := c.back.Latest()
