@@ -1,0 +1,44 @@
+package manifests
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// TestValuesBesideTheOperator: with the values of docs/migrate.md the DaemonSet follows the labels of NVIDIA's GPU operator, and finds its driver.
+func TestValuesBesideTheOperator(t *testing.T) {
+	t.Parallel()
+	_, text, found := strings.Cut(string(read(t, "../../docs/migrate.md")), "<!-- values: held by test/manifests TestValuesBesideTheOperator -->\n```yaml\n")
+	values, _, ended := strings.Cut(text, "\n```\n")
+	if !found || !ended {
+		t.Fatal("docs/migrate.md has no such values")
+	}
+	pod := daemonSet(t, decode(t, "beside the operator", render(t, values)), "gpu-device-plugin").Spec.Template.Spec
+	if got := pod.NodeSelector["nvidia.com/gpu.deploy.device-plugin"]; got != "true" {
+		t.Errorf("the node selector is %v", pod.NodeSelector)
+	}
+	if pod.Affinity != nil {
+		t.Errorf("the pod asks for labels that the operator's node-feature-discovery may not have written yet: %+v", pod.Affinity)
+	}
+	if !slices.ContainsFunc(pod.Tolerations, func(t corev1.Toleration) bool { return t.Key == "nvidia.com/gpu" }) {
+		t.Errorf("the pod does not tolerate the operator's taint: %+v", pod.Tolerations)
+	}
+	if !slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool { return v.HostPath != nil && v.HostPath.Path == "/run/nvidia/driver" }) {
+		t.Errorf("the pod does not have the folder of the operator's driver container: %+v", pod.Volumes)
+	}
+	environment := map[string]string{}
+	for _, e := range pod.Containers[0].Env {
+		environment[e.Name] = e.Value
+	}
+	for name, want := range map[string]string{
+		"NVIDIA_DRIVER_ROOT": "/run/nvidia/driver", "DEVICE_LIST_STRATEGY": "cdi-annotations,cdi-cri", "GPU_METRICS": "false",
+		"NVIDIA_CDI_HOOK_PATH": "/usr/local/nvidia/toolkit/nvidia-cdi-hook", "NODE_LABELS": "off",
+	} {
+		if got := environment[name]; got != want {
+			t.Errorf("%s is %q, want %q", name, got, want)
+		}
+	}
+}
