@@ -52,7 +52,7 @@ func compatibilityRows(t *testing.T) []row {
 
 var (
 	testName = regexp.MustCompile("Test[A-Za-z0-9_]+")
-	testFunc = regexp.MustCompile("(?m)^func (Test[A-Za-z0-9_]+)\\(")
+	testFunc = regexp.MustCompile(`(?m)^func (Test[A-Za-z0-9_]+)\(`)
 )
 
 // TestCompatibilityHasARowForEverything: each flag, variable and key has a row of docs/compatibility.md with a test. Without a row it has no
