@@ -56,10 +56,10 @@ func (d *document) namings(path string, given []v1.Resource) []resource.Naming {
 	for i, r := range given {
 		at := item(path, i)
 		var pattern resource.Pattern
-		switch {
-		case r.Pattern == nil:
+		switch null := d.nulls[at+".pattern"]; {
+		case r.Pattern == nil && !null:
 			d.refuse(at+".pattern", `is missing; use "*" to match everything`)
-		case *r.Pattern == "":
+		case null || *r.Pattern == "":
 			d.warn(at+".pattern", d.line(at+".pattern"), `is empty and matches nothing; use "*" to match everything`)
 		default:
 			pattern = resource.Pattern(*r.Pattern)
@@ -70,8 +70,8 @@ func (d *document) namings(path string, given []v1.Resource) []resource.Naming {
 }
 
 // name returns the full name of a resource.
-func (d *document) name(path string, text v1.String) string {
-	name, err := resource.ParseName(string(text))
+func (d *document) name(path, text string) string {
+	name, err := resource.ParseName(text)
 	if err != nil {
 		d.refuse(path, err.Error())
 	}

@@ -174,7 +174,7 @@ func TestProblemsOfBlocks(t *testing.T) {
 			want: "line 1: sharing.timeSlicing.resources[0].devices: " + devices,
 		},
 		{
-			name: "devices, a bad item", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: [0, GPU, [1]]}]}}",
+			name: "devices, a bad item", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: [0, null, [1]]}]}}",
 			want: "line 1: sharing.timeSlicing.resources[0].devices: " + devices,
 		},
 		{

@@ -272,6 +272,11 @@ func (d *document) scalar(node *yaml.Node, into reflect.Value, path string) {
 		return
 	}
 	if into.Kind() == reflect.String {
+		// Items of lists may be numbers, such as indices.
+		if node.Tag != "!!str" && node.Tag != "!!timestamp" && !strings.HasSuffix(path, "]") {
+			d.problem(path, node.Line, fmt.Sprintf("must be a string, not %s; put it in quotes", node.Value))
+			return
+		}
 		into.SetString(node.Value)
 		return
 	}

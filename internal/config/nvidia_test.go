@@ -36,6 +36,8 @@ func TestRefusedByNVIDIA(t *testing.T) {
 		{name: "a rename in upper case", file: shared("{name: gpu, rename: GPU, replicas: 2}"), where: "rename"},
 		{name: "a name of resources", file: "resources: {gpus: [{pattern: '*', name: GPU}]}", where: "resources.gpus[0].name"},
 		{name: "a number as a pattern", file: "resources: {gpus: [{pattern: 1, name: gpu}]}", where: "resources.gpus[0].pattern"},
+		{name: "a number as a path", file: "flags: {nvidiaDriverRoot: 1}", where: "flags.nvidiaDriverRoot"},
+		{name: "a boolean as a prefix", file: "flags: {plugin: {cdiAnnotationPrefix: true}}", where: "flags.plugin.cdiAnnotationPrefix"},
 		{name: "no pattern", file: "resources: {gpus: [{name: gpu}]}", where: "resources.gpus[0].pattern"},
 		{name: "a strategy that is empty", env: "MIG_STRATEGY=", where: "MIG_STRATEGY"},
 		{name: "an ID strategy that is empty", args: "--device-id-strategy=", where: "--device-id-strategy"},
@@ -67,6 +69,9 @@ func TestTakenByNVIDIA(t *testing.T) {
 		{name: "flags of a generator", env: "CDI_FEATURE_FLAGS=x", warning: "CDI_FEATURE_FLAGS: has no effect"},
 		{name: "MPS that is null", file: "sharing: {mps: }"},
 		{name: "a pattern that is empty", file: `resources: {gpus: [{pattern: "", name: gpu}]}`, warning: "resources.gpus[0].pattern: is empty"},
+		{name: "a pattern that is null", file: `resources: {mig: [{pattern: , name: gpu}]}`, warning: "resources.mig[0].pattern: is empty"},
+		{name: "a date as a name", file: "sharing: {timeSlicing: {resources: [{name: 2020-01-01, replicas: 2}]}}"},
+		{name: "another zero", env: "IMEX_CHANNEL_IDS=00"},
 		{name: "digits as a name", file: `resources: {gpus: [{pattern: "*", name: "123"}]}`},
 		{
 			name: "two entries for one resource", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}, {name: gpu, replicas: 4}]}}",

@@ -382,10 +382,13 @@ func strategyNames() string {
 }
 
 func setIMEX(c *Config, text string) error {
-	if text = strings.TrimSpace(text); text != "" && text != "0" {
+	if text == "" {
+		return nil
+	}
+	if id, err := strconv.Atoi(strings.TrimSpace(text)); err != nil || id != 0 {
 		return fmt.Errorf("channelIDs must be [] or [0], not [%s]", text)
 	}
-	c.Edits.IMEX = text != ""
+	c.Edits.IMEX = true
 	return nil
 }
 

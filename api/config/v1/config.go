@@ -145,9 +145,9 @@ type Resources struct {
 // Resource is a resource name and a pattern of what is to have it.
 type Resource struct {
 	// Pattern matches the whole string; "*" stands for any characters.
-	Pattern *String `json:"pattern"`
+	Pattern *string `json:"pattern"`
 	// Name is a resource name; "nvidia.com/" is put before it when it is missing.
-	Name String `json:"name"`
+	Name string `json:"name"`
 }
 
 // IMEX says which IMEX channels containers are given.
@@ -173,7 +173,7 @@ type Selector struct {
 	// Exclude leaves the devices out of every resource. It stands alone.
 	Exclude *bool `json:"exclude,omitempty"`
 	// Rename is the resource they belong to.
-	Rename *String `json:"rename,omitempty"`
+	Rename *string `json:"rename,omitempty"`
 	// Replicas is how many containers share each of them, 1 for none; it wins over the sharing block.
 	Replicas *int `json:"replicas,omitempty"`
 }

@@ -26,19 +26,6 @@ func (l *StringList) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// String is a string that must be written as one: YAML's 123 and true are none.
-type String string
-
-// UnmarshalJSON accepts a string.
-func (s *String) UnmarshalJSON(data []byte) error {
-	var text string
-	if err := json.Unmarshal(data, &text); err != nil {
-		return errors.New("must be a string; put it in quotes")
-	}
-	*s = String(text)
-	return nil
-}
-
 // Interval is a Duration, or "infinite".
 type Interval string
 

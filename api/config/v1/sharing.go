@@ -19,9 +19,9 @@ type Replicated struct {
 // ReplicatedResource is a resource whose devices are shared.
 type ReplicatedResource struct {
 	// Name is the name of the resource as it is without sharing; "nvidia.com/" is put before it when it is missing.
-	Name *String `json:"name"`
+	Name *string `json:"name"`
 	// Rename is the name that the shared devices are offered under.
-	Rename *String `json:"rename,omitempty"`
+	Rename *string `json:"rename,omitempty"`
 	// Devices are those that are shared: all of the resource if it is nil.
 	Devices *DeviceSet `json:"devices,omitempty"`
 	// Replicas is how many containers share a device: 2 or more.
