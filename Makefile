@@ -80,6 +80,7 @@ FUZZTIME ?= 100000x
 .PHONY: fuzz
 fuzz: ## Feed configuration files and requests with what nobody thought of (FUZZTIME=100000x inputs each)
 	$(GO) test ./internal/config -run '^$$' -fuzz '^FuzzResolve$$' -fuzztime $(FUZZTIME)
+	$(GO) test ./internal/dra -run '^$$' -fuzz '^FuzzParseConfig$$' -fuzztime $(FUZZTIME)
 	$(GO) test ./internal/plugin -run '^$$' -fuzz '^FuzzAllocate$$' -fuzztime $(FUZZTIME)
 	$(GO) test ./internal/plugin -run '^$$' -fuzz '^FuzzGetPreferredAllocation$$' -fuzztime $(FUZZTIME)
 

@@ -1,0 +1,175 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+)
+
+func newClaimCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "claim", Short: "Check the configuration of GPUs in ResourceClaims", Args: noArguments}
+	cmd.AddCommand(&cobra.Command{
+		Use:   "check FILE...",
+		Short: "Check the configuration of GPUs in ResourceClaims, ResourceClaimTemplates and DeviceClasses",
+		Long: "check reads manifests and checks the opaque configuration for the driver gpu.nvidia.com in them: GpuConfig and\n" +
+			"MigDeviceConfig of resource.nvidia.com/v1beta1. It prints what each does, with all defaults, or its problems. The API server\n" +
+			"does not check it: a driver refuses it when a pod starts. Other objects are ignored.",
+		Example: "  gpu-device-plugin claim check claims.yaml",
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, paths []string) error {
+			problems := 0
+			for _, path := range paths {
+				lines, found, err := checkClaims(path)
+				if err != nil {
+					return err
+				}
+				problems += found
+				for _, line := range lines {
+					if _, err := fmt.Fprintln(cmd.OutOrStdout(), line); err != nil {
+						return err
+					}
+				}
+			}
+			if problems > 0 {
+				return fmt.Errorf("%d problems were found", problems)
+			}
+			return nil
+		},
+	})
+	return cmd
+}
+
+// maxManifest is the largest manifest that is read, in bytes.
+const maxManifest = 4 << 20
+
+// A claimObject is what counts of an object that can have configuration, in any version of the API.
+type claimObject struct {
+	Kind     string
+	Metadata struct{ Name string }
+	Spec     struct {
+		claimSpec
+		Config []claimConfig // of a DeviceClass
+		Spec   claimSpec     // of a ResourceClaimTemplate
+	}
+	Items []json.RawMessage
+}
+
+type claimSpec struct {
+	Devices struct {
+		Requests []claimRequest
+		Config   []claimConfig
+	}
+}
+
+type claimRequest struct {
+	Name            string
+	DeviceClassName string // up to v1beta1
+	Exactly         struct{ DeviceClassName string }
+	FirstAvailable  []claimRequest
+}
+
+type claimConfig struct {
+	Requests []string
+	Opaque   struct {
+		Driver     string
+		Parameters json.RawMessage
+	}
+}
+
+var documentEnd = regexp.MustCompile(`(?m)^---.*$`)
+
+// checkClaims returns a line for each configuration in a file and each of its problems, and how many problems there are.
+func checkClaims(path string) (lines []string, problems int, err error) {
+	data, err := files.Read(path, maxManifest)
+	if err != nil {
+		return nil, 0, fmt.Errorf("read manifest: %w", err)
+	}
+	for _, document := range documentEnd.Split(string(data), -1) {
+		text, err := yaml.YAMLToJSONStrict([]byte(document))
+		if err != nil {
+			return nil, 0, fmt.Errorf("read manifest %s: %w", path, err)
+		}
+		found, bad, err := checkObject(text)
+		if err != nil {
+			return nil, 0, fmt.Errorf("read manifest %s: %w", path, err)
+		}
+		lines, problems = append(lines, found...), problems+bad
+	}
+	if len(lines) == 0 {
+		lines = []string{path + ": no configuration for " + dra.Driver}
+	}
+	return lines, problems, nil
+}
+
+// otherClass is the class of NVIDIA's to whose devices a kind of configuration does not apply.
+var otherClass = map[string]string{dra.GPUConfig: "mig.nvidia.com", dra.MIGConfig: "gpu.nvidia.com"}
+
+// checkObject is checkClaims for one object. An object of another kind has nothing to check, whatever its fields are.
+func checkObject(text []byte) (lines []string, problems int, err error) {
+	var o claimObject
+	kind := struct{ Kind string }{}
+	if bytes.Equal(text, []byte("null")) {
+		return nil, 0, nil
+	}
+	if err := json.Unmarshal(text, &kind); err != nil {
+		return nil, 0, err
+	}
+	if !slices.Contains([]string{"ResourceClaim", "ResourceClaimTemplate", "DeviceClass", "List"}, kind.Kind) {
+		return nil, 0, nil
+	}
+	if err := json.Unmarshal(text, &o); err != nil {
+		return nil, 0, err
+	}
+	for _, item := range o.Items {
+		found, bad, more := checkObject(item)
+		lines, problems, err = append(lines, found...), problems+bad, errors.Join(err, more)
+	}
+	claim := o.Spec.claimSpec
+	if o.Kind == "ResourceClaimTemplate" {
+		claim = o.Spec.Spec
+	}
+	classes := map[string]string{}
+	for _, r := range claim.Devices.Requests {
+		r.describe("", classes)
+	}
+	for i, c := range append(claim.Devices.Config, o.Spec.Config...) {
+		if c.Opaque.Driver != dra.Driver {
+			continue
+		}
+		where := fmt.Sprintf("%s %s, config %d", o.Kind, o.Metadata.Name, i)
+		found, wrong := dra.ParseConfig(c.Opaque.Parameters)
+		for _, request := range c.Requests {
+			if class := classes[request]; len(wrong) == 0 && class == otherClass[found.Kind] {
+				wrong = append(wrong, fmt.Sprintf("requests: %s is of the class %s, and the configuration is a %s", request, class, found.Kind))
+			}
+		}
+		for _, w := range wrong {
+			lines = append(lines, where+": "+w)
+		}
+		problems += len(wrong)
+		if len(wrong) == 0 {
+			lines = append(lines, where+strings.TrimSuffix(" (requests "+strings.Join(c.Requests, ", ")+")", " (requests )")+": "+found.String())
+		}
+	}
+	return lines, problems, err
+}
+
+// describe adds the classes of a request and of its alternatives, by the names that configuration has for them.
+func (r claimRequest) describe(prefix string, classes map[string]string) {
+	if class := r.DeviceClassName + r.Exactly.DeviceClassName; class != "" {
+		classes[prefix+r.Name] = class
+	}
+	for _, alternative := range r.FirstAvailable {
+		alternative.describe(prefix+r.Name+"/", classes)
+	}
+}

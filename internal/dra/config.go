@@ -1,0 +1,173 @@
+package dra
+
+import (
+	"cmp"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// ConfigVersion is the apiVersion of the configuration that claims and classes have for this driver.
+const ConfigVersion = "resource.nvidia.com/v1beta1"
+
+// The kinds of configuration. NVIDIA's driver has others, for devices that this one does not have.
+const (
+	GPUConfig = "GpuConfig"       // for GPUs
+	MIGConfig = "MigDeviceConfig" // for MIG devices
+)
+
+// A SharingStrategy is how the containers of a claim share its devices.
+type SharingStrategy string
+
+// The strategies.
+const (
+	TimeSlicing SharingStrategy = "TimeSlicing"
+	MPS         SharingStrategy = "MPS"
+)
+
+// intervals are the lengths of a time slice, by the numbers that nvidia-smi compute-policy has for them.
+var intervals = []string{"Default", "Short", "Medium", "Long"}
+
+// A DeviceConfig is the configuration of devices of a claim, with all defaults.
+type DeviceConfig struct {
+	// Kind is GPUConfig or MIGConfig.
+	Kind string
+	// Strategy is TimeSlicing if none is given.
+	Strategy SharingStrategy
+	// Interval is the length of a time slice, from 0 (the driver's default) to 3 (long). It is for GPUs with TimeSlicing only.
+	Interval int
+	// MPS is for the strategy MPS only.
+	MPS MPSLimits
+}
+
+// MPSLimits are what a client of an MPS control daemon may use.
+type MPSLimits struct {
+	// Percentage is the active thread percentage, from 0 to 100; nil for no limit.
+	Percentage *int
+	// Memory is the limit of pinned memory in bytes, for each device of the claim; 0 for none.
+	Memory int64
+	// MemoryOf are the limits of devices for which it is another, by UUID or by the index among the devices of the claim.
+	MemoryOf map[string]int64
+	// MultiUser has processes of several users share a device.
+	MultiUser bool
+}
+
+// String says in one line what the configuration does.
+func (c DeviceConfig) String() string {
+	if c.Strategy == TimeSlicing {
+		if c.Kind == MIGConfig {
+			return c.Kind + ": time-slicing"
+		}
+		return fmt.Sprintf("%s: time-slicing, interval %s", c.Kind, intervals[c.Interval])
+	}
+	parts := []string{c.Kind + ": MPS"}
+	if c.MPS.Percentage != nil {
+		parts = append(parts, fmt.Sprintf("%d %% of the threads", *c.MPS.Percentage))
+	}
+	if c.MPS.Memory > 0 {
+		parts = append(parts, fmt.Sprintf("%d MiB of pinned memory", c.MPS.Memory>>20))
+	}
+	for _, device := range sortedKeys(c.MPS.MemoryOf) {
+		parts = append(parts, fmt.Sprintf("%d MiB on device %s", c.MPS.MemoryOf[device]>>20, device))
+	}
+	if c.MPS.MultiUser {
+		parts = append(parts, "several users")
+	}
+	return strings.Join(parts, ", ")
+}
+
+// ParseConfig reads the opaque parameters of a claim or a class, JSON with the types of NVIDIA's driver. Like there, a field that is not
+// known or is given twice is refused, and names are case-sensitive. The problems are all that is wrong, each with the path of the field; the
+// configuration is for use only if there are none.
+func ParseConfig(parameters []byte) (DeviceConfig, []string) {
+	p := &configParser{}
+	root, ok := p.parse(parameters)
+	if !ok {
+		return DeviceConfig{}, p.problems
+	}
+	c := DeviceConfig{Strategy: TimeSlicing}
+	version, _ := root.text("apiVersion")
+	c.Kind, _ = root.text("kind")
+	switch {
+	case version != ConfigVersion:
+		p.problem("apiVersion", "%q is not known; use %s", version, ConfigVersion)
+	case c.Kind != GPUConfig && c.Kind != MIGConfig:
+		p.problem("kind", "%q is not supported; use %s or %s", c.Kind, GPUConfig, MIGConfig)
+	default:
+		if sharing, given := root.object("sharing"); given {
+			p.sharing(sharing, &c)
+		}
+		root.close()
+	}
+	slices.Sort(p.problems)
+	return c, p.problems
+}
+
+// sharing reads the field of that name.
+func (p *configParser) sharing(o object, c *DeviceConfig) {
+	defer o.close()
+	strategy, _ := o.text("strategy")
+	c.Strategy = SharingStrategy(strategy)
+	var slicing, mps object
+	var sliced, limited bool
+	if c.Kind == GPUConfig {
+		slicing, sliced = o.object("timeSlicingConfig")
+	}
+	mps, limited = o.object("mpsConfig")
+	switch {
+	case c.Strategy != TimeSlicing && c.Strategy != MPS:
+		p.problem("sharing.strategy", "%q is not known; use %s or %s", strategy, TimeSlicing, MPS)
+	case c.Strategy == TimeSlicing && limited:
+		p.problem("sharing.mpsConfig", "is not for the strategy %s", TimeSlicing)
+	case c.Strategy == MPS && sliced:
+		p.problem("sharing.timeSlicingConfig", "is not for the strategy %s", MPS)
+	case sliced:
+		p.slicing(slicing, c)
+	case limited:
+		p.limits(mps, &c.MPS)
+	}
+}
+
+func (p *configParser) slicing(o object, c *DeviceConfig) {
+	defer o.close()
+	interval, _ := o.text("interval")
+	if c.Interval = slices.Index(intervals, cmp.Or(interval, intervals[0])); c.Interval < 0 {
+		p.problem("sharing.timeSlicingConfig.interval", "%q is not known; use %s", interval, strings.Join(intervals, ", "))
+	}
+}
+
+var device = regexp.MustCompile(`^(0|[1-9]\d{0,4}|(GPU|MIG)-[0-9A-Za-z/-]+)$`)
+
+func (p *configParser) limits(o object, l *MPSLimits) {
+	defer o.close()
+	if text, given := o.number("defaultActiveThreadPercentage"); given {
+		percentage, err := strconv.Atoi(text)
+		if err != nil || percentage < 0 || percentage > 100 {
+			p.problem(o.path+"defaultActiveThreadPercentage", "%s is not a whole number from 0 to 100", text)
+		}
+		l.Percentage = &percentage
+	}
+	l.Memory = o.memory("defaultPinnedDeviceMemoryLimit")
+	l.MultiUser = o.truth("multiUser")
+	each, _ := o.object("defaultPerDevicePinnedMemoryLimit")
+	for _, key := range sortedKeys(each.fields) {
+		if !device.MatchString(key) {
+			p.problem(each.path+key, "is neither the UUID nor the index of a device")
+		}
+		if l.MemoryOf == nil {
+			l.MemoryOf = map[string]int64{}
+		}
+		l.MemoryOf[key] = each.memory(key)
+	}
+}
+
+func sortedKeys[T any](m map[string]T) []string {
+	keys := make([]string, 0, len(m))
+	for key := range m {
+		keys = append(keys, key)
+	}
+	slices.Sort(keys)
+	return keys
+}
