@@ -3,6 +3,7 @@ package cli
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -36,17 +37,15 @@ func newMIGStatusCommand() *cobra.Command {
 
 // A migStatus is how far the daemon is with the MIG layout, as it is printed.
 type migStatus struct {
-	// Layout is the one that is made, From who named it, and Again the number of the last order that it is about.
+	// Layout is the one that is asked for, From who named it, and Again the number of the last order that the daemon has taken up.
 	Layout string `json:"layout,omitempty"`
 	From   string `json:"from,omitempty"`
 	Again  uint64 `json:"again,omitempty"`
 	// State is pending, rebooting, success or failed; empty if no layout is named.
 	State string `json:"state,omitempty"`
 	// Reason says why the state is not success.
-	Reason string `json:"reason,omitempty"`
-	// Refused says which layout is named now and why it is not the one that is made.
-	Refused string   `json:"refused,omitempty"`
-	GPUs    []migGPU `json:"gpus"`
+	Reason string   `json:"reason,omitempty"`
+	GPUs   []migGPU `json:"gpus"`
 }
 
 // A migGPU is how far one GPU is.
@@ -69,16 +68,8 @@ func (d *daemon) migStatus() (migStatus, error) {
 	if err := d.migOff(); err != nil {
 		return migStatus{}, err
 	}
-	chosen, made := d.wishes.Decisions().Value(), d.mig.Status().Value()
-	s := migStatus{
-		Layout: made.Layout, From: made.Origin, Again: made.Again, State: string(made.State), Reason: made.Reason, GPUs: []migGPU{},
-	}
-	if wish := chosen.Wish; made.Layout != wish.Layout || made.Again != wish.Again { // the owner has not seen it yet
-		s.Layout, s.From, s.State, s.Reason = wish.Layout, wish.Origin, string(mig.StatePending), ""
-	}
-	if chosen.Err != nil {
-		s.Refused = fmt.Sprintf("layout %s of %s: %v", chosen.Layout, chosen.From, chosen.Err)
-	}
+	asked, made := d.layout(), d.mig.Status().Value()
+	s := migStatus{Layout: asked.Layout, From: asked.From, Again: made.Again, State: asked.State, Reason: asked.Reason, GPUs: []migGPU{}}
 	for _, g := range made.GPUs {
 		shown := migGPU{
 			Index: g.Index, UUID: g.UUID, Model: g.Model, Phase: string(g.Phase), Reason: g.Reason, Retry: status.Moment(g.Retry),
@@ -90,6 +81,30 @@ func (d *daemon) migStatus() (migStatus, error) {
 		s.GPUs = append(s.GPUs, shown)
 	}
 	return s, nil
+}
+
+// layout returns how far the node is with the MIG layout that is asked for; nil where layouts are not changed.
+func (d *daemon) layout() *status.MIGLayout {
+	if d.mig == nil {
+		return nil
+	}
+	chosen, made := d.wishes.Decisions().Value(), d.mig.Status().Value()
+	s := &status.MIGLayout{Layout: chosen.Layout, From: string(chosen.From), State: string(made.State), Reason: made.Reason}
+	switch {
+	case chosen.Err != nil:
+		s.State, s.Reason = string(mig.StateFailed), chosen.Err.Error()
+	case made.Layout != chosen.Layout || made.Again != chosen.Wish.Again: // the owner has not seen it yet
+		s.State, s.Reason = string(mig.StatePending), ""
+	}
+	for _, g := range made.GPUs {
+		for _, h := range g.Holders {
+			if !slices.Contains(s.Waiting, h.Device) {
+				s.Waiting = append(s.Waiting, h.Device)
+			}
+		}
+	}
+	slices.Sort(s.Waiting)
+	return s
 }
 
 // holder names who holds a device.
@@ -118,9 +133,6 @@ func (s migStatus) line() string {
 // text writes the status for people.
 func (s migStatus) text(w io.Writer) {
 	fmt.Fprint(w, wrap(s.line(), textWidth, "", "  "))
-	if s.Refused != "" {
-		fmt.Fprint(w, wrap("not used: "+s.Refused, textWidth, "", "  "))
-	}
 	for _, g := range s.GPUs {
 		fmt.Fprintln(w)
 		g.text(w)

@@ -80,7 +80,7 @@ func printStatus(w io.Writer, s status.Status, v view) {
 	for _, line := range []struct{ what, text string }{
 		{"last scan failed", s.Stale}, {"all GPUs", s.Node}, {"configuration file not used", s.ConfigError},
 		{"metrics not served", s.MetricsError}, {"labels not written", s.LabelsError},
-		{"API server not reached", s.APIServerError},
+		{"API server not reached", s.APIServerError}, {"MIG layout", layoutLine(s.MIG)},
 	} {
 		if line.text != "" {
 			v.sentence(w, line.what+": "+line.text)
@@ -105,6 +105,18 @@ func printStatus(w io.Writer, s status.Status, v view) {
 			v.sentence(w, kind.name+": "+sentence)
 		}
 	}
+}
+
+// layoutLine says how far the node is with a MIG layout; empty if none is asked for.
+func layoutLine(m *status.MIGLayout) string {
+	if m == nil || m.Layout == "" {
+		return ""
+	}
+	text := m.Layout + " of " + m.From + ", " + m.State
+	if m.Reason != "" {
+		text += ": " + m.Reason
+	}
+	return text
 }
 
 // daemonLine returns what is known of the daemon and its driver.

@@ -91,6 +91,10 @@ func (r *reporter) followStatus(ctx context.Context) {
 		_, refused := r.daemon.ConfigErrors.Latest()
 		c, configured := r.daemon.Configs.Latest()
 		node, seen := r.nodes.Latest()
+		var divided <-chan struct{}
+		if r.daemon.MIG != nil {
+			_, divided = r.daemon.MIG.Latest()
+		}
 		var tick <-chan time.Time
 		if reports(c.Features) {
 			tick = r.clock.After(statusEvery)
@@ -113,6 +117,7 @@ func (r *reporter) followStatus(ctx context.Context) {
 		case <-refused:
 		case <-configured:
 		case <-seen:
+		case <-divided:
 		case <-tick:
 		}
 		select {

@@ -35,6 +35,7 @@ type History struct {
 	driver  string
 	config  string               // the error that was told
 	leftOut map[string]bool      // what was told to be left out
+	layout  layoutTold           // what was told of the MIG layout
 	bad     map[string]verdict   // of the devices that are not healthy, or gone, by UUID
 	gpus    map[string]string    // the names of the GPUs that were there, by UUID
 	used    map[string]time.Time // of the rates: by what they limit, and of the node under ""
@@ -97,6 +98,7 @@ func (h *History) Next(s status.Status, now time.Time, room int) Batch {
 	all = append(all, together(h.deviceEvents(s))...)
 	all = append(all, h.configEvents(s)...)
 	all = append(all, together(h.leftOutEvents(s))...)
+	all = append(all, h.layoutEvents(s)...)
 	batch := Batch{}
 	denied := map[string]string{}
 	for _, c := range all {

@@ -19,6 +19,10 @@ const (
 	ConfigRejected   Reason = "ConfigRejected"
 	ConfigApplied    Reason = "ConfigApplied"
 	ResourceLeftOut  Reason = "ResourceLeftOut"
+	MIGLayoutWaiting Reason = "MIGLayoutWaiting"
+	MIGLayoutFailed  Reason = "MIGLayoutFailed"
+	MIGLayoutReset   Reason = "MIGLayoutNeedsReset"
+	MIGLayoutMade    Reason = "MIGLayoutMade"
 )
 
 // The types of Events.
@@ -76,6 +80,21 @@ var Rows = []Row{
 	{
 		ResourceLeftOut, warning, "LeaveOut", false,
 		"A GPU cannot be identified, and no other Event tells why; or a device of the plan is not offered", "the device and the reason",
+	},
+	{
+		MIGLayoutWaiting, normal, "WaitForRelease", true, "A MIG layout cannot be made on some GPUs before pods or processes end",
+		"the layout, who named it, which GPUs wait for whom",
+	},
+	{
+		MIGLayoutFailed, warning, "KeepInstances", false,
+		"A MIG layout cannot be made, or a step failed; what may succeed later is tried again", "the layout, who named it, the reason",
+	},
+	{
+		MIGLayoutReset, warning, "WaitForReset", false, "A MIG mode is in force only after a reset of the GPU or a restart of the node",
+		"the layout, who named it, the reason",
+	},
+	{
+		MIGLayoutMade, normal, "DivideGPUs", false, "The GPUs are as a MIG layout says, and were not before", "the layout, who named it",
 	},
 }
 

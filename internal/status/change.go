@@ -10,8 +10,8 @@ import (
 type Change struct {
 	// Time is when the Status with the change was received.
 	Time time.Time `json:"time"`
-	// Kind is what changed: connection, daemon, driver, device, event, call, resource, departing, configuration, hold, left out,
-	// without events, warning, MPS or summary.
+	// Kind is what changed: connection, daemon, driver, device, event, call, resource, departing, configuration, MIG layout, hold,
+	// left out, without events, warning, MPS or summary.
 	Kind string `json:"kind"`
 	// Name is the device's index "i" or "i:j", or the resource's name; empty for a kind of which there is one, and for sentences.
 	Name string `json:"name,omitempty"`
@@ -171,6 +171,9 @@ func facts(s Status) []Change {
 		facts = append(facts, Change{Kind: "call", To: c.String() + " does not return"})
 	}
 	facts = append(facts, Change{Kind: "configuration", To: fmt.Sprint("generation ", s.ConfigGeneration), Reason: s.ConfigError})
+	if m := s.MIG; m != nil && m.Layout != "" {
+		facts = append(facts, Change{Kind: "MIG layout", To: m.Layout + ", " + m.State, Reason: m.Reason})
+	}
 	for _, kind := range []struct {
 		name      string
 		sentences []string

@@ -68,6 +68,8 @@ type Status struct {
 	// NotAsked are the indexes of the GPUs that were not asked in the last look, because too many calls about other GPUs do not
 	// return. Their health is that of an earlier look, and of events since.
 	NotAsked []int `json:"notAsked,omitempty"`
+	// MIG is how far the node is with the MIG layout that is asked for; nil where layouts are not changed.
+	MIG *MIGLayout `json:"mig,omitempty"`
 	// Holds are the devices that are not given out for a while.
 	Holds []Hold `json:"holds,omitempty"`
 
@@ -115,6 +117,18 @@ type Retry struct {
 	Reason string `json:"reason"`
 	// Next is when it is asked again.
 	Next time.Time `json:"next,omitzero"`
+}
+
+// A MIGLayout is how far a node is with a MIG layout.
+type MIGLayout struct {
+	// Layout is the name of the layout that is asked for, and From who asks for it; both are empty if nobody does.
+	Layout string `json:"layout,omitempty"`
+	From   string `json:"from,omitempty"`
+	// State is pending, rebooting, success or failed, and Reason why it is not success.
+	State  string `json:"state,omitempty"`
+	Reason string `json:"reason,omitempty"`
+	// Waiting are the GPUs and MIG devices, by UUID, that are in use and have to be free before the layout can be made.
+	Waiting []string `json:"waiting,omitempty"`
 }
 
 // A Hold keeps a device from being given out.

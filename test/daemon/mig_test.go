@@ -109,7 +109,7 @@ func TestALabelDividesTheGPUs(t *testing.T) {
 // wait for it.
 func TestPodsAreEvictedForALayout(t *testing.T) {
 	t.Parallel()
-	d := newDivisible(t, "--mig-evict")
+	d := newDivisible(t, "--mig-evict", "--node-events")
 	d.admit("train", 1)
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "train", UID: "train"}}
 	if err := d.api.AddPod(pod); err != nil {
@@ -128,6 +128,16 @@ func TestPodsAreEvictedForALayout(t *testing.T) {
 	d.Remove("train")
 	d.told("success", "")
 	d.until("eight divided GPUs", func() bool { return d.Allocatable(third) == 8 })
+	d.eventually("Events of the layout", func() bool {
+		var reasons []string
+		for _, e := range d.api.Events() {
+			if strings.Contains(e.Note, "layout all-balanced (label)") {
+				reasons = append(reasons, e.Reason)
+			}
+		}
+		slices.Sort(reasons)
+		return slices.Equal(slices.Compact(reasons), []string{"MIGLayoutMade", "MIGLayoutWaiting"})
+	})
 }
 
 // TestMIGCommands: apply shows each GPU before and after, and makes the layout; status says how far that is; a daemon that does not change

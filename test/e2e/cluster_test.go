@@ -14,6 +14,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -233,7 +234,8 @@ func publishCA(ctx context.Context, t *testing.T, n *node.Node, namespace string
 		t.Fatal(err)
 	}
 	ca := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "kube-root-ca.crt"}, Data: map[string]string{"ca.crt": string(certificates)}}
-	if _, err := n.Client.CoreV1().ConfigMaps(namespace).Create(ctx, ca, metav1.CreateOptions{}); err != nil {
+	_, err = n.Client.CoreV1().ConfigMaps(namespace).Create(ctx, ca, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
 		t.Fatal(err)
 	}
 }

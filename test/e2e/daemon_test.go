@@ -86,6 +86,7 @@ func TestDaemon(t *testing.T) {
 		{name: "a reload adds and removes a resource", story: reloads},
 		{name: "MIG devices of several profiles", story: offersMIG},
 		{name: "in the cluster", story: inTheCluster},
+		{name: "MIG layouts by label", story: dividedByLabel},
 	} {
 		if s.long && !*long {
 			continue

@@ -340,57 +340,79 @@ func TestLabelKeys(t *testing.T) {
 	}
 }
 
-// TestChartGivesTheStaticNodeAgent: the patches of deployments/node-agent make of the static DaemonSet what the chart gives,
-// and the other objects are the chart's.
-func TestChartGivesTheStaticNodeAgent(t *testing.T) {
+// TestChartGivesTheStaticNodeAgents: the patches of deployments/node-agent make of the static DaemonSet what the chart gives, and those of
+// deployments/node-agent-mig of that what it gives where a label of the node names the MIG layout; the other objects are the chart's.
+func TestChartGivesTheStaticNodeAgents(t *testing.T) {
 	t.Parallel()
-	const folder = "../../deployments/node-agent"
+	const values = "{cdi: {enabled: true}, failOnInitError: false, nvidiaDriverRoot: /, " +
+		"features: {labels: node, events: true, condition: true, taint: true}"
+	agent := append(decode(t, "rights.yaml", read(t, "../../deployments/node-agent/rights.yaml")),
+		only[*appsv1.DaemonSet](t, decode(t, "static", read(t, filepath.Join(static, "gpu-device-plugin.yaml")))))
+	agent = kustomize(t, "../../deployments/node-agent", []string{"../static", "rights.yaml"}, agent)
+	givesTheSame(t, values+"}", agent)
+	agent = kustomize(t, "../../deployments/node-agent-mig", []string{"../node-agent"}, agent)
+	givesTheSame(t, values+", migStrategy: mixed, mig: {enabled: true, label: true}}", agent)
+}
+
+// kustomize applies the patches of a folder to objects.
+func kustomize(t *testing.T, folder string, resources []string, objects []runtime.Object) []runtime.Object {
+	t.Helper()
 	var k kustomization
 	if err := yaml.UnmarshalStrict(read(t, filepath.Join(folder, "kustomization.yaml")), &k); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]string{"../static", "rights.yaml"}, k.Resources); diff != "" || len(k.Patches) != 1 {
-		t.Fatalf("%d patches, resources (-want +got):\n%s", len(k.Patches), diff)
+	if diff := cmp.Diff(resources, k.Resources); diff != "" {
+		t.Fatalf("%s: resources (-want +got):\n%s", folder, diff)
 	}
-	want := decode(t, "rights.yaml", read(t, filepath.Join(folder, "rights.yaml")))
-	daemon := only[*appsv1.DaemonSet](t, decode(t, "static", read(t, filepath.Join(static, "gpu-device-plugin.yaml"))))
-	if target := k.Patches[0].Target; target.Kind != "DaemonSet" || target.Name != daemon.Name {
-		t.Fatalf("the patch is for %v", target)
+	objects = slices.Clone(objects)
+	for _, p := range k.Patches {
+		i := slices.IndexFunc(objects, func(o runtime.Object) bool {
+			m, err := meta.Accessor(o)
+			return err == nil && m.GetName() == p.Target.Name && o.GetObjectKind().GroupVersionKind().Kind == p.Target.Kind
+		})
+		if i < 0 {
+			t.Fatalf("%s: the patch is for %v, which is not there", folder, p.Target)
+		}
+		before, err := json.Marshal(objects[i])
+		if err != nil {
+			t.Fatal(err)
+		}
+		steps, err := yaml.ToJSON([]byte(p.Patch))
+		if err != nil {
+			t.Fatal(err)
+		}
+		patch, err := jsonpatch.DecodePatch(steps)
+		if err != nil {
+			t.Fatal(err)
+		}
+		after, err := patch.Apply(before)
+		if err != nil {
+			t.Fatal(err)
+		}
+		objects[i] = decode(t, folder, after)[0]
 	}
-	before, err := json.Marshal(daemon)
-	if err != nil {
-		t.Fatal(err)
-	}
-	steps, err := yaml.ToJSON([]byte(k.Patches[0].Patch))
-	if err != nil {
-		t.Fatal(err)
-	}
-	patch, err := jsonpatch.DecodePatch(steps)
-	if err != nil {
-		t.Fatal(err)
-	}
-	after, err := patch.Apply(before)
-	if err != nil {
-		t.Fatal(err)
-	}
-	patched := &appsv1.DaemonSet{}
-	if err := json.Unmarshal(after, patched); err != nil {
-		t.Fatal(err)
-	}
-	// Helm tells releases apart by a label of its own.
-	instance := map[string]string{"app.kubernetes.io/instance": "gpu-device-plugin"}
-	maps.Copy(patched.Spec.Selector.MatchLabels, instance)
-	maps.Copy(patched.Spec.Template.Labels, instance)
-	want = append(want, patched)
+	return objects
+}
 
-	got := decode(t, "chart", render(t, "{cdi: {enabled: true}, failOnInitError: false, nvidiaDriverRoot: /, features: {labels: node, events: true, condition: true, taint: true}}"))
+// givesTheSame holds objects of static manifests to those that the chart gives.
+func givesTheSame(t *testing.T, values string, want []runtime.Object) {
+	t.Helper()
+	got := decode(t, "chart", render(t, values))
 	got = slices.DeleteFunc(got, func(o runtime.Object) bool { _, is := o.(*corev1.Pod); return is })
 	byName := func(objects []runtime.Object) map[string]runtime.Object {
 		named := map[string]runtime.Object{}
 		for _, o := range objects {
+			o = o.DeepCopyObject()
 			m, err := meta.Accessor(o)
 			if err != nil {
 				t.Fatal(err)
+			}
+			if d, is := o.(*appsv1.DaemonSet); is { // Helm tells releases apart by a label of its own
+				instance := map[string]string{"app.kubernetes.io/instance": "gpu-device-plugin"}
+				maps.Copy(d.Spec.Selector.MatchLabels, instance)
+				maps.Copy(d.Spec.Template.Labels, instance)
+				env := d.Spec.Template.Spec.Containers[0].Env
+				slices.SortFunc(env, func(a, b corev1.EnvVar) int { return strings.Compare(a.Name, b.Name) })
 			}
 			m.SetLabels(nil)
 			named[fmt.Sprintf("%T %s/%s", o, m.GetNamespace(), m.GetName())] = o
