@@ -122,14 +122,15 @@ type limit struct {
 var limits = []limit{
 	{"resident memory", "MB", func(s sample) float64 { return s.resident }, 4, 12},
 	{"anonymous memory", "MB", func(s sample) float64 { return s.anonymous }, 4, 12},
-	{"threads", "", func(s sample) float64 { return s.threads }, 6, 12},
+	{"threads", "", func(s sample) float64 { return s.threads }, 12, 12},
 	{"descriptors", "", func(s sample) float64 { return s.descriptors }, 4, 12},
 	{"goroutines", "", func(s sample) float64 { return s.goroutines }, 6, 25},
 }
 
 // slopeNeeds is how many samples in equal states make a slope, and for how long they have to be apart. Go keeps its threads and most of
 // its memory: both follow the busiest moment so far, which rises in steps that become rarer. A slope of a short time tells nothing
-// of that.
+// of that. Threads have twice the slope of goroutines for that reason: one that does not come back from a call holds its goroutine, so
+// the limit of goroutines finds it.
 const (
 	slopeNeeds = 6
 	slopeSpan  = 30 * time.Minute

@@ -168,4 +168,11 @@ func TestSlope(t *testing.T) {
 	if svg := drawing([]curve{{"enduring", samples}}, time.Hour); strings.Count(svg, "<polyline") != 3 || strings.Contains(svg, "NaN") {
 		t.Errorf("drawing() = %s", svg)
 	}
+	// Threads that stay in calls are found by their goroutines.
+	for i := range samples {
+		samples[i] = sample{at: samples[i].at, threads: 10 + float64(i)/2, goroutines: 56 + float64(i)*7/12}
+	}
+	if _, wrong := growth(samples); len(wrong) != 1 || !strings.Contains(wrong[0], "goroutines grows by 7.00") {
+		t.Errorf("growth() = %q, want that goroutines grow", wrong)
+	}
 }
