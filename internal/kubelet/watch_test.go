@@ -263,6 +263,23 @@ func TestADirectoryThatIsAwayIsLookedForEachSecond(t *testing.T) {
 	<-stepped
 }
 
+// TestWithNoticesTheDirectoryIsLookedAtRarely: each look wakes an idle process.
+func TestWithNoticesTheDirectoryIsLookedAtRarely(t *testing.T) {
+	t.Parallel()
+	notices, err := fsnotify.NewWatcher()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = notices.Close() })
+	l := look{directory: newDirectory(t, folder(t)), notices: notices}
+	if err := l.once(klog.Logger{}); err != nil {
+		t.Fatal(err)
+	}
+	if got := l.pause(); got != lookRarely || len(notices.WatchList()) != 1 {
+		t.Errorf("the next look comes after %v, and %q are watched; want %v", got, notices.WatchList(), lookRarely)
+	}
+}
+
 // TestWithoutNoticesTheDirectoryIsLookedAtEachSecond: nothing else says that kubelet has come.
 func TestWithoutNoticesTheDirectoryIsLookedAtEachSecond(t *testing.T) {
 	t.Parallel()
