@@ -104,20 +104,20 @@ func (j *judge) try(all []mutation, tell func(mutation, outcome)) error {
 		}
 		together = slices.DeleteFunc(together, func(m mutation) bool { return slices.ContainsFunc(bad, m.same) })
 	}
-	outcomes := make([]outcome, len(together))
 	var wait sync.WaitGroup
+	var one sync.Mutex
 	room := make(chan struct{}, j.jobs)
-	for i := range together {
+	for i, m := range together {
 		room <- struct{}{}
 		wait.Go(func() {
 			defer func() { <-room }()
-			outcomes[i] = j.test(i + 1)
+			o := j.test(i + 1)
+			one.Lock()
+			defer one.Unlock()
+			tell(m, o)
 		})
 	}
 	wait.Wait()
-	for i, m := range together {
-		tell(m, outcomes[i])
-	}
 	var again []mutation
 	for _, m := range rest {
 		if m.chosen != nil && len(rest) > 2 && len(together) > 0 {
