@@ -71,8 +71,8 @@ func newJudge(dir, tests, tmp string, jobs int) (*judge, error) {
 		return nil, fmt.Errorf("no test in %s passes without a mutation:\n%s", tests, out)
 	}
 	j.groups = []group{
-		{quick, max(leastTime, time.Duration(6*quickly*float64(time.Second)))},
-		{late, max(leastTime, 3*took)},
+		{quick, time.Duration(jobs) * max(leastTime, time.Duration(6*quickly*float64(time.Second)))},
+		{late, time.Duration(jobs) * max(leastTime, 3*took)},
 	}
 	j.groups = slices.DeleteFunc(j.groups, func(g group) bool { return len(g.tests) == 0 })
 	return j, nil

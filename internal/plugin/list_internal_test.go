@@ -111,6 +111,37 @@ func TestADeviceThatKubeletAskedForCountsAsHeld(t *testing.T) {
 	}
 }
 
+// A device that nobody asked for may be held while kubelet's checkpoint cannot be read, but not for longer than a moment.
+func TestAnUnreadableCheckpointHoldsADeviceForTenSeconds(t *testing.T) {
+	t.Parallel()
+	c := clocktesting.NewFakeClock(time.Now())
+	s := NewSet(Collaborators{Clock: c})
+	s.Apply(resource.Plan{Resources: []resource.Resource{oneGPU()}}, Options{}, 1)
+	l := s.resources["nvidia.com/gpu"].list
+	s.Apply(resource.Plan{}, Options{}, 1)
+	began := c.Now()
+	for _, at := range []time.Duration{0, unreadableFor - 1, unreadableFor} {
+		c.SetTime(began.Add(at))
+		s.drop(evidence{kubelet: 1, gap: "damaged", unreadable: true}, c.Now())
+		if got, want := l.departing["GPU-0"].counts, at < unreadableFor; got != want {
+			t.Errorf("after %v: held = %v, want %v", at, got, want)
+		}
+	}
+}
+
+// One device under a resource that this program does not serve is enough: kubelet writes its checkpoint when it receives a list.
+func TestADeviceUnderAnotherResourceAsksForANewCheckpoint(t *testing.T) {
+	t.Parallel()
+	s := NewSet(Collaborators{Clock: clocktesting.NewFakeClock(time.Now())})
+	s.Apply(resource.Plan{Resources: []resource.Resource{oneGPU()}}, Options{}, 1)
+	for resource, want := range map[string]bool{"nvidia.com/gpu": false, "nvidia.com/other": true} {
+		held := map[deviceKey]holder{{resource, "GPU-0"}: {pod: "p"}}
+		if got := s.drop(evidence{kubelet: 1, held: held}, time.Now()); got != want {
+			t.Errorf("a pod holds a device of %s: the checkpoint may be outdated: %v, want %v", resource, got, want)
+		}
+	}
+}
+
 func TestTheListIsSentAgainWhileTheCheckpointMayBeOutdated(t *testing.T) {
 	t.Parallel()
 	key := deviceKey{"nvidia.com/gpu", "GPU-0"}

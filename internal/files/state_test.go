@@ -1,0 +1,92 @@
+package files_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+)
+
+type state struct {
+	Version int    `json:"version"`
+	Name    string `json:"name"`
+}
+
+// TestState: what is written is found, by its owner alone.
+func TestState(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "made", "state.json")
+	var got state
+	if found, err := files.ReadState(path, 100, 1, &got); found || err != nil {
+		t.Errorf("without a file: %v, %v", found, err)
+	}
+	want := state{1, "a"}
+	if err := files.WriteState(path, want); err != nil {
+		t.Fatal(err)
+	}
+	if found, err := files.ReadState(path, 100, 1, &got); !found || err != nil {
+		t.Errorf("found %v, %v", found, err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	for name, mode := range map[string]os.FileMode{path: 0o600, filepath.Dir(path): 0o700 | os.ModeDir} {
+		if info, err := os.Stat(name); err != nil || info.Mode() != mode {
+			t.Errorf("%s: %v, %v, want %v", name, info.Mode(), err, mode)
+		}
+	}
+}
+
+// TestStateThatCannotBeRead is set aside, and the error says why.
+func TestStateThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	for text, why := range map[string]string{
+		`{"version": 2}`:            "it has version 2, and this program writes 1",
+		`{}`:                        "it has version 0",
+		`{"version": 1, "name": 3}`: "cannot unmarshal number",
+		`{"version": 1, "na`:        "unexpected end",
+		`{"version": 1}` + string(make([]byte, 100)): "larger than 100 bytes",
+	} {
+		path := filepath.Join(t.TempDir(), "state.json")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var got state
+		if found, err := files.ReadState(path, 100, 1, &got); found || err == nil || !strings.Contains(err.Error(), why) {
+			t.Errorf("%s: found %v, %v, want %q", text, found, err, why)
+		}
+		if kept, err := os.ReadFile(path + files.Damaged); string(kept) != text {
+			t.Errorf("%s: kept %q, %v", text, kept, err)
+		}
+		if found, err := files.ReadState(path, 100, 1, &got); found || err != nil {
+			t.Errorf("%s, the second time: found %v, %v", text, found, err)
+		}
+	}
+}
+
+// TestLock: one at a time has it, and only another one that has it is ErrLocked.
+func TestLock(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "made", "lock")
+	for range 2 {
+		unlock, err := files.Lock(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := files.Lock(path); !errors.Is(err, files.ErrLocked) || !strings.Contains(err.Error(), path) {
+			t.Errorf("the second Lock() = %v", err)
+		}
+		unlock()
+	}
+	if _, err := files.Lock(filepath.Dir(path)); err == nil || errors.Is(err, files.ErrLocked) || !strings.Contains(err.Error(), "is a directory") {
+		t.Errorf("Lock() of a folder = %v", err)
+	}
+	if _, err := files.Lock(filepath.Join(path, "lock")); err == nil || !strings.Contains(err.Error(), "make the folder") {
+		t.Errorf("Lock() below a file = %v", err)
+	}
+}
