@@ -66,7 +66,7 @@ func TestAnswersThatAreNone(t *testing.T) {
 	}
 }
 
-// TestEventsThatAreNone: a watch that brings nonsense begins again with the node as it is, and the node that was known stays.
+// TestEventsThatAreNone: a watch that brings nonsense begins again with a list, and the node that was known stays.
 func TestEventsThatAreNone(t *testing.T) {
 	t.Parallel()
 	const node = `{"metadata": {"name": "node-1", "uid": "1", "resourceVersion": "5", "labels": {"config": "a"}}}`
@@ -84,9 +84,10 @@ func TestEventsThatAreNone(t *testing.T) {
 			t.Parallel()
 			var begun atomic.Int32
 			client := answering(t, func(w http.ResponseWriter, r *http.Request) {
-				if r.URL.Query().Get("resourceVersion") == "0" {
+				if r.URL.Query().Get("watch") == "" {
 					begun.Add(1)
-					fmt.Fprintf(w, `{"type": "ADDED", "object": %s}`, node)
+					fmt.Fprintf(w, `{"metadata": {"resourceVersion": "5"}, "items": [%s]}`, node)
+					return
 				}
 				fmt.Fprint(w, event)
 			})
@@ -99,7 +100,7 @@ func TestEventsThatAreNone(t *testing.T) {
 			t.Cleanup(func() { cancel(); <-ended })
 			for late := time.Now().Add(patience); begun.Load() < 2; time.Sleep(5 * time.Millisecond) {
 				if time.Now().After(late) {
-					t.Fatalf("%d watches began with the node as it is, want a second one", begun.Load())
+					t.Fatalf("%d lists, want a second one", begun.Load())
 				}
 			}
 			if n := client.Nodes().Value(); n.Labels["config"] != "a" {

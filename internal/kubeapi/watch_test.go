@@ -129,7 +129,7 @@ func TestWatch(t *testing.T) {
 	if again := awaitLabel(t, client, "c"); again.UID == n.UID || again.UID == "" {
 		t.Errorf("the new node has the UID %q, the old one %q", again.UID, n.UID)
 	}
-	if diff := cmp.Diff(map[apiserver.Request]int{{Verb: "watch", Resource: "nodes"}: 1}, server.Requests()); diff != "" {
+	if diff := cmp.Diff(map[apiserver.Request]int{{Verb: "list", Resource: "nodes"}: 1, {Verb: "watch", Resource: "nodes"}: 1}, server.Requests()); diff != "" {
 		t.Errorf("requests (-want +got):\n%s", diff)
 	}
 }
@@ -216,7 +216,13 @@ func TestWatchOfANodeThatIsNotThereYet(t *testing.T) {
 	}
 	t.Cleanup(server.Stop)
 	client := watch(t, server, hurried{})
-	server.SendBookmark()
+	for late := time.After(patience); server.Requests()[apiserver.Request{Verb: "watch", Resource: "nodes"}] == 0; {
+		select {
+		case <-late:
+			t.Fatal("no watch")
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
 	label(t, server, nodeName, "a")
 	awaitLabel(t, client, "a")
 }

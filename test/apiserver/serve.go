@@ -240,6 +240,10 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, t target) error {
 			return apierrors.NewBadRequest(err.Error())
 		}
 	}
+	if version == 0 && query.Get("allowWatchBookmarks") == "true" {
+		// So answers an API server whose etcd is older than 3.4.25, as it takes this for a watch with sendInitialEvents.
+		return apierrors.NewInternalError(errors.New("the required storage feature RequestWatchProgress is disabled"))
+	}
 	seconds, err := strconv.Atoi(query.Get("timeoutSeconds"))
 	if err != nil || seconds <= 0 {
 		seconds = 1800
