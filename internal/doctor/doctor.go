@@ -142,8 +142,8 @@ var Checks = []Check{
 		"selinux", "SELinux lets the daemon and containers with GPUs work", "`/sys/fs/selinux`", selinux,
 	},
 	{
-		"kubelet", "kubelet's folder is there, its socket answers, and no other device plugin registers GPUs",
-		"the folder of `--kubelet-socket`", kubelet,
+		"kubelet", "kubelet's folder is there, its socket answers, and no other device plugin or DRA driver registers GPUs",
+		"the folder of `--kubelet-socket`; for DRA drivers also `plugins_registry` beside it", kubelet,
 	},
 	{
 		"pod-resources", "kubelet's PodResources service answers", "the socket of `--pod-resources-socket`", podResources,

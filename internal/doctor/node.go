@@ -39,6 +39,8 @@ type Kubelet struct {
 	Refused string // why kubelet's socket does not accept a connection; empty if it does
 	// Listening are the names of the sockets of GPU device plugins that accept connections.
 	Listening []string
+	// DRADrivers are the registration sockets of the DRA driver gpu.nvidia.com that accept connections; none where their folder is not seen.
+	DRADrivers []string
 	// Registered counts the healthy devices of kubelet's checkpoint by resource; nil if it cannot be read, as Unread says.
 	Registered map[string]int
 	Unread     string
@@ -147,6 +149,11 @@ func kubelet(f *NodeFacts, r *findings) {
 	const pods = "kubectl get pods -A -o wide --field-selector spec.nodeName=NODE | grep -iE 'nvidia|gpu'"
 	if len(foreign) > 0 {
 		r.warn("Another device plugin for GPUs runs on this node: two plugins must not serve one resource", foreign, pods)
+	}
+	if len(k.DRADrivers) > 0 {
+		r.fail("The DRA driver gpu.nvidia.com runs on this node, too: it and a device plugin can give one GPU to two pods",
+			k.DRADrivers, pods, "kubectl get resourceslices --field-selector spec.driver=gpu.nvidia.com,spec.nodeName=NODE",
+			"# let one of the two have no GPUs of this node: keep its DaemonSet off by a label of the node")
 	}
 	if k.Unread != "" {
 		r.skip("Kubelet's checkpoint cannot be read: " + k.Unread)

@@ -78,9 +78,9 @@ func (c DeviceConfig) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// ParseConfig reads the opaque parameters of a claim or a class, JSON with the types of NVIDIA's driver. Like there, a field that is not
-// known or is given twice is refused, and names are case-sensitive. The problems are all that is wrong, each with the path of the field; the
-// configuration is for use only if there are none.
+// ParseConfig reads the opaque parameters of a claim or a class: JSON with the types of NVIDIA's driver. Like there, a field that is not
+// known or is given twice is refused, and names are case-sensitive. The problems are all that is wrong, each with the path of the field.
+// The configuration is for use only if there are none.
 func ParseConfig(parameters []byte) (DeviceConfig, []string) {
 	p := &configParser{}
 	root, ok := p.parse(parameters)

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"net"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -146,6 +147,7 @@ func kubeletFolder(ctx context.Context, socket string) (doctor.Kubelet, error) {
 		k.Refused = err.Error()
 	}
 	k.Listening = directory.Listening(ctx)
+	k.DRADrivers = draDrivers(ctx, path.Join(path.Dir(path.Dir(socket)), "plugins_registry"))
 	saved, err := directory.Checkpoint()
 	if err != nil {
 		k.Unread = err.Error()
@@ -156,6 +158,19 @@ func kubeletFolder(ctx context.Context, socket string) (doctor.Kubelet, error) {
 		k.Registered[name] = len(ids)
 	}
 	return k, nil
+}
+
+// draDrivers returns the registration sockets of the DRA driver for GPUs, of any of its instances, that accept connections. A driver that
+// was killed leaves its socket.
+func draDrivers(ctx context.Context, registry string) []string {
+	sockets, _ := filepath.Glob(path.Join(registry, "gpu.nvidia.com*.sock")) // the pattern is well-formed
+	return slices.DeleteFunc(sockets, func(socket string) bool {
+		conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		if err == nil {
+			_ = conn.Close() // nothing was said
+		}
+		return err != nil
+	})
 }
 
 // podResources asks kubelet's PodResources service how many devices it counts.

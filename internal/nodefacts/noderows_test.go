@@ -291,6 +291,14 @@ var nodeRows = []row{
 		check: "kubelet", severity: doctor.Warning, says: "Another device plugin",
 	},
 	{
+		name: "a DRA driver",
+		facts: func(f *doctor.NodeFacts) {
+			f.Kubelet.Value.DRADrivers = []string{"/var/lib/kubelet/plugins_registry/gpu.nvidia.com-reg.sock"}
+		},
+		check: "kubelet", severity: doctor.Error, says: "The DRA driver gpu.nvidia.com runs on this node, too",
+		shows: "/var/lib/kubelet/plugins_registry/gpu.nvidia.com-reg.sock", remedy: "kubectl get resourceslices",
+	},
+	{
 		name:  "another process of this program",
 		facts: func(f *doctor.NodeFacts) { f.Kubelet.Value.Listening = []string{"gpu-device-plugin-gpu-x.sock"} },
 		check: "kubelet", severity: doctor.OK, says: "no other device plugin",
