@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -119,6 +120,10 @@ func TestReexec(t *testing.T) {
 			case <-daemon.Ended():
 				t.Errorf("the process ended: %v", daemon.Err())
 			default: // the same one, another program in it
+			}
+			line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", daemon.Pid))
+			if name, _, _ := strings.Cut(string(line), "\x00"); err != nil || name != s.Setup.Daemon {
+				t.Errorf("the process is called %q, %v: config-manager would not find it, and it may be another program", name, err)
 			}
 			s.says("the driver is "+newVersion, func(now status) bool { return now.Driver == newVersion })
 			if left := s.sockets(); len(left) != 1 {

@@ -43,7 +43,8 @@ type machine struct {
 	programs string
 }
 
-func newMachine(t *testing.T) *machine {
+// newMachine returns a machine with a daemon that was started under a name.
+func newMachine(t *testing.T, program string) *machine {
 	t.Helper()
 	m := &machine{t: t, programs: t.TempDir()}
 	for name, source := range map[string]string{"nvidia-cuda-mps-control": ".", "gpu-device-plugin": "../../cmd/gpu-device-plugin"} {
@@ -52,9 +53,14 @@ func newMachine(t *testing.T) *machine {
 			t.Fatalf("build %s: %v: %s", name, err, output)
 		}
 	}
+	for _, name := range []string{"nvidia-device-plugin", "mps-control-daemon"} {
+		if err := os.Symlink("gpu-device-plugin", filepath.Join(m.programs, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
 	t.Setenv("PATH", m.programs)
 	t.Setenv("GORACE", "atexit_sleep_ms=0") // else every program with the race detector ends a second later
-	n, err := node.Open(node.Setup{Daemon: filepath.Join(m.programs, "gpu-device-plugin"), Profile: "dgx-h100"})
+	n, err := node.Open(node.Setup{Daemon: filepath.Join(m.programs, program), Profile: "dgx-h100"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,25 +98,30 @@ func (m *machine) share(replicas int) {
 // shows waits until kubelet shows so many whole GPUs and replicas, and of these so many that can be given out.
 func (m *machine) shows(gpus, replicas, allocatable int) {
 	m.t.Helper()
+	m.has(map[string]standin.Quantity{
+		whole: {Capacity: gpus, Allocatable: gpus}, shared: {Capacity: replicas, Allocatable: allocatable},
+	})
+}
+
+// has waits until kubelet shows resources and no others.
+func (m *machine) has(want map[string]standin.Quantity) {
+	m.t.Helper()
 	ctx, cancel := context.WithTimeout(m.t.Context(), patience)
 	defer cancel()
-	want := map[string]standin.Quantity{
-		whole: {Capacity: gpus, Allocatable: gpus}, shared: {Capacity: replicas, Allocatable: allocatable},
-	}
 	if err := m.WaitFor(ctx, func() bool { return maps.Equal(m.Resources(), want) }); err != nil {
 		m.t.Fatalf("kubelet shows %v, want %v: %v", m.Resources(), want, err)
 	}
 }
 
-// startMPS starts mps-control-daemon, and returns what ends it.
-func (m *machine) startMPS() (end func()) {
+// startMPS starts a command as mps-control-daemon, and returns what ends it.
+func (m *machine) startMPS(command ...string) (end func()) {
 	m.t.Helper()
 	log, err := os.OpenFile(m.Path("mps.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	args := append([]string{"mps-control-daemon", "--simulate", m.Profile}, m.Args...)
-	c := exec.Command(m.Setup.Daemon, args...)
+	args := append(append(command, "--simulate", m.Profile), m.Args...)
+	c := exec.Command(filepath.Join(m.programs, args[0]), args[1:]...)
 	c.Stdout, c.Stderr = log, log
 	if err := c.Start(); err != nil {
 		m.t.Fatal(err)
@@ -141,11 +152,11 @@ func (m *machine) startMPS() (end func()) {
 	return end
 }
 
-// told waits until the shared GPUs' control daemon was told something.
-func (m *machine) told(command string) {
+// told waits until the control daemon of a resource was told something.
+func (m *machine) told(resource, command string) {
 	m.t.Helper()
 	m.until("Cmd:"+command+"\n", func() ([]byte, error) {
-		return os.ReadFile(m.Path("mps/" + shared + "/log/control.log"))
+		return os.ReadFile(m.Path("mps/" + resource + "/log/control.log"))
 	})
 }
 
@@ -177,14 +188,14 @@ func (m *machine) until(what string, read func() ([]byte, error)) {
 
 // TestDevicePluginAndControlDaemon runs both processes on a node: the plugin waits for MPS, for what is shared alone.
 func TestDevicePluginAndControlDaemon(t *testing.T) {
-	m := newMachine(t)
+	m := newMachine(t, "gpu-device-plugin")
 	m.shows(6, 8, 0)
 	m.says("MPS: the MPS control daemon of nvidia.com/gpu.shared does not answer: ")
 
-	end := m.startMPS()
+	end := m.startMPS("gpu-device-plugin", "mps-control-daemon")
 	m.shows(6, 8, 8)
-	m.told("set_default_active_thread_percentage 25")
-	m.told("set_default_device_pinned_mem_limit 1 20389M")
+	m.told(shared, "set_default_active_thread_percentage 25")
+	m.told(shared, "set_default_device_pinned_mem_limit 1 20389M")
 	given, err := m.Admit(t.Context(), standin.Container{Pod: "a", Name: "c", Resource: shared, Count: 1})
 	if err != nil {
 		t.Fatal(err)
@@ -209,7 +220,7 @@ func TestDevicePluginAndControlDaemon(t *testing.T) {
 	if _, err := m.Admit(t.Context(), standin.Container{Pod: "b", Name: "c", Resource: shared, Count: 1}); err == nil {
 		t.Error("a container is admitted without MPS")
 	}
-	m.startMPS()
+	m.startMPS("gpu-device-plugin", "mps-control-daemon")
 	m.shows(6, 8, 8)
 	for _, e := range m.Events(mark) {
 		if e.Kind == standin.Listed && e.Resource == whole {
@@ -234,6 +245,16 @@ func TestDevicePluginAndControlDaemon(t *testing.T) {
 	}
 
 	m.share(2) // both processes follow the file
-	m.told("set_default_active_thread_percentage 50")
+	m.told(shared, "set_default_active_thread_percentage 50")
 	m.shows(6, 4, 4)
+}
+
+// TestUnderNVIDIAsNames: both processes ignore the name and the devices of the file, and so mean the same resource.
+func TestUnderNVIDIAsNames(t *testing.T) {
+	m := newMachine(t, "nvidia-device-plugin")
+	m.has(map[string]standin.Quantity{whole: {Capacity: 32}})
+	m.startMPS("mps-control-daemon")
+	m.has(map[string]standin.Quantity{whole: {Capacity: 32, Allocatable: 32}})
+	m.told(whole, "set_default_active_thread_percentage 25")
+	m.told(whole, "set_default_device_pinned_mem_limit 7 20389M")
 }
