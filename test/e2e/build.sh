@@ -3,7 +3,7 @@
 #
 #   build.sh CACHE WORK 1.36.3 1.37.0
 #
-# gives CACHE/kubernetes-1.36.3/kubelet, CACHE/kubernetes-1.37.0/..., CACHE/containerd-2.4.2/.... The control plane is
+# gives CACHE/kubernetes-1.36.3/kubelet, CACHE/kubernetes-1.37.0/..., CACHE/containerd-2.4.2/..., CACHE/helm-4.3.1/helm. The control plane is
 # that of the newest Kubernetes, which Kubernetes' version skew policy allows for older kubelets. What is tested is built
 # for each run: WORK/image, the layers of the daemon's images, and WORK/e2e.test.
 set -euo pipefail
@@ -15,6 +15,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 control_plane=1.37.0
 containerd=2.4.2
+helm=4.3.1
 . "$here/lib.sh"
 
 export CGO_ENABLED=0 GOFLAGS=-buildvcs=false
@@ -41,6 +42,13 @@ containerd() {
       "-s -w -X github.com/containerd/containerd/v2/version.Version=v$containerd" \
       "github.com/containerd/containerd/v2/cmd/$program@v$containerd"
   done
+  mv "$target.part" "$target"
+}
+
+helm() {
+  local target=$cache/helm-$helm
+  rm -rf "$target.part" && mkdir -p "$target.part"
+  GOBIN=$target.part again go install -trimpath -ldflags "-s -w" "helm.sh/helm/v4/cmd/helm@v$helm"
   mv "$target.part" "$target"
 }
 
@@ -71,6 +79,7 @@ for version in "$@"; do
   [ -x "$cache/kubernetes-$version/kubelet" ] || phase "build kubelet $version" kubernetes "$version" kubelet
 done
 [ -d "$cache/containerd-$containerd" ] || phase "build containerd $containerd" containerd
+[ -d "$cache/helm-$helm" ] || phase "build helm $helm" helm
 mkdir -p "$cache/kubernetes-$control_plane"
 for program in kube-apiserver kube-controller-manager kube-scheduler kubectl; do
   [ -x "$cache/kubernetes-$control_plane/$program" ] ||

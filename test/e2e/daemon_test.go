@@ -85,6 +85,8 @@ func TestDaemon(t *testing.T) {
 		{name: "one form at a time", story: oneFormAtATime},
 		{name: "a reload adds and removes a resource", story: reloads},
 		{name: "MIG devices of several profiles", story: offersMIG},
+		{name: "installed by Helm", story: installedByHelm},
+		{name: "from another plugin and back by Helm", story: takesOverByHelm},
 		{name: "in the cluster", story: inTheCluster},
 		{name: "MIG layouts by label", story: dividedByLabel},
 	} {

@@ -266,20 +266,22 @@ func registrationTimes(ctx context.Context, t *testing.T, n *node.Node) map[stri
 	return times
 }
 
+// mixedA100 is what the simulated node a100-mig-mixed has.
+var mixedA100 = map[string]int{
+	gpu: 2, "nvidia.com/mig-1g.10gb": 9, "nvidia.com/mig-1g.10gb.me": 1, "nvidia.com/mig-2g.20gb": 2, "nvidia.com/mig-3g.40gb": 4,
+	"nvidia.com/mig-4g.40gb": 1, "nvidia.com/mig-7g.80gb": 1, "nvidia.com/mig-1c.3g.40gb": 3,
+}
+
 // offersMIG has the daemon run on another machine, and offer its GPUs and its MIG devices by their profiles.
 func offersMIG(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	const profile = "nvidia.com/mig-3g.40gb"
 	setConfig(ctx, t, n, "version: v1\n")
 	// Both ways of CDI, as gpu-operator asks for them.
 	setEnv(ctx, t, n, "SIMULATE=a100-mig-mixed", "MIG_STRATEGY=mixed", "DEVICE_LIST_STRATEGY=cdi-annotations,cdi-cri")
-	want := map[string]int{
-		gpu: 2, "nvidia.com/mig-1g.10gb": 9, "nvidia.com/mig-1g.10gb.me": 1, "nvidia.com/mig-2g.20gb": 2, profile: 4,
-		"nvidia.com/mig-4g.40gb": 1, "nvidia.com/mig-7g.80gb": 1, "nvidia.com/mig-1c.3g.40gb": 3,
-	}
-	for name, count := range want {
+	for name, count := range mixedA100 {
 		waitAllocatable(ctx, t, kubelet, name, count, stepLimit)
 	}
-	waitAllocatables(ctx, t, n, want)
+	waitAllocatables(ctx, t, n, mixedA100)
 	makeNodes(t, simulatedGPUs(ctx, t, n))
 	runPod(ctx, t, n, "mig", profile, 1)
 	hasNodes(ctx, t, n, kubelet, "mig")

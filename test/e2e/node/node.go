@@ -31,9 +31,11 @@ const (
 	address           = "192.0.2.1"
 	controlPlane      = "kubernetes-1.37.0"
 	containerdVersion = "containerd-2.4.2"
+	helmVersion       = "helm-4.3.1"
 	containerdSocket  = "/run/containerd/containerd.sock"
 	startTimeout      = 6 * time.Minute
 	kubectlTimeout    = time.Minute
+	helmTimeout       = 3 * time.Minute
 	kubeletHealthz    = "http://127.0.0.1:10248/healthz"
 	etcdHealth        = "http://127.0.0.1:2379/health"
 	apiServer         = "https://127.0.0.1:6443"
@@ -219,13 +221,23 @@ func (n *Node) StopKubelet() { n.kubelet.stop() }
 
 // Kubectl runs kubectl against the node and returns what it wrote to its output. It may take a minute.
 func (n *Node) Kubectl(ctx context.Context, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, kubectlTimeout)
+	return n.client(ctx, kubectlTimeout, filepath.Join(controlPlane, "kubectl"), args)
+}
+
+// Helm runs helm against the node and returns what it wrote to its output. It may take three minutes.
+func (n *Node) Helm(ctx context.Context, args ...string) (string, error) {
+	return n.client(ctx, helmTimeout, filepath.Join(helmVersion, "helm"), args)
+}
+
+// client runs a program of the cache that talks to the API server.
+func (n *Node) client(ctx context.Context, limit time.Duration, program string, args []string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, filepath.Join(n.options.Cache, controlPlane, "kubectl"),
-		append([]string{"--kubeconfig", n.path(kubeconfigFile)}, args...)...)
+	cmd := exec.CommandContext(ctx, filepath.Join(n.options.Cache, program), append([]string{"--kubeconfig", n.path(kubeconfigFile)}, args...)...)
+	cmd.Env = append(os.Environ(), "HELM_CACHE_HOME="+n.path("helm"), "HELM_CONFIG_HOME="+n.path("helm"), "HELM_DATA_HOME="+n.path("helm"))
 	out, err := cmd.Output()
 	if exit := new(exec.ExitError); errors.As(err, &exit) {
-		return string(out), fmt.Errorf("kubectl %v: %w: %s", args, err, exit.Stderr)
+		return string(out), fmt.Errorf("%s %v: %w: %s", filepath.Base(program), args, err, exit.Stderr)
 	}
 	return string(out), err
 }
