@@ -146,6 +146,11 @@ func TestChartValues(t *testing.T) {
 		made         map[string]string // what the chart's own ConfigMap holds
 	}{
 		{name: "defaults"},
+		{name: "empty is as null: the file counts", admin: true,
+			values: "{migStrategy: \"\", deviceListStrategy: [], deviceIDStrategy: \"\", nvidiaDriverRoot: \"\", logVerbosity: \"\", " +
+				"config: {map: {a: \"flags: {migStrategy: mixed, nvidiaDriverRoot: /x}\"}}}",
+			env: map[string]string{"CONFIG_FILE": "/config/a", "NVIDIA_MIG_MONITOR_DEVICES": "all"}, config: "gpu-device-plugin-config"},
+		{name: "as NVIDIA's plugin takes the file", values: "{compatibility: nvidia}", env: map[string]string{"COMPATIBILITY": "nvidia"}},
 		{name: "what NVIDIA's chart leaves to the file", values: "{failOnInitError: null, nvidiaDriverRoot: null}"},
 		{name: "every setting",
 			values: "{migStrategy: none, failOnInitError: true, deviceListStrategy: envvar, deviceIDStrategy: index, " +

@@ -163,7 +163,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 of config.name says is not known here. */}}
 {{- define "gpu-device-plugin.maySeeMIG" -}}
 {{- $may := ne "none" (toString (default "none" .Values.migStrategy)) }}
-{{- if kindIs "invalid" .Values.migStrategy }}
+{{- if empty .Values.migStrategy }}
 {{- $may = not (empty .Values.config.name) }}
 {{- range include "gpu-device-plugin.files" . | fromJsonArray }}
 {{- with fromYaml . }}{{ with .flags }}{{ $may = or $may (ne "none" (toString (default "none" .migStrategy))) }}{{ end }}{{ end }}
@@ -190,7 +190,7 @@ of config.name says is not known here. */}}
 {{- $enabled := .Values.cdi.enabled }}
 {{- if kindIs "invalid" $enabled }}
 {{- $enabled = contains "cdi" (toString .Values.deviceListStrategy) }}
-{{- if kindIs "invalid" .Values.deviceListStrategy }}
+{{- if empty .Values.deviceListStrategy }}
 {{- $enabled = not (empty .Values.config.name) }}
 {{- range include "gpu-device-plugin.files" . | fromJsonArray }}
 {{- with fromYaml . }}{{ with .flags }}{{ with .plugin }}{{ $enabled = or $enabled (contains "cdi" (toString .deviceListStrategy)) }}{{ end }}{{ end }}{{ end }}
@@ -388,6 +388,7 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
 {{- if and (kindIs "invalid" $fail) (include "gpu-device-plugin.withoutNFD" .) }}{{ $fail = false }}{{ end }}{{- /* most nodes have no GPU */}}
 {{- $timestamp := ternary nil (not .Values.gfd.noTimestamp) (kindIs "invalid" .Values.gfd.noTimestamp) }}
 {{- range list
+  (list "COMPATIBILITY" .Values.compatibility)
   (list "MIG_STRATEGY" .Values.migStrategy)
   (list "FAIL_ON_INIT_ERROR" $fail)
   (list "DEVICE_LIST_STRATEGY" .Values.deviceListStrategy)
@@ -425,7 +426,7 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
   (list "MIG_EVICT" .Values.mig.evict)
   (list "MIG_EVICT_TIMEOUT" .Values.mig.evictTimeout)
 }}
-{{- if not (kindIs "invalid" (last .)) }}
+{{- if not (has (toString (last .)) (list "" "[]" "<nil>")) }}
 - {name: {{ first . }}, value: {{ ternary (last . | join ",") (last . | toString) (kindIs "slice" (last .)) | quote }}}
 {{- end }}
 {{- end }}
@@ -440,7 +441,7 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
   (list "GPU_METRICS_PCIE_THROUGHPUT" .Values.metrics.pcieThroughput)
   (list "GPU_METRICS_HOSTNAME_LABEL" .Values.metrics.hostnameLabel)
 }}
-{{- if not (kindIs "invalid" (last .)) }}
+{{- if not (has (toString (last .)) (list "" "[]" "<nil>")) }}
 - {name: {{ first . }}, value: {{ last . | toString | quote }}}
 {{- end }}
 {{- end }}
