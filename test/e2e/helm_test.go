@@ -22,6 +22,9 @@ import (
 // installed is how long it may take from the start of helm install until the kubelet counts all GPUs.
 const installed = 5 * time.Second
 
+// nvidiaValues has the values of NVIDIA's chart.
+const nvidiaValues = "test/manifests/testdata/nvidia-values.yaml"
+
 // helmValues are those of every release here: the image that was loaded by hand, and simulated GPUs.
 const helmValues = `
 image: {repository: docker.io/library/gpu-device-plugin, tag: e2e, pullPolicy: Never}
@@ -231,13 +234,30 @@ func takesOverByHelm(ctx context.Context, t *testing.T, n *node.Node, kubelet po
 	}
 	served("back, theirs started first", "back-2", true)
 
-	// To ours, after theirs ended.
+	// To ours, after theirs ended, in the release of theirs and with its values.
+	helm(ctx, t, n, "install", daemonSet, chartLikeNVIDIAs(t), "--values", filepath.Join(*source, nvidiaValues))
 	theirs.Stop()
 	began := time.Now()
-	install()
+	helm(ctx, t, n, append([]string{"upgrade", "--reset-then-reuse-values"}, chartWith(t, "")...)...)
 	waitAllocatable(ctx, t, kubelet, gpu, gpus, stepLimit)
-	t.Logf("theirs ended, then helm install: all GPUs after %v", time.Since(began).Round(time.Millisecond))
+	t.Logf("theirs ended, then helm upgrade: all GPUs after %v", time.Since(began).Round(time.Millisecond))
 	served("to ours, after theirs ended", "to-2", false)
+}
+
+// chartLikeNVIDIAs returns a chart with one small object.
+func chartLikeNVIDIAs(t *testing.T) string {
+	t.Helper()
+	folder := t.TempDir()
+	makeFolder(t, filepath.Join(folder, "templates"))
+	for name, text := range map[string]string{
+		"Chart.yaml":            "{apiVersion: v2, name: nvidia-device-plugin, version: 0.20.0}",
+		"templates/object.yaml": "{apiVersion: v1, kind: ConfigMap, metadata: {name: nvidias}}",
+	} {
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return folder
 }
 
 // waitGone waits until a pod is gone, and its devices with it.
