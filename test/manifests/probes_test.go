@@ -18,6 +18,7 @@ func TestProbes(t *testing.T) {
 		{"", 9400, "/readyz?wait=5s", "/healthz"},
 		{"{metrics: {port: 9000, listen: all}}", 9000, "/readyz?wait=5s", "/healthz"},
 		{"{metrics: {enabled: false}}", 0, "gpu-device-plugin ready --wait=5s", "gpu-device-plugin alive"},
+		{"{devicePlugin: {enableHostNetwork: true}}", 0, "gpu-device-plugin ready --wait=5s", "gpu-device-plugin alive"}, // another pod may have the port
 		{"{metrics: {listen: loopback}}", 0, "gpu-device-plugin ready --wait=5s", "gpu-device-plugin alive"},
 		{"{readinessProbe: {exec: {command: [a, b]}}, livenessProbe: null}", 9400, "a b", ""},
 	} {

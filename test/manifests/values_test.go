@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/yaml"
 )
 
@@ -192,7 +194,7 @@ func TestWithoutNFD(t *testing.T) {
 		"{gfd: {enabled: true}, mps: {enabled: true}, failOnInitError: true}": {false, false},
 		"{gfd: {enabled: true}, nfd: {enabled: false}}":                       {true, false},
 		"{gfd: {enabled: true}, affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: " +
-			"{nodeSelectorTerms: [{matchExpressions: [{key: x, operator: Exists}]}]}}}}": {true, true},
+			"{nodeSelectorTerms: [{matchExpressions: [{key: feature.node.kubernetes.io/pci-10de.present, operator: Exists}]}]}}}}": {true, true},
 	} {
 		text := string(render(t, values))
 		got := [2]bool{strings.Contains(text, "nodeAffinity"), strings.Contains(text, env("FAIL_ON_INIT_ERROR", "false"))}
@@ -214,6 +216,41 @@ func TestOwnVariables(t *testing.T) {
 	}
 	if !slices.Equal(found, []string{"/x"}) {
 		t.Errorf("MPS_ROOT is %v", found)
+	}
+}
+
+// TestSelectors: each DaemonSet selects its own pods and never those of the other, whatever labels the values give.
+func TestSelectors(t *testing.T) {
+	t.Parallel()
+	for _, values := range []string{
+		"mps: {enabled: true}",
+		"mps: {enabled: true}, selectorLabelsOverride: {a: b}",
+		"mps: {enabled: true}, selectorLabelsOverride: {app.kubernetes.io/name: x}, podLabels: {app.kubernetes.io/name: other}",
+		"mps: {enabled: true}, componentSelectorLabels: {enabled: true}, nameOverride: x",
+		"mps: {enabled: true}, podLabels: {app.kubernetes.io/name: x, app.kubernetes.io/component: other}, componentSelectorLabels: {enabled: true}",
+	} {
+		objects := decode(t, "chart", render(t, "{fullnameOverride: gpu-device-plugin, "+values+"}"))
+		sets := []*appsv1.DaemonSet{daemonSet(t, objects, "gpu-device-plugin"), daemonSet(t, objects, "gpu-device-plugin-mps-control-daemon")}
+		for _, selecting := range sets {
+			for _, of := range sets {
+				selects := true
+				for key, value := range selecting.Spec.Selector.MatchLabels {
+					selects = selects && of.Spec.Template.Labels[key] == value
+				}
+				if selects != (selecting == of) {
+					t.Errorf("%s: that %s selects the pods of %s is %t", values, selecting.Name, of.Name, selects)
+				}
+			}
+		}
+	}
+}
+
+// TestAccountAnnotations: the account that is made has the annotations of the values.
+func TestAccountAnnotations(t *testing.T) {
+	t.Parallel()
+	account := only[*corev1.ServiceAccount](t, decode(t, "chart", render(t, "{features: {events: true}, serviceAccount: {annotations: {a: b}}}")))
+	if account.Annotations["a"] != "b" {
+		t.Errorf("annotations %v", account.Annotations)
 	}
 }
 

@@ -254,10 +254,15 @@ daemon runs on all nodes then, and labels those with GPUs. */}}
 {{- if and .Values.gfd.enabled (ne "false" (toString .Values.nfd.enabled)) }}true{{ end }}
 {{- end }}
 
-{{- /* The affinity without what node-feature-discovery would be needed for: the nodes of values.yaml. Others stay. */}}
+{{- /* The affinity, without that of values.yaml where no node-feature-discovery sets its labels. Another one stays. */}}
 {{- define "gpu-device-plugin.affinity" -}}
 {{- $affinity := default dict .Values.affinity }}
-{{- if and (include "gpu-device-plugin.withoutNFD" .) (contains "feature.node.kubernetes.io/pci-10de.present" (toJson $affinity.nodeAffinity)) }}
+{{- $terms := list }}
+{{- range list (list "feature.node.kubernetes.io/pci-10de.present" "true") (list "feature.node.kubernetes.io/cpu-model.vendor_id" "NVIDIA") (list "nvidia.com/gpu.present" "true") }}
+{{- $terms = append $terms (dict "matchExpressions" (list (dict "key" (first .) "operator" "In" "values" (rest .)))) }}
+{{- end }}
+{{- $default := dict "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" $terms) }}
+{{- if and (include "gpu-device-plugin.withoutNFD" .) (eq (toJson $default) (toJson $affinity.nodeAffinity)) }}
 {{- $affinity = omit $affinity "nodeAffinity" }}
 {{- end }}
 {{- with $affinity }}{{ toYaml . }}{{ end }}
