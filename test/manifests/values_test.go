@@ -309,6 +309,18 @@ func TestSchema(t *testing.T) {
 		}
 	}
 	walk("", &schema, values)
+	for key, known := range schema.Properties {
+		if known.Properties == nil {
+			continue
+		}
+		if slices.Contains([]string{"configManager", "updateStrategy", "componentSelectorLabels"}, key) { // NVIDIA's chart takes null for them
+			render(t, "{"+key+": null}")
+			continue
+		}
+		if _, err := renderChart("{" + key + ": null}"); err == nil || !strings.Contains(err.Error(), "missing property '"+key+"'") {
+			t.Errorf("%s: null gives the error %v, want one that says that it is missing: add it to required in values.schema.json", key, err)
+		}
+	}
 	for _, unknown := range []string{"{unknown: 1}", "{metrics: {unknown: 1}}", "{legacyDaemonsetAPI: true}", "{namespace: x}"} {
 		if _, err := renderChart(unknown); err == nil || !strings.Contains(err.Error(), "additional properties") {
 			t.Errorf("%s: error %v, want one that names the unknown key", unknown, err)

@@ -31,7 +31,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- toYaml .Values.selectorLabelsOverride }}
 {{- else }}
 {{- include "gpu-device-plugin.nameLabels" . }}
-{{- if .Values.componentSelectorLabels.enabled }}
+{{- if (default dict .Values.componentSelectorLabels).enabled }}
 app.kubernetes.io/component: device-plugin
 {{- end }}
 {{- end }}
@@ -47,7 +47,7 @@ app.kubernetes.io/component: device-plugin
 {{- define "gpu-device-plugin.mpsSelector" -}}
 app.kubernetes.io/name: {{ include "gpu-device-plugin.name" . | trunc 44 | trimSuffix "-" }}-mps-control-daemon
 app.kubernetes.io/instance: {{ .Release.Name }}
-{{- if .Values.componentSelectorLabels.enabled }}
+{{- if (default dict .Values.componentSelectorLabels).enabled }}
 app.kubernetes.io/component: mps-control-daemon
 {{- end }}
 {{- end }}
@@ -270,8 +270,8 @@ daemon runs on all nodes then, and labels those with GPUs. */}}
 
 {{- /* The new pod serves before the old one stops, unless the values say otherwise. A surge and unavailable pods exclude each other. */}}
 {{- define "gpu-device-plugin.updateStrategy" -}}
-{{- $type := default "RollingUpdate" .Values.updateStrategy.type }}
-{{- $rolling := default dict .Values.updateStrategy.rollingUpdate }}
+{{- $type := default "RollingUpdate" (default dict .Values.updateStrategy).type }}
+{{- $rolling := default dict (default dict .Values.updateStrategy).rollingUpdate }}
 {{- if not (or $rolling.maxSurge $rolling.maxUnavailable) }}{{ $rolling = dict "maxSurge" 1 "maxUnavailable" 0 }}{{ end }}
 {{- if and $rolling.maxSurge (not $rolling.maxUnavailable) }}{{ $rolling = dict "maxSurge" $rolling.maxSurge "maxUnavailable" 0 }}{{ end }}
 {{- printf "type: %s" $type }}
