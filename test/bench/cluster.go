@@ -20,6 +20,7 @@ var clusterFigures = []figure{
 	{"gpu-node-agent with all on, start → Register, in turn", "medians: within 1.3 × gpu-device-plugin", agentStart},
 	{"gpu-node-agent with all on, idle for 20 s, 8 GPUs", "under 50 MB", agentIdle},
 	{"its requests to the API server in those 20 s", "one list and one watch of the node; few writes", agentRequests},
+	{"label nvidia.com/mig.config → success, 8 idle GPUs, with their devices at kubelet", "any within 3 s", labelToSuccess},
 	{"gpu-node-agent, stripped", "under 30 MB", agentSize},
 }
 
@@ -118,4 +119,54 @@ func agentRequests(ctx context.Context, daemon string) (string, error) {
 
 func agentSize(ctx context.Context, daemon string) (string, error) {
 	return size(ctx, nodeAgent(daemon))
+}
+
+// labelToSuccess measures how long a node with 8 idle GPUs takes from the label that names a MIG layout to the label that says success, with
+// the devices at kubelet.
+func labelToSuccess(ctx context.Context, daemon string) (string, error) {
+	return withCluster(func(s *apiserver.Server, args []string) (_ string, err error) {
+		n, err := node.Open(node.Setup{
+			Daemon: nodeAgent(daemon), Profile: "dgx-h100", Version: standin.V137,
+			Args: append(args, "--mig-enabled", "--mig-label", "--mig-strategy=mixed"),
+		})
+		if err != nil {
+			return "", err
+		}
+		defer func() { err = errors.Join(err, n.Close()) }()
+		if err := n.StartDaemon(); err != nil {
+			return "", err
+		}
+		const whole, third = "nvidia.com/gpu", "nvidia.com/mig-3g.40gb"
+		if err := n.WaitFor(ctx, func() bool { return n.Allocatable(whole) == 8 }); err != nil {
+			return "", err
+		}
+		var times []time.Duration
+		for i := range 20 {
+			layout, resource := "all-balanced", third
+			if i%2 == 1 {
+				layout, resource = "all-disabled", whole
+			}
+			began := time.Now()
+			if err := s.ChangeNode("node", func(n *corev1.Node) { n.Labels["nvidia.com/mig.config"] = layout }); err != nil {
+				return "", err
+			}
+			if err := n.WaitFor(ctx, func() bool { return n.Allocatable(resource) == 8 }); err != nil {
+				return "", err
+			}
+			for said := ""; said != "success"; {
+				object, err := s.Node("node")
+				if err != nil {
+					return "", err
+				}
+				said = object.Labels["nvidia.com/mig.config.state"]
+				select {
+				case <-ctx.Done():
+					return "", fmt.Errorf("the node says %q of layout %s: %w", said, layout, ctx.Err())
+				case <-time.After(time.Millisecond):
+				}
+			}
+			times = append(times, time.Since(began))
+		}
+		return spread(times), nil
+	})
 }
