@@ -67,12 +67,16 @@ func newMIGApplyCommand() *cobra.Command {
 	return cmd
 }
 
-// migPoll is how often a command asks how far the daemon is.
-const migPoll = 200 * time.Millisecond
+const (
+	// migPoll is how often a command asks how far the daemon is.
+	migPoll = 200 * time.Millisecond
+	// migQuiet is how long a command says nothing of a layout that is being made: most are made by then.
+	migQuiet = time.Second
+)
 
 // awaitMIG prints how far the daemon is with an order until the layout is made, cannot be made, or the time is over.
 func awaitMIG(ctx context.Context, w io.Writer, socket string, again uint64, most time.Duration) error {
-	over := time.After(most)
+	began, over := time.Now(), time.After(most)
 	var last string
 	for {
 		var s migStatus
@@ -80,7 +84,8 @@ func awaitMIG(ctx context.Context, w io.Writer, socket string, again uint64, mos
 			return err
 		}
 		if s.Again >= again {
-			if line := s.line(); line != last {
+			quiet := s.State == string(mig.StatePending) && time.Since(began) < min(migQuiet, most/2)
+			if line := s.line(); line != last && !quiet {
 				fmt.Fprint(w, "\n"+wrap(line, textWidth, "", "  "))
 				last = line
 			}

@@ -59,9 +59,10 @@ type migGPU struct {
 	// Holders are those who use what is to change.
 	Holders []string `json:"holders,omitempty"`
 	// Retry is when what failed is tried again.
-	Retry  time.Time         `json:"retry,omitzero"`
-	Before plannedPartitions `json:"before"`
-	After  plannedPartitions `json:"after"`
+	Retry time.Time `json:"retry,omitzero"`
+	// Before and After are how the GPU is divided and how it is to be; nil for one that was not read, as no layout is about it.
+	Before *plannedPartitions `json:"before,omitempty"`
+	After  *plannedPartitions `json:"after,omitempty"`
 }
 
 func (d *daemon) migStatus() (migStatus, error) {
@@ -73,7 +74,9 @@ func (d *daemon) migStatus() (migStatus, error) {
 	for _, g := range made.GPUs {
 		shown := migGPU{
 			Index: g.Index, UUID: g.UUID, Model: g.Model, Phase: string(g.Phase), Reason: g.Reason, Retry: status.Moment(g.Retry),
-			Before: newPlannedPartitions(g.Change.Before), After: newPlannedPartitions(g.Change.After),
+		}
+		if g.Change.GPU.UUID != "" {
+			shown.Before, shown.After = new(newPlannedPartitions(g.Change.Before)), new(newPlannedPartitions(g.Change.After))
 		}
 		for _, h := range g.Holders {
 			shown.Holders = append(shown.Holders, holder(h))
@@ -150,6 +153,9 @@ func (g migGPU) text(w io.Writer) {
 		line += "; tried again at " + status.Stamp(g.Retry)
 	}
 	fmt.Fprint(w, "  "+wrap(line, textWidth-2, "", "    "))
+	if g.Before == nil {
+		return
+	}
 	before, after := g.Before.row(), g.After.row()
 	if slices := max(g.Before.MemorySlices, g.After.MemorySlices); strings.Contains(before+after, "|") {
 		fmt.Fprintln(w, "  slice    "+ruler(slices))
