@@ -128,8 +128,8 @@ func (r *reporter) followStatus(ctx context.Context) {
 	}
 }
 
-// findEvents puts into the queue what the daemon's statuses have to tell. It begins with one that was asked for after the API server has told
-// of the node: until then the configuration of a node that starts for the first time is in doubt.
+// findEvents puts into the queue what the daemon's statuses have to tell. It begins with one that was asked for after the API server has
+// told of the node: until then the configuration of a node that starts for the first time is in doubt.
 func (r *reporter) findEvents(ctx context.Context) {
 	var history *report.History
 	for {

@@ -241,7 +241,8 @@ func (o *Owner) publishLocked() {
 // composeLocked returns the Status.
 func (o *Owner) composeLocked() Status {
 	s := Status{Layout: o.wish.Layout, Origin: o.wish.Origin, Again: o.wish.Again}
-	known := o.wish.File == nil && slices.ContainsFunc(o.allLocked(), func(g *gpu) bool { return g.unknown == nil && g.shown.Phase != PhaseUnknown })
+	read := func(g *gpu) bool { return g.unknown == nil && g.shown.Phase != PhaseUnknown }
+	known := o.wish.File == nil && slices.ContainsFunc(o.allLocked(), read)
 	for _, g := range o.allLocked() {
 		shown := g.shown
 		if g.about == nil || !reflect.DeepEqual(*g.about, o.wish) {

@@ -96,7 +96,8 @@ func (t *turn) read(ctx context.Context, noted record) (layout.GPU, error) {
 	}
 	t.processes = processes[g.UUID]
 	for _, i := range g.Instances {
-		g.InUse[i.ID] = !t.wish.Replace && !noted.made(i) || slices.ContainsFunc(t.processes, func(p inventory.Process) bool { return on(p, i.ID) })
+		used := slices.ContainsFunc(t.processes, func(p inventory.Process) bool { return on(p, i.ID) })
+		g.InUse[i.ID] = used || !t.wish.Replace && !noted.made(i)
 	}
 	return g, nil
 }
