@@ -121,8 +121,8 @@ func agentSize(ctx context.Context, daemon string) (string, error) {
 	return size(ctx, nodeAgent(daemon))
 }
 
-// labelToSuccess measures how long a node with 8 idle GPUs takes from the label that names a MIG layout to the label that says success, with
-// the devices at kubelet.
+// labelToSuccess measures how long a node with 8 idle GPUs takes from the label that names a MIG layout to the label that says success,
+// with the devices at kubelet.
 func labelToSuccess(ctx context.Context, daemon string) (string, error) {
 	return withCluster(func(s *apiserver.Server, args []string) (_ string, err error) {
 		n, err := node.Open(node.Setup{
