@@ -1,4 +1,5 @@
-// Package fleet measures how a real API server answers many nodes that start at once.
+// Package fleet measures how a real API server answers many nodes that start at once, and has it and a real scheduler take the devices of
+// Dynamic Resource Allocation.
 package fleet
 
 import (
