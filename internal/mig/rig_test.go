@@ -230,7 +230,11 @@ func (r *rig) until(what string, ok func(mig.Status) bool) mig.Status {
 		select {
 		case <-changed:
 		case <-deadline:
-			r.t.Fatalf("never %s; the state is %q: %s\n%+v", what, s.State, s.Reason, s.GPUs)
+			var phases []string
+			for _, g := range s.GPUs {
+				phases = append(phases, fmt.Sprintf("%d %s: %s", g.Index, g.Phase, g.Reason))
+			}
+			r.t.Fatalf("never %s; the state is %q: %s\n%q", what, s.State, s.Reason, phases)
 		}
 	}
 }

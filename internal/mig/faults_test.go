@@ -1,0 +1,341 @@
+package mig_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+)
+
+var balanced = []string{"1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb"}
+
+// TestKilledAtEachStep kills the owner before and after each step of a change. The next one goes on, or undoes it if nobody wants it any
+// more; neither offers a device of the GPU before that is over.
+func TestKilledAtEachStep(t *testing.T) {
+	t.Parallel()
+	const steps = 1 + 8 // of all-balanced
+	for kill := range 2 * steps {
+		for _, undone := range []bool{false, true} {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t, nodeOfThree)
+				calls := 0
+				dead := make(chan struct{})
+				at := func(uuid string, _ inventory.MIGStep) error {
+					if uuid != r.Snapshots().Value().GPUs[0].UUID {
+						return nil
+					}
+					calls++
+					if calls == kill+1 {
+						close(dead)
+					}
+					if calls > kill {
+						return context.Canceled
+					}
+					return nil
+				}
+				r.mu.Lock()
+				r.before, r.after = at, at
+				r.mu.Unlock()
+				r.start()
+				r.wishes.Publish(mig.Wish{Layout: "all-balanced", GPUs: []string{"0"}})
+				<-dead
+				r.stop()
+				r.mu.Lock()
+				r.before, r.after = nil, nil
+				r.mu.Unlock()
+				want := balanced
+				if undone {
+					r.wishes.Publish(mig.Wish{})
+					want = []string{"GPU"}
+				}
+				r.start()
+				if len(r.devices()[0]) != 0 {
+					t.Errorf("killed at call %d: offered before the owner has looked: %v", kill, r.devices()[0])
+				}
+				r.until("ends", func(s mig.Status) bool {
+					return len(s.GPUs) == 3 && (s.GPUs[0].Phase == mig.PhaseDone || s.GPUs[0].Phase == mig.PhaseKept)
+				})
+				if diff := cmp.Diff(want, r.devices()[0]); diff != "" {
+					t.Errorf("killed at call %d, undone %v: offered (-want +got):\n%s", kill, undone, diff)
+				}
+				if strings.Contains(r.journal(), "change") {
+					t.Errorf("killed at call %d: the journal: %s", kill, r.journal())
+				}
+			})
+		}
+	}
+}
+
+// TestRestartOfTheNode has a node lose its layout: it is made again before anything of these GPUs is offered, also without a wish.
+func TestRestartOfTheNode(t *testing.T) {
+	t.Parallel()
+	for name, wish := range map[string]mig.Wish{"with the wish": {Layout: "all-balanced"}, "before the wish is known": {}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t, nodeOfThree)
+				r.start()
+				r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
+				r.reaches(mig.StateSuccess)
+				r.stop()
+				r.inject(simulator.Fault{Kind: simulator.KindReboot})
+				r.boot = "two"
+				if _, err := r.Look(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				began := time.Now()
+				r.wishes.Publish(wish)
+				r.start()
+				for _, g := range r.Snapshots().Value().GPUs[:3] {
+					if len(r.devices()[g.Index]) != 0 {
+						t.Errorf("GPU %d offers %v before its layout stands", g.Index, r.devices()[g.Index])
+					}
+				}
+				wrong := map[int][]string{}
+				done := make(chan struct{})
+				go func() { // what kubelet sees meanwhile
+					defer close(done)
+					for {
+						holds, changed := r.owner.Holds().Latest()
+						for index, of := range r.devices() {
+							if index < 3 && slices.Contains(of, "GPU") {
+								wrong[index] = of
+							}
+						}
+						if len(holds) > 0 && len(r.devices()[0]) == 4 && len(r.devices()[1]) == 4 && len(r.devices()[2]) == 3 {
+							return
+						}
+						select {
+						case <-changed:
+						case <-t.Context().Done():
+							return
+						}
+					}
+				}()
+				<-done
+				if len(wrong) > 0 {
+					t.Errorf("whole GPUs were offered: %v", wrong)
+				}
+				if took := time.Since(began); took > 3*time.Second {
+					t.Errorf("whole after %v", took)
+				}
+				if text := r.journal(); !strings.Contains(text, `"two"`) || strings.Contains(text, `"one"`) {
+					t.Errorf("the journal is of another start of the node: %s", text)
+				}
+			})
+		})
+	}
+}
+
+// TestModeThatNeedsAReset has a mode that is set and not in force: that is said, nothing is offered, and it goes on after the reset.
+func TestModeThatNeedsAReset(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nodeOfThree)
+		r.inject(simulator.Fault{Kind: simulator.KindAnswer, GPU: "1", Call: "DeviceSetMigMode", Value: "RESET_REQUIRED"})
+		r.start()
+		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
+		s := r.reaches(mig.StateRebooting)
+		if !strings.Contains(s.Reason, "when the GPU is reset or the node is restarted") || s.GPUs[1].Phase != mig.PhaseReset {
+			t.Errorf("%s: %s", s.GPUs[1].Phase, s.Reason)
+		}
+		if d := r.devices(); len(d[0]) != 4 || len(d[1]) != 0 || len(d[2]) != 3 {
+			t.Errorf("offered: %v", d)
+		}
+		r.inject(simulator.Fault{Kind: simulator.KindAnswer, GPU: "1", Call: "DeviceSetMigMode"})
+		r.inject(simulator.Fault{Kind: simulator.KindReset, GPU: "1"})
+		r.reaches(mig.StateSuccess)
+		if len(r.devices()[1]) != 4 {
+			t.Errorf("offered: %v", r.devices())
+		}
+	})
+}
+
+// TestProcessesAreWaitedFor has processes that no pod has.
+func TestProcessesAreWaitedFor(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nodeOfThree)
+		r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "0", Count: 1})
+		r.start()
+		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
+		s := r.until("waits", func(s mig.Status) bool { return strings.HasPrefix(s.Reason, "GPU 0: in use by process ") })
+		if len(s.GPUs[0].Holders) != 1 || s.GPUs[0].Holders[0].PID == 0 {
+			t.Errorf("holders: %+v", s.GPUs[0].Holders)
+		}
+		r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "0"})
+		r.reaches(mig.StateSuccess)
+		// A process that the driver shows to nobody.
+		r.inject(simulator.Fault{Kind: simulator.KindFail, GPU: "0", Call: "ComputeInstanceDestroy", Return: "IN_USE"})
+		r.wishes.Publish(mig.Wish{Layout: "all-disabled"})
+		r.until("waits", func(s mig.Status) bool { return strings.Contains(s.Reason, "nvmlComputeInstanceDestroy: in use") })
+		r.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "0"})
+		r.reaches(mig.StateSuccess)
+	})
+}
+
+// TestCallThatHangs has a step that does not return for a long time. The other GPUs are divided meanwhile, and no other step is made on this
+// one before it has returned.
+func TestCallThatHangs(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nodeOfThree)
+		r.inject(simulator.Fault{Kind: simulator.KindSlow, GPU: "0", Call: "DeviceCreateGpuInstanceWithPlacement", Delay: "45s", Count: 1})
+		r.start()
+		began := time.Now()
+		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
+		r.until("others are done", func(s mig.Status) bool {
+			return len(s.GPUs) == 3 && s.GPUs[1].Phase == mig.PhaseDone && s.GPUs[2].Phase == mig.PhaseDone
+		})
+		if took := time.Since(began); took > 10*time.Second {
+			t.Errorf("the other GPUs are done after %v", took)
+		}
+		r.until("waits for the driver", func(s mig.Status) bool { return strings.Contains(s.Reason, "does not answer") })
+		r.reaches(mig.StateSuccess)
+		if took := time.Since(began); took < 45*time.Second || took > time.Minute {
+			t.Errorf("success after %v", took)
+		}
+		time.Sleep(time.Minute) // the GPU is Unhealthy for a while, because a call hung
+		if diff := cmp.Diff(balanced, r.devices()[0]); diff != "" {
+			t.Errorf("offered (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// evictor is a cluster that refuses at first.
+type evictor struct {
+	r     *rig
+	asked []mig.Pod
+}
+
+func (e *evictor) Evict(_ context.Context, pod mig.Pod) error {
+	e.asked = append(e.asked, pod)
+	if len(e.asked) == 1 {
+		return errors.New("the disruption budget web allows none")
+	}
+	for uuid, name := range e.r.pods {
+		if name == pod.Namespace+"/"+pod.Name {
+			e.r.hold(uuid, "")
+		}
+	}
+	return nil
+}
+
+func TestEviction(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nodeOfThree)
+		e := &evictor{r: r}
+		gpu := r.Snapshots().Value().GPUs[0].UUID
+		r.hold(gpu, "team/web-0")
+		r.start(func(o *mig.Options) { o.Evictor = e })
+		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
+		time.Sleep(time.Minute)
+		if len(e.asked) > 0 {
+			t.Errorf("evicted without being told to: %v", e.asked)
+		}
+		r.wishes.Publish(mig.Wish{Layout: "all-balanced", Evict: true, EvictTimeout: time.Minute})
+		r.until("says why not", func(s mig.Status) bool {
+			return strings.Contains(s.Reason, "in use by pod team/web-0: the disruption budget")
+		})
+		r.reaches(mig.StateSuccess)
+		if want := (mig.Pod{Namespace: "team", Name: "web-0"}); len(e.asked) != 2 || e.asked[1] != want {
+			t.Errorf("evicted: %v", e.asked)
+		}
+		// A pod that does not end in time: the GPU is given back to it and to others.
+		r.hold(r.uuids(0, "3g.40gb")[0], "with UID 4711")
+		r.wishes.Publish(mig.Wish{Layout: "all-disabled", Evict: true, EvictTimeout: time.Minute})
+		s := r.reaches(mig.StateFailed)
+		if !strings.Contains(s.Reason, "in use by pod with UID 4711 for more than 1m0s") || len(r.devices()[0]) != 4 {
+			t.Errorf("%s; offered: %v", s.Reason, r.devices()[0])
+		}
+	})
+}
+
+// TestNoEvidence has a kubelet that says nothing: no GPU is changed.
+func TestNoEvidence(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nodeOfThree)
+		r.absent = errors.New("kubelet does not run")
+		r.start()
+		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
+		time.Sleep(time.Minute)
+		s := r.until("says so", func(s mig.Status) bool { return strings.Contains(s.Reason, "kubelet does not run") })
+		if s.State != mig.StatePending || r.journal() != "" {
+			t.Errorf("%s; the journal: %s", s.State, r.journal())
+		}
+		r.mu.Lock()
+		r.absent = nil
+		r.mu.Unlock()
+		r.reaches(mig.StateSuccess)
+	})
+}
+
+// TestTwoProcesses has the next version of the program beside this one: the one that has the lock changes GPUs, and the other one waits
+// and offers what is as it wants it.
+func TestTwoProcesses(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nodeOfThree)
+		r.start()
+		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
+		r.reaches(mig.StateSuccess)
+		end := r.stop
+		r.stop = func() {}
+		r.wishes = feed.New(mig.Wish{Layout: "all-balanced"})
+		r.start()
+		r.reaches(mig.StateSuccess)
+		if len(r.devices()[0]) != 4 {
+			t.Errorf("the later process offers %v", r.devices())
+		}
+		r.wishes.Publish(mig.Wish{Layout: "all-disabled"})
+		r.until("waits for the lock", func(s mig.Status) bool { return strings.Contains(s.Reason, "another instance has the lock") })
+		time.Sleep(time.Minute)
+		if len(r.uuids(0, "3g.40gb")) != 1 {
+			t.Error("a GPU was changed without the lock")
+		}
+		end()
+		r.reaches(mig.StateSuccess)
+	})
+}
+
+// TestJournalThatCannotBeWritten has a disk that refuses: nothing is changed.
+func TestJournalThatCannotBeWritten(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nodeOfThree)
+		if err := os.Mkdir(filepath.Join(r.dir, "mig.json"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(r.dir, "mig.json", "file"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		r.start()
+		synctest.Wait()
+		if err := os.MkdirAll(filepath.Join(r.dir, "mig.json", "x"), 0o700); err != nil { // it was set aside
+			t.Fatal(err)
+		}
+		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
+		r.until("says so", func(s mig.Status) bool { return strings.Contains(s.Reason, "the journal cannot be written") })
+		if g := r.Snapshots().Value().GPUs[0]; g.MIG != inventory.MIGDisabled {
+			t.Error("the mode was set without a journal")
+		}
+		if err := os.RemoveAll(filepath.Join(r.dir, "mig.json")); err != nil {
+			t.Fatal(err)
+		}
+		r.reaches(mig.StateSuccess)
+	})
+}
