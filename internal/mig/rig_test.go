@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -55,11 +56,13 @@ type rig struct {
 	boot   string
 
 	owner *mig.Owner
+	holds atomic.Pointer[feed.Feed[map[string]resource.GPUHold]]
 	stop  func()
 
 	mu     sync.Mutex
 	pods   map[string]string // by the UUID of the device
 	absent error             // why kubelet does not answer
+	dead   error             // the owner was killed: it learns nothing more
 	// before and after are called about each step.
 	before, after func(uuid string, step inventory.MIGStep) error
 }
@@ -111,9 +114,8 @@ func (r *rig) start(change ...func(*mig.Options)) {
 	ctx, cancel := context.WithCancel(klog.NewContext(r.t.Context(), klog.Logger{}))
 	ended := make(chan error, 1)
 	go func() { ended <- owner.Run(ctx) }()
-	r.mu.Lock()
 	r.owner = owner
-	r.mu.Unlock()
+	r.holds.Store(owner.Holds())
 	r.stop = func() {
 		cancel()
 		if err := <-ended; err != nil {
@@ -125,14 +127,8 @@ func (r *rig) start(change ...func(*mig.Options)) {
 
 // plan is what is offered now.
 func (r *rig) plan() resource.Plan {
-	r.mu.Lock()
-	owner := r.owner
-	r.mu.Unlock()
 	plan := resource.New(r.Snapshots().Value(), resource.Options{MIG: resource.MIGMixed})
-	if owner == nil {
-		return plan
-	}
-	return plan.UnderGPUs(owner.Holds().Value())
+	return plan.UnderGPUs(r.holds.Load().Value())
 }
 
 // offered are the devices that may be given to pods, by UUID.
@@ -161,15 +157,24 @@ func (r *rig) Users(_ context.Context, devices []string) ([]kubelet.HeldDevice, 
 	if r.absent != nil {
 		return held, r.absent
 	}
-	r.mu.Unlock()
 	offered := r.offered()
-	r.mu.Lock()
 	for _, uuid := range devices {
 		if _, still := offered[uuid]; still {
 			return held, fmt.Errorf("kubelet still offers device %s", uuid)
 		}
 	}
 	return held, nil
+}
+
+// Partitions implements mig.Driver.
+func (r *rig) Partitions(ctx context.Context, uuid string) (inventory.Partitions, error) {
+	r.mu.Lock()
+	dead := r.dead
+	r.mu.Unlock()
+	if dead != nil {
+		return inventory.Partitions{}, dead
+	}
+	return r.Monitor.Partitions(ctx, uuid)
 }
 
 // Repartition implements mig.Driver, and checks that no step ends what a pod holds.
@@ -209,6 +214,17 @@ func (r *rig) hold(uuid, pod string) {
 		return
 	}
 	r.pods[uuid] = pod
+}
+
+// give gives a device to a pod unless it is not on offer any more, and reports whether the pod has it.
+func (r *rig) give(uuid, pod string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_, offered := r.offered()[uuid]
+	if offered {
+		r.pods[uuid] = pod
+	}
+	return offered
 }
 
 func (r *rig) inject(f simulator.Fault) {

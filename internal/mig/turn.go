@@ -23,7 +23,7 @@ const (
 	modeTimeout = 2 * time.Minute
 	// soon is when it is asked again whether kubelet has taken in a hold; for soonFor at most, and later from then on. It is also for how
 	// long the Snapshot may lack what was created.
-	soon    = 50 * time.Millisecond
+	soon    = 100 * time.Millisecond
 	soonFor = 5 * time.Second
 	later   = time.Second
 	// retryFirst and retryMost are the shortest and the longest pause after a failure. The pause doubles. busyMost is the longest one while

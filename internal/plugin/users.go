@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -15,25 +16,53 @@ import (
 
 // users is what a Set knows for Users.
 type users struct {
-	sync.Mutex // one question at a time; guards all following fields
+	begun atomic.Uint64 // how many readings of the accounts were begun
 
+	mu       sync.Mutex // guards all following fields
 	accounts accounts
+	latest   reading
 	pacing   resendPacing
 	shown    map[deviceKey]uint64 // the kubelet whose PodResources has shown a holder while the device was not on offer
+}
+
+// A reading is what kubelet has told at one moment.
+type reading struct {
+	number  uint64
+	held    evidence
+	healthy map[string][]string // by resource
+	err     error               // why healthy is not known
+}
+
+// read returns a reading that began after the call. Callers that come at about the same time share one: kubelet refuses many questions.
+func (u *users) read(ctx context.Context) reading {
+	before := u.begun.Load()
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.latest.number > before {
+		return u.latest
+	}
+	r := reading{number: u.begun.Add(1), held: u.accounts.read(ctx)}
+	limited, cancel := context.WithTimeout(ctx, accountTimeout)
+	defer cancel()
+	if r.healthy, r.err = u.accounts.Accountant.Allocatable(limited); ctx.Err() == nil {
+		u.latest = r
+	}
+	return r
 }
 
 // Users returns which pods hold the given GPUs or MIG devices, by UUID, under any resource and with all their replicas. No error says
 // that no other pod holds one, and that none gets one as long as they are under a hold. The error says why that is not known: a device
 // is on offer still, kubelet has not taken in the list or does not answer, or it may have allocated a device a short time ago.
 func (s *Set) Users(ctx context.Context, uuids []string) ([]kubelet.HeldDevice, error) {
-	s.users.Lock()
-	defer s.users.Unlock()
 	asked := func(id string) bool {
 		uuid, _, _ := strings.Cut(id, "::")
 		return slices.Contains(uuids, uuid)
 	}
 	onOffer := s.onOffer(asked)
-	e := s.users.accounts.read(ctx)
+	told := s.users.read(ctx)
+	e := told.held
+	s.users.mu.Lock()
+	defer s.users.mu.Unlock()
 	var held []kubelet.HeldDevice
 	outdated := false
 	for key, holder := range e.held {
@@ -62,14 +91,10 @@ func (s *Set) Users(ctx context.Context, uuids []string) ([]kubelet.HeldDevice, 
 		return held, onOffer
 	case e.gap != "":
 		return held, fmt.Errorf("it is not known which devices pods hold: %s", e.gap)
+	case told.err != nil:
+		return held, fmt.Errorf("it is not known which devices pods may get: %w", told.err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, accountTimeout)
-	defer cancel()
-	healthy, err := s.collaborators.Accountant.Allocatable(ctx)
-	if err != nil {
-		return held, fmt.Errorf("it is not known which devices pods may get: %w", err)
-	}
-	for _, ids := range healthy {
+	for _, ids := range told.healthy {
 		if i := slices.IndexFunc(ids, asked); i >= 0 {
 			return held, fmt.Errorf("kubelet still offers device %s", ids[i])
 		}
