@@ -177,18 +177,25 @@ func (r *rig) Partitions(ctx context.Context, uuid string) (inventory.Partitions
 	return r.Monitor.Partitions(ctx, uuid)
 }
 
-// Repartition implements mig.Driver, and checks that no step ends what a pod holds.
+// Repartition implements mig.Driver, and checks that no step ends what a pod holds or may get.
 func (r *rig) Repartition(ctx context.Context, uuid string, step inventory.MIGStep) (int, error) {
 	r.mu.Lock()
 	before, after := r.before, r.after
 	found, _ := r.Snapshots().Value().GPU(uuid)
+	destroys := step.Action == inventory.MIGDestroyCompute || step.Action == inventory.MIGDestroyInstance
+	ends := map[string]bool{uuid: true}
 	for _, d := range found.MIGDevices {
-		if pod, held := r.pods[d.UUID]; held && d.GI == step.GI && (step.Action == inventory.MIGDestroyCompute || step.Action == inventory.MIGDestroyInstance) {
-			r.t.Errorf("%s of GPU %d, which pod %s holds", step.Action, found.Index, pod)
+		ends[d.UUID] = destroys && d.GI == step.GI
+	}
+	for id := range r.offered() {
+		if ends[id] {
+			r.t.Errorf("%s ends %s of GPU %d, which is on offer", step.Action, id, found.Index)
 		}
 	}
-	if pod, held := r.pods[uuid]; held && step.Action != inventory.MIGDisable {
-		r.t.Errorf("%s on GPU %d, which pod %s holds", step.Action, found.Index, pod)
+	for id, pod := range r.pods {
+		if ends[id] {
+			r.t.Errorf("%s ends %s of GPU %d, which pod %s holds", step.Action, id, found.Index, pod)
+		}
 	}
 	r.mu.Unlock()
 	if before != nil {
