@@ -104,27 +104,26 @@ func TestRestartOfTheNode(t *testing.T) {
 					}
 				}
 				wrong := map[int][]string{}
-				done := make(chan struct{})
-				go func() { // what kubelet sees meanwhile
-					defer close(done)
-					for {
-						holds, changed := r.owner.Holds().Latest()
-						for index, of := range r.devices() {
-							if index < 3 && slices.Contains(of, "GPU") {
-								wrong[index] = of
-							}
-						}
-						if len(holds) > 0 && len(r.devices()[0]) == 4 && len(r.devices()[1]) == 4 && len(r.devices()[2]) == 3 {
-							return
-						}
-						select {
-						case <-changed:
-						case <-t.Context().Done():
-							return
+				deadline := time.After(time.Minute)
+				for whole := false; !whole; { // what kubelet sees meanwhile
+					_, held := r.owner.Holds().Latest()
+					_, looked := r.Snapshots().Latest()
+					devices := r.devices()
+					for index, of := range devices {
+						if index < 3 && slices.Contains(of, "GPU") {
+							wrong[index] = of
 						}
 					}
-				}()
-				<-done
+					if whole = len(devices[0]) == 4 && len(devices[1]) == 4 && len(devices[2]) == 3; whole {
+						break
+					}
+					select {
+					case <-held:
+					case <-looked:
+					case <-deadline:
+						t.Fatalf("never whole: %v", devices)
+					}
+				}
 				if len(wrong) > 0 {
 					t.Errorf("whole GPUs were offered: %v", wrong)
 				}

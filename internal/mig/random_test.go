@@ -19,7 +19,7 @@ import (
 )
 
 var (
-	sequences = flag.Uint64("sequences", 40, "number of random sequences of wishes")
+	sequences = flag.Uint64("sequences", 8, "number of random sequences of wishes")
 	firstSeed = flag.Uint64("seed", 1, "seed of the first random sequence of wishes")
 )
 
@@ -108,7 +108,11 @@ func randomSequence(t *testing.T, seed uint64, file *layout.File) {
 	for len(s.places) > 0 {
 		s.free()
 	}
-	time.Sleep(15 * time.Minute) // longer than any pause
+	for range 15 * 60 / 10 { // longer than any pause
+		if time.Sleep(10 * time.Second); s.settled() {
+			break
+		}
+	}
 	s.check()
 	s.judge()
 }
@@ -276,6 +280,17 @@ func (s *sequence) check() {
 			s.t.Errorf("the device %s of a pod was at %v and is at %v", uuid, p, now)
 		}
 	}
+}
+
+// settled reports whether nothing more is to be expected.
+func (s *sequence) settled() bool {
+	status := s.owner.Status().Value()
+	for _, g := range status.GPUs {
+		if g.Phase != mig.PhaseDone && g.Phase != mig.PhaseKept && (g.Phase != mig.PhaseFailed || !g.Retry.IsZero()) {
+			return false
+		}
+	}
+	return true
 }
 
 // judge fails if the node is neither as wished nor says why.
