@@ -104,10 +104,10 @@ func TestBadInput(t *testing.T) {
 // TestLateDriver: with --fail-on-init-error=false a driver that is missing is waited for.
 func TestLateDriver(t *testing.T) {
 	t.Parallel()
-	for _, missing := range []string{"missing", "no-library"} {
+	for missing, strategy := range map[string]string{"missing": "envvar", "no-library": "cdi-cri"} {
 		t.Run(missing, func(t *testing.T) {
 			t.Parallel()
-			s := open(t, node.Setup{Args: []string{"--fail-on-init-error=false"}})
+			s := open(t, node.Setup{Args: []string{"--fail-on-init-error=false", "--device-list-strategy", strategy}})
 			s.broken(simulator.Fault{Kind: simulator.KindDriver, Driver: missing})
 			s.start()
 			s.logs("Waiting for the driver")
