@@ -125,6 +125,11 @@ func (d *document) resolve(c *Config, s Sources) {
 	for i := range options {
 		o := &options[i]
 		chosen := o.resolve(d, s.Env, s.Flags)
+		if s.Flags != nil {
+			if names := o.given(s.Flags); len(names) > 1 {
+				d.problem(names[0], 0, "is also given as "+names[1]+"; give one of them")
+			}
+		}
 		if chosen.text == "" && chosen.fallback {
 			continue
 		}

@@ -47,6 +47,7 @@ func TestRefusedByNVIDIA(t *testing.T) {
 		{name: "a list with an empty end", env: "DEVICE_LIST_STRATEGY=envvar,", where: "DEVICE_LIST_STRATEGY"},
 		{name: "a list of the file with an empty item", file: "flags: {plugin: {deviceListStrategy: [envvar, '']}}", where: "deviceListStrategy"},
 		{name: "an empty string of the file", file: "flags: {migStrategy: ''}", where: "flags.migStrategy"},
+		{name: "a flag under two names", args: "--driver-root=/a --nvidia-driver-root=/a", where: "--driver-root"},
 		{name: "an empty truth in a flag", args: "--gds-enabled=", where: "--gds-enabled"},
 	} {
 		for _, mode := range []string{"", " --compatibility=nvidia"} {

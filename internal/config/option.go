@@ -76,12 +76,23 @@ func (o *option) fromFlags(flags *pflag.FlagSet) (setting, bool) {
 	if flags == nil {
 		return setting{}, false
 	}
+	names := o.given(flags)
+	if names == nil {
+		return setting{}, false
+	}
+	text := flags.Lookup(o.flag).Value.String() // its names share the value
+	return setting{text: text, where: names[0]}, o.says(text)
+}
+
+// given returns the names under which the flag is given.
+func (o *option) given(flags *pflag.FlagSet) []string {
+	var names []string
 	for _, name := range append([]string{o.flag}, o.aliases...) {
-		if f := flags.Lookup(name); f != nil && f.Changed && o.says(f.Value.String()) {
-			return setting{text: f.Value.String(), where: "--" + name}, true
+		if f := flags.Lookup(name); f != nil && f.Changed {
+			names = append(names, "--"+name)
 		}
 	}
-	return setting{}, false
+	return names
 }
 
 func (o *option) fromEnv(env func(string) (string, bool)) (setting, bool) {
