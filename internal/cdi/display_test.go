@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
@@ -19,6 +20,8 @@ func TestGraphicsOfMIGDevices(t *testing.T) {
 			w := wanted()
 			w.Options.DisabledHooks = []string{disabled}
 			w.Snapshot.GPUs[1].MIGDevices[0].Profile = profile
+			other := inventory.MIGDevice{UUID: "MIG-b1", Index: 1, Profile: "1g.24gb", Health: w.Snapshot.GPUs[1].MIGDevices[0].Health}
+			w.Snapshot.GPUs[1].MIGDevices = append(w.Snapshot.GPUs[1].MIGDevices, other) // whose profile says nothing of the first one's
 			w.Plan = resource.New(w.Snapshot, resource.Options{MIG: resource.MIGMixed})
 			h.apply(t, w)
 			device := h.spec(t, "gpu").Devices[1]

@@ -59,7 +59,7 @@ func (w Wanted) addFiles(to *specs.ContainerEdits, files driverroot.Files, h hoo
 }
 
 // libraryNames returns the names of a library in its folder when no hook makes links: its file's name, its soname, and the
-// name that programs are linked with where the driver's installer makes that.
+// name that programs are linked with where the driver's installer makes that. Some may be the same.
 func libraryNames(l driverroot.Library, folder string) []string {
 	name := strings.TrimPrefix(l.Path, folder+"/")
 	names := []string{name}
@@ -71,8 +71,7 @@ func libraryNames(l driverroot.Library, folder string) []string {
 			names = append(names, plain)
 		}
 	}
-	slices.Sort(names)
-	return slices.Compact(names)
+	return names
 }
 
 // loaderFolders are where the loaders of common images for an architecture look without being told: those of Debian's

@@ -78,7 +78,7 @@ func (w *Writer) write(class edits.CDIClass, spec *specs.Spec) (map[string]bool,
 		return nil, err
 	}
 	spec.Version = version
-	if file == nil || !same(file, spec) {
+	if !same(file, spec) {
 		err = w.replace(name, spec)
 	} else {
 		err = os.Chmod(filepath.Join(w.dir, name), readableByAll)

@@ -204,6 +204,9 @@ func TestSpecWithoutHooksPutsLibrariesWhereLoadersLook(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("mounts (-want +got):\n%s", diff)
 	}
+	if n := len(spec.ContainerEdits.Mounts); n != len(got) {
+		t.Errorf("%d mounts at %d paths", n, len(got))
+	}
 	if len(spec.ContainerEdits.Hooks) > 0 || len(spec.ContainerEdits.Env) != 1 {
 		t.Errorf("hooks %v, environment %q", spec.ContainerEdits.Hooks, spec.ContainerEdits.Env)
 	}
@@ -376,6 +379,9 @@ func TestFilesAreWrittenOnlyWhenTheySaySomethingElse(t *testing.T) {
 	if first.Mode().Perm() != 0o644 {
 		t.Errorf("mode %s: users' own runtimes read the file, too", first.Mode())
 	}
+	if info, err := os.Stat(h.specs); err != nil || info.Mode().Perm() != 0o755 {
+		t.Errorf("the folder: %v, %v", info.Mode(), err)
+	}
 	h.apply(t, wanted())
 	if !os.SameFile(first, stat()) {
 		t.Error("the file was written again without need")
@@ -483,12 +489,14 @@ func TestWhatIsWrittenStaysWhenTheRestCannotBe(t *testing.T) {
 
 func TestSimulatedNodesNeedNoLibraries(t *testing.T) {
 	t.Parallel()
-	h := newHost(t)
-	w := wanted()
-	w.Options.DevicesOnly, w.Edits.Void = true, false
-	h.apply(t, w)
-	if e := h.spec(t, "gpu").ContainerEdits; len(e.Mounts) != 0 || len(e.Env) != 0 || len(e.DeviceNodes) != 2 {
-		text, _ := json.Marshal(e)
-		t.Errorf("edits %s", text)
+	for _, version := range []string{version, ""} {
+		h := newHost(t)
+		w := wanted()
+		w.Options.DevicesOnly, w.Edits.Void, w.Snapshot.Driver.Version = true, false, version
+		h.apply(t, w)
+		if e := h.spec(t, "gpu").ContainerEdits; len(e.Mounts) != 0 || len(e.Env) != 0 || len(e.DeviceNodes) != 2 {
+			text, _ := json.Marshal(e)
+			t.Errorf("version %q: edits %s", version, text)
+		}
 	}
 }

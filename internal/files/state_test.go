@@ -78,6 +78,9 @@ func TestLock(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		if info, err := os.Stat(filepath.Dir(path)); err != nil || info.Mode().Perm() != 0o700 {
+			t.Errorf("the folder: %v, %v", info.Mode(), err)
+		}
 		if _, err := files.Lock(path); !errors.Is(err, files.ErrLocked) || !strings.Contains(err.Error(), path) {
 			t.Errorf("the second Lock() = %v", err)
 		}
