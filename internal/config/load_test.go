@@ -97,6 +97,7 @@ func TestSourcesAndTheirOrder(t *testing.T) {
 				c.KubeletSocket, c.ControlSocket, c.PodResourcesSocket, c.StateDir = "", "", "", ""
 			}),
 		},
+		{name: "an empty address is none", file: "flags: {metricsAddress: ':9400'}", env: "METRICS_ADDRESS=", want: defaults()},
 		{
 			name: "false in a flag over true in the file", file: "flags: {failOnInitError: true}", args: "--fail-on-init-error=false",
 			want: with(func(c *config.Config) { c.FailOnInitError = false }),
