@@ -1,6 +1,7 @@
 package cdi_test
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"slices"
@@ -45,6 +46,20 @@ func TestSpecOfAnotherKind(t *testing.T) {
 	for _, d := range h.spec(t, "gpu").Devices {
 		if d.Name == "foreign" {
 			t.Error("a device of another kind is in the spec")
+		}
+	}
+}
+
+func TestSimulatedNodesNeedNoLibraries(t *testing.T) {
+	t.Parallel()
+	for _, version := range []string{version, ""} {
+		h := newHost(t)
+		w := wanted()
+		w.Options.DevicesOnly, w.Edits.Void, w.Snapshot.Driver.Version = true, false, version
+		h.apply(t, w)
+		if e := h.spec(t, "gpu").ContainerEdits; len(e.Mounts) != 0 || len(e.Env) != 0 || len(e.DeviceNodes) != 2 {
+			text, _ := json.Marshal(e)
+			t.Errorf("version %q: edits %s", version, text)
 		}
 	}
 }

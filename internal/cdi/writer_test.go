@@ -1,7 +1,6 @@
 package cdi_test
 
 import (
-	"encoding/json"
 	"maps"
 	"os"
 	"os/exec"
@@ -484,19 +483,5 @@ func TestWhatIsWrittenStaysWhenTheRestCannotBe(t *testing.T) {
 	written, err = h.writer.Apply(w)
 	if err == nil || len(written.Lacks(w)) != 2 {
 		t.Errorf("lacks %v, %v", written.Lacks(w), err)
-	}
-}
-
-func TestSimulatedNodesNeedNoLibraries(t *testing.T) {
-	t.Parallel()
-	for _, version := range []string{version, ""} {
-		h := newHost(t)
-		w := wanted()
-		w.Options.DevicesOnly, w.Edits.Void, w.Snapshot.Driver.Version = true, false, version
-		h.apply(t, w)
-		if e := h.spec(t, "gpu").ContainerEdits; len(e.Mounts) != 0 || len(e.Env) != 0 || len(e.DeviceNodes) != 2 {
-			text, _ := json.Marshal(e)
-			t.Errorf("version %q: edits %s", version, text)
-		}
 	}
 }

@@ -128,12 +128,21 @@ func TestGetEndsWithItsContext(t *testing.T) {
 	}
 }
 
+const nowhere = `{"apiVersion": "v1", "kind": "Config", "current-context": "a", "contexts": [{"name": "a", "context": {"cluster": "a"}}],
+	"clusters": [{"name": "a", "cluster": {"server": "https://a:b"}}]}`
+
 // TestNoAPIServerIsKnown: outside a pod and without a kubeconfig every request says so, and nothing else happens.
 func TestNoAPIServerIsKnown(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "kubeconfig")
 	client := kubeapi.New(kubeapi.Options{Kubeconfig: path, Node: nodeName})
 	if _, err := client.Get(t.Context()); err == nil || !strings.Contains(err.Error(), "find the API server") {
+		t.Errorf("Get() = %v", err)
+	}
+	if err := os.WriteFile(path, []byte(nowhere), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Get(t.Context()); err == nil || !strings.Contains(err.Error(), "find the API server: host must be a URL") {
 		t.Errorf("Get() = %v", err)
 	}
 	// It is looked for again at the next request.

@@ -201,7 +201,7 @@ func IsWrong(err error) bool {
 // IsPassing reports whether err is of a request that may be taken as it is at another time: there was no answer, or one that says so.
 func IsPassing(err error) bool {
 	var refused *Refused
-	if err == nil || !errors.As(err, &refused) {
+	if !errors.As(err, &refused) {
 		return err != nil
 	}
 	switch refused.Code {

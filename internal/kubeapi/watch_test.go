@@ -2,6 +2,7 @@ package kubeapi_test
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -225,6 +226,22 @@ func TestWatchOfANodeThatIsNotThereYet(t *testing.T) {
 	}
 	label(t, server, nodeName, "a")
 	awaitLabel(t, client, "a")
+}
+
+// TestIsPassing: what comes to nothing now and may be taken later, such as an Event.
+func TestIsPassing(t *testing.T) {
+	t.Parallel()
+	for code, want := range map[int]bool{
+		http.StatusTooManyRequests: true, http.StatusServiceUnavailable: true, http.StatusGatewayTimeout: true,
+		http.StatusForbidden: false, http.StatusNotFound: false, http.StatusUnprocessableEntity: false,
+	} {
+		if got := kubeapi.IsPassing(fmt.Errorf("x: %w", &kubeapi.Refused{Code: code})); got != want {
+			t.Errorf("%d: %v, want %v", code, got, want)
+		}
+	}
+	if kubeapi.IsPassing(nil) || !kubeapi.IsPassing(context.DeadlineExceeded) {
+		t.Error("no error is passing, or no answer is not")
+	}
 }
 
 func TestPause(t *testing.T) {

@@ -427,9 +427,9 @@ var daemonRows = []row{
 		check: "daemon", severity: doctor.Error, says: "GPU 0 is Unhealthy: XID 62", remedy: "nvidia-smi --gpu-reset -i 0",
 	},
 	{
-		name: "can be reset while a call about no GPU hangs", status: func(s *status.Status) {
+		name: "can be reset while calls about no GPU and another one hang", status: func(s *status.Status) {
 			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Cure = "Unhealthy", "XID 62", string(inventory.CureReset)
-			s.Calls = []status.Call{{Function: "nvmlEventSetWait"}}
+			s.Calls = []status.Call{{Function: "nvmlEventSetWait"}, {GPU: new(7), Function: "nvmlDeviceGetUUID"}}
 		},
 		check: "daemon", severity: doctor.Error, says: "XID 62", remedy: "nvidia-smi --gpu-reset -i 0", also: justDaemon,
 	},

@@ -143,6 +143,10 @@ var runtimeRows = []row{
 		check: "visible-devices", severity: doctor.Error, says: "ignores NVIDIA_VISIBLE_DEVICES",
 	},
 	{
+		name: "closed beside CDI", change: changes{toolkit: closed + "[nvidia-container-runtime]\nmode = 'cdi'\n"},
+		settings: func(s *doctor.Settings) { s.Envvar = true }, check: "visible-devices", severity: doctor.OK,
+	},
+	{
 		name: "no volume mounts", change: changes{toolkit: "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n"},
 		settings: func(s *doctor.Settings) { s.VolumeMounts = true },
 		check:    "visible-devices", severity: doctor.Error, says: "ignores devices that are named by mounts",

@@ -392,20 +392,6 @@ func TestNotes(t *testing.T) {
 	}
 }
 
-// A note names MIG devices and GPUs as such, so that people find them.
-func TestNotesNameDevices(t *testing.T) {
-	g := gpu(0, "Healthy")
-	for want, d := range map[string]status.Device{
-		"GPU 1 (GPU-1)": gpu(1, "Unhealthy hang reset"), "MIG device 0:3 (MIG-0-3)": mig(g, 3, "Unhealthy hang reset"),
-	} {
-		var h report.History
-		events := h.Next(node(g, d), start, plenty).Events
-		if len(events) != 1 || !strings.Contains(events[0].Note, want) {
-			t.Errorf("%+v, want %q in the note", events, want)
-		}
-	}
-}
-
 // What flaps at every look is limited, whatever it is about.
 func TestFlappingOfTheNode(t *testing.T) {
 	whole := gpu(0, "Healthy")

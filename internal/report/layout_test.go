@@ -36,6 +36,7 @@ func TestEventsOfMIGLayouts(t *testing.T) {
 		{layout("c", "rebooting", "GPU 3"), []string{"MIGLayoutNeedsReset"}, "a restart of the node: GPU 3"},
 		{layout("a", "success", ""), []string{"MIGLayoutMade"}, "layout a"},
 		{layout("", "", ""), nil, ""},
+		{layout("a", "success", ""), []string{"MIGLayoutMade"}, "layout a"},
 		{nil, nil, ""},
 		{layout("a", "success", ""), []string{"MIGLayoutMade"}, "layout a"},
 	} {

@@ -1,0 +1,71 @@
+package report_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+)
+
+// A note names MIG devices and GPUs as such, so that people find them.
+func TestNotesNameDevices(t *testing.T) {
+	g := gpu(0, "Healthy")
+	for want, d := range map[string]status.Device{
+		"GPU 1 (GPU-1)": gpu(1, "Unhealthy hang reset"), "MIG device 0:3 (MIG-0-3)": mig(g, 3, "Unhealthy hang reset"),
+	} {
+		var h report.History
+		events := h.Next(node(g, d), start, plenty).Events
+		if len(events) != 1 || !strings.Contains(events[0].Note, want) {
+			t.Errorf("%+v, want %q in the note", events, want)
+		}
+	}
+}
+
+// The last cause is the one that a GPU recovered from, also where it was no news.
+func TestLastCause(t *testing.T) {
+	var h report.History
+	h.Next(node(gpu(0, "Unhealthy hang reset")), start, plenty)
+	h.Next(node(gpu(0, "Unhealthy contact reset")), start, plenty)
+	if got := h.Next(node(gpu(0, "Healthy")), start, plenty).Events; len(got) != 1 || got[0].Cause != "contact,reset" {
+		t.Errorf("%+v", got)
+	}
+}
+
+// A GPU is removed when a look does not find it, and not when nobody looks.
+func TestNothingIsRemovedUnseen(t *testing.T) {
+	for name, tt := range map[string]struct {
+		change func(*status.Status)
+		want   []string
+	}{
+		"seen":     {func(*status.Status) {}, []string{"GPURemoved GPU-1"}},
+		"stale":    {func(s *status.Status) { s.Stale = "no driver" }, []string{"DriverNotReady"}},
+		"released": {func(s *status.Status) { s.Quiet, s.Stale = true, "" }, []string{"DriverReleased"}},
+	} {
+		var h report.History
+		h.Next(node(gpu(0, "Healthy"), gpu(1, "Healthy")), start, plenty)
+		if diff := cmp.Diff(tt.want, said(h.Next(with(node(gpu(0, "Healthy")), tt.change), start, plenty))); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// What is left out of a good GPU is told beside a bad one, whose own Event tells of it.
+func TestLeftOutBesideABadGPU(t *testing.T) {
+	var h report.History
+	s := with(node(gpu(0, "Healthy"), gpu(1, "Lost lost reconnect")), func(s *status.Status) {
+		s.LeftOut = []string{"GPU 0: display", "GPU 1: no UUID"}
+	})
+	events := h.Next(s, start, plenty).Events
+	var notes []string
+	for _, e := range events {
+		if e.Reason == report.ResourceLeftOut {
+			notes = append(notes, e.Note)
+		}
+	}
+	if diff := cmp.Diff([]string{"Not offered: GPU 0: display"}, notes); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
