@@ -124,6 +124,8 @@ func installedByHelm(ctx context.Context, t *testing.T, n *node.Node, kubelet po
 		t.Errorf("the ConfigMap of the later revision is there still: %v", err)
 	}
 
+	labelsByHelm(ctx, t, n)
+
 	installDriver(ctx, t)
 	makeNodes(t, simulatedGPUs(ctx, t, n))
 	upgrade(ctx, t, n, "{deviceListStrategy: cdi-cri, nvidiaDriverRoot: "+driverRoot+"}")
@@ -150,6 +152,36 @@ func installedByHelm(ctx context.Context, t *testing.T, n *node.Node, kubelet po
 	if left != "" {
 		t.Errorf("helm uninstall left %s", left)
 	}
+}
+
+// labelsByHelm: with the values for which NVIDIA's chart starts gpu-feature-discovery and config-manager, the daemon labels its Node, and a
+// label of the Node chooses the configuration file.
+func labelsByHelm(ctx context.Context, t *testing.T, n *node.Node) {
+	startProxy(t) // the pod's way to the API server
+	publishCA(ctx, t, n, namespace)
+	start := time.Now()
+	upgrade(ctx, t, n, `
+gfd: {enabled: true}
+config:
+  default: whole
+  map:
+    whole: "version: v1"
+    shared: "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}"
+devicePlugin:
+  containers:
+    main:
+      env: [{name: KUBERNETES_SERVICE_HOST, value: 192.0.2.1}, {name: KUBERNETES_SERVICE_PORT, value: "6444"}]
+`)
+	waitNodeSays(ctx, t, n, "the labels, from helm upgrade on", start, stepLimit, hasLabel("nvidia.com/gpu.count", "8"))
+	waitAllocatables(ctx, t, n, map[string]int{gpu: gpus})
+	kubectl(ctx, t, n, "label", "node", node.Name, configLabel+"=shared")
+	waitAllocatables(ctx, t, n, map[string]int{gpu: (gpus-2)*2 + 2})
+	kubectl(ctx, t, n, "label", "node", node.Name, configLabel+"-")
+	waitAllocatables(ctx, t, n, map[string]int{gpu: gpus})
+
+	// Labels stay when the daemon stops writing them; another story looks for them.
+	upgrade(ctx, t, n, "")
+	kubectl(ctx, t, n, "label", "node", node.Name, "nvidia.com/gpu.count-", "nvidia.com/gpu.product-", healthLabel+"-")
 }
 
 // upgrade upgrades the release to other values, and waits until the DaemonSet is rolled out.

@@ -233,11 +233,12 @@ func (n *Node) Helm(ctx context.Context, args ...string) (string, error) {
 func (n *Node) client(ctx context.Context, limit time.Duration, program string, args []string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, filepath.Join(n.options.Cache, program), append([]string{"--kubeconfig", n.path(kubeconfigFile)}, args...)...)
+	args = append([]string{"--kubeconfig", n.path(kubeconfigFile)}, args...)
+	cmd := exec.CommandContext(ctx, filepath.Join(n.options.Cache, program), args...)
 	cmd.Env = append(os.Environ(), "HELM_CACHE_HOME="+n.path("helm"), "HELM_CONFIG_HOME="+n.path("helm"), "HELM_DATA_HOME="+n.path("helm"))
 	out, err := cmd.Output()
 	if exit := new(exec.ExitError); errors.As(err, &exit) {
-		return string(out), fmt.Errorf("%s %v: %w: %s", filepath.Base(program), args, err, exit.Stderr)
+		return string(out), fmt.Errorf("%s %v: %w: %s", filepath.Base(program), args[2:], err, exit.Stderr)
 	}
 	return string(out), err
 }
