@@ -121,8 +121,14 @@ fleet: ## Start 5,000 nodes at once at a real API server and print how soon it a
 e2e: e2e-devicemanager e2e-monitoring ## Run the daemon on real kubelets (root; the first run builds Kubernetes; E2E_FLAGS='--kubelet 1.37')
 	cd test/e2e && ./run $(E2E_FLAGS)
 
+MIGWISHES ?= 1000
+
+.PHONY: mig-wishes
+mig-wishes: ## Play random sequences of MIG layouts with pods, faults and kills (MIGWISHES=1000 SEED=0)
+	$(GO) test ./internal/mig -count=1 -run TestRandomWishes -timeout 1h -sequences $(MIGWISHES) -seed $(SEED)
+
 .PHONY: nightly
-nightly: faults soak ## What takes too long for every change: the fault matrix, soak, long stories, older kubelets, kubelet's five minutes (2 hours)
+nightly: faults soak mig-wishes ## What takes too long for every change: the fault matrix, soak, long stories, older kubelets, kubelet's five minutes (2 hours)
 	test/e2e/devicemanager/run -minutes
 	cd test/e2e && E2E_LIMIT=7200 ./run --kubelet all -long
 

@@ -265,13 +265,21 @@ func (o *Owner) composeLocked() Status {
 		{StateRebooting, []Phase{PhaseReset}},
 		{StatePending, []Phase{PhaseWaiting}},
 	} {
-		var reasons []string
+		var reasons []string             // each once
+		indexes := map[string][]string{} // of the GPUs, by reason
 		for _, g := range s.GPUs {
 			if slices.Contains(of.phases, g.Phase) {
-				reasons = append(reasons, fmt.Sprintf("GPU %d: %s", g.Index, cmp.Or(g.Reason, string(g.Phase))))
+				reason := cmp.Or(g.Reason, string(g.Phase))
+				if indexes[reason] == nil {
+					reasons = append(reasons, reason)
+				}
+				indexes[reason] = append(indexes[reason], strconv.Itoa(g.Index))
 			}
 		}
 		if len(reasons) > 0 {
+			for i, reason := range reasons {
+				reasons[i] = "GPU " + strings.Join(indexes[reason], ", ") + ": " + reason
+			}
 			s.State, s.Reason = of.state, strings.Join(reasons, "; ")
 			return s
 		}

@@ -116,7 +116,7 @@ func (s *Set) onOffer(asked func(id string) bool) error {
 	return nil
 }
 
-// justAllocated returns an error if one of the devices was allocated a short time ago and the evidence does not show a pod that holds
+// justAllocated returns an error if one of the devices was allocated a short time ago and the accounts have not shown the pod that holds
 // it.
 func (s *Set) justAllocated(asked func(id string) bool, e evidence) error {
 	s.mu.Lock()
@@ -124,8 +124,10 @@ func (s *Set) justAllocated(asked func(id string) bool, e evidence) error {
 	now := s.collaborators.Clock.Now()
 	for name, entry := range s.resources {
 		recent := func(id string, at time.Time) bool {
-			_, held := e.held[deviceKey{name, id}]
-			return asked(id) && !held && !at.IsZero() && now.Sub(at) < freeFor
+			key := deviceKey{name, id}
+			_, held := e.held[key]
+			shown := held || e.kubelet != 0 && s.users.shown[key] == e.kubelet
+			return asked(id) && !shown && !at.IsZero() && now.Sub(at) < freeFor
 		}
 		for id, at := range entry.list.allocated {
 			if recent(id, at) {

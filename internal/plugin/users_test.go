@@ -1,0 +1,83 @@
+package plugin_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	clocktesting "k8s.io/utils/clock/testing"
+
+	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+)
+
+// TestUsers follows devices from being on offer to being free for certain, with a pod on one of them.
+func TestUsers(t *testing.T) {
+	t.Parallel()
+	bothVersions(t, func(t *testing.T, v standin.Version) {
+		c := clocktesting.NewFakeClock(time.Now())
+		n, d := serving(t, v, c, 3)
+		ids := []string{id(0), id(1), id(2)}
+		says := func(what, reason string, pods ...string) {
+			t.Helper()
+			last := ""
+			defer func() {
+				if t.Failed() {
+					t.Logf("it said last: %s", last)
+				}
+			}()
+			eventually(t, what, func() bool {
+				held, err := d.Users(t.Context(), ids)
+				last = ""
+				for _, h := range held {
+					last += h.Pod + " "
+				}
+				if err != nil {
+					last += err.Error()
+				}
+				if len(held) != len(pods) || (err == nil) != (reason == "") || err != nil && !strings.Contains(err.Error(), reason) {
+					return false
+				}
+				for i, h := range held {
+					if h.Pod != pods[i] && h.Pod != "with UID "+strings.TrimPrefix(pods[i], "default/") {
+						return false
+					}
+				}
+				return true
+			})
+		}
+		says("on offer", "is still on offer")
+		if _, err := n.Admit(t.Context(), standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 1}); err != nil {
+			t.Fatal(err)
+		}
+		says("held, and others on offer", "is still on offer", "default/p")
+		d.offer(3, 0, 1, 2)
+		says("held, and no other may be given", "", "default/p")
+		n.Remove("p")
+		says("free, although the checkpoint may name the pod", "")
+
+		// A pod that was never shown: kubelet may be writing it down.
+		d.offer(3)
+		says("on offer again", "is still on offer")
+		n.awaitAllocatable(t, 3)
+		if _, err := n.Admit(t.Context(), standin.Container{Pod: "short", Name: "c", Resource: gpu, Count: 1}); err != nil {
+			t.Fatal(err)
+		}
+		n.Remove("short")
+		d.offer(3, 0, 1, 2)
+		eventually(t, "kubelet has forgotten the pod", func() bool {
+			held, _ := d.Users(t.Context(), ids)
+			c.Step(10 * time.Millisecond)
+			return len(held) == 0
+		})
+		says("given away a short time ago", "may have allocated it within the last 10s")
+		c.Step(time.Minute)
+		says("free", "")
+
+		n.Stop()
+		says("no kubelet", "it is not known which devices pods hold")
+		if err := n.Resume(); err != nil {
+			t.Fatal(err)
+		}
+		says("free", "")
+	})
+}
