@@ -116,6 +116,16 @@ func TestEmptyVariables(t *testing.T) {
 	}
 }
 
+// TestEmptyConfigFile: an empty flag or variable is no file, whatever the other says.
+func TestEmptyConfigFile(t *testing.T) {
+	t.Parallel()
+	for _, s := range []config.Sources{sources(t, "CONFIG_FILE=", ""), sources(t, "CONFIG_FILE=/nowhere/config.yaml", "--config-file=")} {
+		if c, _, err := config.Load(s); err != nil || c.File != "" {
+			t.Errorf("file %q, %v", c.File, err)
+		}
+	}
+}
+
 // TestCompatibility: what NVIDIA's device plugin ignores is ignored where that is asked for, and has its effect otherwise. Only
 // --compatibility=none says nothing of it.
 func TestCompatibility(t *testing.T) {
