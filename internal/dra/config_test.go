@@ -35,6 +35,9 @@ func TestParseConfig(t *testing.T) {
 		{"MIG by MPS", mig(`{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":0}}`), "MigDeviceConfig: MPS, 0 % of the threads", ""},
 
 		{"no JSON", `{`, "", "parameters: are not JSON: EOF"},
+		{"broken in a field", `{"kind":{"a"`, "", "parameters: are not JSON: EOF"},
+		{"broken in a list", `{"kind":[1,}`, "", "parameters: are not JSON: invalid character '}' looking for beginning of value"},
+		{"a name that is none", `{1:2}`, "", "parameters: are not JSON: invalid character '1'"},
 		{"a list", `[]`, "", "parameters: are not an object"},
 		{"more", config("GpuConfig", "") + "{}", "", "parameters: are not JSON: more follows the object"},
 		{"another version", `{"apiVersion":"gpu.nvidia.com/v1alpha1","kind":"GpuConfig"}`, "",

@@ -153,13 +153,10 @@ func quantity(text string) (int64, bool) {
 	if form == nil {
 		return 0, false
 	}
-	value, ok := new(big.Rat).SetString(form[1])
-	if !ok {
-		return 0, false
-	}
+	value, _ := new(big.Rat).SetString(form[1]) // the form has checked it
 	exponent := prefixes[form[3]]
 	if form[4] != "" {
-		_, _ = fmt.Sscan(form[4], &exponent) // the form has checked it
+		_, _ = fmt.Sscan(form[4], &exponent)
 	}
 	scale := new(big.Int).Exp(big.NewInt(10), big.NewInt(max(exponent, -exponent)), nil)
 	if exponent < 0 {
