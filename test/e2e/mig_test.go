@@ -54,6 +54,11 @@ func dividedByLabel(ctx context.Context, t *testing.T, n *node.Node, kubelet pod
 	slice := runPod(ctx, t, n, "slice", third, 1)
 
 	layout(ctx, t, n, "all-unknown", "failed", "give one of all-balanced, all-disabled", far*told)
+	why := kubectl(ctx, t, n, "get", "node", node.Name, "-o", // as docs/mig.md has it
+		`jsonpath={.metadata.annotations.gpu-device-plugin\.github\.io/mig\.config\.reason}`)
+	if !strings.Contains(why, "all-balanced") {
+		t.Errorf("the reason is %q", why)
+	}
 	layout(ctx, t, n, "all-balanced", "pending", holder, far*divided)
 	waitAllocatable(ctx, t, kubelet, third, gpus-2, stepLimit)
 	layout(ctx, t, n, "all-disabled", "pending", "slice", far*divided)
