@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -367,6 +368,19 @@ func TestNodeFeatureIsNotServed(t *testing.T) {
 	r.server.SetNodeFeaturesServed(true)
 	r.until("the object", func() bool { return r.feature("gpu-node-agent-n")["nvidia.com/gpu.count"] == "8" })
 	r.until("the problem is over", func() bool { return r.daemon.Unlabeled.Value() == nil })
+}
+
+// TestNodeFeatureWithoutPatch: the account of NVIDIA's chart and operator may create and update the object, and not patch it.
+func TestNodeFeatureWithoutPatch(t *testing.T) {
+	t.Parallel()
+	r := newLabelRig(t, config.LabelsOff, nil)
+	r.daemon.Configs.Publish(config.Config{Namespace: "gpu", Features: config.Features{Labels: config.LabelsNodeFeature}})
+	r.server.SetFault(apiserver.Fault{Status: http.StatusForbidden, Only: func(q apiserver.Request) bool { return q.Verb == "apply" }})
+	for _, count := range []string{"8", "7"} {
+		r.daemon.Labels.Publish(map[string]string{"nvidia.com/gpu.count": count})
+		r.until("the object has the labels", func() bool { return r.feature("gpu-node-agent-n")["nvidia.com/gpu.count"] == count })
+	}
+	r.until("there is no problem", func() bool { return r.daemon.Unlabeled.Value() == nil })
 }
 
 // TestNodeFeatureOfDiscovery: beside the object of NVIDIA's program nothing is written, and that is told.

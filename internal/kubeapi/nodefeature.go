@@ -78,20 +78,61 @@ func (f NodeFeature) Equal(other NodeFeature) bool {
 // ApplyNodeFeature makes the object of a namespace with the own node's name after a prefix, or changes it. The object is this
 // program's alone: what others have written to these fields is replaced.
 func (c *Client) ApplyNodeFeature(ctx context.Context, namespace, prefix string, labels map[string]string, owners []OwnerReference) error {
-	name := prefix + c.node
-	_, err := c.apply(ctx, nodeFeaturePath+namespace+"/nodefeatures/"+name, labelsManager, map[string]any{
-		"apiVersion": nodeFeatureAPI, "kind": "NodeFeature",
-		"metadata": metadata{Name: name, Namespace: namespace, Labels: map[string]string{nodeNameLabel: c.node}, OwnerReferences: owners},
-		"spec": map[string]any{
+	name, path := prefix+c.node, nodeFeaturePath+namespace+"/nodefeatures"
+	object := nodeFeatureObject{
+		APIVersion: nodeFeatureAPI, Kind: "NodeFeature",
+		Metadata: metadata{Name: name, Namespace: namespace, Labels: map[string]string{nodeNameLabel: c.node}, OwnerReferences: owners},
+		Spec: map[string]any{
 			"labels": labels, "features": map[string]any{
 				"flags": map[string]any{}, "attributes": map[string]any{}, "instances": map[string]any{},
 			},
 		},
-	}, true)
+	}
+	_, err := c.apply(ctx, path+"/"+name, labelsManager, object, true)
+	if IsCode(err, http.StatusForbidden) {
+		err = c.replace(ctx, path, object)
+	}
 	if err != nil {
 		return fmt.Errorf("write NodeFeature %s/%s: %w", namespace, name, err)
 	}
 	return nil
+}
+
+// nodeFeatureObject is a NodeFeature in the API's own form, as it is written.
+type nodeFeatureObject struct {
+	APIVersion string         `json:"apiVersion"`
+	Kind       string         `json:"kind"`
+	Metadata   metadata       `json:"metadata"`
+	Spec       map[string]any `json:"spec"`
+}
+
+// replace makes an object, or puts it in the place of the one that is there. The account that NVIDIA's chart and operator make for feature
+// discovery may do that, but not patch.
+func (c *Client) replace(ctx context.Context, path string, object nodeFeatureObject) error {
+	verb, at := http.MethodPut, path+"/"+object.Metadata.Name
+	text, err := c.send(ctx, request{verb: http.MethodGet, path: at})
+	switch {
+	case IsCode(err, http.StatusNotFound):
+		verb, at = http.MethodPost, path
+	case err != nil:
+		return err
+	default:
+		var there struct {
+			Metadata struct {
+				ResourceVersion string `json:"resourceVersion"`
+			} `json:"metadata"`
+		}
+		if err := json.Unmarshal(text, &there); err != nil {
+			return fmt.Errorf("read the answer of the API server: %w", err)
+		}
+		object.Metadata.ResourceVersion = there.Metadata.ResourceVersion
+	}
+	body, err := json.Marshal(object)
+	if err != nil {
+		return fmt.Errorf("write the object: %w", err)
+	}
+	_, err = c.send(ctx, request{verb: verb, path: at, contentType: "application/json", body: body})
+	return err
 }
 
 // IsDenied reports whether err is of an object that is not there, or that this program may not read.

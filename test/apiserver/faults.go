@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -15,12 +16,14 @@ import (
 
 // Request is a kind of request.
 type Request struct {
-	Verb     string // get, list, watch, create, patch, or apply for a server-side apply
+	Verb     string // get, list, watch, create, update, patch, or apply for a server-side apply
 	Resource string // such as nodes or nodes/status
 }
 
 // IsWrite says whether requests of this kind change objects.
-func (r Request) IsWrite() bool { return r.Verb == "create" || r.Verb == "patch" || r.Verb == "apply" }
+func (r Request) IsWrite() bool {
+	return slices.Contains([]string{"create", "update", "patch", "apply"}, r.Verb)
+}
 
 // Fault is how requests are answered. The zero value answers them rightly.
 type Fault struct {

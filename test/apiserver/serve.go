@@ -70,7 +70,7 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request) error {
 		return s.list(w, t, query.Get("fieldSelector"))
 	case "watch":
 		return s.watch(w, r, t)
-	case "create", "patch", "apply":
+	case "create", "update", "patch", "apply":
 		if t.subresource == evictionResource {
 			return s.evict(w, r, t, request.Verb)
 		}
@@ -90,6 +90,8 @@ func verb(r *http.Request, t target) string {
 		return "get"
 	case r.Method == http.MethodPost:
 		return "create"
+	case r.Method == http.MethodPut:
+		return "update"
 	case r.Method == http.MethodPatch && strings.HasPrefix(r.Header.Get("Content-Type"), "application/apply-patch"):
 		return "apply"
 	}
@@ -157,7 +159,7 @@ func (s *Server) list(w http.ResponseWriter, t target, selector string) error {
 	return nil
 }
 
-// change answers a request that creates or patches an object.
+// change answers a request that creates, updates or patches an object.
 func (s *Server) change(w http.ResponseWriter, r *http.Request, t target, verb string) error {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, bodyLimit))
 	if err != nil {
@@ -174,6 +176,9 @@ func (s *Server) change(w http.ResponseWriter, r *http.Request, t target, verb s
 			return err
 		}
 		return s.create(w, t, object)
+	}
+	if verb == "update" {
+		return s.replace(w, t, body, manager)
 	}
 	media, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";")
 	kind, known := patchTypes[media]
@@ -220,6 +225,35 @@ func (s *Server) create(w http.ResponseWriter, t target, object runtime.Object) 
 		return err
 	}
 	write(w, http.StatusCreated, created)
+	return nil
+}
+
+// replace puts an object in the place of the one that is there, if its version is that one's.
+func (s *Server) replace(w http.ResponseWriter, t target, body []byte, manager string) error {
+	object, err := t.resource.create(body, manager)
+	if err != nil {
+		return err
+	}
+	var version struct {
+		Metadata struct{ ResourceVersion string }
+	}
+	if err := json.Unmarshal(body, &version); err != nil {
+		return apierrors.NewBadRequest(err.Error())
+	}
+	replaced, err := s.store.update(t.key, func(old runtime.Object) (runtime.Object, error) {
+		if old == nil {
+			return nil, apierrors.NewNotFound(t.resource.group(), t.key.name)
+		}
+		m, err := meta.Accessor(old)
+		if err == nil && m.GetResourceVersion() != version.Metadata.ResourceVersion {
+			err = apierrors.NewConflict(t.resource.group(), t.key.name, errors.New("the object has been modified"))
+		}
+		return object, err
+	})
+	if err != nil {
+		return err
+	}
+	write(w, http.StatusOK, replaced)
 	return nil
 }
 
