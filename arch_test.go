@@ -92,7 +92,7 @@ var imports = map[string][]string{
 		"internal/kubelet", // for the values of its accounts
 	},
 	"internal/mig": {
-		"internal/inventory", "internal/layout", "internal/resource", "internal/feed", "internal/files",
+		"internal/inventory", "internal/layout", "internal/resource", "internal/feed", "internal/files", "internal/supervise",
 		"internal/kubelet", // for the values of its accounts
 	},
 	"internal/migwish": {"internal/config", "internal/feed", "internal/files", "internal/layout", "internal/mig"},

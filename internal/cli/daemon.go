@@ -260,7 +260,8 @@ func (d *daemon) outputs() []agent.Task {
 	tasks = append(tasks, agent.Task{Name: "metrics", Run: d.serveMetrics}, agent.Task{Name: "labels", Run: d.labels.Run},
 		agent.Task{Name: "feature file", Run: d.writeFeatures})
 	if d.mig != nil {
-		tasks = append(tasks, agent.Task{Name: "MIG wish", Run: d.wishes.Run}, agent.Task{Name: "MIG", Run: d.mig.Run})
+		tasks = append(tasks, agent.Task{Name: "MIG wish", Run: d.wishes.Run},
+			agent.Task{Name: "MIG", Run: d.mig.Run, Alive: d.mig.Alive})
 	}
 	if d.config.ControlSocket != "" {
 		tasks = append(tasks, agent.Task{Name: "control socket", Run: d.serveControl})

@@ -92,8 +92,10 @@ func TestRestartOfTheNode(t *testing.T) {
 				r.stop()
 				r.inject(simulator.Fault{Kind: simulator.KindReboot})
 				r.boot = "two"
-				if _, err := r.Look(t.Context()); err != nil {
-					t.Fatal(err)
+				for well := false; !well; { // a process that starts with the node finds it so
+					found, err := r.Look(t.Context())
+					well = err == nil && !slices.ContainsFunc(found.GPUs, func(g inventory.GPU) bool { return g.Health.State != inventory.Healthy })
+					time.Sleep(100 * time.Millisecond)
 				}
 				began := time.Now()
 				r.wishes.Publish(wish)
@@ -335,6 +337,30 @@ func TestJournalThatCannotBeWritten(t *testing.T) {
 		if err := os.RemoveAll(filepath.Join(r.dir, "mig.json")); err != nil {
 			t.Fatal(err)
 		}
+		r.reaches(mig.StateSuccess)
+	})
+}
+
+// TestReadThatFails has a GPU of which cannot be read how it is divided: its devices are offered on, and it is read again.
+func TestReadThatFails(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nodeOfThree)
+		r.start()
+		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
+		r.reaches(mig.StateSuccess)
+		r.mu.Lock()
+		r.dead = errors.New("the driver has no time")
+		r.mu.Unlock()
+		r.wishes.Publish(mig.Wish{Layout: "all-balanced", Again: 1})
+		s := r.reaches(mig.StatePending)
+		r.until("says so", func(s mig.Status) bool { return s.Reason == "GPU 0, 1, 2: the driver has no time" })
+		if diff := cmp.Diff(balanced, r.devices()[0]); diff != "" {
+			t.Errorf("%s: offered (-want +got):\n%s", s.Reason, diff)
+		}
+		r.mu.Lock()
+		r.dead = nil
+		r.mu.Unlock()
 		r.reaches(mig.StateSuccess)
 	})
 }

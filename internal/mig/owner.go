@@ -19,6 +19,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/supervise"
 )
 
 // Options are what an Owner is made of.
@@ -47,6 +48,7 @@ type Owner struct {
 	journal *journal
 	status  *feed.Feed[Status]
 	holds   *feed.Feed[map[string]resource.GPUHold]
+	pulse   supervise.Pulse
 
 	mu   sync.Mutex      // guards all following fields
 	wish Wish            // that of the latest turns
@@ -81,7 +83,7 @@ func New(o Options) *Owner {
 	}
 	return &Owner{
 		options: o, journal: &journal{dir: o.StateDir, boot: o.BootID}, gpus: map[string]*gpu{},
-		status: feed.New(Status{}), holds: feed.New(map[string]resource.GPUHold{}),
+		status: feed.New(Status{}), holds: feed.New(map[string]resource.GPUHold{}), pulse: supervise.NewPulse(),
 	}
 }
 
@@ -90,6 +92,9 @@ func (o *Owner) Status() *feed.Feed[Status] { return o.status }
 
 // Holds returns the feed of holds on GPUs, by UUID. A GPU without an entry is not given out: it is not known yet how it is to be divided.
 func (o *Owner) Holds() *feed.Feed[map[string]resource.GPUHold] { return o.holds }
+
+// Alive returns an error if Run does not come round before ctx ends. A driver that hangs does not keep it from that.
+func (o *Owner) Alive(ctx context.Context) error { return o.pulse.Check(ctx) }
 
 // Run divides GPUs as the Wish says until ctx ends, and then returns nil. What is under way then is gone on with by the next process.
 func (o *Owner) Run(ctx context.Context) error {
@@ -119,6 +124,7 @@ func (o *Owner) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
+		case o.pulse.Beat() <- struct{}{}:
 		case <-wished:
 		case <-looked:
 		case <-timer.C():

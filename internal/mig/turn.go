@@ -67,7 +67,11 @@ func (t *turn) run(ctx context.Context) outcome {
 	}
 	now, err := t.read(ctx, noted)
 	if err != nil {
-		return t.wait(PhaseWaiting, err.Error(), later, resource.GPUHold{Reason: "it cannot be read how its GPU is divided"})
+		hold := t.gpu.hold // a GPU that is divided as wanted serves on
+		if t.Phase == PhaseUnknown {
+			hold = resource.GPUHold{Reason: "it cannot be read how its GPU is divided"}
+		}
+		return t.wait(PhaseWaiting, err.Error(), later, hold)
 	}
 	c, end, reason := t.plan(now, noted)
 	if len(c.Steps) > 0 {
