@@ -93,6 +93,7 @@ func TestFailureUndoesItsGPU(t *testing.T) {
 		r.reaches(mig.StateSuccess)
 		r.inject(simulator.Fault{Kind: simulator.KindFail, GPU: "0", Call: "DeviceCreateGpuInstanceWithPlacement", Return: "UNKNOWN"})
 		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
+		r.done(1, 2)
 		s := r.reaches(mig.StateFailed)
 		if !strings.Contains(s.Reason, "nvmlDeviceCreateGpuInstanceWithPlacement: ERROR_UNKNOWN; and it could not be undone") {
 			t.Errorf("the reason: %s", s.Reason)

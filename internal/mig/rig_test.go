@@ -271,6 +271,17 @@ func (r *rig) reaches(state mig.ConfigState) mig.Status {
 	})
 }
 
+// done waits until GPUs are as the wish says.
+func (r *rig) done(indexes ...int) {
+	r.t.Helper()
+	wish := r.wishes.Value()
+	r.until(fmt.Sprint("done: ", indexes), func(s mig.Status) bool {
+		return s.Layout == wish.Layout && s.Again == wish.Again && !slices.ContainsFunc(indexes, func(i int) bool {
+			return i >= len(s.GPUs) || s.GPUs[i].Phase != mig.PhaseDone
+		})
+	})
+}
+
 // devices are the sizes of the MIG devices that are offered, sorted, by the index of the GPU; "GPU" for a whole one.
 func (r *rig) devices() map[int][]string {
 	sizes := map[int][]string{}
