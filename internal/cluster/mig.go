@@ -26,7 +26,7 @@ const (
 
 const (
 	// reasonPace is the shortest time after a write before another reason of the same state is written.
-	reasonPace = 5 * time.Second
+	reasonPace = 2 * time.Second
 	// maxReason is how many bytes a reason may have.
 	maxReason = 1024
 )
