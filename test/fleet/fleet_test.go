@@ -105,6 +105,9 @@ func TestFleet(t *testing.T) {
 	for _, h := range []struct{ what, metric string }{
 		{"answers", "apiserver_request_duration_seconds"},
 		{"waits for its turn", "apiserver_flowcontrol_request_wait_duration_seconds"},
+		{"answers to LIST", "apiserver_request_duration_seconds LIST"},
+		{"answers to PATCH and APPLY", "apiserver_request_duration_seconds PATCH"},
+		{"answers to APPLY", "apiserver_request_duration_seconds APPLY"},
 	} {
 		d := after[h.metric].since(before[h.metric])
 		t.Logf("%s of the API server: %d, p50 %v, p99 %v", h.what, d.count(), d.quantile(0.5), d.quantile(0.99))

@@ -15,8 +15,8 @@ import (
 // A histogram has the number of observations up to each bound, in seconds.
 type histogram map[float64]float64
 
-// histograms reads histograms from metrics in Prometheus' text format, by name. Series of one name are added up, but for those of
-// watches, which last as long as they are wanted.
+// histograms reads histograms from metrics in Prometheus' text format, by name, and by name and verb. Series are added up, but for those
+// of watches, which last as long as they are wanted.
 func histograms(from io.Reader) map[string]histogram {
 	all := map[string]histogram{}
 	lines := bufio.NewScanner(from)
@@ -36,10 +36,14 @@ func histograms(from io.Reader) map[string]histogram {
 		if err != nil {
 			continue
 		}
-		if all[name] == nil {
-			all[name] = histogram{}
+		_, verb, _ := strings.Cut(rest, `verb="`)
+		verb, _, _ = strings.Cut(verb, `"`)
+		for _, key := range []string{name, name + " " + verb} {
+			if all[key] == nil {
+				all[key] = histogram{}
+			}
+			all[key][le] += value
 		}
-		all[name][le] += value
 	}
 	return all
 }
