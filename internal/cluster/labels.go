@@ -278,6 +278,13 @@ func (c *Cluster) labelFeature(ctx context.Context, d agent.Daemon, timer clock.
 		if !l.on(config.LabelsNodeFeature) {
 			return l.tell(nil)
 		}
+		if len(l.daemon.Configs.Value().NodeName) > maxLabelValue {
+			if l.problem == nil {
+				klog.FromContext(ctx).Error(errLongName, "Labels are not written")
+			}
+			_ = l.tell(errLongName) // told in status; trying again does not help
+			return nil
+		}
 		return l.step(ctx)
 	})
 }
@@ -293,6 +300,13 @@ func (c *Cluster) LabelOnce(ctx context.Context, configured config.Config, set m
 
 // errForeign is the problem of a node that another program labels.
 var errForeign = errors.New("a NodeFeature of gpu-feature-discovery has labels of this node already: remove that program and the object")
+
+// maxLabelValue is how long the value of a label may be, in bytes. NFD finds the node of an object by a label with its name.
+const maxLabelValue = 63
+
+// errLongName is the problem of a node whose name cannot be the value of a label.
+var errLongName = fmt.Errorf("the name of the node has more than %d bytes, so that node-feature-discovery cannot find it by a NodeFeature: "+
+	"have the labels written with features.labels: node, or file", maxLabelValue)
 
 // step reads the object if that is due, and writes it if it is not as it is to be.
 func (l *featureLabeler) step(ctx context.Context) error {

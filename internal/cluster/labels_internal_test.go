@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -464,4 +465,20 @@ func TestDiscoveryOwnsItsObject(t *testing.T) {
 	if got := r.feature("nvidia-features-for-n"); got["nvidia.com/gpu.count"] != "6" || r.feature("gpu-node-agent-n") != nil {
 		t.Errorf("labels %v", got)
 	}
+}
+
+// TestNodeFeatureOfALongName: a name that cannot be the value of a label is told, and nothing is asked of the API server.
+func TestNodeFeatureOfALongName(t *testing.T) {
+	t.Parallel()
+	r := newLabelRig(t, config.LabelsNodeFeature, nil)
+	r.daemon.Configs.Publish(config.Config{
+		NodeName: strings.Repeat("n", 64), Namespace: "gpu", Features: config.Features{Labels: config.LabelsNodeFeature},
+	})
+	r.daemon.Labels.Publish(map[string]string{"nvidia.com/gpu.count": "8"})
+	r.until("the problem is told", func() bool { return errors.Is(r.daemon.Unlabeled.Value(), errLongName) })
+	if n := r.server.Writes(); n > 0 {
+		t.Errorf("%d writes", n)
+	}
+	r.daemon.Configs.Publish(config.Config{NodeName: "n", Namespace: "gpu", Features: config.Features{Labels: config.LabelsNodeFeature}})
+	r.until("the object is written", func() bool { return r.server.Writes() == 1 && r.daemon.Unlabeled.Value() == nil })
 }

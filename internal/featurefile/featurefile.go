@@ -41,6 +41,9 @@ const maxFile = 64 << 10
 // marker is in every file with the labels of GPUs, whichever program wrote it.
 const marker = "nvidia.com/gpu.count"
 
+// ownPrefix is that of labels that this program alone gives.
+const ownPrefix = "gpu-device-plugin.github.io/"
+
 // expiryComment says when the labels in the lines after it expire.
 const expiryComment = "# +expiry-time="
 
@@ -103,7 +106,8 @@ func (w *Writer) write(wanted Target) error {
 	case wanted.Labels == nil:
 		return renew(wanted, now)
 	}
-	if err := prepare(wanted.Path, w.written, now); err != nil {
+	earlier, err := prepare(wanted.Path, w.written, now)
+	if err != nil {
 		return err
 	}
 	var expires time.Time
@@ -113,13 +117,12 @@ func (w *Writer) write(wanted Target) error {
 	if err := Write(wanted.Path, wanted.Labels, expires); err != nil {
 		return err
 	}
-	path := filepath.Clean(wanted.Path)
-	if w.written != path && filepath.Dir(w.written) == filepath.Dir(path) {
-		if err := os.Remove(w.written); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	for _, path := range earlier {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("remove the feature file of the earlier name: %w", err)
 		}
 	}
-	w.written = path
+	w.written = filepath.Clean(wanted.Path)
 	return nil
 }
 
@@ -189,37 +192,39 @@ func cutExpiry(content string) (expiry time.Time, rest string, expires bool) {
 }
 
 // prepare makes the folder of a file if the folder above is there, removes what a process left that was killed while it wrote, and
-// returns an error if another program has labels of GPUs there: then NFD would mix the two. The file at earlier is no other program's.
-func prepare(path, earlier string, now time.Time) error {
+// returns an error if another program has labels of GPUs there: then NFD would mix the two. It returns the files of earlier names: the one
+// that was written last, and those of an earlier process of this program.
+func prepare(path, written string, now time.Time) (earlier []string, err error) {
 	folder, own := filepath.Split(path)
 	if err := os.Mkdir(filepath.Clean(folder), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("make the folder of the feature file: %w; mount the folder of node-feature-discovery there", err)
+		return nil, fmt.Errorf("make the folder of the feature file: %w; mount the folder of node-feature-discovery there", err)
 	}
 	entries, err := os.ReadDir(folder)
 	if err != nil {
-		return fmt.Errorf("read the folder of feature files: %w", err)
+		return nil, fmt.Errorf("read the folder of feature files: %w", err)
 	}
 	for _, e := range entries {
-		switch name := e.Name(); {
-		case filepath.Join(folder, name) == earlier:
-		case strings.HasPrefix(name, "."+own+".") && strings.HasSuffix(name, ".tmp"):
-			_ = os.Remove(filepath.Join(folder, name)) // tried again next time
-		case name == own || strings.HasPrefix(name, ".") || !e.Type().IsRegular():
-		case hasGPULabels(filepath.Join(folder, name), now):
-			return fmt.Errorf("%s has labels of GPUs already: remove the program that writes it, such as gpu-feature-discovery, and the file",
-				filepath.Join(folder, name))
+		name, path := e.Name(), filepath.Join(folder, e.Name())
+		if strings.HasPrefix(name, "."+own+".") && strings.HasSuffix(name, ".tmp") {
+			_ = os.Remove(path) // tried again next time
+		}
+		if name == own || strings.HasPrefix(name, ".") || !e.Type().IsRegular() {
+			continue
+		}
+		content, err := files.Read(path, maxFile) // one that cannot be read has no labels for NFD either
+		switch {
+		case path == written, err == nil && bytes.Contains(content, []byte("\n"+ownPrefix)):
+			earlier = append(earlier, path)
+		case err == nil && hasGPULabels(content, now):
+			return nil, fmt.Errorf("%s has labels of GPUs already: remove the program that writes it, such as gpu-feature-discovery, and the file",
+				path)
 		}
 	}
-	return nil
+	return earlier, nil
 }
 
-// hasGPULabels reports whether a feature file has labels of GPUs that have not expired. A file that cannot be read has none for NFD
-// either.
-func hasGPULabels(path string, now time.Time) bool {
-	content, err := files.Read(path, maxFile)
-	if err != nil || !bytes.Contains(content, []byte(marker)) {
-		return false
-	}
+// hasGPULabels reports whether a feature file has labels of GPUs that have not expired.
+func hasGPULabels(content []byte, now time.Time) bool {
 	expiry, _, expires := cutExpiry(string(content))
-	return !expires || now.Before(expiry)
+	return bytes.Contains(content, []byte(marker)) && (!expires || now.Before(expiry))
 }

@@ -149,6 +149,22 @@ func TestAnotherName(t *testing.T) {
 	})
 }
 
+// TestAnotherNameAfterARestart: the file of an earlier process of this program goes, whatever its name is.
+func TestAnotherNameAfterARestart(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *rig) {
+		if err := os.Mkdir(r.folder, 0o700); err != nil {
+			r.t.Fatal(err)
+		}
+		r.put("gpus", expiring(-30*time.Minute, "gpu-device-plugin.github.io/gpu.health=healthy", "nvidia.com/gpu.count=7"))
+		r.want(map[string]string{"nvidia.com/gpu.count": "8"})
+		r.check("another name", map[string]string{"gpu-device-plugin": expiring(0, "nvidia.com/gpu.count=8")})
+		if err := r.problem.Value(); err != nil {
+			r.t.Errorf("problem %v", err)
+		}
+	})
+}
+
 // TestRestartWithoutADriver: labels of an earlier process do not expire while it is not known whether they still hold. Nothing is done to
 // those that have expired, and to a file that does not.
 func TestRestartWithoutADriver(t *testing.T) {
