@@ -32,7 +32,7 @@ func TestSlices(t *testing.T) {
 	if *kubernetesDir == "" {
 		t.Skip("needs -kubernetes: see make fleet")
 	}
-	admin := startAPIServer(t)
+	admin, _ := startAPIServer(t)
 	for _, name := range simulator.Names() {
 		s := scanned(t, name)
 		for _, slice := range published(t, name, s) {
@@ -149,7 +149,7 @@ func schedule(t *testing.T, admin *kubernetes.Clientset) {
 	if _, err := admin.ResourceV1().DeviceClasses().Create(ctx, class, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	run(t, filepath.Join(*kubernetesDir, "kube-scheduler"), "--kubeconfig="+writeKubeconfig(t, adminToken), "--leader-elect=false", "--secure-port=0")
+	run(t, filepath.Join(*kubernetesDir, "kube-scheduler"), "--kubeconfig="+writeKubeconfig(t, adminToken, "scheduler"), "--leader-elect=false", "--secure-port=0")
 
 	// place makes a claim of docs/dra.md and a pod with it. It returns the devices; none if the pod is to stay Pending.
 	place := func(name string, pending bool) string {
