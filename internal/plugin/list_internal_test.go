@@ -129,6 +129,42 @@ func TestAnUnreadableCheckpointHoldsADeviceForTenSeconds(t *testing.T) {
 	}
 }
 
+// The ten seconds begin anew when the checkpoint could be read meanwhile. Who waits is told when they are over, and what a device waits for.
+func TestAnUnreadableCheckpointThatWasReadMeanwhile(t *testing.T) {
+	t.Parallel()
+	c := clocktesting.NewFakeClock(time.Now())
+	s := NewSet(Collaborators{Clock: c})
+	s.Apply(resource.Plan{Resources: []resource.Resource{oneGPU()}}, Options{}, 1)
+	l := s.resources["nvidia.com/gpu"].list
+	s.Apply(resource.Plan{}, Options{}, 1)
+	began := c.Now()
+	unread := evidence{kubelet: 1, gap: "damaged", unreadable: true}
+	for _, tt := range []struct {
+		at                    time.Duration
+		says                  evidence
+		held, changed, damage bool
+	}{
+		{0, unread, true, false, true},
+		{9 * time.Second, evidence{kubelet: 1, held: map[deviceKey]holder{{"nvidia.com/gpu", "GPU-0"}: {pod: "p"}}}, true, false, false},
+		{12 * time.Second, unread, true, false, true},
+		{22 * time.Second, unread, false, true, true},
+		{23 * time.Second, unread, false, false, true},
+	} {
+		c.SetTime(began.Add(tt.at))
+		if _, changed := s.update(tt.says, c.Now()); changed != tt.changed {
+			t.Errorf("after %v: claims changed: %v, want %v", tt.at, changed, tt.changed)
+		}
+		s.drop(tt.says, c.Now())
+		if d := l.departures()[0]; l.departing["GPU-0"].counts != tt.held || (d.Waiting == "damaged") != tt.damage {
+			t.Errorf("after %v: held = %v, want %v; it waits for %q", tt.at, !tt.held, tt.held, d.Waiting)
+		}
+	}
+	s.drop(evidence{kubelet: 1}, c.Now())
+	if got := l.departures()[0].Waiting; got != "no pod holds it; it is dropped after 10s" {
+		t.Errorf("it waits for %q", got)
+	}
+}
+
 // One device under a resource that this program does not serve is enough: kubelet writes its checkpoint when it receives a list.
 func TestADeviceUnderAnotherResourceAsksForANewCheckpoint(t *testing.T) {
 	t.Parallel()
