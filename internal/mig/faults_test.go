@@ -363,3 +363,23 @@ func TestReadThatFails(t *testing.T) {
 		r.reaches(mig.StateSuccess)
 	})
 }
+
+// TestNoRights has a driver that refuses this process: the GPUs are offered as they are, and it is seldom tried again.
+func TestNoRights(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nodeOfThree)
+		r.inject(simulator.Fault{Kind: simulator.KindFail, Call: "DeviceSetMigMode", Return: "NO_PERMISSION"})
+		r.start()
+		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
+		s := r.until("failed", func(s mig.Status) bool {
+			return len(s.GPUs) == 3 && s.GPUs[0].Phase == mig.PhaseFailed && s.GPUs[1].Phase == mig.PhaseFailed && s.GPUs[2].Phase == mig.PhaseFailed
+		})
+		if !strings.Contains(s.Reason, "SYS_ADMIN") || time.Until(s.GPUs[0].Retry) < 4*time.Minute {
+			t.Errorf("%s; tried again in %v", s.Reason, time.Until(s.GPUs[0].Retry))
+		}
+		if diff := cmp.Diff(map[int][]string{0: {"GPU"}, 1: {"GPU"}, 2: {"GPU"}, 3: {"GPU"}}, r.devices()); diff != "" {
+			t.Errorf("offered (-want +got):\n%s", diff)
+		}
+	})
+}

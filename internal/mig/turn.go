@@ -330,6 +330,9 @@ func (t *turn) fail(ctx context.Context, cause error, hold resource.GPUHold) out
 	if err != nil {
 		reason += "; and it could not be undone: " + err.Error()
 	}
+	if errors.Is(cause, inventory.ErrNoPermission) {
+		t.gpu.failures = 10 // it takes another pod to have more rights
+	}
 	o := t.wait(PhaseFailed, reason, t.pause(retryMost), hold)
 	o.failed = true
 	return o
