@@ -129,6 +129,10 @@ func Plan(l Layout, gpus []GPU) Changes {
 func Restore(g GPU, mode inventory.MIGMode, instances []inventory.GPUInstance) GPUChange {
 	now := division(g)
 	c := GPUChange{GPU: g, Before: now, After: now}
+	if g.Unread != "" && mode == inventory.MIGEnabled {
+		c.Reason = g.Unread
+		return c
+	}
 	after := Division{Mode: mode, Slices: now.Slices}
 	profiles := profilesOf(g)
 	for _, had := range instances {

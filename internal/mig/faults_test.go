@@ -383,3 +383,45 @@ func TestNoRights(t *testing.T) {
 		}
 	})
 }
+
+// TestInstancesThatCannotBeRead has a driver that switches the mode on and then keeps the instances from this process: the mode is switched
+// off again, and that is not tried again and again.
+func TestInstancesThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nodeOfThree)
+		r.inject(simulator.Fault{Kind: simulator.KindFail, GPU: "1", Call: "DeviceGetGpuInstances", Return: "NO_PERMISSION"})
+		steps := 0
+		r.mu.Lock()
+		r.before = func(string, inventory.MIGStep) error { steps++; return nil }
+		r.mu.Unlock()
+		r.start()
+		r.wishes.Publish(mig.Wish{Layout: "all-enabled", GPUs: []string{"1"}})
+		time.Sleep(10 * time.Minute)
+		if steps == 0 || steps > 40 {
+			t.Errorf("%d steps in ten minutes", steps)
+		}
+		r.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "1"})
+		r.reaches(mig.StateSuccess)
+	})
+}
+
+// TestSomethingElseDividesTheGPU has another program that takes the layout back.
+func TestSomethingElseDividesTheGPU(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nodeOfThree)
+		r.start()
+		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
+		r.reaches(mig.StateSuccess)
+		began := time.Now()
+		for range 3 {
+			r.inject(simulator.Fault{Kind: simulator.KindReset, GPU: "0"})
+			r.until("sees it", func(s mig.Status) bool { return s.State != mig.StateSuccess })
+			r.reaches(mig.StateSuccess)
+		}
+		if took := time.Since(began); took < 10*time.Second || len(r.devices()[0]) != 4 {
+			t.Errorf("made three times again within %v; offered: %v", took, r.devices()[0])
+		}
+	})
+}

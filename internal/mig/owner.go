@@ -72,6 +72,7 @@ type gpu struct {
 
 	// The turns', one after the other.
 	failures int       // in a row
+	made     time.Time // when the GPU was last divided for this Wish
 	waiting  time.Time // since when users are waited for
 	told     map[Pod]time.Time
 }
@@ -162,7 +163,7 @@ func (o *Owner) begin(wish Wish, snapshot inventory.Snapshot) []*turn {
 			continue
 		}
 		if changed {
-			g.failures, g.waiting, g.told = 0, time.Time{}, nil
+			g.failures, g.made, g.waiting, g.told = 0, time.Time{}, time.Time{}, nil
 		}
 		g.busy, g.wish, g.look = true, &wish, look
 		turns = append(turns, &turn{Owner: o, GPU: g.shown, wish: wish, gpu: g})

@@ -78,7 +78,12 @@ func (t *turn) run(ctx context.Context) outcome {
 		t.markHeld(ctx, &now)
 		c, end, reason = t.plan(now, noted)
 	}
-	if len(c.Steps) == 0 {
+	switch {
+	case c.Reason != "":
+		o := t.wait(PhaseFailed, c.Reason, t.pause(retryMost), t.held())
+		o.failed = true
+		return o
+	case len(c.Steps) == 0:
 		return t.finish(ctx, now, end, reason)
 	}
 	return t.change(ctx, c, noted, end, reason)
@@ -109,12 +114,12 @@ func (t *turn) read(ctx context.Context, noted record) (layout.GPU, error) {
 // on says whether a process may be on a GPU instance: a driver that does not say where it is, may mean each.
 func on(p inventory.Process, gi int) bool { return !p.GI.Known || p.GI.Value == gi }
 
-// plan returns what is to be done now, and how far the GPU is when that is done. What an earlier Wish has begun and this one does not
+// plan returns what is to be done now, or why what was begun cannot be undone, and how far the GPU is when that is done. What an earlier Wish has begun and this one does not
 // want is undone; without a Wish, the instances of this program that a restart of the node ended are made again.
 func (t *turn) plan(now layout.GPU, noted record) (c layout.GPUChange, end Phase, reason string) {
 	end, t.unknown = PhaseKept, nil
 	nothing := layout.Restore(now, now.Mode, now.Instances)
-	t.Change = nothing
+	nothing.Reason, t.Change = "", nothing
 	if t.wish.concerns(t.GPU) {
 		l, err := layout.Find(t.wish.Layout, t.wish.File, []layout.GPU{now})
 		switch {
@@ -137,26 +142,19 @@ func (t *turn) plan(now layout.GPU, noted record) (c layout.GPUChange, end Phase
 	}
 	switch {
 	case noted.Change != nil:
-		c = layout.Restore(now, mode(noted.Change.Enabled), inventoried(noted.Change.Before))
+		return layout.Restore(now, mode(noted.Change.Enabled), inventoried(noted.Change.Before)), end, reason
 	case noted.lost && noted.Enabled && len(now.Instances) == 0 && end == PhaseKept:
-		c = layout.Restore(now, inventory.MIGEnabled, inventoried(noted.Made))
-	default:
-		return nothing, end, reason
+		if c = layout.Restore(now, inventory.MIGEnabled, inventoried(noted.Made)); c.Reason == "" {
+			return c, end, reason
+		}
 	}
-	if c.Reason != "" {
-		return nothing, PhaseFailed, c.Reason
-	}
-	return c, end, reason
+	return nothing, end, reason
 }
 
 // finish releases the GPU, which is as it is to be.
 func (t *turn) finish(ctx context.Context, now layout.GPU, end Phase, reason string) outcome {
 	if !t.seen(ctx, now) {
-		hold := t.gpu.hold
-		if hold.Reason == "" {
-			hold.Reason = dividedAnew
-		}
-		return t.wait(PhaseWaiting, "the last look at the node does not show the GPU as it is divided now", later, hold)
+		return t.wait(PhaseWaiting, "the last look at the node does not show the GPU as it is divided now", later, t.held())
 	}
 	if err := t.journal.end(now); err != nil {
 		t.log.Error(err, "Cannot note that a GPU is divided as wanted", "gpu", t.UUID)
@@ -194,6 +192,9 @@ func (t *turn) seen(ctx context.Context, now layout.GPU) bool {
 // change makes the steps of a change, once nobody uses what they end.
 func (t *turn) change(ctx context.Context, c layout.GPUChange, noted record, end Phase, reason string) outcome {
 	hold := holdFor(c)
+	if ago := t.options.Clock.Since(t.gpu.made); ago < retryFirst {
+		return t.wait(PhaseWaiting, "the GPU was divided as wanted, and something has divided it otherwise", retryFirst-ago, t.gpu.hold)
+	}
 	if problem := t.forbidden(c, noted); problem != "" {
 		if noted.Change == nil {
 			return t.rest(PhaseFailed, problem)
@@ -219,8 +220,15 @@ func (t *turn) change(ctx context.Context, c layout.GPUChange, noted record, end
 		t.show(PhaseChanging, "", hold)
 	}
 	now, err := t.make(ctx, c, true)
+	failures := t.gpu.failures
 	switch {
+	case err == nil && end == PhaseFailed: // what another Wish had begun, or this one before it was known to be impossible, is undone
+		o := t.finish(ctx, now, end, reason)
+		t.gpu.failures = failures
+		o.again, o.failed = t.pause(retryMost), true
+		return o
 	case err == nil:
+		t.gpu.made = t.options.Clock.Now()
 		return t.finish(ctx, now, end, reason)
 	case ctx.Err() != nil || errors.Is(err, errOvertaken):
 		return t.wait(PhaseChanging, err.Error(), soon, hold)
@@ -250,6 +258,14 @@ func (t *turn) forbidden(c layout.GPUChange, noted record) string {
 
 // dividedAnew is why devices of a GPU are not given out that is being changed.
 const dividedAnew = "its GPU is being divided anew"
+
+// held returns the hold that there is, or one on all devices.
+func (t *turn) held() resource.GPUHold {
+	if t.gpu.hold.Reason == "" {
+		return resource.GPUHold{Reason: dividedAnew}
+	}
+	return t.gpu.hold
+}
 
 // holdFor returns the hold on a GPU that is changed: on all devices, but for those of instances that stay.
 func holdFor(c layout.GPUChange) resource.GPUHold {
@@ -288,8 +304,11 @@ func (t *turn) make(ctx context.Context, c layout.GPUChange, forWish bool) (layo
 		}
 	}
 	now, err := t.read(ctx, t.journal.record(t.UUID))
-	if err != nil {
+	switch {
+	case err != nil:
 		return now, err
+	case now.Unread != "":
+		return now, errors.New(now.Unread)
 	}
 	if text, want := row(now.Mode, now.Instances), rowOf(c.After); text != want {
 		return now, fmt.Errorf("after all steps the GPU has %s, not %s", text, want)
