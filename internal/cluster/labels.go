@@ -305,7 +305,7 @@ var errForeign = errors.New("a NodeFeature of gpu-feature-discovery has labels o
 const maxLabelValue = 63
 
 // errLongName is the problem of a node whose name cannot be the value of a label.
-var errLongName = fmt.Errorf("the name of the node has more than %d bytes, so that node-feature-discovery cannot find it by a NodeFeature: "+
+var errLongName = fmt.Errorf("the name of the node has more than %d bytes, and NFD finds nodes by a label with their name: "+
 	"have the labels written with features.labels: node, or file", maxLabelValue)
 
 // step reads the object if that is due, and writes it if it is not as it is to be.

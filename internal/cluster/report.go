@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -264,7 +265,12 @@ func (r *reporter) keepTaint(ctx context.Context) {
 			nudge.at(due, now)
 			return nil
 		}
-		return r.api.SetTaint(ctx, taintKey, taintEffect, none, now)
+		err := r.api.SetTaint(ctx, taintKey, taintEffect, none, now)
+		if !none && kubeapi.IsDenied(err) {
+			err = fmt.Errorf("the taint %s stays, as the right to remove it is missing; remove it with: kubectl taint node %s %s-: %w",
+				taintKey, node.Name, taintKey, err)
+		}
+		return err
 	})
 }
 

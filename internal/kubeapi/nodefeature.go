@@ -135,7 +135,7 @@ func (c *Client) replace(ctx context.Context, path string, object nodeFeatureObj
 	return err
 }
 
-// IsDenied reports whether err is of an object that is not there, or that this program may not read.
+// IsDenied reports whether err is of an object that is not there, or that this program has no right for.
 func IsDenied(err error) bool {
 	return IsCode(err, http.StatusForbidden) || IsCode(err, http.StatusNotFound)
 }
