@@ -74,6 +74,7 @@ func TestDaemon(t *testing.T) {
 		{name: "upgrade to a broken version", story: brokenVersion},
 		{name: "an XID makes a GPU Unhealthy until it is cured", story: xidMakesUnhealthy},
 		{name: "daemon ended", story: daemonEnded},
+		{name: "under the GPU operator", story: underTheOperator},
 		{name: "changed to another driver root", story: changedDriverRoot},
 		{name: "CDI", story: givesCDI},
 		{name: "volume mounts", story: givesVolumeMounts},

@@ -34,7 +34,7 @@ func apiServerArgs(o Options) []string {
 		"--etcd-servers=http://127.0.0.1:2379", "--bind-address=127.0.0.1", "--secure-port=6443",
 		"--advertise-address=" + address, "--endpoint-reconciler-type=none", "--cert-dir=/run/kube-apiserver",
 		"--service-cluster-ip-range=10.96.0.0/24", "--kubelet-preferred-address-types=InternalIP",
-		"--authorization-mode=Node,RBAC", "--token-auth-file=" + path(tokenFile),
+		"--authorization-mode=Node,RBAC", "--allow-privileged=true", "--token-auth-file=" + path(tokenFile),
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file=" + path(keyFile),
 		"--service-account-signing-key-file=" + path(keyFile),
 	}

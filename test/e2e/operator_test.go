@@ -1,0 +1,239 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/e2e/node"
+)
+
+const (
+	operatorNamespace = "gpu-operator"
+	validations       = "/run/nvidia/validations"
+	pluginApp         = "nvidia-device-plugin-daemonset"
+	discoveryApp      = "gpu-feature-discovery"
+	mpsApp            = "nvidia-device-plugin-mps-control-daemon"
+	deployPlugin      = "nvidia.com/gpu.deploy.device-plugin"
+	deployDiscovery   = "nvidia.com/gpu.deploy.gpu-feature-discovery"
+	mpsCapable        = "nvidia.com/mps.capable"
+)
+
+// driverReady is what the operator's validator writes where a driver container has brought the driver.
+const driverReady = `IS_HOST_DRIVER=false
+NVIDIA_DRIVER_ROOT=/run/nvidia/driver
+DRIVER_ROOT_CTR_PATH=/driver-root
+NVIDIA_DEV_ROOT=/run/nvidia/driver
+DEV_ROOT_CTR_PATH=/driver-root
+`
+
+// underTheOperator: the DaemonSets of NVIDIA's GPU operator start the image compat in the place of NVIDIA's. They wait for the operator's
+// validations; a label of the node chooses the configuration; a pod gets its GPU by CDI; and labels of the node remove the pods and bring
+// them back, as they do while the MIG layout or the driver changes. Before and after, the daemon of the other stories serves the GPUs.
+func underTheOperator(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
+	before := waitPod(ctx, t, n, holder, isRunning)
+	startProxy(t)
+	installDriver(ctx, t)
+	makeNodes(t, simulatedGPUs(ctx, t, n))
+	installToolkit(t)
+	apply(ctx, t, n, "operator")
+	t.Cleanup(func() { leaveTheOperator(t, n) })
+	publishCA(ctx, t, n, operatorNamespace)
+
+	kubectl(ctx, t, n, "label", "node", node.Name, "nvidia.com/gpu.present=true", deployPlugin+"=true", deployDiscovery+"=true", mpsCapable+"=true")
+	apps := []string{pluginApp, discoveryApp, mpsApp}
+	for _, app := range apps {
+		waitLog(ctx, t, n, app, "toolkit-validation", "waiting for nvidia container stack to be setup")
+	}
+	validate(t, "toolkit-ready", "")
+	for app, container := range map[string]string{pluginApp: "nvidia-device-plugin", discoveryApp: discoveryApp} {
+		waitLog(ctx, t, n, app, container, "waiting for the driver validations to be ready")
+	}
+
+	// The daemon that was there serves until the operator's has the driver.
+	end := watch(ctx, t, kubelet, gpu, "the operator's plugin takes over")
+	start := time.Now()
+	validate(t, "driver-ready", driverReady)
+	for _, app := range apps {
+		wait(ctx, t, func(ctx context.Context) error { return operandRuns(ctx, n, app) })
+	}
+	waitLog(ctx, t, n, pluginApp, "nvidia-device-plugin", "Registered")
+	kubectl(ctx, t, n, "-n", namespace, "delete", "daemonset", daemonSet)
+	wait(ctx, t, func(ctx context.Context) error {
+		pods, err := n.Client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+		if err == nil && len(pods.Items) > 0 {
+			err = fmt.Errorf("the daemon has %d pods, want none", len(pods.Items))
+		}
+		return err
+	})
+	waitAllocatable(ctx, t, kubelet, gpu, gpus, promptly)
+	phase("the operator's plugin serves", start)
+	if lowest, longest := end().below(gpus); lowest < gpus && isKubelet("1.37") {
+		t.Errorf("the kubelet counted %d for %v while the operator's plugin took over, want %d throughout", lowest, longest, gpus)
+	}
+
+	pod := runPod(ctx, t, n, "under-the-operator", gpu, 1)
+	if found := strings.Fields(shell(ctx, t, n, pod.Name, "ls /dev/nvidia[0-9]* /usr/bin/nvidia-smi")); len(found) != 2 {
+		t.Errorf("the pod has %v, want one GPU and nvidia-smi", found)
+	}
+	discovered(ctx, t, n)
+	if _, err := os.Stat("/run/nvidia/mps/shm"); err != nil {
+		t.Errorf("the MPS control daemon's init container has made no shm: %v", err)
+	}
+
+	// The sidecar signals the plugin.
+	start = time.Now()
+	kubectl(ctx, t, n, "label", "node", node.Name, configLabel+"=shared")
+	waitAllocatable(ctx, t, kubelet, gpu, 2*(gpus-3)+3, stepLimit) // two pods hold three GPUs whole
+	t.Logf("GPUs are shared %v after the label of the node asked for it", time.Since(start).Round(time.Millisecond))
+	kubectl(ctx, t, n, "label", "node", node.Name, configLabel+"-")
+	waitAllocatable(ctx, t, kubelet, gpu, gpus, stepLimit)
+
+	// What mig-manager does before it changes the layout, and afterwards.
+	start = time.Now()
+	kubectl(ctx, t, n, "label", "--overwrite", "node", node.Name, deployPlugin+"=paused-for-mig-change", deployDiscovery+"=paused-for-mig-change")
+	for _, app := range apps {
+		wait(ctx, t, func(ctx context.Context) error { return operandIsGone(ctx, n, app) })
+	}
+	t.Logf("the pods are gone %v after the pause", time.Since(start).Round(time.Millisecond))
+	if processes := daemonProcesses(t); len(processes) > 0 {
+		t.Errorf("processes %v may have the driver open during the pause", processes)
+	}
+	waitAllocatable(ctx, t, kubelet, gpu, 0, promptly)
+	start = time.Now()
+	kubectl(ctx, t, n, "label", "--overwrite", "node", node.Name, deployPlugin+"=true", deployDiscovery+"=true")
+	waitAllocatable(ctx, t, kubelet, gpu, gpus, stepLimit)
+	t.Logf("all GPUs are allocatable %v after the pause's end", time.Since(start).Round(time.Millisecond))
+	deletePod(ctx, t, n, pod.Name)
+
+	// Back, in the other order: the operator's pods first.
+	kubectl(ctx, t, n, "label", "--overwrite", "node", node.Name, deployPlugin+"=false", deployDiscovery+"=false")
+	for _, app := range apps {
+		wait(ctx, t, func(ctx context.Context) error { return operandIsGone(ctx, n, app) })
+	}
+	apply(ctx, t, n, "overlay")
+	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
+	waitAllocatable(ctx, t, kubelet, gpu, gpus, promptly)
+	waitPod(ctx, t, n, holder, isSame(before))
+}
+
+// leaveTheOperator removes what the other stories do not have.
+func leaveTheOperator(t *testing.T, n *node.Node) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), stepLimit)
+	defer cancel()
+	if t.Failed() {
+		for app, containers := range map[string][]string{
+			pluginApp:    {"config-manager-init", "nvidia-device-plugin", "config-manager"},
+			discoveryApp: {"config-manager-init", discoveryApp, "config-manager"},
+			mpsApp:       {"mps-control-daemon-mounts", "config-manager-init", "mps-control-daemon-ctr", "config-manager"},
+		} {
+			for _, container := range containers {
+				out, err := operandLog(ctx, n, app, container)
+				t.Logf("the log of %s in %s, error %v:\n%s", container, app, err, out)
+			}
+		}
+	}
+	for _, args := range [][]string{
+		{"label", "node", node.Name, "nvidia.com/gpu.present-", deployPlugin + "-", deployDiscovery + "-", mpsCapable + "-", configLabel + "-"},
+		{"delete", "--wait=false", "--ignore-not-found", "--kustomize", filepath.Join(*source, "test/e2e/testdata/operator")},
+	} {
+		if _, err := n.Kubectl(ctx, args...); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// installToolkit puts a stand-in for the toolkit's hook where CDI specs name it. It does nothing.
+func installToolkit(t *testing.T) {
+	t.Helper()
+	const hook = "/run/nvidia/toolkit/nvidia-cdi-hook"
+	makeFolder(t, filepath.Dir(hook))
+	if err := os.WriteFile(hook, []byte("#!/bin/sh\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// validate writes a file as the operator's validator does.
+func validate(t *testing.T, name, text string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(validations, name), []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// operand returns the only pod of one of the operator's DaemonSets.
+func operand(ctx context.Context, n *node.Node, app string) (*corev1.Pod, error) {
+	pods, err := n.Client.CoreV1().Pods(operatorNamespace).List(ctx, metav1.ListOptions{LabelSelector: "app=" + app})
+	if err != nil {
+		return nil, err
+	}
+	if len(pods.Items) != 1 {
+		return nil, fmt.Errorf("%s has %d pods, want 1", app, len(pods.Items))
+	}
+	return &pods.Items[0], nil
+}
+
+// operandRuns asks whether all containers of an operand run, none of them for the second time.
+func operandRuns(ctx context.Context, n *node.Node, app string) error {
+	pod, err := operand(ctx, n, app)
+	if err != nil {
+		return err
+	}
+	for _, s := range pod.Status.ContainerStatuses {
+		if s.State.Running == nil || s.RestartCount > 0 {
+			return fmt.Errorf("%s of %s: %+v, %d restarts", s.Name, app, s.State, s.RestartCount)
+		}
+	}
+	return isRunning(pod)
+}
+
+func operandIsGone(ctx context.Context, n *node.Node, app string) error {
+	pods, err := n.Client.CoreV1().Pods(operatorNamespace).List(ctx, metav1.ListOptions{LabelSelector: "app=" + app})
+	if err == nil && len(pods.Items) > 0 {
+		err = fmt.Errorf("%s has %d pods, want none", app, len(pods.Items))
+	}
+	return err
+}
+
+// operandLog returns what a container of an operand has written.
+func operandLog(ctx context.Context, n *node.Node, app, container string) (string, error) {
+	pod, err := operand(ctx, n, app)
+	if err != nil {
+		return "", err
+	}
+	return n.Kubectl(ctx, "-n", operatorNamespace, "logs", pod.Name, "--container", container)
+}
+
+// waitLog waits until a container of an operand has written a text.
+func waitLog(ctx context.Context, t *testing.T, n *node.Node, app, container, text string) {
+	t.Helper()
+	wait(ctx, t, func(ctx context.Context) error {
+		out, err := operandLog(ctx, n, app, container)
+		if err == nil && !strings.Contains(out, text) {
+			err = fmt.Errorf("%s of %s has not written %q: %s", container, app, text, out)
+		}
+		return err
+	})
+}
+
+// discovered: gpu-feature-discovery has written the labels for node-feature-discovery.
+func discovered(ctx context.Context, t *testing.T, n *node.Node) {
+	t.Helper()
+	wait(ctx, t, func(ctx context.Context) error {
+		out, err := n.Kubectl(ctx, "-n", operatorNamespace, "get", "nodefeatures", "--output", "yaml")
+		if err == nil && (!strings.Contains(out, `nvidia.com/gpu.count: "8"`) || !strings.Contains(out, "NVIDIA-H100-80GB-HBM3")) {
+			err = errors.New("no NodeFeature has the labels: " + out)
+		}
+		return err
+	})
+}
