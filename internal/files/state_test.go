@@ -25,6 +25,9 @@ func TestState(t *testing.T) {
 	if found, err := files.ReadState(path, 100, 1, &got); found || err != nil {
 		t.Errorf("without a file: %v, %v", found, err)
 	}
+	if err := files.WriteState(path, func() {}); err == nil || !strings.Contains(err.Error(), "unsupported type") {
+		t.Errorf("a state that is no JSON: %v", err)
+	}
 	want := state{1, "a"}
 	if err := files.WriteState(path, want); err != nil {
 		t.Fatal(err)
@@ -78,8 +81,10 @@ func TestLock(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if info, err := os.Stat(filepath.Dir(path)); err != nil || info.Mode().Perm() != 0o700 {
-			t.Errorf("the folder: %v, %v", info.Mode(), err)
+		for name, mode := range map[string]os.FileMode{path: 0o600, filepath.Dir(path): 0o700 | os.ModeDir} {
+			if info, err := os.Stat(name); err != nil || info.Mode() != mode {
+				t.Errorf("%s: %v, %v", name, info.Mode(), err)
+			}
 		}
 		if _, err := files.Lock(path); !errors.Is(err, files.ErrLocked) || !strings.Contains(err.Error(), path) {
 			t.Errorf("the second Lock() = %v", err)

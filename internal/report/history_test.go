@@ -103,6 +103,9 @@ func TestTransitions(t *testing.T) {
 			node(gpu(0, "Unhealthy recovery-action reset")), node(gpu(0, "Unhealthy recovery-action reboot")),
 			[]string{"GPUUnhealthy GPU-0"}, []string{"GPUUnhealthy GPU-0"},
 		},
+		"an XID, then another source": {
+			node(gpu(0, "Unhealthy xid 79 reboot")), node(gpu(0, "Unhealthy hang reboot")), nil, []string{"GPUXid GPU-0 XID 79"},
+		},
 		"another source, the same cure": {
 			node(gpu(0, "Unhealthy hang reset")), node(gpu(0, "Unhealthy contact reset")), nil, nil,
 		},
@@ -476,6 +479,9 @@ func TestGroups(t *testing.T) {
 		b := h.Next(with(node(gpu(99, "Healthy")), func(s *status.Status) { s.LeftOut = sentences }), start, plenty)
 		if len(b.Events) != 1 || !strings.HasSuffix(b.Events[0].Note, fmt.Sprintf("; GPU %d: no UUID", first+5)) {
 			t.Fatalf("%+v", b.Events)
+		}
+		if want := strings.Join(sentences, "; "); b.Events[0].Cause != want {
+			t.Errorf("cause %q, want %q", b.Events[0].Cause, want)
 		}
 		keys[b.Events[0].Key()] = true
 	}

@@ -34,6 +34,16 @@ func TestLastCause(t *testing.T) {
 	}
 }
 
+// Of two faults that fit the verdict, the first is its cause.
+func TestFirstCause(t *testing.T) {
+	var h report.History
+	d := gpu(0, "Unhealthy hang reset")
+	d.Faults = append(d.Faults, status.Fault{Source: "contact", Cure: "reset"})
+	if got := h.Next(node(d), start, plenty).Events; len(got) != 1 || got[0].Cause != "hang,reset" {
+		t.Errorf("%+v", got)
+	}
+}
+
 // A GPU is removed when a look does not find it, and not when nobody looks.
 func TestNothingIsRemovedUnseen(t *testing.T) {
 	for name, tt := range map[string]struct {
