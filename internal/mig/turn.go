@@ -114,8 +114,9 @@ func (t *turn) read(ctx context.Context, noted record) (layout.GPU, error) {
 // on says whether a process may be on a GPU instance: a driver that does not say where it is, may mean each.
 func on(p inventory.Process, gi int) bool { return !p.GI.Known || p.GI.Value == gi }
 
-// plan returns what is to be done now, or why what was begun cannot be undone, and how far the GPU is when that is done. What an earlier Wish has begun and this one does not
-// want is undone; without a Wish, the instances of this program that a restart of the node ended are made again.
+// plan returns what is to be done now, or why what was begun cannot be undone, and how far the GPU is when that is done. What an earlier
+// Wish has begun and this one does not want is undone; without a Wish, the instances of this program that a restart of the node ended are
+// made again.
 func (t *turn) plan(now layout.GPU, noted record) (c layout.GPUChange, end Phase, reason string) {
 	end, t.unknown = PhaseKept, nil
 	nothing := layout.Restore(now, now.Mode, now.Instances)
