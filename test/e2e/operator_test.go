@@ -49,7 +49,7 @@ func underTheOperator(ctx context.Context, t *testing.T, n *node.Node, kubelet p
 	t.Cleanup(func() { leaveTheOperator(t, n) })
 	publishCA(ctx, t, n, operatorNamespace)
 
-	kubectl(ctx, t, n, "label", "node", node.Name, "nvidia.com/gpu.present=true", deployPlugin+"=true", deployDiscovery+"=true", mpsCapable+"=true")
+	kubectl(ctx, t, n, "label", "node", node.Name, deployPlugin+"=true", deployDiscovery+"=true", mpsCapable+"=true")
 	apps := []string{pluginApp, discoveryApp, mpsApp}
 	for _, app := range apps {
 		waitLog(ctx, t, n, app, "toolkit-validation", "waiting for nvidia container stack to be setup")
@@ -144,7 +144,7 @@ func leaveTheOperator(t *testing.T, n *node.Node) {
 		}
 	}
 	for _, args := range [][]string{
-		{"label", "node", node.Name, "nvidia.com/gpu.present-", deployPlugin + "-", deployDiscovery + "-", mpsCapable + "-", configLabel + "-"},
+		{"label", "node", node.Name, deployPlugin + "-", deployDiscovery + "-", mpsCapable + "-", configLabel + "-"},
 		{"delete", "--wait=false", "--ignore-not-found", "--kustomize", filepath.Join(*source, "test/e2e/testdata/operator")},
 	} {
 		if _, err := n.Kubectl(ctx, args...); err != nil {
