@@ -4,12 +4,15 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
 	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
@@ -402,4 +405,25 @@ func TestNoEventOfAConfigurationThatWasInDoubt(t *testing.T) {
 	if got := s.events(); len(got) > 1 {
 		t.Errorf("Events %v", got)
 	}
+}
+
+// The taint is turned off together with the right to remove it: the log says how a person does it.
+func TestTaintThatMayNotBeRemoved(t *testing.T) {
+	s := newStage(t)
+	d := s.start(everything, gpu(0, good))
+	d.stop()
+	s.change(func(n *corev1.Node) {
+		n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: taintKey, Effect: taintEffect})
+	})
+	s.server.SetFault(apiserver.Fault{Status: 403, Only: apiserver.Request.IsWrite})
+	d.Configs.Publish(config.Config{Features: config.Features{ConditionType: "GPUHealthy"}})
+	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
+	log := logger.GetSink().(ktesting.Underlier).GetBuffer()
+	client := kubeapi.New(kubeapi.Options{Kubeconfig: s.server.Kubeconfig(), Node: nodeName, Version: "v1"})
+	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
+	var tasks sync.WaitGroup
+	tasks.Go(func() { client.Watch(ctx, clock.RealClock{}) })
+	tasks.Go(func() { _ = newReporter(d.Daemon, client, client.Nodes(), s.clock, &spread{}).Run(ctx) })
+	t.Cleanup(func() { cancel(); tasks.Wait() })
+	s.until("the command", func() bool { return strings.Contains(log.String(), "kubectl taint node "+nodeName+" "+taintKey+"-") })
 }
