@@ -53,7 +53,7 @@ func TestSpecOfAnotherKind(t *testing.T) {
 func TestSimulatedNodesNeedNoLibraries(t *testing.T) {
 	t.Parallel()
 	for _, version := range []string{version, ""} {
-		h := newHost(t)
+		h := newHost(t, "driver-root/usr/bin/nvidia-cdi-hook") // which has no libraries to tell of
 		w := wanted()
 		w.Options.DevicesOnly, w.Edits.Void, w.Snapshot.Driver.Version = true, false, version
 		h.apply(t, w)
