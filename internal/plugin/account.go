@@ -209,6 +209,7 @@ func (l *life) differs(ctx context.Context, incarnation uint64, c *comparison, a
 			l.silence.Publish(forDifference)
 		}
 		c.since, c.suspects = now, nil
+		l.see(c) // a socket that came while kubelet was asked
 		for socket, came := range c.foreign {
 			if !came.IsZero() && now.Sub(came) <= suspectFor {
 				c.suspects = append(c.suspects, socket.Name)

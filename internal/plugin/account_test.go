@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -150,6 +151,50 @@ func TestAnotherProgramThatRegisteredLastServes(t *testing.T) {
 		n.await(t, "our devices again", func() bool { return n.listedAnew(mark) && n.Allocatable(gpu) == 3 })
 		_, err = n.Admit(t.Context(), standin.Container{Pod: "q", Name: "c", Resource: gpu, Count: 3})
 		check(t, err)
+	})
+}
+
+// askedAccount does something while kubelet is asked what it counts.
+type askedAccount struct {
+	plugin.Accountant
+	once atomic.Pointer[func()]
+}
+
+func (a *askedAccount) Allocatable(ctx context.Context) (map[string][]string, error) {
+	if do := a.once.Swap(nil); do != nil {
+		(*do)()
+	}
+	return insist(func() (map[string][]string, error) { return a.Accountant.Allocatable(ctx) })
+}
+
+// The answer to a question may show the devices of a program that has registered since the question began.
+func TestAnotherProgramMayRegisterWhileKubeletIsAsked(t *testing.T) {
+	t.Parallel()
+	bothVersions(t, func(t *testing.T, v standin.Version) {
+		c := clocktesting.NewFakeClock(time.Now())
+		n := newNode(t)
+		n.startKubelet(t, v)
+		account := &askedAccount{Accountant: n.account(t, c)}
+		d := n.startDaemonWith(t, c, account)
+		d.offer(2)
+		n.awaitAllocatable(t, 2)
+		until(t, c, "agreed", func() bool { return slices.ContainsFunc(d.Status(), func(s plugin.Status) bool { return s.Agreed }) })
+		mark := n.Mark()
+		register := func() {
+			theirs, err := scenario.StartPlugin(n.dir, "nvidia-gpu.sock", gpu, scenario.Script{})
+			check(t, err)
+			t.Cleanup(theirs.Stop)
+			theirs.Send(&device{ID: "theirs", Health: pluginapi.Healthy})
+			check(t, theirs.Register(t.Context()))
+			n.awaitAllocatable(t, 1)
+		}
+		account.once.Store(&register)
+		until(t, c, "silent", func() bool {
+			return slices.ContainsFunc(d.Status(), func(s plugin.Status) bool { return s.Phase == plugin.PhaseForeign })
+		})
+		if again := n.count(standin.Registering, mark); again != 1 {
+			t.Errorf("%d registrations, want that of the other plugin", again)
+		}
 	})
 }
 

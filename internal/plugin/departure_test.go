@@ -79,7 +79,6 @@ type countedAccount struct {
 	plugin.Accountant
 	asked    atomic.Int64
 	compared atomic.Int64 // how often it was asked what kubelet counts
-	pending  atomic.Int64 // questions that are not answered
 }
 
 func (a *countedAccount) Held(ctx context.Context) ([]kubelet.HeldDevice, error) {
@@ -88,8 +87,6 @@ func (a *countedAccount) Held(ctx context.Context) ([]kubelet.HeldDevice, error)
 }
 
 func (a *countedAccount) Allocatable(ctx context.Context) (map[string][]string, error) {
-	a.pending.Add(1)
-	defer a.pending.Add(-1)
 	defer a.compared.Add(1)
 	return insist(func() (map[string][]string, error) { return a.Accountant.Allocatable(ctx) })
 }
