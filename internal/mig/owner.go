@@ -255,7 +255,7 @@ func (o *Owner) composeLocked() Status {
 		if g.about == nil || !reflect.DeepEqual(*g.about, o.wish) {
 			shown.Phase, shown.Reason = PhaseUnknown, ""
 		}
-		if known && g.unknown != nil && shown.Phase == PhaseFailed {
+		if known && g.unknown != nil && shown.Phase == PhaseFailed && g.hold.Reason == "" {
 			shown.Phase = PhaseKept // the layout is one of other models
 		}
 		s.GPUs = append(s.GPUs, shown)
