@@ -135,6 +135,8 @@ func TestDaemonsWithDifferentListsTakeTurns(t *testing.T) {
 			n.await(t, "the later daemon's devices", func() bool { return n.listedAnew(mark) && n.has(f) })
 			earlier.status(t, "silent", func(s plugin.Status) bool { return s.Phase == plugin.PhaseYielding })
 			mark = n.Mark()
+			n.await(t, "lists that were on their way", func() bool { return n.count(standin.Allocated, mark) > 3 })
+			mark = n.Mark()
 			n.await(t, "ten pods", func() bool { return n.count(standin.Allocated, mark) > 10 })
 			for _, e := range n.Events(mark) {
 				if e.Kind == standin.Listed && !slices.ContainsFunc(e.Devices, func(d *device) bool { return strings.HasPrefix(d.GetID(), f.name) }) {
