@@ -312,7 +312,31 @@ func TestTwoProcesses(t *testing.T) {
 	})
 }
 
-// TestJournalThatCannotBeWritten has a disk that refuses: nothing is changed.
+// TestNoStateDirectory has no place for the journal: nothing is changed, and all GPUs are offered as they are.
+func TestNoStateDirectory(t *testing.T) {
+	t.Parallel()
+	for name, dir := range map[string]string{"none": "", "refused": "/dev/null/state"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t, nodeOfThree)
+				r.start(func(o *mig.Options) { o.StateDir = dir })
+				r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
+				s := r.until("fails", allFailed)
+				if !strings.Contains(s.Reason, "the journal cannot be written") || len(r.offered()) != 4 {
+					t.Errorf("%s; offered: %v", s.Reason, r.devices())
+				}
+			})
+		})
+	}
+}
+
+// allFailed says whether no GPU with multi-instance mode is as wanted.
+func allFailed(s mig.Status) bool {
+	return len(s.GPUs) == 3 && !slices.ContainsFunc(s.GPUs, func(g mig.GPU) bool { return g.Phase != mig.PhaseFailed })
+}
+
+// TestJournalThatCannotBeWritten has a disk that refuses: nothing is changed, and the GPUs are offered as they are.
 func TestJournalThatCannotBeWritten(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -332,6 +356,9 @@ func TestJournalThatCannotBeWritten(t *testing.T) {
 		r.until("says so", func(s mig.Status) bool { return strings.Contains(s.Reason, "the journal cannot be written") })
 		if g := r.Snapshots().Value().GPUs[0]; g.MIG != inventory.MIGDisabled {
 			t.Error("the mode was set without a journal")
+		}
+		if s := r.until("fails", allFailed); len(r.offered()) != 4 {
+			t.Errorf("%s; offered: %v", s.Reason, r.devices())
 		}
 		if err := os.RemoveAll(filepath.Join(r.dir, "mig.json")); err != nil {
 			t.Fatal(err)

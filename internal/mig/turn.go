@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/layout"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
@@ -202,11 +203,14 @@ func (t *turn) change(ctx context.Context, c layout.GPUChange, noted record, end
 		}
 		return t.wait(PhaseFailed, problem, 0, hold)
 	}
+	switch err := t.journal.open(ctx); {
+	case errors.Is(err, files.ErrLocked): // the process that has the lock changes the GPU
+		return t.wait(PhaseWaiting, err.Error(), later, hold)
+	case err != nil:
+		return t.unjournaled(err, noted, hold)
+	}
 	if !reflect.DeepEqual(t.gpu.hold, hold) {
 		t.show(PhaseWaiting, "waiting until kubelet offers none of its devices", hold)
-	}
-	if err := t.journal.open(ctx); err != nil {
-		return t.wait(PhaseWaiting, err.Error(), later, hold)
 	}
 	if now := t.journal.record(t.UUID); !reflect.DeepEqual(now, noted) { // by the process that had the lock
 		return t.wait(PhaseWaiting, "the journal was read again", soon, hold)
@@ -215,7 +219,7 @@ func (t *turn) change(ctx context.Context, c layout.GPUChange, noted record, end
 		return o
 	}
 	if err := t.journal.begin(c, t.wish.Layout); err != nil {
-		return t.wait(PhaseWaiting, "the journal cannot be written: "+err.Error(), later, hold)
+		return t.unjournaled(err, noted, hold)
 	}
 	if t.Phase != PhaseReset {
 		t.show(PhaseChanging, "", hold)
@@ -244,6 +248,16 @@ func (t *turn) change(ctx context.Context, c layout.GPUChange, noted record, end
 		return t.wait(PhaseWaiting, err.Error(), t.pause(busyMost), hold)
 	}
 	return t.fail(ctx, err, hold)
+}
+
+// unjournaled says that the journal cannot be written, so that no step is made. A GPU of which no change was begun is offered as it is.
+func (t *turn) unjournaled(err error, noted record, hold resource.GPUHold) outcome {
+	if noted.Change == nil {
+		hold = resource.GPUHold{}
+	}
+	o := t.wait(PhaseFailed, "the journal cannot be written: "+err.Error(), t.pause(retryMost), hold)
+	o.failed = true
+	return o
 }
 
 // forbidden says which instance of a change must not be destroyed, because this program did not make it.
