@@ -90,3 +90,49 @@ func connect(t *testing.T, socket string) net.Conn {
 		}
 	}
 }
+
+// TestTheEndOfAStream: nothing is sent to a client that has gone or does not read. Another one is told why the stream ended.
+func TestTheEndOfAStream(t *testing.T) {
+	t.Parallel()
+	broken := errors.New("broken")
+	for name, tt := range map[string]struct {
+		closes bool // the client
+		run    Stream
+		want   error
+	}{
+		"the client has gone": {true, func(ctx context.Context, _ func(any) error) error { <-ctx.Done(); return broken }, nil},
+		"the client does not read": {false, func(_ context.Context, send func(any) error) error {
+			for {
+				if err := send(strings.Repeat("x", 1<<16)); err != nil {
+					return err
+				}
+			}
+		}, nil},
+		"the stream breaks": {false, func(context.Context, func(any) error) error { return broken }, broken},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s.sock"), Net: "unix"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer listener.Close()
+			client := connect(t, listener.Addr().String())
+			conn, err := listener.AcceptUnix()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			if tt.closes {
+				_ = client.Close()
+			}
+			server := NewServer("", nil, nil)
+			server.sendTimeout = 50 * time.Millisecond
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			if err := server.stream(ctx, conn, tt.run); !errors.Is(err, tt.want) || ctx.Err() != nil {
+				t.Errorf("stream() = %v, want %v", err, tt.want)
+			}
+		})
+	}
+}

@@ -158,3 +158,24 @@ func TestNoAPIServerIsKnown(t *testing.T) {
 		t.Errorf("Get() = %+v, %v", n, err)
 	}
 }
+
+// TestNodeCount: of many nodes one is read, and the API server tells how many more there are.
+func TestNodeCount(t *testing.T) {
+	t.Parallel()
+	for answer, want := range map[string]int{
+		`{"metadata": {"remainingItemCount": 4999}, "items": [{}]}`: 5000,
+		`{"metadata": {}, "items": [{}]}`:                           1,
+		`{"items": []}`:                                             0,
+		`<html>`:                                                    -1,
+	} {
+		client := answering(t, func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path != "/api/v1/nodes" || r.URL.RawQuery != "limit=1" {
+				t.Errorf("asked for %s", r.URL)
+			}
+			fmt.Fprint(w, answer)
+		})
+		if got, err := client.NodeCount(t.Context()); (err != nil) != (want < 0) || err == nil && got != want {
+			t.Errorf("%s: %d, %v, want %d", answer, got, err, want)
+		}
+	}
+}

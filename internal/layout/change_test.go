@@ -391,3 +391,50 @@ func TestBuiltinIsPossible(t *testing.T) {
 		}
 	}
 }
+
+// TestBalanced: what all-balanced has on GPUs of seven and of four compute slices, and of no other number.
+func TestBalanced(t *testing.T) {
+	t.Parallel()
+	profile := func(name string, count int) inventory.MIGProfile {
+		return inventory.MIGProfile{Name: name, Count: count}
+	}
+	seven := []inventory.MIGProfile{profile("1g.20gb", 4), profile("1g.10gb", 7), profile("1g.10gb+me", 9), profile("2g.20gb", 3),
+		profile("3g.40gb", 2), profile("7g.80gb", 1)}
+	for name, tt := range map[string]struct {
+		profiles []inventory.MIGProfile
+		want     map[string]int
+	}{
+		"seven":               {seven, map[string]int{"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}},
+		"four":                {models[b30>>16], map[string]int{"1g.6gb": 2, "2g.12gb": 1}},
+		"five":                {[]inventory.MIGProfile{profile("1g.6gb", 5), profile("5g.30gb", 1)}, nil},
+		"as many as needed":   {[]inventory.MIGProfile{profile("1g.6gb", 2), profile("2g.12gb", 1), profile("4g.24gb", 1)}, map[string]int{"1g.6gb": 2, "2g.12gb": 1}},
+		"fewer than needed":   {[]inventory.MIGProfile{profile("1g.6gb", 1), profile("2g.12gb", 1), profile("4g.24gb", 1)}, nil},
+		"one size is missing": {seven[:5:5], nil},
+		"none":                {nil, nil},
+	} {
+		if diff := cmp.Diff(tt.want, balanced(tt.profiles)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// TestRestoreKeepsWhatIsThere: instances that are as they were stay with their IDs, the first one too, and the others get new ones.
+func TestRestoreKeepsWhatIsThere(t *testing.T) {
+	t.Parallel()
+	had := gpu(h100, "2g.20gb@0", "1g.10gb@2", "3g.40gb@4").Instances
+	for i := range had {
+		had[i].ID += 10 // of another time
+	}
+	c := Restore(gpu(h100, "2g.20gb@0", "1g.10gb@3", "3g.40gb@4"), inventory.MIGEnabled, had)
+	var got []string
+	for _, p := range c.After.Instances {
+		got = append(got, fmt.Sprintf("%s@%d %d", p.Profile, p.Start, p.ID))
+	}
+	if diff := cmp.Diff([]string{"2g.20gb@0 1", "1g.10gb@2 0", "3g.40gb@4 3"}, got); diff != "" || c.Reason != "" {
+		t.Errorf("%s (-want +got):\n%s", c.Reason, diff)
+	}
+	had[1].Profile = "1g.99gb"
+	if c = Restore(gpu(h100), inventory.MIGEnabled, had); !strings.Contains(c.Reason, "no profile 1g.99gb") {
+		t.Errorf("a profile that is not there any more: %q", c.Reason)
+	}
+}

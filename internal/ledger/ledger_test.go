@@ -490,3 +490,11 @@ func read(t *testing.T, dir, name string) string {
 	}
 	return string(text)
 }
+
+// TestABookOfFaults: Books that differ in faults alone are not Equal.
+func TestABookOfFaults(t *testing.T) {
+	b := with("GPU-a", fault(48, 0))
+	if b.Equal(ledger.NewBook()) || ledger.NewBook().Equal(b) || b.Equal(with("GPU-a", fault(48, 1))) || !b.Equal(with("GPU-a", fault(48, 0))) {
+		t.Error("faults do not count")
+	}
+}

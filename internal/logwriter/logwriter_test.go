@@ -160,3 +160,19 @@ func TestFlush(t *testing.T) {
 		t.Errorf("100 lines in %d writes", n)
 	}
 }
+
+// As much is kept as fits, to the byte, however many writes it comes in.
+func TestHowMuchIsKept(t *testing.T) {
+	t.Parallel()
+	line := bytes.Repeat([]byte("x"), maxKept/2-1)
+	line = append(line, '\n')
+	w := &Writer{changed: make(chan struct{}, 1)} // nothing passes on what it keeps
+	for i, want := range []int{maxKept / 2, maxKept, maxKept} {
+		if n, err := w.Write(line); n != len(line) || err != nil || len(w.kept) != want || w.dropped != max(0, i-1) {
+			t.Errorf("write %d: %d, %v; %d bytes kept, want %d; %d lines dropped", i, n, err, len(w.kept), want, w.dropped)
+		}
+	}
+	if _, _ = w.Write([]byte("\n")); len(w.kept) != maxKept || w.dropped != 2 {
+		t.Errorf("one byte more: %d bytes kept, %d lines dropped", len(w.kept), w.dropped)
+	}
+}

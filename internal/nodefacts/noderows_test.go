@@ -125,6 +125,10 @@ var runtimeRows = []row{
 	},
 	{name: "closed", check: "visible-devices", severity: doctor.OK, says: "cannot get GPUs by NVIDIA_VISIBLE_DEVICES"},
 	{
+		name: "settings of NVIDIA's runtime that cannot be seen", facts: func(f *doctor.NodeFacts) { f.Toolkit.Missing = "no such folder" },
+		check: "visible-devices", severity: doctor.NotChecked, says: "no such folder",
+	},
+	{
 		name: "open by default", change: changes{toolkit: gone},
 		check: "visible-devices", severity: doctor.Warning, says: "Every pod can get all GPUs",
 	},

@@ -310,3 +310,21 @@ func TestPreferredAreDevicesOfThePlan(t *testing.T) {
 		}
 	}
 }
+
+// A call that kubelet made for a device which is withheld is refused, and changes nothing: the pod's device is on offer as before.
+func TestACallForAWithheldDeviceChangesNothing(t *testing.T) {
+	t.Parallel()
+	c := newChanging(t, 1)
+	c.plan(1)
+	c.plan(2)
+	c.holds("G0")
+	if got := c.allocate("G0::0"); !strings.HasPrefix(got, "refused: ") {
+		t.Errorf("Allocate of a withheld device: %s", got)
+	}
+	if l := c.resources[gpuName].list; l.departing["G0"].taken || len(l.allocated) > 0 {
+		t.Errorf("the pod's device is taken: %v; allocated: %v", l.departing["G0"].taken, l.allocated)
+	}
+	if got := c.allocate("G0"); got != "G0" {
+		t.Errorf("Allocate of the device on offer: %s", got)
+	}
+}

@@ -1,0 +1,160 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+)
+
+// A shared directory is one in which a test has servers of later processes come, and at which it sees who registers.
+type sharedDirectory struct {
+	Registrar
+	registered func() // called in each Register
+
+	mu    sync.Mutex // guards all following fields
+	later []string
+}
+
+func (d *sharedDirectory) come(name string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.later = append(d.later, name)
+}
+
+func (d *sharedDirectory) Rivals(string) kubelet.Rivals {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return kubelet.Rivals{Later: slices.Clone(d.later)}
+}
+
+func (*sharedDirectory) Listening(context.Context) []string { return []string{"another.sock"} }
+
+func (d *sharedDirectory) Register(context.Context, uint64, string, string, *pluginapi.DevicePluginOptions) error {
+	d.registered()
+	return nil
+}
+
+// A server that may send becomes silent for one later server. One that is silent for another reason stays so for that reason.
+func TestMaySend(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		before silence
+		later  []string
+		want   silence
+	}{
+		"nobody else":                        {speaks, nil, speaks},
+		"one later":                          {speaks, []string{"a"}, forLater},
+		"one that has ended":                 {speaks, []string{"ended"}, speaks},
+		"one later, and the account differs": {forDifference, []string{"a"}, forDifference},
+		"the account differs":                {forDifference, nil, forDifference},
+	} {
+		l := &life{Collaborators: Collaborators{Registrar: &sharedDirectory{later: tt.later}}, list: newList(gpuName, clock.RealClock{}), past: &past{}}
+		l.past.end("ended")
+		l.silence.Publish(tt.before)
+		if may, _ := l.maySend(); may != (tt.want == speaks) || l.silence.Value() != tt.want {
+			t.Errorf("%s: may send %v, silence %v, want %v", name, may, l.silence.Value(), tt.want)
+		}
+	}
+}
+
+// A new kubelet has removed the sockets of both. The later server gets a second to come back, and no more is waited once it is there.
+func TestTheLaterServerMayReturnFirst(t *testing.T) {
+	const never = -1
+	for name, tt := range map[string]struct{ comes, ends, want time.Duration }{
+		"it was there all the time":   {comes: 0, ends: never, want: 0},
+		"it returns":                  {comes: time.Second / 2, ends: never, want: time.Second / 2},
+		"it does not return":          {comes: never, ends: never, want: returnTimeout},
+		"the daemon ends before that": {comes: never, ends: time.Second / 4, want: time.Second / 4},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				directory := &sharedDirectory{}
+				sockets := feed.New([]string(nil))
+				come := func() { directory.come("later.sock"); sockets.Publish(nil) }
+				if tt.comes == 0 {
+					come()
+				} else if tt.comes != never {
+					time.AfterFunc(tt.comes/2, func() { sockets.Publish(nil) }) // another socket
+					time.AfterFunc(tt.comes, come)
+				}
+				if tt.ends != never {
+					time.AfterFunc(tt.ends, cancel)
+				}
+				l := &life{Collaborators: Collaborators{Registrar: directory, Sockets: sockets, Clock: clock.RealClock{}},
+					list: newList(gpuName, clock.RealClock{}), past: &past{}}
+				began := time.Now()
+				l.awaitLater(ctx)
+				if took := time.Since(began); took != tt.want {
+					t.Errorf("waited for %v, want %v", took, tt.want)
+				}
+			})
+		})
+	}
+}
+
+// A later server that comes while this one registers may have registered before or after it. Only a list that was sent says that it
+// comes after.
+func TestALaterServerComesDuringTheRegistration(t *testing.T) {
+	for name, tt := range map[string]struct {
+		before, during bool // when the later one comes
+		sent           bool // a list was sent before that
+		began, closed  bool // kubelet calls ListAndWatch; it closes its connection
+		want           error
+		registers      bool
+	}{
+		"before":                        {before: true, want: errLaterCame},
+		"before the first list":         {during: true, began: true, want: errLaterCame, registers: true},
+		"after the first list":          {during: true, sent: true, began: true, want: context.DeadlineExceeded, registers: true},
+		"never":                         {sent: true, began: true, want: context.DeadlineExceeded, registers: true},
+		"never, and there is no stream": {want: errNoStream, registers: true},
+		"never, and kubelet hangs up":   {closed: true, want: errClosedEarly, registers: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), 2*registerTimeout)
+				defer cancel()
+				account := &notedAccount{answer: func(int) ([]string, error) { return []string{oneGPU().Devices[0].ID}, nil }}
+				directory := &sharedDirectory{}
+				l := &life{Collaborators: Collaborators{Registrar: directory, Accountant: account, Clock: clock.RealClock{}, Metrics: noMetrics{}},
+					list: newList(gpuName, clock.RealClock{}), past: &past{}, report: func(Phase) {}, compared: func(string) {},
+					adopt: func(context.Context) {}, connections: newConnections()}
+				s := &service{list: l.list, began: make(chan struct{})}
+				registered := false
+				directory.registered = func() {
+					registered = true
+					if tt.sent {
+						l.list.publish(oneGPU(), Options{}, nil)
+						l.sent.Publish(l.list.views.Value().response)
+					}
+					if tt.during {
+						directory.come("later.sock")
+					}
+					if tt.began {
+						close(s.began)
+					}
+					if tt.closed {
+						close(l.connections.gone)
+					}
+				}
+				if tt.before {
+					directory.come("later.sock")
+				}
+				if _, err := l.stayRegistered(ctx, 1, "/d/e.sock", s); !errors.Is(err, tt.want) || registered != tt.registers {
+					t.Errorf("stayRegistered() = %v, want %v; registered %v, want %v", err, tt.want, registered, tt.registers)
+				}
+			})
+		})
+	}
+}
