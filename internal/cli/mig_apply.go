@@ -43,6 +43,9 @@ func newMIGApplyCommand() *cobra.Command {
 		if a.Forget == (a.Layout != "") || a.Forget && (a.DryRun || a.GPUs != nil) {
 			return errors.New("give either --layout, or --forget alone")
 		}
+		if cmd.Flags().Changed("gpu") && len(a.GPUs) == 0 {
+			return errors.New("--gpu names no GPU: give an index or a UUID, or leave it out for all GPUs")
+		}
 		var ordered orderedMIG
 		if err := control.Call(cmd.Context(), *socket, callMIGApply, a, &ordered); err != nil {
 			return err
@@ -138,6 +141,7 @@ func (d *daemon) applyMIG(ctx context.Context, a applyArguments) (any, error) {
 		return nil, err
 	}
 	var ordered orderedMIG
+	var gpus []string // by UUID: the order is not about another GPU that gets the index later
 	if !a.Forget {
 		p, err := d.planMIG(ctx, a)
 		if err != nil {
@@ -146,8 +150,13 @@ func (d *daemon) applyMIG(ctx context.Context, a applyArguments) (any, error) {
 		if ordered.Plan = &p; a.DryRun || !p.Possible {
 			return ordered, nil
 		}
+		for _, g := range p.GPUs {
+			if len(a.GPUs) > 0 {
+				gpus = append(gpus, g.UUID)
+			}
+		}
 	}
-	chosen, err := d.wishes.Apply(ctx, a.Layout, a.GPUs)
+	chosen, err := d.wishes.Apply(ctx, a.Layout, gpus)
 	if err != nil {
 		return nil, err
 	}
@@ -168,7 +177,7 @@ func (d *daemon) planMIG(ctx context.Context, a applyArguments) (migPlan, error)
 		return migPlan{}, err
 	}
 	changes := layout.Plan(l, n.gpus)
-	if a.GPUs != nil {
+	if len(a.GPUs) > 0 {
 		if changes.GPUs, err = selectGPUs(changes.GPUs, a.GPUs); err != nil {
 			return migPlan{}, fmt.Errorf("--gpu: %w", err)
 		}

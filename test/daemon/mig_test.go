@@ -2,7 +2,9 @@ package daemon
 
 import (
 	"encoding/json"
+	"errors"
 	"maps"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -169,6 +171,7 @@ func TestMIGCommands(t *testing.T) {
 	has(run(true, "apply", "--layout", "all-balanced", "--gpu", "0,1", "--dry-run"), "It changes 2 of 2 GPUs", "before  MIG disabled", "|3g.40gb")
 	has(run(false, "apply", "--layout", "all-9g.90gb"), "give one of all-1g.10gb")
 	has(run(false, "apply", "--layout", "all-balanced", "--gpu", "9"), `no GPU has the index or UUID "9"`)
+	has(run(false, "apply", "--layout", "all-balanced", "--gpu", ""), "--gpu names no GPU")
 	has(run(false, "apply"), "either --layout, or --forget")
 	has(run(true, "status"), "No layout is named")
 	s.shows(8, 8)
@@ -213,5 +216,24 @@ func TestMIGCommands(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), binary, "mig", "apply", "--layout", "all-enabled", "--control-socket", other.ControlSocket()).CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "set mig.enabled to true") {
 		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// TestAnOrderIsAboutGPUs: when a GPU is gone, the next one has its index. So an order by index is remembered as one about that GPU.
+func TestAnOrderIsAboutGPUs(t *testing.T) {
+	t.Parallel()
+	s := open(t, node.Setup{Args: []string{"--mig-strategy", "mixed", "--mig-enabled"}})
+	s.start()
+	s.shows(8, 8)
+	out, err := exec.CommandContext(t.Context(), binary, "mig", "apply", "--layout", "all-balanced", "--gpu", "0", "-o", "json",
+		"--control-socket", s.ControlSocket()).Output()
+	var plan struct{ GPUs []struct{ UUID string } }
+	if err := errors.Join(err, json.Unmarshal(out, &plan)); err != nil || len(plan.GPUs) != 1 {
+		t.Fatalf("%v: %s", err, out)
+	}
+	var kept struct{ Command struct{ GPUs []string } }
+	text, err := os.ReadFile(s.Path("state/mig-wish.json"))
+	if err := errors.Join(err, json.Unmarshal(text, &kept)); err != nil || !slices.Equal(kept.Command.GPUs, []string{plan.GPUs[0].UUID}) {
+		t.Errorf("%v: the order is about %q, want %s", err, kept.Command.GPUs, plan.GPUs[0].UUID)
 	}
 }
