@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -211,6 +212,31 @@ func TestCallThatHangs(t *testing.T) {
 		if diff := cmp.Diff(balanced, r.devices()[0]); diff != "" {
 			t.Errorf("offered (-want +got):\n%s", diff)
 		}
+	})
+}
+
+// TestAnotherLayoutDuringAStep: it is said why the other layout is not begun on the GPU.
+func TestAnotherLayoutDuringAStep(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nodeOfThree)
+		r.start()
+		began, goOn := make(chan struct{}), make(chan struct{})
+		begin, release := sync.OnceFunc(func() { close(began) }), sync.OnceFunc(func() { close(goOn) })
+		t.Cleanup(release)
+		r.before = func(string, inventory.MIGStep) error {
+			begin()
+			<-goOn
+			return nil
+		}
+		r.wishes.Publish(mig.Wish{Layout: "all-balanced", GPUs: []string{"0"}})
+		<-began
+		r.wishes.Publish(mig.Wish{Layout: "all-1g.10gb", GPUs: []string{"0"}})
+		r.until("says so", func(s mig.Status) bool {
+			return s.State == mig.StatePending && strings.Contains(s.Reason, "a step for the last layout has not ended")
+		})
+		release()
+		r.reaches(mig.StateSuccess)
 	})
 }
 

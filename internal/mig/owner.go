@@ -253,7 +253,11 @@ func (o *Owner) composeLocked() Status {
 	for _, g := range o.allLocked() {
 		shown := g.shown
 		if g.about == nil || !reflect.DeepEqual(*g.about, o.wish) {
-			shown.Phase, shown.Reason = PhaseUnknown, ""
+			reason := ""
+			if shown.Phase == PhaseChanging {
+				reason = "a step for the last layout has not ended"
+			}
+			shown.Phase, shown.Reason = PhaseUnknown, reason
 		}
 		if known && g.unknown != nil && shown.Phase == PhaseFailed && g.hold.Reason == "" {
 			shown.Phase = PhaseKept // the layout is one of other models
