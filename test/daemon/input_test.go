@@ -38,7 +38,7 @@ func TestBadInput(t *testing.T) {
 		"unknown device list strategy": {
 			[]string{"--device-list-strategy", "env"}, []string{`--device-list-strategy: "env": not one of: envvar, volume-mounts`},
 		},
-		"unknown profile": {[]string{"--simulate", "dgx-h1000"}, []string{`"dgx-h1000"`, "give one of a100-mig-mixed, dgx-1,", ".yaml"}},
+		"unknown profile": {[]string{"--simulate", "dgx-h1000"}, []string{`"dgx-h1000"`, "give one of a100-mig-mixed, a30-x4,", ".yaml"}},
 		"profile that is not there": {
 			[]string{"--simulate", "/no/such.yaml"}, []string{"/no/such.yaml", "no such file", "give the path of a file that can be read"},
 		},
