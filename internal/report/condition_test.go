@@ -62,6 +62,15 @@ func TestJudge(t *testing.T) {
 		"had a driver":       {with(node(), func(s *status.Status) { s.Looked = time.Time{}; stale(s) }), true, "Unknown DriverNotReady no driver"},
 		"first look":         {with(node(), func(s *status.Status) { s.Looked = time.Time{} }), true, ""},
 		"no status":          {status.Status{}, true, ""},
+		"released before the first look": {
+			with(node(), func(s *status.Status) { s.Looked, s.Quiet = time.Time{}, true }), true, "Unknown DriverNotReady the driver was released by quiesce",
+		},
+		"not looked at for two minutes": {
+			with(node(whole), func(s *status.Status) { s.Looked = start.Add(-120 * time.Second) }), false, "True AllHealthy all GPUs are healthy",
+		},
+		"none was readable ever": {
+			with(node(), func(s *status.Status) { s.Retries = []status.Retry{{Index: 0}} }), false, "False GPULost GPU 0 cannot be read, cure: reconnect",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, ok := report.Judge(tt.status, start, tt.there)
@@ -101,10 +110,17 @@ func TestNoHealthyGPU(t *testing.T) {
 		"no GPU":           {node(), false, true},
 		"none can be read": {with(node(), func(s *status.Status) { s.Retries = []status.Retry{{Index: 0}} }), true, true},
 		"no GPU, stale":    {with(node(), func(s *status.Status) { s.Stale = "away" }), false, false},
-		"first look":       {with(node(bad), func(s *status.Status) { s.Looked = time.Time{} }), false, false},
-		"no status":        {status.Status{}, false, false},
-		"MIG device good":  {node(bad, mig(bad, 0, "Healthy")), true, true},
-		"MIG device bad":   {node(whole, mig(whole, 0, "Unhealthy xid 95 reset")), false, true},
+		"no GPU, released": {with(node(), func(s *status.Status) { s.Quiet = true }), false, false},
+		"none can be read, stale": {
+			with(node(), func(s *status.Status) { s.Retries, s.Stale = []status.Retry{{Index: 0}}, "away" }), true, false,
+		},
+		"none can be read, released": {
+			with(node(), func(s *status.Status) { s.Retries, s.Quiet = []status.Retry{{Index: 0}}, true }), true, false,
+		},
+		"first look":      {with(node(bad), func(s *status.Status) { s.Looked = time.Time{} }), false, false},
+		"no status":       {status.Status{}, false, false},
+		"MIG device good": {node(bad, mig(bad, 0, "Healthy")), true, true},
+		"MIG device bad":  {node(whole, mig(whole, 0, "Unhealthy xid 95 reset")), false, true},
 	} {
 		if none, known := report.NoHealthyGPU(tt.status); none != tt.none || known != tt.known {
 			t.Errorf("%s: %v, known %v", name, none, known)
@@ -218,6 +234,24 @@ func TestWritesOfACondition(t *testing.T) {
 		}
 		if writes > 70 {
 			t.Errorf("%s: %d writes in an hour", name, writes)
+		}
+	}
+}
+
+// A clock that goes back lengthens no wait: it begins anew.
+func TestPaceWhenTheClockGoesBack(t *testing.T) {
+	good, bad := report.Condition{Status: report.True}, report.Condition{Status: report.False, Message: "a"}
+	for name, tt := range map[string]struct {
+		there, wanted report.Condition
+		wait          time.Duration
+	}{"better": {bad, good, 30 * time.Second}, "worse": {good, bad, time.Second}} {
+		p := report.Pace{}
+		p.Due(&tt.there, start, tt.wanted, start.Add(time.Hour))
+		if due := p.Due(&tt.there, start, tt.wanted, start); !due.Equal(start.Add(tt.wait)) {
+			t.Errorf("%s: due after %v, want %v", name, due.Sub(start), tt.wait)
+		}
+		if due := p.Due(&tt.there, start, tt.wanted, start.Add(tt.wait/2)); !due.Equal(start.Add(tt.wait)) {
+			t.Errorf("%s: due after %v when asked again, want %v", name, due.Sub(start), tt.wait)
 		}
 	}
 }
