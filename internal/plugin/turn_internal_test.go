@@ -21,8 +21,10 @@ type sharedDirectory struct {
 	Registrar
 	registered func() // called in each Register
 
-	mu    sync.Mutex // guards all following fields
-	later []string
+	mu      sync.Mutex // guards all following fields
+	later   []string
+	foreign []kubelet.Socket
+	refuses []string // sockets that refuse connections
 }
 
 func (d *sharedDirectory) come(name string) {
@@ -34,8 +36,13 @@ func (d *sharedDirectory) come(name string) {
 func (d *sharedDirectory) Rivals(string) kubelet.Rivals {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return kubelet.Rivals{Later: slices.Clone(d.later)}
+	return kubelet.Rivals{Later: slices.Clone(d.later), Foreign: slices.Clone(d.foreign)}
 }
+
+func (d *sharedDirectory) Refuses(_ context.Context, name string) bool {
+	return slices.Contains(d.refuses, name)
+}
+func (*sharedDirectory) AwaitEnd(context.Context, string) error { return nil }
 
 func (*sharedDirectory) Listening(context.Context) []string { return []string{"another.sock"} }
 
@@ -153,6 +160,89 @@ func TestALaterServerComesDuringTheRegistration(t *testing.T) {
 				}
 				if _, err := l.stayRegistered(ctx, 1, "/d/e.sock", s); !errors.Is(err, tt.want) || registered != tt.registers {
 					t.Errorf("stayRegistered() = %v, want %v; registered %v, want %v", err, tt.want, registered, tt.registers)
+				}
+			})
+		})
+	}
+}
+
+// TestWhatProvesARegistration: kubelet counted the devices, gave one away, or kept the stream for a second.
+func TestWhatProvesARegistration(t *testing.T) {
+	const ms = time.Millisecond
+	for name, tt := range map[string]struct {
+		lasts           time.Duration
+		counts, used    bool
+		compared, wants bool // the account is compared soon
+	}{
+		"nothing":               {lasts: provenAfter - ms},
+		"a second":              {lasts: provenAfter, wants: true},
+		"kubelet gave one away": {lasts: ms, used: true, wants: true},
+		"kubelet counts them":   {lasts: 2 * stopDelay, compared: true, counts: true, wants: true},
+		"kubelet counts none":   {lasts: 2 * stopDelay, compared: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), tt.lasts)
+				defer cancel()
+				account := &notedAccount{answer: func(int) ([]string, error) {
+					if tt.counts {
+						return []string{oneGPU().Devices[0].ID}, nil
+					}
+					return nil, nil
+				}}
+				l := &life{Collaborators: Collaborators{Registrar: &sharedDirectory{registered: func() {}}, Accountant: account,
+					Clock: clock.RealClock{}, Metrics: noMetrics{}}, list: newList(gpuName, clock.RealClock{}), past: &past{},
+					report: func(Phase) {}, compared: func(string) {}, adopt: func(context.Context) {}, connections: newConnections(),
+					siblingChanged: make(chan struct{}, 1)}
+				l.list.publish(oneGPU(), Options{}, nil)
+				l.sent.Publish(l.list.views.Value().response)
+				if tt.compared {
+					l.siblingChanged <- struct{}{}
+				}
+				s := &service{list: l.list, began: make(chan struct{})}
+				close(s.began)
+				s.used.Store(tt.used)
+				if proven, err := l.stayRegistered(ctx, 1, "/d/e.sock", s); proven != tt.wants || !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("proven %v, want %v (%v)", proven, tt.wants, err)
+				}
+			})
+		})
+	}
+}
+
+// TestUndisturbed: another server has ended, and kubelet goes by the list of this one all the time.
+func TestUndisturbed(t *testing.T) {
+	list := []string{oneGPU().Devices[0].ID}
+	for name, tt := range map[string]struct {
+		answers  [2][]string
+		err      error
+		unsent   bool
+		restarts bool
+		want     bool
+		asked    int
+	}{
+		"it is":                   {answers: [2][]string{list, list}, want: true, asked: 2},
+		"another list":            {answers: [2][]string{{"another"}, list}, asked: 1},
+		"another list after that": {answers: [2][]string{list, {"another"}}, asked: 2},
+		"nothing any more":        {answers: [2][]string{list, nil}, asked: 2},
+		"no answer":               {answers: [2][]string{list, list}, err: errors.New("away"), asked: 1},
+		"no list was sent":        {answers: [2][]string{list, list}, unsent: true, asked: 1},
+		"kubelet restarts":        {answers: [2][]string{list, list}, restarts: true, asked: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				account := &notedAccount{answer: func(n int) ([]string, error) { return tt.answers[n-1], tt.err }}
+				l := &life{Collaborators: Collaborators{Accountant: account, Clock: clock.RealClock{}, Incarnation: feed.New(uint64(1))},
+					list: newList(gpuName, clock.RealClock{})}
+				l.list.publish(oneGPU(), Options{}, nil)
+				if !tt.unsent {
+					l.sent.Publish(l.list.views.Value().response)
+				}
+				if tt.restarts {
+					time.AfterFunc(checkSoon, func() { l.Incarnation.Publish(2) })
+				}
+				if got := l.undisturbed(t.Context(), 1); got != tt.want || len(account.asked) != tt.asked {
+					t.Errorf("undisturbed() = %v after %d questions, want %v after %d", got, len(account.asked), tt.want, tt.asked)
 				}
 			})
 		})

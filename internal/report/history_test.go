@@ -378,20 +378,6 @@ func TestDriverAwayAtStart(t *testing.T) {
 	}
 }
 
-// Before its first look, a daemon tells that the driver was released, and of nothing else.
-func TestReleasedBeforeTheFirstLook(t *testing.T) {
-	var h report.History
-	h.Recall(report.Condition{}, true)
-	s := with(node(gpu(0, "Healthy")), func(s *status.Status) { s.Looked = time.Time{} })
-	if got := said(h.Next(s, start, plenty)); got != nil {
-		t.Errorf("told %v", got)
-	}
-	s.Quiet = true
-	if got := said(h.Next(s, start, plenty)); !cmp.Equal(got, []string{"DriverReleased"}) {
-		t.Errorf("released: told %v", got)
-	}
-}
-
 // Notes are one line of valid UTF-8 that Kubernetes takes, whatever a reason has.
 func TestNotes(t *testing.T) {
 	d := gpu(0, "Unhealthy hang reset")

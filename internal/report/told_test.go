@@ -3,6 +3,7 @@ package report_test
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -77,5 +78,19 @@ func TestLeftOutBesideABadGPU(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{"Not offered: GPU 0: display"}, notes); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// Before its first look, a daemon tells that the driver was released, and of nothing else.
+func TestReleasedBeforeTheFirstLook(t *testing.T) {
+	var h report.History
+	h.Recall(report.Condition{}, true)
+	s := with(node(gpu(0, "Healthy")), func(s *status.Status) { s.Looked = time.Time{} })
+	if got := said(h.Next(s, start, plenty)); got != nil {
+		t.Errorf("told %v", got)
+	}
+	s.Quiet = true
+	if got := said(h.Next(s, start, plenty)); !cmp.Equal(got, []string{"DriverReleased"}) {
+		t.Errorf("released: told %v", got)
 	}
 }
