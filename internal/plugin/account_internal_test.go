@@ -347,6 +347,7 @@ func TestGapsInTheEvidence(t *testing.T) {
 		{"PodResources has never answered", 1, away, nil, nil, "", holder{"saved", true}},
 		{"it answers", 1, nil, nil, nil, "", holder{"told", false}},
 		{"it answers no more", 1, away, nil, nil, "away", holder{"saved", true}},
+		{"nor later", 1, away, nil, nil, "away", holder{"saved", true}},
 		{"that of another kubelet has not answered", 2, away, nil, nil, "", holder{"saved", true}},
 		{"the checkpoint is damaged", 2, nil, damaged, nil, "damaged", holder{"told", false}},
 		{"kubelet restarts meanwhile", 2, nil, nil, func() { incarnation.Publish(3) }, "kubelet has just restarted", holder{"told", false}},

@@ -217,6 +217,7 @@ func TestUndisturbed(t *testing.T) {
 		answers  [2][]string
 		err      error
 		unsent   bool
+		empty    bool // the list that was sent
 		restarts bool
 		want     bool
 		asked    int
@@ -227,6 +228,7 @@ func TestUndisturbed(t *testing.T) {
 		"nothing any more":        {answers: [2][]string{list, nil}, asked: 2},
 		"no answer":               {answers: [2][]string{list, list}, err: errors.New("away"), asked: 1},
 		"no list was sent":        {answers: [2][]string{list, list}, unsent: true, asked: 1},
+		"no device was listed":    {empty: true, asked: 1},
 		"kubelet restarts":        {answers: [2][]string{list, list}, restarts: true, asked: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -234,7 +236,9 @@ func TestUndisturbed(t *testing.T) {
 				account := &notedAccount{answer: func(n int) ([]string, error) { return tt.answers[n-1], tt.err }}
 				l := &life{Collaborators: Collaborators{Accountant: account, Clock: clock.RealClock{}, Incarnation: feed.New(uint64(1))},
 					list: newList(gpuName, clock.RealClock{})}
-				l.list.publish(oneGPU(), Options{}, nil)
+				if !tt.empty {
+					l.list.publish(oneGPU(), Options{}, nil)
+				}
 				if !tt.unsent {
 					l.sent.Publish(l.list.views.Value().response)
 				}

@@ -12,7 +12,7 @@ func TestLine(t *testing.T) {
 	x := strings.Repeat("x", maxText-3)
 	for text, want := range map[string]string{
 		x + "abc": x + "abc", x + "abcd": x + "…", x + "é": x + "é", "é" + x + "a": "é" + x + "a", "é" + x + "ab": "é" + x[:maxText-5] + "…",
-		x[1:] + "éabc": x[1:] + "…", " a \n b ": "a b",
+		x[1:] + "éabc": x[1:] + "…", "a \n b": "a b",
 	} {
 		if got := line(text); got != want || len(got) > maxText || !utf8.ValidString(got) {
 			t.Errorf("%d bytes became %d that end in %q, want %d", len(text), len(got), got[max(0, len(got)-8):], len(want))
