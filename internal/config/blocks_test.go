@@ -194,13 +194,13 @@ func TestProblemsOfBlocks(t *testing.T) {
 		{
 			name: "selectors that say too little or too much",
 			file: "selectors:\n- {exclude: true}\n- {indices: [0]}\n- {indices: [1], exclude: true, replicas: 2}\n- {indices: [2], replicas: 0}\n" +
-				"- {uuids: [x], pci: [y], models: [\"\"], rename: \"-\"}\n",
+				"- {uuids: [x], pci: [z], models: [\"\"], rename: \"-\"}\n",
 			want: `line 2: selectors[0]: selects nothing; set uuids, indices, pci or models` + "\n" +
 				`line 3: selectors[1]: has no effect; set exclude: true, rename or replicas` + "\n" +
 				`line 4: selectors[2]: exclude cannot be combined with rename or replicas; remove one of them` + "\n" +
 				`line 5: selectors[3].replicas: must be 1 or more, not 0` + "\n" +
 				`line 6: selectors[4].models[0]: is empty; use "*" to match everything` + "\n" +
-				`line 6: selectors[4].pci[0]: "y" is not a PCI address such as 0000:1b:00.0` + "\n" +
+				`line 6: selectors[4].pci[0]: "z" is not a PCI address such as 0000:1b:00.0` + "\n" +
 				`line 6: selectors[4].rename: "-" is not a resource name: after nvidia.com/ come lower-case letters, digits, '-' and '.', a letter or digit first, last and on both sides of each '.'` + "\n" +
 				`line 6: selectors[4].uuids[0]: "x" names no device: write a GPU's index (0), a MIG device's index (0:1) or a UUID as nvidia-smi -L prints it`,
 		},

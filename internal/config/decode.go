@@ -272,8 +272,7 @@ func (d *document) scalar(node *yaml.Node, into reflect.Value, path string) {
 		return
 	}
 	if into.Kind() == reflect.String {
-		// Items of lists may be numbers, such as indices.
-		if node.Tag != "!!str" && node.Tag != "!!timestamp" && !strings.HasSuffix(path, "]") {
+		if !isText(node, strings.HasSuffix(path, "]")) {
 			d.problem(path, node.Line, fmt.Sprintf("must be a string, not %s; put it in quotes", node.Value))
 			return
 		}
@@ -284,6 +283,20 @@ func (d *document) scalar(node *yaml.Node, into reflect.Value, path string) {
 		node.Decode(into.Addr().Interface()) != nil {
 		d.problem(path, node.Line, fmt.Sprintf("must be %s, not %q", wanted, node.Value))
 	}
+}
+
+// isText reports whether a node is a string. As an item of a list it may be a whole number, such as an index, and has to be the same
+// however YAML is read: 00 may mean 0, and y true.
+func isText(node *yaml.Node, item bool) bool {
+	switch node.Tag {
+	case "!!str", "!!timestamp":
+		plain := item && node.Style == 0
+		return !plain || !slices.Contains([]string{"y", "n", "yes", "no", "on", "off"}, strings.ToLower(node.Value))
+	case "!!int":
+		number, err := strconv.Atoi(node.Value)
+		return item && err == nil && strconv.Itoa(number) == node.Value
+	}
+	return false
 }
 
 // isFraction reports whether a node is a number that is not whole. The decoder would cut it off.

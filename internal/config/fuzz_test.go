@@ -23,6 +23,7 @@ func FuzzResolve(f *testing.F) {
 		"flags: {migStrategy: mixed, MigStrategy: single}", "flags: {MigStrategy: mixed, migStrategy: null}",
 		"flags: {migStrategy: mixed, <<: {MIGSTRATEGY: single}}", "flags: {MigStrategy: null, <<: {migStrategy: mixed}}",
 		`{"imex": {"channelIDs": []}}`,
+		"selectors:\n- {models: [000], exclude: true}", "selectors:\n- {models: [y, 1.50, 0x10], exclude: true}",
 		"health: {xids: {ignore: [1]}, flapWindow: 3m}", "flags: {gfd: {sleepInterval: 1e9}}", "---\nversion: v1\n---\n", "{\"version\": \"v1\"} {}",
 	} {
 		f.Add([]byte(seed))

@@ -37,6 +37,8 @@ func TestRefusedByNVIDIA(t *testing.T) {
 		{name: "a name of resources", file: "resources: {gpus: [{pattern: '*', name: GPU}]}", where: "resources.gpus[0].name"},
 		{name: "a number as a pattern", file: "resources: {gpus: [{pattern: 1, name: gpu}]}", where: "resources.gpus[0].pattern"},
 		{name: "a number as a path", file: "flags: {nvidiaDriverRoot: 1}", where: "flags.nvidiaDriverRoot"},
+		{name: "a word in a list that YAML 1.1 reads as true", file: "selectors: [{models: [y], exclude: true}]", where: "selectors[0].models[0]"},
+		{name: "a number of another form in a list", file: "selectors: [{models: [00], exclude: true}]", where: "selectors[0].models[0]"},
 		{name: "a boolean as a prefix", file: "flags: {plugin: {cdiAnnotationPrefix: true}}", where: "flags.plugin.cdiAnnotationPrefix"},
 		{name: "no pattern", file: "resources: {gpus: [{name: gpu}]}", where: "resources.gpus[0].pattern"},
 		{name: "a strategy that is empty", env: "MIG_STRATEGY=", where: "MIG_STRATEGY"},
