@@ -179,3 +179,50 @@ func TestNodeCount(t *testing.T) {
 		}
 	}
 }
+
+// TestWhereAWatchGoesOn: after an error that passes, with the version that was seen last; after silence, with a list.
+func TestWhereAWatchGoesOn(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		event string
+		lists bool
+	}{
+		"an error that passes": {`{"type": "ERROR", "object": {"code": 500, "message": "etcd is away"}}`, false},
+		"silence":              {"", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var lists, watches atomic.Int32
+			ended := make(chan struct{})
+			client := answering(t, func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Query().Get("watch") == "" {
+					lists.Add(1)
+					fmt.Fprint(w, `{"metadata": {"resourceVersion": "5"}}`)
+					return
+				}
+				watches.Add(1)
+				fmt.Fprint(w, tt.event)
+				if w.(http.Flusher).Flush(); tt.event == "" {
+					select {
+					case <-r.Context().Done():
+					case <-ended:
+					}
+				}
+			})
+			ctx, cancel := context.WithCancel(t.Context())
+			go func() {
+				defer close(ended)
+				client.Watch(ctx, hurried{})
+			}()
+			t.Cleanup(func() { cancel(); <-ended })
+			for late := time.Now().Add(patience); watches.Load() < 3 || tt.lists && lists.Load() < 2; time.Sleep(5 * time.Millisecond) {
+				if time.Now().After(late) {
+					t.Fatalf("%d watches and %d lists", watches.Load(), lists.Load())
+				}
+			}
+			if n := lists.Load(); n > 1 && !tt.lists {
+				t.Errorf("%d lists, want one", n)
+			}
+		})
+	}
+}

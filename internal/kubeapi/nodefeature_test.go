@@ -192,3 +192,21 @@ func TestRefusals(t *testing.T) {
 		}
 	}
 }
+
+// TestOneConflict: a single label of another program's is a Conflict, and an answer that is no success is an error.
+func TestOneConflict(t *testing.T) {
+	t.Parallel()
+	const path = "PATCH /api/v1/nodes/" + nodeName
+	for answer, labels := range map[string]int{
+		`409 {"kind": "Status", "details": {"causes": [{"reason": "FieldManagerConflict", "field": ".metadata.labels.a", "message": "b"}]}}`: 1,
+		`409 {"kind": "Status", "details": {"causes": [{"reason": "FieldManagerConflict", "field": ".spec", "message": "b"}]}}`:              0,
+		"300 {}": 0,
+	} {
+		client, _ := scripted(t, map[string]string{path: answer})
+		_, err := client.ApplyLabels(t.Context(), "1", map[string]string{"a": "x"})
+		var conflict *kubeapi.Conflict
+		if is := errors.As(err, &conflict); err == nil || is != (labels > 0) || is && len(conflict.Labels) != labels {
+			t.Errorf("%s: %v", answer, err)
+		}
+	}
+}

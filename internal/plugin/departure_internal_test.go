@@ -70,3 +70,30 @@ func TestWhenTheAccountsAreRead(t *testing.T) {
 		})
 	}
 }
+
+// A countingClock counts how often somebody asks it to be woken.
+type countingClock struct {
+	clock.RealClock
+	asked *int
+}
+
+func (c countingClock) After(d time.Duration) <-chan time.Time {
+	*c.asked++
+	return c.RealClock.After(d)
+}
+
+// TestNothingWakesAnIdleProcess: after the first reading, while nothing departs.
+func TestNothingWakesAnIdleProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		asked := 0
+		set := NewSet(Collaborators{Registrar: &sharedDirectory{}, Accountant: emptyAccount{}, Clock: countingClock{asked: &asked},
+			Checkpoint:  func() (kubelet.Checkpoint, error) { return kubelet.Checkpoint{}, nil },
+			Incarnation: feed.New(uint64(1)), Sockets: feed.New([]string(nil))})
+		set.Apply(resource.Plan{Resources: []resource.Resource{oneGPU()}}, Options{}, 1)
+		if err := set.dropDeparting(ctx); err != nil || asked != 1 {
+			t.Errorf("%d timers in an hour, want that of the first reading (%v)", asked, err)
+		}
+	})
+}

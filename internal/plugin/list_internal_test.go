@@ -216,3 +216,21 @@ func TestTheListIsSentAgainWhileTheCheckpointMayBeOutdated(t *testing.T) {
 		})
 	}
 }
+
+// Node 0 is a NUMA node as any other; a device may have none, and an adopted one has those that kubelet noted.
+func TestNUMANodesOfAListedDevice(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		node  int
+		noted []int64
+		want  []int64
+	}{{0, nil, []int64{0}}, {1, nil, []int64{1}}, {inventory.NoNUMANode, nil, nil}, {1, []int64{0, 2}, []int64{0, 2}}} {
+		var got []int64
+		for _, n := range wire(resource.Device{ID: "GPU-0", NUMANode: tt.node}, tt.noted).GetTopology().GetNodes() {
+			got = append(got, n.GetID())
+		}
+		if !slices.Equal(got, tt.want) {
+			t.Errorf("node %d, noted %v: %v, want %v", tt.node, tt.noted, got, tt.want)
+		}
+	}
+}

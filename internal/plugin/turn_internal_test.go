@@ -252,3 +252,13 @@ func TestUndisturbed(t *testing.T) {
 		})
 	}
 }
+
+// TestASilentServerAtANewKubelet: it remembers that a later one was there, and lets that one register first.
+func TestASilentServerAtANewKubelet(t *testing.T) {
+	t.Parallel()
+	l := &life{Collaborators: Collaborators{Registrar: &sharedDirectory{later: []string{"later.sock"}}, Incarnation: feed.New(uint64(2))},
+		list: newList(gpuName, clock.RealClock{}), past: &past{}, report: func(Phase) {}}
+	if err := l.yield(t.Context(), 1); !errors.Is(err, errKubeletLeft) || !l.past.yielded {
+		t.Errorf("yield() = %v, yielded %v", err, l.past.yielded)
+	}
+}
