@@ -386,7 +386,7 @@ func TestDevicesOfAnEarlierProcessLeaveSlowlyToo(t *testing.T) {
 	}
 	before.stop()
 	mark := n.Mark()
-	n.startDaemon(t, c).offer(7)
+	n.startDaemonWith(t, c, &countedAccount{Accountant: n.account(t, c)}).offer(7)
 	n.await(t, "a list", func() bool { return n.count(standin.Listed, mark) > 0 && n.Allocatable(gpu) == 7 })
 	if healthy, listed := n.Devices(gpu)[id(7)]; !listed || healthy {
 		t.Errorf("the device that a pod still holds is listed=%v healthy=%v, want listed as Unhealthy", listed, healthy)
