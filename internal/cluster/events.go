@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -14,6 +13,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
 
@@ -170,25 +170,22 @@ func withParts(s status.Status, devices []string) []string {
 	return devices
 }
 
-// uidPrefix is how kubelet's checkpoint names a pod.
-const uidPrefix = "with UID "
-
 // pods returns the pods that hold one of the devices: PodResources has their names, and the checkpoint has their UIDs. A device for
 // which the checkpoint also has a pod that has ended is left out, as it cannot be told which UID is whose.
 func pods(named, recorded []kubelet.HeldDevice, devices []string) []kubeapi.Pod {
 	uids := map[[2]string][]string{} // by resource and ID
 	for _, h := range recorded {
 		key := [2]string{h.Resource, h.ID}
-		if uid, ok := strings.CutPrefix(h.Pod, uidPrefix); ok && !slices.Contains(uids[key], uid) {
+		if _, name, uid := h.SplitPod(); name == "" && !slices.Contains(uids[key], uid) {
 			uids[key] = append(uids[key], uid)
 		}
 	}
 	var found []kubeapi.Pod
 	for _, h := range named {
-		uuid, _, _ := strings.Cut(h.ID, "::")
-		namespace, name, ok := strings.Cut(h.Pod, "/")
+		uuid, _ := resource.SplitID(h.ID)
+		namespace, name, _ := h.SplitPod()
 		of := uids[[2]string{h.Resource, h.ID}]
-		if !ok || len(of) != 1 || !slices.Contains(devices, uuid) {
+		if name == "" || len(of) != 1 || !slices.Contains(devices, uuid) {
 			continue
 		}
 		if pod := (kubeapi.Pod{Namespace: namespace, Name: name, UID: of[0]}); !slices.Contains(found, pod) && len(found) < maxEventPods {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/checkpoint"
@@ -21,6 +22,18 @@ type HeldDevice struct {
 	Pod string
 	// NUMANodes are the device's NUMA nodes at kubelet, in no order; nil if it has none.
 	NUMANodes []int64
+}
+
+// uidPrefix is what names a pod by its UID.
+const uidPrefix = "with UID "
+
+// SplitPod returns the namespace and the name of the container's pod, or its UID alone if they are not known.
+func (d HeldDevice) SplitPod() (namespace, name, uid string) {
+	if uid, unnamed := strings.CutPrefix(d.Pod, uidPrefix); unnamed {
+		return "", "", uid
+	}
+	namespace, name, _ = strings.Cut(d.Pod, "/")
+	return namespace, name, ""
 }
 
 // A Checkpoint is the content of the file that kubelet's device manager starts from. It is immutable.
@@ -53,7 +66,7 @@ func (d *Directory) Checkpoint() (Checkpoint, error) {
 	for _, e := range data.Data.PodDeviceEntries {
 		for node, ids := range e.DeviceIDs {
 			for _, id := range ids {
-				held.add(e.ResourceName, id, "with UID "+e.PodUID, node)
+				held.add(e.ResourceName, id, uidPrefix+e.PodUID, node)
 			}
 		}
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -32,7 +31,8 @@ func (t *turn) markHeld(ctx context.Context, now *layout.GPU) {
 	}
 	held, _ := t.options.Users.Users(ctx, uuids) // what it does not know now is asked before anything is done
 	for _, d := range held {
-		now.InUse[gis[uuidOf(d.ID)]] = true
+		uuid, _ := resource.SplitID(d.ID)
+		now.InUse[gis[uuid]] = true
 	}
 }
 
@@ -110,23 +110,14 @@ func (t *turn) findHolders(ctx context.Context, c layout.GPUChange) error {
 	}
 	held, err := t.options.Users.Users(ctx, devices)
 	for _, d := range held {
-		h := Holder{Device: uuidOf(d.ID)}
-		if uid, unnamed := strings.CutPrefix(d.Pod, "with UID "); unnamed {
-			h.Pod.UID = uid
-		} else {
-			h.Pod.Namespace, h.Pod.Name, _ = strings.Cut(d.Pod, "/")
-		}
+		var h Holder
+		h.Device, _ = resource.SplitID(d.ID)
+		h.Pod.Namespace, h.Pod.Name, h.Pod.UID = d.SplitPod()
 		if !slices.Contains(t.Holders, h) {
 			t.Holders = append(t.Holders, h)
 		}
 	}
 	return err
-}
-
-// uuidOf returns the UUID of the device that kubelet has under an ID, which may be that of a replica.
-func uuidOf(id string) string {
-	uuid, _, _ := strings.Cut(id, "::")
-	return uuid
 }
 
 // evict has the pods evicted that are waited for, each again and again until it ends.

@@ -217,7 +217,7 @@ func claimOf(d departure) resource.Claim {
 func (s *Set) foreignClaims() []resource.Claim {
 	var foreign []resource.Claim
 	add := func(name, id, reason string) {
-		uuid, _, _ := strings.Cut(id, "::")
+		uuid, _ := resource.SplitID(id)
 		if _, served := s.resources[name]; !served && (s.planned[uuid] || resource.MayBeOurs(name, id)) {
 			foreign = append(foreign, resource.Claim{Resource: name, ID: id, Reason: reason})
 		}
@@ -275,7 +275,7 @@ func (s *Set) serveUnserved(since map[string]time.Time, now time.Time) (changed 
 	}
 	ours := map[string]bool{}
 	for key := range s.evidence.held {
-		uuid, _, _ := strings.Cut(key.id, "::")
+		uuid, _ := resource.SplitID(key.id)
 		mayBe := resource.MayBeOurs(key.resource, key.id) || s.planned[uuid] && resource.IsName(key.resource)
 		before, known := ours[key.resource]
 		ours[key.resource] = mayBe && (before || !known)

@@ -12,6 +12,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
 // users is what a Set knows for Users.
@@ -55,7 +56,7 @@ func (u *users) read(ctx context.Context) reading {
 // is on offer still, kubelet has not taken in the list or does not answer, or it may have allocated a device a short time ago.
 func (s *Set) Users(ctx context.Context, uuids []string) ([]kubelet.HeldDevice, error) {
 	asked := func(id string) bool {
-		uuid, _, _ := strings.Cut(id, "::")
+		uuid, _ := resource.SplitID(id)
 		return slices.Contains(uuids, uuid)
 	}
 	onOffer := s.onOffer(asked)

@@ -176,10 +176,16 @@ const replicaMark = "::"
 // replicaID is the device ID of the n-th replica of a device.
 func replicaID(uuid string, n int) string { return uuid + replicaMark + strconv.Itoa(n) }
 
+// SplitID returns the UUID of the device that kubelet has under an ID, and whether the ID is that of a replica.
+func SplitID(id string) (uuid string, shared bool) {
+	uuid, _, shared = strings.Cut(id, replicaMark)
+	return uuid, shared
+}
+
 // ByID returns what the ID alone tells about a device that the plan may no longer have: its UUID, and whether it is shared, but
 // not how.
 func ByID(id string) Device {
-	uuid, _, shared := strings.Cut(id, replicaMark)
+	uuid, shared := SplitID(id)
 	d := Device{ID: id, UUID: uuid, NUMANode: inventory.NoNUMANode}
 	if shared {
 		d.Sharing = TimeSliced

@@ -2,7 +2,6 @@ package resource
 
 import (
 	"fmt"
-	"strings"
 )
 
 // A Claim is a device that the plan does not offer in this form, and that a pod holds or may hold. The form of a device is its
@@ -31,7 +30,7 @@ func (p Plan) Conflicts(claims []Claim) []Hold {
 	claimed := map[string][]Claim{} // by GPU
 	seen := map[[3]string]bool{}
 	for _, c := range claims {
-		uuid, _, shared := strings.Cut(c.ID, replicaMark)
+		uuid, shared := SplitID(c.ID)
 		if c.GPU == "" {
 			c.GPU = gpuOf[uuid]
 		}
@@ -59,7 +58,7 @@ func (p Plan) Conflicts(claims []Claim) []Hold {
 
 // Conflicts reports whether a device has another form than the claim, and is on the same GPU.
 func (c Claim) Conflicts(d Device) bool {
-	uuid, _, shared := strings.Cut(c.ID, replicaMark)
+	uuid, shared := SplitID(c.ID)
 	switch {
 	case c.GPU == "" || c.GPU != d.GPU:
 		return false
