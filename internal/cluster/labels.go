@@ -116,9 +116,8 @@ func (l *labeler) tick(ctx context.Context) {
 // differ as its last write has left them: the rest belongs to others.
 type nodeLabeler struct {
 	labeler
-	uid  string            // of the node that the rest is about
-	node kubeapi.Node      // the newest that is known, by the watch or as the answer to a write
-	seen time.Time         // when it was that last
+	uid string // of the node that the rest is about
+	sighting
 	left map[string]string // labels that others own, with their values
 	rest map[string]string // what differed after the last write
 	// settled are the labels that were wanted when there was nothing to write last.
@@ -179,7 +178,7 @@ func (l *nodeLabeler) due() map[string]string {
 	if node.UID != l.uid {
 		l.uid, l.left, l.rest, l.settled = node.UID, map[string]string{}, nil, nil
 	}
-	l.see(node)
+	l.see(node, l.clock.Now())
 	differs := differences(l.ours(wanted), l.node.Labels)
 	if len(differs) == 0 || maps.Equal(differs, l.rest) {
 		l.settled = wanted
@@ -188,10 +187,16 @@ func (l *nodeLabeler) due() map[string]string {
 	return differs
 }
 
+// A sighting is the newest node that is known, by the watch or as the answer to a write, and when it was that last.
+type sighting struct {
+	node kubeapi.Node
+	seen time.Time
+}
+
 // see takes a node for the newest, unless a newer one was seen a short time ago. After that the cluster was restored from a backup.
-func (l *nodeLabeler) see(node kubeapi.Node) {
-	if now := l.clock.Now(); !l.node.After(node) || now.Sub(l.seen) >= ownWrite {
-		l.node, l.seen = node, now
+func (s *sighting) see(node kubeapi.Node, now time.Time) {
+	if !s.node.After(node) || now.Sub(s.seen) >= ownWrite {
+		s.node, s.seen = node, now
 	}
 }
 
@@ -217,7 +222,7 @@ func (l *nodeLabeler) leave(ctx context.Context, conflict *kubeapi.Conflict) err
 	case node.UID != l.uid:
 		return errors.New("the node is another one now")
 	}
-	l.see(node)
+	l.see(node, l.clock.Now())
 	left := 0
 	for key, owner := range conflict.Labels {
 		value, has := l.node.Labels[key]

@@ -56,11 +56,10 @@ type layoutLabeler struct {
 	clock  clock.Clock
 	again  *feed.Feed[struct{}]
 
-	node    kubeapi.Node // the newest that is known, by the watch or as the answer to a write
-	seen    time.Time    // when it was that last
-	state   string       // as it was written last
-	wrote   time.Time    // when that was
-	cleared string       // the UID of the node from which it was taken away
+	sighting
+	state   string    // as it was written last
+	wrote   time.Time // when that was
+	cleared string    // the UID of the node from which it was taken away
 }
 
 // followLayout follows the label until ctx ends, while the configuration wants that.
@@ -86,9 +85,7 @@ func (l *layoutLabeler) step(ctx context.Context) error {
 	if node.UID == "" {
 		return nil
 	}
-	if !l.node.After(node) || now.Sub(l.seen) >= ownWrite {
-		l.node, l.seen = node, now
-	}
+	l.see(node, now)
 	label := ""
 	if m.Enabled && m.Label {
 		label = l.node.Labels[migLabel]
