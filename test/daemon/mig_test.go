@@ -178,9 +178,12 @@ func TestMIGCommands(t *testing.T) {
 
 	s.admit("train", 1)
 	held := slices.Collect(maps.Keys(s.PodStatus("train")[gpu]))[0]
-	has(run(false, "apply", "--layout", "all-balanced", "--wait", "2s"), "It changes 8 of 8 GPUs", "pod default/train", "the daemon goes on")
+	has(run(false, "apply", "--layout", "all-balanced", "--wait", "1ms"), "It changes 8 of 8 GPUs", "the daemon goes on")
 	s.until("seven divided GPUs", func() bool { return s.Allocatable(third) == 7 })
-	has(run(true, "status"), "Layout all-balanced of mig apply: pending", "waiting: in use by pod default/train", "before  MIG disabled")
+	s.eventually("the pod is named", func() bool {
+		return strings.Contains(run(true, "status"), "waiting: in use by pod default/train")
+	})
+	has(run(true, "status"), "Layout all-balanced of mig apply: pending", "before  MIG disabled")
 	var told struct {
 		State string
 		GPUs  []struct {
@@ -197,8 +200,10 @@ func TestMIGCommands(t *testing.T) {
 			t.Errorf("GPU %s is %s, want %s", g.UUID, g.Phase, want)
 		}
 	}
+	apply := s.runs("mig", "apply", "--layout", "all-balanced")
+	apply.prints("pod default/train")
 	s.Remove("train")
-	has(run(true, "apply", "--layout", "all-balanced"), "success")
+	apply.prints("success")
 	s.until("eight divided GPUs", func() bool { return s.Allocatable(third) == 8 })
 
 	s.write("config.yaml", "mig: {enabled: true, layout: all-disabled}\n") // the last word

@@ -18,7 +18,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
-// A watch is a process of status --watch.
+// A watch is a process of status --watch, or of another command that prints as things change.
 type watch struct {
 	s       *stage
 	cmd     *exec.Cmd
@@ -28,8 +28,14 @@ type watch struct {
 // watches starts status --watch, and reads what it prints.
 func (s *stage) watches(args ...string) *watch {
 	s.t.Helper()
+	return s.runs(append([]string{"status", "--watch"}, args...)...)
+}
+
+// runs starts a command that asks the daemon, and reads what it prints.
+func (s *stage) runs(args ...string) *watch {
+	s.t.Helper()
 	w := &watch{s: s, changes: make(chan string, 1000)}
-	w.cmd = exec.Command(binary, append([]string{"status", "--watch", "--control-socket", s.ControlSocket()}, args...)...)
+	w.cmd = exec.Command(binary, append(args, "--control-socket", s.ControlSocket())...)
 	output, err := w.cmd.StdoutPipe()
 	if err != nil {
 		s.t.Fatal(err)
