@@ -85,7 +85,8 @@ func waitNoDaemon(ctx context.Context, t *testing.T, n *node.Node) {
 	})
 }
 
-// installedByHelm: one release is installed, upgraded to other values, rolled back and uninstalled, while pods run.
+// installedByHelm: one release is installed, upgraded to other values, rolled back and uninstalled, while pods run. With -long there are more
+// values, and a MIG device is held when the release goes.
 func installedByHelm(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	withoutDaemon(ctx, t, n)
 	before := waitPod(ctx, t, n, holder, isRunning)
@@ -124,28 +125,18 @@ func installedByHelm(ctx context.Context, t *testing.T, n *node.Node, kubelet po
 		t.Errorf("the ConfigMap of the later revision is there still: %v", err)
 	}
 
-	labelsByHelm(ctx, t, n)
-
-	installDriver(ctx, t)
-	makeNodes(t, simulatedGPUs(ctx, t, n))
-	upgrade(ctx, t, n, "{deviceListStrategy: cdi-cri, nvidiaDriverRoot: "+driverRoot+"}")
-	waitAllocatables(ctx, t, n, map[string]int{gpu: gpus})
-	runPod(ctx, t, n, "helm-cdi", gpu, 2)
-	hasNodes(ctx, t, n, kubelet, "helm-cdi")
-	deletePod(ctx, t, n, "helm-cdi")
-
-	waitPod(ctx, t, n, holder, isSame(before))
-	upgrade(ctx, t, n, "{simulate: a100-mig-mixed, migStrategy: mixed, deviceListStrategy: [cdi-annotations, cdi-cri], nvidiaDriverRoot: "+driverRoot+"}")
-	waitAllocatables(ctx, t, n, mixedA100)
-	makeNodes(t, simulatedGPUs(ctx, t, n))
-	mig := runPod(ctx, t, n, "helm-mig", "nvidia.com/mig-3g.40gb", 1)
-	hasNodes(ctx, t, n, kubelet, "helm-mig")
+	stay := []*corev1.Pod{before}
+	if *long {
+		labelsByHelm(ctx, t, n)
+		stay = append(stay, devicesByHelm(ctx, t, n, kubelet))
+	}
 
 	helm(ctx, t, n, "uninstall", daemonSet)
 	waitNoDaemon(ctx, t, n)
 	waitAllocatables(ctx, t, n, map[string]int{})
-	waitPod(ctx, t, n, holder, isSame(before))
-	waitPod(ctx, t, n, "helm-mig", isSame(mig))
+	for _, pod := range stay {
+		waitPod(ctx, t, n, pod.Name, isSame(pod))
+	}
 	left := kubectl(ctx, t, n, "get", "--all-namespaces", "--selector", "app.kubernetes.io/instance="+daemonSet, "--output", "name",
 		"daemonsets,pods,configmaps,serviceaccounts,clusterroles,clusterrolebindings,roles,rolebindings,"+
 			"validatingadmissionpolicies,validatingadmissionpolicybindings,secrets")
@@ -182,6 +173,25 @@ devicePlugin:
 	// Labels stay when the daemon stops writing them; another story looks for them.
 	upgrade(ctx, t, n, "")
 	kubectl(ctx, t, n, "label", "node", node.Name, "nvidia.com/gpu.count-", "nvidia.com/gpu.product-", healthLabel+"-")
+}
+
+// devicesByHelm has the release give device nodes by CDI, of whole GPUs and then of MIG devices. It returns the pod that holds one of these.
+func devicesByHelm(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) *corev1.Pod {
+	t.Helper()
+	installDriver(ctx, t)
+	makeNodes(t, simulatedGPUs(ctx, t, n))
+	upgrade(ctx, t, n, "{deviceListStrategy: cdi-cri, nvidiaDriverRoot: "+driverRoot+"}")
+	waitAllocatables(ctx, t, n, map[string]int{gpu: gpus})
+	runPod(ctx, t, n, "helm-cdi", gpu, 2)
+	hasNodes(ctx, t, n, kubelet, "helm-cdi")
+	deletePod(ctx, t, n, "helm-cdi")
+
+	upgrade(ctx, t, n, "{simulate: a100-mig-mixed, migStrategy: mixed, deviceListStrategy: [cdi-annotations, cdi-cri], nvidiaDriverRoot: "+driverRoot+"}")
+	waitAllocatables(ctx, t, n, mixedA100)
+	makeNodes(t, simulatedGPUs(ctx, t, n))
+	pod := runPod(ctx, t, n, "helm-mig", "nvidia.com/mig-3g.40gb", 1)
+	hasNodes(ctx, t, n, kubelet, "helm-mig")
+	return pod
 }
 
 // upgrade upgrades the release to other values, and waits until the DaemonSet is rolled out.
