@@ -22,7 +22,7 @@ func printSlices(cmd *cobra.Command, o *output, snapshot inventory.Snapshot, nod
 		}
 		node = host
 	}
-	pool := dra.New(snapshot, node, dra.Numbers{}.With(snapshot.GPUs))
+	pool := dra.New(snapshot, node, dra.Numbers{}.With(snapshot.GPUs), dra.All(snapshot.GPUs))
 	for _, l := range pool.LeftOut {
 		fmt.Fprintf(cmd.ErrOrStderr(), "left out: %s\n", l)
 	}

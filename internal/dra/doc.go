@@ -6,7 +6,8 @@
 // stays with the UUID. All devices of a GPU are in one slice, and the slice follows from the number alone: what happens to a GPU changes
 // one slice. In a slice, well connected GPUs are neighbours, because the scheduler takes the first devices that fit.
 //
-// It also reads the configuration that claims and classes have for the driver.
+// It also reads the configuration that claims and classes have for the driver, and decides which GPUs are the driver's: a GPU is given to
+// pods either in slices or by the device plugin.
 //
 // The package is pure policy: no I/O, clock, goroutine or log. It imports only inventory and topology; cli may import it. Its values have
 // the JSON form of resource.k8s.io/v1, and no type of Kubernetes: the program gpu-device-plugin links none.

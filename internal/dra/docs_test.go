@@ -63,7 +63,7 @@ func TestDocs(t *testing.T) {
 	for _, row := range taints {
 		keys = append(keys, row[1])
 	}
-	if want := []string{dra.TaintXID, dra.TaintLost, dra.TaintUnmonitored, dra.TaintUnhealthy}; !slices.Equal(keys, want) {
+	if want := []string{dra.TaintXID, dra.TaintLost, dra.TaintUnmonitored, dra.TaintUnhealthy, dra.TaintLeaving}; !slices.Equal(keys, want) {
 		t.Errorf("docs/dra.md has the taints %v, want %v", keys, want)
 	}
 }

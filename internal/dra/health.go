@@ -14,6 +14,7 @@ const (
 	TaintLost        = Driver + "/gpu-lost"    // the GPU cannot be reached
 	TaintUnmonitored = Driver + "/unmonitored" // the driver does not answer, and has not for longer than its grace
 	TaintUnhealthy   = Driver + "/unhealthy"   // anything else; its value is the cure
+	TaintLeaving     = Driver + "/leaving"     // the device plugin gets the GPU as soon as no claim has it
 )
 
 // taints returns what keeps new work from a device of some health: nothing as long as kubelet would be told that it is Healthy. A device

@@ -19,9 +19,9 @@ const (
 	devicesOfGPU = MaxSlice / gpusOfSlice
 )
 
-// New returns the devices of a node. The numbers have all of its GPUs. Of a stale Snapshot it returns what was there last; a Snapshot of a
-// node that was never looked at is for nobody.
-func New(s inventory.Snapshot, node string, numbers Numbers) Pool {
+// New returns the devices of a node whose owners are OwnedByDRA or LeavesDRA. The numbers have all of its GPUs. Of a stale Snapshot it
+// returns what was there last; a Snapshot of a node that was never looked at is for nobody.
+func New(s inventory.Snapshot, node string, numbers Numbers, owners Owners) Pool {
 	p := Pool{Name: node}
 	for _, out := range s.LeftOut {
 		p.LeftOut = append(p.LeftOut, fmt.Sprintf("GPU %d: %s", out.Index, out.Reason))
@@ -36,7 +36,15 @@ func New(s inventory.Snapshot, node string, numbers Numbers) Pool {
 	})
 	last := -1
 	for _, g := range gpus {
+		if !owners[g.UUID].InSlice() {
+			continue
+		}
 		devices, leftOut := devices(g, s.Driver, numbers[g.UUID], links)
+		if owners[g.UUID] == LeavesDRA {
+			for i := range devices {
+				devices[i].Taints = append(devices[i].Taints, Taint{Key: TaintLeaving, Effect: "NoSchedule"})
+			}
+		}
 		p.LeftOut = append(p.LeftOut, leftOut...)
 		if at := numbers[g.UUID] / gpusOfSlice; at != last && len(devices) > 0 {
 			p.Slices, last = append(p.Slices, Slice{}), at

@@ -67,7 +67,9 @@ func healthy(s *inventory.Snapshot) {
 	}
 }
 
-func pool(s inventory.Snapshot) dra.Pool { return dra.New(s, "node-1", dra.Numbers{}.With(s.GPUs)) }
+func pool(s inventory.Snapshot) dra.Pool {
+	return dra.New(s, "node-1", dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs))
+}
 
 // text writes a device in one line.
 func text(d dra.Device) string {
@@ -236,6 +238,43 @@ func TestNoDevices(t *testing.T) {
 	}
 }
 
+// TestOwners: a GPU is in a slice exactly if it is the driver's, and one that leaves has a taint more; the others keep what is theirs.
+func TestOwners(t *testing.T) {
+	t.Parallel()
+	s := scan(t, "dgx-1")
+	s.GPUs[3].Health = inventory.Health{State: inventory.Lost}
+	owners := dra.All(s.GPUs)
+	owners[s.GPUs[0].UUID] = dra.OwnedByPlugin
+	owners[s.GPUs[1].UUID] = dra.LeavesPlugin
+	delete(owners, s.GPUs[2].UUID)
+	owners[s.GPUs[3].UUID] = dra.LeavesDRA
+	owners[s.GPUs[4].UUID] = dra.LeavesDRA
+	whole := map[string]dra.Device{}
+	for _, d := range pool(s).Slices[0].Devices {
+		whole[d.Name] = d
+	}
+	var got []string
+	for _, d := range dra.New(s, "node-1", dra.Numbers{}.With(s.GPUs), owners).Slices[0].Devices {
+		var keys []string
+		for _, taint := range d.Taints {
+			keys = append(keys, taint.Key+":"+taint.Effect)
+		}
+		got = append(got, fmt.Sprint(d.Name, keys))
+		if d.Taints = whole[d.Name].Taints; !d.Equal(whole[d.Name]) {
+			t.Errorf("%s is another than where every GPU is in a slice", d.Name)
+		}
+	}
+	slices.Sort(got)
+	want := []string{"gpu-3[gpu.nvidia.com/gpu-lost:NoSchedule gpu.nvidia.com/leaving:NoSchedule]", "gpu-4[gpu.nvidia.com/leaving:NoSchedule]",
+		"gpu-5[]", "gpu-6[]", "gpu-7[]"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("devices (-want +got):\n%s", diff)
+	}
+	if p := dra.New(s, "node-1", dra.Numbers{}.With(s.GPUs), nil); len(p.Slices) != 1 || len(p.Slices[0].Devices) != 0 {
+		t.Errorf("without owners: %+v", p)
+	}
+}
+
 // TestNames has GPUs come, go and change their places: each keeps its name, and its slice.
 func TestNames(t *testing.T) {
 	t.Parallel()
@@ -244,7 +283,7 @@ func TestNames(t *testing.T) {
 	names := func(s inventory.Snapshot) map[string]string {
 		found := map[string]string{}
 		numbers = numbers.With(s.GPUs)
-		for i, slice := range dra.New(s, "n", numbers).Slices {
+		for i, slice := range dra.New(s, "n", numbers, dra.All(s.GPUs)).Slices {
 			for _, d := range slice.Devices {
 				found[d.Attributes["uuid"].Value] = fmt.Sprint(i, d.Name)
 			}
@@ -271,7 +310,7 @@ func TestNames(t *testing.T) {
 		rand.New(rand.NewPCG(uint64(i), 1)).Shuffle(len(shuffled.GPUs), func(a, b int) {
 			shuffled.GPUs[a], shuffled.GPUs[b] = shuffled.GPUs[b], shuffled.GPUs[a]
 		})
-		if changed(dra.New(s, "n", numbers), dra.New(shuffled, "n", numbers)) != 0 {
+		if changed(dra.New(s, "n", numbers, dra.All(s.GPUs)), dra.New(shuffled, "n", numbers, dra.All(s.GPUs))) != 0 {
 			t.Error("the slices depend on the order of the GPUs in the Snapshot")
 		}
 	}

@@ -105,7 +105,7 @@ func (s *Set) claim() {
 			s.claims = append(s.claims, c)
 		}
 	}
-	slices.SortFunc(s.claims, func(a, b resource.Claim) int {
+	slices.SortFunc(s.claims, func(a, b resource.HeldForm) int {
 		return cmp.Or(strings.Compare(a.Resource, b.Resource), strings.Compare(a.ID, b.ID))
 	})
 	for _, c := range claimants {
@@ -119,7 +119,7 @@ func (s *Set) claim() {
 func (s *Set) offer(c *claimant) {
 	now, there := s.plan.NodeDevice(c.device.UUID)
 	well := there && now.Healthy && !s.contests(c.device)
-	claim := resource.Claim{Resource: c.device.Resource, ID: c.device.ID, GPU: c.device.GPU}
+	claim := resource.HeldForm{Resource: c.device.Resource, ID: c.device.ID, GPU: c.device.GPU}
 	waiting := 0
 	for _, r := range s.plan.Resources {
 		for _, d := range r.Devices {
@@ -141,7 +141,7 @@ func (s *Set) offer(c *claimant) {
 
 // contests reports whether the GPU of a device counts as held in another form.
 func (s *Set) contests(device resource.Device) bool {
-	return slices.ContainsFunc(s.claims, func(c resource.Claim) bool { return c.Conflicts(device) })
+	return slices.ContainsFunc(s.claims, func(c resource.HeldForm) bool { return c.Conflicts(device) })
 }
 
 // allocating returns the view of a list for the answer to a call of Allocate. The devices of the call count as held from now on.
@@ -208,18 +208,18 @@ func (s *Set) take(device resource.Device) {
 }
 
 // claimOf returns the claim that a departing device makes if it counts as held.
-func claimOf(d departure) resource.Claim {
-	return resource.Claim{Resource: d.device.Resource, ID: d.device.ID, GPU: d.device.GPU, Reason: d.waits}
+func claimOf(d departure) resource.HeldForm {
+	return resource.HeldForm{Resource: d.device.Resource, ID: d.device.ID, GPU: d.device.GPU, Reason: d.waits}
 }
 
 // foreignClaims returns the devices that kubelet has under resources which this Set does not serve: those on GPUs of the plan, and
 // those that this program may have offered on other GPUs.
-func (s *Set) foreignClaims() []resource.Claim {
-	var foreign []resource.Claim
+func (s *Set) foreignClaims() []resource.HeldForm {
+	var foreign []resource.HeldForm
 	add := func(name, id, reason string) {
 		uuid, _ := resource.SplitID(id)
 		if _, served := s.resources[name]; !served && (s.planned[uuid] || resource.MayBeOurs(name, id)) {
-			foreign = append(foreign, resource.Claim{Resource: name, ID: id, Reason: reason})
+			foreign = append(foreign, resource.HeldForm{Resource: name, ID: id, Reason: reason})
 		}
 	}
 	for key, holder := range s.evidence.held {
@@ -232,7 +232,7 @@ func (s *Set) foreignClaims() []resource.Claim {
 			}
 		}
 	}
-	slices.SortFunc(foreign, func(a, b resource.Claim) int {
+	slices.SortFunc(foreign, func(a, b resource.HeldForm) int {
 		return cmp.Or(strings.Compare(a.Resource, b.Resource), strings.Compare(a.ID, b.ID))
 	})
 	return foreign

@@ -127,8 +127,8 @@ type Set struct {
 	planned         map[string]bool      // the UUIDs of the plan
 	evidence        evidence             // the last one without a gap
 	read            bool                 // the checkpoint was read for the first plan
-	claims          []resource.Claim     // on GPUs that may be held in another form than that of the plan
-	foreign         []resource.Claim     // devices that kubelet has under resources that this Set does not serve
+	claims          []resource.HeldForm  // on GPUs that may be held in another form than that of the plan
+	foreign         []resource.HeldForm  // devices that kubelet has under resources that this Set does not serve
 	unserved        map[string]time.Time // since when it is known that nobody serves a resource of which pods hold devices
 	unreadableSince time.Time            // since when the checkpoint cannot be read; zero if it can
 	regiven         time.Time            // the last Allocate of a departing device

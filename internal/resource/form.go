@@ -4,9 +4,9 @@ import (
 	"fmt"
 )
 
-// A Claim is a device that the plan does not offer in this form, and that a pod holds or may hold. The form of a device is its
+// A HeldForm is a device that the plan does not offer in this form, and that a pod holds or may hold. The form of a device is its
 // resource, whether it is shared, and whether it is a whole GPU or a MIG device.
-type Claim struct {
+type HeldForm struct {
 	// Resource and ID are those at kubelet.
 	Resource, ID string
 	// GPU is the UUID of the physical GPU; empty if only the ID is known.
@@ -15,10 +15,10 @@ type Claim struct {
 	Reason string
 }
 
-// Conflicts returns holds on the devices of the plan whose GPU is claimed in another form, so that two pods never have a GPU in
+// Conflicts returns holds on the devices of the plan whose GPU is held in another form, so that two pods never have a GPU in
 // different forms. Two MIG devices of a GPU do not conflict.
-func (p Plan) Conflicts(claims []Claim) []Hold {
-	if len(claims) == 0 {
+func (p Plan) Conflicts(held []HeldForm) []Hold {
+	if len(held) == 0 {
 		return nil
 	}
 	gpuOf := map[string]string{} // by UUID of a GPU or MIG device
@@ -27,9 +27,9 @@ func (p Plan) Conflicts(claims []Claim) []Hold {
 			gpuOf[d.UUID], gpuOf[d.GPU] = d.GPU, d.GPU
 		}
 	}
-	claimed := map[string][]Claim{} // by GPU
+	claimed := map[string][]HeldForm{} // by GPU
 	seen := map[[3]string]bool{}
-	for _, c := range claims {
+	for _, c := range held {
 		uuid, shared := SplitID(c.ID)
 		if c.GPU == "" {
 			c.GPU = gpuOf[uuid]
@@ -41,12 +41,12 @@ func (p Plan) Conflicts(claims []Claim) []Hold {
 		}
 	}
 	var holds []Hold
-	held := map[[2]string]bool{}
+	done := map[[2]string]bool{}
 	for _, r := range p.Resources {
 		for _, d := range r.Devices {
 			for _, c := range claimed[d.GPU] {
-				if key := [2]string{r.Name, d.UUID}; !held[key] && c.Conflicts(d) {
-					held[key] = true
+				if key := [2]string{r.Name, d.UUID}; !done[key] && c.Conflicts(d) {
+					done[key] = true
 					holds = append(holds, Hold{Resource: r.Name, UUID: d.UUID,
 						Reason: fmt.Sprintf("its GPU is not free yet as %s %s: %s", c.Resource, c.ID, c.Reason)})
 				}
@@ -56,8 +56,8 @@ func (p Plan) Conflicts(claims []Claim) []Hold {
 	return holds
 }
 
-// Conflicts reports whether a device has another form than the claim, and is on the same GPU.
-func (c Claim) Conflicts(d Device) bool {
+// Conflicts reports whether a device has another form than the one that is held, and is on the same GPU.
+func (c HeldForm) Conflicts(d Device) bool {
 	uuid, shared := SplitID(c.ID)
 	switch {
 	case c.GPU == "" || c.GPU != d.GPU:

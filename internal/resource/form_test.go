@@ -24,22 +24,22 @@ func TestConflicts(t *testing.T) {
 		mig   = "nvidia.com/mig-1g.10gb"
 	)
 	tests := map[string]struct {
-		claims []resource.Claim
+		claims []resource.HeldForm
 		held   []string // UUIDs
 	}{
 		"none":                                       {},
-		"a GPU shared before":                        {[]resource.Claim{{Resource: whole, ID: "GPU-a::0"}, {Resource: whole, ID: "GPU-a::7"}}, []string{"GPU-a"}},
-		"a GPU not shared before":                    {[]resource.Claim{{Resource: whole, ID: "GPU-b"}}, []string{"GPU-b"}},
-		"one replica of more":                        {[]resource.Claim{{Resource: whole, ID: "GPU-b::7"}}, nil},
-		"a GPU of another name":                      {[]resource.Claim{{Resource: "nvidia.com/other", ID: "GPU-a"}}, []string{"GPU-a"}},
-		"replicas of another name":                   {[]resource.Claim{{Resource: "nvidia.com/other", ID: "GPU-b::0"}}, []string{"GPU-b"}},
-		"a whole GPU before it had MIG mode":         {[]resource.Claim{{Resource: whole, ID: "GPU-c"}}, []string{"MIG-c0", "MIG-c1"}},
-		"a MIG device of a GPU that is whole":        {[]resource.Claim{{Resource: mig, ID: "MIG-x", GPU: "GPU-a"}}, []string{"GPU-a"}},
-		"a MIG device of which only the ID is known": {[]resource.Claim{{Resource: mig, ID: "MIG-x"}}, nil},
-		"a MIG device beside others":                 {[]resource.Claim{{Resource: mig, ID: "MIG-x", GPU: "GPU-c"}}, nil},
-		"a MIG device of another name":               {[]resource.Claim{{Resource: whole, ID: "MIG-c1"}}, []string{"MIG-c1"}},
-		"a MIG device that was shared":               {[]resource.Claim{{Resource: mig, ID: "MIG-c0::1"}}, []string{"MIG-c0"}},
-		"a GPU that is not there":                    {[]resource.Claim{{Resource: whole, ID: "GPU-z", GPU: "GPU-z"}}, nil},
+		"a GPU shared before":                        {[]resource.HeldForm{{Resource: whole, ID: "GPU-a::0"}, {Resource: whole, ID: "GPU-a::7"}}, []string{"GPU-a"}},
+		"a GPU not shared before":                    {[]resource.HeldForm{{Resource: whole, ID: "GPU-b"}}, []string{"GPU-b"}},
+		"one replica of more":                        {[]resource.HeldForm{{Resource: whole, ID: "GPU-b::7"}}, nil},
+		"a GPU of another name":                      {[]resource.HeldForm{{Resource: "nvidia.com/other", ID: "GPU-a"}}, []string{"GPU-a"}},
+		"replicas of another name":                   {[]resource.HeldForm{{Resource: "nvidia.com/other", ID: "GPU-b::0"}}, []string{"GPU-b"}},
+		"a whole GPU before it had MIG mode":         {[]resource.HeldForm{{Resource: whole, ID: "GPU-c"}}, []string{"MIG-c0", "MIG-c1"}},
+		"a MIG device of a GPU that is whole":        {[]resource.HeldForm{{Resource: mig, ID: "MIG-x", GPU: "GPU-a"}}, []string{"GPU-a"}},
+		"a MIG device of which only the ID is known": {[]resource.HeldForm{{Resource: mig, ID: "MIG-x"}}, nil},
+		"a MIG device beside others":                 {[]resource.HeldForm{{Resource: mig, ID: "MIG-x", GPU: "GPU-c"}}, nil},
+		"a MIG device of another name":               {[]resource.HeldForm{{Resource: whole, ID: "MIG-c1"}}, []string{"MIG-c1"}},
+		"a MIG device that was shared":               {[]resource.HeldForm{{Resource: mig, ID: "MIG-c0::1"}}, []string{"MIG-c0"}},
+		"a GPU that is not there":                    {[]resource.HeldForm{{Resource: whole, ID: "GPU-z", GPU: "GPU-z"}}, nil},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -60,8 +60,8 @@ func TestConflicts(t *testing.T) {
 			}
 		})
 	}
-	if (resource.Claim{Resource: mig, ID: "MIG-x"}).Conflicts(resource.Device{Resource: whole, UUID: "GPU-a", GPU: "GPU-a"}) ||
-		(resource.Claim{Resource: mig, ID: "MIG-x"}).Conflicts(resource.Device{Resource: whole, UUID: "MIG-x"}) {
+	if (resource.HeldForm{Resource: mig, ID: "MIG-x"}).Conflicts(resource.Device{Resource: whole, UUID: "GPU-a", GPU: "GPU-a"}) ||
+		(resource.HeldForm{Resource: mig, ID: "MIG-x"}).Conflicts(resource.Device{Resource: whole, UUID: "MIG-x"}) {
 		t.Error("a claim on a GPU that is not known conflicts")
 	}
 }

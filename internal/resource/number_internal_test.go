@@ -37,21 +37,21 @@ func TestClaimsConflict(t *testing.T) {
 	whole, part := Device{Resource: "r", UUID: "G", GPU: "G"}, Device{Resource: "r", UUID: "M", GPU: "G"}
 	shared := Device{Resource: "r", UUID: "G", GPU: "G", Sharing: TimeSliced}
 	for _, tt := range []struct {
-		claim Claim
+		claim HeldForm
 		with  Device
 		want  bool
 	}{
-		{Claim{Resource: "r", ID: "G", GPU: "G"}, whole, false},
-		{Claim{Resource: "s", ID: "G", GPU: "G"}, whole, true},
-		{Claim{Resource: "r", ID: "G::0", GPU: "G"}, whole, true},
-		{Claim{Resource: "r", ID: "G::0", GPU: "G"}, shared, false},
-		{Claim{Resource: "r", ID: "G", GPU: "G"}, shared, true},
-		{Claim{Resource: "s", ID: "G", GPU: "H"}, whole, false},
-		{Claim{Resource: "s", ID: "G"}, whole, false},
-		{Claim{Resource: "r", ID: "G", GPU: "G"}, part, true},
-		{Claim{Resource: "s", ID: "M", GPU: "G"}, whole, true},
-		{Claim{Resource: "s", ID: "N", GPU: "G"}, part, false},
-		{Claim{Resource: "s", ID: "M", GPU: "G"}, part, true},
+		{HeldForm{Resource: "r", ID: "G", GPU: "G"}, whole, false},
+		{HeldForm{Resource: "s", ID: "G", GPU: "G"}, whole, true},
+		{HeldForm{Resource: "r", ID: "G::0", GPU: "G"}, whole, true},
+		{HeldForm{Resource: "r", ID: "G::0", GPU: "G"}, shared, false},
+		{HeldForm{Resource: "r", ID: "G", GPU: "G"}, shared, true},
+		{HeldForm{Resource: "s", ID: "G", GPU: "H"}, whole, false},
+		{HeldForm{Resource: "s", ID: "G"}, whole, false},
+		{HeldForm{Resource: "r", ID: "G", GPU: "G"}, part, true},
+		{HeldForm{Resource: "s", ID: "M", GPU: "G"}, whole, true},
+		{HeldForm{Resource: "s", ID: "N", GPU: "G"}, part, false},
+		{HeldForm{Resource: "s", ID: "M", GPU: "G"}, part, true},
 	} {
 		if got := tt.claim.Conflicts(tt.with); got != tt.want {
 			t.Errorf("%+v with %+v: %v, want %v", tt.claim, tt.with, got, tt.want)

@@ -60,7 +60,7 @@ func scan(t *testing.T, name string, h inventory.Health) inventory.Snapshot {
 // publish returns the slices of a Snapshot as objects of the API; nothing in them may be unknown to it.
 func publish(t *testing.T, s inventory.Snapshot) []*resourceapi.ResourceSlice {
 	t.Helper()
-	text, err := json.Marshal(dra.New(s, node, dra.Numbers{}.With(s.GPUs)).List())
+	text, err := json.Marshal(dra.New(s, node, dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs)).List())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,47 @@
+package dra
+
+// A Claim is what a driver has to know of a ResourceClaim that was allocated: what of it belongs to this driver.
+type Claim struct {
+	UID, Namespace, Name string
+	// Results are the devices, in the order of the allocation.
+	Results []Result
+	// Configs are the opaque configuration for this driver, that of classes before that of the claim.
+	Configs []OpaqueConfig
+}
+
+// A Result is a device that was given to a request of a claim.
+type Result struct {
+	// Request is the name of the request, or "<request>/<subrequest>" for an alternative of firstAvailable.
+	Request string
+	// Pool and Device name the device.
+	Pool, Device string
+	// ShareID tells shares of one device from one another; it is empty for a device that the claim has alone.
+	ShareID string
+	// ConsumedCapacity is what the claim has of a device that is shared, by the name of the capacity, as Kubernetes writes quantities.
+	ConsumedCapacity map[string]string
+	// AdminAccess gives the device beside whoever has it, to look at it.
+	AdminAccess bool
+	Tolerations []Toleration
+}
+
+// Sources of configuration.
+const (
+	FromClass = "FromClass"
+	FromClaim = "FromClaim"
+)
+
+// An OpaqueConfig is a configuration of the kind that ParseConfig reads.
+type OpaqueConfig struct {
+	// Source is FromClass or FromClaim.
+	Source string
+	// Requests are the requests that it is for: names of requests, or "<request>/<subrequest>". Without any it is for all.
+	Requests []string
+	// Parameters are the text of the object, in JSON.
+	Parameters []byte
+}
+
+// A Toleration is a kind of taint that a request tolerates, as Kubernetes has it: an empty Operator is Equal, an empty Key with Exists
+// is every key, and an empty Effect is every effect.
+type Toleration struct {
+	Key, Operator, Value, Effect string
+}
