@@ -26,7 +26,7 @@ func (s *Server) SetDisruptionBudget(forbids bool) {
 
 // Pods returns the UIDs of all pods by their names, as namespace/name.
 func (s *Server) Pods() map[string]types.UID {
-	objects, _ := s.store.list(func(k key) bool { return k.resource == "pods" })
+	objects, _ := s.store.list(ofResource("pods"))
 	uids := map[string]types.UID{}
 	for _, object := range objects {
 		if m, err := meta.Accessor(object); err == nil {

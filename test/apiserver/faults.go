@@ -16,13 +16,13 @@ import (
 
 // Request is a kind of request.
 type Request struct {
-	Verb     string // get, list, watch, create, update, patch, or apply for a server-side apply
+	Verb     string // get, list, watch, create, update, patch, apply for a server-side apply, or delete
 	Resource string // such as nodes or nodes/status
 }
 
 // IsWrite says whether requests of this kind change objects.
 func (r Request) IsWrite() bool {
-	return slices.Contains([]string{"create", "update", "patch", "apply"}, r.Verb)
+	return slices.Contains([]string{"create", "update", "patch", "apply", "delete"}, r.Verb)
 }
 
 // Fault is how requests are answered. The zero value answers them rightly.

@@ -7,10 +7,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured/unstructuredscheme"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -29,13 +31,19 @@ type resource struct {
 	kind       schema.GroupVersionKind
 	namespaced bool
 	custom     bool // of a custom resource definition, whose fields nobody knows
+	status     bool // has a subresource of that name
+	versioned  bool // is served in older versions, too, where the server is told so
 }
 
 // resources are all that are served, by name.
 var resources = map[string]resource{
-	"nodes":        {name: "nodes", kind: corev1.SchemeGroupVersion.WithKind("Node")},
-	"pods":         {name: "pods", kind: corev1.SchemeGroupVersion.WithKind("Pod"), namespaced: true},
-	"events":       {name: "events", kind: eventsv1.SchemeGroupVersion.WithKind("Event"), namespaced: true},
+	"nodes":          {name: "nodes", kind: corev1.SchemeGroupVersion.WithKind("Node"), status: true},
+	"pods":           {name: "pods", kind: corev1.SchemeGroupVersion.WithKind("Pod"), namespaced: true},
+	"events":         {name: "events", kind: eventsv1.SchemeGroupVersion.WithKind("Event"), namespaced: true},
+	"resourceslices": {name: "resourceslices", kind: resourceapi.SchemeGroupVersion.WithKind("ResourceSlice"), versioned: true},
+	"resourceclaims": {
+		name: "resourceclaims", kind: resourceapi.SchemeGroupVersion.WithKind("ResourceClaim"), namespaced: true, status: true, versioned: true,
+	},
 	"nodefeatures": {name: "nodefeatures", kind: NodeFeatureKind, namespaced: true, custom: true},
 }
 
@@ -86,12 +94,12 @@ func (r resource) fieldManager(subresource string) (*managedfields.FieldManager,
 			r.kind, r.kind.GroupVersion(), subresource, nil)
 	}
 	ignored := map[fieldpath.APIVersion]fieldpath.Filter{}
-	if r.name == "nodes" || r.name == "pods" {
+	if r.status || r.name == "pods" {
 		other := "status"
 		if subresource == "status" {
 			other = "spec"
 		}
-		ignored["v1"] = fieldpath.NewExcludeSetFilter(fieldpath.NewSet(fieldpath.MakePathOrDie(other)))
+		ignored[fieldpath.APIVersion(r.kind.GroupVersion().String())] = fieldpath.NewExcludeSetFilter(fieldpath.NewSet(fieldpath.MakePathOrDie(other)))
 	}
 	return managedfields.NewDefaultFieldManager(applyconfigurations.NewTypeConverter(scheme.Scheme), scheme.Scheme, scheme.Scheme,
 		scheme.Scheme, r.kind, r.kind.GroupVersion(), subresource, ignored)
@@ -124,6 +132,19 @@ func (r resource) protect(subresource string, object, old runtime.Object) error 
 			} else {
 				object.Status = old.Status
 			}
+		}
+	case *resourceapi.ResourceClaim:
+		if old, ok := old.(*resourceapi.ResourceClaim); ok {
+			if subresource == "status" {
+				object.Spec = old.Spec
+			} else {
+				object.Status = old.Status
+			}
+		}
+	case *resourceapi.ResourceSlice:
+		old, _ := old.(*resourceapi.ResourceSlice)
+		if err := checkSlice(object, old); err != nil {
+			return apierrors.NewInvalid(r.kind.GroupKind(), written.GetName(), err)
 		}
 	case *eventsv1.Event:
 		old, _ := old.(*eventsv1.Event)
@@ -192,9 +213,14 @@ func (s *Server) AddPod(pod *corev1.Pod) error {
 	return err
 }
 
+// ofResource returns what matches all objects of a resource.
+func ofResource(name string) match {
+	return func(k key, _ fields.Set) bool { return k.resource == name }
+}
+
 // Events returns all Events in the order of their names.
 func (s *Server) Events() []*eventsv1.Event {
-	objects, _ := s.store.list(func(k key) bool { return k.resource == "events" })
+	objects, _ := s.store.list(ofResource("events"))
 	events := make([]*eventsv1.Event, 0, len(objects))
 	for _, object := range objects {
 		events = append(events, object.(*eventsv1.Event))

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -16,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 )
 
@@ -24,8 +26,14 @@ const bodyLimit = 3 << 20 // the API server's own, in bytes
 // target is what the path of a request names.
 type target struct {
 	resource    resource
-	key         key // without a name for a collection
+	version     string // that the client speaks
+	key         key    // without a name for a collection
 	subresource string
+}
+
+// apiVersion is that of the objects that the client speaks of.
+func (t target) apiVersion() string {
+	return schema.GroupVersion{Group: t.resource.kind.Group, Version: t.version}.String()
 }
 
 // serve answers a request.
@@ -52,9 +60,12 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request) error {
 		return fault
 	}
 	s.mu.Lock()
-	noFeatures := s.noFeatures
+	served := !t.resource.custom || !s.noFeatures
+	if t.resource.versioned {
+		served = slices.Contains(s.resourceVersions, t.version)
+	}
 	s.mu.Unlock()
-	if !found || t.resource.custom && noFeatures {
+	if !found || !served {
 		return apierrors.NewGenericServerResponse(http.StatusNotFound, request.Verb, t.resource.group(), "",
 			"404 page not found", 0, true)
 	}
@@ -64,8 +75,7 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request) error {
 		if err != nil {
 			return err
 		}
-		write(w, http.StatusOK, object)
-		return nil
+		return t.write(w, http.StatusOK, object)
 	case "list":
 		return s.list(w, t, query.Get("fieldSelector"))
 	case "watch":
@@ -75,6 +85,8 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request) error {
 			return s.evict(w, r, t, request.Verb)
 		}
 		return s.change(w, r, t, request.Verb)
+	case "delete":
+		return s.remove(w, r, t)
 	}
 	return apierrors.NewMethodNotSupported(t.resource.group(), request.Verb)
 }
@@ -115,34 +127,40 @@ func parsePath(path string) (target, bool) {
 		t.key.namespace, parts = parts[1], parts[2:]
 	}
 	r, ok := resources[parts[0]]
-	if !ok || r.kind.Group != group || r.kind.Version != version || len(parts) > 3 {
+	if !ok || r.kind.Group != group || r.kind.Version != version && !r.versioned || len(parts) > 3 {
 		return target{}, false
 	}
-	t.resource, t.key.resource = r, r.name
+	t.resource, t.key.resource, t.version = r, r.name, version
 	if len(parts) > 1 {
 		t.key.name = parts[1]
 	}
 	if len(parts) > 2 {
 		t.subresource = parts[2]
-		return t, r.name == "nodes" && t.subresource == "status" || r.name == "pods" && t.subresource == evictionResource
+		return t, r.status && t.subresource == "status" || r.name == "pods" && t.subresource == evictionResource
 	}
 	return t, (t.key.namespace != "") == r.namespaced || t.key.name == ""
 }
 
-// matcher returns whether an object is one of a collection. Of field selectors it knows those by name and namespace.
-func (t target) matcher(selector string) (func(key) bool, error) {
+// matcher returns whether an object is one of a collection. Of field selectors it knows those by name and namespace, and of
+// ResourceSlices those by node and driver.
+func (t target) matcher(selector string) (match, error) {
 	chosen, err := fields.ParseSelector(selector)
 	if err != nil {
 		return nil, apierrors.NewBadRequest(err.Error())
 	}
+	empty, err := t.resource.empty()
+	if err != nil {
+		return nil, err
+	}
+	known := fieldsOf(key{}, empty)
 	for _, requirement := range chosen.Requirements() {
-		if requirement.Field != "metadata.name" && requirement.Field != "metadata.namespace" {
+		if !known.Has(requirement.Field) {
 			return nil, apierrors.NewBadRequest(fmt.Sprintf("field label not supported: %s", requirement.Field))
 		}
 	}
-	return func(k key) bool {
+	return func(k key, f fields.Set) bool {
 		inScope := k.resource == t.key.resource && (t.key.namespace == "" || t.key.namespace == k.namespace)
-		return inScope && chosen.Matches(fields.Set{"metadata.name": k.name, "metadata.namespace": k.namespace})
+		return inScope && chosen.Matches(f)
 	}, nil
 }
 
@@ -152,9 +170,15 @@ func (s *Server) list(w http.ResponseWriter, t target, selector string) error {
 		return err
 	}
 	objects, version := s.store.list(match)
+	items := make([]any, len(objects))
+	for i, object := range objects {
+		if items[i], err = t.spoken(object); err != nil {
+			return err
+		}
+	}
 	write(w, http.StatusOK, map[string]any{
-		"kind": t.resource.kind.Kind + "List", "apiVersion": t.resource.kind.GroupVersion().String(),
-		"metadata": map[string]any{"resourceVersion": strconv.FormatInt(version, 10)}, "items": objects,
+		"kind": t.resource.kind.Kind + "List", "apiVersion": t.apiVersion(),
+		"metadata": map[string]any{"resourceVersion": strconv.FormatInt(version, 10)}, "items": items,
 	})
 	return nil
 }
@@ -164,6 +188,9 @@ func (s *Server) change(w http.ResponseWriter, r *http.Request, t target, verb s
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, bodyLimit))
 	if err != nil {
 		return apierrors.NewRequestEntityTooLargeError(err.Error())
+	}
+	if body, err = s.understood(t, body); err != nil {
+		return apierrors.NewBadRequest(err.Error())
 	}
 	query := r.URL.Query()
 	manager := query.Get("fieldManager")
@@ -196,11 +223,9 @@ func (s *Server) change(w http.ResponseWriter, r *http.Request, t target, verb s
 		return err
 	}
 	if !existed {
-		write(w, http.StatusCreated, object)
-		return nil
+		return t.write(w, http.StatusCreated, object)
 	}
-	write(w, http.StatusOK, object)
-	return nil
+	return t.write(w, http.StatusOK, object)
 }
 
 func (s *Server) create(w http.ResponseWriter, t target, object runtime.Object) error {
@@ -224,8 +249,7 @@ func (s *Server) create(w http.ResponseWriter, t target, object runtime.Object) 
 	if err != nil {
 		return err
 	}
-	write(w, http.StatusCreated, created)
-	return nil
+	return t.write(w, http.StatusCreated, created)
 }
 
 // replace puts an object in the place of the one that is there, if its version is that one's.
@@ -248,13 +272,15 @@ func (s *Server) replace(w http.ResponseWriter, t target, body []byte, manager s
 		if err == nil && m.GetResourceVersion() != version.Metadata.ResourceVersion {
 			err = apierrors.NewConflict(t.resource.group(), t.key.name, errors.New("the object has been modified"))
 		}
+		if err == nil {
+			err = t.resource.protect(t.subresource, object, old)
+		}
 		return object, err
 	})
 	if err != nil {
 		return err
 	}
-	write(w, http.StatusOK, replaced)
-	return nil
+	return t.write(w, http.StatusOK, replaced)
 }
 
 // watch answers with changes until the client goes, its time is over or watches are ended.
@@ -302,7 +328,11 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, t target) error {
 			if c.kind == watch.Bookmark && query.Get("allowWatchBookmarks") != "true" {
 				continue
 			}
-			if err := send(w, c.kind, t.resource.event(c)); err != nil {
+			object, err := t.event(c)
+			if err != nil {
+				return err
+			}
+			if err := send(w, c.kind, object); err != nil {
 				return nil // the client has gone
 			}
 		}
@@ -319,14 +349,14 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, t target) error {
 }
 
 // event returns what a watch sends of a change: the object, or the version alone.
-func (r resource) event(c change) any {
+func (t target) event(c change) (any, error) {
 	if c.kind != watch.Bookmark {
-		return c.object
+		return t.spoken(c.object)
 	}
 	return metav1.PartialObjectMetadata{
-		TypeMeta:   metav1.TypeMeta{Kind: r.kind.Kind, APIVersion: r.kind.GroupVersion().String()},
+		TypeMeta:   metav1.TypeMeta{Kind: t.resource.kind.Kind, APIVersion: t.apiVersion()},
 		ObjectMeta: metav1.ObjectMeta{ResourceVersion: strconv.FormatInt(c.version, 10)},
-	}
+	}, nil
 }
 
 func send(w io.Writer, kind watch.EventType, object any) error {

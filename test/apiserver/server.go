@@ -42,9 +42,11 @@ type Server struct {
 	skew       time.Duration
 	noFeatures bool
 	budget     bool // forbids evictions
-	counts     map[Request]int
-	current    *life         // nil while the server is stopped
-	watches    chan struct{} // closed when all watches are to end
+	// resourceVersions are those in which resource.k8s.io is served; dropped are fields of devices that are not kept.
+	resourceVersions, dropped []string
+	counts                    map[Request]int
+	current                   *life         // nil while the server is stopped
+	watches                   chan struct{} // closed when all watches are to end
 }
 
 // life is the time between a start of the server and its stop.
@@ -66,7 +68,7 @@ func Start(dir string) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{
-		dir: dir, address: net.JoinHostPort(ip, "0"), store: newStore(), hole: newHole(), authority: ca, counts: map[Request]int{},
+		dir: dir, address: net.JoinHostPort(ip, "0"), store: newStore(), hole: newHole(), authority: ca, counts: map[Request]int{}, resourceVersions: []string{"v1"},
 		watches: make(chan struct{}),
 	}
 	if err := s.Resume(); err != nil {

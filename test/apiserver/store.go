@@ -9,13 +9,16 @@ import (
 	"sync"
 	"time"
 
+	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/utils/ptr"
 )
 
 // historyLength is how many changes a watch can go back.
@@ -29,7 +32,20 @@ type change struct {
 	version int64
 	kind    watch.EventType
 	key     key
+	fields  fields.Set      // that selectors know
 	object  json.RawMessage // as it was after the change, or before a deletion
+}
+
+// match reports whether an object is one of a collection, by its key and the fields that selectors know.
+type match func(k key, f fields.Set) bool
+
+// fieldsOf returns the fields of an object that selectors know.
+func fieldsOf(k key, object runtime.Object) fields.Set {
+	f := fields.Set{"metadata.name": k.name, "metadata.namespace": k.namespace}
+	if slice, ok := object.(*resourceapi.ResourceSlice); ok {
+		f["spec.driver"], f["spec.nodeName"] = slice.Spec.Driver, ptr.Deref(slice.Spec.NodeName, "")
+	}
+	return f
 }
 
 // store holds the objects and their history.
@@ -62,16 +78,16 @@ func (s *store) lookUp(k key) (runtime.Object, error) {
 }
 
 // list returns the objects that match in the order of their names, and the version of the list.
-func (s *store) list(match func(key) bool) (objects []runtime.Object, version int64) {
+func (s *store) list(match match) (objects []runtime.Object, version int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.matching(match), s.version
 }
 
-func (s *store) matching(match func(key) bool) []runtime.Object {
+func (s *store) matching(match match) []runtime.Object {
 	var keys []key
-	for k := range s.objects {
-		if match(k) {
+	for k, object := range s.objects {
+		if match(k, fieldsOf(k, object)) {
 			keys = append(keys, k)
 		}
 	}
@@ -148,7 +164,7 @@ func (s *store) record(kind watch.EventType, k key, object runtime.Object) error
 	} else {
 		s.objects[k] = object
 	}
-	s.append(change{version: s.version, kind: kind, key: k, object: encoded})
+	s.append(change{version: s.version, kind: kind, key: k, fields: fieldsOf(k, object), object: encoded})
 	return nil
 }
 
@@ -197,7 +213,7 @@ func (s *store) bookmark() {
 // since returns the changes after a version that match, the version to go on from, and what is closed at the next change.
 // It fails with 410 Gone when the history does not go back so far. Version 0 begins with the objects that there are, and one that is not
 // reached yet has no changes until it is.
-func (s *store) since(version int64, match func(key) bool) ([]change, int64, <-chan struct{}, error) {
+func (s *store) since(version int64, match match) ([]change, int64, <-chan struct{}, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var changes []change
@@ -214,7 +230,7 @@ func (s *store) since(version int64, match func(key) bool) ([]change, int64, <-c
 		return nil, 0, nil, apierrors.NewResourceExpired(fmt.Sprintf("too old resource version: %d (%d)", version, s.oldest))
 	default:
 		for _, c := range s.history {
-			if c.version > version && (c.kind == watch.Bookmark || match(c.key)) {
+			if c.version > version && (c.kind == watch.Bookmark || match(c.key, c.fields)) {
 				changes = append(changes, c)
 			}
 		}
