@@ -93,19 +93,62 @@ func (c *Client) Get(ctx context.Context) (Node, error) {
 	return node, err
 }
 
-// Watch publishes the own node until ctx ends; then nothing is known of it, and there is no Problem. It lists the node once, and again
-// only when the watch cannot go on with the version that was seen last. A watch from version 0 would tell the same with one request less,
-// but not with an etcd before 3.4.25: with that, an API server answers 500 to one that takes bookmarks.
+// Watch publishes the own node until ctx ends; then nothing is known of it, and there is no Problem.
 func (c *Client) Watch(ctx context.Context, timer clock.Clock) {
-	log := klog.FromContext(ctx)
-	defer func() {
-		c.nodes.Publish(Node{})
-		c.problem.Publish(nil)
-	}()
+	defer c.nodes.Publish(Node{})
+	c.follow(ctx, timer, collection{
+		what: "the node", problem: c.problem, path: func() string { return nodesPath }, selector: "metadata.name=" + c.node,
+		list: func(ctx context.Context) (string, error) {
+			node, version, err := c.list(ctx)
+			if err == nil {
+				c.nodes.Publish(node)
+			}
+			return version, err
+		},
+		changed: func(kind, _ string, object []byte) error {
+			var n nodeObject
+			if err := json.Unmarshal(object, &n); err != nil {
+				return err
+			}
+			switch kind {
+			case added, modified:
+				c.nodes.Publish(n.node())
+			case deleted:
+				c.nodes.Publish(Node{})
+			}
+			return nil
+		},
+	})
+}
+
+// A collection is objects that a watch follows.
+type collection struct {
+	what     string            // for people
+	problem  *feed.Feed[error] // why it cannot be watched; nil while it is
+	path     func() string     // such as /api/v1/nodes; it is asked after list
+	selector string            // by fields
+	list     func(context.Context) (version string, err error)
+	// changed is told of each event but errors, bookmarks too, with the version that it brings.
+	changed func(kind, version string, object []byte) error
+}
+
+// Kinds of events of a watch.
+const (
+	added    = "ADDED"
+	modified = "MODIFIED"
+	deleted  = "DELETED"
+)
+
+// follow watches a collection until ctx ends; then it has no problem. It lists the collection once, and again only when the watch cannot go
+// on with the version that was seen last. A watch from version 0 would tell the same with one request less, but not with an etcd before
+// 3.4.25: with that, an API server answers 500 to one that takes bookmarks.
+func (c *Client) follow(ctx context.Context, timer clock.Clock, w collection) {
+	log := klog.FromContext(ctx).WithValues("what", w.what)
+	defer w.problem.Publish(nil)
 	version, failures := "", 0
 	for ctx.Err() == nil {
 		began := timer.Now()
-		next, answered, err := c.watchOnce(ctx, timer, version)
+		next, answered, err := c.watchOnce(ctx, timer, w, version)
 		version = next
 		if ctx.Err() != nil {
 			return
@@ -116,13 +159,13 @@ func (c *Client) Watch(ctx context.Context, timer clock.Clock) {
 		failures++
 		pause := Pause(err, failures)
 		if err == nil || failures == 1 && answered {
-			log.V(2).Info("The watch of the node ended", "after", pause.Round(time.Millisecond).String(), "reason", fmt.Sprint(err))
+			log.V(2).Info("The watch of the API server ended", "after", pause.Round(time.Millisecond).String(), "reason", fmt.Sprint(err))
 		} else {
-			if c.problem.Value() == nil {
-				log.Info("Cannot watch the node; what was known of it stays in force", "reason", err.Error())
+			if w.problem.Value() == nil {
+				log.Info("Cannot watch objects of the API server; what was known of them stays in force", "reason", err.Error())
 			}
-			c.problem.Publish(err)
-			log.V(2).Info("Cannot watch the node", "reason", err.Error(), "after", pause.Round(time.Millisecond).String())
+			w.problem.Publish(err)
+			log.V(2).Info("Cannot watch objects of the API server", "reason", err.Error(), "after", pause.Round(time.Millisecond).String())
 		}
 		select {
 		case <-ctx.Done():
@@ -132,16 +175,14 @@ func (c *Client) Watch(ctx context.Context, timer clock.Clock) {
 	}
 }
 
-// watchOnce lists the node if version is empty, and watches it then until the watch ends. It returns the version that was seen last,
+// watchOnce lists the collection if version is empty, and watches it then until the watch ends. It returns the version that was seen last,
 // empty if the next watch has to begin with a list, and whether the API server has answered.
-func (c *Client) watchOnce(ctx context.Context, timer clock.Clock, version string) (last string, answered bool, err error) {
+func (c *Client) watchOnce(ctx context.Context, timer clock.Clock, w collection, version string) (last string, answered bool, err error) {
 	if version == "" {
-		node, listed, err := c.list(ctx)
-		if err != nil {
+		if version, err = w.list(ctx); err != nil {
 			return "", false, err
 		}
-		c.nodes.Publish(node)
-		version, answered = listed, true
+		answered = true
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -162,17 +203,17 @@ func (c *Client) watchOnce(ctx context.Context, timer clock.Clock, version strin
 		}
 	}()
 	length := minWatch + rand.N(maxWatch-minWatch)
-	body, err := c.open(ctx, request{verb: http.MethodGet, path: nodesPath, query: url.Values{
-		"watch": {"true"}, "fieldSelector": {"metadata.name=" + c.node}, "resourceVersion": {version}, "allowWatchBookmarks": {"true"},
+	body, err := c.open(ctx, request{verb: http.MethodGet, path: w.path(), query: url.Values{
+		"watch": {"true"}, "fieldSelector": {w.selector}, "resourceVersion": {version}, "allowWatchBookmarks": {"true"},
 		"timeoutSeconds": {strconv.Itoa(int(length.Seconds()))},
 	}})
 	if err != nil {
 		return afterError(version, err), answered, err
 	}
 	defer body.Close()
-	if c.problem.Value() != nil {
-		klog.FromContext(ctx).Info("Watching the node again")
-		c.problem.Publish(nil)
+	if w.problem.Value() != nil {
+		klog.FromContext(ctx).Info("Watching objects of the API server again", "what", w.what)
+		w.problem.Publish(nil)
 		c.back.Publish(struct{}{})
 	}
 	bounded := &io.LimitedReader{R: body}
@@ -205,14 +246,14 @@ func (c *Client) watchOnce(ctx context.Context, timer clock.Clock, version strin
 		case <-ctx.Done():
 		case heard <- struct{}{}:
 		}
-		if version, err = c.receive(e.Type, e.Object, version); err != nil {
+		if version, err = w.receive(e.Type, e.Object, version); err != nil {
 			return afterError(version, err), true, err
 		}
 	}
 }
 
 // errSilent is the error of a watch that said nothing for too long.
-var errSilent = fmt.Errorf("the watch of the node said nothing for %v", maxSilence)
+var errSilent = fmt.Errorf("the watch said nothing for %v", maxSilence)
 
 // afterError returns the version that the next watch begins with: none if the API server has forgotten this one.
 func afterError(version string, err error) string {
@@ -222,8 +263,8 @@ func afterError(version string, err error) string {
 	return version
 }
 
-// receive publishes what an event of a watch tells, and returns the version that was seen last.
-func (c *Client) receive(kind string, object []byte, version string) (string, error) {
+// receive hands on what an event of a watch tells, and returns the version that was seen last.
+func (w collection) receive(kind string, object []byte, version string) (string, error) {
 	if kind == "ERROR" {
 		var s struct {
 			Code            int
@@ -234,20 +275,23 @@ func (c *Client) receive(kind string, object []byte, version string) (string, er
 		}
 		return version, &Refused{Code: s.Code, Reason: s.Reason, Message: s.Message}
 	}
-	var n nodeObject
-	if err := json.Unmarshal(object, &n); err != nil {
+	var has struct {
+		Metadata struct {
+			ResourceVersion string `json:"resourceVersion"`
+		} `json:"metadata"`
+	}
+	if err := json.Unmarshal(object, &has); err != nil {
 		return "", fmt.Errorf("read an event of the watch: %w", err)
 	}
-	next := n.Metadata.ResourceVersion
+	next := has.Metadata.ResourceVersion
 	switch {
 	case next == "":
 		return "", errors.New("an event of the watch has no version")
 	case isBefore(next, version):
 		return "", fmt.Errorf("the watch went back from version %s to %s: the cluster was restored from a backup", version, next)
-	case kind == "ADDED", kind == "MODIFIED":
-		c.nodes.Publish(n.node())
-	case kind == "DELETED":
-		c.nodes.Publish(Node{})
+	}
+	if err := w.changed(kind, next, object); err != nil {
+		return "", fmt.Errorf("read an event of the watch: %w", err)
 	}
 	return next, nil
 }

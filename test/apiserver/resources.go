@@ -99,7 +99,8 @@ func (r resource) fieldManager(subresource string) (*managedfields.FieldManager,
 		if subresource == "status" {
 			other = "spec"
 		}
-		ignored[fieldpath.APIVersion(r.kind.GroupVersion().String())] = fieldpath.NewExcludeSetFilter(fieldpath.NewSet(fieldpath.MakePathOrDie(other)))
+		version := fieldpath.APIVersion(r.kind.GroupVersion().String())
+		ignored[version] = fieldpath.NewExcludeSetFilter(fieldpath.NewSet(fieldpath.MakePathOrDie(other)))
 	}
 	return managedfields.NewDefaultFieldManager(applyconfigurations.NewTypeConverter(scheme.Scheme), scheme.Scheme, scheme.Scheme,
 		scheme.Scheme, r.kind, r.kind.GroupVersion(), subresource, ignored)

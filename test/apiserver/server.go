@@ -68,8 +68,9 @@ func Start(dir string) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{
-		dir: dir, address: net.JoinHostPort(ip, "0"), store: newStore(), hole: newHole(), authority: ca, counts: map[Request]int{}, resourceVersions: []string{"v1"},
-		watches: make(chan struct{}),
+		dir: dir, address: net.JoinHostPort(ip, "0"), store: newStore(), hole: newHole(), authority: ca, counts: map[Request]int{},
+		resourceVersions: []string{"v1"},
+		watches:          make(chan struct{}),
 	}
 	if err := s.Resume(); err != nil {
 		return nil, err

@@ -29,8 +29,8 @@ func (s *Server) SetResourceVersions(versions ...string) {
 	s.resourceVersions = versions
 }
 
-// SetDroppedFields says which fields of devices in ResourceSlices are not kept, as those of a feature gate that is off. Slices that are there
-// stay as they are.
+// SetDroppedFields says which fields of devices in ResourceSlices are not kept, as those of a feature gate that is off. Slices that
+// are there stay as they are.
 func (s *Server) SetDroppedFields(names ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -67,7 +67,8 @@ func (s *Server) WipeSlices(node string) error {
 		if ptr.Deref(slice.Spec.NodeName, "") != node {
 			continue
 		}
-		_, err := s.store.update(key{resource: "resourceslices", name: slice.Name}, func(runtime.Object) (runtime.Object, error) { return nil, nil })
+		k := key{resource: "resourceslices", name: slice.Name}
+		_, err := s.store.update(k, func(runtime.Object) (runtime.Object, error) { return nil, nil })
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
