@@ -34,7 +34,7 @@ func TestEveryKeyOfFlagsIsAnOption(t *testing.T) {
 	t.Parallel()
 	known := slices.Concat(leaves(reflect.TypeFor[v1.Flags](), "flags"), leaves(reflect.TypeFor[v1.IMEX](), "imex"),
 		leaves(reflect.TypeFor[v1.Features](), "features"), leaves(reflect.TypeFor[v1.MIG](), "mig"),
-		[]string{"health.kernelLog"}) // the rest of the block is in the file alone
+		[]string{"health.kernelLog", "dra.mode", "dra.registryDir", "dra.pluginsDir"}) // the rest of the blocks is in the file alone
 	var claimed []string
 	for _, o := range options {
 		if o.key != "" {
@@ -91,8 +91,9 @@ func TestEveryFieldOfConfigIsSet(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.Discovery = Discovery{true, true, 1, APIOn} // of another program
-	c.Resource.MIGParents = true                  // where resources has no effect
+	c.Discovery = Discovery{true, true, 1, APIOn}                             // of another program
+	c.Resource.MIGParents = true                                              // where resources has no effect
+	c.DRA.GPUs.Exclude, c.DRA.GPUs.Rename, c.DRA.GPUs.Replicas = true, "a", 1 // it only selects
 	for _, path := range zeros(reflect.ValueOf(c), "Config") {
 		t.Errorf("%s is not set by anything", path)
 	}
@@ -107,11 +108,13 @@ var everything = []string{
 	"--compatibility=none", "--kubeconfig=/kubeconfig", "--node-config-dir=/configs", "--node-config-default=a", "--node-config-fallbacks=named",
 	"--node-labels=file", "--node-labels-timestamp", "--pod-name=p", "--node-events", "--pod-events", "--node-condition", "--node-taint",
 	"--mig-enabled", "--mig-layout=a", "--mig-config-file=/layouts", "--mig-label", "--mig-replace", "--mig-evict",
+	"--dra-mode=split",
 }
 
 const everyBlock = `
 resources: {gpus: [{pattern: a, name: a}], mig: [{pattern: a, name: b}]}
 selectors: [{indices: [0], exclude: true}]
+dra: {gpus: {indices: [0], pci: ["0000:00:00.0"], models: [a]}}
 sharing: {timeSlicing: {renameByDefault: true, failRequestsGreaterThanOne: true, resources: [{name: gpu, replicas: 2}]}}
 health: {recovery: manual, fabric: report, imex: gate, reopen: always, energyEvidence: true, xids: {ignore: [1]}}
 `

@@ -51,6 +51,8 @@ type Config struct {
 	Features Features
 	// MIG says how GPUs are to be divided.
 	MIG MIG
+	// DRA says which GPUs pods get by Dynamic Resource Allocation.
+	DRA DRA
 	// Discovery is for the program gpu-feature-discovery alone.
 	Discovery Discovery
 	// LoggingFormat is how log lines are written. It is that of the start: a change of the file needs a restart.

@@ -172,4 +172,5 @@ func (d *document) resolve(c *Config, s Sources) {
 	d.mig(c)
 	d.features(c, s)
 	d.blocks(c)
+	d.dra(c, s)
 }

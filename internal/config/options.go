@@ -19,7 +19,7 @@ import (
 )
 
 // options are all settings that a flag or an environment variable can give.
-var options = slices.Concat(daemonOptions, clusterOptions, migOptions)
+var options = slices.Concat(daemonOptions, clusterOptions, migOptions, draOptions)
 
 // daemonOptions are those of NVIDIA's device plugin, then ours.
 var daemonOptions = []option{

@@ -1,6 +1,8 @@
 package resource
 
 import (
+	"slices"
+
 	"fmt"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -87,6 +89,15 @@ type Selector struct {
 	Rename string
 	// Replicas is how many containers share each of them, whatever Sharing says; 0 leaves it to Sharing, 1 means one.
 	Replicas int
+}
+
+// SelectsGPU reports whether the selector selects a whole GPU.
+func (s Selector) SelectsGPU(g inventory.GPU) bool { return candidate{gpu: &g}.selectedBy(&s) }
+
+// Excludes reports whether a GPU is in no resource: it is excluded as a whole, or does not compute.
+func (o Options) Excludes(g inventory.GPU) bool {
+	i := slices.IndexFunc(o.Selectors, func(s Selector) bool { return s.SelectsGPU(g) })
+	return displayOnly(g.Model) || i >= 0 && o.Selectors[i].Exclude
 }
 
 // Sharing says which devices are shared by how many containers.

@@ -30,6 +30,32 @@ type Config struct {
 	Features *Features `json:"features,omitempty"`
 	// MIG says how GPUs are to be divided in multi-instance mode. An extension.
 	MIG *MIG `json:"mig,omitempty"`
+	// DRA says which GPUs pods get by Dynamic Resource Allocation. An extension.
+	DRA *DRA `json:"dra,omitempty"`
+}
+
+// DRA is an extension: which GPUs pods get by Dynamic Resource Allocation. Anything but the mode plugin needs the program gpu-node-agent.
+type DRA struct {
+	// Mode is plugin (default): no GPU; dra: all GPUs; or split: those of GPUs. The other GPUs are those of the device plugin.
+	Mode *string `json:"mode,omitempty"`
+	// GPUs selects GPUs with the mode split.
+	GPUs *GPUSelection `json:"gpus,omitempty"`
+	// RegistryDir is the directory in which kubelet looks for registration sockets.
+	RegistryDir *string `json:"registryDir,omitempty"`
+	// PluginsDir is the directory in which the driver has a directory with its sockets.
+	PluginsDir *string `json:"pluginsDir,omitempty"`
+}
+
+// GPUSelection selects the GPUs that any entry of any list matches.
+type GPUSelection struct {
+	// UUIDs of GPUs.
+	UUIDs []string `json:"uuids,omitempty"`
+	// Indices of GPUs.
+	Indices []string `json:"indices,omitempty"`
+	// PCI addresses, such as 0000:1b:00.0; the domain may be left out when it is 0.
+	PCI []string `json:"pci,omitempty"`
+	// Models are patterns of the GPU's model; "*" stands for any characters.
+	Models []string `json:"models,omitempty"`
 }
 
 // MIG is an extension: how the GPUs of the node are to be divided in multi-instance mode. Nothing is changed unless Enabled is true.

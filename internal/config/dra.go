@@ -1,0 +1,133 @@
+package config
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+)
+
+// DRA says which GPUs pods get by Dynamic Resource Allocation, and not by the device plugin.
+type DRA struct {
+	Mode DRAMode
+	// GPUs selects them with DRASplit.
+	GPUs resource.Selector
+	// RegistryDir is kubelet's folder of registration sockets, and PluginsDir the one with a folder for each DRA driver.
+	RegistryDir, PluginsDir string
+}
+
+// DRAMode says which GPUs pods get by Dynamic Resource Allocation.
+type DRAMode int
+
+// The modes.
+const (
+	DRAOff   DRAMode = iota // none
+	DRAAll                  // all
+	DRASplit                // those that are selected
+)
+
+func (m DRAMode) String() string {
+	switch m {
+	case DRAOff:
+		return "plugin"
+	case DRAAll:
+		return "dra"
+	case DRASplit:
+		return "split"
+	}
+	return fmt.Sprintf("DRAMode(%d)", int(m))
+}
+
+// GivenByDRA reports whether pods are to get a GPU by Dynamic Resource Allocation. A GPU that the selectors exclude is given to nobody.
+func (c Config) GivenByDRA(g inventory.GPU) bool {
+	return (c.DRA.Mode == DRAAll || c.DRA.Mode == DRASplit && c.DRA.GPUs.SelectsGPU(g)) && !c.Resource.Excludes(g)
+}
+
+// draOptions are the settings of Dynamic Resource Allocation. Which GPUs are selected is in the file alone.
+var draOptions = []option{
+	{
+		flag: "dra-mode", env: []string{"DRA_MODE"}, key: "dra.mode", fallback: "plugin",
+		usage: "how pods get GPUs: plugin (as resources of the device plugin), dra (by Dynamic Resource Allocation), or split (dra.gpus of the file " +
+			"by Dynamic Resource Allocation, the others as resources)",
+		set: choice(func(c *Config) *DRAMode { return &c.DRA.Mode }, DRAOff, DRAAll, DRASplit),
+	},
+	{
+		flag: "dra-registry-dir", env: []string{"DRA_REGISTRY_DIR"}, key: "dra.registryDir", fallback: "/var/lib/kubelet/plugins_registry",
+		usage: "directory in which kubelet looks for registration sockets of DRA drivers",
+		set:   absolute(func(c *Config) *string { return &c.DRA.RegistryDir }),
+	},
+	{
+		flag: "dra-plugins-dir", env: []string{"DRA_PLUGINS_DIR"}, key: "dra.pluginsDir", fallback: "/var/lib/kubelet/plugins",
+		usage: "directory in which the DRA driver has a directory with its sockets",
+		set:   absolute(func(c *Config) *string { return &c.DRA.PluginsDir }),
+	},
+}
+
+// dra judges the mode. It comes after the blocks: what gives a GPU to the device plugin must not be about a GPU that it does not have.
+func (d *document) dra(c *Config, s Sources) {
+	given := d.config.DRA
+	if given != nil && given.GPUs != nil {
+		c.DRA.GPUs = resource.Selector{
+			Where: "dra.gpus",
+			Devices: append(parsed(d, "dra.gpus.uuids", given.GPUs.UUIDs, wholeGPU),
+				parsed(d, "dra.gpus.indices", given.GPUs.Indices, wholeGPU)...),
+			PCI:    parsed(d, "dra.gpus.pci", given.GPUs.PCI, resource.ParsePCI),
+			Models: parsed(d, "dra.gpus.models", given.GPUs.Models, parsePattern),
+		}
+	}
+	selected := len(c.DRA.GPUs.Devices)+len(c.DRA.GPUs.PCI)+len(c.DRA.GPUs.Models) > 0
+	switch {
+	case c.DRA.Mode == DRASplit && !selected:
+		d.refuse("dra.gpus", "selects nothing; with the mode split set uuids, indices, pci or models")
+	case c.DRA.Mode != DRASplit && selected:
+		d.warn("dra.gpus", d.line("dra.gpus"), "has no effect without the mode split")
+	}
+	if c.DRA.Mode == DRAOff || s.Discovery {
+		return
+	}
+	for _, needed := range []struct{ flag, value, why string }{
+		{"--state-dir", c.StateDir, "it holds what pods have"},
+		{"--kubelet-socket", c.KubeletSocket, "kubelet tells what pods have"},
+		{"--pod-resources-socket", c.PodResourcesSocket, "kubelet tells there what pods have"},
+		{"--dra-registry-dir", c.DRA.RegistryDir, "the driver registers there"},
+		{"--dra-plugins-dir", c.DRA.PluginsDir, "the driver's socket is there"},
+	} {
+		if needed.value == "" {
+			d.problem("--dra-mode", d.line("dra.mode"), fmt.Sprintf("%s needs %s: %s", c.DRA.Mode, needed.flag, needed.why))
+		}
+	}
+	if c.DRA.Mode == DRAAll && len(c.Resource.Sharing.Rules) > 0 {
+		d.problem("dra.mode", d.line("dra.mode"), "with dra no GPU is shared by the device plugin; remove sharing")
+	}
+	for _, sel := range c.Resource.Selectors {
+		switch {
+		case sel.Exclude:
+		case c.DRA.Mode == DRAAll:
+			d.refuse(sel.Where, "renames or shares GPUs that the device plugin does not have: the mode is dra")
+		default:
+			d.apart(sel.Where, c.DRA.GPUs, sel)
+		}
+	}
+	for _, rule := range c.Resource.Sharing.Rules {
+		d.apart(rule.Where, c.DRA.GPUs, resource.Selector{Where: rule.Where, Devices: rule.Devices})
+	}
+}
+
+// apart refuses an entry that renames or shares devices if some of them are on selected GPUs on every node that has them.
+func (d *document) apart(where string, selected, entry resource.Selector) {
+	named := mentions{}
+	_ = conflict(selected, nil, named)
+	if text := conflict(entry, []resource.Selector{selected}, named); text != "" {
+		d.refuse(where, text+"; GPUs of dra.gpus are not given by the device plugin")
+	}
+}
+
+// wholeGPU is resource.ParseRef for a GPU: it is not given in parts.
+func wholeGPU(text string) (resource.Ref, error) {
+	ref, err := resource.ParseRef(text)
+	if err == nil && (strings.HasPrefix(text, "MIG-") || strings.Contains(text, ":")) {
+		return "", fmt.Errorf("%q is a MIG device; name its GPU, which is given with all of its MIG devices", text)
+	}
+	return ref, err
+}

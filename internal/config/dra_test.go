@@ -1,0 +1,98 @@
+package config_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+)
+
+func TestDRA(t *testing.T) {
+	t.Parallel()
+	const uuid = "GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c"
+	const file = `{dra: {mode: split, gpus: {uuids: [` + uuid + `], indices: ["3"], pci: ["1B:00.0"], models: ["*T4*"]}, registryDir: /r, pluginsDir: /p},
+		selectors: [{indices: [4, 3], exclude: true}]}`
+	s := sources(t, "NODE_NAME=n DRA_REGISTRY_DIR=/other", "")
+	s.Program = config.NodeAgent
+	c, warnings, err := s.Resolve("a.yaml", []byte(file))
+	want := config.DRA{Mode: config.DRASplit, RegistryDir: "/other", PluginsDir: "/p", GPUs: resource.Selector{
+		Where: "dra.gpus", Devices: []resource.Ref{uuid, "3"}, PCI: []string{"0000:1b:00.0"}, Models: []resource.Pattern{"*T4*"}}}
+	if diff := cmp.Diff(want, c.DRA); diff != "" || len(warnings) > 0 || err != nil {
+		t.Fatalf("%v, warnings %v (-want +got):\n%s", err, warnings, diff)
+	}
+	gpus := []inventory.GPU{{UUID: uuid, Index: 0}, {UUID: "b", Index: 1}, {UUID: "c", Index: 2, Model: "Tesla T4"}, {UUID: "d", Index: 3},
+		{UUID: "e", Index: 4}, {UUID: "f", Index: 5, BDF: "0000:1b:00.0"}, {UUID: "g", Index: 6, Model: "NVIDIA DGX Display"}}
+	given := func() (all []int) {
+		for _, g := range gpus {
+			if c.GivenByDRA(g) {
+				all = append(all, g.Index)
+			}
+		}
+		return all
+	}
+	for mode, want := range map[config.DRAMode][]int{config.DRAOff: nil, config.DRAAll: {0, 1, 2, 5}, config.DRASplit: {0, 2, 5}} {
+		if c.DRA.Mode = mode; !slices.Equal(given(), want) {
+			t.Errorf("%s: GPUs %v, want %v", mode, given(), want)
+		}
+	}
+}
+
+// TestDRAThatIsRefused: no file gives a GPU twice, and nothing is started that lacks what it needs.
+func TestDRAThatIsRefused(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name, file, args string
+		program          config.Program
+		want             string // empty: is taken without a warning
+	}{
+		{name: "the program without a client", file: "dra: {mode: dra}", program: config.DevicePlugin, want: "run gpu-node-agent instead"},
+		{name: "that program with the default", file: "dra: {mode: plugin}", program: config.DevicePlugin},
+		{name: "no node name", file: "dra: {mode: dra}", program: config.NodeAgent, want: "set --node-name or NODE_NAME"},
+		{name: "unknown mode", file: "dra: {mode: both}", want: `"both" is not one of: plugin, dra, split`},
+		{name: "nothing selected", file: "dra: {mode: split}", want: "dra.gpus: selects nothing"},
+		{name: "nothing selected by what is there", file: "dra: {mode: split, gpus: {}}", want: "dra.gpus: selects nothing"},
+		{name: "a part of a GPU", file: `dra: {mode: split, gpus: {indices: ["0:1"]}}`, want: `"0:1" is a MIG device; name its GPU`},
+		{name: "a MIG device", file: "dra: {mode: split, gpus: {uuids: [MIG-4404041a-04cf-1ccf-9e70-f139a9b1e23c]}}", want: "name its GPU"},
+		{name: "no state", file: "dra: {mode: dra}", args: "--state-dir=", want: "dra needs --state-dir"},
+		{name: "no kubelet", file: "dra: {mode: dra}", args: "--kubelet-socket=", want: "dra needs --kubelet-socket"},
+		{name: "no account of pods", file: "dra: {mode: dra}", args: "--pod-resources-socket=", want: "dra needs --pod-resources-socket"},
+		{name: "a relative path", file: "dra: {mode: dra, pluginsDir: plugins}", want: "is not an absolute path"},
+		{name: "shared and in slices", file: "{dra: {mode: dra}, sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}}",
+			want: "with dra no GPU is shared by the device plugin"},
+		{name: "renamed and in slices", file: "{dra: {mode: dra}, selectors: [{indices: [0], rename: nvidia.com/a}]}", want: "selectors[0]: renames or shares"},
+		{name: "renamed and selected", file: "{dra: {mode: split, gpus: {indices: [1, 0]}}, selectors: [{indices: [2], rename: nvidia.com/a}, {indices: [0], replicas: 2}]}",
+			want: "selectors[1]: overlaps with dra.gpus"},
+		{name: "a part of it renamed", file: `{dra: {mode: split, gpus: {indices: [0]}}, selectors: [{indices: ["0:1"], rename: nvidia.com/a}]}`,
+			want: "selectors[0]: overlaps with dra.gpus"},
+		{name: "shared and selected", file: "{dra: {mode: split, gpus: {indices: [0]}}, sharing: {timeSlicing: {resources: " +
+			"[{name: nvidia.com/gpu, rename: nvidia.com/a, devices: [0], replicas: 2}]}}}", args: "--compatibility=none", want: "overlaps with dra.gpus"},
+		{name: "models in common", file: "{dra: {mode: split, gpus: {models: ['*H100*']}}, selectors: [{models: ['NVIDIA*'], replicas: 2}]}",
+			want: "have models in common"},
+		{name: "apart", file: "{dra: {mode: split, gpus: {indices: [0]}}, selectors: [{indices: [1], replicas: 2}], sharing: {timeSlicing: {resources: " +
+			"[{name: nvidia.com/gpu, replicas: 2}]}}}", args: "--compatibility=none"},
+		{name: "excluded and selected", file: "{dra: {mode: split, gpus: {indices: [0, 1]}}, selectors: [{indices: [0], exclude: true}]}"},
+		{name: "selected for nothing", file: "dra: {gpus: {indices: [0]}}", want: "has no effect without the mode split"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			s := sources(t, "", tt.args)
+			s.Program = tt.program
+			_, warnings, err := s.Resolve("", []byte(tt.file))
+			said := ""
+			for _, w := range warnings {
+				said += w.String() + "\n"
+			}
+			if err != nil {
+				said += err.Error()
+			}
+			if tt.want == "" && said != "" || !strings.Contains(said, tt.want) {
+				t.Errorf("%q, want %q", said, tt.want)
+			}
+		})
+	}
+}
