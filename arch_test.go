@@ -84,9 +84,13 @@ var imports = map[string][]string{
 		"internal/feed", "internal/status", "internal/mig", "internal/migwish",
 		"internal/kubelet", // for the values of its accounts
 	},
+	"internal/draplugin": {
+		"internal/dra", "internal/feed", "internal/files", "internal/inventory", "internal/supervise",
+		"internal/kubelet", // for the token of the process in the names of sockets
+	},
 	"internal/kubeapi": {"internal/feed", "internal/supervise"},
 	"internal/cluster": {
-		"internal/agent", "internal/config", "internal/featurefile", "internal/feed", "internal/files", "internal/inventory",
+		"internal/agent", "internal/config", "internal/dra", "internal/featurefile", "internal/feed", "internal/files", "internal/inventory",
 		"internal/kubeapi", "internal/labels", "internal/mig", "internal/migwish", "internal/report", "internal/resource",
 		"internal/status", "internal/supervise", "internal/version",
 		"internal/kubelet", // for the values of its accounts
@@ -103,10 +107,11 @@ var imports = map[string][]string{
 // lean is the program that does not talk to the API server, and what it may not link.
 const lean = "cmd/gpu-device-plugin"
 
-var notLean = []string{"k8s.io/client-go", "k8s.io/dynamic-resource-allocation", module + "internal/kubeapi", module + "internal/cluster"}
+var notLean = []string{"k8s.io/client-go", "k8s.io/dynamic-resource-allocation", module + "internal/kubeapi", module + "internal/cluster",
+	module + "internal/draplugin"}
 
 // notForEverything are packages that the word everything does not stand for.
-var notForEverything = []string{"internal/kubeapi", "internal/cluster"}
+var notForEverything = []string{"internal/kubeapi", "internal/cluster", "internal/draplugin"}
 
 // homes names, for an import path and all below it, the only packages that may import it.
 var homes = []struct {
@@ -120,9 +125,12 @@ var homes = []struct {
 	{"github.com/prometheus", []string{"internal/telemetry"}},
 	{"net/http", []string{"internal/telemetry", "internal/kubeapi"}},
 	{"log/slog", []string{"internal/logwriter"}}, // its JSON; messages go through klog
-	{"google.golang.org/grpc", []string{"internal/plugin", "internal/kubelet"}},
+	{"google.golang.org/grpc", []string{"internal/plugin", "internal/kubelet", "internal/draplugin"}},
 	{"k8s.io/kubelet/pkg/apis/deviceplugin", []string{"internal/plugin", "internal/kubelet"}},
 	{"k8s.io/kubelet/pkg/apis/podresources", []string{"internal/kubelet"}},
+	{"k8s.io/kubelet/pkg/apis/dra", []string{"internal/draplugin"}},
+	{"k8s.io/kubelet/pkg/apis/dra-health", []string{"internal/draplugin"}},
+	{"k8s.io/kubelet/pkg/apis/pluginregistration", []string{"internal/draplugin"}},
 	{"tags.cncf.io/container-device-interface", []string{"internal/cdi"}},
 	{"github.com/NVIDIA/nvidia-container-toolkit", []string{}}, // ADR 11
 	{"sigs.k8s.io/yaml", []string{

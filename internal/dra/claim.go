@@ -45,3 +45,13 @@ type OpaqueConfig struct {
 type Toleration struct {
 	Key, Operator, Value, Effect string
 }
+
+// A Prepared is a device of a claim that containers can be started with.
+type Prepared struct {
+	// Requests are the requests of the claim that the device is for; a device of an alternative is for the request that has it.
+	Requests []string
+	// Pool, Device and ShareID are those of the Result.
+	Pool, Device, ShareID string
+	// CDIDeviceIDs are what the container runtime is told, such as "k8s.gpu.nvidia.com/claim=<name>".
+	CDIDeviceIDs []string
+}

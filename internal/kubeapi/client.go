@@ -59,6 +59,8 @@ type Client struct {
 	mu         sync.Mutex // guards all following fields
 	connection *connection
 	requested  func(verb, resource string, code int)
+	// resourceVersion is the index of the version of resource.k8s.io that was served last.
+	resourceVersion int
 }
 
 // A connection is an address and who asks there.
@@ -99,6 +101,8 @@ func (c *Client) count(r request, code int) {
 		resource = "events"
 	case strings.HasPrefix(r.path, "/apis/nfd.k8s-sigs.io/"):
 		resource = "nodefeatures"
+	case strings.Contains(r.path, "/resourceclaims"):
+		resource = "resourceclaims"
 	case strings.HasSuffix(r.path, "/eviction"):
 		resource = "pods/eviction"
 	case strings.HasPrefix(r.path, "/api/v1/namespaces/"):
@@ -162,6 +166,7 @@ type request struct {
 	query       url.Values
 	contentType string // of the body
 	body        []byte
+	urgent      bool // is not counted among those that are limited
 }
 
 // Refused is the error of a request that the API server answered, but not with success.
@@ -241,8 +246,10 @@ func (c *Client) ask(ctx context.Context, r request) ([]byte, error) {
 
 // open sends a request once, and returns the body of an answer that says success.
 func (c *Client) open(ctx context.Context, r request) (io.ReadCloser, error) {
-	if err := c.limiter.Wait(ctx); err != nil {
-		return nil, fmt.Errorf("wait to ask the API server: %w", err)
+	if !r.urgent {
+		if err := c.limiter.Wait(ctx); err != nil {
+			return nil, fmt.Errorf("wait to ask the API server: %w", err)
+		}
 	}
 	connection, err := c.connect()
 	if err != nil {

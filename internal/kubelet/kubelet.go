@@ -58,7 +58,7 @@ func NewDirectory(socket string, c clock.WithTicker) (*Directory, error) {
 	if c == nil {
 		c = clock.RealClock{}
 	}
-	return &Directory{socket: socket, clock: c, token: newToken(), pulse: supervise.NewPulse(),
+	return &Directory{socket: socket, clock: c, token: NewToken(), pulse: supervise.NewPulse(),
 		newWatcher: fsnotify.NewWatcher}, nil
 }
 

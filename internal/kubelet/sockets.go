@@ -39,8 +39,8 @@ const (
 	maxSocketName = len(socketPrefix) + maxResourcePart + 1 + hashLength + 1 + tokenLength + 1 + counterLength + len(socketSuffix)
 )
 
-// newToken returns a token that is greater than those of all processes that started before it on this node.
-func newToken() string {
+// NewToken returns a token that is greater than those of all processes that started before it on this node.
+func NewToken() string {
 	var now unix.Timespec
 	// This clock is never set, goes on while the machine sleeps, and is the same in all containers. Linux always has it.
 	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &now)

@@ -21,7 +21,7 @@ import (
 func TestTokensSortAsProcessesStarted(t *testing.T) {
 	before := ""
 	for range 100 {
-		token := newToken()
+		token := NewToken()
 		if len(token) != tokenLength || token[:timeLength] < before {
 			t.Fatalf("token %s comes after %s", token, before)
 		}

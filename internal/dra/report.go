@@ -1,0 +1,75 @@
+package dra
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+// maxMessage is the longest message about the health of a device that kubelet keeps, in bytes.
+const maxMessage = 1024
+
+// A Verdict is what kubelet can be told of the health of a device.
+type Verdict string
+
+// The verdicts.
+const (
+	VerdictHealthy   Verdict = "Healthy"
+	VerdictUnhealthy Verdict = "Unhealthy"
+	VerdictUnknown   Verdict = "Unknown"
+)
+
+// A DeviceHealth is what kubelet is told of a device, for the status of the pods that have it.
+type DeviceHealth struct {
+	// Device is its name in the pool.
+	Device  string
+	Verdict Verdict
+	// Message is the reason, and what makes the device healthy again: at most 1024 bytes; empty for a device with nothing to say about.
+	Message string
+}
+
+// HealthOf returns the health of all devices of a pool, in their order.
+func HealthOf(p Pool, s inventory.Snapshot) []DeviceHealth {
+	known := map[string]inventory.Health{} // by UUID
+	for _, g := range s.GPUs {
+		known[g.UUID] = g.Health
+		for _, m := range g.MIGDevices {
+			known[m.UUID] = inventory.Worst(g.Health, m.Health)
+		}
+	}
+	var reports []DeviceHealth
+	for _, slice := range p.Slices {
+		for _, d := range slice.Devices {
+			health, found := known[d.Attributes["uuid"].Value]
+			if !found {
+				health = inventory.Health{State: inventory.Lost, Reason: "it is not there any more", Cure: inventory.CureReconnect}
+			}
+			reports = append(reports, DeviceHealth{d.Name, verdict(health), healthMessage(health)})
+		}
+	}
+	return reports
+}
+
+// verdict returns Healthy for a device that new work may be given to.
+func verdict(h inventory.Health) Verdict {
+	switch {
+	case h.Allocatable():
+		return VerdictHealthy
+	case h.State == inventory.Unknown:
+		return VerdictUnknown
+	}
+	return VerdictUnhealthy
+}
+
+// healthMessage returns the reason and the cure.
+func healthMessage(h inventory.Health) string {
+	message := h.Reason
+	if h.Cure != inventory.NoCure {
+		message = strings.TrimPrefix(fmt.Sprintf("%s; cure: %s", message, h.Cure), "; ")
+	}
+	if len(message) > maxMessage {
+		message = strings.ToValidUTF8(message[:maxMessage-3], "") + "..."
+	}
+	return message
+}

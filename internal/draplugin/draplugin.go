@@ -1,0 +1,328 @@
+// Package draplugin is the driver gpu.nvidia.com of Dynamic Resource Allocation as kubelet sees it: one socket in kubelet's folder for
+// plugins, with which kubelet registers it, has claims prepared and unprepared, and follows the health of devices.
+//
+// It keeps nothing between calls: two instances may serve one kubelet, as in a roll-out. What is prepared is decided and kept by what its
+// Options name. It needs no API server but to read a claim that is to be prepared.
+//
+// Package cluster uses it; the program gpu-device-plugin does not link it.
+package draplugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/supervise"
+)
+
+const (
+	// lookInterval is the pace at which the folder is looked at.
+	lookInterval = time.Second
+	// registerTimeout is how long kubelet may leave the driver unregistered, or without a connection, until it is offered with another
+	// socket. A kubelet needs some seconds for a restart.
+	registerTimeout = 30 * time.Second
+	// finishTimeout limits the wait for calls that are being answered when a life ends.
+	finishTimeout = 5 * time.Second
+)
+
+// Why a life ends.
+var (
+	errSocketRemoved = errors.New("our socket was removed from kubelet's folder for plugins")
+	errForeign       = errors.New("another driver of the same name registers with kubelet")
+	errUnregistered  = fmt.Errorf("kubelet has not registered the driver within %v", registerTimeout)
+	errKubeletLeft   = fmt.Errorf("kubelet ended its connection and has not registered the driver again within %v", registerTimeout)
+)
+
+// Claims prepares claims: it decides what a claim gets, and keeps that. Calls for one claim are made one after the other, those for different
+// claims at the same time.
+type Claims interface {
+	// Prepare makes the devices of a claim ready for containers. It answers the same for a claim that is prepared already. The error is a
+	// sentence for the Event of the pod.
+	Prepare(ctx context.Context, claim dra.Claim) ([]dra.Prepared, error)
+	// Unprepare takes back what Prepare did. A claim that is not prepared is no error.
+	Unprepare(ctx context.Context, uid, namespace, name string) error
+}
+
+// A ClaimReader reads claims from the API server.
+type ClaimReader interface {
+	// Claim returns the claim of that name as it is now.
+	Claim(ctx context.Context, namespace, name string) (dra.Claim, error)
+}
+
+// Options say what a Plugin works with.
+type Options struct {
+	// RegistryDir is the folder in which kubelet looks for the sockets of plugins, with the path that it has on the node.
+	RegistryDir string
+	Claims      Claims
+	Reader      ClaimReader
+	// Pools and Snapshots are the devices in slices and what is known of their GPUs, for the health of devices.
+	Pools     *feed.Feed[dra.Pool]
+	Snapshots *feed.Feed[inventory.Snapshot]
+	// Answered, if not nil, is called after each claim of a call of kubelet's: NodePrepareResources or NodeUnprepareResources.
+	Answered func(method string, failed bool, took time.Duration)
+	// Clock is the clock to wait by; nil means the real one.
+	Clock clock.WithTicker
+}
+
+// Status is how the driver is with kubelet.
+type Status struct {
+	// Registered says that kubelet has registered the driver and can call it.
+	Registered bool
+	// Problem is why the driver is not registered, a sentence without a full stop; empty if it is.
+	Problem string
+	// Foreign is the socket of another program's driver of the same name that runs on the node; empty if there is none. While there is one,
+	// this one does not register, and nobody may publish devices.
+	Foreign string
+	// Later says that a process of this program that started later serves as well, as the next version does in a roll-out.
+	Later bool
+}
+
+// A Plugin is the driver. Make it with New.
+type Plugin struct {
+	o      Options
+	token  string
+	lives  atomic.Uint32 // counts the sockets made
+	status *feed.Feed[Status]
+	count  *feed.Feed[int]  // of registrations
+	beside *feed.Feed[bool] // whether another process of this program serves, or did until a short time ago
+	locks  locks
+
+	mu      sync.Mutex // guards all following fields
+	current Status
+}
+
+// New returns the driver of a process, which Run offers to kubelet.
+func New(o Options) *Plugin {
+	if o.Clock == nil {
+		o.Clock = clock.RealClock{}
+	}
+	if o.Answered == nil {
+		o.Answered = func(string, bool, time.Duration) {}
+	}
+	return &Plugin{o: o, token: kubelet.NewToken(), status: feed.New(Status{}), count: feed.New(0), beside: feed.New(false)}
+}
+
+// Status returns the feed of how the driver is with kubelet.
+func (s *Plugin) Status() *feed.Feed[Status] { return s.status }
+
+// Registrations returns the feed of how often kubelet has registered the driver since the process started. A kubelet that starts deletes the
+// ResourceSlices of the node before it registers drivers.
+func (s *Plugin) Registrations() *feed.Feed[int] { return s.count }
+
+// Ready reports whether kubelet can call the driver, with the reason if it cannot.
+func (s *Plugin) Ready(context.Context) (ready bool, reason string) {
+	status := s.status.Value()
+	return status.Registered, status.Problem
+}
+
+// Run offers the driver to kubelet until ctx ends, and then returns nil. It may be called again after that.
+func (s *Plugin) Run(ctx context.Context) error {
+	defer s.change(func(status *Status) { *status = Status{} })
+	backoff := supervise.Backoff{First: time.Second, Most: time.Minute, Proven: time.Minute, Clock: s.o.Clock}
+	return supervise.Run(ctx, backoff, func(ctx context.Context) error {
+		err := s.live(ctx)
+		if err != nil {
+			s.change(func(status *Status) { status.Registered, status.Problem = false, err.Error() })
+		}
+		if errors.Is(err, errSocketRemoved) || errors.Is(err, errForeign) {
+			klog.FromContext(ctx).Info("Registering the driver again", "reason", err.Error())
+			return nil
+		}
+		return err
+	})
+}
+
+// change publishes a changed status.
+func (s *Plugin) change(change func(*Status)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before := s.current
+	change(&s.current)
+	if s.current != before {
+		s.status.Publish(s.current)
+	}
+}
+
+// live offers the driver to kubelet with a new socket, once no other driver of its name is there. It returns why that ended, nil if ctx did.
+func (s *Plugin) live(parent context.Context) error {
+	log := klog.FromContext(parent)
+	f := &folder{path: s.o.RegistryDir, token: s.token}
+	if !s.awaitTurn(parent, f) {
+		return nil
+	}
+	f.own = fmt.Sprintf("%s%s-%d%s", socketPrefix, s.token, s.lives.Add(1), socketSuffix)
+	path := filepath.Join(f.path, f.own)
+	if len(path) > files.MaxSocketPath {
+		return fmt.Errorf("use folder %q for the driver's socket: the path of the socket would have %d bytes and Unix allows %d; "+
+			"choose a folder whose path is %d bytes shorter", f.path, len(path), files.MaxSocketPath, len(path)-files.MaxSocketPath)
+	}
+	socket, err := files.Listen(parent, path)
+	if err != nil {
+		return fmt.Errorf("listen in kubelet's folder for plugins: %w", err)
+	}
+	socket.SetUnlinkOnClose(false) // kubelet forgets the driver when the file goes: calls that are being answered would break
+	defer func() { _ = os.Remove(path) }()
+
+	ctx, end := context.WithCancelCause(parent)
+	defer end(nil)
+	life := &life{Plugin: s, log: log, path: path, end: end, closing: make(chan struct{}), kubelet: feed.New(registration{})}
+	server := grpc.NewServer(grpc.StatsHandler((*connections)(life)), grpc.ConnectionTimeout(finishTimeout))
+	life.register(server)
+	var served sync.WaitGroup
+	served.Go(func() {
+		if err := server.Serve(socket); err != nil {
+			end(fmt.Errorf("serve %s: %w", path, err))
+		}
+	})
+	log.Info("Offering the driver to kubelet", "socket", f.own)
+	end(life.follow(ctx, f))
+	close(life.closing)
+	stop(server)
+	served.Wait()
+	if parent.Err() != nil {
+		return nil
+	}
+	return context.Cause(ctx)
+}
+
+// stop ends a server. Calls that are being answered may end for a while.
+func stop(server *grpc.Server) {
+	kill := time.AfterFunc(finishTimeout, server.Stop)
+	defer kill.Stop()
+	server.GracefulStop()
+}
+
+// awaitTurn waits until no driver of the same name is there that is another program's. It reports false if ctx ended first.
+func (s *Plugin) awaitTurn(ctx context.Context, f *folder) bool {
+	for {
+		others := s.look(ctx, f)
+		if others.foreign == "" {
+			return true
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-s.o.Clock.After(lookInterval):
+		}
+	}
+}
+
+// look looks at the folder, and publishes what that tells.
+func (s *Plugin) look(ctx context.Context, f *folder) others {
+	now := s.o.Clock.Now()
+	others := f.look(ctx)
+	if others.beside {
+		f.seen = now
+	}
+	beside := !f.seen.IsZero() && now.Sub(f.seen) <= healthInterval
+	if beside != s.beside.Value() {
+		s.beside.Publish(beside)
+	}
+	s.change(func(status *Status) {
+		if others.foreign != "" && status.Foreign == "" {
+			klog.FromContext(ctx).Info("Another driver of the same name registers with kubelet; this one does not until that one has ended",
+				"socket", others.foreign)
+		}
+		status.Foreign, status.Later = others.foreign, others.later
+		if others.foreign != "" {
+			status.Registered = false
+			status.Problem = fmt.Sprintf("%v with the socket %s; remove that driver from the node", errForeign, others.foreign)
+		}
+	})
+	return others
+}
+
+// A life is one socket, from the time at which it is made.
+type life struct {
+	*Plugin
+	log     klog.Logger
+	path    string // of the socket
+	end     func(error)
+	closing chan struct{} // closed when streams are to end
+	kubelet *feed.Feed[registration]
+
+	mu    sync.Mutex // guards all following fields
+	state registration
+}
+
+// A registration is what kubelet did with a socket.
+type registration struct {
+	done      bool // kubelet has registered the driver
+	connected int  // open connections that are not for the registration
+	left      bool // kubelet has registered, has connected, and has no connection now
+}
+
+// ok reports whether kubelet can call the driver.
+func (r registration) ok() bool { return r.done && !r.left }
+
+// set changes what is known of the registration.
+func (l *life) set(change func(*registration)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	before := l.state
+	change(&l.state)
+	if l.state != before {
+		l.kubelet.Publish(l.state)
+	}
+	if l.state.ok() != before.ok() {
+		l.change(func(status *Status) {
+			status.Registered, status.Problem = l.state.ok(), ""
+			if !status.Registered {
+				status.Problem = "kubelet ended its connection"
+			}
+		})
+	}
+}
+
+// follow returns why the life ends: nil if ctx ended.
+func (l *life) follow(ctx context.Context, f *folder) error {
+	l.change(func(status *Status) {
+		status.Registered, status.Problem = false, "kubelet has not registered the driver yet"
+	})
+	since, was := l.o.Clock.Now(), true
+	for {
+		if others := l.look(ctx, f); others.foreign != "" {
+			return errForeign
+		}
+		if _, err := os.Lstat(l.path); errors.Is(err, os.ErrNotExist) {
+			return errSocketRemoved
+		}
+		now, changed := l.kubelet.Latest()
+		switch ok := now.ok(); {
+		case ok != was:
+			since, was = l.o.Clock.Now(), ok
+		case !ok && l.o.Clock.Since(since) >= registerTimeout && now.done:
+			return errKubeletLeft
+		case !ok && l.o.Clock.Since(since) >= registerTimeout:
+			return fmt.Errorf("%w; check that it runs and that %s is its folder for plugins", errUnregistered, strings.TrimSuffix(f.path, "/"))
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-changed:
+		case <-l.o.Clock.After(lookInterval):
+		}
+	}
+}
+
+// registered counts a registration.
+func (s *Plugin) registered() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.count.Publish(s.count.Value() + 1)
+}

@@ -1,0 +1,117 @@
+package kubeapi
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+)
+
+// A ResourceClaim is a claim for devices, as far as a driver has to know it.
+type ResourceClaim struct {
+	UID, Namespace, Name string
+	// Allocation is what the scheduler gave to the claim; nil if nothing yet.
+	Allocation *DeviceAllocation
+}
+
+// A DeviceAllocation is what was given to a claim: of all drivers.
+type DeviceAllocation struct {
+	Results []DeviceResult `json:"results"`
+	Config  []ClaimConfig  `json:"config"`
+}
+
+// A DeviceResult is a device that was given to a request.
+type DeviceResult struct {
+	Request          string             `json:"request"`
+	Driver           string             `json:"driver"`
+	Pool             string             `json:"pool"`
+	Device           string             `json:"device"`
+	ShareID          string             `json:"shareID"`
+	ConsumedCapacity map[string]string  `json:"consumedCapacity"`
+	AdminAccess      bool               `json:"adminAccess"`
+	Tolerations      []DeviceToleration `json:"tolerations"`
+}
+
+// A DeviceToleration is a kind of taint that a request tolerates.
+type DeviceToleration struct {
+	Key      string `json:"key"`
+	Operator string `json:"operator"`
+	Value    string `json:"value"`
+	Effect   string `json:"effect"`
+}
+
+// A ClaimConfig is configuration for the driver of devices.
+type ClaimConfig struct {
+	// Source is FromClass or FromClaim.
+	Source string `json:"source"`
+	// Requests are those that it is for; without any it is for all.
+	Requests []string `json:"requests"`
+	Opaque   struct {
+		Driver     string          `json:"driver"`
+		Parameters json.RawMessage `json:"parameters"`
+	} `json:"opaque"`
+}
+
+// ResourceClaim returns a claim. Kubelet asks for as many, so that this waits for no other request of the node.
+func (c *Client) ResourceClaim(ctx context.Context, namespace, name string) (ResourceClaim, error) {
+	var text []byte
+	err := c.resourceAPI(func(path string) (err error) {
+		text, err = c.send(ctx, request{
+			verb: http.MethodGet, path: path + "/namespaces/" + namespace + "/resourceclaims/" + name, urgent: true,
+		})
+		return err
+	})
+	if err != nil {
+		return ResourceClaim{}, fmt.Errorf("read ResourceClaim %s/%s: %w", namespace, name, err)
+	}
+	var object struct {
+		Metadata metadata `json:"metadata"`
+		Status   struct {
+			Allocation *struct {
+				Devices DeviceAllocation `json:"devices"`
+			} `json:"allocation"`
+		} `json:"status"`
+	}
+	if err := json.Unmarshal(text, &object); err != nil {
+		return ResourceClaim{}, fmt.Errorf("read the answer of the API server: %w", err)
+	}
+	claim := ResourceClaim{UID: object.Metadata.UID, Namespace: namespace, Name: name}
+	if object.Status.Allocation != nil {
+		claim.Allocation = &object.Status.Allocation.Devices
+	}
+	return claim, nil
+}
+
+// resourceVersions are those of the API of Dynamic Resource Allocation, the newest first. What is read of objects is the same in all.
+var resourceVersions = []string{"v1", "v1beta2", "v1beta1"}
+
+// errNoResourceAPI is the error of an API server without an API of Dynamic Resource Allocation.
+var errNoResourceAPI = errors.New("the API server serves resource.k8s.io in none of the versions v1, v1beta2 and v1beta1")
+
+// resourceAPI makes a request to the API of Dynamic Resource Allocation, with the path of a version, and once for each version until one is
+// served: first for the one that was served last.
+func (c *Client) resourceAPI(send func(path string) error) error {
+	c.mu.Lock()
+	first := c.resourceVersion
+	c.mu.Unlock()
+	for i := range resourceVersions {
+		version := (first + i) % len(resourceVersions)
+		err := send("/apis/resource.k8s.io/" + resourceVersions[version])
+		if isNotServed(err) {
+			continue
+		}
+		c.mu.Lock()
+		c.resourceVersion = version
+		c.mu.Unlock()
+		return err
+	}
+	return errNoResourceAPI
+}
+
+// isNotServed reports whether err is of a request for an API that the API server does not have: for an object that it does not have, the
+// answer says so in Kubernetes' own form.
+func isNotServed(err error) bool {
+	var refused *Refused
+	return errors.As(err, &refused) && refused.Code == http.StatusNotFound && refused.Reason == ""
+}
