@@ -1,9 +1,8 @@
 package resource
 
 import (
-	"slices"
-
 	"fmt"
+	"slices"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/topology"
