@@ -1,8 +1,8 @@
 // Package draplugin is the driver gpu.nvidia.com of Dynamic Resource Allocation as kubelet sees it: one socket in kubelet's folder for
 // plugins, with which kubelet registers it, has claims prepared and unprepared, and follows the health of devices.
 //
-// It keeps nothing between calls: two instances may serve one kubelet, as in a roll-out. What is prepared is decided and kept by what its
-// Options name. It needs no API server but to read a claim that is to be prepared.
+// It keeps nothing between calls, so that two instances may serve one kubelet, as in a roll-out: its Claims keep what is prepared. The API
+// server is needed to prepare a claim alone.
 //
 // Package cluster uses it; the program gpu-device-plugin does not link it.
 package draplugin
@@ -48,8 +48,8 @@ var (
 	errKubeletLeft   = fmt.Errorf("kubelet ended its connection and has not registered the driver again within %v", registerTimeout)
 )
 
-// Claims prepares claims: it decides what a claim gets, and keeps that. Calls for one claim are made one after the other, those for different
-// claims at the same time.
+// Claims prepares claims: it decides what a claim gets, and keeps that. Calls for one claim are made one after the other, those for
+// different claims at the same time.
 type Claims interface {
 	// Prepare makes the devices of a claim ready for containers. It answers the same for a claim that is prepared already. The error is a
 	// sentence for the Event of the pod.
@@ -83,10 +83,13 @@ type Options struct {
 type Status struct {
 	// Registered says that kubelet has registered the driver and can call it.
 	Registered bool
+	// Registrations is how often kubelet has registered the driver since the process started. A kubelet that starts deletes the
+	// ResourceSlices of the node before it registers drivers.
+	Registrations int
 	// Problem is why the driver is not registered, a sentence without a full stop; empty if it is.
 	Problem string
-	// Foreign is the socket of another program's driver of the same name that runs on the node; empty if there is none. While there is one,
-	// this one does not register, and nobody may publish devices.
+	// Foreign is the socket of another program's driver of the same name that runs on the node; empty if there is none. While there is
+	// one, this one does not register, and nobody may publish devices.
 	Foreign string
 	// Later says that a process of this program that started later serves as well, as the next version does in a roll-out.
 	Later bool
@@ -98,7 +101,6 @@ type Plugin struct {
 	token  string
 	lives  atomic.Uint32 // counts the sockets made
 	status *feed.Feed[Status]
-	count  *feed.Feed[int]  // of registrations
 	beside *feed.Feed[bool] // whether another process of this program serves, or did until a short time ago
 	locks  locks
 
@@ -114,15 +116,11 @@ func New(o Options) *Plugin {
 	if o.Answered == nil {
 		o.Answered = func(string, bool, time.Duration) {}
 	}
-	return &Plugin{o: o, token: kubelet.NewToken(), status: feed.New(Status{}), count: feed.New(0), beside: feed.New(false)}
+	return &Plugin{o: o, token: kubelet.NewToken(), status: feed.New(Status{}), beside: feed.New(false)}
 }
 
 // Status returns the feed of how the driver is with kubelet.
 func (s *Plugin) Status() *feed.Feed[Status] { return s.status }
-
-// Registrations returns the feed of how often kubelet has registered the driver since the process started. A kubelet that starts deletes the
-// ResourceSlices of the node before it registers drivers.
-func (s *Plugin) Registrations() *feed.Feed[int] { return s.count }
 
 // Ready reports whether kubelet can call the driver, with the reason if it cannot.
 func (s *Plugin) Ready(context.Context) (ready bool, reason string) {
@@ -132,7 +130,7 @@ func (s *Plugin) Ready(context.Context) (ready bool, reason string) {
 
 // Run offers the driver to kubelet until ctx ends, and then returns nil. It may be called again after that.
 func (s *Plugin) Run(ctx context.Context) error {
-	defer s.change(func(status *Status) { *status = Status{} })
+	defer s.change(func(status *Status) { *status = Status{Registrations: status.Registrations} })
 	backoff := supervise.Backoff{First: time.Second, Most: time.Minute, Proven: time.Minute, Clock: s.o.Clock}
 	return supervise.Run(ctx, backoff, func(ctx context.Context) error {
 		err := s.live(ctx)
@@ -158,7 +156,8 @@ func (s *Plugin) change(change func(*Status)) {
 	}
 }
 
-// live offers the driver to kubelet with a new socket, once no other driver of its name is there. It returns why that ended, nil if ctx did.
+// live offers the driver to kubelet with a new socket, once no other driver of its name is there. It returns why that ended; nil if ctx
+// did.
 func (s *Plugin) live(parent context.Context) error {
 	log := klog.FromContext(parent)
 	f := &folder{path: s.o.RegistryDir, token: s.token}
@@ -318,11 +317,4 @@ func (l *life) follow(ctx context.Context, f *folder) error {
 		case <-l.o.Clock.After(lookInterval):
 		}
 	}
-}
-
-// registered counts a registration.
-func (s *Plugin) registered() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.count.Publish(s.count.Value() + 1)
 }

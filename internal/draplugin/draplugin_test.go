@@ -30,7 +30,7 @@ func TestServes(t *testing.T) {
 			k := n.startKubelet(t, services...)
 			d := n.start(t, nil)
 			d.awaitRegistered(t)
-			if got := d.Registrations().Value(); got != 1 {
+			if got := d.Status().Value().Registrations; got != 1 {
 				t.Errorf("registered %d times, want once", got)
 			}
 			answers, err := k.Prepare(t.Context(), dra.Driver, claim("a"))

@@ -16,8 +16,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 )
 
-// The name of a socket of this program is gpu-device-plugin-dra-<token>-<n>.sock. The token is the process's, and tokens sort as the processes
-// started. n counts the sockets of the process.
+// The name of a socket of this program is gpu-device-plugin-dra-<token>-<n>.sock. The token is the process's, and tokens sort as the
+// processes started. n counts the sockets of the process.
 const (
 	socketPrefix = "gpu-device-plugin-dra-"
 	socketSuffix = ".sock"

@@ -26,7 +26,9 @@ type health struct {
 }
 
 // NodeWatchResources sends the health of all devices at once, whenever something changes, and time and again.
-func (h *health) NodeWatchResources(_ *healthv1.NodeWatchResourcesRequest, stream healthv1.DRAResourceHealth_NodeWatchResourcesServer) error {
+func (h *health) NodeWatchResources(
+	_ *healthv1.NodeWatchResourcesRequest, stream healthv1.DRAResourceHealth_NodeWatchResourcesServer,
+) error {
 	for {
 		pool, poolChanged := h.o.Pools.Latest()
 		snapshot, snapshotChanged := h.o.Snapshots.Latest()

@@ -52,7 +52,7 @@ func (r *registrar) NotifyRegistrationStatus(
 	if status.GetPluginRegistered() {
 		r.life.log.Info("Kubelet registered the driver")
 		r.life.set(func(state *registration) { state.done, state.left = true, false })
-		r.life.registered()
+		r.life.change(func(s *Status) { s.Registrations++ })
 	} else {
 		r.life.end(errors.New("kubelet refused to register the driver: " + status.GetError()))
 	}

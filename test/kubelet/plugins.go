@@ -35,9 +35,9 @@ type PluginsOptions struct {
 	Services []string
 }
 
-// Plugins is a stand-in for kubelet's plugin manager and for what calls DRA drivers: it registers the drivers whose sockets are in a folder,
-// keeps a connection to each, calls the newest one that is connected, and forgets a driver when its socket is removed. The health of all
-// devices of a driver is forgotten when any stream ends. It keeps nothing of claims.
+// Plugins is a stand-in for kubelet's plugin manager and for what calls DRA drivers: it registers the drivers whose sockets are in a
+// folder, keeps a connection to each, calls the newest one that is connected, and forgets a driver when its socket is removed. The health
+// of all devices of a driver is forgotten when any stream ends. It keeps nothing of claims.
 type Plugins struct {
 	options PluginsOptions
 	end     context.CancelFunc
@@ -130,7 +130,9 @@ func (p *Plugins) HealthReports() int {
 }
 
 // Prepare calls a driver as for the sandbox of a pod with these claims. It returns the answers by UID.
-func (p *Plugins) Prepare(ctx context.Context, driver string, claims ...*drav1.Claim) (map[string]*drav1.NodePrepareResourceResponse, error) {
+func (p *Plugins) Prepare(
+	ctx context.Context, driver string, claims ...*drav1.Claim,
+) (map[string]*drav1.NodePrepareResourceResponse, error) {
 	client, err := p.client(driver)
 	if err != nil {
 		return nil, err
@@ -142,7 +144,9 @@ func (p *Plugins) Prepare(ctx context.Context, driver string, claims ...*drav1.C
 }
 
 // Unprepare is the same for claims that no pod uses any more.
-func (p *Plugins) Unprepare(ctx context.Context, driver string, claims ...*drav1.Claim) (map[string]*drav1.NodeUnprepareResourceResponse, error) {
+func (p *Plugins) Unprepare(
+	ctx context.Context, driver string, claims ...*drav1.Claim,
+) (map[string]*drav1.NodeUnprepareResourceResponse, error) {
 	client, err := p.client(driver)
 	if err != nil {
 		return nil, err
@@ -256,7 +260,8 @@ func (p *Plugins) add(socket string, info *registerapi.PluginInfo) (*plugin, err
 	if added.beta && !knows(drav1beta1.DRAPluginService) {
 		return nil, fmt.Errorf("none of the services %q is known", info.GetSupportedVersions())
 	}
-	conn, err := grpc.NewClient("unix:"+info.GetEndpoint(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithStatsHandler(added))
+	conn, err := grpc.NewClient("unix:"+info.GetEndpoint(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithStatsHandler(added))
 	if err != nil {
 		return nil, err
 	}
