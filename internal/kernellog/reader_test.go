@@ -19,7 +19,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kernellog"
 )
 
-const soon = 10 * time.Second
+const soon = time.Minute
 
 // record is a record of the log with an XID of the GPU at 0000:3b:00.0.
 func record(xid int) string {

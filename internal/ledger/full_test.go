@@ -59,7 +59,7 @@ func writeTooMuch(dir string) error {
 	b.Add("GPU-b", "1", health.Device{Faults: []health.Fault{fault(64, 0)}})
 	p := open(dir)
 	p.Offer(b)
-	deadline := time.After(10 * time.Second)
+	deadline := time.After(time.Minute)
 	for p.logged(complaint) == 0 {
 		select {
 		case <-deadline:

@@ -70,10 +70,15 @@ type daemon struct {
 	stop      func()
 }
 
-// startDaemon runs a Set on the node until the test ends, or stop is called.
+// startDaemon runs a Set on the node until the test ends, or stop is called. A clock that is not the real one may be faster than
+// kubelet, which refuses questions that come too fast.
 func (n *node) startDaemon(t *testing.T, c clock.WithTicker) *daemon {
 	t.Helper()
-	return n.startDaemonWith(t, c, n.account(t, c))
+	var account plugin.Accountant = n.account(t, c)
+	if _, real := c.(clock.RealClock); !real {
+		account = &countedAccount{Accountant: account}
+	}
+	return n.startDaemonWith(t, c, account)
 }
 
 // serving returns a node on which kubelet counts so many devices, all healthy, of a daemon that goes by c.

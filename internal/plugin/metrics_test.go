@@ -50,12 +50,19 @@ func TestMetrics(t *testing.T) {
 	d.offer(2)
 	n.startKubelet(t, standin.V137)
 	n.awaitAllocatable(t, 2)
+	// Kubelet takes the list before it answers Register. Without the answer the registration counts as one that was not accepted.
+	accepted := func(times int) {
+		t.Helper()
+		eventually(t, fmt.Sprint(times, " registrations are accepted"), func() bool { return c.now()[gpu+" accepted true"] == times })
+	}
+	accepted(1)
 	if _, err := n.Admit(t.Context(), standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 1}); err != nil {
 		t.Fatal(err)
 	}
 	mark := n.Mark()
 	check(t, n.Restart())
 	n.await(t, "listed by the next kubelet", func() bool { return n.listedAnew(mark) && n.Allocatable(gpu) == 2 })
+	accepted(2)
 	mark = n.Mark()
 	n.SetRegister(standin.RegisterRefuses)
 	n.DropStream(gpu)

@@ -127,7 +127,7 @@ func (s *stage) resident() int {
 // knows it soon; a pod gets another; probes and metrics answer.
 func (c *clustered) unchanged(registrations int) {
 	c.t.Helper()
-	const soon = 10 * time.Second // hundredths of a second where the machine is idle; requests to the API server have 30 s
+	const soon = 25 * time.Second // hundredths of a second where the machine is idle; requests to the API server have 30 s
 	began := time.Now()
 	c.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "3", XID: 48})
 	c.allocatable(7)

@@ -156,7 +156,7 @@ func TestGPUMetricsOfGPUsThatGo(t *testing.T) {
 	s.hasSeries(at, 1, "DCGM_FI_DEV_XID_ERRORS", `gpu="2"`, "} 79")
 }
 
-// TestGPUMetricsWhileTheDriverHangs: each scrape is answered within a second with the last values and their times; so it is while
+// TestGPUMetricsWhileTheDriverHangs: each scrape is answered with the last values and their times; so it is while
 // the driver is released.
 func TestGPUMetricsWhileTheDriverHangs(t *testing.T) {
 	t.Parallel()

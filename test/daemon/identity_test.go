@@ -59,12 +59,9 @@ func TestMIGWithoutTheCapability(t *testing.T) {
 	s.shows(2, 2)
 	names := func(text string) bool { return strings.Contains(text, "add the capability SYS_ADMIN") }
 	s.says("status names the capability", func(now status) bool { return slices.ContainsFunc(now.LeftOut, names) })
-	log, err := os.ReadFile(s.LogPath())
-	if err != nil {
-		t.Fatal(err)
-	}
 	warns := func(line string) bool { return strings.Contains(line, "Plan warning") && names(line) }
-	if !slices.ContainsFunc(strings.Split(string(log), "\n"), warns) {
-		t.Error("no warning of the plan names the capability")
-	}
+	s.eventually("a warning of the plan names the capability", func() bool {
+		log, err := os.ReadFile(s.LogPath())
+		return err == nil && slices.ContainsFunc(strings.Split(string(log), "\n"), warns)
+	})
 }

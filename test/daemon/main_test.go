@@ -27,9 +27,9 @@ import (
 
 const (
 	gpu = "nvidia.com/gpu"
-	// patience bounds every wait for something that must happen. The longest waits for a process that has to be ten seconds
-	// old before it makes place for another, on a machine that has other things to do.
-	patience = time.Minute
+	// patience bounds every wait for something that must happen. The longest is that for a better condition of the node, which is
+	// written after 30 s, on a machine that is slow and has other things to do.
+	patience = 3 * time.Minute
 )
 
 var (

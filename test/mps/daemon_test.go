@@ -25,7 +25,7 @@ const (
 	whole  = "nvidia.com/gpu"
 	shared = "nvidia.com/gpu.shared"
 	// patience bounds every wait for something that must happen.
-	patience = 60 * time.Second
+	patience = 2 * time.Minute
 )
 
 // configuration shares two of eight GPUs.

@@ -155,7 +155,7 @@ func (s *stage) lookAgain(ctx context.Context) error {
 	s.disturb()
 	defer s.settle(soon)
 	quiesce := func(ctx context.Context) error { return s.call(ctx, "quiesce", allocating{true}) }
-	if err := node.Poll(ctx, 30*time.Second, nil, quiesce); err != nil {
+	if err := node.Poll(ctx, 30*time.Second*s.options.slack, nil, quiesce); err != nil {
 		s.violate("quiesce, to have all GPUs asked: %v", err)
 	}
 	if err := s.call(ctx, "resume", struct{}{}); err != nil {

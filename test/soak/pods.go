@@ -82,7 +82,7 @@ func (s *stage) startPod(ctx context.Context, random *rand.Rand, pod string) boo
 	c := standin.Container{Pod: pod, Name: "main", Resource: names[random.IntN(len(names))], Init: random.IntN(10) == 0}
 	c.Count = 1 + random.IntN(min(3, free[c.Resource]))
 	mark, began := s.Mark(), time.Now()
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second*s.options.slack)
 	defer cancel()
 	got, err := s.Admit(ctx, c)
 	var refusal *standin.PodError

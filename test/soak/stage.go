@@ -167,7 +167,7 @@ func (s *stage) startDaemon(ctx context.Context) (*node.Node, error) {
 	s.metrics[other] = at
 	s.mu.Unlock()
 	process := other.Running()
-	if err := node.Poll(ctx, 15*time.Second, nil, func(ctx context.Context) error {
+	if err := node.Poll(ctx, 15*time.Second*s.options.slack, nil, func(ctx context.Context) error {
 		return control.Call(ctx, other.ControlSocket(), "simulate.list", nil, nil)
 	}); err != nil {
 		s.violate("a daemon that was started does not answer: %v", err)
@@ -198,7 +198,7 @@ func (s *stage) stopDaemon(n *node.Node, signal syscall.Signal) error {
 		<-process.Ended()
 	}
 	err := n.StopDaemon()
-	if took := time.Since(began); took > maxEnd {
+	if took := time.Since(began); took > maxEnd*s.options.slack {
 		s.violate("a daemon took %s to end after %s", short(took), signal)
 	}
 	if signal == syscall.SIGTERM && err != nil {
@@ -252,11 +252,11 @@ func (s *stage) call(ctx context.Context, name string, arguments any) error {
 const maxAnswer = 5 * time.Second
 
 func (s *stage) callOne(ctx context.Context, n *node.Node, name string, arguments, result any) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*maxAnswer)
+	ctx, cancel := context.WithTimeout(ctx, 2*maxAnswer*s.options.slack)
 	defer cancel()
 	began := time.Now()
 	err := control.Call(ctx, n.ControlSocket(), name, arguments, result)
-	if took := time.Since(began); took > maxAnswer && context.Cause(ctx) == nil {
+	if took := time.Since(began); took > maxAnswer*s.options.slack && context.Cause(ctx) == nil {
 		s.violate("a daemon took %s to answer %s", short(took), name)
 	}
 	return err
