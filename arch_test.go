@@ -100,8 +100,12 @@ var imports = map[string][]string{
 		"internal/kubelet", // for the values of its accounts
 	},
 	"internal/migwish": {"internal/config", "internal/feed", "internal/files", "internal/layout", "internal/mig"},
-	"internal/offer":   {"internal/config", "internal/inventory", "internal/resource", "internal/plugin", "internal/feed", "internal/supervise"},
-	"internal/cli":     {everything},
+	"internal/claims": {
+		"internal/cdi", "internal/config", "internal/dra", "internal/inventory", "internal/resource", "internal/feed", "internal/files",
+		"internal/kubelet", // for the values of its accounts
+	},
+	"internal/offer": {"internal/config", "internal/inventory", "internal/resource", "internal/plugin", "internal/feed", "internal/supervise"},
+	"internal/cli":   {everything},
 }
 
 // lean is the program that does not talk to the API server, and what it may not link.

@@ -14,7 +14,17 @@ import (
 //
 // Before the new file takes its place, check is called with its temporary path; if check returns an error, the old file
 // stays. A nil check accepts everything. Write leaves no temporary file when it fails.
-func Write(path string, content []byte, mode fs.FileMode, check func(temporary string) error) (err error) {
+func Write(path string, content []byte, mode fs.FileMode, check func(temporary string) error) error {
+	return write(path, content, mode, (*os.File).Sync, check)
+}
+
+// Replace is Write without a check, and without waiting for the disk: when the node loses power, the file may be gone, empty or the old one.
+// It is for what can be made again.
+func Replace(path string, content []byte, mode fs.FileMode) error {
+	return write(path, content, mode, func(*os.File) error { return nil }, nil)
+}
+
+func write(path string, content []byte, mode fs.FileMode, sync func(*os.File) error, check func(temporary string) error) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*.tmp")
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, unnamed(err))
@@ -29,7 +39,7 @@ func Write(path string, content []byte, mode fs.FileMode, check func(temporary s
 		err = f.Chmod(mode) // CreateTemp makes files for their owner alone, and the umask does not count here
 	}
 	if err == nil {
-		err = f.Sync()
+		err = sync(f)
 	}
 	if err = errors.Join(err, f.Close()); err != nil {
 		return unnamed(err)

@@ -1,0 +1,127 @@
+package cdi
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+
+	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+)
+
+// The CDI names that containers with a ResourceClaim are given, and the file of a claim, are those of NVIDIA's driver: a claim that it
+// prepared has one file, whoever wrote it last.
+const (
+	claimVendor = "k8s.gpu.nvidia.com"
+	claimClass  = "claim"
+)
+
+// Given is what a container is given with each GPU and MIG device of a node. It is immutable.
+type Given struct {
+	version string
+	common  specs.ContainerEdits
+	devices map[string]specs.ContainerEdits // by UUID
+}
+
+// Given returns what containers are given with the devices of a Snapshot. The error says what could not be read of the driver; what was found
+// of it before is then used, if there is any. Without anything, no device is given.
+func (w *Writer) Given(snapshot inventory.Snapshot, e edits.Options, o Options) (Given, error) {
+	e.IDs, e.Void = edits.ByUUID, true
+	wanted := Wanted{Snapshot: snapshot, Plan: resource.New(snapshot, resource.Options{MIG: resource.MIGMixed}), Edits: e, Options: o}
+	made, err := wanted.specs(w.root, &w.found)
+	spec := made[edits.CDIGPU]
+	if spec == nil {
+		return Given{}, err
+	}
+	spec.Kind = claimVendor + "/" + claimClass
+	for class, companion := range made {
+		if class == edits.CDIGPU {
+			continue
+		}
+		for _, d := range companion.Devices {
+			spec.ContainerEdits.DeviceNodes = append(spec.ContainerEdits.DeviceNodes, d.ContainerEdits.DeviceNodes...)
+			spec.ContainerEdits.Mounts = append(spec.ContainerEdits.Mounts, d.ContainerEdits.Mounts...)
+		}
+	}
+	version, problem := specs.MinimumRequiredVersion(spec)
+	spec.Version = version
+	if problem == nil {
+		problem = valid(spec)
+	}
+	if problem != nil {
+		return Given{}, errors.Join(err, fmt.Errorf("make CDI specs of claims: %w", problem))
+	}
+	g := Given{version, spec.ContainerEdits, map[string]specs.ContainerEdits{}}
+	for _, d := range wanted.Plan.NodeDevices() {
+		name := edits.CDIName(d, edits.ByUUID)
+		for _, made := range spec.Devices {
+			if made.Name == name {
+				g.devices[d.UUID] = made.ContainerEdits
+			}
+		}
+	}
+	return g, err
+}
+
+// valid returns why a runtime would refuse a spec.
+func valid(spec *specs.Spec) error {
+	all := []specs.ContainerEdits{spec.ContainerEdits}
+	for _, d := range spec.Devices {
+		all = append(all, d.ContainerEdits)
+	}
+	for _, e := range all {
+		if err := (&cdilib.ContainerEdits{ContainerEdits: &e}).Validate(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Has reports whether it is known what a container is given with a device.
+func (g Given) Has(uuid string) bool {
+	_, known := g.devices[uuid]
+	return known
+}
+
+// Claim returns the content of a claim's spec file, for its devices: UUIDs by the names of devices. All of them must be known.
+func (g Given) Claim(uid string, devices map[string]string) ([]byte, error) {
+	spec := specs.Spec{Version: g.version, Kind: claimVendor + "/" + claimClass, ContainerEdits: g.common}
+	for _, name := range slices.Sorted(maps.Keys(devices)) {
+		given, known := g.devices[devices[name]]
+		if !known {
+			return nil, fmt.Errorf("it is not known what a container is given with %s", devices[name])
+		}
+		spec.Devices = append(spec.Devices, specs.Device{Name: uid + "-" + name, ContainerEdits: given})
+	}
+	return json.Marshal(spec)
+}
+
+// ClaimFile is the path of a claim's spec file. Its content is JSON, which is YAML, too.
+func ClaimFile(dir, uid string) string {
+	return filepath.Join(dir, cdilib.GenerateTransientSpecName(claimVendor, claimClass, uid)+".yaml")
+}
+
+// ClaimDevice is the CDI name of a claim's device.
+func ClaimDevice(uid, device string) string {
+	return claimVendor + "/" + claimClass + "=" + uid + "-" + device
+}
+
+// WriteClaim replaces the spec file of a claim. It does not wait for the disk: who knows of the claim can write it again.
+func WriteClaim(dir, uid string, content []byte) error {
+	err := files.Replace(ClaimFile(dir, uid), content, readableByAll)
+	if errors.Is(err, os.ErrNotExist) {
+		if err = os.MkdirAll(dir, 0o755); err == nil {
+			err = files.Replace(ClaimFile(dir, uid), content, readableByAll)
+		}
+	}
+	return err
+}

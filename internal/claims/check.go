@@ -1,0 +1,270 @@
+package claims
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+)
+
+// A Cause is why a call failed, for metrics.
+type Cause string
+
+// The causes.
+const (
+	CauseConfig    Cause = "configuration" // the opaque configuration of the claim or its class
+	CauseDevice    Cause = "device"        // the device is not one of this node, or not any more
+	CauseHealth    Cause = "health"
+	CauseInUse     Cause = "in-use"
+	CauseNotReady  Cause = "not-ready" // the driver, kubelet or this program is not as far yet
+	CauseLate      Cause = "late"      // the claim was given back meanwhile, or nobody waits any more
+	CauseDisk      Cause = "disk"
+	CauseMalformed Cause = "malformed" // the call itself
+)
+
+// Causes returns all causes.
+func Causes() []Cause {
+	return []Cause{CauseConfig, CauseDevice, CauseHealth, CauseInUse, CauseNotReady, CauseLate, CauseDisk, CauseMalformed}
+}
+
+// A failure is an error with its cause.
+type failure struct {
+	cause Cause
+	err   error
+}
+
+func (f failure) Error() string { return f.err.Error() }
+func (f failure) Unwrap() error { return f.err }
+
+func fail(cause Cause, format string, args ...any) error {
+	return failure{cause, fmt.Errorf(format, args...)}
+}
+
+// causeOf returns the cause of an error; empty for nil.
+func causeOf(err error) Cause {
+	var f failure
+	switch {
+	case err == nil:
+		return ""
+	case errors.As(err, &f):
+		return f.cause
+	}
+	return CauseDisk
+}
+
+var uidForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$`)
+
+// validUID reports whether a UID can be part of a file's name. Those of the API server can.
+func validUID(uid string) bool { return uidForm.MatchString(uid) }
+
+// A node is what is known of the devices of this node.
+type node struct {
+	pool     dra.Pool
+	snapshot inventory.Snapshot
+}
+
+// resolve returns the devices of a claim, or why it cannot have them.
+func (n node) resolve(claim dra.Claim) ([]recordDevice, error) {
+	configs, err := parseConfigs(claim.Configs)
+	if err != nil {
+		return nil, err
+	}
+	if len(claim.Results) == 0 {
+		return nil, fail(CauseMalformed, "the claim has no device of the driver %s", dra.Driver)
+	}
+	if n.snapshot.Generation == 0 {
+		return nil, fail(CauseNotReady, "the GPUs of the node are not known yet: the driver has not answered")
+	}
+	if !n.snapshot.Control.Has(inventory.NodeControl) {
+		return nil, fail(CauseNotReady, "the driver's device node /dev/nvidiactl is not there yet")
+	}
+	devices := make([]recordDevice, len(claim.Results))
+	for i, result := range claim.Results {
+		if devices[i], err = n.device(result); err != nil {
+			return nil, err
+		}
+		if devices[i].Settings, err = settings(configs, result, devices[i].MIG != nil); err != nil {
+			return nil, err
+		}
+	}
+	return devices, nil
+}
+
+// device returns the device of a result, if new work may be given to it.
+func (n node) device(result dra.Result) (recordDevice, error) {
+	d := recordDevice{
+		Request: result.Request, Pool: result.Pool, Device: result.Device, ShareID: result.ShareID,
+		ConsumedCapacity: result.ConsumedCapacity, AdminAccess: result.AdminAccess, Tolerations: tolerations(result.Tolerations),
+	}
+	published, found := n.published(result)
+	if !found {
+		return d, fail(CauseDevice, "the device %s of pool %s is not one that this node gives to claims now", result.Device, result.Pool)
+	}
+	uuid := published.Attributes["uuid"].Value
+	for _, g := range n.snapshot.GPUs {
+		name, health := fmt.Sprintf("GPU %d (%s)", g.Index, g.UUID), g.Health
+		if g.UUID != uuid {
+			i := slices.IndexFunc(g.MIGDevices, func(m inventory.MIGDevice) bool { return m.UUID == uuid })
+			if i < 0 {
+				continue
+			}
+			m := g.MIGDevices[i]
+			name, health = fmt.Sprintf("MIG device %d:%d (%s)", g.Index, m.Index, m.UUID), inventory.Worst(g.Health, m.Health)
+			d.MIG = &recordMIG{UUID: m.UUID, Profile: m.Profile, GI: m.GI, CI: m.CI, Start: m.Placement.Start, Size: m.Placement.Size}
+		} else if g.MIG == inventory.MIGEnabled {
+			continue // it was divided since it was published
+		}
+		d.GPU, d.BDF = g.UUID, g.BDF
+		return d, fit(name, health, published, result)
+	}
+	return d, fail(CauseDevice, "the device %s (%s) is not there any more", result.Device, uuid)
+}
+
+// published returns a device of the pool.
+func (n node) published(result dra.Result) (dra.Device, bool) {
+	if result.Pool != n.pool.Name {
+		return dra.Device{}, false
+	}
+	for _, slice := range n.pool.Slices {
+		for _, d := range slice.Devices {
+			if d.Name == result.Device {
+				return d, true
+			}
+		}
+	}
+	return dra.Device{}, false
+}
+
+// fit returns why new work must not be given to a device of some health.
+func fit(name string, health inventory.Health, published dra.Device, result dra.Result) error {
+	if health.Allocatable() {
+		return nil
+	}
+	var keys []string
+	for _, t := range published.Taints {
+		tolerated := slices.ContainsFunc(result.Tolerations, func(by dra.Toleration) bool { return tolerates(by, t) })
+		if t.Key != dra.TaintLeaving && !tolerated {
+			keys = append(keys, t.Key)
+		}
+	}
+	why := health.Reason
+	if health.Cure != inventory.NoCure {
+		why += "; cure: " + string(health.Cure)
+	}
+	switch {
+	case len(keys) > 0:
+		return fail(CauseHealth, "%s is %s: %s; the claim does not tolerate the taint %s", name, health.State, why, strings.Join(keys, ", "))
+	case len(published.Taints) == 0: // it is not published yet
+		return fail(CauseHealth, "%s is %s: %s", name, health.State, why)
+	}
+	return nil
+}
+
+// tolerates is Kubernetes' rule.
+func tolerates(by dra.Toleration, t dra.Taint) bool {
+	return (by.Effect == "" || by.Effect == t.Effect) && (by.Key == t.Key || by.Key == "" && by.Operator == "Exists") &&
+		(by.Operator == "Exists" || (by.Operator == "Equal" || by.Operator == "") && by.Value == t.Value)
+}
+
+// A claimConfig is for some requests; for all if it names none.
+type claimConfig struct {
+	dra.OpaqueConfig
+	dra.DeviceConfig
+}
+
+// parseConfigs reads all configuration of a claim, so that an error is found also where a later one counts.
+func parseConfigs(of []dra.OpaqueConfig) ([]claimConfig, error) {
+	all := make([]claimConfig, len(of))
+	for i, o := range of {
+		parsed, problems := dra.ParseConfig(o.Parameters)
+		if len(problems) > 0 {
+			where := "the claim"
+			if o.Source == dra.FromClass {
+				where = "the DeviceClass"
+			}
+			if len(o.Requests) > 0 {
+				where += " for " + strings.Join(o.Requests, ", ")
+			}
+			return nil, fail(CauseConfig, "the configuration of %s is refused: %s", where, strings.Join(problems, "; "))
+		}
+		all[i] = claimConfig{o, parsed}
+	}
+	return all, nil
+}
+
+// settings returns how a device is to be used, or why it cannot be used so: by the last configuration that is for it.
+func settings(configs []claimConfig, result dra.Result, mig bool) (string, error) {
+	kind := dra.GPUConfig
+	if mig {
+		kind = dra.MIGConfig
+	}
+	request, _, _ := strings.Cut(result.Request, "/")
+	for _, c := range slices.Backward(configs) {
+		named := slices.Contains(c.Requests, result.Request) || slices.Contains(c.Requests, request)
+		switch {
+		case !named && len(c.Requests) > 0, !named && c.Kind != kind:
+			continue
+		case c.Kind != kind:
+			return "", fail(CauseConfig, "the configuration for request %s is a %s, and its device %s needs a %s",
+				result.Request, c.Kind, result.Device, kind)
+		case c.Strategy == dra.MPS:
+			return "", fail(CauseConfig, "sharing.strategy: MPS is not supported for claims yet; use %s", dra.TimeSlicing)
+		case c.Interval != 0:
+			return "", fail(CauseConfig, "sharing.timeSlicingConfig.interval: only Default is supported for claims yet")
+		}
+		return c.String(), nil
+	}
+	return "", nil
+}
+
+// free returns which claim or pod has a device of a claim, so that the claim cannot have it now.
+func (n node) free(wanted record, records map[string]record, boot string, held []kubelet.HeldDevice) error {
+	for _, d := range wanted.Devices {
+		if d.AdminAccess {
+			continue
+		}
+		for uid, r := range records {
+			if uid == wanted.UID || r.former(boot) {
+				continue
+			}
+			for _, other := range r.Devices {
+				if overlap(d, other) {
+					return fail(CauseInUse, "the device %s (%s) is in use by the claim %s, which has not been unprepared yet", d.Device, d.uuid(), r)
+				}
+			}
+		}
+		for _, h := range held {
+			uuid, _ := resource.SplitID(h.ID)
+			if n.partOf(uuid, d) {
+				return fail(CauseInUse, "the device %s (%s) is in use by the pod %s, which has %s by the device plugin", d.Device, d.uuid(), h.Pod, h.Resource)
+			}
+		}
+	}
+	return nil
+}
+
+// overlap reports whether no two claims may have these devices at the same time.
+func overlap(a, b recordDevice) bool {
+	switch {
+	case a.GPU != b.GPU, a.AdminAccess, b.AdminAccess:
+		return false
+	case a.MIG != nil && b.MIG != nil && a.MIG.UUID != b.MIG.UUID:
+		return false
+	}
+	return a.ShareID == "" || b.ShareID == "" || a.Settings != b.Settings
+}
+
+// partOf reports whether a device of the device plugin and a device of a claim have something in common.
+func (n node) partOf(uuid string, d recordDevice) bool {
+	if uuid == d.GPU || uuid == d.uuid() {
+		return true
+	}
+	g, _ := n.snapshot.GPU(d.GPU)
+	return d.MIG == nil && slices.ContainsFunc(g.MIGDevices, func(m inventory.MIGDevice) bool { return m.UUID == uuid })
+}

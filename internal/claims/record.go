@@ -1,0 +1,334 @@
+package claims
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+)
+
+// The rules of records:
+//
+//   - A claim has a record from before the first trace of it elsewhere until after the last one is gone: a CDI spec whose claim has no record is
+//     never there, wherever the process is killed. So what was begun can be finished or taken back.
+//   - The record of a claim is written under the lock of the claim and those of its GPUs, and removed under that of the claim.
+//   - A record that cannot be read is set aside, and the others go on.
+//   - What a newer version of this program has noted in a record stays in it.
+
+const (
+	recordVersion = 1
+	recordSuffix  = ".json"
+	// maxRecord is the largest record that is read, in bytes. A claim has at most 32 devices, of a thousand each.
+	maxRecord = 1 << 20
+	// A tombstone says when a claim was given back. It is kept for longer than any call for the claim can last.
+	tombstoneSuffix = ".gone"
+	tombstoneFor    = 10 * time.Minute
+)
+
+// A record is what is noted of a claim. It is immutable.
+type record struct {
+	Version   int    `json:"version"`
+	Boot      string `json:"boot,omitempty"` // the node's boot ID when the claim was prepared
+	UID       string `json:"uid"`
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	// Prepared is when the record was written first.
+	Prepared time.Time `json:"prepared"`
+	// Adopted says that NVIDIA's driver prepared the claim.
+	Adopted bool           `json:"adopted,omitempty"`
+	Devices []recordDevice `json:"devices"`
+
+	other map[string]json.RawMessage // what a newer version has noted
+}
+
+// A recordDevice is a result of an allocation, and what it was when the claim was prepared.
+type recordDevice struct {
+	Request          string            `json:"request"`
+	Pool             string            `json:"pool"`
+	Device           string            `json:"device"`
+	ShareID          string            `json:"shareID,omitempty"`
+	ConsumedCapacity map[string]string `json:"consumedCapacity,omitempty"`
+	AdminAccess      bool              `json:"adminAccess,omitempty"`
+	Tolerations      []toleration      `json:"tolerations,omitempty"`
+	// GPU is the UUID of the GPU, and BDF its PCI address.
+	GPU string `json:"gpu"`
+	BDF string `json:"bdf,omitempty"`
+	// MIG is the MIG device, if it is one.
+	MIG *recordMIG `json:"mig,omitempty"`
+	// Settings are how the claim uses the device, in words that are equal when the settings are.
+	Settings string `json:"settings,omitempty"`
+
+	other map[string]json.RawMessage
+}
+
+type recordMIG struct {
+	UUID    string `json:"uuid"`
+	Profile string `json:"profile,omitempty"`
+	GI      int    `json:"gi"`
+	CI      int    `json:"ci"`
+	Start   int    `json:"start"`
+	Size    int    `json:"size"`
+}
+
+// A toleration is a dra.Toleration with the names that Kubernetes has for its fields.
+type toleration struct {
+	Key      string `json:"key,omitempty"`
+	Operator string `json:"operator,omitempty"`
+	Value    string `json:"value,omitempty"`
+	Effect   string `json:"effect,omitempty"`
+}
+
+func tolerations(of []dra.Toleration) []toleration {
+	var all []toleration
+	for _, t := range of {
+		all = append(all, toleration(t))
+	}
+	return all
+}
+
+// uuid returns the UUID of the GPU or MIG device.
+func (d recordDevice) uuid() string {
+	if d.MIG != nil {
+		return d.MIG.UUID
+	}
+	return d.GPU
+}
+
+// String names the claim.
+func (r record) String() string { return r.Namespace + "/" + r.Name }
+
+// former reports whether the node was restarted since the claim was prepared: no container of it runs.
+func (r record) former(boot string) bool { return r.Boot != "" && boot != "" && r.Boot != boot }
+
+// gpus returns the UUIDs of the claim's GPUs, each once.
+func (r record) gpus() []string {
+	var all []string
+	for _, d := range r.Devices {
+		if !slices.Contains(all, d.GPU) {
+			all = append(all, d.GPU)
+		}
+	}
+	return all
+}
+
+func (r record) MarshalJSON() ([]byte, error) {
+	type plain record
+	return withOther(plain(r), r.other)
+}
+
+func (r *record) UnmarshalJSON(text []byte) error {
+	type plain record
+	err := json.Unmarshal(text, (*plain)(r))
+	r.other = other[plain](text)
+	return err
+}
+
+func (d recordDevice) MarshalJSON() ([]byte, error) {
+	type plain recordDevice
+	return withOther(plain(d), d.other)
+}
+
+func (d *recordDevice) UnmarshalJSON(text []byte) error {
+	type plain recordDevice
+	err := json.Unmarshal(text, (*plain)(d))
+	d.other = other[plain](text)
+	return err
+}
+
+// other returns the fields of an object that T does not have.
+func other[T any](text []byte) map[string]json.RawMessage {
+	var fields map[string]json.RawMessage
+	if json.Unmarshal(text, &fields) != nil {
+		return nil
+	}
+	for _, field := range reflect.VisibleFields(reflect.TypeFor[T]()) {
+		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
+		delete(fields, name)
+	}
+	return fields
+}
+
+// withOther returns the text of a value with more fields.
+func withOther(v any, more map[string]json.RawMessage) ([]byte, error) {
+	text, err := json.Marshal(v)
+	if err != nil || len(more) == 0 {
+		return text, err
+	}
+	added, err := json.Marshal(more)
+	return append(append(text[:len(text)-1], ','), added[1:]...), err
+}
+
+// inherit takes over what a newer version has noted of the claim.
+func (r *record) inherit(from record) {
+	r.Prepared, r.other = from.Prepared, from.other
+	for i := range r.Devices {
+		d := &r.Devices[i]
+		for _, f := range from.Devices {
+			if f.Request == d.Request && f.Device == d.Device && f.ShareID == d.ShareID {
+				d.other = f.other
+			}
+		}
+	}
+}
+
+// A store has the records of one folder.
+type store struct {
+	dir, boot string
+	clock     clock.PassiveClock
+}
+
+// A page is the file's form. The checksum is that of the bytes of the record as they are in the file.
+type page struct {
+	Checksum string          `json:"checksum"`
+	Record   json.RawMessage `json:"record"`
+}
+
+func checksum(text []byte) string {
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:16])
+}
+
+func (s store) path(uid, suffix string) string { return filepath.Join(s.folder(), uid+suffix) }
+
+// folder is where the records are.
+func (s store) folder() string { return filepath.Join(s.dir, "claims") }
+
+// read returns a record, and false if there is none.
+func (s store) read(uid string) (record, bool, error) {
+	text, err := files.Read(s.path(uid, recordSuffix), maxRecord)
+	if errors.Is(err, fs.ErrNotExist) {
+		return record{}, false, nil
+	}
+	var p page
+	var r record
+	if err == nil {
+		err = json.Unmarshal(text, &p)
+	}
+	if err == nil && checksum(p.Record) != p.Checksum {
+		err = errors.New("its checksum is wrong")
+	}
+	if err == nil {
+		err = json.Unmarshal(p.Record, &r)
+	}
+	if err == nil && r.UID != uid {
+		err = fmt.Errorf("it is about the claim with UID %q", r.UID)
+	}
+	if err != nil {
+		return record{}, false, fmt.Errorf("read the record of a claim: %s: %w", s.path(uid, recordSuffix), err)
+	}
+	return r, true, nil
+}
+
+// readOrSetAside is read for a caller that has the lock of the claim: a record that cannot be read is set aside.
+func (s store) readOrSetAside(ctx context.Context, uid string) (record, bool) {
+	r, found, err := s.read(uid)
+	if err != nil {
+		path := s.path(uid, recordSuffix)
+		klog.FromContext(ctx).Error(errors.Join(err, os.Rename(path, path+files.Damaged)), "Setting the record of a claim aside", "uid", uid)
+	}
+	return r, found
+}
+
+// all returns the records that can be read, by UID, and the UIDs of the others.
+func (s store) all() (records map[string]record, unread []string, err error) {
+	records = map[string]record{}
+	entries, err := os.ReadDir(s.folder())
+	if errors.Is(err, fs.ErrNotExist) {
+		return records, nil, nil
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("list the records of claims: %w", err)
+	}
+	for _, e := range entries {
+		uid, is := strings.CutSuffix(e.Name(), recordSuffix)
+		if !is || !validUID(uid) {
+			continue
+		}
+		r, found, err := s.read(uid)
+		switch {
+		case err != nil:
+			unread = append(unread, uid)
+		case found:
+			records[uid] = r
+		}
+	}
+	return records, unread, nil
+}
+
+// write writes a record, and returns once it is on the disk.
+func (s store) write(r record) error {
+	text, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	if text, err = json.Marshal(page{checksum(text), text}); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(s.folder(), 0o700); err != nil {
+		return err
+	}
+	return files.Write(s.path(r.UID, recordSuffix), append(text, '\n'), 0o600, nil)
+}
+
+// remove removes a record, also one that was set aside.
+func (s store) remove(uid string) error {
+	for _, suffix := range []string{recordSuffix + files.Damaged, recordSuffix} {
+		if err := os.Remove(s.path(uid, suffix)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("remove the record of a claim: %w", err)
+		}
+	}
+	return nil
+}
+
+// gone returns what says which was the last time that the claim was given back; empty if it never was, or long ago.
+func (s store) gone(uid string) string {
+	text, _ := files.Read(s.path(uid, tombstoneSuffix), 100)
+	return string(text)
+}
+
+// bury notes that the claim is given back now: a call that began to prepare it before must not do so any more.
+func (s store) bury(uid string) error {
+	text := strconv.FormatInt(s.clock.Now().UnixNano(), 10)
+	if text == s.gone(uid) {
+		text += "+"
+	}
+	if err := os.MkdirAll(s.folder(), 0o700); err != nil {
+		return err
+	}
+	return files.Replace(s.path(uid, tombstoneSuffix), []byte(text), 0o600)
+}
+
+// sweep removes tombstones that nobody needs any more.
+func (s store) sweep() error {
+	entries, err := os.ReadDir(s.folder())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, e := range entries {
+		uid, is := strings.CutSuffix(e.Name(), tombstoneSuffix)
+		if !is {
+			continue
+		}
+		at, _ := strconv.ParseInt(strings.TrimRight(s.gone(uid), "+"), 10, 64)
+		if s.clock.Since(time.Unix(0, at)) > tombstoneFor {
+			err = errors.Join(err, os.Remove(filepath.Join(s.folder(), e.Name())))
+		}
+	}
+	return err
+}

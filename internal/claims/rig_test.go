@@ -1,0 +1,234 @@
+package claims_test
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/klog/v2"
+	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cdi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+)
+
+// A rig is a node with two GPUs, of which the second has two MIG devices, and what Claims need of it.
+type rig struct {
+	tb        testing.TB
+	options   claims.Options
+	snapshots *feed.Feed[inventory.Snapshot]
+	pools     *feed.Feed[dra.Pool]
+	configs   *feed.Feed[config.Config]
+	driver    string // where the driver's files are
+
+	mu       sync.Mutex
+	held     []kubelet.HeldDevice
+	heldErr  error
+	asked    func() // called when kubelet is asked
+	claimed  map[string]bool
+	existing map[string]bool // by UID
+	exists   error
+}
+
+var healthy = inventory.Health{State: inventory.Healthy}
+
+// snapshot is what the rig's driver finds.
+func snapshot() inventory.Snapshot {
+	place := func(start int) inventory.MIGPlacement {
+		return inventory.MIGPlacement{Profile: 9, Start: start, Size: 4}
+	}
+	half := inventory.MIGAttributes{GISlices: 3, CISlices: 3}
+	return inventory.Snapshot{
+		Generation: 1, Driver: inventory.Driver{Version: "580.95.05"}, Control: inventory.NodeControl | inventory.NodeUVM,
+		GPUs: []inventory.GPU{
+			{UUID: "GPU-a", Index: 0, Minor: 0, BDF: "0000:1b:00.0", NUMANode: -1, MIG: inventory.MIGDisabled, Health: healthy},
+			{UUID: "GPU-b", Index: 1, Minor: 1, BDF: "0000:1c:00.0", NUMANode: -1, MIG: inventory.MIGEnabled, Health: healthy, MIGDevices: []inventory.MIGDevice{
+				{UUID: "MIG-b0", Index: 0, GI: 1, GICap: 30, CICap: 31, Profile: "3g.40gb", Placement: place(0), Attributes: half, Health: healthy},
+				{UUID: "MIG-b1", Index: 1, GI: 2, GICap: 39, CICap: 40, Profile: "3g.40gb", Placement: place(4), Attributes: half, Health: healthy},
+			}},
+			{UUID: "GPU-c", Index: 2, Minor: 2, BDF: "0000:1d:00.0", NUMANode: -1, MIG: inventory.MIGDisabled, Health: healthy},
+		},
+	}
+}
+
+func newRig(tb testing.TB) *rig {
+	tb.Helper()
+	dir := tb.TempDir()
+	r := &rig{tb: tb, snapshots: feed.New(inventory.Snapshot{}), pools: feed.New(dra.Pool{}), claimed: map[string]bool{}, existing: map[string]bool{}}
+	r.driver = filepath.Join(dir, "root")
+	library := filepath.Join(r.driver, "usr/lib/x86_64-linux-gnu/libcuda.so.580.95.05")
+	if err := os.MkdirAll(filepath.Dir(library), 0o700); err != nil {
+		tb.Fatal(err)
+	}
+	if err := os.WriteFile(library, nil, 0o600); err != nil {
+		tb.Fatal(err)
+	}
+	r.configs = feed.New(config.Config{CDI: cdi.Options{DriverRoot: "/", ContainerDriverRoot: "/"}})
+	r.options = claims.Options{
+		Pools: r.pools, Snapshots: r.snapshots, Configs: r.configs,
+		Held: func(context.Context) ([]kubelet.HeldDevice, error) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			if r.asked != nil {
+				r.asked()
+			}
+			return r.held, r.heldErr
+		},
+		Claimed: func(context.Context) (map[string]bool, error) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			return r.claimed, nil
+		},
+		Exists: func(_ context.Context, uid, _, _ string) (bool, error) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			return r.existing[uid], r.exists
+		},
+		StateDir: filepath.Join(dir, "state"), CDIDir: filepath.Join(dir, "cdi"), BootID: "one", Root: os.DirFS(r.driver),
+	}
+	r.publish(snapshot())
+	return r
+}
+
+// publish has the driver find something else.
+func (r *rig) publish(s inventory.Snapshot) {
+	r.pools.Publish(dra.New(s, "node", dra.Numbers{}.With(snapshot().GPUs), dra.All(s.GPUs)))
+	r.snapshots.Publish(s)
+}
+
+// start begins the life of Claims, and returns once they have looked.
+func (r *rig) start() (*claims.Claims, func()) {
+	r.tb.Helper()
+	c := claims.New(r.options)
+	ctx, cancel := context.WithCancel(klog.NewContext(r.tb.Context(), klog.Logger{}))
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx) }()
+	stop := sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			r.tb.Errorf("Run() = %v", err)
+		}
+	})
+	r.tb.Cleanup(stop)
+	wait(r.tb, "the records are read", func() bool { return c.InUse().Value() != nil })
+	return c, stop
+}
+
+// patience is for machines that are slow.
+const patience = 30 * time.Second
+
+// wait waits until something is so.
+func wait(tb testing.TB, what string, so func() bool) {
+	tb.Helper()
+	for deadline := time.Now().Add(patience); !so(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			tb.Fatalf("waited %s in vain until %s", patience, what)
+		}
+	}
+}
+
+// claim is a claim for devices.
+func claim(uid string, devices ...string) dra.Claim {
+	c := dra.Claim{UID: uid, Namespace: "default", Name: "claim-" + uid}
+	for _, d := range devices {
+		c.Results = append(c.Results, dra.Result{Request: "gpu", Pool: "node", Device: d})
+	}
+	return c
+}
+
+// The names of the devices of the rig.
+const (
+	gpuA  = "gpu-0"
+	migB0 = "gpu-1-mig-3g40gb-9-0"
+	migB1 = "gpu-1-mig-3g40gb-9-4"
+	gpuC  = "gpu-2"
+)
+
+// record returns the text of a claim's record; empty if there is none.
+func (r *rig) record(uid string) string {
+	text, err := os.ReadFile(filepath.Join(r.options.StateDir, "claims", uid+".json"))
+	if err != nil && !os.IsNotExist(err) {
+		r.tb.Fatal(err)
+	}
+	return string(text)
+}
+
+// spec reads the spec of a claim as a runtime does; nil if there is none.
+func (r *rig) spec(uid string) *specs.Spec {
+	r.tb.Helper()
+	path := cdi.ClaimFile(r.options.CDIDir, uid)
+	if _, err := os.Stat(path); os.IsNotExist(err) {
+		return nil
+	}
+	spec, err := cdilib.ReadSpec(path, 0)
+	if err != nil {
+		r.tb.Fatal(err)
+	}
+	return spec.Spec
+}
+
+// nodes returns the device nodes that a container with all of the given CDI devices gets, as the runtime resolves them.
+func (r *rig) nodes(ids ...string) string {
+	r.tb.Helper()
+	cache, err := cdilib.NewCache(cdilib.WithSpecDirs(r.options.CDIDir), cdilib.WithAutoRefresh(false))
+	if err != nil {
+		r.tb.Fatal(err)
+	}
+	if errs := cache.GetErrors(); len(errs) > 0 {
+		r.tb.Fatalf("the folder of specs has errors: %v", errs)
+	}
+	var nodes []string
+	for _, id := range ids {
+		device := cache.GetDevice(id)
+		if device == nil {
+			r.tb.Fatalf("the runtime does not find %s", id)
+		}
+		for _, n := range device.ContainerEdits.DeviceNodes {
+			nodes = append(nodes, strings.TrimPrefix(n.Path, "/dev/"))
+		}
+	}
+	return strings.Join(nodes, " ")
+}
+
+// ids returns all CDI devices of an answer.
+func ids(prepared []dra.Prepared) []string {
+	var all []string
+	for _, p := range prepared {
+		all = append(all, p.CDIDeviceIDs...)
+	}
+	return all
+}
+
+// files returns the names in a folder.
+func files(tb testing.TB, folder string) []string {
+	tb.Helper()
+	entries, err := os.ReadDir(folder)
+	if err != nil && !os.IsNotExist(err) {
+		tb.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+func text(tb testing.TB, v any) string {
+	tb.Helper()
+	b, err := json.Marshal(v)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return string(b)
+}

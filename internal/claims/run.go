@@ -1,0 +1,205 @@
+package claims
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"reflect"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cdi"
+)
+
+// every is how often the records are read again, which another process may have changed, and specs that are gone are written again.
+const every = 10 * time.Second
+
+// Run keeps the CDI specs of all claims as they should be, until ctx ends, and then returns nil.
+func (c *Claims) Run(ctx context.Context) error {
+	writer := cdi.NewWriter(c.options.CDIDir, c.options.Root)
+	timer := c.options.Clock.NewTimer(every)
+	defer timer.Stop()
+	leaks := leaks{since: map[string]time.Time{}}
+	var problem string
+	for {
+		snapshot, looked := c.options.Snapshots.Latest()
+		configured, changed := c.options.Configs.Latest()
+		if snapshot.Generation > 0 {
+			given, err := writer.Given(snapshot, configured.Edits, configured.CDI)
+			c.given.Store(&given)
+			if text := textOf(err); text != problem {
+				if problem = text; err != nil {
+					klog.FromContext(ctx).Error(err, "Cannot make all CDI specs of claims")
+				}
+			}
+		}
+		c.refresh(ctx)
+		select {
+		case <-c.started:
+		default:
+			close(c.started)
+		}
+		for waiting := true; waiting; {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-looked:
+				waiting = false
+			case <-changed:
+				waiting = false
+			case <-timer.C():
+				timer.Reset(every)
+				c.refresh(ctx)
+				c.findLeaks(ctx, &leaks)
+				if err := c.store.sweep(); err != nil {
+					klog.FromContext(ctx).V(2).Info("Cannot remove old tombstones of claims", "reason", err.Error())
+				}
+			}
+		}
+	}
+}
+
+func textOf(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// refresh reads the records again, writes the specs that are not as they should be, and sets aside what cannot be read.
+func (c *Claims) refresh(ctx context.Context) {
+	records, unread := c.reread(ctx)
+	for _, uid := range append(unread, slices.Sorted(maps.Keys(records))...) {
+		if err := c.refreshClaim(ctx, uid); err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).V(2).Info("Cannot write the CDI spec of a claim", "uid", uid, "reason", err.Error())
+		}
+	}
+}
+
+// refreshClaim does so for one claim. It may have been given back since its record was read.
+func (c *Claims) refreshClaim(ctx context.Context, uid string) error {
+	t, err := begin(c.options.StateDir, c.options.Clock)
+	if err != nil {
+		return err
+	}
+	defer t.end()
+	if err := t.claim(ctx, uid); err != nil {
+		return err
+	}
+	r, found := c.store.readOrSetAside(ctx, uid)
+	if !found || r.former(c.options.BootID) {
+		return nil
+	}
+	return c.writeSpec(r)
+}
+
+// reread shows the records as they are on disk, and returns them.
+func (c *Claims) reread(ctx context.Context) (records map[string]record, unread []string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	records, unread, err := c.store.all()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot read the records of claims")
+		return c.records, nil
+	}
+	c.records, c.read = records, true
+	c.publishLocked()
+	return maps.Clone(records), unread
+}
+
+// show shows a record that was written, or, if it is nil, that was removed.
+func (c *Claims) show(uid string, r *record) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.records = maps.Clone(c.records)
+	if delete(c.records, uid); r != nil {
+		c.records[uid] = *r
+	}
+	c.publishLocked()
+}
+
+// publishLocked publishes the records, once all of them were read.
+func (c *Claims) publishLocked() {
+	if !c.read {
+		return
+	}
+	inUse := map[string][]Holder{}
+	all := make([]ClaimStatus, 0, len(c.records))
+	for _, r := range c.records {
+		s := ClaimStatus{UID: r.UID, Namespace: r.Namespace, Name: r.Name, Since: r.Prepared, Restarted: r.former(c.options.BootID)}
+		for _, d := range r.Devices {
+			inUse[d.GPU] = append(inUse[d.GPU], Holder{UID: r.UID, Namespace: r.Namespace, Name: r.Name, Device: d.uuid(), Admin: d.AdminAccess})
+			shown := DeviceStatus{Request: d.Request, Name: d.Device, ShareID: d.ShareID, GPU: d.GPU, Admin: d.AdminAccess}
+			if d.MIG != nil {
+				shown.MIG = d.MIG.UUID
+			}
+			s.Devices = append(s.Devices, shown)
+		}
+		all = append(all, s)
+	}
+	for _, holders := range inUse {
+		slices.SortFunc(holders, func(a, b Holder) int { return cmp.Or(cmp.Compare(a.UID, b.UID), cmp.Compare(a.Device, b.Device)) })
+	}
+	slices.SortFunc(all, func(a, b ClaimStatus) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID))
+	})
+	if !reflect.DeepEqual(c.inUse.Value(), inUse) {
+		c.inUse.Publish(inUse)
+	}
+	if !reflect.DeepEqual(c.status.Value(), all) {
+		c.status.Publish(all)
+	}
+}
+
+// leakAfter is how long a claim must be seen neither at the API server nor in a pod before it counts as leaked. Kubelet, which knows of most
+// claims what became of them, gives them back itself within two minutes.
+const leakAfter = 10 * time.Minute
+
+// leaks are the records whose claim nobody knows, and since when.
+type leaks struct {
+	since map[string]time.Time
+	asked time.Time
+}
+
+// findLeaks gives claims back that neither a pod nor the API server has: kubelet has forgotten them.
+func (c *Claims) findLeaks(ctx context.Context, l *leaks) {
+	now := c.options.Clock.Now()
+	if c.options.Claimed == nil || c.options.Exists == nil || now.Sub(l.asked) < leakAfter/10 {
+		return
+	}
+	l.asked = now
+	c.mu.Lock()
+	records := c.records
+	c.mu.Unlock()
+	if len(records) == 0 {
+		return
+	}
+	claimed, err := c.options.Claimed(ctx)
+	if err != nil {
+		clear(l.since) // no answer is no evidence
+		return
+	}
+	for uid, r := range records {
+		exists := claimed[r.String()]
+		if !exists {
+			exists, err = c.options.Exists(ctx, uid, r.Namespace, r.Name)
+		}
+		if exists || err != nil || now.Sub(r.Prepared) < leakAfter {
+			delete(l.since, uid)
+			continue
+		}
+		if l.since[uid].IsZero() {
+			l.since[uid] = now
+		}
+		if now.Sub(l.since[uid]) >= leakAfter {
+			err := c.Unprepare(ctx, uid, r.Namespace, r.Name)
+			klog.FromContext(ctx).Info("Unpreparing a claim that neither a pod nor the API server has", "claim", klog.KRef(r.Namespace, r.Name),
+				"uid", uid, "problem", errorOrNone(err))
+		}
+	}
+	maps.DeleteFunc(l.since, func(uid string, _ time.Time) bool { _, still := records[uid]; return !still })
+}
+
+func errorOrNone(err error) string { return cmp.Or(textOf(err), "none") }
