@@ -126,7 +126,7 @@ func (r *labelRig) untilLabels(when string, want map[string]string) {
 // settled waits until nothing was written for a while, and returns how many writes there were.
 func (r *labelRig) settled() int {
 	for writes := r.server.Writes(); ; {
-		<-time.After(400 * time.Millisecond)
+		<-time.After(150 * time.Millisecond) // a writer that fails goes on after 5 min, which are 300 ms here
 		now := r.server.Writes()
 		if now == writes {
 			return writes

@@ -75,7 +75,7 @@ type daemon struct {
 func (n *node) startDaemon(t *testing.T, c clock.WithTicker) *daemon {
 	t.Helper()
 	var account plugin.Accountant = n.account(t, c)
-	if _, real := c.(clock.RealClock); !real {
+	if _, is := c.(clock.RealClock); !is {
 		account = &countedAccount{Accountant: account}
 	}
 	return n.startDaemonWith(t, c, account)
