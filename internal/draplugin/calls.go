@@ -83,6 +83,7 @@ func (s *service) prepare(ctx context.Context, c *drav1.Claim) ([]*drav1.Device,
 type answer struct {
 	devices []*drav1.Device
 	err     error
+	took    time.Duration
 }
 
 // each does something for each claim of a call, and returns the answers by UID when all are there, or when the time for the call is over.
@@ -96,27 +97,43 @@ func each(
 	pending := make([]chan answer, len(claims))
 	for i, c := range claims {
 		pending[i] = make(chan answer, 1)
-		go func() { pending[i] <- s.one(ctx, c, do) }()
+		go func() {
+			a := s.one(ctx, c, do)
+			a.took = s.o.Clock.Since(began)
+			pending[i] <- a
+		}()
 	}
 	answers := map[string]answer{}
 	for i, c := range claims {
-		var a answer
-		select {
-		case a = <-pending[i]:
-		case <-ctx.Done():
-			a.err = context.Cause(ctx)
+		a := await(ctx, pending[i])
+		if a.took == 0 {
+			a.took = s.o.Clock.Since(began)
 		}
 		answers[c.GetUid()] = a
-		took := s.o.Clock.Since(began)
-		s.o.Answered(method, a.err != nil, took)
+		s.o.Answered(method, a.err != nil, a.took)
 		log := s.log.WithValues("claim", c.GetNamespace()+"/"+c.GetName(), "uid", c.GetUid(), "call", method)
 		if a.err != nil {
 			log.Info("A call for a claim failed; kubelet makes it again", "reason", a.err.Error())
 		} else {
-			log.V(2).Info("Answered a call for a claim", "took", took.Round(time.Millisecond).String())
+			log.V(2).Info("Answered a call for a claim", "took", a.took.Round(time.Millisecond).String())
 		}
 	}
 	return answers
+}
+
+// await returns an answer: also after the end of ctx, if it is there then.
+func await(ctx context.Context, pending <-chan answer) answer {
+	select {
+	case a := <-pending:
+		return a
+	case <-ctx.Done():
+	}
+	select {
+	case a := <-pending:
+		return a
+	default:
+		return answer{err: context.Cause(ctx)}
+	}
 }
 
 // one does something for one claim, as soon as nothing else is done for it.
@@ -135,7 +152,7 @@ func (s *service) one(
 	}
 	defer unlock()
 	devices, err := do(ctx, c)
-	return answer{devices, err}
+	return answer{devices: devices, err: err}
 }
 
 // locks are one for each claim that something is done for. The zero value is ready for use.

@@ -1,0 +1,198 @@
+package draplugin_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+)
+
+// TestErrors: what is wrong with a claim is told in its answer, and is nothing to the other claims of the call.
+func TestErrors(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.claims.uids = map[string]string{"again": "other"}
+	n.claims.read = func(_ context.Context, name string) error {
+		if name == "away" {
+			return errors.New("ask the API server: connection refused")
+		}
+		return nil
+	}
+	n.claims.prepare = func(_ context.Context, c dra.Claim) error {
+		switch c.UID {
+		case "unhealthy":
+			return errors.New("GPU gpu-0 is Unhealthy: XID 79; cure: reset")
+		case "panics":
+			panic("index out of range")
+		}
+		return nil
+	}
+	k := n.startKubelet(t)
+	d := n.start(t, nil)
+	d.awaitRegistered(t)
+	want := map[string]string{
+		"good": "", "other": "", "away": "read the claim: ask the API server: connection refused",
+		"again":     "the claim was deleted and made again: its UID is other, and not again",
+		"unhealthy": "GPU gpu-0 is Unhealthy: XID 79; cure: reset",
+		"panics":    "the driver failed; its log has the reason",
+	}
+	if diff := cmp.Diff(want, prepare(t, k, "good", "other", "away", "again", "unhealthy", "panics")); diff != "" {
+		t.Errorf("answers (-want +got):\n%s", diff)
+	}
+	n.claims.read = nil
+	if said := prepare(t, k, "away"); said["away"] != "" {
+		t.Errorf("once the API server is back: %q", said)
+	}
+}
+
+// TestUnprepareWithoutAPIServer: no claim is read for it.
+func TestUnprepareWithoutAPIServer(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	k := n.startKubelet(t)
+	n.start(t, nil).awaitRegistered(t)
+	prepare(t, k, "a", "b")
+	n.claims.read = func(context.Context, string) error {
+		t.Error("a claim was read")
+		return errors.New("away")
+	}
+	answers, err := k.Unprepare(t.Context(), dra.Driver, claim("a"), claim("b"), claim("never"))
+	if err != nil || len(answers) != 3 || n.claims.isPrepared("a") || n.claims.isPrepared("b") {
+		t.Error(err, answers)
+	}
+	for uid, a := range answers {
+		if a.GetError() != "" {
+			t.Errorf("%s: %s", uid, a.GetError())
+		}
+	}
+}
+
+// TestSideBySide: a slow claim keeps no other waiting, and calls for one claim are answered one after the other.
+func TestSideBySide(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	slow, began := make(chan struct{}), make(chan struct{}, 10)
+	var now, most atomic.Int32
+	n.claims.prepare = func(_ context.Context, c dra.Claim) error {
+		if c.UID != "slow" {
+			return nil
+		}
+		most.Store(max(most.Load(), now.Add(1)))
+		began <- struct{}{}
+		<-slow
+		now.Add(-1)
+		return nil
+	}
+	k := n.startKubelet(t)
+	n.start(t, nil).awaitRegistered(t)
+	ended := make(chan error, 2)
+	for range 2 {
+		go func() {
+			answers, err := k.Prepare(t.Context(), dra.Driver, claim("slow"))
+			if text := answers["slow"].GetError(); text != "" {
+				err = errors.New(text)
+			}
+			ended <- err
+		}()
+	}
+	<-began
+	for _, uid := range []string{"a", "b", "c"} {
+		if said := prepare(t, k, uid); said[uid] != "" {
+			t.Error(said)
+		}
+	}
+	select {
+	case err := <-ended:
+		t.Errorf("the slow claim was answered: %v", err)
+	default:
+	}
+	close(slow)
+	for range 2 {
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+	if most.Load() != 1 {
+		t.Errorf("%d calls for one claim at a time", most.Load())
+	}
+}
+
+// TestKubeletGoesDuringPrepare: the next kubelet's call for the claim waits until the first has ended, and is answered.
+func TestKubeletGoesDuringPrepare(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	began := make(chan context.Context, 10)
+	first := atomic.Bool{}
+	n.claims.prepare = func(ctx context.Context, _ dra.Claim) error {
+		if first.CompareAndSwap(false, true) {
+			began <- ctx
+			<-ctx.Done()
+			return context.Cause(ctx)
+		}
+		return nil
+	}
+	k := n.startKubelet(t)
+	d := n.start(t, nil)
+	d.awaitRegistered(t)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := k.Prepare(t.Context(), dra.Driver, claim("a"))
+		ended <- err
+	}()
+	<-began
+	k.Stop()
+	if err := <-ended; err == nil || !strings.Contains(err.Error(), "clos") && !strings.Contains(err.Error(), "cancel") {
+		t.Errorf("the call of the kubelet that ended: %v", err)
+	}
+	k = n.startKubelet(t)
+	eventually(t, "the claim is prepared", func() bool {
+		answers, err := k.Prepare(t.Context(), dra.Driver, claim("a"))
+		return err == nil && answers["a"].GetError() == ""
+	})
+}
+
+// TestStopsAfterCalls: a driver that is stopped still answers the call that it was asked.
+func TestStopsAfterCalls(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	began, goOn := make(chan struct{}), make(chan struct{})
+	n.claims.prepare = func(context.Context, dra.Claim) error {
+		close(began)
+		<-goOn
+		return nil
+	}
+	k := n.startKubelet(t)
+	d := n.start(t, nil)
+	d.awaitRegistered(t)
+	answered := make(chan string, 1)
+	go func() {
+		answers, err := k.Prepare(t.Context(), dra.Driver, claim("a"))
+		answered <- fmt.Sprint(err, answers["a"].GetError())
+	}()
+	<-began
+	var stopped sync.WaitGroup
+	stopped.Go(d.stop)
+	eventually(t, "the driver accepts no connections", func() bool {
+		conn, err := net.Dial("unix", n.socket(n.sockets(t)[0]))
+		if err == nil {
+			_ = conn.Close()
+		}
+		return err != nil
+	})
+	close(goOn)
+	if said := <-answered; said != "<nil>" {
+		t.Errorf("the call was answered with %s", said)
+	}
+	stopped.Wait()
+	if left := n.sockets(t); len(left) > 0 {
+		t.Errorf("the driver left %q", left)
+	}
+}
