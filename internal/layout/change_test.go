@@ -359,6 +359,11 @@ func TestBuiltin(t *testing.T) {
 	if c := Plan(l, []GPU{a, unread}); c.Possible() || c.GPUs[0].Reason != "" || !strings.Contains(c.GPUs[1].Reason, "no permission") {
 		t.Errorf("beside a GPU that cannot be read: %+v", c)
 	}
+	for _, name := range []string{AllDisabled, AllEnabled} { // they name no devices, which may be those of such a GPU or not
+		if diff := cmp.Diff(Builtin([]GPU{a}).layouts[name], Builtin([]GPU{a, unread}).layouts[name]); diff != "" {
+			t.Errorf("%s beside a GPU that cannot be read (-without +with):\n%s", name, diff)
+		}
+	}
 	if _, err := Find("all-1g.6gb", nil, gpus); err == nil || !strings.HasPrefix(err.Error(), `no layout is called "all-1g.6gb": give one of all-1`) {
 		t.Errorf("got %v", err)
 	}

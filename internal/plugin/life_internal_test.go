@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"path/filepath"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
 
@@ -89,5 +91,29 @@ func TestDisconnecting(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// TestWithoutAKubeletTheLastSocketIsClosed: a process that started earlier has to see that this one serves no more.
+func TestWithoutAKubeletTheLastSocketIsClosed(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "l.sock")
+	unix, err := files.Listen(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	open := false
+	l := &life{Collaborators: Collaborators{Incarnation: feed.New(uint64(0))}, past: &past{socket: &listener{UnixListener: unix}}}
+	l.report = func(Phase) {
+		client, err := net.Dial("unix", path)
+		if open = err == nil; open {
+			_ = client.Close()
+		}
+		cancel()
+	}
+	if _, there := l.awaitKubelet(ctx); there || open {
+		t.Errorf("kubelet is there: %t; the socket is open: %t", there, open)
 	}
 }

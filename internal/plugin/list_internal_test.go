@@ -159,7 +159,10 @@ func TestAnUnreadableCheckpointThatWasReadMeanwhile(t *testing.T) {
 			t.Errorf("after %v: held = %v, want %v; it waits for %q", tt.at, !tt.held, tt.held, d.Waiting)
 		}
 	}
-	s.drop(evidence{kubelet: 1}, c.Now())
+	// What a device that nobody holds waits for is nobody's claim.
+	if _, changed := l.drop(evidence{kubelet: 1}, false); changed {
+		t.Error("claims changed when nobody holds the device")
+	}
 	if got := l.departures()[0].Waiting; got != "no pod holds it; it is dropped after 10s" {
 		t.Errorf("it waits for %q", got)
 	}

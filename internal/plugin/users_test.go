@@ -1,12 +1,15 @@
 package plugin_test
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 )
 
@@ -80,4 +83,24 @@ func TestUsers(t *testing.T) {
 		}
 		says("free", "")
 	})
+}
+
+// TestUsersAreInOrder: the same devices are held by the same pods, whenever it is asked.
+func TestUsersAreInOrder(t *testing.T) {
+	t.Parallel()
+	n, d := serving(t, standin.V137, clocktesting.NewFakeClock(time.Now()), 8)
+	var ids []string
+	for i := range 8 {
+		ids = append(ids, id(i))
+		if _, err := n.Admit(t.Context(), standin.Container{Pod: fmt.Sprint("p", i), Name: "c", Resource: gpu, Count: 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d.offer(8, 0, 1, 2, 3, 4, 5, 6, 7)
+	for range 10 {
+		held, _ := d.Users(t.Context(), ids)
+		if !slices.IsSortedFunc(held, func(a, b kubelet.HeldDevice) int { return strings.Compare(a.ID, b.ID) }) || len(held) != 8 {
+			t.Fatalf("held: %v", held)
+		}
+	}
 }
