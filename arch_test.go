@@ -81,7 +81,7 @@ var imports = map[string][]string{
 	"internal/agent": {
 		"internal/config", "internal/health", "internal/inventory", "internal/monitor", "internal/resource", "internal/plugin",
 		"internal/labels",
-		"internal/feed", "internal/status", "internal/mig", "internal/migwish",
+		"internal/feed", "internal/status", "internal/mig", "internal/migwish", "internal/dra",
 		"internal/kubelet", // for the values of its accounts
 	},
 	"internal/draplugin": {
@@ -104,8 +104,14 @@ var imports = map[string][]string{
 		"internal/cdi", "internal/config", "internal/dra", "internal/inventory", "internal/resource", "internal/feed", "internal/files",
 		"internal/kubelet", // for the values of its accounts
 	},
-	"internal/offer": {"internal/config", "internal/inventory", "internal/resource", "internal/plugin", "internal/feed", "internal/supervise"},
-	"internal/cli":   {everything},
+	"internal/offer": {
+		"internal/config", "internal/dra", "internal/inventory", "internal/resource", "internal/plugin", "internal/feed", "internal/supervise",
+	},
+	"internal/handover": {
+		"internal/claims", "internal/config", "internal/dra", "internal/inventory", "internal/resource", "internal/feed", "internal/supervise",
+		"internal/kubelet", // for the values of its accounts
+	},
+	"internal/cli": {everything},
 }
 
 // lean is the program that does not talk to the API server, and what it may not link.

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
@@ -22,6 +23,8 @@ type Serving struct {
 	Offered *feed.Feed[resource.Plan]
 	Servers func() []plugin.Status
 	Others  Others
+	// Owners say which GPUs are those of the device plugin; a nil feed: all are.
+	Owners *feed.Feed[dra.Owners]
 }
 
 // Others is what is known of the node's device plugins, this one and others.
@@ -44,11 +47,18 @@ func (s *Serving) Ready(ctx context.Context) (ready bool, reason string) {
 	case seen.Looked.IsZero() && seen.Err == nil && seen.Quiesced.IsZero():
 		return false, "the first look at the node has not ended"
 	}
-	plan := resource.New(seen.Snapshot, s.Configs.Value().Resource)
+	options := s.Configs.Value().Resource
+	if s.Owners != nil {
+		options.Elsewhere = s.Owners.Value().Elsewhere(seen.Snapshot.GPUs)
+	}
+	plan := resource.New(seen.Snapshot, options)
 	allocatable, err := s.Others.Allocatable(ctx)
 	if len(plan.Resources) > 0 {
 		reasons := unserved(plan, s.Offered.Value(), s.Servers(), err == nil)
 		return len(reasons) == 0, strings.Join(reasons, "; ")
+	}
+	if given := len(options.Elsewhere); given > 0 {
+		return true, fmt.Sprintf("the device plugin has nothing to serve: %d GPUs are given by Dynamic Resource Allocation, see status", given)
 	}
 	if others := s.others(ctx, allocatable, err); others != "" {
 		return false, others + "; this one has nothing to serve: " + why(seen)

@@ -13,7 +13,8 @@ type DRA struct {
 	Mode DRAMode
 	// GPUs selects them with DRASplit.
 	GPUs resource.Selector
-	// RegistryDir is kubelet's folder of registration sockets, and PluginsDir the one with a folder for each DRA driver.
+	// RegistryDir is where kubelet looks for registration sockets, as kubelet and this process see it. PluginsDir has a folder for each DRA
+	// driver.
 	RegistryDir, PluginsDir string
 }
 
@@ -48,8 +49,8 @@ func (c Config) GivenByDRA(g inventory.GPU) bool {
 var draOptions = []option{
 	{
 		flag: "dra-mode", env: []string{"DRA_MODE"}, key: "dra.mode", fallback: "plugin",
-		usage: "how pods get GPUs: plugin (as resources of the device plugin), dra (by Dynamic Resource Allocation), or split (dra.gpus of the file " +
-			"by Dynamic Resource Allocation, the others as resources)",
+		usage: "how pods get GPUs: plugin (as resources of the device plugin), dra (by Dynamic Resource Allocation), or split (those of dra.gpus, " +
+			"which is in the file, by Dynamic Resource Allocation)",
 		set: choice(func(c *Config) *DRAMode { return &c.DRA.Mode }, DRAOff, DRAAll, DRASplit),
 	},
 	{
@@ -59,7 +60,7 @@ var draOptions = []option{
 	},
 	{
 		flag: "dra-plugins-dir", env: []string{"DRA_PLUGINS_DIR"}, key: "dra.pluginsDir", fallback: "/var/lib/kubelet/plugins",
-		usage: "directory in which the DRA driver has a directory with its sockets",
+		usage: "directory in which DRA drivers have their directories; what NVIDIA's driver prepared is read there",
 		set:   absolute(func(c *Config) *string { return &c.DRA.PluginsDir }),
 	},
 }
@@ -91,7 +92,7 @@ func (d *document) dra(c *Config, s Sources) {
 		{"--kubelet-socket", c.KubeletSocket, "kubelet tells what pods have"},
 		{"--pod-resources-socket", c.PodResourcesSocket, "kubelet tells there what pods have"},
 		{"--dra-registry-dir", c.DRA.RegistryDir, "the driver registers there"},
-		{"--dra-plugins-dir", c.DRA.PluginsDir, "the driver's socket is there"},
+		{"--dra-plugins-dir", c.DRA.PluginsDir, "what NVIDIA's driver prepared is there"},
 	} {
 		if needed.value == "" {
 			d.problem("--dra-mode", d.line("dra.mode"), fmt.Sprintf("%s needs %s: %s", c.DRA.Mode, needed.flag, needed.why))

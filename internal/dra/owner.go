@@ -5,7 +5,7 @@ import "github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 // An Ownership says by which way a GPU is given to pods.
 type Ownership string
 
-// The ways. A GPU that has none of them belongs to nobody: it is in no list of the device plugin and in no slice.
+// The ways. Of a GPU that has none of them nothing is known yet: it is in no list of the device plugin and in no slice.
 const (
 	// OwnedByPlugin: in the plan of the device plugin, and in no slice.
 	OwnedByPlugin Ownership = "plugin"
@@ -15,6 +15,8 @@ const (
 	OwnedByDRA Ownership = "dra"
 	// LeavesDRA: in a slice with the taint TaintLeaving, and in no plan, until no record and no allocated claim has it.
 	LeavesDRA Ownership = "leaving-dra"
+	// OwnedByNobody: in no plan and in no slice. It may still be in a slice at the API server, or in a claim that was allocated by one.
+	OwnedByNobody Ownership = "nobody"
 )
 
 // InSlice reports whether the devices of a GPU are in a slice.
@@ -30,4 +32,77 @@ func All(gpus []inventory.GPU) Owners {
 		owners[g.UUID] = OwnedByDRA
 	}
 	return owners
+}
+
+// Elsewhere returns the GPUs that the device plugin does not offer, by UUID, each with the reason.
+func (o Owners) Elsewhere(gpus []inventory.GPU) map[string]string {
+	elsewhere := map[string]string{}
+	for _, g := range gpus {
+		switch o[g.UUID] {
+		case OwnedByPlugin:
+		case LeavesPlugin:
+			elsewhere[g.UUID] = "it leaves the device plugin for Dynamic Resource Allocation"
+		case OwnedByDRA:
+			elsewhere[g.UUID] = "pods get it by Dynamic Resource Allocation"
+		case LeavesDRA, OwnedByNobody:
+			elsewhere[g.UUID] = "it comes back from Dynamic Resource Allocation as soon as no ResourceSlice and no claim has it"
+		default:
+			elsewhere[g.UUID] = "it is not known yet whether pods get it by Dynamic Resource Allocation"
+		}
+	}
+	return elsewhere
+}
+
+// OwnerFacts are what is known of the owner of a GPU. Without evidence a fact is false.
+type OwnerFacts struct {
+	// Wanted says that pods are to get the GPU in slices.
+	Wanted bool
+	// Before is the last decision; empty for none.
+	Before Ownership
+	// Free says that since Before was decided it was seen that no pod has the GPU, or a part of it, by a device plugin, and that none gets it.
+	Free bool
+	// Published says that the GPU may be in a slice at the API server.
+	Published bool
+	// Claimed says that a claim that is prepared has the GPU.
+	Claimed bool
+	// Unclaimed says that since Before was decided, and since the GPU is in no slice if it is in none, no claim at the API server had it.
+	Unclaimed bool
+}
+
+// Decide returns the owner of a GPU. A GPU that no slice may have and no claim has goes to the device plugin at once; each other
+// change of the owner waits for evidence that the former one has given the GPU up.
+func Decide(f OwnerFacts) Ownership {
+	if f.Wanted {
+		switch {
+		case f.Before.InSlice(), f.Before == OwnedByNobody, f.Before == "" && f.Published, f.Free:
+			return OwnedByDRA
+		}
+		return LeavesPlugin
+	}
+	switch f.Before {
+	case OwnedByPlugin, LeavesPlugin:
+		if f.Claimed || f.Published { // by another process
+			return LeavesPlugin
+		}
+		return OwnedByPlugin
+	case "":
+		if f.Claimed || f.Published {
+			return LeavesDRA
+		}
+		return OwnedByPlugin
+	case OwnedByDRA:
+		return LeavesDRA
+	case LeavesDRA:
+		if f.Claimed || !f.Unclaimed {
+			return LeavesDRA
+		}
+	case OwnedByNobody:
+		switch {
+		case f.Claimed: // its pod could not go on without the slice
+			return LeavesDRA
+		case !f.Published && f.Unclaimed:
+			return OwnedByPlugin
+		}
+	}
+	return OwnedByNobody
 }

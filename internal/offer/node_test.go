@@ -15,6 +15,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -40,6 +41,8 @@ type node struct {
 	unread    bool // kubelet's checkpoint cannot be read
 	specs     offer.Specs
 	mps       offer.MPS
+	owners    *feed.Feed[dra.Owners]
+	followed  *feed.Feed[dra.Owners]
 }
 
 func newNode(t *testing.T, podResources bool) *node {
@@ -76,7 +79,7 @@ func (n *node) start(t *testing.T) (stop func()) {
 		c.Checkpoint = nil
 	}
 	n.daemon = plugin.NewSet(c)
-	loop := &offer.Loop{Configs: n.configs, Snapshots: n.snapshots, Set: n.daemon, Specs: n.specs, MPS: n.mps}
+	loop := &offer.Loop{Configs: n.configs, Snapshots: n.snapshots, Set: n.daemon, Specs: n.specs, MPS: n.mps, Owners: n.owners, Followed: n.followed}
 	ctx, cancel := context.WithCancel(context.Background())
 	var tasks errgroup.Group
 	tasks.Go(func() error { return n.daemon.Run(ctx) })

@@ -6,6 +6,7 @@ package offer
 
 import (
 	"context"
+	"maps"
 	"reflect"
 	"slices"
 
@@ -13,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
@@ -29,6 +31,10 @@ type Loop struct {
 	MPS       MPS
 	// MIG are the holds on GPUs that are being divided anew, by UUID; nil if none ever is. A GPU without an entry is not offered.
 	MIG *feed.Feed[map[string]resource.GPUHold]
+	// Owners say which GPUs are those of the device plugin; nothing is offered as long as they are nil. A nil feed: all are.
+	Owners *feed.Feed[dra.Owners]
+	// Followed is told by which owners what is offered was made.
+	Followed *feed.Feed[dra.Owners]
 	// Pulse shows that the Loop makes plans.
 	Pulse supervise.Pulse
 }
@@ -67,12 +73,21 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 		if l.MIG != nil {
 			dividing, divided = l.MIG.Latest()
 		}
-		if epoch == 0 || !reflect.DeepEqual(c.Resource, wanted.Resource) {
+		var moved <-chan struct{}
+		var owners dra.Owners
+		if l.Owners != nil {
+			owners, moved = l.Owners.Latest()
+		}
+		if epoch == 0 || !reflect.DeepEqual(c.Resource, wanted.Resource) || !reflect.DeepEqual(c.DRA, wanted.DRA) {
 			epoch++
 		}
 		wanted = c
-		if snapshot.Generation > 0 { // the monitor has read the node
-			plan := resource.New(snapshot, c.Resource)
+		if snapshot.Generation > 0 && (l.Owners == nil || owners != nil) { // the monitor has read the node
+			options := c.Resource
+			if l.Owners != nil {
+				options.Elsewhere = owners.Elsewhere(snapshot.GPUs)
+			}
+			plan := resource.New(snapshot, options)
 			byMPS := plan.Shared(resource.MPS)
 			l.MPS.Follow(byMPS)
 			// Looked at first: an answer that comes now must not make a reason of before count.
@@ -85,6 +100,9 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 			plan = plan.Under(holds)
 			inspect := way.PreStart.Checks != config.PreStartNone
 			l.Set.Apply(plan, plugin.Options{Edits: way.Edits, Inspect: inspect, WaitForRelease: c.WaitForRelease}, epoch)
+			if l.Followed != nil && !maps.Equal(owners, l.Followed.Value()) {
+				l.Followed.Publish(owners)
+			}
 		}
 		for checked := true; checked; {
 			checked = false
@@ -98,6 +116,7 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 			case <-written:
 			case <-answered:
 			case <-divided:
+			case <-moved:
 			}
 		}
 	}

@@ -18,7 +18,7 @@ type Plan struct {
 	// LeftOut are the devices of the node that no resource offers, by ascending index.
 	LeftOut []LeftOut
 	// Warnings are sentences for the operator, each about one thing of the plan that may be unexpected. Devices in LeftOut
-	// are among them, except for those that the configuration excludes.
+	// are among them, except for those that the configuration excludes and those that are Elsewhere.
 	Warnings []string
 	// Holds are those that were put on devices of the plan, each with the name of its resource, in the order of the devices.
 	Holds []Hold
@@ -47,7 +47,11 @@ func New(snapshot inventory.Snapshot, o Options) Plan {
 	p.plan.node = make(map[string]Device, len(all))
 	for _, c := range all {
 		if p.unfit(c) == "" {
-			p.plan.node[c.uuid()] = p.device(c)
+			d := p.device(c)
+			if why := o.Elsewhere[d.GPU]; why != "" {
+				d.Healthy, d.Reason = false, why
+			}
+			p.plan.node[c.uuid()] = d
 		}
 	}
 	kept := p.keep(all)
@@ -77,7 +81,7 @@ func (p Plan) Resource(name string) (Resource, bool) {
 }
 
 // NodeDevice returns the GPU or MIG device of that UUID as it would be offered unshared, if the node has it. It has no resource.
-// The plan need not offer it, and holds do not change it.
+// One that is Elsewhere is not Healthy. The plan need not offer it, and holds do not change it.
 func (p Plan) NodeDevice(uuid string) (Device, bool) {
 	d, found := p.node[uuid]
 	return d, found
@@ -151,6 +155,10 @@ func (p *planner) keep(all []candidate) []candidate {
 		}
 	}
 	return slices.DeleteFunc(all, func(c candidate) bool {
+		if why := p.options.Elsewhere[c.gpu.UUID]; why != "" {
+			p.plan.LeftOut = append(p.plan.LeftOut, LeftOut{UUID: c.uuid(), Index: c.index(), Reason: why})
+			return true
+		}
 		if s := p.selector(c); s != nil && s.Exclude {
 			p.plan.LeftOut = append(p.plan.LeftOut,
 				LeftOut{UUID: c.uuid(), Index: c.index(), Reason: "it is excluded by " + s.Where + " of the configuration"})

@@ -42,7 +42,7 @@ type DRA struct {
 	GPUs *GPUSelection `json:"gpus,omitempty"`
 	// RegistryDir is the directory in which kubelet looks for registration sockets.
 	RegistryDir *string `json:"registryDir,omitempty"`
-	// PluginsDir is the directory in which the driver has a directory with its sockets.
+	// PluginsDir is the directory in which DRA drivers have their directories. What NVIDIA's driver prepared is read there.
 	PluginsDir *string `json:"pluginsDir,omitempty"`
 }
 

@@ -1,0 +1,71 @@
+package dra_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+)
+
+// facts returns every combination of facts.
+func facts() []dra.OwnerFacts {
+	var all []dra.OwnerFacts
+	for _, before := range []dra.Ownership{"", dra.OwnedByPlugin, dra.LeavesPlugin, dra.OwnedByDRA, dra.LeavesDRA, dra.OwnedByNobody} {
+		for bits := range 1 << 5 {
+			is := func(bit int) bool { return bits&(1<<bit) != 0 }
+			all = append(all, dra.OwnerFacts{Before: before, Wanted: is(0), Free: is(1), Published: is(2), Claimed: is(3), Unclaimed: is(4)})
+		}
+	}
+	return all
+}
+
+// TestDecideByEvidence: from no facts does a GPU get an owner as long as the other one may have it.
+func TestDecideByEvidence(t *testing.T) {
+	t.Parallel()
+	for _, f := range facts() {
+		got := dra.Decide(f)
+		switch {
+		case got == dra.OwnedByPlugin && (f.Published || f.Claimed || f.Wanted && f.Before != dra.OwnedByPlugin):
+			t.Errorf("%+v: %s, although it may be in a slice, or a claim has it", f, got)
+		case got == dra.OwnedByPlugin && (f.Before.InSlice() || f.Before == dra.OwnedByNobody && !f.Unclaimed):
+			t.Errorf("%+v: %s, although a claim may have it", f, got)
+		case got.InSlice() && (f.Before == dra.OwnedByPlugin || f.Before == dra.LeavesPlugin) && !f.Free:
+			t.Errorf("%+v: %s, although a pod may hold it", f, got)
+		case got.InSlice() && f.Before == "" && !f.Published && !f.Claimed && !f.Free:
+			t.Errorf("%+v: %s, although nothing is known of pods", f, got)
+		case f.Wanted && (got == dra.LeavesDRA || got == dra.OwnedByNobody), !f.Wanted && got == dra.OwnedByDRA:
+			t.Errorf("%+v: %s is not on the way to what is wanted", f, got)
+		case got == dra.OwnedByNobody && f.Before == dra.LeavesDRA && (f.Claimed || !f.Unclaimed):
+			t.Errorf("%+v: it leaves the slice although a claim may have it", f)
+		}
+	}
+}
+
+// TestDecideComesToAnEnd: with all evidence there is, each GPU gets the owner that is wanted.
+func TestDecideComesToAnEnd(t *testing.T) {
+	t.Parallel()
+	for _, f := range facts() {
+		way := fmt.Sprint(f.Before)
+		f.Claimed = false
+		for range 6 {
+			f.Free, f.Unclaimed = true, true
+			f.Before = dra.Decide(f)
+			f.Published = f.Before.InSlice()
+			way += fmt.Sprint(" ", f.Before)
+		}
+		if want := map[bool]dra.Ownership{false: dra.OwnedByPlugin, true: dra.OwnedByDRA}[f.Wanted]; f.Before != want {
+			t.Errorf("%s, want %s at last", way, want)
+		}
+	}
+}
+
+// TestDecideAtOnce: where no GPU was ever in a slice, nothing is waited for.
+func TestDecideAtOnce(t *testing.T) {
+	t.Parallel()
+	if got := dra.Decide(dra.OwnerFacts{}); got != dra.OwnedByPlugin {
+		t.Errorf("got %s", got)
+	}
+	if got := dra.Decide(dra.OwnerFacts{Wanted: true, Published: true}); got != dra.OwnedByDRA {
+		t.Errorf("after a restart: got %s", got)
+	}
+}

@@ -1,0 +1,57 @@
+package handover
+
+import (
+	"context"
+	"maps"
+	"sync"
+	"time"
+
+	"k8s.io/utils/clock"
+)
+
+// An asker asks one question at a time, beside the loop that it belongs to.
+type asker struct {
+	clock       clock.WithTicker
+	first, most time.Duration // between two questions, longer each time
+	pause       time.Duration
+	ready       bool // it is time for the next question
+	busy        bool
+	last        map[string]uint64 // what was asked about
+	timer       clock.Timer
+	answers     chan answer
+	asked       sync.WaitGroup
+}
+
+func newAsker(c clock.WithTicker, first, most time.Duration) *asker {
+	timer := c.NewTimer(time.Hour)
+	timer.Stop()
+	return &asker{clock: c, first: first, most: most, pause: first, ready: true, timer: timer, answers: make(chan answer, 1)}
+}
+
+// start asks about GPUs, if there are any, no question is under way, and it is time or the question is another one.
+func (q *asker) start(ctx context.Context, epochs map[string]uint64, ask func(context.Context, map[string]uint64) answer) {
+	if q.busy || len(epochs) == 0 || !q.ready && maps.Equal(epochs, q.last) {
+		return
+	}
+	if !maps.Equal(epochs, q.last) { // another question
+		q.pause, q.last = q.first, epochs
+	}
+	q.busy, q.ready = true, false
+	q.asked.Go(func() { q.answers <- ask(ctx, epochs) })
+}
+
+// end takes in an answer and returns it. The same question is asked again after a pause, which becomes longer.
+func (q *asker) end(a answer) answer {
+	q.busy = false
+	q.timer.Reset(q.pause)
+	q.pause = min(2*q.pause, q.most)
+	return a
+}
+
+// soon has the next question be asked without a pause.
+func (q *asker) soon() { q.ready, q.pause = true, q.first }
+
+func (q *asker) due() <-chan time.Time { return q.timer.C() }
+
+// wait waits for the question that is under way. Its context has ended.
+func (q *asker) wait() { q.asked.Wait() }

@@ -1,0 +1,297 @@
+// Package handover moves GPUs between the device plugin and the driver for Dynamic Resource Allocation. It is the one place that decides by
+// which of the two ways a GPU is given to pods, and it gathers the evidence for that: package dra has the rules.
+//
+// Package cli builds it, and others read its feed.
+package handover
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/supervise"
+)
+
+const (
+	// askInterval is the pace at which kubelet is asked whether pods hold GPUs that leave the device plugin.
+	askInterval = time.Second
+	// listFirst and listMost are the times between two lists of the claims of the cluster, the first and the longest.
+	listFirst, listMost = 2 * time.Second, time.Minute
+	// claimGrace is how long a GPU must be in no slice and no record before it goes to the device plugin where claims may not be listed. Kubelet
+	// gives a call of the driver 45 s.
+	claimGrace = time.Minute
+)
+
+// ErrMayNotList is the error of a list of claims that this program has no right to.
+var ErrMayNotList = errors.New("this program may not list ResourceClaims")
+
+// Users knows which pods hold devices of the device plugin.
+type Users interface {
+	// Users returns which pods hold the given GPUs or MIG devices, by UUID. No error says that no other pod holds one, and that none gets
+	// one as long as they are in no list.
+	Users(ctx context.Context, uuids []string) ([]kubelet.HeldDevice, error)
+}
+
+// Options are what an Arbiter works with.
+type Options struct {
+	Configs   *feed.Feed[config.Config]
+	Snapshots *feed.Feed[inventory.Snapshot]
+	// Users is nil where there is no kubelet: then no pod holds a device.
+	Users Users
+	// Offered are the owners by which the lists of the device plugin were last made.
+	Offered *feed.Feed[dra.Owners]
+	// Published are the GPUs that may be in a slice at the API server, by UUID; nil as long as that is not known.
+	Published *feed.Feed[map[string]bool]
+	// Records are the claims that are prepared, by the UUID of the GPU; nil as long as they are not known.
+	Records *feed.Feed[map[string][]claims.Holder]
+	// Clock is what is waited by; nil is the real one.
+	Clock clock.WithTicker
+}
+
+// A ClaimLister lists the claims of the cluster that have devices of this node: it returns their names, "NAMESPACE/NAME", by the UUID of the GPU.
+// The error says why they are not known, and is ErrMayNotList if that will not change by itself.
+type ClaimLister func(ctx context.Context) (map[string][]string, error)
+
+// A gpu is what is kept of a GPU.
+type gpu struct {
+	dra.OwnerFacts
+	epoch uint64    // rises with what the evidence below is about
+	since time.Time // of the epoch
+	wait  string
+}
+
+// An Arbiter decides about the owners of GPUs. Make it with New; Run is its one life.
+type Arbiter struct {
+	options Options
+	owners  *feed.Feed[dra.Owners]
+	waits   *feed.Feed[map[string]string]
+	lists   *feed.Feed[ClaimLister] // nil as long as claims cannot be listed
+	pulse   supervise.Pulse
+	gpus    map[string]*gpu // by UUID; the loop's
+}
+
+// New returns an Arbiter that has not decided anything.
+func New(o Options) *Arbiter {
+	if o.Clock == nil {
+		o.Clock = clock.RealClock{}
+	}
+	return &Arbiter{options: o, owners: feed.New(dra.Owners(nil)), waits: feed.New(map[string]string(nil)), lists: feed.New(ClaimLister(nil)),
+		pulse: supervise.NewPulse(), gpus: map[string]*gpu{}}
+}
+
+// Owners returns the feed of the owners of GPUs; nil before the first decision.
+func (a *Arbiter) Owners() *feed.Feed[dra.Owners] { return a.owners }
+
+// Waits returns the feed of what is waited for before a GPU gets its new owner, by UUID: sentences without a full stop.
+func (a *Arbiter) Waits() *feed.Feed[map[string]string] { return a.waits }
+
+// ListBy has claims be listed by this function. Until it is called, no GPU goes from a slice to the device plugin.
+func (a *Arbiter) ListBy(list ClaimLister) { a.lists.Publish(list) }
+
+// Alive returns an error if Run does not come round before ctx ends.
+func (a *Arbiter) Alive(ctx context.Context) error { return a.pulse.Check(ctx) }
+
+// An answer is evidence about GPUs, each in its epoch.
+type answer struct {
+	epochs map[string]uint64
+	// has says of each GPU who has it; a GPU without an entry is nobody's.
+	has    map[string]string
+	err    error
+	claims bool // it is about claims, not about the device plugin
+}
+
+// Run decides until ctx ends, and then returns nil.
+func (a *Arbiter) Run(ctx context.Context) error {
+	asking := newAsker(a.options.Clock, askInterval, askInterval)
+	listing := newAsker(a.options.Clock, listFirst, listMost)
+	for {
+		c, configured := a.options.Configs.Latest()
+		snapshot, looked := a.options.Snapshots.Latest()
+		offered, listed := a.options.Offered.Latest()
+		published, changed := a.options.Published.Latest()
+		records, prepared := a.options.Records.Latest()
+		list, listable := a.lists.Latest()
+		known := published != nil && records != nil
+		if known && snapshot.Generation > 0 {
+			a.decide(ctx, c, snapshot, published, records)
+		}
+		asking.start(ctx, a.leaving(snapshot, offered), a.askKubelet(snapshot))
+		listing.start(ctx, a.unclaimed(published), a.listClaims(list))
+		select {
+		case <-ctx.Done():
+			asking.wait()
+			listing.wait()
+			return nil
+		case a.pulse.Beat() <- struct{}{}:
+		case <-configured:
+		case <-looked:
+		case <-listed:
+		case <-changed:
+		case <-prepared:
+		case <-listable:
+			listing.soon()
+		case <-asking.due():
+			asking.ready = true
+		case <-listing.due():
+			listing.ready = true
+		case end := <-asking.answers:
+			a.take(asking.end(end))
+		case end := <-listing.answers:
+			a.take(listing.end(end))
+		}
+	}
+}
+
+// decide decides about every GPU of a Snapshot, and publishes the owners.
+func (a *Arbiter) decide(ctx context.Context, c config.Config, s inventory.Snapshot, published map[string]bool, records map[string][]claims.Holder) {
+	owners := dra.Owners{}
+	waits := map[string]string{}
+	for _, found := range s.GPUs {
+		g := a.gpus[found.UUID]
+		if g == nil {
+			g = &gpu{}
+			a.gpus[found.UUID] = g
+		}
+		holder := slices.IndexFunc(records[found.UUID], func(h claims.Holder) bool { return !h.Admin })
+		before := g.OwnerFacts
+		g.Wanted, g.Published, g.Claimed = c.GivenByDRA(found), published[found.UUID], holder >= 0
+		if before.Published != g.Published || before.Claimed != g.Claimed {
+			a.renew(g)
+		}
+		for { // as far as the evidence goes
+			next := dra.Decide(g.OwnerFacts)
+			if next == g.Before {
+				break
+			}
+			if g.Before != "" || next != dra.OwnedByPlugin {
+				klog.FromContext(ctx).Info("Owner of a GPU", "gpu", found.UUID, "owner", next, "before", g.Before)
+			}
+			g.Before = next
+			a.renew(g)
+		}
+		switch {
+		case g.Claimed && (g.Before == dra.LeavesDRA || g.Before == dra.LeavesPlugin):
+			h := records[found.UUID][holder]
+			g.wait = "claim " + h.Namespace + "/" + h.Name + " has it"
+		case g.Before == dra.OwnedByNobody && g.Published:
+			g.wait = "it may be in a ResourceSlice still"
+		}
+		if owners[found.UUID] = g.Before; g.wait != "" && g.Before != dra.OwnedByPlugin && g.Before != dra.OwnedByDRA {
+			waits[found.UUID] = g.wait
+		}
+	}
+	maps.DeleteFunc(a.gpus, func(uuid string, _ *gpu) bool { _, there := owners[uuid]; return !there })
+	if !maps.Equal(owners, a.owners.Value()) || a.owners.Value() == nil {
+		a.owners.Publish(owners)
+	}
+	if !maps.Equal(waits, a.waits.Value()) {
+		a.waits.Publish(waits)
+	}
+}
+
+// renew has the evidence of a GPU gathered anew.
+func (a *Arbiter) renew(g *gpu) {
+	g.epoch++
+	g.since = a.options.Clock.Now()
+	g.Free, g.Unclaimed, g.wait = false, false, ""
+}
+
+// leaving returns the GPUs that leave the device plugin and that its lists are made without, with their epochs.
+func (a *Arbiter) leaving(s inventory.Snapshot, offered dra.Owners) map[string]uint64 {
+	epochs := map[string]uint64{}
+	for uuid, g := range a.gpus {
+		_, there := s.GPU(uuid)
+		if without := offered[uuid] != "" && offered[uuid] != dra.OwnedByPlugin; there && without && g.Wanted && g.Before == dra.LeavesPlugin {
+			epochs[uuid] = g.epoch
+		}
+	}
+	return epochs
+}
+
+// askKubelet returns what asks which pods hold GPUs.
+func (a *Arbiter) askKubelet(s inventory.Snapshot) func(context.Context, map[string]uint64) answer {
+	return func(ctx context.Context, epochs map[string]uint64) answer {
+		if a.options.Users == nil {
+			return answer{epochs: epochs}
+		}
+		gpuOf := map[string]string{}
+		for _, g := range s.GPUs {
+			if _, asked := epochs[g.UUID]; asked {
+				gpuOf[g.UUID] = g.UUID
+				for _, m := range g.MIGDevices {
+					gpuOf[m.UUID] = g.UUID
+				}
+			}
+		}
+		held, err := a.options.Users.Users(ctx, slices.Sorted(maps.Keys(gpuOf)))
+		has := map[string]string{}
+		for _, d := range held {
+			uuid, _ := resource.SplitID(d.ID)
+			has[gpuOf[uuid]] = "pod " + d.Pod + " holds it"
+		}
+		return answer{epochs: epochs, has: has, err: err}
+	}
+}
+
+// unclaimed returns the GPUs of which it has to be known whether claims have them, with their epochs.
+func (a *Arbiter) unclaimed(published map[string]bool) map[string]uint64 {
+	epochs := map[string]uint64{}
+	for uuid, g := range a.gpus {
+		leaves := g.Before == dra.LeavesDRA || g.Before == dra.OwnedByNobody && !published[uuid]
+		if leaves && !g.Wanted && !g.Claimed {
+			epochs[uuid] = g.epoch
+		}
+	}
+	return epochs
+}
+
+// listClaims returns what asks which claims have GPUs.
+func (a *Arbiter) listClaims(list ClaimLister) func(context.Context, map[string]uint64) answer {
+	return func(ctx context.Context, epochs map[string]uint64) answer {
+		if list == nil {
+			return answer{epochs: epochs, claims: true, err: errors.New("this program does not talk to the API server: run gpu-node-agent")}
+		}
+		claimed, err := list(ctx)
+		has := map[string]string{}
+		for uuid, names := range claimed {
+			if len(names) > 0 {
+				has[uuid] = "claim " + names[0] + " was given it"
+			}
+		}
+		return answer{epochs: epochs, has: has, err: err, claims: true}
+	}
+}
+
+// take takes in evidence. It counts for a GPU about which nothing has changed since it was asked for.
+func (a *Arbiter) take(answer answer) {
+	mayNot := errors.Is(answer.err, ErrMayNotList)
+	for uuid, epoch := range answer.epochs {
+		g := a.gpus[uuid]
+		if g == nil || g.epoch != epoch {
+			continue
+		}
+		g.wait = answer.has[uuid]
+		if mayNot && a.options.Clock.Since(g.since) < claimGrace {
+			g.wait = "claims that have it may be under way"
+		}
+		if answer.err != nil && !mayNot && g.wait == "" {
+			g.wait = answer.err.Error()
+		}
+		if g.wait != "" {
+			continue
+		}
+		g.Free, g.Unclaimed = !answer.claims, answer.claims
+	}
+}

@@ -1,0 +1,289 @@
+package handover_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/handover"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+)
+
+// A rig is an Arbiter with all that it reads. Its clock is that of the synctest bubble.
+type rig struct {
+	t         *testing.T
+	arbiter   *handover.Arbiter
+	configs   *feed.Feed[config.Config]
+	snapshots *feed.Feed[inventory.Snapshot]
+	offered   *feed.Feed[dra.Owners]
+	published *feed.Feed[map[string]bool]
+	records   *feed.Feed[map[string][]claims.Holder]
+	stop      func()
+
+	mu      sync.Mutex
+	held    []kubelet.HeldDevice
+	unknown error
+	asked   int
+	claimed map[string][]string
+	failed  error
+	listed  int
+}
+
+func (r *rig) Users(_ context.Context, uuids []string) (held []kubelet.HeldDevice, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.asked++
+	for _, d := range r.held {
+		uuid, _ := resource.SplitID(d.ID)
+		for _, asked := range uuids {
+			if uuid == asked {
+				held = append(held, d)
+			}
+		}
+	}
+	return held, r.unknown
+}
+
+func (r *rig) list(context.Context) (map[string][]string, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.listed++
+	return maps.Clone(r.claimed), r.failed
+}
+
+// set changes what kubelet and the API server tell.
+func (r *rig) set(change func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	change()
+}
+
+// newRig returns a running Arbiter of a node with the GPUs a and b, of which b has the MIG device b1, in a mode.
+func newRig(t *testing.T, mode config.DRAMode) *rig {
+	r := &rig{
+		t: t, configs: feed.New(config.Config{DRA: config.DRA{Mode: mode}}), offered: feed.New(dra.Owners(nil)),
+		snapshots: feed.New(inventory.Snapshot{Generation: 1, GPUs: []inventory.GPU{
+			{UUID: "a"}, {UUID: "b", Index: 1, MIG: inventory.MIGEnabled, MIGDevices: []inventory.MIGDevice{{UUID: "b1"}}},
+		}}),
+		published: feed.New(map[string]bool{}), records: feed.New(map[string][]claims.Holder{}),
+	}
+	r.start()
+	return r
+}
+
+// start has another Arbiter in the place of the one before, as after a restart.
+func (r *rig) start() {
+	if r.stop != nil {
+		r.stop()
+	}
+	arbiter := handover.New(handover.Options{
+		Configs: r.configs, Snapshots: r.snapshots, Users: r, Offered: r.offered, Published: r.published, Records: r.records,
+	})
+	arbiter.ListBy(r.list)
+	ctx, cancel := context.WithCancel(r.t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- arbiter.Run(ctx) }()
+	r.arbiter, r.stop = arbiter, func() {
+		cancel()
+		if err := <-ended; err != nil {
+			r.t.Error(err)
+		}
+	}
+}
+
+func (r *rig) mode(m config.DRAMode) { r.configs.Publish(config.Config{DRA: config.DRA{Mode: m}}) }
+
+// follow has the lists of the device plugin follow the owners, as offer does.
+func (r *rig) follow() { r.offered.Publish(r.arbiter.Owners().Value()) }
+
+// after waits, and wants these owners of a and b then, and that the node waits for something with this text.
+func (r *rig) after(d time.Duration, a, b dra.Ownership, wait string) {
+	r.t.Helper()
+	time.Sleep(d)
+	synctest.Wait()
+	owners, waits := r.arbiter.Owners().Value(), fmt.Sprint(r.arbiter.Waits().Value())
+	if owners["a"] != a || owners["b"] != b || !strings.Contains(waits, wait) {
+		r.t.Fatalf("after %s: owners %v, waits %s; want a %s, b %s, %q", d, owners, waits, a, b, wait)
+	}
+}
+
+// TestDefault: without Dynamic Resource Allocation nobody is asked anything, and the device plugin has all GPUs at once.
+func TestDefault(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, config.DRAOff)
+		r.after(0, dra.OwnedByPlugin, dra.OwnedByPlugin, "")
+		r.follow()
+		r.after(time.Hour, dra.OwnedByPlugin, dra.OwnedByPlugin, "")
+		if r.asked+r.listed > 0 {
+			t.Errorf("kubelet was asked %d times, the API server %d times", r.asked, r.listed)
+		}
+	})
+}
+
+// TestUnknown: nothing is given out as long as it is not known what is published, or which claims are prepared.
+func TestUnknown(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, config.DRAOff)
+		r.published.Publish(nil)
+		r.start()
+		r.after(time.Hour, "", "", "")
+		r.published.Publish(map[string]bool{})
+		r.after(0, dra.OwnedByPlugin, dra.OwnedByPlugin, "")
+		r.records.Publish(nil)
+		r.start()
+		r.after(time.Hour, "", "", "")
+	})
+}
+
+// TestToDRA: a GPU goes into a slice once the lists are made without it and no pod holds it or a part of it, each GPU for itself.
+func TestToDRA(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, config.DRAOff)
+		synctest.Wait()
+		r.follow()
+		r.set(func() { r.held = []kubelet.HeldDevice{{ID: "b1::3", Pod: "ns/pod"}} })
+		r.mode(config.DRAAll)
+		r.after(time.Minute, dra.LeavesPlugin, dra.LeavesPlugin, "")
+		if r.asked > 0 {
+			t.Error("kubelet was asked although the lists have the GPUs still")
+		}
+		r.set(func() { r.unknown = errors.New("kubelet does not run") })
+		r.follow()
+		r.after(time.Minute, dra.LeavesPlugin, dra.LeavesPlugin, "a:kubelet does not run b:pod ns/pod holds it")
+		r.set(func() { r.unknown = nil })
+		r.after(2*time.Second, dra.OwnedByDRA, dra.LeavesPlugin, "b:pod ns/pod holds it")
+		r.set(func() { r.held = nil })
+		r.after(2*time.Second, dra.OwnedByDRA, dra.OwnedByDRA, "")
+		if r.listed > 0 {
+			t.Errorf("claims were listed %d times", r.listed)
+		}
+		before := r.asked
+		if r.after(time.Hour, dra.OwnedByDRA, dra.OwnedByDRA, ""); r.asked != before {
+			t.Error("kubelet is asked although all is decided")
+		}
+		// After a restart a GPU that is published is in a slice at once; one that is not has to be seen free again.
+		r.published.Publish(map[string]bool{"a": true})
+		r.set(func() { r.unknown = errors.New("kubelet does not run") })
+		r.start()
+		r.after(time.Minute, dra.OwnedByDRA, dra.LeavesPlugin, "kubelet does not run")
+	})
+}
+
+// TestBackAtOnce: a wish that is taken back before the GPU was given up costs nothing.
+func TestBackAtOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, config.DRAAll)
+		r.after(time.Minute, dra.LeavesPlugin, dra.LeavesPlugin, "")
+		r.mode(config.DRAOff)
+		r.after(0, dra.OwnedByPlugin, dra.OwnedByPlugin, "")
+		r.mode(config.DRAAll)
+		r.follow() // the owners of before: a list may have the GPUs still
+		r.after(time.Minute, dra.LeavesPlugin, dra.LeavesPlugin, "")
+		r.follow()
+		r.after(2*time.Second, dra.OwnedByDRA, dra.OwnedByDRA, "")
+		r.published.Publish(map[string]bool{"a": true, "b": true})
+		r.mode(config.DRAOff)
+		r.set(func() { r.failed = errors.New("the API server is away") })
+		r.after(time.Hour, dra.LeavesDRA, dra.LeavesDRA, "the API server is away")
+		r.mode(config.DRAAll)
+		r.after(0, dra.OwnedByDRA, dra.OwnedByDRA, "")
+	})
+}
+
+// TestToPlugin: a GPU leaves its slice once no claim has it, and goes to the device plugin once no slice has it and no claim got it meanwhile.
+func TestToPlugin(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, config.DRAAll)
+		r.published.Publish(map[string]bool{"a": true, "b": true})
+		r.start()
+		r.after(0, dra.OwnedByDRA, dra.OwnedByDRA, "")
+		r.records.Publish(map[string][]claims.Holder{"a": {{Namespace: "ns", Name: "c"}}, "b": {{Admin: true}}})
+		r.set(func() { r.claimed = map[string][]string{"b": {"ns/pending"}} })
+		r.mode(config.DRAOff)
+		r.after(time.Minute, dra.LeavesDRA, dra.LeavesDRA, "a:claim ns/c has it b:claim ns/pending was given it")
+		r.set(func() { r.claimed = nil })
+		r.after(2*time.Minute, dra.LeavesDRA, dra.OwnedByNobody, "b:it may be in a ResourceSlice still")
+		before := r.listed
+		if r.after(time.Hour, dra.LeavesDRA, dra.OwnedByNobody, ""); r.listed != before {
+			t.Error("claims are listed although a record and a slice say enough")
+		}
+		// The scheduler gave it away by the slice of before.
+		r.set(func() { r.claimed = map[string][]string{"b": {"ns/late"}} })
+		r.published.Publish(map[string]bool{"a": true})
+		r.after(time.Minute, dra.LeavesDRA, dra.OwnedByNobody, "ns/late")
+		r.records.Publish(map[string][]claims.Holder{"a": {{Namespace: "ns", Name: "c"}}, "b": {{Namespace: "ns", Name: "late"}}})
+		r.after(0, dra.LeavesDRA, dra.LeavesDRA, "claim ns/late has it")
+		r.set(func() { r.claimed = nil })
+		r.records.Publish(map[string][]claims.Holder{})
+		r.after(10*time.Second, dra.OwnedByNobody, dra.OwnedByPlugin, "")
+		r.published.Publish(map[string]bool{})
+		r.after(10*time.Second, dra.OwnedByPlugin, dra.OwnedByPlugin, "")
+	})
+}
+
+// TestToPluginWithoutAPIServer: nothing goes to the device plugin, also not after a restart.
+func TestToPluginWithoutAPIServer(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, config.DRAOff)
+		r.set(func() { r.failed = errors.New("away") })
+		r.published.Publish(map[string]bool{"a": true})
+		r.start()
+		r.after(24*time.Hour, dra.LeavesDRA, dra.OwnedByPlugin, "away")
+		r.arbiter.ListBy(nil)
+		r.after(time.Hour, dra.LeavesDRA, dra.OwnedByPlugin, "run gpu-node-agent")
+	})
+}
+
+// TestToPluginWithoutTheRightToList: records count, and a time in which a claim that was under way comes to have one.
+func TestToPluginWithoutTheRightToList(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, config.DRAOff)
+		r.set(func() { r.failed = fmt.Errorf("list: %w", handover.ErrMayNotList) })
+		r.published.Publish(map[string]bool{"a": true})
+		r.start()
+		r.after(50*time.Second, dra.LeavesDRA, dra.OwnedByPlugin, "may be under way")
+		r.after(2*time.Minute, dra.OwnedByNobody, dra.OwnedByPlugin, "")
+		r.published.Publish(map[string]bool{})
+		r.after(50*time.Second, dra.OwnedByNobody, dra.OwnedByPlugin, "may be under way")
+		r.after(2*time.Minute, dra.OwnedByPlugin, dra.OwnedByPlugin, "")
+	})
+}
+
+// TestAnswerThatCameTooLate is about a GPU of which more is known meanwhile.
+func TestAnswerThatCameTooLate(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, config.DRAOff)
+		r.published.Publish(map[string]bool{"a": true})
+		release := make(chan struct{})
+		r.start()
+		r.arbiter.ListBy(func(context.Context) (map[string][]string, error) {
+			<-release
+			return nil, nil
+		})
+		r.after(time.Minute, dra.LeavesDRA, dra.OwnedByPlugin, "")
+		r.records.Publish(map[string][]claims.Holder{"a": {{Namespace: "ns", Name: "c"}}})
+		synctest.Wait()
+		close(release)
+		r.after(time.Minute, dra.LeavesDRA, dra.OwnedByPlugin, "claim ns/c has it")
+	})
+}
