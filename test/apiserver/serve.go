@@ -66,8 +66,8 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request) error {
 	}
 	s.mu.Unlock()
 	if !found || !served {
-		return apierrors.NewGenericServerResponse(http.StatusNotFound, request.Verb, t.resource.group(), "",
-			"404 page not found", 0, true)
+		http.NotFound(w, r)
+		return nil
 	}
 	switch request.Verb {
 	case "get":
