@@ -49,8 +49,8 @@ func (c Config) GivenByDRA(g inventory.GPU) bool {
 var draOptions = []option{
 	{
 		flag: "dra-mode", env: []string{"DRA_MODE"}, key: "dra.mode", fallback: "plugin",
-		usage: "how pods get GPUs: plugin (as resources of the device plugin), dra (by Dynamic Resource Allocation), or split (those of dra.gpus, " +
-			"which is in the file, by Dynamic Resource Allocation)",
+		usage: "how pods get GPUs: plugin (as resources of the device plugin), dra (by Dynamic Resource Allocation), or split (those " +
+			"of dra.gpus, which is in the file, by Dynamic Resource Allocation)",
 		set: choice(func(c *Config) *DRAMode { return &c.DRA.Mode }, DRAOff, DRAAll, DRASplit),
 	},
 	{

@@ -29,8 +29,8 @@ const (
 	askInterval = time.Second
 	// listFirst and listMost are the times between two lists of the claims of the cluster, the first and the longest.
 	listFirst, listMost = 2 * time.Second, time.Minute
-	// claimGrace is how long a GPU must be in no slice and no record before it goes to the device plugin where claims may not be listed. Kubelet
-	// gives a call of the driver 45 s.
+	// claimGrace is how long a GPU must be in no slice and no record before it goes to the device plugin where claims may not be listed.
+	// Kubelet gives a call of the driver 45 s.
 	claimGrace = time.Minute
 )
 
@@ -60,8 +60,8 @@ type Options struct {
 	Clock clock.WithTicker
 }
 
-// A ClaimLister lists the claims of the cluster that have devices of this node: it returns their names, "NAMESPACE/NAME", by the UUID of the GPU.
-// The error says why they are not known, and is ErrMayNotList if that will not change by itself.
+// A ClaimLister lists the claims of the cluster that have devices of this node: it returns their names, "NAMESPACE/NAME", by the UUID of the
+// GPU. The error says why they are not known, and is ErrMayNotList if that will not change by itself.
 type ClaimLister func(ctx context.Context) (map[string][]string, error)
 
 // A gpu is what is kept of a GPU.
@@ -155,7 +155,9 @@ func (a *Arbiter) Run(ctx context.Context) error {
 }
 
 // decide decides about every GPU of a Snapshot, and publishes the owners.
-func (a *Arbiter) decide(ctx context.Context, c config.Config, s inventory.Snapshot, published map[string]bool, records map[string][]claims.Holder) {
+func (a *Arbiter) decide(
+	ctx context.Context, c config.Config, s inventory.Snapshot, published map[string]bool, records map[string][]claims.Holder,
+) {
 	owners := dra.Owners{}
 	waits := map[string]string{}
 	for _, found := range s.GPUs {
