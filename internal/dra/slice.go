@@ -63,7 +63,7 @@ func (p Pool) List() List {
 	l := List{APIVersion: "v1", Kind: "List"}
 	for i, slice := range p.Slices {
 		l.Items = append(l.Items, ResourceSlice{
-			APIVersion: "resource.k8s.io/v1", Kind: "ResourceSlice", Metadata: Metadata{fmt.Sprintf("%s-%s-%d", p.Name, Driver, i)},
+			APIVersion: "resource.k8s.io/v1", Kind: "ResourceSlice", Metadata: Metadata{p.SliceName(i)},
 			Spec: ResourceSliceSpec{Driver: Driver, NodeName: p.Name, Pool: ResourcePool{p.Name, 1, len(p.Slices)}, Slice: slice},
 		})
 	}

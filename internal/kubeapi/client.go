@@ -101,6 +101,8 @@ func (c *Client) count(r request, code int) {
 		resource = "events"
 	case strings.HasPrefix(r.path, "/apis/nfd.k8s-sigs.io/"):
 		resource = "nodefeatures"
+	case strings.Contains(r.path, "/resourceslices"):
+		resource = "resourceslices"
 	case strings.Contains(r.path, "/resourceclaims"):
 		resource = "resourceclaims"
 	case strings.HasSuffix(r.path, "/eviction"):

@@ -68,7 +68,7 @@ func Keep(ctx context.Context, c clock.Clock, what string, wake func() []<-chan 
 				log.Info("The API server takes requests again", "task", what)
 			}
 			failures = 0
-			if !anyOf(ctx, channels) {
+			if !AnyOf(ctx, channels) {
 				return
 			}
 			continue
@@ -102,8 +102,8 @@ func Keep(ctx context.Context, c clock.Clock, what string, wake func() []<-chan 
 	}
 }
 
-// anyOf waits until one of the channels is closed; it reports false if ctx ended first.
-func anyOf(ctx context.Context, channels []<-chan struct{}) bool {
+// AnyOf waits until one of the channels is closed; it reports false if ctx ended first.
+func AnyOf(ctx context.Context, channels []<-chan struct{}) bool {
 	if len(channels) == 1 {
 		select {
 		case <-ctx.Done():

@@ -48,8 +48,8 @@ func TestAnyOf(t *testing.T) {
 					}
 				})
 				began := time.Now()
-				if got := anyOf(ctx, channels); got != (tt.closed >= 0) || time.Since(began) != time.Second {
-					t.Errorf("anyOf() = %v after %v", got, time.Since(began))
+				if got := AnyOf(ctx, channels); got != (tt.closed >= 0) || time.Since(began) != time.Second {
+					t.Errorf("AnyOf() = %v after %v", got, time.Since(began))
 				}
 				synctest.Wait()
 			})

@@ -1,0 +1,203 @@
+package cluster
+
+import (
+	"context"
+	"math/rand/v2"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draplugin"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draslices"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
+)
+
+const (
+	// publisherLock is the file in the state directory whose lock the process has that publishes.
+	publisherLock = "dra-publisher.lock"
+	// lockPoll is how often a process tries to get that lock, and reads what the one that has it published.
+	lockPoll = time.Second
+	// idlePoll is that pace while this process has nothing to publish.
+	idlePoll = 10 * time.Second
+)
+
+// A publisher keeps the ResourceSlices of the node as the pool of its devices says. One process of a node does that at a time.
+type publisher struct {
+	client   *kubeapi.Client
+	devices  *draslices.Devices
+	stateDir string
+	clock    clock.Clock
+	spread   *spread
+	// driver is how the driver is with kubelet, and registrations how often kubelet has registered it.
+	driver        *feed.Feed[draplugin.Status]
+	registrations *feed.Feed[int]
+
+	there   *feed.Feed[kubeapi.Slices] // as the watch sees them
+	problem *feed.Feed[error]          // of the watch
+	again   *feed.Feed[struct{}]
+	due     time.Time // when again is published next
+	started bool      // the first request has waited
+	ledger  sliceLedger
+}
+
+// newPublisher returns the publisher of a process.
+func newPublisher(
+	client *kubeapi.Client, devices *draslices.Devices, stateDir string, driver *feed.Feed[draplugin.Status], registrations *feed.Feed[int],
+	timer clock.Clock, first *spread,
+) *publisher {
+	return &publisher{
+		client: client, devices: devices, stateDir: stateDir, clock: timer, spread: first, driver: driver, registrations: registrations,
+		there: feed.New(kubeapi.Slices{}), problem: feed.New[error](nil), again: feed.New(struct{}{}), ledger: newSliceLedger(),
+	}
+}
+
+// run publishes until ctx ends. While there is nothing to publish and nothing that was published, it makes no request.
+func (p *publisher) run(ctx context.Context) {
+	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithName("slices"))
+	for ctx.Err() == nil {
+		changed := p.changes()
+		poll := idlePoll
+		if p.needed() {
+			if p.hold(ctx) {
+				continue
+			}
+			poll = lockPoll
+		}
+		p.reread(ctx)
+		waiting, stop := context.WithCancel(ctx)
+		p.wake(waiting, poll)
+		kubeapi.AnyOf(ctx, changed)
+		stop()
+		p.due = time.Time{}
+	}
+}
+
+// reread reads what another process has published.
+func (p *publisher) reread(ctx context.Context) {
+	if err := p.devices.Reread(); err != nil {
+		klog.FromContext(ctx).Error(err, "It is not known which GPUs are in slices; all of them may be")
+	}
+}
+
+// hold publishes while this process has the lock and something to do. It reports false if another process has the lock.
+func (p *publisher) hold(ctx context.Context) bool {
+	if p.stateDir != "" {
+		unlock, err := files.Lock(filepath.Join(p.stateDir, publisherLock))
+		if err != nil {
+			klog.FromContext(ctx).V(4).Info("Another process publishes the slices", "reason", err.Error())
+			return false
+		}
+		defer unlock()
+		p.reread(ctx)
+	}
+	p.due, p.ledger.seen = time.Time{}, map[string]string{} // another process may have written since
+	ctx, cancel := context.WithCancel(ctx)
+	var tasks sync.WaitGroup
+	defer tasks.Wait()
+	defer cancel()
+	tasks.Go(func() {
+		defer cancel()
+		for changed := p.changes(); ctx.Err() == nil && p.needed(); changed = p.changes() {
+			kubeapi.AnyOf(ctx, changed)
+		}
+	})
+	watching := false
+	kubeapi.Keep(ctx, p.clock, "slices", func() []<-chan struct{} {
+		_, seen := p.there.Latest()
+		_, failed := p.problem.Latest()
+		return append(p.changes(), seen, failed)
+	}, func(ctx context.Context) error {
+		if err := p.begin(ctx); err != nil {
+			return p.tell(err)
+		}
+		if !watching {
+			watching = true
+			tasks.Go(func() { p.watch(ctx) })
+		}
+		return p.tell(p.publish(ctx))
+	})
+	return true
+}
+
+// changes returns what is closed when it may have changed what is to be published.
+func (p *publisher) changes() []<-chan struct{} {
+	_, pool := p.devices.Pools().Latest()
+	_, published := p.devices.Published().Latest()
+	_, driver := p.driver.Latest()
+	_, registered := p.registrations.Latest()
+	_, again := p.again.Latest()
+	return []<-chan struct{}{pool, published, driver, registered, again}
+}
+
+// wake has what waits for changes look again after a time.
+func (p *publisher) wake(ctx context.Context, after time.Duration) {
+	now := p.clock.Now()
+	if due := now.Add(after); p.due.After(now) && !p.due.After(due) {
+		return
+	}
+	p.due = now.Add(after)
+	over := p.clock.After(after)
+	go func() {
+		select {
+		case <-ctx.Done():
+		case <-over:
+			p.again.Publish(struct{}{})
+		}
+	}()
+}
+
+// needed reports whether there is something to publish or to remove. Nothing is published before kubelet has registered the driver, which it
+// does not while a driver of another program has its name.
+func (p *publisher) needed() bool {
+	pool, driver, published := p.devices.Pools().Value(), p.driver.Value(), p.devices.Published().Value()
+	switch {
+	case pool.Name == "", driver.Later, driver.Foreign != "":
+		return false
+	case len(pool.Slices) > 0:
+		return p.registrations.Value() > 0
+	}
+	return published == nil || len(published) > 0
+}
+
+// begin has the first request of a process wait: all nodes of a cluster may start at once.
+func (p *publisher) begin(ctx context.Context) error {
+	if p.started {
+		return nil
+	}
+	limit, err := p.spread.of(ctx, p.client)
+	if err != nil {
+		return err
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-p.clock.After(rand.N(limit + 1)):
+	}
+	p.started = true
+	return nil
+}
+
+// watch watches the slices, and begins anew with each registration: a kubelet that starts has removed them.
+func (p *publisher) watch(ctx context.Context) {
+	for ctx.Err() == nil {
+		watching, stop := context.WithCancel(ctx)
+		_, registered := p.registrations.Latest()
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			p.client.WatchSlices(watching, p.clock, dra.Driver, p.there, p.problem)
+		}()
+		select {
+		case <-ctx.Done():
+		case <-registered:
+		}
+		stop()
+		<-ended
+	}
+}

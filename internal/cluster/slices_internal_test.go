@@ -1,0 +1,489 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draplugin"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draslices"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
+)
+
+// A driver is a process that publishes slices, as far as a publisher sees it.
+type driver struct {
+	s             *stage
+	snapshots     *feed.Feed[inventory.Snapshot]
+	owners        *feed.Feed[dra.Owners]
+	configs       *feed.Feed[config.Config]
+	driver        *feed.Feed[draplugin.Status]
+	registrations *feed.Feed[int]
+	devices       *draslices.Devices
+	stop          func()
+
+	mu     sync.Mutex // guards counts
+	counts map[string]int
+}
+
+// startDriver starts a process with a state directory, whose driver kubelet has registered, with so many GPUs.
+func (s *stage) startDriver(stateDir string, gpus int) *driver {
+	s.t.Helper()
+	d := s.newDriver(stateDir, snapshotOf(gpus))
+	d.registrations.Publish(1)
+	return d
+}
+
+// newDriver starts a process whose driver kubelet has not registered yet.
+func (s *stage) newDriver(stateDir string, first inventory.Snapshot) *driver {
+	s.t.Helper()
+	d := &driver{
+		s: s, snapshots: feed.New(first), owners: feed.New(dra.All(first.GPUs)),
+		configs: feed.New(config.Config{DRA: config.DRA{Mode: config.DRAAll}}), driver: feed.New(draplugin.Status{Registered: true}),
+		registrations: feed.New(0), counts: map[string]int{},
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	d.devices = draslices.New(ctx, draslices.Options{
+		StateDir: stateDir, Node: nodeName, Snapshots: d.snapshots, Configs: d.configs, Owners: d.owners, Clock: s.clock,
+	})
+	client := kubeapi.New(kubeapi.Options{Kubeconfig: s.server.Kubeconfig(), Node: nodeName, Version: "v1"})
+	client.Count(func(verb, resource string, code int) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.counts[fmt.Sprint(verb, " ", resource, " ", code)]++
+	})
+	p := newPublisher(client, d.devices, stateDir, d.driver, d.registrations, s.clock, &spread{})
+	var tasks sync.WaitGroup
+	tasks.Go(func() { _ = d.devices.Run(ctx) })
+	tasks.Go(func() { p.run(ctx) })
+	d.stop = sync.OnceFunc(func() { cancel(); tasks.Wait() })
+	s.t.Cleanup(d.stop)
+	return d
+}
+
+// snapshotOf is a node with so many healthy GPUs.
+func snapshotOf(n int) inventory.Snapshot {
+	s := inventory.Snapshot{Generation: 1, Driver: inventory.Driver{Version: "580.95.05", CUDA: "13.0"}}
+	for i := range n {
+		s.GPUs = append(s.GPUs, inventory.GPU{
+			Index: i, Minor: i, UUID: fmt.Sprintf("GPU-%d", i), Model: "NVIDIA H100 80GB HBM3", MemoryBytes: 80 << 30,
+			Health: inventory.Health{State: inventory.Healthy},
+		})
+	}
+	return s
+}
+
+// fault has GPUs report an XID, and the others be healthy.
+func (d *driver) fault(indices ...int) {
+	snapshot := d.snapshots.Value()
+	snapshot.Generation++
+	snapshot.GPUs = slices.Clone(snapshot.GPUs)
+	for i := range snapshot.GPUs {
+		snapshot.GPUs[i].Health = inventory.Health{State: inventory.Healthy}
+		if slices.Contains(indices, i) {
+			snapshot.GPUs[i].Health = inventory.Health{State: inventory.Unhealthy, XID: 79, Since: time.Unix(1_700_000_000, 0), Cure: inventory.CureReset}
+		}
+	}
+	d.snapshots.Publish(snapshot)
+}
+
+// sliceWrites are how many requests changed slices, or tried to.
+func (s *stage) sliceWrites() int {
+	n := 0
+	for request, count := range s.server.Requests() {
+		if request.Resource == "resourceslices" && request.IsWrite() {
+			n += count
+		}
+	}
+	return n
+}
+
+func (d *driver) requestsMade() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n := 0
+	for _, count := range d.counts {
+		n += count
+	}
+	return n
+}
+
+// pool is what a scheduler sees of the node: the devices of a pool that is complete, with their taints, and the generation in front.
+func (s *stage) pool() string {
+	all := s.server.Slices()
+	newest := int64(0)
+	for _, slice := range all {
+		newest = max(newest, slice.Spec.Pool.Generation)
+	}
+	var devices []string
+	count, want := 0, int64(0)
+	for _, slice := range all {
+		if slice.Spec.Pool.Generation != newest {
+			continue
+		}
+		count, want = count+1, slice.Spec.Pool.ResourceSliceCount
+		for _, d := range slice.Spec.Devices {
+			name := strings.TrimPrefix(d.Name, "gpu-")
+			for _, taint := range d.Taints {
+				name += "!" + strings.TrimPrefix(taint.Key, "gpu.nvidia.com/")
+			}
+			devices = append(devices, name)
+		}
+	}
+	switch {
+	case len(all) == 0:
+		return "none"
+	case int64(count) != want:
+		return "incomplete"
+	}
+	return fmt.Sprintf("%d: %s", newest, strings.Join(devices, " "))
+}
+
+func (s *stage) untilPool(want string) {
+	s.t.Helper()
+	s.until("the pool is "+want+"; it is "+s.pool(), func() bool { return s.pool() == want })
+}
+
+// A change of health is one write, which leaves the generation as it is; several at once are one, too, in one slice.
+func TestOneWriteForAChange(t *testing.T) {
+	s := newStage(t)
+	d := s.startDriver(t.TempDir(), 8)
+	s.untilPool("1: 0 1 2 3 4 5 6 7")
+	if n := s.sliceWrites(); n != 1 {
+		t.Errorf("%d writes to publish", n)
+	}
+	for _, change := range []struct {
+		bad  []int
+		want string
+	}{{[]int{3}, "1: 0 1 2 3!xid 4 5 6 7"}, {[]int{1, 2}, "1: 0 1!xid 2!xid 3 4 5 6 7"}, {nil, "1: 0 1 2 3 4 5 6 7"}} {
+		before := s.sliceWrites()
+		d.fault(change.bad...)
+		s.untilPool(change.want)
+		s.pass(time.Minute, time.Second)
+		if n := s.sliceWrites() - before; n != 1 || s.pool() != change.want {
+			t.Errorf("%v: %d writes, pool %s", change.bad, n, s.pool())
+		}
+	}
+	slice := s.server.Slices()[0]
+	node, err := s.server.Node(nodeName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(slice.OwnerReferences) != 1 || slice.OwnerReferences[0].UID != node.UID || slice.OwnerReferences[0].Kind != "Node" {
+		t.Errorf("the owners are %+v, want the node", slice.OwnerReferences)
+	}
+}
+
+// In an hour of steady state nothing is written, also with devices that have taints, and whatever watches do.
+func TestNoWriteInAnHour(t *testing.T) {
+	s := newStage(t)
+	d := s.startDriver(t.TempDir(), 16)
+	d.fault(5)
+	s.untilPool("1: 0 1 2 3 4 5!xid 6 7 8 9 10 11 12 13 14 15")
+	before := s.sliceWrites()
+	for range 6 {
+		s.pass(10*time.Minute, 5*time.Second)
+		s.server.SendBookmark()
+		s.server.DropWatches()
+		d.snapshots.Publish(d.snapshots.Value())
+	}
+	if n := s.sliceWrites() - before; n != 0 {
+		t.Errorf("%d writes in an hour", n)
+	}
+}
+
+// Two slices that change at once begin a new generation: a scheduler sees none of the changes, or all.
+func TestSeveralSlices(t *testing.T) {
+	s := newStage(t)
+	d := s.startDriver(t.TempDir(), 16)
+	s.untilPool("1: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15")
+	d.fault(0, 8)
+	s.until("both are tainted", func() bool {
+		now := s.pool()
+		if strings.Count(now, "!") == 1 {
+			t.Errorf("one of two changes is seen: %s", now)
+		}
+		return now == "2: 0!xid 1 2 3 4 5 6 7 8!xid 9 10 11 12 13 14 15"
+	})
+	less := d.snapshots.Value()
+	less.GPUs, less.Generation = less.GPUs[:7], less.Generation+1
+	d.snapshots.Publish(less)
+	s.untilPool("3: 0!xid 1 2 3 4 5 6")
+	s.until("the second slice is gone", func() bool { return len(s.server.Slices()) == 1 })
+}
+
+// A kubelet that starts removes the slices of its node: they are back within three seconds, also if it does so again and again.
+func TestWipedSlices(t *testing.T) {
+	s := newStage(t)
+	d := s.startDriver(t.TempDir(), 16)
+	const all = "1: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15"
+	s.untilPool(all)
+	for i := range 5 {
+		if err := s.server.WipeSlices(nodeName); err != nil {
+			t.Fatal(err)
+		}
+		d.registrations.Publish(i + 2)
+		left := 3 * time.Second // of the clock that pauses go by
+		for deadline := time.Now().Add(patience); s.pool() != all; {
+			if time.Now().After(deadline) {
+				t.Fatalf("restart %d: the slices are not back: %s", i, s.pool())
+			}
+			<-time.After(10 * time.Millisecond)
+			if left > 0 && time.Now().After(deadline.Add(-patience/2)) {
+				s.clock.Step(time.Second)
+				left -= time.Second
+			}
+		}
+	}
+}
+
+// Nothing is asked of the API server before kubelet has registered the driver, nor in a mode without DRA that never was another one.
+func TestNoRequestWithoutNeed(t *testing.T) {
+	s := newStage(t)
+	d := s.newDriver(t.TempDir(), snapshotOf(2))
+	off := s.newDriver(t.TempDir(), snapshotOf(2))
+	off.configs.Publish(config.Config{})
+	off.owners.Publish(dra.Owners{"GPU-0": dra.OwnedByPlugin, "GPU-1": dra.OwnedByPlugin})
+	off.registrations.Publish(1)
+	s.pass(10*time.Minute, 5*time.Second)
+	if n := d.requestsMade() + off.requestsMade(); n != 0 {
+		t.Errorf("%d requests", n)
+	}
+	d.registrations.Publish(1)
+	s.untilPool("1: 0 1")
+	if published := off.devices.Published().Value(); published == nil || len(published) > 0 {
+		t.Errorf("published %v", published)
+	}
+}
+
+// Without GPUs the pool is there, and empty. When the mode is left, GPUs are taken out one after the other, and with the last one the slices go;
+// what is published is on disk before, and until it is certain that it is not.
+func TestEmptyPoolAndModeLeft(t *testing.T) {
+	s := newStage(t)
+	dir := t.TempDir()
+	d := s.newDriver(dir, inventory.Snapshot{Generation: 1, Driver: inventory.Driver{Version: "580.95.05"}})
+	d.registrations.Publish(1)
+	s.untilPool("1: ")
+	d.snapshots.Publish(snapshotOf(2))
+	d.owners.Publish(dra.Owners{"GPU-0": dra.OwnedByDRA, "GPU-1": dra.OwnedByDRA})
+	s.untilPool("1: 0 1")
+	s.until("both are published", func() bool { return len(d.devices.Published().Value()) == 2 })
+	d.configs.Publish(config.Config{})
+	d.owners.Publish(dra.Owners{"GPU-0": dra.LeavesDRA, "GPU-1": dra.LeavesDRA})
+	s.untilPool("1: 0!leaving 1!leaving")
+	d.owners.Publish(dra.Owners{"GPU-1": dra.LeavesDRA})
+	s.untilPool("1: 1!leaving")
+	s.until("one is published", func() bool { return len(d.devices.Published().Value()) == 1 })
+	d.stop()
+	again := s.newDriver(dir, snapshotOf(2)) // its driver is not registered: removal needs no kubelet
+	again.configs.Publish(config.Config{})
+	again.owners.Publish(dra.Owners{})
+	if !again.devices.Published().Value()["GPU-1"] {
+		t.Errorf("after a restart %v is published", again.devices.Published().Value())
+	}
+	s.untilPool("none")
+	s.until("nothing is published", func() bool { return len(again.devices.Published().Value()) == 0 })
+	before := again.requestsMade()
+	s.pass(10*time.Minute, 5*time.Second)
+	if n := again.requestsMade() - before; n > 0 {
+		t.Errorf("%d requests afterwards", n)
+	}
+}
+
+// Two processes with one state directory, as in a roll-out: one publishes, and lets go when the later one is registered.
+func TestOneProcessPublishes(t *testing.T) {
+	s := newStage(t)
+	dir := t.TempDir()
+	earlier := s.startDriver(dir, 2)
+	s.untilPool("1: 0 1")
+	later := s.startDriver(dir, 3)
+	s.pass(time.Minute, time.Second)
+	if s.pool() != "1: 0 1" || s.sliceWrites() != 1 {
+		t.Errorf("two processes publish: %s", s.pool())
+	}
+	earlier.driver.Publish(draplugin.Status{Registered: true, Later: true})
+	s.untilPool("1: 0 1 2")
+	s.until("the earlier one knows what is published", func() bool { return len(earlier.devices.Published().Value()) == 3 })
+	later.stop() // it crashes, and the earlier one is still there
+	earlier.driver.Publish(draplugin.Status{Registered: true})
+	s.untilPool("1: 0 1")
+	if n := s.sliceWrites(); n != 3 {
+		t.Errorf("%d writes", n)
+	}
+}
+
+// Whatever the API server does meanwhile: afterwards the pool is as it is to be, and nothing more is written.
+func TestFaultsWhilePublishing(t *testing.T) {
+	for _, fault := range apiserver.Faults() {
+		t.Run(fault.Name, func(t *testing.T) {
+			s := newStage(t)
+			d := s.startDriver(t.TempDir(), 2)
+			s.untilPool("1: 0 1")
+			during := func(what func()) {
+				t.Helper()
+				if err := fault.Begin(s.server); err != nil {
+					t.Fatal(err)
+				}
+				what()
+				s.pass(time.Minute, time.Second)
+				if err := fault.End(s.server); err != nil {
+					t.Fatal(err)
+				}
+			}
+			during(func() { d.fault(1) })
+			s.untilPool("1: 0 1!xid")
+			during(func() {
+				if err := s.server.WipeSlices(nodeName); err != nil {
+					t.Error(err)
+				}
+				d.fault()
+			})
+			s.untilPool("1: 0 1")
+			s.until("no problem", func() bool { return d.devices.Publication().Value().Problem == "" })
+			before := s.sliceWrites()
+			s.pass(30*time.Minute, 5*time.Second)
+			if n := s.sliceWrites() - before; n != 0 {
+				t.Errorf("%d writes of nothing", n)
+			}
+		})
+	}
+}
+
+// An API server that drops taints shows no device that must not be given away; the others stay.
+func TestDroppedTaints(t *testing.T) {
+	s := newStage(t)
+	s.server.SetDroppedFields("taints")
+	d := s.startDriver(t.TempDir(), 3)
+	s.untilPool("1: 0 1 2")
+	d.fault(1)
+	s.untilPool("1: 0 2")
+	before := s.sliceWrites()
+	d.fault(1, 2)
+	s.untilPool("1: 0")
+	s.pass(10*time.Minute, 5*time.Second)
+	if n := s.sliceWrites() - before; n != 1 {
+		t.Errorf("%d writes of a second fault", n)
+	}
+	d.fault()
+	s.untilPool("1: 0 1 2")
+}
+
+// An API server that serves an older version alone gets that; one that changes to another version, that one.
+func TestOlderVersions(t *testing.T) {
+	for _, version := range []string{"v1beta2", "v1beta1"} {
+		t.Run(version, func(t *testing.T) {
+			s := newStage(t)
+			s.server.SetResourceVersions(version)
+			d := s.startDriver(t.TempDir(), 2)
+			s.untilPool("1: 0 1")
+			d.fault(0)
+			s.untilPool("1: 0!xid 1")
+			s.pass(10*time.Minute, 5*time.Second)
+			if n := s.sliceWrites(); n < 2 || n > 4 { // the first one is tried in each version
+				t.Errorf("%d writes", n)
+			}
+			s.server.SetResourceVersions("v1")
+			s.server.DropWatches()
+			if err := s.server.WipeSlices(nodeName); err != nil {
+				t.Fatal(err)
+			}
+			s.untilPool("1: 0!xid 1")
+		})
+	}
+	t.Run("none", func(t *testing.T) {
+		s := newStage(t)
+		s.server.SetResourceVersions()
+		d := s.startDriver(t.TempDir(), 2)
+		s.until("a problem", func() bool { return strings.Contains(d.devices.Publication().Value().Problem, "resource.k8s.io") })
+		s.server.SetResourceVersions("v1")
+		s.untilPool("1: 0 1")
+	})
+}
+
+// What another program changes is set right; one that does so again and again is left alone, and that is told.
+func TestOtherPublisher(t *testing.T) {
+	s := newStage(t)
+	d := s.startDriver(t.TempDir(), 2)
+	s.untilPool("1: 0 1")
+	name := s.server.Slices()[0].Name
+	change := func(to int64) {
+		t.Helper()
+		if err := s.server.ChangeSlice(name, func(slice *resourceapi.ResourceSlice) {
+			slice.Spec.Devices, slice.Spec.Pool.Generation = slice.Spec.Devices[:1], to
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	change(7)
+	s.untilPool("7: 0 1")
+	change(8)
+	s.untilPool("8: 0 1")
+	change(9)
+	s.until("that is told", func() bool { return strings.Contains(d.devices.Publication().Value().Problem, "another program") })
+	before := s.sliceWrites()
+	s.pass(9*time.Minute, 5*time.Second)
+	if n := s.sliceWrites() - before; n != 0 || s.pool() != "9: 0" {
+		t.Errorf("%d writes, pool %s", n, s.pool())
+	}
+	s.untilPool("9: 0 1")
+	s.until("no problem", func() bool { return d.devices.Publication().Value().Problem == "" })
+}
+
+// Slices that another driver of this name has left are removed, those of other nodes and drivers are not.
+func TestLeftSlices(t *testing.T) {
+	s := newStage(t)
+	slice := func(name, driver, node, pool string) {
+		t.Helper()
+		if err := s.server.ChangeSlice(name, func(slice *resourceapi.ResourceSlice) {
+			slice.Spec = resourceapi.ResourceSliceSpec{
+				Driver: driver, NodeName: &node, Pool: resourceapi.ResourcePool{Name: pool, Generation: 4, ResourceSliceCount: 1},
+				Devices: []resourceapi.Device{{Name: "gpu-0"}},
+			}
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	slice("a", dra.Driver, nodeName, nodeName)
+	slice("b", dra.Driver, nodeName, "another-pool")
+	slice("c", dra.Driver, "node-2", "node-2")
+	slice("d", "compute-domain.nvidia.com", nodeName, nodeName)
+	s.startDriver(t.TempDir(), 2)
+	s.until("only theirs are left", func() bool {
+		var names []string
+		for _, slice := range s.server.Slices() {
+			names = append(names, slice.Name)
+		}
+		return slices.Equal(names, []string{"c", "d", nodeName + "-gpu.nvidia.com-0"})
+	})
+}
+
+// While a driver of another program has the name, nothing is written; without a Node nothing is published, and soon after there is one it is.
+func TestWaits(t *testing.T) {
+	s := newStage(t)
+	if err := s.server.DeleteNode(nodeName); err != nil {
+		t.Fatal(err)
+	}
+	d := s.newDriver(t.TempDir(), snapshotOf(1))
+	d.driver.Publish(draplugin.Status{Foreign: filepath.Join("x", "gpu.nvidia.com.sock")})
+	d.registrations.Publish(1)
+	s.pass(time.Minute, time.Second)
+	if n := d.requestsMade(); n != 0 {
+		t.Errorf("%d requests beside another driver", n)
+	}
+	d.driver.Publish(draplugin.Status{Registered: true})
+	s.until("a problem", func() bool { return strings.Contains(d.devices.Publication().Value().Problem, "no Node") })
+	s.change(func(*corev1.Node) {})
+	s.untilPool("1: 0")
+}

@@ -1,0 +1,376 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draslices"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
+)
+
+const (
+	// slicePace is the shortest time between changes of slices that can wait. Bad news cannot.
+	slicePace = time.Second
+	// nodePoll is how often it is looked whether the API server has the Node.
+	nodePoll = 5 * time.Second
+	// sliceTries is how often a write is made anew because another program was faster.
+	sliceTries = 4
+	// After this many changes by another program within strikeWindow, slices are left alone for that time.
+	maxStrikes   = 3
+	strikeWindow = 10 * time.Minute
+)
+
+// A sliceLedger is what a publisher knows of its writes.
+type sliceLedger struct {
+	// listed is what was read last without the watch, at a time.
+	listed kubeapi.Slices
+	at     time.Time
+	// own are slices by name as this process left them. The watch may not have seen that yet.
+	own map[string]ownSlice
+	// kept is what the API server made of slices by name, where that is not what it was sent.
+	kept map[string]keptSlice
+	// noTaints says that the API server does not keep the taints of devices.
+	noTaints bool
+	// generation is the pool's, as it was written last.
+	generation int64
+	written    time.Time
+	// restored is when slices were last made anew that another program removed, and pace how long that waited.
+	restored time.Time
+	pace     time.Duration
+	// paced is the number of registrations for which pace counts.
+	paced int
+	// seen are the versions of slices that are not another program's, or were counted, by name.
+	seen map[string]string
+	// struck is when other programs changed slices; until leave, slices are left to them.
+	struck []time.Time
+	leave  time.Time
+}
+
+type ownSlice struct {
+	kubeapi.Slice
+	removed bool
+	at      time.Time
+}
+
+type keptSlice struct{ sent, kept dra.Slice }
+
+func newSliceLedger() sliceLedger {
+	return sliceLedger{own: map[string]ownSlice{}, kept: map[string]keptSlice{}, seen: map[string]string{}}
+}
+
+// errNotNow is why nothing is written for a time, although something is due.
+type errNotNow struct{ reason string }
+
+func (e *errNotNow) Error() string { return e.reason }
+
+// tell tells why the API server does not have what it is to have. It returns err, if trying again may help.
+func (p *publisher) tell(err error) error {
+	now := p.devices.Publication().Value()
+	if now.Problem = ""; err != nil {
+		now.Problem = err.Error()
+	}
+	if now != p.devices.Publication().Value() {
+		p.devices.Publication().Publish(now)
+	}
+	var notNow *errNotNow
+	if errors.As(err, &notNow) {
+		return nil
+	}
+	return err
+}
+
+// publish makes the writes that are due.
+func (p *publisher) publish(ctx context.Context) error {
+	writing, looked, owner := false, false, ""
+	for tries := 0; ; {
+		view, known := p.view()
+		if !known {
+			if err := p.problem.Value(); err != nil {
+				return &errNotNow{err.Error()} // the watch goes on by itself
+			}
+			return nil
+		}
+		pool, there, err := p.state(view)
+		if err != nil {
+			return err
+		}
+		if err := p.judge(ctx, pool, there, view); err != nil {
+			return err
+		}
+		step, more := dra.Next(pool, there, p.ledger.generation, p.same)
+		if !more {
+			if p.settle(there, looked) {
+				return p.note(there)
+			}
+			if err := p.look(ctx); err != nil {
+				return err
+			}
+			looked = true
+			continue
+		}
+		if pause := p.pause(step, there); pause > 0 && !writing {
+			p.wake(ctx, pause)
+			return nil
+		}
+		if step.New && p.ledger.generation > 0 && !writing {
+			p.ledger.restored, p.ledger.pace = p.clock.Now(), min(max(2*p.ledger.pace, minPace), maxPace)
+		}
+		writing = true
+		if step.New && owner == "" {
+			node, err := p.client.Get(ctx)
+			if err != nil {
+				return err
+			}
+			if owner = node.UID; owner == "" {
+				p.wake(ctx, nodePoll)
+				return &errNotNow{fmt.Sprintf("the API server has no Node %s", pool.Name)}
+			}
+		}
+		err = p.write(ctx, step, view, there, owner)
+		if kubeapi.IsCode(err, http.StatusConflict) || kubeapi.IsCode(err, http.StatusNotFound) {
+			if tries++; tries < sliceTries {
+				err = p.look(ctx)
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// view returns the slices of the node: those of the watch, and what this process knows better for now.
+func (p *publisher) view() (map[string]kubeapi.Slice, bool) {
+	l, now := &p.ledger, p.clock.Now()
+	seen := p.there.Value()
+	if l.listed.ResourceVersion != "" && now.Sub(l.at) < ownWrite && (seen.ResourceVersion == "" || seen.IsBefore(l.listed.ResourceVersion)) {
+		seen = l.listed
+	}
+	if seen.ResourceVersion == "" {
+		return nil, false
+	}
+	view := maps.Clone(seen.ByName)
+	for name, own := range l.own {
+		is, has := view[name]
+		switch {
+		case now.Sub(own.at) < ownWrite && own.removed && has && is.UID == own.UID:
+			delete(view, name)
+		case now.Sub(own.at) < ownWrite && !own.removed && seen.IsBefore(own.ResourceVersion):
+			view[name] = own.Slice
+		default:
+			delete(l.own, name)
+		}
+	}
+	return view, true
+}
+
+// state returns the pool that is to be there, and what is.
+func (p *publisher) state(view map[string]kubeapi.Slice) (dra.Pool, map[string]dra.PublishedSlice, error) {
+	pool, there := p.devices.Pools().Value(), map[string]dra.PublishedSlice{}
+	if p.ledger.noTaints {
+		pool = pool.Untainted()
+	}
+	for name, s := range view {
+		slice, err := content(s)
+		if err != nil {
+			return dra.Pool{}, nil, err
+		}
+		there[name] = dra.PublishedSlice{Pool: s.Pool, Generation: s.Generation, Count: s.Count, Slice: slice}
+	}
+	return pool, there, nil
+}
+
+// content returns the devices of a slice.
+func content(s kubeapi.Slice) (dra.Slice, error) {
+	slice := dra.Slice{}
+	if len(s.Devices) > 0 {
+		if err := json.Unmarshal(s.Devices, &slice.Devices); err != nil {
+			return slice, fmt.Errorf("read the devices of ResourceSlice %s: %w", s.Name, err)
+		}
+	}
+	return slice, nil
+}
+
+// same reports whether the API server has made of a slice what it has now.
+func (p *publisher) same(name string, want, is dra.Slice) bool {
+	kept, has := p.ledger.kept[name]
+	return want.Timed(is).Equal(is) || has && kept.sent.Equal(want) && kept.kept.Equal(is)
+}
+
+// judge counts changes by other programs. It returns why nothing is written for now.
+func (p *publisher) judge(ctx context.Context, pool dra.Pool, there map[string]dra.PublishedSlice, view map[string]kubeapi.Slice) error {
+	l, now := &p.ledger, p.clock.Now()
+	ours := map[string]dra.Slice{}
+	for i, slice := range pool.Slices {
+		ours[pool.SliceName(i)] = slice
+	}
+	first := len(l.seen) == 0
+	for name, s := range view {
+		before, known := l.seen[name]
+		if before == s.ResourceVersion {
+			continue
+		}
+		l.seen[name] = s.ResourceVersion
+		want, our := ours[name]
+		own, written := l.own[name]
+		switch {
+		case first, written && own.ResourceVersion == s.ResourceVersion:
+		case our && known && p.same(name, want, there[name].Slice) && s.Generation == l.generation: // what matters was not changed
+		case our || !known:
+			l.struck = append(l.struck, now)
+			klog.FromContext(ctx).Info("Another program changed a slice of the driver", "name", name)
+		}
+	}
+	l.struck = slices.DeleteFunc(l.struck, func(at time.Time) bool { return now.Sub(at) >= strikeWindow })
+	if len(l.struck) >= maxStrikes {
+		l.struck, l.leave = nil, now.Add(strikeWindow)
+		klog.FromContext(ctx).Error(errOtherPublisher, "Slices are left alone", "for", strikeWindow.String())
+		p.wake(ctx, strikeWindow)
+	}
+	if now.Before(l.leave) {
+		return errOtherPublisher
+	}
+	return nil
+}
+
+// errOtherPublisher is the problem of slices that another program changes again and again.
+var errOtherPublisher = &errNotNow{
+	"another program changes the ResourceSlices of " + dra.Driver + " on this node: remove it, or have this one give no GPUs by claims",
+}
+
+// pause returns how long a write has to wait.
+func (p *publisher) pause(step dra.Step, there map[string]dra.PublishedSlice) time.Duration {
+	l, now := &p.ledger, p.clock.Now()
+	switch {
+	case step.New && l.generation > 0: // another program has removed it
+		if n := p.registrations.Value(); n != l.paced || now.Sub(l.restored) >= calm { // kubelet, when it started
+			l.paced, l.pace = n, 0
+		}
+		return l.restored.Add(l.pace).Sub(now)
+	case step.New, step.Remove, there[step.Name].Slice.Worse(step.Published.Slice):
+		return 0
+	}
+	return l.written.Add(slicePace).Sub(now)
+}
+
+// write makes one write. The owner of a new slice is the node with this UID.
+func (p *publisher) write(
+	ctx context.Context, step dra.Step, view map[string]kubeapi.Slice, there map[string]dra.PublishedSlice, owner string,
+) error {
+	l, now := &p.ledger, p.clock.Now()
+	if step.Remove {
+		old := view[step.Name]
+		if err := p.client.DeleteSlice(ctx, step.Name, old.UID); err != nil {
+			return err
+		}
+		l.own[step.Name] = ownSlice{Slice: old, removed: true, at: now}
+		return nil
+	}
+	if published := p.devices.Published().Value(); published != nil { // otherwise all may be
+		published = maps.Clone(published)
+		maps.Copy(published, step.Published.Slice.GPUs())
+		if err := p.devices.SetPublished(published); err != nil {
+			return err
+		}
+	}
+	sent := step.Published.Slice
+	devices, err := json.Marshal(sent.Timed(there[step.Name].Slice).Devices)
+	if err != nil {
+		return fmt.Errorf("write the devices of a ResourceSlice: %w", err)
+	}
+	s := view[step.Name]
+	s.Name, s.Driver, s.Pool = step.Name, dra.Driver, step.Published.Pool
+	s.Generation, s.Count, s.Devices = step.Published.Generation, step.Published.Count, devices
+	if step.New {
+		s.Owners = []kubeapi.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: step.Published.Pool, UID: owner, Controller: true}}
+		s, err = p.client.CreateSlice(ctx, s)
+	} else {
+		s, err = p.client.UpdateSlice(ctx, s)
+	}
+	if err != nil {
+		return err
+	}
+	l.own[step.Name], l.seen[step.Name] = ownSlice{Slice: s, at: now}, s.ResourceVersion
+	l.generation, l.written = step.Published.Generation, now
+	klog.FromContext(ctx).V(2).Info("Wrote a slice", "name", step.Name, "devices", len(sent.Devices), "generation", l.generation)
+	return p.compare(ctx, step.Name, sent, s)
+}
+
+// compare compares what the API server was sent with what it keeps.
+func (p *publisher) compare(ctx context.Context, name string, sent dra.Slice, s kubeapi.Slice) error {
+	kept, err := content(s)
+	if err != nil {
+		return err
+	}
+	delete(p.ledger.kept, name)
+	if sent.Timed(kept).Equal(kept) {
+		return nil
+	}
+	p.ledger.kept[name] = keptSlice{sent, kept}
+	if !p.ledger.noTaints && sent.Tainted() && !kept.Tainted() {
+		p.ledger.noTaints = true
+		klog.FromContext(ctx).Info("The API server does not keep taints of devices; devices that must not be given to new pods are left out of slices")
+		return nil
+	}
+	klog.FromContext(ctx).Info("The API server does not keep all of a slice", "name", name)
+	return nil
+}
+
+// look reads the slices as they are now.
+func (p *publisher) look(ctx context.Context) error {
+	listed, err := p.client.Slices(ctx, dra.Driver)
+	if err != nil {
+		return err
+	}
+	p.ledger.listed, p.ledger.at = listed, p.clock.Now()
+	clear(p.ledger.own)
+	return nil
+}
+
+// settle reports whether it is certain what the API server has. GPUs count as not published by what it has now, and not by what its cache had.
+func (p *publisher) settle(there map[string]dra.PublishedSlice, looked bool) bool {
+	published := p.devices.Published().Value()
+	if looked {
+		return true
+	}
+	if published == nil {
+		return false
+	}
+	gpus := gpusOf(there)
+	for uuid := range published {
+		if !gpus[uuid] {
+			return false
+		}
+	}
+	return true
+}
+
+// note notes what the API server has, once that is what it is to have.
+func (p *publisher) note(there map[string]dra.PublishedSlice) error {
+	now := draslices.Publication{Slices: len(there)}
+	for _, s := range there {
+		now.Devices += len(s.Slice.Devices)
+		now.Generation = max(now.Generation, s.Generation)
+	}
+	p.ledger.generation = max(p.ledger.generation, now.Generation)
+	if p.devices.Publication().Value() != now {
+		p.devices.Publication().Publish(now)
+	}
+	return p.devices.SetPublished(gpusOf(there))
+}
+
+func gpusOf(there map[string]dra.PublishedSlice) map[string]bool {
+	gpus := map[string]bool{}
+	for _, s := range there {
+		maps.Copy(gpus, s.Slice.GPUs())
+	}
+	return gpus
+}

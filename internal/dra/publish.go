@@ -1,0 +1,203 @@
+package dra
+
+import (
+	"encoding/json"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"slices"
+)
+
+// maxName is the longest name of an object.
+const maxName = 253
+
+// SliceName returns the name of the ResourceSlice with slice i of the pool.
+func (p Pool) SliceName(i int) string {
+	node, rest := p.Name, fmt.Sprintf("-%s-%d", Driver, i)
+	if len(node)+len(rest) > maxName {
+		hash := fnv.New32a()
+		_, _ = hash.Write([]byte(node)) // never fails
+		rest = fmt.Sprintf("-%08x%s", hash.Sum32(), rest)
+		node = node[:maxName-len(rest)]
+	}
+	return node + rest
+}
+
+// A PublishedSlice is what a ResourceSlice of the node and the driver has at the API server.
+type PublishedSlice struct {
+	// Pool is the pool's name, Generation the pool's, and Count how many slices the pool has in it.
+	Pool       string
+	Generation int64
+	Count      int
+	Slice      Slice
+}
+
+// A Step is one write to the API server.
+type Step struct {
+	// Name is that of the ResourceSlice.
+	Name string
+	// Remove says that it is to be removed. Otherwise it is to be as Published says, and is new or not.
+	Remove, New bool
+	Published   PublishedSlice
+}
+
+// Next returns the next write that has the API server show the pool, and false if it shows it. There are all slices of the node and the driver
+// by name. Last is the generation of the pool that was written last, 0 if none was; same reports whether a slice needs no write.
+//
+// The scheduler uses a pool only if it has all slices of the newest generation. So one slice with other devices is one write that leaves the
+// generation as it is. If there are more, the first write begins a new generation, and the scheduler uses nothing of the pool until the last
+// one: it never sees some of them changed.
+func Next(p Pool, there map[string]PublishedSlice, last int64, same func(name string, want, is Slice) bool) (Step, bool) {
+	wanted := map[string]Slice{}
+	for i, slice := range p.Slices {
+		wanted[p.SliceName(i)] = slice
+	}
+	newest, others := int64(0), []string{}
+	for _, name := range slices.Sorted(maps.Keys(there)) {
+		is := there[name]
+		if _, ok := wanted[name]; !ok {
+			others = append(others, name)
+		}
+		if is.Pool != p.Name { // another pool with these GPUs would give them a second time
+			return Step{Name: name, Remove: true}, true
+		}
+		newest = max(newest, is.Generation)
+	}
+	generation, differing, incomplete := newest, []string{}, false
+	if len(there) == 0 {
+		generation = max(last, 1)
+	}
+	for name, is := range there {
+		want, ok := wanted[name]
+		switch {
+		case is.Generation == newest && (!ok || is.Count != len(wanted)):
+			generation = newest + 1 // the pool has another number of slices now
+		case is.Generation < newest:
+			incomplete = incomplete || ok
+		case !same(name, want, is.Slice):
+			differing = append(differing, name)
+		}
+	}
+	slices.Sort(differing)
+	for name := range wanted {
+		if _, ok := there[name]; !ok {
+			incomplete = true
+		}
+	}
+	if len(differing) > 1 && !incomplete {
+		generation = newest + 1
+	}
+	write := func(name string) (Step, bool) {
+		_, has := there[name]
+		return Step{Name: name, New: !has, Published: PublishedSlice{p.Name, generation, len(wanted), wanted[name]}}, true
+	}
+	if generation == newest && len(differing) > 0 {
+		return write(differing[0]) // before those that complete the pool
+	}
+	for i := range p.Slices {
+		if is, ok := there[p.SliceName(i)]; !ok || is.Generation != generation {
+			return write(p.SliceName(i))
+		}
+	}
+	if len(others) > 0 {
+		return Step{Name: others[0], Remove: true}, true
+	}
+	return Step{}, false
+}
+
+// GPUs returns the UUIDs of the GPUs whose devices are in a slice.
+func (s Slice) GPUs() map[string]bool {
+	gpus := map[string]bool{}
+	for _, d := range s.Devices {
+		gpus[d.GPU()] = true
+	}
+	return gpus
+}
+
+// GPU returns the UUID of the GPU that a device is, or is a part of.
+func (d Device) GPU() string {
+	if parent := d.Attributes["parentUUID"].Value; parent != "" {
+		return parent
+	}
+	return d.Attributes["uuid"].Value
+}
+
+// Untainted returns the pool without the devices that have taints.
+func (p Pool) Untainted() Pool {
+	p.Slices = slices.Clone(p.Slices)
+	for i, slice := range p.Slices {
+		devices := slices.DeleteFunc(slices.Clone(slice.Devices), func(d Device) bool { return len(d.Taints) > 0 })
+		p.Slices[i] = Slice{Devices: devices}
+	}
+	return p
+}
+
+// Timed returns a slice whose taints without a time have that of the same taint in another slice.
+func (s Slice) Timed(other Slice) Slice {
+	before := map[string][]Taint{}
+	for _, d := range other.Devices {
+		before[d.Name] = d.Taints
+	}
+	s.Devices = slices.Clone(s.Devices)
+	for i, d := range s.Devices {
+		s.Devices[i].Taints = slices.Clone(d.Taints)
+		for j, t := range d.Taints {
+			k := slices.IndexFunc(before[d.Name], func(o Taint) bool { return o.Key == t.Key && o.Value == t.Value && o.Effect == t.Effect })
+			if t.TimeAdded == nil && k >= 0 {
+				s.Devices[i].Taints[j].TimeAdded = before[d.Name][k].TimeAdded
+			}
+		}
+	}
+	return s
+}
+
+// Worse reports whether a device of a slice has a taint that it does not have in another one, or is not in that one at all: it must not be
+// given to new work any more.
+func (s Slice) Worse(other Slice) bool {
+	is := map[string]Device{}
+	for _, d := range other.Devices {
+		is[d.Name] = d
+	}
+	return slices.ContainsFunc(s.Devices, func(d Device) bool {
+		now, has := is[d.Name]
+		return !has || slices.ContainsFunc(now.Taints, func(t Taint) bool {
+			return !slices.ContainsFunc(d.Taints, func(o Taint) bool { return o.Key == t.Key })
+		})
+	})
+}
+
+// UnmarshalJSON reads what MarshalJSON writes. A value of another type, of which this driver has none, is kept as its text.
+func (a *Attribute) UnmarshalJSON(text []byte) error {
+	var fields map[AttributeType]json.RawMessage
+	if err := json.Unmarshal(text, &fields); err != nil {
+		return err
+	}
+	for kind, value := range fields {
+		a.Type, a.Value = kind, string(value)
+		if kind == String || kind == Version {
+			return json.Unmarshal(value, &a.Value)
+		}
+	}
+	return nil
+}
+
+// UnmarshalJSON reads a capacity in any form in which Kubernetes writes it.
+func (c *Capacity) UnmarshalJSON(text []byte) error {
+	var field struct {
+		Value string `json:"value"`
+	}
+	if err := json.Unmarshal(text, &field); err != nil {
+		return err
+	}
+	value, ok := quantity(field.Value)
+	if !ok {
+		return fmt.Errorf("%q is not a quantity", field.Value)
+	}
+	*c = Capacity(value)
+	return nil
+}
+
+// Tainted reports whether a device of the slice has a taint.
+func (s Slice) Tainted() bool {
+	return slices.ContainsFunc(s.Devices, func(d Device) bool { return len(d.Taints) > 0 })
+}

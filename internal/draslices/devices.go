@@ -1,0 +1,183 @@
+// Package draslices says which devices of the node are to be in ResourceSlices, and keeps on disk what that needs: the numbers in the names of
+// devices, and which GPUs may be in slices. It talks to no API server; package cluster publishes the slices.
+package draslices
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+// Files in the state directory.
+const (
+	numbersFile   = "dra-numbers.json"
+	publishedFile = "dra-published.json"
+	fileVersion   = 1
+	maxFile       = 1 << 20
+)
+
+// retryInterval is the pace of tries while the numbers cannot be written.
+const retryInterval = 10 * time.Second
+
+// Options say what Devices are made of.
+type Options struct {
+	// StateDir is the state directory; without one, numbers last as long as the process.
+	StateDir string
+	// Node is the name of the node.
+	Node      string
+	Snapshots *feed.Feed[inventory.Snapshot]
+	Configs   *feed.Feed[config.Config]
+	// Owners are which GPUs are the driver's; nil as long as that is not known.
+	Owners *feed.Feed[dra.Owners]
+	// Clock is the clock to wait by; nil means the real one.
+	Clock clock.Clock
+}
+
+// Devices are those of the node that are to be in slices. Make them with New.
+type Devices struct {
+	o           Options
+	pools       *feed.Feed[dra.Pool]
+	published   *feed.Feed[map[string]bool]
+	publication *feed.Feed[Publication]
+	numbers     dra.Numbers // as on disk
+	problem     string      // why they cannot be written, as it was told last
+}
+
+// A Publication is what of the pool the API server has.
+type Publication struct {
+	// Slices and Devices are how many there are, Generation is the pool's.
+	Slices, Devices int
+	Generation      int64
+	// Problem is why the API server does not have what it is to have, a sentence without a full stop; empty if it does.
+	Problem string
+}
+
+// New returns the devices of a node. What an earlier process may have published is known from then on.
+func New(ctx context.Context, o Options) *Devices {
+	if o.Clock == nil {
+		o.Clock = clock.RealClock{}
+	}
+	d := &Devices{
+		o: o, pools: feed.New(dra.Pool{}), published: feed.New(map[string]bool{}), publication: feed.New(Publication{}), numbers: dra.Numbers{},
+	}
+	if err := d.Reread(); err != nil {
+		klog.FromContext(ctx).Error(err, "It is not known which GPUs are in slices; all of them may be")
+	}
+	return d
+}
+
+// Pools returns the feed of what is to be published. A pool without a name is not known yet; one without slices is not to be there.
+func (d *Devices) Pools() *feed.Feed[dra.Pool] { return d.pools }
+
+// Published returns the feed of which GPUs may be in slices at the API server, by UUID. It is nil if that is not known: then all may be.
+func (d *Devices) Published() *feed.Feed[map[string]bool] { return d.published }
+
+// Publication returns the feed of what the API server has. Who publishes the slices tells it.
+func (d *Devices) Publication() *feed.Feed[Publication] { return d.publication }
+
+// Run follows the GPUs until ctx ends, and then returns nil.
+func (d *Devices) Run(ctx context.Context) error {
+	for {
+		snapshot, looked := d.o.Snapshots.Latest()
+		owners, decided := d.o.Owners.Latest()
+		c, configured := d.o.Configs.Latest()
+		var again <-chan time.Time
+		if pool, ok := d.pool(ctx, snapshot, owners, c.DRA.Mode != config.DRAOff); !ok {
+			again = d.o.Clock.After(retryInterval)
+		} else if !equal(pool, d.pools.Value()) {
+			d.pools.Publish(pool)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-looked:
+		case <-decided:
+		case <-configured:
+		case <-again:
+		}
+	}
+}
+
+// pool returns what is to be published. It reports false if GPUs are missing there whose numbers could not be written.
+func (d *Devices) pool(ctx context.Context, s inventory.Snapshot, owners dra.Owners, on bool) (dra.Pool, bool) {
+	if owners == nil || s.Generation == 0 || s.Stale != "" && s.Driver == (inventory.Driver{}) {
+		return d.pools.Value(), true // a node that was never looked at is not one without GPUs
+	}
+	any := false
+	for _, g := range s.GPUs {
+		any = any || owners[g.UUID].InSlice()
+	}
+	if !any && !on {
+		return dra.Pool{Name: d.o.Node}, true
+	}
+	err := d.number(s.GPUs)
+	if err != nil {
+		owners = maps.Clone(owners)
+		maps.DeleteFunc(owners, func(uuid string, _ dra.Ownership) bool {
+			_, has := d.numbers[uuid]
+			return !has
+		})
+	}
+	pool := dra.New(s, d.o.Node, d.numbers, owners)
+	if problem := fmt.Sprint(err); problem != d.problem {
+		d.problem = problem
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "New GPUs are not published")
+		}
+	}
+	return pool, err == nil
+}
+
+// number gives a number to each GPU that has none. The numbers are on disk before anybody knows of them: a name that was published stays with
+// its GPU.
+func (d *Devices) number(gpus []inventory.GPU) error {
+	if maps.Equal(d.numbers.With(gpus), d.numbers) {
+		return nil
+	}
+	if d.o.StateDir == "" {
+		d.numbers = d.numbers.With(gpus)
+		return nil
+	}
+	path := filepath.Join(d.o.StateDir, numbersFile)
+	unlock, err := files.Lock(path + ".lock") // another process of this program may run beside this one
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	var kept struct {
+		Version int         `json:"version"`
+		Numbers dra.Numbers `json:"numbers"`
+	}
+	if _, err := files.ReadState(path, maxFile, fileVersion, &kept); err != nil {
+		return fmt.Errorf("read the numbers of GPUs, which are kept as %s: %w", numbersFile+files.Damaged, err)
+	}
+	numbers := kept.Numbers
+	if numbers == nil {
+		numbers = d.numbers
+	}
+	if next := numbers.With(gpus); !maps.Equal(next, kept.Numbers) {
+		kept.Version, kept.Numbers = fileVersion, next
+		if err := files.WriteState(path, kept); err != nil {
+			return fmt.Errorf("write the numbers of GPUs: %w", err)
+		}
+	}
+	d.numbers = kept.Numbers
+	return nil
+}
+
+// equal reports whether two pools are the same.
+func equal(a, b dra.Pool) bool {
+	return a.Name == b.Name && slices.EqualFunc(a.Slices, b.Slices, dra.Slice.Equal) && slices.Equal(a.LeftOut, b.LeftOut)
+}
