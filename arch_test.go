@@ -88,8 +88,10 @@ var imports = map[string][]string{
 		"internal/dra", "internal/feed", "internal/files", "internal/inventory", "internal/supervise",
 		"internal/kubelet", // for the token of the process in the names of sockets
 	},
-	"internal/kubeapi": {"internal/feed", "internal/supervise"},
+	"internal/kubeapi":   {"internal/feed", "internal/supervise"},
+	"internal/draslices": {"internal/config", "internal/dra", "internal/feed", "internal/files", "internal/inventory"},
 	"internal/cluster": {
+		"internal/draplugin", "internal/draslices",
 		"internal/agent", "internal/config", "internal/dra", "internal/featurefile", "internal/feed", "internal/files", "internal/inventory",
 		"internal/kubeapi", "internal/labels", "internal/mig", "internal/migwish", "internal/report", "internal/resource",
 		"internal/status", "internal/supervise", "internal/version",

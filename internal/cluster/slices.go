@@ -34,9 +34,7 @@ type publisher struct {
 	stateDir string
 	clock    clock.Clock
 	spread   *spread
-	// driver is how the driver is with kubelet, and registrations how often kubelet has registered it.
-	driver        *feed.Feed[draplugin.Status]
-	registrations *feed.Feed[int]
+	driver   *feed.Feed[draplugin.Status]
 
 	there   *feed.Feed[kubeapi.Slices] // as the watch sees them
 	problem *feed.Feed[error]          // of the watch
@@ -48,11 +46,10 @@ type publisher struct {
 
 // newPublisher returns the publisher of a process.
 func newPublisher(
-	client *kubeapi.Client, devices *draslices.Devices, stateDir string, driver *feed.Feed[draplugin.Status], registrations *feed.Feed[int],
-	timer clock.Clock, first *spread,
+	client *kubeapi.Client, devices *draslices.Devices, stateDir string, driver *feed.Feed[draplugin.Status], timer clock.Clock, first *spread,
 ) *publisher {
 	return &publisher{
-		client: client, devices: devices, stateDir: stateDir, clock: timer, spread: first, driver: driver, registrations: registrations,
+		client: client, devices: devices, stateDir: stateDir, clock: timer, spread: first, driver: driver,
 		there: feed.New(kubeapi.Slices{}), problem: feed.New[error](nil), again: feed.New(struct{}{}), ledger: newSliceLedger(),
 	}
 }
@@ -81,7 +78,7 @@ func (p *publisher) run(ctx context.Context) {
 // reread reads what another process has published.
 func (p *publisher) reread(ctx context.Context) {
 	if err := p.devices.Reread(); err != nil {
-		klog.FromContext(ctx).Error(err, "It is not known which GPUs are in slices; all of them may be")
+		klog.FromContext(ctx).Error(err, "What was published is not known")
 	}
 }
 
@@ -130,9 +127,8 @@ func (p *publisher) changes() []<-chan struct{} {
 	_, pool := p.devices.Pools().Latest()
 	_, published := p.devices.Published().Latest()
 	_, driver := p.driver.Latest()
-	_, registered := p.registrations.Latest()
 	_, again := p.again.Latest()
-	return []<-chan struct{}{pool, published, driver, registered, again}
+	return []<-chan struct{}{pool, published, driver, again}
 }
 
 // wake has what waits for changes look again after a time.
@@ -160,7 +156,7 @@ func (p *publisher) needed() bool {
 	case pool.Name == "", driver.Later, driver.Foreign != "":
 		return false
 	case len(pool.Slices) > 0:
-		return p.registrations.Value() > 0
+		return driver.Registrations > 0
 	}
 	return published == nil || len(published) > 0
 }
@@ -187,15 +183,14 @@ func (p *publisher) begin(ctx context.Context) error {
 func (p *publisher) watch(ctx context.Context) {
 	for ctx.Err() == nil {
 		watching, stop := context.WithCancel(ctx)
-		_, registered := p.registrations.Latest()
+		before := p.driver.Value().Registrations
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
 			p.client.WatchSlices(watching, p.clock, dra.Driver, p.there, p.problem)
 		}()
-		select {
-		case <-ctx.Done():
-		case <-registered:
+		for status, changed := p.driver.Latest(); ctx.Err() == nil && status.Registrations == before; status, changed = p.driver.Latest() {
+			kubeapi.AnyOf(ctx, []<-chan struct{}{changed})
 		}
 		stop()
 		<-ended

@@ -25,14 +25,13 @@ import (
 
 // A driver is a process that publishes slices, as far as a publisher sees it.
 type driver struct {
-	s             *stage
-	snapshots     *feed.Feed[inventory.Snapshot]
-	owners        *feed.Feed[dra.Owners]
-	configs       *feed.Feed[config.Config]
-	driver        *feed.Feed[draplugin.Status]
-	registrations *feed.Feed[int]
-	devices       *draslices.Devices
-	stop          func()
+	s         *stage
+	snapshots *feed.Feed[inventory.Snapshot]
+	owners    *feed.Feed[dra.Owners]
+	configs   *feed.Feed[config.Config]
+	driver    *feed.Feed[draplugin.Status]
+	devices   *draslices.Devices
+	stop      func()
 
 	mu     sync.Mutex // guards counts
 	counts map[string]int
@@ -42,7 +41,7 @@ type driver struct {
 func (s *stage) startDriver(stateDir string, gpus int) *driver {
 	s.t.Helper()
 	d := s.newDriver(stateDir, snapshotOf(gpus))
-	d.registrations.Publish(1)
+	d.registered(1)
 	return d
 }
 
@@ -51,8 +50,8 @@ func (s *stage) newDriver(stateDir string, first inventory.Snapshot) *driver {
 	s.t.Helper()
 	d := &driver{
 		s: s, snapshots: feed.New(first), owners: feed.New(dra.All(first.GPUs)),
-		configs: feed.New(config.Config{DRA: config.DRA{Mode: config.DRAAll}}), driver: feed.New(draplugin.Status{Registered: true}),
-		registrations: feed.New(0), counts: map[string]int{},
+		configs: feed.New(config.Config{DRA: config.DRA{Mode: config.DRAAll}}), driver: feed.New(draplugin.Status{}),
+		counts: map[string]int{},
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	d.devices = draslices.New(ctx, draslices.Options{
@@ -64,13 +63,20 @@ func (s *stage) newDriver(stateDir string, first inventory.Snapshot) *driver {
 		defer d.mu.Unlock()
 		d.counts[fmt.Sprint(verb, " ", resource, " ", code)]++
 	})
-	p := newPublisher(client, d.devices, stateDir, d.driver, d.registrations, s.clock, &spread{})
+	p := newPublisher(client, d.devices, stateDir, d.driver, s.clock, &spread{})
 	var tasks sync.WaitGroup
 	tasks.Go(func() { _ = d.devices.Run(ctx) })
 	tasks.Go(func() { p.run(ctx) })
 	d.stop = sync.OnceFunc(func() { cancel(); tasks.Wait() })
 	s.t.Cleanup(d.stop)
 	return d
+}
+
+// registered has kubelet have registered the driver so often.
+func (d *driver) registered(n int) {
+	status := d.driver.Value()
+	status.Registered, status.Registrations = true, n
+	d.driver.Publish(status)
 }
 
 // snapshotOf is a node with so many healthy GPUs.
@@ -234,7 +240,7 @@ func TestWipedSlices(t *testing.T) {
 		if err := s.server.WipeSlices(nodeName); err != nil {
 			t.Fatal(err)
 		}
-		d.registrations.Publish(i + 2)
+		d.registered(i + 2)
 		left := 3 * time.Second // of the clock that pauses go by
 		for deadline := time.Now().Add(patience); s.pool() != all; {
 			if time.Now().After(deadline) {
@@ -256,12 +262,12 @@ func TestNoRequestWithoutNeed(t *testing.T) {
 	off := s.newDriver(t.TempDir(), snapshotOf(2))
 	off.configs.Publish(config.Config{})
 	off.owners.Publish(dra.Owners{"GPU-0": dra.OwnedByPlugin, "GPU-1": dra.OwnedByPlugin})
-	off.registrations.Publish(1)
+	off.registered(1)
 	s.pass(10*time.Minute, 5*time.Second)
 	if n := d.requestsMade() + off.requestsMade(); n != 0 {
 		t.Errorf("%d requests", n)
 	}
-	d.registrations.Publish(1)
+	d.registered(1)
 	s.untilPool("1: 0 1")
 	if published := off.devices.Published().Value(); published == nil || len(published) > 0 {
 		t.Errorf("published %v", published)
@@ -274,7 +280,7 @@ func TestEmptyPoolAndModeLeft(t *testing.T) {
 	s := newStage(t)
 	dir := t.TempDir()
 	d := s.newDriver(dir, inventory.Snapshot{Generation: 1, Driver: inventory.Driver{Version: "580.95.05"}})
-	d.registrations.Publish(1)
+	d.registered(1)
 	s.untilPool("1: ")
 	d.snapshots.Publish(snapshotOf(2))
 	d.owners.Publish(dra.Owners{"GPU-0": dra.OwnedByDRA, "GPU-1": dra.OwnedByDRA})
@@ -313,11 +319,11 @@ func TestOneProcessPublishes(t *testing.T) {
 	if s.pool() != "1: 0 1" || s.sliceWrites() != 1 {
 		t.Errorf("two processes publish: %s", s.pool())
 	}
-	earlier.driver.Publish(draplugin.Status{Registered: true, Later: true})
+	earlier.driver.Publish(draplugin.Status{Registered: true, Registrations: 1, Later: true})
 	s.untilPool("1: 0 1 2")
 	s.until("the earlier one knows what is published", func() bool { return len(earlier.devices.Published().Value()) == 3 })
 	later.stop() // it crashes, and the earlier one is still there
-	earlier.driver.Publish(draplugin.Status{Registered: true})
+	earlier.driver.Publish(draplugin.Status{Registered: true, Registrations: 1})
 	s.untilPool("1: 0 1")
 	if n := s.sliceWrites(); n != 3 {
 		t.Errorf("%d writes", n)
@@ -477,12 +483,12 @@ func TestWaits(t *testing.T) {
 	}
 	d := s.newDriver(t.TempDir(), snapshotOf(1))
 	d.driver.Publish(draplugin.Status{Foreign: filepath.Join("x", "gpu.nvidia.com.sock")})
-	d.registrations.Publish(1)
+	d.registered(1)
 	s.pass(time.Minute, time.Second)
 	if n := d.requestsMade(); n != 0 {
 		t.Errorf("%d requests beside another driver", n)
 	}
-	d.driver.Publish(draplugin.Status{Registered: true})
+	d.driver.Publish(draplugin.Status{Registered: true, Registrations: 1})
 	s.until("a problem", func() bool { return strings.Contains(d.devices.Publication().Value().Problem, "no Node") })
 	s.change(func(*corev1.Node) {})
 	s.untilPool("1: 0")

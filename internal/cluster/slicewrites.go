@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/http"
 	"slices"
 	"time"
 
@@ -136,7 +135,7 @@ func (p *publisher) publish(ctx context.Context) error {
 			}
 		}
 		err = p.write(ctx, step, view, there, owner)
-		if kubeapi.IsCode(err, http.StatusConflict) || kubeapi.IsCode(err, http.StatusNotFound) {
+		if kubeapi.IsOvertaken(err) {
 			if tries++; tries < sliceTries {
 				err = p.look(ctx)
 			}
@@ -232,7 +231,7 @@ func (p *publisher) judge(ctx context.Context, pool dra.Pool, there map[string]d
 	l.struck = slices.DeleteFunc(l.struck, func(at time.Time) bool { return now.Sub(at) >= strikeWindow })
 	if len(l.struck) >= maxStrikes {
 		l.struck, l.leave = nil, now.Add(strikeWindow)
-		klog.FromContext(ctx).Error(errOtherPublisher, "Slices are left alone", "for", strikeWindow.String())
+		klog.FromContext(ctx).Error(errOtherPublisher, "Slices are left to another program", "for", strikeWindow.String())
 		p.wake(ctx, strikeWindow)
 	}
 	if now.Before(l.leave) {
@@ -247,11 +246,11 @@ var errOtherPublisher = &errNotNow{
 }
 
 // pause returns how long a write has to wait.
-func (p *publisher) pause(step dra.Step, there map[string]dra.PublishedSlice) time.Duration {
+func (p *publisher) pause(step dra.Write, there map[string]dra.PublishedSlice) time.Duration {
 	l, now := &p.ledger, p.clock.Now()
 	switch {
 	case step.New && l.generation > 0: // another program has removed it
-		if n := p.registrations.Value(); n != l.paced || now.Sub(l.restored) >= calm { // kubelet, when it started
+		if n := p.driver.Value().Registrations; n != l.paced || now.Sub(l.restored) >= calm { // kubelet, when it started
 			l.paced, l.pace = n, 0
 		}
 		return l.restored.Add(l.pace).Sub(now)
@@ -263,7 +262,7 @@ func (p *publisher) pause(step dra.Step, there map[string]dra.PublishedSlice) ti
 
 // write makes one write. The owner of a new slice is the node with this UID.
 func (p *publisher) write(
-	ctx context.Context, step dra.Step, view map[string]kubeapi.Slice, there map[string]dra.PublishedSlice, owner string,
+	ctx context.Context, step dra.Write, view map[string]kubeapi.Slice, there map[string]dra.PublishedSlice, owner string,
 ) error {
 	l, now := &p.ledger, p.clock.Now()
 	if step.Remove {
@@ -317,7 +316,7 @@ func (p *publisher) compare(ctx context.Context, name string, sent dra.Slice, s 
 	p.ledger.kept[name] = keptSlice{sent, kept}
 	if !p.ledger.noTaints && sent.Tainted() && !kept.Tainted() {
 		p.ledger.noTaints = true
-		klog.FromContext(ctx).Info("The API server does not keep taints of devices; devices that must not be given to new pods are left out of slices")
+		klog.FromContext(ctx).Info("The API server does not keep taints of devices; devices with taints are left out of slices")
 		return nil
 	}
 	klog.FromContext(ctx).Info("The API server does not keep all of a slice", "name", name)

@@ -32,8 +32,8 @@ type PublishedSlice struct {
 	Slice      Slice
 }
 
-// A Step is one write to the API server.
-type Step struct {
+// A Write is one write to the API server.
+type Write struct {
 	// Name is that of the ResourceSlice.
 	Name string
 	// Remove says that it is to be removed. Otherwise it is to be as Published says, and is new or not.
@@ -47,7 +47,7 @@ type Step struct {
 // The scheduler uses a pool only if it has all slices of the newest generation. So one slice with other devices is one write that leaves the
 // generation as it is. If there are more, the first write begins a new generation, and the scheduler uses nothing of the pool until the last
 // one: it never sees some of them changed.
-func Next(p Pool, there map[string]PublishedSlice, last int64, same func(name string, want, is Slice) bool) (Step, bool) {
+func Next(p Pool, there map[string]PublishedSlice, last int64, same func(name string, want, is Slice) bool) (Write, bool) {
 	wanted := map[string]Slice{}
 	for i, slice := range p.Slices {
 		wanted[p.SliceName(i)] = slice
@@ -59,7 +59,7 @@ func Next(p Pool, there map[string]PublishedSlice, last int64, same func(name st
 			others = append(others, name)
 		}
 		if is.Pool != p.Name { // another pool with these GPUs would give them a second time
-			return Step{Name: name, Remove: true}, true
+			return Write{Name: name, Remove: true}, true
 		}
 		newest = max(newest, is.Generation)
 	}
@@ -87,9 +87,9 @@ func Next(p Pool, there map[string]PublishedSlice, last int64, same func(name st
 	if len(differing) > 1 && !incomplete {
 		generation = newest + 1
 	}
-	write := func(name string) (Step, bool) {
+	write := func(name string) (Write, bool) {
 		_, has := there[name]
-		return Step{Name: name, New: !has, Published: PublishedSlice{p.Name, generation, len(wanted), wanted[name]}}, true
+		return Write{Name: name, New: !has, Published: PublishedSlice{p.Name, generation, len(wanted), wanted[name]}}, true
 	}
 	if generation == newest && len(differing) > 0 {
 		return write(differing[0]) // before those that complete the pool
@@ -100,9 +100,9 @@ func Next(p Pool, there map[string]PublishedSlice, last int64, same func(name st
 		}
 	}
 	if len(others) > 0 {
-		return Step{Name: others[0], Remove: true}, true
+		return Write{Name: others[0], Remove: true}, true
 	}
-	return Step{}, false
+	return Write{}, false
 }
 
 // GPUs returns the UUIDs of the GPUs whose devices are in a slice.

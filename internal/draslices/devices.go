@@ -4,10 +4,14 @@ package draslices
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
+	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -51,8 +55,10 @@ type Devices struct {
 	pools       *feed.Feed[dra.Pool]
 	published   *feed.Feed[map[string]bool]
 	publication *feed.Feed[Publication]
-	numbers     dra.Numbers // as on disk
-	problem     string      // why they cannot be written, as it was told last
+	problem     string // why numbers cannot be written, as it was told last
+
+	mu      sync.Mutex  // guards all following fields
+	numbers dra.Numbers // as on disk
 }
 
 // A Publication is what of the pool the API server has.
@@ -72,8 +78,8 @@ func New(ctx context.Context, o Options) *Devices {
 	d := &Devices{
 		o: o, pools: feed.New(dra.Pool{}), published: feed.New(map[string]bool{}), publication: feed.New(Publication{}), numbers: dra.Numbers{},
 	}
-	if err := d.Reread(); err != nil {
-		klog.FromContext(ctx).Error(err, "It is not known which GPUs are in slices; all of them may be")
+	if err := errors.Join(d.Reread(), d.readNumbers()); err != nil {
+		klog.FromContext(ctx).Error(err, "What was published is not known")
 	}
 	return d
 }
@@ -86,6 +92,34 @@ func (d *Devices) Published() *feed.Feed[map[string]bool] { return d.published }
 
 // Publication returns the feed of what the API server has. Who publishes the slices tells it.
 func (d *Devices) Publication() *feed.Feed[Publication] { return d.publication }
+
+// GPU returns the UUID of the GPU that a device of a name is, or is a part of. It knows devices that are not in the pool now, too.
+func (d *Devices) GPU(device string) (uuid string, known bool) {
+	text, _, _ := strings.Cut(strings.TrimPrefix(device, "gpu-"), "-")
+	number, err := strconv.Atoi(text)
+	if err != nil {
+		return "", false
+	}
+	for uuid, n := range d.Numbers() {
+		if n == number {
+			return uuid, true
+		}
+	}
+	return "", false
+}
+
+// Numbers returns the numbers in the names of devices. Nobody may change them.
+func (d *Devices) Numbers() dra.Numbers {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.numbers
+}
+
+func (d *Devices) setNumbers(numbers dra.Numbers) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.numbers = numbers
+}
 
 // Run follows the GPUs until ctx ends, and then returns nil.
 func (d *Devices) Run(ctx context.Context) error {
@@ -123,14 +157,15 @@ func (d *Devices) pool(ctx context.Context, s inventory.Snapshot, owners dra.Own
 		return dra.Pool{Name: d.o.Node}, true
 	}
 	err := d.number(s.GPUs)
+	numbers := d.Numbers()
 	if err != nil {
 		owners = maps.Clone(owners)
 		maps.DeleteFunc(owners, func(uuid string, _ dra.Ownership) bool {
-			_, has := d.numbers[uuid]
+			_, has := numbers[uuid]
 			return !has
 		})
 	}
-	pool := dra.New(s, d.o.Node, d.numbers, owners)
+	pool := dra.New(s, d.o.Node, numbers, owners)
 	if problem := fmt.Sprint(err); problem != d.problem {
 		d.problem = problem
 		if err != nil {
@@ -143,11 +178,12 @@ func (d *Devices) pool(ctx context.Context, s inventory.Snapshot, owners dra.Own
 // number gives a number to each GPU that has none. The numbers are on disk before anybody knows of them: a name that was published stays with
 // its GPU.
 func (d *Devices) number(gpus []inventory.GPU) error {
-	if maps.Equal(d.numbers.With(gpus), d.numbers) {
+	now := d.Numbers()
+	if maps.Equal(now.With(gpus), now) {
 		return nil
 	}
 	if d.o.StateDir == "" {
-		d.numbers = d.numbers.With(gpus)
+		d.setNumbers(now.With(gpus))
 		return nil
 	}
 	path := filepath.Join(d.o.StateDir, numbersFile)
@@ -156,24 +192,40 @@ func (d *Devices) number(gpus []inventory.GPU) error {
 		return err
 	}
 	defer unlock()
-	var kept struct {
-		Version int         `json:"version"`
-		Numbers dra.Numbers `json:"numbers"`
+	if err := d.readNumbers(); err != nil {
+		return err
 	}
-	if _, err := files.ReadState(path, maxFile, fileVersion, &kept); err != nil {
+	numbers := d.Numbers()
+	next := numbers.With(gpus)
+	if maps.Equal(next, numbers) {
+		return nil
+	}
+	if err := files.WriteState(path, numbersState{fileVersion, next}); err != nil {
+		return fmt.Errorf("write the numbers of GPUs: %w", err)
+	}
+	d.setNumbers(next)
+	return nil
+}
+
+// numbersState is the file with the numbers of GPUs.
+type numbersState struct {
+	Version int         `json:"version"`
+	Numbers dra.Numbers `json:"numbers"`
+}
+
+// readNumbers reads the numbers on disk. Without a file those stay that are known.
+func (d *Devices) readNumbers() error {
+	if d.o.StateDir == "" {
+		return nil
+	}
+	var kept numbersState
+	found, err := files.ReadState(filepath.Join(d.o.StateDir, numbersFile), maxFile, fileVersion, &kept)
+	if err != nil {
 		return fmt.Errorf("read the numbers of GPUs, which are kept as %s: %w", numbersFile+files.Damaged, err)
 	}
-	numbers := kept.Numbers
-	if numbers == nil {
-		numbers = d.numbers
+	if found && kept.Numbers != nil {
+		d.setNumbers(kept.Numbers)
 	}
-	if next := numbers.With(gpus); !maps.Equal(next, kept.Numbers) {
-		kept.Version, kept.Numbers = fileVersion, next
-		if err := files.WriteState(path, kept); err != nil {
-			return fmt.Errorf("write the numbers of GPUs: %w", err)
-		}
-	}
-	d.numbers = kept.Numbers
 	return nil
 }
 

@@ -163,6 +163,11 @@ func (c *Client) DeleteSlice(ctx context.Context, name, uid string) error {
 	return nil
 }
 
+// IsOvertaken reports whether err is of a write before which another program changed, made or removed the object.
+func IsOvertaken(err error) bool {
+	return IsCode(err, http.StatusConflict) || IsCode(err, http.StatusNotFound)
+}
+
 func (c *Client) writeSlice(ctx context.Context, verb, at string, s Slice) (Slice, error) {
 	var written []byte
 	err := c.resourceAPI(func(api string) error {
