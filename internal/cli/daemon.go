@@ -153,7 +153,7 @@ func newDaemon(ctx context.Context, c config.Config, sources config.Sources, clu
 	if d.wishes != nil {
 		o := mig.Options{
 			Wishes: d.wishes.Wishes(), Snapshots: d.monitor.Snapshots(), Driver: d.monitor, Evictor: cluster, StateDir: c.StateDir,
-			BootID: bootID(d.node),
+			BootID: bootID(d.node), Acquired: d.wishes.Reload,
 		}
 		if d.directory != nil {
 			o.Users = d.set

@@ -1,6 +1,7 @@
 package layout
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -75,6 +76,14 @@ func TestParse(t *testing.T) {
 	}
 	if _, err := f.Layout(""); err == nil {
 		t.Error("no name stood for one of several layouts")
+	}
+	for i := range 9000 {
+		f.layouts[fmt.Sprintf("fleet-%04d", i)] = nil
+	}
+	_, err = f.Layout(strings.Repeat("none", 1000))
+	if err == nil || len(err.Error()) > 1000 || !strings.Contains(err.Error(), "by-uuid, custom-config, fleet-0000") ||
+		!strings.HasSuffix(err.Error(), ", or of 8938 others") {
+		t.Errorf("9,004 layouts: %v", err)
 	}
 }
 

@@ -84,12 +84,9 @@ func TestRestartOfTheNode(t *testing.T) {
 	t.Parallel()
 	for name, wish := range map[string]mig.Wish{"with the wish": {Layout: "all-balanced"}, "before the wish is known": {}} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				r := newRig(t, nodeOfThree)
+			onNode(t, func(t *testing.T, r *rig) {
 				r.start()
-				r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
-				r.reaches(mig.StateSuccess)
+				r.makes("all-balanced")
 				r.stop()
 				r.inject(simulator.Fault{Kind: simulator.KindReboot})
 				r.boot = "two"
@@ -143,9 +140,7 @@ func TestRestartOfTheNode(t *testing.T) {
 
 // TestModeThatNeedsAReset has a mode that is set and not in force: that is said, nothing is offered, and it goes on after the reset.
 func TestModeThatNeedsAReset(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, nodeOfThree)
+	onNode(t, func(t *testing.T, r *rig) {
 		r.inject(simulator.Fault{Kind: simulator.KindAnswer, GPU: "1", Call: "DeviceSetMigMode", Value: "RESET_REQUIRED"})
 		r.start()
 		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
@@ -168,9 +163,7 @@ func TestModeThatNeedsAReset(t *testing.T) {
 
 // TestProcessesAreWaitedFor has processes that no pod has.
 func TestProcessesAreWaitedFor(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, nodeOfThree)
+	onNode(t, func(t *testing.T, r *rig) {
 		r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "0", Count: 1})
 		r.start()
 		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
@@ -192,9 +185,7 @@ func TestProcessesAreWaitedFor(t *testing.T) {
 // TestCallThatHangs has a step that does not return for a long time. The other GPUs are divided meanwhile, and no other step is made on this
 // one before it has returned.
 func TestCallThatHangs(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, nodeOfThree)
+	onNode(t, func(t *testing.T, r *rig) {
 		r.inject(simulator.Fault{Kind: simulator.KindSlow, GPU: "0", Call: "DeviceCreateGpuInstanceWithPlacement", Delay: "45s", Count: 1})
 		r.start()
 		began := time.Now()
@@ -217,9 +208,7 @@ func TestCallThatHangs(t *testing.T) {
 
 // TestAnotherLayoutDuringAStep: it is said why the other layout is not begun on the GPU.
 func TestAnotherLayoutDuringAStep(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, nodeOfThree)
+	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
 		began, goOn := make(chan struct{}), make(chan struct{})
 		begin, release := sync.OnceFunc(func() { close(began) }), sync.OnceFunc(func() { close(goOn) })
@@ -260,9 +249,7 @@ func (e *evictor) Evict(_ context.Context, pod mig.Pod) error {
 }
 
 func TestEviction(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, nodeOfThree)
+	onNode(t, func(t *testing.T, r *rig) {
 		e := &evictor{r: r}
 		gpu := r.Snapshots().Value().GPUs[0].UUID
 		r.hold(gpu, "team/web-0")
@@ -292,9 +279,7 @@ func TestEviction(t *testing.T) {
 
 // TestNoEvidence has a kubelet that says nothing: no GPU is changed.
 func TestNoEvidence(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, nodeOfThree)
+	onNode(t, func(t *testing.T, r *rig) {
 		r.absent = errors.New("kubelet does not run")
 		r.start()
 		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
@@ -310,32 +295,121 @@ func TestNoEvidence(t *testing.T) {
 	})
 }
 
-// TestTwoProcesses has the next version of the program beside this one: the one that has the lock changes GPUs, and the other one waits
-// and offers what is as it wants it.
+// second starts another process's owner beside the one that runs, with a wish of its own, and returns what ends the first.
+func (r *rig) second(wish mig.Wish) (end func()) {
+	end = r.stop
+	r.stop = func() {}
+	r.wishes = feed.New(wish)
+	r.start()
+	return end
+}
+
+// TestTwoProcesses has the next version of the program beside this one: the one that has the lock changes GPUs, and the other one waits and
+// offers what there is, whatever it wants: kubelet listens to it.
 func TestTwoProcesses(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, nodeOfThree)
+	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
-		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
+		r.makes("all-balanced")
+		end := r.second(mig.Wish{Layout: "all-balanced"})
 		r.reaches(mig.StateSuccess)
-		end := r.stop
-		r.stop = func() {}
-		r.wishes = feed.New(mig.Wish{Layout: "all-balanced"})
-		r.start()
-		r.reaches(mig.StateSuccess)
-		if len(r.devices()[0]) != 4 {
-			t.Errorf("the later process offers %v", r.devices())
-		}
 		r.wishes.Publish(mig.Wish{Layout: "all-disabled"})
 		r.until("waits for the lock", func(s mig.Status) bool { return strings.Contains(s.Reason, "another instance has the lock") })
 		time.Sleep(time.Minute)
-		if len(r.uuids(0, "3g.40gb")) != 1 {
-			t.Error("a GPU was changed without the lock")
+		if diff := cmp.Diff(balanced, r.devices()[0]); diff != "" || len(r.uuids(0, "3g.40gb")) != 1 {
+			t.Errorf("offered without the lock (-want +got):\n%s", diff)
 		}
 		end()
 		r.reaches(mig.StateSuccess)
 	})
+}
+
+// TestTheOtherProcessDividesTheGPU has the next version start while this one makes a step: it offers nothing of that GPU until the change is
+// over, and all of it then.
+func TestTheOtherProcessDividesTheGPU(t *testing.T) {
+	onNode(t, func(t *testing.T, r *rig) {
+		began, goOn := make(chan struct{}), make(chan struct{})
+		begin, release := sync.OnceFunc(func() { close(began) }), sync.OnceFunc(func() { close(goOn) })
+		t.Cleanup(release)
+		r.before = func(string, inventory.MIGStep) error {
+			begin()
+			<-goOn
+			return nil
+		}
+		r.start()
+		r.wishes.Publish(mig.Wish{Layout: "all-balanced", GPUs: []string{"0"}})
+		<-began
+		end := r.second(mig.Wish{})
+		defer func() { release(); end() }()
+		r.until("has decided", func(s mig.Status) bool { return len(s.GPUs) == 3 && s.GPUs[0].Phase == mig.PhaseWaiting })
+		time.Sleep(time.Minute)
+		if d := r.devices(); len(d[0]) != 0 || len(d[1]) != 1 || len(d[2]) != 1 {
+			t.Errorf("offered during a step of the other process: %v", d)
+		}
+		release()
+		r.until("sees the end", func(s mig.Status) bool { return s.GPUs[0].Phase == mig.PhaseKept })
+		if diff := cmp.Diff(balanced, r.devices()[0]); diff != "" {
+			t.Errorf("offered (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestLockThatComes: what the process before was asked for is known before anything is changed.
+func TestLockThatComes(t *testing.T) {
+	onNode(t, func(t *testing.T, r *rig) {
+		r.start()
+		r.makes("all-balanced")
+		steps := 0
+		end := r.stop
+		r.stop = func() {}
+		r.wishes = feed.New(mig.Wish{Layout: "all-disabled"})
+		r.start(func(o *mig.Options) {
+			o.Acquired = func(context.Context) { r.wishes.Publish(mig.Wish{Layout: "all-balanced"}) }
+		})
+		r.until("waits for the lock", func(s mig.Status) bool { return strings.Contains(s.Reason, "another instance has the lock") })
+		r.mu.Lock()
+		r.before = func(string, inventory.MIGStep) error { steps++; return nil }
+		r.mu.Unlock()
+		end()
+		r.until("is content", func(s mig.Status) bool { return s.State == mig.StateSuccess && s.Layout == "all-balanced" })
+		if steps > 0 {
+			t.Errorf("%d steps for a wish that is not the last", steps)
+		}
+	})
+}
+
+// TestDiskThatHangs has a state directory that does not answer: GPUs are offered as they are after some seconds, and the layout is made
+// once the disk answers.
+func TestDiskThatHangs(t *testing.T) {
+	for name, atStart := range map[string]bool{"at the start": true, "later": false} {
+		t.Run(name, func(t *testing.T) {
+			onNode(t, func(t *testing.T, r *rig) {
+				var answer func()
+				hang := func(o *mig.Owner) {
+					answer = o.HangDisk()
+					t.Cleanup(answer)
+				}
+				if atStart {
+					r.built = hang
+				}
+				r.start()
+				if !atStart {
+					r.reaches(mig.StateNone)
+					hang(r.owner)
+				}
+				r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
+				s := r.until("fails", allFailed)
+				time.Sleep(10 * time.Second)
+				if !strings.Contains(s.Reason, "the disk does not answer") || len(r.offered()) != 4 {
+					t.Errorf("%s; offered: %v", s.Reason, r.devices())
+				}
+				answer()
+				r.reaches(mig.StateSuccess)
+				if !strings.Contains(r.journal(), "3g.40gb") {
+					t.Errorf("the journal: %s", r.journal())
+				}
+			})
+		})
+	}
 }
 
 // TestNoStateDirectory has no place for the journal: nothing is changed, and all GPUs are offered as they are.
@@ -343,9 +417,7 @@ func TestNoStateDirectory(t *testing.T) {
 	t.Parallel()
 	for name, dir := range map[string]string{"none": "", "refused": "/dev/null/state"} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				r := newRig(t, nodeOfThree)
+			onNode(t, func(t *testing.T, r *rig) {
 				r.start(func(o *mig.Options) { o.StateDir = dir })
 				r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
 				s := r.until("fails", allFailed)
@@ -364,9 +436,7 @@ func allFailed(s mig.Status) bool {
 
 // TestJournalThatCannotBeWritten has a disk that refuses: nothing is changed, and the GPUs are offered as they are.
 func TestJournalThatCannotBeWritten(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, nodeOfThree)
+	onNode(t, func(t *testing.T, r *rig) {
 		if err := os.Mkdir(filepath.Join(r.dir, "mig.json"), 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -395,12 +465,9 @@ func TestJournalThatCannotBeWritten(t *testing.T) {
 
 // TestReadThatFails has a GPU of which cannot be read how it is divided: its devices are offered on, and it is read again.
 func TestReadThatFails(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, nodeOfThree)
+	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
-		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
-		r.reaches(mig.StateSuccess)
+		r.makes("all-balanced")
 		r.mu.Lock()
 		r.dead = errors.New("the driver has no time")
 		r.mu.Unlock()
@@ -419,9 +486,7 @@ func TestReadThatFails(t *testing.T) {
 
 // TestNoRights has a driver that refuses this process: the GPUs are offered as they are, and it is seldom tried again.
 func TestNoRights(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, nodeOfThree)
+	onNode(t, func(t *testing.T, r *rig) {
 		r.inject(simulator.Fault{Kind: simulator.KindFail, Call: "DeviceSetMigMode", Return: "NO_PERMISSION"})
 		r.start()
 		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
@@ -440,9 +505,7 @@ func TestNoRights(t *testing.T) {
 // TestInstancesThatCannotBeRead has a driver that switches the mode on and then keeps the instances from this process: the mode is switched
 // off again, and that is not tried again and again.
 func TestInstancesThatCannotBeRead(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, nodeOfThree)
+	onNode(t, func(t *testing.T, r *rig) {
 		r.inject(simulator.Fault{Kind: simulator.KindFail, GPU: "1", Call: "DeviceGetGpuInstances", Return: "NO_PERMISSION"})
 		steps := 0
 		r.mu.Lock()
@@ -461,12 +524,9 @@ func TestInstancesThatCannotBeRead(t *testing.T) {
 
 // TestSomethingElseDividesTheGPU has another program that takes the layout back.
 func TestSomethingElseDividesTheGPU(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, nodeOfThree)
+	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
-		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
-		r.reaches(mig.StateSuccess)
+		r.makes("all-balanced")
 		began := time.Now()
 		for range 3 {
 			r.inject(simulator.Fault{Kind: simulator.KindReset, GPU: "0"})

@@ -3,14 +3,18 @@ package mig
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"path/filepath"
 	"reflect"
 	"slices"
 	"sync"
+	"time"
 
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/layout"
@@ -22,16 +26,29 @@ const (
 	journalVersion = 1
 	// maxJournal is the largest journal that is read, in bytes. One GPU takes a few thousand.
 	maxJournal = 1 << 20
+	// diskTimeout is how long a disk may take. GPUs are not kept from pods any longer because it hangs.
+	diskTimeout = 5 * time.Second
 )
+
+// errUnread is why nothing can be noted before the journal was read.
+var errUnread = errors.New("the journal is not read yet")
 
 // A journal is what must outlive the process: what is being changed of which GPU, and which instances this program made. The driver has
 // neither. The process that has the lock writes it.
 type journal struct {
 	dir, boot string
+	disk      *files.Disk
+	news      *feed.Feed[int] // counts the changes of what was read, and of the problem; 0 as long as nothing is known
 
-	mu     sync.Mutex        // guards all following fields
-	unlock func()            // nil while another process has the lock
-	gpus   map[string]record // by UUID
+	mu      sync.Mutex        // guards all following fields
+	problem error             // why this process cannot write; files.ErrLocked while another one has the lock
+	unlock  func()            // nil while this process does not have the lock
+	closed  bool              // a lock that comes now is given back
+	gpus    map[string]record // by UUID
+}
+
+func newJournal(dir, boot string) *journal {
+	return &journal{dir: dir, boot: boot, disk: files.NewDisk(), news: feed.New(0), problem: errUnread}
 }
 
 // A page is the file's form.
@@ -116,47 +133,105 @@ func mode(enabled bool) inventory.MIGMode {
 	return inventory.MIGDisabled
 }
 
-// open takes the lock, if no other process has it, and reads what the last process noted.
-func (j *journal) open(ctx context.Context) error {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	switch {
-	case j.unlock != nil:
-		return nil
-	case j.dir == "":
-		return errors.New("there is no state directory for the journal of MIG layouts")
+// keep tries to get the lock until this process has it, and then calls acquired before anything can be noted. Until then the journal is
+// read again and again, as the process that has the lock writes it.
+func (j *journal) keep(ctx context.Context, c clock.Clock, acquired func(context.Context)) {
+	for {
+		contents := make(chan map[string]record, 1)
+		err := j.disk.Do(ctx, diskTimeout, func() error {
+			gpus, err := j.open(ctx)
+			contents <- gpus
+			return err
+		})
+		var read map[string]record
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err == nil:
+			acquired(ctx)
+			read = <-contents
+		case !errors.Is(err, files.ErrHangs):
+			read = <-contents
+		}
+		j.take(ctx, read, err)
+		pause := later
+		if err == nil {
+			return
+		} else if !errors.Is(err, files.ErrLocked) {
+			pause = retryFirst
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.After(pause):
+		}
 	}
-	unlock, err := files.Lock(filepath.Join(j.dir, lockFile))
-	if err == nil {
-		j.unlock = unlock
-	}
-	j.readLocked(ctx)
-	return err
 }
 
-// readLocked reads the file.
-func (j *journal) readLocked(ctx context.Context) {
-	p := page{}
-	j.gpus = map[string]record{}
+// open takes the lock, if no other process has it, and reads what the last process noted.
+func (j *journal) open(ctx context.Context) (map[string]record, error) {
+	if j.dir == "" {
+		return nil, errors.New("there is no state directory for the journal of MIG layouts")
+	}
+	j.mu.Lock()
+	locked := j.unlock != nil
+	j.mu.Unlock()
+	var err error
+	if !locked {
+		var unlock func()
+		if unlock, err = files.Lock(filepath.Join(j.dir, lockFile)); err == nil {
+			j.mu.Lock()
+			if j.unlock = unlock; j.closed {
+				unlock()
+			}
+			j.mu.Unlock()
+		}
+	}
+	return j.read(ctx), err
+}
+
+// take takes in what was read, and why this process cannot write.
+func (j *journal) take(ctx context.Context, read map[string]record, problem error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if problem != nil && fmt.Sprint(problem) != fmt.Sprint(j.problem) && !errors.Is(problem, files.ErrLocked) {
+		klog.FromContext(ctx).Error(problem, "Cannot change MIG layouts as long as the journal cannot be written", "dir", j.dir)
+	}
+	if n := j.news.Value(); n == 0 || fmt.Sprint(problem) != fmt.Sprint(j.problem) || !reflect.DeepEqual(read, j.gpus) {
+		defer j.news.Publish(n + 1)
+	}
+	j.gpus, j.problem = read, problem
+}
+
+// read reads the file.
+func (j *journal) read(ctx context.Context) map[string]record {
+	p, gpus := page{}, map[string]record{}
 	if _, err := files.ReadState(filepath.Join(j.dir, journalFile), maxJournal, journalVersion, &p); err != nil {
 		klog.FromContext(ctx).Error(err, "The MIG journal cannot be read: no instance counts as made by this program", "dir", j.dir)
-		return
+		return gpus
 	}
 	for uuid, r := range p.GPUs {
 		if j.boot != "" && r.Boot != "" && j.boot != r.Boot {
 			r.Change, r.lost = nil, true
 		}
-		j.gpus[uuid] = r
+		gpus[uuid] = r
 	}
+	return gpus
+}
+
+// writable returns why this process cannot note anything; nil if it can.
+func (j *journal) writable() error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.problem
 }
 
 // close gives the lock back.
 func (j *journal) close() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if j.unlock != nil {
+	if j.closed = true; j.unlock != nil {
 		j.unlock()
-		j.unlock = nil
 	}
 }
 
@@ -168,7 +243,7 @@ func (j *journal) record(uuid string) record {
 }
 
 // begin notes a change before its first step. Of a change that an earlier process began, how the GPU was before stays noted.
-func (j *journal) begin(c layout.GPUChange, name string) error {
+func (j *journal) begin(ctx context.Context, c layout.GPUChange, name string) error {
 	r := j.record(c.GPU.UUID)
 	next := change{Layout: name, Enabled: c.Before.Mode == inventory.MIGEnabled}
 	if r.Change != nil {
@@ -187,11 +262,11 @@ func (j *journal) begin(c layout.GPUChange, name string) error {
 		r = record{}
 	}
 	r.Boot, r.Change = j.boot, &next
-	return j.write(c.GPU.UUID, r)
+	return j.write(ctx, c.GPU.UUID, r)
 }
 
 // end notes that nothing is being changed of a GPU, and which of its instances this program made.
-func (j *journal) end(found layout.GPU) error {
+func (j *journal) end(ctx context.Context, found layout.GPU) error {
 	if found.Unread != "" {
 		return nil
 	}
@@ -210,24 +285,28 @@ func (j *journal) end(found layout.GPU) error {
 	if reflect.DeepEqual(r, before) {
 		return nil
 	}
-	return j.write(found.UUID, r)
+	return j.write(ctx, found.UUID, r)
 }
 
 // write replaces what is noted of a GPU, and returns once it is on the disk.
-func (j *journal) write(uuid string, r record) error {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if j.unlock == nil {
-		return errors.New("another process of this program writes the journal")
-	}
-	gpus := maps.Clone(j.gpus)
-	gpus[uuid] = r
-	if !r.Enabled && r.Change == nil {
-		delete(gpus, uuid)
-	}
-	if err := files.WriteState(filepath.Join(j.dir, journalFile), page{journalVersion, gpus}); err != nil {
+func (j *journal) write(ctx context.Context, uuid string, r record) error {
+	if err := j.writable(); err != nil {
 		return err
 	}
-	j.gpus = gpus
-	return nil
+	return j.disk.Do(context.WithoutCancel(ctx), diskTimeout, func() error {
+		j.mu.Lock()
+		gpus := maps.Clone(j.gpus)
+		j.mu.Unlock()
+		gpus[uuid] = r
+		if !r.Enabled && r.Change == nil {
+			delete(gpus, uuid)
+		}
+		if err := files.WriteState(filepath.Join(j.dir, journalFile), page{journalVersion, gpus}); err != nil {
+			return err
+		}
+		j.mu.Lock()
+		defer j.mu.Unlock()
+		j.gpus = gpus
+		return nil
+	})
 }

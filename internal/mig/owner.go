@@ -3,7 +3,6 @@ package mig
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -12,11 +11,9 @@ import (
 	"sync"
 	"time"
 
-	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/supervise"
@@ -33,6 +30,9 @@ type Options struct {
 	Evictor Evictor
 	// StateDir is where the journal is kept.
 	StateDir string
+	// Acquired is called when this process has got the lock of the journal, before it changes anything: from now on it is the one that does
+	// what an earlier process was asked for. It may be nil.
+	Acquired func(context.Context)
 	// BootID is the node's boot ID; empty if it is not known.
 	BootID string
 	// Clock is what the owner waits by; nil is the real one. The deadlines of calls into the driver are always real.
@@ -68,6 +68,7 @@ type gpu struct {
 	due    time.Time // when the next one is; zero for when something changes
 	wish   *Wish     // of the last turn; nil before the first
 	look   string    // how the Snapshot showed the GPU at the last turn
+	news   int       // of the journal at the last turn
 	failed bool
 
 	// The turns', one after the other.
@@ -82,8 +83,11 @@ func New(o Options) *Owner {
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
+	if o.Acquired == nil {
+		o.Acquired = func(context.Context) {}
+	}
 	return &Owner{
-		options: o, journal: &journal{dir: o.StateDir, boot: o.BootID}, gpus: map[string]*gpu{},
+		options: o, journal: newJournal(o.StateDir, o.BootID), gpus: map[string]*gpu{},
 		status: feed.New(Status{}), holds: feed.New(map[string]resource.GPUHold{}), pulse: supervise.NewPulse(),
 	}
 }
@@ -99,20 +103,19 @@ func (o *Owner) Alive(ctx context.Context) error { return o.pulse.Check(ctx) }
 
 // Run divides GPUs as the Wish says until ctx ends, and then returns nil. What is under way then is gone on with by the next process.
 func (o *Owner) Run(ctx context.Context) error {
-	if err := o.journal.open(ctx); err != nil && !errors.Is(err, files.ErrLocked) {
-		klog.FromContext(ctx).Error(err, "Cannot change MIG layouts as long as the journal cannot be written", "dir", o.options.StateDir)
-	}
 	defer o.journal.close()
 	var turns sync.WaitGroup
 	defer turns.Wait()
+	turns.Go(func() { o.journal.keep(ctx, o.options.Clock, o.options.Acquired) })
 	ends := make(chan outcome)
 	timer := o.options.Clock.NewTimer(0)
 	defer timer.Stop()
 	for {
 		wish, wished := o.options.Wishes.Latest()
 		snapshot, looked := o.options.Snapshots.Latest()
-		if snapshot.Generation > 0 {
-			for _, t := range o.begin(wish, snapshot) {
+		news, noted := o.journal.news.Latest()
+		if snapshot.Generation > 0 && news > 0 {
+			for _, t := range o.begin(wish, snapshot, news) {
 				turns.Go(func() {
 					select {
 					case ends <- t.run(ctx):
@@ -128,6 +131,7 @@ func (o *Owner) Run(ctx context.Context) error {
 		case o.pulse.Beat() <- struct{}{}:
 		case <-wished:
 		case <-looked:
+		case <-noted:
 		case <-timer.C():
 		case end := <-ends:
 			o.end(end)
@@ -135,8 +139,8 @@ func (o *Owner) Run(ctx context.Context) error {
 	}
 }
 
-// begin takes in the Wish and the Snapshot, and returns the turns that are due.
-func (o *Owner) begin(wish Wish, snapshot inventory.Snapshot) []*turn {
+// begin takes in the Wish, the Snapshot and how often the journal has changed, and returns the turns that are due.
+func (o *Owner) begin(wish Wish, snapshot inventory.Snapshot, news int) []*turn {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.wish = wish
@@ -159,13 +163,14 @@ func (o *Owner) begin(wish Wish, snapshot inventory.Snapshot) []*turn {
 		}
 		look := lookOf(found)
 		changed := g.wish == nil || !reflect.DeepEqual(*g.wish, wish)
-		if g.busy || found.MIG == inventory.MIGUnsupported || !changed && (g.failed || g.look == look) && (g.due.IsZero() || now.Before(g.due)) {
+		same := !changed && (g.failed || g.look == look) && g.news == news
+		if g.busy || found.MIG == inventory.MIGUnsupported || same && (g.due.IsZero() || now.Before(g.due)) {
 			continue
 		}
 		if changed {
 			g.failures, g.made, g.waiting, g.told = 0, time.Time{}, time.Time{}, nil
 		}
-		g.busy, g.wish, g.look = true, &wish, look
+		g.busy, g.wish, g.look, g.news = true, &wish, look, news
 		turns = append(turns, &turn{Owner: o, GPU: g.shown, wish: wish, gpu: g})
 	}
 	o.publishLocked()

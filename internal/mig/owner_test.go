@@ -3,7 +3,6 @@ package mig_test
 import (
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -15,13 +14,10 @@ import (
 
 // TestIdleNode divides the GPUs of an idle node and takes that back.
 func TestIdleNode(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, nodeOfThree)
+	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
 		began := time.Now()
-		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
-		r.reaches(mig.StateSuccess)
+		r.makes("all-balanced")
 		if took := time.Since(began); took > 2*time.Second {
 			t.Errorf("success after %v", took)
 		}
@@ -36,8 +32,7 @@ func TestIdleNode(t *testing.T) {
 			t.Errorf("the journal: %s", text)
 		}
 		// The instances are those of this program: it may destroy them.
-		r.wishes.Publish(mig.Wish{Layout: "all-disabled"})
-		r.reaches(mig.StateSuccess)
+		r.makes("all-disabled")
 		if diff := cmp.Diff(map[int][]string{0: {"GPU"}, 1: {"GPU"}, 2: {"GPU"}, 3: {"GPU"}}, r.devices()); diff != "" {
 			t.Errorf("offered (-want +got):\n%s", diff)
 		}
@@ -50,12 +45,9 @@ func TestIdleNode(t *testing.T) {
 // TestPodsAreWaitedFor has pods on some devices: the others of their GPU that go are Unhealthy, those that stay are offered, and nothing
 // happens to the GPU until the pods end.
 func TestPodsAreWaitedFor(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, nodeOfThree)
+	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
-		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
-		r.reaches(mig.StateSuccess)
+		r.makes("all-balanced")
 		stays, goes := r.uuids(0, "3g.40gb")[0], r.uuids(0, "1g.10gb")[0]
 		r.hold(stays, "ns/stays")
 		r.hold(goes, "ns/goes")
@@ -85,12 +77,9 @@ func TestPodsAreWaitedFor(t *testing.T) {
 
 // TestFailureUndoesItsGPU has one step of one GPU fail: that GPU is as before, the others are as wanted, and it is tried again.
 func TestFailureUndoesItsGPU(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, nodeOfThree)
+	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
-		r.wishes.Publish(mig.Wish{Layout: "all-1g.10gb"})
-		r.reaches(mig.StateSuccess)
+		r.makes("all-1g.10gb")
 		r.inject(simulator.Fault{Kind: simulator.KindFail, GPU: "0", Call: "DeviceCreateGpuInstanceWithPlacement", Return: "UNKNOWN"})
 		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
 		r.done(1, 2)
@@ -131,9 +120,7 @@ func TestFailureUndoesItsGPU(t *testing.T) {
 
 // TestInstancesOfOthers has instances that this program did not make: they stay unless the wish says replace.
 func TestInstancesOfOthers(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, nodeOfThree)
+	onNode(t, func(t *testing.T, r *rig) {
 		r.inject(simulator.Fault{Kind: simulator.KindMIG, GPU: "0", Profiles: []string{"1g.10gb", "1g.10gb"}})
 		r.start()
 		r.wishes.Publish(mig.Wish{Layout: "all-7g.80gb"})

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -56,6 +57,7 @@ type rig struct {
 	boot   string
 
 	owner *mig.Owner
+	built func(*mig.Owner) // called before an Owner runs
 	holds atomic.Pointer[feed.Feed[map[string]resource.GPUHold]]
 	stop  func()
 
@@ -65,6 +67,13 @@ type rig struct {
 	dead   error             // the owner was killed: it learns nothing more
 	// before and after are called about each step.
 	before, after func(uuid string, step inventory.MIGStep) error
+}
+
+// onNode runs a test in a bubble, beside others, with a rig on nodeOfThree.
+func onNode(t *testing.T, test func(t *testing.T, r *rig)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { test(t, newRig(t, nodeOfThree)) })
 }
 
 // newRig returns a rig without an Owner, in the bubble in which it is called.
@@ -111,6 +120,9 @@ func (r *rig) start(change ...func(*mig.Options)) {
 		c(&o)
 	}
 	owner := mig.New(o)
+	if r.built != nil {
+		r.built(owner)
+	}
 	ctx, cancel := context.WithCancel(klog.NewContext(r.t.Context(), klog.Logger{}))
 	ended := make(chan error, 1)
 	go func() { ended <- owner.Run(ctx) }()
@@ -269,6 +281,13 @@ func (r *rig) reaches(state mig.ConfigState) mig.Status {
 	return r.until("reaches "+string(state), func(s mig.Status) bool {
 		return s.State == state && s.Layout == wish.Layout && s.Again == wish.Again
 	})
+}
+
+// makes has a layout made of all GPUs.
+func (r *rig) makes(layout string) {
+	r.t.Helper()
+	r.wishes.Publish(mig.Wish{Layout: layout})
+	r.reaches(mig.StateSuccess)
 }
 
 // done waits until GPUs are as the wish says.

@@ -62,6 +62,9 @@ type outcome struct {
 func (t *turn) run(ctx context.Context) outcome {
 	t.log = klog.FromContext(ctx)
 	noted := t.journal.record(t.UUID)
+	if err := t.journal.writable(); errors.Is(err, files.ErrLocked) && (noted.Change != nil || noted.lost) {
+		return t.wait(PhaseWaiting, dividedElsewhere+err.Error(), 0, t.held())
+	}
 	if !t.wish.concerns(t.GPU) && noted.Change == nil && !noted.lost {
 		t.Change = layout.GPUChange{}
 		return t.rest(PhaseKept, "")
@@ -158,7 +161,7 @@ func (t *turn) finish(ctx context.Context, now layout.GPU, end Phase, reason str
 	if !t.seen(ctx, now) {
 		return t.wait(PhaseWaiting, "the last look at the node does not show the GPU as it is divided now", later, t.held())
 	}
-	if err := t.journal.end(now); err != nil {
+	if err := t.journal.end(ctx, now); err != nil {
 		t.log.Error(err, "Cannot note that a GPU is divided as wanted", "gpu", t.UUID)
 	}
 	return t.rest(end, reason)
@@ -203,9 +206,9 @@ func (t *turn) change(ctx context.Context, c layout.GPUChange, noted record, end
 		}
 		return t.wait(PhaseFailed, problem, 0, hold)
 	}
-	switch err := t.journal.open(ctx); {
-	case errors.Is(err, files.ErrLocked): // the process that has the lock changes the GPU
-		return t.wait(PhaseWaiting, err.Error(), later, hold)
+	switch err := t.journal.writable(); {
+	case errors.Is(err, files.ErrLocked): // the process that has the lock changes GPUs, and would have noted that it changes this one
+		return t.wait(PhaseWaiting, dividedElsewhere+err.Error(), 0, resource.GPUHold{})
 	case err != nil:
 		return t.unjournaled(err, noted, hold)
 	}
@@ -218,8 +221,11 @@ func (t *turn) change(ctx context.Context, c layout.GPUChange, noted record, end
 	if o, waits := t.awaitUsers(ctx, c, hold); waits {
 		return o
 	}
-	if err := t.journal.begin(c, t.wish.Layout); err != nil {
+	if err := t.journal.begin(ctx, c, t.wish.Layout); err != nil {
 		return t.unjournaled(err, noted, hold)
+	}
+	if o, waits := t.awaitUsers(ctx, c, hold); waits { // of a process that started meanwhile, and had not read what is noted now
+		return o
 	}
 	if t.Phase != PhaseReset {
 		t.show(PhaseChanging, "", hold)
@@ -271,8 +277,12 @@ func (t *turn) forbidden(c layout.GPUChange, noted record) string {
 	return ""
 }
 
-// dividedAnew is why devices of a GPU are not given out that is being changed.
-const dividedAnew = "its GPU is being divided anew"
+const (
+	// dividedAnew is why devices of a GPU are not given out that is being changed.
+	dividedAnew = "its GPU is being divided anew"
+	// dividedElsewhere is what it says before the reason when another process changes GPUs.
+	dividedElsewhere = "another process of this program divides the GPUs: "
+)
 
 // held returns the hold that there is, or one on all devices.
 func (t *turn) held() resource.GPUHold {
@@ -359,7 +369,7 @@ func (t *turn) fail(ctx context.Context, cause error, hold resource.GPUHold) out
 	now, err := t.undo(ctx)
 	if err == nil && t.seen(ctx, now) {
 		hold = resource.GPUHold{}
-		err = t.journal.end(now)
+		err = t.journal.end(ctx, now)
 	}
 	if err != nil {
 		reason += "; and it could not be undone: " + err.Error()
@@ -389,7 +399,7 @@ func (t *turn) undo(ctx context.Context) (layout.GPU, error) {
 	if err := t.findHolders(ctx, c); err != nil || len(t.Holders) > 0 {
 		return now, errors.Join(err, errors.New("in use by "+holders(t.Holders)))
 	}
-	if err := t.journal.begin(c, t.wish.Layout); err != nil {
+	if err := t.journal.begin(ctx, c, t.wish.Layout); err != nil {
 		return now, err
 	}
 	return t.make(ctx, c, false)

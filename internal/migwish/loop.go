@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"sync"
 	"time"
 
@@ -25,6 +26,8 @@ const (
 	rereadEvery = 10 * time.Second
 	// labelPatience is how long a node of which the label was never known waits for it, before the configuration file counts.
 	labelPatience = 5 * time.Second
+	// diskTimeout is how long the state directory may take: a disk that hangs keeps no GPU from pods.
+	diskTimeout = 5 * time.Second
 	// MaxLayouts is the largest file of layouts that is read, in bytes.
 	MaxLayouts = 1 << 20
 )
@@ -48,6 +51,7 @@ type Decision struct {
 type Chooser struct {
 	configs   *feed.Feed[config.Config]
 	stateDir  string
+	disk      *files.Disk
 	clock     clock.WithTicker
 	started   time.Time
 	decisions *feed.Feed[Decision]
@@ -55,6 +59,8 @@ type Chooser struct {
 
 	mu      sync.Mutex // guards all following fields
 	state   state
+	told    bool           // the label, in this life
+	unsaved []func(*state) // changes that are to be written
 	again   uint64
 	path    string // of the file of layouts that was read last
 	content []byte
@@ -81,17 +87,11 @@ type state struct {
 // remembered without a state directory.
 func New(ctx context.Context, configs *feed.Feed[config.Config], stateDir string, c clock.WithTicker) *Chooser {
 	l := &Chooser{
-		configs: configs, stateDir: stateDir, clock: c, started: c.Now(), decisions: feed.New(Decision{}), wishes: feed.New(mig.Wish{}),
-	}
-	if stateDir != "" {
-		if _, err := files.ReadState(filepath.Join(stateDir, stateFile), maxState, stateVersion, &l.state); err != nil {
-			l.state = state{}
-			klog.FromContext(ctx).Info("Cannot read which MIG layout was asked for last; it is kept beside it", "path", stateFile+files.Damaged,
-				"reason", err.Error())
-		}
+		configs: configs, stateDir: stateDir, disk: files.NewDisk(), clock: c, started: c.Now(), decisions: feed.New(Decision{}),
+		wishes: feed.New(mig.Wish{}),
 	}
 	l.state.Version = stateVersion
-	l.decide(ctx)
+	l.Reload(ctx)
 	return l
 }
 
@@ -119,13 +119,22 @@ func (l *Chooser) Run(ctx context.Context) error {
 	}
 }
 
+// Reload takes in what an earlier process was asked for since this one started, and returns when the owner knows. It is for the moment in
+// which this process becomes the one that changes layouts.
+func (l *Chooser) Reload(ctx context.Context) {
+	l.mu.Lock()
+	l.keep(ctx)
+	l.mu.Unlock()
+	l.decide(ctx)
+}
+
 // SetLabel tells the value of the node's label; empty if the node does not have it.
 func (l *Chooser) SetLabel(ctx context.Context, value string) {
 	l.mu.Lock()
 	if known := l.state.Label; known == nil || *known != value {
-		l.state.Label = &value
-		l.save(ctx)
+		l.keep(ctx, func(s *state) { s.Label = &value })
 	}
+	l.told = true
 	l.mu.Unlock()
 	l.decide(ctx)
 }
@@ -140,17 +149,17 @@ func (l *Chooser) Apply(ctx context.Context, name string, gpus []string) (Decisi
 		l.mu.Unlock()
 		return Decision{}, ErrOff
 	}
-	l.state.Command = nil
+	var command *Command
 	if name != "" {
 		if _, err := l.find(c.File, name); err != nil {
 			l.mu.Unlock()
 			return Decision{}, err
 		}
 		s := l.said(c)
-		l.state.Command = &Command{Layout: name, GPUs: gpus, Key: s.key, Label: s.label}
+		command = &Command{Layout: name, GPUs: gpus, Key: s.key, Label: s.label}
 	}
 	l.again++
-	l.save(ctx)
+	l.keep(ctx, func(s *state) { s.Command = command })
 	l.mu.Unlock()
 	return l.decide(ctx), nil
 }
@@ -159,7 +168,7 @@ func (l *Chooser) Apply(ctx context.Context, name string, gpus []string) (Decisi
 func (l *Chooser) Layouts() (*layout.File, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.read(l.configs.Value().MIG.File)
+	return l.layouts(l.configs.Value().MIG.File)
 }
 
 // said returns what the configuration and the label say, and the command.
@@ -175,6 +184,9 @@ func (l *Chooser) said(c config.MIG) said {
 func (l *Chooser) decide(ctx context.Context) Decision {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if len(l.unsaved) > 0 {
+		l.keep(ctx)
+	}
 	c, before := l.configs.Value().MIG, l.decisions.Value()
 	var next Decision
 	if c.Enabled {
@@ -204,8 +216,11 @@ func (l *Chooser) next(ctx context.Context, c config.MIG, before Decision) Decis
 	s := l.said(c)
 	name, gpus, from := choose(s)
 	if s.command != nil && from != FromCommand { // what it was given over says something else now
-		l.state.Command = nil
-		l.save(ctx)
+		l.keep(ctx, func(other *state) {
+			if reflect.DeepEqual(other.Command, s.command) {
+				other.Command = nil
+			}
+		})
 	}
 	next := Decision{Layout: name, From: from, Wish: before.Wish}
 	if name == "" {
@@ -226,7 +241,7 @@ func (l *Chooser) next(ctx context.Context, c config.MIG, before Decision) Decis
 // find returns the file that has a layout, and nil for a layout that is built in. Whether there is a built-in one depends on the GPUs: the
 // owner says so.
 func (l *Chooser) find(path, name string) (*layout.File, error) {
-	file, err := l.read(path)
+	file, err := l.layouts(path)
 	if file == nil {
 		return nil, err
 	}
@@ -236,8 +251,8 @@ func (l *Chooser) find(path, name string) (*layout.File, error) {
 	return file, nil
 }
 
-// read returns a file of layouts, and nil without a path. The file is the same one as long as its content is.
-func (l *Chooser) read(path string) (*layout.File, error) {
+// layouts returns a file of layouts, and nil without a path. The file is the same one as long as its content is.
+func (l *Chooser) layouts(path string) (*layout.File, error) {
 	if path == "" {
 		return nil, nil
 	}
@@ -255,14 +270,48 @@ func (l *Chooser) read(path string) (*layout.File, error) {
 	return l.file, nil
 }
 
-// save writes the state, if there is a state directory. An error is logged once.
-func (l *Chooser) save(ctx context.Context) {
+// keep makes changes, writes them into the state directory, if there is one, and takes in what another process has written there. A label
+// that this process was told stays. What cannot be written is kept for the next time. An error is logged once.
+func (l *Chooser) keep(ctx context.Context, changes ...func(*state)) {
+	for _, change := range changes {
+		change(&l.state)
+	}
 	if l.stateDir == "" {
 		return
 	}
-	err := files.WriteState(filepath.Join(l.stateDir, stateFile), l.state)
-	if err != nil && fmt.Sprint(err) != fmt.Sprint(l.saved) {
-		klog.FromContext(ctx).Info("Cannot save which MIG layout is asked for; a restart may forget it", "reason", err.Error())
+	log, path := klog.FromContext(ctx), filepath.Join(l.stateDir, stateFile)
+	l.unsaved = append(l.unsaved, changes...)
+	known, unsaved, answer := l.state, slices.Clone(l.unsaved), make(chan state, 1)
+	err := l.disk.Do(context.WithoutCancel(ctx), diskTimeout, func() error {
+		var next state
+		found, err := files.ReadState(path, maxState, stateVersion, &next)
+		if err != nil {
+			log.Info("Cannot read which MIG layout was asked for last; it is kept beside it", "path", stateFile+files.Damaged, "reason", err.Error())
+		}
+		if !found {
+			next = known
+		}
+		for _, change := range unsaved {
+			change(&next)
+		}
+		answer <- next
+		if len(unsaved) == 0 {
+			return nil
+		}
+		return files.WriteState(path, next)
+	})
+	if err == nil {
+		l.unsaved = nil
+	} else if fmt.Sprint(err) != fmt.Sprint(l.saved) {
+		log.Info("Cannot save which MIG layout is asked for; a restart may forget it", "reason", err.Error())
 	}
 	l.saved = err
+	select {
+	case next := <-answer:
+		if l.told {
+			next.Label = l.state.Label
+		}
+		l.state = next
+	default: // the disk hangs
+	}
 }

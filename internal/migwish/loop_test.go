@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -241,6 +242,71 @@ func TestTheFirstLabelIsWaitedFor(t *testing.T) {
 	d.SetLabel(t.Context(), "")
 	d.restart()
 	d.wants("all-disabled", "configuration file")
+}
+
+// In a roll-out two processes remember in one file. What either is asked for stands there, and the later one knows it when it takes over.
+func TestTwoProcessesRemember(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t, config.MIG{Label: true, Layout: "all-disabled"})
+	d.SetLabel(t.Context(), "")
+	earlier := d.Chooser
+	d.restart()
+	if _, err := earlier.Apply(t.Context(), "all-enabled", []string{"1"}); err != nil {
+		t.Fatal(err)
+	}
+	d.wants("all-disabled", "configuration file")
+	d.Reload(t.Context())
+	if w := d.wants("all-enabled", "mig apply"); !cmp.Equal([]string{"1"}, w.GPUs) {
+		t.Errorf("the order is about %v", w.GPUs)
+	}
+	// An order given to the later one is not lost by what the earlier one writes, nor by the label that both are told.
+	if err := d.apply("all-balanced"); err != nil {
+		t.Fatal(err)
+	}
+	earlier.SetLabel(t.Context(), "all-1g.10gb")
+	d.Reload(t.Context())
+	d.wants("all-1g.10gb", "label")
+	d.SetLabel(t.Context(), "all-7g.80gb")
+	earlier.SetLabel(t.Context(), "all-disabled")
+	d.Reload(t.Context())
+	d.wants("all-7g.80gb", "label") // this one was told so
+	if err := d.apply("all-balanced"); err != nil {
+		t.Fatal(err)
+	}
+	earlier.mu.Lock()
+	earlier.state.Command = &Command{Layout: "all-enabled"} // an order of long ago, which ends
+	earlier.mu.Unlock()
+	earlier.SetLabel(t.Context(), "all-7g.80gb")
+	d.restart()
+	d.wants("all-balanced", "mig apply")
+}
+
+// A state directory that does not answer delays the start for some seconds, and loses nothing of what it remembers.
+func TestADiskThatHangs(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := newDesk(t, config.MIG{Label: true, Layout: "all-disabled"})
+		if err := d.apply("all-enabled"); err != nil {
+			t.Fatal(err)
+		}
+		d.restart()
+		hangs := make(chan struct{})
+		go func() { _ = d.disk.Do(t.Context(), time.Minute, func() error { <-hangs; return nil }) }()
+		synctest.Wait()
+		began := time.Now()
+		d.state = state{Version: stateVersion} // nothing was read
+		d.Reload(t.Context())
+		d.SetLabel(t.Context(), "")
+		d.wants("all-disabled", "configuration file")
+		if took := time.Since(began); took > 20*time.Second {
+			t.Errorf("took %v", took)
+		}
+		close(hangs)
+		d.Reload(t.Context())
+		d.wants("all-enabled", "mig apply")
+		d.restart()
+		d.wants("all-enabled", "mig apply")
+	})
 }
 
 // A state file that cannot be read is set aside; one that cannot be written keeps nothing from being done.

@@ -1,7 +1,9 @@
 package daemon
 
 import (
+	"os/exec"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -121,4 +123,56 @@ func TestLayoutIsThereAfterARestart(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestLayoutsInARollOut has the next version beside a daemon, with other wishes for the GPUs: kubelet has all GPUs Healthy as long as the
+// earlier daemon, which alone changes layouts, runs. What that one is asked for meanwhile is done by the next one.
+func TestLayoutsInARollOut(t *testing.T) {
+	t.Parallel()
+	s := open(t, node.Setup{})
+	file := s.write("config.yaml", "mig: {enabled: true}\n")
+	s.Args = []string{"--mig-strategy", "mixed", "--config-file", file}
+	s.start()
+	s.shows(8, 8)
+	first, mark := s.Running(), s.Mark()
+	t.Cleanup(func() { _ = first.Kill() }) // if the test does not get to its end
+	next := s.Path("second.sock")
+	s.Args = append(s.Args, "--control-socket", next)
+	s.start()
+	s.next(mark, standin.Listed)
+	s.write("config.yaml", "mig: {enabled: true, layout: all-balanced}\n")
+	says := func(socket, text string) {
+		t.Helper()
+		s.eventually(text, func() bool {
+			out, _ := exec.CommandContext(t.Context(), binary, "mig", "status", "--control-socket", socket).CombinedOutput()
+			return strings.Contains(string(out), text)
+		})
+	}
+	says(next, "another instance has the lock")
+	says(s.ControlSocket(), "Layout all-balanced of configuration file: pending")
+	err := exec.CommandContext(t.Context(), binary, "mig", "apply", "--layout", "all-1g.10gb", "--wait", "1ms", "--control-socket",
+		s.ControlSocket()).Run()
+	if err == nil {
+		t.Error("a layout was made beside a daemon to which kubelet listens")
+	}
+	says(s.ControlSocket(), "Layout all-1g.10gb of mig apply: pending")
+	for _, e := range s.Events(mark) {
+		if e.Kind != standin.Listed {
+			continue
+		}
+		for _, d := range e.Devices {
+			if d.GetHealth() != "Healthy" {
+				t.Errorf("%s was listed as %s during the roll-out", d.GetID(), d.GetHealth())
+			}
+		}
+	}
+	s.signal(first, syscall.SIGTERM)
+	s.ends(first)
+	s.until("the layout of the order", func() bool { return s.Allocatable("nvidia.com/mig-1g.10gb") == 56 })
+	for _, e := range s.Events(mark) {
+		if e.Resource == third && len(e.Devices) > 0 {
+			t.Errorf("the layout of the configuration was made first: %v", e.Devices)
+		}
+	}
+	says(next, "Layout all-1g.10gb of mig apply: success")
 }
