@@ -3,8 +3,6 @@ package mig_test
 import (
 	"context"
 	"errors"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -14,7 +12,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
@@ -199,7 +196,7 @@ func TestCallThatHangs(t *testing.T) {
 		if took := time.Since(began); took < 45*time.Second || took > time.Minute {
 			t.Errorf("success after %v", took)
 		}
-		time.Sleep(time.Minute) // the GPU is Unhealthy for a while, because a call hung
+		r.passes(time.Minute) // the GPU is Unhealthy for a while, because a call hung
 		if diff := cmp.Diff(balanced, r.devices()[0]); diff != "" {
 			t.Errorf("offered (-want +got):\n%s", diff)
 		}
@@ -255,7 +252,7 @@ func TestEviction(t *testing.T) {
 		r.hold(gpu, "team/web-0")
 		r.start(func(o *mig.Options) { o.Evictor = e })
 		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
-		time.Sleep(time.Minute)
+		r.passes(time.Minute)
 		if len(e.asked) > 0 {
 			t.Errorf("evicted without being told to: %v", e.asked)
 		}
@@ -283,7 +280,7 @@ func TestNoEvidence(t *testing.T) {
 		r.absent = errors.New("kubelet does not run")
 		r.start()
 		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
-		time.Sleep(time.Minute)
+		r.passes(time.Minute)
 		s := r.until("says so", func(s mig.Status) bool { return strings.Contains(s.Reason, "kubelet does not run") })
 		if s.State != mig.StatePending || r.journal() != "" {
 			t.Errorf("%s; the journal: %s", s.State, r.journal())
@@ -291,174 +288,6 @@ func TestNoEvidence(t *testing.T) {
 		r.mu.Lock()
 		r.absent = nil
 		r.mu.Unlock()
-		r.reaches(mig.StateSuccess)
-	})
-}
-
-// second starts another process's owner beside the one that runs, with a wish of its own, and returns what ends the first.
-func (r *rig) second(wish mig.Wish) (end func()) {
-	end = r.stop
-	r.stop = func() {}
-	r.wishes = feed.New(wish)
-	r.start()
-	return end
-}
-
-// TestTwoProcesses has the next version of the program beside this one: the one that has the lock changes GPUs, and the other one waits and
-// offers what there is, whatever it wants: kubelet listens to it.
-func TestTwoProcesses(t *testing.T) {
-	onNode(t, func(t *testing.T, r *rig) {
-		r.start()
-		r.makes("all-balanced")
-		end := r.second(mig.Wish{Layout: "all-balanced"})
-		r.reaches(mig.StateSuccess)
-		r.wishes.Publish(mig.Wish{Layout: "all-disabled"})
-		r.until("waits for the lock", func(s mig.Status) bool { return strings.Contains(s.Reason, "another instance has the lock") })
-		time.Sleep(time.Minute)
-		if diff := cmp.Diff(balanced, r.devices()[0]); diff != "" || len(r.uuids(0, "3g.40gb")) != 1 {
-			t.Errorf("offered without the lock (-want +got):\n%s", diff)
-		}
-		end()
-		r.reaches(mig.StateSuccess)
-	})
-}
-
-// TestTheOtherProcessDividesTheGPU has the next version start while this one makes a step: it offers nothing of that GPU until the change is
-// over, and all of it then.
-func TestTheOtherProcessDividesTheGPU(t *testing.T) {
-	onNode(t, func(t *testing.T, r *rig) {
-		began, goOn := make(chan struct{}), make(chan struct{})
-		begin, release := sync.OnceFunc(func() { close(began) }), sync.OnceFunc(func() { close(goOn) })
-		t.Cleanup(release)
-		r.before = func(string, inventory.MIGStep) error {
-			begin()
-			<-goOn
-			return nil
-		}
-		r.start()
-		r.wishes.Publish(mig.Wish{Layout: "all-balanced", GPUs: []string{"0"}})
-		<-began
-		end := r.second(mig.Wish{})
-		defer func() { release(); end() }()
-		r.until("has decided", func(s mig.Status) bool { return len(s.GPUs) == 3 && s.GPUs[0].Phase == mig.PhaseWaiting })
-		time.Sleep(time.Minute)
-		if d := r.devices(); len(d[0]) != 0 || len(d[1]) != 1 || len(d[2]) != 1 {
-			t.Errorf("offered during a step of the other process: %v", d)
-		}
-		release()
-		r.until("sees the end", func(s mig.Status) bool { return s.GPUs[0].Phase == mig.PhaseKept })
-		if diff := cmp.Diff(balanced, r.devices()[0]); diff != "" {
-			t.Errorf("offered (-want +got):\n%s", diff)
-		}
-	})
-}
-
-// TestLockThatComes: what the process before was asked for is known before anything is changed.
-func TestLockThatComes(t *testing.T) {
-	onNode(t, func(t *testing.T, r *rig) {
-		r.start()
-		r.makes("all-balanced")
-		steps := 0
-		end := r.stop
-		r.stop = func() {}
-		r.wishes = feed.New(mig.Wish{Layout: "all-disabled"})
-		r.start(func(o *mig.Options) {
-			o.Acquired = func(context.Context) { r.wishes.Publish(mig.Wish{Layout: "all-balanced"}) }
-		})
-		r.until("waits for the lock", func(s mig.Status) bool { return strings.Contains(s.Reason, "another instance has the lock") })
-		r.mu.Lock()
-		r.before = func(string, inventory.MIGStep) error { steps++; return nil }
-		r.mu.Unlock()
-		end()
-		r.until("is content", func(s mig.Status) bool { return s.State == mig.StateSuccess && s.Layout == "all-balanced" })
-		if steps > 0 {
-			t.Errorf("%d steps for a wish that is not the last", steps)
-		}
-	})
-}
-
-// TestDiskThatHangs has a state directory that does not answer: GPUs are offered as they are after some seconds, and the layout is made
-// once the disk answers.
-func TestDiskThatHangs(t *testing.T) {
-	for name, atStart := range map[string]bool{"at the start": true, "later": false} {
-		t.Run(name, func(t *testing.T) {
-			onNode(t, func(t *testing.T, r *rig) {
-				var answer func()
-				hang := func(o *mig.Owner) {
-					answer = o.HangDisk()
-					t.Cleanup(answer)
-				}
-				if atStart {
-					r.built = hang
-				}
-				r.start()
-				if !atStart {
-					r.reaches(mig.StateNone)
-					hang(r.owner)
-				}
-				r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
-				s := r.until("fails", allFailed)
-				time.Sleep(10 * time.Second)
-				if !strings.Contains(s.Reason, "the disk does not answer") || len(r.offered()) != 4 {
-					t.Errorf("%s; offered: %v", s.Reason, r.devices())
-				}
-				answer()
-				r.reaches(mig.StateSuccess)
-				if !strings.Contains(r.journal(), "3g.40gb") {
-					t.Errorf("the journal: %s", r.journal())
-				}
-			})
-		})
-	}
-}
-
-// TestNoStateDirectory has no place for the journal: nothing is changed, and all GPUs are offered as they are.
-func TestNoStateDirectory(t *testing.T) {
-	t.Parallel()
-	for name, dir := range map[string]string{"none": "", "refused": "/dev/null/state"} {
-		t.Run(name, func(t *testing.T) {
-			onNode(t, func(t *testing.T, r *rig) {
-				r.start(func(o *mig.Options) { o.StateDir = dir })
-				r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
-				s := r.until("fails", allFailed)
-				if !strings.Contains(s.Reason, "the journal cannot be written") || len(r.offered()) != 4 {
-					t.Errorf("%s; offered: %v", s.Reason, r.devices())
-				}
-			})
-		})
-	}
-}
-
-// allFailed says whether no GPU with multi-instance mode is as wanted.
-func allFailed(s mig.Status) bool {
-	return len(s.GPUs) == 3 && !slices.ContainsFunc(s.GPUs, func(g mig.GPU) bool { return g.Phase != mig.PhaseFailed })
-}
-
-// TestJournalThatCannotBeWritten has a disk that refuses: nothing is changed, and the GPUs are offered as they are.
-func TestJournalThatCannotBeWritten(t *testing.T) {
-	onNode(t, func(t *testing.T, r *rig) {
-		if err := os.Mkdir(filepath.Join(r.dir, "mig.json"), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(r.dir, "mig.json", "file"), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		r.start()
-		synctest.Wait()
-		if err := os.MkdirAll(filepath.Join(r.dir, "mig.json", "x"), 0o700); err != nil { // it was set aside
-			t.Fatal(err)
-		}
-		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
-		r.until("says so", func(s mig.Status) bool { return strings.Contains(s.Reason, "the journal cannot be written") })
-		if g := r.Snapshots().Value().GPUs[0]; g.MIG != inventory.MIGDisabled {
-			t.Error("the mode was set without a journal")
-		}
-		if s := r.until("fails", allFailed); len(r.offered()) != 4 {
-			t.Errorf("%s; offered: %v", s.Reason, r.devices())
-		}
-		if err := os.RemoveAll(filepath.Join(r.dir, "mig.json")); err != nil {
-			t.Fatal(err)
-		}
 		r.reaches(mig.StateSuccess)
 	})
 }
@@ -513,7 +342,7 @@ func TestInstancesThatCannotBeRead(t *testing.T) {
 		r.mu.Unlock()
 		r.start()
 		r.wishes.Publish(mig.Wish{Layout: "all-enabled", GPUs: []string{"1"}})
-		time.Sleep(10 * time.Minute)
+		r.passes(10 * time.Minute)
 		if steps == 0 || steps > 40 {
 			t.Errorf("%d steps in ten minutes", steps)
 		}

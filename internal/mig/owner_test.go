@@ -59,7 +59,7 @@ func TestPodsAreWaitedFor(t *testing.T) {
 		if s.State != mig.StatePending || !strings.Contains(s.Reason, "in use by pod ns/goes") || strings.Contains(s.Reason, "stays") {
 			t.Errorf("%s: %s", s.State, s.Reason)
 		}
-		time.Sleep(time.Minute)
+		r.passes(time.Minute)
 		if diff := cmp.Diff([]string{"3g.40gb"}, r.devices()[0]); diff != "" {
 			t.Errorf("offered (-want +got):\n%s", diff)
 		}

@@ -290,6 +290,12 @@ func (r *rig) makes(layout string) {
 	r.reaches(mig.StateSuccess)
 }
 
+// passes lets time pass, that of the bubble, and whatever happens in it.
+func (r *rig) passes(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
 // done waits until GPUs are as the wish says.
 func (r *rig) done(indexes ...int) {
 	r.t.Helper()

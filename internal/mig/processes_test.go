@@ -1,0 +1,97 @@
+package mig_test
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
+)
+
+// second starts another process's owner beside the one that runs, with a wish of its own, and returns what ends the first.
+func (r *rig) second(wish mig.Wish) (end func()) {
+	end = r.stop
+	r.stop = func() {}
+	r.wishes = feed.New(wish)
+	r.start()
+	return end
+}
+
+// TestTwoProcesses has the next version of the program beside this one: the one that has the lock changes GPUs, and the other one waits and
+// offers what there is, whatever it wants: kubelet listens to it.
+func TestTwoProcesses(t *testing.T) {
+	onNode(t, func(t *testing.T, r *rig) {
+		r.start()
+		r.makes("all-balanced")
+		end := r.second(mig.Wish{Layout: "all-balanced"})
+		r.reaches(mig.StateSuccess)
+		r.wishes.Publish(mig.Wish{Layout: "all-disabled"})
+		r.until("waits for the lock", func(s mig.Status) bool { return strings.Contains(s.Reason, "another instance has the lock") })
+		r.passes(time.Minute)
+		if diff := cmp.Diff(balanced, r.devices()[0]); diff != "" || len(r.uuids(0, "3g.40gb")) != 1 {
+			t.Errorf("offered without the lock (-want +got):\n%s", diff)
+		}
+		end()
+		r.reaches(mig.StateSuccess)
+	})
+}
+
+// TestTheOtherProcessDividesTheGPU has the next version start while this one makes a step: it offers nothing of that GPU until the change is
+// over, and all of it then.
+func TestTheOtherProcessDividesTheGPU(t *testing.T) {
+	onNode(t, func(t *testing.T, r *rig) {
+		began, goOn := make(chan struct{}), make(chan struct{})
+		begin, release := sync.OnceFunc(func() { close(began) }), sync.OnceFunc(func() { close(goOn) })
+		t.Cleanup(release)
+		r.before = func(string, inventory.MIGStep) error {
+			begin()
+			<-goOn
+			return nil
+		}
+		r.start()
+		r.wishes.Publish(mig.Wish{Layout: "all-balanced", GPUs: []string{"0"}})
+		<-began
+		end := r.second(mig.Wish{})
+		defer func() { release(); end() }()
+		r.until("has decided", func(s mig.Status) bool { return len(s.GPUs) == 3 && s.GPUs[0].Phase == mig.PhaseWaiting })
+		r.passes(time.Minute)
+		if d := r.devices(); len(d[0]) != 0 || len(d[1]) != 1 || len(d[2]) != 1 {
+			t.Errorf("offered during a step of the other process: %v", d)
+		}
+		release()
+		r.until("sees the end", func(s mig.Status) bool { return s.GPUs[0].Phase == mig.PhaseKept })
+		if diff := cmp.Diff(balanced, r.devices()[0]); diff != "" {
+			t.Errorf("offered (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestLockThatComes: what the process before was asked for is known before anything is changed.
+func TestLockThatComes(t *testing.T) {
+	onNode(t, func(t *testing.T, r *rig) {
+		r.start()
+		r.makes("all-balanced")
+		steps := 0
+		end := r.stop
+		r.stop = func() {}
+		r.wishes = feed.New(mig.Wish{Layout: "all-disabled"})
+		r.start(func(o *mig.Options) {
+			o.Acquired = func(context.Context) { r.wishes.Publish(mig.Wish{Layout: "all-balanced"}) }
+		})
+		r.until("waits for the lock", func(s mig.Status) bool { return strings.Contains(s.Reason, "another instance has the lock") })
+		r.mu.Lock()
+		r.before = func(string, inventory.MIGStep) error { steps++; return nil }
+		r.mu.Unlock()
+		end()
+		r.until("is content", func(s mig.Status) bool { return s.State == mig.StateSuccess && s.Layout == "all-balanced" })
+		if steps > 0 {
+			t.Errorf("%d steps for a wish that is not the last", steps)
+		}
+	})
+}
