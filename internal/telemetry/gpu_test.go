@@ -68,6 +68,12 @@ func (s sources) hold(devices ...kubelet.ContainerDevice) {
 // scrape returns the series of GPUs, without their times.
 func (s sources) scrape(t *testing.T) []string {
 	t.Helper()
+	return s.series(t, "DCGM_", "gpu_device_plugin_nvlink", "gpu_device_plugin_gpu_slowed", "gpu_device_plugin_pod_device{")
+}
+
+// series returns the series with these prefixes.
+func (s sources) series(t *testing.T, prefixes ...string) []string {
+	t.Helper()
 	at := freeAddress(t)
 	start(t, telemetry.Options{Address: feed.New(at), GPUs: &s.GPUs})
 	var body string
@@ -79,7 +85,7 @@ func (s sources) scrape(t *testing.T) []string {
 	var all []string
 	for line := range strings.Lines(body) {
 		line = strings.TrimSpace(line)
-		for _, prefix := range []string{"DCGM_", "gpu_device_plugin_nvlink", "gpu_device_plugin_gpu_slowed", "gpu_device_plugin_pod_device{"} {
+		for _, prefix := range prefixes {
 			if strings.HasPrefix(line, prefix) {
 				all = append(all, line)
 			}
@@ -118,6 +124,21 @@ func TestGPUMetrics(t *testing.T) {
 		`gpu_device_plugin_nvlink_received_bytes_total{UUID="GPU-a",gpu="0"} 4096`,
 	}
 	if diff := cmp.Diff(want, s.scrape(t)); diff != "" {
+		t.Errorf("series (-want +got):\n%s", diff)
+	}
+}
+
+// TestTimesOfSamples: each GPU that was measured says when, and the pods say when kubelet was asked for them.
+func TestTimesOfSamples(t *testing.T) {
+	t.Parallel()
+	s := newSources(time.Unix(1_700_000_000, 250_000_000))
+	s.hold()
+	want := []string{
+		`gpu_device_plugin_pod_devices_timestamp_seconds 1.70000000025e+09`,
+		`gpu_device_plugin_sample_timestamp_seconds{UUID="GPU-a",gpu="0"} 1.70000000025e+09`,
+		`gpu_device_plugin_sample_timestamp_seconds{UUID="GPU-b",gpu="1"} 1.70000000025e+09`,
+	}
+	if diff := cmp.Diff(want, s.series(t, "gpu_device_plugin_sample_timestamp", "gpu_device_plugin_pod_devices_timestamp")); diff != "" {
 		t.Errorf("series (-want +got):\n%s", diff)
 	}
 }

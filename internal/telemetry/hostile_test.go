@@ -152,7 +152,7 @@ func TestClientsThatDoNotRead(t *testing.T) {
 		if code != http.StatusServiceUnavailable || !strings.Contains(body, "too many scrapes at a time") {
 			t.Fatalf("answered with %d: %s", code, body)
 		}
-		if time.Since(began) > 2*patience {
+		if time.Since(began) > 2*patience { // an answer has 15 s
 			t.Fatal("scrapes that nobody reads keep others out")
 		}
 		time.Sleep(100 * time.Millisecond)

@@ -165,6 +165,9 @@ func TestFormats(t *testing.T) {
 	if got := open.Header().Get("Content-Type"); !strings.HasPrefix(got, "application/openmetrics-text; version=1.0.0") {
 		t.Errorf("content type %s", got)
 	}
+	if got := open.Header().Get("Vary"); got != "Accept, Accept-Encoding" {
+		t.Errorf("a proxy that keeps the answer is told that it varies by %q", got)
+	}
 	text := open.Body.String()
 	if !strings.HasSuffix(text, "# EOF\n") || !strings.Contains(text, "# TYPE gpu_device_plugin_xid_events counter\n") ||
 		!strings.Contains(text, `gpu_device_plugin_xid_events_total{UUID="GPU-a",gpu="0",xid="79"} 2.0`) {

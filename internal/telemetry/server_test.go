@@ -20,7 +20,7 @@ import (
 )
 
 // patience is how long a test waits for what must happen.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // loopbacks counts the addresses that tests were given.
 var loopbacks atomic.Uint32
