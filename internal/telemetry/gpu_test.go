@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -125,6 +126,24 @@ func TestGPUMetrics(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, s.scrape(t)); diff != "" {
 		t.Errorf("series (-want +got):\n%s", diff)
+	}
+}
+
+// TestSlowed: each bit of NVML's nvmlClocksEventReasons is one reason, or none of those that slow a GPU down.
+func TestSlowed(t *testing.T) {
+	t.Parallel()
+	reasons := map[uint64]string{0x04: "sw_power_cap", 0x20: "sw_thermal", 0x40: "hw_thermal", 0x80: "hw_power_brake"}
+	for bit := uint64(1); bit <= 0x100; bit <<= 1 {
+		s := newSources(time.Now())
+		sample := inventory.Sample{UUID: "GPU-a", Taken: s.Now()}
+		sample.Values.Set(inventory.ClockEventReasons, float64(bit))
+		s.Samples.Publish([]inventory.Sample{sample})
+		for _, line := range s.series(t, "gpu_device_plugin_gpu_slowed") {
+			is := strings.HasSuffix(line, "} 1")
+			if want := reasons[bit] != "" && strings.Contains(line, strconv.Quote(reasons[bit])); is != want {
+				t.Errorf("with %#x: %s", bit, line)
+			}
+		}
 	}
 }
 

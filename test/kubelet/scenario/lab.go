@@ -43,7 +43,7 @@ const (
 	fence    = "nvidia.com/fence"
 
 	// patience bounds every scenario. The longest thing that kubelet itself waits for is its dial of 10 s.
-	patience = time.Minute
+	patience = 3 * time.Minute
 	// stopGrace is how long a resource outlives its last stream; margin is how close to that a scenario looks.
 	stopGrace = 5 * time.Minute
 	margin    = 5 * time.Second

@@ -19,7 +19,7 @@ const (
 	gpu = "nvidia.com/gpu"
 	// patience bounds a step of the story; the longest of them waits for the ten seconds that a device is listed as
 	// Unhealthy before it is dropped.
-	patience = time.Minute
+	patience = 3 * time.Minute
 )
 
 // A chapter is a step of a story, and returns what came of it.
