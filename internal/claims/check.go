@@ -242,7 +242,8 @@ func (n node) free(wanted record, records map[string]record, boot string, held [
 		for _, h := range held {
 			uuid, _ := resource.SplitID(h.ID)
 			if n.partOf(uuid, d) {
-				return fail(CauseInUse, "the device %s (%s) is in use by the pod %s, which has %s by the device plugin", d.Device, d.uuid(), h.Pod, h.Resource)
+				return fail(CauseInUse, "the device %s (%s) is in use by the pod %s, which has %s by the device plugin",
+					d.Device, d.uuid(), h.Pod, h.Resource)
 			}
 		}
 	}

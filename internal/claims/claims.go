@@ -1,8 +1,8 @@
 // Package claims prepares the devices of ResourceClaims for containers: it decides whether a claim may have its devices now, keeps one
 // record a claim on disk, and writes the CDI spec that kubelet names to the runtime.
 //
-// It knows neither gRPC nor the API server: who calls Prepare has read the claim. Nothing is kept between two calls but what is on disk, where
-// a second process of this program may work at the same time, as in a roll-out. See record.go for the rules.
+// It knows neither gRPC nor the API server: who calls Prepare has read the claim. Nothing is kept between two calls but what is on
+// disk, where a second process of this program may work at the same time, as in a roll-out. See record.go for the rules.
 //
 // Package cli puts it together; others may use its values.
 package claims

@@ -14,8 +14,8 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// The locks of claims and GPUs are bytes of one file: processes that overlap and goroutines of one exclude each other in the same way, no lock
-// leaves a file behind, and the end of a process gives all of its locks back.
+// The locks of claims and GPUs are bytes of one file: processes that overlap and goroutines of one exclude each other in the same way,
+// no lock leaves a file behind, and the end of a process gives all of its locks back.
 const lockFile = "claims.lock"
 
 // The pauses between two tries to take a lock.
@@ -59,7 +59,7 @@ func (t *turn) take(ctx context.Context, base int64, names ...string) error {
 	for i, name := range names {
 		sum := fnv.New64a()
 		_, _ = sum.Write([]byte(name))
-		at[i] = base + int64(sum.Sum64()>>3) //nolint:gosec // 61 bits
+		at[i] = base + int64(sum.Sum64()>>3) // 61 bits
 	}
 	slices.Sort(at)
 	for _, start := range slices.Compact(at) {

@@ -1,6 +1,7 @@
 package claims
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io/fs"
@@ -15,8 +16,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
 
-// Prepare has the runtime know what containers of the claim are given, and returns by which names. The error is a sentence for the people who
-// look at the pod. A claim that is prepared already is answered in the same way, whatever has become of its devices: its containers have them.
+// Prepare has the runtime know what containers of the claim are given, and returns by which names. The error is a sentence for the
+// Event of the pod. A claim that is prepared already is answered in the same way, whatever has become of its devices: its containers
+// have them.
 func (c *Claims) Prepare(ctx context.Context, claim dra.Claim) (prepared []dra.Prepared, err error) {
 	began := c.options.Clock.Now()
 	defer func() { c.options.Metrics.Prepared(c.options.Clock.Since(began), causeOf(err)) }()
@@ -105,8 +107,8 @@ func (c *Claims) record(ctx context.Context, t *turn, claim dra.Claim, former re
 	return r, nil
 }
 
-// writeSpec writes the CDI spec of a claim if it is not as it should be. Where it is not known how it should be, it stays. The caller has the
-// lock of the claim.
+// writeSpec writes the CDI spec of a claim if it is not as it should be. Where it is not known how it should be, it stays. The caller
+// has the lock of the claim.
 func (c *Claims) writeSpec(r record) error {
 	path := cdi.ClaimFile(c.options.CDIDir, r.UID)
 	devices := map[string]string{}
@@ -126,7 +128,7 @@ func (c *Claims) writeSpec(r record) error {
 	if err != nil {
 		return err
 	}
-	if there, err := files.Read(path, maxSpec); err == nil && string(there) == string(content) {
+	if there, err := files.Read(path, maxSpec); err == nil && bytes.Equal(there, content) {
 		return nil
 	}
 	return cdi.WriteClaim(c.options.CDIDir, r.UID, content)

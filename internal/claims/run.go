@@ -153,8 +153,8 @@ func (c *Claims) publishLocked() {
 	}
 }
 
-// leakAfter is how long a claim must be seen neither at the API server nor in a pod before it counts as leaked. Kubelet, which knows of most
-// claims what became of them, gives them back itself within two minutes.
+// leakAfter is how long a claim must be seen neither at the API server nor in a pod before it counts as leaked. Kubelet gives the claims
+// that it knows of back itself, within two minutes.
 const leakAfter = 10 * time.Minute
 
 // leaks are the records whose claim nobody knows, and since when.

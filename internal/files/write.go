@@ -18,8 +18,8 @@ func Write(path string, content []byte, mode fs.FileMode, check func(temporary s
 	return write(path, content, mode, (*os.File).Sync, check)
 }
 
-// Replace is Write without a check, and without waiting for the disk: when the node loses power, the file may be gone, empty or the old one.
-// It is for what can be made again.
+// Replace is Write without a check, and without waiting for the disk: when the node loses power, the file may be gone, empty or the
+// old one. It is for what can be made again.
 func Replace(path string, content []byte, mode fs.FileMode) error {
 	return write(path, content, mode, func(*os.File) error { return nil }, nil)
 }
