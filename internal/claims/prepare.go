@@ -131,6 +131,8 @@ func (c *Claims) writeSpec(r record) error {
 	if there, err := files.Read(path, maxSpec); err == nil && bytes.Equal(there, content) {
 		return nil
 	}
+	c.store.step()
+	defer c.store.step()
 	return cdi.WriteClaim(c.options.CDIDir, r.UID, content)
 }
 
@@ -158,6 +160,7 @@ func (c *Claims) Unprepare(ctx context.Context, uid, namespace, name string) (er
 	if err := os.Remove(cdi.ClaimFile(c.options.CDIDir, uid)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
+	c.store.step()
 	if err := c.store.remove(uid); err != nil {
 		return err
 	}

@@ -38,7 +38,7 @@ const (
 	maxRecord = 1 << 20
 	// A tombstone says when a claim was given back. It is kept for longer than any call for the claim can last.
 	tombstoneSuffix = ".gone"
-	tombstoneFor    = 10 * time.Minute
+	tombstoneFor    = 2 * time.Minute
 )
 
 // A record is what is noted of a claim. It is immutable.
@@ -191,6 +191,7 @@ func (r *record) inherit(from record) {
 type store struct {
 	dir, boot string
 	clock     clock.PassiveClock
+	step      func() // called before and after each change of a file; tests end the process there
 }
 
 // A page is the file's form. The checksum is that of the bytes of the record as they are in the file.
@@ -283,7 +284,9 @@ func (s store) write(r record) error {
 	if err := os.MkdirAll(s.folder(), 0o700); err != nil {
 		return err
 	}
-	return files.Write(s.path(r.UID, recordSuffix), append(text, '\n'), 0o600, nil)
+	s.step()
+	defer s.step()
+	return files.Write(s.path(r.UID, recordSuffix), append(text, '\n'), 0o600, func(string) error { s.step(); return nil })
 }
 
 // remove removes a record, also one that was set aside.
@@ -292,6 +295,7 @@ func (s store) remove(uid string) error {
 		if err := os.Remove(s.path(uid, suffix)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("remove the record of a claim: %w", err)
 		}
+		s.step()
 	}
 	return nil
 }
@@ -311,24 +315,48 @@ func (s store) bury(uid string) error {
 	if err := os.MkdirAll(s.folder(), 0o700); err != nil {
 		return err
 	}
+	s.step()
+	defer s.step()
 	return files.Replace(s.path(uid, tombstoneSuffix), []byte(text), 0o600)
 }
 
-// sweep removes tombstones that nobody needs any more.
+// sweep removes what nobody needs any more: old tombstones, and what a process that was killed has left.
 func (s store) sweep() error {
-	entries, err := os.ReadDir(s.folder())
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	for _, e := range entries {
-		uid, is := strings.CutSuffix(e.Name(), tombstoneSuffix)
+	err := sweepTemporary(s.folder(), ".", s.clock)
+	for _, name := range names(s.folder()) {
+		uid, is := strings.CutSuffix(name, tombstoneSuffix)
 		if !is {
 			continue
 		}
 		at, _ := strconv.ParseInt(strings.TrimRight(s.gone(uid), "+"), 10, 64)
 		if s.clock.Since(time.Unix(0, at)) > tombstoneFor {
-			err = errors.Join(err, os.Remove(filepath.Join(s.folder(), e.Name())))
+			err = errors.Join(err, os.Remove(filepath.Join(s.folder(), name)))
 		}
 	}
 	return err
+}
+
+// sweepTemporary removes the temporary files of a folder, whose names begin with the prefix, that nobody writes any more.
+func sweepTemporary(folder, prefix string, c clock.PassiveClock) error {
+	var err error
+	for _, name := range names(folder) {
+		if !strings.HasPrefix(name, prefix) || !strings.HasSuffix(name, ".tmp") {
+			continue
+		}
+		path := filepath.Join(folder, name)
+		if info, problem := os.Lstat(path); problem == nil && c.Since(info.ModTime()) > tombstoneFor {
+			err = errors.Join(err, os.Remove(path))
+		}
+	}
+	return err
+}
+
+// names returns what is in a folder; nothing if it cannot be read.
+func names(folder string) []string {
+	entries, _ := os.ReadDir(folder)
+	all := make([]string, len(entries))
+	for i, e := range entries {
+		all[i] = e.Name()
+	}
+	return all
 }

@@ -64,7 +64,12 @@ func snapshot() inventory.Snapshot {
 
 func newRig(tb testing.TB) *rig {
 	tb.Helper()
-	dir := tb.TempDir()
+	return newRigAt(tb, tb.TempDir())
+}
+
+// newRigAt returns the rig of a folder, which another process may have used before.
+func newRigAt(tb testing.TB, dir string) *rig {
+	tb.Helper()
 	r := &rig{tb: tb, snapshots: feed.New(inventory.Snapshot{}), pools: feed.New(dra.Pool{}), claimed: map[string]bool{}, existing: map[string]bool{}}
 	r.driver = filepath.Join(dir, "root")
 	library := filepath.Join(r.driver, "usr/lib/x86_64-linux-gnu/libcuda.so.580.95.05")
@@ -111,10 +116,16 @@ func (r *rig) publish(s inventory.Snapshot) {
 func (r *rig) start() (*claims.Claims, func()) {
 	r.tb.Helper()
 	c := claims.New(r.options)
+	return c, r.run(c)
+}
+
+// run begins the life of Claims, and returns once they have looked.
+func (r *rig) run(c *claims.Claims) (stop func()) {
+	r.tb.Helper()
 	ctx, cancel := context.WithCancel(klog.NewContext(r.tb.Context(), klog.Logger{}))
 	ended := make(chan error, 1)
 	go func() { ended <- c.Run(ctx) }()
-	stop := sync.OnceFunc(func() {
+	stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-ended; err != nil {
 			r.tb.Errorf("Run() = %v", err)
@@ -122,7 +133,7 @@ func (r *rig) start() (*claims.Claims, func()) {
 	})
 	r.tb.Cleanup(stop)
 	wait(r.tb, "the records are read", func() bool { return c.InUse().Value() != nil })
-	return c, stop
+	return stop
 }
 
 // patience is for machines that are slow.

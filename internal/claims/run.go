@@ -3,9 +3,12 @@ package claims
 import (
 	"cmp"
 	"context"
+	"errors"
 	"maps"
+	"path/filepath"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -22,6 +25,7 @@ func (c *Claims) Run(ctx context.Context) error {
 	timer := c.options.Clock.NewTimer(every)
 	defer timer.Stop()
 	leaks := leaks{since: map[string]time.Time{}}
+	adopted := c.adopt(ctx)
 	var problem string
 	for {
 		snapshot, looked := c.options.Snapshots.Latest()
@@ -51,10 +55,11 @@ func (c *Claims) Run(ctx context.Context) error {
 				waiting = false
 			case <-timer.C():
 				timer.Reset(every)
+				adopted = adopted || c.adopt(ctx)
 				c.refresh(ctx)
 				c.findLeaks(ctx, &leaks)
-				if err := c.store.sweep(); err != nil {
-					klog.FromContext(ctx).V(2).Info("Cannot remove old tombstones of claims", "reason", err.Error())
+				if err := errors.Join(c.store.sweep(), c.sweepSpecs()); err != nil {
+					klog.FromContext(ctx).V(2).Info("Cannot remove old files of claims", "reason", err.Error())
 				}
 			}
 		}
@@ -66,6 +71,12 @@ func textOf(err error) string {
 		return ""
 	}
 	return err.Error()
+}
+
+// sweepSpecs removes what a process that was killed has left of specs.
+func (c *Claims) sweepSpecs() error {
+	prefix := "." + strings.TrimSuffix(filepath.Base(cdi.ClaimFile(c.options.CDIDir, "")), ".yaml")
+	return sweepTemporary(c.options.CDIDir, prefix, c.options.Clock)
 }
 
 // refresh reads the records again, writes the specs that are not as they should be, and sets aside what cannot be read.

@@ -43,3 +43,24 @@ func (p *PodResources) ContainerDevices(ctx context.Context) ([]ContainerDevice,
 	}
 	return all, nil
 }
+
+// Claims returns the ResourceClaims of the pods that are on the node, by "NAMESPACE/NAME". Kubelet leaves out what ContainerDevices says.
+func (p *PodResources) Claims(ctx context.Context) (map[string]bool, error) {
+	client, err := p.connect()
+	if err != nil {
+		return nil, err
+	}
+	answer, err := client.List(ctx, &podresources.ListPodResourcesRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("ask kubelet for the claims of pods: %w", err)
+	}
+	claims := map[string]bool{}
+	for _, pod := range answer.GetPodResources() {
+		for _, container := range pod.GetContainers() {
+			for _, d := range container.GetDynamicResources() {
+				claims[d.GetClaimNamespace()+"/"+d.GetClaimName()] = true
+			}
+		}
+	}
+	return claims, nil
+}

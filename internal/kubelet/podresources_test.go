@@ -42,7 +42,9 @@ func (a *accounts) List(context.Context, *podresources.ListPodResourcesRequest) 
 			Topology: &podresources.TopologyInfo{Nodes: []*podresources.NUMANode{{ID: node}}}})
 	}
 	devices = append(devices, &podresources.ContainerDevices{ResourceName: "nvidia.com/gpu", DeviceIds: []string{"c"}})
-	container := &podresources.ContainerResources{Name: "main", Devices: devices}
+	container := &podresources.ContainerResources{Name: "main", Devices: devices, DynamicResources: []*podresources.DynamicResource{
+		{ClaimNamespace: "ns", ClaimName: "one"}, {ClaimNamespace: "ns", ClaimName: "two"},
+	}}
 	return &podresources.ListPodResourcesResponse{PodResources: []*podresources.PodResources{
 		{Namespace: "ns", Name: "p", Containers: []*podresources.ContainerResources{container}},
 	}}, nil
@@ -78,6 +80,11 @@ func TestKubeletsAccount(t *testing.T) {
 	wantDevices := []ContainerDevice{{ID: "b", Namespace: "ns", Pod: "p", Container: "main"}, {ID: "c", Namespace: "ns", Pod: "p", Container: "main"}}
 	if diff := cmp.Diff(wantDevices, devices); err != nil || diff != "" {
 		t.Errorf("ContainerDevices() (-want +got):\n%s\n%v", diff, err)
+	}
+
+	claims, err := client.Claims(ctx)
+	if diff := cmp.Diff(map[string]bool{"ns/one": true, "ns/two": true}, claims); err != nil || diff != "" {
+		t.Errorf("Claims() (-want +got):\n%s\n%v", diff, err)
 	}
 
 	// Many ask at once: kubelet is asked once, and what one does to its answer is its own affair.
@@ -163,8 +170,9 @@ func TestWithoutPodResources(t *testing.T) {
 		_, ofAllocatable := client.Allocatable(ctx)
 		_, ofHeld := client.Held(ctx)
 		_, ofContainers := client.ContainerDevices(ctx)
-		if ofAllocatable == nil || ofHeld == nil || ofContainers == nil {
-			t.Errorf("%s: %v, %v, %v, want errors", what, ofAllocatable, ofHeld, ofContainers)
+		_, ofClaims := client.Claims(ctx)
+		if ofAllocatable == nil || ofHeld == nil || ofContainers == nil || ofClaims == nil {
+			t.Errorf("%s: %v, %v, %v, %v, want errors", what, ofAllocatable, ofHeld, ofContainers, ofClaims)
 		}
 		for range 2 {
 			if err := client.Close(); err != nil {

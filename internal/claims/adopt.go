@@ -1,0 +1,200 @@
+package claims
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"path/filepath"
+
+	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+)
+
+const (
+	// maxCheckpoint is the largest checkpoint of NVIDIA's driver that is read, in bytes. A claim takes a few thousand.
+	maxCheckpoint = 16 << 20
+	// adoptedFile has the checksum of the checkpoint that was taken over last: what was given back since must not come back.
+	adoptedFile = "nvidia.adopted"
+	// nvidiaSocket is where NVIDIA's driver listens, in the folder of its checkpoint.
+	nvidiaSocket = "dra.sock"
+	// completed is the state of a claim that NVIDIA's driver has prepared.
+	completed = "PrepareCompleted"
+)
+
+// A checkpoint is the part of the checkpoint of NVIDIA's driver that is of use here. The checksums in it are over what that version of
+// the driver makes of the fields, so that they cannot be compared.
+type checkpoint struct {
+	V2 *struct {
+		NodeBootID     string                   `json:"nodeBootID"`
+		PreparedClaims map[string]preparedClaim `json:"preparedClaims"`
+	} `json:"v2"`
+}
+
+type preparedClaim struct {
+	State     string `json:"checkpointState"`
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	Status    struct {
+		Allocation struct {
+			Devices struct {
+				Results []struct {
+					Driver           string            `json:"driver"`
+					Request          string            `json:"request"`
+					Pool             string            `json:"pool"`
+					Device           string            `json:"device"`
+					ShareID          string            `json:"shareID"`
+					AdminAccess      bool              `json:"adminAccess"`
+					ConsumedCapacity map[string]string `json:"consumedCapacity"`
+					Tolerations      []toleration      `json:"tolerations"`
+				} `json:"results"`
+			} `json:"devices"`
+		} `json:"allocation"`
+	} `json:"status"`
+	PreparedDevices []struct {
+		Devices []struct {
+			GPU *struct {
+				Info struct {
+					UUID string `json:"uuid"`
+				} `json:"info"`
+				Device deviceName `json:"device"`
+			} `json:"gpu"`
+			MIG *struct {
+				Concrete struct {
+					GPU string `json:"parentUUID"`
+					MIG string `json:"migUUID"`
+					GI  int    `json:"giId"`
+					CI  int    `json:"ciId"`
+				} `json:"concrete"`
+				Device deviceName `json:"device"`
+			} `json:"mig"`
+		} `json:"devices"`
+		ConfigState struct {
+			MPS string `json:"mpsControlDaemonID"`
+		} `json:"configState"`
+	} `json:"preparedDevices"`
+}
+
+type deviceName struct {
+	Name string `json:"DeviceName"`
+}
+
+// record returns the record of a claim that NVIDIA's driver has prepared, or why there cannot be one.
+func (p preparedClaim) record(uid string) (record, error) {
+	type identity struct {
+		gpu string
+		mig *recordMIG
+	}
+	identities := map[string]identity{}
+	for _, group := range p.PreparedDevices {
+		if group.ConfigState.MPS != "" {
+			return record{}, errors.New("its MPS control daemon belongs to NVIDIA's driver")
+		}
+		for _, d := range group.Devices {
+			if d.GPU != nil {
+				identities[d.GPU.Device.Name] = identity{gpu: d.GPU.Info.UUID}
+			}
+			if d.MIG != nil {
+				m := d.MIG.Concrete
+				identities[d.MIG.Device.Name] = identity{m.GPU, &recordMIG{UUID: m.MIG, GI: m.GI, CI: m.CI}}
+			}
+		}
+	}
+	r := record{Version: recordVersion, UID: uid, Namespace: p.Namespace, Name: p.Name, Adopted: true}
+	for _, result := range p.Status.Allocation.Devices.Results {
+		if result.Driver != dra.Driver {
+			continue
+		}
+		found := identities[result.Device]
+		if found.gpu == "" || found.mig != nil && found.mig.UUID == "" {
+			return record{}, fmt.Errorf("the GPU of its device %q is not noted", result.Device)
+		}
+		r.Devices = append(r.Devices, recordDevice{
+			Request: result.Request, Pool: result.Pool, Device: result.Device, ShareID: result.ShareID, AdminAccess: result.AdminAccess,
+			ConsumedCapacity: result.ConsumedCapacity, Tolerations: result.Tolerations, GPU: found.gpu, MIG: found.mig,
+		})
+	}
+	switch {
+	case p.State != completed:
+		return record{}, errors.New("it is not prepared: " + p.State)
+	case !validUID(uid) || p.Namespace == "" || p.Name == "":
+		return record{}, errors.New("it has no name")
+	case len(r.Devices) == 0:
+		return record{}, errors.New("it has no device")
+	}
+	return r, nil
+}
+
+// adopt takes over the claims that NVIDIA's driver has prepared since the node was started. Their containers go on, and kubelet has them
+// unprepared here. It reports whether that is over: as long as that driver runs, they are its own.
+func (c *Claims) adopt(ctx context.Context) bool {
+	if c.options.Checkpoint == "" {
+		return true
+	}
+	text, err := files.Read(c.options.Checkpoint, maxCheckpoint)
+	if errors.Is(err, fs.ErrNotExist) {
+		return true
+	}
+	log := klog.FromContext(ctx)
+	marker := filepath.Join(c.store.folder(), adoptedFile)
+	if before, _ := files.Read(marker, maxRecord); err == nil && string(before) == checksum(text) {
+		return true
+	}
+	if conn, err := (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(filepath.Dir(c.options.Checkpoint), nvidiaSocket)); err == nil {
+		_ = conn.Close()
+		return false
+	}
+	var noted checkpoint
+	if err == nil {
+		err = json.Unmarshal(text, &noted)
+	}
+	if err == nil && noted.V2 == nil {
+		err = errors.New("it has no part v2")
+	}
+	if err != nil {
+		log.Error(err, "Cannot take over the claims of NVIDIA's driver", "path", c.options.Checkpoint)
+		return true
+	}
+	for uid, claim := range noted.V2.PreparedClaims {
+		r, err := claim.record(uid)
+		if r.Boot = noted.V2.NodeBootID; err == nil && !r.former(c.options.BootID) {
+			r.Boot = c.options.BootID
+			err = c.adoptClaim(ctx, r)
+		}
+		if err != nil {
+			log.Info("Cannot take over a claim of NVIDIA's driver", "claim", klog.KRef(claim.Namespace, claim.Name), "uid", uid, "reason", err.Error())
+		}
+	}
+	if err := files.Write(marker, []byte(checksum(text)), 0o600, nil); err != nil {
+		log.Error(err, "Cannot note that the claims of NVIDIA's driver are taken over", "path", marker)
+	}
+	return true
+}
+
+// adoptClaim records a claim unless it has a record.
+func (c *Claims) adoptClaim(ctx context.Context, r record) error {
+	t, err := begin(c.options.StateDir, c.options.Clock)
+	if err != nil {
+		return err
+	}
+	defer t.end()
+	if err := t.claim(ctx, r.UID); err != nil {
+		return err
+	}
+	if err := t.gpus(ctx, r.gpus()); err != nil {
+		return err
+	}
+	if _, found := c.store.readOrSetAside(ctx, r.UID); found || c.store.gone(r.UID) != "" {
+		return nil
+	}
+	r.Prepared = c.options.Clock.Now().UTC()
+	if err := c.store.write(r); err != nil {
+		return err
+	}
+	klog.FromContext(ctx).Info("Took over a claim of NVIDIA's driver", "claim", klog.KRef(r.Namespace, r.Name), "uid", r.UID)
+	return nil
+}

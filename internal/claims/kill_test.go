@@ -1,0 +1,155 @@
+package claims_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
+)
+
+// The variables of a process that is to be killed: the folder of its rig, what it does, and at which step it is killed.
+const (
+	killFolder = "TEST_CLAIMS_FOLDER"
+	killCall   = "TEST_CLAIMS_CALL"
+	killStep   = "TEST_CLAIMS_STEP"
+)
+
+// calls are the calls of kubelet's that are killed, by name.
+var calls = map[string]func(context.Context, *claims.Claims) error{
+	"Prepare": func(ctx context.Context, c *claims.Claims) error {
+		_, err := c.Prepare(ctx, claim("uid-1", gpuA, migB0))
+		return err
+	},
+	"Unprepare": func(ctx context.Context, c *claims.Claims) error {
+		return c.Unprepare(ctx, "uid-1", "default", "claim-uid-1")
+	},
+}
+
+// TestKilledAtEachWrite kills a process with SIGKILL before, in and after each change that it makes of a file. Whatever it leaves, there is
+// no CDI spec without a record, no other claim gets a GPU that is recorded, and kubelet's next call succeeds and leaves nothing behind.
+func TestKilledAtEachWrite(t *testing.T) {
+	t.Parallel()
+	if os.Getenv(killFolder) != "" {
+		dieAtStep(t)
+		return
+	}
+	for name := range calls {
+		for _, before := range []string{"nothing", "prepared", "prepared before a restart of the node"} {
+			t.Run(name+" after "+before, func(t *testing.T) {
+				t.Parallel()
+				for step := 1; ; step++ {
+					dir := t.TempDir()
+					if before != "nothing" {
+						r := newRigAt(t, dir)
+						if before != "prepared" {
+							r.options.BootID = "zero"
+						}
+						c, stop := r.start()
+						if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA, migB0)); err != nil {
+							t.Fatal(err)
+						}
+						stop()
+					}
+					if !killed(t, dir, name, step) {
+						if nothing := name == "Prepare" && before == "prepared"; (step == 1) != nothing {
+							t.Errorf("the call has %d steps", step-1)
+						}
+						return
+					}
+					recovers(t, dir, fmt.Sprintf("%s, killed at step %d", name, step))
+				}
+			})
+		}
+	}
+}
+
+// killed has a process make a call that is killed at a step, and reports whether it got there.
+func killed(t *testing.T, dir, call string, step int) bool {
+	t.Helper()
+	c := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestKilledAtEachWrite$")
+	c.Env = append(os.Environ(), killFolder+"="+dir, killCall+"="+call, killStep+"="+strconv.Itoa(step))
+	out, err := c.CombinedOutput()
+	var exit *exec.ExitError
+	switch {
+	case err == nil:
+		return false
+	case errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL:
+		return true
+	}
+	t.Fatalf("%s, to be killed at step %d: %v: %s", call, step, err, out)
+	return false
+}
+
+// dieAtStep is the process that is killed.
+func dieAtStep(t *testing.T) {
+	last, err := strconv.Atoi(os.Getenv(killStep))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := newRigAt(t, os.Getenv(killFolder))
+	c := claims.New(r.options)
+	var armed atomic.Bool
+	var steps atomic.Int32
+	c.AtEachStep(func() {
+		if armed.Load() && int(steps.Add(1)) == last {
+			if err := syscall.Kill(os.Getpid(), syscall.SIGKILL); err != nil {
+				t.Error(err)
+			}
+			select {}
+		}
+	})
+	r.run(c)
+	armed.Store(true)
+	if err := calls[os.Getenv(killCall)](t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// recovers looks at what a killed process has left, and goes on as kubelet does.
+func recovers(t *testing.T, dir, what string) {
+	t.Helper()
+	r := newRigAt(t, dir)
+	recorded := strings.Contains(r.record("uid-1"), `"boot":"one"`)
+	if r.spec("uid-1") != nil && r.record("uid-1") == "" {
+		t.Errorf("%s: there is a CDI spec without a record", what)
+	}
+	c, _ := r.start()
+	if has := len(c.InUse().Value()["GPU-a"]) > 0; has != (r.record("uid-1") != "") {
+		t.Errorf("%s: in use %v", what, c.InUse().Value())
+	}
+	if recorded {
+		wait(t, what+": the CDI spec of a recorded claim is restored", func() bool { return r.spec("uid-1") != nil })
+	}
+	other := claim("uid-2", gpuA)
+	if _, err := c.Prepare(t.Context(), other); (err == nil) == recorded {
+		t.Errorf("%s: recorded %v, and another claim: %v", what, recorded, err)
+	}
+	if err := c.Unprepare(t.Context(), other.UID, other.Namespace, other.Name); err != nil {
+		t.Fatal(err)
+	}
+	answer, err := c.Prepare(t.Context(), claim("uid-1", gpuA, migB0))
+	if err != nil {
+		t.Fatalf("%s: the next Prepare: %v", what, err)
+	}
+	r.nodes(ids(answer)...)
+	if _, err := c.Prepare(t.Context(), other); err == nil {
+		t.Errorf("%s: another claim got the GPU", what)
+	}
+	if err := calls["Unprepare"](t.Context(), c); err != nil {
+		t.Fatalf("%s: the next Unprepare: %v", what, err)
+	}
+	if r.record("uid-1") != "" || r.spec("uid-1") != nil {
+		t.Errorf("%s: left after Unprepare: record %q, spec %v", what, r.record("uid-1"), r.spec("uid-1"))
+	}
+	if _, err := c.Prepare(t.Context(), other); err != nil {
+		t.Errorf("%s: after Unprepare another claim: %v", what, err)
+	}
+}
