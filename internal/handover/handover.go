@@ -50,6 +50,8 @@ type Options struct {
 	Snapshots *feed.Feed[inventory.Snapshot]
 	// Users is nil where there is no kubelet: then no pod holds a device.
 	Users Users
+	// Owners are published here; nil before the first decision.
+	Owners *feed.Feed[dra.Owners]
 	// Offered are the owners by which the lists of the device plugin were last made.
 	Offered *feed.Feed[dra.Owners]
 	// Published are the GPUs that may be in a slice at the API server, by UUID; nil as long as that is not known.
@@ -60,8 +62,8 @@ type Options struct {
 	Clock clock.WithTicker
 }
 
-// A ClaimLister lists the claims of the cluster that have devices of this node: it returns their names, "NAMESPACE/NAME", by the UUID of the
-// GPU. The error says why they are not known, and is ErrMayNotList if that will not change by itself.
+// A ClaimLister lists the claims of the cluster that have devices of this node: it returns their names, "NAMESPACE/NAME", by the UUID of
+// the GPU. The error says why they are not known, and is ErrMayNotList if that will not change by itself.
 type ClaimLister func(ctx context.Context) (map[string][]string, error)
 
 // A gpu is what is kept of a GPU.
@@ -75,7 +77,6 @@ type gpu struct {
 // An Arbiter decides about the owners of GPUs. Make it with New; Run is its one life.
 type Arbiter struct {
 	options Options
-	owners  *feed.Feed[dra.Owners]
 	waits   *feed.Feed[map[string]string]
 	lists   *feed.Feed[ClaimLister] // nil as long as claims cannot be listed
 	pulse   supervise.Pulse
@@ -87,12 +88,9 @@ func New(o Options) *Arbiter {
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
-	return &Arbiter{options: o, owners: feed.New(dra.Owners(nil)), waits: feed.New(map[string]string(nil)), lists: feed.New(ClaimLister(nil)),
+	return &Arbiter{options: o, waits: feed.New(map[string]string(nil)), lists: feed.New(ClaimLister(nil)),
 		pulse: supervise.NewPulse(), gpus: map[string]*gpu{}}
 }
-
-// Owners returns the feed of the owners of GPUs; nil before the first decision.
-func (a *Arbiter) Owners() *feed.Feed[dra.Owners] { return a.owners }
 
 // Waits returns the feed of what is waited for before a GPU gets its new owner, by UUID: sentences without a full stop.
 func (a *Arbiter) Waits() *feed.Feed[map[string]string] { return a.waits }
@@ -195,8 +193,8 @@ func (a *Arbiter) decide(
 		}
 	}
 	maps.DeleteFunc(a.gpus, func(uuid string, _ *gpu) bool { _, there := owners[uuid]; return !there })
-	if !maps.Equal(owners, a.owners.Value()) || a.owners.Value() == nil {
-		a.owners.Publish(owners)
+	if !maps.Equal(owners, a.options.Owners.Value()) || a.options.Owners.Value() == nil {
+		a.options.Owners.Publish(owners)
 	}
 	if !maps.Equal(waits, a.waits.Value()) {
 		a.waits.Publish(waits)

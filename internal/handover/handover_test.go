@@ -27,6 +27,7 @@ type rig struct {
 	arbiter   *handover.Arbiter
 	configs   *feed.Feed[config.Config]
 	snapshots *feed.Feed[inventory.Snapshot]
+	owners    *feed.Feed[dra.Owners]
 	offered   *feed.Feed[dra.Owners]
 	published *feed.Feed[map[string]bool]
 	records   *feed.Feed[map[string][]claims.Holder]
@@ -88,8 +89,9 @@ func (r *rig) start() {
 	if r.stop != nil {
 		r.stop()
 	}
+	r.owners = feed.New(dra.Owners(nil))
 	arbiter := handover.New(handover.Options{
-		Configs: r.configs, Snapshots: r.snapshots, Users: r, Offered: r.offered, Published: r.published, Records: r.records,
+		Configs: r.configs, Snapshots: r.snapshots, Users: r, Owners: r.owners, Offered: r.offered, Published: r.published, Records: r.records,
 	})
 	arbiter.ListBy(r.list)
 	ctx, cancel := context.WithCancel(r.t.Context())
@@ -106,14 +108,14 @@ func (r *rig) start() {
 func (r *rig) mode(m config.DRAMode) { r.configs.Publish(config.Config{DRA: config.DRA{Mode: m}}) }
 
 // follow has the lists of the device plugin follow the owners, as offer does.
-func (r *rig) follow() { r.offered.Publish(r.arbiter.Owners().Value()) }
+func (r *rig) follow() { r.offered.Publish(r.owners.Value()) }
 
 // after waits, and wants these owners of a and b then, and that the node waits for something with this text.
 func (r *rig) after(d time.Duration, a, b dra.Ownership, wait string) {
 	r.t.Helper()
 	time.Sleep(d)
 	synctest.Wait()
-	owners, waits := r.arbiter.Owners().Value(), fmt.Sprint(r.arbiter.Waits().Value())
+	owners, waits := r.owners.Value(), fmt.Sprint(r.arbiter.Waits().Value())
 	if owners["a"] != a || owners["b"] != b || !strings.Contains(waits, wait) {
 		r.t.Fatalf("after %s: owners %v, waits %s; want a %s, b %s, %q", d, owners, waits, a, b, wait)
 	}
