@@ -81,7 +81,8 @@ var imports = map[string][]string{
 	"internal/agent": {
 		"internal/config", "internal/health", "internal/inventory", "internal/monitor", "internal/resource", "internal/plugin",
 		"internal/labels",
-		"internal/feed", "internal/status", "internal/mig", "internal/migwish", "internal/dra",
+		"internal/feed", "internal/status", "internal/mig", "internal/migwish", "internal/dra", "internal/draslices", "internal/claims",
+		"internal/handover",
 		"internal/kubelet", // for the values of its accounts
 	},
 	"internal/draplugin": {
@@ -91,7 +92,7 @@ var imports = map[string][]string{
 	"internal/kubeapi":   {"internal/feed", "internal/supervise"},
 	"internal/draslices": {"internal/config", "internal/dra", "internal/feed", "internal/files", "internal/inventory"},
 	"internal/cluster": {
-		"internal/draplugin", "internal/draslices",
+		"internal/draplugin", "internal/draslices", "internal/handover",
 		"internal/agent", "internal/config", "internal/dra", "internal/featurefile", "internal/feed", "internal/files", "internal/inventory",
 		"internal/kubeapi", "internal/labels", "internal/mig", "internal/migwish", "internal/report", "internal/resource",
 		"internal/status", "internal/supervise", "internal/version",

@@ -31,6 +31,8 @@ type Daemon struct {
 	// MIGWish decides which MIG layout counts, and MIG is how far the node is with it; both are nil where layouts are not changed.
 	MIGWish *migwish.Chooser
 	MIG     *feed.Feed[mig.Status]
+	// DRA is what there is for Dynamic Resource Allocation; nil for nothing.
+	DRA *DRA
 	// Offered is what of the plan is given to the servers.
 	Offered *feed.Feed[resource.Plan]
 	// Status returns what the daemon knows now.

@@ -9,8 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// claims has manifests as users write them, in several versions of the API.
-const claims = `
+// claimManifests has manifests as users write them, in several versions of the API.
+const claimManifests = `
 apiVersion: v1
 kind: Pod
 metadata: {name: other}
@@ -66,7 +66,7 @@ items:
 func TestClaimCheck(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ text, want, problem string }{
-		"claims": {claims, `ResourceClaimTemplate mps, config 0 (requests gpu): GpuConfig: MPS, 50 % of the threads, 10240 MiB of pinned memory
+		"claims": {claimManifests, `ResourceClaimTemplate mps, config 0 (requests gpu): GpuConfig: MPS, 50 % of the threads, 10240 MiB of pinned memory
 ResourceClaimTemplate mps, config 1: requests: either/part is of the class mig.nvidia.com, and the configuration is a GpuConfig
 ResourceClaim old, config 0: sharing.timeslicing: is not known
 DeviceClass long, config 0: GpuConfig: time-slicing, interval Long

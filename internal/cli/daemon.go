@@ -14,6 +14,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/labels"
@@ -96,6 +97,7 @@ type daemon struct {
 	unheard   *feed.Feed[error] // why metrics are not served
 	wishes    *migwish.Chooser  // nil where MIG layouts are not changed, as the next
 	mig       *mig.Owner
+	dra       *agent.DRA // nil where no GPU can be given by Dynamic Resource Allocation
 	labels    *agent.Labels
 	unlabeled *feed.Feed[error] // why the labels of the node are not as they are wanted
 	asked     <-chan os.Signal  // signals to handle
@@ -150,6 +152,7 @@ func newDaemon(ctx context.Context, c config.Config, sources config.Sources, clu
 		Inspector: &agent.Inspector{Configs: d.watcher.Configs(), Monitor: d.monitor},
 		Metrics:   d.counters,
 	})
+	d.dra = d.newDRA(ctx, c)
 	if d.wishes != nil {
 		o := mig.Options{
 			Wishes: d.wishes.Wishes(), Snapshots: d.monitor.Snapshots(), Driver: d.monitor, Evictor: cluster, StateDir: c.StateDir,
@@ -157,6 +160,9 @@ func newDaemon(ctx context.Context, c config.Config, sources config.Sources, clu
 		}
 		if d.directory != nil {
 			o.Users = d.set
+			if d.dra != nil {
+				o.Users = pluginUsers{d.set, d.dra.Owners, d.monitor.Snapshots()}
+			}
 		}
 		d.mig = mig.New(o)
 	}
@@ -245,11 +251,16 @@ func (d *daemon) outputs() []agent.Task {
 	if d.mig != nil {
 		plans.MIG = d.mig.Holds()
 	}
+	var owners *feed.Feed[dra.Owners]
+	if d.dra != nil {
+		owners = d.dra.Owners
+		plans.Owners, plans.Followed = owners, d.dra.Offered
+	}
 	servers := agent.Task{Name: "plugin servers", Run: d.set.Run, Alive: d.set.Alive}
 	if d.directory != nil {
 		servers.Ready = (&agent.Serving{
 			Configs: d.watcher.Configs(), Monitor: d.monitor, Offered: d.set.Offered(), Servers: d.set.Status,
-			Others: others{d.account, d.directory},
+			Others: others{d.account, d.directory}, Owners: owners,
 		}).Ready
 	}
 	tasks := []agent.Task{
@@ -257,6 +268,7 @@ func (d *daemon) outputs() []agent.Task {
 		{Name: "MPS", Run: d.mps.Run},
 		{Name: "plan", Run: plans.Run, Alive: plans.Pulse.Check},
 	}
+	tasks = append(tasks, d.draTasks()...)
 	tasks = append(tasks, agent.Task{Name: "metrics", Run: d.serveMetrics}, agent.Task{Name: "labels", Run: d.labels.Run},
 		agent.Task{Name: "feature file", Run: d.writeFeatures})
 	if d.mig != nil {
@@ -278,7 +290,7 @@ func (d *daemon) known() agent.Daemon {
 		Config: d.config, Configs: d.watcher.Configs(), ConfigErrors: d.watcher.Errors(),
 		Labels: d.labels.Wanted, Unlabeled: d.unlabeled, Yields: d.yields,
 		Snapshots: d.monitor.Snapshots(), Offered: d.set.Offered(), Status: d.status, Held: d.account.Held,
-		APIRequested: d.counters.APIRequested, EventDropped: d.counters.EventDropped,
+		DRA: d.dra, APIRequested: d.counters.APIRequested, EventDropped: d.counters.EventDropped,
 	}
 	if d.directory != nil {
 		known.Checkpoint = d.directory.Checkpoint

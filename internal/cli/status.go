@@ -65,7 +65,7 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 		Quiet: !seen.Quiesced.IsZero(), Node: seen.Node,
 		NotAsked: seen.NotAsked, GPUs: status.Devices(seen.Snapshot, seen.GPUs), LeftOut: status.LeftOut(seen.Snapshot, offered),
 		Resources: resources(d.set.Status()), Warnings: offered.OtherWarnings(),
-		MIG: d.layout(), Holds: holds(offered.Holds), ConfigGeneration: d.watcher.Generation(),
+		DRA: d.allocation(), MIG: d.layout(), Holds: holds(offered.Holds), ConfigGeneration: d.watcher.Generation(),
 		Readiness: d.readiness.Answer().Value(),
 		MPS:       slices.Sorted(maps.Values(d.mps.Unready().Value())),
 		CUDA:      seen.Snapshot.Driver.CUDA, Generation: seen.Snapshot.Generation, ConfigLoaded: status.Moment(d.watcher.Loaded()),

@@ -113,14 +113,15 @@ func (c *Cluster) watchNode(ctx context.Context, configs *feed.Feed[config.Confi
 
 // needed reports whether the API server is needed: by a configuration, or because a taint is to be removed.
 func (c *Cluster) needed(now config.Config) bool {
-	return now.NodeConfig.Dir != "" || now.Features.NeedAPIServer() || now.MIG.NeedsAPIServer() || isTainted(c.client.Nodes().Value())
+	return now.NodeConfig.Dir != "" || now.Features.NeedAPIServer() || now.MIG.NeedsAPIServer() || now.DRA.Mode != config.DRAOff ||
+		isTainted(c.client.Nodes().Value())
 }
 
 // Outputs returns the tasks that tell the API server of the node. Each one follows the configurations, and does nothing while what
 // it is for is off.
 func (c *Cluster) Outputs(d agent.Daemon) []agent.Task {
 	c.client.Count(d.APIRequested)
-	return append(c.Labels(d),
+	return append(append(c.Labels(d), c.allocation(d)...),
 		later(agent.Task{Name: "MIG label", Run: func(ctx context.Context) error {
 			c.followLayout(ctx, d, clock.RealClock{})
 			return nil

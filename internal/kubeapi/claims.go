@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 )
 
 // A ResourceClaim is a claim for devices, as far as a driver has to know it.
@@ -65,22 +66,69 @@ func (c *Client) ResourceClaim(ctx context.Context, namespace, name string) (Res
 	if err != nil {
 		return ResourceClaim{}, fmt.Errorf("read ResourceClaim %s/%s: %w", namespace, name, err)
 	}
-	var object struct {
-		Metadata metadata `json:"metadata"`
-		Status   struct {
-			Allocation *struct {
-				Devices DeviceAllocation `json:"devices"`
-			} `json:"allocation"`
-		} `json:"status"`
-	}
+	var object claimObject
 	if err := json.Unmarshal(text, &object); err != nil {
 		return ResourceClaim{}, fmt.Errorf("read the answer of the API server: %w", err)
 	}
-	claim := ResourceClaim{UID: object.Metadata.UID, Namespace: namespace, Name: name}
-	if object.Status.Allocation != nil {
-		claim.Allocation = &object.Status.Allocation.Devices
-	}
+	claim := object.claim()
+	claim.Namespace, claim.Name = namespace, name
 	return claim, nil
+}
+
+// A claimObject is a ResourceClaim in the API's own form.
+type claimObject struct {
+	Metadata metadata `json:"metadata"`
+	Status   struct {
+		Allocation *struct {
+			Devices DeviceAllocation `json:"devices"`
+		} `json:"allocation"`
+	} `json:"status"`
+}
+
+func (o *claimObject) claim() ResourceClaim {
+	claim := ResourceClaim{UID: o.Metadata.UID, Namespace: o.Metadata.Namespace, Name: o.Metadata.Name}
+	if o.Status.Allocation != nil {
+		claim.Allocation = &o.Status.Allocation.Devices
+	}
+	return claim
+}
+
+// claimPage is how many claims one answer has at most. A claim has some kB.
+const claimPage = "250"
+
+// ResourceClaims returns all claims of the cluster as they are now. It is for the rare moment in which it has to be certain that none has a
+// device.
+func (c *Client) ResourceClaims(ctx context.Context) ([]ResourceClaim, error) {
+	var all []ResourceClaim
+	for next := ""; ; {
+		var text []byte
+		err := c.resourceAPI(func(path string) (err error) {
+			query := url.Values{"limit": {claimPage}}
+			if next != "" {
+				query.Set("continue", next)
+			}
+			text, err = c.send(ctx, request{verb: http.MethodGet, path: path + "/resourceclaims", query: query})
+			return err
+		})
+		if err != nil {
+			return nil, fmt.Errorf("list ResourceClaims: %w", err)
+		}
+		var page struct {
+			Metadata struct {
+				Continue string `json:"continue"`
+			} `json:"metadata"`
+			Items []claimObject `json:"items"`
+		}
+		if err := json.Unmarshal(text, &page); err != nil {
+			return nil, fmt.Errorf("read the answer of the API server: %w", err)
+		}
+		for i := range page.Items {
+			all = append(all, page.Items[i].claim())
+		}
+		if next = page.Metadata.Continue; next == "" {
+			return all, nil
+		}
+	}
 }
 
 // resourceVersions are those of the API of Dynamic Resource Allocation, the newest first. What is read of objects is the same in all.

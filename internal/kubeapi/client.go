@@ -200,6 +200,9 @@ func IsCode(err error, code int) bool {
 	return errors.As(err, &refused) && refused.Code == code
 }
 
+// IsForbidden reports whether err is of a request that this program has no right to.
+func IsForbidden(err error) bool { return IsCode(err, http.StatusForbidden) }
+
 // IsWrong reports whether err is of a request that the API server never takes as it is.
 func IsWrong(err error) bool {
 	return IsCode(err, http.StatusBadRequest) || IsCode(err, http.StatusUnprocessableEntity)

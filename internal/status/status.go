@@ -70,6 +70,8 @@ type Status struct {
 	NotAsked []int `json:"notAsked,omitempty"`
 	// MIG is how far the node is with the MIG layout that is asked for; nil where layouts are not changed.
 	MIG *MIGLayout `json:"mig,omitempty"`
+	// DRA is what is known of Dynamic Resource Allocation; nil where it is not used.
+	DRA *DRA `json:"dra,omitempty"`
 	// Holds are the devices that are not given out for a while.
 	Holds []Hold `json:"holds,omitempty"`
 

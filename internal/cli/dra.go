@@ -1,0 +1,111 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draslices"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/handover"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+)
+
+// newDRA returns what there is for Dynamic Resource Allocation. It is nil without a state directory: then no GPU can be given in that way.
+func (d *daemon) newDRA(ctx context.Context, c config.Config) *agent.DRA {
+	if c.StateDir == "" {
+		return nil
+	}
+	a := &agent.DRA{
+		Owners: feed.New(dra.Owners(nil)), Offered: feed.New(dra.Owners(nil)), Driver: feed.New(status.DRADriver{}),
+	}
+	a.Devices = draslices.New(ctx, draslices.Options{
+		StateDir: c.StateDir, Node: c.NodeName, Snapshots: d.monitor.Snapshots(), Configs: d.watcher.Configs(), Owners: a.Owners,
+	})
+	o := claims.Options{
+		Pools: a.Devices.Pools(), Snapshots: d.monitor.Snapshots(), Configs: d.watcher.Configs(),
+		StateDir: c.StateDir, CDIDir: c.CDIDir, BootID: bootID(d.node), Root: nodeRoot(d.node),
+	}
+	if c.DRA.Mode != config.DRAOff {
+		o.Checkpoint = filepath.Join(c.DRA.PluginsDir, dra.Driver, "checkpoint.json")
+	}
+	h := handover.Options{
+		Configs: d.watcher.Configs(), Snapshots: d.monitor.Snapshots(), Owners: a.Owners, Offered: a.Offered,
+		Published: a.Devices.Published(),
+	}
+	if d.directory != nil {
+		o.Held, h.Users = d.account.Held, d.set
+	}
+	a.Claims = claims.New(o)
+	h.Records = a.Claims.InUse()
+	a.Arbiter = handover.New(h)
+	return a
+}
+
+// draTasks are the tasks that decide who gives out each GPU, and keep what claims have.
+func (d *daemon) draTasks() []agent.Task {
+	if d.dra == nil {
+		return nil
+	}
+	return []agent.Task{
+		{Name: "claims", Run: d.dra.Claims.Run},
+		{Name: "owners of GPUs", Run: d.dra.Arbiter.Run, Alive: d.dra.Arbiter.Alive},
+		{Name: "devices in slices", Run: d.dra.Devices.Run},
+	}
+}
+
+// pluginUsers knows the users of GPUs that the device plugin has. A GPU that it does not have is not to be changed.
+type pluginUsers struct {
+	*plugin.Set
+	owners    *feed.Feed[dra.Owners]
+	snapshots *feed.Feed[inventory.Snapshot]
+}
+
+// Users returns which pods hold devices, as the Set does.
+func (u pluginUsers) Users(ctx context.Context, uuids []string) ([]kubelet.HeldDevice, error) {
+	owners := u.owners.Value()
+	for _, g := range u.snapshots.Value().GPUs {
+		asked := slices.Contains(uuids, g.UUID) ||
+			slices.ContainsFunc(g.MIGDevices, func(m inventory.MIGDevice) bool { return slices.Contains(uuids, m.UUID) })
+		if owner := owners[g.UUID]; asked && owner != dra.OwnedByPlugin {
+			return nil, fmt.Errorf("GPU %d is not divided anew while pods get it by Dynamic Resource Allocation", g.Index)
+		}
+	}
+	return u.Set.Users(ctx, uuids)
+}
+
+// allocation is what the status says of Dynamic Resource Allocation; nil where there is nothing to say.
+func (d *daemon) allocation() *status.DRA {
+	if d.dra == nil {
+		return nil
+	}
+	owners, waits, published := d.dra.Owners.Value(), d.dra.Arbiter.Waits().Value(), d.dra.Devices.Publication().Value()
+	s := &status.DRA{
+		Mode: d.watcher.Configs().Value().DRA.Mode.String(), Driver: d.dra.Driver.Value(), Slices: published.Slices,
+		Devices: published.Devices, Generation: published.Generation, Problem: published.Problem,
+	}
+	used := s.Mode != config.DRAOff.String() || s.Driver != status.DRADriver{}
+	for _, g := range d.monitor.Snapshots().Value().GPUs {
+		used = used || owners[g.UUID] != dra.OwnedByPlugin
+		s.GPUs = append(s.GPUs, status.DRAGPU{Index: g.Index, UUID: g.UUID, Owner: string(owners[g.UUID]), Waiting: waits[g.UUID]})
+	}
+	for _, c := range d.dra.Claims.Status().Value() {
+		shown := status.DRAClaim{UID: c.UID, Namespace: c.Namespace, Name: c.Name, Since: status.Moment(c.Since)}
+		for _, device := range c.Devices {
+			shown.Devices = append(shown.Devices, device.Name)
+		}
+		s.Claims = append(s.Claims, shown)
+	}
+	if !used && len(s.Claims) == 0 {
+		return nil
+	}
+	return s
+}

@@ -1,0 +1,109 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draplugin"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/handover"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+)
+
+// allocation returns the tasks for Dynamic Resource Allocation.
+func (c *Cluster) allocation(d agent.Daemon) []agent.Task {
+	if d.DRA == nil || d.Config.NodeName == "" {
+		return nil
+	}
+	d.DRA.Arbiter.ListBy(func(ctx context.Context) (map[string][]string, error) { return c.claimsOfNode(ctx, d) })
+	driver := draplugin.New(draplugin.Options{
+		RegistryDir: d.Config.DRA.RegistryDir, Claims: d.DRA.Claims, Reader: claimReader{c.client}, Pools: d.DRA.Devices.Pools(),
+		Snapshots: d.Snapshots,
+	})
+	slices := newPublisher(c.client, d.DRA.Devices, d.Config.StateDir, driver.Status(), clock.RealClock{}, &c.spread)
+	return []agent.Task{
+		{Name: "DRA driver", Run: func(ctx context.Context) error { return runDriver(ctx, d, driver) }, Ready: func(ctx context.Context) (bool, string) {
+			if d.Configs.Value().DRA.Mode == config.DRAOff {
+				return true, ""
+			}
+			return driver.Ready(ctx)
+		}},
+		{Name: "status of the DRA driver", Run: func(ctx context.Context) error {
+			for ctx.Err() == nil {
+				s, changed := driver.Status().Latest()
+				d.DRA.Driver.Publish(status.DRADriver{Registered: s.Registered, Problem: s.Problem, Foreign: s.Foreign})
+				kubeapi.AnyOf(ctx, []<-chan struct{}{changed})
+			}
+			return nil
+		}},
+		later(agent.Task{Name: "resource slices", Run: func(ctx context.Context) error {
+			slices.run(ctx)
+			return nil
+		}}),
+	}
+}
+
+// runDriver offers the driver to kubelet while GPUs are to be given by Dynamic Resource Allocation, or were: what is prepared can then be
+// given back.
+func runDriver(ctx context.Context, d agent.Daemon, driver *draplugin.Plugin) error {
+	for ctx.Err() == nil {
+		running, stop := context.WithCancel(ctx)
+		ended := make(chan error, 1)
+		needed, changed := driverNeeded(d)
+		go func() {
+			if needed {
+				ended <- driver.Run(running)
+				return
+			}
+			ended <- nil
+		}()
+		for now := needed; now == needed && ctx.Err() == nil; now, changed = driverNeeded(d) {
+			kubeapi.AnyOf(ctx, changed)
+		}
+		stop()
+		if err := <-ended; err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// driverNeeded reports whether kubelet needs the driver, and what is closed when that may have changed.
+func driverNeeded(d agent.Daemon) (needed bool, changed []<-chan struct{}) {
+	c, configured := d.Configs.Latest()
+	published, written := d.DRA.Devices.Published().Latest()
+	records, prepared := d.DRA.Claims.InUse().Latest()
+	return c.DRA.Mode != config.DRAOff || len(published)+len(records) > 0, []<-chan struct{}{configured, written, prepared}
+}
+
+// claimsOfNode returns the claims that were given devices of the node, by the UUID of the GPU. Claims that only look at devices are none.
+func (c *Cluster) claimsOfNode(ctx context.Context, d agent.Daemon) (map[string][]string, error) {
+	all, err := c.client.ResourceClaims(ctx)
+	switch {
+	case kubeapi.IsForbidden(err):
+		return nil, errors.Join(handover.ErrMayNotList, err)
+	case err != nil:
+		return nil, err
+	}
+	claimed := map[string][]string{}
+	for _, claim := range all {
+		if claim.Allocation == nil {
+			continue
+		}
+		for _, r := range claim.Allocation.Results {
+			if r.Driver != dra.Driver || r.Pool != d.Config.NodeName || r.AdminAccess {
+				continue
+			}
+			if uuid, known := d.DRA.Devices.GPU(r.Device); known {
+				claimed[uuid] = append(claimed[uuid], fmt.Sprintf("%s/%s", claim.Namespace, claim.Name))
+			}
+		}
+	}
+	return claimed, nil
+}

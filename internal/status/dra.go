@@ -1,0 +1,52 @@
+package status
+
+import "time"
+
+// DRA is what is known of Dynamic Resource Allocation on the node.
+type DRA struct {
+	// Mode is plugin, dra or split.
+	Mode string `json:"mode"`
+	// Driver is how the driver is with kubelet.
+	Driver DRADriver `json:"driver"`
+	// Slices, Devices and Generation are how many ResourceSlices the API server has of the node, with how many devices, and the generation
+	// of the pool.
+	Slices     int   `json:"slices,omitempty"`
+	Devices    int   `json:"devices,omitempty"`
+	Generation int64 `json:"generation,omitempty"`
+	// Problem is why the API server does not have the slices that it is to have; empty if it has.
+	Problem string `json:"problem,omitempty"`
+	// GPUs say who gives out each GPU, by index.
+	GPUs []DRAGPU `json:"gpus,omitempty"`
+	// Claims are those that are prepared.
+	Claims []DRAClaim `json:"claims,omitempty"`
+}
+
+// DRADriver is how the driver is with kubelet.
+type DRADriver struct {
+	Registered bool `json:"registered"`
+	// Problem is why it is not registered; empty if it is, or is not to be.
+	Problem string `json:"problem,omitempty"`
+	// Foreign is the socket of another program's driver of the same name; empty if there is none.
+	Foreign string `json:"foreign,omitempty"`
+}
+
+// DRAGPU is who gives out a GPU.
+type DRAGPU struct {
+	Index int    `json:"index"`
+	UUID  string `json:"uuid"`
+	// Owner is plugin, leaving-plugin, dra, leaving-dra or nobody; empty as long as it is not known.
+	Owner string `json:"owner,omitempty"`
+	// Waiting is what is waited for before it gets another owner.
+	Waiting string `json:"waiting,omitempty"`
+}
+
+// DRAClaim is a claim that is prepared.
+type DRAClaim struct {
+	UID       string `json:"uid"`
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	// Since is when it was first prepared.
+	Since time.Time `json:"since,omitzero"`
+	// Devices are the names of its devices.
+	Devices []string `json:"devices"`
+}
