@@ -148,8 +148,8 @@ func (p *publisher) wake(ctx context.Context, after time.Duration) {
 	}()
 }
 
-// needed reports whether there is something to publish or to remove. Nothing is published before kubelet has registered the driver, which it
-// does not while a driver of another program has its name.
+// needed reports whether there is something to publish or to remove. Nothing is published before kubelet has registered the driver, which
+// it does not while a driver of another program has its name.
 func (p *publisher) needed() bool {
 	pool, driver, published := p.devices.Pools().Value(), p.driver.Value(), p.devices.Published().Value()
 	switch {

@@ -334,7 +334,8 @@ func (p *publisher) look(ctx context.Context) error {
 	return nil
 }
 
-// settle reports whether it is certain what the API server has. GPUs count as not published by what it has now, and not by what its cache had.
+// settle reports whether it is certain what the API server has. GPUs count as not published by what it has now, and not by what its cache
+// had.
 func (p *publisher) settle(there map[string]dra.PublishedSlice, looked bool) bool {
 	published := p.devices.Published().Value()
 	if looked {

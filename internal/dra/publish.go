@@ -41,12 +41,12 @@ type Write struct {
 	Published   PublishedSlice
 }
 
-// Next returns the next write that has the API server show the pool, and false if it shows it. There are all slices of the node and the driver
-// by name. Last is the generation of the pool that was written last, 0 if none was; same reports whether a slice needs no write.
+// Next returns the next write that has the API server show the pool, and false if it shows it. There are all slices of the node and the
+// driver by name. Last is the generation of the pool that was written last, 0 if none was; same reports whether a slice needs no write.
 //
-// The scheduler uses a pool only if it has all slices of the newest generation. So one slice with other devices is one write that leaves the
-// generation as it is. If there are more, the first write begins a new generation, and the scheduler uses nothing of the pool until the last
-// one: it never sees some of them changed.
+// The scheduler uses a pool only if it has all slices of the newest generation. So one slice with other devices is one write that leaves
+// the generation as it is. If there are more, the first write begins a new generation, and the scheduler uses nothing of the pool until the
+// last one: it never sees some of them changed.
 func Next(p Pool, there map[string]PublishedSlice, last int64, same func(name string, want, is Slice) bool) (Write, bool) {
 	wanted := map[string]Slice{}
 	for i, slice := range p.Slices {

@@ -1,5 +1,5 @@
-// Package draslices says which devices of the node are to be in ResourceSlices, and keeps on disk what that needs: the numbers in the names of
-// devices, and which GPUs may be in slices. It talks to no API server; package cluster publishes the slices.
+// Package draslices says which devices of the node are to be in ResourceSlices, and keeps on disk what that needs: the numbers in the names
+// of devices, and which GPUs may be in slices. It talks to no API server; package cluster publishes the slices.
 package draslices
 
 import (
@@ -128,9 +128,11 @@ func (d *Devices) Run(ctx context.Context) error {
 		owners, decided := d.o.Owners.Latest()
 		c, configured := d.o.Configs.Latest()
 		var again <-chan time.Time
-		if pool, ok := d.pool(ctx, snapshot, owners, c.DRA.Mode != config.DRAOff); !ok {
+		pool, complete := d.pool(ctx, snapshot, owners, c.DRA.Mode != config.DRAOff)
+		if !complete {
 			again = d.o.Clock.After(retryInterval)
-		} else if !equal(pool, d.pools.Value()) {
+		}
+		if !equal(pool, d.pools.Value()) {
 			d.pools.Publish(pool)
 		}
 		select {
@@ -149,11 +151,7 @@ func (d *Devices) pool(ctx context.Context, s inventory.Snapshot, owners dra.Own
 	if owners == nil || s.Generation == 0 || s.Stale != "" && s.Driver == (inventory.Driver{}) {
 		return d.pools.Value(), true // a node that was never looked at is not one without GPUs
 	}
-	any := false
-	for _, g := range s.GPUs {
-		any = any || owners[g.UUID].InSlice()
-	}
-	if !any && !on {
+	if !on && !slices.ContainsFunc(s.GPUs, func(g inventory.GPU) bool { return owners[g.UUID].InSlice() }) {
 		return dra.Pool{Name: d.o.Node}, true
 	}
 	err := d.number(s.GPUs)
@@ -175,8 +173,8 @@ func (d *Devices) pool(ctx context.Context, s inventory.Snapshot, owners dra.Own
 	return pool, err == nil
 }
 
-// number gives a number to each GPU that has none. The numbers are on disk before anybody knows of them: a name that was published stays with
-// its GPU.
+// number gives a number to each GPU that has none. The numbers are on disk before anybody knows of them: a name that was published stays
+// with its GPU.
 func (d *Devices) number(gpus []inventory.GPU) error {
 	now := d.Numbers()
 	if maps.Equal(now.With(gpus), now) {

@@ -65,7 +65,8 @@ func (c *Client) Slices(ctx context.Context, driver string) (Slices, error) {
 	return found, err
 }
 
-// WatchSlices publishes the slices of a driver on the own node until ctx ends, and why they cannot be watched; then nothing is known of them.
+// WatchSlices publishes the slices of a driver on the own node until ctx ends, and why they cannot be watched; then nothing is known of
+// them.
 func (c *Client) WatchSlices(ctx context.Context, timer clock.Clock, driver string, slices *feed.Feed[Slices], problem *feed.Feed[error]) {
 	defer slices.Publish(Slices{})
 	var path string
@@ -243,7 +244,8 @@ func flat(devices json.RawMessage) (json.RawMessage, error) {
 		if device[basic] == nil {
 			return outer, nil
 		}
-		return outer, json.Unmarshal(device[basic], &outer)
+		err := json.Unmarshal(device[basic], &outer)
+		return outer, err
 	})
 }
 

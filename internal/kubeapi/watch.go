@@ -255,8 +255,8 @@ func (c *Client) watchOnce(ctx context.Context, timer clock.Clock, w collection,
 // errSilent is the error of a watch that said nothing for too long.
 var errSilent = fmt.Errorf("the watch said nothing for %v", maxSilence)
 
-// afterError returns the version that the next watch begins with: none if the API server has forgotten this one, or serves the API in another
-// version now.
+// afterError returns the version that the next watch begins with: none if the API server has forgotten this one, or serves the API in
+// another version now.
 func afterError(version string, err error) string {
 	if IsCode(err, http.StatusGone) || isNotServed(err) {
 		return ""

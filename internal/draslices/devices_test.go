@@ -1,0 +1,230 @@
+package draslices_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draslices"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+const patience = time.Minute // how long a test waits for what must come
+
+// A process has Devices that run.
+type process struct {
+	*draslices.Devices
+	t         *testing.T
+	snapshots *feed.Feed[inventory.Snapshot]
+	owners    *feed.Feed[dra.Owners]
+	configs   *feed.Feed[config.Config]
+	clock     *clocktesting.FakeClock
+	stop      func()
+}
+
+func start(t *testing.T, dir string, mode config.DRAMode, s inventory.Snapshot, owners dra.Owners) *process {
+	t.Helper()
+	p := &process{
+		t: t, snapshots: feed.New(s), owners: feed.New(owners), configs: feed.New(config.Config{DRA: config.DRA{Mode: mode}}),
+		clock: clocktesting.NewFakeClock(time.Now()),
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	p.Devices = draslices.New(ctx, draslices.Options{
+		StateDir: dir, Node: "node-1", Snapshots: p.snapshots, Configs: p.configs, Owners: p.owners, Clock: p.clock,
+	})
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := p.Run(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	p.stop = sync.OnceFunc(func() { cancel(); running.Wait() })
+	t.Cleanup(p.stop)
+	return p
+}
+
+// gpus are a node with GPUs of these minors. The UUID of one is "GPU-" with a letter.
+func gpus(minors map[string]int) inventory.Snapshot {
+	s := inventory.Snapshot{Generation: 1, Driver: inventory.Driver{Version: "580"}}
+	for uuid, minor := range minors {
+		s.GPUs = append(s.GPUs, inventory.GPU{UUID: "GPU-" + uuid, Minor: minor, Health: inventory.Health{State: inventory.Healthy}})
+	}
+	slices.SortFunc(s.GPUs, func(a, b inventory.GPU) int { return a.Minor - b.Minor })
+	for i := range s.GPUs {
+		s.GPUs[i].Index = i
+	}
+	return s
+}
+
+// text is the pool in one line: the devices with their UUIDs, or why there are none.
+func text(p dra.Pool) string {
+	switch {
+	case p.Name == "":
+		return "not known"
+	case len(p.Slices) == 0:
+		return "no slices"
+	}
+	var devices []string
+	for _, slice := range p.Slices {
+		for _, d := range slice.Devices {
+			devices = append(devices, strings.TrimPrefix(d.Name, "gpu-")+strings.TrimPrefix(d.GPU(), "GPU-"))
+		}
+	}
+	slices.Sort(devices)
+	return fmt.Sprint(devices)
+}
+
+// until waits for a pool. Time passes meanwhile.
+func (p *process) until(want string) {
+	p.t.Helper()
+	for deadline := time.Now().Add(patience); text(p.Pools().Value()) != want; {
+		if time.Now().After(deadline) {
+			p.t.Fatalf("the pool is %s, want %s", text(p.Pools().Value()), want)
+		}
+		<-time.After(5 * time.Millisecond)
+		p.clock.Step(time.Second)
+	}
+}
+
+// A device keeps the number of its GPU over restarts, whatever minors the GPUs have then, and what was published is known at once.
+func TestNumbersStay(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	node := gpus(map[string]int{"a": 0, "b": 1})
+	p := start(t, dir, config.DRAAll, node, dra.All(node.GPUs))
+	p.until("[0a 1b]")
+	if err := p.SetPublished(map[string]bool{"GPU-a": true}); err != nil {
+		t.Fatal(err)
+	}
+	p.stop()
+	node = gpus(map[string]int{"b": 0, "a": 1, "c": 2})
+	p = start(t, dir, config.DRAAll, node, dra.All(node.GPUs))
+	if diff := cmp.Diff(map[string]bool{"GPU-a": true}, p.Published().Value()); diff != "" {
+		t.Errorf("published (-want +got):\n%s", diff)
+	}
+	p.until("[0a 1b 2c]")
+	for device, want := range map[string]string{"gpu-0": "GPU-a", "gpu-1-mig-1g10gb-19-0": "GPU-b", "gpu-9": "", "other": ""} {
+		if uuid, known := p.GPU(device); uuid != want || known != (want != "") {
+			t.Errorf("%s is of %q, known %v, want %q", device, uuid, known, want)
+		}
+	}
+}
+
+// A node that was never looked at, or whose owners are not known, is not one without GPUs. In a mode without DRA there are slices only as long
+// as the driver has a GPU.
+func TestWhatIsToBePublished(t *testing.T) {
+	t.Parallel()
+	node := gpus(map[string]int{"a": 0, "b": 1})
+	none := gpus(nil)
+	lost := inventory.Snapshot{Generation: 1, Stale: "no driver"}
+	for name, tt := range map[string]struct {
+		mode   config.DRAMode
+		s      inventory.Snapshot
+		owners dra.Owners
+		want   string
+	}{
+		"all":                  {config.DRAAll, node, dra.All(node.GPUs), "[0a 1b]"},
+		"no GPU":               {config.DRAAll, none, dra.Owners{}, "[]"},
+		"none is the driver's": {config.DRASplit, node, dra.Owners{}, "[]"},
+		"off":                  {config.DRAOff, node, dra.Owners{"GPU-a": dra.OwnedByPlugin}, "no slices"},
+		"one leaves":           {config.DRAOff, node, dra.Owners{"GPU-a": dra.OwnedByPlugin, "GPU-b": dra.LeavesDRA}, "[1b]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			p := start(t, dir, tt.mode, tt.s, tt.owners)
+			p.until(tt.want)
+			if _, err := os.Stat(filepath.Join(dir, "dra-numbers.json")); tt.mode == config.DRAOff && tt.want == "no slices" && err == nil {
+				t.Error("numbers are written although nothing is published")
+			}
+		})
+	}
+	for name, p := range map[string]*process{
+		"no look":   start(t, t.TempDir(), config.DRAAll, inventory.Snapshot{}, dra.Owners{}),
+		"no driver": start(t, t.TempDir(), config.DRAAll, lost, dra.Owners{}),
+		"no owners": start(t, t.TempDir(), config.DRAAll, node, nil),
+	} {
+		seen := p.snapshots.Value()
+		p.snapshots.Publish(seen) // it has looked at the first one when it looks at this
+		if got := text(p.Pools().Value()); got != "not known" {
+			t.Errorf("%s: the pool is %s", name, got)
+		}
+		p.owners.Publish(dra.All(node.GPUs))
+		p.snapshots.Publish(node)
+		p.until("[0a 1b]")
+	}
+}
+
+// While numbers cannot be written, a new GPU is not published, and those that have one are; afterwards it is.
+func TestNumbersThatCannotBeWritten(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	node := gpus(map[string]int{"a": 0})
+	p := start(t, dir, config.DRAAll, node, dra.All(node.GPUs))
+	p.until("[0a]")
+	unlock, err := files.Lock(filepath.Join(dir, "dra-numbers.json.lock")) // another process writes them just now
+	if err != nil {
+		t.Fatal(err)
+	}
+	more := gpus(map[string]int{"a": 0, "b": 1})
+	more.GPUs[0].Health.State = inventory.Unhealthy
+	p.owners.Publish(dra.All(more.GPUs))
+	p.snapshots.Publish(more)
+	for deadline := time.Now().Add(patience); ; {
+		pool := p.Pools().Value()
+		if text(pool) != "[0a]" {
+			t.Fatalf("the pool is %s", text(pool))
+		}
+		if len(pool.Slices[0].Devices[0].Taints) > 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the fault of the other GPU is not published")
+		}
+		<-time.After(5 * time.Millisecond)
+	}
+	unlock()
+	p.until("[0a 1b]")
+}
+
+// A file that cannot be read is set aside: all GPUs may be published then, also for the next process, until somebody knows better.
+func TestDamagedFiles(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for _, name := range []string{"dra-published.json", "dra-numbers.json"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("{"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	node := gpus(map[string]int{"a": 0})
+	for range 2 {
+		p := start(t, dir, config.DRAAll, node, dra.All(node.GPUs))
+		p.until("[0a]")
+		if err := p.Reread(); err != nil || p.Published().Value() != nil {
+			t.Errorf("published %v, error %v", p.Published().Value(), err)
+		}
+		p.stop()
+	}
+	p := start(t, dir, config.DRAAll, node, dra.All(node.GPUs))
+	if err := p.SetPublished(map[string]bool{}); err != nil {
+		t.Fatal(err)
+	}
+	p.stop()
+	p = start(t, dir, config.DRAAll, node, dra.All(node.GPUs))
+	if got := p.Published().Value(); got == nil || len(got) > 0 {
+		t.Errorf("published %v, want nothing", got)
+	}
+}

@@ -1,0 +1,145 @@
+package kubeapi_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
+)
+
+const devices = `[{"name":"gpu-0","attributes":{"type":{"string":"gpu"}},"capacity":{"memory":{"value":"80Gi"}}}]`
+
+func slice(generation int64) kubeapi.Slice {
+	return kubeapi.Slice{
+		Name: "s", Driver: "d", Pool: nodeName, Generation: generation, Count: 1, Devices: json.RawMessage(devices),
+		Owners: []kubeapi.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: nodeName, UID: "u", Controller: true}},
+	}
+}
+
+// TestSlices makes, changes and removes a slice in each version of the API, and has the watch tell of it.
+func TestSlices(t *testing.T) {
+	for _, version := range []string{"v1", "v1beta2", "v1beta1"} {
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			server := start(t)
+			server.SetResourceVersions(version)
+			client := kubeapi.New(kubeapi.Options{Kubeconfig: server.Kubeconfig(), Node: nodeName, Version: "v1"})
+			seen, problem := feed.New(kubeapi.Slices{}), feed.New[error](nil)
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				client.WatchSlices(ctx, clock.RealClock{}, "d", seen, problem)
+			}()
+			await(t, "a first list", seen, func(s kubeapi.Slices) bool { return s.ResourceVersion != "" })
+
+			created, err := client.CreateSlice(ctx, slice(1))
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := slice(1)
+			want.UID, want.ResourceVersion, want.Devices = created.UID, created.ResourceVersion, created.Devices
+			if diff := cmp.Diff(want, created); diff != "" || created.UID == "" {
+				t.Errorf("created (-want +got):\n%s", diff)
+			}
+			stored := server.Slices()[0]
+			if d := stored.Spec.Devices[0]; ptr.Deref(d.Attributes["type"].StringValue, "") != "gpu" || stored.Spec.Pool.ResourceSliceCount != 1 {
+				t.Errorf("the API server has %+v", stored.Spec)
+			}
+			before := created
+			if _, err := client.CreateSlice(ctx, slice(1)); !kubeapi.IsOvertaken(err) {
+				t.Errorf("a second slice of that name gave %v", err)
+			}
+			next := created
+			next.Generation = 2
+			updated, err := client.UpdateSlice(ctx, next)
+			if err != nil || updated.Generation != 2 || updated.UID != created.UID {
+				t.Errorf("updated %+v, error %v", updated, err)
+			}
+			if _, err := client.UpdateSlice(ctx, before); !kubeapi.IsOvertaken(err) {
+				t.Errorf("an update of an old version gave %v", err)
+			}
+			got := await(t, "the update", seen, func(s kubeapi.Slices) bool { return s.ByName["s"].Generation == 2 })
+			if diff := cmp.Diff(updated, got.ByName["s"]); diff != "" || got.IsBefore(updated.ResourceVersion) {
+				t.Errorf("the watch sees (-want +got):\n%s", diff)
+			}
+			var flat []struct {
+				Name       string                                 `json:"name"`
+				Attributes map[string]resourceapi.DeviceAttribute `json:"attributes"`
+			}
+			if err := json.Unmarshal(updated.Devices, &flat); err != nil || flat[0].Name != "gpu-0" || flat[0].Attributes["type"].StringValue == nil {
+				t.Errorf("devices %s, error %v", updated.Devices, err)
+			}
+			if err := client.DeleteSlice(ctx, "s", "another"); !kubeapi.IsCode(err, http.StatusConflict) {
+				t.Errorf("the removal of another slice of that name gave %v", err)
+			}
+			for range 2 { // the second time it is gone
+				if err := client.DeleteSlice(ctx, "s", updated.UID); err != nil {
+					t.Error(err)
+				}
+			}
+			await(t, "the removal", seen, func(s kubeapi.Slices) bool { return s.ResourceVersion != "" && len(s.ByName) == 0 })
+			listed, err := client.Slices(ctx, "d")
+			if err != nil || len(listed.ByName) != 0 || listed.IsBefore(updated.ResourceVersion) {
+				t.Errorf("listed %+v, error %v", listed, err)
+			}
+			cancel()
+			<-ended
+			if seen.Value().ResourceVersion != "" {
+				t.Error("slices are known without a watch")
+			}
+		})
+	}
+}
+
+// TestNoResourceAPI: an API server without the API is told as such, and a watch finds the API once it is served; also in another version.
+func TestNoResourceAPI(t *testing.T) {
+	t.Parallel()
+	server := start(t)
+	server.SetResourceVersions()
+	client := kubeapi.New(kubeapi.Options{Kubeconfig: server.Kubeconfig(), Node: nodeName, Version: "v1"})
+	counted := map[string]int{}
+	client.Count(func(verb, resource string, _ int) { counted[verb+" "+resource]++ })
+	if _, err := client.CreateSlice(t.Context(), slice(1)); err == nil || !strings.Contains(err.Error(), "resource.k8s.io") {
+		t.Errorf("error %v", err)
+	}
+	if counted["POST resourceslices"] != 3 {
+		t.Errorf("requests %v", counted)
+	}
+	client.Count(nil)
+	seen, problem := feed.New(kubeapi.Slices{}), feed.New[error](nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		client.WatchSlices(ctx, hurried{}, "d", seen, problem)
+	}()
+	t.Cleanup(func() { cancel(); <-ended })
+	await(t, "a problem", problem, func(err error) bool { return err != nil })
+	for _, version := range []string{"v1beta1", "v1"} {
+		server.SetResourceVersions(version)
+		server.DropWatches()
+		if err := server.ChangeSlice(version, func(s *resourceapi.ResourceSlice) {
+			s.Spec = resourceapi.ResourceSliceSpec{Driver: "d", NodeName: ptr.To(nodeName), Pool: resourceapi.ResourcePool{Name: nodeName}}
+		}); err != nil {
+			t.Fatal(err)
+		}
+		await(t, "the slice of "+version, seen, func(s kubeapi.Slices) bool { return s.ByName[version].Name != "" })
+	}
+	server.SetFault(apiserver.Fault{Status: http.StatusForbidden})
+	var refused *kubeapi.Refused
+	if _, err := client.Slices(ctx, "d"); !errors.As(err, &refused) || refused.Code != http.StatusForbidden {
+		t.Errorf("without the right: %v", err)
+	}
+}
