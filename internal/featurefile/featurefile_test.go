@@ -249,9 +249,11 @@ func TestNoFolder(t *testing.T) {
 func TestTooLong(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "gfd")
-	labels := map[string]string{"a": strings.Repeat("x", 70_000)}
-	if err := featurefile.Write(path, labels, time.Time{}); err == nil {
-		t.Error("a file of 70,000 bytes was written")
+	for size, want := range map[int]bool{64 << 10: true, 64<<10 + 1: false} {
+		labels := map[string]string{"a": strings.Repeat("x", size-len("a=\n"))}
+		if err := featurefile.Write(path, labels, time.Time{}); (err == nil) != want {
+			t.Errorf("a file of %d bytes: %v", size, err)
+		}
 	}
 	if got := string(featurefile.Content(map[string]string{"b": "2", "a": "1"}, time.Time{})); got != "a=1\nb=2\n" {
 		t.Errorf("content %q", got)
