@@ -237,3 +237,27 @@ func TestNUMANodesOfAListedDevice(t *testing.T) {
 		}
 	}
 }
+
+// TestADeviceThatLeavesThePlanAgain: while it is back, it may not be offered. Whether a pod may hold it then is as before.
+func TestADeviceThatLeavesThePlanAgain(t *testing.T) {
+	t.Parallel()
+	for _, free := range []bool{false, true} {
+		c := clocktesting.NewFakeClock(time.Now())
+		r := oneGPU()
+		gone := resource.Resource{Name: r.Name}
+		l := newList(r.Name, c)
+		l.replace(r)
+		l.publish(r, Options{}, nil)
+		l.replace(gone)
+		if free {
+			c.Step(time.Hour)
+			l.drop(evidence{kubelet: 1, began: c.Now()}, false)
+		}
+		l.replace(r)
+		l.publish(r, Options{}, map[string]bool{"GPU-0": true})
+		l.replace(gone)
+		if got := l.departing["GPU-0"]; got.settled != free || got.counts == free {
+			t.Errorf("free before: %v; afterwards settled %v, counts %v", free, got.settled, got.counts)
+		}
+	}
+}

@@ -262,3 +262,17 @@ func TestASilentServerAtANewKubelet(t *testing.T) {
 		t.Errorf("yield() = %v, yielded %v", err, l.past.yielded)
 	}
 }
+
+// TestTheTurnAfterASilence: the next life gives the later server time to return, once.
+func TestTheTurnAfterASilence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &life{Collaborators: Collaborators{Registrar: &sharedDirectory{}, Sockets: feed.New([]string(nil)), Clock: clock.RealClock{}},
+			list: newList(gpuName, clock.RealClock{}), past: &past{yielded: true}}
+		for _, want := range []time.Duration{returnTimeout, 0} {
+			began := time.Now()
+			if turn := l.awaitTurn(t.Context(), 1); !turn || time.Since(began) != want {
+				t.Errorf("awaitTurn() = %v after %v, want %v", turn, time.Since(began), want)
+			}
+		}
+	})
+}
