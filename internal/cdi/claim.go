@@ -28,8 +28,8 @@ const (
 // Given is what a container is given with each GPU and MIG device of a node. It is immutable.
 type Given struct {
 	version string
-	common  specs.ContainerEdits
-	devices map[string]specs.ContainerEdits // by UUID
+	common  json.RawMessage
+	devices map[string]json.RawMessage // edits by UUID
 }
 
 // Given returns what containers are given with the devices of a Snapshot. The error says what could not be read of the driver;
@@ -54,36 +54,24 @@ func (w *Writer) Given(snapshot inventory.Snapshot, e edits.Options, o Options) 
 	}
 	version, problem := specs.MinimumRequiredVersion(spec)
 	spec.Version = version
-	if problem == nil {
-		problem = valid(spec)
+	g := Given{version: version, devices: map[string]json.RawMessage{}}
+	add := func(e specs.ContainerEdits) json.RawMessage {
+		text, err := json.Marshal(e)
+		problem = errors.Join(problem, err, (&cdilib.ContainerEdits{ContainerEdits: &e}).Validate())
+		return text
+	}
+	g.common = add(spec.ContainerEdits)
+	byName := map[string]json.RawMessage{}
+	for _, d := range spec.Devices {
+		byName[d.Name] = add(d.ContainerEdits)
+	}
+	for _, d := range wanted.Plan.NodeDevices() {
+		g.devices[d.UUID] = byName[edits.CDIName(d, edits.ByUUID)]
 	}
 	if problem != nil {
 		return Given{}, errors.Join(err, fmt.Errorf("make CDI specs of claims: %w", problem))
 	}
-	g := Given{version, spec.ContainerEdits, map[string]specs.ContainerEdits{}}
-	for _, d := range wanted.Plan.NodeDevices() {
-		name := edits.CDIName(d, edits.ByUUID)
-		for _, made := range spec.Devices {
-			if made.Name == name {
-				g.devices[d.UUID] = made.ContainerEdits
-			}
-		}
-	}
 	return g, err
-}
-
-// valid returns why a runtime would refuse a spec.
-func valid(spec *specs.Spec) error {
-	all := []specs.ContainerEdits{spec.ContainerEdits}
-	for _, d := range spec.Devices {
-		all = append(all, d.ContainerEdits)
-	}
-	for _, e := range all {
-		if err := (&cdilib.ContainerEdits{ContainerEdits: &e}).Validate(); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // Has reports whether it is known what a container is given with a device.
@@ -92,15 +80,28 @@ func (g Given) Has(uuid string) bool {
 	return known
 }
 
+// A claimSpec is a specs.Spec whose parts are JSON already.
+type claimSpec struct {
+	Version string          `json:"cdiVersion"`
+	Kind    string          `json:"kind"`
+	Devices []claimDevice   `json:"devices"`
+	Edits   json.RawMessage `json:"containerEdits"`
+}
+
+type claimDevice struct {
+	Name  string          `json:"name"`
+	Edits json.RawMessage `json:"containerEdits"`
+}
+
 // Claim returns the content of a claim's spec file, for its devices: UUIDs by the names of devices. All of them must be known.
 func (g Given) Claim(uid string, devices map[string]string) ([]byte, error) {
-	spec := specs.Spec{Version: g.version, Kind: claimVendor + "/" + claimClass, ContainerEdits: g.common}
+	spec := claimSpec{Version: g.version, Kind: claimVendor + "/" + claimClass, Edits: g.common}
 	for _, name := range slices.Sorted(maps.Keys(devices)) {
 		given, known := g.devices[devices[name]]
 		if !known {
 			return nil, fmt.Errorf("it is not known what a container is given with %s", devices[name])
 		}
-		spec.Devices = append(spec.Devices, specs.Device{Name: uid + "-" + name, ContainerEdits: given})
+		spec.Devices = append(spec.Devices, claimDevice{uid + "-" + name, given})
 	}
 	return json.Marshal(spec)
 }

@@ -166,7 +166,8 @@ func (c *Claims) adopt(ctx context.Context) bool {
 			err = c.adoptClaim(ctx, r)
 		}
 		if err != nil {
-			log.Info("Cannot take over a claim of NVIDIA's driver", "claim", klog.KRef(claim.Namespace, claim.Name), "uid", uid, "reason", err.Error())
+			log.Info("Cannot take over a claim of NVIDIA's driver", "claim", klog.KRef(claim.Namespace, claim.Name), "uid", uid,
+				"reason", err.Error())
 		}
 	}
 	if err := files.Write(marker, []byte(checksum(text)), 0o600, nil); err != nil {

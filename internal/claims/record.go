@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -135,7 +136,7 @@ func (r record) MarshalJSON() ([]byte, error) {
 func (r *record) UnmarshalJSON(text []byte) error {
 	type plain record
 	err := json.Unmarshal(text, (*plain)(r))
-	r.other = other[plain](text)
+	r.other = other(text, recordFields)
 	return err
 }
 
@@ -147,18 +148,32 @@ func (d recordDevice) MarshalJSON() ([]byte, error) {
 func (d *recordDevice) UnmarshalJSON(text []byte) error {
 	type plain recordDevice
 	err := json.Unmarshal(text, (*plain)(d))
-	d.other = other[plain](text)
+	d.other = other(text, deviceFields)
 	return err
 }
 
-// other returns the fields of an object that T does not have.
-func other[T any](text []byte) map[string]json.RawMessage {
+// The names of the fields that this version knows.
+var (
+	recordFields = fieldsOf(record{})
+	deviceFields = fieldsOf(recordDevice{})
+)
+
+func fieldsOf(v any) []string {
+	var all []string
+	for _, field := range reflect.VisibleFields(reflect.TypeOf(v)) {
+		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
+		all = append(all, name)
+	}
+	return all
+}
+
+// other returns the fields of an object that have other names.
+func other(text []byte, known []string) map[string]json.RawMessage {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(text, &fields) != nil {
 		return nil
 	}
-	for _, field := range reflect.VisibleFields(reflect.TypeFor[T]()) {
-		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
+	for _, name := range known {
 		delete(fields, name)
 	}
 	return fields
@@ -191,7 +206,14 @@ func (r *record) inherit(from record) {
 type store struct {
 	dir, boot string
 	clock     clock.PassiveClock
-	step      func() // called before and after each change of a file; tests end the process there
+	step      func()    // called before and after each change of a file; tests end the process there
+	parsed    *sync.Map // file names to parsed
+}
+
+// A parsed is the content of a file that was read. A record is never changed in its place: another content is another file.
+type parsed struct {
+	info   fs.FileInfo
+	record record
 }
 
 // A page is the file's form. The checksum is that of the bytes of the record as they are in the file.
@@ -212,7 +234,18 @@ func (s store) folder() string { return filepath.Join(s.dir, "claims") }
 
 // read returns a record, and false if there is none.
 func (s store) read(uid string) (record, bool, error) {
-	text, err := files.Read(s.path(uid, recordSuffix), maxRecord)
+	path := s.path(uid, recordSuffix)
+	info, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		s.parsed.Delete(uid)
+		return record{}, false, nil
+	}
+	if known, ok := s.parsed.Load(uid); ok && err == nil {
+		if p, _ := known.(parsed); os.SameFile(p.info, info) && p.info.ModTime().Equal(info.ModTime()) && p.info.Size() == info.Size() {
+			return p.record, true, nil
+		}
+	}
+	text, err := files.Read(path, maxRecord)
 	if errors.Is(err, fs.ErrNotExist) {
 		return record{}, false, nil
 	}
@@ -231,8 +264,9 @@ func (s store) read(uid string) (record, bool, error) {
 		err = fmt.Errorf("it is about the claim with UID %q", r.UID)
 	}
 	if err != nil {
-		return record{}, false, fmt.Errorf("read the record of a claim: %s: %w", s.path(uid, recordSuffix), err)
+		return record{}, false, fmt.Errorf("read the record of a claim: %s: %w", path, err)
 	}
+	s.parsed.Store(uid, parsed{info, r})
 	return r, true, nil
 }
 
@@ -269,6 +303,12 @@ func (s store) all() (records map[string]record, unread []string, err error) {
 			records[uid] = r
 		}
 	}
+	s.parsed.Range(func(uid, _ any) bool {
+		if _, there := records[uid.(string)]; !there {
+			s.parsed.Delete(uid)
+		}
+		return true
+	})
 	return records, unread, nil
 }
 

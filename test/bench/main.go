@@ -58,7 +58,7 @@ func measure(ctx context.Context, daemon, only string) error {
 		return fmt.Errorf("read -only: %w", err)
 	}
 	figures := slices.Concat(registrationFigures, callFigures, allocationFigures, resourceFigures, healthFigures, driverFigures,
-		metricsFigures, footprintFigures, layoutFigures, clusterFigures)
+		metricsFigures, footprintFigures, layoutFigures, clusterFigures, claimFigures)
 	for _, f := range figures {
 		if !wanted.MatchString(f.name) {
 			continue
