@@ -123,7 +123,7 @@ func (n *node) until(what string, so func() bool) {
 	n.t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.After(30 * time.Second); !so(); {
+	for deadline := time.After(2 * time.Minute); !so(); {
 		select {
 		case <-tick.C:
 		case <-deadline:
