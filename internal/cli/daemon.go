@@ -237,7 +237,7 @@ func (d *daemon) observation() []agent.Task {
 		tasks = append(tasks, agent.Task{Name: "kubelet's directory", Run: d.watchKubelet, Alive: d.directory.Alive})
 	}
 	if d.cluster != nil {
-		tasks = append(tasks, d.cluster.Observation(d.watcher.Configs())...)
+		tasks = append(tasks, d.cluster.Observation(d.watcher.Configs(), bootID(d.node))...)
 	}
 	return tasks
 }

@@ -103,7 +103,7 @@ func (p Program) runMPS(ctx context.Context, sources config.Sources, own *proces
 		{Name: "plan", Run: m.followPlan},
 	}
 	if sources.Chosen != nil {
-		observation = append(observation, p.Cluster.Observation(m.watcher.Configs())...)
+		observation = append(observation, p.Cluster.Observation(m.watcher.Configs(), bootID(node))...)
 	}
 	return replaceable(ctx, agent.Run(ctx, observation, []agent.Task{
 		{Name: "MPS control daemons", Run: mps.NewSupervisor(c.MPSRoot, m.wanted, m.monitor).Run},

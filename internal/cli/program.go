@@ -35,7 +35,8 @@ type Cluster interface {
 	// server, for a short time. Of c it takes what the file cannot say.
 	Choose(ctx context.Context, c config.Config) *feed.Feed[config.Chosen]
 	// Observation returns the tasks that find out what the API server has of the node, and keep what Choose returned up to date.
-	Observation(configs *feed.Feed[config.Config]) []agent.Task
+	// The boot ID is that of the node; empty if it is not known.
+	Observation(configs *feed.Feed[config.Config], boot string) []agent.Task
 	// Problem returns why the API server does not tell of the node; nil if it does, or is not asked.
 	Problem() error
 	// Outputs returns the tasks that tell the API server of the node.

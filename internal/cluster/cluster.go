@@ -6,6 +6,7 @@ package cluster
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -22,7 +23,7 @@ import (
 type Cluster struct {
 	client     *kubeapi.Client // after Choose, as the following
 	nodeConfig *nodeConfig     // nil if no label chooses the configuration file
-	spread     spread          // of the first writes
+	spread     spread          // of the first requests
 }
 
 // New returns what a process has to do with the API server: nothing, until it is asked.
@@ -34,6 +35,7 @@ func (c *Cluster) Commands() []*cobra.Command { return []*cobra.Command{newConfi
 // Choose prepares for a daemon with these flags and this environment. It returns which file is the configuration file, if a label of
 // the node chooses it; nil otherwise.
 func (c *Cluster) Choose(ctx context.Context, early config.Config) *feed.Feed[config.Chosen] {
+	c.spread.stateDir = early.StateDir
 	c.client = kubeapi.New(kubeapi.Options{Kubeconfig: early.Kubeconfig, Node: early.NodeName, Version: version.String()})
 	if early.NodeConfig.Dir == "" {
 		return nil
@@ -45,8 +47,10 @@ func (c *Cluster) Choose(ctx context.Context, early config.Config) *feed.Feed[co
 	return c.nodeConfig.chosen
 }
 
-// Observation returns the tasks that watch the node and choose the configuration file.
-func (c *Cluster) Observation(configs *feed.Feed[config.Config]) []agent.Task {
+// Observation returns the tasks that watch the node and choose the configuration file. The boot ID is that of the node; empty if it is not
+// known.
+func (c *Cluster) Observation(configs *feed.Feed[config.Config], boot string) []agent.Task {
+	c.spread.boot = boot
 	tasks := []agent.Task{
 		later(agent.Task{Name: "own node", Run: func(ctx context.Context) error { return c.watchNode(ctx, configs) }}),
 	}
@@ -87,7 +91,7 @@ func (c *Cluster) watchNode(ctx context.Context, configs *feed.Feed[config.Confi
 		go func() {
 			defer close(ended)
 			if needed {
-				c.client.Watch(watching, clock.RealClock{})
+				c.follow(watching, clock.RealClock{})
 			}
 		}()
 		for {
@@ -109,6 +113,15 @@ func (c *Cluster) watchNode(ctx context.Context, configs *feed.Feed[config.Confi
 		<-ended
 	}
 	return nil
+}
+
+// follow watches the node until ctx ends, from when this process may make its first request.
+func (c *Cluster) follow(ctx context.Context, timer clock.Clock) {
+	c.spread.begin(ctx, timer, c.client)
+	var saving sync.WaitGroup
+	saving.Go(func() { c.spread.keep(ctx, timer, c.client) })
+	c.client.Watch(ctx, timer)
+	saving.Wait()
 }
 
 // needed reports whether the API server is needed: by a configuration, or because a taint is to be removed.

@@ -320,6 +320,9 @@ func (l *featureLabeler) step(ctx context.Context) error {
 	if wanted == nil || l.yields() || now.Before(l.due) && maps.Equal(wanted, l.written) && place == l.place {
 		return nil
 	}
+	if l.spread.begin(ctx, l.clock, l.client); ctx.Err() != nil {
+		return ctx.Err()
+	}
 	if configured.Discovery.On {
 		prefix = kubeapi.DiscoveryPrefix
 	} else if found, err := l.isForeign(ctx, place); err != nil {

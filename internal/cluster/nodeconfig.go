@@ -52,7 +52,7 @@ func (n *nodeConfig) start(ctx context.Context) {
 		n.publish(ctx, config.Chosen{Err: err})
 		return
 	}
-	last, err := n.last(ctx)
+	last, err := withPatience(ctx, n.clock, n.stateDir, readChoice)
 	if err != nil {
 		log.Info("Cannot use the last choice of the configuration", "reason", err.Error())
 	}
@@ -76,24 +76,25 @@ func (n *nodeConfig) start(ctx context.Context) {
 	n.publish(ctx, config.Chosen{File: path(n.options, name), Err: errors.Join(unknown, err)})
 }
 
-// last returns the last choice that the state directory has, if its disk answers soon.
-func (n *nodeConfig) last(ctx context.Context) (*lastChoice, error) {
+// withPatience returns what do does with a state directory, or an error if its disk does not answer soon.
+func withPatience[T any](ctx context.Context, timer clock.Clock, stateDir string, do func(string) (T, error)) (T, error) {
 	type answer struct {
-		choice *lastChoice
-		err    error
+		value T
+		err   error
 	}
-	read := make(chan answer, 1)
+	done := make(chan answer, 1)
 	go func() {
-		choice, err := readChoice(n.stateDir)
-		read <- answer{choice, err}
+		value, err := do(stateDir)
+		done <- answer{value, err}
 	}()
+	var none T
 	select {
-	case a := <-read:
-		return a.choice, a.err
-	case <-n.clock.After(firstAnswer):
-		return nil, fmt.Errorf("the state directory %s does not answer", n.stateDir)
+	case a := <-done:
+		return a.value, a.err
+	case <-timer.After(firstAnswer):
+		return none, fmt.Errorf("the state directory %s does not answer", stateDir)
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		return none, ctx.Err()
 	}
 }
 

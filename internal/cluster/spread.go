@@ -2,28 +2,45 @@ package cluster
 
 import (
 	"context"
-	"errors"
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
 	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
 )
 
-// The first write of a process waits a random time, of which the limit grows with the cluster: it is such that writesPerSecond nodes
-// write in a second if all begin at once. A cluster of one node waits 10 ms, one of 5,000 nodes 50 s.
+// What all nodes of a cluster do at once, each does after a random time, of which the limit grows with the cluster: it is such that
+// nodesPerSecond do it in a second. One node waits 20 ms, each of 5,000 up to 100 s.
 const (
-	writesPerSecond = 100
-	maxSpread       = 5 * time.Minute
+	nodesPerSecond = 50
+	maxSpread      = 5 * time.Minute
 	// unknownNodes is the number of nodes where they may not be counted.
 	unknownNodes = 1000
+	// countPatience is how long the first requests wait for the number of nodes.
+	countPatience = 15 * time.Second
+	// recount is how often the nodes are counted again, give or take a half.
+	recount = 24 * time.Hour
 )
 
-// A spread is how long the first writes of a process wait at most. The zero value has not counted the nodes. All that write share one.
+// A spread is how the requests of a process that starts are spread, so that nodes that start together do not ask together. The zero value
+// has no state directory. All tasks share one.
+//
+// The first request of a process waits where all nodes may have been started, or where the number of nodes was never known. Otherwise it is
+// this process that was started again: its requests begin at once, and its first write waits.
 type spread struct {
-	mu    sync.Mutex
-	limit time.Duration // 0 before the nodes are counted
+	stateDir string // empty for none
+	boot     string // boot ID of the node; empty if it is not known
+
+	mu    sync.Mutex // guards all following fields
+	turn  time.Time  // when the first request may be made; zero before that is known
+	over  bool       // the first write does not wait, because the first request did
+	nodes int        // 0 before they are counted
 }
 
 // A counter counts the nodes of the cluster.
@@ -31,22 +48,166 @@ type counter interface {
 	NodeCount(ctx context.Context) (int, error)
 }
 
-// of returns the limit. It counts the nodes once; it returns an error if they cannot be counted for now.
+// begin waits until the first request may be made, or ctx ends. It may count the nodes.
+func (s *spread) begin(ctx context.Context, timer clock.Clock, c counter) {
+	s.mu.Lock()
+	if s.turn.IsZero() {
+		s.turn = timer.Now().Add(s.first(ctx, timer, c))
+	}
+	wait := s.turn.Sub(timer.Now())
+	s.mu.Unlock()
+	select {
+	case <-ctx.Done():
+	case <-timer.After(wait):
+	}
+}
+
+// first returns how long the first request waits.
+func (s *spread) first(ctx context.Context, timer clock.Clock, c counter) time.Duration {
+	last, err := withPatience(ctx, timer, s.stateDir, readSize)
+	if err != nil {
+		klog.FromContext(ctx).Info("Cannot use the size of the cluster that was known last", "reason", err.Error())
+	}
+	switch {
+	case last != nil:
+		s.nodes = last.Nodes
+		s.over = s.boot == "" || s.boot != last.Boot
+	default:
+		s.nodes = countFirst(ctx, timer, c)
+		s.over = s.nodes > 0 // else the API server is away, and nodes that wait for it ask it at different times
+	}
+	if !s.over {
+		return 0
+	}
+	limit := spreadOf(s.nodes)
+	klog.FromContext(ctx).V(2).Info("The first requests are spread over the cluster", "nodes", s.nodes, "within", limit.String())
+	return rand.N(limit)
+}
+
+// countFirst counts the nodes before the first request. An API server that has too much to do is asked again later; without an answer it
+// returns 0.
+func countFirst(ctx context.Context, timer clock.Clock, c counter) int {
+	for failures := 1; ; failures++ {
+		asking, cancel := context.WithTimeout(ctx, countPatience)
+		nodes, err := countNodes(asking, c)
+		cancel()
+		switch {
+		case err == nil:
+			return nodes
+		case !kubeapi.IsBusy(err):
+			return 0
+		}
+		select {
+		case <-ctx.Done():
+			return 0
+		case <-timer.After(kubeapi.Pause(err, failures)):
+		}
+	}
+}
+
+// countNodes counts the nodes; where that is not allowed it returns unknownNodes.
+func countNodes(ctx context.Context, c counter) (int, error) {
+	nodes, err := c.NodeCount(ctx)
+	if kubeapi.IsDenied(err) || kubeapi.IsWrong(err) {
+		return unknownNodes, nil
+	}
+	return max(nodes, 1), err
+}
+
+// spreadOf returns the limit for so many nodes.
+func spreadOf(nodes int) time.Duration {
+	return min(time.Duration(nodes)*time.Second/nodesPerSecond, maxSpread)
+}
+
+// of returns how long the first write waits at most. It returns an error if that depends on the number of nodes, and they cannot be counted
+// for now.
 func (s *spread) of(ctx context.Context, c counter) (time.Duration, error) {
+	nodes, err := s.size(ctx, c)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.limit > 0 {
-		return s.limit, nil
+	if s.over {
+		return 0, nil
 	}
-	nodes, err := c.NodeCount(ctx)
-	var refused *kubeapi.Refused
-	if errors.As(err, &refused) && refused.RetryAfter == 0 && refused.Code < 500 {
-		nodes, err = unknownNodes, nil
+	return spreadOf(nodes), err
+}
+
+// size returns the number of nodes, which it counts if it is not known.
+func (s *spread) size(ctx context.Context, c counter) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.nodes == 0 {
+		nodes, err := countNodes(ctx, c)
+		if err != nil {
+			return 0, err
+		}
+		s.nodes = nodes
 	}
+	return s.nodes, nil
+}
+
+// keep saves the size of the cluster for the next process, and counts the nodes from time to time, until ctx ends.
+func (s *spread) keep(ctx context.Context, timer clock.Clock, c counter) {
+	for failures := 0; s.stateDir != ""; {
+		wait := recount/2 + rand.N(recount)
+		if nodes, err := s.size(ctx, c); err != nil {
+			failures++
+			wait = kubeapi.Pause(err, failures)
+		} else {
+			failures = 0
+			s.save(ctx, timer, nodes)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.After(wait):
+		}
+		if failures == 0 {
+			s.mu.Lock()
+			s.nodes = 0
+			s.mu.Unlock()
+		}
+	}
+}
+
+func (s *spread) save(ctx context.Context, timer clock.Clock, nodes int) {
+	_, err := withPatience(ctx, timer, s.stateDir, func(dir string) (any, error) {
+		return nil, files.WriteState(filepath.Join(dir, sizeFile), clusterSize{sizeVersion, nodes, s.boot})
+	})
 	if err != nil {
-		return 0, err
+		klog.FromContext(ctx).Info("Cannot save the size of the cluster; after a restart of the node it is asked for", "reason", err.Error())
 	}
-	s.limit = min(time.Duration(max(nodes, 1))*time.Second/writesPerSecond, maxSpread)
-	klog.FromContext(ctx).V(2).Info("The first writes are spread over the cluster", "nodes", nodes, "within", s.limit.String())
-	return s.limit, nil
+}
+
+// The file with the size of the cluster in the state directory.
+const (
+	sizeFile    = "cluster.json"
+	sizeVersion = 1
+	maxSize     = 64 << 10
+)
+
+// A clusterSize is how many nodes the cluster had, so that a process knows it before its first request.
+type clusterSize struct {
+	Version int `json:"version"`
+	Nodes   int `json:"nodes"`
+	// Boot is the boot ID of the node then.
+	Boot string `json:"boot"`
+}
+
+// readSize returns the size that a state directory has; nil if there is none. A file that cannot be read is set aside, and the error says so.
+func readSize(dir string) (*clusterSize, error) {
+	if dir == "" {
+		return nil, nil
+	}
+	s := &clusterSize{}
+	found, err := files.ReadState(filepath.Join(dir, sizeFile), maxSize, sizeVersion, s)
+	if err == nil && found && s.Nodes < 1 {
+		err = fmt.Errorf("it has %d nodes", s.Nodes)
+	}
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("read %s: %w", sizeFile, err)
+	case !found:
+		return nil, nil
+	}
+	return s, nil
 }

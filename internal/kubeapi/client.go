@@ -208,6 +208,9 @@ func IsWrong(err error) bool {
 	return IsCode(err, http.StatusBadRequest) || IsCode(err, http.StatusUnprocessableEntity)
 }
 
+// IsBusy reports whether err is of a request that the API server refused because it has too much to do.
+func IsBusy(err error) bool { return IsCode(err, http.StatusTooManyRequests) }
+
 // IsPassing reports whether err is of a request that may be taken as it is at another time: there was no answer, or one that says so.
 func IsPassing(err error) bool {
 	var refused *Refused

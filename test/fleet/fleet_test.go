@@ -39,6 +39,7 @@ var (
 	kubernetesDir = flag.String("kubernetes", "", "folder with kube-apiserver; without it nothing is tested")
 	nodeCount     = flag.Int("nodes", 5000, "number of nodes")
 	limit         = flag.Duration("limit", 10*time.Minute, "how long the nodes may take until all are labelled")
+	first         = flag.Bool("first", false, "start the nodes without a state directory: they do not know how many they are")
 )
 
 const (
@@ -61,8 +62,14 @@ func TestFleet(t *testing.T) {
 	kubeconfigs := make([]string, *nodeCount)
 	for i := range kubeconfigs {
 		kubeconfigs[i] = writeKubeconfig(t, nodeToken, nodeName(i))
+		// What a process left before all nodes were restarted.
+		left := fmt.Sprintf(`{"version": 1, "nodes": %d, "boot": "first boot"}`, *nodeCount)
+		if err := os.WriteFile(filepath.Join(filepath.Dir(kubeconfigs[i]), "cluster.json"), []byte(left), 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
 
+	t.Logf("load: %s", load(t))
 	before := scrape(t)
 	var seen counters
 	ctx, cancel := context.WithCancel(context.Background())
@@ -92,7 +99,7 @@ func TestFleet(t *testing.T) {
 	}
 	took := time.Since(start)
 	after := scrape(t)
-	t.Logf("%d nodes labelled and %d with the condition %v after they started at once", labelled, told, took.Round(time.Second))
+	t.Logf("%d nodes labelled and %d with the condition %v after they started at once; load: %s", labelled, told, took.Round(time.Second), load(t))
 	for i, p := range processes {
 		cpu := cpuTime(t, p.pid) - used[i]
 		t.Logf("%s used %v of CPU time, %v a node", p.name, cpu.Round(time.Second), (cpu / time.Duration(*nodeCount)).Round(100*time.Microsecond))
@@ -152,6 +159,9 @@ func runNode(ctx context.Context, kubeconfig, name string, seen *counters) {
 	c := config.Config{Kubeconfig: kubeconfig, NodeName: name, Features: config.Features{
 		Labels: config.LabelsNode, Events: true, Condition: true, ConditionType: "GPUHealthy", ConditionInterval: time.Hour, Taint: true,
 	}}
+	if !*first {
+		c.StateDir = filepath.Dir(kubeconfig)
+	}
 	var gpus []status.Device
 	for i := range 8 {
 		gpus = append(gpus, status.Device{Index: fmt.Sprint(i), UUID: fmt.Sprintf("GPU-%s-%d", name, i), State: "Healthy"})
@@ -178,7 +188,7 @@ func runNode(ctx context.Context, kubeconfig, name string, seen *counters) {
 	own := cluster.New()
 	own.Choose(ctx, c)
 	var tasks sync.WaitGroup
-	for _, task := range append(own.Observation(d.Configs), own.Outputs(d)...) {
+	for _, task := range append(own.Observation(d.Configs, "second boot"), own.Outputs(d)...) {
 		tasks.Go(func() { _ = task.Run(ctx) }) // they end with ctx
 	}
 	tasks.Wait()

@@ -38,6 +38,16 @@ func cpuTime(t *testing.T, pid int) time.Duration {
 	return total
 }
 
+// load returns how many tasks were ready to run on average, for 1, 5 and 15 minutes.
+func load(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Join(strings.Fields(string(text))[:3], " ")
+}
+
 // askEvery is how often a bystander asks.
 const askEvery = 100 * time.Millisecond
 
