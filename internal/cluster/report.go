@@ -14,6 +14,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
@@ -60,13 +61,18 @@ type reporter struct {
 
 	statuses *feed.Feed[status.Status] // the last one that could be read
 	informed *feed.Feed[bool]          // whether one was asked for while the node was known
-	queue    queue
+	// outranked says that another process has seen GPUs, and this one has not. It is so until it is known.
+	outranked *feed.Feed[bool]
+	queue     queue
+	// lock and lockShared are those of package files.
+	lock, lockShared func(path string) (unlock func(), err error)
 }
 
 func newReporter(d agent.Daemon, api writer, nodes *feed.Feed[kubeapi.Node], c clock.WithDelayedExecution, first *spread) *reporter {
 	return &reporter{
 		daemon: d, api: api, nodes: nodes, clock: c, spread: first, fraction: rand.Float64(), started: c.Now(),
-		statuses: feed.New(status.Status{}), informed: feed.New(false), queue: queue{changed: feed.New(struct{}{})},
+		statuses: feed.New(status.Status{}), informed: feed.New(false), outranked: feed.New(d.Config.StateDir != ""),
+		lock: files.Lock, lockShared: files.LockShared, queue: queue{changed: feed.New(struct{}{})},
 	}
 }
 
@@ -75,7 +81,7 @@ func (r *reporter) Run(ctx context.Context) error {
 	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithName("report"))
 	var loops sync.WaitGroup
 	defer loops.Wait()
-	for _, loop := range []func(context.Context){r.followStatus, r.findEvents, r.sendEvents, r.keepCondition, r.keepTaint} {
+	for _, loop := range []func(context.Context){r.followStatus, r.followOthers, r.findEvents, r.sendEvents, r.keepCondition, r.keepTaint} {
 		loops.Go(func() { loop(ctx) })
 	}
 	return nil
@@ -139,12 +145,13 @@ func (r *reporter) findEvents(ctx context.Context) {
 		informed, begun := r.informed.Latest() // before the status
 		s, changed := r.statuses.Latest()
 		c, configured := r.daemon.Configs.Latest()
+		_, ranked := r.outranked.Latest()
 		var again <-chan time.Time
 		switch {
 		case !c.Features.Events:
 			history = nil
 			r.queue.clear()
-		case node.UID == "" || s.Version == "" || report.Yields(s) || history == nil && !informed:
+		case node.UID == "" || s.Version == "" || r.yields(s) || history == nil && !informed:
 		default:
 			if history == nil {
 				history = &report.History{}
@@ -174,6 +181,7 @@ func (r *reporter) findEvents(ctx context.Context) {
 		case <-changed:
 		case <-begun:
 		case <-configured:
+		case <-ranked:
 		case <-again:
 		}
 	}
@@ -188,7 +196,7 @@ func (r *reporter) keepCondition(ctx context.Context) {
 	kubeapi.Keep(ctx, r.clock, "condition", nudge.channels, func(ctx context.Context) error {
 		f, now := r.daemon.Configs.Value().Features, r.clock.Now()
 		s, node := r.statuses.Value(), r.nodes.Value()
-		if !f.Condition || node.UID == "" || report.Yields(s) {
+		if !f.Condition || node.UID == "" || r.yields(s) {
 			pace = report.Pace{}
 			return nil
 		}
@@ -197,7 +205,7 @@ func (r *reporter) keepCondition(ctx context.Context) {
 		}
 		there, ok := find(node.Conditions, f.ConditionType)
 		wanted, told := report.Judge(s, now, ok)
-		if !told || s.Looked.IsZero() && r.isOthers(there, at, now, f.ConditionInterval) {
+		if !told || r.daemon.Config.StateDir == "" && s.Looked.IsZero() && r.isOthers(there, at, now, f.ConditionInterval) {
 			return nil
 		}
 		pace.Fraction, pace.Beat = r.fraction, f.ConditionInterval
@@ -237,7 +245,7 @@ func (r *reporter) keepCondition(ctx context.Context) {
 	})
 }
 
-// isOthers reports whether another process writes the condition: it did so after this one started and last wrote, and the repeat is not
+// isOthers reports, where no state directory tells, whether another process writes the condition: it did so after this one started and last wrote, and the repeat is not
 // overdue. A process that never saw the GPUs leaves such a condition alone: it may be the new pod of a roll-out, and the old one sees them.
 // A time in the future is of a clock that went back.
 func (r *reporter) isOthers(there kubeapi.Condition, wrote, now time.Time, interval time.Duration) bool {
@@ -256,7 +264,7 @@ func (r *reporter) keepTaint(ctx context.Context) {
 		if !f.Taint {
 			none, known = false, true
 		}
-		if node.UID == "" || !known || report.Yields(s) {
+		if node.UID == "" || !known || r.yields(s) {
 			return nil
 		}
 		is := isTainted(node)
@@ -314,7 +322,8 @@ func (n *nudge) channels() []<-chan struct{} {
 	_, seen := n.r.nodes.Latest()
 	_, changed := n.r.statuses.Latest()
 	_, configured := n.r.daemon.Configs.Latest()
-	return []<-chan struct{}{fired, seen, changed, configured}
+	_, ranked := n.r.outranked.Latest()
+	return []<-chan struct{}{fired, seen, changed, configured, ranked}
 }
 
 // at has the loop wake up at a time, and not at the one that was given before; never if it is zero.

@@ -33,6 +33,10 @@ type stage struct {
 	clock  *clocktesting.FakeClock
 	// fraction is that of the reporters, if it is not 0.
 	fraction float64
+	// stateDir is that of the daemons; empty for none.
+	stateDir string
+	// lock is how the daemons take their lock, if it is not nil.
+	lock func(string) (func(), error)
 }
 
 // A daemon is what reporters are told of one.
@@ -82,7 +86,7 @@ func (s *stage) start(f config.Features, gpus ...status.Device) *daemon {
 func (s *stage) startAs(f config.Features, first status.Status) *daemon {
 	s.t.Helper()
 	d := &daemon{dropped: map[string]int{}, Daemon: agent.Daemon{
-		Configs: feed.New(config.Config{Features: f}), ConfigErrors: feed.New[error](nil),
+		Config: config.Config{StateDir: s.stateDir}, Configs: feed.New(config.Config{Features: f}), ConfigErrors: feed.New[error](nil),
 		Snapshots: feed.New(inventory.Snapshot{}), Offered: feed.New(resource.Plan{}),
 		APIRequested: func(string, string, int) {},
 	}}
@@ -108,6 +112,9 @@ func (s *stage) startAs(f config.Features, first status.Status) *daemon {
 	r := newReporter(d.Daemon, client, client.Nodes(), s.clock, &spread{})
 	if s.fraction != 0 {
 		r.fraction = s.fraction
+	}
+	if s.lock != nil {
+		r.lock, r.lockShared = s.lock, s.lock
 	}
 	tasks.Go(func() {
 		if err := r.Run(ctx); err != nil {

@@ -13,7 +13,12 @@ var ErrLocked = errors.New("another instance has the lock")
 
 // Lock takes the lock of a file, which it makes if there is none, and the folder that it is in. It never waits: the error wraps ErrLocked
 // when another process has the lock. The end of a process gives its locks back.
-func Lock(path string) (unlock func(), err error) {
+func Lock(path string) (unlock func(), err error) { return lock(path, syscall.LOCK_EX) }
+
+// LockShared takes a share of the lock of a file, as Lock does, beside other processes that have one. Lock fails while somebody does.
+func LockShared(path string) (unlock func(), err error) { return lock(path, syscall.LOCK_SH) }
+
+func lock(path string, how int) (unlock func(), err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("make the folder of a lock: %w", err)
 	}
@@ -23,7 +28,7 @@ func Lock(path string) (unlock func(), err error) {
 	}
 	// Closing the file gives the lock back.
 	unlock = func() { _ = f.Close() }
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+	if err := syscall.Flock(int(f.Fd()), how|syscall.LOCK_NB); err != nil {
 		unlock()
 		if errors.Is(err, syscall.EWOULDBLOCK) {
 			err = ErrLocked
