@@ -16,6 +16,9 @@ import (
 // reporterLock is a file in the state directory. Each process that reports and has seen a GPU of the node has a share of its lock.
 const reporterLock = "reporter.lock"
 
+// absence is how long nobody has a share after somebody had one, until that process is not expected to come back: it may be restarted.
+const absence = time.Minute
+
 // yields reports whether another process of the node reports what there is to report: one that started later and serves a resource of this
 // one, or one that has seen GPUs while this one never has. That may be the pod before this one in a roll-out, or one of another DaemonSet.
 func (r *reporter) yields(s status.Status) bool { return report.Yields(s) || r.outranked.Value() }
@@ -92,7 +95,11 @@ func (r *reporter) ask(ctx context.Context, seen bool) (share func()) {
 	if a.unlock != nil {
 		a.unlock()
 	}
-	r.setOutranked(errors.Is(a.err, files.ErrLocked))
+	now := r.clock.Now()
+	if errors.Is(a.err, files.ErrLocked) {
+		r.shared = now
+	}
+	r.setOutranked(!r.shared.IsZero() && now.Sub(r.shared) < absence)
 	return nil
 }
 

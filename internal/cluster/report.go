@@ -63,6 +63,7 @@ type reporter struct {
 	informed *feed.Feed[bool]          // whether one was asked for while the node was known
 	// outranked says that another process has seen GPUs, and this one has not. It is so until it is known.
 	outranked *feed.Feed[bool]
+	shared    time.Time // when another process had a share of the lock last; followOthers' own
 	queue     queue
 	// lock and lockShared are those of package files.
 	lock, lockShared func(path string) (unlock func(), err error)

@@ -217,7 +217,9 @@ func TestADaemonThatHasSeenNoGPU(t *testing.T) {
 
 	// A restart of the one that knows hands nothing over, and its end does.
 	knows.stop()
+	s.pass(absence/4, time.Second)
 	knows = s.start(everything, gpu(0, bad))
+	s.pass(absence/2, 50*time.Millisecond) // slow enough for it to take its share
 	s.pass(10*time.Minute, time.Second)
 	if n := s.server.Writes() - writes; n != 0 {
 		t.Errorf("%d writes after a restart: %s, Events %v", n, s.condition(), s.events())
