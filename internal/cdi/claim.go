@@ -52,7 +52,9 @@ func (w *Writer) Given(snapshot inventory.Snapshot, e edits.Options, o Options) 
 			spec.ContainerEdits.Mounts = append(spec.ContainerEdits.Mounts, d.ContainerEdits.Mounts...)
 		}
 	}
-	version, problem := specs.MinimumRequiredVersion(spec)
+	named := *spec
+	named.Devices = append(slices.Clone(spec.Devices), specs.Device{Name: "0"}) // the UID of a claim may begin with a digit
+	version, problem := specs.MinimumRequiredVersion(&named)
 	spec.Version = version
 	g := Given{version: version, devices: map[string]json.RawMessage{}}
 	add := func(e specs.ContainerEdits) json.RawMessage {

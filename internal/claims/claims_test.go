@@ -15,11 +15,12 @@ import (
 )
 
 // TestPrepare: what kubelet and the runtime are told of a whole GPU and a MIG device, the second time the same; nothing is left afterwards.
+// The UID of the claim begins with a digit, as most do, which older versions of CDI do not allow.
 func TestPrepare(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	c, _ := r.start()
-	want := claim("uid-1", gpuA, migB0)
+	want := claim("4f23a4ec-1", gpuA, migB0)
 	want.Results[1].Request = "part/small"
 	for range 2 {
 		got, err := c.Prepare(t.Context(), want)
@@ -27,8 +28,8 @@ func TestPrepare(t *testing.T) {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff([]dra.Prepared{
-			{Requests: []string{"gpu"}, Pool: "node", Device: gpuA, CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=uid-1-gpu-0"}},
-			{Requests: []string{"part"}, Pool: "node", Device: migB0, CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=uid-1-" + migB0}},
+			{Requests: []string{"gpu"}, Pool: "node", Device: gpuA, CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=4f23a4ec-1-gpu-0"}},
+			{Requests: []string{"part"}, Pool: "node", Device: migB0, CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=4f23a4ec-1-" + migB0}},
 		}, got); diff != "" {
 			t.Errorf("prepared (-want +got):\n%s", diff)
 		}
@@ -36,26 +37,26 @@ func TestPrepare(t *testing.T) {
 			t.Errorf("device nodes %s, want %s", got, want)
 		}
 	}
-	common := r.spec("uid-1").ContainerEdits
+	common := r.spec("4f23a4ec-1").ContainerEdits
 	if !slices.Contains(common.Env, "NVIDIA_VISIBLE_DEVICES=void") || len(common.DeviceNodes) != 2 || len(common.Mounts) == 0 {
 		t.Errorf("every container is given %s", text(t, common))
 	}
 	if diff := cmp.Diff(map[string][]claims.Holder{
-		"GPU-a": {{UID: "uid-1", Namespace: "default", Name: "claim-uid-1", Device: "GPU-a"}},
-		"GPU-b": {{UID: "uid-1", Namespace: "default", Name: "claim-uid-1", Device: "MIG-b0"}},
+		"GPU-a": {{UID: "4f23a4ec-1", Namespace: "default", Name: "claim-4f23a4ec-1", Device: "GPU-a"}},
+		"GPU-b": {{UID: "4f23a4ec-1", Namespace: "default", Name: "claim-4f23a4ec-1", Device: "MIG-b0"}},
 	}, c.InUse().Value()); diff != "" {
 		t.Errorf("in use (-want +got):\n%s", diff)
 	}
-	if s := c.Status().Value(); len(s) != 1 || s[0].Name != "claim-uid-1" || len(s[0].Devices) != 2 || s[0].Devices[1].MIG != "MIG-b0" || s[0].Restarted {
+	if s := c.Status().Value(); len(s) != 1 || s[0].Name != "claim-4f23a4ec-1" || len(s[0].Devices) != 2 || s[0].Devices[1].MIG != "MIG-b0" || s[0].Restarted {
 		t.Errorf("status %s", text(t, s))
 	}
 	for range 2 {
-		if err := c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1"); err != nil {
+		if err := c.Unprepare(t.Context(), "4f23a4ec-1", "default", "claim-4f23a4ec-1"); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if r.record("uid-1") != "" || r.spec("uid-1") != nil || len(c.InUse().Value()) != 0 || len(c.Status().Value()) != 0 {
-		t.Errorf("after Unprepare: record %q, in use %v", r.record("uid-1"), c.InUse().Value())
+	if r.record("4f23a4ec-1") != "" || r.spec("4f23a4ec-1") != nil || len(c.InUse().Value()) != 0 || len(c.Status().Value()) != 0 {
+		t.Errorf("after Unprepare: record %q, in use %v", r.record("4f23a4ec-1"), c.InUse().Value())
 	}
 }
 
