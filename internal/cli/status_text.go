@@ -81,6 +81,7 @@ func printStatus(w io.Writer, s status.Status, v view) {
 		{"last scan failed", s.Stale}, {"all GPUs", s.Node}, {"configuration file not used", s.ConfigError},
 		{"metrics not served", s.MetricsError}, {"labels not written", s.LabelsError},
 		{"API server not reached", s.APIServerError}, {"MIG layout", layoutLine(s.MIG)},
+		{"Dynamic Resource Allocation", allocationLine(s.DRA)},
 	} {
 		if line.text != "" {
 			v.sentence(w, line.what+": "+line.text)
@@ -95,6 +96,7 @@ func printStatus(w io.Writer, s status.Status, v view) {
 	}{
 		{"without events", s.Unwatched}, {"left out", s.LeftOut}, {"asked again", retries(s, v)},
 		{"not asked", notAsked(s.NotAsked)},
+		{"owner", ownerSentences(s.DRA)}, {"claim", claimSentences(s.DRA, v)},
 		{"held", status.Held(listedHolds(s.Holds))}, {"no longer offered", departing(s.Resources)}, {"warning", s.Warnings}, {"MPS", s.MPS},
 	} {
 		for _, sentence := range kind.sentences {

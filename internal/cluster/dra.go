@@ -27,13 +27,14 @@ func (c *Cluster) allocation(d agent.Daemon) []agent.Task {
 		Snapshots: d.Snapshots,
 	})
 	slices := newPublisher(c.client, d.DRA.Devices, d.Config.StateDir, driver.Status(), clock.RealClock{}, &c.spread)
+	ready := func(ctx context.Context) (bool, string) {
+		if d.Configs.Value().DRA.Mode == config.DRAOff {
+			return true, ""
+		}
+		return driver.Ready(ctx)
+	}
 	return []agent.Task{
-		{Name: "DRA driver", Run: func(ctx context.Context) error { return runDriver(ctx, d, driver) }, Ready: func(ctx context.Context) (bool, string) {
-			if d.Configs.Value().DRA.Mode == config.DRAOff {
-				return true, ""
-			}
-			return driver.Ready(ctx)
-		}},
+		{Name: "DRA driver", Run: func(ctx context.Context) error { return runDriver(ctx, d, driver) }, Ready: ready},
 		{Name: "status of the DRA driver", Run: func(ctx context.Context) error {
 			for ctx.Err() == nil {
 				s, changed := driver.Status().Latest()

@@ -2,6 +2,8 @@ package plugin
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
@@ -24,6 +26,8 @@ type evidence struct {
 	// gap is why a pod may hold a device that is not in held; empty if no pod can.
 	gap        string
 	unreadable bool // the checkpoint cannot be read
+	// absent says that there is none, and that kubelet has answered: it writes one as soon as it has a device.
+	absent     bool
 	checkpoint kubelet.Checkpoint
 	// healthy are the devices that kubelet holds for healthy, by resource, and alone says that no other GPU device plugin listens. Both
 	// are known only if readOthers was called.
@@ -63,6 +67,7 @@ func (a *accounts) read(ctx context.Context) evidence {
 		e.gap = "kubelet has just restarted"
 	case unreadable != nil:
 		e.gap, e.unreadable = unreadable.Error(), true
+		e.absent = failed == nil && errors.Is(unreadable, fs.ErrNotExist)
 	case failed != nil && a.answered:
 		e.gap = failed.Error()
 	}

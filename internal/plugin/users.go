@@ -90,6 +90,8 @@ func (s *Set) Users(ctx context.Context, uuids []string) ([]kubelet.HeldDevice, 
 	switch {
 	case onOffer != nil:
 		return held, onOffer
+	case e.absent && told.err == nil && len(told.healthy) == 0:
+		return held, nil // a kubelet that never had a device
 	case e.gap != "":
 		return held, fmt.Errorf("it is not known which devices pods hold: %s", e.gap)
 	case told.err != nil:

@@ -1,0 +1,72 @@
+package cli
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+)
+
+// allocationLine says how Dynamic Resource Allocation is on the node; empty where it is not used.
+func allocationLine(s *status.DRA) string {
+	if s == nil {
+		return ""
+	}
+	parts := []string{"mode " + s.Mode}
+	switch {
+	case s.Driver.Foreign != "":
+		parts = append(parts, "another driver of the same name registers at "+s.Driver.Foreign)
+	case s.Driver.Registered:
+		parts = append(parts, "registered with kubelet")
+	case s.Driver.Problem != "":
+		parts = append(parts, "not registered with kubelet: "+s.Driver.Problem)
+	default:
+		parts = append(parts, "not registered with kubelet")
+	}
+	if s.Slices > 0 {
+		parts = append(parts, fmt.Sprintf("%d slices with %d devices, generation %d", s.Slices, s.Devices, s.Generation))
+	}
+	if s.Problem != "" {
+		parts = append(parts, s.Problem)
+	}
+	return strings.Join(parts, "; ")
+}
+
+// ownerSentences says of each GPU that the device plugin does not have who has it, and what is waited for.
+func ownerSentences(s *status.DRA) []string {
+	if s == nil {
+		return nil
+	}
+	words := map[string]string{
+		"":                        "it is not known yet who gives it out",
+		string(dra.LeavesPlugin):  "goes from the device plugin into a ResourceSlice",
+		string(dra.OwnedByDRA):    "in a ResourceSlice",
+		string(dra.LeavesDRA):     "goes from its ResourceSlice to the device plugin",
+		string(dra.OwnedByNobody): "goes to the device plugin",
+	}
+	var sentences []string
+	for _, g := range s.GPUs {
+		if g.Owner == string(dra.OwnedByPlugin) {
+			continue
+		}
+		sentence := fmt.Sprintf("GPU %d: %s", g.Index, words[g.Owner])
+		if g.Waiting != "" {
+			sentence += "; it waits: " + g.Waiting
+		}
+		sentences = append(sentences, sentence)
+	}
+	return sentences
+}
+
+// claimSentences names the claims that are prepared.
+func claimSentences(s *status.DRA, v view) []string {
+	if s == nil {
+		return nil
+	}
+	var sentences []string
+	for _, c := range s.Claims {
+		sentences = append(sentences, fmt.Sprintf("%s/%s has %s since %s", c.Namespace, c.Name, strings.Join(c.Devices, ", "), v.since(c.Since)))
+	}
+	return sentences
+}

@@ -1,0 +1,372 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
+	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
+)
+
+const draDriver = "gpu.nvidia.com"
+
+// A claimable is a node whose GPUs the daemon gives as its configuration file says, with an API server and the part of kubelet that calls DRA
+// drivers.
+type claimable struct {
+	*stage
+	api     *apiserver.Server
+	plugins *standin.Plugins
+	file    string // the configuration
+
+	mu        sync.Mutex
+	users     map[string]string // of GPUs, by UUID: the pods that have them now
+	allocated map[string]string // devices by the claim that the scheduler gave them to
+	given     map[string]int    // how many pods got a GPU, by the way
+	refused   []string
+}
+
+func newClaimable(t *testing.T, mode string) *claimable {
+	t.Helper()
+	api, err := apiserver.Start(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(api.Stop)
+	c := &claimable{stage: open(t, node.Setup{Daemon: nodeAgent}), api: api, users: map[string]string{}, allocated: map[string]string{},
+		given: map[string]int{}}
+	if err := api.ChangeNode(nodeName, func(*corev1.Node) {}); err != nil {
+		t.Fatal(err)
+	}
+	registry := c.Path("registry")
+	if err := os.Mkdir(registry, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	c.plugins = standin.StartPlugins(standin.PluginsOptions{Dir: registry})
+	t.Cleanup(c.plugins.Stop)
+	c.file = c.write("config.yaml", "dra: {mode: "+mode+"}")
+	c.Args = []string{"--kubeconfig", api.Kubeconfig(), "--node-name", nodeName, "--dra-registry-dir", registry,
+		"--dra-plugins-dir", c.Path("plugins"), "--config-file", c.file}
+	c.start()
+	return c
+}
+
+// mode has the configuration file name another mode.
+func (c *claimable) mode(text string) {
+	c.t.Helper()
+	next := c.write("next.yaml", "dra: "+text)
+	if err := os.Rename(next, c.file); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// devices returns the devices in slices that new claims may have, with the UUIDs.
+func (c *claimable) devices() map[string]string {
+	found := map[string]string{}
+	for _, s := range c.api.Slices() {
+		for _, d := range s.Spec.Devices {
+			if len(d.Taints) == 0 {
+				found[d.Name] = *d.Attributes["uuid"].StringValue
+			}
+		}
+	}
+	return found
+}
+
+// published waits until so many devices are in slices for new claims.
+func (c *claimable) published(count int) {
+	c.t.Helper()
+	c.eventually(fmt.Sprintf("%d devices in slices", count), func() bool { return len(c.devices()) == count })
+}
+
+// claim gives a device to a claim as the scheduler does: by the slices as they were seen.
+func (c *claimable) claim(name, device string) (uid string) {
+	c.t.Helper()
+	if err := c.api.ChangeClaim("default", name, func(claim *resourceapi.ResourceClaim) {
+		claim.Spec.Devices.Requests = []resourceapi.DeviceRequest{
+			{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: draDriver, AllocationMode: "ExactCount", Count: 1}}}
+		claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+			Results: []resourceapi.DeviceRequestAllocationResult{{Request: "gpu", Driver: draDriver, Pool: nodeName, Device: device}},
+		}}
+	}); err != nil {
+		c.t.Fatal(err)
+	}
+	made, err := c.api.Claim("default", name)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return string(made.UID)
+}
+
+// prepare has kubelet start a pod on a claim, and returns the names of its CDI devices.
+func (c *claimable) prepare(ctx context.Context, name, uid string) ([]string, error) {
+	answers, err := c.plugins.Prepare(ctx, draDriver, &drav1.Claim{Namespace: "default", Name: name, Uid: uid})
+	if err == nil && answers[uid].GetError() != "" {
+		err = errors.New(answers[uid].GetError())
+	}
+	if err != nil {
+		return nil, err
+	}
+	var ids []string
+	for _, d := range answers[uid].GetDevices() {
+		ids = append(ids, d.GetCdiDeviceIds()...)
+	}
+	return ids, nil
+}
+
+// release has the last pod on a claim end: kubelet asks until the driver has given it back, and the claim is deleted.
+func (c *claimable) release(ctx context.Context, name, uid string) {
+	for ctx.Err() == nil {
+		answers, err := c.plugins.Unprepare(ctx, draDriver, &drav1.Claim{Namespace: "default", Name: name, Uid: uid})
+		if err == nil && answers[uid].GetError() == "" {
+			break
+		}
+		pause(ctx, 50*time.Millisecond)
+	}
+	if err := c.api.DeleteClaim("default", name); err != nil {
+		c.t.Error(err)
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+// has notes that a pod has GPUs. It fails if another pod has one of them.
+func (c *claimable) has(pod, way string, uuids ...string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.given[way]++
+	for _, uuid := range uuids {
+		if other, taken := c.users[uuid]; taken {
+			c.t.Errorf("%s is given to %s and to %s", uuid, other, pod)
+		}
+		c.users[uuid] = pod
+	}
+}
+
+func (c *claimable) hasNot(uuids ...string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, uuid := range uuids {
+		delete(c.users, uuid)
+	}
+}
+
+// load has pods come and go until ctx ends: where kubelet has GPUs of the device plugin they get one there, and else by a claim, as the
+// scheduler decides it. It sees slices as they were some time ago.
+func (c *claimable) load(ctx context.Context, worker int) {
+	stale := c.devices()
+	for n := 0; ctx.Err() == nil; n++ {
+		pod := fmt.Sprintf("pod-%d-%d", worker, n)
+		if c.Allocatable(gpu) > 0 {
+			c.byPlugin(ctx, pod)
+		} else if name, uuid := c.choose(pod, stale); name != "" {
+			c.byClaim(ctx, pod, name, uuid)
+		}
+		if stale = c.devices(); rand.N(4) == 0 { // the scheduler's cache lags behind
+			pause(ctx, rand.N(50*time.Millisecond))
+		}
+		pause(ctx, rand.N(5*time.Millisecond))
+	}
+}
+
+func (c *claimable) byPlugin(ctx context.Context, pod string) {
+	got, err := c.Admit(ctx, standin.Container{Pod: pod, Name: "c", Resource: gpu, Count: 1})
+	if err != nil {
+		return // all are taken, or the daemon has just ended
+	}
+	c.has(pod, "plugin", got.IDs...)
+	pause(ctx, rand.N(60*time.Millisecond))
+	c.hasNot(got.IDs...)
+	c.Remove(pod)
+}
+
+// choose takes a device that no claim has.
+func (c *claimable) choose(claim string, devices map[string]string) (name, uuid string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for name, uuid := range devices {
+		if c.allocated[name] == "" {
+			c.allocated[name] = claim
+			return name, uuid
+		}
+	}
+	return "", ""
+}
+
+func (c *claimable) byClaim(ctx context.Context, pod, device, uuid string) {
+	uid := c.claim(pod, device)
+	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+	defer cancel()
+	if _, err := c.prepare(limited, pod, uid); err != nil {
+		c.mu.Lock()
+		c.refused = append(c.refused, err.Error())
+		c.mu.Unlock()
+	} else {
+		c.has(pod, "claim", uuid)
+		pause(ctx, rand.N(60*time.Millisecond))
+		c.hasNot(uuid)
+	}
+	c.release(limited, pod, uid)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.allocated, device)
+}
+
+// counted returns how many pods got a GPU in a way.
+func (c *claimable) counted(way string) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.given[way]
+}
+
+// TestClaims: a GPU of a node in the mode dra is in a slice, a claim has it prepared, the container's CDI spec has its device node alone, and
+// kubelet has no resource of the device plugin.
+func TestClaims(t *testing.T) {
+	t.Parallel()
+	c := newClaimable(t, "dra")
+	c.published(8)
+	uid := c.claim("one", "gpu-3")
+	ids, err := c.prepare(t.Context(), "one", uid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := c.prepare(t.Context(), "one", uid)
+	if err != nil || !slices.Equal(ids, again) || len(ids) != 1 {
+		t.Errorf("prepared as %q, then as %q and %v", ids, again, err)
+	}
+	_, name, _ := strings.Cut(ids[0], "=")
+	specs, err := filepath.Glob(filepath.Join(c.Path("cdi"), "*claim*"))
+	if err != nil || len(specs) != 1 {
+		t.Fatalf("specs %q and %v", specs, err)
+	}
+	text, err := os.ReadFile(specs[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if spec := string(text); !strings.Contains(spec, name) || !strings.Contains(spec, "/dev/nvidia3") || strings.Contains(spec, "/dev/nvidia2") {
+		t.Errorf("the CDI spec: %s", text)
+	}
+	if got := c.Resources(); len(got) > 0 {
+		t.Errorf("kubelet has %v", slices.Collect(maps.Keys(got)))
+	}
+	second := c.claim("two", "gpu-3")
+	if _, err := c.prepare(t.Context(), "two", second); err == nil || !strings.Contains(err.Error(), "default/one") {
+		t.Errorf("a second claim on the GPU: %v", err)
+	}
+	if shown := c.command("status"); !strings.Contains(shown, "gpu-3") || !strings.Contains(shown, "default/one") {
+		t.Errorf("status:\n%s", shown)
+	}
+	c.release(t.Context(), "one", uid)
+	if specs, _ := filepath.Glob(filepath.Join(c.Path("cdi"), "*claim*")); len(specs) > 0 {
+		t.Errorf("specs are left: %q", specs)
+	}
+	if _, err := c.prepare(t.Context(), "two", second); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestSplit: GPUs that are selected are in slices, the others are the device plugin's.
+func TestSplit(t *testing.T) {
+	t.Parallel()
+	c := newClaimable(t, "split, gpus: {indices: [1, 6]}")
+	c.published(2)
+	c.allocatable(6)
+	for uuid := range c.Devices(gpu) {
+		if slices.Contains(slices.Collect(maps.Values(c.devices())), uuid) {
+			t.Errorf("%s is in both", uuid)
+		}
+	}
+}
+
+// TestHandOverUnderLoad changes the mode to and fro while pods come and go, and kills the daemon in the middle: no GPU is ever given to two
+// pods.
+func TestHandOverUnderLoad(t *testing.T) {
+	t.Parallel()
+	c := newClaimable(t, "plugin")
+	c.allocatable(8)
+	if n := c.api.Requests()[apiserver.Request{Verb: "list", Resource: "resourceslices"}]; n > 0 {
+		t.Errorf("%d lists of slices in the mode plugin", n)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	var workers sync.WaitGroup
+	for i := range 12 {
+		workers.Go(func() { c.load(ctx, i) })
+	}
+	served := func(way string) {
+		t.Helper()
+		before := c.counted(way)
+		c.eventually("pods by "+way, func() bool { return c.counted(way) >= before+30 })
+	}
+	held := c.hold("long")
+	for round := range 3 {
+		served("plugin")
+		c.mode("{mode: dra}")
+		if round == 0 {
+			c.published(7) // the last one is held
+			c.Remove("long")
+			c.hasNot(held)
+		}
+		if round == 1 {
+			c.kill()
+		}
+		c.published(8)
+		served("claim")
+		c.mode("{mode: plugin}")
+		if round == 2 {
+			c.kill()
+		}
+		c.allocatable(8)
+	}
+	served("plugin")
+	stop()
+	workers.Wait()
+	c.eventually("no slice is left", func() bool { return len(c.api.Slices()) == 0 })
+	t.Logf("pods by plugin %d, by claim %d, refused %d: %q", c.given["plugin"], c.given["claim"], len(c.refused), slices.Compact(slices.Sorted(slices.Values(c.refused))))
+	if len(c.refused) > c.given["claim"] {
+		t.Error("more claims are refused than prepared")
+	}
+}
+
+// hold has a pod hold a GPU of the device plugin for a long time.
+func (c *claimable) hold(pod string) (uuid string) {
+	c.t.Helper()
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
+		got, err := c.Admit(c.t.Context(), standin.Container{Pod: pod, Name: "c", Resource: gpu, Count: 1})
+		if err == nil {
+			c.has(pod, "plugin", got.IDs...)
+			return got.IDs[0]
+		}
+	}
+	c.t.Fatalf("no GPU for %s", pod)
+	return ""
+}
+
+// kill ends the daemon at once, and starts it again.
+func (c *claimable) kill() {
+	c.t.Helper()
+	d := c.Running()
+	c.signal(d, syscall.SIGKILL)
+	<-d.Ended()
+	_ = c.StopDaemon() // it was killed
+	c.start()
+}
