@@ -35,8 +35,6 @@ type Options struct {
 	Held func(context.Context) ([]kubelet.HeldDevice, error)
 	// Claimed returns the claims of the pods that are on the node, by "NAMESPACE/NAME"; nil where that is not known.
 	Claimed func(context.Context) (map[string]bool, error)
-	// Exists says whether the API server has a claim with this UID; nil where it is not asked.
-	Exists func(ctx context.Context, uid, namespace, name string) (bool, error)
 	// StateDir is where the records are kept, and CDIDir where runtimes look for specs.
 	StateDir, CDIDir string
 	// Checkpoint is the file in which NVIDIA's driver keeps the claims that it prepared; empty where they are not taken over.
@@ -53,16 +51,16 @@ type Options struct {
 
 // Metrics counts calls of kubelet's. Its methods return at once.
 type Metrics interface {
-	// Prepared counts a claim that was prepared in that time, or was not and why; the Cause is empty if it was.
-	Prepared(took time.Duration, failed Cause)
+	// Prepared counts a claim that was prepared in that time, or was not: the Cause is empty if it was.
+	Prepared(took time.Duration, cause string)
 	// Unprepared is the same for claims that are given back.
-	Unprepared(took time.Duration, failed Cause)
+	Unprepared(took time.Duration, cause string)
 }
 
 type noMetrics struct{}
 
-func (noMetrics) Prepared(time.Duration, Cause)   {}
-func (noMetrics) Unprepared(time.Duration, Cause) {}
+func (noMetrics) Prepared(time.Duration, string)   {}
+func (noMetrics) Unprepared(time.Duration, string) {}
 
 // Claims prepare and unprepare claims. New builds them, and Run is their one life. Their methods may be called by several goroutines.
 type Claims struct {
@@ -76,6 +74,7 @@ type Claims struct {
 	mu      sync.Mutex        // guards all following fields
 	records map[string]record // by the UID of the claim, as they are shown
 	read    bool              // all records were read once
+	exists  exists            // nil where the API server is not asked
 }
 
 // New returns Claims that prepare nothing before Run.
@@ -103,6 +102,16 @@ type Holder struct {
 	Device string
 	// Admin says that the claim has the device beside whoever has it otherwise.
 	Admin bool
+}
+
+// exists says whether the API server has a claim with this UID.
+type exists func(ctx context.Context, uid, namespace, name string) (bool, error)
+
+// ExistsBy has the API server asked whether it has a claim with a UID. Without it, no claim counts as leaked.
+func (c *Claims) ExistsBy(ask func(ctx context.Context, uid, namespace, name string) (bool, error)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.exists = ask
 }
 
 // InUse returns the feed of the claims that are recorded, by the UUID of the GPU. It is nil until Run has read the records. Claims from

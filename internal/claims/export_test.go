@@ -19,3 +19,6 @@ func Signed(text string) string {
 	}
 	return fmt.Sprintf(`{"checksum":%q,"record":%s}`, checksum(p.Record), p.Record)
 }
+
+// Started is closed when Run has read the records and looked at their specs.
+func (c *Claims) Started() <-chan struct{} { return c.started }

@@ -273,7 +273,7 @@ func TestLeak(t *testing.T) {
 		"the API server has it":          {func(r *rig) { r.existing["uid-1"] = true }, false},
 		"the API server has another":     {func(r *rig) { r.existing["uid-2"] = true }, true},
 		"the API server does not answer": {func(r *rig) { r.exists = errors.New("timeout") }, false},
-		"the API server is not asked":    {func(r *rig) { r.options.Exists = nil }, false},
+		"the API server is not asked":    {func(r *rig) { r.asksAPI = false }, false},
 		"kubelet is not asked":           {func(r *rig) { r.options.Claimed = nil }, false},
 		"kubelet does not answer": {func(r *rig) {
 			r.options.Claimed = func(context.Context) (map[string]bool, error) { return nil, errors.New("x") }
@@ -475,9 +475,5 @@ func TestCauses(t *testing.T) {
 
 type metrics struct{ causes []string }
 
-func (m *metrics) Prepared(_ time.Duration, failed claims.Cause) {
-	m.causes = append(m.causes, string(failed))
-}
-func (m *metrics) Unprepared(_ time.Duration, failed claims.Cause) {
-	m.causes = append(m.causes, "-"+string(failed))
-}
+func (m *metrics) Prepared(_ time.Duration, cause string)   { m.causes = append(m.causes, cause) }
+func (m *metrics) Unprepared(_ time.Duration, cause string) { m.causes = append(m.causes, "-"+cause) }

@@ -21,7 +21,7 @@ import (
 // have them.
 func (c *Claims) Prepare(ctx context.Context, claim dra.Claim) (prepared []dra.Prepared, err error) {
 	began := c.options.Clock.Now()
-	defer func() { c.options.Metrics.Prepared(c.options.Clock.Since(began), causeOf(err)) }()
+	defer func() { c.options.Metrics.Prepared(c.options.Clock.Since(began), string(causeOf(err))) }()
 	if !validUID(claim.UID) {
 		return nil, fail(CauseMalformed, "%q is not the UID of a claim", claim.UID)
 	}
@@ -142,7 +142,7 @@ const maxSpec = 1 << 20
 // Unprepare gives a claim back. It needs no driver, no API server and no Run. A claim that is not known is no error.
 func (c *Claims) Unprepare(ctx context.Context, uid, namespace, name string) (err error) {
 	began := c.options.Clock.Now()
-	defer func() { c.options.Metrics.Unprepared(c.options.Clock.Since(began), causeOf(err)) }()
+	defer func() { c.options.Metrics.Unprepared(c.options.Clock.Since(began), string(causeOf(err))) }()
 	if !validUID(uid) {
 		return fail(CauseMalformed, "%q is not the UID of a claim", uid)
 	}

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"k8s.io/klog/v2"
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
@@ -38,6 +37,7 @@ type rig struct {
 	asked    func() // called when kubelet is asked
 	claimed  map[string]bool
 	existing map[string]bool // by UID
+	asksAPI  bool
 	exists   error
 }
 
@@ -70,7 +70,7 @@ func newRig(tb testing.TB) *rig {
 // newRigAt returns the rig of a folder, which another process may have used before.
 func newRigAt(tb testing.TB, dir string) *rig {
 	tb.Helper()
-	r := &rig{tb: tb, snapshots: feed.New(inventory.Snapshot{}), pools: feed.New(dra.Pool{}), claimed: map[string]bool{}, existing: map[string]bool{}}
+	r := &rig{tb: tb, snapshots: feed.New(inventory.Snapshot{}), pools: feed.New(dra.Pool{}), claimed: map[string]bool{}, existing: map[string]bool{}, asksAPI: true}
 	r.driver = filepath.Join(dir, "root")
 	library := filepath.Join(r.driver, "usr/lib/x86_64-linux-gnu/libcuda.so.580.95.05")
 	if err := os.MkdirAll(filepath.Dir(library), 0o700); err != nil {
@@ -95,11 +95,6 @@ func newRigAt(tb testing.TB, dir string) *rig {
 			defer r.mu.Unlock()
 			return r.claimed, nil
 		},
-		Exists: func(_ context.Context, uid, _, _ string) (bool, error) {
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			return r.existing[uid], r.exists
-		},
 		StateDir: filepath.Join(dir, "state"), CDIDir: filepath.Join(dir, "cdi"), BootID: "one", Root: os.DirFS(r.driver),
 	}
 	r.publish(snapshot())
@@ -122,6 +117,13 @@ func (r *rig) start() (*claims.Claims, func()) {
 // run begins the life of Claims, and returns once they have looked.
 func (r *rig) run(c *claims.Claims) (stop func()) {
 	r.tb.Helper()
+	if r.asksAPI {
+		c.ExistsBy(func(_ context.Context, uid, _, _ string) (bool, error) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			return r.existing[uid], r.exists
+		})
+	}
 	ctx, cancel := context.WithCancel(klog.NewContext(r.tb.Context(), klog.Logger{}))
 	ended := make(chan error, 1)
 	go func() { ended <- c.Run(ctx) }()
@@ -132,21 +134,8 @@ func (r *rig) run(c *claims.Claims) (stop func()) {
 		}
 	})
 	r.tb.Cleanup(stop)
-	wait(r.tb, "the records are read", func() bool { return c.InUse().Value() != nil })
+	<-c.Started()
 	return stop
-}
-
-// patience is for machines that are slow.
-const patience = 30 * time.Second
-
-// wait waits until something is so.
-func wait(tb testing.TB, what string, so func() bool) {
-	tb.Helper()
-	for deadline := time.Now().Add(patience); !so(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			tb.Fatalf("waited %s in vain until %s", patience, what)
-		}
-	}
 }
 
 // claim is a claim for devices.

@@ -14,9 +14,11 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cdi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 )
 
-// every is how often the records are read again, which another process may have changed, and specs that are gone are written again.
+// every is how often the records are read again, which another process may have changed, and specs are compared with the driver's files.
 const every = 10 * time.Second
 
 // Run keeps the CDI specs of all claims as they should be, until ctx ends, and then returns nil.
@@ -26,18 +28,19 @@ func (c *Claims) Run(ctx context.Context) error {
 	defer timer.Stop()
 	leaks := leaks{since: map[string]time.Time{}}
 	adopted := c.adopt(ctx)
-	var problem string
+	c.reread(ctx)
+	var problem error
 	for {
 		snapshot, looked := c.options.Snapshots.Latest()
 		configured, changed := c.options.Configs.Latest()
-		if snapshot.Generation > 0 {
+		pool, published := c.options.Pools.Latest()
+		if snapshot.Generation > 0 && (configured.DRA.Mode != config.DRAOff || hasDevices(pool) || len(c.inUse.Value()) > 0) {
 			given, err := writer.Given(snapshot, configured.Edits, configured.CDI)
 			c.given.Store(&given)
-			if text := textOf(err); text != problem {
-				if problem = text; err != nil {
-					klog.FromContext(ctx).Error(err, "Cannot make all CDI specs of claims")
-				}
+			if err != nil && textOf(err) != textOf(problem) {
+				klog.FromContext(ctx).Error(err, "Cannot make all CDI specs of claims")
 			}
+			problem, published = err, nil
 		}
 		c.refresh(ctx)
 		select {
@@ -45,25 +48,26 @@ func (c *Claims) Run(ctx context.Context) error {
 		default:
 			close(c.started)
 		}
-		for waiting := true; waiting; {
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-looked:
-				waiting = false
-			case <-changed:
-				waiting = false
-			case <-timer.C():
-				timer.Reset(every)
-				adopted = adopted || c.adopt(ctx)
-				c.refresh(ctx)
-				c.findLeaks(ctx, &leaks)
-				if err := errors.Join(c.store.sweep(), c.sweepSpecs()); err != nil {
-					klog.FromContext(ctx).V(2).Info("Cannot remove old files of claims", "reason", err.Error())
-				}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-looked:
+		case <-changed:
+		case <-published: // what it says of devices is not in specs; that there are any is what counts
+		case <-timer.C():
+			timer.Reset(every)
+			adopted = adopted || c.adopt(ctx)
+			c.findLeaks(ctx, &leaks)
+			if err := errors.Join(c.store.sweep(), c.sweepSpecs()); err != nil {
+				klog.FromContext(ctx).V(2).Info("Cannot remove old files of claims", "reason", err.Error())
 			}
 		}
 	}
+}
+
+// hasDevices reports whether claims can be given devices of a pool.
+func hasDevices(p dra.Pool) bool {
+	return slices.ContainsFunc(p.Slices, func(s dra.Slice) bool { return len(s.Devices) > 0 })
 }
 
 func textOf(err error) string {
@@ -177,16 +181,13 @@ type leaks struct {
 // findLeaks gives claims back that neither a pod nor the API server has: kubelet has forgotten them.
 func (c *Claims) findLeaks(ctx context.Context, l *leaks) {
 	now := c.options.Clock.Now()
-	if c.options.Claimed == nil || c.options.Exists == nil || now.Sub(l.asked) < leakAfter/10 {
+	c.mu.Lock()
+	records, ask := c.records, c.exists
+	c.mu.Unlock()
+	if c.options.Claimed == nil || ask == nil || len(records) == 0 || now.Sub(l.asked) < leakAfter/10 {
 		return
 	}
 	l.asked = now
-	c.mu.Lock()
-	records := c.records
-	c.mu.Unlock()
-	if len(records) == 0 {
-		return
-	}
 	claimed, err := c.options.Claimed(ctx)
 	if err != nil {
 		clear(l.since) // no answer is no evidence
@@ -195,7 +196,7 @@ func (c *Claims) findLeaks(ctx context.Context, l *leaks) {
 	for uid, r := range records {
 		exists := claimed[r.String()]
 		if !exists {
-			exists, err = c.options.Exists(ctx, uid, r.Namespace, r.Name)
+			exists, err = ask(ctx, uid, r.Namespace, r.Name)
 		}
 		if exists || err != nil || now.Sub(r.Prepared) < leakAfter {
 			delete(l.since, uid)

@@ -32,7 +32,7 @@ func (d *daemon) newDRA(ctx context.Context, c config.Config) *agent.DRA {
 	})
 	o := claims.Options{
 		Pools: a.Devices.Pools(), Snapshots: d.monitor.Snapshots(), Configs: d.watcher.Configs(),
-		StateDir: c.StateDir, CDIDir: c.CDIDir, BootID: bootID(d.node), Root: nodeRoot(d.node),
+		StateDir: c.StateDir, CDIDir: c.CDIDir, BootID: bootID(d.node), Root: nodeRoot(d.node), Metrics: d.counters,
 	}
 	if c.DRA.Mode != config.DRAOff {
 		o.Checkpoint = filepath.Join(c.DRA.PluginsDir, dra.Driver, "checkpoint.json")
@@ -42,7 +42,7 @@ func (d *daemon) newDRA(ctx context.Context, c config.Config) *agent.DRA {
 		Published: a.Devices.Published(),
 	}
 	if d.directory != nil {
-		o.Held, h.Users = d.account.Held, d.set
+		o.Held, o.Claimed, h.Users = d.account.Held, d.account.Claims, d.set
 	}
 	a.Claims = claims.New(o)
 	h.Records = a.Claims.InUse()

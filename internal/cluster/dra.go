@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 
 	"k8s.io/utils/clock"
 
@@ -21,6 +22,7 @@ func (c *Cluster) allocation(d agent.Daemon) []agent.Task {
 	if d.DRA == nil || d.Config.NodeName == "" {
 		return nil
 	}
+	d.DRA.Claims.ExistsBy(c.claimExists)
 	d.DRA.Arbiter.ListBy(func(ctx context.Context) (map[string][]string, error) { return c.claimsOfNode(ctx, d) })
 	driver := draplugin.New(draplugin.Options{
 		RegistryDir: d.Config.DRA.RegistryDir, Claims: d.DRA.Claims, Reader: claimReader{c.client}, Pools: d.DRA.Devices.Pools(),
@@ -81,6 +83,15 @@ func driverNeeded(d agent.Daemon) (needed bool, changed []<-chan struct{}) {
 	published, written := d.DRA.Devices.Published().Latest()
 	records, prepared := d.DRA.Claims.InUse().Latest()
 	return c.DRA.Mode != config.DRAOff || len(published)+len(records) > 0, []<-chan struct{}{configured, written, prepared}
+}
+
+// claimExists reports whether there still is a claim with this UID.
+func (c *Cluster) claimExists(ctx context.Context, uid, namespace, name string) (bool, error) {
+	claim, err := c.client.ResourceClaim(ctx, namespace, name)
+	if kubeapi.IsCode(err, http.StatusNotFound) {
+		return false, nil
+	}
+	return claim.UID == uid, err
 }
 
 // claimsOfNode returns the claims that were given devices of the node, by the UUID of the GPU. Claims that only look at devices are none.

@@ -32,6 +32,9 @@ func sendDaemon(out *page, s status.Status) {
 	planWarnings.send(out, float64(len(s.Warnings)))
 	labelsWithheld.sendBool(out, s.LabelsError != "")
 
+	if s.DRA != nil {
+		claimCount.send(out, float64(len(s.DRA.Claims)))
+	}
 	snapshotTime.sendTime(out, s.Looked)
 	snapshotGeneration.send(out, float64(s.Generation))
 	snapshotStale.sendBool(out, s.Stale != "")

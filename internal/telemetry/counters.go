@@ -32,10 +32,10 @@ var criticalXIDs = []uint64{48, 62, 64, 74, 79, 95, 119, 120, 123, 140}
 // buckets are the classic buckets of a histogram, in seconds.
 var buckets = []float64{0.001, 0.0025, 0.01, 0.025, 0.1, 0.25, 1, 2.5, 10}
 
-// Counters counts what packages plugin, monitor and nvidia tell. Make it with NewCounters. Its methods may be called by several
+// Counters counts what packages plugin, claims, monitor and nvidia tell. Make it with NewCounters. Its methods may be called by several
 // goroutines.
 type Counters struct {
-	rpcs, calls *prometheus.HistogramVec
+	rpcs, calls, claims *prometheus.HistogramVec
 	// errors are those of calls into the driver, requests those to the API server, and dropped Events that were not written.
 	errors, requests, dropped *prometheus.CounterVec
 
@@ -72,7 +72,7 @@ type resourceCounts struct {
 // that the first end is an increase.
 func NewCounters(causes []string) *Counters {
 	return &Counters{
-		rpcs: rpcDuration.histogramVec(buckets), calls: callDuration.histogramVec(buckets),
+		rpcs: rpcDuration.histogramVec(buckets), calls: callDuration.histogramVec(buckets), claims: claimDuration.histogramVec(buckets),
 		errors: callErrors.counterVec(), requests: apiRequests.counterVec(), dropped: eventsDropped.counterVec(),
 		causes: causes, now: time.Now, gpus: map[string]*gpuCounts{}, resources: map[string]*resourceCounts{},
 	}
@@ -154,6 +154,19 @@ func (c *Counters) resource(name string) *resourceCounts {
 func (c *Counters) Answered(method, code string, took time.Duration) {
 	c.rpcs.WithLabelValues(method, code).Observe(took.Seconds())
 }
+
+// Prepared implements claims.Metrics.
+func (c *Counters) Prepared(took time.Duration, cause string) {
+	c.claims.WithLabelValues("prepare", cmp.Or(cause, done)).Observe(took.Seconds())
+}
+
+// Unprepared implements claims.Metrics.
+func (c *Counters) Unprepared(took time.Duration, cause string) {
+	c.claims.WithLabelValues("unprepare", cmp.Or(cause, done)).Observe(took.Seconds())
+}
+
+// done is the result of a call that did not fail.
+const done = "done"
 
 // DriverCalled implements nvidia.Metrics.
 func (c *Counters) DriverCalled(group string, took time.Duration) {

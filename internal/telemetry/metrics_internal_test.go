@@ -29,6 +29,7 @@ var at = time.Date(2026, 11, 22, 1, 2, 3, 0, time.UTC)
 func full() status.Status {
 	zero, one := 0, 1
 	return status.Status{
+		DRA: &status.DRA{Claims: []status.DRAClaim{{UID: "uid-1"}}},
 		Version: "v1.2.3", Driver: "580.95.05", CUDA: "13.0", Generation: 7, Looked: at, Stale: "no answer", Hanging: 2,
 		Calls:     []status.Call{{GPU: &one, Function: "nvmlDeviceGetFieldValues", Since: at.Add(-time.Minute)}, {Function: "f", Since: at}},
 		Readiness: status.Readiness{Ready: true}, ConfigGeneration: 2, ConfigError: "bad", ConfigLoaded: at, Reexecutions: 1, Kubelets: 3,
@@ -64,6 +65,9 @@ func counted() *Counters {
 	c.Registered("a/c", false)
 	c.StreamEnded("a/b", "kubelet-restarted")
 	c.Answered("Allocate", "OK", 2*time.Millisecond)
+	c.Prepared(3*time.Millisecond, "")
+	c.Prepared(time.Millisecond, "in-use")
+	c.Unprepared(time.Millisecond, "")
 	c.DriverCalled("reading", 200*time.Microsecond)
 	c.DriverCalled("reading", 3*time.Second)
 	c.DriverFailed("reading", "GPU_IS_LOST")

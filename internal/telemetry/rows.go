@@ -164,6 +164,16 @@ var (
 		help: "When the configuration in force was read, in seconds since 1970.",
 	}
 
+	claimCount = metric{
+		name: "gpu_device_plugin_claims", kind: gauge, series: "1",
+		help: "ResourceClaims that are prepared on the node. Absent where Dynamic Resource Allocation is not used.",
+	}
+	claimDuration = metric{
+		name: "gpu_device_plugin_claim_duration_seconds", kind: histogram, unit: "s", labels: []string{"call", "result"},
+		series: "12 for each call and result that occurred: 2 calls, 9 results",
+		help: "Time to prepare or unprepare a ResourceClaim, by call and result: done, or why it failed: configuration, device, health, in-use, " +
+			"not-ready, late, disk or malformed.",
+	}
 	apiRequests = metric{
 		name: "gpu_device_plugin_api_requests_total", kind: counter, labels: []string{"verb", "resource", "code"},
 		series: "1 for each of 9 kinds of requests and code that occurred",
@@ -186,5 +196,6 @@ var daemonMetrics = []metric{
 	registrations, streamEnds, kubelets, rpcDuration,
 	snapshotTime, snapshotGeneration, snapshotStale, callDuration, callErrors, callsHanging, callOldest,
 	configGeneration, configSuccessful, configSuccess,
+	claimCount, claimDuration,
 	apiRequests, eventsDropped,
 }
