@@ -67,3 +67,28 @@ func TestClaimReader(t *testing.T) {
 		}
 	}
 }
+
+// TestClaimExists: whether a claim is leaked is told by its UID; an API server that does not answer, or has no such API, tells nothing.
+func TestClaimExists(t *testing.T) {
+	s := newStage(t)
+	if err := s.server.ChangeClaim("ns", "a", func(*resourceapi.ResourceClaim) {}); err != nil {
+		t.Fatal(err)
+	}
+	object, err := s.server.Claim("ns", "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &Cluster{client: kubeapi.New(kubeapi.Options{Kubeconfig: s.server.Kubeconfig(), Node: nodeName, Version: "v1"})}
+	for _, tt := range []struct {
+		uid, name string
+		want      bool
+	}{{string(object.UID), "a", true}, {"another", "a", false}, {string(object.UID), "b", false}} {
+		if got, err := c.claimExists(t.Context(), tt.uid, "ns", tt.name); err != nil || got != tt.want {
+			t.Errorf("claim %s with UID %s: %v, %v, want %v", tt.name, tt.uid, got, err, tt.want)
+		}
+	}
+	s.server.SetResourceVersions()
+	if got, err := c.claimExists(t.Context(), string(object.UID), "ns", "a"); err == nil {
+		t.Errorf("without the API: %v, want an error", got)
+	}
+}

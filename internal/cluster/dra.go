@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 
 	"k8s.io/utils/clock"
 
@@ -88,7 +87,7 @@ func driverNeeded(d agent.Daemon) (needed bool, changed []<-chan struct{}) {
 // claimExists reports whether there still is a claim with this UID.
 func (c *Cluster) claimExists(ctx context.Context, uid, namespace, name string) (bool, error) {
 	claim, err := c.client.ResourceClaim(ctx, namespace, name)
-	if kubeapi.IsCode(err, http.StatusNotFound) {
+	if kubeapi.IsNotFound(err) {
 		return false, nil
 	}
 	return claim.UID == uid, err

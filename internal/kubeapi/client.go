@@ -203,6 +203,9 @@ func IsCode(err error, code int) bool {
 // IsForbidden reports whether err is of a request that this program has no right to.
 func IsForbidden(err error) bool { return IsCode(err, http.StatusForbidden) }
 
+// IsNotFound reports whether err is of a request for an object that the API server does not have, or for an API that it does not serve.
+func IsNotFound(err error) bool { return IsCode(err, http.StatusNotFound) }
+
 // IsWrong reports whether err is of a request that the API server never takes as it is.
 func IsWrong(err error) bool {
 	return IsCode(err, http.StatusBadRequest) || IsCode(err, http.StatusUnprocessableEntity)
