@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
+	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -23,6 +26,10 @@ const maxPodResources = 16 << 20
 // reconnect is how often a connection to a kubelet that ended is tried again. gRPC's own pause grows to two minutes, and a
 // restart of kubelet takes much less.
 var reconnect = backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second}
+
+// ErrNoPodResources says that this process cannot ask kubelet's PodResources service, now or later, as under NVIDIA's manifests, which do not
+// mount its folder.
+var ErrNoPodResources = errors.New("kubelet is not asked which pods hold devices")
 
 // PodResources is a client of kubelet's PodResources service. It connects at the first question, and again when kubelet was
 // restarted.
@@ -164,7 +171,10 @@ func (p *PodResources) connect() (podresources.PodResourcesListerClient, error) 
 		return p.client, nil
 	}
 	if p.socket == "" {
-		return nil, errors.New("kubelet is not asked: --pod-resources-socket is empty")
+		return nil, fmt.Errorf("%w: --pod-resources-socket is empty", ErrNoPodResources)
+	}
+	if _, err := os.Stat(filepath.Dir(p.socket)); errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: %s is not there", ErrNoPodResources, filepath.Dir(p.socket))
 	}
 	conn, err := grpc.NewClient("passthrough:///kubelet",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),

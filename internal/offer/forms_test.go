@@ -169,6 +169,28 @@ func TestAfterARestartAGPUThatAPodHoldsIsNotGivenInAnotherForm(t *testing.T) {
 	}
 }
 
+// Kubelet does not see the end of pods by itself, and NVIDIA's chart does not mount the folder of PodResources. A node that is given other
+// resource names after its pods have ended offers something under a new name, and all of it as soon as a pod has come.
+func TestNewNamesAfterPodsHaveEndedWithoutPodResources(t *testing.T) {
+	t.Parallel()
+	const other = gpu + ".shared"
+	n := newNode(t, false)
+	n.start(t)
+	n.await(t, "GPU-0 GPU-1 | ", gpu)
+	for _, pod := range []string{"p0", "p1"} {
+		n.admit(t, pod, gpu)
+	}
+	n.Remove("p0")
+	n.Remove("p1")
+	n.clock.Step(20 * time.Second)
+	n.configs.Publish(shared(other))
+	if seconds := n.until(t, "GPU-0::0 GPU-0::1 | GPU-1::0 GPU-1::1", other); seconds < 10 {
+		t.Errorf("offered after %d s, want 30", seconds)
+	}
+	n.admit(t, "q", other)
+	n.until(t, "GPU-0::0 GPU-0::1 GPU-1::0 GPU-1::1 | ", other)
+}
+
 func TestWithoutAnAccountAGPUIsGivenInAnotherFormWithAWarning(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, false)

@@ -48,6 +48,10 @@ func (s *Set) refresh() {
 			plan.Warnings = append(slices.Clone(plan.Warnings), "it is not known which devices pods hold: a GPU whose name or sharing "+
 				"changed is offered, although a pod may hold it in its old form: "+s.unreadable)
 		}
+		if s.overdue {
+			plan.Warnings = append(slices.Clone(plan.Warnings), "a GPU whose resource has another name now is offered, although a pod may hold it "+
+				"under the old name: kubelet's folder pod-resources is not mounted, and the end of that pod is seen when another one gets a GPU")
+		}
 	}
 	for name, entry := range s.resources {
 		r, planned := plan.Resource(name)
@@ -77,7 +81,7 @@ type claimant struct {
 	free   []string        // the others
 }
 
-// claim gathers the claims, one of each claimant, and decides which departing devices are on offer.
+// claim gathers the claims, one of each claimant, and decides which of them count and which departing devices are on offer.
 func (s *Set) claim() {
 	claimants := map[resource.Device]*claimant{}
 	for _, entry := range s.resources {
@@ -105,12 +109,71 @@ func (s *Set) claim() {
 			s.claims = append(s.claims, c)
 		}
 	}
+	gpus, now := s.stuck(), s.collaborators.Clock.Now()
+	s.overdue = false
+	switch {
+	case len(gpus) == 0:
+		s.stuckSince = time.Time{}
+	case s.stuckSince.IsZero():
+		s.stuckSince = now
+	case now.Sub(s.stuckSince) >= stuckFor:
+		s.overdue = true
+		s.claims = slices.DeleteFunc(s.claims, func(c resource.HeldForm) bool { return gpus[s.gpuOf(c)] })
+		maps.DeleteFunc(claimants, func(_ resource.Device, c *claimant) bool { return gpus[c.device.GPU] })
+	}
 	slices.SortFunc(s.claims, func(a, b resource.HeldForm) int {
 		return cmp.Or(strings.Compare(a.Resource, b.Resource), strings.Compare(a.ID, b.ID))
 	})
 	for _, c := range claimants {
 		s.offer(c)
 	}
+}
+
+// stuckFor is how long a resource must have nothing to give before that counts. A daemon that starts knows after unservedFor which claims
+// are those of pods.
+const stuckFor = 30 * time.Second
+
+// stuck returns GPUs on which claims do not count once that has lasted for stuckFor: one for each resource of the plan that has nothing to
+// give because all of its devices wait for pods which hold them under other names. Where PodResources cannot be asked, kubelet sees that such
+// a pod has ended only when it gives a device to another one, which would never come.
+func (s *Set) stuck() map[string]bool {
+	gpus := map[string]bool{}
+	if !s.unasked {
+		return gpus
+	}
+	for _, r := range s.plan.Resources {
+		gpu := ""
+		free := slices.ContainsFunc(r.Devices, func(d resource.Device) bool {
+			waits, pods := false, true
+			for _, c := range s.claims {
+				c.GPU = s.gpuOf(c)
+				if c.Conflicts(d) {
+					_, served := s.resources[c.Resource]
+					_, held := s.evidence.held[deviceKey{c.Resource, c.ID}]
+					waits, pods = true, pods && (served || held) // otherwise another plugin offers it
+				}
+			}
+			if waits && pods && d.Healthy && gpu == "" {
+				gpu = d.GPU
+			}
+			return d.Healthy && !waits
+		})
+		same := slices.ContainsFunc(s.claims, func(c resource.HeldForm) bool { return c.Resource == r.Name }) // pods still ask for it
+		if !free && !same && gpu != "" {
+			gpus[gpu] = true
+		}
+	}
+	return gpus
+}
+
+// gpuOf returns the GPU of a claim, as far as the node has it.
+func (s *Set) gpuOf(c resource.HeldForm) string {
+	if c.GPU != "" {
+		return c.GPU
+	}
+	uuid, _ := resource.SplitID(c.ID)
+	device, _ := s.plan.NodeDevice(uuid)
+	return device.GPU
 }
 
 // offer puts devices of a claimant on offer if it is well and no other form of its GPU counts as held: those that count as held. If
@@ -261,8 +324,9 @@ func (s *Set) update(e evidence, now time.Time) (outdated, changed bool) {
 		s.foreign = s.foreignClaims()
 		changed = s.serveUnserved(since, now)
 	}
-	changed = changed || unreadable != s.unreadable || !slices.Equal(before, s.foreign)
-	s.unreadable = unreadable
+	becomesOverdue := !s.overdue && !s.stuckSince.IsZero() && now.Sub(s.stuckSince) >= stuckFor
+	changed = changed || becomesOverdue || unreadable != s.unreadable || e.unasked != s.unasked || !slices.Equal(before, s.foreign)
+	s.unreadable, s.unasked = unreadable, e.unasked
 	return e.unreadable || len(s.foreign) > 0, changed
 }
 

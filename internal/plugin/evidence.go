@@ -28,6 +28,9 @@ type evidence struct {
 	unreadable bool // the checkpoint cannot be read
 	// absent says that there is none, and that kubelet has answered: it writes one as soon as it has a device.
 	absent     bool
+	// unasked says that PodResources cannot be asked. Then kubelet's checkpoint names pods that have ended until kubelet gives devices to
+	// another pod.
+	unasked    bool
 	checkpoint kubelet.Checkpoint
 	// healthy are the devices that kubelet holds for healthy, by resource, and alone says that no other GPU device plugin listens. Both
 	// are known only if readOthers was called.
@@ -57,6 +60,7 @@ func (a *accounts) read(ctx context.Context) evidence {
 	for _, d := range answer {
 		e.held[deviceKey{d.Resource, d.ID}] = holder{pod: d.Pod}
 	}
+	e.unasked = errors.Is(failed, kubelet.ErrNoPodResources)
 	if a.kubelet != e.kubelet {
 		a.kubelet, a.answered = e.kubelet, false
 	}

@@ -256,6 +256,78 @@ func TestTheEndOfAPodIsSeenBeforeKubeletWritesItsCheckpoint(t *testing.T) {
 	c.lists("G0")
 }
 
+// Without PodResources, kubelet sees the end of a pod when it gives a device to the next one. A pod that asks for a resource of which nothing is
+// on offer would wait for ever.
+func TestWithoutPodResourcesANewNameHasADevice(t *testing.T) {
+	t.Parallel()
+	const other = gpuName + ".shared"
+	for name, restarted := range map[string]bool{"a reload": false, "a restart": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newChanging(t, 2)
+			saved := kubelet.Checkpoint{}
+			c.collaborators.Checkpoint = func() (kubelet.Checkpoint, error) { return saved, nil }
+			reads := func(unasked bool, want ...string) {
+				t.Helper()
+				c.clock.Step(time.Second)
+				c.drop(evidence{kubelet: 1, began: c.clock.Now(), held: heldIn(saved), checkpoint: saved, unasked: unasked}, c.clock.Now())
+				if got := slices.Sorted(slices.Values(c.resources[other].list.views.Value().healthy())); !slices.Equal(got, want) {
+					t.Errorf("%s has %q Healthy, want %q", other, got, want)
+				}
+				if l := c.resources[gpuName]; l != nil {
+					for _, id := range l.list.views.Value().healthy() {
+						if slices.Contains(want, id+"::0") {
+							t.Errorf("%s is offered under both names", id)
+						}
+					}
+				}
+			}
+			hold := func(ids ...string) {
+				saved = kubelet.Checkpoint{}
+				for _, id := range ids {
+					saved.Held = append(saved.Held, kubelet.HeldDevice{Resource: gpuName, ID: id, Pod: "p"})
+				}
+			}
+			hold("G0", "G1")
+			if !restarted {
+				c.plan(1)
+			}
+			c.Apply(resource.New(inventory.Snapshot{GPUs: c.gpus}, resource.Options{Sharing: resource.Sharing{
+				Mode: resource.TimeSliced, RenameByDefault: true, Rules: []resource.SharingRule{{Name: gpuName, Replicas: 2}},
+			}}), Options{WaitForRelease: true, Edits: edits.Options{Strategies: []edits.Strategy{edits.EnvVar}}}, 2)
+			for range 60 {
+				reads(false)
+			}
+			for range 30 {
+				reads(true)
+			}
+			reads(true, "G0::0", "G0::1") // one is enough for the next pod
+			reads(true, "G0::0", "G0::1")
+			if got := strings.Join(c.Offered().Value().Warnings, "; "); !strings.Contains(got, "pod-resources is not mounted") {
+				t.Errorf("the plan warns of %q", got)
+			}
+			hold("G0") // as kubelet writes when that pod has come
+			for range 15 {
+				reads(true, "G1::0", "G1::1")
+			}
+			hold()
+			for range 15 {
+				reads(true, "G0::0", "G0::1", "G1::0", "G1::1")
+			}
+			if got := c.Offered().Value().Warnings; len(got) > 0 {
+				t.Errorf("the plan warns of %q", got)
+			}
+
+			// Under one name the next pod comes, whichever device it gets.
+			hold("G0", "G1")
+			c.plan(1)
+			c.plan(2)
+			reads(true)
+			c.lists("G0", "G1")
+		})
+	}
+}
+
 // What an earlier process listed is given out by this one, too, until its end is seen.
 func TestAnAdoptedDeviceIsGivenOut(t *testing.T) {
 	t.Parallel()

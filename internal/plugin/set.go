@@ -133,6 +133,9 @@ type Set struct {
 	unreadableSince time.Time            // since when the checkpoint cannot be read; zero if it can
 	regiven         time.Time            // the last Allocate of a departing device
 	unreadable      string               // why it cannot be read, once that has lasted for unreadableFor
+	unasked         bool                 // PodResources cannot be asked
+	stuckSince      time.Time            // since when a resource has nothing to give because of that; zero if none is so
+	overdue         bool                 // that has lasted for stuckFor
 }
 
 // served is one resource of a Set.
