@@ -64,6 +64,7 @@ func TestDaemon(t *testing.T) {
 	}{
 		{name: "a container sees its GPUs", story: seesItsGPUs},
 		{name: "doctor sees the node", story: doctorSeesTheNode},
+		{name: "commands of the documents", story: commandsOfDocuments},
 		{name: "a pod that asks for nine stays Pending", story: nineStaysPending},
 		{name: "kubelet restarts", story: kubeletRestarts},
 		{name: "rolling upgrade", story: rollingUpgrade},
@@ -75,6 +76,7 @@ func TestDaemon(t *testing.T) {
 		{name: "an XID makes a GPU Unhealthy until it is cured", story: xidMakesUnhealthy},
 		{name: "daemon ended", story: daemonEnded},
 		{name: "under the GPU operator", story: underTheOperator},
+		{name: "an example of NVIDIA's chart", story: oneExampleOfNVIDIAsChart},
 		{name: "changed to another driver root", story: changedDriverRoot},
 		{name: "CDI", story: givesCDI},
 		{name: "volume mounts", story: givesVolumeMounts},
@@ -90,6 +92,7 @@ func TestDaemon(t *testing.T) {
 		{name: "from another plugin and back by Helm", story: takesOverByHelm},
 		{name: "in the cluster", story: inTheCluster},
 		{name: "MIG layouts by label", story: dividedByLabel},
+		{name: "all examples of NVIDIA's chart", story: allExamplesOfNVIDIAsChart, long: true},
 	} {
 		if s.long && !*long {
 			continue

@@ -58,9 +58,10 @@ func installDriver(ctx context.Context, t *testing.T) {
 	}
 }
 
-// makeNodes makes stand-ins for the device nodes of the simulated GPUs, with the numbers that the driver gives its own.
+// makeNodes makes stand-ins for the device nodes of the simulated GPUs below a root, with the numbers that the driver gives its own. The
+// whole of /dev is the test node's own, too.
 // Opened, they say that there is no such device, or, to those who may not, that this is not permitted.
-func makeNodes(t *testing.T, gpus []simulated) {
+func makeNodes(t *testing.T, root string, gpus []simulated) {
 	t.Helper()
 	nodes := map[string]uint64{}
 	for path, device := range controlNodes {
@@ -75,11 +76,31 @@ func makeNodes(t *testing.T, gpus []simulated) {
 		}
 	}
 	for path, device := range nodes {
-		path = filepath.Join(driverRoot, path)
+		path = filepath.Join(root, path)
 		makeFolder(t, filepath.Dir(path))
 		if err := unix.Mknod(path, unix.S_IFCHR|0o666, int(device)); err != nil && !errors.Is(err, unix.EEXIST) {
 			t.Fatalf("make device node %s: %v", path, err)
 		}
+	}
+}
+
+// mpsProgram is where the containers that need it find the stand-in for the driver's nvidia-cuda-mps-control. In a cluster NVIDIA's runtime
+// brings it to them.
+const mpsProgram = "/run/nvidia/toolkit/nvidia-cuda-mps-control"
+
+// installMPS puts it there.
+func installMPS(t *testing.T) {
+	t.Helper()
+	makeFolder(t, filepath.Dir(mpsProgram))
+	program, err := os.ReadFile(filepath.Join(filepath.Dir(*imageRoot), "nvidia-cuda-mps-control"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(mpsProgram); err == nil {
+		return // it may be running
+	}
+	if err := os.WriteFile(mpsProgram, program, 0o755); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -181,7 +202,15 @@ func hasNodes(
 	ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient, pod string,
 ) {
 	t.Helper()
-	all, held := simulatedGPUs(ctx, t, n), heldDevices(ctx, t, kubelet, pod)
+	hasNodesOf(ctx, t, n, kubelet, pod, simulatedGPUs(ctx, t, n))
+}
+
+// hasNodesOf does the same with GPUs that are known.
+func hasNodesOf(
+	ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient, pod string, all []simulated,
+) {
+	t.Helper()
+	held := heldDevices(ctx, t, kubelet, pod)
 	got := slices.Sorted(slices.Values(strings.Fields(shell(ctx, t, n, pod, "find /dev -name 'nvidia*' ! -type d"))))
 	want := nodesOf(t, all, held)
 	if !slices.Equal(got, want) {

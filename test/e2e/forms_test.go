@@ -41,7 +41,7 @@ func oneFormAtATime(ctx context.Context, t *testing.T, n *node.Node, kubelet pod
 	for _, uuid := range held {
 		daemonExec(ctx, t, n, "simulate", "mig", "--gpu", uuid, "--profile", "1g.10gb", "--profile", "1g.10gb")
 	}
-	makeNodes(t, simulatedGPUs(ctx, t, n))
+	makeNodes(t, driverRoot, simulatedGPUs(ctx, t, n))
 	waitNodeCapacity(ctx, t, n, mig, 4)
 	waitAllocatable(ctx, t, kubelet, mig, 0, stepLimit)
 	createPod(ctx, t, n, "form-mig", mig, 1)

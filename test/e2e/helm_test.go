@@ -179,7 +179,7 @@ devicePlugin:
 func devicesByHelm(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) *corev1.Pod {
 	t.Helper()
 	installDriver(ctx, t)
-	makeNodes(t, simulatedGPUs(ctx, t, n))
+	makeNodes(t, driverRoot, simulatedGPUs(ctx, t, n))
 	upgrade(ctx, t, n, "{deviceListStrategy: cdi-cri, nvidiaDriverRoot: "+driverRoot+"}")
 	waitAllocatables(ctx, t, n, map[string]int{gpu: gpus})
 	runPod(ctx, t, n, "helm-cdi", gpu, 2)
@@ -188,7 +188,7 @@ func devicesByHelm(ctx context.Context, t *testing.T, n *node.Node, kubelet podr
 
 	upgrade(ctx, t, n, "{simulate: a100-mig-mixed, migStrategy: mixed, deviceListStrategy: [cdi-annotations, cdi-cri], nvidiaDriverRoot: "+driverRoot+"}")
 	waitAllocatables(ctx, t, n, mixedA100)
-	makeNodes(t, simulatedGPUs(ctx, t, n))
+	makeNodes(t, driverRoot, simulatedGPUs(ctx, t, n))
 	pod := runPod(ctx, t, n, "helm-mig", "nvidia.com/mig-3g.40gb", 1)
 	hasNodes(ctx, t, n, kubelet, "helm-mig")
 	return pod

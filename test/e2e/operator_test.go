@@ -43,7 +43,7 @@ func underTheOperator(ctx context.Context, t *testing.T, n *node.Node, kubelet p
 	before := waitPod(ctx, t, n, holder, isRunning)
 	startProxy(t)
 	installDriver(ctx, t)
-	makeNodes(t, simulatedGPUs(ctx, t, n))
+	makeNodes(t, driverRoot, simulatedGPUs(ctx, t, n))
 	installToolkit(t)
 	apply(ctx, t, n, "operator")
 	t.Cleanup(func() { leaveTheOperator(t, n) })

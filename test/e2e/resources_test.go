@@ -30,7 +30,7 @@ func changedDriverRoot(ctx context.Context, t *testing.T, n *node.Node, kubelet 
 	// The daemon that ended may have been started again just now, after the new one, only to be killed: 1.36 has stopped
 	// its endpoint then, which the new one notices within half a minute.
 	waitAllocatable(ctx, t, kubelet, gpu, gpus, stepLimit)
-	makeNodes(t, simulatedGPUs(ctx, t, n))
+	makeNodes(t, driverRoot, simulatedGPUs(ctx, t, n))
 }
 
 // setEnv replaces the daemon by one that has these environment variables in addition: NAME=VALUE, or NAME- for none.
@@ -282,7 +282,7 @@ func offersMIG(ctx context.Context, t *testing.T, n *node.Node, kubelet podresou
 		waitAllocatable(ctx, t, kubelet, name, count, stepLimit)
 	}
 	waitAllocatables(ctx, t, n, mixedA100)
-	makeNodes(t, simulatedGPUs(ctx, t, n))
+	makeNodes(t, driverRoot, simulatedGPUs(ctx, t, n))
 	runPod(ctx, t, n, "mig", profile, 1)
 	hasNodes(ctx, t, n, kubelet, "mig")
 	if held := heldDevices(ctx, t, kubelet, "mig"); len(held) != 1 || !strings.HasPrefix(held[0], "MIG-") {

@@ -219,6 +219,12 @@ func (n *Node) StartKubelet(ctx context.Context) error {
 // StopKubelet ends the kubelet alone; containers go on running.
 func (n *Node) StopKubelet() { n.kubelet.stop() }
 
+// Kubeconfig is the file by which programs reach the API server.
+func (n *Node) Kubeconfig() string { return n.path(kubeconfigFile) }
+
+// Programs is the folder of kubectl.
+func (n *Node) Programs() string { return filepath.Join(n.options.Cache, controlPlane) }
+
 // Kubectl runs kubectl against the node and returns what it wrote to its output. It may take a minute.
 func (n *Node) Kubectl(ctx context.Context, args ...string) (string, error) {
 	return n.client(ctx, kubectlTimeout, filepath.Join(controlPlane, "kubectl"), args)

@@ -1,0 +1,46 @@
+package e2e
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/documents"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/e2e/node"
+)
+
+// commandsOfDocuments runs, word by word, the commands of the documents that ask the cluster: those of kubectl that change nothing. Those that
+// change something are in the table of docs/testing.md with the stories that do the same.
+func commandsOfDocuments(ctx context.Context, t *testing.T, n *node.Node, _ podresources.PodResourcesListerClient) {
+	commands, err := documents.Commands(*source)
+	if err != nil {
+		t.Fatal(err)
+	}
+	place := strings.NewReplacer("POD", theDaemonPod(ctx, t, n).Name, "NODE:", "NODE:", "NODE", node.Name)
+	ran := map[string]bool{}
+	for _, c := range commands {
+		words := strings.Fields(c.Text)
+		asks := slices.ContainsFunc(words, func(w string) bool {
+			return slices.Contains([]string{"get", "events", "status"}, w)
+		})
+		if words[0] != "kubectl" || !asks || strings.Contains(c.Text, "|") || ran[c.Text] {
+			continue
+		}
+		ran[c.Text] = true
+		cmd := exec.CommandContext(ctx, "sh", "-c", place.Replace(c.Text))
+		cmd.Env = append(os.Environ(), "KUBECONFIG="+n.Kubeconfig(), "PATH="+n.Programs()+":"+os.Getenv("PATH"))
+		cmd.Dir = *source
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%s: %s: %v: %s", c.File, c.Text, err, out)
+		}
+	}
+	t.Logf("%d commands ran", len(ran))
+	if len(ran) < 8 {
+		t.Error("the documents have fewer commands of kubectl than they had")
+	}
+}
