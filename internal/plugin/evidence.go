@@ -27,7 +27,7 @@ type evidence struct {
 	gap        string
 	unreadable bool // the checkpoint cannot be read
 	// absent says that there is none, and that kubelet has answered: it writes one as soon as it has a device.
-	absent     bool
+	absent bool
 	// unasked says that PodResources cannot be asked. Then kubelet's checkpoint names pods that have ended until kubelet gives devices to
 	// another pod.
 	unasked    bool
