@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cli"
 )
 
@@ -150,4 +152,48 @@ func TestEveryCommandExplainsItself(t *testing.T) {
 			t.Errorf("%s --help: %v\n%s", command, err, got)
 		}
 	}
+}
+
+// TestPlanTable: all that is printed of a plan, for each way to give a container its devices.
+func TestPlanTable(t *testing.T) {
+	const head = `nvidia.com/gpu: 1
+  DEVICE                                     INDEX   NUMA   HEALTH
+  GPU-f7c679d9-af1d-83ba-98bd-017873bac2de   0       -      Healthy
+  a container with the first device gets:
+`
+	for strategy, want := range map[string]string{
+		"envvar,cdi-cri": `    env NVIDIA_VISIBLE_DEVICES=GPU-f7c679d9-af1d-83ba-98bd-017873bac2de
+    device node /dev/nvidiactl from /dev/nvidiactl (rw)
+    device node /dev/nvidia-uvm from /dev/nvidia-uvm (rw)
+    device node /dev/nvidia-uvm-tools from /dev/nvidia-uvm-tools (rw)
+    device node /dev/nvidia-modeset from /dev/nvidia-modeset (rw)
+    device node /dev/nvidia0 from /dev/nvidia0 (rw)
+    CDI device k8s.device-plugin.nvidia.com/gpu=GPU-f7c679d9-af1d-83ba-98bd-017873bac2de`,
+		"volume-mounts": `    env NVIDIA_VISIBLE_DEVICES=/var/run/nvidia-container-devices
+    mount /var/run/nvidia-container-devices/GPU-f7c679d9-af1d-83ba-98bd-017873bac2de from /dev/null
+    device node /dev/nvidiactl from /dev/nvidiactl (rw)
+    device node /dev/nvidia-uvm from /dev/nvidia-uvm (rw)
+    device node /dev/nvidia-uvm-tools from /dev/nvidia-uvm-tools (rw)
+    device node /dev/nvidia-modeset from /dev/nvidia-modeset (rw)
+    device node /dev/nvidia0 from /dev/nvidia0 (rw)`,
+	} {
+		got, err := run(t, "plan", "--simulate=t4", "--device-list-strategy="+strategy, "--pass-device-specs")
+		if diff := cmp.Diff(head+want, got); err != nil || diff != "" {
+			t.Errorf("%s: %v, (-want +got):\n%s", strategy, err, diff)
+		}
+	}
+	got, err := run(t, "plan", "--simulate=t4", "--mig-strategy=single", "--config-file="+excluding(t))
+	if err != nil || !strings.HasPrefix(got, "The node has no resources.\nleft out: device 0 (GPU-") {
+		t.Errorf("without resources: %v: %s", err, got)
+	}
+}
+
+// excluding returns the path of a configuration without GPU 0.
+func excluding(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(path, []byte("selectors: [{indices: [0], exclude: true}]\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
