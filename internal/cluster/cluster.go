@@ -62,6 +62,9 @@ func (c *Cluster) Observation(configs *feed.Feed[config.Config], boot string) []
 	return tasks
 }
 
+// Count has each request counted, with the code of its HTTP answer, 0 if there was none.
+func (c *Cluster) Count(requested func(verb, resource string, code int)) { c.client.Count(requested) }
+
 // Problem returns why the API server does not tell of the node; nil if it does, or is not asked.
 func (c *Cluster) Problem() error { return c.client.Problem().Value() }
 

@@ -11,6 +11,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draplugin"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draslices"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/handover"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
@@ -27,7 +29,6 @@ func (c *Cluster) allocation(d agent.Daemon) []agent.Task {
 		RegistryDir: d.Config.DRA.RegistryDir, Claims: d.DRA.Claims, Reader: claimReader{c.client}, Pools: d.DRA.Devices.Pools(),
 		Snapshots: d.Snapshots,
 	})
-	slices := newPublisher(c.client, d.DRA.Devices, d.Config.StateDir, driver.Status(), clock.RealClock{}, &c.spread)
 	ready := func(ctx context.Context) (bool, string) {
 		if d.Configs.Value().DRA.Mode == config.DRAOff {
 			return true, ""
@@ -45,10 +46,15 @@ func (c *Cluster) allocation(d agent.Daemon) []agent.Task {
 			return nil
 		}},
 		later(agent.Task{Name: "resource slices", Run: func(ctx context.Context) error {
-			slices.run(ctx)
+			c.PublishSlices(ctx, d.DRA.Devices, d.Config.StateDir, driver.Status())
 			return nil
 		}}),
 	}
+}
+
+// PublishSlices publishes the devices of the node until ctx ends. Driver is how the driver is with kubelet.
+func (c *Cluster) PublishSlices(ctx context.Context, devices *draslices.Devices, stateDir string, driver *feed.Feed[draplugin.Status]) {
+	newPublisher(c.client, devices, stateDir, driver, clock.RealClock{}, &c.spread).run(ctx)
 }
 
 // runDriver offers the driver to kubelet while GPUs are to be given by Dynamic Resource Allocation, or were: what is prepared can then be

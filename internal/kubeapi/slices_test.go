@@ -126,7 +126,7 @@ func TestNoResourceAPI(t *testing.T) {
 		client.WatchSlices(ctx, hurried{}, "d", seen, problem)
 	}()
 	t.Cleanup(func() { cancel(); <-ended })
-	await(t, "a problem", problem, func(err error) bool { return err != nil })
+	_ = await(t, "a problem", problem, func(err error) bool { return err != nil })
 	for _, version := range []string{"v1beta1", "v1"} {
 		server.SetResourceVersions(version)
 		server.DropWatches()
