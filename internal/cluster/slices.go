@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"context"
-	"math/rand/v2"
 	"path/filepath"
 	"sync"
 	"time"
@@ -40,7 +39,6 @@ type publisher struct {
 	problem *feed.Feed[error]          // of the watch
 	again   *feed.Feed[struct{}]
 	due     time.Time // when again is published next
-	started bool      // the first request has waited
 	ledger  sliceLedger
 }
 
@@ -110,10 +108,10 @@ func (p *publisher) hold(ctx context.Context) bool {
 		_, failed := p.problem.Latest()
 		return append(p.changes(), seen, failed)
 	}, func(ctx context.Context) error {
-		if err := p.begin(ctx); err != nil {
-			return p.tell(err)
-		}
 		if !watching {
+			if p.spread.begin(ctx, p.clock, p.client); ctx.Err() != nil {
+				return ctx.Err()
+			}
 			watching = true
 			tasks.Go(func() { p.watch(ctx) })
 		}
@@ -159,24 +157,6 @@ func (p *publisher) needed() bool {
 		return driver.Registrations > 0
 	}
 	return published == nil || len(published) > 0
-}
-
-// begin has the first request of a process wait: all nodes of a cluster may start at once.
-func (p *publisher) begin(ctx context.Context) error {
-	if p.started {
-		return nil
-	}
-	limit, err := p.spread.of(ctx, p.client)
-	if err != nil {
-		return err
-	}
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-p.clock.After(rand.N(limit + 1)):
-	}
-	p.started = true
-	return nil
 }
 
 // watch watches the slices, and begins anew with each registration: a kubelet that starts has removed them.

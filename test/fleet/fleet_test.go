@@ -61,12 +61,7 @@ func TestFleet(t *testing.T) {
 	createNodes(t, admin)
 	kubeconfigs := make([]string, *nodeCount)
 	for i := range kubeconfigs {
-		kubeconfigs[i] = writeKubeconfig(t, nodeToken, nodeName(i))
-		// What a process left before all nodes were restarted.
-		left := fmt.Sprintf(`{"version": 1, "nodes": %d, "boot": "first boot"}`, *nodeCount)
-		if err := os.WriteFile(filepath.Join(filepath.Dir(kubeconfigs[i]), "cluster.json"), []byte(left), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		kubeconfigs[i] = nodeFiles(t, i)
 	}
 
 	t.Logf("load: %s", load(t))
@@ -150,6 +145,18 @@ func (c *counters) String() string {
 		text = append(text, fmt.Sprintf("%s: %d", kind, c.requests[kind]))
 	}
 	return strings.Join(text, ", ")
+}
+
+// nodeFiles writes the kubeconfig of a node, and beside it what a process left there before all nodes were restarted. It returns the path of
+// the kubeconfig.
+func nodeFiles(t *testing.T, i int) string {
+	t.Helper()
+	kubeconfig := writeKubeconfig(t, nodeToken, nodeName(i))
+	left := fmt.Sprintf(`{"version": 1, "nodes": %d, "boot": "first boot"}`, *nodeCount)
+	if err := os.WriteFile(filepath.Join(filepath.Dir(kubeconfig), "cluster.json"), []byte(left), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return kubeconfig
 }
 
 func nodeName(i int) string { return fmt.Sprintf("node-%05d", i) }
