@@ -33,6 +33,10 @@ func sendDaemon(out *page, s status.Status) {
 	labelsWithheld.sendBool(out, s.LabelsError != "")
 
 	if s.DRA != nil {
+		sliceCount.send(out, float64(s.DRA.Slices))
+		sliceDevices.send(out, float64(s.DRA.Devices))
+		poolGeneration.send(out, float64(s.DRA.Generation))
+		slicesPublished.sendBool(out, s.DRA.Problem == "")
 		claimCount.send(out, float64(len(s.DRA.Claims)))
 	}
 	snapshotTime.sendTime(out, s.Looked)

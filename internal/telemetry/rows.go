@@ -164,6 +164,22 @@ var (
 		help: "When the configuration in force was read, in seconds since 1970.",
 	}
 
+	sliceCount = metric{
+		name: "gpu_device_plugin_slices", kind: gauge, series: "1",
+		help: "ResourceSlices that the API server has of the node. Absent where Dynamic Resource Allocation is not used. Writes to them are " +
+			"counted in gpu_device_plugin_api_requests_total with the resource resourceslices.",
+	}
+	sliceDevices = metric{
+		name: "gpu_device_plugin_slice_devices", kind: gauge, series: "1", help: "Devices in the ResourceSlices of the node.",
+	}
+	poolGeneration = metric{
+		name: "gpu_device_plugin_pool_generation", kind: gauge, series: "1",
+		help: "Generation of the pool of the node. It rises when the devices of several slices change at once, or their number does.",
+	}
+	slicesPublished = metric{
+		name: "gpu_device_plugin_slices_published", kind: gauge, series: "1",
+		help: "Whether the API server has the slices that it is to have. If 0, status says why not.",
+	}
 	claimCount = metric{
 		name: "gpu_device_plugin_claims", kind: gauge, series: "1",
 		help: "ResourceClaims that are prepared on the node. Absent where Dynamic Resource Allocation is not used.",
@@ -176,7 +192,7 @@ var (
 	}
 	apiRequests = metric{
 		name: "gpu_device_plugin_api_requests_total", kind: counter, labels: []string{"verb", "resource", "code"},
-		series: "1 for each of 9 kinds of requests and code that occurred",
+		series: "1 for each of 17 kinds of requests and code that occurred",
 		help: "Requests to the API server, by the code of the HTTP answer; none if there was no answer. A watch is one request. " +
 			"Absent in a daemon that has asked nothing.",
 	}
@@ -196,6 +212,6 @@ var daemonMetrics = []metric{
 	registrations, streamEnds, kubelets, rpcDuration,
 	snapshotTime, snapshotGeneration, snapshotStale, callDuration, callErrors, callsHanging, callOldest,
 	configGeneration, configSuccessful, configSuccess,
-	claimCount, claimDuration,
+	sliceCount, sliceDevices, poolGeneration, slicesPublished, claimCount, claimDuration,
 	apiRequests, eventsDropped,
 }
