@@ -13,11 +13,17 @@ import (
 	"time"
 )
 
-// stuck, in the environment of the test's own program, has it be a daemon that never ends.
-const stuck = "GPU_DEVICE_PLUGIN_TEST_STUCK"
+// In the environment of the test's own program, stuck has it be a daemon that never ends, and program the device plugin.
+const (
+	stuck   = "GPU_DEVICE_PLUGIN_TEST_STUCK"
+	program = "GPU_DEVICE_PLUGIN_TEST_PROGRAM"
+)
 
 func TestMain(m *testing.M) {
-	if os.Getenv(stuck) == "" {
+	switch {
+	case os.Getenv(program) != "":
+		os.Exit(DevicePlugin().Main())
+	case os.Getenv(stuck) == "":
 		os.Exit(m.Run())
 	}
 	os.Exit(untilStatus(func(ctx context.Context) error {
