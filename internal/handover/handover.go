@@ -28,7 +28,7 @@ const (
 	// askInterval is the pace at which kubelet is asked whether pods hold GPUs that leave the device plugin.
 	askInterval = time.Second
 	// listFirst and listMost are the times between two lists of the claims of the cluster, the first and the longest.
-	listFirst, listMost = 2 * time.Second, time.Minute
+	listFirst, listMost = 2 * time.Second, 15 * time.Second
 	// claimGrace is how long a GPU must be in no slice and no record before it goes to the device plugin where claims may not be listed.
 	// Kubelet gives a call of the driver 45 s.
 	claimGrace = time.Minute
