@@ -43,11 +43,11 @@ func (w *Writer) Given(snapshot inventory.Snapshot, e edits.Options, o Options) 
 		return Given{}, err
 	}
 	spec.Kind = claimVendor + "/" + claimClass
-	for class, companion := range made {
+	for _, class := range slices.Sorted(maps.Keys(made)) {
 		if class == edits.CDIGPU {
 			continue
 		}
-		for _, d := range companion.Devices {
+		for _, d := range made[class].Devices {
 			spec.ContainerEdits.DeviceNodes = append(spec.ContainerEdits.DeviceNodes, d.ContainerEdits.DeviceNodes...)
 			spec.ContainerEdits.Mounts = append(spec.ContainerEdits.Mounts, d.ContainerEdits.Mounts...)
 		}

@@ -23,6 +23,7 @@ const (
 	CauseHealth    Cause = "health"
 	CauseInUse     Cause = "in-use"
 	CauseNotReady  Cause = "not-ready" // the driver, kubelet or this program is not as far yet
+	CauseDriver    Cause = "driver"    // the driver's program for settings
 	CauseLate      Cause = "late"      // the claim was given back meanwhile, or nobody waits any more
 	CauseDisk      Cause = "disk"
 	CauseMalformed Cause = "malformed" // the call itself
@@ -30,7 +31,7 @@ const (
 
 // Causes returns all causes.
 func Causes() []Cause {
-	return []Cause{CauseConfig, CauseDevice, CauseHealth, CauseInUse, CauseNotReady, CauseLate, CauseDisk, CauseMalformed}
+	return []Cause{CauseConfig, CauseDevice, CauseHealth, CauseInUse, CauseNotReady, CauseDriver, CauseLate, CauseDisk, CauseMalformed}
 }
 
 // A failure is an error with its cause.
@@ -67,6 +68,7 @@ func validUID(uid string) bool { return uidForm.MatchString(uid) }
 type node struct {
 	pool     dra.Pool
 	snapshot inventory.Snapshot
+	slices   bool // time slices can be set
 }
 
 // resolve returns the devices of a claim, or why it cannot have them.
@@ -89,7 +91,7 @@ func (n node) resolve(claim dra.Claim) ([]recordDevice, error) {
 		if devices[i], err = n.device(result); err != nil {
 			return nil, err
 		}
-		if devices[i].Settings, err = settings(configs, result, devices[i].MIG != nil); err != nil {
+		if err := n.settings(configs, &devices[i]); err != nil {
 			return nil, err
 		}
 	}
@@ -198,29 +200,32 @@ func parseConfigs(of []dra.OpaqueConfig) ([]claimConfig, error) {
 	return all, nil
 }
 
-// settings returns how a device is to be used, or why it cannot be used so: by the last configuration that is for it.
-func settings(configs []claimConfig, result dra.Result, mig bool) (string, error) {
+// settings notes how a device is to be used, or returns why it cannot be used so: by the last configuration that is for it.
+func (n node) settings(configs []claimConfig, d *recordDevice) error {
 	kind := dra.GPUConfig
-	if mig {
+	if d.MIG != nil {
 		kind = dra.MIGConfig
 	}
-	request, _, _ := strings.Cut(result.Request, "/")
+	request, _, _ := strings.Cut(d.Request, "/")
 	for _, c := range slices.Backward(configs) {
-		named := slices.Contains(c.Requests, result.Request) || slices.Contains(c.Requests, request)
+		named := slices.Contains(c.Requests, d.Request) || slices.Contains(c.Requests, request)
 		switch {
 		case !named && len(c.Requests) > 0, !named && c.Kind != kind:
 			continue
 		case c.Kind != kind:
-			return "", fail(CauseConfig, "the configuration for request %s is a %s, and its device %s needs a %s",
-				result.Request, c.Kind, result.Device, kind)
+			return fail(CauseConfig, "the configuration for request %s is a %s, and its device %s needs a %s",
+				d.Request, c.Kind, d.Device, kind)
 		case c.Strategy == dra.MPS:
-			return "", fail(CauseConfig, "sharing.strategy: MPS is not supported for claims yet; use %s", dra.TimeSlicing)
-		case c.Interval != 0:
-			return "", fail(CauseConfig, "sharing.timeSlicingConfig.interval: only Default is supported for claims yet")
+			return fail(CauseConfig, "sharing.strategy: MPS is not supported for claims; use %s", dra.TimeSlicing)
+		case c.Interval != 0 && !n.slices:
+			return fail(CauseConfig, "sharing.timeSlicingConfig.interval: only Default is supported on this node")
 		}
-		return c.String(), nil
+		if d.Settings = c.String(); !d.AdminAccess {
+			d.Interval = c.Interval
+		}
+		return nil
 	}
-	return "", nil
+	return nil
 }
 
 // free returns which claim or pod has a device of a claim, so that the claim cannot have it now.

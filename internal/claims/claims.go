@@ -35,6 +35,8 @@ type Options struct {
 	Held func(context.Context) ([]kubelet.HeldDevice, error)
 	// Claimed returns the claims of the pods that are on the node, by "NAMESPACE/NAME"; nil where that is not known.
 	Claimed func(context.Context) (map[string]bool, error)
+	// SetTimeSlice sets the time slice of a GPU, from 0 (the default) to 3 (long); nil where it cannot be set.
+	SetTimeSlice func(ctx context.Context, gpu string, interval int) error
 	// StateDir is where the records are kept, and CDIDir where runtimes look for specs.
 	StateDir, CDIDir string
 	// Checkpoint is the file in which NVIDIA's driver keeps the claims that it prepared; empty where they are not taken over.

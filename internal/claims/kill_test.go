@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -25,7 +26,7 @@ const (
 // calls are the calls of kubelet's that are killed, by name.
 var calls = map[string]func(context.Context, *claims.Claims) error{
 	"Prepare": func(ctx context.Context, c *claims.Claims) error {
-		_, err := c.Prepare(ctx, claim("uid-1", gpuA, migB0))
+		_, err := c.Prepare(ctx, sliced("uid-1", gpuA, migB0))
 		return err
 	},
 	"Unprepare": func(ctx context.Context, c *claims.Claims) error {
@@ -53,13 +54,16 @@ func TestKilledAtEachWrite(t *testing.T) {
 							r.options.BootID = "zero"
 						}
 						c, stop := r.start()
-						if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA, migB0)); err != nil {
+						if _, err := c.Prepare(t.Context(), sliced("uid-1", gpuA, migB0)); err != nil {
 							t.Fatal(err)
 						}
 						stop()
+						if before != "prepared" {
+							_ = os.Remove(filepath.Join(dir, "GPU-a.slice")) // the driver forgets it
+						}
 					}
 					if !killed(t, dir, name, step) {
-						if nothing := name == "Prepare" && before == "prepared"; (step == 1) != nothing {
+						if step < 3 {
 							t.Errorf("the call has %d steps", step-1)
 						}
 						return
@@ -129,15 +133,15 @@ func recovers(t *testing.T, dir, what string) {
 		t.Errorf("%s: the CDI spec of a recorded claim was not restored", what)
 	}
 	other := claim("uid-2", gpuA)
-	if _, err := c.Prepare(t.Context(), other); (err == nil) == recorded {
-		t.Errorf("%s: recorded %v, and another claim: %v", what, recorded, err)
+	if _, err := c.Prepare(t.Context(), other); (err == nil) == recorded || err == nil && r.slice("GPU-a") != "0" {
+		t.Errorf("%s: recorded %v, and another claim: %v, with time slice %s", what, recorded, err, r.slice("GPU-a"))
 	}
 	if err := c.Unprepare(t.Context(), other.UID, other.Namespace, other.Name); err != nil {
 		t.Fatal(err)
 	}
-	answer, err := c.Prepare(t.Context(), claim("uid-1", gpuA, migB0))
-	if err != nil {
-		t.Fatalf("%s: the next Prepare: %v", what, err)
+	answer, err := c.Prepare(t.Context(), sliced("uid-1", gpuA, migB0))
+	if err != nil || r.slice("GPU-a") != "3" {
+		t.Fatalf("%s: the next Prepare: %v, with time slice %s", what, err, r.slice("GPU-a"))
 	}
 	r.nodes(ids(answer)...)
 	if _, err := c.Prepare(t.Context(), other); err == nil {
@@ -146,7 +150,7 @@ func recovers(t *testing.T, dir, what string) {
 	if err := calls["Unprepare"](t.Context(), c); err != nil {
 		t.Fatalf("%s: the next Unprepare: %v", what, err)
 	}
-	if r.record("uid-1") != "" || r.spec("uid-1") != nil {
+	if r.record("uid-1") != "" || r.spec("uid-1") != nil || r.slice("GPU-a") != "0" {
 		t.Errorf("%s: left after Unprepare: record %q, spec %v", what, r.record("uid-1"), r.spec("uid-1"))
 	}
 	if _, err := c.Prepare(t.Context(), other); err != nil {

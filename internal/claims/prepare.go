@@ -45,6 +45,9 @@ func (c *Claims) Prepare(ctx context.Context, claim dra.Claim) (prepared []dra.P
 			return nil, err
 		}
 	}
+	if err := c.setSlices(ctx, t, r); err != nil {
+		return nil, err
+	}
 	if err := c.writeSpec(r); err != nil {
 		return nil, err
 	}
@@ -60,7 +63,7 @@ func (c *Claims) Prepare(ctx context.Context, claim dra.Claim) (prepared []dra.P
 
 // record decides whether a claim may have its devices, and records that it has. The caller has the lock of the claim.
 func (c *Claims) record(ctx context.Context, t *turn, claim dra.Claim, former record, before string) (record, error) {
-	n := node{c.options.Pools.Value(), c.options.Snapshots.Value()}
+	n := node{c.options.Pools.Value(), c.options.Snapshots.Value(), c.options.SetTimeSlice != nil}
 	devices, err := n.resolve(claim)
 	if err != nil {
 		return record{}, err
@@ -161,10 +164,14 @@ func (c *Claims) Unprepare(ctx context.Context, uid, namespace, name string) (er
 		return err
 	}
 	c.store.step()
+	r, _, _ := c.store.read(uid) // of one that cannot be read nothing is known
 	if err := c.store.remove(uid); err != nil {
 		return err
 	}
 	c.show(uid, nil)
+	if t.end(); r.slices() {
+		c.resetSlices(ctx)
+	}
 	klog.FromContext(ctx).V(2).Info("Unprepared claim", "claim", klog.KRef(namespace, name), "uid", uid)
 	return nil
 }

@@ -74,6 +74,8 @@ type recordDevice struct {
 	MIG *recordMIG `json:"mig,omitempty"`
 	// Settings are how the claim uses the device, in words that are equal when the settings are.
 	Settings string `json:"settings,omitempty"`
+	// Interval is the time slice that the claim sets: 1 (short) to 3 (long); 0 for the default.
+	Interval int `json:"timeSlice,omitempty"`
 
 	other map[string]json.RawMessage
 }

@@ -29,11 +29,13 @@ type rig struct {
 	snapshots *feed.Feed[inventory.Snapshot]
 	pools     *feed.Feed[dra.Pool]
 	configs   *feed.Feed[config.Config]
+	dir       string
 	driver    string // where the driver's files are
 
 	mu       sync.Mutex
 	held     []kubelet.HeldDevice
 	heldErr  error
+	smi      error  // of the driver's program
 	asked    func() // called when kubelet is asked
 	claimed  map[string]bool
 	existing map[string]bool // by UID
@@ -70,7 +72,7 @@ func newRig(tb testing.TB) *rig {
 // newRigAt returns the rig of a folder, which another process may have used before.
 func newRigAt(tb testing.TB, dir string) *rig {
 	tb.Helper()
-	r := &rig{tb: tb, snapshots: feed.New(inventory.Snapshot{}), pools: feed.New(dra.Pool{}), claimed: map[string]bool{}, existing: map[string]bool{}, asksAPI: true}
+	r := &rig{tb: tb, dir: dir, snapshots: feed.New(inventory.Snapshot{}), pools: feed.New(dra.Pool{}), claimed: map[string]bool{}, existing: map[string]bool{}, asksAPI: true}
 	r.driver = filepath.Join(dir, "root")
 	library := filepath.Join(r.driver, "usr/lib/x86_64-linux-gnu/libcuda.so.580.95.05")
 	if err := os.MkdirAll(filepath.Dir(library), 0o700); err != nil {
@@ -94,6 +96,14 @@ func newRigAt(tb testing.TB, dir string) *rig {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			return r.claimed, nil
+		},
+		SetTimeSlice: func(_ context.Context, gpu string, interval int) error {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			if r.smi != nil {
+				return r.smi
+			}
+			return os.WriteFile(filepath.Join(dir, gpu+".slice"), []byte{byte('0' + interval)}, 0o600)
 		},
 		StateDir: filepath.Join(dir, "state"), CDIDir: filepath.Join(dir, "cdi"), BootID: "one", Root: os.DirFS(r.driver),
 	}
@@ -154,6 +164,23 @@ const (
 	migB1 = "gpu-1-mig-3g40gb-9-4"
 	gpuC  = "gpu-2"
 )
+
+// sliced is a claim that wants long time slices on its GPUs.
+func sliced(uid string, devices ...string) dra.Claim {
+	c := claim(uid, devices...)
+	c.Configs = []dra.OpaqueConfig{{Source: dra.FromClass, Parameters: []byte(`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig",
+"sharing":{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}}`)}}
+	return c
+}
+
+// slice returns the time slice that a GPU has.
+func (r *rig) slice(gpu string) string {
+	text, err := os.ReadFile(filepath.Join(r.dir, gpu+".slice"))
+	if os.IsNotExist(err) {
+		return "0"
+	}
+	return string(text)
+}
 
 // record returns the text of a claim's record; empty if there is none.
 func (r *rig) record(uid string) string {

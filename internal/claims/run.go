@@ -58,6 +58,7 @@ func (c *Claims) Run(ctx context.Context) error {
 			timer.Reset(every)
 			adopted = adopted || c.adopt(ctx)
 			c.findLeaks(ctx, &leaks)
+			c.resetSlices(ctx)
 			if err := errors.Join(c.store.sweep(), c.sweepSpecs()); err != nil {
 				klog.FromContext(ctx).V(2).Info("Cannot remove old files of claims", "reason", err.Error())
 			}

@@ -15,6 +15,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/handover"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
@@ -33,6 +34,12 @@ func (d *daemon) newDRA(ctx context.Context, c config.Config) *agent.DRA {
 	o := claims.Options{
 		Pools: a.Devices.Pools(), Snapshots: d.monitor.Snapshots(), Configs: d.watcher.Configs(),
 		StateDir: c.StateDir, CDIDir: c.CDIDir, BootID: bootID(d.node), Root: nodeRoot(d.node), Metrics: d.counters,
+	}
+	o.SetTimeSlice = func(ctx context.Context, gpu string, interval int) error {
+		if d.node != nil {
+			return nil // simulated GPUs have no processes that take turns
+		}
+		return nvidia.SetTimeSlice(ctx, c.Driver.ContainerRoot, gpu, interval)
 	}
 	if c.DRA.Mode != config.DRAOff {
 		o.Checkpoint = filepath.Join(c.DRA.PluginsDir, dra.Driver, "checkpoint.json")

@@ -186,9 +186,9 @@ var (
 	}
 	claimDuration = metric{
 		name: "gpu_device_plugin_claim_duration_seconds", kind: histogram, unit: "s", labels: []string{"call", "result"},
-		series: "12 for each call and result that occurred: 2 calls, 9 results",
-		help: "Time to prepare or unprepare a ResourceClaim, by call and result: done, or why it failed: configuration, device, health, in-use, " +
-			"not-ready, late, disk or malformed.",
+		series: "12 for each call and result that occurred: 2 calls, 10 results",
+		help: "Time to prepare or unprepare a ResourceClaim, by call and result: done, or why it failed: configuration, device, health, " +
+			"in-use, not-ready, driver, late, disk or malformed.",
 	}
 	apiRequests = metric{
 		name: "gpu_device_plugin_api_requests_total", kind: counter, labels: []string{"verb", "resource", "code"},

@@ -1,0 +1,139 @@
+package claims_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
+)
+
+// TestTimeSlices: a claim gets the time slice that it wants, on its whole GPUs alone, and the GPU is set back when it is given back.
+func TestTimeSlices(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	c, _ := r.start()
+	for range 2 {
+		if _, err := c.Prepare(t.Context(), sliced("uid-1", gpuA, migB0)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	looks := sliced("uid-2", gpuC)
+	looks.Results[0].AdminAccess = true
+	if _, err := c.Prepare(t.Context(), looks); err != nil {
+		t.Fatal(err)
+	}
+	if got := r.slice("GPU-a") + r.slice("GPU-b") + r.slice("GPU-c"); got != "300" {
+		t.Errorf("time slices %s, want 3, 0 and 0", got)
+	}
+	for _, uid := range []string{"uid-2", "uid-1"} {
+		if err := c.Unprepare(t.Context(), uid, "default", "claim-"+uid); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := r.slice("GPU-a"); got != "0" {
+		t.Errorf("after Unprepare the time slice is %s", got)
+	}
+	if got := files(t, filepath.Join(r.options.StateDir, "claims")); !slices.Equal(got, []string{"uid-1.gone", "uid-2.gone"}) {
+		t.Errorf("left: %q", got)
+	}
+}
+
+// TestSharesWithTimeSlices: as long as one share has the time slice, the GPU keeps it. Shares with another one are refused.
+func TestSharesWithTimeSlices(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	c, _ := r.start()
+	for _, uid := range []string{"uid-1", "uid-2", "uid-3"} {
+		wanted := sliced(uid, gpuA)
+		if uid == "uid-3" {
+			wanted.Configs = nil
+		}
+		wanted.Results[0].ShareID = uid
+		if _, err := c.Prepare(t.Context(), wanted); (err == nil) == (uid == "uid-3") {
+			t.Errorf("%s: %v", uid, err)
+		}
+	}
+	for i, want := range []string{"3", "0"} {
+		uid := []string{"uid-1", "uid-2"}[i]
+		if err := c.Unprepare(t.Context(), uid, "default", "claim-"+uid); err != nil {
+			t.Fatal(err)
+		}
+		if got := r.slice("GPU-a"); got != want {
+			t.Errorf("after Unprepare of %s the time slice is %s, want %s", uid, got, want)
+		}
+	}
+}
+
+// TestTimeSliceThatCannotBeSet: the claim is refused, its pod gets it when the program works again, and giving it back never waits for that:
+// no other claim gets the GPU before it is set back.
+func TestTimeSliceThatCannotBeSet(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		c, stop := r.start()
+		defer stop()
+		smi := func(err error) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.smi = err
+		}
+		smi(errors.New("nvidia-smi: exit status 3"))
+		if _, err := c.Prepare(t.Context(), sliced("uid-1", gpuA)); err == nil || !strings.Contains(err.Error(), "exit status 3") || r.spec("uid-1") != nil {
+			t.Errorf("Prepare() = %v", err)
+		}
+		smi(nil)
+		if _, err := c.Prepare(t.Context(), sliced("uid-1", gpuA)); err != nil || r.slice("GPU-a") != "3" {
+			t.Errorf("Prepare() = %v, time slice %s", err, r.slice("GPU-a"))
+		}
+		smi(errors.New("nvidia-smi: exit status 9"))
+		if err := c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1"); err != nil || r.record("uid-1") != "" {
+			t.Errorf("Unprepare() = %v, record %q", err, r.record("uid-1"))
+		}
+		for range 2 { // the second call finds a record
+			if _, err := c.Prepare(t.Context(), claim("uid-2", gpuA)); err == nil || !strings.Contains(err.Error(), "exit status 9") {
+				t.Errorf("another claim on a GPU that was not set back: %v", err)
+			}
+		}
+		smi(nil)
+		time.Sleep(claims.Every)
+		synctest.Wait()
+		if _, err := c.Prepare(t.Context(), claim("uid-2", gpuA)); err != nil || r.slice("GPU-a") != "0" {
+			t.Errorf("Prepare() = %v, time slice %s", err, r.slice("GPU-a"))
+		}
+	})
+}
+
+// TestTimeSlicesOfAnotherBoot are gone by themselves: nothing is run for them.
+func TestTimeSlicesOfAnotherBoot(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	c, stop := r.start()
+	if _, err := c.Prepare(t.Context(), sliced("uid-1", gpuA)); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	r.options.BootID, r.smi = "two", errors.New("nobody needs it")
+	c, stop = r.start()
+	if err := c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1"); err != nil {
+		t.Error(err)
+	}
+	if _, err := c.Prepare(t.Context(), claim("uid-2", gpuA)); err != nil {
+		t.Error(err)
+	}
+	stop()
+	r.options.SetTimeSlice = nil
+	c, _ = r.start()
+	_, err := c.Prepare(t.Context(), sliced("uid-3", gpuC))
+	if want := "sharing.timeSlicingConfig.interval: only Default is supported on this node"; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("where no program sets it: %v, want %s", err, want)
+	}
+	if _, err := os.Stat(filepath.Join(r.options.StateDir, "claims", "GPU-c.timeslice")); !os.IsNotExist(err) {
+		t.Errorf("a mark without a time slice: %v", err)
+	}
+}
