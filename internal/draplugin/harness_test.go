@@ -17,7 +17,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draplugin"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
-	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet/plugins"
 )
 
 // patience bounds every wait for something that must happen.
@@ -142,9 +142,9 @@ func (n *node) start(t *testing.T, c clock.WithTicker) *driver {
 }
 
 // startKubelet starts a kubelet, which the test may stop before its end.
-func (n *node) startKubelet(t *testing.T, services ...string) *kubelet.Plugins {
+func (n *node) startKubelet(t *testing.T, services ...string) *plugins.Kubelet {
 	t.Helper()
-	k := kubelet.StartPlugins(kubelet.PluginsOptions{Dir: n.dir, Services: services})
+	k := plugins.Start(plugins.Options{Dir: n.dir, Services: services})
 	t.Cleanup(k.Stop)
 	return k
 }
@@ -201,7 +201,7 @@ func (n *node) sockets(t *testing.T) []string {
 }
 
 // prepare has kubelet prepare claims, and returns the errors in the answers by UID; "" for none.
-func prepare(t *testing.T, k *kubelet.Plugins, uids ...string) map[string]string {
+func prepare(t *testing.T, k *plugins.Kubelet, uids ...string) map[string]string {
 	t.Helper()
 	var asked []*drav1.Claim
 	for _, uid := range uids {

@@ -18,7 +18,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draplugin"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
-	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet/plugins"
 )
 
 // TestRollOut: two processes serve one kubelet. While the later one comes, the earlier one goes, and claims are prepared all the time, no call
@@ -199,7 +199,7 @@ func TestKubeletIsAway(t *testing.T) {
 func TestRefused(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	k := kubelet.StartPlugins(kubelet.PluginsOptions{Dir: n.dir, Services: []string{"v2.DRAPlugin"}})
+	k := plugins.Start(plugins.Options{Dir: n.dir, Services: []string{"v2.DRAPlugin"}})
 	defer k.Stop()
 	d := n.start(t, nil)
 	status := d.await(t, "refused", func(s draplugin.Status) bool { return strings.Contains(s.Problem, "refused") })
@@ -244,7 +244,7 @@ func TestFolders(t *testing.T) {
 			if err := os.Mkdir(dir, 0o750); err != nil {
 				t.Fatal(err)
 			}
-			k := kubelet.StartPlugins(kubelet.PluginsOptions{Dir: dir})
+			k := plugins.Start(plugins.Options{Dir: dir})
 			t.Cleanup(k.Stop)
 			d.awaitRegistered(t)
 		}

@@ -21,6 +21,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet/plugins"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
@@ -31,7 +32,7 @@ const draDriver = "gpu.nvidia.com"
 type claimable struct {
 	*stage
 	api     *apiserver.Server
-	plugins *standin.Plugins
+	plugins *plugins.Kubelet
 	file    string // the configuration
 
 	mu        sync.Mutex
@@ -57,7 +58,7 @@ func newClaimable(t *testing.T, mode string) *claimable {
 	if err := os.Mkdir(registry, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	c.plugins = standin.StartPlugins(standin.PluginsOptions{Dir: registry})
+	c.plugins = plugins.Start(plugins.Options{Dir: registry})
 	t.Cleanup(c.plugins.Stop)
 	c.file = c.write("config.yaml", "dra: {mode: "+mode+"}")
 	c.Args = []string{"--kubeconfig", api.Kubeconfig(), "--node-name", nodeName, "--dra-registry-dir", registry,

@@ -1,4 +1,11 @@
-package kubelet
+// Package plugins is a stand-in for kubelet's plugin manager and for what calls DRA drivers, on real sockets, for tests: it registers the
+// drivers whose sockets are in a folder, keeps a connection to each, calls the newest one that is connected, and forgets a driver when its
+// socket is removed. The health of all devices of a driver is forgotten when any stream ends. It keeps nothing of claims.
+//
+// It is beside package kubelet, and not in it: kubelets before 1.37 do not have all of the API that it needs.
+//
+// Only tests and the programs below test/ may import it; it knows nothing of the daemon.
+package plugins
 
 import (
 	"context"
@@ -27,19 +34,17 @@ const (
 	pluginCall    = 45 * time.Second      // of a call of a DRA driver
 )
 
-// PluginsOptions say what kubelet knows of plugins.
-type PluginsOptions struct {
+// Options say what kubelet knows of plugins.
+type Options struct {
 	// Dir is the folder of the sockets for registration.
 	Dir string
 	// Services are those that kubelet knows; nil for those of kubelet 1.37. Kubelet 1.36 has no health v1, 1.33 has no DRA v1.
 	Services []string
 }
 
-// Plugins is a stand-in for kubelet's plugin manager and for what calls DRA drivers: it registers the drivers whose sockets are in a
-// folder, keeps a connection to each, calls the newest one that is connected, and forgets a driver when its socket is removed. The health
-// of all devices of a driver is forgotten when any stream ends. It keeps nothing of claims.
-type Plugins struct {
-	options PluginsOptions
+// A Kubelet is one between its start and its end. Its methods may be called by several goroutines.
+type Kubelet struct {
+	options Options
 	end     context.CancelFunc
 	tasks   sync.WaitGroup
 
@@ -57,83 +62,83 @@ type plugin struct {
 	beta         bool   // has DRA v1beta1 alone
 	conn         *grpc.ClientConn
 	cancel       context.CancelFunc
-	connected    bool // guarded by Plugins.mu
-	kubelet      *Plugins
+	connected    bool // guarded by Kubelet.mu
+	kubelet      *Kubelet
 }
 
-// StartPlugins starts a kubelet. The caller ends it with Stop.
-func StartPlugins(o PluginsOptions) *Plugins {
+// Start starts a kubelet. The caller ends it with Stop.
+func Start(o Options) *Kubelet {
 	if o.Services == nil {
 		o.Services = []string{drav1.DRAPluginService, drav1beta1.DRAPluginService,
 			healthv1.DRAResourceHealthService, healthv1alpha1.DRAResourceHealthService}
 	}
 	ctx, end := context.WithCancel(context.Background())
-	p := &Plugins{options: o, end: end, failed: map[string]time.Time{}, health: map[string]*healthv1.DeviceHealth{}}
-	p.tasks.Go(func() {
+	k := &Kubelet{options: o, end: end, failed: map[string]time.Time{}, health: map[string]*healthv1.DeviceHealth{}}
+	k.tasks.Go(func() {
 		ticker := time.NewTicker(pluginPoll)
 		defer ticker.Stop()
 		for ctx.Err() == nil {
-			p.reconcile(ctx)
+			k.reconcile(ctx)
 			select {
 			case <-ctx.Done():
 			case <-ticker.C:
 			}
 		}
 	})
-	return p
+	return k
 }
 
 // Stop ends kubelet as a kill does: its connections close, and nobody is told.
-func (p *Plugins) Stop() {
-	p.end()
-	p.mu.Lock()
-	plugins := p.plugins
-	p.plugins = nil
-	p.mu.Unlock()
+func (k *Kubelet) Stop() {
+	k.end()
+	k.mu.Lock()
+	plugins := k.plugins
+	k.plugins = nil
+	k.mu.Unlock()
 	for _, plugin := range plugins {
 		plugin.cancel()
 		_ = plugin.conn.Close()
 	}
-	p.tasks.Wait()
+	k.tasks.Wait()
 }
 
 // Refuse has registrations refused with a message from now on; none if it is empty.
-func (p *Plugins) Refuse(message string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.refuse = message
+func (k *Kubelet) Refuse(message string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.refuse = message
 }
 
 // Registered returns the names of the sockets of the registered drivers, in the order of their registration.
-func (p *Plugins) Registered() []string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+func (k *Kubelet) Registered() []string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	var names []string
-	for _, plugin := range p.plugins {
+	for _, plugin := range k.plugins {
 		names = append(names, filepath.Base(plugin.socket))
 	}
 	return names
 }
 
 // Health returns what was told of a device; nil if nothing is known.
-func (p *Plugins) Health(device string) *healthv1.DeviceHealth {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.health[device]
+func (k *Kubelet) Health(device string) *healthv1.DeviceHealth {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.health[device]
 }
 
 // HealthReports returns how many reports of health have come.
-func (p *Plugins) HealthReports() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.reports
+func (k *Kubelet) HealthReports() int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.reports
 }
 
 // Prepare calls a driver as for the sandbox of a pod with these claims. It returns the answers by UID.
-func (p *Plugins) Prepare(
+func (k *Kubelet) Prepare(
 	ctx context.Context, driver string, claims ...*drav1.Claim,
 ) (map[string]*drav1.NodePrepareResourceResponse, error) {
-	client, err := p.client(driver)
+	client, err := k.client(driver)
 	if err != nil {
 		return nil, err
 	}
@@ -144,10 +149,10 @@ func (p *Plugins) Prepare(
 }
 
 // Unprepare is the same for claims that no pod uses any more.
-func (p *Plugins) Unprepare(
+func (k *Kubelet) Unprepare(
 	ctx context.Context, driver string, claims ...*drav1.Claim,
 ) (map[string]*drav1.NodeUnprepareResourceResponse, error) {
-	client, err := p.client(driver)
+	client, err := k.client(driver)
 	if err != nil {
 		return nil, err
 	}
@@ -158,11 +163,11 @@ func (p *Plugins) Unprepare(
 }
 
 // client returns the newest plugin of a driver that is connected, and without one the newest.
-func (p *Plugins) client(driver string) (drav1.DRAPluginClient, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+func (k *Kubelet) client(driver string) (drav1.DRAPluginClient, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	var found *plugin
-	for _, plugin := range p.plugins {
+	for _, plugin := range k.plugins {
 		if plugin.name == driver && (found == nil || plugin.connected || !found.connected) {
 			found = plugin
 		}
@@ -177,17 +182,17 @@ func (p *Plugins) client(driver string) (drav1.DRAPluginClient, error) {
 }
 
 // reconcile registers the plugins whose sockets came, and forgets those whose sockets went.
-func (p *Plugins) reconcile(ctx context.Context) {
+func (k *Kubelet) reconcile(ctx context.Context) {
 	var sockets []string
-	entries, _ := os.ReadDir(p.options.Dir) // it may come yet
+	entries, _ := os.ReadDir(k.options.Dir) // it may come yet
 	for _, e := range entries {
 		if e.Type()&fs.ModeSocket != 0 {
-			sockets = append(sockets, filepath.Join(p.options.Dir, e.Name()))
+			sockets = append(sockets, filepath.Join(k.options.Dir, e.Name()))
 		}
 	}
-	p.mu.Lock()
+	k.mu.Lock()
 	var gone []*plugin
-	p.plugins = slices.DeleteFunc(p.plugins, func(plugin *plugin) bool {
+	k.plugins = slices.DeleteFunc(k.plugins, func(plugin *plugin) bool {
 		if slices.Contains(sockets, plugin.socket) {
 			return false
 		}
@@ -196,27 +201,27 @@ func (p *Plugins) reconcile(ctx context.Context) {
 	})
 	var found []string
 	for _, socket := range sockets {
-		known := slices.ContainsFunc(p.plugins, func(plugin *plugin) bool { return plugin.socket == socket })
-		if !known && time.Since(p.failed[socket]) > time.Second {
+		known := slices.ContainsFunc(k.plugins, func(plugin *plugin) bool { return plugin.socket == socket })
+		if !known && time.Since(k.failed[socket]) > time.Second {
 			found = append(found, socket)
 		}
 	}
-	p.mu.Unlock()
+	k.mu.Unlock()
 	for _, plugin := range gone {
 		plugin.cancel()
 		_ = plugin.conn.Close()
 	}
 	for _, socket := range found {
-		if err := p.register(ctx, socket); err != nil {
-			p.mu.Lock()
-			p.failed[socket] = time.Now()
-			p.mu.Unlock()
+		if err := k.register(ctx, socket); err != nil {
+			k.mu.Lock()
+			k.failed[socket] = time.Now()
+			k.mu.Unlock()
 		}
 	}
 }
 
 // register registers the plugin with a socket.
-func (p *Plugins) register(ctx context.Context, socket string) error {
+func (k *Kubelet) register(ctx context.Context, socket string) error {
 	ctx, cancel := context.WithTimeout(ctx, pluginTimeout)
 	defer cancel()
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -229,21 +234,21 @@ func (p *Plugins) register(ctx context.Context, socket string) error {
 	if err != nil {
 		return err
 	}
-	p.mu.Lock()
-	refuse := p.refuse
-	p.mu.Unlock()
+	k.mu.Lock()
+	refuse := k.refuse
+	k.mu.Unlock()
 	if refuse == "" && info.GetType() != registerapi.DRAPlugin {
 		refuse = "no handler registered for plugin type " + info.GetType()
 	}
 	var added *plugin
 	if refuse == "" {
-		if added, err = p.add(socket, info); err != nil {
+		if added, err = k.add(socket, info); err != nil {
 			refuse = err.Error()
 		}
 	}
 	_, err = client.NotifyRegistrationStatus(ctx, &registerapi.RegistrationStatus{PluginRegistered: refuse == "", Error: refuse})
 	if err != nil && added != nil {
-		p.forget(added)
+		k.forget(added)
 	}
 	if refuse != "" {
 		err = errors.Join(err, errors.New(refuse))
@@ -252,11 +257,11 @@ func (p *Plugins) register(ctx context.Context, socket string) error {
 }
 
 // add takes in a plugin, and connects to it at once.
-func (p *Plugins) add(socket string, info *registerapi.PluginInfo) (*plugin, error) {
+func (k *Kubelet) add(socket string, info *registerapi.PluginInfo) (*plugin, error) {
 	knows := func(service string) bool {
-		return slices.Contains(p.options.Services, service) && slices.Contains(info.GetSupportedVersions(), service)
+		return slices.Contains(k.options.Services, service) && slices.Contains(info.GetSupportedVersions(), service)
 	}
-	added := &plugin{name: info.GetName(), socket: socket, beta: !knows(drav1.DRAPluginService), kubelet: p}
+	added := &plugin{name: info.GetName(), socket: socket, beta: !knows(drav1.DRAPluginService), kubelet: k}
 	if added.beta && !knows(drav1beta1.DRAPluginService) {
 		return nil, fmt.Errorf("none of the services %q is known", info.GetSupportedVersions())
 	}
@@ -267,47 +272,47 @@ func (p *Plugins) add(socket string, info *registerapi.PluginInfo) (*plugin, err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	added.conn, added.cancel = conn, cancel
-	p.mu.Lock()
-	p.plugins = append(p.plugins, added)
-	p.mu.Unlock()
+	k.mu.Lock()
+	k.plugins = append(k.plugins, added)
+	k.mu.Unlock()
 	switch {
 	case knows(healthv1.DRAResourceHealthService):
-		p.tasks.Go(func() { p.follow(ctx, healthv1.NewDRAResourceHealthClient(conn)) })
+		k.tasks.Go(func() { k.follow(ctx, healthv1.NewDRAResourceHealthClient(conn)) })
 	case knows(healthv1alpha1.DRAResourceHealthService):
-		p.tasks.Go(func() {
-			p.follow(ctx, healthv1.V1Alpha1ClientWrapper{Client: healthv1alpha1.NewDRAResourceHealthClient(conn)})
+		k.tasks.Go(func() {
+			k.follow(ctx, healthv1.V1Alpha1ClientWrapper{Client: healthv1alpha1.NewDRAResourceHealthClient(conn)})
 		})
 	}
 	conn.Connect()
 	return added, nil
 }
 
-func (p *Plugins) forget(gone *plugin) {
-	p.mu.Lock()
-	p.plugins = slices.DeleteFunc(p.plugins, func(plugin *plugin) bool { return plugin == gone })
-	p.mu.Unlock()
+func (k *Kubelet) forget(gone *plugin) {
+	k.mu.Lock()
+	k.plugins = slices.DeleteFunc(k.plugins, func(plugin *plugin) bool { return plugin == gone })
+	k.mu.Unlock()
 	gone.cancel()
 	_ = gone.conn.Close()
 }
 
 // follow keeps what a plugin tells of health until ctx ends.
-func (p *Plugins) follow(ctx context.Context, client healthv1.DRAResourceHealthClient) {
+func (k *Kubelet) follow(ctx context.Context, client healthv1.DRAResourceHealthClient) {
 	for ctx.Err() == nil {
 		stream, err := client.NodeWatchResources(ctx, &healthv1.NodeWatchResourcesRequest{})
 		for err == nil {
 			var report *healthv1.NodeWatchResourcesResponse
 			if report, err = stream.Recv(); err == nil {
-				p.mu.Lock()
-				p.reports++
+				k.mu.Lock()
+				k.reports++
 				for _, d := range report.GetDevices() {
-					p.health[d.GetDevice().GetDeviceName()] = d
+					k.health[d.GetDevice().GetDeviceName()] = d
 				}
-				p.mu.Unlock()
+				k.mu.Unlock()
 			}
 		}
-		p.mu.Lock()
-		clear(p.health)
-		p.mu.Unlock()
+		k.mu.Lock()
+		clear(k.health)
+		k.mu.Unlock()
 		select {
 		case <-ctx.Done():
 		case <-time.After(pluginPoll): // kubelet waits for 5 s
