@@ -4,12 +4,44 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
+
+// TestRestoreFromABackup: a condition, labels and a taint that a restore of the cluster took away are there again soon, however sure their
+// writers were that they had just written them.
+func TestRestoreFromABackup(t *testing.T) {
+	s := newStage(t)
+	for range 20 { // the cluster is older than its backup
+		s.change(func(n *corev1.Node) {
+			n.Annotations = map[string]string{"at": s.clock.Now().String()}
+			s.clock.Step(time.Second)
+		})
+	}
+	s.start(everything, gpu(0, bad))
+	s.until("all is told", func() bool { return s.hasCondition("False")() && s.tainted() })
+	watches := s.server.Requests()[apiserver.Request{Verb: "watch", Resource: "nodes"}]
+	if err := s.server.Restore(); err != nil {
+		t.Fatal(err)
+	}
+	s.change(func(n *corev1.Node) { n.Status.Conditions, n.Spec.Taints = nil, nil })
+	for late := time.Now().Add(patience); s.server.Requests()[apiserver.Request{Verb: "watch", Resource: "nodes"}] == watches; {
+		if time.Now().After(late) {
+			t.Fatal("the node is not watched again")
+		}
+		<-time.After(5 * time.Millisecond)
+	}
+	began := s.clock.Now()
+	s.until("all is told again", func() bool { return s.hasCondition("False")() && s.tainted() })
+	if took := s.clock.Since(began); took > ownWrite/2 {
+		t.Errorf("after %v, want it soon", took)
+	}
+}
 
 // TestLabelsAfterARestore: an older version of the node counts after a while: the cluster may have been restored from a backup.
 func TestLabelsAfterARestore(t *testing.T) {

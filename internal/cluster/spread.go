@@ -193,7 +193,7 @@ type clusterSize struct {
 	Boot string `json:"boot"`
 }
 
-// readSize returns the size that a state directory has; nil if there is none. A file that cannot be read is set aside, and the error says so.
+// readSize returns the size that a state directory has; nil if there is none.
 func readSize(dir string) (*clusterSize, error) {
 	if dir == "" {
 		return nil, nil

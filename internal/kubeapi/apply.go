@@ -46,6 +46,7 @@ type metadata struct {
 //
 // A label that another program owns with another value makes it a *Conflict, and nothing is changed.
 func (c *Client) ApplyLabels(ctx context.Context, uid string, labels map[string]string) (Node, error) {
+	restores := c.newestNode().restores
 	text, err := c.applyNode(ctx, labelsManager, metadata{UID: uid, Labels: labels}, false)
 	var refused *Refused
 	if errors.As(err, &refused) && len(refused.Conflicts) > 0 {
@@ -62,18 +63,19 @@ func (c *Client) ApplyLabels(ctx context.Context, uid string, labels map[string]
 	if err != nil {
 		return Node{}, fmt.Errorf("write the labels of the node: %w", err)
 	}
-	return readNode(text)
+	return c.readNode(text, restores)
 }
 
 // ApplyMIGState gives labels and annotations about the MIG layout to the own node, which has to have the UID still, and takes those away
 // that an earlier call gave and that are not among them. What another program has written there before is replaced. It returns the node
 // as it is then.
 func (c *Client) ApplyMIGState(ctx context.Context, uid string, labels, annotations map[string]string) (Node, error) {
+	restores := c.newestNode().restores
 	text, err := c.applyNode(ctx, migManager, metadata{UID: uid, Labels: labels, Annotations: annotations}, true)
 	if err != nil {
 		return Node{}, fmt.Errorf("write the state of the MIG layout: %w", err)
 	}
-	return readNode(text)
+	return c.readNode(text, restores)
 }
 
 // applyNode merges metadata into the own node.
@@ -82,13 +84,15 @@ func (c *Client) applyNode(ctx context.Context, manager string, fields metadata,
 	return c.apply(ctx, nodesPath+"/"+c.node, manager, map[string]any{"apiVersion": "v1", "kind": "Node", "metadata": fields}, force)
 }
 
-// readNode returns the node of an answer.
-func readNode(text []byte) (Node, error) {
+// readNode returns the node of an answer to a write that was sent after so many restores of the cluster.
+func (c *Client) readNode(text []byte, restores int) (Node, error) {
 	var n nodeObject
 	if err := json.Unmarshal(text, &n); err != nil {
 		return Node{}, fmt.Errorf("read the answer of the API server: %w", err)
 	}
-	return n.node(), nil
+	written := n.node()
+	written.restores = restores
+	return c.noteNode(written), nil
 }
 
 // Conflict is the error of labels that other programs own.

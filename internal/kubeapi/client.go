@@ -59,6 +59,7 @@ type Client struct {
 	mu         sync.Mutex // guards all following fields
 	connection *connection
 	requested  func(verb, resource string, code int)
+	newest     Node // that the API server has told of
 	// resourceVersion is the index of the version of resource.k8s.io that was served last.
 	resourceVersion int
 }

@@ -35,18 +35,20 @@ func (c *Client) patchNode(ctx context.Context, subresource, contentType string,
 	if err != nil {
 		return Node{}, fmt.Errorf("encode a patch of the node: %w", err)
 	}
+	restores := c.newestNode().restores
 	answer, err := c.send(ctx, request{
 		verb: http.MethodPatch, path: nodesPath + "/" + c.node + subresource, contentType: contentType, body: body,
 	})
 	if err != nil {
 		return Node{}, err
 	}
-	return readNode(answer)
+	return c.readNode(answer, restores)
 }
 
-// After reports whether n is a later version of the same node than other.
+// After reports whether n is a later version of the same node than other. It reports false if the cluster was restored from a backup between
+// the two.
 func (n Node) After(other Node) bool {
-	return n.UID == other.UID && isBefore(other.ResourceVersion, n.ResourceVersion)
+	return n.UID == other.UID && n.restores == other.restores && isBefore(other.ResourceVersion, n.ResourceVersion)
 }
 
 // isBefore reports whether a version is an earlier one than another. It reports false if one of them is none.

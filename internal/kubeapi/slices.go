@@ -72,9 +72,12 @@ func (c *Client) WatchSlices(ctx context.Context, timer clock.Clock, driver stri
 	var path string
 	c.follow(ctx, timer, collection{
 		what: "the slices", problem: problem, path: func() string { return path }, selector: c.slicesOf(driver),
-		list: func(ctx context.Context) (version string, err error) {
+		list: func(ctx context.Context, latest bool) (version string, err error) {
+			if version = "0"; latest {
+				version = ""
+			}
 			var found Slices
-			if found, path, err = c.listSlices(ctx, driver, "0"); err == nil {
+			if found, path, err = c.listSlices(ctx, driver, version); err == nil {
 				slices.Publish(found)
 			}
 			return found.ResourceVersion, err

@@ -25,6 +25,9 @@ type Node struct {
 	Labels, Annotations        map[string]string
 	Conditions                 []Condition
 	Taints                     []Taint
+	// restores is how often the cluster had been restored from a backup before, as far as is known. Versions of before and after are of
+	// different histories.
+	restores int
 }
 
 // A Condition is one of the node's, as the API has it.
@@ -89,7 +92,9 @@ func (c *Client) Problem() *feed.Feed[error] { return c.problem }
 
 // Get returns the own node as the API server has it now; without UID if it has none. It asks once, and publishes nothing.
 func (c *Client) Get(ctx context.Context) (Node, error) {
-	node, _, err := c.list(ctx)
+	restores := c.newestNode().restores
+	node, _, err := c.list(ctx, false)
+	node.restores = restores
 	return node, err
 }
 
@@ -98,12 +103,19 @@ func (c *Client) Watch(ctx context.Context, timer clock.Clock) {
 	defer c.nodes.Publish(Node{})
 	c.follow(ctx, timer, collection{
 		what: "the node", problem: c.problem, path: func() string { return nodesPath }, selector: "metadata.name=" + c.node,
-		list: func(ctx context.Context) (string, error) {
-			node, version, err := c.list(ctx)
-			if err == nil {
-				c.nodes.Publish(node)
+		list: func(ctx context.Context, latest bool) (string, error) {
+			before := c.newestNode()
+			node, version, err := c.list(ctx, latest)
+			if err != nil {
+				return "", err
 			}
-			return version, err
+			if node.restores = before.restores; latest && before.After(node) {
+				klog.FromContext(ctx).Info("The node is an older one than before: the cluster was restored from a backup",
+					"version", node.ResourceVersion, "before", before.ResourceVersion)
+				node.restores++
+			}
+			c.nodes.Publish(c.noteNode(node))
+			return version, nil
 		},
 		changed: func(kind, _ string, object []byte) error {
 			var n nodeObject
@@ -112,7 +124,9 @@ func (c *Client) Watch(ctx context.Context, timer clock.Clock) {
 			}
 			switch kind {
 			case added, modified:
-				c.nodes.Publish(n.node())
+				node := n.node()
+				node.restores = c.newestNode().restores
+				c.nodes.Publish(c.noteNode(node))
 			case deleted:
 				c.nodes.Publish(Node{})
 			}
@@ -121,13 +135,31 @@ func (c *Client) Watch(ctx context.Context, timer clock.Clock) {
 	})
 }
 
+// newestNode returns the newest version of the node that the API server has told of.
+func (c *Client) newestNode() Node {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.newest
+}
+
+// noteNode notes a node that the API server has told of, and returns it.
+func (c *Client) noteNode(n Node) Node {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if n.restores > c.newest.restores || n.restores == c.newest.restores && (n.UID != c.newest.UID || n.After(c.newest)) {
+		c.newest = n
+	}
+	return n
+}
+
 // A collection is objects that a watch follows.
 type collection struct {
 	what     string            // for people
 	problem  *feed.Feed[error] // why it cannot be watched; nil while it is
 	path     func() string     // such as /api/v1/nodes; it is asked after list
 	selector string            // by fields
-	list     func(context.Context) (version string, err error)
+	// list returns the version of the collection as it is now, if it is to be the latest, and as some API server knows it otherwise.
+	list func(ctx context.Context, latest bool) (version string, err error)
 	// changed is told of each event but errors, bookmarks too, with the version that it brings.
 	changed func(kind, version string, object []byte) error
 }
@@ -139,17 +171,18 @@ const (
 	deleted  = "DELETED"
 )
 
-// follow watches a collection until ctx ends; then it has no problem. It lists the collection once, and again only when the watch cannot go
-// on with the version that was seen last. A watch from version 0 would tell the same with one request less, but not with an etcd before
-// 3.4.25: with that, an API server answers 500 to one that takes bookmarks.
+// follow watches a collection until ctx ends; then it has no problem. Each watch begins with a list. One that goes on where the last one ended
+// would say nothing for long in a cluster that was restored from a backup. One from version 0 would tell the same with one request less, but
+// not with an etcd before 3.4.25: with that, an API server answers 500 to one that takes bookmarks. The first list may be that of an API server
+// that is a little behind, as it costs less and many may ask; a further one may not, as what is known would go back.
 func (c *Client) follow(ctx context.Context, timer clock.Clock, w collection) {
 	log := klog.FromContext(ctx).WithValues("what", w.what)
 	defer w.problem.Publish(nil)
-	version, failures := "", 0
+	latest, failures := false, 0
 	for ctx.Err() == nil {
 		began := timer.Now()
-		next, answered, err := c.watchOnce(ctx, timer, w, version)
-		version = next
+		answered, err := c.watchOnce(ctx, timer, w, latest)
+		latest = latest || answered
 		if ctx.Err() != nil {
 			return
 		}
@@ -175,14 +208,11 @@ func (c *Client) follow(ctx context.Context, timer clock.Clock, w collection) {
 	}
 }
 
-// watchOnce lists the collection if version is empty, and watches it then until the watch ends. It returns the version that was seen last,
-// empty if the next watch has to begin with a list, and whether the API server has answered.
-func (c *Client) watchOnce(ctx context.Context, timer clock.Clock, w collection, version string) (last string, answered bool, err error) {
-	if version == "" {
-		if version, err = w.list(ctx); err != nil {
-			return "", false, err
-		}
-		answered = true
+// watchOnce lists the collection and watches it then until the watch ends. It returns whether the API server has answered.
+func (c *Client) watchOnce(ctx context.Context, timer clock.Clock, w collection, latest bool) (answered bool, err error) {
+	version, err := w.list(ctx, latest)
+	if err != nil {
+		return false, err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -208,7 +238,7 @@ func (c *Client) watchOnce(ctx context.Context, timer clock.Clock, w collection,
 		"timeoutSeconds": {strconv.Itoa(int(length.Seconds()))},
 	}})
 	if err != nil {
-		return afterError(version, err), answered, err
+		return true, err
 	}
 	defer body.Close()
 	if w.problem.Value() != nil {
@@ -228,41 +258,26 @@ func (c *Client) watchOnce(ctx context.Context, timer clock.Clock, w collection,
 			if cause := context.Cause(ctx); cause != nil {
 				err = cause
 			}
-			var syntax *json.SyntaxError
-			var kind *json.UnmarshalTypeError
 			switch {
 			case bounded.N <= 0:
-				err, version = fmt.Errorf("an event of the watch has more than %d bytes", maxAnswer), ""
-			case errors.Is(err, errSilent):
-				version = "" // a cluster that was restored from a backup may not have reached it yet
+				err = fmt.Errorf("an event of the watch has more than %d bytes", maxAnswer)
 			case errors.Is(err, io.EOF):
 				err = nil
-			case errors.As(err, &syntax), errors.As(err, &kind):
-				version = "" // what comes is not from an API server
 			}
-			return version, true, err
+			return true, err
 		}
 		select {
 		case <-ctx.Done():
 		case heard <- struct{}{}:
 		}
 		if version, err = w.receive(e.Type, e.Object, version); err != nil {
-			return afterError(version, err), true, err
+			return true, err
 		}
 	}
 }
 
 // errSilent is the error of a watch that said nothing for too long.
 var errSilent = fmt.Errorf("the watch said nothing for %v", maxSilence)
-
-// afterError returns the version that the next watch begins with: none if the API server has forgotten this one, or serves the API in
-// another version now.
-func afterError(version string, err error) string {
-	if IsCode(err, http.StatusGone) || isNotServed(err) {
-		return ""
-	}
-	return version
-}
 
 // receive hands on what an event of a watch tells, and returns the version that was seen last.
 func (w collection) receive(kind string, object []byte, version string) (string, error) {
@@ -274,7 +289,7 @@ func (w collection) receive(kind string, object []byte, version string) (string,
 		if err := json.Unmarshal(object, &s); err != nil {
 			return "", fmt.Errorf("read an event of the watch: %w", err)
 		}
-		return version, &Refused{Code: s.Code, Reason: s.Reason, Message: s.Message}
+		return "", &Refused{Code: s.Code, Reason: s.Reason, Message: s.Message}
 	}
 	var has struct {
 		Metadata struct {
@@ -298,10 +313,12 @@ func (w collection) receive(kind string, object []byte, version string) (string,
 }
 
 // list returns the own node, and the version that a watch can begin with. If there is no such node it has no UID.
-func (c *Client) list(ctx context.Context) (Node, string, error) {
-	text, err := c.send(ctx, request{verb: http.MethodGet, path: nodesPath, query: url.Values{
-		"fieldSelector": {"metadata.name=" + c.node}, "resourceVersion": {"0"},
-	}})
+func (c *Client) list(ctx context.Context, latest bool) (Node, string, error) {
+	query := url.Values{"fieldSelector": {"metadata.name=" + c.node}}
+	if !latest {
+		query.Set("resourceVersion", "0")
+	}
+	text, err := c.send(ctx, request{verb: http.MethodGet, path: nodesPath, query: query})
 	if err != nil {
 		return Node{}, "", err
 	}

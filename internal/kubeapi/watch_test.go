@@ -195,6 +195,49 @@ func TestWatchGoesOnAfterAFault(t *testing.T) {
 	}
 }
 
+// TestRestore: what a write returned before the cluster was restored from a backup is no later version than what is there now. That is known as
+// soon as the watch is begun anew, also if no watch told of the write.
+func TestRestore(t *testing.T) {
+	t.Parallel()
+	for name, watched := range map[string]bool{"a write that the watch told of": true, "a write that it did not tell of": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := start(t)
+			client := watch(t, server, clock.RealClock{})
+			awaitLabel(t, client, "a")
+			for range 3 {
+				label(t, server, "node-2", "other")
+			}
+			if !watched {
+				server.SetFault(apiserver.Fault{Status: http.StatusServiceUnavailable, Only: func(r apiserver.Request) bool { return !r.IsWrite() }})
+				server.DropWatches()
+			}
+			written, err := client.PatchCondition(t.Context(), kubeapi.Condition{Type: "GPUHealthy", Status: "True"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if watched {
+				await(t, "the condition", client.Nodes(), func(n kubeapi.Node) bool { return n.ResourceVersion == written.ResourceVersion })
+			}
+			if err := server.Restore(); err != nil {
+				t.Fatal(err)
+			}
+			server.SetFault(apiserver.Fault{})
+			restored := await(t, "the restored node", client.Nodes(), func(n kubeapi.Node) bool { return n.ResourceVersion == "1" })
+			if written.After(restored) || restored.After(written) {
+				t.Errorf("version %s of before the restore is before or after version %s", written.ResourceVersion, restored.ResourceVersion)
+			}
+			again, err := client.PatchCondition(t.Context(), kubeapi.Condition{Type: "GPUHealthy", Status: "False"})
+			if err != nil || !again.After(restored) || again.After(written) {
+				t.Errorf("a write after the restore: %+v, %v", again, err)
+			}
+			if now, err := client.Get(t.Context()); err != nil || now.After(again) || again.After(now) {
+				t.Errorf("the node is %+v (%v), and was written as %+v", now, err, again)
+			}
+		})
+	}
+}
+
 // TestWatchThatHangsIsBegunAnew: a connection through which nothing comes any more is not waited for.
 func TestWatchThatHangsIsBegunAnew(t *testing.T) {
 	t.Parallel()
@@ -203,7 +246,7 @@ func TestWatchThatHangsIsBegunAnew(t *testing.T) {
 	awaitLabel(t, client, "a")
 	server.SetBlackHole(true)
 	label(t, server, nodeName, "b")
-	awaitProblem(t, client, "said nothing")
+	awaitProblem(t, client, "ask the API server") // the watch is given up, and there is no other one
 	server.SetBlackHole(false)
 	awaitLabel(t, client, "b")
 }
