@@ -34,6 +34,8 @@ func choose(o config.NodeConfig, value string, names []string) (string, error) {
 			return names[0], nil
 		case f == config.FallbackEmpty:
 			return "", nil
+		case f != config.FallbackNamed && f != config.FallbackSingle:
+			return "", fmt.Errorf("the fallback %q is not one of: named, single, empty", f)
 		}
 	}
 	return "", fmt.Errorf("the node has no label %s, there is no default configuration, and no fallback is possible; %s has: %s",

@@ -32,6 +32,8 @@ func TestChoose(t *testing.T) {
 		"single, and there are several":  {fallbacks: all[:2], names: []string{"a", "b"}, problem: "no fallback is possible"},
 		"single before named":            {fallbacks: []config.Fallback{"single", "named"}, names: []string{"default"}, want: "default"},
 		"empty before named":             {fallbacks: []config.Fallback{"empty", "named"}, names: []string{"default"}, want: ""},
+		"an unknown fallback":            {fallbacks: []config.Fallback{"named", "last"}, names: []string{"a"}, problem: `"last" is not one of: named`},
+		"an unknown one comes too late":  {fallbacks: []config.Fallback{"named", "last"}, names: []string{"default"}, want: "default"},
 		"nothing is said":                {names: []string{"default"}, problem: "no fallback is possible"},
 		"no files":                       {value: "a", problem: "no files"},
 		"a name that leaves the folder":  {value: "..", names: []string{"a"}, problem: "no such file"},

@@ -10,7 +10,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -35,7 +34,7 @@ type manager struct {
 	oneshot    bool
 	signals    bool
 	signal     syscall.Signal
-	process    string // compared with argv[0]
+	process    string // compared with argv[0]; where one of the two is a path, its last part counts
 	proc       string // /proc
 }
 
@@ -70,8 +69,8 @@ func newConfigManagerCommand() *cobra.Command {
 		"empty [$FALLBACK_STRATEGIES]")
 	f.BoolVar(&m.signals, "send-signal", true, "send the signal [$SEND_SIGNAL]")
 	f.IntVar(&number, "signal", number, "number of the signal [$SIGNAL]")
-	f.StringVar(&m.process, "process-to-signal", "nvidia-device-plugin", "process that is sent the signal: its argv[0], or the last part "+
-		"of that [$PROCESS_TO_SIGNAL]")
+	f.StringVar(&m.process, "process-to-signal", "nvidia-device-plugin", "process that is sent the signal: its argv[0]; where one of "+
+		"the two is a path, its last part counts [$PROCESS_TO_SIGNAL]")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if len(args) > 0 { // under NVIDIA's name
 			klog.FromContext(cmd.Context()).Info("Ignoring arguments", "arguments", args)
@@ -114,15 +113,11 @@ func (m *manager) check(fallbacks []string) error {
 	if m.signals && m.process == "" {
 		return errors.New("--process-to-signal is not given; without a signal, use --send-signal=false")
 	}
-	if m.signal < 1 || m.signal > 64 {
+	if m.signals && (m.signal < 1 || m.signal > 64) {
 		return fmt.Errorf("--signal is %d; use a number from 1 to 64", m.signal)
 	}
 	for _, name := range fallbacks {
-		fallback := config.Fallback(strings.TrimSpace(name))
-		if !slices.Contains([]config.Fallback{config.FallbackNamed, config.FallbackSingle, config.FallbackEmpty}, fallback) {
-			return fmt.Errorf("--fallback-strategies: %q is not one of: named, single, empty", name)
-		}
-		m.options.Fallbacks = append(m.options.Fallbacks, fallback)
+		m.options.Fallbacks = append(m.options.Fallbacks, config.Fallback(strings.TrimSpace(name)))
 	}
 	return nil
 }
@@ -285,9 +280,12 @@ func (m *manager) processes() ([]int, error) {
 		}
 		line, err := os.ReadFile(filepath.Join(m.proc, e.Name(), "cmdline"))
 		name, _, _ := strings.Cut(string(line), "\x00")
-		if err == nil && name != "" && (name == m.process || filepath.Base(name) == m.process) {
+		if err == nil && name != "" && (name == m.process || isPart(name, m.process) || isPart(m.process, name)) {
 			ids = append(ids, id)
 		}
 	}
 	return ids, nil
 }
+
+// isPart reports whether name is the last part of a path.
+func isPart(path, name string) bool { return filepath.Base(path) == name }

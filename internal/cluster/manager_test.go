@@ -184,14 +184,15 @@ func TestConfigManagerFlags(t *testing.T) {
 		"no node":           {args: []string{"--node-name="}, want: "--node-name"},
 		"no folder":         {args: []string{"--config-file-srcdir="}, want: "--config-file-srcdir"},
 		"no link":           {args: []string{"--config-file-dst="}, want: "--config-file-dst"},
-		"unknown fallback":  {args: []string{"--fallback-strategies=named,last"}, want: "named, single, empty"},
+		"unknown fallback":  {args: []string{"--oneshot", "--fallback-strategies=named,last"}, want: "named, single, empty"},
 		"no process":        {args: []string{"--process-to-signal="}, want: "--process-to-signal"},
 		"no such signal":    {args: []string{"--signal=99"}, want: "99"},
 		"a bad truth":       {env: "ONESHOT=maybe", want: "ONESHOT"},
-		"an unknown in env": {env: "FALLBACK_STRATEGIES=x", want: `"x"`},
+		"an unknown in env": {env: "FALLBACK_STRATEGIES=x", args: []string{"--oneshot"}, want: `"x"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newManaged(t)
+			m.label("")
 			if variable, value, given := strings.Cut(tt.env, "="); given {
 				t.Setenv(variable, value)
 			}
@@ -215,6 +216,17 @@ func TestConfigManagerEnvironment(t *testing.T) {
 	}
 	m.args = nil
 	if err := m.execute(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	m.linked("b")
+}
+
+// TestConfigManagerTakesWhatNVIDIAsTakes: what is wrong with a setting that is not needed is no reason to refuse it.
+func TestConfigManagerTakesWhatNVIDIAsTakes(t *testing.T) {
+	t.Parallel()
+	m := newManaged(t)
+	m.label("")
+	if err := m.execute(t.Context(), "--oneshot", "--default-config=b", "--fallback-strategies=last", "--send-signal=false", "--signal=0"); err != nil {
 		t.Fatal(err)
 	}
 	m.linked("b")
@@ -325,6 +337,14 @@ func TestConfigManagerSignals(t *testing.T) {
 	end = m.sidecar(process)
 	daemon.says(t, "HUP")
 	m.until("the signal is on record", func() bool { return !strings.Contains(recorded(), before) })
+	end()
+	daemon.silent(t)
+
+	// Where both are paths they must be the same. NVIDIA's chart gives a path for a process that has none.
+	m.write("b", "3")
+	end = m.sidecar("--process-to-signal=/opt/" + name)
+	bare := m.daemon(name)
+	bare.says(t, "HUP")
 	end()
 	daemon.silent(t)
 }

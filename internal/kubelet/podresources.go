@@ -27,8 +27,8 @@ const maxPodResources = 16 << 20
 // restart of kubelet takes much less.
 var reconnect = backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second}
 
-// ErrNoPodResources says that this process cannot ask kubelet's PodResources service, now or later, as under NVIDIA's manifests, which do not
-// mount its folder.
+// ErrNoPodResources says that this process cannot ask kubelet's PodResources service, now or later, as under NVIDIA's manifests, which do
+// not mount its folder.
 var ErrNoPodResources = errors.New("kubelet is not asked which pods hold devices")
 
 // PodResources is a client of kubelet's PodResources service. It connects at the first question, and again when kubelet was

@@ -133,9 +133,9 @@ func (s *Set) claim() {
 // are those of pods.
 const stuckFor = 30 * time.Second
 
-// stuck returns GPUs on which claims do not count once that has lasted for stuckFor: one for each resource of the plan that has nothing to
-// give because all of its devices wait for pods which hold them under other names. Where PodResources cannot be asked, kubelet sees that such
-// a pod has ended only when it gives a device to another one, which would never come.
+// stuck returns GPUs on which claims do not count once that has lasted for stuckFor: one for each resource of the plan that has nothing
+// to give because all of its devices wait for pods which hold them under other names. Where PodResources cannot be asked, kubelet sees
+// that such a pod has ended only when it gives a device to another one, which would never come.
 func (s *Set) stuck() map[string]bool {
 	gpus := map[string]bool{}
 	if !s.unasked {

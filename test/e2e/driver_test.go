@@ -43,18 +43,23 @@ func installDriver(ctx context.Context, t *testing.T) {
 		{"libcuda.so.535.274.02", "libcuda.so.1"},
 		{"libstdc++.so.6.0.33", "libstdc++.so.6"},
 	} {
-		path := filepath.Join(driverRoot, libraryFolder, l.name)
-		makeFolder(t, filepath.Dir(path))
-		cmd := exec.CommandContext(ctx, "gcc", "-shared", "-nostdlib", "-Wl,-soname,"+l.soname, "-x", "c", "-o", path, "-")
-		cmd.Stdin = strings.NewReader(fmt.Sprintf("const char name[] = %q;", l.name))
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("make %s: %v: %s", path, err, out)
-		}
+		makeLibrary(ctx, t, filepath.Join(driverRoot, libraryFolder, l.name), l.soname)
 	}
 	program := filepath.Join(driverRoot, "/usr/bin/nvidia-smi")
 	makeFolder(t, filepath.Dir(program))
 	if err := os.WriteFile(program, []byte("nvidia-smi "+driverVersion), 0o755); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// makeLibrary makes a shared library that says its file's name.
+func makeLibrary(ctx context.Context, t *testing.T, path, soname string) {
+	t.Helper()
+	makeFolder(t, filepath.Dir(path))
+	cmd := exec.CommandContext(ctx, "gcc", "-shared", "-nostdlib", "-Wl,-soname,"+soname, "-x", "c", "-o", path, "-")
+	cmd.Stdin = strings.NewReader(fmt.Sprintf("const char name[] = %q;", filepath.Base(path)))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("make %s: %v: %s", path, err, out)
 	}
 }
 

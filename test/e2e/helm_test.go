@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -45,14 +46,9 @@ func helm(ctx context.Context, t *testing.T, n *node.Node, args ...string) strin
 // chartWith returns the arguments that name the release and the chart, with helmValues and these values.
 func chartWith(t *testing.T, values string) []string {
 	t.Helper()
-	folder := t.TempDir()
 	args := []string{daemonSet, filepath.Join(*source, "deployments/helm/gpu-device-plugin")}
-	for i, text := range []string{helmValues, values} {
-		file := filepath.Join(folder, fmt.Sprintf("%d.yaml", i))
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		args = append(args, "--values", file)
+	for _, text := range []string{helmValues, values} {
+		args = append(args, "--values", valuesFile(t, text))
 	}
 	return args
 }
@@ -192,6 +188,93 @@ func devicesByHelm(ctx context.Context, t *testing.T, n *node.Node, kubelet podr
 	pod := runPod(ctx, t, n, "helm-mig", "nvidia.com/mig-3g.40gb", 1)
 	hasNodes(ctx, t, n, kubelet, "helm-mig")
 	return pod
+}
+
+// upgradesWithPods: upgrades of the release take no pod its GPU while short pods come and go.
+func upgradesWithPods(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
+	withoutDaemon(ctx, t, n)
+	before := waitPod(ctx, t, n, holder, isRunning)
+	helm(ctx, t, n, append([]string{"install"}, chartWith(t, "")...)...)
+	waitAllocatable(ctx, t, kubelet, gpu, gpus, stepLimit)
+	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
+	seen := watch(ctx, t, kubelet, gpu, "helm upgrade while pods come and go")
+	end := startChurn(ctx, t, n)
+	for i := range 5 {
+		upgrade(ctx, t, n, fmt.Sprintf("podAnnotations: {e2e/upgrade: %q}", fmt.Sprint(i)))
+	}
+	churn := end()
+	lowest, longest := seen().below(gpus)
+	t.Logf("five upgrades: the kubelet counted %d at least, below %d for %v; %v", lowest, gpus, longest, churn)
+	if ours := churn.ofOurs(); len(ours) > 0 {
+		t.Errorf("%d of %d pods failed for what a device plugin did", len(ours), churn.made)
+	}
+	waitPod(ctx, t, n, holder, isSame(before))
+}
+
+// besideTheOperator: the chart with the values of docs/migrate.md serves the GPUs where NVIDIA's operator runs all but its device plugin. It
+// goes and comes with the operator's label.
+func besideTheOperator(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
+	withoutDaemon(ctx, t, n)
+	before := waitPod(ctx, t, n, holder, isRunning)
+	text, err := os.ReadFile(filepath.Join(*source, "docs/migrate.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(text), "TestValuesBesideTheOperator -->\n```yaml\n")
+	values, _, found := strings.Cut(rest, "```")
+	if !found {
+		t.Fatal("docs/migrate.md has no values for a cluster with the operator")
+	}
+	startProxy(t)
+	publishCA(ctx, t, n, namespace)
+	installDriver(ctx, t)
+	installToolkit(t)
+	kubectl(ctx, t, n, "label", "node", node.Name, deployPlugin+"=true")
+	t.Cleanup(func() {
+		if _, err := n.Kubectl(context.Background(), "label", "node", node.Name, deployPlugin+"-"); err != nil {
+			t.Error(err)
+		}
+	})
+	helm(ctx, t, n, append([]string{"install"}, append(chartWith(t, values), "--values", valuesFile(t, `
+cdi: {nvidiaHookPath: /run/nvidia/toolkit/nvidia-cdi-hook}
+devicePlugin:
+  containers:
+    main:
+      env: [{name: KUBERNETES_SERVICE_HOST, value: 192.0.2.1}, {name: KUBERNETES_SERVICE_PORT, value: "6444"}]
+`))...)...)
+	start := time.Now()
+	waitNodeSays(ctx, t, n, "the condition", start, stepLimit, func(object *corev1.Node) bool {
+		return slices.ContainsFunc(object.Status.Conditions, func(c corev1.NodeCondition) bool {
+			return c.Type == "GPUHealthy" && c.Status == corev1.ConditionTrue
+		})
+	})
+	waitAllocatable(ctx, t, kubelet, gpu, gpus, stepLimit)
+	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
+	all := simulatedGPUs(ctx, t, n)
+	makeNodes(t, driverRoot, all)
+	runPod(ctx, t, n, "beside-the-operator", gpu, 1)
+	hasNodesOf(ctx, t, n, kubelet, "beside-the-operator", all)
+	shell(ctx, t, n, "beside-the-operator", "ls /usr/bin/nvidia-smi")
+	deletePod(ctx, t, n, "beside-the-operator")
+
+	kubectl(ctx, t, n, "label", "--overwrite", "node", node.Name, deployPlugin+"=paused-for-mig-change")
+	waitNoDaemon(ctx, t, n)
+	if processes := daemonProcesses(t); len(processes) > 0 {
+		t.Errorf("processes %v may have the driver open during the pause", processes)
+	}
+	kubectl(ctx, t, n, "label", "--overwrite", "node", node.Name, deployPlugin+"=true")
+	waitAllocatable(ctx, t, kubelet, gpu, gpus, stepLimit)
+	waitPod(ctx, t, n, holder, isSame(before))
+}
+
+// valuesFile writes values into a file.
+func valuesFile(t *testing.T, values string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "values.yaml")
+	if err := os.WriteFile(file, []byte(values), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
 }
 
 // upgrade upgrades the release to other values, and waits until the DaemonSet is rolled out.

@@ -36,6 +36,14 @@ NVIDIA_DEV_ROOT=/run/nvidia/driver
 DEV_ROOT_CTR_PATH=/driver-root
 `
 
+// hostDriverReady is what it writes where the driver is installed on the node itself.
+const hostDriverReady = `IS_HOST_DRIVER=true
+NVIDIA_DRIVER_ROOT=/
+DRIVER_ROOT_CTR_PATH=/host
+NVIDIA_DEV_ROOT=/
+DEV_ROOT_CTR_PATH=/host
+`
+
 // underTheOperator: the DaemonSets of NVIDIA's GPU operator start the image compat in the place of NVIDIA's. They wait for the operator's
 // validations; a label of the node chooses the configuration; a pod gets its GPU by CDI; and labels of the node remove the pods and bring
 // them back, as they do while the MIG layout or the driver changes. Before and after, the daemon of the other stories serves the GPUs.
@@ -43,8 +51,10 @@ func underTheOperator(ctx context.Context, t *testing.T, n *node.Node, kubelet p
 	before := waitPod(ctx, t, n, holder, isRunning)
 	startProxy(t)
 	installDriver(ctx, t)
-	makeNodes(t, driverRoot, simulatedGPUs(ctx, t, n))
+	all := simulatedGPUs(ctx, t, n)
+	makeNodes(t, driverRoot, all)
 	installToolkit(t)
+	installMPS(t)
 	apply(ctx, t, n, "operator")
 	t.Cleanup(func() { leaveTheOperator(t, n) })
 	publishCA(ctx, t, n, operatorNamespace)
@@ -95,6 +105,15 @@ func underTheOperator(ctx context.Context, t *testing.T, n *node.Node, kubelet p
 	kubectl(ctx, t, n, "label", "node", node.Name, configLabel+"=shared")
 	waitAllocatable(ctx, t, kubelet, gpu, 2*(gpus-3)+3, stepLimit) // two pods hold three GPUs whole
 	t.Logf("GPUs are shared %v after the label of the node asked for it", time.Since(start).Round(time.Millisecond))
+
+	// By MPS, with a control daemon in the other DaemonSet, whose sidecar signals that.
+	start = time.Now()
+	kubectl(ctx, t, n, "label", "--overwrite", "node", node.Name, configLabel+"=mps")
+	waitAllocatable(ctx, t, kubelet, gpu, 4*(gpus-3)+3, stepLimit)
+	t.Logf("GPUs are shared by MPS %v after the label of the node asked for it", time.Since(start).Round(time.Millisecond))
+	runPod(ctx, t, n, "client-of-mps", gpu, 1)
+	usesMPS(ctx, t, n, "client-of-mps", gpu, "set_default_active_thread_percentage 25")
+	deletePod(ctx, t, n, "client-of-mps")
 	kubectl(ctx, t, n, "label", "node", node.Name, configLabel+"-")
 	waitAllocatable(ctx, t, kubelet, gpu, gpus, stepLimit)
 
@@ -109,11 +128,21 @@ func underTheOperator(ctx context.Context, t *testing.T, n *node.Node, kubelet p
 		t.Errorf("processes %v may have the driver open during the pause", processes)
 	}
 	waitAllocatable(ctx, t, kubelet, gpu, 0, promptly)
+	deletePod(ctx, t, n, pod.Name)
+
+	// Afterwards the driver is the node's own.
+	installHostDriver(ctx, t, all)
+	validate(t, "driver-ready", hostDriverReady)
 	start = time.Now()
 	kubectl(ctx, t, n, "label", "--overwrite", "node", node.Name, deployPlugin+"=true", deployDiscovery+"=true")
 	waitAllocatable(ctx, t, kubelet, gpu, gpus, stepLimit)
 	t.Logf("all GPUs are allocatable %v after the pause's end", time.Since(start).Round(time.Millisecond))
-	deletePod(ctx, t, n, pod.Name)
+	runPod(ctx, t, n, "with-the-hosts-driver", gpu, 1)
+	const hosts = libraryFolder + "/libcuda.so." + driverVersion
+	if found := strings.Fields(shell(ctx, t, n, "with-the-hosts-driver", "ls /dev/nvidia[0-9]* "+hosts)); len(found) != 2 {
+		t.Errorf("the pod has %v, want one GPU and %s", found, hosts)
+	}
+	deletePod(ctx, t, n, "with-the-hosts-driver")
 
 	// Back, in the other order: the operator's pods first.
 	kubectl(ctx, t, n, "label", "--overwrite", "node", node.Name, deployPlugin+"=false", deployDiscovery+"=false")
@@ -161,6 +190,18 @@ func installToolkit(t *testing.T) {
 	if err := os.WriteFile(hook, []byte("#!/bin/sh\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// installHostDriver puts the driver's libraries and device nodes where an installation on the node has them. The folders are the test
+// node's own.
+func installHostDriver(ctx context.Context, t *testing.T, gpus []simulated) {
+	t.Helper()
+	for _, name := range []string{"libcuda.so", "libnvidia-ml.so"} {
+		path := filepath.Join(libraryFolder, name+"."+driverVersion)
+		makeLibrary(ctx, t, path, name+".1")
+		t.Cleanup(func() { _ = os.Remove(path) })
+	}
+	makeNodes(t, "/", gpus)
 }
 
 // validate writes a file as the operator's validator does.
