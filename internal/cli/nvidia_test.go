@@ -54,6 +54,25 @@ func TestVersionUnderNVIDIAsNames(t *testing.T) {
 	}
 }
 
+// TestFlagsOfNVIDIAsPrograms: each flag of NVIDIA's gpu-feature-discovery and config-manager v0.20, with each of its names.
+func TestFlagsOfNVIDIAsPrograms(t *testing.T) {
+	for name, flags := range map[string]string{
+		"gpu-feature-discovery": "mig-strategy fail-on-init-error oneshot no-timestamp sleep-interval output-file output machine-type-file config-file " +
+			"use-node-feature-api device-discovery-strategy driver-root-ctr-path container-driver-root kubeconfig kube-api-qps kube-api-burst " +
+			"namespace node-name pod-name",
+		"config-manager": "oneshot kubeconfig node-name node-label config-file-srcdir config-file-dst default-config fallback-strategies send-signal " +
+			"signal process-to-signal",
+	} {
+		for _, flag := range append(strings.Fields(flags), "version", "help") {
+			// A flag that is not known is refused before the help is printed.
+			value := map[bool]string{true: "=1", false: ""}[flag != "version" && flag != "help"]
+			if _, err := runAs(t, cli.NodeAgent(cluster.New()), name, "--"+flag+value, "--help"); err != nil {
+				t.Errorf("%s --%s: %v", name, flag, err)
+			}
+		}
+	}
+}
+
 // TestCompatibilityHasARowForEveryProgram: each program and each flag of config-manager has a row of docs/compatibility.md.
 func TestCompatibilityHasARowForEveryProgram(t *testing.T) {
 	text, err := os.ReadFile("../../docs/compatibility.md")

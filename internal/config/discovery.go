@@ -53,7 +53,7 @@ var discoveryOptions = append(shared(
 	},
 	{
 		flag: "sleep-interval", env: []string{"GFD_SLEEP_INTERVAL"}, key: "flags.gfd.sleepInterval", fallback: "60s",
-		usage: "time after which labels are written again although they did not change, or infinite", set: setSleep,
+		usage: "time after which labels are written again although they did not change, at least 1s, or infinite", set: setSleep,
 	},
 	{
 		flag: "output-file", aliases: []string{"output"}, short: "o", env: []string{"GFD_OUTPUT_FILE"}, key: "flags.gfd.outputFile",
@@ -98,10 +98,10 @@ func setSleep(c *Config, text string) error {
 		return nil
 	}
 	d, err := time.ParseDuration(text)
-	if err != nil || d < time.Second {
-		return fmt.Errorf(`%q is not infinite or a duration of 1s or more, such as "60s"`, text)
+	if err != nil {
+		return fmt.Errorf(`%q is not infinite or a duration, such as "60s"`, text)
 	}
-	c.Discovery.Sleep = d
+	c.Discovery.Sleep = max(d, time.Second)
 	return nil
 }
 

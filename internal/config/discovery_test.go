@@ -50,6 +50,7 @@ func TestDiscoveryOptions(t *testing.T) {
 		},
 		{name: "flags over environment", env: "GFD_ONESHOT=true", args: "--oneshot=false -o /o --kube-api-qps=7 --kube-api-burst=9", want: with(func(w *want) { w.file = "/o" })},
 		{name: "an infinite interval", file: "flags: {gfd: {sleepInterval: infinite}}", want: with(func(w *want) { w.d.Sleep = 0 })},
+		{name: "a short interval", args: "--sleep-interval=10ms", want: with(func(w *want) { w.d.Sleep = time.Second })},
 		{name: "other discovery", args: "--device-discovery-strategy=vfio", fails: "auto, nvml"},
 		{name: "an agent's default", env: "GFD_NODE_NAME=n", program: config.NodeAgent, want: with(func(w *want) { w.labels = config.LabelsNodeFeature })},
 		{name: "features are of the daemon", file: "features: {labels: node, events: true}", program: config.DevicePlugin, want: usual},
