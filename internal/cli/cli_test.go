@@ -57,6 +57,7 @@ func TestWhatIsWrongIsSaidWithTheRemedy(t *testing.T) {
 		"no daemon":               {[]string{"status", "--control-socket=/nowhere/control.sock"}, []string{"/nowhere/control.sock", "--control-socket"}},
 		"clear without a GPU":     {[]string{"health", "clear"}, []string{"gpu"}},
 		"a fault without a GPU":   {[]string{"simulate", "xid", "--control-socket=/nowhere/control.sock"}, []string{"/nowhere"}},
+		"a plan of a bad flag":    {[]string{"plan", "--simulate=t4", "--mig-strategy=some"}, []string{"--mig-strategy", "none, single, mixed"}},
 		"an argument to a daemon": {[]string{"serve"}, []string{`"serve"`}},
 	}
 	for name, test := range tests {

@@ -60,6 +60,18 @@ func TestCheckContainer(t *testing.T) {
 	}
 }
 
+func TestContainerInWords(t *testing.T) {
+	t.Parallel()
+	for want, c := range map[string]container{
+		"devices: none; device nodes: none":              {},
+		"devices: GPU-a; device nodes: nvidia0, nvidia1": {names: []string{"GPU-a"}, nodes: []string{"nvidia0", "nvidia1"}},
+	} {
+		if got := c.String(); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
 // TestCheckContainerOpensNodes: a node that the container may not open is told of.
 func TestCheckContainerOpensNodes(t *testing.T) {
 	t.Parallel()

@@ -1,7 +1,9 @@
 package cli_test
 
 import (
+	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -12,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cli"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
 
@@ -33,16 +36,13 @@ func newHost(t *testing.T, args ...string) *host {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(folder) })
 	h := &host{t: t, socket: filepath.Join(folder, "c.sock")}
-	h.daemon = exec.Command(os.Args[0], append([]string{
+	h.daemon = program(t, append([]string{
 		"--kubelet-socket=", "--pod-resources-socket=", "--control-socket", h.socket,
 		"--state-dir", filepath.Join(folder, "state"), "--cdi-dir", filepath.Join(folder, "cdi"),
 	}, args...)...)
-	h.daemon.Env = append(os.Environ(), "GPU_DEVICE_PLUGIN_TEST_PROGRAM=1", "GORACE=atexit_sleep_ms=0")
-	h.daemon.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := h.daemon.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = h.daemon.Process.Kill() }) // unless it has ended
 	return h
 }
 
@@ -85,6 +85,28 @@ func (h *host) until(what string, is func(text string) bool, args ...string) {
 	}
 }
 
+// program starts a command line as a process of the test's own program, which is killed at the end of the test if it runs still.
+func program(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command(os.Args[0], args...)
+	cmd.Env = append(os.Environ(), "GPU_DEVICE_PLUGIN_TEST_PROGRAM=1", "GORACE=atexit_sleep_ms=0")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	t.Cleanup(func() {
+		if cmd.Process != nil {
+			_ = cmd.Process.Kill()
+		}
+	})
+	return cmd
+}
+
+// TestErrorsAreSaidOnce: in one line, without how the program is used.
+func TestErrorsAreSaidOnce(t *testing.T) {
+	out, err := program(t, "--mig-strategy=some").CombinedOutput()
+	if err == nil || strings.Count(string(out), "Error: ") != 1 || strings.Contains(string(out), "Usage:") {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
 // healthy waits until the daemon has so many GPUs that are Healthy.
 func (h *host) healthy(want int) {
 	h.t.Helper()
@@ -114,7 +136,35 @@ func TestCommandsOfADaemon(t *testing.T) {
 	}
 	h.healthy(8)
 
+	watch := program(t, "status", "--watch", "--control-socket", h.socket)
+	changes, err := watch.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := watch.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(changes)
+	prints := func(want string) {
+		t.Helper()
+		late := time.AfterFunc(patience, func() { _ = watch.Process.Kill() })
+		defer late.Stop()
+		for lines.Scan() {
+			if strings.Contains(lines.Text(), want) {
+				return
+			}
+		}
+		t.Fatalf("status --watch does not print %q", want)
+	}
+	prints("summary: ")
+
+	h.ask("simulate", "nvlink", "--gpu=2", "--link=0")
+	if text := h.ask("simulate", "list"); !strings.Contains(text, "   1 NVLinks are cut") {
+		t.Errorf("simulate list printed %s", text)
+	}
+	h.ask("simulate", "restore")
 	h.ask("simulate", "xid", "--gpu=3", "--xid=64")
+	prints("GPU 3: Healthy → Unhealthy")
 	h.healthy(7)
 	h.refused(`"99"`, "health", "clear", "--gpu=99")
 	h.ask("simulate", "restore", "--gpu=3")
@@ -128,6 +178,31 @@ func TestCommandsOfADaemon(t *testing.T) {
 	h.healthy(7)
 	h.ask("simulate", "add", "--gpu=7")
 	h.healthy(8)
+
+	examine := func(arguments ...string) (int, string) {
+		t.Helper()
+		text, err := run(t, append([]string{"doctor", "--host-root", t.TempDir(), "--control-socket", h.socket, "--kubelet-socket=",
+			"--pod-resources-socket=", "--cdi-dir", t.TempDir()}, arguments...)...)
+		var exit cli.ExitStatus
+		if err != nil && !errors.As(err, &exit) {
+			t.Errorf("doctor: %v", err)
+		}
+		return int(exit), text
+	}
+	if exit, text := examine(); exit != 0 || !strings.Contains(text, "The GPUs of this node are simulated") {
+		t.Errorf("doctor ended with %d: %s", exit, text)
+	}
+	h.ask("simulate", "persistence", "--gpu=3", "--state=off")
+	exit, text := examine()
+	for late := time.Now().Add(patience); exit == 0 && time.Now().Before(late); exit, text = examine() { // until the daemon has looked
+		time.Sleep(100 * time.Millisecond)
+	}
+	if exit != 2 || !strings.Contains(text, "Persistence mode is off on GPU 3") {
+		t.Errorf("doctor ended with %d: %s", exit, text)
+	}
+	if exit, text := examine("--config-file=/no/such.yaml", "-o", "json"); exit != 3 || !strings.Contains(text, `"worst": "error"`) {
+		t.Errorf("doctor ended with %d: %s", exit, text)
+	}
 
 	if text := h.ask("mig", "status"); !strings.HasPrefix(text, "No layout is named. GPUs stay as they are.\n\nGPU 0  NVIDIA H100") {
 		t.Errorf("mig status printed %q", text)
@@ -151,4 +226,11 @@ func TestCommandsOfADaemon(t *testing.T) {
 		t.Errorf("the daemon ended with %v", err)
 	}
 	h.refused("no daemon answers", "status")
+	prints("connection: waiting for the daemon")
+	if err := watch.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	if err := watch.Wait(); err != nil {
+		t.Errorf("status --watch ended with %v", err)
+	}
 }
