@@ -14,7 +14,10 @@ import (
 	"testing"
 	"time"
 
+	"sigs.k8s.io/yaml"
+
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cli"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
 
@@ -122,7 +125,20 @@ func (h *host) healthy(want int) {
 
 // TestCommandsOfADaemon runs the commands that ask a daemon, from its start to its end.
 func TestCommandsOfADaemon(t *testing.T) {
-	h := newHost(t, "--simulate=dgx-h100", "--mig-strategy=mixed", "--mig-enabled")
+	profile, err := simulator.Load("dgx-h100")
+	if err != nil {
+		t.Fatal(err)
+	}
+	profile.Faults = []simulator.Fault{{Kind: simulator.KindPersistence, GPU: "3", State: "off"}} // the doctor warns of it
+	text, err := yaml.Marshal(profile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "machine.yaml")
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	h := newHost(t, "--simulate", path, "--mig-strategy=mixed", "--mig-enabled")
 	h.says("ready", "ready", "--wait=20s")
 	if text := h.ask("alive"); text != "alive" {
 		t.Errorf("alive printed %q", text)
@@ -135,6 +151,23 @@ func TestCommandsOfADaemon(t *testing.T) {
 		t.Errorf("status: %+v", now)
 	}
 	h.healthy(8)
+
+	examine := func(arguments ...string) (int, string) {
+		t.Helper()
+		text, err := run(t, append([]string{"doctor", "--host-root", t.TempDir(), "--control-socket", h.socket, "--kubelet-socket=",
+			"--pod-resources-socket=", "--cdi-dir", t.TempDir()}, arguments...)...)
+		var exit cli.ExitStatus
+		if err != nil && !errors.As(err, &exit) {
+			t.Errorf("doctor: %v", err)
+		}
+		return int(exit), text
+	}
+	if exit, text := examine(); exit != 2 || !strings.Contains(text, "Persistence mode is off on GPU 3") {
+		t.Errorf("doctor ended with %d: %s", exit, text)
+	}
+	if exit, text := examine("--config-file=/no/such.yaml", "-o", "json"); exit != 3 || !strings.Contains(text, `"worst": "error"`) {
+		t.Errorf("doctor ended with %d: %s", exit, text)
+	}
 
 	watch := program(t, "status", "--watch", "--control-socket", h.socket)
 	changes, err := watch.StdoutPipe()
@@ -178,31 +211,6 @@ func TestCommandsOfADaemon(t *testing.T) {
 	h.healthy(7)
 	h.ask("simulate", "add", "--gpu=7")
 	h.healthy(8)
-
-	examine := func(arguments ...string) (int, string) {
-		t.Helper()
-		text, err := run(t, append([]string{"doctor", "--host-root", t.TempDir(), "--control-socket", h.socket, "--kubelet-socket=",
-			"--pod-resources-socket=", "--cdi-dir", t.TempDir()}, arguments...)...)
-		var exit cli.ExitStatus
-		if err != nil && !errors.As(err, &exit) {
-			t.Errorf("doctor: %v", err)
-		}
-		return int(exit), text
-	}
-	if exit, text := examine(); exit != 0 || !strings.Contains(text, "The GPUs of this node are simulated") {
-		t.Errorf("doctor ended with %d: %s", exit, text)
-	}
-	h.ask("simulate", "persistence", "--gpu=3", "--state=off")
-	exit, text := examine()
-	for late := time.Now().Add(patience); exit == 0 && time.Now().Before(late); exit, text = examine() { // until the daemon has looked
-		time.Sleep(100 * time.Millisecond)
-	}
-	if exit != 2 || !strings.Contains(text, "Persistence mode is off on GPU 3") {
-		t.Errorf("doctor ended with %d: %s", exit, text)
-	}
-	if exit, text := examine("--config-file=/no/such.yaml", "-o", "json"); exit != 3 || !strings.Contains(text, `"worst": "error"`) {
-		t.Errorf("doctor ended with %d: %s", exit, text)
-	}
 
 	if text := h.ask("mig", "status"); !strings.HasPrefix(text, "No layout is named. GPUs stay as they are.\n\nGPU 0  NVIDIA H100") {
 		t.Errorf("mig status printed %q", text)
