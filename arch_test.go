@@ -155,7 +155,7 @@ var homes = []struct {
 	{"gopkg.in/yaml.v3", []string{}},
 	{"github.com/pelletier/go-toml", []string{"internal/nodefacts"}},
 	{"k8s.io/client-go", []string{"internal/kubeapi"}}, // law 16
-	{"k8s.io/dynamic-resource-allocation", []string{}},
+	{"k8s.io/dynamic-resource-allocation", []string{}}, // ADR 44
 }
 
 // callHomes names, for a function of an imported package, the only packages that may mention it.

@@ -180,11 +180,11 @@ func (s *Plugin) live(parent context.Context) error {
 	ctx, end := context.WithCancelCause(parent)
 	defer end(nil)
 	life := &life{Plugin: s, log: log, path: path, end: end, closing: make(chan struct{}), kubelet: feed.New(registration{})}
-	server := grpc.NewServer(grpc.StatsHandler((*connections)(life)), grpc.ConnectionTimeout(finishTimeout))
+	server := grpc.NewServer(grpc.ConnectionTimeout(finishTimeout))
 	life.register(server)
 	var served sync.WaitGroup
 	served.Go(func() {
-		if err := server.Serve(socket); err != nil {
+		if err := server.Serve(listener{socket, life}); err != nil {
 			end(fmt.Errorf("serve %s: %w", path, err))
 		}
 	})

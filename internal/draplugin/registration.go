@@ -3,9 +3,10 @@ package draplugin
 import (
 	"context"
 	"errors"
+	"net"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/stats"
+	"google.golang.org/grpc/peer"
 	healthv1 "k8s.io/kubelet/pkg/apis/dra-health/v1"
 	healthv1alpha1 "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
@@ -33,8 +34,15 @@ type registrar struct {
 
 // GetInfo says what the driver is, and that all is served by this socket.
 func (r *registrar) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
-	if c, ok := ctx.Value(connectionKey{}).(*connection); ok {
-		r.life.set(func(state *registration) { state.forRegistration(c) })
+	if p, ok := peer.FromContext(ctx); ok {
+		if address, ok := p.Addr.(connAddr); ok {
+			r.life.set(func(state *registration) {
+				if c := address.conn; !c.registration && !c.closed {
+					c.registration = true
+					state.connected--
+				}
+			})
+		}
 	}
 	return &registerapi.PluginInfo{
 		Type: registerapi.DRAPlugin, Name: dra.Driver, Endpoint: r.life.path, SupportedVersions: []string{
@@ -59,58 +67,62 @@ func (r *registrar) NotifyRegistrationStatus(
 	return &registerapi.RegistrationStatusResponse{}, nil
 }
 
-// connections keeps account of the connections of a life. Kubelet has one for the registration alone, which it closes then, and one for all
-// else, which it opens at once and keeps: its end shows that kubelet ended. Kubelets before 1.34 open that one with the first call.
-type connections life
-
-// A connection is an open one.
-type connection struct {
-	registration bool // kubelet's for the registration
-	ended        bool
+// A listener keeps account of the connections that it accepts. Kubelet has one for the registration alone, which it closes then, and one for
+// all else, which it opens at once and keeps: its end shows that kubelet ended. Kubelets before 1.34 open that one with the first call.
+type listener struct {
+	*net.UnixListener
+	life *life
 }
 
-type connectionKey struct{}
-
-// TagConn gives a connection to the contexts of its calls.
-func (c *connections) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context {
-	return context.WithValue(ctx, connectionKey{}, &connection{})
-}
-
-// HandleConn takes in a connection, or its end.
-func (c *connections) HandleConn(ctx context.Context, s stats.ConnStats) {
-	connection, ok := ctx.Value(connectionKey{}).(*connection)
-	if !ok {
-		return
+func (l listener) Accept() (net.Conn, error) {
+	accepted, err := l.UnixListener.Accept()
+	if err != nil {
+		return nil, err
 	}
-	(*life)(c).set(func(state *registration) {
-		if _, began := s.(*stats.ConnBegin); began {
-			state.connected++
-			state.left = false
-			return
+	return &conn{Conn: accepted, life: l.life}, nil
+}
+
+// A conn is an accepted connection. It counts once the other end has said something, as kubelet does at once: other processes of this program
+// connect to see whether this one is there, and say nothing.
+type conn struct {
+	net.Conn
+	life  *life
+	spoke bool // the other end has said something; for Read alone
+
+	counts, registration, closed bool // guarded by life.mu
+}
+
+func (c *conn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if n > 0 && !c.spoke {
+		c.spoke = true
+		c.life.set(func(state *registration) {
+			if !c.closed {
+				c.counts = true
+				state.connected++
+				state.left = false
+			}
+		})
+	}
+	return n, err
+}
+
+func (c *conn) Close() error {
+	err := c.Conn.Close()
+	c.life.set(func(state *registration) {
+		if c.counts && !c.registration && !c.closed {
+			state.connected--
+			state.left = state.done && state.connected == 0
 		}
-		state.end(connection)
+		c.closed = true
 	})
+	return err
 }
 
-// TagRPC does nothing.
-func (c *connections) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
+// RemoteAddr returns what tells the connection from others where gRPC names the peer of a call: clients of Unix sockets have no address.
+func (c *conn) RemoteAddr() net.Addr { return connAddr{c.Conn.RemoteAddr(), c} }
 
-// HandleRPC does nothing.
-func (c *connections) HandleRPC(context.Context, stats.RPCStats) {}
-
-// forRegistration takes a connection out of those by which kubelet calls the driver.
-func (r *registration) forRegistration(c *connection) {
-	if !c.registration && !c.ended {
-		c.registration = true
-		r.connected--
-	}
-}
-
-// end takes out a connection that ended.
-func (r *registration) end(c *connection) {
-	c.ended = true
-	if !c.registration {
-		r.connected--
-		r.left = r.done && r.connected == 0
-	}
+type connAddr struct {
+	net.Addr
+	conn *conn
 }
