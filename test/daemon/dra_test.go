@@ -130,6 +130,17 @@ func (c *claimable) prepare(ctx context.Context, name, uid string) ([]string, er
 	return ids, nil
 }
 
+// prepared has kubelet start a pod on a claim again and again until it may: the driver may not be registered yet.
+func (c *claimable) prepared(name, uid string) (ids []string) {
+	c.t.Helper()
+	c.eventually("claim "+name+" is prepared", func() bool {
+		now, err := c.prepare(c.t.Context(), name, uid)
+		ids = now
+		return err == nil
+	})
+	return ids
+}
+
 // release has the last pod on a claim end: kubelet asks until the driver has given it back, and the claim is deleted.
 func (c *claimable) release(ctx context.Context, name, uid string) {
 	for ctx.Err() == nil {
@@ -252,10 +263,7 @@ func TestClaims(t *testing.T) {
 	c := newClaimable(t, "dra")
 	c.published(8)
 	uid := c.claim("one", "gpu-3")
-	ids, err := c.prepare(t.Context(), "one", uid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ids := c.prepared("one", uid)
 	again, err := c.prepare(t.Context(), "one", uid)
 	if err != nil || !slices.Equal(ids, again) || len(ids) != 1 {
 		t.Errorf("prepared as %q, then as %q and %v", ids, again, err)
@@ -286,9 +294,7 @@ func TestClaims(t *testing.T) {
 	if specs, _ := filepath.Glob(filepath.Join(c.Path("cdi"), "*claim*")); len(specs) > 0 {
 		t.Errorf("specs are left: %q", specs)
 	}
-	if _, err := c.prepare(t.Context(), "two", second); err != nil {
-		t.Error(err)
-	}
+	c.prepared("two", second)
 }
 
 // TestSplit: GPUs that are selected are in slices, the others are the device plugin's.
