@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/labels"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
@@ -163,6 +164,10 @@ func newDaemon(ctx context.Context, c config.Config, sources config.Sources, clu
 			if d.dra != nil {
 				o.Users = pluginUsers{d.set, d.dra.Owners, d.monitor.Snapshots()}
 			}
+		}
+		if cluster != nil {
+			o.Pauser = cluster
+			o.Clients = func(minor int) ([]inventory.DriverClient, error) { return nvidia.Clients(nodeRoot(d.node), minor) }
 		}
 		d.mig = mig.New(o)
 	}

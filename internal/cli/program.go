@@ -45,6 +45,8 @@ type Cluster interface {
 	Labels(d agent.Daemon) []agent.Task
 	// Evict has a pod evicted, within its disruption budget.
 	Evict(ctx context.Context, pod mig.Pod) error
+	// Pause has DaemonSets paused that have pods with these UIDs.
+	Pause(ctx context.Context, pods []string) error
 	// LabelOnce writes labels as gpu-feature-discovery does.
 	LabelOnce(ctx context.Context, c config.Config, labels map[string]string) error
 }

@@ -24,6 +24,10 @@ type Cluster struct {
 	client     *kubeapi.Client // after Choose, as the following
 	nodeConfig *nodeConfig     // nil if no label chooses the configuration file
 	spread     spread          // of the first requests
+
+	pausing sync.Mutex // guards all following fields; one change of what is paused at a time
+	paused  sighting
+	ours    bool // this process has paused something
 }
 
 // New returns what a process has to do with the API server: nothing, until it is asked.
@@ -127,10 +131,11 @@ func (c *Cluster) follow(ctx context.Context, timer clock.Clock) {
 	saving.Wait()
 }
 
-// needed reports whether the API server is needed: by a configuration, or because a taint is to be removed.
+// needed reports whether the API server is needed: by a configuration, or because a taint is to be removed or a
+// DaemonSet has to go on.
 func (c *Cluster) needed(now config.Config) bool {
 	return now.NodeConfig.Dir != "" || now.Features.NeedAPIServer() || now.MIG.NeedsAPIServer() || now.DRA.Mode != config.DRAOff ||
-		isTainted(c.client.Nodes().Value())
+		isTainted(c.client.Nodes().Value()) || len(pausedOn(c.client.Nodes().Value())) > 0
 }
 
 // Outputs returns the tasks that tell the API server of the node. Each one follows the configurations, and does nothing while what
@@ -140,6 +145,10 @@ func (c *Cluster) Outputs(d agent.Daemon) []agent.Task {
 	return append(append(c.Labels(d), c.allocation(d)...),
 		later(agent.Task{Name: "MIG label", Run: func(ctx context.Context) error {
 			c.followLayout(ctx, d, clock.RealClock{})
+			return nil
+		}}),
+		later(agent.Task{Name: "paused clients", Run: func(ctx context.Context) error {
+			c.resumeClients(ctx, d, clock.RealClock{})
 			return nil
 		}}),
 		later(agent.Task{Name: "report", Run: newReporter(d, c.client, c.client.Nodes(), clock.RealClock{}, &c.spread).Run}),

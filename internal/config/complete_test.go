@@ -108,7 +108,7 @@ var everything = []string{
 	"--kernel-log", "--metrics-address=:9400", "--gpu-metrics-pcie-throughput", "--node-name=n", "--logging-format=json",
 	"--compatibility=none", "--kubeconfig=/kubeconfig", "--node-config-dir=/configs", "--node-config-default=a", "--node-config-fallbacks=named",
 	"--node-labels=file", "--node-labels-timestamp", "--pod-name=p", "--node-events", "--pod-events", "--node-condition", "--node-taint",
-	"--mig-enabled", "--mig-layout=a", "--mig-config-file=/layouts", "--mig-label", "--mig-replace", "--mig-evict",
+	"--mig-enabled", "--mig-layout=a", "--mig-config-file=/layouts", "--mig-label", "--mig-replace", "--mig-evict", "--mig-pause-clients",
 	"--dra-mode=split",
 }
 

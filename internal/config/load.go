@@ -169,7 +169,7 @@ func (d *document) resolve(c *Config, s Sources) {
 			"other containers; set hostPID: true in the daemon's pod, or use health")
 	}
 	d.health(c, s)
-	d.mig(c)
+	d.mig(c, s)
 	d.features(c, s)
 	d.blocks(c)
 	d.dra(c, s)

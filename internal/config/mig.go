@@ -24,10 +24,12 @@ type MIG struct {
 	Evict bool
 	// EvictTimeout is how long that is tried, 1 min to 24 h.
 	EvictTimeout time.Duration
+	// PauseClients has DaemonSets paused, by the labels nvidia.com/gpu.deploy.NAME of the node, whose pods have a GPU open that is to change.
+	PauseClients bool
 }
 
 // NeedsAPIServer reports whether the API server is needed for it.
-func (m MIG) NeedsAPIServer() bool { return m.Enabled && (m.Label || m.Evict) }
+func (m MIG) NeedsAPIServer() bool { return m.Enabled && (m.Label || m.Evict || m.PauseClients) }
 
 // migOptions are the settings of layouts.
 var migOptions = []option{
@@ -66,13 +68,18 @@ var migOptions = []option{
 		usage: "time for which pods are evicted before the change is given up for a while, 1m to 24h",
 		set:   setInterval(func(c *Config) *time.Duration { return &c.MIG.EvictTimeout }, time.Minute, 24*time.Hour),
 	},
+	{
+		flag: "mig-pause-clients", env: []string{"MIG_PAUSE_CLIENTS"}, key: "mig.pauseClients", fallback: "false", kind: kindBool,
+		usage: "pause DaemonSets, by nvidia.com/gpu.deploy.NAME, that have a GPU open which is to change; needs hostPID and CAP_SYS_PTRACE",
+		set:   truth(func(c *Config) *bool { return &c.MIG.PauseClients }),
+	},
 }
 
 // builtinLayout matches the names that built-in layouts can have. Which of them a node has depends on its GPUs.
 var builtinLayout = regexp.MustCompile(`^all-(disabled|enabled|balanced|[0-9]g\.[0-9]+gb([.-][a-z.]+)?)$`)
 
 // mig judges what is to be done with layouts.
-func (d *document) mig(c *Config) {
+func (d *document) mig(c *Config, s Sources) {
 	m := c.MIG
 	if !m.Enabled {
 		if m.Layout != "" || m.Label {
@@ -83,6 +90,10 @@ func (d *document) mig(c *Config) {
 	if m.File == "" && m.Layout != "" && !builtinLayout.MatchString(m.Layout) {
 		d.refuse("mig.layout", fmt.Sprintf("%q is not a built-in layout: use all-disabled, all-enabled, all-balanced or all-PROFILE, such as "+
 			"all-1g.10gb, or give mig.configFile, which has others", m.Layout))
+	}
+	if m.PauseClients && s.OwnPIDNamespace && c.Simulate == "" {
+		d.warn("mig.pauseClients", d.line("mig.pauseClients"), "nothing can be paused here: the kernel does not show the processes of other "+
+			"containers; set hostPID: true in the daemon's pod")
 	}
 	if c.Resource.MIG == resource.MIGNone && m.Layout != "" && m.Layout != "all-disabled" {
 		d.warn("mig.layout", d.line("mig.layout"), "MIG devices are not offered with the MIG strategy none; use single or mixed")

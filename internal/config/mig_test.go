@@ -12,11 +12,11 @@ import (
 
 func TestMIG(t *testing.T) {
 	t.Parallel()
-	const file = `{flags: {migStrategy: mixed}, mig: {enabled: true, layout: mine, configFile: /layouts.yaml, label: true, replace: true, evict: true, evictTimeout: 2h}}`
+	const file = `{flags: {migStrategy: mixed}, mig: {enabled: true, layout: mine, configFile: /layouts.yaml, label: true, replace: true, evict: true, evictTimeout: 2h, pauseClients: true}}`
 	s := sources(t, "NODE_NAME=n MIG_REPLACE=false", "--mig-layout=other")
 	s.Program = config.NodeAgent
 	c, warnings, err := s.Resolve("a.yaml", []byte(file))
-	want := config.MIG{Enabled: true, Layout: "other", File: "/layouts.yaml", Label: true, Evict: true, EvictTimeout: 2 * time.Hour}
+	want := config.MIG{Enabled: true, Layout: "other", File: "/layouts.yaml", Label: true, Evict: true, EvictTimeout: 2 * time.Hour, PauseClients: true}
 	if diff := cmp.Diff(want, c.MIG); diff != "" || len(warnings) > 0 || err != nil {
 		t.Errorf("%v, warnings %v (-want +got):\n%s", err, warnings, diff)
 	}
@@ -64,5 +64,18 @@ func TestMIGThatIsRefused(t *testing.T) {
 				t.Errorf("%v, want %q", err, tt.want)
 			}
 		})
+	}
+}
+
+// TestPausedClientsAreSeen: a process that does not see those of other containers can pause nothing.
+func TestPausedClientsAreSeen(t *testing.T) {
+	t.Parallel()
+	for own, want := range map[bool]int{true: 1, false: 0} {
+		s := sources(t, "NODE_NAME=n", "")
+		s.Program, s.OwnPIDNamespace = config.NodeAgent, own
+		_, warnings, err := s.Resolve("", []byte("mig: {enabled: true, pauseClients: true}"))
+		if err != nil || len(warnings) != want || want > 0 && !strings.Contains(warnings[0].String(), "set hostPID: true") {
+			t.Errorf("in a PID namespace of its own %v: %v, warnings %v", own, err, warnings)
+		}
 	}
 }

@@ -12,6 +12,16 @@ type Process struct {
 	GI Signal[int]
 }
 
+// A DriverClient is a process that has a GPU open. It may compute nothing.
+type DriverClient struct {
+	// PID is its number in the PID namespace of the one who asked.
+	PID int
+	// Name is that of its program, as the kernel shows it; empty if it is not known.
+	Name string
+	// Pod is the UID of its pod; empty for a process of the host.
+	Pod string
+}
+
 // A Remnant is something that work leaves behind on a GPU after its end, and that can be taken back.
 type Remnant int
 

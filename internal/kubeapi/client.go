@@ -7,6 +7,7 @@ package kubeapi
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/x509"
 	"encoding/json"
@@ -108,7 +109,7 @@ func (c *Client) count(r request, code int) {
 		resource = "resourceclaims"
 	case strings.HasSuffix(r.path, "/eviction"):
 		resource = "pods/eviction"
-	case strings.HasPrefix(r.path, "/api/v1/namespaces/"):
+	case strings.HasPrefix(r.path, "/api/v1/namespaces/"), r.path == "/api/v1/pods":
 		resource = "pods"
 	case strings.HasSuffix(r.path, "/status"):
 		resource = "nodes/status"
@@ -169,7 +170,8 @@ type request struct {
 	query       url.Values
 	contentType string // of the body
 	body        []byte
-	urgent      bool // is not counted among those that are limited
+	most        int64 // bytes of the answer; 0 for maxAnswer
+	urgent      bool  // is not counted among those that are limited
 }
 
 // Refused is the error of a request that the API server answered, but not with success.
@@ -246,12 +248,13 @@ func (c *Client) ask(ctx context.Context, r request) ([]byte, error) {
 		return nil, err
 	}
 	defer body.Close()
-	answer, err := io.ReadAll(io.LimitReader(body, maxAnswer+1))
+	most := cmp.Or(r.most, maxAnswer)
+	answer, err := io.ReadAll(io.LimitReader(body, most+1))
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("read the answer of the API server: %w", err)
-	case len(answer) > maxAnswer:
-		return nil, fmt.Errorf("the answer of the API server has more than %d bytes", maxAnswer)
+	case int64(len(answer)) > most:
+		return nil, fmt.Errorf("the answer of the API server has more than %d bytes", most)
 	}
 	return answer, nil
 }

@@ -30,6 +30,8 @@ type Wish struct {
 	// no limit.
 	Evict        bool
 	EvictTimeout time.Duration
+	// Pause has DaemonSets paused whose pods have a GPU open that is to change and that the driver says is in use.
+	Pause bool
 	// Origin says where the Wish comes from, for people: "configuration file", "label", "mig apply".
 	Origin string
 	// Again is a number: when it changes, what failed is tried again at once.
@@ -63,6 +65,9 @@ type Status struct {
 	Reason string
 	// GPUs are the GPUs that have multi-instance mode, by ascending Index.
 	GPUs []GPU
+	// Resume says that DaemonSets that were paused for a change go on: it is known of all GPUs how far they are with the Wish, no change
+	// needs DaemonSets paused, and no other process of this program changes GPUs.
+	Resume bool
 }
 
 // Equal reports whether two Statuses say the same.
@@ -110,8 +115,10 @@ type Holder struct {
 	Device string
 	// Pod is the pod that holds it; zero for a process.
 	Pod Pod
-	// PID is a process that computes on it, as far as the driver shows it to this process; 0 for a pod.
-	PID int
+	// PID is a process that computes on it, as far as the driver shows it to this process, or has it open; 0 for a pod. Name is that of its
+	// program; empty if it is not known.
+	PID  int
+	Name string
 }
 
 // A Pod names a pod. Either Name or UID may be empty.
@@ -139,4 +146,11 @@ type Users interface {
 type Evictor interface {
 	// Evict returns nil if the pod was told to end, or is gone. The error says why it is not evicted now, such as a disruption budget.
 	Evict(ctx context.Context, pod Pod) error
+}
+
+// A Pauser has DaemonSets paused by the labels nvidia.com/gpu.deploy.NAME of the node, as NVIDIA's mig-manager does it. They go on when the
+// Status says Resume.
+type Pauser interface {
+	// Pause has the pods with these UIDs end. It returns when the labels are set; the error says why some pod does not end by that.
+	Pause(ctx context.Context, pods []string) error
 }

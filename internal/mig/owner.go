@@ -3,6 +3,7 @@ package mig
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/supervise"
@@ -28,6 +30,10 @@ type Options struct {
 	Users Users
 	// Evictor is nil where pods are not evicted.
 	Evictor Evictor
+	// Pauser is nil where DaemonSets are not paused. Clients returns the processes that have the GPU with a minor number open; it is not nil
+	// where Pauser is not.
+	Pauser  Pauser
+	Clients func(minor int) ([]inventory.DriverClient, error)
 	// StateDir is where the journal is kept.
 	StateDir string
 	// Acquired is called when this process has got the lock of the journal, before it changes anything: from now on it is the one that does
@@ -52,6 +58,7 @@ type Owner struct {
 
 	mu   sync.Mutex      // guards all following fields
 	wish Wish            // that of the latest turns
+	news int             // of the journal, that they know
 	gpus map[string]*gpu // by UUID
 }
 
@@ -62,6 +69,7 @@ type gpu struct {
 	about   *Wish // that shown is about; nil before the first
 	hold    resource.GPUHold
 	unknown error // why the built-in layout is not found with this GPU alone
+	pausing bool  // DaemonSets have to stay paused
 
 	// The loop's.
 	busy   bool      // a turn is under way
@@ -76,6 +84,12 @@ type gpu struct {
 	made     time.Time // when the GPU was last divided for this Wish
 	waiting  time.Time // since when users are waited for
 	told     map[Pod]time.Time
+	ran      bool      // there was a turn
+	blocked  bool      // the driver said that the GPU is in use
+	paused   time.Time // since when DaemonSets are to be paused; zero if they are not
+	gaveUp   time.Time // when that was given up last
+	asked    time.Time // when it was last asked for
+	refused  error     // why they cannot be paused
 }
 
 // New returns an Owner that does nothing yet.
@@ -143,7 +157,7 @@ func (o *Owner) Run(ctx context.Context) error {
 func (o *Owner) begin(wish Wish, snapshot inventory.Snapshot, news int) []*turn {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.wish = wish
+	o.wish, o.news = wish, news
 	now := o.options.Clock.Now()
 	var turns []*turn
 	for uuid, g := range o.gpus {
@@ -169,6 +183,7 @@ func (o *Owner) begin(wish Wish, snapshot inventory.Snapshot, news int) []*turn 
 		}
 		if changed {
 			g.failures, g.made, g.waiting, g.told = 0, time.Time{}, time.Time{}, nil
+			g.blocked, g.paused, g.gaveUp, g.asked = false, time.Time{}, time.Time{}, time.Time{}
 		}
 		g.busy, g.wish, g.look, g.news = true, &wish, look, news
 		turns = append(turns, &turn{Owner: o, GPU: g.shown, wish: wish, gpu: g})
@@ -221,9 +236,10 @@ func (o *Owner) rest(timer clock.Timer) {
 
 // show publishes how far a turn's GPU is, and the hold on it.
 func (t *turn) show(p Phase, reason string, hold resource.GPUHold) {
+	pausing := t.pausing(p)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.Phase, t.Reason = p, reason
+	t.Phase, t.Reason, t.gpu.pausing = p, reason, pausing
 	before := t.gpu.shown
 	t.gpu.shown, t.gpu.about, t.gpu.hold, t.gpu.unknown = t.GPU, &t.wish, hold, t.unknown
 	t.gpu.shown.Holders = slices.Clone(t.Holders)
@@ -254,6 +270,7 @@ func (o *Owner) publishLocked() {
 func (o *Owner) composeLocked() Status {
 	s := Status{Layout: o.wish.Layout, Origin: o.wish.Origin, Again: o.wish.Again}
 	read := func(g *gpu) bool { return g.unknown == nil && g.shown.Phase != PhaseUnknown }
+	s.Resume = o.news > 0 && !errors.Is(o.journal.writable(), files.ErrLocked)
 	known := o.wish.File == nil && slices.ContainsFunc(o.allLocked(), read)
 	for _, g := range o.allLocked() {
 		shown := g.shown
@@ -264,6 +281,7 @@ func (o *Owner) composeLocked() Status {
 			}
 			shown.Phase, shown.Reason = PhaseUnknown, reason
 		}
+		s.Resume = s.Resume && shown.Phase != PhaseUnknown && !g.pausing
 		if known && g.unknown != nil && shown.Phase == PhaseFailed && g.hold.Reason == "" {
 			shown.Phase = PhaseKept // the layout is one of other models
 		}
@@ -330,6 +348,9 @@ func holders(all []Holder) string {
 		switch {
 		case h.PID != 0:
 			names[i] = fmt.Sprintf("process %d", h.PID)
+			if h.Name != "" {
+				names[i] += " (" + h.Name + ")"
+			}
 		case h.Pod.Name != "":
 			names[i] = "pod " + h.Pod.Namespace + "/" + h.Pod.Name
 		default:

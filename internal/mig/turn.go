@@ -62,6 +62,10 @@ type outcome struct {
 func (t *turn) run(ctx context.Context) outcome {
 	t.log = klog.FromContext(ctx)
 	noted := t.journal.record(t.UUID)
+	if !t.gpu.ran && noted.Change != nil { // the earlier process may have paused DaemonSets
+		t.gpu.paused = t.options.Clock.Now()
+	}
+	t.gpu.ran = true
 	if err := t.journal.writable(); errors.Is(err, files.ErrLocked) && (noted.Change != nil || noted.lost) {
 		return t.wait(PhaseWaiting, dividedElsewhere+err.Error(), 0, t.held())
 	}
@@ -221,6 +225,9 @@ func (t *turn) change(ctx context.Context, c layout.GPUChange, noted record, end
 	if o, waits := t.awaitUsers(ctx, c, hold); waits {
 		return o
 	}
+	if o, waits := t.awaitClients(ctx, hold); waits {
+		return o
+	}
 	if err := t.journal.begin(ctx, c, t.wish.Layout); err != nil {
 		return t.unjournaled(err, noted, hold)
 	}
@@ -248,6 +255,10 @@ func (t *turn) change(ctx context.Context, c layout.GPUChange, noted record, end
 	case errors.Is(err, inventory.ErrResetRequired):
 		return t.wait(PhaseReset, err.Error(), t.pause(retryMost), hold)
 	case errors.Is(err, inventory.ErrInUse):
+		t.gpu.blocked = true
+		if o, waits := t.awaitClients(ctx, hold); waits {
+			return o
+		}
 		for _, p := range t.processes {
 			t.Holders = append(t.Holders, Holder{Device: t.UUID, PID: p.PID})
 		}
@@ -414,7 +425,7 @@ func (t *turn) pause(most time.Duration) time.Duration {
 
 // rest shows that nothing is to be done, and nothing is held.
 func (t *turn) rest(p Phase, reason string) outcome {
-	t.gpu.failures, t.Holders, t.gpu.waiting, t.gpu.told = 0, nil, time.Time{}, nil
+	t.gpu.failures, t.Holders, t.gpu.waiting, t.gpu.told, t.gpu.blocked = 0, nil, time.Time{}, nil, false
 	return t.wait(p, reason, 0, resource.GPUHold{})
 }
 

@@ -54,6 +54,12 @@ func (t *turn) awaitUsers(ctx context.Context, c layout.GPUChange, hold resource
 	case len(t.Holders) == 0:
 		return t.wait(PhaseWaiting, err.Error(), later, hold), true
 	}
+	if !slices.ContainsFunc(t.Holders, func(h Holder) bool { return h.PID == 0 }) {
+		t.gpu.blocked = true
+		if o, waits := t.awaitClients(ctx, hold); waits {
+			return o, true
+		}
+	}
 	reason := "in use by " + holders(t.Holders)
 	if t.wish.Evict && t.options.Evictor != nil {
 		if t.wish.EvictTimeout > 0 && waited >= t.wish.EvictTimeout {

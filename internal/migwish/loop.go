@@ -232,8 +232,8 @@ func (l *Chooser) next(ctx context.Context, c config.MIG, before Decision) Decis
 		return next
 	}
 	next.Wish = mig.Wish{
-		Layout: name, File: file, GPUs: gpus, Replace: c.Replace, Evict: c.Evict, EvictTimeout: c.EvictTimeout, Origin: string(from),
-		Again: l.again,
+		Layout: name, File: file, GPUs: gpus, Replace: c.Replace, Evict: c.Evict, EvictTimeout: c.EvictTimeout, Pause: c.PauseClients,
+		Origin: string(from), Again: l.again,
 	}
 	return next
 }

@@ -43,6 +43,9 @@ type Fault struct {
 	// Count is a number of memory errors, of processes or of packets; or how many calls hang or are slow, the next ones, where
 	// none means all.
 	Count uint64 `json:"count,omitempty"`
+	// Clients are the UIDs of the pods of processes that have the GPU open and compute nothing, as DCGM does, one process each; "host" is
+	// none of a pod. None ends them.
+	Clients []string `json:"clients,omitempty"`
 	// Delay is how much longer a call takes, such as "20ms" or "45s".
 	Delay string `json:"delay,omitempty"`
 }
@@ -76,6 +79,7 @@ const (
 	KindPersistence    Kind = "persistence"         // persistence mode is switched on or off
 	KindNVLink         Kind = "nvlink"              // an NVLink stops working
 	KindProcesses      Kind = "processes"           // so many processes compute on the GPU, or on a MIG device
+	KindClients        Kind = "clients"             // processes have the GPU open, and compute nothing
 	KindDriver         Kind = "driver"              // the driver is unloaded or replaced
 	KindReset          Kind = "reset"               // a GPU is reset: it loses its MIG instances, from Hopper on the mode too
 	KindReboot         Kind = "reboot"              // the machine restarts: another boot ID, and all GPUs as new and reset
@@ -124,6 +128,7 @@ func rules() map[Kind]rule {
 		KindPersistence:    {maybeGPU, []string{"state"}, (*Node).persistenceLocked},
 		KindNVLink:         {oneGPU, []string{"link"}, (*Node).nvlinkLocked},
 		KindProcesses:      {oneGPU, []string{"count"}, (*Node).processesLocked},
+		KindClients:        {oneGPU, []string{"clients"}, on(func(g *gpu, f Fault) { g.clients = slices.Clone(f.Clients) })},
 		KindDriver:         {noGPU, []string{"driver"}, (*Node).driverLocked},
 		KindReset:          {oneGPU, nil, (*Node).resetLocked},
 		KindReboot:         {noGPU, nil, (*Node).rebootLocked},
@@ -208,7 +213,7 @@ func (f Fault) fields() []string {
 		{"xid", f.XID != 0}, {"gi", f.GI != nil}, {"ci", f.CI != nil}, {"event", f.Event != ""}, {"action", f.Action != ""},
 		{"profiles", len(f.Profiles) > 0}, {"call", f.Call != ""}, {"return", f.Return != ""}, {"driver", f.Driver != ""},
 		{"state", f.State != ""}, {"link", f.Link != nil}, {"count", f.Count != 0},
-		{"delay", f.Delay != ""}, {"value", f.Value != ""},
+		{"clients", len(f.Clients) > 0}, {"delay", f.Delay != ""}, {"value", f.Value != ""},
 	} {
 		if field.set {
 			set = append(set, field.name)

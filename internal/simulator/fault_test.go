@@ -289,7 +289,7 @@ func TestRefusedFaults(t *testing.T) {
 		fault Fault
 		want  string
 	}{
-		{Fault{Kind: "x"}, `no kind "x": give one of add, answer, driver,`},
+		{Fault{Kind: "x"}, `no kind "x": give one of add, answer, clients, driver,`},
 		{Fault{Kind: KindXID, GPU: "0"}, "xid is missing"},
 		{Fault{Kind: KindXID, XID: 3}, "gpu is missing"},
 		{Fault{Kind: KindXID, GPU: "8", XID: 3}, `no GPU or MIG device "8": give an index from 0 to 7`},

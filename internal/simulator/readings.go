@@ -29,6 +29,7 @@ type readings struct {
 	fabric    fabric
 	cut       map[int]bool // NVLinks that do not work
 	processes int          // that compute on the GPU
+	clients   []string     // that have it open: the UIDs of their pods
 }
 
 // A fabric says how far the GPU's registration with the NVSwitch fabric is, relative to one that is complete.

@@ -109,6 +109,9 @@ func (b filer) gpu(g *gpu) {
 	b.files[bound].Sys = &syscall.Stat_t{Ino: g.binding}
 	b.link(g.sysfs()+"/driver", "../../../bus/pci/drivers/nvidia")
 	b.device(fmt.Sprintf("dev/nvidia%d", g.spec.minor))
+	for i, pod := range g.clients {
+		b.client(fmt.Sprintf("proc/%d", 300_000+100*g.slot+i), g.spec.minor, pod)
+	}
 	for _, gi := range g.layout.instances {
 		b.capability(fmt.Sprintf("gpu%d/mig/gi%d/access", g.spec.minor, gi.id), giMinor(g.spec.minor, gi.id))
 		for _, c := range gi.computes {
@@ -116,6 +119,20 @@ func (b filer) gpu(g *gpu) {
 			b.capability(name, ciMinor(g.spec.minor, gi.id, c.id))
 		}
 	}
+}
+
+// client adds what /proc has of a process that has a GPU open, as it is seen from a container with a control group namespace of its own.
+func (b filer) client(folder string, minor int, pod string) {
+	b.text(folder+"/comm", "nv-hostengine")
+	b.link(folder+"/fd/0", "/dev/null")
+	b.link(folder+"/fd/7", "/dev/nvidiactl")
+	b.link(folder+"/fd/8", fmt.Sprintf("/dev/nvidia%d", minor))
+	group := "0::/../../../../system.slice/nvidia-persistenced.service"
+	if pod != "host" {
+		group = "0::/../../../kubepods-burstable.slice/kubepods-burstable-pod" + strings.ReplaceAll(pod, "-", "_") +
+			".slice/cri-containerd-4d5e.scope"
+	}
+	b.text(folder+"/cgroup", group)
 }
 
 // capability adds the file of a capability and its device node.

@@ -2,7 +2,9 @@ package apiserver
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"net/http"
 
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -59,7 +61,10 @@ func (r resource) patched(k key, old runtime.Object, subresource string, p patch
 		return nil, fmt.Errorf("patch %s: %w", r.name, err)
 	}
 	after, err := r.merge(before, p)
-	if err != nil {
+	switch {
+	case errors.Is(err, jsonpatch.ErrTestFailed):
+		return nil, apierrors.NewGenericServerResponse(http.StatusUnprocessableEntity, "", r.group(), k.name, err.Error(), 0, false)
+	case err != nil:
 		return nil, apierrors.NewBadRequest(err.Error())
 	}
 	object, err := r.decode(after)

@@ -141,8 +141,8 @@ func parsePath(path string) (target, bool) {
 	return t, (t.key.namespace != "") == r.namespaced || t.key.name == ""
 }
 
-// matcher returns whether an object is one of a collection. Of field selectors it knows those by name and namespace, and of
-// ResourceSlices those by node and driver.
+// matcher returns whether an object is one of a collection. Of field selectors it knows those by name and namespace, of
+// ResourceSlices those by node and driver, and of pods that by node.
 func (t target) matcher(selector string) (match, error) {
 	chosen, err := fields.ParseSelector(selector)
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -42,8 +43,11 @@ type match func(k key, f fields.Set) bool
 // fieldsOf returns the fields of an object that selectors know.
 func fieldsOf(k key, object runtime.Object) fields.Set {
 	f := fields.Set{"metadata.name": k.name, "metadata.namespace": k.namespace}
-	if slice, ok := object.(*resourceapi.ResourceSlice); ok {
-		f["spec.driver"], f["spec.nodeName"] = slice.Spec.Driver, ptr.Deref(slice.Spec.NodeName, "")
+	switch o := object.(type) {
+	case *resourceapi.ResourceSlice:
+		f["spec.driver"], f["spec.nodeName"] = o.Spec.Driver, ptr.Deref(o.Spec.NodeName, "")
+	case *corev1.Pod:
+		f["spec.nodeName"] = o.Spec.NodeName
 	}
 	return f
 }

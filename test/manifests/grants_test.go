@@ -125,6 +125,8 @@ func TestGrantsOfFiles(t *testing.T) {
 		{file("{migStrategy: mixed}"), []string{"SYS_ADMIN", "escalation"}},
 		{`{config: {map: {a: "mig: {enabled: true}"}}}`, []string{"SYS_ADMIN", "escalation"}},
 		{`{config: {map: {a: "mig: {enabled: true}"}}, mig: {enabled: false}}`, nil},
+		{"{mig: {enabled: true, pauseClients: true}}", []string{"SYS_ADMIN", "SYS_PTRACE", "escalation", "hostPID", "service account", "token"}},
+		{"{mig: {pauseClients: true}}", nil},
 		{"{mig: {layout: all-balanced, replace: true, label: true, evict: true, config: {name: layouts}}}", nil},
 		{"{deviceListStrategy: envvar, " + file("{plugin: {deviceListStrategy: cdi-cri}}")[1:], nil},
 		{"{devicePlugin: {enableHostNetwork: true}}", []string{"hostNetwork"}},
@@ -149,7 +151,7 @@ func TestGrantsAreExplained(t *testing.T) {
 		"/var/run/cdi rw": "/var/run/cdi", "/dev/kmsg ro": "/dev/kmsg", "/run/nvidia/mps rw": "MPS state", "/run/nvidia/mps/shm rw": "shm",
 		"/etc/kubernetes/node-feature-discovery/features.d rw": "/etc/kubernetes/node-feature-discovery/features.d",
 	}
-	all := append(slices.Clone(always), "hostNetwork")
+	all := append(slices.Clone(always), "hostNetwork", "SYS_PTRACE")
 	for _, f := range features {
 		all = append(all, f.grants...)
 	}

@@ -104,6 +104,7 @@ var (
 	migRights = map[string][]string{
 		"label: true":              {"cluster:  nodes patch", "policy gpu-device-plugin-nodes"},
 		"evict: true":              {"cluster:  pods/eviction create"},
+		"pauseClients: true":       {"cluster:  nodes patch", "cluster:  pods list", "policy gpu-device-plugin-nodes"},
 		"label: true, evict: true": {"cluster:  nodes patch", "cluster:  pods/eviction create", "policy gpu-device-plugin-nodes"},
 	}
 )
@@ -130,7 +131,7 @@ func TestRightsOfMIG(t *testing.T) {
 // TestMIGValues: values reach the daemon, the capability device is asked of NVIDIA's runtime, and the file of layouts is mounted.
 func TestMIGValues(t *testing.T) {
 	t.Parallel()
-	pod := daemonSet(t, decode(t, "chart", render(t, "{mig: {enabled: true, layout: a, label: true, replace: true, evict: true, evictTimeout: 5m, "+
+	pod := daemonSet(t, decode(t, "chart", render(t, "{mig: {enabled: true, layout: a, label: true, replace: true, evict: true, evictTimeout: 5m, pauseClients: true, "+
 		"config: {name: default-mig-parted-config}}}")), "gpu-device-plugin").Spec.Template.Spec
 	got := map[string]string{}
 	for _, e := range pod.Containers[0].Env {
@@ -140,7 +141,8 @@ func TestMIGValues(t *testing.T) {
 	}
 	want := map[string]string{
 		"MIG_ENABLED": "true", "MIG_LAYOUT": "a", "MIG_LABEL": "true", "MIG_REPLACE": "true", "MIG_EVICT": "true", "MIG_EVICT_TIMEOUT": "5m",
-		"MIG_CONFIG_FILE": "/mig/config.yaml", "NVIDIA_MIG_MONITOR_DEVICES": "all", "NVIDIA_MIG_CONFIG_DEVICES": "all",
+		"MIG_PAUSE_CLIENTS": "true",
+		"MIG_CONFIG_FILE":   "/mig/config.yaml", "NVIDIA_MIG_MONITOR_DEVICES": "all", "NVIDIA_MIG_CONFIG_DEVICES": "all",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("env (-want +got):\n%s", diff)

@@ -74,6 +74,9 @@ type MIG struct {
 	Evict *bool `json:"evict,omitempty"`
 	// EvictTimeout is how long that is tried: 1m to 24h.
 	EvictTimeout *Duration `json:"evictTimeout,omitempty"`
+	// PauseClients has DaemonSets paused, by the labels nvidia.com/gpu.deploy.NAME of the node, whose pods have a GPU open that is to change.
+	// It needs the program gpu-node-agent.
+	PauseClients *bool `json:"pauseClients,omitempty"`
 }
 
 // Features is an extension: what the node tells the cluster. All is off where the file, a flag or the environment does not ask for it.

@@ -219,6 +219,7 @@ taint, nodeConfig. A value counts before the files. */}}
 {{- if include "gpu-device-plugin.migSays" (list . "enabled") }}
 {{- if include "gpu-device-plugin.migSays" (list . "label") }}{{ $_ := set $on "migLabel" true }}{{ end }}
 {{- if include "gpu-device-plugin.migSays" (list . "evict") }}{{ $_ := set $on "migEvict" true }}{{ end }}
+{{- if include "gpu-device-plugin.migSays" (list . "pauseClients") }}{{ $_ := set $on "migPause" true }}{{ end }}
 {{- end }}
 {{- range $name := list "labels" "events" "podEvents" "condition" "taint" }}
 {{- $asked := list (get $.Values.features $name) }}
@@ -291,7 +292,7 @@ rollingUpdate:
 
 {{- /* Whether a feature needs the API server: then gpu-node-agent runs, with a service account. */}}
 {{- define "gpu-device-plugin.agent" -}}
-{{- include "gpu-device-plugin.feature" (list . "labels-nodeFeature" "labels-node" "events" "condition" "taint" "nodeConfig" "migLabel" "migEvict") }}
+{{- include "gpu-device-plugin.feature" (list . "labels-nodeFeature" "labels-node" "events" "condition" "taint" "nodeConfig" "migLabel" "migEvict" "migPause") }}
 {{- end }}
 
 {{- define "gpu-device-plugin.serviceAccount" -}}
@@ -430,6 +431,7 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
   (list "MIG_REPLACE" .Values.mig.replace)
   (list "MIG_EVICT" .Values.mig.evict)
   (list "MIG_EVICT_TIMEOUT" .Values.mig.evictTimeout)
+  (list "MIG_PAUSE_CLIENTS" .Values.mig.pauseClients)
 }}
 {{- if not (has (toString (last .)) (list "" "[]" "<nil>")) }}
 - {name: {{ first . }}, value: {{ ternary (last . | join ",") (last . | toString) (kindIs "slice" (last .)) | quote }}}

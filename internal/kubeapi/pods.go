@@ -1,0 +1,75 @@
+package kubeapi
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+)
+
+// A NodePod is what this program wants to know of a pod of the own node.
+type NodePod struct {
+	Namespace, Name, UID string
+	// NodeSelector are the labels that a node needs to have for the pod, and DaemonSet is the name of its controller; empty if that is
+	// nothing of this kind.
+	NodeSelector map[string]string
+	DaemonSet    string
+}
+
+// maxPods is the largest list of the pods of a node that is read, in bytes. A pod has about 10 kB.
+const maxPods = 32 << 20
+
+// Pods returns the pods of the own node, as a cache of the API server has them.
+func (c *Client) Pods(ctx context.Context) ([]NodePod, error) {
+	text, err := c.send(ctx, request{verb: http.MethodGet, path: "/api/v1/pods", most: maxPods, query: url.Values{
+		"fieldSelector": {"spec.nodeName=" + c.node}, "resourceVersion": {"0"},
+	}})
+	if err != nil {
+		return nil, fmt.Errorf("list the pods of the node: %w", err)
+	}
+	var list struct {
+		Items []struct {
+			Metadata metadata `json:"metadata"`
+			Spec     struct {
+				NodeSelector map[string]string `json:"nodeSelector"`
+			} `json:"spec"`
+		} `json:"items"`
+	}
+	if err := json.Unmarshal(text, &list); err != nil {
+		return nil, fmt.Errorf("read the answer of the API server: %w", err)
+	}
+	pods := make([]NodePod, len(list.Items))
+	for i, item := range list.Items {
+		m := item.Metadata
+		pods[i] = NodePod{Namespace: m.Namespace, Name: m.Name, UID: m.UID, NodeSelector: item.Spec.NodeSelector}
+		for _, o := range m.OwnerReferences {
+			if o.Controller && o.Kind == "DaemonSet" {
+				pods[i].DaemonSet = o.Name
+			}
+		}
+	}
+	return pods, nil
+}
+
+// SwapLabels changes labels of the own node that have a value still, from that one to another, all or none: a label that somebody else has
+// changed meanwhile makes it an error, and so does another node of that name. It returns the node as it is then.
+func (c *Client) SwapLabels(ctx context.Context, uid string, keys []string, from, to string) (Node, error) {
+	type step struct {
+		Op    string `json:"op"`
+		Path  string `json:"path"`
+		Value string `json:"value"`
+	}
+	steps := []step{{"test", "/metadata/uid", uid}}
+	for _, k := range slices.Sorted(slices.Values(keys)) {
+		path := "/metadata/labels/" + strings.NewReplacer("~", "~0", "/", "~1").Replace(k)
+		steps = append(steps, step{"test", path, from}, step{"replace", path, to})
+	}
+	node, err := c.patchNode(ctx, "", "application/json-patch+json", steps)
+	if err != nil {
+		return Node{}, fmt.Errorf("change labels of the node from %s to %s: %w", from, to, err)
+	}
+	return node, nil
+}

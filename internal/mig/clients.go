@@ -1,0 +1,78 @@
+package mig
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+)
+
+const (
+	// pauseFor is how long DaemonSets are paused for a GPU that is in use all the same, and pauseAgain for how long they then run before
+	// they are paused for it again.
+	pauseFor   = 5 * time.Minute
+	pauseAgain = time.Hour
+	// pauseTimeout bounds one request to pause them.
+	pauseTimeout = 10 * time.Second
+)
+
+// awaitClients has the DaemonSets paused whose pods have a GPU open of which the driver says that it is in use, and reports whether their
+// end is to be waited for.
+func (t *turn) awaitClients(ctx context.Context, hold resource.GPUHold) (outcome, bool) {
+	now := t.options.Clock.Now()
+	if !t.wish.Pause || t.options.Pauser == nil || !t.gpu.blocked || now.Sub(t.gpu.gaveUp) < pauseAgain {
+		return outcome{}, false
+	}
+	found, _ := t.options.Snapshots.Value().GPU(t.UUID)
+	clients, err := t.options.Clients(found.Minor)
+	var all []Holder
+	var pods []string
+	for _, c := range clients {
+		all = append(all, Holder{Device: t.UUID, PID: c.PID, Name: c.Name})
+		if c.Pod != "" && !slices.Contains(pods, c.Pod) {
+			pods = append(pods, c.Pod)
+		}
+	}
+	switch {
+	case !t.gpu.paused.IsZero() && now.Sub(t.gpu.paused) >= pauseFor:
+		t.gpu.gaveUp = now
+		return t.fail(ctx, fmt.Errorf("in use by %s, though DaemonSets were paused for %v", cmp.Or(holders(all), "something that is not shown"),
+			pauseFor), hold), true
+	case len(pods) == 0: // the driver says of what is left whether it is in the way
+		return outcome{}, false
+	}
+	t.Holders = all
+	if t.gpu.paused.IsZero() {
+		t.gpu.paused = now
+	}
+	reason := "in use by " + holders(all)
+	if now.Sub(t.gpu.asked) >= evictAgain {
+		t.show(PhaseWaiting, reason, hold) // from now on no label is set back
+		t.gpu.asked = now
+		limited, cancel := context.WithTimeout(ctx, pauseTimeout)
+		t.gpu.refused = t.options.Pauser.Pause(limited, pods)
+		cancel()
+	}
+	if err := errors.Join(err, t.gpu.refused); err != nil {
+		reason += ": " + err.Error()
+	}
+	return t.wait(PhaseWaiting, reason, later, hold), true
+}
+
+// pausing notes in which phase the GPU is, and reports whether DaemonSets have to stay paused for it. They do while it is waited for, but not
+// for longer than pauseFor.
+func (t *turn) pausing(p Phase) bool {
+	now := t.options.Clock.Now()
+	switch {
+	case t.gpu.paused.IsZero():
+	case p != PhaseWaiting && p != PhaseChanging:
+		t.gpu.paused = time.Time{}
+	case now.Sub(t.gpu.paused) >= pauseFor+pauseTimeout:
+		t.gpu.paused, t.gpu.gaveUp = time.Time{}, now
+	}
+	return !t.gpu.paused.IsZero()
+}
