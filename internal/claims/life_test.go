@@ -20,8 +20,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
-// TestTwoProcesses: two daemons overlap in a roll-out, and kubelet calls one or the other. No two claims have a device at a time, whichever
-// of the two was asked, and each gives back what the other has prepared.
+// TestTwoProcesses: two daemons overlap in a roll-out, and kubelet calls one or the other, also for claims whose pods were deleted by force
+// and made again. No two claims have a device node at a time, as their containers see it, whichever of the two daemons was asked, and each
+// gives back what the other has prepared.
 func TestTwoProcesses(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -29,13 +30,12 @@ func TestTwoProcesses(t *testing.T) {
 	second, _ := r.start()
 	both := []*claims.Claims{first, second}
 	devices := [][]string{{gpuA}, {gpuA, migB0}, {migB0, gpuC}, {migB1}, {gpuC, gpuA}, {migB1, migB0}}
-	var owners [4]atomic.Pointer[string] // by the device
-	index := map[string]int{gpuA: 0, migB0: 1, migB1: 2, gpuC: 3}
+	var owners sync.Map // claims by the device node
 	var kubelet sync.WaitGroup
 	var got atomic.Int32
 	for n, wanted := range devices {
 		kubelet.Go(func() {
-			for i := range 30 {
+			for i := range 40 {
 				uid := fmt.Sprintf("uid-%d-%d", n, i)
 				_, err := both[(n+i)%2].Prepare(t.Context(), claim(uid, wanted...))
 				if err != nil && !strings.Contains(err.Error(), "is in use by the claim") {
@@ -43,16 +43,27 @@ func TestTwoProcesses(t *testing.T) {
 				}
 				if err == nil {
 					got.Add(1)
-					for _, d := range wanted {
-						if other := owners[index[d]].Swap(&uid); other != nil {
-							t.Errorf("%s has %s, and so has %s", uid, d, *other)
+					var nodes []string
+					for _, d := range r.spec(uid).Devices {
+						for _, node := range d.ContainerEdits.DeviceNodes {
+							if node.Path != "/dev/nvidia1" { // both MIG devices need that of their GPU
+								nodes = append(nodes, node.Path)
+							}
+						}
+					}
+					if len(nodes) < len(wanted) {
+						t.Errorf("%s has the device nodes %v for %v", uid, nodes, wanted)
+					}
+					for _, node := range nodes {
+						if other, taken := owners.Swap(node, uid); taken {
+							t.Errorf("%s has %s, and so has %s", uid, node, other)
 						}
 					}
 					if _, err := both[(n+i+1)%2].Prepare(t.Context(), claim(uid, wanted...)); err != nil {
 						t.Errorf("%s, once more at the other process: %v", uid, err)
 					}
-					for _, d := range wanted {
-						owners[index[d]].Store(nil)
+					for _, node := range nodes {
+						owners.Delete(node)
 					}
 				}
 				if err := both[(n+i+1)%2].Unprepare(t.Context(), uid, "default", "claim-"+uid); err != nil {
@@ -62,7 +73,7 @@ func TestTwoProcesses(t *testing.T) {
 		})
 	}
 	kubelet.Wait()
-	if got.Load() < 30 {
+	if got.Load() < 40 {
 		t.Errorf("only %d claims were prepared", got.Load())
 	}
 	if left := files(t, r.options.CDIDir); len(left) != 0 {
@@ -243,6 +254,15 @@ func TestSpecsFollowTheDriver(t *testing.T) {
 		if !strings.Contains(mounts(), "libcuda.so.590.48.01") || strings.Contains(mounts(), "580.95.05") {
 			t.Errorf("mounts with another driver: %s", mounts())
 		}
+		moved := filepath.Join(r.driver, "usr/lib64")
+		if err := os.Rename(filepath.Join(r.driver, "usr/lib/x86_64-linux-gnu"), moved); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(claims.Every)
+		synctest.Wait()
+		if !strings.Contains(mounts(), "/usr/lib64/libcuda.so.590.48.01") {
+			t.Errorf("mounts after the files were moved: %s", mounts())
+		}
 		if err := os.RemoveAll(r.options.CDIDir); err != nil {
 			t.Fatal(err)
 		}
@@ -259,152 +279,6 @@ func TestSpecsFollowTheDriver(t *testing.T) {
 			t.Errorf("with another configuration: %+v", n)
 		}
 	})
-}
-
-// TestLeak: a claim that neither a pod nor the API server has is given back, ten minutes after that is known; no answer is no evidence.
-func TestLeak(t *testing.T) {
-	t.Parallel()
-	for name, tt := range map[string]struct {
-		change func(*rig)
-		leaks  bool
-	}{
-		"nobody has it":                  {func(*rig) {}, true},
-		"a pod has it":                   {func(r *rig) { r.claimed["default/claim-uid-1"] = true }, false},
-		"the API server has it":          {func(r *rig) { r.existing["uid-1"] = true }, false},
-		"the API server has another":     {func(r *rig) { r.existing["uid-2"] = true }, true},
-		"the API server does not answer": {func(r *rig) { r.exists = errors.New("timeout") }, false},
-		"the API server is not asked":    {func(r *rig) { r.asksAPI = false }, false},
-		"kubelet is not asked":           {func(r *rig) { r.options.Claimed = nil }, false},
-		"kubelet does not answer": {func(r *rig) {
-			r.options.Claimed = func(context.Context) (map[string]bool, error) { return nil, errors.New("x") }
-		}, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				r := newRig(t)
-				tt.change(r)
-				c, stop := r.start()
-				defer stop()
-				if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA)); err != nil {
-					t.Fatal(err)
-				}
-				time.Sleep(19 * time.Minute)
-				synctest.Wait()
-				if r.record("uid-1") == "" {
-					t.Error("given back too early")
-				}
-				time.Sleep(3 * time.Minute)
-				synctest.Wait()
-				if gone := r.record("uid-1") == "" && r.spec("uid-1") == nil; gone != tt.leaks {
-					t.Errorf("given back %v, want %v", gone, tt.leaks)
-				}
-			})
-		})
-	}
-}
-
-// TestDamagedRecord: a record that cannot be read is set aside, and the others go on; its claim can be given back or prepared again.
-func TestDamagedRecord(t *testing.T) {
-	t.Parallel()
-	for name, damage := range map[string]func(string) string{
-		"cut":            func(s string) string { return s[:len(s)/2] },
-		"a changed bit":  func(s string) string { return strings.Replace(s, "GPU-a", "GPU-c", 1) },
-		"empty":          func(string) string { return "" },
-		"zeros":          func(s string) string { return strings.Repeat("\x00", len(s)) },
-		"another's":      func(s string) string { return strings.ReplaceAll(s, "uid-1", "uid-7") },
-		"something else": func(string) string { return `{"a":1}` },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := newRig(t)
-			c, stop := r.start()
-			for uid, device := range map[string]string{"uid-1": gpuA, "uid-2": gpuC} {
-				if _, err := c.Prepare(t.Context(), claim(uid, device)); err != nil {
-					t.Fatal(err)
-				}
-			}
-			stop()
-			folder := filepath.Join(r.options.StateDir, "claims")
-			if err := os.WriteFile(filepath.Join(folder, "uid-1.json"), []byte(damage(r.record("uid-1"))), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			c, _ = r.start()
-			if in := c.InUse().Value(); len(in) != 1 || len(in["GPU-c"]) != 1 {
-				t.Errorf("in use %v", in)
-			}
-			if got := files(t, folder); !slices.Equal(got, []string{"uid-1.json.damaged", "uid-2.json"}) {
-				t.Errorf("the folder has %q", got)
-			}
-			if r.spec("uid-1") == nil {
-				t.Error("the spec of a claim that may have containers is gone")
-			}
-			if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA)); err != nil {
-				t.Errorf("prepared again: %v", err)
-			}
-			if err := c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1"); err != nil {
-				t.Fatal(err)
-			}
-			if got := files(t, folder); !slices.Equal(got, []string{"uid-1.gone", "uid-2.json"}) {
-				t.Errorf("after Unprepare the folder has %q", got)
-			}
-		})
-	}
-}
-
-// TestFullDisk: a claim whose record cannot be written is not prepared; one whose spec cannot be written is prepared by the next call.
-func TestFullDisk(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	c, _ := r.start()
-	folder := filepath.Join(r.options.StateDir, "claims")
-	if err := errors.Join(os.MkdirAll(r.options.StateDir, 0o700), os.WriteFile(folder, nil, 0o600)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA)); err == nil || r.spec("uid-1") != nil {
-		t.Errorf("Prepare() = %v, spec %v", err, r.spec("uid-1"))
-	}
-	if err := errors.Join(os.Remove(folder), os.RemoveAll(r.options.CDIDir), os.WriteFile(r.options.CDIDir, nil, 0o600)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA)); err == nil || r.record("uid-1") == "" {
-		t.Errorf("Prepare() = %v, record %q", err, r.record("uid-1"))
-	}
-	if err := os.Remove(r.options.CDIDir); err != nil {
-		t.Fatal(err)
-	}
-	answer, err := c.Prepare(t.Context(), claim("uid-1", gpuA))
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.nodes(ids(answer)...)
-}
-
-// TestFieldsOfANewerVersion stay in a record that this version writes again.
-func TestFieldsOfANewerVersion(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	c, stop := r.start()
-	if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA)); err != nil {
-		t.Fatal(err)
-	}
-	stop()
-	newer := strings.Replace(r.record("uid-1"), `"request":"gpu"`, `"request":"gpu","clocks":{"sm":1}`, 1)
-	newer = strings.Replace(newer, `"namespace":`, `"later":[1,2],"namespace":`, 1)
-	path := filepath.Join(r.options.StateDir, "claims", "uid-1.json")
-	if err := os.WriteFile(path, []byte(claims.Signed(newer)), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	r.options.BootID = "two"
-	c, _ = r.start()
-	if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA)); err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{`"clocks":{"sm":1}`, `"later":[1,2]`, `"boot":"two"`} {
-		if strings.Count(r.record("uid-1"), want) != 1 {
-			t.Errorf("the record does not have %s: %s", want, r.record("uid-1"))
-		}
-	}
 }
 
 // TestNoGrowth prepares and unprepares 200 claims. Ten minutes later nothing of them is left.

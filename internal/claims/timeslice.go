@@ -13,9 +13,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 )
 
-// The time slices of GPUs outlive claims and processes. Before one is set, a mark says so, and it stays until the default is set again. So
-// a claim that wants the default finds out that an earlier one left another, and whoever finds a mark that no claim needs sets the GPU back.
-// The mark has the boot ID: a restart of the node sets all GPUs back.
+// The time slices of GPUs outlive claims and processes. Before one is set, a mark says so, and it stays until the default is set again.
+// So a claim that wants the default finds out that an earlier one left another, and whoever finds a mark that no claim needs sets the GPU
+// back. The mark has the boot ID: a restart of the node sets all GPUs back.
 
 const sliceSuffix = ".timeslice"
 
@@ -68,7 +68,7 @@ func (c *Claims) resetSlice(ctx context.Context, gpu string) error {
 	return os.Remove(path)
 }
 
-// resetSlices sets all GPUs back whose time slice no claim needs any more. A GPU whose driver does not answer is tried again by the next call.
+// resetSlices sets all GPUs back whose time slice no claim needs any more. A GPU for which that fails is tried again by the next call.
 func (c *Claims) resetSlices(ctx context.Context) {
 	for _, name := range names(c.store.folder()) {
 		gpu, is := strings.CutSuffix(name, sliceSuffix)

@@ -1,0 +1,189 @@
+package claims_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
+)
+
+// TestLeak: a claim that neither a pod nor the API server has is given back, ten minutes after that is known; no answer is no evidence.
+func TestLeak(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		change func(*rig)
+		leaks  bool
+	}{
+		"nobody has it":                  {func(*rig) {}, true},
+		"a pod has it":                   {func(r *rig) { r.claimed["default/claim-uid-1"] = true }, false},
+		"the API server has it":          {func(r *rig) { r.existing["uid-1"] = true }, false},
+		"the API server has another":     {func(r *rig) { r.existing["uid-2"] = true }, true},
+		"the API server does not answer": {func(r *rig) { r.exists = errors.New("timeout") }, false},
+		"the API server is not asked":    {func(r *rig) { r.asksAPI = false }, false},
+		"kubelet is not asked":           {func(r *rig) { r.options.Claimed = nil }, false},
+		"kubelet does not answer": {func(r *rig) {
+			r.options.Claimed = func(context.Context) (map[string]bool, error) { return nil, errors.New("x") }
+		}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t)
+				tt.change(r)
+				c, stop := r.start()
+				defer stop()
+				if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA)); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(19 * time.Minute)
+				synctest.Wait()
+				if r.record("uid-1") == "" {
+					t.Error("given back too early")
+				}
+				time.Sleep(3 * time.Minute)
+				synctest.Wait()
+				if gone := r.record("uid-1") == "" && r.spec("uid-1") == nil; gone != tt.leaks {
+					t.Errorf("given back %v, want %v", gone, tt.leaks)
+				}
+			})
+		})
+	}
+}
+
+// TestClaimThatComesBack: what was seen again begins its ten minutes anew.
+func TestClaimThatComesBack(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		c, stop := r.start()
+		defer stop()
+		if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA)); err != nil {
+			t.Fatal(err)
+		}
+		pass := func(minutes int, there, recorded bool) {
+			t.Helper()
+			r.mu.Lock()
+			r.claimed["default/claim-uid-1"] = there
+			r.mu.Unlock()
+			time.Sleep(time.Duration(minutes) * time.Minute)
+			synctest.Wait()
+			if (r.record("uid-1") != "") != recorded {
+				t.Errorf("record %q, want one %v", r.record("uid-1"), recorded)
+			}
+		}
+		pass(18, false, true)
+		pass(3, true, true)
+		pass(8, false, true)
+		pass(4, false, false)
+	})
+}
+
+// TestDamagedRecord: a record that cannot be read is set aside, and the others go on; its claim can be given back or prepared again.
+func TestDamagedRecord(t *testing.T) {
+	t.Parallel()
+	for name, damage := range map[string]func(string) string{
+		"cut":            func(s string) string { return s[:len(s)/2] },
+		"a changed bit":  func(s string) string { return strings.Replace(s, "GPU-a", "GPU-c", 1) },
+		"empty":          func(string) string { return "" },
+		"zeros":          func(s string) string { return strings.Repeat("\x00", len(s)) },
+		"another's":      func(s string) string { return strings.ReplaceAll(s, "uid-1", "uid-7") },
+		"something else": func(string) string { return `{"a":1}` },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			c, stop := r.start()
+			for uid, device := range map[string]string{"uid-1": gpuA, "uid-2": gpuC} {
+				if _, err := c.Prepare(t.Context(), claim(uid, device)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			stop()
+			folder := filepath.Join(r.options.StateDir, "claims")
+			if err := os.WriteFile(filepath.Join(folder, "uid-1.json"), []byte(damage(r.record("uid-1"))), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			c, _ = r.start()
+			if in := c.InUse().Value(); len(in) != 1 || len(in["GPU-c"]) != 1 {
+				t.Errorf("in use %v", in)
+			}
+			if got := files(t, folder); !slices.Equal(got, []string{"uid-1.json.damaged", "uid-2.json"}) {
+				t.Errorf("the folder has %q", got)
+			}
+			if r.spec("uid-1") == nil {
+				t.Error("the spec of a claim that may have containers is gone")
+			}
+			if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA)); err != nil {
+				t.Errorf("prepared again: %v", err)
+			}
+			if err := c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1"); err != nil {
+				t.Fatal(err)
+			}
+			if got := files(t, folder); !slices.Equal(got, []string{"uid-1.gone", "uid-2.json"}) {
+				t.Errorf("after Unprepare the folder has %q", got)
+			}
+		})
+	}
+}
+
+// TestFullDisk: a claim whose record cannot be written is not prepared; one whose spec cannot be written is prepared by the next call.
+func TestFullDisk(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	c, _ := r.start()
+	folder := filepath.Join(r.options.StateDir, "claims")
+	if err := errors.Join(os.MkdirAll(r.options.StateDir, 0o700), os.WriteFile(folder, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA)); err == nil || r.spec("uid-1") != nil {
+		t.Errorf("Prepare() = %v, spec %v", err, r.spec("uid-1"))
+	}
+	if err := errors.Join(os.Remove(folder), os.RemoveAll(r.options.CDIDir), os.WriteFile(r.options.CDIDir, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA)); err == nil || r.record("uid-1") == "" {
+		t.Errorf("Prepare() = %v, record %q", err, r.record("uid-1"))
+	}
+	if err := os.Remove(r.options.CDIDir); err != nil {
+		t.Fatal(err)
+	}
+	answer, err := c.Prepare(t.Context(), claim("uid-1", gpuA))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.nodes(ids(answer)...)
+}
+
+// TestFieldsOfANewerVersion stay in a record that this version writes again.
+func TestFieldsOfANewerVersion(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	c, stop := r.start()
+	if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA)); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	newer := strings.Replace(r.record("uid-1"), `"request":"gpu"`, `"request":"gpu","clocks":{"sm":1}`, 1)
+	newer = strings.Replace(newer, `"namespace":`, `"later":[1,2],"namespace":`, 1)
+	path := filepath.Join(r.options.StateDir, "claims", "uid-1.json")
+	if err := os.WriteFile(path, []byte(claims.Signed(newer)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.options.BootID = "two"
+	c, _ = r.start()
+	if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA)); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`"clocks":{"sm":1}`, `"later":[1,2]`, `"boot":"two"`} {
+		if strings.Count(r.record("uid-1"), want) != 1 {
+			t.Errorf("the record does not have %s: %s", want, r.record("uid-1"))
+		}
+	}
+}
