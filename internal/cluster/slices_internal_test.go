@@ -31,6 +31,7 @@ type driver struct {
 	configs   *feed.Feed[config.Config]
 	driver    *feed.Feed[draplugin.Status]
 	devices   *draslices.Devices
+	publisher *publisher
 	stop      func()
 
 	mu     sync.Mutex // guards counts
@@ -63,10 +64,10 @@ func (s *stage) newDriver(stateDir string, first inventory.Snapshot) *driver {
 		defer d.mu.Unlock()
 		d.counts[fmt.Sprint(verb, " ", resource, " ", code)]++
 	})
-	p := newPublisher(client, d.devices, stateDir, d.driver, s.clock, &spread{})
+	d.publisher = newPublisher(client, d.devices, stateDir, d.driver, s.clock, &spread{})
 	var tasks sync.WaitGroup
 	tasks.Go(func() { _ = d.devices.Run(ctx) })
-	tasks.Go(func() { p.run(ctx) })
+	tasks.Go(func() { d.publisher.run(ctx) })
 	d.stop = sync.OnceFunc(func() { cancel(); tasks.Wait() })
 	s.t.Cleanup(d.stop)
 	return d
@@ -445,6 +446,35 @@ func TestOtherPublisher(t *testing.T) {
 	}
 	s.untilPool("9: 0 1")
 	s.until("no problem", func() bool { return d.devices.Publication().Value().Problem == "" })
+}
+
+// Writes whose answers are lost are no changes by another program, also when the pool is another one by then.
+func TestLostAnswers(t *testing.T) {
+	s := newStage(t)
+	d := s.startDriver(t.TempDir(), 2)
+	s.untilPool("1: 0 1")
+	lost := apiserver.Fault{Status: 500, Late: true, Only: func(r apiserver.Request) bool { return r.Resource == "resourceslices" && r.IsWrite() }}
+	for _, change := range []struct {
+		bad  []int
+		want string
+	}{{[]int{0}, "1: 0!xid 1"}, {[]int{1}, "1: 0 1!xid"}, {nil, "1: 0 1"}, {[]int{0}, "1: 0!xid 1"}} {
+		if err := s.server.WipeSlices(nodeName); err != nil {
+			t.Fatal(err)
+		}
+		s.server.SetFault(lost)
+		d.fault(change.bad...)
+		s.until("something is written", func() bool { return s.pool() != "none" })
+		d.fault()
+		s.pass(time.Minute, time.Second)
+		d.fault(change.bad...)
+		s.server.SetFault(apiserver.Fault{})
+		s.untilPool(change.want)
+	}
+	s.until("no problem", func() bool { return d.devices.Publication().Value().Problem == "" })
+	d.stop()
+	if l := d.publisher.ledger; len(l.struck) > 0 || !l.leave.IsZero() {
+		t.Errorf("own writes count as those of another program at %v", l.struck)
+	}
 }
 
 // Slices that another driver of this name has left are removed, those of other nodes and drivers are not.

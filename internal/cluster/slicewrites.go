@@ -47,7 +47,9 @@ type sliceLedger struct {
 	pace     time.Duration
 	// paced is the number of registrations for which pace counts.
 	paced int
-	// seen are the versions of slices that are not another program's, or were counted, by name.
+	// tried is what this process sent last, by name. It may be there although the answer said otherwise, or did not come.
+	tried map[string]dra.PublishedSlice
+	// seen are the versions of slices that were judged, by name.
 	seen map[string]string
 	// struck is when other programs changed slices; until leave, slices are left to them.
 	struck []time.Time
@@ -63,7 +65,7 @@ type ownSlice struct {
 type keptSlice struct{ sent, kept dra.Slice }
 
 func newSliceLedger() sliceLedger {
-	return sliceLedger{own: map[string]ownSlice{}, kept: map[string]keptSlice{}, seen: map[string]string{}}
+	return sliceLedger{own: map[string]ownSlice{}, kept: map[string]keptSlice{}, tried: map[string]dra.PublishedSlice{}, seen: map[string]string{}}
 }
 
 // errNotNow is why nothing is written for a time, although something is due.
@@ -212,18 +214,20 @@ func (p *publisher) judge(ctx context.Context, pool dra.Pool, there map[string]d
 		ours[pool.SliceName(i)] = slice
 	}
 	first := len(l.seen) == 0
+	maps.DeleteFunc(l.seen, func(name, _ string) bool { return view[name].Name == "" })
 	for name, s := range view {
 		before, known := l.seen[name]
 		if before == s.ResourceVersion {
 			continue
 		}
 		l.seen[name] = s.ResourceVersion
+		is, tried := there[name], l.tried[name]
 		want, our := ours[name]
-		own, written := l.own[name]
 		switch {
-		case first, written && own.ResourceVersion == s.ResourceVersion:
-		case our && known && p.same(name, want, there[name].Slice) && s.Generation == l.generation: // what matters was not changed
-		case our || !known:
+		case first, known && !our: // it is being removed
+		case is.Generation == tried.Generation && is.Count == tried.Count && p.same(name, tried.Slice, is.Slice): // this process wrote it
+		case our && is.Generation == l.generation && p.same(name, want, is.Slice): // what matters was not changed
+		default:
 			l.struck = append(l.struck, now)
 			klog.FromContext(ctx).Info("Another program changed a slice of the driver", "name", name)
 		}
@@ -288,6 +292,7 @@ func (p *publisher) write(
 	s := view[step.Name]
 	s.Name, s.Driver, s.Pool = step.Name, dra.Driver, step.Published.Pool
 	s.Generation, s.Count, s.Devices = step.Published.Generation, step.Published.Count, devices
+	l.tried[step.Name] = step.Published
 	if step.New {
 		s.Owners = []kubeapi.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: step.Published.Pool, UID: owner, Controller: true}}
 		s, err = p.client.CreateSlice(ctx, s)
@@ -297,7 +302,7 @@ func (p *publisher) write(
 	if err != nil {
 		return err
 	}
-	l.own[step.Name], l.seen[step.Name] = ownSlice{Slice: s, at: now}, s.ResourceVersion
+	l.own[step.Name] = ownSlice{Slice: s, at: now}
 	l.generation, l.written = step.Published.Generation, now
 	klog.FromContext(ctx).V(2).Info("Wrote a slice", "name", step.Name, "devices", len(sent.Devices), "generation", l.generation)
 	return p.compare(ctx, step.Name, sent, s)

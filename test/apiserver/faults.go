@@ -29,6 +29,8 @@ func (r Request) IsWrite() bool {
 type Fault struct {
 	// Status, unless 0, is the HTTP status of each answer: 401, 403, 409, 429, 500 or 503.
 	Status int
+	// Late says that a request with a bad Status is carried out all the same, as one whose answer was lost.
+	Late bool
 	// RetryAfter, unless 0, is what an answer with Status tells the client to wait. It is sent in whole seconds.
 	RetryAfter time.Duration
 	// Delay is how long each answer takes.
@@ -158,8 +160,8 @@ func Faults() []NamedFault {
 	}
 }
 
-// admit counts a request and plays the fault. It returns the error to answer with, or nil.
-func (s *Server) admit(w http.ResponseWriter, r *http.Request, request Request) *apierrors.StatusError {
+// admit counts a request and plays the fault. It returns the error to answer with, or nil, and whether the request is carried out all the same.
+func (s *Server) admit(w http.ResponseWriter, r *http.Request, request Request) (refused *apierrors.StatusError, late bool) {
 	s.mu.Lock()
 	s.counts[request]++
 	fault, skew, token := s.fault, s.skew, s.token
@@ -177,10 +179,10 @@ func (s *Server) admit(w http.ResponseWriter, r *http.Request, request Request) 
 		}
 	}
 	if fault.Status == 0 && r.Header.Get("Authorization") != "Bearer "+token {
-		return apierrors.NewUnauthorized("Unauthorized")
+		return apierrors.NewUnauthorized("Unauthorized"), false
 	}
 	if fault.Status == 0 {
-		return nil
+		return nil, false
 	}
 	resource, _, _ := strings.Cut(request.Resource, "/")
 	answer := apierrors.NewGenericServerResponse(fault.Status, request.Verb, schema.GroupResource{Resource: resource}, "",
@@ -190,5 +192,5 @@ func (s *Server) admit(w http.ResponseWriter, r *http.Request, request Request) 
 		w.Header().Set("Retry-After", strconv.Itoa(int(seconds)))
 		answer.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: seconds}
 	}
-	return answer
+	return answer, fault.Late
 }

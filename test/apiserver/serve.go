@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strconv"
 	"strings"
@@ -51,14 +52,22 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 
 func (s *Server) answer(w http.ResponseWriter, r *http.Request) error {
 	t, found := parsePath(r.URL.Path)
-	query := r.URL.Query()
 	request := Request{Verb: verb(r, t), Resource: t.resource.name}
 	if t.subresource != "" {
 		request.Resource += "/" + t.subresource
 	}
-	if fault := s.admit(w, r, request); fault != nil {
+	fault, late := s.admit(w, r, request)
+	if late {
+		_ = s.carryOut(httptest.NewRecorder(), r, t, found, request) // its answer is lost
+	}
+	if fault != nil {
 		return fault
 	}
+	return s.carryOut(w, r, t, found, request)
+}
+
+// carryOut does what a request asks for, and answers it.
+func (s *Server) carryOut(w http.ResponseWriter, r *http.Request, t target, found bool, request Request) error {
 	s.mu.Lock()
 	served := !t.resource.custom || !s.noFeatures
 	if t.resource.versioned {
@@ -77,7 +86,7 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request) error {
 		}
 		return t.write(w, http.StatusOK, object)
 	case "list":
-		return s.list(w, t, query.Get("fieldSelector"))
+		return s.list(w, t, r.URL.Query().Get("fieldSelector"))
 	case "watch":
 		return s.watch(w, r, t)
 	case "create", "update", "patch", "apply":
