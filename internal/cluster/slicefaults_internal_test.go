@@ -1,0 +1,209 @@
+package cluster
+
+import (
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draplugin"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
+)
+
+// Whatever the API server does meanwhile: afterwards the pool is as it is to be, and nothing more is written.
+func TestFaultsWhilePublishing(t *testing.T) {
+	for _, fault := range apiserver.Faults() {
+		t.Run(fault.Name, func(t *testing.T) {
+			s := newStage(t)
+			d := s.startDriver(t.TempDir(), 2)
+			s.untilPool("1: 0 1")
+			during := func(what func()) {
+				t.Helper()
+				if err := fault.Begin(s.server); err != nil {
+					t.Fatal(err)
+				}
+				what()
+				s.pass(time.Minute, time.Second)
+				if err := fault.End(s.server); err != nil {
+					t.Fatal(err)
+				}
+			}
+			during(func() { d.fault(1) })
+			s.untilPool("1: 0 1!xid")
+			during(func() {
+				if err := s.server.WipeSlices(nodeName); err != nil {
+					t.Error(err)
+				}
+				d.fault()
+			})
+			s.untilPool("1: 0 1")
+			s.until("no problem", func() bool { return d.devices.Publication().Value().Problem == "" })
+			before := s.sliceWrites()
+			s.pass(30*time.Minute, 5*time.Second)
+			if n := s.sliceWrites() - before; n != 0 {
+				t.Errorf("%d writes of nothing", n)
+			}
+		})
+	}
+}
+
+// An API server that drops taints shows no device that must not be given away; the others stay.
+func TestDroppedTaints(t *testing.T) {
+	s := newStage(t)
+	s.server.SetDroppedFields("taints")
+	d := s.startDriver(t.TempDir(), 3)
+	s.untilPool("1: 0 1 2")
+	d.fault(1)
+	s.untilPool("1: 0 2")
+	before := s.sliceWrites()
+	d.fault(1, 2)
+	s.untilPool("1: 0")
+	s.pass(10*time.Minute, 5*time.Second)
+	if n := s.sliceWrites() - before; n != 1 {
+		t.Errorf("%d writes of a second fault", n)
+	}
+	d.fault()
+	s.untilPool("1: 0 1 2")
+}
+
+// An API server that serves an older version alone gets that; one that changes to another version, that one.
+func TestOlderVersions(t *testing.T) {
+	for _, version := range []string{"v1beta2", "v1beta1"} {
+		t.Run(version, func(t *testing.T) {
+			s := newStage(t)
+			s.server.SetResourceVersions(version)
+			d := s.startDriver(t.TempDir(), 2)
+			s.untilPool("1: 0 1")
+			d.fault(0)
+			s.untilPool("1: 0!xid 1")
+			s.pass(10*time.Minute, 5*time.Second)
+			if n := s.sliceWrites(); n < 2 || n > 4 { // the first one is tried in each version
+				t.Errorf("%d writes", n)
+			}
+			s.server.SetResourceVersions("v1")
+			s.server.DropWatches()
+			if err := s.server.WipeSlices(nodeName); err != nil {
+				t.Fatal(err)
+			}
+			s.untilPool("1: 0!xid 1")
+		})
+	}
+	t.Run("none", func(t *testing.T) {
+		s := newStage(t)
+		s.server.SetResourceVersions()
+		d := s.startDriver(t.TempDir(), 2)
+		s.until("a problem", func() bool { return strings.Contains(d.devices.Publication().Value().Problem, "resource.k8s.io") })
+		s.server.SetResourceVersions("v1")
+		s.untilPool("1: 0 1")
+	})
+}
+
+// What another program changes is set right; one that does so again and again is left alone, and that is told.
+func TestOtherPublisher(t *testing.T) {
+	s := newStage(t)
+	d := s.startDriver(t.TempDir(), 2)
+	s.untilPool("1: 0 1")
+	name := s.server.Slices()[0].Name
+	change := func(to int64) {
+		t.Helper()
+		if err := s.server.ChangeSlice(name, func(slice *resourceapi.ResourceSlice) {
+			slice.Spec.Devices, slice.Spec.Pool.Generation = slice.Spec.Devices[:1], to
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	change(7)
+	s.untilPool("7: 0 1")
+	change(8)
+	s.untilPool("8: 0 1")
+	change(9)
+	s.until("that is told", func() bool { return strings.Contains(d.devices.Publication().Value().Problem, "another program") })
+	before := s.sliceWrites()
+	s.pass(9*time.Minute, 5*time.Second)
+	if n := s.sliceWrites() - before; n != 0 || s.pool() != "9: 0" {
+		t.Errorf("%d writes, pool %s", n, s.pool())
+	}
+	s.untilPool("9: 0 1")
+	s.until("no problem", func() bool { return d.devices.Publication().Value().Problem == "" })
+}
+
+// Writes whose answers are lost are no changes by another program, also when the pool is another one by then.
+func TestLostAnswers(t *testing.T) {
+	s := newStage(t)
+	d := s.startDriver(t.TempDir(), 2)
+	s.untilPool("1: 0 1")
+	lost := apiserver.Fault{Status: 500, Late: true, Only: func(r apiserver.Request) bool { return r.Resource == "resourceslices" && r.IsWrite() }}
+	for _, change := range []struct {
+		bad  []int
+		want string
+	}{{[]int{0}, "1: 0!xid 1"}, {[]int{1}, "1: 0 1!xid"}, {nil, "1: 0 1"}, {[]int{0}, "1: 0!xid 1"}} {
+		if err := s.server.WipeSlices(nodeName); err != nil {
+			t.Fatal(err)
+		}
+		s.server.SetFault(lost)
+		d.fault(change.bad...)
+		s.until("something is written", func() bool { return s.pool() != "none" })
+		d.fault()
+		s.pass(time.Minute, time.Second)
+		d.fault(change.bad...)
+		s.server.SetFault(apiserver.Fault{})
+		s.untilPool(change.want)
+	}
+	s.until("no problem", func() bool { return d.devices.Publication().Value().Problem == "" })
+	d.stop()
+	if l := d.publisher.ledger; len(l.struck) > 0 || !l.leave.IsZero() {
+		t.Errorf("own writes count as those of another program at %v", l.struck)
+	}
+}
+
+// Slices that another driver of this name has left are removed, those of other nodes and drivers are not.
+func TestLeftSlices(t *testing.T) {
+	s := newStage(t)
+	slice := func(name, driver, node, pool string) {
+		t.Helper()
+		if err := s.server.ChangeSlice(name, func(slice *resourceapi.ResourceSlice) {
+			slice.Spec = resourceapi.ResourceSliceSpec{
+				Driver: driver, NodeName: &node, Pool: resourceapi.ResourcePool{Name: pool, Generation: 4, ResourceSliceCount: 1},
+				Devices: []resourceapi.Device{{Name: "gpu-0"}},
+			}
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	slice("a", dra.Driver, nodeName, nodeName)
+	slice("b", dra.Driver, nodeName, "another-pool")
+	slice("c", dra.Driver, "node-2", "node-2")
+	slice("d", "compute-domain.nvidia.com", nodeName, nodeName)
+	s.startDriver(t.TempDir(), 2)
+	s.until("only theirs are left", func() bool {
+		var names []string
+		for _, slice := range s.server.Slices() {
+			names = append(names, slice.Name)
+		}
+		return slices.Equal(names, []string{"c", "d", nodeName + "-gpu.nvidia.com-0"})
+	})
+}
+
+// While a driver of another program has the name, nothing is written; without a Node nothing is published, and soon after there is one it is.
+func TestWaits(t *testing.T) {
+	s := newStage(t)
+	if err := s.server.DeleteNode(nodeName); err != nil {
+		t.Fatal(err)
+	}
+	d := s.newDriver(t.TempDir(), snapshotOf(1))
+	d.driver.Publish(draplugin.Status{Foreign: filepath.Join("x", "gpu.nvidia.com.sock")})
+	d.registered(1)
+	s.pass(time.Minute, time.Second)
+	if n := d.requestsMade(); n != 0 {
+		t.Errorf("%d requests beside another driver", n)
+	}
+	d.driver.Publish(draplugin.Status{Registered: true, Registrations: 1})
+	s.until("a problem", func() bool { return strings.Contains(d.devices.Publication().Value().Problem, "no Node") })
+	s.change(func(*corev1.Node) {})
+	s.untilPool("1: 0")
+}

@@ -1,0 +1,54 @@
+package daemon
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
+	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+)
+
+// sliceWrites counts the writes of slices by verb.
+func (c *claimable) sliceWrites() string {
+	requests := c.api.Requests()
+	var text []string
+	for _, verb := range []string{"create", "update", "delete"} {
+		text = append(text, fmt.Sprint(verb, " ", requests[apiserver.Request{Verb: verb, Resource: "resourceslices"}]))
+	}
+	return strings.Join(text, ", ")
+}
+
+// TestSlicesAfterRestarts: a kubelet that starts removes the slices of its node, and they are there again soon; a daemon that starts again finds
+// them, and writes nothing.
+func TestSlicesAfterRestarts(t *testing.T) {
+	t.Parallel()
+	c := newClaimable(t, "dra")
+	c.published(8)
+	before := c.sliceWrites()
+	if before != "create 1, update 0, delete 0" {
+		t.Errorf("writes of 8 GPUs: %s", before)
+	}
+	c.kill()
+	c.becomesReady("")
+	c.eventually("status tells of the slices", func() bool { return strings.Contains(c.command("status", "-o", "json"), `"devices": 8`) })
+	if now := c.sliceWrites(); now != before {
+		t.Errorf("after a restart of the daemon: %s, and before %s", now, before)
+	}
+	for i := range 2 {
+		c.plugins.Stop()
+		if err := c.api.WipeSlices(nodeName); err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		c.plugins = standin.StartPlugins(standin.PluginsOptions{Dir: c.Path("registry")})
+		t.Cleanup(c.plugins.Stop)
+		c.published(8)
+		t.Logf("restart %d of kubelet: the slices are back after %v", i, time.Since(began).Round(time.Millisecond))
+		c.eventually("kubelet has registered the daemon", func() bool { return len(c.plugins.Registered()) == 1 })
+	}
+	if now := c.sliceWrites(); now != "create 3, update 0, delete 0" {
+		t.Errorf("after two restarts of kubelet: %s", now)
+	}
+}
