@@ -43,6 +43,10 @@ func TestFaultsWhilePublishing(t *testing.T) {
 			})
 			s.untilPool("1: 0 1")
 			s.until("no problem", func() bool { return d.devices.Publication().Value().Problem == "" })
+			s.until("the watch has seen the last write", func() bool { // before what this process knows of it is too old
+				seen := d.publisher.there.Value()
+				return seen.ResourceVersion != "" && !seen.IsBefore(s.server.Slices()[0].ResourceVersion)
+			})
 			before := s.sliceWrites()
 			s.pass(30*time.Minute, 5*time.Second)
 			if n := s.sliceWrites() - before; n != 0 {

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
-	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet/plugins"
 )
 
 // sliceWrites counts the writes of slices by verb.
@@ -42,7 +42,7 @@ func TestSlicesAfterRestarts(t *testing.T) {
 			t.Fatal(err)
 		}
 		began := time.Now()
-		c.plugins = standin.StartPlugins(standin.PluginsOptions{Dir: c.Path("registry")})
+		c.plugins = plugins.Start(plugins.Options{Dir: c.Path("registry")})
 		t.Cleanup(c.plugins.Stop)
 		c.published(8)
 		t.Logf("restart %d of kubelet: the slices are back after %v", i, time.Since(began).Round(time.Millisecond))
