@@ -13,6 +13,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apiresource "k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 	"k8s.io/utils/ptr"
 
@@ -47,6 +49,10 @@ var chartExamples = []chartExample{
 	},
 	{name: "helm upgrade -i", plugin: chartPlugin, check: seesOneGPU},
 	{name: "one file", plugin: chartPlugin, files: map[string]string{"config": fmt.Sprintf(readmeFlags, "none")}, check: seesOneGPU},
+	{
+		name: "renameByDefault after pods have ended", plugin: chartPlugin, files: map[string]string{"config": fmt.Sprintf(readmeFlags, "none")},
+		check: renamesAfterPodsHaveEnded,
+	},
 	{
 		name: "a ConfigMap of one's own", plugin: chartPlugin, files: map[string]string{"config": fmt.Sprintf(readmeFlags, "none")}, external: true,
 		check: seesOneGPU,
@@ -207,6 +213,25 @@ func refusesTwo(ctx context.Context, t *testing.T, n *node.Node, _ podresources.
 	})
 	deletePod(ctx, t, n, "shares")
 	waitGoneNow(ctx, t, n)
+}
+
+// renamesAfterPodsHaveEnded: kubelet does not see that a pod has ended which held all GPUs, and nobody asks it. Pods that ask for a new name
+// get a GPU all the same, and the first of them has kubelet look.
+func renamesAfterPodsHaveEnded(ctx context.Context, t *testing.T, n *node.Node, _ podresources.PodResourcesListerClient) {
+	const shared = gpu + ".shared"
+	runPod(ctx, t, n, examplePod, gpu, gpus)
+	waitGoneNow(ctx, t, n)
+	start := time.Now()
+	patch := fmt.Appendf(nil, `{"data":{"config":%q}}`, fmt.Sprintf(readmeSharing, "timeSlicing", "    renameByDefault: true\n"))
+	persist(ctx, t, "change the configuration", func(ctx context.Context) error {
+		_, err := n.Client.CoreV1().ConfigMaps(chartNamespace).Patch(ctx, chartPlugin+"-configs", types.MergePatchType, patch, metav1.PatchOptions{})
+		return err
+	})
+	runPod(ctx, t, n, "asks-for-the-new-name", shared, 1)
+	t.Logf("the pod runs %v after the change", time.Since(start).Round(time.Millisecond))
+	waitAllocatables(ctx, t, n, map[string]int{shared: 10 * gpus})
+	deletePod(ctx, t, n, "asks-for-the-new-name")
+	waitGone(ctx, t, n, "asks-for-the-new-name")
 }
 
 // isGivenAnIndex: the container has a file named after the index of its GPU.
