@@ -57,6 +57,8 @@ func TestWhatIsWrongIsSaidWithTheRemedy(t *testing.T) {
 		"no daemon":               {[]string{"status", "--control-socket=/nowhere/control.sock"}, []string{"/nowhere/control.sock", "--control-socket"}},
 		"clear without a GPU":     {[]string{"health", "clear"}, []string{"gpu"}},
 		"a fault without a GPU":   {[]string{"simulate", "xid", "--control-socket=/nowhere/control.sock"}, []string{"/nowhere"}},
+		"MPS of no machine":       {[]string{"mps-control-daemon", "--simulate=dgx-9"}, []string{`"dgx-9"`, "dgx-h100"}},
+		"MPS of a bad flag":       {[]string{"mps-control-daemon", "--mig-strategy=some"}, []string{"--mig-strategy", "none, single, mixed"}},
 		"a plan of a bad flag":    {[]string{"plan", "--simulate=t4", "--mig-strategy=some"}, []string{"--mig-strategy", "none, single, mixed"}},
 		"an argument to a daemon": {[]string{"serve"}, []string{`"serve"`}},
 	}
