@@ -19,6 +19,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cli"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/version"
 )
 
 const patience = 2 * time.Minute // how long a test waits for what must come
@@ -107,6 +108,27 @@ func TestErrorsAreSaidOnce(t *testing.T) {
 	out, err := program(t, "--mig-strategy=some").CombinedOutput()
 	if err == nil || strings.Count(string(out), "Error: ") != 1 || strings.Contains(string(out), "Usage:") {
 		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// TestErrorsInJSON: the reason of an end is the last line of the log where that is JSON.
+func TestErrorsInJSON(t *testing.T) {
+	out, err := program(t, "--logging-format=json", "--simulate=dgx-9").CombinedOutput()
+	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+	var last struct{ Msg, Err string }
+	if json.Unmarshal([]byte(lines[len(lines)-1]), &last) != nil || err == nil || last.Msg != "Failed" || !strings.Contains(last.Err, "dgx-9") {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// TestNames: of the version, and of the machines that can be simulated.
+func TestNames(t *testing.T) {
+	if text, err := run(t, "version"); err != nil || text != version.String() {
+		t.Errorf("version printed %q, %v", text, err)
+	}
+	names := slices.Sorted(slices.Values(simulator.Names()))
+	if text, err := run(t, "simulate", "profiles"); err != nil || text != strings.Join(names, "\n") {
+		t.Errorf("simulate profiles printed %q, %v", text, err)
 	}
 }
 
@@ -207,6 +229,16 @@ func TestCommandsOfADaemon(t *testing.T) {
 	h.says("the driver is released since", "status")
 	h.ask("resume")
 	h.healthy(8)
+	signal := func(sig syscall.Signal) {
+		t.Helper()
+		if err := h.daemon.Process.Signal(sig); err != nil {
+			t.Fatal(err)
+		}
+	}
+	signal(syscall.SIGUSR1)
+	h.says("the driver is released since", "status")
+	signal(syscall.SIGUSR2)
+	h.healthy(8)
 	h.ask("simulate", "remove", "--gpu=7")
 	h.healthy(7)
 	h.ask("simulate", "add", "--gpu=7")
@@ -227,9 +259,7 @@ func TestCommandsOfADaemon(t *testing.T) {
 	h.ask("mig", "apply", "--forget")
 	h.says("No layout is named", "mig", "status")
 
-	if err := h.daemon.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	signal(syscall.SIGTERM)
 	if err := h.daemon.Wait(); err != nil {
 		t.Errorf("the daemon ended with %v", err)
 	}

@@ -6,6 +6,10 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
 
 func TestWrap(t *testing.T) {
@@ -46,6 +50,32 @@ func TestMPSRoot(t *testing.T) {
 	}
 	if other, given := mpsEnv("NO_SUCH_VARIABLE"); other != "" || given {
 		t.Errorf("got %q, %v", other, given)
+	}
+}
+
+func TestHolder(t *testing.T) {
+	t.Parallel()
+	for want, h := range map[string]mig.Holder{
+		"pod a/b":        {Pod: mig.Pod{Namespace: "a", Name: "b", UID: "c"}},
+		"pod with UID c": {Pod: mig.Pod{UID: "c"}, PID: 3},
+		"process 3":      {PID: 3},
+	} {
+		if got := holder(h); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+// TestCallsThatHang: each is shown, and only the wait for events takes the events of all GPUs.
+func TestCallsThatHang(t *testing.T) {
+	t.Parallel()
+	var s status.Status
+	addCalls(&s, []inventory.Call{{Function: "nvmlInit", GPU: inventory.NoGPU}, {Function: "nvmlEventSetWait", GPU: inventory.NoGPU}, {Function: "nvmlDeviceGetName", GPU: 0}})
+	if s.Hanging != 3 || len(s.Calls) != 3 || s.Calls[0].GPU != nil || s.Calls[2].GPU == nil || *s.Calls[2].GPU != 0 {
+		t.Errorf("%d calls: %+v", s.Hanging, s.Calls)
+	}
+	if diff := cmp.Diff([]string{"all GPUs: nvmlEventSetWait does not return"}, s.Unwatched); diff != "" {
+		t.Errorf("without events (-want +got):\n%s", diff)
 	}
 }
 
