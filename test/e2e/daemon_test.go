@@ -92,6 +92,7 @@ func TestDaemon(t *testing.T) {
 		{name: "from another plugin and back by Helm", story: takesOverByHelm},
 		{name: "in the cluster", story: inTheCluster},
 		{name: "MIG layouts by label", story: dividedByLabel},
+		{name: "claims", story: givesClaims},
 		{name: "Helm upgrades while pods come and go", story: upgradesWithPods, long: true},
 		{name: "beside the GPU operator", story: besideTheOperator, long: true},
 		{name: "all examples of NVIDIA's chart", story: allExamplesOfNVIDIAsChart, long: true},

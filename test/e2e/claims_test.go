@@ -1,0 +1,165 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/e2e/node"
+)
+
+// wiped is how soon after the start of a kubelet, which deletes them, the slices of the node are to be back.
+const wiped = 3 * time.Second
+
+// givesClaims: the node changes to Dynamic Resource Allocation while a pod holds two GPUs of the device plugin, which follow when it ends. A
+// pod with a claim, as users of NVIDIA's driver write it, and one that asks for nvidia.com/gpu have one GPU each; slices are back soon after a
+// restart of kubelet; the account writes no slice of another node; and all GPUs come back to the device plugin.
+func givesClaims(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
+	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
+	startProxy(t)
+	publishCA(ctx, t, n, namespace)
+	held := nodesIn(ctx, t, n, holder)
+	start := time.Now()
+	apply(ctx, t, n, "node-agent-dra")
+	t.Cleanup(func() { leaveClaims(t, n) })
+	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
+	waitDevices(ctx, t, n, gpus-2)
+	phase("six of eight GPUs are in slices", start)
+	waitAllocatable(ctx, t, kubelet, gpu, 0, stepLimit)
+
+	start = time.Now()
+	kubectl(ctx, t, n, "apply", "--filename", filepath.Join(*source, "test/e2e/testdata/claim.yaml"))
+	t.Cleanup(func() { deletePod(context.Background(), t, n, "claims") })
+	waitPod(ctx, t, n, "claims", isRunning)
+	phase("a pod with a claim runs", start)
+	claimed := nodesIn(ctx, t, n, "claims")
+	if len(claimed) != 1 || slices.Contains(held, claimed[0]) {
+		t.Errorf("the pod with a claim has %v, another pod has %v", claimed, held)
+	}
+	if out := daemonExec(ctx, t, n, "status"); !strings.Contains(out, "claim: default/claims-gpu-") {
+		t.Errorf("status does not show the claim:\n%s", out)
+	}
+
+	start = time.Now()
+	runPod(ctx, t, n, "extended", gpu, 1)
+	phase("a pod that asks for nvidia.com/gpu runs", start)
+	extended := nodesIn(ctx, t, n, "extended")
+	if len(extended) != 1 || slices.Contains(slices.Concat(held, claimed), extended[0]) {
+		t.Errorf("the pod that asks for nvidia.com/gpu has %v, others have %v", extended, slices.Concat(held, claimed))
+	}
+
+	before := getPod(ctx, t, n, "claims")
+	n.StopKubelet()
+	if err := n.StartKubelet(ctx); err != nil {
+		t.Fatal(err)
+	}
+	start = time.Now()
+	waitDevices(ctx, t, n, gpus-2)
+	if took := time.Since(start); took > far*wiped {
+		t.Errorf("the slices are back after %v", took)
+	}
+	phase("slices back after a restart of kubelet", start)
+	if err := isSame(before)(getPod(ctx, t, n, "claims")); err != nil {
+		t.Error(err)
+	}
+	writesOwnSlicesOnly(ctx, t, n)
+
+	deletePod(ctx, t, n, "claims")
+	deletePod(ctx, t, n, "extended")
+	start = time.Now()
+	apply(ctx, t, n, "node-agent") // the mode plugin
+	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
+	waitAllocatable(ctx, t, kubelet, gpu, gpus, stepLimit)
+	phase("all GPUs are the device plugin's again", start)
+	waitDevices(ctx, t, n, 0)
+	if now := nodesIn(ctx, t, n, holder); !slices.Equal(now, held) {
+		t.Errorf("the pod that holds two GPUs has %v, and had %v", now, held)
+	}
+}
+
+// nodesIn returns the device nodes of GPUs that the pod's container sees.
+func nodesIn(ctx context.Context, t *testing.T, n *node.Node, pod string) []string {
+	t.Helper()
+	return strings.Fields(shell(ctx, t, n, pod, "ls /dev | grep '^nvidia[0-9]'"))
+}
+
+// waitDevices waits until slices of the node have so many devices that new claims may have.
+func waitDevices(ctx context.Context, t *testing.T, n *node.Node, want int) {
+	t.Helper()
+	wait(ctx, t, func(ctx context.Context) error {
+		all, err := n.Client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: "spec.driver=gpu.nvidia.com"})
+		if err != nil {
+			return err
+		}
+		found := 0
+		for _, s := range all.Items {
+			for _, d := range s.Spec.Devices {
+				if len(d.Taints) == 0 {
+					found++
+				}
+			}
+		}
+		if found != want {
+			return fmt.Errorf("%d devices in %d slices, want %d", found, len(all.Items), want)
+		}
+		return nil
+	})
+}
+
+// writesOwnSlicesOnly: the daemon's account is refused slices of another node or driver, and claims that it changes.
+func writesOwnSlicesOnly(ctx context.Context, t *testing.T, n *node.Node) {
+	bound := clientWith(t, kubectl(ctx, t, n, "--namespace", namespace, "create", "token", "gpu-device-plugin",
+		"--bound-object-kind", "Pod", "--bound-object-name", theDaemonPod(ctx, t, n).Name))
+	for _, write := range []struct{ node, driver, refused string }{
+		{"other", "gpu.nvidia.com", "no slices of another node"}, {node.Name, "example.com", "no slices of another driver"},
+	} {
+		_, err := bound.ResourceV1().ResourceSlices().Create(ctx, &resourceapi.ResourceSlice{
+			ObjectMeta: metav1.ObjectMeta{Name: "e2e"}, Spec: resourceapi.ResourceSliceSpec{
+				Driver: write.driver, NodeName: &write.node, Pool: resourceapi.ResourcePool{Name: "e2e", Generation: 1, ResourceSliceCount: 1},
+			},
+		}, metav1.CreateOptions{})
+		if err == nil || !strings.Contains(err.Error(), write.refused) {
+			t.Errorf("a slice of node %s and driver %s: %v, want it refused with %q", write.node, write.driver, err, write.refused)
+		}
+	}
+	claims, err := bound.ResourceV1().ResourceClaims("").List(ctx, metav1.ListOptions{})
+	if err != nil || len(claims.Items) == 0 {
+		t.Errorf("the account lists %d claims: %v", len(claims.Items), err)
+		return
+	}
+	if err := bound.ResourceV1().ResourceClaims(corev1.NamespaceDefault).Delete(ctx, claims.Items[0].Name, metav1.DeleteOptions{}); err == nil {
+		t.Error("the account may delete claims")
+	}
+}
+
+// leaveClaims removes what the other stories do not have.
+func leaveClaims(t *testing.T, n *node.Node) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), stepLimit)
+	defer cancel()
+	if t.Failed() {
+		for _, args := range [][]string{
+			{"get", "resourceslices,deviceclasses,resourceclaims", "--all-namespaces", "--output", "yaml"}, {"events"},
+		} {
+			out, err := n.Kubectl(ctx, args...)
+			t.Logf("kubectl %s, error %v:\n%s", strings.Join(args, " "), err, out)
+		}
+	}
+	_, err := n.Kubectl(ctx, "delete", "--ignore-not-found", "--filename", filepath.Join(*source, "test/e2e/testdata/claim.yaml"))
+	if err != nil {
+		t.Error(err)
+	}
+	if _, err := n.Kubectl(ctx, "delete", "deviceclasses", "--selector", "app.kubernetes.io/name="+daemonSet); err != nil {
+		t.Error(err)
+	}
+	leaveTheCluster(t, n)
+}
