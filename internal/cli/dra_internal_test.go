@@ -22,7 +22,7 @@ func TestStatusOfDRA(t *testing.T) {
 	var out bytes.Buffer
 	printStatus(&out, s, view{wide: true, now: now})
 	_, got, _ := bytes.Cut(out.Bytes(), []byte("Dynamic"))
-	if diff := cmp.Diff(` Resource Allocation: mode split; registered with kubelet; 1 slices with 2 devices, generation 4; the API server is away
+	if diff := cmp.Diff(` Resource Allocation: mode split; registered with kubelet; slices: 1 with 2 devices, generation 4; the API server is away
 
 owner: GPU 1: in a ResourceSlice
 owner: GPU 2: goes from its ResourceSlice to the device plugin; it waits: claim a/b has it

@@ -25,7 +25,7 @@ func allocationLine(s *status.DRA) string {
 		parts = append(parts, "not registered with kubelet")
 	}
 	if s.Slices > 0 {
-		parts = append(parts, fmt.Sprintf("%d slices with %d devices, generation %d", s.Slices, s.Devices, s.Generation))
+		parts = append(parts, fmt.Sprintf("slices: %d with %d devices, generation %d", s.Slices, s.Devices, s.Generation))
 	}
 	if s.Problem != "" {
 		parts = append(parts, s.Problem)

@@ -48,8 +48,8 @@ func TestOnlyGPUsOfTheDevicePluginAreOffered(t *testing.T) {
 	}
 	follow(dra.LeavesPlugin, dra.LeavesPlugin)
 	n.await(t, " | GPU-0 GPU-1", gpu)
-	if l := n.daemon.Offered().Value(); len(l.LeftOut) != 2 || !strings.Contains(l.LeftOut[0].Reason, "for Dynamic Resource Allocation") || len(l.Warnings) > 0 {
-		t.Errorf("left out %+v, warnings %q", l.LeftOut, l.Warnings)
+	if l := n.daemon.Offered().Value(); len(l.LeftOut)+len(l.Warnings) > 0 {
+		t.Errorf("left out %+v, warnings %q: it is given elsewhere", l.LeftOut, l.Warnings)
 	}
 	users, err := n.daemon.Users(t.Context(), []string{"GPU-0", "GPU-1"})
 	for deadline := time.Now().Add(time.Minute); err != nil && time.Now().Before(deadline); { // kubelet answers by its list of a moment ago

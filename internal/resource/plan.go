@@ -15,10 +15,10 @@ type Plan struct {
 	// Resources are the resources to serve, by ascending Name. A resource all of whose devices are unhealthy is here; one
 	// without a device is not.
 	Resources []Resource
-	// LeftOut are the devices of the node that no resource offers, by ascending index.
+	// LeftOut are the devices of the node that no resource offers, by ascending index, but for those that are Elsewhere.
 	LeftOut []LeftOut
 	// Warnings are sentences for the operator, each about one thing of the plan that may be unexpected. Devices in LeftOut
-	// are among them, except for those that the configuration excludes and those that are Elsewhere.
+	// are among them, except for those that the configuration excludes.
 	Warnings []string
 	// Holds are those that were put on devices of the plan, each with the name of its resource, in the order of the devices.
 	Holds []Hold
@@ -155,8 +155,7 @@ func (p *planner) keep(all []candidate) []candidate {
 		}
 	}
 	return slices.DeleteFunc(all, func(c candidate) bool {
-		if why := p.options.Elsewhere[c.gpu.UUID]; why != "" {
-			p.plan.LeftOut = append(p.plan.LeftOut, LeftOut{UUID: c.uuid(), Index: c.index(), Reason: why})
+		if p.options.Elsewhere[c.gpu.UUID] != "" {
 			return true
 		}
 		if s := p.selector(c); s != nil && s.Exclude {

@@ -155,7 +155,8 @@ func TestOpenAPI(t *testing.T) {
 				hold(name, objects)
 			}
 			for _, file := range statics {
-				if filepath.Base(file) != "kustomization.yaml" && (version != "1.29" || filepath.Base(file) != "rights.yaml") {
+				// The schemas are without DeviceClasses, which the API server of the tests on a real node takes strictly.
+				if filepath.Base(file) != "kustomization.yaml" && filepath.Base(file) != "classes.yaml" && (version != "1.29" || filepath.Base(file) != "rights.yaml") {
 					hold(file, read(t, file))
 				}
 			}

@@ -197,7 +197,7 @@ of config.name says is not known here. */}}
 {{- end }}
 {{- end }}
 {{- end }}
-{{- if $enabled }}true{{ end }}
+{{- if or $enabled .Values.dra.enabled }}true{{ end }}
 {{- end }}
 
 {{- /* Whether GPUs are shared by MPS. */}}
@@ -212,7 +212,7 @@ of config.name says is not known here. */}}
 {{- end }}
 
 {{- /* The features that may be on, a JSON list of words: labels-file, labels-nodeFeature, labels-node, events, podEvents, condition,
-taint, nodeConfig. A value counts before the files. */}}
+taint, nodeConfig, migLabel, migEvict, dra. A value counts before the files. */}}
 {{- define "gpu-device-plugin.features" -}}
 {{- $on := dict }}
 {{- if include "gpu-device-plugin.nodeConfig" . }}{{ $_ := set $on "nodeConfig" true }}{{ end }}
@@ -221,6 +221,7 @@ taint, nodeConfig. A value counts before the files. */}}
 {{- if include "gpu-device-plugin.migSays" (list . "evict") }}{{ $_ := set $on "migEvict" true }}{{ end }}
 {{- if include "gpu-device-plugin.migSays" (list . "pauseClients") }}{{ $_ := set $on "migPause" true }}{{ end }}
 {{- end }}
+{{- if .Values.dra.enabled }}{{ $_ := set $on "dra" true }}{{ end }}
 {{- range $name := list "labels" "events" "podEvents" "condition" "taint" }}
 {{- $asked := list (get $.Values.features $name) }}
 {{- if eq $name "labels" }}{{ $asked = list (include "gpu-device-plugin.labelsValue" $ | fromJson).labels }}{{ end }}
@@ -292,7 +293,23 @@ rollingUpdate:
 
 {{- /* Whether a feature needs the API server: then gpu-node-agent runs, with a service account. */}}
 {{- define "gpu-device-plugin.agent" -}}
-{{- include "gpu-device-plugin.feature" (list . "labels-nodeFeature" "labels-node" "events" "condition" "taint" "nodeConfig" "migLabel" "migEvict" "migPause") }}
+{{- include "gpu-device-plugin.feature" (list . "labels-nodeFeature" "labels-node" "events" "condition" "taint" "nodeConfig" "migLabel" "migEvict" "migPause" "dra") }}
+{{- end }}
+
+{{- /* Where kubelet looks for the socket of the DRA driver, which has the same path in the container; empty for the usual place. */}}
+{{- define "gpu-device-plugin.registryDir" -}}
+{{- $root := .Values.kubeletRoot | trimSuffix "/" }}
+{{- if and .Values.dra.enabled (ne $root "/var/lib/kubelet") }}{{ $root }}/plugins_registry{{ end }}
+{{- end }}
+
+{{- /* The mode of Dynamic Resource Allocation that the daemon is told; empty where a file says it. */}}
+{{- define "gpu-device-plugin.draMode" -}}
+{{- $dra := .Values.dra }}
+{{- $said := .Values.config.name }}
+{{- range include "gpu-device-plugin.files" . | fromJsonArray }}
+{{- with fromYaml . }}{{ with .dra }}{{ if .mode }}{{ $said = true }}{{ end }}{{ end }}{{ end }}
+{{- end }}
+{{- if $dra.enabled }}{{ default (ternary "" "dra" (not (empty $said))) $dra.mode }}{{ end }}
 {{- end }}
 
 {{- define "gpu-device-plugin.serviceAccount" -}}
@@ -352,6 +369,9 @@ runtime may be set up to ignore NVIDIA_VISIBLE_DEVICES of containers without it,
 {{- end }}
 {{- if and (include "gpu-device-plugin.feature" (list . "podEvents")) (not (include "gpu-device-plugin.feature" (list . "events"))) }}
 {{- fail "features.podEvents needs features.events" }}
+{{- end }}
+{{- if and .Values.dra.mode (not .Values.dra.enabled) }}
+{{- fail "dra.mode is given, and dra.enabled is not true" }}
 {{- end }}
 {{- if .Values.features.nodeConfig }}
 {{- if not (or .Values.config.map .Values.config.name) }}
@@ -432,6 +452,8 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
   (list "MIG_EVICT" .Values.mig.evict)
   (list "MIG_EVICT_TIMEOUT" .Values.mig.evictTimeout)
   (list "MIG_PAUSE_CLIENTS" .Values.mig.pauseClients)
+  (list "DRA_MODE" (include "gpu-device-plugin.draMode" .))
+  (list "DRA_REGISTRY_DIR" (include "gpu-device-plugin.registryDir" .))
 }}
 {{- if not (has (toString (last .)) (list "" "[]" "<nil>")) }}
 - {name: {{ first . }}, value: {{ ternary (last . | join ",") (last . | toString) (kindIs "slice" (last .)) | quote }}}
