@@ -120,6 +120,21 @@ func TestTimeSlicesOfAnotherBoot(t *testing.T) {
 	stop()
 	r.options.BootID, r.smi = "two", errors.New("nobody needs it")
 	c, stop = r.start()
+	if _, err := c.Prepare(t.Context(), claim("uid-4", gpuA)); err != nil {
+		t.Errorf("a claim that wants the default: %v", err)
+	}
+	if err := c.Unprepare(t.Context(), "uid-4", "default", "claim-uid-4"); err != nil {
+		t.Error(err)
+	}
+	r.mu.Lock()
+	r.smi = nil
+	r.mu.Unlock()
+	if _, err := c.Prepare(t.Context(), sliced("uid-5", gpuA)); err != nil || r.slice("GPU-a") != "3" {
+		t.Errorf("a claim of this boot: %v, time slice %s", err, r.slice("GPU-a"))
+	}
+	if err := c.Unprepare(t.Context(), "uid-5", "default", "claim-uid-5"); err != nil || r.slice("GPU-a") != "0" {
+		t.Errorf("its Unprepare: %v, time slice %s, which a claim of another boot wanted", err, r.slice("GPU-a"))
+	}
 	if err := c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1"); err != nil {
 		t.Error(err)
 	}
