@@ -141,7 +141,9 @@ func TestLostAnswers(t *testing.T) {
 	s := newStage(t)
 	d := s.startDriver(t.TempDir(), 2)
 	s.untilPool("1: 0 1")
-	lost := apiserver.Fault{Status: 500, Late: true, Only: func(r apiserver.Request) bool { return r.Resource == "resourceslices" && r.IsWrite() }}
+	lost := apiserver.Fault{Status: 500, Late: true, Only: func(r apiserver.Request) bool {
+		return r.Resource == "resourceslices" && r.IsWrite()
+	}}
 	for _, change := range []struct {
 		bad  []int
 		want string
@@ -193,7 +195,8 @@ func TestLeftSlices(t *testing.T) {
 	})
 }
 
-// While a driver of another program has the name, nothing is written; without a Node nothing is published, and soon after there is one it is.
+// While a driver of another program has the name, nothing is written; without a Node nothing is published, and soon after there is one it
+// is.
 func TestWaits(t *testing.T) {
 	s := newStage(t)
 	if err := s.server.DeleteNode(nodeName); err != nil {

@@ -95,7 +95,9 @@ func (d *driver) fault(indices ...int) {
 	for i := range snapshot.GPUs {
 		snapshot.GPUs[i].Health = inventory.Health{State: inventory.Healthy}
 		if slices.Contains(indices, i) {
-			snapshot.GPUs[i].Health = inventory.Health{State: inventory.Unhealthy, XID: 79, Since: time.Unix(1_700_000_000, 0), Cure: inventory.CureReset}
+			snapshot.GPUs[i].Health = inventory.Health{
+				State: inventory.Unhealthy, XID: 79, Since: time.Unix(1_700_000_000, 0), Cure: inventory.CureReset,
+			}
 		}
 	}
 	d.snapshots.Publish(snapshot)
@@ -270,8 +272,8 @@ func TestNoRequestWithoutNeed(t *testing.T) {
 	}
 }
 
-// Without GPUs the pool is there, and empty. When the mode is left, GPUs are taken out one after the other, and with the last one the slices go;
-// what is published is on disk before, and until it is certain that it is not.
+// Without GPUs the pool is there, and empty. When the mode is left, GPUs are taken out one after the other, and with the last one the slices
+// go; what is published is on disk before, and until it is certain that it is not.
 func TestEmptyPoolAndModeLeft(t *testing.T) {
 	s := newStage(t)
 	dir := t.TempDir()

@@ -65,7 +65,9 @@ type ownSlice struct {
 type keptSlice struct{ sent, kept dra.Slice }
 
 func newSliceLedger() sliceLedger {
-	return sliceLedger{own: map[string]ownSlice{}, kept: map[string]keptSlice{}, tried: map[string]dra.PublishedSlice{}, seen: map[string]string{}}
+	return sliceLedger{
+		own: map[string]ownSlice{}, kept: map[string]keptSlice{}, tried: map[string]dra.PublishedSlice{}, seen: map[string]string{},
+	}
 }
 
 // errNotNow is why nothing is written for a time, although something is due.

@@ -48,8 +48,8 @@ func scheduled(there map[string]dra.PublishedSlice) string {
 	return text.String()
 }
 
-// TestNext has pools change at random, also while they are being written, and slices be removed and left by others. In the end the API server
-// has the pool; until then a scheduler sees a whole pool of before, the wanted one, or none, and never a mixture.
+// TestNext has pools change at random, also while they are being written, and slices be removed and left by others. In the end the API
+// server has the pool; until then a scheduler sees a whole pool of before, the wanted one, or none, and never a mixture.
 func TestNext(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(2000) {
@@ -136,7 +136,9 @@ func TestWrites(t *testing.T) {
 		"left by another driver": {
 			map[string]dra.PublishedSlice{"n-x": {Pool: "n", Generation: 9, Count: 1}}, 0, "a", []string{"new 0 gen 10", "remove n-x"},
 		},
-		"another pool": {with(published(3, 1, "a"), "n-x", dra.PublishedSlice{Pool: "other", Generation: 3, Count: 1}), 3, "a", []string{"remove n-x"}},
+		"another pool": {
+			with(published(3, 1, "a"), "n-x", dra.PublishedSlice{Pool: "other", Generation: 3, Count: 1}), 3, "a", []string{"remove n-x"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -238,7 +240,8 @@ func TestTaintTimes(t *testing.T) {
 			t.Errorf("%s: worse %v", name, got)
 		}
 	}
-	if p := (dra.Pool{Slices: []dra.Slice{slice(nil, "a"), slice(nil)}}).Untainted(); len(p.Slices[0].Devices) != 0 || len(p.Slices[1].Devices) != 1 {
+	p := dra.Pool{Slices: []dra.Slice{slice(nil, "a"), slice(nil)}}.Untainted()
+	if len(p.Slices[0].Devices) != 0 || len(p.Slices[1].Devices) != 1 {
 		t.Errorf("untainted: %+v", p)
 	}
 }

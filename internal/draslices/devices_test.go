@@ -123,8 +123,8 @@ func TestNumbersStay(t *testing.T) {
 	}
 }
 
-// A node that was never looked at, or whose owners are not known, is not one without GPUs. In a mode without DRA there are slices only as long
-// as the driver has a GPU.
+// A node that was never looked at, or whose owners are not known, is not one without GPUs. In a mode without DRA there are slices only as
+// long as the driver has a GPU.
 func TestWhatIsToBePublished(t *testing.T) {
 	t.Parallel()
 	node := gpus(map[string]int{"a": 0, "b": 1})

@@ -78,7 +78,8 @@ func TestSlices(t *testing.T) {
 				Name       string                                 `json:"name"`
 				Attributes map[string]resourceapi.DeviceAttribute `json:"attributes"`
 			}
-			if err := json.Unmarshal(updated.Devices, &flat); err != nil || flat[0].Name != "gpu-0" || flat[0].Attributes["type"].StringValue == nil {
+			err = json.Unmarshal(updated.Devices, &flat)
+			if err != nil || flat[0].Name != "gpu-0" || flat[0].Attributes["type"].StringValue == nil {
 				t.Errorf("devices %s, error %v", updated.Devices, err)
 			}
 			if err := client.DeleteSlice(ctx, "s", "another"); !kubeapi.IsCode(err, http.StatusConflict) {

@@ -160,7 +160,8 @@ func Faults() []NamedFault {
 	}
 }
 
-// admit counts a request and plays the fault. It returns the error to answer with, or nil, and whether the request is carried out all the same.
+// admit counts a request and plays the fault. It returns the error to answer with, or nil, and whether the request is carried out all the
+// same.
 func (s *Server) admit(w http.ResponseWriter, r *http.Request, request Request) (refused *apierrors.StatusError, late bool) {
 	s.mu.Lock()
 	s.counts[request]++

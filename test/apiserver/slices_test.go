@@ -21,8 +21,8 @@ func slice(name, node string, devices ...resourceapi.Device) *resourceapi.Resour
 	}}
 }
 
-// TestSlices holds what a driver sees of its ResourceSlices: by its node alone, with a time for each taint, wiped by a kubelet, and without the
-// fields of a gate that is off.
+// TestSlices holds what a driver sees of its ResourceSlices: by its node alone, with a time for each taint, wiped by a kubelet, and without
+// the fields of a gate that is off.
 func TestSlices(t *testing.T) {
 	t.Parallel()
 	s := start(t)
@@ -112,7 +112,9 @@ func TestVersions(t *testing.T) {
 		t.Errorf("in v1 it is %+v, error %v", now, err)
 	}
 	err = s.ChangeClaim("ns", "c", func(claim *resourceapi.ResourceClaim) {
-		claim.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "gpu.nvidia.com"}}}
+		claim.Spec.Devices.Requests = []resourceapi.DeviceRequest{
+			{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "gpu.nvidia.com"}},
+		}
 		claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
 			Results: []resourceapi.DeviceRequestAllocationResult{{Request: "gpu", Driver: "d", Pool: "n", Device: "gpu-0"}},
 		}}
@@ -121,7 +123,8 @@ func TestVersions(t *testing.T) {
 		t.Fatal(err)
 	}
 	claim, err := old.ResourceClaims("ns").Get(t.Context(), "c", metav1.GetOptions{})
-	if err != nil || claim.Spec.Devices.Requests[0].DeviceClassName != "gpu.nvidia.com" || claim.Status.Allocation.Devices.Results[0].Device != "gpu-0" {
+	if err != nil || claim.Spec.Devices.Requests[0].DeviceClassName != "gpu.nvidia.com" ||
+		claim.Status.Allocation.Devices.Results[0].Device != "gpu-0" {
 		t.Errorf("in v1beta1 it is %+v, error %v", claim, err)
 	}
 	claim.Status.ReservedFor = []resourcev1beta1.ResourceClaimConsumerReference{{Resource: "pods", Name: "p", UID: "u"}}

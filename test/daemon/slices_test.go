@@ -20,8 +20,8 @@ func (c *claimable) sliceWrites() string {
 	return strings.Join(text, ", ")
 }
 
-// TestSlicesAfterRestarts: a kubelet that starts removes the slices of its node, and they are there again soon; a daemon that starts again finds
-// them, and writes nothing.
+// TestSlicesAfterRestarts: a kubelet that starts removes the slices of its node, and they are there again soon; a daemon that starts again
+// finds them, and writes nothing.
 func TestSlicesAfterRestarts(t *testing.T) {
 	t.Parallel()
 	c := newClaimable(t, "dra")

@@ -105,7 +105,8 @@ func (p *publishing) run(ctx context.Context, counted func(verb, resource string
 	tasks.Wait()
 }
 
-// measured begins something that all nodes do, waits until it is done by so many, and tells how long it took and how the API server answered.
+// measured begins something that all nodes do, waits until it is done by so many, and tells how long it took and how the API server
+// answered.
 func measured(t *testing.T, what string, processes []process, done *atomic.Int64, want int, begin func()) {
 	t.Helper()
 	before, used := scrape(t), make([]time.Duration, len(processes))
