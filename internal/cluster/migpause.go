@@ -27,8 +27,8 @@ const (
 
 // providers are the DaemonSets that are never paused: clients need what they provide, or they change layouts themselves.
 var providers = []string{
-	"driver", "container-toolkit", "operands", "mig-manager", "vgpu-manager", "vfio-manager", "kata-manager", "cc-manager", "sandbox-validator",
-	"operator-validator",
+	"driver", "container-toolkit", "operands", "mig-manager", "vgpu-manager", "vfio-manager", "kata-manager", "cc-manager",
+	"sandbox-validator", "operator-validator",
 }
 
 // isClient reports whether a label pauses clients of the driver.
@@ -99,8 +99,8 @@ func pausedOn(node kubeapi.Node) []string {
 	return keys
 }
 
-// resumeClients has paused DaemonSets go on when no change of a MIG layout needs them paused, until ctx ends. What is paused, the labels say: so
-// it does not matter which process has paused them, and when. At its end it tries once: there may be no next process.
+// resumeClients has paused DaemonSets go on when no change of a MIG layout needs them paused, until ctx ends. What is paused, the labels
+// say: so it does not matter which process has paused them, and when. At its end it tries once: there may be no next process.
 func (c *Cluster) resumeClients(ctx context.Context, d agent.Daemon, timer clock.Clock) {
 	if d.MIG == nil {
 		return

@@ -210,7 +210,9 @@ func TestAnotherLayoutDuringAStep(t *testing.T) {
 		began, goOn := make(chan struct{}), make(chan struct{})
 		begin, release := sync.OnceFunc(func() { close(began) }), sync.OnceFunc(func() { close(goOn) })
 		t.Cleanup(release)
+		steps := 0
 		r.before = func(string, inventory.MIGStep) error {
+			steps++
 			begin()
 			<-goOn
 			return nil
@@ -222,6 +224,22 @@ func TestAnotherLayoutDuringAStep(t *testing.T) {
 			return s.State == mig.StatePending && strings.Contains(s.Reason, "a step for the last layout has not ended")
 		})
 		release()
+		r.reaches(mig.StateSuccess)
+		if steps != 1+7+7 { // the mode, instances and compute instances
+			t.Errorf("%d steps: some were for the layout of before", steps)
+		}
+	})
+}
+
+// TestNoKubelet has a node without kubelet: processes alone are waited for.
+func TestNoKubelet(t *testing.T) {
+	onNode(t, func(t *testing.T, r *rig) {
+		r.start(func(o *mig.Options) { o.Users = nil })
+		r.makes("all-balanced")
+		r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "0:0", Count: 1})
+		r.wishes.Publish(mig.Wish{Layout: "all-disabled"})
+		r.until("waits", func(s mig.Status) bool { return strings.HasPrefix(s.Reason, "GPU 0: in use by process ") })
+		r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "0:0"})
 		r.reaches(mig.StateSuccess)
 	})
 }

@@ -137,3 +137,16 @@ func TestInstancesOfOthers(t *testing.T) {
 		}
 	})
 }
+
+// TestModeOfOthers: a mode that another program has switched on does not become one of this program's.
+func TestModeOfOthers(t *testing.T) {
+	onNode(t, func(t *testing.T, r *rig) {
+		r.inject(simulator.Fault{Kind: simulator.KindMIG, GPU: "0", Profiles: []string{"1g.10gb"}})
+		r.start()
+		r.wishes.Publish(mig.Wish{Layout: "all-enabled", GPUs: []string{"0"}})
+		r.reaches(mig.StateSuccess)
+		if text := r.journal(); strings.Contains(text, "GPU-") {
+			t.Errorf("the journal: %s", text)
+		}
+	})
+}

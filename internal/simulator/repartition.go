@@ -13,7 +13,8 @@ func (g *gpu) resets() bool { return g.spec.model.architecture <= nvml.DEVICE_AR
 
 // busy says whether processes compute on the GPU or on a part of it, or have it open.
 func (g *gpu) busy() bool {
-	return g.processes > 0 || len(g.clients) > 0 || slices.ContainsFunc(g.layout.devices, func(c *computeInstance) bool { return c.processes > 0 })
+	return g.processes > 0 || len(g.clients) > 0 ||
+		slices.ContainsFunc(g.layout.devices, func(c *computeInstance) bool { return c.processes > 0 })
 }
 
 // reset has the GPU do what a reset and a restart of the node do to its multi-instance mode. Its instances are lost.
