@@ -247,8 +247,8 @@ func (r *reporter) keepCondition(ctx context.Context) {
 }
 
 // isOthers reports, where no state directory tells, whether another process writes the condition: it did so after this one started and
-// last wrote, and the repeat is not overdue. A process that never saw the GPUs leaves such a condition alone: it may be the new pod of a roll-out, and the old one sees them.
-// A time in the future is of a clock that went back.
+// last wrote, and the repeat is not overdue. A process that never saw the GPUs leaves such a condition alone: it may be the new pod of a
+// roll-out, and the old one sees them. A time in the future is of a clock that went back.
 func (r *reporter) isOthers(there kubeapi.Condition, wrote, now time.Time, interval time.Duration) bool {
 	heartbeat := there.LastHeartbeatTime
 	return heartbeat.After(r.started) && heartbeat.After(wrote) && !heartbeat.After(now) && (interval == 0 || now.Sub(heartbeat) < 2*interval)

@@ -45,8 +45,8 @@ func (c *Client) patchNode(ctx context.Context, subresource, contentType string,
 	return c.readNode(answer, restores)
 }
 
-// After reports whether n is a later version of the same node than other. It reports false if the cluster was restored from a backup between
-// the two.
+// After reports whether n is a later version of the same node than other. It reports false if the cluster was restored from a backup
+// between the two.
 func (n Node) After(other Node) bool {
 	return n.UID == other.UID && n.restores == other.restores && isBefore(other.ResourceVersion, n.ResourceVersion)
 }

@@ -171,10 +171,10 @@ const (
 	deleted  = "DELETED"
 )
 
-// follow watches a collection until ctx ends; then it has no problem. Each watch begins with a list. One that goes on where the last one ended
-// would say nothing for long in a cluster that was restored from a backup. One from version 0 would tell the same with one request less, but
-// not with an etcd before 3.4.25: with that, an API server answers 500 to one that takes bookmarks. The first list may be that of an API server
-// that is a little behind, as it costs less and many may ask; a further one may not, as what is known would go back.
+// follow watches a collection until ctx ends; then it has no problem. Each watch begins with a list. One that goes on where the last one
+// ended would say nothing for long in a cluster that was restored from a backup. One from version 0 would tell the same with one request
+// less, but not with an etcd before 3.4.25: with that, an API server answers 500 to one that takes bookmarks. The first list may be that of
+// an API server that is a little behind, as it costs less and many may ask; a further one may not, as what is known would go back.
 func (c *Client) follow(ctx context.Context, timer clock.Clock, w collection) {
 	log := klog.FromContext(ctx).WithValues("what", w.what)
 	defer w.problem.Publish(nil)
