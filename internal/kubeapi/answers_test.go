@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
 )
 
@@ -72,15 +73,15 @@ func TestAnswersThatAreNone(t *testing.T) {
 func TestEventsThatAreNone(t *testing.T) {
 	t.Parallel()
 	const node = `{"metadata": {"name": "node-1", "uid": "1", "resourceVersion": "5", "labels": {"config": "a"}}}`
-	for name, event := range map[string]string{
-		"a page":             "<html>",
-		"another kind":       `{"type": 5}`,
-		"no version":         `{"type": "MODIFIED", "object": {"metadata": {"name": "node-1", "uid": "1", "labels": {"config": "b"}}}}`,
-		"not a node":         `{"type": "MODIFIED", "object": 7}`,
-		"an error that says": `{"type": "ERROR", "object": {"code": 410, "message": "too old"}}`,
-		"no error":           `{"type": "ERROR", "object": "x"}`,
-		"an older version":   `{"type": "MODIFIED", "object": {"metadata": {"name": "node-1", "uid": "1", "resourceVersion": "4"}}}`,
-		"no end":             `{"type": "MODIFIED", "object": "` + strings.Repeat("x", 8<<20),
+	for name, tt := range map[string]struct{ event, problem string }{
+		"a page":             {"<html>", "invalid character"},
+		"another kind":       {`{"type": 5}`, "cannot unmarshal"},
+		"no version":         {`{"type": "MODIFIED", "object": {"metadata": {"name": "node-1", "uid": "1", "labels": {"config": "b"}}}}`, "has no version"},
+		"not a node":         {`{"type": "MODIFIED", "object": 7}`, "read an event of the watch"},
+		"an error that says": {`{"type": "ERROR", "object": {"code": 410, "message": "too old"}}`, "410: too old"},
+		"no error":           {`{"type": "ERROR", "object": "x"}`, "read an event of the watch"},
+		"an older version":   {`{"type": "MODIFIED", "object": {"metadata": {"name": "node-1", "uid": "1", "resourceVersion": "4"}}}`, "went back from version 5 to 4"},
+		"no end":             {`{"type": "MODIFIED", "object": "` + strings.Repeat("x", 8<<20), "more than 4194304 bytes"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -91,7 +92,7 @@ func TestEventsThatAreNone(t *testing.T) {
 					fmt.Fprintf(w, `{"metadata": {"resourceVersion": "5"}, "items": [%s]}`, node)
 					return
 				}
-				fmt.Fprint(w, event)
+				fmt.Fprint(w, tt.event)
 			})
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := make(chan struct{})
@@ -108,6 +109,7 @@ func TestEventsThatAreNone(t *testing.T) {
 			if n := client.Nodes().Value(); n.Labels["config"] != "a" {
 				t.Errorf("the node is %+v", n)
 			}
+			awaitProblem(t, client, tt.problem)
 		})
 	}
 }
@@ -186,9 +188,16 @@ func TestNodeCount(t *testing.T) {
 // is known would go back.
 func TestEachWatchBeginsWithAList(t *testing.T) {
 	t.Parallel()
-	for name, event := range map[string]string{
-		"an error that passes": `{"type": "ERROR", "object": {"code": 500, "message": "etcd is away"}}`,
-		"silence":              "",
+	node := func(ctx context.Context, c *kubeapi.Client) { c.Watch(ctx, hurried{}) }
+	for name, tt := range map[string]struct {
+		event string
+		watch func(context.Context, *kubeapi.Client)
+	}{
+		"an error that passes": {`{"type": "ERROR", "object": {"code": 500, "message": "etcd is away"}}`, node},
+		"silence":              {"", node},
+		"slices": {"", func(ctx context.Context, c *kubeapi.Client) {
+			c.WatchSlices(ctx, hurried{}, "driver", feed.New(kubeapi.Slices{}), feed.New[error](nil))
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -204,8 +213,8 @@ func TestEachWatchBeginsWithAList(t *testing.T) {
 					fmt.Fprint(w, `{"metadata": {"resourceVersion": "5"}}`)
 					return
 				}
-				fmt.Fprint(w, event)
-				if w.(http.Flusher).Flush(); event == "" {
+				fmt.Fprint(w, tt.event)
+				if w.(http.Flusher).Flush(); tt.event == "" {
 					select {
 					case <-r.Context().Done():
 					case <-ended:
@@ -215,7 +224,7 @@ func TestEachWatchBeginsWithAList(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			go func() {
 				defer close(ended)
-				client.Watch(ctx, hurried{})
+				tt.watch(ctx, client)
 			}()
 			t.Cleanup(func() { cancel(); <-ended })
 			want := []string{"0", "true 5", "", "true 5", "", "true 5"}

@@ -64,51 +64,67 @@ func TestFleet(t *testing.T) {
 		kubeconfigs[i] = nodeFiles(t, i)
 	}
 
+	f := fleet{admin: admin, processes: processes, kubeconfigs: kubeconfigs}
+	f.start(t, "labelled and with the condition", "second boot", func(seen *counters) int {
+		return int(min(seen.labelled.Load(), seen.told.Load()))
+	})
+	// The labels and the condition are still there.
+	f.start(t, "watched after a further restart", "third boot", func(seen *counters) int { return int(seen.watched.Load()) })
+}
+
+// A fleet is nodes, and the programs that answer them.
+type fleet struct {
+	admin       *kubernetes.Clientset
+	processes   []process
+	kubeconfigs []string
+}
+
+// start starts all nodes at once, waits until each is what it is to be, ends them, and prints how the API server answered. count returns how
+// many are.
+func (f fleet) start(t *testing.T, what, boot string, count func(*counters) int) {
+	t.Helper()
 	t.Logf("load: %s", load(t))
 	before := scrape(t)
 	var seen counters
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
-	t.Cleanup(func() {
-		cancel()
-		running.Wait()
-	})
+	end := sync.OnceFunc(func() { cancel(); running.Wait() })
+	t.Cleanup(end)
 	var others bystander
-	running.Go(func() { others.ask(ctx, admin) })
-	used := make([]time.Duration, len(processes))
-	for i, p := range processes {
+	running.Go(func() { others.ask(ctx, f.admin) })
+	used := make([]time.Duration, len(f.processes))
+	for i, p := range f.processes {
 		used[i] = cpuTime(t, p.pid)
 	}
 	start := time.Now()
-	for i := range *nodeCount {
-		running.Go(func() { runNode(ctx, kubeconfigs[i], nodeName(i), &seen) })
+	for i, kubeconfig := range f.kubeconfigs {
+		running.Go(func() { runNode(ctx, kubeconfig, nodeName(i), boot, &seen) })
 	}
-	labelled, told := 0, 0
-	for time.Since(start) < *limit && (labelled < *nodeCount || told < *nodeCount) {
+	for time.Since(start) < *limit && count(&seen) < *nodeCount {
 		select {
 		case <-time.After(2 * time.Second):
 		case <-t.Context().Done():
 			t.Fatal("interrupted")
 		}
-		labelled, told = int(seen.labelled.Load()), int(seen.told.Load())
 	}
 	took := time.Since(start)
 	after := scrape(t)
-	t.Logf("%d nodes labelled and %d with the condition %v after they started at once; load: %s", labelled, told, took.Round(time.Second), load(t))
-	for i, p := range processes {
+	t.Logf("%d nodes %s %v after they started at once; load: %s", count(&seen), what, took.Round(time.Second), load(t))
+	for i, p := range f.processes {
 		cpu := cpuTime(t, p.pid) - used[i]
 		t.Logf("%s used %v of CPU time, %v a node", p.name, cpu.Round(time.Second), (cpu / time.Duration(*nodeCount)).Round(100*time.Microsecond))
 	}
+	end()
 	t.Log(&others)
 	t.Logf("requests of the nodes, by verb, resource and answer: %s", seen.String())
-	if labelled < *nodeCount || told < *nodeCount {
-		t.Errorf("some of %d nodes have no labels or no condition after %v", *nodeCount, *limit)
+	if count(&seen) < *nodeCount {
+		t.Errorf("some of %d nodes are not %s after %v", *nodeCount, what, *limit)
 	}
 	for _, h := range []struct{ what, metric string }{
 		{"answers", "apiserver_request_duration_seconds"},
 		{"waits for its turn", "apiserver_flowcontrol_request_wait_duration_seconds"},
 		{"answers to LIST", "apiserver_request_duration_seconds LIST"},
-		{"answers to PATCH and APPLY", "apiserver_request_duration_seconds PATCH"},
+		{"answers to PATCH", "apiserver_request_duration_seconds PATCH"},
 		{"answers to APPLY", "apiserver_request_duration_seconds APPLY"},
 	} {
 		d := after[h.metric].since(before[h.metric])
@@ -121,7 +137,7 @@ func TestFleet(t *testing.T) {
 
 // counters are of what the nodes have done. To ask the API server for that would be a load of its own.
 type counters struct {
-	labelled, told atomic.Int64 // nodes whose labels and condition were written, once each
+	labelled, told, watched atomic.Int64 // nodes whose labels and condition were written, and that watch, once each
 
 	mu       sync.Mutex // guards requests
 	requests map[string]int
@@ -161,8 +177,8 @@ func nodeFiles(t *testing.T, i int) string {
 
 func nodeName(i int) string { return fmt.Sprintf("node-%05d", i) }
 
-// runNode does what gpu-node-agent does with the API server, for a node whose eight GPUs are healthy.
-func runNode(ctx context.Context, kubeconfig, name string, seen *counters) {
+// runNode does what gpu-node-agent does with the API server, for a node whose eight GPUs are healthy, and which has this boot ID.
+func runNode(ctx context.Context, kubeconfig, name, boot string, seen *counters) {
 	c := config.Config{Kubeconfig: kubeconfig, NodeName: name, Features: config.Features{
 		Labels: config.LabelsNode, Events: true, Condition: true, ConditionType: "GPUHealthy", ConditionInterval: time.Hour, Taint: true,
 	}}
@@ -188,6 +204,8 @@ func runNode(ctx context.Context, kubeconfig, name string, seen *counters) {
 				seen.labelled.Add(1)
 			case verb == http.MethodPatch && resource == "nodes/status":
 				seen.told.Add(1)
+			case verb == "WATCH":
+				seen.watched.Add(1)
 			}
 		},
 		EventDropped: func(string) {},
@@ -195,7 +213,7 @@ func runNode(ctx context.Context, kubeconfig, name string, seen *counters) {
 	own := cluster.New()
 	own.Choose(ctx, c)
 	var tasks sync.WaitGroup
-	for _, task := range append(own.Observation(d.Configs, "second boot"), own.Outputs(d)...) {
+	for _, task := range append(own.Observation(d.Configs, boot), own.Outputs(d)...) {
 		tasks.Go(func() { _ = task.Run(ctx) }) // they end with ctx
 	}
 	tasks.Wait()
