@@ -106,11 +106,7 @@ func each(
 	answers := map[string]answer{}
 	for i, c := range claims {
 		a := await(ctx, pending[i])
-		if a.took == 0 {
-			a.took = s.o.Clock.Since(began)
-		}
 		answers[c.GetUid()] = a
-		s.o.Answered(method, a.err != nil, a.took)
 		log := s.log.WithValues("claim", c.GetNamespace()+"/"+c.GetName(), "uid", c.GetUid(), "call", method)
 		if a.err != nil {
 			log.Info("A call for a claim failed; kubelet makes it again", "reason", a.err.Error())
@@ -142,7 +138,7 @@ func (s *service) one(
 ) (a answer) {
 	defer func() {
 		if r := recover(); r != nil {
-			klog.FromContext(ctx).Error(fmt.Errorf("%v", r), "A call for a claim panicked")
+			s.log.Error(fmt.Errorf("%v", r), "A call for a claim panicked", "uid", c.GetUid())
 			a = answer{err: errors.New("the driver failed; its log has the reason")}
 		}
 	}()

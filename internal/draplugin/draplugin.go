@@ -73,8 +73,6 @@ type Options struct {
 	// Pools and Snapshots are the devices in slices and what is known of their GPUs, for the health of devices.
 	Pools     *feed.Feed[dra.Pool]
 	Snapshots *feed.Feed[inventory.Snapshot]
-	// Answered, if not nil, is called after each claim of a call of kubelet's: NodePrepareResources or NodeUnprepareResources.
-	Answered func(method string, failed bool, took time.Duration)
 	// Clock is the clock to wait by; nil means the real one.
 	Clock clock.WithTicker
 }
@@ -112,9 +110,6 @@ type Plugin struct {
 func New(o Options) *Plugin {
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
-	}
-	if o.Answered == nil {
-		o.Answered = func(string, bool, time.Duration) {}
 	}
 	return &Plugin{o: o, token: kubelet.NewToken(), status: feed.New(Status{}), beside: feed.New(false)}
 }

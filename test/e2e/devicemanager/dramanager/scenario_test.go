@@ -181,7 +181,7 @@ var scenarios = []scenario{
 			n.t.Error("the record is still there")
 		}
 	}},
-	{name: "must report gRPC serving error", why: "a life that cannot serve ends, and the next begins: internal/draplugin"},
+	{name: "must report gRPC serving error", why: "a socket that cannot be served is given up for another one"},
 	{name: "must use one gRPC connection for all service calls", run: func(n *node) { n.usesOneConnection() }},
 	{name: "must prepare and unprepare resources", run: func(n *node) {
 		n.startKubelet()
@@ -288,9 +288,9 @@ var scenarios = []scenario{
 		pods.Wait()
 	}},
 	{name: "should not add health status to Pod when feature gate is disabled", why: kubeletAlone + "its gate"},
-	{name: "should reflect device health changes for devices with ShareID", why: "no shares yet: docs/dra.md"},
+	{name: "should reflect device health changes for devices with ShareID", why: "the driver publishes no device that claims may share"},
 	{name: "must be functional when plugin starts to listen on a service socket after registration with the specified allocation results",
-		why: "no shares yet: docs/dra.md"},
+		why: "the driver publishes no device that claims may share"},
 }
 
 // TestScenarios shows the promises that the driver has a part in.
