@@ -63,8 +63,8 @@ func (t *turn) awaitClients(ctx context.Context, hold resource.GPUHold) (outcome
 	return t.wait(PhaseWaiting, reason, later, hold), true
 }
 
-// pausing notes in which phase the GPU is, and reports whether DaemonSets have to stay paused for it. They do while it is waited for, but not
-// for longer than pauseFor.
+// pausing notes in which phase the GPU is, and reports whether DaemonSets have to stay paused for it. They do while it is waited for, but
+// not for longer than pauseFor.
 func (t *turn) pausing(p Phase) bool {
 	now := t.options.Clock.Now()
 	switch {

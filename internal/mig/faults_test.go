@@ -233,7 +233,7 @@ func TestAnotherLayoutDuringAStep(t *testing.T) {
 
 // TestNoKubelet has a node without kubelet: processes alone are waited for.
 func TestNoKubelet(t *testing.T) {
-	onNode(t, func(t *testing.T, r *rig) {
+	onNode(t, func(_ *testing.T, r *rig) {
 		r.start(func(o *mig.Options) { o.Users = nil })
 		r.makes("all-balanced")
 		r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "0:0", Count: 1})
