@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -19,13 +20,9 @@ import (
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 )
 
-// daemon builds the daemon once.
+// daemon builds the daemon once, into a folder that TestMain removes.
 var daemon = sync.OnceValues(func() (string, error) {
-	path, err := os.MkdirTemp("", "daemon")
-	if err != nil {
-		return "", err
-	}
-	path += "/gpu-node-agent"
+	path := filepath.Join(buildDir, "gpu-node-agent")
 	build := exec.Command("go", "build", "-o", path, "./cmd/gpu-node-agent")
 	build.Dir = "../../../.."
 	if text, err := build.CombinedOutput(); err != nil {

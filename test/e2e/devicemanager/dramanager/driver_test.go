@@ -198,6 +198,9 @@ func (h hookedReader) Claim(ctx context.Context, namespace, name string) (policy
 // processDir is the environment variable that makes the test binary a driver, for the node in a folder.
 const processDir = "DRAMANAGER_DRIVER_DIR"
 
+// buildDir is for programs that tests build.
+var buildDir string
+
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(processDir); dir != "" {
 		driverProcess(dir)
@@ -205,7 +208,13 @@ func TestMain(m *testing.M) {
 	}
 	klog.SetLogger(klog.Logger{})       // kubelet's log is long
 	_ = flag.Set("test.parallel", "64") // most tests wait most of the time
-	os.Exit(m.Run())
+	var err error
+	if buildDir, err = os.MkdirTemp("", "dramanager"); err != nil {
+		panic(err)
+	}
+	code := m.Run()
+	_ = os.RemoveAll(buildDir)
+	os.Exit(code)
 }
 
 // driverProcess is a driver until it is killed.
