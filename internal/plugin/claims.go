@@ -219,6 +219,7 @@ func (s *Set) allocating(l *list, request *pluginapi.AllocateRequest) *view {
 	changed := false
 	for _, container := range request.GetContainerRequests() {
 		for _, id := range container.GetDevicesIds() {
+			s.allocated[deviceKey{l.name, id}]++
 			device, planned := l.resource.Device(id)
 			d, departing := l.departing[id]
 			switch {

@@ -124,6 +124,7 @@ type Set struct {
 	resources       map[string]*served
 	plan            resource.Plan // as it was last given
 	options         Options
+	allocated       map[deviceKey]uint64 // how often each device was allocated
 	planned         map[string]bool      // the UUIDs of the plan
 	evidence        evidence             // the last one without a gap
 	read            bool                 // the checkpoint was read for the first plan
@@ -160,8 +161,8 @@ func NewSet(c Collaborators) *Set {
 	if c.Metrics == nil {
 		c.Metrics = noMetrics{}
 	}
-	return &Set{collaborators: c, resources: map[string]*served{},
-		users:   users{accounts: accounts{Collaborators: c}, shown: map[deviceKey]uint64{}},
+	return &Set{collaborators: c, resources: map[string]*served{}, allocated: map[deviceKey]uint64{},
+		users:   users{accounts: accounts{Collaborators: c}, shown: map[deviceKey]showing{}},
 		added:   feed.New(0),
 		offered: feed.New(resource.Plan{}), departed: make(chan struct{}, 1), pulse: supervise.NewPulse()}
 }

@@ -109,10 +109,10 @@ func TestWhatWasJustAllocated(t *testing.T) {
 			e.held[deviceKey{gpuName, "GPU-0"}] = holder{pod: "p"}
 		}
 		if tt.shown > 0 {
-			s.users.shown[deviceKey{gpuName, "GPU-0"}] = tt.shown
+			s.users.shown[deviceKey{gpuName, "GPU-0"}] = showing{kubelet: tt.shown}
 		}
 		c.Step(tt.after)
-		if err := s.justAllocated(func(string) bool { return tt.asked }, e); (err != nil) != tt.want {
+		if err := s.justAllocated(func(string) bool { return tt.asked }, e, nil); (err != nil) != tt.want {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -3,6 +3,7 @@ package plugin
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -23,8 +24,11 @@ type users struct {
 	accounts accounts
 	latest   reading
 	pacing   resendPacing
-	shown    map[deviceKey]uint64 // the kubelet whose PodResources has shown a holder while the device was not on offer
+	shown    map[deviceKey]showing // what showed a holder while the device was not on offer
 }
+
+// A showing is a kubelet whose PodResources has shown a holder of a device, and how often the device had been allocated then.
+type showing struct{ kubelet, allocations uint64 }
 
 // A reading is what kubelet has told at one moment.
 type reading struct {
@@ -59,7 +63,7 @@ func (s *Set) Users(ctx context.Context, uuids []string) ([]kubelet.HeldDevice, 
 		uuid, _ := resource.SplitID(id)
 		return slices.Contains(uuids, uuid)
 	}
-	onOffer := s.onOffer(asked)
+	onOffer, allocations := s.onOffer(asked), s.allocations()
 	told := s.users.read(ctx)
 	e := told.held
 	s.users.mu.Lock()
@@ -74,10 +78,11 @@ func (s *Set) Users(ctx context.Context, uuids []string) ([]kubelet.HeldDevice, 
 		case onOffer != nil: // another pod may get it
 			delete(s.users.shown, key)
 		case !holder.checkpointOnly:
-			s.users.shown[key] = e.kubelet
+			s.users.shown[key] = showing{e.kubelet, allocations[key]}
 		}
 		outdated = outdated || holder.checkpointOnly
-		if ended := holder.checkpointOnly && e.gap == "" && e.kubelet != 0 && s.users.shown[key] == e.kubelet; !ended {
+		if ended := holder.checkpointOnly && e.gap == "" && e.kubelet != 0 &&
+			s.users.shown[key] == (showing{e.kubelet, allocations[key]}); !ended {
 			held = append(held, kubelet.HeldDevice{Resource: key.resource, ID: key.id, Pod: holder.pod})
 		}
 	}
@@ -102,7 +107,14 @@ func (s *Set) Users(ctx context.Context, uuids []string) ([]kubelet.HeldDevice, 
 			return held, fmt.Errorf("kubelet still offers device %s", ids[i])
 		}
 	}
-	return held, s.justAllocated(asked, e)
+	return held, s.justAllocated(asked, e, allocations)
+}
+
+// allocations returns how often each device was allocated. A device that is not on offer is not allocated any more.
+func (s *Set) allocations() map[deviceKey]uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.allocated)
 }
 
 // onOffer returns an error if one of the devices may be given to a pod by a list of the Set.
@@ -121,7 +133,7 @@ func (s *Set) onOffer(asked func(id string) bool) error {
 
 // justAllocated returns an error if one of the devices was allocated a short time ago and the accounts have not shown the pod that holds
 // it.
-func (s *Set) justAllocated(asked func(id string) bool, e evidence) error {
+func (s *Set) justAllocated(asked func(id string) bool, e evidence, allocations map[deviceKey]uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.collaborators.Clock.Now()
@@ -129,7 +141,7 @@ func (s *Set) justAllocated(asked func(id string) bool, e evidence) error {
 		recent := func(id string, at time.Time) bool {
 			key := deviceKey{name, id}
 			_, held := e.held[key]
-			shown := held || e.kubelet != 0 && s.users.shown[key] == e.kubelet
+			shown := held || e.kubelet != 0 && s.users.shown[key] == (showing{e.kubelet, allocations[key]})
 			return asked(id) && !shown && !at.IsZero() && now.Sub(at) < freeFor
 		}
 		for id, at := range entry.list.allocated {

@@ -58,6 +58,33 @@ func TestUsers(t *testing.T) {
 		n.Remove("p")
 		says("free, although the checkpoint may name the pod", "")
 
+		// A pod that PodResources leaves out, on the device of one that it has shown.
+		d.offer(3)
+		n.awaitAllocatable(t, 3)
+		if _, err := n.Admit(t.Context(), standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 3}); err != nil {
+			t.Fatal(err)
+		}
+		d.offer(3, 0, 1, 2)
+		says("shown", "", "default/p", "default/p", "default/p")
+		n.Remove("p")
+		says("all free", "")
+		d.offer(3)
+		n.awaitAllocatable(t, 3)
+		if _, err := n.Admit(t.Context(), standin.Container{Pod: "q", Name: "c", Resource: gpu, Count: 3, Init: true}); err != nil {
+			t.Fatal(err)
+		}
+		d.offer(3, 0, 1, 2)
+		names := func(pods int) func() bool {
+			return func() bool {
+				held, _ := d.Users(t.Context(), ids)
+				c.Step(10 * time.Millisecond)
+				return len(held) == pods
+			}
+		}
+		eventually(t, "the pod is named", names(3))
+		n.Remove("q")
+		eventually(t, "the pod is forgotten", names(0))
+
 		// A pod that was never shown: kubelet may be writing it down.
 		d.offer(3)
 		says("on offer again", "is still on offer")
