@@ -69,8 +69,8 @@ func opens(root fs.FS, folder, path string) (bool, error) {
 	return false, err
 }
 
-// podOfProcess returns the UID of a process's pod. It is empty for a process of the host, and for one of this pod where it has a control group
-// namespace of its own.
+// podOfProcess returns the UID of a process's pod. It is empty for a process of the host, and for one of this pod where it has a control
+// group namespace of its own.
 func podOfProcess(root fs.FS, folder string) string {
 	text, _ := fs.ReadFile(root, folder+"/cgroup") // it may have ended
 	found := podOf.FindSubmatch(text)
