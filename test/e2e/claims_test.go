@@ -87,8 +87,7 @@ func givesClaims(ctx context.Context, t *testing.T, n *node.Node, kubelet podres
 	deletePod(ctx, t, n, "claims")
 	deletePod(ctx, t, n, "extended")
 	start = time.Now()
-	apply(ctx, t, n, "node-agent") // the mode plugin
-	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
+	setEnv(ctx, t, n, "DRA_MODE=plugin") // with the rights and folders that claims need until they are given back
 	waitAllocatable(ctx, t, kubelet, gpu, gpus, stepLimit)
 	phase("all GPUs are the device plugin's again", start)
 	waitDevices(ctx, t, n, 0)
