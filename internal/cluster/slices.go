@@ -167,7 +167,6 @@ func (p *publisher) watch(ctx context.Context) {
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			p.spread.begin(watching, p.clock, p.client)
 			p.client.WatchSlices(watching, p.clock, dra.Driver, p.there, p.problem)
 		}()
 		for status, changed := p.driver.Latest(); ctx.Err() == nil && status.Registrations == before; status, changed = p.driver.Latest() {
