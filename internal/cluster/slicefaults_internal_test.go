@@ -1,6 +1,8 @@
 package cluster
 
 import (
+	"context"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -10,8 +12,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draplugin"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/handover"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
 
@@ -51,6 +58,46 @@ func TestFaultsWhilePublishing(t *testing.T) {
 			s.pass(30*time.Minute, 5*time.Second)
 			if n := s.sliceWrites() - before; n != 0 {
 				t.Errorf("%d writes of nothing", n)
+			}
+		})
+	}
+}
+
+// A process that starts and cannot read what was published asks the API server, and goes on from there: in the modes with slices nothing is
+// written, and in the mode without any the device plugin gets the GPUs.
+func TestDamagedPublished(t *testing.T) {
+	for mode, want := range map[config.DRAMode]dra.Ownership{config.DRAAll: dra.OwnedByDRA, config.DRAOff: dra.OwnedByPlugin} {
+		t.Run(mode.String(), func(t *testing.T) {
+			s, dir := newStage(t), t.TempDir()
+			if mode == config.DRAAll {
+				before := s.startDriver(dir, 2)
+				s.untilPool("1: 0 1")
+				before.stop()
+			}
+			if err := os.WriteFile(filepath.Join(dir, "dra-published.json"), []byte("{"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			writes := s.sliceWrites()
+			d := s.newDriver(dir, inventory.Snapshot{})
+			d.configs.Publish(config.Config{DRA: config.DRA{Mode: mode}})
+			d.owners.Publish(nil)
+			arbiter := handover.New(handover.Options{
+				Configs: d.configs, Snapshots: d.snapshots, Owners: d.owners, Offered: d.owners, Published: d.devices.Published(),
+				Records: feed.New(map[string][]claims.Holder{}), Clock: s.clock,
+			})
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- arbiter.Run(ctx) }()
+			defer func() { cancel(); <-ended }()
+			d.snapshots.Publish(snapshotOf(2))
+			s.until("each GPU has an owner", func() bool {
+				owners := d.owners.Value()
+				return owners["GPU-0"] == want && owners["GPU-1"] == want
+			})
+			d.registered(1)
+			s.pass(time.Minute, time.Second)
+			if n := s.sliceWrites() - writes; n != 0 {
+				t.Errorf("%d writes; the pool is %s", n, s.pool())
 			}
 		})
 	}

@@ -151,8 +151,10 @@ func (p *publisher) wake(ctx context.Context, after time.Duration) {
 func (p *publisher) needed() bool {
 	pool, driver, published := p.devices.Pools().Value(), p.driver.Value(), p.devices.Published().Value()
 	switch {
-	case pool.Name == "", driver.Later, driver.Foreign != "":
+	case driver.Later, driver.Foreign != "":
 		return false
+	case pool.Name == "":
+		return published == nil // who decides about the pool waits for that
 	case len(pool.Slices) > 0:
 		return driver.Registrations > 0
 	}

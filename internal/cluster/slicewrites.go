@@ -106,6 +106,16 @@ func (p *publisher) publish(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		if pool.Name == "" { // nothing is to be written before it is known what is there
+			if looked {
+				return p.devices.SetPublished(gpusOf(there))
+			}
+			if err := p.look(ctx); err != nil {
+				return err
+			}
+			looked = true
+			continue
+		}
 		if err := p.judge(ctx, pool, there, view); err != nil {
 			return err
 		}
