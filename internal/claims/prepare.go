@@ -157,9 +157,7 @@ func (c *Claims) Unprepare(ctx context.Context, uid, namespace, name string) (er
 	if err := t.claim(ctx, uid); err != nil {
 		return failure{CauseLate, err}
 	}
-	if err := c.store.bury(uid); err != nil {
-		return err
-	}
+	buried := c.store.bury(uid)
 	if err := os.Remove(cdi.ClaimFile(c.options.CDIDir, uid)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -169,6 +167,9 @@ func (c *Claims) Unprepare(ctx context.Context, uid, namespace, name string) (er
 		return err
 	}
 	c.show(uid, nil)
+	if buried != nil { // a full disk must not keep a pod from ending, and a late Prepare could not write its record there either
+		klog.FromContext(ctx).Error(buried, "Cannot note that a claim was given back", "uid", uid)
+	}
 	if t.end(); r.slices() {
 		c.resetSlices(ctx)
 	}

@@ -57,6 +57,34 @@ func TestLeak(t *testing.T) {
 	}
 }
 
+// TestLeakOfAKubeletThatHangs: while kubelet does not answer, all else goes on.
+func TestLeakOfAKubeletThatHangs(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		other, stopOther := r.start()
+		defer stopOther()
+		r.options.Claimed = func(ctx context.Context) (map[string]bool, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+		c, stop := r.start()
+		defer stop()
+		if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA)); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(5 * time.Minute)
+		if _, err := other.Prepare(t.Context(), claim("uid-2", gpuC)); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		if len(c.InUse().Value()["GPU-c"]) != 1 {
+			t.Errorf("what another process has prepared is not seen: %v", c.InUse().Value())
+		}
+	})
+}
+
 // TestClaimThatComesBack: what was seen again begins its ten minutes anew.
 func TestClaimThatComesBack(t *testing.T) {
 	t.Parallel()
@@ -159,6 +187,25 @@ func TestFullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.nodes(ids(answer)...)
+}
+
+// TestUnprepareOnAFullDisk: a claim whose tombstone cannot be written is given back all the same.
+func TestUnprepareOnAFullDisk(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	c, _ := r.start()
+	if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(r.options.StateDir, "claims", "uid-1.gone", "in the way"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1"); err != nil || r.record("uid-1") != "" || r.spec("uid-1") != nil {
+		t.Errorf("Unprepare() = %v, record %q, spec %v", err, r.record("uid-1"), r.spec("uid-1"))
+	}
+	if _, err := c.Prepare(t.Context(), claim("uid-2", gpuA)); err != nil {
+		t.Errorf("the next claim on the GPU: %v", err)
+	}
 }
 
 // TestFieldsOfANewerVersion stay in a record that this version writes again.

@@ -173,6 +173,9 @@ func (c *Claims) publishLocked() {
 // that it knows of back itself, within two minutes.
 const leakAfter = 10 * time.Minute
 
+// leakPatience is how long kubelet and the API server may take to answer all questions about leaks: all else waits meanwhile.
+const leakPatience = 30 * time.Second
+
 // leaks are the records whose claim nobody knows, and since when.
 type leaks struct {
 	since map[string]time.Time
@@ -189,6 +192,8 @@ func (c *Claims) findLeaks(ctx context.Context, l *leaks) {
 		return
 	}
 	l.asked = now
+	ctx, cancel := context.WithTimeout(ctx, leakPatience)
+	defer cancel()
 	claimed, err := c.options.Claimed(ctx)
 	if err != nil {
 		clear(l.since) // no answer is no evidence
