@@ -35,11 +35,12 @@ func (d *daemon) newDRA(ctx context.Context, c config.Config) *agent.DRA {
 		Pools: a.Devices.Pools(), Snapshots: d.monitor.Snapshots(), Configs: d.watcher.Configs(),
 		StateDir: c.StateDir, CDIDir: c.CDIDir, BootID: bootID(d.node), Root: nodeRoot(d.node), Metrics: d.counters,
 	}
+	timeSlices := nvidia.NewTimeSlices(c.Driver.ContainerRoot)
 	o.SetTimeSlice = func(ctx context.Context, gpu string, interval int) error {
 		if d.node != nil {
 			return nil // simulated GPUs have no processes that take turns
 		}
-		return nvidia.SetTimeSlice(ctx, c.Driver.ContainerRoot, gpu, interval)
+		return timeSlices.Set(ctx, gpu, interval)
 	}
 	if c.DRA.Mode != config.DRAOff {
 		o.Checkpoint = filepath.Join(c.DRA.PluginsDir, dra.Driver, "checkpoint.json")

@@ -88,7 +88,12 @@ func TestDamagedPublished(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := make(chan error, 1)
 			go func() { ended <- arbiter.Run(ctx) }()
-			defer func() { cancel(); <-ended }()
+			defer func() {
+				cancel()
+				if err := <-ended; err != nil {
+					t.Error(err)
+				}
+			}()
 			d.snapshots.Publish(snapshotOf(2))
 			s.until("each GPU has an owner", func() bool {
 				owners := d.owners.Value()

@@ -10,18 +10,64 @@ import (
 	"path"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 )
 
 // smiTimeout is how long nvidia-smi may take. It takes a second without the persistence daemon.
 const smiTimeout = 10 * time.Second
 
+// smiWaitDelay is how long its output is waited for after it was killed.
+const smiWaitDelay = time.Second
+
 // maxSMIOutput is how much of what nvidia-smi prints is in an error, in bytes.
 const maxSMIOutput = 200
 
-// SetTimeSlice sets how long a process has a GPU before the next one gets it: 0 is the driver's default, then short, medium and long. NVML
-// has no call for it, so that the driver's own program is run, from the driver root as this process sees it.
-func SetTimeSlice(ctx context.Context, driverRoot, uuid string, interval int) error {
+// errHangs is the error of an nvidia-smi that does not even end when it is killed, as while the driver hangs.
+var errHangs = errors.New("nvidia-smi hangs in the driver; nothing is set before it has ended")
+
+// TimeSlices sets time slices of GPUs by the driver's own program: NVML has no call for it. Make it with NewTimeSlices.
+type TimeSlices struct {
+	run     func(ctx context.Context, uuid string, interval int) error
+	running sync.Map // the UUIDs of GPUs for which the program runs
+}
+
+// NewTimeSlices returns what sets time slices with the program of a driver root, as this process sees that.
+func NewTimeSlices(driverRoot string) *TimeSlices {
+	return &TimeSlices{run: func(ctx context.Context, uuid string, interval int) error {
+		return setTimeSlice(ctx, driverRoot, uuid, interval)
+	}}
+}
+
+// Set sets how long a process has a GPU before the next one gets it: 0 is the driver's default, then short, medium and long. It returns
+// some seconds after ctx has ended at the latest, and after 10 s, also if the program does not end.
+func (t *TimeSlices) Set(ctx context.Context, uuid string, interval int) error {
+	if _, hangs := t.running.LoadOrStore(uuid, true); hangs {
+		return fmt.Errorf("set the time slice of %s: %w", uuid, errHangs)
+	}
+	ctx, cancel := context.WithTimeout(ctx, smiTimeout)
+	ended := make(chan error, 1)
+	go func() {
+		defer cancel()
+		err := t.run(ctx, uuid, interval)
+		t.running.Delete(uuid)
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(2 * smiWaitDelay):
+		return fmt.Errorf("set the time slice of %s: %w", uuid, errHangs)
+	}
+}
+
+// setTimeSlice runs the program, and waits until it has ended.
+func setTimeSlice(ctx context.Context, driverRoot, uuid string, interval int) error {
 	program := "nvidia-smi"
 	for _, folder := range []string{"usr/bin", "bin", "usr/local/nvidia/bin", "opt/bin"} {
 		if found, err := resolveIn(driverRoot, path.Join(folder, program)); err == nil {
@@ -29,10 +75,8 @@ func SetTimeSlice(ctx context.Context, driverRoot, uuid string, interval int) er
 			break
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, smiTimeout)
-	defer cancel()
 	c := exec.CommandContext(ctx, program, "compute-policy", "-i", uuid, "--set-timeslice", strconv.Itoa(interval))
-	c.WaitDelay = time.Second
+	c.WaitDelay = smiWaitDelay
 	if library, _ := locate(driverRoot); library != "" {
 		c.Env = append(os.Environ(), "LD_PRELOAD="+library) // its loader need not know the driver root
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 )
 
-// TestSetTimeSlice runs the driver's own program, also behind a link, and says what it said when it failed.
-func TestSetTimeSlice(t *testing.T) { // not parallel: a process that is forked meanwhile would keep the program open for writing
+// TestTimeSlices runs the driver's own program, also behind a link, and says what it said when it failed.
+func TestTimeSlices(t *testing.T) { // not parallel: a process that is forked meanwhile would keep the program open for writing
 	root := t.TempDir()
 	if err := os.MkdirAll(filepath.Join(root, "usr/bin"), 0o700); err != nil {
 		t.Fatal(err)
@@ -22,10 +22,11 @@ func TestSetTimeSlice(t *testing.T) { // not parallel: a process that is forked 
 	if err := os.Symlink("/usr/bin/smi", filepath.Join(root, "usr/bin/nvidia-smi")); err != nil {
 		t.Fatal(err)
 	}
-	if err := nvidia.SetTimeSlice(t.Context(), root, "GPU-a", 2); err != nil {
+	slices := nvidia.NewTimeSlices(root)
+	if err := slices.Set(t.Context(), "GPU-a", 2); err != nil {
 		t.Fatal(err)
 	}
-	err := nvidia.SetTimeSlice(t.Context(), root, "GPU-bad", 0)
+	err := slices.Set(t.Context(), "GPU-bad", 0)
 	if want := "set the time slice of GPU-bad by nvidia-smi: exit status 3: Not supported"; err == nil || err.Error() != want {
 		t.Errorf("an error: %v, want %s", err, want)
 	}
@@ -36,7 +37,7 @@ func TestSetTimeSlice(t *testing.T) { // not parallel: a process that is forked 
 	if err := os.Remove(filepath.Join(root, "usr/bin/smi")); err != nil {
 		t.Fatal(err)
 	}
-	if err := nvidia.SetTimeSlice(t.Context(), root, "GPU-a", 2); err == nil || !strings.Contains(err.Error(), "nvidia-smi") {
+	if err := slices.Set(t.Context(), "GPU-a", 2); err == nil || !strings.Contains(err.Error(), "nvidia-smi") {
 		t.Errorf("without the program: %v", err)
 	}
 }
