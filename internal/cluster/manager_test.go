@@ -239,21 +239,30 @@ type fakeDaemon struct {
 	cmd   *exec.Cmd
 }
 
-const daemonScript = `trap 'echo HUP' HUP; echo ready; while :; do sleep 0.02; done`
+// daemonVariable has the program of the tests be such a process.
+const daemonVariable = "CLUSTER_TEST_DAEMON"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(daemonVariable) == "" {
+		os.Exit(m.Run())
+	}
+	received := make(chan os.Signal, 100)
+	signal.Notify(received, syscall.SIGHUP)
+	fmt.Println("ready")
+	for range received {
+		fmt.Println("HUP")
+	}
+}
 
 func (m *managed) daemon(name string) *fakeDaemon {
 	m.t.Helper()
-	shell, err := exec.LookPath("bash")
+	program, err := os.Executable()
 	if err != nil {
-		m.t.Skip("there is no bash")
+		m.t.Fatal(err)
 	}
-	// Where the tests ignore the signal, as below nohup, the shell would, too.
-	received := make(chan os.Signal, 1)
-	signal.Notify(received, syscall.SIGHUP)
-	m.t.Cleanup(func() { signal.Stop(received) })
 	d := &fakeDaemon{name: name, lines: make(chan string, 100)}
-	d.cmd = exec.Command(shell, "-c", daemonScript)
-	d.cmd.Args[0] = name
+	d.cmd = exec.Command(program)
+	d.cmd.Args[0], d.cmd.Env = name, append(os.Environ(), daemonVariable+"=yes")
 	output, err := d.cmd.StdoutPipe()
 	if err == nil {
 		err = d.cmd.Start()
@@ -342,8 +351,8 @@ func TestConfigManagerSignals(t *testing.T) {
 
 	// Where both are paths they must be the same. NVIDIA's chart gives a path for a process that has none.
 	m.write("b", "3")
-	end = m.sidecar("--process-to-signal=/opt/" + name)
 	bare := m.daemon(name)
+	end = m.sidecar("--process-to-signal=/opt/" + name)
 	bare.says(t, "HUP")
 	end()
 	daemon.silent(t)
