@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -175,7 +176,7 @@ func TestOtherPublisher(t *testing.T) {
 	}
 	soon := func(what string, is func() bool) { // the clock that changes are counted by moves by seconds, however slow the machine is
 		t.Helper()
-		left := 10 * time.Second
+		left := time.Minute
 		for deadline := time.Now().Add(patience); !is(); left -= time.Second {
 			if time.Now().After(deadline) {
 				t.Fatalf("never: %s; the pool is %s", what, s.pool())
@@ -185,18 +186,26 @@ func TestOtherPublisher(t *testing.T) {
 			}
 		}
 	}
-	change(7)
-	soon("undone", func() bool { return s.pool() == "7: 0 1" })
-	change(8)
-	soon("undone again", func() bool { return s.pool() == "8: 0 1" })
-	change(9)
-	soon("that is told", func() bool { return strings.Contains(d.devices.Publication().Value().Problem, "another program") })
+	told := func() bool { return strings.Contains(d.devices.Publication().Value().Problem, "another program") }
+	// A change that comes before the answer to our own write may count as that write. So there may be some more than three.
+	generation := int64(7)
+	change(generation)
+	soon("that is told", func() bool {
+		if !told() && s.pool() == fmt.Sprintf("%d: 0 1", generation) {
+			generation++
+			change(generation)
+		}
+		return told()
+	})
+	if generation < 9 || generation > 15 {
+		t.Errorf("the slices are left alone after %d changes", generation-6)
+	}
 	before := s.sliceWrites()
 	s.pass(9*time.Minute, 5*time.Second)
-	if n := s.sliceWrites() - before; n != 0 || s.pool() != "9: 0" {
+	if n := s.sliceWrites() - before; n != 0 || s.pool() != fmt.Sprintf("%d: 0", generation) {
 		t.Errorf("%d writes, pool %s", n, s.pool())
 	}
-	s.untilPool("9: 0 1")
+	s.untilPool(fmt.Sprintf("%d: 0 1", generation))
 	s.until("no problem", func() bool { return d.devices.Publication().Value().Problem == "" })
 }
 
