@@ -202,7 +202,8 @@ func (c *claimable) load(ctx context.Context, worker int) {
 		if stale = c.devices(); rand.N(4) == 0 { // the scheduler's cache lags behind
 			pause(ctx, rand.N(50*time.Millisecond))
 		}
-		pause(ctx, rand.N(5*time.Millisecond))
+		// All together ask for less than the 100 answers a second that kubelet's PodResources gives: each claim needs one.
+		pause(ctx, rand.N(200*time.Millisecond))
 	}
 }
 
