@@ -206,9 +206,8 @@ func (n node) settings(configs []claimConfig, d *recordDevice) error {
 	if d.MIG != nil {
 		kind = dra.MIGConfig
 	}
-	request, _, _ := strings.Cut(d.Request, "/")
 	for _, c := range slices.Backward(configs) {
-		named := slices.Contains(c.Requests, d.Request) || slices.Contains(c.Requests, request)
+		named := slices.Contains(c.Requests, d.Request) || slices.Contains(c.Requests, d.request())
 		switch {
 		case !named && len(c.Requests) > 0, !named && c.Kind != kind:
 			continue

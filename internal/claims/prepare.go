@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io/fs"
 	"os"
-	"strings"
 
 	"k8s.io/klog/v2"
 
@@ -52,9 +51,8 @@ func (c *Claims) Prepare(ctx context.Context, claim dra.Claim) (prepared []dra.P
 		return nil, err
 	}
 	for _, d := range r.Devices {
-		request, _, _ := strings.Cut(d.Request, "/") // kubelet compares with the request alone
 		prepared = append(prepared, dra.Prepared{
-			Requests: []string{request}, Pool: d.Pool, Device: d.Device, ShareID: d.ShareID,
+			Requests: []string{d.request()}, Pool: d.Pool, Device: d.Device, ShareID: d.ShareID,
 			CDIDeviceIDs: []string{cdi.ClaimDevice(r.UID, d.Device)},
 		})
 	}

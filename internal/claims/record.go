@@ -113,6 +113,12 @@ func (d recordDevice) uuid() string {
 	return d.GPU
 }
 
+// request returns the name of the request without that of the alternative that was taken: kubelet compares with the first alone.
+func (d recordDevice) request() string {
+	name, _, _ := strings.Cut(d.Request, "/")
+	return name
+}
+
 // String names the claim.
 func (r record) String() string { return r.Namespace + "/" + r.Name }
 
