@@ -91,33 +91,35 @@ func later(task agent.Task) agent.Task {
 
 // watchNode watches the node while something needs it.
 func (c *Cluster) watchNode(ctx context.Context, configs *feed.Feed[config.Config]) error {
+	return whileSame(ctx, func() (bool, []<-chan struct{}) {
+		_, seen := c.client.Nodes().Latest()
+		now, changed := configs.Latest()
+		return c.needed(now), []<-chan struct{}{changed, seen}
+	}, func(ctx context.Context, needed bool) error {
+		if needed {
+			c.follow(ctx, clock.RealClock{})
+		}
+		return nil
+	})
+}
+
+// whileSame runs something for a value until that is another one, and then anew for that, until ctx ends or a run returns an error. Value
+// returns the value, and what is closed when it may have changed.
+func whileSame[T comparable](
+	ctx context.Context, value func() (T, []<-chan struct{}), run func(ctx context.Context, value T) error,
+) error {
 	for ctx.Err() == nil {
-		watching, stop := context.WithCancel(ctx)
-		ended := make(chan struct{})
-		needed := c.needed(configs.Value())
-		go func() {
-			defer close(ended)
-			if needed {
-				c.follow(watching, clock.RealClock{})
-			}
-		}()
-		for {
-			_, seen := c.client.Nodes().Latest()
-			now, changed := configs.Latest()
-			if c.needed(now) != needed {
-				break
-			}
-			select {
-			case <-ctx.Done():
-			case <-changed:
-				continue
-			case <-seen:
-				continue
-			}
-			break
+		running, stop := context.WithCancel(ctx)
+		ended := make(chan error, 1)
+		first, changed := value()
+		go func() { ended <- run(running, first) }()
+		for now := first; now == first && ctx.Err() == nil; now, changed = value() {
+			kubeapi.AnyOf(ctx, changed)
 		}
 		stop()
-		<-ended
+		if err := <-ended; err != nil {
+			return err
+		}
 	}
 	return nil
 }

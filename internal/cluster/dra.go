@@ -60,26 +60,12 @@ func (c *Cluster) PublishSlices(ctx context.Context, devices *draslices.Devices,
 // runDriver offers the driver to kubelet while GPUs are to be given by Dynamic Resource Allocation, or were: what is prepared can then be
 // given back.
 func runDriver(ctx context.Context, d agent.Daemon, driver *draplugin.Plugin) error {
-	for ctx.Err() == nil {
-		running, stop := context.WithCancel(ctx)
-		ended := make(chan error, 1)
-		needed, changed := driverNeeded(d)
-		go func() {
-			if needed {
-				ended <- driver.Run(running)
-				return
-			}
-			ended <- nil
-		}()
-		for now := needed; now == needed && ctx.Err() == nil; now, changed = driverNeeded(d) {
-			kubeapi.AnyOf(ctx, changed)
+	return whileSame(ctx, func() (bool, []<-chan struct{}) { return driverNeeded(d) }, func(ctx context.Context, needed bool) error {
+		if !needed {
+			return nil
 		}
-		stop()
-		if err := <-ended; err != nil {
-			return err
-		}
-	}
-	return nil
+		return driver.Run(ctx)
+	})
 }
 
 // driverNeeded reports whether kubelet needs the driver, and what is closed when that may have changed.

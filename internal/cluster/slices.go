@@ -163,18 +163,11 @@ func (p *publisher) needed() bool {
 
 // watch watches the slices, and begins anew with each registration: a kubelet that starts has removed them.
 func (p *publisher) watch(ctx context.Context) {
-	for ctx.Err() == nil {
-		watching, stop := context.WithCancel(ctx)
-		before := p.driver.Value().Registrations
-		ended := make(chan struct{})
-		go func() {
-			defer close(ended)
-			p.client.WatchSlices(watching, p.clock, dra.Driver, p.there, p.problem)
-		}()
-		for status, changed := p.driver.Latest(); ctx.Err() == nil && status.Registrations == before; status, changed = p.driver.Latest() {
-			kubeapi.AnyOf(ctx, []<-chan struct{}{changed})
-		}
-		stop()
-		<-ended
-	}
+	_ = whileSame(ctx, func() (int, []<-chan struct{}) {
+		status, changed := p.driver.Latest()
+		return status.Registrations, []<-chan struct{}{changed}
+	}, func(ctx context.Context, _ int) error { // it returns nil
+		p.client.WatchSlices(ctx, p.clock, dra.Driver, p.there, p.problem)
+		return nil
+	})
 }
