@@ -68,12 +68,18 @@ func runDriver(ctx context.Context, d agent.Daemon, driver *draplugin.Plugin) er
 	})
 }
 
-// driverNeeded reports whether kubelet needs the driver, and what is closed when that may have changed.
+// driverNeeded reports whether kubelet needs the driver, and what is closed when that may have changed. It needs it as long as a GPU is not
+// the device plugin's: a claim may have that GPU which was never prepared, and kubelet can end its pod only with the driver.
 func driverNeeded(d agent.Daemon) (needed bool, changed []<-chan struct{}) {
 	c, configured := d.Configs.Latest()
 	published, written := d.DRA.Devices.Published().Latest()
 	records, prepared := d.DRA.Claims.InUse().Latest()
-	return c.DRA.Mode != config.DRAOff || len(published)+len(records) > 0, []<-chan struct{}{configured, written, prepared}
+	owners, decided := d.DRA.Owners.Latest()
+	kept := false
+	for _, o := range owners {
+		kept = kept || o != dra.OwnedByPlugin
+	}
+	return c.DRA.Mode != config.DRAOff || len(published)+len(records) > 0 || kept, []<-chan struct{}{configured, written, prepared, decided}
 }
 
 // claimExists reports whether there still is a claim with this UID.

@@ -224,9 +224,8 @@ func TestPauseIsOff(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.daemon.Configs.Publish(config.Config{MIG: config.MIG{Enabled: true}})
-	if !r.needed(r.daemon.Configs.Value()) {
-		t.Error("the node is not watched any more, with a paused DaemonSet")
-	}
+	// The watch may tell of the labels after the request has changed them.
+	r.until("the node is watched, with a paused DaemonSet", func() bool { return r.needed(r.daemon.Configs.Value()) })
 	r.resumes(true)
 	r.shows(deployed, deployed)
 	r.stop()

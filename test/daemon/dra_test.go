@@ -2,11 +2,13 @@ package daemon
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -297,6 +299,51 @@ func TestClaims(t *testing.T) {
 		t.Errorf("specs are left: %q", specs)
 	}
 	c.prepared("two", second)
+}
+
+// TestClaimThatComesTooLate: the scheduler gives a GPU away by a slice of before, and the claim is refused. Kubelet can have it given back all
+// the same, although nothing is published or prepared any more, and the GPU goes to the device plugin then.
+func TestClaimThatComesTooLate(t *testing.T) {
+	t.Parallel()
+	c := newClaimable(t, "dra")
+	c.published(8)
+	const name = "gpu-4"
+	uuid := c.devices()[name]
+	writes := apiserver.Fault{Status: 500, Only: func(r apiserver.Request) bool { return r.Resource == "resourceslices" && r.IsWrite() }}
+	c.api.SetFault(writes)
+	c.mode("{mode: plugin}")
+	c.owner(uuid, "nobody") // and in a slice still
+	late := c.claim("late", name)
+	if _, err := c.prepare(t.Context(), "late", late); err == nil {
+		t.Fatal("a claim is prepared whose device is in no slice")
+	}
+	c.api.SetFault(apiserver.Fault{})
+	c.allocatable(7)
+	c.eventually("no slice is left", func() bool { return len(c.api.Slices()) == 0 })
+	limited, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	c.release(limited, "late", late)
+	if limited.Err() != nil {
+		t.Error("the claim cannot be given back")
+	}
+	c.allocatable(8)
+}
+
+// owner waits until a GPU has an owner.
+func (c *claimable) owner(uuid, want string) {
+	c.t.Helper()
+	c.eventually("the owner of "+uuid+" is "+want, func() bool {
+		var now struct {
+			DRA struct {
+				GPUs []struct{ UUID, Owner string }
+			}
+		}
+		out, err := exec.CommandContext(c.t.Context(), binary, "status", "-o", "json", "--control-socket", c.ControlSocket()).Output()
+		if err := errors.Join(err, json.Unmarshal(out, &now)); err != nil {
+			return false
+		}
+		return slices.ContainsFunc(now.DRA.GPUs, func(g struct{ UUID, Owner string }) bool { return g.UUID == uuid && g.Owner == want })
+	})
 }
 
 // TestSplit: GPUs that are selected are in slices, the others are the device plugin's.
