@@ -118,10 +118,8 @@ func unfit(s inventory.Snapshot, devices []resource.Device) error {
 		switch {
 		case !found:
 			return fmt.Errorf("%s is not there any more: bring it back", name(d))
-		case h.State == inventory.Suspect:
-			return fmt.Errorf("%s is %s: %s", name(d), h.State, h.Reason)
 		case h.State != inventory.Healthy:
-			return fmt.Errorf("%s is %s: %s; cure: %s", name(d), h.State, h.Reason, h.Cure)
+			return fmt.Errorf("%s is %s: %s", name(d), h.State, h.Why())
 		}
 	}
 	return nil

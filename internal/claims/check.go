@@ -155,15 +155,11 @@ func fit(name string, health inventory.Health, published dra.Device, result dra.
 			keys = append(keys, t.Key)
 		}
 	}
-	why := health.Reason
-	if health.Cure != inventory.NoCure {
-		why += "; cure: " + string(health.Cure)
-	}
 	switch {
 	case len(keys) > 0:
-		return fail(CauseHealth, "%s is %s: %s; the claim does not tolerate the taint %s", name, health.State, why, strings.Join(keys, ", "))
+		return fail(CauseHealth, "%s is %s: %s; the claim does not tolerate the taint %s", name, health.State, health.Why(), strings.Join(keys, ", "))
 	case len(published.Taints) == 0: // it is not published yet
-		return fail(CauseHealth, "%s is %s: %s", name, health.State, why)
+		return fail(CauseHealth, "%s is %s: %s", name, health.State, health.Why())
 	}
 	return nil
 }

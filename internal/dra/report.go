@@ -1,7 +1,6 @@
 package dra
 
 import (
-	"fmt"
 	"strings"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -62,12 +61,9 @@ func verdict(h inventory.Health) Verdict {
 	return VerdictUnhealthy
 }
 
-// healthMessage returns the reason and the cure.
+// healthMessage returns the reason and the cure. gRPC sends no text that is not UTF-8.
 func healthMessage(h inventory.Health) string {
-	message := h.Reason
-	if h.Cure != inventory.NoCure {
-		message = strings.TrimPrefix(fmt.Sprintf("%s; cure: %s", message, h.Cure), "; ")
-	}
+	message := strings.ToValidUTF8(h.Why(), "\uFFFD")
 	if len(message) > maxMessage {
 		message = strings.ToValidUTF8(message[:maxMessage-3], "") + "..."
 	}

@@ -29,6 +29,7 @@ func TestHealthOf(t *testing.T) {
 		},
 		"no reason": {inventory.Health{State: inventory.Unhealthy, Cure: inventory.CureReset}, dra.VerdictUnhealthy, "cure: reset"},
 		"lost":      {inventory.Health{State: inventory.Lost, Reason: "it fell off"}, dra.VerdictUnhealthy, "it fell off"},
+		"not UTF-8": {inventory.Health{State: inventory.Lost, Reason: "driver \xe4"}, dra.VerdictUnhealthy, "driver \uFFFD"},
 		"long": {
 			inventory.Health{State: inventory.Unhealthy, Reason: strings.Repeat("é", 1000)}, dra.VerdictUnhealthy, strings.Repeat("é", 510) + "...",
 		},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -47,11 +48,12 @@ func (s *service) NodeUnprepareResources(
 	return response, nil
 }
 
+// message returns the text of an error, which may quote the driver or the API server. gRPC sends no text that is not UTF-8.
 func message(err error) string {
 	if err == nil {
 		return ""
 	}
-	return err.Error()
+	return strings.ToValidUTF8(err.Error(), "\uFFFD")
 }
 
 // prepare reads a claim and prepares it.

@@ -30,6 +30,8 @@ func TestErrors(t *testing.T) {
 		switch c.UID {
 		case "unhealthy":
 			return errors.New("GPU gpu-0 is Unhealthy: XID 79; cure: reset")
+		case "cut":
+			return errors.New("nvidia-smi: Ung\u00fcltig"[:16])
 		case "panics":
 			panic("index out of range")
 		}
@@ -42,9 +44,10 @@ func TestErrors(t *testing.T) {
 		"good": "", "other": "", "away": "read the claim: ask the API server: connection refused",
 		"again":     "the claim was deleted and made again: its UID is other, and not again",
 		"unhealthy": "GPU gpu-0 is Unhealthy: XID 79; cure: reset",
+		"cut":       "nvidia-smi: Ung\uFFFD",
 		"panics":    "the driver failed; its log has the reason",
 	}
-	if diff := cmp.Diff(want, prepare(t, k, "good", "other", "away", "again", "unhealthy", "panics")); diff != "" {
+	if diff := cmp.Diff(want, prepare(t, k, "good", "other", "away", "again", "unhealthy", "cut", "panics")); diff != "" {
 		t.Errorf("answers (-want +got):\n%s", diff)
 	}
 	n.claims.read = nil

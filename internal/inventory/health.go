@@ -28,6 +28,17 @@ func (h Health) Allocatable() bool {
 	return h.State == Healthy || h.State == Suspect || h.State == Unknown && h.Grace
 }
 
+// Why returns the reason and the cure, "REASON; cure: CURE", or what there is of them.
+func (h Health) Why() string {
+	switch {
+	case h.Cure == NoCure:
+		return h.Reason
+	case h.Reason == "":
+		return "cure: " + string(h.Cure)
+	}
+	return h.Reason + "; cure: " + string(h.Cure)
+}
+
 // Worst returns the graver of two verdicts, the first of them when they are alike.
 func Worst(a, b Health) Health {
 	if b.State.gravity() > a.State.gravity() {

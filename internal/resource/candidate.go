@@ -78,15 +78,7 @@ func (p *planner) device(c candidate) Device {
 
 // reason says which device cannot be given new work, why, and what cures it.
 func reason(uuid string, h inventory.Health) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s is %s", uuid, h.State)
-	if h.Reason != "" {
-		b.WriteString(": " + h.Reason)
-	}
-	if h.Cure != inventory.NoCure {
-		b.WriteString("; cure: " + string(h.Cure))
-	}
-	return b.String()
+	return strings.TrimSuffix(fmt.Sprintf("%s is %s: %s", uuid, h.State, h.Why()), ": ")
 }
 
 // candidates returns the devices of the node under a MIG strategy, by index. A GPU in MIG mode without MIG devices is one.
