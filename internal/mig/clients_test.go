@@ -88,9 +88,11 @@ func TestClientsArePaused(t *testing.T) {
 		if c.times() > 0 {
 			t.Errorf("paused without being told to: %v", c.asked)
 		}
-		c.clients(dcgm)
+		c.clients("host", dcgm, dcgm) // two processes of one pod, and one of none
 		c.wish(true)
-		s := c.until("names the client", func(s mig.Status) bool { return s.Reason == "GPU 1: in use by process 300100 (nv-hostengine)" })
+		s := c.until("names the clients", func(s mig.Status) bool {
+			return s.Reason == "GPU 1: in use by process 300100 (nv-hostengine), process 300101 (nv-hostengine), process 300102 (nv-hostengine)"
+		})
 		if s.Resume || s.State != mig.StatePending {
 			t.Errorf("%s while a client is waited for, resume %v", s.State, s.Resume)
 		}
@@ -105,7 +107,7 @@ func TestClientsArePaused(t *testing.T) {
 	})
 }
 
-// TestProcessesOfDaemonSetsArePaused: the driver shows a process that computes, and it is one of a pod.
+// TestProcessesOfDaemonSetsArePaused: the driver shows a process that computes, and it is one of a pod, which is paused for as long as that takes.
 func TestProcessesOfDaemonSetsArePaused(t *testing.T) {
 	onCluster(t, func(t *testing.T, c *cluster) {
 		c.clients(dcgm)
@@ -113,6 +115,10 @@ func TestProcessesOfDaemonSetsArePaused(t *testing.T) {
 		time.AfterFunc(time.Minute, func() { c.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "1"}) })
 		c.run()
 		c.wish(true)
+		c.passes(30 * time.Second)
+		if c.times() != 1 {
+			t.Errorf("paused while the process computes: %v", c.asked)
+		}
 		c.reaches(mig.StateSuccess)
 		if c.times() != 1 {
 			t.Errorf("paused: %v", c.asked)
@@ -122,22 +128,26 @@ func TestProcessesOfDaemonSetsArePaused(t *testing.T) {
 
 // TestPodsEndBeforeClientsArePaused: as long as a pod holds the GPU, nothing is paused for it.
 func TestPodsEndBeforeClientsArePaused(t *testing.T) {
-	onCluster(t, func(t *testing.T, c *cluster) {
-		c.clients(dcgm)
-		gpu := c.Snapshots().Value().GPUs[1].UUID
-		c.hold(gpu, "ns/work")
-		c.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "1", Count: 1})
-		c.run()
-		c.wish(true)
-		s := c.until("waits for the pod", func(s mig.Status) bool { return strings.Contains(s.Reason, "pod ns/work") })
-		c.passes(10 * time.Minute)
-		if c.times() > 0 || !s.Resume {
-			t.Errorf("paused while a pod holds the GPU: %v", c.asked)
-		}
-		c.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "1"})
-		c.hold(gpu, "")
-		c.reaches(mig.StateSuccess)
-	})
+	for name, processes := range map[string]uint64{"that compute": 1, "that do not compute": 0} {
+		t.Run(name, func(t *testing.T) {
+			onCluster(t, func(t *testing.T, c *cluster) {
+				c.clients(dcgm)
+				gpu := c.Snapshots().Value().GPUs[1].UUID
+				c.hold(gpu, "ns/work")
+				c.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "1", Count: processes})
+				c.run()
+				c.wish(true)
+				s := c.until("waits for the pod", func(s mig.Status) bool { return strings.Contains(s.Reason, "pod ns/work") })
+				c.passes(10 * time.Minute)
+				if c.times() > 0 || !s.Resume {
+					t.Errorf("paused while a pod holds the GPU: %v", c.asked)
+				}
+				c.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "1"})
+				c.hold(gpu, "")
+				c.reaches(mig.StateSuccess)
+			})
+		})
+	}
 }
 
 // TestPauseThatDoesNotHelp is given up after some minutes: the GPU is offered as it is, DaemonSets go on, and are left alone for an hour.

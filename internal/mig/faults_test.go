@@ -203,6 +203,28 @@ func TestCallThatHangs(t *testing.T) {
 	})
 }
 
+// TestModeThatTakesLong: a change of the mode may take two minutes, because it may reset the GPU.
+func TestModeThatTakesLong(t *testing.T) {
+	for _, mode := range []string{"all-enabled", "all-disabled"} {
+		t.Run(mode, func(t *testing.T) {
+			onNode(t, func(t *testing.T, r *rig) {
+				r.start()
+				if mode == "all-disabled" {
+					r.makes("all-enabled")
+				}
+				r.inject(simulator.Fault{Kind: simulator.KindSlow, GPU: "0", Call: "DeviceSetMigMode", Delay: "90s", Count: 1})
+				r.wishes.Publish(mig.Wish{Layout: mode})
+				r.done(1, 2)
+				r.passes(time.Minute)
+				if g := r.owner.Status().Value().GPUs[0]; g.Phase != mig.PhaseChanging {
+					t.Errorf("%s after a minute: %s", g.Phase, g.Reason)
+				}
+				r.reaches(mig.StateSuccess)
+			})
+		})
+	}
+}
+
 // TestAnotherLayoutDuringAStep: it is said why the other layout is not begun on the GPU.
 func TestAnotherLayoutDuringAStep(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {

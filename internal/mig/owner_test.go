@@ -138,7 +138,8 @@ func TestInstancesOfOthers(t *testing.T) {
 	})
 }
 
-// TestModeOfOthers: a mode that another program has switched on does not become one of this program's.
+// TestModeOfOthers: a mode that another program has switched on does not become one of this program's; one that this program has switched on
+// stays its own, also without instances.
 func TestModeOfOthers(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.inject(simulator.Fault{Kind: simulator.KindMIG, GPU: "0", Profiles: []string{"1g.10gb"}})
@@ -148,5 +149,52 @@ func TestModeOfOthers(t *testing.T) {
 		if text := r.journal(); strings.Contains(text, "GPU-") {
 			t.Errorf("the journal: %s", text)
 		}
+		for again := range uint64(2) {
+			r.wishes.Publish(mig.Wish{Layout: "all-enabled", GPUs: []string{"1"}, Again: again + 1})
+			r.reaches(mig.StateSuccess)
+			if text := r.journal(); !strings.Contains(text, `"enabled": true`) || strings.Count(text, "GPU-") != 1 {
+				t.Errorf("the journal after %d times: %s", again+1, text)
+			}
+		}
 	})
+}
+
+// TestUndoThatIsInTheWay has a step fail, and what that leaves become another's before it is undone: it stays, and that is said.
+func TestUndoThatIsInTheWay(t *testing.T) {
+	for name, c := range map[string]struct {
+		other  simulator.Fault
+		reason string
+	}{
+		"an instance of another program": {
+			simulator.Fault{Kind: simulator.KindMIG, GPU: "0", Profiles: []string{"1g.10gb"}}, "this program did not make it",
+		},
+		"a process": {simulator.Fault{Kind: simulator.KindProcesses, GPU: "0", Count: 1}, "in use by process"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onNode(t, func(t *testing.T, r *rig) {
+				var after []inventory.MIGAction
+				failed := false
+				r.before = func(_ string, step inventory.MIGStep) error {
+					switch {
+					case failed:
+						after = append(after, step.Action)
+					case step.Action == inventory.MIGCreateCompute:
+						failed = true
+						r.inject(c.other)
+						return inventory.ErrNotSupported
+					}
+					return nil
+				}
+				r.start()
+				r.wishes.Publish(mig.Wish{Layout: "all-7g.80gb", GPUs: []string{"0"}})
+				s := r.reaches(mig.StateFailed)
+				if !strings.Contains(s.Reason, "it could not be undone: ") || !strings.Contains(s.Reason, c.reason) || len(r.devices()[0]) > 0 {
+					t.Errorf("%s; offered: %v", s.Reason, r.devices()[0])
+				}
+				if len(after) > 0 {
+					t.Errorf("steps after the failure: %v", after)
+				}
+			})
+		})
+	}
 }
