@@ -155,6 +155,11 @@ func TestPauseThatDoesNotHelp(t *testing.T) {
 	for name, prepare := range map[string]func(*cluster){
 		"pods that stay":      func(c *cluster) { c.stays = true; c.clients(dcgm) },
 		"the API server away": func(c *cluster) { c.refuses = errors.New("there is no API server"); c.clients(dcgm) },
+		"pods that compute": func(c *cluster) {
+			c.stays = true
+			c.clients(dcgm)
+			c.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "1", Count: 1})
+		},
 		"a program of the host": func(c *cluster) {
 			c.clients(dcgm)
 			c.inject(simulator.Fault{Kind: simulator.KindAnswer, GPU: "1", Call: "DeviceSetMigMode", Value: "IN_USE"})
@@ -192,6 +197,7 @@ func TestPauseThatDoesNotHelp(t *testing.T) {
 				c.stays, c.refuses = false, nil
 				c.mu.Unlock()
 				c.clients()
+				c.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "1"})
 				c.inject(simulator.Fault{Kind: simulator.KindAnswer, GPU: "1", Call: "DeviceSetMigMode"})
 				c.until("is made", func(s mig.Status) bool { return s.State == mig.StateSuccess && s.Resume })
 			})

@@ -397,7 +397,7 @@ func (t *turn) fail(ctx context.Context, cause error, hold resource.GPUHold) out
 func (t *turn) undo(ctx context.Context) (layout.GPU, error) {
 	noted := t.journal.record(t.UUID)
 	now, err := t.read(ctx, noted)
-	if err != nil {
+	if err != nil || noted.Change == nil { // or no step was begun
 		return now, err
 	}
 	c := layout.Restore(now, mode(noted.Change.Enabled), inventoried(noted.Change.Before))
