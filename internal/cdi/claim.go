@@ -1,6 +1,7 @@
 package cdi
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/specs-go"
@@ -95,8 +97,9 @@ type claimDevice struct {
 	Edits json.RawMessage `json:"containerEdits"`
 }
 
-// Claim returns the content of a claim's spec file, for its devices: UUIDs by the names of devices. All of them must be known.
-func (g Given) Claim(uid string, devices map[string]string) ([]byte, error) {
+// Claim returns the content of a claim's spec file, for its devices: UUIDs by the names of devices. All of them must be known. The note, a
+// line, is for ClaimNote: runtimes take it for a comment.
+func (g Given) Claim(uid string, devices map[string]string, note []byte) ([]byte, error) {
 	spec := claimSpec{Version: g.version, Kind: claimVendor + "/" + claimClass, Edits: g.common}
 	for _, name := range slices.Sorted(maps.Keys(devices)) {
 		given, known := g.devices[devices[name]]
@@ -105,13 +108,48 @@ func (g Given) Claim(uid string, devices map[string]string) ([]byte, error) {
 		}
 		spec.Devices = append(spec.Devices, claimDevice{uid + "-" + name, given})
 	}
-	return json.Marshal(spec)
+	text, err := json.Marshal(spec)
+	return slices.Concat([]byte(notePrefix), note, []byte("\n"), text), err
 }
 
-// ClaimFile is the path of a claim's spec file. Its content is JSON, which is YAML, too.
+// notePrefix is what the line of the note begins with.
+const notePrefix = "# "
+
+// ClaimFile is the path of a claim's spec file. Its content is a note and JSON, which are YAML.
 func ClaimFile(dir, uid string) string {
-	return filepath.Join(dir, cdilib.GenerateTransientSpecName(claimVendor, claimClass, uid)+".yaml")
+	return filepath.Join(dir, cdilib.GenerateTransientSpecName(claimVendor, claimClass, uid)+claimSuffix)
 }
+
+const claimSuffix = ".yaml"
+
+// ClaimFiles returns the UIDs of the claims that have a spec file in a folder. A folder that is not there has none.
+func ClaimFiles(dir string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !files.IsAbsent(err) {
+		return nil, fmt.Errorf("list the CDI specs of claims: %w", err)
+	}
+	var uids []string
+	for _, e := range entries {
+		rest, is := strings.CutPrefix(e.Name(), cdilib.GenerateTransientSpecName(claimVendor, claimClass, ""))
+		if uid, ends := strings.CutSuffix(rest, claimSuffix); is && ends {
+			uids = append(uids, uid)
+		}
+	}
+	return uids, nil
+}
+
+// ClaimNote returns the note in the spec file of a claim; nil if there is none, as in one that NVIDIA's driver wrote.
+func ClaimNote(dir, uid string) []byte {
+	text, err := files.Read(ClaimFile(dir, uid), maxClaimFile)
+	if note, is := bytes.CutPrefix(text, []byte(notePrefix)); is && err == nil {
+		note, _, _ = bytes.Cut(note, []byte("\n"))
+		return note
+	}
+	return nil
+}
+
+// maxClaimFile is the largest spec of a claim that is read, in bytes.
+const maxClaimFile = 2 << 20
 
 // ClaimDevice is the CDI name of a claim's device.
 func ClaimDevice(uid, device string) string {

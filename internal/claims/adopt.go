@@ -189,7 +189,7 @@ func (c *Claims) adoptClaim(ctx context.Context, r record) error {
 	if err := t.gpus(ctx, r.gpus()); err != nil {
 		return err
 	}
-	if _, found := c.store.readOrSetAside(ctx, r.UID); found || c.store.gone(r.UID) != "" {
+	if _, found := c.store.readOrRestore(ctx, r.UID); found || c.store.gone(r.UID) != "" {
 		return nil
 	}
 	r.Prepared = c.options.Clock.Now().UTC()

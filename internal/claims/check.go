@@ -157,7 +157,8 @@ func fit(name string, health inventory.Health, published dra.Device, result dra.
 	}
 	switch {
 	case len(keys) > 0:
-		return fail(CauseHealth, "%s is %s: %s; the claim does not tolerate the taint %s", name, health.State, health.Why(), strings.Join(keys, ", "))
+		return fail(CauseHealth, "%s is %s: %s; the claim does not tolerate the taint %s", name, health.State, health.Why(),
+			strings.Join(keys, ", "))
 	case len(published.Taints) == 0: // it is not published yet
 		return fail(CauseHealth, "%s is %s: %s", name, health.State, health.Why())
 	}

@@ -91,7 +91,7 @@ func New(o Options) *Claims {
 		o.Root = os.DirFS("/")
 	}
 	return &Claims{
-		options: o, store: store{dir: o.StateDir, boot: o.BootID, clock: o.Clock, step: func() {}, parsed: &sync.Map{}},
+		options: o, store: store{dir: o.StateDir, specs: o.CDIDir, boot: o.BootID, clock: o.Clock, step: func() {}, parsed: &sync.Map{}},
 		inUse: feed.New[map[string][]Holder](nil), status: feed.New[[]ClaimStatus](nil),
 		started: make(chan struct{}), records: map[string]record{},
 	}

@@ -38,7 +38,7 @@ func (c *Claims) Prepare(ctx context.Context, claim dra.Claim) (prepared []dra.P
 	if err := t.claim(ctx, claim.UID); err != nil {
 		return nil, failure{CauseLate, err}
 	}
-	r, found := c.store.readOrSetAside(ctx, claim.UID)
+	r, found := c.store.readOrRestore(ctx, claim.UID)
 	if !found || r.former(c.options.BootID) {
 		if r, err = c.record(ctx, t, claim, r, before); err != nil {
 			return nil, err
@@ -125,7 +125,11 @@ func (c *Claims) writeSpec(r record) error {
 		}
 		return nil
 	}
-	content, err := given.Claim(r.UID, devices)
+	note, err := encode(r)
+	if err != nil {
+		return err
+	}
+	content, err := given.Claim(r.UID, devices, note)
 	if err != nil {
 		return err
 	}
@@ -156,11 +160,14 @@ func (c *Claims) Unprepare(ctx context.Context, uid, namespace, name string) (er
 		return failure{CauseLate, err}
 	}
 	buried := c.store.bury(uid)
+	r, found, _ := c.store.read(uid) // of one that cannot be read nothing is known
+	if !found {
+		r, _ = c.store.copied(uid)
+	}
 	if err := os.Remove(cdi.ClaimFile(c.options.CDIDir, uid)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	c.store.step()
-	r, _, _ := c.store.read(uid) // of one that cannot be read nothing is known
 	if err := c.store.remove(uid); err != nil {
 		return err
 	}

@@ -20,6 +20,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cdi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 )
@@ -27,7 +28,8 @@ import (
 // The rules of records:
 //
 //   - A claim has a record from before the first trace of it elsewhere until after the last one is gone: a CDI spec whose claim has no
-//     record is never there, wherever the process is killed. So what was begun can be finished or taken back.
+//     record is never there, wherever the process is killed. So what was begun can be finished or taken back. And so, where there is one, the
+//     record was lost: with the state directory, or because it could not be read. The spec has a copy of it.
 //   - The record of a claim is written under the lock of the claim and those of its GPUs, and removed under that of the claim.
 //   - A record that cannot be read is set aside, and the others go on.
 //   - What a newer version of this program has noted in a record stays in it.
@@ -213,6 +215,7 @@ func (r *record) inherit(from record) {
 // A store has the records of one folder.
 type store struct {
 	dir, boot string
+	specs     string // the folder of CDI specs
 	clock     clock.PassiveClock
 	step      func()    // called before and after each change of a file; tests end the process there
 	parsed    *sync.Map // file names to parsed
@@ -244,7 +247,7 @@ func (s store) folder() string { return filepath.Join(s.dir, "claims") }
 func (s store) read(uid string) (record, bool, error) {
 	path := s.path(uid, recordSuffix)
 	info, err := os.Lstat(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	if files.IsAbsent(err) {
 		s.parsed.Delete(uid)
 		return record{}, false, nil
 	}
@@ -254,14 +257,25 @@ func (s store) read(uid string) (record, bool, error) {
 		}
 	}
 	text, err := files.Read(path, maxRecord)
-	if errors.Is(err, fs.ErrNotExist) {
+	if files.IsAbsent(err) {
 		return record{}, false, nil
 	}
-	var p page
 	var r record
 	if err == nil {
-		err = json.Unmarshal(text, &p)
+		r, err = decode(text, uid)
 	}
+	if err != nil {
+		return record{}, false, fmt.Errorf("read the record of a claim: %s: %w", path, err)
+	}
+	s.parsed.Store(uid, parsed{info, r})
+	return r, true, nil
+}
+
+// decode returns the record of a claim whose page this is.
+func decode(text []byte, uid string) (record, error) {
+	var p page
+	var r record
+	err := json.Unmarshal(text, &p)
 	if err == nil && checksum(p.Record) != p.Checksum {
 		err = errors.New("its checksum is wrong")
 	}
@@ -271,31 +285,51 @@ func (s store) read(uid string) (record, bool, error) {
 	if err == nil && r.UID != uid {
 		err = fmt.Errorf("it is about the claim with UID %q", r.UID)
 	}
-	if err != nil {
-		return record{}, false, fmt.Errorf("read the record of a claim: %s: %w", path, err)
-	}
-	s.parsed.Store(uid, parsed{info, r})
-	return r, true, nil
+	return r, err
 }
 
-// readOrSetAside is read for a caller that has the lock of the claim: a record that cannot be read is set aside.
-func (s store) readOrSetAside(ctx context.Context, uid string) (record, bool) {
+// encode returns the page of a record.
+func encode(r record) ([]byte, error) {
+	text, err := json.Marshal(r)
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(page{checksum(text), text})
+}
+
+// copied returns the copy of a record that is in the spec of its claim.
+func (s store) copied(uid string) (r record, found bool) {
+	note := cdi.ClaimNote(s.specs, uid)
+	if note == nil {
+		return record{}, false
+	}
+	r, err := decode(note, uid)
+	return r, err == nil
+}
+
+// readOrRestore is read for a caller that has the lock of the claim: a record that cannot be read is set aside, and one that is lost is
+// restored from the spec of the claim.
+func (s store) readOrRestore(ctx context.Context, uid string) (record, bool) {
 	r, found, err := s.read(uid)
 	if err != nil {
 		path := s.path(uid, recordSuffix)
 		klog.FromContext(ctx).Error(errors.Join(err, os.Rename(path, path+files.Damaged)), "Setting the record of a claim aside", "uid", uid)
 	}
+	if found {
+		return r, true
+	}
+	if r, found = s.copied(uid); found {
+		klog.FromContext(ctx).Info("Restoring the record of a claim from its CDI spec", "claim", klog.KRef(r.Namespace, r.Name), "uid", uid,
+			"problem", errorOrNone(s.write(r)))
+	}
 	return r, found
 }
 
-// all returns the records that can be read, by UID, and the UIDs of the others.
+// all returns the records that can be read, by UID, and the UIDs of the others. Lost records are among them.
 func (s store) all() (records map[string]record, unread []string, err error) {
 	records = map[string]record{}
 	entries, err := os.ReadDir(s.folder())
-	if errors.Is(err, fs.ErrNotExist) {
-		return records, nil, nil
-	}
-	if err != nil {
+	if err != nil && !files.IsAbsent(err) {
 		return nil, nil, fmt.Errorf("list the records of claims: %w", err)
 	}
 	for _, e := range entries {
@@ -317,16 +351,25 @@ func (s store) all() (records map[string]record, unread []string, err error) {
 		}
 		return true
 	})
+	specs, err := cdi.ClaimFiles(s.specs)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, uid := range specs {
+		if _, there := records[uid]; there {
+			continue
+		}
+		if r, found := s.copied(uid); found {
+			records[uid] = r
+		}
+	}
 	return records, unread, nil
 }
 
 // write writes a record, and returns once it is on the disk.
 func (s store) write(r record) error {
-	text, err := json.Marshal(r)
+	text, err := encode(r)
 	if err != nil {
-		return err
-	}
-	if text, err = json.Marshal(page{checksum(text), text}); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(s.folder(), 0o700); err != nil {

@@ -3,8 +3,10 @@ package claims_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -113,7 +115,7 @@ func TestClaimThatComesBack(t *testing.T) {
 	})
 }
 
-// TestDamagedRecord: a record that cannot be read is set aside, and the others go on; its claim can be given back or prepared again.
+// TestDamagedRecord: a record that cannot be read is set aside, and the claim has the copy in its spec; it can be given back or prepared again.
 func TestDamagedRecord(t *testing.T) {
 	t.Parallel()
 	for name, damage := range map[string]func(string) string{
@@ -139,10 +141,10 @@ func TestDamagedRecord(t *testing.T) {
 				t.Fatal(err)
 			}
 			c, _ = r.start()
-			if in := c.InUse().Value(); len(in) != 1 || len(in["GPU-c"]) != 1 {
+			if in := c.InUse().Value(); len(in) != 2 || len(in["GPU-a"]) != 1 || len(in["GPU-c"]) != 1 {
 				t.Errorf("in use %v", in)
 			}
-			if got := files(t, folder); !slices.Equal(got, []string{"uid-1.json.damaged", "uid-2.json"}) {
+			if got := files(t, folder); !slices.Equal(got, []string{"uid-1.json", "uid-1.json.damaged", "uid-2.json"}) {
 				t.Errorf("the folder has %q", got)
 			}
 			if r.spec("uid-1") == nil {
@@ -232,5 +234,77 @@ func TestFieldsOfANewerVersion(t *testing.T) {
 		if strings.Count(r.record("uid-1"), want) != 1 {
 			t.Errorf("the record does not have %s: %s", want, r.record("uid-1"))
 		}
+	}
+}
+
+// TestStateThatIsLost: the state directory is emptied, while the program runs or while it does not. The claims that have containers are known
+// by their CDI specs, so that nobody else gets their GPUs, and can be given back.
+func TestStateThatIsLost(t *testing.T) {
+	t.Parallel()
+	for _, running := range []bool{false, true} {
+		t.Run(fmt.Sprintf("running %v", running), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t)
+				c, stop := r.start()
+				defer func() { stop() }()
+				answer, err := c.Prepare(t.Context(), sliced("uid-1", gpuA, migB0))
+				if err != nil {
+					t.Fatal(err)
+				}
+				inUse, record := c.InUse().Value(), r.record("uid-1")
+				if !running {
+					stop()
+				}
+				if err := os.RemoveAll(r.options.StateDir); err != nil {
+					t.Fatal(err)
+				}
+				if !running {
+					c, stop = r.start()
+				}
+				if _, err := c.Prepare(t.Context(), claim("uid-2", gpuA)); err == nil || !strings.Contains(err.Error(), "default/claim-uid-1") {
+					t.Errorf("another claim on the GPU: %v", err)
+				}
+				time.Sleep(claims.Every + time.Second)
+				synctest.Wait()
+				if got := c.InUse().Value(); !reflect.DeepEqual(got, inUse) {
+					t.Errorf("in use %v, want %v", got, inUse)
+				}
+				if got := r.record("uid-1"); got != record {
+					t.Errorf("the record:\n%s\nwant:\n%s", got, record)
+				}
+				again, err := c.Prepare(t.Context(), sliced("uid-1", gpuA, migB0))
+				if err != nil || text(t, again) != text(t, answer) {
+					t.Errorf("prepared again: %v, %v", again, err)
+				}
+				if err := c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1"); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := c.Prepare(t.Context(), claim("uid-2", gpuA)); err != nil || r.slice("GPU-a") != "0" {
+					t.Errorf("after Unprepare: %v, time slice %s", err, r.slice("GPU-a"))
+				}
+			})
+		})
+	}
+}
+
+// TestStateDirectoryThatIsNone: a file is where the state directory is to be. Nothing can be prepared, and what is, is known.
+func TestStateDirectoryThatIsNone(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	c, stop := r.start()
+	if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA)); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	if err := errors.Join(os.RemoveAll(r.options.StateDir), os.WriteFile(r.options.StateDir, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	c, _ = r.start()
+	if in := c.InUse().Value(); len(in) != 1 || len(in["GPU-a"]) != 1 {
+		t.Errorf("in use %v", in)
+	}
+	if _, err := c.Prepare(t.Context(), claim("uid-2", gpuC)); err == nil {
+		t.Error("a claim is prepared that cannot be recorded")
 	}
 }

@@ -84,7 +84,7 @@ func (c *Claims) sweepSpecs() error {
 	return sweepTemporary(c.options.CDIDir, prefix, c.options.Clock)
 }
 
-// refresh reads the records again, writes the specs that are not as they should be, and sets aside what cannot be read.
+// refresh reads the records again, writes the specs that are not as they should be, sets aside what cannot be read, and restores what is lost.
 func (c *Claims) refresh(ctx context.Context) {
 	records, unread := c.reread(ctx)
 	for _, uid := range append(unread, slices.Sorted(maps.Keys(records))...) {
@@ -104,7 +104,7 @@ func (c *Claims) refreshClaim(ctx context.Context, uid string) error {
 	if err := t.claim(ctx, uid); err != nil {
 		return err
 	}
-	r, found := c.store.readOrSetAside(ctx, uid)
+	r, found := c.store.readOrRestore(ctx, uid)
 	if !found || r.former(c.options.BootID) {
 		return nil
 	}

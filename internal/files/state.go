@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 )
@@ -17,7 +16,7 @@ const Damaged = ".damaged"
 // the given one. A file that cannot be read is set aside as path+Damaged, and the error says why it could not be read.
 func ReadState(path string, most int64, version int, v any) (found bool, err error) {
 	text, err := Read(path, most)
-	if errors.Is(err, fs.ErrNotExist) {
+	if IsAbsent(err) {
 		return false, nil
 	}
 	var has struct {
