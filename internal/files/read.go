@@ -33,7 +33,9 @@ func isNull(info fs.FileInfo) bool {
 
 // IsAbsent reports whether an error says that there is no file of a path, and that there never was one since that path is what it is: the
 // file is not there, or a file is where its folder is to be.
-func IsAbsent(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) }
+func IsAbsent(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
+}
 
 // Read returns the content of the file at path as Open opens it, of at most limit bytes; a larger file is an error.
 func Read(path string, limit int64) ([]byte, error) {
