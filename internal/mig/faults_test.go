@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
@@ -76,6 +77,19 @@ func TestKilledAtEachStep(t *testing.T) {
 	}
 }
 
+// reboots ends the owner and restarts the node.
+func (r *rig) reboots() {
+	r.t.Helper()
+	r.stop()
+	r.inject(simulator.Fault{Kind: simulator.KindReboot})
+	r.boot = "two"
+	for well := false; !well; { // a process that starts with the node finds it so
+		found, err := r.Look(r.t.Context())
+		well = err == nil && !slices.ContainsFunc(found.GPUs, func(g inventory.GPU) bool { return g.Health.State != inventory.Healthy })
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
 // TestRestartOfTheNode has a node lose its layout: it is made again before anything of these GPUs is offered, also without a wish.
 func TestRestartOfTheNode(t *testing.T) {
 	t.Parallel()
@@ -84,14 +98,7 @@ func TestRestartOfTheNode(t *testing.T) {
 			onNode(t, func(t *testing.T, r *rig) {
 				r.start()
 				r.makes("all-balanced")
-				r.stop()
-				r.inject(simulator.Fault{Kind: simulator.KindReboot})
-				r.boot = "two"
-				for well := false; !well; { // a process that starts with the node finds it so
-					found, err := r.Look(t.Context())
-					well = err == nil && !slices.ContainsFunc(found.GPUs, func(g inventory.GPU) bool { return g.Health.State != inventory.Healthy })
-					time.Sleep(100 * time.Millisecond)
-				}
+				r.reboots()
 				began := time.Now()
 				r.wishes.Publish(wish)
 				r.start()
@@ -310,6 +317,18 @@ func TestEviction(t *testing.T) {
 		s := r.reaches(mig.StateFailed)
 		if !strings.Contains(s.Reason, "in use by pod with UID 4711 for more than 1m0s") || len(r.devices()[0]) != 4 {
 			t.Errorf("%s; offered: %v", s.Reason, r.devices()[0])
+		}
+	})
+}
+
+// TestNoLookYet has a driver that has not answered: no layout counts as made, and nothing that was paused goes on.
+func TestNoLookYet(t *testing.T) {
+	onNode(t, func(t *testing.T, r *rig) {
+		r.start(func(o *mig.Options) { o.Snapshots = feed.New(inventory.Snapshot{}) })
+		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
+		r.passes(time.Minute)
+		if s := r.owner.Status().Value(); s.State == mig.StateSuccess || s.Resume {
+			t.Errorf("state %q, resume %v", s.State, s.Resume)
 		}
 	})
 }

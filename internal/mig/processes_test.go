@@ -2,6 +2,7 @@ package mig_test
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"sync"
 	"testing"
@@ -65,6 +66,33 @@ func TestTheOtherProcessDividesTheGPU(t *testing.T) {
 			t.Errorf("offered during a step of the other process: %v", d)
 		}
 		release()
+		r.until("sees the end", func(s mig.Status) bool { return s.GPUs[0].Phase == mig.PhaseKept })
+		if diff := cmp.Diff(balanced, r.devices()[0]); diff != "" {
+			t.Errorf("offered (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestTheOtherProcessAfterARestartOfTheNode: a process that does not change GPUs offers none whose layout is to be made again.
+func TestTheOtherProcessAfterARestartOfTheNode(t *testing.T) {
+	onNode(t, func(t *testing.T, r *rig) {
+		r.start()
+		r.makes("all-balanced")
+		r.reboots()
+		r.absent = errors.New("kubelet does not run")
+		r.start()
+		r.until("waits for kubelet", func(s mig.Status) bool { return strings.Contains(s.Reason, "kubelet does not run") })
+		defer r.second(mig.Wish{})()
+		r.until("waits for the lock", func(s mig.Status) bool {
+			return len(s.GPUs) == 3 && strings.Contains(s.GPUs[0].Reason, "another process of this program divides the GPUs")
+		})
+		r.passes(time.Minute)
+		if d := r.devices()[0]; len(d) > 0 { // of the others, the mode outlives a restart, and nobody is waited for
+			t.Errorf("offered before the layout stands: %v", d)
+		}
+		r.mu.Lock()
+		r.absent = nil
+		r.mu.Unlock()
 		r.until("sees the end", func(s mig.Status) bool { return s.GPUs[0].Phase == mig.PhaseKept })
 		if diff := cmp.Diff(balanced, r.devices()[0]); diff != "" {
 			t.Errorf("offered (-want +got):\n%s", diff)
