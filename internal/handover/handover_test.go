@@ -119,6 +119,11 @@ func (r *rig) after(d time.Duration, a, b dra.Ownership, wait string) {
 	if owners["a"] != a || owners["b"] != b || !strings.Contains(waits, wait) {
 		r.t.Fatalf("after %s: owners %v, waits %s; want a %s, b %s, %q", d, owners, waits, a, b, wait)
 	}
+	for uuid, why := range r.arbiter.Waits().Value() {
+		if why == "" {
+			r.t.Errorf("after %s: %s waits for nothing that is said", d, uuid)
+		}
+	}
 }
 
 // TestDefault: without Dynamic Resource Allocation nobody is asked anything, and the device plugin has all GPUs at once.
@@ -132,6 +137,52 @@ func TestDefault(t *testing.T) {
 		if r.asked+r.listed > 0 {
 			t.Errorf("kubelet was asked %d times, the API server %d times", r.asked, r.listed)
 		}
+	})
+}
+
+// TestNoGPUs: where there is no GPU, that is known, and who waits for the owners goes on.
+func TestNoGPUs(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, config.DRAOff)
+		r.snapshots.Publish(inventory.Snapshot{Generation: 1})
+		r.start()
+		synctest.Wait()
+		if r.owners.Value() == nil {
+			t.Error("no decision")
+		}
+	})
+}
+
+// TestGPUThatComesBack is decided about like one that was never there.
+func TestGPUThatComesBack(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, config.DRAAll)
+		synctest.Wait()
+		r.follow()
+		r.after(2*time.Second, dra.OwnedByDRA, dra.OwnedByDRA, "")
+		all := r.snapshots.Value()
+		r.snapshots.Publish(inventory.Snapshot{Generation: 2, GPUs: all.GPUs[1:]})
+		r.after(time.Minute, "", dra.OwnedByDRA, "")
+		r.set(func() { r.unknown = errors.New("kubelet does not run") })
+		r.snapshots.Publish(all)
+		r.after(time.Minute, dra.LeavesPlugin, dra.OwnedByDRA, "a:kubelet does not run")
+		r.set(func() { r.unknown = nil })
+		r.after(2*time.Second, dra.OwnedByDRA, dra.OwnedByDRA, "")
+	})
+}
+
+// TestClaimOfAnotherProcess: a GPU that leaves the device plugin stays with it as long as a claim has it, and the claim is named.
+func TestClaimOfAnotherProcess(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, config.DRAOff)
+		r.after(0, dra.OwnedByPlugin, dra.OwnedByPlugin, "")
+		r.records.Publish(map[string][]claims.Holder{"a": {{Admin: true}, {Namespace: "ns", Name: "c"}}})
+		r.after(time.Minute, dra.LeavesPlugin, dra.OwnedByPlugin, "a:claim ns/c has it")
+		r.records.Publish(map[string][]claims.Holder{})
+		r.after(0, dra.OwnedByPlugin, dra.OwnedByPlugin, "")
 	})
 }
 
@@ -158,7 +209,7 @@ func TestToDRA(t *testing.T) {
 		r := newRig(t, config.DRAOff)
 		synctest.Wait()
 		r.follow()
-		r.set(func() { r.held = []kubelet.HeldDevice{{ID: "b1::3", Pod: "ns/pod"}} })
+		r.set(func() { r.held = []kubelet.HeldDevice{{ID: "b1::3", Pod: "ns/pod"}, {ID: "a", Pod: "ns/whole"}} })
 		r.mode(config.DRAAll)
 		r.after(time.Minute, dra.LeavesPlugin, dra.LeavesPlugin, "")
 		if r.asked > 0 {
@@ -166,7 +217,9 @@ func TestToDRA(t *testing.T) {
 		}
 		r.set(func() { r.unknown = errors.New("kubelet does not run") })
 		r.follow()
-		r.after(time.Minute, dra.LeavesPlugin, dra.LeavesPlugin, "a:kubelet does not run b:pod ns/pod holds it")
+		r.after(time.Minute, dra.LeavesPlugin, dra.LeavesPlugin, "a:pod ns/whole holds it b:pod ns/pod holds it")
+		r.set(func() { r.held = r.held[:1] })
+		r.after(2*time.Second, dra.LeavesPlugin, dra.LeavesPlugin, "a:kubelet does not run b:pod ns/pod holds it")
 		r.set(func() { r.unknown = nil })
 		r.after(2*time.Second, dra.OwnedByDRA, dra.LeavesPlugin, "b:pod ns/pod holds it")
 		r.set(func() { r.held = nil })
@@ -203,6 +256,9 @@ func TestBackAtOnce(t *testing.T) {
 		r.mode(config.DRAOff)
 		r.set(func() { r.failed = errors.New("the API server is away") })
 		r.after(time.Hour, dra.LeavesDRA, dra.LeavesDRA, "the API server is away")
+		if r.listed < 200 || r.listed > 300 { // each 15 s
+			t.Errorf("claims were listed %d times within an hour", r.listed)
+		}
 		r.mode(config.DRAAll)
 		r.after(0, dra.OwnedByDRA, dra.OwnedByDRA, "")
 	})
@@ -249,8 +305,9 @@ func TestToPluginWithoutAPIServer(t *testing.T) {
 		r.published.Publish(map[string]bool{"a": true})
 		r.start()
 		r.after(24*time.Hour, dra.LeavesDRA, dra.OwnedByPlugin, "away")
+		time.Sleep(time.Millisecond)
 		r.arbiter.ListBy(nil)
-		r.after(time.Hour, dra.LeavesDRA, dra.OwnedByPlugin, "run gpu-node-agent")
+		r.after(0, dra.LeavesDRA, dra.OwnedByPlugin, "run gpu-node-agent")
 	})
 }
 
@@ -278,13 +335,22 @@ func TestAnswerThatCameTooLate(t *testing.T) {
 		r.published.Publish(map[string]bool{"a": true})
 		release := make(chan struct{})
 		r.start()
+		calls := 0
 		r.arbiter.ListBy(func(context.Context) (map[string][]string, error) {
+			calls++
 			<-release
 			return nil, nil
 		})
 		r.after(time.Minute, dra.LeavesDRA, dra.OwnedByPlugin, "")
-		r.records.Publish(map[string][]claims.Holder{"a": {{Namespace: "ns", Name: "c"}}})
-		synctest.Wait()
+		for _, records := range []map[string][]claims.Holder{{}, {"a": {{Namespace: "ns", Name: "c"}}}} {
+			r.records.Publish(map[string][]claims.Holder{"a": {{Namespace: "ns", Name: "b"}}})
+			synctest.Wait()
+			r.records.Publish(records)
+			synctest.Wait()
+		}
+		if calls != 1 {
+			t.Errorf("%d questions at a time", calls)
+		}
 		close(release)
 		r.after(time.Minute, dra.LeavesDRA, dra.OwnedByPlugin, "claim ns/c has it")
 	})
