@@ -91,14 +91,19 @@ func TestAdopt(t *testing.T) {
 	if err := c.Unprepare(t.Context(), "uid-gpu", "ns", "one"); err != nil || r.spec("uid-gpu") != nil {
 		t.Errorf("Unprepare() = %v, spec %v", err, r.spec("uid-gpu"))
 	}
-	stop()
-	c, stop = r.start()
-	if got := adopted(c); got != "two" {
-		t.Errorf("after a restart: %s", got)
-	}
-	stop()
-	if text, err := os.ReadFile(r.options.Checkpoint); err != nil || string(text) != nvidia {
-		t.Errorf("the checkpoint of NVIDIA's driver has changed: %v", err)
+	record := r.record("uid-mig")
+	for what, content := range map[string]string{"a restart": nvidia, "another start of NVIDIA's driver": nvidia + "\n"} {
+		stop()
+		if err := os.WriteFile(r.options.Checkpoint, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, stop = r.start()
+		if got := adopted(c); got != "two" || r.record("uid-mig") != record {
+			t.Errorf("after %s: %s; its record was %s and is %s", what, got, record, r.record("uid-mig"))
+		}
+		if text, err := os.ReadFile(r.options.Checkpoint); err != nil || string(text) != content {
+			t.Errorf("the checkpoint of NVIDIA's driver has changed: %v", err)
+		}
 	}
 }
 

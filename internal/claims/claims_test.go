@@ -135,6 +135,9 @@ func TestRefusals(t *testing.T) {
 		"the GPU of a MIG device is held": {node: func(r *rig) {
 			r.held = []kubelet.HeldDevice{{Resource: "nvidia.com/gpu", ID: "GPU-b", Pod: "ns/pod"}}
 		}, device: migB0, want: "in use by the pod ns/pod"},
+		"the MIG device is held": {node: func(r *rig) {
+			r.held = []kubelet.HeldDevice{{Resource: "nvidia.com/mig-3g.40gb", ID: "MIG-b0", Pod: "ns/pod"}}
+		}, device: migB0, want: "in use by the pod ns/pod, which has nvidia.com/mig-3g.40gb"},
 		"another MIG device is held": {node: func(r *rig) {
 			r.held = []kubelet.HeldDevice{{Resource: "nvidia.com/mig-3g.40gb", ID: "MIG-b1", Pod: "ns/pod"}}
 		}, device: migB0},

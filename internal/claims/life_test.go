@@ -203,14 +203,20 @@ func TestPreparedClaimOfASickGPU(t *testing.T) {
 	if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA)); err != nil {
 		t.Errorf("the GPU is lost: %v", err)
 	}
+	s.GPUs = s.GPUs[1:]
+	for what, now := range map[string]inventory.Snapshot{"the GPU is gone": s, "the driver has not answered yet": {}} {
+		stop()
+		r.publish(now)
+		c, stop = r.start()
+		answer, err := c.Prepare(t.Context(), claim("uid-1", gpuA))
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		r.nodes(ids(answer)...)
+	}
 	stop()
 	r.publish(inventory.Snapshot{})
 	c, _ = r.start()
-	answer, err := c.Prepare(t.Context(), claim("uid-1", gpuA))
-	if err != nil {
-		t.Fatalf("the driver has not answered yet: %v", err)
-	}
-	r.nodes(ids(answer)...)
 	if _, err := c.Prepare(t.Context(), claim("uid-2", gpuC)); err == nil {
 		t.Error("a claim was prepared without a driver")
 	}

@@ -210,12 +210,12 @@ func TestUnprepareOnAFullDisk(t *testing.T) {
 	}
 }
 
-// TestFieldsOfANewerVersion stay in a record that this version writes again.
+// TestFieldsOfANewerVersion stay in a record that this version writes again, those of a device with that device.
 func TestFieldsOfANewerVersion(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	c, stop := r.start()
-	if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA)); err != nil {
+	if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA, gpuC)); err != nil {
 		t.Fatal(err)
 	}
 	stop()
@@ -227,7 +227,7 @@ func TestFieldsOfANewerVersion(t *testing.T) {
 	}
 	r.options.BootID = "two"
 	c, _ = r.start()
-	if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA)); err != nil {
+	if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA, gpuC)); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{`"clocks":{"sm":1}`, `"later":[1,2]`, `"boot":"two"`} {
