@@ -148,7 +148,8 @@ func newDaemon(ctx context.Context, c config.Config, sources config.Sources, clu
 		d.directory = directory
 	}
 	d.set = plugin.NewSet(plugin.Collaborators{
-		Registrar: directory, Accountant: d.account, Checkpoint: directory.Checkpoint, Incarnation: d.kubelets, Sockets: d.sockets,
+		Registrar: directory, Accountant: d.account, Connections: d.account.Connections, Checkpoint: directory.Checkpoint,
+		Incarnation: d.kubelets, Sockets: d.sockets,
 		Clock:     clock.RealClock{},
 		Inspector: &agent.Inspector{Configs: d.watcher.Configs(), Monitor: d.monitor},
 		Metrics:   d.counters,

@@ -37,6 +37,7 @@ type PodResources struct {
 	socket      string
 	allocatable *question[map[string][]string]
 	held        *question[[]HeldDevice]
+	connections atomic.Uint64
 
 	mu     sync.Mutex // guards all following fields
 	client podresources.PodResourcesListerClient
@@ -65,6 +66,9 @@ func (p *PodResources) Close() error {
 	p.conn, p.client = nil, nil
 	return err
 }
+
+// Connections returns how often it has connected to a kubelet. A kubelet that was restarted is connected to anew.
+func (p *PodResources) Connections() uint64 { return p.connections.Load() }
 
 // Allocatable returns, for each resource, the IDs of the devices that are Healthy at kubelet, whether a pod holds them or not.
 // The caller owns the answer.
@@ -179,7 +183,11 @@ func (p *PodResources) connect() (podresources.PodResourcesListerClient, error) 
 	conn, err := grpc.NewClient("passthrough:///kubelet",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", p.socket) // as a URL a path with % is another one
+			c, err := (&net.Dialer{}).DialContext(ctx, "unix", p.socket) // as a URL a path with % is another one
+			if err == nil {
+				p.connections.Add(1)
+			}
+			return c, err
 		}),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect, MinConnectTimeout: reconnect.MaxDelay}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxPodResources)))

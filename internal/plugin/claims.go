@@ -232,7 +232,7 @@ func (s *Set) allocating(l *list, request *pluginapi.AllocateRequest) *view {
 					s.untouched(d)
 				}
 				l.allocated[id] = now
-				d.allocated, d.shown, d.counts, d.settled, d.waits = now, 0, true, false, waitsForAllocate
+				d.allocated, d.shown, d.counts, d.settled, d.waits = now, source{}, true, false, waitsForAllocate
 				s.regiven = now
 				l.departing[id] = d
 				s.claims = append(s.claims, claimOf(d))

@@ -18,9 +18,14 @@ type holder struct {
 	checkpointOnly bool
 }
 
+// A source is the kubelet that has told who holds devices: only of that one it says something when it does not tell it any more. The zero
+// value is none.
+type source struct{ incarnation, connections uint64 }
+
 // evidence is what kubelet's checkpoint and PodResources say, at one moment, about which pods hold devices.
 type evidence struct {
 	kubelet uint64 // incarnation of the running kubelet; 0 if none runs
+	source  source // of what PodResources has told
 	began   time.Time
 	held    map[deviceKey]holder
 	// gap is why a pod may hold a device that is not in held; empty if no pod can.
@@ -56,7 +61,9 @@ func (a *accounts) read(ctx context.Context) evidence {
 	e := evidence{kubelet: there, began: began, checkpoint: checkpoint, held: heldIn(checkpoint)}
 	ctx, cancel := context.WithTimeout(ctx, accountTimeout)
 	defer cancel()
+	before := a.connections()
 	answer, failed := a.Accountant.Held(ctx)
+	connected := a.connections()
 	for _, d := range answer {
 		e.held[deviceKey{d.Resource, d.ID}] = holder{pod: d.Pod}
 	}
@@ -67,7 +74,7 @@ func (a *accounts) read(ctx context.Context) evidence {
 	switch {
 	case e.kubelet == 0:
 		e.gap = "kubelet does not run"
-	case a.Incarnation.Value() != e.kubelet:
+	case a.Incarnation.Value() != e.kubelet, connected != before && connected > 1:
 		e.gap = "kubelet has just restarted"
 	case unreadable != nil:
 		e.gap, e.unreadable = unreadable.Error(), true
@@ -76,7 +83,17 @@ func (a *accounts) read(ctx context.Context) evidence {
 		e.gap = failed.Error()
 	}
 	a.answered = a.answered || failed == nil
+	if e.gap == "" && failed == nil {
+		e.source = source{e.kubelet, connected}
+	}
 	return e
+}
+
+func (a *accounts) connections() uint64 {
+	if a.Connections == nil {
+		return 0
+	}
+	return a.Connections()
 }
 
 // readOthers adds to evidence what tells whether other plugins serve devices.

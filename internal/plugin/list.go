@@ -48,7 +48,7 @@ type departure struct {
 	kubelet   uint64          // incarnation of kubelet since free
 	waits     string          // why it is still listed
 	known     bool            // it is known that a pod holds it
-	shown     uint64          // incarnation of the kubelet that has shown its holder through PodResources since the last Allocate
+	shown     source          // who has shown its holder through PodResources since the last Allocate
 	settled   bool            // it was never offered, or has been free and not given since: no pod can hold it that is not known
 	counts    bool            // it counts as held by a pod
 	taken     bool            // it was never offered, or since it ceased to count, Allocate has given the GPU in another form
@@ -133,9 +133,9 @@ func (l *list) drop(e evidence, unreadable bool) (outdated, changed bool) {
 		holder, held := e.held[deviceKey{l.name, id}]
 		// The checkpoint may still name the pod before the last Allocate, PodResources does not.
 		if held && !holder.checkpointOnly && e.began.After(d.allocated) {
-			d.shown, d.allocated = e.kubelet, time.Time{}
+			d.shown, d.allocated = e.source, time.Time{}
 		}
-		ended := held && holder.checkpointOnly && e.gap == "" && d.shown == e.kubelet && d.shown != 0
+		ended := held && holder.checkpointOnly && d.shown == e.source && d.shown != (source{})
 		d.known = held && !ended
 		switch {
 		case held:

@@ -50,6 +50,9 @@ type Inspector interface {
 type Collaborators struct {
 	Registrar  Registrar
 	Accountant Accountant
+	// Connections is another number after each connection that the Accountant has made to a kubelet; nil if that is not known. A kubelet that
+	// starts answers before Incarnation changes.
+	Connections func() uint64
 	// Checkpoint returns kubelet's checkpoint; nil if it cannot be read here.
 	Checkpoint func() (kubelet.Checkpoint, error)
 	Inspector  Inspector

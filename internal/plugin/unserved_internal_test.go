@@ -104,12 +104,12 @@ func TestWhatWasJustAllocated(t *testing.T) {
 			s.Apply(resource.Plan{}, Options{}, 1)
 			clear(l.allocated)
 		}
-		e := evidence{kubelet: 1, held: map[deviceKey]holder{}}
+		e := evidence{source: source{incarnation: 1}, held: map[deviceKey]holder{}}
 		if tt.held {
 			e.held[deviceKey{gpuName, "GPU-0"}] = holder{pod: "p"}
 		}
 		if tt.shown > 0 {
-			s.users.shown[deviceKey{gpuName, "GPU-0"}] = showing{kubelet: tt.shown}
+			s.users.shown[deviceKey{gpuName, "GPU-0"}] = showing{source: source{incarnation: tt.shown}}
 		}
 		c.Step(tt.after)
 		if err := s.justAllocated(func(string) bool { return tt.asked }, e, nil); (err != nil) != tt.want {

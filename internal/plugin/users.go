@@ -27,8 +27,11 @@ type users struct {
 	shown    map[deviceKey]showing // what showed a holder while the device was not on offer
 }
 
-// A showing is a kubelet whose PodResources has shown a holder of a device, and how often the device had been allocated then.
-type showing struct{ kubelet, allocations uint64 }
+// A showing is who has shown a holder of a device, and how often the device had been allocated then.
+type showing struct {
+	source      source
+	allocations uint64
+}
 
 // A reading is what kubelet has told at one moment.
 type reading struct {
@@ -78,11 +81,11 @@ func (s *Set) Users(ctx context.Context, uuids []string) ([]kubelet.HeldDevice, 
 		case onOffer != nil: // another pod may get it
 			delete(s.users.shown, key)
 		case !holder.checkpointOnly:
-			s.users.shown[key] = showing{e.kubelet, allocations[key]}
+			s.users.shown[key] = showing{e.source, allocations[key]}
 		}
 		outdated = outdated || holder.checkpointOnly
-		if ended := holder.checkpointOnly && e.gap == "" && e.kubelet != 0 &&
-			s.users.shown[key] == (showing{e.kubelet, allocations[key]}); !ended {
+		if ended := holder.checkpointOnly && e.source != (source{}) &&
+			s.users.shown[key] == (showing{e.source, allocations[key]}); !ended {
 			held = append(held, kubelet.HeldDevice{Resource: key.resource, ID: key.id, Pod: holder.pod})
 		}
 	}
@@ -141,7 +144,7 @@ func (s *Set) justAllocated(asked func(id string) bool, e evidence, allocations 
 		recent := func(id string, at time.Time) bool {
 			key := deviceKey{name, id}
 			_, held := e.held[key]
-			shown := held || e.kubelet != 0 && s.users.shown[key] == (showing{e.kubelet, allocations[key]})
+			shown := held || e.source != (source{}) && s.users.shown[key] == (showing{e.source, allocations[key]})
 			return asked(id) && !shown && !at.IsZero() && now.Sub(at) < freeFor
 		}
 		for id, at := range entry.list.allocated {

@@ -7,9 +7,11 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 )
 
@@ -112,6 +114,46 @@ func TestUsers(t *testing.T) {
 			t.Fatal(err)
 		}
 		says("free", "")
+	})
+}
+
+// TestAKubeletThatStartsHasNoUsersYet: a kubelet that was restarted answers before its directory shows that it is another one, and lists no
+// pod then. The pod that holds a device holds it still.
+func TestAKubeletThatStartsHasNoUsersYet(t *testing.T) {
+	t.Parallel()
+	bothVersions(t, func(t *testing.T, v standin.Version) {
+		n := newNode(t)
+		var starting func()
+		k, err := standin.Start(standin.Options{Dir: n.dir, PodResourcesSocket: n.podResources, Version: v, Starting: func() {
+			if starting != nil {
+				starting()
+			}
+		}})
+		check(t, err)
+		n.Kubelet = k
+		t.Cleanup(k.Stop)
+		account := n.account(t, clock.RealClock{})
+		d := n.startSetOn(t, plugin.Collaborators{Accountant: account, Connections: account.Connections, Clock: clock.RealClock{}})
+		d.offer(2)
+		n.awaitAllocatable(t, 2)
+		if _, err := n.Admit(t.Context(), standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 2}); err != nil {
+			t.Fatal(err)
+		}
+		d.offer(2, 0, 1)
+		users := func() string {
+			held, err := d.Users(t.Context(), []string{id(0), id(1)})
+			return fmt.Sprint(held, err)
+		}
+		want := fmt.Sprint([]kubelet.HeldDevice{{Resource: gpu, ID: id(0), Pod: "default/p"}, {Resource: gpu, ID: id(1), Pod: "default/p"}}, nil)
+		eventually(t, "the pod is shown", func() bool { return users() == want })
+		starting = func() {
+			eventually(t, "the kubelet that starts answers", func() bool { _, err := d.Users(t.Context(), []string{id(0)}); return err == nil })
+			if got := users(); strings.Count(got, "{") != 2 {
+				t.Errorf("while kubelet starts: %s, want a pod on both devices", got)
+			}
+		}
+		n.SetPodsKnown(false)
+		check(t, n.Restart())
 	})
 }
 

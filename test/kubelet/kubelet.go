@@ -29,6 +29,8 @@ type Options struct {
 	Dir string
 	// PodResourcesSocket is where the PodResources service listens; "" means that there is none.
 	PodResourcesSocket string
+	// Starting is called when a kubelet that starts answers PodResources and does not listen in Dir yet, which takes a real one 0.2 s.
+	Starting func()
 	// Version defaults to V137.
 	Version Version
 	// Clock is what the grace of stopped endpoints is measured with; nil means the real one. Time stamps in the log

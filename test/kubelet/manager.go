@@ -77,20 +77,24 @@ func startManager(k *Kubelet) (*manager, error) {
 		return nil, err
 	}
 	m.readCheckpoint()
-	if err := m.wipeSockets(); err != nil {
-		return nil, err
-	}
 	m.ctx, m.end = context.WithCancel(context.Background())
-	if err := m.listen(); err != nil {
-		m.stop()
-		return nil, err
-	}
 	if path := k.options.PodResourcesSocket; path != "" {
 		register := func(s *grpc.Server) { podresources.RegisterPodResourcesListerServer(s, resourcesService{m: m}) }
 		if err := m.serve(path, register, grpc.UnaryInterceptor(new(limiter).intercept)); err != nil {
 			m.stop()
 			return nil, err
 		}
+	}
+	if k.options.Starting != nil {
+		k.options.Starting()
+	}
+	if err := m.wipeSockets(); err != nil {
+		m.stop()
+		return nil, err
+	}
+	if err := m.listen(); err != nil {
+		m.stop()
+		return nil, err
 	}
 	return m, nil
 }
