@@ -6,7 +6,9 @@ import (
 	"strings"
 	"testing"
 
+	helm "helm.sh/helm/v3/pkg/chartutil"
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 )
 
@@ -61,6 +63,71 @@ func TestDRAValues(t *testing.T) {
 			"cluster: resource.k8s.io resourceslices get,list,watch,create,update,delete"}, anyRights...)
 		if slices.Sort(wanted); !slices.Equal(rights(t, objects), wanted) {
 			t.Errorf("%s: rights %q, want %q", values, rights(t, objects), wanted)
+		}
+	}
+}
+
+// TestHelmTestOfClaims: helm test claims a GPU where GPUs are in slices, in the newest version of the API that there is, and asks for the
+// resource where a pod can get it. Where there is no such API, NOTES.txt says that there is no claim.
+func TestHelmTestOfClaims(t *testing.T) {
+	t.Parallel()
+	all := helm.VersionSet{"resource.k8s.io/v1beta1/DeviceClass", "resource.k8s.io/v1beta2/DeviceClass", "resource.k8s.io/v1/DeviceClass"}
+	const resource, claim = "nvidia.com/gpu", "claim"
+	for _, tt := range []struct {
+		kubernetes, values string
+		served             helm.VersionSet
+		want               []string // what pods of the test ask for
+		request            string   // part of the claim's template
+		note               bool
+	}{
+		{kubernetes: newest, served: all, want: []string{resource}},
+		{kubernetes: newest, values: "{test: {deviceClass: a}}", served: all, want: []string{resource}},
+		{kubernetes: newest, values: "{dra: {enabled: true}}", served: all, want: []string{claim, resource},
+			request: `{"exactly":{"count":1,"deviceClassName":"gpu.nvidia.com"},"name":"gpus"}`},
+		{kubernetes: newest, values: "{dra: {enabled: true, mode: plugin}}", served: all, want: []string{resource}},
+		{kubernetes: newest, values: "{dra: {enabled: true, mode: plugin}, test: {deviceClass: a, devices: 2}}", served: all,
+			want: []string{claim, resource}, request: `{"exactly":{"count":2,"deviceClassName":"a"},"name":"gpus"}`},
+		{kubernetes: newest, values: "{dra: {enabled: true}, test: {deviceClass: \"\"}}", served: all, want: []string{resource}},
+		{kubernetes: newest, values: "{dra: {enabled: true, extendedResourceName: \"\"}}", served: all, want: []string{claim}, request: "exactly"},
+		{kubernetes: "1.35", values: "{dra: {enabled: true}}", served: all, want: []string{claim}, request: "exactly"},
+		{kubernetes: "1.35", values: "{dra: {enabled: true, mode: split}}", served: all, want: []string{claim, resource}, request: "exactly"},
+		{kubernetes: "1.32", values: "{dra: {enabled: true}}", served: all[:1], want: []string{claim},
+			request: `{"count":1,"deviceClassName":"gpu.nvidia.com","name":"gpus"}`},
+		{kubernetes: newest, values: "{dra: {enabled: true, mode: split, deviceClasses: false}}", want: []string{resource}, note: true},
+	} {
+		text, notes, err := renderServed(tt.kubernetes, tt.served, tt.values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Contains(notes, "helm test leaves its claim out"); got != tt.note {
+			t.Errorf("%+v: NOTES.txt says that there is no claim: %v", tt, got)
+		}
+		if tt.request != "" && !strings.Contains(string(text), tt.request) {
+			t.Errorf("%+v: no claim with %s", tt, tt.request)
+		}
+		version := "resource.k8s.io/" + strings.TrimSuffix(strings.TrimPrefix(slices.Max(append(tt.served, "")), "resource.k8s.io/"), "/DeviceClass")
+		if len(tt.served) == 1 { // this program knows v1 alone
+			text = []byte(strings.ReplaceAll(string(text), version, "resource.k8s.io/v1"))
+			text = []byte(strings.ReplaceAll(string(text), tt.request, `{"name":"gpus"}`))
+		}
+		var got []string
+		for _, o := range decode(t, "chart", text) {
+			pod, is := o.(*corev1.Pod)
+			if !is {
+				continue
+			}
+			for name := range pod.Spec.Containers[0].Resources.Limits {
+				got = append(got, string(name))
+			}
+			for range pod.Spec.Containers[0].Resources.Claims {
+				got = append(got, claim)
+			}
+			if args := strings.Join(pod.Spec.Containers[0].Args, " "); !strings.HasPrefix(args, "check-container --devices=") {
+				t.Errorf("%+v: the pod runs %s", tt, args)
+			}
+		}
+		if slices.Sort(got); !slices.Equal(got, tt.want) {
+			t.Errorf("%+v: pods ask for %q, want %q", tt, got, tt.want)
 		}
 	}
 }

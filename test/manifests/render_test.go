@@ -39,6 +39,11 @@ func renderChart(values string) ([]byte, error) {
 // renderFor renders the chart as Helm does, for a Kubernetes such as 1.29, and returns its objects and its NOTES.txt. Helm holds the
 // values to the schema first.
 func renderFor(kubernetes, text string) (objects []byte, notes string, err error) {
+	return renderServed(kubernetes, chartutil.DefaultVersionSet, text)
+}
+
+// renderServed does that for an API server that serves these APIs, each as VERSION or VERSION/KIND.
+func renderServed(kubernetes string, served chartutil.VersionSet, text string) (objects []byte, notes string, err error) {
 	loaded, err := loadChart()
 	if err != nil {
 		return nil, "", fmt.Errorf("load chart: %w", err)
@@ -49,6 +54,7 @@ func renderFor(kubernetes, text string) (objects []byte, notes string, err error
 	}
 	release := chartutil.ReleaseOptions{Name: "gpu-device-plugin", Namespace: "kube-system", IsInstall: true}
 	cluster := chartutil.DefaultCapabilities.Copy()
+	cluster.APIVersions = served
 	_, minor, _ := strings.Cut(kubernetes, ".")
 	cluster.KubeVersion = chartutil.KubeVersion{Version: "v" + kubernetes + ".0", Major: "1", Minor: minor}
 	input, err := chartutil.ToRenderValues(loaded, values, release, cluster)

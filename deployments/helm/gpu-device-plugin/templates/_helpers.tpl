@@ -312,6 +312,77 @@ rollingUpdate:
 {{- if $dra.enabled }}{{ default (ternary "" "dra" (not (empty $said))) $dra.mode }}{{ end }}
 {{- end }}
 
+{{- /* The newest version of the API of Dynamic Resource Allocation that the API server has; empty for none. */}}
+{{- define "gpu-device-plugin.resourceVersion" -}}
+{{- $version := "" }}
+{{- range list "v1beta1" "v1beta2" "v1" }}
+{{- if $.Capabilities.APIVersions.Has (printf "resource.k8s.io/%s/DeviceClass" .) }}{{ $version = . }}{{ end }}
+{{- end }}
+{{- $version }}
+{{- end }}
+
+{{- /* The class that the pod of helm test claims devices of; empty where there is no such pod. */}}
+{{- define "gpu-device-plugin.testClass" -}}
+{{- $mode := include "gpu-device-plugin.draMode" . }}
+{{- $class := .Values.test.deviceClass }}
+{{- if and (kindIs "invalid" $class) (has $mode (list "dra" "split")) }}{{ $class = "gpu.nvidia.com" }}{{ end }}
+{{- if and .Values.dra.enabled (include "gpu-device-plugin.resourceVersion" .) }}{{ default "" $class }}{{ end }}
+{{- end }}
+
+{{- /* Whether a pod of helm test asks for the resource: not where all GPUs are in slices and no class has the resource's name. */}}
+{{- define "gpu-device-plugin.testsResource" -}}
+{{- $named := and (eq (toString .Values.dra.extendedResourceName) .Values.test.resource) (semverCompare ">=1.36-0" .Capabilities.KubeVersion.Version) }}
+{{- if or $named (ne "dra" (include "gpu-device-plugin.draMode" .)) }}true{{ end }}
+{{- end }}
+
+{{- define "gpu-device-plugin.testName" -}}
+{{- include "gpu-device-plugin.fullname" . | trunc 52 | trimSuffix "-" }}-test
+{{- end }}
+
+{{- define "gpu-device-plugin.testMetadata" -}}
+namespace: {{ include "gpu-device-plugin.namespace" . }}
+labels:
+  {{- /* Not the selector's: the DaemonSet would take the pod for one of its own. */}}
+  app.kubernetes.io/name: {{ include "gpu-device-plugin.name" . | trunc 58 | trimSuffix "-" }}-test
+  app.kubernetes.io/instance: {{ .Release.Name }}
+annotations:
+  helm.sh/hook: test
+  helm.sh/hook-delete-policy: before-hook-creation
+{{- end }}
+
+{{- /* A pod of helm test, up to what its container asks for. */}}
+{{- define "gpu-device-plugin.testSpec" -}}
+restartPolicy: Never
+activeDeadlineSeconds: 120
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- with .Values.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+containers:
+  - name: test
+    image: {{ include "gpu-device-plugin.image" . }}
+    {{- with .Values.image.pullPolicy }}
+    imagePullPolicy: {{ . }}
+    {{- end }}
+    args: [check-container, --devices={{ .Values.test.devices }}{{ if .Values.simulate }}, --simulated{{ end }}]
+    securityContext:
+      runAsNonRoot: true
+      runAsUser: 65534
+      allowPrivilegeEscalation: false
+      readOnlyRootFilesystem: true
+      capabilities: {drop: [ALL]}
+      seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
 {{- define "gpu-device-plugin.serviceAccount" -}}
 {{- default (include "gpu-device-plugin.fullname" .) .Values.serviceAccount.name }}
 {{- end }}
