@@ -128,6 +128,62 @@ func TestDroppedTaints(t *testing.T) {
 	s.untilPool("1: 0 1 2")
 }
 
+// partition has the GPUs be in MIG mode, with two MIG devices each that can be made for claims.
+func (d *driver) partition() {
+	snapshot, divisions := d.snapshots.Value(), dra.Divisions{}
+	snapshot.Generation++
+	snapshot.GPUs = slices.Clone(snapshot.GPUs)
+	for i := range snapshot.GPUs {
+		snapshot.GPUs[i].MIG = inventory.MIGEnabled
+		divisions[snapshot.GPUs[i].UUID] = dra.Divided{Profiles: []inventory.MIGProfile{{
+			Name: "3g.40gb", ID: 9, Count: 2, Size: 4, Starts: []int{0, 4}, Attributes: inventory.MIGAttributes{GISlices: 3, CISlices: 3},
+		}}}
+	}
+	d.divisions.Publish(divisions)
+	d.snapshots.Publish(snapshot)
+}
+
+// Devices with counters are published as they are to be, in any version of the API. One GPU that becomes ill is one write.
+func TestCounters(t *testing.T) {
+	for _, version := range []string{"v1", "v1beta2", "v1beta1"} {
+		t.Run(version, func(t *testing.T) {
+			s := newStage(t)
+			s.server.SetResourceVersions(version)
+			d := s.startDriver(t.TempDir(), 3)
+			s.untilPool("1: 0 1 2")
+			d.partition()
+			const devices = "0-mig-3g40gb-9-0 0-mig-3g40gb-9-4 1-mig-3g40gb-9-0 1-mig-3g40gb-9-4 2-mig-3g40gb-9-0 2-mig-3g40gb-9-4"
+			s.untilPool("2: " + devices)
+			all := s.server.Slices()
+			if sets := all[0].Spec.SharedCounters; len(all) != 3 || len(sets) != 3 || len(sets[2].Counters) != 8 || len(all[1].Spec.Devices[0].ConsumesCounters) != 1 {
+				t.Fatalf("%d slices, counters %v", len(all), sets)
+			}
+			before := s.sliceWrites()
+			d.fault(2)
+			s.untilPool("2: " + strings.ReplaceAll(devices, "2-mig-3g40gb-9-0 2-mig-3g40gb-9-4", "2-mig-3g40gb-9-0!xid 2-mig-3g40gb-9-4!xid"))
+			s.pass(10*time.Minute, 5*time.Second)
+			if n := s.sliceWrites() - before; n != 1 {
+				t.Errorf("%d writes of a fault", n)
+			}
+		})
+	}
+}
+
+// An API server that drops counters is never shown a device that needs some: the scheduler would give the same part of a GPU twice.
+func TestDroppedCounters(t *testing.T) {
+	s := newStage(t)
+	s.server.SetDroppedFields("sharedCounters", "consumesCounters")
+	d := s.startDriver(t.TempDir(), 3)
+	s.untilPool("1: 0 1 2")
+	before := s.sliceWrites()
+	d.partition()
+	s.until("an empty pool", func() bool { p := s.pool(); return strings.HasSuffix(p, ": ") })
+	s.pass(10*time.Minute, 5*time.Second)
+	if n := s.sliceWrites() - before; n != 2 {
+		t.Errorf("%d writes, want one of counters, and one of the empty slice: no device may be shown in between", n)
+	}
+}
+
 // An API server that serves an older version alone gets that; one that changes to another version, that one.
 func TestOlderVersions(t *testing.T) {
 	for _, version := range []string{"v1beta2", "v1beta1"} {

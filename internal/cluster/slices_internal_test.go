@@ -23,6 +23,7 @@ type driver struct {
 	s         *stage
 	snapshots *feed.Feed[inventory.Snapshot]
 	owners    *feed.Feed[dra.Owners]
+	divisions *feed.Feed[dra.Divisions]
 	configs   *feed.Feed[config.Config]
 	driver    *feed.Feed[draplugin.Status]
 	devices   *draslices.Devices
@@ -47,11 +48,12 @@ func (s *stage) newDriver(stateDir string, first inventory.Snapshot) *driver {
 	d := &driver{
 		s: s, snapshots: feed.New(first), owners: feed.New(dra.All(first.GPUs)),
 		configs: feed.New(config.Config{DRA: config.DRA{Mode: config.DRAAll}}), driver: feed.New(draplugin.Status{}),
-		counts: map[string]int{},
+		divisions: feed.New(dra.Divisions{}), counts: map[string]int{},
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	d.devices = draslices.New(ctx, draslices.Options{
-		StateDir: stateDir, Node: nodeName, Snapshots: d.snapshots, Configs: d.configs, Owners: d.owners, Clock: s.clock,
+		StateDir: stateDir, Node: nodeName, Snapshots: d.snapshots, Configs: d.configs, Owners: d.owners, Divisions: d.divisions,
+		Clock: s.clock,
 	})
 	client := kubeapi.New(kubeapi.Options{Kubeconfig: s.server.Kubeconfig(), Node: nodeName, Version: "v1"})
 	client.Count(func(verb, resource string, code int) {

@@ -37,8 +37,8 @@ type sliceLedger struct {
 	own map[string]ownSlice
 	// kept is what the API server made of slices by name, where that is not what it was sent.
 	kept map[string]keptSlice
-	// noTaints says that the API server does not keep the taints of devices.
-	noTaints bool
+	// noTaints says that the API server does not keep the taints of devices, and noCounters that it keeps no counters.
+	noTaints, noCounters bool
 	// generation is the pool's, as it was written last.
 	generation int64
 	written    time.Time
@@ -191,6 +191,9 @@ func (p *publisher) state(view map[string]kubeapi.Slice) (dra.Pool, map[string]d
 	if p.ledger.noTaints {
 		pool = pool.Untainted()
 	}
+	if p.ledger.noCounters {
+		pool = pool.Unpartitioned()
+	}
 	for name, s := range view {
 		slice, err := content(s)
 		if err != nil {
@@ -207,6 +210,11 @@ func content(s kubeapi.Slice) (dra.Slice, error) {
 	if len(s.Devices) > 0 {
 		if err := json.Unmarshal(s.Devices, &slice.Devices); err != nil {
 			return slice, fmt.Errorf("read the devices of ResourceSlice %s: %w", s.Name, err)
+		}
+	}
+	if len(s.Counters) > 0 {
+		if err := json.Unmarshal(s.Counters, &slice.SharedCounters); err != nil {
+			return slice, fmt.Errorf("read the counters of ResourceSlice %s: %w", s.Name, err)
 		}
 	}
 	return slice, nil
@@ -297,13 +305,18 @@ func (p *publisher) write(
 		}
 	}
 	sent := step.Published.Slice
-	devices, err := json.Marshal(sent.Timed(there[step.Name].Slice).Devices)
-	if err != nil {
-		return fmt.Errorf("write the devices of a ResourceSlice: %w", err)
-	}
 	s := view[step.Name]
 	s.Name, s.Driver, s.Pool = step.Name, dra.Driver, step.Published.Pool
-	s.Generation, s.Count, s.Devices = step.Published.Generation, step.Published.Count, devices
+	s.Generation, s.Count, s.Devices, s.Counters = step.Published.Generation, step.Published.Count, nil, nil
+	var err error
+	if sent.SharedCounters != nil {
+		s.Counters, err = json.Marshal(sent.SharedCounters)
+	} else {
+		s.Devices, err = json.Marshal(sent.Timed(there[step.Name].Slice).Devices)
+	}
+	if err != nil {
+		return fmt.Errorf("write the content of a ResourceSlice: %w", err)
+	}
 	l.tried[step.Name] = step.Published
 	if step.New {
 		s.Owners = []kubeapi.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: step.Published.Pool, UID: owner, Controller: true}}
@@ -331,6 +344,11 @@ func (p *publisher) compare(ctx context.Context, name string, sent dra.Slice, s 
 		return nil
 	}
 	p.ledger.kept[name] = keptSlice{sent, kept}
+	if !p.ledger.noCounters && sent.Counted() && !kept.Counted() {
+		p.ledger.noCounters = true
+		klog.FromContext(ctx).Info("The API server does not keep counters; MIG devices that are made for claims are left out of slices")
+		return nil
+	}
 	if !p.ledger.noTaints && sent.Tainted() && !kept.Tainted() {
 		p.ledger.noTaints = true
 		klog.FromContext(ctx).Info("The API server does not keep taints of devices; devices with taints are left out of slices")

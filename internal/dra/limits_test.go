@@ -21,12 +21,26 @@ var (
 
 // refusedBy says what the API server would refuse of a pool.
 func refusedBy(p dra.Pool) (problems []string) {
-	names := map[string]bool{}
+	names, sets := map[string]bool{}, map[string]bool{}
 	for i, s := range p.Slices {
 		if len(s.Devices) > 64 {
 			problems = append(problems, fmt.Sprintf("slice %d has %d devices", i, len(s.Devices)))
 		}
+		if len(s.SharedCounters) > 8 || s.SharedCounters != nil && s.Devices != nil {
+			problems = append(problems, fmt.Sprintf("slice %d has %d counter sets and %d devices", i, len(s.SharedCounters), len(s.Devices)))
+		}
+		for _, set := range s.SharedCounters {
+			if sets[set.Name] || len(set.Counters) > 32 || len(set.Counters) == 0 {
+				problems = append(problems, fmt.Sprintf("counter set %q of %d counters", set.Name, len(set.Counters)))
+			}
+			sets[set.Name] = true
+		}
 		for _, d := range s.Devices {
+			for _, use := range d.ConsumesCounters {
+				if !sets[use.CounterSet] || len(use.Counters) == 0 {
+					problems = append(problems, fmt.Sprintf("device %q uses %d counters of %q", d.Name, len(use.Counters), use.CounterSet))
+				}
+			}
 			if names[d.Name] || !deviceName.MatchString(d.Name) || len(d.Attributes)+len(d.Capacity) > 32 {
 				problems = append(problems, fmt.Sprintf("device %q, %d attributes, %d capacities", d.Name, len(d.Attributes), len(d.Capacity)))
 			}

@@ -19,10 +19,17 @@ const (
 	devicesOfGPU = MaxSlice / gpusOfSlice
 )
 
-// New returns the devices of a node whose owners are OwnedByDRA or LeavesDRA. The numbers have all of its GPUs. Of a stale Snapshot it
-// returns what was there last; a Snapshot of a node that was never looked at is for nobody.
+// New returns the devices of a node whose owners are OwnedByDRA or LeavesDRA, where nothing is made for claims. The numbers have all of its
+// GPUs. Of a stale Snapshot it returns what was there last; a Snapshot of a node that was never looked at is for nobody.
 func New(s inventory.Snapshot, node string, numbers Numbers, owners Owners) Pool {
+	return NewDivided(s, node, numbers, owners, nil)
+}
+
+// NewDivided is New where MIG devices are made for claims. Counters come first: a device is never published before what it needs.
+func NewDivided(s inventory.Snapshot, node string, numbers Numbers, owners Owners, divisions Divisions) Pool {
 	p := Pool{Name: node}
+	var whole, counted shelf[Device]
+	var counters shelf[CounterSet]
 	for _, out := range s.LeftOut {
 		p.LeftOut = append(p.LeftOut, fmt.Sprintf("GPU %d: %s", out.Index, out.Reason))
 	}
@@ -34,25 +41,41 @@ func New(s inventory.Snapshot, node string, numbers Numbers, owners Owners) Pool
 			cmp.Compare(links.place(a), links.place(b)),
 			cmp.Compare(numbers[a.UUID], numbers[b.UUID]))
 	})
-	last := -1
 	for _, g := range gpus {
 		if !owners[g.UUID].InSlice() {
 			continue
 		}
-		devices, leftOut := devices(g, s.Driver, numbers[g.UUID], links)
+		number := numbers[g.UUID]
+		division, divided := divisions[g.UUID]
+		divided = divided && division.Fixed == "" && g.MIG == inventory.MIGEnabled
+		var devices []Device
+		var leftOut []string
+		var set CounterSet
+		if divided {
+			devices, set, leftOut = partitions(g, s.Driver, number, division)
+		} else {
+			devices, leftOut = fixed(g, s.Driver, number, links, division)
+		}
 		if owners[g.UUID] == LeavesDRA {
 			for i := range devices {
 				devices[i].Taints = append(devices[i].Taints, Taint{Key: TaintLeaving, Effect: "NoSchedule"})
 			}
 		}
 		p.LeftOut = append(p.LeftOut, leftOut...)
-		if at := numbers[g.UUID] / gpusOfSlice; at != last && len(devices) > 0 {
-			p.Slices, last = append(p.Slices, Slice{}), at
+		switch {
+		case len(devices) == 0:
+		case divided:
+			counters.add(number/gpusOfCounters, set)
+			counted.add(number/gpusOfPartitions, devices...)
+		default:
+			whole.add(number/gpusOfSlice, devices...)
 		}
-		if len(devices) > 0 {
-			slice := &p.Slices[len(p.Slices)-1]
-			slice.Devices = append(slice.Devices, devices...)
-		}
+	}
+	for _, sets := range counters.parts {
+		p.Slices = append(p.Slices, Slice{SharedCounters: sets})
+	}
+	for _, devices := range append(whole.parts, counted.parts...) {
+		p.Slices = append(p.Slices, Slice{Devices: devices})
 	}
 	if len(p.Slices) == 0 {
 		p.Slices = []Slice{{Devices: []Device{}}}
@@ -60,13 +83,31 @@ func New(s inventory.Snapshot, node string, numbers Numbers, owners Owners) Pool
 	return p
 }
 
-// devices returns the devices of a GPU, and what is not one and why.
-func devices(g inventory.GPU, driver inventory.Driver, number int, links links) (found []Device, leftOut []string) {
+// A shelf has the contents of slices, each for one group of GPUs.
+type shelf[T any] struct {
+	parts [][]T
+	last  int
+}
+
+// add adds to the slice of a group. All of a group follow one another.
+func (s *shelf[T]) add(group int, content ...T) {
+	if len(s.parts) == 0 || s.last != group {
+		s.parts, s.last = append(s.parts, nil), group
+	}
+	last := &s.parts[len(s.parts)-1]
+	*last = append(*last, content...)
+}
+
+// fixed returns the devices of a GPU that is given as it is, and what is not one and why.
+func fixed(g inventory.GPU, driver inventory.Driver, number int, links links, division Divided) (found []Device, leftOut []string) {
 	if g.MIG != inventory.MIGEnabled {
 		return []Device{wholeGPU(g, driver, number, links)}, nil
 	}
+	if division.Fixed != "" {
+		leftOut = append(leftOut, fmt.Sprintf("GPU %d (%s): no MIG devices are made for claims: %s", g.Index, g.UUID, division.Fixed))
+	}
 	if len(g.MIGDevices) == 0 {
-		return nil, []string{fmt.Sprintf("GPU %d (%s): %s", g.Index, g.UUID, undivided)}
+		return nil, append(leftOut, fmt.Sprintf("GPU %d (%s): %s", g.Index, g.UUID, undivided))
 	}
 	migs := slices.Clone(g.MIGDevices)
 	slices.SortStableFunc(migs, func(a, b inventory.MIGDevice) int {
@@ -76,6 +117,8 @@ func devices(g inventory.GPU, driver inventory.Driver, number int, links links) 
 	for _, m := range migs {
 		name, reason := migName(number, m)
 		switch {
+		case division.own(m):
+			reason = "it was made for a claim, and ends with it"
 		case reason == "" && names[name]:
 			reason = fmt.Sprintf("another MIG device is called %s, too", name)
 		case reason == "" && len(found) == devicesOfGPU:

@@ -127,7 +127,7 @@ func (p Pool) Untainted() Pool {
 	p.Slices = slices.Clone(p.Slices)
 	for i, slice := range p.Slices {
 		devices := slices.DeleteFunc(slices.Clone(slice.Devices), func(d Device) bool { return len(d.Taints) > 0 })
-		p.Slices[i] = Slice{Devices: devices}
+		p.Slices[i].Devices = devices // nil stays nil
 	}
 	return p
 }

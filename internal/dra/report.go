@@ -31,7 +31,9 @@ type DeviceHealth struct {
 // HealthOf returns the health of all devices of a pool, in their order.
 func HealthOf(p Pool, s inventory.Snapshot) []DeviceHealth {
 	known := map[string]inventory.Health{} // by UUID
+	gpus := map[string]inventory.GPU{}
 	for _, g := range s.GPUs {
+		gpus[g.UUID] = g
 		known[g.UUID] = g.Health
 		for _, m := range g.MIGDevices {
 			known[m.UUID] = inventory.Worst(g.Health, m.Health)
@@ -41,6 +43,11 @@ func HealthOf(p Pool, s inventory.Snapshot) []DeviceHealth {
 	for _, slice := range p.Slices {
 		for _, d := range slice.Devices {
 			health, found := known[d.Attributes["uuid"].Value]
+			if d.Partition != nil {
+				var g inventory.GPU
+				g, found = gpus[d.GPU()]
+				health = inventory.Worst(g.Health, instanceAt(g, d.Partition.Placement).Health)
+			}
 			if !found {
 				health = inventory.Health{State: inventory.Lost, Reason: "it is not there any more", Cure: inventory.CureReconnect}
 			}

@@ -70,14 +70,19 @@ func (p Pool) List() List {
 	return l
 }
 
-// A Slice is the content of a ResourceSlice: at most MaxSlice devices.
+// A Slice is the content of a ResourceSlice: at most MaxSlice devices, or the counters of GPUs.
 type Slice struct {
-	Devices []Device `json:"devices"`
+	SharedCounters []CounterSet `json:"sharedCounters,omitempty"`
+	// Devices are nil in a slice with counters, and not nil in any other.
+	Devices []Device `json:"devices,omitzero"`
 }
 
 // Equal reports whether two slices have the same content, so that nothing needs to be written.
 func (s Slice) Equal(other Slice) bool {
-	return slices.EqualFunc(s.Devices, other.Devices, Device.Equal)
+	return slices.EqualFunc(s.Devices, other.Devices, Device.Equal) &&
+		slices.EqualFunc(s.SharedCounters, other.SharedCounters, func(a, b CounterSet) bool {
+			return a.Name == b.Name && maps.Equal(a.Counters, b.Counters)
+		})
 }
 
 // A Device is a GPU or a MIG device as the scheduler sees it.
@@ -87,14 +92,21 @@ type Device struct {
 	// Attributes are by name; a name without domain is in that of Driver.
 	Attributes map[string]Attribute `json:"attributes"`
 	Capacity   map[string]Capacity  `json:"capacity,omitempty"`
+	// ConsumesCounters is what a device that is made for a claim takes of the counters of its GPU.
+	ConsumesCounters []CounterUse `json:"consumesCounters,omitempty"`
 	// Taints keep new claims away that do not tolerate them; none for a device that may be given to new work.
 	Taints []Taint `json:"taints,omitempty"`
+	// Partition is what is made for a claim with the device; nil for a device that is there already.
+	Partition *Partition `json:"-"`
 }
 
 // Equal reports whether two devices are the same in every respect.
 func (d Device) Equal(other Device) bool {
 	return d.Name == other.Name && maps.Equal(d.Attributes, other.Attributes) && maps.Equal(d.Capacity, other.Capacity) &&
-		slices.EqualFunc(d.Taints, other.Taints, Taint.Equal)
+		slices.EqualFunc(d.Taints, other.Taints, Taint.Equal) &&
+		slices.EqualFunc(d.ConsumesCounters, other.ConsumesCounters, func(a, b CounterUse) bool {
+			return a.CounterSet == b.CounterSet && maps.Equal(a.Counters, b.Counters)
+		})
 }
 
 // An AttributeType is how selectors see the value of an attribute.

@@ -45,6 +45,8 @@ type Options struct {
 	Configs   *feed.Feed[config.Config]
 	// Owners are which GPUs are the driver's; nil as long as that is not known.
 	Owners *feed.Feed[dra.Owners]
+	// Divisions are how GPUs in MIG mode are divided for claims; nil as long as that is not known. Without the feed none are.
+	Divisions *feed.Feed[dra.Divisions]
 	// Clock is the clock to wait by; nil means the real one.
 	Clock clock.Clock
 }
@@ -74,6 +76,9 @@ type Publication struct {
 func New(ctx context.Context, o Options) *Devices {
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
+	}
+	if o.Divisions == nil {
+		o.Divisions = feed.New(dra.Divisions{})
 	}
 	d := &Devices{
 		o: o, pools: feed.New(dra.Pool{}), published: feed.New(map[string]bool{}), publication: feed.New(Publication{}), numbers: dra.Numbers{},
@@ -127,8 +132,9 @@ func (d *Devices) Run(ctx context.Context) error {
 		snapshot, looked := d.o.Snapshots.Latest()
 		owners, decided := d.o.Owners.Latest()
 		c, configured := d.o.Configs.Latest()
+		divisions, divided := d.o.Divisions.Latest()
 		var again <-chan time.Time
-		pool, complete := d.pool(ctx, snapshot, owners, c.DRA.Mode != config.DRAOff)
+		pool, complete := d.pool(ctx, snapshot, owners, divisions, c.DRA.Mode != config.DRAOff)
 		if !complete {
 			again = d.o.Clock.After(retryInterval)
 		}
@@ -141,18 +147,24 @@ func (d *Devices) Run(ctx context.Context) error {
 		case <-looked:
 		case <-decided:
 		case <-configured:
+		case <-divided:
 		case <-again:
 		}
 	}
 }
 
 // pool returns what is to be published. It reports false if GPUs are missing there whose numbers could not be written.
-func (d *Devices) pool(ctx context.Context, s inventory.Snapshot, owners dra.Owners, on bool) (dra.Pool, bool) {
+func (d *Devices) pool(
+	ctx context.Context, s inventory.Snapshot, owners dra.Owners, divisions dra.Divisions, on bool,
+) (dra.Pool, bool) {
 	if owners == nil || s.Generation == 0 || s.Stale != "" && s.Driver == (inventory.Driver{}) {
 		return d.pools.Value(), true // a node that was never looked at is not one without GPUs
 	}
 	if !on && !slices.ContainsFunc(s.GPUs, func(g inventory.GPU) bool { return owners[g.UUID].InSlice() }) {
 		return dra.Pool{Name: d.o.Node}, true
+	}
+	if divisions == nil {
+		return d.pools.Value(), true
 	}
 	err := d.number(s.GPUs)
 	numbers := d.Numbers()
@@ -163,7 +175,7 @@ func (d *Devices) pool(ctx context.Context, s inventory.Snapshot, owners dra.Own
 			return !has
 		})
 	}
-	pool := dra.New(s, d.o.Node, numbers, owners)
+	pool := dra.NewDivided(s, d.o.Node, numbers, owners, divisions)
 	if problem := fmt.Sprint(err); problem != d.problem {
 		d.problem = problem
 		if err != nil {

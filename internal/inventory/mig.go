@@ -25,6 +25,9 @@ type MIGProfile struct {
 	// Size is how many memory slices an instance has, and Starts at which slices it can begin, ascending.
 	Size   int
 	Starts []int
+	// MemoryBytes is the memory of an instance, and Attributes is what else a MIG device has that fills it; zero where not known.
+	MemoryBytes uint64
+	Attributes  MIGAttributes
 }
 
 // A GPUInstance is a part of a GPU with its own memory. Only its compute instances can be used.

@@ -24,8 +24,9 @@ type Slice struct {
 	Driver, Pool string
 	Generation   int64
 	Count        int
-	// Devices is the list of devices as resource.k8s.io/v1 has it, in JSON.
-	Devices json.RawMessage
+	// Devices is the list of devices and Counters that of counter sets, as resource.k8s.io/v1 has them, in JSON; nil for none. A slice has
+	// one of the two.
+	Devices, Counters json.RawMessage
 }
 
 // Slices are those of a driver on the own node, as a watch has seen them.
@@ -47,7 +48,9 @@ type sliceSpec struct {
 	Driver   string    `json:"driver"`
 	NodeName string    `json:"nodeName"`
 	Pool     slicePool `json:"pool"`
-	Devices  any       `json:"devices"`
+	Devices  any       `json:"devices,omitempty"`
+	// Counters are the same in all versions.
+	Counters json.RawMessage `json:"sharedCounters,omitempty"`
 }
 
 type slicePool struct {
@@ -175,8 +178,11 @@ func IsOvertaken(err error) bool {
 func (c *Client) writeSlice(ctx context.Context, verb, at string, s Slice) (Slice, error) {
 	var written []byte
 	err := c.resourceAPI(func(api string) error {
-		devices := any(s.Devices)
-		if strings.HasSuffix(api, "v1beta1") {
+		var devices any // nil for none
+		if s.Devices != nil {
+			devices = s.Devices
+		}
+		if devices != nil && strings.HasSuffix(api, "v1beta1") {
 			var err error
 			if devices, err = nested(s.Devices); err != nil {
 				return err
@@ -186,7 +192,7 @@ func (c *Client) writeSlice(ctx context.Context, verb, at string, s Slice) (Slic
 			APIVersion: strings.TrimPrefix(api, "/apis/"), Kind: "ResourceSlice",
 			Metadata: metadata{Name: s.Name, UID: s.UID, ResourceVersion: s.ResourceVersion, OwnerReferences: s.Owners},
 			Spec: sliceSpec{
-				Driver: s.Driver, NodeName: c.node, Pool: slicePool{s.Pool, s.Generation, s.Count}, Devices: devices,
+				Driver: s.Driver, NodeName: c.node, Pool: slicePool{s.Pool, s.Generation, s.Count}, Devices: devices, Counters: s.Counters,
 			},
 		})
 		if err != nil {
@@ -220,6 +226,7 @@ func readSlice(text []byte) (Slice, error) {
 	return Slice{
 		Name: o.Metadata.Name, UID: o.Metadata.UID, ResourceVersion: o.Metadata.ResourceVersion, Owners: o.Metadata.OwnerReferences,
 		Driver: o.Spec.Driver, Pool: o.Spec.Pool.Name, Generation: o.Spec.Pool.Generation, Count: o.Spec.Pool.Count, Devices: devices,
+		Counters: o.Spec.Counters,
 	}, nil
 }
 

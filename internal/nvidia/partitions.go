@@ -88,6 +88,11 @@ func readProfiles(gpu device) ([]knownProfile, error) {
 		size.ci = size.gi
 		known := knownProfile{info: info, MIGProfile: inventory.MIGProfile{
 			Name: size.name(info.MemorySizeMB, memory.Total), ID: int(info.Id), Count: int(min(info.InstanceCount, maxMIGDevices)),
+			MemoryBytes: info.MemorySizeMB << 20,
+			Attributes: inventory.MIGAttributes{
+				Multiprocessors: int(info.MultiprocessorCount), GISlices: size.gi, CISlices: size.gi, CopyEngines: int(info.CopyEngineCount),
+				Decoders: int(info.DecoderCount), Encoders: int(info.EncoderCount), JPEGs: int(info.JpegCount), OFAs: int(info.OfaCount),
+			},
 		}}
 		placements, ret := gpu.GetGpuInstancePossiblePlacements(info)
 		switch {

@@ -30,6 +30,13 @@ func TestPartitions(t *testing.T) {
 	if whole.Mode != inventory.MIGDisabled || whole.Pending != inventory.MIGDisabled || len(whole.Instances) > 0 || whole.PCIDevice != 0x20b210de {
 		t.Errorf("GPU 0: %+v", whole)
 	}
+	half := whole.Profiles[2]
+	if a := (inventory.MIGAttributes{Multiprocessors: 42, GISlices: 3, CISlices: 3, CopyEngines: 3, Decoders: 2}); half.Attributes != a || half.MemoryBytes != 40192<<20 {
+		t.Errorf("profile %s has %+v and %d MiB, want %+v", half.Name, half.Attributes, half.MemoryBytes>>20, a)
+	}
+	for i := range whole.Profiles {
+		whole.Profiles[i].Attributes, whole.Profiles[i].MemoryBytes = inventory.MIGAttributes{}, 0
+	}
 	compare(t, "profiles", []inventory.MIGProfile{
 		{Name: "1g.10gb", ID: 19, Count: 7, Size: 1, Starts: []int{0, 1, 2, 3, 4, 5, 6}},
 		{Name: "2g.20gb", ID: 14, Count: 3, Size: 2, Starts: []int{0, 2, 4}},

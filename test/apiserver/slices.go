@@ -29,7 +29,7 @@ func (s *Server) SetResourceVersions(versions ...string) {
 	s.resourceVersions = versions
 }
 
-// SetDroppedFields says which fields of devices in ResourceSlices are not kept, as those of a feature gate that is off. Slices that
+// SetDroppedFields says which fields of ResourceSlices and their devices are not kept, as those of a feature gate that is off. Slices that
 // are there stay as they are.
 func (s *Server) SetDroppedFields(names ...string) {
 	s.mu.Lock()
@@ -104,8 +104,9 @@ func (s *Server) DeleteClaim(namespace, name string) error {
 
 // Limits of a ResourceSlice.
 const (
-	maxDevices = 128
-	maxTainted = 64 // devices of a slice of which one has a taint
+	maxDevices     = 128
+	maxTainted     = 64 // devices of a slice of which one has a taint, or uses counters
+	maxCounterSets = 8
 )
 
 // checkSlice checks a ResourceSlice that a client wrote, in the place of another one or of none.
@@ -118,9 +119,15 @@ func checkSlice(slice, old *resourceapi.ResourceSlice) field.ErrorList {
 	if slice.Spec.Pool.Name == "" || slice.Spec.Pool.ResourceSliceCount < 1 {
 		errs = append(errs, field.Required(spec.Child("pool"), "a name and a number of slices"))
 	}
+	if slice.Spec.Devices != nil && slice.Spec.SharedCounters != nil {
+		errs = append(errs, field.Invalid(spec, "", "only one of `sharedCounters` or `devices` is allowed"))
+	}
+	if len(slice.Spec.SharedCounters) > maxCounterSets {
+		errs = append(errs, field.TooMany(spec.Child("sharedCounters"), len(slice.Spec.SharedCounters), maxCounterSets))
+	}
 	most, names := maxDevices, map[string]bool{}
 	for i, device := range slice.Spec.Devices {
-		if len(device.Taints) > 0 {
+		if len(device.Taints) > 0 || len(device.ConsumesCounters) > 0 {
 			most = maxTainted
 		}
 		if names[device.Name] {
@@ -250,6 +257,11 @@ func (s *Server) understood(t target, body []byte) ([]byte, error) {
 	s.mu.Lock()
 	dropped := slices.Clone(s.dropped)
 	s.mu.Unlock()
+	if spec, ok := fields["spec"].(map[string]any); ok && t.key.resource == "resourceslices" {
+		for _, name := range dropped {
+			delete(spec, name)
+		}
+	}
 	for _, device := range parts(fields, "spec", "devices") {
 		for _, name := range dropped {
 			delete(device, name)

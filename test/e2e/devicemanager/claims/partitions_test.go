@@ -1,0 +1,168 @@
+//go:build !kubelet134 && !kubelet135
+
+package claims
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/dynamic-resource-allocation/structured"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+)
+
+// divide returns the pool of the first GPUs of a machine, which are in MIG mode without instances, and its slices as objects of the API.
+func divide(t *testing.T, name string, gpus int) (dra.Pool, []*resourceapi.ResourceSlice) {
+	t.Helper()
+	s := scan(t, name, inventory.Health{State: inventory.Healthy})
+	profile, err := simulator.Load(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := simulator.New(profile)
+	t.Cleanup(n.Close)
+	session, err := nvidia.New(nvidia.Options{Library: n.NVML(), Root: n.Root()}).Open(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = session.Close(t.Context()) }()
+	if _, err := session.Scan(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	divisions := dra.Divisions{}
+	for i := range min(gpus, len(s.GPUs)) {
+		p, err := session.Partitions(t.Context(), s.GPUs[i].UUID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.GPUs[i].MIG, s.GPUs[i].MIGDevices = inventory.MIGEnabled, nil
+		divisions[s.GPUs[i].UUID] = dra.Divided{Profiles: p.Profiles}
+	}
+	pool := dra.NewDivided(s, node, dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs[:min(gpus, len(s.GPUs))]), divisions)
+	text, err := json.Marshal(pool.List())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list struct {
+		APIVersion string                       `json:"apiVersion"`
+		Kind       string                       `json:"kind"`
+		Items      []*resourceapi.ResourceSlice `json:"items"`
+	}
+	if err := yaml.UnmarshalStrict(text, &list); err != nil {
+		t.Fatalf("the slices are not of the API: %v", err)
+	}
+	return pool, list.Items
+}
+
+// divisibles are the machines whose GPUs have MIG mode.
+var divisibles = []string{"a30-x4", "dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200", "h100-nvl-x4", "hgx-h20", "gb300-nvl72", "rtx-pro-6000-x8"}
+
+// TestDividedSlicesAreValid has the API server validate the slices of nodes that make MIG devices for claims.
+func TestDividedSlicesAreValid(t *testing.T) {
+	for _, name := range divisibles {
+		for _, gpus := range []int{1, 2, 8} {
+			_, all := divide(t, name, gpus)
+			for i, slice := range all {
+				if errs := refused(t, slice); len(errs) > 0 {
+					t.Errorf("%s, %d GPUs, slice %d is refused: %v", name, gpus, i, errs)
+				}
+			}
+		}
+	}
+}
+
+// places are the memory slices that are taken, by GPU.
+type places map[string][64]bool
+
+// take reports whether all memory slices of a partition were free.
+func (p places) take(d dra.Device) bool {
+	taken, at := p[d.GPU()], d.Partition.Placement
+	defer func() { p[d.GPU()] = taken }()
+	for i := range at.Size {
+		if taken[at.Start+i] {
+			return false
+		}
+		taken[at.Start+i] = true
+	}
+	return true
+}
+
+func (p places) free(d dra.Device) {
+	taken, at := p[d.GPU()], d.Partition.Placement
+	for i := range at.Size {
+		taken[at.Start+i] = false
+	}
+	p[d.GPU()] = taken
+}
+
+// TestDividedClaims has claims of many kinds come and go on a node that makes MIG devices for them: the scheduler never gives the same part of
+// a GPU twice, and fills the node.
+func TestDividedClaims(t *testing.T) {
+	if testing.Short() {
+		t.Skip("allocates for a while")
+	}
+	for _, name := range []string{"dgx-h100", "a30-x4", "rtx-pro-6000-x8"} {
+		t.Run(name, func(t *testing.T) {
+			pool, all := divide(t, name, 2)
+			devices, profiles := map[string]dra.Device{}, sets.New[string]()
+			for _, slice := range pool.Slices {
+				for _, d := range slice.Devices {
+					if devices[d.Name] = d; d.Partition != nil {
+						profiles.Insert(d.Partition.Profile)
+					}
+				}
+			}
+			s := &scheduler{t: t, slices: all, taken: sets.New[structured.DeviceID](), cache: cel.NewCache(64, cel.Features{EnableConsumableCapacity: true})}
+			random, taken, given := rand.New(rand.NewPCG(3, 4)), places{}, []string(nil)
+			names, pending, most := sets.List(profiles), 0, 0
+			for range 400 {
+				if random.IntN(5) < 2 && len(given) > 0 {
+					i := random.IntN(len(given))
+					taken.free(devices[given[i]])
+					s.taken.Delete(id(given[i]))
+					given = slices.Delete(given, i, i+1)
+					continue
+				}
+				want := names[random.IntN(len(names))]
+				_, got := s.allocate(request(t, "mig.nvidia.com", 1, "", fmt.Sprintf("device.attributes['gpu.nvidia.com'].profile == '%s'", want)))
+				if len(got) == 0 {
+					pending++
+					continue
+				}
+				if d := devices[got[0]]; d.Partition == nil || d.Partition.Profile != want || !taken.take(d) {
+					t.Fatalf("%s was given for %s while %v are taken", got[0], want, given)
+				}
+				given = append(given, got[0])
+				most = max(most, len(given))
+			}
+			if pending == 0 || most < 4 {
+				t.Errorf("%d claims stayed Pending, and at most %d MIG devices were given: the node was never full", pending, most)
+			}
+		})
+	}
+}
+
+// TestDividedPacking: the order of devices leaves room: after three of the smallest on one GPU, one of half a GPU still fits, and the four
+// that fit then, too.
+func TestDividedPacking(t *testing.T) {
+	_, all := divide(t, "dgx-h100", 1)
+	s := &scheduler{t: t, slices: all, taken: sets.New[structured.DeviceID](), cache: cel.NewCache(64, cel.Features{EnableConsumableCapacity: true})}
+	for _, want := range []string{"1g.10gb", "1g.10gb", "1g.10gb", "4g.40gb"} {
+		if _, got := s.allocate(request(t, "mig.nvidia.com", 1, "", fmt.Sprintf("device.attributes['gpu.nvidia.com'].profile == '%s'", want))); len(got) != 1 {
+			t.Errorf("no %s is left, %v are taken", want, s.taken)
+		}
+	}
+	if _, got := s.allocate(request(t, "mig.nvidia.com", 1, "", "device.attributes['gpu.nvidia.com'].profile == '1g.10gb'")); len(got) != 0 {
+		t.Errorf("%v on a full GPU", got)
+	}
+}
