@@ -25,13 +25,15 @@ type Cluster struct {
 	nodeConfig *nodeConfig     // nil if no label chooses the configuration file
 	spread     spread          // of the first requests
 
+	lastRequests time.Duration // bounds those at the end of the process that have paused DaemonSets go on
+
 	pausing sync.Mutex // guards all following fields; one change of what is paused at a time
 	paused  sighting
 	ours    bool // this process has paused something
 }
 
 // New returns what a process has to do with the API server: nothing, until it is asked.
-func New() *Cluster { return &Cluster{} }
+func New() *Cluster { return &Cluster{lastRequests: lastRequests} }
 
 // Commands returns the commands that need the API server.
 func (c *Cluster) Commands() []*cobra.Command { return []*cobra.Command{newConfigManagerCommand()} }

@@ -22,7 +22,7 @@ const (
 	deployed      = "true"
 	pausedForMIG  = "paused-for-mig-change"
 	pauseRequests = 10 * time.Second // bounds those of one pause
-	lastRequest   = time.Second      // bounds that at the end of the process
+	lastRequests  = time.Second      // bounds those at the end of the process
 )
 
 // providers are the DaemonSets that are never paused: clients need what they provide, or they change layouts themselves.
@@ -117,25 +117,35 @@ func (c *Cluster) resumeClients(ctx context.Context, d agent.Daemon, timer clock
 		if !on || !d.MIG.Value().Resume {
 			return nil
 		}
-		return c.resume(ctx, timer.Now())
+		return c.resume(ctx, c.client.Nodes().Value())
 	})
 	c.pausing.Lock()
 	ours := c.ours
 	c.pausing.Unlock()
 	if ours {
-		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastRequest)
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.lastRequests)
 		defer cancel()
-		if err := c.resume(last, timer.Now()); err != nil {
+		if err := c.resumeLast(last); err != nil {
 			klog.FromContext(ctx).Info("DaemonSets stay paused until this program runs again", "reason", err.Error())
 		}
 	}
 }
 
-// resume has all paused DaemonSets go on.
-func (c *Cluster) resume(ctx context.Context, now time.Time) error {
+// resumeLast has all paused DaemonSets go on at the end of the process. It asks for the node first: the watch may be behind, and the end
+// may have cut off the answer to a write.
+func (c *Cluster) resumeLast(ctx context.Context) error {
+	node, err := c.client.Get(ctx)
+	if err != nil {
+		return err
+	}
+	return c.resume(ctx, node)
+}
+
+// resume has all paused DaemonSets of the node go on.
+func (c *Cluster) resume(ctx context.Context, known kubeapi.Node) error {
 	c.pausing.Lock()
 	defer c.pausing.Unlock()
-	c.paused.see(c.client.Nodes().Value(), now)
+	c.paused.see(known, time.Now())
 	keys := pausedOn(c.paused.node)
 	if c.paused.node.UID == "" || len(keys) == 0 {
 		return nil
@@ -144,7 +154,7 @@ func (c *Cluster) resume(ctx context.Context, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	c.paused.see(after, now)
+	c.paused.see(after, time.Now())
 	c.ours = false
 	klog.FromContext(ctx).Info("DaemonSets that were paused go on", "labels", keys)
 	return nil

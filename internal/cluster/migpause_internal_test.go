@@ -70,7 +70,9 @@ func (r *pauseRig) pod(uid, kind string, selects map[string]string) {
 
 // start starts the task, as a process does.
 func (r *pauseRig) start() {
-	r.Cluster = &Cluster{client: kubeapi.New(kubeapi.Options{Kubeconfig: r.server.Kubeconfig(), Node: "n", Version: "v1"})}
+	r.Cluster = &Cluster{
+		client: kubeapi.New(kubeapi.Options{Kubeconfig: r.server.Kubeconfig(), Node: "n", Version: "v1"}), lastRequests: labelPatience,
+	}
 	c := r.Cluster
 	watching, end := context.WithCancel(context.Background())
 	ctx, cancel := context.WithCancel(context.Background())
