@@ -243,11 +243,11 @@ type fakeDaemon struct {
 const daemonVariable = "CLUSTER_TEST_DAEMON"
 
 func TestMain(m *testing.M) {
+	received := make(chan os.Signal, 100)
+	signal.Notify(received, syscall.SIGHUP)
 	if os.Getenv(daemonVariable) == "" {
 		os.Exit(m.Run())
 	}
-	received := make(chan os.Signal, 100)
-	signal.Notify(received, syscall.SIGHUP)
 	_, _ = os.Stdout.WriteString("ready\n") // what cannot be written is missed by the test
 	for range received {
 		_, _ = os.Stdout.WriteString("HUP\n")

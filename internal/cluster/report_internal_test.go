@@ -29,14 +29,10 @@ func TestReporter(t *testing.T) {
 	s := newStage(t)
 	d := s.start(everything, gpu(0, good))
 	s.until("healthy", s.hasCondition("True AllHealthy"))
-	first := time.Now()
 	d.gpus(gpu(0, gone))
 	s.until("lost", s.hasCondition("False GPULost: GPU-0 Lost: lost, cure: reconnect"))
 	s.until("an Event", s.hasEvents(map[string]int{"GPULost GPU-0": 1}))
 	s.until("tainted", s.tainted)
-	if took := time.Since(first); took > 20*time.Second {
-		t.Errorf("it took %v", took)
-	}
 	since := s.transition()
 	s.pass(2*time.Minute, time.Second)
 	d.gpus(gpu(0, good))

@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
 
 // answering returns a client of a server with these answers.
@@ -98,7 +99,7 @@ func TestEventsThatAreNone(t *testing.T) {
 			ended := make(chan struct{})
 			go func() {
 				defer close(ended)
-				client.Watch(ctx, hurried{})
+				client.Watch(ctx, unpaused{})
 			}()
 			t.Cleanup(func() { cancel(); <-ended })
 			for late := time.Now().Add(patience); begun.Load() < 2; time.Sleep(5 * time.Millisecond) {
@@ -127,6 +128,17 @@ func TestGetEndsWithItsContext(t *testing.T) {
 		t.Errorf("Get() took %v and returned %v", time.Since(began), err)
 	}
 	server.SetBlackHole(false)
+	if n, err := client.Get(t.Context()); err != nil || n.Labels["config"] != "a" {
+		t.Errorf("Get() = %+v, %v", n, err)
+	}
+}
+
+// TestSlowAnswer: an API server that takes 10 s is slow, not away.
+func TestSlowAnswer(t *testing.T) {
+	t.Parallel()
+	server := start(t)
+	server.SetFault(apiserver.Fault{Delay: 10 * time.Second})
+	client := kubeapi.New(kubeapi.Options{Kubeconfig: server.Kubeconfig(), Node: nodeName, Version: "v1"})
 	if n, err := client.Get(t.Context()); err != nil || n.Labels["config"] != "a" {
 		t.Errorf("Get() = %+v, %v", n, err)
 	}

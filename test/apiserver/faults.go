@@ -33,7 +33,7 @@ type Fault struct {
 	Late bool
 	// RetryAfter, unless 0, is what an answer with Status tells the client to wait. It is sent in whole seconds.
 	RetryAfter time.Duration
-	// Delay is how long each answer takes.
+	// Delay is how long each answer takes, at most until another fault is set.
 	Delay time.Duration
 	// Only says which requests have the fault; nil stands for all of them.
 	Only func(Request) bool
@@ -44,6 +44,8 @@ func (s *Server) SetFault(f Fault) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.fault = f
+	close(s.over)
+	s.over = make(chan struct{})
 }
 
 // SetBlackHole says whether the bytes of all connections, new ones too, are held back.
@@ -165,7 +167,7 @@ func Faults() []NamedFault {
 func (s *Server) admit(w http.ResponseWriter, r *http.Request, request Request) (refused *apierrors.StatusError, late bool) {
 	s.mu.Lock()
 	s.counts[request]++
-	fault, skew, token := s.fault, s.skew, s.token
+	fault, skew, token, over := s.fault, s.skew, s.token, s.over
 	s.mu.Unlock()
 	w.Header().Set("Date", time.Now().Add(skew).UTC().Format(http.TimeFormat))
 	if fault.Only != nil && !fault.Only(request) {
@@ -176,6 +178,7 @@ func (s *Server) admit(w http.ResponseWriter, r *http.Request, request Request) 
 		defer timer.Stop()
 		select {
 		case <-timer.C:
+		case <-over:
 		case <-r.Context().Done():
 		}
 	}

@@ -39,6 +39,7 @@ type Server struct {
 	authority  *authority
 	token      string
 	fault      Fault
+	over       chan struct{} // is closed when another fault is set
 	skew       time.Duration
 	noFeatures bool
 	budget     bool // forbids evictions
@@ -70,7 +71,7 @@ func Start(dir string) (*Server, error) {
 	s := &Server{
 		dir: dir, address: net.JoinHostPort(ip, "0"), store: newStore(), hole: newHole(), authority: ca, counts: map[Request]int{},
 		resourceVersions: []string{"v1"},
-		watches:          make(chan struct{}),
+		watches:          make(chan struct{}), over: make(chan struct{}),
 	}
 	if err := s.Resume(); err != nil {
 		return nil, err
