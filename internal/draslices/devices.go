@@ -160,7 +160,12 @@ func (d *Devices) pool(
 	if owners == nil || s.Generation == 0 || s.Stale != "" && s.Driver == (inventory.Driver{}) {
 		return d.pools.Value(), true // a node that was never looked at is not one without GPUs
 	}
-	if !on && !slices.ContainsFunc(s.GPUs, func(g inventory.GPU) bool { return owners[g.UUID].InSlice() }) {
+	inSlice, leaves := false, false
+	for _, g := range s.GPUs {
+		inSlice = inSlice || owners[g.UUID].InSlice()
+		leaves = leaves || owners[g.UUID] == dra.LeavesPlugin
+	}
+	if !inSlice && (leaves || !on) { // the first slice has the first GPU: an empty one would be a write more for each node that starts
 		return dra.Pool{Name: d.o.Node}, true
 	}
 	if divisions == nil {

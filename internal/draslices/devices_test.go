@@ -124,7 +124,7 @@ func TestNumbersStay(t *testing.T) {
 }
 
 // A node that was never looked at, or whose owners are not known, is not one without GPUs. In a mode without DRA there are slices only as
-// long as the driver has a GPU.
+// long as the driver has a GPU, and while the first GPUs come from the device plugin there is none yet.
 func TestWhatIsToBePublished(t *testing.T) {
 	t.Parallel()
 	node := gpus(map[string]int{"a": 0, "b": 1})
@@ -139,6 +139,8 @@ func TestWhatIsToBePublished(t *testing.T) {
 		"all":                  {config.DRAAll, node, dra.All(node.GPUs), "[0a 1b]"},
 		"no GPU":               {config.DRAAll, none, dra.Owners{}, "[]"},
 		"none is the driver's": {config.DRASplit, node, dra.Owners{}, "[]"},
+		"all leave the plugin": {config.DRAAll, node, dra.Owners{"GPU-a": dra.LeavesPlugin, "GPU-b": dra.LeavesPlugin}, "no slices"},
+		"one leaves it yet":    {config.DRAAll, node, dra.Owners{"GPU-a": dra.LeavesPlugin, "GPU-b": dra.OwnedByDRA}, "[1b]"},
 		"off":                  {config.DRAOff, node, dra.Owners{"GPU-a": dra.OwnedByPlugin}, "no slices"},
 		"one leaves":           {config.DRAOff, node, dra.Owners{"GPU-a": dra.OwnedByPlugin, "GPU-b": dra.LeavesDRA}, "[1b]"},
 	} {
