@@ -155,6 +155,7 @@ func TestFaultsOfTheAPIServer(t *testing.T) {
 				c.eventually("labels", func() bool { return c.label(healthLabel) == "healthy" && c.label("nvidia.com/gpu.count") == "8" })
 				mark, before := c.Mark(), c.requests(func(apiserver.Request) bool { return true })
 				registrations := c.registrations()
+				slow := c.logged("Cannot follow the label") // the API server's answer came too late for the start
 				if err := fault.Begin(c.api); err != nil {
 					t.Fatal(err)
 				}
@@ -175,7 +176,12 @@ func TestFaultsOfTheAPIServer(t *testing.T) {
 				c.eventually("the second Event", func() bool { return c.events()["GPURecovered"] > 0 })
 				c.eventually("the label of before", func() bool { return c.label(healthLabel) == "healthy" })
 
-				if events := c.events(); !maps.Equal(events, map[string]int{"GPUUnhealthy": 1, "GPURecovered": 1}) {
+				events := c.events()
+				if slow { // that may have been told, and its end
+					delete(events, "ConfigRejected")
+					delete(events, "ConfigApplied")
+				}
+				if !maps.Equal(events, map[string]int{"GPUUnhealthy": 1, "GPURecovered": 1}) {
 					t.Errorf("Events %v, want each once", events)
 				}
 				for _, e := range c.Events(mark) {

@@ -252,10 +252,13 @@ func (s *stage) eventually(what string, holds func() bool) {
 // logs waits until the daemon's log has a text.
 func (s *stage) logs(text string) {
 	s.t.Helper()
-	s.eventually("the log says "+text, func() bool {
-		log, err := os.ReadFile(s.LogPath())
-		return err == nil && bytes.Contains(log, []byte(text))
-	})
+	s.eventually("the log says "+text, func() bool { return s.logged(text) })
+}
+
+// logged reports whether the daemon's log has a text.
+func (s *stage) logged(text string) bool {
+	log, err := os.ReadFile(s.LogPath())
+	return err == nil && bytes.Contains(log, []byte(text))
 }
 
 // sockets returns the names of the sockets in kubelet's directory, without kubelet's own.
