@@ -46,7 +46,7 @@ func (n *node) startDaemon() (end func(syscall.Signal)) {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	process.Stderr = log
+	process.Stderr, process.SysProcAttr = log, &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := process.Start(); err != nil {
 		n.t.Fatal(err)
 	}

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -207,7 +208,7 @@ func TestMain(m *testing.M) {
 		return
 	}
 	klog.SetLogger(klog.Logger{})       // kubelet's log is long
-	_ = flag.Set("test.parallel", "64") // most tests wait most of the time
+	_ = flag.Set("test.parallel", "24") // most tests wait most of the time; each kubelet needs an inotify instance
 	var err error
 	if buildDir, err = os.MkdirTemp("", "dramanager"); err != nil {
 		panic(err)
@@ -242,7 +243,7 @@ func (n *node) startProcess() (kill func()) {
 	n.t.Helper()
 	process := exec.Command(os.Args[0], "-test.run=^$")
 	process.Env = append(os.Environ(), processDir+"="+n.dir)
-	process.Stderr = os.Stderr
+	process.Stderr, process.SysProcAttr = os.Stderr, &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	out, err := process.StdoutPipe()
 	if err != nil {
 		n.t.Fatal(err)

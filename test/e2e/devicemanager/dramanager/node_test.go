@@ -155,7 +155,14 @@ func (n *node) startKubeletWithoutDRA() *kubelet {
 	k := &kubelet{manager: manager, plugins: pluginmanager.NewPluginManager(n.path("registry"), record.NewFakeRecorder(100))}
 	go func() {
 		defer close(ended)
-		k.plugins.Run(ctx, ready, stop)
+		for { // it ends at once when the machine has no inotify instance left, of which a user has 128 altogether
+			k.plugins.Run(ctx, ready, stop)
+			select {
+			case <-stop:
+				return
+			case <-time.After(100 * time.Millisecond):
+			}
+		}
 	}()
 	k.stop = func() {
 		cancel()
