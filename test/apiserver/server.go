@@ -15,6 +15,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"k8s.io/client-go/applyconfigurations"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
@@ -61,6 +63,9 @@ var servers atomic.Uint32 // in this process
 
 // Start starts a server that writes its files into dir, which must exist. The caller owns it and ends it with Stop.
 func Start(dir string) (*Server, error) {
+	// This reads the schema of all types once. With the race detector and on a machine that is busy that takes longer than a client waits for
+	// the answer to its first write.
+	applyconfigurations.NewTypeConverter(scheme.Scheme)
 	// An address of its own keeps the port free while the server is stopped: clients' own ports are on 127.0.0.1.
 	pid := os.Getpid()
 	ip := fmt.Sprintf("127.%d.%d.%d", 64+servers.Add(1)%64, pid>>8&255, pid&255)
