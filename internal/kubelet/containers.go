@@ -15,52 +15,79 @@ type ContainerDevice struct {
 	Namespace, Pod, Container string
 }
 
-// ContainerDevices returns the devices of all resources that containers hold, each once for a container. Kubelet leaves out pods that
-// have ended and init containers, and after its start most pods until it has a connection to the API server.
+// A listing is what kubelet answers about the pods on the node. Kubelet leaves out pods that have ended and plain init containers, and after
+// its start most pods until it has a connection to the API server. Those who asked at the same time share it.
+type listing struct {
+	held       []HeldDevice
+	containers []ContainerDevice
+	claims     map[string]bool
+}
+
+// Held returns the devices that pods hold. Kubelet leaves out init containers, and after its start most pods until it has a
+// connection to the API server. The answer is from after the call. It is shared: callers must not change it.
+func (p *PodResources) Held(ctx context.Context) ([]HeldDevice, error) {
+	l, err := p.list(ctx)
+	return l.held, err
+}
+
+// ContainerDevices returns the devices of all resources that containers hold, each once for a container. For the rest, it is as Held.
 func (p *PodResources) ContainerDevices(ctx context.Context) ([]ContainerDevice, error) {
+	l, err := p.list(ctx)
+	return l.containers, err
+}
+
+// Claims returns the ResourceClaims of the pods that are on the node, by "NAMESPACE/NAME". For the rest, it is as Held.
+func (p *PodResources) Claims(ctx context.Context) (map[string]bool, error) {
+	l, err := p.list(ctx)
+	return l.claims, err
+}
+
+// Allocating is to be called when a call begins by which kubelet allocates devices to a pod, GetPreferredAllocation or Allocate, and what it
+// returns when that has ended. From then until a short time after, kubelet is not asked about pods: those who ask wait, for 10 s at most.
+func (p *PodResources) Allocating() (ended func()) { return p.listings.allocating() }
+
+// list asks kubelet about the pods on the node. It is the one place that does.
+func (p *PodResources) list(ctx context.Context) (listing, error) {
 	client, err := p.connect()
 	if err != nil {
-		return nil, err
+		return listing{}, err
 	}
-	answer, err := client.List(ctx, &podresources.ListPodResourcesRequest{})
-	if err != nil {
-		return nil, fmt.Errorf("ask kubelet for the devices of containers: %w", err)
-	}
-	var all []ContainerDevice
+	return p.listed.ask(ctx, func() (listing, error) {
+		answer, err := client.List(ctx, &podresources.ListPodResourcesRequest{})
+		if err != nil {
+			return listing{}, fmt.Errorf("ask kubelet for the devices of pods: %w", err)
+		}
+		return listingOf(answer), nil
+	})
+}
+
+// noNode stands for a NUMA node that is not known.
+const noNode = -1
+
+func listingOf(answer *podresources.ListPodResourcesResponse) listing {
+	held, l := holdings{}, listing{claims: map[string]bool{}}
 	seen := map[ContainerDevice]bool{} // a device has an entry for each of its NUMA nodes
 	for _, pod := range answer.GetPodResources() {
+		name := pod.GetNamespace() + "/" + pod.GetName()
 		for _, container := range pod.GetContainers() {
-			for _, devices := range container.GetDevices() {
-				for _, id := range devices.GetDeviceIds() {
-					d := ContainerDevice{ID: id, Namespace: pod.GetNamespace(), Pod: pod.GetName(), Container: container.GetName()}
-					if !seen[d] {
-						seen[d] = true
-						all = append(all, d)
+			for _, d := range container.GetDevices() {
+				for _, id := range d.GetDeviceIds() {
+					held.add(d.GetResourceName(), id, name, noNode)
+					for _, node := range d.GetTopology().GetNodes() {
+						held.add(d.GetResourceName(), id, name, node.GetID())
+					}
+					c := ContainerDevice{ID: id, Namespace: pod.GetNamespace(), Pod: pod.GetName(), Container: container.GetName()}
+					if !seen[c] {
+						seen[c] = true
+						l.containers = append(l.containers, c)
 					}
 				}
 			}
-		}
-	}
-	return all, nil
-}
-
-// Claims returns the ResourceClaims of the pods that are on the node, by "NAMESPACE/NAME". Kubelet leaves out what ContainerDevices says.
-func (p *PodResources) Claims(ctx context.Context) (map[string]bool, error) {
-	client, err := p.connect()
-	if err != nil {
-		return nil, err
-	}
-	answer, err := client.List(ctx, &podresources.ListPodResourcesRequest{})
-	if err != nil {
-		return nil, fmt.Errorf("ask kubelet for the claims of pods: %w", err)
-	}
-	claims := map[string]bool{}
-	for _, pod := range answer.GetPodResources() {
-		for _, container := range pod.GetContainers() {
-			for _, d := range container.GetDynamicResources() {
-				claims[d.GetClaimNamespace()+"/"+d.GetClaimName()] = true
+			for _, claim := range container.GetDynamicResources() {
+				l.claims[claim.GetClaimNamespace()+"/"+claim.GetClaimName()] = true
 			}
 		}
 	}
-	return claims, nil
+	l.held = held.devices
+	return l
 }

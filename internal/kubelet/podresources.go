@@ -36,7 +36,8 @@ var ErrNoPodResources = errors.New("kubelet is not asked which pods hold devices
 type PodResources struct {
 	socket      string
 	allocatable *question[map[string][]string]
-	held        *question[[]HeldDevice]
+	listed      *question[listing]
+	listings    pace
 	connections atomic.Uint64
 
 	mu     sync.Mutex // guards all following fields
@@ -46,13 +47,14 @@ type PodResources struct {
 
 // NewPodResources returns a client of the PodResources service at the given socket. Where that is empty, every question
 // is answered with an error. A nil clock means the real one.
-func NewPodResources(socket string, c clock.PassiveClock) *PodResources {
+func NewPodResources(socket string, c clock.Clock) *PodResources {
 	if c == nil {
 		c = clock.RealClock{}
 	}
-	return &PodResources{
-		socket: socket, allocatable: newQuestion[map[string][]string](c, freshFor), held: newQuestion[[]HeldDevice](c, 0),
-	}
+	p := &PodResources{socket: socket, listings: pace{clock: c}, allocatable: newQuestion[map[string][]string](c, freshFor)}
+	p.listed = newQuestion[listing](c, 0)
+	p.listed.begin = p.listings.begin
+	return p
 }
 
 // Close closes the connection.
@@ -95,48 +97,20 @@ func (p *PodResources) Allocatable(ctx context.Context) (map[string][]string, er
 	return own, err
 }
 
-// Held returns the devices that pods hold. Kubelet leaves out init containers, and after its start most pods until it has a
-// connection to the API server. The answer is from after the call. It is shared: callers must not change it.
-func (p *PodResources) Held(ctx context.Context) ([]HeldDevice, error) {
-	return p.held.ask(ctx, func() ([]HeldDevice, error) {
-		client, err := p.connect()
-		if err != nil {
-			return nil, err
-		}
-		answer, err := client.List(ctx, &podresources.ListPodResourcesRequest{})
-		if err != nil {
-			return nil, fmt.Errorf("ask kubelet for the devices of pods: %w", err)
-		}
-		held := holdings{}
-		for _, pod := range answer.GetPodResources() {
-			name := pod.GetNamespace() + "/" + pod.GetName()
-			for _, container := range pod.GetContainers() {
-				for _, d := range container.GetDevices() {
-					for _, id := range d.GetDeviceIds() {
-						held.add(d.GetResourceName(), id, name, noNode)
-						for _, node := range d.GetTopology().GetNodes() {
-							held.add(d.GetResourceName(), id, name, node.GetID())
-						}
-					}
-				}
-			}
-		}
-		return held.devices, nil
-	})
-}
-
-// noNode stands for a NUMA node that is not known.
-const noNode = -1
-
 // freshFor is how long an answer about allocatable devices is used for further questions: the servers of many resources ask at the
 // same moments, and kubelet refuses more than ten questions at once.
 const freshFor = 20 * time.Millisecond
+
+// turnTimeout is how long a caller waits at most until its question may be sent.
+const turnTimeout = 10 * time.Second
 
 // A question is sent to kubelet once for all callers that ask at about the same time.
 type question[T any] struct {
 	clock clock.PassiveClock
 	// fresh is how old an answer may be. An answer is always good for callers that came before the question was sent.
 	fresh time.Duration
+	// begin waits until the question may be sent; nil: that is at once.
+	begin func(context.Context) error
 	sent  atomic.Uint64 // how many questions were sent
 
 	turn     chan struct{} // full while a caller asks; guards all following fields
@@ -152,13 +126,20 @@ func newQuestion[T any](c clock.PassiveClock, fresh time.Duration) *question[T] 
 // ask returns the answer. All callers share it.
 func (q *question[T]) ask(ctx context.Context, put func() (T, error)) (answer T, err error) {
 	before := q.sent.Load()
+	limited, cancel := context.WithTimeout(ctx, turnTimeout)
+	defer cancel()
 	select {
 	case q.turn <- struct{}{}:
 		defer func() { <-q.turn }()
-	case <-ctx.Done():
-		return answer, fmt.Errorf("ask kubelet for its account: %w", ctx.Err())
+	case <-limited.Done():
+		return answer, fmt.Errorf("ask kubelet for its account: %w", limited.Err())
 	}
 	if old := q.fresh == 0 || q.clock.Since(q.answered) > q.fresh; old && q.number <= before {
+		if q.begin != nil {
+			if err := q.begin(limited); err != nil {
+				return answer, err
+			}
+		}
 		number := q.sent.Add(1)
 		if answer, err = put(); err != nil {
 			return answer, err

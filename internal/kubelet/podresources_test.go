@@ -23,7 +23,8 @@ import (
 // accounts is a kubelet's PodResources service that counts what it is asked.
 type accounts struct {
 	podresources.UnimplementedPodResourcesListerServer
-	asked atomic.Int32
+	asked  atomic.Int32
+	listed atomic.Int32
 }
 
 func (a *accounts) GetAllocatableResources(context.Context, *podresources.AllocatableResourcesRequest) (
@@ -36,6 +37,7 @@ func (a *accounts) GetAllocatableResources(context.Context, *podresources.Alloca
 }
 
 func (a *accounts) List(context.Context, *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
+	a.listed.Add(1)
 	var devices []*podresources.ContainerDevices
 	for _, node := range []int64{1, 0} { // kubelet names a device once for each of its NUMA nodes
 		devices = append(devices, &podresources.ContainerDevices{ResourceName: "nvidia.com/gpu", DeviceIds: []string{"b"},
@@ -50,20 +52,27 @@ func (a *accounts) List(context.Context, *podresources.ListPodResourcesRequest) 
 	}}, nil
 }
 
-func TestKubeletsAccount(t *testing.T) {
+// client returns a client of the service.
+func (a *accounts) client(t *testing.T, c clock.Clock) *PodResources {
+	t.Helper()
 	socket := filepath.Join(folder(t), "p%2Fx%zz.sock") // the path of a socket is no URL
 	listener, err := net.Listen("unix", socket)
 	if err != nil {
 		t.Fatal(err)
 	}
-	service := &accounts{}
 	server := grpc.NewServer()
-	podresources.RegisterPodResourcesListerServer(server, service)
+	podresources.RegisterPodResourcesListerServer(server, a)
 	go func() { _ = server.Serve(listener) }()
 	t.Cleanup(server.Stop)
-	c := clocktesting.NewFakeClock(time.Now())
 	client := NewPodResources(socket, c)
 	t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+func TestKubeletsAccount(t *testing.T) {
+	service := &accounts{}
+	c := clocktesting.NewFakeClock(time.Now())
+	client := service.client(t, c)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 
@@ -76,12 +85,14 @@ func TestKubeletsAccount(t *testing.T) {
 		t.Errorf("Held() (-want +got):\n%s\n%v", diff, err)
 	}
 
+	c.Step(listPause)
 	devices, err := client.ContainerDevices(ctx)
 	wantDevices := []ContainerDevice{{ID: "b", Namespace: "ns", Pod: "p", Container: "main"}, {ID: "c", Namespace: "ns", Pod: "p", Container: "main"}}
 	if diff := cmp.Diff(wantDevices, devices); err != nil || diff != "" {
 		t.Errorf("ContainerDevices() (-want +got):\n%s\n%v", diff, err)
 	}
 
+	c.Step(listPause)
 	claims, err := client.Claims(ctx)
 	if diff := cmp.Diff(map[string]bool{"ns/one": true, "ns/two": true}, claims); err != nil || diff != "" {
 		t.Errorf("Claims() (-want +got):\n%s\n%v", diff, err)
@@ -156,6 +167,119 @@ func TestAnAnswerIsNotOlderThanItsQuestion(t *testing.T) {
 		}
 		all.Wait()
 	})
+}
+
+// asking has somebody ask which claims pods have, which nobody else asks for here, and returns the channel of what comes of it.
+func asking(ctx context.Context, client *PodResources) <-chan error {
+	answered := make(chan error, 1)
+	go func() {
+		_, err := client.Claims(ctx)
+		answered <- err
+	}()
+	return answered
+}
+
+// waits waits until somebody waits by the clock, and fails if a question is answered before.
+func waits(t *testing.T, c *clocktesting.FakeClock, answered <-chan error) {
+	t.Helper()
+	for late := time.Now().Add(patience); !c.HasWaiters(); {
+		select {
+		case err := <-answered:
+			t.Fatalf("kubelet was asked (%v) while it allocates", err)
+		case <-time.After(time.Millisecond):
+		}
+		if time.Now().After(late) {
+			t.Fatal("nobody waits by the clock")
+		}
+	}
+}
+
+// TestKubeletIsNotAskedWhileItAllocates: a question about pods has kubelet forget the devices that it is allocating.
+func TestKubeletIsNotAskedWhileItAllocates(t *testing.T) {
+	service := &accounts{}
+	c := clocktesting.NewFakeClock(time.Now())
+	client := service.client(t, c)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+
+	preferred := client.Allocating()
+	question := asking(ctx, client)
+	waits(t, c, question)
+	allocated := client.Allocating()
+	preferred()
+	c.Step(10 * settleTime)
+	waits(t, c, question) // a call is under way still
+	allocated()
+	c.Step(settleTime - 1)
+	waits(t, c, question)
+	if _, err := client.Allocatable(ctx); err != nil {
+		t.Errorf("Allocatable() = %v: that question changes nothing at kubelet and need not wait", err)
+	}
+	c.Step(1)
+	if err := <-question; err != nil || service.listed.Load() != 1 {
+		t.Errorf("kubelet was asked %d times, want once after it has allocated: %v", service.listed.Load(), err)
+	}
+}
+
+// TestAQuestionWaitsNoLongerThanItsContext: a kubelet that allocates all the time is not asked, and whoever asks is told.
+func TestAQuestionWaitsNoLongerThanItsContext(t *testing.T) {
+	service := &accounts{}
+	c := clocktesting.NewFakeClock(time.Now())
+	client := service.client(t, c)
+	defer client.Allocating()()
+	ctx, cancel := context.WithCancel(t.Context())
+	question := asking(ctx, client)
+	waits(t, c, question)
+	cancel()
+	if err := <-question; !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "while it allocates") {
+		t.Errorf("Claims() = %v, want that kubelet allocates", err)
+	}
+	if listed := service.listed.Load(); listed != 0 {
+		t.Errorf("kubelet was asked %d times", listed)
+	}
+}
+
+// TestQuestionsAboutPodsComeOneAfterTheOther: kubelet refuses questions that come too fast, of all programs together. Those who wait for the
+// same question share its answer, whatever they ask about pods.
+func TestQuestionsAboutPodsComeOneAfterTheOther(t *testing.T) {
+	service := &accounts{}
+	c := clocktesting.NewFakeClock(time.Now())
+	client := service.client(t, c)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if _, err := client.Held(ctx); err != nil {
+		t.Fatal(err)
+	}
+	var all sync.WaitGroup
+	for range 20 {
+		all.Go(func() {
+			held, err := client.Held(ctx)
+			devices, err2 := client.ContainerDevices(ctx)
+			if err := errors.Join(err, err2); err != nil || len(held) != 2 || len(devices) != 2 {
+				t.Errorf("%v and %v: %v", held, devices, err)
+			}
+		})
+	}
+	answered := make(chan struct{})
+	go func() {
+		all.Wait()
+		close(answered)
+	}()
+	steps := int32(0)
+	for ended := false; !ended; {
+		select {
+		case <-answered:
+			ended = true
+		case <-time.After(time.Millisecond):
+			if c.HasWaiters() {
+				c.Step(listPause)
+				steps++
+			}
+		}
+	}
+	if listed := service.listed.Load(); listed < 3 || listed > steps+1 {
+		t.Errorf("kubelet was asked %d times in %d pauses", listed, steps)
+	}
 }
 
 func TestWithoutPodResources(t *testing.T) {

@@ -18,8 +18,13 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
 
+// noCalls is an account that is told of no call.
+type noCalls struct{}
+
+func (noCalls) Allocating() (ended func()) { return func() {} }
+
 // emptyAccount is that of a kubelet that knows no device.
-type emptyAccount struct{}
+type emptyAccount struct{ noCalls }
 
 func (emptyAccount) Allocatable(context.Context) (map[string][]string, error) { return nil, nil }
 func (emptyAccount) Held(context.Context) ([]kubelet.HeldDevice, error)       { return nil, nil }
@@ -367,3 +372,4 @@ type heldAccount func() ([]kubelet.HeldDevice, error)
 
 func (heldAccount) Allocatable(context.Context) (map[string][]string, error) { return nil, nil }
 func (h heldAccount) Held(context.Context) ([]kubelet.HeldDevice, error)     { return h() }
+func (heldAccount) Allocating() (ended func())                               { return func() {} }

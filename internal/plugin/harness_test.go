@@ -74,7 +74,7 @@ type daemon struct {
 // kubelet, which refuses questions that come too fast.
 func (n *node) startDaemon(t *testing.T, c clock.WithTicker) *daemon {
 	t.Helper()
-	var account plugin.Accountant = n.account(t, c)
+	var account plugin.Accountant = n.account(t)
 	if _, is := c.(clock.RealClock); !is {
 		account = &countedAccount{Accountant: account}
 	}
@@ -92,8 +92,13 @@ func serving(t *testing.T, v standin.Version, c clock.WithTicker, devices int) (
 	return n, d
 }
 
-// account returns kubelet's own account.
-func (n *node) account(t *testing.T, c clock.PassiveClock) *kubelet.PodResources {
+// account returns kubelet's own account. It goes by the real clock: questions that wait until kubelet has allocated come in time so.
+func (n *node) account(t *testing.T) *kubelet.PodResources {
+	t.Helper()
+	return n.accountBy(t, nil)
+}
+
+func (n *node) accountBy(t *testing.T, c clock.Clock) *kubelet.PodResources {
 	t.Helper()
 	account := kubelet.NewPodResources(n.podResources, c)
 	t.Cleanup(func() { _ = account.Close() })

@@ -109,7 +109,7 @@ func (l *life) run(parent context.Context) error {
 	server := grpc.NewServer(
 		grpc.MaxRecvMsgSize(maxRequest),
 		grpc.ConnectionTimeout(handshakeTimeout),
-		grpc.ChainUnaryInterceptor(countCalls(l.Metrics), recoverCalls(log), freeMemory),
+		grpc.ChainUnaryInterceptor(countCalls(l.Metrics), noteAllocations(l.Accountant), recoverCalls(log), freeMemory),
 		grpc.ChainStreamInterceptor(recoverStreams(log)),
 	)
 	pluginapi.RegisterDevicePluginServer(server, service)

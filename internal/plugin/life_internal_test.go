@@ -20,7 +20,10 @@ import (
 )
 
 // A countingAccount is that of a kubelet that counts a device until some time.
-type countingAccount struct{ until time.Time }
+type countingAccount struct {
+	noCalls
+	until time.Time
+}
 
 func (a countingAccount) Allocatable(context.Context) (map[string][]string, error) {
 	if time.Now().Before(a.until) {

@@ -329,6 +329,17 @@ func freeMemory(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handl
 	return response, err
 }
 
+// noteAllocations tells the accountant of the calls by which kubelet allocates devices.
+func noteAllocations(a Accountant) grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+		switch info.FullMethod {
+		case pluginapi.DevicePlugin_GetPreferredAllocation_FullMethodName, pluginapi.DevicePlugin_Allocate_FullMethodName:
+			defer a.Allocating()()
+		}
+		return handle(ctx, request)
+	}
+}
+
 // recoverCalls turns a panic in a call into a status and a log line: one bad request must not end the daemon.
 func recoverCalls(log klog.Logger) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (response any, err error) {

@@ -164,18 +164,13 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// has notes that a pod has GPUs. It fails if another pod has one of them, unless kubelet gave both of them the GPU by the device plugin: it
-// forgets what it is allocating when PodResources is asked at that moment and a pod has ended. Kubelet's UpdateAllocatedDevices does the same
-// (kubernetes/kubernetes#137534).
+// has notes that a pod has GPUs. It fails if another pod has one of them.
 func (c *claimable) has(pod, way string, uuids ...string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.given[way]++
 	for _, uuid := range uuids {
-		switch other, taken := c.users[uuid]; {
-		case taken && way == "plugin" && strings.HasSuffix(other, " by plugin"):
-			c.t.Logf("kubelet gave %s to %s and to %s", uuid, other, pod)
-		case taken:
+		if other, taken := c.users[uuid]; taken {
 			c.t.Errorf("%s is given to %s and to %s by %s", uuid, other, pod, way)
 		}
 		c.users[uuid] = pod + " by " + way
@@ -403,6 +398,8 @@ func TestHandOverUnderLoad(t *testing.T) {
 	workers.Wait()
 	c.eventually("no slice is left", func() bool { return len(c.api.Slices()) == 0 })
 	reasons := slices.Compact(slices.Sorted(slices.Values(c.refused)))
+	forgotten := slices.DeleteFunc(c.Events(0), func(e standin.Event) bool { return e.Kind != standin.Forgotten })
+	t.Logf("kubelet forgot devices that it was allocating %d times: %v", len(forgotten), forgotten)
 	t.Logf("pods by plugin %d, by claim %d, refused %d: %q", c.given["plugin"], c.given["claim"], len(c.refused), reasons)
 	// Each worker chooses by old slices some times at each change. A driver that refuses claims for no reason refuses far more.
 	if most := c.given["claim"] + 20*12; len(c.refused) > most {

@@ -131,6 +131,16 @@ func (k *Kubelet) admit(ctx context.Context, m *manager, c Container) error {
 	return nil
 }
 
+// WhileAllocating has a function called in each admission between the plugin's answer to Allocate and the moment at which kubelet notes what
+// the container holds; nil for none. It may use all of the Kubelet but Admit.
+func (k *Kubelet) WhileAllocating(f func()) {
+	if f == nil {
+		k.allocating.Store(nil)
+		return
+	}
+	k.allocating.Store(&f)
+}
+
 // Remove ends a pod. Kubelet tells no plugin; it counts the devices as free from its next admission on.
 func (k *Kubelet) Remove(pod string) { k.pods.remove(pod) }
 
@@ -195,19 +205,32 @@ func (m *manager) recountLocked() {
 	}
 }
 
-// freeGone takes back what pods held that are no more. Only then does kubelet count afresh what is in use. A kubelet that has
-// not heard of all pods yet takes back nothing.
+// freeGone takes back what pods held that are no more. Only then does kubelet count afresh what is in use, and forgets what it is allocating
+// at that moment (kubernetes/kubernetes#137534). A kubelet that has not heard of all pods yet takes back nothing.
 func (m *manager) freeGone() {
 	if !m.pods.known() {
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	known := map[string]set{}
+	for _, h := range m.held {
+		if known[h.resource] == nil {
+			known[h.resource] = set{}
+		}
+		maps.Copy(known[h.resource], h.ids())
+	}
 	before := len(m.held)
 	m.held = slices.DeleteFunc(m.held, func(h holding) bool { return !m.pods.has(h.pod) })
-	if len(m.held) < before {
-		m.recountLocked()
+	if len(m.held) == before {
+		return
 	}
+	for resource, ids := range m.allocated {
+		if forgotten := minus(ids, known[resource]); len(forgotten) > 0 {
+			m.log.add(Event{Kind: Forgotten, Resource: resource, IDs: slices.Sorted(maps.Keys(forgotten))})
+		}
+	}
+	m.recountLocked()
 }
 
 // fits does what kubelet does for the Topology Manager's policy single-numa-node: one NUMA node must have the container's
@@ -292,6 +315,9 @@ func (m *manager) callAllocate(
 		ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: ids}},
 	})
 	m.log.add(Event{Kind: Allocated, Resource: resource, Endpoint: e.path, IDs: ids, Err: err})
+	if then := m.allocating.Load(); then != nil {
+		(*then)()
+	}
 	return response, err
 }
 

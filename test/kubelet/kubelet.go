@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/utils/clock"
@@ -45,6 +46,8 @@ type Kubelet struct {
 	log     *eventLog
 	gate    gate
 	pods    podTable
+	// allocating is called after Allocate; nil for none.
+	allocating atomic.Pointer[func()]
 
 	admission sync.Mutex // kubelet admits one pod at a time
 

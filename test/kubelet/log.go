@@ -27,12 +27,13 @@ const (
 	Allocated                   // Allocate was answered: IDs asked for, Err
 	PreStarted                  // PreStartContainer was answered: IDs, Err
 	Crash                       // kubelet would have crashed here: Err
+	Forgotten                   // kubelet counts devices as free that it is just allocating to a pod: IDs
 )
 
 var kindNames = [...]string{
 	Started: "started", Stopped: "stopped", Registering: "registering", Registered: "registered", Refused: "refused",
 	Listed: "listed", StreamEnded: "stream ended", Preferred: "preferred", Allocated: "allocated",
-	PreStarted: "pre-started", Crash: "crash",
+	PreStarted: "pre-started", Crash: "crash", Forgotten: "forgotten",
 }
 
 func (k Kind) String() string {
