@@ -11,7 +11,6 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/migwish"
@@ -54,7 +53,7 @@ type layoutLabeler struct {
 	client *kubeapi.Client
 	daemon agent.Daemon
 	clock  clock.Clock
-	again  *feed.Feed[struct{}]
+	again  *again
 
 	sighting
 	state   string    // as it was written last
@@ -67,14 +66,13 @@ func (c *Cluster) followLayout(ctx context.Context, d agent.Daemon, timer clock.
 	if d.MIGWish == nil {
 		return
 	}
-	l := &layoutLabeler{client: c.client, daemon: d, clock: timer, again: feed.New(struct{}{})}
+	l := &layoutLabeler{client: c.client, daemon: d, clock: timer, again: newAgain(timer)}
 	wake := func() []<-chan struct{} {
 		_, node := l.client.Nodes().Latest()
 		_, configured := d.Configs.Latest()
 		_, chosen := d.MIGWish.Decisions().Latest()
 		_, made := d.MIG.Latest()
-		_, again := l.again.Latest()
-		return []<-chan struct{}{node, configured, chosen, made, again}
+		return []<-chan struct{}{node, configured, chosen, made, l.again.changed()}
 	}
 	kubeapi.Keep(ctx, timer, "MIG layout", wake, l.step)
 }
@@ -92,7 +90,7 @@ func (l *layoutLabeler) step(ctx context.Context) error {
 		l.daemon.MIGWish.SetLabel(ctx, label)
 	}
 	if l.daemon.Yields != nil && l.daemon.Yields() {
-		l.awaken(ctx, yieldPoll)
+		l.again.after(ctx, yieldPoll)
 		return nil
 	}
 	state, reason := migState(label, l.daemon.MIGWish.Decisions().Value(), l.daemon.MIG.Value())
@@ -108,7 +106,7 @@ func (l *layoutLabeler) write(ctx context.Context, state, reason string, now tim
 	case state == "" && l.cleared == l.node.UID: // the rest is that of another program
 		return nil
 	case is == state && state == l.state && now.Sub(l.wrote) < reasonPace:
-		l.awaken(ctx, reasonPace-now.Sub(l.wrote))
+		l.again.after(ctx, reasonPace-now.Sub(l.wrote))
 		return nil
 	}
 	var labels, annotations map[string]string
@@ -131,18 +129,6 @@ func (l *layoutLabeler) write(ctx context.Context, state, reason string, now tim
 	}
 	l.node, l.seen, l.state, l.wrote = after, now, state, now
 	return nil
-}
-
-// awaken has the next step come after a time.
-func (l *layoutLabeler) awaken(ctx context.Context, after time.Duration) {
-	due := l.clock.After(after)
-	go func() {
-		select {
-		case <-ctx.Done():
-		case <-due:
-			l.again.Publish(struct{}{})
-		}
-	}()
 }
 
 // oneLine returns text in one line, in valid UTF-8 and with at most maxReason bytes.

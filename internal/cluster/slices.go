@@ -37,8 +37,7 @@ type publisher struct {
 
 	there   *feed.Feed[kubeapi.Slices] // as the watch sees them
 	problem *feed.Feed[error]          // of the watch
-	again   *feed.Feed[struct{}]
-	due     time.Time // when again is published next
+	again   *again
 	ledger  sliceLedger
 }
 
@@ -48,7 +47,7 @@ func newPublisher(
 ) *publisher {
 	return &publisher{
 		client: client, devices: devices, stateDir: stateDir, clock: timer, spread: first, driver: driver,
-		there: feed.New(kubeapi.Slices{}), problem: feed.New[error](nil), again: feed.New(struct{}{}), ledger: newSliceLedger(),
+		there: feed.New(kubeapi.Slices{}), problem: feed.New[error](nil), again: newAgain(timer), ledger: newSliceLedger(),
 	}
 }
 
@@ -66,10 +65,9 @@ func (p *publisher) run(ctx context.Context) {
 		}
 		p.reread(ctx)
 		waiting, stop := context.WithCancel(ctx)
-		p.wake(waiting, poll)
+		p.again.after(waiting, poll)
 		kubeapi.AnyOf(ctx, changed)
 		stop()
-		p.due = time.Time{}
 	}
 }
 
@@ -91,7 +89,7 @@ func (p *publisher) hold(ctx context.Context) bool {
 		defer unlock()
 		p.reread(ctx)
 	}
-	p.due, p.ledger.seen = time.Time{}, map[string]string{} // another process may have written since
+	p.ledger.seen = map[string]string{} // another process may have written since
 	ctx, cancel := context.WithCancel(ctx)
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
@@ -125,25 +123,7 @@ func (p *publisher) changes() []<-chan struct{} {
 	_, pool := p.devices.Pools().Latest()
 	_, published := p.devices.Published().Latest()
 	_, driver := p.driver.Latest()
-	_, again := p.again.Latest()
-	return []<-chan struct{}{pool, published, driver, again}
-}
-
-// wake has what waits for changes look again after a time.
-func (p *publisher) wake(ctx context.Context, after time.Duration) {
-	now := p.clock.Now()
-	if due := now.Add(after); p.due.After(now) && !p.due.After(due) {
-		return
-	}
-	p.due = now.Add(after)
-	over := p.clock.After(after)
-	go func() {
-		select {
-		case <-ctx.Done():
-		case <-over:
-			p.again.Publish(struct{}{})
-		}
-	}()
+	return []<-chan struct{}{pool, published, driver, p.again.changed()}
 }
 
 // needed reports whether there is something to publish or to remove. Nothing is published before kubelet has registered the driver, which

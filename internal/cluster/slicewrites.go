@@ -131,7 +131,7 @@ func (p *publisher) publish(ctx context.Context) error {
 			continue
 		}
 		if pause := p.pause(step, there); pause > 0 && !writing {
-			p.wake(ctx, pause)
+			p.again.after(ctx, pause)
 			return nil
 		}
 		if step.New && p.ledger.generation > 0 && !writing {
@@ -144,7 +144,7 @@ func (p *publisher) publish(ctx context.Context) error {
 				return err
 			}
 			if owner = node.UID; owner == "" {
-				p.wake(ctx, nodePoll)
+				p.again.after(ctx, nodePoll)
 				return &errNotNow{fmt.Sprintf("the API server has no Node %s", pool.Name)}
 			}
 		}
@@ -256,7 +256,7 @@ func (p *publisher) judge(ctx context.Context, pool dra.Pool, there map[string]d
 	if len(l.struck) >= maxStrikes {
 		l.struck, l.leave = nil, now.Add(strikeWindow)
 		klog.FromContext(ctx).Error(errOtherPublisher, "Slices are left to another program", "for", strikeWindow.String())
-		p.wake(ctx, strikeWindow)
+		p.again.after(ctx, strikeWindow)
 	}
 	if now.Before(l.leave) {
 		return errOtherPublisher
