@@ -132,7 +132,7 @@ func TestAKubeletThatStartsHasNoUsersYet(t *testing.T) {
 		check(t, err)
 		n.Kubelet = k
 		t.Cleanup(k.Stop)
-		account := n.account(t, clock.RealClock{})
+		account := n.account(t)
 		d := n.startSetOn(t, plugin.Collaborators{Accountant: account, Connections: account.Connections, Clock: clock.RealClock{}})
 		d.offer(2)
 		n.awaitAllocatable(t, 2)
