@@ -145,6 +145,10 @@ func (h *host) healthy(want int) {
 	}, "status", "-o", "json")
 }
 
+const nvidiaCheckpoint = `{"v2":{"preparedClaims":{"uid":{"checkpointState":"PrepareCompleted","namespace":"ns","name":"c","status":{"allocation":{"devices":
+{"results":[{"driver":"gpu.nvidia.com","request":"gpu","pool":"node","device":"gpu-0"}]}}},"preparedDevices":[{"devices":[{"gpu":{"info":{"uuid":"GPU-0"},
+"device":{"DeviceName":"gpu-0"}}}]}]}}}}`
+
 // TestCommandsOfADaemon runs the commands that ask a daemon, from its start to its end.
 func TestCommandsOfADaemon(t *testing.T) {
 	profile, err := simulator.Load("dgx-h100")
@@ -160,7 +164,12 @@ func TestCommandsOfADaemon(t *testing.T) {
 	if err := os.WriteFile(path, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	h := newHost(t, "--simulate", path, "--mig-strategy=mixed", "--mig-enabled")
+	plugins := t.TempDir() // with a claim of NVIDIA's driver, which is nothing to a daemon without Dynamic Resource Allocation
+	checkpoint := filepath.Join(plugins, "gpu.nvidia.com", "checkpoint.json")
+	if err := errors.Join(os.Mkdir(filepath.Dir(checkpoint), 0o700), os.WriteFile(checkpoint, []byte(nvidiaCheckpoint), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	h := newHost(t, "--simulate", path, "--mig-strategy=mixed", "--mig-enabled", "--dra-plugins-dir", plugins)
 	h.says("ready", "ready", "--wait=20s")
 	if text := h.ask("alive"); text != "alive" {
 		t.Errorf("alive printed %q", text)
@@ -218,6 +227,7 @@ func TestCommandsOfADaemon(t *testing.T) {
 		t.Errorf("simulate list printed %s", text)
 	}
 	h.ask("simulate", "restore")
+	h.refused("xid is missing", "simulate", "xid", "--gpu=3")
 	h.ask("simulate", "xid", "--gpu=3", "--xid=64")
 	prints("GPU 3: Healthy → Unhealthy")
 	h.healthy(7)

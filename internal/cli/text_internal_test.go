@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
@@ -63,6 +64,137 @@ func TestHolder(t *testing.T) {
 		if got := holder(h); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
+	}
+}
+
+// TestAge: a duration has one unit, of which there are two at least.
+func TestAge(t *testing.T) {
+	t.Parallel()
+	for d, want := range map[time.Duration]string{
+		-time.Second: "0s", 0: "0s", 2*time.Minute - 1: "119s", 2 * time.Minute: "2m", 2*time.Hour - 1: "119m", 2 * time.Hour: "2h",
+		48*time.Hour - 1: "47h", 48 * time.Hour: "2d", 95 * time.Hour: "3d",
+	} {
+		if got := age(d); got != want {
+			t.Errorf("%v is %s, want %s", d, got, want)
+		}
+	}
+}
+
+// TestRetries: the reason is not said again where the state of the GPU has it.
+func TestRetries(t *testing.T) {
+	t.Parallel()
+	next := status.Moment(statusTime.Add(90 * time.Second))
+	s := status.Status{
+		GPUs:    []status.Device{{Index: "1", Reason: "gone"}, {Index: "2", Reason: "gone"}, {Index: "4", Reason: "gone"}},
+		Retries: []status.Retry{{Index: 1, Reason: "gone", Next: next}, {Index: 2, Reason: "lost", Next: next}, {Index: 3, Reason: "gone"}, {Index: 4, Reason: "gone", Next: next}},
+	}
+	if diff := cmp.Diff([]string{"GPU 2 in 90s: lost", "GPU 3 at -: gone", "GPU 1 in 90s, GPU 4 in 90s"}, retries(s, view{now: statusTime})); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	s.Retries = s.Retries[:1]
+	if diff := cmp.Diff([]string{"GPU 1 at 2026-11-22T01:03:33Z"}, retries(s, view{now: statusTime, wide: true})); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestReadinessIsSaid where it differs from what the first line says, and where there is a reason.
+func TestReadinessIsSaid(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		status status.Status
+		want   string // empty for nothing
+	}{
+		"all served, ready":       {status.Status{Summary: status.Summary{State: status.AllServed}, Readiness: status.Readiness{Ready: true}}, ""},
+		"degraded, ready":         {status.Status{Summary: status.Summary{State: status.Degraded}, Readiness: status.Readiness{Ready: true}}, ""},
+		"starting, not ready":     {status.Status{Summary: status.Summary{State: status.Starting}}, ""},
+		"degraded, not ready":     {status.Status{Summary: status.Summary{State: status.Degraded}}, "\nready: no\n"},
+		"starting, ready":         {status.Status{Summary: status.Summary{State: status.Starting}, Readiness: status.Readiness{Ready: true}}, "\nready: yes\n"},
+		"all served, with reason": {status.Status{Summary: status.Summary{State: status.AllServed}, Readiness: status.Readiness{Ready: true, Reason: "r"}}, "\nready: yes: r\n"},
+	} {
+		var b strings.Builder
+		printStatus(&b, tt.status, view{now: statusTime})
+		if !strings.Contains(b.String(), tt.want) || tt.want == "" && strings.Contains(b.String(), "\nready: ") {
+			t.Errorf("%s: %s", name, b.String())
+		}
+	}
+}
+
+// TestCut: the middle goes, and characters count, not bytes.
+func TestCut(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		text  string
+		width int
+		want  string
+	}{{"abcdef", 6, "abcdef"}, {"abcdef", 5, "ab…ef"}, {"abcdef", 4, "a…ef"}, {"ääääää", 6, "ääääää"}, {"äbcdeö", 3, "ä…ö"}} {
+		if got := cut(tt.text, tt.width); got != tt.want {
+			t.Errorf("%s in %d columns is %s, want %s", tt.text, tt.width, got, tt.want)
+		}
+	}
+}
+
+// TestFold: lines have 100 columns at most, and break at spaces, or in a word that has no place in a line.
+func TestFold(t *testing.T) {
+	t.Parallel()
+	x := strings.Repeat("x", 98)
+	for _, tt := range []struct{ text, indent, want string }{
+		{x + " y", "", x + " y"},
+		{x + " yz", "", x + "\n  yz"},
+		{x + "yyz", "", x + "yy\n  z"},
+		{"  a \n b ", "", "a b"},
+		{x, " ", " " + x},
+		{"a " + x, "   ", "   a " + x[:95] + "\n     xxx"},
+	} {
+		if got := (view{}).fold(tt.text, tt.indent); got != tt.want {
+			t.Errorf("%q is\n%q, want\n%q", tt.text, got, tt.want)
+		}
+	}
+}
+
+// TestTable: the flexible column takes what the others leave of 100 columns, and eight at least.
+func TestTable(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		first int // columns of the first cell
+		view  view
+		want  int // columns of the second
+	}{"fits": {88, view{}, 10}, "one too many": {89, view{}, 9}, "least": {120, view{}, 8}, "wide": {120, view{wide: true}, 10}} {
+		var b strings.Builder
+		first := strings.Repeat("x", tt.first)
+		(table{titles: []string{"A", "B"}, flexible: 1, rows: []row{{cells: []string{first, "0123456789"}}}}).print(&b, tt.view)
+		if lines, want := strings.Split(b.String(), "\n"), first+"  "+cut("0123456789", tt.want); len(lines) != 4 || lines[2] != want {
+			t.Errorf("%s: %q, want %q", name, lines, want)
+		}
+	}
+}
+
+// TestSlicesTable: a slice without devices is one line, and taints have their effects.
+func TestSlicesTable(t *testing.T) {
+	t.Parallel()
+	var b strings.Builder
+	slicesTable(&b, dra.Pool{Name: "n", Slices: []dra.Slice{{}, {Devices: []dra.Device{{Name: "gpu-0", Taints: []dra.Taint{
+		{Key: dra.TaintXID, Value: "48", Effect: "NoSchedule"}, {Key: dra.TaintLeaving, Effect: "NoSchedule"},
+	}}}}}})
+	const want = "pool n, slice 1 of 2: 0 devices\npool n, slice 2 of 2: 1 devices\n  DEVICE\tPROFILE\tPRODUCT\tGROUP OF 2\tOF 4\tOF 8\tTAINT\n" +
+		"  gpu-0\t-\t-\t-\t-\t-\tgpu.nvidia.com/xid=48:NoSchedule,gpu.nvidia.com/leaving:NoSchedule\n"
+	if diff := cmp.Diff(want, b.String()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestStepsInAnInstanceThatStays: compute instances are created in it, and one sentence says so for all of them.
+func TestStepsInAnInstanceThatStays(t *testing.T) {
+	t.Parallel()
+	id := 2
+	there := plannedInstance{ID: &id, Profile: "3g.40gb", Start: 4, Size: 4, Devices: []string{"1c.3g.40gb", "1c.3g.40gb"}}
+	g := plannedGPU{Steps: []plannedStep{{Action: inventory.MIGCreateCompute, GPU: &there}, {Action: inventory.MIGCreateCompute, GPU: &there}}}
+	if diff := cmp.Diff([]string{"create 2 x 1c.3g.40gb in GPU instance 2, 3g.40gb at slices 4 to 7"}, g.lines()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	g = plannedGPU{Resets: true, Steps: []plannedStep{{Action: inventory.MIGEnable}, {Action: inventory.MIGDestroyInstance, GPU: &plannedInstance{Profile: "1g.10gb", Size: 1, InUse: true}}}}
+	want := []string{"enable MIG mode while nothing uses the GPU; the driver resets it", "destroy GPU instance 1g.10gb at slice 0, once nothing uses it"}
+	if diff := cmp.Diff(want, g.lines()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
