@@ -53,6 +53,8 @@ func TestParseConfig(t *testing.T) {
 		{"MPS's field for time-slicing", gpu(`{"strategy":"TimeSlicing","mpsConfig":{}}`), "", "sharing.mpsConfig: is not for the strategy TimeSlicing"},
 		{"time-slicing's field for MPS", gpu(`{"strategy":"MPS","timeSlicingConfig":{}}`), "", "sharing.timeSlicingConfig: is not for the strategy MPS"},
 		{"an interval for MIG", mig(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`), "", "sharing.timeSlicingConfig: is not known"},
+		{"a field beside the interval", gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long","x":1}}`), "",
+			"sharing.timeSlicingConfig.x: is not known"},
 		{"an unknown interval", gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"long"}}`), "",
 			`sharing.timeSlicingConfig.interval: "long" is not known; use Default, Short, Medium, Long`},
 		{"percentages", gpu(`{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":101}}`), "",

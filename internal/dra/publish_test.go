@@ -240,9 +240,10 @@ func TestTaintTimes(t *testing.T) {
 			t.Errorf("%s: worse %v", name, got)
 		}
 	}
-	p := dra.Pool{Slices: []dra.Slice{slice(nil, "a"), slice(nil)}}.Untainted()
-	if len(p.Slices[0].Devices) != 0 || len(p.Slices[1].Devices) != 1 {
-		t.Errorf("untainted: %+v", p)
+	all := dra.Pool{Slices: []dra.Slice{slice(nil, "a"), slice(nil)}}
+	p := all.Untainted()
+	if len(p.Slices[0].Devices) != 0 || len(p.Slices[1].Devices) != 1 || len(all.Slices[0].Devices) != 1 {
+		t.Errorf("untainted: %+v of %+v", p, all)
 	}
 }
 

@@ -76,19 +76,20 @@ func TestForeign(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.startKubelet(t)
-	listen := func() *net.UnixListener {
-		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: n.socket("gpu.nvidia.com-0b1c-reg.sock"), Net: "unix"})
+	listen := func(name string) *net.UnixListener {
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: n.socket(name), Net: "unix"})
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = l.Close() })
 		return l
 	}
-	foreign := listen()
+	listen("nic.example.com-0b1c-reg.sock") // of a driver with another name, which is nothing to this one
+	foreign := listen("gpu.nvidia.com-0b1c-reg.sock")
 	d := n.start(t, nil)
 	isForeign := func(s draplugin.Status) bool { return s.Foreign != "" && !s.Registered }
 	status := d.await(t, "a foreign driver", isForeign)
-	if !strings.Contains(status.Problem, "gpu.nvidia.com-0b1c-reg.sock; remove that driver") || len(n.sockets(t)) != 1 {
+	if !strings.Contains(status.Problem, "gpu.nvidia.com-0b1c-reg.sock; remove that driver") || len(n.sockets(t)) != 2 {
 		t.Errorf("%+v, sockets %q", status, n.sockets(t))
 	}
 	foreign.SetUnlinkOnClose(false)
@@ -96,16 +97,16 @@ func TestForeign(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.awaitRegistered(t)
-	if got := n.sockets(t); len(got) != 2 {
+	if got := n.sockets(t); len(got) != 3 {
 		t.Errorf("sockets %q: that of another program has to stay", got)
 	}
 	if ready, reason := d.Ready(t.Context()); !ready {
 		t.Errorf("not ready: %s", reason)
 	}
 	removeFile(t, n.socket("gpu.nvidia.com-0b1c-reg.sock"))
-	listen()
+	listen("gpu.nvidia.com-0b1c-reg.sock")
 	d.await(t, "a foreign driver", isForeign)
-	eventually(t, "only the socket of the other program is there", func() bool { return len(n.sockets(t)) == 1 })
+	eventually(t, "only the sockets of other programs are there", func() bool { return len(n.sockets(t)) == 2 })
 	if ready, reason := d.Ready(t.Context()); ready || !strings.Contains(reason, "remove that driver") {
 		t.Errorf("ready %v: %s", ready, reason)
 	}

@@ -39,7 +39,11 @@ func TestConnections(t *testing.T) {
 		t.Errorf("a connection that says nothing: %+v", l.kubelet.Value())
 	default:
 	}
-	first, second := open("PRI"), open("PRI")
+	first := open("PRI")
+	if s := l.Status().Value(); !s.Registered || s.Problem != "" {
+		t.Errorf("kubelet is there again: %+v", s)
+	}
+	second := open("PRI")
 	if now := l.kubelet.Value(); !now.ok() || now.connected != 2 {
 		t.Errorf("two connections: %+v", now)
 	}
@@ -48,7 +52,7 @@ func TestConnections(t *testing.T) {
 		t.Errorf("one of two ended: %+v", now)
 	}
 	closing(second)
-	if now := l.kubelet.Value(); now.ok() || now.connected != 0 {
-		t.Errorf("both ended: %+v", now)
+	if now, s := l.kubelet.Value(), l.Status().Value(); now.ok() || now.connected != 0 || s.Registered || s.Problem != "kubelet ended its connection" {
+		t.Errorf("both ended: %+v, %+v", now, s)
 	}
 }

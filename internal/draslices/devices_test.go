@@ -121,6 +121,13 @@ func TestNumbersStay(t *testing.T) {
 			t.Errorf("%s is of %q, known %v, want %q", device, uuid, known, want)
 		}
 	}
+	if err := os.WriteFile(filepath.Join(dir, "dra-numbers.json"), []byte(`{"version":1}`), 0o600); err != nil { // without numbers
+		t.Fatal(err)
+	}
+	p.snapshots.Publish(gpus(map[string]int{"d": 0, "c": 1, "b": 2, "a": 3}))
+	node = p.snapshots.Value()
+	p.owners.Publish(dra.All(node.GPUs))
+	p.until("[0a 1b 2c 3d]")
 }
 
 // A node that was never looked at, or whose owners are not known, is not one without GPUs. In a mode without DRA there are slices only as

@@ -423,7 +423,8 @@ func TestBalanced(t *testing.T) {
 	}
 }
 
-// TestRestoreKeepsWhatIsThere: instances that are as they were stay with their IDs, the first one too, and the others get new ones.
+// TestRestoreKeepsWhatIsThere: instances that are as they were stay with their IDs, the first one too, and the others get new ones. One that
+// lacks its compute instances gets those.
 func TestRestoreKeepsWhatIsThere(t *testing.T) {
 	t.Parallel()
 	had := gpu(h100, "2g.20gb@0", "1g.10gb@2", "3g.40gb@4").Instances
@@ -437,6 +438,10 @@ func TestRestoreKeepsWhatIsThere(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{"2g.20gb@0 1", "1g.10gb@2 0", "3g.40gb@4 3"}, got); diff != "" || c.Reason != "" {
 		t.Errorf("%s (-want +got):\n%s", c.Reason, diff)
+	}
+	c = Restore(gpu(h100, "2g.20gb@0?", "1g.10gb@2", "3g.40gb@4"), inventory.MIGEnabled, had)
+	if len(c.Steps) != 1 || c.Steps[0].Action != inventory.MIGCreateCompute || c.Steps[0].Part.ID != 1 {
+		t.Errorf("an instance without its compute instance: %+v", c.Steps)
 	}
 	had[1].Profile = "1g.99gb"
 	if c = Restore(gpu(h100), inventory.MIGEnabled, had); !strings.Contains(c.Reason, "no profile 1g.99gb") {
