@@ -119,12 +119,13 @@ func TestClaimThatComesBack(t *testing.T) {
 func TestDamagedRecord(t *testing.T) {
 	t.Parallel()
 	for name, damage := range map[string]func(string) string{
-		"cut":            func(s string) string { return s[:len(s)/2] },
-		"a changed bit":  func(s string) string { return strings.Replace(s, "GPU-a", "GPU-c", 1) },
-		"empty":          func(string) string { return "" },
-		"zeros":          func(s string) string { return strings.Repeat("\x00", len(s)) },
-		"another's":      func(s string) string { return strings.ReplaceAll(s, "uid-1", "uid-7") },
-		"something else": func(string) string { return `{"a":1}` },
+		"cut":                         func(s string) string { return s[:len(s)/2] },
+		"a changed bit":               func(s string) string { return strings.Replace(s, "GPU-a", "GPU-c", 1) },
+		"empty":                       func(string) string { return "" },
+		"zeros":                       func(s string) string { return strings.Repeat("\x00", len(s)) },
+		"another's":                   func(s string) string { return strings.ReplaceAll(s, "uid-1", "uid-7") },
+		"another's with its checksum": func(s string) string { return claims.Signed(strings.ReplaceAll(s, "uid-1", "uid-7")) },
+		"something else":              func(string) string { return `{"a":1}` },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -2,6 +2,7 @@ package claims_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -140,6 +141,17 @@ func TestTimeSlicesOfAnotherBoot(t *testing.T) {
 	}
 	if _, err := c.Prepare(t.Context(), claim("uid-2", gpuA)); err != nil {
 		t.Error(err)
+	}
+	for i, boot := range []string{"two", ""} { // a boot that is not known may be the same
+		if _, err := c.Prepare(t.Context(), sliced(fmt.Sprint("uid-6", i), gpuC)); err != nil || r.slice("GPU-c") != "3" {
+			t.Errorf("Prepare() = %v, time slice %s", err, r.slice("GPU-c"))
+		}
+		stop()
+		r.options.BootID = boot
+		c, stop = r.start()
+		if err := c.Unprepare(t.Context(), fmt.Sprint("uid-6", i), "default", "x"); err != nil || r.slice("GPU-c") != "0" {
+			t.Errorf("Unprepare() with boot %q: %v, time slice %s", boot, err, r.slice("GPU-c"))
+		}
 	}
 	stop()
 	r.options.SetTimeSlice = nil
