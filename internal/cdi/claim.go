@@ -30,6 +30,7 @@ const (
 // Given is what a container is given with each GPU and MIG device of a node. It is immutable.
 type Given struct {
 	version string
+	mpsRoot string
 	common  json.RawMessage
 	devices map[string]json.RawMessage // edits by UUID
 }
@@ -58,7 +59,7 @@ func (w *Writer) Given(snapshot inventory.Snapshot, e edits.Options, o Options) 
 	named.Devices = append(slices.Clone(spec.Devices), specs.Device{Name: "0"}) // the UID of a claim may begin with a digit
 	version, problem := specs.MinimumRequiredVersion(&named)
 	spec.Version = version
-	g := Given{version: version, devices: map[string]json.RawMessage{}}
+	g := Given{version: version, mpsRoot: e.MPSRoot, devices: map[string]json.RawMessage{}}
 	add := func(e specs.ContainerEdits) json.RawMessage {
 		text, err := json.Marshal(e)
 		problem = errors.Join(problem, err, (&cdilib.ContainerEdits{ContainerEdits: &e}).Validate())
@@ -97,19 +98,48 @@ type claimDevice struct {
 	Edits json.RawMessage `json:"containerEdits"`
 }
 
-// Claim returns the content of a claim's spec file, for its devices: UUIDs by the names of devices. All of them must be known. The note, a
-// line, is for ClaimNote: runtimes take it for a comment.
-func (g Given) Claim(uid string, devices map[string]string, note []byte) ([]byte, error) {
+// A ClaimedDevice is a device of a claim.
+type ClaimedDevice struct {
+	UUID string
+	// MPS is the directory of the MPS daemon whose clients the containers are, below the host's directory of MPS state; empty for none.
+	MPS string
+}
+
+// Claim returns the content of a claim's spec file, for its devices by their names. All of them must be known. The note, a line, is for
+// ClaimNote: runtimes take it for a comment.
+func (g Given) Claim(uid string, devices map[string]ClaimedDevice, note []byte) ([]byte, error) {
 	spec := claimSpec{Version: g.version, Kind: claimVendor + "/" + claimClass, Edits: g.common}
 	for _, name := range slices.Sorted(maps.Keys(devices)) {
-		given, known := g.devices[devices[name]]
+		given, known := g.devices[devices[name].UUID]
 		if !known {
-			return nil, fmt.Errorf("it is not known what a container is given with %s", devices[name])
+			return nil, fmt.Errorf("it is not known what a container is given with %s", devices[name].UUID)
+		}
+		if dir := devices[name].MPS; dir != "" {
+			var err error
+			if given, err = g.clientOf(dir, given); err != nil {
+				return nil, err
+			}
 		}
 		spec.Devices = append(spec.Devices, claimDevice{uid + "-" + name, given})
 	}
 	text, err := json.Marshal(spec)
 	return slices.Concat([]byte(notePrefix), note, []byte("\n"), text), err
+}
+
+// clientOf returns the edits of a device with what makes a container a client of an MPS daemon.
+func (g Given) clientOf(dir string, given json.RawMessage) (json.RawMessage, error) {
+	var all specs.ContainerEdits
+	if err := json.Unmarshal(given, &all); err != nil {
+		return nil, err
+	}
+	client := edits.MPSClient(g.mpsRoot, dir)
+	for name, value := range client.Env {
+		all.Env = append(all.Env, name+"="+value)
+	}
+	for _, m := range client.Mounts {
+		all.Mounts = append(all.Mounts, mount(m.HostPath, m.ContainerPath, []string{"rw", "nosuid", "nodev", "rbind", "rprivate"}))
+	}
+	return json.Marshal(all)
 }
 
 // notePrefix is what the line of the note begins with.

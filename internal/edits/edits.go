@@ -2,6 +2,7 @@ package edits
 
 import (
 	"fmt"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -161,9 +162,16 @@ func (c *container) joinMPS() {
 	if i < 0 {
 		return
 	}
-	pipe := path.Join(c.devices[i].Resource, "pipe")
-	c.edits.Env["CUDA_MPS_PIPE_DIRECTORY"] = path.Join(mpsContainerRoot, pipe)
-	c.edits.Mounts = append(c.edits.Mounts,
-		Mount{HostPath: path.Join(c.options.MPSRoot, pipe), ContainerPath: path.Join(mpsContainerRoot, pipe)},
-		Mount{HostPath: path.Join(c.options.MPSRoot, "shm"), ContainerPath: "/dev/shm"})
+	client := MPSClient(c.options.MPSRoot, c.devices[i].Resource)
+	maps.Copy(c.edits.Env, client.Env)
+	c.edits.Mounts = append(c.edits.Mounts, client.Mounts...)
+}
+
+// MPSClient returns what makes a container a client of the MPS daemon with a directory below root, the host's directory of MPS state.
+func MPSClient(root, dir string) Edits {
+	pipe := path.Join(dir, "pipe")
+	return Edits{Env: map[string]string{"CUDA_MPS_PIPE_DIRECTORY": path.Join(mpsContainerRoot, pipe)}, Mounts: []Mount{
+		{HostPath: path.Join(root, pipe), ContainerPath: path.Join(mpsContainerRoot, pipe)},
+		{HostPath: path.Join(root, "shm"), ContainerPath: "/dev/shm"},
+	}}
 }

@@ -45,8 +45,10 @@ func (d *daemon) run(ctx context.Context, ready func(bool)) error {
 	if err := d.endLeftover(ctx); err != nil {
 		return err
 	}
-	if err := d.gpus.claim(ctx, d.group.Resource, d.group.uuids()); err != nil {
-		return err
+	if gpus := d.group.exclusive(); len(gpus) > 0 {
+		if err := d.gpus.claim(ctx, d.group.Resource, gpus); err != nil {
+			return err
+		}
 	}
 	p, err := d.begin(ctx)
 	if err != nil {
@@ -101,9 +103,15 @@ const multiUser = "-multiuser-server"
 
 // begin starts the daemon and waits until it answers. An old driver's ends at once if it is told to serve several users.
 func (d *daemon) begin(ctx context.Context) (*process, error) {
+	if d.group.Claim != nil && !d.group.Claim.MultiUser {
+		return d.beginWith(ctx)
+	}
 	p, err := d.beginWith(ctx, multiUser)
-	if !errors.Is(err, errEndedAtOnce) {
+	switch {
+	case !errors.Is(err, errEndedAtOnce):
 		return p, err
+	case d.group.Claim != nil:
+		return nil, fmt.Errorf("%w; a driver that does not know %s needs a claim without sharing.mpsConfig.multiUser", err, multiUser)
 	}
 	klog.FromContext(ctx).Info("Trying again with an MPS control daemon whose clients wait for those of other users",
 		"resource", d.group.Resource, "reason", err.Error())
@@ -150,11 +158,15 @@ func (d *daemon) await(ctx context.Context, p *process) error {
 
 // limit gives each client its part of the GPUs.
 func (d *daemon) limit(ctx context.Context) error {
-	threads := strconv.Itoa(d.group.threads())
-	if err := d.set(ctx, "default_active_thread_percentage", threads, percentage); err != nil {
-		return err
+	if threads := d.group.threads(); threads > 0 {
+		if err := d.set(ctx, "default_active_thread_percentage", strconv.Itoa(threads), percentage); err != nil {
+			return err
+		}
 	}
 	for i, g := range d.group.GPUs {
+		if g.memoryMiB() == 0 && d.group.Claim != nil {
+			continue
+		}
 		if g.memoryMiB() == 0 {
 			klog.FromContext(ctx).Info("The memory of a GPU is not known: its clients have no limit", "gpu", g.UUID)
 			continue

@@ -1,6 +1,6 @@
 // Package mps shares GPUs by CUDA's Multi-Process Service. A Supervisor runs an nvidia-cuda-mps-control for each resource that is
-// shared so; a Prober asks those daemons whether they are there. The two are in different processes: the process of the Supervisor
-// is privileged because it sets compute modes, and the device plugin is not.
+// shared so, and for each claim that wants one by Claims; a Prober asks the daemons of resources whether they are there. Only the process
+// of the Supervisor is privileged, because it sets compute modes; the device plugin, with the others, is not.
 //
 // Both see the host's directory of MPS state, the root. It holds
 //
@@ -11,6 +11,7 @@
 //	shm               memory that servers and clients share, their /dev/shm
 //	.ready            while all daemons serve clients; it says "mps"
 //	.lock             locked by the one Supervisor of the root
+//	claims            the same for claims, which are asked for there; see claims.go
 //
 // Package cli imports this one; offer knows the Prober by an interface.
 package mps

@@ -7,17 +7,20 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
-// A Group is the GPUs of one resource that are shared by MPS: those of one control daemon.
+// A Group is the GPUs of one control daemon: those of one resource that are shared by MPS, or those of a claim.
 type Group struct {
+	// Resource is the name of the resource, or ClaimDir for a claim. It is the directory of the daemon below the root.
 	Resource string
 	// GPUs are in the order in which the daemon counts them.
 	GPUs []GPU
+	// Claim is what a claim wants; nil for a resource.
+	Claim *Claim
 }
 
 // A GPU is one of a Group.
 type GPU struct {
 	UUID string
-	// MemoryBytes is the total memory; 0 if the driver does not say.
+	// MemoryBytes is the memory of all replicas; 0 if the driver does not say, or if it has no limit.
 	MemoryBytes uint64
 	// Replicas is how many clients share the GPU.
 	Replicas int
@@ -63,9 +66,20 @@ func (g Group) uuids() []string {
 	return uuids
 }
 
-// threads is the part of a GPU's threads, in percent, that one client may use. A daemon has one figure for all its GPUs:
-// that of the one with most clients.
+// exclusive are the UUIDs of GPUs on which no process but clients may compute.
+func (g Group) exclusive() []string {
+	if g.Claim != nil && !g.Claim.Exclusive {
+		return nil
+	}
+	return g.uuids()
+}
+
+// threads is the part of a GPU's threads, in percent, that one client may use; 0 for no limit. A daemon has one figure for all its
+// GPUs: that of the one with most clients.
 func (g Group) threads() int {
+	if g.Claim != nil {
+		return g.Claim.Percentage
+	}
 	most := 1
 	for _, gpu := range g.GPUs {
 		most = max(most, gpu.Replicas)

@@ -71,6 +71,16 @@ func (e *exclusive) claim(ctx context.Context, resource string, uuids []string) 
 	return nil
 }
 
+// restore sets GPUs back that this process left to MPS for a resource, or an earlier one that could not set them back.
+func (e *exclusive) restore(ctx context.Context, resource string, uuids []string) error {
+	if e.left && len(uuids) > 0 {
+		if err := e.claim(ctx, resource, uuids); err != nil {
+			return err
+		}
+	}
+	return e.release(ctx, resource)
+}
+
 // release sets the GPUs of a resource back to what they were.
 func (e *exclusive) release(ctx context.Context, resource string) error {
 	e.mu.Lock()

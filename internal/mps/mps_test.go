@@ -104,7 +104,7 @@ func (n *node) checkModes(when string, want map[string]inventory.ComputeMode) {
 // supervise runs a Supervisor of some groups, and returns what ends it.
 func (n *node) supervise(groups ...mps.Group) (end func()) {
 	n.t.Helper()
-	n.wanted.Publish(groups)
+	n.wanted.Publish(append([]mps.Group{}, groups...))
 	ctx, cancel := context.WithCancel(context.WithoutCancel(n.t.Context()))
 	ended := make(chan error, 1)
 	go func() { ended <- mps.NewSupervisor(n.root, n.wanted, n).Run(ctx) }()

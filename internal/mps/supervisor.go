@@ -3,14 +3,12 @@ package mps
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
@@ -51,34 +49,47 @@ var backoff = supervise.Backoff{First: time.Second, Most: 30 * time.Second, Prov
 func (s *Supervisor) Run(ctx context.Context) error { return supervise.Run(ctx, backoff, s.work) }
 
 func (s *Supervisor) work(ctx context.Context) error {
-	lock, err := os.OpenFile(filepath.Join(s.root, lockFile), os.O_RDWR|os.O_CREATE, 0o600)
+	unlock, err := lockRoot(s.root)
 	if err != nil {
-		return fmt.Errorf("lock the directory of MPS state: %w; mount the host's (--mps-root) there", err)
+		return err
 	}
-	defer lock.Close() // which unlocks it
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return fmt.Errorf("lock the directory of MPS state: %w; another mps-control-daemon works in %s", err, s.root)
-	}
+	defer unlock()
 	gpus := newExclusive(s.modes, filepath.Join(s.root, exclusiveMark))
-	tasks := map[string]*task{}
+	tasks, claims := map[string]*task{}, map[string]*task{}
 	defer func() {
 		for _, t := range tasks {
+			t.cancel()
+		}
+		for _, t := range claims {
 			t.cancel()
 		}
 		for _, t := range tasks {
 			<-t.done
 		}
+		for _, t := range claims {
+			<-t.done
+		}
 		s.count(ctx, -1)
 	}()
+	if err := forgetStarted(s.root); err != nil {
+		return err
+	}
+	look := time.NewTicker(claimPace)
+	defer look.Stop()
 	for {
 		groups, changed := s.wanted.Latest()
 		if groups != nil {
 			s.adjust(ctx, gpus, tasks, groups)
 		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-changed:
+		for same := true; same; {
+			s.adjustClaims(ctx, gpus, claims)
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-changed:
+				same = false
+			case <-look.C:
+			}
 		}
 	}
 }
@@ -113,6 +124,7 @@ type task struct {
 	wanted *feed.Feed[Group]
 	cancel context.CancelFunc
 	done   chan struct{}
+	ends   bool // it removes what is left of a claim
 }
 
 func (s *Supervisor) begin(ctx context.Context, gpus *exclusive, g Group) *task {
@@ -124,7 +136,11 @@ func (s *Supervisor) begin(ctx context.Context, gpus *exclusive, g Group) *task 
 		pauses.Nudge = func() <-chan struct{} { _, changed := t.wanted.Latest(); return changed }
 		// The error is of a life that gives up, which none does.
 		_ = supervise.Run(ctx, pauses, func(ctx context.Context) error { return s.live(ctx, gpus, t) })
-		if err := gpus.release(context.WithoutCancel(ctx), g.Resource); err != nil {
+		err := gpus.release(context.WithoutCancel(ctx), g.Resource)
+		if err == nil && g.Claim != nil { // nothing is left of it but the wish
+			err = os.RemoveAll(filepath.Join(s.root, g.Resource))
+		}
+		if err != nil {
 			klog.FromContext(ctx).Error(err, "GPUs stay in exclusive mode", "resource", g.Resource)
 		}
 	}()
@@ -153,9 +169,18 @@ func (s *Supervisor) live(ctx context.Context, gpus *exclusive, t *task) error {
 		}
 	}()
 	d := &daemon{control: control{dir: filepath.Join(s.root, group.Resource)}, group: group, gpus: gpus}
-	err := d.run(ctx, func(serves bool) { s.note(ctx, group.Resource, serves) })
+	err := d.run(ctx, func(serves bool) {
+		if group.Claim == nil {
+			s.note(ctx, group.Resource, serves)
+		} else if err := removed(d.folder(failedMark)); err != nil {
+			klog.FromContext(ctx).Error(err, "What was wrong with an MPS control daemon is shown still", "resource", group.Resource)
+		}
+	})
 	if errors.Is(context.Cause(ctx), errReplaced) {
 		return nil
+	}
+	if err != nil && ctx.Err() == nil && group.Claim != nil { // for who waits for it
+		err = errors.Join(err, files.Replace(d.folder(failedMark), []byte(err.Error()), 0o600))
 	}
 	return err
 }

@@ -9,7 +9,7 @@
 //
 // Tests find its process in nvidia-cuda-mps-control.pid, and what it was told in log/control.log. The environment variable
 // MPS_STAND_IN makes it misbehave: "stubborn" does not quit, "lax" takes no limits, "old" does not know how to serve several
-// users, "endless" prints answers that have no end.
+// users, "endless" prints answers that have no end, "mute" answers nothing.
 package main
 
 import (
@@ -146,6 +146,9 @@ func (d *daemon) converse(c net.Conn) (quit bool) {
 	defer c.Close()
 	for commands := bufio.NewScanner(c); commands.Scan(); {
 		d.say("Cmd:" + commands.Text())
+		if d.mood == "mute" {
+			continue
+		}
 		words := strings.Fields(commands.Text())
 		if len(words) > 0 && words[0] == "quit" && d.mood != "stubborn" {
 			for _, s := range d.servers {

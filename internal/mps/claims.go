@@ -1,0 +1,280 @@
+package mps
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+)
+
+// The control daemons of claims are asked for by files in the folder claims of the root, by IDs:
+//
+//	claims/<ID>.json     the daemon that is wanted: a Claim
+//	claims/<ID>.ending   the same, when it is not wanted any more and may still be there
+//	claims/<ID>          the directory of the daemon, as that of a resource; it is there from before the daemon is started, and before
+//	                     the compute mode of a GPU is set, until that is undone. In it, .failed says why the daemon does not serve
+//
+// The Supervisor runs what the files ask for. Who removes a claim renames its file, and the Supervisor removes all of it.
+const (
+	claimsFolder = "claims"
+	wantedSuffix = ".json"
+	endingSuffix = ".ending"
+	failedMark   = ".failed"
+	// claimPace is how often either side looks at the files.
+	claimPace = 100 * time.Millisecond
+	// maxClaim is the largest file that is read, in bytes.
+	maxClaim = 1 << 20
+)
+
+// A Claim is the control daemon that a ResourceClaim wants.
+type Claim struct {
+	// Devices are in the order in which clients count them.
+	Devices []ClaimDevice `json:"devices"`
+	// Percentage is the part of the threads that one client may use, from 1 to 100; 0 for no limit.
+	Percentage int `json:"activeThreadPercentage,omitempty"`
+	// MultiUser has clients of several users compute at the same time.
+	MultiUser bool `json:"multiUser,omitempty"`
+	// Exclusive has no process but clients compute on the GPUs. MIG devices cannot be left to MPS in this way.
+	Exclusive bool `json:"exclusive,omitempty"`
+}
+
+// A ClaimDevice is a GPU or a MIG device of a Claim.
+type ClaimDevice struct {
+	UUID string `json:"uuid"`
+	// Memory is the most memory that one client may have, in bytes; 0 for no limit.
+	Memory int64 `json:"memoryLimit,omitempty"`
+}
+
+// uuids are those of the devices.
+func (c Claim) uuids() []string {
+	var all []string
+	for _, d := range c.Devices {
+		all = append(all, d.UUID)
+	}
+	return all
+}
+
+// group returns the Group with the daemon of the claim.
+func (c Claim) group(id string) Group {
+	g := Group{Resource: ClaimDir(id), Claim: &c}
+	for _, d := range c.Devices {
+		g.GPUs = append(g.GPUs, GPU{UUID: d.UUID, MemoryBytes: uint64(max(d.Memory, 0)), Replicas: 1})
+	}
+	return g
+}
+
+// ClaimDir is the directory of the daemon with an ID, below the root.
+func ClaimDir(id string) string { return claimsFolder + "/" + id }
+
+// Claims ask for the control daemons of claims. Their methods may be called by several goroutines and processes, but by one at a time for
+// one ID.
+type Claims struct{ root string }
+
+// NewClaims returns Claims whose daemons are run by the Supervisor of the same root.
+func NewClaims(root string) *Claims { return &Claims{root} }
+
+// errNoSupervisor is why there is no daemon where nobody would start one.
+var errNoSupervisor = errors.New("mps-control-daemon does not run on this node, with the same directory of MPS state (--mps-root)")
+
+func (c *Claims) path(id, suffix string) string {
+	return filepath.Join(c.root, claimsFolder, id+suffix)
+}
+
+// Start asks for a daemon, and waits until it serves clients with the limits that are wanted, or until ctx ends. The error says why it does
+// not serve; the daemon stays wanted.
+func (c *Claims) Start(ctx context.Context, id string, wanted Claim) error {
+	text, err := json.Marshal(wanted)
+	if err != nil {
+		return err
+	}
+	if !supervised(c.root) {
+		return errNoSupervisor
+	}
+	before, err := files.Read(c.path(id, wantedSuffix), maxClaim)
+	if _, ending := os.Lstat(c.path(id, endingSuffix)); ending == nil || err == nil && !bytes.Equal(before, text) {
+		if err := c.End(ctx, id); err != nil {
+			return err
+		}
+		before = nil
+	}
+	if !bytes.Equal(before, text) {
+		if err := os.MkdirAll(filepath.Join(c.root, claimsFolder), 0o755); err != nil {
+			return err
+		}
+		if err := files.Replace(c.path(id, wantedSuffix), text, 0o600); err != nil {
+			return fmt.Errorf("ask for an MPS control daemon: %w", err)
+		}
+	}
+	pace := time.NewTicker(claimPace)
+	defer pace.Stop()
+	for {
+		problem, final := c.problem(id)
+		if problem == "" {
+			return nil
+		}
+		if final {
+			return errors.New(problem)
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s; it was not waited for any longer: %w", problem, ctx.Err())
+		case <-pace.C:
+		}
+	}
+}
+
+// Problem returns why the daemon with an ID does not serve clients; empty if it does.
+func (c *Claims) Problem(id string) string {
+	problem, _ := c.problem(id)
+	return problem
+}
+
+// problem is Problem. It is final if it does not end by itself within a moment.
+func (c *Claims) problem(id string) (problem string, final bool) {
+	if !supervised(c.root) {
+		return errNoSupervisor.Error(), true
+	}
+	dir := c.path(id, "")
+	if _, err := os.Lstat(filepath.Join(dir, startedMark)); err == nil {
+		return "", false
+	}
+	if reason, err := files.Read(filepath.Join(dir, failedMark), maxAnswer); err == nil {
+		return string(reason), true
+	}
+	return "the MPS control daemon is being started", false
+}
+
+// Stop says that a daemon is not wanted any more. It does not wait until the daemon has ended.
+func (c *Claims) Stop(id string) error {
+	err := os.Rename(c.path(id, wantedSuffix), c.path(id, endingSuffix))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("end an MPS control daemon: %w", err)
+	}
+	unlock, err := lockRoot(c.root)
+	if err != nil {
+		return nil // the Supervisor removes it
+	}
+	defer unlock()
+	if _, err := os.Lstat(c.path(id, "")); errors.Is(err, fs.ErrNotExist) { // it was never started, or was ended
+		return removed(c.path(id, endingSuffix))
+	}
+	return nil
+}
+
+// End is Stop, and waits until the daemon has ended and the compute modes are set back, or until ctx ends.
+func (c *Claims) End(ctx context.Context, id string) error {
+	pace := time.NewTicker(claimPace)
+	defer pace.Stop()
+	for {
+		if err := c.Stop(id); err != nil {
+			return err
+		}
+		if _, err := os.Lstat(c.path(id, endingSuffix)); errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if !supervised(c.root) {
+			return fmt.Errorf("an MPS control daemon of an earlier claim may still run: %w", errNoSupervisor)
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("the MPS control daemon of an earlier claim has not ended yet: %w", ctx.Err())
+		case <-pace.C:
+		}
+	}
+}
+
+// All returns the UUIDs of the devices of all daemons that are wanted, or have not ended yet, by ID.
+func (c *Claims) All() (map[string][]string, error) {
+	wanted, ending, err := list(c.root)
+	if err != nil {
+		return nil, err
+	}
+	all := map[string][]string{}
+	for _, of := range []map[string]Claim{wanted, ending} {
+		for id, claim := range of {
+			all[id] = claim.uuids()
+		}
+	}
+	return all, nil
+}
+
+// list returns what the files of claims ask for, by ID. A file that cannot be read asks for no devices.
+func list(root string) (wanted, ending map[string]Claim, err error) {
+	dir := filepath.Join(root, claimsFolder)
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, nil
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("list the MPS control daemons of claims: %w", err)
+	}
+	wanted, ending = map[string]Claim{}, map[string]Claim{}
+	for _, e := range entries {
+		for suffix, of := range map[string]map[string]Claim{wantedSuffix: wanted, endingSuffix: ending} {
+			id, is := strings.CutSuffix(e.Name(), suffix)
+			if !is {
+				continue
+			}
+			text, err := files.Read(filepath.Join(dir, e.Name()), maxClaim)
+			if errors.Is(err, fs.ErrNotExist) {
+				continue // it was renamed meanwhile
+			}
+			var claim Claim
+			if err == nil {
+				err = json.Unmarshal(text, &claim)
+			}
+			if err != nil {
+				claim = Claim{}
+			}
+			of[id] = claim
+		}
+	}
+	return wanted, ending, nil
+}
+
+// removed removes a file that may not be there.
+func removed(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// lockRoot locks a root for the one Supervisor of it.
+func lockRoot(root string) (unlock func(), err error) {
+	lock, err := os.OpenFile(filepath.Join(root, lockFile), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock the directory of MPS state: %w; mount the host's (--mps-root) there", err)
+	}
+	// Versions that know no claims have the first lock alone. The second one can be asked about without taking it.
+	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if err == nil {
+		err = unix.FcntlFlock(lock.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK})
+	}
+	if err != nil {
+		_ = lock.Close()
+		return nil, fmt.Errorf("lock the directory of MPS state: %w; another mps-control-daemon works in %s", err, root)
+	}
+	return func() { _ = lock.Close() }, nil
+}
+
+// supervised reports whether a Supervisor works in a root.
+func supervised(root string) bool {
+	lock, err := os.Open(filepath.Join(root, lockFile))
+	if err != nil {
+		return false
+	}
+	defer lock.Close()
+	held := unix.Flock_t{Type: unix.F_WRLCK}
+	return unix.FcntlFlock(lock.Fd(), unix.F_OFD_GETLK, &held) == nil && held.Type != unix.F_UNLCK
+}

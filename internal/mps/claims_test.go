@@ -1,0 +1,244 @@
+package mps_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
+)
+
+const oneClaim = "uid-1-0"
+
+// wantedGPUs is the daemon of a claim with two GPUs and all limits.
+var wantedGPUs = mps.Claim{
+	Devices: []mps.ClaimDevice{{UUID: "GPU-a", Memory: 10 << 30}, {UUID: "GPU-b"}}, Percentage: 40, MultiUser: true, Exclusive: true,
+}
+
+// start asks for a daemon, and waits for it as long as a test may.
+func (n *node) start(id string, wanted mps.Claim) error {
+	ctx, cancel := context.WithTimeout(n.t.Context(), 2*time.Minute)
+	defer cancel()
+	return mps.NewClaims(n.root).Start(ctx, id, wanted)
+}
+
+// end stops a daemon, and waits until nothing is left of it.
+func (n *node) end(id string) {
+	n.t.Helper()
+	ctx, cancel := context.WithTimeout(n.t.Context(), 2*time.Minute)
+	defer cancel()
+	if err := mps.NewClaims(n.root).End(ctx, id); err != nil {
+		n.t.Fatal(err)
+	}
+	for _, name := range []string{"claims/" + id, "claims/" + id + ".json", "claims/" + id + ".ending"} {
+		if n.has(name) {
+			n.t.Errorf("%s is left", name)
+		}
+	}
+}
+
+// TestDaemonsOfClaims: a claim has a daemon for exactly its devices, with its limits, as long as it wants one. The daemons of resources and
+// of other claims have nothing to do with it.
+func TestDaemonsOfClaims(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.supervise(group(one, gpu("c", 80, 2)))
+	n.untilReady()
+	if err := n.start(oneClaim, wantedGPUs); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.start("uid-2-1", mps.Claim{Devices: []mps.ClaimDevice{{UUID: "MIG-d"}}}); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"Starting control daemon of GPU-a,GPU-b for several users", "Cmd:set_default_active_thread_percentage 40",
+		"Cmd:set_default_device_pinned_mem_limit 0 10240M",
+	}
+	if diff := cmp.Diff(want, n.log(mps.ClaimDir(oneClaim))); diff != "" {
+		t.Errorf("what the daemon was told (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{"Starting control daemon of MIG-d for one user"}, n.log(mps.ClaimDir("uid-2-1"))); diff != "" {
+		t.Errorf("what the daemon of a MIG device was told (-want +got):\n%s", diff)
+	}
+	n.checkModes("while they run", map[string]inventory.ComputeMode{
+		"GPU-a": inventory.ComputeExclusiveProcess, "GPU-b": inventory.ComputeExclusiveProcess, "GPU-c": inventory.ComputeExclusiveProcess,
+	})
+	pid, other := n.pid(mps.ClaimDir(oneClaim)), n.pid(mps.ClaimDir("uid-2-1"))
+	if err := n.start(oneClaim, wantedGPUs); err != nil || n.pid(mps.ClaimDir(oneClaim)) != pid {
+		t.Errorf("asked again: %v, with the daemon %d, before %d", err, n.pid(mps.ClaimDir(oneClaim)), pid)
+	}
+	all, err := mps.NewClaims(n.root).All()
+	if diff := cmp.Diff(map[string][]string{oneClaim: {"GPU-a", "GPU-b"}, "uid-2-1": {"MIG-d"}}, all); err != nil || diff != "" {
+		t.Errorf("all daemons (-want +got):\n%s %v", diff, err)
+	}
+	n.end(oneClaim)
+	if alive(pid) || !alive(other) || !n.has(".ready") {
+		t.Errorf("the daemon is there: %v, that of another claim: %v", alive(pid), alive(other))
+	}
+	n.checkModes("afterwards", map[string]inventory.ComputeMode{"GPU-c": inventory.ComputeExclusiveProcess})
+	other2 := wantedGPUs
+	other2.Percentage = 10
+	if err := n.start("uid-2-1", other2); err != nil { // with other devices than before
+		t.Fatal(err)
+	}
+	if alive(other) || !slices.Contains(n.log(mps.ClaimDir("uid-2-1")), "Cmd:set_default_active_thread_percentage 10") {
+		t.Errorf("a daemon that is wanted otherwise: %q", n.log(mps.ClaimDir("uid-2-1")))
+	}
+}
+
+// TestDaemonOfAClaimThatDies is started again, and what is wrong is told meanwhile.
+func TestDaemonOfAClaimThatDies(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	end := n.supervise()
+	n.untilReady()
+	c := mps.NewClaims(n.root)
+	if err := n.start(oneClaim, wantedGPUs); err != nil {
+		t.Fatal(err)
+	}
+	first := n.pid(mps.ClaimDir(oneClaim))
+	n.setFail(errors.New("not now"))
+	if err := syscall.Kill(first, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	n.until("the reason is told", func() bool { return strings.Contains(c.Problem(oneClaim), "not now") })
+	if err := n.start(oneClaim, wantedGPUs); err == nil || !strings.Contains(err.Error(), "not now") {
+		t.Errorf("a daemon that cannot be started: %v", err)
+	}
+	n.setFail(nil)
+	n.until("another daemon serves", func() bool { return c.Problem(oneClaim) == "" && n.pid(mps.ClaimDir(oneClaim)) != first })
+	end()
+	if problem := c.Problem(oneClaim); !strings.Contains(problem, "mps-control-daemon does not run") {
+		t.Errorf("without a supervisor: %q", problem)
+	}
+	n.checkModes("without a supervisor", map[string]inventory.ComputeMode{})
+	n.supervise()
+	n.until("the next supervisor starts it", func() bool { return c.Problem(oneClaim) == "" })
+}
+
+// TestClaimsWithoutSupervisor: nothing is asked for, and what was asked for and never begun can be given back.
+func TestClaimsWithoutSupervisor(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	end := n.supervise()
+	n.untilReady()
+	if err := n.start(oneClaim, wantedGPUs); err != nil {
+		t.Fatal(err)
+	}
+	end()
+	if err := n.start("uid-2-0", wantedGPUs); err == nil || !strings.Contains(err.Error(), "mps-control-daemon does not run on this node") {
+		t.Errorf("without a supervisor: %v", err)
+	}
+	if n.has("claims/uid-2-0.json") {
+		t.Error("a daemon is asked for that nobody starts")
+	}
+	n.end(oneClaim)
+}
+
+// TestClaimsAfterAKill: what a supervisor that was killed has left of a claim is ended by the next one, whether the claim is wanted or not.
+// Until then nobody else may have the GPU.
+func TestClaimsAfterAKill(t *testing.T) {
+	t.Parallel()
+	for name, wanted := range map[string]bool{"wanted": true, "given back": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			dir := n.path(mps.ClaimDir(oneClaim))
+			for _, folder := range []string{"pipe", "log"} {
+				if err := os.MkdirAll(filepath.Join(dir, folder), 0o755); err != nil {
+					t.Fatal(err)
+				}
+			}
+			left := exec.CommandContext(t.Context(), control, "-f")
+			left.Env = append(os.Environ(), "CUDA_MPS_PIPE_DIRECTORY="+dir+"/pipe", "CUDA_MPS_LOG_DIRECTORY="+dir+"/log")
+			if err := left.Start(); err != nil {
+				t.Fatal(err)
+			}
+			n.until("a daemon that is left", func() bool { return n.pid(mps.ClaimDir(oneClaim)) != 0 })
+			for name, text := range map[string]string{
+				".exclusive": "", "claims/" + oneClaim + "/.started": "",
+				"claims/" + oneClaim + ".json": `{"devices":[{"uuid":"GPU-a"}],"exclusive":true}`,
+			} {
+				if err := os.WriteFile(n.path(name), []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			n.modes["GPU-a"] = inventory.ComputeExclusiveProcess
+			if !wanted {
+				err := mps.NewClaims(n.root).End(t.Context(), oneClaim)
+				if err == nil || !strings.Contains(err.Error(), "may still run") {
+					t.Errorf("what may still run has ended: %v", err)
+				}
+			}
+			n.supervise()
+			if err := left.Wait(); err != nil {
+				t.Errorf("the daemon that was left: %v", err)
+			}
+			n.untilReady()
+			if wanted {
+				if err := n.start(oneClaim, mps.Claim{Devices: []mps.ClaimDevice{{UUID: "GPU-a"}}, Exclusive: true}); err != nil {
+					t.Fatal(err)
+				}
+				n.checkModes("while it is wanted", map[string]inventory.ComputeMode{"GPU-a": inventory.ComputeExclusiveProcess})
+			}
+			n.end(oneClaim)
+			n.checkModes("afterwards", map[string]inventory.ComputeMode{})
+		})
+	}
+}
+
+// TestDaemonsOfClaimsThatMisbehave: who waits is told why, within the time that it has.
+func TestDaemonsOfClaimsThatMisbehave(t *testing.T) {
+	for mood, want := range map[string]string{
+		"lax": "does not take the limit", "old": "needs a claim without sharing.mpsConfig.multiUser", "mute": "is being started; it was not waited",
+	} {
+		t.Run(mood, func(t *testing.T) {
+			t.Setenv("MPS_STAND_IN", mood)
+			n := newNode(t)
+			n.supervise()
+			n.untilReady()
+			patience := 2 * time.Minute
+			if mood == "mute" {
+				patience = 3 * time.Second
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			if err := mps.NewClaims(n.root).Start(ctx, oneClaim, wantedGPUs); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("Start() = %v, want %q", err, want)
+			}
+			n.end(oneClaim)
+			n.checkModes("afterwards", map[string]inventory.ComputeMode{})
+		})
+	}
+}
+
+// TestFilesOfClaimsThatCannotBeRead: nothing is started for them, and they can be ended.
+func TestFilesOfClaimsThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	if err := os.Mkdir(n.path("claims"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(n.path("claims/"+oneClaim+".json"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.supervise(group(one, gpu("c", 80, 2)))
+	n.untilReady()
+	if all, err := mps.NewClaims(n.root).All(); err != nil || len(all) != 1 {
+		t.Errorf("All() = %v, %v", all, err)
+	}
+	if err := n.start(oneClaim, wantedGPUs); err != nil {
+		t.Fatal(err)
+	}
+	n.end(oneClaim)
+}
