@@ -106,6 +106,7 @@ var imports = map[string][]string{
 	"internal/claims": {
 		"internal/cdi", "internal/config", "internal/dra", "internal/inventory", "internal/resource", "internal/feed", "internal/files",
 		"internal/kubelet", // for the values of its accounts
+		"internal/mps",     // for the values that a control daemon is asked for with
 	},
 	"internal/offer": {
 		"internal/config", "internal/dra", "internal/inventory", "internal/resource", "internal/plugin", "internal/feed", "internal/supervise",

@@ -30,6 +30,7 @@ func (l *Labels) Run(ctx context.Context) error {
 	var o labels.Options
 	for c, configured := l.Configs.Latest(); ; c, configured = l.Configs.Latest() {
 		o.Resources, o.Machine, o.Timestamp = c.Resource, l.Machine(c.Features.MachineTypeFile), 0
+		o.ClaimsByMPS = c.DRA.Mode != config.DRAOff && c.Edits.MPSRoot != ""
 		if c.Features.LabelsTimestamp {
 			o.Timestamp = l.Now().Unix()
 		}

@@ -69,6 +69,7 @@ type node struct {
 	pool     dra.Pool
 	snapshot inventory.Snapshot
 	slices   bool // time slices can be set
+	mps      bool // control daemons of MPS can be run
 }
 
 // resolve returns the devices of a claim, or why it cannot have them.
@@ -86,16 +87,16 @@ func (n node) resolve(claim dra.Claim) ([]recordDevice, error) {
 	if !n.snapshot.Control.Has(inventory.NodeControl) {
 		return nil, fail(CauseNotReady, "the driver's device node /dev/nvidiactl is not there yet")
 	}
-	devices := make([]recordDevice, len(claim.Results))
+	devices, chosen := make([]recordDevice, len(claim.Results)), make([]*claimConfig, len(claim.Results))
 	for i, result := range claim.Results {
 		if devices[i], err = n.device(result); err != nil {
 			return nil, err
 		}
-		if err := n.settings(configs, &devices[i]); err != nil {
+		if chosen[i], err = n.settings(configs, &devices[i]); err != nil {
 			return nil, err
 		}
 	}
-	return devices, nil
+	return devices, shareByMPS(claim.UID, devices, chosen)
 }
 
 // device returns the device of a result, if new work may be given to it.
@@ -197,31 +198,31 @@ func parseConfigs(of []dra.OpaqueConfig) ([]claimConfig, error) {
 	return all, nil
 }
 
-// settings notes how a device is to be used, or returns why it cannot be used so: by the last configuration that is for it.
-func (n node) settings(configs []claimConfig, d *recordDevice) error {
+// settings notes how a device is to be used, or returns why it cannot be used so: by the last configuration that is for it, which it returns.
+func (n node) settings(configs []claimConfig, d *recordDevice) (*claimConfig, error) {
 	kind := dra.GPUConfig
 	if d.MIG != nil {
 		kind = dra.MIGConfig
 	}
-	for _, c := range slices.Backward(configs) {
+	for i, c := range slices.Backward(configs) {
 		named := slices.Contains(c.Requests, d.Request) || slices.Contains(c.Requests, d.request())
 		switch {
 		case !named && len(c.Requests) > 0, !named && c.Kind != kind:
 			continue
 		case c.Kind != kind:
-			return fail(CauseConfig, "the configuration for request %s is a %s, and its device %s needs a %s",
+			return nil, fail(CauseConfig, "the configuration for request %s is a %s, and its device %s needs a %s",
 				d.Request, c.Kind, d.Device, kind)
-		case c.Strategy == dra.MPS:
-			return fail(CauseConfig, "sharing.strategy: MPS is not supported for claims; use %s", dra.TimeSlicing)
+		case c.Strategy == dra.MPS && !n.mps:
+			return nil, fail(CauseConfig, "%s", noMPS)
 		case c.Interval != 0 && !n.slices:
-			return fail(CauseConfig, "sharing.timeSlicingConfig.interval: only Default is supported on this node")
+			return nil, fail(CauseConfig, "sharing.timeSlicingConfig.interval: only Default is supported on this node")
 		}
 		if d.Settings = c.String(); !d.AdminAccess {
 			d.Interval = c.Interval
 		}
-		return nil
+		return &configs[i], nil
 	}
-	return nil
+	return nil, nil
 }
 
 // free returns which claim or pod has a device of a claim, so that the claim cannot have it now.

@@ -37,6 +37,8 @@ type Options struct {
 	Claimed func(context.Context) (map[string]bool, error)
 	// SetTimeSlice sets the time slice of a GPU, from 0 (the default) to 3 (long); nil where it cannot be set.
 	SetTimeSlice func(ctx context.Context, gpu string, interval int) error
+	// MPS has control daemons run; nil where there are none.
+	MPS MPS
 	// StateDir is where the records are kept, and CDIDir where runtimes look for specs.
 	StateDir, CDIDir string
 	// Checkpoint is the file in which NVIDIA's driver keeps the claims that it prepared; empty where they are not taken over.
@@ -70,8 +72,10 @@ type Claims struct {
 	store   store
 	inUse   *feed.Feed[map[string][]Holder]
 	status  *feed.Feed[[]ClaimStatus]
-	given   atomic.Pointer[cdi.Given] // nil until Run has looked
-	started chan struct{}             // closed when Run has read the records
+	// problems are why containers cannot use a device, by its name.
+	problems *feed.Feed[map[string]string]
+	given    atomic.Pointer[cdi.Given] // nil until Run has looked
+	started  chan struct{}             // closed when Run has read the records
 
 	mu      sync.Mutex        // guards all following fields
 	records map[string]record // by the UID of the claim, as they are shown
@@ -93,7 +97,8 @@ func New(o Options) *Claims {
 	return &Claims{
 		options: o, store: store{dir: o.StateDir, specs: o.CDIDir, boot: o.BootID, clock: o.Clock, step: func() {}, parsed: &sync.Map{}},
 		inUse: feed.New[map[string][]Holder](nil), status: feed.New[[]ClaimStatus](nil),
-		started: make(chan struct{}), records: map[string]record{},
+		problems: feed.New[map[string]string](nil),
+		started:  make(chan struct{}), records: map[string]record{},
 	}
 }
 
@@ -141,7 +146,12 @@ type DeviceStatus struct {
 	GPU   string `json:"gpu"`
 	MIG   string `json:"mig,omitempty"`
 	Admin bool   `json:"adminAccess,omitempty"`
+	// Problem is why the containers of the claim cannot use the device; empty if they can.
+	Problem string `json:"problem,omitempty"`
 }
+
+// Problems returns the feed of why the containers of a claim cannot use a device, by the name of the device.
+func (c *Claims) Problems() *feed.Feed[map[string]string] { return c.problems }
 
 // Status returns the feed of all recorded claims, by namespace and name.
 func (c *Claims) Status() *feed.Feed[[]ClaimStatus] { return c.status }

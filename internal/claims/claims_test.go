@@ -156,16 +156,17 @@ func TestRefusals(t *testing.T) {
 		"time-slicing":           {claim: configured(gpuConfig + `,"sharing":{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Default"}}}`)},
 		"of the other kind":      {claim: configured(strings.Replace(gpuConfig, "Gpu", "MigDevice", 1) + `}`)},
 		"named, of another kind": {claim: configured(strings.Replace(gpuConfig, "Gpu", "MigDevice", 1)+`}`, "gpu"), want: "is a MigDeviceConfig, and its device gpu-0 needs a GpuConfig"},
-		"MPS":                    {claim: configured(gpuConfig + `,"sharing":{"strategy":"MPS"}}`), want: "sharing.strategy: MPS is not supported for claims"},
+		"MPS": {claim: configured(gpuConfig + `,"sharing":{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":0}}}`),
+			want: "defaultActiveThreadPercentage: 0 leaves clients nothing"},
 		"the last one counts": {claim: func(c *dra.Claim) {
-			configured(gpuConfig + `,"sharing":{"strategy":"MPS"}}`)(c)
+			configured(gpuConfig + `,"sharing":{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":0}}}`)(c)
 			configured(gpuConfig + `}`)(c)
 		}},
-		"of another request": {claim: configured(gpuConfig+`,"sharing":{"strategy":"MPS"}}`, "other")},
+		"of another request": {claim: configured(gpuConfig+`,"sharing":{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":0}}}`, "other")},
 		"of a subrequest": {claim: func(c *dra.Claim) {
 			c.Results[0].Request = "gpu/big"
-			configured(gpuConfig+`,"sharing":{"strategy":"MPS"}}`, "gpu")(c)
-		}, want: "MPS is not supported"},
+			configured(gpuConfig+`,"sharing":{"strategy":"MPS","mpsConfig":{"defaultPerDevicePinnedMemoryLimit":{"1":"1Gi"}}}}`, "gpu")(c)
+		}, want: "defaultPerDevicePinnedMemoryLimit.1: the claim has no such device"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

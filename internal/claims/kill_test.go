@@ -26,7 +26,7 @@ const (
 // calls are the calls of kubelet's that are killed, by name.
 var calls = map[string]func(context.Context, *claims.Claims) error{
 	"Prepare": func(ctx context.Context, c *claims.Claims) error {
-		_, err := c.Prepare(ctx, sliced("uid-1", gpuA, migB0))
+		_, err := c.Prepare(ctx, shared("uid-1", gpuA, migB0))
 		return err
 	},
 	"Unprepare": func(ctx context.Context, c *claims.Claims) error {
@@ -54,7 +54,7 @@ func TestKilledAtEachWrite(t *testing.T) {
 							r.options.BootID = "zero"
 						}
 						c, stop := r.start()
-						if _, err := c.Prepare(t.Context(), sliced("uid-1", gpuA, migB0)); err != nil {
+						if _, err := c.Prepare(t.Context(), shared("uid-1", gpuA, migB0)); err != nil {
 							t.Fatal(err)
 						}
 						stop()
@@ -132,16 +132,16 @@ func recovers(t *testing.T, dir, what string) {
 	if recorded && r.spec("uid-1") == nil {
 		t.Errorf("%s: the CDI spec of a recorded claim was not restored", what)
 	}
-	other := claim("uid-2", gpuA)
-	if _, err := c.Prepare(t.Context(), other); (err == nil) == recorded || err == nil && r.slice("GPU-a") != "0" {
-		t.Errorf("%s: recorded %v, and another claim: %v, with time slice %s", what, recorded, err, r.slice("GPU-a"))
+	other := claim("uid-2", gpuA, migB0)
+	if _, err := c.Prepare(t.Context(), other); (err == nil) == recorded || err == nil && (r.slice("GPU-a") != "0" || len(r.mps()) > 0) {
+		t.Errorf("%s: recorded %v, and another claim: %v, with time slice %s and daemons %v", what, recorded, err, r.slice("GPU-a"), r.mps())
 	}
 	if err := c.Unprepare(t.Context(), other.UID, other.Namespace, other.Name); err != nil {
 		t.Fatal(err)
 	}
-	answer, err := c.Prepare(t.Context(), sliced("uid-1", gpuA, migB0))
-	if err != nil || r.slice("GPU-a") != "3" {
-		t.Fatalf("%s: the next Prepare: %v, with time slice %s", what, err, r.slice("GPU-a"))
+	answer, err := c.Prepare(t.Context(), shared("uid-1", gpuA, migB0))
+	if err != nil || r.slice("GPU-a") != "3" || r.mps()["uid-1-1"] == "" {
+		t.Fatalf("%s: the next Prepare: %v, with time slice %s and daemons %v", what, err, r.slice("GPU-a"), r.mps())
 	}
 	r.nodes(ids(answer)...)
 	if _, err := c.Prepare(t.Context(), other); err == nil {
@@ -150,8 +150,8 @@ func recovers(t *testing.T, dir, what string) {
 	if err := calls["Unprepare"](t.Context(), c); err != nil {
 		t.Fatalf("%s: the next Unprepare: %v", what, err)
 	}
-	if r.record("uid-1") != "" || r.spec("uid-1") != nil || r.slice("GPU-a") != "0" {
-		t.Errorf("%s: left after Unprepare: record %q, spec %v", what, r.record("uid-1"), r.spec("uid-1"))
+	if r.record("uid-1") != "" || r.spec("uid-1") != nil || r.slice("GPU-a") != "0" || len(r.mps()) > 0 {
+		t.Errorf("%s: left after Unprepare: record %q, spec %v, daemons %v", what, r.record("uid-1"), r.spec("uid-1"), r.mps())
 	}
 	if _, err := c.Prepare(t.Context(), other); err != nil {
 		t.Errorf("%s: after Unprepare another claim: %v", what, err)

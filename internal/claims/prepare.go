@@ -13,6 +13,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
 )
 
 // Prepare has the runtime know what containers of the claim are given, and returns by which names. The error is a sentence for the
@@ -47,6 +48,9 @@ func (c *Claims) Prepare(ctx context.Context, claim dra.Claim) (prepared []dra.P
 	if err := c.setSlices(ctx, t, r); err != nil {
 		return nil, err
 	}
+	if err := c.startMPS(ctx, t, r); err != nil {
+		return nil, err
+	}
 	if err := c.writeSpec(r); err != nil {
 		return nil, err
 	}
@@ -61,7 +65,7 @@ func (c *Claims) Prepare(ctx context.Context, claim dra.Claim) (prepared []dra.P
 
 // record decides whether a claim may have its devices, and records that it has. The caller has the lock of the claim.
 func (c *Claims) record(ctx context.Context, t *turn, claim dra.Claim, former record, before string) (record, error) {
-	n := node{c.options.Pools.Value(), c.options.Snapshots.Value(), c.options.SetTimeSlice != nil}
+	n := node{c.options.Pools.Value(), c.options.Snapshots.Value(), c.options.SetTimeSlice != nil, c.options.MPS != nil}
 	devices, err := n.resolve(claim)
 	if err != nil {
 		return record{}, err
@@ -112,11 +116,15 @@ func (c *Claims) record(ctx context.Context, t *turn, claim dra.Claim, former re
 // has the lock of the claim.
 func (c *Claims) writeSpec(r record) error {
 	path := cdi.ClaimFile(c.options.CDIDir, r.UID)
-	devices := map[string]string{}
+	devices := map[string]cdi.ClaimedDevice{}
 	given := c.given.Load()
 	unknown := given == nil
 	for _, d := range r.Devices {
-		devices[d.Device] = d.uuid()
+		claimed := cdi.ClaimedDevice{UUID: d.uuid()}
+		if d.MPS != nil {
+			claimed.MPS = mps.ClaimDir(d.MPS.ID)
+		}
+		devices[d.Device] = claimed
 		unknown = unknown || !given.Has(d.uuid())
 	}
 	if unknown {
@@ -172,6 +180,7 @@ func (c *Claims) Unprepare(ctx context.Context, uid, namespace, name string) (er
 		return err
 	}
 	c.show(uid, nil)
+	c.stopMPS(ctx, r)
 	if buried != nil { // a full disk must not keep a pod from ending, and a late Prepare could not write its record there either
 		klog.FromContext(ctx).Error(buried, "Cannot note that a claim was given back", "uid", uid)
 	}

@@ -78,6 +78,8 @@ type recordDevice struct {
 	Settings string `json:"settings,omitempty"`
 	// Interval is the time slice that the claim sets: 1 (short) to 3 (long); 0 for the default.
 	Interval int `json:"timeSlice,omitempty"`
+	// MPS is the control daemon that the device is shared by, if it is.
+	MPS *recordMPS `json:"mps,omitempty"`
 
 	other map[string]json.RawMessage
 }

@@ -3,6 +3,7 @@ package claims_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,9 +18,11 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
 )
 
 // A rig is a node with two GPUs, of which the second has two MIG devices, and what Claims need of it.
@@ -36,6 +39,7 @@ type rig struct {
 	held     []kubelet.HeldDevice
 	heldErr  error
 	smi      error  // of the driver's program
+	daemon   string // why control daemons of MPS do not serve
 	asked    func() // called when kubelet is asked
 	claimed  map[string]bool
 	existing map[string]bool // by UID
@@ -81,7 +85,7 @@ func newRigAt(tb testing.TB, dir string) *rig {
 	if err := os.WriteFile(library, nil, 0o600); err != nil {
 		tb.Fatal(err)
 	}
-	r.configs = feed.New(config.Config{CDI: cdi.Options{DriverRoot: "/", ContainerDriverRoot: "/"}})
+	r.configs = feed.New(config.Config{CDI: cdi.Options{DriverRoot: "/", ContainerDriverRoot: "/"}, Edits: edits.Options{MPSRoot: "/run/nvidia/mps"}})
 	r.options = claims.Options{
 		Pools: r.pools, Snapshots: r.snapshots, Configs: r.configs,
 		Held: func(context.Context) ([]kubelet.HeldDevice, error) {
@@ -107,8 +111,73 @@ func newRigAt(tb testing.TB, dir string) *rig {
 		},
 		StateDir: filepath.Join(dir, "state"), CDIDir: filepath.Join(dir, "cdi"), BootID: "one", Root: os.DirFS(r.driver),
 	}
+	r.options.MPS = daemons{r}
 	r.publish(snapshot())
 	return r
+}
+
+// daemons are the control daemons of MPS of a rig: a file each, with what is wanted.
+type daemons struct{ *rig }
+
+func (d daemons) path(id string) string { return filepath.Join(d.dir, id+".mps") }
+
+func (d daemons) Start(_ context.Context, id string, wanted mps.Claim) error {
+	if problem := d.Problem(id); problem != "" {
+		return errors.New(problem)
+	}
+	return os.WriteFile(d.path(id), []byte(text(d.tb, wanted)), 0o600)
+}
+
+func (d daemons) Stop(id string) error {
+	if err := os.Remove(d.path(id)); !os.IsNotExist(err) {
+		return err
+	}
+	return nil
+}
+
+func (d daemons) End(_ context.Context, id string) error { return d.Stop(id) }
+
+func (d daemons) Problem(string) string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.daemon
+}
+
+func (d daemons) All() (map[string][]string, error) {
+	all := map[string][]string{}
+	for id, wanted := range d.mps() {
+		var claim mps.Claim
+		if err := json.Unmarshal([]byte(wanted), &claim); err != nil {
+			return nil, err
+		}
+		for _, device := range claim.Devices {
+			all[id] = append(all[id], device.UUID)
+		}
+	}
+	return all, nil
+}
+
+// mps returns what the control daemons are asked for with, by ID.
+func (r *rig) mps() map[string]string {
+	all := map[string]string{}
+	for _, name := range files(r.tb, r.dir) {
+		if id, is := strings.CutSuffix(name, ".mps"); is {
+			wanted, err := os.ReadFile(filepath.Join(r.dir, name))
+			if err != nil {
+				r.tb.Error(err)
+			}
+			all[id] = string(wanted)
+		}
+	}
+	return all
+}
+
+// shared is a claim that wants long time slices on its GPUs, and MPS on its MIG devices.
+func shared(uid string, devices ...string) dra.Claim {
+	c := sliced(uid, devices...)
+	c.Configs = append(c.Configs, dra.OpaqueConfig{Source: dra.FromClaim, Parameters: []byte(`{"apiVersion":"resource.nvidia.com/v1beta1",
+"kind":"MigDeviceConfig","sharing":{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":50}}}`)})
+	return c
 }
 
 // publish has the driver find something else.

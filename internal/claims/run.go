@@ -18,6 +18,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 )
 
+// lockPatience is how long the loop waits for a call that has the lock of a claim.
+const lockPatience = time.Second
+
 // every is how often the records are read again, which another process may have changed, and specs are compared with the driver's files.
 const every = 10 * time.Second
 
@@ -59,6 +62,7 @@ func (c *Claims) Run(ctx context.Context) error {
 			adopted = adopted || c.adopt(ctx)
 			c.findLeaks(ctx, &leaks)
 			c.resetSlices(ctx)
+			c.sweepMPS(ctx)
 			if err := errors.Join(c.store.sweep(), c.sweepSpecs()); err != nil {
 				klog.FromContext(ctx).V(2).Info("Cannot remove old files of claims", "reason", err.Error())
 			}
@@ -101,7 +105,9 @@ func (c *Claims) refreshClaim(ctx context.Context, uid string) error {
 		return err
 	}
 	defer t.end()
-	if err := t.claim(ctx, uid); err != nil {
+	waiting, cancel := context.WithTimeout(ctx, lockPatience) // a call that has the lock for longer writes the spec itself
+	defer cancel()
+	if err := t.claim(waiting, uid); err != nil {
 		return err
 	}
 	r, found := c.store.readOrRestore(ctx, uid)
@@ -141,15 +147,18 @@ func (c *Claims) publishLocked() {
 	if !c.read {
 		return
 	}
-	inUse := map[string][]Holder{}
+	inUse, problems := map[string][]Holder{}, map[string]string{}
 	all := make([]ClaimStatus, 0, len(c.records))
 	for _, r := range c.records {
 		s := ClaimStatus{UID: r.UID, Namespace: r.Namespace, Name: r.Name, Since: r.Prepared, Restarted: r.former(c.options.BootID)}
 		for _, d := range r.Devices {
 			inUse[d.GPU] = append(inUse[d.GPU], Holder{UID: r.UID, Namespace: r.Namespace, Name: r.Name, Device: d.uuid(), Admin: d.AdminAccess})
-			shown := DeviceStatus{Request: d.Request, Name: d.Device, ShareID: d.ShareID, GPU: d.GPU, Admin: d.AdminAccess}
+			shown := DeviceStatus{Request: d.Request, Name: d.Device, ShareID: d.ShareID, GPU: d.GPU, Admin: d.AdminAccess, Problem: c.problem(r, d)}
 			if d.MIG != nil {
 				shown.MIG = d.MIG.UUID
+			}
+			if shown.Problem != "" {
+				problems[d.Device] = shown.Problem
 			}
 			s.Devices = append(s.Devices, shown)
 		}
@@ -163,6 +172,9 @@ func (c *Claims) publishLocked() {
 	})
 	if !reflect.DeepEqual(c.inUse.Value(), inUse) {
 		c.inUse.Publish(inUse)
+	}
+	if !maps.Equal(c.problems.Value(), problems) {
+		c.problems.Publish(problems)
 	}
 	if !reflect.DeepEqual(c.status.Value(), all) {
 		c.status.Publish(all)

@@ -15,6 +15,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/handover"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
@@ -41,6 +42,9 @@ func (d *daemon) newDRA(ctx context.Context, c config.Config) *agent.DRA {
 			return nil // simulated GPUs have no processes that take turns
 		}
 		return timeSlices.Set(ctx, gpu, interval)
+	}
+	if c.Edits.MPSRoot != "" {
+		o.MPS = mps.NewClaims(c.MPSRoot)
 	}
 	if c.DRA.Mode != config.DRAOff {
 		o.Checkpoint = filepath.Join(c.DRA.PluginsDir, dra.Driver, "checkpoint.json")
@@ -109,6 +113,9 @@ func (d *daemon) allocation() *status.DRA {
 		shown := status.DRAClaim{UID: c.UID, Namespace: c.Namespace, Name: c.Name, Since: status.Moment(c.Since)}
 		for _, device := range c.Devices {
 			shown.Devices = append(shown.Devices, device.Name)
+			if device.Problem != "" {
+				shown.Problem = device.Name + ": " + device.Problem
+			}
 		}
 		s.Claims = append(s.Claims, shown)
 	}

@@ -66,7 +66,11 @@ func claimSentences(s *status.DRA, v view) []string {
 	}
 	var sentences []string
 	for _, c := range s.Claims {
-		sentences = append(sentences, fmt.Sprintf("%s/%s has %s since %s", c.Namespace, c.Name, strings.Join(c.Devices, ", "), v.since(c.Since)))
+		sentence := fmt.Sprintf("%s/%s has %s since %s", c.Namespace, c.Name, strings.Join(c.Devices, ", "), v.since(c.Since))
+		if c.Problem != "" {
+			sentence += "; " + c.Problem
+		}
+		sentences = append(sentences, sentence)
 	}
 	return sentences
 }

@@ -27,7 +27,7 @@ func (c *Cluster) allocation(d agent.Daemon) []agent.Task {
 	d.DRA.Arbiter.ListBy(func(ctx context.Context) (map[string][]string, error) { return c.claimsOfNode(ctx, d) })
 	driver := draplugin.New(draplugin.Options{
 		RegistryDir: d.Config.DRA.RegistryDir, Claims: d.DRA.Claims, Reader: claimReader{c.client}, Pools: d.DRA.Devices.Pools(),
-		Snapshots: d.Snapshots,
+		Snapshots: d.Snapshots, Problems: d.DRA.Claims.Problems(),
 	})
 	ready := func(ctx context.Context) (bool, string) {
 		if d.Configs.Value().DRA.Mode == config.DRAOff {

@@ -28,8 +28,8 @@ type DeviceHealth struct {
 	Message string
 }
 
-// HealthOf returns the health of all devices of a pool, in their order.
-func HealthOf(p Pool, s inventory.Snapshot) []DeviceHealth {
+// HealthOf returns the health of all devices of a pool, in their order. Problems are why containers cannot use a healthy device, by its name.
+func HealthOf(p Pool, s inventory.Snapshot, problems map[string]string) []DeviceHealth {
 	known := map[string]inventory.Health{} // by UUID
 	gpus := map[string]inventory.GPU{}
 	for _, g := range s.GPUs {
@@ -50,6 +50,9 @@ func HealthOf(p Pool, s inventory.Snapshot) []DeviceHealth {
 			}
 			if !found {
 				health = inventory.Health{State: inventory.Lost, Reason: "it is not there any more", Cure: inventory.CureReconnect}
+			}
+			if problem := problems[d.Name]; problem != "" && health.Allocatable() {
+				health = inventory.Health{State: inventory.Unhealthy, Reason: problem}
 			}
 			reports = append(reports, DeviceHealth{d.Name, verdict(health), healthMessage(health)})
 		}

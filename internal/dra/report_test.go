@@ -38,8 +38,15 @@ func TestHealthOf(t *testing.T) {
 			t.Parallel()
 			gpus := []inventory.GPU{{UUID: "GPU-0", Health: tt.health}, {UUID: "GPU-1", Index: 1, Health: healthy}}
 			s := inventory.Snapshot{GPUs: gpus}
-			got := dra.HealthOf(dra.New(s, "node-1", dra.Numbers{"GPU-0": 0, "GPU-1": 1}, dra.All(gpus)), s)
-			want := []dra.DeviceHealth{{Device: "gpu-0", Verdict: tt.verdict, Message: tt.message}, {Device: "gpu-1", Verdict: dra.VerdictHealthy}}
+			problems := map[string]string{"gpu-1": "no daemon"}
+			if !tt.health.Allocatable() {
+				problems["gpu-0"] = "what is wrong with the GPU counts before this"
+			}
+			got := dra.HealthOf(dra.New(s, "node-1", dra.Numbers{"GPU-0": 0, "GPU-1": 1}, dra.All(gpus)), s, problems)
+			want := []dra.DeviceHealth{
+				{Device: "gpu-0", Verdict: tt.verdict, Message: tt.message},
+				{Device: "gpu-1", Verdict: dra.VerdictUnhealthy, Message: "no daemon"},
+			}
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("health (-want +got):\n%s", diff)
 			}
@@ -65,7 +72,7 @@ func TestHealthOfMIG(t *testing.T) {
 	s := inventory.Snapshot{GPUs: []inventory.GPU{g}}
 	pool := dra.New(s, "node-1", dra.Numbers{"GPU-0": 0}, dra.All(s.GPUs))
 	verdicts := func(s inventory.Snapshot) (all string) {
-		for _, d := range dra.HealthOf(pool, s) {
+		for _, d := range dra.HealthOf(pool, s, nil) {
 			all += d.Device + " " + string(d.Verdict) + " " + d.Message + "\n"
 		}
 		return all

@@ -73,6 +73,8 @@ type Options struct {
 	// Pools and Snapshots are the devices in slices and what is known of their GPUs, for the health of devices.
 	Pools     *feed.Feed[dra.Pool]
 	Snapshots *feed.Feed[inventory.Snapshot]
+	// Problems are why containers cannot use a device that is healthy, by its name; nil where nothing can be.
+	Problems *feed.Feed[map[string]string]
 	// Clock is the clock to wait by; nil means the real one.
 	Clock clock.WithTicker
 }
@@ -110,6 +112,9 @@ type Plugin struct {
 func New(o Options) *Plugin {
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
+	}
+	if o.Problems == nil {
+		o.Problems = feed.New(map[string]string(nil))
 	}
 	return &Plugin{o: o, token: kubelet.NewToken(), status: feed.New(Status{}), beside: feed.New(false)}
 }

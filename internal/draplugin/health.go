@@ -32,10 +32,11 @@ func (h *health) NodeWatchResources(
 	for {
 		pool, poolChanged := h.o.Pools.Latest()
 		snapshot, snapshotChanged := h.o.Snapshots.Latest()
+		problems, problemsChanged := h.o.Problems.Latest()
 		beside, besideChanged := h.beside.Latest()
 		now := h.o.Clock.Now().Unix()
 		report := &healthv1.NodeWatchResourcesResponse{}
-		for _, d := range dra.HealthOf(pool, snapshot) {
+		for _, d := range dra.HealthOf(pool, snapshot, problems) {
 			report.Devices = append(report.Devices, &healthv1.DeviceHealth{
 				Device:                    &healthv1.DeviceIdentifier{PoolName: pool.Name, DeviceName: d.Device},
 				Health:                    healthStatus[d.Verdict],
@@ -61,6 +62,7 @@ func (h *health) NodeWatchResources(
 			return nil
 		case <-poolChanged:
 		case <-snapshotChanged:
+		case <-problemsChanged:
 		case <-besideChanged:
 		case <-timer.C():
 		}

@@ -51,6 +51,8 @@ const UnknownMachine = "unknown"
 type Options struct {
 	// Resources decide about the MIG strategy, sharing and names.
 	Resources resource.Options
+	// ClaimsByMPS says that claims can be shared by MPS on the node.
+	ClaimsByMPS bool
 	// Machine is the name of the machine as its firmware has it, or UnknownMachine.
 	Machine string
 	// Timestamp is the Unix time in seconds for nvidia.com/gfd.timestamp; 0 for none.

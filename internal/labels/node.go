@@ -68,7 +68,8 @@ func (b *builder) node() {
 		}
 	}
 	b.put("mig.capable", strconv.FormatBool(capable))
-	b.put("mps.capable", strconv.FormatBool(b.options.Resources.Sharing.Mode == resource.MPS && !partitioned))
+	shared := b.options.Resources.Sharing.Mode == resource.MPS && !partitioned
+	b.put("mps.capable", strconv.FormatBool(shared || b.options.ClaimsByMPS))
 	b.put("gpu.mode", mode(b.gpus[0].Class))
 	if len(cliques) == 1 {
 		for clique := range cliques {

@@ -73,10 +73,12 @@ func TestRules(t *testing.T) {
 		"a GPU without links to a switch":      {gpus: []inventory.GPU{gpu("b", linked(switched)), gpu("b", linked())}, want: "link=nvlink"},
 		"no NVLinks":                           {gpus: []inventory.GPU{gpu("b", linked(inventory.Link{})), gpu("b")}, want: "link=pcie"},
 		"one GPU":                              {gpus: []inventory.GPU{gpu("b")}, want: "link=-"},
+		"claims by MPS":                        {gpus: []inventory.GPU{gpu("b")}, claims: true, want: "mps.capable=true"},
+		"neither claims nor resources by MPS":  {gpus: []inventory.GPU{gpu("b")}, want: "mps.capable=false"},
 	} {
 		key, want, _ := strings.Cut(tt.want, "=")
 		all := labels.All(inventory.Snapshot{GPUs: tt.gpus, Driver: inventory.Driver{Version: tt.driver}},
-			labels.Options{Resources: tt.options, Machine: tt.machine})
+			labels.Options{Resources: tt.options, Machine: tt.machine, ClaimsByMPS: tt.claims})
 		if key == "link" {
 			key = labels.Link
 		} else {

@@ -151,6 +151,9 @@ func (c *Claims) problem(id string) (problem string, final bool) {
 	if reason, err := files.Read(filepath.Join(dir, failedMark), maxAnswer); err == nil {
 		return string(reason), true
 	}
+	if _, err := os.Lstat(c.path(id, wantedSuffix)); errors.Is(err, fs.ErrNotExist) {
+		return "the MPS control daemon is not wanted any more; delete the pods of the claim, so that it is prepared anew", true
+	}
 	return "the MPS control daemon is being started", false
 }
 

@@ -49,4 +49,6 @@ type DRAClaim struct {
 	Since time.Time `json:"since,omitzero"`
 	// Devices are the names of its devices.
 	Devices []string `json:"devices"`
+	// Problem is why its containers cannot use a device; empty if they can.
+	Problem string `json:"problem,omitempty"`
 }

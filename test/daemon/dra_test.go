@@ -44,7 +44,7 @@ type claimable struct {
 	refused   []string
 }
 
-func newClaimable(t *testing.T, mode string) *claimable {
+func newClaimable(t *testing.T, mode string, args ...string) *claimable {
 	t.Helper()
 	api, err := apiserver.Start(t.TempDir())
 	if err != nil {
@@ -65,6 +65,9 @@ func newClaimable(t *testing.T, mode string) *claimable {
 	c.file = c.write("config.yaml", "dra: {mode: "+mode+"}")
 	c.Args = []string{"--kubeconfig", api.Kubeconfig(), "--node-name", nodeName, "--dra-registry-dir", registry,
 		"--dra-plugins-dir", c.Path("plugins"), "--config-file", c.file}
+	for _, arg := range args {
+		c.Args = append(c.Args, strings.ReplaceAll(arg, "$DIR", c.Path("")))
+	}
 	c.start()
 	return c
 }

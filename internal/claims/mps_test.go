@@ -1,0 +1,178 @@
+package claims_test
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
+)
+
+// byMPS is a claim whose GPUs are shared by MPS with some configuration.
+func byMPS(uid, config string, devices ...string) dra.Claim {
+	c := claim(uid, devices...)
+	for _, kind := range []string{"GpuConfig", "MigDeviceConfig"} {
+		c.Configs = append(c.Configs, dra.OpaqueConfig{Source: dra.FromClaim, Parameters: fmt.Appendf(nil,
+			`{"apiVersion":"resource.nvidia.com/v1beta1","kind":%q,"sharing":{"strategy":"MPS","mpsConfig":{%s}}}`, kind, config)})
+	}
+	return c
+}
+
+// TestMPS: the GPUs of a claim have one control daemon and each of its MIG devices one of its own, with the limits of the configuration;
+// containers are clients of it, and it ends when the claim is given back.
+func TestMPS(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	c, _ := r.start()
+	wanted := byMPS("uid-1", `"defaultActiveThreadPercentage":30,"defaultPinnedDeviceMemoryLimit":"2Gi","multiUser":true,
+"defaultPerDevicePinnedMemoryLimit":{"GPU-c":"1Gi"}`, gpuA, gpuC)
+	for range 2 {
+		if _, err := c.Prepare(t.Context(), wanted); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := c.Prepare(t.Context(), byMPS("uid-2", `"defaultPerDevicePinnedMemoryLimit":{"1":"1Gi"}`, migB1, migB0)); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{
+		"uid-1-0": `{"devices":[{"uuid":"GPU-a","memoryLimit":2147483648},{"uuid":"GPU-c","memoryLimit":1073741824}],"activeThreadPercentage":30,` +
+			`"multiUser":true,"exclusive":true}`,
+		"uid-2-0": `{"devices":[{"uuid":"MIG-b1"}]}`,
+		"uid-2-1": `{"devices":[{"uuid":"MIG-b0","memoryLimit":1073741824}]}`,
+	}
+	if diff := cmp.Diff(want, r.mps()); diff != "" {
+		t.Errorf("control daemons (-want +got):\n%s", diff)
+	}
+	for uid, clients := range map[string][]string{"uid-1": {"uid-1-0", "uid-1-0"}, "uid-2": {"uid-2-1", "uid-2-0"}} {
+		for i, d := range r.spec(uid).Devices {
+			pipe := "/mps/claims/" + clients[i] + "/pipe"
+			if !slices.Contains(d.ContainerEdits.Env, "CUDA_MPS_PIPE_DIRECTORY="+pipe) {
+				t.Errorf("%s has the environment %q", d.Name, d.ContainerEdits.Env)
+			}
+			mounts := map[string]string{}
+			for _, m := range d.ContainerEdits.Mounts {
+				mounts[m.ContainerPath] = m.HostPath
+			}
+			if mounts[pipe] != "/run/nvidia"+pipe || mounts["/dev/shm"] != "/run/nvidia/mps/shm" {
+				t.Errorf("%s has the mounts %v", d.Name, mounts)
+			}
+		}
+	}
+	for _, uid := range []string{"uid-1", "uid-2"} {
+		if err := c.Unprepare(t.Context(), uid, "default", "claim-"+uid); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if left := r.mps(); len(left) > 0 {
+		t.Errorf("control daemons after Unprepare: %v", left)
+	}
+}
+
+// TestMPSThatIsRefused: a claim that cannot be shared as it wants has neither a record nor a daemon.
+func TestMPSThatIsRefused(t *testing.T) {
+	t.Parallel()
+	differing := byMPS("uid-1", `"defaultActiveThreadPercentage":30`, gpuA, gpuC)
+	differing.Results[1].Request = "second"
+	other := byMPS("uid-1", `"defaultActiveThreadPercentage":40`, gpuA).Configs[0]
+	other.Requests = []string{"second"}
+	differing.Configs = append(differing.Configs, other)
+	looks := byMPS("uid-1", ``, gpuA)
+	looks.Results[0].AdminAccess = true
+	for name, tt := range map[string]struct {
+		claim   dra.Claim
+		without bool
+		want    string // empty: it is prepared without MPS
+	}{
+		"no process for it":   {byMPS("uid-1", ``, gpuA), true, "sharing.strategy: MPS needs mps-control-daemon on the node"},
+		"different settings":  {differing, false, "the requests gpu and second have different settings"},
+		"a device of another": {byMPS("uid-1", `"defaultPerDevicePinnedMemoryLimit":{"GPU-c":"1Gi"}`, gpuA), false, "the claim has no such device"},
+		"admin access":        {looks, false, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			if tt.without {
+				r.options.MPS = nil
+			}
+			c, _ := r.start()
+			_, err := c.Prepare(t.Context(), tt.claim)
+			if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want) || r.record("uid-1") != "") {
+				t.Errorf("Prepare() = %v, want %q; record %q", err, tt.want, r.record("uid-1"))
+			}
+			if left := r.mps(); len(left) > 0 {
+				t.Errorf("control daemons: %v", left)
+			}
+		})
+	}
+}
+
+// TestMPSThatDoesNotServe: the claim is not prepared, and is once the daemon serves. What is wrong later is shown.
+func TestMPSThatDoesNotServe(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		c, stop := r.start()
+		defer stop()
+		wrong := func(problem string) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.daemon = problem
+		}
+		problem := func() string { return c.Status().Value()[0].Devices[0].Problem }
+		wrong("it does not take the limit")
+		want := "the MPS control daemon of the claim does not serve: it does not take the limit"
+		if _, err := c.Prepare(t.Context(), byMPS("uid-1", ``, gpuA)); err == nil || err.Error() != want {
+			t.Errorf("Prepare() = %v, want %q", err, want)
+		}
+		if _, err := c.Prepare(t.Context(), claim("uid-2", gpuA)); err == nil {
+			t.Error("another claim has the GPU")
+		}
+		wrong("")
+		if _, err := c.Prepare(t.Context(), byMPS("uid-1", ``, gpuA)); err != nil || problem() != "" {
+			t.Errorf("Prepare() = %v, with problem %q", err, problem())
+		}
+		wrong("it has died")
+		r.configs.Publish(r.configs.Value())
+		synctest.Wait()
+		if problem() != "it has died" {
+			t.Errorf("the problem is %q", problem())
+		}
+	})
+}
+
+// TestMPSThatIsLeft: a daemon that no record needs is ended, by the next claim on its device or after a while. One that is needed is not.
+func TestMPSThatIsLeft(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		for id, uuid := range map[string]string{"gone-0": "GPU-a", "gone-1": "GPU-c", "other-0": "MIG-b0"} {
+			if err := (daemons{r}).Start(t.Context(), id, mps.Claim{Devices: []mps.ClaimDevice{{UUID: uuid}}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c, stop := r.start()
+		defer stop()
+		if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Prepare(t.Context(), byMPS("uid-2", ``, migB1)); err != nil {
+			t.Fatal(err)
+		}
+		if got := slices.Sorted(maps.Keys(r.mps())); !slices.Equal(got, []string{"gone-1", "other-0", "uid-2-0"}) {
+			t.Errorf("after the next claim: %q", got)
+		}
+		time.Sleep(claims.Every + 1)
+		synctest.Wait()
+		if got := slices.Sorted(maps.Keys(r.mps())); !slices.Equal(got, []string{"uid-2-0"}) {
+			t.Errorf("after a while: %q", got)
+		}
+	})
+}
