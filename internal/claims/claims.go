@@ -38,7 +38,7 @@ type Options struct {
 	// SetTimeSlice sets the time slice of a GPU, from 0 (the default) to 3 (long); nil where it cannot be set.
 	SetTimeSlice func(ctx context.Context, gpu string, interval int) error
 	// MPS has control daemons run; nil where there are none.
-	MPS MPS
+	MPS ControlDaemons
 	// StateDir is where the records are kept, and CDIDir where runtimes look for specs.
 	StateDir, CDIDir string
 	// Checkpoint is the file in which NVIDIA's driver keeps the claims that it prepared; empty where they are not taken over.

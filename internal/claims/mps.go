@@ -2,7 +2,6 @@ package claims
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -19,10 +18,10 @@ import (
 // at a time. A daemon is asked for after the record of its claim is written, and given up after that is removed. So a daemon that no record
 // needs is one that can be ended.
 
-// An MPS has control daemons of CUDA's Multi-Process Service run for claims, by IDs.
-type MPS interface {
+// ControlDaemons has control daemons of CUDA's Multi-Process Service run for claims, by IDs.
+type ControlDaemons interface {
 	// Start has a daemon started, and waits until it serves clients. It answers at once for one that does.
-	Start(ctx context.Context, id string, wanted mps.Claim) error
+	Start(ctx context.Context, id string, wanted mps.ClaimDaemon) error
 	// Stop has a daemon ended; End waits until it is.
 	Stop(id string) error
 	End(ctx context.Context, id string) error
@@ -87,8 +86,8 @@ func shareByMPS(uid string, devices []recordDevice, chosen []*claimConfig) error
 }
 
 // daemons returns the control daemons of a claim, by ID.
-func (r record) daemons() map[string]mps.Claim {
-	all := map[string]mps.Claim{}
+func (r record) daemons() map[string]mps.ClaimDaemon {
+	all := map[string]mps.ClaimDaemon{}
 	for _, d := range r.Devices {
 		if d.MPS == nil {
 			continue
@@ -206,10 +205,7 @@ func (c *Claims) sweepDaemon(ctx context.Context, uid, id string) error {
 	if err := t.claim(ctx, uid); err != nil {
 		return err
 	}
-	r, found, err := c.store.read(uid)
-	if err != nil {
-		return fmt.Errorf("it is not known whether a claim needs an MPS control daemon: %w", err)
-	}
+	r, found := c.store.readOrRestore(ctx, uid)
 	if _, needed := r.daemons()[id]; found && needed && !r.former(c.options.BootID) {
 		return nil
 	}

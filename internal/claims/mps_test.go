@@ -154,7 +154,7 @@ func TestMPSThatIsLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		for id, uuid := range map[string]string{"gone-0": "GPU-a", "gone-1": "GPU-c", "other-0": "MIG-b0"} {
-			if err := (daemons{r}).Start(t.Context(), id, mps.Claim{Devices: []mps.ClaimDevice{{UUID: uuid}}}); err != nil {
+			if err := (daemons{r}).Start(t.Context(), id, mps.ClaimDaemon{Devices: []mps.ClaimDevice{{UUID: uuid}}}); err != nil {
 				t.Fatal(err)
 			}
 		}

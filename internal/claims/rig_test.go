@@ -121,7 +121,7 @@ type daemons struct{ *rig }
 
 func (d daemons) path(id string) string { return filepath.Join(d.dir, id+".mps") }
 
-func (d daemons) Start(_ context.Context, id string, wanted mps.Claim) error {
+func (d daemons) Start(_ context.Context, id string, wanted mps.ClaimDaemon) error {
 	if problem := d.Problem(id); problem != "" {
 		return errors.New(problem)
 	}
@@ -146,7 +146,7 @@ func (d daemons) Problem(string) string {
 func (d daemons) All() (map[string][]string, error) {
 	all := map[string][]string{}
 	for id, wanted := range d.mps() {
-		var claim mps.Claim
+		var claim mps.ClaimDaemon
 		if err := json.Unmarshal([]byte(wanted), &claim); err != nil {
 			return nil, err
 		}

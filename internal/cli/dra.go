@@ -44,7 +44,7 @@ func (d *daemon) newDRA(ctx context.Context, c config.Config) *agent.DRA {
 		return timeSlices.Set(ctx, gpu, interval)
 	}
 	if c.Edits.MPSRoot != "" {
-		o.MPS = mps.NewClaims(c.MPSRoot)
+		o.MPS = mps.NewClaimDaemons(c.MPSRoot)
 	}
 	if c.DRA.Mode != config.DRAOff {
 		o.Checkpoint = filepath.Join(c.DRA.PluginsDir, dra.Driver, "checkpoint.json")

@@ -42,6 +42,7 @@ func TestRules(t *testing.T) {
 		options resource.Options
 		driver  string
 		machine string
+		claims  bool
 		want    string // key without nvidia.com/, and value
 	}{
 		"as many GPUs of two models":           {gpus: []inventory.GPU{gpu("b"), gpu("a"), gpu("a"), gpu("b")}, want: "gpu.product=b"},

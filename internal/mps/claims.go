@@ -19,7 +19,7 @@ import (
 
 // The control daemons of claims are asked for by files in the folder claims of the root, by IDs:
 //
-//	claims/<ID>.json     the daemon that is wanted: a Claim
+//	claims/<ID>.json     the daemon that is wanted: a ClaimDaemon
 //	claims/<ID>.ending   the same, when it is not wanted any more and may still be there
 //	claims/<ID>          the directory of the daemon, as that of a resource; it is there from before the daemon is started, and before
 //	                     the compute mode of a GPU is set, until that is undone. In it, .failed says why the daemon does not serve
@@ -36,8 +36,8 @@ const (
 	maxClaim = 1 << 20
 )
 
-// A Claim is the control daemon that a ResourceClaim wants.
-type Claim struct {
+// A ClaimDaemon is the control daemon that a ResourceClaim wants.
+type ClaimDaemon struct {
 	// Devices are in the order in which clients count them.
 	Devices []ClaimDevice `json:"devices"`
 	// Percentage is the part of the threads that one client may use, from 1 to 100; 0 for no limit.
@@ -48,7 +48,7 @@ type Claim struct {
 	Exclusive bool `json:"exclusive,omitempty"`
 }
 
-// A ClaimDevice is a GPU or a MIG device of a Claim.
+// A ClaimDevice is a GPU or a MIG device of a ClaimDaemon.
 type ClaimDevice struct {
 	UUID string `json:"uuid"`
 	// Memory is the most memory that one client may have, in bytes; 0 for no limit.
@@ -56,7 +56,7 @@ type ClaimDevice struct {
 }
 
 // uuids are those of the devices.
-func (c Claim) uuids() []string {
+func (c ClaimDaemon) uuids() []string {
 	var all []string
 	for _, d := range c.Devices {
 		all = append(all, d.UUID)
@@ -65,7 +65,7 @@ func (c Claim) uuids() []string {
 }
 
 // group returns the Group with the daemon of the claim.
-func (c Claim) group(id string) Group {
+func (c ClaimDaemon) group(id string) Group {
 	g := Group{Resource: ClaimDir(id), Claim: &c}
 	for _, d := range c.Devices {
 		g.GPUs = append(g.GPUs, GPU{UUID: d.UUID, MemoryBytes: uint64(max(d.Memory, 0)), Replicas: 1})
@@ -76,23 +76,23 @@ func (c Claim) group(id string) Group {
 // ClaimDir is the directory of the daemon with an ID, below the root.
 func ClaimDir(id string) string { return claimsFolder + "/" + id }
 
-// Claims ask for the control daemons of claims. Their methods may be called by several goroutines and processes, but by one at a time for
+// ClaimDaemons are the control daemons of claims, as the process sees them that prepares claims. Their methods may be called by several goroutines and processes, but by one at a time for
 // one ID.
-type Claims struct{ root string }
+type ClaimDaemons struct{ root string }
 
-// NewClaims returns Claims whose daemons are run by the Supervisor of the same root.
-func NewClaims(root string) *Claims { return &Claims{root} }
+// NewClaimDaemons returns ClaimDaemons, which are run by the Supervisor of the same root.
+func NewClaimDaemons(root string) *ClaimDaemons { return &ClaimDaemons{root} }
 
 // errNoSupervisor is why there is no daemon where nobody would start one.
 var errNoSupervisor = errors.New("mps-control-daemon does not run on this node, with the same directory of MPS state (--mps-root)")
 
-func (c *Claims) path(id, suffix string) string {
+func (c *ClaimDaemons) path(id, suffix string) string {
 	return filepath.Join(c.root, claimsFolder, id+suffix)
 }
 
 // Start asks for a daemon, and waits until it serves clients with the limits that are wanted, or until ctx ends. The error says why it does
 // not serve; the daemon stays wanted.
-func (c *Claims) Start(ctx context.Context, id string, wanted Claim) error {
+func (c *ClaimDaemons) Start(ctx context.Context, id string, wanted ClaimDaemon) error {
 	text, err := json.Marshal(wanted)
 	if err != nil {
 		return err
@@ -134,13 +134,13 @@ func (c *Claims) Start(ctx context.Context, id string, wanted Claim) error {
 }
 
 // Problem returns why the daemon with an ID does not serve clients; empty if it does.
-func (c *Claims) Problem(id string) string {
+func (c *ClaimDaemons) Problem(id string) string {
 	problem, _ := c.problem(id)
 	return problem
 }
 
 // problem is Problem. It is final if it does not end by itself within a moment.
-func (c *Claims) problem(id string) (problem string, final bool) {
+func (c *ClaimDaemons) problem(id string) (problem string, final bool) {
 	if !supervised(c.root) {
 		return errNoSupervisor.Error(), true
 	}
@@ -158,7 +158,7 @@ func (c *Claims) problem(id string) (problem string, final bool) {
 }
 
 // Stop says that a daemon is not wanted any more. It does not wait until the daemon has ended.
-func (c *Claims) Stop(id string) error {
+func (c *ClaimDaemons) Stop(id string) error {
 	err := os.Rename(c.path(id, wantedSuffix), c.path(id, endingSuffix))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("end an MPS control daemon: %w", err)
@@ -175,7 +175,7 @@ func (c *Claims) Stop(id string) error {
 }
 
 // End is Stop, and waits until the daemon has ended and the compute modes are set back, or until ctx ends.
-func (c *Claims) End(ctx context.Context, id string) error {
+func (c *ClaimDaemons) End(ctx context.Context, id string) error {
 	pace := time.NewTicker(claimPace)
 	defer pace.Stop()
 	for {
@@ -197,13 +197,13 @@ func (c *Claims) End(ctx context.Context, id string) error {
 }
 
 // All returns the UUIDs of the devices of all daemons that are wanted, or have not ended yet, by ID.
-func (c *Claims) All() (map[string][]string, error) {
+func (c *ClaimDaemons) All() (map[string][]string, error) {
 	wanted, ending, err := list(c.root)
 	if err != nil {
 		return nil, err
 	}
 	all := map[string][]string{}
-	for _, of := range []map[string]Claim{wanted, ending} {
+	for _, of := range []map[string]ClaimDaemon{wanted, ending} {
 		for id, claim := range of {
 			all[id] = claim.uuids()
 		}
@@ -212,7 +212,7 @@ func (c *Claims) All() (map[string][]string, error) {
 }
 
 // list returns what the files of claims ask for, by ID. A file that cannot be read asks for no devices.
-func list(root string) (wanted, ending map[string]Claim, err error) {
+func list(root string) (wanted, ending map[string]ClaimDaemon, err error) {
 	dir := filepath.Join(root, claimsFolder)
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -221,9 +221,9 @@ func list(root string) (wanted, ending map[string]Claim, err error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("list the MPS control daemons of claims: %w", err)
 	}
-	wanted, ending = map[string]Claim{}, map[string]Claim{}
+	wanted, ending = map[string]ClaimDaemon{}, map[string]ClaimDaemon{}
 	for _, e := range entries {
-		for suffix, of := range map[string]map[string]Claim{wantedSuffix: wanted, endingSuffix: ending} {
+		for suffix, of := range map[string]map[string]ClaimDaemon{wantedSuffix: wanted, endingSuffix: ending} {
 			id, is := strings.CutSuffix(e.Name(), suffix)
 			if !is {
 				continue
@@ -232,12 +232,12 @@ func list(root string) (wanted, ending map[string]Claim, err error) {
 			if errors.Is(err, fs.ErrNotExist) {
 				continue // it was renamed meanwhile
 			}
-			var claim Claim
+			var claim ClaimDaemon
 			if err == nil {
 				err = json.Unmarshal(text, &claim)
 			}
 			if err != nil {
-				claim = Claim{}
+				claim = ClaimDaemon{}
 			}
 			of[id] = claim
 		}

@@ -21,15 +21,15 @@ import (
 const oneClaim = "uid-1-0"
 
 // wantedGPUs is the daemon of a claim with two GPUs and all limits.
-var wantedGPUs = mps.Claim{
+var wantedGPUs = mps.ClaimDaemon{
 	Devices: []mps.ClaimDevice{{UUID: "GPU-a", Memory: 10 << 30}, {UUID: "GPU-b"}}, Percentage: 40, MultiUser: true, Exclusive: true,
 }
 
 // start asks for a daemon, and waits for it as long as a test may.
-func (n *node) start(id string, wanted mps.Claim) error {
+func (n *node) start(id string, wanted mps.ClaimDaemon) error {
 	ctx, cancel := context.WithTimeout(n.t.Context(), 2*time.Minute)
 	defer cancel()
-	return mps.NewClaims(n.root).Start(ctx, id, wanted)
+	return mps.NewClaimDaemons(n.root).Start(ctx, id, wanted)
 }
 
 // end stops a daemon, and waits until nothing is left of it.
@@ -37,7 +37,7 @@ func (n *node) end(id string) {
 	n.t.Helper()
 	ctx, cancel := context.WithTimeout(n.t.Context(), 2*time.Minute)
 	defer cancel()
-	if err := mps.NewClaims(n.root).End(ctx, id); err != nil {
+	if err := mps.NewClaimDaemons(n.root).End(ctx, id); err != nil {
 		n.t.Fatal(err)
 	}
 	for _, name := range []string{"claims/" + id, "claims/" + id + ".json", "claims/" + id + ".ending"} {
@@ -57,7 +57,7 @@ func TestDaemonsOfClaims(t *testing.T) {
 	if err := n.start(oneClaim, wantedGPUs); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.start("uid-2-1", mps.Claim{Devices: []mps.ClaimDevice{{UUID: "MIG-d"}}}); err != nil {
+	if err := n.start("uid-2-1", mps.ClaimDaemon{Devices: []mps.ClaimDevice{{UUID: "MIG-d"}}}); err != nil {
 		t.Fatal(err)
 	}
 	want := []string{
@@ -77,7 +77,7 @@ func TestDaemonsOfClaims(t *testing.T) {
 	if err := n.start(oneClaim, wantedGPUs); err != nil || n.pid(mps.ClaimDir(oneClaim)) != pid {
 		t.Errorf("asked again: %v, with the daemon %d, before %d", err, n.pid(mps.ClaimDir(oneClaim)), pid)
 	}
-	all, err := mps.NewClaims(n.root).All()
+	all, err := mps.NewClaimDaemons(n.root).All()
 	if diff := cmp.Diff(map[string][]string{oneClaim: {"GPU-a", "GPU-b"}, "uid-2-1": {"MIG-d"}}, all); err != nil || diff != "" {
 		t.Errorf("all daemons (-want +got):\n%s %v", diff, err)
 	}
@@ -102,7 +102,7 @@ func TestDaemonOfAClaimThatDies(t *testing.T) {
 	n := newNode(t)
 	end := n.supervise()
 	n.untilReady()
-	c := mps.NewClaims(n.root)
+	c := mps.NewClaimDaemons(n.root)
 	if err := n.start(oneClaim, wantedGPUs); err != nil {
 		t.Fatal(err)
 	}
@@ -175,7 +175,7 @@ func TestClaimsAfterAKill(t *testing.T) {
 			}
 			n.modes["GPU-a"] = inventory.ComputeExclusiveProcess
 			if !wanted {
-				err := mps.NewClaims(n.root).End(t.Context(), oneClaim)
+				err := mps.NewClaimDaemons(n.root).End(t.Context(), oneClaim)
 				if err == nil || !strings.Contains(err.Error(), "may still run") {
 					t.Errorf("what may still run has ended: %v", err)
 				}
@@ -186,7 +186,7 @@ func TestClaimsAfterAKill(t *testing.T) {
 			}
 			n.untilReady()
 			if wanted {
-				if err := n.start(oneClaim, mps.Claim{Devices: []mps.ClaimDevice{{UUID: "GPU-a"}}, Exclusive: true}); err != nil {
+				if err := n.start(oneClaim, mps.ClaimDaemon{Devices: []mps.ClaimDevice{{UUID: "GPU-a"}}, Exclusive: true}); err != nil {
 					t.Fatal(err)
 				}
 				n.checkModes("while it is wanted", map[string]inventory.ComputeMode{"GPU-a": inventory.ComputeExclusiveProcess})
@@ -213,7 +213,7 @@ func TestDaemonsOfClaimsThatMisbehave(t *testing.T) {
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
-			if err := mps.NewClaims(n.root).Start(ctx, oneClaim, wantedGPUs); err == nil || !strings.Contains(err.Error(), want) {
+			if err := mps.NewClaimDaemons(n.root).Start(ctx, oneClaim, wantedGPUs); err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("Start() = %v, want %q", err, want)
 			}
 			n.end(oneClaim)
@@ -234,7 +234,7 @@ func TestFilesOfClaimsThatCannotBeRead(t *testing.T) {
 	}
 	n.supervise(group(one, gpu("c", 80, 2)))
 	n.untilReady()
-	if all, err := mps.NewClaims(n.root).All(); err != nil || len(all) != 1 {
+	if all, err := mps.NewClaimDaemons(n.root).All(); err != nil || len(all) != 1 {
 		t.Errorf("All() = %v, %v", all, err)
 	}
 	if err := n.start(oneClaim, wantedGPUs); err != nil {

@@ -14,7 +14,7 @@ type Group struct {
 	// GPUs are in the order in which the daemon counts them.
 	GPUs []GPU
 	// Claim is what a claim wants; nil for a resource.
-	Claim *Claim
+	Claim *ClaimDaemon
 }
 
 // A GPU is one of a Group.
