@@ -222,7 +222,7 @@ func TestDividedPool(t *testing.T) {
 			t.Errorf("%s has the taints %v", device.Name, device.Taints)
 		}
 	}
-	for _, h := range dra.HealthOf(ill, s) {
+	for _, h := range dra.HealthOf(ill, s, nil) {
 		if bad := h.Device == "gpu-0-mig-3g40gb-9-4"; bad != (h.Verdict != dra.VerdictHealthy) {
 			t.Errorf("%s is %s: %s", h.Device, h.Verdict, h.Message)
 		}

@@ -76,8 +76,8 @@ func (c ClaimDaemon) group(id string) Group {
 // ClaimDir is the directory of the daemon with an ID, below the root.
 func ClaimDir(id string) string { return claimsFolder + "/" + id }
 
-// ClaimDaemons are the control daemons of claims, as the process sees them that prepares claims. Their methods may be called by several goroutines and processes, but by one at a time for
-// one ID.
+// ClaimDaemons are the control daemons of claims, as the process sees them that prepares claims. Their methods may be called by several
+// goroutines and processes, but by one at a time for one ID.
 type ClaimDaemons struct{ root string }
 
 // NewClaimDaemons returns ClaimDaemons, which are run by the Supervisor of the same root.

@@ -86,7 +86,8 @@ func TestClaimByMPS(t *testing.T) {
 	}
 	told, err := os.ReadFile(filepath.Join(dir, "log/control.log"))
 	for _, line := range []string{
-		"Starting control daemon of " + uuid + " for one user\n", "set_default_active_thread_percentage 25\n", "set_default_device_pinned_mem_limit 0 10240M\n",
+		"Starting control daemon of " + uuid + " for one user\n", "set_default_active_thread_percentage 25\n",
+		"set_default_device_pinned_mem_limit 0 10240M\n",
 	} {
 		if !strings.Contains(string(told), line) {
 			t.Errorf("the control daemon was not told %q (%v): %s", line, err, told)
