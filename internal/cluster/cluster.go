@@ -25,7 +25,8 @@ type Cluster struct {
 	nodeConfig *nodeConfig     // nil if no label chooses the configuration file
 	spread     spread          // of the first requests
 
-	lastRequests time.Duration // bounds those at the end of the process that have paused DaemonSets go on
+	pauseRequests time.Duration // bounds those of one pause
+	lastRequests  time.Duration // bounds those at the end of the process that have paused DaemonSets go on
 
 	pausing sync.Mutex // guards all following fields; one change of what is paused at a time
 	paused  sighting
@@ -33,7 +34,7 @@ type Cluster struct {
 }
 
 // New returns what a process has to do with the API server: nothing, until it is asked.
-func New() *Cluster { return &Cluster{lastRequests: lastRequests} }
+func New() *Cluster { return &Cluster{pauseRequests: pauseRequests, lastRequests: lastRequests} }
 
 // Commands returns the commands that need the API server.
 func (c *Cluster) Commands() []*cobra.Command { return []*cobra.Command{newConfigManagerCommand()} }

@@ -60,7 +60,7 @@ func clientsOf(pods []kubeapi.NodePod, uids []string) (keys []string, err error)
 
 // Pause has the DaemonSets paused, by labels of the node, whose pods have these UIDs.
 func (c *Cluster) Pause(ctx context.Context, uids []string) error {
-	ctx, cancel := context.WithTimeout(ctx, pauseRequests)
+	ctx, cancel := context.WithTimeout(ctx, c.pauseRequests)
 	defer cancel()
 	c.pausing.Lock() // one after the other: GPUs mostly have the same clients
 	defer c.pausing.Unlock()

@@ -71,7 +71,8 @@ func (r *pauseRig) pod(uid, kind string, selects map[string]string) {
 // start starts the task, as a process does.
 func (r *pauseRig) start() {
 	r.Cluster = &Cluster{
-		client: kubeapi.New(kubeapi.Options{Kubeconfig: r.server.Kubeconfig(), Node: "n", Version: "v1"}), lastRequests: labelPatience,
+		client:        kubeapi.New(kubeapi.Options{Kubeconfig: r.server.Kubeconfig(), Node: "n", Version: "v1"}),
+		pauseRequests: labelPatience, lastRequests: labelPatience,
 	}
 	c := r.Cluster
 	watching, end := context.WithCancel(context.Background())
