@@ -115,10 +115,14 @@ func TestDaemonsWithDifferentListsTakeTurns(t *testing.T) {
 			var speaking sync.WaitGroup
 			speaking.Go(func() {
 				for i := 0; ctx.Err() == nil; i++ {
+					mark := n.Mark()
 					d.offerForm(f, i%2 == 0)
-					select {
-					case <-ctx.Done():
-					case <-time.After(3 * time.Millisecond):
+					// No faster than kubelet takes lists in: they would queue.
+					for late := time.Now().Add(time.Second); ctx.Err() == nil && n.count(standin.Listed, mark) == 0 && time.Now().Before(late); {
+						select {
+						case <-ctx.Done():
+						case <-time.After(3 * time.Millisecond):
+						}
 					}
 				}
 			})

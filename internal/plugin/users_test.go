@@ -50,12 +50,18 @@ func TestUsers(t *testing.T) {
 				return true
 			})
 		}
+		withdraw := func() {
+			t.Helper()
+			d.offer(3, 0, 1, 2)
+			n.awaitAllocatable(t, 0)
+			c.Step(100 * time.Millisecond) // an answer of before is too old
+		}
 		says("on offer", "is still on offer")
 		if _, err := n.Admit(t.Context(), standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 1}); err != nil {
 			t.Fatal(err)
 		}
 		says("held, and others on offer", "is still on offer", "default/p")
-		d.offer(3, 0, 1, 2)
+		withdraw()
 		says("held, and no other may be given", "", "default/p")
 		n.Remove("p")
 		says("free, although the checkpoint may name the pod", "")
@@ -66,7 +72,7 @@ func TestUsers(t *testing.T) {
 		if _, err := n.Admit(t.Context(), standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 3}); err != nil {
 			t.Fatal(err)
 		}
-		d.offer(3, 0, 1, 2)
+		withdraw()
 		says("shown", "", "default/p", "default/p", "default/p")
 		n.Remove("p")
 		says("all free", "")
@@ -75,7 +81,7 @@ func TestUsers(t *testing.T) {
 		if _, err := n.Admit(t.Context(), standin.Container{Pod: "q", Name: "c", Resource: gpu, Count: 3, Init: true}); err != nil {
 			t.Fatal(err)
 		}
-		d.offer(3, 0, 1, 2)
+		withdraw()
 		names := func(pods int) func() bool {
 			return func() bool {
 				held, _ := d.Users(t.Context(), ids)
@@ -96,7 +102,7 @@ func TestUsers(t *testing.T) {
 			t.Fatal(err)
 		}
 		n.Remove("short")
-		d.offer(3, 0, 1, 2)
+		withdraw()
 		eventually(t, "kubelet has forgotten the pod", func() bool {
 			held, _ := d.Users(t.Context(), ids)
 			if c.Since(given) < 9*time.Second { // kubelet is slower than this clock
