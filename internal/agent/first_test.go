@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -129,13 +130,14 @@ func (p plugins) Listening(context.Context) []string       { return nil }
 // TestReady: a daemon is ready when it serves all that there is to serve, and that is no less than what another plugin serves.
 func TestReady(t *testing.T) {
 	t.Parallel()
+	var owners *feed.Feed[dra.Owners] // nil: all GPUs are the device plugin's
 	ready := func(m *monitor.Monitor, others plugins, servers ...plugin.Status) (bool, string) {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		configs := feed.New(config.Config{})
 		s := &agent.Serving{
 			Configs: configs, Monitor: m, Others: others, Servers: func() []plugin.Status { return servers },
-			Offered: feed.New(resource.New(m.Snapshots().Value(), resource.Options{})),
+			Offered: feed.New(resource.New(m.Snapshots().Value(), resource.Options{})), Owners: owners,
 		}
 		return s.Ready(ctx)
 	}
@@ -178,6 +180,13 @@ func TestReady(t *testing.T) {
 	wants("no account", true, "")(ready(i.Monitor, plugins{err: errors.New("no such file")}, serving))
 	serving.Agreed = true
 	wants("served", true, "")(ready(i.Monitor, theirs, serving))
+	owners = feed.New(dra.Owners(nil))
+	wants("no owners yet", false, "not known yet which GPUs")(ready(i.Monitor, plugins{}))
+	gpus := i.Monitor.Snapshots().Value().GPUs
+	owners.Publish(dra.All(gpus[1:]))
+	wants("an owner is not known yet", false, "not known yet which GPUs")(ready(i.Monitor, plugins{}))
+	owners.Publish(dra.All(gpus))
+	wants("all in slices", true, "8 GPUs are given by Dynamic Resource Allocation")(ready(i.Monitor, plugins{}))
 
 	ended, end := context.WithCancel(t.Context())
 	end()

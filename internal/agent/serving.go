@@ -10,6 +10,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
@@ -49,7 +50,11 @@ func (s *Serving) Ready(ctx context.Context) (ready bool, reason string) {
 	}
 	options := s.Configs.Value().Resource
 	if s.Owners != nil {
-		options.Elsewhere = s.Owners.Value().Elsewhere(seen.Snapshot.GPUs)
+		owners := s.Owners.Value()
+		if slices.ContainsFunc(seen.Snapshot.GPUs, func(g inventory.GPU) bool { return owners[g.UUID] == "" }) {
+			return false, "it is not known yet which GPUs are given by Dynamic Resource Allocation"
+		}
+		options.Elsewhere = owners.Elsewhere(seen.Snapshot.GPUs)
 	}
 	plan := resource.New(seen.Snapshot, options)
 	allocatable, err := s.Others.Allocatable(ctx)

@@ -6,7 +6,10 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -111,6 +114,13 @@ func TestStoppedDaemonIsNotAlive(t *testing.T) {
 	s.answers(at, "/healthz", http.StatusOK, "ok")
 	s.signal(s.Running(), syscall.SIGSTOP)
 	defer s.signal(s.Running(), syscall.SIGCONT)
+	s.eventually("all threads are stopped", func() bool {
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", s.Running().Pid))
+		return err == nil && !slices.ContainsFunc(threads, func(path string) bool {
+			text, err := os.ReadFile(path)
+			return err != nil || !strings.Contains(string(text), ") T ")
+		})
+	})
 	if code, body := fetchWithin(t, time.Second, at, "/healthz"); code != 0 {
 		t.Errorf("a process that is stopped answers %d: %s", code, body)
 	}

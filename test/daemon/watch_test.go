@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -23,6 +24,7 @@ type watch struct {
 	s       *stage
 	cmd     *exec.Cmd
 	changes chan string // what it prints, while it is read
+	printed []string    // what was taken of that
 }
 
 // watches starts status --watch, and reads what it prints.
@@ -54,22 +56,39 @@ func (s *stage) runs(args ...string) *watch {
 }
 
 // prints waits for a line with a text, and returns it.
-func (w *watch) prints(text string) string {
+func (w *watch) prints(text string) (line string) {
 	w.s.t.Helper()
 	late := time.After(patience)
-	for {
-		select {
-		case line, more := <-w.changes:
-			if !more {
-				w.s.t.Fatalf("the watch ended before it printed %q", text)
-			}
-			if strings.Contains(line, text) {
-				return line
-			}
-		case <-late:
-			w.s.t.Fatalf("the watch does not print %q", text)
-		}
+	for !strings.Contains(line, text) {
+		line = w.next(late, text)
 	}
+	return line
+}
+
+// printsAll waits for lines with texts, in any order: a watch may look when one is true and another is not yet.
+func (w *watch) printsAll(texts ...string) {
+	w.s.t.Helper()
+	late := time.After(patience)
+	for len(texts) > 0 {
+		line := w.next(late, texts...)
+		texts = slices.DeleteFunc(texts, func(text string) bool { return strings.Contains(line, text) })
+	}
+}
+
+// next returns the next line.
+func (w *watch) next(late <-chan time.Time, wanted ...string) string {
+	w.s.t.Helper()
+	select {
+	case line, more := <-w.changes:
+		if !more {
+			w.s.t.Fatalf("the watch ended before it printed %q", wanted)
+		}
+		w.printed = append(w.printed, line)
+		return line
+	case <-late:
+		w.s.t.Fatalf("the watch does not print %q; it printed\n%s", wanted, strings.Join(w.printed, "\n"))
+	}
+	return ""
 }
 
 // ends sends SIGINT and waits for an exit status of 0.
@@ -107,9 +126,8 @@ func TestWatch(t *testing.T) {
 	}
 
 	s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "3", XID: 79})
-	people.prints("GPU 3: Healthy → Lost (cure: reboot): XID 79")
-	people.prints("nvidia.com/gpu: 8 of 8 devices Healthy, serving → 7 of 8 devices Healthy, serving")
-	people.prints("degraded: GPU 3 Lost; nvidia.com/gpu: 7 of 8")
+	people.printsAll("GPU 3: Healthy → Lost (cure: reboot): XID 79",
+		"nvidia.com/gpu: 8 of 8 devices Healthy, serving → 7 of 8 devices Healthy, serving", "degraded: GPU 3 Lost; nvidia.com/gpu: 7 of 8")
 	programs.prints(`"from":"Healthy","to":"Lost","reason":"XID 79`)
 	s.inject(simulator.Fault{Kind: simulator.KindHang, GPU: "2", Call: "DeviceGetHandleByIndex"})
 	s.signal(s.Running(), syscall.SIGHUP)
