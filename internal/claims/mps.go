@@ -51,6 +51,13 @@ func shareByMPS(uid string, devices []recordDevice, chosen []*claimConfig) error
 			continue
 		}
 		d := &devices[i]
+		switch {
+		case d.ShareID != "": // two daemons cannot have one GPU for themselves
+			return fail(CauseConfig, "sharing.strategy: MPS is not supported for a share of the device %s; use %s", d.Device, dra.TimeSlicing)
+		case d.uuid() == "": // its daemon would have to end before it can be destroyed
+			return fail(CauseConfig, "sharing.strategy: MPS is not supported for the device %s, which is made for the claim; use %s",
+				d.Device, dra.TimeSlicing)
+		}
 		d.MPS = &recordMPS{ID: uid + "-" + strconv.Itoa(i), Memory: c.MPS.Memory, MultiUser: c.MPS.MultiUser}
 		if p := c.MPS.Percentage; p != nil {
 			if d.MPS.Percentage = *p; *p == 0 {
@@ -66,8 +73,8 @@ func shareByMPS(uid string, devices []recordDevice, chosen []*claimConfig) error
 		}
 		of := devices[first]
 		if d.MPS.ID = of.MPS.ID; d.MPS.Percentage != of.MPS.Percentage || d.MPS.MultiUser != of.MPS.MultiUser {
-			return fail(CauseConfig, "sharing.mpsConfig: the requests %s and %s have different settings; the GPUs of a claim have one MPS control daemon",
-				of.Request, d.Request)
+			return fail(CauseConfig, "sharing.mpsConfig: the requests %s and %s have different settings; "+
+				"the GPUs of a claim have one MPS control daemon", of.Request, d.Request)
 		}
 	}
 	for c, indices := range members {

@@ -28,7 +28,8 @@ type DeviceHealth struct {
 	Message string
 }
 
-// HealthOf returns the health of all devices of a pool, in their order. Problems are why containers cannot use a healthy device, by its name.
+// HealthOf returns the health of all devices of a pool, in their order. Problems are why containers cannot use a healthy device, by its
+// name.
 func HealthOf(p Pool, s inventory.Snapshot, problems map[string]string) []DeviceHealth {
 	known := map[string]inventory.Health{} // by UUID
 	gpus := map[string]inventory.GPU{}
