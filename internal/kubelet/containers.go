@@ -15,8 +15,8 @@ type ContainerDevice struct {
 	Namespace, Pod, Container string
 }
 
-// A listing is what kubelet answers about the pods on the node. Kubelet leaves out pods that have ended and plain init containers, and after
-// its start most pods until it has a connection to the API server. Those who asked at the same time share it.
+// A listing is what kubelet answers about the pods on the node. Kubelet leaves out pods that have ended and plain init containers, and
+// after its start most pods until it has a connection to the API server. Those who asked at the same time share it.
 type listing struct {
 	held       []HeldDevice
 	containers []ContainerDevice
@@ -42,8 +42,8 @@ func (p *PodResources) Claims(ctx context.Context) (map[string]bool, error) {
 	return l.claims, err
 }
 
-// Allocating is to be called when a call begins by which kubelet allocates devices to a pod, GetPreferredAllocation or Allocate, and what it
-// returns when that has ended. From then until a short time after, kubelet is not asked about pods: those who ask wait, for 10 s at most.
+// Allocating is to be called when a call begins by which kubelet allocates devices to a pod, GetPreferredAllocation or Allocate, and what
+// it returns when that has ended. Until a short time after, kubelet is not asked about pods: those who ask wait, for 10 s at most.
 func (p *PodResources) Allocating() (ended func()) { return p.listings.allocating() }
 
 // list asks kubelet about the pods on the node. It is the one place that does.

@@ -131,8 +131,8 @@ func (k *Kubelet) admit(ctx context.Context, m *manager, c Container) error {
 	return nil
 }
 
-// WhileAllocating has a function called in each admission between the plugin's answer to Allocate and the moment at which kubelet notes what
-// the container holds; nil for none. It may use all of the Kubelet but Admit.
+// WhileAllocating has a function called in each admission between the plugin's answer to Allocate and the moment at which kubelet notes
+// what the container holds; nil for none. It may use all of the Kubelet but Admit.
 func (k *Kubelet) WhileAllocating(f func()) {
 	if f == nil {
 		k.allocating.Store(nil)
@@ -205,8 +205,8 @@ func (m *manager) recountLocked() {
 	}
 }
 
-// freeGone takes back what pods held that are no more. Only then does kubelet count afresh what is in use, and forgets what it is allocating
-// at that moment (kubernetes/kubernetes#137534). A kubelet that has not heard of all pods yet takes back nothing.
+// freeGone takes back what pods held that are no more. Only then does kubelet count afresh what is in use, and forgets what it is
+// allocating at that moment (kubernetes/kubernetes#137534). A kubelet that has not heard of all pods yet takes back nothing.
 func (m *manager) freeGone() {
 	if !m.pods.known() {
 		return
