@@ -63,7 +63,7 @@ var imports = map[string][]string{
 		"internal/files", "internal/inventory", "internal/supervise",
 	},
 	"internal/ledger":  {"internal/inventory", "internal/health", "internal/files"},
-	"internal/monitor": {"internal/inventory", "internal/health", "internal/feed", "internal/ledger"},
+	"internal/monitor": {"internal/inventory", "internal/health", "internal/feed", "internal/ledger", "internal/files"},
 	"internal/plugin": {
 		"internal/resource", "internal/edits", "internal/feed", "internal/files", "internal/supervise",
 		"internal/kubelet", // for the values of its accounts

@@ -25,8 +25,8 @@ func OutlivesBoot(c inventory.Cure) bool {
 	return c == inventory.CureHuman || c == inventory.CureHardware
 }
 
-// Restored returns g with the faults and recoveries that an earlier process had noted for it and its MIG devices, by UUID. It
-// is for devices into which nothing was folded yet.
+// Restored returns g with the faults and recoveries that an earlier process had noted for it and its MIG devices, by UUID. A
+// fault that was found meanwhile stays as it was found.
 func (g GPU) Restored(noted func(uuid string) ([]Fault, []time.Time), now time.Time) GPU {
 	restore := func(uuid string, d Device) Device {
 		faults, recoveries := noted(uuid)
@@ -42,6 +42,9 @@ func (g GPU) Restored(noted func(uuid string) ([]Fault, []time.Time), now time.T
 
 func (d Device) restored(faults []Fault, recoveries []time.Time, now time.Time) Device {
 	d.Recoveries = slices.Concat(d.Recoveries, recoveries)
+	faults = slices.DeleteFunc(slices.Clone(faults), func(f Fault) bool {
+		return slices.ContainsFunc(d.Faults, func(found Fault) bool { return found.Source == f.Source && found.XID == f.XID })
+	})
 	if len(faults) == 0 {
 		return d
 	}

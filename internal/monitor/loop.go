@@ -44,6 +44,8 @@ type loop struct {
 
 	faults *ledger.FaultWriter // nil without a state directory
 	kept   ledger.Book         // what it was offered last
+	// recalled gets what earlier processes wrote down; nil unless the disk hung at the start.
+	recalled <-chan memory
 
 	looking bool      // a look is under way
 	looked  bool      // a look has ended
@@ -114,6 +116,9 @@ func (l *loop) run(ctx context.Context) {
 			l.endSamples(ctx, results)
 		case request := <-l.requests:
 			request(l)
+		case m := <-l.recalled:
+			l.recalled = nil
+			l.takeInLate(ctx, m)
 		}
 		l.publish(ctx)
 	}

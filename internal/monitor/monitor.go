@@ -2,11 +2,12 @@
 // driver's events, folds both into what is known of each GPU with the policy of package health, and publishes a Snapshot
 // whenever what the node says has changed.
 //
-// It imports inventory, health and feed; agent and cli import it.
+// It imports inventory, health, feed, ledger and files; agent and cli import it.
 package monitor
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -134,8 +135,10 @@ type Monitor struct {
 	broken   chan error
 	looks    chan look
 
-	save  func(dir string, r *ledger.Release) error
-	marks chan mark // the latest to be saved
+	recall func(context.Context, Options) memory
+	save   func(dir string, r *ledger.Release) error
+	marks  chan mark   // the latest to be saved
+	told   atomic.Bool // that the driver is to be released, or gone back to, since the start
 
 	releasing chan struct{} // holds a token while somebody writes down that the driver is released, or gone back to
 
@@ -153,6 +156,7 @@ func New(o Options) *Monitor {
 		events:    make(chan inventory.Event),
 		broken:    make(chan error),
 		looks:     make(chan look),
+		recall:    recall,
 		save:      save,
 		marks:     make(chan mark, 1),
 		releasing: make(chan struct{}, 1),
@@ -181,10 +185,6 @@ func (m *Monitor) Run(ctx context.Context) error {
 	loop := newLoop(m, prober, group.Go)
 	if m.options.StateDir != "" {
 		loop.remember(ctx)
-		group.Go(func() error {
-			loop.faults.Run(ctx)
-			return nil
-		})
 		group.Go(func() error {
 			m.saveMarks(ctx)
 			return nil

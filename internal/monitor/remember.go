@@ -2,40 +2,83 @@ package monitor
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"k8s.io/klog/v2"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/ledger"
 )
 
-// remember begins with what earlier processes wrote down. What cannot be read is nothing to end for.
-func (l *loop) remember(ctx context.Context) {
-	log, dir := klog.FromContext(ctx), l.options.StateDir
-	faults, noted, err := ledger.Open(dir, l.options.Clock)
-	if err != nil {
+// A memory is what earlier processes wrote down.
+type memory struct {
+	faults  *ledger.FaultWriter
+	noted   ledger.Book
+	release *ledger.Release
+}
+
+// recall reads what earlier processes wrote down. What cannot be read is nothing to end for.
+func recall(ctx context.Context, o Options) (m memory) {
+	log, dir := klog.FromContext(ctx), o.StateDir
+	var err error
+	if m.faults, m.noted, err = ledger.Open(dir, o.Clock); err != nil {
 		log.Info("Beginning without the faults of earlier processes", "dir", dir, "reason", err.Error())
 	}
-	l.faults, l.kept = faults, noted.Clone()
-	noted.Expire(l.options.BootID)
-	l.state.noted = noted
-
-	release, err := ledger.ReadRelease(dir, l.options.BootID)
-	if err != nil {
+	if m.release, err = ledger.ReadRelease(dir, o.BootID); err != nil {
 		log.Info("Cannot read whether the driver was released; it counts as not released", "dir", dir, "reason", err.Error())
 	}
-	if release == nil {
+	return m
+}
+
+// remember begins with what earlier processes wrote down. A disk that hangs is not waited for: the loop takes in later what it says.
+func (l *loop) remember(ctx context.Context) {
+	answered := make(chan memory, 1)
+	err := files.NewDisk().Do(ctx, savePatience, func() error {
+		answered <- l.recall(ctx, l.options)
+		return nil
+	})
+	if err != nil {
+		klog.FromContext(ctx).Info("Beginning without the faults of earlier processes", "dir", l.options.StateDir, "reason", err.Error())
+		l.recalled = answered
 		return
 	}
-	log.Info("The driver was released before this process started: leaving it alone until resume", "since", release.Since)
+	m := <-answered
+	l.takeIn(ctx, m)
+	if m.release == nil {
+		return
+	}
+	klog.FromContext(ctx).Info("The driver was released before this process started: leaving it alone until resume", "since", m.release.Since)
 	l.closed, l.looked = true, true
-	l.state.quiesce(release.Allocate, l.now())
-	if l.quiesced = release.Since; !l.isQuiesced() { // the file does not say
+	l.state.quiesce(m.release.Allocate, l.now())
+	if l.quiesced = m.release.Since; !l.isQuiesced() { // the file does not say
 		l.quiesced = l.now()
 	}
 	l.publish(ctx)
 	close(l.first)
+}
+
+// takeIn takes in the faults that earlier processes wrote down, and has those of this process be written from now on.
+func (l *loop) takeIn(ctx context.Context, m memory) {
+	l.faults, l.kept = m.faults, m.noted.Clone()
+	m.noted.Expire(l.options.BootID)
+	l.state.noted = m.noted
+	l.start(func() error {
+		m.faults.Run(ctx)
+		return nil
+	})
+}
+
+// takeInLate does so when the disk answers at last. The driver is released if it was before, and nobody has said otherwise since.
+func (l *loop) takeInLate(ctx context.Context, m memory) {
+	klog.FromContext(ctx).Info("The disk with the faults of earlier processes answers", "dir", l.options.StateDir)
+	l.takeIn(ctx, m)
+	l.nudge()
+	if m.release != nil && !l.told.Load() {
+		l.start(func() error {
+			_ = l.Quiesce(ctx, m.release.Allocate) // it is tried again until resume
+			return nil
+		})
+	}
 }
 
 // setRelease writes down that the driver was released, or with nil that it was gone back to, and has the loop do what follows. Requests
@@ -47,6 +90,7 @@ func (m *Monitor) setRelease(ctx context.Context, r *ledger.Release, follow func
 		return ctx.Err()
 	}
 	defer func() { <-m.releasing }()
+	m.told.Store(true)
 	if m.options.StateDir != "" {
 		select {
 		case <-m.marks: // nobody waits for it any more
@@ -58,7 +102,7 @@ func (m *Monitor) setRelease(ctx context.Context, r *ledger.Release, follow func
 		select {
 		case err = <-saved:
 		case <-m.options.Clock.After(savePatience):
-			err = errors.New("the disk does not answer")
+			err = files.ErrHangs
 		}
 		if err != nil {
 			klog.FromContext(ctx).Info("Cannot save whether the driver is released; a restart of the daemon may forget it",
@@ -68,7 +112,8 @@ func (m *Monitor) setRelease(ctx context.Context, r *ledger.Release, follow func
 	return follow()
 }
 
-// savePatience is how long a request waits until it is saved that the driver is released. It is saved later then.
+// savePatience is how long the start waits for what the disk says, and a request until it is saved that the driver is released. What hangs
+// is taken in or saved later.
 const savePatience = 2 * time.Second
 
 // A mark says that the driver was released, or with a nil Release that it was not.
