@@ -102,8 +102,8 @@ func TestHelmTestOfClaims(t *testing.T) {
 		if got := strings.Contains(notes, "helm test leaves its claim out"); got != tt.note {
 			t.Errorf("%+v: NOTES.txt says that there is no claim: %v", tt, got)
 		}
-		if tt.request != "" && !strings.Contains(string(text), tt.request) {
-			t.Errorf("%+v: no claim with %s", tt, tt.request)
+		if tt.request != "" && (!strings.Contains(string(text), tt.request) || strings.Count(string(text), `helm.sh/hook-weight: "-1"`) != 1) {
+			t.Errorf("%+v: no claim with %s that Helm makes before its pod", tt, tt.request)
 		}
 		version := "resource.k8s.io/" + strings.TrimSuffix(strings.TrimPrefix(slices.Max(append(tt.served, "")), "resource.k8s.io/"), "/DeviceClass")
 		if len(tt.served) == 1 { // this program knows v1 alone
