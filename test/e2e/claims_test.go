@@ -24,28 +24,12 @@ const wiped = 3 * time.Second
 // pod with a claim, as users of NVIDIA's driver write it, and one that asks for nvidia.com/gpu have one GPU each; slices are back soon after a
 // restart of kubelet; the account writes no slice of another node; and all GPUs come back to the device plugin.
 func givesClaims(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
-	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
 	startProxy(t)
-	publishCA(ctx, t, n, namespace)
-	installDriver(ctx, t)
-	simulated := simulatedGPUs(ctx, t, n)
-	makeNodes(t, driverRoot, simulated)
-	var held []string // by NVIDIA_VISIBLE_DEVICES
-	for _, g := range simulated {
-		if slices.Contains(visibleDevices(ctx, t, n, holder), g.UUID) {
-			held = append(held, filepath.Base(g.node()))
-		}
-	}
+	held := changeToClaims(ctx, t, n)
 	before := getPod(ctx, t, n, holder)
-	start := time.Now()
-	apply(ctx, t, n, "node-agent-dra")
-	t.Cleanup(func() { leaveClaims(t, n) })
-	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
-	waitDevices(ctx, t, n, gpus-2)
-	phase("six of eight GPUs are in slices", start)
 	waitAllocatable(ctx, t, kubelet, gpu, 0, stepLimit)
 
-	start = time.Now()
+	start := time.Now()
 	kubectl(ctx, t, n, "apply", "--filename", filepath.Join(*source, "test/e2e/testdata/claim.yaml"))
 	t.Cleanup(func() { deletePod(context.Background(), t, n, "claims") })
 	waitPod(ctx, t, n, "claims", isRunning)
@@ -83,6 +67,9 @@ func givesClaims(ctx context.Context, t *testing.T, n *node.Node, kubelet podres
 		}
 	}
 	writesOwnSlicesOnly(ctx, t, n)
+	// Of pods that go before kubelet has seen them again, kubelet gives the claims back a minute after its start.
+	wait(ctx, t, func(ctx context.Context) error { return seesPods(ctx, kubelet, "claims", "extended") })
+	waitDevices(ctx, t, n, gpus-2) // still: the other pod has run all the time
 
 	deletePod(ctx, t, n, "claims")
 	deletePod(ctx, t, n, "extended")
@@ -94,6 +81,48 @@ func givesClaims(ctx context.Context, t *testing.T, n *node.Node, kubelet podres
 	if err := isSame(before)(getPod(ctx, t, n, holder)); err != nil {
 		t.Error(err)
 	}
+}
+
+// changeToClaims changes the node to Dynamic Resource Allocation until the test ends, and returns the device nodes of the two GPUs that a pod
+// holds by the device plugin.
+func changeToClaims(ctx context.Context, t *testing.T, n *node.Node) (held []string) {
+	t.Helper()
+	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
+	publishCA(ctx, t, n, namespace)
+	installDriver(ctx, t)
+	simulated := simulatedGPUs(ctx, t, n)
+	makeNodes(t, driverRoot, simulated)
+	held = heldNodes(ctx, t, n, simulated)
+	start := time.Now()
+	apply(ctx, t, n, "node-agent-dra")
+	t.Cleanup(func() { leaveClaims(t, n) })
+	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
+	waitDevices(ctx, t, n, gpus-2)
+	phase("six of eight GPUs are in slices", start)
+	return held
+}
+
+// heldNodes returns the device nodes of the GPUs that the pod of all stories holds.
+func heldNodes(ctx context.Context, t *testing.T, n *node.Node, simulated []simulated) (held []string) {
+	t.Helper()
+	visible := visibleDevices(ctx, t, n, holder)
+	for _, g := range simulated {
+		if slices.Contains(visible, g.UUID) {
+			held = append(held, filepath.Base(g.node()))
+		}
+	}
+	return held
+}
+
+// seesPods asks whether kubelet knows pods again that it has seen before it was restarted.
+func seesPods(ctx context.Context, kubelet podresources.PodResourcesListerClient, names ...string) error {
+	for _, name := range names {
+		_, err := kubelet.Get(ctx, &podresources.GetPodResourcesRequest{PodNamespace: corev1.NamespaceDefault, PodName: name})
+		if err != nil {
+			return fmt.Errorf("kubelet has not seen pod %s: %w", name, err)
+		}
+	}
+	return nil
 }
 
 // nodesIn returns the device nodes of GPUs that the pod's container sees.

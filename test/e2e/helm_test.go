@@ -56,7 +56,8 @@ func chartWith(t *testing.T, values string) []string {
 // withoutDaemon takes the static DaemonSet away until the story ends.
 func withoutDaemon(ctx context.Context, t *testing.T, n *node.Node) {
 	t.Helper()
-	kubectl(ctx, t, n, "--namespace", namespace, "delete", "daemonset", daemonSet, "--ignore-not-found")
+	// The account of other stories is none of the release.
+	kubectl(ctx, t, n, "--namespace", namespace, "delete", "daemonset/"+daemonSet, "serviceaccount/"+daemonSet, "--ignore-not-found")
 	waitNoDaemon(ctx, t, n)
 	t.Cleanup(func() {
 		ctx := context.Background() // the test's has ended by then
@@ -216,15 +217,7 @@ func upgradesWithPods(ctx context.Context, t *testing.T, n *node.Node, kubelet p
 func besideTheOperator(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	withoutDaemon(ctx, t, n)
 	before := waitPod(ctx, t, n, holder, isRunning)
-	text, err := os.ReadFile(filepath.Join(*source, "docs/migrate.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, rest, _ := strings.Cut(string(text), "TestValuesBesideTheOperator -->\n```yaml\n")
-	values, _, found := strings.Cut(rest, "```")
-	if !found {
-		t.Fatal("docs/migrate.md has no values for a cluster with the operator")
-	}
+	values := documented(t, "docs/migrate.md", "TestValuesBesideTheOperator")
 	startProxy(t)
 	publishCA(ctx, t, n, namespace)
 	installDriver(ctx, t)
@@ -265,6 +258,21 @@ devicePlugin:
 	kubectl(ctx, t, n, "label", "--overwrite", "node", node.Name, deployPlugin+"=true")
 	waitAllocatable(ctx, t, kubelet, gpu, gpus, stepLimit)
 	waitPod(ctx, t, n, holder, isSame(before))
+}
+
+// documented returns the values of a document that say what holds them.
+func documented(t *testing.T, document, by string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(*source, document))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(text), by+" -->\n```yaml\n")
+	values, _, found := strings.Cut(rest, "```")
+	if !found {
+		t.Fatalf("%s has no values that are held by %s", document, by)
+	}
+	return values
 }
 
 // valuesFile writes values into a file.

@@ -171,9 +171,10 @@ func (n *Node) startControlPlane(ctx context.Context) error {
 	return nil
 }
 
-// StartAPIServer starts the API server and returns when it is ready.
-func (n *Node) StartAPIServer(ctx context.Context) error {
-	p, err := startProcess(n.path("logs"), filepath.Join(n.options.Cache, controlPlane, "kube-apiserver"), apiServerArgs(n.options)...)
+// StartAPIServer starts the API server, with these arguments beside its own, and returns when it is ready.
+func (n *Node) StartAPIServer(ctx context.Context, more ...string) error {
+	args := append(apiServerArgs(n.options), more...)
+	p, err := startProcess(n.path("logs"), filepath.Join(n.options.Cache, controlPlane, "kube-apiserver"), args...)
 	if err != nil {
 		return err
 	}
