@@ -3,7 +3,6 @@ package cluster
 import (
 	"context"
 	"fmt"
-	"runtime/metrics"
 	"slices"
 	"strings"
 	"sync"
@@ -23,6 +22,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/quiet"
 )
 
 const nodeName = "node-1"
@@ -179,29 +179,8 @@ func (s *stage) until(what string, is func() bool) {
 // pass has so much time go by, in steps. Before each, what goroutines have begun comes to its end, or to something that they wait for.
 func (s *stage) pass(d, step time.Duration) {
 	for ; d > 0; d -= step {
-		quiesce()
+		quiet.Wait(time.Second)
 		s.clock.Step(step)
-	}
-}
-
-// quiesce returns when no goroutine of this process has anything to do, but after a second at the latest. On a machine that has much to do, hours
-// of a clock that is stepped regardless go by while a request or a system call is under way.
-func quiesce() {
-	busy := []metrics.Sample{
-		{Name: "/sched/goroutines/running:goroutines"}, // this one, too
-		{Name: "/sched/goroutines/runnable:goroutines"},
-		{Name: "/sched/goroutines/not-in-go:goroutines"}, // the one that waits for signals, too: TestMain starts it
-	}
-	for late := time.Now().Add(time.Second); time.Now().Before(late); {
-		<-time.After(time.Millisecond) // the scheduler looks for data that came over sockets
-		metrics.Read(busy)
-		n := uint64(0)
-		for _, sample := range busy {
-			n += sample.Value.Uint64()
-		}
-		if n <= 2 {
-			return
-		}
 	}
 }
 

@@ -22,6 +22,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/quiet"
 )
 
 // until moves the clock on, second by second, until done holds, and returns by how much.
@@ -32,6 +33,7 @@ func until(t *testing.T, c *clocktesting.FakeClock, what string, done func() boo
 		if done() {
 			return true
 		}
+		quiet.Wait(20 * time.Millisecond) // the clock does not run ahead of answers that take long
 		c.Step(time.Second)
 		return false
 	})
