@@ -221,10 +221,12 @@ func TestKilledWhileClientsArePaused(t *testing.T) {
 				if !wanted {
 					c.wishes.Publish(mig.Wish{})
 				}
-				c.run()
-				if c.owner.Status().Value().Resume {
-					t.Error("DaemonSets go on before the owner has looked")
+				c.built = func(o *mig.Owner) {
+					if o.Status().Value().Resume {
+						t.Error("DaemonSets go on before the owner has looked")
+					}
 				}
+				c.run()
 				s := c.until("goes on", resume)
 				if want := map[bool]mig.ConfigState{true: mig.StateSuccess, false: mig.StateNone}[wanted]; s.State != want {
 					t.Errorf("they go on at %q, want %q", s.State, want)

@@ -59,10 +59,12 @@ func TestKilledAtEachStep(t *testing.T) {
 					r.wishes.Publish(mig.Wish{})
 					want = []string{"GPU"}
 				}
-				r.start()
-				if len(r.devices()[0]) != 0 {
-					t.Errorf("killed at call %d: offered before the owner has looked: %v", kill, r.devices()[0])
+				r.built = func(*mig.Owner) {
+					if len(r.devices()[0]) != 0 {
+						t.Errorf("killed at call %d: offered before the owner has looked: %v", kill, r.devices()[0])
+					}
 				}
+				r.start()
 				r.until("ends", func(s mig.Status) bool {
 					return len(s.GPUs) == 3 && (s.GPUs[0].Phase == mig.PhaseDone || s.GPUs[0].Phase == mig.PhaseKept)
 				})
@@ -101,12 +103,14 @@ func TestRestartOfTheNode(t *testing.T) {
 				r.reboots()
 				began := time.Now()
 				r.wishes.Publish(wish)
-				r.start()
-				for _, g := range r.Snapshots().Value().GPUs[:3] {
-					if len(r.devices()[g.Index]) != 0 {
-						t.Errorf("GPU %d offers %v before its layout stands", g.Index, r.devices()[g.Index])
+				r.built = func(*mig.Owner) {
+					for _, g := range r.Snapshots().Value().GPUs[:3] {
+						if len(r.devices()[g.Index]) != 0 {
+							t.Errorf("GPU %d offers %v before its layout stands", g.Index, r.devices()[g.Index])
+						}
 					}
 				}
+				r.start()
 				wrong := map[int][]string{}
 				deadline := time.After(time.Minute)
 				for whole := false; !whole; { // what kubelet sees meanwhile
@@ -156,6 +160,18 @@ func TestModeThatNeedsAReset(t *testing.T) {
 		if d := r.devices(); len(d[0]) != 4 || len(d[1]) != 0 || len(d[2]) != 3 {
 			t.Errorf("offered: %v", d)
 		}
+		r.mu.Lock()
+		r.before = func(string, inventory.MIGStep) error {
+			if g := r.owner.Status().Value().GPUs[1]; g.Phase != mig.PhaseReset {
+				t.Errorf("%s while it is tried again", g.Phase)
+			}
+			return nil
+		}
+		r.mu.Unlock()
+		r.passes(20 * time.Minute)
+		r.mu.Lock()
+		r.before = nil
+		r.mu.Unlock()
 		r.inject(simulator.Fault{Kind: simulator.KindAnswer, GPU: "1", Call: "DeviceSetMigMode"})
 		r.inject(simulator.Fault{Kind: simulator.KindReset, GPU: "1"})
 		r.reaches(mig.StateSuccess)
@@ -313,6 +329,13 @@ func TestEviction(t *testing.T) {
 		}
 		// A pod that does not end in time: the GPU is given back to it and to others.
 		r.hold(r.uuids(0, "3g.40gb")[0], "with UID 4711")
+		r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "0:0", Count: 1})
+		r.wishes.Publish(mig.Wish{Layout: "all-disabled", Evict: true})
+		r.passes(10 * time.Minute)
+		if s := r.reaches(mig.StatePending); slices.Contains(e.asked, mig.Pod{}) || len(e.asked) < 40 {
+			t.Errorf("%s; evicted without a limit: %v", s.Reason, e.asked)
+		}
+		r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "0:0"})
 		r.wishes.Publish(mig.Wish{Layout: "all-disabled", Evict: true, EvictTimeout: time.Minute})
 		s := r.reaches(mig.StateFailed)
 		if !strings.Contains(s.Reason, "in use by pod with UID 4711 for more than 1m0s") || len(r.devices()[0]) != 4 {
@@ -404,6 +427,13 @@ func TestInstancesThatCannotBeRead(t *testing.T) {
 		r.passes(10 * time.Minute)
 		if steps == 0 || steps > 40 {
 			t.Errorf("%d steps in ten minutes", steps)
+		}
+		r.wishes.Publish(mig.Wish{Layout: "all-enabled", GPUs: []string{"1"}, Again: 1})
+		s := r.until("fails again", func(s mig.Status) bool {
+			return s.Again == 1 && s.State == mig.StateFailed && !s.GPUs[1].Retry.IsZero()
+		})
+		if pause := time.Until(s.GPUs[1].Retry); pause > 10*time.Second {
+			t.Errorf("tried again in %v after a new wish", pause)
 		}
 		r.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "1"})
 		r.reaches(mig.StateSuccess)

@@ -32,13 +32,19 @@ func TestIdleNode(t *testing.T) {
 			t.Errorf("the journal: %s", text)
 		}
 		// The instances are those of this program: it may destroy them.
+		began = time.Now()
 		r.makes("all-disabled")
+		if took := time.Since(began); took > 2*time.Second {
+			t.Errorf("taken back after %v", took)
+		}
 		if diff := cmp.Diff(map[int][]string{0: {"GPU"}, 1: {"GPU"}, 2: {"GPU"}, 3: {"GPU"}}, r.devices()); diff != "" {
 			t.Errorf("offered (-want +got):\n%s", diff)
 		}
 		if text := r.journal(); strings.Contains(text, "GPU-") {
 			t.Errorf("the journal: %s", text)
 		}
+		r.inject(simulator.Fault{Kind: simulator.KindRemove, GPU: "2"})
+		r.until("forgets the GPU", func(s mig.Status) bool { return len(s.GPUs) == 2 })
 	})
 }
 
@@ -150,11 +156,29 @@ func TestModeOfOthers(t *testing.T) {
 			t.Errorf("the journal: %s", text)
 		}
 		for again := range uint64(2) {
-			r.wishes.Publish(mig.Wish{Layout: "all-enabled", GPUs: []string{"1"}, Again: again + 1})
+			r.wishes.Publish(mig.Wish{Layout: "all-enabled", GPUs: []string{r.Snapshots().Value().GPUs[1].UUID}, Again: again + 1})
 			r.reaches(mig.StateSuccess)
 			if text := r.journal(); !strings.Contains(text, `"enabled": true`) || strings.Count(text, "GPU-") != 1 {
 				t.Errorf("the journal after %d times: %s", again+1, text)
 			}
+		}
+	})
+}
+
+// TestAnotherDivisionAfterAllSteps has another program divide the GPU at the end of the steps: that is no success.
+func TestAnotherDivisionAfterAllSteps(t *testing.T) {
+	onNode(t, func(t *testing.T, r *rig) {
+		r.after = func(_ string, step inventory.MIGStep) error {
+			if step.Action == inventory.MIGCreateCompute {
+				r.inject(simulator.Fault{Kind: simulator.KindMIG, GPU: "0", Profiles: []string{"3g.40gb"}})
+			}
+			return nil
+		}
+		r.start()
+		r.wishes.Publish(mig.Wish{Layout: "all-7g.80gb", GPUs: []string{"0"}})
+		s := r.until("is judged", func(s mig.Status) bool { return s.State != mig.StatePending && s.Layout != "" })
+		if s.State != mig.StateFailed || !strings.Contains(s.Reason, "after all steps the GPU has MIG enabled, 3g.40gb at slice") {
+			t.Errorf("%s: %s", s.State, s.Reason)
 		}
 	})
 }

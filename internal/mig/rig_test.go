@@ -120,14 +120,14 @@ func (r *rig) start(change ...func(*mig.Options)) {
 		c(&o)
 	}
 	owner := mig.New(o)
+	r.owner = owner
+	r.holds.Store(owner.Holds())
 	if r.built != nil {
 		r.built(owner)
 	}
 	ctx, cancel := context.WithCancel(klog.NewContext(r.t.Context(), klog.Logger{}))
 	ended := make(chan error, 1)
 	go func() { ended <- owner.Run(ctx) }()
-	r.owner = owner
-	r.holds.Store(owner.Holds())
 	r.stop = func() {
 		cancel()
 		if err := <-ended; err != nil {
