@@ -10,9 +10,51 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draslices"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
 )
+
+// TestDriverNeeded: in a mode with Dynamic Resource Allocation, and as long as anything is left of one.
+func TestDriverNeeded(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		mode      config.DRAMode
+		published map[string]bool
+		owner     dra.Ownership // of one of eight GPUs
+		want      bool
+	}{
+		"never":             {config.DRAOff, map[string]bool{}, dra.OwnedByPlugin, false},
+		"all":               {config.DRAAll, map[string]bool{}, dra.OwnedByPlugin, true},
+		"one leaves":        {config.DRAOff, map[string]bool{}, dra.LeavesDRA, true},
+		"one is nobody's":   {config.DRAOff, map[string]bool{}, dra.OwnedByNobody, true},
+		"one is published":  {config.DRAOff, map[string]bool{"GPU-0": true}, dra.OwnedByPlugin, true},
+		"not known of whom": {config.DRAOff, map[string]bool{}, "", true},
+	} {
+		configs, snapshots := feed.New(config.Config{DRA: config.DRA{Mode: tt.mode}}), feed.New(snapshotOf(8))
+		owners := dra.Owners{}
+		for _, g := range snapshots.Value().GPUs {
+			owners[g.UUID] = dra.OwnedByPlugin
+		}
+		owners["GPU-0"] = tt.owner
+		d := agent.Daemon{Configs: configs, DRA: &agent.DRA{
+			Owners: feed.New(owners), Claims: claims.New(claims.Options{}),
+			Devices: draslices.New(t.Context(), draslices.Options{Snapshots: snapshots, Configs: configs, Owners: feed.New(owners)}),
+		}}
+		if err := d.DRA.Devices.SetPublished(tt.published); err != nil {
+			t.Fatal(err)
+		}
+		for range 20 { // in whatever order the GPUs are looked at
+			if got, _ := driverNeeded(d); got != tt.want {
+				t.Fatalf("%s: needed %v", name, got)
+			}
+		}
+	}
+}
 
 // TestClaimReader: of a claim that several drivers have a part in, the driver gets its own, with all that the scheduler wrote.
 func TestClaimReader(t *testing.T) {

@@ -173,6 +173,14 @@ func TestTheLabelNamesTheLayout(t *testing.T) {
 	}
 }
 
+// Where layouts are not changed, the label names none, and the node loses the state.
+func TestTheLabelWhileLayoutsAreNotChanged(t *testing.T) {
+	r := newLayoutRig(t, "all-balanced")
+	r.shows("pending the layout is not looked at yet")
+	r.daemon.Configs.Publish(config.Config{MIG: config.MIG{Label: true}})
+	r.shows(" ")
+}
+
 // A node is written when its state changes; reasons that follow each other wait, and what is so already is not written.
 func TestTheStateIsWrittenSparingly(t *testing.T) {
 	r := newLayoutRig(t, "all-balanced")
