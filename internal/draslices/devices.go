@@ -59,6 +59,8 @@ type Devices struct {
 	publication *feed.Feed[Publication]
 	problem     string // why numbers cannot be written, as it was told last
 
+	publishing sync.Mutex // held while published is compared with its file or written there
+
 	mu      sync.Mutex  // guards all following fields
 	numbers dra.Numbers // as on disk
 }
@@ -72,8 +74,18 @@ type Publication struct {
 	Problem string
 }
 
-// New returns the devices of a node. What an earlier process may have published is known from then on.
+// diskTimeout is how long the start waits for what an earlier process wrote down.
+const diskTimeout = 2 * time.Second
+
+// New returns the devices of a node. What an earlier process may have published is known from then on; if the disk hangs, that is once it
+// answers.
 func New(ctx context.Context, o Options) *Devices {
+	d := newDevices(o)
+	d.begin(ctx, func() error { return errors.Join(d.Reread(), d.readNumbers()) })
+	return d
+}
+
+func newDevices(o Options) *Devices {
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
@@ -81,12 +93,19 @@ func New(ctx context.Context, o Options) *Devices {
 		o.Divisions = feed.New(dra.Divisions{})
 	}
 	d := &Devices{
-		o: o, pools: feed.New(dra.Pool{}), published: feed.New(map[string]bool{}), publication: feed.New(Publication{}), numbers: dra.Numbers{},
+		o: o, pools: feed.New(dra.Pool{}), published: feed.New(map[string]bool(nil)), publication: feed.New(Publication{}), numbers: dra.Numbers{},
 	}
-	if err := errors.Join(d.Reread(), d.readNumbers()); err != nil {
-		klog.FromContext(ctx).Error(err, "What was published is not known")
+	if o.StateDir == "" {
+		d.published.Publish(map[string]bool{})
 	}
 	return d
+}
+
+// begin reads what an earlier process wrote down.
+func (d *Devices) begin(ctx context.Context, read func() error) {
+	if err := files.NewDisk().Do(ctx, diskTimeout, read); err != nil {
+		klog.FromContext(ctx).Error(err, "What was published is not known")
+	}
 }
 
 // Pools returns the feed of what is to be published. A pool without a name is not known yet; one without slices is not to be there.

@@ -3,12 +3,14 @@ package draslices_test
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -235,5 +237,28 @@ func TestDamagedFiles(t *testing.T) {
 	p = start(t, dir, config.DRAAll, node, dra.All(node.GPUs))
 	if got := p.Published().Value(); got == nil || len(got) > 0 {
 		t.Errorf("published %v, want nothing", got)
+	}
+}
+
+// TestStartOnADiskThatHangs: the process starts, and it is not known what is published until the disk answers.
+func TestStartOnADiskThatHangs(t *testing.T) {
+	t.Parallel()
+	for _, want := range []map[string]bool{{}, {"GPU-a": true}} {
+		o := draslices.Options{StateDir: t.TempDir(), Node: "node-1"}
+		if err := draslices.New(t.Context(), o).SetPublished(want); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Test(t, func(t *testing.T) {
+			disk, began := make(chan struct{}), time.Now()
+			d := draslices.NewOn(t.Context(), o, disk)
+			if took := time.Since(began); took > 2*time.Second || d.Published().Value() != nil {
+				t.Errorf("after %v it is known that %v are published", took, d.Published().Value())
+			}
+			close(disk)
+			synctest.Wait()
+			if got := d.Published().Value(); got == nil || !maps.Equal(got, want) {
+				t.Errorf("published %v, want %v", got, want)
+			}
+		})
 	}
 }

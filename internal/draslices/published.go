@@ -21,6 +21,8 @@ func (d *Devices) Reread() error {
 	if d.o.StateDir == "" {
 		return nil
 	}
+	d.publishing.Lock()
+	defer d.publishing.Unlock()
 	var kept publishedState
 	path := filepath.Join(d.o.StateDir, publishedFile)
 	found, err := files.ReadState(path, maxFile, fileVersion, &kept)
@@ -36,7 +38,7 @@ func (d *Devices) Reread() error {
 	for _, uuid := range kept.GPUs {
 		gpus[uuid] = true
 	}
-	if !maps.Equal(gpus, d.published.Value()) {
+	if was := d.published.Value(); was == nil || !maps.Equal(gpus, was) {
 		d.published.Publish(gpus)
 	}
 	return nil
@@ -52,6 +54,8 @@ func (d *Devices) unknown() {
 // SetPublished notes which GPUs may be in slices from now on, by UUID. It is called before they are written, and after it is certain that
 // others are not there any more. What it notes is on disk when it returns nil.
 func (d *Devices) SetPublished(gpus map[string]bool) error {
+	d.publishing.Lock()
+	defer d.publishing.Unlock()
 	if was := d.published.Value(); was != nil && maps.Equal(was, gpus) {
 		return nil
 	}
