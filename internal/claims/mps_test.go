@@ -179,3 +179,30 @@ func TestMPSThatIsLeft(t *testing.T) {
 		}
 	})
 }
+
+// TestMPSOfBefore: after a restart of the node a claim needs no daemon until it is prepared again, and can be given back as ever.
+func TestMPSOfBefore(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		c, stop := r.start()
+		if _, err := c.Prepare(t.Context(), byMPS("uid-1", ``, gpuA)); err != nil {
+			t.Fatal(err)
+		}
+		stop()
+		r.options.BootID = "two"
+		c, stop = r.start()
+		defer stop()
+		time.Sleep(claims.Every + 1)
+		synctest.Wait()
+		if left := r.mps(); len(left) > 0 || r.record("uid-1") == "" {
+			t.Errorf("daemons %v, record %q", left, r.record("uid-1"))
+		}
+		if _, err := c.Prepare(t.Context(), byMPS("uid-1", ``, gpuA)); err != nil || len(r.mps()) != 1 {
+			t.Errorf("prepared again: %v, daemons %v", err, r.mps())
+		}
+		if err := c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1"); err != nil || len(r.mps()) > 0 {
+			t.Errorf("given back: %v, daemons %v", err, r.mps())
+		}
+	})
+}

@@ -200,7 +200,8 @@ func TestClaimsAfterAKill(t *testing.T) {
 // TestDaemonsOfClaimsThatMisbehave: who waits is told why, within the time that it has.
 func TestDaemonsOfClaimsThatMisbehave(t *testing.T) {
 	for mood, want := range map[string]string{
-		"lax": "does not take the limit", "old": "needs a claim without sharing.mpsConfig.multiUser", "mute": "is being started; it was not waited",
+		"lax": "does not take the limit", "old": "needs a claim without sharing.mpsConfig.multiUser",
+		"mute": "is being started; it was not waited",
 	} {
 		t.Run(mood, func(t *testing.T) {
 			t.Setenv("MPS_STAND_IN", mood)

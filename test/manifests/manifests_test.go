@@ -303,6 +303,7 @@ func TestChartHasMPSOnlyWhereItIsConfigured(t *testing.T) {
 		{"{config: {map: {default: \"\", a: \"" + byMPS + "\"}}}", true}, // a label may choose it
 		{"{config: {name: mine, default: a}}", false},
 		{"{mps: {enabled: true}, config: {name: mine, default: a}}", true},
+		{"{mps: {enabled: true}, dra: {enabled: true}}", true}, // for claims
 		{"{mps: {enabled: false}, config: {map: {a: \"" + byMPS + "\"}}}", false},
 	} {
 		t.Run(tt.values, func(t *testing.T) {
