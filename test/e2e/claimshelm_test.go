@@ -77,7 +77,7 @@ func claimsByHelm(ctx context.Context, t *testing.T, n *node.Node, kubelet podre
 	}
 	for _, pod := range []string{daemonSet + "-test", daemonSet + "-test-claim"} {
 		logs := kubectl(ctx, t, n, "--namespace", namespace, "logs", pod)
-		if got := deviceNodes.FindStringSubmatch(logs); got == nil || slices.Contains(held, got[1]) {
+		if got := deviceNodes.FindStringSubmatch(logs); len(got) != 2 || slices.Contains(held, got[1]) {
 			t.Errorf("%s says %q, want one device node, and not of %v", pod, logs, held)
 		}
 		kubectl(ctx, t, n, "--namespace", namespace, "delete", "pod", pod)
