@@ -66,7 +66,7 @@ func (c *changing) allocate(id string) string {
 // reads has the accounts read a second later.
 func (c *changing) reads() {
 	c.clock.Step(time.Second)
-	c.drop(evidence{kubelet: 1, began: c.clock.Now(), held: c.held}, c.clock.Now())
+	c.drop(evidence{kubelet: 1, source: source{1, 1}, began: c.clock.Now(), held: c.held}, c.clock.Now())
 }
 
 func (c *changing) holds(ids ...string) {
