@@ -172,6 +172,9 @@ func TestPauseThatDoesNotHelp(t *testing.T) {
 				c.wish(true)
 				began := time.Now()
 				c.until("pauses", func(mig.Status) bool { return c.times() > 0 })
+				if c.refuses != nil {
+					c.until("says why not", func(s mig.Status) bool { return strings.HasSuffix(s.Reason, ": there is no API server") })
+				}
 				c.until("goes on", func(s mig.Status) bool { return s.Resume })
 				if took := time.Since(began); took < 4*time.Minute || took > 6*time.Minute {
 					t.Errorf("given up after %v", took)
