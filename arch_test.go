@@ -105,6 +105,7 @@ var imports = map[string][]string{
 	"internal/migwish": {"internal/config", "internal/feed", "internal/files", "internal/layout", "internal/mig"},
 	"internal/claims": {
 		"internal/cdi", "internal/config", "internal/dra", "internal/inventory", "internal/resource", "internal/feed", "internal/files",
+		"internal/layout", "internal/mig", // MIG devices are made for claims by the steps by which layouts are made
 		"internal/kubelet", // for the values of its accounts
 		"internal/mps",     // for the values that a control daemon is asked for with
 	},

@@ -109,6 +109,9 @@ func (n node) device(result dra.Result) (recordDevice, error) {
 	if !found {
 		return d, fail(CauseDevice, "the device %s of pool %s is not one that this node gives to claims now", result.Device, result.Pool)
 	}
+	if published.Partition != nil {
+		return n.partition(d, published, result)
+	}
 	uuid := published.Attributes["uuid"].Value
 	for _, g := range n.snapshot.GPUs {
 		name, health := fmt.Sprintf("GPU %d (%s)", g.Index, g.UUID), g.Health
@@ -237,6 +240,9 @@ func (n node) free(wanted record, records map[string]record, boot string, held [
 				continue
 			}
 			for _, other := range r.Devices {
+				if overlap(d, other) && r.Released {
+					return fail(CauseNotReady, "the device %s is not free yet: that of the claim %s, which was given back, is not destroyed", d.Device, r)
+				}
 				if overlap(d, other) {
 					return fail(CauseInUse, "the device %s (%s) is in use by the claim %s, which has not been unprepared yet", d.Device, d.uuid(), r)
 				}
@@ -258,6 +264,8 @@ func overlap(a, b recordDevice) bool {
 	switch {
 	case a.GPU != b.GPU, a.AdminAccess, b.AdminAccess:
 		return false
+	case a.MIG != nil && b.MIG != nil && (a.MIG.Dynamic || b.MIG.Dynamic):
+		return a.MIG.Start < b.MIG.Start+b.MIG.Size && b.MIG.Start < a.MIG.Start+a.MIG.Size
 	case a.MIG != nil && b.MIG != nil && a.MIG.UUID != b.MIG.UUID:
 		return false
 	}
@@ -270,5 +278,5 @@ func (n node) partOf(uuid string, d recordDevice) bool {
 		return true
 	}
 	g, _ := n.snapshot.GPU(d.GPU)
-	return d.MIG == nil && slices.ContainsFunc(g.MIGDevices, func(m inventory.MIGDevice) bool { return m.UUID == uuid })
+	return (d.MIG == nil || d.MIG.Dynamic) && slices.ContainsFunc(g.MIGDevices, func(m inventory.MIGDevice) bool { return m.UUID == uuid })
 }

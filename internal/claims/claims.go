@@ -39,6 +39,8 @@ type Options struct {
 	SetTimeSlice func(ctx context.Context, gpu string, interval int) error
 	// MPS has control daemons run; nil where there are none.
 	MPS ControlDaemons
+	// Driver makes MIG devices for claims; nil where none are made.
+	Driver Driver
 	// StateDir is where the records are kept, and CDIDir where runtimes look for specs.
 	StateDir, CDIDir string
 	// Checkpoint is the file in which NVIDIA's driver keeps the claims that it prepared; empty where they are not taken over.
@@ -77,6 +79,9 @@ type Claims struct {
 	given    atomic.Pointer[cdi.Given] // nil until Run has looked
 	started  chan struct{}             // closed when Run has read the records
 
+	renewed   *feed.Feed[struct{}] // when given changes
+	divisions *feed.Feed[dra.Divisions]
+
 	mu      sync.Mutex        // guards all following fields
 	records map[string]record // by the UID of the claim, as they are shown
 	read    bool              // all records were read once
@@ -98,7 +103,8 @@ func New(o Options) *Claims {
 		options: o, store: store{dir: o.StateDir, specs: o.CDIDir, boot: o.BootID, clock: o.Clock, step: func() {}, parsed: &sync.Map{}},
 		inUse: feed.New[map[string][]Holder](nil), status: feed.New[[]ClaimStatus](nil),
 		problems: feed.New[map[string]string](nil),
-		started:  make(chan struct{}), records: map[string]record{},
+		renewed:  feed.New(struct{}{}), divisions: feed.New(dra.Divisions(nil)),
+		started: make(chan struct{}), records: map[string]record{},
 	}
 }
 

@@ -1,6 +1,7 @@
 package claims
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 )
@@ -22,3 +23,6 @@ func Signed(text string) string {
 
 // Started is closed when Run has read the records and looked at their specs.
 func (c *Claims) Started() <-chan struct{} { return c.started }
+
+// GiveBackReleased is what Run does when it is due.
+func (c *Claims) GiveBackReleased(ctx context.Context) { c.giveBackReleased(ctx) }

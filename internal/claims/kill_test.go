@@ -34,6 +34,15 @@ var calls = map[string]func(context.Context, *claims.Claims) error{
 	},
 }
 
+// madeCalls are those for a claim for which a MIG device is made.
+var madeCalls = map[string]func(context.Context, *claims.Claims) error{
+	"Prepare of a MIG device that is made": func(ctx context.Context, c *claims.Claims) error {
+		_, err := c.Prepare(ctx, claim("uid-1", half0))
+		return err
+	},
+	"Unprepare of a MIG device that is made": calls["Unprepare"],
+}
+
 // TestKilledAtEachWrite kills a process with SIGKILL before, in and after each change that it makes of a file. Whatever it leaves, there is
 // no CDI spec without a record, no other claim gets a GPU that is recorded, and kubelet's next call succeeds and leaves nothing behind.
 func TestKilledAtEachWrite(t *testing.T) {
@@ -42,6 +51,7 @@ func TestKilledAtEachWrite(t *testing.T) {
 		dieAtStep(t)
 		return
 	}
+	killedWhileDividing(t)
 	for name := range calls {
 		for _, before := range []string{"nothing", "prepared", "prepared before a restart of the node"} {
 			t.Run(name+" after "+before, func(t *testing.T) {
@@ -75,6 +85,36 @@ func TestKilledAtEachWrite(t *testing.T) {
 	}
 }
 
+// killedWhileDividing does so with a MIG device that is made for the claim: the instance that another program made always stays.
+func killedWhileDividing(t *testing.T) {
+	for name := range madeCalls {
+		for _, retried := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, retried %v", name, retried), func(t *testing.T) {
+				t.Parallel()
+				for step := 1; ; step++ {
+					dir := t.TempDir()
+					r := newRigAt(t, dir)
+					r.divide().other("1g.10gb", 6, 1)
+					if strings.HasPrefix(name, "Unprepare") {
+						c, stop := r.start()
+						if _, err := c.Prepare(t.Context(), claim("uid-1", half0)); err != nil {
+							t.Fatal(err)
+						}
+						stop()
+					}
+					if !killed(t, dir, name, step) {
+						if step < 6 {
+							t.Errorf("the call has %d steps", step-1)
+						}
+						return
+					}
+					madeRecovers(t, dir, fmt.Sprintf("%s, killed at step %d", name, step), retried)
+				}
+			})
+		}
+	}
+}
+
 // killed has a process make a call that is killed at a step, and reports whether it got there.
 func killed(t *testing.T, dir, call string, step int) bool {
 	t.Helper()
@@ -99,6 +139,11 @@ func dieAtStep(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := newRigAt(t, os.Getenv(killFolder))
+	call := calls[os.Getenv(killCall)]
+	if call == nil {
+		call = madeCalls[os.Getenv(killCall)]
+		r.divide()
+	}
 	c := claims.New(r.options)
 	var armed atomic.Bool
 	var steps atomic.Int32
@@ -112,7 +157,7 @@ func dieAtStep(t *testing.T) {
 	})
 	r.run(c)
 	armed.Store(true)
-	if err := calls[os.Getenv(killCall)](t.Context(), c); err != nil {
+	if err := call(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -40,8 +40,19 @@ func (c *Claims) Prepare(ctx context.Context, claim dra.Claim) (prepared []dra.P
 		return nil, failure{CauseLate, err}
 	}
 	r, found := c.store.readOrRestore(ctx, claim.UID)
+	if found && r.Released {
+		if gone, err := c.giveBack(ctx, t, r); !gone {
+			return nil, fail(CauseNotReady, "the MIG devices that the claim had before are not destroyed yet: %s", errorOrNone(err))
+		}
+		r, found = record{}, false
+	}
 	if !found || r.former(c.options.BootID) {
 		if r, err = c.record(ctx, t, claim, r, before); err != nil {
+			return nil, err
+		}
+	}
+	if r.intent() {
+		if r, err = c.makeDevices(ctx, t, r); err != nil {
 			return nil, err
 		}
 	}
@@ -79,7 +90,7 @@ func (c *Claims) record(ctx context.Context, t *turn, claim dra.Claim, former re
 	}
 	given := c.given.Load()
 	for _, d := range r.Devices {
-		if given == nil || !given.Has(d.uuid()) {
+		if given == nil || d.uuid() != "" && !given.Has(d.uuid()) {
 			return record{}, fail(CauseNotReady, "the files of the driver that a container is given with the device %s are not known yet", d.Device)
 		}
 	}
@@ -97,6 +108,9 @@ func (c *Claims) record(ctx context.Context, t *turn, claim dra.Claim, former re
 		return record{}, err
 	}
 	if err := n.free(r, records, c.options.BootID, held); err != nil {
+		return record{}, err
+	}
+	if err := c.room(ctx, r); err != nil {
 		return record{}, err
 	}
 	if c.store.gone(claim.UID) != before {
@@ -172,14 +186,20 @@ func (c *Claims) Unprepare(ctx context.Context, uid, namespace, name string) (er
 	if !found {
 		r, _ = c.store.copied(uid)
 	}
+	gone, err := c.giveBack(ctx, t, r)
+	if err != nil {
+		return err
+	}
 	if err := os.Remove(cdi.ClaimFile(c.options.CDIDir, uid)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	c.store.step()
-	if err := c.store.remove(uid); err != nil {
-		return err
+	if gone {
+		if err := c.store.remove(uid); err != nil {
+			return err
+		}
+		c.show(uid, nil)
 	}
-	c.show(uid, nil)
 	c.stopMPS(ctx, r)
 	if buried != nil { // a full disk must not keep a pod from ending, and a late Prepare could not write its record there either
 		klog.FromContext(ctx).Error(buried, "Cannot note that a claim was given back", "uid", uid)

@@ -54,8 +54,10 @@ type record struct {
 	// Prepared is when the record was written first.
 	Prepared time.Time `json:"prepared"`
 	// Adopted says that NVIDIA's driver prepared the claim.
-	Adopted bool           `json:"adopted,omitempty"`
-	Devices []recordDevice `json:"devices"`
+	Adopted bool `json:"adopted,omitempty"`
+	// Released says that the claim was given back, and that MIG devices which were made for it are to be destroyed still.
+	Released bool           `json:"released,omitempty"`
+	Devices  []recordDevice `json:"devices"`
 
 	other map[string]json.RawMessage // what a newer version has noted
 }
@@ -85,12 +87,18 @@ type recordDevice struct {
 }
 
 type recordMIG struct {
+	// UUID is empty for one that is to be made. Then GI and CI mean nothing.
 	UUID    string `json:"uuid"`
 	Profile string `json:"profile,omitempty"`
 	GI      int    `json:"gi"`
 	CI      int    `json:"ci"`
 	Start   int    `json:"start"`
 	Size    int    `json:"size"`
+	// Dynamic says that it is made for the claim, and destroyed with it. ProfileID is then the driver's number of the profile, and Slices
+	// how many compute slices it has.
+	Dynamic   bool `json:"dynamic,omitempty"`
+	ProfileID int  `json:"profileID,omitempty"`
+	Slices    int  `json:"slices,omitempty"`
 }
 
 // A toleration is a dra.Toleration with the names that Kubernetes has for its fields.
@@ -109,7 +117,7 @@ func tolerations(of []dra.Toleration) []toleration {
 	return all
 }
 
-// uuid returns the UUID of the GPU or MIG device.
+// uuid returns the UUID of the GPU or MIG device; empty for one that is to be made.
 func (d recordDevice) uuid() string {
 	if d.MIG != nil {
 		return d.MIG.UUID

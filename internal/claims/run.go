@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -26,15 +27,55 @@ const every = 10 * time.Second
 
 // Run keeps the CDI specs of all claims as they should be, until ctx ends, and then returns nil.
 func (c *Claims) Run(ctx context.Context) error {
-	writer := cdi.NewWriter(c.options.CDIDir, c.options.Root)
 	timer := c.options.Clock.NewTimer(every)
 	defer timer.Stop()
 	leaks := leaks{since: map[string]time.Time{}}
 	adopted := c.adopt(ctx)
 	c.reread(ctx)
+	var tasks sync.WaitGroup
+	defer tasks.Wait()
+	first := make(chan struct{})
+	tasks.Go(func() { c.follow(ctx, sync.OnceFunc(func() { close(first) })) })
+	select {
+	case <-first:
+	case <-ctx.Done():
+		return nil
+	}
+	for {
+		_, renewed := c.renewed.Latest()
+		c.refresh(ctx)
+		select {
+		case <-c.started:
+		default:
+			close(c.started)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-renewed:
+		case <-timer.C():
+			timer.Reset(every)
+			adopted = adopted || c.adopt(ctx)
+			c.findLeaks(ctx, &leaks)
+			c.resetSlices(ctx)
+			c.sweepMPS(ctx)
+			c.giveBackReleased(ctx)
+			if err := errors.Join(c.store.sweep(), c.sweepSpecs()); err != nil {
+				klog.FromContext(ctx).V(2).Info("Cannot remove old files of claims", "reason", err.Error())
+			}
+		}
+	}
+}
+
+// follow keeps what containers are given with devices, and calls looked each time, until ctx ends. It takes no lock of a claim or a GPU: who
+// has one may wait for it.
+func (c *Claims) follow(ctx context.Context, looked func()) {
+	writer := cdi.NewWriter(c.options.CDIDir, c.options.Root)
+	timer := c.options.Clock.NewTimer(every)
+	defer timer.Stop()
 	var problem error
 	for {
-		snapshot, looked := c.options.Snapshots.Latest()
+		snapshot, found := c.options.Snapshots.Latest()
 		configured, changed := c.options.Configs.Latest()
 		pool, published := c.options.Pools.Latest()
 		if snapshot.Generation > 0 && (configured.DRA.Mode != config.DRAOff || hasDevices(pool) || len(c.inUse.Value()) > 0) {
@@ -45,27 +86,16 @@ func (c *Claims) Run(ctx context.Context) error {
 			}
 			problem, published = err, nil
 		}
-		c.refresh(ctx)
-		select {
-		case <-c.started:
-		default:
-			close(c.started)
-		}
+		c.renewed.Publish(struct{}{})
+		looked()
 		select {
 		case <-ctx.Done():
-			return nil
-		case <-looked:
+			return
+		case <-found:
 		case <-changed:
 		case <-published: // what it says of devices is not in specs; that there are any is what counts
 		case <-timer.C():
 			timer.Reset(every)
-			adopted = adopted || c.adopt(ctx)
-			c.findLeaks(ctx, &leaks)
-			c.resetSlices(ctx)
-			c.sweepMPS(ctx)
-			if err := errors.Join(c.store.sweep(), c.sweepSpecs()); err != nil {
-				klog.FromContext(ctx).V(2).Info("Cannot remove old files of claims", "reason", err.Error())
-			}
 		}
 	}
 }
@@ -111,7 +141,7 @@ func (c *Claims) refreshClaim(ctx context.Context, uid string) error {
 		return err
 	}
 	r, found := c.store.readOrRestore(ctx, uid)
-	if !found || r.former(c.options.BootID) {
+	if !found || r.former(c.options.BootID) || r.Released || r.intent() {
 		return nil
 	}
 	return c.writeSpec(r)

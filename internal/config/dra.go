@@ -16,6 +16,8 @@ type DRA struct {
 	// RegistryDir is where kubelet looks for registration sockets, as kubelet and this process see it. PluginsDir has a folder for each DRA
 	// driver.
 	RegistryDir, PluginsDir string
+	// DynamicMIG has MIG devices made for claims, and destroyed with them, on GPUs in MIG mode that are given by claims.
+	DynamicMIG bool
 }
 
 // DRAMode says which GPUs pods get by Dynamic Resource Allocation.

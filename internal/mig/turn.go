@@ -317,27 +317,14 @@ func holdFor(c layout.GPUChange) resource.GPUHold {
 // make makes the steps of a change, and returns how the GPU is divided then. The error says which step failed, or how the GPU differs.
 // Steps for the Wish end when there is another one.
 func (t *turn) make(ctx context.Context, c layout.GPUChange, forWish bool) (layout.GPU, error) {
-	created := map[int]int{} // the IDs of GPU instances by their first slice
-	for _, p := range c.After.Instances {
-		created[p.Start] = p.ID
-	}
-	for _, s := range c.Steps {
+	err := Make(ctx, t.options.Driver, t.UUID, c, func() error {
 		if forWish && !reflect.DeepEqual(t.options.Wishes.Value(), t.wish) {
-			return layout.GPU{}, errOvertaken
+			return errOvertaken
 		}
-		timeout := stepTimeout
-		if s.Action == inventory.MIGEnable || s.Action == inventory.MIGDisable {
-			timeout = modeTimeout
-		}
-		limited, cancel := context.WithTimeout(ctx, timeout)
-		id, err := t.options.Driver.Repartition(limited, t.UUID, s.Call(created[s.Part.Start]))
-		cancel()
-		if err != nil {
-			return layout.GPU{}, err
-		}
-		if s.Action == inventory.MIGCreateInstance {
-			created[s.Part.Start] = id
-		}
+		return nil
+	})
+	if err != nil {
+		return layout.GPU{}, err
 	}
 	now, err := t.read(ctx, t.journal.record(t.UUID))
 	switch {
@@ -350,6 +337,33 @@ func (t *turn) make(ctx context.Context, c layout.GPUChange, forWish bool) (layo
 		return now, fmt.Errorf("after all steps the GPU has %s, not %s", text, want)
 	}
 	return now, nil
+}
+
+// Make makes the steps of a change of a GPU, by UUID, until one fails. An error of goOn, which is called before each step, ends it, too.
+func Make(ctx context.Context, d Driver, uuid string, c layout.GPUChange, goOn func() error) error {
+	created := map[int]int{} // the IDs of GPU instances by their first slice
+	for _, p := range c.After.Instances {
+		created[p.Start] = p.ID
+	}
+	for _, s := range c.Steps {
+		if err := goOn(); err != nil {
+			return err
+		}
+		timeout := stepTimeout
+		if s.Action == inventory.MIGEnable || s.Action == inventory.MIGDisable {
+			timeout = modeTimeout
+		}
+		limited, cancel := context.WithTimeout(ctx, timeout)
+		id, err := d.Repartition(limited, uuid, s.Call(created[s.Part.Start]))
+		cancel()
+		if err != nil {
+			return err
+		}
+		if s.Action == inventory.MIGCreateInstance {
+			created[s.Part.Start] = id
+		}
+	}
+	return nil
 }
 
 // rowOf is row of a Division.

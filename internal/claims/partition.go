@@ -1,0 +1,446 @@
+package claims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/layout"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
+)
+
+// MIG devices can be made for claims. The rules:
+//
+//   - Before anything is made, the record says where: it is an intent as long as it lacks the UUID. Only under the locks of the claim and the
+//     GPU are MIG devices made and destroyed, and only while nothing is at their places may an intent be written.
+//   - What lies at the place of an intent was made for it. What is at no place of a record was made by another program, and is never
+//     destroyed; while there is any, nothing is made of the GPU.
+//   - Before anything is destroyed, the record says so: it is released, and stays until the MIG device is gone. While that is in use, the
+//     claim is not given back, and kubelet tries again. While the driver does not work, the claim is given back.
+
+// A Driver divides GPUs. All methods return by the end of ctx.
+type Driver interface {
+	mig.Driver
+	// Look returns what is found by a look that begins now.
+	Look(ctx context.Context) (inventory.Snapshot, error)
+}
+
+const (
+	// divideTimeout bounds all questions and steps for one GPU. Kubelet waits for 45 s.
+	divideTimeout = 20 * time.Second
+	// surveyAgain is when a GPU is asked again that gave no answer.
+	surveyAgain = 10 * time.Second
+)
+
+// placement returns where a MIG device lies.
+func (m recordMIG) placement() inventory.MIGPlacement {
+	return inventory.MIGPlacement{Profile: m.ProfileID, Start: m.Start, Size: m.Size}
+}
+
+// instance returns the GPU instance of a MIG device that is made for a claim.
+func (m recordMIG) instance() inventory.GPUInstance {
+	return inventory.GPUInstance{Profile: m.Profile, Start: m.Start, Size: m.Size, Computes: []inventory.ComputeInstance{{Slices: m.Slices}}}
+}
+
+// is reports whether a GPU instance is that of the MIG device: at its place, and without compute instances that are not its own.
+func (m recordMIG) is(i inventory.GPUInstance) bool {
+	return i.Profile == m.Profile && i.Start == m.Start && i.Size == m.Size && (m.UUID == "" || m.GI == i.ID) &&
+		(len(i.Computes) == 0 || len(i.Computes) == 1 && i.Computes[0].Slices == m.Slices)
+}
+
+// made returns the positions of the devices that are made for the claim, by the UUID of the GPU.
+func (r record) made() map[string][]int {
+	all := map[string][]int{}
+	for i, d := range r.Devices {
+		if d.MIG != nil && d.MIG.Dynamic {
+			all[d.GPU] = append(all[d.GPU], i)
+		}
+	}
+	return all
+}
+
+// intent reports whether devices of the claim are to be made still.
+func (r record) intent() bool {
+	return slices.ContainsFunc(r.Devices, func(d recordDevice) bool { return d.MIG != nil && d.MIG.Dynamic && d.MIG.UUID == "" })
+}
+
+// partition is device for a device that is made for the claim.
+func (n node) partition(d recordDevice, published dra.Device, result dra.Result) (recordDevice, error) {
+	p := published.Partition
+	g, found := n.snapshot.GPU(published.GPU())
+	if !found || g.MIG != inventory.MIGEnabled {
+		return d, fail(CauseDevice, "the GPU of the device %s (%s) is not there any more, or not in MIG mode", result.Device, published.GPU())
+	}
+	name, health := fmt.Sprintf("GPU %d (%s)", g.Index, g.UUID), g.Health
+	d.GPU, d.BDF = g.UUID, g.BDF
+	d.MIG = &recordMIG{
+		Profile: p.Profile, ProfileID: p.Placement.Profile, Start: p.Placement.Start, Size: p.Placement.Size, Slices: p.Slices, Dynamic: true,
+	}
+	for _, m := range g.MIGDevices {
+		if result.AdminAccess && m.Placement == p.Placement && m.Attributes.CISlices == m.Attributes.GISlices {
+			d.MIG.Dynamic, d.MIG.UUID, d.MIG.GI, d.MIG.CI = false, m.UUID, m.GI, m.CI
+			health = inventory.Worst(health, m.Health)
+		}
+	}
+	if result.AdminAccess && d.MIG.UUID == "" {
+		return d, fail(CauseDevice, "the device %s is not there, and adminAccess makes none", result.Device)
+	}
+	return d, fit(name, health, published, result)
+}
+
+// divided returns how a GPU is divided, if MIG devices can be made and destroyed there.
+func (c *Claims) divided(ctx context.Context, uuid string) (layout.GPU, error) {
+	g := layout.GPU{UUID: uuid}
+	if c.options.Driver == nil {
+		return g, errors.New("this program does not divide GPUs")
+	}
+	var err error
+	if g.Partitions, err = c.options.Driver.Partitions(ctx, uuid); err != nil {
+		return g, err
+	}
+	switch {
+	case g.Unread != "":
+		return g, errors.New(g.Unread)
+	case g.Mode != g.Pending:
+		return g, fmt.Errorf("the MIG mode of GPU %s is being changed", uuid)
+	}
+	return g, nil
+}
+
+// room returns what is in the way of the devices that are to be made for a claim. The caller has the locks of its GPUs.
+func (c *Claims) room(ctx context.Context, r record) error {
+	ctx, cancel := context.WithTimeout(ctx, divideTimeout)
+	defer cancel()
+	for uuid, positions := range r.made() {
+		g, err := c.divided(ctx, uuid)
+		if err != nil {
+			return fail(CauseDriver, "it is not known how GPU %s is divided: %w", uuid, err)
+		}
+		if g.Mode != inventory.MIGEnabled {
+			return fail(CauseDevice, "GPU %s is not in MIG mode any more", uuid)
+		}
+		for _, i := range g.Instances {
+			for _, at := range positions {
+				if m := r.Devices[at].MIG; i.Start < m.Start+m.Size && m.Start < i.Start+i.Size {
+					return fail(CauseInUse, "GPU instance %d (%s at memory slice %d) of GPU %s is in the way of the device %s, and was not made for a claim",
+						i.ID, i.Profile, i.Start, uuid, r.Devices[at].Device)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// makeDevices makes the devices that a record intends, and returns the record with them. What an earlier call has made is gone on with. The
+// caller has the lock of the claim.
+func (c *Claims) makeDevices(ctx context.Context, t *turn, r record) (record, error) {
+	if err := t.gpus(ctx, r.gpus()); err != nil {
+		return r, failure{CauseLate, err}
+	}
+	for uuid, positions := range r.made() {
+		err := c.change(ctx, uuid, func(g layout.GPU) []inventory.GPUInstance {
+			all := slices.Clone(g.Instances)
+			for _, at := range positions {
+				all = slices.DeleteFunc(all, r.Devices[at].MIG.is)
+				all = append(all, r.Devices[at].MIG.instance())
+			}
+			return all
+		})
+		if err == nil {
+			continue
+		}
+		err = fail(CauseDriver, "the MIG devices of the claim cannot be made: %w", err)
+		if ctx.Err() != nil || errors.Is(err, inventory.ErrNoAnswer) || errors.Is(err, context.DeadlineExceeded) {
+			return r, err // a step may still happen: the next call goes on from there
+		}
+		if undone := c.destroy(ctx, r); undone != nil {
+			return r, fail(CauseDriver, "%w; and it could not be undone: %w", err, undone)
+		}
+		if gone := c.store.remove(r.UID); gone != nil {
+			return r, gone
+		}
+		c.show(r.UID, nil)
+		return r, err
+	}
+	made, err := c.find(ctx, r)
+	if err != nil {
+		return r, err
+	}
+	if err := c.store.write(made); err != nil {
+		return r, err
+	}
+	c.show(made.UID, &made)
+	return made, nil
+}
+
+// find waits until the node shows the devices that were made for a claim, and returns the record with their UUIDs.
+func (c *Claims) find(ctx context.Context, r record) (record, error) {
+	ctx, cancel := context.WithTimeout(ctx, divideTimeout)
+	defer cancel()
+	r.Devices = slices.Clone(r.Devices)
+	s, err := c.options.Driver.Look(ctx)
+	for {
+		_, looked := c.options.Snapshots.Latest()
+		_, renewed := c.renewed.Latest()
+		given, missing := c.given.Load(), ""
+		for i, d := range r.Devices {
+			if d.MIG == nil || !d.MIG.Dynamic {
+				continue
+			}
+			g, _ := s.GPU(d.GPU)
+			at := slices.IndexFunc(g.MIGDevices, func(m inventory.MIGDevice) bool {
+				return m.Placement == d.MIG.placement() && m.Attributes.CISlices == m.Attributes.GISlices
+			})
+			if at < 0 {
+				missing = d.Device
+				continue
+			}
+			m, noted := g.MIGDevices[at], *d.MIG
+			noted.UUID, noted.GI, noted.CI = m.UUID, m.GI, m.CI
+			r.Devices[i].MIG = &noted
+			if given == nil || !given.Has(m.UUID) {
+				missing = d.Device
+			}
+		}
+		if missing == "" {
+			return r, nil
+		}
+		select {
+		case <-ctx.Done():
+			return r, fail(CauseNotReady, "the device %s was made, and is not seen yet: %w", missing, errors.Join(err, ctx.Err()))
+		case <-looked:
+			s = c.options.Snapshots.Value()
+		case <-renewed:
+		}
+	}
+}
+
+// destroy destroys the devices that were made for a claim, as far as they are there. The caller has the locks of the claim and its GPUs.
+func (c *Claims) destroy(ctx context.Context, r record) error {
+	if r.former(c.options.BootID) {
+		return nil // the restart of the node has ended them
+	}
+	for uuid, positions := range r.made() {
+		err := c.change(ctx, uuid, func(g layout.GPU) []inventory.GPUInstance {
+			return slices.DeleteFunc(slices.Clone(g.Instances), func(i inventory.GPUInstance) bool {
+				return slices.ContainsFunc(positions, func(at int) bool { return r.Devices[at].MIG.is(i) })
+			})
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// change has a GPU have the instances that are wanted of it, by the steps by which layouts are made. A GPU that is not in MIG mode has none.
+func (c *Claims) change(ctx context.Context, uuid string, wanted func(layout.GPU) []inventory.GPUInstance) error {
+	ctx, cancel := context.WithTimeout(ctx, divideTimeout)
+	defer cancel()
+	g, err := c.divided(ctx, uuid)
+	if err != nil {
+		return err
+	}
+	instances := wanted(g)
+	if g.Mode != inventory.MIGEnabled && len(instances) == 0 {
+		return nil
+	}
+	change := layout.Restore(g, inventory.MIGEnabled, instances)
+	switch {
+	case g.Mode != inventory.MIGEnabled:
+		return fmt.Errorf("GPU %s is not in MIG mode", uuid)
+	case change.Reason != "":
+		return errors.New(change.Reason)
+	}
+	err = mig.Make(ctx, c.options.Driver, uuid, change, func() error { c.store.step(); return nil })
+	c.store.step()
+	return err
+}
+
+// giveBack destroys what was made for a claim that is given back. It reports whether the record can go; it stays, as released, where the
+// driver does not work. The caller has the lock of the claim.
+func (c *Claims) giveBack(ctx context.Context, t *turn, r record) (gone bool, err error) {
+	if len(r.made()) == 0 {
+		return true, nil
+	}
+	if err := t.gpus(ctx, r.gpus()); err != nil {
+		return false, failure{CauseLate, err}
+	}
+	var noted error
+	if !r.Released && !r.former(c.options.BootID) {
+		r.Released = true
+		noted = c.store.write(r)
+		c.show(r.UID, &r)
+	}
+	err = c.destroy(ctx, r)
+	switch {
+	case err == nil:
+		return true, nil
+	case errors.Is(err, inventory.ErrInUse):
+		return false, fail(CauseInUse, "a MIG device of the claim is in use still: %w", err)
+	case noted != nil:
+		return false, noted
+	}
+	klog.FromContext(ctx).V(2).Info("The MIG devices of a claim that was given back are destroyed later", "claim", klog.KRef(r.Namespace, r.Name),
+		"uid", r.UID, "reason", err.Error())
+	return false, nil
+}
+
+// giveBackReleased gives back again what could not be destroyed then.
+func (c *Claims) giveBackReleased(ctx context.Context) {
+	c.mu.Lock()
+	records := c.records
+	c.mu.Unlock()
+	for _, uid := range slices.Sorted(maps.Keys(records)) {
+		if r := records[uid]; r.Released {
+			if err := c.Unprepare(ctx, uid, r.Namespace, r.Name); err != nil {
+				klog.FromContext(ctx).V(2).Info("Cannot destroy the MIG devices of a claim that was given back", "uid", uid, "reason", err.Error())
+			}
+		}
+	}
+}
+
+// Divisions returns the feed of how GPUs are divided for claims. It is nil until Divide has looked.
+func (c *Claims) Divisions() *feed.Feed[dra.Divisions] { return c.divisions }
+
+// A survey is what was found of a GPU.
+type survey struct {
+	look  string // how the GPU was when it was asked
+	found dra.Divided
+	again bool // it gave no answer
+}
+
+// Divide looks at how GPUs in MIG mode are divided, until ctx ends, and then returns nil.
+func (c *Claims) Divide(ctx context.Context) error {
+	select {
+	case <-c.started:
+	case <-ctx.Done():
+		return nil
+	}
+	surveys := map[string]survey{}
+	for {
+		snapshot, looked := c.options.Snapshots.Latest()
+		configured, changed := c.options.Configs.Latest()
+		_, used := c.inUse.Latest()
+		var again <-chan time.Time
+		if snapshot.Generation > 0 {
+			if c.survey(ctx, snapshot, configured, surveys) {
+				again = c.options.Clock.After(surveyAgain)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-looked:
+		case <-changed:
+		case <-used:
+		case <-again:
+		}
+	}
+}
+
+// survey asks about the GPUs that are divided otherwise than when they were asked last, and reports whether one gave no answer.
+func (c *Claims) survey(ctx context.Context, s inventory.Snapshot, configured config.Config, surveys map[string]survey) (again bool) {
+	divisions := dra.Divisions{}
+	for _, g := range s.GPUs {
+		if g.MIG != inventory.MIGEnabled {
+			delete(surveys, g.UUID)
+			continue
+		}
+		c.mu.Lock()
+		own := c.own(g.UUID, c.records)
+		c.mu.Unlock()
+		if !configured.DRA.DynamicMIG {
+			if delete(surveys, g.UUID); len(own) > 0 {
+				divisions[g.UUID] = dra.Divided{Own: places(own), Fixed: "dra.dynamicMIG is off"}
+			}
+			continue
+		}
+		look := fmt.Sprint(g.Binding)
+		for _, m := range g.MIGDevices {
+			look += fmt.Sprintf(" %s/%d/%d", m.UUID, m.GI, m.CI)
+		}
+		before, asked := surveys[g.UUID]
+		if !asked || before.look != look || before.again || !reflect.DeepEqual(before.found.Own, places(own)) {
+			now := survey{look: look}
+			var err error
+			if now.found, err = c.ask(ctx, g.UUID); err != nil {
+				if now.again = true; !asked || before.found.Profiles == nil {
+					now.found = dra.Divided{Own: places(own), Fixed: err.Error()}
+				} else {
+					now.found = before.found
+				}
+			}
+			surveys[g.UUID] = now
+		}
+		divisions[g.UUID] = surveys[g.UUID].found
+		again = again || surveys[g.UUID].again
+	}
+	if ctx.Err() == nil && (c.divisions.Value() == nil || !reflect.DeepEqual(divisions, c.divisions.Value())) {
+		c.divisions.Publish(divisions)
+	}
+	return again
+}
+
+// ask returns how a GPU is divided. No MIG device is made or destroyed for a claim meanwhile.
+func (c *Claims) ask(ctx context.Context, uuid string) (dra.Divided, error) {
+	ctx, cancel := context.WithTimeout(ctx, divideTimeout)
+	defer cancel()
+	t, err := begin(c.options.StateDir, c.options.Clock)
+	if err != nil {
+		return dra.Divided{}, err
+	}
+	defer t.end()
+	if err := t.gpus(ctx, []string{uuid}); err != nil {
+		return dra.Divided{}, err
+	}
+	records, _, err := c.store.all()
+	if err != nil {
+		return dra.Divided{}, err
+	}
+	g, err := c.divided(ctx, uuid)
+	if err != nil {
+		return dra.Divided{}, err
+	}
+	own := c.own(uuid, records)
+	found := dra.Divided{Profiles: g.Profiles, Own: places(own)}
+	if len(g.Profiles) == 0 {
+		found.Fixed = "the driver does not tell which MIG devices the GPU can have: that needs CAP_SYS_ADMIN"
+	}
+	for _, i := range g.Instances {
+		if !slices.ContainsFunc(own, func(m recordMIG) bool { return m.is(i) }) {
+			found.Fixed = fmt.Sprintf("GPU instance %d (%s at memory slice %d) was not made for a claim", i.ID, i.Profile, i.Start)
+		}
+	}
+	return found, nil
+}
+
+// own returns the MIG devices of a GPU that were made for claims, or are to be, in the order of their places.
+func (c *Claims) own(uuid string, records map[string]record) (all []recordMIG) {
+	for _, r := range records {
+		for _, at := range r.made()[uuid] {
+			if !r.former(c.options.BootID) {
+				all = append(all, *r.Devices[at].MIG)
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b recordMIG) int { return a.Start - b.Start })
+	return all
+}
+
+func places(own []recordMIG) (all []inventory.MIGPlacement) {
+	for _, m := range own {
+		all = append(all, m.placement())
+	}
+	return all
+}
