@@ -39,8 +39,10 @@ type Options struct {
 	SetTimeSlice func(ctx context.Context, gpu string, interval int) error
 	// MPS has control daemons run; nil where there are none.
 	MPS ControlDaemons
+	// Divisions are published here: how GPUs in MIG mode are divided for claims. It is nil until Divide has looked. Nil where nobody reads it.
+	Divisions *feed.Feed[dra.Divisions]
 	// Driver makes MIG devices for claims; nil where none are made.
-	Driver Driver
+	Driver Divider
 	// StateDir is where the records are kept, and CDIDir where runtimes look for specs.
 	StateDir, CDIDir string
 	// Checkpoint is the file in which NVIDIA's driver keeps the claims that it prepared; empty where they are not taken over.
@@ -79,8 +81,7 @@ type Claims struct {
 	given    atomic.Pointer[cdi.Given] // nil until Run has looked
 	started  chan struct{}             // closed when Run has read the records
 
-	renewed   *feed.Feed[struct{}] // when given changes
-	divisions *feed.Feed[dra.Divisions]
+	renewed *feed.Feed[struct{}] // when given changes
 
 	mu      sync.Mutex        // guards all following fields
 	records map[string]record // by the UID of the claim, as they are shown
@@ -99,11 +100,13 @@ func New(o Options) *Claims {
 	if o.Root == nil {
 		o.Root = os.DirFS("/")
 	}
+	if o.Divisions == nil {
+		o.Divisions = feed.New(dra.Divisions(nil))
+	}
 	return &Claims{
 		options: o, store: store{dir: o.StateDir, specs: o.CDIDir, boot: o.BootID, clock: o.Clock, step: func() {}, parsed: &sync.Map{}},
 		inUse: feed.New[map[string][]Holder](nil), status: feed.New[[]ClaimStatus](nil),
-		problems: feed.New[map[string]string](nil),
-		renewed:  feed.New(struct{}{}), divisions: feed.New(dra.Divisions(nil)),
+		problems: feed.New[map[string]string](nil), renewed: feed.New(struct{}{}),
 		started: make(chan struct{}), records: map[string]record{},
 	}
 }

@@ -13,7 +13,6 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/layout"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
@@ -28,8 +27,8 @@ import (
 //   - Before anything is destroyed, the record says so: it is released, and stays until the MIG device is gone. While that is in use, the
 //     claim is not given back, and kubelet tries again. While the driver does not work, the claim is given back.
 
-// A Driver divides GPUs. All methods return by the end of ctx.
-type Driver interface {
+// A Divider divides GPUs. All methods return by the end of ctx.
+type Divider interface {
 	mig.Driver
 	// Look returns what is found by a look that begins now.
 	Look(ctx context.Context) (inventory.Snapshot, error)
@@ -310,9 +309,6 @@ func (c *Claims) giveBackReleased(ctx context.Context) {
 	}
 }
 
-// Divisions returns the feed of how GPUs are divided for claims. It is nil until Divide has looked.
-func (c *Claims) Divisions() *feed.Feed[dra.Divisions] { return c.divisions }
-
 // A survey is what was found of a GPU.
 type survey struct {
 	look  string // how the GPU was when it was asked
@@ -386,8 +382,8 @@ func (c *Claims) survey(ctx context.Context, s inventory.Snapshot, configured co
 		divisions[g.UUID] = surveys[g.UUID].found
 		again = again || surveys[g.UUID].again
 	}
-	if ctx.Err() == nil && (c.divisions.Value() == nil || !reflect.DeepEqual(divisions, c.divisions.Value())) {
-		c.divisions.Publish(divisions)
+	if ctx.Err() == nil && (c.options.Divisions.Value() == nil || !reflect.DeepEqual(divisions, c.options.Divisions.Value())) {
+		c.options.Divisions.Publish(divisions)
 	}
 	return again
 }

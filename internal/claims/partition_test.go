@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
@@ -357,6 +358,7 @@ func TestDivisions(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	d := r.divide()
+	r.options.Divisions = feed.New(dra.Divisions(nil))
 	c, _ := r.start()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -371,7 +373,7 @@ func TestDivisions(t *testing.T) {
 		t.Helper()
 		deadline := time.After(30 * time.Second)
 		for {
-			divisions, changed := c.Divisions().Latest()
+			divisions, changed := r.options.Divisions.Latest()
 			if found, has := divisions["GPU-b"]; divisions != nil && is(found, has) {
 				return
 			}

@@ -166,6 +166,14 @@ func newDaemon(ctx context.Context, c config.Config, sources config.Sources, clu
 				o.Users = pluginUsers{d.set, d.dra.Owners, d.monitor.Snapshots()}
 			}
 		}
+		if d.dra != nil {
+			o.Elsewhere = func(uuid string) string {
+				if d.watcher.Configs().Value().DRA.DynamicMIG && d.dra.Owners.Value()[uuid] != dra.OwnedByPlugin {
+					return "MIG devices are made of the GPU for claims: have the device plugin give it, or switch dra.dynamicMIG off"
+				}
+				return ""
+			}
+		}
 		if cluster != nil {
 			o.Pauser = cluster
 			o.Clients = func(minor int) ([]inventory.DriverClient, error) { return nvidia.Clients(nodeRoot(d.node), minor) }

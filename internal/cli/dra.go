@@ -29,11 +29,13 @@ func (d *daemon) newDRA(ctx context.Context, c config.Config) *agent.DRA {
 	a := &agent.DRA{
 		Owners: feed.New(dra.Owners(nil)), Offered: feed.New(dra.Owners(nil)), Driver: feed.New(status.DRADriver{}),
 	}
-	a.Devices = draslices.New(ctx, draslices.Options{
+	devices := draslices.Options{
 		StateDir: c.StateDir, Node: c.NodeName, Snapshots: d.monitor.Snapshots(), Configs: d.watcher.Configs(), Owners: a.Owners,
-	})
+		Divisions: feed.New(dra.Divisions(nil)),
+	}
+	a.Devices = draslices.New(ctx, devices)
 	o := claims.Options{
-		Pools: a.Devices.Pools(), Snapshots: d.monitor.Snapshots(), Configs: d.watcher.Configs(),
+		Pools: a.Devices.Pools(), Divisions: devices.Divisions, Driver: d.monitor, Snapshots: d.monitor.Snapshots(), Configs: d.watcher.Configs(),
 		StateDir: c.StateDir, CDIDir: c.CDIDir, BootID: bootID(d.node), Root: nodeRoot(d.node), Metrics: d.counters,
 	}
 	timeSlices := nvidia.NewTimeSlices(c.Driver.ContainerRoot)
@@ -69,6 +71,7 @@ func (d *daemon) draTasks() []agent.Task {
 	}
 	return []agent.Task{
 		{Name: "claims", Run: d.dra.Claims.Run},
+		{Name: "MIG devices of claims", Run: d.dra.Claims.Divide},
 		{Name: "owners of GPUs", Run: d.dra.Arbiter.Run, Alive: d.dra.Arbiter.Alive},
 		{Name: "devices in slices", Run: d.dra.Devices.Run},
 	}

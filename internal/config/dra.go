@@ -65,6 +65,12 @@ var draOptions = []option{
 		usage: "directory in which DRA drivers have their directories; what NVIDIA's driver prepared is read there",
 		set:   absolute(func(c *Config) *string { return &c.DRA.PluginsDir }),
 	},
+	{
+		flag: "dra-dynamic-mig", env: []string{"DRA_DYNAMIC_MIG"}, key: "dra.dynamicMIG", fallback: "false", kind: kindBool,
+		usage: "make MIG devices for claims, and destroy them with the claims, on GPUs in MIG mode that pods get by Dynamic Resource " +
+			"Allocation and that nothing else has divided",
+		set: truth(func(c *Config) *bool { return &c.DRA.DynamicMIG }),
+	},
 }
 
 // dra judges the mode. It comes after the blocks: what gives a GPU to the device plugin must not be about a GPU that it does not have.

@@ -201,6 +201,11 @@ func (t *turn) seen(ctx context.Context, now layout.GPU) bool {
 // change makes the steps of a change, once nobody uses what they end.
 func (t *turn) change(ctx context.Context, c layout.GPUChange, noted record, end Phase, reason string) outcome {
 	hold := holdFor(c)
+	if t.options.Elsewhere != nil && noted.Change == nil && end == PhaseDone {
+		if reason := t.options.Elsewhere(t.UUID); reason != "" {
+			return t.wait(PhaseWaiting, reason, later, resource.GPUHold{})
+		}
+	}
 	if ago := t.options.Clock.Since(t.gpu.made); ago < retryFirst {
 		return t.wait(PhaseWaiting, "the GPU was divided as wanted, and something has divided it otherwise", retryFirst-ago, t.gpu.hold)
 	}

@@ -44,6 +44,8 @@ type DRA struct {
 	RegistryDir *string `json:"registryDir,omitempty"`
 	// PluginsDir is the directory in which DRA drivers have their directories. What NVIDIA's driver prepared is read there.
 	PluginsDir *string `json:"pluginsDir,omitempty"`
+	// DynamicMIG has MIG devices made for claims, and destroyed with them, on GPUs in MIG mode without other MIG devices.
+	DynamicMIG *bool `json:"dynamicMIG,omitempty"`
 }
 
 // GPUSelection selects the GPUs that any entry of any list matches.

@@ -1,0 +1,60 @@
+package daemon
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+)
+
+// partitions returns how many MIG devices are in slices that are made for claims.
+func (c *claimable) partitions() (count int) {
+	for _, s := range c.api.Slices() {
+		for _, d := range s.Spec.Devices {
+			if len(d.ConsumesCounters) > 0 && len(d.Taints) == 0 {
+				count++
+			}
+		}
+	}
+	return count
+}
+
+// TestDynamicMIG: two pods with small MIG devices and one with half a GPU run on a GPU in MIG mode, each with device nodes of its own; a killed
+// daemon goes on with them; what was made ends with the claims, and a layout may have the GPU then, which it may not before.
+func TestDynamicMIG(t *testing.T) {
+	t.Parallel()
+	const layouts = "\nmig: {enabled: true, layout: %s}"
+	c := newClaimable(t, "plugin}"+strings.TrimSuffix(fmt.Sprintf(layouts, "all-enabled"), "}"))
+	c.becomesReady("")
+	c.eventually("all GPUs are in MIG mode", func() bool { return strings.Contains(c.command("mig", "status"), ": success") })
+	c.mode("{mode: dra, dynamicMIG: true}" + fmt.Sprintf(layouts, "all-enabled"))
+	c.eventually("the MIG devices that can be made are in slices", func() bool { return c.partitions() == 8*25 })
+
+	devices := []string{"gpu-2-mig-1g10gb-19-6", "gpu-2-mig-1g10gb-19-4", "gpu-2-mig-3g40gb-9-0"}
+	uids, nodes := map[string]string{}, map[string]string{}
+	for _, device := range devices {
+		uids[device] = c.claim(device, device)
+		for _, id := range c.prepared(device, uids[device]) {
+			nodes[id] = device
+		}
+	}
+	if len(nodes) != 3 {
+		t.Errorf("the CDI devices %v", nodes)
+	}
+	overlapping := c.claim("overlapping", "gpu-2-mig-4g40gb-5-0")
+	if _, err := c.prepare(t.Context(), "overlapping", overlapping); err == nil || !strings.Contains(err.Error(), "is in use by the claim default/"+devices[2]) {
+		t.Errorf("a claim for a part that is taken: %v", err)
+	}
+	if n := c.partitions(); n != 8*25 {
+		t.Errorf("%d MIG devices in slices", n)
+	}
+	c.mode("{mode: dra, dynamicMIG: true}" + fmt.Sprintf(layouts, "all-balanced"))
+	c.eventually("the layout waits", func() bool { return strings.Contains(c.command("mig", "status"), "MIG devices are made of the GPU for claims") })
+
+	c.release(t.Context(), devices[0], uids[devices[0]])
+	c.prepared(devices[1], uids[devices[1]])
+	c.mode("{mode: plugin}" + fmt.Sprintf(layouts, "all-balanced"))
+	c.release(t.Context(), devices[1], uids[devices[1]])
+	c.release(t.Context(), devices[2], uids[devices[2]])
+	c.release(t.Context(), "overlapping", overlapping)
+	c.eventually("the layout is made", func() bool { return strings.Contains(c.command("mig", "status"), "all-balanced of configuration file: success") })
+}
