@@ -48,7 +48,9 @@ func TestDynamicMIG(t *testing.T) {
 		t.Errorf("%d MIG devices in slices", n)
 	}
 	c.mode("{mode: dra, dynamicMIG: true}" + fmt.Sprintf(layouts, "all-balanced"))
-	c.eventually("the layout waits", func() bool { return strings.Contains(c.command("mig", "status"), "MIG devices are made of the GPU for claims") })
+	c.eventually("the layout waits", func() bool {
+		return strings.Contains(c.command("mig", "status"), "MIG devices are made of the GPU for claims")
+	})
 
 	c.release(t.Context(), devices[0], uids[devices[0]])
 	c.prepared(devices[1], uids[devices[1]])
@@ -56,5 +58,7 @@ func TestDynamicMIG(t *testing.T) {
 	c.release(t.Context(), devices[1], uids[devices[1]])
 	c.release(t.Context(), devices[2], uids[devices[2]])
 	c.release(t.Context(), "overlapping", overlapping)
-	c.eventually("the layout is made", func() bool { return strings.Contains(c.command("mig", "status"), "all-balanced of configuration file: success") })
+	c.eventually("the layout is made", func() bool {
+		return strings.Contains(c.command("mig", "status"), "all-balanced of configuration file: success")
+	})
 }
