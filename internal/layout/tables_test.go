@@ -27,6 +27,9 @@ func TestTablesAreTheDrivers(t *testing.T) {
 		table := slices.Clone(models[told.PCIDevice>>16])
 		slices.SortFunc(table, byID)
 		slices.SortFunc(told.Profiles, byID)
+		for i := range told.Profiles { // the tables have no more than a layout needs
+			told.Profiles[i].MemoryBytes, told.Profiles[i].Attributes = 0, inventory.MIGAttributes{}
+		}
 		if diff := gocmp.Diff(told.Profiles, table); diff != "" {
 			t.Errorf("%s (-driver +table):\n%s", model, diff)
 		}
