@@ -93,7 +93,8 @@ func newDevices(o Options) *Devices {
 		o.Divisions = feed.New(dra.Divisions{})
 	}
 	d := &Devices{
-		o: o, pools: feed.New(dra.Pool{}), published: feed.New(map[string]bool(nil)), publication: feed.New(Publication{}), numbers: dra.Numbers{},
+		o: o, pools: feed.New(dra.Pool{}), published: feed.New(map[string]bool(nil)), publication: feed.New(Publication{}),
+		numbers: dra.Numbers{},
 	}
 	if o.StateDir == "" {
 		d.published.Publish(map[string]bool{})
