@@ -130,10 +130,13 @@ func (p preparedClaim) record(uid string) (record, error) {
 }
 
 // adopt takes over the claims that NVIDIA's driver has prepared since the node was started. Their containers go on, and kubelet has them
-// unprepared here. It reports whether that is over: as long as that driver runs, they are its own.
+// unprepared here. It reports whether that is over: as long as that driver runs, or no GPU is to be given to claims here, they are its own.
 func (c *Claims) adopt(ctx context.Context) bool {
-	if c.options.Checkpoint == "" {
+	switch {
+	case c.options.Checkpoint == "":
 		return true
+	case !c.gives():
+		return false
 	}
 	text, err := files.Read(c.options.Checkpoint, maxCheckpoint)
 	if errors.Is(err, fs.ErrNotExist) {

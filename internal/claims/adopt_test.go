@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cdi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
 
 // nvidia is a checkpoint as NVIDIA's driver writes it: two claims that are prepared, one that is half prepared, one with MPS, and one for
@@ -44,6 +45,7 @@ const nvidia = `{"version":"v2","checksum":3141592653,"v1":{"preparedClaims":{"u
 // checkpoint has NVIDIA's driver leave a checkpoint, and the spec that it made.
 func (r *rig) checkpoint(content string) {
 	r.tb.Helper()
+	r.mode(config.DRAAll)
 	r.options.Checkpoint = filepath.Join(r.tb.TempDir(), "checkpoint.json")
 	if err := os.WriteFile(r.options.Checkpoint, []byte(content), 0o600); err != nil {
 		r.tb.Fatal(err)
@@ -52,6 +54,13 @@ func (r *rig) checkpoint(content string) {
 {"name":"uid-gpu-gpu-0","containerEdits":{"deviceNodes":[{"path":"/dev/old"}]}}]}`)); err != nil {
 		r.tb.Fatal(err)
 	}
+}
+
+// mode changes the mode of the configuration.
+func (r *rig) mode(mode config.DRAMode) {
+	next := r.configs.Value()
+	next.DRA.Mode = mode
+	r.configs.Publish(next)
 }
 
 // adopted returns the names of the claims that are recorded.
@@ -154,6 +163,28 @@ func TestAdoptWhenNVIDIAsDriverHasEnded(t *testing.T) {
 			t.Error(err)
 		}
 		time.Sleep(claims.Every)
+		synctest.Wait()
+		if got := adopted(c); got != "one two" {
+			t.Errorf("adopted: %s", got)
+		}
+	})
+}
+
+// TestAdoptWhenTheModeChanges: they are taken over as soon as GPUs are to be given to claims here, and not before.
+func TestAdoptWhenTheModeChanges(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.checkpoint(nvidia)
+		r.mode(config.DRAOff)
+		c, stop := r.start()
+		defer stop()
+		time.Sleep(3 * claims.Every)
+		synctest.Wait()
+		if got := adopted(c); got != "" {
+			t.Errorf("adopted in the mode plugin: %s", got)
+		}
+		r.mode(config.DRAAll)
 		synctest.Wait()
 		if got := adopted(c); got != "one two" {
 			t.Errorf("adopted: %s", got)

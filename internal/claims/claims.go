@@ -45,7 +45,7 @@ type Options struct {
 	Driver Divider
 	// StateDir is where the records are kept, and CDIDir where runtimes look for specs.
 	StateDir, CDIDir string
-	// Checkpoint is the file in which NVIDIA's driver keeps the claims that it prepared; empty where they are not taken over.
+	// Checkpoint is the file in which NVIDIA's driver keeps the claims that it prepared; empty where they are never taken over.
 	Checkpoint string
 	// BootID is the node's boot ID; empty if it is not known.
 	BootID string

@@ -28,8 +28,8 @@ import (
 // The rules of records:
 //
 //   - A claim has a record from before the first trace of it elsewhere until after the last one is gone: a CDI spec whose claim has no
-//     record is never there, wherever the process is killed. So what was begun can be finished or taken back. And so, where there is one, the
-//     record was lost: with the state directory, or because it could not be read. The spec has a copy of it.
+//     record is never there, wherever the process is killed. So what was begun can be finished or taken back. And so, where there is one,
+//     the record was lost: with the state directory, or because it could not be read. The spec has a copy of it.
 //   - The record of a claim is written under the lock of the claim and those of its GPUs, and removed under that of the claim.
 //   - A record that cannot be read is set aside, and the others go on.
 //   - What a newer version of this program has noted in a record stays in it.

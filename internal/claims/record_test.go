@@ -248,7 +248,7 @@ func TestStateThatIsLost(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := newRig(t)
 				c, stop := r.start()
-				defer func() { stop() }()
+				defer func() { stop() }() //nolint:gocritic // it is another one later
 				answer, err := c.Prepare(t.Context(), sliced("uid-1", gpuA, migB0))
 				if err != nil {
 					t.Fatal(err)

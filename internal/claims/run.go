@@ -30,8 +30,9 @@ func (c *Claims) Run(ctx context.Context) error {
 	timer := c.options.Clock.NewTimer(every)
 	defer timer.Stop()
 	leaks := leaks{since: map[string]time.Time{}}
-	adopted := c.adopt(ctx)
+	c.adopt(ctx)
 	c.reread(ctx)
+	adopted := false
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	first := make(chan struct{})
@@ -43,6 +44,8 @@ func (c *Claims) Run(ctx context.Context) error {
 	}
 	for {
 		_, renewed := c.renewed.Latest()
+		_, configured := c.options.Configs.Latest()
+		adopted = c.gives() && (adopted || c.adopt(ctx))
 		c.refresh(ctx)
 		select {
 		case <-c.started:
@@ -53,9 +56,9 @@ func (c *Claims) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-renewed:
+		case <-configured:
 		case <-timer.C():
 			timer.Reset(every)
-			adopted = adopted || c.adopt(ctx)
 			c.findLeaks(ctx, &leaks)
 			c.resetSlices(ctx)
 			c.sweepMPS(ctx)
@@ -78,7 +81,7 @@ func (c *Claims) follow(ctx context.Context, looked func()) {
 		snapshot, found := c.options.Snapshots.Latest()
 		configured, changed := c.options.Configs.Latest()
 		pool, published := c.options.Pools.Latest()
-		if snapshot.Generation > 0 && (configured.DRA.Mode != config.DRAOff || hasDevices(pool) || len(c.inUse.Value()) > 0) {
+		if snapshot.Generation > 0 && (c.gives() || hasDevices(pool) || len(c.inUse.Value()) > 0) {
 			given, err := writer.Given(snapshot, configured.Edits, configured.CDI)
 			c.given.Store(&given)
 			if err != nil && textOf(err) != textOf(problem) {
@@ -99,6 +102,9 @@ func (c *Claims) follow(ctx context.Context, looked func()) {
 		}
 	}
 }
+
+// gives reports whether GPUs are to be given to claims.
+func (c *Claims) gives() bool { return c.options.Configs.Value().DRA.Mode != config.DRAOff }
 
 // hasDevices reports whether claims can be given devices of a pool.
 func hasDevices(p dra.Pool) bool {

@@ -48,7 +48,7 @@ func (d *daemon) newDRA(ctx context.Context, c config.Config) *agent.DRA {
 	if c.Edits.MPSRoot != "" {
 		o.MPS = mps.NewClaimDaemons(c.MPSRoot)
 	}
-	if c.DRA.Mode != config.DRAOff {
+	if c.DRA.PluginsDir != "" {
 		o.Checkpoint = filepath.Join(c.DRA.PluginsDir, dra.Driver, "checkpoint.json")
 	}
 	h := handover.Options{
