@@ -52,7 +52,7 @@ func (s *Serving) Ready(ctx context.Context) (ready bool, reason string) {
 	if s.Owners != nil {
 		owners := s.Owners.Value()
 		if slices.ContainsFunc(seen.Snapshot.GPUs, func(g inventory.GPU) bool { return owners[g.UUID] == "" }) {
-			return false, "it is not known yet which GPUs are given by Dynamic Resource Allocation"
+			return false, "it is not known yet which GPUs are given by Dynamic Resource Allocation, see status"
 		}
 		options.Elsewhere = owners.Elsewhere(seen.Snapshot.GPUs)
 	}

@@ -32,7 +32,7 @@ const (
 	maxFile       = 1 << 20
 )
 
-// retryInterval is the pace of tries while the numbers cannot be written.
+// retryInterval is the pace of tries while the numbers cannot be written, or it cannot be read what is published.
 const retryInterval = 10 * time.Second
 
 // Options say what Devices are made of.
@@ -59,10 +59,9 @@ type Devices struct {
 	publication *feed.Feed[Publication]
 	problem     string // why numbers cannot be written, as it was told last
 
-	publishing sync.Mutex // held while published is compared with its file or written there
-
-	mu      sync.Mutex  // guards all following fields
-	numbers dra.Numbers // as on disk
+	publishing sync.Mutex  // held while published is compared with its file or written there
+	mu         sync.Mutex  // guards all following fields
+	numbers    dra.Numbers // as on disk
 }
 
 // A Publication is what of the pool the API server has.
@@ -148,6 +147,7 @@ func (d *Devices) setNumbers(numbers dra.Numbers) {
 
 // Run follows the GPUs until ctx ends, and then returns nil.
 func (d *Devices) Run(ctx context.Context) error {
+	disk := files.NewDisk()
 	for {
 		snapshot, looked := d.o.Snapshots.Latest()
 		owners, decided := d.o.Owners.Latest()
@@ -155,7 +155,11 @@ func (d *Devices) Run(ctx context.Context) error {
 		divisions, divided := d.o.Divisions.Latest()
 		var again <-chan time.Time
 		pool, complete := d.pool(ctx, snapshot, owners, divisions, c.DRA.Mode != config.DRAOff)
-		if !complete {
+		published, known := d.published.Latest()
+		if published == nil { // without package cluster nobody else looks again
+			_ = disk.Do(ctx, diskTimeout, d.Reread) // the problem is in the Publication
+		}
+		if !complete || published == nil {
 			again = d.o.Clock.After(retryInterval)
 		}
 		if !equal(pool, d.pools.Value()) {
@@ -168,6 +172,7 @@ func (d *Devices) Run(ctx context.Context) error {
 		case <-decided:
 		case <-configured:
 		case <-divided:
+		case <-known:
 		case <-again:
 		}
 	}

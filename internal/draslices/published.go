@@ -27,25 +27,33 @@ func (d *Devices) Reread() error {
 	path := filepath.Join(d.o.StateDir, publishedFile)
 	found, err := files.ReadState(path, maxFile, fileVersion, &kept)
 	if err != nil {
-		d.unknown()
-		return fmt.Errorf("read which GPUs are in slices, which is kept as %s: %w", publishedFile+files.Damaged, err)
+		err = fmt.Errorf("read which GPUs are in slices, which is kept as %s: %w", publishedFile+files.Damaged, err)
+		d.unknown(err.Error())
+		return err
 	}
 	if _, err := os.Lstat(path + files.Damaged); !found && err == nil {
-		d.unknown() // an earlier process could not read it
+		d.unknown("an earlier process could not read which GPUs are in slices: " + path + files.Damaged)
 		return nil
 	}
 	gpus := map[string]bool{}
 	for _, uuid := range kept.GPUs {
 		gpus[uuid] = true
 	}
-	if was := d.published.Value(); was == nil || !maps.Equal(gpus, was) {
+	was := d.published.Value()
+	if was == nil && d.publication.Value().Problem != "" {
+		d.publication.Publish(Publication{})
+	}
+	if was == nil || !maps.Equal(gpus, was) {
 		d.published.Publish(gpus)
 	}
 	return nil
 }
 
-// unknown notes that all GPUs may be in slices.
-func (d *Devices) unknown() {
+// unknown notes that all GPUs may be in slices, and why.
+func (d *Devices) unknown(why string) {
+	if d.publication.Value().Problem == "" {
+		d.publication.Publish(Publication{Problem: why})
+	}
 	if d.published.Value() != nil {
 		d.published.Publish(nil)
 	}

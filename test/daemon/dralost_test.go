@@ -1,8 +1,13 @@
 package daemon
 
 import (
+	"errors"
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
 // again ends the daemon, does something, and starts a program with arguments.
@@ -41,4 +46,35 @@ func TestStateIsLost(t *testing.T) {
 	c.owner(uuid, "leaving-dra")
 	c.release(t.Context(), "one", uid)
 	c.allocatable(8)
+}
+
+// TestStateThatCannotBeRead: gpu-device-plugin does not know which GPUs are in slices, and cannot ask. It offers none, says so, and is not
+// ready, so that a roll-out stops; with the file that names the problem removed it goes on, without a restart.
+func TestStateThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	s := open(t, node.Setup{})
+	file := filepath.Join(s.Path("state"), "dra-published.json")
+	if err := errors.Join(os.MkdirAll(s.Path("state"), 0o700), os.WriteFile(file, make([]byte, 100), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	s.start()
+	s.staysUnready("not known yet which GPUs are given by Dynamic Resource Allocation")
+	if shown := s.command("status"); !strings.Contains(shown, "dra-published.json.damaged") {
+		t.Errorf("status:\n%s", shown)
+	}
+	if err := os.Remove(file + ".damaged"); err != nil {
+		t.Fatal(err)
+	}
+	s.allocatable(8)
+}
+
+// TestStateDirectoryThatIsAFile: no GPU was published there, and none is given to claims, so the device plugin has all of them.
+func TestStateDirectoryThatIsAFile(t *testing.T) {
+	t.Parallel()
+	s := open(t, node.Setup{})
+	if err := os.WriteFile(s.Path("state"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.start()
+	s.allocatable(8)
 }
