@@ -88,6 +88,8 @@ type Settings struct {
 	CDIFolder, CDIVendor string
 	// MPS says that GPUs are shared by MPS.
 	MPS bool
+	// Claims says that GPUs are given by Dynamic Resource Allocation.
+	Claims bool
 }
 
 // A Check looks at a part of the facts. It has one finding at least.
@@ -147,6 +149,10 @@ var Checks = []Check{
 	},
 	{
 		"pod-resources", "kubelet's PodResources service answers", "the socket of `--pod-resources-socket`", podResources,
+	},
+	{
+		"dra", "GPUs that are given by Dynamic Resource Allocation are in slices as they are to be, with a driver that kubelet has registered, and " +
+			"no device plugin has them", "a running daemon; PodResources", allocation,
 	},
 	{
 		"daemon", "the daemon answers, is ready, and reports no faults and no warnings", "the socket of `--control-socket`", daemon,

@@ -49,9 +49,15 @@ type Kubelet struct {
 // PodResourcesAnswer is the answer of kubelet's PodResources service.
 type PodResourcesAnswer struct {
 	Socket  string
-	Devices int    // that kubelet counts
+	Devices int // that kubelet counts
+	// Offered are the IDs of the devices that kubelet holds for healthy, and Held those that pods hold.
+	Offered map[string][]string // by resource
+	Held    []HeldDevice
 	Problem string // why there is no answer
 }
+
+// A HeldDevice is a device that a pod holds by a device plugin.
+type HeldDevice struct{ Resource, ID, Pod string }
 
 // Daemon is the running daemon.
 type Daemon struct{ Status status.Status }

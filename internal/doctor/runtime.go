@@ -132,15 +132,19 @@ func judgeCDI(f *NodeFacts, r Runtime, to *findings) {
 		on = r.Major >= 2
 	}
 	enable := r.configure("--cdi.enabled")
-	switch {
-	case !f.Settings.CDI && !on && !unknown:
+	used := "the device list strategy uses it"
+	if !f.Settings.CDI {
+		used = "claims of Dynamic Resource Allocation use it"
+	}
+	switch uses := f.Settings.CDI || f.Settings.Claims; {
+	case !uses && !on && !unknown:
 		to.info("CDI is off in containerd; the device list strategy does not use it", r.evidence(said))
-	case !f.Settings.CDI:
+	case !uses:
 	case unknown:
 		to.skip("The version of containerd is not known, and its configuration does not say whether CDI is on: it is off by default "+
 			"in 1.7 and on in 2", "containerd --version")
 	case !on:
-		to.fail("CDI is off in containerd, and the device list strategy uses it: containers get no GPUs",
+		to.fail("CDI is off in containerd, and "+used+": containers get no GPUs",
 			r.evidence(said), enable...)
 	case !slices.ContainsFunc(r.CDIFolders, func(folder string) bool { return sameFolder(folder, f.Settings.CDIFolder) }):
 		to.fail(r.Name+" does not look for CDI specs in "+f.Settings.CDIFolder+": containers get no GPUs",

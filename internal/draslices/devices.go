@@ -69,6 +69,9 @@ type Publication struct {
 	// Slices and Devices are how many there are, Generation is the pool's.
 	Slices, Devices int
 	Generation      int64
+	// API is the version of resource.k8s.io that it serves, and NoTaints says that it does not keep the taints of devices.
+	API      string
+	NoTaints bool
 	// Problem is why the API server does not have what it is to have, a sentence without a full stop; empty if it does.
 	Problem string
 }

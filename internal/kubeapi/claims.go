@@ -157,6 +157,13 @@ func (c *Client) resourceAPI(send func(path string) error) error {
 	return errNoResourceAPI
 }
 
+// ResourceVersion returns the version of resource.k8s.io that was served last.
+func (c *Client) ResourceVersion() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return resourceVersions[c.resourceVersion]
+}
+
 // isNotServed reports whether err is of a request for an API that the API server does not have: for an object that it does not have, the
 // answer says so in Kubernetes' own form.
 func isNotServed(err error) bool {

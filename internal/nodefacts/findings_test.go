@@ -208,12 +208,12 @@ func noDaemon(f *doctor.NodeFacts) {
 	f.Daemon = doctor.Fact[doctor.Daemon]{Missing: "No daemon answers"}
 }
 
-var justDaemon = []string{"daemon"}
+var justDaemon = []string{"daemon", "dra"}
 
 // TestFindings: each check in both directions. The good node is the other direction of all of them.
 func TestFindings(t *testing.T) {
 	t.Parallel()
-	for _, r := range slices.Concat(driverRows, runtimeRows, nodeRows, daemonRows) {
+	for _, r := range slices.Concat(driverRows, runtimeRows, nodeRows, daemonRows, claimRows) {
 		t.Run(r.check+" "+r.name, r.run)
 	}
 }
@@ -222,7 +222,7 @@ func TestFindings(t *testing.T) {
 func TestEveryCheckHasBothDirections(t *testing.T) {
 	t.Parallel()
 	content, not := map[string]bool{}, map[string]bool{}
-	for _, r := range slices.Concat(driverRows, runtimeRows, nodeRows, daemonRows) {
+	for _, r := range slices.Concat(driverRows, runtimeRows, nodeRows, daemonRows, claimRows) {
 		content[r.check] = content[r.check] || r.severity == doctor.OK
 		not[r.check] = not[r.check] || r.severity > doctor.OK
 	}
@@ -459,7 +459,7 @@ var daemonRows = []row{
 		check: "daemon", severity: doctor.Info, says: "GPUs of this node are simulated",
 	},
 	{
-		name: "away", facts: noDaemon,
+		name: "away", facts: noDaemon, also: justDaemon,
 		check: "daemon", severity: doctor.NotChecked, says: "No daemon answers",
 	},
 	{

@@ -182,8 +182,16 @@ func podResources(ctx context.Context, socket string) (doctor.PodResourcesAnswer
 	if err != nil {
 		p.Problem = err.Error()
 	}
+	p.Offered = all
 	for _, ids := range all {
 		p.Devices += len(ids)
+	}
+	held, err := client.Held(ctx)
+	if err != nil {
+		p.Problem = err.Error()
+	}
+	for _, d := range held {
+		p.Held = append(p.Held, doctor.HeldDevice{Resource: d.Resource, ID: d.ID, Pod: d.Pod})
 	}
 	return p, nil
 }

@@ -328,7 +328,7 @@ var nodeRows = []row{
 		facts: func(f *doctor.NodeFacts) {
 			f.Kubelet.Value.Registered["nvidia.com/gpu.shared"], f.Daemon.Missing = 8, "no daemon"
 		},
-		check: "kubelet", severity: doctor.OK, says: "no other device plugin", also: []string{"daemon", "persistence"},
+		check: "kubelet", severity: doctor.OK, says: "no other device plugin", also: []string{"daemon", "dra", "persistence"},
 	},
 	{
 		name:  "no checkpoint",

@@ -24,7 +24,7 @@ func TestWhatCannotBeSeenIsNotChecked(t *testing.T) {
 	t.Parallel()
 	for _, hangs := range []bool{false, true} {
 		facts := doctor.NodeFacts{Settings: cdi}
-		facts.Settings.MPS = true
+		facts.Settings.MPS, facts.Settings.Claims = true, true
 		for _, field := range reflect.ValueOf(&facts).Elem().Fields() {
 			if field.Kind() == reflect.Struct && field.FieldByName("Missing").IsValid() {
 				field.FieldByName("Missing").SetString("it cannot be seen")

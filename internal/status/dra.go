@@ -15,6 +15,10 @@ type DRA struct {
 	Generation int64 `json:"generation,omitempty"`
 	// Problem is why the API server does not have the slices that it is to have; empty if it has.
 	Problem string `json:"problem,omitempty"`
+	// API is the version of resource.k8s.io that the API server serves; empty as long as it was not asked. NoTaints says that it does not
+	// keep the taints of devices.
+	API      string `json:"api,omitempty"`
+	NoTaints bool   `json:"noTaints,omitempty"`
 	// GPUs say who gives out each GPU, by index.
 	GPUs []DRAGPU `json:"gpus,omitempty"`
 	// Claims are those that are prepared.
