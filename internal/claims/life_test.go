@@ -101,6 +101,31 @@ func TestOtherProcessIsShown(t *testing.T) {
 	})
 }
 
+// TestNotPrepared: the device plugin of another process, which does not know of the claim yet, does not give its GPU away.
+func TestNotPrepared(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	c, _ := r.start()
+	other := claims.New(r.options)
+	for _, prepared := range []bool{false, true, false} {
+		if err := other.NotPrepared([]string{"GPU-c", "GPU-a"}); (err != nil) != prepared {
+			t.Errorf("prepared %v: %v", prepared, err)
+		}
+		if err := other.NotPrepared([]string{"GPU-c"}); err != nil {
+			t.Error(err)
+		}
+		var err error
+		if prepared {
+			err = c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1")
+		} else {
+			_, err = c.Prepare(t.Context(), claim("uid-1", gpuA))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // TestLatePrepare: a Prepare that began before the claim was given back does not bring it back; one that begins later does.
 func TestLatePrepare(t *testing.T) {
 	t.Parallel()

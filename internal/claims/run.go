@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"path/filepath"
 	"reflect"
@@ -151,6 +152,20 @@ func (c *Claims) refreshClaim(ctx context.Context, uid string) error {
 		return nil
 	}
 	return c.writeSpec(r)
+}
+
+// NotPrepared returns an error if a claim has one of the GPUs, by the records on disk now, which another process may have written. Where they
+// cannot be read, no claim is prepared.
+func (c *Claims) NotPrepared(gpus []string) error {
+	records, _, _ := c.store.all()
+	for _, r := range records {
+		for _, d := range r.Devices {
+			if slices.Contains(gpus, d.GPU) && !d.AdminAccess && !r.former(c.options.BootID) {
+				return fmt.Errorf("GPU %s is in use by the claim %s", d.GPU, r)
+			}
+		}
+	}
+	return nil
 }
 
 // reread shows the records as they are on disk, and returns them.

@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/labels"
@@ -91,6 +92,7 @@ type daemon struct {
 	kubelets  *feed.Feed[uint64]   // the incarnation of the one that is there
 	sockets   *feed.Feed[[]string] // beside its own
 	set       *plugin.Set
+	disk      *files.Disk // that of claims, as Allocate reads it
 	mps       *mps.Prober
 	readiness *agent.Readiness
 	liveness  *agent.Liveness
@@ -109,6 +111,7 @@ func newDaemon(ctx context.Context, c config.Config, sources config.Sources, clu
 	d := &daemon{
 		cluster:   cluster,
 		config:    c,
+		disk:      files.NewDisk(),
 		watcher:   config.NewWatcher(sources, c, clock.RealClock{}),
 		account:   kubelet.NewPodResources(c.PodResourcesSocket, clock.RealClock{}),
 		kubelets:  feed.New(uint64(0)),
@@ -153,6 +156,7 @@ func newDaemon(ctx context.Context, c config.Config, sources config.Sources, clu
 		Clock:     clock.RealClock{},
 		Inspector: &agent.Inspector{Configs: d.watcher.Configs(), Monitor: d.monitor},
 		Metrics:   d.counters,
+		Elsewhere: d.elsewhere,
 	})
 	d.dra = d.newDRA(ctx, c)
 	if d.wishes != nil {

@@ -2,9 +2,13 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
@@ -12,6 +16,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draslices"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/handover"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
@@ -75,6 +80,25 @@ func (d *daemon) draTasks() []agent.Task {
 		{Name: "owners of GPUs", Run: d.dra.Arbiter.Run, Alive: d.dra.Arbiter.Alive},
 		{Name: "devices in slices", Run: d.dra.Devices.Run},
 	}
+}
+
+// elsewhereLimit is how long it may take to read what other processes have noted. A disk that hangs keeps no pod from its devices.
+const elsewhereLimit = time.Second
+
+// elsewhere returns why GPUs must not be given to a pod by the device plugin: a claim has one, or one may be in a slice. Its owner was
+// decided without that; another process of this program, with another mode, has noted it since.
+func (d *daemon) elsewhere(ctx context.Context, gpus []string) error {
+	if d.dra == nil {
+		return nil
+	}
+	err := d.disk.Do(ctx, elsewhereLimit, func() error {
+		return errors.Join(d.dra.Devices.NotPublished(gpus), d.dra.Claims.NotPrepared(gpus))
+	})
+	if errors.Is(err, files.ErrHangs) {
+		klog.FromContext(ctx).V(2).Info("Allocated without a look at claims", "reason", err.Error())
+		return nil
+	}
+	return err
 }
 
 // pluginUsers knows the users of GPUs that the device plugin has. A GPU that it does not have is not to be changed.

@@ -52,12 +52,12 @@ type PodResourcesAnswer struct {
 	Devices int // that kubelet counts
 	// Offered are the IDs of the devices that kubelet holds for healthy, and Held those that pods hold.
 	Offered map[string][]string // by resource
-	Held    []HeldDevice
+	Held    []GivenDevice
 	Problem string // why there is no answer
 }
 
-// A HeldDevice is a device that a pod holds by a device plugin.
-type HeldDevice struct{ Resource, ID, Pod string }
+// A GivenDevice is a device that a pod holds by a device plugin.
+type GivenDevice struct{ Resource, ID, Pod string }
 
 // Daemon is the running daemon.
 type Daemon struct{ Status status.Status }

@@ -49,6 +49,18 @@ func (d *Devices) Reread() error {
 	return nil
 }
 
+// NotPublished returns an error if one of the GPUs may be in a slice by what is on disk now, which another process may have written.
+func (d *Devices) NotPublished(gpus []string) error {
+	_ = d.Reread() // what is not known is that a GPU is published
+	published := d.published.Value()
+	for _, uuid := range gpus {
+		if published[uuid] {
+			return fmt.Errorf("GPU %s may be in a ResourceSlice, from which another pod gets it", uuid)
+		}
+	}
+	return nil
+}
+
 // unknown notes that all GPUs may be in slices, and why.
 func (d *Devices) unknown(why string) {
 	if d.publication.Value().Problem == "" {

@@ -29,6 +29,7 @@ type service struct {
 	log       klog.Logger
 	list      *list
 	inspector Inspector
+	elsewhere func(ctx context.Context, gpus []string) error
 	earlier   func(ctx context.Context, resource string, call func(context.Context, pluginapi.DevicePluginClient) error) error
 	inspect   bool            // what kubelet was told when it registered us
 	closing   <-chan struct{} // closed when the life ends: streams are to end
@@ -127,6 +128,9 @@ func (s *service) Allocate(ctx context.Context, request *pluginapi.AllocateReque
 		if err != nil {
 			return nil, status.Errorf(status.Code(err), "allocate %s: %s", s.list.name, status.Convert(err).Message())
 		}
+		if err := s.given(ctx, devices); err != nil {
+			return nil, status.Errorf(codes.FailedPrecondition, "allocate %s: %v", s.list.name, err)
+		}
 		e, err := edits.For(devices, view.options.Edits)
 		if err != nil {
 			return nil, status.Errorf(codes.FailedPrecondition, "allocate %s: %v", s.list.name, err)
@@ -136,6 +140,18 @@ func (s *service) Allocate(ctx context.Context, request *pluginapi.AllocateReque
 	}
 	s.used.Store(true)
 	return response, nil
+}
+
+// given returns why devices are given to pods in another way.
+func (s *service) given(ctx context.Context, devices []resource.Device) error {
+	if s.elsewhere == nil {
+		return nil
+	}
+	var gpus []string
+	for _, d := range devices {
+		gpus = append(gpus, d.GPU)
+	}
+	return s.elsewhere(ctx, gpus)
 }
 
 // forwards reports whether a call about devices that are none of the plan's was answered by the earlier server that listed

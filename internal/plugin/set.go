@@ -56,6 +56,9 @@ type Collaborators struct {
 	// Checkpoint returns kubelet's checkpoint; nil if it cannot be read here.
 	Checkpoint func() (kubelet.Checkpoint, error)
 	Inspector  Inspector
+	// Elsewhere returns why GPUs, by UUID, must not be given to a pod by any device plugin now, in a sentence; nil if they may. It is asked
+	// in each call of Allocate, and answers soon. It is nil where that is never so.
+	Elsewhere func(ctx context.Context, gpus []string) error
 	// Metrics is told of registrations and calls; nil for nobody.
 	Metrics Metrics
 	// Incarnation is another number for each kubelet, and 0 while none is there.
