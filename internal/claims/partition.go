@@ -20,7 +20,7 @@ import (
 
 // MIG devices can be made for claims. The rules:
 //
-//   - Before anything is made, the record says where: it is an intent as long as it lacks the UUID. Only under the locks of the claim and the
+//   - Before anything is made, the record says where: it is an intent as long as it lacks the UUID. Only under the locks of claim and
 //     GPU are MIG devices made and destroyed, and only while nothing is at their places may an intent be written.
 //   - What lies at the place of an intent was made for it. What is at no place of a record was made by another program, and is never
 //     destroyed; while there is any, nothing is made of the GPU.
@@ -131,7 +131,7 @@ func (c *Claims) room(ctx context.Context, r record) error {
 		for _, i := range g.Instances {
 			for _, at := range positions {
 				if m := r.Devices[at].MIG; i.Start < m.Start+m.Size && m.Start < i.Start+i.Size {
-					return fail(CauseInUse, "GPU instance %d (%s at memory slice %d) of GPU %s is in the way of the device %s, and was not made for a claim",
+					return fail(CauseInUse, "GPU instance %d (%s at memory slice %d) of GPU %s is in the way of %s, and was not made for a claim",
 						i.ID, i.Profile, i.Start, uuid, r.Devices[at].Device)
 				}
 			}
@@ -242,7 +242,7 @@ func (c *Claims) destroy(ctx context.Context, r record) error {
 	return nil
 }
 
-// change has a GPU have the instances that are wanted of it, by the steps by which layouts are made. A GPU that is not in MIG mode has none.
+// change has a GPU have the instances that are wanted of it, by the steps by which layouts are made. Without MIG mode it has none.
 func (c *Claims) change(ctx context.Context, uuid string, wanted func(layout.GPU) []inventory.GPUInstance) error {
 	ctx, cancel := context.WithTimeout(ctx, divideTimeout)
 	defer cancel()
@@ -290,8 +290,8 @@ func (c *Claims) giveBack(ctx context.Context, t *turn, r record) (gone bool, er
 	case noted != nil:
 		return false, noted
 	}
-	klog.FromContext(ctx).V(2).Info("The MIG devices of a claim that was given back are destroyed later", "claim", klog.KRef(r.Namespace, r.Name),
-		"uid", r.UID, "reason", err.Error())
+	klog.FromContext(ctx).V(2).Info("The MIG devices of a claim that was given back are destroyed later",
+		"claim", klog.KRef(r.Namespace, r.Name), "uid", r.UID, "reason", err.Error())
 	return false, nil
 }
 

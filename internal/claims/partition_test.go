@@ -268,7 +268,7 @@ func TestMadeDevices(t *testing.T) {
 		t.Errorf("given back: the GPU has %s, record %q", has, r.record("uid-1"))
 	}
 	_, err = prepare("uid-2", half0)
-	refused("is in the way of the device "+half0+", and was not made for a claim", err)
+	refused("is in the way of "+half0+", and was not made for a claim", err)
 	if r.record("uid-2") != "" {
 		t.Error("a claim that was refused has a record")
 	}

@@ -71,8 +71,8 @@ func (c *Claims) Run(ctx context.Context) error {
 	}
 }
 
-// follow keeps what containers are given with devices, and calls looked each time, until ctx ends. It takes no lock of a claim or a GPU: who
-// has one may wait for it.
+// follow keeps what containers are given with devices, and calls looked each time, until ctx ends. It takes no lock of a claim or a GPU:
+// who has one may wait for it.
 func (c *Claims) follow(ctx context.Context, looked func()) {
 	writer := cdi.NewWriter(c.options.CDIDir, c.options.Root)
 	timer := c.options.Clock.NewTimer(every)

@@ -32,7 +32,7 @@ type Partition struct {
 	Placement inventory.MIGPlacement
 }
 
-// A CounterSet is what the devices of a GPU have in common. The scheduler gives out devices only as long as there is enough of each counter.
+// A CounterSet is what the devices of a GPU have in common. The scheduler gives out devices as long as there is enough of each counter.
 type CounterSet struct {
 	Name     string              `json:"name"`
 	Counters map[string]Capacity `json:"counters"`
@@ -116,8 +116,8 @@ func counterSet(name string, profiles []inventory.MIGProfile) CounterSet {
 	return set
 }
 
-// partitions returns the devices that can be made of a GPU, its counters, and what is no device and why. The scheduler takes the first device
-// that fits: small ones come first, and of one profile those that are in the way of the fewest others.
+// partitions returns the devices that can be made of a GPU, its counters, and what is no device and why. The scheduler takes the first
+// device that fits: small ones come first, and of one profile those that are in the way of the fewest others.
 func partitions(
 	g inventory.GPU, driver inventory.Driver, number int, division Divided,
 ) (found []Device, set CounterSet, leftOut []string) {
@@ -175,7 +175,7 @@ func byConflicts(p inventory.MIGProfile, profiles []inventory.MIGProfile) []int 
 	return starts
 }
 
-// instanceAt returns the MIG device that fills the GPU instance at a place, as the last look found it; one that is healthy if there is none.
+// instanceAt returns the MIG device that fills the GPU instance at a place, as the last look found it; a healthy one if there is none.
 func instanceAt(g inventory.GPU, at inventory.MIGPlacement) inventory.MIGDevice {
 	for _, m := range g.MIGDevices {
 		if m.Placement == at && m.Attributes.CISlices == m.Attributes.GISlices {

@@ -3,6 +3,7 @@ package dra_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -72,9 +73,9 @@ func (d *divisible) clear() {
 	p, err := d.session.Partitions(d.t.Context(), d.uuid)
 	for _, i := range p.Instances {
 		for _, c := range i.Computes {
-			err = d.step(inventory.MIGStep{Action: inventory.MIGDestroyCompute, GI: i.ID, CI: c.ID})
+			err = errors.Join(err, d.step(inventory.MIGStep{Action: inventory.MIGDestroyCompute, GI: i.ID, CI: c.ID}))
 		}
-		err = d.step(inventory.MIGStep{Action: inventory.MIGDestroyInstance, GI: i.ID})
+		err = errors.Join(err, d.step(inventory.MIGStep{Action: inventory.MIGDestroyInstance, GI: i.ID}))
 	}
 	if err != nil {
 		d.t.Fatal(err)
