@@ -125,7 +125,8 @@ func (c *Claims) sweepSpecs() error {
 	return sweepTemporary(c.options.CDIDir, prefix, c.options.Clock)
 }
 
-// refresh reads the records again, writes the specs that are not as they should be, sets aside what cannot be read, and restores what is lost.
+// refresh reads the records again, writes the specs that are not as they should be, sets aside what cannot be read, and restores what is
+// lost.
 func (c *Claims) refresh(ctx context.Context) {
 	records, unread := c.reread(ctx)
 	for _, uid := range append(unread, slices.Sorted(maps.Keys(records))...) {
@@ -154,8 +155,8 @@ func (c *Claims) refreshClaim(ctx context.Context, uid string) error {
 	return c.writeSpec(r)
 }
 
-// NotPrepared returns an error if a claim has one of the GPUs, by the records on disk now, which another process may have written. Where they
-// cannot be read, no claim is prepared.
+// NotPrepared returns an error if a claim has one of the GPUs, by the records on disk now, which another process may have written. Where
+// they cannot be read, no claim is prepared.
 func (c *Claims) NotPrepared(gpus []string) error {
 	records, _, _ := c.store.all()
 	for _, r := range records {

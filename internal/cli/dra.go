@@ -129,7 +129,8 @@ func (d *daemon) allocation() *status.DRA {
 	owners, waits, published := d.dra.Owners.Value(), d.dra.Arbiter.Waits().Value(), d.dra.Devices.Publication().Value()
 	s := &status.DRA{
 		Mode: d.watcher.Configs().Value().DRA.Mode.String(), Driver: d.dra.Driver.Value(), Slices: published.Slices,
-		Devices: published.Devices, Generation: published.Generation, Problem: published.Problem, API: published.API, NoTaints: published.NoTaints,
+		Devices: published.Devices, Generation: published.Generation, Problem: published.Problem,
+		API: published.API, NoTaints: published.NoTaints,
 	}
 	used := s.Mode != config.DRAOff.String() || s.Driver != status.DRADriver{}
 	for _, g := range d.monitor.Snapshots().Value().GPUs {

@@ -151,8 +151,8 @@ var Checks = []Check{
 		"pod-resources", "kubelet's PodResources service answers", "the socket of `--pod-resources-socket`", podResources,
 	},
 	{
-		"dra", "GPUs that are given by Dynamic Resource Allocation are in slices as they are to be, with a driver that kubelet has registered, and " +
-			"no device plugin has them", "a running daemon; PodResources", allocation,
+		"dra", "GPUs that are given by Dynamic Resource Allocation are in slices as they are to be, with a driver that kubelet has registered, " +
+			"and no device plugin has them", "a running daemon; PodResources", allocation,
 	},
 	{
 		"daemon", "the daemon answers, is ready, and reports no faults and no warnings", "the socket of `--control-socket`", daemon,

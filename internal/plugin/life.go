@@ -102,7 +102,8 @@ func (l *life) run(parent context.Context) error {
 	l.closing = make(chan struct{})
 	l.siblingChanged = make(chan struct{}, 1)
 	service := &service{
-		log: log, list: l.list, inspector: l.Inspector, elsewhere: l.Elsewhere, earlier: l.Registrar.CallEarlier, inspect: l.list.views.Value().options.Inspect,
+		log: log, list: l.list, inspector: l.Inspector, elsewhere: l.Elsewhere, earlier: l.Registrar.CallEarlier,
+		inspect: l.list.views.Value().options.Inspect,
 		closing: l.closing, called: l.connections.called, began: make(chan struct{}), ended: func() { end(errStreamEnded) },
 		maySend: l.maySend, again: &l.again, sent: &l.sent, allocating: l.allocating,
 	}
