@@ -187,7 +187,7 @@ func podResources(ctx context.Context, socket string) (doctor.PodResourcesAnswer
 		p.Devices += len(ids)
 	}
 	held, err := client.Held(ctx)
-	if err != nil {
+	if err != nil && p.Problem == "" {
 		p.Problem = err.Error()
 	}
 	for _, d := range held {
