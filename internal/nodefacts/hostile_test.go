@@ -200,7 +200,7 @@ func TestKubelet(t *testing.T) {
 	t.Cleanup(func() { _ = os.RemoveAll(folder) })
 	places := nodefacts.Places{
 		Kernel: fstest.MapFS{}, Hidden: "hidden", KubeletSocket: filepath.Join(folder, "kubelet.sock"),
-		PodResourcesSocket: filepath.Join(folder, "pod-resources.sock"),
+		PodResourcesSocket: filepath.Join(folder, "pod-resources", "kubelet.sock"),
 	}
 	facts := places.Gather(t.Context())
 	if k := facts.Kubelet.Value; facts.Kubelet.Missing != "" || k.Refused == "" || k.Unread == "" || facts.PodResources.Value.Problem == "" {
