@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
@@ -25,6 +24,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/quiet"
 )
 
 const gpu = "nvidia.com/gpu"
@@ -65,7 +65,7 @@ func newNode(t *testing.T, podResources bool) *node {
 	if n.directory, err = kubelet.NewDirectory(n.Socket(), nil); err != nil {
 		t.Fatal(err)
 	}
-	n.account = &account{PodResources: kubelet.NewPodResources(socket, &ticking{fake: n.clock, since: time.Now()})}
+	n.account = &account{PodResources: kubelet.NewPodResources(socket, quiet.Ticking(n.clock))}
 	t.Cleanup(func() { _ = n.account.Close() })
 	n.configs, n.snapshots = feed.New(whole()), feed.New(gpus())
 	return n
@@ -99,17 +99,6 @@ func (n *node) start(t *testing.T) (stop func()) {
 	t.Cleanup(stop)
 	return stop
 }
-
-// ticking is a fake clock that also goes on by itself: questions that wait until kubelet has allocated are asked without a step.
-type ticking struct {
-	clock.RealClock
-	fake  *clocktesting.FakeClock
-	since time.Time
-}
-
-func (c *ticking) Now() time.Time { return c.fake.Now().Add(time.Since(c.since)) }
-
-func (c *ticking) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
 
 // noMPS is what asks MPS control daemons where nothing is shared by MPS.
 type noMPS struct{}

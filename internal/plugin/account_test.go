@@ -182,7 +182,7 @@ func TestAnotherProgramMayRegisterWhileKubeletIsAsked(t *testing.T) {
 		c := clocktesting.NewFakeClock(time.Now())
 		n := newNode(t)
 		n.startKubelet(t, v)
-		account := &askedAccount{Accountant: n.account(t)}
+		account := &askedAccount{Accountant: n.account(t, c)}
 		d := n.startDaemonWith(t, c, account)
 		d.offer(2)
 		n.awaitAllocatable(t, 2)
@@ -259,7 +259,7 @@ func TestAListThatIsSentAsAnotherProgramEndsHidesNothing(t *testing.T) {
 			bothVersions(t, func(t *testing.T, v standin.Version) {
 				n := newNode(t)
 				n.startKubelet(t, v)
-				account := &countedAccount{Accountant: n.account(t)}
+				account := &countedAccount{Accountant: n.account(t, clock.RealClock{})}
 				d := n.startDaemonWith(t, clock.RealClock{}, account)
 				d.offer(2)
 				d.status(t, "agreed", agreed)

@@ -32,7 +32,7 @@ func TestNoGPUForTwoPods(t *testing.T) {
 		n.startKubelet(t, v)
 		c := clocktesting.NewFakeClock(time.Now())
 		account := n.accountBy(t, c)
-		d := n.startDaemonWith(t, clock.RealClock{}, twoClocks{account, n.account(t)})
+		d := n.startDaemonWith(t, clock.RealClock{}, twoClocks{account, n.account(t, clock.RealClock{})})
 		d.offer(2)
 		n.awaitAllocatable(t, 2)
 		admit := func(pod string) string {

@@ -46,7 +46,7 @@ func TestADeviceLeavesTheListSlowly(t *testing.T) {
 		c := clocktesting.NewFakeClock(time.Now())
 		n := newNode(t)
 		n.startKubelet(t, v)
-		account := &countedAccount{Accountant: n.account(t)}
+		account := &countedAccount{Accountant: n.account(t, c)}
 		d := n.startDaemonWith(t, c, account)
 		d.offer(8)
 		n.awaitAllocatable(t, 8)
@@ -125,7 +125,7 @@ func TestADeviceNobodyHoldsIsDroppedAfterTenSeconds(t *testing.T) {
 				n.podResources = ""
 			}
 			n.startKubelet(t, standin.V137)
-			account := &countedAccount{Accountant: n.account(t)}
+			account := &countedAccount{Accountant: n.account(t, c)}
 			d := n.startDaemonWith(t, c, account)
 			d.offer(8)
 			n.awaitAllocatable(t, 8)
@@ -206,7 +206,7 @@ func TestADeviceThatAPodHoldsIsNeverDropped(t *testing.T) {
 					n.podResources = ""
 				}
 				n.startKubelet(t, v)
-				account := &countedAccount{Accountant: n.account(t)}
+				account := &countedAccount{Accountant: n.account(t, c)}
 				d := n.startDaemonWith(t, c, account)
 				d.offer(1)
 				n.awaitAllocatable(t, 1)
@@ -251,7 +251,7 @@ func TestNothingIsDroppedWhereNoAccountCanBeRead(t *testing.T) {
 	n := newNode(t)
 	n.podResources = ""
 	n.startKubelet(t, standin.V137)
-	account := &countedAccount{Accountant: n.account(t)}
+	account := &countedAccount{Accountant: n.account(t, c)}
 	path := filepath.Join(n.dir, "kubelet_internal_checkpoint")
 	d := n.startSetOn(t, plugin.Collaborators{Accountant: account, Clock: c,
 		Checkpoint: func() (kubelet.Checkpoint, error) { return kubelet.Checkpoint{}, os.Remove(path + ".missing") }})
@@ -311,7 +311,7 @@ func TestWhatPodResourcesAnswersAtTheStartLosesNothing(t *testing.T) {
 				}
 				before.stop()
 				mark := n.Mark()
-				d := n.startDaemonWith(t, clock.RealClock{}, badAccount{Accountant: n.account(t), answer: answer})
+				d := n.startDaemonWith(t, clock.RealClock{}, badAccount{Accountant: n.account(t, clock.RealClock{}), answer: answer})
 				d.share(1, 3)
 				n.await(t, "a list", func() bool { return n.count(standin.Listed, mark) > 0 && n.Allocatable(gpu) == 3 })
 				if got := n.Capacity(gpu); got != 3+8 {
@@ -388,7 +388,7 @@ func TestDevicesOfAnEarlierProcessLeaveSlowlyToo(t *testing.T) {
 	}
 	before.stop()
 	mark := n.Mark()
-	n.startDaemonWith(t, c, &countedAccount{Accountant: n.account(t)}).offer(7)
+	n.startDaemonWith(t, c, &countedAccount{Accountant: n.account(t, c)}).offer(7)
 	n.await(t, "a list", func() bool { return n.count(standin.Listed, mark) > 0 && n.Allocatable(gpu) == 7 })
 	if healthy, listed := n.Devices(gpu)[id(7)]; !listed || healthy {
 		t.Errorf("the device that a pod still holds is listed=%v healthy=%v, want listed as Unhealthy", listed, healthy)

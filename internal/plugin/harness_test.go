@@ -21,6 +21,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/quiet"
 )
 
 const gpu = "nvidia.com/gpu"
@@ -74,7 +75,7 @@ type daemon struct {
 // kubelet, which refuses questions that come too fast.
 func (n *node) startDaemon(t *testing.T, c clock.WithTicker) *daemon {
 	t.Helper()
-	var account plugin.Accountant = n.account(t)
+	var account plugin.Accountant = n.account(t, c)
 	if _, is := c.(clock.RealClock); !is {
 		account = &countedAccount{Accountant: account}
 	}
@@ -92,10 +93,13 @@ func serving(t *testing.T, v standin.Version, c clock.WithTicker, devices int) (
 	return n, d
 }
 
-// account returns kubelet's own account. It goes by the real clock: questions that wait until kubelet has allocated come in time so.
-func (n *node) account(t *testing.T) *kubelet.PodResources {
+// account returns kubelet's own account for a daemon that goes by c. Questions that wait until kubelet has allocated come without a step.
+func (n *node) account(t *testing.T, c clock.PassiveClock) *kubelet.PodResources {
 	t.Helper()
-	return n.accountBy(t, nil)
+	if _, is := c.(clock.RealClock); is {
+		return n.accountBy(t, nil)
+	}
+	return n.accountBy(t, quiet.Ticking(c))
 }
 
 func (n *node) accountBy(t *testing.T, c clock.Clock) *kubelet.PodResources {

@@ -78,7 +78,7 @@ func TestStatusIsReadWhileCallsHang(t *testing.T) {
 			t.Parallel()
 			n, _ := unserved(t, standin.V137, "nvidia.com/beside", id(2))
 			directory := n.directory(t)
-			s := &stuck{Registrar: directory, Accountant: n.account(t), checkpoint: directory.Checkpoint,
+			s := &stuck{Registrar: directory, Accountant: n.account(t, clock.RealClock{}), checkpoint: directory.Checkpoint,
 				call: call, entered: make(chan struct{}, 1), released: make(chan struct{})}
 			d := n.startSetOn(t, plugin.Collaborators{Registrar: s, Accountant: s, Clock: clock.RealClock{}, Checkpoint: s.read})
 			applied := make(chan struct{})

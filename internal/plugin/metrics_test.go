@@ -46,7 +46,7 @@ func TestMetrics(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	c := &counts{n: map[string]int{}}
-	d := n.startSetOn(t, plugin.Collaborators{Accountant: n.account(t), Clock: clock.RealClock{}, Metrics: c})
+	d := n.startSetOn(t, plugin.Collaborators{Accountant: n.account(t, clock.RealClock{}), Clock: clock.RealClock{}, Metrics: c})
 	d.offer(2)
 	n.startKubelet(t, standin.V137)
 	n.awaitAllocatable(t, 2)

@@ -81,7 +81,7 @@ func TestStatusOfAServerThatCannotListen(t *testing.T) {
 	n.startKubelet(t, standin.V137)
 	registrar := &nowhere{Registrar: n.directory(t)}
 	d := n.startSetOn(t, plugin.Collaborators{
-		Registrar: registrar, Accountant: n.account(t), Clock: clock.RealClock{},
+		Registrar: registrar, Accountant: n.account(t, clock.RealClock{}), Clock: clock.RealClock{},
 	})
 	d.offer(2)
 	d.status(t, "serving", func(s plugin.Status) bool { return s.Phase == plugin.PhaseServing })

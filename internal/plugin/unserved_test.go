@@ -70,7 +70,7 @@ func TestAResourceThatOnlyPodsTellOfIsServed(t *testing.T) {
 				c := clocktesting.NewFakeClock(time.Now())
 				n := newNode(t)
 				n.startKubelet(t, v)
-				account := &countedAccount{Accountant: n.account(t)}
+				account := &countedAccount{Accountant: n.account(t, c)}
 				before := n.startDaemonWith(t, c, account)
 				before.see(partitioned(true), asEnvironment)
 				n.await(t, "two MIG devices", func() bool { return n.Allocatable(mig) == 2 })
@@ -115,7 +115,7 @@ func TestAResourceThatOnlyPodsTellOfEndsWithThem(t *testing.T) {
 	bothVersions(t, func(t *testing.T, v standin.Version) {
 		c := clocktesting.NewFakeClock(time.Now())
 		n, theirs := unserved(t, v, mig, migID(0))
-		account := &countedAccount{Accountant: n.account(t)}
+		account := &countedAccount{Accountant: n.account(t, c)}
 		d := n.startDaemonWith(t, c, account)
 		d.see(partitioned(false), waiting())
 		account.pass(t, c, 5)
@@ -228,7 +228,7 @@ func TestWhatAnotherProgramServesOrMayServeIsLeftAlone(t *testing.T) {
 					beside := &theirPlugin{dir: n.dir, resource: "nvidia.com/beside", id: id(2)}
 					beside.hold(t, n, "q")
 				}
-				account := &countedAccount{Accountant: n.account(t)}
+				account := &countedAccount{Accountant: n.account(t, c)}
 				d := n.startDaemonWith(t, c, account)
 				d.see(inventory.Snapshot{}, waiting())
 				if test.happens != nil {
@@ -254,7 +254,7 @@ func TestWhatPodsHoldIsLookedForUntilAnAccountCanBeRead(t *testing.T) {
 	directory := n.directory(t)
 	var damaged atomic.Bool
 	var reads atomic.Int64
-	d := n.startSetOn(t, plugin.Collaborators{Accountant: &countedAccount{Accountant: n.account(t)}, Clock: c, Checkpoint: func() (kubelet.Checkpoint, error) {
+	d := n.startSetOn(t, plugin.Collaborators{Accountant: &countedAccount{Accountant: n.account(t, c)}, Clock: c, Checkpoint: func() (kubelet.Checkpoint, error) {
 		reads.Add(1)
 		if damaged.Load() {
 			return kubelet.Checkpoint{}, errors.New("damaged")

@@ -138,7 +138,7 @@ func TestAKubeletThatStartsHasNoUsersYet(t *testing.T) {
 		check(t, err)
 		n.Kubelet = k
 		t.Cleanup(k.Stop)
-		account := n.account(t)
+		account := n.account(t, clock.RealClock{})
 		d := n.startSetOn(t, plugin.Collaborators{Accountant: account, Connections: account.Connections, Clock: clock.RealClock{}})
 		d.offer(2)
 		n.awaitAllocatable(t, 2)
