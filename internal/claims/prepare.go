@@ -3,8 +3,6 @@ package claims
 import (
 	"bytes"
 	"context"
-	"errors"
-	"io/fs"
 	"os"
 
 	"k8s.io/klog/v2"
@@ -190,7 +188,7 @@ func (c *Claims) Unprepare(ctx context.Context, uid, namespace, name string) (er
 	if err != nil {
 		return err
 	}
-	if err := os.Remove(cdi.ClaimFile(c.options.CDIDir, uid)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := files.Remove(cdi.ClaimFile(c.options.CDIDir, uid)); err != nil {
 		return err
 	}
 	c.store.step()

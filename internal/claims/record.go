@@ -393,7 +393,7 @@ func (s store) write(r record) error {
 // remove removes a record, also one that was set aside.
 func (s store) remove(uid string) error {
 	for _, suffix := range []string{recordSuffix + files.Damaged, recordSuffix} {
-		if err := os.Remove(s.path(uid, suffix)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := files.Remove(s.path(uid, suffix)); err != nil {
 			return fmt.Errorf("remove the record of a claim: %w", err)
 		}
 		s.step()

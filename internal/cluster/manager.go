@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -236,7 +235,7 @@ func (m *manager) deliver(ctx context.Context, target string) error {
 // relink replaces the link by one to target: whoever opens it finds the one or the other.
 func (m *manager) relink(target string) error {
 	fresh := m.link + ".new"
-	if err := os.Remove(fresh); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := files.Remove(fresh); err != nil {
 		return fmt.Errorf("replace the link: %w", err)
 	}
 	if err := os.Symlink(target, fresh); err != nil {

@@ -118,7 +118,7 @@ func (w *Writer) write(wanted Target) error {
 		return err
 	}
 	for _, path := range earlier {
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := files.Remove(path); err != nil {
 			return fmt.Errorf("remove the feature file of the earlier name: %w", err)
 		}
 	}

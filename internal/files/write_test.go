@@ -116,3 +116,26 @@ func TestWritersAtTheSameTimeLeaveOneWholeFile(t *testing.T) {
 		t.Errorf("the folder has %q", got)
 	}
 }
+
+func TestRemove(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "f")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second time there is nothing
+		if err := files.Remove(path); err != nil {
+			t.Error(err)
+		}
+		if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("the file is there: %v", err)
+		}
+	}
+	full := t.TempDir()
+	if err := os.Mkdir(filepath.Join(full, "d"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := files.Remove(full); err == nil {
+		t.Error("a folder that is not empty is removed")
+	}
+}

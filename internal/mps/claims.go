@@ -169,7 +169,7 @@ func (c *ClaimDaemons) Stop(id string) error {
 	}
 	defer unlock()
 	if _, err := os.Lstat(c.path(id, "")); errors.Is(err, fs.ErrNotExist) { // it was never started, or was ended
-		return removed(c.path(id, endingSuffix))
+		return files.Remove(c.path(id, endingSuffix))
 	}
 	return nil
 }
@@ -243,14 +243,6 @@ func list(root string) (wanted, ending map[string]ClaimDaemon, err error) {
 		}
 	}
 	return wanted, ending, nil
-}
-
-// removed removes a file that may not be there.
-func removed(path string) error {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
 }
 
 // lockRoot locks a root for the one Supervisor of it.

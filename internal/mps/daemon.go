@@ -11,6 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 )
 
 // startedMark, in a resource's directory, is there while its daemon has its limits and serves clients.
@@ -81,7 +83,7 @@ func makeFolder(path string) error {
 
 // endLeftover ends a daemon that an earlier process left behind: its limits are not known.
 func (d *daemon) endLeftover(ctx context.Context) error {
-	if err := os.Remove(d.folder(startedMark)); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := files.Remove(d.folder(startedMark)); err != nil {
 		return fmt.Errorf("remove the mark of an earlier MPS control daemon: %w", err)
 	}
 	if _, err := d.ask(ctx, probeCommand, askTimeout); err != nil {

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
@@ -106,7 +107,7 @@ func (e *exclusive) releaseLocked(ctx context.Context) error {
 	if all != nil || len(e.before) > 0 {
 		return all
 	}
-	if err := os.Remove(e.mark); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := files.Remove(e.mark); err != nil {
 		return fmt.Errorf("remove the mark of exclusive GPUs: %w", err)
 	}
 	return nil

@@ -172,7 +172,7 @@ func (s *Supervisor) live(ctx context.Context, gpus *exclusive, t *task) error {
 	err := d.run(ctx, func(serves bool) {
 		if group.Claim == nil {
 			s.note(ctx, group.Resource, serves)
-		} else if err := removed(d.folder(failedMark)); err != nil {
+		} else if err := files.Remove(d.folder(failedMark)); err != nil {
 			klog.FromContext(ctx).Error(err, "What was wrong with an MPS control daemon is shown still", "resource", group.Resource)
 		}
 	})
