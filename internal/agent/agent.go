@@ -21,7 +21,7 @@ type Task struct {
 	// Ready reports whether the task is ready, with the reason where there is something to say. It may wait until ctx ends. A
 	// task without it is always ready.
 	Ready func(ctx context.Context) (ready bool, reason string)
-	// Alive returns an error if the task is stuck: if its loop does not come round before ctx ends. A task that waits for the
+	// Alive returns an error if the task is stuck: if its loop makes no round before ctx ends. A task that waits for the
 	// driver or for kubelet is not stuck. A task without it is never stuck.
 	Alive func(ctx context.Context) error
 }

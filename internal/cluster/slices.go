@@ -74,7 +74,7 @@ func (p *publisher) run(ctx context.Context) {
 // reread reads what another process has published.
 func (p *publisher) reread(ctx context.Context) {
 	if err := p.devices.Reread(); err != nil {
-		klog.FromContext(ctx).Error(err, "What was published is not known")
+		klog.FromContext(ctx).Error(err, "Cannot read which GPUs are in slices")
 	}
 }
 

@@ -74,7 +74,7 @@ func (w *Watcher) Reload() {
 // Errors returns the feed of why the file as it is now is not in force; nil while it is.
 func (w *Watcher) Errors() *feed.Feed[error] { return w.errors }
 
-// Alive returns an error if the Watcher does not come round before ctx ends.
+// Alive returns an error if the Watcher makes no round before ctx ends.
 func (w *Watcher) Alive(ctx context.Context) error { return w.pulse.Check(ctx) }
 
 // Run watches until ctx ends, and returns nil then.

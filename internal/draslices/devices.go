@@ -107,7 +107,7 @@ func newDevices(o Options) *Devices {
 // begin reads what an earlier process wrote down.
 func (d *Devices) begin(ctx context.Context, read func() error) {
 	if err := files.NewDisk().Do(ctx, diskTimeout, read); err != nil {
-		klog.FromContext(ctx).Error(err, "What was published is not known")
+		klog.FromContext(ctx).Error(err, "Cannot read which GPUs are in slices")
 	}
 }
 

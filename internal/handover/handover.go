@@ -98,7 +98,7 @@ func (a *Arbiter) Waits() *feed.Feed[map[string]string] { return a.waits }
 // ListBy has claims be listed by this function. Until it is called, no GPU goes from a slice to the device plugin.
 func (a *Arbiter) ListBy(list ClaimLister) { a.lists.Publish(list) }
 
-// Alive returns an error if Run does not come round before ctx ends.
+// Alive returns an error if Run makes no round before ctx ends.
 func (a *Arbiter) Alive(ctx context.Context) error { return a.pulse.Check(ctx) }
 
 // An answer is evidence about GPUs, each in its epoch.

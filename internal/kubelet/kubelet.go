@@ -65,7 +65,7 @@ func NewDirectory(socket string, c clock.WithTicker) (*Directory, error) {
 // Path returns the path of the directory.
 func (d *Directory) Path() string { return filepath.Dir(d.socket) }
 
-// Alive returns an error if Watch does not come round before ctx ends.
+// Alive returns an error if Watch makes no round before ctx ends.
 func (d *Directory) Alive(ctx context.Context) error { return d.pulse.Check(ctx) }
 
 // ErrNoDirectory is wrapped by errors about a directory that is not there or is not the one that the node uses any

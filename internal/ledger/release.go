@@ -49,7 +49,7 @@ func ReadRelease(dir, boot string) (*Release, error) {
 func WriteRelease(dir string, r Release) error {
 	r.Version = releaseVersion
 	if err := files.WriteState(filepath.Join(dir, releaseFile), r); err != nil {
-		return fmt.Errorf("write down that the driver was released: %w", err)
+		return fmt.Errorf("save that the driver was released: %w", err)
 	}
 	return nil
 }
@@ -58,7 +58,7 @@ func WriteRelease(dir string, r Release) error {
 func RemoveRelease(dir string) error {
 	err := os.Remove(filepath.Join(dir, releaseFile))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("write down that the driver was gone back to: %w", err)
+		return fmt.Errorf("save that the driver is in use again: %w", err)
 	}
 	return nil
 }

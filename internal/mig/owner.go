@@ -114,7 +114,7 @@ func (o *Owner) Status() *feed.Feed[Status] { return o.status }
 // Holds returns the feed of holds on GPUs, by UUID. A GPU without an entry is not given out: it is not known yet how it is to be divided.
 func (o *Owner) Holds() *feed.Feed[map[string]resource.GPUHold] { return o.holds }
 
-// Alive returns an error if Run does not come round before ctx ends. A driver that hangs does not keep it from that.
+// Alive returns an error if Run makes no round before ctx ends. A driver that hangs does not keep it from that.
 func (o *Owner) Alive(ctx context.Context) error { return o.pulse.Check(ctx) }
 
 // Run divides GPUs as the Wish says until ctx ends, and then returns nil. What is under way then is gone on with by the next process.

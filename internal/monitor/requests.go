@@ -59,7 +59,7 @@ func (m *Monitor) Status(ctx context.Context) (Status, error) {
 	return s, err
 }
 
-// Alive returns an error if the Monitor's loop does not come round before ctx ends. A driver that hangs does not keep it from that.
+// Alive returns an error if the Monitor's loop makes no round before ctx ends. A driver that hangs does not keep it from that.
 func (m *Monitor) Alive(ctx context.Context) error { return m.do(ctx, func(*loop) {}) }
 
 // Look asks for a look that begins now and returns what it found. The error says why there was none by the time ctx
@@ -213,7 +213,7 @@ func (m *Monitor) Resume(ctx context.Context) error {
 	outcome := make(chan error, 1)
 	err := m.setRelease(ctx, nil, func() error {
 		return m.ask(ctx, wantLook, func(l *loop) error {
-			klog.FromContext(ctx).Info("Going back to the driver")
+			klog.FromContext(ctx).Info("Using the driver again")
 			l.quiesced, l.closed = time.Time{}, false
 			return nil
 		}, outcome)

@@ -173,7 +173,7 @@ func (s *Supervisor) live(ctx context.Context, gpus *exclusive, t *task) error {
 		if group.Claim == nil {
 			s.note(ctx, group.Resource, serves)
 		} else if err := files.Remove(d.folder(failedMark)); err != nil {
-			klog.FromContext(ctx).Error(err, "What was wrong with an MPS control daemon is shown still", "resource", group.Resource)
+			klog.FromContext(ctx).Error(err, "Cannot remove the reason of an earlier failure of MPS", "resource", group.Resource)
 		}
 	})
 	if errors.Is(context.Cause(ctx), errReplaced) {
@@ -215,6 +215,6 @@ func (s *Supervisor) markLocked(ctx context.Context) {
 		err = nil
 	}
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "The mark that MPS is ready is not right", "mark", mark)
+		klog.FromContext(ctx).Error(err, "Cannot write or remove the mark that MPS is ready", "mark", mark)
 	}
 }

@@ -253,7 +253,7 @@ func (s *Set) Status() []Status {
 	return statuses
 }
 
-// Alive returns an error if Run does not come round before ctx ends.
+// Alive returns an error if Run makes no round before ctx ends.
 func (s *Set) Alive(ctx context.Context) error { return s.pulse.Check(ctx) }
 
 // Run serves until ctx ends; then it closes its sockets, without another word to kubelet, and returns nil. It runs once.

@@ -20,6 +20,6 @@ func (p Pulse) Check(ctx context.Context) error {
 	case <-p.beats:
 		return nil
 	case <-ctx.Done():
-		return errors.New("its loop does not come round")
+		return errors.New("its loop makes no progress")
 	}
 }

@@ -40,9 +40,9 @@ func TestProbes(t *testing.T) {
 	}
 	want("/healthz", http.StatusOK, "ok")
 	want("/readyz", http.StatusServiceUnavailable, "not ready: the daemon is starting")
-	stuck.Store(&[]string{"plan: its loop does not come round", "monitor: the same"})
+	stuck.Store(&[]string{"plan: its loop makes no progress", "monitor: the same"})
 	readiness.Publish(status.Readiness{Ready: true})
-	want("/healthz", http.StatusServiceUnavailable, "stuck: plan: its loop does not come round; monitor: the same")
+	want("/healthz", http.StatusServiceUnavailable, "stuck: plan: its loop makes no progress; monitor: the same")
 	want("/readyz", http.StatusOK, "ready")
 	readiness.Publish(status.Readiness{Ready: true, Reason: "nothing to serve: no driver"})
 	want("/readyz", http.StatusOK, "ready: nothing to serve: no driver")
