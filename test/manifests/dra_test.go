@@ -12,7 +12,8 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 )
 
-// TestChartGivesTheStaticDRA: deployments/node-agent-dra is what the chart gives with Dynamic Resource Allocation.
+// TestChartGivesTheStaticDRA: deployments/node-agent-dra is what the chart gives with Dynamic Resource Allocation, and
+// deployments/node-agent-dra-mps what it gives with MPS for claims.
 func TestChartGivesTheStaticDRA(t *testing.T) {
 	t.Parallel()
 	const values = "{cdi: {enabled: true}, failOnInitError: false, nvidiaDriverRoot: /, dra: {enabled: true}, " +
@@ -25,6 +26,9 @@ func TestChartGivesTheStaticDRA(t *testing.T) {
 	}
 	agent = kustomize(t, "../../deployments/node-agent-dra", []string{"../node-agent", "classes.yaml", "rights.yaml"}, agent)
 	givesTheSame(t, values, agent)
+	agent = append(agent, decode(t, "mps", read(t, filepath.Join(mpsFolder, "mps-control-daemon.yaml")))...)
+	agent = kustomize(t, "../../deployments/node-agent-dra-mps", []string{"../node-agent-dra", "../mps-control-daemon"}, agent)
+	givesTheSame(t, strings.TrimSuffix(values, "}")+", mps: {enabled: true}}", agent)
 }
 
 // TestDRAValues: the mode is that of the value, else that of the file, else dra; the account has rights only where it is enabled.

@@ -42,36 +42,34 @@ type kustomization struct {
 	} `json:"patches,omitempty"`
 }
 
-// mpsManifest needs a ConfigMap, which the others do without.
-const mpsManifest = "mps-control-daemon.yaml"
+// mpsFolder is not in static, as it needs a ConfigMap.
+const mpsFolder = "../../deployments/mps-control-daemon"
 
 func TestStaticManifestsAreListed(t *testing.T) {
 	t.Parallel()
-	data, err := os.ReadFile(filepath.Join(static, "kustomization.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var got kustomization
-	if err := yaml.UnmarshalStrict(data, &got); err != nil {
-		t.Fatal(err)
-	}
-	want := kustomization{APIVersion: "kustomize.config.k8s.io/v1beta1", Kind: "Kustomization"}
-	files, err := filepath.Glob(filepath.Join(static, "*.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range files {
-		name := filepath.Base(f)
-		if name == "kustomization.yaml" {
-			continue
+	for _, folder := range []string{static, mpsFolder} {
+		data, err := os.ReadFile(filepath.Join(folder, "kustomization.yaml"))
+		if err != nil {
+			t.Fatal(err)
 		}
-		decode(t, name, read(t, f))
-		if name != mpsManifest {
-			want.Resources = append(want.Resources, name)
+		var got kustomization
+		if err := yaml.UnmarshalStrict(data, &got); err != nil {
+			t.Fatal(err)
 		}
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("kustomization.yaml (-want +got):\n%s", diff)
+		want := kustomization{APIVersion: "kustomize.config.k8s.io/v1beta1", Kind: "Kustomization"}
+		files, err := filepath.Glob(filepath.Join(folder, "*.yaml"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			if name := filepath.Base(f); name != "kustomization.yaml" {
+				decode(t, name, read(t, f))
+				want.Resources = append(want.Resources, name)
+			}
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("kustomization.yaml of %s (-want +got):\n%s", folder, diff)
+		}
 	}
 }
 
@@ -79,13 +77,13 @@ func TestChartGivesTheStaticDaemonSet(t *testing.T) {
 	t.Parallel()
 	for manifest, values := range map[string]string{
 		// It cannot know which strategy it will be given.
-		"gpu-device-plugin.yaml": "{cdi: {enabled: true}, failOnInitError: false, nvidiaDriverRoot: /}",
-		mpsManifest: "{mps: {enabled: true}, nvidiaDriverRoot: /, " +
+		filepath.Join(static, "gpu-device-plugin.yaml"): "{cdi: {enabled: true}, failOnInitError: false, nvidiaDriverRoot: /}",
+		filepath.Join(mpsFolder, "mps-control-daemon.yaml"): "{mps: {enabled: true}, nvidiaDriverRoot: /, " +
 			"config: {name: gpu-device-plugin-config, default: config.yaml}, features: {nodeConfig: false}}",
 	} {
-		t.Run(manifest, func(t *testing.T) {
+		t.Run(filepath.Base(manifest), func(t *testing.T) {
 			t.Parallel()
-			want := only[*appsv1.DaemonSet](t, decode(t, "static", read(t, filepath.Join(static, manifest))))
+			want := only[*appsv1.DaemonSet](t, decode(t, "static", read(t, manifest)))
 			got := daemonSet(t, decode(t, "chart", render(t, values)), want.Name)
 			// Helm tells releases apart by a label of its own, and names the object after the release.
 			instance := map[string]string{"app.kubernetes.io/instance": "gpu-device-plugin"}
