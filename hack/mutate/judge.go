@@ -22,7 +22,8 @@ import (
 type outcome int
 
 const (
-	survived outcome = iota
+	survived  outcome = iota
+	unreached         // no test runs its line
 	noticed
 	tooLong
 	noBuild
@@ -32,50 +33,16 @@ const (
 type judge struct {
 	dir, tests, tmp string
 	jobs            int // how many tests run at a time
-	groups          []group
+	known           []measured
 }
-
-// A group is tests that run together: their names, and how long they may take.
-type group struct {
-	tests   []string
-	timeout time.Duration
-}
-
-var result = regexp.MustCompile(`(?m)^--- (PASS|FAIL): (\S+) \(([0-9.]+)s\)`)
 
 // newJudge measures the tests without a mutation.
 func newJudge(dir, tests, tmp string, jobs int) (*judge, error) {
 	j := &judge{dir: dir, tests: tests, tmp: tmp, jobs: jobs}
-	if out, err := j.build(nil); err != nil {
+	if out, err := j.build("base", nil, "-cover", "-coverpkg=./"+filepath.Clean(dir)); err != nil {
 		return nil, fmt.Errorf("the tests in %s cannot be built: %s", tests, out)
 	}
-	began := time.Now()
-	_, out := j.run("", 0, maxTime, "-test.v")
-	took := time.Since(began)
-	var quick, late []string
-	var quickly float64
-	for _, m := range result.FindAllStringSubmatch(out, -1) {
-		seconds, err := strconv.ParseFloat(m[3], 64)
-		switch {
-		case err != nil:
-			return nil, err
-		case m[1] == "FAIL":
-			fmt.Printf("%s: %s fails without a mutation, and judges nothing\n", tests, m[2])
-		case seconds*float64(time.Second) < float64(slow):
-			quick, quickly = append(quick, m[2]), quickly+seconds
-		default:
-			late = append(late, m[2])
-		}
-	}
-	if len(quick)+len(late) == 0 {
-		return nil, fmt.Errorf("no test in %s passes without a mutation:\n%s", tests, out)
-	}
-	j.groups = []group{
-		{quick, time.Duration(jobs) * max(leastTime, time.Duration(6*quickly*float64(time.Second)))},
-		{late, time.Duration(jobs) * max(leastTime, 3*took)},
-	}
-	j.groups = slices.DeleteFunc(j.groups, func(g group) bool { return len(g.tests) == 0 })
-	return j, nil
+	return j, j.measure()
 }
 
 // try tells the outcome of each mutation. Those that can be chosen at run time and do not overlap are built together.
@@ -90,7 +57,7 @@ func (j *judge) try(all []mutation, tell func(mutation, outcome)) error {
 		}
 	}
 	for len(together) > 0 {
-		out, err := j.build(together)
+		out, err := j.build("test", together)
 		if err == nil {
 			break
 		}
@@ -111,7 +78,7 @@ func (j *judge) try(all []mutation, tell func(mutation, outcome)) error {
 		room <- struct{}{}
 		wait.Go(func() {
 			defer func() { <-room }()
-			o := j.test(i + 1)
+			o := j.test(i+1, m)
 			one.Lock()
 			defer one.Unlock()
 			tell(m, o)
@@ -125,10 +92,10 @@ func (j *judge) try(all []mutation, tell func(mutation, outcome)) error {
 			continue
 		}
 		m.chosen = nil
-		if _, err := j.build([]mutation{m}); err != nil {
+		if _, err := j.build("test", []mutation{m}); err != nil {
 			tell(m, noBuild)
 		} else {
-			tell(m, j.test(1))
+			tell(m, j.test(1, m))
 		}
 	}
 	if len(again) > 0 {
@@ -223,8 +190,8 @@ func (j *judge) blamed(all []mutation, said string) []mutation {
 	return bad
 }
 
-// build makes the tests with mutations, without the race detector. It returns what the compiler said.
-func (j *judge) build(all []mutation) (string, error) {
+// build makes the program of that name: the tests with mutations, without the race detector. It returns what the compiler said.
+func (j *judge) build(name string, all []mutation, flags ...string) (string, error) {
 	replace := map[string]string{}
 	write := func(path, text string) error {
 		full, err := filepath.Abs(path)
@@ -244,11 +211,11 @@ func (j *judge) build(all []mutation) (string, error) {
 		}
 	}
 	if len(all) > 0 {
-		name, err := exec.CommandContext(context.Background(), "go", "list", "-f", "{{.Name}}", "./"+filepath.Clean(j.dir)).Output()
+		pkg, err := exec.CommandContext(context.Background(), "go", "list", "-f", "{{.Name}}", "./"+filepath.Clean(j.dir)).Output()
 		if err != nil {
 			return "", err
 		}
-		text := fmt.Sprintf(chooser, strings.TrimSpace(string(name)))
+		text := fmt.Sprintf(chooser, strings.TrimSpace(string(pkg)))
 		if err := write(filepath.Join(j.dir, "zz_generated_mutation.go"), text); err != nil {
 			return "", err
 		}
@@ -261,25 +228,36 @@ func (j *judge) build(all []mutation) (string, error) {
 	if err := os.WriteFile(overlay, text, 0o600); err != nil {
 		return "", err
 	}
-	out, err := exec.CommandContext(context.Background(), "go", "test", "-c", "-vet=off", "-gcflags=-e", "-ldflags=-s -w",
-		"-o", filepath.Join(j.tmp, "test"), "-overlay", overlay, "./"+filepath.Clean(j.tests)).CombinedOutput()
+	args := slices.Concat([]string{"test", "-c", "-vet=off", "-gcflags=-e", "-ldflags=-s -w", "-o", filepath.Join(j.tmp, name), "-overlay", overlay},
+		flags, []string{"./" + filepath.Clean(j.tests)})
+	out, err := exec.CommandContext(context.Background(), "go", args...).CombinedOutput()
 	return string(out), err
 }
 
-// test runs the tests against the k-th mutation of the last build.
-func (j *judge) test(k int) outcome {
-	for _, g := range j.groups {
-		tests := "^(" + strings.Join(g.tests, "|") + ")$"
-		o, out := j.run(tests, k, g.timeout, "-test.failfast")
+var failed = regexp.MustCompile(`(?m)^--- FAIL: (\S+) \(`)
+
+// test runs the tests that reach a mutation, which is the k-th of the last build.
+func (j *judge) test(k int, m mutation) outcome {
+	reach := j.reach(m)
+	if len(reach) == 0 {
+		return unreached
+	}
+	for _, g := range groups(reach) {
+		names := pattern(g.tests...)
+		o, out := j.run("test", names, k, g.timeout, "-test.failfast")
+		for o == tooLong && j.busy(g) { // it says nothing
+			g.timeout *= 2
+			o, out = j.run("test", names, k, g.timeout, "-test.failfast")
+		}
 		if o == tooLong {
 			return tooLong
 		}
-		failed := result.FindStringSubmatch(out)
-		if o == noticed && failed != nil { // else it ended by a panic
-			o, _ = j.run("^"+failed[2]+"$", k, g.timeout, "-test.failfast")
+		which := failed.FindStringSubmatch(out)
+		if o == noticed && which != nil { // else it ended by a panic
+			o, _ = j.run("test", pattern(which[1]), k, g.timeout, "-test.failfast")
 		}
-		if o == survived && failed != nil { // it failed by chance, or is one of chance
-			o, _ = j.run(tests, k, g.timeout, "-test.failfast")
+		if o == survived && which != nil { // it failed by chance, or is one of chance
+			o, _ = j.run("test", names, k, g.timeout, "-test.failfast")
 		}
 		if o != survived {
 			return o
@@ -288,20 +266,36 @@ func (j *judge) test(k int) outcome {
 	return survived
 }
 
-// run runs tests against the k-th mutation of the last build, until one has failed where that is wanted.
-func (j *judge) run(tests string, k int, timeout time.Duration, flag string) (outcome, string) {
+// busy reports whether tests take too long without a mutation, too: other programs need the machine.
+func (j *judge) busy(g group) bool {
+	o, _ := j.run("base", pattern(g.tests...), 0, g.timeout, "-test.failfast")
+	return o == tooLong
+}
+
+// pattern is the regular expression of tests.
+func pattern(tests ...string) string { return "^(" + strings.Join(tests, "|") + ")$" }
+
+// alone runs a program where it sees no process but its own: with a mutation it may send a signal to all that it sees.
+var alone = func() []string {
+	args := []string{"unshare", "--pid", "--fork", "--mount-proc", "--kill-child"}
+	if os.Getuid() != 0 {
+		args = append(args, "--map-current-user")
+	}
+	return append(args, "sh", "-c", `"$0" "$@"; exit $?`) // the first process there takes no signals
+}()
+
+// run runs tests of a program against the k-th mutation of its build, until one has failed.
+func (j *judge) run(program, tests string, k int, timeout time.Duration, flags ...string) (outcome, string) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, filepath.Join(j.tmp, "test"), flag, "-test.paniconexit0", "-test.parallel=8", "-test.run="+tests)
+	args := slices.Concat(alone, []string{filepath.Join(j.tmp, program)}, flags, []string{"-test.paniconexit0", "-test.parallel=8", "-test.run=" + tests})
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	cmd.Dir = j.tests
 	cmd.Env = append(os.Environ(), "MUTATION="+strconv.Itoa(k))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // what the tests start ends with them
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = 5 * time.Second
 	out := &failure{found: cancel}
-	if flag == "-test.v" {
-		out.found = func() {}
-	}
 	cmd.Stdout, cmd.Stderr = out, out
 	err := cmd.Run()
 	switch {

@@ -1,11 +1,13 @@
 // Command mutate measures how much of a package its own tests hold. It changes one place of the package's code at a time,
-// at random, and runs the package's tests. A change that the tests do not notice is printed: it is a rule without a test.
+// at random, and runs those tests of the package that reach the place. A change that the tests do not notice is printed: it is a rule
+// without a test.
 //
 //	go run ./hack/mutate -n 60 -seed 1 ./internal/health ./internal/edits
 //
 // The working tree is not touched: the compiler reads the changed files by -overlay. Most changes are built into one program,
-// which makes the one that its environment names, because building takes longer than most tests. Quick tests run first. A test
-// that fails must fail twice, because some need a quiet machine; those that fail without a change do not judge.
+// which makes the one that its environment names, because building takes longer than most tests. First each test
+// runs alone without a change: so it is known what it reaches and how long it takes, and those that fail do not judge. Quick tests run
+// before slow ones, and see no process but their own. A test that fails must fail twice, because some need a quiet machine.
 package main
 
 import (
@@ -33,8 +35,9 @@ const maxMemory = 12 << 30
 // A mutation is one change of one file.
 type mutation struct {
 	file       string
-	line       int
-	start, end int // offsets in the file
+	at         place
+	function   block // the function that it is in, if it is in one
+	start, end int   // offsets in the file
 	text       string
 	what       string
 	chosen     func(k int) string // code that makes the change only where k is chosen; nil if there is none
@@ -42,12 +45,6 @@ type mutation struct {
 
 // maxTime is how long the tests may take without a mutation.
 const maxTime = 10 * time.Minute
-
-// leastTime is how long tests may take with a mutation in any case: longer than what the tests of this repository wait for at most.
-const leastTime = 75 * time.Second
-
-// slow is from when on a test runs after the others.
-const slow = 300 * time.Millisecond
 
 func main() {
 	n := flag.Int("n", 60, "how many mutations of each package, chosen at random; 0 for all")
@@ -108,9 +105,11 @@ func run(dir, tests string, only *regexp.Regexp, n int, seed uint64, jobs int) e
 			case tooLong:
 				killed++
 				late++
-				fmt.Printf("%s:%d: took too long: %s\n", m.file, m.line, m.what)
+				fmt.Printf("%s:%d: took too long: %s\n", m.file, m.at.line, m.what)
+			case unreached:
+				fmt.Printf("%s:%d: no test runs it: %s\n", m.file, m.at.line, m.what)
 			default:
-				fmt.Printf("%s:%d: %s\n", m.file, m.line, m.what)
+				fmt.Printf("%s:%d: %s\n", m.file, m.at.line, m.what)
 			}
 		})
 		if err != nil {
@@ -145,9 +144,16 @@ func mutations(dir string, only *regexp.Regexp) ([]mutation, error) {
 		}
 		add := func(start, end token.Pos, text, what string, chosen func(k int) string) {
 			at := set.Position(start)
-			all = append(all, mutation{
-				file: name, line: at.Line, start: at.Offset, end: set.Position(end).Offset, text: text, what: what, chosen: chosen,
-			})
+			m := mutation{
+				file: name, at: place{at.Line, at.Column}, start: at.Offset, end: set.Position(end).Offset, text: text, what: what, chosen: chosen,
+			}
+			for _, d := range file.Decls {
+				if f, is := d.(*ast.FuncDecl); is && f.Pos() <= start && start < f.End() {
+					from, to := set.Position(f.Pos()), set.Position(f.End())
+					m.function = block{filepath.Base(name), place{from.Line, from.Column}, place{to.Line, to.Column}, false}
+				}
+			}
+			all = append(all, m)
 		}
 		text := func(n ast.Node) string {
 			return string(source[set.Position(n.Pos()).Offset:set.Position(n.End()).Offset])
