@@ -358,7 +358,7 @@ func (c *Claims) survey(ctx context.Context, s inventory.Snapshot, configured co
 		c.mu.Unlock()
 		if !configured.DRA.DynamicMIG {
 			if delete(surveys, g.UUID); len(own) > 0 {
-				divisions[g.UUID] = dra.Divided{Own: places(own), Fixed: "dra.dynamicMIG is off"}
+				divisions[g.UUID] = dra.Divided{Own: places(own), Fixed: switchedOff}
 			}
 			continue
 		}
@@ -404,11 +404,15 @@ func (c *Claims) ask(ctx context.Context, uuid string) (dra.Divided, error) {
 	if err != nil {
 		return dra.Divided{}, err
 	}
+	return c.division(ctx, uuid, c.own(uuid, records))
+}
+
+// division returns how a GPU is divided on which claims have MIG devices.
+func (c *Claims) division(ctx context.Context, uuid string, own []recordMIG) (dra.Divided, error) {
 	g, err := c.divided(ctx, uuid)
 	if err != nil {
 		return dra.Divided{}, err
 	}
-	own := c.own(uuid, records)
 	found := dra.Divided{Profiles: g.Profiles, Own: places(own)}
 	if len(g.Profiles) == 0 {
 		found.Fixed = "the driver does not tell which MIG devices the GPU can have: that needs CAP_SYS_ADMIN"
@@ -419,6 +423,37 @@ func (c *Claims) ask(ctx context.Context, uuid string) (dra.Divided, error) {
 		}
 	}
 	return found, nil
+}
+
+// switchedOff is why no MIG devices are made for claims.
+const switchedOff = "dra.dynamicMIG is off"
+
+// Divisions returns how the GPUs in MIG mode are divided now. It writes nothing and takes no lock: a MIG device that a daemon makes or destroys
+// meanwhile may count as another program's. It needs the Driver, the Configs and the folders alone, and no Run.
+func (c *Claims) Divisions(ctx context.Context, s inventory.Snapshot) (dra.Divisions, error) {
+	records := map[string]record{}
+	if c.options.StateDir != "" {
+		var err error
+		if records, _, err = c.store.all(); err != nil {
+			return nil, err
+		}
+	}
+	divisions := dra.Divisions{}
+	for _, g := range s.GPUs {
+		own := c.own(g.UUID, records)
+		switch {
+		case g.MIG != inventory.MIGEnabled:
+		case c.options.Configs.Value().DRA.DynamicMIG:
+			found, err := c.division(ctx, g.UUID, own)
+			if err != nil {
+				found = dra.Divided{Own: places(own), Fixed: err.Error()}
+			}
+			divisions[g.UUID] = found
+		case len(own) > 0:
+			divisions[g.UUID] = dra.Divided{Own: places(own), Fixed: switchedOff}
+		}
+	}
+	return divisions, nil
 }
 
 // own returns the MIG devices of a GPU that were made for claims, or are to be, in the order of their places.

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
@@ -375,6 +377,10 @@ func TestDivisions(t *testing.T) {
 		for {
 			divisions, changed := r.options.Divisions.Latest()
 			if found, has := divisions["GPU-b"]; divisions != nil && is(found, has) {
+				now, err := claims.New(r.options).Divisions(t.Context(), r.snapshots.Value())
+				if diff := cmp.Diff(divisions, now); err != nil || diff != "" {
+					t.Errorf("%s, without a daemon (-want +got):\n%s %v", what, diff, err)
+				}
 				return
 			}
 			select {
@@ -413,6 +419,10 @@ func TestDivisions(t *testing.T) {
 	if has := d.has(); has != "1g.10gb@6/0" {
 		t.Errorf("the GPU has %s", has)
 	}
+	configured.DRA.DynamicMIG = true
+	r.configs.Publish(configured)
+	d.fail(errors.New("no driver"), nil)
+	until("without a driver", func(f dra.Divided, _ bool) bool { return f.Fixed == "no driver" })
 }
 
 // TestTwoProcessesDivide: two daemons overlap. What the GPU has is never more than one of the two allows, and nothing is left.

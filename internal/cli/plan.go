@@ -29,10 +29,12 @@ func newPlanCommand() *cobra.Command {
 		Short: "Print the resources of a node, and what a container gets",
 		Long: "plan scans this node once, or a simulated node (--simulate). It prints the resources that the daemon offers with the\n" +
 			"same flags, environment and configuration file. For each resource it prints what a container with the first device gets.\n\n" +
-			"With --dra it prints the ResourceSlices of the node for Dynamic Resource Allocation instead. No program publishes them yet.",
+			"With --dra it prints the ResourceSlices instead that gpu-node-agent publishes of the node for Dynamic Resource Allocation:\n" +
+			"of all GPUs, or, with --dra-mode split, of those that dra.gpus selects.",
 		Example: "  gpu-device-plugin plan --simulate dgx-h100\n" +
 			"  gpu-device-plugin plan --simulate a100-mig-mixed --mig-strategy mixed -o yaml\n" +
-			"  gpu-device-plugin plan --dra --simulate dgx-h100 --node-name node-1 -o yaml",
+			"  gpu-device-plugin plan --dra --simulate dgx-h100 --node-name node-1 -o yaml\n" +
+			"  gpu-device-plugin plan --dra --dra-dynamic-mig",
 		Args: cobra.NoArgs,
 	}
 	config.AddFlags(cmd.Flags())
@@ -43,12 +45,12 @@ func newPlanCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
+		if *slices {
+			return printSlices(cmd, o, c)
+		}
 		snapshot, err := scanOnce(cmd.Context(), c)
 		if err != nil {
 			return err
-		}
-		if *slices {
-			return printSlices(cmd, o, snapshot, c.NodeName)
 		}
 		p, err := newPlanned(snapshot, c)
 		if err != nil {
@@ -63,27 +65,33 @@ func newPlanCommand() *cobra.Command {
 }
 
 // scanOnce scans the node that the configuration names.
-func scanOnce(ctx context.Context, c config.Config) (inventory.Snapshot, error) {
-	var snapshot inventory.Snapshot
-	err := withSession(ctx, c, func(ctx context.Context, session *nvidia.Session) (err error) {
-		if snapshot, err = session.Scan(ctx); err != nil {
-			return err
-		}
-		for i := range snapshot.GPUs {
-			g := &snapshot.GPUs[i]
-			reading, err := session.Read(ctx, g.UUID)
-			if err != nil {
-				g.Health.Reason = err.Error()
-				continue
-			}
-			g.Health = c.Health.FoldReading(health.GPU{}, reading, health.Facts{}, time.Now()).Health
-			for j := range g.MIGDevices {
-				g.MIGDevices[j].Health = inventory.Health{State: inventory.Healthy} // apart from its GPU
-			}
-		}
-		return nil
+func scanOnce(ctx context.Context, c config.Config) (snapshot inventory.Snapshot, err error) {
+	err = withSession(ctx, c, func(ctx context.Context, session *nvidia.Session) (err error) {
+		snapshot, err = scan(ctx, c, session)
+		return err
 	})
 	return snapshot, err
+}
+
+// scan returns what a session finds, with the health that the GPUs have now.
+func scan(ctx context.Context, c config.Config, session *nvidia.Session) (inventory.Snapshot, error) {
+	snapshot, err := session.Scan(ctx)
+	if err != nil {
+		return snapshot, err
+	}
+	for i := range snapshot.GPUs {
+		g := &snapshot.GPUs[i]
+		reading, err := session.Read(ctx, g.UUID)
+		if err != nil {
+			g.Health.Reason = err.Error()
+			continue
+		}
+		g.Health = c.Health.FoldReading(health.GPU{}, reading, health.Facts{}, time.Now()).Health
+		for j := range g.MIGDevices {
+			g.MIGDevices[j].Health = inventory.Health{State: inventory.Healthy} // apart from its GPU
+		}
+	}
+	return snapshot, nil
 }
 
 // withSession opens a session with the driver of the node that the configuration names for as long as use takes.

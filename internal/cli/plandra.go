@@ -1,50 +1,131 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draslices"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 )
 
-// printSlices prints the ResourceSlices of a node whose GPUs are seen for the first time. What they leave out goes to standard error,
-// because a ResourceSlice has no place for it.
-func printSlices(cmd *cobra.Command, o *output, snapshot inventory.Snapshot, node string) error {
-	if node == "" {
+// printSlices prints the ResourceSlices of the node that the configuration names. What they leave out goes to standard error, because a
+// ResourceSlice has no place for it.
+func printSlices(cmd *cobra.Command, o *output, c config.Config) error {
+	if c.NodeName == "" {
 		host, err := os.Hostname()
 		if err != nil {
 			return fmt.Errorf("find the name of the node: %w; set --node-name", err)
 		}
-		node = host
+		c.NodeName = host
 	}
-	pool := dra.New(snapshot, node, dra.Numbers{}.With(snapshot.GPUs), dra.All(snapshot.GPUs))
+	var pool dra.Pool
+	err := withSession(cmd.Context(), c, func(ctx context.Context, session *nvidia.Session) (err error) {
+		pool, err = poolOnce(ctx, c, session)
+		return err
+	})
+	if err != nil {
+		return err
+	}
 	for _, l := range pool.LeftOut {
 		fmt.Fprintf(cmd.ErrOrStderr(), "left out: %s\n", l)
 	}
 	return o.print(cmd.OutOrStdout(), pool.List(), func(w io.Writer) { slicesTable(w, pool) })
 }
 
+// poolOnce returns what the daemon publishes of a node as it is now: with the numbers of its GPUs and the MIG devices of its claims, if the daemon
+// has any in the state directory. A simulated node has none.
+func poolOnce(ctx context.Context, c config.Config, session *nvidia.Session) (dra.Pool, error) {
+	snapshot, err := scan(ctx, c, session)
+	if err != nil {
+		return dra.Pool{}, err
+	}
+	o := claims.Options{Driver: divided{session: session}, Configs: feed.New(c), CDIDir: c.CDIDir, BootID: bootID(nil)}
+	numbers := dra.Numbers{}
+	if c.Simulate == "" && c.StateDir != "" {
+		o.StateDir = c.StateDir
+		if numbers, err = draslices.KnownNumbers(c.StateDir); err != nil {
+			return dra.Pool{}, err
+		}
+	}
+	divisions, err := claims.New(o).Divisions(ctx, snapshot)
+	if err != nil {
+		return dra.Pool{}, err
+	}
+	owners := dra.All(snapshot.GPUs)
+	if c.DRA.Mode != config.DRAOff {
+		for _, g := range snapshot.GPUs {
+			if !c.GivenByDRA(g) {
+				owners[g.UUID] = dra.OwnedByPlugin
+			}
+		}
+	}
+	return dra.NewDivided(snapshot, c.NodeName, numbers.With(snapshot.GPUs), owners, divisions), nil
+}
+
+// divided tells how GPUs are divided, and does nothing else of a claims.Divider.
+type divided struct {
+	claims.Divider
+	session *nvidia.Session
+}
+
+func (d divided) Partitions(ctx context.Context, uuid string) (inventory.Partitions, error) {
+	return d.session.Partitions(ctx, uuid)
+}
+
 func slicesTable(w io.Writer, pool dra.Pool) {
 	for i, slice := range pool.Slices {
-		fmt.Fprintf(w, "pool %s, slice %d of %d: %d devices\n", pool.Name, i+1, len(pool.Slices), len(slice.Devices))
-		if len(slice.Devices) == 0 {
-			continue
+		content := fmt.Sprintf("%d devices", len(slice.Devices))
+		if slice.SharedCounters != nil {
+			content = fmt.Sprintf("counters of %d GPUs", len(slice.SharedCounters))
 		}
-		fmt.Fprintln(w, "  DEVICE\tPROFILE\tPRODUCT\tGROUP OF 2\tOF 4\tOF 8\tTAINT")
+		fmt.Fprintf(w, "pool %s, slice %d of %d: %s\n", pool.Name, i+1, len(pool.Slices), content)
+		for _, set := range slice.SharedCounters {
+			fmt.Fprintf(w, "  %s: %s\n", set.Name, countersText(set.Counters))
+		}
+		switch {
+		case len(slice.Devices) == 0:
+		case slice.Counted():
+			fmt.Fprintln(w, "  DEVICE\tPROFILE\tPRODUCT\tTAKES\tTAINT")
+		default:
+			fmt.Fprintln(w, "  DEVICE\tPROFILE\tPRODUCT\tGROUP OF 2\tOF 4\tOF 8\tTAINT")
+		}
 		for _, d := range slice.Devices {
 			value := func(attribute string) string { return orDash(d.Attributes[attribute].Value) }
+			fmt.Fprintf(w, "  %s\t%s\t%s\t", d.Name, value("profile"), value("productName"))
+			for _, use := range d.ConsumesCounters {
+				fmt.Fprintf(w, "%s\t", countersText(use.Counters))
+			}
+			if !slice.Counted() {
+				fmt.Fprintf(w, "%s\t%s\t%s\t", value(dra.Domain+"/linkGroup2"), value(dra.Domain+"/linkGroup4"), value(dra.Domain+"/linkGroup8"))
+			}
 			var taints []string
 			for _, t := range d.Taints {
 				taints = append(taints, strings.TrimSuffix(t.Key+"="+t.Value, "=")+":"+t.Effect)
 			}
-			fmt.Fprintf(w, "  %s\t%s\t%s\t%s\t%s\t%s\t%s\n", d.Name, value("profile"), value("productName"),
-				value(dra.Domain+"/linkGroup2"), value(dra.Domain+"/linkGroup4"), value(dra.Domain+"/linkGroup8"),
-				orDash(strings.Join(taints, ",")))
+			fmt.Fprintln(w, orDash(strings.Join(taints, ",")))
 		}
 	}
+}
+
+// countersText writes counters in one line: the value of a counter only if it is not 1.
+func countersText(counters map[string]dra.Capacity) string {
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(counters)) {
+		if parts = append(parts, name); counters[name] != 1 {
+			parts[len(parts)-1] += fmt.Sprintf("=%d", counters[name])
+		}
+	}
+	return strings.Join(parts, " ")
 }

@@ -63,6 +63,36 @@ func TestPlanDRA(t *testing.T) {
 	}
 }
 
+// TestPlanDRADivides: the MIG devices that are made for claims are printed with their counters, and with dra.mode split only GPUs that are
+// selected are.
+func TestPlanDRADivides(t *testing.T) {
+	profile := filepath.Join(t.TempDir(), "node.yaml")
+	if err := os.WriteFile(profile, []byte(dividedNode), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	table, complaints := planDRA(t, "--simulate", profile, "--node-name", "node-1", "--dra-dynamic-mig")
+	for _, want := range []string{
+		"pool node-1, slice 1 of 2: counters of 1 GPUs\n  gpu-1: instances-20 media-extension memory-slice-0 ", " multiprocessors=98\n",
+		"pool node-1, slice 2 of 2: 25 devices\n  DEVICE                    PROFILE     PRODUCT                 TAKES   ",
+		"  gpu-1-mig-1g10gb-15-6     1g.10gb     NVIDIA A100-SXM4-40GB   memory-slice-6 memory-slice-7 multiprocessors=14    ",
+	} {
+		if !strings.Contains(table, want) {
+			t.Errorf("the table lacks %q:\n%s", want, table)
+		}
+	}
+	if strings.Contains(complaints, "it has no MIG devices") {
+		t.Errorf("standard error has %q", complaints)
+	}
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(file, []byte("{version: v1, dra: {mode: split, gpus: {indices: [3]}}}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	table, _ = planDRA(t, "--simulate", "dgx-1", "--node-name", "node-1", "--config-file", file)
+	if !strings.HasPrefix(table, "pool node-1, slice 1 of 1: 1 devices\n") || !strings.Contains(table, "\n  gpu-3 ") {
+		t.Errorf("of the mode split:\n%s", table)
+	}
+}
+
 func TestPlanDRALeavesOut(t *testing.T) {
 	profile := filepath.Join(t.TempDir(), "node.yaml")
 	if err := os.WriteFile(profile, []byte(dividedNode), 0o600); err != nil {

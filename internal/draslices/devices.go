@@ -4,6 +4,7 @@ package draslices
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -270,6 +271,22 @@ func (d *Devices) readNumbers() error {
 		d.setNumbers(kept.Numbers)
 	}
 	return nil
+}
+
+// KnownNumbers returns the numbers of GPUs in a state directory, without a change of it; none if there are none.
+func KnownNumbers(stateDir string) (dra.Numbers, error) {
+	text, err := files.Read(filepath.Join(stateDir, numbersFile), maxFile)
+	if files.IsAbsent(err) {
+		return dra.Numbers{}, nil
+	}
+	var kept numbersState
+	if err == nil {
+		err = json.Unmarshal(text, &kept)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the numbers of GPUs: %w", err)
+	}
+	return kept.Numbers, nil
 }
 
 // equal reports whether two pools are the same.

@@ -118,6 +118,12 @@ func TestNumbersStay(t *testing.T) {
 		t.Errorf("published (-want +got):\n%s", diff)
 	}
 	p.until("[0a 1b 2c]")
+	if numbers, err := draslices.KnownNumbers(dir); err != nil || !maps.Equal(numbers, p.Numbers()) {
+		t.Errorf("KnownNumbers() = %v, %v, want %v", numbers, err, p.Numbers())
+	}
+	if numbers, err := draslices.KnownNumbers(t.TempDir()); err != nil || len(numbers) > 0 {
+		t.Errorf("KnownNumbers() of an empty folder = %v, %v", numbers, err)
+	}
 	for device, want := range map[string]string{"gpu-0": "GPU-a", "gpu-1-mig-1g10gb-19-0": "GPU-b", "gpu-9": "", "other": ""} {
 		if uuid, known := p.GPU(device); uuid != want || known != (want != "") {
 			t.Errorf("%s is of %q, known %v, want %q", device, uuid, known, want)

@@ -1,9 +1,16 @@
 package daemon
 
 import (
+	"encoding/json"
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
 )
 
 // partitions returns how many MIG devices are in slices that are made for claims.
@@ -61,4 +68,43 @@ func TestDynamicMIG(t *testing.T) {
 	c.eventually("the layout is made", func() bool {
 		return strings.Contains(c.command("mig", "status"), "all-balanced of configuration file: success")
 	})
+}
+
+// TestPlanIsWhatIsPublished: plan --dra prints the objects that the daemon writes to the API server, with counters and devices that take them.
+func TestPlanIsWhatIsPublished(t *testing.T) {
+	t.Parallel()
+	profile := filepath.Join(t.TempDir(), "node.yaml")
+	node := "description: two A100\ndriver: 580.95.05\ncuda: \"13.0\"\nmodel: a100-sxm4-40gb\ngpus:\n" +
+		"- {bdf: \"0000:1b:00.0\", pcie: 0/0/0}\n- {bdf: \"0000:43:00.0\", pcie: 0/1/0, mig: []}\n"
+	if err := os.WriteFile(profile, []byte(node), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := newClaimable(t, "dra, dynamicMIG: true", "--simulate", profile)
+	c.eventually("all devices are in slices", func() bool { return c.partitions() == 25 && len(c.api.Slices()) == 3 })
+	plan := exec.CommandContext(t.Context(), c.Daemon, "plan", "--dra", "--simulate", profile, "--node-name", nodeName, "--dra-dynamic-mig", "-o", "json")
+	text, err := plan.Output()
+	var list resourceapi.ResourceSliceList
+	if err == nil {
+		err = json.Unmarshal(text, &list)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	published, planned := map[string]string{}, map[string]string{}
+	note := func(all map[string]string, s *resourceapi.ResourceSlice) {
+		spec, err := json.MarshalIndent(s.Spec, "", " ")
+		if err != nil {
+			t.Error(err)
+		}
+		all[s.Name] = string(spec)
+	}
+	for _, s := range c.api.Slices() {
+		note(published, s)
+	}
+	for i := range list.Items {
+		note(planned, &list.Items[i])
+	}
+	if diff := cmp.Diff(published, planned); diff != "" {
+		t.Errorf("published, and planned (-published +planned):\n%s", diff)
+	}
 }
