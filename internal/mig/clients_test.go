@@ -55,10 +55,16 @@ func (c *cluster) clients(pods ...string) {
 }
 
 // run starts an owner that pauses.
-func (c *cluster) run() {
+func (c *cluster) run() { c.runWith(nil) }
+
+// runWith is run where some clients cannot be read.
+func (c *cluster) runWith(problem error) {
 	c.start(func(o *mig.Options) {
 		o.Pauser = c
-		o.Clients = func(minor int) ([]inventory.DriverClient, error) { return nvidia.Clients(c.node.Root(), minor) }
+		o.Clients = func(minor int) ([]inventory.DriverClient, error) {
+			clients, err := nvidia.Clients(c.node.Root(), minor)
+			return clients, errors.Join(err, problem)
+		}
 	})
 }
 

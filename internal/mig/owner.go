@@ -273,7 +273,7 @@ func (o *Owner) composeLocked() Status {
 	s := Status{Layout: o.wish.Layout, Origin: o.wish.Origin, Again: o.wish.Again}
 	read := func(g *gpu) bool { return g.unknown == nil && g.shown.Phase != PhaseUnknown }
 	s.Resume = o.news > 0 && !errors.Is(o.journal.writable(), files.ErrLocked)
-	known := o.wish.File == nil && slices.ContainsFunc(o.allLocked(), read)
+	known := slices.ContainsFunc(o.allLocked(), read)
 	for _, g := range o.allLocked() {
 		shown := g.shown
 		if g.about == nil || !reflect.DeepEqual(*g.about, o.wish) {

@@ -49,10 +49,7 @@ type place struct{ gpu, start, end int }
 // a pod is destroyed, no two pods have one slice, and when the faults are over, the node is as wished, or it is said why not.
 func TestRandomWishes(t *testing.T) {
 	t.Parallel()
-	file, err := layout.Parse([]byte(randomLayouts))
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := parsed(t, randomLayouts)
 	for seed := *firstSeed; seed < *firstSeed+*sequences; seed++ {
 		synctest.Test(t, func(t *testing.T) {
 			defer func() {
@@ -60,7 +57,7 @@ func TestRandomWishes(t *testing.T) {
 					t.Logf("run this again with -run TestRandomWishes -seed %d -sequences 1", seed)
 				}
 			}()
-			randomSequence(t, seed, &file)
+			randomSequence(t, seed, file)
 		})
 	}
 }

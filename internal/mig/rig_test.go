@@ -18,6 +18,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/layout"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
@@ -342,4 +343,60 @@ func (r *rig) uuids(index int, size string) []string {
 func (r *rig) journal() string {
 	text, _ := os.ReadFile(filepath.Join(r.dir, "mig.json"))
 	return string(text)
+}
+
+// journalFile is the file of the journal, as it is now.
+func (r *rig) journalFile() os.FileInfo {
+	r.t.Helper()
+	info, err := os.Stat(filepath.Join(r.dir, "mig.json"))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return info
+}
+
+// A mirror is a feed of Snapshots that is behind the monitor's: as it was at first, until it is told otherwise.
+type mirror struct {
+	r *rig
+	*feed.Feed[inventory.Snapshot]
+}
+
+func newMirror(r *rig) *mirror { return &mirror{r, feed.New(r.Snapshots().Value())} }
+
+// show publishes the monitor's Snapshot without some MIG devices.
+func (m *mirror) show(hides func(inventory.MIGDevice) bool) {
+	s := m.r.Snapshots().Value()
+	s.GPUs = slices.Clone(s.GPUs)
+	for i := range s.GPUs {
+		if hides != nil {
+			s.GPUs[i].MIGDevices = slices.DeleteFunc(slices.Clone(s.GPUs[i].MIGDevices), hides)
+		}
+	}
+	m.Publish(s)
+}
+
+// follow publishes each Snapshot of the monitor from now on.
+func (m *mirror) follow() {
+	ctx := m.r.t.Context()
+	go func() {
+		for {
+			_, changed := m.r.Snapshots().Latest()
+			m.show(nil)
+			select {
+			case <-ctx.Done():
+				return
+			case <-changed:
+			}
+		}
+	}()
+}
+
+// parsed is a file of layouts.
+func parsed(t *testing.T, text string) *layout.File {
+	t.Helper()
+	file, err := layout.Parse([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &file
 }

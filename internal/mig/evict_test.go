@@ -1,0 +1,110 @@
+package mig_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+)
+
+// evict is a mig.Evictor.
+type evict func(mig.Pod) error
+
+func (e evict) Evict(_ context.Context, pod mig.Pod) error { return e(pod) }
+
+// TestUsersThatAreEvicted: each pod once in ten seconds, however many devices it holds, and no process; what is refused is said.
+func TestUsersThatAreEvicted(t *testing.T) {
+	onNode(t, func(t *testing.T, r *rig) {
+		r.start()
+		r.makes("all-balanced")
+		r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "0:0", Count: 1})
+		for i, pod := range []string{"team/a", "team/b", "team/a"} {
+			r.hold(r.Snapshots().Value().GPUs[0].MIGDevices[i].UUID, pod)
+		}
+		told := map[string][]time.Time{}
+		r.start(func(o *mig.Options) {
+			o.Evictor = evict(func(p mig.Pod) error {
+				told[p.Name] = append(told[p.Name], time.Now())
+				if p.Name == "b" {
+					return errors.New("the disruption budget web allows none")
+				}
+				return nil
+			})
+		})
+		r.wishes.Publish(mig.Wish{Layout: "all-disabled", Evict: true})
+		r.until("says why not", func(s mig.Status) bool {
+			return len(s.GPUs) == 3 && strings.HasSuffix(s.GPUs[0].Reason, ": the disruption budget web allows none")
+		})
+		r.passes(time.Minute)
+		if len(told) != 2 {
+			t.Errorf("told: %v", told)
+		}
+		for name, at := range told {
+			if diff := cmp.Diff([]int{10, 10, 10, 10, 10}, paces(at)[:5]); diff != "" {
+				t.Errorf("pauses of %s in seconds (-want +got):\n%s", name, diff)
+			}
+		}
+	})
+}
+
+// TestEvictionIsCountedAnew: how long pods may take begins anew for each change, and after it was given up.
+func TestEvictionIsCountedAnew(t *testing.T) {
+	onNode(t, func(t *testing.T, r *rig) {
+		r.start(func(o *mig.Options) { o.Evictor = evict(func(mig.Pod) error { return nil }) })
+		gpu := r.Snapshots().Value().GPUs[0].UUID
+		r.hold(gpu, "team/first")
+		r.wishes.Publish(mig.Wish{Layout: "all-balanced", GPUs: []string{"0"}, Evict: true, EvictTimeout: time.Minute})
+		r.passes(50 * time.Second)
+		r.hold(gpu, "")
+		r.reaches(mig.StateSuccess)
+		r.inject(simulator.Fault{Kind: simulator.KindReset, GPU: "0"}) // something else takes the layout back
+		r.until("sees it", func(s mig.Status) bool { return s.State != mig.StateSuccess })
+		r.hold(gpu, "team/second")
+		r.passes(30 * time.Second)
+		if s := r.owner.Status().Value(); s.State != mig.StatePending || !strings.Contains(s.Reason, "team/second") {
+			t.Errorf("%q after half of the time: %s", s.State, s.Reason)
+		}
+		for _, most := range []time.Duration{5 * time.Second, 10 * time.Second} {
+			s := r.reaches(mig.StateFailed)
+			if pause := time.Until(s.GPUs[0].Retry); pause <= most/2 || pause > most || !slices.Equal(r.devices()[0], []string{"GPU"}) {
+				t.Errorf("%s: tried again in %v; offered: %v", s.Reason, pause, r.devices()[0])
+			}
+			r.until("waits again", func(s mig.Status) bool { return s.State == mig.StatePending })
+			r.passes(30 * time.Second)
+			if s := r.owner.Status().Value(); s.State != mig.StatePending {
+				t.Errorf("%q in the next try: %s", s.State, s.Reason)
+			}
+		}
+	})
+}
+
+// TestPauseThatIsAskedForAgain each ten seconds, and what is not known of clients is said beside those that are. When the clients have gone
+// and the driver goes on to say that the GPU is in use, nobody can be named.
+func TestPauseThatIsAskedForAgain(t *testing.T) {
+	onCluster(t, func(t *testing.T, c *cluster) {
+		c.stays = true
+		c.clients(dcgm)
+		c.inject(simulator.Fault{Kind: simulator.KindAnswer, GPU: "1", Call: "DeviceSetMigMode", Value: "IN_USE"})
+		c.runWith(errors.New("process 1 cannot be read"))
+		c.wish(true)
+		c.until("says both", func(s mig.Status) bool {
+			return s.Reason == "GPU 1: in use by process 300100 (nv-hostengine): process 1 cannot be read"
+		})
+		c.passes(100 * time.Second)
+		if n := c.times(); n < 10 || n > 11 {
+			t.Errorf("paused %d times in 100 s", n)
+		}
+		c.clients()
+		s := c.reaches(mig.StateFailed)
+		if s.Reason != "GPU 1: in use by something that is not shown, though DaemonSets were paused for 5m0s" {
+			t.Errorf("the reason: %s", s.Reason)
+		}
+	})
+}

@@ -1,0 +1,295 @@
+package mig
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/layout"
+)
+
+var third = inventory.GPUInstance{ID: 1, Profile: "3g.40gb", Start: 0, Size: 4, Computes: []inventory.ComputeInstance{{ID: 0, Start: 0, Slices: 3}}}
+
+// TestInstancesOfThisProgram: an instance is the noted one at its place alone, with no compute instances but those that were noted, and
+// none is after a restart of the node.
+func TestInstancesOfThisProgram(t *testing.T) {
+	t.Parallel()
+	noted := []instance{instanceOf(third)}
+	for name, test := range map[string]struct {
+		record record
+		change func(*inventory.GPUInstance)
+		want   bool
+	}{
+		"made":                  {record{Made: noted}, func(*inventory.GPUInstance) {}, true},
+		"being created":         {record{Change: &change{Creates: noted}}, func(*inventory.GPUInstance) {}, true},
+		"there before a change": {record{Change: &change{Before: noted}}, func(*inventory.GPUInstance) {}, false},
+		"made before a restart": {record{Made: noted, lost: true}, func(*inventory.GPUInstance) {}, false},
+		"nothing noted":         {record{}, func(*inventory.GPUInstance) {}, false},
+		"no compute instance":   {record{Made: noted}, func(i *inventory.GPUInstance) { i.Computes = nil }, true},
+		"another ID":            {record{Made: noted}, func(i *inventory.GPUInstance) { i.ID = 9 }, true},
+		"another profile":       {record{Made: noted}, func(i *inventory.GPUInstance) { i.Profile = "4g.40gb" }, false},
+		"another place":         {record{Made: noted}, func(i *inventory.GPUInstance) { i.Start = 4 }, false},
+		"another size":          {record{Made: noted}, func(i *inventory.GPUInstance) { i.Size = 3 }, false},
+		"a compute instance more": {record{Made: noted}, func(i *inventory.GPUInstance) {
+			i.Computes = []inventory.ComputeInstance{{Slices: 3}, {ID: 1, Slices: 1}}
+		}, false},
+	} {
+		found := third
+		test.change(&found)
+		if got := test.record.made(found); got != test.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+	want := []inventory.GPUInstance{{Profile: "3g.40gb", Size: 4, Computes: []inventory.ComputeInstance{{Slices: 3}}}}
+	if diff := cmp.Diff(want, inventoried(noted)); diff != "" {
+		t.Errorf("noted instances as the inventory has them (-want +got):\n%s", diff)
+	}
+}
+
+// opened is a journal that this process may write.
+func opened(t *testing.T, dir, boot string) *journal {
+	t.Helper()
+	j := newJournal(dir, boot)
+	t.Cleanup(j.close)
+	j.keep(t.Context(), clock.RealClock{}, func(context.Context) {})
+	if err := j.writable(); err != nil {
+		t.Fatal(err)
+	}
+	return j
+}
+
+// TestJournalOfAChange: what was there before the first change stays noted until a change has ended, and what is created adds up.
+func TestJournalOfAChange(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	j := opened(t, dir, "one")
+	step := func(action inventory.MIGAction, i inventory.GPUInstance) layout.Step {
+		return layout.Step{Action: action, Part: layout.Part{GPUInstance: i}}
+	}
+	noted := func(what string, want record) {
+		t.Helper()
+		if diff := cmp.Diff(want, j.record("GPU-0"), cmp.AllowUnexported(record{})); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", what, diff)
+		}
+	}
+	ended := func(p inventory.Partitions) {
+		t.Helper()
+		if err := j.end(t.Context(), layout.GPU{UUID: "GPU-0", Partitions: p}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	other := inventory.GPUInstance{ID: 2, Profile: "1g.10gb", Start: 4, Size: 1}
+	last := inventory.GPUInstance{ID: 3, Profile: "1g.10gb", Start: 6, Size: 1}
+	first := layout.GPUChange{
+		GPU:    layout.GPU{UUID: "GPU-0"},
+		Before: layout.Division{Mode: inventory.MIGEnabled, Instances: []layout.Part{{GPUInstance: third}}},
+		Steps: []layout.Step{
+			step(inventory.MIGDestroyInstance, third), step(inventory.MIGCreateInstance, other), step(inventory.MIGCreateCompute, other),
+		},
+	}
+	second := layout.GPUChange{
+		GPU: layout.GPU{UUID: "GPU-0"}, Before: layout.Division{Mode: inventory.MIGDisabled},
+		Steps: []layout.Step{step(inventory.MIGCreateInstance, last)},
+	}
+	if err := errors.Join(j.begin(t.Context(), first, "first"), j.begin(t.Context(), second, "second")); err != nil {
+		t.Fatal(err)
+	}
+	want := record{Boot: "one", Change: &change{
+		Layout: "second", Enabled: true, Before: []instance{instanceOf(third)}, Creates: []instance{instanceOf(other), instanceOf(last)},
+	}}
+	noted("during the second change", want)
+	j.close()
+	j = opened(t, dir, "one")
+	noted("in the next process", want)
+	ended(inventory.Partitions{Unread: "no permission"})
+	noted("after a look that could not read it", want)
+	ended(inventory.Partitions{Mode: inventory.MIGEnabled, Instances: []inventory.GPUInstance{third, other}})
+	want = record{Boot: "one", Enabled: true, Made: []instance{instanceOf(other)}}
+	noted("after the change", want)
+	if r := j.record("GPU-1"); r.Boot != "" {
+		t.Errorf("of another GPU: %+v", r)
+	}
+	j.close()
+	j = opened(t, dir, "two")
+	want.lost = true
+	noted("after a restart of the node", want)
+	if err := j.begin(t.Context(), second, "again"); err != nil {
+		t.Fatal(err)
+	}
+	noted("during a change after that", record{Boot: "two", Change: &change{Layout: "again", Creates: []instance{instanceOf(last)}}})
+	ended(inventory.Partitions{Mode: inventory.MIGDisabled})
+	if text, err := os.ReadFile(filepath.Join(dir, journalFile)); err != nil || strings.Contains(string(text), "GPU-0") {
+		t.Errorf("nothing is divided any more: %s, %v", text, err)
+	}
+}
+
+// TestModeOfTheJournal: the mode is this program's if it was noted so, if this change has switched it on, or if it has made instances.
+func TestModeOfTheJournal(t *testing.T) {
+	t.Parallel()
+	made := []instance{instanceOf(third)}
+	on, off := inventory.Partitions{Mode: inventory.MIGEnabled}, inventory.Partitions{Mode: inventory.MIGDisabled}
+	divided := inventory.Partitions{Mode: inventory.MIGEnabled, Instances: []inventory.GPUInstance{third}}
+	for name, test := range map[string]struct {
+		noted record
+		found inventory.Partitions
+		want  bool
+	}{
+		"noted":                  {record{Enabled: true}, on, true},
+		"noted, and off now":     {record{Enabled: true}, off, false},
+		"switched on":            {record{Change: &change{}}, on, true},
+		"it was on":              {record{Change: &change{Enabled: true}}, on, false},
+		"instances were made":    {record{Change: &change{Enabled: true, Creates: made}}, divided, true},
+		"instances of another":   {record{}, divided, false},
+		"made, and the mode off": {record{Made: made}, off, false},
+	} {
+		j := opened(t, t.TempDir(), "one")
+		j.gpus["GPU-0"] = test.noted
+		if err := j.end(t.Context(), layout.GPU{UUID: "GPU-0", Partitions: test.found}); err != nil || j.record("GPU-0").Enabled != test.want {
+			t.Errorf("%s: %+v, %v", name, j.record("GPU-0"), err)
+		}
+	}
+}
+
+// TestBootOfTheJournal: only two boot IDs that are known and differ say that the node was restarted.
+func TestBootOfTheJournal(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		noted, now string
+		lost       bool
+	}{"the same": {"one", "one", false}, "another": {"one", "two", true}, "not known before": {"", "two", false}, "not known now": {"one", "", false}} {
+		dir := t.TempDir()
+		p := page{journalVersion, map[string]record{"GPU-0": {Boot: test.noted, Enabled: true, Change: &change{}}}}
+		if err := files.WriteState(filepath.Join(dir, journalFile), p); err != nil {
+			t.Fatal(err)
+		}
+		if r := newJournal(dir, test.now).read(t.Context())["GPU-0"]; r.lost != test.lost || (r.Change == nil) != test.lost || !r.Enabled {
+			t.Errorf("%s: %+v", name, r)
+		}
+	}
+}
+
+// TestLockOfTheJournal: this process tries to get it each second while another one has it, and gives it back when it comes too late. What
+// the other one notes is read meanwhile, and told once.
+func TestLockOfTheJournal(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		first, second := opened(t, dir, "one"), newJournal(dir, "one")
+		if err := second.write(t.Context(), "GPU-0", record{}); !errors.Is(err, errUnread) {
+			t.Errorf("a journal that was not read is written: %v", err)
+		}
+		acquired := 0
+		go second.keep(t.Context(), clock.RealClock{}, func(context.Context) { acquired++ })
+		passes := func(d time.Duration, news int, locked bool) {
+			t.Helper()
+			time.Sleep(d)
+			synctest.Wait()
+			if n, err := second.news.Value(), second.writable(); n != news || errors.Is(err, files.ErrLocked) != locked || (acquired > 0) != !locked {
+				t.Errorf("%d news, %v, acquired %d times", n, err, acquired)
+			}
+		}
+		passes(10*time.Second, 1, true)
+		if err := first.write(t.Context(), "GPU-0", record{Enabled: true}); err != nil {
+			t.Fatal(err)
+		}
+		passes(1100*time.Millisecond, 2, true)
+		if !second.record("GPU-0").Enabled {
+			t.Errorf("what the other process noted is not known: %+v", second.record("GPU-0"))
+		}
+		first.close()
+		passes(1100*time.Millisecond, 3, false)
+		second.close()
+		late := newJournal(dir, "one")
+		late.close()
+		late.keep(t.Context(), clock.RealClock{}, func(context.Context) {})
+		opened(t, dir, "one")
+	})
+}
+
+// TestJournalThatCannotBeHad is tried again each five seconds.
+func TestJournalThatCannotBeHad(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		file := filepath.Join(t.TempDir(), "file")
+		if err := os.WriteFile(file, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		j := newJournal(filepath.Join(file, "state"), "one")
+		defer j.close()
+		began := time.Now()
+		acquired := make(chan time.Duration, 1)
+		go j.keep(t.Context(), clock.RealClock{}, func(context.Context) { acquired <- time.Since(began) })
+		time.Sleep(12 * time.Second)
+		if err := errors.Join(os.Remove(file), os.MkdirAll(j.dir, 0o700)); err != nil {
+			t.Fatal(err)
+		}
+		if took := <-acquired; took != 3*retryFirst {
+			t.Errorf("tried again after %v", took)
+		}
+		synctest.Wait()
+	})
+}
+
+// TestHoldersInWords: neighbours of one name are named once.
+func TestHoldersInWords(t *testing.T) {
+	t.Parallel()
+	a, b := Pod{Namespace: "ns", Name: "a"}, Pod{UID: "4711"}
+	all := []Holder{{Pod: a, Device: "GPU-0"}, {Pod: a, Device: "GPU-1"}, {Pod: b}, {PID: 7, Name: "dcgm"}, {PID: 8}, {Pod: a}}
+	if got, want := holders(all), "pod ns/a, pod with UID 4711, process 7 (dcgm), process 8, pod ns/a"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
+
+// TestWishThatIsAboutAGPU: all, or those of an index or a UUID.
+func TestWishThatIsAboutAGPU(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		wish Wish
+		want bool
+	}{
+		"nothing":        {Wish{}, false},
+		"all":            {Wish{Layout: "a"}, true},
+		"index":          {Wish{Layout: "a", GPUs: []string{"0", "1"}}, true},
+		"UUID":           {Wish{Layout: "a", GPUs: []string{"GPU-1"}}, true},
+		"others":         {Wish{Layout: "a", GPUs: []string{"0", "GPU-0"}}, false},
+		"no layout":      {Wish{GPUs: []string{"1"}}, false},
+		"a longer index": {Wish{Layout: "a", GPUs: []string{"11"}}, false},
+	} {
+		if got := test.wish.concerns(GPU{Index: 1, UUID: "GPU-1"}); got != test.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+// TestLook: a GPU that is divided otherwise, or is found elsewhere, looks otherwise; its health does not count.
+func TestLook(t *testing.T) {
+	t.Parallel()
+	base := inventory.GPU{Index: 1, MIG: inventory.MIGEnabled, MIGDevices: []inventory.MIGDevice{{UUID: "MIG-0", GI: 1}}}
+	for name, change := range map[string]func(*inventory.GPU){
+		"index":  func(g *inventory.GPU) { g.Index = 2 },
+		"mode":   func(g *inventory.GPU) { g.MIG = inventory.MIGDisabled },
+		"device": func(g *inventory.GPU) { g.MIGDevices = nil },
+		"UUID":   func(g *inventory.GPU) { g.MIGDevices = []inventory.MIGDevice{{UUID: "MIG-1", GI: 1}} },
+		"GI":     func(g *inventory.GPU) { g.MIGDevices = []inventory.MIGDevice{{UUID: "MIG-0", GI: 2}} },
+		"CI":     func(g *inventory.GPU) { g.MIGDevices = []inventory.MIGDevice{{UUID: "MIG-0", GI: 1, CI: 1}} },
+	} {
+		other := base
+		if change(&other); lookOf(other) == lookOf(base) {
+			t.Errorf("another %s is not seen", name)
+		}
+	}
+	sick := base
+	if sick.Health.State = inventory.Unhealthy; lookOf(sick) != lookOf(base) {
+		t.Error("a GPU that is Unhealthy looks otherwise")
+	}
+}

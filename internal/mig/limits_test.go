@@ -1,0 +1,430 @@
+package mig_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+)
+
+// paces returns the pauses between moments, in seconds.
+func paces(at []time.Time) []int {
+	var all []int
+	for i := range len(at) - 1 {
+		all = append(all, int(at[i+1].Sub(at[i]).Round(time.Second).Seconds()))
+	}
+	return all
+}
+
+// TestFailuresAreTriedAgain after pauses that double from 5 s to 5 minutes, or to 30 s while something uses the GPU that is not shown, and at
+// once for a new wish. What a failure has changed on the GPU is no reason to try it again earlier; what a step that is waited for has
+// changed is one.
+func TestFailuresAreTriedAgain(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		err   error
+		paces []int
+	}{
+		"a call that fails":       {inventory.ErrNotSupported, []int{5, 10, 20, 40, 80, 160, 300, 300}},
+		"a GPU that is used":      {inventory.ErrInUse, []int{0, 10, 20, 30, 30, 30, 30, 30}},
+		"a mode not yet in force": {inventory.ErrResetRequired, []int{0, 10, 20, 40, 80, 160, 300, 300}},
+		"a driver that is slow":   {inventory.ErrNoAnswer, []int{0, 1, 1, 1, 1, 1, 1, 1}},
+		"a call past its limit":   {context.DeadlineExceeded, []int{0, 1, 1, 1, 1, 1, 1, 1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onNode(t, func(t *testing.T, r *rig) {
+				var tries []time.Time
+				r.before = func(_ string, step inventory.MIGStep) error {
+					if step.Action != inventory.MIGCreateCompute {
+						return nil
+					}
+					tries = append(tries, time.Now())
+					return fmt.Errorf("the call: %w", test.err)
+				}
+				r.start()
+				r.wishes.Publish(mig.Wish{Layout: "all-7g.80gb", GPUs: []string{"0"}})
+				r.until("has begun", func(s mig.Status) bool { return len(s.GPUs) == 3 && strings.Contains(s.GPUs[0].Reason, "the call") })
+				for _, pause := range test.paces {
+					r.passes(time.Duration(pause)*time.Second + 100*time.Millisecond)
+				}
+				if len(tries) < 9 {
+					t.Fatalf("tried at %v only", tries)
+				}
+				if diff := cmp.Diff(test.paces, paces(tries[:9])); diff != "" {
+					t.Errorf("pauses in seconds (-want +got):\n%s", diff)
+				}
+				g := r.owner.Status().Value().GPUs[0]
+				if said := !g.Retry.IsZero(); said != (test.paces[7] >= 5) || said && time.Until(g.Retry) > 5*time.Minute {
+					t.Errorf("%s: tried again at %v", g.Reason, g.Retry)
+				}
+				tries = nil
+				began := time.Now()
+				r.wishes.Publish(mig.Wish{Layout: "all-7g.80gb", GPUs: []string{"0"}, Again: 1})
+				r.passes(8 * time.Second)
+				if len(tries) < 2 || tries[0].Sub(began) > 2*time.Second || paces(tries)[0] > 5 {
+					t.Errorf("after a new wish at %v it was tried at %v", began, tries)
+				}
+			})
+		})
+	}
+}
+
+// TestInstancesThatHaveToStay: the layout is arranged around the one instance that a pod holds, or that another program made, wherever it is.
+func TestInstancesThatHaveToStay(t *testing.T) {
+	t.Parallel()
+	sevenths := []string{"1g.10gb", "1g.10gb", "1g.10gb", "1g.10gb", "1g.10gb", "1g.10gb", "1g.10gb"}
+	const file = `{version: v1, mig-configs: {new: [{devices: [0], mig-enabled: true, mig-devices: {"1g.10gb": 1, "3g.40gb": 1}}]}}`
+	for slice := range 7 {
+		for name, others := range map[string]bool{"of a pod": false, "of another program": true} {
+			t.Run(fmt.Sprint(name, " at slice ", slice), func(t *testing.T) {
+				onNode(t, func(t *testing.T, r *rig) {
+					if others {
+						r.inject(simulator.Fault{Kind: simulator.KindMIG, GPU: "0", Profiles: sevenths})
+						r.passes(time.Second)
+					} else {
+						r.start()
+						r.makes("all-1g.10gb")
+					}
+					gpu := r.Snapshots().Value().GPUs[0]
+					now, err := r.Monitor.Partitions(t.Context(), gpu.UUID)
+					if err != nil {
+						t.Fatal(err)
+					}
+					stays := ""
+					for _, i := range now.Instances {
+						at := slices.IndexFunc(gpu.MIGDevices, func(d inventory.MIGDevice) bool { return d.GI == i.ID })
+						if i.Start == slice {
+							stays = gpu.MIGDevices[at].UUID
+							continue
+						}
+						if !others {
+							continue
+						}
+						for _, action := range []inventory.MIGAction{inventory.MIGDestroyCompute, inventory.MIGDestroyInstance} {
+							if _, err := r.Monitor.Repartition(t.Context(), gpu.UUID, inventory.MIGStep{Action: action, GI: i.ID, CI: gpu.MIGDevices[at].CI}); err != nil {
+								t.Fatal(err)
+							}
+						}
+					}
+					if others {
+						r.start()
+						r.makes("all-1g.10gb") // the others are this program's
+					} else {
+						r.hold(stays, "ns/stays")
+					}
+					r.wishes.Publish(mig.Wish{Layout: "new", File: parsed(t, file)})
+					r.until("is made", func(s mig.Status) bool {
+						return s.Layout == "new" && len(s.GPUs) == 3 && s.GPUs[0].Phase == mig.PhaseDone
+					})
+					if diff := cmp.Diff([]string{"1g.10gb", "3g.40gb"}, r.devices()[0]); diff != "" || r.uuids(0, "1g.10gb")[0] != stays {
+						t.Errorf("%s went (-want +got):\n%s", stays, diff)
+					}
+				})
+			})
+		}
+	}
+}
+
+// TestProcessOnAnotherInstance: it is not waited for, and one that may be on each instance is.
+func TestProcessOnAnotherInstance(t *testing.T) {
+	onNode(t, func(t *testing.T, r *rig) {
+		r.start()
+		r.makes("all-balanced")
+		r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "0:0", Count: 1})
+		busy := r.Snapshots().Value().GPUs[0].MIGDevices[0]
+		r.wishes.Publish(mig.Wish{Layout: "all-" + busy.Profile, GPUs: []string{"0"}})
+		r.reaches(mig.StateSuccess)
+		if !slices.Contains(r.uuids(0, busy.Profile), busy.UUID) {
+			t.Error("the instance with the process went")
+		}
+		r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "0:0"})
+		r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "0", Count: 1}) // a driver that does not say where
+		r.wishes.Publish(mig.Wish{Layout: "all-7g.80gb", GPUs: []string{"0"}})
+		s := r.until("waits", func(s mig.Status) bool { return strings.Contains(s.Reason, "in use by process") })
+		r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "0"})
+		if s = r.reaches(mig.StateSuccess); len(s.GPUs[0].Holders) > 0 {
+			t.Errorf("holders of a GPU that is done: %v", s.GPUs[0].Holders)
+		}
+	})
+}
+
+// TestLayoutOfOtherModels: GPUs that have no such profile stay as they are, and that is no failure if some GPU has it.
+func TestLayoutOfOtherModels(t *testing.T) {
+	onNode(t, func(t *testing.T, r *rig) {
+		r.start()
+		r.wishes.Publish(mig.Wish{Layout: "all-2g.12gb"})
+		s := r.reaches(mig.StateSuccess)
+		if s.GPUs[0].Phase != mig.PhaseKept || s.GPUs[1].Phase != mig.PhaseKept || s.GPUs[2].Phase != mig.PhaseDone || s.GPUs[0].Reason == "" {
+			t.Errorf("GPUs: %+v", s.GPUs)
+		}
+		if diff := cmp.Diff(map[int][]string{0: {"GPU"}, 1: {"GPU"}, 2: {"2g.12gb", "2g.12gb"}, 3: {"GPU"}}, r.devices()); diff != "" {
+			t.Errorf("offered (-want +got):\n%s", diff)
+		}
+		r.wishes.Publish(mig.Wish{Layout: "all-9g.12gb"})
+		if s = r.reaches(mig.StateFailed); !allFailed(s) || !strings.HasPrefix(s.Reason, `GPU 0`) {
+			t.Errorf("%s; GPUs: %+v", s.Reason, s.GPUs)
+		}
+		r.wishes.Publish(mig.Wish{Layout: "new", File: parsed(t, `{version: v1, mig-configs: {new: [{devices: [0, 2], mig-enabled: true, mig-devices: {"2g.12gb": 2}}]}}`)})
+		if s = r.reaches(mig.StateFailed); s.GPUs[0].Phase != mig.PhaseFailed || s.GPUs[1].Phase != mig.PhaseKept || s.GPUs[2].Phase != mig.PhaseDone {
+			t.Errorf("GPUs of a file that names them: %+v", s.GPUs)
+		}
+	})
+}
+
+// TestDivisionThatIsNotSeenYet: a GPU is done when the Snapshot shows each of its MIG devices. It is waited for for five seconds, and for the
+// mode without a limit.
+func TestDivisionThatIsNotSeenYet(t *testing.T) {
+	t.Parallel()
+	for name, hides := range map[string]func(inventory.MIGDevice) bool{
+		"one GPU instance":     func(d inventory.MIGDevice) bool { return d.Profile == "3g.40gb" },
+		"one compute instance": func(d inventory.MIGDevice) bool { return d.Profile == "1c.3g.40gb" && d.CI == 2 },
+	} {
+		for _, comes := range []bool{true, false} {
+			t.Run(fmt.Sprint(name, ", which comes: ", comes), func(t *testing.T) {
+				onNode(t, func(t *testing.T, r *rig) {
+					mine := newMirror(r)
+					r.start(func(o *mig.Options) { o.Snapshots = mine.Feed })
+					r.wishes.Publish(mig.Wish{Layout: "mixed", GPUs: []string{"0"}, File: parsed(t, randomLayouts)})
+					r.until("waits for the look", func(s mig.Status) bool {
+						return strings.Contains(s.Reason, "the last look at the node does not show the GPU as it is divided now")
+					})
+					if len(r.devices()[0]) > 0 {
+						t.Errorf("offered: %v", r.devices()[0])
+					}
+					mine.show(hides)
+					r.passes(4 * time.Second)
+					if s := r.owner.Status().Value(); s.State != mig.StatePending {
+						t.Errorf("%q without a device", s.State)
+					}
+					began := time.Now()
+					if comes {
+						mine.show(nil)
+					}
+					r.reaches(mig.StateSuccess)
+					if took := time.Since(began); comes && took > 0 || took > 10*time.Second {
+						t.Errorf("success after another %v", took)
+					}
+				})
+			})
+		}
+	}
+}
+
+// TestChangeThatIsNotSeen: an instance is not destroyed as long as the Snapshot does not show its MIG device, because a pod may hold that.
+func TestChangeThatIsNotSeen(t *testing.T) {
+	onNode(t, func(t *testing.T, r *rig) {
+		r.start()
+		r.makes("all-balanced")
+		mine := newMirror(r)
+		mine.show(func(d inventory.MIGDevice) bool { return d.Profile == "3g.40gb" })
+		r.start(func(o *mig.Options) { o.Snapshots = mine.Feed })
+		r.wishes.Publish(mig.Wish{Layout: "all-1g.10gb", GPUs: []string{"0"}})
+		r.until("waits", func(s mig.Status) bool {
+			return strings.Contains(s.Reason, "the last look at the node does not show the MIG device of GPU instance ")
+		})
+		r.passes(time.Minute)
+		if len(r.uuids(0, "3g.40gb")) != 1 || len(r.uuids(0, "2g.20gb")) != 1 {
+			t.Error("an instance was destroyed")
+		}
+		mine.follow()
+		r.reaches(mig.StateSuccess)
+	})
+}
+
+// TestJournalIsNotWrittenAnew when nothing has changed.
+func TestJournalIsNotWrittenAnew(t *testing.T) {
+	onNode(t, func(t *testing.T, r *rig) {
+		r.start()
+		r.makes("all-balanced")
+		before := r.journalFile()
+		for again := range uint64(3) {
+			r.wishes.Publish(mig.Wish{Layout: "all-balanced", Again: again + 1})
+			r.reaches(mig.StateSuccess)
+		}
+		if !os.SameFile(before, r.journalFile()) {
+			t.Error("the journal was written")
+		}
+	})
+}
+
+// TestRestartOfTheNodeInTheFirstStep: a GPU that was not divided before is left alone then, if nobody wants it to be divided any more.
+func TestRestartOfTheNodeInTheFirstStep(t *testing.T) {
+	onNode(t, func(t *testing.T, r *rig) {
+		r.before = func(string, inventory.MIGStep) error { return inventory.ErrNoAnswer }
+		r.start()
+		r.wishes.Publish(mig.Wish{Layout: "all-balanced", GPUs: []string{"0"}})
+		r.until("has begun", func(s mig.Status) bool { return strings.Contains(s.Reason, inventory.ErrNoAnswer.Error()) })
+		r.reboots()
+		r.wishes.Publish(mig.Wish{})
+		steps := 0
+		r.mu.Lock()
+		r.before = func(string, inventory.MIGStep) error { steps++; return nil }
+		r.mu.Unlock()
+		r.start()
+		r.until("is kept", func(s mig.Status) bool { return len(s.GPUs) == 3 && s.GPUs[0].Phase == mig.PhaseKept && s.Resume })
+		r.passes(time.Minute)
+		if steps > 0 || !slices.Equal(r.devices()[0], []string{"GPU"}) {
+			t.Errorf("%d steps; offered: %v; the journal: %s", steps, r.devices()[0], r.journal())
+		}
+	})
+}
+
+// countedUsers counts how often it is asked for users.
+type countedUsers struct {
+	of    mig.Users
+	asked atomic.Int64
+}
+
+func (c *countedUsers) Users(ctx context.Context, devices []string) ([]kubelet.HeldDevice, error) {
+	c.asked.Add(1)
+	return c.of.Users(ctx, devices)
+}
+
+// TestKubeletIsAskedOften at first, because it mostly needs less than a second to take devices back, and each second from then on.
+func TestKubeletIsAskedOften(t *testing.T) {
+	onNode(t, func(t *testing.T, r *rig) {
+		r.absent = errors.New("kubelet does not run")
+		users := &countedUsers{of: r}
+		r.start(func(o *mig.Options) { o.Users = users })
+		r.wishes.Publish(mig.Wish{Layout: "all-balanced", GPUs: []string{"0"}})
+		r.passes(4 * time.Second)
+		first := users.asked.Load()
+		r.passes(2 * time.Second)
+		between := users.asked.Load()
+		r.passes(20 * time.Second)
+		each := 2 // for what pods hold, and before the change
+		if later := int(users.asked.Load() - between); int(first) < 38*each || later < 19*each || later > 21*each {
+			t.Errorf("asked %d times in 4 s, %d times in 20 s after that", first, later)
+		}
+		if g := r.owner.Status().Value().GPUs[0]; !g.Retry.IsZero() {
+			t.Errorf("what is waited for is said to be tried again at %v", g.Retry)
+		}
+	})
+}
+
+// TestGPUThatIsReservedElsewhere is offered as it is and not changed, until the reason ends. What is as wanted stays so, and what was
+// begun is gone on with.
+func TestGPUThatIsReservedElsewhere(t *testing.T) {
+	onNode(t, func(t *testing.T, r *rig) {
+		const reason = "it is reserved for claims"
+		var elsewhere atomic.Bool
+		option := func(o *mig.Options) {
+			o.Elsewhere = func(uuid string) string {
+				if elsewhere.Load() && uuid == r.Snapshots().Value().GPUs[0].UUID {
+					return reason
+				}
+				return ""
+			}
+		}
+		elsewhere.Store(true)
+		r.start(option)
+		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
+		r.done(1, 2)
+		s := r.until("says so", func(s mig.Status) bool { return s.State == mig.StatePending && s.Reason == "GPU 0: "+reason })
+		r.passes(time.Minute)
+		if !slices.Equal(r.devices()[0], []string{"GPU"}) {
+			t.Errorf("%s; offered: %v", s.Reason, r.devices()[0])
+		}
+		elsewhere.Store(false)
+		began := time.Now()
+		r.reaches(mig.StateSuccess)
+		if took := time.Since(began); took > 3*time.Second {
+			t.Errorf("success %v after the reason has ended", took)
+		}
+		elsewhere.Store(true)
+		r.wishes.Publish(mig.Wish{Layout: "all-balanced", Again: 1})
+		r.reaches(mig.StateSuccess)
+		elsewhere.Store(false)
+		r.mu.Lock()
+		r.before = func(_ string, step inventory.MIGStep) error {
+			if step.Action == inventory.MIGCreateInstance {
+				elsewhere.Store(true)
+				r.before = nil
+				return inventory.ErrNoAnswer
+			}
+			return nil
+		}
+		r.mu.Unlock()
+		r.wishes.Publish(mig.Wish{Layout: "all-1g.10gb", GPUs: []string{"0"}})
+		r.reaches(mig.StateSuccess)
+	})
+}
+
+// deaf is a driver that does not tell processes.
+type deaf struct {
+	*rig
+	err error
+}
+
+func (d *deaf) Processes(ctx context.Context, gpus []string) (map[string][]inventory.Process, error) {
+	if d.err != nil {
+		return nil, d.err
+	}
+	return d.rig.Processes(ctx, gpus)
+}
+
+// TestGPUThatWasNeverRead is not offered, whether its division or its processes cannot be read.
+func TestGPUThatWasNeverRead(t *testing.T) {
+	t.Parallel()
+	for _, what := range []string{"division", "processes"} {
+		t.Run(what, func(t *testing.T) {
+			onNode(t, func(t *testing.T, r *rig) {
+				driver := &deaf{rig: r}
+				problem := errors.New("the driver has no time")
+				if what == "division" {
+					r.dead = problem
+				} else {
+					driver.err = problem
+				}
+				r.wishes.Publish(mig.Wish{Layout: "all-enabled"})
+				r.start(func(o *mig.Options) { o.Driver = driver })
+				s := r.until("says so", func(s mig.Status) bool { return s.Reason == "GPU 0, 1, 2: the driver has no time" })
+				r.passes(time.Minute)
+				if diff := cmp.Diff(map[int][]string{3: {"GPU"}}, r.devices()); diff != "" || s.State != mig.StatePending {
+					t.Errorf("%s: offered (-want +got):\n%s", s.State, diff)
+				}
+				for uuid, h := range r.owner.Holds().Value() {
+					if uuid != r.Snapshots().Value().GPUs[3].UUID && h.Reason != "it cannot be read how its GPU is divided" {
+						t.Errorf("the hold on %s: %+v", uuid, h)
+					}
+				}
+				r.mu.Lock()
+				r.dead, driver.err = nil, nil
+				r.mu.Unlock()
+				r.reaches(mig.StateSuccess)
+			})
+		})
+	}
+}
+
+// TestGPUThatGoes is forgotten at once, though nothing is to be done on the others.
+func TestGPUThatGoes(t *testing.T) {
+	onNode(t, func(t *testing.T, r *rig) {
+		mine := newMirror(r)
+		r.start(func(o *mig.Options) { o.Snapshots = mine.Feed })
+		r.until("is kept", func(s mig.Status) bool { return len(s.GPUs) == 3 && s.Resume })
+		less := mine.Value()
+		gone := less.GPUs[0].UUID
+		less.GPUs = less.GPUs[1:]
+		mine.Publish(less)
+		r.passes(time.Second)
+		if s := r.owner.Status().Value(); len(s.GPUs) != 2 {
+			t.Errorf("there are still %d GPUs", len(s.GPUs))
+		}
+		if _, there := r.owner.Holds().Value()[gone]; there {
+			t.Error("there is still a hold on it")
+		}
+	})
+}
