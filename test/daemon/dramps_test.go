@@ -13,11 +13,42 @@ import (
 	healthv1 "k8s.io/kubelet/pkg/apis/dra-health/v1"
 )
 
-// mpsControlDaemon starts the process that runs control daemons, with a stand-in for the driver's program, and returns what kills it.
-func (c *claimable) mpsControlDaemon(programs string) (kill func(syscall.Signal)) {
+// A withMPS is a node that gives claims, with a stand-in for the driver's program of MPS.
+type withMPS struct {
+	*claimable
+	programs, gpus string
+}
+
+func newWithMPS(t *testing.T) *withMPS {
+	t.Helper()
+	c := &withMPS{programs: t.TempDir(), gpus: t.TempDir()}
+	out, err := exec.Command("go", "build", "-o", filepath.Join(c.programs, "nvidia-cuda-mps-control"), "../mps").CombinedOutput()
+	if err != nil {
+		t.Fatalf("build the stand-in: %v: %s", err, out)
+	}
+	c.claimable = newClaimable(t, "dra", "--mps-root", "/run/nvidia/mps", "--mps-root-ctr-path", "$DIR/mps")
+	if err := os.Mkdir(c.Path("mps"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if shared, err := os.ReadFile(filepath.Join(c.gpus, "shared")); !os.IsNotExist(err) {
+			t.Errorf("a GPU had two control daemons at a time: %s (%v)", shared, err)
+		}
+		if t.Failed() {
+			text, _ := os.ReadFile(c.Path("mps.log"))
+			t.Logf("the log of mps-control-daemon:\n%s", text)
+		}
+	})
+	c.published(8)
+	return c
+}
+
+// mpsControlDaemon starts the process that runs control daemons, and returns what sends it a signal: SIGKILL and SIGTERM wait until it has
+// ended.
+func (c *withMPS) mpsControlDaemon() (signal func(syscall.Signal)) {
 	c.t.Helper()
 	p := exec.Command(c.Setup.Daemon, "mps-control-daemon", "--simulate", c.Profile, "--config-file", c.file, "--mps-root-ctr-path", c.Path("mps"))
-	p.Env = append(os.Environ(), "PATH="+programs)
+	p.Env = append(os.Environ(), "PATH="+c.programs, "MPS_STAND_IN_GPUS="+c.gpus)
 	log, err := os.OpenFile(c.Path("mps.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		c.t.Fatal(err)
@@ -28,52 +59,50 @@ func (c *claimable) mpsControlDaemon(programs string) (kill func(syscall.Signal)
 		c.t.Fatal(err)
 	}
 	ended := false
-	kill = func(signal syscall.Signal) {
+	signal = func(signal syscall.Signal) {
 		if ended {
 			return
 		}
-		ended = true
 		_ = p.Process.Signal(signal)
-		_ = p.Wait()
+		if signal == syscall.SIGKILL || signal == syscall.SIGTERM {
+			ended = true
+			_ = p.Wait()
+		}
 	}
 	c.t.Cleanup(func() {
-		kill(syscall.SIGTERM)
-		if c.t.Failed() {
-			text, _ := os.ReadFile(log.Name())
-			c.t.Logf("the log of mps-control-daemon:\n%s", text)
-		}
+		signal(syscall.SIGCONT)
+		signal(syscall.SIGTERM)
 	})
-	return kill
+	return signal
 }
 
-// TestClaimByMPS: a claim that is shared by MPS has a control daemon with its limits for exactly its GPU, as long as it is prepared; the deaths
-// of all processes change nothing of that.
-func TestClaimByMPS(t *testing.T) {
-	t.Parallel()
-	programs := t.TempDir()
-	if output, err := exec.Command("go", "build", "-o", filepath.Join(programs, "nvidia-cuda-mps-control"), "../mps").CombinedOutput(); err != nil {
-		t.Fatalf("build the stand-in: %v: %s", err, output)
-	}
-	c := newClaimable(t, "dra", "--mps-root", "/run/nvidia/mps", "--mps-root-ctr-path", "$DIR/mps")
-	if err := os.Mkdir(c.Path("mps"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	c.published(8)
-	uid := c.claim("one", "gpu-3")
-	if err := c.api.ChangeClaim("default", "one", func(claim *resourceapi.ResourceClaim) {
+// claimByMPS gives a device to a claim that is shared by MPS, with limits.
+func (c *withMPS) claimByMPS(name, device string) (uid string) {
+	c.t.Helper()
+	uid = c.claim(name, device)
+	if err := c.api.ChangeClaim("default", name, func(claim *resourceapi.ResourceClaim) {
 		claim.Status.Allocation.Devices.Config = []resourceapi.DeviceAllocationConfiguration{{
 			Source: resourceapi.AllocationConfigSourceClaim, DeviceConfiguration: resourceapi.DeviceConfiguration{
 				Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: draDriver, Parameters: runtime.RawExtension{Raw: []byte(
 					`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"MPS","mpsConfig":` +
 						`{"defaultActiveThreadPercentage":25,"defaultPinnedDeviceMemoryLimit":"10Gi"}}}`)}}}}}
 	}); err != nil {
-		t.Fatal(err)
+		c.t.Fatal(err)
 	}
+	return uid
+}
+
+// TestClaimByMPS: a claim that is shared by MPS has a control daemon with its limits for exactly its GPU, as long as it is prepared; the deaths
+// of all processes change nothing of that.
+func TestClaimByMPS(t *testing.T) {
+	t.Parallel()
+	c := newWithMPS(t)
+	uid := c.claimByMPS("one", "gpu-3")
 	c.eventually("the claim is refused without mps-control-daemon", func() bool {
 		_, err := c.prepare(t.Context(), "one", uid)
 		return err != nil && strings.Contains(err.Error(), "mps-control-daemon does not run on this node")
 	})
-	kill := c.mpsControlDaemon(programs)
+	signal := c.mpsControlDaemon()
 	c.prepared("one", uid)
 	dir := c.Path("mps/claims/" + uid + "-0")
 	uuid := ""
@@ -106,7 +135,7 @@ func TestClaimByMPS(t *testing.T) {
 		}
 	}
 
-	kill(syscall.SIGKILL)
+	signal(syscall.SIGKILL)
 	c.eventually("status says that mps-control-daemon does not run", func() bool {
 		return strings.Contains(c.command("status"), "gpu-3: mps-control-daemon does not run on this node")
 	})
@@ -115,7 +144,7 @@ func TestClaimByMPS(t *testing.T) {
 		return health.GetHealth() == healthv1.HealthStatus_UNHEALTHY && strings.Contains(health.GetMessage(), "mps-control-daemon")
 	})
 	c.kill()
-	c.mpsControlDaemon(programs)
+	c.mpsControlDaemon()
 	c.eventually("another control daemon serves the claim", func() bool {
 		return c.plugins.Health("gpu-3").GetHealth() == healthv1.HealthStatus_HEALTHY && !strings.Contains(c.command("status"), "gpu-3: ")
 	})

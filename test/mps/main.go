@@ -10,6 +10,9 @@
 // Tests find its process in nvidia-cuda-mps-control.pid, and what it was told in log/control.log. The environment variable
 // MPS_STAND_IN makes it misbehave: "stubborn" does not quit, "lax" takes no limits, "old" does not know how to serve several
 // users, "endless" prints answers that have no end, "mute" answers nothing.
+//
+// MPS_STAND_IN_GPUS is a folder in which a daemon locks a file for each of its GPUs, as long as it lives. A daemon that finds a GPU locked
+// adds a line to the file "shared" there.
 package main
 
 import (
@@ -110,6 +113,9 @@ func serve(users string) error {
 		return err
 	}
 	d.say("Starting control daemon of " + os.Getenv("CUDA_VISIBLE_DEVICES") + " for " + users)
+	if err := takeGPUs(os.Getenv("MPS_STAND_IN_GPUS")); err != nil {
+		return err
+	}
 	if err := leavePID(); err != nil {
 		return err
 	}
@@ -123,6 +129,32 @@ func serve(users string) error {
 			return nil // which closes the connection
 		}
 	}
+}
+
+// takeGPUs locks the files of this daemon's GPUs in a folder.
+func takeGPUs(folder string) error {
+	if folder == "" {
+		return nil
+	}
+	for uuid := range strings.SplitSeq(os.Getenv("CUDA_VISIBLE_DEVICES"), ",") {
+		// It stays open, and so locked, until the process has ended.
+		fd, err := syscall.Open(filepath.Join(folder, uuid), syscall.O_CREAT|syscall.O_RDWR|syscall.O_CLOEXEC, 0o600)
+		if err != nil {
+			return err
+		}
+		if syscall.Flock(fd, syscall.LOCK_EX|syscall.LOCK_NB) == nil {
+			continue
+		}
+		shared, err := os.OpenFile(filepath.Join(folder, "shared"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+		if err != nil {
+			return err
+		}
+		if _, err := fmt.Fprintln(shared, uuid, "in", pipe("")); err != nil {
+			return err
+		}
+		_ = shared.Close()
+	}
+	return nil
 }
 
 // leavePID writes the file in which tests find this process: whole, or not at all.
