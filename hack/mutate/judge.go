@@ -42,7 +42,10 @@ func newJudge(dir, tests, tmp string, jobs int) (*judge, error) {
 	if out, err := j.build("base", nil, "-cover", "-coverpkg=./"+filepath.Clean(dir)); err != nil {
 		return nil, fmt.Errorf("the tests in %s cannot be built: %s", tests, out)
 	}
-	return j, j.measure()
+	if err := j.measure(); err != nil {
+		return nil, err
+	}
+	return j, nil
 }
 
 // try tells the outcome of each mutation. Those that can be chosen at run time and do not overlap are built together.
@@ -228,8 +231,8 @@ func (j *judge) build(name string, all []mutation, flags ...string) (string, err
 	if err := os.WriteFile(overlay, text, 0o600); err != nil {
 		return "", err
 	}
-	args := slices.Concat([]string{"test", "-c", "-vet=off", "-gcflags=-e", "-ldflags=-s -w", "-o", filepath.Join(j.tmp, name), "-overlay", overlay},
-		flags, []string{"./" + filepath.Clean(j.tests)})
+	fixed := []string{"test", "-c", "-vet=off", "-gcflags=-e", "-ldflags=-s -w", "-o", filepath.Join(j.tmp, name), "-overlay", overlay}
+	args := slices.Concat(fixed, flags, []string{"./" + filepath.Clean(j.tests)})
 	out, err := exec.CommandContext(context.Background(), "go", args...).CombinedOutput()
 	return string(out), err
 }
@@ -288,7 +291,8 @@ var alone = func() []string {
 func (j *judge) run(program, tests string, k int, timeout time.Duration, flags ...string) (outcome, string) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	args := slices.Concat(alone, []string{filepath.Join(j.tmp, program)}, flags, []string{"-test.paniconexit0", "-test.parallel=8", "-test.run=" + tests})
+	flags = append(flags, "-test.paniconexit0", "-test.parallel=8", "-test.run="+tests)
+	args := slices.Concat(alone, []string{filepath.Join(j.tmp, program)}, flags)
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	cmd.Dir = j.tests
 	cmd.Env = append(os.Environ(), "MUTATION="+strconv.Itoa(k))
