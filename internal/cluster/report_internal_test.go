@@ -285,6 +285,9 @@ func TestOthersCondition(t *testing.T) {
 		"after the start":        {1, -9, 2, 10, true},
 		"its own":                {1, 1, 2, 10, false},
 		"overdue":                {1, -9, 22, 10, false},
+		"just overdue":           {1, -9, 21, 10, false},
+		"at the start":           {0, -9, 1, 10, false},
+		"now":                    {1, -9, 1, 10, true},
 		"never due":              {1, -9, 2000, 0, true},
 		"a clock that went back": {60, -9, 2, 10, false},
 	} {
