@@ -151,6 +151,10 @@ type DeviceStatus struct {
 	Request string `json:"request"`
 	Name    string `json:"name"`
 	ShareID string `json:"shareID,omitempty"`
+	// Share is the part of the memory of the device that the claim has, in bytes; 0 for all of it. Limited says that MPS keeps every process
+	// of the claim to it, and not the scheduler's account alone.
+	Share   int64 `json:"share,omitempty"`
+	Limited bool  `json:"limited,omitempty"`
 	// GPU is the UUID of the GPU, and MIG that of the MIG device, if it is one.
 	GPU   string `json:"gpu"`
 	MIG   string `json:"mig,omitempty"`

@@ -203,11 +203,6 @@ func TestRefusals(t *testing.T) {
 // TestOverlap: which claims may have their devices at the same time.
 func TestOverlap(t *testing.T) {
 	t.Parallel()
-	shared := func(device, share string) dra.Claim {
-		c := claim("", device)
-		c.Results[0].ShareID = share
-		return c
-	}
 	admin := claim("", gpuA)
 	admin.Results[0].AdminAccess = true
 	for name, tt := range map[string]struct {
@@ -221,8 +216,10 @@ func TestOverlap(t *testing.T) {
 		"one MIG device":                {claim("", migB0), claim("", migB0), false},
 		"one with admin access, second": {claim("", gpuA), admin, true},
 		"one with admin access, first":  {admin, claim("", gpuA), true},
-		"two shares":                    {shared(gpuA, "one"), shared(gpuA, "two"), true},
-		"a share and a whole":           {shared(gpuA, "one"), claim("", gpuA), false},
+		"two shares":                    {part("one", 40, gpuA), part("two", 40, gpuA), true},
+		"a share and a whole":           {part("one", 20, gpuA), claim("", gpuA), false},
+		"a whole and a share":           {claim("", gpuA), part("two", 20, gpuA), false},
+		"all of a shared GPU":           {part("one", 80, gpuA), part("two", 20, gpuA), false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

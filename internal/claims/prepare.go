@@ -66,7 +66,7 @@ func (c *Claims) Prepare(ctx context.Context, claim dra.Claim) (prepared []dra.P
 	for _, d := range r.Devices {
 		prepared = append(prepared, dra.Prepared{
 			Requests: []string{d.request()}, Pool: d.Pool, Device: d.Device, ShareID: d.ShareID,
-			CDIDeviceIDs: []string{cdi.ClaimDevice(r.UID, d.Device)},
+			CDIDeviceIDs: []string{cdi.ClaimDevice(r.UID, r.cdiName(d))},
 		})
 	}
 	return prepared, nil
@@ -136,7 +136,7 @@ func (c *Claims) writeSpec(r record) error {
 		if d.MPS != nil {
 			claimed.MPS = mps.ClaimDir(d.MPS.ID)
 		}
-		devices[d.Device] = claimed
+		devices[r.cdiName(d)] = claimed
 		unknown = unknown || !given.Has(d.uuid())
 	}
 	if unknown {

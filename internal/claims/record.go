@@ -69,8 +69,10 @@ type recordDevice struct {
 	Device           string            `json:"device"`
 	ShareID          string            `json:"shareID,omitempty"`
 	ConsumedCapacity map[string]string `json:"consumedCapacity,omitempty"`
-	AdminAccess      bool              `json:"adminAccess,omitempty"`
-	Tolerations      []toleration      `json:"tolerations,omitempty"`
+	// Share is the part of the memory of the device that the claim has, in bytes; 0 for all of it. Others can have the rest.
+	Share       int64        `json:"share,omitempty"`
+	AdminAccess bool         `json:"adminAccess,omitempty"`
+	Tolerations []toleration `json:"tolerations,omitempty"`
 	// GPU is the UUID of the GPU, and BDF its PCI address.
 	GPU string `json:"gpu"`
 	BDF string `json:"bdf,omitempty"`
@@ -123,6 +125,15 @@ func (d recordDevice) uuid() string {
 		return d.MIG.UUID
 	}
 	return d.GPU
+}
+
+// cdiName returns the name of a device in the CDI spec of the claim: a claim can have several shares of one device. NVIDIA's driver has
+// named those of claims that were taken over.
+func (r record) cdiName(d recordDevice) string {
+	if d.ShareID == "" || r.Adopted {
+		return d.Device
+	}
+	return d.Device + "-" + d.ShareID
 }
 
 // request returns the name of the request without that of the alternative that was taken: kubelet compares with the first alone.

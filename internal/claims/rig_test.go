@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -58,12 +59,12 @@ func snapshot() inventory.Snapshot {
 	return inventory.Snapshot{
 		Generation: 1, Driver: inventory.Driver{Version: "580.95.05"}, Control: inventory.NodeControl | inventory.NodeUVM,
 		GPUs: []inventory.GPU{
-			{UUID: "GPU-a", Index: 0, Minor: 0, BDF: "0000:1b:00.0", NUMANode: -1, MIG: inventory.MIGDisabled, Health: healthy},
+			{UUID: "GPU-a", Index: 0, Minor: 0, BDF: "0000:1b:00.0", NUMANode: -1, MemoryBytes: 80 << 30, MIG: inventory.MIGDisabled, Health: healthy},
 			{UUID: "GPU-b", Index: 1, Minor: 1, BDF: "0000:1c:00.0", NUMANode: -1, MIG: inventory.MIGEnabled, Health: healthy, MIGDevices: []inventory.MIGDevice{
 				{UUID: "MIG-b0", Index: 0, GI: 1, GICap: 30, CICap: 31, Profile: "3g.40gb", Placement: place(0), Attributes: half, Health: healthy},
 				{UUID: "MIG-b1", Index: 1, GI: 2, GICap: 39, CICap: 40, Profile: "3g.40gb", Placement: place(4), Attributes: half, Health: healthy},
 			}},
-			{UUID: "GPU-c", Index: 2, Minor: 2, BDF: "0000:1d:00.0", NUMANode: -1, MIG: inventory.MIGDisabled, Health: healthy},
+			{UUID: "GPU-c", Index: 2, Minor: 2, BDF: "0000:1d:00.0", NUMANode: -1, MemoryBytes: 80 << 30, MIG: inventory.MIGDisabled, Health: healthy},
 		},
 	}
 }
@@ -222,6 +223,16 @@ func claim(uid string, devices ...string) dra.Claim {
 	c := dra.Claim{UID: uid, Namespace: "default", Name: "claim-" + uid}
 	for _, d := range devices {
 		c.Results = append(c.Results, dra.Result{Request: "gpu", Pool: "node", Device: d})
+	}
+	return c
+}
+
+// part is a claim for shares of GPUs, with so many GiB of the memory of each.
+func part(uid string, gib int, devices ...string) dra.Claim {
+	c := claim(uid, devices...)
+	for i := range c.Results {
+		c.Results[i].ShareID = fmt.Sprintf("share-%s-%d", uid, i)
+		c.Results[i].ConsumedCapacity = map[string]string{"memory": fmt.Sprintf("%dGi", gib)}
 	}
 	return c
 }

@@ -205,7 +205,10 @@ func (c *Claims) publishLocked() {
 		s := ClaimStatus{UID: r.UID, Namespace: r.Namespace, Name: r.Name, Since: r.Prepared, Restarted: r.former(c.options.BootID)}
 		for _, d := range r.Devices {
 			inUse[d.GPU] = append(inUse[d.GPU], Holder{UID: r.UID, Namespace: r.Namespace, Name: r.Name, Device: d.uuid(), Admin: d.AdminAccess})
-			shown := DeviceStatus{Request: d.Request, Name: d.Device, ShareID: d.ShareID, GPU: d.GPU, Admin: d.AdminAccess, Problem: c.problem(r, d)}
+			shown := DeviceStatus{
+				Request: d.Request, Name: d.Device, ShareID: d.ShareID, Share: d.Share, Limited: d.Share > 0 && d.MPS != nil, GPU: d.GPU,
+				Admin: d.AdminAccess, Problem: c.problem(r, d),
+			}
 			if d.MIG != nil {
 				shown.MIG = d.MIG.UUID
 			}

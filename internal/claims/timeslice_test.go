@@ -51,11 +51,10 @@ func TestSharesWithTimeSlices(t *testing.T) {
 	r := newRig(t)
 	c, _ := r.start()
 	for _, uid := range []string{"uid-1", "uid-2", "uid-3"} {
-		wanted := sliced(uid, gpuA)
-		if uid == "uid-3" {
-			wanted.Configs = nil
+		wanted := part(uid, 20, gpuA)
+		if uid != "uid-3" {
+			wanted.Configs = sliced(uid).Configs
 		}
-		wanted.Results[0].ShareID = uid
 		if _, err := c.Prepare(t.Context(), wanted); (err == nil) == (uid == "uid-3") {
 			t.Errorf("%s: %v", uid, err)
 		}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -74,9 +75,16 @@ type claimSpec struct {
 type claimRequest struct {
 	Name            string
 	DeviceClassName string // up to v1beta1
-	Exactly         struct{ DeviceClassName string }
-	FirstAvailable  []claimRequest
+	Capacity        claimCapacity
+	Exactly         struct {
+		DeviceClassName string
+		Capacity        claimCapacity
+	}
+	FirstAvailable []claimRequest
 }
+
+// A claimCapacity is the parts of devices that a request wants.
+type claimCapacity struct{ Requests map[string]any }
 
 type claimConfig struct {
 	Requests []string
@@ -138,9 +146,9 @@ func checkObject(text []byte) (lines []string, problems int, err error) {
 	if o.Kind == "ResourceClaimTemplate" {
 		claim = o.Spec.Spec
 	}
-	classes := map[string]string{}
+	classes, parts := map[string]string{}, map[string]string{}
 	for _, r := range claim.Devices.Requests {
-		r.describe("", classes)
+		r.describe("", classes, parts)
 	}
 	for i, c := range append(claim.Devices.Config, o.Spec.Config...) {
 		if c.Opaque.Driver != dra.Driver {
@@ -161,15 +169,44 @@ func checkObject(text []byte) (lines []string, problems int, err error) {
 			lines = append(lines, where+strings.TrimSuffix(" (requests "+strings.Join(c.Requests, ", ")+")", " (requests )")+": "+found.String())
 		}
 	}
+	for _, request := range slices.Sorted(maps.Keys(parts)) {
+		limit := "nothing keeps processes to it, unless the DeviceClass wants MPS"
+		if strategy := strategyOf(request, claim.Devices.Config); strategy == dra.MPS {
+			limit = "MPS keeps each process to it"
+		} else if strategy != "" {
+			limit = "nothing keeps processes to it without MPS"
+		}
+		lines = append(lines, fmt.Sprintf("%s %s, request %s: %s of the memory of a GPU; %s", o.Kind, o.Metadata.Name, request, parts[request], limit))
+	}
 	return lines, problems, err
 }
 
-// describe adds the classes of a request and of its alternatives, by the names that configuration has for them.
-func (r claimRequest) describe(prefix string, classes map[string]string) {
-	if class := r.DeviceClassName + r.Exactly.DeviceClassName; class != "" {
+// strategyOf returns how a request uses its GPUs, by the last configuration that is for it; empty without one.
+func strategyOf(request string, configs []claimConfig) dra.SharingStrategy {
+	parent, _, _ := strings.Cut(request, "/")
+	for _, c := range slices.Backward(configs) {
+		found, wrong := dra.ParseConfig(c.Opaque.Parameters)
+		named := len(c.Requests) == 0 || slices.Contains(c.Requests, request) || slices.Contains(c.Requests, parent)
+		if named && c.Opaque.Driver == dra.Driver && len(wrong) == 0 && found.Kind == dra.GPUConfig {
+			return found.Strategy
+		}
+	}
+	return ""
+}
+
+// describe adds the classes of a request and of its alternatives, by the names that configuration has for them, and how much memory those
+// want that want a part of a GPU.
+func (r claimRequest) describe(prefix string, classes, parts map[string]string) {
+	class := r.DeviceClassName + r.Exactly.DeviceClassName
+	if class != "" {
 		classes[prefix+r.Name] = class
 	}
+	for _, c := range []claimCapacity{r.Capacity, r.Exactly.Capacity} {
+		if memory, wanted := c.Requests[dra.MemoryCapacity]; wanted && class == dra.Driver {
+			parts[prefix+r.Name] = fmt.Sprint(memory)
+		}
+	}
 	for _, alternative := range r.FirstAvailable {
-		alternative.describe(prefix+r.Name+"/", classes)
+		alternative.describe(prefix+r.Name+"/", classes, parts)
 	}
 }

@@ -71,6 +71,24 @@ ResourceClaimTemplate mps, config 1: requests: either/part is of the class mig.n
 ResourceClaim old, config 0: sharing.timeslicing: is not known
 DeviceClass long, config 0: GpuConfig: time-slicing, interval Long
 `, "2 problems were found"},
+		"parts of GPUs": {`kind: ResourceClaim
+metadata: {name: part}
+spec:
+  devices:
+    requests:
+    - {name: a, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {memory: 20Gi}}}}
+    - {name: b, firstAvailable: [{name: large, deviceClassName: gpu.nvidia.com, capacity: {requests: {memory: 30Gi}}}, {name: whole, deviceClassName: gpu.nvidia.com}]}
+    - {name: c, exactly: {deviceClassName: gpu.nvidia.com, capacity: {requests: {memory: 10Gi}}}}
+    - {name: d, exactly: {deviceClassName: another.example.com, capacity: {requests: {memory: 10Gi}}}}
+    config:
+    - {requests: [a], opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig}}}
+    - {requests: [b], opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig, sharing: {strategy: MPS}}}}
+`, `ResourceClaim part, config 0 (requests a): GpuConfig: time-slicing, interval Default
+ResourceClaim part, config 1 (requests b): GpuConfig: MPS
+ResourceClaim part, request a: 20Gi of the memory of a GPU; nothing keeps processes to it without MPS
+ResourceClaim part, request b/large: 30Gi of the memory of a GPU; MPS keeps each process to it
+ResourceClaim part, request c: 10Gi of the memory of a GPU; nothing keeps processes to it, unless the DeviceClass wants MPS
+`, ""},
 		"nothing": {"kind: Pod\n", "FILE: no configuration for gpu.nvidia.com\n", ""},
 		"a key twice": {"kind: Pod\nkind: Pod\n", "", `read manifest FILE: yaml: unmarshal errors:
   line 2: key "kind" already set in map`},

@@ -130,7 +130,7 @@ func (d *daemon) allocation() *status.DRA {
 	s := &status.DRA{
 		Mode: d.watcher.Configs().Value().DRA.Mode.String(), Driver: d.dra.Driver.Value(), Slices: published.Slices,
 		Devices: published.Devices, Generation: published.Generation, Problem: published.Problem,
-		API: published.API, NoTaints: published.NoTaints,
+		API: published.API, NoTaints: published.NoTaints, NoShares: published.NoShares,
 	}
 	used := s.Mode != config.DRAOff.String() || s.Driver != status.DRADriver{}
 	for _, g := range d.monitor.Snapshots().Value().GPUs {
@@ -141,6 +141,9 @@ func (d *daemon) allocation() *status.DRA {
 		shown := status.DRAClaim{UID: c.UID, Namespace: c.Namespace, Name: c.Name, Since: status.Moment(c.Since)}
 		for _, device := range c.Devices {
 			shown.Devices = append(shown.Devices, device.Name)
+			if device.Share > 0 {
+				shown.Shares = append(shown.Shares, status.DRAShare{Device: device.Name, MemoryBytes: device.Share, Limited: device.Limited})
+			}
 			if device.Problem != "" {
 				shown.Problem = device.Name + ": " + device.Problem
 			}

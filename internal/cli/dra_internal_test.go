@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,7 +18,8 @@ func TestStatusOfDRA(t *testing.T) {
 		Mode: "split", Driver: status.DRADriver{Registered: true}, Slices: 1, Devices: 2, Generation: 4, Problem: "the API server is away",
 		GPUs: []status.DRAGPU{{Index: 0, Owner: "plugin"}, {Index: 1, Owner: "dra"}, {Index: 2, Owner: "leaving-dra", Waiting: "claim a/b has it"},
 			{Index: 3, Owner: "leaving-plugin"}, {Index: 4, Owner: "nobody"}, {Index: 5}},
-		Claims: []status.DRAClaim{{Namespace: "a", Name: "b", Devices: []string{"gpu-2", "gpu-1"}, Since: now.Add(-time.Minute)}},
+		Claims: []status.DRAClaim{{Namespace: "a", Name: "b", Devices: []string{"gpu-2", "gpu-1"}, Since: now.Add(-time.Minute),
+			Shares: []status.DRAShare{{Device: "gpu-1", MemoryBytes: 20 << 30}, {Device: "gpu-2", MemoryBytes: 10 << 30, Limited: true}}}},
 	}}
 	var out bytes.Buffer
 	printStatus(&out, s, view{wide: true, now: now})
@@ -29,7 +31,7 @@ owner: GPU 2: goes from its ResourceSlice to the device plugin; it waits: claim 
 owner: GPU 3: goes from the device plugin into a ResourceSlice
 owner: GPU 4: goes to the device plugin
 owner: GPU 5: it is not known yet who gives it out
-claim: a/b has gpu-2, gpu-1 since 2026-11-01T11:59:00Z
+claim: a/b has gpu-2, gpu-1 since 2026-11-01T11:59:00Z; 20480 MiB of gpu-1, not a limit; 10240 MiB of gpu-2, a limit by MPS
 `, string(got)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -41,5 +43,8 @@ claim: a/b has gpu-2, gpu-1 since 2026-11-01T11:59:00Z
 		if got := allocationLine(&status.DRA{Mode: "plugin", Driver: driver}); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
+	}
+	if got := allocationLine(&status.DRA{Mode: "dra", NoShares: true}); !strings.HasSuffix(got, "; the API server knows no shares of devices: GPUs are given whole") {
+		t.Error(got)
 	}
 }

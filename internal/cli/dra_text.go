@@ -27,6 +27,9 @@ func allocationLine(s *status.DRA) string {
 	if s.Slices > 0 {
 		parts = append(parts, fmt.Sprintf("slices: %d with %d devices, generation %d", s.Slices, s.Devices, s.Generation))
 	}
+	if s.NoShares {
+		parts = append(parts, "the API server knows no shares of devices: GPUs are given whole")
+	}
 	if s.Problem != "" {
 		parts = append(parts, s.Problem)
 	}
@@ -67,6 +70,13 @@ func claimSentences(s *status.DRA, v view) []string {
 	var sentences []string
 	for _, c := range s.Claims {
 		sentence := fmt.Sprintf("%s/%s has %s since %s", c.Namespace, c.Name, strings.Join(c.Devices, ", "), v.since(c.Since))
+		for _, share := range c.Shares {
+			limit := "not a limit"
+			if share.Limited {
+				limit = "a limit by MPS"
+			}
+			sentence += fmt.Sprintf("; %d MiB of %s, %s", share.MemoryBytes>>20, share.Device, limit)
+		}
 		if c.Problem != "" {
 			sentence += "; " + c.Problem
 		}

@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
@@ -181,6 +182,92 @@ func TestDroppedCounters(t *testing.T) {
 	s.pass(10*time.Minute, 5*time.Second)
 	if n := s.sliceWrites() - before; n != 2 {
 		t.Errorf("%d writes, want one of counters, and one of the empty slice: no device may be shown in between", n)
+	}
+}
+
+// share has GPUs be given in shares, to at most so many claims each.
+func (d *driver) share(most int) {
+	c := d.configs.Value()
+	c.DRA.Shares = most
+	d.configs.Publish(c)
+}
+
+// shared returns how many devices of the API server several claims can have, and the least that a claim gets of their memory.
+func (s *stage) shared() (n int, least string) {
+	for _, slice := range s.server.Slices() {
+		for _, device := range slice.Spec.Devices {
+			if ptr.Deref(device.AllowMultipleAllocations, false) {
+				n, least = n+1, device.Capacity["memory"].RequestPolicy.ValidRange.Min.String()
+			}
+		}
+	}
+	return n, least
+}
+
+// TestShares: GPUs are given in shares and whole again by one write each, in any version of the API, and a further process finds nothing to
+// write. What another program makes of the rules of shares is undone.
+func TestShares(t *testing.T) {
+	for _, version := range []string{"v1", "v1beta2", "v1beta1"} {
+		t.Run(version, func(t *testing.T) {
+			s := newStage(t)
+			s.server.SetResourceVersions(version)
+			dir := t.TempDir()
+			d := s.startDriver(dir, 3)
+			s.untilPool("1: 0 1 2")
+			before := s.sliceWrites()
+			d.share(4)
+			given := func(want int) func() bool { return func() bool { n, _ := s.shared(); return n == want } }
+			s.until("three shared GPUs", given(3))
+			if _, least := s.shared(); least != "20Gi" || s.pool() != "1: 0 1 2" {
+				t.Errorf("the least share is %s, and the pool %s", least, s.pool())
+			}
+			d.stop()
+			next := s.newDriver(dir, d.snapshots.Value())
+			next.share(4)
+			s.until("a pool with shares", func() bool {
+				pool := next.devices.Pools().Value()
+				return len(pool.Slices) == 1 && pool.Slices[0].Shared()
+			})
+			next.registered(1)
+			s.until("no problem", func() bool { return next.devices.Publication().Value().Slices == 1 })
+			if n := s.sliceWrites() - before; n != 1 {
+				t.Errorf("%d writes of shares by two processes", n)
+			}
+			err := s.server.ChangeSlice(s.server.Slices()[0].Name, func(slice *resourceapi.ResourceSlice) {
+				memory := slice.Spec.Devices[0].Capacity["memory"]
+				memory.RequestPolicy = nil
+				slice.Spec.Devices[0].Capacity["memory"] = memory
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.until("the rules of shares are back", func() bool { return s.server.Slices()[0].Spec.Devices[0].Capacity["memory"].RequestPolicy != nil })
+			next.share(0)
+			s.until("no shared GPU", given(0))
+			if s.pool() != "1: 0 1 2" {
+				t.Errorf("the pool is %s", s.pool())
+			}
+		})
+	}
+}
+
+// TestDroppedShares: an API server that does not know devices for several claims gives GPUs whole from the one write on, and that is told.
+func TestDroppedShares(t *testing.T) {
+	s := newStage(t)
+	s.server.SetDroppedFields("allowMultipleAllocations", "requestPolicy")
+	d := s.startDriver(t.TempDir(), 3)
+	s.untilPool("1: 0 1 2")
+	before := s.sliceWrites()
+	d.share(4)
+	s.until("it is told", func() bool { return d.devices.Publication().Value().NoShares })
+	d.fault(1)
+	s.untilPool("1: 0 1!xid 2")
+	d.fault()
+	s.untilPool("1: 0 1 2")
+	s.pass(10*time.Minute, 5*time.Second)
+	n, _ := s.shared()
+	if writes := s.sliceWrites() - before; n != 0 || writes != 3 || d.devices.Publication().Value().Problem != "" {
+		t.Errorf("%d shared GPUs, %d writes, want one that is not kept and two of health; %+v", n, writes, d.devices.Publication().Value())
 	}
 }
 

@@ -37,8 +37,9 @@ type sliceLedger struct {
 	own map[string]ownSlice
 	// kept is what the API server made of slices by name, where that is not what it was sent.
 	kept map[string]keptSlice
-	// noTaints says that the API server does not keep the taints of devices, and noCounters that it keeps no counters.
-	noTaints, noCounters bool
+	// noTaints says that the API server does not keep the taints of devices, noCounters that it keeps no counters, and noShares that it
+	// knows no devices that several claims can have.
+	noTaints, noCounters, noShares bool
 	// generation is the pool's, as it was written last.
 	generation int64
 	written    time.Time
@@ -193,6 +194,9 @@ func (p *publisher) state(view map[string]kubeapi.Slice) (dra.Pool, map[string]d
 	}
 	if p.ledger.noCounters {
 		pool = pool.Unpartitioned()
+	}
+	if p.ledger.noShares {
+		pool = pool.Unshared()
 	}
 	for name, s := range view {
 		slice, err := content(s)
@@ -349,6 +353,11 @@ func (p *publisher) compare(ctx context.Context, name string, sent dra.Slice, s 
 		klog.FromContext(ctx).Info("The API server does not keep counters; MIG devices that are made for claims are left out of slices")
 		return nil
 	}
+	if !p.ledger.noShares && sent.Shared() && !kept.Shared() {
+		p.ledger.noShares = true
+		klog.FromContext(ctx).Info("The API server knows no devices that several claims can have; GPUs are given whole")
+		return nil
+	}
 	if !p.ledger.noTaints && sent.Tainted() && !kept.Tainted() {
 		p.ledger.noTaints = true
 		klog.FromContext(ctx).Info("The API server does not keep taints of devices; devices with taints are left out of slices")
@@ -390,7 +399,7 @@ func (p *publisher) settle(there map[string]dra.PublishedSlice, looked bool) boo
 
 // note notes what the API server has, once that is what it is to have.
 func (p *publisher) note(there map[string]dra.PublishedSlice) error {
-	now := draslices.Publication{Slices: len(there), API: p.client.ResourceVersion(), NoTaints: p.ledger.noTaints}
+	now := draslices.Publication{Slices: len(there), API: p.client.ResourceVersion(), NoTaints: p.ledger.noTaints, NoShares: p.ledger.noShares}
 	for _, s := range there {
 		now.Devices += len(s.Slice.Devices)
 		now.Generation = max(now.Generation, s.Generation)

@@ -34,7 +34,7 @@ func TestEveryKeyOfFlagsIsAnOption(t *testing.T) {
 	t.Parallel()
 	known := slices.Concat(leaves(reflect.TypeFor[v1.Flags](), "flags"), leaves(reflect.TypeFor[v1.IMEX](), "imex"),
 		leaves(reflect.TypeFor[v1.Features](), "features"), leaves(reflect.TypeFor[v1.MIG](), "mig"),
-		[]string{"health.kernelLog", "dra.mode", "dra.registryDir", "dra.pluginsDir", "dra.dynamicMIG"}) // the rest of the blocks is in the file alone
+		[]string{"health.kernelLog", "dra.mode", "dra.registryDir", "dra.pluginsDir", "dra.dynamicMIG", "dra.shares"}) // the rest of the blocks is in the file alone
 	var claimed []string
 	for _, o := range options {
 		if o.key != "" {
@@ -109,7 +109,7 @@ var everything = []string{
 	"--compatibility=none", "--kubeconfig=/kubeconfig", "--node-config-dir=/configs", "--node-config-default=a", "--node-config-fallbacks=named",
 	"--node-labels=file", "--node-labels-timestamp", "--pod-name=p", "--node-events", "--pod-events", "--node-condition", "--node-taint",
 	"--mig-enabled", "--mig-layout=a", "--mig-config-file=/layouts", "--mig-label", "--mig-replace", "--mig-evict", "--mig-pause-clients",
-	"--dra-mode=split", "--dra-dynamic-mig",
+	"--dra-mode=split", "--dra-dynamic-mig", "--dra-shares=4",
 }
 
 const everyBlock = `

@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -18,6 +19,8 @@ type DRA struct {
 	RegistryDir, PluginsDir string
 	// DynamicMIG has MIG devices made for claims, and destroyed with them, on GPUs in MIG mode that are given by claims.
 	DynamicMIG bool
+	// Shares is how many claims at most can have parts of the memory of one GPU; 0 if a claim has a GPU alone.
+	Shares int
 }
 
 // DRAMode says which GPUs pods get by Dynamic Resource Allocation.
@@ -71,6 +74,24 @@ var draOptions = []option{
 			"Allocation and that nothing else has divided",
 		set: truth(func(c *Config) *bool { return &c.DRA.DynamicMIG }),
 	},
+	{
+		flag: "dra-shares", env: []string{"DRA_SHARES"}, key: "dra.shares", fallback: "0",
+		usage: "how many claims at most can have parts of the memory of one GPU that pods get by Dynamic Resource Allocation, 2 to 48; 0: " +
+			"a claim has a GPU alone",
+		set: setShares,
+	},
+}
+
+// maxShares is how many clients a GPU can have by MPS.
+const maxShares = 48
+
+func setShares(c *Config, text string) error {
+	most, err := strconv.Atoi(text)
+	if err != nil || most != 0 && (most < 2 || most > maxShares) {
+		return fmt.Errorf("must be 0, or from 2 to %d, not %q", maxShares, text)
+	}
+	c.DRA.Shares = most
+	return nil
 }
 
 // dra judges the mode. It comes after the blocks: what gives a GPU to the device plugin must not be about a GPU that it does not have.

@@ -17,9 +17,15 @@ const (
 	maxProperties = 32 // attributes and capacities of a device
 )
 
+// The values of the attribute type.
+const (
+	typeGPU = "gpu"
+	typeMIG = "mig"
+)
+
 // wholeGPU returns the device of a GPU that is not in MIG mode.
 func wholeGPU(g inventory.GPU, driver inventory.Driver, number int, links links) Device {
-	d := newDevice(fmt.Sprintf("gpu-%d", number), "gpu", g.UUID, g, driver, g.Health)
+	d := newDevice(fmt.Sprintf("gpu-%d", number), typeGPU, g.UUID, g, driver, g.Health)
 	links.describe(g, d)
 	return d
 }
@@ -48,10 +54,10 @@ var (
 
 // migDevice returns the device of a MIG device.
 func migDevice(name string, g inventory.GPU, m inventory.MIGDevice, driver inventory.Driver) Device {
-	d := newDevice(name, "mig", m.UUID, g, driver, inventory.Worst(g.Health, m.Health))
+	d := newDevice(name, typeMIG, m.UUID, g, driver, inventory.Worst(g.Health, m.Health))
 	d.text("parentUUID", g.UUID)
 	d.text("profile", m.Profile)
-	d.Capacity["memory"] = Capacity(min(m.MemoryBytes, math.MaxInt64))
+	d.Capacity[MemoryCapacity] = Capacity(min(m.MemoryBytes, math.MaxInt64))
 	for name, amount := range map[string]int{
 		"multiprocessors": m.Attributes.Multiprocessors, "copyEngines": m.Attributes.CopyEngines, "decoders": m.Attributes.Decoders,
 		"encoders": m.Attributes.Encoders, "jpegEngines": m.Attributes.JPEGs, "ofaEngines": m.Attributes.OFAs,
@@ -88,7 +94,7 @@ func newDevice(name, kind, uuid string, g inventory.GPU, driver inventory.Driver
 		d.Attributes["resource.kubernetes.io/numaNode"] = Attribute{Int, strconv.Itoa(g.NUMANode)}
 	}
 	if g.MemoryBytes > 0 {
-		d.Capacity["memory"] = Capacity(min(g.MemoryBytes, math.MaxInt64))
+		d.Capacity[MemoryCapacity] = Capacity(min(g.MemoryBytes, math.MaxInt64))
 	}
 	return d
 }

@@ -184,17 +184,11 @@ func (a *Attribute) UnmarshalJSON(text []byte) error {
 // UnmarshalJSON reads a capacity in any form in which Kubernetes writes it.
 func (c *Capacity) UnmarshalJSON(text []byte) error {
 	var field struct {
-		Value string `json:"value"`
+		Value amount `json:"value"`
 	}
-	if err := json.Unmarshal(text, &field); err != nil {
-		return err
-	}
-	value, ok := quantity(field.Value)
-	if !ok {
-		return fmt.Errorf("%q is not a quantity", field.Value)
-	}
-	*c = Capacity(value)
-	return nil
+	err := json.Unmarshal(text, &field)
+	*c = Capacity(field.Value)
+	return err
 }
 
 // Tainted reports whether a device of the slice has a taint.

@@ -98,12 +98,15 @@ type Device struct {
 	Taints []Taint `json:"taints,omitempty"`
 	// Partition is what is made for a claim with the device; nil for a device that is there already.
 	Partition *Partition `json:"-"`
+	// SmallestShare is the least that a claim can have of the memory of a device that is given in shares, in bytes; 0 for a device that one
+	// claim has alone.
+	SmallestShare Capacity `json:"-"`
 }
 
 // Equal reports whether two devices are the same in every respect.
 func (d Device) Equal(other Device) bool {
 	return d.Name == other.Name && maps.Equal(d.Attributes, other.Attributes) && maps.Equal(d.Capacity, other.Capacity) &&
-		slices.EqualFunc(d.Taints, other.Taints, Taint.Equal) &&
+		d.SmallestShare == other.SmallestShare && slices.EqualFunc(d.Taints, other.Taints, Taint.Equal) &&
 		slices.EqualFunc(d.ConsumesCounters, other.ConsumesCounters, func(a, b CounterUse) bool {
 			return a.CounterSet == b.CounterSet && maps.Equal(a.Counters, b.Counters)
 		})
@@ -139,11 +142,30 @@ type Capacity int64
 
 // MarshalJSON returns {"value": "<quantity>"}, with the quantity as Kubernetes writes it.
 func (c Capacity) MarshalJSON() ([]byte, error) {
-	suffixes, value := []string{"", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"}, int64(c)
+	text, err := amount(c).MarshalText()
+	return fmt.Appendf(nil, `{"value":%q}`, text), err
+}
+
+// An amount is a quantity in the form of Kubernetes.
+type amount int64
+
+// MarshalText returns the quantity as Kubernetes writes it.
+func (a amount) MarshalText() ([]byte, error) {
+	suffixes, value := []string{"", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"}, int64(a)
 	for value >= 1024 && value%1024 == 0 {
 		value, suffixes = value/1024, suffixes[1:]
 	}
-	return fmt.Appendf(nil, `{"value":%q}`, strconv.FormatInt(value, 10)+suffixes[0]), nil
+	return append(strconv.AppendInt(nil, value, 10), suffixes[0]...), nil
+}
+
+// UnmarshalText reads a quantity in any form in which Kubernetes writes it.
+func (a *amount) UnmarshalText(text []byte) error {
+	value, ok := quantity(string(text))
+	if !ok {
+		return fmt.Errorf("%q is not a quantity", text)
+	}
+	*a = amount(value)
+	return nil
 }
 
 // A Taint says why a device is not to be given to new work.

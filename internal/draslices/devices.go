@@ -70,9 +70,10 @@ type Publication struct {
 	// Slices and Devices are how many there are, Generation is the pool's.
 	Slices, Devices int
 	Generation      int64
-	// API is the version of resource.k8s.io that it serves, and NoTaints says that it does not keep the taints of devices.
-	API      string
-	NoTaints bool
+	// API is the version of resource.k8s.io that it serves. NoTaints says that it does not keep the taints of devices, and NoShares that it
+	// knows no devices that several claims can have.
+	API                string
+	NoTaints, NoShares bool
 	// Problem is why the API server does not have what it is to have, a sentence without a full stop; empty if it does.
 	Problem string
 }
@@ -158,7 +159,7 @@ func (d *Devices) Run(ctx context.Context) error {
 		c, configured := d.o.Configs.Latest()
 		divisions, divided := d.o.Divisions.Latest()
 		var again <-chan time.Time
-		pool, complete := d.pool(ctx, snapshot, owners, divisions, c.DRA.Mode != config.DRAOff)
+		pool, complete := d.pool(ctx, snapshot, owners, divisions, c.DRA)
 		published, known := d.published.Latest()
 		if published == nil { // without package cluster nobody else looks again
 			_ = disk.Do(ctx, diskTimeout, d.Reread) // the problem is in the Publication
@@ -184,7 +185,7 @@ func (d *Devices) Run(ctx context.Context) error {
 
 // pool returns what is to be published. It reports false if GPUs are missing there whose numbers could not be written.
 func (d *Devices) pool(
-	ctx context.Context, s inventory.Snapshot, owners dra.Owners, divisions dra.Divisions, on bool,
+	ctx context.Context, s inventory.Snapshot, owners dra.Owners, divisions dra.Divisions, c config.DRA,
 ) (dra.Pool, bool) {
 	if owners == nil || s.Generation == 0 || s.Stale != "" && s.Driver == (inventory.Driver{}) {
 		return d.pools.Value(), true // a node that was never looked at is not one without GPUs
@@ -194,7 +195,7 @@ func (d *Devices) pool(
 		inSlice = inSlice || owners[g.UUID].InSlice()
 		leaves = leaves || owners[g.UUID] == dra.LeavesPlugin
 	}
-	if !inSlice && (leaves || !on) { // the first slice has the first GPU: an empty one would be a write more for each node that starts
+	if !inSlice && (leaves || c.Mode == config.DRAOff) { // the first slice has the first GPU: an empty one would be a write more for each node that starts
 		return dra.Pool{Name: d.o.Node}, true
 	}
 	if divisions == nil {
@@ -209,7 +210,7 @@ func (d *Devices) pool(
 			return !has
 		})
 	}
-	pool := dra.NewDivided(s, d.o.Node, numbers, owners, divisions)
+	pool := dra.NewDivided(s, d.o.Node, numbers, owners, divisions).Shared(c.Shares)
 	if problem := fmt.Sprint(err); problem != d.problem {
 		d.problem = problem
 		if err != nil {

@@ -16,9 +16,10 @@ type DRA struct {
 	// Problem is why the API server does not have the slices that it is to have; empty if it has.
 	Problem string `json:"problem,omitempty"`
 	// API is the version of resource.k8s.io that the API server serves; empty as long as it was not asked. NoTaints says that it does not
-	// keep the taints of devices.
+	// keep the taints of devices, and NoShares that it knows no devices that several claims can have.
 	API      string `json:"api,omitempty"`
 	NoTaints bool   `json:"noTaints,omitempty"`
+	NoShares bool   `json:"noShares,omitempty"`
 	// GPUs say who gives out each GPU, by index.
 	GPUs []DRAGPU `json:"gpus,omitempty"`
 	// Claims are those that are prepared.
@@ -53,6 +54,16 @@ type DRAClaim struct {
 	Since time.Time `json:"since,omitzero"`
 	// Devices are the names of its devices.
 	Devices []string `json:"devices"`
+	// Shares are those devices of which it has a part of the memory.
+	Shares []DRAShare `json:"shares,omitempty"`
 	// Problem is why its containers cannot use a device; empty if they can.
 	Problem string `json:"problem,omitempty"`
+}
+
+// DRAShare is the part that a claim has of the memory of a device.
+type DRAShare struct {
+	Device      string `json:"device"`
+	MemoryBytes int64  `json:"memoryBytes"`
+	// Limited says that MPS keeps each process of the claim to it. Otherwise the scheduler counts it, and nothing keeps a process to it.
+	Limited bool `json:"limited"`
 }

@@ -29,7 +29,7 @@ func (s *Server) SetResourceVersions(versions ...string) {
 	s.resourceVersions = versions
 }
 
-// SetDroppedFields says which fields of ResourceSlices and their devices are not kept, as those of a feature gate that is off. Slices that
+// SetDroppedFields says which fields of ResourceSlices, their devices and capacities are not kept, as those of a feature gate that is off. Slices that
 // are there stay as they are.
 func (s *Server) SetDroppedFields(names ...string) {
 	s.mu.Lock()
@@ -265,6 +265,12 @@ func (s *Server) understood(t target, body []byte) ([]byte, error) {
 	for _, device := range parts(fields, "spec", "devices") {
 		for _, name := range dropped {
 			delete(device, name)
+			capacities, _ := device["capacity"].(map[string]any)
+			for _, capacity := range capacities {
+				if fields, ok := capacity.(map[string]any); ok {
+					delete(fields, name)
+				}
+			}
 		}
 		for _, taint := range parts(device, "taints") {
 			if taint["timeAdded"] == nil {

@@ -46,6 +46,8 @@ type DRA struct {
 	PluginsDir *string `json:"pluginsDir,omitempty"`
 	// DynamicMIG has MIG devices made for claims, and destroyed with them, on GPUs in MIG mode without other MIG devices.
 	DynamicMIG *bool `json:"dynamicMIG,omitempty"`
+	// Shares is how many claims at most can have parts of the memory of one GPU, from 2 to 48; 0 (default): a claim has a GPU alone.
+	Shares *int `json:"shares,omitempty"`
 }
 
 // GPUSelection selects the GPUs that any entry of any list matches.

@@ -48,6 +48,9 @@ type scheduler struct {
 	slices []*resourceapi.ResourceSlice
 	taken  sets.Set[structured.DeviceID]
 	cache  *cel.Cache
+	// shares are those that claims have of devices, and used is what they have together.
+	shares sets.Set[structured.SharedDeviceID]
+	used   structured.ConsumedCapacityCollection
 }
 
 func newScheduler(t *testing.T, s inventory.Snapshot) *scheduler {
@@ -67,12 +70,23 @@ func (s *scheduler) take(devices ...string) *scheduler {
 // allocate returns the requests that got devices and the devices of a claim, which are taken from then on; nothing if the pod stays Pending.
 func (s *scheduler) allocate(claim *resourceapi.ResourceClaim) (requests, devices []string) {
 	s.t.Helper()
+	for _, r := range s.results(claim) {
+		requests, devices = append(requests, r.Request), append(devices, r.Device)
+	}
+	return slices.Compact(requests), devices
+}
+
+// results returns what is allocated to a claim, which is taken from then on; nothing if the pod stays Pending.
+func (s *scheduler) results(claim *resourceapi.ResourceClaim) (all []resourceapi.DeviceRequestAllocationResult) {
+	s.t.Helper()
+	if s.used == nil {
+		s.shares, s.used = sets.New[structured.SharedDeviceID](), structured.NewConsumedCapacityCollection()
+	}
 	features := structured.Features{ // the default gates of 1.36 and 1.37
 		AdminAccess: true, PrioritizedList: true, PartitionableDevices: true, DeviceTaints: true, DeviceBindingAndStatus: true, ConsumableCapacity: true,
 	}
 	state := structured.AllocatedState{
-		AllocatedDevices: s.taken, AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
-		AggregatedCapacity: structured.NewConsumedCapacityCollection(),
+		AllocatedDevices: s.taken, AllocatedSharedDeviceIDs: s.shares, AggregatedCapacity: s.used,
 	}
 	allocator, err := structured.NewAllocator(s.t.Context(), features, state, classes{}, s.slices, s.cache)
 	if err != nil {
@@ -88,11 +102,25 @@ func (s *scheduler) allocate(claim *resourceapi.ResourceClaim) (requests, device
 			if s.taken.Has(id(r.Device)) {
 				s.t.Fatalf("%s is given twice", r.Device)
 			}
-			s.take(r.Device)
-			requests, devices = append(requests, r.Request), append(devices, r.Device)
+			if all = append(all, r); r.ShareID == nil {
+				s.take(r.Device)
+				continue
+			}
+			s.shares.Insert(structured.MakeSharedDeviceID(id(r.Device), r.ShareID))
+			s.used.Insert(structured.NewDeviceConsumedCapacity(id(r.Device), r.ConsumedCapacity))
 		}
 	}
-	return slices.Compact(requests), devices
+	return all
+}
+
+// free has a device, or a share of it, be nobody's again.
+func (s *scheduler) free(r resourceapi.DeviceRequestAllocationResult) {
+	if r.ShareID == nil {
+		s.taken.Delete(id(r.Device))
+		return
+	}
+	s.shares.Delete(structured.MakeSharedDeviceID(id(r.Device), r.ShareID))
+	s.used.Remove(structured.NewDeviceConsumedCapacity(id(r.Device), r.ConsumedCapacity))
 }
 
 // parse returns a claim that is written as users do.

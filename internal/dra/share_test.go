@@ -1,0 +1,97 @@
+package dra_test
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+)
+
+// TestShared: whole GPUs are given in shares, MIG devices are not. The scheduler can give at most so many shares of a GPU, and the whole of it
+// to a claim that asks for no part.
+func TestShared(t *testing.T) {
+	t.Parallel()
+	for _, name := range simulator.Names() {
+		s := scan(t, name)
+		whole := dra.New(s, "n", dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs))
+		for _, most := range []int{2, 3, 48} {
+			shared := whole.Shared(most)
+			for i, slice := range shared.Slices {
+				for j, d := range slice.Devices {
+					memory, least := d.Capacity["memory"], d.SmallestShare
+					switch kind := d.Attributes["type"].Value; {
+					case kind == "mig" && least != 0, kind == "gpu" && (least <= 0) != (memory == 0):
+						t.Errorf("%s, %s of %d bytes has a smallest share of %d", name, d.Name, memory, least)
+					case least > 0 && (least*dra.Capacity(most) > memory || least*dra.Capacity(most+1) <= memory || least%(1<<20) != 0):
+						t.Errorf("%s, %s of %d bytes has not %d shares of %d", name, d.Name, memory, most, least)
+					}
+					if whole.Slices[i].Devices[j].SmallestShare != 0 {
+						t.Fatal("the pool was changed in its place")
+					}
+				}
+				if slice.Equal(whole.Slices[i]) != !slice.Shared() {
+					t.Errorf("%s: a slice is equal to one without shares", name)
+				}
+				text, err := json.Marshal(slice)
+				var back dra.Slice
+				if err == nil {
+					err = json.Unmarshal(text, &back)
+				}
+				if err != nil || !back.Equal(slice) {
+					t.Errorf("%s: %v; %s is read as %+v", name, err, text, back)
+				}
+			}
+			if back := shared.Unshared(); !back.Slices[0].Equal(whole.Slices[0]) {
+				t.Errorf("%s: %+v without shares", name, back)
+			}
+		}
+		if !whole.Shared(0).Slices[0].Equal(whole.Slices[0]) {
+			t.Errorf("%s is given in shares by default", name)
+		}
+	}
+}
+
+// TestSharesOfOthers: a device whose rules of shares are not those of this driver is another device.
+func TestSharesOfOthers(t *testing.T) {
+	t.Parallel()
+	const ours = `{"name":"gpu-0","attributes":{},"allowMultipleAllocations":true,"capacity":{"memory":{"value":"80Gi",` +
+		`"requestPolicy":{"default":"80Gi","validRange":{"min":"20Gi","step":"1Mi"}}}}}`
+	var want dra.Device
+	if err := json.Unmarshal([]byte(ours), &want); err != nil || want.SmallestShare != 20<<30 {
+		t.Fatalf("%+v, %v", want, err)
+	}
+	for _, change := range [][2]string{
+		{`"min":"20Gi"`, `"min":"10Gi"`},
+		{`"step":"1Mi"`, `"step":"2Mi"`},
+		{`"default":"80Gi"`, `"default":"40Gi"`},
+		{`"allowMultipleAllocations":true,`, ``},
+		{`,"requestPolicy":{"default":"80Gi","validRange":{"min":"20Gi","step":"1Mi"}}`, ``},
+		{`"memory":{`, `"other":{"value":"1","requestPolicy":{"default":"1"}},"memory":{`},
+	} {
+		var d dra.Device
+		err := json.Unmarshal([]byte(strings.Replace(ours, change[0], change[1], 1)), &d)
+		delete(d.Capacity, "other")
+		if err != nil || d.Equal(want) || d.SmallestShare == 0 {
+			t.Errorf("with %s for %s: %v, smallest share %d", change[1], change[0], err, d.SmallestShare)
+		}
+	}
+}
+
+// TestShareOfAResult: a claim has a part of a device only if the allocation says how much.
+func TestShareOfAResult(t *testing.T) {
+	t.Parallel()
+	device := dra.Device{Capacity: map[string]dra.Capacity{"memory": 80<<30 + 5}}
+	for _, tt := range []struct {
+		id, consumed string
+		want         int64
+	}{
+		{"a", "20Gi", 20 << 30}, {"a", "80Gi", 0}, {"a", "90Gi", 0}, {"a", "", 0}, {"a", "much", 0}, {"", "20Gi", 0},
+	} {
+		r := dra.Result{ShareID: tt.id, ConsumedCapacity: map[string]string{"memory": tt.consumed}}
+		if got := r.Share(device); got != tt.want {
+			t.Errorf("%+v is %d bytes", r, got)
+		}
+	}
+}

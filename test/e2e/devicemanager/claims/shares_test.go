@@ -1,0 +1,170 @@
+//go:build !kubelet134 && !kubelet135
+
+package claims
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/dynamic-resource-allocation/structured"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+)
+
+// publishShared returns the slices of a machine whose GPUs are given in shares, to at most so many claims each.
+func publishShared(t *testing.T, name string, most int) []*resourceapi.ResourceSlice {
+	t.Helper()
+	s := scan(t, name, inventory.Health{State: inventory.Healthy})
+	text, err := json.Marshal(dra.New(s, node, dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs)).Shared(most).List())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list struct {
+		APIVersion string                       `json:"apiVersion"`
+		Kind       string                       `json:"kind"`
+		Items      []*resourceapi.ResourceSlice `json:"items"`
+	}
+	if err := yaml.UnmarshalStrict(text, &list); err != nil {
+		t.Fatalf("the slices are not of the API: %v", err)
+	}
+	return list.Items
+}
+
+// TestSharedSlicesAreValid has the API server validate the slices of all simulated machines whose GPUs are given in shares.
+func TestSharedSlicesAreValid(t *testing.T) {
+	for _, name := range simulator.Names() {
+		for _, most := range []int{2, 7, 48} {
+			for i, slice := range publishShared(t, name, most) {
+				if errs := refused(t, slice); len(errs) > 0 {
+					t.Errorf("%s, at most %d claims, slice %d is refused: %v", name, most, i, errs)
+				}
+			}
+		}
+	}
+	wrong := publishShared(t, "t4", 4)[0]
+	memory := wrong.Spec.Devices[0].Capacity["memory"]
+	memory.RequestPolicy.Default = resource.NewQuantity(1<<60, resource.BinarySI)
+	wrong.Spec.Devices[0].Capacity["memory"] = memory
+	if len(refused(t, wrong)) == 0 {
+		t.Error("a default that is more than there is is not refused: nothing is validated")
+	}
+}
+
+func schedulerOf(t *testing.T, all []*resourceapi.ResourceSlice) *scheduler {
+	return &scheduler{t: t, slices: all, taken: sets.New[structured.DeviceID](), cache: cel.NewCache(64, cel.Features{EnableConsumableCapacity: true})}
+}
+
+// wanting returns a claim for so much of the memory of a GPU; for a whole GPU if that is empty.
+func wanting(t *testing.T, memory string) *resourceapi.ResourceClaim {
+	if memory == "" {
+		return request(t, "gpu.nvidia.com", 1, "")
+	}
+	return request(t, "gpu.nvidia.com", 1, fmt.Sprintf("        capacity: {requests: {memory: %s}}\n", memory))
+}
+
+// TestSharedClaims has claims for parts of GPUs and for whole ones come and go: the scheduler never gives more memory than there is, nor a whole
+// GPU of which somebody has a part, nor more shares than are configured. What this driver makes of each result is what the scheduler counts.
+func TestSharedClaims(t *testing.T) {
+	if testing.Short() {
+		t.Skip("allocates for a while")
+	}
+	const most = 5
+	pool := map[string]dra.Device{}
+	all := publishShared(t, "l40s-x8", most)
+	for _, slice := range all {
+		for _, d := range slice.Spec.Devices {
+			memory := d.Capacity["memory"].Value
+			pool[d.Name] = dra.Device{Capacity: map[string]dra.Capacity{"memory": dra.Capacity(memory.Value())}}
+		}
+	}
+	s := schedulerOf(t, all)
+	random, pending, mostShares := rand.New(rand.NewPCG(5, 6)), 0, 0
+	var given []resourceapi.DeviceRequestAllocationResult
+	for range 400 {
+		if random.IntN(5) < 2 && len(given) > 0 {
+			i := random.IntN(len(given))
+			s.free(given[i])
+			given = slices.Delete(given, i, i+1)
+			continue
+		}
+		want := []string{"", "1Mi", "10Gi", "10000Mi", "24Gi", "1000Gi"}[random.IntN(6)]
+		got := s.results(wanting(t, want))
+		if want == "1000Gi" && len(got) > 0 {
+			t.Fatalf("%s was given for %s", got[0].Device, want)
+		}
+		if len(got) == 0 {
+			pending++
+			continue
+		}
+		given = append(given, got[0])
+		memory, shares := map[string]int64{}, map[string]int{}
+		for _, r := range given {
+			result := dra.Result{ShareID: string(*r.ShareID), ConsumedCapacity: map[string]string{}}
+			for name, value := range r.ConsumedCapacity {
+				result.ConsumedCapacity[string(name)] = value.String()
+			}
+			part := result.Share(pool[r.Device])
+			if want == "" && r.ShareID == got[0].ShareID && part != 0 {
+				t.Fatalf("a claim for a whole GPU has %d bytes of %s", part, r.Device)
+			}
+			if part == 0 {
+				part = int64(pool[r.Device].Capacity["memory"])
+			}
+			memory[r.Device], shares[r.Device] = memory[r.Device]+part, shares[r.Device]+1
+		}
+		for device, n := range shares {
+			mostShares = max(mostShares, n)
+			if memory[device] > int64(pool[device].Capacity["memory"]) || n > most {
+				t.Fatalf("%d claims have %d bytes of %s", n, memory[device], device)
+			}
+		}
+	}
+	if pending == 0 || mostShares < 3 {
+		t.Errorf("%d claims stayed Pending, and at most %d had one GPU: the node was never full", pending, mostShares)
+	}
+}
+
+// TestSharesThatChange: GPUs are given in shares, and whole again, while claims have them. The scheduler gives nothing of them twice.
+func TestSharesThatChange(t *testing.T) {
+	shared, whole := publishShared(t, "t4", 4), publishShared(t, "t4", 0)
+	s := schedulerOf(t, whole)
+	first := s.results(wanting(t, ""))
+	s.slices = shared
+	if len(first) != 1 || first[0].ShareID != nil || len(s.results(wanting(t, "1Gi"))) != 0 || len(s.results(wanting(t, ""))) != 0 {
+		t.Errorf("a GPU that is taken is given in shares, too: %v", first)
+	}
+	s.free(first[0])
+	if first = s.results(wanting(t, "4Gi")); len(first) != 1 || first[0].ShareID == nil {
+		t.Fatalf("a share of a free GPU: %v", first)
+	}
+	s.slices = whole
+	if got := s.results(wanting(t, "")); len(got) != 0 {
+		t.Errorf("a GPU of which a claim has a share is given whole: %v", got)
+	}
+	s.free(first[0])
+	if got := s.results(wanting(t, "")); len(got) != 1 {
+		t.Error("a free GPU is not given")
+	}
+}
+
+// TestDocumentedShares: the claim of the documentation has what it says.
+func TestDocumentedShares(t *testing.T) {
+	s := schedulerOf(t, publishShared(t, "dgx-h100", 8))
+	got := s.results(documented(t, "a part of a GPU"))
+	if len(got) != 1 || got[0].Device != "gpu-0" {
+		t.Fatalf("got %v", got)
+	}
+	if memory := got[0].ConsumedCapacity["memory"]; memory.Cmp(resource.MustParse("20Gi")) != 0 {
+		t.Errorf("got %v of the memory", memory)
+	}
+}
