@@ -103,6 +103,8 @@ type ClaimedDevice struct {
 	UUID string
 	// MPS is the directory of the MPS daemon whose clients the containers are, below the host's directory of MPS state; empty for none.
 	MPS string
+	// Env are more environment variables of such a client, as NAME=VALUE.
+	Env []string
 }
 
 // Claim returns the content of a claim's spec file, for its devices by their names. All of them must be known. The note, a line, is for
@@ -116,7 +118,7 @@ func (g Given) Claim(uid string, devices map[string]ClaimedDevice, note []byte) 
 		}
 		if dir := devices[name].MPS; dir != "" {
 			var err error
-			if given, err = g.clientOf(dir, given); err != nil {
+			if given, err = g.clientOf(dir, devices[name].Env, given); err != nil {
 				return nil, err
 			}
 		}
@@ -126,8 +128,8 @@ func (g Given) Claim(uid string, devices map[string]ClaimedDevice, note []byte) 
 	return slices.Concat([]byte(notePrefix), note, []byte("\n"), text), err
 }
 
-// clientOf returns the edits of a device with what makes a container a client of an MPS daemon.
-func (g Given) clientOf(dir string, given json.RawMessage) (json.RawMessage, error) {
+// clientOf returns the edits of a device with what makes a container a client of an MPS daemon, and more environment variables.
+func (g Given) clientOf(dir string, env []string, given json.RawMessage) (json.RawMessage, error) {
 	var all specs.ContainerEdits
 	if err := json.Unmarshal(given, &all); err != nil {
 		return nil, err
@@ -136,6 +138,7 @@ func (g Given) clientOf(dir string, given json.RawMessage) (json.RawMessage, err
 	for name, value := range client.Env {
 		all.Env = append(all.Env, name+"="+value)
 	}
+	all.Env = append(all.Env, env...)
 	for _, m := range client.Mounts {
 		all.Mounts = append(all.Mounts, mount(m.HostPath, m.ContainerPath, []string{"rw", "nosuid", "nodev", "rbind", "rprivate"}))
 	}

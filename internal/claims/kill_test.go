@@ -43,6 +43,15 @@ var madeCalls = map[string]func(context.Context, *claims.Claims) error{
 	"Unprepare of a MIG device that is made": calls["Unprepare"],
 }
 
+// shareCalls are those for a share of a GPU that is used by MPS.
+var shareCalls = map[string]func(context.Context, *claims.Claims) error{
+	"Prepare of a share": func(ctx context.Context, c *claims.Claims) error {
+		_, err := c.Prepare(ctx, partByMPS("uid-1", 40))
+		return err
+	},
+	"Unprepare of a share": calls["Unprepare"],
+}
+
 // TestKilledAtEachWrite kills a process with SIGKILL before, in and after each change that it makes of a file. Whatever it leaves, there is
 // no CDI spec without a record, no other claim gets a GPU that is recorded, and kubelet's next call succeeds and leaves nothing behind.
 func TestKilledAtEachWrite(t *testing.T) {
@@ -52,6 +61,7 @@ func TestKilledAtEachWrite(t *testing.T) {
 		return
 	}
 	killedWhileDividing(t)
+	killedWhileSharing(t)
 	for name := range calls {
 		for _, before := range []string{"nothing", "prepared", "prepared before a restart of the node"} {
 			t.Run(name+" after "+before, func(t *testing.T) {
@@ -115,6 +125,67 @@ func killedWhileDividing(t *testing.T) {
 	}
 }
 
+// killedWhileSharing does so with a share of a GPU, alone and beside that of another claim: the daemon of both is there as long as one needs it.
+func killedWhileSharing(t *testing.T) {
+	for name := range shareCalls {
+		for _, beside := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, another one %v", name, beside), func(t *testing.T) {
+				t.Parallel()
+				for step := 1; ; step++ {
+					dir := t.TempDir()
+					c, stop := newRigAt(t, dir).start()
+					for uid, before := range map[string]bool{"uid-1": strings.HasPrefix(name, "Unprepare"), "uid-2": beside} {
+						if !before {
+							continue
+						}
+						if _, err := c.Prepare(t.Context(), partByMPS(uid, 40)); err != nil {
+							t.Fatal(err)
+						}
+					}
+					stop()
+					if !killed(t, dir, name, step) {
+						if step < 4 {
+							t.Errorf("the call has %d steps", step-1)
+						}
+						return
+					}
+					shareRecovers(t, dir, fmt.Sprintf("%s, killed at step %d", name, step), beside)
+				}
+			})
+		}
+	}
+}
+
+// shareRecovers is recovers for a share.
+func shareRecovers(t *testing.T, dir, what string, beside bool) {
+	t.Helper()
+	const daemon = "gpu.GPU-a"
+	r := newRigAt(t, dir)
+	if r.spec("uid-1") != nil && r.record("uid-1") == "" {
+		t.Errorf("%s: there is a CDI spec without a record", what)
+	}
+	recorded := r.record("uid-1") != ""
+	c, _ := r.start()
+	if beside && (r.mps()[daemon] == "" || r.record("uid-2") == "") {
+		t.Errorf("%s: the daemon of another claim has ended: %v", what, r.mps())
+	}
+	if _, err := c.Prepare(t.Context(), claim("whole", gpuA)); (err == nil) == (recorded || beside) || err == nil && len(r.mps()) > 0 {
+		t.Errorf("%s: recorded %v, another share %v, and the whole GPU: %v, with daemons %v", what, recorded, beside, err, r.mps())
+	}
+	if err := c.Unprepare(t.Context(), "whole", "default", "claim-whole"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Prepare(t.Context(), partByMPS("uid-1", 40)); err != nil || r.mps()[daemon] == "" || r.spec("uid-1") == nil {
+		t.Errorf("%s: the next Prepare: %v, daemons %v", what, err, r.mps())
+	}
+	if err := c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1"); err != nil {
+		t.Fatal(err)
+	}
+	if (r.mps()[daemon] != "") != beside || r.record("uid-1") != "" || r.spec("uid-1") != nil {
+		t.Errorf("%s: left after Unprepare: record %q, spec %v, daemons %v", what, r.record("uid-1"), r.spec("uid-1"), r.mps())
+	}
+}
+
 // killed has a process make a call that is killed at a step, and reports whether it got there.
 func killed(t *testing.T, dir, call string, step int) bool {
 	t.Helper()
@@ -140,6 +211,9 @@ func dieAtStep(t *testing.T) {
 	}
 	r := newRigAt(t, os.Getenv(killFolder))
 	call := calls[os.Getenv(killCall)]
+	if call == nil {
+		call = shareCalls[os.Getenv(killCall)]
+	}
 	if call == nil {
 		call = madeCalls[os.Getenv(killCall)]
 		r.divide()

@@ -2,6 +2,7 @@ package claims
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -17,6 +18,9 @@ import (
 // The GPUs of a claim that are shared by MPS have one control daemon; a MIG device has one of its own, because CUDA uses one MIG device
 // at a time. A daemon is asked for after the record of its claim is written, and given up after that is removed. So a daemon that no record
 // needs is one that can be ended.
+//
+// All claims with shares of a GPU that use MPS have one daemon, because an MPS server has a GPU alone. The limits are those of each client
+// then, by environment variables. The lock of the GPU is held by whoever begins or ends it, or looks whether it is needed.
 
 // ControlDaemons has control daemons of CUDA's Multi-Process Service run for claims, by IDs.
 type ControlDaemons interface {
@@ -40,6 +44,22 @@ type recordMPS struct {
 	Percentage int    `json:"activeThreadPercentage,omitempty"`
 	Memory     int64  `json:"memoryLimit,omitempty"`
 	MultiUser  bool   `json:"multiUser,omitempty"`
+	// Shared says that the daemon is that of all shares of the GPU, and that the limits are those of the clients of this claim.
+	Shared bool `json:"shared,omitempty"`
+}
+
+// sharedDaemon is what the ID of the daemon of all shares of a GPU begins with; the UUID of the GPU follows. No UID of a claim has a dot.
+const sharedDaemon = "gpu."
+
+// env returns the limits of a client of a daemon that is shared. The daemon has one GPU.
+func (m recordMPS) env() (all []string) {
+	if !m.Shared {
+		return nil
+	}
+	if m.Percentage > 0 {
+		all = append(all, fmt.Sprintf("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=%d", m.Percentage))
+	}
+	return append(all, fmt.Sprintf("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=%dM", m.Memory>>20))
 }
 
 // shareByMPS gives the devices of a claim for which a configuration wants MPS their control daemons.
@@ -51,10 +71,7 @@ func shareByMPS(uid string, devices []recordDevice, chosen []*claimConfig) error
 			continue
 		}
 		d := &devices[i]
-		switch {
-		case d.ShareID != "": // two daemons cannot have one GPU for themselves
-			return fail(CauseConfig, "sharing.strategy: MPS is not supported for a share of the device %s; use %s", d.Device, dra.TimeSlicing)
-		case d.uuid() == "": // its daemon would have to end before it can be destroyed
+		if d.uuid() == "" { // its daemon would have to end before it can be destroyed
 			return fail(CauseConfig, "sharing.strategy: MPS is not supported for the device %s, which is made for the claim; use %s",
 				d.Device, dra.TimeSlicing)
 		}
@@ -64,6 +81,9 @@ func shareByMPS(uid string, devices []recordDevice, chosen []*claimConfig) error
 				return fail(CauseConfig, "sharing.mpsConfig.defaultActiveThreadPercentage: 0 leaves clients nothing; use 1 to 100")
 			}
 		}
+		if d.Share > 0 {
+			d.MPS.ID, d.MPS.Shared = sharedDaemon+d.GPU, true
+		}
 		members[c] = append(members[c], i)
 		if d.MIG != nil {
 			continue
@@ -72,6 +92,13 @@ func shareByMPS(uid string, devices []recordDevice, chosen []*claimConfig) error
 			first = i
 		}
 		of := devices[first]
+		if of.Share > 0 || d.Share > 0 {
+			if d.MPS.ID != of.MPS.ID {
+				return fail(CauseConfig, "sharing.strategy: MPS is not supported for shares of several GPUs in one claim: the requests %s and %s have %s "+
+					"and %s, and a process can be a client of one MPS control daemon", of.Request, d.Request, of.Device, d.Device)
+			}
+			continue
+		}
 		if d.MPS.ID = of.MPS.ID; d.MPS.Percentage != of.MPS.Percentage || d.MPS.MultiUser != of.MPS.MultiUser {
 			return fail(CauseConfig, "sharing.mpsConfig: the requests %s and %s have different settings; "+
 				"the GPUs of a claim have one MPS control daemon", of.Request, d.Request)
@@ -89,6 +116,11 @@ func shareByMPS(uid string, devices []recordDevice, chosen []*claimConfig) error
 			devices[indices[n]].MPS.Memory = limit
 		}
 	}
+	for _, d := range devices {
+		if d.MPS != nil && d.Share > 0 && (d.MPS.Memory == 0 || d.MPS.Memory > d.Share) {
+			d.MPS.Memory = d.Share
+		}
+	}
 	return nil
 }
 
@@ -97,6 +129,10 @@ func (r record) daemons() map[string]mps.ClaimDaemon {
 	all := map[string]mps.ClaimDaemon{}
 	for _, d := range r.Devices {
 		if d.MPS == nil {
+			continue
+		}
+		if d.MPS.Shared {
+			all[d.MPS.ID] = mps.ClaimDaemon{Devices: []mps.ClaimDevice{{UUID: d.GPU}}, MultiUser: true, Exclusive: true, Shared: true}
 			continue
 		}
 		wanted := all[d.MPS.ID]
@@ -164,19 +200,32 @@ func neededDaemons(records map[string]record, boot string) map[string]bool {
 	needed := map[string]bool{}
 	for _, r := range records {
 		for id := range r.daemons() {
-			needed[id] = !r.former(boot)
+			needed[id] = needed[id] || !r.former(boot)
 		}
 	}
 	return needed
 }
 
-// stopMPS has the control daemons of a claim that was given back ended. It never fails: what is left is ended later.
+// stopMPS has the control daemons ended that a claim which was given back had alone. It never fails: what is left is ended later.
 func (c *Claims) stopMPS(ctx context.Context, r record) {
-	for id := range r.daemons() {
-		if c.options.MPS == nil {
-			return
+	for id, daemon := range r.daemons() {
+		if c.options.MPS == nil || daemon.Shared {
+			continue
 		}
 		if err := c.options.MPS.Stop(id); err != nil {
+			klog.FromContext(ctx).Info("An MPS control daemon is ended later", "claim", klog.KRef(r.Namespace, r.Name), "reason", err.Error())
+		}
+		c.store.step()
+	}
+}
+
+// leaveDaemons has the control daemons ended that a claim which was given back shared, unless another claim needs them.
+func (c *Claims) leaveDaemons(ctx context.Context, r record) {
+	for id, daemon := range r.daemons() {
+		if c.options.MPS == nil || !daemon.Shared {
+			continue
+		}
+		if err := c.sweepDaemon(ctx, id); err != nil {
 			klog.FromContext(ctx).Info("An MPS control daemon is ended later", "claim", klog.KRef(r.Namespace, r.Name), "reason", err.Error())
 		}
 		c.store.step()
@@ -190,8 +239,7 @@ func (c *Claims) sweepMPS(ctx context.Context) {
 	}
 	there, err := c.options.MPS.All()
 	for id := range there {
-		uid := id[:max(strings.LastIndex(id, "-"), 0)]
-		err = c.sweepDaemon(ctx, uid, id)
+		err = c.sweepDaemon(ctx, id)
 		if err != nil && ctx.Err() == nil {
 			break
 		}
@@ -201,7 +249,8 @@ func (c *Claims) sweepMPS(ctx context.Context) {
 	}
 }
 
-func (c *Claims) sweepDaemon(ctx context.Context, uid, id string) error {
+// sweepDaemon has a control daemon ended if no claim needs it.
+func (c *Claims) sweepDaemon(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, lockPatience)
 	defer cancel()
 	t, err := begin(c.options.StateDir, c.options.Clock)
@@ -209,6 +258,17 @@ func (c *Claims) sweepDaemon(ctx context.Context, uid, id string) error {
 		return err
 	}
 	defer t.end()
+	if gpu, shared := strings.CutPrefix(id, sharedDaemon); shared {
+		if err := t.gpus(ctx, []string{gpu}); err != nil {
+			return err
+		}
+		records, _, err := c.store.all()
+		if err != nil || neededDaemons(records, c.options.BootID)[id] {
+			return err
+		}
+		return c.options.MPS.Stop(id)
+	}
+	uid := id[:max(strings.LastIndex(id, "-"), 0)]
 	if err := t.claim(ctx, uid); err != nil {
 		return err
 	}

@@ -86,8 +86,8 @@ func TestMPSThatIsRefused(t *testing.T) {
 	differing.Configs = append(differing.Configs, other)
 	looks := byMPS("uid-1", ``, gpuA)
 	looks.Results[0].AdminAccess = true
-	share := byMPS("uid-1", ``, gpuA)
-	share.Results[0].ShareID = "share"
+	shares := part("uid-1", 20, gpuA, gpuC)
+	shares.Configs = looks.Configs
 	for name, tt := range map[string]struct {
 		claim   dra.Claim
 		without bool
@@ -96,7 +96,7 @@ func TestMPSThatIsRefused(t *testing.T) {
 		"no process for it":   {byMPS("uid-1", ``, gpuA), true, "sharing.strategy: MPS needs mps-control-daemon on the node"},
 		"different settings":  {differing, false, "the requests gpu and second have different settings"},
 		"a device of another": {byMPS("uid-1", `"defaultPerDevicePinnedMemoryLimit":{"GPU-c":"1Gi"}`, gpuA), false, "the claim has no such device"},
-		"a share":             {share, false, "MPS is not supported for a share of the device gpu-0"},
+		"shares of two GPUs":  {shares, false, "MPS is not supported for shares of several GPUs in one claim: the requests gpu and gpu have gpu-0 and gpu-2"},
 		"admin access":        {looks, false, ""},
 	} {
 		t.Run(name, func(t *testing.T) {

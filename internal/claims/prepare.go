@@ -134,7 +134,7 @@ func (c *Claims) writeSpec(r record) error {
 	for _, d := range r.Devices {
 		claimed := cdi.ClaimedDevice{UUID: d.uuid()}
 		if d.MPS != nil {
-			claimed.MPS = mps.ClaimDir(d.MPS.ID)
+			claimed.MPS, claimed.Env = mps.ClaimDir(d.MPS.ID), d.MPS.env()
 		}
 		devices[r.cdiName(d)] = claimed
 		unknown = unknown || !given.Has(d.uuid())
@@ -205,6 +205,7 @@ func (c *Claims) Unprepare(ctx context.Context, uid, namespace, name string) (er
 	if t.end(); r.slices() {
 		c.resetSlices(ctx)
 	}
+	c.leaveDaemons(ctx, r)
 	klog.FromContext(ctx).V(2).Info("Unprepared claim", "claim", klog.KRef(namespace, name), "uid", uid)
 	return nil
 }

@@ -9,10 +9,15 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
 )
 
 // TestSharesOfOneGPU: claims have one GPU at the same time, come and go in any order, and each is answered, recorded and shown with its share.
@@ -240,4 +245,150 @@ func TestShareOfAnIllGPU(t *testing.T) {
 	if _, err := c.Prepare(t.Context(), part("uid-2", 20, gpuA)); err == nil || !strings.Contains(err.Error(), "Unhealthy") {
 		t.Errorf("a new share of an ill GPU: %v", err)
 	}
+}
+
+// partByMPS is a claim for a share of the first GPU, which is used by MPS.
+func partByMPS(uid string, gib int, config ...string) dra.Claim {
+	c := part(uid, gib, gpuA)
+	c.Configs = byMPS(uid, strings.Join(config, ",")).Configs
+	return c
+}
+
+// TestSharesByMPS: the shares of a GPU have one control daemon without limits; those of each claim are in the environment of its containers:
+// its memory, unless the configuration says less. The daemon ends with the last of them, in any order.
+func TestSharesByMPS(t *testing.T) {
+	t.Parallel()
+	const daemon = `{"devices":[{"uuid":"GPU-a"}],"multiUser":true,"exclusive":true,"shared":true}`
+	r := newRig(t)
+	c, stop := r.start()
+	environments := map[string][]string{
+		"uid-1": {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=20480M"},
+		"uid-2": {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1024M"},
+		"uid-3": {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=20480M"},
+	}
+	configs := map[string]string{
+		"uid-1": ``, "uid-2": `"defaultActiveThreadPercentage":30,"defaultPinnedDeviceMemoryLimit":"1Gi"`,
+		"uid-3": `"defaultPinnedDeviceMemoryLimit":"1Gi","defaultPerDevicePinnedMemoryLimit":{"0":"50Gi"}`,
+	}
+	for _, uid := range []string{"uid-1", "uid-2", "uid-3"} {
+		if _, err := c.Prepare(t.Context(), partByMPS(uid, 20, configs[uid])); err != nil {
+			t.Fatal(err)
+		}
+		env := r.spec(uid).Devices[0].ContainerEdits.Env
+		want := append([]string{"CUDA_MPS_PIPE_DIRECTORY=/mps/claims/gpu.GPU-a/pipe"}, environments[uid]...)
+		if !slices.Equal(env[max(len(env)-len(want), 0):], want) {
+			t.Errorf("%s has the environment %q, want %q", uid, env, want)
+		}
+		if all := r.mps(); len(all) != 1 || all["gpu.GPU-a"] != daemon {
+			t.Errorf("control daemons with %s: %v", uid, all)
+		}
+	}
+	for _, s := range c.Status().Value() {
+		if !s.Devices[0].Limited || s.Devices[0].Problem != "" {
+			t.Errorf("%s is shown with %+v", s.UID, s.Devices[0])
+		}
+	}
+	if _, err := c.Prepare(t.Context(), part("uid-4", 20, gpuA)); err == nil || !strings.Contains(err.Error(), "MPS for all or none") {
+		t.Errorf("a share without MPS: %v", err)
+	}
+	stop()
+	c, _ = r.start() // the next process
+	for i, uid := range []string{"uid-2", "uid-1", "uid-3"} {
+		if err := c.Unprepare(t.Context(), uid, "default", "claim-"+uid); err != nil || len(r.mps()) != min(2-i, 1) {
+			t.Errorf("after %s: %v, control daemons %v", uid, err, r.mps())
+		}
+	}
+	if _, err := c.Prepare(t.Context(), part("uid-4", 20, gpuA)); err != nil {
+		t.Errorf("a share without MPS when the others have ended: %v", err)
+	}
+}
+
+// TestWholeOfASharedGPUByMPS: a claim with all of the memory has a daemon of its own, as on a GPU that is not given in shares. Several shares
+// of one claim have the daemon of the GPU.
+func TestWholeOfASharedGPUByMPS(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	c, _ := r.start()
+	whole, two := partByMPS("uid-1", 80, `"defaultActiveThreadPercentage":40`), part("uid-2", 20, gpuC, gpuC)
+	two.Configs = whole.Configs
+	for _, wanted := range []dra.Claim{whole, two} {
+		if _, err := c.Prepare(t.Context(), wanted); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := map[string]string{
+		"uid-1-0":   `{"devices":[{"uuid":"GPU-a"}],"activeThreadPercentage":40,"exclusive":true}`,
+		"gpu.GPU-c": `{"devices":[{"uuid":"GPU-c"}],"multiUser":true,"exclusive":true,"shared":true}`,
+	}
+	if diff := cmp.Diff(want, r.mps()); diff != "" {
+		t.Errorf("control daemons (-want +got):\n%s", diff)
+	}
+}
+
+// TestSharesByMPSOfTwoProcesses: two daemons overlap while claims with shares of one GPU come and go. Each finds the control daemon as long as
+// it is prepared, and the last one leaves none.
+func TestSharesByMPSOfTwoProcesses(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	first, _ := r.start()
+	second, _ := r.start()
+	both := []*claims.Claims{first, second}
+	var pods sync.WaitGroup
+	for n := range 4 {
+		pods.Go(func() {
+			for i := range 20 {
+				uid := fmt.Sprintf("uid-%d-%d", n, i)
+				if _, err := both[i%2].Prepare(t.Context(), partByMPS(uid, 20)); err != nil {
+					t.Errorf("%s: %v", uid, err)
+				}
+				if _, err := os.Stat(filepath.Join(r.dir, "gpu.GPU-a.mps")); err != nil {
+					t.Errorf("%s is prepared: %v", uid, err)
+				}
+				if err := both[(n+i)%2].Unprepare(t.Context(), uid, "default", "claim-"+uid); err != nil {
+					t.Errorf("%s: %v", uid, err)
+				}
+			}
+		})
+	}
+	pods.Wait()
+	if len(r.mps()) > 0 {
+		t.Errorf("control daemons are left: %v", r.mps())
+	}
+}
+
+// TestSharedDaemonThatIsLeft: one that no claim needs is ended after a while, and one that is needed is not, also after a restart of the node.
+func TestSharedDaemonThatIsLeft(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		if err := (daemons{r}).Start(t.Context(), "gpu.GPU-c", mps.ClaimDaemon{Devices: []mps.ClaimDevice{{UUID: "GPU-c"}}}); err != nil {
+			t.Fatal(err)
+		}
+		c, stop := r.start()
+		for _, uid := range []string{"uid-1", "uid-2"} {
+			if _, err := c.Prepare(t.Context(), partByMPS(uid, 20)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(claims.Every + 1)
+		synctest.Wait()
+		if all := r.mps(); len(all) != 1 || all["gpu.GPU-a"] == "" {
+			t.Errorf("control daemons %v", all)
+		}
+		stop()
+		r.options.BootID = "two"
+		c, stop = r.start()
+		defer stop()
+		if _, err := c.Prepare(t.Context(), partByMPS("uid-2", 20)); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(claims.Every + 1)
+		synctest.Wait()
+		if len(r.mps()) != 1 {
+			t.Errorf("control daemons %v, and one of two claims was prepared again", r.mps())
+		}
+		if err := c.Unprepare(t.Context(), "uid-2", "default", "claim-uid-2"); err != nil || len(r.mps()) > 0 {
+			t.Errorf("%v, control daemons %v", err, r.mps())
+		}
+	})
 }

@@ -46,6 +46,8 @@ type ClaimDaemon struct {
 	MultiUser bool `json:"multiUser,omitempty"`
 	// Exclusive has no process but clients compute on the GPUs. MIG devices cannot be left to MPS in this way.
 	Exclusive bool `json:"exclusive,omitempty"`
+	// Shared says that its clients are of several claims. They are of several users if the driver can do that.
+	Shared bool `json:"shared,omitempty"`
 }
 
 // A ClaimDevice is a GPU or a MIG device of a ClaimDaemon.

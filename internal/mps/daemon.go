@@ -112,7 +112,7 @@ func (d *daemon) begin(ctx context.Context) (*process, error) {
 	switch {
 	case !errors.Is(err, errEndedAtOnce):
 		return p, err
-	case d.group.Claim != nil:
+	case d.group.Claim != nil && !d.group.Claim.Shared:
 		return nil, fmt.Errorf("%w; a driver that does not know %s needs a claim without sharing.mpsConfig.multiUser", err, multiUser)
 	}
 	klog.FromContext(ctx).Info("Trying again with an MPS control daemon whose clients wait for those of other users",

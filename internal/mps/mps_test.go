@@ -385,7 +385,8 @@ func TestDaemonsThatMisbehave(t *testing.T) {
 	}
 }
 
-// TestAnOldDriversDaemon: it does not know the option by which several users are served.
+// TestAnOldDriversDaemon: it does not know the option by which several users are served. That of a resource and that of the shares of a GPU
+// serve one user at a time then.
 func TestAnOldDriversDaemon(t *testing.T) {
 	t.Setenv("MPS_STAND_IN", "old")
 	n := newNode(t)
@@ -394,6 +395,15 @@ func TestAnOldDriversDaemon(t *testing.T) {
 	if got, want := n.log(one)[0], "Starting control daemon of GPU-a for one user"; got != want {
 		t.Errorf("the daemon says %q, want %q", got, want)
 	}
+	const shares = "gpu.GPU-b"
+	wanted := mps.ClaimDaemon{Devices: []mps.ClaimDevice{{UUID: "GPU-b"}}, MultiUser: true, Exclusive: true, Shared: true}
+	if err := n.start(shares, wanted); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := n.log(mps.ClaimDir(shares)), "Starting control daemon of GPU-b for one user"; len(got) != 1 || got[0] != want {
+		t.Errorf("the daemon of shares says %q, want %q", got, want)
+	}
+	n.end(shares)
 }
 
 // TestAnswersWithoutEnd: nobody reads them to their end, and whoever gives them is not ready.

@@ -53,10 +53,10 @@ func TestSharedSlicesAreValid(t *testing.T) {
 	}
 	wrong := publishShared(t, "t4", 4)[0]
 	memory := wrong.Spec.Devices[0].Capacity["memory"]
-	memory.RequestPolicy.Default = resource.NewQuantity(1<<60, resource.BinarySI)
+	memory.RequestPolicy.ValidRange.Min = resource.NewQuantity(1<<60, resource.BinarySI)
 	wrong.Spec.Devices[0].Capacity["memory"] = memory
 	if len(refused(t, wrong)) == 0 {
-		t.Error("a default that is more than there is is not refused: nothing is validated")
+		t.Error("a least share that is more than there is is not refused: nothing is validated")
 	}
 }
 
