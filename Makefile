@@ -118,8 +118,7 @@ fleet: ## Start 5,000 nodes at once at a real API server and print how soon it a
 	$(GO) test ./test/fleet -count=1 -v -timeout 20m -kubernetes $(KUBERNETES) $(FLEET_FLAGS)
 
 .PHONY: e2e
-e2e: e2e-devicemanager e2e-monitoring ## Run the daemon on real kubelets (root; the first run builds Kubernetes; E2E_FLAGS='--kubelet 1.37')
-	cd test/e2e && ./run $(E2E_FLAGS)
+e2e: e2e-devicemanager e2e-monitoring e2e-node ## Run the daemon on real kubelets (root; the first run builds Kubernetes; E2E_FLAGS='--kubelet 1.37')
 
 MIGWISHES ?= 1000
 
@@ -131,6 +130,10 @@ mig-wishes: ## Play random sequences of MIG layouts with pods, faults and kills 
 nightly: faults soak mig-wishes ## What takes too long for every change: the fault matrix, soak, long stories, older kubelets, kubelet's five minutes (2 hours)
 	test/e2e/devicemanager/run -minutes
 	cd test/e2e && E2E_LIMIT=7200 ./run --kubelet all -long
+
+.PHONY: e2e-node
+e2e-node: ## Run the stories on real single-node clusters (root; E2E_FLAGS='--kubelet 1.37')
+	cd test/e2e && ./run $(E2E_FLAGS)
 
 .PHONY: e2e-devicemanager
 e2e-devicemanager: ## Hold the stand-in kubelet against kubelet's own device manager of 1.36 and 1.37 (root)

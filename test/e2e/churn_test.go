@@ -27,10 +27,19 @@ const (
 	churnName = "churn"
 )
 
-// A refusal is a pod that failed, in the words of its status.
+// A refusal is a pod that failed, in the words of its status, or of its container's where the pod was admitted.
 type refusal struct {
-	at              time.Time
-	reason, message string
+	pod, reason, message string
+}
+
+func refusalOf(pod *corev1.Pod) refusal {
+	r := refusal{pod.Name, pod.Status.Reason, pod.Status.Message}
+	for _, s := range pod.Status.ContainerStatuses {
+		if ended := s.State.Terminated; r.reason == "" && ended != nil {
+			r.reason, r.message = ended.Reason, fmt.Sprintf("exit code %d: %s", ended.ExitCode, ended.Message)
+		}
+	}
+	return r
 }
 
 // A churn makes short pods until it is ended.
@@ -132,11 +141,7 @@ func (c *churn) collect(ctx context.Context) (left int) {
 		if pod.Status.Phase == corev1.PodSucceeded {
 			c.ran++
 		} else {
-			at := pod.CreationTimestamp.Time
-			if pod.Status.StartTime != nil {
-				at = pod.Status.StartTime.Time
-			}
-			c.refused = append(c.refused, refusal{at, pod.Status.Reason, pod.Status.Message})
+			c.refused = append(c.refused, refusalOf(&pod))
 		}
 		c.mu.Unlock()
 	}
@@ -149,17 +154,18 @@ func (c *churn) note(err error) {
 	c.err = err
 }
 
-// String reads "308 pods, 150 ran to their end, 158 failed: 120 × UnexpectedAdmissionError: ...".
+// String reads "308 pods, 306 ran to their end, 2 failed", and for each reason "2 × UnexpectedAdmissionError: ... (churn-3 churn-8)".
 func (c *churn) String() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	count := map[string]int{}
+	pods := map[string][]string{}
 	for _, r := range c.refused {
-		count[r.reason+": "+r.message]++
+		words := r.reason + ": " + r.message
+		pods[words] = append(pods[words], r.pod)
 	}
 	text := fmt.Sprintf("%d pods, %d ran to their end, %d failed", c.made, c.ran, len(c.refused))
-	for _, words := range slices.Sorted(maps.Keys(count)) {
-		text += fmt.Sprintf("\n\t%d × %s", count[words], words)
+	for _, words := range slices.Sorted(maps.Keys(pods)) {
+		text += fmt.Sprintf("\n\t%d × %s (%s)", len(pods[words]), words, strings.Join(pods[words], " "))
 	}
 	return text
 }

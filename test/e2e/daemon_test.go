@@ -32,36 +32,23 @@ const (
 // story is one thing that the daemon does on a node where it is running and one pod holds two GPUs.
 type story func(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient)
 
+// named is a story with its name. One that is long is told in a long run alone.
+type named struct {
+	name  string
+	story story
+	long  bool
+}
+
+// TestDaemon has the stories of the daemon, its kubelet and its configuration.
 func TestDaemon(t *testing.T) {
 	ctx, n := startNode(t)
-	kubelet := podResources(t)
-
-	t.Cleanup(func() {
-		if t.Failed() {
-			explain(t, n)
-		}
-	})
-
 	// A node without a driver, on which nobody serves GPUs, stops no roll-out.
 	start := time.Now()
 	apply(ctx, t, n, "no-driver")
 	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
 	phase("no driver: daemon Ready", start)
 
-	start = time.Now()
-	apply(ctx, t, n, "overlay")
-	waitNode(ctx, t, n, gpu, gpus, gpus, start)
-	phase("manifests applied to capacity 8", start)
-
-	start = time.Now()
-	runPod(ctx, t, n, holder, gpu, 2)
-	phase("pod with two GPUs runs", start)
-
-	for _, s := range []struct {
-		name  string
-		story story
-		long  bool // it is told in a long run alone
-	}{
+	tell(ctx, t, n, []named{
 		{name: "a container sees its GPUs", story: seesItsGPUs},
 		{name: "doctor sees the node", story: doctorSeesTheNode},
 		{name: "commands of the documents", story: commandsOfDocuments},
@@ -70,13 +57,9 @@ func TestDaemon(t *testing.T) {
 		{name: "rolling upgrade", story: rollingUpgrade},
 		{name: "daemon killed", story: daemonKilled},
 		{name: "another server comes and goes", story: anotherServer},
-		{name: "another plugin comes and goes", story: otherPlugin},
 		{name: "upgrades that switch time-slicing", story: upgradesThatShare},
-		{name: "upgrade to a broken version", story: brokenVersion},
 		{name: "an XID makes a GPU Unhealthy until it is cured", story: xidMakesUnhealthy},
 		{name: "daemon ended", story: daemonEnded},
-		{name: "under the GPU operator", story: underTheOperator},
-		{name: "an example of NVIDIA's chart", story: oneExampleOfNVIDIAsChart},
 		{name: "changed to another driver root", story: changedDriverRoot},
 		{name: "CDI", story: givesCDI},
 		{name: "volume mounts", story: givesVolumeMounts},
@@ -88,7 +71,18 @@ func TestDaemon(t *testing.T) {
 		{name: "one form at a time", story: oneFormAtATime},
 		{name: "a reload adds and removes a resource", story: reloads},
 		{name: "MIG devices of several profiles", story: offersMIG},
+	})
+}
+
+// TestCluster has the stories of what installs the daemon, and of what the cluster knows of it and has it do.
+func TestCluster(t *testing.T) {
+	ctx, n := startNode(t)
+	tell(ctx, t, n, []named{
+		{name: "upgrade to a broken version", story: brokenVersion},
+		{name: "under the GPU operator", story: underTheOperator},
+		{name: "an example of NVIDIA's chart", story: oneExampleOfNVIDIAsChart},
 		{name: "installed by Helm", story: installedByHelm},
+		{name: "another plugin comes and goes", story: otherPlugin},
 		{name: "from another plugin and back by Helm", story: takesOverByHelm},
 		{name: "in the cluster", story: inTheCluster},
 		{name: "MIG layouts by label", story: dividedByLabel},
@@ -101,7 +95,23 @@ func TestDaemon(t *testing.T) {
 		{name: "Helm upgrades while pods come and go", story: upgradesWithPods, long: true},
 		{name: "beside the GPU operator", story: besideTheOperator, long: true},
 		{name: "all examples of NVIDIA's chart", story: allExamplesOfNVIDIAsChart, long: true},
-	} {
+	})
+}
+
+// tell runs stories, one after the other.
+func tell(ctx context.Context, t *testing.T, n *node.Node, stories []named) {
+	t.Helper()
+	kubelet := podResources(t)
+	start := time.Now()
+	apply(ctx, t, n, "overlay")
+	waitNode(ctx, t, n, gpu, gpus, gpus, start)
+	phase("manifests applied to capacity 8", start)
+
+	start = time.Now()
+	runPod(ctx, t, n, holder, gpu, 2)
+	phase("pod with two GPUs runs", start)
+
+	for _, s := range stories {
 		if s.long && !*long {
 			continue
 		}

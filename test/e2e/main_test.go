@@ -74,6 +74,11 @@ func startNode(t *testing.T) (context.Context, *node.Node) {
 		t.Fatal(err)
 	}
 	t.Cleanup(n.Close)
+	t.Cleanup(func() {
+		if t.Failed() {
+			explain(t, n)
+		}
+	})
 	phase("node Ready, kubelet "+*kubeletVersion, start)
 	return ctx, n
 }

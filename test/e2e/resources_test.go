@@ -25,6 +25,8 @@ import (
 // changedDriverRoot has the daemon look for the driver in another place, and gives it a configuration file.
 func changedDriverRoot(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	installDriver(ctx, t)
+	// A daemon that has just ended is started again first: see rollOutConfig.
+	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
 	apply(ctx, t, n, "driver-container")
 	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
 	// The daemon that ended may have been started again just now, after the new one, only to be killed: 1.36 has stopped
