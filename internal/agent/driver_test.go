@@ -53,8 +53,6 @@ func (d *driver) Next(ctx context.Context) (inventory.Event, error) {
 
 func (d *driver) Retry(context.Context) error { return nil }
 
-func (d *driver) LinksDue() bool { return false }
-
 func (d *driver) Hanging() bool { return false }
 
 func (d *driver) Unwatched() []inventory.LeftOut { return nil }

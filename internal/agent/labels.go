@@ -20,8 +20,8 @@ type Labels struct {
 	// Machine returns the name of the machine that is in a file, or labels.UnknownMachine.
 	Machine func(file string) string
 	Now     func() time.Time
-	// Wanted is told the labels that the node is to have. They are nil before the first look at the node that succeeded. While looks
-	// fail they stay as they are: a driver that is away says nothing about the node.
+	// Wanted is told the labels that the node is to have. They are nil before the first look at the node that succeeded, and while links
+	// are due after it. While looks fail they stay as they are: a driver that is away says nothing about the node.
 	Wanted *feed.Feed[map[string]string]
 }
 
@@ -36,7 +36,7 @@ func (l *Labels) Run(ctx context.Context) error {
 		}
 		for same := true; same; {
 			s, looked := l.Snapshots.Latest()
-			if s.Generation > 0 && s.Stale == "" {
+			if s.Generation > 0 && s.Stale == "" && !(s.LinksDue && l.Wanted.Value() == nil) {
 				if wanted := l.Make(s, o); !maps.Equal(wanted, l.Wanted.Value()) {
 					l.Wanted.Publish(wanted)
 				}

@@ -45,6 +45,10 @@ func TestLabelsFollowTheNode(t *testing.T) {
 		check("before the first look", nil)
 		l.Snapshots.Publish(inventory.Snapshot{Generation: 1, Stale: "no driver"})
 		check("without a driver", nil)
+		due := one
+		due.LinksDue = true
+		l.Snapshots.Publish(due)
+		check("while the first links are due", nil)
 		l.Snapshots.Publish(one)
 		changed := check("with a driver", map[string]string{"m": "machine-A", "t": "", "n": "1"})
 		l.Snapshots.Publish(one)
@@ -60,6 +64,9 @@ func TestLabelsFollowTheNode(t *testing.T) {
 		time.Sleep(time.Minute)
 		l.Snapshots.Publish(inventory.Snapshot{Generation: 4, GPUs: []inventory.GPU{{Model: "a"}, {Model: "a"}}})
 		check("the driver is back", map[string]string{"m": "machine-B", "t": "946684800", "n": "2"})
+		due.Generation = 5
+		l.Snapshots.Publish(due)
+		check("while links are due again", map[string]string{"m": "machine-B", "t": "946684800", "n": "1"})
 		stop()
 		if err := <-ended; err != nil {
 			t.Error(err)

@@ -76,6 +76,11 @@ func scanOnce(ctx context.Context, c config.Config) (snapshot inventory.Snapshot
 // scan returns what a session finds, with the health that the GPUs have now.
 func scan(ctx context.Context, c config.Config, session *nvidia.Session) (inventory.Snapshot, error) {
 	snapshot, err := session.Scan(ctx)
+	for range snapshot.GPUs { // each scan asks at least one GPU for its links
+		if err == nil && snapshot.LinksDue {
+			snapshot, err = session.Scan(ctx)
+		}
+	}
 	if err != nil {
 		return snapshot, err
 	}

@@ -192,6 +192,38 @@ func TestOneWriteForAChange(t *testing.T) {
 	}
 }
 
+// The first slices wait for links that are due, and so there is one write. Later ones do not wait.
+func TestFirstSlicesWaitForLinks(t *testing.T) {
+	s := newStage(t)
+	first := snapshotOf(2)
+	first.LinksDue = true
+	d := s.newDriver(t.TempDir(), first)
+	d.registered(1)
+	s.until("status has the reason", func() bool { return d.devices.Publication().Value().Problem == errLinksDue.Error() })
+	s.pass(10*time.Second, time.Second)
+	if n := s.sliceWrites(); n != 0 {
+		t.Errorf("%d writes while links are due", n)
+	}
+	known := snapshotOf(2)
+	known.Generation = 2
+	known.GPUs[0].Links = []inventory.Link{{Peer: "GPU-1", PeerIndex: 1, NVLinks: 18}}
+	known.GPUs[1].Links = []inventory.Link{{Peer: "GPU-0", PeerIndex: 0, NVLinks: 18}}
+	d.snapshots.Publish(known)
+	s.untilPool("1: 0 1")
+	for _, device := range s.server.Slices()[0].Spec.Devices {
+		if device.Attributes[dra.Domain+"/linkGroup2"].StringValue == nil {
+			t.Errorf("%s has no link group: %v", device.Name, device.Attributes)
+		}
+	}
+	if n := s.sliceWrites(); n != 1 {
+		t.Errorf("%d writes of slices with links", n)
+	}
+	known.LinksDue = true
+	d.snapshots.Publish(known)
+	d.fault(1)
+	s.untilPool("1: 0 1!xid")
+}
+
 // In an hour of steady state nothing is written, also with devices that have taints, and whatever watches do.
 func TestNoWriteInAnHour(t *testing.T) {
 	s := newStage(t)

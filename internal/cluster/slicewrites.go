@@ -92,6 +92,9 @@ func (p *publisher) tell(err error) error {
 	return err
 }
 
+// errLinksDue is the problem of the first slices while GPUs are asked for their links: a second write would follow.
+var errLinksDue = &errNotNow{"the driver is slow: the links between GPUs are not known yet"}
+
 // publish makes the writes that are due.
 func (p *publisher) publish(ctx context.Context) error {
 	writing, looked, owner := false, false, ""
@@ -116,6 +119,9 @@ func (p *publisher) publish(ctx context.Context) error {
 			}
 			looked = true
 			continue
+		}
+		if pool.LinksDue && p.ledger.generation == 0 { // what an earlier process wrote has them
+			return errLinksDue
 		}
 		if err := p.judge(ctx, pool, there, view); err != nil {
 			return err

@@ -27,7 +27,7 @@ func New(s inventory.Snapshot, node string, numbers Numbers, owners Owners) Pool
 
 // NewDivided is New where MIG devices are made for claims. Counters come first: a device is never published before what it needs.
 func NewDivided(s inventory.Snapshot, node string, numbers Numbers, owners Owners, divisions Divisions) Pool {
-	p := Pool{Name: node}
+	p := Pool{Name: node, LinksDue: s.LinksDue}
 	var whole, counted shelf[Device]
 	var counters shelf[CounterSet]
 	for _, out := range s.LeftOut {

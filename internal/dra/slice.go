@@ -21,6 +21,8 @@ type Pool struct {
 	Slices []Slice
 	// LeftOut says which GPUs and MIG devices are not in the slices, and why: sentences without a full stop.
 	LeftOut []string
+	// LinksDue says that attributes about links may be missing that will be known soon.
+	LinksDue bool
 }
 
 // A List is ResourceSlices as kubectl takes them.

@@ -19,6 +19,8 @@ type Snapshot struct {
 	// Stale says why the last look at the node failed; empty when it succeeded. A stale Snapshot keeps the GPUs of the
 	// last look that succeeded: a failed look is not an empty node.
 	Stale string
+	// LinksDue says that some GPUs are still to be asked for their Links, and will be soon.
+	LinksDue bool
 }
 
 // Driver identifies the driver that a Snapshot was read from.
@@ -75,6 +77,7 @@ func (s Snapshot) Equal(other Snapshot) bool {
 	return s.Driver == other.Driver &&
 		s.Control == other.Control &&
 		s.Stale == other.Stale &&
+		s.LinksDue == other.LinksDue &&
 		slices.Equal(s.LeftOut, other.LeftOut) &&
 		slices.EqualFunc(s.GPUs, other.GPUs, GPU.Equal)
 }

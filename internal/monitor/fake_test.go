@@ -254,8 +254,6 @@ func (s *session) Retry(context.Context) error {
 	return nil
 }
 
-func (s *session) LinksDue() bool { return false }
-
 func (s *session) Hanging() bool { return false }
 
 func (s *session) Unwatched() []inventory.LeftOut { return nil }

@@ -38,8 +38,6 @@ type Session interface {
 	Read(ctx context.Context, uuid string) (inventory.Reading, error)
 	// Retry has the next Scan ask the GPUs again that were left alone because they are lost, hang or cannot be identified.
 	Retry(ctx context.Context) error
-	// LinksDue reports that links between GPUs are still to be asked for, by the next Scan.
-	LinksDue() bool
 	// Sample measures a GPU of the last Scan, for metrics; with blocking, also what takes long. It calls pause again and again, and
 	// makes no call into the driver meanwhile. The error is as that of Read.
 	Sample(ctx context.Context, uuid string, blocking bool, pause func(context.Context)) (inventory.Sample, error)

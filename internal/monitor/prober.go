@@ -24,7 +24,6 @@ type look struct {
 	first     bool  // the session was opened for this look; unwatched lists its GPUs that give no events
 	unwatched []inventory.LeftOut
 	released  bool // the session was closed, instead
-	linksDue  bool // the next look asks for links between GPUs
 	pinned    bool // another session is wanted, and a call that hangs keeps this one open
 	// cleared are the GPUs, by UUID, whose counts of memory errors a driverCall cleared before they were read.
 	cleared []string
@@ -75,7 +74,7 @@ func (e *prober) look(ctx context.Context, reopen, retry bool, driverCalls []dri
 		l.readings[i].Reading, l.readings[i].err = e.session.Read(ctx, g.UUID)
 	}
 	l.first, e.fresh = e.fresh, false
-	l.unwatched, l.linksDue, l.pinned = e.session.Unwatched(), e.session.LinksDue(), e.outdated
+	l.unwatched, l.pinned = e.session.Unwatched(), e.outdated
 	return l
 }
 

@@ -27,8 +27,11 @@ type state struct {
 	// troubled is how many GPUs are lost, hang or are left out; they are asked again at next, for the time that tries counts.
 	troubled, tries int
 	next            time.Time
-	// linksDue says that links are to be asked for: the next look is soon.
-	linksDue bool
+	// linksDue is since when links are to be asked for, zero if they are not. linksLate says that nobody waits for them any more.
+	linksDue  time.Time
+	linksLate bool
+	// linked is the last look after which no links were due.
+	linked inventory.Snapshot
 	// hangAfter is how long a call may take until it hangs.
 	hangAfter time.Duration
 	// unwatched are the GPUs that give no events, notAsked those that the last look did not ask because of calls about others.
@@ -96,7 +99,8 @@ func (t *state) look(l look, now time.Time) {
 		return
 	}
 	t.stale, t.looked, t.unwatched, t.withheld = "", now, l.unwatched, time.Time{}
-	t.linksDue, t.notAsked = l.linksDue, nil
+	t.notAsked = nil
+	t.links(&l.snapshot, now)
 	t.facts = health.Facts{Branch: l.snapshot.Driver.Branch(), Opened: l.opened}
 	missing := t.missing(l.snapshot) // and so something is left out
 	for i, g := range l.snapshot.GPUs {
@@ -128,6 +132,37 @@ func (t *state) look(l look, now time.Time) {
 	t.scan = withMissing(l.snapshot, missing)
 	t.unloaded = false
 	t.plan(now)
+}
+
+// linksPatience is how long Snapshots say that links are due. Eight GPUs that take 20 ms a call tell all theirs within that time.
+const linksPatience = 30 * time.Second
+
+// links has GPUs keep the links that they had before some were due.
+func (t *state) links(s *inventory.Snapshot, now time.Time) {
+	if !s.LinksDue {
+		t.linksDue, t.linksLate, t.linked = time.Time{}, false, *s
+		return
+	}
+	if t.linksDue.IsZero() {
+		t.linksDue = now
+	}
+	if t.linksLate = now.Sub(t.linksDue) >= linksPatience; t.linksLate {
+		return
+	}
+	s.GPUs = slices.Clone(s.GPUs)
+	for i, g := range s.GPUs {
+		was, _ := t.linked.GPU(g.UUID)
+		var kept []inventory.Link
+		for _, l := range was.Links {
+			if peer, ok := s.GPU(l.Peer); ok {
+				l.PeerIndex = peer.Index
+				kept = append(kept, l)
+			}
+		}
+		if len(kept) > 0 {
+			s.GPUs[i].Links = kept
+		}
+	}
 }
 
 // foldResult folds in how a GPU answered, or did not. That it was not asked because of other GPUs says nothing.
@@ -263,7 +298,7 @@ func (t *state) compose() (inventory.Snapshot, bool) {
 	}
 	s := t.scan
 	s.Generation = t.published.Generation + 1
-	s.Stale = t.stale
+	s.Stale, s.LinksDue = t.stale, t.awaitsLinks()
 	s.GPUs = slices.Clone(s.GPUs)
 	for i := range s.GPUs {
 		g := &s.GPUs[i]
@@ -281,7 +316,7 @@ func (t *state) compose() (inventory.Snapshot, bool) {
 // changed reports whether the published Snapshot is not what is known now. It allocates nothing: most looks change nothing.
 func (t *state) changed() bool {
 	p := t.published
-	if p.Generation == 0 || p.Stale != t.stale || p.Driver != t.scan.Driver || p.Control != t.scan.Control ||
+	if p.Generation == 0 || p.Stale != t.stale || p.LinksDue != t.awaitsLinks() || p.Driver != t.scan.Driver || p.Control != t.scan.Control ||
 		len(p.GPUs) != len(t.scan.GPUs) || !slices.Equal(p.LeftOut, t.scan.LeftOut) {
 		return true
 	}
@@ -304,6 +339,9 @@ func (t *state) changed() bool {
 	}
 	return false
 }
+
+// awaitsLinks reports whether links are worth waiting for: looks succeed, and they have not been due for long.
+func (t *state) awaitsLinks() bool { return t.scan.LinksDue && !t.linksLate && t.stale == "" }
 
 // health is the verdict on a GPU as the Snapshot has it: what is wrong with the whole node is said of the node.
 func (t *state) health(d health.Device) inventory.Health {
@@ -354,7 +392,7 @@ func (t *state) limit() time.Time {
 // pace returns how long to wait for the next look while nothing happens.
 func (t *state) pace(o Options, pinned bool) time.Duration {
 	pace := o.Poll
-	if t.linksDue {
+	if t.scan.LinksDue {
 		pace = o.SuspectPoll
 	}
 	for _, g := range t.scan.GPUs {

@@ -308,7 +308,7 @@ func TestSlowIsNotDead(t *testing.T) {
 			t.Logf("with calls of %s all GPUs are read after %v", delay, time.Since(start))
 			for range 3600 {
 				time.Sleep(time.Second)
-				if r.scan(); !s.LinksDue() {
+				if !r.scan().LinksDue {
 					break
 				}
 			}

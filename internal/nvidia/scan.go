@@ -97,6 +97,7 @@ func (s *scanner) publish() inventory.Snapshot {
 	}
 	s.link()
 	found := inventory.Snapshot{Driver: s.now, GPUs: s.gpus, Control: s.control, LeftOut: s.leftOut}
+	found.LinksDue = slices.ContainsFunc(s.slots, func(sl *slot) bool { return sl.linksDue && sl.linkable() })
 	found = inventory.Identify(found, s.last)
 	if !found.Equal(s.last) {
 		found.GPUs, found.LeftOut = slices.Clone(found.GPUs), slices.Clone(found.LeftOut)

@@ -222,11 +222,6 @@ func (s *Session) links(ctx context.Context, began time.Time) {
 // linksBudget is how long a scan may have taken for another GPU to be asked for its links.
 const linksBudget = time.Second
 
-// LinksDue reports whether some GPU has still to be asked for its links: the next Scan does.
-func (s *Session) LinksDue() bool {
-	return slices.ContainsFunc(s.scanner.slots, func(sl *slot) bool { return sl.linksDue && sl.linkable() })
-}
-
 // on asks the GPU of a slot. The caller has the turn of calls.
 func (s *Session) on(ctx context.Context, sl *slot, ask func(*slot, *gpu)) error {
 	g := *sl.gpu

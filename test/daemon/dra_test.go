@@ -21,6 +21,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet/plugins"
@@ -46,6 +47,12 @@ type claimable struct {
 
 func newClaimable(t *testing.T, mode string, args ...string) *claimable {
 	t.Helper()
+	return newClaimableOn(t, mode, nil, args...)
+}
+
+// newClaimableOn is newClaimable for a node to which faults have happened.
+func newClaimableOn(t *testing.T, mode string, faults []simulator.Fault, args ...string) *claimable {
+	t.Helper()
 	api, err := apiserver.Start(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -67,6 +74,9 @@ func newClaimable(t *testing.T, mode string, args ...string) *claimable {
 		"--dra-plugins-dir", c.Path("plugins"), "--config-file", c.file}
 	for _, arg := range args {
 		c.Args = append(c.Args, strings.ReplaceAll(arg, "$DIR", c.Path("")))
+	}
+	if faults != nil {
+		c.broken(faults...)
 	}
 	c.start()
 	return c
