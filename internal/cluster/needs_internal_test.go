@@ -315,7 +315,7 @@ func TestLargestConfiguration(t *testing.T) {
 func TestReasonOfALayout(t *testing.T) {
 	t.Parallel()
 	x := strings.Repeat("x", maxReason-1)
-	for text, want := range map[string]string{" a\n b\t": "a b", x + "x": x + "x", x + "xy": x + "x", x + "é": x, "\xff!": "!"} {
+	for text, want := range map[string]string{"a\n b\tc": "a b c", x + "x": x + "x", x + "xy": x + "x", x + "é": x, "\xff!": "!"} {
 		if got := oneLine(text); got != want {
 			t.Errorf("%.20q of %d bytes: %.20q of %d bytes", text, len(text), got, len(got))
 		}

@@ -265,7 +265,8 @@ func (p *publisher) judge(ctx context.Context, pool dra.Pool, there map[string]d
 	l.struck = slices.DeleteFunc(l.struck, func(at time.Time) bool { return now.Sub(at) >= strikeWindow })
 	if len(l.struck) >= maxStrikes {
 		l.struck, l.leave = nil, now.Add(strikeWindow)
-		klog.FromContext(ctx).Error(errOtherPublisher, "Not writing slices, because another program writes them too", "for", strikeWindow.String())
+		klog.FromContext(ctx).Error(errOtherPublisher, "Not writing slices, because another program writes them too",
+			"for", strikeWindow.String())
 		p.again.after(ctx, strikeWindow)
 	}
 	if now.Before(l.leave) {
