@@ -152,9 +152,9 @@ func TestProcessOnAnotherInstance(t *testing.T) {
 		r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "0:0"})
 		r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "0", Count: 1}) // a driver that does not say where
 		r.wishes.Publish(mig.Wish{Layout: "all-7g.80gb", GPUs: []string{"0"}})
-		s := r.until("waits", func(s mig.Status) bool { return strings.Contains(s.Reason, "in use by process") })
+		r.until("waits", func(s mig.Status) bool { return strings.Contains(s.Reason, "in use by process") })
 		r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "0"})
-		if s = r.reaches(mig.StateSuccess); len(s.GPUs[0].Holders) > 0 {
+		if s := r.reaches(mig.StateSuccess); len(s.GPUs[0].Holders) > 0 {
 			t.Errorf("holders of a GPU that is done: %v", s.GPUs[0].Holders)
 		}
 	})
