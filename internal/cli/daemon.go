@@ -171,12 +171,7 @@ func newDaemon(ctx context.Context, c config.Config, sources config.Sources, clu
 			}
 		}
 		if d.dra != nil {
-			o.Elsewhere = func(uuid string) string {
-				if d.watcher.Configs().Value().DRA.DynamicMIG && d.dra.Owners.Value()[uuid] != dra.OwnedByPlugin {
-					return "MIG devices are made of the GPU for claims: have the device plugin give it, or switch dra.dynamicMIG off"
-				}
-				return ""
-			}
+			o.Elsewhere = d.dividedForClaims
 		}
 		if cluster != nil {
 			o.Pauser = cluster
@@ -185,6 +180,14 @@ func newDaemon(ctx context.Context, c config.Config, sources config.Sources, clu
 		d.mig = mig.New(o)
 	}
 	return d, nil
+}
+
+// dividedForClaims says why the MIG layout of a GPU, by UUID, is not made now; empty if it may be.
+func (d *daemon) dividedForClaims(uuid string) string {
+	if d.watcher.Configs().Value().DRA.DynamicMIG && d.dra.Owners.Value()[uuid] != dra.OwnedByPlugin {
+		return "MIG devices are made of the GPU for claims: have the device plugin give it, or switch dra.dynamicMIG off"
+	}
+	return ""
 }
 
 // openNode returns the driver of the node that the configuration names, and the simulated node behind it, if it is one.

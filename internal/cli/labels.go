@@ -37,23 +37,25 @@ func (d *daemon) yields() bool {
 
 // writeFeatures keeps the file for node-feature-discovery, while the configuration wants it.
 func (d *daemon) writeFeatures(ctx context.Context) error {
-	wanted := func() (featurefile.Target, <-chan struct{}, <-chan struct{}) {
-		c, configured := d.watcher.Configs().Latest()
-		set, labeled := d.labels.Wanted.Latest()
-		switch {
-		case c.Features.Labels != config.LabelsFile:
-			return featurefile.Target{}, configured, nil
-		case d.set != nil && d.yields():
-			return featurefile.Target{Renewal: yieldPoll}, configured, labeled
-		}
-		target := featurefile.Target{Path: c.Features.LabelsFile, Labels: set, Renewal: featurefile.Lifetime / 4, Lifetime: featurefile.Lifetime}
-		if c.Discovery.On {
-			target.Renewal, target.Lifetime = c.Discovery.Sleep, max(4*c.Discovery.Sleep, featurefile.Lifetime)
-		}
-		if target.Renewal == 0 {
-			target.Lifetime = 0
-		}
-		return target, configured, labeled
+	return (&featurefile.Writer{Wanted: d.features, Clock: clock.RealClock{}, Problem: d.unlabeled}).Run(ctx)
+}
+
+// features returns what the file for node-feature-discovery is to be now, and what is closed when that may change.
+func (d *daemon) features() (target featurefile.Target, configured, labeled <-chan struct{}) {
+	c, configured := d.watcher.Configs().Latest()
+	set, labeled := d.labels.Wanted.Latest()
+	switch {
+	case c.Features.Labels != config.LabelsFile:
+		return featurefile.Target{}, configured, nil
+	case d.set != nil && d.yields():
+		return featurefile.Target{Renewal: yieldPoll}, configured, labeled
 	}
-	return (&featurefile.Writer{Wanted: wanted, Clock: clock.RealClock{}, Problem: d.unlabeled}).Run(ctx)
+	target = featurefile.Target{Path: c.Features.LabelsFile, Labels: set, Renewal: featurefile.Lifetime / 4, Lifetime: featurefile.Lifetime}
+	if c.Discovery.On {
+		target.Renewal, target.Lifetime = c.Discovery.Sleep, max(4*c.Discovery.Sleep, featurefile.Lifetime)
+	}
+	if target.Renewal == 0 {
+		target.Lifetime = 0
+	}
+	return target, configured, labeled
 }
