@@ -1,0 +1,262 @@
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/utils/clock"
+	clocktesting "k8s.io/utils/clock/testing"
+)
+
+// TestPodsOfHeldDevices: a pod has a name and a namespace, or a UID alone.
+func TestPodsOfHeldDevices(t *testing.T) {
+	t.Parallel()
+	for pod, want := range map[string][3]string{
+		"ns/p": {"ns", "p", ""}, "with UID 6f7d": {"", "", "6f7d"}, "with UID ": {"", "", ""}, "p": {"p", "", ""}, "": {},
+	} {
+		namespace, name, uid := HeldDevice{Pod: pod}.SplitPod()
+		if got := [3]string{namespace, name, uid}; got != want {
+			t.Errorf("%q: %q, want %q", pod, got, want)
+		}
+	}
+}
+
+// TestNamesOfSockets: what people read of a resource is short, and resources whose names begin alike have different sockets.
+func TestNamesOfSockets(t *testing.T) {
+	t.Parallel()
+	for resource, want := range map[string]string{
+		"nvidia.com/gpu": "gpu", "gpu": "gpu", "nvidia.com/12345678": "12345678", "nvidia.com/123456789": "12345678", "a/b/c": "b/c",
+	} {
+		kind := kindOf(resource)
+		name, hash := kind[:len(kind)-hashLength-1], kind[len(kind)-hashLength:]
+		if name != want || kind[len(kind)-hashLength-1] != '-' || strings.Contains(hash, "-") {
+			t.Errorf("%s: %s, want %s and a hash", resource, kind, want)
+		}
+	}
+	if kindOf("nvidia.com/123456789") == kindOf("nvidia.com/12345678x") || kindOf("a.com/gpu") == kindOf("b.com/gpu") {
+		t.Error("two resources have the same sockets")
+	}
+	for name, want := range map[string]string{
+		"gpu-device-plugin-gpu-abcdef-000000000a22-1.sock": "gpu-abcdef 000000000a22", // what NewEndpoint makes
+		"gpu-device-plugin-k-000000000a22-1.sock":          "k 000000000a22",
+		"gpu-device-plugin--000000000a22-1.sock":           " 000000000a22",
+		"gpu-device-plugin-000000000a22-1.sock":            "",
+		"gpu-device-plugin-k-00000000a22-1.sock":           "",
+		"gpu-device-plugin-k-0000000000a22-1.sock":         "",
+		"gpu-device-plugin-k-000000000a22-1":               "",
+		"other-k-000000000a22-1.sock":                      "",
+	} {
+		kind, token, ours := parseSocketName(name)
+		if got := map[bool]string{true: kind + " " + token}[ours]; got != want {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
+}
+
+// TestRefuses: a socket that is gone, or whose process has ended; not one that listens.
+func TestRefuses(t *testing.T) {
+	t.Parallel()
+	d := newDirectory(t, folder(t))
+	listen(t, filepath.Join(d.Path(), "dead.sock"))()
+	listen(t, filepath.Join(d.Path(), "live.sock"))
+	for name, want := range map[string]bool{"dead.sock": true, "none.sock": true, "live.sock": false} {
+		if got := d.Refuses(t.Context(), name); got != want {
+			t.Errorf("%s refuses connections: %v", name, got)
+		}
+	}
+	ended, end := context.WithCancel(t.Context())
+	end()
+	if d.Refuses(ended, "live.sock") {
+		t.Error("what nobody has looked at is known to refuse connections")
+	}
+}
+
+// TestASocketThatHasJustBeenMade: a process that does not listen yet has a second to; one that listened before, and refuses, has ended.
+func TestASocketThatHasJustBeenMade(t *testing.T) {
+	t.Parallel()
+	for _, listened := range []bool{false, true} {
+		c := &noted{FakeClock: clocktesting.NewFakeClock(time.Now())}
+		d := newDirectory(t, folder(t))
+		d.clock = c
+		path := d.NewEndpoint("nvidia.com/gpu")
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.SetUnlinkOnClose(false)
+		t.Cleanup(func() { _ = l.Close() })
+		if listened { // one connection, which says nothing
+			go func() {
+				if conn, err := l.Accept(); err == nil {
+					_, _ = conn.Close(), l.Close()
+				}
+			}()
+		} else if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error, 1)
+		began := c.Now()
+		go func() { ended <- d.AwaitEnd(t.Context(), filepath.Base(path)) }()
+		for late, over := time.After(patience), false; !over; {
+			select {
+			case err := <-ended:
+				if err != nil {
+					t.Error(err)
+				}
+				over = true
+			case <-late:
+				t.Fatal("its end is not seen")
+			case <-time.After(time.Millisecond):
+				if c.HasWaiters() {
+					c.Step(askSoon)
+				}
+			}
+		}
+		took := c.Since(began)
+		if listened && took > listensWithin/2 || !listened && (took < listensWithin || took > 2*listensWithin) {
+			t.Errorf("listened before: %v; given up after %v", listened, took)
+		}
+		for _, pause := range c.pauses {
+			if pause != askSoon {
+				t.Errorf("listened before: %v; asked again after %v, want %v", listened, pause, askSoon)
+			}
+		}
+	}
+}
+
+// TestAForeignServerThatHangs: whether a program of others answers cannot be told, so it is never given up.
+func TestAForeignServerThatHangs(t *testing.T) {
+	t.Parallel()
+	c := &noted{FakeClock: clocktesting.NewFakeClock(time.Now())}
+	d := newDirectory(t, folder(t))
+	d.clock = c
+	listen(t, filepath.Join(d.Path(), "nvidia-gpu.sock"))
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- d.AwaitEnd(ctx, "nvidia-gpu.sock") }()
+	late := time.After(patience)
+	for began := c.Now(); c.Since(began) < 3*hungAfter; {
+		select {
+		case err := <-ended:
+			t.Fatalf("it is given up after %v: %v", c.Since(began), err)
+		case <-late:
+			t.Fatal("it is not asked any more")
+		case <-time.After(time.Millisecond):
+			if c.HasWaiters() {
+				c.Step(askInterval)
+			}
+		}
+	}
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	for _, pause := range c.pauses {
+		if pause != askInterval {
+			t.Errorf("asked again after %v, want %v", pause, askInterval)
+		}
+	}
+}
+
+// TestWhoWaitsForItsTurn: for ten seconds, and then is told.
+func TestWhoWaitsForItsTurn(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		q := newQuestion[int](clock.RealClock{}, 0)
+		q.turn <- struct{}{}
+		began := time.Now()
+		_, err := q.ask(t.Context(), func() (int, error) { return 0, nil })
+		if took := time.Since(began); took != turnTimeout || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("after %v: %v", took, err)
+		}
+		<-q.turn
+		failed := errors.New("no answer")
+		if _, err := q.ask(t.Context(), func() (int, error) { return 7, failed }); !errors.Is(err, failed) {
+			t.Errorf("ask() = %v", err)
+		}
+		q.begin = func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
+		began = time.Now()
+		if _, err := q.ask(t.Context(), func() (int, error) { return 7, nil }); err == nil || time.Since(began) != turnTimeout {
+			t.Errorf("a question that may not be sent: %v after %v", err, time.Since(began))
+		}
+		q.begin = nil
+		if n, err := q.ask(t.Context(), func() (int, error) { return 7, nil }); n != 7 || err != nil {
+			t.Errorf("ask() = %d, %v", n, err)
+		}
+	})
+}
+
+// TestPaceOfQuestions: how long none is sent after an answer to a call, and after another question; the longer time counts.
+func TestPaceOfQuestions(t *testing.T) {
+	t.Parallel()
+	c := clocktesting.NewFakeClock(time.Now())
+	p := &pace{clock: c}
+	waits := func(what string, want time.Duration) {
+		t.Helper()
+		if got := p.tryBegin(); got != want {
+			t.Errorf("%s: waits %v, want %v", what, got, want)
+		}
+	}
+	waits("the first", 0)
+	waits("the next", listPause)
+	c.Step(listPause - 1)
+	waits("a moment before its time", 1)
+	c.Step(1)
+	waits("at its time", 0)
+	one, two := p.allocating(), p.allocating()
+	waits("while kubelet allocates", settleTime)
+	one()
+	c.Step(time.Hour)
+	waits("while it goes on", settleTime)
+	two()
+	waits("just after", settleTime)
+	c.Step(settleTime - listPause/2)
+	waits("some time after", listPause/2)
+	c.Step(listPause / 2)
+	waits("at last", 0)
+	p.allocating()()
+	waits("the later time counts", settleTime)
+}
+
+// TestStaleAtItsLimits: refused for two minutes, and the readiness probe called within the last one.
+func TestStaleAtItsLimits(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		refused, probed time.Duration // ago; 0 for never
+		want            bool
+	}{
+		"never refused":           {0, time.Second, false},
+		"not for long enough":     {staleAfter - 1, time.Second, false},
+		"for long enough":         {staleAfter, time.Second, true},
+		"kubelet may be there":    {staleAfter, probedWithin, true},
+		"kubelet is not there":    {staleAfter, probedWithin + 1, false},
+		"kubelet has never asked": {staleAfter, 0, true},
+	} {
+		c := clocktesting.NewFakeClock(time.Now())
+		d := newDirectory(t, folder(t))
+		d.clock = c
+		listen(t, d.socket)
+		key, err := keyOf(d.socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if tt.refused > 0 {
+			d.refuses = refusal{key, c.Now().Add(-tt.refused)}
+		}
+		if tt.probed > 0 {
+			d.probed = c.Now().Add(-tt.probed)
+		}
+		if err := d.checkStale(key); (err != nil) != tt.want || err != nil && !errors.Is(err, ErrNoDirectory) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if d.checkStale(fileKey{}) != nil {
+			t.Errorf("%s: another socket has refused connections", name)
+		}
+	}
+}
