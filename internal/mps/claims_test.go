@@ -145,14 +145,20 @@ func TestClaimsWithoutSupervisor(t *testing.T) {
 	n.end(oneClaim)
 }
 
-// TestClaimsAfterAKill: what a supervisor that was killed has left of a claim is ended by the next one, whether the claim is wanted or not.
-// Until then nobody else may have the GPU.
+// TestClaimsAfterAKill: what a supervisor that was killed has left of a claim is ended by the next one, whether the claim is wanted or not,
+// and whether what is left answers, and quits, or not. Until then nobody else may have the GPU.
 func TestClaimsAfterAKill(t *testing.T) {
 	t.Parallel()
-	for name, wanted := range map[string]bool{"wanted": true, "given back": false} {
-		t.Run(name, func(t *testing.T) {
+	for _, tt := range []struct {
+		name, mood string
+		wanted     bool
+	}{
+		{"wanted", "", true}, {"given back", "", false}, {"wanted, does not answer", "mute", true}, {"given back, does not answer", "mute", false},
+		{"given back, does not quit", "stubborn", false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t)
+			n, wanted := newNode(t), tt.wanted
 			dir := n.path(mps.ClaimDir(oneClaim))
 			for _, folder := range []string{"pipe", "log"} {
 				if err := os.MkdirAll(filepath.Join(dir, folder), 0o755); err != nil {
@@ -160,7 +166,7 @@ func TestClaimsAfterAKill(t *testing.T) {
 				}
 			}
 			left := exec.CommandContext(t.Context(), control, "-f")
-			left.Env = append(os.Environ(), "CUDA_MPS_PIPE_DIRECTORY="+dir+"/pipe", "CUDA_MPS_LOG_DIRECTORY="+dir+"/log")
+			left.Env = append(os.Environ(), "CUDA_MPS_PIPE_DIRECTORY="+dir+"/pipe", "CUDA_MPS_LOG_DIRECTORY="+dir+"/log", "MPS_STAND_IN="+tt.mood)
 			if err := left.Start(); err != nil {
 				t.Fatal(err)
 			}
@@ -181,8 +187,15 @@ func TestClaimsAfterAKill(t *testing.T) {
 				}
 			}
 			n.supervise()
-			if err := left.Wait(); err != nil {
-				t.Errorf("the daemon that was left: %v", err)
+			over := make(chan error, 1)
+			go func() { over <- left.Wait() }()
+			select {
+			case err := <-over:
+				if err != nil && tt.mood == "" {
+					t.Errorf("the daemon that was left: %v", err)
+				}
+			case <-time.After(2 * time.Minute):
+				t.Error("the daemon that was left is there still")
 			}
 			n.untilReady()
 			if wanted {

@@ -69,10 +69,13 @@ type control struct {
 
 func (c control) folder(name string) string { return filepath.Join(c.dir, name) }
 
+// pipeVariable begins the variable that says where a daemon is.
+const pipeVariable = "CUDA_MPS_PIPE_DIRECTORY="
+
 // environment is that of the daemon and of the program that sends it commands.
 func (c control) environment() []string {
 	return append(os.Environ(),
-		"CUDA_MPS_PIPE_DIRECTORY="+c.folder(pipeFolder),
+		pipeVariable+c.folder(pipeFolder),
 		"CUDA_MPS_LOG_DIRECTORY="+c.folder(logFolder))
 }
 

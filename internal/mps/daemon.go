@@ -11,8 +11,6 @@ import (
 
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
-
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 )
 
 // startedMark, in a resource's directory, is there while its daemon has its limits and serves clients.
@@ -79,21 +77,6 @@ func makeFolder(path string) error {
 		return nil // this kernel has no SELinux, or this container is not privileged
 	}
 	return unix.Setxattr(path, "security.selinux", []byte("system_u:object_r:container_file_t:s0\x00"), 0)
-}
-
-// endLeftover ends a daemon that an earlier process left behind: its limits are not known.
-func (d *daemon) endLeftover(ctx context.Context) error {
-	if err := files.Remove(d.folder(startedMark)); err != nil {
-		return fmt.Errorf("remove the mark of an earlier MPS control daemon: %w", err)
-	}
-	if _, err := d.ask(ctx, probeCommand, askTimeout); err != nil {
-		return nil // there is none
-	}
-	klog.FromContext(ctx).Info("Ending an MPS control daemon that was left behind", "resource", d.group.Resource)
-	if _, err := d.ask(ctx, quit(), quitTimeout); err != nil {
-		return fmt.Errorf("end the MPS control daemon that was left behind in %s: %w; end its process", d.dir, err)
-	}
-	return nil
 }
 
 // quit is the command that ends a daemon.

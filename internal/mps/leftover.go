@@ -1,0 +1,100 @@
+package mps
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+)
+
+// endLeftover ends a daemon that an earlier process left behind, and its servers: its limits are not known.
+func (d *daemon) endLeftover(ctx context.Context) error {
+	if err := files.Remove(d.folder(startedMark)); err != nil {
+		return fmt.Errorf("remove the mark of an earlier MPS control daemon: %w", err)
+	}
+	left := d.processes()
+	if _, err := d.ask(ctx, probeCommand, askTimeout); err == nil {
+		klog.FromContext(ctx).Info("Ending an MPS control daemon that was left behind", "resource", d.group.Resource)
+		_, err := d.ask(ctx, quit(), quitTimeout)
+		if err != nil && len(left) == 0 {
+			return fmt.Errorf("end the MPS control daemon that was left behind in %s: %w; end its process", d.dir, err)
+		}
+		if err == nil && awaitEnd(ctx, left) == nil {
+			return nil
+		}
+	}
+	// What does not answer, or does not quit, would keep the GPUs from the next daemon.
+	for _, pid := range left {
+		klog.FromContext(ctx).Info("Killing a process of MPS that was left behind", "resource", d.group.Resource, "pid", pid)
+		_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended
+	}
+	return awaitEnd(ctx, left)
+}
+
+// awaitEnd waits until processes have ended, for as long as a daemon may take to quit.
+func awaitEnd(ctx context.Context, pids []int) error {
+	ctx, cancel := context.WithTimeout(ctx, quitTimeout)
+	defer cancel()
+	pace := time.NewTicker(startPace)
+	defer pace.Stop()
+	for slices.ContainsFunc(pids, running) {
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("processes of MPS that were left behind do not end: %v: %w", pids, ctx.Err())
+		case <-pace.C:
+		}
+	}
+	return nil
+}
+
+// running reports whether a process has files and memory still. A parent may not have asked how it ended.
+func running(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	_, state, _ := strings.Cut(string(stat), ") ")
+	return err == nil && !strings.HasPrefix(state, "Z") && !strings.HasPrefix(state, "X")
+}
+
+// processes returns the control daemons of the directory and their servers, but not programs that give a daemon commands. In a PID namespace
+// of its own this process sees those alone that it has started.
+func (c control) processes() []int {
+	pipe, err := os.Stat(c.folder(pipeFolder))
+	if err != nil {
+		return nil // no daemon was started
+	}
+	var found []int
+	all, _ := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range all {
+		program, err := os.Readlink(filepath.Join(dir, "exe")) // not of a process that has ended
+		if err != nil || !strings.HasPrefix(filepath.Base(program), "nvidia-cuda-mps-") {
+			continue
+		}
+		arguments, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
+		if filepath.Base(program) == controlProgram && bytes.Count(arguments, []byte{0}) < 2 {
+			continue
+		}
+		environment, _ := os.ReadFile(filepath.Join(dir, "environ"))
+		for variable := range strings.SplitSeq(string(environment), "\x00") {
+			path, is := strings.CutPrefix(variable, pipeVariable)
+			if !is {
+				continue
+			}
+			// The process may see the directory elsewhere, and another one here.
+			its, err := os.Stat(filepath.Join(dir, "root", path))
+			if pid, of := strconv.Atoi(filepath.Base(dir)); errors.Join(err, of) == nil && os.SameFile(pipe, its) {
+				found = append(found, pid)
+			}
+		}
+	}
+	return found
+}
