@@ -2,7 +2,10 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -12,7 +15,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/e2e/node"
 )
@@ -26,44 +31,60 @@ devicePlugin:
       env: [{name: KUBERNETES_SERVICE_HOST, value: 192.0.2.1}, {name: KUBERNETES_SERVICE_PORT, value: "6444"}]
 `
 
-// enableLabel is a label by which clusters say how nodes give GPUs to pods.
-const enableLabel = "nvidia-device-enable"
+const (
+	// enableLabel is a label by which clusters say how nodes give GPUs to pods, and gpuLabel one that says which nodes do.
+	enableLabel = "nvidia-device-enable"
+	gpuLabel    = "gpu"
+	// controlDaemons is the chart's DaemonSet of MPS.
+	controlDaemons = daemonSet + "-mps-control-daemon"
+)
 
 var deviceNodes = regexp.MustCompile(`device nodes: /dev/(nvidia\d+)\n`)
 
-// claimsByHelm: with the values of docs/dra.md a label of the Node has its GPUs go into slices, and back. helm test has a pod with a claim and
-// one that asks for nvidia.com/gpu, which see one GPU each.
+// claimsByHelm: with the values of docs/dra.md a label of the Node says whether it has the daemon, and another one has its GPUs go into slices,
+// and back. helm test has a pod with a claim and one that asks for nvidia.com/gpu, which see one GPU each. Two pods share a claim by MPS.
 func claimsByHelm(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	withoutDaemon(ctx, t, n)
 	before := waitPod(ctx, t, n, holder, isRunning)
 	startProxy(t)
 	publishCA(ctx, t, n, namespace)
 	installDriver(ctx, t)
-	values := agentValues + documented(t, "docs/dra.md", `the story "claims by Helm"`) + "test: {deviceClass: gpu.nvidia.com}\n"
-	helm(ctx, t, n, append([]string{"install"}, chartWith(t, values)...)...)
+	values := agentValues + documented(t, "docs/dra.md", `the story "claims by Helm"`) +
+		"test: {deviceClass: gpu.nvidia.com}\nnodeSelector: {" + gpuLabel + ": \"on\"}\nmps: {enabled: true}\n"
+	helm(ctx, t, n, append([]string{"install", "--set", "features.labels=node"}, chartWith(t, values)...)...)
 	t.Cleanup(func() {
 		if t.Failed() {
 			explain(t, n)
-			out, err := n.Kubectl(context.Background(), "--namespace", namespace, "get", "pods,resourceclaims,resourceslices", "--output", "yaml")
-			t.Logf("error %v:\n%s", err, out)
+			for _, args := range [][]string{
+				{"get", "pods,resourceclaims,resourceslices", "--output", "yaml"},
+				{"logs", "daemonset/" + controlDaemons, "--all-containers", "--prefix", "--tail", "100"},
+			} {
+				out, err := n.Kubectl(context.Background(), append([]string{"--namespace", namespace}, args...)...)
+				t.Logf("kubectl %s, error %v:\n%s", args[0], err, out)
+			}
 		}
 		for _, args := range [][]string{
 			{"--namespace", namespace, "delete", "--ignore-not-found", "pod/" + daemonSet + "-test", "pod/" + daemonSet + "-test-claim",
 				"resourceclaimtemplate/" + daemonSet + "-test-claim"},
-			{"label", "node", node.Name, enableLabel + "-"},
+			{"label", "node", node.Name, enableLabel + "-", gpuLabel + "-", mpsCapable + "-"},
 		} {
 			if _, err := n.Kubectl(context.Background(), args...); err != nil {
 				t.Error(err)
 			}
 		}
 	})
+	bringMPS(ctx, t, n)
+	hasNoDaemon(ctx, t, n)
+	start := time.Now()
+	kubectl(ctx, t, n, "label", "node", node.Name, gpuLabel+"=on")
 	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
 	waitAllocatable(ctx, t, kubelet, gpu, gpus, stepLimit)
+	phase("the daemon serves after a label", start)
 	all := simulatedGPUs(ctx, t, n)
 	makeNodes(t, driverRoot, all)
 	held := heldNodes(ctx, t, n, all)
 
-	start := time.Now()
+	start = time.Now()
 	kubectl(ctx, t, n, "label", "node", node.Name, enableLabel+"=pgpu-dra")
 	waitDevices(ctx, t, n, gpus-2)
 	phase("six GPUs in slices after a label", start)
@@ -82,6 +103,7 @@ func claimsByHelm(ctx context.Context, t *testing.T, n *node.Node, kubelet podre
 		}
 		kubectl(ctx, t, n, "--namespace", namespace, "delete", "pod", pod)
 	}
+	sharedByMPS(ctx, t, n, held)
 
 	start = time.Now()
 	kubectl(ctx, t, n, "label", "--overwrite", "node", node.Name, enableLabel+"=pgpu")
@@ -89,6 +111,99 @@ func claimsByHelm(ctx context.Context, t *testing.T, n *node.Node, kubelet podre
 	waitDevices(ctx, t, n, 0)
 	phase("all GPUs back after a label", start)
 	if err := isSame(before)(getPod(ctx, t, n, holder)); err != nil {
+		t.Error(err)
+	}
+}
+
+// hasNoDaemon: no pod of the DaemonSet is for the node, which lacks the label.
+func hasNoDaemon(ctx context.Context, t *testing.T, n *node.Node) {
+	t.Helper()
+	wait(ctx, t, func(ctx context.Context) error {
+		set, err := n.Client.AppsV1().DaemonSets(namespace).Get(ctx, daemonSet, metav1.GetOptions{})
+		if err == nil && set.Status.ObservedGeneration != set.Generation {
+			err = errors.New("the DaemonSet has not been looked at yet")
+		}
+		if err == nil && set.Status.DesiredNumberScheduled != 0 {
+			t.Errorf("%d pods for a node without the label", set.Status.DesiredNumberScheduled)
+		}
+		return err
+	})
+}
+
+// bringMPS has the pods of mps-control-daemon find the stand-in for the driver's program.
+func bringMPS(ctx context.Context, t *testing.T, n *node.Node) {
+	t.Helper()
+	installMPS(t)
+	const pod = "/spec/template/spec"
+	kubectl(ctx, t, n, "--namespace", namespace, "patch", "daemonset", controlDaemons, "--type", "json", "--patch", `[
+		{"op": "add", "path": "`+pod+`/volumes/-", "value": {"name": "mps-program", "hostPath": {"path": "`+mpsProgram+`", "type": "File"}}},
+		{"op": "add", "path": "`+pod+`/containers/0/volumeMounts/-",
+			"value": {"name": "mps-program", "mountPath": "/usr/bin/nvidia-cuda-mps-control", "readOnly": true}}]`)
+}
+
+// sharedByMPS: two pods on one claim that is shared by MPS are clients of one control daemon, which has the claim's limits. After them nothing
+// is left of it.
+func sharedByMPS(ctx context.Context, t *testing.T, n *node.Node, held []string) {
+	t.Helper()
+	const name = "shared-by-mps"
+	start := time.Now()
+	wait(ctx, t, func(ctx context.Context) error {
+		pod, err := setPod(ctx, n, namespace, controlDaemons)
+		if err != nil {
+			return err
+		}
+		return isRunning(pod)
+	})
+	phase("mps-control-daemon runs after the labels", start)
+	start = time.Now()
+	spec := oneGPU.DeepCopy()
+	spec.Devices.Config = []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: resourceapi.DeviceConfiguration{
+		Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: "gpu.nvidia.com", Parameters: runtime.RawExtension{Raw: []byte(
+			`{"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": {"strategy": "MPS", "mpsConfig":
+				{"defaultActiveThreadPercentage": 25, "defaultPinnedDeviceMemoryLimit": "10Gi"}}}`)}},
+	}}}
+	claims := n.Client.ResourceV1().ResourceClaims(corev1.NamespaceDefault)
+	claim, err := claims.Create(ctx, &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: *spec}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		deletePod(context.Background(), t, n, name+"-1")
+		deletePod(context.Background(), t, n, name+"-2")
+		_ = claims.Delete(context.Background(), name, metav1.DeleteOptions{})
+	})
+	var seen []string
+	for _, pod := range []string{name + "-1", name + "-2"} {
+		object := podWith(pod, corev1.PodResourceClaim{ResourceClaimName: ptr.To(name)})
+		if _, err := n.Client.CoreV1().Pods(corev1.NamespaceDefault).Create(ctx, object, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		waitPod(ctx, t, n, pod, isRunning)
+		phase("pod "+pod+" runs", start)
+		usesMPS(ctx, t, n, pod, "claims/"+string(claim.UID)+"-0", "set_default_active_thread_percentage 25")
+		usesMPS(ctx, t, n, pod, "claims/"+string(claim.UID)+"-0", "set_default_device_pinned_mem_limit 0 10240M")
+		seen = append(seen, nodesIn(ctx, t, n, pod)...)
+	}
+	if len(seen) != 2 || seen[0] != seen[1] || slices.Contains(held, seen[0]) {
+		t.Errorf("the pods that share a claim see %v, want one and the same GPU, and not of %v", seen, held)
+	}
+	log, err := os.ReadFile("/run/nvidia/mps/claims/" + string(claim.UID) + "-0/log/control.log")
+	if daemons := strings.Count(string(log), "Starting control daemon"); daemons != 1 {
+		t.Errorf("the claim has had %d control daemons (%v):\n%s", daemons, err, log)
+	}
+
+	start = time.Now()
+	deletePod(ctx, t, n, name+"-1")
+	deletePod(ctx, t, n, name+"-2")
+	wait(ctx, t, func(context.Context) error {
+		left, err := filepath.Glob("/run/nvidia/mps/claims/*")
+		if _, mark := os.Stat("/run/nvidia/mps/.exclusive"); err == nil && (len(left) > 0 || mark == nil) {
+			err = fmt.Errorf("%v are left of MPS, and GPUs are exclusive (%v)", left, mark)
+		}
+		return errors.Join(err, prepared(0))
+	})
+	phase("nothing is left of MPS after the pods", start)
+	if err := claims.Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
 		t.Error(err)
 	}
 }
