@@ -292,5 +292,6 @@ func KnownNumbers(stateDir string) (dra.Numbers, error) {
 
 // equal reports whether two pools are the same.
 func equal(a, b dra.Pool) bool {
-	return a.Name == b.Name && a.LinksDue == b.LinksDue && slices.Equal(a.LeftOut, b.LeftOut) && slices.EqualFunc(a.Slices, b.Slices, dra.Slice.Equal)
+	return a.Name == b.Name && a.LinksDue == b.LinksDue && slices.Equal(a.LeftOut, b.LeftOut) &&
+		slices.EqualFunc(a.Slices, b.Slices, dra.Slice.Equal)
 }

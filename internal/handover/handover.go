@@ -167,6 +167,7 @@ func (a *Arbiter) decide(
 		holder := slices.IndexFunc(records[found.UUID], func(h claims.Holder) bool { return !h.Admin })
 		before := g.OwnerFacts
 		g.Wanted, g.Published, g.Claimed = c.GivenByDRA(found), published[found.UUID], holder >= 0
+		g.Withdrawn = (g.Withdrawn || before.Published) && !g.Published && g.Before.InSlice()
 		if before.Published != g.Published || before.Claimed != g.Claimed {
 			a.renew(g)
 		}

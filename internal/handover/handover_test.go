@@ -264,6 +264,30 @@ func TestBackAtOnce(t *testing.T) {
 	})
 }
 
+// TestTakenOutByAnotherProcess: a GPU that another process took out of its slice may be the device plugin's since. It is in a slice again once
+// kubelet does not offer it and no pod holds it, or a claim has it.
+func TestTakenOutByAnotherProcess(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, config.DRAAll)
+		r.published.Publish(map[string]bool{"a": true, "b": true})
+		r.start()
+		r.after(0, dra.OwnedByDRA, dra.OwnedByDRA, "")
+		r.follow()
+		r.set(func() { r.unknown = errors.New("kubelet still offers device a") })
+		r.published.Publish(map[string]bool{"b": true})
+		r.after(time.Hour, dra.LeavesPlugin, dra.OwnedByDRA, "a:kubelet still offers device a")
+		r.set(func() { r.held, r.unknown = []kubelet.HeldDevice{{ID: "a", Pod: "ns/pod"}}, nil }) // that process has ended
+		r.after(time.Hour, dra.LeavesPlugin, dra.OwnedByDRA, "a:pod ns/pod holds it")
+		r.set(func() { r.held = nil })
+		r.after(2*time.Second, dra.OwnedByDRA, dra.OwnedByDRA, "")
+		r.set(func() { r.unknown = errors.New("kubelet does not run") })
+		r.records.Publish(map[string][]claims.Holder{"b": {{Namespace: "ns", Name: "c"}}})
+		r.published.Publish(map[string]bool{})
+		r.after(time.Hour, dra.OwnedByDRA, dra.OwnedByDRA, "")
+	})
+}
+
 // TestToPlugin: a GPU leaves its slice once no claim has it, and goes to the device plugin once no slice has it and no claim got it meanwhile.
 func TestToPlugin(t *testing.T) {
 	t.Parallel()
