@@ -177,7 +177,8 @@ func TestLayoutOfOtherModels(t *testing.T) {
 			t.Errorf("%s; GPUs: %+v", s.Reason, s.GPUs)
 		}
 		r.wishes.Publish(mig.Wish{Layout: "new", File: parsed(t, `{version: v1, mig-configs: {new: [{devices: [0, 2], mig-enabled: true, mig-devices: {"2g.12gb": 2}}]}}`)})
-		if s = r.reaches(mig.StateFailed); s.GPUs[0].Phase != mig.PhaseFailed || s.GPUs[1].Phase != mig.PhaseKept || s.GPUs[2].Phase != mig.PhaseDone {
+		if s = r.reaches(mig.StateFailed); s.GPUs[0].Phase != mig.PhaseFailed || s.GPUs[1].Phase != mig.PhaseKept || s.GPUs[2].Phase != mig.PhaseDone ||
+			s.GPUs[1].Reason != "the layout has no item for this GPU" {
 			t.Errorf("GPUs of a file that names them: %+v", s.GPUs)
 		}
 	})

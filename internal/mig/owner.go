@@ -85,7 +85,7 @@ type gpu struct {
 	failures int       // in a row
 	made     time.Time // when the GPU was last divided for this Wish
 	waiting  time.Time // since when users are waited for
-	told     map[Pod]time.Time
+	told     map[Pod]eviction
 	ran      bool      // there was a turn
 	blocked  bool      // the driver said that the GPU is in use
 	paused   time.Time // since when DaemonSets are to be paused; zero if they are not

@@ -126,25 +126,35 @@ func (t *turn) findHolders(ctx context.Context, c layout.GPUChange) error {
 	return err
 }
 
-// evict has the pods evicted that are waited for, each again and again until it ends.
+// An eviction is the last request to evict a pod: when it was made, and why it was refused; nil if it was not.
+type eviction struct {
+	at      time.Time
+	refused error
+}
+
+// evict has the pods evicted that are waited for, each again and again until it ends. The error says why some of them are not.
 func (t *turn) evict(ctx context.Context) error {
+	if t.gpu.told == nil {
+		t.gpu.told = map[Pod]eviction{}
+	}
+	var pods []Pod
 	var problems []error
 	for _, h := range t.Holders {
-		now := t.options.Clock.Now()
-		if at, told := t.gpu.told[h.Pod]; h.PID != 0 || told && now.Sub(at) < evictAgain {
+		if h.PID != 0 || slices.Contains(pods, h.Pod) {
 			continue
 		}
-		if t.gpu.told == nil {
-			t.gpu.told = map[Pod]time.Time{}
+		pods = append(pods, h.Pod)
+		last, told := t.gpu.told[h.Pod]
+		if now := t.options.Clock.Now(); !told || now.Sub(last.at) >= evictAgain {
+			limited, cancel := context.WithTimeout(ctx, evictTimeout)
+			last = eviction{now, t.options.Evictor.Evict(limited, h.Pod)}
+			cancel()
+			t.gpu.told[h.Pod] = last
+			if last.refused == nil {
+				t.log.Info("Evicted a pod, so that its GPU can be divided anew", "gpu", t.UUID, "namespace", h.Pod.Namespace, "pod", h.Pod.Name)
+			}
 		}
-		t.gpu.told[h.Pod] = now
-		limited, cancel := context.WithTimeout(ctx, evictTimeout)
-		err := t.options.Evictor.Evict(limited, h.Pod)
-		cancel()
-		if err == nil {
-			t.log.Info("Evicted a pod, so that its GPU can be divided anew", "gpu", t.UUID, "namespace", h.Pod.Namespace, "pod", h.Pod.Name)
-		}
-		problems = append(problems, err)
+		problems = append(problems, last.refused)
 	}
 	return errors.Join(problems...)
 }
