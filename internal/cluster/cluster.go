@@ -60,6 +60,7 @@ func (c *Cluster) Observation(configs *feed.Feed[config.Config], boot string) []
 	c.spread.boot = boot
 	tasks := []agent.Task{
 		later(agent.Task{Name: "own node", Run: func(ctx context.Context) error { return c.watchNode(ctx, configs) }}),
+		later(agent.Task{Name: "size of the cluster", Run: func(ctx context.Context) error { return c.keepSize(ctx, configs, clock.RealClock{}) }}),
 	}
 	if n := c.nodeConfig; n != nil {
 		tasks = append(tasks, agent.Task{
@@ -130,16 +131,28 @@ func whileSame[T comparable](
 // follow watches the node until ctx ends, from when this process may make its first request.
 func (c *Cluster) follow(ctx context.Context, timer clock.Clock) {
 	c.spread.begin(ctx, timer, c.client)
-	var saving sync.WaitGroup
-	saving.Go(func() { c.spread.keep(ctx, timer, c.client) })
 	c.client.Watch(ctx, timer)
-	saving.Wait()
 }
 
-// needed reports whether the API server is needed: by a configuration, or because a taint is to be removed or a
-// DaemonSet has to go on.
+// keepSize keeps the size of the cluster for the next process while something is asked of the API server.
+func (c *Cluster) keepSize(ctx context.Context, configs *feed.Feed[config.Config], timer clock.Clock) error {
+	return whileSame(ctx, func() (bool, []<-chan struct{}) {
+		_, seen := c.client.Nodes().Latest()
+		now, changed := configs.Latest()
+		return c.needed(now) || now.DRA.Mode != config.DRAOff, []<-chan struct{}{changed, seen}
+	}, func(ctx context.Context, needed bool) error {
+		if needed {
+			c.spread.begin(ctx, timer, c.client)
+			c.spread.keep(ctx, timer, c.client)
+		}
+		return nil
+	})
+}
+
+// needed reports whether the own node is to be watched: for a configuration, or because a taint is to be removed or a DaemonSet has to go
+// on. ResourceSlices need no watch of it.
 func (c *Cluster) needed(now config.Config) bool {
-	return now.NodeConfig.Dir != "" || now.Features.NeedAPIServer() || now.MIG.NeedsAPIServer() || now.DRA.Mode != config.DRAOff ||
+	return now.NodeConfig.Dir != "" || now.Features.NeedAPIServer() || now.MIG.NeedsAPIServer() ||
 		isTainted(c.client.Nodes().Value()) || len(pausedOn(c.client.Nodes().Value())) > 0
 }
 

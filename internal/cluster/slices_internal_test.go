@@ -3,11 +3,14 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
@@ -45,6 +48,12 @@ func (s *stage) startDriver(stateDir string, gpus int) *driver {
 // newDriver starts a process whose driver kubelet has not registered yet.
 func (s *stage) newDriver(stateDir string, first inventory.Snapshot) *driver {
 	s.t.Helper()
+	return s.newSpreadDriver(stateDir, first, s.clock, &spread{})
+}
+
+// newSpreadDriver starts one whose first requests are spread, by this clock.
+func (s *stage) newSpreadDriver(stateDir string, first inventory.Snapshot, timer clock.Clock, turns *spread) *driver {
+	s.t.Helper()
 	d := &driver{
 		s: s, snapshots: feed.New(first), owners: feed.New(dra.All(first.GPUs)),
 		configs: feed.New(config.Config{DRA: config.DRA{Mode: config.DRAAll}}), driver: feed.New(draplugin.Status{}),
@@ -61,7 +70,7 @@ func (s *stage) newDriver(stateDir string, first inventory.Snapshot) *driver {
 		defer d.mu.Unlock()
 		d.counts[fmt.Sprint(verb, " ", resource, " ", code)]++
 	})
-	d.publisher = newPublisher(client, d.devices, stateDir, d.driver, s.clock, &spread{})
+	d.publisher = newPublisher(client, d.devices, stateDir, d.driver, timer, turns)
 	var tasks sync.WaitGroup
 	tasks.Go(func() { _ = d.devices.Run(ctx) })
 	tasks.Go(func() { d.publisher.run(ctx) })
@@ -114,6 +123,17 @@ func (s *stage) sliceWrites() int {
 		}
 	}
 	return n
+}
+
+// requests says which requests were made, and how often.
+func (d *driver) requests() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var all []string
+	for _, request := range slices.Sorted(maps.Keys(d.counts)) {
+		all = append(all, fmt.Sprint(request, ": ", d.counts[request]))
+	}
+	return strings.Join(all, ", ")
 }
 
 func (d *driver) requestsMade() int {

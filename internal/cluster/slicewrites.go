@@ -146,11 +146,10 @@ func (p *publisher) publish(ctx context.Context) error {
 		}
 		writing = true
 		if step.New && owner == "" {
-			node, err := p.client.Get(ctx)
-			if err != nil {
+			if owner, err = p.owner(ctx); err != nil {
 				return err
 			}
-			if owner = node.UID; owner == "" {
+			if owner == "" {
 				p.again.after(ctx, nodePoll)
 				return &errNotNow{fmt.Sprintf("the API server has no Node %s", pool.Name)}
 			}
@@ -165,6 +164,15 @@ func (p *publisher) publish(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// owner returns the UID of the Node; empty if the API server has none. It is asked where nothing watches the Node.
+func (p *publisher) owner(ctx context.Context) (string, error) {
+	if node := p.client.Nodes().Value(); node.UID != "" {
+		return node.UID, nil
+	}
+	node, err := p.client.Get(ctx)
+	return node.UID, err
 }
 
 // view returns the slices of the node: those of the watch, and what this process knows better for now.

@@ -267,6 +267,44 @@ func TestNoRequestBeforeTheTurn(t *testing.T) {
 	}
 }
 
+// TestSlicesAreSpreadOnce: a node of many that were restarted publishes when its turn has come. What follows does not wait: a kubelet that
+// removed the slices, and a fault.
+func TestSlicesAreSpreadOnce(t *testing.T) {
+	s := newStage(t)
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, sizeFile), []byte(`{"version":1,"nodes":100000,"boot":"b"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	timer := &gate{opened: make(chan time.Time), waiting: make(chan time.Duration, 1)}
+	d := s.newSpreadDriver(dir, snapshotOf(2), timer, &spread{stateDir: dir, boot: "c"})
+	d.registered(1)
+	select {
+	case wait := <-timer.waiting:
+		if wait > maxSpread {
+			t.Errorf("the first request waits %v", wait)
+		}
+	case <-time.After(patience):
+		t.Fatal("the first request waits for nothing")
+	}
+	if n := d.requestsMade(); n > 0 {
+		t.Errorf("%d requests before the turn", n)
+	}
+	close(timer.opened)
+	s.untilPool("1: 0 1")
+	if made := d.requests(); made != "GET nodes 200: 1, GET resourceslices 200: 1, POST resourceslices 201: 1, WATCH resourceslices 200: 1" {
+		t.Errorf("the first slice took %s", made)
+	}
+	for i := range 3 { // a further wait would be of minutes
+		if err := s.server.WipeSlices(nodeName); err != nil {
+			t.Fatal(err)
+		}
+		d.registered(i + 2)
+		s.untilPool("1: 0 1")
+	}
+	d.fault(1)
+	s.untilPool("1: 0 1!xid")
+}
+
 // asked counts all requests.
 func (r *labelRig) asked() int {
 	n := 0
@@ -285,7 +323,7 @@ type gate struct {
 }
 
 func (g *gate) After(d time.Duration) <-chan time.Time {
-	if d == firstAnswer || d == yieldPoll {
+	if d == firstAnswer || d == yieldPoll || d == idlePoll {
 		return g.RealClock.After(time.Minute)
 	}
 	first := false

@@ -9,6 +9,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
 	"errors"
@@ -21,6 +22,7 @@ import (
 	"sync"
 	"time"
 
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/util/flowcontrol"
@@ -147,10 +149,28 @@ func (c *Client) connect() (*connection, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find the API server: %w", err)
 	}
+	resumeTLS(client)
 	// The token is for the API server alone.
 	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	c.connection = &connection{base: base, client: client}
 	return c.connection, nil
+}
+
+// sessions guards the settings of transports, which client-go shares among clients of the same configuration.
+var sessions sync.Mutex
+
+// resumeTLS has all connections but the first begin with the TLS session of an earlier one: the API server signs nothing for them, which is
+// the most that a connection costs it.
+func resumeTLS(client *http.Client) {
+	settings, err := utilnet.TLSClientConfig(client.Transport)
+	if err != nil || settings == nil {
+		return // no TLS
+	}
+	sessions.Lock()
+	defer sessions.Unlock()
+	if settings.ClientSessionCache == nil {
+		settings.ClientSessionCache = tls.NewLRUClientSessionCache(0)
+	}
 }
 
 // forget has address and credentials read again for the next request.
@@ -185,6 +205,8 @@ type Refused struct {
 	RetryAfter time.Duration
 	// Conflicts are the fields that another program owns, of an apply.
 	Conflicts []FieldConflict
+	// Unknown says that the API server does not know the version that was asked for: it is behind, or has begun anew.
+	Unknown bool
 }
 
 // FieldConflict is a field that another program owns, and a sentence about that.
@@ -328,8 +350,11 @@ func refused(answer *http.Response) error {
 	text, err := io.ReadAll(io.LimitReader(answer.Body, maxAnswer))
 	if err == nil && json.Unmarshal(text, &s) == nil && s.Kind == "Status" {
 		for _, cause := range s.Details.Causes {
-			if cause.Reason == "FieldManagerConflict" {
+			switch cause.Reason {
+			case "FieldManagerConflict":
 				r.Conflicts = append(r.Conflicts, FieldConflict{cause.Field, cause.Message})
+			case "ResourceVersionTooLarge":
+				r.Unknown = true
 			}
 		}
 		r.Reason, r.Message = s.Reason, strings.ToValidUTF8(s.Message[:min(len(s.Message), maxMessage)], "")

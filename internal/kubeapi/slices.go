@@ -75,12 +75,9 @@ func (c *Client) WatchSlices(ctx context.Context, timer clock.Clock, driver stri
 	var path string
 	c.follow(ctx, timer, collection{
 		what: "the slices", problem: problem, path: func() string { return path }, selector: c.slicesOf(driver),
-		list: func(ctx context.Context, latest bool) (version string, err error) {
-			if version = "0"; latest {
-				version = ""
-			}
+		list: func(ctx context.Context, from string) (version string, err error) {
 			var found Slices
-			if found, path, err = c.listSlices(ctx, driver, version); err == nil {
+			if found, path, err = c.listSlices(ctx, driver, from); err == nil {
 				slices.Publish(found)
 			}
 			return found.ResourceVersion, err

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
@@ -142,5 +143,55 @@ func TestNoResourceAPI(t *testing.T) {
 	var refused *kubeapi.Refused
 	if _, err := client.Slices(ctx, "d"); !errors.As(err, &refused) || refused.Code != http.StatusForbidden {
 		t.Errorf("without the right: %v", err)
+	}
+}
+
+// TestSlicesAreListedFromTheCache: a watch that is begun anew, or is refused, reads nothing that an API server does not have in its cache. A
+// cluster that was restored from a backup does not know the version: then it is the latest list.
+func TestSlicesAreListedFromTheCache(t *testing.T) {
+	t.Parallel()
+	server := start(t)
+	client := kubeapi.New(kubeapi.Options{Kubeconfig: server.Kubeconfig(), Node: nodeName, Version: "v1"})
+	seen := feed.New(kubeapi.Slices{})
+	go client.WatchSlices(t.Context(), clock.RealClock{}, "d", seen, feed.New[error](nil))
+	await(t, "a first list", seen, func(s kubeapi.Slices) bool { return s.ResourceVersion != "" })
+	generation := int64(1)
+	last, err := client.CreateSlice(t.Context(), slice(generation))
+	if err != nil {
+		t.Fatal(err)
+	}
+	follows := func(after string) {
+		t.Helper()
+		generation++
+		next := slice(generation)
+		next.UID, next.ResourceVersion = last.UID, last.ResourceVersion
+		if last, err = client.UpdateSlice(t.Context(), next); err != nil {
+			t.Fatal(err)
+		}
+		await(t, "the change after "+after, seen, func(s kubeapi.Slices) bool { return s.ByName["s"].Generation == generation })
+	}
+	server.DropWatches()
+	follows("the end of a watch")
+	refused := server.Requests()[apiserver.Request{Verb: "watch", Resource: "resourceslices"}]
+	server.SetFault(apiserver.Fault{Status: http.StatusTooManyRequests, Only: func(r apiserver.Request) bool { return r.Verb == "watch" }})
+	server.DropWatches()
+	for late := time.Now().Add(patience); server.Requests()[apiserver.Request{Verb: "watch", Resource: "resourceslices"}] < refused+2; {
+		if time.Now().After(late) {
+			t.Fatal("a watch that was refused is not tried again")
+		}
+		<-time.After(10 * time.Millisecond)
+	}
+	server.SetFault(apiserver.Fault{})
+	follows("watches that were refused")
+	follows("a change that the list may have told of") // the watch has begun, at a version of before
+	if n := server.LatestLists("resourceslices"); n > 0 {
+		t.Errorf("%d lists were to be the latest", n)
+	}
+	if err := server.Restore(); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the slices of the backup", seen, func(s kubeapi.Slices) bool { return s.ResourceVersion == "1" })
+	if n := server.LatestLists("resourceslices"); n != 1 {
+		t.Errorf("after a restore %d lists were to be the latest", n)
 	}
 }

@@ -1,6 +1,7 @@
 package kubeapi
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -103,8 +104,8 @@ func (c *Client) Watch(ctx context.Context, timer clock.Clock) {
 	defer c.nodes.Publish(Node{})
 	c.follow(ctx, timer, collection{
 		what: "the node", problem: c.problem, path: func() string { return nodesPath }, selector: "metadata.name=" + c.node,
-		list: func(ctx context.Context, latest bool) (string, error) {
-			before := c.newestNode()
+		list: func(ctx context.Context, from string) (string, error) {
+			before, latest := c.newestNode(), from != anyVersion
 			node, version, err := c.list(ctx, latest)
 			if err != nil {
 				return "", err
@@ -158,11 +159,15 @@ type collection struct {
 	problem  *feed.Feed[error] // why it cannot be watched; nil while it is
 	path     func() string     // such as /api/v1/nodes; it is asked after list
 	selector string            // by fields
-	// list returns the version of the collection as it is now, if it is to be the latest, and as some API server knows it otherwise.
-	list func(ctx context.Context, latest bool) (version string, err error)
+	// list returns the version of the collection as it is now, or as some API server knows it, but not before the version from. From is empty
+	// if it is to be the latest.
+	list func(ctx context.Context, from string) (version string, err error)
 	// changed is told of each event but errors, bookmarks too, with the version that it brings.
 	changed func(kind, version string, object []byte) error
 }
+
+// anyVersion is before all versions.
+const anyVersion = "0"
 
 // Kinds of events of a watch.
 const (
@@ -174,17 +179,21 @@ const (
 // follow watches a collection until ctx ends; then it has no problem. Each watch begins with a list. One that goes on where the last one
 // ended would say nothing for long in a cluster that was restored from a backup. One from version 0 would tell the same with one request
 // less, but not with an etcd before 3.4.25: with that, an API server answers 500 to one that takes bookmarks. The first list may be that of
-// an API server that is a little behind, as it costs less and many may ask; a further one may not, as what is known would go back.
+// an API server that is a little behind, as it costs less and many may ask; a further one may not be of before what is known. Only where the
+// versions may have begun anew it is to be the latest: with an etcd before 3.4.25, that reads all objects of the cluster.
 func (c *Client) follow(ctx context.Context, timer clock.Clock, w collection) {
 	log := klog.FromContext(ctx).WithValues("what", w.what)
 	defer w.problem.Publish(nil)
-	latest, failures := false, 0
+	from, failures := anyVersion, 0
 	for ctx.Err() == nil {
 		began := timer.Now()
-		answered, err := c.watchOnce(ctx, timer, w, latest)
-		latest = latest || answered
+		version, err := c.watchOnce(ctx, timer, w, from)
 		if ctx.Err() != nil {
 			return
+		}
+		answered := version != ""
+		if from = cmp.Or(version, from); isOtherHistory(err) {
+			from = ""
 		}
 		if answered && timer.Since(began) >= provenWatch {
 			failures = 0
@@ -208,11 +217,20 @@ func (c *Client) follow(ctx context.Context, timer clock.Clock, w collection) {
 	}
 }
 
-// watchOnce lists the collection and watches it then until the watch ends. It returns whether the API server has answered.
-func (c *Client) watchOnce(ctx context.Context, timer clock.Clock, w collection, latest bool) (answered bool, err error) {
-	version, err := w.list(ctx, latest)
-	if err != nil {
-		return false, err
+// errWentBack is the error of a watch that tells of a version before one that was known.
+var errWentBack = errors.New("the cluster was restored from a backup")
+
+// isOtherHistory reports whether err says that what was known may be of another history of the cluster.
+func isOtherHistory(err error) bool {
+	var refused *Refused
+	return errors.Is(err, errWentBack) || errors.As(err, &refused) && refused.Unknown
+}
+
+// watchOnce lists the collection and watches it then until the watch ends. It returns the version that was seen last; none if the API server
+// has not answered.
+func (c *Client) watchOnce(ctx context.Context, timer clock.Clock, w collection, from string) (version string, err error) {
+	if version, err = w.list(ctx, from); err != nil {
+		return "", err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -238,7 +256,7 @@ func (c *Client) watchOnce(ctx context.Context, timer clock.Clock, w collection,
 		"timeoutSeconds": {strconv.Itoa(int(length.Seconds()))},
 	}})
 	if err != nil {
-		return true, err
+		return version, err
 	}
 	defer body.Close()
 	if w.problem.Value() != nil {
@@ -264,15 +282,17 @@ func (c *Client) watchOnce(ctx context.Context, timer clock.Clock, w collection,
 			case errors.Is(err, io.EOF):
 				err = nil
 			}
-			return true, err
+			return version, err
 		}
 		select {
 		case <-ctx.Done():
 		case heard <- struct{}{}:
 		}
-		if version, err = w.receive(e.Type, e.Object, version); err != nil {
-			return true, err
+		next, err := w.receive(e.Type, e.Object, version)
+		if err != nil {
+			return version, err
 		}
+		version = next
 	}
 }
 
@@ -304,7 +324,7 @@ func (w collection) receive(kind string, object []byte, version string) (string,
 	case next == "":
 		return "", errors.New("an event of the watch has no version")
 	case isBefore(next, version):
-		return "", fmt.Errorf("the watch went back from version %s to %s: the cluster was restored from a backup", version, next)
+		return "", fmt.Errorf("the watch went back from version %s to %s: %w", version, next, errWentBack)
 	}
 	if err := w.changed(kind, next, object); err != nil {
 		return "", fmt.Errorf("read an event of the watch: %w", err)

@@ -105,6 +105,14 @@ func (s *Server) Requests() map[Request]int {
 	return maps.Clone(s.counts)
 }
 
+// LatestLists returns how many lists of a resource were to be the latest. With an etcd before 3.4.25 such a one reads all objects of the
+// resource.
+func (s *Server) LatestLists(resource string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.latest[resource]
+}
+
 // Writes returns how many requests came that change objects.
 func (s *Server) Writes() int {
 	n := 0

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -86,7 +87,7 @@ func (s *Server) carryOut(w http.ResponseWriter, r *http.Request, t target, foun
 		}
 		return t.write(w, http.StatusOK, object)
 	case "list":
-		return s.list(w, t, r.URL.Query().Get("fieldSelector"))
+		return s.list(w, t, r.URL.Query())
 	case "watch":
 		return s.watch(w, r, t)
 	case "create", "update", "patch", "apply":
@@ -173,12 +174,22 @@ func (t target) matcher(selector string) (match, error) {
 	}, nil
 }
 
-func (s *Server) list(w http.ResponseWriter, t target, selector string) error {
-	match, err := t.matcher(selector)
+func (s *Server) list(w http.ResponseWriter, t target, query url.Values) error {
+	match, err := t.matcher(query.Get("fieldSelector"))
 	if err != nil {
 		return err
 	}
 	objects, version := s.store.list(match)
+	if from, err := strconv.ParseInt(query.Get("resourceVersion"), 10, 64); err == nil && from > version {
+		behind := apierrors.NewTimeoutError(fmt.Sprintf("Too large resource version: %d, current: %d", from, version), 1)
+		behind.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: metav1.CauseTypeResourceVersionTooLarge}}
+		return behind
+	}
+	if query.Get("resourceVersion") == "" {
+		s.mu.Lock()
+		s.latest[t.resource.name]++
+		s.mu.Unlock()
+	}
 	items := make([]any, len(objects))
 	for i, object := range objects {
 		if items[i], err = t.spoken(object); err != nil {

@@ -48,8 +48,9 @@ type Server struct {
 	// resourceVersions are those in which resource.k8s.io is served; dropped are fields of devices that are not kept.
 	resourceVersions, dropped []string
 	counts                    map[Request]int
-	current                   *life         // nil while the server is stopped
-	watches                   chan struct{} // closed when all watches are to end
+	latest                    map[string]int // lists that were to be the latest, by resource
+	current                   *life          // nil while the server is stopped
+	watches                   chan struct{}  // closed when all watches are to end
 }
 
 // life is the time between a start of the server and its stop.
@@ -75,6 +76,7 @@ func Start(dir string) (*Server, error) {
 	}
 	s := &Server{
 		dir: dir, address: net.JoinHostPort(ip, "0"), store: newStore(), hole: newHole(), authority: ca, counts: map[Request]int{},
+		latest:           map[string]int{},
 		resourceVersions: []string{"v1"},
 		watches:          make(chan struct{}), over: make(chan struct{}),
 	}
