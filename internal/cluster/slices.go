@@ -143,11 +143,20 @@ func (p *publisher) needed() bool {
 
 // watch watches the slices, and begins anew with each registration: a kubelet that starts has removed them.
 func (p *publisher) watch(ctx context.Context) {
-	_ = whileSame(ctx, func() (int, []<-chan struct{}) {
-		status, changed := p.driver.Latest()
-		return status.Registrations, []<-chan struct{}{changed}
-	}, func(ctx context.Context, _ int) error { // it returns nil
-		p.client.WatchSlices(ctx, p.clock, dra.Driver, p.there, p.problem)
+	type watched struct {
+		registrations int
+		only          string // the name of the slice, if there is to be one
+	}
+	_ = whileSame(ctx, func() (watched, []<-chan struct{}) {
+		status, registered := p.driver.Latest()
+		pool, changed := p.devices.Pools().Latest()
+		now := watched{registrations: status.Registrations}
+		if len(pool.Slices) == 1 {
+			now.only = pool.SliceName(0)
+		}
+		return now, []<-chan struct{}{registered, changed}
+	}, func(ctx context.Context, now watched) error { // it returns nil
+		p.client.WatchSlices(ctx, p.clock, dra.Driver, now.only, p.there, p.problem)
 		return nil
 	})
 }

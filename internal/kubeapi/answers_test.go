@@ -208,7 +208,7 @@ func TestEachWatchBeginsWithAList(t *testing.T) {
 		"an error that passes": {`{"type": "ERROR", "object": {"code": 500, "message": "etcd is away"}}`, node},
 		"silence":              {"", node},
 		"slices": {"", func(ctx context.Context, c *kubeapi.Client) {
-			c.WatchSlices(ctx, hurried{}, "driver", feed.New(kubeapi.Slices{}), feed.New[error](nil))
+			c.WatchSlices(ctx, hurried{}, "driver", "", feed.New(kubeapi.Slices{}), feed.New[error](nil))
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -69,12 +69,23 @@ func (c *Client) Slices(ctx context.Context, driver string) (Slices, error) {
 }
 
 // WatchSlices publishes the slices of a driver on the own node until ctx ends, and why they cannot be watched; then nothing is known of
-// them.
-func (c *Client) WatchSlices(ctx context.Context, timer clock.Clock, driver string, slices *feed.Feed[Slices], problem *feed.Feed[error]) {
+// them. Only is the name of the slice that is to be the only one; empty if there may be several. If the list has no other, that one alone is
+// watched: an API server gives each write of a slice more time the more watches of no name there are.
+func (c *Client) WatchSlices(
+	ctx context.Context, timer clock.Clock, driver, only string, slices *feed.Feed[Slices], problem *feed.Feed[error],
+) {
 	defer slices.Publish(Slices{})
 	var path string
 	c.follow(ctx, timer, collection{
-		what: "the slices", problem: problem, path: func() string { return path }, selector: c.slicesOf(driver),
+		what: "the slices", problem: problem, path: func() string { return path },
+		selector: func() string {
+			selector := c.slicesOf(driver)
+			there := maps.Clone(slices.Value().ByName)
+			if delete(there, only); only != "" && len(there) == 0 {
+				selector += ",metadata.name=" + only
+			}
+			return selector
+		},
 		list: func(ctx context.Context, from string) (version string, err error) {
 			var found Slices
 			if found, path, err = c.listSlices(ctx, driver, from); err == nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -41,7 +42,7 @@ func TestSlices(t *testing.T) {
 			ended := make(chan struct{})
 			go func() {
 				defer close(ended)
-				client.WatchSlices(ctx, clock.RealClock{}, "d", seen, problem)
+				client.WatchSlices(ctx, clock.RealClock{}, "d", "", seen, problem)
 			}()
 			await(t, "a first list", seen, func(s kubeapi.Slices) bool { return s.ResourceVersion != "" })
 
@@ -125,7 +126,7 @@ func TestNoResourceAPI(t *testing.T) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		client.WatchSlices(ctx, hurried{}, "d", seen, problem)
+		client.WatchSlices(ctx, hurried{}, "d", "", seen, problem)
 	}()
 	t.Cleanup(func() { cancel(); <-ended })
 	_ = await(t, "a problem", problem, func(err error) bool { return err != nil })
@@ -153,7 +154,7 @@ func TestSlicesAreListedFromTheCache(t *testing.T) {
 	server := start(t)
 	client := kubeapi.New(kubeapi.Options{Kubeconfig: server.Kubeconfig(), Node: nodeName, Version: "v1"})
 	seen := feed.New(kubeapi.Slices{})
-	go client.WatchSlices(t.Context(), clock.RealClock{}, "d", seen, feed.New[error](nil))
+	go client.WatchSlices(t.Context(), clock.RealClock{}, "d", "", seen, feed.New[error](nil))
 	await(t, "a first list", seen, func(s kubeapi.Slices) bool { return s.ResourceVersion != "" })
 	generation := int64(1)
 	last, err := client.CreateSlice(t.Context(), slice(generation))
@@ -193,5 +194,40 @@ func TestSlicesAreListedFromTheCache(t *testing.T) {
 	await(t, "the slices of the backup", seen, func(s kubeapi.Slices) bool { return s.ResourceVersion == "1" })
 	if n := server.LatestLists("resourceslices"); n != 1 {
 		t.Errorf("after a restore %d lists were to be the latest", n)
+	}
+}
+
+// TestTheOnlySliceIsWatchedByName: where one slice is to be there, and no other is, that one alone is watched. It is told of when it is made.
+func TestTheOnlySliceIsWatchedByName(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct{ only, there, want string }{
+		"the only one":            {only: "s", want: ",metadata.name=s"},
+		"it is there":             {only: "s", there: "s", want: ",metadata.name=s"},
+		"another one is there":    {only: "s", there: "left"},
+		"several are to be there": {},
+	} {
+		selectors := make(chan string, 10)
+		client := answering(t, func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Query().Get("watch") == "" {
+				items := ""
+				if tt.there != "" {
+					items = fmt.Sprintf(`{"metadata": {"name": %q}}`, tt.there)
+				}
+				fmt.Fprintf(w, `{"metadata": {"resourceVersion": "5"}, "items": [%s]}`, items)
+				return
+			}
+			selectors <- r.URL.Query().Get("fieldSelector")
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		go client.WatchSlices(ctx, clock.RealClock{}, "d", tt.only, feed.New(kubeapi.Slices{}), feed.New[error](nil))
+		select {
+		case got := <-selectors:
+			if want := "spec.nodeName=" + nodeName + ",spec.driver=d" + tt.want; got != want {
+				t.Errorf("%s: %s, want %s", name, got, want)
+			}
+		case <-time.After(patience):
+			t.Errorf("%s: no watch", name)
+		}
+		cancel()
 	}
 }

@@ -103,7 +103,8 @@ func (c *Client) Get(ctx context.Context) (Node, error) {
 func (c *Client) Watch(ctx context.Context, timer clock.Clock) {
 	defer c.nodes.Publish(Node{})
 	c.follow(ctx, timer, collection{
-		what: "the node", problem: c.problem, path: func() string { return nodesPath }, selector: "metadata.name=" + c.node,
+		what: "the node", problem: c.problem, path: func() string { return nodesPath },
+		selector: func() string { return "metadata.name=" + c.node },
 		list: func(ctx context.Context, from string) (string, error) {
 			before, latest := c.newestNode(), from != anyVersion
 			node, version, err := c.list(ctx, latest)
@@ -158,7 +159,7 @@ type collection struct {
 	what     string            // for people
 	problem  *feed.Feed[error] // why it cannot be watched; nil while it is
 	path     func() string     // such as /api/v1/nodes; it is asked after list
-	selector string            // by fields
+	selector func() string     // by fields; it is asked after list
 	// list returns the version of the collection as it is now, or as some API server knows it, but not before the version from. From is empty
 	// if it is to be the latest.
 	list func(ctx context.Context, from string) (version string, err error)
@@ -252,7 +253,7 @@ func (c *Client) watchOnce(ctx context.Context, timer clock.Clock, w collection,
 	}()
 	length := minWatch + rand.N(maxWatch-minWatch)
 	body, err := c.open(ctx, request{verb: http.MethodGet, path: w.path(), query: url.Values{
-		"watch": {"true"}, "fieldSelector": {w.selector}, "resourceVersion": {version}, "allowWatchBookmarks": {"true"},
+		"watch": {"true"}, "fieldSelector": {w.selector()}, "resourceVersion": {version}, "allowWatchBookmarks": {"true"},
 		"timeoutSeconds": {strconv.Itoa(int(length.Seconds()))},
 	}})
 	if err != nil {

@@ -20,7 +20,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
-// TestPublishing has all nodes publish eight GPUs at once. Then a tenth of them has a fault: each writes once.
+// TestPublishing has all nodes publish eight GPUs at once. Then a tenth of them has a fault at the same moment: each writes once, and at once,
+// so that there is no limit for the answers.
 func TestPublishing(t *testing.T) {
 	if *kubernetesDir == "" {
 		t.Skip("needs -kubernetes: see make fleet")
@@ -53,7 +54,7 @@ func TestPublishing(t *testing.T) {
 			changed.Add(1)
 		}
 	}
-	measured(t, "published", processes, &made, *nodeCount, func() {
+	measured(t, "published", processes, &made, *nodeCount, wanted, func() {
 		for _, n := range nodes {
 			running.Go(func() { n.run(ctx, counted) })
 		}
@@ -61,7 +62,7 @@ func TestPublishing(t *testing.T) {
 	fault := machine
 	fault.Generation, fault.GPUs = machine.Generation+1, append([]inventory.GPU(nil), machine.GPUs...)
 	fault.GPUs[3].Health = inventory.Health{State: inventory.Unhealthy, XID: 79, Since: time.Unix(1_700_000_000, 0), Cure: inventory.CureReset}
-	measured(t, "showed a fault", processes, &changed, *nodeCount/10, func() {
+	measured(t, "showed a fault", processes, &changed, *nodeCount/10, *limit, func() {
 		for i := 0; i < *nodeCount; i += 10 {
 			nodes[i].snapshots.Publish(fault)
 		}
@@ -106,8 +107,8 @@ func (p *publishing) run(ctx context.Context, counted func(verb, resource string
 }
 
 // measured begins something that all nodes do, waits until it is done by so many, and tells how long it took and how the API server
-// answered.
-func measured(t *testing.T, what string, processes []process, done *atomic.Int64, want int, begin func()) {
+// answered. 99 of 100 answers are to take no longer than longest.
+func measured(t *testing.T, what string, processes []process, done *atomic.Int64, want int, longest time.Duration, begin func()) {
 	t.Helper()
 	before, used := scrape(t), make([]time.Duration, len(processes))
 	for i, p := range processes {
@@ -141,8 +142,8 @@ func measured(t *testing.T, what string, processes []process, done *atomic.Int64
 			continue
 		}
 		t.Logf("%s: %d, p50 %v, p99 %v", metric, d.count(), d.quantile(0.5), d.quantile(0.99))
-		if p99 := d.quantile(0.99); p99 > wanted {
-			t.Errorf("p99 of %s is %v, want %v", metric, p99, wanted)
+		if p99 := d.quantile(0.99); p99 > longest {
+			t.Errorf("p99 of %s is %v, want %v", metric, p99, longest)
 		}
 	}
 }
