@@ -130,7 +130,7 @@ func (d *daemon) allocation() *status.DRA {
 	s := &status.DRA{
 		Mode: d.watcher.Configs().Value().DRA.Mode.String(), Driver: d.dra.Driver.Value(), Slices: published.Slices,
 		Devices: published.Devices, Generation: published.Generation, Problem: published.Problem,
-		API: published.API, NoTaints: published.NoTaints, NoShares: published.NoShares,
+		API: published.API, NoTaints: published.NoTaints, NoCounters: published.NoCounters, NoShares: published.NoShares,
 	}
 	used := s.Mode != config.DRAOff.String() || s.Driver != status.DRADriver{}
 	for _, g := range d.monitor.Snapshots().Value().GPUs {

@@ -125,6 +125,9 @@ func TestDroppedTaints(t *testing.T) {
 	if n := s.sliceWrites() - before; n != 1 {
 		t.Errorf("%d writes of a second fault", n)
 	}
+	if p := d.devices.Publication().Value(); !p.NoTaints || p.NoCounters {
+		t.Errorf("it is told as %+v", p)
+	}
 	d.fault()
 	s.untilPool("1: 0 1 2")
 }
@@ -182,6 +185,9 @@ func TestDroppedCounters(t *testing.T) {
 	s.pass(10*time.Minute, 5*time.Second)
 	if n := s.sliceWrites() - before; n != 2 {
 		t.Errorf("%d writes, want one of counters, and one of the empty slice: no device may be shown in between", n)
+	}
+	if p := d.devices.Publication().Value(); !p.NoCounters || p.NoTaints {
+		t.Errorf("it is told as %+v", p)
 	}
 }
 

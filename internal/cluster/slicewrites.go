@@ -414,7 +414,11 @@ func (p *publisher) settle(there map[string]dra.PublishedSlice, looked bool) boo
 
 // note notes what the API server has, once that is what it is to have.
 func (p *publisher) note(there map[string]dra.PublishedSlice) error {
-	now := draslices.Publication{Slices: len(there), API: p.client.ResourceVersion(), NoTaints: p.ledger.noTaints, NoShares: p.ledger.noShares}
+	divided := slices.ContainsFunc(p.devices.Pools().Value().Slices, dra.Slice.Counted)
+	now := draslices.Publication{
+		Slices: len(there), API: p.client.ResourceVersion(),
+		NoTaints: p.ledger.noTaints, NoCounters: p.ledger.noCounters && divided, NoShares: p.ledger.noShares,
+	}
 	for _, s := range there {
 		now.Devices += len(s.Slice.Devices)
 		now.Generation = max(now.Generation, s.Generation)

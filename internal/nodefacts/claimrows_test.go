@@ -58,6 +58,16 @@ var claimRows = []row{
 		check: "dra", severity: doctor.Warning, says: "does not keep taints", remedy: "DRADeviceTaints",
 	},
 	{
+		name: "gate of partitions off", settings: claims, status: given(func(d *status.DRA) { d.NoCounters = true }),
+		facts: answers(doctor.PodResourcesAnswer{}),
+		check: "dra", severity: doctor.Error, says: "keeps no counters", remedy: "DRAPartitionableDevices",
+	},
+	{
+		name: "gate of shares off", settings: claims, status: given(func(d *status.DRA) { d.NoShares = true }),
+		facts: answers(doctor.PodResourcesAnswer{}),
+		check: "dra", severity: doctor.Warning, says: "are given whole", remedy: "DRAConsumableCapacity",
+	},
+	{
 		name: "offered, too", settings: claims, status: given(nil),
 		facts: answers(doctor.PodResourcesAnswer{Offered: map[string][]string{"nvidia.com/gpu": {"GPU-1::2"}}}),
 		check: "dra", severity: doctor.Error, says: "GPU 0 is in a ResourceSlice, and kubelet offers it as a device of nvidia.com/gpu",

@@ -16,10 +16,12 @@ type DRA struct {
 	// Problem is why the API server does not have the slices that it is to have; empty if it has.
 	Problem string `json:"problem,omitempty"`
 	// API is the version of resource.k8s.io that the API server serves; empty as long as it was not asked. NoTaints says that it does not
-	// keep the taints of devices, and NoShares that it knows no devices that several claims can have.
-	API      string `json:"api,omitempty"`
-	NoTaints bool   `json:"noTaints,omitempty"`
-	NoShares bool   `json:"noShares,omitempty"`
+	// keep the taints of devices, NoCounters that it keeps no counters, without which GPUs are not divided for claims, and NoShares that it
+	// knows no devices that several claims can have.
+	API        string `json:"api,omitempty"`
+	NoTaints   bool   `json:"noTaints,omitempty"`
+	NoCounters bool   `json:"noCounters,omitempty"`
+	NoShares   bool   `json:"noShares,omitempty"`
 	// GPUs say who gives out each GPU, by index.
 	GPUs []DRAGPU `json:"gpus,omitempty"`
 	// Claims are those that are prepared.
