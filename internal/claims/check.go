@@ -315,8 +315,8 @@ func (n node) fits(d recordDevice, wanted record, records map[string]record, boo
 		taken += own.Share
 	}
 	if slices.Sort(by); taken > int64(published.Capacity[dra.MemoryCapacity]) {
-		return fail(CauseInUse, "the device %s (%s) has not as much memory left as the claim was given; it is in use by %s, and what was given back "+
-			"is not unprepared yet", d.Device, d.uuid(), strings.Join(slices.Compact(by), ", "))
+		return fail(CauseInUse, "the device %s (%s) has not as much memory left as the claim was given; it is in use by %s, "+
+			"and what was given back is not unprepared yet", d.Device, d.uuid(), strings.Join(slices.Compact(by), ", "))
 	}
 	return nil
 }

@@ -94,8 +94,8 @@ func shareByMPS(uid string, devices []recordDevice, chosen []*claimConfig) error
 		of := devices[first]
 		if of.Share > 0 || d.Share > 0 {
 			if d.MPS.ID != of.MPS.ID {
-				return fail(CauseConfig, "sharing.strategy: MPS is not supported for shares of several GPUs in one claim: the requests %s and %s have %s "+
-					"and %s, and a process can be a client of one MPS control daemon", of.Request, d.Request, of.Device, d.Device)
+				return fail(CauseConfig, "sharing.strategy: MPS is not supported for shares of several GPUs in one claim: the requests %s "+
+					"and %s have %s and %s, and a process can be a client of one MPS control daemon", of.Request, d.Request, of.Device, d.Device)
 			}
 			continue
 		}

@@ -176,7 +176,8 @@ func checkObject(text []byte) (lines []string, problems int, err error) {
 		} else if strategy != "" {
 			limit = "nothing keeps processes to it without MPS"
 		}
-		lines = append(lines, fmt.Sprintf("%s %s, request %s: %s of the memory of a GPU; %s", o.Kind, o.Metadata.Name, request, parts[request], limit))
+		lines = append(lines, fmt.Sprintf("%s %s, request %s: %s of the memory of a GPU; %s",
+			o.Kind, o.Metadata.Name, request, parts[request], limit))
 	}
 	return lines, problems, err
 }

@@ -42,6 +42,21 @@ func TestDRA(t *testing.T) {
 	}
 }
 
+// TestShares: how many claims can have parts of one GPU, by the file, the environment and the flag.
+func TestShares(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]int{"0": 0, "2": 2, "48": 48, "1": -1, "49": -1, "-2": -1, "many": -1} {
+		for way, given := range map[string][3]string{
+			"file": {"dra: {shares: " + text + "}", "", ""}, "environment": {"", "DRA_SHARES=" + text, ""}, "flag": {"", "", "--dra-shares=" + text},
+		} {
+			c, _, err := sources(t, given[1], given[2]).Resolve("a.yaml", []byte(given[0]))
+			if refused := want < 0; (err != nil) != refused || !refused && c.DRA.Shares != want {
+				t.Errorf("%s by the %s: %d, %v", text, way, c.DRA.Shares, err)
+			}
+		}
+	}
+}
+
 // TestDRAThatIsRefused: no file gives a GPU twice, and nothing is started that lacks what it needs.
 func TestDRAThatIsRefused(t *testing.T) {
 	t.Parallel()

@@ -143,6 +143,8 @@ func textAt(c *v1.Config, path string) (text string, given bool) {
 	switch value := at.Interface().(type) {
 	case bool:
 		return strconv.FormatBool(value), true
+	case int:
+		return strconv.Itoa(value), true
 	case string:
 		return value, true
 	case v1.StringList:

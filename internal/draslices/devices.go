@@ -195,7 +195,8 @@ func (d *Devices) pool(
 		inSlice = inSlice || owners[g.UUID].InSlice()
 		leaves = leaves || owners[g.UUID] == dra.LeavesPlugin
 	}
-	if !inSlice && (leaves || c.Mode == config.DRAOff) { // the first slice has the first GPU: an empty one would be a write more for each node that starts
+	// The first slice has the first GPU: an empty one would be a write more for each node that starts.
+	if !inSlice && (leaves || c.Mode == config.DRAOff) {
 		return dra.Pool{Name: d.o.Node}, true
 	}
 	if divisions == nil {

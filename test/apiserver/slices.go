@@ -29,8 +29,8 @@ func (s *Server) SetResourceVersions(versions ...string) {
 	s.resourceVersions = versions
 }
 
-// SetDroppedFields says which fields of ResourceSlices, their devices and capacities are not kept, as those of a feature gate that is off. Slices that
-// are there stay as they are.
+// SetDroppedFields says which fields of ResourceSlices, their devices and capacities are not kept, as those of a feature gate that is off.
+// Slices that are there stay as they are.
 func (s *Server) SetDroppedFields(names ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -524,6 +524,7 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
   (list "MIG_EVICT_TIMEOUT" .Values.mig.evictTimeout)
   (list "MIG_PAUSE_CLIENTS" .Values.mig.pauseClients)
   (list "DRA_MODE" (include "gpu-device-plugin.draMode" .))
+  (list "DRA_SHARES" .Values.dra.shares)
   (list "DRA_REGISTRY_DIR" (include "gpu-device-plugin.registryDir" .))
 }}
 {{- if not (has (toString (last .)) (list "" "[]" "<nil>")) }}

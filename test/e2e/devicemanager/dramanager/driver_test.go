@@ -63,6 +63,7 @@ func (r reader) Claim(ctx context.Context, namespace, name string) (policy.Claim
 		if result.Driver == policy.Driver {
 			claim.Results = append(claim.Results, policy.Result{
 				Request: result.Request, Pool: result.Pool, Device: result.Device, ShareID: result.ShareID,
+				ConsumedCapacity: result.ConsumedCapacity,
 			})
 		}
 	}

@@ -18,6 +18,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -120,13 +121,14 @@ func machine(health inventory.Health) (inventory.Snapshot, policy.Pool) {
 	s := inventory.Snapshot{Generation: 1, Driver: inventory.Driver{Version: "580.95.05"}, Control: inventory.NodeControl | inventory.NodeUVM}
 	for i := range 8 {
 		g := inventory.GPU{UUID: "GPU-" + strconv.Itoa(i), Index: i, Minor: i, BDF: fmt.Sprintf("0000:%d0:00.0", i+1), NUMANode: -1,
-			MIG: inventory.MIGDisabled, Health: inventory.Health{State: inventory.Healthy}}
+			MemoryBytes: 80 << 30,
+			MIG:         inventory.MIGDisabled, Health: inventory.Health{State: inventory.Healthy}}
 		if i == 0 {
 			g.Health = health
 		}
 		s.GPUs = append(s.GPUs, g)
 	}
-	return s, policy.New(s, nodeName, policy.Numbers{}.With(s.GPUs), policy.All(s.GPUs))
+	return s, policy.New(s, nodeName, policy.Numbers{}.With(s.GPUs), policy.All(s.GPUs)).Shared(8)
 }
 
 // startKubelet starts a kubelet: another one after stopKubelet goes on from the files of that one.
@@ -209,7 +211,7 @@ func (n *node) active() []*v1.Pod {
 	return pods
 }
 
-// pod makes a pod with one claim, to which the scheduler gave these devices: "gpu-0", "other:x" of another driver, or "gpu-0/SHARE".
+// pod makes a pod with one claim, to which the scheduler gave these devices: "gpu-0", "other:x" of another driver, or "gpu-0/SHARE", a quarter of its memory.
 func (n *node) pod(devices ...string) *v1.Pod {
 	n.t.Helper()
 	n.mu.Lock()
@@ -237,6 +239,7 @@ func (n *node) pod(devices ...string) *v1.Pod {
 			if device, share, ok := strings.Cut(result.Device, "/"); ok {
 				id := types.UID(share)
 				result.Device, result.ShareID = device, &id
+				result.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("20Gi")}
 			}
 			c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results, result)
 		}

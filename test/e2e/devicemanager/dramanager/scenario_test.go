@@ -231,7 +231,7 @@ var scenarios = []scenario{
 			}
 		}
 	}},
-	{name: "should reflect device health changes in the Pod's status", run: func(n *node) { n.reflectsHealth() }},
+	{name: "should reflect device health changes in the Pod's status", run: func(n *node) { n.reflectsHealth("gpu-0") }},
 	{name: "should reflect device health changes for a plugin which only supports the v1alpha1 health API", why: "kubelet 1.36 knows that alone"},
 	{name: "should reflect device health changes for a plugin which only supports the v1 health API", why: "kubelet 1.37 takes that first"},
 	{name: "must reuse one gRPC connection for service and health-monitoring calls", run: func(n *node) { n.usesOneConnection() }},
@@ -288,9 +288,9 @@ var scenarios = []scenario{
 		pods.Wait()
 	}},
 	{name: "should not add health status to Pod when feature gate is disabled", why: kubeletAlone + "its gate"},
-	{name: "should reflect device health changes for devices with ShareID", why: "the driver publishes no device that claims may share"},
+	{name: "should reflect device health changes for devices with ShareID", run: func(n *node) { n.reflectsHealth("gpu-0/one", "gpu-0/two") }},
 	{name: "must be functional when plugin starts to listen on a service socket after registration with the specified allocation results",
-		why: "the driver publishes no device that claims may share"},
+		run: func(n *node) { n.sharesDevices() }},
 }
 
 // TestScenarios shows the promises that the driver has a part in.
@@ -468,21 +468,4 @@ func (n *node) wiped(after func(*driver)) {
 	n.publish()
 	after(d)
 	n.eventually("kubelet has deleted the slices", func() error { return n.slices(0) })
-}
-
-func (n *node) reflectsHealth() {
-	n.t.Helper()
-	n.startKubelet()
-	n.startRegistered()
-	pod, beside := n.pod("gpu-0"), n.pod("gpu-1")
-	n.runs(pod)
-	n.runs(beside)
-	n.awaitHealth(pod, "Healthy")
-	n.setHealth(inventory.Health{State: inventory.Unhealthy, Reason: "XID 79: GPU has fallen off the bus", XID: 79, Cure: inventory.CureReboot})
-	n.awaitHealth(pod, "Unhealthy XID 79: GPU has fallen off the bus; cure: reboot")
-	n.awaitHealth(beside, "Healthy")
-	n.setHealth(inventory.Health{State: inventory.Unknown, Reason: "the driver does not answer"})
-	n.awaitHealth(pod, "Unknown the driver does not answer")
-	n.setHealth(inventory.Health{State: inventory.Healthy})
-	n.awaitHealth(pod, "Healthy")
 }
