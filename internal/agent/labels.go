@@ -5,6 +5,7 @@ import (
 	"maps"
 	"time"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -20,6 +21,8 @@ type Labels struct {
 	// Machine returns the name of the machine that is in a file, or labels.UnknownMachine.
 	Machine func(file string) string
 	Now     func() time.Time
+	// InUse are the claims that are prepared, by the UUID of the GPU: nil until they are known. Without the feed there are none.
+	InUse *feed.Feed[map[string][]claims.Holder]
 	// Wanted is told the labels that the node is to have. They are nil before the first look at the node that succeeded, and while links
 	// are due after it. While looks fail they stay as they are: a driver that is away says nothing about the node.
 	Wanted *feed.Feed[map[string]string]
@@ -30,13 +33,15 @@ func (l *Labels) Run(ctx context.Context) error {
 	var o labels.Options
 	for c, configured := l.Configs.Latest(); ; c, configured = l.Configs.Latest() {
 		o.Resources, o.Machine, o.Timestamp = c.Resource, l.Machine(c.Features.MachineTypeFile), 0
-		o.ClaimsByMPS = c.DRA.Mode != config.DRAOff && c.Edits.MPSRoot != ""
 		if c.Features.LabelsTimestamp {
 			o.Timestamp = l.Now().Unix()
 		}
 		for same := true; same; {
 			s, looked := l.Snapshots.Latest()
-			if s.Generation > 0 && s.Stale == "" && !(s.LinksDue && l.Wanted.Value() == nil) {
+			inUse, prepared := l.inUse()
+			// Without the label the control daemons end, and with them the work of claims that were prepared before the mode was changed.
+			o.ClaimsByMPS = c.Edits.MPSRoot != "" && (c.DRA.Mode != config.DRAOff || len(inUse) > 0)
+			if s.Generation > 0 && s.Stale == "" && inUse != nil && !(s.LinksDue && l.Wanted.Value() == nil) {
 				if wanted := l.Make(s, o); !maps.Equal(wanted, l.Wanted.Value()) {
 					l.Wanted.Publish(wanted)
 				}
@@ -47,7 +52,15 @@ func (l *Labels) Run(ctx context.Context) error {
 			case <-configured:
 				same = false
 			case <-looked:
+			case <-prepared:
 			}
 		}
 	}
+}
+
+func (l *Labels) inUse() (prepared map[string][]claims.Holder, changed <-chan struct{}) {
+	if l.InUse == nil {
+		return map[string][]claims.Holder{}, nil
+	}
+	return l.InUse.Latest()
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -67,6 +68,50 @@ func TestLabelsFollowTheNode(t *testing.T) {
 		due.Generation = 5
 		l.Snapshots.Publish(due)
 		check("while links are due again", map[string]string{"m": "machine-B", "t": "946684800", "n": "1"})
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestMPSCapableWhileClaimsArePrepared: the label by which control daemons of MPS run on the node stays after the mode was changed to plugin,
+// until no claim is prepared. Until that is known, no label is changed.
+func TestMPSCapableWhileClaimsArePrepared(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mode := func(m config.DRAMode) config.Config {
+			c := config.Config{DRA: config.DRA{Mode: m}}
+			c.Edits.MPSRoot = "/run/nvidia/mps"
+			return c
+		}
+		l := agent.Labels{
+			Configs: feed.New(mode(config.DRAOff)), Wanted: feed.New[map[string]string](nil), InUse: feed.New[map[string][]claims.Holder](nil),
+			Snapshots: feed.New(inventory.Snapshot{Generation: 1, GPUs: []inventory.GPU{{UUID: "a"}}}),
+			Machine:   func(string) string { return "" }, Now: time.Now, Make: labels.All,
+		}
+		ended := make(chan error, 1)
+		ctx, stop := context.WithCancel(t.Context())
+		go func() { ended <- l.Run(ctx) }()
+		check := func(when, want string) {
+			t.Helper()
+			synctest.Wait()
+			if got := l.Wanted.Value()["nvidia.com/mps.capable"]; got != want {
+				t.Errorf("%s: %q, want %q", when, got, want)
+			}
+		}
+		one := map[string][]claims.Holder{"a": {{UID: "one"}}}
+		check("before the records are read", "")
+		l.InUse.Publish(one)
+		check("a claim of before a restart", "true")
+		l.InUse.Publish(map[string][]claims.Holder{})
+		check("without claims", "false")
+		l.Configs.Publish(mode(config.DRAAll))
+		check("in the mode dra", "true")
+		l.InUse.Publish(one)
+		l.Configs.Publish(mode(config.DRAOff))
+		check("a claim that is prepared after a change to plugin", "true")
+		l.InUse.Publish(map[string][]claims.Holder{})
+		check("it was given back", "false")
 		stop()
 		if err := <-ended; err != nil {
 			t.Error(err)

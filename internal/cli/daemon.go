@@ -158,7 +158,9 @@ func newDaemon(ctx context.Context, c config.Config, sources config.Sources, clu
 		Metrics:   d.counters,
 		Elsewhere: d.elsewhere,
 	})
-	d.dra = d.newDRA(ctx, c)
+	if d.dra = d.newDRA(ctx, c); d.dra != nil {
+		d.labels.InUse = d.dra.Claims.InUse()
+	}
 	if d.wishes != nil {
 		o := mig.Options{
 			Wishes: d.wishes.Wishes(), Snapshots: d.monitor.Snapshots(), Driver: d.monitor, Evictor: cluster, StateDir: c.StateDir,

@@ -65,8 +65,8 @@ func running(pid int) bool {
 	return err == nil && !strings.HasPrefix(state, "Z") && !strings.HasPrefix(state, "X")
 }
 
-// processes returns the control daemons of the directory and their servers, but not programs that give a daemon commands. In a PID namespace
-// of its own this process sees those alone that it has started.
+// processes returns the control daemons of the directory and their servers, but not programs that give a daemon commands. In a PID
+// namespace of its own this process sees those alone that it has started.
 func (c control) processes() []int {
 	pipe, err := os.Stat(c.folder(pipeFolder))
 	if err != nil {

@@ -19,14 +19,14 @@ type withMPS struct {
 	programs, gpus string
 }
 
-func newWithMPS(t *testing.T) *withMPS {
+func newWithMPS(t *testing.T, args ...string) *withMPS {
 	t.Helper()
 	c := &withMPS{programs: t.TempDir(), gpus: t.TempDir()}
 	out, err := exec.Command("go", "build", "-o", filepath.Join(c.programs, "nvidia-cuda-mps-control"), "../mps").CombinedOutput()
 	if err != nil {
 		t.Fatalf("build the stand-in: %v: %s", err, out)
 	}
-	c.claimable = newClaimable(t, "dra", "--mps-root", "/run/nvidia/mps", "--mps-root-ctr-path", "$DIR/mps")
+	c.claimable = newClaimable(t, "dra", append(args, "--mps-root", "/run/nvidia/mps", "--mps-root-ctr-path", "$DIR/mps")...)
 	if err := os.Mkdir(c.Path("mps"), 0o755); err != nil {
 		t.Fatal(err)
 	}

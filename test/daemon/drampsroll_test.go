@@ -1,12 +1,14 @@
 package daemon
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // next returns a place for another daemon with the state of the first one.
@@ -167,4 +169,42 @@ func TestMPSWhileBothProcessesAreReplaced(t *testing.T) {
 		c.release(t.Context(), name, uid)
 		c.nothingLeft(uid, pid)
 	}
+}
+
+// TestMPSWhileTheModeChanges: the node keeps the label by which it has mps-control-daemon until the last claim is given back, although the
+// mode is plugin, and the daemon is killed meanwhile.
+func TestMPSWhileTheModeChanges(t *testing.T) {
+	t.Parallel()
+	const capable = "nvidia.com/mps.capable"
+	c := newWithMPS(t, "--node-labels", "node")
+	c.mpsControlDaemon()
+	uid := c.claimByMPS("one", "gpu-3")
+	c.prepared("one", uid)
+	pid := c.controlDaemon(uid)
+	c.eventually("the node has the label", func() bool { return labeled(c.api)[capable] == "true" })
+	ctx, stop := context.WithCancel(t.Context())
+	lost := make(chan bool, 1)
+	go func() {
+		lacks := false
+		for ctx.Err() == nil {
+			lacks = lacks || labeled(c.api)[capable] != "true"
+			pause(ctx, 5*time.Millisecond)
+		}
+		lost <- lacks
+	}()
+	c.mode("{mode: plugin}")
+	c.allocatable(7)
+	c.kill()
+	c.allocatable(7)
+	c.becomesReady("")
+	if stop(); <-lost {
+		t.Error("the node did not have the label while a claim by MPS was prepared")
+	}
+	if now := c.controlDaemon(uid); now != pid {
+		t.Errorf("the claim has control daemon %s, had %s", now, pid)
+	}
+	c.release(t.Context(), "one", uid)
+	c.nothingLeft(uid, pid)
+	c.eventually("the node does not have the label any more", func() bool { return labeled(c.api)[capable] == "false" })
+	c.allocatable(8)
 }

@@ -198,7 +198,7 @@ func sharedByMPS(ctx context.Context, t *testing.T, n *node.Node, held []string)
 	wait(ctx, t, func(context.Context) error {
 		left, err := filepath.Glob("/run/nvidia/mps/claims/*")
 		if _, mark := os.Stat("/run/nvidia/mps/.exclusive"); err == nil && (len(left) > 0 || mark == nil) {
-			err = fmt.Errorf("%v are left of MPS, and GPUs are exclusive (%v)", left, mark)
+			err = fmt.Errorf("%v are left of MPS; GPUs are exclusive: %t", left, mark == nil)
 		}
 		return errors.Join(err, prepared(0))
 	})

@@ -326,6 +326,29 @@ func TestChartHasMPSOnlyWhereItIsConfigured(t *testing.T) {
 	}
 }
 
+// TestNodesOfMPS: pods of control daemons are on nodes with a label of GPU feature discovery. For claims nobody sets that label but the
+// daemon of the chart: where it sets no labels, they are on all of its nodes.
+func TestNodesOfMPS(t *testing.T) {
+	t.Parallel()
+	const claims, capable = "mps: {enabled: true}, dra: {enabled: true}", "nvidia.com/mps.capable"
+	for values, want := range map[string]map[string]string{
+		"{mps: {enabled: true}}":                        {capable: "true"},
+		"{" + claims + "}":                              nil,
+		"{" + claims + ", nodeSelector: {gpu: \"on\"}}": {"gpu": "on"},
+		"{" + claims + ", features: {labels: node}}":    {capable: "true"},
+		"{" + claims + ", features: {labels: \"off\"}}": nil,
+		"{" + claims + ", gfd: {enabled: true}}":        {capable: "true"},
+		"{" + claims + ", features: {labels: nodeFeature}, " +
+			"nodeSelector: {gpu: \"on\"}}": {capable: "true", "gpu": "on"},
+		"{" + claims + ", config: {map: {a: \"features: {labels: file}\"}}}": {capable: "true"},
+	} {
+		got := daemonSet(t, decode(t, "chart", render(t, values)), "gpu-device-plugin-mps-control-daemon").Spec.Template.Spec.NodeSelector
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s: nodes (-want +got):\n%s", values, diff)
+		}
+	}
+}
+
 // An update of the control daemon would end the work of all its clients.
 func TestMPSIsUpdatedWhenThePodIsDeleted(t *testing.T) {
 	t.Parallel()
