@@ -59,6 +59,8 @@ func TestWhatIsWrongIsSaidWithTheRemedy(t *testing.T) {
 		"a fault without a GPU":   {[]string{"simulate", "xid", "--control-socket=/nowhere/control.sock"}, []string{"/nowhere"}},
 		"MPS of no machine":       {[]string{"mps-control-daemon", "--simulate=dgx-9"}, []string{`"dgx-9"`, "dgx-h100"}},
 		"MPS of a bad flag":       {[]string{"mps-control-daemon", "--mig-strategy=some"}, []string{"--mig-strategy", "none, single, mixed"}},
+		"connections, a bad flag": {[]string{"topology", "--simulate=t4", "--mig-strategy=some"}, []string{"--mig-strategy", "none, single, mixed"}},
+		"no driver":               {[]string{"plan", "--driver-root-ctr-path=/nowhere"}, []string{"to scan a simulated node, use --simulate"}},
 		"a plan of a bad flag":    {[]string{"plan", "--simulate=t4", "--mig-strategy=some"}, []string{"--mig-strategy", "none, single, mixed"}},
 		"an argument to a daemon": {[]string{"serve"}, []string{`"serve"`}},
 	}

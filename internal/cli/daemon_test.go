@@ -111,13 +111,37 @@ func TestErrorsAreSaidOnce(t *testing.T) {
 	}
 }
 
+// TestExitStatusOfDoctor: of the worst finding, without another word; 1 where it cannot be run.
+func TestExitStatusOfDoctor(t *testing.T) {
+	for _, test := range []struct {
+		argument string
+		status   int
+		says     string
+	}{{"--config-file=/no/such.yaml", 3, ""}, {"--mig-strategy=some", 1, "Error: "}} {
+		cmd := program(t, "doctor", "--simulate=t4", "--kubelet-socket=", "--pod-resources-socket=", "--control-socket=", test.argument)
+		var complaints strings.Builder
+		cmd.Stderr = &complaints
+		err := cmd.Run()
+		if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || exit.ExitCode() != test.status || !strings.HasPrefix(complaints.String(), test.says) ||
+			(complaints.Len() == 0) != (test.says == "") {
+			t.Errorf("%s: %v: %s", test.argument, err, complaints.String())
+		}
+	}
+}
+
 // TestErrorsInJSON: the reason of an end is the last line of the log where that is JSON.
 func TestErrorsInJSON(t *testing.T) {
-	out, err := program(t, "--logging-format=json", "--simulate=dgx-9").CombinedOutput()
-	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
-	var last struct{ Msg, Err string }
-	if json.Unmarshal([]byte(lines[len(lines)-1]), &last) != nil || err == nil || last.Msg != "Failed" || !strings.Contains(last.Err, "dgx-9") {
-		t.Errorf("%v: %s", err, out)
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(file, []byte("flags: {loggingFormat: json}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, format := range []string{"--logging-format=json", "--config-file=" + file} {
+		out, err := program(t, format, "--simulate=dgx-9").CombinedOutput()
+		lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+		var last struct{ Msg, Err string }
+		if json.Unmarshal([]byte(lines[len(lines)-1]), &last) != nil || err == nil || last.Msg != "Failed" || !strings.Contains(last.Err, "dgx-9") {
+			t.Errorf("%s: %v: %s", format, err, out)
+		}
 	}
 }
 

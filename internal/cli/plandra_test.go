@@ -47,7 +47,11 @@ func TestPlanDRA(t *testing.T) {
 	if got, _, _ := strings.Cut(table, "  gpu-3"); got != want {
 		t.Errorf("-want +got:\n%s", cmp.Diff(want, got))
 	}
-	text, _ := planDRA(t, "--simulate", "dgx-1", "-o", "json")
+	state := t.TempDir() // of the daemon on this machine, which is not the simulated node
+	if err := os.WriteFile(filepath.Join(state, "dra-numbers.json"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	text, _ := planDRA(t, "--simulate", "dgx-1", "-o", "json", "--state-dir", state)
 	var list struct {
 		Kind  string
 		Items []struct {

@@ -88,8 +88,8 @@ func TestNamesInExamples(t *testing.T) {
 	if diff := cmp.Diff(want, plan.Example); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if clear, _, err := root.Find([]string{"health", "clear"}); err != nil || clear.Example != "  gpu-node-agent health clear --gpu 3" {
-		t.Errorf("%q, %v", clear.Example, err)
+	if clearing, _, err := root.Find([]string{"health", "clear"}); err != nil || clearing.Example != "  gpu-node-agent health clear --gpu 3" {
+		t.Errorf("%q, %v", clearing.Example, err)
 	}
 	if DevicePlugin().kind() != config.DevicePlugin || NodeAgent(fakeCluster{}).kind() != config.NodeAgent {
 		t.Error("a program is taken for the other one")
@@ -344,12 +344,15 @@ func TestGPUsOfAPlan(t *testing.T) {
 		gpu  plannedGPU
 		want string
 	}{
-		"nothing to do":  {plannedGPU{Before: on, After: on}, ruled + "  before  " + row + "  nothing to do\n"},
-		"off":            {plannedGPU{Before: off, After: off}, "  before  MIG disabled\n  nothing to do\n"},
-		"left out":       {plannedGPU{Before: off, After: off, Note: "n"}, "  before  MIG disabled\n  stays: n\n"},
-		"not possible":   {plannedGPU{Before: off, After: off, Reason: "r", Note: "n"}, "  before  MIG disabled\n  not possible: r\n"},
-		"switched on":    {plannedGPU{Before: off, After: on, Steps: []plannedStep{{Action: inventory.MIGEnable}}}, ruled + "  before  MIG disabled\n  after   " + row + "   1. enable MIG mode while nothing uses the GPU\n   =  GPU instance 3, 1g.10gb at slice 1 stays, in use\n"},
-		"switched off":   {plannedGPU{Before: on, After: off, Steps: []plannedStep{{Action: inventory.MIGDisable}}}, ruled + "  before  " + row + "  after   MIG disabled\n   1. disable MIG mode while nothing uses the GPU\n"},
+		"nothing to do": {plannedGPU{Before: on, After: on}, ruled + "  before  " + row + "  nothing to do\n"},
+		"off":           {plannedGPU{Before: off, After: off}, "  before  MIG disabled\n  nothing to do\n"},
+		"left out":      {plannedGPU{Before: off, After: off, Note: "n"}, "  before  MIG disabled\n  stays: n\n"},
+		"not possible":  {plannedGPU{Before: off, After: off, Reason: "r", Note: "n"}, "  before  MIG disabled\n  not possible: r\n"},
+		"switched on":   {plannedGPU{Before: off, After: on, Steps: []plannedStep{{Action: inventory.MIGEnable}}}, ruled + "  before  MIG disabled\n  after   " + row + "   1. enable MIG mode while nothing uses the GPU\n   =  GPU instance 3, 1g.10gb at slice 1 stays, in use\n"},
+		"switched off":  {plannedGPU{Before: on, After: off, Steps: []plannedStep{{Action: inventory.MIGDisable}}}, ruled + "  before  " + row + "  after   MIG disabled\n   1. disable MIG mode while nothing uses the GPU\n"},
+		"many steps": {plannedGPU{Before: off, After: off, Steps: []plannedStep{{Action: inventory.MIGCreateInstance, GPU: &plannedInstance{
+			Profile: "7g.80gb", Size: 8, Devices: []string{"1c.7g.80gb", "2c.7g.80gb", "1c.7g.80gb", "3c.7g.80gb"},
+		}}}}, "  before  MIG disabled\n  after   MIG disabled\n   1. create GPU instance 7g.80gb at slices 0 to 7, with 1c.7g.80gb, 2c.7g.80gb, 1c.7g.80gb,\n      3c.7g.80gb\n"},
 		"without places": {plannedGPU{Before: plannedPartitions{MIG: "enabled"}, After: off, Steps: []plannedStep{{Action: inventory.MIGDisable}}}, "  before  MIG enabled, not known how it is divided\n  after   MIG disabled\n   1. disable MIG mode while nothing uses the GPU\n"},
 	} {
 		var b bytes.Buffer

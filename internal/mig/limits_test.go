@@ -429,3 +429,35 @@ func TestGPUThatGoes(t *testing.T) {
 		}
 	})
 }
+
+// TestFailureStaysOneWhenTheGPULooksOtherwise: it is not tried again earlier, whether the journal or the end of a pod fails.
+func TestFailureStaysOneWhenTheGPULooksOtherwise(t *testing.T) {
+	t.Parallel()
+	for _, what := range []string{"journal", "pod"} {
+		t.Run(what, func(t *testing.T) {
+			onNode(t, func(t *testing.T, r *rig) {
+				mine := newMirror(r)
+				gpu := mine.Value().GPUs[0].UUID
+				r.start(func(o *mig.Options) {
+					o.Snapshots, o.Evictor = mine.Feed, evict(func(mig.Pod) error { return nil })
+					if what == "journal" {
+						o.StateDir = "/dev/null/state"
+					}
+				})
+				if what == "pod" {
+					r.hold(gpu, "ns/stays")
+				}
+				r.wishes.Publish(mig.Wish{Layout: "all-balanced", GPUs: []string{gpu}, Evict: true, EvictTimeout: time.Minute})
+				retry := r.reaches(mig.StateFailed).GPUs[0].Retry
+				other := mine.Value()
+				other.GPUs = slices.Clone(other.GPUs)
+				other.GPUs[0].Index = 9
+				mine.Publish(other)
+				r.passes(time.Second)
+				if s := r.owner.Status().Value(); s.State != mig.StateFailed || !s.GPUs[2].Retry.Equal(retry) || s.GPUs[2].Index != 9 {
+					t.Errorf("%s: %s; tried again at %v, want %v", s.State, s.Reason, s.GPUs[2].Retry, retry)
+				}
+			})
+		})
+	}
+}
