@@ -60,7 +60,9 @@ func (c *Cluster) Observation(configs *feed.Feed[config.Config], boot string) []
 	c.spread.boot = boot
 	tasks := []agent.Task{
 		later(agent.Task{Name: "own node", Run: func(ctx context.Context) error { return c.watchNode(ctx, configs) }}),
-		later(agent.Task{Name: "size of the cluster", Run: func(ctx context.Context) error { return c.keepSize(ctx, configs, clock.RealClock{}) }}),
+		later(agent.Task{Name: "size of the cluster", Run: func(ctx context.Context) error {
+			return c.keepSize(ctx, configs, clock.RealClock{})
+		}}),
 	}
 	if n := c.nodeConfig; n != nil {
 		tasks = append(tasks, agent.Task{

@@ -70,8 +70,8 @@ type Publication struct {
 	// Slices and Devices are how many there are, Generation is the pool's.
 	Slices, Devices int
 	Generation      int64
-	// API is the version of resource.k8s.io that it serves. NoTaints says that it does not keep the taints of devices, NoCounters that it keeps
-	// no counters, without which GPUs are not divided for claims, and NoShares that it knows no devices that several claims can have.
+	// API is the version of resource.k8s.io that it serves. NoTaints says that it does not keep the taints of devices, NoCounters that it
+	// keeps no counters, without which GPUs are not divided for claims, and NoShares that it knows no devices that several claims can have.
 	API                            string
 	NoTaints, NoCounters, NoShares bool
 	// Problem is why the API server does not have what it is to have, a sentence without a full stop; empty if it does.

@@ -69,8 +69,8 @@ func (c *Client) Slices(ctx context.Context, driver string) (Slices, error) {
 }
 
 // WatchSlices publishes the slices of a driver on the own node until ctx ends, and why they cannot be watched; then nothing is known of
-// them. Only is the name of the slice that is to be the only one; empty if there may be several. If the list has no other, that one alone is
-// watched: an API server gives each write of a slice more time the more watches of no name there are.
+// them. Only is the name of the slice that is to be the only one; empty if there may be several. If the list has no other, that one alone
+// is watched: an API server gives each write of a slice more time the more watches of no name there are.
 func (c *Client) WatchSlices(
 	ctx context.Context, timer clock.Clock, driver, only string, slices *feed.Feed[Slices], problem *feed.Feed[error],
 ) {

@@ -147,8 +147,8 @@ func TestNoResourceAPI(t *testing.T) {
 	}
 }
 
-// TestSlicesAreListedFromTheCache: a watch that is begun anew, or is refused, reads nothing that an API server does not have in its cache. A
-// cluster that was restored from a backup does not know the version: then it is the latest list.
+// TestSlicesAreListedFromTheCache: a watch that is begun anew, or is refused, reads nothing that an API server does not have in its cache.
+// A cluster that was restored from a backup does not know the version: then it is the latest list.
 func TestSlicesAreListedFromTheCache(t *testing.T) {
 	t.Parallel()
 	server := start(t)
@@ -197,7 +197,7 @@ func TestSlicesAreListedFromTheCache(t *testing.T) {
 	}
 }
 
-// TestTheOnlySliceIsWatchedByName: where one slice is to be there, and no other is, that one alone is watched. It is told of when it is made.
+// TestTheOnlySliceIsWatchedByName: where one slice is to be there, and no other is, that one alone is watched.
 func TestTheOnlySliceIsWatchedByName(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct{ only, there, want string }{

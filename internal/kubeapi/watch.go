@@ -180,8 +180,8 @@ const (
 // follow watches a collection until ctx ends; then it has no problem. Each watch begins with a list. One that goes on where the last one
 // ended would say nothing for long in a cluster that was restored from a backup. One from version 0 would tell the same with one request
 // less, but not with an etcd before 3.4.25: with that, an API server answers 500 to one that takes bookmarks. The first list may be that of
-// an API server that is a little behind, as it costs less and many may ask; a further one may not be of before what is known. Only where the
-// versions may have begun anew it is to be the latest: with an etcd before 3.4.25, that reads all objects of the cluster.
+// an API server that is a little behind, as it costs less and many may ask; a further one may not be of before what is known. Only where
+// the versions may have begun anew it is to be the latest: with an etcd before 3.4.25, that reads all objects of the cluster.
 func (c *Client) follow(ctx context.Context, timer clock.Clock, w collection) {
 	log := klog.FromContext(ctx).WithValues("what", w.what)
 	defer w.problem.Publish(nil)
@@ -227,8 +227,8 @@ func isOtherHistory(err error) bool {
 	return errors.Is(err, errWentBack) || errors.As(err, &refused) && refused.Unknown
 }
 
-// watchOnce lists the collection and watches it then until the watch ends. It returns the version that was seen last; none if the API server
-// has not answered.
+// watchOnce lists the collection and watches it then until the watch ends. It returns the version that was seen last; none if the API
+// server has not answered.
 func (c *Client) watchOnce(ctx context.Context, timer clock.Clock, w collection, from string) (version string, err error) {
 	if version, err = w.list(ctx, from); err != nil {
 		return "", err

@@ -20,8 +20,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
-// TestPublishing has all nodes publish eight GPUs at once. Then a tenth of them has a fault at the same moment: each writes once, and at once,
-// so that there is no limit for the answers.
+// TestPublishing has all nodes publish eight GPUs at once. Then a tenth of them has a fault at the same moment: each writes once, and at
+// once, so that there is no limit for the answers.
 func TestPublishing(t *testing.T) {
 	if *kubernetesDir == "" {
 		t.Skip("needs -kubernetes: see make fleet")
