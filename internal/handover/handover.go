@@ -121,8 +121,13 @@ func (a *Arbiter) Run(ctx context.Context) error {
 		published, changed := a.options.Published.Latest()
 		records, prepared := a.options.Records.Latest()
 		list, listable := a.lists.Latest()
-		known := published != nil && records != nil
-		if known && snapshot.Generation > 0 {
+		switch {
+		case snapshot.Generation == 0:
+		case published == nil:
+			a.wait(snapshot, "the state directory has not told yet which GPUs are in slices")
+		case records == nil:
+			a.wait(snapshot, "the state directory has not told yet which claims are prepared")
+		default:
 			a.decide(ctx, c, snapshot, published, records)
 		}
 		asking.start(ctx, a.leaving(snapshot, offered), a.askKubelet(snapshot))
@@ -149,6 +154,17 @@ func (a *Arbiter) Run(ctx context.Context) error {
 		case end := <-listing.answers:
 			a.take(listing.end(end))
 		}
+	}
+}
+
+// wait says why nothing is decided. GPUs that have an owner keep it.
+func (a *Arbiter) wait(s inventory.Snapshot, why string) {
+	waits := map[string]string{}
+	for _, g := range s.GPUs {
+		waits[g.UUID] = why
+	}
+	if !maps.Equal(waits, a.waits.Value()) {
+		a.waits.Publish(waits)
 	}
 }
 

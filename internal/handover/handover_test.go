@@ -186,19 +186,21 @@ func TestClaimOfAnotherProcess(t *testing.T) {
 	})
 }
 
-// TestUnknown: nothing is given out as long as it is not known what is published, or which claims are prepared.
+// TestUnknown: nothing is given out as long as it is not known what is published, or which claims are prepared, as on a disk that hangs. Of each
+// GPU it is said what it waits for.
 func TestUnknown(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, config.DRAOff)
 		r.published.Publish(nil)
 		r.start()
-		r.after(time.Hour, "", "", "")
+		const slices, claims = "the state directory has not told yet which GPUs are in slices", "the state directory has not told yet which claims are prepared"
+		r.after(time.Hour, "", "", "a:"+slices+" b:"+slices)
 		r.published.Publish(map[string]bool{})
-		r.after(0, dra.OwnedByPlugin, dra.OwnedByPlugin, "")
+		r.after(0, dra.OwnedByPlugin, dra.OwnedByPlugin, "map[]")
 		r.records.Publish(nil)
 		r.start()
-		r.after(time.Hour, "", "", "")
+		r.after(time.Hour, "", "", "a:"+claims+" b:"+claims)
 	})
 }
 
