@@ -208,8 +208,11 @@ func neededDaemons(records map[string]record, boot string) map[string]bool {
 
 // stopMPS has the control daemons ended that a claim which was given back had alone. It never fails: what is left is ended later.
 func (c *Claims) stopMPS(ctx context.Context, r record) {
+	if c.options.MPS == nil {
+		return
+	}
 	for id, daemon := range r.daemons() {
-		if c.options.MPS == nil || daemon.Shared {
+		if daemon.Shared {
 			continue
 		}
 		if err := c.options.MPS.Stop(id); err != nil {

@@ -75,11 +75,8 @@ func driverNeeded(d agent.Daemon) (needed bool, changed []<-chan struct{}) {
 	published, written := d.DRA.Devices.Published().Latest()
 	records, prepared := d.DRA.Claims.InUse().Latest()
 	owners, decided := d.DRA.Owners.Latest()
-	kept := false
-	for _, o := range owners {
-		kept = kept || o != dra.OwnedByPlugin
-	}
-	return c.DRA.Mode != config.DRAOff || len(published)+len(records) > 0 || kept, []<-chan struct{}{configured, written, prepared, decided}
+	needed = c.DRA.Mode != config.DRAOff || len(published)+len(records) > 0 || !owners.AllPlugin()
+	return needed, []<-chan struct{}{configured, written, prepared, decided}
 }
 
 // claimExists reports whether there still is a claim with this UID.

@@ -25,6 +25,16 @@ func (o Ownership) InSlice() bool { return o == OwnedByDRA || o == LeavesDRA }
 // Owners are the owners of GPUs, by the UUID of the GPU.
 type Owners map[string]Ownership
 
+// AllPlugin reports whether every GPU is the device plugin's.
+func (o Owners) AllPlugin() bool {
+	for _, owner := range o {
+		if owner != OwnedByPlugin {
+			return false
+		}
+	}
+	return true
+}
+
 // All returns the owners when every GPU is in a slice.
 func All(gpus []inventory.GPU) Owners {
 	owners := Owners{}

@@ -194,7 +194,8 @@ func TestUnknown(t *testing.T) {
 		r := newRig(t, config.DRAOff)
 		r.published.Publish(nil)
 		r.start()
-		const slices, claims = "the state directory has not told yet which GPUs are in slices", "the state directory has not told yet which claims are prepared"
+		const slices = "the state directory has not told yet which GPUs are in slices"
+		const claims = "the state directory has not told yet which claims are prepared"
 		r.after(time.Hour, "", "", "a:"+slices+" b:"+slices)
 		r.published.Publish(map[string]bool{})
 		r.after(0, dra.OwnedByPlugin, dra.OwnedByPlugin, "map[]")

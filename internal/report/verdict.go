@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
 	"strconv"
@@ -126,12 +127,9 @@ func name(d status.Device) string {
 
 // because returns the device's reason, with the cure's short name.
 func because(d status.Device) string {
-	text := d.Reason
-	if text == "" {
-		text = verdictOf(d).what()
+	h := inventory.Health{Reason: cmp.Or(d.Reason, verdictOf(d).what()), Cure: inventory.Cure(d.Cure)}
+	if strings.Contains(h.Reason, "cure:") {
+		return h.Reason
 	}
-	if d.Cure != "" && !strings.Contains(text, "cure:") {
-		text += "; cure: " + d.Cure
-	}
-	return text
+	return h.Why()
 }
