@@ -160,6 +160,8 @@ func TestReady(t *testing.T) {
 	}
 	wants("no GPU", true, "nothing to serve: this node has no GPU")(ready(m, plugins{}))
 	wants("no GPU, and a resource that no pod holds", true, "this node has no GPU")(ready(m, plugins{}, plugin.Status{Resource: "nvidia.com/gpu"}))
+	wants("no GPU, and pods hold two", false, "2 devices of nvidia.com/gpu that pods hold, or may hold, cannot be offered; this daemon has nothing")(
+		ready(m, plugins{}, plugin.Status{Resource: "a/b"}, plugin.Status{Resource: "nvidia.com/gpu", Departing: make([]plugin.Departing, 2)}))
 	wants("no GPU, and another plugin has some", false,
 		"is served by another device plugin, with 1 devices; this one has nothing to serve: this node has no GPU")(ready(m, theirs))
 	if err := m.Quiesce(t.Context(), true); err != nil {

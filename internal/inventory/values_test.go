@@ -120,6 +120,23 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
+// TestWhy: the reason and the cure, as far as there are any; a state that nobody knows is the gravest.
+func TestWhy(t *testing.T) {
+	t.Parallel()
+	for want, h := range map[string]inventory.Health{
+		"": {}, "XID 79": {Reason: "XID 79"}, "cure: reset": {Cure: inventory.CureReset},
+		"XID 79; cure: reset": {Reason: "XID 79", Cure: inventory.CureReset},
+	} {
+		if got := h.Why(); got != want {
+			t.Errorf("%+v: %q, want %q", h, got, want)
+		}
+	}
+	lost, strange := inventory.Health{State: inventory.Lost}, inventory.Health{State: inventory.Lost + 1}
+	if inventory.Worst(lost, strange) != strange || inventory.Worst(strange, lost) != strange {
+		t.Error("a state that nobody knows is not the gravest")
+	}
+}
+
 func TestBranch(t *testing.T) {
 	t.Parallel()
 	for version, want := range map[string]int{"580.95.05": 580, "418": 418, "": 0, "x580": 0, "90.1": 90, "5:1": 5, "5/1": 5} {

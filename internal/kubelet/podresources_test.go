@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -127,6 +128,9 @@ func TestKubeletsAccount(t *testing.T) {
 	c.Step(1)
 	if _, err := client.Allocatable(ctx); err != nil || service.asked.Load() != 2 {
 		t.Errorf("kubelet was asked %d times (%v), want again once the answer was old", service.asked.Load(), err)
+	}
+	if n := client.Connections(); n != 2 {
+		t.Errorf("it has connected %d times, want twice", n)
 	}
 }
 
@@ -287,6 +291,20 @@ func TestWithoutPodResources(t *testing.T) {
 	defer cancel()
 	if _, err := NewPodResources("", nil).Held(ctx); err == nil || !strings.Contains(err.Error(), "--pod-resources-socket") {
 		t.Errorf("Held() without a socket = %v, want the flag's name in it", err)
+	}
+	dir := filepath.Join(folder(t), "pod-resources")
+	absent := NewPodResources(filepath.Join(dir, "p.sock"), nil)
+	if _, err := absent.Held(ctx); !errors.Is(err, ErrNoPodResources) || !strings.Contains(err.Error(), dir) {
+		t.Errorf("Held() without the folder = %v, want ErrNoPodResources and the folder", err)
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := absent.Held(ctx); err == nil || errors.Is(err, ErrNoPodResources) {
+		t.Errorf("Held() where nobody listens = %v, want that it may work later", err)
+	}
+	if err := absent.Close(); err != nil {
+		t.Error(err)
 	}
 	for what, client := range map[string]*PodResources{
 		"without a socket": NewPodResources("", nil), "where nobody listens": NewPodResources(filepath.Join(folder(t), "p.sock"), nil),

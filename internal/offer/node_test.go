@@ -23,6 +23,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/offer"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/supervise"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/quiet"
 )
@@ -42,8 +43,10 @@ type node struct {
 	unread    bool // kubelet's checkpoint cannot be read
 	specs     offer.Specs
 	mps       offer.MPS
+	mig       *feed.Feed[map[string]resource.GPUHold]
 	owners    *feed.Feed[dra.Owners]
 	followed  *feed.Feed[dra.Owners]
+	pulse     supervise.Pulse
 }
 
 func newNode(t *testing.T, podResources bool) *node {
@@ -80,7 +83,11 @@ func (n *node) start(t *testing.T) (stop func()) {
 		c.Checkpoint = nil
 	}
 	n.daemon = plugin.NewSet(c)
-	loop := &offer.Loop{Configs: n.configs, Snapshots: n.snapshots, Set: n.daemon, Specs: n.specs, MPS: n.mps, Owners: n.owners, Followed: n.followed}
+	loop := &offer.Loop{
+		Configs: n.configs, Snapshots: n.snapshots, Set: n.daemon, Specs: n.specs, MPS: n.mps, MIG: n.mig, Owners: n.owners, Followed: n.followed,
+		Pulse: supervise.NewPulse(),
+	}
+	n.pulse = loop.Pulse
 	ctx, cancel := context.WithCancel(context.Background())
 	var tasks errgroup.Group
 	tasks.Go(func() error { return n.daemon.Run(ctx) })

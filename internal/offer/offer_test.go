@@ -1,6 +1,7 @@
 package offer_test
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"sync"
@@ -136,5 +137,25 @@ func TestSharedByMPSFollowsItsControlDaemon(t *testing.T) {
 	n.until(t, "GPU-0 GPU-1 | ", gpu, gpu+".shared")
 	if got := mps.followed.Value(); len(got) > 0 {
 		t.Errorf("control daemons of %q are asked although nothing is shared", got)
+	}
+}
+
+// TestGPUsThatAreDivided: one is offered once it is decided how it is to be divided, and not given out while that is done.
+func TestGPUsThatAreDivided(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, true)
+	n.mig = feed.New(map[string]resource.GPUHold{"GPU-0": {}})
+	n.start(t)
+	n.await(t, "GPU-0 | ", gpu)
+	n.mig.Publish(map[string]resource.GPUHold{"GPU-0": {}, "GPU-1": {Reason: "it is divided anew"}})
+	n.await(t, "GPU-0 | GPU-1", gpu)
+	n.mig.Publish(map[string]resource.GPUHold{"GPU-0": {}, "GPU-1": {}})
+	n.await(t, "GPU-0 GPU-1 | ", gpu)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for range 3 { // also while nothing happens
+		if err := n.pulse.Check(ctx); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

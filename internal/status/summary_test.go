@@ -125,6 +125,9 @@ func TestChanges(t *testing.T) {
 			"warning: th ree\nwarning: no longer: one"},
 		"the configuration": {func(_, s *Status) { s.ConfigGeneration, s.ConfigError = 2, "line 1" },
 			"configuration: generation 0 → generation 2: line 1\nsummary: ready → degraded: the configuration file is not used; a/b: 2 of 2"},
+		"the MIG layout": {func(_, s *Status) { s.MIG = &MIGLayout{Layout: "all-1g", State: "failed", Reason: lines} },
+			"MIG layout: all-1g, failed: one line each"},
+		"no MIG layout is named": {func(_, s *Status) { s.MIG = &MIGLayout{State: "none"} }, ""},
 		"counts of the summary": {func(b, s *Status) {
 			for _, s := range []*Status{b, s} {
 				s.MPS = []string{"x"}
