@@ -290,8 +290,8 @@ func TestConfigManagerFindsProcesses(t *testing.T) {
 			t.Errorf("%s: %v, %v, want %v", name, got, err, want)
 		}
 	}
-	if _, err := (&manager{proc: filepath.Join(proc, "none")}).processes(); err == nil {
-		t.Error("without /proc there is no problem")
+	if err := (&manager{proc: filepath.Join(proc, "none")}).send(t.Context()); err == nil || !strings.Contains(err.Error(), "list processes") {
+		t.Errorf("without /proc: %v", err)
 	}
 }
 

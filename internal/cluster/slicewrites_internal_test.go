@@ -20,6 +20,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
 
 // ledgerPublisher is a publisher that makes no request, with the clock that it goes by.
@@ -390,6 +391,48 @@ func TestPublisherNeeded(t *testing.T) {
 		p.driver.Publish(tt.driver)
 		if got := p.needed(); got != tt.want {
 			t.Errorf("%s: needed %v", name, got)
+		}
+	}
+}
+
+// TestNothingIsForgottenWithoutALook: a GPU stays published as long as the API server cannot be asked.
+func TestNothingIsForgottenWithoutALook(t *testing.T) {
+	s := newStage(t)
+	p, _ := ledgerPublisher(t)
+	p.client = kubeapi.New(kubeapi.Options{Kubeconfig: s.server.Kubeconfig(), Node: nodeName, Version: "v1"})
+	for name, pool := range map[string]dra.Pool{"no pool yet": {}, "an empty pool": {Name: nodeName}} {
+		p.devices.Pools().Publish(pool)
+		p.devices.Published().Publish(map[string]bool{"GPU-0": true})
+		p.there.Publish(kubeapi.Slices{ResourceVersion: "1"})
+		s.server.SetFault(apiserver.Fault{Status: 500})
+		if err := p.publish(t.Context()); err == nil || !p.devices.Published().Value()["GPU-0"] {
+			t.Errorf("%s: %v, published %v", name, err, p.devices.Published().Value())
+		}
+		s.server.SetFault(apiserver.Fault{})
+		if err := p.publish(t.Context()); err != nil || len(p.devices.Published().Value()) > 0 {
+			t.Errorf("%s, with an answer: %v, published %v", name, err, p.devices.Published().Value())
+		}
+	}
+}
+
+// TestPublishedBeforeItIs: a GPU counts as published before the write whose answer may be lost. Where it is not known what is, all stay so.
+func TestPublishedBeforeItIs(t *testing.T) {
+	s := newStage(t)
+	s.server.SetFault(apiserver.Fault{Status: 500, Only: apiserver.Request.IsWrite})
+	for name, tt := range map[string]struct {
+		published, want map[string]bool
+	}{
+		"none":    {map[string]bool{}, map[string]bool{"GPU-0": true}},
+		"another": {map[string]bool{"GPU-7": true}, map[string]bool{"GPU-0": true, "GPU-7": true}},
+		"unknown": {nil, nil},
+	} {
+		p, _ := ledgerPublisher(t)
+		p.client = kubeapi.New(kubeapi.Options{Kubeconfig: s.server.Kubeconfig(), Node: nodeName, Version: "v1"})
+		p.devices.Pools().Publish(dra.Pool{Name: nodeName, Slices: []dra.Slice{sliceOf(device(0))}})
+		p.devices.Published().Publish(tt.published)
+		p.there.Publish(kubeapi.Slices{ResourceVersion: "1"})
+		if err := p.publish(t.Context()); err == nil || !cmp.Equal(tt.want, p.devices.Published().Value()) {
+			t.Errorf("%s: %v, published %v, want %v", name, err, p.devices.Published().Value(), tt.want)
 		}
 	}
 }
