@@ -86,6 +86,7 @@ type Claims struct {
 	mu      sync.Mutex        // guards all following fields
 	records map[string]record // by the UID of the claim, as they are shown
 	read    bool              // all records were read once
+	left    map[string]string // why MIG devices are left of a claim that was given back, by its UID
 	exists  exists            // nil where the API server is not asked
 }
 
@@ -107,7 +108,7 @@ func New(o Options) *Claims {
 		options: o, store: store{dir: o.StateDir, specs: o.CDIDir, boot: o.BootID, clock: o.Clock, step: func() {}, parsed: &sync.Map{}},
 		inUse: feed.New[map[string][]Holder](nil), status: feed.New[[]ClaimStatus](nil),
 		problems: feed.New[map[string]string](nil), renewed: feed.New(struct{}{}),
-		started: make(chan struct{}), records: map[string]record{},
+		started: make(chan struct{}), records: map[string]record{}, left: map[string]string{},
 	}
 }
 
@@ -142,8 +143,10 @@ type ClaimStatus struct {
 	// Since is when the claim was first prepared.
 	Since time.Time `json:"since"`
 	// Restarted says that the node was restarted since: the claim will be prepared again before its next pod starts.
-	Restarted bool           `json:"restarted,omitempty"`
-	Devices   []DeviceStatus `json:"devices"`
+	Restarted bool `json:"restarted,omitempty"`
+	// Released is why MIG devices that were made for a claim are there still although it was given back; empty for any other claim.
+	Released string         `json:"released,omitempty"`
+	Devices  []DeviceStatus `json:"devices"`
 }
 
 // A DeviceStatus is a device of a claim.

@@ -282,9 +282,11 @@ func (c *Claims) giveBack(ctx context.Context, t *turn, r record) (gone bool, er
 		c.show(r.UID, &r)
 	}
 	err = c.destroy(ctx, r)
-	switch {
-	case err == nil:
+	if err == nil {
 		return true, nil
+	}
+	c.leave(r, err)
+	switch {
 	case errors.Is(err, inventory.ErrInUse):
 		return false, fail(CauseInUse, "a MIG device of the claim is in use still: %w", err)
 	case noted != nil:
@@ -293,6 +295,14 @@ func (c *Claims) giveBack(ctx context.Context, t *turn, r record) (gone bool, er
 	klog.FromContext(ctx).V(2).Info("The MIG devices of a claim that was given back are destroyed later",
 		"claim", klog.KRef(r.Namespace, r.Name), "uid", r.UID, "reason", err.Error())
 	return false, nil
+}
+
+// leave shows why MIG devices are left of a claim that was given back.
+func (c *Claims) leave(r record, why error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.left[r.UID] = why.Error()
+	c.publishLocked()
 }
 
 // giveBackReleased gives back again what could not be destroyed then.

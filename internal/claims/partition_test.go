@@ -258,6 +258,9 @@ func TestMadeDevices(t *testing.T) {
 
 	d.busy(true)
 	refused("is in use still", unprepare("uid-1"))
+	if left := released(c); !strings.Contains(left, "uid-1: destroy: ") {
+		t.Errorf("the status says of what is in use still: %q", left)
+	}
 	_, err = prepare("uid-2", small0)
 	refused("which was given back, is not destroyed", err)
 	d.busy(false)
@@ -321,6 +324,14 @@ func TestMadeDevicesWithoutDriver(t *testing.T) {
 	if r.spec("uid-1") != nil || !strings.Contains(r.record("uid-1"), `"released":true`) || len(c.InUse().Value()["GPU-b"]) != 1 {
 		t.Errorf("without a driver: record %q, in use %v", r.record("uid-1"), c.InUse().Value())
 	}
+	if left := released(c); left != "uid-1: no driver" {
+		t.Errorf("the status says of what could not be destroyed: %q", left)
+	}
+	later, stop := r.start()
+	if left := released(later); left != "uid-1: they are to be destroyed" {
+		t.Errorf("the status of the next process says: %q", left)
+	}
+	stop()
 	_, err = c.Prepare(t.Context(), claim("uid-2", small0))
 	refused("is not destroyed", err)
 	_, err = c.Prepare(t.Context(), claim("uid-1", small1))
@@ -329,7 +340,7 @@ func TestMadeDevicesWithoutDriver(t *testing.T) {
 	_, err = c.Prepare(t.Context(), claim("uid-2", small0))
 	refused("is not destroyed", err)
 	c.GiveBackReleased(t.Context())
-	if d.has() != "" || r.record("uid-1") != "" {
+	if d.has() != "" || r.record("uid-1") != "" || released(c) != "" {
 		t.Errorf("the driver is back: the GPU has %q, record %q", d.has(), r.record("uid-1"))
 	}
 	if _, err := c.Prepare(t.Context(), claim("uid-2", small0)); err != nil {
@@ -349,10 +360,21 @@ func TestMadeDevicesWithoutDriver(t *testing.T) {
 	// A restart of the node has ended all instances: the one at the place is another program's.
 	r.options.BootID = "two"
 	steps := d.steps
-	later, _ := r.start()
-	if err := later.Unprepare(t.Context(), "uid-2", "default", "claim-uid-2"); err != nil || d.steps != steps || r.record("uid-2") != "" {
+	after, _ := r.start()
+	if err := after.Unprepare(t.Context(), "uid-2", "default", "claim-uid-2"); err != nil || d.steps != steps || r.record("uid-2") != "" {
 		t.Errorf("after a restart of the node: %v, %d steps, record %q", err, d.steps-steps, r.record("uid-2"))
 	}
+}
+
+// released returns what the status says of claims that were given back while their MIG devices are there still.
+func released(c *claims.Claims) string {
+	var all []string
+	for _, s := range c.Status().Value() {
+		if s.Released != "" {
+			all = append(all, s.UID+": "+s.Released)
+		}
+	}
+	return strings.Join(all, ", ")
 }
 
 // TestDivisions: what is published of a GPU follows who divided it.

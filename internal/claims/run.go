@@ -191,6 +191,9 @@ func (c *Claims) show(uid string, r *record) {
 	if delete(c.records, uid); r != nil {
 		c.records[uid] = *r
 	}
+	if r == nil || !r.Released {
+		delete(c.left, uid)
+	}
 	c.publishLocked()
 }
 
@@ -203,6 +206,9 @@ func (c *Claims) publishLocked() {
 	all := make([]ClaimStatus, 0, len(c.records))
 	for _, r := range c.records {
 		s := ClaimStatus{UID: r.UID, Namespace: r.Namespace, Name: r.Name, Since: r.Prepared, Restarted: r.former(c.options.BootID)}
+		if r.Released {
+			s.Released = cmp.Or(c.left[r.UID], "they are to be destroyed")
+		}
 		for _, d := range r.Devices {
 			inUse[d.GPU] = append(inUse[d.GPU], Holder{UID: r.UID, Namespace: r.Namespace, Name: r.Name, Device: d.uuid(), Admin: d.AdminAccess})
 			shown := DeviceStatus{

@@ -19,7 +19,8 @@ func TestStatusOfDRA(t *testing.T) {
 		GPUs: []status.DRAGPU{{Index: 0, Owner: "plugin"}, {Index: 1, Owner: "dra"}, {Index: 2, Owner: "leaving-dra", Waiting: "claim a/b has it"},
 			{Index: 3, Owner: "leaving-plugin"}, {Index: 4, Owner: "nobody"}, {Index: 5}},
 		Claims: []status.DRAClaim{{Namespace: "a", Name: "b", Devices: []string{"gpu-2", "gpu-1"}, Since: now.Add(-time.Minute),
-			Shares: []status.DRAShare{{Device: "gpu-1", MemoryBytes: 20 << 30}, {Device: "gpu-2", MemoryBytes: 10 << 30, Limited: true}}}},
+			Shares: []status.DRAShare{{Device: "gpu-1", MemoryBytes: 20 << 30}, {Device: "gpu-2", MemoryBytes: 10 << 30, Limited: true}}},
+			{Namespace: "a", Name: "c", Devices: []string{"gpu-3-mig-1g10gb-19-0"}, Released: "the driver does not answer"}},
 	}}
 	var out bytes.Buffer
 	printStatus(&out, s, view{wide: true, now: now})
@@ -32,6 +33,8 @@ owner: GPU 3: goes from the device plugin into a ResourceSlice
 owner: GPU 4: goes to the device plugin
 owner: GPU 5: it is not known yet who gives it out
 claim: a/b has gpu-2, gpu-1 since 2026-11-01T11:59:00Z; 20480 MiB of gpu-1, not a limit; 10240 MiB of gpu-2, a limit by MPS
+claim: a/c was given back, but MIG devices that were made for it (gpu-3-mig-1g10gb-19-0) are there still: the driver does not answer; no claim gets `+
+		`their part of the GPU until they are destroyed, which is tried every 10 s
 `, string(got)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

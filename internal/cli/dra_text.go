@@ -62,7 +62,7 @@ func ownerSentences(s *status.DRA) []string {
 	return sentences
 }
 
-// claimSentences names the claims that are prepared.
+// claimSentences names the claims that are prepared, and those whose MIG devices are to be destroyed still.
 func claimSentences(s *status.DRA, v view) []string {
 	if s == nil {
 		return nil
@@ -76,6 +76,10 @@ func claimSentences(s *status.DRA, v view) []string {
 				limit = "a limit by MPS"
 			}
 			sentence += fmt.Sprintf("; %d MiB of %s, %s", share.MemoryBytes>>20, share.Device, limit)
+		}
+		if c.Released != "" {
+			sentence = fmt.Sprintf("%s/%s was given back, but MIG devices that were made for it (%s) are there still: %s; no claim gets their part "+
+				"of the GPU until they are destroyed, which is tried every 10 s", c.Namespace, c.Name, strings.Join(c.Devices, ", "), c.Released)
 		}
 		if c.Problem != "" {
 			sentence += "; " + c.Problem

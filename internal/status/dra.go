@@ -60,6 +60,8 @@ type DRAClaim struct {
 	Shares []DRAShare `json:"shares,omitempty"`
 	// Problem is why its containers cannot use a device; empty if they can.
 	Problem string `json:"problem,omitempty"`
+	// Released is why MIG devices that were made for a claim are there still although it was given back; empty for any other claim.
+	Released string `json:"released,omitempty"`
 }
 
 // DRAShare is the part that a claim has of the memory of a device.
