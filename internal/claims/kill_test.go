@@ -98,8 +98,8 @@ func TestKilledAtEachWrite(t *testing.T) {
 // killedWhileDividing does so with a MIG device that is made for the claim: the instance that another program made always stays.
 func killedWhileDividing(t *testing.T) {
 	for name := range madeCalls {
-		for _, retried := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s, retried %v", name, retried), func(t *testing.T) {
+		for _, then := range []string{"given back", "retried", "another program is faster"} {
+			t.Run(name+", "+then, func(t *testing.T) {
 				t.Parallel()
 				for step := 1; ; step++ {
 					dir := t.TempDir()
@@ -118,7 +118,7 @@ func killedWhileDividing(t *testing.T) {
 						}
 						return
 					}
-					madeRecovers(t, dir, fmt.Sprintf("%s, killed at step %d", name, step), retried)
+					madeRecovers(t, dir, fmt.Sprintf("%s, killed at step %d", name, step), then)
 				}
 			})
 		}

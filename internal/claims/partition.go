@@ -22,8 +22,11 @@ import (
 //
 //   - Before anything is made, the record says where: it is an intent as long as it lacks the UUID. Only under the locks of claim and
 //     GPU are MIG devices made and destroyed, and only while nothing is at their places may an intent be written.
-//   - What lies at the place of an intent was made for it. What is at no place of a record was made by another program, and is never
-//     destroyed; while there is any, nothing is made of the GPU.
+//   - A GPU instance is the claim's if the call that made it has succeeded, and the record says so with its ID: from before the instance has a
+//     compute instance until after it has none.
+//   - What is at the place of an intent otherwise was made by a call that was killed or gave no answer, if it has no compute instance: nobody can
+//     use it. It is destroyed before anything is made there. With a compute instance it is another program's.
+//   - What another program made is never destroyed. While there is any, nothing is made of the GPU.
 //   - Before anything is destroyed, the record says so: it is released, and stays until the MIG device is gone. While that is in use, the
 //     claim is not given back, and kubelet tries again. While the driver does not work, the claim is given back.
 
@@ -51,10 +54,33 @@ func (m recordMIG) instance() inventory.GPUInstance {
 	return inventory.GPUInstance{Profile: m.Profile, Start: m.Start, Size: m.Size, Computes: []inventory.ComputeInstance{{Slices: m.Slices}}}
 }
 
-// is reports whether a GPU instance is that of the MIG device: at its place, and without compute instances that are not its own.
+// at reports whether a GPU instance is of the profile and at the place of the MIG device.
+func (m recordMIG) at(i inventory.GPUInstance) bool {
+	return i.Profile == m.Profile && i.Start == m.Start && i.Size == m.Size
+}
+
+// is reports whether a GPU instance was made for the claim, and has no compute instances that were not.
 func (m recordMIG) is(i inventory.GPUInstance) bool {
-	return i.Profile == m.Profile && i.Start == m.Start && i.Size == m.Size && (m.UUID == "" || m.GI == i.ID) &&
-		(len(i.Computes) == 0 || len(i.Computes) == 1 && i.Computes[0].Slices == m.Slices)
+	return m.Made && m.GI == i.ID && m.at(i) && (len(i.Computes) == 0 || len(i.Computes) == 1 && i.Computes[0].Slices == m.Slices)
+}
+
+// begun reports whether a GPU instance is what a call made that was killed or gave no answer. It has no compute instance, so nobody uses it.
+func (m recordMIG) begun(i inventory.GPUInstance) bool {
+	return !m.Made && m.at(i) && len(i.Computes) == 0
+}
+
+// own reports whether a GPU instance is to be destroyed with the claim.
+func (m recordMIG) own(i inventory.GPUInstance) bool { return m.is(i) || m.begun(i) }
+
+// free returns which GPU instance is in the way of a device that is to be made.
+func (d recordDevice) free(instances []inventory.GPUInstance) error {
+	for _, i := range instances {
+		if m := d.MIG; !m.is(i) && i.Start < m.Start+m.Size && m.Start < i.Start+i.Size {
+			return fail(CauseInUse, "GPU instance %d (%s at memory slice %d) of GPU %s is in the way of %s, and was not made for a claim",
+				i.ID, i.Profile, i.Start, d.GPU, d.Device)
+		}
+	}
+	return nil
 }
 
 // made returns the positions of the devices that are made for the claim, by the UUID of the GPU.
@@ -128,33 +154,38 @@ func (c *Claims) room(ctx context.Context, r record) error {
 		if g.Mode != inventory.MIGEnabled {
 			return fail(CauseDevice, "GPU %s is not in MIG mode any more", uuid)
 		}
-		for _, i := range g.Instances {
-			for _, at := range positions {
-				if m := r.Devices[at].MIG; i.Start < m.Start+m.Size && m.Start < i.Start+i.Size {
-					return fail(CauseInUse, "GPU instance %d (%s at memory slice %d) of GPU %s is in the way of %s, and was not made for a claim",
-						i.ID, i.Profile, i.Start, uuid, r.Devices[at].Device)
-				}
+		for _, at := range positions {
+			if err := r.Devices[at].free(g.Instances); err != nil {
+				return err
 			}
 		}
 	}
 	return nil
 }
 
-// makeDevices makes the devices that a record intends, and returns the record with them. What an earlier call has made is gone on with. The
-// caller has the lock of the claim.
-func (c *Claims) makeDevices(ctx context.Context, t *turn, r record) (record, error) {
+// makeDevices makes the devices that a record intends, and returns the record with them. What an earlier call has made is gone on with, and
+// what it has only begun is destroyed. The caller has the lock of the claim.
+func (c *Claims) makeDevices(ctx context.Context, t *turn, r record, earlier bool) (record, error) {
 	if err := t.gpus(ctx, r.gpus()); err != nil {
 		return r, failure{CauseLate, err}
 	}
+	if earlier {
+		if err := c.destroy(ctx, r, recordMIG.begun); err != nil {
+			return r, fail(CauseDriver, "what an earlier call has begun to make cannot be destroyed: %w", err)
+		}
+	}
 	for uuid, positions := range r.made() {
-		err := c.change(ctx, uuid, func(g layout.GPU) []inventory.GPUInstance {
+		wanted := func(g layout.GPU) ([]inventory.GPUInstance, error) {
 			all := slices.Clone(g.Instances)
 			for _, at := range positions {
-				all = slices.DeleteFunc(all, r.Devices[at].MIG.is)
-				all = append(all, r.Devices[at].MIG.instance())
+				if err := r.Devices[at].free(g.Instances); err != nil {
+					return nil, err
+				}
+				all = append(slices.DeleteFunc(all, r.Devices[at].MIG.is), r.Devices[at].MIG.instance())
 			}
-			return all
-		})
+			return all, nil
+		}
+		err := c.change(ctx, &r, uuid, wanted)
 		if err == nil {
 			continue
 		}
@@ -162,7 +193,7 @@ func (c *Claims) makeDevices(ctx context.Context, t *turn, r record) (record, er
 		if ctx.Err() != nil || errors.Is(err, inventory.ErrNoAnswer) || errors.Is(err, context.DeadlineExceeded) {
 			return r, err // a step may still happen: the next call goes on from there
 		}
-		if undone := c.destroy(ctx, r); undone != nil {
+		if undone := c.destroy(ctx, r, recordMIG.is); undone != nil {
 			return r, fail(CauseDriver, "%w; and it could not be undone: %w", err, undone)
 		}
 		if gone := c.store.remove(r.UID); gone != nil {
@@ -198,7 +229,7 @@ func (c *Claims) find(ctx context.Context, r record) (record, error) {
 			}
 			g, _ := s.GPU(d.GPU)
 			at := slices.IndexFunc(g.MIGDevices, func(m inventory.MIGDevice) bool {
-				return m.Placement == d.MIG.placement() && m.Attributes.CISlices == m.Attributes.GISlices
+				return m.GI == d.MIG.GI && m.Placement == d.MIG.placement() && m.Attributes.CISlices == m.Attributes.GISlices
 			})
 			if at < 0 {
 				missing = d.Device
@@ -224,16 +255,17 @@ func (c *Claims) find(ctx context.Context, r record) (record, error) {
 	}
 }
 
-// destroy destroys the devices that were made for a claim, as far as they are there. The caller has the locks of the claim and its GPUs.
-func (c *Claims) destroy(ctx context.Context, r record) error {
+// destroy destroys those GPU instances for which a function of the claim's MIG devices is true. The caller has the locks of the claim and its
+// GPUs.
+func (c *Claims) destroy(ctx context.Context, r record, which func(recordMIG, inventory.GPUInstance) bool) error {
 	if r.former(c.options.BootID) {
 		return nil // the restart of the node has ended them
 	}
 	for uuid, positions := range r.made() {
-		err := c.change(ctx, uuid, func(g layout.GPU) []inventory.GPUInstance {
+		err := c.change(ctx, &r, uuid, func(g layout.GPU) ([]inventory.GPUInstance, error) {
 			return slices.DeleteFunc(slices.Clone(g.Instances), func(i inventory.GPUInstance) bool {
-				return slices.ContainsFunc(positions, func(at int) bool { return r.Devices[at].MIG.is(i) })
-			})
+				return slices.ContainsFunc(positions, func(at int) bool { return which(*r.Devices[at].MIG, i) })
+			}), nil
 		})
 		if err != nil {
 			return err
@@ -242,17 +274,50 @@ func (c *Claims) destroy(ctx context.Context, r record) error {
 	return nil
 }
 
-// change has a GPU have the instances that are wanted of it, by the steps by which layouts are made. Without MIG mode it has none.
-func (c *Claims) change(ctx context.Context, uuid string, wanted func(layout.GPU) []inventory.GPUInstance) error {
+// A noting driver makes steps for a claim, and keeps its record true: a GPU instance is noted after it is made, and not any more before it is
+// destroyed.
+type noting struct {
+	mig.Driver
+	store store
+	r     *record
+}
+
+func (n noting) Repartition(ctx context.Context, uuid string, step inventory.MIGStep) (int, error) {
+	if step.Action == inventory.MIGDestroyInstance {
+		err := n.note(uuid, func(m *recordMIG) bool { return m.GI == step.GI }, false, 0)
+		if err != nil { // a full disk must not keep a pod from ending
+			klog.FromContext(ctx).V(2).Info("Cannot note that a GPU instance is destroyed", "claim", n.r.String(), "reason", err.Error())
+		}
+	}
+	id, err := n.Driver.Repartition(ctx, uuid, step)
+	if err == nil && step.Action == inventory.MIGCreateInstance {
+		err = n.note(uuid, func(m *recordMIG) bool { return m.Start == step.Start }, true, id)
+	}
+	return id, err
+}
+
+func (n noting) note(gpu string, which func(*recordMIG) bool, made bool, id int) error {
+	n.r.Devices = slices.Clone(n.r.Devices)
+	for _, at := range n.r.made()[gpu] {
+		if m := *n.r.Devices[at].MIG; which(&m) {
+			m.Made, m.GI = made, id
+			n.r.Devices[at].MIG = &m
+		}
+	}
+	return n.store.write(*n.r)
+}
+
+// change has a GPU have the instances that are wanted of it for a claim, by the steps by which layouts are made. Without MIG mode it has none.
+func (c *Claims) change(ctx context.Context, r *record, uuid string, wanted func(layout.GPU) ([]inventory.GPUInstance, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, divideTimeout)
 	defer cancel()
 	g, err := c.divided(ctx, uuid)
 	if err != nil {
 		return err
 	}
-	instances := wanted(g)
-	if g.Mode != inventory.MIGEnabled && len(instances) == 0 {
-		return nil
+	instances, err := wanted(g)
+	if err != nil || g.Mode != inventory.MIGEnabled && len(instances) == 0 {
+		return err
 	}
 	change := layout.Restore(g, inventory.MIGEnabled, instances)
 	switch {
@@ -261,7 +326,7 @@ func (c *Claims) change(ctx context.Context, uuid string, wanted func(layout.GPU
 	case change.Reason != "":
 		return errors.New(change.Reason)
 	}
-	err = mig.Make(ctx, c.options.Driver, uuid, change, func() error { c.store.step(); return nil })
+	err = mig.Make(ctx, noting{c.options.Driver, c.store, r}, uuid, change, func() error { c.store.step(); return nil })
 	c.store.step()
 	return err
 }
@@ -281,7 +346,7 @@ func (c *Claims) giveBack(ctx context.Context, t *turn, r record) (gone bool, er
 		noted = c.store.write(r)
 		c.show(r.UID, &r)
 	}
-	err = c.destroy(ctx, r)
+	err = c.destroy(ctx, r, recordMIG.own)
 	if err == nil {
 		return true, nil
 	}
@@ -428,7 +493,7 @@ func (c *Claims) division(ctx context.Context, uuid string, own []recordMIG) (dr
 		found.Fixed = "the driver does not tell which MIG devices the GPU can have: that needs CAP_SYS_ADMIN"
 	}
 	for _, i := range g.Instances {
-		if !slices.ContainsFunc(own, func(m recordMIG) bool { return m.is(i) }) {
+		if !slices.ContainsFunc(own, func(m recordMIG) bool { return m.own(i) }) {
 			found.Fixed = fmt.Sprintf("GPU instance %d (%s at memory slice %d) was not made for a claim", i.ID, i.Profile, i.Start)
 		}
 	}

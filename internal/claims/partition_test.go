@@ -35,8 +35,11 @@ type divider struct {
 	mu    sync.Mutex
 	err   error // of all calls
 	step  error // of the steps
+	late  error // of the steps, which are made nevertheless
 	steps int   // that were made
 	mode  inventory.MIGMode
+	// looks and makes are called before it is told how the GPU is divided, and before a GPU instance is made.
+	looks, makes func()
 }
 
 // The profiles of GPU-b, and the devices that are made of it.
@@ -98,12 +101,16 @@ func (d *divider) has() string {
 	return strings.Join(parts, " ")
 }
 
-// other has another program make a GPU instance.
-func (d *divider) other(profile string, start, size int) {
+// other has another program make a GPU instance, with compute instances of these sizes.
+func (d *divider) other(profile string, start, size int, computes ...int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	all := d.read()
-	d.write(append(all, gpuInstance{GPUInstance: inventory.GPUInstance{ID: 90 + len(all), Profile: profile, Start: start, Size: size}}))
+	made := inventory.GPUInstance{ID: 90 + len(all), Profile: profile, Start: start, Size: size}
+	for i, n := range computes {
+		made.Computes = append(made.Computes, inventory.ComputeInstance{ID: i, Slices: n})
+	}
+	d.write(append(all, gpuInstance{GPUInstance: made}))
 }
 
 // busy has processes compute on all instances, or on none.
@@ -125,6 +132,9 @@ func (d *divider) fail(err, step error) {
 }
 
 func (d *divider) Partitions(_ context.Context, uuid string) (inventory.Partitions, error) {
+	if d.looks != nil {
+		d.looks()
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.err != nil || uuid != "GPU-b" {
@@ -143,6 +153,9 @@ func (d *divider) Processes(context.Context, []string) (map[string][]inventory.P
 }
 
 func (d *divider) Repartition(_ context.Context, _ string, step inventory.MIGStep) (int, error) {
+	if d.makes != nil && step.Action == inventory.MIGCreateInstance {
+		d.makes()
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.err != nil || d.step != nil {
@@ -176,7 +189,7 @@ func (d *divider) Repartition(_ context.Context, _ string, step inventory.MIGSte
 		d.rig.tb.Errorf("step %+v", step)
 	}
 	d.write(all)
-	return id, nil
+	return id, d.late
 }
 
 func (d *divider) Look(context.Context) (inventory.Snapshot, error) {
@@ -377,6 +390,90 @@ func released(c *claims.Claims) string {
 	return strings.Join(all, ", ")
 }
 
+// TestAnotherProgramIsFaster: another program makes an instance of the profile that a claim wants, at the same place. What it made is never the
+// claim's, and is never destroyed, at whatever moment it is made; but for one that has no compute instance and is made while the claim's record
+// intends one there and no call works on it.
+func TestAnotherProgramIsFaster(t *testing.T) {
+	t.Parallel()
+	const theirs, without = "3g.40gb@0/1", "3g.40gb@0/0"
+	for name, tt := range map[string]struct {
+		when     string
+		computes []int
+		want     string // what the GPU has after Prepare
+	}{
+		"before it is looked at again":                        {"looks", []int{3}, theirs},
+		"before it is looked at again, without compute":       {"looks", nil, without},
+		"just before ours is made":                            {"makes", []int{3}, theirs},
+		"just before ours is made, without compute":           {"makes", nil, without},
+		"after a call that gave no answer":                    {"later", []int{3}, theirs},
+		"after a call that gave no answer, other compute":     {"later", []int{1}, theirs},
+		"after a call that gave no answer and did not happen": {"later", nil, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for _, retried := range []bool{true, false} {
+				r := newRig(t)
+				d := r.divide()
+				c, _ := r.start()
+				asked := 0
+				switch tt.when {
+				case "looks": // first to see whether there is room, and then to make it
+					d.looks = func() {
+						if asked++; asked == 2 {
+							d.other("3g.40gb", 0, 4, tt.computes...)
+						}
+					}
+				case "makes":
+					d.makes = sync.OnceFunc(func() { d.other("3g.40gb", 0, 4, tt.computes...) })
+				case "later":
+					d.fail(nil, inventory.ErrNoAnswer)
+				}
+				_, err := c.Prepare(t.Context(), claim("uid-1", half0))
+				if tt.when == "later" {
+					d.fail(nil, nil)
+					d.other("3g.40gb", 0, 4, tt.computes...)
+					if retried {
+						_, err = c.Prepare(t.Context(), claim("uid-1", half0))
+					}
+				}
+				prepared := retried && tt.want == ""
+				if prepared != (err == nil) || d.has() != tt.want && retried && !prepared {
+					t.Errorf("Prepare() = %v, and the GPU has %q", err, d.has())
+				}
+				if err != nil && retried && r.record("uid-1") != "" {
+					t.Errorf("a claim that was refused has the record %s", r.record("uid-1"))
+				}
+				if err := c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1"); err != nil || d.has() != tt.want || r.record("uid-1") != "" {
+					t.Errorf("given back: %v, and the GPU has %q, record %q", err, d.has(), r.record("uid-1"))
+				}
+			}
+		})
+	}
+}
+
+// TestMadeAfterAll: a call made an instance and gave no answer. The next one makes it anew, or has it destroyed.
+func TestMadeAfterAll(t *testing.T) {
+	t.Parallel()
+	for _, retried := range []bool{true, false} {
+		r := newRig(t)
+		d := r.divide()
+		c, _ := r.start()
+		d.late = inventory.ErrNoAnswer
+		if _, err := c.Prepare(t.Context(), claim("uid-1", half0)); err == nil || d.has() != "3g.40gb@0/0" {
+			t.Fatalf("without an answer: %v, and the GPU has %q", err, d.has())
+		}
+		d.late = nil
+		if retried {
+			if _, err := c.Prepare(t.Context(), claim("uid-1", half0)); err != nil || d.has() != "3g.40gb@0/1" {
+				t.Errorf("the next call: %v, and the GPU has %q", err, d.has())
+			}
+		}
+		if err := c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1"); err != nil || d.has() != "" {
+			t.Errorf("given back: %v, and the GPU has %q", err, d.has())
+		}
+	}
+}
+
 // TestDivisions: what is published of a GPU follows who divided it.
 func TestDivisions(t *testing.T) {
 	t.Parallel()
@@ -484,7 +581,7 @@ func TestTwoProcessesDivide(t *testing.T) {
 }
 
 // madeRecovers looks at what a killed process has left of a claim for which a MIG device is made, and goes on as kubelet does.
-func madeRecovers(t *testing.T, dir, what string, retried bool) {
+func madeRecovers(t *testing.T, dir, what, then string) {
 	t.Helper()
 	r := newRigAt(t, dir)
 	d := r.divide()
@@ -493,7 +590,12 @@ func madeRecovers(t *testing.T, dir, what string, retried bool) {
 	if !recorded && d.has() != "1g.10gb@6/0" {
 		t.Errorf("%s: the GPU has %s, and nothing is recorded", what, d.has())
 	}
-	if retried {
+	left := "1g.10gb@6/0"
+	if then == "another program is faster" && d.has() == left {
+		d.other("3g.40gb", 0, 4, 3) // with the ID that the claim's has or had
+		left += " 3g.40gb@0/1"
+	}
+	if then == "retried" {
 		other := claim("uid-2", half0)
 		if _, err := c.Prepare(t.Context(), other); (err == nil) == recorded {
 			t.Errorf("%s: recorded %v, and another claim: %v", what, recorded, err)
@@ -510,7 +612,7 @@ func madeRecovers(t *testing.T, dir, what string, retried bool) {
 	if err := c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1"); err != nil {
 		t.Fatalf("%s: the next Unprepare: %v", what, err)
 	}
-	if r.record("uid-1") != "" || r.spec("uid-1") != nil || d.has() != "1g.10gb@6/0" {
+	if r.record("uid-1") != "" || r.spec("uid-1") != nil || d.has() != left {
 		t.Errorf("%s: left after Unprepare: record %q, spec %v, and the GPU has %s", what, r.record("uid-1"), r.spec("uid-1"), d.has())
 	}
 }

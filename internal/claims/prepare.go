@@ -44,13 +44,14 @@ func (c *Claims) Prepare(ctx context.Context, claim dra.Claim) (prepared []dra.P
 		}
 		r, found = record{}, false
 	}
-	if !found || r.former(c.options.BootID) {
+	earlier := found && !r.former(c.options.BootID)
+	if !earlier {
 		if r, err = c.record(ctx, t, claim, r, before); err != nil {
 			return nil, err
 		}
 	}
 	if r.intent() {
-		if r, err = c.makeDevices(ctx, t, r); err != nil {
+		if r, err = c.makeDevices(ctx, t, r, earlier); err != nil {
 			return nil, err
 		}
 	}

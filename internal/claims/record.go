@@ -89,7 +89,7 @@ type recordDevice struct {
 }
 
 type recordMIG struct {
-	// UUID is empty for one that is to be made. Then GI and CI mean nothing.
+	// UUID is empty for one that is to be made. Then CI means nothing, and GI only if it is Made.
 	UUID    string `json:"uuid"`
 	Profile string `json:"profile,omitempty"`
 	GI      int    `json:"gi"`
@@ -98,7 +98,9 @@ type recordMIG struct {
 	Size    int    `json:"size"`
 	// Dynamic says that it is made for the claim, and destroyed with it. ProfileID is then the driver's number of the profile, and Slices
 	// how many compute slices it has.
-	Dynamic   bool `json:"dynamic,omitempty"`
+	Dynamic bool `json:"dynamic,omitempty"`
+	// Made says that a call which made the GPU instance GI for the claim has succeeded.
+	Made      bool `json:"made,omitempty"`
 	ProfileID int  `json:"profileID,omitempty"`
 	Slices    int  `json:"slices,omitempty"`
 }
