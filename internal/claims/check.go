@@ -223,8 +223,6 @@ func (n node) settings(configs []claimConfig, d *recordDevice) (*claimConfig, er
 				d.Request, c.Kind, d.Device, kind)
 		case c.Strategy == dra.MPS && !n.mps:
 			return nil, fail(CauseConfig, "%s", noMPS)
-		case c.Strategy == dra.MPS && d.MIG != nil && d.MIG.Dynamic:
-			return nil, fail(CauseConfig, "sharing.strategy: MPS is not supported for MIG devices that are made for claims")
 		case c.Interval != 0 && !n.slices:
 			return nil, fail(CauseConfig, "sharing.timeSlicingConfig.interval: only Default is supported on this node")
 		}

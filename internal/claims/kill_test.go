@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 )
 
 // The variables of a process that is to be killed: the folder of its rig, what it does, and at which step it is killed.
@@ -34,13 +35,18 @@ var calls = map[string]func(context.Context, *claims.Claims) error{
 	},
 }
 
-// madeCalls are those for a claim for which a MIG device is made.
-var madeCalls = map[string]func(context.Context, *claims.Claims) error{
-	"Prepare of a MIG device that is made": func(ctx context.Context, c *claims.Claims) error {
-		_, err := c.Prepare(ctx, claim("uid-1", half0))
-		return err
-	},
-	"Unprepare of a MIG device that is made": calls["Unprepare"],
+// madeClaim is a claim for which a MIG device is made, shared by MPS if the call says so.
+func madeClaim(call string) dra.Claim {
+	if strings.Contains(call, "MPS") {
+		return byMPS("uid-1", `"defaultActiveThreadPercentage":50`, half0)
+	}
+	return claim("uid-1", half0)
+}
+
+// madeCalls are the calls for such claims.
+var madeCalls = []string{
+	"Prepare of a MIG device that is made", "Unprepare of a MIG device that is made",
+	"Prepare of a MIG device that is made, with MPS", "Unprepare of a MIG device that is made, with MPS",
 }
 
 // shareCalls are those for a share of a GPU that is used by MPS.
@@ -97,7 +103,7 @@ func TestKilledAtEachWrite(t *testing.T) {
 
 // killedWhileDividing does so with a MIG device that is made for the claim: the instance that another program made always stays.
 func killedWhileDividing(t *testing.T) {
-	for name := range madeCalls {
+	for _, name := range madeCalls {
 		for _, then := range []string{"given back", "retried", "another program is faster"} {
 			t.Run(name+", "+then, func(t *testing.T) {
 				t.Parallel()
@@ -107,7 +113,7 @@ func killedWhileDividing(t *testing.T) {
 					r.divide().other("1g.10gb", 6, 1)
 					if strings.HasPrefix(name, "Unprepare") {
 						c, stop := r.start()
-						if _, err := c.Prepare(t.Context(), claim("uid-1", half0)); err != nil {
+						if _, err := c.Prepare(t.Context(), madeClaim(name)); err != nil {
 							t.Fatal(err)
 						}
 						stop()
@@ -118,7 +124,7 @@ func killedWhileDividing(t *testing.T) {
 						}
 						return
 					}
-					madeRecovers(t, dir, fmt.Sprintf("%s, killed at step %d", name, step), then)
+					madeRecovers(t, dir, fmt.Sprintf("%s, killed at step %d", name, step), madeClaim(name), then)
 				}
 			})
 		}
@@ -210,13 +216,19 @@ func dieAtStep(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := newRigAt(t, os.Getenv(killFolder))
-	call := calls[os.Getenv(killCall)]
+	name := os.Getenv(killCall)
+	call := calls[name]
 	if call == nil {
-		call = shareCalls[os.Getenv(killCall)]
+		call = shareCalls[name]
 	}
 	if call == nil {
-		call = madeCalls[os.Getenv(killCall)]
 		r.divide()
+		if call = calls["Unprepare"]; strings.HasPrefix(name, "Prepare") {
+			call = func(ctx context.Context, c *claims.Claims) error {
+				_, err := c.Prepare(ctx, madeClaim(name))
+				return err
+			}
+		}
 	}
 	c := claims.New(r.options)
 	var armed atomic.Bool

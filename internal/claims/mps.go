@@ -17,7 +17,8 @@ import (
 
 // The GPUs of a claim that are shared by MPS have one control daemon; a MIG device has one of its own, because CUDA uses one MIG device
 // at a time. A daemon is asked for after the record of its claim is written, and given up after that is removed. So a daemon that no record
-// needs is one that can be ended.
+// needs is one that can be ended. That of a MIG device which is made for the claim is asked for when that is there, and has ended before it is
+// destroyed.
 //
 // All claims with shares of a GPU that use MPS have one daemon, because an MPS server has a GPU alone. The limits are those of each client
 // then, by environment variables. The lock of the GPU is held by whoever begins or ends it, or looks whether it is needed.
@@ -71,10 +72,6 @@ func shareByMPS(uid string, devices []recordDevice, chosen []*claimConfig) error
 			continue
 		}
 		d := &devices[i]
-		if d.uuid() == "" { // its daemon would have to end before it can be destroyed
-			return fail(CauseConfig, "sharing.strategy: MPS is not supported for the device %s, which is made for the claim; use %s",
-				d.Device, dra.TimeSlicing)
-		}
 		d.MPS = &recordMPS{ID: uid + "-" + strconv.Itoa(i), Memory: c.MPS.Memory, MultiUser: c.MPS.MultiUser}
 		if p := c.MPS.Percentage; p != nil {
 			if d.MPS.Percentage = *p; *p == 0 {
@@ -235,6 +232,26 @@ func (c *Claims) leaveDaemons(ctx context.Context, r record) {
 	}
 }
 
+// endMPS waits until the control daemons have ended of MIG devices that were made for a claim.
+func (c *Claims) endMPS(ctx context.Context, r record) error {
+	if c.options.MPS == nil || r.former(c.options.BootID) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, mpsPatience)
+	defer cancel()
+	for _, d := range r.Devices {
+		if d.MPS == nil || d.MIG == nil || !d.MIG.Dynamic {
+			continue
+		}
+		c.store.step()
+		if err := c.options.MPS.End(ctx, d.MPS.ID); err != nil {
+			return err
+		}
+		c.store.step()
+	}
+	return nil
+}
+
 // sweepMPS has all control daemons ended that no claim needs.
 func (c *Claims) sweepMPS(ctx context.Context) {
 	if c.options.MPS == nil {
@@ -284,7 +301,7 @@ func (c *Claims) sweepDaemon(ctx context.Context, id string) error {
 
 // problem returns what is wrong with the control daemon of a device; empty if nothing is, and for a device without one.
 func (c *Claims) problem(r record, d recordDevice) string {
-	if d.MPS == nil || r.former(c.options.BootID) {
+	if d.MPS == nil || r.former(c.options.BootID) || r.Released || d.uuid() == "" {
 		return ""
 	}
 	if c.options.MPS == nil {

@@ -346,7 +346,9 @@ func (c *Claims) giveBack(ctx context.Context, t *turn, r record) (gone bool, er
 		noted = c.store.write(r)
 		c.show(r.UID, &r)
 	}
-	err = c.destroy(ctx, r, recordMIG.own)
+	if err = c.endMPS(ctx, r); err == nil {
+		err = c.destroy(ctx, r, recordMIG.own)
+	}
 	if err == nil {
 		return true, nil
 	}

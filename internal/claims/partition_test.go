@@ -182,6 +182,7 @@ func (d *divider) Repartition(_ context.Context, _ string, step inventory.MIGSte
 		if all[at].Busy {
 			return 0, fmt.Errorf("destroy: %w", inventory.ErrInUse)
 		}
+		d.served(all[at].ID)
 		all[at].Computes = nil
 	case inventory.MIGDestroyInstance:
 		all = slices.Delete(all, at, at+1)
@@ -190,6 +191,18 @@ func (d *divider) Repartition(_ context.Context, _ string, step inventory.MIGSte
 	}
 	d.write(all)
 	return id, d.late
+}
+
+// served complains if a control daemon of MPS may still be there for a MIG device that is destroyed.
+func (d *divider) served(gi int) {
+	for _, name := range files(d.rig.tb, d.rig.dir) {
+		if !strings.Contains(name, ".mps") {
+			continue
+		}
+		if wanted, err := os.ReadFile(filepath.Join(d.rig.dir, name)); err != nil || strings.Contains(string(wanted), fmt.Sprintf("%q", fmt.Sprintf("MIG-%d", gi))) {
+			d.rig.tb.Errorf("MIG-%d is destroyed before %s has ended (%v)", gi, name, err)
+		}
+	}
 }
 
 func (d *divider) Look(context.Context) (inventory.Snapshot, error) {
@@ -474,6 +487,67 @@ func TestMadeAfterAll(t *testing.T) {
 	}
 }
 
+// TestMPSOnMadeDevices: a MIG device that is made for a claim has a control daemon of its own, from when it is there until before it is destroyed.
+func TestMPSOnMadeDevices(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	d := r.divide()
+	c, _ := r.start()
+	set := func(daemon string, stays error) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.daemon, r.stays = daemon, stays
+	}
+	wanted := byMPS("uid-1", `"defaultActiveThreadPercentage":30,"defaultPerDevicePinnedMemoryLimit":{"1":"1Gi"}`, small0, half4)
+	unprepare := func() error { return c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1") }
+
+	set("it has died", nil)
+	if _, err := c.Prepare(t.Context(), wanted); err == nil || !strings.Contains(err.Error(), "it has died") || r.spec("uid-1") != nil {
+		t.Errorf("a daemon that does not serve: %v", err)
+	}
+	if err := unprepare(); err != nil || d.has() != "" {
+		t.Errorf("given back without a daemon: %v, the GPU has %s", err, d.has())
+	}
+	set("", nil)
+	if _, err := c.Prepare(t.Context(), wanted); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{
+		"uid-1-0": `{"devices":[{"uuid":"MIG-2"}],"activeThreadPercentage":30}`, // the large one is made first
+		"uid-1-1": `{"devices":[{"uuid":"MIG-1","memoryLimit":1073741824}],"activeThreadPercentage":30}`,
+	}
+	if diff := cmp.Diff(want, r.mps()); diff != "" {
+		t.Errorf("control daemons (-want +got):\n%s", diff)
+	}
+	if env := r.spec("uid-1").Devices[1].ContainerEdits.Env; !slices.Contains(env, "CUDA_MPS_PIPE_DIRECTORY=/mps/claims/uid-1-1/pipe") {
+		t.Errorf("containers have the environment %q", env)
+	}
+	d.busy(true) // by a process that is no client: its clients end with a daemon
+	if err := unprepare(); err == nil || !strings.Contains(err.Error(), "is in use still") || d.has() != "1g.10gb@0/1 3g.40gb@4/1" {
+		t.Errorf("while a process computes: %v, the GPU has %s", err, d.has())
+	}
+	d.busy(false)
+	if err := unprepare(); err != nil || d.has() != "" || r.record("uid-1") != "" || len(r.mps()) > 0 {
+		t.Errorf("given back: %v, the GPU has %s, daemons %v", err, d.has(), r.mps())
+	}
+
+	if _, err := c.Prepare(t.Context(), wanted); err != nil {
+		t.Fatal(err)
+	}
+	set("", errors.New("it does not end"))
+	if err := unprepare(); err != nil || d.has() != "1g.10gb@0/1 3g.40gb@4/1" || released(c) != "uid-1: it does not end" {
+		t.Errorf("a daemon that does not end: %v, the GPU has %s, status %q", err, d.has(), released(c))
+	}
+	if _, err := c.Prepare(t.Context(), claim("uid-2", small0)); err == nil || !strings.Contains(err.Error(), "is not destroyed") {
+		t.Errorf("another claim: %v", err)
+	}
+	set("", nil)
+	c.GiveBackReleased(t.Context())
+	if d.has() != "" || r.record("uid-1") != "" {
+		t.Errorf("the daemon has ended: the GPU has %s, record %q", d.has(), r.record("uid-1"))
+	}
+}
+
 // TestDivisions: what is published of a GPU follows who divided it.
 func TestDivisions(t *testing.T) {
 	t.Parallel()
@@ -581,7 +655,7 @@ func TestTwoProcessesDivide(t *testing.T) {
 }
 
 // madeRecovers looks at what a killed process has left of a claim for which a MIG device is made, and goes on as kubelet does.
-func madeRecovers(t *testing.T, dir, what, then string) {
+func madeRecovers(t *testing.T, dir, what string, wanted dra.Claim, then string) {
 	t.Helper()
 	r := newRigAt(t, dir)
 	d := r.divide()
@@ -603,16 +677,16 @@ func madeRecovers(t *testing.T, dir, what, then string) {
 		if err := c.Unprepare(t.Context(), other.UID, other.Namespace, other.Name); err != nil {
 			t.Fatal(err)
 		}
-		answer, err := c.Prepare(t.Context(), claim("uid-1", half0))
-		if err != nil || d.has() != "1g.10gb@6/0 3g.40gb@0/1" {
-			t.Fatalf("%s: the next Prepare: %v, and the GPU has %s", what, err, d.has())
+		answer, err := c.Prepare(t.Context(), wanted)
+		if daemons := len(r.mps()); err != nil || d.has() != "1g.10gb@6/0 3g.40gb@0/1" || daemons != len(wanted.Configs)/2 {
+			t.Fatalf("%s: the next Prepare: %v, and the GPU has %s, with %d daemons", what, err, d.has(), daemons)
 		}
 		r.nodes(ids(answer)...)
 	}
 	if err := c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1"); err != nil {
 		t.Fatalf("%s: the next Unprepare: %v", what, err)
 	}
-	if r.record("uid-1") != "" || r.spec("uid-1") != nil || d.has() != left {
-		t.Errorf("%s: left after Unprepare: record %q, spec %v, and the GPU has %s", what, r.record("uid-1"), r.spec("uid-1"), d.has())
+	if r.record("uid-1") != "" || r.spec("uid-1") != nil || d.has() != left || len(r.mps()) > 0 {
+		t.Errorf("%s: left after Unprepare: record %q, spec %v, daemons %v, and the GPU has %s", what, r.record("uid-1"), r.spec("uid-1"), r.mps(), d.has())
 	}
 }

@@ -41,6 +41,7 @@ type rig struct {
 	heldErr  error
 	smi      error  // of the driver's program
 	daemon   string // why control daemons of MPS do not serve
+	stays    error  // why they do not end
 	asked    func() // called when kubelet is asked
 	claimed  map[string]bool
 	existing map[string]bool // by UID
@@ -129,14 +130,28 @@ func (d daemons) Start(_ context.Context, id string, wanted mps.ClaimDaemon) err
 	return os.WriteFile(d.path(id), []byte(text(d.tb, wanted)), 0o600)
 }
 
+// Stop leaves a file for a daemon that may be there still, which End removes.
 func (d daemons) Stop(id string) error {
-	if err := os.Remove(d.path(id)); !os.IsNotExist(err) {
+	if err := os.Rename(d.path(id), d.path(id)+".ending"); !os.IsNotExist(err) {
 		return err
 	}
 	return nil
 }
 
-func (d daemons) End(_ context.Context, id string) error { return d.Stop(id) }
+func (d daemons) End(_ context.Context, id string) error {
+	if err := d.Stop(id); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.stays != nil {
+		return d.stays
+	}
+	if err := os.Remove(d.path(id) + ".ending"); !os.IsNotExist(err) {
+		return err
+	}
+	return nil
+}
 
 func (d daemons) Problem(string) string {
 	d.mu.Lock()

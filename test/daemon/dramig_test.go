@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -70,15 +71,22 @@ func TestDynamicMIG(t *testing.T) {
 	})
 }
 
+// dividedProfile returns the path of the profile of a machine with two GPUs, of which the second is in MIG mode and has no MIG devices.
+func dividedProfile(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "node.yaml")
+	node := "description: two A100\ndriver: 580.95.05\ncuda: \"13.0\"\nmodel: a100-sxm4-40gb\ngpus:\n" +
+		"- {bdf: \"0000:1b:00.0\", pcie: 0/0/0}\n- {bdf: \"0000:43:00.0\", pcie: 0/1/0, mig: []}\n"
+	if err := os.WriteFile(path, []byte(node), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
 // TestPlanIsWhatIsPublished: plan --dra prints the objects that the daemon writes to the API server, with counters and devices that take them.
 func TestPlanIsWhatIsPublished(t *testing.T) {
 	t.Parallel()
-	profile := filepath.Join(t.TempDir(), "node.yaml")
-	node := "description: two A100\ndriver: 580.95.05\ncuda: \"13.0\"\nmodel: a100-sxm4-40gb\ngpus:\n" +
-		"- {bdf: \"0000:1b:00.0\", pcie: 0/0/0}\n- {bdf: \"0000:43:00.0\", pcie: 0/1/0, mig: []}\n"
-	if err := os.WriteFile(profile, []byte(node), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	profile := dividedProfile(t)
 	c := newClaimable(t, "dra, dynamicMIG: true", "--simulate", profile)
 	c.eventually("all devices are in slices", func() bool { return c.partitions() == 25 && len(c.api.Slices()) == 3 })
 	plan := exec.CommandContext(t.Context(), c.Daemon, "plan", "--dra", "--simulate", profile, "--node-name", nodeName, "--dra-dynamic-mig", "-o", "json")
@@ -107,4 +115,30 @@ func TestPlanIsWhatIsPublished(t *testing.T) {
 	if diff := cmp.Diff(published, planned); diff != "" {
 		t.Errorf("published, and planned (-published +planned):\n%s", diff)
 	}
+}
+
+// TestDynamicMIGByMPS: a MIG device that is made for a claim is shared by MPS. While its control daemon cannot be ended, it stays, and status says
+// so; the pod ends all the same.
+func TestDynamicMIGByMPS(t *testing.T) {
+	t.Parallel()
+	const device = "gpu-1-mig-3g20gb-9-0"
+	c := newWithMPSAs(t, "dra, dynamicMIG: true", "--simulate", dividedProfile(t))
+	c.eventually("all devices are in slices", func() bool { return c.partitions() == 25 })
+	kill := c.mpsControlDaemon()
+	uid := c.claimByMPS("one", device)
+	c.prepared("one", uid)
+	told, err := os.ReadFile(c.Path("mps/claims/" + uid + "-0/log/control.log"))
+	if err != nil || !strings.Contains(string(told), "Starting control daemon of MIG-") || !strings.Contains(string(told), "percentage 25\n") {
+		t.Errorf("the control daemon was told (%v): %s", err, told)
+	}
+	kill(syscall.SIGKILL)
+	c.release(t.Context(), "one", uid)
+	const shown = "claim: default/one was given back, but MIG devices that were made for it (" + device + ") are there still: "
+	c.eventually("status has the claim that was given back", func() bool { return strings.Contains(c.command("status", "-o", "wide"), shown) })
+	c.mpsControlDaemon()
+	c.eventually("all is gone", func() bool {
+		left, err := filepath.Glob(c.Path("mps/claims/*"))
+		return err == nil && len(left) == 0 && !strings.Contains(c.command("status"), "default/one")
+	})
+	c.prepared("two", c.claim("two", device))
 }

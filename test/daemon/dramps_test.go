@@ -21,12 +21,20 @@ type withMPS struct {
 
 func newWithMPS(t *testing.T, args ...string) *withMPS {
 	t.Helper()
+	c := newWithMPSAs(t, "dra", args...)
+	c.published(8)
+	return c
+}
+
+// newWithMPSAs does so with a mode and further arguments.
+func newWithMPSAs(t *testing.T, mode string, args ...string) *withMPS {
+	t.Helper()
 	c := &withMPS{programs: t.TempDir(), gpus: t.TempDir()}
 	out, err := exec.Command("go", "build", "-o", filepath.Join(c.programs, "nvidia-cuda-mps-control"), "../mps").CombinedOutput()
 	if err != nil {
 		t.Fatalf("build the stand-in: %v: %s", err, out)
 	}
-	c.claimable = newClaimable(t, "dra", append(args, "--mps-root", "/run/nvidia/mps", "--mps-root-ctr-path", "$DIR/mps")...)
+	c.claimable = newClaimable(t, mode, append(args, "--mps-root", "/run/nvidia/mps", "--mps-root-ctr-path", "$DIR/mps")...)
 	if err := os.Mkdir(c.Path("mps"), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -39,7 +47,6 @@ func newWithMPS(t *testing.T, args ...string) *withMPS {
 			t.Logf("the log of mps-control-daemon:\n%s", text)
 		}
 	})
-	c.published(8)
 	return c
 }
 
@@ -80,11 +87,15 @@ func (c *withMPS) mpsControlDaemon() (signal func(syscall.Signal)) {
 func (c *withMPS) claimByMPS(name, device string) (uid string) {
 	c.t.Helper()
 	uid = c.claim(name, device)
+	kind := "GpuConfig"
+	if strings.Contains(device, "-mig-") {
+		kind = "MigDeviceConfig"
+	}
 	if err := c.api.ChangeClaim("default", name, func(claim *resourceapi.ResourceClaim) {
 		claim.Status.Allocation.Devices.Config = []resourceapi.DeviceAllocationConfiguration{{
 			Source: resourceapi.AllocationConfigSourceClaim, DeviceConfiguration: resourceapi.DeviceConfiguration{
 				Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: draDriver, Parameters: runtime.RawExtension{Raw: []byte(
-					`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"MPS","mpsConfig":` +
+					`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"` + kind + `","sharing":{"strategy":"MPS","mpsConfig":` +
 						`{"defaultActiveThreadPercentage":25,"defaultPinnedDeviceMemoryLimit":"10Gi"}}}`)}}}}}
 	}); err != nil {
 		c.t.Fatal(err)
