@@ -157,12 +157,12 @@ func TestRefusals(t *testing.T) {
 		"of the other kind":      {claim: configured(strings.Replace(gpuConfig, "Gpu", "MigDevice", 1) + `}`)},
 		"named, of another kind": {claim: configured(strings.Replace(gpuConfig, "Gpu", "MigDevice", 1)+`}`, "gpu"), want: "is a MigDeviceConfig, and its device gpu-0 needs a GpuConfig"},
 		"MPS": {claim: configured(gpuConfig + `,"sharing":{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":0}}}`),
-			want: "defaultActiveThreadPercentage: 0 leaves clients nothing"},
+			want: "defaultActiveThreadPercentage: 0 is not a whole number from 1 to 100"},
 		"the last one counts": {claim: func(c *dra.Claim) {
-			configured(gpuConfig + `,"sharing":{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":0}}}`)(c)
+			configured(gpuConfig + `,"sharing":{"strategy":"MPS","mpsConfig":{"defaultPerDevicePinnedMemoryLimit":{"1":"1Gi"}}}}`)(c)
 			configured(gpuConfig + `}`)(c)
 		}},
-		"of another request": {claim: configured(gpuConfig+`,"sharing":{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":0}}}`, "other")},
+		"of another request": {claim: configured(gpuConfig+`,"sharing":{"strategy":"MPS","mpsConfig":{"defaultPerDevicePinnedMemoryLimit":{"1":"1Gi"}}}}`, "other")},
 		"of a subrequest": {claim: func(c *dra.Claim) {
 			c.Results[0].Request = "gpu/big"
 			configured(gpuConfig+`,"sharing":{"strategy":"MPS","mpsConfig":{"defaultPerDevicePinnedMemoryLimit":{"1":"1Gi"}}}}`, "gpu")(c)

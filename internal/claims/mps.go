@@ -72,12 +72,7 @@ func shareByMPS(uid string, devices []recordDevice, chosen []*claimConfig) error
 			continue
 		}
 		d := &devices[i]
-		d.MPS = &recordMPS{ID: uid + "-" + strconv.Itoa(i), Memory: c.MPS.Memory, MultiUser: c.MPS.MultiUser}
-		if p := c.MPS.Percentage; p != nil {
-			if d.MPS.Percentage = *p; *p == 0 {
-				return fail(CauseConfig, "sharing.mpsConfig.defaultActiveThreadPercentage: 0 leaves clients nothing; use 1 to 100")
-			}
-		}
+		d.MPS = &recordMPS{ID: uid + "-" + strconv.Itoa(i), Percentage: c.MPS.Percentage, Memory: c.MPS.Memory, MultiUser: c.MPS.MultiUser}
 		if d.Share > 0 {
 			d.MPS.ID, d.MPS.Shared = sharedDaemon+d.GPU, true
 		}

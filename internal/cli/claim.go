@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 )
@@ -73,14 +74,18 @@ type claimSpec struct {
 }
 
 type claimRequest struct {
-	Name            string
-	DeviceClassName string // up to v1beta1
-	Capacity        claimCapacity
-	Exactly         struct {
-		DeviceClassName string
-		Capacity        claimCapacity
-	}
+	Name           string
+	claimDevices   // up to v1beta1, and of alternatives
+	Exactly        claimDevices
 	FirstAvailable []claimRequest
+}
+
+type claimDevices struct {
+	DeviceClassName string
+	Capacity        claimCapacity
+	AllocationMode  string
+	Count           int
+	AdminAccess     bool
 }
 
 // A claimCapacity is the parts of devices that a request wants.
@@ -119,8 +124,8 @@ func checkClaims(path string) (lines []string, problems int, err error) {
 	return lines, problems, nil
 }
 
-// otherClass is the class of NVIDIA's to whose devices a kind of configuration does not apply.
-var otherClass = map[string]string{dra.GPUConfig: "mig.nvidia.com", dra.MIGConfig: "gpu.nvidia.com"}
+// kindOf is the kind of configuration that the devices of NVIDIA's classes take.
+var kindOf = map[string]string{"gpu.nvidia.com": dra.GPUConfig, "mig.nvidia.com": dra.MIGConfig}
 
 // checkObject is checkClaims for one object. An object of another kind has nothing to check, whatever its fields are.
 func checkObject(text []byte) (lines []string, problems int, err error) {
@@ -146,21 +151,18 @@ func checkObject(text []byte) (lines []string, problems int, err error) {
 	if o.Kind == "ResourceClaimTemplate" {
 		claim = o.Spec.Spec
 	}
-	classes, parts := map[string]string{}, map[string]string{}
+	parts := map[string]string{}
 	for _, r := range claim.Devices.Requests {
-		r.describe("", classes, parts)
+		r.describe("", parts)
 	}
+	var configs []dra.OpaqueConfig
 	for i, c := range append(claim.Devices.Config, o.Spec.Config...) {
 		if c.Opaque.Driver != dra.Driver {
 			continue
 		}
 		where := fmt.Sprintf("%s %s, config %d", o.Kind, o.Metadata.Name, i)
 		found, wrong := dra.ParseConfig(c.Opaque.Parameters)
-		for _, request := range c.Requests {
-			if class := classes[request]; len(wrong) == 0 && class == otherClass[found.Kind] {
-				wrong = append(wrong, fmt.Sprintf("requests: %s is of the class %s, and the configuration is a %s", request, class, found.Kind))
-			}
-		}
+		configs = append(configs, dra.OpaqueConfig{Source: dra.FromClaim, Requests: c.Requests, Parameters: c.Opaque.Parameters})
 		for _, w := range wrong {
 			lines = append(lines, where+": "+w)
 		}
@@ -179,6 +181,12 @@ func checkObject(text []byte) (lines []string, problems int, err error) {
 		lines = append(lines, fmt.Sprintf("%s %s, request %s: %s of the memory of a GPU; %s",
 			o.Kind, o.Metadata.Name, request, parts[request], limit))
 	}
+	if problems > 0 {
+		return lines, problems, err
+	}
+	for _, refused := range refusals(claim.Devices.Requests, configs) {
+		lines, problems = append(lines, fmt.Sprintf("%s %s: %s", o.Kind, o.Metadata.Name, refused)), problems+1
+	}
 	return lines, problems, err
 }
 
@@ -195,19 +203,53 @@ func strategyOf(request string, configs []claimConfig) dra.SharingStrategy {
 	return ""
 }
 
-// describe adds the classes of a request and of its alternatives, by the names that configuration has for them, and how much memory those
-// want that want a part of a GPU.
-func (r claimRequest) describe(prefix string, classes, parts map[string]string) {
+// describe adds how much memory a request and its alternatives want that want a part of a GPU, by the names that configuration has for them.
+func (r claimRequest) describe(prefix string, parts map[string]string) {
 	class := r.DeviceClassName + r.Exactly.DeviceClassName
-	if class != "" {
-		classes[prefix+r.Name] = class
-	}
 	for _, c := range []claimCapacity{r.Capacity, r.Exactly.Capacity} {
 		if memory, wanted := c.Requests[dra.MemoryCapacity]; wanted && class == dra.Driver {
 			parts[prefix+r.Name] = fmt.Sprint(memory)
 		}
 	}
 	for _, alternative := range r.FirstAvailable {
-		alternative.describe(prefix+r.Name+"/", classes, parts)
+		alternative.describe(prefix+r.Name+"/", parts)
 	}
+}
+
+// refusals returns why the claim will not be prepared although each of its configurations is right, whichever alternatives it gets.
+func refusals(requests []claimRequest, configs []dra.OpaqueConfig) (reasons []string) {
+	for choice, more := 0, true; more; choice++ {
+		var asked []claims.Request
+		more = false
+		for _, r := range requests {
+			name, of := r.Name, r.claimDevices
+			if of.DeviceClassName == "" {
+				of = r.Exactly
+			}
+			if n := len(r.FirstAvailable); n > 0 {
+				alternative := r.FirstAvailable[min(choice, n-1)]
+				name, of = name+"/"+alternative.Name, alternative.claimDevices
+				more = more || choice+1 < n
+			}
+			_, part := of.Capacity.Requests[dra.MemoryCapacity]
+			asked = append(asked, claims.Request{
+				Name: name, Kind: kindOf[of.DeviceClassName], Count: of.count(), Admin: of.AdminAccess, Part: part,
+			})
+		}
+		if err := claims.CheckConfig(asked, configs); err != nil && !slices.Contains(reasons, err.Error()) {
+			reasons = append(reasons, err.Error())
+		}
+	}
+	return reasons
+}
+
+// maxResults is how many devices a claim has at most.
+const maxResults = 32
+
+// count returns how many devices are asked for, or may be.
+func (d claimDevices) count() int {
+	if d.AllocationMode == "All" {
+		return maxResults
+	}
+	return min(max(d.Count, 1), maxResults)
 }

@@ -63,11 +63,42 @@ items:
         parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig, sharing: {strategy: TimeSlicing, timeSlicingConfig: {interval: Long}}}
 `
 
+// claimsRefused has claims whose configurations are right one by one but for a percentage, and a claim that is prepared.
+const claimsRefused = `
+{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: index}, spec: {devices: {
+  requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, count: 2}}],
+  config: [{opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig,
+    sharing: {strategy: MPS, mpsConfig: {defaultPerDevicePinnedMemoryLimit: {"2": 1Gi}}}}}}]}}}
+---
+{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: alternatives}, spec: {devices: {
+  requests: [{name: gpu, firstAvailable: [{name: whole, deviceClassName: gpu.nvidia.com}, {name: part, deviceClassName: mig.nvidia.com}]}],
+  config: [{requests: [gpu], opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig}}}]}}}
+---
+{apiVersion: resource.k8s.io/v1beta1, kind: ResourceClaim, metadata: {name: settings}, spec: {devices: {
+  requests: [{name: a, deviceClassName: gpu.nvidia.com}, {name: b, deviceClassName: gpu.nvidia.com}],
+  config: [
+  {requests: [a], opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig,
+    sharing: {strategy: MPS, mpsConfig: {defaultActiveThreadPercentage: 10}}}}},
+  {requests: [b], opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig,
+    sharing: {strategy: MPS, mpsConfig: {defaultActiveThreadPercentage: 20}}}}}]}}}
+---
+{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: zero}, spec: {devices: {
+  requests: [{name: gpu, exactly: {deviceClassName: mig.nvidia.com}}],
+  config: [{opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: MigDeviceConfig,
+    sharing: {strategy: MPS, mpsConfig: {defaultActiveThreadPercentage: 0}}}}}]}}}
+---
+{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: fine}, spec: {devices: {
+  requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, allocationMode: All}}],
+  config: [{opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig,
+    sharing: {strategy: MPS, mpsConfig: {defaultPerDevicePinnedMemoryLimit: {"31": 1Gi, GPU-x: 1Gi}}}}}}]}}}
+`
+
 func TestClaimCheck(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ text, want, problem string }{
 		"claims": {claimManifests, `ResourceClaimTemplate mps, config 0 (requests gpu): GpuConfig: MPS, 50 % of the threads, 10240 MiB of pinned memory
-ResourceClaimTemplate mps, config 1: requests: either/part is of the class mig.nvidia.com, and the configuration is a GpuConfig
+ResourceClaimTemplate mps, config 1 (requests either/part): GpuConfig: time-slicing, interval Default
+ResourceClaimTemplate mps: the configuration for request either/part is a GpuConfig, and its device either/part[0] needs a MigDeviceConfig
 ResourceClaim old, config 0: sharing.timeslicing: is not known
 DeviceClass long, config 0: GpuConfig: time-slicing, interval Long
 `, "2 problems were found"},
@@ -89,6 +120,16 @@ ResourceClaim part, request a: 20Gi of the memory of a GPU; nothing keeps proces
 ResourceClaim part, request b/large: 30Gi of the memory of a GPU; MPS keeps each process to it
 ResourceClaim part, request c: 10Gi of the memory of a GPU; nothing keeps processes to it, unless the DeviceClass wants MPS
 `, ""},
+		"what only devices show": {claimsRefused, `ResourceClaim index, config 0: GpuConfig: MPS, 1024 MiB on device 2
+ResourceClaim index: sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit.2: the claim has no such device
+ResourceClaim alternatives, config 0 (requests gpu): GpuConfig: time-slicing, interval Default
+ResourceClaim alternatives: the configuration for request gpu/part is a GpuConfig, and its device gpu/part[0] needs a MigDeviceConfig
+ResourceClaim settings, config 0 (requests a): GpuConfig: MPS, 10 % of the threads
+ResourceClaim settings, config 1 (requests b): GpuConfig: MPS, 20 % of the threads
+ResourceClaim settings: sharing.mpsConfig: the requests a and b have different settings; the GPUs of a claim have one MPS control daemon
+ResourceClaim zero, config 0: sharing.mpsConfig.defaultActiveThreadPercentage: 0 is not a whole number from 1 to 100
+ResourceClaim fine, config 0: GpuConfig: MPS, 1024 MiB on device 31, 1024 MiB on device GPU-x
+`, "4 problems were found"},
 		"nothing": {"kind: Pod\n", "FILE: no configuration for gpu.nvidia.com\n", ""},
 		"a key twice": {"kind: Pod\nkind: Pod\n", "", `read manifest FILE: yaml: unmarshal errors:
   line 2: key "kind" already set in map`},

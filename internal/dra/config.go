@@ -44,8 +44,8 @@ type DeviceConfig struct {
 
 // MPSLimits are what a client of an MPS control daemon may use.
 type MPSLimits struct {
-	// Percentage is the active thread percentage, from 0 to 100; nil for no limit.
-	Percentage *int
+	// Percentage is the active thread percentage, from 1 to 100; 0 for no limit.
+	Percentage int
 	// Memory is the limit of pinned memory in bytes, for each device of the claim; 0 for none.
 	Memory int64
 	// MemoryOf are the limits of devices for which it is another, by UUID or by the index among the devices of the claim.
@@ -63,8 +63,8 @@ func (c DeviceConfig) String() string {
 		return fmt.Sprintf("%s: time-slicing, interval %s", c.Kind, intervals[c.Interval])
 	}
 	parts := []string{c.Kind + ": MPS"}
-	if c.MPS.Percentage != nil {
-		parts = append(parts, fmt.Sprintf("%d %% of the threads", *c.MPS.Percentage))
+	if c.MPS.Percentage > 0 {
+		parts = append(parts, fmt.Sprintf("%d %% of the threads", c.MPS.Percentage))
 	}
 	if c.MPS.Memory > 0 {
 		parts = append(parts, fmt.Sprintf("%d MiB of pinned memory", c.MPS.Memory>>20))
@@ -144,10 +144,10 @@ func (p *configParser) limits(o object, l *MPSLimits) {
 	defer o.close()
 	if text, given := o.number("defaultActiveThreadPercentage"); given {
 		percentage, err := strconv.Atoi(text)
-		if err != nil || percentage < 0 || percentage > 100 {
-			p.problem(o.path+"defaultActiveThreadPercentage", "%s is not a whole number from 0 to 100", text)
+		if err != nil || percentage < 1 || percentage > 100 {
+			p.problem(o.path+"defaultActiveThreadPercentage", "%s is not a whole number from 1 to 100", text)
 		}
-		l.Percentage = &percentage
+		l.Percentage = percentage
 	}
 	l.Memory = o.memory("defaultPinnedDeviceMemoryLimit")
 	l.MultiUser = o.truth("multiUser")

@@ -32,7 +32,7 @@ func TestParseConfig(t *testing.T) {
 			"defaultPerDevicePinnedMemoryLimit":{"0":"1.5Gi","GPU-a":2147483648},"multiUser":true}}`),
 			"GpuConfig: MPS, 50 % of the threads, 10240 MiB of pinned memory, 1536 MiB on device 0, 2048 MiB on device GPU-a, several users", ""},
 		{"MIG", config("MigDeviceConfig", ""), "MigDeviceConfig: time-slicing", ""},
-		{"MIG by MPS", mig(`{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":0}}`), "MigDeviceConfig: MPS, 0 % of the threads", ""},
+		{"MIG by MPS", mig(`{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":1}}`), "MigDeviceConfig: MPS, 1 % of the threads", ""},
 
 		{"no JSON", `{`, "", "parameters: are not JSON: EOF"},
 		{"broken in a field", `{"kind":{"a"`, "", "parameters: are not JSON: EOF"},
@@ -58,7 +58,9 @@ func TestParseConfig(t *testing.T) {
 		{"an unknown interval", gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"long"}}`), "",
 			`sharing.timeSlicingConfig.interval: "long" is not known; use Default, Short, Medium, Long`},
 		{"percentages", gpu(`{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":101}}`), "",
-			"sharing.mpsConfig.defaultActiveThreadPercentage: 101 is not a whole number from 0 to 100"},
+			"sharing.mpsConfig.defaultActiveThreadPercentage: 101 is not a whole number from 1 to 100"},
+		{"percentage 0", gpu(`{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":0}}`), "",
+			"sharing.mpsConfig.defaultActiveThreadPercentage: 0 is not a whole number from 1 to 100"},
 		{"memory", gpu(`{"strategy":"MPS","mpsConfig":{"defaultPinnedDeviceMemoryLimit":"10GB","defaultPerDevicePinnedMemoryLimit":{"0":"1Ki","-1":"1Gi","gpu":true}}}`), "",
 			"sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit.-1: is neither the UUID nor the index of a device\n" +
 				"sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit.0: 1Ki is less than 1Mi\n" +

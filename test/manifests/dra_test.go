@@ -41,15 +41,24 @@ func TestDRAValues(t *testing.T) {
 		"{dra: {enabled: true}, config: {map: {a: \"version: v1\"}}}":              "DRA_MODE=dra",
 		"{dra: {enabled: true}, config: {name: a, default: b}}":                    "",
 		"{dra: {enabled: true, mode: plugin}, kubeletRoot: /data/kubelet/}":        "DRA_MODE=plugin DRA_REGISTRY_DIR=/data/kubelet/plugins_registry",
+		"{dra: {enabled: true, dynamicMIG: true}}":                                 "DRA_MODE=dra DRA_DYNAMIC_MIG=true",
+		"{dra: {enabled: true, dynamicMIG: true}, mig: {enabled: true}}":           "DRA_MODE=dra DRA_DYNAMIC_MIG=true",
+		"{dra: {enabled: true}, config: {map: {a: \"dra: {dynamicMIG: true}\"}}}":  "DRA_MODE=dra",
 		"{dra: {enabled: true, deviceClasses: false, extendedResourceName: \"\"}}": "DRA_MODE=dra",
 	} {
 		objects := decode(t, "chart", render(t, values))
 		pod := daemonSet(t, objects, "gpu-device-plugin").Spec.Template.Spec
 		var got []string
+		divides := false // from NVIDIA's runtime
 		for _, e := range pod.Containers[0].Env {
 			if strings.HasPrefix(e.Name, "DRA_") {
 				got = append(got, e.Name+"="+e.Value)
 			}
+			divides = divides || e.Name == "NVIDIA_MIG_CONFIG_DEVICES" && e.Value == "all"
+		}
+		added := pod.Containers[0].SecurityContext.Capabilities.Add
+		if made := strings.Contains(values, "dynamicMIG: true"); made != divides || made && !slices.Contains(added, "SYS_ADMIN") {
+			t.Errorf("%s: NVIDIA_MIG_CONFIG_DEVICES %t, capabilities %v", values, divides, added)
 		}
 		if strings.Join(got, " ") != want {
 			t.Errorf("%s: %q, want %q", values, got, want)

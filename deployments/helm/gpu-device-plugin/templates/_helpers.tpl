@@ -172,17 +172,24 @@ of config.name says is not known here. */}}
 {{- if $may }}true{{ end }}
 {{- end }}
 
-{{- /* Whether a key of mig is true, from a list of: root, the key. A value counts before the files. */}}
-{{- define "gpu-device-plugin.migSays" -}}
+{{- /* Whether a key of mig or dra is true, from a list of: root, mig or dra, the key. A value counts before the files. */}}
+{{- define "gpu-device-plugin.says" -}}
 {{- $root := first . }}
+{{- $section := index . 1 }}
 {{- $key := last . }}
-{{- $asked := list (get $root.Values.mig $key) }}
+{{- $asked := list (get (get $root.Values $section) $key) }}
 {{- if kindIs "invalid" (first $asked) }}
 {{- range include "gpu-device-plugin.files" $root | fromJsonArray }}
-{{- with fromYaml . }}{{ with .mig }}{{ $asked = append $asked (get . $key) }}{{ end }}{{ end }}
+{{- with get (fromYaml .) $section }}{{ $asked = append $asked (get . $key) }}{{ end }}
 {{- end }}
 {{- end }}
 {{- range $asked }}{{ if eq "true" (toString .) }}true{{ end }}{{ end }}
+{{- end }}
+
+{{- /* Whether the daemon may divide GPUs: as layouts say, or for claims. */}}
+{{- define "gpu-device-plugin.divides" -}}
+{{- include "gpu-device-plugin.says" (list . "mig" "enabled") }}
+{{- if .Values.dra.enabled }}{{ include "gpu-device-plugin.says" (list . "dra" "dynamicMIG") }}{{ end }}
 {{- end }}
 
 {{- /* Whether the daemon may have to write CDI specs. */}}
@@ -216,10 +223,10 @@ taint, nodeConfig, migLabel, migEvict, dra. A value counts before the files. */}
 {{- define "gpu-device-plugin.features" -}}
 {{- $on := dict }}
 {{- if include "gpu-device-plugin.nodeConfig" . }}{{ $_ := set $on "nodeConfig" true }}{{ end }}
-{{- if include "gpu-device-plugin.migSays" (list . "enabled") }}
-{{- if include "gpu-device-plugin.migSays" (list . "label") }}{{ $_ := set $on "migLabel" true }}{{ end }}
-{{- if include "gpu-device-plugin.migSays" (list . "evict") }}{{ $_ := set $on "migEvict" true }}{{ end }}
-{{- if include "gpu-device-plugin.migSays" (list . "pauseClients") }}{{ $_ := set $on "migPause" true }}{{ end }}
+{{- if include "gpu-device-plugin.says" (list . "mig" "enabled") }}
+{{- if include "gpu-device-plugin.says" (list . "mig" "label") }}{{ $_ := set $on "migLabel" true }}{{ end }}
+{{- if include "gpu-device-plugin.says" (list . "mig" "evict") }}{{ $_ := set $on "migEvict" true }}{{ end }}
+{{- if include "gpu-device-plugin.says" (list . "mig" "pauseClients") }}{{ $_ := set $on "migPause" true }}{{ end }}
 {{- end }}
 {{- if .Values.dra.enabled }}{{ $_ := set $on "dra" true }}{{ end }}
 {{- range $name := list "labels" "events" "podEvents" "condition" "taint" }}
@@ -416,11 +423,11 @@ such as nvidia.com/mig.config. */}}
 {{- with $tolerations }}{{ toYaml . }}{{ end }}
 {{- end }}
 
-{{- /* Whether the container needs CAP_SYS_ADMIN: for MIG devices, to change MIG layouts, to take back what work leaves on GPUs, or because NVIDIA's
+{{- /* Whether the container needs CAP_SYS_ADMIN: for MIG devices, to divide GPUs, to take back what work leaves on GPUs, or because NVIDIA's
 runtime may be set up to ignore NVIDIA_VISIBLE_DEVICES of containers without it, as for volume-mounts. */}}
 {{- define "gpu-device-plugin.admin" -}}
 {{- $mounts := contains "volume-mounts" (toString .Values.deviceListStrategy) }}
-{{- $mig := or (include "gpu-device-plugin.maySeeMIG" .) (include "gpu-device-plugin.migSays" (list . "enabled")) }}
+{{- $mig := or (include "gpu-device-plugin.maySeeMIG" .) (include "gpu-device-plugin.divides" .) }}
 {{- if or $mig .Values.preStartReset $mounts }}true{{ end }}
 {{- end }}
 
@@ -443,6 +450,9 @@ runtime may be set up to ignore NVIDIA_VISIBLE_DEVICES of containers without it,
 {{- end }}
 {{- if and .Values.dra.mode (not .Values.dra.enabled) }}
 {{- fail "dra.mode is given, and dra.enabled is not true" }}
+{{- end }}
+{{- if and .Values.dra.dynamicMIG (not .Values.dra.enabled) }}
+{{- fail "dra.dynamicMIG is given, and dra.enabled is not true" }}
 {{- end }}
 {{- if .Values.features.nodeConfig }}
 {{- if not (or .Values.config.map .Values.config.name) }}
@@ -525,6 +535,7 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
   (list "MIG_PAUSE_CLIENTS" .Values.mig.pauseClients)
   (list "DRA_MODE" (include "gpu-device-plugin.draMode" .))
   (list "DRA_SHARES" .Values.dra.shares)
+  (list "DRA_DYNAMIC_MIG" .Values.dra.dynamicMIG)
   (list "DRA_REGISTRY_DIR" (include "gpu-device-plugin.registryDir" .))
 }}
 {{- if not (has (toString (last .)) (list "" "[]" "<nil>")) }}
@@ -556,7 +567,7 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
 {{- end }}
 - {name: CONTAINER_DRIVER_ROOT, value: /driver-root}
 - {name: MPS_ROOT, value: {{ .Values.mps.root | quote }}}
-{{- $changes := include "gpu-device-plugin.migSays" (list . "enabled") }}
+{{- $changes := include "gpu-device-plugin.divides" . }}
 {{- if or $changes (include "gpu-device-plugin.maySeeMIG" .) }}
 - {name: NVIDIA_MIG_MONITOR_DEVICES, value: all}
 {{- end }}
