@@ -5,13 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"reflect"
 	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/layout"
@@ -37,12 +35,8 @@ type Divider interface {
 	Look(ctx context.Context) (inventory.Snapshot, error)
 }
 
-const (
-	// divideTimeout bounds all questions and steps for one GPU. Kubelet waits for 45 s.
-	divideTimeout = 20 * time.Second
-	// surveyAgain is when a GPU is asked again that gave no answer.
-	surveyAgain = 10 * time.Second
-)
+// divideTimeout bounds all questions and steps for one GPU. Kubelet waits for 45 s.
+const divideTimeout = 20 * time.Second
 
 // placement returns where a MIG device lies.
 func (m recordMIG) placement() inventory.MIGPlacement {
@@ -384,171 +378,4 @@ func (c *Claims) giveBackReleased(ctx context.Context) {
 			}
 		}
 	}
-}
-
-// A survey is what was found of a GPU.
-type survey struct {
-	look  string // how the GPU was when it was asked
-	found dra.Divided
-	again bool // it gave no answer
-}
-
-// Divide looks at how GPUs in MIG mode are divided, until ctx ends, and then returns nil.
-func (c *Claims) Divide(ctx context.Context) error {
-	select {
-	case <-c.started:
-	case <-ctx.Done():
-		return nil
-	}
-	surveys := map[string]survey{}
-	for {
-		snapshot, looked := c.options.Snapshots.Latest()
-		configured, changed := c.options.Configs.Latest()
-		_, used := c.inUse.Latest()
-		var again <-chan time.Time
-		if snapshot.Generation > 0 {
-			if c.survey(ctx, snapshot, configured, surveys) {
-				again = c.options.Clock.After(surveyAgain)
-			}
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-looked:
-		case <-changed:
-		case <-used:
-		case <-again:
-		}
-	}
-}
-
-// survey asks about the GPUs that are divided otherwise than when they were asked last, and reports whether one gave no answer.
-func (c *Claims) survey(ctx context.Context, s inventory.Snapshot, configured config.Config, surveys map[string]survey) (again bool) {
-	divisions := dra.Divisions{}
-	for _, g := range s.GPUs {
-		if g.MIG != inventory.MIGEnabled {
-			delete(surveys, g.UUID)
-			continue
-		}
-		c.mu.Lock()
-		own := c.own(g.UUID, c.records)
-		c.mu.Unlock()
-		if !configured.DRA.DynamicMIG {
-			if delete(surveys, g.UUID); len(own) > 0 {
-				divisions[g.UUID] = dra.Divided{Own: places(own), Fixed: switchedOff}
-			}
-			continue
-		}
-		look := fmt.Sprint(g.Binding)
-		for _, m := range g.MIGDevices {
-			look += fmt.Sprintf(" %s/%d/%d", m.UUID, m.GI, m.CI)
-		}
-		before, asked := surveys[g.UUID]
-		if !asked || before.look != look || before.again || !reflect.DeepEqual(before.found.Own, places(own)) {
-			now := survey{look: look}
-			var err error
-			if now.found, err = c.ask(ctx, g.UUID); err != nil {
-				if now.again = true; !asked || before.found.Profiles == nil {
-					now.found = dra.Divided{Own: places(own), Fixed: err.Error()}
-				} else {
-					now.found = before.found
-				}
-			}
-			surveys[g.UUID] = now
-		}
-		divisions[g.UUID] = surveys[g.UUID].found
-		again = again || surveys[g.UUID].again
-	}
-	if ctx.Err() == nil && (c.options.Divisions.Value() == nil || !reflect.DeepEqual(divisions, c.options.Divisions.Value())) {
-		c.options.Divisions.Publish(divisions)
-	}
-	return again
-}
-
-// ask returns how a GPU is divided. No MIG device is made or destroyed for a claim meanwhile.
-func (c *Claims) ask(ctx context.Context, uuid string) (dra.Divided, error) {
-	ctx, cancel := context.WithTimeout(ctx, divideTimeout)
-	defer cancel()
-	t, err := begin(c.options.StateDir, c.options.Clock)
-	if err != nil {
-		return dra.Divided{}, err
-	}
-	defer t.end()
-	if err := t.gpus(ctx, []string{uuid}); err != nil {
-		return dra.Divided{}, err
-	}
-	records, _, err := c.store.all()
-	if err != nil {
-		return dra.Divided{}, err
-	}
-	return c.division(ctx, uuid, c.own(uuid, records))
-}
-
-// division returns how a GPU is divided on which claims have MIG devices.
-func (c *Claims) division(ctx context.Context, uuid string, own []recordMIG) (dra.Divided, error) {
-	g, err := c.divided(ctx, uuid)
-	if err != nil {
-		return dra.Divided{}, err
-	}
-	found := dra.Divided{Profiles: g.Profiles, Own: places(own)}
-	if len(g.Profiles) == 0 {
-		found.Fixed = "the driver does not tell which MIG devices the GPU can have: that needs CAP_SYS_ADMIN"
-	}
-	for _, i := range g.Instances {
-		if !slices.ContainsFunc(own, func(m recordMIG) bool { return m.own(i) }) {
-			found.Fixed = fmt.Sprintf("GPU instance %d (%s at memory slice %d) was not made for a claim", i.ID, i.Profile, i.Start)
-		}
-	}
-	return found, nil
-}
-
-// switchedOff is why no MIG devices are made for claims.
-const switchedOff = "dra.dynamicMIG is off"
-
-// Divisions returns how the GPUs in MIG mode are divided now. It writes nothing and takes no lock: a MIG device that a daemon makes or destroys
-// meanwhile may count as another program's. It needs the Driver, the Configs and the folders alone, and no Run.
-func (c *Claims) Divisions(ctx context.Context, s inventory.Snapshot) (dra.Divisions, error) {
-	records := map[string]record{}
-	if c.options.StateDir != "" {
-		var err error
-		if records, _, err = c.store.all(); err != nil {
-			return nil, err
-		}
-	}
-	divisions := dra.Divisions{}
-	for _, g := range s.GPUs {
-		own := c.own(g.UUID, records)
-		switch {
-		case g.MIG != inventory.MIGEnabled:
-		case c.options.Configs.Value().DRA.DynamicMIG:
-			found, err := c.division(ctx, g.UUID, own)
-			if err != nil {
-				found = dra.Divided{Own: places(own), Fixed: err.Error()}
-			}
-			divisions[g.UUID] = found
-		case len(own) > 0:
-			divisions[g.UUID] = dra.Divided{Own: places(own), Fixed: switchedOff}
-		}
-	}
-	return divisions, nil
-}
-
-// own returns the MIG devices of a GPU that were made for claims, or are to be, in the order of their places.
-func (c *Claims) own(uuid string, records map[string]record) (all []recordMIG) {
-	for _, r := range records {
-		for _, at := range r.made()[uuid] {
-			if !r.former(c.options.BootID) {
-				all = append(all, *r.Devices[at].MIG)
-			}
-		}
-	}
-	slices.SortFunc(all, func(a, b recordMIG) int { return a.Start - b.Start })
-	return all
-}
-
-func places(own []recordMIG) (all []inventory.MIGPlacement) {
-	for _, m := range own {
-		all = append(all, m.placement())
-	}
-	return all
 }
