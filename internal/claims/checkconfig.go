@@ -8,8 +8,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 )
 
-// A Request is what a claim asks for, before it has devices.
-type Request struct {
+// RequestedDevices are what a request of a claim asks for, before it has devices.
+type RequestedDevices struct {
 	// Name is that of the request, or "<request>/<subrequest>".
 	Name string
 	// Kind is the kind of configuration that its devices take, dra.GPUConfig or dra.MIGConfig; empty if that is not known.
@@ -22,7 +22,7 @@ type Request struct {
 
 // CheckConfig returns why Prepare will refuse a claim with these requests for its configuration, on any node; nil if it will not. What depends on
 // UUIDs is not judged.
-func CheckConfig(requests []Request, of []dra.OpaqueConfig) error {
+func CheckConfig(requests []RequestedDevices, of []dra.OpaqueConfig) error {
 	configs, err := parseConfigs(of)
 	if err != nil {
 		return err

@@ -219,7 +219,7 @@ func (r claimRequest) describe(prefix string, parts map[string]string) {
 // refusals returns why the claim will not be prepared although each of its configurations is right, whichever alternatives it gets.
 func refusals(requests []claimRequest, configs []dra.OpaqueConfig) (reasons []string) {
 	for choice, more := 0, true; more; choice++ {
-		var asked []claims.Request
+		var asked []claims.RequestedDevices
 		more = false
 		for _, r := range requests {
 			name, of := r.Name, r.claimDevices
@@ -232,7 +232,7 @@ func refusals(requests []claimRequest, configs []dra.OpaqueConfig) (reasons []st
 				more = more || choice+1 < n
 			}
 			_, part := of.Capacity.Requests[dra.MemoryCapacity]
-			asked = append(asked, claims.Request{
+			asked = append(asked, claims.RequestedDevices{
 				Name: name, Kind: kindOf[of.DeviceClassName], Count: of.count(), Admin: of.AdminAccess, Part: part,
 			})
 		}
