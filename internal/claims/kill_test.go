@@ -105,6 +105,9 @@ func TestKilledAtEachWrite(t *testing.T) {
 func killedWhileDividing(t *testing.T) {
 	for _, name := range madeCalls {
 		for _, then := range []string{"given back", "retried", "another program is faster"} {
+			if then == "another program is faster" && strings.Contains(name, "MPS") {
+				continue // of which no control daemon knows
+			}
 			t.Run(name+", "+then, func(t *testing.T) {
 				t.Parallel()
 				for step := 1; ; step++ {
