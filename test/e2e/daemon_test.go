@@ -91,6 +91,7 @@ func TestCluster(t *testing.T) {
 		{name: "claims by an older API", story: claimsByOlderAPI, long: true},
 		{name: "claims of pods deleted by force", story: deletedByForce, long: true},
 		{name: "claims without API server", story: claimsWithoutAPIServer, long: true},
+		{name: "MIG devices made for claims", story: madeForClaims, long: true},
 		{name: "pace of claims", story: paceOfClaims, long: true},
 		{name: "Helm upgrades while pods come and go", story: upgradesWithPods, long: true},
 		{name: "beside the GPU operator", story: besideTheOperator, long: true},
@@ -284,18 +285,8 @@ func daemonExec(ctx context.Context, t *testing.T, n *node.Node, args ...string)
 }
 
 func daemonKilled(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
-	restarts := theDaemonPod(ctx, t, n).Status.ContainerStatuses[0].RestartCount
 	end := watch(ctx, t, kubelet, gpu, "daemon killed")
-	if err := syscall.Kill(daemonProcess(t), syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	wait(ctx, t, func(ctx context.Context) error {
-		pod, err := daemonPod(ctx, n)
-		if err == nil && pod.Status.ContainerStatuses[0].RestartCount == restarts {
-			err = errors.New("the daemon's container has not been restarted")
-		}
-		return err
-	})
+	killDaemon(ctx, t, n)
 	waitAllocatable(ctx, t, kubelet, gpu, gpus, promptly)
 	end()
 	waitNode(ctx, t, n, gpu, gpus, gpus, time.Now())
