@@ -434,7 +434,8 @@ func (s store) bury(uid string) error {
 	return files.Replace(s.path(uid, tombstoneSuffix), []byte(text), 0o600)
 }
 
-// sweep removes what nobody needs any more: old tombstones, and what a process that was killed has left.
+// sweep removes what nobody needs any more: old tombstones, also those of before the clock went back, and what a process that was killed
+// has left.
 func (s store) sweep() error {
 	err := sweepTemporary(s.folder(), ".", s.clock)
 	for _, name := range names(s.folder()) {
@@ -443,7 +444,7 @@ func (s store) sweep() error {
 			continue
 		}
 		at, _ := strconv.ParseInt(strings.TrimRight(s.gone(uid), "+"), 10, 64)
-		if s.clock.Since(time.Unix(0, at)) > tombstoneFor {
+		if s.clock.Since(time.Unix(0, at)).Abs() > tombstoneFor {
 			err = errors.Join(err, os.Remove(filepath.Join(s.folder(), name)))
 		}
 	}

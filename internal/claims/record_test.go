@@ -59,6 +59,36 @@ func TestLeak(t *testing.T) {
 	}
 }
 
+// TestClockThatWentBack: what was written at a time that is to come does not stay until then.
+func TestClockThatWentBack(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		c, stop := r.start()
+		if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA)); err != nil {
+			t.Fatal(err)
+		}
+		stop()
+		now, later := time.Now().UTC(), time.Now().UTC().AddDate(10, 0, 0)
+		text := claims.Signed(strings.ReplaceAll(r.record("uid-1"), now.Format("2006-"), later.Format("2006-")))
+		folder := filepath.Join(r.options.StateDir, "claims")
+		for path, text := range map[string]string{
+			filepath.Join(folder, "uid-1.json"): text, filepath.Join(folder, "uid-2.gone"): fmt.Sprint(later.UnixNano()),
+		} {
+			if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, stop = r.start()
+		defer stop()
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if got := files(t, folder); len(got) > 0 {
+			t.Errorf("left after an hour: %v", got)
+		}
+	})
+}
+
 // TestLeakOfAKubeletThatHangs: while kubelet does not answer, all else goes on.
 func TestLeakOfAKubeletThatHangs(t *testing.T) {
 	t.Parallel()

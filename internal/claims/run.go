@@ -277,7 +277,7 @@ func (c *Claims) findLeaks(ctx context.Context, l *leaks) {
 		if !exists {
 			exists, err = ask(ctx, uid, r.Namespace, r.Name)
 		}
-		if exists || err != nil || now.Sub(r.Prepared) < leakAfter {
+		if exists || err != nil || now.Sub(r.Prepared).Abs() < leakAfter { // a later time is of a clock that went back
 			delete(l.since, uid)
 			continue
 		}

@@ -149,6 +149,23 @@ func TestRecoveriesOutliveTheProcess(t *testing.T) {
 	}
 }
 
+// TestClockThatWentBack: what an earlier process found at a time that is to come closes like any other fault, and counts for a day at most.
+func TestClockThatWentBack(t *testing.T) {
+	s := begin(t, 580)
+	s.policy.FlapLimit = 1
+	s.reads(1, inventory.Reading{Contact: inventory.ContactLost})
+	s.cured()
+	s.reads(1, inventory.Reading{Contact: inventory.ContactLost})
+	s.now = s.now.Add(-10 * 365 * 24 * time.Hour)
+	s.restart()
+	if since := s.gpu.Health.Since; since.After(s.now) {
+		t.Errorf("lost since %v, and it is %v", since, s.now)
+	}
+	s.now = s.now.Add(25 * time.Hour)
+	s.cured()
+	s.want(inventory.Healthy, inventory.NoCure)
+}
+
 // Where the driver asks for more than before, the stronger cure stays, whatever it asks for later.
 func TestResetThatBecomesReboot(t *testing.T) {
 	s := begin(t, 580)

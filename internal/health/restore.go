@@ -40,13 +40,25 @@ func (g GPU) Restored(noted func(uuid string) ([]Fault, []time.Time), now time.T
 	return g
 }
 
+// restored takes over faults and recoveries. Times that are to come are of a clock that went back: they count as now, and a fault as found
+// before anything that this process knows.
 func (d Device) restored(faults []Fault, recoveries []time.Time, now time.Time) Device {
-	d.Recoveries = slices.Concat(d.Recoveries, recoveries)
+	for _, at := range recoveries {
+		if at.After(now) {
+			at = now
+		}
+		d.Recoveries = append(slices.Clip(d.Recoveries), at)
+	}
 	faults = slices.DeleteFunc(slices.Clone(faults), func(f Fault) bool {
 		return slices.ContainsFunc(d.Faults, func(found Fault) bool { return found.Source == f.Source && found.XID == f.XID })
 	})
 	if len(faults) == 0 {
 		return d
+	}
+	for i, f := range faults {
+		if f.Since.After(now) {
+			faults[i].Since, faults[i].Seen = now, time.Time{}
+		}
 	}
 	d.Faults = slices.Concat(d.Faults, faults)
 	d = d.withVerdict(now)
