@@ -111,6 +111,44 @@ func TestErrorsAreSaidOnce(t *testing.T) {
 	}
 }
 
+// TestControlDaemonsOfMPS: they are started for what the configuration shares, and end with the command.
+func TestControlDaemonsOfMPS(t *testing.T) {
+	folder := t.TempDir()
+	file, started := filepath.Join(folder, "config.yaml"), filepath.Join(folder, "started")
+	script := "#!/bin/sh\n" + // its process is named by the file, and ends when it is asked to
+		"[ \"$1\" = -f ] || { case \"$(cat)\" in *quit*) kill $(cat " + started + ");; esac; exit 0; }\n" +
+		"echo $$ >" + started + "\nexec sleep 60\n"
+	if err := errors.Join(
+		os.WriteFile(file, []byte("sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}\n"), 0o600),
+		os.WriteFile(filepath.Join(folder, "nvidia-cuda-mps-control"), []byte(script), 0o700), //nolint:gosec // a program
+	); err != nil {
+		t.Fatal(err)
+	}
+	cmd := program(t, "mps-control-daemon", "--simulate=t4", "--config-file="+file, "--mps-root-ctr-path="+folder, "--control-socket=")
+	cmd.Env = append(cmd.Env, "PATH="+folder+":"+os.Getenv("PATH"))
+	var log strings.Builder
+	cmd.Stderr = &log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for late := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		if text, err := os.ReadFile(started); err == nil && len(text) > 0 {
+			break
+		}
+		if time.Now().After(late) {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+			t.Fatalf("no control daemon is started: %s", log.String())
+		}
+	}
+	if err := errors.Join(cmd.Process.Signal(syscall.SIGHUP), cmd.Process.Signal(syscall.SIGTERM)); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("it ended with %v: %s", err, log.String())
+	}
+}
+
 // TestExitStatusOfDoctor: of the worst finding, without another word; 1 where it cannot be run.
 func TestExitStatusOfDoctor(t *testing.T) {
 	for _, test := range []struct {

@@ -12,7 +12,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/layout"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 )
 
@@ -276,16 +278,27 @@ func TestMIGPlanFits(t *testing.T) {
 	t.Parallel()
 	planned := 0
 	for _, node := range append(slices.DeleteFunc(simulator.Names(), func(name string) bool { return name == "dgx-2" }), migNode(t)) {
-		_, err := runMIG(t, "plan", "--simulate", node, "--layout", "?")
+		n, err := readPartitions(t.Context(), config.Config{Simulate: node})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = layout.Find("?", nil, n.gpus)
 		if err == nil {
 			t.Fatal("a layout is called ?")
 		}
 		_, list, _ := strings.Cut(err.Error(), "give one of ")
 		for name := range strings.SplitSeq(list, ", ") {
-			got, err := runMIG(t, "plan", "--simulate", node, "--layout", name)
+			l, err := layout.Find(name, nil, n.gpus)
 			if err != nil {
-				t.Errorf("%s: %s: %v", node, name, err)
+				t.Fatal(err)
 			}
+			var text strings.Builder
+			p := newMIGPlan(layout.Plan(l, n.gpus), n)
+			p.text(&text)
+			if !p.Possible {
+				t.Errorf("%s: %s: %v", node, name, p.err())
+			}
+			got := text.String()
 			planned++
 			for line := range strings.Lines(got) {
 				if utf8.RuneCountInString(strings.TrimSuffix(line, "\n")) > textWidth {

@@ -44,8 +44,8 @@ func printSlices(cmd *cobra.Command, o *output, c config.Config) error {
 	return o.print(cmd.OutOrStdout(), pool.List(), func(w io.Writer) { slicesTable(w, pool) })
 }
 
-// poolOnce returns what the daemon publishes of a node as it is now: with the numbers of its GPUs and the MIG devices of its claims, if the daemon
-// has any in the state directory. A simulated node has none.
+// poolOnce returns what the daemon publishes of a node as it is now: with the numbers of its GPUs and the MIG devices of its claims, if the
+// daemon has any in the state directory. A simulated node has none.
 func poolOnce(ctx context.Context, c config.Config, session *nvidia.Session) (dra.Pool, error) {
 	snapshot, err := scan(ctx, c, session)
 	if err != nil {
