@@ -275,6 +275,11 @@ func TestDroppedShares(t *testing.T) {
 	if writes := s.sliceWrites() - before; n != 0 || writes != 3 || d.devices.Publication().Value().Problem != "" {
 		t.Errorf("%d shared GPUs, %d writes, want one that is not kept and two of health; %+v", n, writes, d.devices.Publication().Value())
 	}
+	d.share(0)
+	s.until("it is not told where no shares are wanted", func() bool { return !d.devices.Publication().Value().NoShares })
+	if n := s.sliceWrites() - before; n != 3 {
+		t.Errorf("%d writes", n)
+	}
 }
 
 // An API server that serves an older version alone gets that; one that changes to another version, that one.

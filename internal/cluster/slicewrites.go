@@ -414,10 +414,11 @@ func (p *publisher) settle(there map[string]dra.PublishedSlice, looked bool) boo
 
 // note notes what the API server has, once that is what it is to have.
 func (p *publisher) note(there map[string]dra.PublishedSlice) error {
-	divided := slices.ContainsFunc(p.devices.Pools().Value().Slices, dra.Slice.Counted)
+	wanted := p.devices.Pools().Value().Slices
 	now := draslices.Publication{
 		Slices: len(there), API: p.client.ResourceVersion(),
-		NoTaints: p.ledger.noTaints, NoCounters: p.ledger.noCounters && divided, NoShares: p.ledger.noShares,
+		NoTaints: p.ledger.noTaints, NoCounters: p.ledger.noCounters && slices.ContainsFunc(wanted, dra.Slice.Counted),
+		NoShares: p.ledger.noShares && slices.ContainsFunc(wanted, dra.Slice.Shared),
 	}
 	for _, s := range there {
 		now.Devices += len(s.Slice.Devices)
