@@ -3,11 +3,15 @@ package cli
 import (
 	"bytes"
 	"encoding/json"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/topology"
 )
 
@@ -56,6 +60,35 @@ func TestTopologyJSON(t *testing.T) {
 	}
 	if len(m.GPUs) != 8 || m.GPUs[0].Peers[7].Label != "NV18" || !m.GPUs[0].Peers[7].Switched {
 		t.Errorf("got %s", got)
+	}
+}
+
+// TestTopologyOfASlowDriver: all links are printed, also those that one scan does not tell.
+func TestTopologyOfASlowDriver(t *testing.T) {
+	t.Parallel()
+	want, err := topo(t, "--simulate", "dgx-h100")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := simulator.Load("dgx-h100")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Faults = []simulator.Fault{{Kind: simulator.KindSlow, Call: "DeviceGetNvLinkState", Delay: "20ms"}}
+	text, err := yaml.Marshal(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "dgx-h100.yaml")
+	if err := os.WriteFile(file, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got, err := topo(t, "--simulate", file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
 	}
 }
 
