@@ -20,8 +20,8 @@ type RequestedDevices struct {
 	Admin, Part bool
 }
 
-// CheckConfig returns why Prepare will refuse a claim with these requests for its configuration, on any node; nil if it will not. What depends on
-// UUIDs is not judged.
+// CheckConfig returns why Prepare will refuse a claim with these requests for its configuration, on any node; nil if it will not. What
+// depends on UUIDs is not judged.
 func CheckConfig(requests []RequestedDevices, of []dra.OpaqueConfig) error {
 	configs, err := parseConfigs(of)
 	if err != nil {

@@ -16,9 +16,9 @@ import (
 )
 
 // The GPUs of a claim that are shared by MPS have one control daemon; a MIG device has one of its own, because CUDA uses one MIG device
-// at a time. A daemon is asked for after the record of its claim is written, and given up after that is removed. So a daemon that no record
-// needs is one that can be ended. That of a MIG device which is made for the claim is asked for when that is there, and has ended before it is
-// destroyed.
+// at a time. A daemon is asked for after the record of its claim is written, and given up after that is removed. So a daemon that no
+// record needs is one that can be ended. That of a MIG device which is made for the claim is asked for when that is there, and has ended
+// before it is destroyed.
 //
 // All claims with shares of a GPU that use MPS have one daemon, because an MPS server has a GPU alone. The limits are those of each client
 // then, by environment variables. The lock of the GPU is held by whoever begins or ends it, or looks whether it is needed.

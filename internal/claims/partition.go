@@ -20,10 +20,10 @@ import (
 //
 //   - Before anything is made, the record says where: it is an intent as long as it lacks the UUID. Only under the locks of claim and
 //     GPU are MIG devices made and destroyed, and only while nothing is at their places may an intent be written.
-//   - A GPU instance is the claim's if the call that made it has succeeded, and the record says so with its ID: from before the instance has a
-//     compute instance until after it has none.
-//   - What is at the place of an intent otherwise was made by a call that was killed or gave no answer, if it has no compute instance: nobody can
-//     use it. It is destroyed before anything is made there. With a compute instance it is another program's.
+//   - A GPU instance is the claim's if the call that made it has succeeded, and the record says so with its ID: from before the instance
+//     has a compute instance until after it has none.
+//   - What is at the place of an intent otherwise was made by a call that was killed or gave no answer, if it has no compute instance:
+//     nobody can use it. It is destroyed before anything is made there. With a compute instance it is another program's.
 //   - What another program made is never destroyed. While there is any, nothing is made of the GPU.
 //   - Before anything is destroyed, the record says so: it is released, and stays until the MIG device is gone. While that is in use, the
 //     claim is not given back, and kubelet tries again. While the driver does not work, the claim is given back.
@@ -58,7 +58,8 @@ func (m recordMIG) is(i inventory.GPUInstance) bool {
 	return m.Made && m.GI == i.ID && m.at(i) && (len(i.Computes) == 0 || len(i.Computes) == 1 && i.Computes[0].Slices == m.Slices)
 }
 
-// begun reports whether a GPU instance is what a call made that was killed or gave no answer. It has no compute instance, so nobody uses it.
+// begun reports whether a GPU instance is what a call made that was killed or gave no answer. It has no compute instance, so nobody uses
+// it.
 func (m recordMIG) begun(i inventory.GPUInstance) bool {
 	return !m.Made && m.at(i) && len(i.Computes) == 0
 }
@@ -249,8 +250,8 @@ func (c *Claims) find(ctx context.Context, r record) (record, error) {
 	}
 }
 
-// destroy destroys those GPU instances for which a function of the claim's MIG devices is true. The caller has the locks of the claim and its
-// GPUs.
+// destroy destroys those GPU instances for which a function of the claim's MIG devices is true. The caller has the locks of the claim and
+// its GPUs.
 func (c *Claims) destroy(ctx context.Context, r record, which func(recordMIG, inventory.GPUInstance) bool) error {
 	if r.former(c.options.BootID) {
 		return nil // the restart of the node has ended them
@@ -268,8 +269,8 @@ func (c *Claims) destroy(ctx context.Context, r record, which func(recordMIG, in
 	return nil
 }
 
-// A noting driver makes steps for a claim, and keeps its record true: a GPU instance is noted after it is made, and not any more before it is
-// destroyed.
+// A noting driver makes steps for a claim, and keeps its record true: a GPU instance is noted after it is made, and not any more before
+// it is destroyed.
 type noting struct {
 	mig.Driver
 	store store
@@ -301,7 +302,8 @@ func (n noting) note(gpu string, which func(*recordMIG) bool, made bool, id int)
 	return n.store.write(*n.r)
 }
 
-// change has a GPU have the instances that are wanted of it for a claim, by the steps by which layouts are made. Without MIG mode it has none.
+// change has a GPU have the instances that are wanted of it for a claim, by the steps by which layouts are made. Without MIG mode it has
+// none.
 func (c *Claims) change(ctx context.Context, r *record, uuid string, wanted func(layout.GPU) ([]inventory.GPUInstance, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, divideTimeout)
 	defer cancel()

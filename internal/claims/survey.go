@@ -134,8 +134,8 @@ func (c *Claims) division(ctx context.Context, uuid string, own []recordMIG) (dr
 // switchedOff is why no MIG devices are made for claims.
 const switchedOff = "dra.dynamicMIG is off"
 
-// Divisions returns how the GPUs in MIG mode are divided now. It writes nothing and takes no lock: a MIG device that a daemon makes or destroys
-// meanwhile may count as another program's. It needs the Driver, the Configs and the folders alone, and no Run.
+// Divisions returns how the GPUs in MIG mode are divided now. It writes nothing and takes no lock: a MIG device that a daemon makes or
+// destroys meanwhile may count as another program's. It needs the Driver, the Configs and the folders alone, and no Run.
 func (c *Claims) Divisions(ctx context.Context, s inventory.Snapshot) (dra.Divisions, error) {
 	records := map[string]record{}
 	if c.options.StateDir != "" {

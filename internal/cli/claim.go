@@ -203,7 +203,8 @@ func strategyOf(request string, configs []claimConfig) dra.SharingStrategy {
 	return ""
 }
 
-// describe adds how much memory a request and its alternatives want that want a part of a GPU, by the names that configuration has for them.
+// describe adds how much memory a request and its alternatives want that want a part of a GPU, by the names that configuration has for
+// them.
 func (r claimRequest) describe(prefix string, parts map[string]string) {
 	class := r.DeviceClassName + r.Exactly.DeviceClassName
 	for _, c := range []claimCapacity{r.Capacity, r.Exactly.Capacity} {
