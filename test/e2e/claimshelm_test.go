@@ -208,10 +208,14 @@ func sharedByMPS(ctx context.Context, t *testing.T, n *node.Node, held []string)
 	}
 }
 
-// paceOfClaims: on a node that gives some GPUs in each way, it takes about as long from the creation of a claim until its pod runs as from the
-// creation of a pod that asks for nvidia.com/gpu. Pods of both kinds take turns, and containers get the same by CDI.
+// paceOfClaims: on a node that gives some GPUs in each way, it takes at most a fifth longer from the creation of a claim until its pod runs
+// than from the creation of a pod that asks for nvidia.com/gpu, by the medians. Pods of both kinds take turns, and containers get the same
+// by CDI. It is measured a second time if the first one misses.
 func paceOfClaims(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
-	const measured = 20
+	const (
+		measured = 20
+		slower   = 1.2
+	)
 	withoutDaemon(ctx, t, n)
 	startProxy(t)
 	publishCA(ctx, t, n, namespace)
@@ -265,22 +269,35 @@ config: {map: {default: "dra: {mode: split, gpus: {indices: [5, 6, 7]}}"}}
 		}
 		return took
 	}
-	var claimed, plain []time.Duration
-	for i := range measured + 1 {
-		one, other := until(fmt.Sprintf("claimed-%d", i)), until(fmt.Sprintf("plain-%d", i))
-		if i > 0 { // the first of each kind reads programs from the disk
-			claimed, plain = append(claimed, one), append(plain, other)
+	measure := func(turn string, pairs int) (claimed, plain []time.Duration) {
+		for i := range pairs {
+			name := fmt.Sprintf("-%s-%d", turn, i)
+			if i%2 == 0 {
+				claimed = append(claimed, until("claimed"+name))
+			}
+			plain = append(plain, until("plain"+name))
+			if i%2 != 0 {
+				claimed = append(claimed, until("claimed"+name))
+			}
 		}
+		slices.Sort(claimed)
+		slices.Sort(plain)
+		return claimed, plain
 	}
-	slices.Sort(claimed)
-	slices.Sort(plain)
 	figures := func(of []time.Duration) string {
 		return fmt.Sprintf("median %v, p90 %v", of[len(of)/2].Round(time.Millisecond), of[len(of)*9/10].Round(time.Millisecond))
 	}
-	ratio := float64(claimed[measured/2]) / float64(plain[measured/2])
-	fmt.Printf("e2e: claim created until its pod runs: %s; nvidia.com/gpu: %s; %d each; %.2f x, to be below 1.2\n",
-		figures(claimed), figures(plain), measured, ratio)
-	if ratio > far {
-		t.Errorf("claims take %.2f times as long as the device plugin", ratio)
+	measure("first", 1) // of each kind reads programs from the disk
+	for _, turn := range []string{"once", "again"} {
+		claimed, plain := measure(turn, measured)
+		ratio := float64(claimed[measured/2]) / float64(plain[measured/2])
+		fmt.Printf("e2e: claim created until its pod runs: %s; nvidia.com/gpu: %s; %d each; %.2f x, to be below %.1f\n",
+			figures(claimed), figures(plain), measured, ratio, slower)
+		switch {
+		case ratio < slower:
+			return
+		case turn == "again": // a machine that is busy for some of the pods is so twice in a row hardly ever
+			t.Errorf("claims take %.2f times as long as the device plugin, want less than %.1f, as before", ratio, slower)
+		}
 	}
 }
