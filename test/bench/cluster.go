@@ -13,13 +13,15 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet/plugins"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
 var clusterFigures = []figure{
 	{"gpu-node-agent with all on, start → Register, in turn", "medians: within 1.3 × gpu-device-plugin", agentStart},
 	{"gpu-node-agent with all on, idle for 20 s, 8 GPUs", "under 50 MB", agentIdle},
-	{"its requests to the API server in those 20 s", "one list and one watch of the node; few writes", agentRequests},
+	{"the same, with 7 of the GPUs in slices", "under 60 MB", agentOfClaims},
+	{"requests to the API server in 20 s, without claims", "one list and one watch of the node; few writes", agentRequests},
 	{"label nvidia.com/mig.config → success, 8 idle GPUs, with their devices at kubelet", "any within 3 s", labelToSuccess},
 	{"gpu-node-agent, stripped", "under 30 MB", agentSize},
 }
@@ -98,6 +100,28 @@ func agentStart(ctx context.Context, daemon string) (string, error) {
 func agentIdle(ctx context.Context, daemon string) (string, error) {
 	return withCluster(func(_ *apiserver.Server, args []string) (string, error) {
 		return idling(ctx, node.Setup{Daemon: nodeAgent(daemon), Args: args}, 20*time.Second)
+	})
+}
+
+// agentOfClaims is agentIdle on a node of which kubelet and the API server know a driver for claims.
+func agentOfClaims(ctx context.Context, daemon string) (string, error) {
+	return withCluster(func(s *apiserver.Server, args []string) (string, error) {
+		registry := filepath.Join(s.Dir(), "registry")
+		split := []byte("version: v1\ndra: {mode: split, gpus: {indices: [1, 2, 3, 4, 5, 6, 7]}}\n")
+		if err := errors.Join(os.Mkdir(registry, 0o700), os.WriteFile(filepath.Join(s.Dir(), "configs", "a"), split, 0o600)); err != nil {
+			return "", err
+		}
+		kubelet := plugins.Start(plugins.Options{Dir: registry})
+		defer kubelet.Stop()
+		args = append(args, "--dra-registry-dir", registry, "--dra-plugins-dir", filepath.Join(s.Dir(), "plugins"))
+		used, err := idling(ctx, node.Setup{Daemon: nodeAgent(daemon), Args: args}, 20*time.Second)
+		if err != nil {
+			return "", err
+		}
+		if all := s.Slices(); len(all) != 1 || len(all[0].Spec.Devices) != 7 {
+			return "", fmt.Errorf("the API server has %d slices, want one with 7 GPUs", len(all))
+		}
+		return used, nil
 	})
 }
 
