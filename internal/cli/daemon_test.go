@@ -120,7 +120,7 @@ func TestControlDaemonsOfMPS(t *testing.T) {
 		"echo $$ >" + started + "\nexec sleep 60\n"
 	if err := errors.Join(
 		os.WriteFile(file, []byte("sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}\n"), 0o600),
-		os.WriteFile(filepath.Join(folder, "nvidia-cuda-mps-control"), []byte(script), 0o700), //nolint:gosec // a program
+		os.WriteFile(filepath.Join(folder, "nvidia-cuda-mps-control"), []byte(script), 0o700),
 	); err != nil {
 		t.Fatal(err)
 	}
