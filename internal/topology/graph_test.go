@@ -25,6 +25,7 @@ func TestPairScores(t *testing.T) {
 		{"NUMA node", inventory.Link{PCIe: inventory.PCIeNUMANode}, 20},
 		{"system", inventory.Link{PCIe: inventory.PCIeSystem}, 10},
 		{"a path this program does not know", inventory.Link{PCIe: 17}, 0},
+		{"the first path this program does not know", inventory.Link{PCIe: inventory.PCIeSystem + 1}, 0},
 		{"4 lanes of P100", inventory.Link{NVLinks: 4, NVLinkVersion: 1, PCIe: both}, 330},
 		{"2 lanes of V100", inventory.Link{NVLinks: 2, NVLinkVersion: 2, PCIe: both}, 210},
 		{"12 lanes of A100", inventory.Link{NVLinks: 12, NVLinkVersion: 3, Switched: true, PCIe: both}, 1210},
