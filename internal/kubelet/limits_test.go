@@ -4,12 +4,17 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/grpc"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 )
@@ -257,6 +262,96 @@ func TestStaleAtItsLimits(t *testing.T) {
 		}
 		if d.checkStale(fileKey{}) != nil {
 			t.Errorf("%s: another socket has refused connections", name)
+		}
+	}
+}
+
+// TestWithNoticesNothingIsDoneEachSecond: the directory is looked at, and swept, every five seconds.
+func TestWithNoticesNothingIsDoneEachSecond(t *testing.T) {
+	t.Parallel()
+	path := folder(t)
+	d, other := newDirectory(t, path), newDirectory(t, path)
+	c := clocktesting.NewFakeClock(time.Now())
+	d.clock = c
+	dead := other.NewEndpoint("nvidia.com/gpu")
+	listen(t, dead)()
+	watch(t, d)
+	rounds := func() {
+		t.Helper()
+		for range 100 { // it waits by the clock then
+			if err := d.Alive(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	rounds()
+	c.Step(lookRarely - lookInterval)
+	rounds()
+	if _, err := os.Lstat(dead); err != nil {
+		t.Errorf("the directory was swept after %v: %v", lookRarely-lookInterval, err)
+	}
+	c.Step(lookInterval)
+	for late := time.Now().Add(patience); ; rounds() {
+		if _, err := os.Lstat(dead); err != nil {
+			return
+		}
+		if time.Now().After(late) {
+			t.Fatalf("the directory was not swept after %v", lookRarely)
+		}
+	}
+}
+
+// A counted listener counts connections that are open.
+type counted struct {
+	net.Listener
+	open atomic.Int32
+}
+
+func (l *counted) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	if err == nil {
+		l.open.Add(1)
+		conn = &countedConn{Conn: conn, closed: sync.OnceFunc(func() { l.open.Add(-1) })}
+	}
+	return conn, err
+}
+
+type countedConn struct {
+	net.Conn
+	closed func()
+}
+
+func (c *countedConn) Close() error {
+	c.closed()
+	return c.Conn.Close()
+}
+
+// TestACallLeavesNoConnection: the earlier server could not end while one is open.
+func TestACallLeavesNoConnection(t *testing.T) {
+	t.Parallel()
+	path := folder(t)
+	us, earlier := newDirectory(t, path), newDirectory(t, path)
+	earlier.token = "000000000a22"
+	inner, err := net.Listen("unix", earlier.NewEndpoint("nvidia.com/gpu"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener, server := &counted{Listener: inner}, grpc.NewServer()
+	pluginapi.RegisterDevicePluginServer(server, options{answer: true})
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(server.Stop)
+	for range 3 {
+		err := us.CallEarlier(t.Context(), "nvidia.com/gpu", func(ctx context.Context, c pluginapi.DevicePluginClient) error {
+			_, err := c.GetDevicePluginOptions(ctx, &pluginapi.Empty{})
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for late := time.Now().Add(patience); listener.open.Load() > 0; <-time.After(time.Millisecond) {
+		if time.Now().After(late) {
+			t.Fatalf("%d connections are open after three calls", listener.open.Load())
 		}
 	}
 }
