@@ -35,9 +35,10 @@ func TestResolve(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for i := range maxLinks + 1 { // 40 follow one another, as many as may be
+	const most = 40 // that may follow one another, as in the kernel
+	for i := range most + 1 {
 		target := fmt.Sprintf("link%d", i+1)
-		if i == maxLinks {
+		if i == most {
 			target = "inside"
 		}
 		if err := os.Symlink(target, filepath.Join(root, fmt.Sprintf("link%d", i))); err != nil {
@@ -133,6 +134,13 @@ func (b brokenFS) ReadDir(name string) ([]fs.DirEntry, error) {
 	return b.MapFS.ReadDir(name)
 }
 
+// An unlisted file system lists no folder.
+type unlisted struct{ fstest.MapFS }
+
+func (unlisted) ReadDir(name string) ([]fs.DirEntry, error) {
+	return nil, &fs.PathError{Op: "open", Path: name, Err: syscall.EACCES}
+}
+
 // TestFindSaysWhatItCannotRead: what cannot be read is not taken for absent.
 func TestFindSaysWhatItCannotRead(t *testing.T) {
 	t.Parallel()
@@ -142,6 +150,9 @@ func TestFindSaysWhatItCannotRead(t *testing.T) {
 		if !errors.Is(err, syscall.EIO) || errors.Is(err, ErrNoLibraries) {
 			t.Errorf("%s cannot be read: got error %v", path, err)
 		}
+	}
+	if _, err := Find(unlisted{tree}, "580.95.05"); !errors.Is(err, syscall.EACCES) || errors.Is(err, ErrNoLibraries) {
+		t.Errorf("a folder whose files may be opened and not listed: got error %v", err)
 	}
 	if _, err := Find(brokenFS{tree, "run/nvidia-persistenced", syscall.EACCES}, "580.95.05"); err != nil {
 		t.Errorf("a socket that may not be seen: got error %v", err)

@@ -176,3 +176,26 @@ func TestHowMuchIsKept(t *testing.T) {
 		t.Errorf("one byte more: %d bytes kept, %d lines dropped", len(w.kept), w.dropped)
 	}
 }
+
+// One line that was dropped is told of, too.
+func TestOneDroppedLine(t *testing.T) {
+	t.Parallel()
+	var to bytes.Buffer
+	w := &Writer{to: &to, dropped: 1}
+	w.pass()
+	if got := to.String(); !strings.HasSuffix(got, "lines=1\n") {
+		t.Errorf("it wrote %q", got)
+	}
+}
+
+// A flush passes on what nobody has given notice of.
+func TestFlushWithoutNotice(t *testing.T) {
+	t.Parallel()
+	var to bytes.Buffer
+	w := &Writer{to: &to, changed: make(chan struct{}, 1), flushes: make(chan chan struct{}), kept: []byte("a\n")}
+	go w.run()
+	w.FlushWithin(patience)
+	if got := to.String(); got != "a\n" {
+		t.Errorf("it wrote %q", got)
+	}
+}
