@@ -42,7 +42,7 @@ func TestWhatNeedsTheAPIServer(t *testing.T) {
 		"labels":                     {config: config.Config{Features: config.Features{Labels: config.LabelsNode}}, want: true},
 		"the label of a layout":      {config: config.Config{MIG: config.MIG{Enabled: true, Label: true}}, want: true},
 		"layouts are not changed":    {config: config.Config{MIG: config.MIG{Label: true, Evict: true, PauseClients: true}}},
-		"claims":                     {config: config.Config{DRA: config.DRA{Mode: config.DRAAll}}, want: true},
+		"claims":                     {config: config.Config{DRA: config.DRA{Mode: config.DRAAll}}},
 		"a taint":                    {node: kubeapi.Node{Taints: []kubeapi.Taint{{Key: taintKey, Effect: taintEffect}}}, want: true},
 		"the key, another effect":    {node: kubeapi.Node{Taints: []kubeapi.Taint{{Key: taintKey, Effect: "NoExecute"}}}},
 		"the effect, another key":    {node: kubeapi.Node{Taints: []kubeapi.Taint{{Key: "theirs", Effect: taintEffect}}}},
@@ -81,8 +81,11 @@ func TestTasks(t *testing.T) {
 		early             config.Config
 		observation, file string
 	}{
-		{config.Config{NodeName: "n"}, "own node", ""},
-		{config.Config{NodeConfig: config.NodeConfig{Dir: dir, Fallbacks: []config.Fallback{config.FallbackSingle}}}, "own node, node configuration", ""},
+		{config.Config{NodeName: "n"}, "own node, size of the cluster", ""},
+		{
+			config.Config{NodeConfig: config.NodeConfig{Dir: dir, Fallbacks: []config.Fallback{config.FallbackSingle}}},
+			"own node, size of the cluster, node configuration", "",
+		},
 	} {
 		c := New()
 		chosen := c.Choose(t.Context(), tt.early)
