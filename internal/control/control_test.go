@@ -123,6 +123,14 @@ func TestASocketWithTheLongestPath(t *testing.T) {
 	start(t, filepath.Join(folder, strings.Repeat("s", 107-1-len(folder))))
 }
 
+// TestASocketThatCannotBeMade: Run says so, and does not wait.
+func TestASocketThatCannotBeMade(t *testing.T) {
+	err := control.NewServer(filepath.Join(t.TempDir(), strings.Repeat("s", 120)), nil, nil).Run(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "make control socket") {
+		t.Errorf("Run() = %v, want that the socket cannot be made", err)
+	}
+}
+
 func TestALivingDaemonKeepsItsSocket(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "c.sock")
 	start(t, socket)

@@ -159,3 +159,28 @@ func TestGPUsThatAreDivided(t *testing.T) {
 		}
 	}
 }
+
+// TestNothingIsPlannedBeforeTheFirstLook: a node that nobody has looked at is not one without GPUs.
+func TestNothingIsPlannedBeforeTheFirstLook(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, true)
+	n.snapshots = feed.New(inventory.Snapshot{})
+	mps := &daemons{followed: feed.New([]string(nil)), unready: feed.New(map[string]string(nil))}
+	n.mps = mps
+	_, followed := mps.followed.Latest()
+	n.start(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for range 3 {
+		if err := n.pulse.Check(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	select {
+	case <-followed:
+		t.Error("a plan was made")
+	default:
+	}
+	n.snapshots.Publish(gpus())
+	n.await(t, "GPU-0 GPU-1 | ", gpu)
+}
