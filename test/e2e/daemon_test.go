@@ -89,6 +89,7 @@ func TestCluster(t *testing.T) {
 		{name: "claims", story: givesClaims},
 		{name: "claims by Helm", story: claimsByHelm},
 		{name: "claims by an older API", story: claimsByOlderAPI, long: true},
+		{name: "claims in shares", story: claimsInShares, long: true},
 		{name: "claims of pods deleted by force", story: deletedByForce, long: true},
 		{name: "claims without API server", story: claimsWithoutAPIServer, long: true},
 		{name: "MIG devices made for claims", story: madeForClaims, long: true},
