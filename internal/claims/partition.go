@@ -21,7 +21,7 @@ import (
 //   - Before anything is made, the record says where: it is an intent as long as it lacks the UUID. Only under the locks of claim and
 //     GPU are MIG devices made and destroyed, and only while nothing is at their places may an intent be written.
 //   - A GPU instance is the claim's if the call that made it has succeeded, and the record says so with its ID: from before the instance
-//     has a compute instance until after it has none.
+//     has a compute instance until after it has none. Earlier versions say so by the UUID alone.
 //   - What is at the place of an intent otherwise was made by a call that was killed or gave no answer, if it has no compute instance:
 //     nobody can use it. It is destroyed before anything is made there. With a compute instance it is another program's.
 //   - What another program made is never destroyed. While there is any, nothing is made of the GPU.
@@ -53,15 +53,18 @@ func (m recordMIG) at(i inventory.GPUInstance) bool {
 	return i.Profile == m.Profile && i.Start == m.Start && i.Size == m.Size
 }
 
+// noted reports whether the record says which GPU instance was made for the claim.
+func (m recordMIG) noted() bool { return m.Made || m.UUID != "" }
+
 // is reports whether a GPU instance was made for the claim, and has no compute instances that were not.
 func (m recordMIG) is(i inventory.GPUInstance) bool {
-	return m.Made && m.GI == i.ID && m.at(i) && (len(i.Computes) == 0 || len(i.Computes) == 1 && i.Computes[0].Slices == m.Slices)
+	return m.noted() && m.GI == i.ID && m.at(i) && (len(i.Computes) == 0 || len(i.Computes) == 1 && i.Computes[0].Slices == m.Slices)
 }
 
 // begun reports whether a GPU instance is what a call made that was killed or gave no answer. It has no compute instance, so nobody uses
 // it.
 func (m recordMIG) begun(i inventory.GPUInstance) bool {
-	return !m.Made && m.at(i) && len(i.Computes) == 0
+	return !m.noted() && m.at(i) && len(i.Computes) == 0
 }
 
 // own reports whether a GPU instance is to be destroyed with the claim.
@@ -295,7 +298,9 @@ func (n noting) note(gpu string, which func(*recordMIG) bool, made bool, id int)
 	n.r.Devices = slices.Clone(n.r.Devices)
 	for _, at := range n.r.made()[gpu] {
 		if m := *n.r.Devices[at].MIG; which(&m) {
-			m.Made, m.GI = made, id
+			if m.Made, m.GI = made, id; !made {
+				m.UUID = ""
+			}
 			n.r.Devices[at].MIG = &m
 		}
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -173,6 +175,34 @@ func TestMadeDevicesWithoutDriver(t *testing.T) {
 	after, _ := r.start()
 	if err := after.Unprepare(t.Context(), "uid-2", "default", "claim-uid-2"); err != nil || d.steps != steps || r.record("uid-2") != "" {
 		t.Errorf("after a restart of the node: %v, %d steps, record %q", err, d.steps-steps, r.record("uid-2"))
+	}
+}
+
+// TestMadeByAnEarlierVersion: a record without a note that a call has succeeded has the UUID of the MIG device. That is destroyed with the claim,
+// also if a version that drops the note has given the claim back without a driver.
+func TestMadeByAnEarlierVersion(t *testing.T) {
+	t.Parallel()
+	for _, released := range []string{"", `"released":true,`} {
+		r := newRig(t)
+		d := r.divide()
+		c, stop := r.start()
+		if _, err := c.Prepare(t.Context(), claim("uid-1", half0)); err != nil {
+			t.Fatal(err)
+		}
+		stop()
+		earlier := strings.NewReplacer(`"made":true,`, "", `"devices":`, released+`"devices":`).Replace(r.record("uid-1"))
+		path := filepath.Join(r.options.StateDir, "claims", "uid-1.json")
+		if err := os.WriteFile(path, []byte(claims.Signed(earlier)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, _ = r.start()
+		divisions, err := c.Divisions(t.Context(), r.snapshots.Value())
+		if got := divisions["GPU-b"]; err != nil || got.Fixed != "" || len(got.Own) != 1 {
+			t.Errorf("the GPU is %+v, %v", got, err)
+		}
+		if err := c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1"); err != nil || d.has() != "" || r.record("uid-1") != "" {
+			t.Errorf("given back: %v, the GPU has %q, record %q", err, d.has(), r.record("uid-1"))
+		}
 	}
 }
 
