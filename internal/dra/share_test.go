@@ -82,16 +82,22 @@ func TestSharesOfOthers(t *testing.T) {
 // TestShareOfAResult: a claim has a part of a device only if the allocation says how much.
 func TestShareOfAResult(t *testing.T) {
 	t.Parallel()
-	device := dra.Device{Capacity: map[string]dra.Capacity{"memory": 80<<30 + 5}}
+	device := func(kind string) dra.Device {
+		return dra.Device{
+			Attributes: map[string]dra.Attribute{"type": {Type: dra.String, Value: kind}}, Capacity: map[string]dra.Capacity{"memory": 80<<30 + 5},
+		}
+	}
 	for _, tt := range []struct {
-		id, consumed string
-		want         int64
+		kind, id, consumed string
+		want               int64
 	}{
-		{"a", "20Gi", 20 << 30}, {"a", "80Gi", 0}, {"a", "90Gi", 0}, {"a", "", 0}, {"a", "much", 0}, {"", "20Gi", 0},
+		{"gpu", "a", "20Gi", 20 << 30}, {"gpu", "a", "1Mi", 1 << 20}, {"gpu", "a", "80Gi", 0}, {"gpu", "a", "90Gi", 0}, {"gpu", "a", "90E", 0},
+		{"gpu", "a", "", 0}, {"gpu", "a", "much", 0}, {"gpu", "", "20Gi", 0},
+		{"gpu", "a", "0", 0}, {"gpu", "a", "-20Gi", 0}, {"gpu", "a", "1023Ki", 0}, {"mig", "a", "20Gi", 0},
 	} {
 		r := dra.Result{ShareID: tt.id, ConsumedCapacity: map[string]string{"memory": tt.consumed}}
-		if got := r.Share(device); got != tt.want {
-			t.Errorf("%+v is %d bytes", r, got)
+		if got := r.Share(device(tt.kind)); got != tt.want {
+			t.Errorf("%+v of a %s is %d bytes", r, tt.kind, got)
 		}
 	}
 }
