@@ -152,7 +152,8 @@ var Checks = []Check{
 	},
 	{
 		"dra", "GPUs that are given by Dynamic Resource Allocation are in slices as they are to be, with a driver that kubelet has registered, " +
-			"no device plugin has them, and the API server keeps what is published (taints, and counters and shares where they are needed)", "a running daemon; PodResources", allocation,
+			"no device plugin has them, and the API server keeps what is published (taints, and counters and shares where they are needed)",
+		"a running daemon; PodResources", allocation,
 	},
 	{
 		"daemon", "the daemon answers, is ready, and reports no faults and no warnings", "the socket of `--control-socket`", daemon,
