@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
@@ -304,6 +305,34 @@ func TestWipedSlices(t *testing.T) {
 				left -= time.Second
 			}
 		}
+	}
+}
+
+// A Node that was deleted and made anew takes its slices with it. New ones belong to the new Node, also while a watch of the Node is stuck.
+func TestNodeMadeAnew(t *testing.T) {
+	s := newStage(t)
+	d := s.newDriver(t.TempDir(), snapshotOf(2))
+	before, err := s.server.Node(nodeName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.publisher.client.Nodes().Publish(kubeapi.Node{Name: nodeName, UID: string(before.UID), ResourceVersion: before.ResourceVersion})
+	d.registered(1)
+	s.untilPool("1: 0 1")
+	if err := s.server.DeleteNode(nodeName); err != nil {
+		t.Fatal(err)
+	}
+	s.change(func(*corev1.Node) {})
+	after, err := s.server.Node(nodeName)
+	if err != nil || after.UID == before.UID {
+		t.Fatalf("the node is not another one: %v", err)
+	}
+	if err := s.server.WipeSlices(nodeName); err != nil { // as the garbage collector does
+		t.Fatal(err)
+	}
+	s.until("the slice is back", func() bool { return len(s.server.Slices()) == 1 })
+	if owner := s.server.Slices()[0].OwnerReferences[0]; owner.UID != after.UID {
+		t.Errorf("the slice belongs to the node %s, which is gone, and not to %s", owner.UID, after.UID)
 	}
 }
 

@@ -166,9 +166,10 @@ func (p *publisher) publish(ctx context.Context) error {
 	}
 }
 
-// owner returns the UID of the Node; empty if the API server has none. It is asked where nothing watches the Node.
+// owner returns the UID of the Node; empty if the API server has none. It is asked where nothing watches the Node, and where slices are gone
+// that were there: they go with a Node that is deleted, of which the watch may not have told yet.
 func (p *publisher) owner(ctx context.Context) (string, error) {
-	if node := p.client.Nodes().Value(); node.UID != "" {
+	if node := p.client.Nodes().Value(); node.UID != "" && p.ledger.generation == 0 {
 		return node.UID, nil
 	}
 	node, err := p.client.Get(ctx)
