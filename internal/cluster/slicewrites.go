@@ -166,8 +166,8 @@ func (p *publisher) publish(ctx context.Context) error {
 	}
 }
 
-// owner returns the UID of the Node; empty if the API server has none. It is asked where nothing watches the Node, and where slices are gone
-// that were there: they go with a Node that is deleted, of which the watch may not have told yet.
+// owner returns the UID of the Node; empty if the API server has none. It is asked where nothing watches the Node, and where slices are
+// gone that were there: they go with a Node that is deleted, of which the watch may not have told yet.
 func (p *publisher) owner(ctx context.Context) (string, error) {
 	if node := p.client.Nodes().Value(); node.UID != "" && p.ledger.generation == 0 {
 		return node.UID, nil
@@ -182,6 +182,8 @@ func (p *publisher) view() (map[string]kubeapi.Slice, bool) {
 	seen := p.there.Value()
 	if l.listed.ResourceVersion != "" && now.Sub(l.at) < ownWrite && (seen.ResourceVersion == "" || seen.IsBefore(l.listed.ResourceVersion)) {
 		seen = l.listed
+	} else { // when the watch begins anew, what was read before would be older than what is known
+		l.listed = kubeapi.Slices{}
 	}
 	if seen.ResourceVersion == "" {
 		return nil, false
@@ -256,8 +258,8 @@ func (p *publisher) judge(ctx context.Context, pool dra.Pool, there map[string]d
 	maps.DeleteFunc(l.seen, func(name, _ string) bool { return view[name].Name == "" })
 	for name, s := range view {
 		before, known := l.seen[name]
-		if before == s.ResourceVersion {
-			continue
+		if is := (kubeapi.Slices{ResourceVersion: s.ResourceVersion}); before == s.ResourceVersion || is.IsBefore(before) {
+			continue // it is known, or of an API server that is behind
 		}
 		l.seen[name] = s.ResourceVersion
 		is, tried := there[name], l.tried[name]

@@ -116,6 +116,25 @@ func TestViewOfSlices(t *testing.T) {
 	}
 }
 
+// TestListIsForgotten: once the watch is as far as a list, that counts no more, also while the watch begins anew.
+func TestListIsForgotten(t *testing.T) {
+	t.Parallel()
+	p, timer := ledgerPublisher(t)
+	p.ledger.listed, p.ledger.at = kubeapi.Slices{ResourceVersion: "5"}, timer.Now()
+	p.there.Publish(kubeapi.Slices{ResourceVersion: "4"})
+	if view, known := p.view(); !known || len(view) > 0 {
+		t.Fatalf("before the watch is as far: %v, known: %v", view, known)
+	}
+	p.there.Publish(kubeapi.Slices{ResourceVersion: "9", ByName: map[string]kubeapi.Slice{"s": {Name: "s", ResourceVersion: "9"}}})
+	if view, _ := p.view(); len(view) != 1 {
+		t.Fatalf("what the watch tells: %v", view)
+	}
+	p.there.Publish(kubeapi.Slices{})
+	if view, known := p.view(); known {
+		t.Errorf("while the watch begins anew: %v", view)
+	}
+}
+
 // TestPauseOfSliceWrites: bad news waits for nothing, good news a second after the last write, and what another program removed longer and
 // longer, until kubelet has started again or nothing was removed for a minute.
 func TestPauseOfSliceWrites(t *testing.T) {
@@ -204,6 +223,12 @@ func TestChangesByOthers(t *testing.T) {
 	counts("which is changed before it is removed", 1, "left", other)
 	counts("nothing is there", 1, "", mine)
 	counts("something is there again, as at the start", 1, "left", mine)
+
+	p.ledger.struck = nil
+	counts("this process's", 0, name, tried)
+	version -= 2
+	counts("an older one, of an API server that is behind", 0, name, other)
+	counts("this process's again", 0, name, tried)
 
 	p.ledger.struck = nil
 	counts("one", 1, name, other)
