@@ -336,6 +336,27 @@ func TestNodeMadeAnew(t *testing.T) {
 	}
 }
 
+// Slices of a Node that is gone are removed while others are written. The Node that is there now gets all.
+func TestSlicesRemovedAtOnce(t *testing.T) {
+	s := newStage(t)
+	d := s.newDriver(t.TempDir(), snapshotOf(17))
+	d.publisher.client.Nodes().Publish(kubeapi.Node{Name: nodeName, UID: "gone", ResourceVersion: "1"})
+	d.registered(1)
+	for deadline := time.Now().Add(patience); len(s.server.Slices()) < 3; s.clock.Step(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("the slices are not there: %s", d.requests())
+		}
+		for _, slice := range s.server.Slices() {
+			if slice.OwnerReferences[0].UID != "gone" {
+				continue
+			}
+			if err := s.server.WipeSlices(nodeName); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
 // Nothing is asked of the API server before kubelet has registered the driver, nor in a mode without DRA that never was another one.
 func TestNoRequestWithoutNeed(t *testing.T) {
 	s := newStage(t)

@@ -98,6 +98,7 @@ var errLinksDue = &errNotNow{"the driver is slow: the links between GPUs are not
 // publish makes the writes that are due.
 func (p *publisher) publish(ctx context.Context) error {
 	writing, looked, owner := false, false, ""
+	made := map[string]bool{}
 	for tries := 0; ; {
 		view, known := p.view()
 		if !known {
@@ -137,6 +138,10 @@ func (p *publisher) publish(ctx context.Context) error {
 			looked = true
 			continue
 		}
+		if step.New && made[step.Name] { // it was removed at once, as its owner may be gone: that does not go on without a pause
+			writing, owner = false, ""
+			clear(made)
+		}
 		if pause := p.pause(step, there); pause > 0 && !writing {
 			p.again.after(ctx, pause)
 			return nil
@@ -154,6 +159,7 @@ func (p *publisher) publish(ctx context.Context) error {
 				return &errNotNow{fmt.Sprintf("the API server has no Node %s", pool.Name)}
 			}
 		}
+		made[step.Name] = step.New
 		err = p.write(ctx, step, view, there, owner)
 		if kubeapi.IsOvertaken(err) {
 			if tries++; tries < sliceTries {
