@@ -84,7 +84,11 @@ func TestSharedClaims(t *testing.T) {
 	for _, slice := range all {
 		for _, d := range slice.Spec.Devices {
 			memory := d.Capacity["memory"].Value
-			pool[d.Name] = dra.Device{Capacity: map[string]dra.Capacity{"memory": dra.Capacity(memory.Value())}}
+			kind := *d.Attributes["type"].StringValue
+			pool[d.Name] = dra.Device{
+				Attributes: map[string]dra.Attribute{"type": {Type: dra.String, Value: kind}},
+				Capacity:   map[string]dra.Capacity{"memory": dra.Capacity(memory.Value())},
+			}
 		}
 	}
 	s := schedulerOf(t, all)

@@ -203,16 +203,14 @@ var scenarios = []scenario{
 	{name: "must call NodeUnprepareResources again if it's in progress for one plugin when Kubelet restarts",
 		run: func(n *node) { n.restartsDuring(unpreparing) }},
 	{name: "must be removed on kubelet startup", run: func(n *node) {
-		n.publish()
-		n.startKubelet()
-		n.eventually("kubelet has deleted the slices", func() error { return n.slices(0) })
+		n.startWiped()
 		n.startRegistered() // tells package cluster to publish
 	}},
 	{name: "must be removed after plugin unregistration", run: func(n *node) { n.wiped(func(d *driver) { d.stop() }) }},
 	{name: "must be removed if plugin stops after registration", why: "with one socket it is the same as the scenario before"},
 	{name: "must be removed if plugin is unresponsive after registration", why: kubeletAlone + "what it does about a driver without connection"},
 	{name: "must not be removed if plugin restarts quickly enough", run: func(n *node) {
-		n.startKubelet()
+		n.startWiped()
 		d := n.startRegistered()
 		n.publish()
 		d.stop()
@@ -460,10 +458,18 @@ func (n *node) slices(want int) error {
 	return nil
 }
 
+// startWiped starts kubelet and waits until it has deleted the slices of before, which it does some time after its start.
+func (n *node) startWiped() {
+	n.t.Helper()
+	n.publish()
+	n.startKubelet()
+	n.eventually("kubelet has deleted the slices", func() error { return n.slices(0) })
+}
+
 // wiped has kubelet delete the slices after something happened to the driver.
 func (n *node) wiped(after func(*driver)) {
 	n.t.Helper()
-	n.startKubelet()
+	n.startWiped()
 	d := n.startRegistered()
 	n.publish()
 	after(d)
