@@ -3,7 +3,6 @@
 package claims
 
 import (
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -13,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
-	"sigs.k8s.io/yaml"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -49,19 +47,7 @@ func divide(t *testing.T, name string, gpus int) (dra.Pool, []*resourceapi.Resou
 		divisions[s.GPUs[i].UUID] = dra.Divided{Profiles: p.Profiles}
 	}
 	pool := dra.NewDivided(s, node, dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs[:min(gpus, len(s.GPUs))]), divisions)
-	text, err := json.Marshal(pool.List())
-	if err != nil {
-		t.Fatal(err)
-	}
-	var list struct {
-		APIVersion string                       `json:"apiVersion"`
-		Kind       string                       `json:"kind"`
-		Items      []*resourceapi.ResourceSlice `json:"items"`
-	}
-	if err := yaml.UnmarshalStrict(text, &list); err != nil {
-		t.Fatalf("the slices are not of the API: %v", err)
-	}
-	return pool, list.Items
+	return pool, objects(t, pool)
 }
 
 // divisibles are the machines whose GPUs have MIG mode.

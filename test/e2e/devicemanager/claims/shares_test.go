@@ -3,7 +3,6 @@
 package claims
 
 import (
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -14,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
-	"sigs.k8s.io/yaml"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -25,19 +23,7 @@ import (
 func publishShared(t *testing.T, name string, most int) []*resourceapi.ResourceSlice {
 	t.Helper()
 	s := scan(t, name, inventory.Health{State: inventory.Healthy})
-	text, err := json.Marshal(dra.New(s, node, dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs)).Shared(most).List())
-	if err != nil {
-		t.Fatal(err)
-	}
-	var list struct {
-		APIVersion string                       `json:"apiVersion"`
-		Kind       string                       `json:"kind"`
-		Items      []*resourceapi.ResourceSlice `json:"items"`
-	}
-	if err := yaml.UnmarshalStrict(text, &list); err != nil {
-		t.Fatalf("the slices are not of the API: %v", err)
-	}
-	return list.Items
+	return objects(t, dra.New(s, node, dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs)).Shared(most))
 }
 
 // TestSharedSlicesAreValid has the API server validate the slices of all simulated machines whose GPUs are given in shares.

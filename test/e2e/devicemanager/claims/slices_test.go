@@ -57,10 +57,16 @@ func scan(t *testing.T, name string, h inventory.Health) inventory.Snapshot {
 	return s
 }
 
-// publish returns the slices of a Snapshot as objects of the API; nothing in them may be unknown to it.
+// publish returns the slices of a Snapshot as objects of the API.
 func publish(t *testing.T, s inventory.Snapshot) []*resourceapi.ResourceSlice {
 	t.Helper()
-	text, err := json.Marshal(dra.New(s, node, dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs)).List())
+	return objects(t, dra.New(s, node, dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs)))
+}
+
+// objects returns the slices of a pool as objects of the API; nothing in them may be unknown to it.
+func objects(t *testing.T, pool dra.Pool) []*resourceapi.ResourceSlice {
+	t.Helper()
+	text, err := json.Marshal(pool.List())
 	if err != nil {
 		t.Fatal(err)
 	}
