@@ -82,13 +82,11 @@ var draOptions = []option{
 	},
 }
 
-// maxShares is how many clients a GPU can have by MPS.
-const maxShares = 48
-
+// setShares takes no more than can be clients of the one MPS server that a GPU has.
 func setShares(c *Config, text string) error {
 	most, err := strconv.Atoi(text)
-	if err != nil || most != 0 && (most < 2 || most > maxShares) {
-		return fmt.Errorf("must be 0, or from 2 to %d, not %q", maxShares, text)
+	if err != nil || most != 0 && (most < 2 || most > resource.MPSClients) {
+		return fmt.Errorf("must be 0, or from 2 to %d, not %q", resource.MPSClients, text)
 	}
 	c.DRA.Shares = most
 	return nil

@@ -72,11 +72,11 @@ func (s Sharing) largest(match func(*SharingRule) bool) *SharingRule {
 	return best
 }
 
-// CUDA's limits on clients of one MPS server, before Volta and from then on.
-const (
-	oldMPSClients = 16
-	mpsClients    = 48
-)
+// MPSClients is how many clients one MPS server can have, by CUDA's limit from Volta on.
+const MPSClients = 48
+
+// oldMPSClients is that limit before Volta.
+const oldMPSClients = 16
 
 // refusal returns why a device cannot be shared in this way; empty if it can.
 func (p placing) refusal(c candidate) string {
@@ -86,7 +86,7 @@ func (p placing) refusal(c candidate) string {
 	if c.mig != nil {
 		return "it is a MIG device, and sharing by MPS is not supported for those; share it by time-slicing, or not at all"
 	}
-	most := mpsClients
+	most := MPSClients
 	if c.gpu.ComputeCapability.Major < 7 {
 		most = oldMPSClients
 	}
