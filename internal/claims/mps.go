@@ -216,8 +216,11 @@ func (c *Claims) stopMPS(ctx context.Context, r record) {
 
 // leaveDaemons has the control daemons ended that a claim which was given back shared, unless another claim needs them.
 func (c *Claims) leaveDaemons(ctx context.Context, r record) {
+	if c.options.MPS == nil {
+		return
+	}
 	for id, daemon := range r.daemons() {
-		if c.options.MPS == nil || !daemon.Shared {
+		if !daemon.Shared {
 			continue
 		}
 		if err := c.sweepDaemon(ctx, id); err != nil {

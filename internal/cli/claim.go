@@ -203,14 +203,20 @@ func strategyOf(request string, configs []claimConfig) dra.SharingStrategy {
 	return ""
 }
 
+// devices returns what a request asks for that has no alternatives.
+func (r claimRequest) devices() claimDevices {
+	if r.DeviceClassName != "" {
+		return r.claimDevices
+	}
+	return r.Exactly
+}
+
 // describe adds how much memory a request and its alternatives want that want a part of a GPU, by the names that configuration has for
 // them.
 func (r claimRequest) describe(prefix string, parts map[string]string) {
-	class := r.DeviceClassName + r.Exactly.DeviceClassName
-	for _, c := range []claimCapacity{r.Capacity, r.Exactly.Capacity} {
-		if memory, wanted := c.Requests[dra.MemoryCapacity]; wanted && class == dra.Driver {
-			parts[prefix+r.Name] = fmt.Sprint(memory)
-		}
+	of := r.devices()
+	if memory, wanted := of.Capacity.Requests[dra.MemoryCapacity]; wanted && of.DeviceClassName == dra.Driver {
+		parts[prefix+r.Name] = fmt.Sprint(memory)
 	}
 	for _, alternative := range r.FirstAvailable {
 		alternative.describe(prefix+r.Name+"/", parts)
@@ -223,10 +229,7 @@ func refusals(requests []claimRequest, configs []dra.OpaqueConfig) (reasons []st
 		var asked []claims.RequestedDevices
 		more = false
 		for _, r := range requests {
-			name, of := r.Name, r.claimDevices
-			if of.DeviceClassName == "" {
-				of = r.Exactly
-			}
+			name, of := r.Name, r.devices()
 			if n := len(r.FirstAvailable); n > 0 {
 				alternative := r.FirstAvailable[min(choice, n-1)]
 				name, of = name+"/"+alternative.Name, alternative.claimDevices
