@@ -41,6 +41,36 @@ var overlaps = []scenario{
 		l.stays(2, 2)
 		l.same("served by", "new.sock", l.admit("pod", 2).Response.GetEnvs()["SERVED_BY"])
 	}},
+	{name: "a Register whose options are refused, and then the end of an old plugin's stream", run: func(l *lab) {
+		old := l.start("old.sock", Script{}, "a", "b")
+		later := l.start("new.sock", Script{}, "a", "b")
+		l.forget()
+		old.Stop()
+		l.stays(2, 2) // 1.36 knows no client of the resource any more, and 1.37 knows whose stream it was
+		l.same("served by", "new.sock", l.admit("pod", 1).Response.GetEnvs()["SERVED_BY"])
+		later.Send(devices("a", "b", "c")...)
+		l.shows(3, 3)
+		later.Stop()
+		if l.setup.Version == kubelet.V137 {
+			l.shows(3, 0)
+			return
+		}
+		l.stays(3, 3) // 1.36 does not see the end of this one either
+		l.refuse("another", 1, kubelet.UnexpectedAdmission, "")
+	}},
+	{name: "a second registration of the newest plugin, beside its first stream", run: func(l *lab) {
+		old := l.start("old.sock", Script{}, "a", "b")
+		first := l.start("new.sock", Script{}, "a", "b")
+		l.forget()
+		old.Stop()
+		l.stays(2, 2)
+		second := l.start("newer.sock", Script{}, "a", "b")
+		l.stays(2, 2)
+		l.same("served by", "newer.sock", l.admit("pod", 1).Response.GetEnvs()["SERVED_BY"])
+		first.Stop() // both end, as one process does
+		second.Stop()
+		l.shows(2, 0)
+	}},
 	{name: "one plugin follows another that has ended", run: func(l *lab) {
 		l.start("ours.sock", Script{}, "a", "b").Stop()
 		l.shows(2, 0)
@@ -125,6 +155,16 @@ var overlaps = []scenario{
 		}
 		l.Logf("%d of %d rounds lost", lost, rounds)
 	}},
+}
+
+// forget registers a plugin that refuses to tell its options.
+func (l *lab) forget() {
+	l.Helper()
+	p := l.serve("refuses.sock", Script{Refuse: true})
+	if err := p.Register(l.ctx); err == nil {
+		l.Fatal("the registration is accepted")
+	}
+	p.Stop()
 }
 
 // comesUp registers a plugin and says whether a pod gets its devices then.

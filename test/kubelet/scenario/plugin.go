@@ -20,6 +20,7 @@ import (
 type Script struct {
 	Options  *v1beta1.DevicePluginOptions // the answer to GetDevicePluginOptions; SetOptions changes it
 	Hang     bool                         // GetDevicePluginOptions does not answer
+	Refuse   bool                         // GetDevicePluginOptions answers with an error
 	Allocate func(ids []string) (*v1beta1.AllocateResponse, error)
 	Prefer   func(*v1beta1.ContainerPreferredAllocationRequest) ([]string, error)
 	PreStart func(ids []string) error
@@ -162,6 +163,9 @@ func (p *Plugin) GetDevicePluginOptions(ctx context.Context, _ *v1beta1.Empty) (
 	if p.script.Hang {
 		<-ctx.Done()
 		return nil, ctx.Err()
+	}
+	if p.script.Refuse {
+		return nil, errors.New("the options are refused, as the test asked")
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
