@@ -68,6 +68,9 @@ func TestAStuckProcessEnds(t *testing.T) {
 			if err := cmd.Wait(); err != nil {
 				t.Errorf("it ended with %v", err)
 			}
+			if endTimeout+forceTimeout > 2*time.Second {
+				t.Errorf("it is ended by force after %v, want 2 s at most", endTimeout+forceTimeout)
+			}
 			if took := time.Since(began); took < endTimeout || took > patience/2 {
 				t.Errorf("it took %v to end, want %v", took, endTimeout)
 			}

@@ -213,7 +213,8 @@ func TestWhatIsNoSocketIsLeftAlone(t *testing.T) {
 	}
 }
 
-// TestASocketThatIsRemovedComesBack: within a second, and what was asked before is answered.
+// TestASocketThatIsRemovedComesBack: at once, by the notice of its removal, and what was asked before is answered. Without the notice it
+// would come back when the server looks for it, ten seconds later.
 func TestASocketThatIsRemovedComesBack(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "c.sock")
 	waits, stop := start(t, socket)
@@ -224,16 +225,20 @@ func TestASocketThatIsRemovedComesBack(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("the call does not come")
 	}
+	fastest := patience
 	for range 3 {
 		if err := os.Remove(socket); err != nil {
 			t.Fatal(err)
 		}
 		began := time.Now()
 		answers(t, socket)
-		t.Logf("it came back after %v", time.Since(began))
+		fastest = min(fastest, time.Since(began))
 		if after, err := os.Lstat(socket); err != nil || after.Mode().Perm() != 0o600 {
 			t.Errorf("the new socket: %v, %v", after, err)
 		}
+	}
+	if fastest > 5*time.Second { // a busy machine is slow, but not each time
+		t.Errorf("it came back after %v", fastest)
 	}
 	select {
 	case err := <-waiting:

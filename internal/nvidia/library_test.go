@@ -4,10 +4,13 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
+	"syscall"
 	"testing"
+	"time"
 )
 
-// writeTree makes files and, where the content begins with "->", symbolic links below a new root.
+// writeTree makes files and, where the content begins with "->", symbolic links below a new root. The content "|" makes a FIFO.
 func writeTree(t *testing.T, tree map[string]string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -17,9 +20,12 @@ func writeTree(t *testing.T, tree map[string]string) string {
 			t.Fatal(err)
 		}
 		var err error
-		if len(content) > 2 && content[:2] == "->" {
+		switch {
+		case content == "|":
+			err = syscall.Mkfifo(path, 0o600)
+		case strings.HasPrefix(content, "->"):
 			err = os.Symlink(content[2:], path)
-		} else {
+		default:
 			err = os.WriteFile(path, []byte(content), 0o600)
 		}
 		if err != nil {
@@ -68,6 +74,10 @@ func TestLocate(t *testing.T) {
 			map[string]string{"usr/lib64" + lib: "", "lib/" + triplet + lib: mine},
 			"lib/" + triplet + lib,
 		},
+		"a FIFO first": { // to open it would wait for a writer
+			map[string]string{"usr/lib64" + lib: "->pipe", "usr/lib64/pipe": "|", "lib/" + triplet + lib: mine},
+			"lib/" + triplet + lib,
+		},
 		"relative link": {
 			map[string]string{"usr/lib64" + lib: "->libnvidia-ml.so.580.95.05", "usr/lib64/libnvidia-ml.so.580.95.05": mine},
 			"usr/lib64/libnvidia-ml.so.580.95.05",
@@ -92,8 +102,18 @@ func TestLocate(t *testing.T) {
 			if want != "" {
 				want = filepath.Join(root, want)
 			}
-			if got, _ := locate(root); got != want {
-				t.Errorf("got %q, want %q", got, want)
+			located := make(chan string, 1)
+			go func() {
+				path, _ := locate(root)
+				located <- path
+			}()
+			select {
+			case got := <-located:
+				if got != want {
+					t.Errorf("got %q, want %q", got, want)
+				}
+			case <-time.After(time.Minute):
+				t.Error("it opens what is no regular file")
 			}
 		})
 	}
