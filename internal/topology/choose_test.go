@@ -276,6 +276,9 @@ func TestBestOfNothing(t *testing.T) {
 	if got := g.Best(topology.Request{Available: g.Everything(), Size: 4}, 0); got != nil {
 		t.Errorf("none wanted: %v", got)
 	}
+	if got := g.Best(topology.Request{Available: g.Everything(), Size: 4}, 1); len(got) != 1 {
+		t.Errorf("one wanted: %v", got)
+	}
 }
 
 // However long a search takes, it allocates no more than its memory once; and that is kept for the next one.

@@ -62,7 +62,7 @@ func (g *Graph) half(set GPUSet) GPUSet {
 	for p := range set.All() {
 		positions = append(positions, p)
 	}
-	best, most := GPUSet(0), int64(-1)
+	best, most := set, int64(never)
 	for mask := uint64(1); mask < 1<<len(positions); mask += 2 {
 		if bits.OnesCount64(mask) != len(positions)/2 {
 			continue

@@ -50,8 +50,8 @@ type ranked struct {
 	set   uint64
 }
 
-// never is lower than the value of any set, and far enough from the lowest int64 to subtract from.
-const never = math.MinInt64 / 2
+// never is lower than the value of any set.
+const never = math.MinInt64
 
 func newSearch(g *Graph) *search {
 	n := len(g.nodes)
