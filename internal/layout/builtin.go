@@ -56,7 +56,7 @@ func balanced(profiles []inventory.MIGProfile) map[string]int {
 	best := map[int]inventory.MIGProfile{} // by compute slices
 	most := 0
 	for _, p := range profiles {
-		if s, err := parseSize(p.Name); err == nil && s.suffix == "" {
+		if s, _ := parseSize(p.Name); s.suffix == "" { // each was read before
 			most = max(most, s.slices)
 			if p.Count > best[s.slices].Count {
 				best[s.slices] = p

@@ -166,17 +166,17 @@ func Restore(g GPU, mode inventory.MIGMode, instances []inventory.GPUInstance) G
 func change(l Layout, g GPU) GPUChange {
 	now := division(g)
 	c := GPUChange{GPU: g, Before: now, After: now}
-	at := -1
-	for i, item := range l.Items {
-		if item.matches(g) {
-			at = i
+	var item *Item
+	for i := range l.Items {
+		if l.Items[i].matches(g) {
+			item = &l.Items[i]
 		}
 	}
 	switch {
-	case at < 0:
+	case item == nil:
 		c.Note = "the layout has no item for this GPU"
 		return c
-	case g.Mode == inventory.MIGUnsupported && (l.Items[at].All || !l.Items[at].Enabled):
+	case g.Mode == inventory.MIGUnsupported && (item.All || !item.Enabled):
 		c.Note = "the GPU has no multi-instance mode"
 		return c
 	case g.Mode == inventory.MIGUnsupported:
@@ -186,7 +186,7 @@ func change(l Layout, g GPU) GPUChange {
 		c.Reason = g.Unread
 		return c
 	}
-	after, err := l.Items[at].apply(g)
+	after, err := item.apply(g)
 	if err != nil {
 		c.Reason = err.Error()
 		return c
@@ -318,8 +318,8 @@ func (item Item) kinds(profiles []inventory.MIGProfile) ([]kind, error) {
 		return cmp.Or(cmp.Compare(b.profile.Size, a.profile.Size), cmp.Compare(b.slices, a.slices))
 	})
 	for i, a := range kinds {
-		for j, b := range kinds[:i+1] {
-			if clash(a.profile.Name, b.profile.Name) && (i != j || a.count > 1) {
+		for _, b := range kinds[:i] {
+			if clash(a.profile.Name, b.profile.Name) {
 				return nil, fmt.Errorf("%s and %s cannot be on one GPU, because there are not enough media engines: %s",
 					b.profile.Name, a.profile.Name, fits(kinds, memorySlices(profiles)))
 			}
@@ -332,7 +332,7 @@ func (item Item) kinds(profiles []inventory.MIGProfile) ([]kind, error) {
 func wanted(devices map[string]int, instance string) string {
 	var parts []string
 	for _, name := range slices.Sorted(maps.Keys(devices)) {
-		if s, err := parseSize(name); err == nil && s.instance() == instance {
+		if s, _ := parseSize(name); s.instance() == instance { // each was read before
 			parts = append(parts, fmt.Sprintf("%d of %s", devices[name], name))
 		}
 	}

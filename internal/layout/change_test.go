@@ -86,6 +86,8 @@ func TestSteps(t *testing.T) {
 	toOff := gpu(h100, "7g.80gb@0")
 	toOff.Pending = inventory.MIGDisabled
 	balanced := map[string]int{"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}
+	otherOrder := gpu(h100, "7g.80gb@0?")
+	otherOrder.Instances[0].Computes = []inventory.ComputeInstance{{Slices: 2}, {ID: 1, Start: 4, Slices: 3}}
 	for name, tt := range map[string]struct {
 		gpu  GPU
 		item Item
@@ -138,6 +140,13 @@ func TestSteps(t *testing.T) {
 			gpu(h100, "3g.40gb@4?"), Item{Enabled: true, Devices: map[string]int{"3g.40gb": 1}},
 			[]string{"create-compute-instance at 4 0:3"},
 		},
+		"a complete one stays before one without its compute instance": {
+			gpu(h100, "3g.40gb@0?", "3g.40gb@4"), Item{Enabled: true, Devices: map[string]int{"3g.40gb": 1}}, []string{"destroy-gpu-instance 1"},
+		},
+		"and the other way round": {
+			gpu(h100, "3g.40gb@0", "3g.40gb@4?"), Item{Enabled: true, Devices: map[string]int{"3g.40gb": 1}}, []string{"destroy-gpu-instance 2"},
+		},
+		"the same compute instances at other places": {otherOrder, Item{Enabled: true, Devices: map[string]int{"2c.7g.80gb": 1, "3c.7g.80gb": 1}}, nil},
 		"other compute instances": {
 			gpu(h100, "3g.40gb@4"), Item{Enabled: true, Devices: map[string]int{"1c.3g.40gb": 3}},
 			[]string{
@@ -188,7 +197,10 @@ func TestImpossible(t *testing.T) {
 			"the GPU has no profile 1g.5gb: give some of 1g.10gb, 1g.10gb+me, 1g.20gb, 2g.20gb, 3g.40gb, 4g.40gb, 7g.80gb",
 		},
 		"too many of one": {
-			gpu(h100), map[string]int{"3g.40gb": 3}, "the GPU has room for 2 of 3g.40gb, and 3 of 3g.40gb are wanted: want fewer",
+			gpu(h100), map[string]int{"3g.40gb": 3, "1g.10gb": 1}, "the GPU has room for 2 of 3g.40gb, and 3 of 3g.40gb are wanted: want fewer",
+		},
+		"a name that is none": {
+			gpu(h100), map[string]int{"large": 1}, `"large" is not the name of a MIG profile: write it as in 1g.10gb, 1g.10gb+me or 1c.3g.40gb`,
 		},
 		"too many compute instances": {
 			gpu(h100), map[string]int{"1c.4g.40gb": 2, "2c.4g.40gb": 2},
@@ -200,6 +212,10 @@ func TestImpossible(t *testing.T) {
 		"too many slices": {
 			gpu(h100), map[string]int{"3g.40gb": 2, "1g.10gb": 1, "2g.20gb": 1},
 			"the instances need 11 memory slices, and the GPU has 8: of them, 2 of 3g.40gb would fit",
+		},
+		"too many slices, and the largest first is not the most": {
+			gpu(h100), map[string]int{"3g.40gb": 1, "1g.10gb": 5},
+			"the instances need 9 memory slices, and the GPU has 8: of them, 1 of 3g.40gb, 4 of 1g.10gb would fit",
 		},
 		"no placement": {
 			gpu(h100), map[string]int{"1g.10gb": 4, "4g.40gb": 1},
@@ -235,9 +251,10 @@ func TestImpossible(t *testing.T) {
 	if c := Plan(Layout{Items: []Item{item}}, []GPU{none}); c.Possible() {
 		t.Error("the mode is possible on a GPU that has none")
 	}
-	item = Item{All: true, Enabled: true}
-	if c := Plan(Layout{Items: []Item{item}}, []GPU{none}); !c.Possible() || c.GPUs[0].Note == "" {
-		t.Errorf("a GPU without the mode stands in the way of all: %+v", c.GPUs[0])
+	for _, item := range []Item{{All: true, Enabled: true}, {All: true}, {Indexes: []int{0}}} {
+		if c := Plan(Layout{Items: []Item{item}}, []GPU{none}); !c.Possible() || c.GPUs[0].Note == "" {
+			t.Errorf("a GPU without the mode stands in the way of %+v: %+v", item, c.GPUs[0])
+		}
 	}
 }
 
@@ -260,6 +277,14 @@ func TestDriverThatIsWrong(t *testing.T) {
 		if c := Plan(wish(map[string]int{"1g.10gb": 1}), []GPU{g}); c.GPUs[0].Reason != want {
 			t.Errorf("%s: %q, want %q", name, c.GPUs[0].Reason, want)
 		}
+	}
+	many := gpu(h100)
+	many.Profiles = []inventory.MIGProfile{{Name: "7g.80gb", Count: 1, Size: maxSlices, Starts: []int{0}}, {Name: "1g.10gb", Count: maxSlices, Size: 1}}
+	for i := range maxSlices {
+		many.Profiles[1].Starts = append(many.Profiles[1].Starts, i)
+	}
+	if c := Plan(wish(map[string]int{"1g.10gb": 32}), []GPU{many}); len(c.GPUs[0].After.Instances) != 32 || c.GPUs[0].After.Instances[31].Start != 31 {
+		t.Errorf("32 instances on 64 slices: %s %v", c.GPUs[0].Reason, show(c.GPUs[0]))
 	}
 	twice := gpu(h100, "3g.40gb@4", "3g.40gb@4", "4g.40gb@2")
 	c := Plan(wish(map[string]int{"3g.40gb": 1}), []GPU{twice}).GPUs[0]
@@ -305,7 +330,11 @@ func TestLastItemCounts(t *testing.T) {
 		{UUIDs: []string{"GPU-1", "GPU-9"}, Enabled: true, Devices: map[string]int{"3g.40gb": 2}},
 		{Indexes: []int{7}},
 	}}
-	got := Plan(l, []GPU{c, b, a})
+	gpus := []GPU{c, b, a}
+	got := Plan(l, gpus)
+	if gpus[0].Index != 2 || gpus[2].Index != 0 {
+		t.Error("the caller's GPUs are in another order")
+	}
 	var profiles []string
 	for _, g := range got.GPUs {
 		for _, i := range g.After.Instances {
@@ -420,31 +449,5 @@ func TestBalanced(t *testing.T) {
 		if diff := cmp.Diff(tt.want, balanced(tt.profiles)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
-	}
-}
-
-// TestRestoreKeepsWhatIsThere: instances that are as they were stay with their IDs, the first one too, and the others get new ones. One that
-// lacks its compute instances gets those.
-func TestRestoreKeepsWhatIsThere(t *testing.T) {
-	t.Parallel()
-	had := gpu(h100, "2g.20gb@0", "1g.10gb@2", "3g.40gb@4").Instances
-	for i := range had {
-		had[i].ID += 10 // of another time
-	}
-	c := Restore(gpu(h100, "2g.20gb@0", "1g.10gb@3", "3g.40gb@4"), inventory.MIGEnabled, had)
-	var got []string
-	for _, p := range c.After.Instances {
-		got = append(got, fmt.Sprintf("%s@%d %d", p.Profile, p.Start, p.ID))
-	}
-	if diff := cmp.Diff([]string{"2g.20gb@0 1", "1g.10gb@2 0", "3g.40gb@4 3"}, got); diff != "" || c.Reason != "" {
-		t.Errorf("%s (-want +got):\n%s", c.Reason, diff)
-	}
-	c = Restore(gpu(h100, "2g.20gb@0?", "1g.10gb@2", "3g.40gb@4"), inventory.MIGEnabled, had)
-	if len(c.Steps) != 1 || c.Steps[0].Action != inventory.MIGCreateCompute || c.Steps[0].Part.ID != 1 {
-		t.Errorf("an instance without its compute instance: %+v", c.Steps)
-	}
-	had[1].Profile = "1g.99gb"
-	if c = Restore(gpu(h100), inventory.MIGEnabled, had); !strings.Contains(c.Reason, "no profile 1g.99gb") {
-		t.Errorf("a profile that is not there any more: %q", c.Reason)
 	}
 }

@@ -96,6 +96,9 @@ func TestOnlyLayoutNeedsNoName(t *testing.T) {
 	if l, err := f.Layout(""); err != nil || l.Name != "one" || len(l.Items) != 1 {
 		t.Errorf("got %+v, %v", l, err)
 	}
+	if l, err := f.Layout("two"); err == nil {
+		t.Errorf("another name gives %+v", l)
+	}
 }
 
 func TestParseRefuses(t *testing.T) {
@@ -112,6 +115,7 @@ func TestParseRefuses(t *testing.T) {
 		"no version":         {"mig-configs: {}", "version must be v1, in the first line of the file: version: v1"},
 		"another version":    {"version: v2", "version must be v1, in the first line of the file: version: v1"},
 		"another key":        {"version: v1\nmig-config: {}", "key mig-config is not known: the keys here are version, mig-configs"},
+		"an empty map":       {"version: v1\nmig-configs: {}", "mig-configs must be a map from the name of a layout to a list of items"},
 		"no layouts":         {"version: v1", "mig-configs must be a map from the name of a layout to a list of items"},
 		"no items":           {"version: v1\nmig-configs: {x: []}", "layout x has no items: give at least one with devices and mig-enabled"},
 		"an empty item":      {"version: v1\nmig-configs: {x: [null]}", "layout x, item 1: an item is a map with the keys devices and mig-enabled"},

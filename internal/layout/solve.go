@@ -37,10 +37,9 @@ type search struct {
 	kinds  []kind
 	slices int
 	have   []existing
-	// partial is whether some of what is wanted may be left out: then the solution that covers most slices is the best.
-	partial bool
+	// most is how many memory slices of what is wanted may be left out.
+	most int
 
-	least int   // what any solution costs: that of the instances which no kind can keep
 	left  []int // of each kind
 	sizes int   // the memory slices of those that are left
 	here  []spot
@@ -57,25 +56,26 @@ type existing struct {
 	cost int
 }
 
-// A value says how good a solution is: more slices covered is better, then more instances, then a lower cost.
-type value struct{ covered, instances, cost int }
+// A value says how good a solution is: fewer memory slices left out is better, then more instances, then a lower cost.
+type value struct{ left, instances, cost int }
 
 func (v value) compare(other value) int {
-	return cmp.Or(cmp.Compare(v.covered, other.covered), cmp.Compare(v.instances, other.instances), cmp.Compare(other.cost, v.cost))
+	return cmp.Or(cmp.Compare(other.left, v.left), cmp.Compare(v.instances, other.instances), cmp.Compare(other.cost, v.cost))
 }
 
-// solve returns the best solution and whether there is one. The kinds are tried in their order.
+// solve returns the best solution and whether there is one. The kinds are tried in their order. With partial, some of what is wanted
+// may be left out.
 func solve(kinds []kind, memorySlices int, have []existing, partial bool) ([]spot, bool) {
-	s := search{kinds: kinds, slices: memorySlices, have: have, partial: partial}
+	s := search{kinds: kinds, slices: memorySlices, have: have}
 	for _, k := range kinds {
 		s.left = append(s.left, k.count)
 		s.sizes += k.count * k.profile.Size
 	}
+	if partial {
+		s.most = s.sizes
+	}
 	for _, e := range have {
 		s.cost += e.cost
-		if !slices.ContainsFunc(kinds, func(k kind) bool { return k.keeps(e.GPUInstance) }) {
-			s.least += e.cost
-		}
 	}
 	s.from(0)
 	return s.best, s.found
@@ -83,22 +83,18 @@ func solve(kinds []kind, memorySlices int, have []existing, partial bool) ([]spo
 
 // from fills the memory slices from the given one on.
 func (s *search) from(slice int) {
-	room, covered := s.slices-slice, s.covered()
-	switch {
-	case !s.partial && s.found && s.value.cost == s.least:
-		return // no other solution is better
-	case !s.partial && s.sizes > room:
-		return
-	case s.partial && s.found && covered+min(room, s.sizes) < s.value.covered:
-		return
-	case s.sizes == 0 || slice >= s.slices:
-		if v := (value{covered, len(s.here), s.cost}); !s.found || v.compare(s.value) > 0 {
-			s.found, s.value, s.best = true, v, slices.Clone(s.here)
+	room := s.slices - slice
+	if s.sizes-room > s.most || s.found && s.most == 0 && s.value.cost == 0 {
+		return // no solution, or none that is better
+	}
+	if room == 0 {
+		if v := (value{s.sizes, len(s.here), s.cost}); !s.found || v.compare(s.value) > 0 {
+			s.found, s.value, s.best, s.most = true, v, slices.Clone(s.here), s.sizes
 		}
 		return
 	}
 	for i, k := range s.kinds {
-		if s.left[i] == 0 || !slices.Contains(k.profile.Starts, slice) || k.profile.Size > room || s.partial && s.clashes(k) {
+		if s.left[i] == 0 || !slices.Contains(k.profile.Starts, slice) || k.profile.Size > room || s.clashes(k) {
 			continue
 		}
 		position, saved := s.keep(k, slice)
@@ -115,28 +111,9 @@ func (s *search) from(slice int) {
 	s.from(slice + 1)
 }
 
-// covered returns how many memory slices the instances have that were put so far.
-func (s *search) covered() int {
-	n := 0
-	for _, p := range s.here {
-		n += s.kinds[p.kind].profile.Size
-	}
-	return n
-}
-
 // clashes says whether a kind cannot be beside those that were put so far.
 func (s *search) clashes(k kind) bool {
-	beside := 0
-	for _, p := range s.here {
-		other := s.kinds[p.kind].profile
-		if clash(k.profile.Name, other.Name) {
-			return true
-		}
-		if other.Name == k.profile.Name {
-			beside++
-		}
-	}
-	return beside == k.profile.Count
+	return slices.ContainsFunc(s.here, func(p spot) bool { return clash(k.profile.Name, s.kinds[p.kind].profile.Name) })
 }
 
 // keep returns which existing instance a kind at a slice is, and what is saved because it is kept.
@@ -181,15 +158,14 @@ func clash(a, b string) bool {
 }
 
 // pack puts compute instances of the given sizes, in compute slices, into as few GPU instances with so many slices as it can, and at
-// most into limit. It returns the compute instances of each; nil if they do not fit.
+// most into limit. It returns the compute instances of each; nil if they do not fit. It sorts the sizes.
 func pack(sizes []int, giSlices, limit int) [][]inventory.ComputeInstance {
-	sizes = slices.Clone(sizes)
 	slices.SortFunc(sizes, func(a, b int) int { return b - a })
 	sum := 0
 	for _, n := range sizes {
 		sum += n
 	}
-	for bins := max(1, (sum+giSlices-1)/giSlices); bins <= limit; bins++ {
+	for bins := (sum + giSlices - 1) / giSlices; bins <= limit; bins++ {
 		used := make([]uint, bins)
 		packed := make([][]inventory.ComputeInstance, bins)
 		if !packInto(sizes, 0, giSlices, used, packed) {
