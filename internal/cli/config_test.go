@@ -2,6 +2,7 @@ package cli_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -38,6 +39,10 @@ func TestCheckAndDaemonAgree(t *testing.T) {
 		"a megabyte":         "version: v1\n" + strings.Repeat("#", 1<<20-12),
 		"a byte more":        "version: v1\n" + strings.Repeat("#", 1<<20-11),
 		"a link in the file": "a: &a [*a]\n",
+		"unknown keys":       unknownKeys(60_000),
+		"a merge bomb":       "a: &a {b: 1}\nb: &b {<<: [" + strings.Repeat("*a, ", 400) + "]}\nflags: {<<: [" + strings.Repeat("*b, ", 400) + "]}\n",
+		"selectors":          "selectors:\n" + strings.Repeat("- {indices: [0], exclude: true}\n", 2000),
+		"ten megabytes":      strings.Repeat("#", 10<<20),
 		"FIFO":               "",
 		"folder":             "",
 	} {
@@ -62,6 +67,9 @@ func TestCheckAndDaemonAgree(t *testing.T) {
 					t.Errorf("check printed %q, and the daemon says %q", printed, w)
 				}
 			}
+			if said := strings.Count(printed, "\n"); started == nil && said > len(warnings)+1 {
+				t.Errorf("check printed %d lines, and the daemon has %d warnings:\n%s", said, len(warnings), printed)
+			}
 			if same, other := problems(checked), problems(started); same != other {
 				t.Errorf("check says %q, a daemon that starts %q", same, other)
 			}
@@ -70,6 +78,14 @@ func TestCheckAndDaemonAgree(t *testing.T) {
 			}
 		})
 	}
+}
+
+func unknownKeys(n int) string {
+	var file strings.Builder
+	for i := range n {
+		fmt.Fprintf(&file, "k%d: 1\n", i)
+	}
+	return file.String()
 }
 
 // readAgain returns what a Watcher says that has the configuration of one file when it reads another in its place.

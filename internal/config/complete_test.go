@@ -1,6 +1,8 @@
 package config
 
 import (
+	"errors"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -52,6 +54,48 @@ func TestEveryKeyOfFlagsIsAnOption(t *testing.T) {
 			t.Errorf("option for the key %s, which the schema does not have", key)
 		}
 	}
+}
+
+// TestEveryDurationHasAUnitAndBounds: a number without a unit is not taken for nanoseconds, and no length of time of the daemon is negative
+// or so long that it never ends. That of feature discovery has the bounds of NVIDIA's program.
+func TestEveryDurationHasAUnitAndBounds(t *testing.T) {
+	t.Parallel()
+	for path, discovery := range durations(reflect.TypeFor[v1.Config](), "") {
+		for _, value := range []string{"10", "-1m", "100000h"} {
+			if discovery && value != "10" {
+				continue
+			}
+			keys := strings.Split(path, ".")
+			_, _, err := Sources{}.Resolve("", []byte(strings.Join(keys, ": {")+": "+value+strings.Repeat("}", len(keys)-1)))
+			var invalid *Invalid
+			if !errors.As(err, &invalid) || len(invalid.Problems) != 1 || !strings.Contains(invalid.Error(), path) {
+				t.Errorf("%s: %s: %v, want that it is refused", path, value, err)
+			}
+		}
+	}
+}
+
+// durations returns the key paths of a block of the schema that take a length of time, and whether they are of feature discovery.
+func durations(block reflect.Type, path string) map[string]bool {
+	all := map[string]bool{}
+	for i := range block.NumField() {
+		field := block.Field(i)
+		kind := field.Type
+		if kind.Kind() == reflect.Pointer {
+			kind = kind.Elem()
+		}
+		at := tag(field)
+		if path != "" {
+			at = join(path, at)
+		}
+		switch {
+		case kind == reflect.TypeFor[v1.Duration](), kind == reflect.TypeFor[v1.Interval]():
+			all[at] = kind == reflect.TypeFor[v1.Interval]()
+		case kind.Kind() == reflect.Struct:
+			maps.Copy(all, durations(kind, at))
+		}
+	}
+	return all
 }
 
 // TestNamesAreUnique keeps two options from sharing a flag, a variable or a key.

@@ -265,6 +265,11 @@ func TestRequestsAreAlwaysAnswered(t *testing.T) {
 		{"resume", -1, func(ctx context.Context, m *monitor.Monitor) error { return m.Resume(ctx) }},
 		{"health clear", 0, func(ctx context.Context, m *monitor.Monitor) error { return m.Clear(ctx, uuid(0)) }},
 		{"look", 0, func(ctx context.Context, m *monitor.Monitor) error { _, err := m.Look(ctx); return err }},
+		{"status", 0, func(ctx context.Context, m *monitor.Monitor) error { _, err := m.Status(ctx); return err }},
+		{"driver call", 0, func(ctx context.Context, m *monitor.Monitor) error {
+			_, err := m.Processes(ctx, []string{uuid(0)})
+			return err
+		}},
 	}
 	drivers := map[string]func(*node){
 		"quick": func(*node) {}, "slow": func(n *node) { n.delay = 50 * time.Millisecond }, "hanging": func(n *node) { n.hung = true },
