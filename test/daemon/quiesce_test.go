@@ -1,0 +1,72 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
+	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
+)
+
+// TestRequestsAtOnce makes every two requests at the control socket at the same time: each is answered, well or because of the other.
+func TestRequestsAtOnce(t *testing.T) {
+	t.Parallel()
+	s := serving(t, node.Setup{})
+	s.shows(8, 8)
+	requests := map[string]any{
+		"quiesce": nil, "resume": nil, "status": nil, "health.clear": map[string]string{"gpu": "3"}, "quiesce ": map[string]bool{"allocate": true},
+	}
+	for first := range requests {
+		for second := range requests {
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			var both sync.WaitGroup
+			for _, name := range []string{first, second} {
+				both.Go(func() {
+					err := control.Call(ctx, s.ControlSocket(), strings.TrimSpace(name), requests[name], nil)
+					because := err != nil && (strings.Contains(err.Error(), "resume first") || strings.Contains(err.Error(), "resume was asked for"))
+					if err != nil && !because {
+						t.Errorf("%s, at once with %s and %s: %v", name, first, second, err)
+					}
+				})
+			}
+			both.Wait()
+			cancel()
+		}
+	}
+	s.call("resume", nil)
+	s.shows(8, 8)
+	s.admit("work", 8)
+}
+
+// TestQuiesceOutlivesTheProcess: the one that follows leaves the driver alone, whatever ended the one before, until resume.
+func TestQuiesceOutlivesTheProcess(t *testing.T) {
+	t.Parallel()
+	for _, end := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
+		t.Run(fmt.Sprint(end), func(t *testing.T) {
+			t.Parallel()
+			s := serving(t, node.Setup{})
+			s.shows(8, 8)
+			s.call("quiesce", nil)
+			s.shows(8, 0)
+			daemon := s.Running()
+			s.signal(daemon, end)
+			s.ends(daemon)
+			_ = s.StopDaemon() // it was killed, or says the same again
+			mark := s.Mark()
+			s.start()
+			s.firstLine("quiesced: the driver is released since")
+			if listed := s.Allocatable(gpu); listed > 0 {
+				t.Errorf("%d GPUs can be given out while the driver is released", listed)
+			}
+			s.call("resume", nil)
+			s.next(mark, standin.Listed)
+			s.shows(8, 8)
+			s.admit("work", 8)
+		})
+	}
+}
