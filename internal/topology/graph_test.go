@@ -74,6 +74,7 @@ func TestConnectionsThatTheEndsDisagreeOn(t *testing.T) {
 			"one end sees more lanes", []inventory.Link{link("b", 1, inventory.PCIeSystem)},
 			[]inventory.Link{link("a", 2, inventory.PCIeSystem)}, 0, 0, "NV2", "SYS", 210,
 		},
+		{"one lane, which one end sees", []inventory.Link{link("b", 1, inventory.PCIeSystem)}, nil, 0, 0, "NV1", "SYS", 110},
 		{"no path, one NUMA node", []inventory.Link{link("b", 0, inventory.PCIeUnknown)}, nil, 1, 1, "NODE", "NODE", 20},
 		{"no path, two NUMA nodes", []inventory.Link{link("b", 0, inventory.PCIeUnknown)}, nil, 0, 1, "SYS", "SYS", 10},
 		{"no path, a NUMA node unknown", []inventory.Link{link("b", 0, inventory.PCIeUnknown)}, nil, 0, inventory.NoNUMANode, "?", "?", 0},

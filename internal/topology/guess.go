@@ -6,12 +6,11 @@ import "math/bits"
 // candidate at each step and then swaps members while that helps. With more than exactGPUs candidates this set may be the
 // answer, so guess begins once with every candidate.
 func (s *search) guess(wanted int) ranked {
-	everyone := uint64(1)<<s.n - 1
 	best := s.improve(s.grow(0, wanted))
 	if s.n <= exactGPUs {
 		return best
 	}
-	for rest := everyone; rest != 0; rest &= rest - 1 {
+	for rest := s.everyone; rest != 0; rest &= rest - 1 {
 		if set := s.improve(s.grow(rest&-rest, wanted)); set.value > best.value {
 			best = set
 		}
@@ -28,7 +27,7 @@ func (s *search) grow(set uint64, wanted int) uint64 {
 	for rest := set; rest != 0; rest &= rest - 1 {
 		s.addWeights(adds, bits.TrailingZeros64(rest), 1)
 	}
-	if set == 0 && s.haveHalves&1 == 0 {
+	if s.haveHalves&1 == 0 {
 		s.fillHalves(0)
 	}
 	for bits.OnesCount64(set) < wanted {
@@ -55,14 +54,13 @@ func (s *search) grow(set uint64, wanted int) uint64 {
 // s.gains as grow leaves it.
 func (s *search) improve(set uint64) ranked {
 	adds := s.gains[s.n : 2*s.n]
-	everyone := uint64(1)<<s.n - 1
 	for {
 		var out, in int
 		var most int64
 		for members := set; members != 0; members &= members - 1 {
 			o := bits.TrailingZeros64(members)
 			weights := s.weights[o*s.n : (o+1)*s.n]
-			for others := everyone &^ set; others != 0; others &= others - 1 {
+			for others := s.everyone &^ set; others != 0; others &= others - 1 {
 				i := bits.TrailingZeros64(others)
 				if better := adds[i] - weights[i] - adds[o]; better > most {
 					out, in, most = o, i, better

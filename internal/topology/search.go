@@ -20,7 +20,8 @@ const workBudget = 60_000
 // its score to the required GPUs less the damage it does. The search goes depth-first through the candidates in order,
 // each first taken and then left out, so the first set of a value is the one with the lowest positions.
 type search struct {
-	n        int // candidates
+	n        int    // candidates
+	everyone uint64 // the set of all candidates
 	position [MaxGPUs]int
 	// weights are the pair weights of the candidates, unit × score, in rows of n.
 	weights []int64
@@ -74,9 +75,8 @@ func (s *search) run(g *Graph, r Request, keep int, budget int64) {
 		s.budget = math.MaxInt64
 	}
 	wanted := r.Size - r.Required.Len()
-	everyone := uint64(1)<<s.n - 1
 	if wanted == 0 || wanted == s.n {
-		s.set = everyone
+		s.set = s.everyone
 		if wanted == 0 {
 			s.set = 0
 		}
@@ -84,13 +84,13 @@ func (s *search) run(g *Graph, r Request, keep int, budget int64) {
 		return
 	}
 	if keep > 1 {
-		s.visit(0, everyone, wanted, 0)
+		s.visit(0, s.everyone, wanted, 0)
 		return
 	}
 	s.findTwins()
 	guess := s.guess(wanted)
 	s.beaten = guess.value - 1
-	s.visit(0, everyone, wanted, 0)
+	s.visit(0, s.everyone, wanted, 0)
 	if len(s.found) == 0 {
 		s.found = append(s.found, guess)
 	}
@@ -104,6 +104,7 @@ func (s *search) prepare(g *Graph, r Request) {
 		s.n++
 	}
 	n := s.n
+	s.everyone = uint64(1)<<n - 1
 	for i, p := range s.position[:n] {
 		s.gains[i] = unit*g.between(p, r.Required) - g.damage(p, r)
 		row, scores := s.weights[i*n:(i+1)*n], g.scores[p*len(g.nodes):]
@@ -114,14 +115,14 @@ func (s *search) prepare(g *Graph, r Request) {
 				continue
 			}
 			k := len(order)
-			order = append(order, 0)
+			order = append(order, uint8(j))
 			for ; k > 0 && row[order[k-1]] < row[j]; k-- {
 				order[k] = order[k-1]
 			}
 			order[k] = uint8(j)
 		}
-		s.twins[i] = 0
 	}
+	clear(s.twins[:n])
 	s.haveHalves = 0
 }
 
@@ -135,7 +136,7 @@ func (s *search) findTwins() {
 		}
 		class := uint64(1) << i
 		for j := i + 1; j < n; j++ {
-			if grouped>>j&1 == 0 && s.alike(i, j) {
+			if s.alike(i, j) {
 				class |= 1 << j
 			}
 		}
@@ -276,7 +277,7 @@ func (s *search) fillHalves(first int) {
 		table := s.halves[first*n*n:]
 		var sum int64
 		k := 0
-		table[i] = 0
+		table[i] = sum
 		for _, j := range s.neighbours[i*n : (i+1)*n-1] {
 			if int(j) < first {
 				continue

@@ -74,3 +74,33 @@ func TestExactUpTo16GPUs(t *testing.T) {
 		t.Errorf("up to %d GPUs the choice is exact, and the documentation says 16", topology.ExactGPUs)
 	}
 }
+
+// TestFirstGuess holds how good the sets are with which a search among many GPUs begins: without a budget they are the answer. Less than
+// the sum of their scores given here means that the guess is worse.
+func TestFirstGuess(t *testing.T) {
+	t.Parallel()
+	var sum int64
+	for n := topology.ExactGPUs + 1; n <= 24; n++ {
+		for seed := range uint64(20) {
+			g := topology.New(random(n, seed))
+			for size := 2; size < n; size += 3 {
+				c, _ := g.Work(topology.Request{Available: g.Everything(), Size: size}, 0)
+				sum += c.Score
+			}
+		}
+	}
+	if most := int64(16_671_280); sum < most {
+		t.Errorf("the scores are %d together, and were %d", sum, most)
+	}
+}
+
+// TestBestLooksLonger: Best ends later than Choose, because it leaves out less.
+func TestBestLooksLonger(t *testing.T) {
+	t.Parallel()
+	g := topology.New(random(32, 1))
+	request := topology.Request{Available: g.Everything(), Size: 7}
+	want, _ := g.Choose(request)
+	if best := g.Best(request, 2); !want.Exact || best[0] != want || !best[1].Exact {
+		t.Errorf("Best has %+v, Choose %+v", best, want)
+	}
+}
