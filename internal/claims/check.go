@@ -60,10 +60,10 @@ func causeOf(err error) Cause {
 	return CauseDisk
 }
 
-var uidForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$`)
+var uidForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]*$`)
 
 // validUID reports whether a UID can be part of a file's name. Those of the API server can.
-func validUID(uid string) bool { return uidForm.MatchString(uid) }
+func validUID(uid string) bool { return len(uid) <= 128 && uidForm.MatchString(uid) }
 
 // A node is what is known of the devices of this node.
 type node struct {

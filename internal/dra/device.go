@@ -41,15 +41,16 @@ func migName(number int, m inventory.MIGDevice) (name, reason string) {
 	if m.Attributes.CISlices != m.Attributes.GISlices {
 		name += fmt.Sprintf("-%d", m.CI)
 	}
-	if !deviceName.MatchString(name) {
+	if len(name) > 63 || !deviceName.MatchString(name) {
 		return "", fmt.Sprintf("%q cannot be the name of a device", name)
 	}
 	return name, ""
 }
 
 var (
-	notInName  = regexp.MustCompile(`[^a-z0-9-]`)
-	deviceName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+	notInName = regexp.MustCompile(`[^a-z0-9-]`)
+	// deviceName is that of a DNS label, but for its length. A count in the pattern would take 50 kB.
+	deviceName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?$`)
 )
 
 // migDevice returns the device of a MIG device.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"regexp"
 	"strconv"
+	"sync"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
@@ -15,8 +16,10 @@ const kernelFacility = 8
 
 // xidLine is a record of /dev/kmsg (Documentation/ABI/testing/dev-kmsg) with an XID: priority, sequence number and so on, then
 // the driver's line. Drivers before R352 leave out "PCI:".
-var xidLine = regexp.MustCompile(`^(\d{1,9}),[^;]*;NVRM: Xid \((?:PCI:)?([0-9A-Fa-f]{4,8}):([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})(?:\.\d)?` +
-	`(?: GPU-I:(\d{1,4})(?: GPU-CI:(\d{1,4}))?)?\): (\d{1,9})(?:\D|$)`)
+var xidLine = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^(\d{1,9}),[^;]*;NVRM: Xid \((?:PCI:)?([0-9A-Fa-f]{4,8}):([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})(?:\.\d)?` +
+		`(?: GPU-I:(\d{1,4})(?: GPU-CI:(\d{1,4}))?)?\): (\d{1,9})(?:\D|$)`)
+})
 
 // parse returns the XID that a record of the log tells, and false for any other record. What a process wrote into the log is
 // no word of the driver's.
@@ -24,7 +27,7 @@ func parse(line []byte) (inventory.Event, bool) {
 	if !bytes.Contains(line, []byte("NVRM: Xid (")) {
 		return inventory.Event{}, false
 	}
-	m := xidLine.FindSubmatch(line)
+	m := xidLine().FindSubmatch(line)
 	if len(m) == 0 || number(m[1], 10) >= kernelFacility {
 		return inventory.Event{}, false
 	}

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
@@ -117,12 +118,14 @@ func init() {
 	}
 }
 
-var migKey = regexp.MustCompile(`^nvidia\.com/mig-[0-9][A-Za-z0-9._-]*\.(` +
-	strings.ReplaceAll(strings.Join(migSuffixes, "|"), ".", `\.`) + `)$`)
+var migKey = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^nvidia\.com/mig-[0-9][A-Za-z0-9._-]*\.(` +
+		strings.ReplaceAll(strings.Join(migSuffixes, "|"), ".", `\.`) + `)$`)
+})
 
 // Owns reports whether a key is one that All has on some node. Other labels are never changed.
 func Owns(key string) bool {
-	return ours[key] || key == Health || key == Link || migKey.MatchString(key)
+	return ours[key] || key == Health || key == Link || migKey().MatchString(key)
 }
 
 func isLost(g inventory.GPU) bool { return g.Health.State == inventory.Lost }

@@ -8,13 +8,16 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
 // podOf finds the UID of a pod in the name of its control group: cgroupfs writes it as it is, systemd with _ for -. That of a static pod
 // has no dashes.
-var podOf = regexp.MustCompile(`pod([0-9a-f]{8}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{12})\b`)
+var podOf = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`pod([0-9a-f]{8}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{12})\b`)
+})
 
 // Clients returns the processes that have the GPU with a minor number open, by /proc below root, but for those of this pod. They may
 // compute nothing, so that the driver does not tell of them. The error says that there may be others: without hostPID and CAP_SYS_PTRACE
@@ -73,7 +76,7 @@ func opens(root fs.FS, folder, path string) (bool, error) {
 // group namespace of its own.
 func podOfProcess(root fs.FS, folder string) string {
 	text, _ := fs.ReadFile(root, folder+"/cgroup") // it may have ended
-	found := podOf.FindSubmatch(text)
+	found := podOf().FindSubmatch(text)
 	if found == nil {
 		return ""
 	}

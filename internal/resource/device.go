@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/topology"
@@ -194,12 +195,14 @@ func ByID(id string) Device {
 }
 
 // idForm is that of the IDs of devices with NVML's UUIDs, and of their replicas.
-var idForm = regexp.MustCompile(`^` + uuidForm + `(::\d+)?$`)
+var idForm = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^` + uuidForm + `(::\d+)?$`)
+})
 
 // MayBeOurs reports whether this program may have offered a device of that ID under that resource, with another configuration or on
 // GPUs that cannot be read now. NVIDIA's plugin uses the same names and IDs.
 func MayBeOurs(name, id string) bool {
-	return IsName(name) && idForm.MatchString(id)
+	return IsName(name) && idForm().MatchString(id)
 }
 
 // replica is the n of a replica's device ID; -1 for a device that is not shared.

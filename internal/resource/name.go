@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+	"sync"
 )
 
 // Prefix is the vendor part of every resource name.
@@ -101,11 +102,13 @@ const (
 	uuidPart = `[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}`
 )
 
-var refForm = regexp.MustCompile(`^(\d+(:\d+)?|` + uuidForm + `)$`)
+var refForm = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^(\d+(:\d+)?|` + uuidForm + `)$`)
+})
 
 // ParseRef returns the Ref that a configuration writes.
 func ParseRef(text string) (Ref, error) {
-	if !refForm.MatchString(text) {
+	if !refForm().MatchString(text) {
 		return "", fmt.Errorf("%q names no device: write a GPU's index (0), a MIG device's index (0:1) or a UUID as nvidia-smi -L "+
 			"prints it", text)
 	}

@@ -32,8 +32,8 @@
 //
 // # Adding a machine
 //
-// A machine is one file in profiles; the type Profile says what its keys mean. A GPU model that models.yaml lacks
-// goes there, or, for a file of one's own, into the file's models. A machine that is broken from the start lists its
+// A machine is one file in profiles; the type Profile says what its keys mean. A GPU model is one file in models;
+// the type Model says what its keys mean. A file of one's own may have models of its own. A machine that is broken from the start lists its
 // faults as Inject takes them.
 //
 // Package cli and tests may import this package; it imports no other package of the project.

@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"sigs.k8s.io/yaml"
@@ -17,7 +19,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 )
 
-//go:embed models.yaml profiles/*.yaml
+//go:embed models/*.yaml profiles/*.yaml
 var embedded embed.FS
 
 // A Profile is a machine to simulate, as its YAML file describes it.
@@ -30,9 +32,9 @@ type Profile struct {
 	Driver string `json:"driver"`
 	// CUDA is the newest CUDA version that the driver supports, such as "13.0".
 	CUDA string `json:"cuda"`
-	// Model is the model of every GPU that does not name its own: a key of models.yaml or of Models.
+	// Model is the model of every GPU that does not name its own: a file in models, or a key of Models.
 	Model string `json:"model"`
-	// Models are models that models.yaml does not have, by key.
+	// Models are further models by key. They win over those in models.
 	Models map[string]Model `json:"models,omitempty"`
 	// GPUs are the GPUs by ascending PCI address: NVML's order.
 	GPUs []GPU `json:"gpus"`
@@ -83,7 +85,9 @@ type Fabric struct {
 	Clique  uint32 `json:"clique"`
 }
 
-var clusterForm = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+var clusterForm = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+})
 
 // A VGPU is what a virtual GPU tells of the hypervisor's driver: its version and branch, of 10 bytes at most.
 type VGPU struct {
@@ -100,8 +104,10 @@ type Model struct {
 	// Addressing is none, hmm or ats; the driver does not tell it if it is not given.
 	Addressing string `json:"addressing,omitempty"`
 	Compute    string `json:"compute"`
-	MemoryMiB  uint64 `json:"memoryMiB"`
-	PCI        string `json:"pci"`
+	// MemoryMiB is what NVML reports as total.
+	MemoryMiB uint64 `json:"memoryMiB"`
+	// PCI is the device ID and the vendor ID, as NVML prints them together.
+	PCI string `json:"pci"`
 	// Class is the PCI class; by default that of a 3D controller, 0x030200.
 	Class  string       `json:"class,omitempty"`
 	NVLink NVLink       `json:"nvlink,omitempty"`
@@ -147,9 +153,14 @@ type MIGProfile struct {
 
 // Names returns the names of the profiles in the binary, sorted.
 func Names() []string {
-	files, err := fs.Glob(embedded, "profiles/*.yaml")
+	return embeddedNames("profiles")
+}
+
+// embeddedNames returns the names of the files in a folder in the binary, sorted and without their ending.
+func embeddedNames(folder string) []string {
+	files, err := fs.Glob(embedded, folder+"/*.yaml")
 	if err != nil {
-		panic(err) // the pattern is a constant
+		panic(err) // folder is a constant
 	}
 	for i, f := range files {
 		files[i] = strings.TrimSuffix(path.Base(f), ".yaml")
@@ -189,11 +200,7 @@ func parse(file string, data []byte) (Profile, error) {
 			file, trimDecoder(err))
 	}
 	p.Name = strings.TrimSuffix(filepath.Base(file), filepath.Ext(file))
-	models, err := builtinModels()
-	if err != nil {
-		return Profile{}, err
-	}
-	if err := p.complete(models); err != nil {
+	if err := p.complete(); err != nil {
 		return Profile{}, fmt.Errorf("read simulator profile %s: %w", file, err)
 	}
 	return p, nil
@@ -210,34 +217,42 @@ func trimDecoder(err error) error {
 	return errors.New(text)
 }
 
-// builtinModels returns the models in the binary.
-func builtinModels() (map[string]Model, error) {
-	data, err := embedded.ReadFile("models.yaml")
+// modelOf returns the model with a key: one of known, or one in the binary, which it then adds to known.
+func modelOf(key string, known map[string]Model) (Model, error) {
+	if m, ok := known[key]; ok {
+		return m, nil
+	}
+	data, err := embedded.ReadFile("models/" + key + ".yaml")
 	if err != nil {
-		return nil, fmt.Errorf("read simulator models: %w", err)
+		keys := slices.AppendSeq(embeddedNames("models"), maps.Keys(known))
+		slices.Sort(keys)
+		return Model{}, fmt.Errorf("model %q is not known: give one of %s, or describe it under models",
+			key, strings.Join(slices.Compact(keys), ", "))
 	}
-	var models map[string]Model
-	if err := yaml.UnmarshalStrict(data, &models); err != nil {
-		return nil, fmt.Errorf("read simulator models: %w", err)
+	var m Model
+	if err := yaml.UnmarshalStrict(data, &m); err != nil {
+		return Model{}, fmt.Errorf("read simulator model %s: %w", key, err)
 	}
-	return models, nil
+	known[key] = m
+	return m, nil
 }
 
 // complete fills in what the file leaves to defaults, and refuses a machine that cannot be.
-func (p *Profile) complete(models map[string]Model) error {
+func (p *Profile) complete() error {
 	if _, err := branch(p.Driver); err != nil {
 		return err
 	}
 	if _, err := cudaVersion(p.CUDA); err != nil {
 		return err
 	}
-	for key, m := range p.Models {
-		models[key] = m
+	models := maps.Clone(p.Models)
+	if models == nil {
+		models = map[string]Model{}
 	}
 	if len(p.GPUs) == 0 {
 		return errors.New("gpus is empty: list at least one GPU with bdf and pcie")
 	}
-	if f := p.Fabric; f != nil && !clusterForm.MatchString(f.Cluster) {
+	if f := p.Fabric; f != nil && !clusterForm().MatchString(f.Cluster) {
 		return fmt.Errorf("fabric: cluster %q is not a UUID in lower case", f.Cluster)
 	}
 	for i := range p.GPUs {
@@ -263,7 +278,7 @@ func (p *Profile) complete(models map[string]Model) error {
 	return err
 }
 
-// completeGPU completes the GPU at position i.
+// completeGPU completes the GPU at position i. It adds to models what it reads.
 func (p *Profile) completeGPU(i int, models map[string]Model) error {
 	g := &p.GPUs[i]
 	pci, err := parseBDF(g.BDF)
@@ -273,15 +288,9 @@ func (p *Profile) completeGPU(i int, models map[string]Model) error {
 	if g.Model == "" {
 		g.Model = p.Model
 	}
-	m, ok := models[g.Model]
-	if !ok {
-		keys := make([]string, 0, len(models))
-		for k := range models {
-			keys = append(keys, k)
-		}
-		slices.Sort(keys)
-		return fmt.Errorf("model %q is not known: give one of %s, or describe it under models",
-			g.Model, strings.Join(keys, ", "))
+	m, err := modelOf(g.Model, models)
+	if err != nil {
+		return err
 	}
 	if err := m.complete(); err != nil {
 		return fmt.Errorf("model %s: %w", g.Model, err)

@@ -338,11 +338,10 @@ func TestLoadOfNothing(t *testing.T) {
 }
 
 func TestLayouts(t *testing.T) {
-	models, err := builtinModels()
+	m, err := modelOf("a100-sxm4-80gb", map[string]Model{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := models["a100-sxm4-80gb"]
 	if err := m.complete(); err != nil {
 		t.Fatal(err)
 	}
