@@ -160,10 +160,10 @@ func TestReady(t *testing.T) {
 	}
 	wants("no GPU", true, "nothing to serve: this node has no GPU")(ready(m, plugins{}))
 	wants("no GPU, and a resource that no pod holds", true, "this node has no GPU")(ready(m, plugins{}, plugin.Status{Resource: "nvidia.com/gpu"}))
-	wants("no GPU, and pods hold two", false, "2 devices of nvidia.com/gpu that pods hold, or may hold, cannot be offered; this daemon has nothing")(
+	wants("no GPU, and pods hold two", false, "nvidia.com/gpu cannot be offered, and pods hold or may hold 2 devices of it; this daemon has nothing")(
 		ready(m, plugins{}, plugin.Status{Resource: "a/b"}, plugin.Status{Resource: "nvidia.com/gpu", Departing: make([]plugin.Departing, 2)}))
 	wants("no GPU, and another plugin has some", false,
-		"is served by another device plugin, with 1 devices; this one has nothing to serve: this node has no GPU")(ready(m, theirs))
+		"is served by another device plugin, with 1 device; this one has nothing to serve: this node has no GPU")(ready(m, theirs))
 	if err := m.Quiesce(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
@@ -188,7 +188,7 @@ func TestReady(t *testing.T) {
 	owners.Publish(dra.All(gpus[1:]))
 	wants("an owner is not known yet", false, "not known yet which GPUs")(ready(i.Monitor, plugins{}))
 	owners.Publish(dra.All(gpus))
-	wants("all in slices", true, "8 GPUs are given by Dynamic Resource Allocation")(ready(i.Monitor, plugins{}))
+	wants("all in slices", true, "Dynamic Resource Allocation gives out 8 GPUs")(ready(i.Monitor, plugins{}))
 
 	ended, end := context.WithCancel(t.Context())
 	end()

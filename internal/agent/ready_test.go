@@ -123,8 +123,8 @@ func TestOthers(t *testing.T) {
 	}{
 		"nobody":                      {nil, nil, others{}, ""},
 		"GPUs":                        {gpus, nil, others{}, "nvidia.com/gpu.shared is served by another device plugin, with 2 devices"},
-		"MIG devices":                 {map[string][]string{"a.b/c": {"MIG-x"}}, nil, others{}, "a.b/c is served by another device plugin, with 1 devices"},
-		"names that are no UUIDs":     {map[string][]string{"nvidia.com/gpu": {"nvidia0"}}, nil, others{}, "nvidia.com/gpu is served by another device plugin, with 1 devices"},
+		"MIG devices":                 {map[string][]string{"a.b/c": {"MIG-x"}}, nil, others{}, "a.b/c is served by another device plugin, with 1 device"},
+		"names that are no UUIDs":     {map[string][]string{"nvidia.com/gpu": {"nvidia0"}}, nil, others{}, "nvidia.com/gpu is served by another device plugin, with 1 device"},
 		"other devices of NVIDIA's":   {map[string][]string{"nvidia.com/hostdev": {"0000:3b:00.2"}}, nil, others{}, ""},
 		"GPUs that are all unhealthy": {map[string][]string{"nvidia.com/gpu": nil}, nil, others{sockets: []string{"nvidia-gpu.sock"}}, ""},
 		"GPUs of a short time ago":    {nil, nil, others{remembered: gpus}, "nvidia.com/gpu.shared was served until a short time ago, and kubelet remembers it, with 2 devices"},

@@ -14,6 +14,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
 
 // Serving judges whether the plugin servers serve no less than what was served on the node before.
@@ -63,15 +64,15 @@ func (s *Serving) Ready(ctx context.Context) (ready bool, reason string) {
 		return len(reasons) == 0, strings.Join(reasons, "; ")
 	}
 	if given := len(options.Elsewhere); given > 0 {
-		return true, fmt.Sprintf("the device plugin has nothing to serve: %d GPUs are given by Dynamic Resource Allocation, see status", given)
+		return true, "the device plugin has nothing to serve: Dynamic Resource Allocation gives out " + status.Count(given, "GPU") + ", see status"
 	}
 	if others := s.others(ctx, allocatable, err); others != "" {
 		return false, others + "; this one has nothing to serve: " + why(seen)
 	}
 	for _, server := range s.Servers() {
 		if held := len(server.Departing); held > 0 {
-			return false, fmt.Sprintf("%d devices of %s that pods hold, or may hold, cannot be offered; this daemon has nothing to serve: %s",
-				held, server.Resource, why(seen))
+			return false, fmt.Sprintf("%s cannot be offered, and pods hold or may hold %s of it; this daemon has nothing to serve: %s",
+				server.Resource, status.Count(held, "device"), why(seen))
 		}
 	}
 	return true, "nothing to serve: " + why(seen)
@@ -142,7 +143,7 @@ func (s *Serving) others(ctx context.Context, allocatable map[string][]string, f
 				}
 			}
 			if gpus > 0 {
-				return fmt.Sprintf("%s %s, with %d devices", name, source.what, gpus)
+				return fmt.Sprintf("%s %s, with %s", name, source.what, status.Count(gpus, "device"))
 			}
 		}
 	}

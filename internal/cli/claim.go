@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
 
 func newClaimCommand() *cobra.Command {
@@ -43,7 +44,7 @@ func newClaimCommand() *cobra.Command {
 				}
 			}
 			if problems > 0 {
-				return fmt.Errorf("%d problems were found", problems)
+				return fmt.Errorf("%s found", status.Count(problems, "problem"))
 			}
 			return nil
 		},

@@ -101,7 +101,7 @@ ResourceClaimTemplate mps, config 1 (requests either/part): GpuConfig: time-slic
 ResourceClaimTemplate mps: the configuration for request either/part is a GpuConfig, and its device either/part[0] needs a MigDeviceConfig
 ResourceClaim old, config 0: sharing.timeslicing: is not known
 DeviceClass long, config 0: GpuConfig: time-slicing, interval Long
-`, "2 problems were found"},
+`, "2 problems found"},
 		"parts of GPUs": {`kind: ResourceClaim
 metadata: {name: part}
 spec:
@@ -129,7 +129,9 @@ ResourceClaim settings, config 1 (requests b): GpuConfig: MPS, 20 % of the threa
 ResourceClaim settings: sharing.mpsConfig: the requests a and b have different settings; the GPUs of a claim have one MPS control daemon
 ResourceClaim zero, config 0: sharing.mpsConfig.defaultActiveThreadPercentage: 0 is not a whole number from 1 to 100
 ResourceClaim fine, config 0: GpuConfig: MPS, 1024 MiB on device 31, 1024 MiB on device GPU-x
-`, "4 problems were found"},
+`, "4 problems found"},
+		"one problem": {"kind: DeviceClass\nmetadata: {name: a}\nspec: {config: [{opaque: {driver: gpu.nvidia.com, parameters: {kind: GpuConfig}}}]}\n",
+			"DeviceClass a, config 0: apiVersion: \"\" is not known; use resource.nvidia.com/v1beta1\n", "1 problem found"},
 		"nothing": {"kind: Pod\n", "FILE: no configuration for gpu.nvidia.com\n", ""},
 		"a key twice": {"kind: Pod\nkind: Pod\n", "", `read manifest FILE: yaml: unmarshal errors:
   line 2: key "kind" already set in map`},

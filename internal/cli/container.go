@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
 
 // newCheckContainerCommand returns the command that the chart's test runs in a pod that asks for a GPU.
@@ -106,7 +108,7 @@ func (c container) check(devices int, simulated bool) error {
 	case len(distinct) != len(c.names):
 		return fmt.Errorf("a device is named twice: %s", c)
 	case c.names != nil && len(c.names) != devices, c.names == nil && len(c.nodes) > devices:
-		return fmt.Errorf("the container requested %d devices and got others: %s", devices, c)
+		return fmt.Errorf("the container requested %s and got others: %s", status.Count(devices, "device"), c)
 	case simulated:
 		return nil
 	case len(c.nodes) == 0:

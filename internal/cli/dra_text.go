@@ -25,7 +25,7 @@ func allocationLine(s *status.DRA) string {
 		parts = append(parts, "not registered with kubelet")
 	}
 	if s.Slices > 0 {
-		parts = append(parts, fmt.Sprintf("slices: %d with %d devices, generation %d", s.Slices, s.Devices, s.Generation))
+		parts = append(parts, fmt.Sprintf("slices: %d with %s, generation %d", s.Slices, status.Count(s.Devices, "device"), s.Generation))
 	}
 	if s.NoShares {
 		parts = append(parts, "the API server knows no shares of devices: GPUs are given whole")

@@ -18,6 +18,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
 
 // printSlices prints the ResourceSlices of the node that the configuration names. What they leave out goes to standard error, because a
@@ -86,20 +87,23 @@ func (d divided) Partitions(ctx context.Context, uuid string) (inventory.Partiti
 
 func slicesTable(w io.Writer, pool dra.Pool) {
 	for i, slice := range pool.Slices {
-		content := fmt.Sprintf("%d devices", len(slice.Devices))
+		content := status.Count(len(slice.Devices), "device")
 		if slice.SharedCounters != nil {
-			content = fmt.Sprintf("counters of %d GPUs", len(slice.SharedCounters))
+			content = "counters of " + status.Count(len(slice.SharedCounters), "GPU")
 		}
 		fmt.Fprintf(w, "pool %s, slice %d of %d: %s\n", pool.Name, i+1, len(pool.Slices), content)
 		for _, set := range slice.SharedCounters {
 			fmt.Fprintf(w, "  %s: %s\n", set.Name, countersText(set.Counters))
 		}
-		switch {
-		case len(slice.Devices) == 0:
-		case slice.Counted():
-			fmt.Fprintln(w, "  DEVICE\tPROFILE\tPRODUCT\tTAKES\tTAINT")
-		default:
-			fmt.Fprintln(w, "  DEVICE\tPROFILE\tPRODUCT\tGROUP OF 2\tOF 4\tOF 8\tTAINT")
+		if len(slice.Devices) > 0 {
+			columns := "GROUP OF 2\tOF 4\tOF 8\t"
+			if slice.Counted() {
+				columns = "TAKES\t"
+			}
+			if slice.Shared() {
+				columns += "SHARES\t"
+			}
+			fmt.Fprintf(w, "  DEVICE\tPROFILE\tPRODUCT\t%sTAINT\n", columns)
 		}
 		for _, d := range slice.Devices {
 			value := func(attribute string) string { return orDash(d.Attributes[attribute].Value) }
@@ -110,6 +114,9 @@ func slicesTable(w io.Writer, pool dra.Pool) {
 			if !slice.Counted() {
 				fmt.Fprintf(w, "%s\t%s\t%s\t", value(dra.Domain+"/linkGroup2"), value(dra.Domain+"/linkGroup4"), value(dra.Domain+"/linkGroup8"))
 			}
+			if slice.Shared() {
+				fmt.Fprintf(w, "%s\t", sharesText(d))
+			}
 			var taints []string
 			for _, t := range d.Taints {
 				taints = append(taints, strings.TrimSuffix(t.Key+"="+t.Value, "=")+":"+t.Effect)
@@ -117,6 +124,14 @@ func slicesTable(w io.Writer, pool dra.Pool) {
 			fmt.Fprintln(w, orDash(strings.Join(taints, ",")))
 		}
 	}
+}
+
+// sharesText says how many claims can have a device at the same time at most, and the smallest part of its memory that each can have.
+func sharesText(d dra.Device) string {
+	if d.SmallestShare <= 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%d x %d MiB", d.Capacity[dra.MemoryCapacity]/d.SmallestShare, d.SmallestShare>>20)
 }
 
 // countersText writes counters in one line: the value of a counter only if it is not 1.

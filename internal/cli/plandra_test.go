@@ -76,7 +76,7 @@ func TestPlanDRADivides(t *testing.T) {
 	}
 	table, complaints := planDRA(t, "--simulate", profile, "--node-name", "node-1", "--dra-dynamic-mig")
 	for _, want := range []string{
-		"pool node-1, slice 1 of 2: counters of 1 GPUs\n  gpu-1: instances-20 media-extension memory-slice-0 ", " multiprocessors=98\n",
+		"pool node-1, slice 1 of 2: counters of 1 GPU\n  gpu-1: instances-20 media-extension memory-slice-0 ", " multiprocessors=98\n",
 		"pool node-1, slice 2 of 2: 25 devices\n  DEVICE                    PROFILE     PRODUCT                 TAKES   ",
 		"  gpu-1-mig-1g10gb-15-6     1g.10gb     NVIDIA A100-SXM4-40GB   memory-slice-6 memory-slice-7 multiprocessors=14    ",
 	} {
@@ -92,8 +92,32 @@ func TestPlanDRADivides(t *testing.T) {
 		t.Fatal(err)
 	}
 	table, _ = planDRA(t, "--simulate", "dgx-1", "--node-name", "node-1", "--config-file", file)
-	if !strings.HasPrefix(table, "pool node-1, slice 1 of 1: 1 devices\n") || !strings.Contains(table, "\n  gpu-3 ") {
+	if !strings.HasPrefix(table, "pool node-1, slice 1 of 1: 1 device\n") || !strings.Contains(table, "\n  gpu-3 ") {
 		t.Errorf("of the mode split:\n%s", table)
+	}
+}
+
+// TestPlanDRAShares: the table shows how many claims can have a GPU, and the smallest part of it. MIG devices are given whole.
+func TestPlanDRAShares(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(file, []byte("{version: v1, dra: {shares: 4}}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	table, _ := planDRA(t, "--simulate", "dgx-1", "--node-name", "node-1", "--config-file", file)
+	want := `pool node-1, slice 1 of 1: 8 devices
+  DEVICE   PROFILE   PRODUCT                GROUP OF 2   OF 4    OF 8    SHARES         TAINT
+  gpu-0    -         Tesla V100-SXM2-16GB   gpu-0        gpu-0   gpu-0   4 x 4096 MiB   -
+`
+	if got, _, _ := strings.Cut(table, "  gpu-3"); got != want {
+		t.Errorf("-want +got:\n%s", cmp.Diff(want, got))
+	}
+	profile := filepath.Join(t.TempDir(), "node.yaml")
+	if err := os.WriteFile(profile, []byte(dividedNode), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	table, _ = planDRA(t, "--simulate", profile, "--node-name", "node-1", "--dra-dynamic-mig", "--config-file", file)
+	if strings.Contains(table, "SHARES") {
+		t.Errorf("without whole GPUs the table is\n%s", table)
 	}
 }
 

@@ -233,7 +233,7 @@ func departing(resources []status.Resource) []string {
 			sentences = append(sentences, fmt.Sprintf("%s %s: %s; still listed: %s", r.Name, d.ID, d.Reason, d.Waiting))
 		}
 		if more := len(r.Departing) - maxDeparting; more > 0 {
-			sentences = append(sentences, fmt.Sprintf("%s: %d devices more, see -o json", r.Name, more))
+			sentences = append(sentences, fmt.Sprintf("%s: %s, see -o json", r.Name, status.Count(more, "more device")))
 		}
 	}
 	return sentences

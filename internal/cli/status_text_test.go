@@ -60,7 +60,7 @@ func TestPrintStatus(t *testing.T) {
 		"a/b       2        1        registering\n  refused\n",
 		"held: a/b, GPU-1: busy\n",
 		"no longer offered: a/c GPU-19: renamed; still listed: pod p holds it\n",
-		"no longer offered: a/c: 2 devices more, see -o json\n",
+		"no longer offered: a/c: 2 more devices, see -o json\n",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("there is no %q in:\n%s", want, text)

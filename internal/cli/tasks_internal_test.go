@@ -27,6 +27,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 )
 
 // running has a task run until the test ends.
@@ -350,12 +351,8 @@ func TestLabelsOnce(t *testing.T) {
 // TestMetricsOfADaemon: they are served at the address of the configuration, with the name of the node, or of this machine.
 func TestMetricsOfADaemon(t *testing.T) {
 	t.Parallel()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	address, err := loopback.Free(t.Context())
 	if err != nil {
-		t.Fatal(err)
-	}
-	address := listener.Addr().String()
-	if err := listener.Close(); err != nil {
 		t.Fatal(err)
 	}
 	d := looking(t, unstarted(t, nil, append(slices.Clone(alone), "--metrics-address", address)...))

@@ -175,7 +175,7 @@ func TestSlicesTable(t *testing.T) {
 	slicesTable(&b, dra.Pool{Name: "n", Slices: []dra.Slice{{}, {Devices: []dra.Device{{Name: "gpu-0", Taints: []dra.Taint{
 		{Key: dra.TaintXID, Value: "48", Effect: "NoSchedule"}, {Key: dra.TaintLeaving, Effect: "NoSchedule"},
 	}}}}}})
-	const want = "pool n, slice 1 of 2: 0 devices\npool n, slice 2 of 2: 1 devices\n  DEVICE\tPROFILE\tPRODUCT\tGROUP OF 2\tOF 4\tOF 8\tTAINT\n" +
+	const want = "pool n, slice 1 of 2: 0 devices\npool n, slice 2 of 2: 1 device\n  DEVICE\tPROFILE\tPRODUCT\tGROUP OF 2\tOF 4\tOF 8\tTAINT\n" +
 		"  gpu-0\t-\t-\t-\t-\t-\tgpu.nvidia.com/xid=48:NoSchedule,gpu.nvidia.com/leaving:NoSchedule\n"
 	if diff := cmp.Diff(want, b.String()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

@@ -201,7 +201,7 @@ func readSize(dir string) (*clusterSize, error) {
 	s := &clusterSize{}
 	found, err := files.ReadState(filepath.Join(dir, sizeFile), maxSize, sizeVersion, s)
 	if err == nil && found && s.Nodes < 1 {
-		err = fmt.Errorf("it has %d nodes", s.Nodes)
+		err = fmt.Errorf("its number of nodes is %d", s.Nodes)
 	}
 	switch {
 	case err != nil:

@@ -60,7 +60,7 @@ func allocation(f *NodeFacts, r *findings) {
 	}
 	given := inBoth(f, s, r)
 	if !r.found() {
-		r.ok(fmt.Sprintf("%s of %d in %s", count(given, "GPU"), len(s.DRA.GPUs), count(s.DRA.Slices, "ResourceSlice")), "status: dra")
+		r.ok(fmt.Sprintf("%s of %d in %s", status.Count(given, "GPU"), len(s.DRA.GPUs), status.Count(s.DRA.Slices, "ResourceSlice")), "status: dra")
 	}
 }
 

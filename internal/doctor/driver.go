@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
 
 // A PCIDevice is a device on the PCI bus.
@@ -76,7 +77,7 @@ func gpus(f *NodeFacts, r *findings) {
 		}
 	}
 	if !r.found() {
-		r.ok(count(len(f.GPUs.Value), "GPU") + " on the PCI bus, bound to nvidia")
+		r.ok(status.Count(len(f.GPUs.Value), "GPU") + " on the PCI bus, bound to nvidia")
 	}
 }
 
@@ -141,7 +142,7 @@ func deviceNodes(f *NodeFacts, r *findings) {
 		judgeNodes(f.Devices.Value, r)
 	}
 	if !r.found() {
-		r.ok(count(len(f.Devices.Value.GPUs), "GPU")+" with device nodes below "+f.Devices.Value.Folder, "/proc/devices")
+		r.ok(status.Count(len(f.Devices.Value.GPUs), "GPU")+" with device nodes below "+f.Devices.Value.Folder, "/proc/devices")
 	}
 	if own := f.Container; own.Missing == "" && !slices.ContainsFunc(own.Value.Nodes, named("nvidiactl")) {
 		r.fail("This container has no /dev/nvidiactl: NVML cannot be used in it", []string{"/dev of this container"},
@@ -251,23 +252,11 @@ func fabricManager(f *NodeFacts, r *findings) {
 		r.skip("The node is simulated, and no daemon answers that knows the state of the fabric")
 	case !known(r, f.Processes):
 	case f.runs("nv-fabricmanager"):
-		r.ok("Fabric Manager runs", "process nv-fabricmanager", count(len(f.NVSwitches.Value), "NVSwitch")+" on the PCI bus")
+		r.ok("Fabric Manager runs", "process nv-fabricmanager", status.Count(len(f.NVSwitches.Value), "NVSwitch")+" on the PCI bus")
 	default:
 		r.fail("The node has NVSwitches and Fabric Manager does not run: CUDA cannot be initialized",
-			[]string{count(len(f.NVSwitches.Value), "NVSwitch") + " on the PCI bus", "no process nv-fabricmanager"}, service, log)
+			[]string{status.Count(len(f.NVSwitches.Value), "NVSwitch") + " on the PCI bus", "no process nv-fabricmanager"}, service, log)
 	}
-}
-
-// count returns a number of things as text.
-func count(n int, what string) string {
-	switch {
-	case n == 1:
-	case strings.HasSuffix(what, "ch"):
-		what += "es"
-	default:
-		what += "s"
-	}
-	return fmt.Sprint(n, " ", what)
 }
 
 func gpuList(indices []string) string {

@@ -79,7 +79,8 @@ func cdiSpecs(f *NodeFacts, r *findings) {
 			} else if !strings.HasPrefix(s.Kind, "nvidia.com/") {
 				remedy = "grep -n cdiVersion " + s.Path + "   # belongs to " + s.Kind + "; its program has to write it anew"
 			}
-			r.warn(fmt.Sprintf("The CDI spec of %s is out of date: %d of the %d files that it names do not exist", s.Kind, len(s.Absent), s.Named),
+			r.warn(fmt.Sprintf("The CDI spec of %s is out of date: of the %s that it names, %d cannot be found",
+				s.Kind, status.Count(s.Named, "file"), len(s.Absent)),
 				[]string{s.Path, s.Absent[0] + " does not exist"}, remedy)
 		}
 		for _, d := range s.Devices {
@@ -101,7 +102,7 @@ func cdiSpecs(f *NodeFacts, r *findings) {
 			"ls -l "+strings.ReplaceAll(pair, " and ", " ")+"   # keep the newer one")
 	}
 	if !r.found() {
-		r.ok(count(len(f.Specs.Value), "CDI spec") + " of NVIDIA's devices can be used")
+		r.ok(status.Count(len(f.Specs.Value), "CDI spec") + " of NVIDIA's devices can be used")
 	}
 }
 
@@ -168,7 +169,7 @@ func kubelet(f *NodeFacts, r *findings) {
 		serves := func(s status.Resource) bool { return s.Name == name }
 		if f.Daemon.Missing == "" && k.Registered[name] > 0 && strings.HasPrefix(name, "nvidia.com/") &&
 			!slices.ContainsFunc(f.Daemon.Value.Status.Resources, serves) {
-			r.warn("Kubelet counts "+count(k.Registered[name], "healthy device")+" of "+name+", which this daemon does not serve",
+			r.warn("Kubelet counts "+status.Count(k.Registered[name], "healthy device")+" of "+name+", which this daemon does not serve",
 				[]string{folder(k.Socket) + "kubelet_internal_checkpoint"}, pods)
 		}
 	}
@@ -183,7 +184,7 @@ func podResources(f *NodeFacts, r *findings) {
 	}
 	switch p := f.PodResources.Value; {
 	case p.Problem == "":
-		r.ok("PodResources answers; kubelet counts " + count(p.Devices, "device"))
+		r.ok("PodResources answers; kubelet counts " + status.Count(p.Devices, "device"))
 	case f.Kubelet.Missing == "" && f.Kubelet.Value.Refused == "":
 		r.warn("PodResources does not answer, and the end of a pod may be noticed late: "+p.Problem, []string{p.Socket},
 			"ls -l "+p.Socket+"   # in a container: mount its folder")
@@ -258,7 +259,7 @@ func daemon(f *NodeFacts, r *findings) {
 		}
 	}
 	if !r.found() {
-		r.ok(fmt.Sprintf("The daemon serves %s of %s", count(len(s.Resources), "resource"), count(len(s.GPUs), "GPU")), "version "+s.Version)
+		r.ok(fmt.Sprintf("The daemon serves %s of %s", status.Count(len(s.Resources), "resource"), status.Count(len(s.GPUs), "GPU")), "version "+s.Version)
 	}
 }
 

@@ -102,7 +102,7 @@ type Conflict struct {
 }
 
 func (c *Conflict) Error() string {
-	return fmt.Sprintf("%d labels of the node belong to other programs", len(c.Labels))
+	return fmt.Sprintf("labels of the node belong to other programs: %d", len(c.Labels))
 }
 
 // NodeCount returns how many nodes the cluster has. The API server counts them; one is read.

@@ -105,7 +105,7 @@ func some(names []string) string {
 	length := 0
 	for i, n := range names {
 		if length += len(n) + len(", "); length > maxNames {
-			return fmt.Sprintf("%s, or of %d others", strings.Join(names[:i], ", "), len(names)-i)
+			return fmt.Sprintf("%s and %d more", strings.Join(names[:i], ", "), len(names)-i)
 		}
 	}
 	return strings.Join(names, ", ")

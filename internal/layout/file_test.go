@@ -82,7 +82,7 @@ func TestParse(t *testing.T) {
 	}
 	_, err = f.Layout(strings.Repeat("none", 1000))
 	if err == nil || len(err.Error()) > 1000 || !strings.Contains(err.Error(), "by-uuid, custom-config, fleet-0000") ||
-		!strings.HasSuffix(err.Error(), ", or of 8938 others") {
+		!strings.HasSuffix(err.Error(), " and 8938 more") {
 		t.Errorf("9,004 layouts: %v", err)
 	}
 }

@@ -214,7 +214,7 @@ var nodeRows = []row{
 	},
 	{
 		name: "another's of an older driver", change: changes{otherSpec: specText + "570.86.15\n"},
-		check: "cdi-specs", severity: doctor.Warning, says: "nvidia.com/gpu is out of date: 1 of the 2 files",
+		check: "cdi-specs", severity: doctor.Warning, says: "nvidia.com/gpu is out of date: of the 2 files that it names, 1 cannot be found",
 		remedy: "nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml",
 	},
 	{
@@ -225,7 +225,7 @@ var nodeRows = []row{
 		name: "ours of another GPU", change: changes{
 			"run/cdi/k8s.device-plugin.nvidia.com-gpu.json": `{"kind":"k8s.device-plugin.nvidia.com/gpu","devices":[{"name":"G","containerEdits":{"deviceNodes":[{"path":"/dev/nvidia7"}]}}]}`,
 		},
-		check: "cdi-specs", severity: doctor.Warning, says: "out of date: 1 of the 1 files", remedy: "rollout restart ds/gpu-device-plugin",
+		check: "cdi-specs", severity: doctor.Warning, says: "out of date: of the 1 file that it names, 1 cannot be found", remedy: "rollout restart ds/gpu-device-plugin",
 	},
 	{
 		name: "twice", change: changes{otherSpec: specText + "580.95.05\n", "run/cdi/old.yaml": specText + "580.95.05\n"},

@@ -52,7 +52,7 @@ func Clients(root fs.FS, minor int) ([]inventory.DriverClient, error) {
 		clients = append(clients, inventory.DriverClient{PID: pid, Name: strings.TrimSpace(string(name)), Pod: pod})
 	}
 	if hidden > 0 {
-		err = fmt.Errorf("it is not shown what %d processes have open: that takes hostPID and CAP_SYS_PTRACE", hidden)
+		err = fmt.Errorf("it is not shown what some processes (%d) have open: that takes hostPID and CAP_SYS_PTRACE", hidden)
 	}
 	return clients, err
 }

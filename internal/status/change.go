@@ -161,7 +161,7 @@ func facts(s Status) []Change {
 		facts = append(facts, Change{Kind: kindResource, Name: r.Name, Reason: r.Problem,
 			To: fmt.Sprintf("%d of %d devices Healthy, %s", r.Healthy, r.Devices, r.Server)})
 		if len(r.Departing) > 0 {
-			facts = append(facts, Change{Kind: "departing", Name: r.Name, To: plural(len(r.Departing), "device"), Reason: r.Departing[0].Reason})
+			facts = append(facts, Change{Kind: "departing", Name: r.Name, To: Count(len(r.Departing), "device"), Reason: r.Departing[0].Reason})
 		}
 	}
 	for _, h := range Held(s.Holds) {
@@ -207,7 +207,7 @@ func Held(holds []Hold) []string {
 		}
 		counted[key] = 0
 		if n > 1 {
-			device = plural(n, "device")
+			device = Count(n, "device")
 		}
 		sentences = append(sentences, fmt.Sprintf("%s, %s: %s", h.Resource, device, h.Reason))
 	}

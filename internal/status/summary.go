@@ -204,18 +204,23 @@ func gpus(all []Device) string {
 			instances++
 		}
 	}
-	text := plural(len(all)-instances, "GPU")
+	text := Count(len(all)-instances, "GPU")
 	if instances > 0 {
-		text += " and " + plural(instances, "MIG device")
+		text += " and " + Count(instances, "MIG device")
 	}
 	return text + " Healthy"
 }
 
-func plural(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
+// Count returns a number of things as text: "1 GPU", "2 GPUs", "2 NVSwitches".
+func Count(n int, what string) string {
+	switch {
+	case n == 1:
+	case strings.HasSuffix(what, "ch"):
+		what += "es"
+	default:
+		what += "s"
 	}
-	return fmt.Sprintf("%d %ss", n, what)
+	return fmt.Sprint(n, " ", what)
 }
 
 // maxCounts is how many things of one kind a Summary names.
@@ -226,7 +231,7 @@ func counts(resources []Resource) []string {
 	var counts []string
 	for i, r := range resources {
 		if i == maxCounts {
-			return append(counts, fmt.Sprintf("%d more resources", len(resources)-i))
+			return append(counts, Count(len(resources)-i, "more resource"))
 		}
 		counts = append(counts, fmt.Sprintf("%s: %d of %d", r.Name, r.Healthy, r.Devices))
 	}

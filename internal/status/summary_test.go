@@ -21,6 +21,17 @@ func fine() Status {
 	}
 }
 
+func TestCount(t *testing.T) {
+	for want, got := range map[string]string{
+		"0 GPUs": Count(0, "GPU"), "1 GPU": Count(1, "GPU"), "2 GPUs": Count(2, "GPU"),
+		"1 NVSwitch": Count(1, "NVSwitch"), "3 NVSwitches": Count(3, "NVSwitch"),
+	} {
+		if got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
 func TestSummarize(t *testing.T) {
 	t.Parallel()
 	three := 3

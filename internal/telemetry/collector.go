@@ -37,7 +37,13 @@ func sendDaemon(out *page, s status.Status) {
 		sliceDevices.send(out, float64(s.DRA.Devices))
 		poolGeneration.send(out, float64(s.DRA.Generation))
 		slicesPublished.sendBool(out, s.DRA.Problem == "")
-		claimCount.send(out, float64(len(s.DRA.Claims)))
+		prepared := 0
+		for _, c := range s.DRA.Claims {
+			if c.Released == "" {
+				prepared++
+			}
+		}
+		claimCount.send(out, float64(prepared))
 	}
 	snapshotTime.sendTime(out, s.Looked)
 	snapshotGeneration.send(out, float64(s.Generation))

@@ -29,7 +29,9 @@ var at = time.Date(2026, 11, 22, 1, 2, 3, 0, time.UTC)
 func full() status.Status {
 	zero, one := 0, 1
 	return status.Status{
-		DRA:     &status.DRA{Slices: 2, Devices: 16, Generation: 3, Problem: "no", Claims: []status.DRAClaim{{UID: "uid-1"}}},
+		DRA: &status.DRA{
+			Slices: 2, Devices: 16, Generation: 3, Problem: "no", Claims: []status.DRAClaim{{UID: "uid-1"}, {UID: "uid-2", Released: "in use"}},
+		},
 		Version: "v1.2.3", Driver: "580.95.05", CUDA: "13.0", Generation: 7, Looked: at, Stale: "no answer", Hanging: 2,
 		Calls:     []status.Call{{GPU: &one, Function: "nvmlDeviceGetFieldValues", Since: at.Add(-time.Minute)}, {Function: "f", Since: at}},
 		Readiness: status.Readiness{Ready: true}, ConfigGeneration: 2, ConfigError: "bad", ConfigLoaded: at, Reexecutions: 1, Kubelets: 3,

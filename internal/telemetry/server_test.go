@@ -2,12 +2,10 @@ package telemetry_test
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,24 +15,20 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/telemetry"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 )
 
 // patience is how long a test waits for what must happen.
 const patience = time.Minute
 
-// loopbacks counts the addresses that tests were given.
-var loopbacks atomic.Uint32
-
-// freeAddress returns an address on loopback at which nobody listens, and that no other test is given.
+// freeAddress returns an address on loopback at which nobody listens.
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	n := loopbacks.Add(1)
-	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", fmt.Sprintf("127.1.%d.%d:0", n/250, 1+n%250))
+	address, err := loopback.Free(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	return l.Addr().String()
+	return address
 }
 
 // start runs a server until the test ends.

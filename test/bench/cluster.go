@@ -14,6 +14,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet/plugins"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
@@ -30,7 +31,7 @@ var clusterFigures = []figure{
 func nodeAgent(daemon string) string { return filepath.Join(filepath.Dir(daemon), "gpu-node-agent") }
 
 // withCluster runs take with a stand-in API server that has the node, and the arguments that switch all on.
-func withCluster(take func(s *apiserver.Server, args []string) (string, error)) (_ string, err error) {
+func withCluster(ctx context.Context, take func(s *apiserver.Server, args []string) (string, error)) (_ string, err error) {
 	dir, err := os.MkdirTemp("", "bench")
 	if err != nil {
 		return "", err
@@ -48,7 +49,7 @@ func withCluster(take func(s *apiserver.Server, args []string) (string, error)) 
 	if err := s.ChangeNode("node", func(n *corev1.Node) { n.Labels = map[string]string{"nvidia.com/device-plugin.config": "a"} }); err != nil {
 		return "", err
 	}
-	at, err := unused()
+	at, err := loopback.Free(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -60,11 +61,11 @@ func withCluster(take func(s *apiserver.Server, args []string) (string, error)) 
 
 // agentStart compares starts of both programs, in turn, both with metrics. The node has had a configuration before.
 func agentStart(ctx context.Context, daemon string) (string, error) {
-	at, err := unused()
+	at, err := loopback.Free(ctx)
 	if err != nil {
 		return "", err
 	}
-	return withCluster(func(_ *apiserver.Server, args []string) (string, error) {
+	return withCluster(ctx, func(_ *apiserver.Server, args []string) (string, error) {
 		var with, without []time.Duration
 		var ratios []float64
 		for range 40 {
@@ -98,14 +99,14 @@ func agentStart(ctx context.Context, daemon string) (string, error) {
 }
 
 func agentIdle(ctx context.Context, daemon string) (string, error) {
-	return withCluster(func(_ *apiserver.Server, args []string) (string, error) {
+	return withCluster(ctx, func(_ *apiserver.Server, args []string) (string, error) {
 		return idling(ctx, node.Setup{Daemon: nodeAgent(daemon), Args: args}, 20*time.Second)
 	})
 }
 
 // agentOfClaims is agentIdle on a node of which kubelet and the API server know a driver for claims.
 func agentOfClaims(ctx context.Context, daemon string) (string, error) {
-	return withCluster(func(s *apiserver.Server, args []string) (string, error) {
+	return withCluster(ctx, func(s *apiserver.Server, args []string) (string, error) {
 		registry := filepath.Join(s.Dir(), "registry")
 		split := []byte("version: v1\ndra: {mode: split, gpus: {indices: [1, 2, 3, 4, 5, 6, 7]}}\n")
 		if err := errors.Join(os.Mkdir(registry, 0o700), os.WriteFile(filepath.Join(s.Dir(), "configs", "a"), split, 0o600)); err != nil {
@@ -127,7 +128,7 @@ func agentOfClaims(ctx context.Context, daemon string) (string, error) {
 
 // agentRequests counts what an idle daemon asks of the API server, its start included.
 func agentRequests(ctx context.Context, daemon string) (string, error) {
-	return withCluster(func(s *apiserver.Server, args []string) (string, error) {
+	return withCluster(ctx, func(s *apiserver.Server, args []string) (string, error) {
 		if _, err := idling(ctx, node.Setup{Daemon: nodeAgent(daemon), Args: args}, 20*time.Second); err != nil {
 			return "", err
 		}
@@ -148,7 +149,7 @@ func agentSize(ctx context.Context, daemon string) (string, error) {
 // labelToSuccess measures how long a node with 8 idle GPUs takes from the label that names a MIG layout to the label that says success,
 // with the devices at kubelet.
 func labelToSuccess(ctx context.Context, daemon string) (string, error) {
-	return withCluster(func(s *apiserver.Server, args []string) (_ string, err error) {
+	return withCluster(ctx, func(s *apiserver.Server, args []string) (_ string, err error) {
 		n, err := node.Open(node.Setup{
 			Daemon: nodeAgent(daemon), Profile: "dgx-h100", Version: standin.V137,
 			Args: append(args, "--mig-enabled", "--mig-label", "--mig-strategy=mixed"),

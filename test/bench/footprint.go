@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
@@ -54,7 +55,7 @@ func idling(ctx context.Context, setup node.Setup, idleFor time.Duration) (_ str
 
 // idleScraped is idle with everything on.
 func idleScraped(ctx context.Context, daemon string) (_ string, err error) {
-	at, err := unused()
+	at, err := loopback.Free(ctx)
 	if err != nil {
 		return "", err
 	}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"slices"
@@ -18,6 +17,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
@@ -28,20 +28,11 @@ var metricsFigures = []figure{
 	{"the same while the driver hangs", "p99 under 10 ms, under 200 kB", scrapeMany(true)},
 }
 
-// unused returns an address on loopback at which nobody listens.
-func unused() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	return l.Addr().String(), l.Close()
-}
-
 // pair returns two nodes whose daemons serve metrics; the first has its GPUs measured each second, the other not. The caller closes
 // them.
 func pair(ctx context.Context, setup node.Setup) (nodes [2]*node.Node, err error) {
 	for i, how := range []string{"--gpu-metrics-interval=1s", "--gpu-metrics=false"} {
-		at, err := unused()
+		at, err := loopback.Free(ctx)
 		if err != nil {
 			return nodes, err
 		}
@@ -166,7 +157,7 @@ func largeNode(ctx context.Context, daemon, at string) (*node.Node, error) {
 // scrapeMany measures scrapes as Prometheus makes them, one after the other.
 func scrapeMany(hangs bool) func(context.Context, string) (string, error) {
 	return func(ctx context.Context, daemon string) (_ string, err error) {
-		at, err := unused()
+		at, err := loopback.Free(ctx)
 		if err != nil {
 			return "", err
 		}

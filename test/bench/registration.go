@@ -9,6 +9,7 @@ import (
 	"time"
 
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
@@ -57,7 +58,7 @@ var besideBuild string
 
 // startBeside compares starts with metrics with those of another build without.
 func startBeside(ctx context.Context, daemon string) (string, error) {
-	at, err := unused()
+	at, err := loopback.Free(ctx)
 	if err != nil {
 		return "", err
 	}

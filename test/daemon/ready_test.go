@@ -183,7 +183,7 @@ func TestBrokenVersionIsNotReadyWhilePodsHoldDevices(t *testing.T) {
 	if err := s.StopDaemon(); err != nil {
 		t.Fatal(err)
 	}
-	later.staysUnready("1 devices of nvidia.com/gpu that pods hold, or may hold, cannot be offered; this daemon has nothing to serve: ")
+	later.staysUnready("nvidia.com/gpu cannot be offered, and pods hold or may hold 1 device of it; this daemon has nothing to serve: ")
 	s.shows(1, 0)
 	s.Remove("work")
 	later.becomesReady("nothing to serve: open an NVML session: no NVIDIA driver")

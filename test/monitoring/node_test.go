@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -19,6 +18,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
@@ -38,12 +38,8 @@ type watched struct {
 func watch(t *testing.T) *watched {
 	t.Helper()
 	tool(t, "prometheus") // skips without
-	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	address, err := loopback.Free(t.Context())
 	if err != nil {
-		t.Fatal(err)
-	}
-	address := listener.Addr().String()
-	if err := listener.Close(); err != nil {
 		t.Fatal(err)
 	}
 	w := &watched{t: t, address: address, config: filepath.Join(t.TempDir(), "config.yaml"), started: time.Now()}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"strings"
 	"time"
@@ -14,15 +13,6 @@ import (
 
 // maxScrape is how long a daemon may take to answer a scrape or a probe, whatever its driver does.
 const maxScrape = time.Second
-
-// freeAddress returns an address on loopback at which nobody listens.
-func freeAddress(ctx context.Context) (string, error) {
-	l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	return l.Addr().String(), l.Close()
-}
 
 // scrape returns the answer of a daemon to a GET.
 func (s *stage) scrape(ctx context.Context, n *node.Node, path string) (string, error) {

@@ -19,6 +19,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
@@ -149,7 +150,7 @@ func (s *stage) startDaemon(ctx context.Context) (*node.Node, error) {
 	if err := s.writeProfile(); err != nil {
 		return nil, err
 	}
-	at, err := freeAddress(ctx)
+	at, err := loopback.Free(ctx)
 	if err != nil {
 		return nil, err
 	}
