@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -213,12 +214,19 @@ func (v *view) given(id string) (resource.Device, bool) {
 	return d.device, departing
 }
 
+// maxShown bounds what an error tells of an ID that is not known, in bytes.
+const maxShown = 200
+
+// unknown returns why a device that is not of the plan is not given out.
 func (v *view) unknown(id string) error {
 	if id == "" {
 		return status.Error(codes.InvalidArgument, "a container asks for a device with an empty ID")
 	}
 	if d, departing := v.departing[id]; departing {
 		return status.Errorf(codes.FailedPrecondition, "device %s cannot be given out: %s", id, cmp.Or(d.device.Reason, d.reason))
+	}
+	if len(id) > maxShown { // gRPC keeps as much memory for each connection as the longest error took
+		id = strings.ToValidUTF8(id[:maxShown], "") + fmt.Sprintf("... (%d bytes)", len(id))
 	}
 	// The words of NVIDIA's plugin, for which people's alerts may look.
 	return status.Errorf(codes.NotFound, "invalid allocation request for %q: invalid request: unknown device: %s", v.resource.Name, id)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -16,7 +17,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
-// TestLargeRequestsCostNoMemory: 60 requests of 8 MB to each socket fail, and the daemon is soon as small as before.
+// TestLargeRequestsCostNoMemory: 60 requests of 8 MB fail at the plugin's socket, at once and one after the other, and at the control
+// socket. The daemon is soon as small as before.
 func TestLargeRequestsCostNoMemory(t *testing.T) {
 	t.Parallel()
 	s := serving(t, node.Setup{})
@@ -32,6 +34,16 @@ func TestLargeRequestsCostNoMemory(t *testing.T) {
 	}
 	large := strings.Repeat("x", 8_000_000)
 	request := &v1beta1.AllocateRequest{ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: []string{large}}}}
+	var atOnce sync.WaitGroup
+	for range rounds {
+		atOnce.Go(func() {
+			_, err := v1beta1.NewDevicePluginClient(conn).Allocate(t.Context(), request, grpc.WaitForReady(true))
+			if grpcstatus.Code(err) != codes.NotFound {
+				t.Errorf("Allocate() = %.100v, want NotFound", err)
+			}
+		})
+	}
+	atOnce.Wait()
 	for range rounds {
 		_, err := v1beta1.NewDevicePluginClient(conn).Allocate(t.Context(), request, grpc.WaitForReady(true))
 		if grpcstatus.Code(err) != codes.NotFound {

@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"sync"
 	"syscall"
@@ -18,19 +17,23 @@ func TestRequestsAtOnce(t *testing.T) {
 	t.Parallel()
 	s := serving(t, node.Setup{})
 	s.shows(8, 8)
-	requests := map[string]any{
-		"quiesce": nil, "resume": nil, "status": nil, "health.clear": map[string]string{"gpu": "3"}, "quiesce ": map[string]bool{"allocate": true},
+	type request struct {
+		call      string
+		arguments any
 	}
-	for first := range requests {
-		for second := range requests {
+	requests := []request{
+		{"quiesce", nil}, {"quiesce", map[string]bool{"allocate": true}}, {"resume", nil}, {"health.clear", map[string]string{"gpu": "3"}}, {"status", nil},
+	}
+	for _, first := range requests {
+		for _, second := range requests {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			var both sync.WaitGroup
-			for _, name := range []string{first, second} {
+			for _, r := range []request{first, second} {
 				both.Go(func() {
-					err := control.Call(ctx, s.ControlSocket(), strings.TrimSpace(name), requests[name], nil)
+					err := control.Call(ctx, s.ControlSocket(), r.call, r.arguments, nil)
 					because := err != nil && (strings.Contains(err.Error(), "resume first") || strings.Contains(err.Error(), "resume was asked for"))
 					if err != nil && !because {
-						t.Errorf("%s, at once with %s and %s: %v", name, first, second, err)
+						t.Errorf("%s, of %v and %v at once: %v", r.call, first, second, err)
 					}
 				})
 			}
@@ -47,7 +50,7 @@ func TestRequestsAtOnce(t *testing.T) {
 func TestQuiesceOutlivesTheProcess(t *testing.T) {
 	t.Parallel()
 	for _, end := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
-		t.Run(fmt.Sprint(end), func(t *testing.T) {
+		t.Run(end.String(), func(t *testing.T) {
 			t.Parallel()
 			s := serving(t, node.Setup{})
 			s.shows(8, 8)
