@@ -175,7 +175,7 @@ func nvidiaRuntime(f *NodeFacts, r *findings) {
 	for _, one := range f.Runtimes.Value {
 		h, isDefault, found := one.nvidia()
 		switch {
-		case found && h.Absent:
+		case h.Absent:
 			r.fail(fmt.Sprintf("The program of the runtime %s is not there: pods with it cannot start", h.Name),
 				one.evidence(h.Name+": "+h.Program), "ls -l "+h.Program)
 		case found && isDefault:

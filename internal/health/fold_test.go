@@ -189,10 +189,10 @@ func TestCountsThatTheDaemonClearedAreNoEvidence(t *testing.T) {
 	s.good.UncorrectedECC = inventory.Known(uint64(3)) // the driver refused
 	s.reads(1, s.good)
 	s.want(inventory.Healthy, inventory.NoCure)
-	s.good.UncorrectedECC = inventory.Known(uint64(4))
+	s.good.UncorrectedECC = inventory.Known(uint64(5))
 	s.reads(1, s.good)
-	if s.gpu.Health.State != inventory.Suspect {
-		t.Errorf("%v after an error that followed, want Suspect", s.gpu.Health.State)
+	if h := s.gpu.Health; h.State != inventory.Suspect || !strings.Contains(h.Reason, "2 new uncorrected memory errors") {
+		t.Errorf("%v (%s) after two errors that followed, want Suspect", h.State, h.Reason)
 	}
 }
 

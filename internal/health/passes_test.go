@@ -298,6 +298,26 @@ func TestRestoredIsAnotherValue(t *testing.T) {
 	}
 }
 
+// A fault that was found meanwhile stays as it was found, and others are added.
+func TestRestoredBesideWhatWasFound(t *testing.T) {
+	s := begin(t, 580)
+	s.xid(119)
+	found := s.gpu.Faults[0]
+	noted := []health.Fault{
+		{Source: found.Source, XID: 119, State: inventory.Unhealthy, Cure: inventory.CureReboot, Reason: "an earlier one"},
+		{Source: found.Source, XID: 79, State: inventory.Unhealthy, Cure: inventory.CureReboot, Reason: "x"},
+		{Source: health.SourceHang, XID: 119, State: inventory.Unhealthy, Cure: inventory.CureReboot, Reason: "y"},
+	}
+	restored := s.gpu.Restored(func(string) ([]health.Fault, []time.Time) { return noted, nil }, s.now)
+	var reasons []string
+	for _, f := range restored.Faults {
+		reasons = append(reasons, f.Reason)
+	}
+	if diff := cmp.Diff([]string{found.Reason, "x", "y"}, reasons); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
 // Each suspicion has a limit of its own.
 func TestLimitsOfSeveralSuspicions(t *testing.T) {
 	s := begin(t, 580)

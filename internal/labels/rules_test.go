@@ -71,11 +71,14 @@ func TestRules(t *testing.T) {
 		"a virtual GPU that does not tell":     {gpus: []inventory.GPU{gpu("b", func(g *inventory.GPU) { g.VGPU.Present = true })}, want: "vgpu.host-driver-branch="},
 		"links of which some lead to a switch": {gpus: []inventory.GPU{gpu("b", linked(switched)), gpu("b", linked(direct))}, want: "link=nvlink"},
 		"links of which all lead to a switch":  {gpus: []inventory.GPU{gpu("b", linked(switched)), gpu("b", linked(switched))}, want: "link=nvswitch"},
-		"a GPU without links to a switch":      {gpus: []inventory.GPU{gpu("b", linked(switched)), gpu("b", linked())}, want: "link=nvlink"},
-		"no NVLinks":                           {gpus: []inventory.GPU{gpu("b", linked(inventory.Link{})), gpu("b")}, want: "link=pcie"},
-		"one GPU":                              {gpus: []inventory.GPU{gpu("b")}, want: "link=-"},
-		"claims by MPS":                        {gpus: []inventory.GPU{gpu("b")}, claims: true, want: "mps.capable=true"},
-		"neither claims nor resources by MPS":  {gpus: []inventory.GPU{gpu("b")}, want: "mps.capable=false"},
+		"three GPUs of which one leads to a switch": {
+			gpus: []inventory.GPU{gpu("b", linked(switched, switched)), gpu("b", linked(direct, direct)), gpu("b", linked(direct, direct))}, want: "link=nvlink",
+		},
+		"a GPU without links to a switch":     {gpus: []inventory.GPU{gpu("b", linked(switched)), gpu("b", linked())}, want: "link=nvlink"},
+		"no NVLinks":                          {gpus: []inventory.GPU{gpu("b", linked(inventory.Link{})), gpu("b")}, want: "link=pcie"},
+		"one GPU":                             {gpus: []inventory.GPU{gpu("b")}, want: "link=-"},
+		"claims by MPS":                       {gpus: []inventory.GPU{gpu("b")}, claims: true, want: "mps.capable=true"},
+		"neither claims nor resources by MPS": {gpus: []inventory.GPU{gpu("b")}, want: "mps.capable=false"},
 	} {
 		key, want, _ := strings.Cut(tt.want, "=")
 		all := labels.All(inventory.Snapshot{GPUs: tt.gpus, Driver: inventory.Driver{Version: tt.driver}},

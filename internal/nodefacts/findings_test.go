@@ -305,6 +305,7 @@ var driverRows = []row{
 	},
 	{name: "not loaded", change: changes{"proc/driver/nvidia/version": gone}, check: "device-nodes", says: "Without the kernel module", also: []string{"driver"}},
 	{name: "there", check: "device-nodes", severity: doctor.OK, says: "1 GPU with device nodes below /dev"},
+	{name: "no number", change: changes{"proc/devices": "Character devices:\n195 nvidia\n"}, check: "device-nodes", says: "1 GPU with device nodes"},
 	{
 		name: "missing", change: changes{"dev/nvidia0": gone, "dev/nvidia-uvm": gone},
 		check: "device-nodes", severity: doctor.Error, says: "missing: /dev/nvidia0, /dev/nvidia-uvm", also: []string{"cdi-specs"},

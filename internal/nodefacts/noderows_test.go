@@ -21,7 +21,7 @@ var runtimeRows = []row{
 	},
 	{
 		name: "containerd 2, CDI off", change: changes{config: containerd2 + "[plugins.'io.containerd.cri.v1.runtime']\nenable_cdi = false\n"},
-		check: "container-runtime", severity: doctor.Error, says: "CDI is off in containerd",
+		check: "container-runtime", severity: doctor.Error, says: "CDI is off in containerd", shows: "enable_cdi = false",
 	},
 	{
 		name: "containerd 2, CDI off by a drop-in", change: changes{"etc/containerd/conf.d/zz.toml": runtime2 + "enable_cdi = false"},
@@ -102,6 +102,11 @@ var runtimeRows = []row{
 		check:  "visible-devices", severity: doctor.Warning, says: "Every pod can get all GPUs", also: []string{"nvidia-runtime"},
 	},
 	{name: "default", check: "nvidia-runtime", severity: doctor.OK, says: "the default of containerd"},
+	{
+		name: "not known", facts: func(f *doctor.NodeFacts) { f.Runtimes = doctor.Fact[[]doctor.Runtime]{Missing: "/proc cannot be read"} },
+		check: "nvidia-runtime", severity: doctor.NotChecked, says: "/proc cannot be read",
+		also: []string{"container-runtime", "visible-devices", "daemon-reload"},
+	},
 	{
 		name: "class", change: changes{"etc/containerd/conf.d/zz.toml": runtime2 + "[plugins.'io.containerd.cri.v1.runtime'.containerd]\ndefault_runtime_name = 'runc'\n"},
 		settings: func(s *doctor.Settings) { s.VolumeMounts = true },

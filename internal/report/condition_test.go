@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
@@ -12,13 +14,17 @@ import (
 func TestJudge(t *testing.T) {
 	whole := gpu(0, "Healthy")
 	stale := func(s *status.Status) { s.Stale = "no driver" }
+	neverLooked := func(s *status.Status) { s.Stale, s.Looked = "no driver", time.Time{} }
 	for name, tt := range map[string]struct {
 		status status.Status
 		there  bool
 		want   string // empty if there is nothing to say
 	}{
-		"all healthy":  {node(whole, gpu(1, "Healthy")), false, "True AllHealthy all GPUs are healthy"},
-		"Suspect":      {node(gpu(0, "Suspect xid 154 reset")), false, "True AllHealthy all GPUs are healthy"},
+		"all healthy":                   {node(whole, gpu(1, "Healthy")), false, "True AllHealthy all GPUs are healthy"},
+		"Suspect":                       {node(gpu(0, "Suspect xid 154 reset")), false, "True AllHealthy all GPUs are healthy"},
+		"no fault":                      {node(gpu(0, "Unhealthy")), false, "False GPUUnhealthy GPU-0 Unhealthy: unknown, cure: none"},
+		"never looked, the driver away": {with(node(gpu(0, "Unknown silence none")), neverLooked), false, ""},
+		"never looked, the driver away, a condition": {with(node(gpu(0, "Unknown silence none")), neverLooked), true, "Unknown DriverNotReady no driver"},
 		"one of one":   {node(gpu(0, "Unhealthy xid 79 reboot")), false, "False GPUUnhealthy GPU-0 Unhealthy: XID 79, cure: reboot"},
 		"Lost":         {node(whole, gpu(1, "Lost lost reconnect")), false, "False GPULost GPU-1 Lost: lost, cure: reconnect"},
 		"sorted, both": {node(gpu(2, "Lost lost reconnect"), gpu(1, "Unhealthy hang reset")), false, "False GPULost GPU-1 Unhealthy: hang, cure: reset; GPU-2 Lost: lost, cure: reconnect"},
@@ -93,6 +99,26 @@ func TestLongMessage(t *testing.T) {
 	c, _ := report.Judge(node(devices...), start, false)
 	if len(c.Message) > 1024 || !strings.Contains(c.Message, "; and ") || !strings.HasSuffix(c.Message, " more") {
 		t.Errorf("%d bytes: %q", len(c.Message), c.Message)
+	}
+}
+
+// A daemon reports no longer when a later one of this program serves a resource.
+func TestYields(t *testing.T) {
+	for server, want := range map[string]bool{"serving": false, "silent: another server has registered": true} {
+		s := with(node(), func(s *status.Status) { s.Resources = []status.Resource{{Server: "serving"}, {Server: server}} })
+		if got := report.Yields(s); got != want {
+			t.Errorf("%s: %v, want %v", server, got, want)
+		}
+	}
+	if report.Yields(node()) {
+		t.Error("yields without resources")
+	}
+}
+
+// A reason that the table does not have is a warning.
+func TestRowOfAnotherReason(t *testing.T) {
+	if diff := cmp.Diff(report.Row{Reason: "Other", Type: "Warning"}, report.Reason("Other").Row()); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
 	}
 }
 

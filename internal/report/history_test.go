@@ -95,6 +95,9 @@ func TestTransitions(t *testing.T) {
 			node(gpu(0, "Unhealthy hang reset")), node(gpu(0, "Lost lost reconnect")),
 			[]string{"GPULost GPU-0"}, []string{"GPUUnhealthy GPU-0"},
 		},
+		"Lost, another cure": {
+			node(gpu(0, "Lost lost reconnect")), node(gpu(0, "Lost lost reboot")), []string{"GPULost GPU-0"}, []string{"GPULost GPU-0"},
+		},
 		"another XID": {
 			node(gpu(0, "Unhealthy xid 48 reset")), node(gpu(0, "Unhealthy xid 79 reboot")),
 			[]string{"GPUXid GPU-0 XID 79"}, []string{"GPUXid GPU-0 XID 48"},
@@ -317,23 +320,6 @@ func TestClockGoesBack(t *testing.T) {
 	}
 	if told == 0 {
 		t.Error("silent after the time of all rates")
-	}
-}
-
-// What finds no room is told when there is room, if it is still so.
-func TestNoRoom(t *testing.T) {
-	var h report.History
-	h.Next(node(gpu(0, "Healthy"), gpu(1, "Healthy")), start, plenty)
-	bad := node(gpu(0, "Unhealthy hang reset"), gpu(1, "Unhealthy hang reset"))
-	b := h.Next(bad, start, 1)
-	if len(b.Events) != 1 || !cmp.Equal(b.Dropped, []string{report.DropQueue}) {
-		t.Errorf("%v, dropped %v", said(b), b.Dropped)
-	}
-	if b = h.Next(bad, start, 0); len(b.Events)+len(b.Dropped) != 0 {
-		t.Errorf("still no room: %v, dropped again %v", said(b), b.Dropped)
-	}
-	if got := said(h.Next(bad, start, 1)); !cmp.Equal(got, []string{"GPUUnhealthy GPU-1"}) {
-		t.Errorf("with room: %v", got)
 	}
 }
 

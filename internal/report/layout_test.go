@@ -27,6 +27,7 @@ func TestEventsOfMIGLayouts(t *testing.T) {
 		{layout("a", "success", ""), nil, ""},
 		{layout("a", "success", ""), nil, ""},
 		{layout("b", "pending", "GPU 0 is being changed"), nil, ""},
+		{layout("b", "another", "GPU 0"), nil, ""},
 		{layout("b", "pending", "pod default/p holds GPU 0", "GPU-0"), []string{"MIGLayoutWaiting GPU-0"}, "layout b (label) waits: pod default/p holds GPU 0"},
 		{layout("b", "pending", "pod default/q holds GPU 0", "GPU-0"), nil, ""},
 		{layout("b", "success", ""), []string{"MIGLayoutMade"}, "layout b (label) is made"},

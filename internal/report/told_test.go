@@ -94,3 +94,42 @@ func TestReleasedBeforeTheFirstLook(t *testing.T) {
 		t.Errorf("released: told %v", got)
 	}
 }
+
+// What finds no room is told when there is room, if it is still so.
+func TestNoRoom(t *testing.T) {
+	var h report.History
+	h.Next(node(gpu(0, "Healthy"), gpu(1, "Healthy")), start, plenty)
+	bad := node(gpu(0, "Unhealthy hang reset"), gpu(1, "Unhealthy hang reset"))
+	b := h.Next(bad, start, 1)
+	if len(b.Events) != 1 || !cmp.Equal(b.Dropped, []string{report.DropQueue}) {
+		t.Errorf("%v, dropped %v", said(b), b.Dropped)
+	}
+	if b = h.Next(bad, start, 0); len(b.Events)+len(b.Dropped) != 0 {
+		t.Errorf("still no room: %v, dropped again %v", said(b), b.Dropped)
+	}
+	if got := said(h.Next(bad, start, 1)); !cmp.Equal(got, []string{"GPUUnhealthy GPU-1"}) {
+		t.Errorf("with room: %v", got)
+	}
+}
+
+// What waits for a rate is told when the rate allows it, also where something else found no room meanwhile.
+func TestNoRoomBesideARate(t *testing.T) {
+	var h report.History
+	one := func(state, other string) status.Status { return node(gpu(0, state), gpu(1, other)) }
+	h.Next(one("Healthy", "Healthy"), start, plenty)
+	state := "Healthy"
+	for range 20 {
+		if state = "Unhealthy hang reset"; len(h.Next(one(state, "Healthy"), start, plenty).Events) == 0 {
+			break
+		}
+		if state = "Healthy"; len(h.Next(one(state, "Healthy"), start, plenty).Events) == 0 {
+			break
+		}
+	}
+	want := h.Next(one(state, "Healthy"), start, plenty).Again
+	s := with(one(state, "Healthy"), func(s *status.Status) { s.ConfigError = "line 3" })
+	s.GPUs = append(s.GPUs, gpu(2, "Unhealthy xid 79 reboot"))
+	if b := h.Next(s, start, 1); len(b.Events) != 1 || !b.Again.Equal(want) || want.IsZero() {
+		t.Errorf("again at %v, want %v: %v, dropped %v", b.Again, want, said(b), b.Dropped)
+	}
+}

@@ -114,17 +114,17 @@ func (r Resource) admissible(available, required []string, size int) []string {
 	if !r.onePerRequest || size < 2 {
 		return available
 	}
-	alone := map[string]bool{} // not of size, which may be anything
+	alone := map[string]struct{}{} // not of size, which may be anything
 	for _, id := range required {
 		if d, known := r.Device(id); known && d.Sharing != Unshared {
 			return available // whatever comes with it is refused
 		}
-		alone[id] = true
+		alone[id] = struct{}{}
 	}
 	var kept []string
 	for _, id := range available {
 		if d, known := r.Device(id); known && d.Sharing == Unshared && d.Healthy {
-			alone[id] = true
+			alone[id] = struct{}{}
 			kept = append(kept, id)
 		}
 	}

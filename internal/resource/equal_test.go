@@ -44,6 +44,12 @@ func TestEqual(t *testing.T) {
 			t.Errorf("%s: equal", name)
 		}
 	}
+	empty := func(g *topology.Graph) resource.Resource {
+		return resource.NewResource("a", resource.Options{}, g, nil)
+	}
+	if empty(nil).Equal(empty(linked(1))) || empty(linked(1)).Equal(empty(nil)) || !empty(nil).Equal(empty(nil)) {
+		t.Error("a graph and none are equal, or none and none are not")
+	}
 	if none := (resource.Resource{}); !none.Equal(resource.Resource{}) {
 		t.Error("two resources without devices are not equal")
 	}

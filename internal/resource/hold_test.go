@@ -5,6 +5,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
@@ -116,5 +117,29 @@ func TestUnder(t *testing.T) {
 				t.Error("the plan that was held has changed")
 			}
 		})
+	}
+}
+
+// TestUnderGPUs: a hold on a GPU keeps all its devices but those of some instances. A GPU about which nothing is decided is in no list.
+func TestUnderGPUs(t *testing.T) {
+	t.Parallel()
+	gpus := []inventory.GPU{gpu(0), gpu(1, "1g.10gb", "1g.10gb"), gpu(2), gpu(3)}
+	plan := resource.New(inventory.Snapshot{GPUs: gpus}, resource.Options{MIG: resource.MIGMixed})
+	held := plan.UnderGPUs(map[string]resource.GPUHold{
+		"GPU-a": {Kept: []int{9}}, "GPU-b": {Reason: "it is divided anew", Kept: []int{7}}, "GPU-d": {Reason: "it waits"},
+	})
+	got := map[string]string{}
+	for _, r := range held.Resources {
+		for _, d := range r.Devices {
+			got[d.ID] = d.Reason
+		}
+	}
+	want := map[string]string{"GPU-a": "", "MIG-b0": "", "MIG-b1": "it is divided anew", "GPU-d": "it waits"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("devices (-want +got):\n%s", diff)
+	}
+	leftOut := []resource.LeftOut{{UUID: "GPU-c", Index: "2", Reason: "it is not known yet how its GPU is to be divided"}}
+	if diff := cmp.Diff(leftOut, held.LeftOut); diff != "" {
+		t.Errorf("left out (-want +got):\n%s", diff)
 	}
 }
