@@ -91,6 +91,16 @@ var driverFaults = []fault{
 		then: []act{{restoredAll.deed, outcome{within: askedAgain}}},
 	},
 	{
+		// What a pod has stays in the list of the next process, too, which cannot identify that GPU.
+		name:   "a call on one GPU hangs while a pod has it, and the daemon is started anew",
+		inject: []simulator.Fault{hung("DeviceGetFieldValues", "3")}, do: admit,
+		run: bad(silent, "3", "DeviceGetFieldValues"),
+		then: []act{
+			{restart("the daemon is started anew", hung("DeviceGetFieldValues", "3")), outcome{within: silent, bad: []string{"3"}, hold: dropped}},
+			{restoredAll.deed, outcome{within: askedAgain}},
+		},
+	},
+	{
 		name: "calls on two GPUs hang, and a third GPU asks for a reset",
 		inject: []simulator.Fault{
 			hung("", "3"), hung("DeviceGetMemoryInfo", "5"), {Kind: simulator.KindRecoveryAction, GPU: "6", Action: "reset"},
