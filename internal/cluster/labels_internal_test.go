@@ -459,8 +459,19 @@ func TestDiscoveryOwnsItsObject(t *testing.T) {
 	r.until("the object is replaced", func() bool { return r.feature("nvidia-features-for-n")["nvidia.com/gpu.count"] == "7" })
 	r.stop()
 	c := &Cluster{client: theirs}
+	counted := map[string]int{}
+	c.Count(func(verb, resource string, _ int) { counted[verb+" "+resource]++ })
+	now.PodName = "p"
+	r.server.SetFault(apiserver.Fault{Status: 500, Only: func(q apiserver.Request) bool { return q.Resource == "pods" }})
+	if err := c.LabelOnce(t.Context(), now, map[string]string{"nvidia.com/gpu.count": "5"}); err == nil || len(counted) != 1 {
+		t.Errorf("while it cannot be known who owns the object: %v, requests %v", err, counted)
+	}
+	r.server.SetFault(apiserver.Fault{})
 	if err := c.LabelOnce(t.Context(), now, map[string]string{"nvidia.com/gpu.count": "6"}); err != nil {
 		t.Fatal(err)
+	}
+	if counted["GET pods"] != 2 {
+		t.Errorf("requests %v", counted)
 	}
 	if got := r.feature("nvidia-features-for-n"); got["nvidia.com/gpu.count"] != "6" || r.feature("gpu-node-agent-n") != nil {
 		t.Errorf("labels %v", got)

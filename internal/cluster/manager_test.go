@@ -219,6 +219,10 @@ func TestConfigManagerEnvironment(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.linked("b")
+	if err := m.execute(t.Context(), "--default-config=a"); err != nil { // a flag counts more than its variable
+		t.Fatal(err)
+	}
+	m.linked("a")
 }
 
 // TestConfigManagerTakesWhatNVIDIAsTakes: what is wrong with a setting that is not needed is no reason to refuse it.

@@ -258,3 +258,41 @@ func TestPausedThroughFaultsOfTheAPIServer(t *testing.T) {
 		})
 	}
 }
+
+// TestPauseThatFails: nothing is paused while the node is not known or the API server refuses a request, and each problem is told.
+func TestPauseThatFails(t *testing.T) {
+	r := newPauseRig(t)
+	unknown := New()
+	unknown.client = kubeapi.New(kubeapi.Options{Kubeconfig: r.server.Kubeconfig(), Node: "n"})
+	if err := unknown.Pause(t.Context(), []string{"dcgm"}); err == nil || !strings.Contains(err.Error(), "has not told of the node") {
+		t.Errorf("before the node is known: %v", err)
+	}
+	for what, only := range map[string]func(apiserver.Request) bool{
+		"pods are not listed":    func(q apiserver.Request) bool { return q.Resource == "pods" },
+		"nothing can be written": apiserver.Request.IsWrite,
+	} {
+		r.server.SetFault(apiserver.Fault{Status: 500, Only: only})
+		err := r.Pause(t.Context(), []string{"dcgm", "web"})
+		if err == nil || strings.Contains(err.Error(), "web-x") != (what == "nothing can be written") || r.ours {
+			t.Errorf("%s: %v, paused: %v", what, err, r.ours)
+		}
+	}
+	r.shows(deployed, deployed)
+	r.server.SetFault(apiserver.Fault{})
+	if err := r.Pause(t.Context(), []string{"dcgm"}); err != nil {
+		t.Fatal(err)
+	}
+	r.server.SetFault(apiserver.Fault{Status: 403})
+	r.resumes(true)
+	r.stop() // it does not wait until that is over
+	r.server.SetFault(apiserver.Fault{})
+	r.shows(pausedForMIG, deployed)
+}
+
+// TestWithoutMIG: a program that changes no layouts has nothing to follow.
+func TestWithoutMIG(t *testing.T) {
+	t.Parallel()
+	c := New()
+	c.followLayout(t.Context(), agent.Daemon{}, hasty{})
+	c.resumeClients(t.Context(), agent.Daemon{}, hasty{})
+}

@@ -86,14 +86,18 @@ func TestTasks(t *testing.T) {
 			config.Config{NodeConfig: config.NodeConfig{Dir: dir, Fallbacks: []config.Fallback{config.FallbackSingle}}},
 			"own node, size of the cluster, node configuration", "",
 		},
+		{
+			config.Config{NodeName: "n", NodeConfig: config.NodeConfig{Dir: dir, Fallbacks: []config.Fallback{config.FallbackSingle}}},
+			"own node, size of the cluster, node configuration", filepath.Join(dir, "a"),
+		},
 	} {
 		c := New()
 		chosen := c.Choose(t.Context(), tt.early)
 		if got := names(c.Observation(feed.New(tt.early), "boot")); got != tt.observation || (chosen != nil) != (c.nodeConfig != nil) || c.spread.boot != "boot" {
 			t.Errorf("observation is %s, want %s", got, tt.observation)
 		}
-		if chosen != nil && chosen.Value() != (config.Chosen{}) { // a process without the name of its node chooses nothing
-			t.Errorf("chosen is %+v", chosen.Value())
+		if chosen != nil && chosen.Value().File != tt.file { // a process without the name of its node chooses nothing
+			t.Errorf("chosen is %+v, want %q", chosen.Value(), tt.file)
 		}
 		counted := 0
 		d := agent.Daemon{Config: tt.early, Configs: feed.New(tt.early), APIRequested: func(string, string, int) { counted++ }}
@@ -295,6 +299,37 @@ func TestConfigManagerFindsProcesses(t *testing.T) {
 	}
 	if err := (&manager{proc: filepath.Join(proc, "none")}).send(t.Context()); err == nil || !strings.Contains(err.Error(), "list processes") {
 		t.Errorf("without /proc: %v", err)
+	}
+	const none = 1 << 22 // no process has a higher number than this less one
+	ended := filepath.Join(proc, strconv.Itoa(none))
+	if err := errors.Join(os.Mkdir(ended, 0o700), os.WriteFile(filepath.Join(ended, "cmdline"), []byte("ended"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if err := (&manager{proc: proc, process: "ended", signal: syscall.SIGHUP}).send(t.Context()); !errors.Is(err, syscall.ESRCH) {
+		t.Errorf("a process that has ended: %v", err)
+	}
+}
+
+// TestLinkThatCannotBeMade: a folder in its place, or in that of the new link, is an error, and is not removed.
+func TestLinkThatCannotBeMade(t *testing.T) {
+	t.Parallel()
+	for _, folder := range []string{"link", "link.new"} {
+		dir := t.TempDir()
+		target, kept := filepath.Join(dir, "target"), filepath.Join(dir, folder, "kept")
+		err := errors.Join(os.WriteFile(target, nil, 0o600), os.Mkdir(filepath.Dir(kept), 0o700), os.WriteFile(kept, nil, 0o600))
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := &manager{link: filepath.Join(dir, "link")}
+		if err := m.deliver(t.Context(), target); err == nil || !strings.Contains(err.Error(), "replace the link") {
+			t.Errorf("%s is a folder: %v", folder, err)
+		}
+		if _, err := os.Stat(kept); err != nil {
+			t.Error(err)
+		}
+		if _, err := os.Stat(m.record()); err == nil {
+			t.Errorf("%s is a folder, and the delivery is on record", folder)
+		}
 	}
 }
 

@@ -298,3 +298,26 @@ func TestAHungDiskKeepsNothingFromTheLabel(t *testing.T) {
 		s.saved("a")
 	})
 }
+
+// TestWhatIsSaved: the name of the file in force, if it is the one that was chosen.
+func TestWhatIsSaved(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		state   string
+		chosen  config.Chosen
+		inForce string
+		want    string
+		saves   bool
+	}{
+		"a file":                  {"/state", config.Chosen{File: "/d/a"}, "/d/a", "a", true},
+		"no file":                 {"/state", config.Chosen{}, "", "", true},
+		"not in force yet":        {"/state", config.Chosen{File: "/d/a"}, "/d/b", "", false},
+		"no choice":               {"/state", config.Chosen{File: "/d/a", Err: errors.New("no such file")}, "/d/a", "", false},
+		"without a folder for it": {"", config.Chosen{File: "/d/a"}, "/d/a", "", false},
+	} {
+		n := &nodeConfig{stateDir: tt.state, chosen: feed.New(tt.chosen)}
+		if got, saves := n.settled(config.Config{File: tt.inForce}); got != tt.want || saves != tt.saves {
+			t.Errorf("%s: %q, saved: %v", name, got, saves)
+		}
+	}
+}

@@ -146,7 +146,7 @@ func (p *publisher) publish(ctx context.Context) error {
 			p.again.after(ctx, pause)
 			return nil
 		}
-		if step.New && p.ledger.generation > 0 && !writing {
+		if step.New && !writing {
 			p.ledger.restored, p.ledger.pace = p.clock.Now(), min(max(2*p.ledger.pace, minPace), maxPace)
 		}
 		writing = true

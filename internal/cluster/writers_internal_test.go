@@ -3,9 +3,11 @@ package cluster
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,9 +18,12 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
@@ -260,8 +265,176 @@ func TestConflictOfAnotherNode(t *testing.T) {
 	if err := l.leave(t.Context(), conflict); err == nil || errors.Is(err, conflict) {
 		t.Errorf("of another node: %v", err)
 	}
+	s.server.SetFault(apiserver.Fault{Status: 500})
+	if err := l.leave(t.Context(), conflict); err == nil || errors.Is(err, conflict) {
+		t.Errorf("while the node cannot be read: %v", err)
+	}
+	s.server.SetFault(apiserver.Fault{})
 	l.uid = string(node.UID)
 	if err := l.leave(t.Context(), conflict); !errors.Is(err, conflict) || len(l.left) > 0 {
 		t.Errorf("a label that is gone: %v, left %v", err, l.left)
 	}
+}
+
+// TestStatusIsReadSoonAfterAChange: of anything that the status tells of, and every few seconds; several changes at once are one. One that
+// cannot be read leaves the last one, and nothing is read while nothing is told to the cluster.
+func TestStatusIsReadSoonAfterAChange(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		f := config.Features{Events: true}
+		r, _ := writing(f, kubeapi.Node{}, status.Status{})
+		d := &r.daemon
+		d.Snapshots, d.Offered, d.ConfigErrors = feed.New(inventory.Snapshot{}), feed.New(resource.Plan{}), feed.New[error](nil)
+		d.MIG = feed.New(mig.Status{})
+		var reads atomic.Int32
+		var fails atomic.Bool
+		d.Status = func(ctx context.Context) (status.Status, error) {
+			if at, has := ctx.Deadline(); !has || time.Until(at) != statusPatience {
+				t.Errorf("it is waited until %v", at)
+			}
+			n := reads.Add(1)
+			if fails.Load() {
+				return status.Status{}, errors.New("no answer")
+			}
+			return status.Status{Version: fmt.Sprint(n)}, nil
+		}
+		defer runs(t, r.followStatus)()
+		after := func(what string, wait time.Duration, want int32) {
+			t.Helper()
+			before := reads.Load()
+			time.Sleep(wait)
+			synctest.Wait()
+			if n := reads.Load() - before; n != want {
+				t.Errorf("%s: the status is read %d times, want %d", what, n, want)
+			}
+		}
+		if synctest.Wait(); reads.Load() != 1 {
+			t.Errorf("at the start the status is read %d times", reads.Load())
+		}
+		after("the start", statusDelay, 0)
+		for what, change := range map[string]func(){
+			"GPUs":           func() { d.Snapshots.Publish(inventory.Snapshot{}) },
+			"devices":        func() { d.Offered.Publish(resource.Plan{}) },
+			"a refused file": func() { d.ConfigErrors.Publish(nil) },
+			"the node":       func() { r.nodes.Publish(kubeapi.Node{}) },
+			"a layout":       func() { d.MIG.Publish(mig.Status{}) },
+			"the configuration, and more": func() {
+				d.Configs.Publish(config.Config{Features: f})
+				d.Snapshots.Publish(inventory.Snapshot{})
+			},
+		} {
+			change()
+			after(what, statusDelay, 1)
+		}
+		after("a quiet time", 2*(statusEvery+statusDelay), 2)
+		if r.informed.Value() {
+			t.Error("the status was read for a node that is not known")
+		}
+		fails.Store(true)
+		r.nodes.Publish(kubeapi.Node{UID: "u"})
+		after("the node is known", statusDelay, 1)
+		if s := r.statuses.Value(); s.Version != fmt.Sprint(reads.Load()-1) || r.informed.Value() {
+			t.Errorf("after a failure the status is that of read %s, of %d; told %v", s.Version, reads.Load(), r.informed.Value())
+		}
+		fails.Store(false)
+		after("the next one", statusEvery+statusDelay, 1)
+		if s := r.statuses.Value(); s.Version != fmt.Sprint(reads.Load()) || !r.informed.Value() {
+			t.Errorf("the status is that of read %s, of %d; told %v", s.Version, reads.Load(), r.informed.Value())
+		}
+		d.Configs.Publish(config.Config{})
+		after("all is off", time.Minute, 0)
+	})
+}
+
+// TestEventThatARateKeepsBack: it is told when the rate allows it, although nothing changes then.
+func TestEventThatARateKeepsBack(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := writing(config.Features{Events: true}, kubeapi.Node{UID: "u"}, told(gpu(0, good)))
+		r.informed.Publish(true)
+		r.outranked.Publish(false)
+		dropped := 0
+		r.daemon.EventDropped = func(string) { dropped++ }
+		defer runs(t, r.findEvents)()
+		synctest.Wait()
+		last := func() report.Reason {
+			synctest.Wait()
+			r.queue.mu.Lock()
+			defer r.queue.mu.Unlock()
+			return r.queue.events[len(r.queue.events)-1].Reason
+		}
+		for i := range 20 { // until a recovery is kept back
+			r.statuses.Publish(told(gpu(0, []string{bad, good}[i%2])))
+			synctest.Wait()
+			if i%2 == 1 && dropped > 0 && last() == report.GPUUnhealthy {
+				break
+			}
+		}
+		if last() != report.GPUUnhealthy {
+			t.Fatalf("no recovery is kept back; %d Events are", dropped)
+		}
+		time.Sleep(time.Hour)
+		if got := last(); got != report.GPURecovered {
+			t.Errorf("an hour after the recovery the last Event is %s", got)
+		}
+	})
+}
+
+// TestFirstConditionWaitsForTheSizeOfTheCluster: that of a healthy node, which others of a large cluster write too. That of a bad one does not.
+func TestFirstConditionWaitsForTheSizeOfTheCluster(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		for state, writes := range map[string]bool{good: false, bad: true} {
+			f := config.Features{Condition: true, ConditionType: "GPUHealthy"}
+			r, p := writing(f, kubeapi.Node{UID: "u"}, told(gpu(0, state)))
+			p.err = &kubeapi.Refused{Code: http.StatusInternalServerError}
+			end := runs(t, r.keepCondition)
+			time.Sleep(time.Minute)
+			end()
+			if (len(p.condition) > 0) != writes {
+				t.Errorf("%s: %d writes while the nodes cannot be counted", state, len(p.condition))
+			}
+		}
+	})
+}
+
+// TestShareIsGivenBack: while nothing is told to the cluster, and at the end. A process that has lost its GPUs has seen them, and keeps its share.
+func TestShareIsGivenBack(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := writing(config.Features{Taint: true}, kubeapi.Node{}, told(gpu(0, good)))
+		r.daemon.Config.StateDir = "/state"
+		shares := 0
+		r.lockShared = func(path string) (func(), error) {
+			if path != "/state/"+reporterLock {
+				t.Errorf("the lock is that of %s", path)
+			}
+			shares++
+			return func() { shares-- }, nil
+		}
+		r.lock = func(string) (func(), error) {
+			t.Error("a process that has seen GPUs asks whether others have")
+			return nil, errors.New("refused")
+		}
+		end := runs(t, r.followOthers)
+		has := func(when string, want int) {
+			t.Helper()
+			time.Sleep(2 * statusEvery)
+			synctest.Wait()
+			if shares != want || r.outranked.Value() {
+				t.Errorf("%s: %d shares, want %d; outranked %v", when, shares, want, r.outranked.Value())
+			}
+		}
+		has("at the start", 1)
+		r.statuses.Publish(told())
+		has("without a GPU", 1)
+		for range 2 {
+			r.daemon.Configs.Publish(config.Config{})
+			has("off", 0)
+			r.daemon.Configs.Publish(config.Config{Features: config.Features{Condition: true}})
+			has("on", 1)
+		}
+		end()
+		has("at the end", 0)
+	})
 }
