@@ -43,7 +43,8 @@ func TestAStuckProcessEnds(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
 			cmd := exec.CommandContext(ctx, os.Args[0])
-			cmd.Env = append(os.Environ(), stuck+"=1", "GORACE=atexit_sleep_ms=0")
+			// A program that measures its coverage complains at its end, and waits until that is read, unless it has a folder for it.
+			cmd.Env = append(os.Environ(), stuck+"=1", "GORACE=atexit_sleep_ms=0", "GOCOVERDIR="+t.TempDir())
 			var complaints bytes.Buffer
 			cmd.Stderr = &complaints
 			if name == "its output is not read" {

@@ -3,6 +3,7 @@ package feed_test
 import (
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 )
@@ -45,7 +46,16 @@ func TestLatestIsQuietUntilTheNextPublish(t *testing.T) {
 	}
 	f.Publish("a")
 	<-changed
-	if got := f.Value(); got != "a" {
-		t.Fatalf("Value() = %q, want a", got)
+	for range 2 {
+		read := make(chan string, 1)
+		go func() { read <- f.Value() }()
+		select {
+		case got := <-read:
+			if got != "a" {
+				t.Fatalf("Value() = %q, want a", got)
+			}
+		case <-time.After(time.Minute):
+			t.Fatal("Value() waits")
+		}
 	}
 }

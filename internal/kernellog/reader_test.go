@@ -9,11 +9,15 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kernellog"
@@ -263,6 +267,10 @@ func TestLogThatCannotBeOpened(t *testing.T) {
 	if err := wantEnd(t, ended); !errors.Is(err, os.ErrPermission) {
 		t.Errorf("ended with %v, want that it is not allowed", err)
 	}
+	_, ended, _ = follow(t, opener("/proc/sys/vm/compact_memory")) // root may not read it either
+	if err := wantEnd(t, ended); !errors.Is(err, os.ErrPermission) || !strings.Contains(err.Error(), "capability SYSLOG") {
+		t.Errorf("ended with %v, want that it is not allowed, and what helps", err)
+	}
 }
 
 // TestKernelsOwnLog waits for a record, without an error, until it is stopped.
@@ -288,5 +296,70 @@ func TestKernelsOwnLog(t *testing.T) {
 	stop()
 	if err := wantEnd(t, ended); err != nil {
 		t.Errorf("ended with %v", err)
+	}
+}
+
+// A closing log tells when it is closed.
+type closing struct {
+	io.Reader
+	closed chan struct{}
+}
+
+func (c closing) Close() error {
+	close(c.closed)
+	return nil
+}
+
+// TestTheLogIsClosed: once, when the reader is stopped and when the log cannot be read any more.
+func TestTheLogIsClosed(t *testing.T) {
+	t.Parallel()
+	for name, log := range map[string]io.Reader{
+		"the reader is stopped": strings.NewReader(""),
+		"the log has an error":  readerFunc(func([]byte) (int, error) { return 0, syscall.EIO }),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			closed := make(chan struct{})
+			_, ended, stop := follow(t, func() (io.ReadCloser, error) { return closing{log, closed}, nil })
+			if name == "the reader is stopped" {
+				stop()
+			}
+			select {
+			case <-closed:
+			case <-time.After(soon):
+				t.Errorf("not closed within %v", soon)
+			}
+			_ = wantEnd(t, ended)
+		})
+	}
+}
+
+// TestOverwrittenLinesAreLoggedOnceAMinute: a kernel that writes faster than it is read has this reader write little.
+func TestOverwrittenLinesAreLoggedOnceAMinute(t *testing.T) {
+	t.Parallel()
+	var said atomic.Int32
+	log := funcr.New(func(_, args string) {
+		if strings.Contains(args, "were overwritten") {
+			said.Add(1)
+		}
+	}, funcr.Options{})
+	hands := clocktesting.NewFakeClock(time.Now())
+	reads := 0
+	r := kernellog.Reader{Clock: hands, Open: func() (io.ReadCloser, error) {
+		return readerFunc(func([]byte) (int, error) {
+			switch reads++; reads {
+			case 3, 4:
+				hands.Step(45 * time.Second)
+			case 6:
+				return 0, syscall.EIO
+			}
+			return 0, syscall.EPIPE
+		}), nil
+	}}
+	if err := r.Run(klog.NewContext(t.Context(), log)); !errors.Is(err, syscall.EIO) {
+		t.Errorf("ended with %v", err)
+	}
+	if said.Load() != 2 {
+		t.Errorf("logged %d times in 90 s, want twice", said.Load())
 	}
 }

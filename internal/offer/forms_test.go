@@ -6,9 +6,11 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
@@ -195,6 +197,13 @@ func TestWithoutAnAccountAGPUIsGivenInAnotherFormWithAWarning(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, false)
 	n.unread = true
+	warned := make(chan struct{})
+	warn := sync.OnceFunc(func() { close(warned) })
+	n.log = funcr.New(func(_, line string) {
+		if strings.Contains(line, "Plan warning") && strings.Contains(line, "it is not known which devices pods hold") {
+			warn()
+		}
+	}, funcr.Options{})
 	n.start(t)
 	n.await(t, "GPU-0 GPU-1 | ", gpu)
 	n.clock.Step(20 * time.Second)
@@ -206,6 +215,11 @@ func TestWithoutAnAccountAGPUIsGivenInAnotherFormWithAWarning(t *testing.T) {
 	warns := func(w string) bool { return strings.Contains(w, "it is not known which devices pods hold") }
 	if !slices.ContainsFunc(n.daemon.Offered().Value().Warnings, warns) {
 		t.Errorf("warnings: %q", n.daemon.Offered().Value().Warnings)
+	}
+	select {
+	case <-warned:
+	case <-time.After(time.Minute):
+		t.Error("the warning is not logged")
 	}
 }
 

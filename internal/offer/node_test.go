@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
@@ -47,6 +48,7 @@ type node struct {
 	owners    *feed.Feed[dra.Owners]
 	followed  *feed.Feed[dra.Owners]
 	pulse     supervise.Pulse
+	log       klog.Logger
 }
 
 func newNode(t *testing.T, podResources bool) *node {
@@ -56,7 +58,7 @@ func newNode(t *testing.T, podResources bool) *node {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
-	n := &node{dir: filepath.Join(root, "d"), clock: clocktesting.NewFakeClock(time.Now()), mps: noMPS{}}
+	n := &node{dir: filepath.Join(root, "d"), clock: clocktesting.NewFakeClock(time.Now()), mps: noMPS{}, log: klog.Background()}
 	socket := ""
 	if podResources {
 		socket = filepath.Join(root, "p.sock")
@@ -88,7 +90,7 @@ func (n *node) start(t *testing.T) (stop func()) {
 		Pulse: supervise.NewPulse(),
 	}
 	n.pulse = loop.Pulse
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), n.log))
 	var tasks errgroup.Group
 	tasks.Go(func() error { return n.daemon.Run(ctx) })
 	tasks.Go(func() error { return loop.Run(ctx) })

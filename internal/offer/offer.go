@@ -62,7 +62,7 @@ func (l *Loop) Run(ctx context.Context) error {
 // follow makes plans until ctx ends. A device that is Unhealthy in the Snapshot is Unhealthy in the plan.
 func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 	var wanted config.Config
-	epoch := uint64(0)
+	var epoch uint64
 	for {
 		c, configured := l.Configs.Latest()
 		snapshot, looked := l.Snapshots.Latest()
@@ -78,7 +78,7 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 		if l.Owners != nil {
 			owners, moved = l.Owners.Latest()
 		}
-		if epoch == 0 || !reflect.DeepEqual(c.Resource, wanted.Resource) || !reflect.DeepEqual(c.DRA, wanted.DRA) {
+		if !reflect.DeepEqual(c.Resource, wanted.Resource) || !reflect.DeepEqual(c.DRA, wanted.DRA) {
 			epoch++
 		}
 		wanted = c

@@ -74,8 +74,5 @@ func sleep(ctx context.Context, c clock.Clock, d time.Duration, nudge <-chan str
 
 // jitter spreads waits by a quarter, so that a thousand nodes do not come back in step.
 func jitter(d time.Duration) time.Duration {
-	if d <= 0 {
-		return 0
-	}
 	return d - d/8 + rand.N(d/4+1)
 }

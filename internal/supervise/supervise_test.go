@@ -70,8 +70,27 @@ func TestANudgeCutsTheWaitShort(t *testing.T) {
 			}
 			return errLife
 		})
-		if waited := time.Since(began); waited != time.Second {
-			t.Errorf("second life began after %v, want 1s", waited)
+		if waited := time.Since(began); waited != time.Second || lives != 2 {
+			t.Errorf("%d lives, the last began after %v, want a second one after 1s", lives, waited)
+		}
+	})
+}
+
+// TestWaitsAreSpread by a quarter, around what they are to be.
+func TestWaitsAreSpread(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		waits, lives := map[time.Duration]int{}, 0
+		ended := time.Now()
+		_ = supervise.Run(ctx, supervise.Backoff{First: 8, Most: 8, Proven: time.Hour}, func(context.Context) error {
+			if waits[time.Since(ended)]++; lives == 1000 {
+				cancel()
+			}
+			lives, ended = lives+1, time.Now()
+			return errLife
+		})
+		if len(waits) != 4 || waits[0] != 1 || min(waits[7], waits[8], waits[9]) < 100 {
+			t.Errorf("waits of 8 ns took (times, by ns) %v, want 7 to 9 ns, each often", waits)
 		}
 	})
 }
