@@ -4,7 +4,10 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
 // facts returns every combination of facts.
@@ -71,5 +74,35 @@ func TestDecideAtOnce(t *testing.T) {
 	}
 	if got := dra.Decide(dra.OwnerFacts{Wanted: true, Published: true}); got != dra.OwnedByDRA {
 		t.Errorf("after a restart: got %s", got)
+	}
+}
+
+// TestElsewhere: of each GPU that the device plugin does not offer the reason is told, also while nothing is known of it.
+func TestElsewhere(t *testing.T) {
+	t.Parallel()
+	owners := dra.Owners{
+		"a": dra.OwnedByPlugin, "b": dra.LeavesPlugin, "c": dra.OwnedByDRA, "d": dra.LeavesDRA, "e": dra.OwnedByNobody,
+	}
+	var gpus []inventory.GPU
+	for _, uuid := range []string{"a", "b", "c", "d", "e", "f"} {
+		gpus = append(gpus, inventory.GPU{UUID: uuid})
+	}
+	const back = "it comes back from Dynamic Resource Allocation as soon as no ResourceSlice and no claim has it"
+	want := map[string]string{
+		"b": "it leaves the device plugin for Dynamic Resource Allocation", "c": "pods get it by Dynamic Resource Allocation",
+		"d": back, "e": back, "f": "it is not known yet whether pods get it by Dynamic Resource Allocation",
+	}
+	if diff := cmp.Diff(want, owners.Elsewhere(gpus)); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	for name, tt := range map[string]struct {
+		owners dra.Owners
+		all    bool
+	}{
+		"none": {nil, true}, "one": {dra.Owners{"a": dra.OwnedByPlugin}, true}, "several": {owners, false}, "another's": {dra.All(gpus), false},
+	} {
+		if got := tt.owners.AllPlugin(); got != tt.all {
+			t.Errorf("%s: all are the device plugin's: %v, want %v", name, got, tt.all)
+		}
 	}
 }

@@ -203,8 +203,13 @@ func TestReadBack(t *testing.T) {
 	if err := json.Unmarshal([]byte(text), &d); err != nil || d.Capacity["m"] != 12_345_000 || d.Attributes["a"].Value != "true" {
 		t.Errorf("a device of another driver is read as %+v, error %v", d, err)
 	}
-	if err := json.Unmarshal([]byte(`{"capacity":{"m":{"value":"much"}}}`), &d); err == nil {
-		t.Error("a capacity that is no quantity was read")
+	for _, text := range []string{`{"capacity":{"m":{"value":"much"}}}`, `{"capacity":[]}`, `{"attributes":{"a":5}}`, `{"allowMultipleAllocations":5}`} {
+		if err := json.Unmarshal([]byte(text), &d); err == nil {
+			t.Errorf("%s was read", text)
+		}
+	}
+	if taint := []dra.Taint{{Key: "k"}}; (dra.Slice{Devices: []dra.Device{{}}}).Tainted() || !(dra.Slice{Devices: []dra.Device{{}, {Taints: taint}}}).Tainted() {
+		t.Error("a slice without a taint has one, or one with a taint has none")
 	}
 }
 
