@@ -53,7 +53,7 @@ func (e *exclusive) claim(ctx context.Context, resource string, uuids []string) 
 	if err := e.releaseLocked(ctx); err != nil {
 		return err
 	}
-	if err := os.WriteFile(e.mark, nil, 0o600); err != nil {
+	if err := files.Replace(e.mark, nil, 0o600); err != nil {
 		return fmt.Errorf("mark GPUs as exclusive: %w", err)
 	}
 	for _, uuid := range uuids {

@@ -106,6 +106,11 @@ func TestProberOfADaemonThatHangs(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.untilReason(p, one, "no answer within 4s")
+	later := n.probe(one) // of a process that starts now: its first list does not wait for longer
+	n.untilReason(later, one, "no answer within 4s")
+	if !later.Asked(one) {
+		t.Error("a daemon that hangs from the start counts as not asked")
+	}
 	n.untilReason(p, two, "") // still, or again if the machine was too busy for it to answer in time
 	if err := syscall.Kill(n.pid(one), syscall.SIGCONT); err != nil {
 		t.Fatal(err)

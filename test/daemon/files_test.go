@@ -24,9 +24,10 @@ import (
 func TestFIFOs(t *testing.T) {
 	t.Parallel()
 	for place, says := range map[string]string{
-		"control.sock":      "a file that is not a socket is there",
-		"state/faults.json": "is a FIFO",
-		"state/faults.lock": "",
+		"control.sock":                               "a file that is not a socket is there",
+		"state/faults.json":                          "is a FIFO",
+		"state/faults.lock":                          "",
+		"state/quiesce.json":                         "is a FIFO",
 		"cdi/k8s.device-plugin.nvidia.com-gpu.json":  "",
 		"device-plugins/nvidia-gpu.sock":             "",
 		"device-plugins/kubelet_internal_checkpoint": "",

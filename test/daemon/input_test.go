@@ -122,11 +122,11 @@ func TestLateDriver(t *testing.T) {
 	}
 }
 
-// TestLateKubelet: a kubelet whose directory is not there yet is waited for.
+// TestLateKubelet: a kubelet whose directory is not there yet is waited for. The path of the directory is no URL and no format.
 func TestLateKubelet(t *testing.T) {
 	t.Parallel()
 	s := open(t, node.Setup{})
-	folder := s.Path("late")
+	folder := s.Path("late%2F%s")
 	s.Args = []string{"--kubelet-socket", filepath.Join(folder, "kubelet.sock")}
 	s.start()
 	s.logs("Waiting for kubelet")

@@ -81,11 +81,11 @@ func (c *client) connect(ctx context.Context) error {
 func (c *client) dial(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	conn, err := grpc.NewClient("passthrough:///"+c.path,
+	conn, err := grpc.NewClient("passthrough:///plugin",
 		grpc.WithAuthority("localhost"),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, path string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", path)
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", c.path) // as a URL a path with % is another one
 		}))
 	if err != nil {
 		return err
