@@ -113,6 +113,28 @@ func TestAGPUThatCannotBeAsked(t *testing.T) {
 	})
 }
 
+// TestOnlyGPUsInTroubleWaitForARetry: one that is lost, one that hangs, and none that is Unhealthy by an event.
+func TestOnlyGPUsInTroubleWaitForARetry(t *testing.T) {
+	n := newNode(4)
+	watch(t, n, func(t *testing.T, m *monitor.Monitor) {
+		n.set(func(n *node) {
+			n.readings[uuid(0)] = inventory.Reading{Contact: inventory.ContactLost, Reason: "it fell off the bus"}
+			n.readErr[uuid(1)] = &inventory.Stall{Call: inventory.Call{Function: "nvmlDeviceGetName", Since: time.Now()}}
+		})
+		n.xid(2, 119)
+		pass(30 * time.Second)
+		s, err := m.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantStates(t, m, lost, unhealthy, unhealthy, healthy)
+		if r := s.Retries; len(r) != 2 || r[0].Index != 0 || r[1].Index != 1 ||
+			!strings.Contains(r[0].Reason, "fell off") || !strings.Contains(r[1].Reason, "nvmlDeviceGetName") {
+			t.Errorf("left alone for a while: %+v", r)
+		}
+	})
+}
+
 // TestSamplesOfGPUsThatAreNotAsked: the last ones stay, and nobody looks for the reason.
 func TestSamplesOfGPUsThatAreNotAsked(t *testing.T) {
 	n := newNode(2)

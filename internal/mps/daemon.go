@@ -67,7 +67,7 @@ func (d *daemon) run(ctx context.Context, ready func(bool)) error {
 	defer os.Remove(mark)
 	ready(true)
 	defer ready(false)
-	return d.watch(ctx, p)
+	return d.watch(ctx, p, askEvery)
 }
 
 // makeFolder makes a folder that containers of any user may use, also where SELinux enforces.
@@ -213,9 +213,9 @@ func memory(text string) string {
 }
 
 // watch returns nil when ctx ends, and an error when the daemon does or no longer answers.
-func (d *daemon) watch(ctx context.Context, p *process) error {
+func (d *daemon) watch(ctx context.Context, p *process, every time.Duration) error {
 	klog.FromContext(ctx).Info("MPS is ready", "resource", d.group.Resource, "gpus", len(d.group.GPUs), "threads", d.group.threads())
-	pace := time.NewTicker(askEvery)
+	pace := time.NewTicker(every)
 	defer pace.Stop()
 	unanswered := 0
 	for {

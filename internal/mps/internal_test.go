@@ -1,9 +1,12 @@
 package mps
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/klog/v2/ktesting"
@@ -91,5 +94,26 @@ func TestWhatDaemonsPrintIsBounded(t *testing.T) {
 	}
 	if l.dropped == 0 && !strings.Contains(fmt.Sprint(logged), "MPS output was not logged in full") {
 		t.Error("no line was counted")
+	}
+}
+
+// TestADaemonThatNoLongerAnswers: it is given up after three questions. One that has ended is not asked.
+func TestADaemonThatNoLongerAnswers(t *testing.T) {
+	t.Parallel()
+	const every = 100 * time.Millisecond
+	d := &daemon{control: control{dir: t.TempDir()}, group: Group{Resource: "nvidia.com/gpu"}} // without its folder none answers
+	p := &process{ended: make(chan struct{}), exit: errors.New("exit status 7")}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	began := time.Now()
+	if err := d.watch(ctx, p, every); err == nil || !strings.Contains(err.Error(), "no longer answers") {
+		t.Errorf("watch: %v, want that it no longer answers", err)
+	}
+	if took := time.Since(began); took < maxUnanswered*every {
+		t.Errorf("given up after %v, want %d questions", took, maxUnanswered)
+	}
+	close(p.ended)
+	if err := d.watch(ctx, p, time.Hour); !errors.Is(err, p.exit) {
+		t.Errorf("watch: %v, want how the daemon ended", err)
 	}
 }

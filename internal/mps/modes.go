@@ -74,7 +74,7 @@ func (e *exclusive) claim(ctx context.Context, resource string, uuids []string) 
 
 // restore sets GPUs back that this process left to MPS for a resource, or an earlier one that could not set them back.
 func (e *exclusive) restore(ctx context.Context, resource string, uuids []string) error {
-	if e.left && len(uuids) > 0 {
+	if e.left {
 		if err := e.claim(ctx, resource, uuids); err != nil {
 			return err
 		}
