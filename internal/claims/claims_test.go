@@ -51,9 +51,7 @@ func TestPrepare(t *testing.T) {
 		t.Errorf("status %s", text(t, s))
 	}
 	for range 2 {
-		if err := c.Unprepare(t.Context(), "4f23a4ec-1", "default", "claim-4f23a4ec-1"); err != nil {
-			t.Fatal(err)
-		}
+		r.unprepare(c, "4f23a4ec-1")
 	}
 	if r.record("4f23a4ec-1") != "" || r.spec("4f23a4ec-1") != nil || len(c.InUse().Value()) != 0 || len(c.Status().Value()) != 0 {
 		t.Errorf("after Unprepare: record %q, in use %v", r.record("4f23a4ec-1"), c.InUse().Value())
@@ -227,9 +225,7 @@ func TestOverlap(t *testing.T) {
 			c, _ := r.start()
 			tt.first.UID, tt.first.Namespace, tt.first.Name = "first", "ns", "one"
 			tt.second.UID, tt.second.Namespace, tt.second.Name = "second", "ns", "two"
-			if _, err := c.Prepare(t.Context(), tt.first); err != nil {
-				t.Fatal(err)
-			}
+			r.prepare(c, tt.first)
 			_, err := c.Prepare(t.Context(), tt.second)
 			if (err == nil) != tt.fits || err != nil && !strings.Contains(err.Error(), "is in use by the claim ns/one, which has not been unprepared yet") {
 				t.Fatalf("the second: %v, fits %v", err, tt.fits)

@@ -1,6 +1,7 @@
 package claims_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -32,6 +33,9 @@ type divider struct {
 	late  error // of the steps, which are made nevertheless
 	steps int   // that were made
 	mode  inventory.MIGMode
+	// pending is the mode after a reset, if it is another, and unread why it is not known how the GPU is divided.
+	pending inventory.MIGMode
+	unread  string
 	// looks and makes are called before it is told how the GPU is divided, and before a GPU instance is made.
 	looks, makes func()
 }
@@ -134,7 +138,7 @@ func (d *divider) Partitions(_ context.Context, uuid string) (inventory.Partitio
 	if d.err != nil || uuid != "GPU-b" {
 		return inventory.Partitions{}, errors.Join(d.err)
 	}
-	p := inventory.Partitions{Mode: d.mode, Pending: d.mode, Profiles: profiles}
+	p := inventory.Partitions{Mode: d.mode, Pending: cmp.Or(d.pending, d.mode), Unread: d.unread, Profiles: profiles}
 	for _, i := range d.read() {
 		p.Instances = append(p.Instances, i.GPUInstance)
 	}

@@ -118,9 +118,7 @@ func TestMPSOnMadeDevices(t *testing.T) {
 		t.Errorf("given back without a daemon: %v, the GPU has %s", err, d.has())
 	}
 	set("", nil)
-	if _, err := c.Prepare(t.Context(), wanted); err != nil {
-		t.Fatal(err)
-	}
+	r.prepare(c, wanted)
 	want := map[string]string{
 		"uid-1-0": `{"devices":[{"uuid":"MIG-2"}],"activeThreadPercentage":30}`, // the large one is made first
 		"uid-1-1": `{"devices":[{"uuid":"MIG-1","memoryLimit":1073741824}],"activeThreadPercentage":30}`,
@@ -140,9 +138,7 @@ func TestMPSOnMadeDevices(t *testing.T) {
 		t.Errorf("given back: %v, the GPU has %s, daemons %v", err, d.has(), r.mps())
 	}
 
-	if _, err := c.Prepare(t.Context(), wanted); err != nil {
-		t.Fatal(err)
-	}
+	r.prepare(c, wanted)
 	set("", errors.New("it does not end"))
 	if err := unprepare(); err != nil || d.has() != "1g.10gb@0/1 3g.40gb@4/1" || released(c) != "uid-1: it does not end" {
 		t.Errorf("a daemon that does not end: %v, the GPU has %s, status %q", err, d.has(), released(c))

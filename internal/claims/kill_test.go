@@ -80,9 +80,7 @@ func TestKilledAtEachWrite(t *testing.T) {
 							r.options.BootID = "zero"
 						}
 						c, stop := r.start()
-						if _, err := c.Prepare(t.Context(), shared("uid-1", gpuA, migB0)); err != nil {
-							t.Fatal(err)
-						}
+						r.prepare(c, shared("uid-1", gpuA, migB0))
 						stop()
 						if before != "prepared" {
 							_ = os.Remove(filepath.Join(dir, "GPU-a.slice")) // the driver forgets it
@@ -116,9 +114,7 @@ func killedWhileDividing(t *testing.T) {
 					r.divide().other("1g.10gb", 6, 1)
 					if strings.HasPrefix(name, "Unprepare") {
 						c, stop := r.start()
-						if _, err := c.Prepare(t.Context(), madeClaim(name)); err != nil {
-							t.Fatal(err)
-						}
+						r.prepare(c, madeClaim(name))
 						stop()
 					}
 					if !killed(t, dir, name, step) {
@@ -142,14 +138,13 @@ func killedWhileSharing(t *testing.T) {
 				t.Parallel()
 				for step := 1; ; step++ {
 					dir := t.TempDir()
-					c, stop := newRigAt(t, dir).start()
+					r := newRigAt(t, dir)
+					c, stop := r.start()
 					for uid, before := range map[string]bool{"uid-1": strings.HasPrefix(name, "Unprepare"), "uid-2": beside} {
 						if !before {
 							continue
 						}
-						if _, err := c.Prepare(t.Context(), partByMPS(uid, 40)); err != nil {
-							t.Fatal(err)
-						}
+						r.prepare(c, partByMPS(uid, 40))
 					}
 					stop()
 					if !killed(t, dir, name, step) {
@@ -181,15 +176,11 @@ func shareRecovers(t *testing.T, dir, what string, beside bool) {
 	if _, err := c.Prepare(t.Context(), claim("whole", gpuA)); (err == nil) == (recorded || beside) || err == nil && len(r.mps()) > 0 {
 		t.Errorf("%s: recorded %v, another share %v, and the whole GPU: %v, with daemons %v", what, recorded, beside, err, r.mps())
 	}
-	if err := c.Unprepare(t.Context(), "whole", "default", "claim-whole"); err != nil {
-		t.Fatal(err)
-	}
+	r.unprepare(c, "whole")
 	if _, err := c.Prepare(t.Context(), partByMPS("uid-1", 40)); err != nil || r.mps()[daemon] == "" || r.spec("uid-1") == nil {
 		t.Errorf("%s: the next Prepare: %v, daemons %v", what, err, r.mps())
 	}
-	if err := c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1"); err != nil {
-		t.Fatal(err)
-	}
+	r.unprepare(c, "uid-1")
 	if (r.mps()[daemon] != "") != beside || r.record("uid-1") != "" || r.spec("uid-1") != nil {
 		t.Errorf("%s: left after Unprepare: record %q, spec %v, daemons %v", what, r.record("uid-1"), r.spec("uid-1"), r.mps())
 	}

@@ -90,9 +90,7 @@ func TestOtherProcessIsShown(t *testing.T) {
 		second, stopSecond := r.start()
 		defer stopFirst()
 		defer stopSecond()
-		if _, err := first.Prepare(t.Context(), claim("uid-1", gpuA)); err != nil {
-			t.Fatal(err)
-		}
+		r.prepare(first, claim("uid-1", gpuA))
 		time.Sleep(claims.Every)
 		synctest.Wait()
 		if len(second.InUse().Value()["GPU-a"]) != 1 {
@@ -133,9 +131,7 @@ func TestLatePrepare(t *testing.T) {
 		r := newRig(t)
 		prepared, stop := r.start()
 		defer stop()
-		if _, err := prepared.Prepare(t.Context(), claim("uid-1", gpuA)); err != nil {
-			t.Fatal(err)
-		}
+		r.prepare(prepared, claim("uid-1", gpuA))
 		slow := claims.New(r.options) // it has not read the records: calls wait
 		late := make(chan error, 1)
 		go func() {
@@ -144,9 +140,7 @@ func TestLatePrepare(t *testing.T) {
 		}()
 		synctest.Wait()
 		for range 2 {
-			if err := prepared.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1"); err != nil {
-				t.Fatal(err)
-			}
+			r.unprepare(prepared, "uid-1")
 		}
 		defer r.run(slow)()
 		if err := <-late; err == nil || !strings.Contains(err.Error(), "the claim was unprepared while it was being prepared") {
@@ -181,9 +175,7 @@ func TestRestartOfTheNode(t *testing.T) {
 	r := newRig(t)
 	c, stop := r.start()
 	for uid, device := range map[string]string{"uid-1": gpuA, "uid-2": gpuC} {
-		if _, err := c.Prepare(t.Context(), claim(uid, device)); err != nil {
-			t.Fatal(err)
-		}
+		r.prepare(c, claim(uid, device))
 	}
 	stop()
 	if err := os.RemoveAll(r.options.CDIDir); err != nil {
@@ -219,9 +211,7 @@ func TestPreparedClaimOfASickGPU(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	c, stop := r.start()
-	if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA)); err != nil {
-		t.Fatal(err)
-	}
+	r.prepare(c, claim("uid-1", gpuA))
 	s := snapshot()
 	s.GPUs[0].Health = inventory.Health{State: inventory.Lost}
 	r.publish(s)
@@ -261,9 +251,7 @@ func TestSpecsFollowTheDriver(t *testing.T) {
 		r := newRig(t)
 		c, stop := r.start()
 		defer stop()
-		if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA)); err != nil {
-			t.Fatal(err)
-		}
+		r.prepare(c, claim("uid-1", gpuA))
 		mounts := func() string {
 			var all []string
 			for _, m := range r.spec("uid-1").ContainerEdits.Mounts {
@@ -323,12 +311,8 @@ func TestNoGrowth(t *testing.T) {
 		left := filepath.Join(r.options.StateDir, "claims", ".uid-0.json.123.tmp")
 		for i := range 200 {
 			uid := fmt.Sprintf("uid-%d", i)
-			if _, err := c.Prepare(t.Context(), claim(uid, gpuA, migB1)); err != nil {
-				t.Fatal(err)
-			}
-			if err := c.Unprepare(t.Context(), uid, "default", "claim-"+uid); err != nil {
-				t.Fatal(err)
-			}
+			r.prepare(c, claim(uid, gpuA, migB1))
+			r.unprepare(c, uid)
 		}
 		old := time.Now().Add(-time.Hour)
 		spec := cdi.ClaimFile(r.options.CDIDir, "uid-0")

@@ -1,6 +1,7 @@
 package claims_test
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -35,13 +36,9 @@ func TestMPS(t *testing.T) {
 	wanted := byMPS("uid-1", `"defaultActiveThreadPercentage":30,"defaultPinnedDeviceMemoryLimit":"2Gi","multiUser":true,
 "defaultPerDevicePinnedMemoryLimit":{"GPU-c":"1Gi"}`, gpuA, gpuC)
 	for range 2 {
-		if _, err := c.Prepare(t.Context(), wanted); err != nil {
-			t.Fatal(err)
-		}
+		r.prepare(c, wanted)
 	}
-	if _, err := c.Prepare(t.Context(), byMPS("uid-2", `"defaultPerDevicePinnedMemoryLimit":{"1":"1Gi"}`, migB1, migB0)); err != nil {
-		t.Fatal(err)
-	}
+	r.prepare(c, byMPS("uid-2", `"defaultPerDevicePinnedMemoryLimit":{"1":"1Gi"}`, migB1, migB0))
 	want := map[string]string{
 		"uid-1-0": `{"devices":[{"uuid":"GPU-a","memoryLimit":2147483648},{"uuid":"GPU-c","memoryLimit":1073741824}],"activeThreadPercentage":30,` +
 			`"multiUser":true,"exclusive":true}`,
@@ -67,9 +64,7 @@ func TestMPS(t *testing.T) {
 		}
 	}
 	for _, uid := range []string{"uid-1", "uid-2"} {
-		if err := c.Unprepare(t.Context(), uid, "default", "claim-"+uid); err != nil {
-			t.Fatal(err)
-		}
+		r.unprepare(c, uid)
 	}
 	if left := r.mps(); len(left) > 0 {
 		t.Errorf("control daemons after Unprepare: %v", left)
@@ -163,12 +158,8 @@ func TestMPSThatIsLeft(t *testing.T) {
 		}
 		c, stop := r.start()
 		defer stop()
-		if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA)); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := c.Prepare(t.Context(), byMPS("uid-2", ``, migB1)); err != nil {
-			t.Fatal(err)
-		}
+		r.prepare(c, claim("uid-1", gpuA))
+		r.prepare(c, byMPS("uid-2", ``, migB1))
 		if got := slices.Sorted(maps.Keys(r.mps())); !slices.Equal(got, []string{"gone-1", "other-0", "uid-2-0"}) {
 			t.Errorf("after the next claim: %q", got)
 		}
@@ -186,9 +177,7 @@ func TestMPSOfBefore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		c, stop := r.start()
-		if _, err := c.Prepare(t.Context(), byMPS("uid-1", ``, gpuA)); err != nil {
-			t.Fatal(err)
-		}
+		r.prepare(c, byMPS("uid-1", ``, gpuA))
 		stop()
 		r.options.BootID = "two"
 		c, stop = r.start()
@@ -205,4 +194,56 @@ func TestMPSOfBefore(t *testing.T) {
 			t.Errorf("given back: %v, daemons %v", err, r.mps())
 		}
 	})
+}
+
+// TestMPSThatIsSwitchedOff: a claim that is shared by MPS is shown with a problem where control daemons are run no more. It is not prepared
+// again, and can be given back.
+func TestMPSThatIsSwitchedOff(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		c, stop := r.start()
+		r.prepare(c, byMPS("uid-1", ``, gpuA))
+		r.prepare(c, part("uid-2", 20, gpuC))
+		stop()
+		r.options.MPS = nil
+		c, stop = r.start()
+		defer stop()
+		const want = "sharing.strategy: MPS needs mps-control-daemon on the node"
+		if s := c.Status().Value(); !strings.Contains(s[0].Devices[0].Problem, want) || s[1].Devices[0].Problem != "" {
+			t.Errorf("status %s", text(t, s))
+		}
+		if p := c.Problems().Value(); len(p) != 1 || !strings.Contains(p[gpuA], want) {
+			t.Errorf("problems %v", p)
+		}
+		if _, err := c.Prepare(t.Context(), byMPS("uid-1", ``, gpuA)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("Prepare() = %v", err)
+		}
+		r.prepare(c, part("uid-2", 20, gpuC))
+		time.Sleep(claims.Every + 1)
+		synctest.Wait()
+		r.unprepare(c, "uid-1")
+		if p := c.Problems().Value(); len(p) > 0 || r.record("uid-1") != "" {
+			t.Errorf("given back: problems %v, record %q", p, r.record("uid-1"))
+		}
+	})
+}
+
+// TestMPSThatDoesNotEnd: the next claim on a device waits for the control daemon of the last one. A claim on another device does not, nor one that
+// only looks.
+func TestMPSThatDoesNotEnd(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	c, _ := r.start()
+	if err := (daemons{r}).Start(t.Context(), "gone-0", mps.ClaimDaemon{Devices: []mps.ClaimDevice{{UUID: "GPU-a"}}}); err != nil {
+		t.Fatal(err)
+	}
+	r.stays = errors.New("it has clients")
+	r.prepare(c, claim("uid-1", gpuC))
+	looks := claim("uid-2", gpuA)
+	looks.Results[0].AdminAccess = true
+	r.prepare(c, looks)
+	if _, err := c.Prepare(t.Context(), claim("uid-3", gpuA)); err == nil || err.Error() != "it has clients" || r.spec("uid-3") != nil {
+		t.Errorf("Prepare() = %v, spec %v", err, r.spec("uid-3"))
+	}
 }

@@ -6,9 +6,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -161,9 +164,7 @@ func TestMadeDevicesWithoutDriver(t *testing.T) {
 
 	// A claim that was given back without a driver, and is allocated anew, has the rest destroyed first.
 	d.fail(errors.New("no driver"), nil)
-	if err := c.Unprepare(t.Context(), "uid-2", "default", "claim-uid-2"); err != nil {
-		t.Fatal(err)
-	}
+	r.unprepare(c, "uid-2")
 	d.fail(nil, nil)
 	if _, err := c.Prepare(t.Context(), claim("uid-2", half4)); err != nil || d.has() != "3g.40gb@4/1" {
 		t.Errorf("allocated anew: %v, the GPU has %q", err, d.has())
@@ -186,9 +187,7 @@ func TestMadeByAnEarlierVersion(t *testing.T) {
 		r := newRig(t)
 		d := r.divide()
 		c, stop := r.start()
-		if _, err := c.Prepare(t.Context(), claim("uid-1", half0)); err != nil {
-			t.Fatal(err)
-		}
+		r.prepare(c, claim("uid-1", half0))
 		stop()
 		earlier := strings.NewReplacer(`"made":true,`, "", `"devices":`, released+`"devices":`).Replace(r.record("uid-1"))
 		path := filepath.Join(r.options.StateDir, "claims", "uid-1.json")
@@ -255,15 +254,11 @@ func TestDivisions(t *testing.T) {
 	until("an empty GPU", func(f dra.Divided, has bool) bool {
 		return has && f.Fixed == "" && len(f.Profiles) == 2 && len(f.Own) == 0
 	})
-	if _, err := c.Prepare(t.Context(), claim("uid-1", half0)); err != nil {
-		t.Fatal(err)
-	}
+	r.prepare(c, claim("uid-1", half0))
 	until("one for a claim", func(f dra.Divided, _ bool) bool { return f.Fixed == "" && len(f.Own) == 1 && f.Own[0].Profile == 9 })
 	d.other("1g.10gb", 6, 1)
 	d.show() // a look that shows nothing new: it has no compute instance
-	if err := c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1"); err != nil {
-		t.Fatal(err)
-	}
+	r.unprepare(c, "uid-1")
 	until("one of another program", func(f dra.Divided, _ bool) bool {
 		return strings.Contains(f.Fixed, "1g.10gb at memory slice 6) was not made for a claim") && len(f.Own) == 0
 	})
@@ -274,16 +269,14 @@ func TestDivisions(t *testing.T) {
 	configured.DRA.DynamicMIG = false
 	r.configs.Publish(configured)
 	until("switched off", func(f dra.Divided, _ bool) bool { return f.Fixed == "dra.dynamicMIG is off" && len(f.Own) == 1 })
-	if err := c.Unprepare(t.Context(), "uid-2", "default", "claim-uid-2"); err != nil {
-		t.Fatal(err)
-	}
+	r.unprepare(c, "uid-2")
 	until("switched off, without claims", func(_ dra.Divided, has bool) bool { return !has })
 	if has := d.has(); has != "1g.10gb@6/0" {
 		t.Errorf("the GPU has %s", has)
 	}
 	configured.DRA.DynamicMIG = true
+	d.fail(errors.New("no driver"), nil) // before the GPU is asked
 	r.configs.Publish(configured)
-	d.fail(errors.New("no driver"), nil)
 	until("without a driver", func(f dra.Divided, _ bool) bool { return f.Fixed == "no driver" })
 }
 
@@ -358,4 +351,106 @@ func madeRecovers(t *testing.T, dir, what string, wanted dra.Claim, then string)
 	if r.record("uid-1") != "" || r.spec("uid-1") != nil || d.has() != left || len(r.mps()) > 0 {
 		t.Errorf("%s: left after Unprepare: record %q, spec %v, daemons %v, and the GPU has %s", what, r.record("uid-1"), r.spec("uid-1"), r.mps(), d.has())
 	}
+}
+
+// TestNoDeviceIsMade: on a GPU of which it is not known how it is divided, or whose MIG mode is off or changes. Nothing is recorded, and what was
+// prepared before stays.
+func TestNoDeviceIsMade(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		change func(*rig, *divider)
+		want   string
+	}{
+		"not read":         {func(_ *rig, d *divider) { d.unread = "no permission" }, "it is not known how GPU GPU-b is divided: no permission"},
+		"the mode changes": {func(_ *rig, d *divider) { d.pending = inventory.MIGDisabled }, "the MIG mode of GPU GPU-b is being changed"},
+		"the mode is off":  {func(_ *rig, d *divider) { d.mode = inventory.MIGDisabled }, "GPU GPU-b is not in MIG mode any more"},
+		"the mode is known to be off": {func(r *rig, _ *divider) {
+			s := r.snapshots.Value()
+			s.GPUs = slices.Clone(s.GPUs)
+			s.GPUs[1].MIG = inventory.MIGDisabled
+			r.snapshots.Publish(s)
+		}, "is not there any more, or not in MIG mode"},
+		"the GPU is gone": {func(r *rig, _ *divider) {
+			s := r.snapshots.Value()
+			s.GPUs = s.GPUs[:1]
+			r.snapshots.Publish(s)
+		}, "is not there any more, or not in MIG mode"},
+		"without a driver": {func(_ *rig, d *divider) { d.err = errors.New("no driver") }, "it is not known how GPU GPU-b is divided: no driver"},
+	} {
+		r := newRig(t)
+		d := r.divide()
+		c, stop := r.start()
+		r.prepare(c, claim("uid-1", half0))
+		d.mu.Lock()
+		tt.change(r, d)
+		d.mu.Unlock()
+		if _, err := c.Prepare(t.Context(), claim("uid-2", half4)); err == nil || !strings.Contains(err.Error(), tt.want) || r.record("uid-2") != "" {
+			t.Errorf("%s: %v, want %q; record %q", name, err, tt.want, r.record("uid-2"))
+		}
+		r.prepare(c, claim("uid-1", half0))
+		stop()
+	}
+}
+
+// TestNoAnswerAboutAGPU: what is known of its division holds as long as the driver gives no answer, and is asked for again soon.
+func TestNoAnswerAboutAGPU(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		d := r.divide()
+		r.options.Divisions = feed.New(dra.Divisions(nil))
+		c, stop := r.start()
+		defer stop()
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		var asked atomic.Int32
+		d.looks = func() { asked.Add(1) }
+		go func() { ended <- c.Divide(ctx) }()
+		is := func(when, fixed string, looks int32) {
+			t.Helper()
+			synctest.Wait()
+			if f := r.options.Divisions.Value()["GPU-b"]; f.Fixed != fixed || asked.Load() != looks || fixed == "" && len(f.Profiles) != len(profiles) {
+				t.Errorf("%s: %+v, asked %d times, want %d", when, f, asked.Load(), looks)
+			}
+		}
+		is("at first", "", 1)
+		r.snapshots.Publish(r.snapshots.Value())
+		is("nothing new", "", 1)
+		divided := r.snapshots.Value()
+		divided.GPUs = slices.Clone(divided.GPUs)
+		divided.GPUs[1].MIGDevices = snapshot().GPUs[1].MIGDevices
+		d.fail(errors.New("no answer"), nil)
+		r.snapshots.Publish(divided)
+		is("without an answer", "", 2)
+		time.Sleep(9 * time.Second)
+		is("9 s later", "", 2)
+		time.Sleep(time.Second)
+		is("10 s later", "", 3)
+		d.fail(nil, nil)
+		d.mu.Lock()
+		d.unread = "no permission"
+		d.mu.Unlock()
+		time.Sleep(10 * time.Second)
+		is("with one that says nothing", "", 4)
+		off := divided
+		off.GPUs = slices.Clone(divided.GPUs)
+		off.GPUs[1].MIG = inventory.MIGDisabled
+		r.snapshots.Publish(off)
+		if synctest.Wait(); len(r.options.Divisions.Value()) > 0 {
+			t.Errorf("not in MIG mode: %+v", r.options.Divisions.Value())
+		}
+		r.snapshots.Publish(divided)
+		is("in MIG mode again, and not known", "no permission", 5)
+		d.mu.Lock()
+		d.unread = ""
+		d.mu.Unlock()
+		time.Sleep(10 * time.Second)
+		is("known", "", 6)
+		time.Sleep(time.Minute)
+		is("a minute later", "", 6)
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
 }

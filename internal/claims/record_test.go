@@ -41,9 +41,7 @@ func TestLeak(t *testing.T) {
 				tt.change(r)
 				c, stop := r.start()
 				defer stop()
-				if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA)); err != nil {
-					t.Fatal(err)
-				}
+				r.prepare(c, claim("uid-1", gpuA))
 				time.Sleep(19 * time.Minute)
 				synctest.Wait()
 				if r.record("uid-1") == "" {
@@ -65,9 +63,7 @@ func TestClockThatWentBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		c, stop := r.start()
-		if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA)); err != nil {
-			t.Fatal(err)
-		}
+		r.prepare(c, claim("uid-1", gpuA))
 		stop()
 		now, later := time.Now().UTC(), time.Now().UTC().AddDate(10, 0, 0)
 		text := claims.Signed(strings.ReplaceAll(r.record("uid-1"), now.Format("2006-"), later.Format("2006-")))
@@ -102,13 +98,9 @@ func TestLeakOfAKubeletThatHangs(t *testing.T) {
 		}
 		c, stop := r.start()
 		defer stop()
-		if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA)); err != nil {
-			t.Fatal(err)
-		}
+		r.prepare(c, claim("uid-1", gpuA))
 		time.Sleep(5 * time.Minute)
-		if _, err := other.Prepare(t.Context(), claim("uid-2", gpuC)); err != nil {
-			t.Fatal(err)
-		}
+		r.prepare(other, claim("uid-2", gpuC))
 		time.Sleep(2 * time.Minute)
 		synctest.Wait()
 		if len(c.InUse().Value()["GPU-c"]) != 1 {
@@ -124,9 +116,7 @@ func TestClaimThatComesBack(t *testing.T) {
 		r := newRig(t)
 		c, stop := r.start()
 		defer stop()
-		if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA)); err != nil {
-			t.Fatal(err)
-		}
+		r.prepare(c, claim("uid-1", gpuA))
 		pass := func(minutes int, there, recorded bool) {
 			t.Helper()
 			r.mu.Lock()
@@ -162,9 +152,7 @@ func TestDamagedRecord(t *testing.T) {
 			r := newRig(t)
 			c, stop := r.start()
 			for uid, device := range map[string]string{"uid-1": gpuA, "uid-2": gpuC} {
-				if _, err := c.Prepare(t.Context(), claim(uid, device)); err != nil {
-					t.Fatal(err)
-				}
+				r.prepare(c, claim(uid, device))
 			}
 			stop()
 			folder := filepath.Join(r.options.StateDir, "claims")
@@ -184,9 +172,7 @@ func TestDamagedRecord(t *testing.T) {
 			if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA)); err != nil {
 				t.Errorf("prepared again: %v", err)
 			}
-			if err := c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1"); err != nil {
-				t.Fatal(err)
-			}
+			r.unprepare(c, "uid-1")
 			if got := files(t, folder); !slices.Equal(got, []string{"uid-1.gone", "uid-2.json"}) {
 				t.Errorf("after Unprepare the folder has %q", got)
 			}
@@ -227,9 +213,7 @@ func TestUnprepareOnAFullDisk(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	c, _ := r.start()
-	if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA)); err != nil {
-		t.Fatal(err)
-	}
+	r.prepare(c, claim("uid-1", gpuA))
 	if err := os.MkdirAll(filepath.Join(r.options.StateDir, "claims", "uid-1.gone", "in the way"), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -246,9 +230,7 @@ func TestFieldsOfANewerVersion(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	c, stop := r.start()
-	if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA, gpuC)); err != nil {
-		t.Fatal(err)
-	}
+	r.prepare(c, claim("uid-1", gpuA, gpuC))
 	stop()
 	newer := strings.Replace(r.record("uid-1"), `"request":"gpu"`, `"request":"gpu","clocks":{"sm":1}`, 1)
 	newer = strings.Replace(newer, `"namespace":`, `"later":[1,2],"namespace":`, 1)
@@ -258,9 +240,7 @@ func TestFieldsOfANewerVersion(t *testing.T) {
 	}
 	r.options.BootID = "two"
 	c, _ = r.start()
-	if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA, gpuC)); err != nil {
-		t.Fatal(err)
-	}
+	r.prepare(c, claim("uid-1", gpuA, gpuC))
 	for _, want := range []string{`"clocks":{"sm":1}`, `"later":[1,2]`, `"boot":"two"`} {
 		if strings.Count(r.record("uid-1"), want) != 1 {
 			t.Errorf("the record does not have %s: %s", want, r.record("uid-1"))
@@ -308,9 +288,7 @@ func TestStateThatIsLost(t *testing.T) {
 				if err != nil || text(t, again) != text(t, answer) {
 					t.Errorf("prepared again: %v, %v", again, err)
 				}
-				if err := c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1"); err != nil {
-					t.Fatal(err)
-				}
+				r.unprepare(c, "uid-1")
 				if _, err := c.Prepare(t.Context(), claim("uid-2", gpuA)); err != nil || r.slice("GPU-a") != "0" {
 					t.Errorf("after Unprepare: %v, time slice %s", err, r.slice("GPU-a"))
 				}
@@ -324,9 +302,7 @@ func TestStateDirectoryThatIsNone(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	c, stop := r.start()
-	if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA)); err != nil {
-		t.Fatal(err)
-	}
+	r.prepare(c, claim("uid-1", gpuA))
 	stop()
 	if err := errors.Join(os.RemoveAll(r.options.StateDir), os.WriteFile(r.options.StateDir, nil, 0o600)); err != nil {
 		t.Fatal(err)

@@ -233,6 +233,22 @@ func (r *rig) run(c *claims.Claims) (stop func()) {
 	return stop
 }
 
+// prepare has a claim prepared, which must succeed.
+func (r *rig) prepare(c *claims.Claims, wanted dra.Claim) {
+	r.tb.Helper()
+	if _, err := c.Prepare(r.tb.Context(), wanted); err != nil {
+		r.tb.Fatal(err)
+	}
+}
+
+// unprepare has a claim given back, which must succeed.
+func (r *rig) unprepare(c *claims.Claims, uid string) {
+	r.tb.Helper()
+	if err := c.Unprepare(r.tb.Context(), uid, "default", "claim-"+uid); err != nil {
+		r.tb.Fatal(err)
+	}
+}
+
 // claim is a claim for devices.
 func claim(uid string, devices ...string) dra.Claim {
 	c := dra.Claim{UID: uid, Namespace: "default", Name: "claim-" + uid}

@@ -127,9 +127,7 @@ func TestSharesThatAreRefused(t *testing.T) {
 			t.Parallel()
 			r := newRig(t)
 			c, _ := r.start()
-			if _, err := c.Prepare(t.Context(), tt.first); err != nil {
-				t.Fatal(err)
-			}
+			r.prepare(c, tt.first)
 			_, err := c.Prepare(t.Context(), tt.second)
 			if err == nil || !strings.Contains(err.Error(), tt.want) || r.record("uid-2") != "" || r.spec("uid-2") != nil {
 				t.Errorf("Prepare() = %v, want %q; record %q", err, tt.want, r.record("uid-2"))
@@ -145,9 +143,7 @@ func TestSharesThatAreNotPublished(t *testing.T) {
 	r := newRig(t)
 	r.pools.Publish(r.pools.Value().Shared(4))
 	c, stop := r.start()
-	if _, err := c.Prepare(t.Context(), part("uid-1", 60, gpuA)); err != nil {
-		t.Fatal(err)
-	}
+	r.prepare(c, part("uid-1", 60, gpuA))
 	stop()
 	if err := os.RemoveAll(filepath.Join(r.options.StateDir, "claims")); err != nil {
 		t.Fatal(err)
@@ -159,9 +155,7 @@ func TestSharesThatAreNotPublished(t *testing.T) {
 		if _, err := c.Prepare(t.Context(), part(uid, gib, gpuA)); (err == nil) != fits {
 			t.Errorf("a share of %d GiB: %v", gib, err)
 		}
-		if err := c.Unprepare(t.Context(), uid, "default", "claim-"+uid); err != nil {
-			t.Fatal(err)
-		}
+		r.unprepare(c, uid)
 	}
 	if _, err := c.Prepare(t.Context(), claim("uid-4", gpuA)); err == nil {
 		t.Error("the whole GPU was given while a claim has a share")
@@ -232,9 +226,7 @@ func TestShareOfAnIllGPU(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	c, _ := r.start()
-	if _, err := c.Prepare(t.Context(), part("uid-1", 20, gpuA)); err != nil {
-		t.Fatal(err)
-	}
+	r.prepare(c, part("uid-1", 20, gpuA))
 	s := snapshot()
 	s.Generation, s.GPUs = 2, slices.Clone(s.GPUs)
 	s.GPUs[0].Health = inventory.Health{State: inventory.Unhealthy, XID: 79}
@@ -271,9 +263,7 @@ func TestSharesByMPS(t *testing.T) {
 		"uid-3": `"defaultPinnedDeviceMemoryLimit":"1Gi","defaultPerDevicePinnedMemoryLimit":{"0":"50Gi"}`,
 	}
 	for _, uid := range []string{"uid-1", "uid-2", "uid-3"} {
-		if _, err := c.Prepare(t.Context(), partByMPS(uid, 20, configs[uid])); err != nil {
-			t.Fatal(err)
-		}
+		r.prepare(c, partByMPS(uid, 20, configs[uid]))
 		env := r.spec(uid).Devices[0].ContainerEdits.Env
 		want := append([]string{"CUDA_MPS_PIPE_DIRECTORY=/mps/claims/gpu.GPU-a/pipe"}, environments[uid]...)
 		if !slices.Equal(env[max(len(env)-len(want), 0):], want) {
@@ -312,9 +302,7 @@ func TestWholeOfASharedGPUByMPS(t *testing.T) {
 	whole, two := partByMPS("uid-1", 80, `"defaultActiveThreadPercentage":40`), part("uid-2", 20, gpuC, gpuC)
 	two.Configs = whole.Configs
 	for _, wanted := range []dra.Claim{whole, two} {
-		if _, err := c.Prepare(t.Context(), wanted); err != nil {
-			t.Fatal(err)
-		}
+		r.prepare(c, wanted)
 	}
 	want := map[string]string{
 		"uid-1-0":   `{"devices":[{"uuid":"GPU-a"}],"activeThreadPercentage":40,"exclusive":true}`,
@@ -366,9 +354,7 @@ func TestSharedDaemonThatIsLeft(t *testing.T) {
 		}
 		c, stop := r.start()
 		for _, uid := range []string{"uid-1", "uid-2"} {
-			if _, err := c.Prepare(t.Context(), partByMPS(uid, 20)); err != nil {
-				t.Fatal(err)
-			}
+			r.prepare(c, partByMPS(uid, 20))
 		}
 		time.Sleep(claims.Every + 1)
 		synctest.Wait()
@@ -379,9 +365,7 @@ func TestSharedDaemonThatIsLeft(t *testing.T) {
 		r.options.BootID = "two"
 		c, stop = r.start()
 		defer stop()
-		if _, err := c.Prepare(t.Context(), partByMPS("uid-2", 20)); err != nil {
-			t.Fatal(err)
-		}
+		r.prepare(c, partByMPS("uid-2", 20))
 		time.Sleep(claims.Every + 1)
 		synctest.Wait()
 		if len(r.mps()) != 1 {

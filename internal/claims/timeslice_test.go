@@ -20,22 +20,16 @@ func TestTimeSlices(t *testing.T) {
 	r := newRig(t)
 	c, _ := r.start()
 	for range 2 {
-		if _, err := c.Prepare(t.Context(), sliced("uid-1", gpuA, migB0)); err != nil {
-			t.Fatal(err)
-		}
+		r.prepare(c, sliced("uid-1", gpuA, migB0))
 	}
 	looks := sliced("uid-2", gpuC)
 	looks.Results[0].AdminAccess = true
-	if _, err := c.Prepare(t.Context(), looks); err != nil {
-		t.Fatal(err)
-	}
+	r.prepare(c, looks)
 	if got := r.slice("GPU-a") + r.slice("GPU-b") + r.slice("GPU-c"); got != "300" {
 		t.Errorf("time slices %s, want 3, 0 and 0", got)
 	}
 	for _, uid := range []string{"uid-2", "uid-1"} {
-		if err := c.Unprepare(t.Context(), uid, "default", "claim-"+uid); err != nil {
-			t.Fatal(err)
-		}
+		r.unprepare(c, uid)
 	}
 	if got := r.slice("GPU-a"); got != "0" {
 		t.Errorf("after Unprepare the time slice is %s", got)
@@ -61,9 +55,7 @@ func TestSharesWithTimeSlices(t *testing.T) {
 	}
 	for i, want := range []string{"3", "0"} {
 		uid := []string{"uid-1", "uid-2"}[i]
-		if err := c.Unprepare(t.Context(), uid, "default", "claim-"+uid); err != nil {
-			t.Fatal(err)
-		}
+		r.unprepare(c, uid)
 		if got := r.slice("GPU-a"); got != want {
 			t.Errorf("after Unprepare of %s the time slice is %s, want %s", uid, got, want)
 		}
@@ -114,9 +106,7 @@ func TestTimeSlicesOfAnotherBoot(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	c, stop := r.start()
-	if _, err := c.Prepare(t.Context(), sliced("uid-1", gpuA)); err != nil {
-		t.Fatal(err)
-	}
+	r.prepare(c, sliced("uid-1", gpuA))
 	stop()
 	r.options.BootID, r.smi = "two", errors.New("nobody needs it")
 	c, stop = r.start()
