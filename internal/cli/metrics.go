@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"os"
-	"runtime/debug"
 	"sync"
 	"time"
 
@@ -45,14 +44,7 @@ func (d *daemon) gpuMetrics(settings *feed.Feed[telemetry.GPUSettings], pods *fe
 	}
 }
 
-// gcPercent has garbage collected earlier than by default while metrics are served: a scrape leaves up to a megabyte of it, and the
-// daemon itself needs little memory.
-const (
-	gcPercent        = 50
-	gcPercentDefault = 100
-)
-
-// headStart is how long after the start of the process GPUs are not measured: they are registered first.
+// headStart is how long after the start of the process GPUs are not measured and memory is not given back: they are registered first.
 const headStart = time.Second
 
 // followMetrics publishes the address of each Config that has another one than the last, and has GPUs measured by sample as each says.
@@ -61,7 +53,6 @@ func followMetrics(
 	sample func(context.Context, monitor.Sampling) error,
 ) {
 	over, registering := time.After(headStart), true
-	percent := gcPercentDefault
 	for {
 		c, changed := configs.Latest()
 		if c.MetricsAddress != address.Value() {
@@ -76,14 +67,6 @@ func followMetrics(
 			case <-changed:
 			}
 			continue
-		}
-		want := gcPercentDefault
-		if c.MetricsAddress != "" {
-			want = gcPercent
-		}
-		if want != percent && os.Getenv("GOGC") == "" {
-			percent = want
-			debug.SetGCPercent(percent)
 		}
 		var settings telemetry.GPUSettings
 		var sampling monitor.Sampling

@@ -2,6 +2,8 @@ package cli
 
 import (
 	"context"
+	"runtime"
+	"runtime/debug"
 	"runtime/metrics"
 	"testing"
 	"testing/synctest"
@@ -13,9 +15,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/telemetry"
 )
 
-// TestMetricsAreSwitched: with the address come samples and the earlier collection of garbage, after a second; without it both end.
+// TestMetricsAreSwitched: with the address come samples, after a second; without it they end.
 func TestMetricsAreSwitched(t *testing.T) {
-	t.Setenv("GOGC", "")
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		on := config.Config{MetricsAddress: ":9400", GPUMetrics: config.GPUMetrics{Enabled: true, Interval: 15 * time.Second}}
@@ -31,18 +33,15 @@ func TestMetricsAreSwitched(t *testing.T) {
 		}()
 		for i, step := range []struct {
 			config config.Config
-			gc     uint64
 			every  time.Duration
 		}{
-			{on, 50, 15 * time.Second}, {config.Config{}, 100, 0}, {on, 50, 15 * time.Second}, {config.Config{}, 100, 0},
+			{on, 15 * time.Second}, {config.Config{}, 0}, {on, 15 * time.Second}, {config.Config{}, 0},
 		} {
 			configs.Publish(step.config)
 			time.Sleep(time.Minute) // the bubble's clock
 			synctest.Wait()
-			gc := []metrics.Sample{{Name: "/gc/gogc:percent"}}
-			metrics.Read(gc)
-			if gc[0].Value.Uint64() != step.gc || sampling.Every != step.every || gpus.Value().Every != step.every {
-				t.Errorf("step %d: GOGC %d, samples every %v, metrics of GPUs every %v", i, gc[0].Value.Uint64(), sampling.Every, gpus.Value().Every)
+			if sampling.Every != step.every || gpus.Value().Every != step.every {
+				t.Errorf("step %d: samples every %v, metrics of GPUs every %v", i, sampling.Every, gpus.Value().Every)
 			}
 			if got := address.Value(); got != step.config.MetricsAddress {
 				t.Errorf("step %d: address %q", i, got)
@@ -51,4 +50,33 @@ func TestMetricsAreSwitched(t *testing.T) {
 		cancel()
 		<-ended
 	})
+}
+
+// TestShrink: memory that only the start needed is given back, and garbage is collected earlier from then on, unless GOGC is set.
+func TestShrink(t *testing.T) {
+	defer debug.SetGCPercent(debug.SetGCPercent(100))
+	read := func(name string) uint64 {
+		sample := []metrics.Sample{{Name: name}}
+		metrics.Read(sample)
+		return sample[0].Value.Uint64()
+	}
+	for _, test := range []struct {
+		environment string
+		percent     uint64
+	}{{"100", 100}, {"", gcPercent}} {
+		t.Setenv("GOGC", test.environment)
+		garbage := make([]byte, 64<<20)
+		for i := range garbage {
+			garbage[i] = 1
+		}
+		before := read("/memory/classes/heap/released:bytes")
+		runtime.KeepAlive(garbage)
+		shrink()
+		if after := read("/memory/classes/heap/released:bytes"); after < before+32<<20 {
+			t.Errorf("GOGC=%q: %d bytes were given back", test.environment, int64(after-before))
+		}
+		if percent := read("/gc/gogc:percent"); percent != test.percent {
+			t.Errorf("GOGC=%q: collected at %d percent, want %d", test.environment, percent, test.percent)
+		}
+	}
 }
