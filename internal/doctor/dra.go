@@ -60,7 +60,8 @@ func allocation(f *NodeFacts, r *findings) {
 	}
 	given := inBoth(f, s, r)
 	if !r.found() {
-		r.ok(fmt.Sprintf("%s of %d in %s", status.Count(given, "GPU"), len(s.DRA.GPUs), status.Count(s.DRA.Slices, "ResourceSlice")), "status: dra")
+		published := status.Count(s.DRA.Slices, "ResourceSlice")
+		r.ok(fmt.Sprintf("%s of %d in %s", status.Count(given, "GPU"), len(s.DRA.GPUs), published), "status: dra")
 	}
 }
 

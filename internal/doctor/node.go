@@ -259,7 +259,8 @@ func daemon(f *NodeFacts, r *findings) {
 		}
 	}
 	if !r.found() {
-		r.ok(fmt.Sprintf("The daemon serves %s of %s", status.Count(len(s.Resources), "resource"), status.Count(len(s.GPUs), "GPU")), "version "+s.Version)
+		resources, gpus := status.Count(len(s.Resources), "resource"), status.Count(len(s.GPUs), "GPU")
+		r.ok(fmt.Sprintf("The daemon serves %s of %s", resources, gpus), "version "+s.Version)
 	}
 }
 

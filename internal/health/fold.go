@@ -16,7 +16,7 @@ import (
 func (p Policy) FoldEvent(g GPU, e inventory.Event, facts Facts, now time.Time) (GPU, bool) {
 	f, accused := p.faultOf(g, e, facts, now)
 	// Without a recovery action, only the catalog tells that a fault of a MIG device concerns the whole GPU.
-	wide := e.GI != inventory.Unattributed && !g.actionDecides(facts) && (f.Source != SourceXID || Lookup(f.XID).wholeGPU())
+	wide := !g.actionDecides(facts) && (f.Source != SourceXID || Lookup(f.XID).wholeGPU())
 	next, hit := g.atTargets(e, func(d Device) Device {
 		d = d.counted(e, now)
 		if accused && !wide {

@@ -58,6 +58,23 @@ func TestMIGDeviceThatMoves(t *testing.T) {
 	}
 }
 
+// A reset of the GPU finds a MIG device good again, also where the GPU itself had no fault.
+func TestMIGDeviceRecovers(t *testing.T) {
+	s := begin(t, 580)
+	s.see(divided(one, two))
+	s.good.UncorrectedECC = inventory.Known(uint64(2))
+	s.reads(1, s.good)
+	s.strike(two.GI, two.CI)
+	if got := s.states(); got[1] != inventory.Unhealthy || s.gpu.Health.State != inventory.Healthy {
+		t.Fatalf("struck: the GPU is %v, its MIG devices %v", s.gpu.Health.State, got)
+	}
+	s.good.UncorrectedECC = inventory.Known(uint64(0)) // only a reset does that
+	s.reads(3, s.good)
+	if got := s.states(); got[0] != inventory.Healthy || got[1] != inventory.Healthy {
+		t.Errorf("after good readings: %v", got)
+	}
+}
+
 // A MIG device that is new is Healthy, and one that is gone is forgotten, but for those that only cannot be read.
 func TestMIGDevicesThatComeAndGo(t *testing.T) {
 	s := begin(t, 580)

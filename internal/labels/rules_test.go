@@ -74,6 +74,9 @@ func TestRules(t *testing.T) {
 		"three GPUs of which one leads to a switch": {
 			gpus: []inventory.GPU{gpu("b", linked(switched, switched)), gpu("b", linked(direct, direct)), gpu("b", linked(direct, direct))}, want: "link=nvlink",
 		},
+		"links to a switch of which none is active": {
+			gpus: []inventory.GPU{gpu("b", linked(direct)), gpu("b", linked(inventory.Link{Switched: true}, inventory.Link{Switched: true}))}, want: "link=nvlink",
+		},
 		"a GPU without links to a switch":     {gpus: []inventory.GPU{gpu("b", linked(switched)), gpu("b", linked())}, want: "link=nvlink"},
 		"no NVLinks":                          {gpus: []inventory.GPU{gpu("b", linked(inventory.Link{})), gpu("b")}, want: "link=pcie"},
 		"one GPU":                             {gpus: []inventory.GPU{gpu("b")}, want: "link=-"},

@@ -264,6 +264,20 @@ func TestWritesOfACondition(t *testing.T) {
 	}
 }
 
+// The tenth write in a row waits for nothing, and the eleventh for a minute.
+func TestWritesInARow(t *testing.T) {
+	good, bad, p := report.Condition{Status: report.True}, report.Condition{Status: report.False, Message: "GPU-0"}, report.Pace{}
+	for i := range 10 {
+		if due := p.Due(&good, start, bad, start); due.After(start.Add(30 * time.Second)) {
+			t.Errorf("write %d is due after %v", i+1, due.Sub(start))
+		}
+		p.Wrote(start)
+	}
+	if due := p.Due(&good, start, bad, start); !due.Equal(start.Add(time.Minute)) {
+		t.Errorf("the eleventh write is due after %v", due.Sub(start))
+	}
+}
+
 // A clock that goes back lengthens no wait: it begins anew.
 func TestPaceWhenTheClockGoesBack(t *testing.T) {
 	good, bad := report.Condition{Status: report.True}, report.Condition{Status: report.False, Message: "a"}

@@ -175,12 +175,7 @@ type Departing struct {
 }
 
 // Moment returns t as a Status has it.
-func Moment(t time.Time) time.Time {
-	if t.IsZero() {
-		return t
-	}
-	return t.UTC().Truncate(time.Second)
-}
+func Moment(t time.Time) time.Time { return t.UTC().Truncate(time.Second) }
 
 // Stamp returns t as RFC 3339 writes it, in UTC; empty for the zero time.
 func Stamp(t time.Time) string {

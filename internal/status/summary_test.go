@@ -1,6 +1,7 @@
 package status
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -66,7 +67,13 @@ func TestSummarize(t *testing.T) {
 		"not ready":              {func(s *Status) { s.Readiness = Readiness{Reason: "kubelet refuses a/b"} }, "not ready: kubelet refuses a/b"},
 		"a GPU that is sick":     {func(s *Status) { s.GPUs[0].State, s.Resources[0].Healthy = "Lost", 1 }, "degraded: GPU 0 Lost; a/b: 1 of 2"},
 		"a GPU with MIG devices": {func(s *Status) { s.GPUs[1].State, s.GPUs[2].State = "Lost", "Lost" }, "degraded: GPU 1 Lost; a/b: 2 of 2"},
-		"a MIG device":           {func(s *Status) { s.GPUs[2].State = "Unhealthy" }, "degraded: MIG device 1:0 Unhealthy; a/b: 2 of 2"},
+		"a GPU alone":            {func(s *Status) { s.GPUs[1].State = "Unhealthy" }, "degraded: GPU 1 Unhealthy; a/b: 2 of 2"},
+		"three": {func(s *Status) {
+			for i := range 3 {
+				s.GPUs = append(s.GPUs, Device{Index: fmt.Sprint(7 + i), State: "Lost"})
+			}
+		}, "degraded: GPU 7 Lost, GPU 8 Lost, GPU 9 Lost; a/b: 2 of 2"},
+		"a MIG device": {func(s *Status) { s.GPUs[2].State = "Unhealthy" }, "degraded: MIG device 1:0 Unhealthy; a/b: 2 of 2"},
 		"a MIG device whose GPU is not there": {func(s *Status) { s.GPUs = append(s.GPUs, Device{Index: "7:0", State: "Lost"}) },
 			"degraded: MIG device 7:0 Lost; a/b: 2 of 2"},
 		"a GPU that is asked again": {func(s *Status) { s.GPUs[0].State, s.Retries = "Lost", []Retry{{Index: 0}, {Index: 7}} },
