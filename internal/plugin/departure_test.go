@@ -330,6 +330,51 @@ func TestWhatPodResourcesAnswersAtTheStartLosesNothing(t *testing.T) {
 	}
 }
 
+// Where kubelet's checkpoint cannot be read, PodResources tells a daemon that starts which devices the one beside it listed, and the NUMA nodes
+// of those that pods hold. A PodResources that does not answer is not waited for: pods that come before the registration fail.
+func TestWithoutACheckpointPodResourcesTellsWhatWasListed(t *testing.T) {
+	t.Parallel()
+	for name, answers := range map[string]bool{"it answers": true, "it does not answer": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			bothVersions(t, func(t *testing.T, v standin.Version) {
+				n, _ := serving(t, v, clock.RealClock{}, 8)
+				got, err := n.Admit(t.Context(), standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 4, SingleNode: true})
+				check(t, err)
+				var account plugin.Accountant = &countedAccount{Accountant: n.account(t, clock.RealClock{})}
+				if !answers {
+					account = badAccount{Accountant: account, answer: func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }}
+				}
+				mark := n.Mark()
+				d := n.startSetOn(t, plugin.Collaborators{Accountant: account, Clock: clock.RealClock{},
+					Checkpoint: func() (kubelet.Checkpoint, error) { return kubelet.Checkpoint{}, errors.New("of a later kubelet") }})
+				d.share(1, 3)
+				n.await(t, "the later daemon's list", func() bool { return n.count(standin.Listed, mark) > 0 && n.Allocatable(gpu) == 3 })
+				if !answers {
+					return
+				}
+				listed := map[string]*device{}
+				for _, e := range n.Events(mark) {
+					if e.Kind == standin.Listed {
+						clear(listed)
+					}
+					for _, d := range e.Devices {
+						listed[d.GetID()] = d
+					}
+				}
+				if len(listed) != 3+8 {
+					t.Errorf("%d devices are listed, want 3 and the 8 of before", len(listed))
+				}
+				for _, id := range got.IDs {
+					if nodes := listed[id].GetTopology().GetNodes(); len(nodes) != 1 {
+						t.Errorf("%s, which a pod holds, is listed with the NUMA nodes %v", id, nodes)
+					}
+				}
+			})
+		})
+	}
+}
+
 func TestADeviceThatReturnsStays(t *testing.T) {
 	t.Parallel()
 	c := clocktesting.NewFakeClock(time.Now())
