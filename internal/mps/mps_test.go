@@ -337,6 +337,35 @@ func TestWhatAKilledProcessLeavesBehind(t *testing.T) {
 	n.checkModes("afterwards", map[string]inventory.ComputeMode{})
 }
 
+// TestAServerThatIsLeftWithoutItsDaemon is killed before the next daemon starts.
+func TestAServerThatIsLeftWithoutItsDaemon(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	if err := os.MkdirAll(n.path(one+"/pipe"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	path, err := exec.LookPath(control)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := n.path("nvidia-cuda-mps-server")
+	if err := os.Link(path, server); err != nil {
+		t.Fatal(err)
+	}
+	left := exec.CommandContext(t.Context(), server)
+	left.Env = append(os.Environ(), "CUDA_MPS_PIPE_DIRECTORY="+n.path(one+"/pipe"))
+	if err := left.Start(); err != nil {
+		t.Fatal(err)
+	}
+	n.supervise(group(one, gpu("a", 80, 2)))
+	n.untilReady()
+	if alive(left.Process.Pid) {
+		t.Error("the server that was left is there still")
+	}
+	_ = left.Process.Kill()
+	_ = left.Wait() // it was killed
+}
+
 func TestTwoSupervisorsDoNotWorkInOneRoot(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -32,6 +32,8 @@ import (
 func main() {
 	var err error
 	switch {
+	case filepath.Base(os.Args[0]) == "nvidia-cuda-mps-server":
+		select {} // until it is killed
 	case len(os.Args) == 1:
 		err = command()
 	case slices.Equal(os.Args[1:], []string{"-f", "-multiuser-server"}) && mood() != "old":
