@@ -138,28 +138,34 @@ func (d *Directory) dialPlugin(ctx context.Context, name string) (net.Conn, erro
 	return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(d.Path(), name))
 }
 
-// earlierTimeout bounds a call to the server of a process that started earlier.
-const earlierTimeout = 2 * time.Second
+// callTimeout bounds a call to the server of another process.
+const callTimeout = 2 * time.Second
 
 // CallEarlier makes a call to the server of a resource in the process of this program that started last before this one. It
 // returns an error that wraps fs.ErrNotExist if there is none.
 func (d *Directory) CallEarlier(
 	ctx context.Context, resource string, call func(context.Context, pluginapi.DevicePluginClient) error,
 ) error {
-	earlier := d.Rivals(resource).Earlier
-	if len(earlier) == 0 {
-		return fmt.Errorf("find the earlier server of %s: %w", resource, fs.ErrNotExist)
+	return d.callNewest(ctx, d.Rivals(resource).Earlier, call)
+}
+
+// callNewest makes a call to the server with one of these sockets whose process started last.
+func (d *Directory) callNewest(
+	ctx context.Context, names []string, call func(context.Context, pluginapi.DevicePluginClient) error,
+) error {
+	if len(names) == 0 {
+		return fmt.Errorf("find another server of the resource: %w", fs.ErrNotExist)
 	}
-	newest := slices.MaxFunc(earlier, func(a, b string) int {
+	newest := slices.MaxFunc(names, func(a, b string) int {
 		_, x, _ := parseSocketName(a)
 		_, y, _ := parseSocketName(b)
 		return strings.Compare(x, y)
 	})
-	ctx, cancel := context.WithTimeout(ctx, earlierTimeout)
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	conn, err := d.dialPlugin(ctx, newest)
 	if err != nil {
-		return fmt.Errorf("dial the earlier server of %s: %w", resource, err)
+		return fmt.Errorf("dial %s: %w", newest, err)
 	}
 	client, err := newClient(conn)
 	if err != nil {

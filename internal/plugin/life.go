@@ -58,6 +58,7 @@ var (
 	errDisagrees     = errors.New("the devices that kubelet counts differ from the list that it was sent")
 	errLaterCame     = errors.New("a process that started later serves the resource")
 	errOtherEnded    = errors.New("the server that had registered after this one has ended")
+	errEarlierLeft   = errors.New("an earlier process has ended, and kubelet has forgotten this server for that")
 )
 
 // A life is one registration of the server of one resource: from a new socket to the end of its stream. It runs once.
@@ -77,8 +78,9 @@ type life struct {
 	again          feed.Feed[uint64]                          // changes when the last list is to be sent again
 	sent           feed.Feed[*pluginapi.ListAndWatchResponse] // the last list of this life; nil before the first
 	connections    *connections
-	siblingChanged chan struct{} // holds a value after the socket of another server came or went
-	closing        chan struct{} // closed when streams are to end
+	siblingChanged chan struct{}   // holds a value after the socket of another server came or went
+	closing        chan struct{}   // closed when streams are to end
+	leaves         feed.Feed[bool] // an earlier process is ending, and this one has promised to register again then
 }
 
 // run registers and serves until ctx ends or the registration ends. It returns nil if the next life may begin at once, and
@@ -104,8 +106,8 @@ func (l *life) run(parent context.Context) error {
 	service := &service{
 		log: log, list: l.list, inspector: l.Inspector, elsewhere: l.Elsewhere, earlier: l.Registrar.CallEarlier,
 		inspect: l.list.views.Value().options.Inspect,
-		closing: l.closing, called: l.connections.called, began: make(chan struct{}), ended: func() { end(errStreamEnded) },
-		maySend: l.maySend, again: &l.again, sent: &l.sent, allocating: l.allocating,
+		closing: l.closing, called: l.connections.called, began: make(chan struct{}), keepsOneClient: l.KeepsOneClient, ended: func() { end(errStreamEnded) },
+		registersAgain: l.registersAgain, maySend: l.maySend, again: &l.again, sent: &l.sent, allocating: l.allocating,
 	}
 	server := grpc.NewServer(
 		grpc.MaxRecvMsgSize(maxRequest),
@@ -126,6 +128,18 @@ func (l *life) run(parent context.Context) error {
 	end(err)
 
 	cause := context.Cause(ctx)
+	switch {
+	case parent.Err() == nil && errors.Is(cause, errEarlierLeft):
+		l.keep(socket, server, &tasks)
+		return nil
+	case parent.Err() == nil:
+	case len(l.later()) > 0:
+		if service.streamed() && service.oneClient {
+			l.leave(context.WithoutCancel(parent), incarnation)
+		}
+	case l.past.isForgotten():
+		l.sayFarewell(context.WithoutCancel(parent), incarnation, server, service.options())
+	}
 	l.disconnect(parent, server, incarnation, cause)
 	tasks.Wait()
 	if parent.Err() != nil {
@@ -171,11 +185,13 @@ func (l *life) awaitKubelet(ctx context.Context) (incarnation uint64, ok bool) {
 // signals siblingChanged when the socket of another server came or went.
 func (l *life) follow(ctx context.Context, endpoint string, incarnation uint64, inspect bool) error {
 	before := l.Registrar.Rivals(l.list.name)
+	var alone <-chan time.Time
 	for {
 		now, came := l.Incarnation.Latest()
 		_, moved := l.Sockets.Latest()
 		view, listed := l.list.views.Latest()
 		silence, silenced := l.silence.Latest()
+		leaves, told := l.leaves.Latest()
 		rivals := l.Registrar.Rivals(l.list.name)
 		switch {
 		case now != incarnation:
@@ -196,9 +212,19 @@ func (l *life) follow(ctx context.Context, endpoint string, incarnation uint64, 
 			default:
 			}
 		}
+		if leaves && alone == nil && silence == speaks && len(rivals.Earlier) == 0 {
+			timer := l.Clock.NewTimer(leftFor)
+			defer timer.Stop()
+			alone = timer.C()
+		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
+		case <-told:
+		case <-alone:
+			if alone = nil; silence == speaks {
+				return errEarlierLeft
+			}
 		case <-came:
 		case <-moved:
 		case <-listed:
@@ -227,6 +253,7 @@ func (l *life) stayRegistered(
 	if err != nil {
 		return false, err
 	}
+	l.past.setForgotten(false)
 	klog.FromContext(ctx).Info("Registered", "endpoint", filepath.Base(endpoint))
 	// A later server that is there now may have registered before us or after us. If we sent a list before its socket came, it
 	// registers after us. So does one whose socket comes from now on.
@@ -270,6 +297,7 @@ func (l *life) disconnect(parent context.Context, server *grpc.Server, incarnati
 	// A kubelet that ended has closed its connection, or the kernel does so soon. A kubelet that only made its socket anew keeps it.
 	left := errors.Is(cause, errKubeletLeft)
 	stays := parent.Err() == nil && !(left && l.wait(parent, l.connections.left(), deadCloseTimeout))
+	l.past.endKept()
 	close(l.closing)
 	if stays {
 		l.wait(parent, l.connections.left(), closeTimeout)

@@ -66,7 +66,7 @@ func TestDisconnecting(t *testing.T) {
 				account := countingAccount{until: time.Now().Add(test.counted)}
 				l := &life{
 					Collaborators: Collaborators{Incarnation: incarnation, Accountant: account, Clock: clock.RealClock{}},
-					list:          newList("nvidia.com/gpu", clock.RealClock{}), connections: newConnections(), closing: make(chan struct{}),
+					list:          newList("nvidia.com/gpu", clock.RealClock{}), connections: newConnections(), closing: make(chan struct{}), past: &past{},
 				}
 				connection, far := net.Pipe()
 				defer func() { _ = far.Close() }()

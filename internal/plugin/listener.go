@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/peer"
@@ -100,13 +101,14 @@ type listener struct {
 	*net.UnixListener
 	connections *connections
 	logger      klog.Logger
-	failing     bool // the last attempt to accept failed
+	failing     bool        // the last attempt to accept failed
+	closed      atomic.Bool // Close was called
 }
 
 func (l *listener) Accept() (net.Conn, error) {
 	for {
 		accepted, err := l.UnixListener.Accept()
-		if errors.Is(err, os.ErrDeadlineExceeded) {
+		if errors.Is(err, os.ErrDeadlineExceeded) || err != nil && l.closed.Load() {
 			return nil, net.ErrClosed
 		}
 		if err != nil {
@@ -125,7 +127,10 @@ func (l *listener) Accept() (net.Conn, error) {
 	}
 }
 
-func (l *listener) Close() error { return l.SetDeadline(time.Unix(1, 0)) }
+func (l *listener) Close() error {
+	l.closed.Store(true)
+	return l.SetDeadline(time.Unix(1, 0))
+}
 
 // release closes the socket and removes its file.
 func (l *listener) release() { _ = l.UnixListener.Close() } // it fails only when it is closed already

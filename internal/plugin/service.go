@@ -13,6 +13,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"k8s.io/klog/v2"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
@@ -39,16 +41,28 @@ type service struct {
 	again   *feed.Feed[uint64]                          // changes when the last list is to be sent again
 	sent    *feed.Feed[*pluginapi.ListAndWatchResponse] // the last list that was sent
 	called  func(context.Context)                       // notes which connection kubelet's first calls come by
+	// registersAgain reports whether this process registers again when an earlier one has ended.
+	registersAgain func() bool
 	// allocating returns the view for the answer to a call of Allocate.
 	allocating func(*pluginapi.AllocateRequest) *view
 	// The first stream is kubelet's: nobody else knows the socket's name before kubelet does.
 	first sync.Once
 	began chan struct{} // closed when it begins
-	ended func()        // called when it ends
-	used  atomic.Bool   // kubelet allocated in this life
+	// oneClient says that kubelet takes the end of any stream for that of the server that registered last. It is known when began is closed.
+	oneClient bool
+	// keepsOneClient finds that out by the name of kubelet's calls.
+	keepsOneClient func(userAgent string) bool
+	ended          func()      // called when it ends
+	used           atomic.Bool // kubelet allocated in this life
 }
 
 func (s *service) GetDevicePluginOptions(ctx context.Context, _ *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
+	if kubelet.Leaves(ctx) {
+		if s.streamed() && s.registersAgain() {
+			kubelet.RegistersAgain(ctx)
+		}
+		return s.options(), nil
+	}
 	s.called(ctx)
 	return s.options(), nil
 }
@@ -62,6 +76,8 @@ func (s *service) options() *pluginapi.DevicePluginOptions {
 func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
 	s.called(stream.Context())
 	s.first.Do(func() {
+		header, _ := metadata.FromIncomingContext(stream.Context())
+		s.oneClient = s.keepsOneClient(strings.Join(header.Get("user-agent"), ""))
 		close(s.began)
 		context.AfterFunc(stream.Context(), s.ended)
 	})

@@ -37,6 +37,9 @@ type Registrar interface {
 	// Register registers the serving socket at path endpoint for resource at the kubelet of an incarnation, and at no other. It
 	// is called once for an endpoint.
 	Register(ctx context.Context, incarnation uint64, resource, endpoint string, options *pluginapi.DevicePluginOptions) error
+	// Leave prepares the end of the stream of a resource for which a later process has registered: kubelet up to 1.36 would take that end
+	// for the end of the later one's.
+	Leave(ctx context.Context, incarnation uint64, resource string) error
 }
 
 // An Inspector looks at devices before a container starts on them.
@@ -59,6 +62,9 @@ type Collaborators struct {
 	// Elsewhere returns why GPUs, by UUID, must not be given to a pod by any device plugin now, in a sentence; nil if they may. It is asked
 	// in each call of Allocate, and answers soon. It is nil where that is never so.
 	Elsewhere func(ctx context.Context, gpus []string) error
+	// KeepsOneClient reports whether a kubelet takes the end of any stream of a resource for that of the server that registered last. It is
+	// given the name of kubelet's calls. If it is nil, it is kubelet.KeepsOneClient.
+	KeepsOneClient func(userAgent string) bool
 	// Metrics is told of registrations and calls; nil for nobody.
 	Metrics Metrics
 	// Incarnation is another number for each kubelet, and 0 while none is there.
@@ -163,6 +169,9 @@ func NewSet(c Collaborators) *Set {
 		c.Checkpoint = func() (kubelet.Checkpoint, error) {
 			return kubelet.Checkpoint{}, errors.New("kubelet's checkpoint is not read")
 		}
+	}
+	if c.KeepsOneClient == nil {
+		c.KeepsOneClient = kubelet.KeepsOneClient
 	}
 	if c.Metrics == nil {
 		c.Metrics = noMetrics{}
@@ -320,6 +329,7 @@ func (s *Set) live(ctx context.Context, entry *served) error {
 
 	past := &past{}
 	defer past.release()
+	defer past.endKept()
 	backoff := supervise.Backoff{First: 10 * time.Millisecond, Most: 5 * time.Second, Proven: 10 * time.Second,
 		Clock: s.collaborators.Clock, Nudge: s.nudge}
 	return supervise.Run(ctx, backoff, func(ctx context.Context) error {

@@ -23,9 +23,13 @@ type past struct {
 	socket   *listener // still accepts connections: other processes see that this one goes on; nil if there is none
 	yielded  bool      // the life was silent because of a later server when it ended
 	disputes disputes
+	// kept ends the server of the life before, whose stream stays open beside that of this one; nil if there is none.
+	kept func()
 
 	mu    sync.Mutex      // guards all following fields
 	ended map[string]bool // sockets of later processes that ended without removing them
+	// forgotten says that an earlier process has had kubelet forget this one, which has not registered since.
+	forgotten bool
 }
 
 // release closes the socket of the last life.
@@ -66,6 +70,7 @@ const (
 	forLater              // a process that started later
 	forForeign            // another program, which has registered since
 	forDifference         // kubelet's account differs, and the reason is not known yet
+	forNext               // the next life has the list
 )
 
 // maySend reports whether a list may be sent now. The channel is closed when that may have changed. maySend reads the directory

@@ -170,9 +170,9 @@ func (c *churn) String() string {
 	return text
 }
 
-// ofOurs returns the pods that failed for a reason that a device plugin can help. Kubelet 1.36 stops the endpoint of the new
-// server when the stream of the old one ends, until that registers again: a pod that comes in that moment is refused whatever
-// anybody does. When the devices get fewer, the scheduler may send a pod by a count that is a second old: all are given out then.
+// ofOurs returns the pods that failed for a reason that a device plugin can help. Where the old server could not have kubelet 1.36 forget the new
+// one before it ended, that kubelet stops the endpoint of the new one with it, until that registers again: a pod that comes in that moment is
+// refused. When the devices get fewer, the scheduler may send a pod by a count that is a second old: all are given out then.
 func (c *churn) ofOurs() []refusal {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -194,11 +194,16 @@ func kubeletRestarts(ctx context.Context, t *testing.T, n *node.Node, kubelet po
 	waitPod(ctx, t, n, holder, isSame(before))
 }
 
-// rollingUpgrade replaces the daemon's pod three times, the new one starting before the old one ends. Kubelet 1.36 keeps
-// one client for a resource, so the end of the old daemon's stream can cut off the new one; 1.37 keeps both.
+// rollingUpgrade replaces the daemon's pod three times, the new one starting before the old one ends. On 1.37 the kubelet counts all GPUs
+// throughout. Kubelet 1.36 takes the end of the old daemon's stream for that of the new one, unless the old one has it forget the new one before: on a
+// machine that is too busy for that, once.
 func rollingUpgrade(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	const wanted = time.Second // on 1.36
-	for i := range 3 {
+	const upgrades, mayFall = 3, 1
+	fallen := 0
+	// A pod that has not been Ready for minReadySeconds does not count: a roll-out ends it at once.
+	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
+	for i := range upgrades {
 		end := watch(ctx, t, kubelet, gpu, fmt.Sprintf("upgrade %d", i+1))
 		patch := fmt.Sprintf(`{"spec":{"template":{"metadata":{"annotations":{"e2e/upgrade":"%d"}}}}}`, i+1)
 		kubectl(ctx, t, n, "-n", namespace, "patch", "daemonset", daemonSet, "--patch", patch)
@@ -206,6 +211,9 @@ func rollingUpgrade(ctx context.Context, t *testing.T, n *node.Node, kubelet pod
 		waitAllocatable(ctx, t, kubelet, gpu, gpus, promptly)
 		seen := end()
 		lowest, longest := seen.below(gpus)
+		if lowest < gpus {
+			fallen++
+		}
 		switch {
 		case longest > far*wanted:
 			t.Errorf("upgrade %d: below %d for %v, want %v", i+1, gpus, longest, wanted)
@@ -219,6 +227,9 @@ func rollingUpgrade(ctx context.Context, t *testing.T, n *node.Node, kubelet pod
 			}
 		}
 		runPod(ctx, t, n, fmt.Sprintf("after-upgrade-%d", i+1), gpu, 1)
+	}
+	if isKubelet("1.36") && fallen > mayFall {
+		t.Errorf("the kubelet counted less than %d in %d of %d upgrades, want %d at most", gpus, fallen, upgrades, mayFall)
 	}
 }
 

@@ -76,7 +76,10 @@ func switchSharing(
 			time.Since(start).Round(time.Millisecond))
 	}
 	churn := end()
-	seen()
+	// A daemon that ends has kubelet 1.36 forget the next one, so that its end takes nothing away: on a machine that is too busy, not each time.
+	if zeros := seen().times(0); zeros > changes/2 {
+		t.Errorf("the kubelet counted 0 %d times in %d changes, want %d times at most", zeros, changes, changes/2)
+	}
 	if ours := churn.ofOurs(); len(ours) > 0 {
 		t.Errorf("%d of %d pods failed for what a device plugin did", len(ours), churn.made)
 	}

@@ -141,6 +141,17 @@ func watch(
 	return end
 }
 
+// times gives how often the count came to be so many.
+func (r record) times(count int) int {
+	times := 0
+	for _, s := range r.steps {
+		if s.count == count {
+			times++
+		}
+	}
+	return times
+}
+
 // below gives the smallest count seen and the longest time below want without a break.
 func (r record) below(want int) (lowest int, longest time.Duration) {
 	lowest = want

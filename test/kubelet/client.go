@@ -83,6 +83,7 @@ func (c *client) dial(ctx context.Context) error {
 	defer cancel()
 	conn, err := grpc.NewClient("passthrough:///plugin",
 		grpc.WithAuthority("localhost"),
+		grpc.WithUserAgent(c.m.version.userAgent()),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", c.path) // as a URL a path with % is another one

@@ -21,6 +21,14 @@ const (
 	V137 Version = "1.37" // one client a resource and socket path
 )
 
+// userAgent is how a kubelet of the version names itself in its calls.
+func (v Version) userAgent() string {
+	if v == V136 {
+		return "grpc-go/1.79.3"
+	}
+	return "grpc-go/1.82.1"
+}
+
 // ErrStopped is what a call gets that needs a running kubelet while there is none.
 var ErrStopped = errors.New("kubelet is not running")
 

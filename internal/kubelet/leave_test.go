@@ -1,0 +1,130 @@
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+// A later process is told that this one leaves, and says that it registers again, or not.
+type laterProcess struct {
+	pluginapi.UnimplementedDevicePluginServer
+	again bool
+	told  chan bool
+}
+
+func (l *laterProcess) GetDevicePluginOptions(ctx context.Context, _ *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
+	l.told <- Leaves(ctx)
+	if l.again {
+		RegistersAgain(ctx)
+	}
+	return &pluginapi.DevicePluginOptions{}, nil
+}
+
+// A refusing kubelet connects to what registers, and asks for its options, as kubelet does.
+type refusingKubelet struct {
+	pluginapi.UnimplementedRegistrationServer
+	dir   string
+	asked chan error // what was answered
+}
+
+func (k *refusingKubelet) Register(ctx context.Context, r *pluginapi.RegisterRequest) (*pluginapi.Empty, error) {
+	conn, err := net.Dial("unix", filepath.Join(k.dir, r.GetEndpoint()))
+	if err != nil {
+		return nil, err
+	}
+	client, err := newClient(conn)
+	if err != nil {
+		return nil, err
+	}
+	defer client.Close()
+	_, err = pluginapi.NewDevicePluginClient(client).GetDevicePluginOptions(ctx, &pluginapi.Empty{})
+	k.asked <- err
+	if err != nil {
+		return nil, errors.New("failed to get device plugin options")
+	}
+	return &pluginapi.Empty{}, nil
+}
+
+func TestLeave(t *testing.T) {
+	path := folder(t)
+	us := newDirectory(t, path)
+	us.token = "000000000a22"
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	leave := func() error { return us.Leave(ctx, 1, "nvidia.com/gpu") }
+	serve := func(endpoint string, register func(*grpc.Server)) {
+		t.Helper()
+		listener, err := net.Listen("unix", endpoint)
+		if err != nil {
+			t.Fatal(err)
+		}
+		server := grpc.NewServer()
+		register(server)
+		go func() { _ = server.Serve(listener) }()
+		t.Cleanup(server.Stop)
+	}
+	if err := leave(); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("without a later process: %v", err)
+	}
+	d := newDirectory(t, path)
+	d.token = "000000000b22"
+	later := &laterProcess{told: make(chan bool, 10)}
+	serve(d.NewEndpoint("nvidia.com/gpu"), func(s *grpc.Server) { pluginapi.RegisterDevicePluginServer(s, later) })
+	kubelet := &refusingKubelet{dir: path, asked: make(chan error, 10)}
+	serve(filepath.Join(path, "kubelet.sock"), func(s *grpc.Server) { pluginapi.RegisterRegistrationServer(s, kubelet) })
+	if err := leave(); !errors.Is(err, errNotAgain) || !<-later.told || len(kubelet.asked) > 0 {
+		t.Errorf("a later process of an earlier version: %v, and kubelet has %d registrations", err, len(kubelet.asked))
+	}
+	later.again = true
+	before, err := os.ReadDir(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := leave(); err != nil || !<-later.told || len(kubelet.asked) != 1 {
+		t.Fatalf("a later process that registers again: %v, and kubelet has %d registrations", err, len(kubelet.asked))
+	}
+	if err := <-kubelet.asked; err == nil {
+		t.Error("kubelet was told options")
+	}
+	if after, err := os.ReadDir(path); err != nil || len(after) != len(before) {
+		t.Errorf("there are %d files, and were %d: %v", len(after), len(before), err)
+	}
+	key, err := keyOf(us.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	us.sight(sighting{2, key}, 2) // a watch has seen another kubelet
+	if err := leave(); !errors.Is(err, ErrNotRegistered) || !strings.Contains(err.Error(), "have kubelet forget") {
+		t.Errorf("another kubelet: %v", err)
+	}
+	if Leaves(t.Context()) {
+		t.Error("a call without the header says that a process leaves")
+	}
+}
+
+func TestKeepsOneClient(t *testing.T) {
+	for userAgent, want := range map[string]bool{
+		"grpc-go/1.79.3":                true, // 1.36.3
+		"grpc-go/1.9.0":                 true,
+		"grpc-go/1.81.1-dev":            true,
+		"grpc-go/1.82.1":                false, // 1.37.0
+		"grpc-go/1.100.0":               false,
+		"grpc-go/2.1.0":                 false,
+		"grpc-go/1.79.3 grpc-go/1.85.0": true, // the first is the program's own
+		"another/1.0.0":                 false,
+		"":                              false,
+	} {
+		if got := KeepsOneClient(userAgent); got != want {
+			t.Errorf("KeepsOneClient(%q) = %v, want %v", userAgent, got, want)
+		}
+	}
+}

@@ -1,0 +1,103 @@
+package plugin
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"k8s.io/klog/v2"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+)
+
+// Kubelet up to 1.36 takes the end of any stream of a resource for the end of the server that registered last. In a roll-out, the end of the
+// earlier process would cost the later one its registration. So the earlier one first has kubelet forget who registered last: then kubelet
+// takes no notice of an end. The later one registers a second time when the earlier one has ended, and kubelet knows it again. Its
+// first stream stays open as long as the second: kubelet would take the end of the first for that of the second.
+//
+// Kubelet 1.37 knows whose stream ends. There, nothing of this is done: with two streams of one process, it could ask the one that ends last.
+
+const (
+	// leaveTimeout limits the preparation of the end of a process: it has 2 s in all.
+	leaveTimeout = 800 * time.Millisecond
+	// leftFor is how long no earlier process must have had a socket before this one registers again: kubelet has taken notice of the
+	// end of its stream by then. It is served all the time.
+	leftFor = time.Second
+)
+
+// leave prepares the end of the stream of this life, while a later process serves the resource.
+func (l *life) leave(ctx context.Context, incarnation uint64) {
+	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
+	defer cancel()
+	log := klog.FromContext(ctx)
+	if err := l.Registrar.Leave(ctx, incarnation, l.list.name); err != nil {
+		log.Info("Kubelet disconnects the later process with this one, until that has registered again", "reason", err.Error())
+		return
+	}
+	log.V(2).Info("Kubelet takes no notice of the end of this stream")
+}
+
+// sayFarewell registers once more, where kubelet was made to forget this process and nobody serves the resource after it: kubelet would not see
+// the end of its streams. The server serves until that.
+func (l *life) sayFarewell(ctx context.Context, incarnation uint64, server *grpc.Server, options *pluginapi.DevicePluginOptions) {
+	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
+	defer cancel()
+	l.silence.Publish(forNext) // a list that kubelet took in after the end would bring the devices back
+	endpoint := l.Registrar.NewEndpoint(l.list.name)
+	socket, err := files.Listen(ctx, endpoint)
+	if err == nil {
+		go func() { _ = server.Serve(socket) }() // it ends with the server
+		err = l.register(ctx, incarnation, endpoint, options)
+	}
+	if err != nil {
+		klog.FromContext(ctx).Info("Kubelet up to 1.36 may not see that this process ends", "reason", err.Error())
+	}
+}
+
+// setForgotten notes whether kubelet was made to forget this process.
+func (p *past) setForgotten(forgotten bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.forgotten = forgotten
+}
+
+func (p *past) isForgotten() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.forgotten
+}
+
+// registersAgain reports whether this life registers again when an earlier process has ended. Where another server has registered after
+// this one, it does not.
+func (l *life) registersAgain() bool {
+	if silence := l.silence.Value(); silence != speaks && silence != forDifference {
+		return false
+	}
+	l.past.setForgotten(true)
+	l.leaves.Publish(true)
+	return true
+}
+
+// keep leaves the stream of this life open, without further lists, and its server running until the next life ends.
+func (l *life) keep(socket *listener, server *grpc.Server, tasks *sync.WaitGroup) {
+	l.past.endKept()
+	l.silence.Publish(forNext)
+	_ = socket.Close() // the socket stays until the next one is there
+	l.past.socket = socket
+	l.past.kept = func() {
+		close(l.closing)
+		l.connections.close(true)
+		server.Stop()
+		tasks.Wait()
+	}
+}
+
+// endKept ends the server of the life before, if there still is one.
+func (p *past) endKept() {
+	if p.kept != nil {
+		p.kept()
+		p.kept = nil
+	}
+}

@@ -1,0 +1,168 @@
+package plugin_test
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
+	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+)
+
+// lowest looks at how many devices are allocatable until it is stopped, and returns the lowest number.
+func (n *node) lowest(t *testing.T) (stop func() int) {
+	ctx, cancel := context.WithCancel(t.Context())
+	least := n.Allocatable(gpu)
+	var looking sync.WaitGroup
+	looking.Go(func() {
+		look := time.NewTicker(100 * time.Microsecond)
+		defer look.Stop()
+		for ctx.Err() == nil {
+			least = min(least, n.Allocatable(gpu))
+			<-look.C
+		}
+	})
+	return func() int { cancel(); looking.Wait(); return least }
+}
+
+// rollOut starts a daemon beside another one, which ends then, and waits until the new one has registered a second time, on 1.36.
+func (n *node) rollOut(t *testing.T, v standin.Version, earlier *daemon, devices int) *daemon {
+	t.Helper()
+	mark := n.Mark()
+	later := n.startDaemon(t, clock.RealClock{})
+	later.offer(devices)
+	n.await(t, "the later daemon's devices", func() bool { return n.listedAnew(mark) && n.Allocatable(gpu) == devices })
+	earlier.status(t, "silent", yielding)
+	later.status(t, "agreed", agreed)
+	mark = n.Mark()
+	earlier.stop()
+	if v == standin.V136 {
+		n.await(t, "the later daemon again", func() bool { return n.listedAnew(mark) })
+	}
+	later.status(t, "agreed again", agreed)
+	return later
+}
+
+// The end of the earlier daemon takes no device away, and kubelet sees the end of the later one.
+func TestARollOutTakesNoDeviceAway(t *testing.T) {
+	t.Parallel()
+	bothVersions(t, func(t *testing.T, v standin.Version) {
+		n, d := serving(t, v, clock.RealClock{}, 2)
+		stop := n.lowest(t)
+		for devices := 2; devices <= 4; devices++ {
+			mark := n.Mark()
+			d = n.rollOut(t, v, d, devices)
+			want := 2
+			if v == standin.V137 {
+				want = 1 // it knows whose stream ends
+			}
+			if got := n.count(standin.Registered, mark); got != want {
+				t.Errorf("kubelet accepted %d registrations, want %d", got, want)
+			}
+		}
+		if least := stop(); least < 2 {
+			t.Errorf("%d devices were allocatable", least)
+		}
+		if sockets := n.sockets(t); len(sockets) != 1 {
+			t.Errorf("the sockets are %v, want one", sockets)
+		}
+		mark := n.Mark()
+		d.offer(4, 1)
+		n.awaitAllocatable(t, 3)
+		lists := slices.DeleteFunc(n.Events(mark), func(e standin.Event) bool { return e.Kind != standin.Listed })
+		if len(lists) != 1 {
+			t.Errorf("a change came in %d lists, want one: the first stream has none", len(lists))
+		}
+		_, err := n.Admit(t.Context(), standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 3})
+		check(t, err)
+		d.stop()
+		n.awaitAllocatable(t, 0)
+	})
+}
+
+// The two streams of a daemon end with each other, so that kubelet does not take the end of one for that of the next life's.
+func TestALifeAfterTheSecondRegistration(t *testing.T) {
+	t.Parallel()
+	bothVersions(t, func(t *testing.T, v standin.Version) {
+		n, d := serving(t, v, clock.RealClock{}, 2)
+		d = n.rollOut(t, v, d, 2)
+		for range 3 {
+			mark := n.Mark()
+			n.DropStream(gpu)
+			n.await(t, "registered again", func() bool { return n.listedAnew(mark) && n.Allocatable(gpu) == 2 })
+			d.status(t, "agreed", agreed)
+		}
+		mark := n.Mark()
+		check(t, n.Restart())
+		n.await(t, "registered at the new kubelet", func() bool { return n.listedAnew(mark) && n.Allocatable(gpu) == 2 })
+		d.status(t, "agreed", agreed)
+		_, err := n.Admit(t.Context(), standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 2})
+		check(t, err)
+	})
+}
+
+// Kubelet sees the end of a daemon also before that has registered again.
+func TestADaemonThatEndsBeforeItHasRegisteredAgain(t *testing.T) {
+	t.Parallel()
+	bothVersions(t, func(t *testing.T, v standin.Version) {
+		n, d := serving(t, v, clock.RealClock{}, 2)
+		mark := n.Mark()
+		later := n.startDaemon(t, clock.RealClock{})
+		later.offer(3)
+		n.await(t, "the later daemon's devices", func() bool { return n.listedAnew(mark) && n.Allocatable(gpu) == 3 })
+		d.status(t, "silent", yielding)
+		later.status(t, "agreed", agreed)
+		d.stop()
+		later.stop()
+		n.awaitAllocatable(t, 0)
+		if sockets := n.sockets(t); len(sockets) > 0 {
+			t.Errorf("the sockets are %v, want none", sockets)
+		}
+	})
+}
+
+// A later process of an earlier version would not register again: kubelet must see its end.
+func TestALaterProcessThatDoesNotRegisterAgainIsNotForgotten(t *testing.T) {
+	t.Parallel()
+	bothVersions(t, func(t *testing.T, v standin.Version) {
+		n, d := serving(t, v, clock.RealClock{}, 2)
+		later := n.later(t)
+		check(t, later.Register(t.Context()))
+		d.status(t, "silent", yielding)
+		n.awaitAllocatable(t, 1)
+		mark := n.Mark()
+		d.stop()
+		if n.count(standin.Registering, mark) > 0 {
+			t.Errorf("kubelet saw %v", n.Events(mark))
+		}
+		if v == standin.V136 {
+			check(t, later.WaitStreams(t.Context(), 0))
+			return
+		}
+		later.Stop()
+		n.awaitAllocatable(t, 0)
+	})
+}
+
+// A later process that is not registered yet is not forgotten either: nothing of it is known.
+func TestAProcessThatIsNotRegisteredDoesNotPromiseToRegisterAgain(t *testing.T) {
+	t.Parallel()
+	n, d := serving(t, standin.V136, clock.RealClock{}, 2)
+	n.SetRegister(standin.RegisterHangs)
+	later := n.startDaemon(t, clock.RealClock{})
+	later.offer(2)
+	d.status(t, "silent", yielding)
+	later.status(t, "registering", func(s plugin.Status) bool { return s.Phase == plugin.PhaseRegistering })
+	mark := n.Mark()
+	d.stop()
+	if n.count(standin.Refused, mark) > 0 {
+		t.Errorf("kubelet saw %v", n.Events(mark))
+	}
+	mark = n.Mark()
+	n.SetRegister(standin.RegisterAnswers)
+	n.await(t, "the later one's devices", func() bool { return n.listedAnew(mark) && n.Allocatable(gpu) == 2 })
+}
