@@ -25,6 +25,12 @@ type Pool struct {
 	LinksDue bool
 }
 
+// Equal reports whether two pools are the same.
+func (p Pool) Equal(other Pool) bool {
+	return p.Name == other.Name && p.LinksDue == other.LinksDue && slices.Equal(p.LeftOut, other.LeftOut) &&
+		slices.EqualFunc(p.Slices, other.Slices, Slice.Equal)
+}
+
 // A List is ResourceSlices as kubectl takes them.
 type List struct {
 	APIVersion string          `json:"apiVersion"`
@@ -105,7 +111,7 @@ type Device struct {
 	SmallestShare Capacity `json:"-"`
 }
 
-// Equal reports whether two devices are the same in every respect.
+// Equal reports whether two devices are the same for the API, which does not have Partition: the name and the counters tell it.
 func (d Device) Equal(other Device) bool {
 	return d.Name == other.Name && maps.Equal(d.Attributes, other.Attributes) && maps.Equal(d.Capacity, other.Capacity) &&
 		d.SmallestShare == other.SmallestShare && slices.EqualFunc(d.Taints, other.Taints, Taint.Equal) &&

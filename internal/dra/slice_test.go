@@ -15,13 +15,17 @@ import (
 
 func TestEqual(t *testing.T) {
 	t.Parallel()
-	equality.Check(t, func() dra.Slice {
+	const partition = ".Devices[0].Partition (not nil)" // the API has none: name and counters tell it
+	slice := func() dra.Slice {
 		since := time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
 		return dra.Slice{Devices: []dra.Device{{
 			Name: "gpu-0", Attributes: map[string]dra.Attribute{"type": {Type: dra.String, Value: "gpu"}},
 			Capacity: map[string]dra.Capacity{"memory": 1}, Taints: []dra.Taint{{Key: "a", TimeAdded: &since}},
-		}}}
-	}, dra.Slice.Equal)
+			ConsumesCounters: []dra.CounterUse{{Counters: map[string]dra.Capacity{"a": 1}}},
+		}}, SharedCounters: []dra.CounterSet{{Counters: map[string]dra.Capacity{"a": 1}}}}
+	}
+	equality.Check(t, slice, dra.Slice.Equal, partition)
+	equality.Check(t, func() dra.Pool { return dra.Pool{Slices: []dra.Slice{slice()}} }, dra.Pool.Equal, ".Slices[0]"+partition)
 	one, two := time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC), time.Date(2026, 11, 1, 13, 0, 0, 0, time.FixedZone("", 3600))
 	for _, test := range []struct {
 		a, b dra.Taint

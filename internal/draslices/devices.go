@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"maps"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -167,7 +166,7 @@ func (d *Devices) Run(ctx context.Context) error {
 		if !complete || published == nil {
 			again = d.o.Clock.After(retryInterval)
 		}
-		if !equal(pool, d.pools.Value()) {
+		if !pool.Equal(d.pools.Value()) {
 			d.pools.Publish(pool)
 		}
 		select {
@@ -289,10 +288,4 @@ func KnownNumbers(stateDir string) (dra.Numbers, error) {
 		return nil, fmt.Errorf("read the numbers of GPUs: %w", err)
 	}
 	return kept.Numbers, nil
-}
-
-// equal reports whether two pools are the same.
-func equal(a, b dra.Pool) bool {
-	return a.Name == b.Name && a.LinksDue == b.LinksDue && slices.Equal(a.LeftOut, b.LeftOut) &&
-		slices.EqualFunc(a.Slices, b.Slices, dra.Slice.Equal)
 }

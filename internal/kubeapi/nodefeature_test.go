@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/equality"
 )
 
 // scripted returns a client of a server that answers each request, "VERB PATH", with a code and a body, and what was asked with which body.
@@ -80,19 +81,9 @@ func TestNodeFeature(t *testing.T) {
 // TestNodeFeaturesDiffer: in each of their fields.
 func TestNodeFeaturesDiffer(t *testing.T) {
 	t.Parallel()
-	one := kubeapi.NodeFeature{Namespace: "ns", Name: "n", Labels: map[string]string{"a": "b"}, Owners: []kubeapi.OwnerReference{{Name: "o"}}}
-	for name, change := range map[string]func(*kubeapi.NodeFeature){
-		"nothing":   func(*kubeapi.NodeFeature) {},
-		"namespace": func(f *kubeapi.NodeFeature) { f.Namespace = "x" },
-		"name":      func(f *kubeapi.NodeFeature) { f.Name = "x" },
-		"labels":    func(f *kubeapi.NodeFeature) { f.Labels = map[string]string{"a": "c"} },
-		"owners":    func(f *kubeapi.NodeFeature) { f.Owners = nil },
-	} {
-		other := one
-		if change(&other); one.Equal(other) != (name == "nothing") {
-			t.Errorf("another %s: Equal is %v", name, one.Equal(other))
-		}
-	}
+	equality.Check(t, func() kubeapi.NodeFeature {
+		return kubeapi.NodeFeature{Labels: map[string]string{"a": "b"}, Owners: []kubeapi.OwnerReference{{Name: "o"}}}
+	}, kubeapi.NodeFeature.Equal)
 }
 
 // TestApplyNodeFeature: where the right to patch is missing, the object is read, and made or replaced.

@@ -10,8 +10,8 @@ import (
 )
 
 // Check fails for each exported field, of T and of the structs, slices, maps and pointers in it, that may differ between two
-// values that are equal. value returns the same value every time; what it leaves empty is not looked into. Fields that do not
-// count are named by their paths, such as ".Generation" or ".GPUs[0].Index".
+// values that are equal. value returns the same value every time; a slice, map or pointer that it leaves empty is filled, and not
+// looked into. Fields that do not count are named by their paths, such as ".Generation" or ".GPUs[0].Index".
 func Check[T any](t *testing.T, value func() T, equal func(a, b T) bool, ignored ...string) {
 	t.Helper()
 	if !equal(value(), value()) {
@@ -68,12 +68,14 @@ func change(v reflect.Value, path string, rest *int) (string, bool) {
 		return "", false
 	case reflect.Pointer:
 		if v.IsNil() {
-			return "", false
+			path += " (not nil)"
+			return mine(func() { v.Set(reflect.New(v.Type().Elem())) })
 		}
 		return change(v.Elem(), path, rest)
 	case reflect.Slice:
 		if v.Len() == 0 {
-			return "", false
+			path += " (one more)"
+			return mine(func() { v.Set(reflect.MakeSlice(v.Type(), 1, 1)) })
 		}
 		for i := range v.Len() {
 			if where, found := change(v.Index(i), fmt.Sprintf("%s[%d]", path, i), rest); found {
@@ -84,7 +86,11 @@ func change(v reflect.Value, path string, rest *int) (string, bool) {
 		return mine(func() { v.Set(v.Slice(0, v.Len()-1)) })
 	case reflect.Map:
 		if v.Len() == 0 {
-			return "", false
+			path += " (one more)"
+			return mine(func() {
+				v.Set(reflect.MakeMap(v.Type()))
+				v.SetMapIndex(reflect.Zero(v.Type().Key()), reflect.Zero(v.Type().Elem()))
+			})
 		}
 		path += " (one less)"
 		return mine(func() { v.SetMapIndex(v.MapKeys()[0], reflect.Value{}) })

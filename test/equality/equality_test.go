@@ -22,9 +22,10 @@ type outer struct {
 	hidden int
 	Empty  []int
 	None   *int
+	Map    map[string]bool
 }
 
-// TestChangeReachesEveryField once, and nothing that is hidden or empty.
+// TestChangeReachesEveryField once, and nothing that is hidden.
 func TestChangeReachesEveryField(t *testing.T) {
 	t.Parallel()
 	value := func() outer {
@@ -45,6 +46,7 @@ func TestChangeReachesEveryField(t *testing.T) {
 	want := []string{
 		".Name", ".Yes", ".Count", ".Share", ".At", ".Inner.A", ".Inner.B", ".Many[0].A", ".Many[0].B", ".Many[1].A", ".Many[1].B",
 		".Many (one less)", ".ByName (one less)", ".There.A", ".There.B",
+		".Empty (one more)", ".None (not nil)", ".Map (one more)",
 	}
 	if !slices.Equal(paths, want) {
 		t.Errorf("changed %q, want %q", paths, want)
