@@ -130,7 +130,7 @@ func (a *Arbiter) Run(ctx context.Context) error {
 		default:
 			a.decide(ctx, c, snapshot, published, records)
 		}
-		asking.start(ctx, a.leaving(snapshot, offered), a.askKubelet(snapshot))
+		asking.start(ctx, a.leaving(offered), a.askKubelet(snapshot))
 		listing.start(ctx, a.unclaimed(published), a.listClaims(list))
 		select {
 		case <-ctx.Done():
@@ -226,11 +226,10 @@ func (a *Arbiter) renew(g *gpu) {
 }
 
 // leaving returns the GPUs that leave the device plugin and that its lists are made without, with their epochs.
-func (a *Arbiter) leaving(s inventory.Snapshot, offered dra.Owners) map[string]uint64 {
+func (a *Arbiter) leaving(offered dra.Owners) map[string]uint64 {
 	epochs := map[string]uint64{}
 	for uuid, g := range a.gpus {
-		_, there := s.GPU(uuid)
-		if without := offered[uuid] != "" && offered[uuid] != dra.OwnedByPlugin; there && without && g.Wanted && g.Before == dra.LeavesPlugin {
+		if without := offered[uuid] != "" && offered[uuid] != dra.OwnedByPlugin; without && g.Wanted && g.Before == dra.LeavesPlugin {
 			epochs[uuid] = g.epoch
 		}
 	}
@@ -267,7 +266,7 @@ func (a *Arbiter) unclaimed(published map[string]bool) map[string]uint64 {
 	epochs := map[string]uint64{}
 	for uuid, g := range a.gpus {
 		leaves := g.Before == dra.LeavesDRA || g.Before == dra.OwnedByNobody && !published[uuid]
-		if leaves && !g.Wanted && !g.Claimed {
+		if leaves && !g.Claimed {
 			epochs[uuid] = g.epoch
 		}
 	}

@@ -382,3 +382,43 @@ func TestAnswerThatCameTooLate(t *testing.T) {
 		r.after(time.Minute, dra.LeavesDRA, dra.OwnedByPlugin, "claim ns/c has it")
 	})
 }
+
+// TestEvidenceIsOfNow: each step waits for an answer to a question that was asked after the last change.
+func TestEvidenceIsOfNow(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, config.DRAOff)
+		r.published.Publish(map[string]bool{"a": true})
+		r.start()
+		release, calls := make(chan struct{}), 0
+		r.arbiter.ListBy(func(ctx context.Context) (map[string][]string, error) {
+			calls++
+			select {
+			case <-release:
+			case <-ctx.Done():
+			}
+			return nil, ctx.Err()
+		})
+		r.after(time.Minute, dra.LeavesDRA, dra.OwnedByPlugin, "")
+		for _, records := range []map[string][]claims.Holder{{"a": {{Namespace: "ns", Name: "b"}}}, {}} {
+			r.records.Publish(records)
+			synctest.Wait()
+		}
+		for i, step := range []struct {
+			published map[string]bool
+			owner     dra.Ownership
+		}{
+			{map[string]bool{"a": true}, dra.LeavesDRA}, // the claim came and went after the question
+			{map[string]bool{}, dra.LeavesDRA},          // the slice went after the question
+			{map[string]bool{}, dra.OwnedByNobody},
+			{map[string]bool{}, dra.OwnedByPlugin},
+		} {
+			r.published.Publish(step.published)
+			synctest.Wait()
+			release <- struct{}{}
+			if r.after(time.Minute, step.owner, dra.OwnedByPlugin, ""); calls != min(i+2, 4) {
+				t.Errorf("%d questions after %d answers", calls, i+1)
+			}
+		}
+	})
+}
