@@ -77,6 +77,16 @@ func TestDecideAtOnce(t *testing.T) {
 	}
 }
 
+// TestDecideStays: a GPU that is in a slice, or was, stays or comes back without evidence, if it is wanted there.
+func TestDecideStays(t *testing.T) {
+	t.Parallel()
+	for _, before := range []dra.Ownership{dra.OwnedByDRA, dra.LeavesDRA, dra.OwnedByNobody} {
+		if got := dra.Decide(dra.OwnerFacts{Wanted: true, Before: before}); got != dra.OwnedByDRA {
+			t.Errorf("%s becomes %s", before, got)
+		}
+	}
+}
+
 // TestElsewhere: of each GPU that the device plugin does not offer the reason is told, also while nothing is known of it.
 func TestElsewhere(t *testing.T) {
 	t.Parallel()

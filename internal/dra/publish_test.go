@@ -123,16 +123,21 @@ func TestWrites(t *testing.T) {
 		pool  string
 		want  []string
 	}{
-		"first":               {nil, 0, "ab", []string{"new 0 gen 1", "new 1 gen 1"}},
-		"as it is":            {published(3, 2, "ab"), 3, "ab", nil},
-		"one changes":         {published(3, 2, "ab"), 3, "cb", []string{"put 0 gen 3"}},
-		"two change":          {published(3, 2, "ab"), 3, "cc", []string{"put 0 gen 4", "put 1 gen 4"}},
-		"one more":            {published(3, 1, "a"), 3, "ab", []string{"put 0 gen 4", "new 1 gen 4"}},
-		"one less":            {published(3, 2, "ab"), 3, "a", []string{"put 0 gen 4", "remove 1"}},
-		"none":                {published(3, 2, "ab"), 3, "", []string{"remove 0", "remove 1"}},
-		"all were removed":    {nil, 5, "ab", []string{"new 0 gen 5", "new 1 gen 5"}},
-		"one was removed":     {published(3, 2, "a"), 3, "ab", []string{"new 1 gen 3"}},
-		"removed and changed": {published(3, 2, "a"), 3, "cb", []string{"put 0 gen 3", "new 1 gen 3"}},
+		"first":                   {nil, 0, "ab", []string{"new 0 gen 1", "new 1 gen 1"}},
+		"as it is":                {published(3, 2, "ab"), 3, "ab", nil},
+		"one changes":             {published(3, 2, "ab"), 3, "cb", []string{"put 0 gen 3"}},
+		"two change":              {published(3, 2, "ab"), 3, "cc", []string{"put 0 gen 4", "put 1 gen 4"}},
+		"one more":                {published(3, 1, "a"), 3, "ab", []string{"put 0 gen 4", "new 1 gen 4"}},
+		"one less":                {published(3, 2, "ab"), 3, "a", []string{"put 0 gen 4", "remove 1"}},
+		"none":                    {published(3, 2, "ab"), 3, "", []string{"remove 0", "remove 1"}},
+		"all were removed":        {nil, 5, "ab", []string{"new 0 gen 5", "new 1 gen 5"}},
+		"one was removed":         {published(3, 2, "a"), 3, "ab", []string{"new 1 gen 3"}},
+		"removed and changed":     {published(3, 2, "a"), 3, "cb", []string{"put 0 gen 3", "new 1 gen 3"}},
+		"removed and two changed": {published(3, 3, "ab"), 3, "cca", []string{"put 0 gen 3", "put 1 gen 3", "new 2 gen 3"}},
+		"two change while a generation is written": {
+			with(published(4, 3, "ab"), poolOf("").SliceName(2), dra.PublishedSlice{Pool: "n", Generation: 3, Count: 3, Slice: poolOf("a").Slices[0]}),
+			4, "cca", []string{"put 0 gen 4", "put 1 gen 4", "put 2 gen 4"},
+		},
 		"left by another driver": {
 			map[string]dra.PublishedSlice{"n-x": {Pool: "n", Generation: 9, Count: 1}}, 0, "a", []string{"new 0 gen 10", "remove n-x"},
 		},
