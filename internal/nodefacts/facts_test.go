@@ -1,6 +1,7 @@
 package nodefacts_test
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -156,12 +157,32 @@ containerEdits: {mounts: [{hostPath: /usr/bin/gone, path: /dev/nvidia0}]}
 	}
 }
 
+// TestTheLargestFile: 1 MiB is read, and what has a byte more is not.
+func TestTheLargestFile(t *testing.T) {
+	t.Parallel()
+	const file = "etc/cdi/large.yaml"
+	for size, want := range map[int]doctor.Spec{
+		1 << 20:   {Path: "/" + file, Kind: "nvidia.com/gpu"},
+		1<<20 + 1: {Path: "/" + file, Problem: "read /" + file + ": is larger than 1048576 bytes"},
+	} {
+		text := "kind: nvidia.com/gpu\n"
+		text += "#" + strings.Repeat("x", size-len(text)-1)
+		specs := placesOf(newNode(changes{file: text})).Gather(t.Context()).Specs.Value
+		if len(specs) != 2 {
+			t.Fatalf("%d bytes: %+v", size, specs)
+		}
+		if diff := cmp.Diff(want, specs[0]); diff != "" {
+			t.Errorf("%d bytes (-want +got):\n%s", size, diff)
+		}
+	}
+}
+
 // TestDriverAsItIsFound: its library, its module, its device nodes and their numbers.
 func TestDriverAsItIsFound(t *testing.T) {
 	t.Parallel()
 	const info = "proc/driver/nvidia/gpus/"
 	facts := placesOf(newNode(changes{
-		"proc/driver/nvidia/version":      "NVRM version: NVIDIA 580 580.95.x 1234567.123456.12345678901234567 580.95.05\n",
+		"proc/driver/nvidia/version":      "NVRM version: NVIDIA 580 580.95.a 1234567.123456.12345678901234567 580.95.05\n",
 		"proc/devices":                    "Character devices:\n195 nvidia\n\nBlock devices:\n8 sd\n",
 		info + "0000:01:00.0/information": "Device Minor: \t 3\n", info + "0000:02:00.0/information": "Device Minor: \t x\n",
 		libs + "libnvidia-ml.so.570.1": "", libs + "libnvidia-ml.so.old": "", libs + "libother.so.1.2": "",

@@ -7,15 +7,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/fstest"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/doctor"
 )
 
-// TestContainerdTellsItsVersion: the packages that a program was built from say which containerd it is. The program is that of this test,
-// in which the path of its package is another.
-func TestContainerdTellsItsVersion(t *testing.T) {
-	t.Parallel()
+// programs returns what makes programs: that of this test, in which the path of its package is another, or a script.
+func programs(t *testing.T) func(path string) string {
+	t.Helper()
 	file, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -24,28 +22,55 @@ func TestContainerdTellsItsVersion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const one = "github.com/gpu-device-plugin/gpu-device-plugin/internal/nodefacts.test"
-	if !bytes.Contains(program, []byte(one)) {
-		t.Fatalf("this program does not have %q", one)
+	if !bytes.Contains(program, []byte(thisProgram)) {
+		t.Fatalf("this program does not have %q", thisProgram)
 	}
+	return func(path string) string {
+		if path == "" {
+			return "#!/bin/sh\n"
+		}
+		return string(bytes.ReplaceAll(program, []byte(thisProgram), []byte(path+strings.Repeat("x", len(thisProgram)-len(path)))))
+	}
+}
+
+const (
+	thisProgram = "github.com/gpu-device-plugin/gpu-device-plugin/internal/nodefacts.test"
+	programOf1  = "github.com/containerd/containerd/cmd/containerd"
+	programOf2  = "github.com/containerd/containerd/v2/cmd/containerd"
+)
+
+// TestContainerdTellsItsVersion: the packages that a program was built from say which containerd it is.
+func TestContainerdTellsItsVersion(t *testing.T) {
+	t.Parallel()
+	program := programs(t)
 	for _, tt := range []struct {
 		name, path string
 		major      int
 	}{
-		{"containerd 1", "github.com/containerd/containerd/cmd/containerd", 1},
-		{"containerd 2", "github.com/containerd/containerd/v2/cmd/containerd", 2},
-		{"another program", one, 0},
+		{"containerd 1", programOf1, 1},
+		{"containerd 2", programOf2, 2},
+		{"another program", thisProgram, 0},
 		{"no program", "", 0},
 	} {
-		node := newNode(changes{config: gone, dropIn: gone})
-		content := []byte("#!/bin/sh\n")
-		if tt.path != "" {
-			content = bytes.ReplaceAll(program, []byte(one), []byte(tt.path+strings.Repeat("x", len(one)-len(tt.path))))
-		}
-		node["usr/bin/containerd"] = &fstest.MapFile{Data: content}
-		facts := placesOf(node).Gather(t.Context())
+		facts := placesOf(newNode(changes{config: gone, dropIn: gone, "usr/bin/containerd": program(tt.path)})).Gather(t.Context())
 		if runtimes := facts.Runtimes.Value; len(runtimes) != 1 || runtimes[0].Name != doctor.Containerd || runtimes[0].Major != tt.major {
 			t.Errorf("%s: got %+v", tt.name, facts.Runtimes)
+		}
+	}
+}
+
+// TestImportedSectionsOfContainerd: version 1 puts a section in the place of one that was read before, and version 2 adds to it.
+func TestImportedSectionsOfContainerd(t *testing.T) {
+	t.Parallel()
+	program := programs(t)
+	const section = "[plugins.'io.containerd.grpc.v1.cri']\n"
+	for path, want := range map[string]bool{programOf1: false, programOf2: true} {
+		runtimes := placesOf(newNode(changes{
+			config: "imports = ['conf.d/*.toml']\n" + section + "enable_cdi = true\n", dropIn: section + "cdi_spec_dirs = ['/cdi']\n",
+			"usr/bin/containerd": program(path),
+		})).Gather(t.Context()).Runtimes.Value
+		if len(runtimes) != 1 || !slices.Equal(runtimes[0].CDIFolders, []string{"/cdi"}) || (runtimes[0].CDI != nil) != want {
+			t.Errorf("%s: %+v", path, runtimes)
 		}
 	}
 }
