@@ -125,6 +125,11 @@ func TestAdoptNothing(t *testing.T) {
 		"only v1":      `{"checksum":1,"v1":{"preparedClaims":{"uid-gpu":{}}}}`,
 		"no claims":    `{"checksum":1,"v2":{"checksum":1}}`,
 		"a wrong name": strings.ReplaceAll(nvidia, `"uid-`, `"../uid-`),
+		"no namespace": strings.ReplaceAll(nvidia, `"namespace":"ns"`, `"namespace":""`),
+		"no name":      strings.NewReplacer(`"name":"one"`, `"name":""`, `"name":"two"`, `"name":""`).Replace(nvidia),
+		"begun":        strings.ReplaceAll(nvidia, "PrepareCompleted", "PrepareStarted"),
+		"of others":    strings.ReplaceAll(nvidia, `"driver":"gpu.nvidia.com"`, `"driver":"gpu.example.com"`),
+		"no UUIDs":     strings.NewReplacer(`"uuid":"GPU-a"`, `"uuid":""`, `"migUUID":"MIG-b0"`, `"migUUID":""`).Replace(nvidia),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -134,9 +139,7 @@ func TestAdoptNothing(t *testing.T) {
 			if got := adopted(c); got != "" {
 				t.Errorf("adopted: %s", got)
 			}
-			if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA)); err != nil {
-				t.Error(err)
-			}
+			r.prepare(c, claim("uid-1", gpuA))
 		})
 	}
 }

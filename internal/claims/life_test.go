@@ -232,6 +232,12 @@ func TestPreparedClaimOfASickGPU(t *testing.T) {
 	stop()
 	r.publish(inventory.Snapshot{})
 	c, _ = r.start()
+	if err := os.Remove(cdi.ClaimFile(r.options.CDIDir, "uid-1")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA)); err == nil || !strings.Contains(err.Error(), "is not known yet") {
+		t.Errorf("without a driver and a spec: %v", err)
+	}
 	if _, err := c.Prepare(t.Context(), claim("uid-2", gpuC)); err == nil {
 		t.Error("a claim was prepared without a driver")
 	}
@@ -354,7 +360,11 @@ func TestCauses(t *testing.T) {
 		_, _ = c.Prepare(t.Context(), wanted)
 	}
 	_ = c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1")
-	if got, want := strings.Join(counted.causes, ","), ",in-use,device,configuration,malformed,-"; got != want {
+	_ = c.Unprepare(t.Context(), "/", "default", "x")
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, _ = claims.New(r.options).Prepare(ended, claim("uid-1", gpuA)) // nobody runs it
+	if got, want := strings.Join(counted.causes, ","), ",in-use,device,configuration,malformed,-,-malformed,not-ready"; got != want {
 		t.Errorf("causes %s, want %s", got, want)
 	}
 	if !slices.Contains(claims.Causes(), claims.CauseLate) {

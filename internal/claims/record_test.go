@@ -315,3 +315,30 @@ func TestStateDirectoryThatIsNone(t *testing.T) {
 		t.Error("a claim is prepared that cannot be recorded")
 	}
 }
+
+// TestQuestionsAboutLeaks: kubelet and the API server are asked once a minute, within a limit of time, and only about claims that are recorded.
+func TestQuestionsAboutLeaks(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		asked := 0
+		r.options.Claimed = func(ctx context.Context) (map[string]bool, error) {
+			if until, has := ctx.Deadline(); !has || time.Until(until) > 30*time.Second {
+				t.Errorf("kubelet has until %v", until)
+			}
+			asked++
+			return nil, nil
+		}
+		r.existing["uid-1"] = true
+		c, stop := r.start()
+		time.Sleep(time.Hour)
+		if synctest.Wait(); asked > 0 {
+			t.Errorf("without a claim kubelet is asked %d times", asked)
+		}
+		r.prepare(c, claim("uid-1", gpuA))
+		time.Sleep(time.Hour)
+		if stop(); asked < 59 || asked > 61 {
+			t.Errorf("kubelet is asked %d times in an hour, want 60", asked)
+		}
+	})
+}
