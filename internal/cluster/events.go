@@ -95,7 +95,7 @@ func (r *reporter) sendEvents(ctx context.Context) {
 	}
 	var told report.NodeEvent // the last one that was written about the node
 	var pods []kubeapi.Pod    // that it is still to be written about
-	tries := 0                // of the first of them
+	var tries int             // of the first of them
 	kubeapi.Keep(ctx, r.clock, "events", wake, func(ctx context.Context) error {
 		for {
 			e, ok := r.queue.first()

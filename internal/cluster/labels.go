@@ -353,8 +353,8 @@ func (l *featureLabeler) step(ctx context.Context) error {
 
 // isForeign reports whether another program has an object with labels for the node. It tells the daemon.
 func (l *featureLabeler) isForeign(ctx context.Context, namespace string) (bool, error) {
-	object, found, err := l.client.NodeFeature(ctx, namespace, kubeapi.DiscoveryPrefix)
-	if err != nil || !found || len(object.Labels) == 0 {
+	object, _, err := l.client.NodeFeature(ctx, namespace, kubeapi.DiscoveryPrefix)
+	if err != nil || len(object.Labels) == 0 {
 		return false, err
 	}
 	if l.problem == nil {

@@ -152,7 +152,7 @@ func TestConfigManagerIsNotStuckByAnUnknownName(t *testing.T) {
 	m.label("a")
 	for _, label := range []string{"a", "c", "c"} {
 		m.label(label)
-		if err := m.execute(t.Context(), "--oneshot"); err != nil {
+		if err := m.execute(t.Context(), "--oneshot", "--default-config=b"); err != nil {
 			t.Errorf("label %s: %v", label, err)
 		}
 		m.linked("a")

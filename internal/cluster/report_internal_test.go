@@ -409,6 +409,7 @@ func TestPodEvents(t *testing.T) {
 	d.gpus(gpu(0, gone), gpu(1, bad))
 	want = []string{"Node /node-1", "Node /node-1", "Node /node-1", "Node /node-1", "Pod a/one", "Pod a/one", "Pod b/two", "Pod b/two", "Pod b/two"}
 	s.until("the Event of the other pod", func() bool { return cmp.Equal(want, about()) })
+	s.until("the one that is not written is counted", func() bool { return d.drops(dropRefused) == 1 })
 }
 
 // The devices of pods, by ID: shared, MIG devices on a GPU, pods without a UID, and others.
