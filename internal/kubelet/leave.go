@@ -33,9 +33,10 @@ var (
 
 // Leave prepares the end of this process's stream for a resource, where a process of this program that started later has registered since.
 //
-// Kubelet up to 1.36 keeps one client for a resource, and takes the end of any stream for the end of that client's. It forgets the client when a
-// registration fails. So a registration fails here, and kubelet takes no notice of the next ends of streams. The later process is asked before
-// whether it registers again after that: otherwise kubelet would not see its end. Kubelet 1.37 forgets only the client of the failed registration.
+// Kubelet up to 1.36 keeps one client for a resource, and takes the end of any stream for the end of that client's. It forgets the
+// client when a registration fails. So a registration fails here, and kubelet takes no notice of the next ends of streams. The later
+// process is asked before whether it registers again after that: otherwise kubelet would not see its end. Kubelet 1.37 forgets only the
+// client of the failed registration.
 //
 // An error means that kubelet may not have forgotten the client.
 func (d *Directory) Leave(ctx context.Context, incarnation uint64, resource string) error {
@@ -71,8 +72,8 @@ func (d *Directory) Leave(ctx context.Context, incarnation uint64, resource stri
 // severalClientsSince is the minor version of gRPC with which kubelet 1.37.0 was built: 1.36.3 has 1.79.
 const severalClientsSince = 82
 
-// KeepsOneClient reports whether the kubelet that names itself so in its calls is one that keeps one client for a resource, up to 1.36. It goes
-// by the version of gRPC, as kubelet does not name its own; false if that cannot be known.
+// KeepsOneClient reports whether the kubelet that names itself so in its calls is one that keeps one client for a resource, up to 1.36.
+// It goes by the version of gRPC, as kubelet does not name its own; false if that cannot be known.
 func KeepsOneClient(userAgent string) bool {
 	_, version, _ := strings.Cut(userAgent, "grpc-go/1.")
 	minor, _, _ := strings.Cut(version, ".")

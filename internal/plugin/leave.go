@@ -12,12 +12,13 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 )
 
-// Kubelet up to 1.36 takes the end of any stream of a resource for the end of the server that registered last. In a roll-out, the end of the
-// earlier process would cost the later one its registration. So the earlier one first has kubelet forget who registered last: then kubelet
-// takes no notice of an end. The later one registers a second time when the earlier one has ended, and kubelet knows it again. Its
+// Kubelet up to 1.36 takes the end of any stream of a resource for the end of the server that registered last. In a roll-out, the end of
+// the earlier process would cost the later one its registration. So the earlier one first has kubelet forget who registered last: then
+// kubelet takes no notice of an end. The later one registers a second time when the earlier one has ended, and kubelet knows it again. Its
 // first stream stays open as long as the second: kubelet would take the end of the first for that of the second.
 //
-// Kubelet 1.37 knows whose stream ends. There, nothing of this is done: with two streams of one process, it could ask the one that ends last.
+// Kubelet 1.37 knows whose stream ends. There, nothing of this is done: with two streams of one process, it could ask the one that ends
+// last.
 
 const (
 	// leaveTimeout limits the preparation of the end of a process: it has 2 s in all.
@@ -39,8 +40,8 @@ func (l *life) leave(ctx context.Context, incarnation uint64) {
 	log.V(2).Info("Kubelet takes no notice of the end of this stream")
 }
 
-// sayFarewell registers once more, where kubelet was made to forget this process and nobody serves the resource after it: kubelet would not see
-// the end of its streams. The server serves until that.
+// sayFarewell registers once more, where kubelet was made to forget this process and nobody serves the resource after it: kubelet would
+// not see the end of its streams.
 func (l *life) sayFarewell(ctx context.Context, incarnation uint64, server *grpc.Server, options *pluginapi.DevicePluginOptions) {
 	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
 	defer cancel()

@@ -106,7 +106,8 @@ func (l *life) run(parent context.Context) error {
 	service := &service{
 		log: log, list: l.list, inspector: l.Inspector, elsewhere: l.Elsewhere, earlier: l.Registrar.CallEarlier,
 		inspect: l.list.views.Value().options.Inspect,
-		closing: l.closing, called: l.connections.called, began: make(chan struct{}), keepsOneClient: l.KeepsOneClient, ended: func() { end(errStreamEnded) },
+		closing: l.closing, called: l.connections.called, began: make(chan struct{}), ended: func() { end(errStreamEnded) },
+		keepsOneClient: l.KeepsOneClient,
 		registersAgain: l.registersAgain, maySend: l.maySend, again: &l.again, sent: &l.sent, allocating: l.allocating,
 	}
 	server := grpc.NewServer(
@@ -213,9 +214,7 @@ func (l *life) follow(ctx context.Context, endpoint string, incarnation uint64, 
 			}
 		}
 		if leaves && alone == nil && silence == speaks && len(rivals.Earlier) == 0 {
-			timer := l.Clock.NewTimer(leftFor)
-			defer timer.Stop()
-			alone = timer.C()
+			alone = l.Clock.After(leftFor)
 		}
 		select {
 		case <-ctx.Done():
