@@ -64,7 +64,8 @@ func (s *Serving) Ready(ctx context.Context) (ready bool, reason string) {
 		return len(reasons) == 0, strings.Join(reasons, "; ")
 	}
 	if given := len(options.Elsewhere); given > 0 {
-		return true, "the device plugin has nothing to serve: Dynamic Resource Allocation gives out " + status.Count(given, "GPU") + ", see status"
+		return true, fmt.Sprintf("the device plugin has nothing to serve: Dynamic Resource Allocation gives out %s, see status",
+			status.Count(given, "GPU"))
 	}
 	if others := s.others(ctx, allocatable, err); others != "" {
 		return false, others + "; this one has nothing to serve: " + why(seen)

@@ -40,6 +40,8 @@ type sliceLedger struct {
 	// noTaints says that the API server does not keep the taints of devices, noCounters that it keeps no counters, and noShares that it
 	// knows no devices that several claims can have.
 	noTaints, noCounters, noShares bool
+	// asked is when it was last seen, or asked, what the API server does not keep.
+	asked time.Time
 	// generation is the pool's, as it was written last.
 	generation int64
 	written    time.Time
@@ -62,8 +64,6 @@ type ownSlice struct {
 	removed bool
 	at      time.Time
 }
-
-type keptSlice struct{ sent, kept dra.Slice }
 
 func newSliceLedger() sliceLedger {
 	return sliceLedger{
@@ -130,6 +130,9 @@ func (p *publisher) publish(ctx context.Context) error {
 		step, more := dra.Next(pool, there, p.ledger.generation, p.same)
 		if !more {
 			if p.settle(there, looked) {
+				if p.keepsMore(ctx) {
+					continue
+				}
 				return p.note(there)
 			}
 			if err := p.look(ctx); err != nil {
@@ -335,17 +338,12 @@ func (p *publisher) write(
 	sent := step.Published.Slice
 	s := view[step.Name]
 	s.Name, s.Driver, s.Pool = step.Name, dra.Driver, step.Published.Pool
-	s.Generation, s.Count, s.Devices, s.Counters = step.Published.Generation, step.Published.Count, nil, nil
-	var err error
-	if sent.SharedCounters != nil {
-		s.Counters, err = json.Marshal(sent.SharedCounters)
-	} else {
-		s.Devices, err = json.Marshal(sent.Timed(there[step.Name].Slice).Devices)
-	}
-	if err != nil {
-		return fmt.Errorf("write the content of a ResourceSlice: %w", err)
+	s.Generation, s.Count = step.Published.Generation, step.Published.Count
+	if err := fill(&s, sent.Timed(there[step.Name].Slice)); err != nil {
+		return err
 	}
 	l.tried[step.Name] = step.Published
+	var err error
 	if step.New {
 		s.Owners = []kubeapi.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: step.Published.Pool, UID: owner, Controller: true}}
 		s, err = p.client.CreateSlice(ctx, s)
@@ -359,36 +357,6 @@ func (p *publisher) write(
 	l.generation, l.written = step.Published.Generation, now
 	klog.FromContext(ctx).V(2).Info("Wrote a slice", "name", step.Name, "devices", len(sent.Devices), "generation", l.generation)
 	return p.compare(ctx, step.Name, sent, s)
-}
-
-// compare compares what the API server was sent with what it keeps.
-func (p *publisher) compare(ctx context.Context, name string, sent dra.Slice, s kubeapi.Slice) error {
-	kept, err := content(s)
-	if err != nil {
-		return err
-	}
-	delete(p.ledger.kept, name)
-	if sent.Timed(kept).Equal(kept) {
-		return nil
-	}
-	p.ledger.kept[name] = keptSlice{sent, kept}
-	if !p.ledger.noCounters && sent.Counted() && !kept.Counted() {
-		p.ledger.noCounters = true
-		klog.FromContext(ctx).Info("The API server does not keep counters; MIG devices that are made for claims are left out of slices")
-		return nil
-	}
-	if !p.ledger.noShares && sent.Shared() && !kept.Shared() {
-		p.ledger.noShares = true
-		klog.FromContext(ctx).Info("The API server knows no devices that several claims can have; GPUs are given whole")
-		return nil
-	}
-	if !p.ledger.noTaints && sent.Tainted() && !kept.Tainted() {
-		p.ledger.noTaints = true
-		klog.FromContext(ctx).Info("The API server does not keep taints of devices; devices with taints are left out of slices")
-		return nil
-	}
-	klog.FromContext(ctx).Info("The API server does not keep all of a slice", "name", name)
-	return nil
 }
 
 // look reads the slices as they are now.

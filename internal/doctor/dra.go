@@ -47,16 +47,16 @@ func allocation(f *NodeFacts, r *findings) {
 	if s.DRA.NoTaints {
 		r.warn("The API server does not keep taints of devices: a GPU that is ill is left out of its slice, and claims that tolerate that do "+
 			"not get it", []string{"status: dra: noTaints: true"},
-			"kube-apiserver --feature-gates=DRADeviceTaints=true   # also kube-scheduler's", gates)
+			"kube-apiserver --feature-gates=DRADeviceTaints=true   # also kube-scheduler's; gpu-node-agent sees it within an hour", gates)
 	}
 	if s.DRA.NoCounters {
 		r.fail("The API server keeps no counters of devices: no MIG device that is made for claims is published, and GPUs in MIG mode are "+
 			"given to nobody", []string{"status: dra: noCounters: true"},
-			"kube-apiserver --feature-gates=DRAPartitionableDevices=true   # also kube-scheduler's, and restart gpu-node-agent then", gates)
+			"kube-apiserver --feature-gates=DRAPartitionableDevices=true   # also kube-scheduler's; gpu-node-agent sees it within an hour", gates)
 	}
 	if s.DRA.NoShares {
 		r.warn("The API server keeps no shares of devices: GPUs that are to be shared are given whole", []string{"status: dra: noShares: true"},
-			"kube-apiserver --feature-gates=DRAConsumableCapacity=true   # also kube-scheduler's, and restart gpu-node-agent then", gates)
+			"kube-apiserver --feature-gates=DRAConsumableCapacity=true   # also kube-scheduler's; gpu-node-agent sees it within an hour", gates)
 	}
 	given := inBoth(f, s, r)
 	if !r.found() {

@@ -151,12 +151,17 @@ func (c *Client) listSlices(ctx context.Context, driver, version string) (found 
 
 // CreateSlice makes a slice. It returns the slice as it is then: fields of which the API server knows nothing are not kept.
 func (c *Client) CreateSlice(ctx context.Context, s Slice) (Slice, error) {
-	return c.writeSlice(ctx, http.MethodPost, "", s)
+	return c.writeSlice(ctx, http.MethodPost, "", nil, s)
+}
+
+// TrySlice returns what CreateSlice would return, and makes nothing.
+func (c *Client) TrySlice(ctx context.Context, s Slice) (Slice, error) {
+	return c.writeSlice(ctx, http.MethodPost, "", url.Values{"dryRun": {"All"}}, s)
 }
 
 // UpdateSlice puts a slice in the place of the one with its name, UID and version. It returns the slice as it is then.
 func (c *Client) UpdateSlice(ctx context.Context, s Slice) (Slice, error) {
-	return c.writeSlice(ctx, http.MethodPut, "/"+s.Name, s)
+	return c.writeSlice(ctx, http.MethodPut, "/"+s.Name, nil, s)
 }
 
 // DeleteSlice removes the slice with a name and a UID. One that is not there is no error.
@@ -183,7 +188,7 @@ func IsOvertaken(err error) bool {
 	return IsCode(err, http.StatusConflict) || IsCode(err, http.StatusNotFound)
 }
 
-func (c *Client) writeSlice(ctx context.Context, verb, at string, s Slice) (Slice, error) {
+func (c *Client) writeSlice(ctx context.Context, verb, at string, query url.Values, s Slice) (Slice, error) {
 	var written []byte
 	err := c.resourceAPI(func(api string) error {
 		var devices any // nil for none
@@ -206,7 +211,9 @@ func (c *Client) writeSlice(ctx context.Context, verb, at string, s Slice) (Slic
 		if err != nil {
 			return fmt.Errorf("write the object: %w", err)
 		}
-		written, err = c.send(ctx, request{verb: verb, path: api + "/resourceslices" + at, contentType: "application/json", body: body})
+		written, err = c.send(ctx, request{
+			verb: verb, path: api + "/resourceslices" + at, query: query, contentType: "application/json", body: body,
+		})
 		return err
 	})
 	if err != nil {

@@ -182,7 +182,8 @@ var (
 	}
 	claimCount = metric{
 		name: "gpu_device_plugin_claims", kind: gauge, series: "1",
-		help: "ResourceClaims that are prepared on the node, without those that were given back. Absent where Dynamic Resource Allocation is not used.",
+		help: "ResourceClaims that are prepared on the node, without those that were given back. " +
+			"Absent where Dynamic Resource Allocation is not used.",
 	}
 	claimDuration = metric{
 		name: "gpu_device_plugin_claim_duration_seconds", kind: histogram, unit: "s", labels: []string{"call", "result"},

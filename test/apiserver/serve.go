@@ -222,6 +222,9 @@ func (s *Server) change(w http.ResponseWriter, r *http.Request, t target, verb s
 		if err != nil {
 			return err
 		}
+		if query.Get("dryRun") == "All" { // of creations alone
+			return t.write(w, http.StatusCreated, object)
+		}
 		return s.create(w, t, object)
 	}
 	if verb == "update" {
