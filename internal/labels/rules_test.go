@@ -45,15 +45,25 @@ func TestRules(t *testing.T) {
 		claims  bool
 		want    string // key without nvidia.com/, and value
 	}{
-		"as many GPUs of two models":           {gpus: []inventory.GPU{gpu("b"), gpu("a"), gpu("a"), gpu("b")}, want: "gpu.product=b"},
-		"more GPUs of the second model":        {gpus: []inventory.GPU{gpu("b"), gpu("a"), gpu("a")}, want: "gpu.count=2"},
-		"a whole GPU beside more divided":      {gpus: []inventory.GPU{gpu("b", divided()), gpu("b", divided()), gpu("a")}, want: "gpu.product=a"},
-		"parents of a model with a whole GPU":  {gpus: []inventory.GPU{gpu("b", divided("1g.5gb")), gpu("b")}, options: mixed, want: "gpu.replicas=1"},
-		"one kind and an empty GPU":            {gpus: []inventory.GPU{gpu("b", divided("1g.5gb")), gpu("b", divided())}, options: single, want: "gpu.product=b-MIG-INVALID"},
-		"one kind and an empty GPU, mixed":     {gpus: []inventory.GPU{gpu("b", divided("1g.5gb")), gpu("b", divided())}, options: mixed, want: "mig-1g.5gb.count=1"},
-		"two kinds":                            {gpus: []inventory.GPU{gpu("b", divided("1g.5gb", "2g.10gb"))}, options: single, want: "gpu.count=0"},
-		"single without MIG":                   {gpus: []inventory.GPU{gpu("b")}, options: single, want: "gpu.product=b"},
-		"the least memory":                     {gpus: []inventory.GPU{gpu("b", func(g *inventory.GPU) { g.MemoryBytes = 1 << 20 })}, want: "gpu.memory=1"},
+		"as many GPUs of two models":          {gpus: []inventory.GPU{gpu("b"), gpu("a"), gpu("a"), gpu("b")}, want: "gpu.product=b"},
+		"more GPUs of the second model":       {gpus: []inventory.GPU{gpu("b"), gpu("a"), gpu("a")}, want: "gpu.count=2"},
+		"a whole GPU beside more divided":     {gpus: []inventory.GPU{gpu("b", divided()), gpu("b", divided()), gpu("a")}, want: "gpu.product=a"},
+		"parents of a model with a whole GPU": {gpus: []inventory.GPU{gpu("b", divided("1g.5gb")), gpu("b")}, options: mixed, want: "gpu.replicas=1"},
+		"one kind and an empty GPU":           {gpus: []inventory.GPU{gpu("b", divided("1g.5gb")), gpu("b", divided())}, options: single, want: "gpu.product=b-MIG-INVALID"},
+		"one kind and an empty GPU, mixed":    {gpus: []inventory.GPU{gpu("b", divided("1g.5gb")), gpu("b", divided())}, options: mixed, want: "mig-1g.5gb.count=1"},
+		"two kinds":                           {gpus: []inventory.GPU{gpu("b", divided("1g.5gb", "2g.10gb"))}, options: single, want: "gpu.count=0"},
+		"single without MIG":                  {gpus: []inventory.GPU{gpu("b")}, options: single, want: "gpu.product=b"},
+		"the least memory":                    {gpus: []inventory.GPU{gpu("b", func(g *inventory.GPU) { g.MemoryBytes = 1 << 20 })}, want: "gpu.memory=1"},
+		"the first of two memories": {
+			gpus: []inventory.GPU{gpu("b"), gpu("b", func(g *inventory.GPU) { g.MemoryBytes = 1 << 31 })}, want: "gpu.memory=1024",
+		},
+		"resources by MPS": {
+			gpus: []inventory.GPU{gpu("b")}, options: resource.Options{Sharing: resource.Sharing{Mode: resource.MPS}}, want: "mps.capable=true",
+		},
+		"resources by MPS, the first GPU divided": {
+			gpus:    []inventory.GPU{gpu("b", divided()), gpu("b")},
+			options: resource.Options{Sharing: resource.Sharing{Mode: resource.MPS}}, want: "mps.capable=false",
+		},
 		"no memory":                            {gpus: []inventory.GPU{gpu("b", func(g *inventory.GPU) { g.MemoryBytes = 0 })}, want: "gpu.memory=-"},
 		"no compute capability":                {gpus: []inventory.GPU{gpu("b", func(g *inventory.GPU) { g.ComputeCapability.Major = 0 })}, want: "gpu.family=-"},
 		"no version of CUDA":                   {gpus: []inventory.GPU{gpu("b")}, want: "cuda.runtime-version.full=-"},

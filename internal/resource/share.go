@@ -112,7 +112,7 @@ func (p *planner) place(c candidate, at placing) {
 // problems of the configuration; these do on this node.
 func (p *planner) warnOfSecond(c candidate, s *Selector) {
 	for i := range p.options.Selectors {
-		if o := &p.options.Selectors[i]; s != nil && o != s && c.selectedBy(o) {
+		if o := &p.options.Selectors[i]; o != s && c.selectedBy(o) {
 			p.warn("device %s (%s) is selected by %s and by %s; the first counts", c.index(), c.uuid(), s.Where, o.Where)
 		}
 	}

@@ -67,7 +67,10 @@ func TestSummarize(t *testing.T) {
 		"not ready":              {func(s *Status) { s.Readiness = Readiness{Reason: "kubelet refuses a/b"} }, "not ready: kubelet refuses a/b"},
 		"a GPU that is sick":     {func(s *Status) { s.GPUs[0].State, s.Resources[0].Healthy = "Lost", 1 }, "degraded: GPU 0 Lost; a/b: 1 of 2"},
 		"a GPU with MIG devices": {func(s *Status) { s.GPUs[1].State, s.GPUs[2].State = "Lost", "Lost" }, "degraded: GPU 1 Lost; a/b: 2 of 2"},
-		"a GPU alone":            {func(s *Status) { s.GPUs[1].State = "Unhealthy" }, "degraded: GPU 1 Unhealthy; a/b: 2 of 2"},
+		"a MIG device with a fault of its own": {func(s *Status) {
+			s.GPUs[1].State, s.GPUs[1].Reason, s.GPUs[2].State, s.GPUs[2].Reason = "Lost", "x", "Lost", "y"
+		}, "degraded: GPU 1 Lost, MIG device 1:0 Lost; a/b: 2 of 2"},
+		"a GPU alone": {func(s *Status) { s.GPUs[1].State = "Unhealthy" }, "degraded: GPU 1 Unhealthy; a/b: 2 of 2"},
 		"three": {func(s *Status) {
 			for i := range 3 {
 				s.GPUs = append(s.GPUs, Device{Index: fmt.Sprint(7 + i), State: "Lost"})
