@@ -55,6 +55,14 @@ var operatorFaults = []fault{
 		then: []act{{command("resume"), outcome{says: map[string]string{"": "quiet: false"}}}},
 	},
 	{
+		name: "quiesce, and the daemon is started anew", do: command("quiesce"),
+		run: &outcome{all: true, says: map[string]string{"": "quiet: true"}},
+		then: []act{
+			{restart("the daemon is started anew"), outcome{within: starting, hold: suspicion, all: true, says: map[string]string{"": "quiet: true"}}},
+			{command("resume"), outcome{within: starting, says: map[string]string{"": "quiet: false"}}},
+		},
+	},
+	{
 		name: "quiesce, and go on allocating", do: command("quiesce", "--allocate"),
 		run: &outcome{hold: suspicion, says: map[string]string{"": "quiet: true"}},
 		then: []act{
