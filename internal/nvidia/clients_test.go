@@ -2,6 +2,8 @@ package nvidia_test
 
 import (
 	"io/fs"
+	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -17,7 +19,7 @@ import (
 type hiding struct{ fstest.MapFS }
 
 func (h hiding) ReadDir(name string) ([]fs.DirEntry, error) {
-	if name == "proc/9/fd" {
+	if name == "proc/5000009/fd" {
 		return nil, fs.ErrPermission
 	}
 	return h.MapFS.ReadDir(name)
@@ -28,6 +30,7 @@ func TestClients(t *testing.T) {
 	t.Parallel()
 	const pod = "0f3e9d52-1c1b-4f0a-9c8e-5d1f6a7b8c9d"
 	root := fstest.MapFS{}
+	// The numbers are larger than those of processes, one of which is this one.
 	process := func(pid, name, group string, opened ...string) {
 		root["proc/"+pid+"/comm"] = &fstest.MapFile{Data: []byte(name + "\n")}
 		root["proc/"+pid+"/cgroup"] = &fstest.MapFile{Data: []byte(group + "\n")}
@@ -36,25 +39,26 @@ func TestClients(t *testing.T) {
 		}
 	}
 	under := func(uid string) string { return strings.ReplaceAll(uid, "-", "_") }
-	process("1", "init", "0::/init.scope", "/dev/null")
-	process("2", "nv-hostengine", "0::/../../../kubepods-burstable.slice/kubepods-burstable-pod"+under(pod)+".slice/cri-containerd-a.scope",
+	process("5000001", "init", "0::/init.scope", "/dev/null")
+	process("5000002", "nv-hostengine", "0::/../../../kubepods-burstable.slice/kubepods-burstable-pod"+under(pod)+".slice/cri-containerd-a.scope",
 		"/dev/nvidiactl", "/dev/nvidia1", "/dev/nvidia12")
-	process("3", "dcgm-exporter", "12:pids:/kubepods/besteffort/pod"+pod+"/abc\n0::/system.slice/containerd.service", "/dev/nvidia1")
-	process("4", "static", "0::/kubepods/podaaaabbbbccccddddeeeeffff00001111/x", "/dev/nvidia1")
-	process("5", "nvidia-persiste", "0::/../../../../system.slice/nvidia-persistenced.service", "/dev/nvidia1")
-	process("6", "gpu-node-agent", "0::/kubepods/pod11111111-1111-1111-1111-111111111111/x", "/dev/nvidia1")
+	process("5000003", "dcgm-exporter", "12:pids:/kubepods/besteffort/pod"+pod+"/abc\n0::/system.slice/containerd.service", "/dev/nvidia1")
+	process("5000004", "static", "0::/kubepods/podaaaabbbbccccddddeeeeffff00001111/x", "/dev/nvidia1")
+	process("5000005", "nvidia-persiste", "0::/../../../../system.slice/nvidia-persistenced.service", "/dev/nvidia1")
+	process("5000006", "gpu-node-agent", "0::/kubepods/pod11111111-1111-1111-1111-111111111111/x", "/dev/nvidia1")
 	process("self", "gpu-node-agent", "0::/kubepods/pod11111111-1111-1111-1111-111111111111/y", "/dev/nvidia1")
-	process("7", "other", "0::/", "/dev/nvidia12", "/dev/nvidia10")
+	process("5000007", "other", "0::/", "/dev/nvidia12", "/dev/nvidia10")
+	process(strconv.Itoa(os.Getpid()), "nvidia.test", "0::/", "/dev/nvidia1")
 	got, err := nvidia.Clients(root, 1)
 	want := []inventory.DriverClient{
-		{PID: 2, Name: "nv-hostengine", Pod: pod}, {PID: 3, Name: "dcgm-exporter", Pod: pod},
-		{PID: 4, Name: "static", Pod: "aaaabbbbccccddddeeeeffff00001111"}, {PID: 5, Name: "nvidia-persiste"},
+		{PID: 5000002, Name: "nv-hostengine", Pod: pod}, {PID: 5000003, Name: "dcgm-exporter", Pod: pod},
+		{PID: 5000004, Name: "static", Pod: "aaaabbbbccccddddeeeeffff00001111"}, {PID: 5000005, Name: "nvidia-persiste"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" || err != nil {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}
-	process("9", "hidden", "0::/", "/dev/nvidia1")
-	if got, err := nvidia.Clients(hiding{root}, 1); len(got) != 4 || err == nil || !strings.Contains(err.Error(), "1 processes have open") {
+	process("5000009", "hidden", "0::/", "/dev/nvidia1")
+	if got, err := nvidia.Clients(hiding{root}, 1); len(got) != 4 || err == nil || !strings.Contains(err.Error(), "some processes (1) have open") {
 		t.Errorf("with a process that is not shown: %v, %v", got, err)
 	}
 	if _, err := nvidia.Clients(fstest.MapFS{}, 1); err == nil {

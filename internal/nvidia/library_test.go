@@ -1,6 +1,7 @@
 package nvidia
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -8,6 +9,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
 // writeTree makes files and, where the content begins with "->", symbolic links below a new root. The content "|" makes a FIFO.
@@ -116,5 +119,37 @@ func TestLocate(t *testing.T) {
 				t.Error("it opens what is no regular file")
 			}
 		})
+	}
+}
+
+// TestLibraryOfLaterSessions: it is the one that was loaded. Another one in its place, or none, is an error.
+func TestLibraryOfLaterSessions(t *testing.T) {
+	t.Parallel()
+	machine := map[string]byte{"amd64": 62, "arm64": 183}[runtime.GOARCH]
+	root := writeTree(t, map[string]string{"usr/lib64/libnvidia-ml.so.1": sharedObject(machine)})
+	path := filepath.Join(root, "usr/lib64/libnvidia-ml.so.1")
+	d := &Driver{options: Options{DriverRoot: root}}
+	var err error
+	if d.loaded, err = d.library(); err != nil || d.loaded.path != path {
+		t.Fatalf("the first: %v, %v", d.loaded, err)
+	}
+	if again, err := d.library(); err != nil || again != d.loaded {
+		t.Errorf("the second: %v, %v", again, err)
+	}
+	if err := os.Chtimes(path, time.Time{}, time.Unix(1, 0)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.library(); !errors.Is(err, inventory.ErrDriverReplaced) {
+		t.Errorf("once its file has changed: %v", err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.library(); !errors.Is(err, inventory.ErrNoDriver) || !strings.Contains(err.Error(), "was removed") {
+		t.Errorf("once it is gone: %v", err)
+	}
+	d.loaded = &library{} // of the loader
+	if again, err := d.library(); err != nil || again != d.loaded {
+		t.Errorf("the loader's: %v, %v", again, err)
 	}
 }

@@ -3,6 +3,7 @@ package nvidia
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -41,4 +42,18 @@ func TestTimeSliceOfADriverThatHangs(t *testing.T) {
 			t.Errorf("after its end: %v; %d runs", err, runs.Load())
 		}
 	})
+}
+
+// TestTimeSliceOfAProgramThatIsSlow: the error says that its time was over, and not how it was ended.
+func TestTimeSliceOfAProgramThatIsSlow(t *testing.T) {
+	t.Parallel()
+	root := writeTree(t, map[string]string{"usr/bin/nvidia-smi": ""})
+	ctx, cancel := context.WithTimeout(t.Context(), 0)
+	defer cancel()
+	if err := setTimeSlice(ctx, root, "GPU-a", 1); err == nil || !strings.Contains(err.Error(), "it did not end within 10s") {
+		t.Errorf("after its time: %v", err)
+	}
+	if err := setTimeSlice(t.Context(), root, "GPU-a", 1); err == nil || strings.Contains(err.Error(), "it did not end") {
+		t.Errorf("a program that cannot be run: %v", err)
+	}
 }

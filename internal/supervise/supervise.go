@@ -50,25 +50,20 @@ func Run(ctx context.Context, b Backoff, life func(context.Context) error) error
 		}
 		pause := jitter(wait)
 		klog.FromContext(ctx).Info("Will try again", "reason", err.Error(), "after", pause.Round(time.Millisecond).String())
-		if !sleep(ctx, b.Clock, pause, nudge) {
-			return nil
-		}
+		sleep(ctx, b.Clock, pause, nudge)
 		wait = min(2*wait, b.Most)
 	}
 	return nil
 }
 
-// sleep waits for d, or until nudged; it reports false when ctx ended first.
-func sleep(ctx context.Context, c clock.Clock, d time.Duration, nudge <-chan struct{}) bool {
+// sleep waits for d, or until nudged or until ctx ends.
+func sleep(ctx context.Context, c clock.Clock, d time.Duration, nudge <-chan struct{}) {
 	timer := c.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():
-		return false
 	case <-nudge:
-		return true
 	case <-timer.C():
-		return true
 	}
 }
 
