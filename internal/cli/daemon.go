@@ -61,10 +61,10 @@ const gcPercent = 50
 // shrink gives the memory back that only the start needed. By itself the runtime keeps it for minutes. An operator who sets GOGC decides
 // when garbage is collected.
 func shrink() {
+	debug.FreeOSMemory() // first: what is garbage now would have it collected a second time
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
-	debug.FreeOSMemory()
 }
 
 // begin returns the configuration of a process that starts, and has it log as configured. It logs the warnings and the version of the
