@@ -27,6 +27,9 @@ func (s *Set) refresh() {
 		r, _ := s.plan.Resource(name)
 		entry.list.replace(r)
 		for id, d := range entry.list.departing {
+			if d.offered {
+				d.withdrawn = s.collaborators.Clock.Now()
+			}
 			d.device, d.offered = s.onNode(name, d.device), false
 			entry.list.departing[id] = d
 		}
@@ -43,7 +46,7 @@ func (s *Set) refresh() {
 			}
 			withheld[h.Resource][h.UUID] = true
 		}
-		plan = plan.Under(holds)
+		plan = s.grow(plan.Under(holds))
 		if s.unreadable != "" {
 			plan.Warnings = append(slices.Clone(plan.Warnings), "it is not known which devices pods hold: a GPU whose name or sharing "+
 				"changed is offered, although a pod may hold it in its old form: "+s.unreadable)
@@ -61,6 +64,47 @@ func (s *Set) refresh() {
 		entry.list.publish(r, s.options, withheld[name])
 	}
 	s.offered.Publish(plan)
+}
+
+// growsAfter is how long after the last offer of a GPU in its old form more devices of it are on offer than there were: kubelet has received
+// the list by then, and has made the calls for devices that it chose before.
+const growsAfter = 500 * time.Millisecond
+
+// grow withholds devices of GPUs that have just changed their form, beyond as many as were on offer in the old form. Kubelet may give such a GPU
+// once more in its old form. Its devices in the new one are withheld then, and the count must not rise before and fall again: the scheduler
+// would send pods for devices that there are not.
+func (s *Set) grow(plan resource.Plan) resource.Plan {
+	type devices struct{ resource, uuid string }
+	before, now := map[devices]int{}, s.collaborators.Clock.Now()
+	s.grows = time.Time{}
+	for name, entry := range s.resources {
+		for _, d := range entry.list.departing {
+			if at := d.withdrawn.Add(growsAfter); !d.offered && now.Before(at) {
+				before[devices{name, d.device.UUID}]++
+				s.grows = at
+			}
+		}
+	}
+	if len(before) == 0 {
+		return plan
+	}
+	plan.Resources = slices.Clone(plan.Resources)
+	for i, r := range plan.Resources {
+		all := slices.Clone(r.Devices)
+		for j, d := range all {
+			of := devices{r.Name, d.UUID}
+			left, limited := before[of]
+			if limited && d.Healthy {
+				all[j].Healthy = left > 0
+				before[of] = max(0, left-1)
+			}
+			if limited && d.Healthy && left == 0 {
+				all[j].Reason = "its GPU was on offer in another form a moment ago"
+			}
+		}
+		plan.Resources[i].Devices = all
+	}
+	return plan
 }
 
 // onNode returns a departing device of a resource as the node has it now. It is not on offer.

@@ -204,6 +204,7 @@ func (s *Set) drop(e evidence, now time.Time) (outdated bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	outdated, changed := s.update(e, now)
+	changed = changed || !s.grows.IsZero() && !now.Before(s.grows)
 	for _, entry := range s.resources {
 		o, c := entry.list.drop(e, s.unreadable != "")
 		outdated, changed = outdated || o, changed || c

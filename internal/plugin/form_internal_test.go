@@ -95,10 +95,12 @@ func TestDevicesOfAnOldFormStayHealthyWhilePodsHoldThem(t *testing.T) {
 	c.lists("G0", "G1", "G2") // nothing is known yet
 	before := view.Value()
 	c.holds("G1")
-	c.lists("G0::0", "G0::1", "G1", "G2::0", "G2::1") // in one list: the count never falls
+	c.lists("G0::0", "G1", "G2::0") // in one list: the count never falls
 	if before.response == view.Value().response {
 		t.Fatal("the list has not changed")
 	}
+	c.holds()
+	c.lists("G0::0", "G0::1", "G1::0", "G2::0", "G2::1")
 	c.holds()
 	c.lists("G0::0", "G0::1", "G1::0", "G1::1", "G2::0", "G2::1")
 
@@ -157,13 +159,14 @@ func TestTheLastMomentOfAnOldForm(t *testing.T) {
 		c.lists("G0")
 		c.holds("G0")
 		c.holds()
+		c.reads()
 		c.lists("G0::0", "G0::1")
 	})
 	t.Run("after its end is seen", func(t *testing.T) {
 		t.Parallel()
 		c := shared(t)
 		c.holds()
-		c.lists("G0::0", "G0::1")
+		c.lists("G0::0") // the count has not risen, and so does not fall again
 		if got := c.allocate("G0"); got != "G0" {
 			t.Errorf("Allocate: %s", got)
 		}
@@ -176,12 +179,27 @@ func TestTheLastMomentOfAnOldForm(t *testing.T) {
 		t.Parallel()
 		c := shared(t)
 		c.holds()
+		c.reads()
 		if got := c.allocate("G0::1"); got != "G0" {
 			t.Errorf("Allocate: %s", got)
 		}
 		if got := c.allocate("G0"); !strings.HasPrefix(got, "refused") {
 			t.Errorf("Allocate of the old form: %s", got)
 		}
+		c.lists("G0::0", "G0::1")
+	})
+	t.Run("a moment later", func(t *testing.T) {
+		t.Parallel()
+		c := shared(t)
+		c.holds()
+		c.clock.Step(growsAfter - 1)
+		c.drop(evidence{kubelet: 1, source: source{1, 1}, began: c.clock.Now()}, c.clock.Now())
+		c.lists("G0::0")
+		if got := c.allocate("G0::1"); !strings.Contains(got, "its GPU was on offer in another form a moment ago") {
+			t.Errorf("Allocate: %s", got)
+		}
+		c.clock.Step(1)
+		c.drop(evidence{kubelet: 1, source: source{1, 1}, began: c.clock.Now()}, c.clock.Now())
 		c.lists("G0::0", "G0::1")
 	})
 	t.Run("the GPU turns sick", func(t *testing.T) {
@@ -222,6 +240,7 @@ func TestTheLastMomentOfAnOldForm(t *testing.T) {
 		t.Parallel()
 		c := shared(t)
 		c.holds()
+		c.reads()
 		c.drop(evidence{kubelet: 1, gap: "kubelet has just restarted"}, c.clock.Now())
 		c.lists("G0::0", "G0::1")
 	})
@@ -240,6 +259,8 @@ func TestTheEndOfAPodIsSeenBeforeKubeletWritesItsCheckpoint(t *testing.T) {
 	c.held[key] = holder{pod: "p"}
 	c.reads()
 	c.held[key] = holder{pod: "p", checkpointOnly: true}
+	c.reads()
+	c.lists("G0::0")
 	c.reads()
 	c.lists("G0::0", "G0::1")
 	for range 20 {
@@ -343,7 +364,7 @@ func TestAnAdoptedDeviceIsGivenOut(t *testing.T) {
 	if got := c.allocate("G7"); !strings.HasPrefix(got, "refused") {
 		t.Errorf("Allocate of a device that the node does not have: %s", got)
 	}
-	for range 10 {
+	for range 11 {
 		c.holds("G1")
 	}
 	c.lists("G0::0", "G0::1", "G1")

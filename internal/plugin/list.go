@@ -41,6 +41,7 @@ type list struct {
 type departure struct {
 	device    resource.Device // Healthy if Allocate gives it; only ID and UUID are known if the node does not have it
 	offered   bool            // it is listed as Healthy
+	withdrawn time.Time       // when it was on offer last; zero if it was not since it departed
 	nodes     []int64         // the NUMA nodes that kubelet has noted, if an earlier process listed it
 	reason    string          // why Allocate refuses it
 	allocated time.Time       // the last possible Allocate that kubelet's accounts need not show yet

@@ -145,6 +145,7 @@ type Set struct {
 	unserved        map[string]time.Time // since when it is known that nobody serves a resource of which pods hold devices
 	unreadableSince time.Time            // since when the checkpoint cannot be read; zero if it can
 	regiven         time.Time            // the last Allocate of a departing device
+	grows           time.Time            // when more devices of a GPU in its new form may be on offer; zero if there are none
 	unreadable      string               // why it cannot be read, once that has lasted for unreadableFor
 	unasked         bool                 // PodResources cannot be asked
 	stuckSince      time.Time            // since when a resource has nothing to give because of that; zero if none is so
