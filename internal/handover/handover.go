@@ -193,7 +193,7 @@ func (a *Arbiter) decide(
 				break
 			}
 			if g.Before != "" || next != dra.OwnedByPlugin {
-				klog.FromContext(ctx).Info("Owner of a GPU", "gpu", found.UUID, "owner", next, "before", g.Before)
+				klog.FromContext(ctx).Info("Owner of a GPU", "gpu", found.UUID, "owner", next, "before", g.Before, "wasTakenOut", g.Withdrawn)
 			}
 			g.Before = next
 			a.renew(g)

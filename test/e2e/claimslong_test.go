@@ -405,6 +405,9 @@ func claimsWithoutAPIServer(ctx context.Context, t *testing.T, n *node.Node, _ p
 	if err := isSame(stays)(getPod(ctx, t, n, "stays")); err != nil {
 		t.Error(err)
 	}
+	// The pods of a node that was away are not Ready until its kubelet has written their status again. The DaemonSet controller never ends a
+	// roll-out that begins before the old pod has been Ready for minReadySeconds.
+	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
 	for _, name := range []string{"stays", "later"} {
 		deletePod(ctx, t, n, name)
 	}

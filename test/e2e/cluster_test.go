@@ -56,14 +56,17 @@ func inTheCluster(ctx context.Context, t *testing.T, n *node.Node, kubelet podre
 	})
 	phase("gpu-node-agent rolled out, node labelled", start)
 
-	failAndRecover(ctx, t, n, kubelet)
+	cured := failAndRecover(ctx, t, n, kubelet)
 	writesOwnNodeOnly(ctx, t, n)
 	chosenByLabel(ctx, t, n, kubelet)
+	// It is the last to tell that a GPU is healthy again, and the checks before take as long as that.
+	waitNodeSays(ctx, t, n, "the condition of before", cured, lasting+far*told, hasCondition(corev1.ConditionTrue, ""))
 	apiServerFails(ctx, t, n, kubelet, proxy)
 }
 
-// failAndRecover has a GPU that a pod holds fail and recover, and measures how soon the cluster knows it.
-func failAndRecover(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
+// failAndRecover has a GPU that a pod holds fail and recover, and measures how soon the cluster knows it. It returns when it was cured. The
+// condition says so later.
+func failAndRecover(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) time.Time {
 	uuid := heldDevices(ctx, t, kubelet, holder)[0]
 	began := time.Now()
 	simulate(ctx, t, "xid", "--gpu", uuid, "--xid", "48")
@@ -80,7 +83,7 @@ func failAndRecover(ctx context.Context, t *testing.T, n *node.Node, kubelet pod
 	start = time.Now()
 	waitNodeSays(ctx, t, n, "the label of before", start, far*told, hasLabel(healthLabel, "healthy"))
 	waitEvents(ctx, t, n, uuid, start, far*told, map[string]int{"GPUUnhealthy": 1, "GPURecovered": 1})
-	waitNodeSays(ctx, t, n, "the condition of before", start, lasting+far*told, hasCondition(corev1.ConditionTrue, ""))
+	return start
 }
 
 // writesOwnNodeOnly: the daemon's account is refused what it does not need, by its rights or by the admission policy.
