@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"context"
 	"reflect"
 	"slices"
 	"strings"
@@ -9,7 +10,13 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draslices"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/handover"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
 
 // TestGatesThatAreSwitchedOn: an API server is asked once in an hour whether it keeps what it did not keep, without a slice that is changed
@@ -72,4 +79,52 @@ func TestGatesThatAreSwitchedOn(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestIllWithoutTaints: where the API server keeps no taints, a GPU that is ill leaves its slice, kubelet is asked whether a pod has it, and it
+// stays the GPU of claims: it is never the device plugin's, and in its slice again as soon as it is well.
+func TestIllWithoutTaints(t *testing.T) {
+	s := newStage(t)
+	s.server.SetDroppedFields("taints")
+	d := s.startDriver(t.TempDir(), 2)
+	s.untilPool("1: 0 1")
+	d.configs.Publish(config.Config{DRA: config.DRA{Mode: config.DRAAll}})
+	asked := make(users, 100)
+	arbiter := handover.New(handover.Options{
+		Configs: d.configs, Snapshots: d.snapshots, Users: asked, Owners: d.owners, Offered: d.owners, Published: d.devices.Published(),
+		Records: feed.New(map[string][]claims.Holder{}), Clock: s.clock,
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- arbiter.Run(ctx) }()
+	defer func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
+	d.fault(1)
+	s.untilPool("1: 0")
+	s.until("kubelet is asked", func() bool { return len(asked) > 0 })
+	s.until("it is the GPU of claims still", func() bool {
+		owner := d.owners.Value()["GPU-1"]
+		if owner == dra.OwnedByPlugin {
+			t.Fatal("the device plugin has it")
+		}
+		return owner == dra.OwnedByDRA
+	})
+	s.pass(10*time.Minute, 5*time.Second)
+	if uuids := <-asked; !slices.Equal(uuids, []string{"GPU-1"}) || len(asked) > 0 || s.pool() != "1: 0" {
+		t.Errorf("kubelet was asked about %v, and %d times more; the pool is %s", uuids, len(asked), s.pool())
+	}
+	d.fault()
+	s.untilPool("1: 0 1")
+}
+
+// users takes note of what kubelet is asked. No pod has a GPU.
+type users chan []string
+
+func (u users) Users(_ context.Context, uuids []string) ([]kubelet.HeldDevice, error) {
+	u <- uuids
+	return nil, nil
 }
