@@ -8,11 +8,13 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/dl"
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/driverroot"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
 // locate returns the path of NVML's library below driverRoot, the folder of this container at which the root of the driver's
@@ -80,10 +82,30 @@ func (l *library) lookUp() (err error) {
 	return err
 }
 
-// findLibrary returns the library that is installed now. It does not load it.
+// irregular returns a path at which the loader may find something that has the library's name and is no regular file; "" if there is none. To
+// open a pipe takes for ever, and the loader keeps a lock meanwhile without which the process gets no thread and does not end.
+func irregular() string {
+	folders := strings.Split(os.Getenv("LD_LIBRARY_PATH"), ":")
+	for _, folder := range driverroot.LibraryFolders() {
+		folders = append(folders, "/"+folder)
+	}
+	for _, folder := range folders {
+		path := filepath.Join(folder, driverroot.NVML)
+		if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() && !info.IsDir() {
+			return path
+		}
+	}
+	return ""
+}
+
+// findLibrary returns the library that is installed now. It does not load it. The error wraps inventory.ErrNoDriver where it must not
+// be loaded.
 func findLibrary(driverRoot string) (*library, error) {
 	path, place := locate(driverRoot)
 	if path == "" {
+		if wrong := irregular(); wrong != "" {
+			return nil, fmt.Errorf("%w: %s is not a regular file", inventory.ErrNoDriver, wrong)
+		}
 		return &library{Interface: nvml.New(), machine: true}, nil
 	}
 	info, err := os.Stat(path)

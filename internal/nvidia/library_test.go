@@ -153,3 +153,17 @@ func TestLibraryOfLaterSessions(t *testing.T) {
 		t.Errorf("the loader's: %v, %v", again, err)
 	}
 }
+
+// TestALibraryThatIsAFIFO: the loader looks in more folders than those of the driver root, and would wait in one of them for ever.
+func TestALibraryThatIsAFIFO(t *testing.T) {
+	root := t.TempDir()
+	folder := writeTree(t, map[string]string{"libnvidia-ml.so.1": "|"})
+	t.Setenv("LD_LIBRARY_PATH", "/nowhere:"+folder)
+	if _, err := findLibrary(root); !errors.Is(err, inventory.ErrNoDriver) || !strings.Contains(err.Error(), folder+"/libnvidia-ml.so.1 is not a regular file") {
+		t.Errorf("got error %v, want that it is a FIFO", err)
+	}
+	t.Setenv("LD_LIBRARY_PATH", "")
+	if found, err := findLibrary(root); err != nil || found.path != "" {
+		t.Errorf("without it: %v, %v", found, err)
+	}
+}
