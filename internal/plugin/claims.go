@@ -66,13 +66,13 @@ func (s *Set) refresh() {
 	s.offered.Publish(plan)
 }
 
-// growsAfter is how long after the last offer of a GPU in its old form more devices of it are on offer than there were: kubelet has received
-// the list by then, and has made the calls for devices that it chose before.
+// growsAfter is how long after the last offer of a GPU in its old form more devices of it are on offer than there were: kubelet has
+// received the list by then, and has made the calls for devices that it chose before.
 const growsAfter = 500 * time.Millisecond
 
-// grow withholds devices of GPUs that have just changed their form, beyond as many as were on offer in the old form. Kubelet may give such a GPU
-// once more in its old form. Its devices in the new one are withheld then, and the count must not rise before and fall again: the scheduler
-// would send pods for devices that there are not.
+// grow withholds devices of GPUs that have just changed their form, beyond as many as were on offer in the old form. Kubelet may give
+// such a GPU once more in its old form. Its devices in the new one are withheld then, and the count must not rise before and fall again:
+// the scheduler would send pods for devices that there are not.
 func (s *Set) grow(plan resource.Plan) resource.Plan {
 	type devices struct{ resource, uuid string }
 	before, now := map[devices]int{}, s.collaborators.Clock.Now()
