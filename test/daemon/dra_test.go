@@ -337,6 +337,33 @@ func TestClaimThatComesTooLate(t *testing.T) {
 	c.allocatable(8)
 }
 
+// TestRefusedClaimIsAskedForAgain: kubelet asks again for a claim that was refused, by its next look at the pod. The claim of a GPU that is
+// nobody's is refused each time, and prepared when GPUs are given to claims again.
+func TestRefusedClaimIsAskedForAgain(t *testing.T) {
+	t.Parallel()
+	c := newClaimable(t, "dra")
+	c.published(8)
+	const name = "gpu-4"
+	uuid := c.devices()[name]
+	writes := apiserver.Fault{Status: 500, Only: func(r apiserver.Request) bool { return r.Resource == "resourceslices" && r.IsWrite() }}
+	c.api.SetFault(writes)
+	c.mode("{mode: plugin}")
+	c.owner(uuid, "nobody") // and in a slice still
+	late := c.claim("late", name)
+	for range 2 {
+		if _, err := c.prepare(t.Context(), "late", late); err == nil {
+			t.Fatal("a claim is prepared whose device is in no slice")
+		}
+	}
+	c.mode("{mode: dra}")
+	c.eventually("the claim is prepared", func() bool {
+		_, err := c.prepare(t.Context(), "late", late)
+		return err == nil
+	})
+	c.owner(uuid, "dra")
+	c.release(t.Context(), "late", late)
+}
+
 // owner waits until a GPU has an owner.
 func (c *claimable) owner(uuid, want string) {
 	c.t.Helper()
