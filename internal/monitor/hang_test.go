@@ -345,9 +345,12 @@ func TestLimitsOfSeveralGPUs(t *testing.T) {
 			failing := inventory.Reading{Contact: inventory.ContactFailing, Reason: "nvmlDeviceGetName: 999"}
 			start := time.Now()
 			for i, gpu := range order {
-				n.set(func(n *node) { n.readings[uuid(gpu)] = failing })
+				n.set(func(n *node) {
+					n.readings[uuid(gpu)] = failing
+					n.delay = time.Duration(i) * time.Hour // no look ends when the first suspicion does
+				})
 				n.xid(gpu, 154)
-				pass(time.Duration(2-i) * 2 * time.Second) // 4 s, then 2 s
+				pass([]time.Duration{4 * time.Second, 1100 * time.Millisecond}[i])
 			}
 			for i, gpu := range order {
 				h := m.Snapshots().Value().GPUs[gpu].Health
@@ -355,7 +358,8 @@ func TestLimitsOfSeveralGPUs(t *testing.T) {
 					t.Errorf("after %v GPU %d is %v, want %v", time.Since(start), gpu, h.State, want)
 				}
 			}
-			pass(3500 * time.Millisecond)
+			n.set(func(n *node) { n.delay = 0 })
+			pass(4400 * time.Millisecond)
 			if h := m.Snapshots().Value().GPUs[order[1]].Health; h.State != unhealthy {
 				t.Errorf("after %v GPU %d is %v", time.Since(start), order[1], h.State)
 			}

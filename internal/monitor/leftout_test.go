@@ -47,7 +47,7 @@ func TestAnEventHasAGPUInTroubleAskedAtOnce(t *testing.T) {
 	n := newNode(2)
 	n.leftOut = []inventory.LeftOut{{Index: 7, Reason: "no permission"}} // which is asked again, and needs no new session
 	n.readings[uuid(1)] = inventory.Reading{RecoveryAction: good.RecoveryAction, Persistence: inventory.Known(false)}
-	watch(t, n, func(t *testing.T, m *monitor.Monitor) {
+	watch(t, n, func(t *testing.T, _ *monitor.Monitor) {
 		n.set(func(n *node) {
 			n.readings[uuid(0)] = inventory.Reading{Contact: inventory.ContactLost, Reason: "GPU is lost"}
 		})
