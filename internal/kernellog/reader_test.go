@@ -1,6 +1,7 @@
 package kernellog_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -169,6 +170,29 @@ func TestBurst(t *testing.T) {
 	runtime.ReadMemStats(&after)
 	if after.HeapAlloc > before.HeapAlloc+32<<20 {
 		t.Errorf("%d bytes more in use after the burst", after.HeapAlloc-before.HeapAlloc)
+	}
+}
+
+// TestLineWithoutEnd: as much of it is kept as a record can have, and what comes after it is told.
+func TestLineWithoutEnd(t *testing.T) {
+	const length = 256 << 20
+	xs := bytes.Repeat([]byte("x"), 1<<20)
+	left, end := length, strings.NewReader("\n"+record(79))
+	source := readerFunc(func(p []byte) (int, error) {
+		if left == 0 {
+			return end.Read(p)
+		}
+		n := min(len(p), left, len(xs))
+		left -= n
+		return copy(p[:n], xs), nil
+	})
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	xids, _, _ := follow(t, func() (io.ReadCloser, error) { return source, nil })
+	want(t, xids, 79)
+	runtime.ReadMemStats(&after)
+	if grown := after.HeapSys - min(before.HeapSys, after.HeapSys); grown > length/4 {
+		t.Errorf("the heap grew by %d bytes for a line of %d", grown, length)
 	}
 }
 
