@@ -82,8 +82,8 @@ func (l *library) lookUp() (err error) {
 	return err
 }
 
-// irregular returns a path at which the loader may find something that has the library's name and is no regular file; "" if there is none. To
-// open a pipe takes for ever, and the loader keeps a lock meanwhile without which the process gets no thread and does not end.
+// irregular returns a path at which the loader may find something that has the library's name and is no regular file; "" if there is
+// none. To open a pipe takes for ever, and the loader keeps a lock meanwhile without which the process gets no thread and does not end.
 func irregular() string {
 	folders := strings.Split(os.Getenv("LD_LIBRARY_PATH"), ":")
 	for _, folder := range driverroot.LibraryFolders() {
