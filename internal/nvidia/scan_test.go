@@ -297,6 +297,7 @@ func TestScanFailingGPU(t *testing.T) {
 			if len(s.LeftOut) != 1 || s.LeftOut[0].Index != bad || !strings.Contains(s.LeftOut[0].Reason, test.unknown) {
 				t.Errorf("left out: got %v, want GPU %d with %q", s.LeftOut, bad, test.unknown)
 			}
+			compare(t, "a new session may find it", name != "no permission", s.LeftOut[0].Retry)
 			compare(t, "the others", []int{0, 1, 2, 4, 5, 6, 7}, each(s, func(g inventory.GPU) int { return g.Index }))
 			for _, g := range s.GPUs {
 				if len(g.Links) != 6 {
