@@ -26,6 +26,8 @@ const (
 	// leftFor is how long no earlier process must have had a socket before this one registers again: kubelet has taken notice of the
 	// end of its stream by then. It is served all the time.
 	leftFor = time.Second
+	// earlierPause is how often a process that ends looks whether the earlier one has ended.
+	earlierPause = 5 * time.Millisecond
 )
 
 // leave prepares the end of the stream of this life, while a later process serves the resource.
@@ -41,11 +43,13 @@ func (l *life) leave(ctx context.Context, incarnation uint64) {
 }
 
 // sayFarewell registers once more, where kubelet was made to forget this process and nobody serves the resource after it: kubelet would
-// not see the end of its streams.
+// not see the end of its streams. An earlier process that ends at the same time may have kubelet forget this registration, too: so its end
+// comes first.
 func (l *life) sayFarewell(ctx context.Context, incarnation uint64, server *grpc.Server, options *pluginapi.DevicePluginOptions) {
 	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
 	defer cancel()
 	l.silence.Publish(forNext) // a list that kubelet took in after the end would bring the devices back
+	l.awaitEarlier(ctx)
 	endpoint := l.Registrar.NewEndpoint(l.list.name)
 	socket, err := files.Listen(ctx, endpoint)
 	if err == nil {
@@ -57,16 +61,35 @@ func (l *life) sayFarewell(ctx context.Context, incarnation uint64, server *grpc
 	}
 }
 
-// setForgotten notes whether kubelet was made to forget this process.
-func (p *past) setForgotten(forgotten bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.forgotten = forgotten
+// awaitEarlier waits until no earlier process has a socket, for half of leaveTimeout at most. The directory may be watched no longer.
+func (l *life) awaitEarlier(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, leaveTimeout/2)
+	defer cancel()
+	for ctx.Err() == nil && len(l.Registrar.Rivals(l.list.name).Earlier) > 0 {
+		l.wait(ctx, nil, earlierPause)
+	}
 }
 
-func (p *past) isForgotten() bool {
+// forget notes that an earlier process has kubelet forget this one. It reports false where this one is ending, and would not register again.
+func (p *past) forget() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.forgotten = p.forgotten || !p.ending
+	return !p.ending
+}
+
+// remembered notes that this process has registered.
+func (p *past) remembered() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.forgotten = false
+}
+
+// endsForgotten notes that this process is ending, and reports whether kubelet was made to forget it.
+func (p *past) endsForgotten() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ending = true
 	return p.forgotten
 }
 
@@ -76,7 +99,9 @@ func (l *life) registersAgain() bool {
 	if silence := l.silence.Value(); silence != speaks && silence != forDifference {
 		return false
 	}
-	l.past.setForgotten(true)
+	if !l.past.forget() {
+		return false
+	}
 	l.leaves.Publish(true)
 	return true
 }

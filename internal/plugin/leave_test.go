@@ -166,3 +166,58 @@ func TestAProcessThatIsNotRegisteredDoesNotPromiseToRegisterAgain(t *testing.T) 
 	n.SetRegister(standin.RegisterAnswers)
 	n.await(t, "the later one's devices", func() bool { return n.listedAnew(mark) && n.Allocatable(gpu) == 2 })
 }
+
+// overlap starts a daemon beside another one, and waits until that is silent.
+func (n *node) overlap(t *testing.T, earlier *daemon, devices int) (later *daemon) {
+	t.Helper()
+	mark := n.Mark()
+	later = n.startDaemon(t, clock.RealClock{})
+	later.offer(devices)
+	n.await(t, "the later daemon's devices", func() bool { return n.listedAnew(mark) && n.Allocatable(gpu) == devices })
+	earlier.status(t, "silent", yielding)
+	return later
+}
+
+// Both daemons of a roll-out may be told to end at the same time. Kubelet sees the end of the later one all the same.
+func TestBothDaemonsOfARollOutEndAtOnce(t *testing.T) {
+	t.Parallel()
+	bothVersions(t, func(t *testing.T, v standin.Version) {
+		n := newNode(t)
+		n.startKubelet(t, v)
+		for round := range 20 {
+			earlier := n.startDaemon(t, clock.RealClock{})
+			earlier.offer(2)
+			n.awaitAllocatable(t, 2)
+			later := n.overlap(t, earlier, 3)
+			var ends sync.WaitGroup
+			ends.Go(earlier.stop)
+			ends.Go(func() {
+				timer := time.NewTimer(time.Duration(round%10) * time.Millisecond)
+				defer timer.Stop()
+				<-timer.C
+				later.stop()
+			})
+			ends.Wait()
+			n.awaitAllocatable(t, 0)
+		}
+	})
+}
+
+// A second registration that fails costs nothing: kubelet goes on with the first, whose server answers.
+func TestASecondRegistrationFails(t *testing.T) {
+	t.Parallel()
+	n, earlier := serving(t, standin.V136, clock.RealClock{}, 2)
+	later := n.overlap(t, earlier, 2)
+	later.status(t, "agreed", agreed)
+	earlier.stop()
+	n.SetRegister(standin.RegisterRefuses)
+	mark := n.Mark()
+	n.await(t, "two refusals", func() bool { return n.count(standin.Refused, mark) >= 2 })
+	_, err := n.Admit(t.Context(), standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 1})
+	check(t, err)
+	n.SetRegister(standin.RegisterAnswers)
+	n.await(t, "the later daemon again", func() bool { return n.listedAnew(mark) && n.Allocatable(gpu) == 2 })
+	later.status(t, "agreed", agreed)
+	later.stop()
+	n.awaitAllocatable(t, 0)
+}

@@ -80,6 +80,7 @@ type life struct {
 	connections    *connections
 	siblingChanged chan struct{}   // holds a value after the socket of another server came or went
 	closing        chan struct{}   // closed when streams are to end
+	accepted       bool            // kubelet has accepted the registration
 	leaves         feed.Feed[bool] // an earlier process is ending, and this one has promised to register again then
 }
 
@@ -138,7 +139,7 @@ func (l *life) run(parent context.Context) error {
 		if service.streamed() && service.oneClient {
 			l.leave(context.WithoutCancel(parent), incarnation)
 		}
-	case l.past.isForgotten():
+	case l.past.endsForgotten():
 		l.sayFarewell(context.WithoutCancel(parent), incarnation, server, service.options())
 	}
 	l.disconnect(parent, server, incarnation, cause)
@@ -252,7 +253,8 @@ func (l *life) stayRegistered(
 	if err != nil {
 		return false, err
 	}
-	l.past.setForgotten(false)
+	l.accepted = true
+	l.past.remembered()
 	klog.FromContext(ctx).Info("Registered", "endpoint", filepath.Base(endpoint))
 	// A later server that is there now may have registered before us or after us. If we sent a list before its socket came, it
 	// registers after us. So does one whose socket comes from now on.
@@ -296,7 +298,9 @@ func (l *life) disconnect(parent context.Context, server *grpc.Server, incarnati
 	// A kubelet that ended has closed its connection, or the kernel does so soon. A kubelet that only made its socket anew keeps it.
 	left := errors.Is(cause, errKubeletLeft)
 	stays := parent.Err() == nil && !(left && l.wait(parent, l.connections.left(), deadCloseTimeout))
-	l.past.endKept()
+	if l.accepted || parent.Err() != nil { // else kubelet asks the server of the life before still
+		l.past.endKept()
+	}
 	close(l.closing)
 	if stays {
 		l.wait(parent, l.connections.left(), closeTimeout)

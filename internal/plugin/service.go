@@ -58,7 +58,7 @@ type service struct {
 
 func (s *service) GetDevicePluginOptions(ctx context.Context, _ *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
 	if kubelet.Leaves(ctx) {
-		if s.streamed() && s.registersAgain() {
+		if s.streamed() && s.oneClient && s.registersAgain() {
 			kubelet.RegistersAgain(ctx)
 		}
 		return s.options(), nil

@@ -30,6 +30,7 @@ type past struct {
 	ended map[string]bool // sockets of later processes that ended without removing them
 	// forgotten says that an earlier process has had kubelet forget this one, which has not registered since.
 	forgotten bool
+	ending    bool // this process is ending, or no longer serves the resource
 }
 
 // release closes the socket of the last life.
