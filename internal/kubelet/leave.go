@@ -41,16 +41,21 @@ var (
 // An error means that kubelet may not have forgotten the client.
 func (d *Directory) Leave(ctx context.Context, incarnation uint64, resource string) error {
 	var header metadata.MD
-	err := d.callNewest(ctx, d.Rivals(resource).Later, func(ctx context.Context, later pluginapi.DevicePluginClient) error {
+	ask := func(ctx context.Context, later pluginapi.DevicePluginClient) error {
 		ctx = metadata.AppendToOutgoingContext(ctx, leavesHeader, "yes")
 		_, err := later.GetDevicePluginOptions(ctx, &pluginapi.Empty{}, grpc.Header(&header))
 		return err
-	})
+	}
+	later := d.Rivals(resource).Later
+	err := d.callNewest(ctx, later, ask)
 	if err != nil {
 		return fmt.Errorf("ask the later server of %s: %w", resource, err)
 	}
 	if len(header.Get(registersAgainHeader)) == 0 {
 		return errNotAgain
+	}
+	for _, name := range later { // a process between the two must not take the newest one's devices for its own when that has ended
+		_ = d.callNewest(ctx, []string{name}, ask) // one that does not answer has ended, or hangs
 	}
 	endpoint := d.NewEndpoint(resource)
 	listener, err := files.Listen(ctx, endpoint)

@@ -70,7 +70,8 @@ func (l *life) awaitEarlier(ctx context.Context) {
 	}
 }
 
-// forget notes that an earlier process has kubelet forget this one. It reports false where this one is ending, and would not register again.
+// forget notes that an earlier process has kubelet forget this one. It reports false where this one is ending, and would not register
+// again.
 func (p *past) forget() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -85,6 +86,13 @@ func (p *past) remembered() {
 	p.forgotten = false
 }
 
+// isForgotten reports whether kubelet was made to forget this process, or a later one with it: kubelet may not have seen the end of that.
+func (p *past) isForgotten() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.forgotten
+}
+
 // endsForgotten notes that this process is ending, and reports whether kubelet was made to forget it.
 func (p *past) endsForgotten() bool {
 	p.mu.Lock()
@@ -96,10 +104,10 @@ func (p *past) endsForgotten() bool {
 // registersAgain reports whether this life registers again when an earlier process has ended. Where another server has registered after
 // this one, it does not.
 func (l *life) registersAgain() bool {
-	if silence := l.silence.Value(); silence != speaks && silence != forDifference {
+	if !l.past.forget() {
 		return false
 	}
-	if !l.past.forget() {
+	if silence := l.silence.Value(); silence != speaks && silence != forDifference {
 		return false
 	}
 	l.leaves.Publish(true)

@@ -2,13 +2,18 @@ package plugin_test
 
 import (
 	"context"
+	"net"
 	"slices"
 	"sync"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	"k8s.io/utils/clock"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 )
@@ -201,6 +206,63 @@ func TestBothDaemonsOfARollOutEndAtOnce(t *testing.T) {
 			n.awaitAllocatable(t, 0)
 		}
 	})
+}
+
+// A promisingServer is a server of a later process that promises to register again, and is killed before.
+type promisingServer struct {
+	pluginapi.UnimplementedDevicePluginServer
+	list *pluginapi.ListAndWatchResponse
+}
+
+func (*promisingServer) GetDevicePluginOptions(ctx context.Context, _ *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
+	if kubelet.Leaves(ctx) {
+		kubelet.RegistersAgain(ctx)
+	}
+	return &pluginapi.DevicePluginOptions{}, nil
+}
+
+func (p *promisingServer) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
+	if err := stream.Send(p.list); err != nil {
+		return err
+	}
+	<-stream.Context().Done()
+	return nil
+}
+
+// Of three processes, the first has kubelet forget the last, which is killed then. The one between has the same list: it must not take
+// kubelet's account for a proof that kubelet goes by it.
+func TestAProcessBetweenServesWhenAForgottenOneIsKilled(t *testing.T) {
+	t.Parallel()
+	n, first := serving(t, standin.V136, clock.RealClock{}, 2)
+	between := n.overlap(t, first, 2)
+	directory := n.directory(t)
+	incarnation, moved := feed.New(uint64(0)), feed.New([]string(nil))
+	ctx, cancel := context.WithCancel(t.Context())
+	watched := make(chan error, 1)
+	go func() { watched <- directory.Watch(ctx, incarnation, moved) }()
+	t.Cleanup(func() { cancel(); check(t, <-watched) })
+	eventually(t, "kubelet is seen", func() bool { return incarnation.Value() != 0 })
+	endpoint := directory.NewEndpoint(gpu)
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: endpoint, Net: "unix"})
+	check(t, err)
+	listener.SetUnlinkOnClose(false)
+	server := grpc.NewServer()
+	last := &promisingServer{list: &pluginapi.ListAndWatchResponse{
+		Devices: []*device{{ID: id(0), Health: pluginapi.Healthy}, {ID: id(1), Health: pluginapi.Healthy}}}}
+	pluginapi.RegisterDevicePluginServer(server, last)
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(server.Stop)
+	mark := n.Mark()
+	check(t, directory.Register(t.Context(), incarnation.Value(), gpu, endpoint, &pluginapi.DevicePluginOptions{}))
+	n.await(t, "the last one's devices", func() bool { return n.listedAnew(mark) })
+	between.status(t, "silent", yielding)
+	first.stop()
+	mark = n.Mark()
+	server.Stop()
+	n.await(t, "a registration of the one between", func() bool { return n.listedAnew(mark) && n.Allocatable(gpu) == 2 })
+	between.status(t, "agreed", agreed)
+	_, err = n.Admit(t.Context(), standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 2})
+	check(t, err)
 }
 
 // A second registration that fails costs nothing: kubelet goes on with the first, whose server answers.

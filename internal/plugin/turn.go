@@ -138,7 +138,7 @@ func (l *life) yield(ctx context.Context, incarnation uint64) error {
 		}
 		switch kept := l.undisturbed(ctx, incarnation); {
 		case len(l.later()) > 0: // another one
-		case !kept:
+		case !kept || l.past.isForgotten():
 			return errOtherEnded
 		default:
 			log.Info("Sending lists again: kubelet has kept the registration")

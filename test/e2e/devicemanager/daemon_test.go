@@ -121,6 +121,22 @@ func TestDaemonsOverlap(t *testing.T) {
 	n.await(t, 0) // it has seen the end
 }
 
+// Where both daemons of an upgrade end at once, kubelet sees the end of the later one.
+func TestDaemonsOfAnUpgradeEndAtOnce(t *testing.T) {
+	n := newNode(t)
+	for range upgrades {
+		old := startDaemon(t, n)
+		n.await(t, gpus)
+		next := startDaemon(t, n)
+		next.awaitStream(t)
+		var ends sync.WaitGroup
+		ends.Go(old.stop)
+		ends.Go(next.stop)
+		ends.Wait()
+		n.await(t, 0)
+	}
+}
+
 func newNode(t *testing.T) *node {
 	t.Helper()
 	klog.SetLogger(klog.New(nil))
