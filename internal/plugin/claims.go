@@ -221,8 +221,9 @@ func (s *Set) gpuOf(c resource.HeldForm) string {
 }
 
 // offer puts devices of a claimant on offer if it is well and no other form of its GPU counts as held: those that count as held. If
-// these are more than the planned devices that wait for them, so many are on offer as wait, at first those that are free: the
-// scheduler sends pods by the old count for some seconds, and must know the new one before the pods end.
+// these are more than the planned devices that wait for them, so many are on offer as wait, at first those that are free, and then those
+// of which no pod is known, as after a start: the scheduler sends pods by the old count for some seconds, and must know the new one before
+// the pods end.
 func (s *Set) offer(c *claimant) {
 	now, there := s.plan.NodeDevice(c.device.UUID)
 	well := there && now.Healthy && !s.contests(c.device)
@@ -238,12 +239,23 @@ func (s *Set) offer(c *claimant) {
 	first, last := len(c.free), len(c.free)+len(c.held)
 	if 0 < waiting && waiting < len(c.held) {
 		first, last = 0, waiting
+		slices.SortStableFunc(c.held, func(a, b string) int { return s.holders(c.list, a) - s.holders(c.list, b) })
 	}
 	for i, id := range slices.Concat(c.free, c.held) {
 		d := c.list.departing[id]
 		d.device.Healthy, d.offered = well && d.counts, well && first <= i && i < last
 		c.list.departing[id] = d
 	}
+}
+
+// holders returns how many pods are known to hold a device, or were given it a short time ago: 0 or 1.
+func (s *Set) holders(l *list, id string) int {
+	_, held := s.evidence.held[deviceKey{l.name, id}]
+	_, given := l.allocated[id]
+	if held || given {
+		return 1
+	}
+	return 0
 }
 
 // contests reports whether the GPU of a device counts as held in another form.

@@ -370,6 +370,31 @@ func TestAnAdoptedDeviceIsGivenOut(t *testing.T) {
 	c.lists("G0::0", "G0::1", "G1")
 }
 
+// In a roll-out, pods that the scheduler sends by the old count find a device from the first list on.
+func TestWhatNoPodIsKnownToHoldIsOnOfferFirst(t *testing.T) {
+	t.Parallel()
+	c := newChanging(t, 2)
+	c.collaborators.Checkpoint = func() (kubelet.Checkpoint, error) {
+		return kubelet.Checkpoint{
+			Healthy: map[string][]string{gpuName: {"G0::0", "G0::1", "G0::2", "G1::0", "G1::1", "G1::2"}},
+			Held:    []kubelet.HeldDevice{{Resource: gpuName, ID: "G0::0", Pod: "p"}, {Resource: gpuName, ID: "G1::1", Pod: "p"}},
+		}, nil
+	}
+	c.plan(1)
+	c.lists("G0::1", "G1::0")
+	if got := c.allocate("G0::1"); got != "G0" {
+		t.Errorf("Allocate: %s", got)
+	}
+	c.holds("G0::0", "G0::1", "G1::1")
+	c.lists("G0::2", "G1::0")
+	c.holds("G0::0", "G0::1", "G0::2", "G1::1")
+	c.lists("G0::0", "G1::0")
+	for range 10 {
+		c.holds("G0::0", "G1::1")
+	}
+	c.lists("G0::0", "G1::1") // of each GPU one is held, and so many will be
+}
+
 func TestPreferredAreDevicesOfThePlan(t *testing.T) {
 	t.Parallel()
 	c := newChanging(t, 3)
