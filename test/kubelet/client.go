@@ -2,6 +2,7 @@ package kubelet
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -72,7 +73,7 @@ func (c *client) connect(ctx context.Context) error {
 	}
 	options, err := c.api.GetDevicePluginOptions(ctx, &v1beta1.Empty{})
 	if err != nil {
-		return fmt.Errorf("failed to get device plugin options: %w", err)
+		return errors.New("failed to get device plugin options: " + err.Error()) // its code is lost, as with kubelet
 	}
 	return c.m.connected(c, options)
 }
