@@ -98,6 +98,9 @@ func (l *life) awaitTurn(ctx context.Context, incarnation uint64) bool {
 			l.past.yielded = errors.Is(err, errKubeletLeft)
 			return false
 		}
+		// Kubelet up to 1.36 stops the endpoint that it has for the resource when it takes notice of that end: a registration before is
+		// stopped, too, and a list that comes after it hides that.
+		l.awaitStopped(ctx, incarnation)
 	}
 	return ctx.Err() == nil
 }

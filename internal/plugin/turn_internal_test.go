@@ -276,3 +276,24 @@ func TestTheTurnAfterASilence(t *testing.T) {
 		}
 	})
 }
+
+// TestTheTurnAfterALaterServer: kubelet up to 1.36 would stop a server that registers before kubelet has taken notice of the later one's end.
+func TestTheTurnAfterALaterServer(t *testing.T) {
+	for counted, want := range map[int]time.Duration{0: stopDelay, 2: 3 * stopDelay, 1000: stopTimeout} {
+		synctest.Test(t, func(t *testing.T) {
+			account := &notedAccount{answer: func(n int) ([]string, error) {
+				if n > counted {
+					return nil, nil
+				}
+				return []string{"GPU-0"}, nil
+			}}
+			l := &life{Collaborators: Collaborators{Registrar: &sharedDirectory{later: []string{"later.sock"}}, Accountant: account,
+				Incarnation: feed.New(uint64(1)), Clock: clock.RealClock{}},
+				list: newList(gpuName, clock.RealClock{}), past: &past{}, report: func(Phase) {}}
+			began := time.Now()
+			if turn := l.awaitTurn(t.Context(), 1); !turn || time.Since(began) != want {
+				t.Errorf("counted %d times: awaitTurn() = %v after %v, want true after %v", counted, turn, time.Since(began), want)
+			}
+		})
+	}
+}
