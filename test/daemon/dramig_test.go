@@ -66,6 +66,11 @@ func TestDynamicMIG(t *testing.T) {
 	c.release(t.Context(), devices[1], uids[devices[1]])
 	c.release(t.Context(), devices[2], uids[devices[2]])
 	c.release(t.Context(), "overlapping", overlapping)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("mig status:\n%s\nstatus:\n%s", c.command("mig", "status"), c.command("status"))
+		}
+	})
 	c.eventually("the layout is made", func() bool {
 		return strings.Contains(c.command("mig", "status"), "all-balanced of configuration file: success")
 	})
