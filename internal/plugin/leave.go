@@ -75,22 +75,31 @@ func (l *life) awaitEarlier(ctx context.Context) {
 func (p *past) forget() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.forgotten = p.forgotten || !p.ending
+	if !p.ending {
+		p.forgotten++
+	}
 	return !p.ending
 }
 
-// remembered notes that this process has registered.
-func (p *past) remembered() {
+// timesForgotten returns how often kubelet was made to forget this process.
+func (p *past) timesForgotten() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.forgotten = false
+	return p.forgotten
+}
+
+// remembered notes that kubelet has accepted a registration, which began when this process had been forgotten so often.
+func (p *past) remembered(forgotten int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.undone = forgotten
 }
 
 // isForgotten reports whether kubelet was made to forget this process, or a later one with it: kubelet may not have seen the end of that.
 func (p *past) isForgotten() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.forgotten
+	return p.forgotten > p.undone
 }
 
 // endsForgotten notes that this process is ending, and reports whether kubelet was made to forget it.
@@ -98,7 +107,7 @@ func (p *past) endsForgotten() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.ending = true
-	return p.forgotten
+	return p.forgotten > p.undone
 }
 
 // registersAgain reports whether this life registers again when an earlier process has ended. Where another server has registered after

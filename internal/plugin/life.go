@@ -248,13 +248,14 @@ func (l *life) stayRegistered(
 	if len(l.later()) > 0 {
 		return false, errLaterCame
 	}
+	forgotten := l.past.timesForgotten()
 	err = l.register(ctx, incarnation, endpoint, service.options())
 	l.Metrics.Registered(l.list.name, err == nil)
 	if err != nil {
 		return false, err
 	}
 	l.accepted = true
-	l.past.remembered()
+	l.past.remembered(forgotten)
 	klog.FromContext(ctx).Info("Registered", "endpoint", filepath.Base(endpoint))
 	// A later server that is there now may have registered before us or after us. If we sent a list before its socket came, it
 	// registers after us. So does one whose socket comes from now on.

@@ -28,9 +28,11 @@ type past struct {
 
 	mu    sync.Mutex      // guards all following fields
 	ended map[string]bool // sockets of later processes that ended without removing them
-	// forgotten says that an earlier process has had kubelet forget this one, which has not registered since.
-	forgotten bool
-	ending    bool // this process is ending, or no longer serves the resource
+	// forgotten counts how often an earlier process has had kubelet forget this one, and undone what it was when the last registration
+	// began that kubelet accepted: kubelet answers that after its question for the list, and an earlier process may end in between.
+	forgotten, undone int
+
+	ending bool // this process is ending, or no longer serves the resource
 }
 
 // release closes the socket of the last life.

@@ -20,6 +20,7 @@ import (
 type sharedDirectory struct {
 	Registrar
 	registered func() // called in each Register
+	err        error  // Register's
 
 	mu      sync.Mutex // guards all following fields
 	later   []string
@@ -48,7 +49,7 @@ func (*sharedDirectory) Listening(context.Context) []string { return []string{"a
 
 func (d *sharedDirectory) Register(context.Context, uint64, string, string, *pluginapi.DevicePluginOptions) error {
 	d.registered()
-	return nil
+	return d.err
 }
 
 // A server that may send becomes silent for one later server. One that is silent for another reason stays so for that reason.
@@ -160,6 +161,52 @@ func TestALaterServerComesDuringTheRegistration(t *testing.T) {
 				}
 				if _, err := l.stayRegistered(ctx, 1, "/d/e.sock", s); !errors.Is(err, tt.want) || registered != tt.registers {
 					t.Errorf("stayRegistered() = %v, want %v; registered %v, want %v", err, tt.want, registered, tt.registers)
+				}
+			})
+		})
+	}
+}
+
+// TestWhatIsForgotten: a registration undoes only what was before it. The answer to a registration may come after the question of an
+// earlier process that ends: kubelet has forgotten this one since then.
+func TestWhatIsForgotten(t *testing.T) {
+	for name, tt := range map[string]struct {
+		before, during, refused bool
+		want                    bool
+	}{
+		"never":                     {},
+		"before":                    {before: true},
+		"before, and it is refused": {before: true, refused: true, want: true},
+		"during":                    {during: true, want: true},
+		"before and during":         {before: true, during: true, want: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+				defer cancel()
+				directory := &sharedDirectory{}
+				l := &life{Collaborators: Collaborators{Registrar: directory, Clock: clock.RealClock{}, Metrics: noMetrics{}},
+					list: newList(gpuName, clock.RealClock{}), past: &past{}, report: func(Phase) {}, adopt: func(context.Context) {},
+					connections: newConnections()}
+				directory.registered = func() {
+					if tt.during {
+						l.past.forget()
+					}
+				}
+				if tt.refused {
+					directory.err = errors.New("refused")
+				}
+				if tt.before {
+					l.past.forget()
+				}
+				if _, err := l.stayRegistered(ctx, 1, "/d/e.sock", &service{list: l.list, began: make(chan struct{})}); err == nil {
+					t.Error("stayRegistered() has no error")
+				}
+				if got := l.past.endsForgotten(); got != tt.want || l.past.isForgotten() != tt.want {
+					t.Errorf("it ends forgotten: %v, want %v", got, tt.want)
+				}
+				if l.past.forget() || l.past.isForgotten() != tt.want {
+					t.Error("a process that ends promises to register again")
 				}
 			})
 		})
