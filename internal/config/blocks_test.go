@@ -213,6 +213,11 @@ func TestProblemsOfBlocks(t *testing.T) {
 				`line 5: selectors[3]: overlaps with selectors[0]: the models "NVIDIA*" and "*H100*" have models in common`,
 		},
 		{
+			name: "selectors that overlap twice",
+			file: "selectors:\n- {indices: [0, 1], exclude: true}\n- {indices: [0, 1], rename: a}\n",
+			want: "line 3: selectors[1]: overlaps with selectors[0]: 0 is also 0 there",
+		},
+		{
 			name: "each bound of a duration", file: "health:\n  suspectLimit: 1h1s\n  unknownGrace: 999ms\n  flapWindow: 721h\n",
 			want: "line 2: health.suspectLimit: must be from 1s to 1h, not 1h0m1s\n" +
 				"line 3: health.unknownGrace: must be from 1s to 24h, not 999ms\n" +

@@ -279,8 +279,7 @@ func (d *document) scalar(node *yaml.Node, into reflect.Value, path string) {
 		into.SetString(node.Value)
 		return
 	}
-	if node.Tag == "!!str" && node.Style != 0 || isFraction(node) && into.Kind() == reflect.Int ||
-		node.Decode(into.Addr().Interface()) != nil {
+	if node.Tag == "!!str" && node.Style != 0 || isFraction(node) || node.Decode(into.Addr().Interface()) != nil {
 		d.problem(path, node.Line, fmt.Sprintf("must be %s, not %q", wanted, node.Value))
 	}
 }

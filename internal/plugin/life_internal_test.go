@@ -120,3 +120,59 @@ func TestWithoutAKubeletTheLastSocketIsClosed(t *testing.T) {
 		t.Errorf("kubelet is there: %t; the socket is open: %t", there, open)
 	}
 }
+
+// TestAKeptLife: its stream stays open without lists, until its successor has it end. Other processes see by its socket that this one
+// goes on.
+func TestAKeptLife(t *testing.T) {
+	t.Parallel()
+	unix, err := files.Listen(t.Context(), filepath.Join(t.TempDir(), "l.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &life{list: newList(gpuName, clock.RealClock{}), past: &past{}, connections: newConnections(), closing: make(chan struct{})}
+	ended := 0
+	l.past.kept = func() { ended++ }
+	socket := &listener{UnixListener: unix, connections: l.connections}
+	l.keep(socket, grpc.NewServer(), &sync.WaitGroup{})
+	if may, _ := l.maySend(); may || l.silence.Value() != forNext {
+		t.Error("it sends lists beside its successor")
+	}
+	if ended != 1 || l.past.socket != socket {
+		t.Errorf("the life before ended %d times, want once; the socket is kept: %v", ended, l.past.socket == socket)
+	}
+	if client, err := net.Dial("unix", unix.Addr().String()); err != nil {
+		t.Error(err)
+	} else {
+		_ = client.Close()
+	}
+	select {
+	case <-l.closing:
+		t.Error("its stream ended at once")
+	default:
+	}
+	l.past.endKept()
+	l.past.endKept() // nothing is left to end
+	select {
+	case <-l.closing:
+	default:
+		t.Error("its stream does not end")
+	}
+}
+
+// TestRegistersAgain: a life promises that while kubelet goes by it, or may, and its process goes on.
+func TestRegistersAgain(t *testing.T) {
+	t.Parallel()
+	for silent, want := range map[silence]bool{speaks: true, forDifference: true, forLater: false, forForeign: false, forNext: false} {
+		for _, ends := range []bool{false, true} {
+			l := &life{past: &past{}}
+			l.silence.Publish(silent)
+			if ends {
+				l.past.endsForgotten()
+			}
+			want := want && !ends
+			if got := l.registersAgain(); got != want || l.leaves.Value() != want || l.past.isForgotten() == ends {
+				t.Errorf("silence %d, ends %v: registers again: %v, %v, want %v", silent, ends, got, l.leaves.Value(), want)
+			}
+		}
+	}
+}

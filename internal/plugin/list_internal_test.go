@@ -159,6 +159,13 @@ func TestAnUnreadableCheckpointThatWasReadMeanwhile(t *testing.T) {
 			t.Errorf("after %v: held = %v, want %v; it waits for %q", tt.at, !tt.held, tt.held, d.Waiting)
 		}
 	}
+	holds := evidence{kubelet: 1, held: map[deviceKey]holder{{"nvidia.com/gpu", "GPU-0"}: {pod: "p"}}}
+	for i, want := range []bool{true, false} {
+		if _, changed := l.drop(holds, false); changed != want {
+			t.Errorf("claims changed: %v, want %v, when kubelet says for the %d. time that a pod holds the device", changed, want, i+1)
+		}
+	}
+	l.drop(evidence{kubelet: 1}, false)
 	// What a device that nobody holds waits for is nobody's claim.
 	if _, changed := l.drop(evidence{kubelet: 1}, false); changed {
 		t.Error("claims changed when nobody holds the device")

@@ -23,6 +23,7 @@ type sharedDirectory struct {
 	err        error  // Register's
 
 	mu      sync.Mutex // guards all following fields
+	earlier []string
 	later   []string
 	foreign []kubelet.Socket
 	refuses []string // sockets that refuse connections
@@ -37,7 +38,7 @@ func (d *sharedDirectory) come(name string) {
 func (d *sharedDirectory) Rivals(string) kubelet.Rivals {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return kubelet.Rivals{Later: slices.Clone(d.later), Foreign: slices.Clone(d.foreign)}
+	return kubelet.Rivals{Earlier: slices.Clone(d.earlier), Later: slices.Clone(d.later), Foreign: slices.Clone(d.foreign)}
 }
 
 func (d *sharedDirectory) Refuses(_ context.Context, name string) bool {
@@ -199,14 +200,43 @@ func TestWhatIsForgotten(t *testing.T) {
 				if tt.before {
 					l.past.forget()
 				}
-				if _, err := l.stayRegistered(ctx, 1, "/d/e.sock", &service{list: l.list, began: make(chan struct{})}); err == nil {
-					t.Error("stayRegistered() has no error")
+				if proven, err := l.stayRegistered(ctx, 1, "/d/e.sock", &service{list: l.list, began: make(chan struct{})}); proven || err == nil {
+					t.Errorf("stayRegistered() = %v, %v, want an error, and nothing proven", proven, err)
 				}
 				if got := l.past.endsForgotten(); got != tt.want || l.past.isForgotten() != tt.want {
 					t.Errorf("it ends forgotten: %v, want %v", got, tt.want)
 				}
 				if l.past.forget() || l.past.isForgotten() != tt.want {
 					t.Error("a process that ends promises to register again")
+				}
+			})
+		})
+	}
+}
+
+// TestTheFarewellAwaitsTheEarlierOne, and no longer than there is time for it.
+func TestTheFarewellAwaitsTheEarlierOne(t *testing.T) {
+	for name, tt := range map[string]struct{ ends, want time.Duration }{
+		"it has ended":    {},
+		"it ends":         {ends: 4 * earlierPause, want: 4 * earlierPause},
+		"it does not end": {ends: time.Hour, want: leaveTimeout / 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				directory := &sharedDirectory{}
+				if tt.ends > 0 {
+					directory.earlier = []string{"earlier.sock"}
+					defer time.AfterFunc(tt.ends-time.Millisecond, func() {
+						directory.mu.Lock()
+						defer directory.mu.Unlock()
+						directory.earlier = nil
+					}).Stop()
+				}
+				l := &life{Collaborators: Collaborators{Registrar: directory, Clock: clock.RealClock{}}, list: newList(gpuName, clock.RealClock{})}
+				began := time.Now()
+				l.awaitEarlier(t.Context())
+				if took := time.Since(began); took != tt.want {
+					t.Errorf("awaitEarlier() took %v, want %v", took, tt.want)
 				}
 			})
 		})
