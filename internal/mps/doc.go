@@ -7,7 +7,7 @@
 //	<resource>/pipe   where clients and commands find the daemon of a resource
 //	<resource>/log    what its servers log
 //	<resource>/.started   while the daemon has its limits and serves clients
-//	.exclusive        while GPUs are in a compute mode that was set for MPS
+//	.exclusive        while GPUs are in a compute mode that was set for MPS; it has their UUIDs
 //	shm               memory that servers and clients share, their /dev/shm
 //	.ready            while all daemons serve clients; it says "mps"
 //	.lock             locked by the one Supervisor of the root

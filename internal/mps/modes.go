@@ -5,8 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -20,9 +20,12 @@ type Modes interface {
 	SetComputeMode(ctx context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode, error)
 }
 
-// exclusiveMark, in the root, is there while GPUs are in a mode that is not their own. A mark that is there at the start
-// was left by a process that was killed, and could not set them back.
+// exclusiveMark, in the root, is there while GPUs are in a mode that is not their own, and has the UUID of each in a line. A mark that is
+// there at the start was left by a process that could not set them back. Each GPU stays in it until it is set back, whatever ends before.
 const exclusiveMark = ".exclusive"
+
+// maxMark is how many bytes of a mark are read.
+const maxMark = 1 << 20
 
 // modesTimeout bounds setting the mode of one GPU. A real driver may have to wake it first.
 const modesTimeout = 10 * time.Second
@@ -32,17 +35,23 @@ type exclusive struct {
 	modes Modes
 	mark  string
 
-	mu     sync.Mutex // guards all following fields
-	left   bool       // the mark was there at the start
+	mu     sync.Mutex      // guards all following fields
+	left   map[string]bool // GPUs of the mark that was there at the start, until they are claimed
+	any    bool            // that mark named no GPU, as those of earlier versions: it may be any
 	claims map[string][]string
 	before map[string]inventory.ComputeMode // what to set GPUs back to
 }
 
 func newExclusive(modes Modes, mark string) *exclusive {
-	_, err := os.Stat(mark)
-	return &exclusive{
-		modes: modes, mark: mark, left: err == nil, claims: map[string][]string{}, before: map[string]inventory.ComputeMode{},
+	e := &exclusive{
+		modes: modes, mark: mark, left: map[string]bool{}, claims: map[string][]string{}, before: map[string]inventory.ComputeMode{},
 	}
+	text, err := files.Read(mark, maxMark)
+	for _, uuid := range strings.Fields(string(text)) {
+		e.left[uuid] = true
+	}
+	e.any = len(e.left) == 0 && !files.IsAbsent(err)
+	return e
 }
 
 // claim leaves these GPUs to MPS for a resource, in place of those that it claimed before.
@@ -53,8 +62,8 @@ func (e *exclusive) claim(ctx context.Context, resource string, uuids []string) 
 	if err := e.releaseLocked(ctx); err != nil {
 		return err
 	}
-	if err := files.Replace(e.mark, nil, 0o600); err != nil {
-		return fmt.Errorf("mark GPUs as exclusive: %w", err)
+	if err := e.markLocked(uuids); err != nil {
+		return err
 	}
 	for _, uuid := range uuids {
 		before, err := e.set(ctx, uuid, inventory.ComputeExclusiveProcess)
@@ -64,22 +73,28 @@ func (e *exclusive) claim(ctx context.Context, resource string, uuids []string) 
 		if _, known := e.before[uuid]; known {
 			continue
 		}
-		if e.left && before == inventory.ComputeExclusiveProcess {
+		if (e.any || e.left[uuid]) && before == inventory.ComputeExclusiveProcess {
 			before = inventory.ComputeDefault
 		}
 		e.before[uuid] = before
+		delete(e.left, uuid)
 	}
 	return nil
 }
 
 // restore sets GPUs back that this process left to MPS for a resource, or an earlier one that could not set them back.
 func (e *exclusive) restore(ctx context.Context, resource string, uuids []string) error {
-	if e.left {
-		if err := e.claim(ctx, resource, uuids); err != nil {
-			return err
-		}
+	var err error
+	if e.mayBeLeft(uuids) {
+		err = e.claim(ctx, resource, uuids)
 	}
-	return e.release(ctx, resource)
+	return errors.Join(err, e.release(ctx, resource))
+}
+
+func (e *exclusive) mayBeLeft(uuids []string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(uuids) > 0 && e.any || slices.ContainsFunc(uuids, func(uuid string) bool { return e.left[uuid] })
 }
 
 // release sets the GPUs of a resource back to what they were.
@@ -90,7 +105,7 @@ func (e *exclusive) release(ctx context.Context, resource string) error {
 	return e.releaseLocked(ctx)
 }
 
-// releaseLocked sets the GPUs that no resource claims back. The mark stays while one of them cannot be.
+// releaseLocked sets the GPUs that no resource claims back.
 func (e *exclusive) releaseLocked(ctx context.Context) error {
 	claimed := slices.Concat(slices.Collect(maps.Values(e.claims))...)
 	var all error
@@ -104,11 +119,21 @@ func (e *exclusive) releaseLocked(ctx context.Context) error {
 		}
 		delete(e.before, uuid)
 	}
-	if all != nil || len(e.before) > 0 {
-		return all
+	return errors.Join(all, e.markLocked(nil))
+}
+
+// markLocked has the mark name all GPUs that are to be set back, and those that are about to be exclusive. Without any it is removed.
+func (e *exclusive) markLocked(next []string) error {
+	uuids := slices.Concat(next, slices.Collect(maps.Keys(e.before)), slices.Collect(maps.Keys(e.left)))
+	slices.Sort(uuids)
+	var err error
+	if uuids = slices.Compact(uuids); len(uuids) > 0 {
+		err = files.Replace(e.mark, []byte(strings.Join(uuids, "\n")+"\n"), 0o600)
+	} else {
+		err = files.Remove(e.mark)
 	}
-	if err := files.Remove(e.mark); err != nil {
-		return fmt.Errorf("remove the mark of exclusive GPUs: %w", err)
+	if err != nil {
+		return fmt.Errorf("mark GPUs as exclusive: %w", err)
 	}
 	return nil
 }

@@ -269,6 +269,9 @@ func TestADaemonThatDiesIsStartedAgain(t *testing.T) {
 	if now := n.pid(one); now == first || !alive(now) {
 		t.Errorf("the daemon is process %d, and was %d", now, first)
 	}
+	if n.has(one + "/.failed") {
+		t.Error("the daemon of a resource has left a reason of failure, which only those of claims do")
+	}
 	told := n.log(one)
 	if diff := cmp.Diff(told[:3], told[len(told)-3:]); diff != "" {
 		t.Errorf("what the next daemon was told (-first +next):\n%s", diff)
@@ -335,6 +338,28 @@ func TestWhatAKilledProcessLeavesBehind(t *testing.T) {
 	}
 	end()
 	n.checkModes("afterwards", map[string]inventory.ComputeMode{})
+}
+
+// TestAGPUThatAKilledProcessLeft is set back by the next one, also where that one ends before it could start the daemon.
+func TestAGPUThatAKilledProcessLeft(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	if err := os.MkdirAll(filepath.Dir(n.path(one)), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{one: "no folder", ".exclusive": "GPU-a\nGPU-b\n"} {
+		if err := os.WriteFile(n.path(name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.modes["GPU-a"], n.modes["GPU-b"] = inventory.ComputeExclusiveProcess, inventory.ComputeExclusiveProcess
+	end := n.supervise(group(one, gpu("a", 80, 2)), group(two, gpu("b", 80, 2)))
+	n.until("the other daemon", func() bool { return n.has(two + "/.started") })
+	end()
+	n.checkModes("afterwards", map[string]inventory.ComputeMode{})
+	if n.has(".exclusive") {
+		t.Error("the mark is there after the end")
+	}
 }
 
 // TestAServerThatIsLeftWithoutItsDaemon is killed before the next daemon starts.

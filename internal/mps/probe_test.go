@@ -3,6 +3,7 @@ package mps_test
 import (
 	"context"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -116,6 +117,41 @@ func TestProberOfADaemonThatHangs(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.untilReason(p, one, "")
+}
+
+// A countingClock counts the timers that are begun.
+type countingClock struct {
+	*clocktest.FakeClock
+	timers atomic.Int32
+}
+
+func (c *countingClock) After(d time.Duration) <-chan time.Time {
+	c.timers.Add(1)
+	return c.FakeClock.After(d)
+}
+
+// TestNewResourcesPutOffNoLook: the next look at the other daemons comes when it would without them.
+func TestNewResourcesPutOffNoLook(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	c := &countingClock{FakeClock: clocktest.NewFakeClock(time.Unix(0, 0))}
+	p := mps.NewProber(n.root, c)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- p.Run(ctx) }()
+	var followed []string
+	for _, name := range []string{one, two, "nvidia.com/third", "nvidia.com/fourth"} {
+		followed = append(followed, name)
+		p.Follow(followed)
+		n.until(name+" is asked", func() bool { return p.Asked(name) })
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Errorf("Run: %v", err)
+	}
+	if got := c.timers.Load(); got != 1 {
+		t.Errorf("%d timers for the next look were begun before it came, want 1", got)
+	}
 }
 
 func TestProberWithoutTheDriversProgram(t *testing.T) {

@@ -136,7 +136,7 @@ func (s *Supervisor) begin(ctx context.Context, gpus *exclusive, g Group) *task 
 		pauses.Nudge = func() <-chan struct{} { _, changed := t.wanted.Latest(); return changed }
 		// The error is of a life that gives up, which none does.
 		_ = supervise.Run(ctx, pauses, func(ctx context.Context) error { return s.live(ctx, gpus, t) })
-		err := gpus.release(context.WithoutCancel(ctx), g.Resource)
+		err := gpus.restore(context.WithoutCancel(ctx), g.Resource, t.wanted.Value().exclusive())
 		if err == nil && g.Claim != nil { // nothing is left of it but the wish
 			err = os.RemoveAll(filepath.Join(s.root, g.Resource))
 		}

@@ -1,0 +1,139 @@
+package mps
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+// computeModes are the modes of GPUs. No GPU may be in exclusive mode without a mark.
+type computeModes struct {
+	t     *testing.T
+	mark  string
+	modes map[string]inventory.ComputeMode
+	fail  map[string]error
+}
+
+func (c *computeModes) SetComputeMode(_ context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode, error) {
+	c.checkMark("before the mode of " + uuid + " is set")
+	if err := c.fail[uuid]; err != nil {
+		return 0, err
+	}
+	before := c.modes[uuid]
+	c.modes[uuid] = mode
+	c.checkMark("after the mode of " + uuid + " is set")
+	return before, nil
+}
+
+func (c *computeModes) checkMark(when string) {
+	c.t.Helper()
+	for uuid, mode := range c.modes {
+		if _, err := os.Stat(c.mark); err != nil && mode == inventory.ComputeExclusiveProcess {
+			c.t.Errorf("%s: %s is in exclusive mode, and there is no mark", when, uuid)
+		}
+	}
+}
+
+// TestAMarkThatAKilledProcessLeft stays until the GPUs of every resource are set back: also a second kill, and an end before a GPU was claimed
+// again, leave none in exclusive mode.
+func TestAMarkThatAKilledProcessLeft(t *testing.T) {
+	t.Parallel()
+	const one, two, claim = "nvidia.com/gpu", "nvidia.com/gpu.shared", "claims/uid-1-0"
+	gpus := map[string][]string{one: {"GPU-a"}, two: {"GPU-b", "GPU-c"}}
+	for name, next := range map[string]func(context.Context, *exclusive) error{
+		"a claim that is not exclusive ends": func(ctx context.Context, e *exclusive) error { return e.restore(ctx, claim, nil) },
+		"an exclusive claim ends":            func(ctx context.Context, e *exclusive) error { return e.restore(ctx, claim, []string{"GPU-d"}) },
+		"a resource is claimed":              func(ctx context.Context, e *exclusive) error { return e.claim(ctx, one, gpus[one]) },
+		"a resource ends before its first claim": func(ctx context.Context, e *exclusive) error {
+			return e.restore(ctx, one, gpus[one])
+		},
+		"a resource that was never claimed is released": func(ctx context.Context, e *exclusive) error { return e.release(ctx, one) },
+		"a GPU cannot be set back": func(ctx context.Context, e *exclusive) error {
+			c := e.modes.(*computeModes)
+			c.fail = map[string]error{"GPU-b": errors.New("GPU is lost")}
+			defer func() { c.fail = nil }()
+			if err := e.restore(ctx, two, gpus[two]); err == nil {
+				return errors.New("no error of a GPU that is lost")
+			}
+			return nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := &computeModes{t: t, mark: filepath.Join(t.TempDir(), exclusiveMark), modes: map[string]inventory.ComputeMode{}}
+			start := func() *exclusive { return newExclusive(c, c.mark) } // each is the process after a kill
+			first := start()
+			for resource, uuids := range gpus {
+				if err := first.claim(t.Context(), resource, uuids); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := first.claim(t.Context(), claim, []string{"GPU-d"}); err != nil {
+				t.Fatal(err)
+			}
+			if err := next(t.Context(), start()); err != nil {
+				t.Fatal(err)
+			}
+			c.checkMark("after the second kill")
+			last := start()
+			for resource, uuids := range gpus {
+				if err := last.restore(t.Context(), resource, uuids); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := last.restore(t.Context(), claim, []string{"GPU-d"}); err != nil {
+				t.Fatal(err)
+			}
+			want := map[string]inventory.ComputeMode{
+				"GPU-a": inventory.ComputeDefault, "GPU-b": inventory.ComputeDefault, "GPU-c": inventory.ComputeDefault,
+				"GPU-d": inventory.ComputeDefault,
+			}
+			if diff := cmp.Diff(want, c.modes); diff != "" {
+				t.Errorf("modes at the end (-want +got):\n%s", diff)
+			}
+			if _, err := os.Stat(c.mark); err == nil {
+				t.Error("the mark is there with no GPU in exclusive mode")
+			}
+		})
+	}
+}
+
+// TestAGPUThatWasExclusiveBefore stays so after MPS: only GPUs that the mark names were left by MPS.
+func TestAGPUThatWasExclusiveBefore(t *testing.T) {
+	t.Parallel()
+	c := &computeModes{t: t, mark: filepath.Join(t.TempDir(), exclusiveMark), modes: map[string]inventory.ComputeMode{}}
+	if err := newExclusive(c, c.mark).claim(t.Context(), "nvidia.com/gpu", []string{"GPU-a"}); err != nil {
+		t.Fatal(err)
+	}
+	c.modes["GPU-b"] = inventory.ComputeExclusiveProcess // by the administrator
+	e := newExclusive(c, c.mark)
+	if err := e.claim(t.Context(), "nvidia.com/gpu", []string{"GPU-a", "GPU-b"}); err != nil {
+		t.Fatal(err)
+	}
+	c.mark = t.TempDir() // GPU-b needs none
+	if err := e.release(t.Context(), "nvidia.com/gpu"); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]inventory.ComputeMode{"GPU-a": inventory.ComputeDefault, "GPU-b": inventory.ComputeExclusiveProcess}
+	if diff := cmp.Diff(want, c.modes); diff != "" {
+		t.Errorf("modes at the end (-want +got):\n%s", diff)
+	}
+}
+
+// TestAClaimWhoseGPUsWereNotLeft ends without a mode being set, which could wake a GPU or take it from a process.
+func TestAClaimWhoseGPUsWereNotLeft(t *testing.T) {
+	t.Parallel()
+	c := &computeModes{t: t, mark: filepath.Join(t.TempDir(), exclusiveMark), modes: map[string]inventory.ComputeMode{}}
+	if err := newExclusive(c, c.mark).restore(t.Context(), "claims/uid-1-0", []string{"GPU-a"}); err != nil {
+		t.Fatal(err)
+	}
+	if len(c.modes) != 0 {
+		t.Errorf("modes were set: %v", c.modes)
+	}
+}
