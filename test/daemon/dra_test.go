@@ -309,19 +309,27 @@ func TestClaims(t *testing.T) {
 	c.prepared("two", second)
 }
 
+// newLateClaim returns a daemon whose GPUs go back to the device plugin while no slice can be written. A claim comes for a GPU that is
+// nobody's then, and in a slice still.
+func newLateClaim(t *testing.T) (c *claimable, gpu, claim string) {
+	t.Helper()
+	c = newClaimable(t, "dra")
+	c.published(8)
+	const name = "gpu-4"
+	gpu = c.devices()[name]
+	writes := apiserver.Fault{Status: 500, Only: func(r apiserver.Request) bool { return r.Resource == "resourceslices" && r.IsWrite() }}
+	c.api.SetFault(writes)
+	c.mode("{mode: plugin}")
+	c.owner(gpu, "nobody")
+	claim = c.claim("late", name)
+	return c, gpu, claim
+}
+
 // TestClaimThatComesTooLate: the scheduler gives a GPU away by a slice of before, and the claim is refused. Kubelet can have it given back all
 // the same, although nothing is published or prepared any more, and the GPU goes to the device plugin then.
 func TestClaimThatComesTooLate(t *testing.T) {
 	t.Parallel()
-	c := newClaimable(t, "dra")
-	c.published(8)
-	const name = "gpu-4"
-	uuid := c.devices()[name]
-	writes := apiserver.Fault{Status: 500, Only: func(r apiserver.Request) bool { return r.Resource == "resourceslices" && r.IsWrite() }}
-	c.api.SetFault(writes)
-	c.mode("{mode: plugin}")
-	c.owner(uuid, "nobody") // and in a slice still
-	late := c.claim("late", name)
+	c, _, late := newLateClaim(t)
 	if _, err := c.prepare(t.Context(), "late", late); err == nil {
 		t.Fatal("a claim is prepared whose device is in no slice")
 	}
@@ -341,15 +349,7 @@ func TestClaimThatComesTooLate(t *testing.T) {
 // nobody's is refused each time, and prepared when GPUs are given to claims again.
 func TestRefusedClaimIsAskedForAgain(t *testing.T) {
 	t.Parallel()
-	c := newClaimable(t, "dra")
-	c.published(8)
-	const name = "gpu-4"
-	uuid := c.devices()[name]
-	writes := apiserver.Fault{Status: 500, Only: func(r apiserver.Request) bool { return r.Resource == "resourceslices" && r.IsWrite() }}
-	c.api.SetFault(writes)
-	c.mode("{mode: plugin}")
-	c.owner(uuid, "nobody") // and in a slice still
-	late := c.claim("late", name)
+	c, uuid, late := newLateClaim(t)
 	for range 2 {
 		if _, err := c.prepare(t.Context(), "late", late); err == nil {
 			t.Fatal("a claim is prepared whose device is in no slice")
