@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"strconv"
 	"strings"
 	"sync"
@@ -46,16 +47,18 @@ func (d *Directory) Leave(ctx context.Context, incarnation uint64, resource stri
 		_, err := later.GetDevicePluginOptions(ctx, &pluginapi.Empty{}, grpc.Header(&header))
 		return err
 	}
-	later := d.Rivals(resource).Later
-	err := d.callNewest(ctx, later, ask)
-	if err != nil {
+	later := newestFirst(d.Rivals(resource).Later)
+	if len(later) == 0 {
+		return fmt.Errorf("find the later server of %s: %w", resource, fs.ErrNotExist)
+	}
+	if err := d.call(ctx, later[0], ask); err != nil {
 		return fmt.Errorf("ask the later server of %s: %w", resource, err)
 	}
 	if len(header.Get(registersAgainHeader)) == 0 {
 		return errNotAgain
 	}
-	for _, name := range later { // a process between the two must not take the newest one's devices for its own when that has ended
-		_ = d.callNewest(ctx, []string{name}, ask) // one that does not answer has ended, or hangs
+	for _, name := range later[1:] { // a process between the two must not take the newest one's devices for its own when that has ended
+		_ = d.call(ctx, name, ask) // one that does not answer has ended, or hangs
 	}
 	endpoint := d.NewEndpoint(resource)
 	listener, err := files.Listen(ctx, endpoint)

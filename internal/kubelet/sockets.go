@@ -146,26 +146,29 @@ const callTimeout = 2 * time.Second
 func (d *Directory) CallEarlier(
 	ctx context.Context, resource string, call func(context.Context, pluginapi.DevicePluginClient) error,
 ) error {
-	return d.callNewest(ctx, d.Rivals(resource).Earlier, call)
+	earlier := newestFirst(d.Rivals(resource).Earlier)
+	if len(earlier) == 0 {
+		return fmt.Errorf("find the earlier server of %s: %w", resource, fs.ErrNotExist)
+	}
+	return d.call(ctx, earlier[0], call)
 }
 
-// callNewest makes a call to the server with one of these sockets whose process started last.
-func (d *Directory) callNewest(
-	ctx context.Context, names []string, call func(context.Context, pluginapi.DevicePluginClient) error,
-) error {
-	if len(names) == 0 {
-		return fmt.Errorf("find another server of the resource: %w", fs.ErrNotExist)
-	}
-	newest := slices.MaxFunc(names, func(a, b string) int {
+// newestFirst sorts the names of sockets of this program: that of the process that started last comes first.
+func newestFirst(names []string) []string {
+	return slices.SortedFunc(slices.Values(names), func(a, b string) int {
 		_, x, _ := parseSocketName(a)
 		_, y, _ := parseSocketName(b)
-		return strings.Compare(x, y)
+		return strings.Compare(y, x)
 	})
+}
+
+// call makes a call to the server with the socket of that name.
+func (d *Directory) call(ctx context.Context, name string, call func(context.Context, pluginapi.DevicePluginClient) error) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	conn, err := d.dialPlugin(ctx, newest)
+	conn, err := d.dialPlugin(ctx, name)
 	if err != nil {
-		return fmt.Errorf("dial %s: %w", newest, err)
+		return fmt.Errorf("dial %s: %w", name, err)
 	}
 	client, err := newClient(conn)
 	if err != nil {
