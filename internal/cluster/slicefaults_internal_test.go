@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -14,12 +13,9 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/utils/ptr"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draplugin"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/handover"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
@@ -83,19 +79,7 @@ func TestDamagedPublished(t *testing.T) {
 			d := s.newDriver(dir, inventory.Snapshot{})
 			d.configs.Publish(config.Config{DRA: config.DRA{Mode: mode}})
 			d.owners.Publish(nil)
-			arbiter := handover.New(handover.Options{
-				Configs: d.configs, Snapshots: d.snapshots, Owners: d.owners, Offered: d.owners, Published: d.devices.Published(),
-				Records: feed.New(map[string][]claims.Holder{}), Clock: s.clock,
-			})
-			ctx, cancel := context.WithCancel(t.Context())
-			ended := make(chan error, 1)
-			go func() { ended <- arbiter.Run(ctx) }()
-			defer func() {
-				cancel()
-				if err := <-ended; err != nil {
-					t.Error(err)
-				}
-			}()
+			defer d.arbitrate(t, nil)()
 			d.snapshots.Publish(snapshotOf(2))
 			s.until("each GPU has an owner", func() bool {
 				owners := d.owners.Value()

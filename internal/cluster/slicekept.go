@@ -22,6 +22,29 @@ const (
 
 type keptSlice struct{ sent, kept dra.Slice }
 
+// A slicePart is a part of slices that an API server may not keep.
+type slicePart struct {
+	name    string
+	dropped *bool // the API server does not keep it
+	in      func(dra.Slice) bool
+	tell    func(klog.Logger)
+}
+
+// parts returns the parts of slices that an API server may not keep. Where several are missing, the first one is told first.
+func (l *sliceLedger) parts() []slicePart {
+	return []slicePart{
+		{"counters", &l.noCounters, dra.Slice.Counted, func(log klog.Logger) {
+			log.Info("The API server does not keep counters; MIG devices that are made for claims are left out of slices")
+		}},
+		{"shares", &l.noShares, dra.Slice.Shared, func(log klog.Logger) {
+			log.Info("The API server knows no devices that several claims can have; GPUs are given whole")
+		}},
+		{"taints", &l.noTaints, dra.Slice.Tainted, func(log klog.Logger) {
+			log.Info("The API server does not keep taints of devices; devices with taints are left out of slices")
+		}},
+	}
+}
+
 // fill gives a slice its devices or counters.
 func fill(s *kubeapi.Slice, content dra.Slice) (err error) {
 	s.Devices, s.Counters = nil, nil
@@ -47,20 +70,12 @@ func (p *publisher) compare(ctx context.Context, name string, sent dra.Slice, s 
 		return nil
 	}
 	p.ledger.kept[name], p.ledger.asked = keptSlice{sent, kept}, p.clock.Now()
-	if !p.ledger.noCounters && sent.Counted() && !kept.Counted() {
-		p.ledger.noCounters = true
-		klog.FromContext(ctx).Info("The API server does not keep counters; MIG devices that are made for claims are left out of slices")
-		return nil
-	}
-	if !p.ledger.noShares && sent.Shared() && !kept.Shared() {
-		p.ledger.noShares = true
-		klog.FromContext(ctx).Info("The API server knows no devices that several claims can have; GPUs are given whole")
-		return nil
-	}
-	if !p.ledger.noTaints && sent.Tainted() && !kept.Tainted() {
-		p.ledger.noTaints = true
-		klog.FromContext(ctx).Info("The API server does not keep taints of devices; devices with taints are left out of slices")
-		return nil
+	for _, part := range p.ledger.parts() {
+		if !*part.dropped && part.in(sent) && !part.in(kept) {
+			*part.dropped = true
+			part.tell(klog.FromContext(ctx))
+			return nil
+		}
 	}
 	klog.FromContext(ctx).Info("The API server does not keep all of a slice", "name", name)
 	return nil
@@ -72,13 +87,9 @@ func (p *publisher) compare(ctx context.Context, name string, sent dra.Slice, s 
 func (p *publisher) keepsMore(ctx context.Context) bool {
 	l, pool, more := &p.ledger, p.devices.Pools().Value(), false
 	due := l.asked.Add(gateInterval).Sub(p.clock.Now())
-	for _, feature := range []struct {
-		name string
-		off  *bool
-		in   func(dra.Slice) bool
-	}{{"taints", &l.noTaints, dra.Slice.Tainted}, {"counters", &l.noCounters, dra.Slice.Counted}, {"shares", &l.noShares, dra.Slice.Shared}} {
-		i := slices.IndexFunc(pool.Slices, feature.in)
-		if !*feature.off || i < 0 {
+	for _, part := range l.parts() {
+		i := slices.IndexFunc(pool.Slices, part.in)
+		if !*part.dropped || i < 0 {
 			continue
 		}
 		if due > 0 {
@@ -89,13 +100,13 @@ func (p *publisher) keepsMore(ctx context.Context) bool {
 		p.again.after(ctx, gateInterval)
 		kept, err := p.try(ctx, pool, i)
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "Cannot ask the API server whether it keeps what it did not keep of slices", "what", feature.name)
+			klog.FromContext(ctx).Error(err, "Cannot ask the API server again what it keeps of slices", "what", part.name)
 			continue
 		}
-		if feature.in(kept) {
-			*feature.off, more = false, true
+		if part.in(kept) {
+			*part.dropped, more = false, true
 			clear(l.kept)
-			klog.FromContext(ctx).Info("The API server keeps now what it did not keep of slices", "what", feature.name)
+			klog.FromContext(ctx).Info("The API server keeps more of slices now", "what", part.name)
 		}
 	}
 	return more

@@ -10,12 +10,9 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draslices"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/handover"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
 
@@ -90,19 +87,7 @@ func TestIllWithoutTaints(t *testing.T) {
 	s.untilPool("1: 0 1")
 	d.configs.Publish(config.Config{DRA: config.DRA{Mode: config.DRAAll}})
 	asked := make(users, 100)
-	arbiter := handover.New(handover.Options{
-		Configs: d.configs, Snapshots: d.snapshots, Users: asked, Owners: d.owners, Offered: d.owners, Published: d.devices.Published(),
-		Records: feed.New(map[string][]claims.Holder{}), Clock: s.clock,
-	})
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- arbiter.Run(ctx) }()
-	defer func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	}()
+	defer d.arbitrate(t, asked)()
 	d.fault(1)
 	s.untilPool("1: 0")
 	s.until("kubelet is asked", func() bool { return len(asked) > 0 })

@@ -13,11 +13,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/clock"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draplugin"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draslices"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/handover"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
 )
@@ -44,6 +46,24 @@ func (s *stage) startDriver(stateDir string, gpus int) *driver {
 	d := s.newDriver(stateDir, snapshotOf(gpus))
 	d.registered(1)
 	return d
+}
+
+// arbitrate begins to decide the owners of the GPUs. No claim is prepared. users is nil where there is no kubelet.
+func (d *driver) arbitrate(t *testing.T, users handover.Users) (end func()) {
+	t.Helper()
+	arbiter := handover.New(handover.Options{
+		Configs: d.configs, Snapshots: d.snapshots, Users: users, Owners: d.owners, Offered: d.owners, Published: d.devices.Published(),
+		Records: feed.New(map[string][]claims.Holder{}), Clock: d.s.clock,
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- arbiter.Run(ctx) }()
+	return func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
 }
 
 // newDriver starts a process whose driver kubelet has not registered yet.

@@ -36,7 +36,7 @@ func (l *life) leave(ctx context.Context, incarnation uint64) {
 	defer cancel()
 	log := klog.FromContext(ctx)
 	if err := l.Registrar.Leave(ctx, incarnation, l.list.name); err != nil {
-		log.Info("Kubelet disconnects the later process with this one, until that has registered again", "reason", err.Error())
+		log.Info("Kubelet disconnects the later process when this one ends; that one registers again", "reason", err.Error())
 		return
 	}
 	log.V(2).Info("Kubelet takes no notice of the end of this stream")
