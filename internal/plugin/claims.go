@@ -93,13 +93,12 @@ func (s *Set) grow(plan resource.Plan) resource.Plan {
 		all := slices.Clone(r.Devices)
 		for j, d := range all {
 			of := devices{r.Name, d.UUID}
-			left, limited := before[of]
-			if limited && d.Healthy {
-				all[j].Healthy = left > 0
-				before[of] = max(0, left-1)
-			}
-			if limited && d.Healthy && left == 0 {
-				all[j].Reason = "its GPU was on offer in another form a moment ago"
+			switch left, limited := before[of]; {
+			case !limited || !d.Healthy:
+			case left > 0:
+				before[of]--
+			default:
+				all[j].Healthy, all[j].Reason = false, "its GPU was on offer in another form a moment ago"
 			}
 		}
 		plan.Resources[i].Devices = all

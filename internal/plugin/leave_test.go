@@ -37,13 +37,9 @@ func (n *node) lowest(t *testing.T) (stop func() int) {
 // rollOut starts a daemon beside another one, which ends then, and waits until the new one has registered a second time, on 1.36.
 func (n *node) rollOut(t *testing.T, v standin.Version, earlier *daemon, devices int) *daemon {
 	t.Helper()
-	mark := n.Mark()
-	later := n.startDaemon(t, clock.RealClock{})
-	later.offer(devices)
-	n.await(t, "the later daemon's devices", func() bool { return n.listedAnew(mark) && n.Allocatable(gpu) == devices })
-	earlier.status(t, "silent", yielding)
+	later := n.overlap(t, earlier, devices)
 	later.status(t, "agreed", agreed)
-	mark = n.Mark()
+	mark := n.Mark()
 	earlier.stop()
 	if v == standin.V136 {
 		n.await(t, "the later daemon again", func() bool { return n.listedAnew(mark) })
@@ -115,11 +111,7 @@ func TestADaemonThatEndsBeforeItHasRegisteredAgain(t *testing.T) {
 	t.Parallel()
 	bothVersions(t, func(t *testing.T, v standin.Version) {
 		n, d := serving(t, v, clock.RealClock{}, 2)
-		mark := n.Mark()
-		later := n.startDaemon(t, clock.RealClock{})
-		later.offer(3)
-		n.await(t, "the later daemon's devices", func() bool { return n.listedAnew(mark) && n.Allocatable(gpu) == 3 })
-		d.status(t, "silent", yielding)
+		later := n.overlap(t, d, 3)
 		later.status(t, "agreed", agreed)
 		d.stop()
 		later.stop()

@@ -31,8 +31,7 @@ type past struct {
 	// forgotten counts how often an earlier process has had kubelet forget this one, and undone what it was when the last registration
 	// began that kubelet accepted: kubelet answers that after its question for the list, and an earlier process may end in between.
 	forgotten, undone int
-
-	ending bool // this process is ending, or no longer serves the resource
+	ending            bool // this process is ending, or no longer serves the resource
 }
 
 // release closes the socket of the last life.
