@@ -102,14 +102,11 @@ func (c *ClaimDaemons) Start(ctx context.Context, id string, wanted ClaimDaemon)
 	if !supervised(c.root) {
 		return errNoSupervisor
 	}
-	before, err := files.Read(c.path(id, wantedSuffix), maxClaim)
-	if _, ending := os.Lstat(c.path(id, endingSuffix)); ending == nil || err == nil && !bytes.Equal(before, text) {
+	before, _ := files.Read(c.path(id, wantedSuffix), maxClaim) // one that cannot be read is not this one
+	if _, ending := os.Lstat(c.path(id, endingSuffix)); ending == nil || !bytes.Equal(before, text) {
 		if err := c.End(ctx, id); err != nil {
 			return err
 		}
-		before = nil
-	}
-	if !bytes.Equal(before, text) {
 		if err := os.MkdirAll(filepath.Join(c.root, claimsFolder), 0o755); err != nil {
 			return err
 		}
@@ -118,7 +115,6 @@ func (c *ClaimDaemons) Start(ctx context.Context, id string, wanted ClaimDaemon)
 		}
 	}
 	pace := time.NewTicker(claimPace)
-	defer pace.Stop()
 	for {
 		problem, final := c.problem(id)
 		if problem == "" {
@@ -179,7 +175,6 @@ func (c *ClaimDaemons) Stop(id string) error {
 // End is Stop, and waits until the daemon has ended and the compute modes are set back, or until ctx ends.
 func (c *ClaimDaemons) End(ctx context.Context, id string) error {
 	pace := time.NewTicker(claimPace)
-	defer pace.Stop()
 	for {
 		if err := c.Stop(id); err != nil {
 			return err

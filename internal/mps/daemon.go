@@ -123,9 +123,7 @@ var errEndedAtOnce = errors.New("the MPS control daemon ended at once")
 // await waits until the daemon answers.
 func (d *daemon) await(ctx context.Context, p *process) error {
 	deadline := time.NewTimer(startTimeout)
-	defer deadline.Stop()
 	pace := time.NewTicker(startPace)
-	defer pace.Stop()
 	for {
 		_, err := d.ask(ctx, probeCommand, askTimeout)
 		if err == nil {
@@ -151,11 +149,10 @@ func (d *daemon) limit(ctx context.Context) error {
 		}
 	}
 	for i, g := range d.group.GPUs {
-		if g.memoryMiB() == 0 && d.group.Claim != nil {
-			continue
-		}
 		if g.memoryMiB() == 0 {
-			klog.FromContext(ctx).Info("The memory of a GPU is not known: its clients have no limit", "gpu", g.UUID)
+			if d.group.Claim == nil {
+				klog.FromContext(ctx).Info("The memory of a GPU is not known: its clients have no limit", "gpu", g.UUID)
+			}
 			continue
 		}
 		what := fmt.Sprintf("default_device_pinned_mem_limit %d", i)
@@ -216,7 +213,6 @@ func memory(text string) string {
 func (d *daemon) watch(ctx context.Context, p *process, every time.Duration) error {
 	klog.FromContext(ctx).Info("MPS is ready", "resource", d.group.Resource, "gpus", len(d.group.GPUs), "threads", d.group.threads())
 	pace := time.NewTicker(every)
-	defer pace.Stop()
 	unanswered := 0
 	for {
 		select {
@@ -226,7 +222,7 @@ func (d *daemon) watch(ctx context.Context, p *process, every time.Duration) err
 			return fmt.Errorf("the MPS control daemon of %s ended: %w", d.group.Resource, p.exit)
 		case <-pace.C:
 		}
-		if _, err := d.ask(ctx, probeCommand, askTimeout); err == nil || ctx.Err() != nil {
+		if _, err := d.ask(ctx, probeCommand, askTimeout); err == nil {
 			unanswered = 0
 		} else if unanswered++; unanswered == maxUnanswered {
 			return fmt.Errorf("the MPS control daemon of %s no longer answers: %w", d.group.Resource, err)

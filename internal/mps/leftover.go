@@ -47,7 +47,6 @@ func awaitEnd(ctx context.Context, pids []int) error {
 	ctx, cancel := context.WithTimeout(ctx, quitTimeout)
 	defer cancel()
 	pace := time.NewTicker(startPace)
-	defer pace.Stop()
 	for slices.ContainsFunc(pids, running) {
 		select {
 		case <-ctx.Done():
@@ -62,7 +61,7 @@ func awaitEnd(ctx context.Context, pids []int) error {
 func running(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	_, state, _ := strings.Cut(string(stat), ") ")
-	return err == nil && !strings.HasPrefix(state, "Z") && !strings.HasPrefix(state, "X")
+	return err == nil && !strings.HasPrefix(state, "Z")
 }
 
 // processes returns the control daemons of the directory and their servers, but not programs that give a daemon commands. In a PID

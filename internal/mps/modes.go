@@ -94,7 +94,21 @@ func (e *exclusive) restore(ctx context.Context, resource string, uuids []string
 func (e *exclusive) mayBeLeft(uuids []string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return len(uuids) > 0 && e.any || slices.ContainsFunc(uuids, func(uuid string) bool { return e.left[uuid] })
+	return e.any || slices.ContainsFunc(uuids, func(uuid string) bool { return e.left[uuid] })
+}
+
+// restoreUnwanted sets GPUs back that an earlier process could not set back and that nobody wants any more.
+func (e *exclusive) restoreUnwanted(ctx context.Context, wanted []string) error {
+	e.mu.Lock()
+	left := slices.Collect(maps.Keys(e.left))
+	e.mu.Unlock()
+	var all error
+	for _, uuid := range left {
+		if !slices.Contains(wanted, uuid) {
+			all = errors.Join(all, e.restore(ctx, uuid, []string{uuid})) // each for itself: another one may be lost
+		}
+	}
+	return all
 }
 
 // release sets the GPUs of a resource back to what they were.

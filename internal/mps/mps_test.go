@@ -54,7 +54,7 @@ type node struct {
 
 	mu    sync.Mutex // guards all following fields
 	modes map[string]inventory.ComputeMode
-	fail  error // to set modes
+	fail  map[string]error // to set the mode of a GPU, or of any GPU for ""
 }
 
 func newNode(t *testing.T) *node {
@@ -71,8 +71,8 @@ func newNode(t *testing.T) *node {
 func (n *node) SetComputeMode(_ context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.fail != nil {
-		return 0, n.fail
+	if err := errors.Join(n.fail[uuid], n.fail[""]); err != nil {
+		return 0, err
 	}
 	before := n.modes[uuid]
 	n.modes[uuid] = mode
@@ -82,7 +82,17 @@ func (n *node) SetComputeMode(_ context.Context, uuid string, mode inventory.Com
 func (n *node) setFail(err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.fail = err
+	n.fail = map[string]error{"": err}
+}
+
+// marked are the GPUs that the mark names.
+func (n *node) marked() []string {
+	n.t.Helper()
+	text, err := os.ReadFile(n.path(".exclusive"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		n.t.Fatal(err)
+	}
+	return strings.Fields(string(text))
 }
 
 // checkModes checks the GPUs that are in another mode than the default.
@@ -360,6 +370,46 @@ func TestAGPUThatAKilledProcessLeft(t *testing.T) {
 	if n.has(".exclusive") {
 		t.Error("the mark is there after the end")
 	}
+}
+
+// TestGPUsThatAKilledProcessLeftAndNobodyWants are set back as soon as it is known what is wanted. One that is lost keeps no other one from
+// it, and stays in the mark.
+func TestGPUsThatAKilledProcessLeftAndNobodyWants(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	if err := os.MkdirAll(n.path("claims/uid-3-0"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{
+		".exclusive":                   "GPU-a\nGPU-b\nGPU-c\nGPU-d\nGPU-lost\n",
+		"claims/" + oneClaim + ".json": `{"devices":[{"uuid":"GPU-b"}],"exclusive":true}`,
+		"claims/uid-3-0.ending":        `{"devices":[{"uuid":"GPU-d"}],"exclusive":true}`,
+	} {
+		if err := os.WriteFile(n.path(name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, uuid := range []string{"GPU-a", "GPU-b", "GPU-c", "GPU-d"} {
+		n.modes[uuid] = inventory.ComputeExclusiveProcess
+	}
+	n.fail = map[string]error{"GPU-lost": errors.New("GPU is lost")}
+	end := n.supervise(group(one, gpu("a", 80, 2)))
+	n.untilReady()
+	n.until("the daemon of the claim", func() bool { return mps.NewClaimDaemons(n.root).Problem(oneClaim) == "" })
+	n.until("what is left of the other claim is removed", func() bool { return !n.has("claims/uid-3-0.ending") })
+	n.checkModes("while daemons run", map[string]inventory.ComputeMode{
+		"GPU-a": inventory.ComputeExclusiveProcess, "GPU-b": inventory.ComputeExclusiveProcess,
+	})
+	if diff := cmp.Diff([]string{"GPU-a", "GPU-b", "GPU-lost"}, n.marked()); diff != "" {
+		t.Errorf("the mark while daemons run (-want +got):\n%s", diff)
+	}
+	end()
+	if diff := cmp.Diff([]string{"GPU-lost"}, n.marked()); diff != "" {
+		t.Errorf("the mark after the end (-want +got):\n%s", diff)
+	}
+	n.fail = nil
+	n.supervise()
+	n.until("the GPU that was lost is set back", func() bool { return len(n.marked()) == 0 })
 }
 
 // TestAServerThatIsLeftWithoutItsDaemon is killed before the next daemon starts.

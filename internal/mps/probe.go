@@ -147,12 +147,10 @@ func (p *Prober) ask(ctx context.Context, name string) {
 		return
 	}
 	p.targets[name] = target{reason: reason, answered: true}
-	if before.reason == reason {
-		return
-	}
-	if reason == "" {
+	if reason == "" && before.reason != "" {
 		klog.FromContext(ctx).Info("MPS control daemon answers", "resource", name)
-	} else {
+	}
+	if reason != "" && reason != before.reason {
 		klog.FromContext(ctx).Info("MPS control daemon does not answer", "resource", name, "reason", reason)
 	}
 	p.publishLocked()

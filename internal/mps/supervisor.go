@@ -3,6 +3,7 @@ package mps
 import (
 	"context"
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -75,7 +76,6 @@ func (s *Supervisor) work(ctx context.Context) error {
 		return err
 	}
 	look := time.NewTicker(claimPace)
-	defer look.Stop()
 	for {
 		groups, changed := s.wanted.Latest()
 		if groups != nil {
@@ -95,7 +95,7 @@ func (s *Supervisor) work(ctx context.Context) error {
 }
 
 // adjust ends the tasks of resources that are no longer shared, tells the others what they are to serve, and begins those
-// that are missing.
+// that are missing. Then it sets GPUs back that an earlier process left in exclusive mode for nobody.
 func (s *Supervisor) adjust(ctx context.Context, gpus *exclusive, tasks map[string]*task, groups []Group) {
 	wanted := map[string]Group{}
 	for _, g := range groups {
@@ -117,6 +117,16 @@ func (s *Supervisor) adjust(ctx context.Context, gpus *exclusive, tasks map[stri
 		}
 	}
 	s.count(ctx, len(wanted))
+	all, err := NewClaimDaemons(s.root).All()
+	if err == nil {
+		for _, g := range groups {
+			all[g.Resource] = g.uuids()
+		}
+		err = gpus.restoreUnwanted(ctx, slices.Concat(slices.Collect(maps.Values(all))...))
+	}
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "GPUs that nobody wants stay in exclusive mode")
+	}
 }
 
 // A task runs the daemons of one resource, one after the other.
