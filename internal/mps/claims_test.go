@@ -117,11 +117,55 @@ func TestDaemonOfAClaimThatDies(t *testing.T) {
 	}
 	n.setFail(nil)
 	n.until("another daemon serves", func() bool { return c.Problem(oneClaim) == "" && n.pid(mps.ClaimDir(oneClaim)) != first })
+	if n.has(mps.ClaimDir(oneClaim) + "/.failed") {
+		t.Error("a daemon that serves has left the reason of an earlier failure")
+	}
+	if err := c.Stop(oneClaim); err != nil {
+		t.Fatal(err)
+	}
+	stopped := n.pid(mps.ClaimDir(oneClaim))
+	if err := n.start(oneClaim, wantedGPUs); err != nil || n.has("claims/"+oneClaim+".ending") || alive(stopped) {
+		t.Errorf("a daemon that was given back and is wanted anew: %v; the one that was given back is there: %v", err, alive(stopped))
+	}
 	end()
 	n.until("there is no supervisor", func() bool { return strings.Contains(c.Problem(oneClaim), "mps-control-daemon does not run") })
 	n.checkModes("without a supervisor", map[string]inventory.ComputeMode{})
 	n.supervise()
 	n.until("the next supervisor starts it", func() bool { return c.Problem(oneClaim) == "" })
+}
+
+// TestGPUsOfAClaimThatCannotBeSetBack: nothing of the claim is forgotten until they are. A claim that leaves none to MPS alone does not wait
+// for that, and none waits for the plan of resources.
+func TestGPUsOfAClaimThatCannotBeSetBack(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.run()
+	n.until("a supervisor", func() bool { return !strings.Contains(mps.NewClaimDaemons(n.root).Problem(oneClaim), "does not run") })
+	if err := n.start(oneClaim, wantedGPUs); err != nil {
+		t.Fatal(err)
+	}
+	n.checkAccess()
+	n.setFail(errors.New("not now"))
+	c := mps.NewClaimDaemons(n.root)
+	pid := n.pid(mps.ClaimDir(oneClaim))
+	if err := c.Stop(oneClaim); err != nil {
+		t.Fatal(err)
+	}
+	n.until("the daemon has ended", func() bool { return !alive(pid) })
+	const other = "uid-2-0"
+	if err := n.start(other, mps.ClaimDaemon{Devices: []mps.ClaimDevice{{UUID: "GPU-c"}}}); err != nil {
+		t.Error(err)
+	}
+	if !n.has(mps.ClaimDir(oneClaim)) || !n.has("claims/"+oneClaim+".ending") || len(n.marked()) != 2 {
+		t.Errorf("GPUs stay in exclusive mode and are forgotten: %q", n.marked())
+	}
+	n.setFail(nil)
+	n.end(oneClaim)
+	n.end(other)
+	n.checkModes("afterwards", map[string]inventory.ComputeMode{})
+	if n.has(".ready") {
+		t.Error("ready before it is known what is wanted")
+	}
 }
 
 // TestClaimsWithoutSupervisor: nothing is asked for, and what was asked for and never begun can be given back.

@@ -58,7 +58,8 @@ func TestReadingAnswers(t *testing.T) {
 		text, want string
 	}{
 		{percentage, "33", "33"}, {percentage, "33.0", "33"}, {percentage, "Invalid", ""}, {percentage, "", ""},
-		{memory, "20480M", "20G"}, {memory, "20G", "20G"}, {memory, "20000M", "19G"}, {memory, "512M", "512M"},
+		{memory, "20480M", "20G"}, {memory, "20G", "20G"}, {memory, "20000M", "19G"}, {memory, "1023M", "1023M"}, {memory, "1024M", "1G"},
+		{memory, strings.Repeat("9", 30) + "M", ""}, {memory, "512M", "512M"},
 		{memory, "Default limit: 512 M", "512M"}, {memory, "Memory limit is not set", ""},
 	} {
 		if got := tt.read(tt.text); got != tt.want {

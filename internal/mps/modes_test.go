@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -135,5 +136,54 @@ func TestAClaimWhoseGPUsWereNotLeft(t *testing.T) {
 	}
 	if len(c.modes) != 0 {
 		t.Errorf("modes were set: %v", c.modes)
+	}
+}
+
+// TestAGPUThatCannotBeSetBack keeps no other one from it, stays in the mark, and is set back later.
+func TestAGPUThatCannotBeSetBack(t *testing.T) {
+	t.Parallel()
+	c := &computeModes{t: t, mark: filepath.Join(t.TempDir(), exclusiveMark), modes: map[string]inventory.ComputeMode{}}
+	e := newExclusive(c, c.mark)
+	if err := e.claim(t.Context(), "nvidia.com/gpu", []string{"GPU-b", "GPU-a", "GPU-c"}); err != nil {
+		t.Fatal(err)
+	}
+	checkText := func(when, want string) {
+		t.Helper()
+		if text, err := os.ReadFile(c.mark); err != nil || string(text) != want {
+			t.Errorf("the mark %s is %q (%v), want %q", when, text, err, want)
+		}
+	}
+	checkText("with all GPUs", "GPU-a\nGPU-b\nGPU-c\n")
+	c.fail = map[string]error{"GPU-b": errors.New("b is lost"), "GPU-c": errors.New("c is lost")}
+	if err := e.release(t.Context(), "nvidia.com/gpu"); err == nil ||
+		!strings.Contains(err.Error(), "b is lost") || !strings.Contains(err.Error(), "c is lost") {
+		t.Errorf("release() = %v, want what is wrong with both", err)
+	}
+	checkText("after the release", "GPU-b\nGPU-c\n")
+	want := map[string]inventory.ComputeMode{
+		"GPU-a": inventory.ComputeDefault, "GPU-b": inventory.ComputeExclusiveProcess, "GPU-c": inventory.ComputeExclusiveProcess,
+	}
+	if diff := cmp.Diff(want, c.modes); diff != "" {
+		t.Errorf("modes after the release (-want +got):\n%s", diff)
+	}
+	if err := e.claim(t.Context(), "nvidia.com/other", []string{"GPU-a"}); err == nil {
+		t.Error("no error of GPUs that are lost")
+	}
+	c.fail = nil
+	if err := e.claim(t.Context(), "nvidia.com/other", []string{"GPU-a"}); err != nil {
+		t.Error(err)
+	}
+	checkText("of the next resource", "GPU-a\n")
+	if err := e.release(t.Context(), "nvidia.com/other"); err != nil {
+		t.Error(err)
+	}
+	c.checkMark("at the end")
+	c.mark = filepath.Join(c.mark, "not a folder")
+	if err := os.WriteFile(filepath.Dir(c.mark), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := newExclusive(c, c.mark).claim(t.Context(), "nvidia.com/gpu", []string{"GPU-a"}); err == nil ||
+		c.modes["GPU-a"] != inventory.ComputeDefault {
+		t.Errorf("a GPU is in mode %v without a mark: %v", c.modes["GPU-a"], err)
 	}
 }

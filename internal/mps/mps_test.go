@@ -85,6 +85,27 @@ func (n *node) setFail(err error) {
 	n.fail = map[string]error{"": err}
 }
 
+// checkAccess checks that what the supervisor has made can be changed, and files read, by its own user alone.
+func (n *node) checkAccess() {
+	n.t.Helper()
+	err := filepath.WalkDir(n.root, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || path == n.root || strings.HasPrefix(filepath.Base(filepath.Dir(path)), "pipe") || e.Name() == "control.log" {
+			return err
+		}
+		info, err := e.Info()
+		if err != nil {
+			return err
+		}
+		if want := map[bool]fs.FileMode{true: 0o755, false: 0o600}[e.IsDir()]; info.Mode().Perm() != want {
+			n.t.Errorf("%s has the mode %o, want %o", path, info.Mode().Perm(), want)
+		}
+		return nil
+	})
+	if err != nil {
+		n.t.Error(err)
+	}
+}
+
 // marked are the GPUs that the mark names.
 func (n *node) marked() []string {
 	n.t.Helper()
@@ -115,6 +136,12 @@ func (n *node) checkModes(when string, want map[string]inventory.ComputeMode) {
 func (n *node) supervise(groups ...mps.Group) (end func()) {
 	n.t.Helper()
 	n.wanted.Publish(append([]mps.Group{}, groups...))
+	return n.run()
+}
+
+// run is supervise where it is not known which groups are wanted.
+func (n *node) run() (end func()) {
+	n.t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(n.t.Context()))
 	ended := make(chan error, 1)
 	go func() { ended <- mps.NewSupervisor(n.root, n.wanted, n).Run(ctx) }()
@@ -230,6 +257,7 @@ func TestDaemonsAreStartedLimitedAndEnded(t *testing.T) {
 	if mark, err := os.ReadFile(n.path(".ready")); err != nil || string(mark) != "mps\n" {
 		t.Errorf("the mark says %q (%v)", mark, err)
 	}
+	n.checkAccess()
 	if !n.has(one+"/.started") || !n.has(two+"/.started") {
 		t.Error("not all daemons are marked as started")
 	}
@@ -521,7 +549,7 @@ func TestAnswersWithoutEnd(t *testing.T) {
 	end := second.supervise(group(one, gpu("a", 80, 2)))
 	second.until("a daemon", func() bool { return second.pid(one) != 0 })
 	end()
-	if second.has(".ready") || second.has(one+"/.started") {
+	if second.has(".ready") || second.has(one+"/.started") || alive(second.pid(one)) {
 		t.Error("ready although its answers have no end")
 	}
 }

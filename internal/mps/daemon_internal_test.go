@@ -1,0 +1,394 @@
+package mps
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+	clocktest "k8s.io/utils/clock/testing"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+)
+
+// patience bounds every wait for something that must happen.
+const patience = 2 * time.Minute
+
+// until waits for something to become so.
+func until(t *testing.T, what string, so func() bool) {
+	t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.After(patience); !so(); {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+// newScript makes a script of the shell the driver's program. It finds its command in $command, "-f" for a daemon, and the directory of the
+// daemon, which is returned, in $dir. Each command is a line of the file "asked" there.
+func newScript(t *testing.T, text string) control {
+	t.Helper()
+	programs, c := t.TempDir(), control{dir: t.TempDir()}
+	text = "#!/bin/sh\nPATH=/usr/bin:/bin\ndir=" + c.dir + "\ncommand=$1\n[ -n \"$1\" ] || read command\necho $command >>$dir/asked\n" + text
+	if err := os.WriteFile(filepath.Join(programs, controlProgram), []byte(text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(c.folder(pipeFolder), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", programs)
+	return c
+}
+
+// asked are the commands that the script of a test was given.
+func asked(t *testing.T, c control) []string {
+	t.Helper()
+	text, err := os.ReadFile(c.folder("asked"))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	return strings.Split(strings.TrimSpace(string(text)), "\n")
+}
+
+// serving is what a script does that is a daemon until it is told to quit.
+const serving = `
+case $command in
+-f) echo $$ >$dir/pid; exec sleep 1000;;
+quit*) kill $(cat $dir/pid);;
+*) [ -e $dir/pid ] && echo 100;;
+esac
+`
+
+// TestLivesThatDoNotBegin: each says why, tells nobody that it is ready, and leaves no daemon.
+func TestLivesThatDoNotBegin(t *testing.T) {
+	resource := Group{Resource: "nvidia.com/gpu", GPUs: []GPU{{UUID: "GPU-a", MemoryBytes: 80 << 30, Replicas: 2}}}
+	for _, tt := range []struct {
+		name, script string
+		prepare      func(dir string) error
+		group        Group
+		want         string
+		begun        bool // a daemon is started, and ended
+	}{
+		{"the mark cannot be written", "[ \"$command\" != -f ] || mkdir -p $dir/.started/full\n" + serving, nil, Group{Claim: &ClaimDaemon{}},
+			"mark the MPS control daemon as started", true},
+		{"the mark of an earlier one cannot be removed", serving,
+			func(dir string) error { return os.MkdirAll(filepath.Join(dir, startedMark, "full"), 0o755) }, resource,
+			"remove the mark of an earlier MPS control daemon", false},
+		{"one that was left does not quit, and is nowhere seen", "[ \"$command\" = " + probeCommand + " ]", nil, resource, "end its process", false},
+		{"the folder of logs is a file", serving,
+			func(dir string) error { return os.WriteFile(filepath.Join(dir, logFolder), nil, 0o600) }, resource, "make a folder for MPS", false},
+		{"it ends without a reason", "[ \"$command\" = -f ]", nil, Group{Claim: &ClaimDaemon{}}, "ended at once: exit status 0", true},
+		{"it cannot be executed", "", func(string) error {
+			return os.WriteFile(filepath.Join(os.Getenv("PATH"), controlProgram), []byte("\x7fELF"), 0o755)
+		}, Group{Claim: &ClaimDaemon{}}, "start the MPS control daemon: ", false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := newScript(t, tt.script)
+			if tt.prepare != nil {
+				if err := tt.prepare(c.dir); err != nil {
+					t.Fatal(err)
+				}
+			}
+			modes := &computeModes{t: t, mark: filepath.Join(t.TempDir(), exclusiveMark), modes: map[string]inventory.ComputeMode{}}
+			d := &daemon{control: c, group: tt.group, gpus: newExclusive(modes, modes.mark)}
+			err := d.run(t.Context(), func(ready bool) { t.Errorf("ready: %v", ready) })
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("run() = %v, want %q", err, tt.want)
+			}
+			if begun := slices.Contains(asked(t, c), "-f"); begun != tt.begun {
+				t.Errorf("a daemon was started: %v, want %v", begun, tt.begun)
+			}
+		})
+	}
+}
+
+// TestLimitsAreReadBack: a daemon has a limit if it says so, or if it says nothing at all that is understood.
+func TestLimitsAreReadBack(t *testing.T) {
+	for _, tt := range []struct {
+		name, set, get string
+		want           string // in the error; empty if the limit holds
+	}{
+		{"it says so", "", "echo 33.0", ""},
+		{"it says so, after words", "echo set to 33.0", "echo 33.0", ""},
+		{"it says nothing", "", "", ""},
+		{"it says what is not understood", "", "echo a third", ""},
+		{"it has another one", "", "echo 50.0", `has "50.0"`},
+		{"it refuses, and says nothing", "echo no", "", `says "no"`},
+		{"it cannot be told", "exit 1", "echo 33.0", "exit status 1"},
+		{"it cannot be asked", "", "exit 1", "exit status 1"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			d := &daemon{control: newScript(t, "case $command in\nset*) "+tt.set+"\n;;\nget*) "+tt.get+"\n;;\nesac")}
+			err := d.set(t.Context(), "default_active_thread_percentage", "33", percentage)
+			if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("set() = %v, want %q", err, tt.want)
+			}
+		})
+	}
+}
+
+// TestAnAnswerBetween: only questions in a row that are not answered end a daemon.
+func TestAnAnswerBetween(t *testing.T) {
+	c := newScript(t, "[ $(wc -l <$dir/asked) = 3 ]") // the third one alone
+	d := &daemon{control: c}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	err := d.watch(ctx, &process{ended: make(chan struct{})}, time.Millisecond)
+	if err == nil || !strings.Contains(err.Error(), "no longer answers") {
+		t.Errorf("watch() = %v", err)
+	}
+	if got := len(asked(t, c)); got != 3+maxUnanswered {
+		t.Errorf("it was given up after %d questions, want %d", got, 3+maxUnanswered)
+	}
+}
+
+// TestProcessesOfADaemon: they are those of its directory, and programs that ask it are none of them.
+func TestProcessesOfADaemon(t *testing.T) {
+	t.Parallel()
+	begin := func(c control, arguments ...string) *exec.Cmd {
+		program := exec.CommandContext(t.Context(), controlProgram, arguments...)
+		program.Env = c.environment()
+		stdin, err := program.StdinPipe()
+		if err == nil {
+			err = program.Start()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			_ = stdin.Close()
+			_ = program.Process.Kill()
+			_ = program.Wait() // it was killed
+		})
+		return program
+	}
+	newDaemon := func() (control, *exec.Cmd) {
+		dir, err := os.MkdirTemp("", "mps") // short: it holds sockets
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = os.RemoveAll(dir) })
+		c := control{dir: dir}
+		for _, folder := range []string{pipeFolder, logFolder} {
+			if err := makeFolder(c.folder(folder)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if found := c.processes(); len(found) != 0 {
+			t.Errorf("before the daemon: %v", found)
+		}
+		p := begin(c, "-f")
+		until(t, "the daemon answers", func() bool { _, err := c.ask(t.Context(), probeCommand, askTimeout); return err == nil })
+		return c, p
+	}
+	c, d := newDaemon()
+	_, _ = newDaemon()
+	asking := begin(c)
+	until(t, "the program that asks runs", func() bool {
+		name, err := os.Readlink("/proc/" + strconv.Itoa(asking.Process.Pid) + "/exe")
+		return err == nil && filepath.Base(name) == controlProgram
+	})
+	if diff := cmp.Diff([]int{d.Process.Pid}, c.processes()); diff != "" {
+		t.Errorf("processes (-want +got):\n%s", diff)
+	}
+	if err := d.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := awaitEnd(t.Context(), []int{d.Process.Pid}); err != nil { // its parent has not asked how it ended
+		t.Error(err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := awaitEnd(ended, []int{os.Getpid()}); err == nil || !strings.Contains(err.Error(), "do not end: ["+strconv.Itoa(os.Getpid())+"]") {
+		t.Errorf("awaitEnd() of a process that does not end = %v", err)
+	}
+}
+
+// TestFoldersHaveALabelWhereSELinuxEnforces, and none where it does not: containers of any user may use them.
+func TestFoldersHaveALabelWhereSELinuxEnforces(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), pipeFolder)
+	if err := makeFolder(dir); err != nil {
+		t.Fatal(err)
+	}
+	_, err := os.Stat("/sys/fs/selinux/enforce")
+	label := make([]byte, 100)
+	n, none := unix.Getxattr(dir, "security.selinux", label)
+	if labelled := none == nil && strings.Contains(string(label[:n]), ":container_file_t:"); labelled != (err == nil) {
+		t.Errorf("a folder has the label %q (%v) where SELinux enforces: %v", label[:max(0, n)], none, err == nil)
+	}
+}
+
+// TestWhatACommandPrints is kept up to the limit, and no further.
+func TestWhatACommandPrints(t *testing.T) {
+	t.Parallel()
+	full := 0
+	b := &bounded{full: func() { full++ }}
+	half := []byte(strings.Repeat("x", maxAnswer/2))
+	for range 2 {
+		if n, err := b.Write(half); n != len(half) || err != nil {
+			t.Errorf("Write() = %d, %v within the limit", n, err)
+		}
+	}
+	if text, whole := b.text(); len(text) != maxAnswer || !whole || full != 0 {
+		t.Errorf("%d bytes, whole: %v; full was called %d times", len(text), whole, full)
+	}
+	if n, err := b.Write([]byte("y")); n != 0 || err == nil {
+		t.Errorf("Write() = %d, %v beyond the limit", n, err)
+	}
+	if text, whole := b.text(); len(text) != maxAnswer || whole || full != 1 {
+		t.Errorf("%d bytes, whole: %v; full was called %d times", len(text), whole, full)
+	}
+}
+
+// TestWhatOneClientMayUse: a daemon has one figure for all its GPUs, and serves a group that has the same.
+func TestWhatOneClientMayUse(t *testing.T) {
+	t.Parallel()
+	a, b := GPU{UUID: "GPU-a", Replicas: 1}, GPU{UUID: "GPU-b", Replicas: 4}
+	for want, g := range map[int]Group{
+		100: {GPUs: []GPU{a}}, 25: {GPUs: []GPU{a, b, a}}, 0: {GPUs: []GPU{b}, Claim: &ClaimDaemon{}}, 40: {Claim: &ClaimDaemon{Percentage: 40}},
+	} {
+		if got := g.threads(); got != want {
+			t.Errorf("threads() of %v = %d, want %d", g, got, want)
+		}
+	}
+	both := Group{GPUs: []GPU{a, b}}
+	if !both.serves(Group{GPUs: []GPU{b}}) || both.serves(Group{GPUs: []GPU{a}}) || (Group{GPUs: []GPU{b}}).serves(both) {
+		t.Error("a daemon serves a group with other limits, or with other GPUs, or not one with fewer GPUs")
+	}
+}
+
+// TestQuestionsOfAProber: each daemon is asked once at a time, those that answer more rarely, and only what it says of resources that are
+// followed, and before the end, counts.
+func TestQuestionsOfAProber(t *testing.T) {
+	c := newScript(t, "[ ! -e $dir/silent ]")
+	clock := clocktest.NewFakeClock(time.Unix(0, 0))
+	root, name := filepath.Split(c.dir)
+	p := NewProber(root, clock)
+	p.Follow([]string{name})
+	if names, followed := p.due(false); !slices.Equal(names, []string{name}) || !followed {
+		t.Errorf("due() = %v, %v of a daemon that was not asked", names, followed)
+	}
+	if names, followed := p.due(true); len(names) != 0 || !followed {
+		t.Errorf("due() = %v, %v of a daemon that is being asked", names, followed)
+	}
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	p.ask(over, name)
+	if p.Asked(name) {
+		t.Error("a question that was given up counts as answered")
+	}
+	p.ask(t.Context(), "another")
+	if _, followed := p.targets["another"]; followed {
+		t.Error("a resource is followed because it was asked about")
+	}
+	p.ask(t.Context(), name)
+	if reason := p.Unready().Value()[name]; reason != "" || !p.Asked(name) {
+		t.Errorf("a daemon that answers: %q, asked %v", reason, p.Asked(name))
+	}
+	if names, _ := p.due(false); len(names) != 0 {
+		t.Errorf("due() = %v of a daemon that answers", names)
+	}
+	if names, _ := p.due(true); !slices.Equal(names, []string{name}) {
+		t.Errorf("due() = %v when all are asked", names)
+	}
+	if err := os.WriteFile(c.folder("silent"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.ask(t.Context(), name)
+	if reason := p.Unready().Value()[name]; !strings.Contains(reason, "does not answer") {
+		t.Errorf("a daemon that does not answer any more: %q", reason)
+	}
+	if names, _ := p.due(false); !slices.Equal(names, []string{name}) {
+		t.Errorf("due() = %v of a daemon that does not answer", names)
+	}
+}
+
+// TestHowOftenAProberLooks: a daemon that answers is asked at every tenth look, and without resources nothing wakes the process.
+func TestHowOftenAProberLooks(t *testing.T) {
+	c := newScript(t, "true")
+	clock := clocktest.NewFakeClock(time.Unix(0, 0))
+	root, name := filepath.Split(c.dir)
+	p := NewProber(root, clock)
+	run := func() (end func()) {
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- p.Run(ctx) }()
+		return func() {
+			cancel()
+			if err := <-ended; err != nil {
+				t.Errorf("Run() = %v", err)
+			}
+		}
+	}
+	run()()
+	if clock.HasWaiters() {
+		t.Error("a look is planned although no resource is followed")
+	}
+	p.Follow([]string{name})
+	defer run()()
+	until(t, "the first answer", func() bool { return len(p.Unready().Value()) == 0 })
+	looks := 0
+	for ; len(asked(t, c)) < 2 && looks < 2*lookRarely; looks++ {
+		until(t, "the next look is planned", clock.HasWaiters)
+		p.mu.Lock()
+		asking := p.targets[name].asking
+		p.mu.Unlock()
+		if asking {
+			break
+		}
+		clock.Step(lookEvery)
+	}
+	if looks < lookRarely/2 || looks > lookRarely {
+		t.Errorf("a daemon that answers was asked again after %d looks", looks)
+	}
+}
+
+// TestALifeThatEnds leaves no reason of a failure: nobody is to think that the daemon cannot be started.
+func TestALifeThatEnds(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	s := NewSupervisor(root, feed.New[[]Group](nil), nil)
+	g := ClaimDaemon{Devices: []ClaimDevice{{UUID: "GPU-a"}}, Exclusive: true}.group("uid-1-0")
+	ctx, cancel := context.WithCancel(t.Context())
+	modes := modesFunc(func() error {
+		cancel()
+		return errors.New("the end")
+	})
+	live := func(ctx context.Context) error {
+		return s.live(ctx, newExclusive(modes, filepath.Join(root, exclusiveMark)), &task{wanted: feed.New(g)})
+	}
+	failed := filepath.Join(root, ClaimDir("uid-1-0"), failedMark)
+	if err := live(ctx); err == nil {
+		t.Error("no error of a GPU whose mode cannot be set")
+	}
+	if _, err := os.Stat(failed); err == nil {
+		t.Error("a life that was ended has left a reason of failure")
+	}
+	if err := live(t.Context()); err == nil {
+		t.Error("no error of a GPU whose mode cannot be set")
+	}
+	if text, err := os.ReadFile(failed); err != nil || string(text) != "the end" {
+		t.Errorf("the reason of a failure is %q (%v)", text, err)
+	}
+}
+
+// A modesFunc is Modes that fail.
+type modesFunc func() error
+
+func (f modesFunc) SetComputeMode(context.Context, string, inventory.ComputeMode) (inventory.ComputeMode, error) {
+	return 0, f()
+}
