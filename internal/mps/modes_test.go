@@ -21,9 +21,9 @@ type computeModes struct {
 	fail  map[string]error
 }
 
-func (c *computeModes) SetComputeMode(_ context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode, error) {
+func (c *computeModes) SetComputeMode(ctx context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode, error) {
 	c.checkMark("before the mode of " + uuid + " is set")
-	if err := c.fail[uuid]; err != nil {
+	if err := errors.Join(c.fail[uuid], ctx.Err()); err != nil {
 		return 0, err
 	}
 	before := c.modes[uuid]

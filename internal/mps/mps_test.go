@@ -68,10 +68,10 @@ func newNode(t *testing.T) *node {
 }
 
 // SetComputeMode makes a node the Modes of its Supervisor.
-func (n *node) SetComputeMode(_ context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode, error) {
+func (n *node) SetComputeMode(ctx context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if err := errors.Join(n.fail[uuid], n.fail[""]); err != nil {
+	if err := errors.Join(n.fail[uuid], n.fail[""], ctx.Err()); err != nil {
 		return 0, err
 	}
 	before := n.modes[uuid]

@@ -18,23 +18,26 @@ func TestMountSHM(t *testing.T) {
 	root := t.TempDir()
 	dir := filepath.Join(root, "shm")
 	err := mps.MountSHM(root)
+	mounted := err == nil
+	defer func() {
+		if mounted {
+			if err := unix.Unmount(dir, 0); err != nil {
+				t.Error(err)
+			}
+		}
+		if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o755 {
+			t.Errorf("the folder that containers are given: %v, %v", info, err)
+		}
+	}()
 	if errors.Is(err, mps.ErrNotMounted) {
 		if !strings.Contains(err.Error(), "run this container privileged") {
 			t.Errorf("without the privilege: %v", err)
-		}
-		if _, err := os.Stat(dir); err != nil {
-			t.Errorf("the folder that containers are given: %v", err)
 		}
 		return
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() {
-		if err := unix.Unmount(dir, 0); err != nil {
-			t.Error(err)
-		}
-	}()
 	var fs unix.Statfs_t
 	var machine unix.Sysinfo_t
 	if err := errors.Join(unix.Statfs(dir, &fs), unix.Sysinfo(&machine)); err != nil {
