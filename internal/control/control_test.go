@@ -83,8 +83,11 @@ func answers(t *testing.T, socket string) {
 }
 
 func TestCalls(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "c.sock")
+	socket := filepath.Join(t.TempDir(), "made", "c.sock")
 	_, stop := start(t, socket)
+	if info, err := os.Stat(filepath.Dir(socket)); err != nil || info.Mode().Perm() != 0o755 {
+		t.Errorf("the folder of the socket: %v, %v; want mode 0755", info, err)
+	}
 
 	var got []string
 	if err := control.Call(t.Context(), socket, "echo", []string{"a", "b"}, &got); err != nil || strings.Join(got, "") != "ab" {

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -135,4 +136,27 @@ func TestTheEndOfAStream(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestConnectionsThatCannotBeAccepted take no room from later ones, and are tried again until the end.
+func TestConnectionsThatCannotBeAccepted(t *testing.T) {
+	t.Parallel()
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "c.sock"), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := listener.Close(); err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		server := NewServer("", nil, nil)
+		life, end := context.WithTimeout(t.Context(), 2*maxCalls*lookOften)
+		defer end()
+		if err := server.accept(t.Context(), life, listener); err != nil || life.Err() == nil {
+			t.Errorf("accept() = %v before the end: %v", err, life.Err() == nil)
+		}
+		if len(server.room) != 0 {
+			t.Errorf("%d places are taken by nobody", len(server.room))
+		}
+	})
 }
