@@ -68,7 +68,7 @@ func (d *disputes) register(now time.Time) (wait time.Duration, ok bool) {
 // A comparison is what a life knows from comparing kubelet's account with its list.
 type comparison struct {
 	agreed   bool                            // the two have been the same at least once
-	counted  bool                            // they have been the same since the list was sent, and kubelet counted devices
+	counted  bool                            // they have been the same since the list was sent
 	since    time.Time                       // when they began to differ; zero if they do not
 	foreign  map[kubelet.Socket]time.Time    // of other programs → when they came; zero if that was before the registration
 	ended    time.Time                       // when another program that came after the registration was seen to have ended; zero if none was
@@ -141,14 +141,12 @@ func (l *life) checkAccount(ctx context.Context, incarnation uint64) (agreed boo
 			}
 			pace, again = again, min(2*again, checkLater)
 		case l.sent.Value() != sent: // the account may be of one list or the other
-			pace = checkSoon
 		case sameIDs(allocatable, healthyIDs(sent)):
 			// After a list, kubelet 1.36 counts its devices although it has stopped both servers.
 			if l.noteEnds(ctx, &c); sent != c.common && !c.ended.IsZero() && l.Clock.Since(c.ended) <= endsWithin {
 				return c.agreed, errOtherEnded
 			}
-			c.agreed, c.passed, c.since, c.common, again = true, true, time.Time{}, sent, askAgain
-			c.counted = len(allocatable) > 0
+			c.agreed, c.counted, c.passed, c.since, c.common, again = true, true, true, time.Time{}, sent, askAgain
 			l.compared("")
 			l.explained()
 			pace = min(2*pace, checkLater)
@@ -230,8 +228,8 @@ func (l *life) differs(ctx context.Context, incarnation uint64, c *comparison, a
 	if len(c.suspects) > 0 {
 		l.silence.Publish(forForeign)
 		l.report(PhaseForeign)
-		slices.Sort(c.suspects)
-		klog.FromContext(ctx).Info("Sending no more lists: another program has registered the resource", "sockets", c.suspects)
+		klog.FromContext(ctx).Info("Sending no more lists: another program has registered the resource",
+			"sockets", slices.Sorted(slices.Values(c.suspects)))
 		if err := l.awaitEnd(ctx, incarnation, c.suspects); err != nil {
 			return 0, err
 		}

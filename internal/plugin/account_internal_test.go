@@ -172,9 +172,9 @@ func TestAListIsSentAgainOnlyWhereTheAccountAgrees(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second+500*time.Millisecond)
+				ctx, cancel := context.WithTimeout(t.Context(), 21*time.Second+100*time.Millisecond)
 				defer cancel()
-				asked := time.Now().Add(20 * time.Second)
+				began, asked := time.Now(), time.Now().Add(20*time.Second)
 				account := &notedAccount{answer: func(int) ([]string, error) {
 					if time.Now().Before(asked) {
 						return list, nil
@@ -185,10 +185,18 @@ func TestAListIsSentAgainOnlyWhereTheAccountAgrees(t *testing.T) {
 					list: newList(oneGPU().Name, clock.RealClock{}), past: &past{}, compared: func(string) {}}
 				l.list.publish(oneGPU(), Options{}, nil)
 				l.sent.Publish(l.list.views.Value().response)
-				time.AfterFunc(time.Until(asked), func() { l.list.again.Publish(1) })
+				time.AfterFunc(checkSoon/2, func() { l.list.again.Publish(1) }) // kubelet is taking the list in, and writes its checkpoint
+				time.AfterFunc(time.Until(asked), func() { l.list.again.Publish(2) })
 				_, _ = l.checkAccount(ctx, 1)
-				if again := l.again.Value() == 1; again != test.again {
-					t.Errorf("sent again: %v, want %v", again, test.again)
+				want := uint64(0)
+				if test.again {
+					want = 2
+				}
+				if again := l.again.Value(); again != want || account.asked[0].Sub(began) != checkSoon {
+					t.Errorf("sent again: %v, want %v; asked first after %v", again, want, account.asked[0].Sub(began))
+				}
+				if again := account.asked[len(account.asked)-1].Sub(asked); test.again && again != checkSoon {
+					t.Errorf("asked %v after the list was sent again, want %v", again, checkSoon)
 				}
 				if differs := name == "it differs"; differs != (l.silence.Value() == forDifference) {
 					t.Errorf("silence %v while the account differs: %v", l.silence.Value(), differs)
@@ -320,56 +328,132 @@ func TestWhatADifferenceLeadsTo(t *testing.T) {
 	}
 }
 
-// TestGapsInTheEvidence: what tells that a pod may hold a device that no account names.
-func TestGapsInTheEvidence(t *testing.T) {
-	t.Parallel()
-	incarnation := feed.New(uint64(1))
-	var unreadable, failed error
-	var meanwhile func()
-	key := deviceKey{gpuName, "GPU-0"}
-	a := accounts{Collaborators: Collaborators{Incarnation: incarnation, Clock: clock.RealClock{},
-		Checkpoint: func() (kubelet.Checkpoint, error) {
-			return kubelet.Checkpoint{Held: []kubelet.HeldDevice{{Resource: gpuName, ID: "GPU-0", Pod: "saved"}}}, unreadable
-		},
-		Accountant: heldAccount(func() ([]kubelet.HeldDevice, error) {
-			if meanwhile != nil {
-				meanwhile()
-			}
-			if failed != nil {
-				return nil, failed
-			}
-			return []kubelet.HeldDevice{{Resource: gpuName, ID: "GPU-0", Pod: "told"}}, nil
-		})}}
-	away, damaged := errors.New("away"), errors.New("damaged")
-	for _, step := range []struct {
-		name               string
-		kubelet            uint64
-		failed, unreadable error
-		meanwhile          func()
-		gap                string
-		want               holder
+func (heldAccount) Allocatable(context.Context) (map[string][]string, error) { return nil, nil }
+
+// listing returns a life whose list has one GPU, which was sent.
+func listing(d Registrar, a Accountant) *life {
+	l := &life{Collaborators: Collaborators{Registrar: d, Accountant: a, Clock: clock.RealClock{}, Incarnation: feed.New(uint64(1)),
+		Sockets: feed.New([]string(nil)), Metrics: noMetrics{}}, list: newList(oneGPU().Name, clock.RealClock{}), past: &past{},
+		report: func(Phase) {}, compared: func(string) {}, adopt: func(context.Context) {}, connections: newConnections(), siblingChanged: make(chan struct{}, 1)}
+	l.list.publish(oneGPU(), Options{}, nil)
+	l.sent.Publish(l.list.views.Value().response)
+	return l
+}
+
+// TestTheAccountAfterAnotherProgram: kubelet up to 1.36 has stopped both servers at its end, and counts the devices of a list that is sent
+// afterwards all the same.
+func TestTheAccountAfterAnotherProgram(t *testing.T) {
+	const s = time.Second
+	list := []string{oneGPU().Devices[0].ID}
+	away := errors.New("away")
+	for name, tt := range map[string]struct {
+		ends  time.Duration // it comes after 2 s
+		lists time.Duration // when another list is sent; 0: never
+		fails time.Duration // from when on PodResources does not answer; 0: never
+		want  error
 	}{
-		{"PodResources has never answered", 1, away, nil, nil, "", holder{"saved", true}},
-		{"it answers", 1, nil, nil, nil, "", holder{"told", false}},
-		{"it answers no more", 1, away, nil, nil, "away", holder{"saved", true}},
-		{"nor later", 1, away, nil, nil, "away", holder{"saved", true}},
-		{"that of another kubelet has not answered", 2, away, nil, nil, "", holder{"saved", true}},
-		{"the checkpoint is damaged", 2, nil, damaged, nil, "damaged", holder{"told", false}},
-		{"kubelet restarts meanwhile", 2, nil, nil, func() { incarnation.Publish(3) }, "kubelet has just restarted", holder{"told", false}},
-		{"no kubelet", 0, nil, damaged, nil, "kubelet does not run", holder{"told", false}},
+		"no list is sent":                         {ends: 4 * s, want: context.DeadlineExceeded},
+		"a list is sent after its end":            {ends: 4 * s, lists: 4*s + s/100, want: errOtherEnded},
+		"a list is sent after a comparison":       {ends: 4 * s, lists: 5 * s, want: errOtherEnded},
+		"a list is sent ten seconds later":        {ends: 4 * s, lists: 14 * s, want: context.DeadlineExceeded},
+		"a list is sent beside it":                {ends: 20 * s, lists: 3 * s, want: context.DeadlineExceeded},
+		"it ends, and nothing is answered":        {ends: 4 * s, fails: 3 * s, want: errOtherEnded},
+		"it ends, is answered, and then no more":  {ends: 4 * s, fails: 6 * s, want: context.DeadlineExceeded},
+		"it came and went before the next answer": {ends: 2*s + s/100, fails: 1500 * time.Millisecond, want: errOtherEnded},
 	} {
-		incarnation.Publish(step.kubelet)
-		failed, unreadable, meanwhile = step.failed, step.unreadable, step.meanwhile
-		e := a.read(t.Context())
-		if e.gap != step.gap || e.kubelet != step.kubelet || e.held[key] != step.want || e.unreadable != (step.gap == "damaged") {
-			t.Errorf("%s: %+v, want the gap %q and %+v", step.name, e, step.gap, step.want)
-		}
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), 19*s)
+				defer cancel()
+				began := time.Now()
+				account := &notedAccount{answer: func(int) ([]string, error) {
+					if tt.fails > 0 && time.Since(began) >= tt.fails {
+						return nil, away
+					}
+					return slices.Clone(list), nil
+				}}
+				d := &sharedDirectory{}
+				l := listing(d, account)
+				is := func(foreign ...kubelet.Socket) func() {
+					return func() { d.beside(foreign...); l.siblingChanged <- struct{}{} }
+				}
+				defer time.AfterFunc(2*s, is(kubelet.Socket{Name: "another.sock"})).Stop()
+				defer time.AfterFunc(tt.ends, is()).Stop()
+				if tt.lists > 0 {
+					defer time.AfterFunc(tt.lists, func() {
+						r := oneGPU()
+						r.Devices[0].NUMANode++
+						l.list.publish(r, Options{}, nil)
+						l.sent.Publish(l.list.views.Value().response)
+					}).Stop()
+				}
+				if agreed, err := l.checkAccount(ctx, 1); !agreed || !errors.Is(err, tt.want) {
+					t.Errorf("checkAccount() = %v, %v after %v, want %v", agreed, err, time.Since(began), tt.want)
+				}
+			})
+		})
 	}
 }
 
-// A heldAccount says who holds devices.
-type heldAccount func() ([]kubelet.HeldDevice, error)
+// TestASilentServerAsksNobody: what kubelet counts is not its list, and it has none to send again.
+func TestASilentServerAsksNobody(t *testing.T) {
+	for silent, asks := range map[silence]bool{speaks: true, forLater: false, forForeign: false, forDifference: true, forNext: true} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			account := &notedAccount{answer: func(int) ([]string, error) { return []string{oneGPU().Devices[0].ID}, nil }}
+			l := listing(&sharedDirectory{}, account)
+			l.silence.Publish(silent)
+			if silent == forDifference {
+				time.AfterFunc(time.Millisecond, func() {
+					if l.silence.Value() != speaks { // a list was sent while the difference was found
+						t.Error("it is silent after another list")
+					}
+				})
+			}
+			time.AfterFunc(5*time.Second, func() { l.list.again.Publish(1) })
+			if _, err := l.checkAccount(ctx, 1); !errors.Is(err, context.DeadlineExceeded) || (len(account.asked) > 0) != asks {
+				t.Errorf("silence %d: asked %d times (%v)", silent, len(account.asked), err)
+			}
+			if again := l.again.Value() == 1; again != (silent == speaks || silent == forDifference) {
+				t.Errorf("silence %d: the list is sent again: %v", silent, again)
+			}
+		})
+	}
+}
 
-func (heldAccount) Allocatable(context.Context) (map[string][]string, error) { return nil, nil }
-func (h heldAccount) Held(context.Context) ([]kubelet.HeldDevice, error)     { return h() }
-func (heldAccount) Allocating() (ended func())                               { return func() {} }
+// TestAnAnswerMayBeOfAnotherList: one that is sent while kubelet is asked. So may there be none yet.
+func TestAnAnswerMayBeOfAnotherList(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second+time.Millisecond)
+		defer cancel()
+		var l *life
+		account := &notedAccount{answer: func(n int) ([]string, error) {
+			if n == 1 {
+				r := oneGPU()
+				r.Devices[0].ID = "another"
+				l.list.publish(r, Options{}, nil)
+				l.sent.Publish(l.list.views.Value().response)
+			}
+			return []string{"another"}, nil
+		}}
+		l = listing(&sharedDirectory{}, account)
+		list := l.sent.Value()
+		l.sent.Publish(nil)
+		time.AfterFunc(2*time.Second, func() { l.sent.Publish(list) })
+		l.compared = func(difference string) {
+			if difference != "" {
+				t.Errorf("it differs: %s", difference)
+			}
+		}
+		began := time.Now()
+		if agreed, err := l.checkAccount(ctx, 1); !agreed || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("checkAccount() = %v, %v", agreed, err)
+		}
+		for i, at := range account.asked {
+			if want := time.Duration(3+i) * time.Second; at.Sub(began) != want || i > 1 {
+				t.Errorf("question %d after %v, want %v", i, at.Sub(began), want)
+			}
+		}
+	})
+}

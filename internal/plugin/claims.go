@@ -230,7 +230,7 @@ func (s *Set) offer(c *claimant) {
 	waiting := 0
 	for _, r := range s.plan.Resources {
 		for _, d := range r.Devices {
-			if d.UUID == c.device.UUID && claim.Conflicts(d) {
+			if claim.Conflicts(d) {
 				waiting++
 			}
 		}
@@ -290,7 +290,6 @@ func (s *Set) allocating(l *list, request *pluginapi.AllocateRequest) *view {
 				d.allocated, d.shown, d.counts, d.settled, d.waits = now, source{}, true, false, waitsForAllocate
 				s.regiven = now
 				l.departing[id] = d
-				s.claims = append(s.claims, claimOf(d))
 			}
 		}
 	}

@@ -86,6 +86,16 @@ func (c *changing) lists(healthy ...string) {
 	}
 }
 
+// quiet fails the test if a reading that says the same has the plan published again.
+func (c *changing) quiet(what string) {
+	c.Helper()
+	_, changed := c.Offered().Latest()
+	c.reads()
+	if isClosed(changed) {
+		c.Errorf("%s: the plan is published again", what)
+	}
+}
+
 func TestDevicesOfAnOldFormStayHealthyWhilePodsHoldThem(t *testing.T) {
 	t.Parallel()
 	c := newChanging(t, 3)
@@ -202,6 +212,39 @@ func TestTheLastMomentOfAnOldForm(t *testing.T) {
 		c.drop(evidence{kubelet: 1, source: source{1, 1}, began: c.clock.Now()}, c.clock.Now())
 		c.lists("G0::0", "G0::1")
 	})
+	t.Run("it is given once more, and then nothing is known", func(t *testing.T) {
+		t.Parallel()
+		c := shared(t)
+		c.holds()
+		c.allocate("G0")
+		c.clock.Step(2 * freeFor)
+		c.drop(evidence{kubelet: 1, gap: "PodResources does not answer"}, c.clock.Now())
+		c.lists("G0")
+	})
+	t.Run("back again after it was given once more", func(t *testing.T) {
+		t.Parallel()
+		c := shared(t)
+		c.holds()
+		c.allocate("G0")
+		c.plan(1)
+		c.lists("G0") // no pod can hold the new form
+	})
+	t.Run("back again after the new form was on offer", func(t *testing.T) {
+		t.Parallel()
+		c := shared(t)
+		c.holds()
+		c.reads()
+		c.plan(1)
+		c.lists("G0::0") // as many as G0 will be
+	})
+	t.Run("the new form has it all", func(t *testing.T) {
+		t.Parallel()
+		c := shared(t)
+		c.holds()
+		c.reads()
+		c.quiet("a reading that says the same")
+		c.quiet("and one more")
+	})
 	t.Run("the GPU turns sick", func(t *testing.T) {
 		t.Parallel()
 		c := shared(t)
@@ -275,78 +318,6 @@ func TestTheEndOfAPodIsSeenBeforeKubeletWritesItsCheckpoint(t *testing.T) {
 		c.reads()
 	}
 	c.lists("G0")
-}
-
-// Without PodResources, kubelet sees the end of a pod when it gives a device to the next one. A pod that asks for a resource of which nothing is
-// on offer would wait for ever.
-func TestWithoutPodResourcesANewNameHasADevice(t *testing.T) {
-	t.Parallel()
-	const other = gpuName + ".shared"
-	for name, restarted := range map[string]bool{"a reload": false, "a restart": true} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			c := newChanging(t, 2)
-			saved := kubelet.Checkpoint{}
-			c.collaborators.Checkpoint = func() (kubelet.Checkpoint, error) { return saved, nil }
-			reads := func(unasked bool, want ...string) {
-				t.Helper()
-				c.clock.Step(time.Second)
-				c.drop(evidence{kubelet: 1, began: c.clock.Now(), held: heldIn(saved), checkpoint: saved, unasked: unasked}, c.clock.Now())
-				if got := slices.Sorted(slices.Values(c.resources[other].list.views.Value().healthy())); !slices.Equal(got, want) {
-					t.Errorf("%s has %q Healthy, want %q", other, got, want)
-				}
-				if l := c.resources[gpuName]; l != nil {
-					for _, id := range l.list.views.Value().healthy() {
-						if slices.Contains(want, id+"::0") {
-							t.Errorf("%s is offered under both names", id)
-						}
-					}
-				}
-			}
-			hold := func(ids ...string) {
-				saved = kubelet.Checkpoint{}
-				for _, id := range ids {
-					saved.Held = append(saved.Held, kubelet.HeldDevice{Resource: gpuName, ID: id, Pod: "p"})
-				}
-			}
-			hold("G0", "G1")
-			if !restarted {
-				c.plan(1)
-			}
-			c.Apply(resource.New(inventory.Snapshot{GPUs: c.gpus}, resource.Options{Sharing: resource.Sharing{
-				Mode: resource.TimeSliced, RenameByDefault: true, Rules: []resource.SharingRule{{Name: gpuName, Replicas: 2}},
-			}}), Options{WaitForRelease: true, Edits: edits.Options{Strategies: []edits.Strategy{edits.EnvVar}}}, 2)
-			for range 60 {
-				reads(false)
-			}
-			for range 30 {
-				reads(true)
-			}
-			reads(true, "G0::0", "G0::1") // one is enough for the next pod
-			reads(true, "G0::0", "G0::1")
-			if got := strings.Join(c.Offered().Value().Warnings, "; "); !strings.Contains(got, "pod-resources is not mounted") {
-				t.Errorf("the plan warns of %q", got)
-			}
-			hold("G0") // as kubelet writes when that pod has come
-			for range 15 {
-				reads(true, "G1::0", "G1::1")
-			}
-			hold()
-			for range 15 {
-				reads(true, "G0::0", "G0::1", "G1::0", "G1::1")
-			}
-			if got := c.Offered().Value().Warnings; len(got) > 0 {
-				t.Errorf("the plan warns of %q", got)
-			}
-
-			// Under one name the next pod comes, whichever device it gets.
-			hold("G0", "G1")
-			c.plan(1)
-			c.plan(2)
-			reads(true)
-			c.lists("G0", "G1")
-		})
-	}
 }
 
 // What an earlier process listed is given out by this one, too, until its end is seen.
@@ -444,5 +415,21 @@ func TestACallForAWithheldDeviceChangesNothing(t *testing.T) {
 	}
 	if got := c.allocate("G0"); got != "G0" {
 		t.Errorf("Allocate of the device on offer: %s", got)
+	}
+}
+
+// TestAnOrdinaryAllocateChangesNoList, and a list whose resource has left the plan says by which name a device is not known.
+func TestAnOrdinaryAllocateChangesNoList(t *testing.T) {
+	t.Parallel()
+	c := newChanging(t, 2)
+	c.plan(1)
+	_, changed := c.Offered().Latest()
+	if got := c.allocate("G0"); got != "G0" || isClosed(changed) {
+		t.Errorf("Allocate: %s; the plan is published again: %v", got, isClosed(changed))
+	}
+	c.gpus = nil
+	c.plan(1)
+	if got := c.allocate("unknown"); !strings.Contains(got, `invalid allocation request for "nvidia.com/gpu"`) {
+		t.Errorf("Allocate of an unknown device: %s", got)
 	}
 }

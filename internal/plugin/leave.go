@@ -131,7 +131,7 @@ func (l *life) keep(socket *listener, server *grpc.Server, tasks *sync.WaitGroup
 	l.past.socket = socket
 	l.past.kept = func() {
 		close(l.closing)
-		l.connections.close(true)
+		l.connections.close()
 		server.Stop()
 		tasks.Wait()
 	}

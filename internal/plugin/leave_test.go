@@ -5,6 +5,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -122,19 +123,35 @@ func TestADaemonThatEndsBeforeItHasRegisteredAgain(t *testing.T) {
 	})
 }
 
+// A leavingRegistrar counts how often kubelet is to forget a later process.
+type leavingRegistrar struct {
+	*kubelet.Directory
+	asked atomic.Int64
+}
+
+func (r *leavingRegistrar) Leave(ctx context.Context, incarnation uint64, name string) error {
+	r.asked.Add(1)
+	return r.Directory.Leave(ctx, incarnation, name)
+}
+
 // A later process of an earlier version would not register again: kubelet must see its end.
 func TestALaterProcessThatDoesNotRegisterAgainIsNotForgotten(t *testing.T) {
 	t.Parallel()
 	bothVersions(t, func(t *testing.T, v standin.Version) {
-		n, d := serving(t, v, clock.RealClock{}, 2)
+		n := newNode(t)
+		n.startKubelet(t, v)
+		registrar := &leavingRegistrar{Directory: n.directory(t)}
+		d := n.startSetOn(t, plugin.Collaborators{Registrar: registrar, Accountant: n.account(t, clock.RealClock{}), Clock: clock.RealClock{}})
+		d.offer(2)
+		n.awaitAllocatable(t, 2)
 		later := n.later(t)
 		check(t, later.Register(t.Context()))
 		d.status(t, "silent", yielding)
 		n.awaitAllocatable(t, 1)
 		mark := n.Mark()
 		d.stop()
-		if n.count(standin.Registering, mark) > 0 {
-			t.Errorf("kubelet saw %v", n.Events(mark))
+		if asked := registrar.asked.Load() > 0; n.count(standin.Registering, mark) > 0 || asked != (v == standin.V136) {
+			t.Errorf("kubelet saw %v; the later process was asked: %v", n.Events(mark), asked)
 		}
 		if v == standin.V136 {
 			check(t, later.WaitStreams(t.Context(), 0))

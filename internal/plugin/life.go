@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"sync"
 	"time"
 
@@ -152,13 +153,8 @@ func (l *life) run(parent context.Context) error {
 	if service.streamed() {
 		l.Metrics.StreamEnded(l.list.name, endOf(cause))
 	}
-	for _, cured := range []error{errKubeletLeft, errSocketRemoved, errOptions, errDisagrees, errLaterCame, errOtherEnded} {
-		if errors.Is(cause, cured) {
-			l.past.socket = socket
-			return nil
-		}
-	}
-	if errors.Is(cause, errStreamEnded) && proven {
+	cured := []error{errKubeletLeft, errSocketRemoved, errOptions, errDisagrees, errLaterCame, errOtherEnded}
+	if proven || slices.ContainsFunc(cured, func(e error) bool { return errors.Is(cause, e) }) {
 		l.past.socket = socket
 		return nil
 	}
@@ -299,21 +295,20 @@ func (l *life) disconnect(parent context.Context, server *grpc.Server, incarnati
 	// A kubelet that ended has closed its connection, or the kernel does so soon. A kubelet that only made its socket anew keeps it.
 	left := errors.Is(cause, errKubeletLeft)
 	stays := parent.Err() == nil && !(left && l.wait(parent, l.connections.left(), deadCloseTimeout))
-	if l.accepted || parent.Err() != nil { // else kubelet asks the server of the life before still
+	if l.accepted { // else kubelet asks the server of the life before still
 		l.past.endKept()
 	}
 	close(l.closing)
 	if stays {
 		l.wait(parent, l.connections.left(), closeTimeout)
 	}
-	l.connections.close(false)
+	l.connections.close()
 	finished := make(chan struct{})
 	go func() {
 		defer close(finished)
 		server.GracefulStop()
 	}()
 	if !l.wait(context.WithoutCancel(parent), finished, finishTimeout) {
-		l.connections.close(true)
 		server.Stop() // does not wait for calls that never end
 	}
 	switch {

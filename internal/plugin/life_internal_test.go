@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -125,38 +126,53 @@ func TestWithoutAKubeletTheLastSocketIsClosed(t *testing.T) {
 // goes on.
 func TestAKeptLife(t *testing.T) {
 	t.Parallel()
-	unix, err := files.Listen(t.Context(), filepath.Join(t.TempDir(), "l.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	l := &life{list: newList(gpuName, clock.RealClock{}), past: &past{}, connections: newConnections(), closing: make(chan struct{})}
-	ended := 0
-	l.past.kept = func() { ended++ }
-	socket := &listener{UnixListener: unix, connections: l.connections}
-	l.keep(socket, grpc.NewServer(), &sync.WaitGroup{})
-	if may, _ := l.maySend(); may || l.silence.Value() != forNext {
-		t.Error("it sends lists beside its successor")
-	}
-	if ended != 1 || l.past.socket != socket {
-		t.Errorf("the life before ended %d times, want once; the socket is kept: %v", ended, l.past.socket == socket)
-	}
-	if client, err := net.Dial("unix", unix.Addr().String()); err != nil {
-		t.Error(err)
-	} else {
-		_ = client.Close()
-	}
-	select {
-	case <-l.closing:
-		t.Error("its stream ended at once")
-	default:
-	}
-	l.past.endKept()
-	l.past.endKept() // nothing is left to end
-	select {
-	case <-l.closing:
-	default:
-		t.Error("its stream does not end")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		unix, err := files.Listen(t.Context(), filepath.Join(t.TempDir(), "l.sock"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		l := &life{list: newList(gpuName, clock.RealClock{}), past: &past{}, connections: newConnections(), closing: make(chan struct{})}
+		ended := 0
+		l.past.kept = func() { ended++ }
+		socket := &listener{UnixListener: unix, connections: l.connections}
+		silent, _ := opened(t, l.connections)
+		server, tasks, task := grpc.NewServer(), sync.WaitGroup{}, false
+		tasks.Go(func() {
+			<-l.closing
+			time.Sleep(time.Millisecond)
+			task = true
+		})
+		l.keep(socket, server, &tasks)
+		if _, err := socket.Accept(); !errors.Is(err, net.ErrClosed) {
+			t.Errorf("its server accepts connections: %v", err)
+		}
+		if may, _ := l.maySend(); may || l.silence.Value() != forNext {
+			t.Error("it sends lists beside its successor")
+		}
+		if ended != 1 || l.past.socket != socket {
+			t.Errorf("the life before ended %d times, want once; the socket is kept: %v", ended, l.past.socket == socket)
+		}
+		if client, err := net.Dial("unix", unix.Addr().String()); err != nil {
+			t.Error(err)
+		} else {
+			_ = client.Close()
+		}
+		select {
+		case <-l.closing:
+			t.Error("its stream ended at once")
+		default:
+		}
+		l.past.endKept()
+		l.past.endKept() // nothing is left to end
+		if err := server.Serve(unix); !errors.Is(err, grpc.ErrServerStopped) || !task || silent.SetDeadline(time.Time{}) == nil {
+			t.Errorf("its server serves: %v, its tasks have ended: %v", err, task)
+		}
+		select {
+		case <-l.closing:
+		default:
+			t.Error("its stream does not end")
+		}
+	})
 }
 
 // TestRegistersAgain: a life promises that while kubelet goes by it, or may, and its process goes on.
@@ -174,5 +190,88 @@ func TestRegistersAgain(t *testing.T) {
 				t.Errorf("silence %d, ends %v: registers again: %v, %v, want %v", silent, ends, got, l.leaves.Value(), want)
 			}
 		}
+	}
+}
+
+// TestWhyALifeEnds, as far as the directory and the list tell.
+func TestWhyALifeEnds(t *testing.T) {
+	const s = time.Second
+	for name, tt := range map[string]struct {
+		happens func(l *life, d *sharedDirectory, socket string) // after a second
+		next    func(l *life, d *sharedDirectory, socket string) // after two
+		want    error
+		after   time.Duration
+		signals bool // the socket of another server came or went
+	}{
+		"nothing":          {want: context.DeadlineExceeded, after: 10 * s},
+		"another kubelet":  {happens: func(l *life, _ *sharedDirectory, _ string) { l.Incarnation.Publish(2) }, want: errKubeletLeft, after: s},
+		"the same kubelet": {happens: func(l *life, _ *sharedDirectory, _ string) { l.Incarnation.Publish(1) }, want: context.DeadlineExceeded, after: 10 * s},
+		"its socket is removed": {happens: func(l *life, _ *sharedDirectory, socket string) {
+			_ = os.Remove(socket)
+			l.Sockets.Publish(nil)
+		}, want: errSocketRemoved, after: s},
+		"other options": {happens: func(l *life, _ *sharedDirectory, _ string) {
+			l.list.publish(oneGPU(), Options{Inspect: true}, nil)
+		}, want: errOptions, after: s},
+		"another list": {happens: func(l *life, _ *sharedDirectory, _ string) {
+			l.list.publish(oneGPU(), Options{WaitForRelease: true}, nil)
+		}, want: context.DeadlineExceeded, after: 10 * s},
+		"another program": {happens: func(l *life, d *sharedDirectory, _ string) {
+			d.beside(kubelet.Socket{Name: "another.sock"})
+			l.Sockets.Publish(nil)
+		}, want: context.DeadlineExceeded, after: 10 * s, signals: true},
+		"the end of a later process": {happens: func(l *life, d *sharedDirectory, _ string) {
+			d.come("later.sock")
+			l.Sockets.Publish(nil)
+		}, want: errOtherEnded, after: s + stopDelay},
+		"a list that must not be sent": {happens: func(l *life, _ *sharedDirectory, _ string) {
+			l.silence.Publish(forLater)
+		}, want: errOtherEnded, after: s + stopDelay},
+		"the end of an earlier process": {happens: func(l *life, _ *sharedDirectory, _ string) { l.leaves.Publish(true) },
+			want: errEarlierLeft, after: s + leftFor},
+		"that of one which is there still": {happens: func(l *life, d *sharedDirectory, _ string) {
+			d.behind("earlier.sock")
+			l.leaves.Publish(true)
+		}, next: func(l *life, d *sharedDirectory, _ string) {
+			d.behind()
+			l.Sockets.Publish(nil)
+		}, want: errEarlierLeft, after: 2*s + leftFor, signals: true},
+		"that of one while another program serves": {happens: func(l *life, _ *sharedDirectory, _ string) {
+			l.silence.Publish(forForeign)
+			l.leaves.Publish(true)
+		}, want: context.DeadlineExceeded, after: 10 * s},
+		"another program serves since": {happens: func(l *life, _ *sharedDirectory, _ string) { l.leaves.Publish(true) },
+			next: func(l *life, _ *sharedDirectory, _ string) { l.silence.Publish(forForeign) }, want: context.DeadlineExceeded, after: 10 * s},
+	} {
+		t.Run(name, func(t *testing.T) {
+			socket := filepath.Join(t.TempDir(), "e.sock")
+			if err := os.WriteFile(socket, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), 10*s)
+				defer cancel()
+				d := &sharedDirectory{}
+				l := listing(d, emptyAccount{})
+				if tt.happens != nil {
+					defer time.AfterFunc(s, func() { tt.happens(l, d, socket) }).Stop()
+				}
+				if tt.next != nil {
+					defer time.AfterFunc(2*s-time.Millisecond, func() { tt.next(l, d, socket) }).Stop()
+				}
+				began := time.Now()
+				err := l.follow(ctx, socket, 1, false)
+				took := time.Since(began)
+				if tt.next != nil && errors.Is(err, errEarlierLeft) {
+					took += time.Millisecond
+				}
+				if !errors.Is(err, tt.want) || took != tt.after {
+					t.Errorf("it ends after %v: %v; want %v: %v", took, err, tt.after, tt.want)
+				}
+				if signals := len(l.siblingChanged) > 0; signals != tt.signals {
+					t.Errorf("a change of sockets is signalled: %v, want %v", signals, tt.signals)
+				}
+			})
+		})
 	}
 }

@@ -109,9 +109,7 @@ func (l *list) adopt(known map[string][]int64) (changed bool) {
 		if planned || departing {
 			continue
 		}
-		device := resource.ByID(id)
-		device.Resource = l.name
-		l.departing[id] = departure{device: device, nodes: slices.Sorted(slices.Values(nodes)), allocated: l.clock.Now(),
+		l.departing[id] = departure{device: resource.ByID(id), nodes: slices.Sorted(slices.Values(nodes)), allocated: l.clock.Now(),
 			reason: "an earlier process listed the device, and it is not on this node now, cannot be read, or is not in the configuration",
 			waits:  waitsForReading, counts: true}
 		changed = true
@@ -151,17 +149,18 @@ func (l *list) drop(e evidence, unreadable bool) (outdated, changed bool) {
 			d.free, d.kubelet = now, e.kubelet
 		}
 		d.counts = d.held(now, unreadable)
-		d.settled = d.settled || !d.counts && !d.free.IsZero()
-		if d.counts && !d.free.IsZero() {
+		dropped := false
+		switch {
+		case d.free.IsZero():
+		case d.counts:
 			d.waits = waitsForAllocate
-		} else if !d.counts && !d.free.IsZero() {
-			d.waits = "no pod holds it; it is dropped after " + freeFor.String()
+		default:
+			d.settled, d.waits = true, "no pod holds it; it is dropped after "+freeFor.String()
+			dropped = now.Sub(d.free) >= freeFor
 		}
-		changed = changed || d.counts != before.counts || d.counts && d.waits != before.waits
-		l.departing[id] = d
-		if !d.counts && !d.free.IsZero() && now.Sub(d.free) >= freeFor {
+		changed = changed || dropped || d.counts != before.counts || d.counts && d.waits != before.waits
+		if l.departing[id] = d; dropped {
 			delete(l.departing, id)
-			changed = true
 		}
 	}
 	return outdated, changed
@@ -199,9 +198,7 @@ func (l *list) publish(r resource.Resource, o Options, withheld map[string]bool)
 		d.device.Healthy = d.offered
 		departing = append(departing, wire(d.device, d.nodes))
 	}
-	if len(departing) > 0 { // without departing devices, package resource has made sure that the list fits
-		planned = leaveRoom(planned, departing, l.listedBefore())
-	}
+	planned = leaveRoom(planned, departing, l.listedBefore())
 	l.adopted = nil
 	devices := slices.Concat(planned, departing)
 	before := l.views.Value()

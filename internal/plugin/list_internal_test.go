@@ -2,9 +2,11 @@ package plugin
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	clocktesting "k8s.io/utils/clock/testing"
 
@@ -191,6 +193,12 @@ func TestADeviceUnderAnotherResourceAsksForANewCheckpoint(t *testing.T) {
 func TestTheListIsSentAgainWhileTheCheckpointMayBeOutdated(t *testing.T) {
 	t.Parallel()
 	key := deviceKey{"nvidia.com/gpu", "GPU-0"}
+	var afresh resendPacing
+	for i, outdated := range []bool{true, true, false, true} {
+		if got, want := afresh.due(time.Unix(1, 0), outdated), i == 0 || i == 3; got != want {
+			t.Errorf("reading %d: the list is sent again: %v, want %v", i, got, want)
+		}
+	}
 	tests := map[string]struct {
 		says evidence
 		at   []int // the seconds at which the list is sent again
@@ -267,4 +275,129 @@ func TestADeviceThatLeavesThePlanAgain(t *testing.T) {
 			t.Errorf("free before: %v; afterwards settled %v, counts %v", free, got.settled, got.counts)
 		}
 	}
+}
+
+// TestADeviceThatWasOnOfferMayBeHeld, also if it was withheld when it left the plan.
+func TestADeviceThatWasOnOfferMayBeHeld(t *testing.T) {
+	t.Parallel()
+	r := oneGPU()
+	l := newList(r.Name, clocktesting.NewFakeClock(time.Now()))
+	for _, withheld := range []bool{false, true} {
+		l.replace(r)
+		l.publish(r, Options{}, map[string]bool{"GPU-0": withheld})
+	}
+	l.replace(resource.Resource{Name: r.Name})
+	if got := l.departing["GPU-0"]; got.settled || !got.counts {
+		t.Errorf("settled %v, counts %v, want that it counts as held", got.settled, got.counts)
+	}
+}
+
+// TestOneDeviceOfSeveralIsEnough for the list to change, and for a new checkpoint to say more.
+func TestOneDeviceOfSeveralIsEnough(t *testing.T) {
+	t.Parallel()
+	for round := range 20 { // devices come in any order
+		c := clocktesting.NewFakeClock(time.Now())
+		l := newList(gpuName, c)
+		l.adopt(map[string][]int64{"GPU-0": nil, "GPU-1": nil, "GPU-2": nil})
+		said := evidence{kubelet: 1, held: map[deviceKey]holder{{gpuName, "GPU-0"}: {pod: "p"}, {gpuName, "GPU-2"}: {pod: "p"}}}
+		l.drop(said, false)
+		said.held[deviceKey{gpuName, "GPU-1"}] = holder{pod: "p", checkpointOnly: true}
+		if outdated, changed := l.drop(said, false); !outdated || !changed {
+			t.Fatalf("round %d: outdated %v, changed %v, want both", round, outdated, changed)
+		}
+	}
+}
+
+// TestAListThatSaysTheSameIsKept: streams send what is another response.
+func TestAListThatSaysTheSameIsKept(t *testing.T) {
+	t.Parallel()
+	device := func(id string, healthy bool, node int) resource.Device {
+		return resource.Device{ID: id, UUID: id, Healthy: healthy, NUMANode: node}
+	}
+	before := device("GPU-0", true, 1)
+	for name, tt := range map[string]struct {
+		now  []resource.Device
+		kept bool
+	}{
+		"the same":        {[]resource.Device{before}, true},
+		"another ID":      {[]resource.Device{device("GPU-1", true, 1)}, false},
+		"Unhealthy":       {[]resource.Device{device("GPU-0", false, 1)}, false},
+		"of another node": {[]resource.Device{device("GPU-0", true, 0)}, false},
+		"of no node":      {[]resource.Device{device("GPU-0", true, inventory.NoNUMANode)}, false},
+		"one more":        {[]resource.Device{before, device("GPU-1", true, 1)}, false},
+	} {
+		l := newList(gpuName, clocktesting.NewFakeClock(time.Now()))
+		l.publish(resource.Resource{Devices: []resource.Device{before}}, Options{}, nil)
+		first := l.views.Value().response
+		l.publish(resource.Resource{Devices: tt.now}, Options{}, nil)
+		if kept := l.views.Value().response == first; kept != tt.kept {
+			t.Errorf("%s: the response is kept: %v, want %v", name, kept, tt.kept)
+		}
+	}
+}
+
+// TestWhatFitsIntoAList: planned devices that kubelet does not have leave room for departing ones, the last first, and only as many as must.
+func TestWhatFitsIntoAList(t *testing.T) {
+	t.Parallel()
+	planned := func() []*pluginapi.Device {
+		var all []*pluginapi.Device
+		for _, id := range []string{"a", "b", "c"} {
+			all = append(all, &pluginapi.Device{ID: id, Health: pluginapi.Healthy})
+		}
+		return all
+	}
+	size := func(all ...*pluginapi.Device) int { return proto.Size(&pluginapi.ListAndWatchResponse{Devices: all}) }
+	each := size(planned()[0])
+	filled := func(excess int) *pluginapi.Device { // a device with which the list is so much too long
+		d := &pluginapi.Device{ID: strings.Repeat("x", resource.MaxList/2)}
+		more := resource.MaxList + excess - size(planned()...) - size(d)
+		d.ID += strings.Repeat("x", more)
+		return d
+	}
+	for name, tt := range map[string]struct {
+		excess int
+		listed string
+		want   string
+	}{
+		"it just fits":                  {0, "", "abc"},
+		"a byte too much":               {1, "", "ab"},
+		"one device too much":           {each, "", "ab"},
+		"and a byte more":               {each + 1, "", "a"},
+		"kubelet has the last":          {1, "c", "ac"},
+		"kubelet has all but the first": {each, "bc", "bc"},
+		"kubelet has all":               {each, "abc", "abc"},
+		"all must go":                   {3 * each, "", ""},
+	} {
+		got := ""
+		for _, d := range leaveRoom(planned(), []*pluginapi.Device{filled(tt.excess)}, func(id string) bool { return strings.Contains(tt.listed, id) }) {
+			got += d.GetID()
+		}
+		if got != tt.want {
+			t.Errorf("%s: planned devices %q stay, want %q", name, got, tt.want)
+		}
+	}
+}
+
+// TestWhatKubeletHasInItsListStays: what this process listed last, or what another one did since.
+func TestWhatKubeletHasInItsListStays(t *testing.T) {
+	t.Parallel()
+	l := newList(gpuName, clocktesting.NewFakeClock(time.Now()))
+	l.publish(resource.Resource{Devices: []resource.Device{{ID: "GPU-0"}}}, Options{}, nil)
+	has := func(want ...string) {
+		t.Helper()
+		listed := l.listedBefore()
+		for _, id := range []string{"GPU-0", "GPU-1", "GPU-2"} {
+			if listed(id) != slices.Contains(want, id) {
+				t.Errorf("kubelet has %s: %v, want %q", id, listed(id), want)
+			}
+		}
+	}
+	has("GPU-0")
+	l.adopt(map[string][]int64{"GPU-1": nil, "GPU-2": nil})
+	has("GPU-1", "GPU-2")
+	l.publish(resource.Resource{}, Options{}, nil)
+	has("GPU-1", "GPU-2") // they depart
+	delete(l.departing, "GPU-2")
+	l.publish(resource.Resource{}, Options{}, nil)
+	has("GPU-1")
 }

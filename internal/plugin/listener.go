@@ -2,9 +2,7 @@ package plugin
 
 import (
 	"context"
-	"errors"
 	"net"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -60,13 +58,13 @@ func (c *connections) left() <-chan struct{} {
 	return none
 }
 
-// close closes the open connections and those to come: all, or all but kubelet's.
-func (c *connections) close(kubelet bool) {
+// close closes the open connections but kubelet's, and those to come.
+func (c *connections) close() {
 	c.mu.Lock()
 	c.closing = true
 	var closing []*conn
 	for conn := range c.open {
-		if kubelet || conn != c.kubelet {
+		if conn != c.kubelet {
 			closing = append(closing, conn)
 		}
 	}
@@ -108,7 +106,7 @@ type listener struct {
 func (l *listener) Accept() (net.Conn, error) {
 	for {
 		accepted, err := l.UnixListener.Accept()
-		if errors.Is(err, os.ErrDeadlineExceeded) || err != nil && l.closed.Load() {
+		if err != nil && l.closed.Load() {
 			return nil, net.ErrClosed
 		}
 		if err != nil {

@@ -133,6 +133,9 @@ func TestStreamsThatEndAgainAndAgain(t *testing.T) {
 			}
 			n.Remove(pod)
 		}
+		if sockets := n.sockets(t); len(sockets) != 1 {
+			t.Errorf("the sockets are %v, want that of the last life", sockets)
+		}
 	})
 }
 

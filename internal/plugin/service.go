@@ -87,17 +87,13 @@ func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSe
 		view, changed := s.list.views.Latest()
 		repeat, again := s.again.Latest()
 		may, mayChange := s.maySend()
-		waits := view.response != sent || repeat != repeated
-		if may && waits {
+		if may && (view.response != sent || repeat != repeated) {
 			if err := stream.Send(view.response); err != nil {
 				return err
 			}
-			sent, repeated, waits = view.response, repeat, false
+			sent, repeated = view.response, repeat
 			s.sent.Publish(sent)
 			s.list.last.Store(sent)
-		}
-		if !waits {
-			mayChange = nil
 		}
 		select {
 		case <-mayChange:
@@ -282,9 +278,9 @@ func (v *view) prefer(available, required []string, size int) ([]string, error) 
 	known, unknown := v.split(available)
 	must, others := v.split(required)
 	unknown = slices.DeleteFunc(unknown, func(id string) bool { return slices.Contains(others, id) })
-	distinct := map[string]bool{}
+	distinct := map[string]struct{}{}
 	for _, id := range slices.Concat(known, must) {
-		distinct[id] = true
+		distinct[id] = struct{}{}
 	}
 	wanted := max(0, size-len(others))
 	if missing := wanted - len(distinct); 0 < missing && missing <= len(unknown) {

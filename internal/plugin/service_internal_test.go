@@ -2,13 +2,28 @@ package plugin
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 
+	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
 func TestAPanicEndsTheCallAlone(t *testing.T) {
@@ -26,5 +41,244 @@ func TestAPanicEndsTheCallAlone(t *testing.T) {
 	logged := log.GetSink().(ktesting.Underlier).GetBuffer().String()
 	if !strings.Contains(logged, "index out of range") || !strings.Contains(logged, "service_internal_test.go") {
 		t.Errorf("the log has no cause and stack:\n%s", logged)
+	}
+}
+
+// A listStream is kubelet's stream, and what came by it.
+type listStream struct {
+	grpc.ServerStream
+	ctx  context.Context
+	sent []string // the IDs of each list
+	err  error
+}
+
+func (s *listStream) Context() context.Context { return s.ctx }
+
+func (s *listStream) Send(r *pluginapi.ListAndWatchResponse) error {
+	ids := ""
+	for _, d := range r.Devices {
+		ids += d.GetID() + " "
+	}
+	s.sent = append(s.sent, ids)
+	return s.err
+}
+
+// TestWhatAStreamSends: the list, each other one, and the last one again when it is to be repeated; nothing while the server is silent.
+func TestWhatAStreamSends(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newList(gpuName, clock.RealClock{})
+		closing := make(chan struct{})
+		var silence feed.Feed[bool]
+		var again feed.Feed[uint64]
+		var sent feed.Feed[*pluginapi.ListAndWatchResponse]
+		again.Publish(7) // in an earlier stream
+		ended, called := 0, 0
+		s := &service{list: l, closing: closing, again: &again, sent: &sent, began: make(chan struct{}),
+			called: func(context.Context) { called++ }, ended: func() { ended++ },
+			keepsOneClient: func(agent string) bool { return agent == "grpc-go/1.79.0" },
+			maySend: func() (bool, <-chan struct{}) {
+				silent, changed := silence.Latest()
+				return !silent, changed
+			}}
+		ctx, cancel := context.WithCancel(metadata.NewIncomingContext(t.Context(), metadata.Pairs("user-agent", "grpc-go/1.79.0")))
+		defer cancel()
+		stream := &listStream{ctx: ctx}
+		if s.streamed() {
+			t.Error("the stream has begun before the call")
+		}
+		var answer error
+		go func() { answer = s.ListAndWatch(nil, stream) }()
+		list := func(ids ...string) {
+			r := resource.Resource{Name: gpuName}
+			for _, id := range ids {
+				r.Devices = append(r.Devices, resource.Device{ID: id})
+			}
+			l.publish(r, Options{}, nil)
+		}
+		sends := func(step string, want ...string) {
+			t.Helper()
+			synctest.Wait()
+			if diff := cmp.Diff(want, stream.sent); diff != "" {
+				t.Errorf("%s (want - got +): %s", step, diff)
+			}
+			stream.sent = nil
+			if last := l.views.Value().response; len(want) > 0 && (sent.Value() != last || l.last.Load() != last) {
+				t.Errorf("%s: what was sent is not noted", step)
+			}
+		}
+		sends("it begins", "")
+		if !s.streamed() || !s.oneClient || called != 1 {
+			t.Errorf("it has begun: %v, kubelet keeps one client: %v, it is called %d times", s.streamed(), s.oneClient, called)
+		}
+		list("a")
+		sends("a list", "a ")
+		list("a")
+		sends("the same list")
+		again.Publish(8)
+		sends("it is to be sent again", "a ")
+		silence.Publish(true)
+		list("b")
+		again.Publish(9)
+		sends("it is silent")
+		silence.Publish(false)
+		sends("it speaks again", "b ")
+		silence.Publish(true)
+		silence.Publish(false)
+		sends("nothing has changed meanwhile")
+		close(closing)
+		synctest.Wait()
+		if status.Code(answer) != codes.Unavailable || ended != 0 {
+			t.Errorf("at the end of the life: %v; kubelet ended %d streams", answer, ended)
+		}
+		cancel()
+		synctest.Wait()
+		if ended != 1 {
+			t.Errorf("kubelet ended %d streams, want one", ended)
+		}
+		closing = make(chan struct{})
+		s.closing = closing
+		if err := s.ListAndWatch(nil, stream); err != nil || ended != 1 {
+			t.Errorf("a stream that has ended: %v, %d ends", err, ended)
+		}
+		if err := s.ListAndWatch(nil, &listStream{ctx: t.Context(), err: io.ErrClosedPipe}); !errors.Is(err, io.ErrClosedPipe) {
+			t.Errorf("a list that cannot be sent: %v", err)
+		}
+	})
+}
+
+// TestWhatAContainerGets: all edits, in kubelet's words.
+func TestWhatAContainerGets(t *testing.T) {
+	t.Parallel()
+	got := answer(edits.Edits{
+		Env: map[string]string{"A": "b"}, Annotations: map[string]string{"c": "d"}, CDIDevices: []string{"e", "f"},
+		Mounts: []edits.Mount{{HostPath: "/h", ContainerPath: "/c", ReadOnly: true}},
+		Nodes:  []edits.DeviceNode{{HostPath: "/dev/h", ContainerPath: "/dev/c", Permissions: "rw"}},
+	})
+	want := &pluginapi.ContainerAllocateResponse{
+		Envs: map[string]string{"A": "b"}, Annotations: map[string]string{"c": "d"},
+		CdiDevices: []*pluginapi.CDIDevice{{Name: "e"}, {Name: "f"}},
+		Mounts:     []*pluginapi.Mount{{HostPath: "/h", ContainerPath: "/c", ReadOnly: true}},
+		Devices:    []*pluginapi.DeviceSpec{{HostPath: "/dev/h", ContainerPath: "/dev/c", Permissions: "rw"}},
+	}
+	if !proto.Equal(want, got) {
+		t.Errorf("a container gets %v, want %v", got, want)
+	}
+}
+
+// A headerStream keeps the header of an answer.
+type headerStream struct {
+	grpc.ServerTransportStream
+	header metadata.MD
+}
+
+func (s *headerStream) SetHeader(h metadata.MD) error { s.header = h; return nil }
+
+// TestThePromiseToRegisterAgain is given where kubelet keeps one client, once its stream has begun. The call of a process that ends is not
+// one of kubelet's.
+func TestThePromiseToRegisterAgain(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		leaves, streamed, oneClient, again bool
+		asks, promises                     bool
+	}{
+		"kubelet asks":               {streamed: true, oneClient: true, again: true},
+		"a process ends":             {leaves: true, streamed: true, oneClient: true, again: true, asks: true, promises: true},
+		"and this one, too":          {leaves: true, streamed: true, oneClient: true, asks: true},
+		"before the stream":          {leaves: true, oneClient: true, again: true},
+		"kubelet keeps more clients": {leaves: true, streamed: true, again: true},
+	} {
+		asked, called := false, false
+		s := &service{began: make(chan struct{}), oneClient: tt.oneClient, inspect: true, called: func(context.Context) { called = true },
+			registersAgain: func() bool { asked = true; return tt.again }}
+		if tt.streamed {
+			close(s.began)
+		}
+		stream := &headerStream{}
+		ctx := grpc.NewContextWithServerTransportStream(t.Context(), stream)
+		if tt.leaves {
+			ctx = metadata.NewIncomingContext(ctx, metadata.Pairs("gpu-device-plugin-leaves", "yes"))
+		}
+		o, err := s.GetDevicePluginOptions(ctx, &pluginapi.Empty{})
+		if err != nil || !o.GetPreStartRequired() || !o.GetGetPreferredAllocationAvailable() {
+			t.Errorf("%s: %v, %v", name, o, err)
+		}
+		if promises := len(stream.header) > 0; asked != tt.asks || promises != tt.promises || called == tt.leaves {
+			t.Errorf("%s: asked %v, promises %v, want %v, %v; taken for a call of kubelet's: %v", name, asked, promises, tt.asks, tt.promises, called)
+		}
+	}
+}
+
+// TestADeviceThatNoProcessMustGive is not asked of the earlier process. Others that are not of the plan are.
+func TestADeviceThatNoProcessMustGive(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		id     string
+		wait   bool
+		asks   bool
+		refuse codes.Code
+	}{
+		"of the plan":                           {"GPU-0", true, false, codes.OK},
+		"unknown":                               {"unknown", true, false, codes.NotFound},
+		"unknown, and nobody waits":             {"unknown", false, true, codes.OK},
+		"departing and given":                   {"given", true, true, codes.OK},
+		"departing and not given":               {"gone", true, false, codes.FailedPrecondition},
+		"departing, not given and nobody waits": {"gone", false, true, codes.OK},
+	} {
+		v := whole(1)
+		v.options = Options{WaitForRelease: tt.wait, Edits: edits.Options{Strategies: []edits.Strategy{edits.EnvVar}}}
+		v.departing = map[string]departure{
+			"given": {device: resource.Device{ID: "given", UUID: "given", Healthy: true}}, "gone": {device: resource.Device{ID: "gone"}},
+		}
+		asked := false
+		s := &service{log: klog.Background(), list: newList(gpuName, clock.RealClock{}), allocating: func(*pluginapi.AllocateRequest) *view { return v },
+			earlier: func(context.Context, string, func(context.Context, pluginapi.DevicePluginClient) error) error {
+				asked = true
+				return nil
+			}}
+		_, err := s.Allocate(t.Context(), &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: []string{tt.id}}}})
+		if asked != tt.asks || status.Code(err) != tt.refuse {
+			t.Errorf("%s: the earlier process is asked: %v, %v; want %v, %v", name, asked, err, tt.asks, tt.refuse)
+		}
+		if used := s.used.Load(); used != (name == "of the plan") {
+			t.Errorf("%s: the life counts as used: %v", name, used)
+		}
+	}
+}
+
+// TestGPUsThatAreGivenElsewhere: a pod gets none of them.
+func TestGPUsThatAreGivenElsewhere(t *testing.T) {
+	t.Parallel()
+	var asked []string
+	v := whole(2)
+	for i := range v.resource.Devices {
+		v.resource.Devices[i].GPU = fmt.Sprint("GPU-", i)
+	}
+	s := &service{list: newList(resource.WholeGPU, clock.RealClock{}), allocating: func(*pluginapi.AllocateRequest) *view { return v },
+		elsewhere: func(_ context.Context, gpus []string) error { asked = gpus; return errors.New("a claim has it") }}
+	ids := []string{"GPU-0", "GPU-1"}
+	_, err := s.Allocate(t.Context(), &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}}})
+	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "a claim has it") || !slices.Equal(asked, ids) {
+		t.Errorf("Allocate() = %v; asked for %q", err, asked)
+	}
+}
+
+// TestAPreferenceAmongDevicesOfAnEarlierServer is that server's.
+func TestAPreferenceAmongDevicesOfAnEarlierServer(t *testing.T) {
+	t.Parallel()
+	for available, want := range map[string]bool{"GPU-x": true, "GPU-x GPU-0": false, "GPU-0": false} {
+		asked := false
+		l := newList(resource.WholeGPU, clock.RealClock{})
+		l.publish(whole(1).resource, Options{}, nil)
+		s := &service{log: klog.Background(), list: l, earlier: func(context.Context, string, func(context.Context, pluginapi.DevicePluginClient) error) error {
+			asked = true
+			return nil
+		}}
+		_, err := s.GetPreferredAllocation(t.Context(), &pluginapi.PreferredAllocationRequest{
+			ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{{AvailableDeviceIDs: strings.Fields(available), AllocationSize: 1}},
+		})
+		if err != nil || asked != want {
+			t.Errorf("%s: the earlier server is asked: %v, want %v (%v)", available, asked, want, err)
+		}
 	}
 }

@@ -208,8 +208,8 @@ func (s *Set) Apply(plan resource.Plan, o Options, epoch uint64) {
 			s.planned[d.UUID], s.planned[d.GPU] = true, true
 		}
 	}
-	for name, entry := range s.resources {
-		if _, planned := plan.Resource(name); !planned && entry.epoch != epoch {
+	for _, entry := range s.resources {
+		if entry.epoch != epoch {
 			entry.list.retired = true
 		}
 	}

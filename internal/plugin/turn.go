@@ -38,7 +38,6 @@ type past struct {
 func (p *past) release() {
 	if p.socket != nil {
 		p.socket.release()
-		p.socket = nil
 	}
 }
 

@@ -3,6 +3,7 @@ package plugin
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
@@ -19,8 +20,12 @@ import (
 // A shared directory is one in which a test has servers of later processes come, and at which it sees who registers.
 type sharedDirectory struct {
 	Registrar
-	registered func() // called in each Register
-	err        error  // Register's
+	registered func()                                     // called in each Register
+	asked      func(ctx context.Context, endpoint string) // called in each Register and Leave, if it is not nil
+	dir        string                                     // of endpoints
+	err        error                                      // Register's
+	listening  bool                                       // another plugin does
+	lasts      bool                                       // no server ends
 
 	mu      sync.Mutex // guards all following fields
 	earlier []string
@@ -35,6 +40,20 @@ func (d *sharedDirectory) come(name string) {
 	d.later = append(d.later, name)
 }
 
+// beside makes these sockets those of other programs.
+func (d *sharedDirectory) beside(foreign ...kubelet.Socket) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.foreign = foreign
+}
+
+// behind makes these sockets those of earlier processes.
+func (d *sharedDirectory) behind(earlier ...string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.earlier = earlier
+}
+
 func (d *sharedDirectory) Rivals(string) kubelet.Rivals {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -44,11 +63,32 @@ func (d *sharedDirectory) Rivals(string) kubelet.Rivals {
 func (d *sharedDirectory) Refuses(_ context.Context, name string) bool {
 	return slices.Contains(d.refuses, name)
 }
-func (*sharedDirectory) AwaitEnd(context.Context, string) error { return nil }
+func (d *sharedDirectory) AwaitEnd(ctx context.Context, _ string) error {
+	if d.lasts {
+		<-ctx.Done()
+	}
+	return ctx.Err()
+}
 
-func (*sharedDirectory) Listening(context.Context) []string { return []string{"another.sock"} }
+func (d *sharedDirectory) Listening(context.Context) []string {
+	if d.listening {
+		return []string{"another.sock"}
+	}
+	return nil
+}
 
-func (d *sharedDirectory) Register(context.Context, uint64, string, string, *pluginapi.DevicePluginOptions) error {
+func (d *sharedDirectory) NewEndpoint(string) string { return filepath.Join(d.dir, "e.sock") }
+
+func (d *sharedDirectory) Leave(ctx context.Context, _ uint64, _ string) error {
+	d.asked(ctx, "")
+	return d.err
+}
+
+func (d *sharedDirectory) Register(ctx context.Context, _ uint64, _, endpoint string, _ *pluginapi.DevicePluginOptions) error {
+	if d.asked != nil {
+		d.asked(ctx, endpoint)
+		return d.err
+	}
 	d.registered()
 	return d.err
 }
@@ -160,83 +200,12 @@ func TestALaterServerComesDuringTheRegistration(t *testing.T) {
 				if tt.before {
 					directory.come("later.sock")
 				}
-				if _, err := l.stayRegistered(ctx, 1, "/d/e.sock", s); !errors.Is(err, tt.want) || registered != tt.registers {
+				proven, err := l.stayRegistered(ctx, 1, "/d/e.sock", s)
+				if !errors.Is(err, tt.want) || registered != tt.registers || l.accepted != registered {
 					t.Errorf("stayRegistered() = %v, want %v; registered %v, want %v", err, tt.want, registered, tt.registers)
 				}
-			})
-		})
-	}
-}
-
-// TestWhatIsForgotten: a registration undoes only what was before it. The answer to a registration may come after the question of an
-// earlier process that ends: kubelet has forgotten this one since then.
-func TestWhatIsForgotten(t *testing.T) {
-	for name, tt := range map[string]struct {
-		before, during, refused bool
-		want                    bool
-	}{
-		"never":                     {},
-		"before":                    {before: true},
-		"before, and it is refused": {before: true, refused: true, want: true},
-		"during":                    {during: true, want: true},
-		"before and during":         {before: true, during: true, want: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-				defer cancel()
-				directory := &sharedDirectory{}
-				l := &life{Collaborators: Collaborators{Registrar: directory, Clock: clock.RealClock{}, Metrics: noMetrics{}},
-					list: newList(gpuName, clock.RealClock{}), past: &past{}, report: func(Phase) {}, adopt: func(context.Context) {},
-					connections: newConnections()}
-				directory.registered = func() {
-					if tt.during {
-						l.past.forget()
-					}
-				}
-				if tt.refused {
-					directory.err = errors.New("refused")
-				}
-				if tt.before {
-					l.past.forget()
-				}
-				if proven, err := l.stayRegistered(ctx, 1, "/d/e.sock", &service{list: l.list, began: make(chan struct{})}); proven || err == nil {
-					t.Errorf("stayRegistered() = %v, %v, want an error, and nothing proven", proven, err)
-				}
-				if got := l.past.endsForgotten(); got != tt.want || l.past.isForgotten() != tt.want {
-					t.Errorf("it ends forgotten: %v, want %v", got, tt.want)
-				}
-				if l.past.forget() || l.past.isForgotten() != tt.want {
-					t.Error("a process that ends promises to register again")
-				}
-			})
-		})
-	}
-}
-
-// TestTheFarewellAwaitsTheEarlierOne, and no longer than there is time for it.
-func TestTheFarewellAwaitsTheEarlierOne(t *testing.T) {
-	for name, tt := range map[string]struct{ ends, want time.Duration }{
-		"it has ended":    {},
-		"it ends":         {ends: 4 * earlierPause, want: 4 * earlierPause},
-		"it does not end": {ends: time.Hour, want: leaveTimeout / 2},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				directory := &sharedDirectory{}
-				if tt.ends > 0 {
-					directory.earlier = []string{"earlier.sock"}
-					defer time.AfterFunc(tt.ends-time.Millisecond, func() {
-						directory.mu.Lock()
-						defer directory.mu.Unlock()
-						directory.earlier = nil
-					}).Stop()
-				}
-				l := &life{Collaborators: Collaborators{Registrar: directory, Clock: clock.RealClock{}}, list: newList(gpuName, clock.RealClock{})}
-				began := time.Now()
-				l.awaitEarlier(t.Context())
-				if took := time.Since(began); took != tt.want {
-					t.Errorf("awaitEarlier() took %v, want %v", took, tt.want)
+				if proven != errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("the registration has worked: %v", proven)
 				}
 			})
 		})
@@ -372,5 +341,73 @@ func TestTheTurnAfterALaterServer(t *testing.T) {
 				t.Errorf("counted %d times: awaitTurn() = %v after %v, want true after %v", counted, turn, time.Since(began), want)
 			}
 		})
+	}
+}
+
+// TestASilentServerThatMaySpeakAgain does so only if kubelet went by its list all the time, and was not made to forget another server.
+func TestASilentServerThatMaySpeakAgain(t *testing.T) {
+	list := []string{oneGPU().Devices[0].ID}
+	for name, tt := range map[string]struct {
+		counts           []string
+		forgotten, comes bool // another one comes while kubelet's account is looked at
+		takes            time.Duration
+		want             error
+	}{
+		"kubelet kept it":              {counts: list, takes: stopDelay + checkSoon},
+		"kubelet went by another list": {takes: stopDelay, want: errOtherEnded},
+		"kubelet was made to forget":   {counts: list, forgotten: true, takes: stopDelay + checkSoon, want: errOtherEnded},
+		"another one comes":            {counts: list, comes: true, takes: 2 * (stopDelay + checkSoon)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				directory := &sharedDirectory{later: []string{"later.sock"}}
+				l := listing(directory, &notedAccount{answer: func(n int) ([]string, error) {
+					if n == 1 && tt.comes {
+						directory.come("another.sock")
+					}
+					return slices.Clone(tt.counts), nil
+				}})
+				var phases []Phase
+				l.report = func(p Phase) { phases = append(phases, p) }
+				if tt.forgotten {
+					l.past.forget()
+				}
+				began := time.Now()
+				err := l.yield(t.Context(), 1)
+				want := []Phase{PhaseYielding}
+				if tt.want == nil {
+					want = append(want, PhaseServing)
+				}
+				if !errors.Is(err, tt.want) || !slices.Equal(phases, want) || (l.silence.Value() == speaks) != (tt.want == nil) {
+					t.Errorf("yield() = %v, want %v; phases %q, silence %v", err, tt.want, phases, l.silence.Value())
+				}
+				if took := time.Since(began); took != tt.takes {
+					t.Errorf("it took %v, want %v", took, tt.takes)
+				}
+			})
+		})
+	}
+}
+
+// TestTheTurnThatNeverComes: kubelet leaves, or the process ends, while a later server serves.
+func TestTheTurnThatNeverComes(t *testing.T) {
+	t.Parallel()
+	for _, left := range []bool{true, false} {
+		directory := &sharedDirectory{later: []string{"later.sock"}, lasts: true}
+		l := listing(directory, emptyAccount{})
+		var phases []Phase
+		ctx, cancel := context.WithCancel(t.Context())
+		l.report = func(p Phase) {
+			phases = append(phases, p)
+			if left {
+				l.Incarnation.Publish(2)
+			} else {
+				cancel()
+			}
+		}
+		if turn := l.awaitTurn(ctx, 1); turn || l.past.yielded != left || !slices.Equal(phases, []Phase{PhaseYielding}) {
+			t.Errorf("kubelet left %v: its turn %v, yielded %v, phases %q", left, turn, l.past.yielded, phases)
+		}
+		cancel()
 	}
 }

@@ -47,6 +47,43 @@ func TestAResourceThatNobodyServesForTenSeconds(t *testing.T) {
 	}
 }
 
+// TestWhoseResourceItIs: one that has a name and held devices as this program makes them, or those of the plan.
+func TestWhoseResourceItIs(t *testing.T) {
+	t.Parallel()
+	const ours, theirs = "MIG-00000000-0000-0000-0000-000000000000", "nvidia0/vgpu1"
+	for name, tt := range map[string]struct {
+		resource string
+		ids      []string
+		claims   int // by which a GPU may be held
+		want     bool
+	}{
+		"ours":                 {"nvidia.com/mig-1g.10gb", []string{ours}, 1, true},
+		"ours, two of them":    {"nvidia.com/mig-1g.10gb", []string{ours, ours + "::1"}, 2, true},
+		"theirs":               {"nvidia.com/gpu", []string{theirs}, 0, false},
+		"ours and theirs":      {"nvidia.com/gpu", []string{theirs, ours}, 1, false},
+		"a device of the plan": {"nvidia.com/gpu.shared", []string{"GPU-0::1"}, 1, true},
+		"a device of the plan of another vendor's": {"example.com/gpu", []string{"GPU-0::1"}, 1, false},
+	} {
+		for range 10 { // devices come in any order
+			c := clocktesting.NewFakeClock(time.Now())
+			s := NewSet(Collaborators{Clock: c})
+			s.planned = map[string]bool{"GPU-0": true}
+			e := evidence{kubelet: 1, alone: true, held: map[deviceKey]holder{}}
+			for _, id := range tt.ids {
+				e.held[deviceKey{tt.resource, id}] = holder{pod: "p"}
+			}
+			if s.update(e, c.Now()); len(s.foreign) != tt.claims {
+				t.Errorf("%s: claims %v, want %d", name, s.foreign, tt.claims)
+			}
+			s.update(e, c.Now().Add(unservedFor))
+			if _, served := s.resources[tt.resource]; served != tt.want {
+				t.Errorf("%s: served %v, want %v", name, served, tt.want)
+				break
+			}
+		}
+	}
+}
+
 // TestHowAServerIsShown: a new phase forgets what was said of the account, and that of a server that serves what went wrong before.
 func TestHowAServerIsShown(t *testing.T) {
 	t.Parallel()
