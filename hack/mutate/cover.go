@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -70,7 +71,8 @@ func blocks(profile string) []block {
 	return all
 }
 
-// measure runs each test alone, and notes how long it takes and what it reaches.
+// measure runs each test alone, and notes how long it takes and what it reaches, also in the processes that it starts with its own
+// -test.gocoverdir.
 func (j *judge) measure() error {
 	cmd := exec.CommandContext(context.Background(), filepath.Join(j.tmp, "base"), "-test.list=^(Test|Fuzz|Example)")
 	cmd.Dir = j.tests
@@ -85,11 +87,13 @@ func (j *judge) measure() error {
 		room <- struct{}{}
 		wait.Go(func() {
 			defer func() { <-room }()
-			profile := filepath.Join(j.tmp, name+".cover")
+			profile, folder := filepath.Join(j.tmp, name+".cover"), filepath.Join(j.tmp, name+".covered")
+			failed := os.Mkdir(folder, 0o700)
 			began := time.Now()
-			o, out := j.run("base", pattern(name), 0, maxTime, "-test.coverprofile="+profile)
+			o, out := j.run("base", pattern(name), 0, maxTime, "-test.coverprofile="+profile, "-test.gocoverdir="+folder)
 			took := time.Since(began)
 			text, err := os.ReadFile(profile)
+			err = errors.Join(failed, err)
 			one.Lock()
 			defer one.Unlock()
 			if o != survived || err != nil {

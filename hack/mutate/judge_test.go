@@ -31,13 +31,19 @@ func Sign(n int) string {
 func Nobody() bool {
 	return true
 }
+
+func Elsewhere() int {
+	return 5
+}
 `
 
 // Each test writes down that it ran.
 const itsTests = `package subject
 
 import (
+	"flag"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 )
@@ -68,6 +74,21 @@ func TestAlone(t *testing.T) {
 	}
 }
 
+func TestElsewhere(t *testing.T) {
+	if os.Getenv("ELSEWHERE") != "" {
+		if Elsewhere() != 5 {
+			t.Error("wrong")
+		}
+		return
+	}
+	ran(t)
+	c := exec.Command(os.Args[0], "-test.run=^TestElsewhere$", "-test.gocoverdir="+flag.Lookup("test.gocoverdir").Value.String())
+	c.Env = append(os.Environ(), "ELSEWHERE=1")
+	if err := c.Run(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestFails(t *testing.T) {
 	Sign(1)
 	Nobody()
@@ -75,7 +96,7 @@ func TestFails(t *testing.T) {
 }
 `
 
-// TestOnlyTestsThatReachAPlaceJudge: a test runs for the changes of what it reaches, and no test for those of what none reaches.
+// TestOnlyTestsThatReachAPlaceJudge: a test runs for the changes of what it reaches, itself or in a process that it starts, and no test for those of what none reaches.
 func TestOnlyTestsThatReachAPlaceJudge(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{"go.mod": "module subject\n", "subject.go": subject, "subject_test.go": itsTests} {
@@ -98,7 +119,7 @@ func TestOnlyTestsThatReachAPlaceJudge(t *testing.T) {
 		known = append(known, t.name)
 	}
 	slices.Sort(known)
-	if d := cmp.Diff([]string{"TestAlone", "TestSign", "TestSmall"}, known); d != "" {
+	if d := cmp.Diff([]string{"TestAlone", "TestElsewhere", "TestSign", "TestSmall"}, known); d != "" {
 		t.Error("tests that judge:", d)
 	}
 	for what, want := range map[string]string{
@@ -107,6 +128,7 @@ func TestOnlyTestsThatReachAPlaceJudge(t *testing.T) {
 		"3 became 4":                "noticed by TestSmall TestSmall",
 		"true became false":         "unreached",
 		"< became >= in: n < 0":     "noticed by TestSign TestSign",
+		"5 became 6":                "noticed by TestElsewhere TestElsewhere", // in a process of its own
 	} {
 		_ = os.Remove("ran")
 		got := ""

@@ -3,6 +3,7 @@ package nvidia
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -71,7 +72,8 @@ func runStubWith(t *testing.T, part string, env []string, flags ...string) (stri
 	t.Helper()
 	root := t.TempDir()
 	compileStub(t, root, flags...)
-	c := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestStubProcess$", "-test.v", "-test.timeout=4m")
+	c := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestStubProcess$", "-test.v", "-test.timeout=4m",
+		"-test.gocoverdir="+flag.Lookup("test.gocoverdir").Value.String())
 	c.Env = append(append(os.Environ(), stubRoot+"="+root, stubPart+"="+part), env...)
 	out, err := c.CombinedOutput()
 	var exit *exec.ExitError
