@@ -64,10 +64,23 @@ func TestVGPU(t *testing.T) {
 	copy(behindOthers[0xd0:], append([]byte{0x09, 0, 27, 'V', 'F'}, record...))
 	without := space(append([]byte{0x09, 0, 27, 'V', 'F'}, record...)...)
 	without[0x06] = 0
+	at44 := space()
+	at44[0x34] = 0x47 // the two lowest bits have no meaning
+	copy(at44[0x44:], append([]byte{0x09, 0, 27, 'V', 'F'}, record...))
+	atTheEnd := space(0x05, 0xfc)
+	copy(atTheEnd[0xfc:], []byte{0x09, 0, 27, 'V'})
 	for name, test := range map[string]struct {
 		space []byte
 		want  inventory.VGPU
 	}{
+		"elsewhere":                 {at44, host},
+		"without room for records":  {atTheEnd, inventory.VGPU{}},
+		"of an extended space":      {append(space(append([]byte{0x09, 0, 27, 'V', 'F'}, record...)...), make([]byte, 3840)...), host},
+		"behind an empty record":    {space(append([]byte{0x09, 0, 29, 'V', 'F', 3, 2}, record...)...), host},
+		"too short for a signature": {space(0x09, 0, 2, 'V', 'F'), inventory.VGPU{}},
+		"a list of others":          {space(0x05, 0), inventory.VGPU{}},
+		"record of another kind":    {space(append([]byte{0x09, 0, 27, 'V', 'F', 1}, record[1:]...)...), present},
+		"record one byte too short": {space(append([]byte{0x09, 0, 27, 'V', 'F', 0, 21}, record[2:]...)...), present},
 		"first record":              {space(append([]byte{0x09, 0, 27, 'V', 'F'}, record...)...), host},
 		"second record":             {space(append([]byte{0x09, 0, 31, 'V', 'F', 3, 4, 1, 1}, record...)...), host},
 		"behind another capability": {behindOthers, host},

@@ -31,10 +31,12 @@ func TestBindings(t *testing.T) {
 				if sets := r.node.Stats().SystemEventSets; sets != 1 {
 					t.Fatalf("%d sets of system events, want 1", sets)
 				}
-				timer := time.AfterFunc(100*time.Millisecond, func() { r.inject(plugIn) })
+				// In the second wait: no rest is between the two.
+				timer := time.AfterFunc(700*time.Millisecond, func() { r.inject(plugIn) })
 				defer timer.Stop()
 				start := time.Now()
 				compare(t, "event", event(inventory.EventBinding, ""), r.next())
+				compare(t, "rest after it, in which the session can be closed", minRest, r.useless)
 				if took := time.Since(start); took > 2*waitStep {
 					t.Errorf("the event came after %v", took)
 				}

@@ -161,7 +161,7 @@ func (d *Driver) library() (*library, error) {
 // replaced returns inventory.ErrDriverReplaced once there is another library than the one that is loaded: containers get the
 // new one. While there is none, or none that is whole, it is being replaced, and the one that is loaded works.
 func (d *Driver) replaced() error {
-	if d.loaded.path == "" || d.loaded.inPlace(d.options.DriverRoot) {
+	if d.loaded.path == "" {
 		return nil
 	}
 	if _, err := d.library(); errors.Is(err, inventory.ErrDriverReplaced) {

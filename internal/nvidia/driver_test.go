@@ -44,7 +44,7 @@ func TestOpenErrors(t *testing.T) {
 			r.driver = New(Options{Library: node.NVML(), Root: node.Root(), DriverRoot: "/driver-root"})
 			r.inject(test.fault)
 			_, err := r.driver.Open(r.ctx)
-			if !errors.Is(err, test.kind) || !strings.Contains(err.Error(), test.text) {
+			if !errors.Is(err, test.kind) || !strings.Contains(err.Error(), test.text) || !strings.HasPrefix(err.Error(), "open an NVML session: ") {
 				t.Errorf("got error %v, want %v with %q", err, test.kind, test.text)
 			}
 			r.clean()

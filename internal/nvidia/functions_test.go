@@ -113,6 +113,9 @@ func lacksOne(t *testing.T, d *Driver, _ string) {
 		if !errors.Is(err, inventory.ErrNoDriver) || !strings.Contains(err.Error(), base+": install driver R418") {
 			t.Errorf("Open: got error %v, want one that names %s", err, base)
 		}
+		if maps, err := os.ReadFile("/proc/self/maps"); err != nil || strings.Contains(string(maps), "libnvidia-ml") {
+			t.Errorf("the library stays loaded: %v", err)
+		}
 		return
 	}
 	if err != nil {

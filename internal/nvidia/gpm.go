@@ -129,7 +129,6 @@ func (s *scanner) freeCounts() {
 		if sl.gpm != nil {
 			clear(sl.gpm.seen) // a sample may be half taken
 			sl.gpm.sweep(s.api)
-			sl.gpm = nil
 		}
 	}
 }

@@ -234,6 +234,15 @@ func TestOpenThatComesLate(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.clean()
+		if s, err = r.driver.Open(r.ctx); err != nil { // a new one
+			t.Fatal(err)
+		}
+		if _, err := s.Scan(r.ctx); err != nil {
+			t.Error(err)
+		}
+		if err := s.Close(r.ctx); err != nil {
+			t.Fatal(err)
+		}
 	})
 }
 

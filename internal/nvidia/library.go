@@ -18,17 +18,16 @@ import (
 )
 
 // locate returns the path of NVML's library below driverRoot, the folder of this container at which the root of the driver's
-// installation is mounted. All symbolic links are resolved inside that root. The second result is the path with its links, relative
-// to driverRoot. Both are "" if there is no library for this machine: the loader may still find one.
-func locate(driverRoot string) (path, place string) {
+// installation is mounted. All symbolic links are resolved inside that root. It is "" if there is no library for this machine: the
+// loader may still find one.
+func locate(driverRoot string) string {
 	for _, folder := range driverroot.LibraryFolders() {
-		place := filepath.Join(folder, driverroot.NVML)
-		path, err := resolveIn(driverRoot, place)
+		path, err := resolveIn(driverRoot, filepath.Join(folder, driverroot.NVML))
 		if err == nil && loadable(path) {
-			return path, place
+			return path
 		}
 	}
-	return "", ""
+	return ""
 }
 
 // resolveIn returns the path of this process to a file below a driver root; an empty root is "/".
@@ -57,7 +56,6 @@ func loadable(path string) bool {
 type library struct {
 	nvml.Interface
 	path    string          // "" for the one that the loader finds
-	place   string          // where the links to path begin, relative to the driver root
 	file    os.FileInfo     // of path
 	machine bool            // and not simulated
 	has     map[string]bool // the functions that it has; nil until they were looked up
@@ -101,7 +99,7 @@ func irregular() string {
 // findLibrary returns the library that is installed now. It does not load it. The error wraps inventory.ErrNoDriver where it must not
 // be loaded.
 func findLibrary(driverRoot string) (*library, error) {
-	path, place := locate(driverRoot)
+	path := locate(driverRoot)
 	if path == "" {
 		if wrong := irregular(); wrong != "" {
 			return nil, fmt.Errorf("%w: %s is not a regular file", inventory.ErrNoDriver, wrong)
@@ -112,17 +110,7 @@ func findLibrary(driverRoot string) (*library, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look at the driver's library: %w", err)
 	}
-	return &library{Interface: nvml.New(nvml.WithLibraryPath(path)), path: path, place: place, file: info, machine: true}, nil
-}
-
-// inPlace reports whether the links below the driver root still lead to the library, and its file did not change.
-func (l *library) inPlace(driverRoot string) bool {
-	path, err := resolveIn(driverRoot, l.place)
-	if err != nil || path != l.path {
-		return false
-	}
-	info, err := os.Stat(path)
-	return err == nil && l.same(&library{path: path, file: info})
+	return &library{Interface: nvml.New(nvml.WithLibraryPath(path)), path: path, file: info, machine: true}, nil
 }
 
 // same reports whether two libraries are the same file with the same content.

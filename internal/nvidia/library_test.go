@@ -107,8 +107,7 @@ func TestLocate(t *testing.T) {
 			}
 			located := make(chan string, 1)
 			go func() {
-				path, _ := locate(root)
-				located <- path
+				located <- locate(root)
 			}()
 			select {
 			case got := <-located:
@@ -152,6 +151,24 @@ func TestLibraryOfLaterSessions(t *testing.T) {
 	if again, err := d.library(); err != nil || again != d.loaded {
 		t.Errorf("the loader's: %v, %v", again, err)
 	}
+	if err := os.WriteFile(path, []byte(sharedObject(machine)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.replaced(); err != nil {
+		t.Errorf("the loader's is replaced by what comes below the driver root: %v", err)
+	}
+}
+
+// TestResolveInTheRoot: no driver root is the root of the file system.
+func TestResolveInTheRoot(t *testing.T) {
+	t.Parallel()
+	path, err := filepath.EvalSymlinks(writeTree(t, map[string]string{"x": ""}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := resolveIn("", path[1:]+"/x"); err != nil || got != path+"/x" {
+		t.Errorf("got %q, %v", got, err)
+	}
 }
 
 // TestALibraryThatIsAFIFO: the loader looks in more folders than those of the driver root, and would wait in one of them for ever.
@@ -161,6 +178,14 @@ func TestALibraryThatIsAFIFO(t *testing.T) {
 	t.Setenv("LD_LIBRARY_PATH", "/nowhere:"+folder)
 	if _, err := findLibrary(root); !errors.Is(err, inventory.ErrNoDriver) || !strings.Contains(err.Error(), folder+"/libnvidia-ml.so.1 is not a regular file") {
 		t.Errorf("got error %v, want that it is a FIFO", err)
+	}
+	for what, tree := range map[string]map[string]string{
+		"a file": {"libnvidia-ml.so.1": "x"}, "a folder": {"libnvidia-ml.so.1/x": ""}, "nothing": {"x": ""},
+	} {
+		t.Setenv("LD_LIBRARY_PATH", writeTree(t, tree))
+		if found, err := findLibrary(root); err != nil || found.path != "" {
+			t.Errorf("with %s in its place: %v, %v", what, found, err)
+		}
 	}
 	t.Setenv("LD_LIBRARY_PATH", "")
 	if found, err := findLibrary(root); err != nil || found.path != "" {

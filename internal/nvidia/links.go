@@ -172,11 +172,7 @@ type end struct {
 // their lanes lead elsewhere.
 func (s *scanner) link() {
 	t := &s.topology
-	same := len(t.ends) == len(s.gpus)
-	for i := 0; same && i < len(s.gpus); i++ {
-		same = t.ends[i] == endOf(s.gpus[i])
-	}
-	if same && !t.stale {
+	if !t.stale && slices.EqualFunc(t.ends, s.gpus, func(e end, g inventory.GPU) bool { return e == endOf(g) }) {
 		return
 	}
 	t.ends, t.stale = t.ends[:0], false

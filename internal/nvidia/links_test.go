@@ -1,7 +1,10 @@
 package nvidia
 
 import (
+	"fmt"
 	"testing"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
@@ -112,6 +115,8 @@ func TestLinksAfterAnXID(t *testing.T) {
 	compare(t, "links after another XID", before, r.scan())
 	r.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "5", XID: 74, Action: "none"})
 	r.next()
+	r.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "5", XID: 31})
+	r.next() // it takes nothing back
 	compare(t, "links of GPU 2", "NODE NODE X NODE SYS SYS SYS SYS", links(r.scan().GPUs[2], 8))
 }
 
@@ -126,5 +131,93 @@ func TestLinksToLostGPU(t *testing.T) {
 	after := r.scan()
 	for i := range before.GPUs {
 		compare(t, "links", before.GPUs[i].Links, after.GPUs[i].Links)
+	}
+}
+
+// TestXIDsOfLinks: these XIDs have the links be read again, and those beside them do not.
+func TestXIDsOfLinks(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "t4")
+	var got []uint64
+	for xid := uint64(70); xid <= 160; xid++ {
+		if xid == 79 { // the GPU is lost then
+			continue
+		}
+		r.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "0", XID: xid, Action: "none"})
+		for r.next().XID != xid {
+		}
+		if r.relink {
+			got = append(got, xid)
+		}
+		r.relink = false
+	}
+	compare(t, "XIDs", []uint64{74, 144, 145, 146, 147, 148, 149, 150, 155}, got)
+}
+
+// TestLinksThatCouldNotBeRead: the next scan asks again for what a GPU failed to tell, and not for what it does not support.
+func TestLinksThatCouldNotBeRead(t *testing.T) {
+	t.Parallel()
+	for profile, calls := range map[string][]string{
+		"dgx-1":   {"DeviceGetNvLinkState", "DeviceGetNvLinkRemoteDeviceType", "DeviceGetNvLinkRemotePciInfo", "DeviceGetTopologyCommonAncestor"},
+		"l40s-x8": {"DeviceGetTopologyCommonAncestor"},
+	} {
+		whole := newRig(t, profile).scan()
+		for _, call := range calls {
+			for ret, again := range map[string]bool{"UNKNOWN": true, "NOT_SUPPORTED": false} {
+				r := newRig(t, profile, simulator.Fault{Kind: simulator.KindFail, Call: call, Return: ret})
+				compare(t, call+" answers "+ret+": links are due", again, r.scan().LinksDue)
+				r.inject(restore)
+				compare(t, call+" answered "+ret+": all links are known afterwards", again, r.scan().Equal(whole))
+			}
+		}
+	}
+}
+
+// TestLinksOfAGPUThatIsLostMeanwhile: lanes that were followed hold, though the GPU is lost before the last of them.
+func TestLinksOfAGPUThatIsLostMeanwhile(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "dgx-1")
+	before := r.scanner.slots[0].gpu.nvlink
+	r.inject(simulator.Fault{Kind: simulator.KindNVLink, GPU: "0", Link: new(int)},
+		simulator.Fault{Kind: simulator.KindFail, GPU: "0", Call: "DeviceGetNvLinkRemotePciInfo", Return: "GPU_IS_LOST"})
+	r.retry()
+	r.scan()
+	g := r.scanner.slots[0].gpu
+	compare(t, "peers", before.peers, g.nvlink.peers)
+	compare(t, "it is read again, and lost", "true lost", fmt.Sprint(g.nvlink.unread, " ", g.results.contact))
+}
+
+// TestConnection: of what both ends tell, the better fact holds.
+func TestConnection(t *testing.T) {
+	t.Parallel()
+	end := func(bdf string, n nvlink) *gpu { return &gpu{seen: inventory.GPU{UUID: bdf, BDF: bdf}, nvlink: n} }
+	for name, tt := range map[string]struct {
+		from, to nvlink
+		want     inventory.Link
+	}{
+		"through a switch":         {nvlink{version: 4, switched: 18}, nvlink{version: 3, switched: 12}, inventory.Link{NVLinks: 12, NVLinkVersion: 3, Switched: true}},
+		"of one unknown version":   {nvlink{switched: 6}, nvlink{version: 2, switched: 6}, inventory.Link{NVLinks: 6, NVLinkVersion: 2, Switched: true}},
+		"of unknown versions":      {nvlink{switched: 6}, nvlink{switched: 6}, inventory.Link{NVLinks: 6, Switched: true}},
+		"only one leads to switch": {nvlink{version: 2, switched: 6}, nvlink{version: 2}, inventory.Link{}},
+		"straight": {
+			nvlink{version: 2, switched: 1, peers: []string{"b", "c"}}, nvlink{version: 2, switched: 1, peers: []string{"a", "a"}},
+			inventory.Link{NVLinks: 2, NVLinkVersion: 2},
+		},
+	} {
+		got, known := (&scanner{}).connection(end("a", tt.from), end("b", tt.to))
+		compare(t, name+": it is known", tt.want.NVLinks > 0, known)
+		tt.want.Peer = "b"
+		compare(t, name, tt.want, got)
+	}
+}
+
+// TestNVLinkGenerations: the generations have the numbers of their names, the smaller steps belong to them.
+func TestNVLinkGenerations(t *testing.T) {
+	t.Parallel()
+	for version, want := range map[nvml.NvlinkVersion]int{
+		nvml.NVLINK_VERSION_1_0: 1, nvml.NVLINK_VERSION_2_0: 2, nvml.NVLINK_VERSION_2_2: 2, nvml.NVLINK_VERSION_3_0: 3,
+		nvml.NVLINK_VERSION_3_1: 3, nvml.NVLINK_VERSION_4_0: 4, nvml.NVLINK_VERSION_5_0: 5, nvml.NVLINK_VERSION_6_0: 6,
+	} {
+		compare(t, "NVLink", want, nvlinkGenerations[version])
 	}
 }

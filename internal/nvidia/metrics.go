@@ -10,7 +10,7 @@ import (
 
 // Metrics counts calls into the driver. Its methods return at once. They may be called by several goroutines.
 type Metrics interface {
-	// DriverCalled counts a call that returned. The group is one of Groups.
+	// DriverCalled counts a call that returned, by the group of its function.
 	DriverCalled(group string, took time.Duration)
 	// DriverFailed counts a call that returned an error, such as GPU_IS_LOST, or 31 where it has no name here. That the driver does
 	// not support something, or that there is no such thing, is none.
@@ -26,11 +26,6 @@ const (
 	groupEvents    = "events"    // registering for events; the time of waits for them is not counted
 	groupUse       = "use"       // processes, and changes of a GPU
 )
-
-// Groups returns the groups of NVML functions.
-func Groups() []string {
-	return []string{groupSession, groupInventory, groupMIG, groupReading, groupEvents, groupUse}
-}
 
 // groups are the groups by what the name of a function contains; the first that fits counts.
 var groups = []struct{ group, names string }{

@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 )
@@ -128,4 +130,46 @@ func TestMIGUnreadable(t *testing.T) {
 	}
 	r.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "3"})
 	compare(t, "MIG devices", "0=1/0:3g.40gb 1=2/0:3g.40gb", migDevices(r.scan().GPUs[3]))
+}
+
+// TestMIGProfilesThatAreToldInPart: a driver that answers some of the calls for a profile says its slices all the same.
+func TestMIGProfilesThatAreToldInPart(t *testing.T) {
+	t.Parallel()
+	for call, placed := range map[string]bool{
+		"GpuInstanceGetInfo": false, "GpuInstanceGetComputeInstanceById": true, "DeviceGetGpuInstanceProfileInfo": true,
+		"GpuInstanceGetComputeInstanceProfileInfo": true, "ComputeInstanceGetInfo": true,
+	} {
+		s := newRig(t, "a100-mig-mixed", simulator.Fault{Kind: simulator.KindFail, Call: call, Return: "UNKNOWN"}).scan()
+		compare(t, "MIG devices without "+call, "0=1/0:4g.40gb 1=3/0:2g.20gb 2=7/0:1g.10gb", migDevices(s.GPUs[5]))
+		compare(t, "MIG devices without "+call, "0=1/0:1c.3g.40gb 1=1/1:1c.3g.40gb 2=1/2:1c.3g.40gb 3=2/0:3g.40gb", migDevices(s.GPUs[6]))
+		compare(t, "places without "+call, placed, s.GPUs[5].MIGDevices[1].Placement == inventory.MIGPlacement{Profile: 14, Start: 4, Size: 2})
+	}
+}
+
+// TestProfilesByNumber: NVML's numbers of profiles say how many slices they have, and what besides.
+func TestProfilesByNumber(t *testing.T) {
+	t.Parallel()
+	for number, want := range [nvml.GPU_INSTANCE_PROFILE_COUNT]profile{
+		nvml.GPU_INSTANCE_PROFILE_1_SLICE: {0, 1, ""}, nvml.GPU_INSTANCE_PROFILE_2_SLICE: {0, 2, ""}, nvml.GPU_INSTANCE_PROFILE_3_SLICE: {0, 3, ""},
+		nvml.GPU_INSTANCE_PROFILE_4_SLICE: {0, 4, ""}, nvml.GPU_INSTANCE_PROFILE_6_SLICE: {0, 6, ""}, nvml.GPU_INSTANCE_PROFILE_7_SLICE: {0, 7, ""},
+		nvml.GPU_INSTANCE_PROFILE_8_SLICE: {0, 8, ""}, nvml.GPU_INSTANCE_PROFILE_1_SLICE_REV1: {0, 1, "+me"},
+		nvml.GPU_INSTANCE_PROFILE_2_SLICE_REV1: {0, 2, "+me"}, nvml.GPU_INSTANCE_PROFILE_1_SLICE_REV2: {0, 1, ""},
+		nvml.GPU_INSTANCE_PROFILE_1_SLICE_GFX: {0, 1, "+gfx"}, nvml.GPU_INSTANCE_PROFILE_2_SLICE_GFX: {0, 2, "+gfx"},
+		nvml.GPU_INSTANCE_PROFILE_3_SLICE_GFX: {0, 3, "+gfx"}, nvml.GPU_INSTANCE_PROFILE_4_SLICE_GFX: {0, 4, "+gfx"},
+		nvml.GPU_INSTANCE_PROFILE_1_SLICE_NO_ME: {0, 1, "-me"}, nvml.GPU_INSTANCE_PROFILE_2_SLICE_NO_ME: {0, 2, "-me"},
+		nvml.GPU_INSTANCE_PROFILE_1_SLICE_ALL_ME: {0, 1, "+me.all"}, nvml.GPU_INSTANCE_PROFILE_2_SLICE_ALL_ME: {0, 2, "+me.all"},
+	} {
+		if got := gpuInstanceProfiles[number]; got != want {
+			t.Errorf("GPU instance profile %d is %+v, want %+v", number, got, want)
+		}
+	}
+	for number, want := range [nvml.COMPUTE_INSTANCE_PROFILE_COUNT]int{
+		nvml.COMPUTE_INSTANCE_PROFILE_1_SLICE: 1, nvml.COMPUTE_INSTANCE_PROFILE_2_SLICE: 2, nvml.COMPUTE_INSTANCE_PROFILE_3_SLICE: 3,
+		nvml.COMPUTE_INSTANCE_PROFILE_4_SLICE: 4, nvml.COMPUTE_INSTANCE_PROFILE_6_SLICE: 6, nvml.COMPUTE_INSTANCE_PROFILE_7_SLICE: 7,
+		nvml.COMPUTE_INSTANCE_PROFILE_8_SLICE: 8, nvml.COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1: 1, nvml.COMPUTE_INSTANCE_PROFILE_7_SLICE_NVL: 7,
+	} {
+		if got := computeInstanceProfiles[number]; got != want {
+			t.Errorf("compute instance profile %d has %d slices, want %d", number, got, want)
+		}
+	}
 }

@@ -167,3 +167,64 @@ func TestPlacementsThatCannotBe(t *testing.T) {
 		}
 	}
 }
+
+// A dividedDevice tells less of its profiles.
+type dividedDevice struct {
+	nvml.Device
+	without uint32 // the ID of a profile
+	count   *uint32
+	memory  bool
+}
+
+func (d dividedDevice) GetMemoryInfo() (nvml.Memory, nvml.Return) {
+	memory, ret := d.Device.GetMemoryInfo()
+	if !d.memory {
+		memory.Total = 0
+	}
+	return memory, ret
+}
+
+func (d dividedDevice) GetGpuInstanceProfileInfo(number int) (nvml.GpuInstanceProfileInfo, nvml.Return) {
+	info, ret := d.Device.GetGpuInstanceProfileInfo(number)
+	if d.count != nil && info.Id == d.without {
+		info.InstanceCount = *d.count
+	}
+	return info, ret
+}
+
+func (d dividedDevice) GetGpuInstancePossiblePlacements(info *nvml.GpuInstanceProfileInfo) ([]nvml.GpuInstancePlacement, nvml.Return) {
+	if d.count == nil && info.Id == d.without {
+		return nil, nvml.ERROR_NO_PERMISSION
+	}
+	return d.Device.GetGpuInstancePossiblePlacements(info)
+}
+
+// TestPartitionsThatAreToldInPart: profiles that no instance can have are none; where the place of one is not told, there are no profiles.
+func TestPartitionsThatAreToldInPart(t *testing.T) {
+	t.Parallel()
+	none, many := uint32(0), uint32(1000)
+	for name, tt := range map[string]struct {
+		device   dividedDevice
+		profiles int
+		count    int // of the first
+	}{
+		"no places of the first":     {dividedDevice{without: 19, memory: true}, 0, 0},
+		"no places of the last":      {dividedDevice{without: 15, memory: true}, 0, 0},
+		"no instances of the last":   {dividedDevice{without: 15, count: &none, memory: true}, 6, 7},
+		"a thousand of the first":    {dividedDevice{without: 19, count: &many, memory: true}, 7, maxMIGDevices},
+		"a GPU of an unknown memory": {dividedDevice{without: 99}, 0, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRigWith(t, "a100-mig-mixed", hook(hookedLibrary{device: func(_ int, d nvml.Device) nvml.Device {
+				tt.device.Device = d
+				return tt.device
+			}}))
+			p := r.partitions(0)
+			compare(t, "profiles", tt.profiles, len(p.Profiles))
+			if tt.profiles > 0 {
+				compare(t, "instances of the first", tt.count, p.Profiles[0].Count)
+			}
+		})
+	}
+}

@@ -107,6 +107,30 @@ func TestRead(t *testing.T) {
 				r.Incomplete, r.UncorrectedECC = "nvmlDeviceGetTotalEccErrors: ERROR_TIMEOUT", inventory.Signal[uint64]{}
 			}),
 		},
+		"the call for the fabric fails": {
+			profile: "dgx-b200", fault: fail("DeviceGetGpuFabricInfo", "UNKNOWN"),
+			want: with(func(r *inventory.Reading) {
+				r.Incomplete, r.Fabric = "nvmlDeviceGetGpuFabricInfo: ERROR_UNKNOWN", inventory.Signal[inventory.Fabric]{}
+			}),
+		},
+		"the call for repairs of memory fails": {
+			profile: "dgx-b200", fault: fail("DeviceGetUnrepairableMemoryFlag_v1", "UNKNOWN"),
+			want: with(func(r *inventory.Reading) {
+				r.Incomplete = "nvmlDeviceGetUnrepairableMemoryFlag_v1: ERROR_UNKNOWN"
+				r.UnrepairableMemory = inventory.Signal[bool]{}
+			}),
+		},
+		"the call for the chip's own memories fails, which says nothing": {
+			profile: "dgx-b200", fault: fail("DeviceGetSramEccErrorStatus", "UNKNOWN"),
+			want: with(func(r *inventory.Reading) { r.SRAMThreshold = inventory.Signal[bool]{} }),
+		},
+		"the first driver with a recovery action": {
+			profile: "a100-mig-mixed", fault: simulator.Fault{Kind: simulator.KindRecoveryAction, GPU: "1", Action: "reset"},
+			want: with(func(r *inventory.Reading) {
+				r.RecoveryAction, r.UnrepairableMemory = inventory.Known(inventory.RecoveryGPUReset), inventory.Signal[bool]{}
+				r.Fabric = inventory.Signal[inventory.Fabric]{}
+			}),
+		},
 		"the call that every GPU answers fails": {
 			profile: "dgx-b200", fault: fail("DeviceGetMemoryInfo", "UNKNOWN"),
 			want: with(func(r *inventory.Reading) {
@@ -205,5 +229,37 @@ func BenchmarkRead(b *testing.B) {
 		if _, err := r.Read(r.ctx, uuid); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// A sickDevice answers some questions for health.
+type sickDevice struct {
+	nvml.Device
+	repair nvml.RepairStatus
+}
+
+func (d sickDevice) GetGpuFabricInfo() (nvml.GpuFabricInfo, nvml.Return) {
+	return nvml.GpuFabricInfo{State: nvml.GPU_FABRIC_STATE_NOT_SUPPORTED}, nvml.SUCCESS
+}
+
+func (d sickDevice) GetFieldValues(values []nvml.FieldValue) nvml.Return {
+	for i := range values {
+		values[i].ValueType, values[i].Value[0] = uint32(nvml.VALUE_TYPE_DOUBLE), 1
+	}
+	return nvml.SUCCESS
+}
+
+func (d sickDevice) GetRepairStatus() (nvml.RepairStatus, nvml.Return) { return d.repair, nvml.SUCCESS }
+
+// TestReadOddAnswers: a GPU without fabric has none, a number of another type says nothing, and either repair is one.
+func TestReadOddAnswers(t *testing.T) {
+	t.Parallel()
+	for repair, want := range map[nvml.RepairStatus]bool{{}: false, {BChannelRepairPending: 1}: true, {BTpcRepairPending: 1}: true} {
+		r := newRigWith(t, "dgx-b200", hook(hookedLibrary{device: func(_ int, d nvml.Device) nvml.Device { return sickDevice{d, repair} }}))
+		got, err := r.Read(r.ctx, r.uuid(0))
+		if err != nil || got.Fabric.Known || got.RecoveryAction.Known || got.Contact != inventory.ContactGood {
+			t.Errorf("got %+v and error %v", got, err)
+		}
+		compare(t, "a repair is pending", inventory.Known(want), got.Report.RepairPending)
 	}
 }

@@ -36,7 +36,7 @@ func (r *rig) made(gpu int, step inventory.MIGStep) int {
 func TestRepartition(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, "dgx-h100")
-	r.made(0, inventory.MIGStep{Action: inventory.MIGEnable})
+	compare(t, "the ID of nothing", 0, r.made(0, inventory.MIGStep{Action: inventory.MIGEnable}))
 	gi := r.made(0, inventory.MIGStep{Action: inventory.MIGCreateInstance, Profile: 9, Start: 4, Size: 4})
 	ci := r.made(0, inventory.MIGStep{Action: inventory.MIGCreateCompute, GI: gi, Start: 2, Size: 1})
 	want := []inventory.GPUInstance{{
@@ -50,9 +50,11 @@ func TestRepartition(t *testing.T) {
 	if _, err := r.step(0, inventory.MIGStep{Action: inventory.MIGDestroyInstance, GI: gi}); !errors.Is(err, inventory.ErrInUse) {
 		t.Errorf("an instance with a compute instance is destroyed: %v", err)
 	}
-	r.made(0, inventory.MIGStep{Action: inventory.MIGDestroyCompute, GI: gi, CI: ci})
-	r.made(0, inventory.MIGStep{Action: inventory.MIGDestroyInstance, GI: gi})
-	r.made(0, inventory.MIGStep{Action: inventory.MIGDisable})
+	for _, step := range []inventory.MIGStep{
+		{Action: inventory.MIGDestroyCompute, GI: gi, CI: ci}, {Action: inventory.MIGDestroyInstance, GI: gi}, {Action: inventory.MIGDisable},
+	} {
+		compare(t, "the ID of nothing", 0, r.made(0, step))
+	}
 	if p := r.partitions(0); p.Mode != inventory.MIGDisabled || len(p.Instances) > 0 {
 		t.Errorf("in the end: %+v", p)
 	}
@@ -94,7 +96,8 @@ func TestRepartitionIsRefused(t *testing.T) {
 			if tt.fault != nil {
 				r.inject(*tt.fault)
 			}
-			_, err := r.step(0, tt.step)
+			id, err := r.step(0, tt.step)
+			compare(t, "the ID of nothing", 0, id)
 			if !errors.Is(err, tt.want) || !strings.HasPrefix(err.Error(), string(tt.step.Action)+" on GPU ") {
 				t.Errorf("got error %v, want %v", err, tt.want)
 			}

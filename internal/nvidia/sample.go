@@ -82,8 +82,8 @@ var sampleQueries = []SampleQuery{
 		Function: "nvmlDeviceGetFieldValues (memory temperature)", Measures: []inventory.Measure{inventory.MemoryTemperature},
 		ask: func(d device, m *inventory.Measures) nvml.Return {
 			v, ret := d.GetFieldValue(nvml.FI_DEV_MEMORY_TEMP)
-			celsius, ok := number(v)
-			if celsius == 0 || !ok {
+			celsius, _ := number(v)
+			if celsius == 0 {
 				return ret // a GPU without such a sensor may say 0
 			}
 			return set(m, ret, inventory.MemoryTemperature, celsius)
@@ -265,7 +265,8 @@ func measureInstance(g *gpu, m inventory.MIGDevice, p *gpm, a *callResults) (inv
 	if !a.extra("nvmlDeviceGetMigDeviceHandleByIndex", ret) {
 		return inventory.InstanceSample{}, false
 	}
-	if uuid, ret := d.GetUUID(); !a.extra("nvmlDeviceGetUUID", ret) || uuid != m.UUID {
+	uuid, ret := d.GetUUID()
+	if a.extra("nvmlDeviceGetUUID", ret); uuid != m.UUID {
 		return inventory.InstanceSample{}, false // since the last scan another one got the index
 	}
 	i := inventory.InstanceSample{GI: m.GI, Profile: m.Profile}

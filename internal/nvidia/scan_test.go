@@ -6,7 +6,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -256,6 +258,10 @@ func TestScanFailingGPU(t *testing.T) {
 			fault: fail("DeviceGetMemoryInfo", "UNKNOWN"), contact: inventory.ContactFailing,
 			reason: "nvmlDeviceGetMemoryInfo: ERROR_UNKNOWN",
 		},
+		"no PCI address": {
+			fault: fail("DeviceGetPciInfo", "UNKNOWN"), contact: inventory.ContactFailing,
+			reason: "nvmlDeviceGetPciInfo: ERROR_UNKNOWN", unknown: "cannot be identified: nvmlDeviceGetPciInfo",
+		},
 		"memory not supported": {fault: fail("DeviceGetMemoryInfo", "NOT_SUPPORTED")},
 		"links not supported":  {fault: fail("DeviceGetNvLinkState", "NOT_SUPPORTED")},
 	} {
@@ -367,8 +373,12 @@ func TestScanAgain(t *testing.T) {
 	r := newRig(t, "a100-mig-mixed")
 	first := r.scan()
 	copied := slices.Clone(first.GPUs)
+	links := &r.scanner.slots[0].gpu.seen.Links[0]
 	if second := r.scan(); &second.GPUs[0] != &first.GPUs[0] {
 		t.Error("the second Snapshot is a copy of the first")
+	}
+	if links != &r.scanner.slots[0].gpu.seen.Links[0] {
+		t.Error("links that did not change were made anew")
 	}
 	r.inject(
 		simulator.Fault{Kind: simulator.KindMIG, GPU: "3", Profiles: []string{"7g.80gb"}},
@@ -414,4 +424,83 @@ func BenchmarkScan(b *testing.B) {
 			}
 		})
 	}
+}
+
+// TestDescriptionThatFailed: what could not be read of a GPU at first is read by a later scan.
+func TestDescriptionThatFailed(t *testing.T) {
+	t.Parallel()
+	whole := newRig(t, "dgx-h100").scan()
+	for _, call := range []string{
+		"DeviceGetName", "DeviceGetBrand", "DeviceGetArchitecture", "DeviceGetCudaComputeCapability", "DeviceGetAddressingMode",
+	} {
+		r := newRig(t, "dgx-h100", simulator.Fault{Kind: simulator.KindFail, GPU: "3", Call: call, Return: "UNKNOWN"})
+		if s := r.scan(); s.Equal(whole) || r.scanner.slots[3].gpu.results.contact != inventory.ContactFailing {
+			t.Errorf("%s fails, and nobody sees it", call)
+		}
+		r.inject(restore)
+		r.scan()
+		compare(t, "after "+call+" has failed", whole, r.scan())
+	}
+}
+
+// A movedDevice has another PCI address.
+type movedDevice struct {
+	nvml.Device
+	bus *uint32
+}
+
+func (d movedDevice) GetPciInfo() (nvml.PciInfo, nvml.Return) {
+	pci, ret := d.Device.GetPciInfo()
+	pci.Bus += *d.bus
+	return pci, ret
+}
+
+// TestGPUThatMoves: a GPU that has another PCI address is read anew.
+func TestGPUThatMoves(t *testing.T) {
+	t.Parallel()
+	var bus uint32
+	r := newRigWith(t, "t4", hook(hookedLibrary{device: func(_ int, d nvml.Device) nvml.Device { return movedDevice{d, &bus} }}))
+	before := r.scan().GPUs[0]
+	bus = 1
+	after := r.scan().GPUs[0]
+	if after.BDF == before.BDF || after.Class != "" || after.PCIeRoot != "" {
+		t.Errorf("the GPU was %+v and is %+v", before, after)
+	}
+}
+
+// TestScanAsksAGPUThatHungLast: who does not answer in time keeps the others waiting least.
+func TestScanAsksAGPUThatHungLast(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var asked []int
+		r := newRigWith(t, "dgx-h100", hook(hookedLibrary{device: func(index int, d nvml.Device) nvml.Device {
+			asked = append(asked, index)
+			return d
+		}}))
+		r.inject(hang("3", "DeviceGetMinorNumber"))
+		r.scan()
+		r.inject(restore)
+		synctest.Wait() // the call has returned
+		r.scan()        // takes over what it found
+		asked = nil
+		r.scan()
+		compare(t, "order", []int{0, 1, 2, 4, 5, 6, 7, 3}, asked)
+	})
+}
+
+// TestScanWhileACallHangs: a session that cannot be closed goes on with the GPUs that it has.
+func TestScanWhileACallHangs(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, "dgx-h100")
+		r.inject(hang("3", "DeviceGetMemoryInfo"))
+		r.scan()
+		r.inject(simulator.Fault{Kind: simulator.KindRemove, GPU: "5"})
+		compare(t, "GPUs while a call hangs", 8, len(r.scan().GPUs))
+		r.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "3"})
+		synctest.Wait()
+		if _, err := r.Scan(r.ctx); !errors.Is(err, inventory.ErrNewSession) {
+			t.Errorf("after it has returned: got error %v, want ErrNewSession", err)
+		}
+	})
 }

@@ -239,9 +239,6 @@ func (s *Session) on(ctx context.Context, sl *slot, ask func(*slot, *gpu)) error
 func (s *Session) commit(sl *slot, g *gpu) {
 	identified := sl.gpu.seen.UUID != g.seen.UUID
 	g.seen.Links = sl.gpu.seen.Links
-	if identified {
-		g.seen.Links = nil
-	}
 	sl.linksDue = sl.linksDue || sl.hangs > 0 || identified || sl.alone || g.seen.MIG != sl.gpu.seen.MIG
 	sl.gpu = g
 	if g.linked {

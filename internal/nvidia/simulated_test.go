@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 )
@@ -37,14 +39,61 @@ func newNode(t testing.TB, profile string) *simulator.Node {
 	return simulator.New(p)
 }
 
+// A hookedLibrary answers for a simulated one what a test wants: nil for what the simulator says.
+type hookedLibrary struct {
+	nvml.Interface
+	device  func(index int, d nvml.Device) nvml.Device
+	alloc   func() nvml.Return
+	metrics func(*nvml.GpmMetricsGetType)
+}
+
+// hook has a library answer with some hooks.
+func hook(h hookedLibrary) func(nvml.Interface) nvml.Interface {
+	return func(l nvml.Interface) nvml.Interface {
+		h.Interface = l
+		return &h
+	}
+}
+
+func (l *hookedLibrary) DeviceGetHandleByIndex(index int) (nvml.Device, nvml.Return) {
+	d, ret := l.Interface.DeviceGetHandleByIndex(index)
+	if l.device != nil && ret == nvml.SUCCESS {
+		d = l.device(index, d)
+	}
+	return d, ret
+}
+
+func (l *hookedLibrary) GpmSampleAlloc() (nvml.GpmSample, nvml.Return) {
+	if l.alloc != nil {
+		if ret := l.alloc(); ret != nvml.SUCCESS {
+			return nil, ret
+		}
+	}
+	return l.Interface.GpmSampleAlloc()
+}
+
+func (l *hookedLibrary) GpmMetricsGet(r *nvml.GpmMetricsGetType) nvml.Return {
+	ret := l.Interface.GpmMetricsGet(r)
+	if l.metrics != nil {
+		l.metrics(r)
+	}
+	return ret
+}
+
 // newRig opens a session with the node of a profile, on which faults have struck already. At the test's end it is
 // closed, and nothing may be left of it.
 func newRig(t testing.TB, profile string, faults ...simulator.Fault) *rig {
 	t.Helper()
+	return newRigWith(t, profile, func(l nvml.Interface) nvml.Interface { return l }, faults...)
+}
+
+// newRigWith is newRig with a library that answers for the node's.
+func newRigWith(t testing.TB, profile string, wrap func(nvml.Interface) nvml.Interface, faults ...simulator.Fault) *rig {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	r := &rig{t: t, ctx: ctx, node: newNode(t, profile)}
 	r.inject(faults...)
-	r.driver = New(Options{Library: r.node.NVML(), Root: r.node.Root()})
+	r.driver = New(Options{Library: wrap(r.node.NVML()), Root: r.node.Root()})
 	s, err := r.driver.Open(r.ctx)
 	if err != nil {
 		t.Fatal(err)

@@ -118,10 +118,11 @@ func TestOldDriverWithLostGPU(t *testing.T) {
 
 func TestNewerDrivers(t *testing.T) {
 	t.Parallel()
-	for _, version := range []string{"2", "3"} {
-		t.Run(version, func(t *testing.T) {
+	for _, test := range [][]string{{"2"}, {"3"}, {"2", "-DREFUSES=INVALID_ARGUMENT"}} {
+		version := test[0]
+		t.Run(strings.Join(test, " "), func(t *testing.T) {
 			t.Parallel()
-			out, code := runStub(t, "fabric "+version, "-DFABRIC="+version)
+			out, code := runStub(t, "fabric "+version, append(test[1:], "-DFABRIC="+version)...)
 			if code != 0 || !strings.Contains(out, "--- PASS: TestStubProcess") {
 				t.Fatalf("the process with the newer library exited with %d:\n%s", code, out)
 			}
@@ -342,6 +343,7 @@ func newerDriver(t *testing.T, d *Driver, summary inventory.FabricSummary) {
 	compare(t, "fabric", inventory.Known(inventory.Fabric{
 		State: inventory.FabricCompleted, Faults: inventory.FabricRouteUnhealthy, Summary: summary,
 	}), reading.Fabric)
+	compare(t, "clique", "01020304-0506-0708-090a-0b0c0d0e0f10.7", snapshot.GPUs[0].Clique)
 	if err := s.Clean(ctx, stubUUID(0), inventory.RemnantClocks); !errors.Is(err, inventory.ErrNotSupported) {
 		t.Errorf("Clean clocks with a driver that has none: got error %v", err)
 	}
@@ -352,7 +354,7 @@ func newerDriver(t *testing.T, d *Driver, summary inventory.FabricSummary) {
 
 // missingFunction calls what the library lacks.
 func missingFunction(t *testing.T, _ *Driver, root string) {
-	path, _ := locate(root)
+	path := locate(root)
 	lib := nvml.New(nvml.WithLibraryPath(path))
 	if ret := lib.Init(); ret != nvml.SUCCESS {
 		t.Fatal(ret)
@@ -380,7 +382,7 @@ func replacedLibrary(t *testing.T, d *Driver, root string) {
 		t.Fatal(err)
 	}
 	scanReplacedLibrary(ctx, t, d, root)
-	path, _ := locate(root)
+	path := locate(root)
 	if err := os.Rename(path, path+".old"); err != nil {
 		t.Fatal(err)
 	}
@@ -411,7 +413,7 @@ func scanReplacedLibrary(ctx context.Context, t *testing.T, d *Driver, root stri
 		}
 	}
 	scan("with the library in its place", nil)
-	path, _ := locate(root)
+	path := locate(root)
 	if err := os.Rename(path, path+".old"); err != nil {
 		t.Fatal(err)
 	}

@@ -77,7 +77,7 @@ func setTimeSlice(ctx context.Context, driverRoot, uuid string, interval int) er
 	}
 	c := exec.CommandContext(ctx, program, "compute-policy", "-i", uuid, "--set-timeslice", strconv.Itoa(interval))
 	c.WaitDelay = smiWaitDelay
-	if library, _ := locate(driverRoot); library != "" {
+	if library := locate(driverRoot); library != "" {
 		c.Env = append(os.Environ(), "LD_PRELOAD="+library) // its loader need not know the driver root
 	}
 	output, err := c.CombinedOutput()

@@ -27,31 +27,30 @@ func sysfsVGPU(root fs.FS, bdf string) inventory.VGPU {
 	if err != nil || len(space) < pciSpace || space[pciStatus]&pciHasCapabilities == 0 {
 		return inventory.VGPU{}
 	}
-	space = space[:pciSpace]
-	// A capability begins at a multiple of 4, so that a list without an end has been followed for long enough after 64.
-	for at, n := int(space[pciCapabilities]), 0; at != 0 && at+2 < len(space) && n < pciSpace/4; at, n = int(space[at+1]), n+1 {
-		if space[at] == pciVendorSpecific {
-			return parseVGPU(space[at:min(len(space), at+int(space[at+2]))])
+	for at := pciCapabilities; space[at] != 0; {
+		to := int(space[at] &^ 3) // a capability begins at a multiple of 4
+		space[at] = 0             // each is followed once: the list may have no end
+		if space[to] == pciVendorSpecific {
+			return parseVGPU(space[to:min(len(space), to+int(space[to+2]))])
 		}
+		at = to + 1
 	}
 	return inventory.VGPU{}
 }
 
 // parseVGPU reads a vendor-specific capability.
 func parseVGPU(capability []byte) inventory.VGPU {
-	const header = 3
-	if len(capability) < header || !bytes.HasPrefix(capability[header:], []byte(vgpuSignature)) {
-		return inventory.VGPU{}
-	}
-	found := inventory.VGPU{Present: true}
-	for records := capability[header+len(vgpuSignature):]; len(records) >= 2; {
+	const header, host = 3, 2 + 2*vgpuText // the length of the record of the host's driver
+	records, present := bytes.CutPrefix(capability[min(header, len(capability)):], []byte(vgpuSignature))
+	found := inventory.VGPU{Present: present}
+	for present && len(records) >= host {
 		id, length := records[0], int(records[1])
 		if length < 2 || length > len(records) {
 			break
 		}
-		if content := records[2:length]; id == vgpuHostDriver && len(content) >= 2*vgpuText {
+		if id == vgpuHostDriver && length >= host {
 			text := func(b []byte) string { return string(bytes.Trim(b, "\x00")) }
-			found.HostDriver, found.HostBranch = text(content[:vgpuText]), text(content[vgpuText:2*vgpuText])
+			found.HostDriver, found.HostBranch = text(records[2:2+vgpuText]), text(records[2+vgpuText:host])
 			break
 		}
 		records = records[length:]

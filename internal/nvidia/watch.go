@@ -199,7 +199,6 @@ func (w *watch) end(a *api) error {
 			errs = append(errs, freeSet(a, set))
 		}
 	}
-	w.old, w.set = nil, nil
 	return errors.Join(append(errs, w.bindings.free(a))...)
 }
 

@@ -31,7 +31,7 @@ type record struct {
 	gpu   int         // index, or inventory.NoGPU
 	pulse *pulse      // of all records of the driver
 	count Metrics     // of the driver
-	alone atomic.Bool // nobody waits for the job under way
+	alone atomic.Bool // a job was given up
 
 	mu       sync.Mutex // guards all following fields
 	function string     // empty between two calls
@@ -44,7 +44,7 @@ type pulse struct{ atomic.Int64 }
 // beats reports whether a call returned a short while ago: the driver lives.
 func (p *pulse) beats() bool { return time.Since(time.Unix(0, p.Load())) < nodePatience }
 
-// begin notes that a function is about to be called.
+// begin notes that a function is about to be called, or with an empty name that a job begins.
 func (r *record) begin(function string) {
 	now := time.Now()
 	r.mu.Lock()
@@ -61,12 +61,6 @@ func (r *record) end(ret nvml.Return) {
 	r.function, r.since = "", now
 	r.mu.Unlock()
 	counted(r.count, function, took, ret)
-}
-
-// start notes that a job begins.
-func (r *record) start() {
-	r.alone.Store(false)
-	r.begin("")
 }
 
 // call returns the call that is under way.
@@ -205,7 +199,7 @@ func (w *worker) exhausted(r *record) error {
 // run does a job for which there is room. The caller has the turn.
 func (w *worker) run(ctx context.Context, r *record, patience time.Duration, f, late func()) error {
 	j := &job{record: r, late: late, done: make(chan struct{})}
-	r.start()
+	r.begin("")
 	go w.finish(j, f)
 	timer := time.NewTimer(patience)
 	defer timer.Stop()

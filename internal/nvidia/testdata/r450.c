@@ -2,7 +2,7 @@
 // adapter must live with it. It stands for a node with three A100: GPU 0 has four NVLinks to GPU 1 and two into an
 // NVSwitch; GPU 1 has MIG devices, which this driver names in the old way; GPU 2 has minor 7 and two NVLinks into the
 // switch. With -DLOST=N, GPU N answers "lost" to everything. With -DFABRIC=V, it has functions of newer drivers too,
-// and of the fabric's state it knows version V; and it lacks what NVIDIA is about to remove. With -DVERSION="V" it says
+// and of the fabric's state it knows version V, and answers REFUSES to others; and it lacks what NVIDIA is about to remove. With -DVERSION="V" it says
 // that it is of version V, with -DGPUS=N it has the first N GPUs only, and with -DMODULE="F" it works only while the file F,
 // which stands for the kernel module, has its version. With -DBINDINGS it has R575's system events: each set has three, which
 // are given two and one.
@@ -21,6 +21,9 @@ enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, 
 #endif
 #ifndef VERSION
 #define VERSION "450.80.02"
+#endif
+#ifndef REFUSES
+#define REFUSES ARGUMENT_VERSION_MISMATCH
 #endif
 #ifndef GPUS
 #define GPUS 3
@@ -265,8 +268,9 @@ typedef struct {
 } fabric_t;
 ret_t nvmlDeviceGetGpuFabricInfoV(struct device *d, fabric_t *f) {
 	ASK(d);
-	if (f->version >> 24 != FABRIC) return ARGUMENT_VERSION_MISMATCH;
-	f->status = 0, f->state = 3, f->mask = 2 << 0 | 1 << 4 | 1 << 8;
+	if (f->version >> 24 != FABRIC) return REFUSES;
+	f->status = 0, f->state = 3, f->mask = 2 << 0 | 1 << 4 | 1 << 8, f->clique = 7;
+	for (int i = 0; i < 16; i++) f->cluster[i] = i + 1;
 	if (FABRIC >= 3) f->summary = 2;
 	return SUCCESS;
 }
