@@ -426,48 +426,6 @@ func BenchmarkScan(b *testing.B) {
 	}
 }
 
-// TestDescriptionThatFailed: what could not be read of a GPU at first is read by a later scan.
-func TestDescriptionThatFailed(t *testing.T) {
-	t.Parallel()
-	whole := newRig(t, "dgx-h100").scan()
-	for _, call := range []string{
-		"DeviceGetName", "DeviceGetBrand", "DeviceGetArchitecture", "DeviceGetCudaComputeCapability", "DeviceGetAddressingMode",
-	} {
-		r := newRig(t, "dgx-h100", simulator.Fault{Kind: simulator.KindFail, GPU: "3", Call: call, Return: "UNKNOWN"})
-		if s := r.scan(); s.Equal(whole) || r.scanner.slots[3].gpu.results.contact != inventory.ContactFailing {
-			t.Errorf("%s fails, and nobody sees it", call)
-		}
-		r.inject(restore)
-		r.scan()
-		compare(t, "after "+call+" has failed", whole, r.scan())
-	}
-}
-
-// A movedDevice has another PCI address.
-type movedDevice struct {
-	nvml.Device
-	bus *uint32
-}
-
-func (d movedDevice) GetPciInfo() (nvml.PciInfo, nvml.Return) {
-	pci, ret := d.Device.GetPciInfo()
-	pci.Bus += *d.bus
-	return pci, ret
-}
-
-// TestGPUThatMoves: a GPU that has another PCI address is read anew.
-func TestGPUThatMoves(t *testing.T) {
-	t.Parallel()
-	var bus uint32
-	r := newRigWith(t, "t4", hook(hookedLibrary{device: func(_ int, d nvml.Device) nvml.Device { return movedDevice{d, &bus} }}))
-	before := r.scan().GPUs[0]
-	bus = 1
-	after := r.scan().GPUs[0]
-	if after.BDF == before.BDF || after.Class != "" || after.PCIeRoot != "" {
-		t.Errorf("the GPU was %+v and is %+v", before, after)
-	}
-}
-
 // TestScanAsksAGPUThatHungLast: who does not answer in time keeps the others waiting least.
 func TestScanAsksAGPUThatHungLast(t *testing.T) {
 	t.Parallel()
