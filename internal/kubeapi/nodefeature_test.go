@@ -152,6 +152,53 @@ func TestPodOwners(t *testing.T) {
 	}
 }
 
+// TestPods: of a pod of the node, what it needs of the node and which DaemonSet it is of are known.
+func TestPods(t *testing.T) {
+	t.Parallel()
+	client, _ := scripted(t, map[string]string{"GET /api/v1/pods": `200 {"items": [
+		{"metadata": {"namespace": "ns", "name": "p", "uid": "1", "ownerReferences": [
+			{"kind": "DaemonSet", "name": "other"}, {"kind": "DaemonSet", "name": "d", "controller": true}, {"kind": "Node", "name": "n"}]},
+			"spec": {"nodeSelector": {"gpu": "true"}}},
+		{"metadata": {"namespace": "ns", "name": "q", "uid": "2", "ownerReferences": [{"kind": "Job", "name": "j", "controller": true}]}}]}`})
+	got, err := client.Pods(t.Context())
+	want := []kubeapi.NodePod{
+		{Namespace: "ns", Name: "p", UID: "1", NodeSelector: map[string]string{"gpu": "true"}, DaemonSet: "d"},
+		{Namespace: "ns", Name: "q", UID: "2"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" || err != nil {
+		t.Errorf("%v (-want +got):\n%s", err, diff)
+	}
+	broken, _ := scripted(t, map[string]string{"GET /api/v1/pods": "200 <html>"})
+	if _, err := broken.Pods(t.Context()); err == nil {
+		t.Error("a page is a list of pods")
+	}
+	none, _ := scripted(t, nil)
+	if _, err := none.Pods(t.Context()); !kubeapi.IsNotFound(err) {
+		t.Errorf("without an answer: %v", err)
+	}
+}
+
+// TestSwapLabels: all labels are changed, or none, of the node that was meant and from what they were.
+func TestSwapLabels(t *testing.T) {
+	t.Parallel()
+	client, asked := scripted(t, map[string]string{"PATCH /api/v1/nodes/" + nodeName: `200 {"metadata": {"labels": {"a": "new"}}}`})
+	node, err := client.SwapLabels(t.Context(), "uid", []string{"nvidia.com/b~c", "a"}, "old", "new")
+	if err != nil || node.Labels["a"] != "new" {
+		t.Errorf("%v, labels %v", err, node.Labels)
+	}
+	want := []string{"PATCH /api/v1/nodes/" + nodeName + ` [{"op":"test","path":"/metadata/uid","value":"uid"},` +
+		`{"op":"test","path":"/metadata/labels/a","value":"old"},{"op":"replace","path":"/metadata/labels/a","value":"new"},` +
+		`{"op":"test","path":"/metadata/labels/nvidia.com~1b~0c","value":"old"},` +
+		`{"op":"replace","path":"/metadata/labels/nvidia.com~1b~0c","value":"new"}]`}
+	if diff := cmp.Diff(want, asked()); diff != "" {
+		t.Errorf("requests (-want +got):\n%s", diff)
+	}
+	none, _ := scripted(t, nil)
+	if _, err := none.SwapLabels(t.Context(), "uid", []string{"a"}, "old", "new"); !kubeapi.IsNotFound(err) {
+		t.Errorf("a node that is not there: %v", err)
+	}
+}
+
 // TestRefusals: what of an answer is kept, and for how long it may have a node wait.
 func TestRefusals(t *testing.T) {
 	t.Parallel()

@@ -231,3 +231,32 @@ func TestTheOnlySliceIsWatchedByName(t *testing.T) {
 		cancel()
 	}
 }
+
+// TestDevicesOfEarlierVersions are read as v1 has them, also beside those that have nothing but a name.
+func TestDevicesOfEarlierVersions(t *testing.T) {
+	t.Parallel()
+	for devices, want := range map[string]string{
+		`[{"name":"a","basic":{"capacity":{"m":{"value":"1"}}}},{"name":"b"}]`: `[{"capacity":{"m":{"value":"1"}},"name":"a"},{"name":"b"}]`,
+		`[{"name":"a","basic":3}]`: "", `{"basic":{}}`: "", // errors
+	} {
+		client, _ := scripted(t, map[string]string{"GET /apis/resource.k8s.io/v1beta1/resourceslices": `200 {"metadata": {"resourceVersion": "1"},
+			"items": [{"metadata": {"name": "s"}, "spec": {"devices": ` + devices + `}}]}`})
+		found, err := client.Slices(t.Context(), "d")
+		if got := string(found.ByName["s"].Devices); got != want || (err == nil) != (want != "") {
+			t.Errorf("%s is read as %s (%v), want %s", devices, got, err, want)
+		}
+	}
+}
+
+// TestARefusalIsNotAnotherVersion: only where a version of the API is not served the next one is asked for.
+func TestARefusalIsNotAnotherVersion(t *testing.T) {
+	t.Parallel()
+	for answer, served := range map[string]bool{
+		"500 {}": true, `404 {"kind": "Status", "reason": "NotFound"}`: true, "404 page": false, "404 {}": false,
+	} {
+		client, asked := scripted(t, map[string]string{"GET /apis/resource.k8s.io/v1/resourceslices": answer})
+		if _, err := client.Slices(t.Context(), "d"); err == nil || (len(asked()) == 1) != served {
+			t.Errorf("%s: %v, after %d requests", answer, err, len(asked()))
+		}
+	}
+}
