@@ -126,6 +126,21 @@ func TestCloseFreesWhatALateCallHasCounted(t *testing.T) {
 	})
 }
 
+// An unmonitoredDevice has no performance monitoring, and says so.
+type unmonitoredDevice struct{ nvml.Device }
+
+func (d unmonitoredDevice) GpmQueryDeviceSupport() (nvml.GpmSupport, nvml.Return) {
+	return nvml.GpmSupport{}, nvml.SUCCESS
+}
+
+// TestPerformanceMonitoringThatIsNotSupported: nothing is allocated for it.
+func TestPerformanceMonitoringThatIsNotSupported(t *testing.T) {
+	t.Parallel()
+	r := newRigWith(t, "dgx-h100", hook(hookedLibrary{device: func(_ int, d nvml.Device) nvml.Device { return unmonitoredDevice{d} }}))
+	r.measure(0, false)
+	compare(t, "samples", 0, r.node.Stats().GPMSamples)
+}
+
 // A meteredDevice answers some questions of samples.
 type meteredDevice struct {
 	nvml.Device

@@ -115,8 +115,8 @@ func findLibrary(driverRoot string) (*library, error) {
 
 // same reports whether two libraries are the same file with the same content.
 func (l *library) same(other *library) bool {
-	if l.path == "" || other.path == "" {
-		return l.path == other.path
+	if other.path == "" {
+		return l.path == ""
 	}
 	return os.SameFile(l.file, other.file) && l.file.ModTime().Equal(other.file.ModTime())
 }

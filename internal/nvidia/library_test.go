@@ -154,6 +154,10 @@ func TestLibraryOfLaterSessions(t *testing.T) {
 	if err := os.WriteFile(path, []byte(sharedObject(machine)), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := d.library(); !errors.Is(err, inventory.ErrDriverReplaced) ||
+		!strings.Contains(err.Error(), "its library was the loader's libnvidia-ml.so.1 and is "+path+" of 20") {
+		t.Errorf("the loader's, and then another one: %v", err)
+	}
 	if err := d.replaced(); err != nil {
 		t.Errorf("the loader's is replaced by what comes below the driver root: %v", err)
 	}

@@ -118,9 +118,8 @@ func (s *scanner) follow(lane int, g *gpu, n *nvlink, a *callResults) {
 		n.version = max(n.version, nvlinkGenerations[nvml.NvlinkVersion(version)])
 	}
 	kind, ret := g.device.GetNvLinkRemoteDeviceType(lane)
-	old := ret == nvml.ERROR_FUNCTION_NOT_FOUND // before R470
 	switch {
-	case old:
+	case ret == nvml.ERROR_FUNCTION_NOT_FOUND: // before R470
 	case !a.extra("nvmlDeviceGetNvLinkRemoteDeviceType", ret):
 		n.unread = n.unread || contact(ret) != inventory.ContactGood
 		return
@@ -136,7 +135,7 @@ func (s *scanner) follow(lane int, g *gpu, n *nvlink, a *callResults) {
 		return
 	}
 	peer := bdf(remote)
-	if old && sysfsNVSwitch(s.root, peer) {
+	if sysfsNVSwitch(s.root, peer) {
 		n.switched++
 		return
 	}

@@ -3,6 +3,8 @@ package nvidia
 import (
 	"fmt"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -220,4 +222,27 @@ func TestNVLinkGenerations(t *testing.T) {
 	} {
 		compare(t, "NVLink", want, nvlinkGenerations[version])
 	}
+}
+
+// TestLinksAfterAHang: lanes may have been cut meanwhile, and so when the MIG mode changes.
+func TestLinksAfterAHang(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, "dgx-h100")
+		r.inject(hang("3", "DeviceGetMemoryInfo"))
+		r.scan()
+		time.Sleep(nodePatience) // the bubble's clock
+		_ = r.look()
+		r.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "3"}, simulator.Fault{Kind: simulator.KindNVLink, GPU: "3"})
+		synctest.Wait()
+		r.scan()
+		if err := r.read(3); err != nil { // it answers again
+			t.Error(err)
+		}
+		compare(t, "links after the hang", "NODE NODE NODE X SYS SYS SYS SYS", links(r.scan().GPUs[3], 8))
+		r.inject(simulator.Fault{Kind: simulator.KindNVLink, GPU: "2"})
+		compare(t, "links while nothing tells", "SW18/NODE SW18/NODE X NODE SW18/SYS SW18/SYS SW18/SYS SW18/SYS", links(r.scan().GPUs[2], 8))
+		r.inject(simulator.Fault{Kind: simulator.KindMIG, GPU: "2", Profiles: []string{"7g.80gb"}})
+		compare(t, "links in MIG mode", "NODE NODE X NODE SYS SYS SYS SYS", links(r.scan().GPUs[2], 8))
+	})
 }

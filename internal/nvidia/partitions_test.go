@@ -174,6 +174,8 @@ type dividedDevice struct {
 	without uint32 // the ID of a profile
 	count   *uint32
 	memory  bool
+	info    nvml.Return // of that profile
+	places  nvml.Return // of it
 }
 
 func (d dividedDevice) GetMemoryInfo() (nvml.Memory, nvml.Return) {
@@ -189,12 +191,15 @@ func (d dividedDevice) GetGpuInstanceProfileInfo(number int) (nvml.GpuInstancePr
 	if d.count != nil && info.Id == d.without {
 		info.InstanceCount = *d.count
 	}
+	if d.info != nvml.SUCCESS && info.Id == d.without {
+		return nvml.GpuInstanceProfileInfo{}, d.info
+	}
 	return info, ret
 }
 
 func (d dividedDevice) GetGpuInstancePossiblePlacements(info *nvml.GpuInstanceProfileInfo) ([]nvml.GpuInstancePlacement, nvml.Return) {
-	if d.count == nil && info.Id == d.without {
-		return nil, nvml.ERROR_NO_PERMISSION
+	if d.places != nvml.SUCCESS && info.Id == d.without {
+		return nil, d.places
 	}
 	return d.Device.GetGpuInstancePossiblePlacements(info)
 }
@@ -208,8 +213,14 @@ func TestPartitionsThatAreToldInPart(t *testing.T) {
 		profiles int
 		count    int // of the first
 	}{
-		"no places of the first":     {dividedDevice{without: 19, memory: true}, 0, 0},
-		"no places of the last":      {dividedDevice{without: 15, memory: true}, 0, 0},
+		"no places of the first":     {dividedDevice{without: 19, places: nvml.ERROR_NO_PERMISSION, memory: true}, 0, 0},
+		"no places of the last":      {dividedDevice{without: 15, places: nvml.ERROR_NOT_SUPPORTED, memory: true}, 0, 0},
+		"places that nobody knows":   {dividedDevice{without: 15, places: nvml.ERROR_FUNCTION_NOT_FOUND, memory: true}, 0, 0},
+		"a profile it does not have": {dividedDevice{without: 15, info: nvml.ERROR_NOT_SUPPORTED, memory: true}, 6, 7},
+		"a number without a profile": {dividedDevice{without: 15, info: nvml.ERROR_INVALID_ARGUMENT, memory: true}, 6, 7},
+		"a function it does not have": {
+			dividedDevice{without: 15, info: nvml.ERROR_FUNCTION_NOT_FOUND, memory: true}, 6, 7,
+		},
 		"no instances of the last":   {dividedDevice{without: 15, count: &none, memory: true}, 6, 7},
 		"a thousand of the first":    {dividedDevice{without: 19, count: &many, memory: true}, 7, maxMIGDevices},
 		"a GPU of an unknown memory": {dividedDevice{without: 99}, 0, 0},

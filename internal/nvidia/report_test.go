@@ -105,3 +105,30 @@ func TestReportIsReadRarely(t *testing.T) {
 		}
 	})
 }
+
+// TestReportOfASlowDriver: at first nobody waits for it, and then it is read.
+func TestReportOfASlowDriver(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := &rig{t: t, ctx: t.Context(), node: newNode(t, "dgx-h100")}
+		r.inject(simulator.Fault{Kind: simulator.KindSlow, Call: "DeviceGetName", Delay: "300ms"})
+		r.driver = New(Options{Library: r.node.NVML(), Root: r.node.Root()})
+		s, err := r.driver.Open(r.ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Session = s
+		r.scan()
+		for _, gpu := range []int{0, 7} {
+			for again := range 2 {
+				reading, err := r.Read(r.ctx, r.uuid(gpu))
+				if err != nil || reading.Report.PCIeReplays.Known != (gpu == 0 || again > 0) {
+					t.Errorf("GPU %d: %+v, %v", gpu, reading.Report, err)
+				}
+			}
+		}
+		if err := s.Close(r.ctx); err != nil {
+			t.Fatal(err)
+		}
+	})
+}

@@ -239,7 +239,7 @@ func (s *Session) on(ctx context.Context, sl *slot, ask func(*slot, *gpu)) error
 func (s *Session) commit(sl *slot, g *gpu) {
 	identified := sl.gpu.seen.UUID != g.seen.UUID
 	g.seen.Links = sl.gpu.seen.Links
-	sl.linksDue = sl.linksDue || sl.hangs > 0 || identified || sl.alone || g.seen.MIG != sl.gpu.seen.MIG
+	sl.linksDue = sl.linksDue || sl.hangs > 0 || identified || g.seen.MIG != sl.gpu.seen.MIG
 	sl.gpu = g
 	if g.linked {
 		sl.linksDue = g.nvlink.unread

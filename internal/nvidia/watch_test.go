@@ -166,24 +166,30 @@ func TestRegisterAgainRarely(t *testing.T) {
 func TestLossesWhileOthersRefuse(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
-		ret  func(gpu int) nvml.Return
+		ret  func(gpu int, mask uint64) nvml.Return
 		lost []int
 		sets int
 	}{
-		"one spoils the new set": {func(gpu int) nvml.Return {
+		"one spoils the new set": {func(gpu int, _ uint64) nvml.Return {
 			if gpu == 2 {
 				return nvml.ERROR_UNKNOWN
 			}
 			return nvml.SUCCESS
 		}, []int{2, 4}, 1},
-		"all refuse": {func(int) nvml.Return { return nvml.ERROR_NOT_SUPPORTED }, []int{0, 1, 2, 3, 4, 5, 6, 7}, 0},
+		"one spoils the new set by MIG events": {func(gpu int, mask uint64) nvml.Return {
+			if gpu == 2 && mask == nvml.EventMigConfigChange {
+				return nvml.ERROR_UNKNOWN
+			}
+			return nvml.SUCCESS
+		}, []int{4}, 1},
+		"all refuse": {func(int, uint64) nvml.Return { return nvml.ERROR_NOT_SUPPORTED }, []int{0, 1, 2, 3, 4, 5, 6, 7}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				answers := &registrations{}
 				r := newRegisteringRig(t, "dgx-h100", answers)
-				answers.answer = func(gpu int, _ uint64) nvml.Return { return tt.ret(gpu) }
+				answers.answer = tt.ret
 				r.inject(simulator.Fault{Kind: simulator.KindLost, GPU: "4"})
 				var want, got []string
 				for _, gpu := range tt.lost {
