@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io/fs"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/fstest"
 
@@ -109,4 +110,27 @@ func TestGPUThatMoves(t *testing.T) {
 	if after.BDF == before.BDF || after.Class != "" || after.PCIeRoot != "" {
 		t.Errorf("the GPU was %+v and is %+v", before, after)
 	}
+}
+
+// TestBoundGPUs: the first folder that can be read counts, and in it what is named like a GPU.
+func TestBoundGPUs(t *testing.T) {
+	t.Parallel()
+	entry := func(ino uint64) *fstest.MapFile { return &fstest.MapFile{Sys: &syscall.Stat_t{Ino: ino}} }
+	first, second := boundFolders[0]+"/", boundFolders[1]+"/"
+	for name, tt := range map[string]struct {
+		root fstest.MapFS
+		want string
+	}{
+		"both folders": {
+			fstest.MapFS{first + "0000:1b:00.0": entry(7), first + "bind": {}, first + "0000:43:00.0": {}, second + "0000:99:00.0": entry(9)},
+			"[{0000:1b:00.0 7} {0000:43:00.0 0}]",
+		},
+		"the second": {fstest.MapFS{second + "0000:99:00.0": entry(9)}, "[{0000:99:00.0 9}]"},
+		"none":       {fstest.MapFS{}, "[]"},
+	} {
+		bound := boundGPUs(tt.root)
+		compare(t, name, tt.want, fmt.Sprint(bound))
+		compare(t, name+", another GPU's binding", 0, (&scanner{bound: bound}).binding("0000:01:00.0"))
+	}
+	compare(t, "binding", 7, (&scanner{bound: []binding{{"a", 6}, {"b", 7}}}).binding("b"))
 }

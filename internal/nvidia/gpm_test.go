@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -197,4 +198,39 @@ func TestSampleOfOddAnswers(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestSampleOfWhatIsKnown: what performance monitoring measures, no query that blocks is asked for.
+func TestSampleOfWhatIsKnown(t *testing.T) {
+	t.Parallel()
+	r := newRigWith(t, "dgx-h100", hook(hookedLibrary{metrics: func(r *nvml.GpmMetricsGetType) {
+		for i := range r.Metrics[:r.NumMetrics] {
+			r.Metrics[i].Value = 1
+		}
+	}}))
+	r.measure(0, true)
+	r.ripen(0)
+	values := r.measure(0, true).Values
+	for _, m := range []inventory.Measure{inventory.PCIeTransmit, inventory.PCIeReceive} {
+		if got, _ := values.Get(m); got != 1<<20 {
+			t.Errorf("%v is %v", m, got)
+		}
+	}
+}
+
+// TestSampleOfALostGPU asks a GPU that a scan has found to be lost for nothing.
+func TestSampleOfALostGPU(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "dgx-h100", simulator.Fault{Kind: simulator.KindFail, GPU: "1", Call: "DeviceGetMemoryInfo_v2", Return: "NOT_SUPPORTED"})
+	values := r.measure(1, false).Values
+	if used, ok := values.Get(inventory.MemoryTotal); !ok || used != 81559 {
+		t.Errorf("by the older function, the memory is %v, %v", used, ok)
+	}
+	r.inject(simulator.Fault{Kind: simulator.KindLost, GPU: "1"})
+	r.scan()
+	before := r.node.Calls()
+	if _, err := r.Sample(r.ctx, r.uuid(1), true, noPause); err == nil || !strings.Contains(err.Error(), "GPU_IS_LOST") {
+		t.Errorf("error %v", err)
+	}
+	compare(t, "calls", before, r.node.Calls())
 }

@@ -196,3 +196,18 @@ func TestALibraryThatIsAFIFO(t *testing.T) {
 		t.Errorf("without it: %v, %v", found, err)
 	}
 }
+
+// TestWhyALibraryCannotBeLoaded names the place that was looked at.
+func TestWhyALibraryCannotBeLoaded(t *testing.T) {
+	t.Parallel()
+	for root, want := range map[string]string{
+		"": "neither below the driver root / nor", "/driver-root": "neither below the driver root /driver-root nor",
+	} {
+		if got := New(Options{DriverRoot: root}).unloadable(&library{}); !strings.Contains(got, want) {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+	if got := New(Options{}).unloadable(&library{path: "/x/libnvidia-ml.so.1"}); got != "/x/libnvidia-ml.so.1 cannot be loaded: ldd names what it lacks" {
+		t.Errorf("got %q", got)
+	}
+}

@@ -246,3 +246,20 @@ func TestLinksAfterAHang(t *testing.T) {
 		compare(t, "links in MIG mode", "NODE NODE X NODE SYS SYS SYS SYS", links(r.scan().GPUs[2], 8))
 	})
 }
+
+// TestLinksOfAGPUThatHung: a call that returns late takes back nothing of what was learnt of links meanwhile.
+func TestLinksOfAGPUThatHung(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, "dgx-h100")
+		r.inject(hang("3", "DeviceGetMemoryInfo"))
+		r.scan()
+		r.inject(simulator.Fault{Kind: simulator.KindNVLink, GPU: "2"}, simulator.Fault{Kind: simulator.KindXID, GPU: "5", XID: 74, Action: "none"})
+		r.next()
+		const want = "SW18/NODE SW18/NODE NODE X SW18/SYS SW18/SYS SW18/SYS SW18/SYS"
+		compare(t, "links while the call hangs", want, links(r.scan().GPUs[3], 8))
+		r.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "3"})
+		synctest.Wait()
+		compare(t, "links when it has returned", want, links(r.scan().GPUs[3], 8))
+	})
+}

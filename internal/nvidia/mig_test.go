@@ -1,6 +1,7 @@
 package nvidia
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -170,6 +171,40 @@ func TestProfilesByNumber(t *testing.T) {
 	} {
 		if got := computeInstanceProfiles[number]; got != want {
 			t.Errorf("compute instance profile %d has %d slices, want %d", number, got, want)
+		}
+	}
+}
+
+// An emptyDevice says of an index without MIG device that it is out of range.
+type emptyDevice struct{ nvml.Device }
+
+func (d emptyDevice) GetMigDeviceHandleByIndex(index int) (nvml.Device, nvml.Return) {
+	mig, ret := d.Device.GetMigDeviceHandleByIndex(index)
+	if ret == nvml.ERROR_NOT_FOUND {
+		ret = nvml.ERROR_INVALID_ARGUMENT
+	}
+	return mig, ret
+}
+
+func TestMIGIndexesWithoutDevice(t *testing.T) {
+	t.Parallel()
+	s := newRigWith(t, "a100-mig-mixed", hook(hookedLibrary{device: func(_ int, d nvml.Device) nvml.Device { return emptyDevice{d} }})).scan()
+	compare(t, "left out", 0, len(s.LeftOut))
+	compare(t, "MIG devices", "0=1/0:3g.40gb 1=2/0:3g.40gb", migDevices(s.GPUs[3]))
+}
+
+// TestMIGDevicesWhileTheirGPUFails: they are as they were last seen.
+func TestMIGDevicesWhileTheirGPUFails(t *testing.T) {
+	t.Parallel()
+	for _, call := range []string{"DeviceGetMigMode", "DeviceGetMaxMigDeviceCount", "DeviceGetMigDeviceHandleByIndex", "DeviceGetMemoryInfo"} {
+		for _, ret := range []string{"UNKNOWN", "GPU_IS_LOST", "RESET_REQUIRED"} {
+			if call == "DeviceGetMigDeviceHandleByIndex" && ret == "UNKNOWN" {
+				continue // says something of that MIG device only
+			}
+			r := newRig(t, "a100-mig-mixed")
+			r.inject(simulator.Fault{Kind: simulator.KindFail, GPU: "3", Call: call, Return: ret})
+			g := r.scan().GPUs[3]
+			compare(t, call+" "+ret, "enabled 0=1/0:3g.40gb 1=2/0:3g.40gb", fmt.Sprint(g.MIG, " ", migDevices(g)))
 		}
 	}
 }

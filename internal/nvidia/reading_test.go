@@ -263,3 +263,20 @@ func TestReadOddAnswers(t *testing.T) {
 		compare(t, "a repair is pending", inventory.Known(want), got.Report.RepairPending)
 	}
 }
+
+// TestReadWhatWasSupported: a GPU that once answered is asked again, though it says that it does not support the question.
+func TestReadWhatWasSupported(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "dgx-b200")
+	for _, known := range []bool{true, false, true} {
+		r.inject(restore)
+		if !known {
+			r.inject(simulator.Fault{Kind: simulator.KindFail, GPU: "1", Call: "DeviceGetRemappedRows", Return: "NOT_SUPPORTED"})
+		}
+		reading, err := r.Read(r.ctx, r.uuid(1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		compare(t, "rows are known", known, reading.RowRemapPending.Known)
+	}
+}

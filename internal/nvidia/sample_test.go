@@ -312,6 +312,11 @@ func TestSamplePerformanceMonitoring(t *testing.T) {
 	instances(0, 0)
 	r.ripen(1)
 	instances(3, 3)
+	r.ripen(1)
+	for _, c := range r.scanner.slots[1].gpm.counts {
+		c.uuid = "MIG-gone"
+	}
+	instances(0, 0)
 	compare(t, "samples of performance monitoring", 2*(1+2), r.node.Stats().GPMSamples)
 
 	old := newRig(t, "dgx-a100")

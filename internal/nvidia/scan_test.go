@@ -377,6 +377,9 @@ func TestScanAgain(t *testing.T) {
 	if second := r.scan(); &second.GPUs[0] != &first.GPUs[0] {
 		t.Error("the second Snapshot is a copy of the first")
 	}
+	if migs := r.scanner.slots[3].gpu.seen.MIGDevices; &first.GPUs[3].MIGDevices[0] != &migs[0] {
+		t.Error("MIG devices that did not change were made anew")
+	}
 	if links != &r.scanner.slots[0].gpu.seen.Links[0] {
 		t.Error("links that did not change were made anew")
 	}
