@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -107,6 +108,9 @@ func TestADeviceThatKubeletAskedForCountsAsHeld(t *testing.T) {
 				s.drop(evidence{kubelet: 1, began: c.Now().Add(-r.late), held: r.held}, c.Now())
 				if got := l.departing[id].counts; got != r.want {
 					t.Errorf("%v after Allocate: held = %v, want %v", r.after, got, r.want)
+				}
+				if got := l.departing[id].waits; (got == waitsForAllocate) != (r.want && r.held == nil) {
+					t.Errorf("%v after Allocate: it waits for %q", r.after, got)
 				}
 			}
 		})
@@ -400,4 +404,30 @@ func TestWhatKubeletHasInItsListStays(t *testing.T) {
 	delete(l.departing, "GPU-2")
 	l.publish(resource.Resource{}, Options{}, nil)
 	has("GPU-1")
+}
+
+// TestWhatIsAdopted: devices that neither are of the plan nor depart already.
+func TestWhatIsAdopted(t *testing.T) {
+	t.Parallel()
+	l := newList(gpuName, clocktesting.NewFakeClock(time.Now()))
+	l.replace(oneGPU())
+	l.publish(oneGPU(), Options{}, nil)
+	for _, tt := range []struct {
+		known   []string
+		changed bool
+		departs string
+	}{{nil, false, ""}, {[]string{"GPU-0"}, false, ""}, {[]string{"GPU-0", "GPU-1"}, true, "GPU-1"}, {[]string{"GPU-1"}, false, "GPU-1"}} {
+		known := map[string][]int64{}
+		for _, id := range tt.known {
+			known[id] = []int64{int64(len(tt.known))}
+		}
+		changed := l.adopt(known)
+		departs := strings.Join(slices.Sorted(maps.Keys(l.departing)), ",")
+		if changed != tt.changed || departs != tt.departs {
+			t.Errorf("kubelet knows %q: changed %v, want %v; %q depart, want %q", tt.known, changed, tt.changed, departs, tt.departs)
+		}
+	}
+	if d := l.departing["GPU-1"]; !slices.Equal(d.nodes, []int64{2}) || !d.counts || d.waits != waitsForReading {
+		t.Errorf("the adopted device: %+v", d)
+	}
 }
