@@ -89,7 +89,7 @@ func TestTheEndOfAProcessIsPrepared(t *testing.T) {
 	t.Parallel()
 	directory := &sharedDirectory{dir: t.TempDir()}
 	l := listing(directory, emptyAccount{})
-	asked, silent, served := 0, false, false
+	asked, silent, served, began := 0, false, false, time.Now()
 	directory.asked = func(ctx context.Context, endpoint string) {
 		asked++
 		if at, limited := ctx.Deadline(); !limited || time.Until(at) > leaveTimeout {
@@ -99,6 +99,9 @@ func TestTheEndOfAProcessIsPrepared(t *testing.T) {
 			return
 		}
 		silent = l.silence.Value() == forNext
+		if waited := time.Since(began); waited < leaveTimeout/2 {
+			t.Errorf("it waited for %v for the end of the earlier process", waited)
+		}
 		client, err := grpc.NewClient("unix://"+endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()))
 		if err != nil {
 			t.Fatal(err)
@@ -113,6 +116,8 @@ func TestTheEndOfAProcessIsPrepared(t *testing.T) {
 	server := grpc.NewServer()
 	defer server.Stop()
 	pluginapi.RegisterDevicePluginServer(server, &service{called: func(context.Context) {}})
+	directory.behind("earlier.sock")
+	began = time.Now()
 	l.sayFarewell(t.Context(), 1, server, nil)
 	if asked != 2 || !silent || !served {
 		t.Errorf("kubelet was asked %d times; silent %v, served %v", asked, silent, served)

@@ -220,6 +220,13 @@ func TestWhyALifeEnds(t *testing.T) {
 			d.beside(kubelet.Socket{Name: "another.sock"})
 			l.Sockets.Publish(nil)
 		}, want: context.DeadlineExceeded, after: 10 * s, signals: true},
+		"another program, of which this is not the first notice": {happens: func(l *life, d *sharedDirectory, _ string) {
+			d.beside(kubelet.Socket{Name: "another.sock"})
+			l.Sockets.Publish(nil)
+		}, next: func(l *life, _ *sharedDirectory, _ string) {
+			<-l.siblingChanged
+			l.Sockets.Publish(nil)
+		}, want: context.DeadlineExceeded, after: 10 * s},
 		"the end of a later process": {happens: func(l *life, d *sharedDirectory, _ string) {
 			d.come("later.sock")
 			l.Sockets.Publish(nil)
