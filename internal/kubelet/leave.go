@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -26,6 +27,9 @@ const (
 	registersAgainHeader = "gpu-device-plugin-registers-again"
 )
 
+// tellTimeout limits the calls to the processes between an earlier one that ends and the last one. One of them may hang.
+const tellTimeout = 300 * time.Millisecond
+
 // Why kubelet has not forgotten a later server.
 var (
 	errNotAgain = errors.New("the later process does not say that it registers again")
@@ -42,24 +46,32 @@ var (
 // An error means that kubelet may not have forgotten the client.
 func (d *Directory) Leave(ctx context.Context, incarnation uint64, resource string) error {
 	var header metadata.MD
-	ask := func(ctx context.Context, later pluginapi.DevicePluginClient) error {
-		ctx = metadata.AppendToOutgoingContext(ctx, leavesHeader, "yes")
-		_, err := later.GetDevicePluginOptions(ctx, &pluginapi.Empty{}, grpc.Header(&header))
-		return err
+	ask := func(options ...grpc.CallOption) func(context.Context, pluginapi.DevicePluginClient) error {
+		return func(ctx context.Context, later pluginapi.DevicePluginClient) error {
+			ctx = metadata.AppendToOutgoingContext(ctx, leavesHeader, "yes")
+			_, err := later.GetDevicePluginOptions(ctx, &pluginapi.Empty{}, options...)
+			return err
+		}
 	}
 	later := newestFirst(d.Rivals(resource).Later)
 	if len(later) == 0 {
 		return fmt.Errorf("find the later server of %s: %w", resource, fs.ErrNotExist)
 	}
-	if err := d.call(ctx, later[0], ask); err != nil {
+	if err := d.call(ctx, later[0], ask(grpc.Header(&header))); err != nil {
 		return fmt.Errorf("ask the later server of %s: %w", resource, err)
 	}
 	if len(header.Get(registersAgainHeader)) == 0 {
 		return errNotAgain
 	}
+	var told sync.WaitGroup
 	for _, name := range later[1:] { // a process between the two must not take the newest one's devices for its own when that has ended
-		_ = d.call(ctx, name, ask) // one that does not answer has ended, or hangs
+		told.Go(func() {
+			ctx, cancel := context.WithTimeout(ctx, tellTimeout)
+			defer cancel()
+			_ = d.call(ctx, name, ask()) // one that does not answer has ended, or hangs
+		})
 	}
+	told.Wait()
 	endpoint := d.NewEndpoint(resource)
 	listener, err := files.Listen(ctx, endpoint)
 	if err != nil {

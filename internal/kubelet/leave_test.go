@@ -102,6 +102,18 @@ func TestLeave(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	hung := newDirectory(t, path)
+	hung.token = "000000000az2" // between the two
+	socket, err := net.Listen("unix", hung.NewEndpoint("nvidia.com/gpu"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = socket.Close() })
+	within, end := context.WithTimeout(ctx, 6*tellTimeout)
+	defer end()
+	if err := us.Leave(within, 1, "nvidia.com/gpu"); err != nil || !<-later.told || <-kubelet.asked == nil {
+		t.Errorf("a process between the two hangs: %v", err)
+	}
 	us.sight(sighting{2, key}, 2) // a watch has seen another kubelet
 	if err := leave(); !errors.Is(err, ErrNotRegistered) || !strings.Contains(err.Error(), "have kubelet forget") {
 		t.Errorf("another kubelet: %v", err)
