@@ -42,6 +42,18 @@ func (l *life) leave(ctx context.Context, incarnation uint64) {
 	log.V(2).Info("Kubelet takes no notice of the end of this stream")
 }
 
+// prepareEnd prepares the end of this process, whose newest stream is that of this life.
+func (l *life) prepareEnd(ctx context.Context, incarnation uint64, server *grpc.Server, service *service) {
+	switch {
+	case len(l.later()) > 0:
+		if service.streamed() && service.oneClient {
+			l.leave(ctx, incarnation)
+		}
+	case l.past.endsForgotten():
+		l.sayFarewell(ctx, incarnation, server, service.options())
+	}
+}
+
 // sayFarewell registers once more, where kubelet was made to forget this process and nobody serves the resource after it: kubelet would
 // not see the end of its streams. An earlier process that ends at the same time may have kubelet forget this registration, too: so its end
 // comes first.
@@ -134,6 +146,13 @@ func (l *life) keep(socket *listener, server *grpc.Server, tasks *sync.WaitGroup
 		l.connections.close()
 		server.Stop()
 		tasks.Wait()
+	}
+}
+
+// endBetween prepares the end of a process that ends between two lives, while the server of the life before goes on.
+func (p *past) endBetween() {
+	if p.kept != nil {
+		p.prepareEnd()
 	}
 }
 

@@ -244,6 +244,22 @@ func TestAProcessBetweenServesWhenAForgottenOneIsKilled(t *testing.T) {
 	t.Parallel()
 	n, first := serving(t, standin.V136, clock.RealClock{}, 2)
 	between := n.overlap(t, first, 2)
+	mark := n.Mark()
+	_, kill := n.startPromising(t)
+	n.await(t, "the last one's devices", func() bool { return n.listedAnew(mark) })
+	between.status(t, "silent", yielding)
+	first.stop()
+	mark = n.Mark()
+	kill()
+	n.await(t, "a registration of the one between", func() bool { return n.listedAnew(mark) && n.Allocatable(gpu) == 2 })
+	between.status(t, "agreed", agreed)
+	_, err := n.Admit(t.Context(), standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 2})
+	check(t, err)
+}
+
+// startPromising registers a promisingServer with two devices. The test makes the calls by which it leaves.
+func (n *node) startPromising(t *testing.T) (leave func(context.Context) error, kill func()) {
+	t.Helper()
 	directory := n.directory(t)
 	incarnation, moved := feed.New(uint64(0)), feed.New([]string(nil))
 	ctx, cancel := context.WithCancel(t.Context())
@@ -261,17 +277,69 @@ func TestAProcessBetweenServesWhenAForgottenOneIsKilled(t *testing.T) {
 	pluginapi.RegisterDevicePluginServer(server, last)
 	go func() { _ = server.Serve(listener) }()
 	t.Cleanup(server.Stop)
-	mark := n.Mark()
 	check(t, directory.Register(t.Context(), incarnation.Value(), gpu, endpoint, &pluginapi.DevicePluginOptions{}))
-	n.await(t, "the last one's devices", func() bool { return n.listedAnew(mark) })
-	between.status(t, "silent", yielding)
-	first.stop()
+	return func(ctx context.Context) error { return directory.Leave(ctx, incarnation.Value(), gpu) }, server.Stop
+}
+
+// The earlier process may be killed at each step of its end: the later one serves, and kubelet sees its end.
+func TestTheEarlierProcessIsKilledAsItLeaves(t *testing.T) {
+	t.Parallel()
+	for name, forgotten := range map[string]bool{"it has told the later one": false, "kubelet has forgotten the later one": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.startKubelet(t, standin.V136)
+			leave, kill := n.startPromising(t)
+			n.awaitAllocatable(t, 2)
+			later := n.startDaemon(t, clock.RealClock{})
+			later.offer(2)
+			later.status(t, "agreed", agreed)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			mark := n.Mark()
+			if forgotten {
+				check(t, leave(ctx))
+			} else {
+				n.SetRegister(standin.RegisterHangs)
+				left := make(chan error, 1)
+				go func() { left <- leave(ctx) }()
+				n.await(t, "a registration", func() bool { return n.count(standin.Registering, mark) > 0 })
+				cancel()
+				if err := <-left; err == nil {
+					t.Error("kubelet has answered")
+				}
+				n.SetRegister(standin.RegisterAnswers)
+			}
+			kill()
+			n.await(t, "the later one again", func() bool { return n.listedAnew(mark) && n.Allocatable(gpu) == 2 })
+			later.status(t, "agreed again", agreed)
+			_, err := n.Admit(t.Context(), standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 2})
+			check(t, err)
+			later.stop()
+			n.awaitAllocatable(t, 0)
+		})
+	}
+}
+
+// Kubelet does not see that a forgotten process is killed. The next one that starts serves, and kubelet sees the end of that.
+func TestAForgottenProcessIsKilled(t *testing.T) {
+	t.Parallel()
+	n, earlier := serving(t, standin.V136, clock.RealClock{}, 2)
+	mark := n.Mark()
+	_, kill := n.startPromising(t)
+	n.await(t, "the later one's devices", func() bool { return n.listedAnew(mark) })
+	earlier.status(t, "silent", yielding)
+	earlier.stop()
+	kill()
 	mark = n.Mark()
-	server.Stop()
-	n.await(t, "a registration of the one between", func() bool { return n.listedAnew(mark) && n.Allocatable(gpu) == 2 })
-	between.status(t, "agreed", agreed)
-	_, err = n.Admit(t.Context(), standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 2})
+	next := n.startDaemon(t, clock.RealClock{})
+	next.offer(2)
+	n.await(t, "the next one's devices", func() bool { return n.listedAnew(mark) && n.Allocatable(gpu) == 2 })
+	next.status(t, "agreed", agreed)
+	_, err := n.Admit(t.Context(), standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 2})
 	check(t, err)
+	next.stop()
+	n.awaitAllocatable(t, 0)
 }
 
 // A second registration that fails costs nothing: kubelet goes on with the first, whose server answers.
@@ -291,4 +359,41 @@ func TestASecondRegistrationFails(t *testing.T) {
 	later.status(t, "agreed", agreed)
 	later.stop()
 	n.awaitAllocatable(t, 0)
+}
+
+// A daemon may end while it waits to try its second registration once more: kubelet sees its end all the same.
+func TestADaemonEndsBetweenTwoAttemptsToRegisterAgain(t *testing.T) {
+	t.Parallel()
+	n, earlier := serving(t, standin.V136, clock.RealClock{}, 2)
+	later := n.overlap(t, earlier, 2)
+	later.status(t, "agreed", agreed)
+	earlier.stop()
+	n.SetRegister(standin.RegisterRefuses)
+	mark := n.Mark()
+	n.await(t, "seven refusals", func() bool { return n.count(standin.Refused, mark) >= 7 }) // the next pause is half a second
+	n.SetRegister(standin.RegisterAnswers)
+	later.stop()
+	n.awaitAllocatable(t, 0)
+	if sockets := n.sockets(t); len(sockets) > 0 {
+		t.Errorf("the sockets are %v, want none", sockets)
+	}
+}
+
+// Kubelet may need longer to refuse a registration than the process lives that sent it: the later one serves all the same.
+func TestKubeletRefusesLate(t *testing.T) {
+	t.Parallel()
+	n, earlier := serving(t, standin.V136, clock.RealClock{}, 2)
+	later := n.overlap(t, earlier, 2)
+	later.status(t, "agreed", agreed)
+	n.SetRegister(standin.RegisterIsLate)
+	mark := n.Mark()
+	earlier.stop()
+	n.await(t, "a registration of each", func() bool { return n.count(standin.Registering, mark) >= 2 })
+	n.SetRegister(standin.RegisterAnswers)
+	n.await(t, "a refusal, and the later daemon's devices", func() bool {
+		return n.count(standin.Refused, mark) > 0 && n.listedAnew(mark) && n.Allocatable(gpu) == 2
+	})
+	later.status(t, "agreed", agreed)
+	_, err := n.Admit(t.Context(), standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 2})
+	check(t, err)
 }

@@ -131,17 +131,14 @@ func (l *life) run(parent context.Context) error {
 	end(err)
 
 	cause := context.Cause(ctx)
+	prepareEnd := func() { l.prepareEnd(context.WithoutCancel(parent), incarnation, server, service) }
 	switch {
-	case parent.Err() == nil && errors.Is(cause, errEarlierLeft):
+	case parent.Err() != nil:
+		prepareEnd()
+	case errors.Is(cause, errEarlierLeft):
+		l.past.prepareEnd = prepareEnd
 		l.keep(socket, server, &tasks)
 		return nil
-	case parent.Err() == nil:
-	case len(l.later()) > 0:
-		if service.streamed() && service.oneClient {
-			l.leave(context.WithoutCancel(parent), incarnation)
-		}
-	case l.past.endsForgotten():
-		l.sayFarewell(context.WithoutCancel(parent), incarnation, server, service.options())
 	}
 	l.disconnect(parent, server, incarnation, cause)
 	tasks.Wait()

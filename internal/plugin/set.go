@@ -331,6 +331,7 @@ func (s *Set) live(ctx context.Context, entry *served) error {
 	past := &past{}
 	defer past.release()
 	defer past.endKept()
+	defer past.endBetween()
 	backoff := supervise.Backoff{First: 10 * time.Millisecond, Most: 5 * time.Second, Proven: 10 * time.Second,
 		Clock: s.collaborators.Clock, Nudge: s.nudge}
 	return supervise.Run(ctx, backoff, func(ctx context.Context) error {

@@ -25,6 +25,8 @@ type past struct {
 	disputes disputes
 	// kept ends the server of the life before, whose stream stays open beside that of this one; nil if there is none.
 	kept func()
+	// prepareEnd prepares the end of this process, where that server is its newest.
+	prepareEnd func()
 
 	mu    sync.Mutex      // guards all following fields
 	ended map[string]bool // sockets of later processes that ended without removing them

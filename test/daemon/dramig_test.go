@@ -66,13 +66,15 @@ func TestDynamicMIG(t *testing.T) {
 	c.release(t.Context(), devices[1], uids[devices[1]])
 	c.release(t.Context(), devices[2], uids[devices[2]])
 	c.release(t.Context(), "overlapping", overlapping)
+	var shown string
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("mig status:\n%s\nstatus:\n%s", c.command("mig", "status"), c.command("status"))
+			t.Logf("mig status:\n%s", shown)
 		}
 	})
 	c.eventually("the layout is made", func() bool {
-		return strings.Contains(c.command("mig", "status"), "all-balanced of configuration file: success")
+		shown = c.command("mig", "status")
+		return strings.Contains(shown, "all-balanced of configuration file: success")
 	})
 }
 

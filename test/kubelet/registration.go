@@ -21,12 +21,13 @@ const (
 	RegisterRefuses                       // with an error, before it has looked at the request
 	RegisterHangs                         // not, before it has looked at the request
 	RegisterConnects                      // not, but it has connected and begun ListAndWatch: the answer is lost
+	RegisterIsLate                        // as kubelet does, but later, and also if the caller has gone by then
 	RegisterHangsUp                       // and closes its connection before ListAndWatch, as 1.36 may when another stream ends
 	registerModeCount = iota
 )
 
 func (m RegisterMode) String() string {
-	return [registerModeCount]string{"answers", "refuses", "hangs", "connects", "hangs up"}[m]
+	return [registerModeCount]string{"answers", "refuses", "hangs", "connects", "is late", "hangs up"}[m]
 }
 
 // gate holds Register calls back while the mode says so. The zero value answers.
@@ -97,6 +98,9 @@ func (r registration) Register(ctx context.Context, request *v1beta1.RegisterReq
 
 func (r registration) register(ctx context.Context, request *v1beta1.RegisterRequest, path string) error {
 	if err := r.m.gate.wait(ctx, RegisterHangs); err != nil {
+		return err
+	}
+	if err := r.m.gate.wait(r.m.ctx, RegisterIsLate); err != nil {
 		return err
 	}
 	if mode, _ := r.m.gate.look(); mode == RegisterRefuses {
