@@ -146,6 +146,31 @@ func TestInstancesOfOthers(t *testing.T) {
 	})
 }
 
+// TestAnEmptyInstanceOfOthers has an instance without a MIG device in the way, as claims leave it for a moment: the GPU is divided once it is
+// gone, which no look shows.
+func TestAnEmptyInstanceOfOthers(t *testing.T) {
+	onNode(t, func(t *testing.T, r *rig) {
+		r.start()
+		r.wishes.Publish(mig.Wish{Layout: "all-enabled", GPUs: []string{"0"}})
+		r.reaches(mig.StateSuccess)
+		uuid := r.Snapshots().Value().GPUs[0].UUID
+		step := func(s inventory.MIGStep) int {
+			id, err := r.Monitor.Repartition(t.Context(), uuid, s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return id
+		}
+		id := step(inventory.MIGStep{Action: inventory.MIGCreateInstance, Profile: 9, Start: 0, Size: 4}) // 3g.40gb
+		r.wishes.Publish(mig.Wish{Layout: "all-7g.80gb", GPUs: []string{"0"}})
+		if s := r.reaches(mig.StateFailed); !strings.Contains(s.Reason, "this program did not make it") {
+			t.Errorf("%s: %s", s.State, s.Reason)
+		}
+		step(inventory.MIGStep{Action: inventory.MIGDestroyInstance, GI: id})
+		r.reaches(mig.StateSuccess)
+	})
+}
+
 // TestModeOfOthers: a mode that another program has switched on does not become one of this program's; one that this program has switched on
 // stays its own, also without instances.
 func TestModeOfOthers(t *testing.T) {

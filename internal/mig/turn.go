@@ -210,10 +210,14 @@ func (t *turn) change(ctx context.Context, c layout.GPUChange, noted record, end
 		return t.wait(PhaseWaiting, "the GPU was divided as wanted, and something has divided it otherwise", retryFirst-ago, t.gpu.hold)
 	}
 	if problem := t.forbidden(c, noted); problem != "" {
+		var o outcome
 		if noted.Change == nil {
-			return t.rest(PhaseFailed, problem)
+			o = t.rest(PhaseFailed, problem)
+		} else {
+			o = t.wait(PhaseFailed, problem, 0, hold)
 		}
-		return t.wait(PhaseFailed, problem, 0, hold)
+		o.again = busyMost // an instance that is empty goes without a change of the Snapshot
+		return o
 	}
 	switch err := t.journal.writable(); {
 	case errors.Is(err, files.ErrLocked): // the process that has the lock changes GPUs, and would have noted that it changes this one
