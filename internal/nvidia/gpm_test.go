@@ -193,8 +193,8 @@ func TestSampleOfOddAnswers(t *testing.T) {
 			celsius, hot := values.Get(inventory.MemoryTemperature)
 			licensed, _ := values.Get(inventory.VGPULicense)
 			compare(t, "PCIe, memory temperature, license", tt.want, fmt.Sprint(sent, " ", known, ", ", celsius, " ", hot, ", ", licensed))
-			if _, nvlink := values.Get(inventory.NVLinkReceived); nvlink != (tt.device.heat > 0) {
-				t.Errorf("NVLink is measured: %v", nvlink)
+			if bytes, nvlink := values.Get(inventory.NVLinkReceived); nvlink != (tt.device.heat > 0) || bytes != float64(tt.device.heat)*1024 {
+				t.Errorf("received over NVLink: %v, %v", bytes, nvlink)
 			}
 		})
 	}

@@ -15,7 +15,7 @@ import (
 // container's own, and those that a driver container keeps in its root.
 func devFolders(driverRoot string) []string {
 	folders := []string{"dev"}
-	if below := strings.TrimPrefix(path.Join(driverRoot, "dev"), "/"); driverRoot != "" && below != "dev" {
+	if below := strings.TrimPrefix(path.Join(driverRoot, "dev"), "/"); below != "dev" {
 		folders = append(folders, below)
 	}
 	return folders
