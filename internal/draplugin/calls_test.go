@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strings"
 	"sync"
@@ -11,6 +12,9 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	healthv1 "k8s.io/kubelet/pkg/apis/dra-health/v1"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 )
@@ -160,6 +164,33 @@ func TestKubeletGoesDuringPrepare(t *testing.T) {
 		answers, err := k.Prepare(t.Context(), dra.Driver, claim("a"))
 		return err == nil && answers["a"].GetError() == ""
 	})
+}
+
+// TestStopsWithStreams: a driver that is stopped ends the stream of health by itself.
+func TestStopsWithStreams(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	d := n.start(t, nil)
+	eventually(t, "a socket", func() bool { return len(n.sockets(t)) == 1 })
+	conn, err := grpc.NewClient("unix:"+n.socket(n.sockets(t)[0]), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	stream, err := healthv1.NewDRAResourceHealthClient(conn).NodeWatchResources(t.Context(), &healthv1.NodeWatchResourcesRequest{})
+	if err == nil {
+		_, err = stream.Recv()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.stop()
+	for err == nil {
+		_, err = stream.Recv()
+	}
+	if !errors.Is(err, io.EOF) {
+		t.Errorf("the stream ended with %v", err)
+	}
 }
 
 // TestStopsAfterCalls: a driver that is stopped still answers the call that it was asked.

@@ -228,7 +228,7 @@ func (s *Plugin) look(ctx context.Context, f *folder) others {
 	if others.beside {
 		f.seen = now
 	}
-	beside := !f.seen.IsZero() && now.Sub(f.seen) <= healthInterval
+	beside := now.Sub(f.seen) <= healthInterval
 	if beside != s.beside.Value() {
 		s.beside.Publish(beside)
 	}

@@ -60,7 +60,7 @@ func (f *folder) look(ctx context.Context) (found others) {
 		case ours:
 			found.beside = true
 			if err := dial(ctx, filepath.Join(f.path, name)); !errors.Is(err, syscall.ECONNREFUSED) {
-				found.later = found.later || token > f.token
+				found.later = token > f.token // names are sorted: the last one is the latest
 			} else if f.refused[name] = true; before[name] && os.Remove(filepath.Join(f.path, name)) == nil {
 				delete(f.refused, name)
 				klog.FromContext(ctx).Info("Removed the socket of a process that ended", "socket", name)

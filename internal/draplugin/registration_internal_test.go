@@ -5,6 +5,8 @@ import (
 	"net"
 	"testing"
 
+	"google.golang.org/grpc/peer"
+
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 )
 
@@ -39,7 +41,18 @@ func TestConnections(t *testing.T) {
 		t.Errorf("a connection that says nothing: %+v", l.kubelet.Value())
 	default:
 	}
-	first := open("PRI")
+	registers, r := open("PRI"), &registrar{life: l}
+	for range 2 {
+		if _, err := r.GetInfo(peer.NewContext(t.Context(), &peer.Peer{Addr: registers.RemoteAddr()}), nil); err != nil {
+			t.Error(err)
+		}
+	}
+	closing(registers)
+	if now := l.kubelet.Value(); !now.ok() || now.connected != 0 {
+		t.Errorf("the connection for the registration ended: %+v", now)
+	}
+	l.set(func(r *registration) { r.left = true })
+	first := open("P")
 	if s := l.Status().Value(); !s.Registered || s.Problem != "" {
 		t.Errorf("kubelet is there again: %+v", s)
 	}

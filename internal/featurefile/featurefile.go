@@ -128,10 +128,10 @@ func (w *Writer) write(wanted Target) error {
 
 // renew has labels that an earlier process wrote expire later: whether they still hold is not known.
 func renew(wanted Target, now time.Time) error {
-	content, err := files.Read(wanted.Path, maxFile)
-	expiry, rest, expires := cutExpiry(string(content))
+	content, _ := files.Read(wanted.Path, maxFile) // what cannot be read has no time at which it expires, like what has none
+	expiry, rest, _ := cutExpiry(string(content))
 	left := expiry.Sub(now)
-	if err != nil || !expires || left <= 0 || left > wanted.Lifetime-wanted.Renewal {
+	if left <= 0 || left > wanted.Lifetime-wanted.Renewal {
 		return nil
 	}
 	later := []byte(expiryLine(now.Add(wanted.Lifetime)) + rest)
