@@ -30,11 +30,6 @@ const (
 	CauseMalformed Cause = "malformed" // the call itself
 )
 
-// Causes returns all causes.
-func Causes() []Cause {
-	return []Cause{CauseConfig, CauseDevice, CauseHealth, CauseInUse, CauseNotReady, CauseDriver, CauseLate, CauseDisk, CauseMalformed}
-}
-
 // A failure is an error with its cause.
 type failure struct {
 	cause Cause

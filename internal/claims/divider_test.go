@@ -227,7 +227,7 @@ func (d *divider) show() inventory.Snapshot {
 			Placement: inventory.MIGPlacement{Profile: p.ID, Start: i.Start, Size: i.Size}, Attributes: p.Attributes, Health: healthy,
 		})
 	}
-	d.rig.pools.Publish(dra.NewDivided(s, "node", dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs), dra.Divisions{"GPU-b": {Profiles: profiles}}))
+	d.rig.pools.Publish(dra.New(s, "node", dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs), dra.Divisions{"GPU-b": {Profiles: profiles}}))
 	d.rig.snapshots.Publish(s)
 	return s
 }

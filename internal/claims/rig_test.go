@@ -198,7 +198,7 @@ func shared(uid string, devices ...string) dra.Claim {
 
 // publish has the driver find something else.
 func (r *rig) publish(s inventory.Snapshot) {
-	r.pools.Publish(dra.New(s, "node", dra.Numbers{}.With(snapshot().GPUs), dra.All(s.GPUs)))
+	r.pools.Publish(dra.New(s, "node", dra.Numbers{}.With(snapshot().GPUs), dra.All(s.GPUs), nil))
 	r.snapshots.Publish(s)
 }
 

@@ -72,7 +72,7 @@ func poolOnce(ctx context.Context, c config.Config, session *nvidia.Session) (dr
 			}
 		}
 	}
-	return dra.NewDivided(snapshot, c.NodeName, numbers.With(snapshot.GPUs), owners, divisions).Shared(c.DRA.Shares), nil
+	return dra.New(snapshot, c.NodeName, numbers.With(snapshot.GPUs), owners, divisions).Shared(c.DRA.Shares), nil
 }
 
 // divided tells how GPUs are divided, and does nothing else of a claims.Divider.

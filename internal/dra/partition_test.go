@@ -94,7 +94,7 @@ func divided(t *testing.T, name string, profiles []inventory.MIGProfile) (invent
 }
 
 func dividedPool(s inventory.Snapshot, divisions dra.Divisions) dra.Pool {
-	return dra.NewDivided(s, "node-1", dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs), divisions)
+	return dra.New(s, "node-1", dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs), divisions)
 }
 
 // counters returns what there is of each counter of a pool.

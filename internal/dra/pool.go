@@ -19,14 +19,10 @@ const (
 	devicesOfGPU = MaxSlice / gpusOfSlice
 )
 
-// New returns the devices of a node whose owners are OwnedByDRA or LeavesDRA, where nothing is made for claims. The numbers have all of its
-// GPUs. Of a stale Snapshot it returns what was there last; a Snapshot of a node that was never looked at is for nobody.
-func New(s inventory.Snapshot, node string, numbers Numbers, owners Owners) Pool {
-	return NewDivided(s, node, numbers, owners, nil)
-}
-
-// NewDivided is New where MIG devices are made for claims. Counters come first: a device is never published before what it needs.
-func NewDivided(s inventory.Snapshot, node string, numbers Numbers, owners Owners, divisions Divisions) Pool {
+// New returns the devices of a node whose owners are OwnedByDRA or LeavesDRA. The numbers have all of its GPUs. Without divisions, no MIG
+// devices are made for claims. Counters come first: a device is never published before what it needs. Of a stale Snapshot it returns what was
+// there last; a Snapshot of a node that was never looked at is for nobody.
+func New(s inventory.Snapshot, node string, numbers Numbers, owners Owners, divisions Divisions) Pool {
 	p := Pool{Name: node, LinksDue: s.LinksDue}
 	var whole, counted shelf[Device]
 	var counters shelf[CounterSet]

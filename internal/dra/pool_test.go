@@ -68,7 +68,7 @@ func healthy(s *inventory.Snapshot) {
 }
 
 func pool(s inventory.Snapshot) dra.Pool {
-	return dra.New(s, "node-1", dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs))
+	return dra.New(s, "node-1", dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs), nil)
 }
 
 // text writes a device in one line.
@@ -254,7 +254,7 @@ func TestOwners(t *testing.T) {
 		whole[d.Name] = d
 	}
 	var got []string
-	for _, d := range dra.New(s, "node-1", dra.Numbers{}.With(s.GPUs), owners).Slices[0].Devices {
+	for _, d := range dra.New(s, "node-1", dra.Numbers{}.With(s.GPUs), owners, nil).Slices[0].Devices {
 		var keys []string
 		for _, taint := range d.Taints {
 			keys = append(keys, taint.Key+":"+taint.Effect)
@@ -270,7 +270,7 @@ func TestOwners(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("devices (-want +got):\n%s", diff)
 	}
-	if p := dra.New(s, "node-1", dra.Numbers{}.With(s.GPUs), nil); len(p.Slices) != 1 || len(p.Slices[0].Devices) != 0 {
+	if p := dra.New(s, "node-1", dra.Numbers{}.With(s.GPUs), nil, nil); len(p.Slices) != 1 || len(p.Slices[0].Devices) != 0 {
 		t.Errorf("without owners: %+v", p)
 	}
 }
@@ -283,7 +283,7 @@ func TestNames(t *testing.T) {
 	names := func(s inventory.Snapshot) map[string]string {
 		found := map[string]string{}
 		numbers = numbers.With(s.GPUs)
-		for i, slice := range dra.New(s, "n", numbers, dra.All(s.GPUs)).Slices {
+		for i, slice := range dra.New(s, "n", numbers, dra.All(s.GPUs), nil).Slices {
 			for _, d := range slice.Devices {
 				found[d.Attributes["uuid"].Value] = fmt.Sprint(i, d.Name)
 			}
@@ -310,7 +310,7 @@ func TestNames(t *testing.T) {
 		rand.New(rand.NewPCG(uint64(i), 1)).Shuffle(len(shuffled.GPUs), func(a, b int) {
 			shuffled.GPUs[a], shuffled.GPUs[b] = shuffled.GPUs[b], shuffled.GPUs[a]
 		})
-		if changed(dra.New(s, "n", numbers, dra.All(s.GPUs)), dra.New(shuffled, "n", numbers, dra.All(s.GPUs))) != 0 {
+		if changed(dra.New(s, "n", numbers, dra.All(s.GPUs), nil), dra.New(shuffled, "n", numbers, dra.All(s.GPUs), nil)) != 0 {
 			t.Error("the slices depend on the order of the GPUs in the Snapshot")
 		}
 	}

@@ -42,7 +42,7 @@ func TestHealthOf(t *testing.T) {
 			if !tt.health.Allocatable() {
 				problems["gpu-0"] = "what is wrong with the GPU counts before this"
 			}
-			got := dra.HealthOf(dra.New(s, "node-1", dra.Numbers{"GPU-0": 0, "GPU-1": 1}, dra.All(gpus)), s, problems)
+			got := dra.HealthOf(dra.New(s, "node-1", dra.Numbers{"GPU-0": 0, "GPU-1": 1}, dra.All(gpus), nil), s, problems)
 			want := []dra.DeviceHealth{
 				{Device: "gpu-0", Verdict: tt.verdict, Message: tt.message},
 				{Device: "gpu-1", Verdict: dra.VerdictUnhealthy, Message: "no daemon"},
@@ -70,7 +70,7 @@ func TestHealthOfMIG(t *testing.T) {
 		},
 	}}
 	s := inventory.Snapshot{GPUs: []inventory.GPU{g}}
-	pool := dra.New(s, "node-1", dra.Numbers{"GPU-0": 0}, dra.All(s.GPUs))
+	pool := dra.New(s, "node-1", dra.Numbers{"GPU-0": 0}, dra.All(s.GPUs), nil)
 	verdicts := func(s inventory.Snapshot) (all string) {
 		for _, d := range dra.HealthOf(pool, s, nil) {
 			all += d.Device + " " + string(d.Verdict) + " " + d.Message + "\n"

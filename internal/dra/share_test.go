@@ -15,7 +15,7 @@ func TestShared(t *testing.T) {
 	t.Parallel()
 	for _, name := range simulator.Names() {
 		s := scan(t, name)
-		whole := dra.New(s, "n", dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs))
+		whole := dra.New(s, "n", dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs), nil)
 		for _, most := range []int{2, 3, 48} {
 			shared := whole.Shared(most)
 			for i, slice := range shared.Slices {

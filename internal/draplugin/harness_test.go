@@ -109,7 +109,7 @@ func newNode(t *testing.T) *node {
 func (n *node) publish(health inventory.Health) {
 	gpus := []inventory.GPU{{UUID: "GPU-0", Health: health}, {UUID: "GPU-1", Index: 1, Health: inventory.Health{State: inventory.Healthy}}}
 	n.snapshots.Publish(inventory.Snapshot{GPUs: gpus})
-	n.pools.Publish(dra.New(n.snapshots.Value(), "node-1", dra.Numbers{"GPU-0": 0, "GPU-1": 1}, dra.All(gpus)))
+	n.pools.Publish(dra.New(n.snapshots.Value(), "node-1", dra.Numbers{"GPU-0": 0, "GPU-1": 1}, dra.All(gpus), nil))
 }
 
 // A driver is a running one.

@@ -210,7 +210,7 @@ func (d *Devices) pool(
 			return !has
 		})
 	}
-	pool := dra.NewDivided(s, d.o.Node, numbers, owners, divisions).Shared(c.Shares)
+	pool := dra.New(s, d.o.Node, numbers, owners, divisions).Shared(c.Shares)
 	if problem := fmt.Sprint(err); problem != d.problem {
 		d.problem = problem
 		if err != nil {

@@ -131,7 +131,7 @@ func claimNode(ctx context.Context, dir string) (drav1.DRAPluginClient, error) {
 			UUID: fmt.Sprintf("GPU-%d", i), Index: i, Minor: i, NUMANode: -1, Health: inventory.Health{State: inventory.Healthy},
 		})
 	}
-	pools, snapshots := feed.New(dra.New(s, "node", dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs))), feed.New(s)
+	pools, snapshots := feed.New(dra.New(s, "node", dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs), nil)), feed.New(s)
 	owner := claims.New(claims.Options{
 		Pools: pools, Snapshots: snapshots, Configs: feed.New(config.Config{CDI: cdi.Options{DriverRoot: "/", ContainerDriverRoot: "/"}}),
 		StateDir: filepath.Join(dir, "state"), CDIDir: filepath.Join(dir, "cdi"), Root: os.DirFS(filepath.Join(dir, "root")),

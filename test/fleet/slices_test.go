@@ -108,7 +108,7 @@ func scanned(t *testing.T, name string) inventory.Snapshot {
 // published returns the slices of a node.
 func published(t *testing.T, node string, s inventory.Snapshot) []*resourceapi.ResourceSlice {
 	t.Helper()
-	text, err := json.Marshal(dra.New(s, node, dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs)).List())
+	text, err := json.Marshal(dra.New(s, node, dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs), nil).List())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -39,15 +39,6 @@ type Data struct {
 	Checksum uint64
 }
 
-// New returns the content of a file with these entries, and with these healthy devices by resource.
-func New(entries []PodDevicesEntry, registered map[string][]string) Data {
-	data := checkpointData{PodDeviceEntries: entries, RegisteredDevices: registered}
-	return Data{Data: data, Checksum: data.checksum()}
-}
-
-// Marshal returns the text of a file.
-func (d Data) Marshal() ([]byte, error) { return json.Marshal(d) }
-
 // Parse returns the content of a file. It fails if kubelet would not accept the file, or if the file does not have the format of
 // kubelet 1.20 and later.
 func Parse(text []byte) (Data, error) {

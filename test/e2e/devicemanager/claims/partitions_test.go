@@ -46,7 +46,7 @@ func divide(t *testing.T, name string, gpus int) (dra.Pool, []*resourceapi.Resou
 		s.GPUs[i].MIG, s.GPUs[i].MIGDevices = inventory.MIGEnabled, nil
 		divisions[s.GPUs[i].UUID] = dra.Divided{Profiles: p.Profiles}
 	}
-	pool := dra.NewDivided(s, node, dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs[:min(gpus, len(s.GPUs))]), divisions)
+	pool := dra.New(s, node, dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs[:min(gpus, len(s.GPUs))]), divisions)
 	return pool, objects(t, pool)
 }
 

@@ -23,7 +23,7 @@ import (
 func publishShared(t *testing.T, name string, most int) []*resourceapi.ResourceSlice {
 	t.Helper()
 	s := scan(t, name, inventory.Health{State: inventory.Healthy})
-	return objects(t, dra.New(s, node, dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs)).Shared(most))
+	return objects(t, dra.New(s, node, dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs), nil).Shared(most))
 }
 
 // TestSharedSlicesAreValid has the API server validate the slices of all simulated machines whose GPUs are given in shares.

@@ -60,7 +60,7 @@ func scan(t *testing.T, name string, h inventory.Health) inventory.Snapshot {
 // publish returns the slices of a Snapshot as objects of the API.
 func publish(t *testing.T, s inventory.Snapshot) []*resourceapi.ResourceSlice {
 	t.Helper()
-	return objects(t, dra.New(s, node, dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs)))
+	return objects(t, dra.New(s, node, dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs), nil))
 }
 
 // objects returns the slices of a pool as objects of the API; nothing in them may be unknown to it.
