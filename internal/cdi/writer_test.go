@@ -479,6 +479,14 @@ func TestWhatIsWrittenStaysWhenTheRestCannotBe(t *testing.T) {
 	if got := slices.Collect(maps.Keys(written.Lacks(w))); !slices.Equal(got, []string{"no CDI name"}) {
 		t.Errorf("lacks %q", got)
 	}
+	w.Snapshot.GPUs[0].Minor = 5
+	w.Plan = resource.New(w.Snapshot, resource.Options{MIG: resource.MIGMixed})
+	written, err = h.writer.Apply(w)
+	if lacks := written.Lacks(w); err == nil || len(lacks) != 2 || lacks["GPU-a"] == "" {
+		t.Errorf("lacks %v, %v, although GPU-a has another device node", lacks, err)
+	}
+	w.Snapshot.GPUs[0].Minor = 3
+	w.Plan = resource.New(w.Snapshot, resource.Options{MIG: resource.MIGMixed})
 	w.Snapshot.Control |= inventory.NodeModeset // every device of the file is given in another way now
 	written, err = h.writer.Apply(w)
 	if err == nil || len(written.Lacks(w)) != 2 {

@@ -114,6 +114,14 @@ func TestAdopt(t *testing.T) {
 			t.Errorf("the checkpoint of NVIDIA's driver has changed: %v", err)
 		}
 	}
+	stop()
+	if err := os.Remove(filepath.Join(r.options.StateDir, "claims", "uid-gpu.gone")); err != nil { // as when it has become old
+		t.Fatal(err)
+	}
+	c, _ = r.start()
+	if got := adopted(c); got != "two" {
+		t.Errorf("adopted by a checkpoint that was taken over before: %s", got)
+	}
 }
 
 // TestAdoptNothing: what is not adopted, and that the claims of this program go on beside it.

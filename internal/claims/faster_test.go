@@ -152,3 +152,19 @@ func TestMPSOnMadeDevices(t *testing.T) {
 		t.Errorf("the daemon has ended: the GPU has %s, record %q", d.has(), r.record("uid-1"))
 	}
 }
+
+// TestMPSOnMadeDevicesOfBefore: the control daemons of another boot have ended with it, and are not waited for.
+func TestMPSOnMadeDevicesOfBefore(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	d := r.divide()
+	c, stop := r.start()
+	r.prepare(c, byMPS("uid-1", ``, small0))
+	stop()
+	d.write(nil) // the instances, too
+	r.options.BootID, r.stays = "two", errors.New("nobody is to wait for it")
+	c, _ = r.start()
+	if err := c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1"); err != nil || r.record("uid-1") != "" {
+		t.Errorf("Unprepare() = %v, record %q", err, r.record("uid-1"))
+	}
+}

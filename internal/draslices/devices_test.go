@@ -227,6 +227,16 @@ func TestDamagedFiles(t *testing.T) {
 		}
 	}
 	node := gpus(map[string]int{"a": 0})
+	kept := filepath.Join(dir, "dra-numbers.json.damaged")
+	if err := os.MkdirAll(filepath.Join(kept, "of another"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	p := start(t, dir, config.DRAAll, node, dra.All(node.GPUs))
+	p.until("[]") // the file cannot be set aside: no number is given anew
+	p.stop()
+	if err := os.RemoveAll(kept); err != nil {
+		t.Fatal(err)
+	}
 	for range 2 {
 		p := start(t, dir, config.DRAAll, node, dra.All(node.GPUs))
 		p.until("[0a]")
@@ -235,7 +245,7 @@ func TestDamagedFiles(t *testing.T) {
 		}
 		p.stop()
 	}
-	p := start(t, dir, config.DRAAll, node, dra.All(node.GPUs))
+	p = start(t, dir, config.DRAAll, node, dra.All(node.GPUs))
 	if err := p.SetPublished(map[string]bool{}); err != nil {
 		t.Fatal(err)
 	}
@@ -243,6 +253,52 @@ func TestDamagedFiles(t *testing.T) {
 	p = start(t, dir, config.DRAAll, node, dra.All(node.GPUs))
 	if got := p.Published().Value(); got == nil || len(got) > 0 {
 		t.Errorf("published %v, want nothing", got)
+	}
+	p.stop()
+	if err := os.WriteFile(filepath.Join(dir, "dra-published.json"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Reread(); err == nil || p.Published().Value() != nil {
+		t.Errorf("once the file is damaged: %v, published %v", err, p.Published().Value())
+	}
+}
+
+// Two processes run beside each other in a roll-out. What one of them wrote counts for both, and is not written again.
+func TestTwoProcesses(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	node, none := gpus(map[string]int{"a": 0}), gpus(nil)
+	later := start(t, dir, config.DRAAll, none, dra.Owners{})
+	later.until("[]")
+	earlier := start(t, dir, config.DRAAll, node, dra.All(node.GPUs))
+	earlier.until("[0a]")
+	published := map[string]bool{"GPU-a": true}
+	if err := earlier.SetPublished(published); err != nil {
+		t.Fatal(err)
+	}
+	stat := func(name string) os.FileInfo {
+		t.Helper()
+		info, err := os.Stat(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info
+	}
+	numbers, slice := stat("dra-numbers.json"), stat("dra-published.json")
+	if err := earlier.SetPublished(published); err != nil || !os.SameFile(slice, stat("dra-published.json")) {
+		t.Errorf("what is published was written again, or %v", err)
+	}
+	later.owners.Publish(dra.All(node.GPUs))
+	later.snapshots.Publish(node)
+	later.until("[0a]")
+	if !os.SameFile(numbers, stat("dra-numbers.json")) {
+		t.Error("the numbers were written again")
+	}
+	if err := later.NotPublished([]string{"GPU-b"}); err != nil {
+		t.Error(err)
+	}
+	if err := later.NotPublished([]string{"GPU-b", "GPU-a"}); err == nil || !strings.Contains(err.Error(), "GPU-a may be in a ResourceSlice") {
+		t.Errorf("the other process has published GPU-a: %v", err)
 	}
 }
 

@@ -1,0 +1,68 @@
+package cdi_test
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cdi"
+)
+
+// A claim's file has the devices that are known, by the claim's names for them, and is found again by its UID and note.
+func TestSpecOfAClaim(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, driverFiles()...)
+	w := wanted()
+	given, err := h.writer.Given(w.Snapshot, w.Edits, w.Options)
+	if err != nil || !given.Has("GPU-a") || !given.Has("MIG-b0") || given.Has("GPU-z") {
+		t.Fatalf("Given() = %+v, %v", given, err)
+	}
+	if _, err := given.Claim("uid", map[string]cdi.ClaimedDevice{"gpu-9": {UUID: "GPU-z"}}, nil); err == nil || !strings.Contains(err.Error(), "GPU-z") {
+		t.Errorf("a claim of an unknown device: %v", err)
+	}
+	devices := map[string]cdi.ClaimedDevice{"gpu-0": {UUID: "GPU-a"}, "gpu-1": {UUID: "MIG-b0", MPS: "x", Env: []string{"A=B"}}}
+	text, err := given.Claim("uid", devices, []byte("note"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if uids, err := cdi.ClaimFiles(h.specs); err != nil || len(uids) > 0 {
+		t.Errorf("files of claims in a folder that is not there: %q, %v", uids, err)
+	}
+	for range 2 { // the first makes the folder
+		if err := cdi.WriteClaim(h.specs, "uid", text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h.apply(t, w) // other specs are no claims
+	if uids, err := cdi.ClaimFiles(h.specs); err != nil || !slices.Equal(uids, []string{"uid"}) {
+		t.Errorf("files of the claims %q, %v", uids, err)
+	}
+	if note := string(cdi.ClaimNote(h.specs, "uid")) + string(cdi.ClaimNote(h.specs, "other")); note != "note" {
+		t.Errorf("note %q", note)
+	}
+	spec, err := cdilib.ReadSpec(cdi.ClaimFile(h.specs, "uid"), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	gpu, mig := spec.GetDevice("uid-gpu-0"), spec.GetDevice("uid-gpu-1")
+	if gpu == nil || mig == nil || gpu.ContainerEdits.DeviceNodes[0].Path != "/dev/nvidia3" {
+		t.Fatalf("devices %+v", spec.Devices)
+	}
+	if env := mig.ContainerEdits.Env; !slices.Contains(env, "A=B") || !slices.ContainsFunc(env, func(e string) bool { return strings.HasPrefix(e, "CUDA_MPS_PIPE_DIRECTORY=") }) {
+		t.Errorf("a client of MPS has the environment %q", env)
+	}
+	file := filepath.Join(h.root, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := cdi.WriteClaim(file, "uid", text); err == nil {
+		t.Error("written into a file")
+	}
+	if uids, err := cdi.ClaimFiles(filepath.Join(h.root, "a\x00b")); err == nil {
+		t.Errorf("files of claims in a folder that cannot be read: %q", uids)
+	}
+}
