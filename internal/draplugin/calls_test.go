@@ -223,6 +223,9 @@ func TestStopsAfterCalls(t *testing.T) {
 		}
 		return true
 	})
+	if len(n.sockets(t)) != 1 {
+		t.Error("the socket's file is gone, so that kubelet forgets the driver, while a call is being answered")
+	}
 	close(goOn)
 	if said := <-answered; said != "<nil>" {
 		t.Errorf("the call was answered with %s", said)

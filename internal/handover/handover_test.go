@@ -34,6 +34,7 @@ type rig struct {
 	stop      func()
 
 	mu      sync.Mutex
+	hangs   chan struct{} // kubelet and the API server answer when it is closed; nil for at once
 	held    []kubelet.HeldDevice
 	unknown error
 	asked   int
@@ -42,7 +43,17 @@ type rig struct {
 	listed  int
 }
 
+func (r *rig) hang() {
+	r.mu.Lock()
+	hangs := r.hangs
+	r.mu.Unlock()
+	if hangs != nil {
+		<-hangs
+	}
+}
+
 func (r *rig) Users(_ context.Context, uuids []string) (held []kubelet.HeldDevice, err error) {
+	r.hang()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.asked++
@@ -58,6 +69,7 @@ func (r *rig) Users(_ context.Context, uuids []string) (held []kubelet.HeldDevic
 }
 
 func (r *rig) list(context.Context) (map[string][]string, error) {
+	r.hang()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.listed++
@@ -240,6 +252,40 @@ func TestToDRA(t *testing.T) {
 		r.start()
 		r.after(time.Minute, dra.OwnedByDRA, dra.LeavesPlugin, "kubelet does not run")
 	})
+}
+
+// TestStopsAfterQuestions: Run returns when kubelet and the API server have answered, so that nothing is used after its end.
+func TestStopsAfterQuestions(t *testing.T) {
+	t.Parallel()
+	for before, then := range map[config.DRAMode]config.DRAMode{
+		config.DRAOff: config.DRAAll, // asks kubelet
+		config.DRAAll: config.DRAOff, // asks the API server
+	} {
+		t.Run(fmt.Sprint(then), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t, before)
+				r.published.Publish(map[string]bool{"a": before == config.DRAAll})
+				r.start()
+				synctest.Wait()
+				r.set(func() { r.hangs = make(chan struct{}) })
+				r.mode(then)
+				synctest.Wait()
+				r.follow()
+				synctest.Wait()
+				stopped := make(chan struct{})
+				go func() { r.stop(); close(stopped) }()
+				synctest.Wait()
+				select {
+				case <-stopped:
+					t.Error("it ended before the answer, or asked nothing")
+				default:
+				}
+				close(r.hangs)
+				<-stopped
+			})
+		})
+	}
 }
 
 // TestBackAtOnce: a wish that is taken back before the GPU was given up costs nothing.

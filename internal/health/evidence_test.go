@@ -108,6 +108,24 @@ func TestEvidenceOfAResetIsOlderThanALaterFault(t *testing.T) {
 	s.want(inventory.Unhealthy, inventory.CureReset)
 }
 
+// A new session is no evidence as long as the GPU does not answer in it: it may have been lost anew.
+func TestASessionInWhichAGPUStaysLostIsNoEvidence(t *testing.T) {
+	s := begin(t, 550)
+	s.xid(119)
+	lost := inventory.Reading{Contact: inventory.ContactLost}
+	s.reads(1, lost)
+	s.reopen()
+	s.reads(1, lost)
+	s.reads(20, s.good)
+	s.want(inventory.Lost, inventory.CureReboot)
+	if len(s.gpu.Faults) != 2 {
+		t.Errorf("faults %+v, want the XID and that the GPU was lost", s.gpu.Faults)
+	}
+	s.reopen()
+	s.reads(2, s.good)
+	s.want(inventory.Healthy, inventory.NoCure)
+}
+
 // What the driver asks for counts although the GPU refuses everything else, or cannot be reached.
 func TestRecoveryActionOfAGPUThatRefusesCalls(t *testing.T) {
 	for contact, state := range map[inventory.Contact]inventory.State{

@@ -43,6 +43,17 @@ func TestOnlyAConfigurationRetiresAResource(t *testing.T) {
 		n.clock.Step(time.Second)
 		time.Sleep(time.Millisecond)
 	}
+	n.snapshots.Publish(inventory.Snapshot{Generation: 4})
+	n.until(t, " | ", gpu+".shared")
+	c := shared(gpu + ".shared")
+	c.DRA.Mode = config.DRASplit
+	n.configs.Publish(c)
+	for deadline := time.Now().Add(time.Minute); len(n.daemon.Status()) != 0; n.clock.Step(time.Second) {
+		if time.Now().After(deadline) {
+			t.Fatalf("the resource that has no devices with the configuration's new mode is not retired: %+v", n.daemon.Status())
+		}
+		time.Sleep(time.Millisecond)
+	}
 	if w := n.daemon.Offered().Value().Warnings; slices.ContainsFunc(w, func(w string) bool { return strings.Contains(w, "it is not known") }) {
 		t.Errorf("warnings %q although kubelet's checkpoint can be read", w)
 	}
