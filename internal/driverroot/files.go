@@ -134,8 +134,8 @@ func soname(root fs.FS, name string) string {
 	if err != nil {
 		return ""
 	}
-	names, err := object.DynString(elf.DT_SONAME)
-	if err != nil || len(names) == 0 {
+	names, _ := object.DynString(elf.DT_SONAME) // none after an error
+	if len(names) == 0 {
 		return ""
 	}
 	return names[0]

@@ -157,7 +157,7 @@ func (b Book) merge(before, after Book) {
 		}
 	}
 	for key, e := range after.faults {
-		if old, known := before.faults[key]; !known || old != e {
+		if before.faults[key] != e {
 			e.unknown = b.faults[key].unknown
 			b.faults[key] = e
 		}

@@ -140,7 +140,7 @@ const linksPatience = 30 * time.Second
 // links has GPUs keep the links that they had before some were due.
 func (t *state) links(s *inventory.Snapshot, now time.Time) {
 	if !s.LinksDue {
-		t.linksDue, t.linksLate, t.linked = time.Time{}, false, *s
+		t.linksDue, t.linked = time.Time{}, *s
 		return
 	}
 	if t.linksDue.IsZero() {

@@ -287,7 +287,6 @@ func join(group []candidate) candidate {
 	if len(c.Devices) == 0 {
 		c.Cause = strings.Join(names, "; ")
 	}
-	c.subject = strings.Join(names, " ")
 	c.Note = list(fmt.Sprintf("%d alike. The first: %s. All: ", len(group), c.Note), names)
 	c.told = func() {
 		for _, other := range group {
