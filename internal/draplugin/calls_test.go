@@ -177,7 +177,8 @@ func TestStopsWithStreams(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = conn.Close() }()
-	stream, err := healthv1.NewDRAResourceHealthClient(conn).NodeWatchResources(t.Context(), &healthv1.NodeWatchResourcesRequest{})
+	stream, err := healthv1.NewDRAResourceHealthClient(conn).NodeWatchResources(
+		t.Context(), &healthv1.NodeWatchResourcesRequest{}, grpc.WaitForReady(true)) // the file is there before somebody listens
 	if err == nil {
 		_, err = stream.Recv()
 	}
