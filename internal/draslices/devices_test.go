@@ -144,7 +144,8 @@ func TestWhatIsToBePublished(t *testing.T) {
 	t.Parallel()
 	node := gpus(map[string]int{"a": 0, "b": 1})
 	none := gpus(nil)
-	lost := inventory.Snapshot{Generation: 1, Stale: "no driver"}
+	lost, stale := inventory.Snapshot{Generation: 1, Stale: "no driver"}, node
+	stale.Stale = "the driver does not answer"
 	for name, tt := range map[string]struct {
 		mode   config.DRAMode
 		s      inventory.Snapshot
@@ -152,6 +153,7 @@ func TestWhatIsToBePublished(t *testing.T) {
 		want   string
 	}{
 		"all":                  {config.DRAAll, node, dra.All(node.GPUs), "[0a 1b]"},
+		"what was there last":  {config.DRAAll, stale, dra.All(node.GPUs), "[0a 1b]"},
 		"no GPU":               {config.DRAAll, none, dra.Owners{}, "[]"},
 		"none is the driver's": {config.DRASplit, node, dra.Owners{}, "[]"},
 		"all leave the plugin": {config.DRAAll, node, dra.Owners{"GPU-a": dra.LeavesPlugin, "GPU-b": dra.LeavesPlugin}, "no slices"},
@@ -261,6 +263,39 @@ func TestDamagedFiles(t *testing.T) {
 	if err := p.Reread(); err == nil || p.Published().Value() != nil {
 		t.Errorf("once the file is damaged: %v, published %v", err, p.Published().Value())
 	}
+	if problem := p.Publication().Value().Problem; problem == "" {
+		t.Error("no problem although nobody knows what is published")
+	}
+	if err := start(t, dir, config.DRAAll, node, dra.All(node.GPUs)).SetPublished(map[string]bool{"GPU-a": true}); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Reread(); err != nil || !p.Published().Value()["GPU-a"] || p.Publication().Value().Problem != "" {
+		t.Errorf("once another process knows: %v, published %v, problem %q", err, p.Published().Value(), p.Publication().Value().Problem)
+	}
+}
+
+// A new GPU is published at once, and not after a further try.
+func TestNewGPUs(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		node := gpus(map[string]int{"a": 0})
+		ctx, cancel := context.WithCancel(t.Context())
+		d := draslices.New(ctx, draslices.Options{
+			StateDir: dir, Node: "node-1", Snapshots: feed.New(node), Owners: feed.New(dra.All(node.GPUs)),
+			Configs: feed.New(config.Config{DRA: config.DRA{Mode: config.DRAAll}}),
+		})
+		ended := make(chan error, 1)
+		go func() { ended <- d.Run(ctx) }()
+		synctest.Wait()
+		if got := text(d.Pools().Value()); got != "[0a]" {
+			t.Errorf("the pool is %s", got)
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // Two processes run beside each other in a roll-out. What one of them wrote counts for both, and is not written again.
