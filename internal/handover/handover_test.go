@@ -261,7 +261,7 @@ func TestStopsAfterQuestions(t *testing.T) {
 		config.DRAOff: config.DRAAll, // asks kubelet
 		config.DRAAll: config.DRAOff, // asks the API server
 	} {
-		t.Run(fmt.Sprint(then), func(t *testing.T) {
+		t.Run(then.String(), func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				r := newRig(t, before)
