@@ -22,6 +22,7 @@ func TestCheckConfig(t *testing.T) {
 			`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"MPS","mpsConfig":{%s}}}`, limits)}
 	}
 	const noDevice = "the claim has no such device"
+	fourth := `"defaultPerDevicePinnedMemoryLimit":{"3":"1Gi"}`
 	third, named := `"defaultPerDevicePinnedMemoryLimit":{"2":"1Gi"}`, `"defaultPerDevicePinnedMemoryLimit":{"GPU-x":"1Gi"}`
 	for name, tt := range map[string]struct {
 		requests []claims.RequestedDevices
@@ -38,6 +39,7 @@ func TestCheckConfig(t *testing.T) {
 		"the third of two GPUs":           {[]claims.RequestedDevices{gpus("gpu", 2)}, []dra.OpaqueConfig{byMPS(third)}, noDevice},
 		"the third of three GPUs":         {[]claims.RequestedDevices{gpus("gpu", 3)}, []dra.OpaqueConfig{byMPS(third)}, ""},
 		"the third of two and some":       {[]claims.RequestedDevices{gpus("gpu", 2), unknown}, []dra.OpaqueConfig{byMPS(third)}, ""},
+		"the fourth of two and some":      {[]claims.RequestedDevices{gpus("gpu", 2), unknown}, []dra.OpaqueConfig{byMPS(fourth)}, ""},
 		"the third of two and two shares": {[]claims.RequestedDevices{gpus("gpu", 2), shares}, []dra.OpaqueConfig{byMPS(third)}, ""},
 		"a UUID":                          {[]claims.RequestedDevices{gpus("gpu", 2)}, []dra.OpaqueConfig{byMPS(named)}, ""},
 		"different settings": {

@@ -2,6 +2,8 @@ package claims_test
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -53,6 +55,14 @@ func TestPrepare(t *testing.T) {
 	for range 2 {
 		r.unprepare(c, "4f23a4ec-1")
 	}
+	folder := filepath.Join(r.options.StateDir, "claims")
+	for _, name := range files(t, folder) {
+		if info, err := os.Stat(filepath.Join(folder, name)); err != nil {
+			t.Error(err)
+		} else if info.Mode().Perm() != 0o600 {
+			t.Errorf("%s has the mode %v", name, info.Mode())
+		}
+	}
 	if r.record("4f23a4ec-1") != "" || r.spec("4f23a4ec-1") != nil || len(c.InUse().Value()) != 0 || len(c.Status().Value()) != 0 {
 		t.Errorf("after Unprepare: record %q, in use %v", r.record("4f23a4ec-1"), c.InUse().Value())
 	}
@@ -86,6 +96,8 @@ func TestRefusals(t *testing.T) {
 		"another node's pool":            {claim: func(c *dra.Claim) { c.Results[0].Pool = "other" }, want: "the device gpu-0 of pool other is not one"},
 		"no device at all":               {claim: func(c *dra.Claim) { c.Results = nil }, want: "the claim has no device of the driver gpu.nvidia.com"},
 		"a UID that is none":             {claim: func(c *dra.Claim) { c.UID = "../x" }, want: `"../x" is not the UID of a claim`},
+		"a UID that is long":             {claim: func(c *dra.Claim) { c.UID = strings.Repeat("u", 128) }},
+		"a UID that is too long":         {claim: func(c *dra.Claim) { c.UID = strings.Repeat("u", 129) }, want: `u" is not the UID of a claim`},
 		"a lost GPU": {node: sick(lost, 0), want: "GPU 0 (GPU-a) is Lost: the GPU has fallen off the bus; cure: reboot; " +
 			"the claim does not tolerate the taint gpu.nvidia.com/gpu-lost"},
 		"an unhealthy GPU": {node: sick(xid, 0), want: "GPU 0 (GPU-a) is Unhealthy: XID 48: an uncorrectable ECC error; cure: reset; " +
@@ -100,7 +112,7 @@ func TestRefusals(t *testing.T) {
 		"tolerated like all": {node: sick(lost, 0), claim: func(c *dra.Claim) { c.Results[0].Tolerations = []dra.Toleration{{Operator: "Exists"}} }},
 		"another taint is tolerated": {node: sick(xid, 0), claim: func(c *dra.Claim) {
 			c.Results[0].Tolerations = []dra.Toleration{
-				{Key: dra.TaintXID, Value: "79"}, {Key: dra.TaintLost, Operator: "Exists"}, {Key: dra.TaintXID, Operator: "Exists", Effect: "NoExecute"},
+				{Key: dra.TaintXID, Value: "79"}, {Value: "48"}, {Key: dra.TaintLost, Operator: "Exists"}, {Key: dra.TaintXID, Operator: "Exists", Effect: "NoExecute"},
 			}
 		}, want: "the claim does not tolerate the taint gpu.nvidia.com/xid"},
 		"unhealthy, and not published so yet": {node: func(r *rig) {

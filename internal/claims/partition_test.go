@@ -205,6 +205,22 @@ func TestMadeByAnEarlierVersion(t *testing.T) {
 	}
 }
 
+// TestGivenBackWithoutMIGMode: a GPU that is no longer in MIG mode has nothing to destroy.
+func TestGivenBackWithoutMIGMode(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	d := r.divide()
+	c, _ := r.start()
+	r.prepare(c, claim("uid-1", half0))
+	d.mu.Lock()
+	d.mode = inventory.MIGDisabled
+	d.mu.Unlock()
+	r.unprepare(c, "uid-1")
+	if r.record("uid-1") != "" || released(c) != "" {
+		t.Errorf("record %q, and status says %q", r.record("uid-1"), released(c))
+	}
+}
+
 // released returns what the status says of claims that were given back while their MIG devices are there still.
 func released(c *claims.Claims) string {
 	var all []string
