@@ -32,6 +32,9 @@ const (
 	// claimGrace is how long a GPU must be in no slice and no record before it goes to the device plugin where claims may not be listed.
 	// Kubelet gives a call of the driver 45 s.
 	claimGrace = time.Minute
+	// takeOutGrace is how long a GPU that another process took out of its slice is left to that process. Kubelet knows nothing of it until
+	// that process has registered.
+	takeOutGrace = 10 * time.Second
 )
 
 // ErrMayNotList is the error of a list of claims that this program has no right to.
@@ -69,9 +72,10 @@ type ClaimLister func(ctx context.Context) (map[string][]string, error)
 // A gpu is what is kept of a GPU.
 type gpu struct {
 	dra.OwnerFacts
-	epoch uint64    // rises with what the evidence below is about
-	since time.Time // of the epoch
-	wait  string
+	epoch    uint64    // rises with what the evidence below is about
+	since    time.Time // of the epoch
+	takenOut time.Time // when another process was seen to have taken it out of its slice
+	wait     string
 }
 
 // An Arbiter decides about the owners of GPUs. Make it with New; Run is its one life.
@@ -195,6 +199,9 @@ func (a *Arbiter) decide(
 			if g.Before != "" || next != dra.OwnedByPlugin {
 				klog.FromContext(ctx).Info("Owner of a GPU", "gpu", found.UUID, "owner", next, "before", g.Before, "wasTakenOut", g.Withdrawn)
 			}
+			if next == dra.LeavesPlugin && g.Withdrawn {
+				g.takenOut = a.options.Clock.Now()
+			}
 			g.Before = next
 			a.renew(g)
 		}
@@ -304,6 +311,9 @@ func (a *Arbiter) take(answer answer) {
 		}
 		if answer.err != nil && !mayNot && g.wait == "" {
 			g.wait = answer.err.Error()
+		}
+		if !answer.claims && g.wait == "" && a.options.Clock.Since(g.takenOut) < takeOutGrace {
+			g.wait = "another process took it out of its ResourceSlice, and may give it to pods now"
 		}
 		if g.wait != "" {
 			continue

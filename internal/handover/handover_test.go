@@ -313,8 +313,8 @@ func TestBackAtOnce(t *testing.T) {
 	})
 }
 
-// TestTakenOutByAnotherProcess: a GPU that another process took out of its slice may be the device plugin's since. It is in a slice again once
-// kubelet does not offer it and no pod holds it, or a claim has it.
+// TestTakenOutByAnotherProcess: a GPU that another process took out of its slice may be the device plugin's since, or soon: kubelet knows of it
+// when that process has registered. It is in a slice again once kubelet does not offer it and no pod holds it, or a claim has it.
 func TestTakenOutByAnotherProcess(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -323,8 +323,11 @@ func TestTakenOutByAnotherProcess(t *testing.T) {
 		r.start()
 		r.after(0, dra.OwnedByDRA, dra.OwnedByDRA, "")
 		r.follow()
-		r.set(func() { r.unknown = errors.New("kubelet still offers device a") })
 		r.published.Publish(map[string]bool{"b": true})
+		r.after(0, dra.LeavesPlugin, dra.OwnedByDRA, "")
+		r.follow()
+		r.after(9*time.Second, dra.LeavesPlugin, dra.OwnedByDRA, "a:another process took it out")
+		r.set(func() { r.unknown = errors.New("kubelet still offers device a") })
 		r.after(time.Hour, dra.LeavesPlugin, dra.OwnedByDRA, "a:kubelet still offers device a")
 		r.set(func() { r.held, r.unknown = []kubelet.HeldDevice{{ID: "a", Pod: "ns/pod"}}, nil }) // that process has ended
 		r.after(time.Hour, dra.LeavesPlugin, dra.OwnedByDRA, "a:pod ns/pod holds it")
