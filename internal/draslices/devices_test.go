@@ -275,6 +275,57 @@ func TestDamagedFiles(t *testing.T) {
 	}
 }
 
+// TestWhatIsPublishedIsReadAgain: a process that does not know which GPUs are in slices learns it from the process that does.
+func TestWhatIsPublishedIsReadAgain(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "dra-published.json"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	node := gpus(map[string]int{"a": 0})
+	p := start(t, dir, config.DRAAll, node, dra.All(node.GPUs))
+	if got := p.Published().Value(); got != nil {
+		t.Fatalf("published %v, want that it is not known", got)
+	}
+	if err := start(t, dir, config.DRAAll, node, dra.All(node.GPUs)).SetPublished(map[string]bool{"GPU-a": true}); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(patience); !p.Published().Value()["GPU-a"]; {
+		if time.Now().After(deadline) {
+			t.Fatalf("published %v", p.Published().Value())
+		}
+		<-time.After(5 * time.Millisecond)
+		p.clock.Step(time.Second)
+	}
+}
+
+// TestBeforeDivisionsAreKnown: devices are published once it is known how their GPUs are divided.
+func TestBeforeDivisionsAreKnown(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		node := gpus(map[string]int{"a": 0})
+		divisions := feed.New(dra.Divisions(nil))
+		ctx, cancel := context.WithCancel(t.Context())
+		d := draslices.New(ctx, draslices.Options{
+			Node: "node-1", Snapshots: feed.New(node), Owners: feed.New(dra.All(node.GPUs)), Divisions: divisions,
+			Configs: feed.New(config.Config{DRA: config.DRA{Mode: config.DRAAll}}),
+		})
+		ended := make(chan error, 1)
+		go func() { ended <- d.Run(ctx) }()
+		for _, want := range []string{"not known", "[0a]"} {
+			synctest.Wait()
+			if got := text(d.Pools().Value()); got != want {
+				t.Errorf("the pool is %s, want %s", got, want)
+			}
+			divisions.Publish(dra.Divisions{})
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // A new GPU is published at once, and not after a further try.
 func TestNewGPUs(t *testing.T) {
 	t.Parallel()
