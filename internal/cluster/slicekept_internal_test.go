@@ -99,8 +99,14 @@ func TestIllWithoutTaints(t *testing.T) {
 		return owner == dra.OwnedByDRA
 	})
 	s.pass(10*time.Minute, 5*time.Second)
-	if uuids := <-asked; !slices.Equal(uuids, []string{"GPU-1"}) || len(asked) > 0 || s.pool() != "1: 0" {
-		t.Errorf("kubelet was asked about %v, and %d times more; the pool is %s", uuids, len(asked), s.pool())
+	const seconds = 10 // that it is left to a process that may have taken it out
+	if n := len(asked); n > seconds+2 || s.pool() != "1: 0" {
+		t.Errorf("kubelet was asked %d times; the pool is %s", n, s.pool())
+	}
+	for range len(asked) {
+		if uuids := <-asked; !slices.Equal(uuids, []string{"GPU-1"}) {
+			t.Errorf("kubelet was asked about %v", uuids)
+		}
 	}
 	d.fault()
 	s.untilPool("1: 0 1")

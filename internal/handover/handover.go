@@ -74,7 +74,7 @@ type gpu struct {
 	dra.OwnerFacts
 	epoch    uint64    // rises with what the evidence below is about
 	since    time.Time // of the epoch
-	takenOut time.Time // when another process was seen to have taken it out of its slice
+	takenOut time.Time // when it was seen to be in no slice any more
 	wait     string
 }
 
@@ -313,7 +313,7 @@ func (a *Arbiter) take(answer answer) {
 			g.wait = answer.err.Error()
 		}
 		if !answer.claims && g.wait == "" && a.options.Clock.Since(g.takenOut) < takeOutGrace {
-			g.wait = "another process took it out of its ResourceSlice, and may give it to pods now"
+			g.wait = "it was taken out of its ResourceSlice, and another process may give it to pods now"
 		}
 		if g.wait != "" {
 			continue

@@ -326,7 +326,7 @@ func TestTakenOutByAnotherProcess(t *testing.T) {
 		r.published.Publish(map[string]bool{"b": true})
 		r.after(0, dra.LeavesPlugin, dra.OwnedByDRA, "")
 		r.follow()
-		r.after(9*time.Second, dra.LeavesPlugin, dra.OwnedByDRA, "a:another process took it out")
+		r.after(9*time.Second, dra.LeavesPlugin, dra.OwnedByDRA, "a:it was taken out of its ResourceSlice")
 		r.set(func() { r.unknown = errors.New("kubelet still offers device a") })
 		r.after(time.Hour, dra.LeavesPlugin, dra.OwnedByDRA, "a:kubelet still offers device a")
 		r.set(func() { r.held, r.unknown = []kubelet.HeldDevice{{ID: "a", Pod: "ns/pod"}}, nil }) // that process has ended
