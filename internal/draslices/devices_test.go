@@ -264,8 +264,8 @@ func TestDamagedFiles(t *testing.T) {
 	if got := p.Published().Value(); got != nil {
 		t.Errorf("once the file is damaged, published %v", got)
 	}
-	if problem := p.Publication().Value().Problem; problem == "" {
-		t.Error("no problem although nobody knows what is published")
+	if problem := p.Publication().Value().Problem; !strings.Contains(problem, "dra-published.json.damaged") {
+		t.Errorf("nobody knows what is published, and the problem does not name the file: %q", problem)
 	}
 	if err := start(t, dir, config.DRAAll, node, dra.All(node.GPUs)).SetPublished(map[string]bool{"GPU-a": true}); err != nil {
 		t.Fatal(err)
