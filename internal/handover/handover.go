@@ -32,8 +32,8 @@ const (
 	// claimGrace is how long a GPU must be in no slice and no record before it goes to the device plugin where claims may not be listed.
 	// Kubelet gives a call of the driver 45 s.
 	claimGrace = time.Minute
-	// takeOutGrace is how long a GPU that another process took out of its slice is left to that process. Kubelet knows nothing of it until
-	// that process has registered.
+	// takeOutGrace is how long a GPU that left its slice unasked is left alone. Another process may have taken it out, and kubelet knows
+	// nothing of the GPU until that process has registered. A GPU that is left out for its health waits for nothing, but as long.
 	takeOutGrace = 10 * time.Second
 )
 
@@ -74,7 +74,7 @@ type gpu struct {
 	dra.OwnerFacts
 	epoch    uint64    // rises with what the evidence below is about
 	since    time.Time // of the epoch
-	takenOut time.Time // when it was seen to be in no slice any more
+	takenOut time.Time // when it was seen to have left its slice unasked
 	wait     string
 }
 
