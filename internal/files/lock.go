@@ -18,11 +18,20 @@ func Lock(path string) (unlock func(), err error) { return lock(path, syscall.LO
 // LockShared takes a share of the lock of a file, as Lock does, beside other processes that have one. Lock fails while somebody does.
 func LockShared(path string) (unlock func(), err error) { return lock(path, syscall.LOCK_SH) }
 
+// LockFolder takes the lock of a folder, as Lock does, and makes nothing.
+func LockFolder(path string) (unlock func(), err error) {
+	return flock(path, os.O_RDONLY|syscall.O_DIRECTORY, syscall.LOCK_EX)
+}
+
 func lock(path string, how int) (unlock func(), err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("make the folder of a lock: %w", err)
 	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	return flock(path, os.O_CREATE|os.O_RDWR, how)
+}
+
+func flock(path string, flags, how int) (unlock func(), err error) {
+	f, err := os.OpenFile(path, flags, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("lock: %w", err)
 	}

@@ -98,3 +98,27 @@ func TestLock(t *testing.T) {
 		t.Errorf("Lock() below a file = %v", err)
 	}
 }
+
+func TestLockFolder(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	for range 2 {
+		unlock, err := files.LockFolder(folder)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := files.LockFolder(folder); !errors.Is(err, files.ErrLocked) || !strings.Contains(err.Error(), folder) {
+			t.Errorf("the second LockFolder() = %v", err)
+		}
+		unlock()
+	}
+	file := filepath.Join(folder, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{file, filepath.Join(folder, "none")} {
+		if _, err := files.LockFolder(path); err == nil || errors.Is(err, files.ErrLocked) {
+			t.Errorf("LockFolder(%s) = %v", filepath.Base(path), err)
+		}
+	}
+}

@@ -30,6 +30,8 @@ type Directory struct {
 	lives  atomic.Uint32 // counts the endpoints made
 	pulse  supervise.Pulse
 
+	registrations registrationLock
+
 	newWatcher func() (*fsnotify.Watcher, error) // replaced by tests only
 
 	mu      sync.Mutex // guards all following fields

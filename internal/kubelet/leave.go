@@ -53,6 +53,7 @@ func (d *Directory) Leave(ctx context.Context, incarnation uint64, resource stri
 			return err
 		}
 	}
+	defer d.LockRegistrations(ctx)() // kubelet would forget a process that registers meanwhile, too
 	later := newestFirst(d.Rivals(resource).Later)
 	if len(later) == 0 {
 		return fmt.Errorf("find the later server of %s: %w", resource, fs.ErrNotExist)

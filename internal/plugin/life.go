@@ -82,6 +82,7 @@ type life struct {
 	siblingChanged chan struct{}   // holds a value after the socket of another server came or went
 	closing        chan struct{}   // closed when streams are to end
 	accepted       bool            // kubelet has accepted the registration
+	unlock         func()          // lets other processes register
 	leaves         feed.Feed[bool] // an earlier process is ending, and this one has promised to register again then
 }
 
@@ -103,6 +104,8 @@ func (l *life) run(parent context.Context) error {
 	l.past.release()
 	ctx, end := context.WithCancelCause(parent)
 	defer end(nil)
+	l.unlock = func() {}
+	defer func() { l.unlock() }() // not before a registration that has come to nothing has ended for kubelet, too
 	l.closing = make(chan struct{})
 	l.siblingChanged = make(chan struct{}, 1)
 	service := &service{
@@ -238,6 +241,7 @@ func (l *life) stayRegistered(
 ) (proven bool, err error) {
 	l.report(PhaseRegistering)
 	l.adopt(ctx)
+	l.unlock = l.Registrar.LockRegistrations(ctx)
 	if len(l.later()) > 0 {
 		return false, errLaterCame
 	}
@@ -255,6 +259,7 @@ func (l *life) stayRegistered(
 	if len(l.later()) > 0 && l.sent.Value() == nil {
 		return false, errLaterCame
 	}
+	l.unlock()
 	timeout := l.Clock.NewTimer(registerTimeout)
 	defer timeout.Stop()
 	select {

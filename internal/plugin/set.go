@@ -34,6 +34,9 @@ type Registrar interface {
 	AwaitEnd(ctx context.Context, name string) error
 	// CallEarlier makes a call to the server of a resource in the process that started last before this one.
 	CallEarlier(ctx context.Context, resource string, call func(context.Context, pluginapi.DevicePluginClient) error) error
+	// LockRegistrations keeps other processes from registering until unlock is called, which may be called more than once. It waits for
+	// their registrations, for a second at most.
+	LockRegistrations(ctx context.Context) (unlock func())
 	// Register registers the serving socket at path endpoint for resource at the kubelet of an incarnation, and at no other. It
 	// is called once for an endpoint.
 	Register(ctx context.Context, incarnation uint64, resource, endpoint string, options *pluginapi.DevicePluginOptions) error

@@ -34,6 +34,8 @@ type sharedDirectory struct {
 	refuses []string // sockets that refuse connections
 }
 
+func (d *sharedDirectory) LockRegistrations(context.Context) func() { return func() {} }
+
 func (d *sharedDirectory) come(name string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -15,6 +15,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
@@ -302,6 +303,69 @@ func TestTheLatestServesAfterARestartOfKubelet(t *testing.T) {
 		daemons[2].stop()
 		daemons = daemons[:2]
 		settled()
+	})
+}
+
+// A pausedRegistrar registers only when it is let.
+type pausedRegistrar struct {
+	*kubelet.Directory
+	locks  chan struct{} // has a value after each call of LockRegistrations began
+	called chan struct{} // has a value after each call of Register began
+	goOn   chan struct{} // lets Register go on; closed when all may
+}
+
+func newPausedRegistrar(d *kubelet.Directory) *pausedRegistrar {
+	return &pausedRegistrar{Directory: d, locks: make(chan struct{}, 9), called: make(chan struct{}, 9), goOn: make(chan struct{})}
+}
+
+func (r *pausedRegistrar) LockRegistrations(ctx context.Context) (unlock func()) {
+	r.locks <- struct{}{}
+	return r.Directory.LockRegistrations(ctx)
+}
+
+func (r *pausedRegistrar) Register(
+	ctx context.Context, incarnation uint64, resource, endpoint string, options *pluginapi.DevicePluginOptions,
+) error {
+	r.called <- struct{}{}
+	<-r.goOn
+	return r.Directory.Register(ctx, incarnation, resource, endpoint, options)
+}
+
+// Where a kubelet comes for which two processes register at once, the earlier one must not be registered last: kubelet 1.36 would count the
+// later one's devices and ask the earlier one, which ends.
+func TestRegistrationsOfTwoProcessesFollowEachOther(t *testing.T) {
+	t.Parallel()
+	bothVersions(t, func(t *testing.T, v standin.Version) {
+		n := newNode(t)
+		n.startKubelet(t, v)
+		start := func(devices int) (*daemon, *pausedRegistrar) {
+			r := newPausedRegistrar(n.directory(t))
+			d := n.startSetOn(t, plugin.Collaborators{Registrar: r, Accountant: n.account(t, clock.RealClock{}), Clock: clock.RealClock{}})
+			d.offer(devices)
+			return d, r
+		}
+		earlier, first := start(2)
+		<-first.called // it has seen no later process
+		later, second := start(3)
+		close(second.goOn)
+		<-first.locks
+		<-second.locks
+		close(first.goOn)
+		n.awaitAllocatable(t, 3)
+		later.status(t, "agreed", agreed)
+		earlier.status(t, "silent", yielding)
+		var endpoints []string
+		for _, e := range n.Events(0) {
+			if e.Kind == standin.Registering {
+				endpoints = append(endpoints, e.Endpoint)
+			}
+		}
+		// The names of sockets are in the order in which processes started.
+		if len(endpoints) != 2 || endpoints[0] >= endpoints[1] {
+			t.Errorf("kubelet was called for %q, want the earlier process and then the later one", endpoints)
+		}
+		_, err := n.Admit(t.Context(), standin.Container{Pod: "pod", Name: "c", Resource: gpu, Count: 3})
+		check(t, err)
 	})
 }
 

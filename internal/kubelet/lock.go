@@ -1,0 +1,82 @@
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+)
+
+const (
+	// lockTimeout limits the wait for registrations of other processes. One of them may hang.
+	lockTimeout = time.Second
+	// lockPause is how often the lock is tried.
+	lockPause = 2 * time.Millisecond
+)
+
+// A registrationLock is the lock of kubelet's directory, as far as this process has it.
+type registrationLock struct {
+	mu     sync.Mutex // guards all following fields
+	users  int        // registrations of this process under the lock
+	unlock func()     // nil if there are none
+}
+
+// LockRegistrations keeps other processes of this program from registering until unlock is called, which may be called more than once.
+// It waits until none of them registers, for a second at most: then, or where the directory cannot be locked, unlock has no effect.
+// Registrations of this process go beside each other.
+//
+// Where registrations of two servers of a resource overlap, kubelet up to 1.36 can go by the list of one server and ask the other.
+func (d *Directory) LockRegistrations(ctx context.Context) (unlock func()) {
+	timeout := d.clock.NewTimer(lockTimeout)
+	defer timeout.Stop()
+	for {
+		err := d.registrations.lock(d.Path())
+		if err == nil {
+			return sync.OnceFunc(d.registrations.release)
+		}
+		log := klog.FromContext(ctx)
+		if !errors.Is(err, files.ErrLocked) {
+			log.Info("Registering beside other processes", "reason", err.Error())
+			return func() {}
+		}
+		again := d.clock.NewTimer(lockPause)
+		select {
+		case <-ctx.Done():
+			again.Stop()
+			return func() {}
+		case <-timeout.C():
+			again.Stop()
+			log.Info("Registering although another process has been registering for a second")
+			return func() {}
+		case <-again.C():
+		}
+	}
+}
+
+// lock takes the lock, or a share in it where this process has it.
+func (l *registrationLock) lock(path string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.users == 0 {
+		unlock, err := files.LockFolder(path)
+		if err != nil {
+			return err
+		}
+		l.unlock = unlock
+	}
+	l.users++
+	return nil
+}
+
+func (l *registrationLock) release() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.users--; l.users == 0 {
+		l.unlock()
+		l.unlock = nil
+	}
+}
