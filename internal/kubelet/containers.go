@@ -43,8 +43,9 @@ func (p *PodResources) Claims(ctx context.Context) (map[string]bool, error) {
 }
 
 // Allocating is to be called when a call begins by which kubelet allocates devices to a pod, GetPreferredAllocation or Allocate, and what
-// it returns when that has ended. Until a short time after, kubelet is not asked about pods: those who ask wait, for 10 s at most.
-func (p *PodResources) Allocating() (ended func()) { return p.listings.allocating() }
+// it returns when that has ended, with whether a call of Allocate follows. Until that, and a short time after, kubelet is not asked about
+// pods: those who ask wait, for 10 s at most.
+func (p *PodResources) Allocating() (ended func(more bool)) { return p.listings.allocating() }
 
 // list asks kubelet about the pods on the node. It is the one place that does.
 func (p *PodResources) list(ctx context.Context) (listing, error) {

@@ -197,7 +197,8 @@ func TestWhoWaitsForItsTurn(t *testing.T) {
 	})
 }
 
-// TestPaceOfQuestions: how long none is sent after an answer to a call, and after another question; the longer time counts.
+// TestPaceOfQuestions: how long none is sent after an answer to a call, and after another question. Where Allocate is to follow, none is sent
+// before it for longer.
 func TestPaceOfQuestions(t *testing.T) {
 	t.Parallel()
 	c := clocktesting.NewFakeClock(time.Now())
@@ -216,17 +217,29 @@ func TestPaceOfQuestions(t *testing.T) {
 	waits("at its time", 0)
 	one, two := p.allocating(), p.allocating()
 	waits("while kubelet allocates", settleTime)
-	one()
+	one(false)
 	c.Step(time.Hour)
 	waits("while it goes on", settleTime)
-	two()
+	two(false)
 	waits("just after", settleTime)
 	c.Step(settleTime - listPause/2)
 	waits("some time after", listPause/2)
 	c.Step(listPause / 2)
 	waits("at last", 0)
-	p.allocating()()
+	p.allocating()(false)
 	waits("the later time counts", settleTime)
+	p.allocating()(true)
+	c.Step(chooseTime - 1)
+	waits("a moment before Allocate is waited for no more", 1)
+	c.Step(1)
+	waits("no Allocate has come", 0)
+	p.allocating()(true)
+	waits("before Allocate", settleTime)
+	p.allocating()(false)
+	c.Step(settleTime - 1)
+	waits("after Allocate", 1)
+	c.Step(1)
+	waits("once it has settled", 0)
 }
 
 // TestStaleAtItsLimits: refused for two minutes, and the readiness probe called within the last one.

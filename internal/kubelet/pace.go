@@ -11,9 +11,11 @@ import (
 
 const (
 	// settleTime is how long after a call by which kubelet allocates devices the next question about pods is sent. Kubelet inserts devices
-	// into what pods hold within microseconds after the answer to Allocate, and calls Allocate as soon after the answer to
-	// GetPreferredAllocation. The rest is for a kubelet that waits for a CPU.
+	// into what pods hold within microseconds after the answer to Allocate. The rest is for a kubelet that waits for a CPU.
 	settleTime = 50 * time.Millisecond
+	// chooseTime is how long the call of Allocate is waited for that follows GetPreferredAllocation. It comes within microseconds, or after a
+	// tenth of a second where kubelet waits for a CPU. A kubelet that ends or fails the pod sends none.
+	chooseTime = time.Second
 	// listPause is the shortest time between two questions about pods. Kubelet refuses more than 100 questions a second, of all programs
 	// together, and more than 10 at once.
 	listPause = 25 * time.Millisecond
@@ -30,23 +32,21 @@ type pace struct {
 	next  time.Time  // no question is sent before
 }
 
-// allocating notes that a call begins by which kubelet allocates devices. It waits for nobody.
-func (p *pace) allocating() (ended func()) {
+// allocating notes that a call begins by which kubelet allocates devices. It waits for nobody. What it returns is told whether a call of
+// Allocate follows.
+func (p *pace) allocating() (ended func(more bool)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.calls++
-	return func() {
+	return func(more bool) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.calls--
-		p.notBefore(settleTime)
-	}
-}
-
-// notBefore puts off the next question. The caller has the lock.
-func (p *pace) notBefore(pause time.Duration) {
-	if next := p.clock.Now().Add(pause); next.After(p.next) {
-		p.next = next
+		pause := settleTime
+		if more {
+			pause = chooseTime
+		}
+		p.next = p.clock.Now().Add(pause)
 	}
 }
 
@@ -68,16 +68,17 @@ func (p *pace) begin(ctx context.Context) error {
 	}
 }
 
-// tryBegin returns for how long not to ask. It returns 0 if the question is sent now.
+// tryBegin returns when to try again. It returns 0 if the question is sent now.
 func (p *pace) tryBegin() (wait time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	switch wait := p.next.Sub(p.clock.Now()); {
+	now := p.clock.Now()
+	switch wait := p.next.Sub(now); {
 	case p.calls > 0:
-		return max(wait, settleTime)
+		return settleTime
 	case wait > 0:
-		return wait
+		return min(wait, settleTime) // a call of Allocate may end a longer one
 	}
-	p.notBefore(listPause)
+	p.next = now.Add(listPause)
 	return 0
 }

@@ -210,10 +210,10 @@ func TestKubeletIsNotAskedWhileItAllocates(t *testing.T) {
 	question := asking(ctx, client)
 	waits(t, c, question)
 	allocated := client.Allocating()
-	preferred()
+	preferred(true)
 	c.Step(10 * settleTime)
 	waits(t, c, question) // a call is under way still
-	allocated()
+	allocated(false)
 	c.Step(settleTime - 1)
 	waits(t, c, question)
 	if _, err := client.Allocatable(ctx); err != nil {
@@ -230,7 +230,7 @@ func TestAQuestionWaitsNoLongerThanItsContext(t *testing.T) {
 	service := &accounts{}
 	c := clocktesting.NewFakeClock(time.Now())
 	client := service.client(t, c)
-	defer client.Allocating()()
+	defer client.Allocating()(false)
 	ctx, cancel := context.WithCancel(t.Context())
 	question := asking(ctx, client)
 	waits(t, c, question)

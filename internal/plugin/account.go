@@ -39,9 +39,9 @@ type Accountant interface {
 	Allocatable(ctx context.Context) (map[string][]string, error)
 	// Held returns the devices that pods hold, as far as kubelet tells: no answer is older than its question.
 	Held(ctx context.Context) ([]kubelet.HeldDevice, error)
-	// Allocating is called when a call begins by which kubelet allocates devices, and what it returns when that has ended: kubelet must
-	// not be asked Held meanwhile. Both return at once.
-	Allocating() (ended func())
+	// Allocating is called when a call begins by which kubelet allocates devices, and what it returns when that has ended, with whether a
+	// call of Allocate follows: kubelet must not be asked Held meanwhile. Both return at once.
+	Allocating() (ended func(more bool))
 }
 
 // disputes limit how often a resource is registered again because kubelet's account differs from the list. A new registration

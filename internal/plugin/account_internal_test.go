@@ -21,7 +21,7 @@ import (
 // noCalls is an account that is told of no call.
 type noCalls struct{}
 
-func (noCalls) Allocating() (ended func()) { return func() {} }
+func (noCalls) Allocating() (ended func(bool)) { return func(bool) {} }
 
 // emptyAccount is that of a kubelet that knows no device.
 type emptyAccount struct{ noCalls }

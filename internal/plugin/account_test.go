@@ -51,7 +51,7 @@ func (l *liar) asked() int {
 	return l.count
 }
 
-func (*liar) Allocating() (ended func()) { return func() {} }
+func (*liar) Allocating() (ended func(bool)) { return func(bool) {} }
 
 func (l *liar) Held(context.Context) ([]kubelet.HeldDevice, error) {
 	return nil, errors.New("not asked here")

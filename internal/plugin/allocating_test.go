@@ -24,51 +24,67 @@ func (a twoClocks) Allocatable(ctx context.Context) (map[string][]string, error)
 }
 
 // TestNoGPUForTwoPods: while kubelet allocates a GPU, another pod has ended and the daemon wants to know which pods hold devices. Kubelet, asked
-// at that moment, would forget the GPU and give it to the next pod, too.
+// at that moment, would forget the GPU and give it to the next pod, too. On a busy machine kubelet waits for a CPU after it has chosen.
 func TestNoGPUForTwoPods(t *testing.T) {
 	t.Parallel()
-	bothVersions(t, func(t *testing.T, v standin.Version) {
-		n := newNode(t)
-		n.startKubelet(t, v)
-		c := clocktesting.NewFakeClock(time.Now())
-		account := n.accountBy(t, c)
-		d := n.startDaemonWith(t, clock.RealClock{}, twoClocks{account, n.account(t, clock.RealClock{})})
-		d.offer(2)
-		n.awaitAllocatable(t, 2)
-		admit := func(pod string) string {
-			t.Helper()
-			got, err := n.Admit(t.Context(), standin.Container{Pod: pod, Name: "c", Resource: gpu, Count: 1})
-			if err != nil {
-				t.Fatal(err)
-			}
-			return got.IDs[0]
-		}
-		admit("ended")
-		var held []kubelet.HeldDevice
-		answered := make(chan error, 1)
-		mark := n.Mark()
-		c.Step(time.Second)
-		n.WhileAllocating(func() {
-			n.Remove("ended")
-			go func() {
-				var err error
-				held, err = account.Held(t.Context())
-				answered <- err
-			}()
-			eventually(t, "the question is asked or waits", func() bool { return c.HasWaiters() || len(answered) > 0 })
+	for at, kubeletWaits := range map[standin.Moment]time.Duration{standin.BeforeAllocate: 900 * time.Millisecond, standin.AfterAllocate: 0} {
+		t.Run(string(at), func(t *testing.T) {
+			t.Parallel()
+			bothVersions(t, func(t *testing.T, v standin.Version) { noGPUForTwoPods(t, v, at, kubeletWaits) })
 		})
-		second := admit("second")
-		n.WhileAllocating(nil)
-		admit("third")
-		if got, err := n.Admit(t.Context(), standin.Container{Pod: "fourth", Name: "c", Resource: gpu, Count: 1}); err == nil {
-			t.Errorf("three pods have two GPUs, the last one %s", got.IDs)
+	}
+}
+
+func noGPUForTwoPods(t *testing.T, v standin.Version, at standin.Moment, kubeletWaits time.Duration) {
+	t.Helper()
+	n := newNode(t)
+	n.startKubelet(t, v)
+	c := clocktesting.NewFakeClock(time.Now())
+	account := n.accountBy(t, c)
+	d := n.startDaemonWith(t, clock.RealClock{}, twoClocks{account, n.account(t, clock.RealClock{})})
+	d.offer(2)
+	n.awaitAllocatable(t, 2)
+	admit := func(pod string) string {
+		t.Helper()
+		got, err := n.Admit(t.Context(), standin.Container{Pod: pod, Name: "c", Resource: gpu, Count: 1})
+		if err != nil {
+			t.Fatal(err)
 		}
-		if forgotten := n.count(standin.Forgotten, mark); forgotten > 0 || len(answered) > 0 {
-			t.Errorf("kubelet was asked while it allocated, and forgot devices %d times", forgotten)
+		return got.IDs[0]
+	}
+	admit("ended")
+	var held []kubelet.HeldDevice
+	answered := make(chan error, 1)
+	mark := n.Mark()
+	c.Step(time.Second)
+	n.WhileAllocating(func(now standin.Moment) {
+		if now != at {
+			return
 		}
-		c.Step(time.Second)
-		if err := <-answered; err != nil || !slices.ContainsFunc(held, func(d kubelet.HeldDevice) bool { return d.ID == second }) {
-			t.Errorf("the answer %v, %v does not name the pod that got a GPU meanwhile", held, err)
+		n.Remove("ended")
+		go func() {
+			var err error
+			held, err = account.Held(t.Context())
+			answered <- err
+		}()
+		asks := func() bool { return c.HasWaiters() || len(answered) > 0 }
+		eventually(t, "the question is asked or waits", asks)
+		for waited := time.Duration(0); waited < kubeletWaits; waited += 50 * time.Millisecond {
+			c.Step(50 * time.Millisecond)
+			eventually(t, "the question is asked or waits on", asks)
 		}
 	})
+	second := admit("second")
+	n.WhileAllocating(nil)
+	admit("third")
+	if got, err := n.Admit(t.Context(), standin.Container{Pod: "fourth", Name: "c", Resource: gpu, Count: 1}); err == nil {
+		t.Errorf("three pods have two GPUs, the last one %s", got.IDs)
+	}
+	if forgotten := n.count(standin.Forgotten, mark); forgotten > 0 || len(answered) > 0 {
+		t.Errorf("kubelet was asked while it allocated, and forgot devices %d times", forgotten)
+	}
+	c.Step(time.Second)
+	if err := <-answered; err != nil || !slices.ContainsFunc(held, func(d kubelet.HeldDevice) bool { return d.ID == second }) {
+		t.Errorf("the answer %v, %v does not name the pod that got a GPU meanwhile", held, err)
+	}
 }

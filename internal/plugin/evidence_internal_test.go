@@ -78,7 +78,7 @@ func TestGapsInTheEvidence(t *testing.T) {
 type heldAccount func() ([]kubelet.HeldDevice, error)
 
 func (h heldAccount) Held(context.Context) ([]kubelet.HeldDevice, error) { return h() }
-func (heldAccount) Allocating() (ended func())                           { return func() {} }
+func (heldAccount) Allocating() (ended func(bool))                       { return func(bool) {} }
 
 // TestWhatOthersServe: PodResources says what kubelet has in memory, and the checkpoint, if that is not answered, what it has saved.
 func TestWhatOthersServe(t *testing.T) {

@@ -369,8 +369,10 @@ func freeMemory(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handl
 func noteAllocations(a Accountant) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 		switch info.FullMethod {
-		case pluginapi.DevicePlugin_GetPreferredAllocation_FullMethodName, pluginapi.DevicePlugin_Allocate_FullMethodName:
-			defer a.Allocating()()
+		case pluginapi.DevicePlugin_GetPreferredAllocation_FullMethodName:
+			defer a.Allocating()(true)
+		case pluginapi.DevicePlugin_Allocate_FullMethodName:
+			defer a.Allocating()(false)
 		}
 		return handle(ctx, request)
 	}

@@ -131,9 +131,17 @@ func (k *Kubelet) admit(ctx context.Context, m *manager, c Container) error {
 	return nil
 }
 
-// WhileAllocating has a function called in each admission between the plugin's answer to Allocate and the moment at which kubelet notes
-// what the container holds; nil for none. It may use all of the Kubelet but Admit.
-func (k *Kubelet) WhileAllocating(f func()) {
+// A Moment is one of an admission at which kubelet has chosen devices and not noted that the container holds them.
+type Moment string
+
+// The moments.
+const (
+	BeforeAllocate Moment = "before Allocate"
+	AfterAllocate  Moment = "after the answer to Allocate"
+)
+
+// WhileAllocating has a function called in each admission at both moments; nil for none. It may use all of the Kubelet but Admit.
+func (k *Kubelet) WhileAllocating(f func(Moment)) {
 	if f == nil {
 		k.allocating.Store(nil)
 		return
@@ -282,6 +290,7 @@ func (m *manager) allocate(ctx context.Context, c Container) error {
 		return m.giveUp(fmt.Errorf("unknown Device Plugin %s", c.Resource))
 	}
 	ids := slices.Collect(maps.Keys(chosen))
+	m.reached(BeforeAllocate)
 	response, err := m.callAllocate(ctx, c.Resource, e, ids)
 	if err != nil {
 		return m.giveUp(err)
@@ -315,10 +324,14 @@ func (m *manager) callAllocate(
 		ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: ids}},
 	})
 	m.log.add(Event{Kind: Allocated, Resource: resource, Endpoint: e.path, IDs: ids, Err: err})
-	if then := m.allocating.Load(); then != nil {
-		(*then)()
-	}
+	m.reached(AfterAllocate)
 	return response, err
+}
+
+func (m *manager) reached(moment Moment) {
+	if then := m.allocating.Load(); then != nil {
+		(*then)(moment)
+	}
 }
 
 // live fails if an endpoint was stopped.

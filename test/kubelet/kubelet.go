@@ -54,8 +54,8 @@ type Kubelet struct {
 	log     *eventLog
 	gate    gate
 	pods    podTable
-	// allocating is called after Allocate; nil for none.
-	allocating atomic.Pointer[func()]
+	// allocating is what WhileAllocating was told.
+	allocating atomic.Pointer[func(Moment)]
 
 	admission sync.Mutex // kubelet admits one pod at a time
 

@@ -41,7 +41,7 @@ type manager struct {
 	gate    *gate
 	pods    *podTable
 	// allocating is the Kubelet's.
-	allocating *atomic.Pointer[func()]
+	allocating *atomic.Pointer[func(Moment)]
 
 	ctx     context.Context //nolint:containedctx // ends with the process, as the streams that begin in a Register call do
 	end     context.CancelFunc
