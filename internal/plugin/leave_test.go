@@ -342,8 +342,8 @@ func TestAForgottenProcessIsKilled(t *testing.T) {
 	n.awaitAllocatable(t, 0)
 }
 
-// rollOut returns a node of kubelet 1.36 on which a later daemon serves the two devices of an earlier one.
-func rollOut(t *testing.T) (n *node, earlier, later *daemon) {
+// overlapping returns a node of kubelet 1.36 on which a later daemon serves the two devices of an earlier one.
+func overlapping(t *testing.T) (n *node, earlier, later *daemon) {
 	t.Helper()
 	n, earlier = serving(t, standin.V136, clock.RealClock{}, 2)
 	later = n.overlap(t, earlier, 2)
@@ -354,7 +354,7 @@ func rollOut(t *testing.T) (n *node, earlier, later *daemon) {
 // A second registration that fails costs nothing: kubelet goes on with the first, whose server answers.
 func TestASecondRegistrationFails(t *testing.T) {
 	t.Parallel()
-	n, earlier, later := rollOut(t)
+	n, earlier, later := overlapping(t)
 	earlier.stop()
 	n.SetRegister(standin.RegisterRefuses)
 	mark := n.Mark()
@@ -371,7 +371,7 @@ func TestASecondRegistrationFails(t *testing.T) {
 // A daemon may end while it waits to try its second registration once more: kubelet sees its end all the same.
 func TestADaemonEndsBetweenTwoAttemptsToRegisterAgain(t *testing.T) {
 	t.Parallel()
-	n, earlier, later := rollOut(t)
+	n, earlier, later := overlapping(t)
 	earlier.stop()
 	n.SetRegister(standin.RegisterRefuses)
 	mark := n.Mark()
@@ -387,7 +387,7 @@ func TestADaemonEndsBetweenTwoAttemptsToRegisterAgain(t *testing.T) {
 // Kubelet may need longer to refuse a registration than the process lives that sent it: the later one serves all the same.
 func TestKubeletRefusesLate(t *testing.T) {
 	t.Parallel()
-	n, earlier, later := rollOut(t)
+	n, earlier, later := overlapping(t)
 	n.SetRegister(standin.RegisterIsLate)
 	mark := n.Mark()
 	earlier.stop()
