@@ -62,6 +62,7 @@ func (l *life) sayFarewell(ctx context.Context, incarnation uint64, server *grpc
 	defer cancel()
 	l.silence.Publish(forNext) // a list that kubelet took in after the end would bring the devices back
 	l.awaitEarlier(ctx)
+	defer l.Registrar.LockRegistrations(ctx)() // a server of a process that starts now registers after this one
 	endpoint := l.Registrar.NewEndpoint(l.list.name)
 	socket, err := files.Listen(ctx, endpoint)
 	if err == nil {

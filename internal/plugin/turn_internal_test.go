@@ -32,9 +32,25 @@ type sharedDirectory struct {
 	later   []string
 	foreign []kubelet.Socket
 	refuses []string // sockets that refuse connections
+	locks   int      // of registrations that are not unlocked
 }
 
-func (d *sharedDirectory) LockRegistrations(context.Context) func() { return func() {} }
+func (d *sharedDirectory) LockRegistrations(context.Context) (unlock func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.locks++
+	return sync.OnceFunc(func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.locks--
+	})
+}
+
+func (d *sharedDirectory) locked() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.locks > 0
+}
 
 func (d *sharedDirectory) come(name string) {
 	d.mu.Lock()
@@ -87,6 +103,9 @@ func (d *sharedDirectory) Leave(ctx context.Context, _ uint64, _ string) error {
 }
 
 func (d *sharedDirectory) Register(ctx context.Context, _ uint64, _, endpoint string, _ *pluginapi.DevicePluginOptions) error {
+	if !d.locked() {
+		return errors.New("registrations are not locked")
+	}
 	if d.asked != nil {
 		d.asked(ctx, endpoint)
 		return d.err

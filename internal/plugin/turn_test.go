@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -312,6 +313,7 @@ type pausedRegistrar struct {
 	locks  chan struct{} // has a value after each call of LockRegistrations began
 	called chan struct{} // has a value after each call of Register began
 	goOn   chan struct{} // lets Register go on; closed when all may
+	held   atomic.Int64  // locks that are not unlocked
 }
 
 func newPausedRegistrar(d *kubelet.Directory) *pausedRegistrar {
@@ -320,7 +322,12 @@ func newPausedRegistrar(d *kubelet.Directory) *pausedRegistrar {
 
 func (r *pausedRegistrar) LockRegistrations(ctx context.Context) (unlock func()) {
 	r.locks <- struct{}{}
-	return r.Directory.LockRegistrations(ctx)
+	defer r.held.Add(1)
+	inner := r.Directory.LockRegistrations(ctx)
+	return sync.OnceFunc(func() {
+		inner()
+		r.held.Add(-1)
+	})
 }
 
 func (r *pausedRegistrar) Register(
@@ -359,6 +366,9 @@ func TestRegistrationsOfTwoProcessesFollowEachOther(t *testing.T) {
 			if e.Kind == standin.Registering {
 				endpoints = append(endpoints, e.Endpoint)
 			}
+		}
+		if first.held.Load() != 0 || second.held.Load() != 0 {
+			t.Error("a process that serves keeps others from registering")
 		}
 		// The names of sockets are in the order in which processes started.
 		if len(endpoints) != 2 || endpoints[0] >= endpoints[1] {
