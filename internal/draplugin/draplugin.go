@@ -151,6 +151,10 @@ func (s *Plugin) change(change func(*Status)) {
 	defer s.mu.Unlock()
 	before := s.current
 	change(&s.current)
+	if s.current.Foreign != "" { // whatever kubelet does with our socket until that is closed
+		s.current.Registered = false
+		s.current.Problem = fmt.Sprintf("%v with the socket %s; remove that driver from the node", errForeign, s.current.Foreign)
+	}
 	if s.current != before {
 		s.status.Publish(s.current)
 	}
@@ -238,10 +242,6 @@ func (s *Plugin) look(ctx context.Context, f *folder) others {
 				"socket", others.foreign)
 		}
 		status.Foreign, status.Later = others.foreign, others.later
-		if others.foreign != "" {
-			status.Registered = false
-			status.Problem = fmt.Sprintf("%v with the socket %s; remove that driver from the node", errForeign, others.foreign)
-		}
 	})
 	return others
 }

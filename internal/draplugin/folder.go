@@ -21,8 +21,6 @@ import (
 const (
 	socketPrefix = "gpu-device-plugin-dra-"
 	socketSuffix = ".sock"
-	// dialTimeout bounds a connection to the socket of another process.
-	dialTimeout = 100 * time.Millisecond
 )
 
 // A folder is kubelet's for the sockets of plugins, as a life sees it.
@@ -82,11 +80,10 @@ func parseSocketName(name string) (token string, ours bool) {
 	return token, prefixed && suffixed && counted
 }
 
-// dial connects to a socket, and closes the connection at once.
+// dial connects to a socket, and closes the connection at once. It does not wait, so that no end of a wait is taken for a program that is
+// there: Unix tells at once whether one listens.
 func dial(ctx context.Context, path string) error {
-	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
-	defer cancel()
-	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
+	conn, err := (&net.Dialer{}).DialContext(context.WithoutCancel(ctx), "unix", path)
 	if err != nil {
 		return err
 	}

@@ -1,8 +1,12 @@
 package draplugin
 
 import (
+	"context"
 	"io"
 	"net"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"google.golang.org/grpc/peer"
@@ -67,5 +71,58 @@ func TestConnections(t *testing.T) {
 	closing(second)
 	if now, s := l.kubelet.Value(), l.Status().Value(); now.ok() || now.connected != 0 || s.Registered || s.Problem != "kubelet ended its connection" {
 		t.Errorf("both ended: %+v, %+v", now, s)
+	}
+}
+
+// TestForeignCounts: while another program's driver of the same name is there, the driver is not registered, and says what to do, whatever
+// kubelet does with the socket until it is closed, and when that is closed.
+func TestForeignCounts(t *testing.T) {
+	t.Parallel()
+	dir, err := os.MkdirTemp("", "n") // the path of a socket has 107 bytes at most
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	foreign, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "gpu.nvidia.com-reg.sock"), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = foreign.Close() }()
+	l := &life{Plugin: New(Options{}), kubelet: feed.New(registration{})}
+	l.look(t.Context(), &folder{path: dir})
+	for what, change := range map[string]func(){
+		"kubelet registered the driver": func() { l.set(func(r *registration) { r.done, r.left = true, false }) },
+		"kubelet left":                  func() { l.set(func(r *registration) { r.left = true }) },
+		"the life ended":                func() { l.change(func(s *Status) { s.Problem = errForeign.Error() }) },
+	} {
+		change()
+		if s := l.Status().Value(); s.Registered || !strings.HasSuffix(s.Problem, "gpu.nvidia.com-reg.sock; remove that driver from the node") {
+			t.Errorf("%s: %+v", what, s)
+		}
+	}
+}
+
+// TestLookAtItsEnd: a socket whose program was killed is none of a driver that runs, also where the wait for the look is over.
+func TestLookAtItsEnd(t *testing.T) {
+	t.Parallel()
+	dir, err := os.MkdirTemp("", "n") // the path of a socket has 107 bytes at most
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	for _, name := range []string{"gpu.nvidia.com-reg.sock", "gpu-device-plugin-dra-vvvvvvvvvvaa-1.sock"} {
+		killed, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, name), Net: "unix"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		killed.SetUnlinkOnClose(false)
+		if err := killed.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, end := context.WithCancel(t.Context())
+	end()
+	if found := (&folder{path: dir}).look(ctx); found.foreign != "" || found.later {
+		t.Errorf("found %+v", found)
 	}
 }
