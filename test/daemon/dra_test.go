@@ -39,10 +39,11 @@ type claimable struct {
 	file    string // the configuration
 
 	mu        sync.Mutex
-	users     map[string]string // of GPUs, by UUID: the pods that have them now
-	allocated map[string]string // devices by the claim that the scheduler gave them to
-	given     map[string]int    // how many pods got a GPU, by the way
+	users     map[string]map[string]string // of GPUs, by UUID: the pods that have them now, and by which way
+	allocated map[string]string            // devices by the claim that the scheduler gave them to
+	given     map[string]int               // how many pods got a GPU, by the way
 	refused   []string
+	shared    int // how often kubelet gave a GPU that it had forgotten to a second pod
 }
 
 func newClaimable(t *testing.T, mode string, args ...string) *claimable {
@@ -58,7 +59,7 @@ func newClaimableOn(t *testing.T, mode string, faults []simulator.Fault, args ..
 		t.Fatal(err)
 	}
 	t.Cleanup(api.Stop)
-	c := &claimable{stage: open(t, node.Setup{Daemon: nodeAgent}), api: api, users: map[string]string{}, allocated: map[string]string{},
+	c := &claimable{stage: open(t, node.Setup{Daemon: nodeAgent}), api: api, users: map[string]map[string]string{}, allocated: map[string]string{},
 		given: map[string]int{}}
 	if err := api.ChangeNode(nodeName, func(*corev1.Node) {}); err != nil {
 		t.Fatal(err)
@@ -177,24 +178,48 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// has notes that a pod has GPUs. It fails if another pod has one of them.
+// has notes that a pod has GPUs. It fails if another pod has one of them, but for one fault that is kubelet's own, which no plugin can rule out
+// (kubernetes/kubernetes#137534, ADR 48): where the answer about pods comes while kubelet allocates a GPU, kubelet forgets that GPU and gives it
+// to the next pod, too, by the device plugin.
 func (c *claimable) has(pod, way string, uuids ...string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.given[way]++
 	for _, uuid := range uuids {
-		if other, taken := c.users[uuid]; taken {
-			c.t.Errorf("%s is given to %s and to %s by %s", uuid, other, pod, way)
+		for other, by := range c.users[uuid] {
+			if way != "plugin" || by != "plugin" || !c.forgotten(uuid, pod, other) {
+				c.t.Errorf("%s is given to %s by %s and to %s by %s", uuid, other, by, pod, way)
+				continue
+			}
+			c.shared++
 		}
-		c.users[uuid] = pod + " by " + way
+		if c.users[uuid] == nil {
+			c.users[uuid] = map[string]string{}
+		}
+		c.users[uuid][pod] = way
 	}
 }
 
-func (c *claimable) hasNot(uuids ...string) {
+// forgotten reports whether kubelet forgot a GPU while it allocated it to that of two pods which got it first.
+func (c *claimable) forgotten(uuid, one, other string) bool {
+	first, forgotten := "", map[string]bool{}
+	for _, e := range c.Events(0) {
+		switch {
+		case e.Pod != one && e.Pod != other || !slices.Contains(e.IDs, uuid):
+		case e.Kind == standin.Forgotten:
+			forgotten[e.Pod] = true
+		case first == "":
+			first = e.Pod
+		}
+	}
+	return forgotten[first]
+}
+
+func (c *claimable) hasNot(pod string, uuids ...string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, uuid := range uuids {
-		delete(c.users, uuid)
+		delete(c.users[uuid], pod)
 	}
 }
 
@@ -224,7 +249,7 @@ func (c *claimable) byPlugin(ctx context.Context, pod string) {
 	}
 	c.has(pod, "plugin", got.IDs...)
 	pause(ctx, rand.N(60*time.Millisecond))
-	c.hasNot(got.IDs...)
+	c.hasNot(pod, got.IDs...)
 	c.Remove(pod)
 }
 
@@ -253,7 +278,7 @@ func (c *claimable) byClaim(ctx context.Context, pod, device, uuid string) {
 	} else {
 		c.has(pod, "claim", uuid)
 		pause(ctx, rand.N(60*time.Millisecond))
-		c.hasNot(uuid)
+		c.hasNot(pod, uuid)
 	}
 	c.release(limited, pod, uid)
 	c.mu.Lock()
@@ -395,7 +420,7 @@ func TestSplit(t *testing.T) {
 }
 
 // TestHandOverUnderLoad changes the mode to and fro while pods come and go, and kills the daemon in the middle: no GPU is ever given to two
-// pods.
+// pods, but for what kubelet forgot.
 func TestHandOverUnderLoad(t *testing.T) {
 	t.Parallel()
 	c := newClaimable(t, "plugin")
@@ -419,7 +444,7 @@ func TestHandOverUnderLoad(t *testing.T) {
 		c.mode("{mode: dra}")
 		if round == 0 {
 			c.eventually("seven GPUs, without the one that is held", func() bool { return len(c.devices()) == 7 })
-			c.hasNot(held)
+			c.hasNot("long", held)
 			c.Remove("long")
 		}
 		if round == 1 {
@@ -439,7 +464,7 @@ func TestHandOverUnderLoad(t *testing.T) {
 	c.eventually("no slice is left", func() bool { return len(c.api.Slices()) == 0 })
 	reasons := slices.Compact(slices.Sorted(slices.Values(c.refused)))
 	forgotten := slices.DeleteFunc(c.Events(0), func(e standin.Event) bool { return e.Kind != standin.Forgotten })
-	t.Logf("kubelet forgot devices that it was allocating %d times: %v", len(forgotten), forgotten)
+	t.Logf("kubelet forgot devices that it was allocating %d times, and gave them to two pods %d times: %v", len(forgotten), c.shared, forgotten)
 	t.Logf("pods by plugin %d, by claim %d, refused %d: %q", c.given["plugin"], c.given["claim"], len(c.refused), reasons)
 	// Each worker chooses by old slices some times at each change. A driver that refuses claims for no reason refuses far more.
 	if most := c.given["claim"] + 20*12; len(c.refused) > most {

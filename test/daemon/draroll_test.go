@@ -27,7 +27,7 @@ func TestModeBackInARollOut(t *testing.T) {
 			t.Errorf("%s is in a slice although a pod has it by the device plugin", name)
 		}
 	}
-	c.hasNot(held)
+	c.hasNot("long", held)
 	c.Remove("long")
 	c.published(8)
 }

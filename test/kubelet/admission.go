@@ -235,7 +235,7 @@ func (m *manager) freeGone() {
 	}
 	for resource, ids := range m.allocated {
 		if forgotten := minus(ids, known[resource]); len(forgotten) > 0 {
-			m.log.add(Event{Kind: Forgotten, Resource: resource, IDs: slices.Sorted(maps.Keys(forgotten))})
+			m.log.add(Event{Kind: Forgotten, Resource: resource, IDs: slices.Sorted(maps.Keys(forgotten)), Pod: m.admitted})
 		}
 	}
 	m.recountLocked()
@@ -279,6 +279,7 @@ func (m *manager) fits(c Container) error {
 // allocate chooses devices for a container and asks the plugin for them.
 func (m *manager) allocate(ctx context.Context, c Container) error {
 	m.freeGone()
+	defer m.setAdmitted("")
 	chosen, err := m.choose(ctx, c)
 	if err != nil || len(chosen) == 0 {
 		return err
@@ -291,7 +292,7 @@ func (m *manager) allocate(ctx context.Context, c Container) error {
 	}
 	ids := slices.Collect(maps.Keys(chosen))
 	m.reached(BeforeAllocate)
-	response, err := m.callAllocate(ctx, c.Resource, e, ids)
+	response, err := m.callAllocate(ctx, c, e, ids)
 	if err != nil {
 		return m.giveUp(err)
 	}
@@ -306,6 +307,12 @@ func (m *manager) allocate(ctx context.Context, c Container) error {
 	return nil
 }
 
+func (m *manager) setAdmitted(pod string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.admitted = pod
+}
+
 // giveUp takes back the devices of an allocation that failed.
 func (m *manager) giveUp(err error) error {
 	m.mu.Lock()
@@ -315,7 +322,7 @@ func (m *manager) giveUp(err error) error {
 }
 
 func (m *manager) callAllocate(
-	ctx context.Context, resource string, e *endpoint, ids []string,
+	ctx context.Context, c Container, e *endpoint, ids []string,
 ) (*v1beta1.AllocateResponse, error) {
 	if err := m.live(e); err != nil {
 		return nil, err
@@ -323,7 +330,7 @@ func (m *manager) callAllocate(
 	response, err := e.api.Allocate(ctx, &v1beta1.AllocateRequest{
 		ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: ids}},
 	})
-	m.log.add(Event{Kind: Allocated, Resource: resource, Endpoint: e.path, IDs: ids, Err: err})
+	m.log.add(Event{Kind: Allocated, Resource: c.Resource, Endpoint: e.path, IDs: ids, Pod: c.Pod, Err: err})
 	m.reached(AfterAllocate)
 	return response, err
 }

@@ -34,6 +34,7 @@ func (m *manager) choose(ctx context.Context, c Container) (set, error) {
 	if holds || c.Count == 0 {
 		return nil, nil
 	}
+	m.admitted = c.Pod
 	chosen := set{}
 	take := func(from set) bool { // true once there are enough
 		if m.allocated[c.Resource] == nil {

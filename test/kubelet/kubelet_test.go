@@ -10,9 +10,12 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet/scenario"
@@ -314,5 +317,63 @@ func TestWaitingEndsWithTheContext(t *testing.T) {
 	}
 	if diff := cmp.Diff([]kubelet.Kind{kubelet.Started}, seen); diff != "" {
 		t.Errorf("followed (-want +got):\n%s", diff)
+	}
+}
+
+// TestForgottenDevicesHaveAPod: the event names the pod that they are allocated to. Devices that an admission which failed has left behind are
+// no pod's.
+func TestForgottenDevicesHaveAPod(t *testing.T) {
+	t.Parallel()
+	ctx, k := start(t)
+	empty := false
+	register(ctx, t, k, serve(t, k, "p.sock", scenario.Script{Allocate: func([]string) (*v1beta1.AllocateResponse, error) {
+		if empty {
+			return &v1beta1.AllocateResponse{}, nil
+		}
+		return &v1beta1.AllocateResponse{ContainerResponses: []*v1beta1.ContainerAllocateResponse{{}}}, nil
+	}}))
+	conn, err := grpc.NewClient("unix://"+k.PodResourcesSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	lister := podresources.NewPodResourcesListerClient(conn)
+	admit := func(pod string) error {
+		_, err := k.Admit(ctx, kubelet.Container{Pod: pod, Name: "main", Resource: gpu, Count: 1})
+		return err
+	}
+	for _, want := range []string{"admitted", ""} {
+		if err := admit("ended"); err != nil {
+			t.Fatal(err)
+		}
+		mark := k.Mark()
+		if want != "" {
+			k.WhileAllocating(func(kubelet.Moment) {
+				k.Remove("ended")
+				if _, err := lister.List(ctx, &podresources.ListPodResourcesRequest{}); err != nil {
+					t.Error(err)
+				}
+			})
+			err := admit(want)
+			k.WhileAllocating(nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+		} else {
+			empty = true
+			if err := admit("refused"); err == nil {
+				t.Fatal("a pod is admitted without an answer")
+			}
+			empty = false
+			k.Remove("ended")
+			if err := admit("next"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got, err := k.Next(ctx, mark, kubelet.Is(kubelet.Forgotten, gpu))
+		if err != nil || got.Pod != want || len(got.IDs) != 1 {
+			t.Errorf("event %v of pod %q, %v; want %q", got, got.Pod, err, want)
+		}
+		k.Remove(want)
 	}
 }

@@ -24,10 +24,10 @@ const (
 	Listed                      // a list was received (Time) and taken in: Devices
 	StreamEnded                 // a ListAndWatch stream has ended (Time), and its endpoint was stopped: Err
 	Preferred                   // GetPreferredAllocation was answered: IDs, Err
-	Allocated                   // Allocate was answered: IDs asked for, Err
+	Allocated                   // Allocate was answered: IDs asked for, Pod, Err
 	PreStarted                  // PreStartContainer was answered: IDs, Err
 	Crash                       // kubelet would have crashed here: Err
-	Forgotten                   // kubelet counts devices as free that it is just allocating to a pod: IDs
+	Forgotten                   // kubelet counts devices as free that it is just allocating to a pod: IDs, Pod
 )
 
 var kindNames = [...]string{
@@ -52,6 +52,7 @@ type Event struct {
 	Endpoint string // path of the plugin socket, where there is one
 	Devices  []*v1beta1.Device
 	IDs      []string
+	Pod      string // Forgotten: empty where the devices are those of an admission that failed before
 	Err      error
 }
 
@@ -60,6 +61,8 @@ func (e Event) String() string {
 	switch {
 	case e.Err != nil:
 		return s + ": " + e.Err.Error()
+	case e.Kind == Forgotten:
+		return fmt.Sprintf("%s %v of %s", s, e.IDs, e.Pod)
 	case e.Kind == Listed:
 		return fmt.Sprintf("%s %d devices", s, len(e.Devices))
 	default:

@@ -59,6 +59,7 @@ type manager struct {
 	healthy   map[string]set
 	unhealthy map[string]set
 	allocated map[string]set // what kubelet thinks is in use
+	admitted  string         // the pod for which devices are chosen, and not noted yet
 	held      []holding      // what containers were given
 }
 

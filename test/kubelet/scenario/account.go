@@ -54,6 +54,24 @@ var account = []scenario{
 		l.refuse("pod", 2, kubelet.UnexpectedAdmission, "Available: 1")
 		l.same("held", []string(nil), l.held(l.podResources(), "pod"))
 	}},
+	{name: "a question while a device is allocated frees it, if a pod has ended", run: func(l *lab) {
+		client, ask := l.podResources(), false
+		l.start("p.sock", Script{Allocate: func([]string) (*v1beta1.AllocateResponse, error) {
+			if ask {
+				l.subject.Remove("ended")
+				l.same("held by the pod that is admitted", []string(nil), l.held(client, "first"))
+			}
+			return &v1beta1.AllocateResponse{ContainerResponses: []*v1beta1.ContainerAllocateResponse{{}}}, nil
+		}}, "a", "b")
+		l.admit("ended", 1)
+		ask = true
+		first := l.admit("first", 1).IDs
+		ask = false
+		second := l.admit("second", 2).IDs
+		l.same("the second pod has the first one's, too", true, slices.Contains(second, first[0]))
+		l.same("held by the first pod", first, l.held(client, "first"))
+		l.refuse("third", 1, kubelet.UnexpectedAdmission, "Available: 0")
+	}},
 	{name: "too many questions at once are refused", run: func(l *lab) {
 		client := l.podResources()
 		var refused atomic.Int32
