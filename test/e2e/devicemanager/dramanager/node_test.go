@@ -128,7 +128,7 @@ func machine(health inventory.Health) (inventory.Snapshot, policy.Pool) {
 		}
 		s.GPUs = append(s.GPUs, g)
 	}
-	return s, policy.New(s, nodeName, policy.Numbers{}.With(s.GPUs), policy.All(s.GPUs)).Shared(8)
+	return s, policy.New(s, nodeName, policy.Numbers{}.With(s.GPUs), policy.All(s.GPUs), nil).Shared(8)
 }
 
 // startKubelet starts a kubelet: another one after stopKubelet goes on from the files of that one.
