@@ -29,6 +29,9 @@ LOGCHECK     := GODEBUG=gotypesalias=0 $(GO) tool -modfile=hack/tools/go.mod log
 # The other modules of this repository whose dependencies are small enough to vet and tidy in every check.
 MODULES := test/manifests test/e2e
 
+# And one with kubelet itself, which is vetted only: its tests must build before they run last.
+VETTED := test/e2e/devicemanager
+
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -163,7 +166,7 @@ check-format:
 .PHONY: check-vet
 check-vet:
 	$(GO) vet ./...
-	@set -e; for m in $(MODULES); do echo "$(GO) vet $$m"; (cd $$m && $(GO) vet ./...); done
+	@set -e; for m in $(MODULES) $(VETTED); do echo "$(GO) vet $$m"; (cd $$m && $(GO) vet ./...); done
 
 .PHONY: check-lint
 check-lint: $(GOLANGCI_BIN)

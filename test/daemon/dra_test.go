@@ -178,9 +178,9 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// has notes that a pod has GPUs. It fails if another pod has one of them, but for one fault that is kubelet's own, which no plugin can rule out
-// (kubernetes/kubernetes#137534, ADR 48): where the answer about pods comes while kubelet allocates a GPU, kubelet forgets that GPU and gives it
-// to the next pod, too, by the device plugin.
+// has notes that a pod has GPUs. It fails if another pod has one of them, but for a fault of kubelet's own (kubernetes/kubernetes#137534), which
+// ADR 48 makes rare: where kubelet answers a question about pods while it allocates a GPU, it forgets that GPU and gives it to the next pod, too,
+// by the device plugin.
 func (c *claimable) has(pod, way string, uuids ...string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
