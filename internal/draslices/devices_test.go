@@ -350,6 +350,48 @@ func TestNewGPUs(t *testing.T) {
 	})
 }
 
+// While it is not known what is published, the process reads it again each 10 s, and not more often.
+func TestPublishedIsAskedAgain(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	file := filepath.Join(dir, "dra-published.json")
+	if err := os.WriteFile(file, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		node := gpus(map[string]int{"a": 0})
+		ctx, cancel := context.WithCancel(t.Context())
+		o := draslices.Options{
+			StateDir: dir, Node: "node-1", Snapshots: feed.New(node), Owners: feed.New(dra.All(node.GPUs)),
+			Configs: feed.New(config.Config{DRA: config.DRA{Mode: config.DRAAll}}),
+		}
+		d := draslices.New(ctx, o)
+		ended := make(chan error, 1)
+		go func() { ended <- d.Run(ctx) }()
+		synctest.Wait()
+		if got := d.Published().Value(); got != nil {
+			t.Errorf("with a damaged file, published %v", got)
+		}
+		if err := draslices.New(ctx, o).SetPublished(map[string]bool{"GPU-a": true}); err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		_, changed := d.Published().Latest()
+		select {
+		case <-changed:
+		case <-time.After(time.Minute):
+			t.Error("nobody asked again")
+		}
+		if took := time.Since(began); took != 10*time.Second || !d.Published().Value()["GPU-a"] {
+			t.Errorf("after %v, published %v", took, d.Published().Value())
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // Two processes run beside each other in a roll-out. What one of them wrote counts for both, and is not written again.
 func TestTwoProcesses(t *testing.T) {
 	t.Parallel()
