@@ -275,6 +275,31 @@ func TestDamagedFiles(t *testing.T) {
 	}
 }
 
+// TestFirstStart: where no process was before, nothing is published, with a state directory and without. Without one, no file is read or written.
+func TestFirstStart(t *testing.T) {
+	here := t.TempDir()
+	t.Chdir(here)
+	others := filepath.Join(here, "dra-numbers.json")
+	if err := os.WriteFile(others, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	node := gpus(map[string]int{"a": 0})
+	for _, dir := range []string{t.TempDir(), ""} {
+		p := start(t, dir, config.DRAAll, node, dra.All(node.GPUs))
+		if got, problem := p.Published().Value(), p.Publication().Value().Problem; got == nil || len(got) > 0 || problem != "" {
+			t.Errorf("in %q, published %v, problem %q", dir, got, problem)
+		}
+		p.until("[0a]")
+		if err := p.SetPublished(map[string]bool{"GPU-a": true}); err != nil {
+			t.Error(err)
+		}
+		p.stop()
+	}
+	if files, err := filepath.Glob(filepath.Join(here, "*")); err != nil || !slices.Equal(files, []string{others}) {
+		t.Errorf("without a state directory, there are %v, %v", files, err)
+	}
+}
+
 // TestWhatIsPublishedIsReadAgain: a process that does not know which GPUs are in slices learns it from the process that does.
 func TestWhatIsPublishedIsReadAgain(t *testing.T) {
 	t.Parallel()
