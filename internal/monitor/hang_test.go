@@ -159,6 +159,28 @@ func TestWaitThatHangs(t *testing.T) {
 	})
 }
 
+// TestOpenThatHangs: a session that is still being opened may come yet. Until it has come and is closed, the driver is not released.
+func TestOpenThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := simulate(t, "dgx-h100")
+		if err := s.Quiesce(t.Context(), true); err != nil {
+			t.Fatal(err)
+		}
+		s.inject(hang("", "Init"))
+		if err := s.Resume(t.Context()); !errors.Is(err, inventory.ErrNoAnswer) {
+			t.Errorf("Resume while a session is opened: %v", err)
+		}
+		pass(time.Minute)
+		if err := s.Quiesce(t.Context(), true); !errors.Is(err, inventory.ErrNoAnswer) || !strings.Contains(err.Error(), "nvmlInit") {
+			t.Errorf("Quiesce while a session is opened: %v", err)
+		}
+		s.inject(simulator.Fault{Kind: simulator.KindRestore})
+		if err := s.Quiesce(t.Context(), true); err != nil || s.node.Stats().Sessions != 0 {
+			t.Errorf("Quiesce after that: %v; %d sessions are open", err, s.node.Stats().Sessions)
+		}
+	})
+}
+
 // TestSlowDriver: with 20 ms a call all GPUs are there within five seconds, Healthy throughout, with their links soon.
 func TestSlowDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

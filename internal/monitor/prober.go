@@ -119,7 +119,7 @@ func (e *prober) open(ctx context.Context) error {
 // close closes the session, if there is one. After an error it has to be called again; if that was inventory.ErrNoAnswer, the
 // session can be used until then.
 func (e *prober) close(ctx context.Context, timeout time.Duration) error {
-	if e.session == nil && e.awaited {
+	if e.awaited {
 		if err := e.open(ctx); errors.Is(err, inventory.ErrNoAnswer) {
 			return err
 		}
