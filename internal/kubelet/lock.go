@@ -31,28 +31,25 @@ type registrationLock struct {
 //
 // Where registrations of two servers of a resource overlap, kubelet up to 1.36 can go by the list of one server and ask the other.
 func (d *Directory) LockRegistrations(ctx context.Context) (unlock func()) {
+	log := klog.FromContext(ctx)
 	timeout := d.clock.NewTimer(lockTimeout)
 	defer timeout.Stop()
 	for {
 		err := d.registrations.lock(d.Path())
-		if err == nil {
+		switch {
+		case err == nil:
 			return sync.OnceFunc(d.registrations.release)
-		}
-		log := klog.FromContext(ctx)
-		if !errors.Is(err, files.ErrLocked) {
-			log.Info("Registering beside other processes", "reason", err.Error())
+		case !errors.Is(err, files.ErrLocked):
+			log.Info("Cannot lock kubelet's directory", "reason", err.Error())
 			return func() {}
 		}
-		again := d.clock.NewTimer(lockPause)
 		select {
 		case <-ctx.Done():
-			again.Stop()
 			return func() {}
 		case <-timeout.C():
-			again.Stop()
 			log.Info("Registering although another process has been registering for a second")
 			return func() {}
-		case <-again.C():
+		case <-d.clock.After(lockPause):
 		}
 	}
 }
