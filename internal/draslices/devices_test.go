@@ -58,6 +58,30 @@ func start(t *testing.T, dir string, mode config.DRAMode, s inventory.Snapshot, 
 	return p
 }
 
+// publishesAll are the options of a node whose GPUs are all in slices.
+func publishesAll(dir string, s inventory.Snapshot) draslices.Options {
+	return draslices.Options{
+		StateDir: dir, Node: "node-1", Snapshots: feed.New(s), Owners: feed.New(dra.All(s.GPUs)),
+		Configs: feed.New(config.Config{DRA: config.DRA{Mode: config.DRAAll}}),
+	}
+}
+
+// run runs Devices until the end of the bubble in which it is called: time is exact in it. What is to be done at once is done when it returns.
+func run(t *testing.T, o draslices.Options) *draslices.Devices {
+	t.Helper()
+	ctx := t.Context()
+	d := draslices.New(ctx, o)
+	ended := make(chan error, 1)
+	go func() { ended <- d.Run(ctx) }()
+	t.Cleanup(func() {
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	synctest.Wait()
+	return d
+}
+
 // gpus are a node with GPUs of these minors. The UUID of one is "GPU-" with a letter.
 func gpus(minors map[string]int) inventory.Snapshot {
 	s := inventory.Snapshot{Generation: 1, Driver: inventory.Driver{Version: "580"}}
@@ -300,53 +324,21 @@ func TestFirstStart(t *testing.T) {
 	}
 }
 
-// TestWhatIsPublishedIsReadAgain: a process that does not know which GPUs are in slices learns it from the process that does.
-func TestWhatIsPublishedIsReadAgain(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "dra-published.json"), []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	node := gpus(map[string]int{"a": 0})
-	p := start(t, dir, config.DRAAll, node, dra.All(node.GPUs))
-	if got := p.Published().Value(); got != nil {
-		t.Fatalf("published %v, want that it is not known", got)
-	}
-	if err := start(t, dir, config.DRAAll, node, dra.All(node.GPUs)).SetPublished(map[string]bool{"GPU-a": true}); err != nil {
-		t.Fatal(err)
-	}
-	for deadline := time.Now().Add(patience); !p.Published().Value()["GPU-a"]; {
-		if time.Now().After(deadline) {
-			t.Fatalf("published %v", p.Published().Value())
-		}
-		<-time.After(5 * time.Millisecond)
-		p.clock.Step(time.Second)
-	}
-}
-
 // TestBeforeDivisionsAreKnown: devices are published once it is known how their GPUs are divided.
 func TestBeforeDivisionsAreKnown(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		node := gpus(map[string]int{"a": 0})
 		divisions := feed.New(dra.Divisions(nil))
-		ctx, cancel := context.WithCancel(t.Context())
-		d := draslices.New(ctx, draslices.Options{
-			Node: "node-1", Snapshots: feed.New(node), Owners: feed.New(dra.All(node.GPUs)), Divisions: divisions,
-			Configs: feed.New(config.Config{DRA: config.DRA{Mode: config.DRAAll}}),
-		})
-		ended := make(chan error, 1)
-		go func() { ended <- d.Run(ctx) }()
+		o := publishesAll("", node)
+		o.Divisions = divisions
+		d := run(t, o)
 		for _, want := range []string{"not known", "[0a]"} {
 			synctest.Wait()
 			if got := text(d.Pools().Value()); got != want {
 				t.Errorf("the pool is %s, want %s", got, want)
 			}
 			divisions.Publish(dra.Divisions{})
-		}
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
 		}
 	})
 }
@@ -357,26 +349,16 @@ func TestNewGPUs(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		node := gpus(map[string]int{"a": 0})
-		ctx, cancel := context.WithCancel(t.Context())
-		d := draslices.New(ctx, draslices.Options{
-			StateDir: dir, Node: "node-1", Snapshots: feed.New(node), Owners: feed.New(dra.All(node.GPUs)),
-			Configs: feed.New(config.Config{DRA: config.DRA{Mode: config.DRAAll}}),
-		})
-		ended := make(chan error, 1)
-		go func() { ended <- d.Run(ctx) }()
-		synctest.Wait()
+		d := run(t, publishesAll(dir, node))
 		if got := text(d.Pools().Value()); got != "[0a]" {
 			t.Errorf("the pool is %s", got)
-		}
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
 		}
 	})
 }
 
-// While it is not known what is published, the process reads it again each 10 s, and not more often.
-func TestPublishedIsAskedAgain(t *testing.T) {
+// TestWhatIsPublishedIsReadAgain: a process that does not know which GPUs are in slices learns it from the process that does. It reads each
+// 10 s, and not more often.
+func TestWhatIsPublishedIsReadAgain(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	file := filepath.Join(dir, "dra-published.json")
@@ -384,20 +366,12 @@ func TestPublishedIsAskedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	synctest.Test(t, func(t *testing.T) {
-		node := gpus(map[string]int{"a": 0})
-		ctx, cancel := context.WithCancel(t.Context())
-		o := draslices.Options{
-			StateDir: dir, Node: "node-1", Snapshots: feed.New(node), Owners: feed.New(dra.All(node.GPUs)),
-			Configs: feed.New(config.Config{DRA: config.DRA{Mode: config.DRAAll}}),
-		}
-		d := draslices.New(ctx, o)
-		ended := make(chan error, 1)
-		go func() { ended <- d.Run(ctx) }()
-		synctest.Wait()
+		o := publishesAll(dir, gpus(map[string]int{"a": 0}))
+		d := run(t, o)
 		if got := d.Published().Value(); got != nil {
 			t.Errorf("with a damaged file, published %v", got)
 		}
-		if err := draslices.New(ctx, o).SetPublished(map[string]bool{"GPU-a": true}); err != nil {
+		if err := draslices.New(t.Context(), o).SetPublished(map[string]bool{"GPU-a": true}); err != nil {
 			t.Fatal(err)
 		}
 		began := time.Now()
@@ -409,10 +383,6 @@ func TestPublishedIsAskedAgain(t *testing.T) {
 		}
 		if took := time.Since(began); took != 10*time.Second || !d.Published().Value()["GPU-a"] {
 			t.Errorf("after %v, published %v", took, d.Published().Value())
-		}
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
 		}
 	})
 }
