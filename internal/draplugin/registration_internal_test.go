@@ -74,19 +74,33 @@ func TestConnections(t *testing.T) {
 	}
 }
 
-// TestForeignCounts: while another program's driver of the same name is there, the driver is not registered, and says what to do, whatever
-// kubelet does with the socket until it is closed, and when that is closed.
-func TestForeignCounts(t *testing.T) {
-	t.Parallel()
+func newFolder(t *testing.T) string {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "n") // the path of a socket has 107 bytes at most
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	foreign, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "gpu.nvidia.com-reg.sock"), Net: "unix"})
+	return dir
+}
+
+// listen listens at the socket of another program. Its file stays when the program ends.
+func listen(t *testing.T, path string) *net.UnixListener {
+	t.Helper()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
 		t.Fatal(err)
 	}
+	l.SetUnlinkOnClose(false)
+	return l
+}
+
+// TestForeignCounts: while another program's driver of the same name is there, the driver is not registered, and says what to do, whatever
+// kubelet does with the socket until it is closed, and when that is closed.
+func TestForeignCounts(t *testing.T) {
+	t.Parallel()
+	dir := newFolder(t)
+	foreign := listen(t, filepath.Join(dir, "gpu.nvidia.com-reg.sock"))
 	defer func() { _ = foreign.Close() }()
 	l := &life{Plugin: New(Options{}), kubelet: feed.New(registration{})}
 	l.look(t.Context(), &folder{path: dir})
@@ -105,18 +119,9 @@ func TestForeignCounts(t *testing.T) {
 // TestLookAtItsEnd: a socket whose program was killed is none of a driver that runs, also where the wait for the look is over.
 func TestLookAtItsEnd(t *testing.T) {
 	t.Parallel()
-	dir, err := os.MkdirTemp("", "n") // the path of a socket has 107 bytes at most
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := newFolder(t)
 	for _, name := range []string{"gpu.nvidia.com-reg.sock", "gpu-device-plugin-dra-vvvvvvvvvvaa-1.sock"} {
-		killed, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, name), Net: "unix"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		killed.SetUnlinkOnClose(false)
-		if err := killed.Close(); err != nil {
+		if err := listen(t, filepath.Join(dir, name)).Close(); err != nil {
 			t.Fatal(err)
 		}
 	}
