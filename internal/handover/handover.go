@@ -33,7 +33,7 @@ const (
 	// Kubelet gives a call of the driver 45 s.
 	claimGrace = time.Minute
 	// takeOutGrace is how long a GPU that left its slice unasked is left alone. Another process may have taken it out, and kubelet knows
-	// nothing of the GPU until that process has registered. A GPU that is left out for its health waits for nothing, but as long.
+	// nothing of the GPU until that process has registered. A GPU that left its slice for its health waits as long, although it need not.
 	takeOutGrace = 10 * time.Second
 )
 

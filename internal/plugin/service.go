@@ -370,7 +370,7 @@ func noteAllocations(a Accountant) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 		switch info.FullMethod {
 		case pluginapi.DevicePlugin_GetPreferredAllocation_FullMethodName:
-			defer a.Allocating()(true)
+			defer a.Allocating()(true) // Allocate follows
 		case pluginapi.DevicePlugin_Allocate_FullMethodName:
 			defer a.Allocating()(false)
 		}

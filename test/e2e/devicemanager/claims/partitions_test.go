@@ -95,7 +95,7 @@ func (p places) free(d dra.Device) {
 // a GPU twice, and fills the node.
 func TestDividedClaims(t *testing.T) {
 	if testing.Short() {
-		t.Skip("allocates for a while")
+		t.Skip("takes a while: run it without -short")
 	}
 	for _, name := range []string{"dgx-h100", "a30-x4", "rtx-pro-6000-x8"} {
 		t.Run(name, func(t *testing.T) {

@@ -62,7 +62,7 @@ func wanting(t *testing.T, memory string) *resourceapi.ResourceClaim {
 // GPU of which somebody has a part, nor more shares than are configured. What this driver makes of each result is what the scheduler counts.
 func TestSharedClaims(t *testing.T) {
 	if testing.Short() {
-		t.Skip("allocates for a while")
+		t.Skip("takes a while: run it without -short")
 	}
 	const most = 5
 	pool := map[string]dra.Device{}
