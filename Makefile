@@ -52,10 +52,10 @@ sbom: build ## Write dist/gpu-device-plugin.spdx.json and that of gpu-node-agent
 	@set -e; for p in gpu-device-plugin gpu-node-agent; do $(GO) run ./hack/sbom -version $(VERSION) bin/$$p >dist/$$p.spdx.json; done
 
 .PHONY: licenses
-licenses: build ## Write docs/licenses.md anew: the licences of all modules in the programs
-	@sed '/^| module /,$$d' docs/licenses.md >docs/licenses.md.new
-	@$(GO) run ./hack/sbom -format licenses bin/gpu-node-agent >>docs/licenses.md.new
-	@mv docs/licenses.md.new docs/licenses.md
+licenses: build ## Write docs/dev/licenses.md anew: the licences of all modules in the programs
+	@sed '/^| module /,$$d' docs/dev/licenses.md >docs/dev/licenses.md.new
+	@$(GO) run ./hack/sbom -format licenses bin/gpu-node-agent >>docs/dev/licenses.md.new
+	@mv docs/dev/licenses.md.new docs/dev/licenses.md
 
 .PHONY: laptop
 laptop: build

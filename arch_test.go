@@ -1,5 +1,5 @@
 // Package arch holds the test that keeps the architecture: who may import whom, which package is the only home of
-// what, that policy stays pure, and the shape of files and folders. docs/architecture.md explains the reasons.
+// what, that policy stays pure, and the shape of files and folders. docs/dev/architecture.md explains the reasons.
 package arch
 
 import (
@@ -343,7 +343,7 @@ func judgeFile(pkg string, file *ast.File) []string {
 	}
 	allowed, ok := imports[pkg]
 	if !ok {
-		return []string{pkg + " is not in the import table: give it a row here and in docs/architecture.md, " +
+		return []string{pkg + " is not in the import table: give it a row here and in docs/dev/architecture.md, " +
 			"or put the code into the package that has this job"}
 	}
 	var problems []string

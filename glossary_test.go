@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	glossaryFile  = "docs/architecture.md"
+	glossaryFile  = "docs/dev/architecture.md"
 	glossaryBegin = "## Glossary\n"
 	retiredBegin  = "Not used in exported names:"
 )

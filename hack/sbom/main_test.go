@@ -126,7 +126,7 @@ func isDocumented(t *testing.T, daemon string) {
 	}
 }
 
-// TestLicenses holds docs/licenses.md to the programs: all that the smaller one links, the other one links, too.
+// TestLicenses holds docs/dev/licenses.md to the programs: all that the smaller one links, the other one links, too.
 func TestLicenses(t *testing.T) {
 	table := string(printed(t, "-format", "licenses", nodeAgent))
 	for line := range strings.Lines(string(printed(t, "-format", "licenses", daemon))) {
@@ -136,12 +136,12 @@ func TestLicenses(t *testing.T) {
 	}
 	// The version of Go is that of the machine, and no dependency of the project's.
 	table = regexp.MustCompile(`(?m)^\| std \| [^|]* \|`).ReplaceAllString(table, "| std | |")
-	docs, err := os.ReadFile("../../docs/licenses.md")
+	docs, err := os.ReadFile("../../docs/dev/licenses.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(regexp.MustCompile(`(?m)^\| std \| [^|]* \|`).ReplaceAllString(string(docs), "| std | |"), table) {
-		t.Errorf("docs/licenses.md is not that of the binary; run: make licenses\nwant:\n%s", table)
+		t.Errorf("docs/dev/licenses.md is not that of the binary; run: make licenses\nwant:\n%s", table)
 	}
 	texts := string(printed(t, "-format", "texts", nodeAgent))
 	for _, want := range []string{

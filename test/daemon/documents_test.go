@@ -27,7 +27,7 @@ var failing = map[string]string{
 }
 
 // TestCommandsOfDocuments runs each command of our program that README.md or a file of docs shows, beside a daemon on a simulated node. All
-// other commands are in the table of docs/testing.md, with what runs them.
+// other commands are in the table of docs/dev/testing.md, with what runs them.
 func TestCommandsOfDocuments(t *testing.T) {
 	t.Parallel()
 	commands, err := documents.Commands(repository)
@@ -53,12 +53,12 @@ func TestCommandsOfDocuments(t *testing.T) {
 		case strings.HasPrefix(command, "gpu-device-plugin "):
 			t.Run(c.Text, func(t *testing.T) { s.documented(t, folder, command) })
 		default:
-			t.Errorf("%s shows %q, and the table of commands in docs/testing.md does not say what runs it", c.File, c.Text)
+			t.Errorf("%s shows %q, and the table of commands in docs/dev/testing.md does not say what runs it", c.File, c.Text)
 		}
 	}
 	for text := range listed {
 		if !shown[text] {
-			t.Errorf("no document shows %q, which docs/testing.md lists", text)
+			t.Errorf("no document shows %q, which docs/dev/testing.md lists", text)
 		}
 	}
 }
@@ -136,7 +136,7 @@ func example(t *testing.T, document, has string) string {
 	return ""
 }
 
-// listedCommands returns the commands of the table in docs/testing.md. What runs them must be there: a test, a story on a real node, or a
+// listedCommands returns the commands of the table in docs/dev/testing.md. What runs them must be there: a test, a story on a real node, or a
 // target of make.
 func listedCommands(t *testing.T) map[string]bool {
 	t.Helper()
@@ -157,7 +157,7 @@ func listedCommands(t *testing.T) map[string]bool {
 	}
 	tests := read("test/*/*_test.go")
 	makefile := read("Makefile")
-	_, table, _ := strings.Cut(read("docs/testing.md"), "| command of a document | what runs it |\n|---|---|\n")
+	_, table, _ := strings.Cut(read("docs/dev/testing.md"), "| command of a document | what runs it |\n|---|---|\n")
 	listed := map[string]bool{}
 	quoted := regexp.MustCompile("`([^`]+)`")
 	for line := range strings.Lines(table) {
@@ -173,7 +173,7 @@ func listedCommands(t *testing.T) map[string]bool {
 			target, isTarget := strings.CutPrefix(name, "make ")
 			if !strings.Contains(tests, "func "+name+"(") && !strings.Contains(tests, `{name: "`+name+`"`) &&
 				!(isTarget && strings.Contains(makefile, "\n"+target+":")) && name != ".ci/run" {
-				t.Errorf("docs/testing.md names %q, which is no test, story or target", name)
+				t.Errorf("docs/dev/testing.md names %q, which is no test, story or target", name)
 			}
 		}
 	}

@@ -1,4 +1,4 @@
-// Package documents finds the commands that README.md and the files in docs show, so that tests can run them.
+// Package documents finds the commands that README.md and the files in docs and docs/dev show, so that tests can run them.
 package documents
 
 import (
@@ -25,12 +25,16 @@ var (
 // Commands returns the commands of all documents below a root, in order: in blocks of the language console the lines with a prompt, and in
 // blocks without a language those that begin with a program's name.
 func Commands(root string) ([]Command, error) {
-	paths, err := filepath.Glob(filepath.Join(root, "docs/*.md"))
-	if err != nil || len(paths) == 0 {
-		return nil, fmt.Errorf("find the documents: %d, %w", len(paths), err)
+	paths := []string{filepath.Join(root, "README.md")}
+	for _, pattern := range []string{"docs/*.md", "docs/dev/*.md"} {
+		found, err := filepath.Glob(filepath.Join(root, pattern))
+		if err != nil || len(found) == 0 {
+			return nil, fmt.Errorf("find the documents %s: %d, %w", pattern, len(found), err)
+		}
+		paths = append(paths, found...)
 	}
 	var commands []Command
-	for _, path := range append([]string{filepath.Join(root, "README.md")}, paths...) {
+	for _, path := range paths {
 		text, err := os.ReadFile(path)
 		if err != nil {
 			return nil, fmt.Errorf("read a document: %w", err)

@@ -15,7 +15,7 @@ import (
 )
 
 // commandsOfDocuments runs, word by word, the commands of the documents that ask the cluster: those of kubectl that change nothing. Those that
-// change something are in the table of docs/testing.md with the stories that do the same.
+// change something are in the table of docs/dev/testing.md with the stories that do the same.
 func commandsOfDocuments(ctx context.Context, t *testing.T, n *node.Node, _ podresources.PodResourcesListerClient) {
 	commands, err := documents.Commands(*source)
 	if err != nil {

@@ -1,5 +1,5 @@
 // Package e2e runs the daemon on a real single-node Kubernetes. The script named run makes what these tests need and
-// starts them; docs/testing-e2e.md explains.
+// starts them; docs/dev/testing-e2e.md explains.
 package e2e
 
 import (
