@@ -1,0 +1,81 @@
+package arch
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"unicode"
+)
+
+// TestLinks holds the links of README.md and docs: each file that they name exists, and so does each heading.
+func TestLinks(t *testing.T) {
+	t.Parallel()
+	pages := documents(t)
+	links := regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	for file, text := range pages {
+		for _, found := range links.FindAllStringSubmatch(text, -1) {
+			link, heading, _ := strings.Cut(found[1], "#")
+			if strings.Contains(link, "://") {
+				continue
+			}
+			target := file
+			if link != "" {
+				target = filepath.Join(filepath.Dir(file), link)
+			}
+			if _, err := os.Stat(target); err != nil {
+				t.Errorf("%s: the link %s names no file", file, found[1])
+			} else if heading != "" && !anchors(pages[target])[heading] {
+				t.Errorf("%s: the link %s names no heading", file, found[1])
+			}
+		}
+	}
+}
+
+// documents returns README.md and all files of docs by their paths.
+func documents(t *testing.T) map[string]string {
+	t.Helper()
+	pages := map[string]string{}
+	paths := []string{"README.md"}
+	for _, pattern := range []string{"docs/*.md", "docs/*/*.md", "docs/*/*/*.md"} {
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		paths = append(paths, found...)
+	}
+	for _, path := range paths {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pages[path] = string(text)
+	}
+	return pages
+}
+
+// anchors returns the names that GitHub gives to the headings of a page.
+func anchors(page string) map[string]bool {
+	names := map[string]bool{}
+	code := false
+	for line := range strings.Lines(page) {
+		if strings.HasPrefix(line, "```") {
+			code = !code
+		}
+		title := strings.TrimSpace(strings.TrimLeft(line, "#"))
+		if code || !strings.HasPrefix(line, "#") {
+			continue
+		}
+		names[strings.Map(func(r rune) rune {
+			switch {
+			case r == ' ':
+				return '-'
+			case unicode.IsLetter(r) || unicode.IsDigit(r) || r == '-' || r == '_':
+				return unicode.ToLower(r)
+			}
+			return -1
+		}, title)] = true
+	}
+	return names
+}
