@@ -78,7 +78,7 @@ var imports = map[string][]string{
 	"internal/doctor":    {"internal/inventory", "internal/status"},
 	"internal/report":    {"internal/inventory", "internal/status"},
 	"internal/nodefacts": {"internal/doctor", "internal/driverroot", "internal/kubelet"},
-	"internal/agent": {
+	"internal/daemon": {
 		"internal/config", "internal/health", "internal/inventory", "internal/monitor", "internal/resource", "internal/plugin",
 		"internal/labels",
 		"internal/feed", "internal/status", "internal/mig", "internal/migwish", "internal/dra", "internal/draslices", "internal/claims",
@@ -93,7 +93,7 @@ var imports = map[string][]string{
 	"internal/draslices": {"internal/config", "internal/dra", "internal/feed", "internal/files", "internal/inventory"},
 	"internal/cluster": {
 		"internal/draplugin", "internal/draslices", "internal/handover",
-		"internal/agent", "internal/config", "internal/dra", "internal/featurefile", "internal/feed", "internal/files", "internal/inventory",
+		"internal/daemon", "internal/config", "internal/dra", "internal/featurefile", "internal/feed", "internal/files", "internal/inventory",
 		"internal/kubeapi", "internal/labels", "internal/mig", "internal/migwish", "internal/report", "internal/resource",
 		"internal/status", "internal/supervise", "internal/version",
 		"internal/kubelet", // for the values of its accounts
@@ -217,10 +217,10 @@ func TestJudgeFindsProblems(t *testing.T) {
 		{"go-nvml outside its home", "internal/monitor/a.go",
 			file("monitor", `import _ "github.com/NVIDIA/go-nvml/pkg/nvml"`),
 			"internal/monitor/a.go: internal/monitor may not import github.com/NVIDIA/go-nvml/pkg/nvml"},
-		{"exit outside main", "internal/agent/a.go", file("agent", `import "os"; func f() { os.Exit(1) }`),
-			"internal/agent/a.go: internal/agent may not use os.Exit"},
-		{"exit under another name", "internal/agent/a.go", file("agent", `import x "os"; func f() { x.Exit(1) }`),
-			"internal/agent/a.go: internal/agent may not use os.Exit"},
+		{"exit outside main", "internal/daemon/a.go", file("daemon", `import "os"; func f() { os.Exit(1) }`),
+			"internal/daemon/a.go: internal/daemon may not use os.Exit"},
+		{"exit under another name", "internal/daemon/a.go", file("daemon", `import x "os"; func f() { x.Exit(1) }`),
+			"internal/daemon/a.go: internal/daemon may not use os.Exit"},
 		{"second home of a client", "internal/plugin/a.go", file("plugin",
 			`import api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"; var f = api.NewRegistrationClient`),
 			"internal/plugin/a.go: internal/plugin may not use k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1.NewReg"},
@@ -234,10 +234,10 @@ func TestJudgeFindsProblems(t *testing.T) {
 			"internal/plugin/a_test.go: sleeps for a fixed time"},
 		{"sleeping loop in the daemon", "internal/plugin/a.go", file("plugin", `import "time"; func f() { for { time.Sleep(1) } }`),
 			"internal/plugin/a.go: sleeps for a fixed time"},
-		{"message that varies", "internal/agent/a.go", file("agent", `func f(l logger, m string) { l.Info(m) }`),
-			"internal/agent/a.go: logs a message that is not constant"},
-		{"level between the levels", "internal/agent/a.go", file("agent", `func f(l logger) { l.V(3).Info("Here") }`),
-			"internal/agent/a.go: logs at a level that is none of 2, 4 and 6"},
+		{"message that varies", "internal/daemon/a.go", file("daemon", `func f(l logger, m string) { l.Info(m) }`),
+			"internal/daemon/a.go: logs a message that is not constant"},
+		{"level between the levels", "internal/daemon/a.go", file("daemon", `func f(l logger) { l.V(3).Info("Here") }`),
+			"internal/daemon/a.go: logs at a level that is none of 2, 4 and 6"},
 		{"no package doc", "internal/feed/a.go", "package feed\n",
 			"internal/feed: no package doc"},
 		{"long file", "test/kubelet/a.go", file("kubelet", strings.Repeat("\n", maxLines)),
@@ -266,7 +266,7 @@ func TestJudgeAllowsWhatTheTableAllows(t *testing.T) {
 	}
 	tree := fstest.MapFS{
 		"internal/cli/a.go": source("cli",
-			`import _ "`+module+`internal/agent"; import _ "github.com/spf13/cobra"; func f(l logger, err error) {
+			`import _ "`+module+`internal/daemon"; import _ "github.com/spf13/cobra"; func f(l logger, err error) {
 				l.V(2).Info("Here", "n", 1); l.Error(err, "There"); entry.Info() }`),
 		"internal/cli/a_test.go": source("cli", `import _ "net/http"`),
 		"internal/feed/a_test.go": source("feed",

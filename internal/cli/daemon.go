@@ -12,9 +12,9 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
+	agent "github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
@@ -323,8 +323,8 @@ func (d *daemon) outputs() []agent.Task {
 }
 
 // known is what the tasks of the cluster work with.
-func (d *daemon) known() agent.Daemon {
-	known := agent.Daemon{
+func (d *daemon) known() agent.View {
+	known := agent.View{
 		Config: d.config, Configs: d.watcher.Configs(), ConfigErrors: d.watcher.Errors(),
 		Labels: d.labels.Wanted, Unlabeled: d.unlabeled, Yields: d.yields,
 		Snapshots: d.monitor.Snapshots(), Offered: d.set.Offered(), Status: d.status, Held: d.account.Held,

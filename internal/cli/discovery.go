@@ -12,8 +12,8 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	agent "github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/featurefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -75,7 +75,7 @@ func (p Program) runDiscovery(ctx context.Context, sources config.Sources, own *
 		{Name: "labels", Run: d.labels.Run}, {Name: "feature file", Run: d.writeFeatures}, {Name: "standard output", Run: d.print},
 	}
 	if p.Cluster != nil {
-		outputs = append(outputs, p.Cluster.Labels(agent.Daemon{
+		outputs = append(outputs, p.Cluster.Labels(agent.View{
 			Config: c, Configs: watcher.Configs(), Labels: d.labels.Wanted, Unlabeled: d.unlabeled,
 		})...)
 	}

@@ -17,8 +17,8 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	agent "github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/migwish"
@@ -40,10 +40,10 @@ func (fakeCluster) Observation(*feed.Feed[config.Config], string) []agent.Task {
 	return []agent.Task{{Name: "own node"}}
 }
 func (c fakeCluster) Problem() error { return c.problem }
-func (fakeCluster) Outputs(agent.Daemon) []agent.Task {
+func (fakeCluster) Outputs(agent.View) []agent.Task {
 	return []agent.Task{{Name: "labels of the node"}}
 }
-func (fakeCluster) Labels(agent.Daemon) []agent.Task                                  { return nil }
+func (fakeCluster) Labels(agent.View) []agent.Task                                    { return nil }
 func (fakeCluster) Evict(context.Context, mig.Pod) error                              { return nil }
 func (fakeCluster) Pause(context.Context, []string) error                             { return nil }
 func (fakeCluster) LabelOnce(context.Context, config.Config, map[string]string) error { return nil }

@@ -11,8 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	agent "github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 )
@@ -40,9 +40,9 @@ type Cluster interface {
 	// Problem returns why the API server does not tell of the node; nil if it does, or is not asked.
 	Problem() error
 	// Outputs returns the tasks that tell the API server of the node.
-	Outputs(d agent.Daemon) []agent.Task
+	Outputs(d agent.View) []agent.Task
 	// Labels returns those of them that write labels.
-	Labels(d agent.Daemon) []agent.Task
+	Labels(d agent.View) []agent.Task
 	// Evict has a pod evicted, within its disruption budget.
 	Evict(ctx context.Context, pod mig.Pod) error
 	// Pause has DaemonSets paused that have pods with these UIDs.

@@ -10,9 +10,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draslices"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
@@ -41,7 +41,7 @@ func TestDriverNeeded(t *testing.T) {
 			owners[g.UUID] = dra.OwnedByPlugin
 		}
 		owners["GPU-0"] = tt.owner
-		d := agent.Daemon{Configs: configs, DRA: &agent.DRA{
+		d := daemon.View{Configs: configs, DRA: &daemon.DRA{
 			Owners: feed.New(owners), Claims: claims.New(claims.Options{}),
 			Devices: draslices.New(t.Context(), draslices.Options{Snapshots: snapshots, Configs: configs, Owners: feed.New(owners)}),
 		}}

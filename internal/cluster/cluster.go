@@ -1,5 +1,5 @@
-// Package cluster is what gpu-node-agent does with the API server: tasks that join the daemon's feeds, policy and the client of
-// package kubeapi, as package agent does for the rest. The daemon serves kubelet the same whether these tasks work or not.
+// Package cluster is what gpu-node-agent alone does with the API server: tasks that join the daemon's feeds, policy and the client of
+// package kubeapi, as package daemon does for the rest. The daemon serves kubelet the same whether these tasks work or not.
 //
 // The main of gpu-node-agent gives it to package cli; nothing else imports it.
 package cluster
@@ -12,8 +12,8 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/utils/clock"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/version"
@@ -56,16 +56,16 @@ func (c *Cluster) Choose(ctx context.Context, early config.Config) *feed.Feed[co
 
 // Observation returns the tasks that watch the node and choose the configuration file. The boot ID is that of the node; empty if it is not
 // known.
-func (c *Cluster) Observation(configs *feed.Feed[config.Config], boot string) []agent.Task {
+func (c *Cluster) Observation(configs *feed.Feed[config.Config], boot string) []daemon.Task {
 	c.spread.boot = boot
-	tasks := []agent.Task{
-		later(agent.Task{Name: "own node", Run: func(ctx context.Context) error { return c.watchNode(ctx, configs) }}),
-		later(agent.Task{Name: "size of the cluster", Run: func(ctx context.Context) error {
+	tasks := []daemon.Task{
+		later(daemon.Task{Name: "own node", Run: func(ctx context.Context) error { return c.watchNode(ctx, configs) }}),
+		later(daemon.Task{Name: "size of the cluster", Run: func(ctx context.Context) error {
 			return c.keepSize(ctx, configs, clock.RealClock{})
 		}}),
 	}
 	if n := c.nodeConfig; n != nil {
-		tasks = append(tasks, agent.Task{
+		tasks = append(tasks, daemon.Task{
 			Name: "node configuration", Run: func(ctx context.Context) error { return n.run(ctx, configs) },
 		})
 	}
@@ -82,7 +82,7 @@ func (c *Cluster) Problem() error { return c.client.Problem().Value() }
 const headStart = 500 * time.Millisecond
 
 // later has a task begin after the head start.
-func later(task agent.Task) agent.Task {
+func later(task daemon.Task) daemon.Task {
 	run := task.Run
 	task.Run = func(ctx context.Context) error {
 		select {
@@ -160,28 +160,28 @@ func (c *Cluster) needed(now config.Config) bool {
 
 // Outputs returns the tasks that tell the API server of the node. Each one follows the configurations, and does nothing while what
 // it is for is off.
-func (c *Cluster) Outputs(d agent.Daemon) []agent.Task {
+func (c *Cluster) Outputs(d daemon.View) []daemon.Task {
 	c.client.Count(d.APIRequested)
 	return append(append(c.Labels(d), c.allocation(d)...),
-		later(agent.Task{Name: "MIG label", Run: func(ctx context.Context) error {
+		later(daemon.Task{Name: "MIG label", Run: func(ctx context.Context) error {
 			c.followLayout(ctx, d, clock.RealClock{})
 			return nil
 		}}),
-		later(agent.Task{Name: "paused clients", Run: func(ctx context.Context) error {
+		later(daemon.Task{Name: "paused clients", Run: func(ctx context.Context) error {
 			c.resumeClients(ctx, d, clock.RealClock{})
 			return nil
 		}}),
-		later(agent.Task{Name: "report", Run: newReporter(d, c.client, c.client.Nodes(), clock.RealClock{}, &c.spread).Run}),
+		later(daemon.Task{Name: "report", Run: newReporter(d, c.client, c.client.Nodes(), clock.RealClock{}, &c.spread).Run}),
 	)
 }
 
 // Labels returns the tasks that write labels.
-func (c *Cluster) Labels(d agent.Daemon) []agent.Task {
-	output := func(name string, run func(context.Context, agent.Daemon, clock.Clock)) agent.Task {
-		return later(agent.Task{Name: name, Run: func(ctx context.Context) error {
+func (c *Cluster) Labels(d daemon.View) []daemon.Task {
+	output := func(name string, run func(context.Context, daemon.View, clock.Clock)) daemon.Task {
+		return later(daemon.Task{Name: name, Run: func(ctx context.Context) error {
 			run(ctx, d, clock.RealClock{})
 			return nil
 		}})
 	}
-	return []agent.Task{output("labels of the node", c.labelNode), output("NodeFeature", c.labelFeature)}
+	return []daemon.Task{output("labels of the node", c.labelNode), output("NodeFeature", c.labelFeature)}
 }

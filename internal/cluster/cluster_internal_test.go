@@ -12,9 +12,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draslices"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
@@ -123,11 +123,11 @@ func TestProcess(t *testing.T) {
 	}
 	configs, snapshots, owners, offered := feed.New(start), feed.New(snapshotOf(1)), feed.New(dra.Owners(nil)), feed.New(dra.Owners(nil))
 	var counted atomic.Int32
-	d := agent.Daemon{
+	d := daemon.View{
 		Config: start, Configs: configs, ConfigErrors: feed.New[error](nil), Snapshots: snapshots, Offered: feed.New(resource.Plan{}),
 		Labels: feed.New(map[string]string{"nvidia.com/gpu.count": "1"}), Unlabeled: feed.New[error](nil),
 		APIRequested: func(string, string, int) { counted.Add(1) },
-		DRA: &agent.DRA{
+		DRA: &daemon.DRA{
 			Owners: owners, Offered: offered, Claims: claims.New(claims.Options{}), Driver: feed.New(status.DRADriver{}),
 			Devices: draslices.New(t.Context(), draslices.Options{
 				StateDir: state, Node: nodeName, Snapshots: snapshots, Configs: configs, Owners: owners, Divisions: feed.New(dra.Divisions{}),
@@ -156,7 +156,7 @@ func TestProcess(t *testing.T) {
 		}
 		return nil
 	}
-	for _, task := range append(tasks, agent.Task{Run: d.DRA.Devices.Run}, agent.Task{Run: d.DRA.Arbiter.Run}, agent.Task{Run: offers}) {
+	for _, task := range append(tasks, daemon.Task{Run: d.DRA.Devices.Run}, daemon.Task{Run: d.DRA.Arbiter.Run}, daemon.Task{Run: offers}) {
 		if task.Ready != nil {
 			ready = task.Ready
 		}

@@ -7,8 +7,8 @@ import (
 
 	"k8s.io/utils/clock"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draplugin"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draslices"
@@ -19,7 +19,7 @@ import (
 )
 
 // allocation returns the tasks for Dynamic Resource Allocation.
-func (c *Cluster) allocation(d agent.Daemon) []agent.Task {
+func (c *Cluster) allocation(d daemon.View) []daemon.Task {
 	if d.DRA == nil || d.Config.NodeName == "" {
 		return nil
 	}
@@ -35,7 +35,7 @@ func (c *Cluster) allocation(d agent.Daemon) []agent.Task {
 		}
 		return driver.Ready(ctx)
 	}
-	return []agent.Task{
+	return []daemon.Task{
 		{Name: "DRA driver", Run: func(ctx context.Context) error { return runDriver(ctx, d, driver) }, Ready: ready},
 		{Name: "status of the DRA driver", Run: func(ctx context.Context) error {
 			for ctx.Err() == nil {
@@ -45,7 +45,7 @@ func (c *Cluster) allocation(d agent.Daemon) []agent.Task {
 			}
 			return nil
 		}},
-		later(agent.Task{Name: "resource slices", Run: func(ctx context.Context) error {
+		later(daemon.Task{Name: "resource slices", Run: func(ctx context.Context) error {
 			c.PublishSlices(ctx, d.DRA.Devices, d.Config.StateDir, driver.Status())
 			return nil
 		}}),
@@ -59,7 +59,7 @@ func (c *Cluster) PublishSlices(ctx context.Context, devices *draslices.Devices,
 
 // runDriver offers the driver to kubelet while GPUs are to be given by Dynamic Resource Allocation, or were: what is prepared can then be
 // given back.
-func runDriver(ctx context.Context, d agent.Daemon, driver *draplugin.Plugin) error {
+func runDriver(ctx context.Context, d daemon.View, driver *draplugin.Plugin) error {
 	return whileSame(ctx, func() (bool, []<-chan struct{}) { return driverNeeded(d) }, func(ctx context.Context, needed bool) error {
 		if !needed {
 			return nil
@@ -70,7 +70,7 @@ func runDriver(ctx context.Context, d agent.Daemon, driver *draplugin.Plugin) er
 
 // driverNeeded reports whether kubelet needs the driver, and what is closed when that may have changed. It needs it as long as a GPU is not
 // the device plugin's: a claim may have that GPU which was never prepared, and kubelet can end its pod only with the driver.
-func driverNeeded(d agent.Daemon) (needed bool, changed []<-chan struct{}) {
+func driverNeeded(d daemon.View) (needed bool, changed []<-chan struct{}) {
 	c, configured := d.Configs.Latest()
 	published, written := d.DRA.Devices.Published().Latest()
 	records, prepared := d.DRA.Claims.InUse().Latest()
@@ -89,7 +89,7 @@ func (c *Cluster) claimExists(ctx context.Context, uid, namespace, name string) 
 }
 
 // claimsOfNode returns the claims that were given devices of the node, by the UUID of the GPU. Claims that only look at devices are none.
-func (c *Cluster) claimsOfNode(ctx context.Context, d agent.Daemon) (map[string][]string, error) {
+func (c *Cluster) claimsOfNode(ctx context.Context, d daemon.View) (map[string][]string, error) {
 	all, err := c.client.ResourceClaims(ctx)
 	switch {
 	case kubeapi.IsForbidden(err):

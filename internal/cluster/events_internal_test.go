@@ -10,8 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	clocktesting "k8s.io/utils/clock/testing"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
@@ -129,7 +129,7 @@ func TestEventsThatAreNeverTaken(t *testing.T) {
 	for code, dropped := range map[int]int{400: 1, 422: 1, 403: 0, 404: 0, 409: 0, 503: 0} {
 		got := 0
 		api := &pen{err: &kubeapi.Refused{Code: code}}
-		r := &reporter{api: api, daemon: agent.Daemon{EventDropped: func(cause string) {
+		r := &reporter{api: api, daemon: daemon.View{EventDropped: func(cause string) {
 			if cause == dropRefused {
 				got++
 			}
@@ -162,15 +162,15 @@ func TestHolders(t *testing.T) {
 	recorded := func() (kubelet.Checkpoint, error) { return kubelet.Checkpoint{Held: held("with UID 1")}, nil }
 	fails := errors.New("no answer")
 	for name, tt := range map[string]struct {
-		d    agent.Daemon
+		d    daemon.View
 		want int
 	}{
-		"both":                {agent.Daemon{Held: named, Checkpoint: recorded}, 1},
-		"no kubelet":          {agent.Daemon{}, 0},
-		"no PodResources":     {agent.Daemon{Checkpoint: recorded}, 0},
-		"no checkpoint":       {agent.Daemon{Held: named}, 0},
-		"PodResources fails":  {agent.Daemon{Held: func(context.Context) ([]kubelet.HeldDevice, error) { return held("a/one"), fails }, Checkpoint: recorded}, 0},
-		"the checkpoint does": {agent.Daemon{Held: named, Checkpoint: func() (kubelet.Checkpoint, error) { return kubelet.Checkpoint{Held: held("with UID 1")}, fails }}, 0},
+		"both":                {daemon.View{Held: named, Checkpoint: recorded}, 1},
+		"no kubelet":          {daemon.View{}, 0},
+		"no PodResources":     {daemon.View{Checkpoint: recorded}, 0},
+		"no checkpoint":       {daemon.View{Held: named}, 0},
+		"PodResources fails":  {daemon.View{Held: func(context.Context) ([]kubelet.HeldDevice, error) { return held("a/one"), fails }, Checkpoint: recorded}, 0},
+		"the checkpoint does": {daemon.View{Held: named, Checkpoint: func() (kubelet.Checkpoint, error) { return kubelet.Checkpoint{Held: held("with UID 1")}, fails }}, 0},
 	} {
 		r := &reporter{daemon: tt.d, statuses: feed.New(status.Status{})}
 		if got := r.holders(t.Context(), []string{"GPU-1"}); len(got) != tt.want {

@@ -12,8 +12,8 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/labels"
@@ -35,7 +35,7 @@ const yieldPoll = 10 * time.Second
 // A labeler is what writes of labels have in common.
 type labeler struct {
 	client *kubeapi.Client
-	daemon agent.Daemon
+	daemon daemon.View
 	clock  clock.Clock
 	again  *feed.Feed[struct{}]
 	spread *spread
@@ -125,7 +125,7 @@ type nodeLabeler struct {
 }
 
 // labelNode keeps labels on the own node until ctx ends, while the configuration wants that.
-func (c *Cluster) labelNode(ctx context.Context, d agent.Daemon, timer clock.Clock) {
+func (c *Cluster) labelNode(ctx context.Context, d daemon.View, timer clock.Clock) {
 	l := &nodeLabeler{labeler: labeler{client: c.client, daemon: d, clock: timer, again: feed.New(struct{}{}), spread: &c.spread}}
 	go l.tick(ctx)
 	wake := func() []<-chan struct{} {
@@ -276,7 +276,7 @@ type featureLabeler struct {
 }
 
 // labelFeature keeps the object until ctx ends, while the configuration wants that.
-func (c *Cluster) labelFeature(ctx context.Context, d agent.Daemon, timer clock.Clock) {
+func (c *Cluster) labelFeature(ctx context.Context, d daemon.View, timer clock.Clock) {
 	l := &featureLabeler{labeler: labeler{client: c.client, daemon: d, clock: timer, again: feed.New(struct{}{}), spread: &c.spread}}
 	go l.tick(ctx)
 	kubeapi.Keep(ctx, timer, "NodeFeature", l.changes, func(ctx context.Context) error {
@@ -296,7 +296,7 @@ func (c *Cluster) labelFeature(ctx context.Context, d agent.Daemon, timer clock.
 
 // LabelOnce writes labels as gpu-feature-discovery does.
 func (c *Cluster) LabelOnce(ctx context.Context, configured config.Config, set map[string]string) error {
-	l := &featureLabeler{labeler: labeler{client: c.client, daemon: agent.Daemon{Config: configured}}}
+	l := &featureLabeler{labeler: labeler{client: c.client, daemon: daemon.View{Config: configured}}}
 	if err := l.findOwners(ctx, configured.Namespace); err != nil {
 		return err
 	}

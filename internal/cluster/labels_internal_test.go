@@ -23,8 +23,8 @@ import (
 	"k8s.io/klog/v2/ktesting"
 	"k8s.io/utils/clock"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
@@ -49,7 +49,7 @@ type labelRig struct {
 	t      *testing.T
 	server *apiserver.Server
 	api    kubernetes.Interface
-	daemon agent.Daemon
+	daemon daemon.View
 	log    ktesting.Underlier
 	stop   func()
 }
@@ -74,7 +74,7 @@ func newLabelRig(t *testing.T, way config.LabelsOutput, before map[string]string
 		t.Fatal(err)
 	}
 	now := config.Config{Namespace: "gpu", Features: config.Features{Labels: way}}
-	r := &labelRig{t: t, server: server, api: api, daemon: agent.Daemon{
+	r := &labelRig{t: t, server: server, api: api, daemon: daemon.View{
 		Config: config.Config{PodName: "p"}, Configs: feed.New(now), Labels: feed.New[map[string]string](nil), Unlabeled: feed.New[error](nil),
 	}}
 	r.start()

@@ -10,7 +10,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/migwish"
@@ -51,7 +51,7 @@ func migState(label string, chosen migwish.Decision, made mig.Status) (state mig
 // A layoutLabeler follows the label that names the MIG layout, and keeps the node's label with the state.
 type layoutLabeler struct {
 	client *kubeapi.Client
-	daemon agent.Daemon
+	daemon daemon.View
 	clock  clock.Clock
 	again  *again
 
@@ -62,7 +62,7 @@ type layoutLabeler struct {
 }
 
 // followLayout follows the label until ctx ends, while the configuration wants that.
-func (c *Cluster) followLayout(ctx context.Context, d agent.Daemon, timer clock.Clock) {
+func (c *Cluster) followLayout(ctx context.Context, d daemon.View, timer clock.Clock) {
 	if d.MIGWish == nil {
 		return
 	}

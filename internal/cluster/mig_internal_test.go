@@ -11,8 +11,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/clock"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
@@ -63,7 +63,7 @@ func TestMIGState(t *testing.T) {
 type layoutRig struct {
 	t      *testing.T
 	server *apiserver.Server
-	daemon agent.Daemon
+	daemon daemon.View
 	yields feed.Feed[bool]
 	stop   func()
 }
@@ -79,7 +79,7 @@ func newLayoutRig(t *testing.T, label string) *layoutRig {
 	r := &layoutRig{t: t, server: server}
 	r.label(label)
 	configs := feed.New(config.Config{MIG: config.MIG{Enabled: true, Label: true}})
-	r.daemon = agent.Daemon{
+	r.daemon = daemon.View{
 		Configs: configs, MIGWish: migwish.New(t.Context(), configs, t.TempDir(), clock.RealClock{}), MIG: feed.New(mig.Status{}),
 		Yields: r.yields.Value,
 	}

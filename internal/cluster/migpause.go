@@ -11,7 +11,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
 )
 
@@ -101,7 +101,7 @@ func pausedOn(node kubeapi.Node) []string {
 
 // resumeClients has paused DaemonSets go on when no change of a MIG layout needs them paused, until ctx ends. What is paused, the labels
 // say: so it does not matter which process has paused them, and when. At its end it tries once: there may be no next process.
-func (c *Cluster) resumeClients(ctx context.Context, d agent.Daemon, timer clock.Clock) {
+func (c *Cluster) resumeClients(ctx context.Context, d daemon.View, timer clock.Clock) {
 	if d.MIG == nil {
 		return
 	}

@@ -12,8 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
@@ -25,7 +25,7 @@ type pauseRig struct {
 	t      *testing.T
 	server *apiserver.Server
 	*Cluster
-	daemon agent.Daemon
+	daemon daemon.View
 	stop   func()
 }
 
@@ -37,7 +37,7 @@ func newPauseRig(t *testing.T) *pauseRig {
 		t.Fatal(err)
 	}
 	t.Cleanup(server.Stop)
-	r := &pauseRig{t: t, server: server, daemon: agent.Daemon{
+	r := &pauseRig{t: t, server: server, daemon: daemon.View{
 		Configs: feed.New(config.Config{MIG: config.MIG{Enabled: true, PauseClients: true}}), MIG: feed.New(mig.Status{}),
 	}}
 	r.set(map[string]string{"dcgm": deployed, "dcgm-exporter": deployed, "nvsm": "false", "driver": deployed, "mig-manager": pausedForMIG})
@@ -293,6 +293,6 @@ func TestPauseThatFails(t *testing.T) {
 func TestWithoutMIG(t *testing.T) {
 	t.Parallel()
 	c := New()
-	c.followLayout(t.Context(), agent.Daemon{}, hasty{})
-	c.resumeClients(t.Context(), agent.Daemon{}, hasty{})
+	c.followLayout(t.Context(), daemon.View{}, hasty{})
+	c.resumeClients(t.Context(), daemon.View{}, hasty{})
 }

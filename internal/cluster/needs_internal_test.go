@@ -19,8 +19,8 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/handover"
@@ -66,7 +66,7 @@ func TestWhatNeedsTheAPIServer(t *testing.T) {
 // TestTasks: which tasks a process has, by its flags.
 func TestTasks(t *testing.T) {
 	t.Parallel()
-	names := func(tasks []agent.Task) string {
+	names := func(tasks []daemon.Task) string {
 		var all []string
 		for _, task := range tasks {
 			all = append(all, task.Name)
@@ -100,12 +100,12 @@ func TestTasks(t *testing.T) {
 			t.Errorf("chosen is %+v, want %q", chosen.Value(), tt.file)
 		}
 		counted := 0
-		d := agent.Daemon{Config: tt.early, Configs: feed.New(tt.early), APIRequested: func(string, string, int) { counted++ }}
+		d := daemon.View{Config: tt.early, Configs: feed.New(tt.early), APIRequested: func(string, string, int) { counted++ }}
 		want := "labels of the node, NodeFeature, MIG label, paused clients, report"
 		if got := names(c.Outputs(d)); got != want {
 			t.Errorf("outputs are %s, want %s", got, want)
 		}
-		if c.allocation(agent.Daemon{DRA: &agent.DRA{}}) != nil {
+		if c.allocation(daemon.View{DRA: &daemon.DRA{}}) != nil {
 			t.Error("a process without the name of its node has tasks for claims")
 		}
 	}
@@ -118,7 +118,7 @@ func TestHeadStart(t *testing.T) {
 		for _, ends := range []time.Duration{headStart - 1, headStart + 1} {
 			ctx, cancel := context.WithTimeout(t.Context(), ends)
 			began, ran := time.Now(), time.Duration(0)
-			if err := later(agent.Task{Run: func(context.Context) error { ran = time.Since(began); return nil }}).Run(ctx); err != nil {
+			if err := later(daemon.Task{Run: func(context.Context) error { ran = time.Since(began); return nil }}).Run(ctx); err != nil {
 				t.Error(err)
 			}
 			if want := map[bool]time.Duration{true: headStart}[ends > headStart]; ran != want {
@@ -161,7 +161,7 @@ func TestClaimsOfTheNode(t *testing.T) {
 	s := newStage(t)
 	d := s.startDriver(t.TempDir(), 2)
 	s.untilPool("1: 0 1")
-	daemon := agent.Daemon{Config: config.Config{NodeName: nodeName}, DRA: &agent.DRA{Devices: d.devices}}
+	view := daemon.View{Config: config.Config{NodeName: nodeName}, DRA: &daemon.DRA{Devices: d.devices}}
 	c := &Cluster{client: kubeapi.New(kubeapi.Options{Kubeconfig: s.server.Kubeconfig(), Node: nodeName, Version: "v1"})}
 	claim := func(name string, results ...resourceapi.DeviceRequestAllocationResult) {
 		t.Helper()
@@ -184,7 +184,7 @@ func TestClaimsOfTheNode(t *testing.T) {
 	claim("elsewhere", result(dra.Driver, "node-2", "gpu-0"))
 	claim("part", result(dra.Driver, nodeName, "gpu-1-mig-1g10gb-19-0"))
 	claim("unknown", result(dra.Driver, nodeName, "gpu-7"))
-	got, err := c.claimsOfNode(t.Context(), daemon)
+	got, err := c.claimsOfNode(t.Context(), view)
 	for _, names := range got {
 		slices.Sort(names)
 	}
@@ -193,7 +193,7 @@ func TestClaimsOfTheNode(t *testing.T) {
 	}
 	for code, mayNot := range map[int]bool{403: true, 500: false} {
 		s.server.SetFault(apiserver.Fault{Status: code})
-		if got, err := c.claimsOfNode(t.Context(), daemon); err == nil || errors.Is(err, handover.ErrMayNotList) != mayNot || got != nil {
+		if got, err := c.claimsOfNode(t.Context(), view); err == nil || errors.Is(err, handover.ErrMayNotList) != mayNot || got != nil {
 			t.Errorf("%d: %v, %v", code, got, err)
 		}
 	}

@@ -11,8 +11,8 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
@@ -50,7 +50,7 @@ type writer interface {
 
 // A reporter tells the cluster how the node's GPUs are: by Events, a condition and a taint.
 type reporter struct {
-	daemon agent.Daemon
+	daemon daemon.View
 	api    writer
 	nodes  *feed.Feed[kubeapi.Node]
 	clock  clock.WithDelayedExecution
@@ -69,7 +69,7 @@ type reporter struct {
 	lock, lockShared func(path string) (unlock func(), err error)
 }
 
-func newReporter(d agent.Daemon, api writer, nodes *feed.Feed[kubeapi.Node], c clock.WithDelayedExecution, first *spread) *reporter {
+func newReporter(d daemon.View, api writer, nodes *feed.Feed[kubeapi.Node], c clock.WithDelayedExecution, first *spread) *reporter {
 	return &reporter{
 		daemon: d, api: api, nodes: nodes, clock: c, spread: first, fraction: rand.Float64(), started: c.Now(),
 		statuses: feed.New(status.Status{}), informed: feed.New(false), outranked: feed.New(d.Config.StateDir != ""),

@@ -147,7 +147,7 @@ func TestTwoDaemons(t *testing.T) {
 	later := s.start(everything, gpu(0, good))
 	s.pass(time.Minute, time.Second)
 	writes := s.conditionWrites()
-	for _, d := range []*daemon{earlier, later} {
+	for _, d := range []*staged{earlier, later} {
 		d.gpus(gpu(0, bad))
 	}
 	s.until("bad", func() bool {
@@ -370,7 +370,7 @@ func TestPodEvents(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var tasks sync.WaitGroup
 	tasks.Go(func() { client.Watch(ctx, clock.RealClock{}) })
-	tasks.Go(func() { _ = newReporter(d.Daemon, client, client.Nodes(), s.clock, &spread{}).Run(ctx) })
+	tasks.Go(func() { _ = newReporter(d.View, client, client.Nodes(), s.clock, &spread{}).Run(ctx) })
 	t.Cleanup(func() { cancel(); tasks.Wait() })
 	s.until("healthy", s.hasCondition("True"))
 	d.gpus(gpu(0, bad), gpu(1, bad))
@@ -460,7 +460,7 @@ func TestNoEventOfAConfigurationThatWasInDoubt(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	var tasks sync.WaitGroup
-	tasks.Go(func() { _ = newReporter(d.Daemon, client, client.Nodes(), s.clock, &spread{}).Run(ctx) })
+	tasks.Go(func() { _ = newReporter(d.View, client, client.Nodes(), s.clock, &spread{}).Run(ctx) })
 	t.Cleanup(func() { cancel(); tasks.Wait() })
 	s.pass(time.Minute, time.Second)
 	tasks.Go(func() { client.Watch(ctx, clock.RealClock{}) })
@@ -487,7 +487,7 @@ func TestTaintThatMayNotBeRemoved(t *testing.T) {
 	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
 	var tasks sync.WaitGroup
 	tasks.Go(func() { client.Watch(ctx, clock.RealClock{}) })
-	tasks.Go(func() { _ = newReporter(d.Daemon, client, client.Nodes(), s.clock, &spread{}).Run(ctx) })
+	tasks.Go(func() { _ = newReporter(d.View, client, client.Nodes(), s.clock, &spread{}).Run(ctx) })
 	t.Cleanup(func() { cancel(); tasks.Wait() })
 	s.until("the command", func() bool { return strings.Contains(log.String(), "kubectl taint node "+nodeName+" "+taintKey+"-") })
 }

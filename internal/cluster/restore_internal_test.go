@@ -7,7 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	clocktesting "k8s.io/utils/clock/testing"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
@@ -49,7 +49,7 @@ func TestLabelsAfterARestore(t *testing.T) {
 	set := map[string]string{"nvidia.com/gpu.count": "8"}
 	timer := clocktesting.NewFakeClock(time.Now())
 	client := kubeapi.New(kubeapi.Options{Node: "n"})
-	l := &nodeLabeler{labeler: labeler{client: client, clock: timer, daemon: agent.Daemon{Labels: feed.New(set)}}}
+	l := &nodeLabeler{labeler: labeler{client: client, clock: timer, daemon: daemon.View{Labels: feed.New(set)}}}
 	due := func(when string, want bool) {
 		t.Helper()
 		if got := l.due(); want != (len(got) > 0) {

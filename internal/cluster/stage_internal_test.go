@@ -14,8 +14,8 @@ import (
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
@@ -40,9 +40,9 @@ type stage struct {
 	lock func(string) (func(), error)
 }
 
-// A daemon is what reporters are told of one.
-type daemon struct {
-	agent.Daemon
+// A staged is what reporters are told of one.
+type staged struct {
+	daemon.View
 	stop func()
 
 	mu      sync.Mutex
@@ -78,15 +78,15 @@ var everything = config.Features{
 }
 
 // start starts a daemon with these GPUs. It is stopped at the end of the test, or by its stop.
-func (s *stage) start(f config.Features, gpus ...status.Device) *daemon {
+func (s *stage) start(f config.Features, gpus ...status.Device) *staged {
 	s.t.Helper()
 	return s.startAs(f, status.Status{Version: "v1", Driver: "580", GPUs: gpus})
 }
 
 // startAs starts a daemon with this status. It has looked at the GPUs just now, unless it does not know the driver's version.
-func (s *stage) startAs(f config.Features, first status.Status) *daemon {
+func (s *stage) startAs(f config.Features, first status.Status) *staged {
 	s.t.Helper()
-	d := &daemon{dropped: map[string]int{}, Daemon: agent.Daemon{
+	d := &staged{dropped: map[string]int{}, View: daemon.View{
 		Config: config.Config{StateDir: s.stateDir}, Configs: feed.New(config.Config{Features: f}), ConfigErrors: feed.New[error](nil),
 		Snapshots: feed.New(inventory.Snapshot{}), Offered: feed.New(resource.Plan{}),
 		APIRequested: func(string, string, int) {},
@@ -110,7 +110,7 @@ func (s *stage) startAs(f config.Features, first status.Status) *daemon {
 	ctx, cancel := context.WithCancel(context.Background())
 	var tasks sync.WaitGroup
 	tasks.Go(func() { client.Watch(ctx, clock.RealClock{}) })
-	r := newReporter(d.Daemon, client, client.Nodes(), s.clock, &spread{})
+	r := newReporter(d.View, client, client.Nodes(), s.clock, &spread{})
 	if s.fraction != 0 {
 		r.fraction = s.fraction
 	}
@@ -128,14 +128,14 @@ func (s *stage) startAs(f config.Features, first status.Status) *daemon {
 }
 
 // set changes what the daemon knows.
-func (d *daemon) set(now status.Status) {
+func (d *staged) set(now status.Status) {
 	d.mu.Lock()
 	d.status = now
 	d.mu.Unlock()
 	d.Snapshots.Publish(inventory.Snapshot{})
 }
 
-func (d *daemon) gpus(gpus ...status.Device) {
+func (d *staged) gpus(gpus ...status.Device) {
 	d.mu.Lock()
 	now := d.status
 	d.mu.Unlock()
@@ -143,7 +143,7 @@ func (d *daemon) gpus(gpus ...status.Device) {
 	d.set(now)
 }
 
-func (d *daemon) drops(cause string) int {
+func (d *staged) drops(cause string) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.dropped[cause]

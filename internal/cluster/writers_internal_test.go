@@ -15,8 +15,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/utils/clock"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
@@ -31,7 +31,7 @@ import (
 // writing is a reporter with a pen. It is for a bubble of synctest.
 func writing(f config.Features, node kubeapi.Node, s status.Status) (*reporter, *pen) {
 	p := &pen{}
-	d := agent.Daemon{Configs: feed.New(config.Config{Features: f}), EventDropped: func(string) {}}
+	d := daemon.View{Configs: feed.New(config.Config{Features: f}), EventDropped: func(string) {}}
 	r := newReporter(d, p, feed.New(node), clock.RealClock{}, &spread{})
 	r.fraction = 0
 	if !s.Looked.IsZero() {
@@ -196,7 +196,7 @@ func TestEventsWait(t *testing.T) {
 func TestOwnersAreFoundOnce(t *testing.T) {
 	s := newStage(t)
 	client := kubeapi.New(kubeapi.Options{Kubeconfig: s.server.Kubeconfig(), Node: nodeName, Version: "v1"})
-	l := &featureLabeler{labeler: labeler{client: client, daemon: agent.Daemon{Config: config.Config{PodName: "p"}}}}
+	l := &featureLabeler{labeler: labeler{client: client, daemon: daemon.View{Config: config.Config{PodName: "p"}}}}
 	reads := func() int { return s.server.Requests()[apiserver.Request{Verb: "get", Resource: "pods"}] }
 	s.server.SetFault(apiserver.Fault{Status: 500})
 	if err := l.findOwners(t.Context(), "gpu"); err == nil || l.owned {

@@ -25,9 +25,9 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
@@ -189,7 +189,7 @@ func runNode(ctx context.Context, kubeconfig, name, boot string, seen *counters)
 	for i := range 8 {
 		gpus = append(gpus, status.Device{Index: fmt.Sprint(i), UUID: fmt.Sprintf("GPU-%s-%d", name, i), State: "Healthy"})
 	}
-	d := agent.Daemon{
+	d := daemon.View{
 		Config: c, Configs: feed.New(c), ConfigErrors: feed.New[error](nil), Snapshots: feed.New(inventory.Snapshot{}),
 		Labels: feed.New(labels()), Unlabeled: feed.New[error](nil), Offered: feed.New(resource.Plan{}),
 		Status: func(context.Context) (status.Status, error) {

@@ -1,4 +1,4 @@
-package agent_test
+package daemon_test
 
 import (
 	"context"
@@ -8,9 +8,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/labels"
@@ -22,7 +22,7 @@ func TestLabelsFollowTheNode(t *testing.T) {
 		named := func(file string, timestamp bool) config.Config {
 			return config.Config{Features: config.Features{MachineTypeFile: file, LabelsTimestamp: timestamp}}
 		}
-		l := agent.Labels{
+		l := daemon.Labels{
 			Configs: feed.New(named("A", false)), Snapshots: feed.New(inventory.Snapshot{}), Wanted: feed.New[map[string]string](nil),
 			Machine: func(file string) string { return "machine-" + file }, Now: time.Now,
 			Make: func(s inventory.Snapshot, o labels.Options) map[string]string {
@@ -84,7 +84,7 @@ func TestMPSCapableWhileClaimsArePrepared(t *testing.T) {
 			c.Edits.MPSRoot = "/run/nvidia/mps"
 			return c
 		}
-		l := agent.Labels{
+		l := daemon.Labels{
 			Configs: feed.New(mode(config.DRAOff)), Wanted: feed.New[map[string]string](nil), InUse: feed.New[map[string][]claims.Holder](nil),
 			Snapshots: feed.New(inventory.Snapshot{Generation: 1, GPUs: []inventory.GPU{{UUID: "a"}}}),
 			Machine:   func(string) string { return "" }, Now: time.Now, Make: labels.All,

@@ -1,4 +1,4 @@
-package agent_test
+package daemon_test
 
 import (
 	"context"
@@ -10,8 +10,8 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
@@ -45,7 +45,7 @@ func TestTheFirstLookEndsTheDaemonWhereThatIsWanted(t *testing.T) {
 	defer cancel()
 	wanted, waits := feed.New(config.Config{FailOnInitError: true}), feed.New(config.Config{})
 	bad, good := watch(t, &driver{err: inventory.ErrDriverMismatch}), watch(t, &driver{})
-	err := agent.CheckFirstLook(ctx, bad, wanted)
+	err := daemon.CheckFirstLook(ctx, bad, wanted)
 	if err == nil || errors.Is(err, inventory.ErrDriverReplaced) {
 		t.Fatalf("got %v, want an error that asks for no new process", err)
 	}
@@ -55,8 +55,8 @@ func TestTheFirstLookEndsTheDaemonWhereThatIsWanted(t *testing.T) {
 		}
 	}
 	for what, err := range map[string]error{
-		"a driver that may come later": agent.CheckFirstLook(ctx, bad, waits),
-		"a driver that works":          agent.CheckFirstLook(ctx, good, wanted),
+		"a driver that may come later": daemon.CheckFirstLook(ctx, bad, waits),
+		"a driver that works":          daemon.CheckFirstLook(ctx, good, wanted),
 	} {
 		if err != nil {
 			t.Errorf("%s: %v", what, err)
@@ -64,7 +64,7 @@ func TestTheFirstLookEndsTheDaemonWhereThatIsWanted(t *testing.T) {
 	}
 	ended, end := context.WithCancel(t.Context())
 	end()
-	if err := agent.CheckFirstLook(ended, monitor.New(monitor.Options{Driver: &driver{}}), wanted); err != nil {
+	if err := daemon.CheckFirstLook(ended, monitor.New(monitor.Options{Driver: &driver{}}), wanted); err != nil {
 		t.Errorf("the end of the daemon before the first look: %v", err)
 	}
 }
@@ -81,7 +81,7 @@ func TestTheHealthPolicyOfTheConfigIsInForce(t *testing.T) {
 	configs := feed.New(enabled("13"))
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- agent.FollowHealth(ctx, i.Monitor, configs) }()
+	go func() { ended <- daemon.FollowHealth(ctx, i.Monitor, configs) }()
 	for gpu, xid := range []uint64{13, 43} { // which count only where an operator wants that
 		configs.Publish(enabled(fmt.Sprint(xid)))
 		for deadline := time.Now().Add(patience); ; {
@@ -135,7 +135,7 @@ func TestReady(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		configs := feed.New(config.Config{})
-		s := &agent.Serving{
+		s := &daemon.Serving{
 			Configs: configs, Monitor: m, Others: others, Servers: func() []plugin.Status { return servers },
 			Offered: feed.New(resource.New(m.Snapshots().Value(), resource.Options{})), Owners: owners,
 		}
@@ -192,6 +192,6 @@ func TestReady(t *testing.T) {
 
 	ended, end := context.WithCancel(t.Context())
 	end()
-	got, said := (&agent.Serving{Monitor: monitor.New(monitor.Options{Driver: &driver{}})}).Ready(ended)
+	got, said := (&daemon.Serving{Monitor: monitor.New(monitor.Options{Driver: &driver{}})}).Ready(ended)
 	wants("the monitor cannot be reached", false, "canceled")(got, said)
 }

@@ -1,4 +1,4 @@
-package agent_test
+package daemon_test
 
 import (
 	"strings"
@@ -8,8 +8,8 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -23,7 +23,7 @@ func TestStartIsOneLine(t *testing.T) {
 		snapshots := feed.New(inventory.Snapshot{})
 		configs := feed.New(config.Config{Edits: edits.Options{Strategies: []edits.Strategy{edits.EnvVar}}})
 		ended := make(chan error, 1)
-		go func() { ended <- agent.LogStart(ctx, "v1", snapshots, configs) }()
+		go func() { ended <- daemon.LogStart(ctx, "v1", snapshots, configs) }()
 		for _, waiting := range []inventory.Snapshot{{}, {Generation: 1, Stale: "no driver"}} {
 			snapshots.Publish(waiting)
 			synctest.Wait()

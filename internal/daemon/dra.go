@@ -1,4 +1,4 @@
-package agent
+package daemon
 
 import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"

@@ -1,4 +1,4 @@
-package agent_test
+package daemon_test
 
 import (
 	"context"
@@ -9,7 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 )
 
 // TestStuck: tasks are asked at the same time, and those are named that do not answer.
@@ -26,8 +26,8 @@ func TestStuck(t *testing.T) {
 				}
 			}
 		}
-		l := agent.NewLiveness([]agent.Task{{Name: "a", Alive: alive(time.Hour)}, {Name: "b"}, {Name: "c", Alive: alive(4 * time.Second)}},
-			[]agent.Task{{Name: "d", Alive: alive(time.Hour)}})
+		l := daemon.NewLiveness([]daemon.Task{{Name: "a", Alive: alive(time.Hour)}, {Name: "b"}, {Name: "c", Alive: alive(4 * time.Second)}},
+			[]daemon.Task{{Name: "d", Alive: alive(time.Hour)}})
 		began := time.Now()
 		if diff := cmp.Diff([]string{"a: no answer", "d: no answer"}, l.Stuck(t.Context())); diff != "" {
 			t.Errorf("stuck (-want +got):\n%s", diff)

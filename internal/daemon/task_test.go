@@ -1,4 +1,4 @@
-package agent_test
+package daemon_test
 
 import (
 	"context"
@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 )
 
 // ends records the order in which tasks end.
@@ -20,8 +20,8 @@ type ends struct {
 }
 
 // task returns a task that lives until ctx ends, needs a second to end then, and returns err.
-func (e *ends) task(name string, err error) agent.Task {
-	return agent.Task{Name: name, Run: func(ctx context.Context) error {
+func (e *ends) task(name string, err error) daemon.Task {
+	return daemon.Task{Name: name, Run: func(ctx context.Context) error {
 		<-ctx.Done()
 		time.Sleep(time.Second)
 		e.mu.Lock()
@@ -33,20 +33,20 @@ func (e *ends) task(name string, err error) agent.Task {
 
 func TestOutputsEndBeforeObservation(t *testing.T) {
 	t.Parallel()
-	failing := agent.Task{Name: "failing", Run: func(context.Context) error {
+	failing := daemon.Task{Name: "failing", Run: func(context.Context) error {
 		time.Sleep(time.Minute)
 		return errors.New("it broke")
 	}}
-	finished := agent.Task{Name: "finished", Run: func(context.Context) error { return nil }}
+	finished := daemon.Task{Name: "finished", Run: func(context.Context) error { return nil }}
 	late := errors.New("an error that comes after the end")
 	for name, tt := range map[string]struct {
-		observation, outputs []agent.Task // beside one of each
+		observation, outputs []daemon.Task // beside one of each
 		after                time.Duration
 		want                 string
 	}{
-		"the context ends":     {[]agent.Task{finished}, []agent.Task{finished}, time.Hour, ""},
-		"an output fails":      {nil, []agent.Task{failing}, time.Minute, "failing: it broke"},
-		"an observation fails": {[]agent.Task{failing}, nil, time.Minute, "failing: it broke"},
+		"the context ends":     {[]daemon.Task{finished}, []daemon.Task{finished}, time.Hour, ""},
+		"an output fails":      {nil, []daemon.Task{failing}, time.Minute, "failing: it broke"},
+		"an observation fails": {[]daemon.Task{failing}, nil, time.Minute, "failing: it broke"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -55,7 +55,7 @@ func TestOutputsEndBeforeObservation(t *testing.T) {
 				defer cancel()
 				var ended ends
 				began := time.Now()
-				err := agent.Run(ctx, append(tt.observation, ended.task("observation", late)),
+				err := daemon.Run(ctx, append(tt.observation, ended.task("observation", late)),
 					append(tt.outputs, ended.task("output", late)))
 				if took := time.Since(began); took > tt.after+2*time.Second {
 					t.Errorf("ended after %s, want %s", took, tt.after)
@@ -79,7 +79,7 @@ func TestADaemonWithoutOutputsLives(t *testing.T) {
 		defer cancel()
 		var ended ends
 		began := time.Now()
-		if err := agent.Run(ctx, []agent.Task{ended.task("observation", nil)}, nil); err != nil {
+		if err := daemon.Run(ctx, []daemon.Task{ended.task("observation", nil)}, nil); err != nil {
 			t.Error(err)
 		}
 		if took := time.Since(began); took < time.Hour || len(ended.names) != 1 {

@@ -1,4 +1,4 @@
-package agent
+package daemon
 
 import (
 	"context"
@@ -13,8 +13,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
 
-// A Daemon is what the tasks work with that a program adds to the daemon's own.
-type Daemon struct {
+// A View is what the tasks for the API server are given of the daemon.
+type View struct {
 	// Config is the configuration at the start, for settings that need a restart.
 	Config config.Config
 	// Configs are those in force, ConfigErrors why the file as it is now is not in force.

@@ -1,4 +1,4 @@
-package agent_test
+package daemon_test
 
 import (
 	"cmp"
@@ -11,8 +11,8 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -29,7 +29,7 @@ const (
 
 // An inspected node is a simulated one with its monitor, which looks of its own accord only once, and an Inspector.
 type inspected struct {
-	*agent.Inspector
+	*daemon.Inspector
 	t    *testing.T
 	node *simulator.Node
 	plan resource.Plan // of the node as it was at first
@@ -74,7 +74,7 @@ func inspect(t *testing.T, profile string, o resource.Options, wanted config.Pre
 		t.Fatal(err)
 	}
 	return &inspected{
-		Inspector: &agent.Inspector{Configs: feed.New(config.Config{PreStart: wanted}), Monitor: m},
+		Inspector: &daemon.Inspector{Configs: feed.New(config.Config{PreStart: wanted}), Monitor: m},
 		t:         t, node: node, plan: resource.New(m.Snapshots().Value(), o),
 	}
 }
@@ -379,7 +379,7 @@ func TestADriverThatDoesNotAnswerIsNamed(t *testing.T) {
 	defer cancel()
 	silent := watch(t, &driver{err: fmt.Errorf("%w: nvmlInit_v2", inventory.ErrNoAnswer)})
 	for ctx, m := range map[context.Context]*monitor.Monitor{late: monitor.New(monitor.Options{}), t.Context(): silent} {
-		err := (&agent.Inspector{Configs: feed.New(config.Config{PreStart: fit}), Monitor: m}).Inspect(ctx, []resource.Device{{UUID: "GPU-a"}})
+		err := (&daemon.Inspector{Configs: feed.New(config.Config{PreStart: fit}), Monitor: m}).Inspect(ctx, []resource.Device{{UUID: "GPU-a"}})
 		if !errors.Is(err, inventory.ErrNoAnswer) || !strings.HasPrefix(err.Error(), "GPU-a cannot be looked at: ") ||
 			!strings.Contains(err.Error(), "the kernel log says") {
 			t.Errorf("got error %v, want one that says where to look", err)

@@ -1,4 +1,4 @@
-package agent_test
+package daemon_test
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/agent"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
@@ -87,7 +87,7 @@ func TestProcessMakesPlaceForOneThatIsBetterOff(t *testing.T) {
 				go func() { ended <- m.Run(ctx) }()
 				time.AfterFunc(change, func() { d.become(tt.then) })
 				start := time.Now()
-				err := agent.FollowDriver(ctx, m)
+				err := daemon.FollowDriver(ctx, m)
 				switch after := time.Since(start); {
 				case tt.to == 0 && err != nil:
 					t.Errorf("the process ends after %s: %v", after, err)

@@ -1,9 +1,9 @@
-// Package agent is the daemon: the tree of its long-lived tasks. Tasks are given to it in two groups. Observation finds out
+// Package daemon is the daemon: the tree of its long-lived tasks. Tasks are given to it in two groups. Observation finds out
 // what the node has and what its operator wants; outputs act on it. The package also holds the tasks that only join others:
 // the health policy, the replacement of the driver, the checks before a container starts.
 //
-// Package cli builds what the agent works with and runs it; nothing else imports it.
-package agent
+// Package cli builds what the daemon works with and runs it.
+package daemon
 
 import (
 	"context"
