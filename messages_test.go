@@ -17,10 +17,10 @@ import (
 	"testing/fstest"
 )
 
-var update = flag.Bool("update", false, "write the table of messages in docs/logging.md anew")
+var update = flag.Bool("update", false, "write the table of messages in docs/dev/messages.md anew")
 
 const (
-	messagesFile  = "docs/logging.md"
+	messagesFile  = "docs/dev/messages.md"
 	messagesBegin = "<!-- messages: written by TestMessages -->\n"
 	messagesEnd   = "<!-- end of messages -->\n"
 )

@@ -12,49 +12,49 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 )
 
-var update = flag.Bool("update", false, "write the tables in docs/metrics.md anew")
+var update = flag.Bool("update", false, "write the tables of metrics in docs anew")
 
 const (
-	docs       = "../../docs/metrics.md"
 	tableBegin = "<!-- metrics: written by internal/telemetry's TestDocs -->\n"
 	tableEnd   = "<!-- end of metrics -->\n"
 )
 
-// TestDocs holds the tables of docs/metrics.md to the metrics that there are. `go test ./internal/telemetry -run TestDocs -update`
-// writes them anew.
+// TestDocs holds the tables of docs/metrics.md to the metrics that there are, and docs/dev/calls.md to the calls into the driver.
+// `go test ./internal/telemetry -run TestDocs -update` writes them anew.
 func TestDocs(t *testing.T) {
-	text, err := os.ReadFile(docs)
-	if err != nil {
-		t.Fatal(err)
-	}
-	before, rest, begins := strings.Cut(string(text), tableBegin)
-	tables, after, ends := strings.Cut(rest, tableEnd)
-	if !begins || !ends {
-		t.Fatalf("docs/metrics.md has no place for the tables: %q … %q", tableBegin, tableEnd)
-	}
-	var b strings.Builder
+	var tables, calls strings.Builder
 	for _, c := range chapters {
-		c.write(&b)
+		c.write(&tables)
 	}
-	writeCost(&b)
-	if tables == b.String() {
-		return
-	}
-	if !*update {
-		t.Fatal("the tables in docs/metrics.md are not those of the metrics; write them anew: go test ./internal/telemetry -run TestDocs -update")
-	}
-	if err := os.WriteFile(docs, []byte(before+tableBegin+b.String()+tableEnd+after), 0o644); err != nil {
-		t.Fatal(err)
+	writeCost(&calls)
+	for file, want := range map[string]string{"../../docs/metrics.md": tables.String(), "../../docs/dev/calls.md": calls.String()} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		before, rest, begins := strings.Cut(string(text), tableBegin)
+		have, after, ends := strings.Cut(rest, tableEnd)
+		switch {
+		case !begins || !ends:
+			t.Errorf("%s has no place for the tables: %q … %q", file, tableBegin, tableEnd)
+		case have == want:
+		case !*update:
+			t.Errorf("the tables in %s are not those of the code; write them anew: go test ./internal/telemetry -run TestDocs -update", file)
+		default:
+			if err := os.WriteFile(file, []byte(before+tableBegin+want+tableEnd+after), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 }
 
 // write writes a chapter as a table.
 func (c chapter) write(b *strings.Builder) {
-	fmt.Fprintf(b, "\n### %s\n\n| metric | type | unit | labels | series at most | meaning |\n|---|---|---|---|---|---|\n", c.title)
+	fmt.Fprintf(b, "\n### %s\n\n| metric | type | labels | series at most | meaning |\n|---|---|---|---|---|\n", c.title)
 	for _, m := range c.metrics {
 		var labels []string
 		if rest, ok := strings.CutPrefix(strings.Join(m.labels, ","), strings.Join(deviceLabels, ",")); ok {
-			labels = append([]string{"[of the device](#labels-of-devices)"}, strings.FieldsFunc(rest, func(r rune) bool { return r == ',' })...)
+			labels = append([]string{"[device](#labels-of-devices)"}, strings.FieldsFunc(rest, func(r rune) bool { return r == ',' })...)
 		} else {
 			labels = slices.Clone(m.labels)
 		}
@@ -64,14 +64,14 @@ func (c chapter) write(b *strings.Builder) {
 			}
 		}
 		help := strings.ReplaceAll(m.help, "|", "\\|")
-		fmt.Fprintf(b, "| `%s` | %s | %s | %s | %s | %s |\n", m.name, m.kind, m.unit, strings.Join(labels, ", "), m.series, help)
+		fmt.Fprintf(b, "| `%s` | %s | %s | %s | %s |\n", m.name, m.kind, strings.Join(labels, ", "), m.series, help)
 	}
 	b.WriteString("\n")
 }
 
 // writeCost writes which calls into the driver a sample takes.
 func writeCost(b *strings.Builder) {
-	b.WriteString("### Calls into the driver for one sample\n\n")
+	b.WriteString("\n")
 	b.WriteString("| query | metrics | calls for a GPU | calls for a GPU in MIG mode |\n|---|---|---|---|\n")
 	sums := [4]int{} // for a GPU, a GPU in MIG mode and a GPU instance; what blocks for a GPU
 	for _, q := range nvidia.SampleQueries() {

@@ -16,11 +16,11 @@ import (
 )
 
 var (
-	update  = flag.Bool("update", false, "write the figures of the simulated day into docs/topology.md")
-	measure = flag.Bool("measure", false, "measure the time of choices on this machine and write it into docs/topology.md")
+	update  = flag.Bool("update", false, "write the figures of the simulated day into docs/dev/topology.md")
+	measure = flag.Bool("measure", false, "measure the time of choices on this machine and write it into docs/dev/topology.md")
 )
 
-const docs = "../../docs"
+const docs = "../../docs/dev"
 
 // dayMachines are the machines of the simulated day: the simulator's profiles of several whole GPUs, and machines that are
 // broken, irregular or large. A profile whose GPUs are connected as those of another is left out.
@@ -100,7 +100,7 @@ func TestDay(t *testing.T) {
 		return
 	}
 	if !strings.Contains(read(t, "topology.md"), text.String()) || read(t, "topology-day.svg") != picture {
-		t.Error("docs/topology.md has other figures than these: run go test ./internal/topology -run TestDay -update")
+		t.Error("docs/dev/topology.md has other figures than these: run go test ./internal/topology -run TestDay -update")
 	}
 }
 
@@ -161,14 +161,14 @@ func slowest(g *topology.Graph) (worst time.Duration, exact bool) {
 	return worst, exact
 }
 
-// replaceGenerated writes text between the marks of a part of docs/topology.md.
+// replaceGenerated writes text between the marks of a part of docs/dev/topology.md.
 func replaceGenerated(t *testing.T, part, text string) {
 	t.Helper()
 	begin, end := "<!-- generated: "+part+" -->\n", "<!-- end: "+part+" -->"
 	before, rest, found := strings.Cut(read(t, "topology.md"), begin)
 	_, after, ended := strings.Cut(rest, end)
 	if !found || !ended {
-		t.Fatalf("docs/topology.md has no marks of the part %q", part)
+		t.Fatalf("docs/dev/topology.md has no marks of the part %q", part)
 	}
 	write(t, "topology.md", before+begin+text+"\n"+end+after)
 }

@@ -20,7 +20,7 @@ type pod struct {
 	arrives, holds float64
 }
 
-// pods draws pods for a node that is 70 % full on average, with the mix of docs/topology.md.
+// pods draws pods for a node that is 70 % full on average, with the mix of docs/dev/topology.md.
 func pods(n, gpus int) []pod {
 	r := rand.New(rand.NewPCG(1, 0))
 	sizes := []int{1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 4, 4, 4, 4, 8}
