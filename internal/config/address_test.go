@@ -1,10 +1,12 @@
-package config
+package config_test
 
 import (
 	"strings"
 	"testing"
 
 	"github.com/spf13/pflag"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
 
 func TestMetricsAddress(t *testing.T) {
@@ -23,11 +25,11 @@ func TestMetricsAddress(t *testing.T) {
 		t.Run(address, func(t *testing.T) {
 			t.Parallel()
 			flags := pflag.NewFlagSet("test", pflag.ContinueOnError)
-			AddFlags(flags)
+			config.AddFlags(flags)
 			if err := flags.Parse([]string{"--metrics-address=" + address}); err != nil {
 				t.Fatal(err)
 			}
-			c, _, err := Sources{Flags: flags}.Resolve("", nil)
+			c, _, err := config.Sources{Flags: flags}.Resolve("", nil)
 			switch {
 			case want == "" && (err != nil || c.MetricsAddress != address):
 				t.Errorf("address %q, error %v", c.MetricsAddress, err)

@@ -1,8 +1,10 @@
-package config
+package config_test
 
 import (
+	"encoding/json"
 	"errors"
 	"io/fs"
+	"maps"
 	"os"
 	"reflect"
 	"regexp"
@@ -11,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/api/config/v1"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
 
 // A row is one of a table of docs/compatibility.md.
@@ -65,23 +68,19 @@ func TestCompatibilityHasARowForEverything(t *testing.T) {
 			return !slices.ContainsFunc(names, func(name string) bool { return !strings.Contains(r.text, "`"+name+"`") })
 		})
 	}
-	own := slices.DeleteFunc(slices.Clone(discoveryOptions), func(d option) bool {
-		return slices.ContainsFunc(options, func(o option) bool { return o.flag == d.flag && slices.Equal(o.env, d.env) })
-	})
-	for _, o := range slices.Concat(options, own) {
-		names := []string{"--" + o.flag}
-		for _, alias := range o.aliases {
+	for _, o := range append(config.Options(), config.DiscoveryOptions()...) {
+		names := append([]string{"--" + o.Flag}, o.Env...)
+		for _, alias := range o.Aliases {
 			names = append(names, "--"+alias)
 		}
-		names = append(names, o.env...)
-		if o.key != "" {
-			names = append(names, o.key)
+		if o.Key != "" {
+			names = append(names, o.Key)
 		}
 		if !inOne(names) {
 			t.Errorf("docs/compatibility.md has no row with %q", names)
 		}
 	}
-	for _, key := range allKeys(reflect.TypeFor[v1.Config](), "") {
+	for key := range keysOf(reflect.TypeFor[v1.Config](), "") {
 		if !inOne([]string{key}) {
 			t.Errorf("docs/compatibility.md has no row with the key `%s`", key)
 		}
@@ -93,23 +92,26 @@ func TestCompatibilityHasARowForEverything(t *testing.T) {
 	}
 }
 
-// allKeys returns the paths of all keys of the schema that hold no further block. [] stands for the items of a list.
-func allKeys(block reflect.Type, path string) []string {
-	var all []string
+// keysOf returns the paths of all keys of a block of the schema that hold no further block, with their types. [] stands for the items of
+// a list.
+func keysOf(block reflect.Type, path string) map[string]reflect.Type {
+	all := map[string]reflect.Type{}
 	for i := range block.NumField() {
 		field := block.Field(i)
-		kind, at := field.Type, join(path, tag(field))
+		kind := field.Type
+		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
+		at := strings.TrimPrefix(path+"."+name, ".")
 		if kind.Kind() == reflect.Pointer {
 			kind = kind.Elem()
 		}
 		if kind.Kind() == reflect.Slice && kind.Elem().Kind() == reflect.Struct {
 			kind, at = kind.Elem(), at+"[]"
 		}
-		if kind.Kind() != reflect.Struct || isSpecial(reflect.New(kind)) {
-			all = append(all, at)
+		if _, special := reflect.New(kind).Interface().(json.Unmarshaler); special || kind.Kind() != reflect.Struct {
+			all[at] = kind
 			continue
 		}
-		all = append(all, allKeys(kind, at)...)
+		maps.Copy(all, keysOf(kind, at))
 	}
 	return all
 }

@@ -1,8 +1,7 @@
-package config
+package config_test
 
 import (
 	"errors"
-	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -11,36 +10,25 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/api/config/v1"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
 
-// leaves returns the key paths of a block of the schema that hold no further block.
-func leaves(block reflect.Type, path string) []string {
-	var all []string
-	for i := range block.NumField() {
-		field := block.Field(i)
-		kind := field.Type
-		if kind.Kind() == reflect.Pointer {
-			kind = kind.Elem()
-		}
-		if kind.Kind() == reflect.Struct {
-			all = append(all, leaves(kind, join(path, tag(field)))...)
-			continue
-		}
-		all = append(all, join(path, tag(field)))
-	}
-	return all
-}
-
-// TestEveryKeyOfFlagsIsAnOption keeps a new key of the schema from being forgotten.
-func TestEveryKeyOfFlagsIsAnOption(t *testing.T) {
+// TestEveryKeyIsAnOption keeps a new key of the schema from being forgotten: each key of these blocks has an option, and each option has
+// a key that is there.
+func TestEveryKeyIsAnOption(t *testing.T) {
 	t.Parallel()
-	known := slices.Concat(leaves(reflect.TypeFor[v1.Flags](), "flags"), leaves(reflect.TypeFor[v1.IMEX](), "imex"),
-		leaves(reflect.TypeFor[v1.Features](), "features"), leaves(reflect.TypeFor[v1.MIG](), "mig"),
-		[]string{"health.kernelLog", "dra.mode", "dra.registryDir", "dra.pluginsDir", "dra.dynamicMIG", "dra.shares"}) // the rest of the blocks is in the file alone
+	var known []string
+	for key := range keysOf(reflect.TypeFor[v1.Config](), "") {
+		block, _, _ := strings.Cut(key, ".")
+		if slices.Contains([]string{"flags", "imex", "features", "mig"}, block) {
+			known = append(known, key)
+		}
+	}
+	known = append(known, "health.kernelLog", "dra.mode", "dra.registryDir", "dra.pluginsDir", "dra.dynamicMIG", "dra.shares") // the others have no flag
 	var claimed []string
-	for _, o := range options {
-		if o.key != "" {
-			claimed = append(claimed, o.key)
+	for _, o := range config.Options() {
+		if o.Key != "" {
+			claimed = append(claimed, o.Key)
 		}
 	}
 	for _, key := range known {
@@ -60,55 +48,41 @@ func TestEveryKeyOfFlagsIsAnOption(t *testing.T) {
 // or so long that it never ends. That of feature discovery has the bounds of NVIDIA's program.
 func TestEveryDurationHasAUnitAndBounds(t *testing.T) {
 	t.Parallel()
-	for path, discovery := range durations(reflect.TypeFor[v1.Config](), "") {
+	found := 0
+	for path, kind := range keysOf(reflect.TypeFor[v1.Config](), "") {
+		discovery := kind == reflect.TypeFor[v1.Interval]()
+		if kind != reflect.TypeFor[v1.Duration]() && !discovery {
+			continue
+		}
+		found++
 		for _, value := range []string{"10", "-1m", "100000h"} {
 			if discovery && value != "10" {
 				continue
 			}
 			keys := strings.Split(path, ".")
-			_, _, err := Sources{}.Resolve("", []byte(strings.Join(keys, ": {")+": "+value+strings.Repeat("}", len(keys)-1)))
-			var invalid *Invalid
+			_, _, err := config.Sources{}.Resolve("", []byte(strings.Join(keys, ": {")+": "+value+strings.Repeat("}", len(keys)-1)))
+			var invalid *config.Invalid
 			if !errors.As(err, &invalid) || len(invalid.Problems) != 1 || !strings.Contains(invalid.Error(), path) {
 				t.Errorf("%s: %s: %v, want that it is refused", path, value, err)
 			}
 		}
 	}
-}
-
-// durations returns the key paths of a block of the schema that take a length of time, and whether they are of feature discovery.
-func durations(block reflect.Type, path string) map[string]bool {
-	all := map[string]bool{}
-	for i := range block.NumField() {
-		field := block.Field(i)
-		kind := field.Type
-		if kind.Kind() == reflect.Pointer {
-			kind = kind.Elem()
-		}
-		at := tag(field)
-		if path != "" {
-			at = join(path, at)
-		}
-		switch {
-		case kind == reflect.TypeFor[v1.Duration](), kind == reflect.TypeFor[v1.Interval]():
-			all[at] = kind == reflect.TypeFor[v1.Interval]()
-		case kind.Kind() == reflect.Struct:
-			maps.Copy(all, durations(kind, at))
-		}
+	if found == 0 {
+		t.Error("the schema has no lengths of time")
 	}
-	return all
 }
 
 // TestNamesAreUnique keeps two options from sharing a flag, a variable or a key.
 func TestNamesAreUnique(t *testing.T) {
 	t.Parallel()
 	seen := map[string]bool{}
-	for _, o := range options {
-		names := slices.Concat([]string{"--" + o.flag}, o.env)
-		for _, alias := range o.aliases {
+	for _, o := range config.Options() {
+		names := append([]string{"--" + o.Flag}, o.Env...)
+		for _, alias := range o.Aliases {
 			names = append(names, "--"+alias)
 		}
-		if o.key != "" {
-			names = append(names, o.key)
+		if o.Key != "" {
+			names = append(names, o.Key)
 		}
 		for _, name := range names {
 			if seen[name] {
@@ -116,8 +90,8 @@ func TestNamesAreUnique(t *testing.T) {
 			}
 			seen[name] = true
 		}
-		if len(o.env) == 0 || o.usage == "" {
-			t.Errorf("--%s has no environment variable or no usage", o.flag)
+		if len(o.Env) == 0 || o.Usage == "" {
+			t.Errorf("--%s has no environment variable or no usage", o.Flag)
 		}
 	}
 }
@@ -127,18 +101,18 @@ func TestNamesAreUnique(t *testing.T) {
 func TestEveryFieldOfConfigIsSet(t *testing.T) {
 	t.Parallel()
 	flags := pflag.NewFlagSet("test", pflag.ContinueOnError)
-	AddFlags(flags)
+	config.AddFlags(flags)
 	if err := flags.Parse(everything); err != nil {
 		t.Fatal(err)
 	}
-	c, _, err := Sources{Flags: flags}.Resolve("a.yaml", []byte(everyBlock))
+	c, _, err := config.Sources{Flags: flags}.Resolve("a.yaml", []byte(everyBlock))
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.Discovery = Discovery{true, true, 1, APIOn}                             // of another program
-	c.Resource.MIGParents = true                                              // where resources has no effect
-	c.Resource.Elsewhere = map[string]string{}                                // of those who make plans
-	c.DRA.GPUs.Exclude, c.DRA.GPUs.Rename, c.DRA.GPUs.Replicas = true, "a", 1 // it only selects
+	c.Discovery = config.Discovery{On: true, Oneshot: true, Sleep: 1, API: config.APIOn} // of another program
+	c.Resource.MIGParents = true                                                         // where resources has no effect
+	c.Resource.Elsewhere = map[string]string{}                                           // of those who make plans
+	c.DRA.GPUs.Exclude, c.DRA.GPUs.Rename, c.DRA.GPUs.Replicas = true, "a", 1            // it only selects
 	for _, path := range zeros(reflect.ValueOf(c), "Config") {
 		t.Errorf("%s is not set by anything", path)
 	}

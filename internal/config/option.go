@@ -49,6 +49,35 @@ type caution string
 
 func (c caution) Error() string { return string(c) }
 
+// An Option is how one setting can be given.
+type Option struct {
+	// Flag is the name of the flag without dashes, and Aliases are further names of it.
+	Flag    string
+	Aliases []string
+	// Env are environment variables; the first that is set counts.
+	Env []string
+	// Key is the path in the configuration file; empty if the file cannot give it.
+	Key string
+	// Default is what holds where nothing is given.
+	Default string
+	// Usage says what it does.
+	Usage string
+}
+
+// Options returns all options of the daemon, in the order in which they are documented.
+func Options() []Option { return described(options) }
+
+// DiscoveryOptions returns all options of gpu-feature-discovery.
+func DiscoveryOptions() []Option { return described(discoveryOptions) }
+
+func described(options []option) []Option {
+	all := make([]Option, len(options))
+	for i, o := range options {
+		all[i] = Option{Flag: o.flag, Aliases: o.aliases, Env: o.env, Key: o.key, Default: o.fallback, Usage: o.usage}
+	}
+	return all
+}
+
 // A setting is what one source says of an option.
 type setting struct {
 	text  string

@@ -149,6 +149,30 @@ func TestWatchSeesTheSwapOfAConfigMap(t *testing.T) {
 	await(t, w, resource.MIGMixed)
 }
 
+// TestWatchSeesEventsOfARelativePath: a change is seen before the next look that is due anyway.
+func TestWatchSeesEventsOfARelativePath(t *testing.T) {
+	t.Chdir(t.TempDir())
+	write(t, "config.yaml", "flags: {migStrategy: single}")
+	fake := testclock.NewFakeClock(time.Now())
+	w := watch(t, "config.yaml", fake)
+	if err := w.Alive(t.Context()); err != nil { // it has read the file and waits
+		t.Fatal(err)
+	}
+	write(t, "config.yaml", "flags: {migStrategy: mixed}")
+	for range 9 { // seconds, less than until that look
+		_, changed := w.Configs().Latest()
+		if w.Configs().Value().Resource.MIG == resource.MIGMixed {
+			return
+		}
+		fake.Step(time.Second)
+		select {
+		case <-changed:
+		case <-time.After(patience / 60):
+		}
+	}
+	await(t, w, resource.MIGMixed)
+}
+
 // A file reached by a link into another directory changes without an event in the directory that is watched.
 func TestWatchLooksNowAndThen(t *testing.T) {
 	t.Parallel()
