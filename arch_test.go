@@ -78,13 +78,6 @@ var imports = map[string][]string{
 	"internal/doctor":    {"internal/inventory", "internal/status"},
 	"internal/report":    {"internal/inventory", "internal/status"},
 	"internal/nodefacts": {"internal/doctor", "internal/driverroot", "internal/kubelet"},
-	"internal/daemon": {
-		"internal/config", "internal/health", "internal/inventory", "internal/monitor", "internal/resource", "internal/plugin",
-		"internal/labels",
-		"internal/feed", "internal/status", "internal/mig", "internal/migwish", "internal/dra", "internal/draslices", "internal/claims",
-		"internal/handover",
-		"internal/kubelet", // for the values of its accounts
-	},
 	"internal/draplugin": {
 		"internal/dra", "internal/feed", "internal/files", "internal/inventory", "internal/supervise",
 		"internal/kubelet", // for the token of the process in the names of sockets
@@ -116,7 +109,8 @@ var imports = map[string][]string{
 		"internal/claims", "internal/config", "internal/dra", "internal/inventory", "internal/resource", "internal/feed", "internal/supervise",
 		"internal/kubelet", // for the values of its accounts
 	},
-	"internal/cli": {everything},
+	"internal/daemon": {everything},
+	"internal/cli":    {everything},
 }
 
 // lean is the program that does not talk to the API server, and what it may not link.

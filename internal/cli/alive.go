@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 )
 
 func newAliveCommand() *cobra.Command {
@@ -21,7 +22,7 @@ func newAliveCommand() *cobra.Command {
 	socket := addControlFlag(cmd.Flags())
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		var stuck []string
-		if err := control.Call(cmd.Context(), *socket, callAlive, nil, &stuck); err != nil {
+		if err := control.Call(cmd.Context(), *socket, daemon.CallAlive, nil, &stuck); err != nil {
 			return err
 		}
 		if len(stuck) > 0 {

@@ -18,6 +18,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/layout"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
@@ -91,7 +93,7 @@ func execute(ctx context.Context, args ...string) (string, error) {
 // TestCommandsThatAsk: what each command asks the daemon, what it prints of the answer, and what it fails with.
 func TestCommandsThatAsk(t *testing.T) {
 	t.Parallel()
-	plan := &migPlan{Layout: "a", Possible: true, GPUs: []plannedGPU{}}
+	plan := &layout.Planned{Layout: "a", Possible: true, GPUs: []layout.PlannedGPU{}}
 	const planText = "Layout a is possible. It changes 0 of 0 GPUs.\n"
 	const called = "GPU 3  H100  GPU-3\n  done\n"
 	for name, test := range map[string]struct {
@@ -101,49 +103,49 @@ func TestCommandsThatAsk(t *testing.T) {
 		prints  string
 		fails   string
 	}{
-		"alive":           {"alive", map[string][]any{callAlive: {[]string{}}}, []string{"alive null"}, "alive\n", ""},
-		"stuck":           {"alive", map[string][]any{callAlive: {[]string{"a", "b"}}}, []string{"alive null"}, "", "stuck: a; b"},
-		"not asked right": {"alive", map[string][]any{callAlive: {errors.New("no")}}, []string{"alive null"}, "", "no"},
-		"ready":           {"ready", map[string][]any{callReady: {status.Readiness{Ready: true}}}, []string{`ready {"waitMilliseconds":0}`}, "ready\n", ""},
-		"ready, with a reason": {"ready", map[string][]any{callReady: {status.Readiness{Ready: true, Reason: "no GPUs"}}},
+		"alive":           {"alive", map[string][]any{daemon.CallAlive: {[]string{}}}, []string{"alive null"}, "alive\n", ""},
+		"stuck":           {"alive", map[string][]any{daemon.CallAlive: {[]string{"a", "b"}}}, []string{"alive null"}, "", "stuck: a; b"},
+		"not asked right": {"alive", map[string][]any{daemon.CallAlive: {errors.New("no")}}, []string{"alive null"}, "", "no"},
+		"ready":           {"ready", map[string][]any{daemon.CallReady: {status.Readiness{Ready: true}}}, []string{`ready {"waitMilliseconds":0}`}, "ready\n", ""},
+		"ready, with a reason": {"ready", map[string][]any{daemon.CallReady: {status.Readiness{Ready: true, Reason: "no GPUs"}}},
 			[]string{`ready {"waitMilliseconds":0}`}, "ready: no GPUs\n", ""},
-		"not ready": {"ready", map[string][]any{callReady: {status.Readiness{Reason: "starting"}}},
+		"not ready": {"ready", map[string][]any{daemon.CallReady: {status.Readiness{Reason: "starting"}}},
 			[]string{`ready {"waitMilliseconds":0}`}, "", "not ready: starting"},
-		"quiesce":             {"quiesce", map[string][]any{callQuiesce: {nil}}, []string{`quiesce {"allocate":false}`}, "", ""},
-		"quiesce, with pods":  {"quiesce --allocate", map[string][]any{callQuiesce: {nil}}, []string{`quiesce {"allocate":true}`}, "", ""},
-		"quiesce, refused":    {"quiesce", map[string][]any{callQuiesce: {errors.New("no")}}, []string{`quiesce {"allocate":false}`}, "", "no"},
-		"resume":              {"resume", map[string][]any{callResume: {nil}}, []string{"resume null"}, "", ""},
-		"health clear":        {"health clear --gpu 3", map[string][]any{callHealthClear: {nil}}, []string{`health.clear {"gpu":"3"}`}, "", ""},
+		"quiesce":             {"quiesce", map[string][]any{daemon.CallQuiesce: {nil}}, []string{`quiesce {"allocate":false}`}, "", ""},
+		"quiesce, with pods":  {"quiesce --allocate", map[string][]any{daemon.CallQuiesce: {nil}}, []string{`quiesce {"allocate":true}`}, "", ""},
+		"quiesce, refused":    {"quiesce", map[string][]any{daemon.CallQuiesce: {errors.New("no")}}, []string{`quiesce {"allocate":false}`}, "", "no"},
+		"resume":              {"resume", map[string][]any{daemon.CallResume: {nil}}, []string{"resume null"}, "", ""},
+		"health clear":        {"health clear --gpu 3", map[string][]any{daemon.CallHealthClear: {nil}}, []string{`health.clear {"gpu":"3"}`}, "", ""},
 		"health clear of one": {"health clear", nil, nil, "", `required flag(s) "gpu" not set`},
-		"MIG status": {"mig status", map[string][]any{callMIGStatus: {migStatus{GPUs: []migGPU{{Index: 3, Model: "H100", UUID: "GPU-3", Phase: "done"}}}}},
+		"MIG status": {"mig status", map[string][]any{daemon.CallMIGStatus: {daemon.MIGProgress{GPUs: []daemon.MIGGPU{{Index: 3, Model: "H100", UUID: "GPU-3", Phase: "done"}}}}},
 			[]string{"mig.status null"}, "No layout is named. GPUs stay as they are.\n\n" + called, ""},
-		"MIG status in YAML":    {"mig status -o yaml", map[string][]any{callMIGStatus: {migStatus{Layout: "a"}}}, []string{"mig.status null"}, "gpus: null\nlayout: a\n", ""},
-		"MIG status, refused":   {"mig status", map[string][]any{callMIGStatus: {errors.New("off")}}, []string{"mig.status null"}, "", "off"},
+		"MIG status in YAML":    {"mig status -o yaml", map[string][]any{daemon.CallMIGStatus: {daemon.MIGProgress{Layout: "a"}}}, []string{"mig.status null"}, "gpus: null\nlayout: a\n", ""},
+		"MIG status, refused":   {"mig status", map[string][]any{daemon.CallMIGStatus: {errors.New("off")}}, []string{"mig.status null"}, "", "off"},
 		"neither":               {"mig apply", nil, nil, "", "give either --layout, or --forget alone"},
 		"both":                  {"mig apply --layout a --forget", nil, nil, "", "give either --layout, or --forget alone"},
 		"forget as a dry run":   {"mig apply --forget --dry-run", nil, nil, "", "give either --layout, or --forget alone"},
 		"forget of a GPU":       {"mig apply --forget --gpu 1", nil, nil, "", "give either --layout, or --forget alone"},
 		"no GPU":                {"mig apply --layout a --gpu=", nil, nil, "", "--gpu names no GPU: give an index or a UUID, or leave it out for all GPUs"},
-		"apply, without a wait": {"mig apply --layout a --wait 0", map[string][]any{callMIGApply: {orderedMIG{Plan: plan, Again: 7}}}, []string{`mig.apply {"layout":"a"}`}, planText, ""},
-		"apply, as a dry run": {"mig apply --layout a --gpu 1,GPU-2 --dry-run", map[string][]any{callMIGApply: {orderedMIG{Plan: plan}}},
+		"apply, without a wait": {"mig apply --layout a --wait 0", map[string][]any{daemon.CallMIGApply: {daemon.OrderedMIG{Plan: plan, Again: 7}}}, []string{`mig.apply {"layout":"a"}`}, planText, ""},
+		"apply, as a dry run": {"mig apply --layout a --gpu 1,GPU-2 --dry-run", map[string][]any{daemon.CallMIGApply: {daemon.OrderedMIG{Plan: plan}}},
 			[]string{`mig.apply {"layout":"a","gpus":["1","GPU-2"],"dryRun":true}`}, planText, ""},
-		"apply, impossible": {"mig apply --layout a", map[string][]any{callMIGApply: {orderedMIG{Plan: &migPlan{Layout: "a", GPUs: []plannedGPU{{Index: 4, Reason: "r"}, {Index: 5}}}}}},
+		"apply, impossible": {"mig apply --layout a", map[string][]any{daemon.CallMIGApply: {daemon.OrderedMIG{Plan: &layout.Planned{Layout: "a", GPUs: []layout.PlannedGPU{{Index: 4, Reason: "r"}, {Index: 5}}}}}},
 			[]string{`mig.apply {"layout":"a"}`}, "", "layout a is not possible on GPU 4: the plan says why"},
-		"apply, and wait": {"mig apply --layout a", map[string][]any{callMIGApply: {orderedMIG{Plan: plan, Again: 7}}, callMIGStatus: {
-			migStatus{Layout: "a", From: "mig apply", Again: 7, State: "success"},
+		"apply, and wait": {"mig apply --layout a", map[string][]any{daemon.CallMIGApply: {daemon.OrderedMIG{Plan: plan, Again: 7}}, daemon.CallMIGStatus: {
+			daemon.MIGProgress{Layout: "a", From: "mig apply", Again: 7, State: "success"},
 		}}, []string{`mig.apply {"layout":"a"}`, "mig.status null"}, planText + "\nLayout a of mig apply: success\n", ""},
-		"forget": {"mig apply --forget", map[string][]any{callMIGApply: {orderedMIG{Again: 7}}, callMIGStatus: {migStatus{Again: 7}}},
+		"forget": {"mig apply --forget", map[string][]any{daemon.CallMIGApply: {daemon.OrderedMIG{Again: 7}}, daemon.CallMIGStatus: {daemon.MIGProgress{Again: 7}}},
 			[]string{`mig.apply {"forget":true}`, "mig.status null"}, "\nNo layout is named. GPUs stay as they are.\n", ""},
 		"the plan for a program": {"mig apply --layout a -o json", map[string][]any{
-			callMIGApply: {orderedMIG{Plan: plan, Again: 7}}, callMIGStatus: {migStatus{Again: 7, State: "success"}},
+			daemon.CallMIGApply: {daemon.OrderedMIG{Plan: plan, Again: 7}}, daemon.CallMIGStatus: {daemon.MIGProgress{Again: 7, State: "success"}},
 		}, []string{`mig.apply {"layout":"a"}`, "mig.status null"}, "{\n  \"layout\": \"a\",\n  \"possible\": true,\n  \"gpus\": []\n}\n", ""},
-		"simulate list": {"simulate list", map[string][]any{callSimulateList: {[]simulator.Status{
+		"simulate list": {"simulate list", map[string][]any{daemon.CallSimulateList: {[]simulator.Status{
 			{Index: 1, UUID: "GPU-1", BDF: "0000:01:00.0", Model: "h100", State: "present", Faults: []string{"a", "b"}, MIG: []simulator.MIGStatus{{Index: 2, UUID: "MIG-1", Profile: "1g", GI: 3, CI: 4}}},
 		}}}, []string{"simulate.list null"}, "GPU   UUID    BDF            MODEL    STATE     FAULTS\n" +
 			"1     GPU-1   0000:01:00.0   h100     present   a; b\n1:2   MIG-1   GI 3, CI 4     MIG 1g             \n", ""},
-		"simulate list, of real GPUs": {"simulate list", map[string][]any{callSimulateList: {errNotSimulated}}, []string{"simulate.list null"}, "", errNotSimulated.Error()},
-		"status of nothing":           {"status -o yaml", map[string][]any{callStatus: {status.Status{Version: "v1"}}}, []string{"status null"}, "gpus: null\nresources: null\nversion: v1\n", ""},
-		"status, refused":             {"status", map[string][]any{callStatus: {errors.New("no")}}, []string{"status null"}, "", "no"},
+		"simulate list, of real GPUs": {"simulate list", map[string][]any{daemon.CallSimulateList: {errors.New("not simulated")}}, []string{"simulate.list null"}, "", "not simulated"},
+		"status of nothing":           {"status -o yaml", map[string][]any{daemon.CallStatus: {status.Status{Version: "v1"}}}, []string{"status null"}, "gpus: null\nresources: null\nversion: v1\n", ""},
+		"status, refused":             {"status", map[string][]any{daemon.CallStatus: {errors.New("no")}}, []string{"status null"}, "", "no"},
 		"a watch in YAML":             {"status --watch -o yaml", nil, nil, "", "--watch prints no YAML: give -o json"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -189,11 +191,11 @@ func TestFaultsAsCommands(t *testing.T) {
 	} {
 		t.Run(args, func(t *testing.T) {
 			t.Parallel()
-			socket, came := answering(t, map[string][]any{callSimulateInject: {nil}})
+			socket, came := answering(t, map[string][]any{daemon.CallSimulateInject: {nil}})
 			if _, err := execute(t.Context(), append(append([]string{"simulate"}, strings.Fields(args)...), "--control-socket", socket)...); err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff([]string{callSimulateInject + " " + want}, came.all()); diff != "" {
+			if diff := cmp.Diff([]string{daemon.CallSimulateInject + " " + want}, came.all()); diff != "" {
 				t.Errorf("it asks (-want +got):\n%s", diff)
 			}
 		})
@@ -213,7 +215,7 @@ func TestControlSocketOfTheEnvironment(t *testing.T) {
 // TestMIGIsWaitedFor: how far the daemon is, is printed when it changes, what is pending only after a second, and not what the daemon says of
 // an earlier order.
 func TestMIGIsWaitedFor(t *testing.T) {
-	pending := migStatus{Layout: "a", From: "b", Again: 7, State: "pending", Reason: "GPU 0: in use"}
+	pending := daemon.MIGProgress{Layout: "a", From: "b", Again: 7, State: "pending", Reason: "GPU 0: in use"}
 	for name, test := range map[string]struct {
 		statuses []any
 		most     time.Duration
@@ -221,19 +223,19 @@ func TestMIGIsWaitedFor(t *testing.T) {
 		fails    string
 		took     time.Duration
 	}{
-		"made at once":     {[]any{migStatus{Layout: "a", From: "b", Again: 7, State: "success"}}, time.Minute, "\nLayout a of b: success\n", "", 0},
-		"a later order":    {[]any{migStatus{Layout: "a", From: "b", Again: 8, State: "success"}}, time.Minute, "\nLayout a of b: success\n", "", 0},
-		"forgotten":        {[]any{migStatus{Again: 7}}, time.Minute, "\nNo layout is named. GPUs stay as they are.\n", "", 0},
-		"an earlier one":   {[]any{migStatus{Layout: "a", Again: 6, State: "failed"}, migStatus{Layout: "a", From: "b", Again: 7, State: "success"}}, time.Minute, "\nLayout a of b: success\n", "", migPoll},
-		"it cannot be":     {[]any{migStatus{Layout: "a", From: "b", Again: 7, State: "failed", Reason: "r"}}, time.Minute, "\nLayout a of b: failed: r\n", "layout a is not made: mig status says how each GPU is", 0},
-		"quickly":          {[]any{pending, pending, migStatus{Layout: "a", From: "b", Again: 7, State: "success"}}, time.Minute, "\nLayout a of b: success\n", "", 2 * migPoll},
+		"made at once":     {[]any{daemon.MIGProgress{Layout: "a", From: "b", Again: 7, State: "success"}}, time.Minute, "\nLayout a of b: success\n", "", 0},
+		"a later order":    {[]any{daemon.MIGProgress{Layout: "a", From: "b", Again: 8, State: "success"}}, time.Minute, "\nLayout a of b: success\n", "", 0},
+		"forgotten":        {[]any{daemon.MIGProgress{Again: 7}}, time.Minute, "\nNo layout is named. GPUs stay as they are.\n", "", 0},
+		"an earlier one":   {[]any{daemon.MIGProgress{Layout: "a", Again: 6, State: "failed"}, daemon.MIGProgress{Layout: "a", From: "b", Again: 7, State: "success"}}, time.Minute, "\nLayout a of b: success\n", "", migPoll},
+		"it cannot be":     {[]any{daemon.MIGProgress{Layout: "a", From: "b", Again: 7, State: "failed", Reason: "r"}}, time.Minute, "\nLayout a of b: failed: r\n", "layout a is not made: mig status says how each GPU is", 0},
+		"quickly":          {[]any{pending, pending, daemon.MIGProgress{Layout: "a", From: "b", Again: 7, State: "success"}}, time.Minute, "\nLayout a of b: success\n", "", 2 * migPoll},
 		"never":            {[]any{pending}, time.Minute, "\nLayout a of b: pending: GPU 0: in use\n", "the layout is not made within 1m0s; the daemon goes on, and mig status says how far it is", time.Minute},
-		"after a reset":    {[]any{migStatus{Layout: "a", From: "b", Again: 7, State: "rebooting"}, migStatus{Again: 7, State: "success", Layout: "a", From: "b"}}, time.Minute, "\nLayout a of b: rebooting\n\nLayout a of b: success\n", "", migPoll},
+		"after a reset":    {[]any{daemon.MIGProgress{Layout: "a", From: "b", Again: 7, State: "rebooting"}, daemon.MIGProgress{Again: 7, State: "success", Layout: "a", From: "b"}}, time.Minute, "\nLayout a of b: rebooting\n\nLayout a of b: success\n", "", migPoll},
 		"a short wait":     {[]any{pending}, 700 * time.Millisecond, "\nLayout a of b: pending: GPU 0: in use\n", "the layout is not made within 700ms; the daemon goes on, and mig status says how far it is", 700 * time.Millisecond},
 		"a daemon's error": {[]any{pending, errors.New("no")}, time.Minute, "", "no", migPoll},
 	} {
 		t.Run(name, func(t *testing.T) {
-			socket, _ := answering(t, map[string][]any{callMIGStatus: test.statuses})
+			socket, _ := answering(t, map[string][]any{daemon.CallMIGStatus: test.statuses})
 			synctest.Test(t, func(t *testing.T) {
 				var out bytes.Buffer
 				began := time.Now()
@@ -259,7 +261,7 @@ func TestMIGIsWaitedFor(t *testing.T) {
 
 // TestReadyIsWaitedFor: also for the daemon itself, in all for as long as was asked for, and for 20 s at most.
 func TestReadyIsWaitedFor(t *testing.T) {
-	socket, came := answering(t, map[string][]any{callReady: {status.Readiness{Ready: true}}})
+	socket, came := answering(t, map[string][]any{daemon.CallReady: {status.Readiness{Ready: true}}})
 	for wait, want := range map[string]string{"0s": "0", "1500ms": "1500", "20s": "20000", "1h": "20000"} {
 		came.texts = nil
 		synctest.Test(t, func(t *testing.T) { // no time passes
@@ -289,7 +291,7 @@ func TestReadyIsWaitedFor(t *testing.T) {
 		_, err := askReady(t.Context(), late, 2*time.Minute)
 		answer <- err
 	}()
-	serveAt(t, late, map[string][]any{callReady: {status.Readiness{Ready: true}}}, &calls{})
+	serveAt(t, late, map[string][]any{daemon.CallReady: {status.Readiness{Ready: true}}}, &calls{})
 	if err := <-answer; err != nil {
 		t.Errorf("of a daemon that comes later: %v", err)
 	}

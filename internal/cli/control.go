@@ -8,21 +8,6 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
 
-// The calls that a daemon answers at its control socket.
-const (
-	callStatus         = "status"
-	callStatusWatch    = "status.watch"
-	callReady          = "ready"
-	callAlive          = "alive"
-	callQuiesce        = "quiesce"
-	callResume         = "resume"
-	callHealthClear    = "health.clear"
-	callMIGApply       = "mig.apply"
-	callMIGStatus      = "mig.status"
-	callSimulateInject = "simulate.inject"
-	callSimulateList   = "simulate.list"
-)
-
 // addControlFlag adds the flag that names the daemon to talk to, which is read from the same variable as the daemon's.
 func addControlFlag(flags *pflag.FlagSet) *string {
 	socket := config.DefaultControlSocket

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"os"
 	"syscall"
@@ -10,15 +9,12 @@ import (
 
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
-	agent "github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/featurefile"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/labels"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
 )
 
 func (p Program) newDiscoveryCommand() *cobra.Command {
@@ -38,54 +34,17 @@ func (p Program) newDiscoveryCommand() *cobra.Command {
 			sources := config.Sources{
 				Env: config.DiscoveryEnv(os.LookupEnv), Flags: cmd.Flags(), Program: p.kind(), Discovery: true, NVIDIA: p.nvidia,
 			}
-			return p.runDiscovery(ctx, sources, own, cmd.OutOrStdout())
+			c, err := p.begin(ctx, &sources, own)
+			switch {
+			case err != nil:
+				return err
+			case c.Discovery.Oneshot:
+				return p.discoverOnce(ctx, c, cmd.OutOrStdout())
+			}
+			return daemon.RunDiscovery(ctx, p.options(c, sources, own), cmd.OutOrStdout())
 		}, syscall.SIGHUP)
 	}
 	return cmd
-}
-
-// runDiscovery writes labels once, or until ctx ends.
-func (p Program) runDiscovery(ctx context.Context, sources config.Sources, own *process, output io.Writer) error {
-	c, err := p.begin(ctx, &sources, own)
-	if err != nil {
-		return err
-	}
-	if c.Discovery.Oneshot {
-		return p.discoverOnce(ctx, c, output)
-	}
-	driver, node, err := openNode(ctx, c, nil)
-	if err != nil {
-		return err
-	}
-	if node != nil {
-		defer node.Close()
-	}
-	m := monitor.New(monitor.Options{Driver: driverOf{driver}, Policy: c.Health})
-	watcher := config.NewWatcher(sources, c, clock.RealClock{})
-	d := &discovery{
-		daemon: daemon{
-			config: c, watcher: watcher, monitor: m, asked: own.signals, unlabeled: feed.New[error](nil), labels: &agent.Labels{
-				Configs: watcher.Configs(), Snapshots: m.Snapshots(), Make: labels.Discovered, Machine: machineName, Now: time.Now,
-				Wanted: feed.New[map[string]string](nil),
-			},
-		},
-		output: output,
-	}
-	outputs := []agent.Task{
-		{Name: "labels", Run: d.labels.Run}, {Name: "feature file", Run: d.writeFeatures}, {Name: "standard output", Run: d.print},
-	}
-	if p.Cluster != nil {
-		outputs = append(outputs, p.Cluster.Labels(agent.View{
-			Config: c, Configs: watcher.Configs(), Labels: d.labels.Wanted, Unlabeled: d.unlabeled,
-		})...)
-	}
-	return replaceable(ctx, agent.Run(ctx, []agent.Task{
-		{Name: "configuration", Run: watcher.Run},
-		{Name: "signals", Run: d.followSignals},
-		{Name: "monitor", Run: m.Run},
-		{Name: "first look", Run: func(ctx context.Context) error { return agent.CheckFirstLook(ctx, m, watcher.Configs()) }},
-		{Name: "driver", Run: func(ctx context.Context) error { return agent.FollowDriver(ctx, m) }},
-	}, outputs), driver.Calls)
 }
 
 // discoverOnce writes the labels of the node once.
@@ -98,7 +57,7 @@ func (p Program) discoverOnce(ctx context.Context, c config.Config, output io.Wr
 		klog.FromContext(ctx).Info("The driver cannot be used; writing the labels of a node without GPUs", "reason", err.Error())
 		snapshot = inventory.Snapshot{}
 	}
-	o := labels.Options{Resources: c.Resource, Machine: machineName(c.Features.MachineTypeFile)}
+	o := labels.Options{Resources: c.Resource, Machine: daemon.MachineName(c.Features.MachineTypeFile)}
 	if c.Features.LabelsTimestamp {
 		o.Timestamp = time.Now().Unix()
 	}
@@ -107,44 +66,7 @@ func (p Program) discoverOnce(ctx context.Context, c config.Config, output io.Wr
 	case c.Features.Labels == config.LabelsNodeFeature:
 		return p.Cluster.LabelOnce(ctx, c, set)
 	case c.Features.LabelsFile == "":
-		return printLabels(output, set)
+		return featurefile.Print(output, set)
 	}
 	return featurefile.Write(c.Features.LabelsFile, set, time.Time{})
-}
-
-// A discovery is gpu-feature-discovery while it runs.
-type discovery struct {
-	daemon // as far as it writes labels
-	output io.Writer
-}
-
-// print prints the labels when they change, and again after each interval, where no file is configured.
-func (d *discovery) print(ctx context.Context) error {
-	for {
-		c, configured := d.watcher.Configs().Latest()
-		set, labeled := d.labels.Wanted.Latest()
-		if c.Features.Labels == config.LabelsFile && c.Features.LabelsFile == "" && set != nil {
-			if err := printLabels(d.output, set); err != nil {
-				return err
-			}
-		}
-		var again <-chan time.Time
-		if c.Discovery.Sleep > 0 {
-			again = time.After(c.Discovery.Sleep)
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-configured:
-		case <-labeled:
-		case <-again:
-		}
-	}
-}
-
-func printLabels(w io.Writer, set map[string]string) error {
-	if _, err := w.Write(featurefile.Content(set, time.Time{})); err != nil {
-		return fmt.Errorf("print labels: %w", err)
-	}
-	return nil
 }

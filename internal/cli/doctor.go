@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/doctor"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nodefacts"
@@ -137,7 +138,7 @@ func askStatus(ctx context.Context, socket string) (fact doctor.Fact[doctor.Daem
 	ctx, cancel := context.WithTimeout(ctx, nodefacts.Timeout)
 	defer cancel()
 	var s status.Status
-	switch err := control.Call(ctx, socket, callStatus, nil, &s); {
+	switch err := control.Call(ctx, socket, daemon.CallStatus, nil, &s); {
 	case err == nil:
 		fact.Value = doctor.Daemon{Status: s}
 	case errors.Is(err, control.ErrNoDaemon):

@@ -4,6 +4,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 )
 
 func newHealthCommand() *cobra.Command {
@@ -19,7 +20,7 @@ func newHealthCommand() *cobra.Command {
 	socket := addControlFlag(clearing.Flags())
 	gpu := clearing.Flags().String("gpu", "", "index or UUID of the GPU or MIG device")
 	clearing.RunE = func(cmd *cobra.Command, _ []string) error {
-		return control.Call(cmd.Context(), *socket, callHealthClear, clearArguments{GPU: *gpu}, nil)
+		return control.Call(cmd.Context(), *socket, daemon.CallHealthClear, daemon.ClearArguments{GPU: *gpu}, nil)
 	}
 	if err := clearing.MarkFlagRequired("gpu"); err != nil {
 		panic(err) // the flag was declared above
@@ -39,7 +40,7 @@ func newQuiesceCommand() *cobra.Command {
 	socket := addControlFlag(cmd.Flags())
 	allocate := cmd.Flags().Bool("allocate", false, "allow new pods to get GPUs until resume")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return control.Call(cmd.Context(), *socket, callQuiesce, quiesceArguments{Allocate: *allocate}, nil)
+		return control.Call(cmd.Context(), *socket, daemon.CallQuiesce, daemon.QuiesceArguments{Allocate: *allocate}, nil)
 	}
 	return cmd
 }
@@ -53,7 +54,7 @@ func newResumeCommand() *cobra.Command {
 	}
 	socket := addControlFlag(cmd.Flags())
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return control.Call(cmd.Context(), *socket, callResume, nil, nil)
+		return control.Call(cmd.Context(), *socket, daemon.CallResume, nil, nil)
 	}
 	return cmd
 }

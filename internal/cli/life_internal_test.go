@@ -5,10 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -68,7 +67,7 @@ func TestFormatOfTheLog(t *testing.T) {
 // TestChoiceByALabel: where a label of the node chooses the file, the commands take the one that the running daemon has, unless one is named.
 func TestChoiceByALabel(t *testing.T) {
 	t.Setenv("CONFIG_FILE", "")
-	socket, came := answering(t, map[string][]any{callStatus: {status.Status{ConfigFile: "/configs/chosen"}}})
+	socket, came := answering(t, map[string][]any{daemon.CallStatus: {status.Status{ConfigFile: "/configs/chosen"}}})
 	for args, want := range map[string]string{
 		"--node-config-dir=/configs":                          "/configs/chosen",
 		"--node-config-dir=/configs --config-file=/mine.yaml": "",
@@ -137,39 +136,6 @@ func TestBeginningOfAProcess(t *testing.T) {
 	}
 }
 
-// TestKubeletIsSeen: each socket of kubelet's counts as a kubelet, and what it remembers of device plugins is read from its checkpoint.
-func TestKubeletIsSeen(t *testing.T) {
-	t.Parallel()
-	folder, err := os.MkdirTemp("", "k")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(folder) })
-	socket := filepath.Join(folder, "kubelet.sock")
-	d := looking(t, unstarted(t, nil, append(slices.Clone(alone), "--kubelet-socket", socket)...))
-	if _, err := (others{d.account, d.directory}).Remembered(); err == nil {
-		t.Error("a checkpoint that is not there is read")
-	}
-	running(t, d.watchKubelet)
-	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = listener.Close() }()
-	for late := time.After(time.Minute); ; {
-		seen, changed := d.kubelets.Latest()
-		if s, err := d.status(t.Context()); err == nil && seen > 0 && s.Kubelets == seen {
-			break
-		}
-		select {
-		case <-changed:
-		case <-time.After(10 * time.Millisecond):
-		case <-late:
-			t.Fatal("no kubelet is seen")
-		}
-	}
-}
-
 // TestStrategyOfARequest: the last GpuConfig of the driver counts that is valid and for the request, for its parent or for all.
 func TestStrategyOfARequest(t *testing.T) {
 	t.Parallel()
@@ -216,3 +182,10 @@ func TestWhatStatusSaysOfClaims(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 }
+
+// fakeCluster is a Cluster that has no commands and chooses no file. It has no tasks.
+type fakeCluster struct{ daemon.Cluster }
+
+func (fakeCluster) Commands() []*cobra.Command                                        { return nil }
+func (fakeCluster) Choose(context.Context, config.Config) *feed.Feed[config.Chosen]   { return nil }
+func (fakeCluster) LabelOnce(context.Context, config.Config, map[string]string) error { return nil }

@@ -10,11 +10,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/layout"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/migwish"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
 )
 
 func newMIGApplyCommand() *cobra.Command {
@@ -32,7 +29,7 @@ func newMIGApplyCommand() *cobra.Command {
 		Args: noArguments,
 	}
 	socket := addControlFlag(cmd.Flags())
-	var a applyArguments
+	var a daemon.ApplyArguments
 	cmd.Flags().StringVar(&a.Layout, "layout", "", "name of the layout")
 	cmd.Flags().StringSliceVar(&a.GPUs, "gpu", nil, "GPUs to change, by index or UUID, the others stay as they are; default: all")
 	cmd.Flags().BoolVar(&a.DryRun, "dry-run", false, "print what the layout makes of the GPUs, and change nothing")
@@ -46,16 +43,16 @@ func newMIGApplyCommand() *cobra.Command {
 		if cmd.Flags().Changed("gpu") && len(a.GPUs) == 0 {
 			return errors.New("--gpu names no GPU: give an index or a UUID, or leave it out for all GPUs")
 		}
-		var ordered orderedMIG
-		if err := control.Call(cmd.Context(), *socket, callMIGApply, a, &ordered); err != nil {
+		var ordered daemon.OrderedMIG
+		if err := control.Call(cmd.Context(), *socket, daemon.CallMIGApply, a, &ordered); err != nil {
 			return err
 		}
 		if p := ordered.Plan; p != nil {
-			if err := o.print(cmd.OutOrStdout(), p, p.text); err != nil {
+			if err := o.print(cmd.OutOrStdout(), *p, func(w io.Writer) { printMIGPlan(w, *p) }); err != nil {
 				return err
 			}
 			if !p.Possible || a.DryRun {
-				return p.err()
+				return p.Err()
 			}
 		}
 		if *wait <= 0 {
@@ -82,13 +79,13 @@ func awaitMIG(ctx context.Context, w io.Writer, socket string, again uint64, mos
 	began, over := time.Now(), time.After(most)
 	var last string
 	for {
-		var s migStatus
-		if err := control.Call(ctx, socket, callMIGStatus, nil, &s); err != nil {
+		var s daemon.MIGProgress
+		if err := control.Call(ctx, socket, daemon.CallMIGStatus, nil, &s); err != nil {
 			return err
 		}
 		if s.Again >= again {
 			quiet := s.State == string(mig.StatePending) && time.Since(began) < min(migQuiet, most/2)
-			if line := s.line(); line != last && !quiet {
+			if line := migLine(s); line != last && !quiet {
 				fmt.Fprint(w, "\n"+wrap(line, textWidth, "", "  "))
 				last = line
 			}
@@ -108,87 +105,4 @@ func awaitMIG(ctx context.Context, w io.Writer, socket string, again uint64, mos
 		case <-time.After(migPoll):
 		}
 	}
-}
-
-// applyArguments are those of callMIGApply.
-type applyArguments struct {
-	Layout string   `json:"layout,omitempty"`
-	GPUs   []string `json:"gpus,omitempty"`
-	DryRun bool     `json:"dryRun,omitempty"`
-	Forget bool     `json:"forget,omitempty"`
-}
-
-// An orderedMIG is the answer to callMIGApply.
-type orderedMIG struct {
-	// Plan is what the layout makes of the GPUs; nil where an earlier one is forgotten.
-	Plan *migPlan `json:"plan,omitempty"`
-	// Again is the number of the order; 0 if nothing was ordered.
-	Again uint64 `json:"again,omitempty"`
-}
-
-// migOff returns why the daemon does not change layouts; nil if it does.
-func (d *daemon) migOff() error {
-	if enabled := d.watcher.Configs().Value().MIG.Enabled; d.wishes == nil && enabled {
-		return errors.New("this daemon does not change MIG layouts yet: mig.enabled was not set when it was started; start it again")
-	} else if !enabled {
-		return migwish.ErrOff
-	}
-	return nil
-}
-
-func (d *daemon) applyMIG(ctx context.Context, a applyArguments) (any, error) {
-	if err := d.migOff(); err != nil {
-		return nil, err
-	}
-	var ordered orderedMIG
-	var gpus []string // by UUID: the order is not about another GPU that gets the index later
-	if !a.Forget {
-		p, err := d.planMIG(ctx, a)
-		if err != nil {
-			return nil, err
-		}
-		if ordered.Plan = &p; a.DryRun || !p.Possible {
-			return ordered, nil
-		}
-		for _, g := range p.GPUs {
-			if len(a.GPUs) > 0 {
-				gpus = append(gpus, g.UUID)
-			}
-		}
-	}
-	chosen, err := d.wishes.Apply(ctx, a.Layout, gpus)
-	if err != nil {
-		return nil, err
-	}
-	ordered.Again = chosen.Wish.Again
-	return ordered, nil
-}
-
-// planMIG returns what a layout makes of the GPUs that arguments name.
-func (d *daemon) planMIG(ctx context.Context, a applyArguments) (migPlan, error) {
-	file, err := d.wishes.Layouts()
-	if err != nil {
-		return migPlan{}, err
-	}
-	n := partitioned{architectures: map[string]string{}}
-	n.read(ctx, d.monitor.Snapshots().Value(), asked{d.monitor})
-	l, err := layout.Find(a.Layout, file, n.gpus)
-	if err != nil {
-		return migPlan{}, err
-	}
-	changes := layout.Plan(l, n.gpus)
-	if len(a.GPUs) > 0 {
-		if changes.GPUs, err = selectGPUs(changes.GPUs, a.GPUs); err != nil {
-			return migPlan{}, fmt.Errorf("--gpu: %w", err)
-		}
-	}
-	return newMIGPlan(changes, n), nil
-}
-
-// asked reads partitions by requests to the monitor.
-type asked struct{ *monitor.Monitor }
-
-func (a asked) Processes(ctx context.Context, uuid string) ([]inventory.Process, error) {
-	found, err := a.Monitor.Processes(ctx, []string{uuid})
-	return found[uuid], err
 }

@@ -146,7 +146,7 @@ func TestMIGPlanJSON(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var p migPlan
+	var p layout.Planned
 	if err := json.Unmarshal([]byte(got), &p); err != nil {
 		t.Fatal(err)
 	}
@@ -282,21 +282,21 @@ func TestMIGPlanFits(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = layout.Find("?", nil, n.gpus)
+		_, err = layout.Find("?", nil, n.GPUs)
 		if err == nil {
 			t.Fatal("a layout is called ?")
 		}
 		_, list, _ := strings.Cut(err.Error(), "give one of ")
 		for name := range strings.SplitSeq(list, ", ") {
-			l, err := layout.Find(name, nil, n.gpus)
+			l, err := layout.Find(name, nil, n.GPUs)
 			if err != nil {
 				t.Fatal(err)
 			}
 			var text strings.Builder
-			p := newMIGPlan(layout.Plan(l, n.gpus), n)
-			p.text(&text)
+			p := layout.NewPlanned(layout.Plan(l, n.GPUs), n.Architectures, n.Warnings)
+			printMIGPlan(&text, p)
 			if !p.Possible {
-				t.Errorf("%s: %s: %v", node, name, p.err())
+				t.Errorf("%s: %s: %v", node, name, p.Err())
 			}
 			got := text.String()
 			planned++

@@ -6,10 +6,11 @@ import (
 	"strings"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/layout"
 )
 
-// text writes the plan for people.
-func (p migPlan) text(w io.Writer) {
+// printMIGPlan writes a plan for people.
+func printMIGPlan(w io.Writer, p layout.Planned) {
 	changed := 0
 	for _, g := range p.GPUs {
 		if len(g.Steps) > 0 {
@@ -23,17 +24,17 @@ func (p migPlan) text(w io.Writer) {
 	fmt.Fprintf(w, "Layout %s is %s. It changes %d of %d GPUs.\n", p.Layout, verdict, changed, len(p.GPUs))
 	for _, g := range p.GPUs {
 		fmt.Fprintln(w)
-		g.text(w)
+		printPlannedGPU(w, g)
 	}
 	for _, warning := range p.Warnings {
 		fmt.Fprint(w, "\n"+wrap("warning: "+warning, textWidth, "", "  "))
 	}
 }
 
-// text writes what happens to a GPU.
-func (g plannedGPU) text(w io.Writer) {
+// printPlannedGPU writes what happens to a GPU.
+func printPlannedGPU(w io.Writer, g layout.PlannedGPU) {
 	fmt.Fprintf(w, "GPU %d  %s  %s\n", g.Index, g.Model, g.UUID)
-	before, after := g.Before.row(), g.After.row()
+	before, after := rowOf(g.Before), rowOf(g.After)
 	if slices := max(g.Before.MemorySlices, g.After.MemorySlices); strings.HasPrefix(before+after, "|") || strings.Contains(after, "|") {
 		fmt.Fprintln(w, "  slice    "+ruler(slices))
 	}
@@ -50,12 +51,12 @@ func (g plannedGPU) text(w io.Writer) {
 		return
 	}
 	fmt.Fprintln(w, "  after   "+after)
-	for i, line := range g.lines() {
+	for i, line := range stepsOf(g) {
 		fmt.Fprintf(w, "  %2d. %s", i+1, wrap(line, textWidth-6, "", "      "))
 	}
 	for _, i := range g.After.Instances {
 		if i.ID != nil {
-			fmt.Fprintf(w, "   =  %s stays%s\n", i, i.use())
+			fmt.Fprintf(w, "   =  %s stays%s\n", nameOf(i), useOf(i))
 		}
 	}
 }
@@ -72,8 +73,8 @@ func ruler(slices int) string {
 	return strings.TrimRight(b.String(), " ")
 }
 
-// row returns the GPU as a row of memory slices, with the MIG devices in their places.
-func (p plannedPartitions) row() string {
+// rowOf returns a GPU as a row of memory slices, with the MIG devices in their places.
+func rowOf(p layout.PlannedPartitions) string {
 	switch {
 	case p.MIG != "enabled":
 		return "MIG " + p.MIG
@@ -89,15 +90,15 @@ func (p plannedPartitions) row() string {
 	}
 	for _, i := range p.Instances {
 		gap(i.Start)
-		fmt.Fprintf(&b, "|%-*.*s", i.Size*width-1, i.Size*width-1, i.content())
+		fmt.Fprintf(&b, "|%-*.*s", i.Size*width-1, i.Size*width-1, contentOf(i))
 		at = i.Start + i.Size
 	}
 	gap(p.MemorySlices)
 	return b.String() + "|"
 }
 
-// content returns the MIG devices of an instance.
-func (i plannedInstance) content() string {
+// contentOf returns the MIG devices of an instance.
+func contentOf(i layout.PlannedInstance) string {
 	if len(i.Devices) == 0 {
 		return i.Profile + " empty"
 	}
@@ -122,8 +123,8 @@ func counted(words []string) string {
 	return strings.Join(parts, ", ")
 }
 
-// String returns an instance and where it is.
-func (i plannedInstance) String() string {
+// nameOf returns an instance and where it is.
+func nameOf(i layout.PlannedInstance) string {
 	where := fmt.Sprintf("at slice %d", i.Start)
 	if i.Size > 1 {
 		where = fmt.Sprintf("at slices %d to %d", i.Start, i.Start+i.Size-1)
@@ -134,16 +135,16 @@ func (i plannedInstance) String() string {
 	return fmt.Sprintf("GPU instance %s %s", i.Profile, where)
 }
 
-// use says whether somebody uses an instance.
-func (i plannedInstance) use() string {
+// useOf says whether somebody uses an instance.
+func useOf(i layout.PlannedInstance) string {
 	if i.InUse {
 		return ", in use"
 	}
 	return ""
 }
 
-// lines returns the steps as sentences. The compute instances of a GPU instance are in its own.
-func (g plannedGPU) lines() []string {
+// stepsOf returns the steps as sentences. The compute instances of a GPU instance are in its own.
+func stepsOf(g layout.PlannedGPU) []string {
 	var lines []string
 	last := inventory.MIGAction("")
 	for _, s := range g.Steps {
@@ -157,20 +158,20 @@ func (g plannedGPU) lines() []string {
 			lines = append(lines, line)
 		case inventory.MIGDestroyCompute: // with its GPU instance
 		case inventory.MIGDestroyInstance:
-			line := fmt.Sprintf("destroy %s", s.GPU)
+			line := fmt.Sprintf("destroy %s", nameOf(*s.GPU))
 			if s.GPU.InUse {
 				line += ", once nothing uses it"
 			}
 			lines = append(lines, line)
 		case inventory.MIGCreateInstance:
-			line := fmt.Sprintf("create %s", s.GPU)
+			line := fmt.Sprintf("create %s", nameOf(*s.GPU))
 			if len(s.GPU.Devices) != 1 || s.GPU.Devices[0] != s.GPU.Profile {
 				line += ", with " + counted(s.GPU.Devices)
 			}
 			lines = append(lines, line)
 		case inventory.MIGCreateCompute:
 			if s.GPU.ID != nil && last != inventory.MIGCreateCompute {
-				lines = append(lines, fmt.Sprintf("create %s in %s", counted(s.GPU.Devices), s.GPU))
+				lines = append(lines, fmt.Sprintf("create %s in %s", counted(s.GPU.Devices), nameOf(*s.GPU)))
 			}
 		}
 		last = s.Action

@@ -9,14 +9,10 @@ import (
 
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
-	agent "github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
 func (p Program) newMPSCommand() *cobra.Command {
@@ -32,7 +28,12 @@ func (p Program) newMPSCommand() *cobra.Command {
 	config.AddFlags(cmd.Flags())
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return untilItEnds(cmd.Context(), func(ctx context.Context, own *process) error {
-			return p.runMPS(ctx, config.Sources{Env: mpsEnv, Flags: cmd.Flags(), NVIDIA: p.nvidia}, own)
+			sources := config.Sources{Env: mpsEnv, Flags: cmd.Flags(), NVIDIA: p.nvidia}
+			c, err := p.begin(ctx, &sources, own)
+			if err != nil {
+				return err
+			}
+			return daemon.RunMPS(ctx, p.options(c, sources, own))
 		}, syscall.SIGHUP)
 	}
 	cmd.AddCommand(newMountSHMCommand())
@@ -73,76 +74,4 @@ func newMountSHMCommand() *cobra.Command {
 		return err
 	}
 	return cmd
-}
-
-// runMPS runs the control daemons that configuration and node ask for until ctx ends. Whenever it is asked to, it reads the
-// configuration again.
-func (p Program) runMPS(ctx context.Context, sources config.Sources, own *process) error {
-	c, err := p.begin(ctx, &sources, own)
-	if err != nil {
-		return err
-	}
-	driver, node, err := openNode(ctx, c, nil)
-	if err != nil {
-		return err
-	}
-	if node != nil {
-		defer node.Close()
-	}
-	m := &mpsNode{
-		watcher: config.NewWatcher(sources, c, clock.RealClock{}),
-		monitor: monitor.New(monitor.Options{Driver: driverOf{driver}, Policy: c.Health}),
-		wanted:  feed.New[[]mps.Group](nil),
-		asked:   own.signals,
-	}
-	observation := []agent.Task{
-		{Name: "configuration", Run: m.watcher.Run},
-		{Name: "signals", Run: m.followSignals},
-		{Name: "monitor", Run: m.monitor.Run},
-		{Name: "driver", Run: func(ctx context.Context) error { return agent.FollowDriver(ctx, m.monitor) }},
-		{Name: "plan", Run: m.followPlan},
-	}
-	if sources.Chosen != nil {
-		observation = append(observation, p.Cluster.Observation(m.watcher.Configs(), bootID(node))...)
-	}
-	return replaceable(ctx, agent.Run(ctx, observation, []agent.Task{
-		{Name: "MPS control daemons", Run: mps.NewSupervisor(c.MPSRoot, m.wanted, m.monitor).Run},
-	}), driver.Calls)
-}
-
-// mpsNode is the node of the control daemons: what it has, and what is to be shared of it.
-type mpsNode struct {
-	watcher *config.Watcher
-	monitor *monitor.Monitor
-	wanted  *feed.Feed[[]mps.Group]
-	asked   <-chan os.Signal
-}
-
-// followPlan makes groups of every Snapshot and Config, by the plan that the device plugin makes of them.
-func (m *mpsNode) followPlan(ctx context.Context) error {
-	for {
-		c, configured := m.watcher.Configs().Latest()
-		snapshot, looked := m.monitor.Snapshots().Latest()
-		if snapshot.Generation > 0 { // a look has succeeded
-			m.wanted.Publish(mps.Groups(snapshot, resource.New(snapshot, c.Resource)))
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-configured:
-		case <-looked:
-		}
-	}
-}
-
-// followSignals reads the configuration again at SIGHUP.
-func (m *mpsNode) followSignals(ctx context.Context) error {
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-m.asked:
-			m.watcher.Reload()
-		}
-	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -103,7 +104,7 @@ func scan(ctx context.Context, c config.Config, session *nvidia.Session) (invent
 func withSession(ctx context.Context, c config.Config, use func(context.Context, *nvidia.Session) error) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, scanTimeout)
 	defer cancel()
-	driver, node, err := openNode(ctx, c, nil)
+	driver, node, err := daemon.OpenNode(ctx, c, nil)
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draslices"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
@@ -52,7 +53,7 @@ func poolOnce(ctx context.Context, c config.Config, session *nvidia.Session) (dr
 	if err != nil {
 		return dra.Pool{}, err
 	}
-	o := claims.Options{Driver: divided{session: session}, Configs: feed.New(c), CDIDir: c.CDIDir, BootID: bootID(nil)}
+	o := claims.Options{Driver: divided{session: session}, Configs: feed.New(c), CDIDir: c.CDIDir, BootID: daemon.BootID(nil)}
 	numbers := dra.Numbers{}
 	if c.Simulate == "" && c.StateDir != "" {
 		o.StateDir = c.StateDir

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/doctor"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -133,7 +133,7 @@ func TestFindingsInNumbers(t *testing.T) {
 // TestDoctorOfADaemon: what it says of a daemon that answers, one that does not, and one that cannot be asked; and of a file that is wrong.
 func TestDoctorOfADaemon(t *testing.T) {
 	t.Parallel()
-	socket, _ := answering(t, map[string][]any{callStatus: {status.Status{Version: "v1"}, errors.New("no")}})
+	socket, _ := answering(t, map[string][]any{daemon.CallStatus: {status.Status{Version: "v1"}, errors.New("no")}})
 	if fact := askStatus(t.Context(), socket); fact.Value.Status.Version != "v1" || fact.Missing != "" || fact.Hung {
 		t.Errorf("one that answers: %+v", fact)
 	}
@@ -301,18 +301,18 @@ func TestRowsOfMIG(t *testing.T) {
 	t.Parallel()
 	eighth := strings.Repeat(" ", 10)
 	for name, test := range map[string]struct {
-		p    plannedPartitions
+		p    layout.PlannedPartitions
 		want string
 	}{
-		"off":           {plannedPartitions{MIG: "disabled", MemorySlices: 8}, "MIG disabled"},
-		"none":          {plannedPartitions{MIG: "unsupported"}, "MIG unsupported"},
-		"not read":      {plannedPartitions{MIG: "enabled"}, "MIG enabled, not known how it is divided"},
-		"empty":         {plannedPartitions{MIG: "enabled", MemorySlices: 8}, strings.Repeat("|"+eighth, 8) + "|"},
-		"at the end":    {plannedPartitions{MIG: "enabled", MemorySlices: 8, Instances: []plannedInstance{{Profile: "1g.10gb", Start: 7, Size: 1, Devices: []string{"1g.10gb"}}}}, strings.Repeat("|"+eighth, 7) + "|1g.10gb   |"},
-		"a long name":   {plannedPartitions{MIG: "enabled", MemorySlices: 8, Instances: []plannedInstance{{Profile: "1g.10gb+me.all", Size: 1}}}, "|1g.10gb+me" + strings.Repeat("|"+eighth, 7) + "|"},
-		"without parts": {plannedPartitions{MIG: "enabled", MemorySlices: 4, Instances: []plannedInstance{{Profile: "2g.12gb", Size: 2}}}, "|" + "2g.12gb empty" + strings.Repeat(" ", 30) + strings.Repeat("|"+strings.Repeat(" ", 21), 2) + "|"},
+		"off":           {layout.PlannedPartitions{MIG: "disabled", MemorySlices: 8}, "MIG disabled"},
+		"none":          {layout.PlannedPartitions{MIG: "unsupported"}, "MIG unsupported"},
+		"not read":      {layout.PlannedPartitions{MIG: "enabled"}, "MIG enabled, not known how it is divided"},
+		"empty":         {layout.PlannedPartitions{MIG: "enabled", MemorySlices: 8}, strings.Repeat("|"+eighth, 8) + "|"},
+		"at the end":    {layout.PlannedPartitions{MIG: "enabled", MemorySlices: 8, Instances: []layout.PlannedInstance{{Profile: "1g.10gb", Start: 7, Size: 1, Devices: []string{"1g.10gb"}}}}, strings.Repeat("|"+eighth, 7) + "|1g.10gb   |"},
+		"a long name":   {layout.PlannedPartitions{MIG: "enabled", MemorySlices: 8, Instances: []layout.PlannedInstance{{Profile: "1g.10gb+me.all", Size: 1}}}, "|1g.10gb+me" + strings.Repeat("|"+eighth, 7) + "|"},
+		"without parts": {layout.PlannedPartitions{MIG: "enabled", MemorySlices: 4, Instances: []layout.PlannedInstance{{Profile: "2g.12gb", Size: 2}}}, "|" + "2g.12gb empty" + strings.Repeat(" ", 30) + strings.Repeat("|"+strings.Repeat(" ", 21), 2) + "|"},
 	} {
-		if got := test.p.row(); got != test.want {
+		if got := rowOf(test.p); got != test.want {
 			t.Errorf("%s:\n%s, want\n%s", name, got, test.want)
 		}
 	}
@@ -335,99 +335,32 @@ func TestRowsOfMIG(t *testing.T) {
 func TestGPUsOfAPlan(t *testing.T) {
 	t.Parallel()
 	id := 3
-	kept := plannedInstance{ID: &id, Profile: "1g.10gb", Start: 1, Size: 1, Devices: []string{"1g.10gb"}, InUse: true}
-	off, on := plannedPartitions{MIG: "disabled"}, plannedPartitions{MIG: "enabled", MemorySlices: 2, Instances: []plannedInstance{kept}}
+	kept := layout.PlannedInstance{ID: &id, Profile: "1g.10gb", Start: 1, Size: 1, Devices: []string{"1g.10gb"}, InUse: true}
+	off, on := layout.PlannedPartitions{MIG: "disabled"}, layout.PlannedPartitions{MIG: "enabled", MemorySlices: 2, Instances: []layout.PlannedInstance{kept}}
 	const head = "GPU 1  H100  GPU-1\n"
 	ruled := "  slice    0" + strings.Repeat(" ", 43) + "1\n"
 	row := "|" + strings.Repeat(" ", 43) + "|1g.10gb" + strings.Repeat(" ", 36) + "|\n"
 	for name, test := range map[string]struct {
-		gpu  plannedGPU
+		gpu  layout.PlannedGPU
 		want string
 	}{
-		"nothing to do": {plannedGPU{Before: on, After: on}, ruled + "  before  " + row + "  nothing to do\n"},
-		"off":           {plannedGPU{Before: off, After: off}, "  before  MIG disabled\n  nothing to do\n"},
-		"left out":      {plannedGPU{Before: off, After: off, Note: "n"}, "  before  MIG disabled\n  stays: n\n"},
-		"not possible":  {plannedGPU{Before: off, After: off, Reason: "r", Note: "n"}, "  before  MIG disabled\n  not possible: r\n"},
-		"switched on":   {plannedGPU{Before: off, After: on, Steps: []plannedStep{{Action: inventory.MIGEnable}}}, ruled + "  before  MIG disabled\n  after   " + row + "   1. enable MIG mode while nothing uses the GPU\n   =  GPU instance 3, 1g.10gb at slice 1 stays, in use\n"},
-		"switched off":  {plannedGPU{Before: on, After: off, Steps: []plannedStep{{Action: inventory.MIGDisable}}}, ruled + "  before  " + row + "  after   MIG disabled\n   1. disable MIG mode while nothing uses the GPU\n"},
-		"many steps": {plannedGPU{Before: off, After: off, Steps: []plannedStep{{Action: inventory.MIGCreateInstance, GPU: &plannedInstance{
+		"nothing to do": {layout.PlannedGPU{Before: on, After: on}, ruled + "  before  " + row + "  nothing to do\n"},
+		"off":           {layout.PlannedGPU{Before: off, After: off}, "  before  MIG disabled\n  nothing to do\n"},
+		"left out":      {layout.PlannedGPU{Before: off, After: off, Note: "n"}, "  before  MIG disabled\n  stays: n\n"},
+		"not possible":  {layout.PlannedGPU{Before: off, After: off, Reason: "r", Note: "n"}, "  before  MIG disabled\n  not possible: r\n"},
+		"switched on":   {layout.PlannedGPU{Before: off, After: on, Steps: []layout.PlannedStep{{Action: inventory.MIGEnable}}}, ruled + "  before  MIG disabled\n  after   " + row + "   1. enable MIG mode while nothing uses the GPU\n   =  GPU instance 3, 1g.10gb at slice 1 stays, in use\n"},
+		"switched off":  {layout.PlannedGPU{Before: on, After: off, Steps: []layout.PlannedStep{{Action: inventory.MIGDisable}}}, ruled + "  before  " + row + "  after   MIG disabled\n   1. disable MIG mode while nothing uses the GPU\n"},
+		"many steps": {layout.PlannedGPU{Before: off, After: off, Steps: []layout.PlannedStep{{Action: inventory.MIGCreateInstance, GPU: &layout.PlannedInstance{
 			Profile: "7g.80gb", Size: 8, Devices: []string{"1c.7g.80gb", "2c.7g.80gb", "1c.7g.80gb", "3c.7g.80gb"},
 		}}}}, "  before  MIG disabled\n  after   MIG disabled\n   1. create GPU instance 7g.80gb at slices 0 to 7, with 1c.7g.80gb, 2c.7g.80gb, 1c.7g.80gb,\n      3c.7g.80gb\n"},
-		"without places": {plannedGPU{Before: plannedPartitions{MIG: "enabled"}, After: off, Steps: []plannedStep{{Action: inventory.MIGDisable}}}, "  before  MIG enabled, not known how it is divided\n  after   MIG disabled\n   1. disable MIG mode while nothing uses the GPU\n"},
+		"without places": {layout.PlannedGPU{Before: layout.PlannedPartitions{MIG: "enabled"}, After: off, Steps: []layout.PlannedStep{{Action: inventory.MIGDisable}}}, "  before  MIG enabled, not known how it is divided\n  after   MIG disabled\n   1. disable MIG mode while nothing uses the GPU\n"},
 	} {
 		var b bytes.Buffer
 		test.gpu.Index, test.gpu.Model, test.gpu.UUID = 1, "H100", "GPU-1"
-		test.gpu.text(&b)
+		printPlannedGPU(&b, test.gpu)
 		if diff := cmp.Diff(head+test.want, b.String()); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
-	}
-}
-
-// partitions is a driver that knows one GPU of each kind by its UUID.
-type partitions map[string]func() (inventory.Partitions, []inventory.Process, error)
-
-func (p partitions) Partitions(_ context.Context, uuid string) (inventory.Partitions, error) {
-	found, _, err := p[uuid]()
-	if found.Mode == inventory.MIGEnabled {
-		err = nil
-	}
-	return found, err
-}
-
-func (p partitions) Processes(_ context.Context, uuid string) ([]inventory.Process, error) {
-	_, processes, err := p[uuid]()
-	return processes, err
-}
-
-// TestPartitionsThatAreRead: what cannot be read is said, and an instance is in use by a process that is on it or may be.
-func TestPartitionsThatAreRead(t *testing.T) {
-	t.Parallel()
-	enabled := inventory.Partitions{Mode: inventory.MIGEnabled, Instances: []inventory.GPUInstance{{ID: 1}, {ID: 2}}}
-	here := inventory.Process{GI: inventory.Signal[int]{Known: true, Value: 2}}
-	driver := partitions{
-		"off": func() (inventory.Partitions, []inventory.Process, error) {
-			return inventory.Partitions{Mode: inventory.MIGDisabled}, nil, nil
-		},
-		"unread": func() (inventory.Partitions, []inventory.Process, error) {
-			return inventory.Partitions{}, nil, errors.New("no")
-		},
-		"free": func() (inventory.Partitions, []inventory.Process, error) { return enabled, nil, nil },
-		"one": func() (inventory.Partitions, []inventory.Process, error) {
-			return enabled, []inventory.Process{here}, nil
-		},
-		"each": func() (inventory.Partitions, []inventory.Process, error) {
-			return enabled, []inventory.Process{{}}, nil
-		},
-		"refuses": func() (inventory.Partitions, []inventory.Process, error) {
-			return enabled, nil, errors.New("no processes")
-		},
-		"cannot": func() (inventory.Partitions, []inventory.Process, error) {
-			return enabled, nil, inventory.ErrNotSupported
-		},
-	}
-	snapshot := inventory.Snapshot{LeftOut: []inventory.LeftOut{{Index: 7, Reason: "lost"}}}
-	want := map[string]string{
-		"off": " map[]", "unread": "no map[]", "free": " map[1:false 2:false]", "one": " map[1:false 2:true]", "each": " map[1:true 2:true]",
-		"refuses": "no processes map[1:false 2:false]", "cannot": " map[1:false 2:false]",
-	}
-	for name := range driver {
-		snapshot.GPUs = append(snapshot.GPUs, inventory.GPU{UUID: name, MIG: inventory.MIGDisabled, Architecture: "ampere"})
-	}
-	n := partitioned{architectures: map[string]string{}}
-	n.read(t.Context(), snapshot, driver)
-	for _, g := range n.gpus {
-		if got := fmt.Sprint(g.Unread, " ", g.InUse); got != want[g.UUID] || n.architectures[g.UUID] != "ampere" {
-			t.Errorf("%s: %q, want %q", g.UUID, got, want[g.UUID])
-		}
-	}
-	if diff := cmp.Diff([]string{"GPU 7: lost"}, n.warnings); diff != "" || len(n.gpus) != len(driver) {
-		t.Errorf("warnings (-want +got):\n%s", diff)
-	}
-	changes := []layout.GPUChange{{GPU: layout.GPU{Index: 1, UUID: "a"}}, {GPU: layout.GPU{Index: 2, UUID: "b"}}, {GPU: layout.GPU{Index: 12, UUID: "c"}}}
-	got, err := selectGPUs(changes, []string{"2", "a"})
-	if err != nil || len(got) != 2 || got[0].GPU.UUID != "a" || got[1].GPU.UUID != "b" {
-		t.Errorf("%+v, %v", got, err)
 	}
 }
 
@@ -440,8 +373,8 @@ func TestPlanForAProgram(t *testing.T) {
 		{Action: inventory.MIGEnable, Part: part}, {Action: inventory.MIGDisable, Part: part}, {Action: inventory.MIGDestroyCompute, Part: part, Compute: compute},
 		{Action: inventory.MIGDestroyInstance, Part: part}, {Action: inventory.MIGCreateInstance}, {Action: inventory.MIGCreateCompute, Compute: compute},
 	}}}}
-	p := newMIGPlan(changes, partitioned{warnings: []string{"first"}, architectures: map[string]string{"GPU-3": "ampere"}})
-	if p.Layout != "a" || !p.Possible || !p.GPUs[0].Resets || p.err() != nil {
+	p := layout.NewPlanned(changes, map[string]string{"GPU-3": "ampere"}, []string{"first"})
+	if p.Layout != "a" || !p.Possible || !p.GPUs[0].Resets || p.Err() != nil {
 		t.Errorf("%+v", p)
 	}
 	if diff := cmp.Diff([]string{"first", "second"}, p.Warnings); diff != "" {

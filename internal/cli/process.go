@@ -84,35 +84,6 @@ func logInBackground() *logwriter.Writer {
 	return w
 }
 
-// execPatience is how long the process waits for driver calls to return before it ends instead of being replaced.
-const execPatience = 10 * time.Second
-
-// replaceable returns err, unless that asks for a new process and a driver call does not return: the kernel does not replace a process
-// one of whose threads hangs in the driver, and would wait for it for ever. Then the error says so, and asks for no new process.
-func replaceable(ctx context.Context, err error, calls func() []inventory.Call) error {
-	if !errors.Is(err, inventory.ErrDriverReplaced) {
-		return err
-	}
-	late := time.NewTimer(execPatience)
-	defer late.Stop()
-	again := time.NewTicker(100 * time.Millisecond)
-	defer again.Stop()
-	for {
-		hanging := calls()
-		if len(hanging) == 0 {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return err
-		case <-again.C:
-		case <-late.C:
-			return fmt.Errorf("%s; this process cannot be replaced while %v does not return: it exits, and has to be started again",
-				err.Error(), hanging[0])
-		}
-	}
-}
-
 // reexecuted is the environment variable in which a process tells the one that replaces it how often that has happened.
 const reexecuted = "GPU_DEVICE_PLUGIN_REEXECUTED"
 
@@ -141,4 +112,12 @@ func reexec() error {
 		return fmt.Errorf("start this program again: %w", err)
 	}
 	return nil // not reached
+}
+
+// receive returns a channel of signals, and a function that ends that. SIGHUP ends a process that does not receive it, so receive is
+// called before anything else, and ended last.
+func receive(signals ...os.Signal) (received <-chan os.Signal, stop func()) {
+	all := make(chan os.Signal, 4)
+	signal.Notify(all, signals...)
+	return all, func() { signal.Stop(all) }
 }

@@ -12,9 +12,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
-	agent "github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 )
 
 // A Program is what a main runs.
@@ -29,24 +28,13 @@ type Program struct {
 
 // Cluster is what a program has to do with the API server.
 type Cluster interface {
+	// The tasks that it adds to the daemon's keep what Choose returned up to date.
+	daemon.Cluster
 	// Commands returns the commands that the program has for it.
 	Commands() []*cobra.Command
 	// Choose returns which file is the configuration file if a label of the node chooses it; nil otherwise. It may ask the API
 	// server, for a short time. Of c it takes what the file cannot say.
 	Choose(ctx context.Context, c config.Config) *feed.Feed[config.Chosen]
-	// Observation returns the tasks that find out what the API server has of the node, and keep what Choose returned up to date.
-	// The boot ID is that of the node; empty if it is not known.
-	Observation(configs *feed.Feed[config.Config], boot string) []agent.Task
-	// Problem returns why the API server does not tell of the node; nil if it does, or is not asked.
-	Problem() error
-	// Outputs returns the tasks that tell the API server of the node.
-	Outputs(d agent.View) []agent.Task
-	// Labels returns those of them that write labels.
-	Labels(d agent.View) []agent.Task
-	// Evict has a pod evicted, within its disruption budget.
-	Evict(ctx context.Context, pod mig.Pod) error
-	// Pause has DaemonSets paused that have pods with these UIDs.
-	Pause(ctx context.Context, pods []string) error
 	// LabelOnce writes labels as gpu-feature-discovery does.
 	LabelOnce(ctx context.Context, c config.Config, labels map[string]string) error
 }

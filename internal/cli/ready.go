@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
 
@@ -25,7 +25,7 @@ func newReadyCommand() *cobra.Command {
 	socket := addControlFlag(cmd.Flags())
 	wait := cmd.Flags().Duration("wait", 0, "how long to wait for a daemon that is not ready yet, at most 20s")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		answer, err := askReady(cmd.Context(), *socket, min(*wait, maxReadyWait))
+		answer, err := askReady(cmd.Context(), *socket, min(*wait, daemon.MaxReadyWait))
 		switch {
 		case err != nil:
 			return err
@@ -48,16 +48,13 @@ func readyText(r status.Readiness) string {
 // readyPace is the pause between questions at a control socket that is not there yet.
 const readyPace = 50 * time.Millisecond
 
-// maxReadyWait is the longest wait of one question, which the control socket bounds, too.
-const maxReadyWait = 20 * time.Second
-
 // askReady asks the daemon at a control socket whether it is ready. It waits for as long for the daemon, and for it to be ready.
 func askReady(ctx context.Context, socket string, wait time.Duration) (status.Readiness, error) {
 	began := time.Now()
 	for {
 		var answer status.Readiness
 		left := max(0, wait-time.Since(began))
-		err := control.Call(ctx, socket, callReady, readyArguments{WaitMilliseconds: left.Milliseconds()}, &answer)
+		err := control.Call(ctx, socket, daemon.CallReady, daemon.ReadyArguments{WaitMilliseconds: left.Milliseconds()}, &answer)
 		if !errors.Is(err, control.ErrNoDaemon) || left == 0 {
 			return answer, err
 		}
@@ -67,49 +64,4 @@ func askReady(ctx context.Context, socket string, wait time.Duration) (status.Re
 		case <-time.After(readyPace):
 		}
 	}
-}
-
-// readyArguments are those of callReady.
-type readyArguments struct {
-	// WaitMilliseconds is how long the answer may wait for the daemon to be ready.
-	WaitMilliseconds int64 `json:"waitMilliseconds"`
-}
-
-// ready answers at once if the daemon is ready, and otherwise when it is, or has not become so.
-func (d *daemon) ready(ctx context.Context, a readyArguments) (any, error) {
-	return d.awaitReady(ctx, min(time.Duration(a.WaitMilliseconds)*time.Millisecond, maxReadyWait), true), nil
-}
-
-// awaitReady waits at most that long until the daemon is ready; probed says that kubelet asks.
-func (d *daemon) awaitReady(ctx context.Context, wait time.Duration, probed bool) status.Readiness {
-	if probed && d.directory != nil {
-		d.directory.Probed()
-	}
-	late := time.NewTimer(wait)
-	defer late.Stop()
-	for {
-		answer, changed := d.readiness.Answer().Latest()
-		if answer.Ready {
-			return answer
-		}
-		select {
-		case <-ctx.Done():
-			return answer
-		case <-late.C:
-			return answer
-		case <-changed:
-		}
-	}
-}
-
-// others is what kubelet and its directory tell of the node's device plugins.
-type others struct {
-	*kubelet.PodResources
-	*kubelet.Directory
-}
-
-// Remembered implements agent.Others.
-func (o others) Remembered() (map[string][]string, error) {
-	saved, err := o.Checkpoint()
-	return saved.Healthy, err
 }

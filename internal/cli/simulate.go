@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 )
 
@@ -121,7 +122,7 @@ func newFaultCommand(f faultCommand, socket *string) *cobra.Command {
 				*optional.field = optional.value
 			}
 		}
-		return control.Call(cmd.Context(), *socket, callSimulateInject, fault, nil)
+		return control.Call(cmd.Context(), *socket, daemon.CallSimulateInject, fault, nil)
 	}
 	return cmd
 }
@@ -131,7 +132,7 @@ func newSimulateListCommand(socket *string) *cobra.Command {
 	o := addOutputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		var gpus []simulator.Status
-		if err := control.Call(cmd.Context(), *socket, callSimulateList, nil, &gpus); err != nil {
+		if err := control.Call(cmd.Context(), *socket, daemon.CallSimulateList, nil, &gpus); err != nil {
 			return err
 		}
 		return o.print(cmd.OutOrStdout(), gpus, func(w io.Writer) {

@@ -7,9 +7,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/layout"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
 
@@ -51,19 +52,6 @@ func TestMPSRoot(t *testing.T) {
 	}
 	if other, given := mpsEnv("NO_SUCH_VARIABLE"); other != "" || given {
 		t.Errorf("got %q, %v", other, given)
-	}
-}
-
-func TestHolder(t *testing.T) {
-	t.Parallel()
-	for want, h := range map[string]mig.Holder{
-		"pod a/b":        {Pod: mig.Pod{Namespace: "a", Name: "b", UID: "c"}},
-		"pod with UID c": {Pod: mig.Pod{UID: "c"}, PID: 3},
-		"process 3":      {PID: 3},
-	} {
-		if got := holder(h); got != want {
-			t.Errorf("%q, want %q", got, want)
-		}
 	}
 }
 
@@ -186,44 +174,31 @@ func TestSlicesTable(t *testing.T) {
 func TestStepsInAnInstanceThatStays(t *testing.T) {
 	t.Parallel()
 	id := 2
-	there := plannedInstance{ID: &id, Profile: "3g.40gb", Start: 4, Size: 4, Devices: []string{"1c.3g.40gb", "1c.3g.40gb"}}
-	g := plannedGPU{Steps: []plannedStep{{Action: inventory.MIGCreateCompute, GPU: &there}, {Action: inventory.MIGCreateCompute, GPU: &there}}}
-	if diff := cmp.Diff([]string{"create 2 x 1c.3g.40gb in GPU instance 2, 3g.40gb at slices 4 to 7"}, g.lines()); diff != "" {
+	there := layout.PlannedInstance{ID: &id, Profile: "3g.40gb", Start: 4, Size: 4, Devices: []string{"1c.3g.40gb", "1c.3g.40gb"}}
+	g := layout.PlannedGPU{Steps: []layout.PlannedStep{{Action: inventory.MIGCreateCompute, GPU: &there}, {Action: inventory.MIGCreateCompute, GPU: &there}}}
+	if diff := cmp.Diff([]string{"create 2 x 1c.3g.40gb in GPU instance 2, 3g.40gb at slices 4 to 7"}, stepsOf(g)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	g = plannedGPU{Resets: true, Steps: []plannedStep{{Action: inventory.MIGEnable}, {Action: inventory.MIGDestroyInstance, GPU: &plannedInstance{Profile: "1g.10gb", Size: 1, InUse: true}}}}
+	g = layout.PlannedGPU{Resets: true, Steps: []layout.PlannedStep{{Action: inventory.MIGEnable}, {Action: inventory.MIGDestroyInstance, GPU: &layout.PlannedInstance{Profile: "1g.10gb", Size: 1, InUse: true}}}}
 	want := []string{"enable MIG mode while nothing uses the GPU; the driver resets it", "destroy GPU instance 1g.10gb at slice 0, once nothing uses it"}
-	if diff := cmp.Diff(want, g.lines()); diff != "" {
+	if diff := cmp.Diff(want, stepsOf(g)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
-	}
-}
-
-// TestCallsThatHang: each is shown, and only the wait for events takes the events of all GPUs.
-func TestCallsThatHang(t *testing.T) {
-	t.Parallel()
-	var s status.Status
-	addCalls(&s, []inventory.Call{{Function: "nvmlInit", GPU: inventory.NoGPU}, {Function: "nvmlEventSetWait", GPU: inventory.NoGPU}, {Function: "nvmlDeviceGetName", GPU: 0}})
-	if s.Hanging != 3 || len(s.Calls) != 3 || s.Calls[0].GPU != nil || s.Calls[2].GPU == nil || *s.Calls[2].GPU != 0 {
-		t.Errorf("%d calls: %+v", s.Hanging, s.Calls)
-	}
-	if diff := cmp.Diff([]string{"all GPUs: nvmlEventSetWait does not return"}, s.Unwatched); diff != "" {
-		t.Errorf("without events (-want +got):\n%s", diff)
 	}
 }
 
 // TestMIGStatusText: for each GPU how far it is, what it waits for, and how it is and will be divided.
 func TestMIGStatusText(t *testing.T) {
 	t.Parallel()
-	whole, empty := &plannedPartitions{MIG: "disabled"}, &plannedPartitions{MIG: "enabled", MemorySlices: 8}
-	half := &plannedPartitions{MIG: "enabled", MemorySlices: 8, Instances: []plannedInstance{{Profile: "3g.40gb", Start: 4, Size: 4, Devices: []string{"3g.40gb"}}}}
-	s := migStatus{Layout: "mine", From: "label", State: "pending", Reason: "GPU 0 waits", GPUs: []migGPU{
+	whole, empty := &layout.PlannedPartitions{MIG: "disabled"}, &layout.PlannedPartitions{MIG: "enabled", MemorySlices: 8}
+	half := &layout.PlannedPartitions{MIG: "enabled", MemorySlices: 8, Instances: []layout.PlannedInstance{{Profile: "3g.40gb", Start: 4, Size: 4, Devices: []string{"3g.40gb"}}}}
+	s := daemon.MIGProgress{Layout: "mine", From: "label", State: "pending", Reason: "GPU 0 waits", GPUs: []daemon.MIGGPU{
 		{Index: 0, Model: "H100", UUID: "GPU-0", Phase: "waiting", Reason: "in use by pod a/b", Before: whole, After: half},
 		{Index: 1, Model: "H100", UUID: "GPU-1", Phase: "failed", Retry: time.Unix(0, 0), Before: empty, After: empty},
 		{Index: 2, Model: "H100", UUID: "GPU-2", Phase: "done", Before: whole, After: whole},
 		{Index: 3, Model: "T4", UUID: "GPU-3", Phase: "kept"},
 	}}
 	var b strings.Builder
-	s.text(&b)
+	printMIGStatus(&b, s)
 	const want = `Layout mine of label: pending: GPU 0 waits
 
 GPU 0  H100  GPU-0
@@ -247,7 +222,7 @@ GPU 3  T4  GPU-3
 	if diff := cmp.Diff(want, b.String()); diff != "" {
 		t.Errorf("status (-want +got):\n%s", diff)
 	}
-	if got := (migStatus{}).line(); got != "No layout is named. GPUs stay as they are." {
+	if got := migLine(daemon.MIGProgress{}); got != "No layout is named. GPUs stay as they are." {
 		t.Errorf("without a layout: %q", got)
 	}
 }

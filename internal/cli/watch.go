@@ -7,73 +7,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"reflect"
 	"strings"
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
 
-const (
-	// watchEvery is how often a watched status is made anew for what no feed tells: calls that do not return, phases of servers.
-	watchEvery = time.Second
-	// watchGap is the least time between two of them. One change often causes another at once.
-	watchGap = 100 * time.Millisecond
-	// reconnectEvery is how often a watch tries to reach a daemon that has gone.
-	reconnectEvery = 500 * time.Millisecond
-)
-
-func (d *daemon) streams() map[string]control.Stream {
-	return map[string]control.Stream{callStatusWatch: d.watch}
-}
-
-// watch sends the status now, and again whenever more of it changes than the time of the last look. Nothing of this runs while nobody
-// watches. A client that is slow
-// receives the newest status, not every one.
-func (d *daemon) watch(ctx context.Context, send func(any) error) error {
-	tick := time.NewTicker(watchEvery)
-	defer tick.Stop()
-	var sent status.Status
-	for {
-		_, looked := d.monitor.Snapshots().Latest()
-		_, offered := d.set.Offered().Latest()
-		_, answered := d.readiness.Answer().Latest()
-		_, configured := d.watcher.Configs().Latest()
-		_, refused := d.watcher.Errors().Latest()
-		_, shared := d.mps.Unready().Latest()
-		_, kubelet := d.kubelets.Latest()
-		s, err := d.status(ctx)
-		if err != nil {
-			return err
-		}
-		now := s
-		now.Looked = sent.Looked // each look changes it
-		if !reflect.DeepEqual(now, sent) {
-			if err := send(s); err != nil {
-				return err
-			}
-			sent = s
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-looked:
-		case <-offered:
-		case <-answered:
-		case <-configured:
-		case <-refused:
-		case <-shared:
-		case <-kubelet:
-		case <-tick.C:
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(watchGap):
-		}
-	}
-}
+// reconnectEvery is how often a watch tries to reach a daemon that has gone.
+const reconnectEvery = 500 * time.Millisecond
 
 // A watcher prints the changes of a daemon's status.
 type watcher struct {
@@ -96,7 +39,7 @@ func newWatcher(out io.Writer, format string, v view) (*watcher, error) {
 func (w *watcher) follow(ctx context.Context, socket string) error {
 	var printed error
 	for {
-		err := control.Follow(ctx, socket, callStatusWatch, func(s status.Status) error {
+		err := control.Follow(ctx, socket, daemon.CallStatusWatch, func(s status.Status) error {
 			printed = w.receive(s)
 			return printed
 		})

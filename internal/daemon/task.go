@@ -1,8 +1,9 @@
-// Package daemon is the daemon: the tree of its long-lived tasks. Tasks are given to it in two groups. Observation finds out
-// what the node has and what its operator wants; outputs act on it. The package also holds the tasks that only join others:
-// the health policy, the replacement of the driver, the checks before a container starts.
+// Package daemon is what runs for long: the daemon that serves kubelet, the control daemons of MPS, and gpu-feature-discovery.
+// It builds the real adapters and owners, and joins them to tasks. Tasks are in two groups: observation finds out what the node
+// has and what its operator wants; outputs act on it. The tasks that only join others are here, too: the health policy, the
+// replacement of the driver, the checks before a container starts, the calls at the control socket.
 //
-// Package cli builds what the daemon works with and runs it.
+// Package cli runs it, and package cluster adds tasks to it.
 package daemon
 
 import (
@@ -26,9 +27,9 @@ type Task struct {
 	Alive func(ctx context.Context) error
 }
 
-// Run runs a daemon until ctx ends, and then returns nil; it returns the error of the first task that failed. Outputs end
+// RunTasks runs tasks until ctx ends, and then returns nil; it returns the error of the first task that failed. Outputs end
 // first, also when an observation fails: what they need to end in good order is there until then.
-func Run(ctx context.Context, observation, outputs []Task) error {
+func RunTasks(ctx context.Context, observation, outputs []Task) error {
 	observing, stop := context.WithCancel(context.WithoutCancel(ctx))
 	serving, end := context.WithCancel(ctx)
 	defer end()

@@ -55,7 +55,7 @@ func TestOutputsEndBeforeObservation(t *testing.T) {
 				defer cancel()
 				var ended ends
 				began := time.Now()
-				err := daemon.Run(ctx, append(tt.observation, ended.task("observation", late)),
+				err := daemon.RunTasks(ctx, append(tt.observation, ended.task("observation", late)),
 					append(tt.outputs, ended.task("output", late)))
 				if took := time.Since(began); took > tt.after+2*time.Second {
 					t.Errorf("ended after %s, want %s", took, tt.after)
@@ -79,7 +79,7 @@ func TestADaemonWithoutOutputsLives(t *testing.T) {
 		defer cancel()
 		var ended ends
 		began := time.Now()
-		if err := daemon.Run(ctx, []daemon.Task{ended.task("observation", nil)}, nil); err != nil {
+		if err := daemon.RunTasks(ctx, []daemon.Task{ended.task("observation", nil)}, nil); err != nil {
 			t.Error(err)
 		}
 		if took := time.Since(began); took < time.Hour || len(ended.names) != 1 {

@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -164,6 +165,14 @@ func Write(path string, labels map[string]string, expires time.Time) error {
 	}
 	if err := files.Write(path, content, 0o644, nil); err != nil {
 		return fmt.Errorf("write feature file: %w", err)
+	}
+	return nil
+}
+
+// Print prints labels as a feature file has them.
+func Print(w io.Writer, labels map[string]string) error {
+	if _, err := w.Write(Content(labels, time.Time{})); err != nil {
+		return fmt.Errorf("print labels: %w", err)
 	}
 	return nil
 }

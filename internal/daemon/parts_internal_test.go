@@ -1,4 +1,4 @@
-package cli
+package daemon
 
 import (
 	"context"
@@ -13,12 +13,10 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
-	agent "github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/migwish"
@@ -32,21 +30,16 @@ import (
 // fakeCluster is a Cluster with one task of each kind.
 type fakeCluster struct{ problem error }
 
-func (fakeCluster) Commands() []*cobra.Command { return nil }
-func (fakeCluster) Choose(context.Context, config.Config) *feed.Feed[config.Chosen] {
-	return nil
-}
-func (fakeCluster) Observation(*feed.Feed[config.Config], string) []agent.Task {
-	return []agent.Task{{Name: "own node"}}
+func (fakeCluster) Observation(*feed.Feed[config.Config], string) []Task {
+	return []Task{{Name: "own node"}}
 }
 func (c fakeCluster) Problem() error { return c.problem }
-func (fakeCluster) Outputs(agent.View) []agent.Task {
-	return []agent.Task{{Name: "labels of the node"}}
+func (fakeCluster) Outputs(View) []Task {
+	return []Task{{Name: "labels of the node"}}
 }
-func (fakeCluster) Labels(agent.View) []agent.Task                                    { return nil }
-func (fakeCluster) Evict(context.Context, mig.Pod) error                              { return nil }
-func (fakeCluster) Pause(context.Context, []string) error                             { return nil }
-func (fakeCluster) LabelOnce(context.Context, config.Config, map[string]string) error { return nil }
+func (fakeCluster) Labels(View) []Task                    { return nil }
+func (fakeCluster) Evict(context.Context, mig.Pod) error  { return nil }
+func (fakeCluster) Pause(context.Context, []string) error { return nil }
 
 // unstarted is a daemon on a simulated node of which no task runs.
 func unstarted(t *testing.T, cluster Cluster, args ...string) *daemon {
@@ -61,7 +54,7 @@ func unstarted(t *testing.T, cluster Cluster, args ...string) *daemon {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, err := newDaemon(klog.NewContext(t.Context(), klog.Logger{}), c, sources, cluster)
+	d, err := newDaemon(klog.NewContext(t.Context(), klog.Logger{}), Options{Config: c, Sources: sources, Cluster: cluster})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,11 +130,11 @@ func TestWhatTheClusterKnows(t *testing.T) {
 		"nothing else": {nil, []string{"MIGWish", "MIG", "DRA", "Checkpoint"}},
 		"all":          {[]string{"--kubelet-socket=/nowhere/kubelet.sock", "--mig-enabled", "--state-dir", t.TempDir()}, nil},
 	} {
-		known := reflect.ValueOf(unstarted(t, fakeCluster{}, append(slices.Clone(alone), test.args...)...).known())
+		v := reflect.ValueOf(unstarted(t, fakeCluster{}, append(slices.Clone(alone), test.args...)...).view())
 		var lack []string
-		for i := range known.NumField() {
-			if known.Field(i).IsZero() {
-				lack = append(lack, known.Type().Field(i).Name)
+		for i := range v.NumField() {
+			if v.Field(i).IsZero() {
+				lack = append(lack, v.Type().Field(i).Name)
 			}
 		}
 		if diff := cmp.Diff(test.lack, lack); diff != "" {
@@ -220,32 +213,32 @@ func TestCallsOfADaemon(t *testing.T) {
 	for _, g := range d.monitor.Snapshots().Value().GPUs {
 		if len(g.MIGDevices) > 1 && part == "" {
 			part, whole = fmt.Sprintf("%d:%d", g.Index, g.MIGDevices[1].Index), g.UUID
-			if _, err := call(callHealthClear, `{"gpu":"`+g.MIGDevices[1].UUID+`"}`); err != nil {
+			if _, err := call(CallHealthClear, `{"gpu":"`+g.MIGDevices[1].UUID+`"}`); err != nil {
 				t.Errorf("a MIG device by UUID: %v", err)
 			}
 		}
 	}
 	for _, known := range []string{part, whole, "0"} {
-		if _, err := call(callHealthClear, `{"gpu":"`+known+`"}`); err != nil {
+		if _, err := call(CallHealthClear, `{"gpu":"`+known+`"}`); err != nil {
 			t.Errorf("%s: %v", known, err)
 		}
 	}
 	for _, unknown := range []string{"99", "0:99", "GPU-9", ""} {
-		if _, err := call(callHealthClear, `{"gpu":"`+unknown+`"}`); err == nil {
+		if _, err := call(CallHealthClear, `{"gpu":"`+unknown+`"}`); err == nil {
 			t.Errorf("%q is cleared", unknown)
 		}
 	}
-	if _, err := call(callHealthClear, `{"gpu":3}`); err == nil || !strings.HasPrefix(err.Error(), "read the call's arguments: ") {
+	if _, err := call(CallHealthClear, `{"gpu":3}`); err == nil || !strings.HasPrefix(err.Error(), "read the call's arguments: ") {
 		t.Errorf("arguments of another form: %v", err)
 	}
-	if _, err := call(callSimulateInject, `{"kind":"lost","gpu":"0"}`); err != nil {
+	if _, err := call(CallSimulateInject, `{"kind":"lost","gpu":"0"}`); err != nil {
 		t.Error(err)
 	}
-	listed, err := call(callSimulateList, "null")
+	listed, err := call(CallSimulateList, "null")
 	if gpus, ok := listed.([]simulator.Status); err != nil || !ok || gpus[0].State != "lost" {
 		t.Errorf("%+v, %v", listed, err)
 	}
-	for _, name := range []string{callMIGStatus, callMIGApply} {
+	for _, name := range []string{CallMIGStatus, CallMIGApply} {
 		if _, err := call(name, "{}"); !errors.Is(err, migwish.ErrOff) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -253,13 +246,13 @@ func TestCallsOfADaemon(t *testing.T) {
 	c := d.watcher.Configs().Value()
 	c.MIG.Enabled = true
 	d.watcher.Configs().Publish(c)
-	if _, err := call(callMIGStatus, "{}"); err == nil || !strings.Contains(err.Error(), "start it again") {
+	if _, err := call(CallMIGStatus, "{}"); err == nil || !strings.Contains(err.Error(), "start it again") {
 		t.Errorf("MIG layouts that were switched on later: %v", err)
 	}
 	node := d.node
 	d.node = nil
 	defer func() { d.node = node }()
-	for name, arguments := range map[string]string{callSimulateInject: `{"kind":"lost","gpu":"0"}`, callSimulateList: "null"} {
+	for name, arguments := range map[string]string{CallSimulateInject: `{"kind":"lost","gpu":"0"}`, CallSimulateList: "null"} {
 		if _, err := call(name, arguments); !errors.Is(err, errNotSimulated) {
 			t.Errorf("%s of real GPUs: %v", name, err)
 		}
@@ -272,7 +265,7 @@ func TestSignalsOfADaemon(t *testing.T) {
 	d := looking(t, unstarted(t, nil, alone...))
 	handle := func(s syscall.Signal, quiet bool) {
 		t.Helper()
-		if err := d.handleSignal(t.Context(), s); err != nil {
+		if err := handleSignal(t.Context(), s, d.watcher, d.monitor); err != nil {
 			t.Fatal(err)
 		}
 		now, err := d.status(t.Context())
@@ -296,7 +289,7 @@ func TestReadinessIsAwaited(t *testing.T) {
 	t.Parallel()
 	d := unstarted(t, nil, append(slices.Clone(alone), "--kubelet-socket=/nowhere/kubelet.sock")...)
 	ask := func(ctx context.Context, wait int64) status.Readiness {
-		answer, err := d.ready(ctx, readyArguments{WaitMilliseconds: wait})
+		answer, err := d.ready(ctx, ReadyArguments{WaitMilliseconds: wait})
 		if err != nil {
 			t.Fatal(err)
 		}

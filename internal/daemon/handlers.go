@@ -1,4 +1,4 @@
-package cli
+package daemon
 
 import (
 	"context"
@@ -12,16 +12,16 @@ import (
 
 func (d *daemon) handlers() map[string]control.Handler {
 	return map[string]control.Handler{
-		callStatus:         answer(func(ctx context.Context, _ struct{}) (any, error) { return d.status(ctx) }),
-		callReady:          answer(d.ready),
-		callAlive:          answer(func(ctx context.Context, _ struct{}) (any, error) { return d.liveness.Stuck(ctx), nil }),
-		callQuiesce:        answer(d.quiesce),
-		callResume:         answer(func(ctx context.Context, _ struct{}) (any, error) { return nil, d.monitor.Resume(ctx) }),
-		callHealthClear:    answer(d.clearHealth),
-		callMIGApply:       answer(d.applyMIG),
-		callMIGStatus:      answer(func(context.Context, struct{}) (any, error) { return d.migStatus() }),
-		callSimulateInject: answer(d.inject),
-		callSimulateList:   answer(d.list),
+		CallStatus:         answer(func(ctx context.Context, _ struct{}) (any, error) { return d.status(ctx) }),
+		CallReady:          answer(d.ready),
+		CallAlive:          answer(func(ctx context.Context, _ struct{}) (any, error) { return d.liveness.Stuck(ctx), nil }),
+		CallQuiesce:        answer(d.quiesce),
+		CallResume:         answer(func(ctx context.Context, _ struct{}) (any, error) { return nil, d.monitor.Resume(ctx) }),
+		CallHealthClear:    answer(d.clearHealth),
+		CallMIGApply:       answer(d.applyMIG),
+		CallMIGStatus:      answer(func(context.Context, struct{}) (any, error) { return d.migStatus() }),
+		CallSimulateInject: answer(d.inject),
+		CallSimulateList:   answer(d.list),
 	}
 }
 
@@ -36,23 +36,23 @@ func answer[T any](call func(context.Context, T) (any, error)) control.Handler {
 	}
 }
 
-// quiesceArguments are those of callQuiesce.
-type quiesceArguments struct {
+// QuiesceArguments are those of CallQuiesce.
+type QuiesceArguments struct {
 	// Allocate says that GPUs may be given to new work meanwhile.
 	Allocate bool `json:"allocate"`
 }
 
-func (d *daemon) quiesce(ctx context.Context, a quiesceArguments) (any, error) {
+func (d *daemon) quiesce(ctx context.Context, a QuiesceArguments) (any, error) {
 	return nil, d.monitor.Quiesce(ctx, a.Allocate)
 }
 
-// clearArguments are those of callHealthClear.
-type clearArguments struct {
+// ClearArguments are those of CallHealthClear.
+type ClearArguments struct {
 	// GPU is an index "i" or "i:j", or a UUID.
 	GPU string `json:"gpu"`
 }
 
-func (d *daemon) clearHealth(ctx context.Context, a clearArguments) (any, error) {
+func (d *daemon) clearHealth(ctx context.Context, a ClearArguments) (any, error) {
 	for _, g := range d.monitor.Snapshots().Value().GPUs {
 		if a.GPU == g.UUID || a.GPU == fmt.Sprint(g.Index) {
 			return nil, d.monitor.Clear(ctx, g.UUID)

@@ -1,4 +1,4 @@
-package cli
+package daemon
 
 import (
 	"context"
@@ -12,7 +12,6 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
-	agent "github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draslices"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
@@ -27,11 +26,11 @@ import (
 )
 
 // newDRA returns what there is for Dynamic Resource Allocation. It is nil without a state directory: then no GPU can be given in that way.
-func (d *daemon) newDRA(ctx context.Context, c config.Config) *agent.DRA {
+func (d *daemon) newDRA(ctx context.Context, c config.Config) *DRA {
 	if c.StateDir == "" {
 		return nil
 	}
-	a := &agent.DRA{
+	a := &DRA{
 		Owners: feed.New(dra.Owners(nil)), Offered: feed.New(dra.Owners(nil)), Driver: feed.New(status.DRADriver{}),
 	}
 	devices := draslices.Options{
@@ -41,7 +40,7 @@ func (d *daemon) newDRA(ctx context.Context, c config.Config) *agent.DRA {
 	a.Devices = draslices.New(ctx, devices)
 	o := claims.Options{
 		Pools: a.Devices.Pools(), Divisions: devices.Divisions, Driver: d.monitor, Snapshots: d.monitor.Snapshots(), Configs: d.watcher.Configs(),
-		StateDir: c.StateDir, CDIDir: c.CDIDir, BootID: bootID(d.node), Root: nodeRoot(d.node), Metrics: d.counters,
+		StateDir: c.StateDir, CDIDir: c.CDIDir, BootID: BootID(d.node), Root: nodeRoot(d.node), Metrics: d.counters,
 	}
 	timeSlices := nvidia.NewTimeSlices(c.Driver.ContainerRoot)
 	o.SetTimeSlice = func(ctx context.Context, gpu string, interval int) error {
@@ -70,11 +69,11 @@ func (d *daemon) newDRA(ctx context.Context, c config.Config) *agent.DRA {
 }
 
 // draTasks are the tasks that decide who gives out each GPU, and keep what claims have.
-func (d *daemon) draTasks() []agent.Task {
+func (d *daemon) draTasks() []Task {
 	if d.dra == nil {
 		return nil
 	}
-	return []agent.Task{
+	return []Task{
 		{Name: "claims", Run: d.dra.Claims.Run},
 		{Name: "MIG devices of claims", Run: d.dra.Claims.Divide},
 		{Name: "owners of GPUs", Run: d.dra.Arbiter.Run, Alive: d.dra.Arbiter.Alive},

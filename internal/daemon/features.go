@@ -1,4 +1,4 @@
-package cli
+package daemon
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/featurefile"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/labels"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
@@ -18,8 +19,8 @@ import (
 // maxMachineName is the largest file with the name of the machine that is read, in bytes.
 const maxMachineName = 4096
 
-// machineName returns the name of the machine that is in a file.
-func machineName(file string) string {
+// MachineName returns the name of the machine that is in a file.
+func MachineName(file string) string {
 	text, err := files.Read(file, maxMachineName)
 	if err != nil {
 		return labels.UnknownMachine
@@ -35,19 +36,27 @@ func (d *daemon) yields() bool {
 	return slices.ContainsFunc(d.set.Status(), func(s plugin.Status) bool { return s.Phase == plugin.PhaseYielding })
 }
 
-// writeFeatures keeps the file for node-feature-discovery, while the configuration wants it.
-func (d *daemon) writeFeatures(ctx context.Context) error {
-	return (&featurefile.Writer{Wanted: d.features, Clock: clock.RealClock{}, Problem: d.unlabeled}).Run(ctx)
+// A featureFile is the file for node-feature-discovery.
+type featureFile struct {
+	configs *feed.Feed[config.Config]
+	labels  *feed.Feed[map[string]string]
+	problem *feed.Feed[error] // why it is not written
+	yields  func() bool       // another process writes it; nil for never
 }
 
-// features returns what the file for node-feature-discovery is to be now, and what is closed when that may change.
-func (d *daemon) features() (target featurefile.Target, configured, labeled <-chan struct{}) {
-	c, configured := d.watcher.Configs().Latest()
-	set, labeled := d.labels.Wanted.Latest()
+// run keeps the file while the configuration wants it.
+func (f *featureFile) run(ctx context.Context) error {
+	return (&featurefile.Writer{Wanted: f.wanted, Clock: clock.RealClock{}, Problem: f.problem}).Run(ctx)
+}
+
+// wanted returns what the file is to be now, and what is closed when that may change.
+func (f *featureFile) wanted() (target featurefile.Target, configured, labeled <-chan struct{}) {
+	c, configured := f.configs.Latest()
+	set, labeled := f.labels.Latest()
 	switch {
 	case c.Features.Labels != config.LabelsFile:
 		return featurefile.Target{}, configured, nil
-	case d.set != nil && d.yields():
+	case f.yields != nil && f.yields():
 		return featurefile.Target{Renewal: yieldPoll}, configured, labeled
 	}
 	target = featurefile.Target{Path: c.Features.LabelsFile, Labels: set, Renewal: featurefile.Lifetime / 4, Lifetime: featurefile.Lifetime}

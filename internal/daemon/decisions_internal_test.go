@@ -1,4 +1,4 @@
-package cli
+package daemon
 
 import (
 	"context"
@@ -32,7 +32,7 @@ func TestLayoutInTheStatus(t *testing.T) {
 	t.Parallel()
 	d := unstarted(t, nil, append(slices.Clone(alone), "--mig-enabled")...)
 	empty, err := d.migStatus()
-	if diff := cmp.Diff(migStatus{GPUs: []migGPU{}}, empty); err != nil || diff != "" {
+	if diff := cmp.Diff(MIGProgress{GPUs: []MIGGPU{}}, empty); err != nil || diff != "" {
 		t.Errorf("%v, without a layout (-want +got):\n%s", err, diff)
 	}
 	retry := time.Unix(100, 0).UTC()
@@ -43,8 +43,8 @@ func TestLayoutInTheStatus(t *testing.T) {
 		}, Change: layout.GPUChange{GPU: layout.GPU{UUID: "GPU-1"}}},
 		{Index: 2, UUID: "GPU-2", Phase: mig.PhaseKept},
 	}})
-	unread := &plannedPartitions{MIG: inventory.MIGMode(0).String(), Instances: []plannedInstance{}}
-	want := migStatus{Layout: "a", From: "label", Again: 3, State: "failed", Reason: "r", GPUs: []migGPU{
+	unread := &layout.PlannedPartitions{MIG: inventory.MIGMode(0).String(), Instances: []layout.PlannedInstance{}}
+	want := MIGProgress{Layout: "a", From: "label", Again: 3, State: "failed", Reason: "r", GPUs: []MIGGPU{
 		{Index: 1, UUID: "GPU-1", Model: "H100", Phase: "waiting", Reason: "in use", Retry: retry, Holders: []string{"process 3", "process 4", "process 5"}, Before: unread, After: unread},
 		{Index: 2, UUID: "GPU-2", Phase: "kept"},
 	}}
@@ -173,7 +173,7 @@ func TestFeatureFile(t *testing.T) {
 		c := d.watcher.Configs().Value()
 		c.Features.Labels, c.Features.LabelsFile, c.Discovery = test.labels, "/f", test.gfd
 		d.watcher.Configs().Publish(c)
-		got, configured, labeled := d.features()
+		got, configured, labeled := d.featureFile().wanted()
 		if diff := cmp.Diff(test.want, got); diff != "" || configured == nil || (labeled == nil) != (name == "none") {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
@@ -182,7 +182,7 @@ func TestFeatureFile(t *testing.T) {
 	if err := os.WriteFile(file, []byte(" DGX \n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if got := machineName(file) + machineName("/nowhere"); got != "DGXunknown" {
+	if got := MachineName(file) + MachineName("/nowhere"); got != "DGXunknown" {
 		t.Errorf("machines: %q", got)
 	}
 }

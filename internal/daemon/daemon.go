@@ -1,0 +1,330 @@
+package daemon
+
+import (
+	"context"
+	"os"
+	"runtime/debug"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/labels"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/migwish"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/offer"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/supervise"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/telemetry"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/version"
+)
+
+// Options are what a program that runs for long starts with.
+type Options struct {
+	// Config is the configuration that the program starts with, and Sources are where later ones are read from.
+	Config  config.Config
+	Sources config.Sources
+	// Cluster is what the program has to do with the API server; nil for nothing.
+	Cluster Cluster
+	// Signals are those of the process that are to be handled.
+	Signals <-chan os.Signal
+	// Reexecutions is how often the process has replaced itself by a new one.
+	Reexecutions int
+}
+
+// Cluster is what a program has to do with the API server.
+type Cluster interface {
+	// Observation returns the tasks that find out what the API server has of the node.
+	// The boot ID is that of the node; empty if it is not known.
+	Observation(configs *feed.Feed[config.Config], boot string) []Task
+	// Problem returns why the API server does not tell of the node; nil if it does, or is not asked.
+	Problem() error
+	// Outputs returns the tasks that tell the API server of the node.
+	Outputs(v View) []Task
+	// Labels returns those of them that write labels.
+	Labels(v View) []Task
+	// Evict has a pod evicted, within its disruption budget.
+	Evict(ctx context.Context, pod mig.Pod) error
+	// Pause has DaemonSets paused that have pods with these UIDs.
+	Pause(ctx context.Context, pods []string) error
+}
+
+// Run serves kubelet until ctx ends. The error wraps inventory.ErrDriverReplaced when only a new process can talk to the driver.
+func Run(ctx context.Context, o Options) error {
+	d, err := newDaemon(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer d.close()
+	defer time.AfterFunc(headStart, shrink).Stop()
+	observation, outputs := d.tasks()
+	return replaceable(ctx, RunTasks(ctx, observation, outputs), d.driver.Calls)
+}
+
+// gcPercent has garbage collected earlier than by default: the daemon itself needs little memory, and a scrape leaves up to a megabyte
+// of garbage.
+const gcPercent = 50
+
+// shrink gives the memory back that only the start needed. By itself the runtime keeps it for minutes. An operator who sets GOGC decides
+// when garbage is collected.
+func shrink() {
+	debug.FreeOSMemory() // first: what is garbage now would have it collected a second time
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
+	}
+}
+
+// A daemon is everything that the running program consists of.
+type daemon struct {
+	config    config.Config // as it was at the start, for settings that need a restart
+	watcher   *config.Watcher
+	driver    *nvidia.Driver
+	node      *simulator.Node // nil on a real node
+	monitor   *monitor.Monitor
+	directory *kubelet.Directory // nil when there is nothing to register with
+	account   *kubelet.PodResources
+	kubelets  *feed.Feed[uint64]   // the incarnation of the one that is there
+	sockets   *feed.Feed[[]string] // beside its own
+	set       *plugin.Set
+	disk      *files.Disk // that of claims, as Allocate reads it
+	mps       *mps.Prober
+	readiness *Readiness
+	liveness  *Liveness
+	counters  *telemetry.Counters
+	unheard   *feed.Feed[error] // why metrics are not served
+	wishes    *migwish.Chooser  // nil where MIG layouts are not changed, as the next
+	mig       *mig.Owner
+	dra       *DRA // nil where no GPU can be given by Dynamic Resource Allocation
+	labels    *Labels
+	unlabeled *feed.Feed[error] // why the labels of the node are not as they are wanted
+	asked     <-chan os.Signal  // signals to handle
+	cluster   Cluster           // nil in a program that does not talk to the API server
+
+	reexecutions int
+}
+
+func newDaemon(ctx context.Context, o Options) (*daemon, error) {
+	c := o.Config
+	d := &daemon{
+		cluster:      o.Cluster,
+		config:       c,
+		asked:        o.Signals,
+		reexecutions: o.Reexecutions,
+		disk:         files.NewDisk(),
+		watcher:      config.NewWatcher(o.Sources, c, clock.RealClock{}),
+		account:      kubelet.NewPodResources(c.PodResourcesSocket, clock.RealClock{}),
+		kubelets:     feed.New(uint64(0)),
+		sockets:      feed.New([]string(nil)),
+		mps:          mps.NewProber(c.MPSRoot, clock.RealClock{}),
+		counters:     telemetry.NewCounters(plugin.Causes()),
+		unheard:      feed.New[error](nil),
+		unlabeled:    feed.New[error](nil),
+	}
+	var err error
+	if d.driver, d.node, err = OpenNode(ctx, c, d.counters); err != nil {
+		return nil, err
+	}
+	d.monitor = monitor.New(monitor.Options{
+		Driver: driverOf{Driver: d.driver}, Policy: c.Health, StateDir: c.StateDir, BootID: BootID(d.node),
+		Metrics: d.counters,
+	})
+	d.labels = &Labels{
+		Configs: d.watcher.Configs(), Snapshots: d.monitor.Snapshots(), Make: labels.All, Machine: MachineName, Now: time.Now,
+		Wanted: feed.New[map[string]string](nil),
+	}
+	if d.set, err = d.newSet(ctx); err != nil {
+		return nil, err
+	}
+	if c.MIG.Enabled {
+		d.wishes = migwish.New(ctx, d.watcher.Configs(), c.StateDir, clock.RealClock{})
+	}
+	if d.dra = d.newDRA(ctx, c); d.dra != nil {
+		d.labels.InUse = d.dra.Claims.InUse()
+	}
+	if d.wishes != nil {
+		d.mig = d.newMIG()
+	}
+	return d, nil
+}
+
+// newSet returns the plugin servers, and finds kubelet's directory.
+func (d *daemon) newSet(ctx context.Context) (*plugin.Set, error) {
+	socket := d.config.KubeletSocket
+	if socket == "" {
+		klog.FromContext(ctx).Info("Not registering with kubelet: --kubelet-socket is empty")
+		socket = config.DefaultKubeletSocket
+	}
+	directory, err := kubelet.NewDirectory(socket, clock.RealClock{})
+	if err != nil {
+		return nil, err
+	}
+	if d.config.KubeletSocket != "" {
+		d.directory = directory
+	}
+	return plugin.NewSet(plugin.Collaborators{
+		Registrar: directory, Accountant: d.account, Connections: d.account.Connections, Checkpoint: directory.Checkpoint,
+		Incarnation: d.kubelets, Sockets: d.sockets,
+		Clock:     clock.RealClock{},
+		Inspector: &Inspector{Configs: d.watcher.Configs(), Monitor: d.monitor},
+		Metrics:   d.counters,
+		Elsewhere: d.elsewhere,
+	}), nil
+}
+
+// newMIG returns the owner of how GPUs are divided.
+func (d *daemon) newMIG() *mig.Owner {
+	o := mig.Options{
+		Wishes: d.wishes.Wishes(), Snapshots: d.monitor.Snapshots(), Driver: d.monitor, Evictor: d.cluster, StateDir: d.config.StateDir,
+		BootID: BootID(d.node), Acquired: d.wishes.Reload,
+	}
+	if d.directory != nil {
+		o.Users = d.set
+		if d.dra != nil {
+			o.Users = pluginUsers{d.set, d.dra.Owners, d.monitor.Snapshots()}
+		}
+	}
+	if d.dra != nil {
+		o.Elsewhere = d.dividedForClaims
+	}
+	if d.cluster != nil {
+		o.Pauser = d.cluster
+		o.Clients = func(minor int) ([]inventory.DriverClient, error) { return nvidia.Clients(nodeRoot(d.node), minor) }
+	}
+	return mig.New(o)
+}
+
+// dividedForClaims says why the MIG layout of a GPU, by UUID, is not made now; empty if it may be.
+func (d *daemon) dividedForClaims(uuid string) string {
+	if d.watcher.Configs().Value().DRA.DynamicMIG && d.dra.Owners.Value()[uuid] != dra.OwnedByPlugin {
+		return "MIG devices are made of the GPU for claims: have the device plugin give it, or switch dra.dynamicMIG off"
+	}
+	return ""
+}
+
+// tasks are all tasks of the daemon.
+func (d *daemon) tasks() (observation, outputs []Task) {
+	observation, outputs = d.observation(), d.outputs()
+	d.readiness = NewReadiness(clock.RealClock{}, observation, outputs)
+	d.liveness = NewLiveness(observation, outputs)
+	return observation, append(outputs, Task{Name: "readiness", Run: d.readiness.Run})
+}
+
+// observation is the tasks that find out what the node has and what its operator wants.
+func (d *daemon) observation() []Task {
+	tasks := []Task{
+		{Name: "configuration", Run: d.watcher.Run, Alive: d.watcher.Alive},
+		{Name: "kernel log", Run: d.readKernelLog},
+		{Name: "signals", Run: func(ctx context.Context) error { return followSignals(ctx, d.asked, d.watcher, d.monitor) }},
+		{Name: "monitor", Run: d.monitor.Run, Alive: d.monitor.Alive},
+		{Name: "first look", Run: func(ctx context.Context) error { return CheckFirstLook(ctx, d.monitor, d.watcher.Configs()) }},
+		{Name: "start", Run: func(ctx context.Context) error {
+			return LogStart(ctx, version.String(), d.monitor.Snapshots(), d.watcher.Configs())
+		}},
+		{Name: "health policy", Run: func(ctx context.Context) error { return FollowHealth(ctx, d.monitor, d.watcher.Configs()) }},
+		{Name: "driver", Run: func(ctx context.Context) error { return FollowDriver(ctx, d.monitor) }},
+	}
+	if d.directory != nil {
+		tasks = append(tasks, Task{Name: "kubelet's directory", Run: d.watchKubelet, Alive: d.directory.Alive})
+	}
+	if d.cluster != nil {
+		tasks = append(tasks, d.cluster.Observation(d.watcher.Configs(), BootID(d.node))...)
+	}
+	return tasks
+}
+
+// outputs are the tasks that act on it.
+func (d *daemon) outputs() []Task {
+	plans := &offer.Loop{
+		Configs: d.watcher.Configs(), Snapshots: d.monitor.Snapshots(), Set: d.set, Specs: newSpecs(d.config.CDIDir),
+		MPS: d.mps, Pulse: supervise.NewPulse(),
+	}
+	if d.mig != nil {
+		plans.MIG = d.mig.Holds()
+	}
+	var owners *feed.Feed[dra.Owners]
+	if d.dra != nil {
+		owners = d.dra.Owners
+		plans.Owners, plans.Followed = owners, d.dra.Offered
+	}
+	servers := Task{Name: "plugin servers", Run: d.set.Run, Alive: d.set.Alive}
+	if d.directory != nil {
+		servers.Ready = (&Serving{
+			Configs: d.watcher.Configs(), Monitor: d.monitor, Offered: d.set.Offered(), Servers: d.set.Status,
+			Others: devicePlugins{d.account, d.directory}, Owners: owners,
+		}).Ready
+	}
+	tasks := []Task{
+		servers,
+		{Name: "MPS", Run: d.mps.Run},
+		{Name: "plan", Run: plans.Run, Alive: plans.Pulse.Check},
+	}
+	tasks = append(tasks, d.draTasks()...)
+	tasks = append(tasks, Task{Name: "metrics", Run: d.serveMetrics}, Task{Name: "labels", Run: d.labels.Run},
+		Task{Name: "feature file", Run: d.featureFile().run})
+	if d.mig != nil {
+		tasks = append(tasks, Task{Name: "MIG wish", Run: d.wishes.Run},
+			Task{Name: "MIG", Run: d.mig.Run, Alive: d.mig.Alive})
+	}
+	if d.config.ControlSocket != "" {
+		tasks = append(tasks, Task{Name: "control socket", Run: d.serveControl})
+	}
+	if d.cluster != nil {
+		tasks = append(tasks, d.cluster.Outputs(d.view())...)
+	}
+	return tasks
+}
+
+// view is what the tasks for the API server are given.
+func (d *daemon) view() View {
+	v := View{
+		Config: d.config, Configs: d.watcher.Configs(), ConfigErrors: d.watcher.Errors(),
+		Labels: d.labels.Wanted, Unlabeled: d.unlabeled, Yields: d.yields,
+		Snapshots: d.monitor.Snapshots(), Offered: d.set.Offered(), Status: d.status, Held: d.account.Held,
+		DRA: d.dra, APIRequested: d.counters.APIRequested, EventDropped: d.counters.EventDropped,
+	}
+	if d.directory != nil {
+		v.Checkpoint = d.directory.Checkpoint
+	}
+	if d.mig != nil {
+		v.MIGWish, v.MIG = d.wishes, d.mig.Status()
+	}
+	return v
+}
+
+// featureFile is the file for node-feature-discovery.
+func (d *daemon) featureFile() *featureFile {
+	return &featureFile{configs: d.watcher.Configs(), labels: d.labels.Wanted, problem: d.unlabeled, yields: d.yields}
+}
+
+// close releases what the daemon has opened, after its end.
+func (d *daemon) close() {
+	if d.node != nil {
+		d.node.Close()
+	}
+	_ = d.account.Close() // its connection only; an error has no consequence
+}
+
+// watchKubelet publishes what is in kubelet's directory.
+func (d *daemon) watchKubelet(ctx context.Context) error {
+	if err := d.directory.Check(); err != nil {
+		klog.FromContext(ctx).Info("Waiting for kubelet", "reason", err.Error())
+	}
+	return d.directory.Watch(ctx, d.kubelets, d.sockets)
+}
+
+// serveControl serves the control socket. The daemon serves GPUs without it, if it cannot be made.
+func (d *daemon) serveControl(ctx context.Context) error {
+	server := control.NewServer(d.config.ControlSocket, d.handlers(), d.streams())
+	return supervise.Run(ctx, supervise.Backoff{First: time.Second, Most: 30 * time.Second, Proven: time.Minute}, server.Run)
+}
