@@ -123,8 +123,12 @@ func (w Wanted) gpuSpec(root fs.FS, driver *found) (*specs.Spec, error) {
 	if w.Edits.Void { // also beside another strategy: where the runtime knows CDI, the devices are not to be added twice
 		common.Env = append(common.Env, voidVariable)
 	}
+	nodes := w.Snapshot.Control & edits.AlwaysNodes
+	if w.Snapshot.Majors.UVM > 0 { // the module is loaded; whoever computes first makes its nodes
+		nodes |= inventory.NodeUVM | inventory.NodeUVMTools
+	}
 	var control []string
-	for _, name := range (w.Snapshot.Control & edits.AlwaysNodes).All() {
+	for _, name := range nodes.All() {
 		control = append(control, "/dev/"+name)
 	}
 	common.DeviceNodes = w.nodes(control)
@@ -194,11 +198,18 @@ func (w Wanted) display(root fs.FS, d resource.Device) (paths []string, links []
 	return paths, links
 }
 
-// nodes returns the device nodes of the given paths in the container.
+// nodes returns the device nodes of the given paths in the container. A runtime makes those with a number by that; for the others, it needs
+// the host's node.
 func (w Wanted) nodes(paths []string) []*specs.DeviceNode {
 	nodes := make([]*specs.DeviceNode, 0, len(paths))
 	for _, p := range paths {
 		node := &specs.DeviceNode{Path: p}
+		if number, known := edits.NumberOf(p, w.Snapshot.Majors); known {
+			node.Type, node.Major, node.Minor = "c", int64(number.Major), int64(number.Minor)
+			if number.Mode != 0 {
+				node.FileMode = new(fs.FileMode(number.Mode))
+			}
+		}
 		if host := path.Join("/", w.Edits.DevRoot, p); host != p {
 			node.HostPath = host
 		}

@@ -335,3 +335,26 @@ func TestCompanionsOneByOne(t *testing.T) {
 		})
 	}
 }
+
+// TestNumbersOfNodes: a node has a number where the kernel has its major, and no other file has one.
+func TestNumbersOfNodes(t *testing.T) {
+	t.Parallel()
+	majors := inventory.Majors{GPU: 195, UVM: 510, Caps: 234, IMEX: 233}
+	for path, want := range map[string]edits.Number{
+		"/dev/nvidiactl": {Major: 195, Minor: 255}, "/dev/nvidia-modeset": {Major: 195, Minor: 254}, "/dev/nvidia12": {Major: 195, Minor: 12},
+		"/dev/nvidia-uvm": {Major: 510}, "/dev/nvidia-uvm-tools": {Major: 510, Minor: 1},
+		"/dev/nvidia-caps/nvidia-cap30": {Major: 234, Minor: 30, Mode: 0o444}, "/dev/nvidia-caps-imex-channels/channel0": {Major: 233},
+	} {
+		if got, known := edits.NumberOf(path, majors); !known || got != want {
+			t.Errorf("%s: %+v, %t; want %+v", path, got, known, want)
+		}
+		if _, known := edits.NumberOf(path, inventory.Majors{}); known {
+			t.Errorf("%s has a number although the kernel has no major", path)
+		}
+	}
+	for _, path := range []string{"/dev/nvidia", "/dev/nvidia-nvswitch0", "/dev/nvidia-fs0", "/dev/gdrdrv", "/dev/dri/card0", "/dev/nvidia-caps/nvidia-cap"} {
+		if got, known := edits.NumberOf(path, majors); known {
+			t.Errorf("%s has the number %+v", path, got)
+		}
+	}
+}

@@ -3,6 +3,8 @@ package edits
 import (
 	"fmt"
 	"path"
+	"strconv"
+	"strings"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
@@ -42,6 +44,44 @@ func (c *container) nodes() []DeviceNode {
 		}
 	}
 	return nodes
+}
+
+// A Number is what the kernel knows a device node by. Mode is that of the nodes that the driver itself makes; 0 where any may do.
+type Number struct {
+	Major, Minor int
+	Mode         uint32
+}
+
+// capMode is the mode of the nodes of MIG capabilities, by DeviceFileMode in the driver's files below /proc/driver/nvidia/capabilities.
+const capMode = 0o444
+
+// NumberOf returns the number of one of the driver's device nodes, by its path in a container; false where it is not known.
+func NumberOf(node string, majors inventory.Majors) (Number, bool) {
+	switch node {
+	case "/dev/nvidiactl":
+		return Number{Major: majors.GPU, Minor: 255}, majors.GPU > 0
+	case "/dev/nvidia-modeset":
+		return Number{Major: majors.GPU, Minor: 254}, majors.GPU > 0
+	case "/dev/nvidia-uvm":
+		return Number{Major: majors.UVM}, majors.UVM > 0
+	case "/dev/nvidia-uvm-tools":
+		return Number{Major: majors.UVM, Minor: 1}, majors.UVM > 0
+	}
+	for _, numbered := range []struct {
+		prefix string
+		Number
+	}{
+		{"/dev/nvidia-caps/nvidia-cap", Number{Major: majors.Caps, Mode: capMode}},
+		{"/dev/nvidia-caps-imex-channels/channel", Number{Major: majors.IMEX}},
+		{"/dev/nvidia", Number{Major: majors.GPU}},
+	} {
+		if rest, found := strings.CutPrefix(node, numbered.prefix); found {
+			minor, err := strconv.Atoi(rest)
+			numbered.Minor = minor
+			return numbered.Number, err == nil && numbered.Major > 0
+		}
+	}
+	return Number{}, false
 }
 
 // DevicePaths returns the device nodes that a device consists of: that of the GPU, and for a MIG device those that give

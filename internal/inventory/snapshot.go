@@ -14,6 +14,8 @@ type Snapshot struct {
 	GPUs []GPU
 	// Control are the driver's device nodes that the node has.
 	Control ControlNodes
+	// Majors are the numbers of the driver's device nodes.
+	Majors Majors
 	// LeftOut are the GPUs that the driver counts but that could not be identified, by ascending Index.
 	LeftOut []LeftOut
 	// Stale says why the last look at the node failed; empty when it succeeded. A stale Snapshot keeps the GPUs of the
@@ -76,6 +78,7 @@ func (s Snapshot) GPUAt(index int) (GPU, bool) {
 func (s Snapshot) Equal(other Snapshot) bool {
 	return s.Driver == other.Driver &&
 		s.Control == other.Control &&
+		s.Majors == other.Majors &&
 		s.Stale == other.Stale &&
 		s.LinksDue == other.LinksDue &&
 		slices.Equal(s.LeftOut, other.LeftOut) &&

@@ -39,6 +39,27 @@ func controlNodes(root fs.FS, folders []string, last inventory.ControlNodes) inv
 	return found
 }
 
+// majors reads the numbers of the driver's device nodes. Of those that cannot be read, it returns the ones that were read last.
+func majors(root fs.FS, last inventory.Majors) inventory.Majors {
+	text, err := fs.ReadFile(root, "proc/devices")
+	if err != nil {
+		return last
+	}
+	characters, _, _ := strings.Cut(string(text), "Block devices:")
+	var found inventory.Majors
+	of := map[string]*int{
+		"nvidia": &found.GPU, "nvidia-frontend": &found.GPU, "nvidia-uvm": &found.UVM, // a driver has one of the first two
+		"nvidia-caps": &found.Caps, "nvidia-caps-imex-channels": &found.IMEX,
+	}
+	for line := range strings.Lines(characters) {
+		number, name, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if major, err := strconv.Atoi(number); err == nil && of[name] != nil {
+			*of[name] = major
+		}
+	}
+	return found
+}
+
 // migMinors is the driver's table of the minors of MIG capabilities: "gpu0/gi1/ci2/access 21". It is the same as long
 // as the driver is.
 const migMinors = "proc/driver/nvidia-caps/mig-minors"

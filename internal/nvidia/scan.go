@@ -28,6 +28,7 @@ type scanner struct {
 	opened   time.Time // when the session was opened
 	slots    []*slot   // by NVML index
 	control  inventory.ControlNodes
+	majors   inventory.Majors
 	topology topology
 	last     inventory.Snapshot
 
@@ -64,7 +65,7 @@ func (s *scanner) count() error {
 		s.slots = append(s.slots, newSlot(s.driver, s.api, len(s.slots)))
 	}
 	s.slots = s.slots[:count]
-	s.control = controlNodes(s.root, s.devs, s.control)
+	s.control, s.majors = controlNodes(s.root, s.devs, s.control), majors(s.root, s.majors)
 	return nil
 }
 
@@ -96,7 +97,7 @@ func (s *scanner) publish() inventory.Snapshot {
 		}
 	}
 	s.link()
-	found := inventory.Snapshot{Driver: s.now, GPUs: s.gpus, Control: s.control, LeftOut: s.leftOut}
+	found := inventory.Snapshot{Driver: s.now, GPUs: s.gpus, Control: s.control, Majors: s.majors, LeftOut: s.leftOut}
 	found.LinksDue = slices.ContainsFunc(s.slots, func(sl *slot) bool { return sl.linksDue && sl.linkable() })
 	found = inventory.Identify(found, s.last)
 	if !found.Equal(s.last) {

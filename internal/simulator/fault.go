@@ -314,6 +314,7 @@ func (n *Node) driverLocked(f Fault, _ target) error {
 	switch f.Driver {
 	case "missing":
 		n.driver.missing = nvml.ERROR_DRIVER_NOT_LOADED
+		n.loads++
 		for _, g := range n.gpus { // when it is loaded anew, each is bound to it anew
 			n.bindings++
 			g.binding = n.bindings
@@ -326,6 +327,7 @@ func (n *Node) driverLocked(f Fault, _ target) error {
 			return fmt.Errorf("%w, missing, or no-library", err)
 		}
 		n.driver = driver{version: f.Driver, branch: b}
+		n.loads++
 	}
 	return nil
 }

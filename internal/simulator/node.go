@@ -21,6 +21,7 @@ type Node struct {
 
 	gpus     []*gpu // by position in the profile; a GPU that comes back is a new value
 	driver   driver
+	loads    int // how often the driver was loaded anew, which changes its major numbers
 	reboots  int // how often the node was restarted: its boot ID depends on it
 	stalls   []*stall
 	failures []failure

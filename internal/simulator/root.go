@@ -150,7 +150,8 @@ func (b filer) driver(n *Node) {
 	b.text("sys/module/nvidia/version", n.driver.version)
 	b.text("sys/module/nvidia/initstate", "live")
 	b.text("proc/devices",
-		"Character devices:", "195 nvidia-frontend", "234 nvidia-caps", "235 nvidia-nvswitch", "510 nvidia-uvm")
+		"Character devices:", "  1 mem", "195 nvidia-frontend", fmt.Sprintf("%d nvidia-caps", 234-n.loads%64),
+		"235 nvidia-nvswitch", fmt.Sprintf("%d nvidia-uvm", 510-n.loads%64), "", "Block devices:", "259 blkext")
 	for _, name := range []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"} {
 		b.device("dev/" + name)
 	}
