@@ -42,6 +42,7 @@ var imports = map[string][]string{
 	"internal/supervise":  {},
 	"internal/version":    {},
 	"internal/driverroot": {},
+	"internal/lead":       {"internal/feed", "internal/files"},
 
 	"internal/nvidia":    {"internal/inventory", "internal/driverroot", "internal/files"},
 	"internal/simulator": {"internal/files"},

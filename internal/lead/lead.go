@@ -1,0 +1,261 @@
+// Package lead says which process of this program decides on a node. During a roll-out two of them run, and both serve kubelet; only the one
+// that leads writes: to the disk, to the API server and to the hardware.
+//
+// The processes of a node meet in one folder. The one that leads listens there on a socket, and the identity of that socket is the proof: who
+// takes the lead puts another socket in its place. So a process that was stopped finds that it leads no more before it writes again (Check).
+// The other processes are its standbys: they stay connected, hear what it tells, and take the lead when it hands it over, when it ends, and
+// when it does not answer for ten seconds.
+//
+// Package daemon builds it. See docs/dev/adr/0055-one-process-leads.md.
+package lead
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+)
+
+const (
+	// tick is how often a standby asks whether the process that leads is there. A process that has neither a standby nor a former lead to
+	// wait for does nothing.
+	tick = 2 * time.Second
+	// silence is how many ticks without an answer there are before a standby takes the lead. Ticks are counted, not time: a standby that
+	// was stopped itself has heard nothing either.
+	silence = 5
+	// finish is how long the tasks of a term may take to end when the lead is handed over. Kubelet gives a call of the DRA driver 45 s.
+	finish = 45 * time.Second
+	// pause is the time between two looks at a folder in which another process is taking the lead or handing it over.
+	pause = 50 * time.Millisecond
+	// refusedPause is the time until a process that could not take the lead tries again.
+	refusedPause = time.Minute
+)
+
+// ErrNotLead is the error of a write by a process that does not lead.
+var ErrNotLead = errors.New("another process of this program leads on this node now")
+
+// Options say what a Lead works with.
+type Options struct {
+	// Dir is the folder in which the processes of a node meet; it is made if it is not there. Without one, this process leads always.
+	Dir string
+	// Name says to people which process this is. Token is greater than those of all processes that started before.
+	Name, Token string
+	// Busy reports whether something that this process has begun at the hardware has not ended; nil for never.
+	Busy func() bool
+	// Clock is the clock to wait by; nil means the real one.
+	Clock clock.WithTicker
+}
+
+// A Status says who leads.
+type Status struct {
+	// Leads says that this process does.
+	Leads bool
+	// Name is the name of the process that leads, Since since when; empty as long as that is not known.
+	Name  string
+	Since time.Time
+	// Standbys is how many processes wait for the lead of this one.
+	Standbys int
+	// Former is a process that led before this one and may still change hardware: its name, or "an earlier process"; empty if there is
+	// none. While there is one, the process that leads changes no hardware.
+	Former string
+	// Problem is why this process cannot take the lead, a sentence without a full stop; empty if it can.
+	Problem string
+}
+
+// A Lead is what a process has to do with the lead of its node. Make it with New; Run is its one life.
+type Lead struct {
+	o        Options
+	path     string // of the socket
+	statuses *feed.Feed[Status]
+	terms    *feed.Feed[*term]           // nil while this process does not lead
+	asked    *feed.Feed[bool]            // whether this process may ask for the lead
+	heard    *feed.Feed[json.RawMessage] // from the process that leads
+	told     *feed.Feed[json.RawMessage] // to the standbys
+
+	refused   <-chan time.Time // Run's own: when this process may ask again after it could not take the lead; nil for now
+	inherited string           // Run's own: who holds the hardware still, as the process before this one said
+
+	mu     sync.Mutex // guards all following fields
+	status Status
+	own    identity // of the socket with which this process leads
+	lost   func()   // ends that lead
+}
+
+// New returns the Lead of a process.
+func New(o Options) *Lead {
+	if o.Clock == nil {
+		o.Clock = clock.RealClock{}
+	}
+	if o.Busy == nil {
+		o.Busy = func() bool { return false }
+	}
+	l := &Lead{
+		o: o, path: filepath.Join(o.Dir, socketName), statuses: feed.New(Status{}), terms: feed.New[*term](nil), asked: feed.New(false),
+		heard: feed.New[json.RawMessage](nil), told: feed.New[json.RawMessage](nil),
+	}
+	if o.Dir == "" {
+		l.set(func(s *Status) { *s = Status{Leads: true, Name: o.Name, Since: o.Clock.Now()} })
+		l.terms.Publish(newTerm())
+	}
+	return l
+}
+
+// Statuses returns the feed of who leads.
+func (l *Lead) Statuses() *feed.Feed[Status] { return l.statuses }
+
+// Ask has this process ask for the lead from now on: it could do no less than the one that leads. A process that started later than this one
+// is not asked.
+func (l *Lead) Ask() {
+	if !l.asked.Value() {
+		l.asked.Publish(true)
+	}
+}
+
+// Tell tells the standbys a value, in place of the one before.
+func (l *Lead) Tell(value json.RawMessage) { l.told.Publish(value) }
+
+// Heard returns the feed of what the process that leads tells, as long as this one is a standby. It is nil before the first value, and keeps
+// the last one when this process leads.
+func (l *Lead) Heard() *feed.Feed[json.RawMessage] { return l.heard }
+
+// Check returns ErrNotLead if this process does not lead now. It looks at the disk. It is called before each write that only the process that
+// leads may make.
+func (l *Lead) Check() error {
+	if l.o.Dir == "" {
+		return nil
+	}
+	l.mu.Lock()
+	own, lost := l.own, l.lost
+	l.mu.Unlock()
+	if own == (identity{}) {
+		return ErrNotLead
+	}
+	if identify(l.path) != own {
+		lost()
+		return ErrNotLead
+	}
+	return nil
+}
+
+// set changes the status, and publishes it.
+func (l *Lead) set(change func(*Status)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	before := l.status
+	if change(&l.status); l.status != before {
+		l.statuses.Publish(l.status)
+	}
+}
+
+// Run takes the lead, or waits for it, until ctx ends, and then returns nil. The tasks of a term have to end before ctx.
+func (l *Lead) Run(ctx context.Context) error {
+	if l.o.Dir == "" {
+		<-ctx.Done()
+		return nil
+	}
+	for ctx.Err() == nil {
+		seen := identify(l.path)
+		var former *link
+		if seen != (identity{}) {
+			var may bool
+			if may, former = l.standBy(ctx, seen); !may {
+				l.sleep(ctx, pause)
+				continue
+			}
+		}
+		s, err := l.take(ctx, seen)
+		switch {
+		case err == nil:
+			l.lead(ctx, s, former)
+		case errors.Is(err, errTaken):
+			former.close()
+			l.sleep(ctx, pause)
+		default:
+			former.close()
+			klog.FromContext(ctx).Info("Cannot take the lead of the node", "reason", err.Error())
+			l.set(func(s *Status) { *s = Status{Problem: err.Error()} })
+			l.refused = l.o.Clock.After(refusedPause)
+			l.sleep(ctx, tick)
+		}
+	}
+	return nil
+}
+
+func (l *Lead) sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-l.o.Clock.After(d):
+	}
+}
+
+// A term is a time in which this process leads.
+type term struct {
+	ctx context.Context //nolint:containedctx // a term is a context, and who works in it
+	end context.CancelFunc
+
+	mu    sync.Mutex // guards all following fields
+	ended bool
+	tasks sync.WaitGroup
+}
+
+func newTerm() *term {
+	t := &term{}
+	t.ctx, t.end = context.WithCancel(context.Background())
+	return t
+}
+
+// join notes that a task works in the term. It reports false if the term has ended.
+func (t *term) join() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.ended {
+		return false
+	}
+	t.tasks.Add(1)
+	return true
+}
+
+// stop ends the term, and returns what is closed when all of its tasks have ended.
+func (t *term) stop() <-chan struct{} {
+	t.mu.Lock()
+	t.ended = true
+	t.mu.Unlock()
+	t.end()
+	done := make(chan struct{})
+	go func() {
+		t.tasks.Wait()
+		close(done)
+	}()
+	return done
+}
+
+// While runs a task in each term of this process, until ctx ends or the task fails. A task that returns nil has no more to do in that term.
+func (l *Lead) While(ctx context.Context, task func(context.Context) error) error {
+	for {
+		t, changed := l.terms.Latest()
+		if t != nil && t.join() {
+			running, stop := context.WithCancel(ctx)
+			unlink := context.AfterFunc(t.ctx, stop)
+			err := task(running)
+			ended := running.Err() != nil
+			unlink()
+			stop()
+			t.tasks.Done()
+			if err != nil && !ended {
+				return err
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		}
+	}
+}

@@ -1,0 +1,242 @@
+package lead
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+)
+
+// Files in the folder. newName is that of a socket before it takes the place of the one that is there.
+const (
+	socketName = "lead.sock"
+	newName    = "lead.new"
+	shareName  = "lead.lock"
+)
+
+// lockTimeout limits the wait for another process that takes the lead: it may have been stopped in the middle. The lock keeps two standbys
+// from taking the lead one after the other. Without it the last one leads: the identity decides.
+const lockTimeout = time.Second
+
+// errTaken is the error of a process that came too late.
+var errTaken = errors.New("another process took the lead")
+
+// An identity tells a socket from all others. The zero value is that of none. While its process listens, no other file gets it.
+type identity struct{ device, inode uint64 }
+
+// identify returns the identity of the file at path.
+func identify(path string) identity {
+	var stat unix.Stat_t
+	if unix.Lstat(path, &stat) != nil {
+		return identity{}
+	}
+	return identity{stat.Dev, stat.Ino} //nolint:unconvert // other types on other platforms
+}
+
+// A socket is one with which this process leads.
+type socket struct {
+	*net.UnixListener
+	identity identity
+}
+
+// take makes a socket, and puts it in the place of the one that was seen. It fails with errTaken if that is not there any more.
+func (l *Lead) take(ctx context.Context, seen identity) (*socket, error) {
+	unlock, err := l.lock(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if identify(l.path) != seen {
+		return nil, errTaken
+	}
+	s, err := l.bind(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err = os.Rename(filepath.Join(l.o.Dir, newName), l.path); err == nil && identify(l.path) != s.identity {
+		err = errTaken
+	}
+	if err != nil {
+		_ = s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// try returns why this process could not take the lead; nil if it could.
+func (l *Lead) try(ctx context.Context) error {
+	unlock, err := l.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	s, err := l.bind(ctx)
+	if err != nil {
+		return err
+	}
+	return errors.Join(s.Close(), os.Remove(filepath.Join(l.o.Dir, newName)))
+}
+
+// bind makes a socket beside the one that is there.
+func (l *Lead) bind(ctx context.Context) (*socket, error) {
+	path := filepath.Join(l.o.Dir, newName)
+	if err := files.Remove(path); err != nil { // of a process that was killed
+		return nil, err
+	}
+	listener, err := files.Listen(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	listener.SetUnlinkOnClose(false)
+	return &socket{listener, identify(path)}, nil
+}
+
+// leave removes the socket, if it is there still.
+func (l *Lead) leave(s *socket) {
+	if unlock, err := l.lock(context.Background()); err == nil {
+		defer unlock()
+	}
+	if identify(l.path) == s.identity {
+		_ = os.Remove(l.path) // a standby takes the lead also where a socket is left
+	}
+}
+
+// lock makes the folder, and takes its lock.
+func (l *Lead) lock(ctx context.Context) (unlock func(), err error) {
+	if err := os.MkdirAll(l.o.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the folder of the lead: %w", err)
+	}
+	late := l.o.Clock.After(lockTimeout)
+	for {
+		unlock, err := files.LockFolder(l.o.Dir)
+		if !errors.Is(err, files.ErrLocked) {
+			return unlock, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-late:
+			return func() {}, nil
+		case <-l.o.Clock.After(time.Millisecond):
+		}
+	}
+}
+
+// A share of a lock is kept by a process as long as it may change hardware. The kernel keeps it as long as one of its threads is in
+// the driver, also after the process was killed.
+type share struct{ file *os.File }
+
+// takeShare returns a share.
+func takeShare(dir string) (*share, error) {
+	f, err := os.OpenFile(filepath.Join(dir, shareName), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_RDLCK}); err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("lock %s: %w", shareName, err)
+	}
+	return &share{f}, nil
+}
+
+// others reports whether another process has a share.
+func (s *share) others() bool {
+	if s == nil {
+		return false
+	}
+	held := unix.Flock_t{Type: unix.F_WRLCK}
+	return unix.FcntlFlock(s.file.Fd(), unix.F_OFD_GETLK, &held) == nil && held.Type != unix.F_UNLCK
+}
+
+func (s *share) close() {
+	if s != nil {
+		_ = s.file.Close()
+	}
+}
+
+// A message is what the process that leads and a standby tell each other, as JSON.
+type message struct {
+	// Name, Token and Since are those of the process that leads.
+	Name  string    `json:"name,omitempty"`
+	Token string    `json:"token,omitempty"`
+	Since time.Time `json:"since,omitzero"`
+	// Told is what it tells.
+	Told json.RawMessage `json:"told,omitempty"`
+	// Ping of a standby is answered by Pong.
+	Ping bool `json:"ping,omitempty"`
+	Pong bool `json:"pong,omitempty"`
+	// Ask of a standby is answered by Yours once the tasks of the term have ended. Former is who holds the hardware still.
+	Ask    bool   `json:"ask,omitempty"`
+	Yours  bool   `json:"yours,omitempty"`
+	Former string `json:"former,omitempty"`
+	// Taken says to the process that led that it does so no more.
+	Taken bool `json:"taken,omitempty"`
+}
+
+// A link is the connection of two processes.
+type link struct {
+	conn  net.Conn
+	in    chan message // closed when the connection has ended
+	ended <-chan struct{}
+	end   context.CancelFunc
+	mu    sync.Mutex // one writer at a time
+}
+
+// newLink reads messages until the connection ends or is closed.
+func newLink(conn net.Conn) *link {
+	ctx, end := context.WithCancel(context.Background())
+	k := &link{conn: conn, in: make(chan message), ended: ctx.Done(), end: end}
+	go func() {
+		defer close(k.in)
+		defer k.close()
+		for decoder := json.NewDecoder(conn); ; {
+			var m message
+			if decoder.Decode(&m) != nil {
+				return
+			}
+			select {
+			case k.in <- m:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return k
+}
+
+// send sends a message. An error ends the connection, and the reader sees that. It waits while the other process reads nothing.
+func (k *link) send(m message) {
+	text, err := json.Marshal(m)
+	if err != nil {
+		panic(err) // the value that is told is no JSON
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	_, _ = k.conn.Write(text)
+}
+
+func (k *link) close() {
+	if k != nil {
+		k.end()
+		_ = k.conn.Close()
+	}
+}
+
+// dial connects to the process that leads. It reports false if no process listens.
+func dial(ctx context.Context, path string) (conn net.Conn, there bool) {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
+	if err != nil {
+		return nil, !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, os.ErrNotExist)
+	}
+	return conn, true
+}
