@@ -1,12 +1,12 @@
-// Package lead says which process of this program decides on a node. During a roll-out two of them run, and both serve kubelet; only the one
-// that leads writes: to the disk, to the API server and to the hardware.
+// Package lead says which process of this program decides on a node. During a roll-out two of them run, and both serve kubelet. Only the
+// one that leads writes: to the disk, to the API server and to the hardware.
 //
-// The processes of a node meet in one folder. The one that leads listens there on a socket, and the identity of that socket is the proof: who
-// takes the lead puts another socket in its place. So a process that was stopped finds that it leads no more before it writes again (Check).
-// The other processes are its standbys: they stay connected, hear what it tells, and take the lead when it hands it over, when it ends, and
-// when it does not answer for ten seconds.
+// The processes of a node meet in one folder. The one that leads listens there on a socket, and the identity of that socket is the proof:
+// who takes the lead puts another socket in its place. So a process that was stopped finds that it leads no more before it writes again
+// (Check). The other processes are its standbys: they stay connected, hear what it tells, and take the lead when it hands it over, when it
+// ends, and when it does not answer for ten seconds.
 //
-// Package daemon builds it. See docs/dev/adr/0055-one-process-leads.md.
+// Package daemon builds it. ADR 55 has the reasons.
 package lead
 
 import (
@@ -110,8 +110,8 @@ func New(o Options) *Lead {
 // Statuses returns the feed of who leads.
 func (l *Lead) Statuses() *feed.Feed[Status] { return l.statuses }
 
-// Ask has this process ask for the lead from now on: it could do no less than the one that leads. A process that started later than this one
-// is not asked.
+// Ask has this process ask for the lead from now on: it could do no less than the one that leads. A process that started later is not
+// asked.
 func (l *Lead) Ask() {
 	if !l.asked.Value() {
 		l.asked.Publish(true)
@@ -121,12 +121,12 @@ func (l *Lead) Ask() {
 // Tell tells the standbys a value, in place of the one before.
 func (l *Lead) Tell(value json.RawMessage) { l.told.Publish(value) }
 
-// Heard returns the feed of what the process that leads tells, as long as this one is a standby. It is nil before the first value, and keeps
-// the last one when this process leads.
+// Heard returns the feed of what the process that leads tells, as long as this one is a standby. It is nil before the first value, and
+// keeps the last one when this process leads.
 func (l *Lead) Heard() *feed.Feed[json.RawMessage] { return l.heard }
 
-// Check returns ErrNotLead if this process does not lead now. It looks at the disk. It is called before each write that only the process that
-// leads may make.
+// Check returns ErrNotLead if this process does not lead now. It looks at the disk. It is called before each write that only the process
+// that leads may make.
 func (l *Lead) Check() error {
 	if l.o.Dir == "" {
 		return nil
@@ -242,7 +242,7 @@ func (l *Lead) While(ctx context.Context, task func(context.Context) error) erro
 		t, changed := l.terms.Latest()
 		if t != nil && t.join() {
 			running, stop := context.WithCancel(ctx)
-			unlink := context.AfterFunc(t.ctx, stop)
+			unlink := context.AfterFunc(t.ctx, stop) //nolint:contextcheck // the task ends with the term, too
 			err := task(running)
 			ended := running.Err() != nil
 			unlink()

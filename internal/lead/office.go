@@ -66,7 +66,7 @@ func (l *Lead) lead(ctx context.Context, socket *socket, former *link) {
 	l.set(func(s *Status) { *s = Status{} })
 	l.inherited = ""
 	if left {
-		l.leave(socket)
+		l.leave(context.WithoutCancel(ctx), socket)
 	} else {
 		log.Info("This process does not lead any more")
 	}

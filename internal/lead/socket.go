@@ -102,8 +102,8 @@ func (l *Lead) bind(ctx context.Context) (*socket, error) {
 }
 
 // leave removes the socket, if it is there still.
-func (l *Lead) leave(s *socket) {
-	if unlock, err := l.lock(context.Background()); err == nil {
+func (l *Lead) leave(ctx context.Context, s *socket) {
+	if unlock, err := l.lock(ctx); err == nil {
 		defer unlock()
 	}
 	if identify(l.path) == s.identity {
@@ -187,15 +187,18 @@ type message struct {
 type link struct {
 	conn  net.Conn
 	in    chan message // closed when the connection has ended
-	ended <-chan struct{}
-	end   context.CancelFunc
+	ended chan struct{}
+	end   func()
 	mu    sync.Mutex // one writer at a time
 }
 
 // newLink reads messages until the connection ends or is closed.
 func newLink(conn net.Conn) *link {
-	ctx, end := context.WithCancel(context.Background())
-	k := &link{conn: conn, in: make(chan message), ended: ctx.Done(), end: end}
+	k := &link{conn: conn, in: make(chan message), ended: make(chan struct{})}
+	k.end = sync.OnceFunc(func() {
+		close(k.ended)
+		_ = conn.Close()
+	})
 	go func() {
 		defer close(k.in)
 		defer k.close()
@@ -206,7 +209,7 @@ func newLink(conn net.Conn) *link {
 			}
 			select {
 			case k.in <- m:
-			case <-ctx.Done():
+			case <-k.ended:
 				return
 			}
 		}
@@ -228,7 +231,6 @@ func (k *link) send(m message) {
 func (k *link) close() {
 	if k != nil {
 		k.end()
-		_ = k.conn.Close()
 	}
 }
 
