@@ -120,7 +120,7 @@ func whileSame[T comparable](
 		first, changed := value()
 		go func() { ended <- run(running, first) }()
 		for now := first; now == first && ctx.Err() == nil; now, changed = value() {
-			kubeapi.AnyOf(ctx, changed)
+			feed.AnyOf(ctx, changed...)
 		}
 		stop()
 		if err := <-ended; err != nil {

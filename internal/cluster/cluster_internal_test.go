@@ -19,7 +19,6 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draslices"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/handover"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
@@ -152,7 +151,7 @@ func TestProcess(t *testing.T) {
 		for ctx.Err() == nil {
 			now, changed := owners.Latest()
 			offered.Publish(now)
-			kubeapi.AnyOf(ctx, []<-chan struct{}{changed})
+			feed.AnyOf(ctx, changed)
 		}
 		return nil
 	}

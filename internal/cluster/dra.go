@@ -41,7 +41,7 @@ func (c *Cluster) allocation(d daemon.View) []daemon.Task {
 			for ctx.Err() == nil {
 				s, changed := driver.Status().Latest()
 				d.DRA.Driver.Publish(status.DRADriver{Registered: s.Registered, Problem: s.Problem, Foreign: s.Foreign})
-				kubeapi.AnyOf(ctx, []<-chan struct{}{changed})
+				feed.AnyOf(ctx, changed)
 			}
 			return nil
 		}},

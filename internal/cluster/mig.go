@@ -11,6 +11,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/migwish"
@@ -53,7 +54,7 @@ type layoutLabeler struct {
 	client *kubeapi.Client
 	daemon daemon.View
 	clock  clock.Clock
-	again  *again
+	again  *feed.Alarm
 
 	sighting
 	state   string    // as it was written last
@@ -66,13 +67,13 @@ func (c *Cluster) followLayout(ctx context.Context, d daemon.View, timer clock.C
 	if d.MIGWish == nil {
 		return
 	}
-	l := &layoutLabeler{client: c.client, daemon: d, clock: timer, again: newAgain(timer)}
+	l := &layoutLabeler{client: c.client, daemon: d, clock: timer, again: feed.NewAlarm(timer)}
 	wake := func() []<-chan struct{} {
 		_, node := l.client.Nodes().Latest()
 		_, configured := d.Configs.Latest()
 		_, chosen := d.MIGWish.Decisions().Latest()
 		_, made := d.MIG.Latest()
-		return []<-chan struct{}{node, configured, chosen, made, l.again.changed()}
+		return []<-chan struct{}{node, configured, chosen, made, l.again.Rings()}
 	}
 	kubeapi.Keep(ctx, timer, "MIG layout", wake, l.step)
 }
@@ -90,7 +91,7 @@ func (l *layoutLabeler) step(ctx context.Context) error {
 		l.daemon.MIGWish.SetLabel(ctx, label)
 	}
 	if l.daemon.Yields != nil && l.daemon.Yields() {
-		l.again.after(ctx, yieldPoll)
+		l.again.After(ctx, yieldPoll)
 		return nil
 	}
 	state, reason := migState(label, l.daemon.MIGWish.Decisions().Value(), l.daemon.MIG.Value())
@@ -106,7 +107,7 @@ func (l *layoutLabeler) write(ctx context.Context, state, reason string, now tim
 	case state == "" && l.cleared == l.node.UID: // the rest is that of another program
 		return nil
 	case is == state && state == l.state && now.Sub(l.wrote) < reasonPace:
-		l.again.after(ctx, reasonPace-now.Sub(l.wrote))
+		l.again.After(ctx, reasonPace-now.Sub(l.wrote))
 		return nil
 	}
 	var labels, annotations map[string]string

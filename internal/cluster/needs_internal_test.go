@@ -379,14 +379,15 @@ func TestWhenTheStateIsWritten(t *testing.T) {
 		"of a label that is gone":            {is: "success", cleared: "v", writes: true},
 	} {
 		timer := clocktesting.NewFakeClock(time.Now())
-		l := &layoutLabeler{client: kubeapi.New(kubeapi.Options{Node: nodeName}), clock: timer, again: newAgain(timer)}
+		l := &layoutLabeler{client: kubeapi.New(kubeapi.Options{Node: nodeName}), clock: timer, again: feed.NewAlarm(timer)}
 		l.node = kubeapi.Node{
 			UID: "u", Labels: map[string]string{migStateLabel: tt.is}, Annotations: map[string]string{migReasonAnnotation: tt.because},
 		}
 		l.state, l.cleared, l.wrote = tt.last, tt.cleared, timer.Now().Add(-tt.ago)
 		err := l.write(t.Context(), tt.state, tt.reason, timer.Now())
-		if (err != nil) != tt.writes || !l.again.due.IsZero() != tt.waits || tt.waits && l.again.due.Sub(timer.Now()) != reasonPace-tt.ago {
-			t.Errorf("%s: %v, looks again at %v", name, err, l.again.due)
+		due := l.again.Due()
+		if (err != nil) != tt.writes || !due.IsZero() != tt.waits || tt.waits && due.Sub(timer.Now()) != reasonPace-tt.ago {
+			t.Errorf("%s: %v, looks again at %v", name, err, due)
 		}
 	}
 }

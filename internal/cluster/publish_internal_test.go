@@ -59,7 +59,7 @@ func TestSliceThatIsRemovedAtOnce(t *testing.T) {
 		if err := p.publish(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if pause := p.again.due.Sub(timer.Now()); created != round.want || asked != created-1 || pause != round.pause {
+		if pause := p.again.Due().Sub(timer.Now()); created != round.want || asked != created-1 || pause != round.pause {
 			t.Errorf("%d slices written, want %d; the Node was read %d times; next in %v, want %v", created, round.want, asked, pause, round.pause)
 		}
 	}
@@ -116,8 +116,8 @@ func TestPublishingThatFails(t *testing.T) {
 		if len(p.ledger.own) > 0 || p.ledger.generation > 0 {
 			t.Errorf("%s: own writes %v", what, p.ledger.own)
 		}
-		if polled := !p.again.due.IsZero(); polled != (tt.problem == "no Node") || polled && p.again.due.Sub(timer.Now()) != nodePoll {
-			t.Errorf("%s: looked again at %v", what, p.again.due)
+		if polled := !p.again.Due().IsZero(); polled != (tt.problem == "no Node") || polled && p.again.Due().Sub(timer.Now()) != nodePoll {
+			t.Errorf("%s: looked again at %v", what, p.again.Due())
 		}
 		s.server.SetFault(apiserver.Fault{})
 	}

@@ -93,11 +93,11 @@ func (p *publisher) keepsMore(ctx context.Context) bool {
 			continue
 		}
 		if due > 0 {
-			p.again.after(ctx, due)
+			p.again.After(ctx, due)
 			return false
 		}
 		l.asked = p.clock.Now()
-		p.again.after(ctx, gateInterval)
+		p.again.After(ctx, gateInterval)
 		kept, err := p.try(ctx, pool, i)
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "Cannot ask the API server again what it keeps of slices", "what", part.name)

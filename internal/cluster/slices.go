@@ -37,7 +37,7 @@ type publisher struct {
 
 	there   *feed.Feed[kubeapi.Slices] // as the watch sees them
 	problem *feed.Feed[error]          // of the watch
-	again   *again
+	again   *feed.Alarm
 	ledger  sliceLedger
 }
 
@@ -47,7 +47,7 @@ func newPublisher(
 ) *publisher {
 	return &publisher{
 		client: client, devices: devices, stateDir: stateDir, clock: timer, spread: first, driver: driver,
-		there: feed.New(kubeapi.Slices{}), problem: feed.New[error](nil), again: newAgain(timer), ledger: newSliceLedger(),
+		there: feed.New(kubeapi.Slices{}), problem: feed.New[error](nil), again: feed.NewAlarm(timer), ledger: newSliceLedger(),
 	}
 }
 
@@ -65,8 +65,8 @@ func (p *publisher) run(ctx context.Context) {
 		}
 		p.reread(ctx)
 		waiting, stop := context.WithCancel(ctx)
-		p.again.after(waiting, poll)
-		kubeapi.AnyOf(ctx, changed)
+		p.again.After(waiting, poll)
+		feed.AnyOf(ctx, changed...)
 		stop()
 	}
 }
@@ -97,7 +97,7 @@ func (p *publisher) hold(ctx context.Context) bool {
 	tasks.Go(func() {
 		defer cancel()
 		for changed := p.changes(); ctx.Err() == nil && p.needed(); changed = p.changes() {
-			kubeapi.AnyOf(ctx, changed)
+			feed.AnyOf(ctx, changed...)
 		}
 	})
 	watching := false
@@ -123,7 +123,7 @@ func (p *publisher) changes() []<-chan struct{} {
 	_, pool := p.devices.Pools().Latest()
 	_, published := p.devices.Published().Latest()
 	_, driver := p.driver.Latest()
-	return []<-chan struct{}{pool, published, driver, p.again.changed()}
+	return []<-chan struct{}{pool, published, driver, p.again.Rings()}
 }
 
 // needed reports whether there is something to publish or to remove. Nothing is published before kubelet has registered the driver, which

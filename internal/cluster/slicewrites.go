@@ -146,7 +146,7 @@ func (p *publisher) publish(ctx context.Context) error {
 			clear(made)
 		}
 		if pause := p.pause(step, there); pause > 0 && !writing {
-			p.again.after(ctx, pause)
+			p.again.After(ctx, pause)
 			return nil
 		}
 		if step.New && !writing {
@@ -158,7 +158,7 @@ func (p *publisher) publish(ctx context.Context) error {
 				return err
 			}
 			if owner == "" {
-				p.again.after(ctx, nodePoll)
+				p.again.After(ctx, nodePoll)
 				return &errNotNow{fmt.Sprintf("the API server has no Node %s", pool.Name)}
 			}
 		}
@@ -287,7 +287,7 @@ func (p *publisher) judge(ctx context.Context, pool dra.Pool, there map[string]d
 		l.struck, l.leave = nil, now.Add(strikeWindow)
 		klog.FromContext(ctx).Error(errOtherPublisher, "Not writing slices, because another program writes them too",
 			"for", strikeWindow.String())
-		p.again.after(ctx, strikeWindow)
+		p.again.After(ctx, strikeWindow)
 	}
 	if now.Before(l.leave) {
 		return errOtherPublisher

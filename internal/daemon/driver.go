@@ -46,10 +46,8 @@ func FollowHealth(ctx context.Context, m *monitor.Monitor, configs *feed.Feed[co
 			}
 			inForce = &c.Health
 		}
-		select {
-		case <-ctx.Done():
+		if !feed.AnyOf(ctx, changed) {
 			return nil
-		case <-changed:
 		}
 	}
 }

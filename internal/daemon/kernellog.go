@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/utils/clock"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kernellog"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/supervise"
 )
@@ -35,9 +36,7 @@ func (d *daemon) awaitKernelLog(ctx context.Context, wanted bool) {
 		if c.KernelLog == wanted {
 			return
 		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
+		if !feed.AnyOf(ctx, changed) {
 			return
 		}
 	}

@@ -78,10 +78,8 @@ func followMetrics(
 			gpus.Publish(settings)
 		}
 		_ = sample(ctx, sampling) // it cannot be reached when the daemon ends
-		select {
-		case <-ctx.Done():
+		if !feed.AnyOf(ctx, changed) {
 			return
-		case <-changed:
 		}
 	}
 }

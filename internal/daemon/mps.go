@@ -59,11 +59,8 @@ func (m *mpsNode) followPlan(ctx context.Context) error {
 		if snapshot.Generation > 0 { // a look has succeeded
 			m.wanted.Publish(mps.Groups(snapshot, resource.New(snapshot, c.Resource)))
 		}
-		select {
-		case <-ctx.Done():
+		if !feed.AnyOf(ctx, configured, looked) {
 			return nil
-		case <-configured:
-		case <-looked:
 		}
 	}
 }

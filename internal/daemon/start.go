@@ -34,10 +34,8 @@ func LogStart(ctx context.Context, version string, snapshots *feed.Feed[inventor
 				"migStrategy", c.Resource.MIG.String(), "sharing", c.Resource.Sharing.Mode.String())
 			return nil
 		}
-		select {
-		case <-ctx.Done():
+		if !feed.AnyOf(ctx, looked) {
 			return nil
-		case <-looked:
 		}
 	}
 }

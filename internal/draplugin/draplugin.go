@@ -168,7 +168,7 @@ func (s *Plugin) live(parent context.Context) error {
 	if !s.awaitTurn(parent, f) {
 		return nil
 	}
-	f.own = fmt.Sprintf("%s%s-%d%s", socketPrefix, s.token, s.lives.Add(1), socketSuffix)
+	f.own = kubelet.SocketName(socketKind, s.token, s.lives.Add(1))
 	path := filepath.Join(f.path, f.own)
 	if len(path) > files.MaxSocketPath {
 		return fmt.Errorf("use folder %q for the driver's socket: the path of the socket would have %d bytes and Unix allows %d; "+

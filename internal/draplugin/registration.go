@@ -6,7 +6,6 @@ import (
 	"net"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/peer"
 	healthv1 "k8s.io/kubelet/pkg/apis/dra-health/v1"
 	healthv1alpha1 "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
@@ -14,6 +13,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
 
 // register registers the services of a life: kubelet takes the first version of each that it knows.
@@ -34,15 +34,13 @@ type registrar struct {
 
 // GetInfo says what the driver is, and that all is served by this socket.
 func (r *registrar) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
-	if p, ok := peer.FromContext(ctx); ok {
-		if address, ok := p.Addr.(connAddr); ok {
-			r.life.set(func(state *registration) {
-				if c := address.conn; !c.registration && !c.closed {
-					c.registration = true
-					state.connected--
-				}
-			})
-		}
+	if c, ok := kubelet.PeerConn(ctx).(*conn); ok {
+		r.life.set(func(state *registration) {
+			if !c.registration && !c.closed {
+				c.registration = true
+				state.connected--
+			}
+		})
 	}
 	return &registerapi.PluginInfo{
 		Type: registerapi.DRAPlugin, Name: dra.Driver, Endpoint: r.life.path, SupportedVersions: []string{
@@ -119,10 +117,5 @@ func (c *conn) Close() error {
 	return err
 }
 
-// RemoteAddr returns what tells the connection from others where gRPC names the peer of a call: clients of Unix sockets have no address.
-func (c *conn) RemoteAddr() net.Addr { return connAddr{c.Conn.RemoteAddr(), c} }
-
-type connAddr struct {
-	net.Addr
-	conn *conn
-}
+// RemoteAddr implements net.Conn.
+func (c *conn) RemoteAddr() net.Addr { return kubelet.PeerAddr(c.Conn.RemoteAddr(), c) }

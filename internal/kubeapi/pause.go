@@ -9,6 +9,8 @@ import (
 
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 )
 
 const (
@@ -68,7 +70,7 @@ func Keep(ctx context.Context, c clock.Clock, what string, wake func() []<-chan 
 				log.Info("The API server takes requests again", "task", what)
 			}
 			failures = 0
-			if !AnyOf(ctx, channels) {
+			if !feed.AnyOf(ctx, channels...) {
 				return
 			}
 			continue
@@ -99,35 +101,5 @@ func Keep(ctx context.Context, c clock.Clock, what string, wake func() []<-chan 
 		case <-over:
 		case <-c.After(rand.N(backSpread)):
 		}
-	}
-}
-
-// AnyOf waits until one of the channels is closed; it reports false if ctx ended first.
-func AnyOf(ctx context.Context, channels []<-chan struct{}) bool {
-	if len(channels) == 1 {
-		select {
-		case <-ctx.Done():
-			return false
-		case <-channels[0]:
-			return true
-		}
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	woken := make(chan struct{}, len(channels))
-	for _, channel := range channels {
-		go func() {
-			select {
-			case <-ctx.Done():
-			case <-channel:
-				woken <- struct{}{}
-			}
-		}()
-	}
-	select {
-	case <-ctx.Done():
-		return false
-	case <-woken:
-		return true
 	}
 }

@@ -57,7 +57,7 @@ func TestNamesOfSockets(t *testing.T) {
 		"gpu-device-plugin-k-000000000a22-1":               "",
 		"other-k-000000000a22-1.sock":                      "",
 	} {
-		kind, token, ours := parseSocketName(name)
+		kind, token, ours := ParseSocketName(name)
 		if got := map[bool]string{true: kind + " " + token}[ours]; got != want {
 			t.Errorf("%s: %q, want %q", name, got, want)
 		}

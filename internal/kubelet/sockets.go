@@ -18,12 +18,11 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// The name of a plugin socket of this program is gpu-device-plugin-<resource>-<hash>-<token>-<n>.sock. The resource is the
-// beginning of its name without the domain, for people; the hash is of the whole name. The token is the process's: the time
+// The name of a socket of this program is gpu-device-plugin-<kind>-<token>-<n>.sock. The kind of a plugin socket is
+// <resource>-<hash>: the resource is the beginning of its name without the domain, for people; the hash is of the whole name. The token is the process's: the time
 // of its start and two random characters. Tokens sort as the processes started. n counts the sockets of the process.
 const (
 	// socketPrefix begins the name of every socket of ours.
@@ -56,7 +55,7 @@ func base32(n uint64, digits int) string {
 // NewEndpoint returns the path of a socket for resource that was never used before, by this process or another.
 func (d *Directory) NewEndpoint(resource string) string {
 	return filepath.Join(d.Path(),
-		socketPrefix+kindOf(resource)+"-"+d.token+"-"+base32(uint64(d.lives.Add(1)), 1)+socketSuffix)
+		SocketName(kindOf(resource), d.token, d.lives.Add(1)))
 }
 
 // kindOf returns what the names of all sockets for a resource have in common.
@@ -67,8 +66,13 @@ func kindOf(resource string) string {
 	return name[:min(len(name), maxResourcePart)] + "-" + base32(uint64(hash.Sum32()>>2), hashLength)
 }
 
-// parseSocketName returns what the name of a socket of this program says of its resource and its process.
-func parseSocketName(name string) (kind, token string, ours bool) {
+// SocketName returns the name of the n-th socket of a process of this program.
+func SocketName(kind, token string, n uint32) string {
+	return socketPrefix + kind + "-" + token + "-" + base32(uint64(n), 1) + socketSuffix
+}
+
+// ParseSocketName returns what the name of a socket of this program says of what it is for, and of its process.
+func ParseSocketName(name string) (kind, token string, ours bool) {
 	rest, prefixed := strings.CutPrefix(name, socketPrefix)
 	rest, suffixed := strings.CutSuffix(rest, socketSuffix)
 	last := strings.LastIndexByte(rest, '-') // before the counter
@@ -80,7 +84,7 @@ func parseSocketName(name string) (kind, token string, ours bool) {
 
 // Ours reports whether NewEndpoint made the socket of that name.
 func (d *Directory) Ours(name string) bool {
-	_, token, ours := parseSocketName(name)
+	_, token, ours := ParseSocketName(name)
 	return ours && token == d.token
 }
 
@@ -103,7 +107,7 @@ func (d *Directory) Rivals(resource string) Rivals {
 	var r Rivals
 	own := kindOf(resource)
 	for _, name := range d.sockets() {
-		switch kind, token, ours := parseSocketName(name); {
+		switch kind, token, ours := ParseSocketName(name); {
 		case !ours:
 			if info, err := os.Lstat(filepath.Join(d.Path(), name)); err == nil { // else it is gone
 				r.Foreign = append(r.Foreign, Socket{name, info.ModTime().UnixNano()})
@@ -133,6 +137,14 @@ func (d *Directory) sockets() []string {
 	return names
 }
 
+// ofOthers returns the names of the sockets of other processes of this program.
+func (d *Directory) ofOthers() []string {
+	return slices.DeleteFunc(d.sockets(), func(name string) bool {
+		_, token, ours := ParseSocketName(name)
+		return !ours || token == d.token
+	})
+}
+
 // dialPlugin connects to the plugin socket of that name.
 func (d *Directory) dialPlugin(ctx context.Context, name string) (net.Conn, error) {
 	return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(d.Path(), name))
@@ -156,8 +168,8 @@ func (d *Directory) CallEarlier(
 // newestFirst sorts the names of sockets of this program: that of the process that started last comes first.
 func newestFirst(names []string) []string {
 	return slices.SortedFunc(slices.Values(names), func(a, b string) int {
-		_, x, _ := parseSocketName(a)
-		_, y, _ := parseSocketName(b)
+		_, x, _ := ParseSocketName(a)
+		_, y, _ := ParseSocketName(b)
 		return strings.Compare(y, x)
 	})
 }
@@ -193,7 +205,7 @@ const (
 // AwaitEnd returns nil once no server is behind the socket of that name: it is gone or refuses connections. So it does once a
 // server of this program has not answered for ten seconds. An error means that ctx ended.
 func (d *Directory) AwaitEnd(ctx context.Context, name string) error {
-	_, _, ours := parseSocketName(name)
+	_, _, ours := ParseSocketName(name)
 	began := d.clock.Now()
 	answered, accepted := began, false
 	for {
@@ -237,31 +249,4 @@ func answers(ctx context.Context, conn net.Conn) bool {
 	_ = conn.SetReadDeadline(time.Now().Add(2 * askInterval)) // it fails on closed connections only, as the read does then
 	n, _ := io.Copy(io.Discard, conn)
 	return n > 0
-}
-
-// sweep removes the sockets of other processes of this program that refuse connections now and refused them at the last sweep, a
-// second ago or more: a process listens within far less. It returns those that refuse now.
-func (d *Directory) sweep(ctx context.Context, before map[string]bool) map[string]bool {
-	refused := map[string]bool{}
-	for _, name := range d.sockets() {
-		_, token, ours := parseSocketName(name)
-		if !ours || token == d.token {
-			continue
-		}
-		conn, err := d.dialPlugin(ctx, name)
-		switch {
-		case err == nil:
-			_ = conn.Close()
-		case !errors.Is(err, syscall.ECONNREFUSED):
-		case !before[name]:
-			refused[name] = true
-		default:
-			if err := os.Remove(filepath.Join(d.Path(), name)); err != nil {
-				refused[name] = true
-				continue
-			}
-			klog.FromContext(ctx).Info("Removed the socket of a process that ended", "socket", name)
-		}
-	}
-	return refused
 }

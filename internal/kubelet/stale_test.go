@@ -128,8 +128,8 @@ func TestSocketsOfProcessesThatEndedAreRemoved(t *testing.T) {
 		listen(t, socket)()
 	}
 	listen(t, live)
-	if refused := d.sweep(t.Context(), nil); len(refused) != 1 || !refused[filepath.Base(dead)] {
-		t.Errorf("sweep() = %v, want the dead one", refused)
+	if refused := new(Sweep).Look(t.Context(), path, d.ofOthers()); !slices.Equal(refused, []string{filepath.Base(dead)}) {
+		t.Errorf("%v refuse connections, want the dead one", refused)
 	}
 	if names := d.sockets(); len(names) != 5 {
 		t.Errorf("the first sweep left %v, want all", names)

@@ -44,7 +44,8 @@ func (d *Directory) Watch(ctx context.Context, incarnation *feed.Feed[uint64], s
 	pause := lookInterval
 	timer := d.clock.NewTimer(pause)
 	defer timer.Stop()
-	refused := d.sweep(ctx, nil)
+	var left Sweep
+	left.Look(ctx, d.Path(), d.ofOthers())
 	for noticed := false; ; {
 		if err := look.once(log); err != nil {
 			return err
@@ -66,7 +67,7 @@ func (d *Directory) Watch(ctx context.Context, incarnation *feed.Feed[uint64], s
 			return nil
 		case d.pulse.Beat() <- struct{}{}:
 		case <-timer.C():
-			refused = d.sweep(ctx, refused)
+			left.Look(ctx, d.Path(), d.ofOthers())
 			timer.Reset(pause)
 		case event := <-notices.Events:
 			noticed = true

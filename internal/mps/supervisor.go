@@ -171,10 +171,8 @@ func (s *Supervisor) live(ctx context.Context, gpus *exclusive, t *task) error {
 			if !group.serves(wanted) {
 				end(errReplaced)
 			}
-			select {
-			case <-ctx.Done():
+			if !feed.AnyOf(ctx, changed) {
 				return
-			case <-changed:
 			}
 		}
 	}()

@@ -153,10 +153,8 @@ func warn(ctx context.Context, plans *feed.Feed[resource.Plan]) error {
 			}
 		}
 		before = plan.Warnings
-		select {
-		case <-ctx.Done():
+		if !feed.AnyOf(ctx, changed) {
 			return nil
-		case <-changed:
 		}
 	}
 }

@@ -171,10 +171,8 @@ func (l *life) awaitKubelet(ctx context.Context) (incarnation uint64, ok bool) {
 		}
 		l.past.release()
 		l.report(PhaseNoKubelet)
-		select {
-		case <-ctx.Done():
+		if !feed.AnyOf(ctx, changed) {
 			return 0, false
-		case <-changed:
 		}
 	}
 }

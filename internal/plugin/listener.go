@@ -7,8 +7,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"google.golang.org/grpc/peer"
 	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
 
 // connections are the open connections of one listener. They show when kubelet has closed its connection. A life closes the
@@ -27,17 +28,13 @@ func newConnections() *connections {
 
 // called records that a call was made. ctx is that of the call.
 func (c *connections) called(ctx context.Context) {
-	p, ok := peer.FromContext(ctx)
-	if !ok {
-		return
-	}
+	from, ok := kubelet.PeerConn(ctx).(*conn)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	address, ok := p.Addr.(connAddr)
 	if !ok || c.kubelet != nil {
 		return
 	}
-	c.kubelet = address.conn
+	c.kubelet = from
 	if _, open := c.open[c.kubelet]; !open {
 		close(c.gone)
 	}
@@ -145,11 +142,5 @@ func (c *conn) Close() error {
 	return err
 }
 
-// RemoteAddr returns what tells the connection from others where gRPC names the peer of a call: clients of Unix sockets have
-// no address.
-func (c *conn) RemoteAddr() net.Addr { return connAddr{c.Conn.RemoteAddr(), c} }
-
-type connAddr struct {
-	net.Addr
-	conn *conn
-}
+// RemoteAddr implements net.Conn.
+func (c *conn) RemoteAddr() net.Addr { return kubelet.PeerAddr(c.Conn.RemoteAddr(), c) }

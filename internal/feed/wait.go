@@ -1,0 +1,62 @@
+package feed
+
+import (
+	"context"
+	"reflect"
+	"time"
+
+	"k8s.io/utils/clock"
+)
+
+// AnyOf waits until one of the channels is closed, such as those of Latest, or ctx ends. It reports whether ctx goes on. A nil
+// channel is never closed.
+func AnyOf(ctx context.Context, changed ...<-chan struct{}) bool {
+	cases := []reflect.SelectCase{{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(ctx.Done())}}
+	for _, c := range changed {
+		cases = append(cases, reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(c)})
+	}
+	reflect.Select(cases)
+	return ctx.Err() == nil
+}
+
+// An Alarm wakes a loop at a time. It is for one goroutine.
+type Alarm struct {
+	clock clock.Clock
+	rings Feed[struct{}]
+	due   time.Time       // when it rings next
+	until <-chan struct{} // once it is closed, nothing is due
+}
+
+// NewAlarm returns an Alarm that is not set.
+func NewAlarm(c clock.Clock) *Alarm { return &Alarm{clock: c} }
+
+// Rings returns a channel that is closed when the Alarm rings next. To take it before the Alarm is set misses nothing.
+func (a *Alarm) Rings() <-chan struct{} {
+	_, rings := a.rings.Latest()
+	return rings
+}
+
+// Due returns when the Alarm rings, or rang last; the zero time if it was never set.
+func (a *Alarm) Due() time.Time { return a.due }
+
+// After has the Alarm ring after a time; it stays if it rings earlier already. Once ctx ends, it does not ring any more.
+func (a *Alarm) After(ctx context.Context, d time.Duration) {
+	now := a.clock.Now()
+	select {
+	case <-a.until:
+		a.due = time.Time{}
+	default:
+	}
+	if due := now.Add(d); a.due.After(now) && !a.due.After(due) {
+		return
+	}
+	a.due, a.until = now.Add(d), ctx.Done()
+	over := a.clock.After(d)
+	go func() {
+		select {
+		case <-ctx.Done():
+		case <-over:
+			a.rings.Publish(struct{}{})
+		}
+	}()
+}
