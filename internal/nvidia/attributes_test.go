@@ -1,7 +1,6 @@
-package nvidia
+package nvidia_test
 
 import (
-	"io/fs"
 	"testing"
 	"testing/fstest"
 
@@ -95,8 +94,8 @@ func TestVGPU(t *testing.T) {
 		"longer than the space":     {space(0x05, 0xfc)[:256], inventory.VGPU{}},
 		"empty":                     {nil, inventory.VGPU{}},
 	} {
-		root := fs.FS(fstest.MapFS{pciDevices + "/0000:1b:00.0/config": {Data: test.space}})
-		compare(t, name, test.want, sysfsVGPU(root, "0000:1b:00.0"))
+		root := fstest.MapFS{folderOfT4 + "/config": {Data: test.space}}
+		compare(t, name, test.want, scanWith(t, "t4", root, "").GPUs[0].VGPU)
 	}
-	compare(t, "no file", inventory.VGPU{}, sysfsVGPU(fstest.MapFS{}, "0000:1b:00.0"))
+	compare(t, "no file", inventory.VGPU{}, scanWith(t, "t4", fstest.MapFS{}, "").GPUs[0].VGPU)
 }

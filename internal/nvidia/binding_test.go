@@ -1,4 +1,4 @@
-package nvidia
+package nvidia_test
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 )
 
@@ -36,12 +37,21 @@ func TestBindings(t *testing.T) {
 				defer timer.Stop()
 				start := time.Now()
 				compare(t, "event", event(inventory.EventBinding, ""), r.next())
-				compare(t, "rest after it, in which the session can be closed", minRest, r.useless)
 				if took := time.Since(start); took > 2*waitStep {
 					t.Errorf("the event came after %v", took)
 				}
 				if _, err := r.Scan(r.ctx); !errors.Is(err, inventory.ErrNewSession) {
 					t.Errorf("Scan: got error %v, want ErrNewSession", err)
+				}
+				waits := make(chan error)
+				go func() { _, err := r.Next(r.ctx); waits <- err }()
+				synctest.Wait()
+				start = time.Now()
+				if err := r.Close(r.ctx); err != nil || time.Since(start) > 0 {
+					t.Errorf("after the event, Close took %v: %v", time.Since(start), err)
+				}
+				if err := <-waits; err == nil {
+					t.Error("Next found an event in a closed session")
 				}
 			})
 		})
@@ -86,7 +96,7 @@ func TestBindingsOfLibrary(t *testing.T) {
 	}
 }
 
-func bindingsOfLibrary(t *testing.T, d *Driver, _ string) {
+func bindingsOfLibrary(t *testing.T, d *nvidia.Driver, _ string) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	for range 2 { // sessions

@@ -66,10 +66,10 @@ func TestClients(t *testing.T) {
 	}
 }
 
-// links is a root in which it is not shown where the open files of one process lead.
-type links struct{ fstest.MapFS }
+// unread is a root in which it is not shown where the open files of one process lead.
+type unread struct{ fstest.MapFS }
 
-func (l links) ReadLink(name string) (string, error) {
+func (l unread) ReadLink(name string) (string, error) {
 	if strings.HasPrefix(name, "proc/5000002/fd/") {
 		return "", fs.ErrPermission
 	}
@@ -79,7 +79,7 @@ func (l links) ReadLink(name string) (string, error) {
 func TestClientsWhoseFilesAreNotShown(t *testing.T) {
 	t.Parallel()
 	open := &fstest.MapFile{Data: []byte("/dev/nvidia1"), Mode: fs.ModeSymlink}
-	root := links{fstest.MapFS{"proc/5000001/fd/3": open, "proc/5000002/fd/3": open, "proc/5000002/fd/4": open, "proc/5000003/fd/3": open}}
+	root := unread{fstest.MapFS{"proc/5000001/fd/3": open, "proc/5000002/fd/3": open, "proc/5000002/fd/4": open, "proc/5000003/fd/3": open}}
 	got, err := nvidia.Clients(root, 1)
 	if diff := cmp.Diff([]inventory.DriverClient{{PID: 5000001}, {PID: 5000003}}, got); diff != "" || err == nil || !strings.Contains(err.Error(), "(1)") {
 		t.Errorf("%v (-want +got):\n%s", err, diff)

@@ -1,4 +1,4 @@
-package nvidia
+package nvidia_test
 
 import (
 	"fmt"
@@ -10,7 +10,6 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 )
 
@@ -47,11 +46,11 @@ func TestPCIeRoot(t *testing.T) {
 		"../../../devices/vmbus/47505500-0001":                                       "",
 		"":                                                                           "",
 	} {
-		root := fstest.MapFS{"sys/bus/pci/devices/0000:1b:00.0": {Data: []byte(target), Mode: fs.ModeSymlink}}
+		root := fstest.MapFS{folderOfT4: {Data: []byte(target), Mode: fs.ModeSymlink}}
 		if target == "" {
 			root = fstest.MapFS{}
 		}
-		compare(t, target, want, sysfsPCIeRoot(root, "0000:1b:00.0"))
+		compare(t, target, want, scanWith(t, "t4", root, "").GPUs[0].PCIeRoot)
 	}
 }
 
@@ -78,7 +77,7 @@ func TestDescriptionThatFailed(t *testing.T) {
 		"DeviceGetName", "DeviceGetBrand", "DeviceGetArchitecture", "DeviceGetCudaComputeCapability", "DeviceGetAddressingMode",
 	} {
 		r := newRig(t, "dgx-h100", simulator.Fault{Kind: simulator.KindFail, GPU: "3", Call: call, Return: "UNKNOWN"})
-		if s := r.scan(); s.Equal(whole) || r.scanner.slots[3].gpu.results.contact != inventory.ContactFailing {
+		if s := r.scan(); s.Equal(whole) {
 			t.Errorf("%s fails, and nobody sees it", call)
 		}
 		r.inject(restore)
@@ -112,25 +111,23 @@ func TestGPUThatMoves(t *testing.T) {
 	}
 }
 
-// TestBoundGPUs: the first folder that can be read counts, and in it what is named like a GPU.
+// TestBoundGPUs: the first folder that can be read says which GPUs are bound to the driver, and since when.
 func TestBoundGPUs(t *testing.T) {
 	t.Parallel()
-	entry := func(ino uint64) *fstest.MapFile { return &fstest.MapFile{Sys: &syscall.Stat_t{Ino: ino}} }
-	first, second := boundFolders[0]+"/", boundFolders[1]+"/"
+	entry := func(number uint64) *fstest.MapFile { return &fstest.MapFile{Sys: &syscall.Stat_t{Ino: number}} }
+	const first, second = "sys/bus/pci/drivers/nvidia/", "proc/driver/nvidia/gpus/"
 	for name, tt := range map[string]struct {
 		root fstest.MapFS
-		want string
+		want uint64
 	}{
-		"both folders": {
-			fstest.MapFS{first + "0000:1b:00.0": entry(7), first + "bind": {}, first + "0000:43:00.0": {}, second + "0000:99:00.0": entry(9)},
-			"[{0000:1b:00.0 7} {0000:43:00.0 0}]",
-		},
-		"the second": {fstest.MapFS{second + "0000:99:00.0": entry(9)}, "[{0000:99:00.0 9}]"},
-		"none":       {fstest.MapFS{}, "[]"},
+		"both folders": {fstest.MapFS{
+			first + "0000:01:00.0": entry(5), first + addressOfT4: entry(7), first + "bind": {}, second + addressOfT4: entry(9),
+		}, 7},
+		"the second":       {fstest.MapFS{second + addressOfT4: entry(9)}, 9},
+		"without a number": {fstest.MapFS{first + addressOfT4: {}}, 0},
+		"another GPU only": {fstest.MapFS{first + "0000:01:00.0": entry(5)}, 0},
+		"none":             {fstest.MapFS{}, 0},
 	} {
-		bound := boundGPUs(tt.root)
-		compare(t, name, tt.want, fmt.Sprint(bound))
-		compare(t, name+", another GPU's binding", 0, (&scanner{bound: bound}).binding("0000:01:00.0"))
+		compare(t, name, tt.want, scanWith(t, "t4", tt.root, "").GPUs[0].Binding)
 	}
-	compare(t, "binding", 7, (&scanner{bound: []binding{{"a", 6}, {"b", 7}}}).binding("b"))
 }

@@ -1,4 +1,4 @@
-package nvidia
+package nvidia_test
 
 import (
 	"errors"
@@ -8,6 +8,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 )
 
@@ -41,7 +42,7 @@ func TestOpenErrors(t *testing.T) {
 			t.Parallel()
 			node := newNode(t, "t4")
 			r := &rig{t: t, ctx: t.Context(), node: node}
-			r.driver = New(Options{Library: node.NVML(), Root: node.Root(), DriverRoot: "/driver-root"})
+			r.driver = nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root(), DriverRoot: "/driver-root"})
 			r.inject(test.fault)
 			_, err := r.driver.Open(r.ctx)
 			if !errors.Is(err, test.kind) || !strings.Contains(err.Error(), test.text) || !strings.HasPrefix(err.Error(), "open an NVML session: ") {
@@ -64,7 +65,7 @@ func TestOpenErrors(t *testing.T) {
 // TestOpenWithoutLibrary looks for the machine's own library, which is not there.
 func TestOpenWithoutLibrary(t *testing.T) {
 	t.Parallel()
-	s, err := New(Options{DriverRoot: t.TempDir()}).Open(t.Context())
+	s, err := nvidia.New(nvidia.Options{DriverRoot: t.TempDir()}).Open(t.Context())
 	if err == nil {
 		t.Skipf("this machine has a driver; closing its session: %v", s.Close(t.Context()))
 	}

@@ -1,4 +1,4 @@
-package nvidia
+package nvidia_test
 
 import (
 	"errors"
@@ -41,21 +41,24 @@ func TestPerformanceMonitoringValues(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := newRigWith(t, "dgx-h100", hook(hookedLibrary{metrics: func(r *nvml.GpmMetricsGetType) {
-				answer(r, nvml.GPM_METRIC_ANY_TENSOR_UTIL, tt.value, tt.ret)
-				answer(r, nvml.GPM_METRIC_PCIE_TX_PER_SEC, 3, nvml.SUCCESS)
-				answer(r, nvml.GPM_METRIC_PCIE_RX_PER_SEC, mostPCIe, nvml.SUCCESS)
-			}}))
-			r.measure(0, false)
-			r.ripen(0)
-			values := r.measure(0, false).Values
-			get := func(m inventory.Measure) string {
-				value, ok := values.Get(m)
-				return fmt.Sprint(value, " ", ok)
-			}
-			compare(t, "tensor cores", tt.want, get(inventory.TensorActive))
-			compare(t, "sent", "3.145728e+06 true", get(inventory.PCIeTransmit))
-			compare(t, "received, more than any link carries", "0 false", get(inventory.PCIeReceive))
+			synctest.Test(t, func(t *testing.T) {
+				r := newRigWith(t, "dgx-h100", hook(hookedLibrary{metrics: func(r *nvml.GpmMetricsGetType) {
+					answer(r, nvml.GPM_METRIC_ANY_TENSOR_UTIL, tt.value, tt.ret)
+					answer(r, nvml.GPM_METRIC_PCIE_TX_PER_SEC, 3, nvml.SUCCESS)
+					answer(r, nvml.GPM_METRIC_PCIE_RX_PER_SEC, mostPCIe, nvml.SUCCESS)
+				}}))
+				r.ripen()
+				r.measure(0, false)
+				r.ripen()
+				values := r.measure(0, false).Values
+				get := func(m inventory.Measure) string {
+					value, ok := values.Get(m)
+					return fmt.Sprint(value, " ", ok)
+				}
+				compare(t, "tensor cores", tt.want, get(inventory.TensorActive))
+				compare(t, "sent", "3.145728e+06 true", get(inventory.PCIeTransmit))
+				compare(t, "received, more than any link carries", "0 false", get(inventory.PCIeReceive))
+			})
 		})
 	}
 }
@@ -63,25 +66,24 @@ func TestPerformanceMonitoringValues(t *testing.T) {
 // TestPerformanceMonitoringOfInstances has no values that are about the whole GPU, and none of counts that are too far apart.
 func TestPerformanceMonitoringOfInstances(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, "dgx-h100", simulator.Fault{Kind: simulator.KindMIG, GPU: "0", Profiles: []string{"3g.40gb"}})
-	active := []string{"GraphicsActive", "TensorActive", "DRAMActive"}
-	for _, step := range []struct {
-		age  time.Duration
-		want []string
-	}{{shortestCount, nil}, {shortestCount, active}, {longestCount + time.Minute, nil}, {longestCount - time.Minute, active}} {
-		if gpm := r.scanner.slots[0].gpm; gpm != nil {
-			for _, c := range gpm.counts {
-				c.taken = c.taken.Add(-step.age)
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, "dgx-h100", simulator.Fault{Kind: simulator.KindMIG, GPU: "0", Profiles: []string{"3g.40gb"}})
+		r.ctx = t.Context()
+		active := []string{"GraphicsActive", "TensorActive", "DRAMActive"}
+		for _, step := range []struct {
+			age  time.Duration
+			want []string
+		}{{shortestCount, nil}, {shortestCount, active}, {longestCount + time.Minute, nil}, {longestCount - time.Minute, active}} {
+			time.Sleep(step.age) // the bubble's clock
+			var got []string
+			for _, name := range measured(r.measure(0, false).Instances[0].Values) {
+				if name[:6] != "Memory" {
+					got = append(got, name)
+				}
 			}
+			compare(t, fmt.Sprint("values after ", step.age), step.want, got)
 		}
-		var got []string
-		for _, name := range measured(r.measure(0, false).Instances[0].Values) {
-			if name[:6] != "Memory" {
-				got = append(got, name)
-			}
-		}
-		compare(t, fmt.Sprint("values after ", step.age), step.want, got)
-	}
+	})
 }
 
 // TestPerformanceMonitoringWithoutMemory: a GPU for which the driver allocates one sample of two has no values, and keeps none.
@@ -203,19 +205,22 @@ func TestSampleOfOddAnswers(t *testing.T) {
 // TestSampleOfWhatIsKnown: what performance monitoring measures, no query that blocks is asked for.
 func TestSampleOfWhatIsKnown(t *testing.T) {
 	t.Parallel()
-	r := newRigWith(t, "dgx-h100", hook(hookedLibrary{metrics: func(r *nvml.GpmMetricsGetType) {
-		for i := range r.Metrics[:r.NumMetrics] {
-			r.Metrics[i].Value = 1
+	synctest.Test(t, func(t *testing.T) {
+		r := newRigWith(t, "dgx-h100", hook(hookedLibrary{metrics: func(r *nvml.GpmMetricsGetType) {
+			for i := range r.Metrics[:r.NumMetrics] {
+				r.Metrics[i].Value = 1
+			}
+		}}))
+		r.ripen()
+		r.measure(0, true)
+		r.ripen()
+		values := r.measure(0, true).Values
+		for _, m := range []inventory.Measure{inventory.PCIeTransmit, inventory.PCIeReceive} {
+			if got, _ := values.Get(m); got != 1<<20 {
+				t.Errorf("%v is %v", m, got)
+			}
 		}
-	}}))
-	r.measure(0, true)
-	r.ripen(0)
-	values := r.measure(0, true).Values
-	for _, m := range []inventory.Measure{inventory.PCIeTransmit, inventory.PCIeReceive} {
-		if got, _ := values.Get(m); got != 1<<20 {
-			t.Errorf("%v is %v", m, got)
-		}
-	}
+	})
 }
 
 // TestSampleOfALostGPU asks a GPU that a scan has found to be lost for nothing.

@@ -1,4 +1,4 @@
-package nvidia
+package nvidia_test
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 )
 
@@ -214,7 +215,7 @@ func TestOpenThatComesLate(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		node := newNode(t, "dgx-h100")
-		r := &rig{t: t, ctx: t.Context(), node: node, driver: New(Options{Library: node.NVML(), Root: node.Root()})}
+		r := &rig{t: t, ctx: t.Context(), node: node, driver: nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()})}
 		r.inject(hang("", "Init"))
 		open := func() error { _, err := r.driver.Open(r.ctx); return err }
 		r.stalls("first Open", openPatience, "nvmlInit", open)
@@ -290,7 +291,7 @@ func TestSlowIsNotDead(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			start := time.Now()
 			node := newNode(t, "dgx-h100")
-			r := &rig{t: t, ctx: t.Context(), node: node, driver: New(Options{Library: node.NVML(), Root: node.Root()})}
+			r := &rig{t: t, ctx: t.Context(), node: node, driver: nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()})}
 			r.inject(simulator.Fault{Kind: simulator.KindSlow, Delay: delay})
 			s, err := r.driver.Open(r.ctx)
 			if err != nil {

@@ -1,4 +1,4 @@
-package nvidia
+package nvidia_test
 
 import (
 	"errors"
@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 )
 
 // writeTree makes files and, where the content begins with "->", symbolic links below a new root. The content "|" makes a FIFO.
@@ -107,7 +108,7 @@ func TestLocate(t *testing.T) {
 			}
 			located := make(chan string, 1)
 			go func() {
-				located <- locate(root)
+				located <- locate(t, root)
 			}()
 			select {
 			case got := <-located:
@@ -121,58 +122,29 @@ func TestLocate(t *testing.T) {
 	}
 }
 
-// TestLibraryOfLaterSessions: it is the one that was loaded. Another one in its place, or none, is an error.
-func TestLibraryOfLaterSessions(t *testing.T) {
-	t.Parallel()
-	machine := map[string]byte{"amd64": 62, "arm64": 183}[runtime.GOARCH]
-	root := writeTree(t, map[string]string{"usr/lib64/libnvidia-ml.so.1": sharedObject(machine)})
-	path := filepath.Join(root, "usr/lib64/libnvidia-ml.so.1")
-	d := &Driver{options: Options{DriverRoot: root}}
-	var err error
-	if d.loaded, err = d.library(); err != nil || d.loaded.path != path {
-		t.Fatalf("the first: %v, %v", d.loaded, err)
+// locate returns the library below a driver root that a session would be opened with. It cannot be loaded: it is a header only.
+func locate(t *testing.T, root string) string {
+	t.Helper()
+	err := openMachine(t, nvidia.Options{DriverRoot: root})
+	if !errors.Is(err, inventory.ErrNoDriver) {
+		t.Errorf("got error %v", err)
 	}
-	if again, err := d.library(); err != nil || again != d.loaded {
-		t.Errorf("the second: %v, %v", again, err)
+	path, _, found := strings.Cut(strings.TrimPrefix(err.Error(), "open an NVML session: no NVIDIA driver: "), " cannot be loaded: ldd names what it lacks")
+	if !found {
+		return ""
 	}
-	if err := os.Chtimes(path, time.Time{}, time.Unix(1, 0)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := d.library(); !errors.Is(err, inventory.ErrDriverReplaced) {
-		t.Errorf("once its file has changed: %v", err)
-	}
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := d.library(); !errors.Is(err, inventory.ErrNoDriver) || !strings.Contains(err.Error(), "was removed") {
-		t.Errorf("once it is gone: %v", err)
-	}
-	d.loaded = &library{} // of the loader
-	if again, err := d.library(); err != nil || again != d.loaded {
-		t.Errorf("the loader's: %v, %v", again, err)
-	}
-	if err := os.WriteFile(path, []byte(sharedObject(machine)), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := d.library(); !errors.Is(err, inventory.ErrDriverReplaced) ||
-		!strings.Contains(err.Error(), "its library was the loader's libnvidia-ml.so.1 and is "+path+" of 20") {
-		t.Errorf("the loader's, and then another one: %v", err)
-	}
-	if err := d.replaced(); err != nil {
-		t.Errorf("the loader's is replaced by what comes below the driver root: %v", err)
-	}
+	return path
 }
 
-// TestResolveInTheRoot: no driver root is the root of the file system.
-func TestResolveInTheRoot(t *testing.T) {
-	t.Parallel()
-	path, err := filepath.EvalSymlinks(writeTree(t, map[string]string{"x": ""}))
-	if err != nil {
-		t.Fatal(err)
+// openMachine tries to open a session with a library of this machine, which is not to have a driver.
+func openMachine(t *testing.T, o nvidia.Options) error {
+	t.Helper()
+	s, err := nvidia.New(o).Open(t.Context())
+	if err == nil {
+		err = s.Close(t.Context())
+		t.Skipf("this machine has a driver (closing it: %v)", err)
 	}
-	if got, err := resolveIn("", path[1:]+"/x"); err != nil || got != path+"/x" {
-		t.Errorf("got %q, %v", got, err)
-	}
+	return err
 }
 
 // TestALibraryThatIsAFIFO: the loader looks in more folders than those of the driver root, and would wait in one of them for ever.
@@ -180,34 +152,24 @@ func TestALibraryThatIsAFIFO(t *testing.T) {
 	root := t.TempDir()
 	folder := writeTree(t, map[string]string{"libnvidia-ml.so.1": "|"})
 	t.Setenv("LD_LIBRARY_PATH", "/nowhere:"+folder)
-	if _, err := findLibrary(root); !errors.Is(err, inventory.ErrNoDriver) || !strings.Contains(err.Error(), folder+"/libnvidia-ml.so.1 is not a regular file") {
+	err := openMachine(t, nvidia.Options{DriverRoot: root})
+	if !errors.Is(err, inventory.ErrNoDriver) || !strings.Contains(err.Error(), folder+"/libnvidia-ml.so.1 is not a regular file") {
 		t.Errorf("got error %v, want that it is a FIFO", err)
 	}
 	for what, tree := range map[string]map[string]string{
 		"a file": {"libnvidia-ml.so.1": "x"}, "a folder": {"libnvidia-ml.so.1/x": ""}, "nothing": {"x": ""},
 	} {
 		t.Setenv("LD_LIBRARY_PATH", writeTree(t, tree))
-		if found, err := findLibrary(root); err != nil || found.path != "" {
-			t.Errorf("with %s in its place: %v, %v", what, found, err)
+		if err := openMachine(t, nvidia.Options{DriverRoot: root}); !strings.Contains(err.Error(), "nor where the loader looks") {
+			t.Errorf("with %s in its place: %v", what, err)
 		}
 	}
-	t.Setenv("LD_LIBRARY_PATH", "")
-	if found, err := findLibrary(root); err != nil || found.path != "" {
-		t.Errorf("without it: %v, %v", found, err)
-	}
-}
-
-// TestWhyALibraryCannotBeLoaded names the place that was looked at.
-func TestWhyALibraryCannotBeLoaded(t *testing.T) {
-	t.Parallel()
 	for root, want := range map[string]string{
 		"": "neither below the driver root / nor", "/driver-root": "neither below the driver root /driver-root nor",
 	} {
-		if got := New(Options{DriverRoot: root}).unloadable(&library{}); !strings.Contains(got, want) {
-			t.Errorf("got %q, want %q", got, want)
+		t.Setenv("LD_LIBRARY_PATH", "")
+		if err := openMachine(t, nvidia.Options{DriverRoot: root}); !strings.Contains(err.Error(), want) {
+			t.Errorf("got error %v, want %q", err, want)
 		}
-	}
-	if got := New(Options{}).unloadable(&library{path: "/x/libnvidia-ml.so.1"}); got != "/x/libnvidia-ml.so.1 cannot be loaded: ldd names what it lacks" {
-		t.Errorf("got %q", got)
 	}
 }

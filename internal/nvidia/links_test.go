@@ -1,4 +1,4 @@
-package nvidia
+package nvidia_test
 
 import (
 	"fmt"
@@ -136,26 +136,6 @@ func TestLinksToLostGPU(t *testing.T) {
 	}
 }
 
-// TestXIDsOfLinks: these XIDs have the links be read again, and those beside them do not.
-func TestXIDsOfLinks(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, "t4")
-	var got []uint64
-	for xid := uint64(70); xid <= 160; xid++ {
-		if xid == 79 { // the GPU is lost then
-			continue
-		}
-		r.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "0", XID: xid, Action: "none"})
-		for r.next().XID != xid {
-		}
-		if r.relink {
-			got = append(got, xid)
-		}
-		r.relink = false
-	}
-	compare(t, "XIDs", []uint64{74, 144, 145, 146, 147, 148, 149, 150, 155}, got)
-}
-
 // TestLinksThatCouldNotBeRead: the next scan asks again for what a GPU failed to tell, and not for what it does not support.
 func TestLinksThatCouldNotBeRead(t *testing.T) {
 	t.Parallel()
@@ -172,55 +152,6 @@ func TestLinksThatCouldNotBeRead(t *testing.T) {
 				compare(t, call+" answered "+ret+": all links are known afterwards", again, r.scan().Equal(whole))
 			}
 		}
-	}
-}
-
-// TestLinksOfAGPUThatIsLostMeanwhile: lanes that were followed hold, though the GPU is lost before the last of them.
-func TestLinksOfAGPUThatIsLostMeanwhile(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, "dgx-1")
-	before := r.scanner.slots[0].gpu.nvlink
-	r.inject(simulator.Fault{Kind: simulator.KindNVLink, GPU: "0", Link: new(int)},
-		simulator.Fault{Kind: simulator.KindFail, GPU: "0", Call: "DeviceGetNvLinkRemotePciInfo", Return: "GPU_IS_LOST"})
-	r.retry()
-	r.scan()
-	g := r.scanner.slots[0].gpu
-	compare(t, "peers", before.peers, g.nvlink.peers)
-	compare(t, "it is read again, and lost", "true lost", fmt.Sprint(g.nvlink.unread, " ", g.results.contact))
-}
-
-// TestConnection: of what both ends tell, the better fact holds.
-func TestConnection(t *testing.T) {
-	t.Parallel()
-	end := func(bdf string, n nvlink) *gpu { return &gpu{seen: inventory.GPU{UUID: bdf, BDF: bdf}, nvlink: n} }
-	for name, tt := range map[string]struct {
-		from, to nvlink
-		want     inventory.Link
-	}{
-		"through a switch":         {nvlink{version: 4, switched: 18}, nvlink{version: 3, switched: 12}, inventory.Link{NVLinks: 12, NVLinkVersion: 3, Switched: true}},
-		"of one unknown version":   {nvlink{switched: 6}, nvlink{version: 2, switched: 6}, inventory.Link{NVLinks: 6, NVLinkVersion: 2, Switched: true}},
-		"of unknown versions":      {nvlink{switched: 6}, nvlink{switched: 6}, inventory.Link{NVLinks: 6, Switched: true}},
-		"only one leads to switch": {nvlink{version: 2, switched: 6}, nvlink{version: 2}, inventory.Link{}},
-		"straight": {
-			nvlink{version: 2, switched: 1, peers: []string{"b", "c"}}, nvlink{version: 2, switched: 1, peers: []string{"a", "a"}},
-			inventory.Link{NVLinks: 2, NVLinkVersion: 2},
-		},
-	} {
-		got, known := (&scanner{}).connection(end("a", tt.from), end("b", tt.to))
-		compare(t, name+": it is known", tt.want.NVLinks > 0, known)
-		tt.want.Peer = "b"
-		compare(t, name, tt.want, got)
-	}
-}
-
-// TestNVLinkGenerations: the generations have the numbers of their names, the smaller steps belong to them.
-func TestNVLinkGenerations(t *testing.T) {
-	t.Parallel()
-	for version, want := range map[nvml.NvlinkVersion]int{
-		nvml.NVLINK_VERSION_1_0: 1, nvml.NVLINK_VERSION_2_0: 2, nvml.NVLINK_VERSION_2_2: 2, nvml.NVLINK_VERSION_3_0: 3,
-		nvml.NVLINK_VERSION_3_1: 3, nvml.NVLINK_VERSION_4_0: 4, nvml.NVLINK_VERSION_5_0: 5, nvml.NVLINK_VERSION_6_0: 6,
-	} {
-		compare(t, "NVLink", want, nvlinkGenerations[version])
 	}
 }
 
@@ -262,4 +193,80 @@ func TestLinksOfAGPUThatHung(t *testing.T) {
 		synctest.Wait()
 		compare(t, "links when it has returned", want, links(r.scan().GPUs[3], 8))
 	})
+}
+
+// TestXIDsOfLinks: these XIDs have the links be read again, and those beside them do not.
+func TestXIDsOfLinks(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "dgx-1")
+	whole := r.scan()
+	var got []uint64
+	for xid := uint64(70); xid <= 160; xid++ {
+		if xid == 79 { // the GPU is lost then
+			continue
+		}
+		r.inject(simulator.Fault{Kind: simulator.KindNVLink, GPU: "0"}, simulator.Fault{Kind: simulator.KindXID, GPU: "0", XID: xid, Action: "none"})
+		for r.next().XID != xid {
+		}
+		if s := r.scan(); !s.Equal(whole) {
+			got = append(got, xid)
+		}
+		r.inject(restore)
+		r.retry()
+		compare(t, "the node afterwards", whole, r.scan())
+	}
+	compare(t, "XIDs", []uint64{74, 144, 145, 146, 147, 148, 149, 150, 155}, got)
+}
+
+// TestLinksOfAGPUThatIsLostMeanwhile: lanes that were followed hold, though the GPU is lost before the last of them.
+func TestLinksOfAGPUThatIsLostMeanwhile(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "dgx-1")
+	before := r.scan()
+	r.inject(simulator.Fault{Kind: simulator.KindNVLink, GPU: "0", Link: new(int)},
+		simulator.Fault{Kind: simulator.KindFail, GPU: "0", Call: "DeviceGetNvLinkRemotePciInfo", Return: "GPU_IS_LOST"})
+	r.retry()
+	compare(t, "links", before.GPUs[0].Links, r.scan().GPUs[0].Links)
+	if reading, err := r.Read(r.ctx, r.uuid(0)); err != nil || reading.Contact != inventory.ContactLost {
+		t.Errorf("the GPU is %v, error %v, want that it is lost", reading.Contact, err)
+	}
+}
+
+// A linkedDevice says of which version its NVLinks are: an error for 0.
+type linkedDevice struct {
+	nvml.Device
+	version nvml.NvlinkVersion
+}
+
+func (d linkedDevice) GetNvLinkVersion(int) (uint32, nvml.Return) {
+	if d.version == 0 {
+		return 0, nvml.ERROR_UNKNOWN
+	}
+	return uint32(d.version), nvml.SUCCESS
+}
+
+// TestNVLinkGenerations: the generations have the numbers of their names, the smaller steps belong to them. Of two ends, the older
+// generation holds, and one that is known.
+func TestNVLinkGenerations(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		first, others nvml.NvlinkVersion
+		want          int
+	}{
+		{nvml.NVLINK_VERSION_1_0, nvml.NVLINK_VERSION_1_0, 1}, {nvml.NVLINK_VERSION_2_0, nvml.NVLINK_VERSION_2_2, 2},
+		{nvml.NVLINK_VERSION_2_2, nvml.NVLINK_VERSION_6_0, 2}, {nvml.NVLINK_VERSION_3_1, nvml.NVLINK_VERSION_3_0, 3},
+		{nvml.NVLINK_VERSION_3_1, nvml.NVLINK_VERSION_3_1, 3}, {nvml.NVLINK_VERSION_6_0, nvml.NVLINK_VERSION_4_0, 4},
+		{nvml.NVLINK_VERSION_5_0, nvml.NVLINK_VERSION_5_0, 5}, {nvml.NVLINK_VERSION_6_0, nvml.NVLINK_VERSION_6_0, 6},
+		{0, nvml.NVLINK_VERSION_3_0, 3}, {0, 0, 0},
+	} {
+		r := newRigWith(t, "dgx-a100", hook(hookedLibrary{device: func(index int, d nvml.Device) nvml.Device {
+			if index == 0 {
+				return linkedDevice{d, tt.first}
+			}
+			return linkedDevice{d, tt.others}
+		}}))
+		link := r.scan().GPUs[0].Links[0]
+		compare(t, fmt.Sprint("NVLink ", tt.first, " to ", tt.others), tt.want, link.NVLinkVersion)
+		compare(t, "lanes through a switch", 12, link.NVLinks)
+	}
 }

@@ -29,7 +29,7 @@ const (
 
 // groups are the groups by what the name of a function contains; the first that fits counts.
 var groups = []struct{ group, names string }{
-	{groupEvents, "Event"},
+	{groupEvents, "EventSet RegisterEvents EventTypes"},
 	{groupMIG, "Mig GpuInstance ComputeInstance DeviceGetAttributes"},
 	{groupUse, "Processes Clear Reset Set ComputeMode"},
 	{groupSession, "nvmlInit nvmlShutdown nvmlErrorString System"},

@@ -1,4 +1,4 @@
-package nvidia
+package nvidia_test
 
 import (
 	"errors"
@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 )
 
@@ -51,7 +52,7 @@ func TestMetrics(t *testing.T) {
 		}
 	}
 	c := &counts{calls: map[string]int{}, failed: map[string]int{}}
-	d := New(Options{Library: node.NVML(), Root: node.Root(), Metrics: c})
+	d := nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root(), Metrics: c})
 	s, err := d.Open(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -71,7 +72,7 @@ func TestMetrics(t *testing.T) {
 	if err := s.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	all := []string{groupEvents, groupInventory, groupMIG, groupReading, groupSession, groupUse}
+	all := []string{"events", "inventory", "mig", "reading", "session", "use"}
 	compare(t, "groups with calls", all, slices.Sorted(maps.Keys(c.calls)))
 	if c.failed["reading GPU_IS_LOST"] == 0 || len(c.failed) != 1 {
 		t.Errorf("errors %v, want those of GPU 1 that say something", c.failed)
@@ -81,21 +82,41 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// TestGroups: each function is in the group that its name says.
+// TestGroups: each question to the driver, and each change, is counted in the group that it is about.
 func TestGroups(t *testing.T) {
 	t.Parallel()
-	for function, want := range map[string]string{
-		"nvmlInit": groupSession, "nvmlSystemGetDriverVersion": groupSession, "nvmlDeviceGetUUID": groupInventory,
-		"nvmlDeviceGetNvLinkState": groupInventory, "nvmlDeviceGetGpuInstanceId": groupMIG, "nvmlDeviceGetMigMode": groupMIG,
-		"nvmlDeviceGetFieldValues": groupReading, "nvmlDeviceGetPersistenceMode": groupReading, "nvmlSystemEventSetWait": groupEvents,
-		"nvmlDeviceRegisterEvents": groupEvents, "nvmlDeviceClearEccErrorCounts": groupUse, "nvmlDeviceGetComputeMode": groupUse,
-		"nvmlDeviceGetTotalEccErrors": groupReading, "nvmlDeviceResetApplicationsClocks": groupUse,
-	} {
-		if got := groupOf[function]; got != want {
-			t.Errorf("%s is in %s, want %s", function, got, want)
-		}
+	node := newNode(t, "dgx-h100")
+	c := &counts{calls: map[string]int{}, failed: map[string]int{}}
+	s, err := nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root(), Metrics: c}).Open(t.Context())
+	if err != nil {
+		t.Fatal(err)
 	}
-	if len(groupOf) != len(functions) {
-		t.Errorf("%d of %d functions have a group", len(groupOf), len(functions))
+	snapshot, err := s.Scan(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	uuid := snapshot.GPUs[0].UUID
+	_, _ = s.Read(t.Context(), uuid) // tells what Open has read
+	for _, step := range []struct {
+		what   string
+		do     func() error
+		groups []string
+	}{
+		{"Read", func() error { _, err := s.Read(t.Context(), uuid); return err }, []string{"reading"}},
+		{"Sample", func() error { _, err := s.Sample(t.Context(), uuid, false, noPause); return err }, []string{"reading"}},
+		{"Processes", func() error { _, err := s.Processes(t.Context(), uuid); return err }, []string{"use"}},
+		{"Clean clocks", func() error { return s.Clean(t.Context(), uuid, inventory.RemnantClocks) }, []string{"use"}},
+		{"Clean errors", func() error { return s.Clean(t.Context(), uuid, inventory.RemnantECC) }, []string{"use"}},
+		{"SetComputeMode", func() error {
+			_, err := s.SetComputeMode(t.Context(), uuid, inventory.ComputeProhibited)
+			return err
+		}, []string{"use"}},
+		{"Close", func() error { return s.Close(t.Context()) }, []string{"events", "reading", "session"}},
+	} {
+		clear(c.calls)
+		if err := step.do(); err != nil {
+			t.Errorf("%s: %v", step.what, err)
+		}
+		compare(t, step.what, step.groups, slices.Sorted(maps.Keys(c.calls)))
 	}
 }

@@ -1,4 +1,4 @@
-package nvidia
+package nvidia_test
 
 import (
 	"fmt"
@@ -23,6 +23,10 @@ func TestMIGProfiles(t *testing.T) {
 		"dgx-h100": {"1g.10gb 1g.10gb+me", "1g.20gb 2g.20gb 3g.40gb", "4g.40gb 3g.40gb", "7g.80gb"},
 		"dgx-h200": {"1g.18gb 1g.18gb+me", "1g.35gb 2g.35gb 3g.71gb", "4g.71gb 3g.71gb", "7g.141gb"},
 		"dgx-b200": {"1g.23gb 1g.23gb+me", "1g.45gb 2g.45gb 3g.90gb", "4g.90gb 3g.90gb", "7g.180gb", "1c.2g.45gb 1c.2g.45gb"},
+		"a30-x4":   {"1g.6gb 1g.6gb+me", "2g.12gb+me 2g.12gb", "1c.2g.12gb 1c.2g.12gb", "4g.24gb"},
+		"rtx-pro-6000-x8": {
+			"1g.24gb 1g.24gb+me", "1g.24gb+me.all 1g.24gb-me", "2g.48gb 1g.24gb+gfx", "4g.96gb",
+		},
 	} {
 		t.Run(node, func(t *testing.T) {
 			t.Parallel()
@@ -49,32 +53,6 @@ func TestMIGProfiles(t *testing.T) {
 				t.Errorf("with MIG off: mode %v, %d MIG devices", g.MIG, len(g.MIGDevices))
 			}
 		})
-	}
-}
-
-func TestProfileName(t *testing.T) {
-	t.Parallel()
-	for _, test := range []struct {
-		model  string
-		p      profile
-		memory uint64 // MiB, of the MIG device
-		total  uint64 // MiB, of the GPU
-		want   string
-	}{
-		{"A30", profile{ci: 1, gi: 1}, 5952, 24576, "1g.6gb"},
-		{"A30", profile{ci: 2, gi: 2, suffix: "+me"}, 11968, 24576, "2g.12gb+me"},
-		{"A30", profile{ci: 4, gi: 4}, 24125, 24576, "4g.24gb"},
-		{"A100 40 GB", profile{ci: 1, gi: 1}, 4864, 40536, "1g.5gb"},
-		{"A100 40 GB", profile{ci: 1, gi: 2}, 9856, 40536, "1c.2g.10gb"},
-		{"A100 80 GB", profile{ci: 1, gi: 2}, 19968, 81920, "1c.2g.20gb"},
-		{"H200", profile{ci: 1, gi: 1}, 16384, 143771, "1g.18gb"},
-		{"RTX PRO 6000", profile{ci: 1, gi: 1, suffix: "+me.all"}, 24192, 97887, "1g.24gb+me.all"},
-		{"RTX PRO 6000", profile{ci: 1, gi: 1, suffix: "-me"}, 24192, 97887, "1g.24gb-me"},
-		{"RTX PRO 6000", profile{ci: 4, gi: 4, suffix: "+gfx"}, 97251, 97887, "4g.96gb+gfx"},
-	} {
-		if got := test.p.name(test.memory, test.total<<20); got != test.want {
-			t.Errorf("%s: got %s, want %s", test.model, got, test.want)
-		}
 	}
 }
 
@@ -144,34 +122,6 @@ func TestMIGProfilesThatAreToldInPart(t *testing.T) {
 		compare(t, "MIG devices without "+call, "0=1/0:4g.40gb 1=3/0:2g.20gb 2=7/0:1g.10gb", migDevices(s.GPUs[5]))
 		compare(t, "MIG devices without "+call, "0=1/0:1c.3g.40gb 1=1/1:1c.3g.40gb 2=1/2:1c.3g.40gb 3=2/0:3g.40gb", migDevices(s.GPUs[6]))
 		compare(t, "places without "+call, placed, s.GPUs[5].MIGDevices[1].Placement == inventory.MIGPlacement{Profile: 14, Start: 4, Size: 2})
-	}
-}
-
-// TestProfilesByNumber: NVML's numbers of profiles say how many slices they have, and what besides.
-func TestProfilesByNumber(t *testing.T) {
-	t.Parallel()
-	for number, want := range [nvml.GPU_INSTANCE_PROFILE_COUNT]profile{
-		nvml.GPU_INSTANCE_PROFILE_1_SLICE: {0, 1, ""}, nvml.GPU_INSTANCE_PROFILE_2_SLICE: {0, 2, ""}, nvml.GPU_INSTANCE_PROFILE_3_SLICE: {0, 3, ""},
-		nvml.GPU_INSTANCE_PROFILE_4_SLICE: {0, 4, ""}, nvml.GPU_INSTANCE_PROFILE_6_SLICE: {0, 6, ""}, nvml.GPU_INSTANCE_PROFILE_7_SLICE: {0, 7, ""},
-		nvml.GPU_INSTANCE_PROFILE_8_SLICE: {0, 8, ""}, nvml.GPU_INSTANCE_PROFILE_1_SLICE_REV1: {0, 1, "+me"},
-		nvml.GPU_INSTANCE_PROFILE_2_SLICE_REV1: {0, 2, "+me"}, nvml.GPU_INSTANCE_PROFILE_1_SLICE_REV2: {0, 1, ""},
-		nvml.GPU_INSTANCE_PROFILE_1_SLICE_GFX: {0, 1, "+gfx"}, nvml.GPU_INSTANCE_PROFILE_2_SLICE_GFX: {0, 2, "+gfx"},
-		nvml.GPU_INSTANCE_PROFILE_3_SLICE_GFX: {0, 3, "+gfx"}, nvml.GPU_INSTANCE_PROFILE_4_SLICE_GFX: {0, 4, "+gfx"},
-		nvml.GPU_INSTANCE_PROFILE_1_SLICE_NO_ME: {0, 1, "-me"}, nvml.GPU_INSTANCE_PROFILE_2_SLICE_NO_ME: {0, 2, "-me"},
-		nvml.GPU_INSTANCE_PROFILE_1_SLICE_ALL_ME: {0, 1, "+me.all"}, nvml.GPU_INSTANCE_PROFILE_2_SLICE_ALL_ME: {0, 2, "+me.all"},
-	} {
-		if got := gpuInstanceProfiles[number]; got != want {
-			t.Errorf("GPU instance profile %d is %+v, want %+v", number, got, want)
-		}
-	}
-	for number, want := range [nvml.COMPUTE_INSTANCE_PROFILE_COUNT]int{
-		nvml.COMPUTE_INSTANCE_PROFILE_1_SLICE: 1, nvml.COMPUTE_INSTANCE_PROFILE_2_SLICE: 2, nvml.COMPUTE_INSTANCE_PROFILE_3_SLICE: 3,
-		nvml.COMPUTE_INSTANCE_PROFILE_4_SLICE: 4, nvml.COMPUTE_INSTANCE_PROFILE_6_SLICE: 6, nvml.COMPUTE_INSTANCE_PROFILE_7_SLICE: 7,
-		nvml.COMPUTE_INSTANCE_PROFILE_8_SLICE: 8, nvml.COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1: 1, nvml.COMPUTE_INSTANCE_PROFILE_7_SLICE_NVL: 7,
-	} {
-		if got := computeInstanceProfiles[number]; got != want {
-			t.Errorf("compute instance profile %d has %d slices, want %d", number, got, want)
-		}
 	}
 }
 

@@ -1,4 +1,4 @@
-package nvidia
+package nvidia_test
 
 import (
 	"io/fs"
@@ -8,6 +8,7 @@ import (
 	"testing/fstest"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 )
 
 func TestControlNodesOfAllFolders(t *testing.T) {
@@ -16,41 +17,54 @@ func TestControlNodesOfAllFolders(t *testing.T) {
 		"dev/nvidiactl": {}, "dev/nvidia0": {}, "driver-root/dev/nvidia-uvm": {}, "elsewhere/dev/nvidia-modeset": {},
 		"driver-root/dev/nvidia-caps-imex-channels/channel0": {},
 	}
-	for _, tt := range []struct {
-		driverRoot string
-		want       inventory.ControlNodes
-	}{
-		{"", inventory.NodeControl},
-		{"/", inventory.NodeControl},
-		{"/driver-root", inventory.NodeControl | inventory.NodeUVM | inventory.NodeIMEXChannel0},
+	for driverRoot, want := range map[string]inventory.ControlNodes{
+		"": inventory.NodeControl, "/": inventory.NodeControl,
+		"/driver-root": inventory.NodeControl | inventory.NodeUVM | inventory.NodeIMEXChannel0,
 	} {
-		if got := controlNodes(root, devFolders(tt.driverRoot), inventory.NodeGDRCopy); got != tt.want {
-			t.Errorf("driver root %q: nodes %b, want %b", tt.driverRoot, got, tt.want)
-		}
+		compare(t, "nodes with the driver root "+driverRoot, want, scanWith(t, "t4", root, driverRoot).Control)
 	}
 }
 
 // TestControlNodesThatCannotBeRead: a node is gone once it is seen to be gone, and not while nobody can tell.
 func TestControlNodesThatCannotBeRead(t *testing.T) {
 	t.Parallel()
-	const before = inventory.NodeControl | inventory.NodeUVM
-	root := unreadable{fstest.MapFS{"dev/nvidiactl": {}, "driver-root/dev/nvidia-modeset": {}}, "driver-root/"}
-	if got := controlNodes(root, devFolders("/driver-root"), before); got != before {
-		t.Errorf("nodes %b, want %b", got, before)
+	root := &disk{files: fstest.MapFS{"dev/nvidiactl": {}, "driver-root/dev/nvidia-uvm": {}, "dev/nvidia-modeset": {}}}
+	s, err := nvidia.New(nvidia.Options{Library: newNode(t, "t4").NVML(), Root: root, DriverRoot: "/driver-root"}).Open(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := inventory.NodeControl | inventory.NodeUVM | inventory.NodeModeset
+	look := func(when string, want inventory.ControlNodes) {
+		t.Helper()
+		snapshot, err := s.Scan(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		compare(t, "nodes "+when, want, snapshot.Control)
+	}
+	look("at first", all)
+	root.fails = "driver-root/"
+	delete(root.files, "dev/nvidia-modeset")
+	delete(root.files, "driver-root/dev/nvidia-uvm")
+	look("while one folder cannot be read", all)
+	root.fails = ""
+	look("when it can be read again", inventory.NodeControl)
+	if err := s.Close(t.Context()); err != nil {
+		t.Fatal(err)
 	}
 }
 
-// In an unreadable file system, nothing below one folder can be looked at.
-type unreadable struct {
-	fstest.MapFS
-	folder string
+// A disk has files, of which those in one folder may not be readable.
+type disk struct {
+	files fstest.MapFS
+	fails string
 }
 
-func (u unreadable) Stat(name string) (fs.FileInfo, error) {
-	if strings.HasPrefix(name, u.folder) {
-		return nil, &fs.PathError{Op: "stat", Path: name, Err: syscall.EIO}
+func (d *disk) Open(name string) (fs.File, error) {
+	if d.fails != "" && strings.HasPrefix(name, d.fails) {
+		return nil, &fs.PathError{Op: "open", Path: name, Err: syscall.EIO}
 	}
-	return u.MapFS.Stat(name)
+	return d.files.Open(name)
 }
 
 func TestCapabilitiesOfMIGDevices(t *testing.T) {
@@ -76,17 +90,17 @@ func TestCapabilitiesOfMIGDevices(t *testing.T) {
 
 func TestCapabilitiesThatTheDriverDoesNotTell(t *testing.T) {
 	t.Parallel()
+	const table = "proc/driver/nvidia-caps/mig-minors"
+	device := func(root fs.FS) inventory.MIGDevice { return scanWith(t, divided, root, "").GPUs[0].MIGDevices[0] } // GPU instance 1
 	for name, root := range map[string]fs.FS{
 		"no table":    fstest.MapFS{},
-		"other lines": fstest.MapFS{migMinors: {Data: []byte("config 1\n\ngpu0/gi1/access x\ngpu1/gi1/access 12\n")}},
+		"other lines": fstest.MapFS{table: {Data: []byte("config 1\n\ngpu0/gi1/access x\ngpu1/gi1/access 12\n")}},
 	} {
-		s := &scanner{root: root}
-		if gi, ci := s.capabilities(0, 1, 0); gi != 0 || ci != 0 {
-			t.Errorf("%s: capabilities %d and %d", name, gi, ci)
+		if m := device(root); m.GICap != 0 || m.CICap != 0 {
+			t.Errorf("%s: capabilities %d and %d", name, m.GICap, m.CICap)
 		}
 	}
-	s := &scanner{root: fstest.MapFS{migMinors: {Data: []byte("gpu3/gi2/access 30\ngpu3/gi2/ci1/access 32\n")}}}
-	if gi, ci := s.capabilities(3, 2, 1); gi != 30 || ci != 32 {
-		t.Errorf("capabilities %d and %d, want 30 and 32", gi, ci)
+	if m := device(fstest.MapFS{table: {Data: []byte("gpu0/gi1/access 30\ngpu0/gi1/ci0/access 32\n")}}); m.GICap != 30 || m.CICap != 32 {
+		t.Errorf("capabilities %d and %d, want 30 and 32", m.GICap, m.CICap)
 	}
 }

@@ -1,4 +1,4 @@
-package nvidia
+package nvidia_test
 
 import (
 	"math"
@@ -129,6 +129,14 @@ gpus: [{bdf: "0000:17:00.0", pcie: 0/0/0}]}`
 		"dgx-a100": gpus.A100_SXM4_40GB, "a100-mig-mixed": gpus.A100_SXM4_80GB, nodeOfA30: gpus.A30_PCIE_24GB,
 	} {
 		r := newRig(t, node)
+		lib := r.node.NVML()
+		if ret := lib.Init(); ret != nvml.SUCCESS {
+			t.Fatal(ret)
+		}
+		device, ret := lib.DeviceGetHandleByIndex(0)
+		if ret != nvml.SUCCESS {
+			t.Fatal(ret)
+		}
 		have := r.partitions(0).Profiles
 		found := 0
 		for number, placements := range mock.MIGProfiles.GpuInstancePlacements {
@@ -136,11 +144,8 @@ gpus: [{bdf: "0000:17:00.0", pcie: 0/0/0}]}`
 			for _, p := range placements {
 				starts = append(starts, int(p.Start))
 			}
-			at := slices.IndexFunc(have, func(p inventory.MIGProfile) bool {
-				size := gpuInstanceProfiles[number]
-				size.ci = size.gi
-				return p.Name == size.name(mock.MIGProfiles.GpuInstanceProfiles[number].MemorySizeMB, mock.MemoryMB<<20)
-			})
+			info, ret := device.GetGpuInstanceProfileInfo(number)
+			at := slices.IndexFunc(have, func(p inventory.MIGProfile) bool { return ret == nvml.SUCCESS && p.ID == int(info.Id) })
 			if at < 0 {
 				t.Errorf("%s: the simulator has no profile with NVML's number %d", mock.Name, number)
 				continue
@@ -150,22 +155,65 @@ gpus: [{bdf: "0000:17:00.0", pcie: 0/0/0}]}`
 			compare(t, "its size", int(placements[0].Size), have[at].Size)
 			compare(t, "its count", int(mock.MIGProfiles.GpuInstanceProfiles[number].InstanceCount), have[at].Count)
 		}
+		lib.Shutdown()
 		if found < 5 {
 			t.Errorf("%s: %d profiles were compared", mock.Name, found)
 		}
 	}
 }
 
+// TestPlacementsThatCannotBe: places beyond 64 memory slices are a mistake of the driver.
 func TestPlacementsThatCannotBe(t *testing.T) {
 	t.Parallel()
 	for placement, want := range map[nvml.GpuInstancePlacement]bool{
 		{Start: 0, Size: 8}: true, {Start: 9, Size: 3}: true, {Start: 63, Size: 1}: true,
 		{Start: 0, Size: 0}: false, {Start: 64, Size: 1}: false, {Start: 0, Size: 65}: false, {Start: math.MaxUint32, Size: 2}: false,
 	} {
-		if err := possible(placement); (err == nil) != want {
+		r := newRigWith(t, "a100-mig-mixed", hook(hookedLibrary{device: func(_ int, d nvml.Device) nvml.Device {
+			return numberedDevice{d, placement}
+		}}))
+		if _, err := r.Partitions(r.ctx, r.uuid(0)); (err == nil) != want {
 			t.Errorf("%+v: %v", placement, err)
 		}
 	}
+}
+
+// A numberedDevice has every profile that NVML has a number for, with that number as its ID, and no instances. Each profile has an
+// eighth of the GPU's memory.
+type numberedDevice struct {
+	nvml.Device
+	place nvml.GpuInstancePlacement
+}
+
+func (d numberedDevice) GetGpuInstanceProfileInfo(number int) (nvml.GpuInstanceProfileInfo, nvml.Return) {
+	memory, ret := d.GetMemoryInfo()
+	return nvml.GpuInstanceProfileInfo{Id: uint32(number), InstanceCount: 1, MemorySizeMB: memory.Total >> 23}, ret
+}
+
+func (d numberedDevice) GetGpuInstancePossiblePlacements(*nvml.GpuInstanceProfileInfo) ([]nvml.GpuInstancePlacement, nvml.Return) {
+	return []nvml.GpuInstancePlacement{d.place}, nvml.SUCCESS
+}
+
+// TestProfilesByNumber: NVML's numbers of profiles say how many slices they have, and what besides.
+func TestProfilesByNumber(t *testing.T) {
+	t.Parallel()
+	r := newRigWith(t, "dgx-h100", hook(hookedLibrary{device: func(_ int, d nvml.Device) nvml.Device {
+		return numberedDevice{d, nvml.GpuInstancePlacement{Size: 1}}
+	}}))
+	got := map[int]string{}
+	for _, p := range r.partitions(0).Profiles {
+		got[p.ID] = p.Name
+	}
+	compare(t, "profiles", map[int]string{
+		nvml.GPU_INSTANCE_PROFILE_1_SLICE: "1g.10gb", nvml.GPU_INSTANCE_PROFILE_2_SLICE: "2g.10gb", nvml.GPU_INSTANCE_PROFILE_3_SLICE: "3g.10gb",
+		nvml.GPU_INSTANCE_PROFILE_4_SLICE: "4g.10gb", nvml.GPU_INSTANCE_PROFILE_6_SLICE: "6g.10gb", nvml.GPU_INSTANCE_PROFILE_7_SLICE: "7g.10gb",
+		nvml.GPU_INSTANCE_PROFILE_8_SLICE: "8g.10gb", nvml.GPU_INSTANCE_PROFILE_1_SLICE_REV1: "1g.10gb+me",
+		nvml.GPU_INSTANCE_PROFILE_2_SLICE_REV1: "2g.10gb+me", nvml.GPU_INSTANCE_PROFILE_1_SLICE_REV2: "1g.10gb",
+		nvml.GPU_INSTANCE_PROFILE_1_SLICE_GFX: "1g.10gb+gfx", nvml.GPU_INSTANCE_PROFILE_2_SLICE_GFX: "2g.10gb+gfx",
+		nvml.GPU_INSTANCE_PROFILE_3_SLICE_GFX: "3g.10gb+gfx", nvml.GPU_INSTANCE_PROFILE_4_SLICE_GFX: "4g.10gb+gfx",
+		nvml.GPU_INSTANCE_PROFILE_1_SLICE_NO_ME: "1g.10gb-me", nvml.GPU_INSTANCE_PROFILE_2_SLICE_NO_ME: "2g.10gb-me",
+		nvml.GPU_INSTANCE_PROFILE_1_SLICE_ALL_ME: "1g.10gb+me.all", nvml.GPU_INSTANCE_PROFILE_2_SLICE_ALL_ME: "2g.10gb+me.all",
+	}, got)
 }
 
 // A dividedDevice tells less of its profiles.

@@ -1,4 +1,4 @@
-package nvidia
+package nvidia_test
 
 import (
 	"testing"
@@ -192,30 +192,6 @@ func TestRecoveryActionOfASickGPU(t *testing.T) {
 	}
 	if got.Contact != inventory.ContactResetRequired || got.RecoveryAction != inventory.Known(inventory.RecoveryGPUReset) {
 		t.Errorf("got %+v, want the recovery action of a GPU that wants a reset", got)
-	}
-}
-
-func TestFabricFaults(t *testing.T) {
-	t.Parallel()
-	const no, yes = 2, 1 // in the two-bit fields
-	for name, test := range map[string]struct {
-		mask uint32
-		want inventory.FabricFault
-	}{
-		"not reported": {0, 0},
-		"healthy":      {no<<0 | no<<2 | no<<4 | no<<6 | 1<<8, 0},
-		"degraded, misconfigured": {
-			yes<<0 | no<<2 | no<<4 | no<<6 | 4<<8, inventory.FabricDegradedBandwidth | inventory.FabricMisconfigured,
-		},
-		"all but configuration": {
-			yes<<0 | yes<<2 | yes<<4 | yes<<6 | 1<<8,
-			inventory.FabricDegradedBandwidth | inventory.FabricRouteRecovery | inventory.FabricRouteUnhealthy |
-				inventory.FabricAccessTimeout,
-		},
-	} {
-		if got := fabricFaults(test.mask); got != test.want {
-			t.Errorf("%s: got %#b, want %#b", name, got, test.want)
-		}
 	}
 }
 

@@ -1,4 +1,4 @@
-package nvidia
+package nvidia_test
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 )
 
@@ -59,11 +60,16 @@ func (s eventSet) Wait(milliseconds uint32) (nvml.EventData, nvml.Return) {
 }
 
 // openWith opens a session of a simulated node through an eventLibrary.
-func openWith(t *testing.T, profile string, lib *eventLibrary) *Session {
+func openWith(t *testing.T, profile string, lib *eventLibrary) *nvidia.Session {
 	t.Helper()
-	node := newNode(t, profile)
+	return openNode(t, newNode(t, profile), lib)
+}
+
+// openNode is openWith for a node.
+func openNode(t *testing.T, node *simulator.Node, lib *eventLibrary) *nvidia.Session {
+	t.Helper()
 	lib.Interface = node.NVML()
-	s, err := New(Options{Library: lib, Root: node.Root()}).Open(t.Context())
+	s, err := nvidia.New(nvidia.Options{Library: lib, Root: node.Root()}).Open(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

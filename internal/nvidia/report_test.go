@@ -1,4 +1,4 @@
-package nvidia
+package nvidia_test
 
 import (
 	"testing"
@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 )
 
@@ -112,7 +113,7 @@ func TestReportOfASlowDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &rig{t: t, ctx: t.Context(), node: newNode(t, "dgx-h100")}
 		r.inject(simulator.Fault{Kind: simulator.KindSlow, Call: "DeviceGetName", Delay: "300ms"})
-		r.driver = New(Options{Library: r.node.NVML(), Root: r.node.Root()})
+		r.driver = nvidia.New(nvidia.Options{Library: r.node.NVML(), Root: r.node.Root()})
 		s, err := r.driver.Open(r.ctx)
 		if err != nil {
 			t.Fatal(err)

@@ -1,4 +1,4 @@
-package nvidia
+package nvidia_test
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 )
 
@@ -43,7 +44,7 @@ func (r *rig) measure(gpu int, blocking bool) inventory.Sample {
 func TestSampleQueries(t *testing.T) {
 	t.Parallel()
 	answers := map[inventory.Measure]int{}
-	for _, q := range SampleQueries() {
+	for _, q := range nvidia.SampleQueries() {
 		for _, m := range q.Measures {
 			answers[m]++
 		}
@@ -244,85 +245,81 @@ func TestSampleOfAGPUThatDoesNotAnswer(t *testing.T) {
 // TestSampleCalls: a sample takes as many calls as its queries say.
 func TestSampleCalls(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, "dgx-h100", simulator.Fault{Kind: simulator.KindMIG, GPU: "1", Profiles: []string{"1g.10gb", "1c.3g.40gb", "1c.3g.40gb"}})
-	want := map[int]int{}
-	for _, q := range SampleQueries() {
-		switch {
-		case q.Blocks > 0:
-		case q.Instances:
-			want[1] += 2 * q.Calls // two GPU instances
-		case !q.WithoutMIG && q.Function != "nvmlDeviceGetRemappedRows":
-			want[1] += q.Calls
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, "dgx-h100", simulator.Fault{Kind: simulator.KindMIG, GPU: "1", Profiles: []string{"1g.10gb", "1c.3g.40gb", "1c.3g.40gb"}})
+		want := map[int]int{}
+		for _, q := range nvidia.SampleQueries() {
+			switch {
+			case q.Blocks > 0:
+			case q.Instances:
+				want[1] += 2 * q.Calls // two GPU instances
+			case !q.WithoutMIG && q.Function != "nvmlDeviceGetRemappedRows":
+				want[1] += q.Calls
+			}
+			if q.Blocks == 0 && !q.InstancesOnly {
+				want[0] += q.Calls
+			}
 		}
-		if q.Blocks == 0 && !q.InstancesOnly {
-			want[0] += q.Calls
+		for gpu, calls := range want {
+			r.measure(gpu, false) // the first time also asks what is supported
+			r.ripen()
+			before := r.node.Calls()
+			r.measure(gpu, false)
+			compare(t, fmt.Sprint("calls for GPU ", gpu), calls, int(r.node.Calls()-before))
 		}
-	}
-	for gpu, calls := range want {
-		r.measure(gpu, false) // the first time also asks what is supported
-		r.ripen(gpu)
-		before := r.node.Calls()
-		r.measure(gpu, false)
-		compare(t, fmt.Sprint("calls for GPU ", gpu), calls, int(r.node.Calls()-before))
-	}
+	})
 }
 
-// ripen makes what performance monitoring counted in a GPU old enough for values.
-func (r *rig) ripen(gpu int) {
-	for _, c := range r.scanner.slots[gpu].gpm.counts {
-		c.taken = c.taken.Add(-shortestCount)
-	}
-}
+// ripen waits until performance monitoring can make values of what it counted. It is used on a bubble's clock.
+func (r *rig) ripen() { time.Sleep(shortestCount) }
 
 // TestSamplePerformanceMonitoring: from the second sample on there are the values of a GPU or of each GPU instance since the first.
 func TestSamplePerformanceMonitoring(t *testing.T) {
 	t.Parallel()
-	profiled := []inventory.Measure{inventory.GraphicsActive, inventory.TensorActive, inventory.DRAMActive}
-	has := func(m inventory.Measures) (n int) {
-		for _, which := range profiled {
-			if value, ok := m.Get(which); ok && value >= 0 && value <= 1 {
-				n++
+	synctest.Test(t, func(t *testing.T) {
+		profiled := []inventory.Measure{inventory.GraphicsActive, inventory.TensorActive, inventory.DRAMActive}
+		has := func(m inventory.Measures) (n int) {
+			for _, which := range profiled {
+				if value, ok := m.Get(which); ok && value >= 0 && value <= 1 {
+					n++
+				}
 			}
+			return n
 		}
-		return n
-	}
-	r := newRig(t, "dgx-h100", simulator.Fault{Kind: simulator.KindMIG, GPU: "1", Profiles: []string{"1g.10gb", "3g.40gb"}})
-	compare(t, "values of the first sample", 0, has(r.measure(0, false).Values))
-	compare(t, "values of one just after it", 0, has(r.measure(0, false).Values))
-	r.ripen(0)
-	second := r.measure(0, false).Values
-	compare(t, "values of the next one", 3, has(second))
-	if bytes, ok := second.Get(inventory.PCIeReceive); !ok || bytes > 64e9 {
-		t.Errorf("PCIe throughput: %v, %v", bytes, ok)
-	}
-	instances := func(want ...int) {
-		t.Helper()
-		var got []int
-		for _, i := range r.measure(1, false).Instances {
-			got = append(got, has(i.Values))
+		r := newRig(t, "dgx-h100", simulator.Fault{Kind: simulator.KindMIG, GPU: "1", Profiles: []string{"1g.10gb", "3g.40gb"}})
+		r.ripen() // the simulator's counts begin
+		compare(t, "values of the first sample", 0, has(r.measure(0, false).Values))
+		compare(t, "values of one just after it", 0, has(r.measure(0, false).Values))
+		r.ripen()
+		second := r.measure(0, false).Values
+		compare(t, "values of the next one", 3, has(second))
+		if bytes, ok := second.Get(inventory.PCIeReceive); !ok || bytes > 64e9 {
+			t.Errorf("PCIe throughput: %v, %v", bytes, ok)
 		}
-		compare(t, "values of the GPU instances", want, got)
-	}
-	instances(0, 0)
-	r.ripen(1)
-	instances(3, 3)
-	// Another instance gets the number of one that is gone.
-	r.inject(simulator.Fault{Kind: simulator.KindMIG, GPU: "1", Profiles: []string{"1g.10gb", "1g.10gb"}})
-	r.scan()
-	instances(0, 0)
-	r.ripen(1)
-	instances(3, 3)
-	r.ripen(1)
-	for _, c := range r.scanner.slots[1].gpm.counts {
-		c.uuid = "MIG-gone"
-	}
-	instances(0, 0)
-	compare(t, "samples of performance monitoring", 2*(1+2), r.node.Stats().GPMSamples)
+		instances := func(want ...int) {
+			t.Helper()
+			var got []int
+			for _, i := range r.measure(1, false).Instances {
+				got = append(got, has(i.Values))
+			}
+			compare(t, "values of the GPU instances", want, got)
+		}
+		instances(0, 0)
+		r.ripen()
+		instances(3, 3)
+		// Another instance gets the number of one that is gone.
+		r.inject(simulator.Fault{Kind: simulator.KindMIG, GPU: "1", Profiles: []string{"1g.10gb", "1g.10gb"}})
+		r.scan()
+		instances(0, 0)
+		r.ripen()
+		instances(3, 3)
+		compare(t, "samples of performance monitoring", 2*(1+2), r.node.Stats().GPMSamples)
 
-	old := newRig(t, "dgx-a100")
-	old.measure(0, false)
-	old.ripen(0)
-	compare(t, "values of an A100", 0, has(old.measure(0, false).Values))
+		old := newRig(t, "dgx-a100")
+		old.measure(0, false)
+		old.ripen()
+		compare(t, "values of an A100", 0, has(old.measure(0, false).Values))
+	})
 }
 
 // TestSamplePerformanceMonitoringThatHangs: what the call that hangs writes to is not used meanwhile, and freed at the end.

@@ -1,4 +1,4 @@
-package nvidia
+package nvidia_test
 
 import (
 	"errors"
@@ -206,6 +206,22 @@ func compareWithNode(t *testing.T, s inventory.Snapshot, n *simulator.Node) {
 	}
 }
 
+// contacts checks how a GPU answers when its health is read, and that all others answer.
+func (r *rig) contacts(bad int, want inventory.Contact, reason string) {
+	r.t.Helper()
+	for gpu := range r.node.List() {
+		reading, err := r.Read(r.ctx, r.uuid(gpu))
+		switch {
+		case err != nil:
+			r.t.Error(err)
+		case gpu != bad && reading.Contact != inventory.ContactGood:
+			r.t.Errorf("GPU %d: %v", gpu, reading.Contact)
+		case gpu == bad && (reading.Contact != want || want != inventory.ContactGood && !strings.Contains(reading.Reason, reason)):
+			r.t.Errorf("got %v (%s), want %v with %q", reading.Contact, reading.Reason, want, reason)
+		}
+	}
+}
+
 // TestScanFailingGPU has one GPU of eight fail in one way or another: the others are served as ever.
 func TestScanFailingGPU(t *testing.T) {
 	t.Parallel()
@@ -215,8 +231,8 @@ func TestScanFailingGPU(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		fault   simulator.Fault
-		contact inventory.Contact
-		reason  string // part of it
+		contact inventory.Contact // as health is read
+		reason  string            // part of it, or why it is as it was last seen
 		// unknown is part of the reason for which the GPU is left out when the fault was there from the start; empty if
 		// the GPU is in nonetheless.
 		unknown string
@@ -242,16 +258,16 @@ func TestScanFailingGPU(t *testing.T) {
 			reason: "ERROR_RESET_REQUIRED", unknown: "cannot be identified: nvmlDeviceGetHandleByIndex: ERROR_RESET_REQUIRED",
 		},
 		"reset required for one call": {
-			fault: fail("DeviceGetMigMode", "RESET_REQUIRED"), contact: inventory.ContactResetRequired,
+			fault: fail("DeviceGetMigMode", "RESET_REQUIRED"), contact: inventory.ContactGood,
 			reason: "ERROR_RESET_REQUIRED",
 		},
 		"unknown error": {
-			fault: fail("DeviceGetHandleByIndex", "UNKNOWN"), contact: inventory.ContactFailing,
+			fault: fail("DeviceGetHandleByIndex", "UNKNOWN"), contact: inventory.ContactGood,
 			reason:  "nvmlDeviceGetHandleByIndex: ERROR_UNKNOWN",
 			unknown: "cannot be identified: nvmlDeviceGetHandleByIndex: ERROR_UNKNOWN",
 		},
 		"no permission": {
-			fault: fail("DeviceGetMinorNumber", "NO_PERMISSION"), contact: inventory.ContactFailing,
+			fault: fail("DeviceGetMinorNumber", "NO_PERMISSION"), contact: inventory.ContactGood,
 			reason: "nvmlDeviceGetMinorNumber: ERROR_NO_PERMISSION", unknown: "cannot be identified: nvmlDeviceGetMinorNumber",
 		},
 		"memory unreadable": {
@@ -259,7 +275,7 @@ func TestScanFailingGPU(t *testing.T) {
 			reason: "nvmlDeviceGetMemoryInfo: ERROR_UNKNOWN",
 		},
 		"no PCI address": {
-			fault: fail("DeviceGetPciInfo", "UNKNOWN"), contact: inventory.ContactFailing,
+			fault: fail("DeviceGetPciInfo", "UNKNOWN"), contact: inventory.ContactGood,
 			reason: "nvmlDeviceGetPciInfo: ERROR_UNKNOWN", unknown: "cannot be identified: nvmlDeviceGetPciInfo",
 		},
 		"memory not supported": {fault: fail("DeviceGetMemoryInfo", "NOT_SUPPORTED")},
@@ -272,17 +288,9 @@ func TestScanFailingGPU(t *testing.T) {
 			r.inject(test.fault)
 			r.retry() // links are asked for, too
 			after := r.scan()
-			answer := r.scanner.slots[bad].gpu.results
-			if answer.contact != test.contact || !strings.Contains(answer.reason, test.reason) {
-				t.Errorf("got %v (%s), want %v with %q", answer.contact, answer.reason, test.contact, test.reason)
-			}
-			if answer.contact != inventory.ContactGood {
+			r.contacts(bad, test.contact, test.reason)
+			if test.reason != "" {
 				compare(t, "the GPU", before.GPUs[bad], after.GPUs[bad])
-			}
-			for i, sl := range r.scanner.slots {
-				if i != bad && sl.gpu.results.contact != inventory.ContactGood {
-					t.Errorf("GPU %d: %v", i, sl.gpu.results.contact)
-				}
 			}
 			if test.fault.Kind == simulator.KindFail { // the others do not come back within a session
 				r.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "3"})
@@ -295,9 +303,8 @@ func TestScanFailingGPU(t *testing.T) {
 			r := newRig(t, "dgx-h100", test.fault)
 			s := r.scan()
 			if test.unknown == "" {
-				if contact := r.scanner.slots[bad].gpu.results.contact; contact != test.contact || len(s.LeftOut) > 0 {
-					t.Errorf("got %v, want %v; left out: %v", contact, test.contact, s.LeftOut)
-				}
+				r.contacts(bad, test.contact, test.reason)
+				compare(t, "GPUs that are left out", 0, len(s.LeftOut))
 				return
 			}
 			if len(s.LeftOut) != 1 || s.LeftOut[0].Index != bad || !strings.Contains(s.LeftOut[0].Reason, test.unknown) {
@@ -373,22 +380,19 @@ func TestScanAgain(t *testing.T) {
 	r := newRig(t, "a100-mig-mixed")
 	first := r.scan()
 	copied := slices.Clone(first.GPUs)
-	links := &r.scanner.slots[0].gpu.seen.Links[0]
 	if second := r.scan(); &second.GPUs[0] != &first.GPUs[0] {
 		t.Error("the second Snapshot is a copy of the first")
-	}
-	if migs := r.scanner.slots[3].gpu.seen.MIGDevices; &first.GPUs[3].MIGDevices[0] != &migs[0] {
-		t.Error("MIG devices that did not change were made anew")
-	}
-	if links != &r.scanner.slots[0].gpu.seen.Links[0] {
-		t.Error("links that did not change were made anew")
 	}
 	r.inject(
 		simulator.Fault{Kind: simulator.KindMIG, GPU: "3", Profiles: []string{"7g.80gb"}},
 		simulator.Fault{Kind: simulator.KindNVLink, GPU: "0", Link: new(int)},
 	)
-	if third := r.scan(); third.Equal(first) {
+	third := r.scan()
+	if third.Equal(first) {
 		t.Error("a changed node gave an equal Snapshot")
+	}
+	if &third.GPUs[4].MIGDevices[0] != &first.GPUs[4].MIGDevices[0] || &third.GPUs[4].Links[0] != &first.GPUs[4].Links[0] {
+		t.Error("MIG devices and links that did not change were made anew")
 	}
 	compare(t, "the first Snapshot after the third", copied, first.GPUs)
 }

@@ -1,7 +1,8 @@
-package nvidia
+package nvidia_test
 
 import (
 	"context"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"testing"
@@ -10,7 +11,28 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+)
+
+// What the package promises of time and numbers, with which the tests know when to look.
+const (
+	gpuPatience  = 2 * time.Second  // a call about one GPU
+	roomPatience = 5 * time.Second  // a call about a GPU while no other GPU can be asked
+	nodePatience = 10 * time.Second // a call about no GPU
+	openPatience = time.Minute      // a call while a session is opened
+	waitStep     = 500 * time.Millisecond
+	waitPatience = 10 * time.Second
+	maxRest      = 5 * time.Second // between two waits of no use
+	retryGap     = time.Minute     // until events that were not permitted are asked for again
+	waitBurst    = 256             // waits at once, and then one in each waitGap
+	waitGap      = 10 * time.Millisecond
+	maxHangs     = 2 // in a row, then a GPU is left alone
+
+	shortestCount = 900 * time.Millisecond // between two counts of performance monitoring
+	longestCount  = 10 * time.Minute
+	mostPCIe      = 512e9 // bytes a second
+	maxMIGDevices = 64
 )
 
 // A rig is a session with a simulated node.
@@ -18,8 +40,8 @@ type rig struct {
 	t      testing.TB
 	ctx    context.Context
 	node   *simulator.Node
-	driver *Driver
-	*Session
+	driver *nvidia.Driver
+	*nvidia.Session
 }
 
 // newNode returns the simulated node of a profile, by name or in YAML.
@@ -38,6 +60,30 @@ func newNode(t testing.TB, profile string) *simulator.Node {
 	}
 	return simulator.New(p)
 }
+
+// scanWith returns what a new session finds on the node of a profile, with the files of root in place of the node's.
+func scanWith(t testing.TB, profile string, root fs.FS, driverRoot string) inventory.Snapshot {
+	t.Helper()
+	driver := nvidia.New(nvidia.Options{Library: newNode(t, profile).NVML(), Root: root, DriverRoot: driverRoot})
+	s, err := driver.Open(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	snapshot, err := s.Scan(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return snapshot
+}
+
+// addressOfT4 is where the profile t4 has its GPU, and what sysfs has of it is in folderOfT4.
+const (
+	addressOfT4 = "0000:00:04.0"
+	folderOfT4  = "sys/bus/pci/devices/" + addressOfT4
+)
 
 // A hookedLibrary answers for a simulated one what a test wants: nil for what the simulator says.
 type hookedLibrary struct {
@@ -93,7 +139,7 @@ func newRigWith(t testing.TB, profile string, wrap func(nvml.Interface) nvml.Int
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	r := &rig{t: t, ctx: ctx, node: newNode(t, profile)}
 	r.inject(faults...)
-	r.driver = New(Options{Library: wrap(r.node.NVML()), Root: r.node.Root()})
+	r.driver = nvidia.New(nvidia.Options{Library: wrap(r.node.NVML()), Root: r.node.Root()})
 	s, err := r.driver.Open(r.ctx)
 	if err != nil {
 		t.Fatal(err)

@@ -1,4 +1,4 @@
-package nvidia
+package nvidia_test
 
 import (
 	"context"
@@ -19,6 +19,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/driverroot"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 )
 
 // A library can be loaded once in a process, so every test with a compiled one runs in a process of its own: this test
@@ -29,16 +30,17 @@ const (
 )
 
 // stubParts are what runs in such a process.
-var stubParts = map[string]func(t *testing.T, d *Driver, root string){
+var stubParts = map[string]func(t *testing.T, d *nvidia.Driver, root string){
 	"old driver":         oldDriver,
 	"lacks one function": lacksOne,
 	"R418":               r418,
 	"lost GPU":           lostGPU,
-	"fabric 2":           func(t *testing.T, d *Driver, _ string) { newerDriver(t, d, inventory.FabricSummaryUnknown) },
-	"fabric 3":           func(t *testing.T, d *Driver, _ string) { newerDriver(t, d, inventory.FabricSummaryUnhealthy) },
+	"fabric 2":           func(t *testing.T, d *nvidia.Driver, _ string) { newerDriver(t, d, inventory.FabricSummaryUnknown) },
+	"fabric 3":           func(t *testing.T, d *nvidia.Driver, _ string) { newerDriver(t, d, inventory.FabricSummaryUnhealthy) },
 	"missing function":   missingFunction,
 	"replaced library":   replacedLibrary,
 	"bindings":           bindingsOfLibrary,
+	"loader's library":   loadersLibrary,
 }
 
 // stubSysfs is what the kernel of the stub's node shows: no NUMA node of GPU 2.
@@ -57,7 +59,7 @@ func TestStubProcess(t *testing.T) {
 		t.Skip("runs in a process that another test starts")
 	}
 	root := os.Getenv(stubRoot)
-	part(t, New(Options{DriverRoot: root, Root: stubSysfs}), root)
+	part(t, nvidia.New(nvidia.Options{DriverRoot: root, Root: stubSysfs}), root)
 }
 
 // runStub compiles the library of an old driver into a driver root and runs a part with it. It returns the output and
@@ -81,6 +83,11 @@ func runStubWith(t *testing.T, part string, env []string, flags ...string) (stri
 		t.Fatalf("start the test binary again: %v", err)
 	}
 	return string(out), c.ProcessState.ExitCode()
+}
+
+// stubPath returns where compileStub puts the library.
+func stubPath(root string) string {
+	return filepath.Join(root, "usr", "lib64", driverroot.NVML[:len(driverroot.NVML)-1]+"450.80.02")
 }
 
 // compileStub puts the library where a distribution would.
@@ -138,13 +145,6 @@ func TestMissingFunctionKills(t *testing.T) {
 	}
 }
 
-func TestReplacedLibrary(t *testing.T) {
-	t.Parallel()
-	if out, code := runStub(t, "replaced library"); code != 0 || !strings.Contains(out, "--- PASS: TestStubProcess") {
-		t.Fatalf("the process exited with %d:\n%s", code, out)
-	}
-}
-
 // stubUUID returns the UUID of a GPU of the stub.
 func stubUUID(gpu int) string {
 	d := func(n int) string { return strings.Repeat(fmt.Sprint(gpu), n) }
@@ -195,7 +195,7 @@ func stubSnapshot() inventory.Snapshot {
 }
 
 // oldDriver does with a library of an old driver all that the daemon does.
-func oldDriver(t *testing.T, d *Driver, _ string) {
+func oldDriver(t *testing.T, d *nvidia.Driver, _ string) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	for range 2 { // sessions
@@ -254,7 +254,7 @@ func oldDriver(t *testing.T, d *Driver, _ string) {
 }
 
 // useOldDriver does with the library of an old driver what is done before containers start.
-func useOldDriver(t *testing.T, d *Driver) {
+func useOldDriver(t *testing.T, d *nvidia.Driver) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	s, err := d.Open(ctx)
@@ -290,7 +290,7 @@ func useOldDriver(t *testing.T, d *Driver) {
 }
 
 // lostGPU looks at the stub's node with GPU 1 lost from the start.
-func lostGPU(t *testing.T, d *Driver, _ string) {
+func lostGPU(t *testing.T, d *nvidia.Driver, _ string) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	s, err := d.Open(ctx)
@@ -321,7 +321,7 @@ func lostGPU(t *testing.T, d *Driver, _ string) {
 }
 
 // newerDriver does what a library of an old driver cannot.
-func newerDriver(t *testing.T, d *Driver, summary inventory.FabricSummary) {
+func newerDriver(t *testing.T, d *nvidia.Driver, summary inventory.FabricSummary) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	s, err := d.Open(ctx)
@@ -343,6 +343,14 @@ func newerDriver(t *testing.T, d *Driver, summary inventory.FabricSummary) {
 	compare(t, "fabric", inventory.Known(inventory.Fabric{
 		State: inventory.FabricCompleted, Faults: inventory.FabricRouteUnhealthy, Summary: summary,
 	}), reading.Fabric)
+	for gpu, want := range map[int]inventory.FabricFault{
+		1: inventory.FabricDegradedBandwidth | inventory.FabricMisconfigured,
+		2: inventory.FabricDegradedBandwidth | inventory.FabricRouteRecovery | inventory.FabricRouteUnhealthy | inventory.FabricAccessTimeout,
+	} {
+		if reading, err := s.Read(ctx, stubUUID(gpu)); err != nil || reading.Fabric.Value.Faults != want {
+			t.Errorf("faults of GPU %d: %#b, %v, want %#b", gpu, reading.Fabric.Value.Faults, err, want)
+		}
+	}
 	compare(t, "clique", "01020304-0506-0708-090a-0b0c0d0e0f10.7", snapshot.GPUs[0].Clique)
 	if err := s.Clean(ctx, stubUUID(0), inventory.RemnantClocks); !errors.Is(err, inventory.ErrNotSupported) {
 		t.Errorf("Clean clocks with a driver that has none: got error %v", err)
@@ -353,8 +361,8 @@ func newerDriver(t *testing.T, d *Driver, summary inventory.FabricSummary) {
 }
 
 // missingFunction calls what the library lacks.
-func missingFunction(t *testing.T, _ *Driver, root string) {
-	path := locate(root)
+func missingFunction(t *testing.T, _ *nvidia.Driver, root string) {
+	path := stubPath(root)
 	lib := nvml.New(nvml.WithLibraryPath(path))
 	if ret := lib.Init(); ret != nvml.SUCCESS {
 		t.Fatal(ret)
@@ -365,73 +373,4 @@ func missingFunction(t *testing.T, _ *Driver, root string) {
 	}
 	device.GetNumaNodeId()
 	t.Error("the process survived")
-}
-
-// replacedLibrary gives the driver another library while this process lives.
-func replacedLibrary(t *testing.T, d *Driver, root string) {
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	open := func() error {
-		s, err := d.Open(ctx)
-		if err != nil {
-			return err
-		}
-		return s.Close(ctx)
-	}
-	if err := open(); err != nil {
-		t.Fatal(err)
-	}
-	scanReplacedLibrary(ctx, t, d, root)
-	path := locate(root)
-	if err := os.Rename(path, path+".old"); err != nil {
-		t.Fatal(err)
-	}
-	if err := open(); !errors.Is(err, inventory.ErrNoDriver) || !strings.Contains(err.Error(), "was removed") {
-		t.Errorf("with the library removed: got error %v", err)
-	}
-	compileStub(t, root)
-	if err := open(); !errors.Is(err, inventory.ErrDriverReplaced) {
-		t.Errorf("with another library: got error %v", err)
-	}
-	if err := os.Rename(path+".old", path); err != nil {
-		t.Fatal(err)
-	}
-	if err := open(); err != nil {
-		t.Errorf("with the library back: got error %v", err)
-	}
-}
-
-// scanReplacedLibrary gives the driver another library during a session, and takes it back.
-func scanReplacedLibrary(ctx context.Context, t *testing.T, d *Driver, root string) {
-	s, err := d.Open(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	scan := func(when string, want error) {
-		if _, err := s.Scan(ctx); !errors.Is(err, want) {
-			t.Errorf("Scan %s: got error %v, want %v", when, err, want)
-		}
-	}
-	scan("with the library in its place", nil)
-	path := locate(root)
-	if err := os.Rename(path, path+".old"); err != nil {
-		t.Fatal(err)
-	}
-	scan("with the library removed", nil)
-	if err := os.WriteFile(path, []byte("\x7fELF, and the rest is to come"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	scan("with half of another library", nil)
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
-	compileStub(t, root)
-	scan("with another library", inventory.ErrDriverReplaced)
-	if err := os.Rename(path+".old", path); err != nil {
-		t.Fatal(err)
-	}
-	scan("with the library back", nil)
-	if err := s.Close(ctx); err != nil {
-		t.Fatal(err)
-	}
 }

@@ -1,4 +1,4 @@
-package nvidia
+package nvidia_test
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 )
 
@@ -55,16 +56,16 @@ func TestUseFails(t *testing.T) {
 	t.Parallel()
 	calls := map[string]struct {
 		call string // of NVML
-		use  func(*Session, context.Context, string) error
+		use  func(*nvidia.Session, context.Context, string) error
 	}{
-		"processes": {"DeviceGetComputeRunningProcesses", func(s *Session, ctx context.Context, uuid string) error {
+		"processes": {"DeviceGetComputeRunningProcesses", func(s *nvidia.Session, ctx context.Context, uuid string) error {
 			_, err := s.Processes(ctx, uuid)
 			return err
 		}},
-		"clocks": {"DeviceResetApplicationsClocks", func(s *Session, ctx context.Context, uuid string) error {
+		"clocks": {"DeviceResetApplicationsClocks", func(s *nvidia.Session, ctx context.Context, uuid string) error {
 			return s.Clean(ctx, uuid, inventory.RemnantClocks)
 		}},
-		"ecc": {"DeviceClearEccErrorCounts", func(s *Session, ctx context.Context, uuid string) error {
+		"ecc": {"DeviceClearEccErrorCounts", func(s *nvidia.Session, ctx context.Context, uuid string) error {
 			return s.Clean(ctx, uuid, inventory.RemnantECC)
 		}},
 	}
@@ -98,7 +99,7 @@ func TestUseFails(t *testing.T) {
 			if err := r.Close(r.ctx); err != nil {
 				t.Fatal(err)
 			}
-			if err := c.use(r.Session, r.ctx, r.uuid(1)); !errors.Is(err, errClosed) {
+			if err := c.use(r.Session, r.ctx, r.uuid(1)); err == nil || !strings.Contains(err.Error(), "the NVML session is closed") {
 				t.Errorf("after the session's end: got error %v", err)
 			}
 		})

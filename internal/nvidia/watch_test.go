@@ -1,4 +1,4 @@
-package nvidia
+package nvidia_test
 
 import (
 	"slices"
@@ -232,10 +232,22 @@ func TestNewSetWhileACallHangs(t *testing.T) {
 // TestEventOfAnUnknownHandle: the driver is asked who it is, and where it does not say, nobody is.
 func TestEventOfAnUnknownHandle(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, "dgx-h100")
-	handle := r.scanner.slots[3].gpu.device.handle
-	compare(t, "UUID", r.uuid(3), (&watch{api: r.api}).uuid(handle))
-	r.inject(simulator.Fault{Kind: simulator.KindLost, GPU: "3"})
-	compare(t, "UUID of a lost GPU", "", (&watch{api: r.api.of(r.api.record)}).uuid(handle))
-	compare(t, "UUID of a lost GPU that is watched", r.uuid(3), r.watch.uuid(handle))
+	lib := &eventLibrary{}
+	var handle nvml.Device
+	lib.wait = func() (nvml.EventData, nvml.Return) {
+		return nvml.EventData{EventType: nvml.EventTypeFatalPoisonError, Device: handle}, nvml.SUCCESS
+	}
+	node := newNode(t, "dgx-h100")
+	s := openNode(t, node, lib)
+	handle, _ = lib.Interface.DeviceGetHandleByIndex(3) // not the one that the session has
+	uuid := node.List()[3].UUID
+	for range 2 {
+		if e, err := s.Next(t.Context()); err != nil || e != event(inventory.EventFatalPoison, uuid) {
+			t.Errorf("event %+v, error %v, want it of %q", e, err, uuid)
+		}
+		uuid = ""
+		if err := node.Inject(simulator.Fault{Kind: simulator.KindFail, GPU: "3", Call: "DeviceGetUUID", Return: "GPU_IS_LOST"}); err != nil {
+			t.Fatal(err)
+		}
+	}
 }

@@ -269,7 +269,13 @@ typedef struct {
 ret_t nvmlDeviceGetGpuFabricInfoV(struct device *d, fabric_t *f) {
 	ASK(d);
 	if (f->version >> 24 != FABRIC) return REFUSES;
-	f->status = 0, f->state = 3, f->mask = 2 << 0 | 1 << 4 | 1 << 8, f->clique = 7;
+	f->status = 0, f->state = 3, f->clique = 7;
+	static const unsigned masks[3] = {
+		2 << 0 | 1 << 4 | 1 << 8,                   // routes are unhealthy
+		1 << 0 | 2 << 2 | 2 << 4 | 2 << 6 | 4 << 8, // less bandwidth, wrong configuration
+		1 << 0 | 1 << 2 | 1 << 4 | 1 << 6 | 1 << 8, // all but the configuration
+	};
+	f->mask = masks[d->gpu];
 	for (int i = 0; i < 16; i++) f->cluster[i] = i + 1;
 	if (FABRIC >= 3) f->summary = 2;
 	return SUCCESS;
