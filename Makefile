@@ -65,6 +65,10 @@ laptop: build
 run: laptop ## Run the daemon on simulated GPUs with a stand-in kubelet (PROFILE=dgx-h100); Ctrl-C ends it
 	@bin/laptop run --daemon bin/gpu-device-plugin --profile $(PROFILE)
 
+.PHONY: recording
+recording: laptop ## Write docs/run.svg anew: what make run shows while a GPU fails and comes back
+	$(GO) run ./hack/recording bin docs/run.svg
+
 .PHONY: demo
 demo: laptop ## Tell the daemon's story in about 20 seconds: allocate, XID, cure, kubelet restart, unplug
 	@bin/laptop demo --daemon bin/gpu-device-plugin --profile $(PROFILE)

@@ -73,9 +73,9 @@ func TestFlagsOfNVIDIAsPrograms(t *testing.T) {
 	}
 }
 
-// TestCompatibilityHasARowForEveryProgram: each program and each flag of config-manager has a row of docs/compatibility.md.
+// TestCompatibilityHasARowForEveryProgram: each program and each flag of config-manager has a row of docs/dev/compatibility.md.
 func TestCompatibilityHasARowForEveryProgram(t *testing.T) {
-	text, err := os.ReadFile("../../docs/compatibility.md")
+	text, err := os.ReadFile("../../docs/dev/compatibility.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,6 +3,7 @@ package config_test
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"maps"
 	"os"
@@ -16,39 +17,44 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
 
-// A row is one of a table of docs/compatibility.md.
+// A row is one of a table of docs/compatibility.md or docs/dev/compatibility.md.
 type row struct {
-	line  int
+	place string // file and line
 	text  string
 	tests []string // that its last cell names
 }
 
-// compatibilityRows returns the rows of all tables of docs/compatibility.md that have the column Test.
+// compatibilityRows returns the rows of all tables that have the column Test: those that differ from NVIDIA's plugin for users are in
+// docs/compatibility.md, all others in docs/dev/compatibility.md.
 func compatibilityRows(t *testing.T) []row {
 	t.Helper()
-	data, err := os.ReadFile("../../docs/compatibility.md")
-	if err != nil {
-		t.Fatal(err)
-	}
 	var rows []row
-	tested, before := false, ""
-	for i, line := range strings.Split(string(data), "\n") {
-		switch {
-		case !strings.HasPrefix(line, "|"):
-			tested = false
-		case strings.HasPrefix(line, "|---"):
-			tested = strings.HasSuffix(before, "| Test |")
-		case tested:
-			cells := strings.Split(strings.Trim(line, "|"), " | ")
-			rows = append(rows, row{i + 1, line, testName.FindAllString(cells[len(cells)-1], -1)})
-			if last := cells[len(cells)-1]; len(rows[len(rows)-1].tests) == 0 && !strings.Contains(last, "none: ") {
-				t.Errorf("line %d: the row names no test, and does not say why: %.100s", i+1, line)
-			}
+	for _, file := range []string{"docs/compatibility.md", "docs/dev/compatibility.md"} {
+		data, err := os.ReadFile("../../" + file)
+		if err != nil {
+			t.Fatal(err)
 		}
-		before = line
-	}
-	if len(rows) == 0 {
-		t.Fatal("docs/compatibility.md has no table with the column Test")
+		tested, before, known := false, "", len(rows)
+		for i, line := range strings.Split(string(data), "\n") {
+			switch {
+			case !strings.HasPrefix(line, "|"):
+				tested = false
+			case strings.HasPrefix(line, "|---"):
+				tested = strings.HasSuffix(before, "| Test |")
+			case tested:
+				cells := strings.Split(strings.Trim(line, "|"), " | ")
+				last := cells[len(cells)-1]
+				r := row{fmt.Sprintf("%s:%d", file, i+1), line, testName.FindAllString(last, -1)}
+				if len(r.tests) == 0 && !strings.Contains(last, "none: ") {
+					t.Errorf("%s: the row names no test, and does not say why: %.100s", r.place, line)
+				}
+				rows = append(rows, r)
+			}
+			before = line
+		}
+		if len(rows) == known {
+			t.Fatalf("%s has no table with the column Test", file)
+		}
 	}
 	return rows
 }
@@ -58,7 +64,7 @@ var (
 	testFunc = regexp.MustCompile(`(?m)^func (Test[A-Za-z0-9_]+)\(`)
 )
 
-// TestCompatibilityHasARowForEverything: each flag, variable and key has a row of docs/compatibility.md with a test. Without a row it has no
+// TestCompatibilityHasARowForEverything: each flag, variable and key has a row with a test. Without a row it has no
 // argument for being what it is.
 func TestCompatibilityHasARowForEverything(t *testing.T) {
 	t.Parallel()
@@ -77,17 +83,17 @@ func TestCompatibilityHasARowForEverything(t *testing.T) {
 			names = append(names, o.Key)
 		}
 		if !inOne(names) {
-			t.Errorf("docs/compatibility.md has no row with %q", names)
+			t.Errorf("docs/compatibility.md and docs/dev/compatibility.md have no row with %q", names)
 		}
 	}
 	for key := range keysOf(reflect.TypeFor[v1.Config](), "") {
 		if !inOne([]string{key}) {
-			t.Errorf("docs/compatibility.md has no row with the key `%s`", key)
+			t.Errorf("docs/compatibility.md and docs/dev/compatibility.md have no row with the key `%s`", key)
 		}
 	}
 	for _, variable := range []string{"DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS"} {
 		if !inOne([]string{variable}) {
-			t.Errorf("docs/compatibility.md has no row with the variable %s", variable)
+			t.Errorf("docs/compatibility.md and docs/dev/compatibility.md have no row with the variable %s", variable)
 		}
 	}
 }
@@ -139,7 +145,7 @@ func TestCompatibilityNamesTestsThatExist(t *testing.T) {
 	for _, r := range compatibilityRows(t) {
 		for _, name := range r.tests {
 			if !known[name] {
-				t.Errorf("line %d of docs/compatibility.md names %s, which does not exist", r.line, name)
+				t.Errorf("%s names %s, which does not exist", r.place, name)
 			}
 		}
 	}

@@ -15,7 +15,7 @@ import (
 // ignoredByNVIDIA are the XIDs that NVIDIA's plugin ignores by default; every other one makes a GPU Unhealthy there.
 var ignoredByNVIDIA = []uint64{13, 31, 43, 45, 68, 109}
 
-// TestDifferencesFromNVIDIA: docs/operations.md lists each XID that is treated otherwise than by NVIDIA's plugin, and no other.
+// TestDifferencesFromNVIDIA: docs/health.md lists each XID that is treated otherwise than by NVIDIA's plugin, and no other.
 func TestDifferencesFromNVIDIA(t *testing.T) {
 	t.Parallel()
 	want := map[string][]uint64{}
@@ -42,20 +42,20 @@ func TestDifferencesFromNVIDIA(t *testing.T) {
 		slices.Sort(got[key])
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("XIDs that docs/operations.md lists (-catalog +docs):\n%s", diff)
+		t.Errorf("XIDs that docs/health.md lists (-catalog +docs):\n%s", diff)
 	}
 }
 
-// differences returns the cells of the table in docs/operations.md.
+// differences returns the cells of the table in docs/health.md.
 func differences(t *testing.T) (rows [][]string) {
 	t.Helper()
-	text, err := os.ReadFile("../../docs/operations.md")
+	text, err := os.ReadFile("../../docs/health.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, table, found := strings.Cut(string(text), "| XIDs | NVIDIA's plugin | here | why | as there |\n|---|---|---|---|---|\n")
 	if !found {
-		t.Fatal("docs/operations.md has no table of differences from NVIDIA's plugin")
+		t.Fatal("docs/health.md has no table of differences from NVIDIA's plugin")
 	}
 	for line := range strings.Lines(table) {
 		if !strings.HasPrefix(line, "|") {
@@ -103,10 +103,10 @@ func codes(t *testing.T, list string) (all []uint64) {
 	return all
 }
 
-// TestResetsInDocs: docs/operations.md names the XIDs that the recovery action covers, by branch, and those that it does not.
+// TestResetsInDocs: docs/health.md names the XIDs that the recovery action covers, by branch, and those that it does not.
 func TestResetsInDocs(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../../docs/operations.md")
+	text, err := os.ReadFile("../../docs/health.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -122,7 +122,7 @@ func TestResetsInDocs(t *testing.T) {
 		"| " + list(0) + "; before R570 " + list(570) + "; before R575 " + list(575) + "; each XID",
 	} {
 		if !strings.Contains(string(text), want) {
-			t.Errorf("docs/operations.md has no %q", want)
+			t.Errorf("docs/health.md has no %q", want)
 		}
 	}
 	if len(byBranch) != 4 {

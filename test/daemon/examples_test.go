@@ -5,7 +5,6 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,21 +16,20 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
-var update = flag.Bool("update", false, "write the examples of docs/operations.md anew")
+var update = flag.Bool("update", false, "write the examples of docs/runbook.md anew")
 
-const operations = "../../docs/operations.md"
+const runbook = "../../docs/runbook.md"
 
-// TestExamples plays the examples of docs/operations.md on a simulated node, and holds what the document shows to what the commands
+// TestExamples plays the examples of docs/runbook.md on a simulated node, and holds what the document shows to what the commands
 // print, but for times. `go test ./test/daemon -run TestExamples -update` writes the output anew.
 func TestExamples(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile(operations)
+	text, err := os.ReadFile(runbook)
 	if err != nil {
 		t.Fatal(err)
 	}
 	d := &document{t: t, text: string(text)}
-	at := metricsAddress(t)
-	s := open(t, node.Setup{Args: []string{"--metrics-address", at, "--gpu-metrics=false"}})
+	s := open(t, node.Setup{})
 	s.goodHost()
 	s.start()
 	s.shows(8, 8)
@@ -42,55 +40,31 @@ func TestExamples(t *testing.T) {
 	}
 
 	s.becomesReady("")
-	// metrics shows the metrics that an alert is about.
-	metrics := func(name, pattern, says string) {
-		t.Helper()
-		lines := regexp.MustCompile(pattern)
-		d.shows(s, name, "curl -s http://POD_IP:9400/metrics | grep -E '"+pattern+"'", says, func() string {
-			_, body := fetch(t, at, "/metrics")
-			var shown []string
-			for line := range strings.Lines(body) {
-				if lines.MatchString(line) {
-					shown = append(shown, line)
-				}
-			}
-			slices.Sort(shown) // which of two faults of one moment is found first is nobody's promise
-			return strings.Join(shown, "")
-		})
-	}
 	s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "3", XID: 79})
 	s.shows(8, 7)
-	metrics("xid-metrics", `^gpu_device_plugin_(xid_last.*xid="79"|gpu_fault)`, `source="lost"`)
 	d.shows(s, "xid-status", "gpu-device-plugin status", "asked again: GPU 3 in", status)
 	d.shows(s, "xid-doctor", "gpu-device-plugin doctor", "GPU 3 is Lost", doctor)
 	s.signal(s.Running(), syscall.SIGTERM) // as the restart of the node does
 	s.ends(s.Running())
 	s.start()
 	s.shows(8, 8)
-	d.shows(s, "xid-after", "gpu-device-plugin status", "ready: 8 GPUs Healthy; nvidia.com/gpu: 8 of 8", status)
 
 	s.inject(simulator.Fault{Kind: simulator.KindHang, GPU: "5"})
 	s.shows(8, 7)
-	metrics("hang-metrics", "^gpu_device_plugin_nvml_(calls_stuck|oldest)", "stuck 1")
-	d.shows(s, "hang-status", "gpu-device-plugin status", "asked again: GPU 5 in", status)
 	d.shows(s, "hang-doctor", "gpu-device-plugin doctor", "A call into the driver has not returned", doctor)
 	s.inject(simulator.Fault{Kind: simulator.KindRestore})
 	s.shows(8, 8)
-	d.shows(s, "hang-after", "gpu-device-plugin status", "ready: 8 GPUs Healthy; nvidia.com/gpu: 8 of 8", status)
 
 	s.Stop()
-	metrics("kubelet-metrics", "^gpu_device_plugin_resource_(planned|registered)", `registered{resource="nvidia.com/gpu"} 0`)
-	d.shows(s, "kubelet-status", "gpu-device-plugin status", "connection refused", status)
 	d.shows(s, "kubelet-doctor", "gpu-device-plugin doctor", "Kubelet does not answer", doctor)
 	mark := s.Mark()
 	if err := s.Resume(); err != nil {
 		t.Fatal(err)
 	}
 	s.next(mark, standin.Listed)
-	d.shows(s, "kubelet-after", "gpu-device-plugin status", "ready: 8 GPUs Healthy; nvidia.com/gpu: 8 of 8", status)
 
 	if *update && d.text != string(text) {
-		if err := os.WriteFile(operations, []byte(d.text), 0o644); err != nil {
+		if err := os.WriteFile(runbook, []byte(d.text), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -150,13 +124,13 @@ func (d *document) shows(s *stage, name, command, says string, run func() string
 	}
 	switch {
 	case !begins || !ends:
-		d.t.Errorf("%s has no place for the example: %s", operations, begin)
+		d.t.Errorf("%s has no place for the example: %s", runbook, begin)
 	case timeless(shown) == timeless(got):
 	case *update:
 		d.text = before + begin + got + end + after
 	default:
 		d.t.Errorf("%s shows for %s\n%s, and the command prints\n%s; if that is right: go test ./test/daemon -run TestExamples -update",
-			operations, name, shown, got)
+			runbook, name, shown, got)
 	}
 }
 

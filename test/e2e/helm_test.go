@@ -335,7 +335,7 @@ func takesOverByHelm(ctx context.Context, t *testing.T, n *node.Node, kubelet po
 		return theirs
 	}
 
-	// Back to theirs, ours first: the way that docs/operations.md gives.
+	// Back to theirs, ours first: the way that docs/start.md gives.
 	uninstall()
 	theirs := start()
 	served("back, ours ended first", "back-1", true)

@@ -53,10 +53,10 @@ func rules(t *testing.T) (alerts []alert, file string) {
 	return alerts, file
 }
 
-// TestAlertsSayWhatToDo: each alert has a section in docs/operations.md.
+// TestAlertsSayWhatToDo: each alert has a section in docs/runbook.md.
 func TestAlertsSayWhatToDo(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../../docs/operations.md")
+	text, err := os.ReadFile("../../docs/runbook.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,9 +66,9 @@ func TestAlertsSayWhatToDo(t *testing.T) {
 	}
 	for _, a := range alerts {
 		if !strings.Contains(string(text), "\n### "+a.Alert+"\n") {
-			t.Errorf("docs/operations.md has no section %s", a.Alert)
+			t.Errorf("docs/runbook.md has no section %s", a.Alert)
 		}
-		if url := a.Annotations["runbook_url"]; !strings.HasSuffix(url, "/docs/operations.md#"+strings.ToLower(a.Alert)) {
+		if url := a.Annotations["runbook_url"]; !strings.HasSuffix(url, "/docs/runbook.md#"+strings.ToLower(a.Alert)) {
 			t.Errorf("the runbook of %s is %s", a.Alert, url)
 		}
 	}
