@@ -110,6 +110,10 @@ func TestProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(short) })
+	registry := filepath.Join(short, "plugins_registry")
+	if err := os.Mkdir(registry, 0o700); err != nil {
+		t.Fatal(err)
+	}
 	state, files := t.TempDir(), t.TempDir()
 	for _, name := range []string{"a", "b"} {
 		if err := os.WriteFile(filepath.Join(files, name), nil, 0o600); err != nil {
@@ -118,7 +122,7 @@ func TestProcess(t *testing.T) {
 	}
 	start := config.Config{
 		Kubeconfig: s.server.Kubeconfig(), NodeName: nodeName, StateDir: state, NodeConfig: config.NodeConfig{Dir: files, Label: testLabel},
-		Features: config.Features{Labels: config.LabelsNode}, DRA: config.DRA{Mode: config.DRAAll, RegistryDir: short},
+		Features: config.Features{Labels: config.LabelsNode}, DRA: config.DRA{Mode: config.DRAAll}, KubeletRoot: short,
 	}
 	configs, snapshots, owners, offered := feed.New(start), feed.New(snapshotOf(1)), feed.New(dra.Owners(nil)), feed.New(dra.Owners(nil))
 	var counted atomic.Int32
@@ -179,7 +183,7 @@ func TestProcess(t *testing.T) {
 	if now, _ := ready(ctx); now || len(s.server.Slices()) > 0 {
 		t.Errorf("without a kubelet: ready %v, slices %v", now, s.server.Slices())
 	}
-	k := plugins.Start(plugins.Options{Dir: short})
+	k := plugins.Start(plugins.Options{Dir: registry})
 	t.Cleanup(k.Stop)
 	s.untilPool("1: 0")
 	s.until("the driver is registered", driver(true))

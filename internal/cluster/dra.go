@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 
 	"k8s.io/utils/clock"
 
@@ -26,7 +27,7 @@ func (c *Cluster) allocation(d daemon.View) []daemon.Task {
 	d.DRA.Claims.ExistsBy(c.claimExists)
 	d.DRA.Arbiter.ListBy(func(ctx context.Context) (map[string][]string, error) { return c.claimsOfNode(ctx, d) })
 	driver := draplugin.New(draplugin.Options{
-		RegistryDir: d.Config.DRA.RegistryDir, Claims: d.DRA.Claims, Reader: claimReader{c.client}, Pools: d.DRA.Devices.Pools(),
+		RegistryDir: filepath.Join(d.Config.KubeletRoot, "plugins_registry"), Claims: d.DRA.Claims, Reader: claimReader{c.client}, Pools: d.DRA.Devices.Pools(),
 		Snapshots: d.Snapshots, Problems: d.DRA.Claims.Problems(),
 	})
 	ready := func(ctx context.Context) (bool, string) {

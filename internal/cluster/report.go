@@ -31,6 +31,12 @@ const (
 	ownWrite = 10 * time.Minute
 )
 
+// The condition of a node that says whether its GPUs are healthy.
+const (
+	conditionType   = "GPUHealthy"
+	conditionRepeat = time.Hour // after that it is written again without a change
+)
+
 // The taint of a node of which no GPU is healthy.
 const (
 	taintKey    = "gpu-device-plugin.github.io/no-healthy-gpu"
@@ -156,7 +162,7 @@ func (r *reporter) findEvents(ctx context.Context) {
 		default:
 			if history == nil {
 				history = &report.History{}
-				there, is := find(node.Conditions, c.Features.ConditionType)
+				there, is := find(node.Conditions, conditionType)
 				labelled := slices.ContainsFunc(gpuLabels, func(l string) bool { return node.Labels[l] == "true" })
 				told := judged(there)
 				if !c.Features.Condition { // then it is an old one
@@ -204,12 +210,12 @@ func (r *reporter) keepCondition(ctx context.Context) {
 		if written.UID == node.UID && written.After(node) && now.Sub(at) < ownWrite {
 			node = written
 		}
-		there, ok := find(node.Conditions, f.ConditionType)
+		there, ok := find(node.Conditions, conditionType)
 		wanted, told := report.Judge(s, now, ok)
-		if !told || r.daemon.Config.StateDir == "" && s.Looked.IsZero() && r.isOthers(there, at, now, f.ConditionInterval) {
+		if !told || r.daemon.Config.StateDir == "" && s.Looked.IsZero() && r.isOthers(there, at, now) {
 			return nil
 		}
-		pace.Fraction, pace.Beat = r.fraction, f.ConditionInterval
+		pace.Fraction, pace.Beat = r.fraction, conditionRepeat
 		if !ok && wanted.Status == report.True {
 			limit, err := r.spread.of(ctx, r.api)
 			if err != nil {
@@ -227,7 +233,7 @@ func (r *reporter) keepCondition(ctx context.Context) {
 			return nil
 		}
 		c := kubeapi.Condition{
-			Type: f.ConditionType, Status: wanted.Status, Reason: string(wanted.Reason), Message: wanted.Message,
+			Type: conditionType, Status: wanted.Status, Reason: string(wanted.Reason), Message: wanted.Message,
 			LastHeartbeatTime: now, LastTransitionTime: there.LastTransitionTime,
 		}
 		if !ok || there.Status != wanted.Status || there.LastTransitionTime.IsZero() {
@@ -239,9 +245,7 @@ func (r *reporter) keepCondition(ctx context.Context) {
 		}
 		written, at = patched, now
 		pace.Wrote(now)
-		if f.ConditionInterval > 0 {
-			nudge.at(now.Add(f.ConditionInterval), now)
-		}
+		nudge.at(now.Add(conditionRepeat), now)
 		return nil
 	})
 }
@@ -249,9 +253,9 @@ func (r *reporter) keepCondition(ctx context.Context) {
 // isOthers reports, where no state directory tells, whether another process writes the condition: it did so after this one started and
 // last wrote, and the repeat is not overdue. A process that never saw the GPUs leaves such a condition alone: it may be the new pod of a
 // roll-out, and the old one sees them. A time in the future is of a clock that went back.
-func (r *reporter) isOthers(there kubeapi.Condition, wrote, now time.Time, interval time.Duration) bool {
+func (r *reporter) isOthers(there kubeapi.Condition, wrote, now time.Time) bool {
 	heartbeat := there.LastHeartbeatTime
-	return heartbeat.After(r.started) && heartbeat.After(wrote) && !heartbeat.After(now) && (interval == 0 || now.Sub(heartbeat) < 2*interval)
+	return heartbeat.After(r.started) && heartbeat.After(wrote) && !heartbeat.After(now) && now.Sub(heartbeat) < 2*conditionRepeat
 }
 
 // keepTaint keeps the node's taint, and removes it where it is not wanted.

@@ -81,15 +81,6 @@ func TestWritesInSteadyState(t *testing.T) {
 	if n := s.server.Writes() - writes; n < 4 || n > 8 {
 		t.Errorf("%d writes in 6 hours, want one an hour", n)
 	}
-	quiet := everything
-	quiet.ConditionInterval = 0
-	d.Configs.Publish(config.Config{Features: quiet})
-	s.pass(10*time.Second, time.Second)
-	writes = s.server.Writes()
-	s.pass(3*time.Hour, 10*time.Second)
-	if n := s.server.Writes() - writes; n != 0 {
-		t.Errorf("%d writes in 3 hours without the repeat", n)
-	}
 }
 
 // A node without GPUs and without a driver gets nothing.
@@ -130,7 +121,7 @@ func TestRestart(t *testing.T) {
 	third.stop()
 
 	// Without a condition, the Event's name says what was said.
-	only := config.Features{Events: true, ConditionType: "GPUHealthy"}
+	only := config.Features{Events: true}
 	s.change(func(n *corev1.Node) { n.Status.Conditions = n.Status.Conditions[:0] })
 	s.start(only, gpu(0, bad), gpu(1, good))
 	s.pass(5*time.Minute, time.Second)
@@ -278,21 +269,19 @@ func TestOthersCondition(t *testing.T) {
 	r := &reporter{started: time.Now()}
 	at := func(minutes int) time.Time { return r.started.Add(time.Duration(minutes) * time.Minute) }
 	for name, tt := range map[string]struct {
-		heartbeat, wrote, now, minutes int
-		want                           bool
+		heartbeat, wrote, now int
+		want                  bool
 	}{
-		"before the start":       {-1, -9, 1, 10, false},
-		"after the start":        {1, -9, 2, 10, true},
-		"its own":                {1, 1, 2, 10, false},
-		"overdue":                {1, -9, 22, 10, false},
-		"just overdue":           {1, -9, 21, 10, false},
-		"at the start":           {0, -9, 1, 10, false},
-		"now":                    {1, -9, 1, 10, true},
-		"never due":              {1, -9, 2000, 0, true},
-		"a clock that went back": {60, -9, 2, 10, false},
+		"before the start":       {-1, -9, 1, false},
+		"after the start":        {1, -9, 2, true},
+		"its own":                {1, 1, 2, false},
+		"overdue":                {1, -9, 122, false},
+		"just overdue":           {1, -9, 121, false},
+		"at the start":           {0, -9, 1, false},
+		"now":                    {1, -9, 1, true},
+		"a clock that went back": {60, -9, 2, false},
 	} {
-		interval := time.Duration(tt.minutes) * time.Minute
-		if got := r.isOthers(kubeapi.Condition{LastHeartbeatTime: at(tt.heartbeat)}, at(tt.wrote), at(tt.now), interval); got != tt.want {
+		if got := r.isOthers(kubeapi.Condition{LastHeartbeatTime: at(tt.heartbeat)}, at(tt.wrote), at(tt.now)); got != tt.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
@@ -331,7 +320,7 @@ func TestFirstCondition(t *testing.T) {
 // Features that are switched on and off while the daemon runs. The taint goes when it is no longer wanted.
 func TestFeaturesAtRunTime(t *testing.T) {
 	s := newStage(t)
-	d := s.start(config.Features{ConditionType: "GPUHealthy"}, gpu(0, bad))
+	d := s.start(config.Features{}, gpu(0, bad))
 	s.pass(time.Minute, time.Second)
 	if n := s.server.Writes(); n != 0 {
 		t.Errorf("%d writes with all off", n)
@@ -339,13 +328,9 @@ func TestFeaturesAtRunTime(t *testing.T) {
 	d.Configs.Publish(config.Config{Features: everything})
 	s.until("all on", func() bool { return s.tainted() && s.hasCondition("False")() && len(s.server.Events()) == 1 })
 	other := everything
-	other.Taint, other.ConditionType = false, "Other"
+	other.Taint = false
 	d.Configs.Publish(config.Config{Features: other})
 	s.until("not tainted", func() bool { return !s.tainted() })
-	s.until("the other type", func() bool {
-		n, err := s.server.Node(nodeName)
-		return err == nil && slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == "Other" })
-	})
 }
 
 // The pods that hold the device get the Event too; one whose namespace refuses it keeps nothing from being written.
@@ -435,7 +420,7 @@ func TestOldCondition(t *testing.T) {
 			Type: "GPUHealthy", Status: corev1.ConditionFalse, Reason: "GPUUnhealthy", Message: "GPU-0 Unhealthy: hang, cure: reset",
 		})
 	})
-	d := s.start(config.Features{Events: true, ConditionType: "GPUHealthy"}, gpu(0, good), gpu(1, good))
+	d := s.start(config.Features{Events: true}, gpu(0, good), gpu(1, good))
 	d.gpus(gpu(0, good), gpu(1, bad))
 	s.until("an Event", s.hasEvents(map[string]int{"GPUUnhealthy GPU-1": 1}))
 	s.pass(time.Minute, time.Second)
@@ -480,7 +465,7 @@ func TestTaintThatMayNotBeRemoved(t *testing.T) {
 		n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: taintKey, Effect: taintEffect})
 	})
 	s.server.SetFault(apiserver.Fault{Status: 403, Only: apiserver.Request.IsWrite})
-	d.Configs.Publish(config.Config{Features: config.Features{ConditionType: "GPUHealthy"}})
+	d.Configs.Publish(config.Config{Features: config.Features{}})
 	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
 	log := logger.GetSink().(ktesting.Underlier).GetBuffer()
 	client := kubeapi.New(kubeapi.Options{Kubeconfig: s.server.Kubeconfig(), Node: nodeName, Version: "v1"})

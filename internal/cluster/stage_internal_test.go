@@ -74,7 +74,7 @@ func (s *stage) change(with func(*corev1.Node)) {
 }
 
 var everything = config.Features{
-	Events: true, Condition: true, ConditionType: "GPUHealthy", ConditionInterval: time.Hour, Taint: true,
+	Events: true, Condition: true, Taint: true,
 }
 
 // start starts a daemon with these GPUs. It is stopped at the end of the test, or by its stop.

@@ -101,10 +101,10 @@ func TestTaintWhenItIsKnown(t *testing.T) {
 // TestConditionThatIsThere: what of it a new one keeps.
 func TestConditionThatIsThere(t *testing.T) {
 	t.Parallel()
-	f := config.Features{Condition: true, ConditionType: "GPUHealthy"}
+	f := config.Features{Condition: true}
 	synctest.Test(t, func(t *testing.T) {
 		long := time.Now().Add(-time.Hour)
-		healthy := kubeapi.Condition{Type: "GPUHealthy", Status: "True", Reason: "AllHealthy", Message: "all GPUs are healthy", LastTransitionTime: long}
+		healthy := kubeapi.Condition{Type: "GPUHealthy", Status: "True", Reason: "AllHealthy", Message: "all GPUs are healthy", LastTransitionTime: long, LastHeartbeatTime: time.Now()}
 		ill := kubeapi.Condition{Type: "GPUHealthy", Status: "False", Reason: "GPULost", Message: "GPU-0 lost", LastTransitionTime: long}
 		timeless, other := ill, healthy
 		timeless.LastTransitionTime, other.Type = time.Time{}, "Other"
@@ -118,7 +118,7 @@ func TestConditionThatIsThere(t *testing.T) {
 			"the first":                   {f, nil, "u", told(gpu(0, good)), "True now"},
 			"the first of a bad GPU":      {f, []kubeapi.Condition{other}, "u", told(gpu(0, bad)), "False now"},
 			"the node is not known":       {f, nil, "", told(gpu(0, bad)), ""},
-			"off":                         {config.Features{ConditionType: "GPUHealthy"}, nil, "u", told(gpu(0, bad)), ""},
+			"off":                         {config.Features{}, nil, "u", told(gpu(0, bad)), ""},
 			"yields":                      {f, nil, "u", replaced(told(gpu(0, bad))), ""},
 			"nothing is told":             {f, nil, "u", status.Status{}, ""},
 			"the same":                    {f, []kubeapi.Condition{healthy}, "u", told(gpu(0, good)), ""},
@@ -385,7 +385,7 @@ func TestFirstConditionWaitsForTheSizeOfTheCluster(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		for state, writes := range map[string]bool{good: false, bad: true} {
-			f := config.Features{Condition: true, ConditionType: "GPUHealthy"}
+			f := config.Features{Condition: true}
 			r, p := writing(f, kubeapi.Node{UID: "u"}, told(gpu(0, state)))
 			p.err = &kubeapi.Refused{Code: http.StatusInternalServerError}
 			end := runs(t, r.keepCondition)

@@ -24,7 +24,7 @@ func TestEveryKeyIsAnOption(t *testing.T) {
 			known = append(known, key)
 		}
 	}
-	known = append(known, "health.kernelLog", "dra.mode", "dra.registryDir", "dra.pluginsDir", "dra.dynamicMIG", "dra.shares") // the others have no flag
+	known = append(known, "health.kernelLog", "dra.mode", "dra.dynamicMIG", "dra.shares") // the others have no flag
 	var claimed []string
 	for _, o := range config.Options() {
 		if o.Key != "" {
@@ -122,11 +122,11 @@ var everything = []string{
 	"--device-discovery-strategy=nvml", "--simulate=dgx-h100", "--mps-root=/mps", "--mig-strategy=single",
 	"--shared-devices-allocation-policy=packed", "--device-id-strategy=index", "--pass-device-specs", "--gds-enabled",
 	"--gdrcopy-enabled", "--mofed-enabled", "--imex-channel-ids=0", "--imex-required",
-	"--nvidia-cdi-hook-path=/hook", "--cdi-disable-hooks=all", "--pre-start-checks=clean", "--pre-start-reset=clocks",
+	"--nvidia-cdi-hook-path=/hook", "--cdi-disable-hooks=all", "--pre-start-checks=reset-clocks",
 	"--kernel-log", "--metrics-address=:9400", "--gpu-metrics-pcie-throughput", "--node-name=n", "--logging-format=json",
 	"--compatibility=none", "--kubeconfig=/kubeconfig", "--node-config-dir=/configs", "--node-config-default=a", "--node-config-fallbacks=named",
-	"--node-labels=file", "--node-labels-timestamp", "--pod-name=p", "--node-events", "--pod-events", "--node-condition", "--node-taint",
-	"--mig-enabled", "--mig-layout=a", "--mig-config-file=/layouts", "--mig-label", "--mig-replace", "--mig-evict", "--mig-pause-clients",
+	"--node-labels=file", "--node-labels-timestamp", "--pod-name=p", "--node-events=pods", "--node-condition", "--node-taint",
+	"--mig-enabled", "--mig-layout=a", "--mig-config-file=/layouts", "--mig-label", "--mig-replace", "--mig-disruption=pause",
 	"--dra-mode=split", "--dra-dynamic-mig", "--dra-shares=4",
 }
 

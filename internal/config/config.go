@@ -29,6 +29,8 @@ type Config struct {
 	// Simulate is the profile of the simulated node, a name or a path; empty for the real node.
 	Simulate string
 
+	// KubeletRoot is the root directory of kubelet, as kubelet and this process see it. Plugin sockets are not below it.
+	KubeletRoot string
 	// KubeletSocket is the registration socket of kubelet. Plugin sockets are made in its directory. Empty: do not register.
 	KubeletSocket string
 	// PodResourcesSocket is the PodResources socket of kubelet; empty to do without.
@@ -81,8 +83,6 @@ type Config struct {
 	Edits edits.Options
 	// MPSRoot is where this process sees the host's directory of MPS state.
 	MPSRoot string
-	// WaitForRelease gives a GPU that a pod holds to no other pod under another name, shared otherwise or in another MIG mode.
-	WaitForRelease bool
 	// PreStart says what is checked and reset on a container's devices before it starts.
 	PreStart PreStart
 }

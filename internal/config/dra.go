@@ -14,9 +14,6 @@ type DRA struct {
 	Mode DRAMode
 	// GPUs selects them with DRASplit.
 	GPUs resource.Selector
-	// RegistryDir is where kubelet looks for registration sockets, as kubelet and this process see it. PluginsDir has a folder for each DRA
-	// driver.
-	RegistryDir, PluginsDir string
 	// DynamicMIG has MIG devices made for claims, and destroyed with them, on GPUs in MIG mode that are given by claims.
 	DynamicMIG bool
 	// Shares is how many claims at most can have parts of the memory of one GPU; 0 if a claim has a GPU alone.
@@ -57,16 +54,6 @@ var draOptions = []option{
 		usage: "how pods get GPUs: plugin (as resources of the device plugin), dra (by Dynamic Resource Allocation), or split (those " +
 			"of dra.gpus, which is in the file, by Dynamic Resource Allocation)",
 		set: choice(func(c *Config) *DRAMode { return &c.DRA.Mode }, DRAOff, DRAAll, DRASplit),
-	},
-	{
-		flag: "dra-registry-dir", env: []string{"DRA_REGISTRY_DIR"}, key: "dra.registryDir", fallback: "/var/lib/kubelet/plugins_registry",
-		usage: "directory in which kubelet looks for registration sockets of DRA drivers",
-		set:   absolute(func(c *Config) *string { return &c.DRA.RegistryDir }),
-	},
-	{
-		flag: "dra-plugins-dir", env: []string{"DRA_PLUGINS_DIR"}, key: "dra.pluginsDir", fallback: "/var/lib/kubelet/plugins",
-		usage: "directory in which DRA drivers have their directories; what NVIDIA's driver prepared is read there",
-		set:   absolute(func(c *Config) *string { return &c.DRA.PluginsDir }),
 	},
 	{
 		flag: "dra-dynamic-mig", env: []string{"DRA_DYNAMIC_MIG"}, key: "dra.dynamicMIG", fallback: "false", kind: kindBool,
@@ -118,8 +105,6 @@ func (d *document) dra(c *Config, s Sources) {
 		{"--state-dir", c.StateDir, "it holds what pods have"},
 		{"--kubelet-socket", c.KubeletSocket, "kubelet tells what pods have"},
 		{"--pod-resources-socket", c.PodResourcesSocket, "kubelet tells there what pods have"},
-		{"--dra-registry-dir", c.DRA.RegistryDir, "the driver registers there"},
-		{"--dra-plugins-dir", c.DRA.PluginsDir, "what NVIDIA's driver prepared is there"},
 	} {
 		if needed.value == "" {
 			d.problem("--dra-mode", d.line("dra.mode"), fmt.Sprintf("%s needs %s: %s", c.DRA.Mode, needed.flag, needed.why))

@@ -15,12 +15,12 @@ import (
 func TestDRA(t *testing.T) {
 	t.Parallel()
 	const uuid = "GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c"
-	const file = `{dra: {mode: split, gpus: {uuids: [` + uuid + `], indices: ["3"], pci: ["1B:00.0"], models: ["*T4*"]}, registryDir: /r, pluginsDir: /p},
+	const file = `{dra: {mode: split, gpus: {uuids: [` + uuid + `], indices: ["3"], pci: ["1B:00.0"], models: ["*T4*"]}},
 		selectors: [{indices: [4, 3], exclude: true}]}`
-	s := sources(t, "NODE_NAME=n DRA_REGISTRY_DIR=/other", "")
+	s := sources(t, "NODE_NAME=n", "")
 	s.Program = config.NodeAgent
 	c, warnings, err := s.Resolve("a.yaml", []byte(file))
-	want := config.DRA{Mode: config.DRASplit, RegistryDir: "/other", PluginsDir: "/p", GPUs: resource.Selector{
+	want := config.DRA{Mode: config.DRASplit, GPUs: resource.Selector{
 		Where: "dra.gpus", Devices: []resource.Ref{uuid, "3"}, PCI: []string{"0000:1b:00.0"}, Models: []resource.Pattern{"*T4*"}}}
 	if diff := cmp.Diff(want, c.DRA); diff != "" || len(warnings) > 0 || err != nil {
 		t.Fatalf("%v, warnings %v (-want +got):\n%s", err, warnings, diff)
@@ -76,7 +76,7 @@ func TestDRAThatIsRefused(t *testing.T) {
 		{name: "no state", file: "dra: {mode: dra}", args: "--state-dir=", want: "dra needs --state-dir"},
 		{name: "no kubelet", file: "dra: {mode: dra}", args: "--kubelet-socket=", want: "dra needs --kubelet-socket"},
 		{name: "no account of pods", file: "dra: {mode: dra}", args: "--pod-resources-socket=", want: "dra needs --pod-resources-socket"},
-		{name: "a relative path", file: "dra: {mode: dra, pluginsDir: plugins}", want: "is not an absolute path"},
+		{name: "a relative path", file: "{dra: {mode: dra}, flags: {kubeletRoot: kubelet}}", want: "is not an absolute path"},
 		{name: "shared and in slices", file: "{dra: {mode: dra}, sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}}",
 			want: "with dra no GPU is shared by the device plugin"},
 		{name: "renamed and in slices", file: "{dra: {mode: dra}, selectors: [{indices: [0], rename: nvidia.com/a}]}", want: "selectors[0]: renames or shares"},

@@ -3,7 +3,6 @@ package config
 import (
 	"fmt"
 	"slices"
-	"time"
 )
 
 // Features says what the node tells the cluster.
@@ -22,10 +21,6 @@ type Features struct {
 	PodEvents bool
 	// Condition has the health of the GPUs written as a condition of the node.
 	Condition bool
-	// ConditionType is the type of that condition.
-	ConditionType string
-	// ConditionInterval is how often it is written when it does not change, 1 min to 24 h; 0 for never.
-	ConditionInterval time.Duration
 	// Taint has the node tainted while none of its GPUs is healthy.
 	Taint bool
 }
@@ -148,28 +143,13 @@ var clusterOptions = []option{
 	},
 	{
 		flag: "node-events", env: []string{"NODE_EVENTS"}, key: "features.events", fallback: "false", kind: kindBool,
-		usage: "write Events of the node about its GPUs",
-		set:   truth(func(c *Config) *bool { return &c.Features.Events }),
-	},
-	{
-		flag: "pod-events", env: []string{"POD_EVENTS"}, key: "features.podEvents", fallback: "false", kind: kindBool,
-		usage: "also write Events of the pods that hold a GPU; needs --node-events",
-		set:   truth(func(c *Config) *bool { return &c.Features.PodEvents }),
+		usage: "write Events about the GPUs: false; true, of the node; pods, also of the pods that hold a GPU",
+		set:   setEvents,
 	},
 	{
 		flag: "node-condition", env: []string{"NODE_CONDITION"}, key: "features.condition", fallback: "false", kind: kindBool,
-		usage: "write a condition of the node that says whether its GPUs are healthy",
+		usage: "write the condition GPUHealthy of the node, which says whether its GPUs are healthy",
 		set:   truth(func(c *Config) *bool { return &c.Features.Condition }),
-	},
-	{
-		flag: "node-condition-type", env: []string{"NODE_CONDITION_TYPE"}, key: "features.conditionType", fallback: "GPUHealthy",
-		usage: "type of that condition",
-		set:   text(func(c *Config) *string { return &c.Features.ConditionType }),
-	},
-	{
-		flag: "node-condition-interval", env: []string{"NODE_CONDITION_INTERVAL"}, key: "features.conditionInterval", fallback: "1h",
-		usage: "time after which the condition is written again although it did not change, 1m to 24h; 0: never",
-		set:   setConditionInterval,
 	},
 	{
 		flag: "node-taint", env: []string{"NODE_TAINT"}, key: "features.taint", fallback: "false", kind: kindBool,
@@ -190,19 +170,20 @@ func setFallbacks(c *Config, text string) error {
 	return nil
 }
 
-func setConditionInterval(c *Config, text string) error {
-	if d, err := time.ParseDuration(text); err == nil && d == 0 {
-		c.Features.ConditionInterval = 0
+// setEvents sets which Events are written.
+func setEvents(c *Config, text string) error {
+	if text == "pods" {
+		c.Features.Events, c.Features.PodEvents = true, true
 		return nil
 	}
-	return setInterval(func(c *Config) *time.Duration { return &c.Features.ConditionInterval }, time.Minute, 24*time.Hour)(c, text)
+	if truth(func(c *Config) *bool { return &c.Features.Events })(c, text) != nil {
+		return fmt.Errorf("%q is not one of: false, true, pods", text)
+	}
+	return nil
 }
 
 // features judges what needs the API server.
 func (d *document) features(c *Config, s Sources) {
-	if c.Features.PodEvents && !c.Features.Events {
-		d.problem("--pod-events", d.line("features.podEvents"), "needs --node-events")
-	}
 	if c.NodeConfig.Dir != "" && s.Program != AnyProgram && s.named() != "" {
 		d.problem("--node-config-dir", 0, "chooses the configuration file; do not give --config-file, too")
 	}

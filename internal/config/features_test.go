@@ -3,7 +3,6 @@ package config_test
 import (
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -12,19 +11,18 @@ import (
 
 func TestFeatures(t *testing.T) {
 	t.Parallel()
-	const file = `features: {labels: nodeFeature, events: true, podEvents: true, condition: true, conditionType: A, conditionInterval: 0s, taint: true}`
+	const file = `features: {labels: nodeFeature, events: pods, condition: true, taint: true}`
 	s := sources(t, "NODE_NAME=n NODE_TAINT=false", "--node-labels=node")
 	s.Program = config.NodeAgent
 	c, warnings, err := s.Resolve("a.yaml", []byte(file))
 	const labelsFile = "/etc/kubernetes/node-feature-discovery/features.d/gpu-device-plugin"
-	want := config.Features{Labels: config.LabelsNode, LabelsFile: labelsFile, MachineTypeFile: config.DefaultMachineTypeFile, Events: true, PodEvents: true, Condition: true, ConditionType: "A"}
+	want := config.Features{Labels: config.LabelsNode, LabelsFile: labelsFile, MachineTypeFile: config.DefaultMachineTypeFile, Events: true, PodEvents: true, Condition: true}
 	if diff := cmp.Diff(want, c.Features); diff != "" || len(warnings) > 0 || err != nil {
 		t.Errorf("%v, warnings %v (-want +got):\n%s", err, warnings, diff)
 	}
-	c, _, err = sources(t, "", "").Resolve("a.yaml", []byte("features: {labels: file, conditionInterval: 1h}"))
+	c, _, err = sources(t, "", "").Resolve("a.yaml", []byte("features: {labels: file, events: true}"))
 	want = config.Features{
-		Labels: config.LabelsFile, LabelsFile: labelsFile, MachineTypeFile: config.DefaultMachineTypeFile, ConditionType: "GPUHealthy",
-		ConditionInterval: time.Hour,
+		Labels: config.LabelsFile, LabelsFile: labelsFile, MachineTypeFile: config.DefaultMachineTypeFile, Events: true,
 	}
 	if diff := cmp.Diff(want, c.Features); diff != "" || err != nil {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
@@ -53,10 +51,10 @@ func TestFeaturesThatAreRefused(t *testing.T) {
 		{name: "no name of the node", file: "features: {events: true}", program: config.NodeAgent, want: "set --node-name or NODE_NAME"},
 		{name: "a choice without a name", args: "--node-config-dir=/configs", program: config.NodeAgent, want: "set --node-name or NODE_NAME"},
 		{name: "two configuration files", args: "--node-config-dir=/configs --config-file=/a.yaml --node-name=n", program: config.NodeAgent, want: "--config-file"},
-		{name: "events of pods alone", args: "--pod-events", program: config.NodeAgent, want: "--node-events"},
+		{name: "unknown events", file: "features: {events: cluster}", want: `"cluster" is not one of: false, true, pods`},
+		{name: "events that are no word", file: "features: {events: [true]}", want: "must be true, false or a string"},
 		{name: "an unknown output", args: "--node-labels=nfd", want: "off, file, nodeFeature, node"},
 		{name: "an unknown fallback", args: "--node-config-fallbacks=named,last", want: "named, single, empty"},
-		{name: "a short interval", args: "--node-condition-interval=1s", want: "1m0s"},
 		{name: "any program", file: "features: {events: true}"},
 		{name: "another file, for a command", args: "--node-config-dir=/configs --config-file=/a.yaml"},
 		{name: "no client asked for", file: "features: {labels: file}", program: config.DevicePlugin},

@@ -121,6 +121,9 @@ func (s Sources) resolve(path string, data []byte) (c Config, doc *document, err
 
 // resolve puts what counts into the Config, and what is wrong with it on record.
 func (d *document) resolve(c *Config, s Sources) {
+	if !s.Discovery {
+		d.removedOptions(s)
+	}
 	options := s.options()
 	for i := range options {
 		o := &options[i]

@@ -48,17 +48,16 @@ func defaults() config.Config {
 		Driver:             config.Driver{Root: "/", DevRoot: "/", ContainerRoot: "/driver-root"},
 		CDIDir:             "/var/run/cdi",
 		MPSRoot:            "/mps",
-		WaitForRelease:     true,
+		KubeletRoot:        "/var/lib/kubelet",
 		CDI:                cdi.Options{DriverRoot: "/", ContainerDriverRoot: "/driver-root"},
 		Health:             health.Default(),
 		NodeConfig:         config.NodeConfig{Label: "nvidia.com/device-plugin.config"},
 		Namespace:          "default",
 		Features: config.Features{
 			LabelsFile:      "/etc/kubernetes/node-feature-discovery/features.d/gpu-device-plugin",
-			MachineTypeFile: "/sys/class/dmi/id/product_name", ConditionType: "GPUHealthy", ConditionInterval: time.Hour,
+			MachineTypeFile: "/sys/class/dmi/id/product_name",
 		},
 		MIG:   config.MIG{EvictTimeout: 10 * time.Minute},
-		DRA:   config.DRA{RegistryDir: "/var/lib/kubelet/plugins_registry", PluginsDir: "/var/lib/kubelet/plugins"},
 		Edits: edits.Options{Strategies: []edits.Strategy{edits.EnvVar}, Void: true, DevRoot: "/", AnnotationPrefix: "cdi.k8s.io/"},
 	}
 }
@@ -177,11 +176,21 @@ func TestSourcesAndTheirOrder(t *testing.T) {
 			want: with(func(c *config.Config) { c.PreStart.Checks = config.PreStartHealth }),
 		},
 		{
-			name: "resets before a start", file: "flags: {plugin: {preStartReset: [ecc, clocks]}}", env: "PRE_START_CHECKS=clean",
+			name: "resets before a start", file: "flags: {plugin: {preStartChecks: [reset-ecc, health, reset-clocks]}}",
 			want: with(func(c *config.Config) {
 				c.PreStart.Checks = config.PreStartClean
 				c.PreStart.Reset = []inventory.Remnant{inventory.RemnantECC, inventory.RemnantClocks}
 			}),
+		},
+		{
+			name: "another root directory of kubelet", file: "flags: {kubeletRoot: /data/kubelet}",
+			want: with(func(c *config.Config) {
+				c.KubeletRoot, c.PodResourcesSocket = "/data/kubelet", "/data/kubelet/pod-resources/kubelet.sock"
+			}),
+		},
+		{
+			name: "a socket that is not in the root directory of kubelet", env: "KUBELET_ROOT=/data/kubelet", args: "--pod-resources-socket=/a/b",
+			want: with(func(c *config.Config) { c.KubeletRoot, c.PodResourcesSocket = "/data/kubelet", "/a/b" }),
 		},
 		{name: "MPS root", env: "MPS_ROOT_CTR_PATH=/x", want: with(func(c *config.Config) { c.MPSRoot = "/x" })},
 		{name: "metrics of GPUs", file: "flags: {gpuMetrics: false, gpuMetricsInterval: 1m}", args: "--gpu-metrics-hostname-label none --node-name n",
@@ -273,14 +282,9 @@ func TestAllProblemsAreReportedInOrder(t *testing.T) {
 			name: "no NVML", args: "--device-discovery-strategy=tegra",
 			want: []string{"--device-discovery-strategy: tegra is not supported: GPUs are found only by NVML; use auto or nvml"},
 		},
-		{name: "unknown check", args: "--pre-start-checks=dirty", want: []string{`--pre-start-checks: "dirty" is not one of: none, health, clean`}},
 		{
-			name: "unknown reset", args: "--pre-start-checks=clean --pre-start-reset=ecc,gpu",
-			want: []string{`--pre-start-reset: "gpu" is not one of: clocks, ecc`},
-		},
-		{
-			name: "reset without a check", file: "flags: {plugin: {preStartReset: clocks}}", args: "--pre-start-checks=health",
-			want: []string{"line 1: flags.plugin.preStartReset: needs --pre-start-checks=clean: a GPU that may be in use is not reset"},
+			name: "unknown check", args: "--pre-start-checks=clean,dirty",
+			want: []string{`--pre-start-checks: "dirty" is not one of: none, health, clean, reset-clocks, reset-ecc`},
 		},
 		{name: "unknown discovery", args: "--device-discovery-strategy=x", want: []string{`--device-discovery-strategy: "x" is not one of: auto, nvml`}},
 		{
@@ -292,7 +296,7 @@ func TestAllProblemsAreReportedInOrder(t *testing.T) {
 			want: []string{
 				"line 1: flags: must be a mapping with the keys migStrategy, failOnInitError, mpsRoot, nvidiaDriverRoot, nvidiaDevRoot, gdrcopyEnabled, gdsEnabled, " +
 					"mofedEnabled, useNodeFeatureAPI, deviceDiscoveryStrategy, metricsAddress, gpuMetrics, gpuMetricsInterval, gpuMetricsPCIeThroughput, " +
-					"gpuMetricsHostnameLabel, compatibility, loggingFormat, plugin, gfd",
+					"gpuMetricsHostnameLabel, compatibility, loggingFormat, kubeletRoot, plugin, gfd",
 				"line 2: imex: must be a mapping with the keys channelIDs, required",
 			},
 		},
@@ -366,7 +370,7 @@ func TestWarnings(t *testing.T) {
 		"line 4: flags.MigStrategy: is read as migStrategy",
 		"line 6: flags.plugin.deviceIdStrategies: unknown key, ignored; known keys: passDeviceSpecs, deviceListStrategy, " +
 			"deviceIDStrategy, cdiAnnotationPrefix, nvidiaCTKPath, containerDriverRoot, sharedDevicesAllocationPolicy, voidVisibleDevices, " +
-			"waitForRelease, preStartChecks, preStartReset",
+			"preStartChecks",
 		"line 8: flags.plugin.passDeviceSpecs: is set more than once; the last value counts",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

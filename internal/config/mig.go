@@ -24,12 +24,13 @@ type MIG struct {
 	Evict bool
 	// EvictTimeout is how long that is tried, 1 min to 24 h.
 	EvictTimeout time.Duration
-	// PauseClients has DaemonSets paused, by the labels nvidia.com/gpu.deploy.NAME of the node, whose pods have a GPU open that is to change.
+	// PauseClients also has DaemonSets paused, by the labels nvidia.com/gpu.deploy.NAME of the node, whose pods have such a GPU open. It is
+	// never set without Evict.
 	PauseClients bool
 }
 
 // NeedsAPIServer reports whether the API server is needed for it.
-func (m MIG) NeedsAPIServer() bool { return m.Enabled && (m.Label || m.Evict || m.PauseClients) }
+func (m MIG) NeedsAPIServer() bool { return m.Enabled && (m.Label || m.Evict) }
 
 // migOptions are the settings of layouts.
 var migOptions = []option{
@@ -59,20 +60,30 @@ var migOptions = []option{
 		set:   truth(func(c *Config) *bool { return &c.MIG.Replace }),
 	},
 	{
-		flag: "mig-evict", env: []string{"MIG_EVICT"}, key: "mig.evict", fallback: "false", kind: kindBool,
-		usage: "evict the pods that hold a GPU which is to change; disruption budgets are respected",
-		set:   truth(func(c *Config) *bool { return &c.MIG.Evict }),
+		flag: "mig-disruption", env: []string{"MIG_DISRUPTION"}, key: "mig.disruption", fallback: "none",
+		usage: "what may be done to pods that use a GPU which is to change: none; evict: evict those that hold it, within their disruption " +
+			"budgets; pause: also pause DaemonSets that have it open, by nvidia.com/gpu.deploy.NAME, which needs hostPID and CAP_SYS_PTRACE",
+		set: setDisruption,
 	},
 	{
 		flag: "mig-evict-timeout", env: []string{"MIG_EVICT_TIMEOUT"}, key: "mig.evictTimeout", fallback: "10m",
 		usage: "time for which pods are evicted before the change is given up for a while, 1m to 24h",
 		set:   setInterval(func(c *Config) *time.Duration { return &c.MIG.EvictTimeout }, time.Minute, 24*time.Hour),
 	},
-	{
-		flag: "mig-pause-clients", env: []string{"MIG_PAUSE_CLIENTS"}, key: "mig.pauseClients", fallback: "false", kind: kindBool,
-		usage: "pause DaemonSets, by nvidia.com/gpu.deploy.NAME, that have a GPU open which is to change; needs hostPID and CAP_SYS_PTRACE",
-		set:   truth(func(c *Config) *bool { return &c.MIG.PauseClients }),
-	},
+}
+
+// setDisruption sets what may be done to pods for a change of the layout.
+func setDisruption(c *Config, text string) error {
+	switch text {
+	case "none":
+	case "evict":
+		c.MIG.Evict = true
+	case "pause":
+		c.MIG.Evict, c.MIG.PauseClients = true, true
+	default:
+		return fmt.Errorf("%q is not one of: none, evict, pause", text)
+	}
+	return nil
 }
 
 // builtinLayout matches the names that built-in layouts can have. Which of them a node has depends on its GPUs.
@@ -92,7 +103,7 @@ func (d *document) mig(c *Config, s Sources) {
 			"all-1g.10gb, or give mig.configFile, which has others", m.Layout))
 	}
 	if m.PauseClients && s.OwnPIDNamespace && c.Simulate == "" {
-		d.warn("mig.pauseClients", d.line("mig.pauseClients"), "nothing can be paused here: the kernel does not show the processes of other "+
+		d.warn("mig.disruption", d.line("mig.disruption"), "nothing can be paused here: the kernel does not show the processes of other "+
 			"containers; set hostPID: true in the daemon's pod")
 	}
 	if c.Resource.MIG == resource.MIGNone && m.Layout != "" && m.Layout != "all-disabled" {

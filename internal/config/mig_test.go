@@ -12,7 +12,7 @@ import (
 
 func TestMIG(t *testing.T) {
 	t.Parallel()
-	const file = `{flags: {migStrategy: mixed}, mig: {enabled: true, layout: mine, configFile: /layouts.yaml, label: true, replace: true, evict: true, evictTimeout: 2h, pauseClients: true}}`
+	const file = `{flags: {migStrategy: mixed}, mig: {enabled: true, layout: mine, configFile: /layouts.yaml, label: true, replace: true, disruption: pause, evictTimeout: 2h}}`
 	s := sources(t, "NODE_NAME=n MIG_REPLACE=false", "--mig-layout=other")
 	s.Program = config.NodeAgent
 	c, warnings, err := s.Resolve("a.yaml", []byte(file))
@@ -35,10 +35,11 @@ func TestMIGThatIsRefused(t *testing.T) {
 		want       string
 	}{
 		{name: "a label without a client", file: "{enabled: true, label: true}", program: config.DevicePlugin, want: "run gpu-node-agent instead"},
-		{name: "eviction without a client", file: "{enabled: true, evict: true}", program: config.DevicePlugin, want: "mig: needs the API server"},
+		{name: "eviction without a client", file: "{enabled: true, disruption: evict}", program: config.DevicePlugin, want: "mig: needs the API server"},
 		{name: "a label without a name", file: "{enabled: true, label: true}", program: config.NodeAgent, want: "set --node-name or NODE_NAME"},
 		{name: "a name that is not built in", file: "{enabled: true, layout: training}", want: "mig.configFile"},
 		{name: "a profile that cannot be", file: "{enabled: true, layout: all-1g.10}", want: "all-balanced or all-PROFILE"},
+		{name: "an unknown disruption", file: "{enabled: true, disruption: drain}", want: `"drain" is not one of: none, evict, pause`},
 		{name: "a short time", file: "{enabled: true, evictTimeout: 1s}", want: "is not between 1m0s and 24h0m0s"},
 		{name: "a path that is none", file: "{enabled: true, configFile: layouts.yaml}", want: "is not an absolute path"},
 		{name: "not enabled", file: "{layout: training}", want: "warning: set mig.enabled"},
@@ -73,7 +74,7 @@ func TestPausedClientsAreSeen(t *testing.T) {
 	for own, want := range map[bool]int{true: 1, false: 0} {
 		s := sources(t, "NODE_NAME=n", "")
 		s.Program, s.OwnPIDNamespace = config.NodeAgent, own
-		_, warnings, err := s.Resolve("", []byte("mig: {enabled: true, pauseClients: true}"))
+		_, warnings, err := s.Resolve("", []byte("mig: {enabled: true, disruption: pause}"))
 		if err != nil || len(warnings) != want || want > 0 && !strings.Contains(warnings[0].String(), "set hostPID: true") {
 			t.Errorf("in a PID namespace of its own %v: %v, warnings %v", own, err, warnings)
 		}

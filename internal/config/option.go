@@ -182,6 +182,8 @@ func textAt(c *v1.Config, path string) (text string, given bool) {
 		return time.Duration(value).String(), true
 	case v1.Interval:
 		return string(value), true
+	case v1.Word:
+		return string(value), true
 	case []int:
 		return strings.Trim(strings.ReplaceAll(fmt.Sprint(value), " ", ","), "[]"), true
 	}
@@ -189,7 +191,10 @@ func textAt(c *v1.Config, path string) (text string, given bool) {
 }
 
 // AddFlags declares all flags of the daemon, the old names of some as hidden ones.
-func AddFlags(flags *pflag.FlagSet) { addFlags(flags, options) }
+func AddFlags(flags *pflag.FlagSet) {
+	addFlags(flags, options)
+	addRemoved(flags)
+}
 
 func addFlags(flags *pflag.FlagSet, options []option) {
 	for i := range options {

@@ -114,6 +114,11 @@ var daemonOptions = []option{
 		usage: "make devices Unhealthy while the node has no IMEX channel", set: truth(func(c *Config) *bool { return &c.IMEXRequired }),
 	},
 	{
+		flag: "kubelet-root", env: []string{"KUBELET_ROOT"}, key: "flags.kubeletRoot", fallback: "/var/lib/kubelet",
+		usage: "root directory of kubelet (its --root-dir): plugins_registry, plugins and pod-resources are in it, device-plugins is not",
+		set:   setKubeletRoot,
+	},
+	{
 		flag: "kubelet-socket", env: []string{"KUBELET_SOCKET"}, fallback: DefaultKubeletSocket, empty: true,
 		usage: "registration socket of kubelet; empty: do not register",
 		set:   socket(rooted(func(c *Config) *string { return &c.KubeletSocket })),
@@ -133,8 +138,8 @@ var daemonOptions = []option{
 		set: func(c *Config, text string) error { c.CDI.DisabledHooks = splitList(text); return nil },
 	},
 	{
-		flag: "pod-resources-socket", env: []string{"POD_RESOURCES_SOCKET"}, fallback: "/var/lib/kubelet/pod-resources/kubelet.sock", empty: true,
-		usage: "PodResources socket of kubelet; empty: do not use it",
+		flag: "pod-resources-socket", env: []string{"POD_RESOURCES_SOCKET"}, empty: true,
+		usage: "PodResources socket of kubelet; default: pod-resources/kubelet.sock in --kubelet-root; empty: do not use it",
 		set:   socket(absolute(func(c *Config) *string { return &c.PodResourcesSocket })),
 	},
 	{
@@ -209,21 +214,11 @@ var daemonOptions = []option{
 		set:   truth(func(c *Config) *bool { return &c.KernelLog }),
 	},
 	{
-		flag: "wait-for-release", env: []string{"WAIT_FOR_RELEASE"}, key: "flags.plugin.waitForRelease", fallback: "true", kind: kindBool,
-		usage: "do not offer a GPU under another resource name, shared otherwise or in another MIG mode while a pod holds it as it was " +
-			"offered before",
-		set: truth(func(c *Config) *bool { return &c.WaitForRelease }),
-	},
-	{
 		flag: "pre-start-checks", env: []string{"PRE_START_CHECKS"}, key: "flags.plugin.preStartChecks", fallback: "none",
-		usage: "checks before a container starts: none; health: its devices are Healthy; clean: its GPUs also have no other compute processes",
-		set:   choice(func(c *Config) *PreStartChecks { return &c.PreStart.Checks }, PreStartNone, PreStartHealth, PreStartClean),
-	},
-	{
-		flag: "pre-start-reset", env: []string{"PRE_START_RESET"}, key: "flags.plugin.preStartReset", kind: kindList,
-		usage: "what --pre-start-checks=clean resets on whole GPUs that are not shared: clocks (application clocks) and " +
-			"ecc (volatile error counts)",
-		set: setReset, // after the checks
+		kind: kindList,
+		usage: "checks before a container starts: none; health: its devices are Healthy; clean: its GPUs also have no other compute processes; " +
+			"reset-clocks and reset-ecc: clean, and application clocks or volatile ECC error counts are reset on whole GPUs that are not shared",
+		set: setChecks,
 	},
 }
 
@@ -283,6 +278,14 @@ func rooted(field func(*Config) *string) func(*Config, string) error {
 		*field(c) = filepath.Join("/", path)
 		return caution(fmt.Sprintf("%q is not an absolute path; %s is used", path, *field(c)))
 	}
+}
+
+// setKubeletRoot sets the root directory of kubelet, and the socket that is in it.
+func setKubeletRoot(c *Config, path string) error {
+	if err := absolute(func(c *Config) *string { return &c.KubeletRoot })(c, path); err != nil {
+		return err
+	}
+	return socket(text(func(c *Config) *string { return &c.PodResourcesSocket }))(c, filepath.Join(path, "pod-resources", "kubelet.sock"))
 }
 
 // socket returns what sets an option that is the path of a Unix socket, or empty for none, given what sets a path.
@@ -392,17 +395,24 @@ func setIMEX(c *Config, text string) error {
 	return nil
 }
 
-func setReset(c *Config, text string) error {
-	known := []inventory.Remnant{inventory.RemnantClocks, inventory.RemnantECC}
+// setChecks sets the checks before a container starts. Those with a reset can be given together; of the others the strictest counts.
+func setChecks(c *Config, text string) error {
 	for _, name := range splitList(text) {
-		i := slices.IndexFunc(known, func(r inventory.Remnant) bool { return r.String() == name })
-		if i < 0 {
-			return fmt.Errorf("%q is not one of: clocks, ecc", name)
+		check := PreStartClean
+		switch name {
+		case "none":
+			check = PreStartNone
+		case "health":
+			check = PreStartHealth
+		case "clean":
+		case "reset-clocks":
+			c.PreStart.Reset = append(c.PreStart.Reset, inventory.RemnantClocks)
+		case "reset-ecc":
+			c.PreStart.Reset = append(c.PreStart.Reset, inventory.RemnantECC)
+		default:
+			return fmt.Errorf("%q is not one of: none, health, clean, reset-clocks, reset-ecc", name)
 		}
-		c.PreStart.Reset = append(c.PreStart.Reset, known[i])
-	}
-	if len(c.PreStart.Reset) > 0 && c.PreStart.Checks != PreStartClean {
-		return errors.New("needs --pre-start-checks=clean: a GPU that may be in use is not reset")
+		c.PreStart.Checks = max(c.PreStart.Checks, check)
 	}
 	return nil
 }

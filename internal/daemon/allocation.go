@@ -52,8 +52,8 @@ func (d *daemon) newDRA(ctx context.Context, c config.Config) *DRA {
 	if c.Edits.MPSRoot != "" {
 		o.MPS = mps.NewClaimDaemons(c.MPSRoot)
 	}
-	if c.DRA.PluginsDir != "" {
-		o.Checkpoint = filepath.Join(c.DRA.PluginsDir, dra.Driver, "checkpoint.json")
+	if c.KubeletRoot != "" {
+		o.Checkpoint = filepath.Join(c.KubeletRoot, "plugins", dra.Driver, "checkpoint.json")
 	}
 	h := handover.Options{
 		Configs: d.watcher.Configs(), Snapshots: d.monitor.Snapshots(), Owners: a.Owners, Offered: a.Offered,

@@ -134,7 +134,7 @@ func partitioned() inventory.Snapshot {
 }
 
 func whole() config.Config {
-	return config.Config{WaitForRelease: true, Resource: resource.Options{MIG: resource.MIGMixed},
+	return config.Config{Resource: resource.Options{MIG: resource.MIGMixed},
 		Edits: edits.Options{Strategies: []edits.Strategy{edits.EnvVar}}}
 }
 

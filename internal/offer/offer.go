@@ -99,7 +99,7 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 			holds, way := specs.prepare(snapshot, plan, c)
 			plan = plan.Under(holds)
 			inspect := way.PreStart.Checks != config.PreStartNone
-			l.Set.Apply(plan, plugin.Options{Edits: way.Edits, Inspect: inspect, WaitForRelease: c.WaitForRelease}, epoch)
+			l.Set.Apply(plan, plugin.Options{Edits: way.Edits, Inspect: inspect, WaitForRelease: true}, epoch)
 			if l.Followed != nil && !maps.Equal(owners, l.Followed.Value()) {
 				l.Followed.Publish(owners)
 			}

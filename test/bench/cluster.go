@@ -55,7 +55,7 @@ func withCluster(ctx context.Context, take func(s *apiserver.Server, args []stri
 	}
 	return take(s, []string{
 		"--kubeconfig", s.Kubeconfig(), "--node-name", "node", "--node-config-dir", configs, "--metrics-address", at,
-		"--node-labels=node", "--node-events", "--pod-events", "--node-condition", "--node-taint",
+		"--node-labels=node", "--node-events=pods", "--node-condition", "--node-taint",
 	})
 }
 

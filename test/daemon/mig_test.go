@@ -107,7 +107,7 @@ func TestALabelDividesTheGPUs(t *testing.T) {
 // wait for it.
 func TestPodsAreEvictedForALayout(t *testing.T) {
 	t.Parallel()
-	d := newDivisible(t, "--mig-evict", "--node-events")
+	d := newDivisible(t, "--mig-disruption=evict", "--node-events")
 	d.admit("train", 1)
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "train", UID: "train"}}
 	if err := d.api.AddPod(pod); err != nil {

@@ -25,7 +25,7 @@ const (
 // change takes, and has it go on; so does the next daemon, when this one was killed meanwhile.
 func TestClientsArePausedByLabel(t *testing.T) {
 	t.Parallel()
-	d := newDivisible(t, "--mig-pause-clients")
+	d := newDivisible(t, "--mig-disruption=pause")
 	err := d.api.AddPod(&corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: "gpu-operator", Name: "nvidia-dcgm-x", UID: dcgmPod,

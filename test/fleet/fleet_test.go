@@ -180,7 +180,7 @@ func nodeName(i int) string { return fmt.Sprintf("node-%05d", i) }
 // runNode does what gpu-node-agent does with the API server, for a node whose eight GPUs are healthy, and which has this boot ID.
 func runNode(ctx context.Context, kubeconfig, name, boot string, seen *counters) {
 	c := config.Config{Kubeconfig: kubeconfig, NodeName: name, Features: config.Features{
-		Labels: config.LabelsNode, Events: true, Condition: true, ConditionType: "GPUHealthy", ConditionInterval: time.Hour, Taint: true,
+		Labels: config.LabelsNode, Events: true, Condition: true, Taint: true,
 	}}
 	if !*first {
 		c.StateDir = filepath.Dir(kubeconfig)

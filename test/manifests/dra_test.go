@@ -40,7 +40,7 @@ func TestDRAValues(t *testing.T) {
 		"{dra: {enabled: true}, config: {map: {a: \"dra: {mode: plugin}\"}}}":      "",
 		"{dra: {enabled: true}, config: {map: {a: \"version: v1\"}}}":              "DRA_MODE=dra",
 		"{dra: {enabled: true}, config: {name: a, default: b}}":                    "",
-		"{dra: {enabled: true, mode: plugin}, kubeletRoot: /data/kubelet/}":        "DRA_MODE=plugin DRA_REGISTRY_DIR=/data/kubelet/plugins_registry",
+		"{dra: {enabled: true, mode: plugin}, kubeletRoot: /data/kubelet/}":        "DRA_MODE=plugin KUBELET_ROOT=/data/kubelet",
 		"{dra: {enabled: true, dynamicMIG: true}}":                                 "DRA_MODE=dra DRA_DYNAMIC_MIG=true",
 		"{dra: {enabled: true, dynamicMIG: true}, mig: {enabled: true}}":           "DRA_MODE=dra DRA_DYNAMIC_MIG=true",
 		"{dra: {enabled: true}, config: {map: {a: \"dra: {dynamicMIG: true}\"}}}":  "DRA_MODE=dra",
@@ -51,7 +51,7 @@ func TestDRAValues(t *testing.T) {
 		var got []string
 		divides := false // from NVIDIA's runtime
 		for _, e := range pod.Containers[0].Env {
-			if strings.HasPrefix(e.Name, "DRA_") {
+			if strings.HasPrefix(e.Name, "DRA_") || e.Name == "KUBELET_ROOT" {
 				got = append(got, e.Name+"="+e.Value)
 			}
 			divides = divides || e.Name == "NVIDIA_MIG_CONFIG_DEVICES" && e.Value == "all"

@@ -176,10 +176,9 @@ func TestChartValues(t *testing.T) {
 		{name: "health before a start", values: "{preStartChecks: health}", env: map[string]string{"PRE_START_CHECKS": "health"}},
 		{name: "clean before a start", values: "{preStartChecks: clean}", pids: true,
 			env: map[string]string{"PRE_START_CHECKS": "clean"}},
-		{name: "reset before a start", values: "{preStartChecks: clean, preStartReset: [clocks, ecc]}", pids: true, admin: true,
-			env: map[string]string{"PRE_START_CHECKS": "clean", "PRE_START_RESET": "clocks,ecc"}},
+		{name: "reset before a start", values: "{preStartChecks: [reset-clocks, reset-ecc]}", pids: true, admin: true,
+			env: map[string]string{"PRE_START_CHECKS": "reset-clocks,reset-ecc"}},
 		{name: "JSON logs", values: "{loggingFormat: json}", env: map[string]string{"LOGGING_FORMAT": "json"}},
-		{name: "a GPU in two forms at once", values: "{waitForRelease: false}", env: map[string]string{"WAIT_FOR_RELEASE": "false"}},
 		{name: "kernel log", values: "{kernelLog: true}", log: true, env: map[string]string{"KERNEL_LOG": "true"}},
 		{name: "kernel log and MIG", values: "{kernelLog: true, migStrategy: single}", log: true, admin: true,
 			env: map[string]string{"KERNEL_LOG": "true", "MIG_STRATEGY": "single", "NVIDIA_MIG_MONITOR_DEVICES": "all"}},
@@ -388,7 +387,6 @@ func TestChartRefusesValues(t *testing.T) {
 	t.Parallel()
 	tests := []struct{ name, values, want string }{
 		{"several driver roots in one pod", "{config: {map: {default: \"\", a: \"flags: {nvidiaDriverRoot: /x}\"}}}", "several driver roots (/, /x)"},
-		{"Events of pods alone", "{features: {podEvents: true}}", "features.podEvents needs features.events"},
 		{"a label that chooses among no files", "{features: {nodeConfig: true}}", "neither is given"},
 		{"two ConfigMaps", "{config: {name: a, map: {b: c}}}", "config.map and config.name are both given"},
 		{"no file chosen", "{config: {map: {a: b, c: d}}}", "config.default is empty"},

@@ -103,9 +103,9 @@ var (
 	}
 	migRights = map[string][]string{
 		"label: true":              {"cluster:  nodes patch", "policy gpu-device-plugin-nodes"},
-		"evict: true":              {"cluster:  pods/eviction create"},
-		"pauseClients: true":       {"cluster:  nodes patch", "cluster:  pods list", "policy gpu-device-plugin-nodes"},
-		"label: true, evict: true": {"cluster:  nodes patch", "cluster:  pods/eviction create", "policy gpu-device-plugin-nodes"},
+		"disruption: evict":              {"cluster:  pods/eviction create"},
+		"disruption: pause":              {"cluster:  nodes patch", "cluster:  pods list", "cluster:  pods/eviction create", "policy gpu-device-plugin-nodes"},
+		"label: true, disruption: evict": {"cluster:  nodes patch", "cluster:  pods/eviction create", "policy gpu-device-plugin-nodes"},
 	}
 )
 
@@ -131,7 +131,7 @@ func TestRightsOfMIG(t *testing.T) {
 // TestMIGValues: values reach the daemon, the capability device is asked of NVIDIA's runtime, and the file of layouts is mounted.
 func TestMIGValues(t *testing.T) {
 	t.Parallel()
-	pod := daemonSet(t, decode(t, "chart", render(t, "{mig: {enabled: true, layout: a, label: true, replace: true, evict: true, evictTimeout: 5m, pauseClients: true, "+
+	pod := daemonSet(t, decode(t, "chart", render(t, "{mig: {enabled: true, layout: a, label: true, replace: true, disruption: pause, evictTimeout: 5m, "+
 		"config: {name: default-mig-parted-config}}}")), "gpu-device-plugin").Spec.Template.Spec
 	got := map[string]string{}
 	for _, e := range pod.Containers[0].Env {
@@ -140,8 +140,7 @@ func TestMIGValues(t *testing.T) {
 		}
 	}
 	want := map[string]string{
-		"MIG_ENABLED": "true", "MIG_LAYOUT": "a", "MIG_LABEL": "true", "MIG_REPLACE": "true", "MIG_EVICT": "true", "MIG_EVICT_TIMEOUT": "5m",
-		"MIG_PAUSE_CLIENTS": "true",
+		"MIG_ENABLED": "true", "MIG_LAYOUT": "a", "MIG_LABEL": "true", "MIG_REPLACE": "true", "MIG_DISRUPTION": "pause", "MIG_EVICT_TIMEOUT": "5m",
 		"MIG_CONFIG_FILE":   "/mig/config.yaml", "NVIDIA_MIG_MONITOR_DEVICES": "all", "NVIDIA_MIG_CONFIG_DEVICES": "all",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -166,14 +165,18 @@ func TestRights(t *testing.T) {
 			agent := labels == "node" || labels == "nodeFeature"
 			for i, o := range otherRights {
 				if on[o.name] = combination&(1<<i) != 0; on[o.name] {
-					features = append(features, o.name+": true")
+					if o.name == "podEvents" {
+						features = append(slices.DeleteFunc(features, func(f string) bool { return f == "events: true" }), "events: pods")
+					} else {
+						features = append(features, o.name+": true")
+					}
 					want = append(want, o.rights...)
 					agent = true
 				}
 			}
 			if on["podEvents"] {
 				if !on["events"] {
-					continue // refused
+					continue // as with both
 				}
 				want = slices.DeleteFunc(want, func(r string) bool { return strings.HasPrefix(r, "default:") })
 			}
@@ -235,10 +238,8 @@ func TestFeatureValues(t *testing.T) {
 		{"{features: {labels: off}}", map[string]string{"NODE_LABELS": "off"}}, // a bool of YAML 1.1
 		{"{features: {labels: file}}", map[string]string{"NODE_LABELS": "file"}},
 		{"{features: {labels: nodeFeature}}", map[string]string{"NODE_LABELS": "nodeFeature", "NAMESPACE": "", "POD_NAME": ""}}, // by reference
-		{"{features: {events: true, podEvents: true, taint: false}}",
-			map[string]string{"NODE_EVENTS": "true", "POD_EVENTS": "true", "NODE_TAINT": "false"}},
-		{"{features: {condition: true, conditionType: X, conditionInterval: 1h}}",
-			map[string]string{"NODE_CONDITION": "true", "NODE_CONDITION_TYPE": "X", "NODE_CONDITION_INTERVAL": "1h"}},
+		{"{features: {events: pods, taint: false}}", map[string]string{"NODE_EVENTS": "pods", "NODE_TAINT": "false"}},
+		{"{features: {condition: true}}", map[string]string{"NODE_CONDITION": "true"}},
 		{"{features: {nodeConfig: true}, config: {map: {default: \"\", b: \"\"}}}",
 			map[string]string{"CONFIG_FILE_SRCDIR": "/config", "FALLBACK_STRATEGIES": "named,single"}},
 		{"{features: {nodeConfig: true, nodeConfigLabel: l}, config: {name: mine, default: a, fallbackStrategies: [empty]}, migStrategy: none}",

@@ -40,10 +40,6 @@ type DRA struct {
 	Mode *string `json:"mode,omitempty"`
 	// GPUs selects GPUs with the mode split.
 	GPUs *GPUSelection `json:"gpus,omitempty"`
-	// RegistryDir is the directory in which kubelet looks for registration sockets.
-	RegistryDir *string `json:"registryDir,omitempty"`
-	// PluginsDir is the directory in which DRA drivers have their directories. What NVIDIA's driver prepared is read there.
-	PluginsDir *string `json:"pluginsDir,omitempty"`
 	// DynamicMIG has MIG devices made for claims, and destroyed with them, on GPUs in MIG mode without other MIG devices.
 	DynamicMIG *bool `json:"dynamicMIG,omitempty"`
 	// Shares is how many claims at most can have parts of the memory of one GPU, from 2 to 48; 0 (default): a claim has a GPU alone.
@@ -74,13 +70,11 @@ type MIG struct {
 	Label *bool `json:"label,omitempty"`
 	// Replace allows that MIG devices are destroyed that this program did not make.
 	Replace *bool `json:"replace,omitempty"`
-	// Evict has the pods evicted that hold a GPU which is to change. It needs the program gpu-node-agent.
-	Evict *bool `json:"evict,omitempty"`
-	// EvictTimeout is how long that is tried: 1m to 24h.
+	// Disruption is none (default); evict: the pods are evicted that hold a GPU which is to change; or pause: DaemonSets that have such a
+	// GPU open are also paused, by the labels nvidia.com/gpu.deploy.NAME of the node. The last two need the program gpu-node-agent.
+	Disruption *string `json:"disruption,omitempty"`
+	// EvictTimeout is how long pods are evicted before the change is given up for a while: 1m to 24h.
 	EvictTimeout *Duration `json:"evictTimeout,omitempty"`
-	// PauseClients has DaemonSets paused, by the labels nvidia.com/gpu.deploy.NAME of the node, whose pods have a GPU open that is to change.
-	// It needs the program gpu-node-agent.
-	PauseClients *bool `json:"pauseClients,omitempty"`
 }
 
 // Features is an extension: what the node tells the cluster. All is off where the file, a flag or the environment does not ask for it.
@@ -95,16 +89,11 @@ type Features struct {
 	LabelsTimestamp *bool `json:"labelsTimestamp,omitempty"`
 	// MachineTypeFile is the file with the name of the machine.
 	MachineTypeFile *string `json:"machineTypeFile,omitempty"`
-	// Events has what happens to GPUs written as Events of the node.
-	Events *bool `json:"events,omitempty"`
-	// PodEvents has Events written for the pods that hold a GPU, too.
-	PodEvents *bool `json:"podEvents,omitempty"`
+	// Events is true: what happens to GPUs is written as Events of the node; pods: also as Events of the pods that hold a GPU; or false
+	// (default).
+	Events *Word `json:"events,omitempty"`
 	// Condition has the health of the GPUs written as a condition of the node.
 	Condition *bool `json:"condition,omitempty"`
-	// ConditionType is the type of that condition.
-	ConditionType *string `json:"conditionType,omitempty"`
-	// ConditionInterval is how often the condition is written when it does not change; 0 for never.
-	ConditionInterval *Duration `json:"conditionInterval,omitempty"`
 	// Taint has the node tainted while none of its GPUs is healthy.
 	Taint *bool `json:"taint,omitempty"`
 }
@@ -133,6 +122,8 @@ type Flags struct {
 	Compatibility *string `json:"compatibility,omitempty"`
 	// LoggingFormat is an extension: text or json.
 	LoggingFormat *string `json:"loggingFormat,omitempty"`
+	// KubeletRoot is an extension: the root directory of kubelet.
+	KubeletRoot *string `json:"kubeletRoot,omitempty"`
 
 	Plugin *PluginFlags `json:"plugin,omitempty"`
 	GFD    *GFDFlags    `json:"gfd,omitempty"`
@@ -149,12 +140,8 @@ type PluginFlags struct {
 	SharedDevicesAllocationPolicy *string     `json:"sharedDevicesAllocationPolicy,omitempty"`
 	// VoidVisibleDevices is an extension: where containers are given CDI devices alone, NVIDIA_VISIBLE_DEVICES is void.
 	VoidVisibleDevices *bool `json:"voidVisibleDevices,omitempty"`
-	// WaitForRelease is an extension: whether a GPU that a pod holds is withheld from others in a new form until that pod ends.
-	WaitForRelease *bool `json:"waitForRelease,omitempty"`
-	// PreStartChecks is an extension: what is checked before a container starts.
-	PreStartChecks *string `json:"preStartChecks,omitempty"`
-	// PreStartReset is an extension: what is reset on whole GPUs before a container starts.
-	PreStartReset *StringList `json:"preStartReset,omitempty"`
+	// PreStartChecks is an extension: what is checked, and reset on whole GPUs, before a container starts.
+	PreStartChecks *StringList `json:"preStartChecks,omitempty"`
 }
 
 // GFDFlags are defaults for flags of GPU feature discovery. They are read and have no effect here, so that one file

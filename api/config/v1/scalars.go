@@ -26,6 +26,24 @@ func (l *StringList) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
+// Word is a string. The words true and false can also be written without quotes.
+type Word string
+
+// UnmarshalJSON accepts a string, true and false.
+func (w *Word) UnmarshalJSON(data []byte) error {
+	var truth bool
+	if err := json.Unmarshal(data, &truth); err == nil {
+		*w = Word(strconv.FormatBool(truth))
+		return nil
+	}
+	var text string
+	if err := json.Unmarshal(data, &text); err != nil {
+		return errors.New("must be true, false or a string")
+	}
+	*w = Word(text)
+	return nil
+}
+
 // Interval is a Duration, or "infinite".
 type Interval string
 

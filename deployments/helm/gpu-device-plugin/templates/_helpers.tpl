@@ -172,18 +172,22 @@ of config.name says is not known here. */}}
 {{- if $may }}true{{ end }}
 {{- end }}
 
-{{- /* Whether a key of mig or dra is true, from a list of: root, mig or dra, the key. A value counts before the files. */}}
+{{- /* Whether a key of mig or dra has one of some values, from a list of: root, mig or dra, the key, the values; without values, whether
+it is true. A value of the chart counts before the files. */}}
 {{- define "gpu-device-plugin.says" -}}
 {{- $root := first . }}
 {{- $section := index . 1 }}
-{{- $key := last . }}
+{{- $key := index . 2 }}
+{{- $values := default (list "true") (slice . 3) }}
 {{- $asked := list (get (get $root.Values $section) $key) }}
 {{- if kindIs "invalid" (first $asked) }}
 {{- range include "gpu-device-plugin.files" $root | fromJsonArray }}
 {{- with get (fromYaml .) $section }}{{ $asked = append $asked (get . $key) }}{{ end }}
 {{- end }}
 {{- end }}
-{{- range $asked }}{{ if eq "true" (toString .) }}true{{ end }}{{ end }}
+{{- $found := false }}
+{{- range $asked }}{{ if has (toString .) $values }}{{ $found = true }}{{ end }}{{ end }}
+{{- if $found }}true{{ end }}
 {{- end }}
 
 {{- /* Whether the daemon may divide GPUs: as layouts say, or for claims. */}}
@@ -225,11 +229,11 @@ taint, nodeConfig, migLabel, migEvict, dra. A value counts before the files. */}
 {{- if include "gpu-device-plugin.nodeConfig" . }}{{ $_ := set $on "nodeConfig" true }}{{ end }}
 {{- if include "gpu-device-plugin.says" (list . "mig" "enabled") }}
 {{- if include "gpu-device-plugin.says" (list . "mig" "label") }}{{ $_ := set $on "migLabel" true }}{{ end }}
-{{- if include "gpu-device-plugin.says" (list . "mig" "evict") }}{{ $_ := set $on "migEvict" true }}{{ end }}
-{{- if include "gpu-device-plugin.says" (list . "mig" "pauseClients") }}{{ $_ := set $on "migPause" true }}{{ end }}
+{{- if include "gpu-device-plugin.says" (list . "mig" "disruption" "evict" "pause") }}{{ $_ := set $on "migEvict" true }}{{ end }}
+{{- if include "gpu-device-plugin.says" (list . "mig" "disruption" "pause") }}{{ $_ := set $on "migPause" true }}{{ end }}
 {{- end }}
 {{- if .Values.dra.enabled }}{{ $_ := set $on "dra" true }}{{ end }}
-{{- range $name := list "labels" "events" "podEvents" "condition" "taint" }}
+{{- range $name := list "labels" "events" "condition" "taint" }}
 {{- $asked := list (get $.Values.features $name) }}
 {{- if eq $name "labels" }}{{ $asked = list (include "gpu-device-plugin.labelsValue" $ | fromJson).labels }}{{ end }}
 {{- if kindIs "invalid" (first $asked) }}
@@ -240,7 +244,8 @@ taint, nodeConfig, migLabel, migEvict, dra. A value counts before the files. */}
 {{- end }}
 {{- range $value := $asked }}
 {{- if ne $name "labels" }}
-{{- if eq "true" (toString $value) }}{{ $_ := set $on $name true }}{{ end }}
+{{- if has (toString $value) (list "true" "pods") }}{{ $_ := set $on $name true }}{{ end }}
+{{- if eq "pods" (toString $value) }}{{ $_ := set $on "podEvents" true }}{{ end }}
 {{- else if has (toString $value) (list "file" "nodeFeature" "node") }}
 {{- $_ := set $on (printf "labels-%s" $value) true }}
 {{- end }}
@@ -300,13 +305,13 @@ rollingUpdate:
 
 {{- /* Whether a feature needs the API server: then gpu-node-agent runs, with a service account. */}}
 {{- define "gpu-device-plugin.agent" -}}
-{{- include "gpu-device-plugin.feature" (list . "labels-nodeFeature" "labels-node" "events" "condition" "taint" "nodeConfig" "migLabel" "migEvict" "migPause" "dra") }}
+{{- include "gpu-device-plugin.feature" (list . "labels-nodeFeature" "labels-node" "events" "condition" "taint" "nodeConfig" "migLabel" "migEvict" "dra") }}
 {{- end }}
 
-{{- /* Where kubelet looks for the socket of the DRA driver, which has the same path in the container; empty for the usual place. */}}
-{{- define "gpu-device-plugin.registryDir" -}}
+{{- /* The root directory of kubelet, which has the same path in the container; empty for the usual one. */}}
+{{- define "gpu-device-plugin.kubeletRoot" -}}
 {{- $root := .Values.kubeletRoot | trimSuffix "/" }}
-{{- if and .Values.dra.enabled (ne $root "/var/lib/kubelet") }}{{ $root }}/plugins_registry{{ end }}
+{{- if ne $root "/var/lib/kubelet" }}{{ $root }}{{ end }}
 {{- end }}
 
 {{- /* The mode of Dynamic Resource Allocation that the daemon is told; empty where a file says it. */}}
@@ -394,17 +399,6 @@ containers:
 {{- default (include "gpu-device-plugin.fullname" .) .Values.serviceAccount.name }}
 {{- end }}
 
-{{- /* The types of the condition that may be written, as a JSON list. */}}
-{{- define "gpu-device-plugin.conditionTypes" -}}
-{{- $types := dict (default "GPUHealthy" .Values.features.conditionType) true }}
-{{- if not .Values.features.conditionType }}
-{{- range include "gpu-device-plugin.files" . | fromJsonArray }}
-{{- with fromYaml . }}{{ with .features }}{{ with .conditionType }}{{ $_ := set $types . true }}{{ end }}{{ end }}{{ end }}
-{{- end }}
-{{- end }}
-{{- keys $types | sortAlpha | toJson }}
-{{- end }}
-
 {{- /* The keys of labels that describe GPUs, as a regular expression in CEL. Not those by which others tell the node something,
 such as nvidia.com/mig.config. */}}
 {{- define "gpu-device-plugin.labelKeys" -}}
@@ -428,7 +422,23 @@ runtime may be set up to ignore NVIDIA_VISIBLE_DEVICES of containers without it,
 {{- define "gpu-device-plugin.admin" -}}
 {{- $mounts := contains "volume-mounts" (toString .Values.deviceListStrategy) }}
 {{- $mig := or (include "gpu-device-plugin.maySeeMIG" .) (include "gpu-device-plugin.divides" .) }}
-{{- if or $mig .Values.preStartReset $mounts }}true{{ end }}
+{{- if or $mig (contains "reset" (toString .Values.preStartChecks)) $mounts }}true{{ end }}
+{{- end }}
+
+{{- /* Values of options that were removed, each with the sentence that the daemon has for it. */}}
+{{- define "gpu-device-plugin.refuseRemoved" -}}
+{{- $condition := "was removed: the type of the condition is GPUHealthy, and it is written again after an hour without a change; use --node-condition, NODE_CONDITION or features.condition alone" }}
+{{- range list
+  (list "waitForRelease" .Values.waitForRelease "was removed without a replacement: a GPU that a pod holds is never offered in another form")
+  (list "preStartReset" .Values.preStartReset "was removed: use --pre-start-checks=reset-clocks,reset-ecc, PRE_START_CHECKS=reset-clocks,reset-ecc or flags.plugin.preStartChecks: [reset-clocks, reset-ecc]")
+  (list "features.podEvents" .Values.features.podEvents "was removed: use --node-events=pods, NODE_EVENTS=pods or features.events: pods")
+  (list "features.conditionType" .Values.features.conditionType $condition)
+  (list "features.conditionInterval" .Values.features.conditionInterval $condition)
+  (list "mig.evict" .Values.mig.evict "was removed: use --mig-disruption=evict, MIG_DISRUPTION=evict or mig.disruption: evict")
+  (list "mig.pauseClients" .Values.mig.pauseClients "was removed: use --mig-disruption=pause, MIG_DISRUPTION=pause or mig.disruption: pause, which also evicts pods")
+}}
+{{- if not (kindIs "invalid" (index . 1)) }}{{ fail (printf "%s: %s" (first .) (last .)) }}{{ end }}
+{{- end }}
 {{- end }}
 
 {{- /* Values that ask for what this chart does not do: better refused than passed over. */}}
@@ -445,9 +455,7 @@ runtime may be set up to ignore NVIDIA_VISIBLE_DEVICES of containers without it,
 {{- if eq "tegra" (default "" .Values.deviceDiscoveryStrategy) }}
 {{- fail "deviceDiscoveryStrategy is tegra: Jetson has no NVML devices that could be watched, and is not supported" }}
 {{- end }}
-{{- if and (include "gpu-device-plugin.feature" (list . "podEvents")) (not (include "gpu-device-plugin.feature" (list . "events"))) }}
-{{- fail "features.podEvents needs features.events" }}
-{{- end }}
+{{- include "gpu-device-plugin.refuseRemoved" . }}
 {{- if and .Values.dra.mode (not .Values.dra.enabled) }}
 {{- fail "dra.mode is given, and dra.enabled is not true" }}
 {{- end }}
@@ -504,9 +512,7 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
   (list "SHARED_DEVICES_ALLOCATION_POLICY" .Values.sharedDevicesAllocationPolicy)
   (list "KERNEL_LOG" .Values.kernelLog)
   (list "LOGGING_FORMAT" .Values.loggingFormat)
-  (list "WAIT_FOR_RELEASE" .Values.waitForRelease)
   (list "PRE_START_CHECKS" .Values.preStartChecks)
-  (list "PRE_START_RESET" .Values.preStartReset)
   (list "NVIDIA_DRIVER_ROOT" .Values.nvidiaDriverRoot)
   (list "NVIDIA_DEV_ROOT" .Values.nvidiaDevRoot)
   (list "NVIDIA_DRIVER_CAPABILITIES" .Values.nvidiaDriverCapabilities)
@@ -520,23 +526,19 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
   (list "NODE_LABELS" (include "gpu-device-plugin.labelsValue" . | fromJson).labels)
   (list "NODE_LABELS_TIMESTAMP" $timestamp)
   (list "NODE_EVENTS" .Values.features.events)
-  (list "POD_EVENTS" .Values.features.podEvents)
   (list "NODE_CONDITION" .Values.features.condition)
-  (list "NODE_CONDITION_TYPE" .Values.features.conditionType)
-  (list "NODE_CONDITION_INTERVAL" .Values.features.conditionInterval)
   (list "NODE_TAINT" .Values.features.taint)
   (list "MIG_ENABLED" .Values.mig.enabled)
   (list "MIG_LAYOUT" .Values.mig.layout)
   (list "MIG_CONFIG_FILE" (ternary nil (printf "/mig/%s" .Values.mig.config.key) (empty .Values.mig.config.name)))
   (list "MIG_LABEL" .Values.mig.label)
   (list "MIG_REPLACE" .Values.mig.replace)
-  (list "MIG_EVICT" .Values.mig.evict)
+  (list "MIG_DISRUPTION" .Values.mig.disruption)
   (list "MIG_EVICT_TIMEOUT" .Values.mig.evictTimeout)
-  (list "MIG_PAUSE_CLIENTS" .Values.mig.pauseClients)
   (list "DRA_MODE" (include "gpu-device-plugin.draMode" .))
   (list "DRA_SHARES" .Values.dra.shares)
   (list "DRA_DYNAMIC_MIG" .Values.dra.dynamicMIG)
-  (list "DRA_REGISTRY_DIR" (include "gpu-device-plugin.registryDir" .))
+  (list "KUBELET_ROOT" (include "gpu-device-plugin.kubeletRoot" .))
 }}
 {{- if not (has (toString (last .)) (list "" "[]" "<nil>")) }}
 - {name: {{ first . }}, value: {{ ternary (last . | join ",") (last . | toString) (kindIs "slice" (last .)) | quote }}}
