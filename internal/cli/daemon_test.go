@@ -226,12 +226,12 @@ func TestCommandsOfADaemon(t *testing.T) {
 	if err := os.WriteFile(path, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	plugins := t.TempDir() // with a claim of NVIDIA's driver, which is nothing to a daemon without Dynamic Resource Allocation
-	checkpoint := filepath.Join(plugins, "gpu.nvidia.com", "checkpoint.json")
-	if err := errors.Join(os.Mkdir(filepath.Dir(checkpoint), 0o700), os.WriteFile(checkpoint, []byte(nvidiaCheckpoint), 0o600)); err != nil {
+	root := t.TempDir() // with a claim of NVIDIA's driver, which is nothing to a daemon without Dynamic Resource Allocation
+	checkpoint := filepath.Join(root, "plugins", "gpu.nvidia.com", "checkpoint.json")
+	if err := errors.Join(os.MkdirAll(filepath.Dir(checkpoint), 0o700), os.WriteFile(checkpoint, []byte(nvidiaCheckpoint), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	h := newHost(t, "--simulate", path, "--mig-strategy=mixed", "--mig-enabled", "--dra-plugins-dir", plugins)
+	h := newHost(t, "--simulate", path, "--mig-strategy=mixed", "--mig-enabled", "--kubelet-root", root)
 	h.says("ready", "ready", "--wait=20s")
 	if text := h.ask("alive"); text != "alive" {
 		t.Errorf("alive printed %q", text)

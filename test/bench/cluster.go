@@ -107,14 +107,14 @@ func agentIdle(ctx context.Context, daemon string) (string, error) {
 // agentOfClaims is agentIdle on a node of which kubelet and the API server know a driver for claims.
 func agentOfClaims(ctx context.Context, daemon string) (string, error) {
 	return withCluster(ctx, func(s *apiserver.Server, args []string) (string, error) {
-		registry := filepath.Join(s.Dir(), "registry")
+		registry := filepath.Join(s.Dir(), "plugins_registry")
 		split := []byte("version: v1\ndra: {mode: split, gpus: {indices: [1, 2, 3, 4, 5, 6, 7]}}\n")
 		if err := errors.Join(os.Mkdir(registry, 0o700), os.WriteFile(filepath.Join(s.Dir(), "configs", "a"), split, 0o600)); err != nil {
 			return "", err
 		}
 		kubelet := plugins.Start(plugins.Options{Dir: registry})
 		defer kubelet.Stop()
-		args = append(args, "--dra-registry-dir", registry, "--dra-plugins-dir", filepath.Join(s.Dir(), "plugins"))
+		args = append(args, "--kubelet-root", s.Dir())
 		used, err := idling(ctx, node.Setup{Daemon: nodeAgent(daemon), Args: args}, 20*time.Second)
 		if err != nil {
 			return "", err

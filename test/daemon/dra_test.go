@@ -64,15 +64,14 @@ func newClaimableOn(t *testing.T, mode string, faults []simulator.Fault, args ..
 	if err := api.ChangeNode(nodeName, func(*corev1.Node) {}); err != nil {
 		t.Fatal(err)
 	}
-	registry := c.Path("registry")
+	registry := c.Path("plugins_registry")
 	if err := os.Mkdir(registry, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	c.plugins = plugins.Start(plugins.Options{Dir: registry})
 	t.Cleanup(c.plugins.Stop)
 	c.file = c.write("config.yaml", "dra: {mode: "+mode+"}")
-	c.Args = []string{"--kubeconfig", api.Kubeconfig(), "--node-name", nodeName, "--dra-registry-dir", registry,
-		"--dra-plugins-dir", c.Path("plugins"), "--config-file", c.file}
+	c.Args = []string{"--kubeconfig", api.Kubeconfig(), "--node-name", nodeName, "--kubelet-root", c.Path(""), "--config-file", c.file}
 	for _, arg := range args {
 		c.Args = append(c.Args, strings.ReplaceAll(arg, "$DIR", c.Path("")))
 	}

@@ -103,7 +103,7 @@ func TestReports(t *testing.T) {
 func TestReportsToPods(t *testing.T) {
 	t.Parallel()
 	s, server := reporting(t, "dgx-h100")
-	s.Args = append(s.Args, "--pod-events")
+	s.Args = append(s.Args, "--node-events=pods")
 	s.start()
 	s.allocatable(8)
 	s.admit("work", 8)

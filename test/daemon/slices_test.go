@@ -52,7 +52,7 @@ func TestSlicesAfterRestarts(t *testing.T) {
 			t.Fatal(err)
 		}
 		began := time.Now()
-		c.plugins = plugins.Start(plugins.Options{Dir: c.Path("registry")})
+		c.plugins = plugins.Start(plugins.Options{Dir: c.Path("plugins_registry")})
 		t.Cleanup(c.plugins.Stop)
 		c.published(8)
 		t.Logf("restart %d of kubelet: the slices are back after %v", i, time.Since(began).Round(time.Millisecond))

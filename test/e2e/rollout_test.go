@@ -31,31 +31,22 @@ func upgradesThatShare(ctx context.Context, t *testing.T, n *node.Node, kubelet 
 	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
 	rollOutConfig(ctx, t, n, "whole")
 	change := func(name string) { rollOutConfig(ctx, t, n, name) }
-	t.Run("held GPUs change later", func(t *testing.T) { switchSharing(ctx, t, n, kubelet, 3, false, change) })
-	if !*long {
-		return
-	}
-	setEnv(ctx, t, n, "WAIT_FOR_RELEASE=false")
-	t.Run("GPUs change their form at once", func(t *testing.T) { switchSharing(ctx, t, n, kubelet, 5, true, change) })
-	setEnv(ctx, t, n, "WAIT_FOR_RELEASE-")
+	t.Run("held GPUs change later", func(t *testing.T) { switchSharing(ctx, t, n, kubelet, 3, change) })
 }
 
 // reloadsThatShare does the same by changes of the running daemon's file.
 func reloadsThatShare(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	setConfig(ctx, t, n, configs["whole"])
-	switchSharing(ctx, t, n, kubelet, 2, false, func(name string) { setConfig(ctx, t, n, configs[name]) })
+	switchSharing(ctx, t, n, kubelet, 2, func(name string) { setConfig(ctx, t, n, configs[name]) })
 }
 
 // switchSharing switches time-slicing on and off, and counts the short pods that fail meanwhile.
 func switchSharing(
-	ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient, changes int, atOnce bool,
+	ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient, changes int,
 	change func(name string),
 ) {
 	t.Helper()
-	held := 2 // GPUs that a pod holds whole all along
-	if atOnce {
-		held = 0
-	}
+	const held = 2 // GPUs that a pod holds whole all along
 	before := waitPod(ctx, t, n, holder, isRunning)
 	waitForms(ctx, t, kubelet, func(whole, replicas int) bool { return whole >= gpus-2 && replicas == 0 })
 	seen := watch(ctx, t, kubelet, gpu, "time-slicing switched")

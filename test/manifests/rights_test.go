@@ -102,7 +102,7 @@ var (
 		{"nodeConfig", nil},
 	}
 	migRights = map[string][]string{
-		"label: true":              {"cluster:  nodes patch", "policy gpu-device-plugin-nodes"},
+		"label: true":                    {"cluster:  nodes patch", "policy gpu-device-plugin-nodes"},
 		"disruption: evict":              {"cluster:  pods/eviction create"},
 		"disruption: pause":              {"cluster:  nodes patch", "cluster:  pods list", "cluster:  pods/eviction create", "policy gpu-device-plugin-nodes"},
 		"label: true, disruption: evict": {"cluster:  nodes patch", "cluster:  pods/eviction create", "policy gpu-device-plugin-nodes"},
@@ -141,7 +141,7 @@ func TestMIGValues(t *testing.T) {
 	}
 	want := map[string]string{
 		"MIG_ENABLED": "true", "MIG_LAYOUT": "a", "MIG_LABEL": "true", "MIG_REPLACE": "true", "MIG_DISRUPTION": "pause", "MIG_EVICT_TIMEOUT": "5m",
-		"MIG_CONFIG_FILE":   "/mig/config.yaml", "NVIDIA_MIG_MONITOR_DEVICES": "all", "NVIDIA_MIG_CONFIG_DEVICES": "all",
+		"MIG_CONFIG_FILE": "/mig/config.yaml", "NVIDIA_MIG_MONITOR_DEVICES": "all", "NVIDIA_MIG_CONFIG_DEVICES": "all",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("env (-want +got):\n%s", diff)

@@ -38,8 +38,8 @@ func (n *node) startDaemon() (end func(syscall.Signal)) {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	process := exec.Command(path, "--simulate", "dgx-h100", "--dra-mode", "dra", "--dra-registry-dir", n.path("registry"),
-		"--dra-plugins-dir", n.path("plugins"), "--kubelet-socket", n.path("devices/kubelet.sock"), "--pod-resources-socket", n.path("resources.sock"),
+	process := exec.Command(path, "--simulate", "dgx-h100", "--dra-mode", "dra", "--kubelet-root", n.path(""),
+		"--kubelet-socket", n.path("devices/kubelet.sock"), "--pod-resources-socket", n.path("resources.sock"),
 		"--control-socket", n.path("control.sock"), "--state-dir", n.path("state"), "--cdi-dir", n.path("cdi"),
 		"--kubeconfig", n.api.Kubeconfig(), "--node-name", nodeName)
 	log, err := os.OpenFile(n.path("log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)

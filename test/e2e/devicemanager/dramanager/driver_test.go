@@ -97,7 +97,7 @@ func (n *node) startDriver() *driver {
 	d := &driver{node: n, made: map[string]int{}}
 	owner := n.setup().claims()
 	d.Plugin = draplugin.New(draplugin.Options{
-		RegistryDir: n.path("registry"), Claims: hooked{owner, d}, Reader: hookedReader{n.setup().reader(), d},
+		RegistryDir: n.path("plugins_registry"), Claims: hooked{owner, d}, Reader: hookedReader{n.setup().reader(), d},
 		Pools: n.pools, Snapshots: n.snapshots,
 	})
 	ctx, cancel := context.WithCancel(context.Background())
@@ -226,7 +226,7 @@ func driverProcess(dir string) {
 	s.snapshots, s.pools = feed.New(snapshot), feed.New(pool)
 	owner := s.claims()
 	d := draplugin.New(draplugin.Options{
-		RegistryDir: filepath.Join(dir, "registry"), Claims: owner, Reader: s.reader(), Pools: s.pools, Snapshots: s.snapshots,
+		RegistryDir: filepath.Join(dir, "plugins_registry"), Claims: owner, Reader: s.reader(), Pools: s.pools, Snapshots: s.snapshots,
 	})
 	go func() { _ = owner.Run(context.Background()) }()
 	go func() { _ = d.Run(context.Background()) }()
@@ -279,7 +279,7 @@ type other struct {
 
 func (n *node) startOther() *other {
 	n.t.Helper()
-	o := &other{endpoint: n.path("registry/other-reg.sock")}
+	o := &other{endpoint: n.path("plugins_registry/other-reg.sock")}
 	listener, err := net.Listen("unix", o.endpoint)
 	if err != nil {
 		n.t.Fatal(err)
@@ -351,7 +351,7 @@ func (n *node) connected() (count int) {
 	}
 	for line := range strings.Lines(string(text)) {
 		fields := strings.Fields(line) // Num RefCount Protocol Flags Type St Inode Path
-		if len(fields) == 8 && fields[5] == "03" && strings.HasPrefix(fields[7], n.path("registry/gpu-device-plugin-dra-")) {
+		if len(fields) == 8 && fields[5] == "03" && strings.HasPrefix(fields[7], n.path("plugins_registry/gpu-device-plugin-dra-")) {
 			count++
 		}
 	}

@@ -79,7 +79,7 @@ func newNode(t *testing.T) *node {
 	n := &node{
 		t: t, dir: dir, pods: map[types.UID]*v1.Pod{}, pools: feed.New(policy.Pool{}), snapshots: feed.New(inventory.Snapshot{}),
 	}
-	for _, folder := range []string{"registry", "kubelet", "api", "root/usr/lib/x86_64-linux-gnu"} {
+	for _, folder := range []string{"plugins_registry", "kubelet", "api", "root/usr/lib/x86_64-linux-gnu"} {
 		if err := os.MkdirAll(n.path(folder), 0o750); err != nil {
 			t.Fatal(err)
 		}
@@ -154,7 +154,7 @@ func (n *node) startKubeletWithoutDRA() *kubelet {
 		n.t.Fatal(err)
 	}
 	stop, ended := make(chan struct{}), make(chan struct{})
-	k := &kubelet{manager: manager, plugins: pluginmanager.NewPluginManager(n.path("registry"), record.NewFakeRecorder(100))}
+	k := &kubelet{manager: manager, plugins: pluginmanager.NewPluginManager(n.path("plugins_registry"), record.NewFakeRecorder(100))}
 	go func() {
 		defer close(ended)
 		for { // it ends at once when the machine has no inotify instance left, of which a user has 128 altogether
@@ -375,7 +375,7 @@ func (n *node) eventually(what string, do func() error) {
 // sockets returns the names of the sockets in the folder for plugins.
 func (n *node) sockets() []string {
 	n.t.Helper()
-	entries, err := os.ReadDir(n.path("registry"))
+	entries, err := os.ReadDir(n.path("plugins_registry"))
 	if err != nil {
 		n.t.Fatal(err)
 	}
