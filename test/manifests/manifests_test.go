@@ -357,46 +357,6 @@ func TestMPSIsUpdatedWhenThePodIsDeleted(t *testing.T) {
 	}
 }
 
-// Of kubelet's folders, its --root-dir does not move device-plugins. Containers see all of them where the daemon expects them.
-func TestChartValuesOfKubelet(t *testing.T) {
-	t.Parallel()
-	const devicePlugins, podResources = "/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources"
-	for _, tt := range []struct {
-		values string
-		want   map[string]string // in the container → on the node
-	}{
-		{"", map[string]string{devicePlugins: devicePlugins, podResources: podResources}},
-		{"{kubeletRoot: /data/kubelet/}", map[string]string{devicePlugins: devicePlugins, "/data/kubelet/pod-resources": "/data/kubelet/pod-resources"}},
-		{"{kubeletRoot: /data/kubelet, dra: {enabled: true}}", map[string]string{devicePlugins: devicePlugins,
-			"/data/kubelet/pod-resources": "/data/kubelet/pod-resources", "/data/kubelet/plugins": "/data/kubelet/plugins",
-			"/data/kubelet/plugins_registry": "/data/kubelet/plugins_registry"}},
-		{"{kubeletDevicePlugins: /opt/x/device-plugins}", map[string]string{devicePlugins: "/opt/x/device-plugins", podResources: podResources}},
-	} {
-		t.Run(tt.values, func(t *testing.T) {
-			t.Parallel()
-			pod := daemonSet(t, decode(t, "chart", render(t, tt.values)), "gpu-device-plugin").Spec.Template.Spec
-			got, root := map[string]string{}, ""
-			for _, m := range pod.Containers[0].VolumeMounts {
-				i := slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name })
-				if strings.Contains(m.MountPath, "/kubelet/") && i >= 0 {
-					got[m.MountPath] = pod.Volumes[i].HostPath.Path
-				}
-			}
-			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Errorf("kubelet's folders (-want +got):\n%s", diff)
-			}
-			for _, e := range pod.Containers[0].Env {
-				if e.Name == "KUBELET_ROOT" {
-					root = e.Value
-				}
-			}
-			if moved := strings.Contains(tt.values, "/data/kubelet"); moved != (root == "/data/kubelet") {
-				t.Errorf("KUBELET_ROOT is %q", root)
-			}
-		})
-	}
-}
-
 func TestChartRefusesValues(t *testing.T) {
 	t.Parallel()
 	tests := []struct{ name, values, want string }{
@@ -418,33 +378,6 @@ func TestChartRefusesValues(t *testing.T) {
 				t.Errorf("error %v, want one with %q", err, tt.want)
 			}
 		})
-	}
-}
-
-// TestChartRefusesRemovedValues: a value of an option that was removed is refused with the sentence that the daemon has for it, also one
-// that says what holds anyway. docs/flags.md has these sentences.
-func TestChartRefusesRemovedValues(t *testing.T) {
-	t.Parallel()
-	_, removed, found := strings.Cut(string(read(t, "../../docs/flags.md")), "## Options that were removed\n")
-	if !found {
-		t.Fatal("docs/flags.md has no section of removed options")
-	}
-	sentences := map[string]string{} // by the key of the file
-	for line := range strings.Lines(removed) {
-		if cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), " | "); len(cells) == 4 {
-			sentences[strings.Trim(cells[2], "`")] = strings.TrimSpace(cells[3])
-		}
-	}
-	for values, key := range map[string]string{
-		"{waitForRelease: true}": "flags.plugin.waitForRelease", "{preStartReset: []}": "flags.plugin.preStartReset",
-		"{features: {podEvents: false}}": "features.podEvents", "{features: {conditionType: GPUHealthy}}": "features.conditionType",
-		"{features: {conditionInterval: 1h}}": "features.conditionInterval", "{mig: {evict: false}}": "mig.evict",
-		"{mig: {pauseClients: true}}": "mig.pauseClients",
-	} {
-		_, err := renderChart(values)
-		if sentences[key] == "" || err == nil || !strings.Contains(err.Error(), sentences[key]) {
-			t.Errorf("%s: error %v, want one with %q", values, err, sentences[key])
-		}
 	}
 }
 
