@@ -1,4 +1,4 @@
-package kubelet
+package kubelet_test
 
 import (
 	"errors"
@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
 
 // The files are kubelet's own: one of a pod with an init container, and one of a kubelet that has no plugin yet.
@@ -24,18 +25,18 @@ const (
 
 func TestCheckpoint(t *testing.T) {
 	t.Parallel()
-	held := []HeldDevice{
+	held := []kubelet.HeldDevice{
 		{Resource: "nvidia.com/gpu", ID: "GPU-a", Pod: "with UID 6f7d", NUMANodes: []int64{0, 1}},
 		{Resource: "nvidia.com/gpu", ID: "GPU-b", Pod: "with UID 6f7d", NUMANodes: []int64{1}},
 		{Resource: "nvidia.com/gpu", ID: "GPU-c", Pod: "with UID 6f7d"},
 	}
 	tests := map[string]struct {
 		text string
-		want Checkpoint
+		want kubelet.Checkpoint
 		err  string
 	}{
-		"of pods":                    {text: savedWithPod, want: Checkpoint{Healthy: map[string][]string{"nvidia.com/gpu": {"GPU-a", "GPU-b"}, "other.org/x": {}}, Held: held}},
-		"without pods":               {text: savedWithoutPods, want: Checkpoint{Healthy: map[string][]string{}}},
+		"of pods":                    {text: savedWithPod, want: kubelet.Checkpoint{Healthy: map[string][]string{"nvidia.com/gpu": {"GPU-a", "GPU-b"}, "other.org/x": {}}, Held: held}},
+		"without pods":               {text: savedWithoutPods, want: kubelet.Checkpoint{Healthy: map[string][]string{}}},
 		"an empty file":              {err: "unexpected end of JSON input"},
 		"a part of one":              {text: savedWithPod[:100], err: "unexpected end of JSON input"},
 		"a damaged one":              {text: strings.Replace(savedWithPod, "GPU-c", "GPU-d", 1), err: "checksum"},
@@ -54,7 +55,7 @@ func TestCheckpoint(t *testing.T) {
 				if (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
 					t.Fatalf("Checkpoint() = %v, want %q", err, test.err)
 				}
-				slices.SortFunc(got.Held, func(a, b HeldDevice) int { return strings.Compare(a.ID, b.ID) })
+				slices.SortFunc(got.Held, func(a, b kubelet.HeldDevice) int { return strings.Compare(a.ID, b.ID) })
 				if diff := cmp.Diff(test.want, got, cmpopts.SortSlices(func(a, b int64) bool { return a < b })); err == nil && diff != "" {
 					t.Errorf("Checkpoint() (-want +got):\n%s", diff)
 				}

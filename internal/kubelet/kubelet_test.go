@@ -1,4 +1,4 @@
-package kubelet
+package kubelet_test
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
 
 func TestEndpointsAreNeverTheSame(t *testing.T) {
@@ -20,7 +21,7 @@ func TestEndpointsAreNeverTheSame(t *testing.T) {
 	first, second := newDirectory(t, path), newDirectory(t, path)
 	seen := map[string]bool{}
 	for range 100 {
-		for _, d := range []*Directory{first, second} {
+		for _, d := range []*kubelet.Directory{first, second} {
 			endpoint := d.NewEndpoint("nvidia.com/mig-1g.10gb.me")
 			if seen[endpoint] || filepath.Dir(endpoint) != path {
 				t.Fatalf("NewEndpoint() = %s", endpoint)
@@ -46,7 +47,7 @@ func TestSocketPaths(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			_, err := NewDirectory(test.socket, nil)
+			_, err := kubelet.NewDirectory(test.socket, nil)
 			if test.problem == "" && err != nil || test.problem != "" && (err == nil || !strings.Contains(err.Error(), test.problem)) {
 				t.Errorf("NewDirectory() = %v, want %q", err, test.problem)
 			}
@@ -62,7 +63,7 @@ func TestADirectoryThatCannotBeUsed(t *testing.T) {
 	}
 	for name, want := range map[string]string{"": "", "none": "start kubelet, mount its directory", "file": "is not a directory"} {
 		err := newDirectory(t, filepath.Join(path, name)).Check()
-		if (err != nil) != (want != "") || err != nil && (!errors.Is(err, ErrNoDirectory) || !strings.Contains(err.Error(), want)) {
+		if (err != nil) != (want != "") || err != nil && (!errors.Is(err, kubelet.ErrNoDirectory) || !strings.Contains(err.Error(), want)) {
 			t.Errorf("Check() of %q = %v, want %q", name, err, want)
 		}
 	}
@@ -91,7 +92,7 @@ func TestRegister(t *testing.T) {
 	defer cancel()
 	register := func() error { return d.Register(ctx, 1, "nvidia.com/gpu", endpoint, &pluginapi.DevicePluginOptions{}) }
 
-	if err := register(); !errors.Is(err, ErrNotRegistered) {
+	if err := register(); !errors.Is(err, kubelet.ErrNotRegistered) {
 		t.Errorf("without kubelet: Register() = %v, want ErrNotRegistered", err)
 	}
 	listener, err := net.Listen("unix", filepath.Join(d.Path(), "kubelet.sock"))
@@ -104,7 +105,7 @@ func TestRegister(t *testing.T) {
 	go func() { _ = server.Serve(listener) }()
 	t.Cleanup(server.Stop)
 
-	if err := register(); !errors.Is(err, ErrNotRegistered) || len(service.requests) != 0 {
+	if err := register(); !errors.Is(err, kubelet.ErrNotRegistered) || len(service.requests) != 0 {
 		t.Errorf("without our socket: Register() = %v after %d requests, want ErrNotRegistered after none", err, len(service.requests))
 	}
 	if err := os.WriteFile(endpoint, nil, 0o600); err != nil {
@@ -117,17 +118,13 @@ func TestRegister(t *testing.T) {
 	if got.GetVersion() != "v1beta1" || got.GetEndpoint() != filepath.Base(endpoint) || got.GetResourceName() != "nvidia.com/gpu" {
 		t.Errorf("kubelet saw %v", got)
 	}
-	key, err := keyOf(d.socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	d.sight(sighting{2, key}, 2) // a watch has seen another kubelet
-	if err := register(); !errors.Is(err, ErrNotRegistered) || len(service.requests) != 0 {
+	watch(t, d)("kubelet", incarnation(1))
+	err = d.Register(ctx, 2, "nvidia.com/gpu", endpoint, &pluginapi.DevicePluginOptions{})
+	if !errors.Is(err, kubelet.ErrNotRegistered) || len(service.requests) != 0 {
 		t.Errorf("another kubelet: Register() = %v after %d requests, want ErrNotRegistered after none", err, len(service.requests))
 	}
-	d.sight(sighting{1, key}, 1)
 	service.err = errors.New("not today")
-	if err := register(); err == nil || errors.Is(err, ErrNotRegistered) || !strings.Contains(err.Error(), "not today") {
+	if err := register(); err == nil || errors.Is(err, kubelet.ErrNotRegistered) || !strings.Contains(err.Error(), "not today") {
 		t.Errorf("refused: Register() = %v, want kubelet's words", err)
 	}
 }

@@ -1,4 +1,4 @@
-package kubelet
+package kubelet_test
 
 import (
 	"context"
@@ -10,7 +10,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
@@ -22,9 +24,9 @@ type laterProcess struct {
 }
 
 func (l *laterProcess) GetDevicePluginOptions(ctx context.Context, _ *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
-	l.told <- Leaves(ctx)
+	l.told <- kubelet.Leaves(ctx)
 	if l.again {
-		RegistersAgain(ctx)
+		kubelet.RegistersAgain(ctx)
 	}
 	return &pluginapi.DevicePluginOptions{}, nil
 }
@@ -37,11 +39,7 @@ type refusingKubelet struct {
 }
 
 func (k *refusingKubelet) Register(ctx context.Context, r *pluginapi.RegisterRequest) (*pluginapi.Empty, error) {
-	conn, err := net.Dial("unix", filepath.Join(k.dir, r.GetEndpoint()))
-	if err != nil {
-		return nil, err
-	}
-	client, err := newClient(conn)
+	client, err := grpc.NewClient("unix://"+filepath.Join(k.dir, r.GetEndpoint()), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return nil, err
 	}
@@ -57,7 +55,8 @@ func (k *refusingKubelet) Register(ctx context.Context, r *pluginapi.RegisterReq
 func TestLeave(t *testing.T) {
 	path := folder(t)
 	us := newDirectory(t, path)
-	us.token = "000000000a22"
+	hung := later(t, path, us)
+	d := later(t, path, hung)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	leave := func() error { return us.Leave(ctx, 1, "nvidia.com/gpu") }
@@ -75,35 +74,27 @@ func TestLeave(t *testing.T) {
 	if err := leave(); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("without a later process: %v", err)
 	}
-	d := newDirectory(t, path)
-	d.token = "000000000b22"
-	later := &laterProcess{told: make(chan bool, 10)}
-	serve(d.NewEndpoint("nvidia.com/gpu"), func(s *grpc.Server) { pluginapi.RegisterDevicePluginServer(s, later) })
-	kubelet := &refusingKubelet{dir: path, asked: make(chan error, 10)}
-	serve(filepath.Join(path, "kubelet.sock"), func(s *grpc.Server) { pluginapi.RegisterRegistrationServer(s, kubelet) })
-	if err := leave(); !errors.Is(err, errNotAgain) || !<-later.told || len(kubelet.asked) > 0 {
-		t.Errorf("a later process of an earlier version: %v, and kubelet has %d registrations", err, len(kubelet.asked))
+	newest := &laterProcess{told: make(chan bool, 10)}
+	serve(d.NewEndpoint("nvidia.com/gpu"), func(s *grpc.Server) { pluginapi.RegisterDevicePluginServer(s, newest) })
+	refusing := &refusingKubelet{dir: path, asked: make(chan error, 10)}
+	serve(filepath.Join(path, "kubelet.sock"), func(s *grpc.Server) { pluginapi.RegisterRegistrationServer(s, refusing) })
+	if err := leave(); err == nil || !strings.Contains(err.Error(), "does not say that it registers again") || !<-newest.told || len(refusing.asked) > 0 {
+		t.Errorf("a later process of an earlier version: %v, and kubelet has %d registrations", err, len(refusing.asked))
 	}
-	later.again = true
+	newest.again = true
 	before, err := os.ReadDir(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := leave(); err != nil || !<-later.told || len(kubelet.asked) != 1 {
-		t.Fatalf("a later process that registers again: %v, and kubelet has %d registrations", err, len(kubelet.asked))
+	if err := leave(); err != nil || !<-newest.told || len(refusing.asked) != 1 {
+		t.Fatalf("a later process that registers again: %v, and kubelet has %d registrations", err, len(refusing.asked))
 	}
-	if err := <-kubelet.asked; err == nil {
+	if err := <-refusing.asked; err == nil {
 		t.Error("kubelet was told options")
 	}
 	if after, err := os.ReadDir(path); err != nil || len(after) != len(before) {
 		t.Errorf("there are %d files, and were %d: %v", len(after), len(before), err)
 	}
-	key, err := keyOf(us.socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	hung := newDirectory(t, path)
-	hung.token = "000000000az2" // between the two
 	socket, err := net.Listen("unix", hung.NewEndpoint("nvidia.com/gpu"))
 	if err != nil {
 		t.Fatal(err)
@@ -111,14 +102,14 @@ func TestLeave(t *testing.T) {
 	t.Cleanup(func() { _ = socket.Close() })
 	within, end := context.WithTimeout(ctx, 6*tellTimeout)
 	defer end()
-	if err := us.Leave(within, 1, "nvidia.com/gpu"); err != nil || !<-later.told || <-kubelet.asked == nil {
+	if err := us.Leave(within, 1, "nvidia.com/gpu"); err != nil || !<-newest.told || <-refusing.asked == nil {
 		t.Errorf("a process between the two hangs: %v", err)
 	}
-	us.sight(sighting{2, key}, 2) // a watch has seen another kubelet
-	if err := leave(); !errors.Is(err, ErrNotRegistered) || !strings.Contains(err.Error(), "have kubelet forget") {
+	watch(t, us)("kubelet", incarnation(1))
+	if err := us.Leave(ctx, 2, "nvidia.com/gpu"); !errors.Is(err, kubelet.ErrNotRegistered) || !strings.Contains(err.Error(), "have kubelet forget") {
 		t.Errorf("another kubelet: %v", err)
 	}
-	if Leaves(t.Context()) {
+	if kubelet.Leaves(t.Context()) {
 		t.Error("a call without the header says that a process leaves")
 	}
 }
@@ -135,7 +126,7 @@ func TestKeepsOneClient(t *testing.T) {
 		"another/1.0.0":                 false,
 		"":                              false,
 	} {
-		if got := KeepsOneClient(userAgent); got != want {
+		if got := kubelet.KeepsOneClient(userAgent); got != want {
 			t.Errorf("KeepsOneClient(%q) = %v, want %v", userAgent, got, want)
 		}
 	}

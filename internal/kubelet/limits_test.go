@@ -1,4 +1,4 @@
-package kubelet
+package kubelet_test
 
 import (
 	"context"
@@ -10,12 +10,12 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"google.golang.org/grpc"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
-	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 )
 
@@ -25,7 +25,7 @@ func TestPodsOfHeldDevices(t *testing.T) {
 	for pod, want := range map[string][3]string{
 		"ns/p": {"ns", "p", ""}, "with UID 6f7d": {"", "", "6f7d"}, "with UID ": {"", "", ""}, "p": {"p", "", ""}, "": {},
 	} {
-		namespace, name, uid := HeldDevice{Pod: pod}.SplitPod()
+		namespace, name, uid := kubelet.HeldDevice{Pod: pod}.SplitPod()
 		if got := [3]string{namespace, name, uid}; got != want {
 			t.Errorf("%q: %q, want %q", pod, got, want)
 		}
@@ -35,13 +35,16 @@ func TestPodsOfHeldDevices(t *testing.T) {
 // TestNamesOfSockets: what people read of a resource is short, and resources whose names begin alike have different sockets.
 func TestNamesOfSockets(t *testing.T) {
 	t.Parallel()
+	d := newDirectory(t, folder(t))
+	kindOf := func(resource string) string {
+		kind, _, _ := kubelet.ParseSocketName(filepath.Base(d.NewEndpoint(resource)))
+		return kind
+	}
 	for resource, want := range map[string]string{
-		"nvidia.com/gpu": "gpu", "gpu": "gpu", "nvidia.com/12345678": "12345678", "nvidia.com/123456789": "12345678", "a/b/c": "b/c",
+		"nvidia.com/gpu": "gpu", "gpu": "gpu", "nvidia.com/12345678": "12345678", "nvidia.com/123456789": "12345678",
 	} {
-		kind := kindOf(resource)
-		name, hash := kind[:len(kind)-hashLength-1], kind[len(kind)-hashLength:]
-		if name != want || kind[len(kind)-hashLength-1] != '-' || strings.Contains(hash, "-") {
-			t.Errorf("%s: %s, want %s and a hash", resource, kind, want)
+		if name, hash, _ := strings.Cut(kindOf(resource), "-"); name != want || len(hash) != 6 || strings.Contains(hash, "-") {
+			t.Errorf("%s: %s, want %s and a hash", resource, kindOf(resource), want)
 		}
 	}
 	if kindOf("nvidia.com/123456789") == kindOf("nvidia.com/12345678x") || kindOf("a.com/gpu") == kindOf("b.com/gpu") {
@@ -57,7 +60,7 @@ func TestNamesOfSockets(t *testing.T) {
 		"gpu-device-plugin-k-000000000a22-1":               "",
 		"other-k-000000000a22-1.sock":                      "",
 	} {
-		kind, token, ours := ParseSocketName(name)
+		kind, token, ours := kubelet.ParseSocketName(name)
 		if got := map[bool]string{true: kind + " " + token}[ours]; got != want {
 			t.Errorf("%s: %q, want %q", name, got, want)
 		}
@@ -87,8 +90,7 @@ func TestASocketThatHasJustBeenMade(t *testing.T) {
 	t.Parallel()
 	for _, listened := range []bool{false, true} {
 		c := &noted{FakeClock: clocktesting.NewFakeClock(time.Now())}
-		d := newDirectory(t, folder(t))
-		d.clock = c
+		d := newDirectoryAt(t, folder(t), c)
 		path := d.NewEndpoint("nvidia.com/gpu")
 		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 		if err != nil {
@@ -139,8 +141,7 @@ func TestASocketThatHasJustBeenMade(t *testing.T) {
 func TestAForeignServerThatHangs(t *testing.T) {
 	t.Parallel()
 	c := &noted{FakeClock: clocktesting.NewFakeClock(time.Now())}
-	d := newDirectory(t, folder(t))
-	d.clock = c
+	d := newDirectoryAt(t, folder(t), c)
 	listen(t, filepath.Join(d.Path(), "nvidia-gpu.sock"))
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -169,43 +170,33 @@ func TestAForeignServerThatHangs(t *testing.T) {
 	}
 }
 
-// TestWhoWaitsForItsTurn: for ten seconds, and then is told.
-func TestWhoWaitsForItsTurn(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuestion[int](clock.RealClock{}, 0)
-		q.turn <- struct{}{}
-		began := time.Now()
-		_, err := q.ask(t.Context(), func() (int, error) { return 0, nil })
-		if took := time.Since(began); took != turnTimeout || !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("after %v: %v", took, err)
-		}
-		<-q.turn
-		failed := errors.New("no answer")
-		if _, err := q.ask(t.Context(), func() (int, error) { return 7, failed }); !errors.Is(err, failed) {
-			t.Errorf("ask() = %v", err)
-		}
-		q.begin = func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
-		began = time.Now()
-		if _, err := q.ask(t.Context(), func() (int, error) { return 7, nil }); err == nil || time.Since(began) != turnTimeout {
-			t.Errorf("a question that may not be sent: %v after %v", err, time.Since(began))
-		}
-		q.begin = nil
-		if n, err := q.ask(t.Context(), func() (int, error) { return 7, nil }); n != 7 || err != nil {
-			t.Errorf("ask() = %d, %v", n, err)
-		}
-	})
-}
-
 // TestPaceOfQuestions: how long none is sent after an answer to a call, and after another question. Where Allocate is to follow, none is sent
 // before it for longer.
 func TestPaceOfQuestions(t *testing.T) {
 	t.Parallel()
-	c := clocktesting.NewFakeClock(time.Now())
-	p := &pace{clock: c}
+	c := &noted{FakeClock: clocktesting.NewFakeClock(time.Now())}
+	client := (&accounts{}).client(t, c)
 	waits := func(what string, want time.Duration) {
 		t.Helper()
-		if got := p.tryBegin(); got != want {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		before := c.timers()
+		question := asking(ctx, client)
+		for late := time.After(patience); c.timers() == before; {
+			select {
+			case err := <-question:
+				if err != nil || want != 0 {
+					t.Errorf("%s: it is sent at once, want a pause of %v: %v", what, want, err)
+				}
+				return
+			case <-late:
+				t.Fatalf("%s: nothing happens", what)
+			case <-time.After(time.Millisecond / 10):
+			}
+		}
+		cancel()
+		<-question
+		if got := c.last(); got != want {
 			t.Errorf("%s: waits %v, want %v", what, got, want)
 		}
 	}
@@ -215,7 +206,7 @@ func TestPaceOfQuestions(t *testing.T) {
 	waits("a moment before its time", 1)
 	c.Step(1)
 	waits("at its time", 0)
-	one, two := p.allocating(), p.allocating()
+	one, two := client.Allocating(), client.Allocating()
 	waits("while kubelet allocates", settleTime)
 	one(false)
 	c.Step(time.Hour)
@@ -226,16 +217,16 @@ func TestPaceOfQuestions(t *testing.T) {
 	waits("some time after", listPause/2)
 	c.Step(listPause / 2)
 	waits("at last", 0)
-	p.allocating()(false)
+	client.Allocating()(false)
 	waits("the later time counts", settleTime)
-	p.allocating()(true)
+	client.Allocating()(true)
 	c.Step(chooseTime - 1)
 	waits("a moment before Allocate is waited for no more", 1)
 	c.Step(1)
 	waits("no Allocate has come", 0)
-	p.allocating()(true)
+	client.Allocating()(true)
 	waits("before Allocate", settleTime)
-	p.allocating()(false)
+	client.Allocating()(false)
 	c.Step(settleTime - 1)
 	waits("after Allocate", 1)
 	c.Step(1)
@@ -257,35 +248,72 @@ func TestStaleAtItsLimits(t *testing.T) {
 		"kubelet has never asked": {staleAfter, 0, true},
 	} {
 		c := clocktesting.NewFakeClock(time.Now())
-		d := newDirectory(t, folder(t))
-		d.clock = c
-		listen(t, d.socket)
-		key, err := keyOf(d.socket)
-		if err != nil {
-			t.Fatal(err)
-		}
+		d := newDirectoryAt(t, folder(t), c)
+		listen(t, kubeletSocket(d))()
 		if tt.refused > 0 {
-			d.refuses = refusal{key, c.Now().Add(-tt.refused)}
+			dial(t, d, c)
 		}
+		c.Step(tt.refused - tt.probed)
 		if tt.probed > 0 {
-			d.probed = c.Now().Add(-tt.probed)
+			d.Probed()
 		}
-		if err := d.checkStale(key); (err != nil) != tt.want || err != nil && !errors.Is(err, ErrNoDirectory) {
-			t.Errorf("%s: %v", name, err)
-		}
-		if d.checkStale(fileKey{}) != nil {
-			t.Errorf("%s: another socket has refused connections", name)
+		c.Step(tt.probed)
+		if got := stale(t, d); got != tt.want {
+			t.Errorf("%s: a watch ends: %v", name, got)
 		}
 	}
+}
+
+// dial has the directory connect to kubelet's socket once.
+func dial(t *testing.T, d *kubelet.Directory, c *clocktesting.FakeClock) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- d.Register(ctx, 1, "nvidia.com/gpu", d.NewEndpoint("nvidia.com/gpu"), nil) }()
+	for late := time.Now().Add(patience); !c.HasWaiters(); { // until the next try
+		select {
+		case <-ended:
+			return
+		case <-time.After(time.Millisecond):
+		}
+		if time.Now().After(late) {
+			t.Fatal("kubelet's socket is not dialled")
+		}
+	}
+	cancel()
+	<-ended
+}
+
+// stale reports whether a look at the directory finds that it is not the one that the node uses.
+func stale(t *testing.T, d *kubelet.Directory) bool {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- d.Watch(ctx, feed.New(uint64(0)), feed.New([]string(nil))) }()
+	alive := make(chan error, 1)
+	go func() { alive <- d.Alive(ctx) }() // it has looked
+	var err error
+	select {
+	case err = <-ended:
+		cancel()
+		<-alive
+	case <-alive:
+		cancel()
+		err = <-ended
+	}
+	if err != nil && !errors.Is(err, kubelet.ErrNoDirectory) {
+		t.Errorf("Watch() = %v", err)
+	}
+	return err != nil
 }
 
 // TestWithNoticesNothingIsDoneEachSecond: the directory is looked at, and swept, every five seconds.
 func TestWithNoticesNothingIsDoneEachSecond(t *testing.T) {
 	t.Parallel()
 	path := folder(t)
-	d, other := newDirectory(t, path), newDirectory(t, path)
 	c := clocktesting.NewFakeClock(time.Now())
-	d.clock = c
+	d, other := newDirectoryAt(t, path, c), newDirectory(t, path)
 	dead := other.NewEndpoint("nvidia.com/gpu")
 	listen(t, dead)()
 	watch(t, d)
@@ -343,8 +371,8 @@ func (c *countedConn) Close() error {
 func TestACallLeavesNoConnection(t *testing.T) {
 	t.Parallel()
 	path := folder(t)
-	us, earlier := newDirectory(t, path), newDirectory(t, path)
-	earlier.token = "000000000a22"
+	earlier := newDirectory(t, path)
+	us := later(t, path, earlier)
 	inner, err := net.Listen("unix", earlier.NewEndpoint("nvidia.com/gpu"))
 	if err != nil {
 		t.Fatal(err)

@@ -1,7 +1,8 @@
-package kubelet
+package kubelet_test
 
 import (
 	"context"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"os"
 	"path/filepath"
 	"testing"
@@ -14,7 +15,7 @@ func TestRegistrationsOfOtherProcessesWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := folder(t)
 		one, other := newDirectory(t, dir), newDirectory(t, dir)
-		took := func(ctx context.Context, d *Directory) (unlock func(), waited time.Duration) {
+		took := func(ctx context.Context, d *kubelet.Directory) (unlock func(), waited time.Duration) {
 			began := time.Now()
 			unlock = d.LockRegistrations(ctx)
 			return unlock, time.Since(began)

@@ -1,4 +1,4 @@
-package kubelet
+package kubelet_test
 
 import (
 	"net"
@@ -17,7 +17,7 @@ func TestListening(t *testing.T) {
 		t.Errorf("in an empty directory listen %q", got)
 	}
 	living := other.NewEndpoint("nvidia.com/gpu")
-	for _, socket := range []string{d.socket, d.NewEndpoint("nvidia.com/gpu"), filepath.Join(path, "rdma.sock")} {
+	for _, socket := range []string{kubeletSocket(d), d.NewEndpoint("nvidia.com/gpu"), filepath.Join(path, "rdma.sock")} {
 		listen(t, socket)
 	}
 	for _, socket := range []string{other.NewEndpoint("nvidia.com/gpu"), filepath.Join(path, "nvidia-dead.sock")} {

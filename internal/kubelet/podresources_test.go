@@ -1,4 +1,4 @@
-package kubelet
+package kubelet_test
 
 import (
 	"context"
@@ -11,10 +11,10 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"google.golang.org/grpc"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 	"k8s.io/utils/clock"
@@ -54,7 +54,7 @@ func (a *accounts) List(context.Context, *podresources.ListPodResourcesRequest) 
 }
 
 // client returns a client of the service.
-func (a *accounts) client(t *testing.T, c clock.Clock) *PodResources {
+func (a *accounts) client(t *testing.T, c clock.Clock) *kubelet.PodResources {
 	t.Helper()
 	socket := filepath.Join(folder(t), "p%2Fx%zz.sock") // the path of a socket is no URL
 	listener, err := net.Listen("unix", socket)
@@ -65,7 +65,7 @@ func (a *accounts) client(t *testing.T, c clock.Clock) *PodResources {
 	podresources.RegisterPodResourcesListerServer(server, a)
 	go func() { _ = server.Serve(listener) }()
 	t.Cleanup(server.Stop)
-	client := NewPodResources(socket, c)
+	client := kubelet.NewPodResources(socket, c)
 	t.Cleanup(func() { _ = client.Close() })
 	return client
 }
@@ -78,7 +78,7 @@ func TestKubeletsAccount(t *testing.T) {
 	defer cancel()
 
 	held, err := client.Held(ctx)
-	want := []HeldDevice{
+	want := []kubelet.HeldDevice{
 		{Resource: "nvidia.com/gpu", ID: "b", Pod: "ns/p", NUMANodes: []int64{1, 0}},
 		{Resource: "nvidia.com/gpu", ID: "c", Pod: "ns/p"},
 	}
@@ -88,7 +88,7 @@ func TestKubeletsAccount(t *testing.T) {
 
 	c.Step(listPause)
 	devices, err := client.ContainerDevices(ctx)
-	wantDevices := []ContainerDevice{{ID: "b", Namespace: "ns", Pod: "p", Container: "main"}, {ID: "c", Namespace: "ns", Pod: "p", Container: "main"}}
+	wantDevices := []kubelet.ContainerDevice{{ID: "b", Namespace: "ns", Pod: "p", Container: "main"}, {ID: "c", Namespace: "ns", Pod: "p", Container: "main"}}
 	if diff := cmp.Diff(wantDevices, devices); err != nil || diff != "" {
 		t.Errorf("ContainerDevices() (-want +got):\n%s\n%v", diff, err)
 	}
@@ -134,47 +134,8 @@ func TestKubeletsAccount(t *testing.T) {
 	}
 }
 
-// TestAnAnswerIsNotOlderThanItsQuestion: an account that is older than an Allocate names the pod before, and the device would count
-// as free although the next pod holds it. Callers that came before the question was sent share its answer.
-func TestAnAnswerIsNotOlderThanItsQuestion(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuestion[int](clock.RealClock{}, 0)
-		put := 0
-		ask := func() int {
-			answer, err := q.ask(t.Context(), func() (int, error) {
-				put++
-				number := put
-				time.Sleep(time.Second)
-				return number, nil
-			})
-			if err != nil {
-				t.Errorf("ask() = %v", err)
-			}
-			return answer
-		}
-		if first, second := ask(), ask(); first != 1 || second != 2 {
-			t.Errorf("answers %d and %d, want those of questions 1 and 2", first, second)
-		}
-		var all sync.WaitGroup
-		all.Go(func() {
-			if got := ask(); got != 3 {
-				t.Errorf("answer %d, want that of question 3", got)
-			}
-		})
-		synctest.Wait()
-		for range 20 { // they came after question 3 was sent
-			all.Go(func() {
-				if got := ask(); got != 4 {
-					t.Errorf("answer %d, want that of question 4", got)
-				}
-			})
-		}
-		all.Wait()
-	})
-}
-
 // asking has somebody ask which claims pods have, which nobody else asks for here, and returns the channel of what comes of it.
-func asking(ctx context.Context, client *PodResources) <-chan error {
+func asking(ctx context.Context, client *kubelet.PodResources) <-chan error {
 	answered := make(chan error, 1)
 	go func() {
 		_, err := client.Claims(ctx)
@@ -289,25 +250,25 @@ func TestQuestionsAboutPodsComeOneAfterTheOther(t *testing.T) {
 func TestWithoutPodResources(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	if _, err := NewPodResources("", nil).Held(ctx); err == nil || !strings.Contains(err.Error(), "--pod-resources-socket") {
+	if _, err := kubelet.NewPodResources("", nil).Held(ctx); err == nil || !strings.Contains(err.Error(), "--pod-resources-socket") {
 		t.Errorf("Held() without a socket = %v, want the flag's name in it", err)
 	}
 	dir := filepath.Join(folder(t), "pod-resources")
-	absent := NewPodResources(filepath.Join(dir, "p.sock"), nil)
-	if _, err := absent.Held(ctx); !errors.Is(err, ErrNoPodResources) || !strings.Contains(err.Error(), dir) {
+	absent := kubelet.NewPodResources(filepath.Join(dir, "p.sock"), nil)
+	if _, err := absent.Held(ctx); !errors.Is(err, kubelet.ErrNoPodResources) || !strings.Contains(err.Error(), dir) {
 		t.Errorf("Held() without the folder = %v, want ErrNoPodResources and the folder", err)
 	}
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := absent.Held(ctx); err == nil || errors.Is(err, ErrNoPodResources) {
+	if _, err := absent.Held(ctx); err == nil || errors.Is(err, kubelet.ErrNoPodResources) {
 		t.Errorf("Held() where nobody listens = %v, want that it may work later", err)
 	}
 	if err := absent.Close(); err != nil {
 		t.Error(err)
 	}
-	for what, client := range map[string]*PodResources{
-		"without a socket": NewPodResources("", nil), "where nobody listens": NewPodResources(filepath.Join(folder(t), "p.sock"), nil),
+	for what, client := range map[string]*kubelet.PodResources{
+		"without a socket": kubelet.NewPodResources("", nil), "where nobody listens": kubelet.NewPodResources(filepath.Join(folder(t), "p.sock"), nil),
 	} {
 		_, ofAllocatable := client.Allocatable(ctx)
 		_, ofHeld := client.Held(ctx)
@@ -321,12 +282,5 @@ func TestWithoutPodResources(t *testing.T) {
 				t.Errorf("%s: Close() = %v", what, err)
 			}
 		}
-	}
-	q := newQuestion[string](clock.RealClock{}, 0)
-	q.turn <- struct{}{} // another caller asks
-	ended, end := context.WithCancel(ctx)
-	end()
-	if _, err := q.ask(ended, func() (string, error) { return "", nil }); !errors.Is(err, context.Canceled) {
-		t.Errorf("ask() = %v while another caller asks, want the end of the context", err)
 	}
 }

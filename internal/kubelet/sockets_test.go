@@ -1,4 +1,4 @@
-package kubelet
+package kubelet_test
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"google.golang.org/grpc"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	clocktesting "k8s.io/utils/clock/testing"
@@ -21,24 +22,19 @@ import (
 func TestTokensSortAsProcessesStarted(t *testing.T) {
 	before := ""
 	for range 100 {
-		token := NewToken()
-		if len(token) != tokenLength || token[:timeLength] < before {
+		token := kubelet.NewToken()
+		if len(token) != 12 || token[:10] < before {
 			t.Fatalf("token %s comes after %s", token, before)
 		}
-		before = token[:timeLength]
-	}
-	if base32(31, 1) != "v" || base32(32, 3) != "010" || base32(9, 2) >= base32(10, 2) {
-		t.Error("numbers do not sort as their texts")
+		before = token[:10] // the time
 	}
 }
 
 func TestRivals(t *testing.T) {
 	path := folder(t)
-	var daemons []*Directory
-	for _, token := range []string{"000000000a22", "000000000b22", "000000000c22"} {
-		d := newDirectory(t, path)
-		d.token = token
-		daemons = append(daemons, d)
+	var daemons []*kubelet.Directory
+	for range 3 {
+		daemons = append(daemons, later(t, path, daemons...))
 	}
 	var names []string
 	for _, d := range daemons {
@@ -56,18 +52,18 @@ func TestRivals(t *testing.T) {
 	for _, name := range append(foreign, "kubelet.sock") {
 		listen(t, filepath.Join(path, name))
 	}
-	var made []Socket
+	var made []kubelet.Socket
 	for _, name := range foreign {
 		info, err := os.Lstat(filepath.Join(path, name))
 		if err != nil {
 			t.Fatal(err)
 		}
-		made = append(made, Socket{name, info.ModTime().UnixNano()})
+		made = append(made, kubelet.Socket{name, info.ModTime().UnixNano()})
 	}
 	if err := os.WriteFile(filepath.Join(path, "a.sock"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for i, want := range []Rivals{
+	for i, want := range []kubelet.Rivals{
 		{Later: slices.Concat(names[5:7], names[10:12]), Foreign: made},
 		{Earlier: names[0:2], Later: names[10:12], Foreign: made},
 		{Earlier: slices.Concat(names[0:2], names[5:7]), Foreign: made},
@@ -98,56 +94,39 @@ func TestAwaitEnd(t *testing.T) {
 	tests := map[string]struct {
 		foreign bool
 		make    func(t *testing.T, path string)
-		step    time.Duration // of the clock; 0 means the real one
+		least   time.Duration // by the clock until it is given up
 	}{
 		"gone":                          {make: func(*testing.T, string) {}},
-		"a process was killed long ago": {make: func(t *testing.T, path string) { t.Helper(); listen(t, path)() }},
-		"another program was killed":    {foreign: true, make: func(t *testing.T, path string) { t.Helper(); listen(t, path)() }},
-		"hung":                          {make: func(t *testing.T, path string) { t.Helper(); listen(t, path) }, step: hungAfter / 2},
+		"a process was killed long ago": {make: func(t *testing.T, path string) { t.Helper(); listen(t, path)() }, least: listensWithin},
+		"another program was killed":    {foreign: true, make: func(t *testing.T, path string) { t.Helper(); listen(t, path)() }, least: listensWithin},
+		"hung":                          {make: func(t *testing.T, path string) { t.Helper(); listen(t, path) }, least: hungAfter},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			d := newDirectory(t, folder(t))
+			c := &noted{FakeClock: clocktesting.NewFakeClock(time.Now())}
+			d := newDirectoryAt(t, folder(t), c)
 			path := d.NewEndpoint("nvidia.com/gpu")
 			if test.foreign {
 				path = filepath.Join(d.Path(), "nvidia-gpu.sock")
 			}
 			test.make(t, path)
-			if test.step > 0 {
-				c := clocktesting.NewFakeClock(time.Now())
-				d.clock = c
-				began := c.Now()
-				defer func() {
-					if waited := c.Since(began); waited < hungAfter {
-						t.Errorf("a server that does not answer was given up after %v", waited)
-					}
-				}()
-				ctx, cancel := context.WithCancel(t.Context())
-				defer cancel()
-				go func() {
-					for ctx.Err() == nil {
-						if c.HasWaiters() {
-							c.Step(test.step)
-						}
-						select {
-						case <-ctx.Done():
-						case <-time.After(time.Millisecond):
-						}
-					}
-				}()
-			}
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
-			defer cancel()
-			if err := d.AwaitEnd(ctx, filepath.Base(path)); err != nil {
+			began := c.Now()
+			ended := make(chan error, 1)
+			go func() { ended <- d.AwaitEnd(t.Context(), filepath.Base(path)) }()
+			if err := stepped(t, c, hungAfter, ended, 0); err != nil {
 				t.Error(err)
+			}
+			if waited := c.Since(began); waited < test.least {
+				t.Errorf("it was given up after %v, want %v at least", waited, test.least)
 			}
 		})
 	}
 	for _, name := range []string{"a process of ours", "another program"} {
 		t.Run(name+" that lives", func(t *testing.T) {
 			t.Parallel()
-			d := newDirectory(t, folder(t))
+			c := &noted{FakeClock: clocktesting.NewFakeClock(time.Now())}
+			d := newDirectoryAt(t, folder(t), c)
 			path := d.NewEndpoint("nvidia.com/gpu")
 			if name == "another program" {
 				path = filepath.Join(d.Path(), "nvidia-gpu.sock")
@@ -155,19 +134,12 @@ func TestAwaitEnd(t *testing.T) {
 			stop := serve(t, path)
 			ended := make(chan error, 1)
 			go func() { ended <- d.AwaitEnd(t.Context(), filepath.Base(path)) }()
-			select {
-			case err := <-ended:
+			if err := stepped(t, c, askInterval, ended, 5); !errors.Is(err, errNotEnded) {
 				t.Fatalf("AwaitEnd() = %v while it lives", err)
-			case <-time.After(1500 * time.Millisecond):
 			}
 			stop() // and leaves its socket behind
-			select {
-			case err := <-ended:
-				if err != nil {
-					t.Error(err)
-				}
-			case <-time.After(patience):
-				t.Fatal("its end is not seen")
+			if err := stepped(t, c, askInterval, ended, 0); err != nil {
+				t.Error(err)
 			}
 		})
 	}
@@ -184,6 +156,28 @@ func TestAwaitEnd(t *testing.T) {
 	})
 }
 
+var errNotEnded = errors.New("it has not ended")
+
+// stepped steps the clock whenever somebody waits by it, until what is awaited has ended, and returns how. With a number of pauses, it
+// returns errNotEnded after these.
+func stepped(t *testing.T, c *noted, step time.Duration, ended <-chan error, pauses int) error {
+	t.Helper()
+	before := c.timers()
+	for late := time.After(patience); pauses == 0 || c.timers() < before+pauses; {
+		select {
+		case err := <-ended:
+			return err
+		case <-late:
+			t.Fatal("nothing happens any more")
+		case <-time.After(time.Millisecond):
+			if c.HasWaiters() {
+				c.Step(step)
+			}
+		}
+	}
+	return errNotEnded
+}
+
 // options answers GetDevicePluginOptions.
 type options struct {
 	pluginapi.UnimplementedDevicePluginServer
@@ -196,8 +190,10 @@ func (o options) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*plu
 
 func TestTheLastEarlierServerIsCalled(t *testing.T) {
 	path := folder(t)
-	us := newDirectory(t, path)
-	us.token = "000000000c22"
+	dead := newDirectory(t, path)
+	first := later(t, path, dead)
+	second := later(t, path, first)
+	us := later(t, path, second)
 	answer := false
 	call := func() error {
 		return us.CallEarlier(t.Context(), "nvidia.com/gpu", func(ctx context.Context, earlier pluginapi.DevicePluginClient) error {
@@ -209,15 +205,11 @@ func TestTheLastEarlierServerIsCalled(t *testing.T) {
 	if err := call(); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("without an earlier one: %v", err)
 	}
-	dead := newDirectory(t, path)
-	dead.token = "000000000922"
 	listen(t, dead.NewEndpoint("nvidia.com/gpu"))()
 	if err := call(); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("with an earlier one that has ended: %v", err)
 	}
-	for token, answer := range map[string]bool{"000000000a22": false, "000000000b22": true, "000000000d22": false} {
-		d := newDirectory(t, path)
-		d.token = token
+	for d, answer := range map[*kubelet.Directory]bool{first: false, second: true, later(t, path, us): false} {
 		listener, err := net.Listen("unix", d.NewEndpoint("nvidia.com/gpu"))
 		if err != nil {
 			t.Fatal(err)

@@ -1,4 +1,4 @@
-package kubelet
+package kubelet_test
 
 import (
 	"context"
@@ -11,11 +11,13 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
 
 // TestASocketThatRefusesForLong: the socket of a kubelet that is down refuses connections, and so does one behind a stale mount.
@@ -34,9 +36,8 @@ func TestASocketThatRefusesForLong(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := clocktesting.NewFakeClock(time.Now())
-			d := newDirectory(t, folder(t))
-			d.clock = c
-			listen(t, d.socket)()
+			d := newDirectoryAt(t, folder(t), c)
+			listen(t, kubeletSocket(d))()
 			if test.before {
 				d.Probed()
 				c.Step(2 * probedWithin)
@@ -60,7 +61,7 @@ func TestASocketThatRefusesForLong(t *testing.T) {
 				}
 				select {
 				case err := <-ended:
-					if !test.ends || !errors.Is(err, ErrNoDirectory) || !strings.Contains(err.Error(), "a filesystem was mounted over") {
+					if !test.ends || !errors.Is(err, kubelet.ErrNoDirectory) || !strings.Contains(err.Error(), "a filesystem was mounted over") {
 						t.Errorf("Watch() = %v", err)
 					}
 					if waited := c.Since(began); waited < staleAfter {
@@ -85,61 +86,61 @@ func TestASocketThatRefusesForLong(t *testing.T) {
 
 func TestARefusalEndsWithAConnectionOrAnotherSocket(t *testing.T) {
 	c := clocktesting.NewFakeClock(time.Now())
-	d := newDirectory(t, folder(t))
-	d.clock = c
-	listen(t, d.socket)()
-	stale := func() bool {
-		key, err := keyOf(d.socket)
-		if err != nil {
-			t.Fatal(err)
+	d := newDirectoryAt(t, folder(t), c)
+	want := func(what string, want bool) {
+		t.Helper()
+		if got := stale(t, d); got != want {
+			t.Errorf("%s: the directory is stale: %v", what, got)
 		}
-		return d.checkStale(key) != nil
 	}
-	d.dialled(true)
-	c.Step(staleAfter)
-	d.dialled(true) // is no new beginning
-	if !stale() {
-		t.Error("two minutes of refusals are not enough")
-	}
-	d.dialled(false)
-	if stale() {
-		t.Error("a connection does not end it")
-	}
-	d.dialled(true)
-	c.Step(staleAfter)
-	if err := os.Rename(d.socket, d.socket+".old"); err != nil {
+	socket, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+	if err != nil {
 		t.Fatal(err)
 	}
-	listen(t, d.socket)
-	if stale() {
-		t.Error("another socket has not refused anything")
+	if err := unix.Bind(socket, &unix.SockaddrUnix{Name: kubeletSocket(d)}); err != nil { // it refuses
+		t.Fatal(err)
 	}
+	dial(t, d, c)
+	c.Step(staleAfter)
+	dial(t, d, c) // is no new beginning
+	want("after two minutes of refusals", true)
+	if err := unix.Listen(socket, 1); err != nil {
+		t.Fatal(err)
+	}
+	dial(t, d, c)
+	if err := unix.Close(socket); err != nil { // it refuses again
+		t.Fatal(err)
+	}
+	want("after a connection", false)
+	dial(t, d, c)
+	c.Step(staleAfter - 1)
+	want("some time after it", false)
+	c.Step(1)
+	want("two minutes after it", true)
+	if err := os.Rename(kubeletSocket(d), kubeletSocket(d)+".old"); err != nil {
+		t.Fatal(err)
+	}
+	listen(t, kubeletSocket(d))
+	want("with another socket", false)
 }
 
 func TestSocketsOfProcessesThatEndedAreRemoved(t *testing.T) {
 	t.Parallel()
 	path := folder(t)
-	d, other := newDirectory(t, path), newDirectory(t, path)
 	c := clocktesting.NewFakeClock(time.Now())
-	d.clock = c
+	d, other := newDirectoryAt(t, path, c), newDirectory(t, path)
 	dead, live, own := other.NewEndpoint("nvidia.com/gpu"), other.NewEndpoint("nvidia.com/mig-1g.10gb"), d.NewEndpoint("nvidia.com/gpu")
 	foreign, older := filepath.Join(path, "nvidia-gpu.sock"), filepath.Join(path, "gpu-device-plugin-gpu-abc-1.sock")
-	for _, socket := range []string{dead, own, foreign, older, d.socket} {
+	for _, socket := range []string{dead, own, foreign, older, kubeletSocket(d)} {
 		listen(t, socket)()
 	}
 	listen(t, live)
-	if refused := new(Sweep).Look(t.Context(), path, d.ofOthers()); !slices.Equal(refused, []string{filepath.Base(dead)}) {
-		t.Errorf("%v refuse connections, want the dead one", refused)
-	}
-	if names := d.sockets(); len(names) != 5 {
-		t.Errorf("the first sweep left %v, want all", names)
-	}
 	sockets := feed.New([]string(nil))
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- d.Watch(ctx, feed.New(uint64(0)), sockets) }()
 	deadline := time.After(patience)
-	for began := c.Now(); slices.Contains(d.sockets(), filepath.Base(dead)); {
+	for began := c.Now(); slices.Contains(sockets.Value(), filepath.Base(dead)) || c.Since(began) == 0; {
 		if c.HasWaiters() && c.Since(began) < 3*lookRarely {
 			c.Step(time.Second)
 		}
@@ -155,7 +156,7 @@ func TestSocketsOfProcessesThatEndedAreRemoved(t *testing.T) {
 	}
 	want := []string{filepath.Base(older), filepath.Base(live), filepath.Base(own), filepath.Base(foreign)}
 	slices.Sort(want)
-	if got := d.sockets(); !slices.Equal(got, want) {
+	if got := sockets.Value(); !slices.Equal(got, want) {
 		t.Errorf("left are %v, want %v", got, want)
 	}
 }
@@ -164,14 +165,13 @@ func TestSocketsOfProcessesThatEndedAreRemoved(t *testing.T) {
 func TestThePauseBetweenDials(t *testing.T) {
 	t.Parallel()
 	c := &noted{FakeClock: clocktesting.NewFakeClock(time.Now())}
-	d := newDirectory(t, folder(t))
-	d.clock = c
-	listen(t, d.socket)()
+	d := newDirectoryAt(t, folder(t), c)
+	listen(t, kubeletSocket(d))()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_, _ = d.dial(ctx)
+		_ = d.Register(ctx, 1, "nvidia.com/gpu", d.NewEndpoint("nvidia.com/gpu"), nil)
 	}()
 	deadline := time.After(patience)
 	for c.timers() < 13 {
@@ -205,6 +205,13 @@ func (c *noted) NewTimer(d time.Duration) clock.Timer {
 	defer c.mu.Unlock()
 	c.pauses = append(c.pauses, d)
 	return c.FakeClock.NewTimer(d)
+}
+
+// last returns the duration of the last timer.
+func (c *noted) last() time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.pauses[len(c.pauses)-1]
 }
 
 func (c *noted) timers() int {

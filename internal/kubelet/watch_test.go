@@ -1,4 +1,4 @@
-package kubelet
+package kubelet_test
 
 import (
 	"context"
@@ -9,15 +9,14 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
-	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
 
 // folder is a directory of kubelet's with a path short enough for sockets.
@@ -53,7 +52,7 @@ type state struct {
 }
 
 // watch starts a watch and returns a function that waits for a state that fits.
-func watch(t *testing.T, d *Directory) (await func(what string, fits func(state) bool) state) {
+func watch(t *testing.T, d *kubelet.Directory) (await func(what string, fits func(state) bool) state) {
 	t.Helper()
 	incarnation, sockets := feed.New(uint64(0)), feed.New([]string(nil))
 	ctx, cancel := context.WithCancel(t.Context())
@@ -85,27 +84,103 @@ func watch(t *testing.T, d *Directory) (await func(what string, fits func(state)
 	}
 }
 
-func newDirectory(t *testing.T, path string) *Directory {
+// What the package promises of time, with which the tests know when to look.
+const (
+	lookInterval  = time.Second     // between two looks at the directory while nothing tells of it
+	lookRarely    = 5 * time.Second // and while inotify does
+	staleAfter    = 2 * time.Minute // of refused connections
+	probedWithin  = time.Minute     // by a kubelet that is there
+	askInterval   = time.Second
+	askSoon       = 20 * time.Millisecond
+	listensWithin = time.Second
+	hungAfter     = 10 * time.Second
+	settleTime    = 50 * time.Millisecond // after a call by which kubelet allocates
+	chooseTime    = time.Second           // after one that Allocate is to follow
+	listPause     = 25 * time.Millisecond // between two questions about pods
+	freshFor      = 20 * time.Millisecond // an answer about allocatable devices
+	tellTimeout   = 300 * time.Millisecond
+	maxSocketName = 56 // bytes
+)
+
+// newDirectoryAt returns the directory with a clock.
+func newDirectoryAt(t *testing.T, path string, c clock.WithTicker) *kubelet.Directory {
 	t.Helper()
-	d, err := NewDirectory(filepath.Join(path, "kubelet.sock"), nil)
+	d, err := kubelet.NewDirectory(filepath.Join(path, "kubelet.sock"), c)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return d
 }
 
+// ticking returns a clock whose seconds pass as soon as somebody waits by it, until the test ends.
+func ticking(t *testing.T) *clocktesting.FakeClock {
+	t.Helper()
+	c := clocktesting.NewFakeClock(time.Now())
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for ctx.Err() == nil {
+			if c.HasWaiters() {
+				c.Step(time.Second)
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(time.Millisecond):
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-ended
+	})
+	return c
+}
+
+// later returns the directory as a process sees it that started after all before.
+func later(t *testing.T, path string, before ...*kubelet.Directory) *kubelet.Directory {
+	t.Helper()
+	for deadline := time.Now().Add(patience); ; {
+		d := newDirectory(t, path)
+		isLater := func(earlier *kubelet.Directory) bool { return tokenOf(t, d)[:10] > tokenOf(t, earlier)[:10] }
+		if !slices.ContainsFunc(before, func(e *kubelet.Directory) bool { return !isLater(e) }) {
+			return d
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("tokens do not grow")
+		}
+	}
+}
+
+// tokenOf returns the token of the process.
+func tokenOf(t *testing.T, d *kubelet.Directory) string {
+	t.Helper()
+	_, token, ours := kubelet.ParseSocketName(filepath.Base(d.NewEndpoint("nvidia.com/gpu")))
+	if !ours {
+		t.Fatalf("the endpoint %s is not ours", d.NewEndpoint("nvidia.com/gpu"))
+	}
+	return token
+}
+
+// kubeletSocket returns the path of kubelet's socket.
+func kubeletSocket(d *kubelet.Directory) string { return filepath.Join(d.Path(), "kubelet.sock") }
+
+func newDirectory(t *testing.T, path string) *kubelet.Directory {
+	t.Helper()
+	return newDirectoryAt(t, path, nil)
+}
+
 func incarnation(n uint64) func(state) bool { return func(s state) bool { return s.Incarnation == n } }
 
 func TestEveryKubeletIsAnIncarnation(t *testing.T) {
-	tests := map[string]func() (*fsnotify.Watcher, error){
-		"with inotify":      fsnotify.NewWatcher,
-		"inotify exhausted": func() (*fsnotify.Watcher, error) { return nil, errors.New("too many open files") },
-	}
-	for name, newWatcher := range tests {
+	tests := map[string]bool{"with inotify": true, "inotify exhausted": false}
+	for name, notices := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			d := newDirectory(t, folder(t))
-			d.newWatcher = newWatcher
+			d := newDirectoryAt(t, folder(t), ticking(t))
+			if !notices {
+				d.WithoutNotices()
+			}
 			await := watch(t, d)
 			await("no kubelet", incarnation(0))
 			socket := filepath.Join(d.Path(), "kubelet.sock")
@@ -128,15 +203,14 @@ func TestEveryKubeletIsAnIncarnation(t *testing.T) {
 // A socket that came and went between two looks is in none of the lists.
 func TestSocketsArePublishedWheneverOneMayHaveGone(t *testing.T) {
 	t.Parallel()
-	for name, newWatcher := range map[string]func() (*fsnotify.Watcher, error){
-		"with inotify":      fsnotify.NewWatcher,
-		"inotify exhausted": func() (*fsnotify.Watcher, error) { return nil, errors.New("too many open files") },
-	} {
+	for name, notices := range map[string]bool{"with inotify": true, "inotify exhausted": false} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			d := newDirectory(t, folder(t))
-			d.newWatcher = newWatcher
-			listen(t, d.socket)
+			d := newDirectoryAt(t, folder(t), ticking(t))
+			if !notices {
+				d.WithoutNotices()
+			}
+			listen(t, kubeletSocket(d))
 			seen, sockets := feed.New(uint64(0)), feed.New([]string(nil))
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := make(chan error, 1)
@@ -197,7 +271,7 @@ func TestASocketThatIsReplacedIsAnotherIncarnation(t *testing.T) {
 func TestADirectoryThatIsReplacedIsFollowed(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(folder(t), "device-plugins")
-	await := watch(t, newDirectory(t, path)) // not there yet
+	await := watch(t, newDirectoryAt(t, path, ticking(t))) // not there yet
 	await("no kubelet", incarnation(0))
 	for n := range uint64(2) {
 		if err := os.Mkdir(path, 0o750); err != nil {
@@ -222,10 +296,9 @@ func TestADirectoryThatIsAwayIsLookedForEachSecond(t *testing.T) {
 	if err := os.Mkdir(path, 0o750); err != nil {
 		t.Fatal(err)
 	}
-	d := newDirectory(t, path)
 	c := clocktesting.NewFakeClock(time.Now())
-	d.clock = c
-	listen(t, d.socket)
+	d := newDirectoryAt(t, path, c)
+	listen(t, kubeletSocket(d))
 	await := watch(t, d)
 	await("kubelet", incarnation(1))
 	c.Step(lookInterval)
@@ -241,7 +314,7 @@ func TestADirectoryThatIsAwayIsLookedForEachSecond(t *testing.T) {
 	if err := os.Mkdir(path, 0o750); err != nil {
 		t.Fatal(err)
 	}
-	listen(t, d.socket)
+	listen(t, kubeletSocket(d))
 	began := c.Now()
 	stop := make(chan struct{})
 	stepped := make(chan struct{})
@@ -263,62 +336,22 @@ func TestADirectoryThatIsAwayIsLookedForEachSecond(t *testing.T) {
 	<-stepped
 }
 
-// TestWithNoticesTheDirectoryIsLookedAtRarely: each look wakes an idle process.
-func TestWithNoticesTheDirectoryIsLookedAtRarely(t *testing.T) {
-	t.Parallel()
-	notices, err := fsnotify.NewWatcher()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = notices.Close() })
-	l := look{directory: newDirectory(t, folder(t)), notices: notices}
-	if err := l.once(klog.Logger{}); err != nil {
-		t.Fatal(err)
-	}
-	if got := l.pause(); got != lookRarely || len(notices.WatchList()) != 1 {
-		t.Errorf("the next look comes after %v, and %q are watched; want %v", got, notices.WatchList(), lookRarely)
-	}
-}
-
 // TestWithoutNoticesTheDirectoryIsLookedAtEachSecond: nothing else says that kubelet has come.
 func TestWithoutNoticesTheDirectoryIsLookedAtEachSecond(t *testing.T) {
 	t.Parallel()
-	d := newDirectory(t, folder(t))
 	c := clocktesting.NewFakeClock(time.Now())
-	d.clock = c
-	d.newWatcher = func() (*fsnotify.Watcher, error) { return nil, errors.New("too many open files") }
+	d := newDirectoryAt(t, folder(t), c)
+	d.WithoutNotices()
 	await := watch(t, d)
 	for n := range uint64(3) {
 		if err := d.Alive(t.Context()); err != nil { // it has looked
 			t.Fatal(err)
 		}
-		_ = os.Remove(d.socket)
-		listen(t, d.socket)
+		_ = os.Remove(kubeletSocket(d))
+		listen(t, kubeletSocket(d))
 		c.Step(lookInterval)
 		await("a new kubelet", incarnation(n+1))
 	}
-}
-
-func TestADirectoryInTheMomentOfItsRemovalIsNoDeadMount(t *testing.T) {
-	t.Parallel()
-	path := filepath.Join(folder(t), "device-plugins")
-	ctx, cancel := context.WithCancel(t.Context())
-	var removals sync.WaitGroup
-	removals.Go(func() {
-		for ctx.Err() == nil {
-			_ = os.Mkdir(path, 0o750)
-			_ = os.Remove(path)
-		}
-	})
-	look := &look{directory: newDirectory(t, path), notices: &fsnotify.Watcher{}}
-	for range 50_000 { // one in some hundred comes at the moment
-		if err := look.once(klog.Background()); err != nil {
-			t.Errorf("a look at the directory = %v", err)
-			break
-		}
-	}
-	cancel()
-	removals.Wait()
 }
 
 func TestADeadMountEndsTheWatch(t *testing.T) {
@@ -334,15 +367,25 @@ func TestADeadMountEndsTheWatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = held.Close() }()
-	d := newDirectory(t, "/proc/self/fd/"+strconv.Itoa(int(held.Fd())))
-	ended := make(chan error, 1)
-	go func() { ended <- d.Watch(t.Context(), feed.New(uint64(0)), feed.New([]string(nil))) }()
+	c := clocktesting.NewFakeClock(time.Now())
+	d := newDirectoryAt(t, "/proc/self/fd/"+strconv.Itoa(int(held.Fd())), c)
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
+	ended := make(chan error, 1)
+	go func() { ended <- d.Watch(t.Context(), feed.New(uint64(0)), feed.New([]string(nil))) }()
+	for _, step := range []time.Duration{0, lookInterval - 1} { // a directory that is being removed looks alike for a moment
+		c.Step(step)
+		for range 100 {
+			if err := d.Alive(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	c.Step(1)
 	select {
 	case err := <-ended:
-		if !errors.Is(err, ErrNoDirectory) || !strings.Contains(err.Error(), "new container") {
+		if !errors.Is(err, kubelet.ErrNoDirectory) || !strings.Contains(err.Error(), "new container") {
 			t.Errorf("Watch() = %v, want ErrNoDirectory with the remedy", err)
 		}
 	case <-time.After(patience):
