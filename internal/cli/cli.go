@@ -89,6 +89,7 @@ func (p Program) newDaemonCommand() *cobra.Command {
 
 // asRoot has a command return its errors as Execute does.
 func asRoot(cmd *cobra.Command) {
+	showFurtherFlags(cmd)
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return fmt.Errorf("%w; %s --help lists the flags", err, cmd.CommandPath())

@@ -2,6 +2,7 @@ package cli_test
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cli"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
 
 // run executes a command line and returns what it prints.
@@ -59,7 +61,7 @@ func TestWhatIsWrongIsSaidWithTheRemedy(t *testing.T) {
 		"a fault without a GPU":   {[]string{"simulate", "xid", "--control-socket=/nowhere/control.sock"}, []string{"/nowhere"}},
 		"MPS of no machine":       {[]string{"mps-control-daemon", "--simulate=dgx-9"}, []string{`"dgx-9"`, "dgx-h100"}},
 		"MPS of a bad flag":       {[]string{"mps-control-daemon", "--mig-strategy=some"}, []string{"--mig-strategy", "none, single, mixed"}},
-		"connections, a bad flag": {[]string{"topology", "--simulate=t4", "--mig-strategy=some"}, []string{"--mig-strategy", "none, single, mixed"}},
+		"connections, a bad flag": {[]string{"topology", "--simulate=t4", "--node-config-dir=some"}, []string{"--node-config-dir", `"some" is not an absolute path`}},
 		"no driver":               {[]string{"plan", "--driver-root-ctr-path=/nowhere"}, []string{"to scan a simulated node, use --simulate"}},
 		"a plan of a bad flag":    {[]string{"plan", "--simulate=t4", "--mig-strategy=some"}, []string{"--mig-strategy", "none, single, mixed"}},
 		"an argument to a daemon": {[]string{"serve"}, []string{`"serve"`}},
@@ -155,6 +157,53 @@ func TestEveryCommandExplainsItself(t *testing.T) {
 		got, err := run(t, append(strings.Fields(command), "--help")...)
 		if err != nil || !strings.Contains(got, "Usage:") {
 			t.Errorf("%s --help: %v\n%s", command, err, got)
+		}
+	}
+}
+
+// TestCommandsReadNoFlagThatTheirHelpDoesNotShow: all other flags of the daemon, with values that the daemon refuses where it refuses any,
+// change nothing of what a command prints.
+func TestCommandsReadNoFlagThatTheirHelpDoesNotShow(t *testing.T) {
+	for command, most := range map[string]int{
+		"plan": 33, "plan --dra --node-name=n": 33, "topology": 8, "topology prefer": 12, "mig plan --layout=all-disabled": 12, "mig export": 10, "doctor": 26,
+	} {
+		args := append(strings.Fields(command), "--simulate=t4", "--control-socket=")
+		help, err := run(t, append(args, "--help")...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		shown := 0
+		for line := range strings.Lines(help) {
+			if strings.HasPrefix(strings.TrimSpace(line), "-") {
+				shown++
+			}
+		}
+		if shown > most || shown < 5 {
+			t.Errorf("%s --help shows %d flags, want at most %d", command, shown, most)
+		}
+		others := args
+		for _, o := range config.Options() {
+			if !strings.Contains(help, "--"+o.Flag+" ") {
+				others = append(others, "--"+o.Flag+"=\x00")
+			}
+		}
+		if len(others) < len(args)+20 {
+			t.Errorf("%s --help shows all but %d flags", command, len(others)-len(args))
+		}
+		want, problem := run(t, args...)
+		if got, err := run(t, others...); got != want || fmt.Sprint(err) != fmt.Sprint(problem) {
+			t.Errorf("%s with flags that its help does not show: %v\n%s\nwant %v\n%s", command, err, got, problem, want)
+		}
+	}
+}
+
+// TestHelpShowsCommonFlagsFirst, and the others below them.
+func TestHelpShowsCommonFlagsFirst(t *testing.T) {
+	for _, command := range []string{"", "doctor", "mps-control-daemon", "config check"} {
+		help, err := run(t, append(strings.Fields(command), "--help")...)
+		common, further, divided := strings.Cut(help, "\nFurther flags:\n")
+		if err != nil || !divided || !strings.Contains(common, "--config-file ") || !strings.Contains(further, "--state-dir ") || strings.Count(common, "      --") > 20 {
+			t.Errorf("%s --help: %v\n%s", command, err, help)
 		}
 	}
 }

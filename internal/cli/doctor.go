@@ -52,7 +52,7 @@ func newDoctorCommand() *cobra.Command {
 			"  gpu-device-plugin doctor --simulate dgx-h100",
 		Args: cobra.NoArgs,
 	}
-	config.AddFlags(cmd.Flags())
+	config.AddFlags(cmd.Flags(), doctorFlags...)
 	hostRoot := cmd.Flags().String("host-root", "",
 		"where the node's root folder is seen; default: / on the node, and in a container the driver root if that is the node's root")
 	o := addOutputFlag(cmd)

@@ -36,7 +36,7 @@ func newMIGExportCommand() *cobra.Command {
 		Example: "  gpu-device-plugin mig export --simulate a100-mig-mixed > layouts.yaml",
 		Args:    noArguments,
 	}
-	config.AddFlags(cmd.Flags())
+	config.AddFlags(cmd.Flags(), nodeFlags...)
 	o := &output{format: outputYAML, people: outputYAML}
 	cmd.Flags().VarP(o, "output", "o", "output format")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -74,7 +74,7 @@ func newMIGPlanCommand() *cobra.Command {
 			"  gpu-device-plugin mig plan --config layouts.yaml --layout training --gpu 0,1 -o yaml",
 		Args: noArguments,
 	}
-	config.AddFlags(cmd.Flags())
+	config.AddFlags(cmd.Flags(), nodeFlags...)
 	var name, path string
 	var only []string
 	cmd.Flags().StringVar(&name, "layout", "", "name of the layout; may be left out if --config has one layout")

@@ -20,12 +20,12 @@ func (p Program) newMPSCommand() *cobra.Command {
 		Use:   "mps-control-daemon",
 		Short: "Run the control daemons of CUDA MPS (Multi-Process Service)",
 		Long: "mps-control-daemon runs one nvidia-cuda-mps-control for each resource that is shared by MPS. It limits the threads and\n" +
-			"the memory of each replica, and restarts a control daemon that ends. It takes the same flags, environment and file as\n" +
-			"the device plugin. It needs nvidia-cuda-mps-control in the PATH, the right to set compute modes, and the directory of\n" +
+			"the memory of each replica, and restarts a control daemon that ends. It takes the configuration file of the device\n" +
+			"plugin. It needs nvidia-cuda-mps-control in the PATH, the right to set compute modes, and the directory of\n" +
 			"MPS state on the host (--mps-root), mounted at --mps-root-ctr-path.",
 		Args: noArguments,
 	}
-	config.AddFlags(cmd.Flags())
+	config.AddFlags(cmd.Flags(), mpsFlags...)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return untilItEnds(cmd.Context(), func(ctx context.Context, own *process) error {
 			sources := config.Sources{Env: mpsEnv, Flags: cmd.Flags(), NVIDIA: p.nvidia}
@@ -57,7 +57,7 @@ func newMountSHMCommand() *cobra.Command {
 		Long:  "mount-shm mounts a tmpfs on the folder shm of --mps-root-ctr-path, unless one is mounted. Its size is half of the memory.",
 		Args:  noArguments,
 	}
-	config.AddFlags(cmd.Flags())
+	config.AddFlags(cmd.Flags(), "mps-root-ctr-path")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if len(args) > 0 {
 			klog.FromContext(cmd.Context()).Info("Ignoring arguments", "arguments", args)

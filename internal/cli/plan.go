@@ -38,7 +38,7 @@ func newPlanCommand() *cobra.Command {
 			"  gpu-device-plugin plan --dra --dra-dynamic-mig",
 		Args: cobra.NoArgs,
 	}
-	config.AddFlags(cmd.Flags())
+	config.AddFlags(cmd.Flags(), planFlags...)
 	slices := cmd.Flags().Bool("dra", false, "print ResourceSlices instead of resources")
 	o := addOutputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

@@ -27,7 +27,7 @@ func newTopologyCommand() *cobra.Command {
 			"  gpu-device-plugin topology prefer --simulate dgx-1 --size 3 --available 1,2,3,4 --required 4",
 		Args: noArguments,
 	}
-	config.AddFlags(cmd.PersistentFlags())
+	config.AddFlags(cmd.PersistentFlags(), nodeFlags...)
 	o := matrixOutput("matrix")
 	cmd.Flags().VarP(&o, "output", "o", "output format")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

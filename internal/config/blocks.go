@@ -117,10 +117,10 @@ func (d *document) sharing(c *Config) {
 		d.warn("sharing.timeSlicing", d.line("sharing.timeSlicing"), "is ignored because sharing.mps is set")
 	}
 	c.Resource.Sharing = d.replicated(c, "sharing.mps", s.MPS, resource.MPS, true)
-	if c.Resource.MIG == resource.MIGMixed {
+	if c.Resource.MIG == resource.MIGMixed && d.reads("mig-strategy") {
 		d.refuse("sharing.mps", "MPS is not supported with the MIG strategy mixed; use time-slicing, or another MIG strategy")
 	}
-	if c.Edits.MPSRoot == "" && !c.Discovery.On {
+	if c.Edits.MPSRoot == "" && !c.Discovery.On && d.reads("mps-root") {
 		d.refuse("sharing.mps", "needs --mps-root, the directory on the host with the MPS state, such as /run/nvidia/mps")
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/api/config/v1"
@@ -30,6 +31,7 @@ type document struct {
 	warnings remarks
 	nodes    int
 	keys     map[reflect.Type]string // of blocks, as messages list them
+	flags    *pflag.FlagSet          // of the command; nil for none
 	// malformed are those of the problems that were found on the way.
 	malformed []Remark
 }

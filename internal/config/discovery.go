@@ -39,7 +39,7 @@ var discoveryOptions = append(shared(
 	"kubeconfig", "node-name", "namespace", "pod-name", "compatibility",
 ), []option{
 	{
-		flag: "oneshot", env: []string{"GFD_ONESHOT"}, key: "flags.gfd.oneshot", fallback: "false", kind: kindBool,
+		flag: "oneshot", common: true, env: []string{"GFD_ONESHOT"}, key: "flags.gfd.oneshot", fallback: "false", kind: kindBool,
 		usage: "write the labels once and exit", set: truth(func(c *Config) *bool { return &c.Discovery.Oneshot }),
 	},
 	{
@@ -52,11 +52,11 @@ var discoveryOptions = append(shared(
 		},
 	},
 	{
-		flag: "sleep-interval", env: []string{"GFD_SLEEP_INTERVAL"}, key: "flags.gfd.sleepInterval", fallback: "60s",
+		flag: "sleep-interval", common: true, env: []string{"GFD_SLEEP_INTERVAL"}, key: "flags.gfd.sleepInterval", fallback: "60s",
 		usage: "time after which labels are written again although they did not change, at least 1s, or infinite", set: setSleep,
 	},
 	{
-		flag: "output-file", aliases: []string{"output"}, short: "o", env: []string{"GFD_OUTPUT_FILE"}, key: "flags.gfd.outputFile",
+		flag: "output-file", common: true, aliases: []string{"output"}, short: "o", env: []string{"GFD_OUTPUT_FILE"}, key: "flags.gfd.outputFile",
 		fallback: DefaultDiscoveryFile, empty: true,
 		usage: "feature file of node-feature-discovery; empty: standard output",
 		set:   text(func(c *Config) *string { return &c.Features.LabelsFile }),
@@ -67,7 +67,7 @@ var discoveryOptions = append(shared(
 		set: text(func(c *Config) *string { return &c.Features.MachineTypeFile }),
 	},
 	{
-		flag: "use-node-feature-api", env: []string{"GFD_USE_NODE_FEATURE_API", "USE_NODE_FEATURE_API"}, key: "flags.useNodeFeatureAPI",
+		flag: "use-node-feature-api", common: true, env: []string{"GFD_USE_NODE_FEATURE_API", "USE_NODE_FEATURE_API"}, key: "flags.useNodeFeatureAPI",
 		kind: kindBool, usage: "write a NodeFeature object in place of a file; default: true in gpu-node-agent, false elsewhere",
 		set: func(c *Config, text string) error {
 			var on bool
@@ -106,7 +106,7 @@ func setSleep(c *Config, text string) error {
 }
 
 // AddDiscoveryFlags declares all flags of gpu-feature-discovery.
-func AddDiscoveryFlags(flags *pflag.FlagSet) { addFlags(flags, discoveryOptions) }
+func AddDiscoveryFlags(flags *pflag.FlagSet) { addFlags(flags, discoveryOptions, nil) }
 
 // DiscoveryEnv looks variables up as env does, but first with GFD_ before their names.
 func DiscoveryEnv(env func(string) (string, bool)) func(string) (string, bool) {

@@ -50,7 +50,7 @@ func (c Config) GivenByDRA(g inventory.GPU) bool {
 // draOptions are the settings of Dynamic Resource Allocation. Which GPUs are selected is in the file alone.
 var draOptions = []option{
 	{
-		flag: "dra-mode", env: []string{"DRA_MODE"}, key: "dra.mode", fallback: "plugin",
+		flag: "dra-mode", common: true, env: []string{"DRA_MODE"}, key: "dra.mode", fallback: "plugin",
 		usage: "how pods get GPUs: plugin (as resources of the device plugin), dra (by Dynamic Resource Allocation), or split (those " +
 			"of dra.gpus, which is in the file, by Dynamic Resource Allocation)",
 		set: choice(func(c *Config) *DRAMode { return &c.DRA.Mode }, DRAOff, DRAAll, DRASplit),
@@ -91,6 +91,9 @@ func (d *document) dra(c *Config, s Sources) {
 			Models: parsed(d, "dra.gpus.models", given.GPUs.Models, parsePattern),
 		}
 	}
+	if !d.reads("dra-mode") {
+		return
+	}
 	selected := len(c.DRA.GPUs.Devices)+len(c.DRA.GPUs.PCI)+len(c.DRA.GPUs.Models) > 0
 	switch {
 	case c.DRA.Mode == DRASplit && !selected:
@@ -106,7 +109,7 @@ func (d *document) dra(c *Config, s Sources) {
 		{"--kubelet-socket", c.KubeletSocket, "kubelet tells what pods have"},
 		{"--pod-resources-socket", c.PodResourcesSocket, "kubelet tells there what pods have"},
 	} {
-		if needed.value == "" {
+		if needed.value == "" && d.reads(needed.flag[2:]) {
 			d.problem("--dra-mode", d.line("dra.mode"), fmt.Sprintf("%s needs %s: %s", c.DRA.Mode, needed.flag, needed.why))
 		}
 	}

@@ -109,7 +109,7 @@ var clusterOptions = []option{
 		set: setFallbacks,
 	},
 	{
-		flag: "node-labels", env: []string{"NODE_LABELS"}, key: "features.labels", fallback: "off",
+		flag: "node-labels", common: true, env: []string{"NODE_LABELS"}, key: "features.labels", fallback: "off",
 		usage: "labels of the node that describe its GPUs: off; file, for node-feature-discovery; nodeFeature, an object for " +
 			"node-feature-discovery; node, on the node itself",
 		set: choice(func(c *Config) *LabelsOutput { return &c.Features.Labels }, LabelsOff, LabelsFile, LabelsNodeFeature, LabelsNode),
@@ -142,7 +142,7 @@ var clusterOptions = []option{
 		set:   text(func(c *Config) *string { return &c.PodName }),
 	},
 	{
-		flag: "node-events", env: []string{"NODE_EVENTS"}, key: "features.events", fallback: "false", kind: kindBool,
+		flag: "node-events", common: true, env: []string{"NODE_EVENTS"}, key: "features.events", fallback: "false", kind: kindBool,
 		usage: "write Events about the GPUs: false; true, of the node; pods, also of the pods that hold a GPU",
 		set:   setEvents,
 	},

@@ -119,16 +119,22 @@ func (s Sources) resolve(path string, data []byte) (c Config, doc *document, err
 	return c, doc, nil
 }
 
+// reads reports whether the command reads all of these flags. What depends on others is not judged.
+func (d *document) reads(flags ...string) bool {
+	return !slices.ContainsFunc(flags, func(name string) bool { return !isRead(d.flags, name) })
+}
+
 // resolve puts what counts into the Config, and what is wrong with it on record.
 func (d *document) resolve(c *Config, s Sources) {
 	if !s.Discovery {
 		d.removedOptions(s)
 	}
+	d.flags = s.Flags
 	options := s.options()
 	for i := range options {
 		o := &options[i]
 		chosen := o.resolve(d, s.Env, s.Flags)
-		if s.Flags != nil {
+		if s.Flags != nil && o.isRead(s.Flags) {
 			if names := o.given(s.Flags); len(names) > 1 {
 				d.problem(names[0], 0, "is also given as "+names[1]+"; give one of them")
 			}

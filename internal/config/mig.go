@@ -35,12 +35,12 @@ func (m MIG) NeedsAPIServer() bool { return m.Enabled && (m.Label || m.Evict) }
 // migOptions are the settings of layouts.
 var migOptions = []option{
 	{
-		flag: "mig-enabled", env: []string{"MIG_ENABLED"}, key: "mig.enabled", fallback: "false", kind: kindBool,
+		flag: "mig-enabled", common: true, env: []string{"MIG_ENABLED"}, key: "mig.enabled", fallback: "false", kind: kindBool,
 		usage: "change how GPUs are divided in multi-instance mode (MIG); needs root, CAP_SYS_ADMIN and the MIG config capability device",
 		set:   truth(func(c *Config) *bool { return &c.MIG.Enabled }),
 	},
 	{
-		flag: "mig-layout", env: []string{"MIG_LAYOUT"}, key: "mig.layout",
+		flag: "mig-layout", common: true, env: []string{"MIG_LAYOUT"}, key: "mig.layout",
 		usage: "name of the MIG layout of the node, such as all-balanced; empty: GPUs stay as they are",
 		set:   text(func(c *Config) *string { return &c.MIG.Layout }),
 	},
@@ -92,6 +92,9 @@ var builtinLayout = regexp.MustCompile(`^all-(disabled|enabled|balanced|[0-9]g\.
 // mig judges what is to be done with layouts.
 func (d *document) mig(c *Config, s Sources) {
 	m := c.MIG
+	if !d.reads("mig-enabled", "mig-layout", "mig-config-file") {
+		return
+	}
 	if !m.Enabled {
 		if m.Layout != "" || m.Label {
 			d.warn("mig", d.line("mig"), "layouts are not changed: set mig.enabled, too")

@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -38,6 +39,8 @@ type option struct {
 	usage    string
 	// warning is said when a value is given.
 	warning string
+	// common says that help texts show the flag among the first.
+	common bool
 	// empty says that "" is a value of its own, which set may refuse. For other options it means that nothing is said.
 	empty bool
 	// set puts a value into the Config, or says in a sentence what is wrong with it. An error that is a caution is a warning.
@@ -89,16 +92,29 @@ type setting struct {
 
 // resolve returns what counts of an option: flag over environment over file over default.
 func (o *option) resolve(doc *document, env func(string) (string, bool), flags *pflag.FlagSet) setting {
-	if s, given := o.fromFlags(flags); given {
-		return s
-	}
-	if s, given := o.fromEnv(env); given {
-		return s
+	if o.isRead(flags) {
+		if s, given := o.fromFlags(flags); given {
+			return s
+		}
+		if s, given := o.fromEnv(env); given {
+			return s
+		}
 	}
 	if s, given := o.fromFile(doc); given {
 		return s
 	}
 	return setting{text: o.fallback, where: "--" + o.flag, fallback: true}
+}
+
+// isRead reports whether the command with these flags reads the option.
+func (o *option) isRead(flags *pflag.FlagSet) bool { return isRead(flags, o.flag) }
+
+func isRead(flags *pflag.FlagSet, name string) bool {
+	if flags == nil {
+		return true
+	}
+	f := flags.Lookup(name)
+	return f == nil || f.Annotations[NoEffect] == nil
 }
 
 func (o *option) fromFlags(flags *pflag.FlagSet) (setting, bool) {
@@ -190,13 +206,34 @@ func textAt(c *v1.Config, path string) (text string, given bool) {
 	panic(fmt.Sprintf("the key %s has the type %s, which no flag has", path, at.Type()))
 }
 
-// AddFlags declares all flags of the daemon, the old names of some as hidden ones.
-func AddFlags(flags *pflag.FlagSet) {
-	addFlags(flags, options)
+// Annotations of flags, for help texts.
+const (
+	Further  = "further"  // is shown after the common ones
+	NoEffect = "noEffect" // is a flag of the daemon that the command does not read
+)
+
+var (
+	further  = map[string][]string{Further: {}}
+	noEffect = map[string][]string{NoEffect: {}}
+)
+
+// fewFlags is how many flags a help text need not divide into common and further ones.
+const fewFlags = 8
+
+// AddFlags declares the flags of the daemon that a command reads, by their names without dashes; all if none are named. The others are
+// declared as hidden ones, so that the command can be given all flags of the daemon; neither they nor their environment variables have
+// an effect. Old names of flags are hidden, too.
+func AddFlags(flags *pflag.FlagSet, read ...string) {
+	for _, name := range read {
+		if !slices.ContainsFunc(options, func(o option) bool { return o.flag == name }) {
+			panic("the daemon has no flag --" + name)
+		}
+	}
+	addFlags(flags, options, read)
 	addRemoved(flags)
 }
 
-func addFlags(flags *pflag.FlagSet, options []option) {
+func addFlags(flags *pflag.FlagSet, options []option, read []string) {
 	for i := range options {
 		o := &options[i]
 		value := &flagValue{text: o.fallback, kind: o.kind}
@@ -207,6 +244,12 @@ func addFlags(flags *pflag.FlagSet, options []option) {
 			}
 			f := flags.VarPF(value, name, short, o.usage+" [$"+strings.Join(o.env, ", $")+"]")
 			f.Hidden = name != o.flag
+			switch {
+			case len(read) > 0 && !slices.Contains(read, o.flag):
+				f.Hidden, f.Annotations = true, noEffect
+			case !o.common && (len(read) == 0 || len(read) > fewFlags):
+				f.Annotations = further
+			}
 			if o.kind == kindBool {
 				f.NoOptDefVal = "true"
 			}

@@ -24,17 +24,17 @@ var options = slices.Concat(daemonOptions, clusterOptions, migOptions, draOption
 // daemonOptions are those of NVIDIA's device plugin, then ours.
 var daemonOptions = []option{
 	{
-		flag: "mig-strategy", env: []string{"MIG_STRATEGY"}, key: "flags.migStrategy", fallback: "none",
+		flag: "mig-strategy", common: true, env: []string{"MIG_STRATEGY"}, key: "flags.migStrategy", fallback: "none",
 		empty: true, usage: "MIG strategy: none, single or mixed",
 		set: choice(func(c *Config) *resource.MIGStrategy { return &c.Resource.MIG }, resource.MIGNone, resource.MIGSingle, resource.MIGMixed),
 	},
 	{
-		flag: "fail-on-init-error", env: []string{"FAIL_ON_INIT_ERROR"}, key: "flags.failOnInitError", fallback: "true", kind: kindBool,
+		flag: "fail-on-init-error", common: true, env: []string{"FAIL_ON_INIT_ERROR"}, key: "flags.failOnInitError", fallback: "true", kind: kindBool,
 		usage: "exit with an error if NVML cannot be initialized; if false, wait for the driver",
 		set:   truth(func(c *Config) *bool { return &c.FailOnInitError }),
 	},
 	{
-		flag: "driver-root", aliases: []string{"nvidia-driver-root"}, env: []string{"NVIDIA_DRIVER_ROOT"}, key: "flags.nvidiaDriverRoot",
+		flag: "driver-root", common: true, aliases: []string{"nvidia-driver-root"}, env: []string{"NVIDIA_DRIVER_ROOT"}, key: "flags.nvidiaDriverRoot",
 		fallback: "/", empty: true, usage: "directory on the host below which the driver is installed",
 		set: rooted(func(c *Config) *string { return &c.Driver.Root }),
 	},
@@ -44,12 +44,12 @@ var daemonOptions = []option{
 		set: rooted(func(c *Config) *string { return &c.Driver.DevRoot }),
 	},
 	{
-		flag: "pass-device-specs", env: []string{"PASS_DEVICE_SPECS"}, key: "flags.plugin.passDeviceSpecs", fallback: "false", kind: kindBool,
+		flag: "pass-device-specs", common: true, env: []string{"PASS_DEVICE_SPECS"}, key: "flags.plugin.passDeviceSpecs", fallback: "false", kind: kindBool,
 		usage: "also give containers the device nodes of their devices",
 		set:   truth(func(c *Config) *bool { return &c.Edits.DeviceNodes }),
 	},
 	{
-		flag: "device-list-strategy", env: []string{"DEVICE_LIST_STRATEGY"}, key: "flags.plugin.deviceListStrategy", fallback: "envvar",
+		flag: "device-list-strategy", common: true, env: []string{"DEVICE_LIST_STRATEGY"}, key: "flags.plugin.deviceListStrategy", fallback: "envvar",
 		kind:  kindList,
 		empty: true, usage: "how devices are passed to the container runtime: one or more of envvar, volume-mounts, cdi-annotations and cdi-cri",
 		set: setStrategies,
@@ -82,12 +82,12 @@ var daemonOptions = []option{
 		set: rooted(func(c *Config) *string { return &c.CDI.HookPath }),
 	},
 	{
-		flag: "driver-root-ctr-path", aliases: []string{"container-driver-root"}, env: []string{"DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"},
+		flag: "driver-root-ctr-path", common: true, aliases: []string{"container-driver-root"}, env: []string{"DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"},
 		key: "flags.plugin.containerDriverRoot", fallback: "/driver-root",
 		empty: true, usage: "path of the driver root in this container", set: rooted(func(c *Config) *string { return &c.Driver.ContainerRoot }),
 	},
 	{
-		flag: "mps-root", env: []string{"MPS_ROOT"}, key: "flags.mpsRoot", empty: true, usage: "directory on the host with the MPS state",
+		flag: "mps-root", common: true, env: []string{"MPS_ROOT"}, key: "flags.mpsRoot", empty: true, usage: "directory on the host with the MPS state",
 		set: rooted(func(c *Config) *string { return &c.Edits.MPSRoot }),
 	},
 	{
@@ -124,7 +124,7 @@ var daemonOptions = []option{
 		set:   socket(rooted(func(c *Config) *string { return &c.KubeletSocket })),
 	},
 	{
-		flag: "config-file", env: []string{"CONFIG_FILE"}, empty: true, usage: "path of the configuration file",
+		flag: "config-file", common: true, env: []string{"CONFIG_FILE"}, empty: true, usage: "path of the configuration file",
 		set: text(func(c *Config) *string { return &c.File }),
 	},
 	{
@@ -168,11 +168,11 @@ var daemonOptions = []option{
 		set: absolute(func(c *Config) *string { return &c.CDIDir }),
 	},
 	{
-		flag: "simulate", env: []string{"SIMULATE"}, usage: "simulate a node: name of a profile, or path of a profile file",
+		flag: "simulate", common: true, env: []string{"SIMULATE"}, usage: "simulate a node: name of a profile, or path of a profile file",
 		set: text(func(c *Config) *string { return &c.Simulate }),
 	},
 	{
-		flag: "metrics-address", env: []string{"METRICS_ADDRESS"}, key: "flags.metricsAddress", empty: true,
+		flag: "metrics-address", common: true, env: []string{"METRICS_ADDRESS"}, key: "flags.metricsAddress", empty: true,
 		usage: "address on which metrics and probes are served by HTTP, host:port, such as :9400 or 127.0.0.1:9400; empty: none",
 		set:   setAddress(func(c *Config) *string { return &c.MetricsAddress }),
 	},
@@ -198,7 +198,7 @@ var daemonOptions = []option{
 		set: setHostnameLabel,
 	},
 	{
-		flag: "node-name", env: []string{"NODE_NAME"},
+		flag: "node-name", common: true, env: []string{"NODE_NAME"},
 		usage: "name of the node; default: the host name, in metrics only; what needs the API server needs it",
 		set:   text(func(c *Config) *string { return &c.NodeName }),
 	},
