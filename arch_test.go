@@ -89,7 +89,7 @@ var imports = map[string][]string{
 		"internal/draplugin", "internal/draslices", "internal/handover",
 		"internal/daemon", "internal/config", "internal/dra", "internal/featurefile", "internal/feed", "internal/files", "internal/inventory",
 		"internal/kubeapi", "internal/labels", "internal/mig", "internal/migwish", "internal/report", "internal/resource",
-		"internal/status", "internal/supervise", "internal/version",
+		"internal/lead", "internal/status", "internal/supervise", "internal/version",
 		"internal/kubelet", // for the values of its accounts
 	},
 	"internal/mig": {

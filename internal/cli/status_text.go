@@ -74,6 +74,9 @@ func printStatus(w io.Writer, s status.Status, v view) {
 	if s.Readiness.Ready != (s.Summary.State == status.AllServed || s.Summary.State == status.Degraded) || s.Readiness.Reason != "" {
 		v.sentence(w, "ready: "+readyNow(s.Readiness))
 	}
+	if s.Lead != (status.Lead{}) {
+		v.sentence(w, "leads: "+s.Lead.String())
+	}
 	for _, c := range s.Calls {
 		v.sentence(w, fmt.Sprintf("driver call that does not return: %s since %s", c, v.since(c.Since)))
 	}

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"os"
+	"path/filepath"
 	"runtime/debug"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/labels"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/lead"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/migwish"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
@@ -69,7 +71,7 @@ func Run(ctx context.Context, o Options) error {
 	defer d.close()
 	defer time.AfterFunc(headStart, shrink).Stop()
 	observation, outputs := d.tasks()
-	return replaceable(ctx, RunTasks(ctx, observation, outputs), d.driver.Calls)
+	return replaceable(ctx, RunTasks(ctx, d.lead, observation, outputs), d.driver.Calls)
 }
 
 // gcPercent has garbage collected earlier than by default: the daemon itself needs little memory, and a scrape leaves up to a megabyte
@@ -91,6 +93,7 @@ type daemon struct {
 	watcher   *config.Watcher
 	driver    *nvidia.Driver
 	node      *simulator.Node // nil on a real node
+	lead      *lead.Lead
 	monitor   *monitor.Monitor
 	directory *kubelet.Directory // nil when there is nothing to register with
 	account   *kubelet.PodResources
@@ -146,6 +149,7 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 	if d.set, err = d.newSet(ctx); err != nil {
 		return nil, err
 	}
+	d.lead = d.newLead()
 	if c.MIG.Enabled {
 		d.wishes = migwish.New(ctx, d.watcher.Configs(), c.StateDir, clock.RealClock{})
 	}
@@ -182,6 +186,23 @@ func (d *daemon) newSet(ctx context.Context) (*plugin.Set, error) {
 	}), nil
 }
 
+// leadFolder is the folder in kubelet's directory in which the processes of a node agree on who leads. Kubelet removes sockets there, and no
+// folders.
+const leadFolder = "gpu-device-plugin"
+
+// newLead returns what this process has to do with the lead of the node.
+func (d *daemon) newLead() *lead.Lead {
+	name, _ := os.Hostname() // of a pod, its name
+	o := lead.Options{
+		Dir: d.config.StateDir, Name: name + ", version " + version.String(), Token: kubelet.NewToken(),
+		Busy: func() bool { return len(d.driver.Calls()) > 0 },
+	}
+	if d.directory != nil {
+		o.Dir = filepath.Join(d.directory.Path(), leadFolder)
+	}
+	return lead.New(o)
+}
+
 // newMIG returns the owner of how GPUs are divided.
 func (d *daemon) newMIG() *mig.Owner {
 	o := mig.Options{
@@ -215,7 +236,7 @@ func (d *daemon) dividedForClaims(uuid string) string {
 // tasks are all tasks of the daemon.
 func (d *daemon) tasks() (observation, outputs []Task) {
 	observation, outputs = d.observation(), d.outputs()
-	d.readiness = NewReadiness(clock.RealClock{}, observation, outputs)
+	d.readiness = NewReadiness(clock.RealClock{}, d.lead, observation, outputs)
 	d.liveness = NewLiveness(observation, outputs)
 	return observation, append(outputs, Task{Name: "readiness", Run: d.readiness.Run})
 }
@@ -231,6 +252,7 @@ func (d *daemon) observation() []Task {
 		{Name: "start", Run: func(ctx context.Context) error {
 			return LogStart(ctx, version.String(), d.monitor.Snapshots(), d.watcher.Configs())
 		}},
+		{Name: "lead", Run: d.lead.Run},
 		{Name: "health policy", Run: func(ctx context.Context) error { return FollowHealth(ctx, d.monitor, d.watcher.Configs()) }},
 		{Name: "driver", Run: func(ctx context.Context) error { return FollowDriver(ctx, d.monitor) }},
 	}
@@ -271,7 +293,7 @@ func (d *daemon) outputs() []Task {
 	}
 	tasks = append(tasks, d.draTasks()...)
 	tasks = append(tasks, Task{Name: "metrics", Run: d.serveMetrics}, Task{Name: "labels", Run: d.labels.Run},
-		Task{Name: "feature file", Run: d.featureFile().run})
+		Task{Name: "feature file", Run: func(ctx context.Context) error { return d.featureFile().run(ctx) }, Lead: true})
 	if d.mig != nil {
 		tasks = append(tasks, Task{Name: "MIG wish", Run: d.wishes.Run},
 			Task{Name: "MIG", Run: d.mig.Run, Alive: d.mig.Alive})
@@ -289,7 +311,7 @@ func (d *daemon) outputs() []Task {
 func (d *daemon) view() View {
 	v := View{
 		Config: d.config, Configs: d.watcher.Configs(), ConfigErrors: d.watcher.Errors(),
-		Labels: d.labels.Wanted, Unlabeled: d.unlabeled, Yields: d.yields,
+		Labels: d.labels.Wanted, Unlabeled: d.unlabeled, Lead: d.lead, Yields: d.yields,
 		Snapshots: d.monitor.Snapshots(), Offered: d.set.Offered(), Status: d.status, Held: d.account.Held,
 		DRA: d.dra, APIRequested: d.counters.APIRequested, EventDropped: d.counters.EventDropped,
 	}
@@ -304,7 +326,7 @@ func (d *daemon) view() View {
 
 // featureFile is the file for node-feature-discovery.
 func (d *daemon) featureFile() *featureFile {
-	return &featureFile{configs: d.watcher.Configs(), labels: d.labels.Wanted, problem: d.unlabeled, yields: d.yields}
+	return &featureFile{configs: d.watcher.Configs(), labels: d.labels.Wanted, problem: d.unlabeled}
 }
 
 // close releases what the daemon has opened, after its end.

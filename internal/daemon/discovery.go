@@ -11,6 +11,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/featurefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/labels"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/lead"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
 )
 
@@ -36,7 +37,7 @@ func RunDiscovery(ctx context.Context, o Options, output io.Writer) error {
 	if o.Cluster != nil {
 		outputs = append(outputs, o.Cluster.Labels(View{Config: o.Config, Configs: configs, Labels: wanted, Unlabeled: problem})...)
 	}
-	return replaceable(ctx, RunTasks(ctx, []Task{
+	return replaceable(ctx, RunTasks(ctx, lead.New(lead.Options{}), []Task{
 		{Name: "configuration", Run: watcher.Run},
 		{Name: "signals", Run: func(ctx context.Context) error { return followSignals(ctx, o.Signals, watcher, m) }},
 		{Name: "monitor", Run: m.Run},

@@ -4,7 +4,6 @@ import (
 	"context"
 	"slices"
 	"strings"
-	"time"
 
 	"k8s.io/utils/clock"
 
@@ -28,9 +27,6 @@ func MachineName(file string) string {
 	return strings.TrimSpace(string(text))
 }
 
-// yieldPoll is how often it is looked whether this process still yields to another one.
-const yieldPoll = 10 * time.Second
-
 // yields reports whether a process of this program that started later serves a resource of this one.
 func (d *daemon) yields() bool {
 	return slices.ContainsFunc(d.set.Status(), func(s plugin.Status) bool { return s.Phase == plugin.PhaseYielding })
@@ -41,7 +37,6 @@ type featureFile struct {
 	configs *feed.Feed[config.Config]
 	labels  *feed.Feed[map[string]string]
 	problem *feed.Feed[error] // why it is not written
-	yields  func() bool       // another process writes it; nil for never
 }
 
 // run keeps the file while the configuration wants it.
@@ -53,11 +48,8 @@ func (f *featureFile) run(ctx context.Context) error {
 func (f *featureFile) wanted() (target featurefile.Target, configured, labeled <-chan struct{}) {
 	c, configured := f.configs.Latest()
 	set, labeled := f.labels.Latest()
-	switch {
-	case c.Features.Labels != config.LabelsFile:
+	if c.Features.Labels != config.LabelsFile {
 		return featurefile.Target{}, configured, nil
-	case f.yields != nil && f.yields():
-		return featurefile.Target{Renewal: yieldPoll}, configured, labeled
 	}
 	target = featurefile.Target{Path: c.Features.LabelsFile, Labels: set, Renewal: featurefile.Lifetime / 4, Lifetime: featurefile.Lifetime}
 	if c.Discovery.On {

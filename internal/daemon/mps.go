@@ -8,6 +8,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/lead"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
@@ -38,7 +39,7 @@ func RunMPS(ctx context.Context, o Options) error {
 	if o.Sources.Chosen != nil {
 		observation = append(observation, o.Cluster.Observation(m.watcher.Configs(), BootID(node))...)
 	}
-	return replaceable(ctx, RunTasks(ctx, observation, []Task{
+	return replaceable(ctx, RunTasks(ctx, lead.New(lead.Options{}), observation, []Task{
 		{Name: "MPS control daemons", Run: mps.NewSupervisor(o.Config.MPSRoot, m.wanted, m.monitor).Run},
 	}), driver.Calls)
 }

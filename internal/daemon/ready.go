@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"strings"
 	"time"
@@ -9,20 +10,25 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/lead"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
 
 // A Readiness is the answer to the readiness probe: whether all tasks of a daemon are ready. Once they were, the answer stays:
 // a readiness that comes and goes would let a roll-out go on beyond its limits.
+//
+// A process asks for the lead when all else is ready, and is ready when it has it and the tasks under the lead are ready, too. It is ready
+// without it where a process leads that started later.
 type Readiness struct {
 	clock  clock.WithTicker
+	lead   *lead.Lead
 	tasks  []Task
 	answer *feed.Feed[status.Readiness]
 }
 
 // NewReadiness returns the readiness of these tasks, which are not ready until Run has asked them.
-func NewReadiness(c clock.WithTicker, tasks ...[]Task) *Readiness {
-	r := &Readiness{clock: c, answer: feed.New(status.Readiness{
+func NewReadiness(c clock.WithTicker, l *lead.Lead, tasks ...[]Task) *Readiness {
+	r := &Readiness{clock: c, lead: l, answer: feed.New(status.Readiness{
 		Reason: "the daemon is starting", Since: status.Moment(c.Now()),
 	})}
 	for _, group := range tasks {
@@ -73,9 +79,30 @@ func (r *Readiness) Run(ctx context.Context) error {
 func (r *Readiness) ask(ctx context.Context) (ready bool, reason string) {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
+	ready, reason = r.askTasks(ctx, false)
+	if !ready {
+		return false, reason
+	}
+	r.lead.Ask()
+	switch s := r.lead.Statuses().Value(); {
+	case s.Leads:
+		if ready, leading := r.askTasks(ctx, true); !ready {
+			return false, leading
+		}
+	case s.Later:
+	case s.Problem != "":
+		return false, "it cannot take the lead of the node: " + s.Problem
+	default:
+		return false, "it waits for the lead of the node, which " + cmp.Or(s.Name, "another process") + " has"
+	}
+	return true, reason
+}
+
+// askTasks asks the tasks that run under the lead, or the others.
+func (r *Readiness) askTasks(ctx context.Context, lead bool) (ready bool, reason string) {
 	said := map[bool][]string{}
 	for _, task := range r.tasks {
-		if task.Ready == nil {
+		if task.Ready == nil || task.Lead != lead {
 			continue
 		}
 		if ready, reason := task.Ready(ctx); !ready || reason != "" {

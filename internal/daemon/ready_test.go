@@ -14,6 +14,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/lead"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
@@ -34,7 +35,7 @@ func TestReadinessStays(t *testing.T) {
 				return true, good
 			}}
 		}
-		r := NewReadiness(clock.RealClock{}, []Task{{Name: "always"}, after(10*time.Second, "a is late", "")},
+		r := NewReadiness(clock.RealClock{}, lead.New(lead.Options{}), []Task{{Name: "always"}, after(10*time.Second, "a is late", "")},
 			[]Task{after(20*time.Second, "b is late", "b is empty")})
 		ended := make(chan error, 1)
 		go func() { ended <- r.Run(klog.NewContext(t.Context(), klog.Logger{})) }()
@@ -63,6 +64,24 @@ func TestReadinessStays(t *testing.T) {
 			t.Error("tasks are asked although all were ready")
 		}
 	})
+}
+
+// TestReadyWithTheLead: a process asks for the lead when all else is ready. Tasks under the lead count when it has it.
+func TestReadyWithTheLead(t *testing.T) {
+	t.Parallel()
+	never := Task{Name: "lead", Lead: true, Ready: func(context.Context) (bool, string) { return false, "the driver is not registered" }}
+	for name, tt := range map[string]struct {
+		dir  string
+		want string
+	}{
+		"this process leads":      {"", "the driver is not registered"},
+		"nobody is known to lead": {t.TempDir(), "it waits for the lead of the node, which another process has"},
+	} {
+		r := NewReadiness(clock.RealClock{}, lead.New(lead.Options{Dir: tt.dir}), []Task{never})
+		if ready, reason := r.ask(t.Context()); ready || reason != tt.want {
+			t.Errorf("%s: %v, %q", name, ready, reason)
+		}
+	}
 }
 
 func TestUnserved(t *testing.T) {

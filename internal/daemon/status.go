@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/lead"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
@@ -27,7 +28,7 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 		NotAsked: seen.NotAsked, GPUs: status.Devices(seen.Snapshot, seen.GPUs), LeftOut: status.LeftOut(seen.Snapshot, offered),
 		Resources: resources(d.set.Status()), Warnings: offered.OtherWarnings(),
 		DRA: d.allocation(), MIG: d.layout(), Holds: holds(offered.Holds), ConfigGeneration: d.watcher.Generation(),
-		Readiness: d.readiness.Answer().Value(),
+		Readiness: d.readiness.Answer().Value(), Lead: shownLead(d.lead.Statuses().Value()),
 		MPS:       slices.Sorted(maps.Values(d.mps.Unready().Value())),
 		CUDA:      seen.Snapshot.Driver.CUDA, Generation: seen.Snapshot.Generation, ConfigLoaded: status.Moment(d.watcher.Loaded()),
 		Reexecutions: d.reexecutions,
@@ -64,6 +65,13 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 	}
 	s.Summary = status.Summarize(s)
 	return s, nil
+}
+
+// shownLead is what the status says of the lead.
+func shownLead(s lead.Status) status.Lead {
+	return status.Lead{
+		This: s.Leads, Name: s.Name, Since: status.Moment(s.Since), Standbys: s.Standbys, Former: s.Former, Problem: s.Problem,
+	}
 }
 
 // addCalls adds the calls into the driver that hang. While a wait for events is one of them, no GPU gives events.

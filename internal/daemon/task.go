@@ -11,6 +11,8 @@ import (
 	"fmt"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/lead"
 )
 
 // A Task is something that lives as long as the daemon.
@@ -19,6 +21,9 @@ type Task struct {
 	// Run blocks until ctx ends, and then returns nil. An error ends the daemon. A task that has no more to do may return nil
 	// before.
 	Run func(ctx context.Context) error
+	// Lead says that the task runs only while this process leads on the node: ctx ends when it does not any more, and Run is called
+	// again when it does again. Ready counts only meanwhile.
+	Lead bool
 	// Ready reports whether the task is ready, with the reason where there is something to say. It may wait until ctx ends. A
 	// task without it is always ready.
 	Ready func(ctx context.Context) (ready bool, reason string)
@@ -28,8 +33,8 @@ type Task struct {
 }
 
 // RunTasks runs tasks until ctx ends, and then returns nil; it returns the error of the first task that failed. Outputs end
-// first, also when an observation fails: what they need to end in good order is there until then.
-func RunTasks(ctx context.Context, observation, outputs []Task) error {
+// first, also when an observation fails: what they need to end in good order is there until then. Tasks under the lead are outputs.
+func RunTasks(ctx context.Context, l *lead.Lead, observation, outputs []Task) error {
 	observing, stop := context.WithCancel(context.WithoutCancel(ctx))
 	serving, end := context.WithCancel(ctx)
 	defer end()
@@ -47,6 +52,9 @@ func RunTasks(ctx context.Context, observation, outputs []Task) error {
 		defer stop()
 		servers, serving := errgroup.WithContext(serving)
 		for _, task := range outputs {
+			if run := task.Run; task.Lead {
+				task.Run = func(ctx context.Context) error { return l.While(ctx, run) }
+			}
 			servers.Go(func() error { return run(serving, task) })
 		}
 		// A daemon without outputs lives as long as one with them.

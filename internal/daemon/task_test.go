@@ -3,6 +3,7 @@ package daemon_test
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -11,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/lead"
 )
 
 // ends records the order in which tasks end.
@@ -55,7 +57,7 @@ func TestOutputsEndBeforeObservation(t *testing.T) {
 				defer cancel()
 				var ended ends
 				began := time.Now()
-				err := daemon.RunTasks(ctx, append(tt.observation, ended.task("observation", late)),
+				err := daemon.RunTasks(ctx, lead.New(lead.Options{}), append(tt.observation, ended.task("observation", late)),
 					append(tt.outputs, ended.task("output", late)))
 				if took := time.Since(began); took > tt.after+2*time.Second {
 					t.Errorf("ended after %s, want %s", took, tt.after)
@@ -71,6 +73,38 @@ func TestOutputsEndBeforeObservation(t *testing.T) {
 	}
 }
 
+// TestTasksUnderTheLead run while this process leads: a process that does not, does not run them.
+func TestTasksUnderTheLead(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	ran := make(chan string, 2)
+	task := func(name string, l bool) daemon.Task {
+		return daemon.Task{Name: name, Lead: l, Run: func(ctx context.Context) error {
+			ran <- name
+			<-ctx.Done()
+			return nil
+		}}
+	}
+	dir := filepath.Join(t.TempDir(), "there", "is", "no", "folder", "yet")
+	ended := make(chan error, 1)
+	waiting := lead.New(lead.Options{Dir: dir})
+	go func() {
+		ended <- daemon.RunTasks(ctx, waiting, nil, []daemon.Task{task("always", false), task("lead", true)})
+	}()
+	if name := <-ran; name != "always" {
+		t.Errorf("%s runs", name)
+	}
+	leading := make(chan error, 1)
+	go func() { leading <- waiting.Run(ctx) }()
+	if name := <-ran; name != "lead" {
+		t.Errorf("%s runs", name)
+	}
+	cancel()
+	if err := errors.Join(<-ended, <-leading); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestADaemonWithoutOutputsLives: until its context ends, or an observation fails.
 func TestADaemonWithoutOutputsLives(t *testing.T) {
 	t.Parallel()
@@ -79,7 +113,7 @@ func TestADaemonWithoutOutputsLives(t *testing.T) {
 		defer cancel()
 		var ended ends
 		began := time.Now()
-		if err := daemon.RunTasks(ctx, []daemon.Task{ended.task("observation", nil)}, nil); err != nil {
+		if err := daemon.RunTasks(ctx, lead.New(lead.Options{}), []daemon.Task{ended.task("observation", nil)}, nil); err != nil {
 			t.Error(err)
 		}
 		if took := time.Since(began); took < time.Hour || len(ended.names) != 1 {

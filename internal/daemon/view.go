@@ -7,6 +7,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/lead"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/migwish"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
@@ -25,6 +26,8 @@ type View struct {
 	// Labels are those that the node is to have; nil as long as they are not known. Unlabeled is told why it does not have them.
 	Labels    *feed.Feed[map[string]string]
 	Unlabeled *feed.Feed[error]
+	// Lead says whether this process leads, and is asked before each write that only the process that leads makes.
+	Lead *lead.Lead
 	// Yields reports whether a process of this program that started later serves a resource of this one, as the next version does in a
 	// roll-out. Then that one labels the node. It is nil in a program that serves none.
 	Yields func() bool

@@ -60,6 +60,8 @@ type Status struct {
 	// Name is the name of the process that leads, Since since when; empty as long as that is not known.
 	Name  string
 	Since time.Time
+	// Later says that the process that leads started later than this one, which does not ask it for the lead.
+	Later bool
 	// Standbys is how many processes wait for the lead of this one.
 	Standbys int
 	// Former is a process that led before this one and may still change hardware: its name, or "an earlier process"; empty if there is

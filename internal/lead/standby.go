@@ -49,7 +49,7 @@ func (l *Lead) standBy(ctx context.Context, seen identity) (may bool, former *li
 				return true, k
 			case m.Token != "":
 				leader = m
-				l.set(func(s *Status) { *s = Status{Name: m.Name, Since: m.Since} })
+				l.set(func(s *Status) { *s = Status{Name: m.Name, Since: m.Since, Later: m.Token > l.o.Token} })
 			case m.Told != nil:
 				l.heard.Publish(m.Told)
 			}

@@ -10,7 +10,7 @@ import (
 type Change struct {
 	// Time is when the Status with the change was received.
 	Time time.Time `json:"time"`
-	// Kind is what changed: connection, daemon, driver, device, event, call, resource, departing, configuration, MIG layout, hold,
+	// Kind is what changed: connection, daemon, driver, device, event, call, resource, departing, lead, configuration, MIG layout, hold,
 	// left out, without events, warning, MPS or summary.
 	Kind string `json:"kind"`
 	// Name is the device's index "i" or "i:j", or the resource's name; empty for a kind of which there is one, and for sentences.
@@ -169,6 +169,9 @@ func facts(s Status) []Change {
 	}
 	for _, c := range s.Calls {
 		facts = append(facts, Change{Kind: "call", To: c.String() + " does not return"})
+	}
+	if l := s.Lead; l != (Lead{}) {
+		facts = append(facts, Change{Kind: "lead", To: l.String()})
 	}
 	facts = append(facts, Change{Kind: "configuration", To: fmt.Sprint("generation ", s.ConfigGeneration), Reason: s.ConfigError})
 	if m := s.MIG; m != nil && m.Layout != "" {

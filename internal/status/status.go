@@ -36,6 +36,8 @@ type Status struct {
 
 	// Readiness is the answer to the readiness probe.
 	Readiness Readiness `json:"readiness,omitzero"`
+	// Lead says which process of the node decides.
+	Lead Lead `json:"lead,omitzero"`
 
 	// ConfigFile is the path of the configuration file; empty if there is none.
 	ConfigFile string `json:"configFile,omitempty"`
@@ -91,6 +93,49 @@ type Readiness struct {
 	Reason string `json:"reason,omitempty"`
 	// Since is when Ready became what it is.
 	Since time.Time `json:"since,omitzero"`
+}
+
+// Lead says which of the processes of this program on the node decides, and since when. During a roll-out there are two of them.
+type Lead struct {
+	// This says that it is this process.
+	This bool `json:"this"`
+	// Name is the name of the process; empty if it is not known.
+	Name string `json:"name,omitempty"`
+	// Since is when it began to lead.
+	Since time.Time `json:"since,omitzero"`
+	// Standbys is how many processes wait for the lead of this one.
+	Standbys int `json:"standbys,omitempty"`
+	// Former is a process that led before and may still change GPUs: MIG layouts, MPS and time slices stay as they are until it has
+	// ended. It is empty if there is none.
+	Former string `json:"former,omitempty"`
+	// Problem is why this process cannot take the lead; empty if it can.
+	Problem string `json:"problem,omitempty"`
+}
+
+// String says who leads, in words for people.
+func (l Lead) String() string {
+	var text string
+	switch {
+	case l.This:
+		text = "this process"
+	case l.Name != "":
+		text = l.Name
+	default:
+		text = "no process is known to lead"
+	}
+	if !l.Since.IsZero() {
+		text += " since " + Stamp(l.Since)
+	}
+	if l.Standbys > 0 {
+		text += "; " + Count(l.Standbys, "standby")
+	}
+	if l.Former != "" {
+		text += "; GPUs are not changed: " + l.Former + " led before and has not ended"
+	}
+	if l.Problem != "" {
+		text += "; " + l.Problem
+	}
+	return text
 }
 
 // A Call is a call into the driver that has not returned.

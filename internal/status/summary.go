@@ -142,6 +142,9 @@ func problems(s Status) []string {
 			problems = append(problems, fmt.Sprintf("%s: %s", r.Name, strings.TrimSuffix(r.Server+", "+r.Problem, ", ")))
 		}
 	}
+	if s.Lead.Former != "" {
+		problems = append(problems, "GPUs are not changed: "+s.Lead.Former+" led before and has not ended")
+	}
 	if s.ConfigError != "" {
 		problems = append(problems, "the configuration file is not used")
 	}

@@ -25,6 +25,11 @@ func sendDaemon(out *page, s status.Status) {
 		driverInfo.send(out, 1, s.Driver, s.CUDA)
 	}
 	ready.sendBool(out, s.Readiness.Ready)
+	leads.sendBool(out, s.Lead.This)
+	if !s.Lead.Since.IsZero() {
+		leadsSince.sendTime(out, s.Lead.Since)
+	}
+	hardwareHeld.sendBool(out, s.Lead.Former != "")
 	quiesced.sendBool(out, s.Quiet)
 	reexecutions.send(out, float64(s.Reexecutions))
 	kubelets.send(out, float64(s.Kubelets))

@@ -23,6 +23,18 @@ var (
 		name: "gpu_device_plugin_ready", kind: gauge, series: "1",
 		help: "1 if the daemon serves no less than what was served on the node before. Once 1, it stays 1.",
 	}
+	leads = metric{
+		name: "gpu_device_plugin_leads", kind: gauge, series: "1",
+		help: "1 if this process decides on the node. During a roll-out there are two processes, and one of them does.",
+	}
+	leadsSince = metric{
+		name: "gpu_device_plugin_leads_since_timestamp_seconds", kind: gauge, unit: "s", series: "1",
+		help: "When the process that decides on the node began to, in seconds since 1970. Absent while that is not known.",
+	}
+	hardwareHeld = metric{
+		name: "gpu_device_plugin_hardware_held", kind: gauge, series: "1",
+		help: "1 while MIG layouts, MPS and time slices stay as they are, because a process that decided before has not ended.",
+	}
 	quiesced = metric{
 		name: "gpu_device_plugin_quiesced", kind: gauge, series: "1",
 		help: "1 while the driver is released by the command quiesce.",
@@ -206,7 +218,7 @@ var (
 
 // daemonMetrics are the metrics of the daemon, in the order of docs/metrics.md.
 var daemonMetrics = []metric{
-	buildInfo, driverInfo, pciGPUs, gpuInfo, ready, quiesced, reexecutions,
+	buildInfo, driverInfo, pciGPUs, gpuInfo, ready, leads, leadsSince, hardwareHeld, quiesced, reexecutions,
 	devices, devicesHeld, devicesDeparting, resourcePlanned, resourceRegistered, resourceAgreed, resourceYielding, leftOut, planWarnings,
 	labelsWithheld,
 	gpuHealth, gpuFault, gpuStateChange, migDevices, xidEvents, xidLast, recoveries,
