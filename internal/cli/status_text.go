@@ -74,8 +74,8 @@ func printStatus(w io.Writer, s status.Status, v view) {
 	if s.Readiness.Ready != (s.Summary.State == status.AllServed || s.Summary.State == status.Degraded) || s.Readiness.Reason != "" {
 		v.sentence(w, "ready: "+readyNow(s.Readiness))
 	}
-	if s.Lead != (status.Lead{}) {
-		v.sentence(w, "leads: "+s.Lead.String())
+	if l := s.Lead; l != (status.Lead{}) && (v.wide || l != status.Lead{This: true, Name: l.Name, Since: l.Since}) {
+		v.sentence(w, "leads: "+l.String())
 	}
 	for _, c := range s.Calls {
 		v.sentence(w, fmt.Sprintf("driver call that does not return: %s since %s", c, v.since(c.Since)))

@@ -186,19 +186,23 @@ func (d *daemon) newSet(ctx context.Context) (*plugin.Set, error) {
 	}), nil
 }
 
-// leadFolder is the folder in kubelet's directory in which the processes of a node agree on who leads. Kubelet removes sockets there, and no
-// folders.
+// leadFolder is the folder in kubelet's directory, or else in the state directory, in which the processes of a node agree on who leads.
+// Kubelet removes sockets in its directory, and no folders.
 const leadFolder = "gpu-device-plugin"
 
 // newLead returns what this process has to do with the lead of the node.
 func (d *daemon) newLead() *lead.Lead {
 	name, _ := os.Hostname() // of a pod, its name
 	o := lead.Options{
-		Dir: d.config.StateDir, Name: name + ", version " + version.String(), Token: kubelet.NewToken(),
+		Name: name + ", version " + version.String(), Token: kubelet.NewToken(),
 		Busy: func() bool { return len(d.driver.Calls()) > 0 },
 	}
-	if d.directory != nil {
+	switch {
+	case d.directory != nil:
 		o.Dir = filepath.Join(d.directory.Path(), leadFolder)
+	case d.config.StateDir != "":
+		o.Dir = filepath.Join(d.config.StateDir, leadFolder)
+		_ = os.MkdirAll(d.config.StateDir, 0o700) // the lead says what is wrong
 	}
 	return lead.New(o)
 }

@@ -59,29 +59,10 @@ func TestReadinessStays(t *testing.T) {
 			t.Error(err)
 		}
 		before := asked.Load()
-		time.Sleep(time.Hour)
-		if asked.Load() != before {
+		if time.Sleep(time.Hour); asked.Load() != before {
 			t.Error("tasks are asked although all were ready")
 		}
 	})
-}
-
-// TestReadyWithTheLead: a process asks for the lead when all else is ready. Tasks under the lead count when it has it.
-func TestReadyWithTheLead(t *testing.T) {
-	t.Parallel()
-	never := Task{Name: "lead", Lead: true, Ready: func(context.Context) (bool, string) { return false, "the driver is not registered" }}
-	for name, tt := range map[string]struct {
-		dir  string
-		want string
-	}{
-		"this process leads":      {"", "the driver is not registered"},
-		"nobody is known to lead": {t.TempDir(), "it waits for the lead of the node, which another process has"},
-	} {
-		r := NewReadiness(clock.RealClock{}, lead.New(lead.Options{Dir: tt.dir}), []Task{never})
-		if ready, reason := r.ask(t.Context()); ready || reason != tt.want {
-			t.Errorf("%s: %v, %q", name, ready, reason)
-		}
-	}
 }
 
 func TestUnserved(t *testing.T) {

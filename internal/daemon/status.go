@@ -29,8 +29,8 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 		Resources: resources(d.set.Status()), Warnings: offered.OtherWarnings(),
 		DRA: d.allocation(), MIG: d.layout(), Holds: holds(offered.Holds), ConfigGeneration: d.watcher.Generation(),
 		Readiness: d.readiness.Answer().Value(), Lead: shownLead(d.lead.Statuses().Value()),
-		MPS:       slices.Sorted(maps.Values(d.mps.Unready().Value())),
-		CUDA:      seen.Snapshot.Driver.CUDA, Generation: seen.Snapshot.Generation, ConfigLoaded: status.Moment(d.watcher.Loaded()),
+		MPS:  slices.Sorted(maps.Values(d.mps.Unready().Value())),
+		CUDA: seen.Snapshot.Driver.CUDA, Generation: seen.Snapshot.Generation, ConfigLoaded: status.Moment(d.watcher.Loaded()),
 		Reexecutions: d.reexecutions,
 	}
 	for i := range s.Resources {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/lead"
@@ -85,7 +86,7 @@ func TestTasksUnderTheLead(t *testing.T) {
 			return nil
 		}}
 	}
-	dir := filepath.Join(t.TempDir(), "there", "is", "no", "folder", "yet")
+	dir := filepath.Join(t.TempDir(), "node")
 	ended := make(chan error, 1)
 	waiting := lead.New(lead.Options{Dir: dir})
 	go func() {
@@ -102,6 +103,28 @@ func TestTasksUnderTheLead(t *testing.T) {
 	cancel()
 	if err := errors.Join(<-ended, <-leading); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestReadyWithTheLead: a process asks for the lead when all else is ready. Tasks under the lead count when it has it.
+func TestReadyWithTheLead(t *testing.T) {
+	t.Parallel()
+	never := daemon.Task{Lead: true, Ready: func(context.Context) (bool, string) { return false, "the driver is not registered" }}
+	for dir, want := range map[string]string{
+		"":          "the driver is not registered",
+		t.TempDir(): "it waits for the lead of the node, which another process has",
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			r := daemon.NewReadiness(clock.RealClock{}, lead.New(lead.Options{Dir: dir}), []daemon.Task{never})
+			if err := r.Run(ctx); err != nil {
+				t.Error(err)
+			}
+			if got := r.Answer().Value(); got.Ready || got.Reason != want {
+				t.Errorf("%+v, want %q", got, want)
+			}
+		})
 	}
 }
 

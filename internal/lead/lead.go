@@ -43,7 +43,8 @@ var ErrNotLead = errors.New("another process of this program leads on this node 
 
 // Options say what a Lead works with.
 type Options struct {
-	// Dir is the folder in which the processes of a node meet; it is made if it is not there. Without one, this process leads always.
+	// Dir is the folder in which the processes of a node meet. It is made if it is not there, but the one that it is in is not. Without
+	// one, this process leads always.
 	Dir string
 	// Name says to people which process this is. Token is greater than those of all processes that started before.
 	Name, Token string
@@ -181,13 +182,20 @@ func (l *Lead) Run(ctx context.Context) error {
 			l.sleep(ctx, pause)
 		default:
 			former.close()
-			klog.FromContext(ctx).Info("Cannot take the lead of the node", "reason", err.Error())
-			l.set(func(s *Status) { *s = Status{Problem: err.Error()} })
+			l.cannot(ctx, err)
 			l.refused = l.o.Clock.After(refusedPause)
 			l.sleep(ctx, tick)
 		}
 	}
 	return nil
+}
+
+// cannot says why this process cannot take the lead, once for each reason.
+func (l *Lead) cannot(ctx context.Context, err error) {
+	if l.statuses.Value().Problem != err.Error() {
+		klog.FromContext(ctx).Info("Cannot take the lead of the node", "reason", err.Error())
+	}
+	l.set(func(s *Status) { s.Problem = err.Error() })
 }
 
 func (l *Lead) sleep(ctx context.Context, d time.Duration) {

@@ -111,9 +111,9 @@ func (l *Lead) leave(ctx context.Context, s *socket) {
 	}
 }
 
-// lock makes the folder, and takes its lock.
+// lock makes the folder, if the one that it is in is there, and takes its lock.
 func (l *Lead) lock(ctx context.Context) (unlock func(), err error) {
-	if err := os.MkdirAll(l.o.Dir, 0o700); err != nil {
+	if err := os.Mkdir(l.o.Dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return nil, fmt.Errorf("make the folder of the lead: %w", err)
 	}
 	late := l.o.Clock.After(lockTimeout)

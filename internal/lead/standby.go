@@ -68,9 +68,8 @@ func (l *Lead) standBy(ctx context.Context, seen identity) (may bool, former *li
 // ask asks for the lead. It reports false if this process could not take it, and the next try is later.
 func (l *Lead) ask(ctx context.Context, k *link) bool {
 	if err := l.try(ctx); err != nil {
-		klog.FromContext(ctx).Info("Cannot take the lead of the node", "reason", err.Error())
+		l.cannot(ctx, err)
 		l.refused = l.o.Clock.After(refusedPause)
-		l.set(func(s *Status) { s.Problem = err.Error() })
 		return false
 	}
 	k.send(message{Ask: true})
