@@ -1,6 +1,7 @@
 package cdi
 
 import (
+	"cmp"
 	"io/fs"
 	"path"
 	"runtime"
@@ -23,7 +24,8 @@ func mount(host, container string, options []string) *specs.Mount {
 }
 
 // addFiles has the container see the driver's files. With a hook, libraries have the paths that they have on the host, and
-// the hook makes them known to the container's loader. Without one, they are where every loader looks.
+// the hook makes links to them and makes them known to the container's loader. Without one, they are where every loader looks, under
+// each of their names.
 func (w Wanted) addFiles(to *specs.ContainerEdits, files driverroot.Files, h hook, version string) {
 	seen := map[string]bool{}
 	add := func(file, container string, options []string) {
@@ -37,41 +39,49 @@ func (w Wanted) addFiles(to *specs.ContainerEdits, files driverroot.Files, h hoo
 			add(l.Path, "/"+l.Path, readOnly)
 			continue
 		}
-		for _, name := range libraryNames(l, files.LibraryFolder) {
+		for _, name := range append([]string{path.Base(l.Path)}, linksTo(l)...) {
+			if path.Base(path.Dir(l.Path)) == "vdpau" {
+				name = path.Join("vdpau", name)
+			}
 			for _, folder := range loaderFolders(runtime.GOARCH) {
 				add(l.Path, path.Join(folder, name), readOnly)
 			}
 		}
 	}
-	for _, p := range files.Programs {
-		add(p, "/usr/bin/"+path.Base(p), readOnly)
+	for _, l := range files.Modules {
+		add(l.Path, "/"+l.Path, readOnly)
+		for _, name := range linksTo(l) {
+			if !h.found() {
+				add(l.Path, path.Join("/", path.Dir(l.Path), name), readOnly)
+			}
+		}
 	}
-	for _, p := range files.Others {
-		add(p, "/"+p, readOnly)
+	for _, p := range files.Programs {
+		folder := "/usr/bin"
+		if path.Dir(p) == "usr/sbin" {
+			folder = "/usr/sbin"
+		}
+		add(p, path.Join(folder, path.Base(p)), readOnly)
+	}
+	for _, f := range files.Others {
+		add(f.Path, f.Container, readOnly)
 	}
 	for _, p := range files.Sockets {
 		add(p, "/"+p, ofSockets)
 	}
-	if h.found() && files.LibraryFolder != "" {
-		to.Env = append(to.Env, "NVIDIA_CTK_LIBCUDA_DIR=/"+files.LibraryFolder)
+	if h.found() && len(files.LibraryFolders) > 0 {
+		to.Env = append(to.Env, "NVIDIA_CTK_LIBCUDA_DIR=/"+strings.Join(files.LibraryFolders, ":/"))
 		to.Hooks = h.hooks(files, version)
 	}
 }
 
-// libraryNames returns the names of a library in its folder when no hook makes links: its file's name, its soname, and the
-// name that programs are linked with where the driver's installer makes that. Some may be the same.
-func libraryNames(l driverroot.Library, folder string) []string {
-	name := strings.TrimPrefix(l.Path, folder+"/")
-	names := []string{name}
-	if l.Soname != "" {
-		names = append(names, path.Join(path.Dir(name), l.Soname))
+// linksTo returns the names of a library, relative to its folder, beside that of its file: its soname, and those by which programs look
+// for it without having been linked with it.
+func linksTo(l driverroot.Library) []string {
+	if l.Soname == "" || l.Soname == path.Base(l.Path) {
+		return l.Links
 	}
-	for _, plain := range []string{"libcuda.so", "libnvidia-opticalflow.so"} {
-		if strings.HasPrefix(name, plain+".") {
-			names = append(names, plain)
-		}
-	}
-	return names
+	return append([]string{l.Soname}, l.Links...)
 }
 
 // loaderFolders are where the loaders of common images for an architecture look without being told: those of Debian's
@@ -84,86 +94,104 @@ func loaderFolders(arch string) []string {
 	return []string{debian, "/usr/lib64"}
 }
 
+// The subcommands of the hook.
+const (
+	hookCreateSymlinks     = "create-symlinks"
+	hookEnableCUDACompat   = "enable-cuda-compat"
+	hookUpdateLDCache      = "update-ldcache"
+	hookDisableNodeChanges = "disable-device-node-modification"
+	hookUpdateProfile      = "update-application-profile"
+	hookApplyMemoryLimits  = "apply-cuda-memory-limits"
+)
+
 // A hook is the program of NVIDIA's container toolkit that runtimes run while they make a container. The zero value is
 // none.
 type hook struct {
 	path     string
 	disabled []string
+	known    []string // subcommands that it is seen to have; an older one fails every container by those that it does not know
 }
 
 // hookPaths are where the toolkit's packages put it.
 var hookPaths = []string{"/usr/bin/nvidia-cdi-hook", "/usr/bin/nvidia-ctk"}
 
 // hook returns the hook to be used: the one that is configured, or else one that the host is seen to have.
-func (w Wanted) hook(root fs.FS) hook {
+func (w Wanted) hook(root fs.FS, programs *programs) hook {
 	h := hook{path: w.Options.HookPath, disabled: w.Options.DisabledHooks}
-	if h.path != "" || w.Options.DriverRoot != "/" {
-		return h
-	}
-	for _, p := range hookPaths {
-		if w.onHost(root, below(p)) {
-			h.path = p
-			break
+	if h.path == "" && w.Options.DriverRoot == "/" {
+		i := slices.IndexFunc(hookPaths, func(p string) bool { return w.onHost(root, below(p)) })
+		if i >= 0 {
+			h.path = hookPaths[i]
 		}
+	}
+	h.known = []string{hookCreateSymlinks, hookUpdateLDCache} // every version has these
+	if h.found() {
+		h.known = append(h.known, programs.contain(w.hostRoots(root), below(h.path), []string{
+			hookEnableCUDACompat, hookDisableNodeChanges, hookUpdateProfile, hookApplyMemoryLimits,
+		})...)
 	}
 	return h
 }
 
 func (h hook) found() bool { return h.path != "" && !slices.Contains(h.disabled, "all") }
 
-// hooks returns what the runtime is to run.
+// hooks returns what the runtime is to run for every container.
 func (h hook) hooks(files driverroot.Files, version string) []*specs.Hook {
-	folder := "/" + files.LibraryFolder
-	links := [][2]string{
-		{"libcuda.so.1", "libcuda.so"}, {"libnvidia-opticalflow.so.1", "libnvidia-opticalflow.so"},
-		{"libGLX_nvidia.so." + version, "libGLX_indirect.so.0"},
-	}
-	var wanted [][2]string
-	for _, l := range links {
-		base, _, _ := strings.Cut(l[0], ".so")
-		if slices.ContainsFunc(files.Libraries, func(f driverroot.Library) bool { return strings.HasPrefix(path.Base(f.Path), base+".so.") }) {
-			wanted = append(wanted, [2]string{l[0], path.Join(folder, l[1])})
+	var links [][2]string
+	var folders []string
+	for _, l := range slices.Concat(files.Libraries, files.Modules) {
+		for _, name := range linksTo(l) {
+			target := path.Base(l.Path)
+			if l.Soname != "" && name != l.Soname {
+				target = l.Soname
+			}
+			target = strings.Repeat("../", strings.Count(name, "/")) + target
+			links = append(links, [2]string{target, path.Join("/", path.Dir(l.Path), name)})
 		}
 	}
-	folders := []string{"--folder", folder}
-	if slices.ContainsFunc(files.Libraries, func(f driverroot.Library) bool { return path.Dir(f.Path) != files.LibraryFolder }) {
-		folders = append(folders, "--folder", path.Join(folder, "vdpau"))
-	}
-	hooks := h.symlinks(wanted)
-	for _, one := range []struct {
-		name string
-		args []string
-	}{
-		{"enable-cuda-compat", []string{"--host-driver-version=" + version}},
-		{"update-ldcache", folders},
-		{"disable-device-node-modification", nil},
-	} {
-		if !slices.Contains(h.disabled, one.name) {
-			hooks = append(hooks, h.run(one.name, one.args))
+	for _, l := range files.Libraries {
+		if folder := path.Join("/", path.Dir(l.Path)); !slices.Contains(folders, folder) {
+			folders = append(folders, folder)
 		}
 	}
-	return hooks
+	var ofFolders []string
+	for _, folder := range folders {
+		ofFolders = append(ofFolders, "--folder", folder)
+	}
+	return slices.Concat(h.symlinks(links), h.run("", hookEnableCUDACompat, "--host-driver-version="+version),
+		h.run("", hookUpdateLDCache, ofFolders...), h.run("", hookDisableNodeChanges), h.run("", hookUpdateProfile))
+}
+
+// memoryLimits returns what the runtime is to run for a container with a GPU. By two variables of the container, it limits how much of
+// the GPU's memory the container can have; without them it does nothing.
+func (h hook) memoryLimits(driverRoot, uuid string) []*specs.Hook {
+	return h.run("createRuntime", hookApplyMemoryLimits, "--driver-root", driverRoot, "--gpu-id", uuid)
 }
 
 // symlinks returns what the runtime is to run to make links, each a target and the link's path; nil if it is to make none.
 func (h hook) symlinks(links [][2]string) []*specs.Hook {
-	if len(links) == 0 || !h.found() || slices.Contains(h.disabled, "create-symlinks") {
+	if len(links) == 0 {
 		return nil
 	}
 	var args []string
 	for _, l := range links {
 		args = append(args, "--link", l[0]+"::"+l[1])
 	}
-	return []*specs.Hook{h.run("create-symlinks", args)}
+	return h.run("", hookCreateSymlinks, args...)
 }
 
-// run returns one call of the hook. nvidia-ctk has it below a command of its own.
-func (h hook) run(name string, args []string) *specs.Hook {
+// run returns one call of the hook; nil if the hook does not know the subcommand, or is not to be called so. nvidia-ctk has its subcommands
+// below a command of its own.
+func (h hook) run(when, name string, args ...string) []*specs.Hook {
+	if !h.found() || !slices.Contains(h.known, name) || slices.Contains(h.disabled, name) {
+		return nil
+	}
 	call := []string{path.Base(h.path)}
 	if path.Base(h.path) == "nvidia-ctk" {
 		call = append(call, "hook")
 	}
-	return &specs.Hook{
-		HookName: "createContainer", Path: h.path, Args: append(append(call, name), args...), Env: []string{"NVIDIA_CTK_DEBUG=false"},
-	}
+	return []*specs.Hook{{
+		HookName: cmp.Or(when, "createContainer"), Path: h.path, Args: append(append(call, name), args...),
+		Env: []string{"NVIDIA_CTK_DEBUG=false"},
+	}}
 }

@@ -6,7 +6,11 @@ import (
 	"slices"
 	"testing"
 
+	"tags.cncf.io/container-device-interface/specs-go"
+
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cdi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
@@ -27,7 +31,7 @@ func TestDevicesThatAreNotOfferedHaveNames(t *testing.T) {
 	for _, d := range h.spec(t, "gpu").Devices {
 		names = append(names, d.Name)
 	}
-	if want := []string{"GPU-a", "MIG-b0"}; !slices.Equal(names, want) {
+	if want := []string{"0", "1:0", "GPU-a", "MIG-b0", "all"}; !slices.Equal(names, want) {
 		t.Errorf("names %q, want %q", names, want)
 	}
 }
@@ -45,12 +49,12 @@ func TestNamesStayWhenDevicesGo(t *testing.T) {
 	for _, d := range h.spec(t, "gpu").Devices {
 		names = append(names, d.Name)
 	}
-	if want := []string{"GPU-a", "MIG-b0"}; !slices.Equal(names, want) {
+	if want := []string{"0", "GPU-a", "all", "MIG-b0"}; !slices.Equal(names, want) {
 		t.Errorf("names %q, want %q", names, want)
 	}
 	w.Plan = resource.Plan{}
 	h.apply(t, w)
-	if n := len(h.spec(t, "gpu").Devices); n != 2 {
+	if n := len(h.spec(t, "gpu").Devices); n != 4 {
 		t.Errorf("%d names after all devices have gone", n)
 	}
 }
@@ -65,7 +69,38 @@ func TestRetiredNamesAreNotKeptForEver(t *testing.T) {
 		h.apply(t, w)
 	}
 	devices := h.spec(t, "gpu").Devices
-	if len(devices) != 2+128 || devices[2].Name != "MIG-148" || devices[129].Name != "MIG-21" {
-		t.Errorf("%d devices, of which the retired are %s … %s", len(devices), devices[2].Name, devices[len(devices)-1].Name)
+	if len(devices) != 5+128 || devices[5].Name != "MIG-148" || devices[132].Name != "MIG-21" {
+		t.Errorf("%d devices, of which the retired are %s … %s", len(devices), devices[5].Name, devices[len(devices)-1].Name)
+	}
+}
+
+// TestAllAndIndices: all is each GPU and MIG device, and an index is what has that index now.
+func TestAllAndIndices(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, driverFiles()...)
+	w := wanted()
+	w.Snapshot.Majors = inventory.Majors{GPU: 195, UVM: 510, Caps: 234}
+	h.apply(t, w)
+	for name, want := range map[string][]string{
+		"0": {"/dev/nvidia3"}, "1:0": {"/dev/nvidia2", "/dev/nvidia-caps/nvidia-cap30", "/dev/nvidia-caps/nvidia-cap31"},
+		"all": {"/dev/nvidia3", "/dev/nvidia2", "/dev/nvidia-caps/nvidia-cap30", "/dev/nvidia-caps/nvidia-cap31"},
+	} {
+		want = append(want, "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
+		var got []string
+		for _, d := range inject(t, h, "k8s.device-plugin.nvidia.com/gpu="+name).Linux.Devices {
+			got = append(got, d.Path)
+		}
+		slices.Sort(got)
+		slices.Sort(want)
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
+	w.Edits.IDs = edits.ByIndex
+	w.Snapshot.GPUs = w.Snapshot.GPUs[:1]
+	w.Plan = resource.New(w.Snapshot, resource.Options{})
+	h.apply(t, w)
+	if !slices.ContainsFunc(h.spec(t, "gpu").Devices, func(d specs.Device) bool { return d.Name == "1:0" }) {
+		t.Error("a container that was given a device by index cannot be started again")
 	}
 }

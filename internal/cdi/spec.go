@@ -3,6 +3,7 @@ package cdi
 import (
 	"fmt"
 	"io/fs"
+	"maps"
 	"path"
 	"reflect"
 	"slices"
@@ -67,6 +68,8 @@ type found struct {
 	options Options
 	files   driverroot.Files
 	hook    hook
+
+	programs programs
 }
 
 // find looks for the driver's files. If they cannot be read, or are not there, although NVML goes on answering with the same version,
@@ -79,11 +82,12 @@ func (w Wanted) find(root fs.FS, before *found) error {
 	}
 	files, err := driverroot.Find(view, version)
 	if err == nil || w.Options.DevicesOnly {
-		*before = found{version, w.Options, files, w.hook(root)}
+		before.version, before.options, before.files = version, w.Options, files
+		before.hook = w.hook(root, &before.programs)
 		return nil
 	}
 	if before.version != version || !reflect.DeepEqual(before.options, w.Options) {
-		*before = found{}
+		*before = found{programs: before.programs}
 	}
 	return fmt.Errorf("%w below %s; check --driver-root and --driver-root-ctr-path, and where the driver's "+
 		"installation is mounted in this container", err, w.Options.ContainerDriverRoot)
@@ -101,21 +105,33 @@ func (w Wanted) gpuSpec(root fs.FS, driver *found) (*specs.Spec, error) {
 		return nil, problem
 	}
 	spec := newSpec(edits.CDIGPU)
-	seen := map[string]bool{}
 	var devices []resource.Device
 	for _, r := range w.Plan.Resources {
 		devices = append(devices, r.Devices...)
 	}
+	all := map[string]specs.ContainerEdits{} // by UUID
+	names := map[string]string{}
 	for _, d := range append(devices, w.Plan.NodeDevices()...) {
-		name := edits.CDIName(d, w.Edits.IDs)
-		if seen[name] {
-			continue // another replica
+		if _, replica := all[d.UUID]; replica {
+			continue
 		}
-		seen[name] = true
 		display, links := w.display(root, d)
-		spec.Devices = append(spec.Devices, specs.Device{Name: name, ContainerEdits: specs.ContainerEdits{
-			DeviceNodes: w.nodes(append(edits.DevicePaths(d), display...)), Hooks: driver.hook.symlinks(links),
-		}})
+		given := specs.ContainerEdits{DeviceNodes: w.nodes(append(edits.DevicePaths(d), display...)), Hooks: driver.hook.symlinks(links)}
+		if d.UUID == d.GPU {
+			given.Hooks = append(given.Hooks, driver.hook.memoryLimits(path.Join("/", w.Options.DriverRoot), d.UUID)...)
+		}
+		all[d.UUID] = given
+		for _, by := range []edits.IDStrategy{edits.ByUUID, edits.ByIndex} {
+			if name := edits.CDIName(d, by); names[name] == "" { // an index may be that of a GPU that was replaced, too
+				names[name] = d.UUID
+			}
+		}
+	}
+	for name, uuid := range names {
+		spec.Devices = append(spec.Devices, specs.Device{Name: name, ContainerEdits: all[uuid]})
+	}
+	if len(all) > 0 {
+		spec.Devices = append(spec.Devices, specs.Device{Name: everyDevice, ContainerEdits: together(all)})
 	}
 	slices.SortFunc(spec.Devices, func(a, b specs.Device) int { return strings.Compare(a.Name, b.Name) })
 
@@ -136,6 +152,25 @@ func (w Wanted) gpuSpec(root fs.FS, driver *found) (*specs.Spec, error) {
 	return spec, problem
 }
 
+// everyDevice is the name of all GPUs and MIG devices together.
+const everyDevice = "all"
+
+// together returns what a container is given with several devices. GPUs are given whole by their own name or by their MIG devices'.
+func together(devices map[string]specs.ContainerEdits) specs.ContainerEdits {
+	var all specs.ContainerEdits
+	seen := map[string]bool{}
+	for _, uuid := range slices.Sorted(maps.Keys(devices)) {
+		for _, n := range devices[uuid].DeviceNodes {
+			if !seen[n.Path] {
+				seen[n.Path] = true
+				all.DeviceNodes = append(all.DeviceNodes, n)
+			}
+		}
+		all.Hooks = append(all.Hooks, devices[uuid].Hooks...)
+	}
+	return all
+}
+
 // driverView is the driver root as this process sees it.
 func (w Wanted) driverView(root fs.FS) (fs.FS, error) {
 	folder := below(w.Options.ContainerDriverRoot)
@@ -147,6 +182,22 @@ func (w Wanted) driverView(root fs.FS) (fs.FS, error) {
 		return nil, fmt.Errorf("look at the driver root: %w", err)
 	}
 	return view, nil
+}
+
+// hostRoots are where this process may see the host's root, or a part of it: the driver root where that is the host's, the place at
+// which NVIDIA's operator mounts it, and what is mounted at the host's own paths.
+func (w Wanted) hostRoots(root fs.FS) []fs.FS {
+	folders := []string{"host", "."}
+	if w.Options.DriverRoot == "/" {
+		folders = append([]string{below(w.Options.ContainerDriverRoot)}, folders...)
+	}
+	var roots []fs.FS
+	for _, folder := range folders {
+		if view, err := fs.Sub(root, folder); err == nil {
+			roots = append(roots, view)
+		}
+	}
+	return roots
 }
 
 // onHost reports whether the host has a file, as far as this process can see: the driver root usually is the host's root. Links need

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/specs-go"
@@ -51,7 +52,7 @@ func (w *Writer) Apply(wanted Wanted) (Written, error) {
 	}
 	written := Written{devices: map[string]bool{}, companions: map[edits.CDIClass]bool{}}
 	for class, spec := range made {
-		names, problem := w.write(class, spec)
+		names, problem := w.write(class, spec, wanted.Edits.IDs)
 		if problem != nil {
 			err = errors.Join(err, fmt.Errorf("write the CDI spec of %s: %w", spec.Kind, problem))
 		}
@@ -66,12 +67,13 @@ func (w *Writer) Apply(wanted Wanted) (Written, error) {
 }
 
 // write replaces a spec file if its content differs, and returns the names of the devices that are in the file as they should
-// be. If the file cannot be written, these are the devices that were in it before and did not change.
-func (w *Writer) write(class edits.CDIClass, spec *specs.Spec) (map[string]bool, error) {
+// be. By says how containers are given devices. If the file cannot be written, these are the devices that were in it before and did
+// not change.
+func (w *Writer) write(class edits.CDIClass, spec *specs.Spec, by edits.IDStrategy) (map[string]bool, error) {
 	name := cdilib.GenerateSpecName(edits.CDIVendor, string(class)) + ".json"
 	file := w.read(name)
 	if file != nil {
-		retire(spec, file)
+		retire(spec, file, by)
 	}
 	version, err := specs.MinimumRequiredVersion(spec)
 	if err != nil {
@@ -148,8 +150,9 @@ func (w *Writer) read(name string) *specs.Spec {
 	return spec
 }
 
-// retire adds to a spec the devices of the file before it that it does not have: containers may have been given them.
-func retire(spec, before *specs.Spec) {
+// retire adds to a spec the devices of the file before it that it does not have: containers may have been given them. An index that
+// nothing has any more is kept where containers are given devices by index.
+func retire(spec, before *specs.Spec, by edits.IDStrategy) {
 	if before.Kind != spec.Kind {
 		return
 	}
@@ -159,7 +162,8 @@ func retire(spec, before *specs.Spec) {
 	}
 	retired := 0
 	for _, d := range before.Devices {
-		if !have[d.Name] && retired < maxRetired {
+		index := strings.Trim(d.Name, "0123456789:") == ""
+		if !have[d.Name] && retired < maxRetired && d.Name != everyDevice && (!index || by == edits.ByIndex) {
 			have[d.Name] = true
 			retired++
 			spec.Devices = append(spec.Devices, d)

@@ -134,8 +134,10 @@ func mount(host, container string, options ...string) *specs.Mount {
 
 func TestSpecWithHooks(t *testing.T) {
 	t.Parallel()
-	h := newHost(t, driverFiles("driver-root/usr/bin/nvidia-cdi-hook", "sys/bus/pci/devices/0000:1b:00.0/drm/card1/x",
+	h := newHost(t, driverFiles("sys/bus/pci/devices/0000:1b:00.0/drm/card1/x",
 		"sys/bus/pci/devices/0000:1b:00.0/drm/renderD128/x", "sys/bus/pci/devices/0000:1b:00.0/drm/controlD64/x")...)
+	h.program(t, "driver-root/usr/bin/nvidia-cdi-hook", newHook)
+	h.library(t, "driver-root/usr/lib/x86_64-linux-gnu/libcuda.so."+version, "libcuda.so.1")
 	h.apply(t, wanted())
 	const lib = "/usr/lib/x86_64-linux-gnu"
 	ro := []string{"ro", "nosuid", "nodev", "rbind", "rprivate"}
@@ -146,31 +148,36 @@ func TestSpecWithHooks(t *testing.T) {
 			Env: []string{"NVIDIA_CTK_DEBUG=false"},
 		}
 	}
+	limits := hook("apply-cuda-memory-limits", "--driver-root", "/", "--gpu-id", "GPU-a")
+	limits.HookName = "createRuntime"
+	gpu := specs.ContainerEdits{
+		DeviceNodes: []*specs.DeviceNode{node("/dev/nvidia3"), node("/dev/dri/card1"), node("/dev/dri/renderD128")},
+		Hooks: []*specs.Hook{hook("create-symlinks", "--link", "../card1::/dev/dri/by-path/pci-0000:1b:00.0-card",
+			"--link", "../renderD128::/dev/dri/by-path/pci-0000:1b:00.0-render"), limits},
+	}
+	mig := specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{
+		node("/dev/nvidia2"), node("/dev/nvidia-caps/nvidia-cap30"), node("/dev/nvidia-caps/nvidia-cap31"),
+	}}
 	want := &specs.Spec{
-		Version: "0.3.0", Kind: "k8s.device-plugin.nvidia.com/gpu",
-		Devices: []specs.Device{
-			{Name: "GPU-a", ContainerEdits: specs.ContainerEdits{
-				DeviceNodes: []*specs.DeviceNode{node("/dev/nvidia3"), node("/dev/dri/card1"), node("/dev/dri/renderD128")},
-				Hooks: []*specs.Hook{hook("create-symlinks", "--link", "../card1::/dev/dri/by-path/pci-0000:1b:00.0-card",
-					"--link", "../renderD128::/dev/dri/by-path/pci-0000:1b:00.0-render")},
-			}},
-			{Name: "MIG-b0", ContainerEdits: specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{
-				node("/dev/nvidia2"), node("/dev/nvidia-caps/nvidia-cap30"), node("/dev/nvidia-caps/nvidia-cap31"),
+		Version: "0.5.0", Kind: "k8s.device-plugin.nvidia.com/gpu",
+		Devices: []specs.Device{{Name: "0", ContainerEdits: gpu}, {Name: "1:0", ContainerEdits: mig}, {Name: "GPU-a", ContainerEdits: gpu},
+			{Name: "MIG-b0", ContainerEdits: mig}, {Name: "all", ContainerEdits: specs.ContainerEdits{
+				DeviceNodes: slices.Concat(gpu.DeviceNodes, mig.DeviceNodes), Hooks: gpu.Hooks,
 			}}},
-		},
 		ContainerEdits: specs.ContainerEdits{
 			Env:         []string{"NVIDIA_VISIBLE_DEVICES=void", "NVIDIA_CTK_LIBCUDA_DIR=" + lib},
 			DeviceNodes: []*specs.DeviceNode{node("/dev/nvidiactl"), node("/dev/nvidia-uvm")},
 			Mounts: []*specs.Mount{
-				same(lib + "/libcuda.so." + version), same(lib + "/libnvidia-nvvm70.so.4"), same(lib + "/vdpau/libvdpau_nvidia.so." + version),
+				same(lib + "/libcuda.so." + version), same(lib + "/vdpau/libvdpau_nvidia.so." + version), same(lib + "/libnvidia-nvvm70.so.4"),
 				same("/usr/bin/nvidia-smi"), same("/usr/share/nvidia/nvoptix.bin"), same("/lib/firmware/nvidia/" + version + "/gsp_ga10x.bin"),
 				mount("/run/nvidia-persistenced/socket", "/run/nvidia-persistenced/socket", "nosuid", "nodev", "rbind", "rprivate", "noexec"),
 			},
 			Hooks: []*specs.Hook{
-				hook("create-symlinks", "--link", "libcuda.so.1::"+lib+"/libcuda.so"),
+				hook("create-symlinks", "--link", "libcuda.so."+version+"::"+lib+"/libcuda.so.1", "--link", "libcuda.so.1::"+lib+"/libcuda.so"),
 				hook("enable-cuda-compat", "--host-driver-version="+version),
 				hook("update-ldcache", "--folder", lib, "--folder", lib+"/vdpau"),
 				hook("disable-device-node-modification"),
+				hook("update-application-profile"),
 			},
 		},
 	}
@@ -208,38 +215,6 @@ func TestSpecWithoutHooksPutsLibrariesWhereLoadersLook(t *testing.T) {
 	}
 	if len(spec.ContainerEdits.Hooks) > 0 || len(spec.ContainerEdits.Env) != 1 {
 		t.Errorf("hooks %v, environment %q", spec.ContainerEdits.Hooks, spec.ContainerEdits.Env)
-	}
-}
-
-func TestHooksThatAreConfigured(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct {
-		name    string
-		options cdi.Options
-		want    string
-	}{
-		{
-			name: "nvidia-ctk", options: cdi.Options{HookPath: "/opt/bin/nvidia-ctk", DisabledHooks: []string{"create-symlinks", "enable-cuda-compat"}},
-			want: "nvidia-ctk hook update-ldcache --folder /usr/lib/x86_64-linux-gnu --folder /usr/lib/x86_64-linux-gnu/vdpau, " +
-				"nvidia-ctk hook disable-device-node-modification",
-		},
-		{name: "all disabled", options: cdi.Options{HookPath: "/opt/bin/nvidia-ctk", DisabledHooks: []string{"all"}}},
-		{name: "none to be seen", options: cdi.Options{}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			h := newHost(t, driverFiles()...)
-			w := wanted()
-			w.Options.HookPath, w.Options.DisabledHooks = tt.options.HookPath, tt.options.DisabledHooks
-			h.apply(t, w)
-			var calls []string
-			for _, hook := range h.spec(t, "gpu").ContainerEdits.Hooks {
-				calls = append(calls, strings.Join(hook.Args, " "))
-			}
-			if got := strings.Join(calls, ", "); got != tt.want {
-				t.Errorf("got %s\nwant %s", got, tt.want)
-			}
-		})
 	}
 }
 
@@ -399,7 +374,7 @@ func TestFilesAreWrittenOnlyWhenTheySaySomethingElse(t *testing.T) {
 			t.Fatal(err)
 		}
 		h.apply(t, wanted())
-		if got := len(h.spec(t, "gpu").Devices); got != 2 {
+		if got := len(h.spec(t, "gpu").Devices); got != 5 {
 			t.Errorf("after %q: %d devices", junk, got)
 		}
 	}

@@ -93,7 +93,11 @@ func TestFirmwareFolders(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-		if diff := cmp.Diff(test.want, append([]string(nil), files.Others...)); diff != "" {
+		var got []string
+		for _, f := range files.Others {
+			got = append(got, f.Path)
+		}
+		if diff := cmp.Diff(test.want, got); diff != "" {
 			t.Errorf("%s: firmware (-want +got):\n%s", name, diff)
 		}
 	}

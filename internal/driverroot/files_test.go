@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"testing"
 	"testing/fstest"
@@ -21,8 +22,8 @@ func TestLibraryFolders(t *testing.T) {
 		"usr/local/lib64", "usr/local/lib/x86_64-linux-gnu", "usr/local/lib", "usr/lib", "lib",
 	} {
 		files, err := Find(fstest.MapFS{folder + "/libcuda.so.580.95.05": {}}, "580.95.05")
-		if err != nil || files.LibraryFolder != folder || len(files.Libraries) != 1 {
-			t.Errorf("%s: found in %q, %v", folder, files.LibraryFolder, err)
+		if err != nil || !slices.Equal(files.LibraryFolders, []string{folder}) || len(files.Libraries) != 1 {
+			t.Errorf("%s: found in %q, %v", folder, files.LibraryFolders, err)
 		}
 	}
 }
@@ -65,17 +66,17 @@ func TestFind(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := Files{
-		LibraryFolder: folder,
+		LibraryFolders: []string{folder},
 		Libraries: []Library{
-			{Path: folder + "/libcuda.so." + version, Soname: "libcuda.so.1"}, {Path: folder + "/libpipe.so." + version},
+			{Path: folder + "/libcuda.so." + version, Soname: "libcuda.so.1", Links: []string{"libcuda.so"}}, {Path: folder + "/libpipe.so." + version},
 			{Path: folder + "/libplain.so." + version},
-			{Path: folder + "/libnvidia-nvvm70.so.4"}, {Path: folder + "/vdpau/libvdpau_nvidia.so." + version},
+			{Path: folder + "/vdpau/libvdpau_nvidia.so." + version}, {Path: folder + "/libnvidia-nvvm70.so.4"},
 		},
 		Programs: []string{"bin/nvidia-smi", "usr/bin/nvidia-debugdump", "usr/sbin/nvidia-imex"},
-		Others:   []string{"etc/OpenCL/vendors/nvidia.icd"},
+		Others:   []DataFile{{"etc/OpenCL/vendors/nvidia.icd", "/etc/OpenCL/vendors/nvidia.icd"}},
 		Sockets:  []string{"run/nvidia-fabricmanager/socket"},
 	}
-	if diff := cmp.Diff(want, got, cmpopts.IgnoreUnexported(Files{}), cmpopts.EquateEmpty()); diff != "" {
+	if diff := cmp.Diff(want, got, cmpopts.IgnoreUnexported(Files{}, Library{}), cmpopts.EquateEmpty()); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
 	for name, at := range map[string]string{"usr/bin/nvidia-debugdump": "bin/nvidia-smi", "bin/nvidia-smi": "bin/nvidia-smi"} {

@@ -20,8 +20,8 @@ const (
 	NodeRDMA                                  // infiniband/rdma_cm (MOFED)
 )
 
-// Majors are the kernel's major numbers of the driver's device nodes, whether or not there are such nodes; 0 where the kernel has none. All but
-// GPU may be others when the driver is loaded anew.
+// Majors are the kernel's major numbers of the driver's device nodes, whether or not there are such nodes; 0 where the kernel has none.
+// All but GPU may be others when the driver is loaded anew.
 type Majors struct {
 	GPU  int // nvidiaN, nvidiactl and nvidia-modeset
 	UVM  int // nvidia-uvm and nvidia-uvm-tools
