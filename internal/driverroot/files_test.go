@@ -1,4 +1,4 @@
-package driverroot
+package driverroot_test
 
 import (
 	"errors"
@@ -12,6 +12,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/driverroot"
 )
 
 func TestLibraryFolders(t *testing.T) {
@@ -21,7 +23,7 @@ func TestLibraryFolders(t *testing.T) {
 		"usr/lib/aarch64-linux-gnu/nvidia/current", "usr/lib/nvidia", "usr/local/nvidia/lib64", "usr/local/nvidia/lib",
 		"usr/local/lib64", "usr/local/lib/x86_64-linux-gnu", "usr/local/lib", "usr/lib", "lib",
 	} {
-		files, err := Find(fstest.MapFS{folder + "/libcuda.so.580.95.05": {}}, "580.95.05")
+		files, err := driverroot.Find(fstest.MapFS{folder + "/libcuda.so.580.95.05": {}}, "580.95.05")
 		if err != nil || !slices.Equal(files.LibraryFolders, []string{folder}) || len(files.Libraries) != 1 {
 			t.Errorf("%s: found in %q, %v", folder, files.LibraryFolders, err)
 		}
@@ -61,22 +63,22 @@ func TestFind(t *testing.T) {
 	if err := os.Symlink("/bin/nvidia-smi", full("usr/bin/nvidia-debugdump")); err != nil {
 		t.Fatal(err)
 	}
-	got, err := Find(os.DirFS(root), version)
+	got, err := driverroot.Find(os.DirFS(root), version)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Files{
+	want := driverroot.Files{
 		LibraryFolders: []string{folder},
-		Libraries: []Library{
+		Libraries: []driverroot.Library{
 			{Path: folder + "/libcuda.so." + version, Soname: "libcuda.so.1", Links: []string{"libcuda.so"}}, {Path: folder + "/libpipe.so." + version},
 			{Path: folder + "/libplain.so." + version},
 			{Path: folder + "/vdpau/libvdpau_nvidia.so." + version}, {Path: folder + "/libnvidia-nvvm70.so.4"},
 		},
 		Programs: []string{"bin/nvidia-smi", "usr/bin/nvidia-debugdump", "usr/sbin/nvidia-imex"},
-		Others:   []DataFile{{"etc/OpenCL/vendors/nvidia.icd", "/etc/OpenCL/vendors/nvidia.icd"}},
+		Others:   []driverroot.DataFile{{"etc/OpenCL/vendors/nvidia.icd", "/etc/OpenCL/vendors/nvidia.icd"}},
 		Sockets:  []string{"run/nvidia-fabricmanager/socket"},
 	}
-	if diff := cmp.Diff(want, got, cmpopts.IgnoreUnexported(Files{}, Library{}), cmpopts.EquateEmpty()); diff != "" {
+	if diff := cmp.Diff(want, got, cmpopts.IgnoreUnexported(driverroot.Files{}, driverroot.Library{}), cmpopts.EquateEmpty()); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
 	for name, at := range map[string]string{"usr/bin/nvidia-debugdump": "bin/nvidia-smi", "bin/nvidia-smi": "bin/nvidia-smi"} {
@@ -90,8 +92,8 @@ func TestFindWithoutLibraries(t *testing.T) {
 	t.Parallel()
 	root := fstest.MapFS{"usr/lib64/libcuda.so.580.95.05": {}, "usr/lib64/libcuda.so.": {}}
 	for _, version := range []string{"", "590.1"} {
-		if _, err := Find(root, version); !errors.Is(err, ErrNoLibraries) {
-			t.Errorf("version %q: got error %v, want ErrNoLibraries", version, err)
+		if _, err := driverroot.Find(root, version); !errors.Is(err, driverroot.ErrNoLibraries) {
+			t.Errorf("version %q: got error %v, want driverroot.ErrNoLibraries", version, err)
 		}
 	}
 }
