@@ -1,5 +1,6 @@
 // Command sbom says what a Go binary is made of, from the build information in the binary itself: as an SPDX document, as a table of
-// licences, or as the texts of these licences. It finds licences in the module cache, so it is run where the binary was built.
+// licences, or as the texts of these licences. It finds licences in the module cache, so it is run where the binary was built, and from the
+// same source, whose version it names.
 package main
 
 import (
@@ -17,6 +18,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/version"
 )
 
 func main() {
@@ -29,7 +32,6 @@ func main() {
 func run(args []string, output io.Writer) error {
 	flags := flag.NewFlagSet("sbom", flag.ContinueOnError)
 	format := flags.String("format", "spdx", "what to print: spdx (JSON), licenses (a table in Markdown) or texts (of the licences)")
-	version := flags.String("version", "", "version of the binary; default: the one in its build information")
 	libc := flags.String("libc", "", "version of Debian's package libc6, if its files are delivered with the binary")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -40,9 +42,6 @@ func run(args []string, output io.Writer) error {
 	b, err := read(flags.Arg(0))
 	if err != nil {
 		return err
-	}
-	if *version != "" {
-		b.main.Version = *version
 	}
 	switch *format {
 	case "spdx":
@@ -92,7 +91,7 @@ func read(path string) (*binary, error) {
 	}
 	b := &binary{
 		name:  info.Path[strings.LastIndex(info.Path, "/")+1:],
-		main:  module{Path: info.Main.Path, Version: info.Main.Version},
+		main:  module{Path: info.Main.Path, Version: version.Number},
 		built: file.ModTime(), checksum: fmt.Sprintf("%x", sha256.Sum256(content)),
 	}
 	for _, s := range info.Settings {

@@ -3,19 +3,19 @@ package version
 
 import "runtime/debug"
 
-// version is set by the linker (-X) in released builds.
-var version = "v0.0.0-dev"
+// Number is the release that this source becomes. The chart and the manifests name it too; make set-version writes all of them.
+const Number = "v0.1.0"
 
-// String returns the version, and the commit it was built from where the build recorded one.
+// String returns Number, and the commit it was built from where the build recorded one.
 func String() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
-		return version
+		return Number
 	}
 	for _, s := range info.Settings {
 		if s.Key == "vcs.revision" && len(s.Value) >= 12 {
-			return version + "+" + s.Value[:12]
+			return Number + "+" + s.Value[:12]
 		}
 	}
-	return version
+	return Number
 }

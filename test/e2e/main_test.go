@@ -9,11 +9,12 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/test/e2e/image"
+	"github.com/gpu-device-plugin/gpu-device-plugin/hack/image"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/e2e/node"
 )
 
@@ -51,12 +52,9 @@ func startNode(t *testing.T) (context.Context, *node.Node) {
 	}
 	daemon := filepath.Join(*state, "daemon.tar")
 	compat := filepath.Join(*state, "compat.tar")
-	folders := map[string]string{}
-	for _, layer := range []string{"plugin", "agent", "compat"} {
-		folders["build:/layers/"+layer+"/"] = filepath.Join(*imageRoot, layer)
-	}
+	layers := map[string]string{runtime.GOARCH: *imageRoot}
 	for _, i := range []struct{ target, reference, archive string }{{"", daemonImage, daemon}, {"compat", compatImage, compat}} {
-		if err := image.FromDockerfile(filepath.Join(*source, "Dockerfile"), i.target, folders, i.reference, i.archive); err != nil {
+		if err := image.FromDockerfile(filepath.Join(*source, "Dockerfile"), i.target, layers, i.reference, i.archive); err != nil {
 			t.Fatal(err)
 		}
 	}
