@@ -1,7 +1,8 @@
 # The image for linux/amd64 and linux/arm64 (docker buildx build --platform linux/amd64,linux/arm64). The compiler runs on the machine
 # that builds; only the few commands of the stage build run on the image's platform. The programs load libnvidia-ml.so.1 at run time,
 # so they need the C library and cannot be static.
-FROM --platform=$BUILDPLATFORM golang:1.26 AS compile
+ARG GO_IMAGE=golang:1.26
+FROM --platform=$BUILDPLATFORM ${GO_IMAGE} AS compile
 ARG TARGETARCH
 # A compiler for the other platform, if it is another.
 RUN case "$(go env GOARCH)-${TARGETARCH}" in \
@@ -15,21 +16,19 @@ WORKDIR /src
 COPY go.mod go.sum ./
 RUN go mod download
 COPY . .
-ARG VERSION=v0.0.0-dev
 # go-nvml wraps all of NVML, what is deprecated in it too.
 # The tags are those of the Makefile.
 RUN GOARCH="${TARGETARCH:-$(go env GOARCH)}" CC=target-cc CGO_ENABLED=1 CGO_CFLAGS="-O2 -g -Wno-deprecated-declarations" \
     go build -trimpath -tags grpcnotrace,nethttpomithttp2 \
-      -ldflags "-s -w -X github.com/gpu-device-plugin/gpu-device-plugin/internal/version.version=${VERSION}" \
-      -o /out/ ./cmd/...
+      -ldflags "-s -w" -o /out/ ./cmd/...
 # What the image is made of, and the licences' texts. Both platforms have the C library of the same Debian.
 RUN CGO_ENABLED=0 go build -o /sbom ./hack/sbom && \
     for program in gpu-device-plugin gpu-node-agent; do \
-      /sbom -version "${VERSION}" -libc "$(dpkg-query -W -f '${Version}' libc6)" /out/$program >/out/$program.spdx.json || exit 1; \
+      /sbom -libc "$(dpkg-query -W -f '${Version}' libc6)" /out/$program >/out/$program.spdx.json || exit 1; \
     done && \
     /sbom -format texts /out/gpu-node-agent >/out/licenses.txt
 
-FROM golang:1.26 AS build
+FROM ${GO_IMAGE} AS build
 RUN apt-get update && apt-get install -y --no-install-recommends busybox-static
 COPY --from=compile /out/ /out/
 COPY deployments/image/layers.sh /

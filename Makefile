@@ -5,10 +5,11 @@ GO      ?= go
 DOCKER  ?= docker
 PROFILE ?= dgx-h100
 IMAGE   ?= ghcr.io/gpu-device-plugin/gpu-device-plugin
-VERSION ?= $(shell git describe --tags --match 'v*' --dirty 2>/dev/null || echo v0.0.0-dev)
+VERSION := $(shell sed -n 's/^const Number = "\(.*\)"/\1/p' internal/version/version.go)
+# With the digest of the base image: make image GO_IMAGE=golang:1.26@sha256:...
+GO_IMAGE ?= golang:1.26
 
-MODULE  := github.com/gpu-device-plugin/gpu-device-plugin
-LDFLAGS := -s -w -X $(MODULE)/internal/version.version=$(VERSION)
+LDFLAGS := -s -w
 # Without gRPC's tracing, whose HTML templates keep the linker from leaving methods out that nothing calls, and without HTTP/2 in
 # net/http, which only TLS uses, the binary is 4 MB smaller and so is the daemon's resident memory.
 TAGS    := grpcnotrace,nethttpomithttp2
@@ -49,7 +50,7 @@ cross: ## Build bin/gpu-device-plugin-arm64 and bin/gpu-node-agent-arm64 with De
 .PHONY: sbom
 sbom: build ## Write dist/gpu-device-plugin.spdx.json and that of gpu-node-agent: what the programs are made of, as SPDX 2.3
 	@mkdir -p dist
-	@set -e; for p in gpu-device-plugin gpu-node-agent; do $(GO) run ./hack/sbom -version $(VERSION) bin/$$p >dist/$$p.spdx.json; done
+	@set -e; for p in gpu-device-plugin gpu-node-agent; do $(GO) run ./hack/sbom bin/$$p >dist/$$p.spdx.json; done
 
 .PHONY: licenses
 licenses: build ## Write docs/dev/licenses.md anew: the licences of all modules in the programs
@@ -61,9 +62,11 @@ licenses: build ## Write docs/dev/licenses.md anew: the licences of all modules 
 look: ## Write the picture of the packages in docs/dev/architecture.md anew, from their imports
 	$(GO) test . -run '^TestRooms$$' -count=1 -update
 
+# As tests are built, so that make test after it has less to compile.
 .PHONY: laptop
-laptop: build
-	$(GO) build -o bin/laptop ./test/kubelet/cmd/laptop
+laptop:
+	@echo 'building the daemon and a stand-in kubelet (about a minute the first time)'
+	@hack/progress $(GO) build -v -ldflags '-s -w' -o bin/ ./cmd/gpu-device-plugin ./test/kubelet/cmd/laptop
 
 .PHONY: run
 run: laptop ## Run the daemon on simulated GPUs with a stand-in kubelet (PROFILE=dgx-h100); Ctrl-C ends it
@@ -81,9 +84,19 @@ demo: laptop ## Tell the daemon's story in about 20 seconds: allocate, XID, cure
 demo-mig: laptop ## Show a node go from whole GPUs to MIG devices and back under running pods, in about half a minute
 	@bin/laptop demo-mig --daemon bin/gpu-device-plugin --profile $(PROFILE)
 
+# What only make test-all and the other targets need: real processes for minutes, or programs of a cluster.
+LONG := bench|faults|fleet|monitoring|mps|soak
+
+# Tests mostly wait for sockets and processes, so more of them run at a time than there are cores. make check vets.
+TESTFLAGS := -vet=off -parallel 16
+
 .PHONY: test
-test: ## Run the unit and integration tests with the race detector
-	$(GO) test -race -timeout 15m ./...
+test: ## Run the tests of every package, and one story of the whole daemon (some minutes the first time)
+	$(GO) test -short $(TESTFLAGS) $$($(GO) list ./... | grep -Ev '/test/($(LONG))(/|$$)')
+
+.PHONY: test-all
+test-all: ## Run all tests with the race detector, long sequences, whole daemons, MPS and a short soak
+	$(GO) test -race $(TESTFLAGS) -timeout 15m ./...
 
 # A number of inputs, not a duration: at the end of a duration `go test` may take its own deadline for a failure.
 FUZZTIME ?= 100000x
@@ -139,6 +152,7 @@ mig-wishes: ## Play random sequences of MIG layouts with pods, faults and kills 
 
 .PHONY: nightly
 nightly: faults soak mig-wishes ## What takes too long for every change: the fault matrix, soak, long stories, older kubelets, kubelet's five minutes (2 hours)
+	$(GO) test -race ./internal/monitor -count=1 -run TestRandomFaults -timeout 1h -stories 50
 	test/e2e/devicemanager/run -minutes
 	cd test/e2e && E2E_LIMIT=7200 ./run --kubelet all -long
 
@@ -218,7 +232,7 @@ vulncheck: ## Look for known vulnerabilities in the code that is reached; says s
 .PHONY: image
 image: ## Build the container image with docker (DOCKER=podman for another builder, PLATFORM=linux/amd64,linux/arm64 for both, TARGET=compat)
 	@command -v $(DOCKER) >/dev/null || { echo 'no $(DOCKER): apt-get install podman; make image DOCKER=podman'; exit 1; }
-	$(DOCKER) build $(if $(PLATFORM),--platform $(PLATFORM)) $(if $(TARGET),--target $(TARGET)) --build-arg VERSION=$(VERSION) \
+	$(DOCKER) build $(if $(PLATFORM),--platform $(PLATFORM)) $(if $(TARGET),--target $(TARGET)) --build-arg GO_IMAGE=$(GO_IMAGE) \
 	  -t $(IMAGE):$(VERSION)$(if $(TARGET),-$(TARGET)) .
 
 .PHONY: clean

@@ -50,6 +50,9 @@ type place struct{ gpu, start, end int }
 func TestRandomWishes(t *testing.T) {
 	t.Parallel()
 	file := parsed(t, randomLayouts)
+	if testing.Short() {
+		*sequences = min(*sequences, 2)
+	}
 	for seed := *firstSeed; seed < *firstSeed+*sequences; seed++ {
 		synctest.Test(t, func(t *testing.T) {
 			defer func() {

@@ -175,6 +175,7 @@ func TestOpenThatHangs(t *testing.T) {
 			t.Errorf("Quiesce while a session is opened: %v", err)
 		}
 		s.inject(simulator.Fault{Kind: simulator.KindRestore})
+		synctest.Wait() // the session comes, and is closed
 		if err := s.Quiesce(t.Context(), true); err != nil || s.node.Stats().Sessions != 0 {
 			t.Errorf("Quiesce after that: %v; %d sessions are open", err, s.node.Stats().Sessions)
 		}

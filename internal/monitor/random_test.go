@@ -3,6 +3,7 @@ package monitor_test
 import (
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -21,8 +22,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 )
 
-// seedVariable names the variable that makes TestRandomFaults repeat what it did: the seed that it prints.
-const seedVariable = "MONITOR_TEST_SEED"
+var (
+	stories   = flag.Int("stories", 10, "number of random stories of faults")
+	storySeed = flag.Uint64("seed", 0, "seed of the random stories; 0 for another each time, which is printed")
+)
 
 const (
 	storyGPUs = 4
@@ -37,30 +40,26 @@ const (
 	maxGoroutines = 13
 )
 
-// Ten thousand faults strike simulated nodes, the adapter that ships on them, in no order and with nobody waiting for
-// anything. Whatever they were: what is bad is not given to work for long, nothing becomes Healthy while it is bad, every
+// TestRandomFaults has faults strike simulated nodes under the adapter that ships, 200 in each story, in no order and with nobody waiting
+// for anything. Whatever they were: what is bad is not given to work for long, nothing becomes Healthy while it is bad, every
 // verdict says why, goroutines stay few, and once the cure that each verdict asks for is given, all GPUs are Healthy, and
 // what is published is what the node has.
 func TestRandomFaults(t *testing.T) {
-	stories, faults := 50, 200
-	if testing.Short() {
-		stories = 5
+	seed := *storySeed
+	if seed == 0 {
+		seed = rand.Uint64()
 	}
-	seed := rand.Uint64()
-	if given, err := strconv.ParseUint(os.Getenv(seedVariable), 10, 64); err == nil {
-		seed = given
-	}
-	t.Logf("%s=%d", seedVariable, seed)
+	t.Logf("run this again with -run TestRandomFaults -seed %d", seed)
 	threads := countThreads(t)
 	profile, err := simulator.Load("dgx-h100")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i := range stories {
+	for i := range *stories {
 		r := rand.New(rand.NewPCG(seed, uint64(i)))
 		driver := []string{"580.95.05", "550.54.15", "570.1"}[r.IntN(3)]
 		t.Run(fmt.Sprintf("%d on %s", i, driver), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { newStory(t, r, profile, driver).run(faults) })
+			synctest.Test(t, func(t *testing.T) { newStory(t, r, profile, driver).run(200) })
 		})
 		if t.Failed() {
 			return

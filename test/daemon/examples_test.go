@@ -134,9 +134,9 @@ func (d *document) shows(s *stage, name, command, says string, run func() string
 	}
 }
 
-var moments = regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ|\b(\d+(h|m|s|ms))+\b|× \d+|nvmlDevice\w+|\d\.\d+e\+09`)
+var moments = regexp.MustCompile(`version v\d[^,]*|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ|\b(\d+(h|m|s|ms))+\b|× \d+|nvmlDevice\w+|\d\.\d+e\+09`)
 
-// timeless returns a text without its times and numbers of events, the call that hangs first, and the width of columns.
+// timeless returns a text without its version, its times and numbers of events, the call that hangs first, and the width of columns.
 func timeless(text string) string {
 	return strings.Join(strings.Fields(moments.ReplaceAllString(text, "TIME")), " ")
 }
