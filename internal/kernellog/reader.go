@@ -66,13 +66,21 @@ func (r *Reader) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case err := <-ended:
-			return err
+			return failure(ctx, err)
 		case e := <-events:
 			if err := r.Deliver(ctx, e); err != nil {
-				return err
+				return failure(ctx, err)
 			}
 		}
 	}
+}
+
+// failure returns err, but nil after the end of ctx, which ends reads and deliveries.
+func failure(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
 }
 
 // follow reads the log and hands on its XIDs until ctx ends or the log cannot be read.

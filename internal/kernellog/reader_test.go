@@ -276,8 +276,22 @@ func TestEndWhileNothingComes(t *testing.T) {
 		t.Fatal(err)
 	}
 	stop()
-	if err := wantEnd(t, ended); err != nil && !errors.Is(err, context.Canceled) {
+	if err := wantEnd(t, ended); err != nil {
 		t.Errorf("ended with %v", err)
+	}
+}
+
+// TestEndIsNoFailure: the read that the end of ctx ends fails, and Run does not.
+func TestEndIsNoFailure(t *testing.T) {
+	for range 300 {
+		reads, writes := io.Pipe()
+		xids, ended, stop := follow(t, func() (io.ReadCloser, error) { return reads, nil })
+		go func() { _, _ = io.WriteString(writes, record(79)) }()
+		want(t, xids, 79)
+		stop()
+		if err := wantEnd(t, ended); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
