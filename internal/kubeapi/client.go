@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -38,6 +39,8 @@ type Options struct {
 	Node string
 	// Version is that of the program.
 	Version string
+	// Dial opens connections to the API server; nil for TCP.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
 const (
@@ -133,6 +136,7 @@ func (c *Client) connect() (*connection, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find the API server: %w", err)
 	}
+	config.Dial = c.options.Dial
 	config.UserAgent = "gpu-node-agent/" + c.options.Version
 	// A watch and a write have a TCP connection each, so that one that is stuck does not keep the other.
 	config.NextProtos = []string{"http/1.1"}

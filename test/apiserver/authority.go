@@ -29,7 +29,7 @@ func newAuthority(ip string) (*authority, error) {
 	now := time.Now()
 	ca := &x509.Certificate{
 		SerialNumber: big.NewInt(now.UnixNano()), Subject: pkix.Name{CommonName: "stand-in CA"},
-		NotBefore: now.Add(-24 * time.Hour), NotAfter: now.Add(24 * time.Hour),
+		NotBefore: now.Add(-24 * time.Hour), NotAfter: now.AddDate(10, 0, 0),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}
 	caCertificate, err := x509.CreateCertificate(rand.Reader, ca, ca, &caKey.PublicKey, caKey)

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"k8s.io/client-go/applyconfigurations"
@@ -34,6 +35,7 @@ const (
 type Server struct {
 	dir     string
 	address string
+	memory  bool // clients reach it by Dial alone
 	store   *store
 	hole    *hole
 
@@ -56,14 +58,21 @@ type Server struct {
 // life is the time between a start of the server and its stop.
 type life struct {
 	http    *http.Server
-	stopped chan struct{} // closed by Stop: no byte passes any more
-	ended   chan struct{} // closed when the server has ended
+	memory  *memoryListener // nil for a server that listens on TCP
+	stopped chan struct{}   // closed by Stop: no byte passes any more
+	ended   chan struct{}   // closed when the server has ended
 }
 
 var servers atomic.Uint32 // in this process
 
 // Start starts a server that writes its files into dir, which must exist. The caller owns it and ends it with Stop.
-func Start(dir string) (*Server, error) {
+func Start(dir string) (*Server, error) { return start(dir, false) }
+
+// StartInMemory starts a server that clients reach by Dial alone. No system call is waited for, so that it works in a bubble of
+// testing/synctest, by the time of that.
+func StartInMemory(dir string) (*Server, error) { return start(dir, true) }
+
+func start(dir string, memory bool) (*Server, error) {
 	// This reads the schema of all types once. With the race detector and on a machine that is busy that takes longer than a client waits for
 	// the answer to its first write.
 	applyconfigurations.NewTypeConverter(scheme.Scheme)
@@ -75,7 +84,7 @@ func Start(dir string) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{
-		dir: dir, address: net.JoinHostPort(ip, "0"), store: newStore(), hole: newHole(), authority: ca, counts: map[Request]int{},
+		dir: dir, address: net.JoinHostPort(ip, "0"), memory: memory, store: newStore(), hole: newHole(), authority: ca, counts: map[Request]int{},
 		latest:           map[string]int{},
 		resourceVersions: []string{"v1"},
 		watches:          make(chan struct{}), over: make(chan struct{}),
@@ -112,13 +121,19 @@ func (s *Server) Resume() error {
 	if s.current != nil {
 		return errors.New("start API server: it is running")
 	}
-	var config net.ListenConfig
-	listener, err := config.Listen(context.Background(), "tcp", s.address)
-	if err != nil {
-		return fmt.Errorf("start API server: %w", err)
-	}
-	s.address = listener.Addr().String()
 	l := &life{stopped: make(chan struct{}), ended: make(chan struct{})}
+	var listener net.Listener
+	if s.memory {
+		l.memory = newMemoryListener()
+		listener = l.memory
+	} else {
+		var config net.ListenConfig
+		var err error
+		if listener, err = config.Listen(context.Background(), "tcp", s.address); err != nil {
+			return fmt.Errorf("start API server: %w", err)
+		}
+		s.address = listener.Addr().String()
+	}
 	l.http = &http.Server{
 		Handler:           http.HandlerFunc(s.serve),
 		ReadHeaderTimeout: time.Minute,
@@ -135,6 +150,17 @@ func (s *Server) Resume() error {
 		_ = l.http.ServeTLS(holeListener{listener, s.hole, l.stopped}, "", "")
 	}()
 	return nil
+}
+
+// Dial connects to a server that StartInMemory started, whatever the network and the address.
+func (s *Server) Dial(ctx context.Context, _, _ string) (net.Conn, error) {
+	s.mu.Lock()
+	l := s.current
+	s.mu.Unlock()
+	if l == nil {
+		return nil, fmt.Errorf("dial the API server: %w", syscall.ECONNREFUSED)
+	}
+	return l.memory.dial(ctx)
 }
 
 // Kubeconfig is the path of the kubeconfig. It names the files of the token and the certificate authority, which clients
