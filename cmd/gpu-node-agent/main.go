@@ -8,4 +8,4 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster"
 )
 
-func main() { os.Exit(cli.NodeAgent(cluster.New()).Main()) }
+func main() { os.Exit(cli.NodeAgent(cluster.New(cluster.Options{})).Main()) }

@@ -32,17 +32,17 @@ func TestVersionUnderNVIDIAsNames(t *testing.T) {
 		"gpu-feature-discovery": "GPU Feature Discovery", "config-manager": "config-manager",
 	} {
 		for _, args := range [][]string{{"--version"}, {"-v"}, {"-version"}, {"--version", "argument"}} {
-			got, err := runAs(t, cli.NodeAgent(cluster.New()), "/usr/bin/"+name, args...)
+			got, err := runAs(t, cli.NodeAgent(cluster.New(cluster.Options{})), "/usr/bin/"+name, args...)
 			if want := title + " version " + version.String(); err != nil || got != want {
 				t.Errorf("%s %q prints %q, %v, want %q", name, args, got, err, want)
 			}
 		}
 		for _, args := range [][]string{{"--help"}, {"-h"}, {"help"}} {
-			if got, err := runAs(t, cli.NodeAgent(cluster.New()), name, args...); err != nil || !strings.Contains(got, name+" [flags]") {
+			if got, err := runAs(t, cli.NodeAgent(cluster.New(cluster.Options{})), name, args...); err != nil || !strings.Contains(got, name+" [flags]") {
 				t.Errorf("%s %q prints %q, %v", name, args, got, err)
 			}
 		}
-		if _, err := runAs(t, cli.NodeAgent(cluster.New()), name, "--no-such-flag"); err == nil || !strings.Contains(err.Error(), "no-such-flag") {
+		if _, err := runAs(t, cli.NodeAgent(cluster.New(cluster.Options{})), name, "--no-such-flag"); err == nil || !strings.Contains(err.Error(), "no-such-flag") {
 			t.Errorf("%s with an unknown flag: %v", name, err)
 		}
 	}
@@ -66,7 +66,7 @@ func TestFlagsOfNVIDIAsPrograms(t *testing.T) {
 		for _, flag := range append(strings.Fields(flags), "version", "help") {
 			// A flag that is not known is refused before the help is printed.
 			value := map[bool]string{true: "=1", false: ""}[flag != "version" && flag != "help"]
-			if _, err := runAs(t, cli.NodeAgent(cluster.New()), name, "--"+flag+value, "--help"); err != nil {
+			if _, err := runAs(t, cli.NodeAgent(cluster.New(cluster.Options{})), name, "--"+flag+value, "--help"); err != nil {
 				t.Errorf("%s --%s: %v", name, flag, err)
 			}
 		}
@@ -86,7 +86,7 @@ func TestCompatibilityHasARowForEveryProgram(t *testing.T) {
 		}
 	}
 	_, flags, _ := strings.Cut(programs, "\n### config-manager\n")
-	commands := cluster.New().Commands()
+	commands := cluster.New(cluster.Options{}).Commands()
 	manager := commands[slices.IndexFunc(commands, func(c *cobra.Command) bool { return c.Name() == "config-manager" })]
 	manager.Flags().VisitAll(func(f *pflag.Flag) {
 		row := "\n| `--" + f.Name + "` | `" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_")) + "` |"

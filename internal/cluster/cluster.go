@@ -6,6 +6,7 @@ package cluster
 
 import (
 	"context"
+	"net"
 	"sync"
 	"time"
 
@@ -19,14 +20,18 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/version"
 )
 
+// Options say how a Cluster works. The zero value is that of a program.
+type Options struct {
+	// Dial opens connections to the API server; nil for TCP.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+}
+
 // A Cluster is what one process has to do with the API server. Make it with New.
 type Cluster struct {
+	options    Options
 	client     *kubeapi.Client // after Choose, as the following
 	nodeConfig *nodeConfig     // nil if no label chooses the configuration file
 	spread     spread          // of the first requests
-
-	pauseRequests time.Duration // bounds those of one pause
-	lastRequests  time.Duration // bounds those at the end of the process that have paused DaemonSets go on
 
 	pausing sync.Mutex // guards all following fields; one change of what is paused at a time
 	paused  sighting
@@ -34,20 +39,24 @@ type Cluster struct {
 }
 
 // New returns what a process has to do with the API server: nothing, until it is asked.
-func New() *Cluster { return &Cluster{pauseRequests: pauseRequests, lastRequests: lastRequests} }
+func New(o Options) *Cluster { return &Cluster{options: o, spread: newSpread()} }
 
 // Commands returns the commands that need the API server.
-func (c *Cluster) Commands() []*cobra.Command { return []*cobra.Command{newConfigManagerCommand()} }
+func (c *Cluster) Commands() []*cobra.Command {
+	return []*cobra.Command{newConfigManagerCommand(c.options)}
+}
 
 // Choose prepares for a daemon with these flags and this environment. It returns which file is the configuration file, if a label of
 // the node chooses it; nil otherwise.
 func (c *Cluster) Choose(ctx context.Context, early config.Config) *feed.Feed[config.Chosen] {
 	c.spread.stateDir = early.StateDir
-	c.client = kubeapi.New(kubeapi.Options{Kubeconfig: early.Kubeconfig, Node: early.NodeName, Version: version.String()})
+	c.client = kubeapi.New(kubeapi.Options{
+		Kubeconfig: early.Kubeconfig, Node: early.NodeName, Version: version.String(), Dial: c.options.Dial,
+	})
 	if early.NodeConfig.Dir == "" {
 		return nil
 	}
-	c.nodeConfig = newNodeConfig(early, c.client, clock.RealClock{})
+	c.nodeConfig = newNodeConfig(early, c.client)
 	if early.NodeName != "" { // without it the configuration is refused
 		c.nodeConfig.start(ctx)
 	}
@@ -61,7 +70,7 @@ func (c *Cluster) Observation(configs *feed.Feed[config.Config], boot string) []
 	tasks := []daemon.Task{
 		later(daemon.Task{Name: "own node", Run: func(ctx context.Context) error { return c.watchNode(ctx, configs) }}),
 		later(daemon.Task{Name: "size of the cluster", Run: func(ctx context.Context) error {
-			return c.keepSize(ctx, configs, clock.RealClock{})
+			return c.keepSize(ctx, configs)
 		}}),
 	}
 	if n := c.nodeConfig; n != nil {
@@ -103,7 +112,7 @@ func (c *Cluster) watchNode(ctx context.Context, configs *feed.Feed[config.Confi
 		return c.needed(now), []<-chan struct{}{changed, seen}
 	}, func(ctx context.Context, needed bool) error {
 		if needed {
-			c.follow(ctx, clock.RealClock{})
+			c.follow(ctx)
 		}
 		return nil
 	})
@@ -131,21 +140,21 @@ func whileSame[T comparable](
 }
 
 // follow watches the node until ctx ends, from when this process may make its first request.
-func (c *Cluster) follow(ctx context.Context, timer clock.Clock) {
-	c.spread.begin(ctx, timer, c.client)
-	c.client.Watch(ctx, timer)
+func (c *Cluster) follow(ctx context.Context) {
+	c.spread.begin(ctx, c.client)
+	c.client.Watch(ctx, clock.RealClock{})
 }
 
 // keepSize keeps the size of the cluster for the next process while something is asked of the API server.
-func (c *Cluster) keepSize(ctx context.Context, configs *feed.Feed[config.Config], timer clock.Clock) error {
+func (c *Cluster) keepSize(ctx context.Context, configs *feed.Feed[config.Config]) error {
 	return whileSame(ctx, func() (bool, []<-chan struct{}) {
 		_, seen := c.client.Nodes().Latest()
 		now, changed := configs.Latest()
 		return c.needed(now) || now.DRA.Mode != config.DRAOff, []<-chan struct{}{changed, seen}
 	}, func(ctx context.Context, needed bool) error {
 		if needed {
-			c.spread.begin(ctx, timer, c.client)
-			c.spread.keep(ctx, timer, c.client)
+			c.spread.begin(ctx, c.client)
+			c.spread.keep(ctx, c.client)
 		}
 		return nil
 	})
@@ -164,22 +173,22 @@ func (c *Cluster) Outputs(d daemon.View) []daemon.Task {
 	c.client.Count(d.APIRequested)
 	return append(append(c.Labels(d), c.allocation(d)...),
 		later(daemon.Task{Name: "MIG label", Run: func(ctx context.Context) error {
-			c.followLayout(ctx, d, clock.RealClock{})
+			c.followLayout(ctx, d)
 			return nil
 		}}),
 		later(daemon.Task{Name: "paused clients", Run: func(ctx context.Context) error {
-			c.resumeClients(ctx, d, clock.RealClock{})
+			c.resumeClients(ctx, d)
 			return nil
 		}}),
-		later(daemon.Task{Name: "report", Run: newReporter(d, c.client, c.client.Nodes(), clock.RealClock{}, &c.spread).Run}),
+		later(daemon.Task{Name: "report", Run: newReporter(d, c.client, c.client.Nodes(), &c.spread).Run}),
 	)
 }
 
 // Labels returns the tasks that write labels.
 func (c *Cluster) Labels(d daemon.View) []daemon.Task {
-	output := func(name string, run func(context.Context, daemon.View, clock.Clock)) daemon.Task {
+	output := func(name string, run func(context.Context, daemon.View)) daemon.Task {
 		return later(daemon.Task{Name: name, Run: func(ctx context.Context) error {
-			run(ctx, d, clock.RealClock{})
+			run(ctx, d)
 			return nil
 		}})
 	}

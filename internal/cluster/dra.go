@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"path/filepath"
 
-	"k8s.io/utils/clock"
-
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
@@ -55,7 +53,7 @@ func (c *Cluster) allocation(d daemon.View) []daemon.Task {
 
 // PublishSlices publishes the devices of the node until ctx ends. Driver is how the driver is with kubelet.
 func (c *Cluster) PublishSlices(ctx context.Context, devices *draslices.Devices, stateDir string, driver *feed.Feed[draplugin.Status]) {
-	newPublisher(c.client, devices, stateDir, driver, clock.RealClock{}, &c.spread).run(ctx)
+	newPublisher(c.client, devices, stateDir, driver, &c.spread).run(ctx)
 }
 
 // runDriver offers the driver to kubelet while GPUs are to be given by Dynamic Resource Allocation, or were: what is prepared can then be

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
@@ -96,7 +97,7 @@ func (r *reporter) sendEvents(ctx context.Context) {
 	var told report.NodeEvent // the last one that was written about the node
 	var pods []kubeapi.Pod    // that it is still to be written about
 	var tries int             // of the first of them
-	kubeapi.Keep(ctx, r.clock, "events", wake, func(ctx context.Context) error {
+	kubeapi.Keep(ctx, clock.RealClock{}, "events", wake, func(ctx context.Context) error {
 		for {
 			e, ok := r.queue.first()
 			node := r.nodes.Value()

@@ -36,7 +36,6 @@ const yieldPoll = 10 * time.Second
 type labeler struct {
 	client *kubeapi.Client
 	daemon daemon.View
-	clock  clock.Clock
 	again  *feed.Feed[struct{}]
 	spread *spread
 
@@ -50,7 +49,7 @@ type labeler struct {
 // that has its reason in what another program did.
 func (l *labeler) admit(ctx context.Context, foreign bool) error {
 	wait := time.Duration(0)
-	switch now := l.clock.Now(); {
+	switch now := time.Now(); {
 	case !l.waited:
 		limit, err := l.spread.of(ctx, l.client)
 		if err != nil {
@@ -69,9 +68,9 @@ func (l *labeler) admit(ctx context.Context, foreign bool) error {
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-l.clock.After(wait):
+	case <-time.After(wait):
 	}
-	l.waited, l.last = true, l.clock.Now()
+	l.waited, l.last = true, time.Now()
 	return nil
 }
 
@@ -106,7 +105,7 @@ func (l *labeler) tick(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-l.clock.After(yieldPoll):
+		case <-time.After(yieldPoll):
 			l.again.Publish(struct{}{})
 		}
 	}
@@ -125,14 +124,14 @@ type nodeLabeler struct {
 }
 
 // labelNode keeps labels on the own node until ctx ends, while the configuration wants that.
-func (c *Cluster) labelNode(ctx context.Context, d daemon.View, timer clock.Clock) {
-	l := &nodeLabeler{labeler: labeler{client: c.client, daemon: d, clock: timer, again: feed.New(struct{}{}), spread: &c.spread}}
+func (c *Cluster) labelNode(ctx context.Context, d daemon.View) {
+	l := &nodeLabeler{labeler: labeler{client: c.client, daemon: d, again: feed.New(struct{}{}), spread: &c.spread}}
 	go l.tick(ctx)
 	wake := func() []<-chan struct{} {
 		_, node := l.client.Nodes().Latest()
 		return append(l.changes(), node)
 	}
-	kubeapi.Keep(ctx, timer, "labels of the node", wake, func(ctx context.Context) error {
+	kubeapi.Keep(ctx, clock.RealClock{}, "labels of the node", wake, func(ctx context.Context) error {
 		if !l.on(config.LabelsNode) {
 			return l.tell(nil)
 		}
@@ -162,7 +161,7 @@ func (l *nodeLabeler) step(ctx context.Context) error {
 		case err != nil:
 			return err
 		}
-		l.node, l.seen, l.rest, l.settled = after, l.clock.Now(), differences(set, after.Labels), wanted
+		l.node, l.seen, l.rest, l.settled = after, time.Now(), differences(set, after.Labels), wanted
 		klog.FromContext(ctx).V(2).Info("Wrote the labels of the node", "labels", len(set), "left", slices.Sorted(maps.Keys(l.left)))
 		return nil
 	}
@@ -178,7 +177,7 @@ func (l *nodeLabeler) due() map[string]string {
 	if node.UID != l.uid {
 		l.uid, l.left, l.rest, l.settled = node.UID, map[string]string{}, nil, nil
 	}
-	l.see(node, l.clock.Now())
+	l.see(node, time.Now())
 	differs := differences(l.ours(wanted), l.node.Labels)
 	if len(differs) == 0 || maps.Equal(differs, l.rest) {
 		l.settled = wanted
@@ -222,7 +221,7 @@ func (l *nodeLabeler) leave(ctx context.Context, conflict *kubeapi.Conflict) err
 	case node.UID != l.uid:
 		return errors.New("the node is another one now")
 	}
-	l.see(node, l.clock.Now())
+	l.see(node, time.Now())
 	left := 0
 	for key, owner := range conflict.Labels {
 		value, has := l.node.Labels[key]
@@ -276,10 +275,10 @@ type featureLabeler struct {
 }
 
 // labelFeature keeps the object until ctx ends, while the configuration wants that.
-func (c *Cluster) labelFeature(ctx context.Context, d daemon.View, timer clock.Clock) {
-	l := &featureLabeler{labeler: labeler{client: c.client, daemon: d, clock: timer, again: feed.New(struct{}{}), spread: &c.spread}}
+func (c *Cluster) labelFeature(ctx context.Context, d daemon.View) {
+	l := &featureLabeler{labeler: labeler{client: c.client, daemon: d, again: feed.New(struct{}{}), spread: &c.spread}}
 	go l.tick(ctx)
-	kubeapi.Keep(ctx, timer, "NodeFeature", l.changes, func(ctx context.Context) error {
+	kubeapi.Keep(ctx, clock.RealClock{}, "NodeFeature", l.changes, func(ctx context.Context) error {
 		if !l.on(config.LabelsNodeFeature) {
 			return l.tell(nil)
 		}
@@ -315,12 +314,12 @@ var errLongName = fmt.Errorf("the name of the node has more than %d bytes, and N
 
 // step reads the object if that is due, and writes it if it is not as it is to be.
 func (l *featureLabeler) step(ctx context.Context) error {
-	wanted, configured, now := l.daemon.Labels.Value(), l.daemon.Configs.Value(), l.clock.Now()
+	wanted, configured, now := l.daemon.Labels.Value(), l.daemon.Configs.Value(), time.Now()
 	place, prefix := configured.Namespace, kubeapi.NodeFeaturePrefix
 	if wanted == nil || l.yields() || now.Before(l.due) && maps.Equal(wanted, l.written) && place == l.place {
 		return nil
 	}
-	if l.spread.begin(ctx, l.clock, l.client); ctx.Err() != nil {
+	if l.spread.begin(ctx, l.client); ctx.Err() != nil {
 		return ctx.Err()
 	}
 	if configured.Discovery.On {

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
@@ -46,7 +47,7 @@ With --oneshot it makes the link once and ends, as an init container does. It th
 A label that names no file of the directory changes nothing, and is logged. Where there is no link yet, the configuration of a node
 without the label is taken. What was signalled is written beside the link, so that a restart neither forgets nor repeats a signal.`
 
-func newConfigManagerCommand() *cobra.Command {
+func newConfigManagerCommand(o Options) *cobra.Command {
 	m := &manager{proc: "/proc"}
 	var fallbacks []string
 	cmd := &cobra.Command{
@@ -94,8 +95,8 @@ func newConfigManagerCommand() *cobra.Command {
 		if err := m.check(fallbacks); err != nil {
 			return err
 		}
-		client := kubeapi.New(kubeapi.Options{Kubeconfig: m.kubeconfig, Node: m.node, Version: version.String()})
-		return m.run(cmd.Context(), client, clock.RealClock{})
+		client := kubeapi.New(kubeapi.Options{Kubeconfig: m.kubeconfig, Node: m.node, Version: version.String(), Dial: o.Dial})
+		return m.run(cmd.Context(), client)
 	}
 	return cmd
 }
@@ -122,16 +123,16 @@ func (m *manager) check(fallbacks []string) error {
 }
 
 // run keeps the link until ctx ends, or makes it once.
-func (m *manager) run(ctx context.Context, client *kubeapi.Client, timer clock.WithTicker) error {
+func (m *manager) run(ctx context.Context, client *kubeapi.Client) error {
 	log := klog.FromContext(ctx)
 	watching, stop := context.WithCancel(ctx)
 	watched := make(chan struct{})
 	go func() {
 		defer close(watched)
-		client.Watch(watching, timer)
+		client.Watch(watching, clock.RealClock{})
 	}()
 	defer func() { stop(); <-watched }()
-	ticker := timer.NewTicker(rereadEvery)
+	ticker := time.NewTicker(rereadEvery)
 	defer ticker.Stop()
 	var failed string
 	for {
@@ -156,7 +157,7 @@ func (m *manager) run(ctx context.Context, client *kubeapi.Client, timer clock.W
 			}
 			return nil
 		case <-changed:
-		case <-ticker.C():
+		case <-ticker.C:
 		}
 	}
 }

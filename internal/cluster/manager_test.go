@@ -1,4 +1,4 @@
-package cluster
+package cluster_test
 
 import (
 	"bufio"
@@ -16,10 +16,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
-
-const patience = time.Minute // how long a test waits for what must come
 
 // A managed is a node with a folder of configurations, and config-manager on it.
 type managed struct {
@@ -59,7 +58,7 @@ func (m *managed) label(value string) {
 	err := m.server.ChangeNode("n", func(n *corev1.Node) {
 		n.Labels = map[string]string{}
 		if value != "" {
-			n.Labels[testLabel] = value
+			n.Labels[configLabel] = value
 		}
 	})
 	if err != nil {
@@ -69,7 +68,7 @@ func (m *managed) label(value string) {
 
 // execute runs config-manager until it ends by itself or by ctx.
 func (m *managed) execute(ctx context.Context, args ...string) error {
-	cmd := newConfigManagerCommand()
+	cmd := cluster.New(cluster.Options{}).Commands()[0]
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true
 	cmd.SetArgs(append(append([]string{}, m.args...), args...))
 	return cmd.ExecuteContext(ctx)
@@ -123,7 +122,7 @@ func TestConfigManagerOnce(t *testing.T) {
 		"the default":           {args: []string{"--default-config=b"}, want: "b"},
 		"a fallback":            {args: []string{"--fallback-strategies=named,single,empty"}, want: ""},
 		"an unknown one":        {label: "c", args: []string{"--default-config=b"}, want: "b"},
-		"an unknown one, alone": {label: "c", problem: testLabel + "=c"},
+		"an unknown one, alone": {label: "c", problem: configLabel + "=c"},
 		"nothing is said":       {problem: "no fallback is possible"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -186,12 +185,17 @@ func TestConfigManagerFlags(t *testing.T) {
 		"no link":           {args: []string{"--config-file-dst="}, want: "--config-file-dst"},
 		"unknown fallback":  {args: []string{"--oneshot", "--fallback-strategies=named,last"}, want: "named, single, empty"},
 		"no process":        {args: []string{"--process-to-signal="}, want: "--process-to-signal"},
-		"no such signal":    {args: []string{"--signal=99"}, want: "99"},
+		"no such signal":    {args: []string{"--signal=65"}, want: "65"},
+		"no signal":         {args: []string{"--signal=0"}, want: "--signal is 0"},
+		"a large file":      {args: []string{"--oneshot", "--default-config=large"}, want: "large"},
+		"no place for it":   {args: []string{"--oneshot", "--default-config=a", "--config-file-dst=/dev/null/link"}, want: "replace the link"},
+		"a bad folder":      {args: []string{"--oneshot", "--default-config=a", "--config-file-srcdir=/dev/null/x"}, want: "read the directory"},
 		"a bad truth":       {env: "ONESHOT=maybe", want: "ONESHOT"},
 		"an unknown in env": {env: "FALLBACK_STRATEGIES=x", args: []string{"--oneshot"}, want: `"x"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newManaged(t)
+			m.write("large", strings.Repeat("x", 1<<20+1)) // a byte more than a ConfigMap holds
 			m.label("")
 			if variable, value, given := strings.Cut(tt.env, "="); given {
 				t.Setenv(variable, value)
@@ -208,7 +212,7 @@ func TestConfigManagerEnvironment(t *testing.T) {
 	m := newManaged(t)
 	m.label("")
 	for name, value := range map[string]string{
-		"ONESHOT": "true", "KUBECONFIG": m.server.Kubeconfig(), "NODE_NAME": "n", "NODE_LABEL": testLabel, "CONFIG_FILE_SRCDIR": m.dir,
+		"ONESHOT": "true", "KUBECONFIG": m.server.Kubeconfig(), "NODE_NAME": "n", "NODE_LABEL": configLabel, "CONFIG_FILE_SRCDIR": m.dir,
 		"CONFIG_FILE_DST": m.link, "DEFAULT_CONFIG": "b", "FALLBACK_STRATEGIES": "named,single", "SEND_SIGNAL": "false", "SIGNAL": "1",
 		"PROCESS_TO_SIGNAL": "nvidia-device-plugin",
 	} {

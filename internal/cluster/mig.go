@@ -53,7 +53,6 @@ func migState(label string, chosen migwish.Decision, made mig.Status) (state mig
 type layoutLabeler struct {
 	client *kubeapi.Client
 	daemon daemon.View
-	clock  clock.Clock
 	again  *feed.Alarm
 
 	sighting
@@ -63,11 +62,11 @@ type layoutLabeler struct {
 }
 
 // followLayout follows the label until ctx ends, while the configuration wants that.
-func (c *Cluster) followLayout(ctx context.Context, d daemon.View, timer clock.Clock) {
+func (c *Cluster) followLayout(ctx context.Context, d daemon.View) {
 	if d.MIGWish == nil {
 		return
 	}
-	l := &layoutLabeler{client: c.client, daemon: d, clock: timer, again: feed.NewAlarm(timer)}
+	l := &layoutLabeler{client: c.client, daemon: d, again: feed.NewAlarm(clock.RealClock{})}
 	wake := func() []<-chan struct{} {
 		_, node := l.client.Nodes().Latest()
 		_, configured := d.Configs.Latest()
@@ -75,12 +74,12 @@ func (c *Cluster) followLayout(ctx context.Context, d daemon.View, timer clock.C
 		_, made := d.MIG.Latest()
 		return []<-chan struct{}{node, configured, chosen, made, l.again.Rings()}
 	}
-	kubeapi.Keep(ctx, timer, "MIG layout", wake, l.step)
+	kubeapi.Keep(ctx, clock.RealClock{}, "MIG layout", wake, l.step)
 }
 
 // step tells the daemon what the label says, and writes once what came of it, if that is to be written.
 func (l *layoutLabeler) step(ctx context.Context) error {
-	m, node, now := l.daemon.Configs.Value().MIG, l.client.Nodes().Value(), l.clock.Now()
+	m, node, now := l.daemon.Configs.Value().MIG, l.client.Nodes().Value(), time.Now()
 	if node.UID == "" {
 		return nil
 	}

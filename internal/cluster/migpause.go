@@ -60,7 +60,7 @@ func clientsOf(pods []kubeapi.NodePod, uids []string) (keys []string, err error)
 
 // Pause has the DaemonSets paused, by labels of the node, whose pods have these UIDs.
 func (c *Cluster) Pause(ctx context.Context, uids []string) error {
-	ctx, cancel := context.WithTimeout(ctx, c.pauseRequests)
+	ctx, cancel := context.WithTimeout(ctx, pauseRequests)
 	defer cancel()
 	c.pausing.Lock() // one after the other: GPUs mostly have the same clients
 	defer c.pausing.Unlock()
@@ -101,7 +101,7 @@ func pausedOn(node kubeapi.Node) []string {
 
 // resumeClients has paused DaemonSets go on when no change of a MIG layout needs them paused, until ctx ends. What is paused, the labels
 // say: so it does not matter which process has paused them, and when. At its end it tries once: there may be no next process.
-func (c *Cluster) resumeClients(ctx context.Context, d daemon.View, timer clock.Clock) {
+func (c *Cluster) resumeClients(ctx context.Context, d daemon.View) {
 	if d.MIG == nil {
 		return
 	}
@@ -112,7 +112,7 @@ func (c *Cluster) resumeClients(ctx context.Context, d daemon.View, timer clock.
 		_, configured := d.Configs.Latest()
 		return []<-chan struct{}{node, made, configured}
 	}
-	kubeapi.Keep(ctx, timer, "paused clients", wake, func(ctx context.Context) error {
+	kubeapi.Keep(ctx, clock.RealClock{}, "paused clients", wake, func(ctx context.Context) error {
 		on = on || d.Configs.Value().MIG.PauseClients // once it was on, something may be paused
 		if !on || !d.MIG.Value().Resume {
 			return nil
@@ -123,7 +123,7 @@ func (c *Cluster) resumeClients(ctx context.Context, d daemon.View, timer clock.
 	ours := c.ours
 	c.pausing.Unlock()
 	if ours {
-		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.lastRequests)
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastRequests)
 		defer cancel()
 		if err := c.resumeLast(last); err != nil {
 			klog.FromContext(ctx).Info("DaemonSets stay paused until this program runs again", "reason", err.Error())

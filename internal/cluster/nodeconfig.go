@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
@@ -33,13 +32,12 @@ type nodeConfig struct {
 	nodes    *feed.Feed[kubeapi.Node]
 	get      func(context.Context) (kubeapi.Node, error)
 	write    func(dir, name string) error // writeChoice
-	clock    clock.WithTicker
 }
 
-func newNodeConfig(c config.Config, client *kubeapi.Client, timer clock.WithTicker) *nodeConfig {
+func newNodeConfig(c config.Config, client *kubeapi.Client) *nodeConfig {
 	return &nodeConfig{
 		options: c.NodeConfig, stateDir: c.StateDir, chosen: feed.New(config.Chosen{}), nodes: client.Nodes(), get: client.Get,
-		write: writeChoice, clock: timer,
+		write: writeChoice,
 	}
 }
 
@@ -52,7 +50,7 @@ func (n *nodeConfig) start(ctx context.Context) {
 		n.publish(ctx, config.Chosen{Err: err})
 		return
 	}
-	last, err := withPatience(ctx, n.clock, n.stateDir, readChoice)
+	last, err := withPatience(ctx, n.stateDir, readChoice)
 	if err != nil {
 		log.Info("Cannot use the last choice of the configuration", "reason", err.Error())
 	}
@@ -77,7 +75,7 @@ func (n *nodeConfig) start(ctx context.Context) {
 }
 
 // withPatience returns what do does with a state directory, or an error if its disk does not answer soon.
-func withPatience[T any](ctx context.Context, timer clock.Clock, stateDir string, do func(string) (T, error)) (T, error) {
+func withPatience[T any](ctx context.Context, stateDir string, do func(string) (T, error)) (T, error) {
 	type answer struct {
 		value T
 		err   error
@@ -91,7 +89,7 @@ func withPatience[T any](ctx context.Context, timer clock.Clock, stateDir string
 	select {
 	case a := <-done:
 		return a.value, a.err
-	case <-timer.After(firstAnswer):
+	case <-time.After(firstAnswer):
 		return none, fmt.Errorf("the state directory %s does not answer", stateDir)
 	case <-ctx.Done():
 		return none, ctx.Err()
@@ -115,7 +113,7 @@ func (n *nodeConfig) publish(ctx context.Context, next config.Chosen) {
 
 // run follows the label and the names of the files until ctx ends, and returns nil then. configs are the configurations in force.
 func (n *nodeConfig) run(ctx context.Context, configs *feed.Feed[config.Config]) error {
-	ticker := n.clock.NewTicker(rereadEvery)
+	ticker := time.NewTicker(rereadEvery)
 	defer ticker.Stop()
 	followed, known := "", false // the value of the label that was followed last
 	var at time.Time             // when it was
@@ -130,7 +128,7 @@ func (n *nodeConfig) run(ctx context.Context, configs *feed.Feed[config.Config])
 		}
 		value := node.Labels[n.options.Label]
 		if node.UID != "" && (!known || value != followed) && due == nil {
-			due = n.clock.After(settle - n.clock.Since(at))
+			due = time.After(settle - time.Since(at))
 		}
 		select {
 		case <-ctx.Done():
@@ -146,8 +144,8 @@ func (n *nodeConfig) run(ctx context.Context, configs *feed.Feed[config.Config])
 			if node.UID == "" { // deleted meanwhile: what it said last holds
 				continue
 			}
-			followed, known, at = value, true, n.clock.Now()
-		case <-ticker.C():
+			followed, known, at = value, true, time.Now()
+		case <-ticker.C:
 			if !known {
 				continue
 			}

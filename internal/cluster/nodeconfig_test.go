@@ -1,323 +1,330 @@
-package cluster
+package cluster_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
-	"k8s.io/utils/clock"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
 
-const testLabel = "nvidia.com/device-plugin.config"
+const configLabel = "nvidia.com/device-plugin.config"
 
-// A scene is a node with a folder of configurations, and its state directory.
-type scene struct {
-	t       *testing.T
-	dir     string
-	state   string
-	n       *nodeConfig
-	nodes   *feed.Feed[kubeapi.Node]
-	configs *feed.Feed[config.Config]
-	answer  func(context.Context) (kubeapi.Node, error)
+// A chooser is a process whose configuration file a label chooses. It starts on a node with the files a and b, and b is the default.
+type chooser struct {
+	*process
+	dir, state string
 }
 
-// newScene has the configurations a and b, and b as the default.
-func newScene(t *testing.T) *scene {
-	t.Helper()
-	s := &scene{
-		t: t, dir: t.TempDir(), state: t.TempDir(), nodes: feed.New(kubeapi.Node{}), configs: feed.New(config.Config{}),
-		answer: func(ctx context.Context) (kubeapi.Node, error) { <-ctx.Done(); return kubeapi.Node{}, ctx.Err() },
-	}
-	s.add("a")
-	s.add("b")
-	return s
+func (s *stage) chooser() *chooser {
+	s.Helper()
+	c := &chooser{dir: s.TempDir(), state: filepath.Join(s.TempDir(), "state")}
+	c.process = s.new(config.Config{StateDir: c.state, NodeConfig: config.NodeConfig{Dir: c.dir, Label: configLabel, Default: "b"}})
+	c.add("a")
+	c.add("b")
+	return c
 }
 
-func (s *scene) add(name string) {
-	s.t.Helper()
-	if err := os.WriteFile(filepath.Join(s.dir, name), nil, 0o600); err != nil {
-		s.t.Fatal(err)
+func (c *chooser) add(name string) {
+	c.s.Helper()
+	if err := os.WriteFile(filepath.Join(c.dir, name), nil, 0o600); err != nil {
+		c.s.Fatal(err)
 	}
 }
 
-// begin starts a process, and returns how long its first choice took.
-func (s *scene) begin() time.Duration {
-	s.t.Helper()
-	s.n = &nodeConfig{
-		options: config.NodeConfig{Dir: s.dir, Label: testLabel, Default: "b"}, stateDir: s.state,
-		chosen: feed.New(config.Chosen{}), nodes: s.nodes, clock: clock.RealClock{}, write: writeChoice,
-		get: func(ctx context.Context) (kubeapi.Node, error) { return s.answer(ctx) },
-	}
-	began := time.Now()
-	s.n.start(s.t.Context())
-	return time.Since(began)
-}
-
-// run runs it until the test ends. Every choice is taken for a valid configuration.
-func (s *scene) run() {
-	ctx, cancel := context.WithCancel(s.t.Context())
-	ended := make(chan struct{}, 2)
+// begin starts the process. Every choice but that of the file invalid is a valid configuration.
+func (c *chooser) begin() *chooser {
+	c.start()
 	go func() {
-		_ = s.n.run(ctx, s.configs)
-		ended <- struct{}{}
-	}()
-	go func() {
-		defer func() { ended <- struct{}{} }()
-		for ctx.Err() == nil {
-			chosen, changed := s.n.chosen.Latest()
-			if s.configs.Value().File != chosen.File && !strings.HasSuffix(chosen.File, "invalid") {
-				s.configs.Publish(config.Config{File: chosen.File})
+		for c.s.Context().Err() == nil {
+			chosen, changed := c.chosen.Latest()
+			if !strings.HasSuffix(chosen.File, "invalid") {
+				c.configure(func(now *config.Config) { now.File = chosen.File })
 			}
-			select {
-			case <-ctx.Done():
-			case <-changed:
-			}
+			feed.AnyOf(c.s.Context(), changed)
 		}
 	}()
-	s.t.Cleanup(func() { cancel(); <-ended; <-ended })
-	synctest.Wait()
+	return c
 }
 
-// labelled publishes the node with this value of the label; empty for none.
-func (s *scene) labelled(uid, value string) {
-	n := kubeapi.Node{UID: uid, Labels: map[string]string{}}
-	if value != "" {
-		n.Labels[testLabel] = value
-	}
-	s.nodes.Publish(n)
-	synctest.Wait()
+// label sets the label of the node; an empty one is none.
+func (c *chooser) label(value string) {
+	c.s.Helper()
+	c.s.change(func(n *corev1.Node) {
+		if n.Labels = map[string]string{configLabel: value}; value == "" {
+			n.Labels = nil
+		}
+	})
 }
 
 // after waits, and expects a choice then.
-func (s *scene) after(wait time.Duration, file, problem string) {
-	s.t.Helper()
-	time.Sleep(wait)
-	synctest.Wait()
-	got := s.n.chosen.Value()
-	want := file
+func (c *chooser) after(wait time.Duration, file, problem string) {
+	c.s.Helper()
+	c.s.pass(wait)
+	want := ""
 	if file != "" {
-		want = filepath.Join(s.dir, file)
+		want = filepath.Join(c.dir, file)
 	}
-	if got.File != want || problem == "" && got.Err != nil || problem != "" && !strings.Contains(fmt.Sprint(got.Err), problem) {
-		s.t.Errorf("chosen is %q, %v, want %q, %q", got.File, got.Err, file, problem)
-	}
-}
-
-func (s *scene) saved(want string) {
-	s.t.Helper()
-	c, err := readChoice(s.state)
-	if err != nil || (c == nil) != (want == "-") || c != nil && c.File != want {
-		s.t.Errorf("saved is %v, %v, want %q", c, err, want)
+	got := c.chosen.Value()
+	if got.File != want || (problem == "") != (got.Err == nil) || !strings.Contains(fmt.Sprint(got.Err), problem) {
+		c.s.Errorf("chosen is %q, %v, want %q, %q", got.File, got.Err, file, problem)
 	}
 }
 
-func answered(value string) func(context.Context) (kubeapi.Node, error) {
-	return func(context.Context) (kubeapi.Node, error) {
-		return kubeapi.Node{UID: "1", Labels: map[string]string{testLabel: value}}, nil
+// save writes the choice of an earlier process.
+func (c *chooser) save(text string) {
+	c.s.Helper()
+	if err := errors.Join(os.MkdirAll(c.state, 0o700), os.WriteFile(filepath.Join(c.state, "node-config.json"), []byte(text), 0o600)); err != nil {
+		c.s.Fatal(err)
 	}
 }
 
+// saved expects what the next process will start with.
+func (c *chooser) saved(want string) {
+	c.s.Helper()
+	text, err := os.ReadFile(filepath.Join(c.state, "node-config.json"))
+	if err != nil || !strings.Contains(string(text), fmt.Sprintf("%q", want)) {
+		c.s.Errorf("saved is %s, %v, want %q", text, err, want)
+	}
+}
+
+// The first choice is the last one, if there still is such a file; otherwise what the API server says, if it answers soon; otherwise that of a
+// node without the label.
 func TestFirstChoice(t *testing.T) {
-	t.Parallel()
+	last := func(name string) string { return fmt.Sprintf(`{"version":1,"file":%q}`, name) }
 	for name, tt := range map[string]struct {
-		last    string // "-" for none
-		answer  func(context.Context) (kubeapi.Node, error)
+		last    string // empty for none
+		label   string
+		begin   func(*stage)
 		want    string
 		problem string
 		wait    time.Duration
 	}{
-		"the last one":                        {last: "a", want: "a"},
-		"the last one, which was no file":     {last: "", want: ""},
-		"the last one is gone":                {last: "c", answer: answered("a"), want: "a"},
-		"what the API server says":            {last: "-", answer: answered("a"), want: "a"},
-		"no label":                            {last: "-", answer: answered(""), want: "b"},
-		"a label that names no file":          {last: "-", answer: answered("c"), want: "b", problem: testLabel + "=c"},
-		"no answer":                           {last: "-", want: "b", problem: "is not known", wait: 2 * time.Second},
-		"no answer, and the last one is gone": {last: "c", want: "b", problem: "is not known", wait: 2 * time.Second},
-		"no right": {last: "-", answer: func(context.Context) (kubeapi.Node, error) {
-			return kubeapi.Node{}, &kubeapi.Refused{Code: 403}
-		}, want: "b", problem: "403"},
-		"no node yet": {last: "-", answer: func(context.Context) (kubeapi.Node, error) {
-			return kubeapi.Node{}, nil
+		"the last one":                      {last: last("a"), want: "a"},
+		"the last one, which was no file":   {last: last(""), want: ""},
+		"the last one is gone":              {last: last("c"), label: "a", want: "a"},
+		"the last one cannot be read":       {last: "{", label: "a", want: "a"},
+		"the last one is of another kind":   {last: `{"version":2,"file":"b"}`, label: "a", want: "a"},
+		"what the API server says":          {label: "a", want: "a"},
+		"no label":                          {want: "b"},
+		"a label that names no file":        {label: "c", want: "b", problem: configLabel + "=c"},
+		"a label that leaves the directory": {label: "..", want: "b", problem: "no such file"},
+		"no answer": {
+			begin: func(s *stage) { s.server.SetBlackHole(true) }, want: "b", problem: "is not known", wait: 2 * time.Second,
+		},
+		"no answer, and the last one is gone": {
+			last: last("c"), begin: func(s *stage) { s.server.SetBlackHole(true) }, want: "b", problem: "is not known", wait: 2 * time.Second,
+		},
+		"no right": {begin: func(s *stage) { s.server.SetFault(apiserver.Fault{Status: 403}) }, want: "b", problem: "403"},
+		"no node yet": {begin: func(s *stage) {
+			if err := s.server.DeleteNode(nodeName); err != nil {
+				s.Fatal(err)
+			}
 		}, want: "b", problem: "no such node"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := newScene(t)
-				if tt.answer != nil {
-					s.answer = tt.answer
+			onStage(t, func(s *stage) {
+				c := s.chooser()
+				c.label(tt.label)
+				if tt.last != "" {
+					c.save(tt.last)
 				}
-				if tt.last != "-" {
-					if err := writeChoice(s.state, tt.last); err != nil {
-						t.Fatal(err)
-					}
+				if tt.begin != nil {
+					tt.begin(s)
 				}
-				if took := s.begin(); took != tt.wait {
-					t.Errorf("the start took %v, want %v", took, tt.wait)
+				began := time.Now()
+				c.connect(s.Context())
+				if took := time.Since(began); took != tt.wait {
+					s.Errorf("the start took %v, want %v", took, tt.wait)
 				}
-				s.after(0, tt.want, tt.problem)
+				c.after(0, tt.want, tt.problem)
+				damaged, err := os.ReadFile(filepath.Join(c.state, "node-config.json.damaged"))
+				if set := strings.HasPrefix(tt.last, "{\"version\":2") || tt.last == "{"; set != (err == nil) || string(damaged) != tt.last && set {
+					s.Errorf("set aside is %q, %v", damaged, err)
+				}
+				s.server.SetBlackHole(false)
 			})
 		})
 	}
 }
 
+// Of several changes within two seconds after one that was followed, the last one counts. A name that is unknown leaves what is in force, until
+// there is such a file. An invalid file is chosen, and is not what the next process starts with.
 func TestTheLabelIsFollowed(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newScene(t)
-		s.answer = answered("a")
-		s.begin()
-		s.run()
-		s.after(0, "a", "")
-		s.saved("a")
+	onStage(t, func(s *stage) {
+		c := s.chooser()
+		c.label("a")
+		c.begin()
+		c.after(time.Minute, "a", "")
+		c.saved("a")
+		c.label("b")
+		c.after(0, "b", "")
+		c.saved("b")
 
-		s.labelled("1", "b")
-		s.after(0, "b", "")
-		s.saved("b")
+		c.label("c")
+		c.after(time.Second, "b", "")
+		c.label("invalid")
+		c.after(0, "b", "")
+		c.label("a")
+		c.after(999*time.Millisecond, "b", "")
+		c.after(time.Millisecond, "a", "")
+		c.saved("a")
+		c.after(2*time.Second, "a", "")
 
-		// Of several changes within the time after one that was followed, the last one counts.
-		s.labelled("1", "c")
-		s.after(settle/2, "b", "")
-		s.labelled("1", "invalid")
-		s.labelled("1", "a")
-		s.after(settle/2-time.Millisecond, "b", "")
-		s.after(time.Millisecond, "a", "")
-		s.saved("a")
-		s.after(settle, "a", "")
+		c.label("c")
+		c.after(0, "a", configLabel+"=c")
+		c.saved("a")
+		c.after(time.Hour, "a", configLabel+"=c")
+		c.add("c")
+		c.after(10*time.Second, "c", "")
+		c.saved("c")
 
-		// A name that is unknown leaves what is in force, until there is such a file.
-		s.labelled("1", "c")
-		s.after(0, "a", testLabel+"=c")
-		s.saved("a")
-		s.after(time.Hour, "a", testLabel+"=c")
-		s.add("c")
-		s.after(rereadEvery, "c", "")
-		s.saved("c")
+		c.add("invalid")
+		c.label("invalid")
+		c.after(2*time.Second, "invalid", "")
+		c.saved("c")
+		c.label("d") // nor is it what an unknown name goes back to
+		c.after(2*time.Second, "c", configLabel+"=d")
+		c.saved("c")
 
-		// An invalid file is chosen, and is not what the next process starts with. Nor is it what an unknown name goes back to.
-		s.add("invalid")
-		s.labelled("1", "invalid")
-		s.after(settle, "invalid", "")
-		s.saved("c")
-		s.labelled("1", "d")
-		s.after(settle, "c", testLabel+"=d")
-		s.saved("c")
-
-		s.labelled("1", "")
-		s.after(settle, "b", "")
-		s.saved("b")
+		c.label("")
+		c.after(2*time.Second, "b", "")
+		c.saved("b")
 	})
 }
 
+// What the label said last holds while the API server is away or the node is deleted, also if that happens while a change waits.
 func TestTheNodeGoesAndComesBack(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newScene(t)
-		if err := writeChoice(s.state, "a"); err != nil {
-			t.Fatal(err)
+	onStage(t, func(s *stage) {
+		c := s.chooser()
+		c.save(`{"version":1,"file":"a"}`)
+		s.server.Stop()
+		c.begin()
+		c.after(time.Hour, "a", "")
+		c.label("b")
+		if err := s.server.Resume(); err != nil {
+			s.Fatal(err)
 		}
-		s.begin()
-		s.run()
-		s.after(time.Hour, "a", "") // the API server is away
-		s.labelled("1", "a")
-		s.after(time.Minute, "a", "")
-		s.nodes.Publish(kubeapi.Node{})
-		s.after(time.Hour, "a", "") // the node was deleted
-
-		// It is deleted while a change waits.
-		s.labelled("1", "b")
-		s.labelled("1", "a")
-		s.nodes.Publish(kubeapi.Node{})
-		s.after(time.Minute, "b", "")
-
-		s.labelled("2", "a")
-		s.after(0, "a", "")
+		c.after(6*time.Minute, "b", "")
+		c.label("a")
+		c.after(3*time.Second, "a", "")
+		c.label("b")
+		c.after(0, "b", "")
+		c.label("a")
+		if err := s.server.DeleteNode(nodeName); err != nil {
+			s.Fatal(err)
+		}
+		c.after(time.Hour, "b", "")
+		c.label("a")
+		c.after(0, "a", "")
 	})
 }
 
-// TestAFullDiskKeepsNothingFromTheLabel: the choice is saved when it can be.
+// A disk that is full keeps nothing from the label. The choice is saved when it can be.
 func TestAFullDiskKeepsNothingFromTheLabel(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newScene(t)
-		if err := errors.Join(os.Remove(s.state), os.WriteFile(s.state, nil, 0o600)); err != nil {
-			t.Fatal(err)
+	onStage(t, func(s *stage) {
+		c := s.chooser()
+		if err := os.WriteFile(c.state, nil, 0o600); err != nil {
+			s.Fatal(err)
 		}
-		s.answer = answered("a")
-		s.begin()
-		s.run()
-		s.labelled("1", "b")
-		s.after(settle, "b", "")
-		if err := os.Remove(s.state); err != nil {
-			t.Fatal(err)
+		c.label("a")
+		c.begin()
+		c.after(time.Minute, "a", "")
+		c.label("b")
+		c.after(2*time.Second, "b", "")
+		if err := os.Remove(c.state); err != nil {
+			s.Fatal(err)
 		}
-		s.after(rereadEvery, "b", "")
-		s.saved("b")
+		c.after(10*time.Second, "b", "")
+		c.saved("b")
 	})
 }
 
-// TestAHungDiskKeepsNothingFromTheLabel: a write of the choice that does not return keeps no later change of the label from being
-// followed, and the last choice is saved when it returns.
-func TestAHungDiskKeepsNothingFromTheLabel(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newScene(t)
-		s.answer = answered("a")
-		s.begin()
-		answers := make(chan struct{})
-		writes := 0
-		s.n.write = func(dir, name string) error {
-			writes++
-			<-answers
-			return writeChoice(dir, name)
+// A directory of configurations that is gone is told, and leaves the file in force that is.
+func TestNoDirectoryOfConfigurations(t *testing.T) {
+	onStage(t, func(s *stage) {
+		c := s.chooser()
+		c.label("a")
+		c.begin()
+		c.after(time.Minute, "a", "")
+		if err := os.Rename(c.dir, c.dir+".moved"); err != nil {
+			s.Fatal(err)
 		}
-		s.run()
-		for range 10 {
-			s.labelled("1", "b")
-			s.after(settle, "b", "")
-			s.labelled("1", "a")
-			s.after(settle, "a", "")
+		c.after(10*time.Second, "a", "no such file")
+		c.connect(s.Context()) // a process that starts now
+		c.after(0, "", "no such file")
+		if err := os.Rename(c.dir+".moved", c.dir); err != nil {
+			s.Fatal(err)
 		}
-		if writes != 1 {
-			t.Errorf("%d writes to a disk that hangs, want one", writes)
-		}
-		s.saved("-")
-		close(answers)
-		s.after(0, "a", "")
-		s.saved("a")
 	})
 }
 
-// TestWhatIsSaved: the name of the file in force, if it is the one that was chosen.
-func TestWhatIsSaved(t *testing.T) {
-	t.Parallel()
+// A process without the name of its node follows no label: its configuration is refused.
+func TestNoNodeName(t *testing.T) {
+	onStage(t, func(s *stage) {
+		c := s.chooser()
+		c.Config.NodeName = ""
+		began := time.Now()
+		if c.connect(s.Context()); c.chosen.Value() != (config.Chosen{}) || s.requests() > 0 || time.Since(began) > 0 {
+			s.Errorf("chosen is %+v", c.chosen.Value())
+		}
+	})
+}
+
+// Which file a node uses, by its label, the default and the fallbacks.
+func TestChoose(t *testing.T) {
+	all := []config.Fallback{config.FallbackNamed, config.FallbackSingle, config.FallbackEmpty}
 	for name, tt := range map[string]struct {
-		state   string
-		chosen  config.Chosen
-		inForce string
-		want    string
-		saves   bool
+		label, byDefault string
+		fallbacks        []config.Fallback
+		files            []string
+		want             string
+		problem          string
 	}{
-		"a file":                  {"/state", config.Chosen{File: "/d/a"}, "/d/a", "a", true},
-		"no file":                 {"/state", config.Chosen{}, "", "", true},
-		"not in force yet":        {"/state", config.Chosen{File: "/d/a"}, "/d/b", "", false},
-		"no choice":               {"/state", config.Chosen{File: "/d/a", Err: errors.New("no such file")}, "/d/a", "", false},
-		"without a folder for it": {"", config.Chosen{File: "/d/a"}, "/d/a", "", false},
+		"the label's":                    {label: "a", byDefault: "b", files: []string{"a", "b"}, want: "a"},
+		"no label":                       {byDefault: "b", fallbacks: all, files: []string{"a", "b", "default"}, want: "b"},
+		"no label, an unknown default":   {byDefault: "c", fallbacks: all, files: []string{"a"}, problem: "the default configuration is c"},
+		"the named one":                  {fallbacks: all, files: []string{"a", "default"}, want: "default"},
+		"the single one":                 {fallbacks: all, files: []string{"a"}, want: "a"},
+		"none of several":                {fallbacks: all, files: []string{"a", "b"}},
+		"none of none":                   {fallbacks: all},
+		"single, and there are several":  {fallbacks: all[:2], files: []string{"a", "b"}, problem: "no fallback is possible"},
+		"empty before named":             {fallbacks: []config.Fallback{"empty", "named"}, files: []string{"default"}},
+		"an unknown fallback":            {fallbacks: []config.Fallback{"named", "last"}, files: []string{"a"}, problem: `"last" is not one of: named`},
+		"an unknown one comes too late":  {fallbacks: []config.Fallback{"named", "last"}, files: []string{"default"}, want: "default"},
+		"nothing is said":                {files: []string{"default"}, problem: "no fallback is possible"},
+		"no files":                       {label: "a", problem: "no files"},
+		"kubelet's own names":            {label: "..data", files: []string{"..data", "a"}, problem: "it has: a"},
+		"a folder":                       {label: "folder", files: []string{"folder/a", "b"}, problem: "it has: b"},
+		"ten files":                      {label: "x", files: strings.Split("abcdefghij", ""), problem: "a, b, c, d, e, f, g, h, i, j"},
+		"very many files are not listed": {label: "x", files: strings.Split("abcdefghijklm", ""), problem: "i, j and 3 more"},
 	} {
-		n := &nodeConfig{stateDir: tt.state, chosen: feed.New(tt.chosen)}
-		if got, saves := n.settled(config.Config{File: tt.inForce}); got != tt.want || saves != tt.saves {
-			t.Errorf("%s: %q, saved: %v", name, got, saves)
-		}
+		t.Run(name, func(t *testing.T) {
+			onStage(t, func(s *stage) {
+				dir := s.TempDir()
+				for _, name := range tt.files {
+					path := filepath.Join(dir, name)
+					if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, nil, 0o600)); err != nil {
+						s.Fatal(err)
+					}
+				}
+				p := s.new(config.Config{NodeConfig: config.NodeConfig{Dir: dir, Label: configLabel, Default: tt.byDefault, Fallbacks: tt.fallbacks}})
+				(&chooser{process: p}).label(tt.label)
+				p.connect(s.Context())
+				got := p.chosen.Value()
+				if file := strings.Trim(strings.TrimPrefix(got.File, dir), "/"); file != tt.want || (tt.problem == "") != (got.Err == nil) ||
+					!strings.Contains(fmt.Sprint(got.Err), tt.problem) {
+					s.Errorf("%q, %v, want %q, %q", got.File, got.Err, tt.want, tt.problem)
+				}
+			})
+		})
 	}
 }

@@ -46,7 +46,7 @@ func (r *reporter) followOthers(ctx context.Context) {
 		var again <-chan time.Time
 		if on && share == nil && s.Version != "" {
 			share = r.ask(ctx, seen)
-			again = r.clock.After(statusEvery)
+			again = time.After(statusEvery)
 		}
 		select {
 		case <-ctx.Done():
@@ -76,7 +76,7 @@ func (r *reporter) ask(ctx context.Context, seen bool) (share func()) {
 		answers <- answer{unlock, err}
 	}()
 	var a answer
-	for late, waiting := r.clock.After(firstAnswer), true; waiting; {
+	for late, waiting := time.After(firstAnswer), true; waiting; {
 		select {
 		case a = <-answers:
 			waiting = false
@@ -95,7 +95,7 @@ func (r *reporter) ask(ctx context.Context, seen bool) (share func()) {
 	if a.unlock != nil {
 		a.unlock()
 	}
-	now := r.clock.Now()
+	now := time.Now()
 	if errors.Is(a.err, files.ErrLocked) {
 		r.shared = now
 	}

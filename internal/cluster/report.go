@@ -59,7 +59,6 @@ type reporter struct {
 	daemon daemon.View
 	api    writer
 	nodes  *feed.Feed[kubeapi.Node]
-	clock  clock.WithDelayedExecution
 	spread *spread
 	// fraction, from 0 up to 1, is this process's own.
 	fraction float64
@@ -75,9 +74,9 @@ type reporter struct {
 	lock, lockShared func(path string) (unlock func(), err error)
 }
 
-func newReporter(d daemon.View, api writer, nodes *feed.Feed[kubeapi.Node], c clock.WithDelayedExecution, first *spread) *reporter {
+func newReporter(d daemon.View, api writer, nodes *feed.Feed[kubeapi.Node], first *spread) *reporter {
 	return &reporter{
-		daemon: d, api: api, nodes: nodes, clock: c, spread: first, fraction: rand.Float64(), started: c.Now(),
+		daemon: d, api: api, nodes: nodes, spread: first, fraction: rand.Float64(), started: time.Now(),
 		statuses: feed.New(status.Status{}), informed: feed.New(false), outranked: feed.New(d.Config.StateDir != ""),
 		lock: files.Lock, lockShared: files.LockShared, queue: queue{changed: feed.New(struct{}{})},
 	}
@@ -111,7 +110,7 @@ func (r *reporter) followStatus(ctx context.Context) {
 		}
 		var tick <-chan time.Time
 		if reports(c.Features) {
-			tick = r.clock.After(statusEvery)
+			tick = time.After(statusEvery)
 			asking, cancel := context.WithTimeout(ctx, statusPatience)
 			s, err := r.daemon.Status(asking)
 			cancel()
@@ -137,7 +136,7 @@ func (r *reporter) followStatus(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-r.clock.After(statusDelay):
+		case <-time.After(statusDelay):
 		}
 	}
 }
@@ -170,14 +169,14 @@ func (r *reporter) findEvents(ctx context.Context) {
 				}
 				history.Recall(told, is || labelled)
 			}
-			now := r.clock.Now()
+			now := time.Now()
 			batch := history.Next(s, now, r.queue.room())
 			r.queue.push(batch.Events)
 			for _, cause := range batch.Dropped {
 				r.daemon.EventDropped(cause)
 			}
 			if !batch.Again.IsZero() {
-				again = r.clock.After(batch.Again.Sub(now))
+				again = time.After(batch.Again.Sub(now))
 			}
 		}
 		select {
@@ -200,8 +199,8 @@ func (r *reporter) keepCondition(ctx context.Context) {
 	var at time.Time
 	pace := report.Pace{}
 	nudge := r.newNudge()
-	kubeapi.Keep(ctx, r.clock, "condition", nudge.channels, func(ctx context.Context) error {
-		f, now := r.daemon.Configs.Value().Features, r.clock.Now()
+	kubeapi.Keep(ctx, clock.RealClock{}, "condition", nudge.channels, func(ctx context.Context) error {
+		f, now := r.daemon.Configs.Value().Features, time.Now()
 		s, node := r.statuses.Value(), r.nodes.Value()
 		if !f.Condition || node.UID == "" || r.yields(s) {
 			pace = report.Pace{}
@@ -262,8 +261,8 @@ func (r *reporter) isOthers(there kubeapi.Condition, wrote, now time.Time) bool 
 func (r *reporter) keepTaint(ctx context.Context) {
 	pace := report.Pace{}
 	nudge := r.newNudge()
-	kubeapi.Keep(ctx, r.clock, "taint", nudge.channels, func(ctx context.Context) error {
-		f, now := r.daemon.Configs.Value().Features, r.clock.Now()
+	kubeapi.Keep(ctx, clock.RealClock{}, "taint", nudge.channels, func(ctx context.Context) error {
+		f, now := r.daemon.Configs.Value().Features, time.Now()
 		s, node := r.statuses.Value(), r.nodes.Value()
 		none, known := report.NoHealthyGPU(s)
 		if !f.Taint {
@@ -316,7 +315,7 @@ func find(conditions []kubeapi.Condition, name string) (kubeapi.Condition, bool)
 type nudge struct {
 	r     *reporter
 	fired *feed.Feed[struct{}]
-	timer clock.Timer
+	timer *time.Timer
 }
 
 func (r *reporter) newNudge() *nudge { return &nudge{r: r, fired: feed.New(struct{}{})} }
@@ -338,6 +337,6 @@ func (n *nudge) at(due, now time.Time) {
 		n.timer = nil
 	}
 	if !due.IsZero() {
-		n.timer = n.r.clock.AfterFunc(due.Sub(now), func() { n.fired.Publish(struct{}{}) })
+		n.timer = time.AfterFunc(due.Sub(now), func() { n.fired.Publish(struct{}{}) })
 	}
 }

@@ -69,7 +69,7 @@ func (p *publisher) compare(ctx context.Context, name string, sent dra.Slice, s 
 	if sent.Timed(kept).Equal(kept) {
 		return nil
 	}
-	p.ledger.kept[name], p.ledger.asked = keptSlice{sent, kept}, p.clock.Now()
+	p.ledger.kept[name], p.ledger.asked = keptSlice{sent, kept}, time.Now()
 	for _, part := range p.ledger.parts() {
 		if !*part.dropped && part.in(sent) && !part.in(kept) {
 			*part.dropped = true
@@ -86,7 +86,7 @@ func (p *publisher) compare(ctx context.Context, name string, sent dra.Slice, s 
 // without a taint or counters that it is to have.
 func (p *publisher) keepsMore(ctx context.Context) bool {
 	l, pool, more := &p.ledger, p.devices.Pools().Value(), false
-	due := l.asked.Add(gateInterval).Sub(p.clock.Now())
+	due := l.asked.Add(gateInterval).Sub(time.Now())
 	for _, part := range l.parts() {
 		i := slices.IndexFunc(pool.Slices, part.in)
 		if !*part.dropped || i < 0 {
@@ -96,7 +96,7 @@ func (p *publisher) keepsMore(ctx context.Context) bool {
 			p.again.After(ctx, due)
 			return false
 		}
-		l.asked = p.clock.Now()
+		l.asked = time.Now()
 		p.again.After(ctx, gateInterval)
 		kept, err := p.try(ctx, pool, i)
 		if err != nil {

@@ -31,7 +31,6 @@ type publisher struct {
 	client   *kubeapi.Client
 	devices  *draslices.Devices
 	stateDir string
-	clock    clock.Clock
 	spread   *spread
 	driver   *feed.Feed[draplugin.Status]
 
@@ -43,11 +42,11 @@ type publisher struct {
 
 // newPublisher returns the publisher of a process.
 func newPublisher(
-	client *kubeapi.Client, devices *draslices.Devices, stateDir string, driver *feed.Feed[draplugin.Status], timer clock.Clock, first *spread,
+	client *kubeapi.Client, devices *draslices.Devices, stateDir string, driver *feed.Feed[draplugin.Status], first *spread,
 ) *publisher {
 	return &publisher{
-		client: client, devices: devices, stateDir: stateDir, clock: timer, spread: first, driver: driver,
-		there: feed.New(kubeapi.Slices{}), problem: feed.New[error](nil), again: feed.NewAlarm(timer), ledger: newSliceLedger(),
+		client: client, devices: devices, stateDir: stateDir, spread: first, driver: driver,
+		there: feed.New(kubeapi.Slices{}), problem: feed.New[error](nil), again: feed.NewAlarm(clock.RealClock{}), ledger: newSliceLedger(),
 	}
 }
 
@@ -101,13 +100,13 @@ func (p *publisher) hold(ctx context.Context) bool {
 		}
 	})
 	watching := false
-	kubeapi.Keep(ctx, p.clock, "slices", func() []<-chan struct{} {
+	kubeapi.Keep(ctx, clock.RealClock{}, "slices", func() []<-chan struct{} {
 		_, seen := p.there.Latest()
 		_, failed := p.problem.Latest()
 		return append(p.changes(), seen, failed)
 	}, func(ctx context.Context) error {
 		if !watching {
-			if p.spread.begin(ctx, p.clock, p.client); ctx.Err() != nil {
+			if p.spread.begin(ctx, p.client); ctx.Err() != nil {
 				return ctx.Err()
 			}
 			watching = true
@@ -156,7 +155,7 @@ func (p *publisher) watch(ctx context.Context) {
 		}
 		return now, []<-chan struct{}{registered, changed}
 	}, func(ctx context.Context, now watched) error { // it returns nil
-		p.client.WatchSlices(ctx, p.clock, dra.Driver, now.only, p.there, p.problem)
+		p.client.WatchSlices(ctx, clock.RealClock{}, dra.Driver, now.only, p.there, p.problem)
 		return nil
 	})
 }

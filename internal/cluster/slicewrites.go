@@ -150,7 +150,7 @@ func (p *publisher) publish(ctx context.Context) error {
 			return nil
 		}
 		if step.New && !writing {
-			p.ledger.restored, p.ledger.pace = p.clock.Now(), min(max(2*p.ledger.pace, minPace), maxPace)
+			p.ledger.restored, p.ledger.pace = time.Now(), min(max(2*p.ledger.pace, minPace), maxPace)
 		}
 		writing = true
 		if step.New && owner == "" {
@@ -187,7 +187,7 @@ func (p *publisher) owner(ctx context.Context) (string, error) {
 
 // view returns the slices of the node: those of the watch, and what this process knows better for now.
 func (p *publisher) view() (map[string]kubeapi.Slice, bool) {
-	l, now := &p.ledger, p.clock.Now()
+	l, now := &p.ledger, time.Now()
 	seen := p.there.Value()
 	if l.listed.ResourceVersion != "" && now.Sub(l.at) < ownWrite && (seen.ResourceVersion == "" || seen.IsBefore(l.listed.ResourceVersion)) {
 		seen = l.listed
@@ -258,7 +258,7 @@ func (p *publisher) same(name string, want, is dra.Slice) bool {
 
 // judge counts changes by other programs. It returns why nothing is written for now.
 func (p *publisher) judge(ctx context.Context, pool dra.Pool, there map[string]dra.PublishedSlice, view map[string]kubeapi.Slice) error {
-	l, now := &p.ledger, p.clock.Now()
+	l, now := &p.ledger, time.Now()
 	ours := map[string]dra.Slice{}
 	for i, slice := range pool.Slices {
 		ours[pool.SliceName(i)] = slice
@@ -302,7 +302,7 @@ var errOtherPublisher = &errNotNow{
 
 // pause returns how long a write has to wait.
 func (p *publisher) pause(step dra.Write, there map[string]dra.PublishedSlice) time.Duration {
-	l, now := &p.ledger, p.clock.Now()
+	l, now := &p.ledger, time.Now()
 	switch {
 	case step.New && l.generation > 0: // another program has removed it
 		if n := p.driver.Value().Registrations; n != l.paced || now.Sub(l.restored) >= calm { // kubelet, when it started
@@ -319,7 +319,7 @@ func (p *publisher) pause(step dra.Write, there map[string]dra.PublishedSlice) t
 func (p *publisher) write(
 	ctx context.Context, step dra.Write, view map[string]kubeapi.Slice, there map[string]dra.PublishedSlice, owner string,
 ) error {
-	l, now := &p.ledger, p.clock.Now()
+	l, now := &p.ledger, time.Now()
 	if step.Remove {
 		old := view[step.Name]
 		if err := p.client.DeleteSlice(ctx, step.Name, old.UID); err != nil {
@@ -365,7 +365,7 @@ func (p *publisher) look(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p.ledger.listed, p.ledger.at = listed, p.clock.Now()
+	p.ledger.listed, p.ledger.at = listed, time.Now()
 	clear(p.ledger.own)
 	return nil
 }

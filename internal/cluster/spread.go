@@ -5,11 +5,9 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"path/filepath"
-	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
@@ -28,8 +26,8 @@ const (
 	recount = 24 * time.Hour
 )
 
-// A spread is how the requests of a process that starts are spread, so that nodes that start together do not ask together. The zero value
-// has no state directory. All tasks share one.
+// A spread is how the requests of a process that starts are spread, so that nodes that start together do not ask together. All tasks share
+// one. Make it with newSpread.
 //
 // The first request of a process waits where all nodes may have been started, or where the number of nodes was never known. Otherwise it is
 // this process that was started again: its requests begin at once, and its first write waits.
@@ -37,10 +35,23 @@ type spread struct {
 	stateDir string // empty for none
 	boot     string // boot ID of the node; empty if it is not known
 
-	mu    sync.Mutex // guards all following fields
-	turn  time.Time  // when the first request may be made; zero before that is known
-	over  bool       // the first write does not wait, because the first request did
-	nodes int        // 0 before they are counted
+	// one holds a value while a task reads or counts, and guards all following fields. Counting waits for the API server.
+	one   chan struct{}
+	turn  time.Time // when the first request may be made; zero before that is known
+	over  bool      // the first write does not wait, because the first request did
+	nodes int       // 0 before they are counted
+}
+
+func newSpread() spread { return spread{one: make(chan struct{}, 1)} }
+
+// lock waits until no other task reads or counts. The caller calls the function that it returns, or gets an error because ctx has ended.
+func (s *spread) lock(ctx context.Context) (unlock func(), err error) {
+	select {
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case s.one <- struct{}{}:
+		return func() { <-s.one }, nil
+	}
 }
 
 // A counter counts the nodes of the cluster.
@@ -49,22 +60,25 @@ type counter interface {
 }
 
 // begin waits until the first request may be made, or ctx ends. It may count the nodes.
-func (s *spread) begin(ctx context.Context, timer clock.Clock, c counter) {
-	s.mu.Lock()
-	if s.turn.IsZero() {
-		s.turn = timer.Now().Add(s.first(ctx, timer, c))
+func (s *spread) begin(ctx context.Context, c counter) {
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return
 	}
-	wait := s.turn.Sub(timer.Now())
-	s.mu.Unlock()
+	if s.turn.IsZero() {
+		s.turn = time.Now().Add(s.first(ctx, c))
+	}
+	wait := time.Until(s.turn)
+	unlock()
 	select {
 	case <-ctx.Done():
-	case <-timer.After(wait):
+	case <-time.After(wait):
 	}
 }
 
 // first returns how long the first request waits.
-func (s *spread) first(ctx context.Context, timer clock.Clock, c counter) time.Duration {
-	last, err := withPatience(ctx, timer, s.stateDir, readSize)
+func (s *spread) first(ctx context.Context, c counter) time.Duration {
+	last, err := withPatience(ctx, s.stateDir, readSize)
 	if err != nil {
 		klog.FromContext(ctx).Info("Cannot use the size of the cluster that was known last", "reason", err.Error())
 	}
@@ -73,7 +87,7 @@ func (s *spread) first(ctx context.Context, timer clock.Clock, c counter) time.D
 		s.nodes = last.Nodes
 		s.over = s.boot == "" || s.boot != last.Boot
 	default:
-		s.nodes = countFirst(ctx, timer, c)
+		s.nodes = countFirst(ctx, c)
 		s.over = s.nodes > 0 // else the API server is away, and nodes that wait for it ask it at different times
 	}
 	if !s.over {
@@ -86,7 +100,7 @@ func (s *spread) first(ctx context.Context, timer clock.Clock, c counter) time.D
 
 // countFirst counts the nodes before the first request. An API server that has too much to do is asked again later; without an answer it
 // returns 0.
-func countFirst(ctx context.Context, timer clock.Clock, c counter) int {
+func countFirst(ctx context.Context, c counter) int {
 	for failures := 1; ; failures++ {
 		asking, cancel := context.WithTimeout(ctx, countPatience)
 		nodes, err := countNodes(asking, c)
@@ -100,7 +114,7 @@ func countFirst(ctx context.Context, timer clock.Clock, c counter) int {
 		select {
 		case <-ctx.Done():
 			return 0
-		case <-timer.After(kubeapi.Pause(err, failures)):
+		case <-time.After(kubeapi.Pause(err, failures)):
 		}
 	}
 }
@@ -122,56 +136,61 @@ func spreadOf(nodes int) time.Duration {
 // of returns how long the first write waits at most. It returns an error if that depends on the number of nodes, and they cannot be counted
 // for now.
 func (s *spread) of(ctx context.Context, c counter) (time.Duration, error) {
-	nodes, err := s.size(ctx, c)
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer unlock()
 	if s.over {
 		return 0, nil
 	}
-	return spreadOf(nodes), err
+	err = s.count(ctx, c)
+	return spreadOf(s.nodes), err
 }
 
-// size returns the number of nodes, which it counts if it is not known.
-func (s *spread) size(ctx context.Context, c counter) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// count counts the nodes if their number is not known.
+func (s *spread) count(ctx context.Context, c counter) (err error) {
 	if s.nodes == 0 {
-		nodes, err := countNodes(ctx, c)
-		if err != nil {
-			return 0, err
-		}
-		s.nodes = nodes
+		s.nodes, err = countNodes(ctx, c)
 	}
-	return s.nodes, nil
+	if err != nil {
+		s.nodes = 0
+	}
+	return err
 }
 
 // keep saves the size of the cluster for the next process, and counts the nodes from time to time, until ctx ends.
-func (s *spread) keep(ctx context.Context, timer clock.Clock, c counter) {
-	for failures := 0; s.stateDir != ""; {
+func (s *spread) keep(ctx context.Context, c counter) {
+	for failures, old := 0, false; s.stateDir != ""; {
+		unlock, err := s.lock(ctx)
+		if err != nil {
+			return
+		}
+		if old {
+			s.nodes = 0
+		}
 		wait := recount/2 + rand.N(recount)
-		if nodes, err := s.size(ctx, c); err != nil {
+		if err := s.count(ctx, c); err != nil {
 			failures++
 			wait = kubeapi.Pause(err, failures)
 		} else {
 			failures = 0
-			s.save(ctx, timer, nodes)
+			s.save(ctx)
 		}
+		old = failures == 0
+		unlock()
 		select {
 		case <-ctx.Done():
 			return
-		case <-timer.After(wait):
-		}
-		if failures == 0 {
-			s.mu.Lock()
-			s.nodes = 0
-			s.mu.Unlock()
+		case <-time.After(wait):
 		}
 	}
 }
 
-func (s *spread) save(ctx context.Context, timer clock.Clock, nodes int) {
-	_, err := withPatience(ctx, timer, s.stateDir, func(dir string) (any, error) {
-		return nil, files.WriteState(filepath.Join(dir, sizeFile), clusterSize{sizeVersion, nodes, s.boot})
+func (s *spread) save(ctx context.Context) {
+	size := clusterSize{sizeVersion, s.nodes, s.boot}
+	_, err := withPatience(ctx, s.stateDir, func(dir string) (any, error) {
+		return nil, files.WriteState(filepath.Join(dir, sizeFile), size)
 	})
 	if err != nil {
 		klog.FromContext(ctx).Info("Cannot save the size of the cluster; after a restart of the node it is asked for", "reason", err.Error())

@@ -210,7 +210,7 @@ func runNode(ctx context.Context, kubeconfig, name, boot string, seen *counters)
 		},
 		EventDropped: func(string) {},
 	}
-	own := cluster.New()
+	own := cluster.New(cluster.Options{})
 	own.Choose(ctx, c)
 	var tasks sync.WaitGroup
 	for _, task := range append(own.Observation(d.Configs, boot), own.Outputs(d)...) {

@@ -94,7 +94,7 @@ func (p *publishing) run(ctx context.Context, counted func(verb, resource string
 	devices := draslices.New(ctx, draslices.Options{
 		Node: p.name, Snapshots: p.snapshots, Configs: feed.New(c), Owners: feed.New(dra.All(p.snapshots.Value().GPUs)),
 	})
-	own := cluster.New()
+	own := cluster.New(cluster.Options{})
 	own.Choose(ctx, c)
 	own.Observation(feed.New(c), "second boot") // its tasks are not what is measured
 	own.Count(counted)

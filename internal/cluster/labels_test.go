@@ -1,0 +1,398 @@
+package cluster_test
+
+import (
+	"fmt"
+	"maps"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
+)
+
+const (
+	countLabel   = "nvidia.com/gpu.count"
+	productLabel = "nvidia.com/gpu.product"
+	namespace    = "gpu"
+	ourFeatures  = "gpu-node-agent-" + nodeName
+)
+
+// ways are the two in which labels are written, with what reads them.
+var ways = map[config.LabelsOutput]func(*stage) map[string]string{
+	config.LabelsNode:        func(s *stage) map[string]string { return s.node().Labels },
+	config.LabelsNodeFeature: func(s *stage) map[string]string { return s.feature(ourFeatures) },
+}
+
+// labeler starts a process that labels the node in a way. The node has these labels before.
+func (s *stage) labeler(way config.LabelsOutput, before map[string]string) *process {
+	s.Helper()
+	s.change(func(n *corev1.Node) { n.Labels = before })
+	return s.new(config.Config{PodName: "p", Namespace: namespace, Features: config.Features{Labels: way}}).start()
+}
+
+// label has labels be wanted.
+func (p *process) label(labels map[string]string) { p.Labels.Publish(labels) }
+
+func (s *stage) untilLabels(when string, read func(*stage) map[string]string, want map[string]string) {
+	s.Helper()
+	s.until(fmt.Sprint(when, ": labels ", want), func() bool { return maps.Equal(want, read(s)) })
+}
+
+// feature returns the labels of a NodeFeature; nil if there is none.
+func (s *stage) feature(name string) map[string]string {
+	object, err := s.server.NodeFeature(namespace, name)
+	if err != nil {
+		return nil
+	}
+	spec, _ := object.Object["spec"].(map[string]any)
+	given, _ := spec["labels"].(map[string]any)
+	found := map[string]string{}
+	for key, value := range given {
+		found[key] = fmt.Sprint(value)
+	}
+	return found
+}
+
+// patch is another program that changes labels of the node; a value of null removes one.
+func (s *stage) patch(manager, labels string) {
+	s.Helper()
+	c, err := clientcmd.BuildConfigFromFlags("", s.server.Kubeconfig())
+	if err != nil {
+		s.Fatal(err)
+	}
+	c.Dial = s.server.Dial
+	api, err := kubernetes.NewForConfig(c)
+	if err != nil {
+		s.Fatal(err)
+	}
+	body := []byte(`{"metadata":{"labels":` + labels + `}}`)
+	o := metav1.PatchOptions{FieldManager: manager}
+	if _, err := api.CoreV1().Nodes().Patch(s.Context(), nodeName, types.MergePatchType, body, o); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// discovery is gpu-feature-discovery, which writes these labels into its object.
+func (s *stage) discovery(labels map[string]string) {
+	s.Helper()
+	theirs := kubeapi.New(kubeapi.Options{Kubeconfig: s.server.Kubeconfig(), Node: nodeName, Dial: s.server.Dial})
+	if err := theirs.ApplyNodeFeature(s.Context(), namespace, kubeapi.DiscoveryPrefix, labels, nil); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// Labels appear, change, go with what they tell of, and are not written when they are as they are to be.
+func TestLabelsOfTheNode(t *testing.T) {
+	onStage(t, func(s *stage) {
+		p, read := s.labeler(config.LabelsNode, map[string]string{"zone": "a"}), ways[config.LabelsNode]
+		if n := s.writes(func() {
+			p.label(map[string]string{countLabel: "8", "nvidia.com/mig-1g.10gb.count": "7", "nvidia.com/gpu.mode": ""})
+			s.pass(time.Hour)
+		}); n != 1 {
+			s.Errorf("%d writes for the first labels", n)
+		}
+		s.untilLabels("first", read, map[string]string{
+			"zone": "a", countLabel: "8", "nvidia.com/mig-1g.10gb.count": "7", "nvidia.com/gpu.mode": "",
+		})
+		p.label(map[string]string{countLabel: "8"})
+		s.untilLabels("a kind of GPU is gone", read, map[string]string{"zone": "a", countLabel: "8"})
+		p.stop()
+		s.pass(time.Minute)
+		if n := s.writes(func() { p.start(); s.patch("kubelet", `{"zone":"b"}`); s.pass(time.Hour) }); n != 1 { // the patch
+			s.Errorf("%d writes after a restart", n-1)
+		}
+		s.patch("kubectl", `{"`+countLabel+`":null}`)
+		if s.pass(4 * time.Second); s.node().Labels[countLabel] != "" { // it may be the next version of this program
+			s.Error("what another program did is undone at once")
+		}
+		s.untilLabels("somebody removed a label", read, map[string]string{"zone": "b", countLabel: "8"})
+		p.label(nil)
+		if n := s.writes(func() {
+			s.pass(time.Minute)
+			p.configure(func(c *config.Config) { c.Features.Labels = config.LabelsOff })
+			p.label(map[string]string{countLabel: "1"})
+			s.pass(time.Hour)
+		}); n != 0 {
+			s.Errorf("%d writes while labels are not known or off", n)
+		}
+	})
+}
+
+// Labels that others own are left to them, which is said once, and taken over when they let them go.
+func TestLabelsOfOthers(t *testing.T) {
+	onStage(t, func(s *stage) {
+		p := s.labeler(config.LabelsNode, map[string]string{productLabel: "theirs", "nvidia.com/mig-2g.20gb.count": "3"})
+		read := ways[config.LabelsNode]
+		want := map[string]string{productLabel: "ours", countLabel: "8", "nvidia.com/gpu.present": "true"}
+		s.patch("gpu-operator", `{"nvidia.com/gpu.present":"true"}`)
+		p.label(want)
+		s.untilLabels("beside another program", read, map[string]string{
+			productLabel: "theirs", "nvidia.com/mig-2g.20gb.count": "3", countLabel: "8", "nvidia.com/gpu.present": "true",
+		})
+		if n := s.writes(func() {
+			for i := range 5 {
+				s.patch("kubelet", fmt.Sprintf(`{"zone":"%d"}`, i))
+				s.pass(time.Minute)
+			}
+		}); n != 5 {
+			s.Errorf("%d writes beside labels that belong to others", n-5)
+		}
+		if n := p.logged("belongs to another program"); n != 1 || p.logged(`label="`+productLabel+`"`) != 1 {
+			s.Errorf("it is logged %d times", n)
+		}
+		s.patch("nfd", `{"`+productLabel+`":"changed"}`)
+		if s.pass(10 * time.Minute); s.node().Labels[productLabel] != "changed" {
+			s.Errorf("the owner changed its label, and it is %q", s.node().Labels[productLabel])
+		}
+		s.patch("nfd", `{"`+productLabel+`":null,"nvidia.com/mig-2g.20gb.count":null}`)
+		want = maps.Clone(want)
+		want["zone"] = "4"
+		s.untilLabels("the owner let go", read, want)
+		if problem := p.Unlabeled.Value(); problem != nil {
+			s.Errorf("problem: %v", problem)
+		}
+	})
+}
+
+// A node that was deleted is not made by a write, and one that has its name since gets the labels.
+func TestLabelsOfAnotherNode(t *testing.T) {
+	onStage(t, func(s *stage) {
+		p, read := s.labeler(config.LabelsNode, nil), ways[config.LabelsNode]
+		p.label(map[string]string{countLabel: "8"})
+		s.untilLabels("the first node", read, map[string]string{countLabel: "8"})
+		if err := s.server.DeleteNode(nodeName); err != nil {
+			s.Fatal(err)
+		}
+		p.label(map[string]string{countLabel: "7"})
+		s.pass(10 * time.Minute)
+		if n, err := s.server.Node(nodeName); err == nil {
+			s.Errorf("the write made a node: %v", n)
+		}
+		s.change(func(n *corev1.Node) { n.Labels = map[string]string{"zone": "c"} })
+		s.untilLabels("the second node", read, map[string]string{"zone": "c", countLabel: "7"})
+	})
+}
+
+// Whatever the API server did, the labels are right afterwards, and there is no problem.
+func TestLabelsThroughFaults(t *testing.T) {
+	for way, read := range ways {
+		t.Run(way.String(), func(t *testing.T) {
+			throughFaults(t, func(s *stage, fault apiserver.NamedFault) {
+				p := s.labeler(way, nil)
+				p.label(map[string]string{countLabel: "8"})
+				s.untilLabels("before the fault", read, map[string]string{countLabel: "8"})
+				if n := s.writes(func() { s.during(fault, func() { p.label(map[string]string{countLabel: "7"}) }) }); n > 60 {
+					s.Errorf("%d writes during the fault", n)
+				}
+				s.untilLabels("after the fault", read, map[string]string{countLabel: "7"})
+				s.until("no problem", func() bool { return p.Unlabeled.Value() == nil })
+			})
+		})
+	}
+}
+
+// In a roll-out two processes want different labels. The one that yields writes none, and writes again when the other has gone.
+func TestTheNextVersionLabels(t *testing.T) {
+	for way, read := range ways {
+		t.Run(way.String(), func(t *testing.T) {
+			onStage(t, func(s *stage) {
+				var yields atomic.Bool
+				earlier := s.new(config.Config{Namespace: namespace, Features: config.Features{Labels: way}})
+				earlier.Yields = yields.Load
+				earlier.label(map[string]string{productLabel: "old"})
+				earlier.start()
+				s.untilLabels("the old version", read, map[string]string{productLabel: "old"})
+				later := s.new(config.Config{Namespace: namespace, Features: config.Features{Labels: way}})
+				later.label(map[string]string{productLabel: "new"})
+				yields.Store(true)
+				if n := s.writes(func() {
+					later.start()
+					s.untilLabels("the next version", read, map[string]string{productLabel: "new"})
+					earlier.label(map[string]string{productLabel: "older"})
+					s.pass(time.Hour)
+				}); n != 1 {
+					s.Errorf("%d writes", n)
+				}
+				later.stop()
+				yields.Store(false)
+				s.untilLabels("the next version was rolled back", read, map[string]string{productLabel: "older"})
+			})
+		})
+	}
+}
+
+// Writes that another program undoes each time wait longer and longer, and one after a calm time waits not at all.
+func TestPaceOfWrites(t *testing.T) {
+	onStage(t, func(s *stage) {
+		p := s.labeler(config.LabelsNode, nil)
+		p.label(map[string]string{countLabel: "8"})
+		s.pass(time.Minute)
+		writes := 0
+		for end := time.Now().Add(time.Hour); time.Now().Before(end); s.pass(100 * time.Millisecond) {
+			if s.node().Labels[countLabel] != "" {
+				s.change(func(n *corev1.Node) { n.Labels = nil })
+				writes++
+			}
+		}
+		if writes < 50 || writes > 70 {
+			s.Errorf("%d writes in an hour, want about one a minute", writes)
+		}
+		s.pass(10 * time.Minute)
+		p.label(map[string]string{countLabel: "7"})
+		if s.pass(time.Second); s.node().Labels[countLabel] != "7" {
+			s.Error("a change after a calm time waits")
+		}
+	})
+}
+
+// The object has the labels, the node's name and the DaemonSet as its owner; it is written when it differs.
+func TestNodeFeature(t *testing.T) {
+	onStage(t, func(s *stage) {
+		if err := s.server.AddPod(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "p", OwnerReferences: []metav1.OwnerReference{
+			{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "ds", UID: "u"},
+		}}}); err != nil {
+			s.Fatal(err)
+		}
+		p, read := s.labeler(config.LabelsNodeFeature, nil), ways[config.LabelsNodeFeature]
+		if n := s.writes(func() { p.label(map[string]string{countLabel: "8"}); s.pass(30 * time.Minute) }); n != 1 {
+			s.Errorf("%d writes", n)
+		}
+		s.untilLabels("first", read, map[string]string{countLabel: "8"})
+		object, err := s.server.NodeFeature(namespace, ourFeatures)
+		if err != nil {
+			s.Fatal(err)
+		}
+		owners := object.GetOwnerReferences()
+		if len(owners) != 1 || owners[0].Kind != "DaemonSet" || owners[0].UID != "u" || object.GetLabels()["nfd.node.kubernetes.io/node-name"] != nodeName {
+			s.Errorf("owners %v, labels %v", owners, object.GetLabels())
+		}
+		p.label(map[string]string{"nvidia.com/gpu.present": "true"})
+		s.untilLabels("others", read, map[string]string{"nvidia.com/gpu.present": "true"})
+		p.stop()
+		if n := s.writes(func() { p.start(); s.pass(time.Hour) }); n != 0 || len(s.node().Labels) > 0 {
+			s.Errorf("%d writes after a restart; the node has the labels %v", n, s.node().Labels)
+		}
+	})
+}
+
+// Who owns the pod is read once, also where that is not allowed.
+func TestOwnersAreReadOnce(t *testing.T) {
+	onStage(t, func(s *stage) {
+		s.server.SetFault(apiserver.Fault{Status: http.StatusForbidden, Only: func(q apiserver.Request) bool { return q.Resource == "pods" }})
+		p := s.labeler(config.LabelsNodeFeature, nil)
+		for _, count := range []string{"8", "7", "6"} {
+			p.label(map[string]string{countLabel: count})
+			s.untilLabels("without the right", ways[config.LabelsNodeFeature], map[string]string{countLabel: count})
+		}
+		if n := s.server.Requests()[apiserver.Request{Verb: "get", Resource: "pods"}]; n != 1 {
+			s.Errorf("the pod is read %d times", n)
+		}
+	})
+}
+
+// What keeps an object from being written is told, and is over with its reason.
+func TestNodeFeatureThatCannotBeWritten(t *testing.T) {
+	for name, tt := range map[string]struct {
+		begin, end func(*stage)
+		problem    string
+	}{
+		"without node-feature-discovery": {
+			func(s *stage) { s.server.SetNodeFeaturesServed(false) }, func(s *stage) { s.server.SetNodeFeaturesServed(true) },
+			"NodeFeature " + namespace + "/" + ourFeatures,
+		},
+		"without the right to read it": {
+			func(s *stage) {
+				s.server.SetFault(apiserver.Fault{Status: http.StatusForbidden, Only: func(q apiserver.Request) bool {
+					return q.Verb == "get" && q.Resource == "nodefeatures"
+				}})
+			}, func(s *stage) { s.server.SetFault(apiserver.Fault{}) }, "403",
+		},
+		"beside NVIDIA's program": {
+			func(s *stage) { s.discovery(map[string]string{countLabel: "8"}) }, func(s *stage) { s.discovery(nil) }, "gpu-feature-discovery",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onStage(t, func(s *stage) {
+				tt.begin(s)
+				p := s.labeler(config.LabelsNodeFeature, nil)
+				p.label(map[string]string{countLabel: "8"})
+				s.until("the problem is told", func() bool { return strings.Contains(fmt.Sprint(p.Unlabeled.Value()), tt.problem) })
+				if s.pass(time.Minute); s.feature(ourFeatures) != nil {
+					s.Errorf("the object is written: %v", s.feature(ourFeatures))
+				}
+				tt.end(s)
+				s.untilLabels("afterwards", ways[config.LabelsNodeFeature], map[string]string{countLabel: "8"})
+				s.until("no problem", func() bool { return p.Unlabeled.Value() == nil })
+			})
+		})
+	}
+}
+
+// The account of NVIDIA's chart and operator may create and update the object, and not patch it.
+func TestNodeFeatureWithoutPatch(t *testing.T) {
+	onStage(t, func(s *stage) {
+		s.server.SetFault(apiserver.Fault{Status: http.StatusForbidden, Only: func(q apiserver.Request) bool { return q.Verb == "apply" }})
+		p := s.labeler(config.LabelsNodeFeature, nil)
+		for _, count := range []string{"8", "7"} {
+			p.label(map[string]string{countLabel: count})
+			s.untilLabels("without the right to patch", ways[config.LabelsNodeFeature], map[string]string{countLabel: count})
+		}
+		s.until("no problem", func() bool { return p.Unlabeled.Value() == nil })
+	})
+}
+
+// As gpu-feature-discovery the object has that program's name, and labels of others in it are replaced; also where labels are written once.
+func TestDiscoveryOwnsItsObject(t *testing.T) {
+	onStage(t, func(s *stage) {
+		const name = "nvidia-features-for-" + nodeName
+		s.discovery(map[string]string{countLabel: "8"})
+		p := s.new(config.Config{
+			Namespace: namespace, PodName: "p", Features: config.Features{Labels: config.LabelsNodeFeature}, Discovery: config.Discovery{On: true},
+		})
+		p.label(map[string]string{countLabel: "7"})
+		p.start()
+		s.until("the object is replaced", func() bool { return s.feature(name)[countLabel] == "7" })
+		p.stop()
+		s.server.SetFault(apiserver.Fault{Status: 500, Only: func(q apiserver.Request) bool { return q.Resource == "pods" }})
+		once := func(count string) (n int, err error) {
+			n = s.writes(func() { err = p.cluster.LabelOnce(s.Context(), p.Config, map[string]string{countLabel: count}) })
+			return n, err
+		}
+		if n, err := once("5"); err == nil || n > 0 {
+			s.Errorf("while it cannot be known who owns the object: %v, %d writes", err, n)
+		}
+		s.server.SetFault(apiserver.Fault{})
+		if n, err := once("6"); err != nil || n != 1 {
+			s.Errorf("once: %v, %d writes", err, n)
+		}
+		if got := s.feature(name); !cmp.Equal(map[string]string{countLabel: "6"}, got) || s.feature(ourFeatures) != nil {
+			s.Errorf("labels %v", got)
+		}
+	})
+}
+
+// A name that cannot be the value of a label is told once, and nothing is written.
+func TestNodeFeatureOfALongName(t *testing.T) {
+	onStage(t, func(s *stage) {
+		p := s.labeler(config.LabelsNodeFeature, nil)
+		p.configure(func(c *config.Config) { c.NodeName = strings.Repeat("n", 64) })
+		if n := s.writes(func() { p.label(map[string]string{countLabel: "8"}); s.pass(time.Hour) }); n != 0 ||
+			!strings.Contains(fmt.Sprint(p.Unlabeled.Value()), "more than 63 bytes") || p.logged("Labels are not written") != 1 {
+			s.Errorf("%d writes; the problem is %v, logged %d times", n, p.Unlabeled.Value(), p.logged("Labels are not written"))
+		}
+		p.configure(func(c *config.Config) { c.NodeName = nodeName })
+		s.untilLabels("another name", ways[config.LabelsNodeFeature], map[string]string{countLabel: "8"})
+		s.until("no problem", func() bool { return p.Unlabeled.Value() == nil })
+	})
+}

@@ -1,0 +1,121 @@
+package cluster_test
+
+import (
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draslices"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/handover"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet/plugins"
+)
+
+// The tasks of one process together, at an API server and a kubelet on real sockets. The node is labelled, its label chooses the configuration
+// file, and its GPUs are in a slice. When DRA is switched off, a GPU goes back to the device plugin as soon as no claim has it, and kubelet
+// forgets the driver.
+func TestProcess(t *testing.T) {
+	t.Parallel()
+	server, err := apiserver.Start(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Stop)
+	s := &stage{T: t, server: server, real: true}
+	short, err := os.MkdirTemp("", "r") // the path of a socket has 107 bytes at most
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(short) })
+	registry := filepath.Join(short, "plugins_registry")
+	if err := os.Mkdir(registry, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	c := s.chooser()
+	c.label("a")
+	c.Config.Features.Labels = config.LabelsNode
+	c.Config.DRA = config.DRA{Mode: config.DRAAll}
+	c.Config.KubeletRoot = short
+	c.Configs.Publish(c.Config)
+	c.Snapshots.Publish(snapshotOf(2))
+	c.Labels.Publish(map[string]string{countLabel: "2"})
+	owners, offered := feed.New(dra.Owners(nil)), feed.New(dra.Owners(nil))
+	c.DRA = &daemon.DRA{
+		Owners: owners, Offered: offered, Claims: claims.New(claims.Options{}), Driver: feed.New(status.DRADriver{}),
+		Devices: draslices.New(t.Context(), draslices.Options{
+			StateDir: c.state, Node: nodeName, Snapshots: c.Snapshots, Configs: c.Configs, Owners: owners, Divisions: feed.New(dra.Divisions{}),
+		}),
+	}
+	c.DRA.Claims.InUse().Publish(map[string][]claims.Holder{})
+	c.DRA.Arbiter = handover.New(handover.Options{
+		Configs: c.Configs, Snapshots: c.Snapshots, Owners: owners, Offered: offered, Published: c.DRA.Devices.Published(), Records: c.DRA.Claims.InUse(),
+	})
+	c.start()
+	var running sync.WaitGroup
+	running.Go(func() { _ = c.DRA.Devices.Run(t.Context()) })
+	running.Go(func() { _ = c.DRA.Arbiter.Run(t.Context()) })
+	running.Go(func() { // as the device plugin does
+		for t.Context().Err() == nil {
+			now, changed := owners.Latest()
+			offered.Publish(now)
+			feed.AnyOf(t.Context(), changed)
+		}
+	})
+	t.Cleanup(running.Wait)
+	ready := func() bool { now, _ := c.ready(t.Context()); return now }
+	s.until("the node is labelled", func() bool { return s.node().Labels[countLabel] == "2" })
+	s.until("the size of the cluster is saved", func() bool { _, err := os.Stat(filepath.Join(c.state, "cluster.json")); return err == nil })
+	if ready() || len(s.server.Slices()) > 0 || c.chosen.Value().File != filepath.Join(c.dir, "a") {
+		t.Errorf("without a kubelet: ready %v, slices %v, chosen %+v", ready(), s.server.Slices(), c.chosen.Value())
+	}
+	k := plugins.Start(plugins.Options{Dir: registry})
+	t.Cleanup(k.Stop)
+	s.untilPool("1: 0 1")
+	s.until("the driver is registered, and the process ready", func() bool { return c.DRA.Driver.Value().Registered && ready() })
+	c.label("b")
+	s.until("the other file is chosen", func() bool { return c.chosen.Value().File == filepath.Join(c.dir, "b") })
+	if c.requests() == "" || c.cluster.Problem() != nil {
+		t.Errorf("%s requests are counted; the problem is %v", c.requests(), c.cluster.Problem())
+	}
+
+	result := func(driver, pool, device string) resourceapi.DeviceRequestAllocationResult {
+		return resourceapi.DeviceRequestAllocationResult{Request: "r", Driver: driver, Pool: pool, Device: device}
+	}
+	looks := result(dra.Driver, nodeName, "gpu-0")
+	looks.AdminAccess = ptr.To(true)
+	for name, results := range map[string][]resourceapi.DeviceRequestAllocationResult{
+		"waits": nil, "looks": {looks}, "elsewhere": {result(dra.Driver, "node-2", "gpu-0")}, "unknown": {result(dra.Driver, nodeName, "gpu-7")},
+		"has": {result("nic.example.com", nodeName, "gpu-0"), result(dra.Driver, nodeName, "gpu-1")},
+	} {
+		if err := s.server.ChangeClaim("ns", name, func(c *resourceapi.ResourceClaim) {
+			if results != nil {
+				c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: results}}
+			}
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.configure(func(now *config.Config) { now.DRA.Mode = config.DRAOff })
+	s.until("the GPU that no claim has is the device plugin's", func() bool { return owners.Value()["GPU-0"] == dra.OwnedByPlugin })
+	if owners.Value()["GPU-1"] == dra.OwnedByPlugin || len(k.Registered()) == 0 {
+		t.Errorf("a claim has GPU-1, and it is %v; kubelet knows %v", owners.Value()["GPU-1"], k.Registered())
+	}
+	if err := s.server.DeleteClaim("ns", "has"); err != nil {
+		t.Fatal(err)
+	}
+	s.until("the other one is, too", func() bool { return owners.Value()["GPU-1"] == dra.OwnedByPlugin })
+	s.until("kubelet forgets the driver, and that is told", func() bool { return len(k.Registered()) == 0 && !c.DRA.Driver.Value().Registered })
+	if _, why := c.ready(t.Context()); !ready() || why != "" || s.pool() != "none" {
+		t.Errorf("without claims: %s, pool %s", why, s.pool())
+	}
+}
