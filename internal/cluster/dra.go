@@ -25,8 +25,8 @@ func (c *Cluster) allocation(d daemon.View) []daemon.Task {
 	d.DRA.Claims.ExistsBy(c.claimExists)
 	d.DRA.Arbiter.ListBy(func(ctx context.Context) (map[string][]string, error) { return c.claimsOfNode(ctx, d) })
 	driver := draplugin.New(draplugin.Options{
-		RegistryDir: filepath.Join(d.Config.KubeletRoot, "plugins_registry"), Claims: d.DRA.Claims, Reader: claimReader{c.client}, Pools: d.DRA.Devices.Pools(),
-		Snapshots: d.Snapshots, Problems: d.DRA.Claims.Problems(),
+		RegistryDir: filepath.Join(d.Config.KubeletRoot, "plugins_registry"), Claims: d.DRA.Claims, Reader: claimReader{c.client},
+		Pools: d.DRA.Devices.Pools(), Snapshots: d.Snapshots, Problems: d.DRA.Claims.Problems(),
 	})
 	ready := func(ctx context.Context) (bool, string) {
 		if d.Configs.Value().DRA.Mode == config.DRAOff {

@@ -78,7 +78,7 @@ func (l *labeler) admit(ctx context.Context, foreign bool) error {
 func (l *labeler) tell(err error) error {
 	if fmt.Sprint(err) != fmt.Sprint(l.problem) {
 		l.problem = err
-		l.daemon.Unlabeled.Publish(err)
+		l.daemon.LabelsProblem.Publish(err)
 	}
 	return err
 }
@@ -219,7 +219,7 @@ func (l *nodeLabeler) leave(ctx context.Context, conflict *kubeapi.Conflict) err
 	case err != nil:
 		return err
 	case node.UID != l.uid:
-		return errors.New("the node is another one now")
+		return errors.New("the node was deleted, and another one has its name")
 	}
 	l.see(node, time.Now())
 	left := 0

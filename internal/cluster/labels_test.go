@@ -159,7 +159,7 @@ func TestLabelsOfOthers(t *testing.T) {
 		want = maps.Clone(want)
 		want["zone"] = "4"
 		s.untilLabels("the owner let go", read, want)
-		if problem := p.Unlabeled.Value(); problem != nil {
+		if problem := p.LabelsProblem.Value(); problem != nil {
 			s.Errorf("problem: %v", problem)
 		}
 	})
@@ -196,7 +196,7 @@ func TestLabelsThroughFaults(t *testing.T) {
 					s.Errorf("%d writes during the fault", n)
 				}
 				s.untilLabels("after the fault", read, map[string]string{countLabel: "7"})
-				s.until("no problem", func() bool { return p.Unlabeled.Value() == nil })
+				s.until("no problem", func() bool { return p.LabelsProblem.Value() == nil })
 			})
 		})
 	}
@@ -327,13 +327,13 @@ func TestNodeFeatureThatCannotBeWritten(t *testing.T) {
 				tt.begin(s)
 				p := s.labeler(config.LabelsNodeFeature, nil)
 				p.label(map[string]string{countLabel: "8"})
-				s.until("the problem is told", func() bool { return strings.Contains(fmt.Sprint(p.Unlabeled.Value()), tt.problem) })
+				s.until("the problem is told", func() bool { return strings.Contains(fmt.Sprint(p.LabelsProblem.Value()), tt.problem) })
 				if s.pass(time.Minute); s.feature(ourFeatures) != nil {
 					s.Errorf("the object is written: %v", s.feature(ourFeatures))
 				}
 				tt.end(s)
 				s.untilLabels("afterwards", ways[config.LabelsNodeFeature], map[string]string{countLabel: "8"})
-				s.until("no problem", func() bool { return p.Unlabeled.Value() == nil })
+				s.until("no problem", func() bool { return p.LabelsProblem.Value() == nil })
 			})
 		})
 	}
@@ -348,7 +348,7 @@ func TestNodeFeatureWithoutPatch(t *testing.T) {
 			p.label(map[string]string{countLabel: count})
 			s.untilLabels("without the right to patch", ways[config.LabelsNodeFeature], map[string]string{countLabel: count})
 		}
-		s.until("no problem", func() bool { return p.Unlabeled.Value() == nil })
+		s.until("no problem", func() bool { return p.LabelsProblem.Value() == nil })
 	})
 }
 
@@ -388,11 +388,11 @@ func TestNodeFeatureOfALongName(t *testing.T) {
 		p := s.labeler(config.LabelsNodeFeature, nil)
 		p.configure(func(c *config.Config) { c.NodeName = strings.Repeat("n", 64) })
 		if n := s.writes(func() { p.label(map[string]string{countLabel: "8"}); s.pass(time.Hour) }); n != 0 ||
-			!strings.Contains(fmt.Sprint(p.Unlabeled.Value()), "more than 63 bytes") || p.logged("Labels are not written") != 1 {
-			s.Errorf("%d writes; the problem is %v, logged %d times", n, p.Unlabeled.Value(), p.logged("Labels are not written"))
+			!strings.Contains(fmt.Sprint(p.LabelsProblem.Value()), "more than 63 bytes") || p.logged("Labels are not written") != 1 {
+			s.Errorf("%d writes; the problem is %v, logged %d times", n, p.LabelsProblem.Value(), p.logged("Labels are not written"))
 		}
 		p.configure(func(c *config.Config) { c.NodeName = nodeName })
 		s.untilLabels("another name", ways[config.LabelsNodeFeature], map[string]string{countLabel: "8"})
-		s.until("no problem", func() bool { return p.Unlabeled.Value() == nil })
+		s.until("no problem", func() bool { return p.LabelsProblem.Value() == nil })
 	})
 }

@@ -35,7 +35,7 @@ func (r *reporter) followOthers(ctx context.Context) {
 		s, changed := r.statuses.Latest()
 		c, configured := r.daemon.Configs.Latest()
 		seen = seen || len(s.GPUs) > 0
-		on := r.daemon.Config.StateDir != "" && reports(c.Features)
+		on := r.daemon.Config.StateDir != "" && tellsOfGPUs(c.Features)
 		if !on && share != nil {
 			share()
 			share = nil

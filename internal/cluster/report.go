@@ -93,8 +93,8 @@ func (r *reporter) Run(ctx context.Context) error {
 	return nil
 }
 
-// reports reports whether something of f is written by a reporter.
-func reports(f config.Features) bool { return f.Events || f.Condition || f.Taint }
+// tellsOfGPUs reports whether the cluster is told of the GPUs by Events, the condition or the taint.
+func tellsOfGPUs(f config.Features) bool { return f.Events || f.Condition || f.Taint }
 
 // followStatus publishes the daemon's status when something changed, and every few seconds.
 func (r *reporter) followStatus(ctx context.Context) {
@@ -109,7 +109,7 @@ func (r *reporter) followStatus(ctx context.Context) {
 			_, divided = r.daemon.MIG.Latest()
 		}
 		var tick <-chan time.Time
-		if reports(c.Features) {
+		if tellsOfGPUs(c.Features) {
 			tick = time.After(statusEvery)
 			asking, cancel := context.WithTimeout(ctx, statusPatience)
 			s, err := r.daemon.Status(asking)

@@ -86,7 +86,7 @@ func (p *publisher) compare(ctx context.Context, name string, sent dra.Slice, s 
 // without a taint or counters that it is to have.
 func (p *publisher) keepsMore(ctx context.Context) bool {
 	l, pool, more := &p.ledger, p.devices.Pools().Value(), false
-	due := l.asked.Add(gateInterval).Sub(time.Now())
+	due := time.Until(l.asked.Add(gateInterval))
 	for _, part := range l.parts() {
 		i := slices.IndexFunc(pool.Slices, part.in)
 		if !*part.dropped || i < 0 {

@@ -97,87 +97,100 @@ var errLinksDue = &errNotNow{"the driver is slow: the links between GPUs are not
 
 // publish makes the writes that are due.
 func (p *publisher) publish(ctx context.Context) error {
-	writing, looked, owner := false, false, ""
-	made := map[string]bool{}
-	for tries := 0; ; {
-		view, known := p.view()
-		if !known {
-			if err := p.problem.Value(); err != nil {
-				return &errNotNow{err.Error()} // the watch goes on by itself
-			}
-			return nil
-		}
-		pool, there, err := p.state(view)
-		if err != nil {
-			return err
-		}
-		if pool.Name == "" { // nothing is to be written before it is known what is there
-			if looked {
-				return p.devices.SetPublished(gpusOf(there))
-			}
-			if err := p.look(ctx); err != nil {
-				return err
-			}
-			looked = true
-			continue
-		}
-		if pool.LinksDue && p.ledger.generation == 0 { // what an earlier process wrote has them
-			return errLinksDue
-		}
-		if err := p.judge(ctx, pool, there, view); err != nil {
-			return err
-		}
-		step, more := dra.Next(pool, there, p.ledger.generation, p.same)
-		if !more {
-			if p.settle(there, looked) {
-				if p.keepsMore(ctx) {
-					continue
-				}
-				return p.note(there)
-			}
-			if err := p.look(ctx); err != nil {
-				return err
-			}
-			looked = true
-			continue
-		}
-		if step.New && made[step.Name] { // it was removed at once, as its owner may be gone: that does not go on without a pause
-			writing, owner = false, ""
-			clear(made)
-		}
-		if pause := p.pause(step, there); pause > 0 && !writing {
-			p.again.After(ctx, pause)
-			return nil
-		}
-		if step.New && !writing {
-			p.ledger.restored, p.ledger.pace = time.Now(), min(max(2*p.ledger.pace, minPace), maxPace)
-		}
-		writing = true
-		if step.New && owner == "" {
-			if owner, err = p.owner(ctx); err != nil {
-				return err
-			}
-			if owner == "" {
-				p.again.After(ctx, nodePoll)
-				return &errNotNow{fmt.Sprintf("the API server has no Node %s", pool.Name)}
-			}
-		}
-		made[step.Name] = step.New
-		err = p.write(ctx, step, view, there, owner)
-		if kubeapi.IsOvertaken(err) {
-			if tries++; tries < sliceTries {
-				err = p.look(ctx)
-			}
-		}
-		if err != nil {
+	r := &round{publisher: p, made: map[string]bool{}}
+	for {
+		if done, err := r.step(ctx); done || err != nil {
 			return err
 		}
 	}
 }
 
-// owner returns the UID of the Node; empty if the API server has none. It is asked where nothing watches the Node, and where slices are
+// A round is the writes that are due at one time.
+type round struct {
+	*publisher
+	writing bool            // one was made; the others belong to it and do not wait
+	looked  bool            // the slices were read without the watch
+	owner   string          // UID of the Node; empty before it is needed
+	made    map[string]bool // the slices that were made
+	tries   int             // writes that another program was faster than
+}
+
+// step makes the next write, or reads what the API server has. It reports whether nothing more is to be done now.
+func (r *round) step(ctx context.Context) (done bool, err error) {
+	view, known := r.view()
+	if !known {
+		if err := r.problem.Value(); err != nil {
+			return true, &errNotNow{err.Error()} // the watch goes on by itself
+		}
+		return true, nil
+	}
+	pool, there, err := r.state(view)
+	switch {
+	case err != nil:
+		return true, err
+	case pool.Name == "" && r.looked: // nothing is to be written before it is known what is there
+		return true, r.devices.SetPublished(gpusOf(there))
+	case pool.Name == "":
+		r.looked = true
+		return false, r.look(ctx)
+	case pool.LinksDue && r.ledger.generation == 0: // what an earlier process wrote has them
+		return true, errLinksDue
+	}
+	if err := r.judge(ctx, pool, there, view); err != nil {
+		return true, err
+	}
+	if step, more := dra.Next(pool, there, r.ledger.generation, r.same); more {
+		return r.advance(ctx, step, view, there)
+	}
+	if !r.settle(there, r.looked) {
+		r.looked = true
+		return false, r.look(ctx)
+	}
+	if r.keepsMore(ctx) {
+		return false, nil
+	}
+	return true, r.note(there)
+}
+
+// advance makes a write, if it is time for that.
+func (r *round) advance(
+	ctx context.Context, step dra.Write, view map[string]kubeapi.Slice, there map[string]dra.PublishedSlice,
+) (done bool, err error) {
+	l := &r.ledger
+	if step.New && r.made[step.Name] { // it was removed at once, as its owner may be gone: that does not go on without a pause
+		r.writing, r.owner = false, ""
+		clear(r.made)
+	}
+	if pause := r.pause(step, there); pause > 0 && !r.writing {
+		r.again.After(ctx, pause)
+		return true, nil
+	}
+	if step.New && !r.writing {
+		l.restored, l.pace = time.Now(), min(max(2*l.pace, minPace), maxPace)
+	}
+	r.writing = true
+	if step.New && r.owner == "" {
+		if r.owner, err = r.findOwner(ctx); err != nil {
+			return true, err
+		}
+		if r.owner == "" {
+			r.again.After(ctx, nodePoll)
+			return true, &errNotNow{fmt.Sprintf("the API server has no Node %s", step.Published.Pool)}
+		}
+	}
+	r.made[step.Name] = step.New
+	err = r.write(ctx, step, view, there, r.owner)
+	if kubeapi.IsOvertaken(err) {
+		if r.tries++; r.tries < sliceTries {
+			err = r.look(ctx)
+		}
+	}
+	return err != nil, err
+}
+
+// findOwner returns the UID of the Node; empty if the API server has none. It is asked where nothing watches the Node, and where slices are
 // gone that were there: they go with a Node that is deleted, of which the watch may not have told yet.
-func (p *publisher) owner(ctx context.Context) (string, error) {
+func (p *publisher) findOwner(ctx context.Context) (string, error) {
 	if node := p.client.Nodes().Value(); node.UID != "" && p.ledger.generation == 0 {
 		return node.UID, nil
 	}

@@ -173,7 +173,7 @@ func (s *stage) new(c config.Config) *process {
 	p.View = daemon.View{
 		Config: c, Configs: feed.New(c), ConfigErrors: feed.New[error](nil),
 		Snapshots: feed.New(inventory.Snapshot{}), Offered: feed.New(resource.Plan{}),
-		Labels: feed.New[map[string]string](nil), Unlabeled: feed.New[error](nil),
+		Labels: feed.New[map[string]string](nil), LabelsProblem: feed.New[error](nil),
 		Status: func(context.Context) (status.Status, error) {
 			p.mu.Lock()
 			defer p.mu.Unlock()

@@ -158,7 +158,7 @@ func TestStatusOfADaemon(t *testing.T) {
 	}
 	gpu := s.GPUs[0].UUID
 	d.unheard.Publish(errors.New("metrics"))
-	d.unlabeled.Publish(errors.New("labels"))
+	d.labelsProblem.Publish(errors.New("labels"))
 	d.watcher.Errors().Publish(errors.New("configuration"))
 	d.mps.Unready().Publish(map[string]string{"b": "second", "a": "first"})
 	d.readiness.Answer().Publish(status.Readiness{Ready: true, Reason: "r"})

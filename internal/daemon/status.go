@@ -42,7 +42,7 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 	if err := d.unheard.Value(); err != nil {
 		s.MetricsError = err.Error()
 	}
-	if err := d.unlabeled.Value(); err != nil {
+	if err := d.labelsProblem.Value(); err != nil {
 		s.LabelsError = err.Error()
 	}
 	if d.cluster != nil {

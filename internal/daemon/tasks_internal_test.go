@@ -74,7 +74,7 @@ func TestWatchedStatus(t *testing.T) {
 		"an error":         {func() { d.watcher.Errors().Publish(errors.New("e")) }, func(s status.Status) bool { return s.ConfigError == "e" }},
 		"MPS":              {func() { d.mps.Unready().Publish(map[string]string{"a": "b"}) }, func(s status.Status) bool { return len(s.MPS) == 1 }},
 		"what is offered":  {func() { d.set.Offered().Publish(resource.Plan{Warnings: []string{"w"}}) }, func(s status.Status) bool { return len(s.Warnings) == 1 }},
-		"what no feed has": {func() { d.unlabeled.Publish(errors.New("l")) }, func(s status.Status) bool { return s.LabelsError == "l" }},
+		"what no feed has": {func() { d.labelsProblem.Publish(errors.New("l")) }, func(s status.Status) bool { return s.LabelsError == "l" }},
 	} {
 		change.publish()
 		until(what, change.is)

@@ -23,9 +23,9 @@ type View struct {
 	ConfigErrors *feed.Feed[error]
 	// Snapshots are what is known of the GPUs.
 	Snapshots *feed.Feed[inventory.Snapshot]
-	// Labels are those that the node is to have; nil as long as they are not known. Unlabeled is told why it does not have them.
-	Labels    *feed.Feed[map[string]string]
-	Unlabeled *feed.Feed[error]
+	// Labels are those that the node is to have; nil as long as they are not known. LabelsProblem is told why it does not have them.
+	Labels        *feed.Feed[map[string]string]
+	LabelsProblem *feed.Feed[error]
 	// Lead says whether this process leads, and is asked before each write that only the process that leads makes.
 	Lead *lead.Lead
 	// Yields reports whether a process of this program that started later serves a resource of this one, as the next version does in a

@@ -84,8 +84,8 @@ func start(dir string, memory bool) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{
-		dir: dir, address: net.JoinHostPort(ip, "0"), memory: memory, store: newStore(), hole: newHole(), authority: ca, counts: map[Request]int{},
-		latest:           map[string]int{},
+		dir: dir, address: net.JoinHostPort(ip, "0"), memory: memory, store: newStore(), hole: newHole(), authority: ca,
+		counts: map[Request]int{}, latest: map[string]int{},
 		resourceVersions: []string{"v1"},
 		watches:          make(chan struct{}), over: make(chan struct{}),
 	}

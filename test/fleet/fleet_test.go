@@ -191,7 +191,7 @@ func runNode(ctx context.Context, kubeconfig, name, boot string, seen *counters)
 	}
 	d := daemon.View{
 		Config: c, Configs: feed.New(c), ConfigErrors: feed.New[error](nil), Snapshots: feed.New(inventory.Snapshot{}),
-		Labels: feed.New(labels()), Unlabeled: feed.New[error](nil), Offered: feed.New(resource.Plan{}),
+		Labels: feed.New(labels()), LabelsProblem: feed.New[error](nil), Offered: feed.New(resource.Plan{}),
 		Status: func(context.Context) (status.Status, error) {
 			return status.Status{Version: "v1", Driver: "580", Looked: time.Now(), GPUs: gpus}, nil
 		},
