@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
@@ -75,6 +76,22 @@ type comparison struct {
 	passed   bool                            // the two were the same after that
 	common   *pluginapi.ListAndWatchResponse // the list at the last comparison in which the two were the same
 	suspects []string                        // sockets of other programs that may be the reason of the difference
+
+	last     *pluginapi.ListAndWatchResponse // the list that was sent last
+	lastAt   time.Time                       // when that was seen
+	repeated uint64                          // the request to send the list again that was met last
+	timer    clock.Timer                     // ends the pause
+	pace     time.Duration                   // the pause after an account that is the same
+	retry    time.Duration                   // the pause after a question that failed
+}
+
+// next has the accounts compared after a pause, and not at the end of the one before.
+func (c *comparison) next(pause time.Duration) {
+	select { // a timer that has expired meanwhile
+	case <-c.timer.C():
+	default:
+	}
+	c.timer.Reset(pause)
 }
 
 // checkAccount compares kubelet's account with the list again and again. It returns when ctx ends or when a new life is needed,
@@ -84,84 +101,92 @@ type comparison struct {
 // server must not be of two processes. While the reason of a difference is not known, no list is sent, and a list that is only to
 // be sent again is sent after a comparison. If another program registered after us, the new life waits until that has ended.
 func (l *life) checkAccount(ctx context.Context, incarnation uint64) (agreed bool, err error) {
-	pace, again := checkSoon, askAgain
-	check := l.Clock.NewTimer(pace)
-	defer check.Stop()
-	next := func(d time.Duration) {
-		select { // a timer that has expired meanwhile
-		case <-check.C():
-		default:
-		}
-		check.Reset(d)
-	}
-	var last *pluginapi.ListAndWatchResponse
-	var lastAt time.Time
-	c := comparison{}
-	l.see(&c)
-	repeated := l.list.again.Value()
+	c := &comparison{pace: checkSoon, retry: askAgain, timer: l.Clock.NewTimer(checkSoon), repeated: l.list.again.Value()}
+	defer c.timer.Stop()
+	l.see(c)
 	for {
-		sent, changed := l.sent.Latest()
-		if sent != last {
-			last, lastAt, pace, c.since, c.counted = sent, l.Clock.Now(), checkSoon, time.Time{}, false
-			l.explained()
-			next(pace)
+		repeat, err := l.awaitComparison(ctx, c)
+		if err != nil {
+			return c.agreed, err
 		}
-		repeat, asked := l.list.again.Latest()
-		if l.Clock.Since(lastAt) < checkSoon { // kubelet may still be taking the list in, and writes its checkpoint then
-			repeated = repeat
-		}
-		if repeat == repeated {
-			select {
-			case <-ctx.Done():
-				return c.agreed, context.Cause(ctx)
-			case <-changed:
-				continue
-			case <-l.siblingChanged:
-				l.see(&c)
-				pace = stopDelay
-				next(pace)
-				continue
-			case <-asked:
-				continue
-			case <-check.C():
-			}
-		}
+		sent := c.last
 		if silence := l.silence.Value(); sent == nil || silence == forLater || silence == forForeign {
-			repeated = repeat
-			next(checkSoon)
+			c.repeated = repeat
+			c.next(checkSoon)
 			continue
 		}
-		l.see(&c) // the notice of a socket may be late
-		allocatable, err := l.allocatable(ctx)
-		switch {
-		case err != nil:
-			klog.FromContext(ctx).V(2).Info("Cannot compare kubelet's account with the list", "reason", err.Error())
-			if l.noteEnds(ctx, &c); !c.ended.IsZero() && !c.passed {
-				return c.agreed, errOtherEnded // kubelet 1.37 goes by the list that it received last, 1.36 has stopped both
-			}
-			pace, again = again, min(2*again, checkLater)
-		case l.sent.Value() != sent: // the account may be of one list or the other
-		case sameIDs(allocatable, healthyIDs(sent)):
-			// After a list, kubelet 1.36 counts its devices although it has stopped both servers.
-			if l.noteEnds(ctx, &c); sent != c.common && !c.ended.IsZero() && l.Clock.Since(c.ended) <= endsWithin {
-				return c.agreed, errOtherEnded
-			}
-			c.agreed, c.counted, c.passed, c.since, c.common, again = true, true, true, time.Time{}, sent, askAgain
-			l.compared("")
-			l.explained()
-			pace = min(2*pace, checkLater)
-		default:
-			if pace, err = l.differs(ctx, incarnation, &c, allocatable, healthyIDs(sent)); err != nil {
-				return c.agreed, err
-			}
+		l.see(c) // the notice of a socket may be late
+		pause, err := l.compare(ctx, incarnation, c, sent)
+		if err != nil {
+			return c.agreed, err
 		}
-		if repeat != repeated && l.silence.Value() == speaks {
+		if repeat != c.repeated && l.silence.Value() == speaks {
 			l.again.Publish(repeat)
-			pace = checkSoon
+			pause = checkSoon
 		}
-		repeated = repeat
-		next(pace)
+		c.pace, c.repeated = pause, repeat
+		c.next(pause)
 	}
+}
+
+// awaitComparison waits until the account is to be compared with the list. It returns the latest request to send the list again.
+func (l *life) awaitComparison(ctx context.Context, c *comparison) (repeat uint64, err error) {
+	for {
+		sent, changed := l.sent.Latest()
+		if sent != c.last {
+			c.last, c.lastAt, c.pace, c.since, c.counted = sent, l.Clock.Now(), checkSoon, time.Time{}, false
+			l.explained()
+			c.next(c.pace)
+		}
+		repeat, asked := l.list.again.Latest()
+		if l.Clock.Since(c.lastAt) < checkSoon { // kubelet may still be taking the list in, and writes its checkpoint then
+			c.repeated = repeat
+		}
+		if repeat != c.repeated {
+			return repeat, nil
+		}
+		select {
+		case <-ctx.Done():
+			return repeat, context.Cause(ctx)
+		case <-changed:
+		case <-l.siblingChanged:
+			l.see(c)
+			c.pace = stopDelay
+			c.next(c.pace)
+		case <-asked:
+		case <-c.timer.C():
+			return repeat, nil
+		}
+	}
+}
+
+// compare compares the account with the list that was sent. It returns the pause until the next comparison, or an error with which this
+// life ends.
+func (l *life) compare(
+	ctx context.Context, incarnation uint64, c *comparison, sent *pluginapi.ListAndWatchResponse,
+) (pause time.Duration, err error) {
+	allocatable, err := l.allocatable(ctx)
+	switch {
+	case err != nil:
+		klog.FromContext(ctx).V(2).Info("Cannot compare kubelet's account with the list", "reason", err.Error())
+		if l.noteEnds(ctx, c); !c.ended.IsZero() && !c.passed {
+			return 0, errOtherEnded // kubelet 1.37 goes by the list that it received last, 1.36 has stopped both
+		}
+		pause, c.retry = c.retry, min(2*c.retry, checkLater)
+		return pause, nil
+	case l.sent.Value() != sent: // the account may be of one list or the other
+		return c.pace, nil
+	case !sameIDs(allocatable, healthyIDs(sent)):
+		return l.differs(ctx, incarnation, c, allocatable, healthyIDs(sent))
+	}
+	// After a list, kubelet 1.36 counts its devices although it has stopped both servers.
+	if l.noteEnds(ctx, c); sent != c.common && !c.ended.IsZero() && l.Clock.Since(c.ended) <= endsWithin {
+		return 0, errOtherEnded
+	}
+	c.agreed, c.counted, c.passed, c.since, c.common, c.retry = true, true, true, time.Time{}, sent, askAgain
+	l.compared("")
+	l.explained()
+	return min(2*c.pace, checkLater), nil
 }
 
 // explained ends the silence for a difference.

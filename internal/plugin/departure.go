@@ -96,62 +96,32 @@ const (
 // While nothing departs, the accounts are read after kubelet or another plugin came or went, because there may be devices that pods
 // hold and nobody serves.
 func (s *Set) dropDeparting(ctx context.Context) error {
-	var tick <-chan time.Time // nil while nothing departs, so as not to wake an idle process
-	accounts := accounts{Collaborators: s.collaborators}
-	var pacing resendPacing
-	var soon <-chan time.Time
-	var look <-chan time.Time
-	var due time.Time
-	lookIn := func(d time.Duration) {
-		if at := s.collaborators.Clock.Now().Add(d); look == nil || at.Before(due) {
-			look, due = s.collaborators.Clock.After(d), at
-		}
-	}
-	lookIn(readInterval)
-	_, came := s.collaborators.Incarnation.Latest()
-	_, moved := s.collaborators.Sockets.Latest()
+	r := s.newReader()
 	for {
-		ticked, looks := false, false
-		select {
-		case <-ctx.Done():
+		if !r.await(ctx) {
 			return nil
-		case <-s.departed:
-		case <-soon:
-			soon = nil
-		case <-tick:
-			ticked, tick = true, nil
-		case <-came:
-			_, came = s.collaborators.Incarnation.Latest()
-			lookIn(readInterval)
-		case <-moved:
-			_, moved = s.collaborators.Sockets.Latest()
-			lookIn(readInterval)
-		case <-look:
-			looks, look = true, nil
 		}
-		waits, ending := s.waits(ticked)
-		if tick == nil && (waits || ending) {
-			tick = s.collaborators.Clock.After(readInterval)
+		waits, ending := s.waits(r.ticked)
+		if r.tick == nil && (waits || ending) {
+			r.tick = s.collaborators.Clock.After(readInterval)
 		}
-		if !waits && !looks {
+		if !waits && !r.looks {
 			continue
 		}
-		if soon == nil && s.isBusy() {
-			soon = s.collaborators.Clock.After(readSoon)
+		if r.soon == nil && s.isBusy() {
+			r.soon = s.collaborators.Clock.After(readSoon)
 		}
-		e := accounts.read(ctx)
+		e := r.accounts.read(ctx)
 		if s.hasForeign() {
-			accounts.readOthers(ctx, &e)
+			r.accounts.readOthers(ctx, &e)
 		}
 		now := s.collaborators.Clock.Now()
 		outdated := s.drop(e, now)
-		if pacing.due(now, outdated && waits) {
-			for _, l := range s.lists() {
-				l.again.Publish(l.again.Value() + 1)
-			}
+		if r.pacing.due(now, outdated && waits) {
+			s.sendAgain()
 		}
 		if e.gap != "" {
-			lookIn(checkLater)
+			r.lookIn(checkLater)
 		}
 		if !waits && s.hasForeign() {
 			s.mayDepart()
@@ -159,11 +129,71 @@ func (s *Set) dropDeparting(ctx context.Context) error {
 	}
 }
 
+// A reader knows when dropDeparting reads the accounts.
+type reader struct {
+	set         *Set
+	accounts    accounts
+	pacing      resendPacing
+	tick        <-chan time.Time // nil while nothing departs, so as not to wake an idle process
+	soon        <-chan time.Time // after kubelet gave away a departing device
+	look        <-chan time.Time // after kubelet or another plugin came or went
+	due         time.Time        // of look
+	came, moved <-chan struct{}
+
+	ticked, looks bool // what the last wait ended with: tick, look
+}
+
+func (s *Set) newReader() *reader {
+	r := &reader{set: s, accounts: accounts{Collaborators: s.collaborators}}
+	_, r.came = s.collaborators.Incarnation.Latest()
+	_, r.moved = s.collaborators.Sockets.Latest()
+	r.lookIn(readInterval)
+	return r
+}
+
+// lookIn has the accounts read after a time, also if nothing departs.
+func (r *reader) lookIn(d time.Duration) {
+	c := r.set.collaborators.Clock
+	if at := c.Now().Add(d); r.look == nil || at.Before(r.due) {
+		r.look, r.due = c.After(d), at
+	}
+}
+
+// await waits until there is something to do. It reports false if ctx ended.
+func (r *reader) await(ctx context.Context) bool {
+	r.ticked, r.looks = false, false
+	select {
+	case <-ctx.Done():
+		return false
+	case <-r.set.departed:
+	case <-r.soon:
+		r.soon = nil
+	case <-r.tick:
+		r.ticked, r.tick = true, nil
+	case <-r.came:
+		_, r.came = r.set.collaborators.Incarnation.Latest()
+		r.lookIn(readInterval)
+	case <-r.moved:
+		_, r.moved = r.set.collaborators.Sockets.Latest()
+		r.lookIn(readInterval)
+	case <-r.look:
+		r.looks, r.look = true, nil
+	}
+	return true
+}
+
+// sendAgain has all lists sent again, for kubelet to write its checkpoint.
+func (s *Set) sendAgain() {
+	for _, l := range s.lists() {
+		l.again.Publish(l.again.Value() + 1)
+	}
+}
+
 // hasForeign reports whether kubelet has devices under resources that this Set does not serve and may have to.
 func (s *Set) hasForeign() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.foreign) > 0
+	return len(s.told.foreign) > 0
 }
 
 // waits reports whether somebody waits for new evidence, and whether servers are to end with the next tick. With a tick, it ends the
@@ -171,7 +201,7 @@ func (s *Set) hasForeign() bool {
 func (s *Set) waits(ticked bool) (waits, ending bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	waits = len(s.foreign) > 0
+	waits = len(s.told.foreign) > 0
 	for _, entry := range s.resources {
 		departs, ended := entry.list.leaving()
 		unsent := entry.phase == PhaseServing && entry.list.last.Load() != entry.list.views.Value().response
@@ -183,9 +213,8 @@ func (s *Set) waits(ticked bool) (waits, ending bool) {
 		waits, ending = waits || departs, ending || ended
 	}
 	if !waits {
-		s.unreadableSince = time.Time{}
-		if s.unreadable != "" {
-			s.unreadable = ""
+		counted := s.told.silence.counts()
+		if s.told.silence = (lasting{}); counted {
 			s.refresh()
 		}
 	}
@@ -204,9 +233,9 @@ func (s *Set) drop(e evidence, now time.Time) (outdated bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	outdated, changed := s.update(e, now)
-	changed = changed || !s.grows.IsZero() && !now.Before(s.grows)
+	changed = changed || !s.forms.grows.IsZero() && !now.Before(s.forms.grows)
 	for _, entry := range s.resources {
-		o, c := entry.list.drop(e, s.unreadable != "")
+		o, c := entry.list.drop(e, s.told.silence.counts())
 		outdated, changed = outdated || o, changed || c
 	}
 	if changed {

@@ -291,7 +291,7 @@ func TestTheWarningOfAnUnreadableCheckpoint(t *testing.T) {
 	c.gpus = all
 	c.plan(1)
 	warns("nothing departs any more", false)
-	if !c.unreadableSince.IsZero() {
+	if c.told.silence != (lasting{}) {
 		t.Error("the ten seconds do not begin anew")
 	}
 }

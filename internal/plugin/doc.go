@@ -7,5 +7,5 @@
 // live ListAndWatch stream from the kubelet that is there now, and kubelet's own account agreeing with the list. No
 // answer waits for hardware or disk.
 //
-// Package agent may import it, tests and package cli too; it knows kubelet through the interfaces that it declares.
+// Package daemon puts it together; it knows kubelet through the interfaces that it declares.
 package plugin

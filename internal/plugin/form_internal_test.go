@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc/status"
-	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	clocktesting "k8s.io/utils/clock/testing"
 
@@ -53,7 +52,7 @@ func (c *changing) plan(replicas int) {
 // allocate returns what a container gets for a device, or why it is refused.
 func (c *changing) allocate(id string) string {
 	l := c.resources[gpuName].list
-	s := &service{log: klog.Background(), list: l, allocating: func(r *pluginapi.AllocateRequest) *view { return c.allocating(l, r) }}
+	s := alone(&life{list: l, allocating: func(r *pluginapi.AllocateRequest) *view { return c.allocating(l, r) }})
 	got, err := s.Allocate(c.Context(), &pluginapi.AllocateRequest{
 		ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: []string{id}}},
 	})
@@ -373,7 +372,7 @@ func TestPreferredAreDevicesOfThePlan(t *testing.T) {
 	c.plan(2)
 	c.holds("G0", "G1")
 	prefer := func(available, required []string, size int32) []string {
-		s := &service{log: klog.Background(), list: c.resources[gpuName].list}
+		s := alone(&life{list: c.resources[gpuName].list})
 		got, err := s.GetPreferredAllocation(context.Background(), &pluginapi.PreferredAllocationRequest{
 			ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{
 				{AvailableDeviceIDs: available, MustIncludeDeviceIDs: required, AllocationSize: size},

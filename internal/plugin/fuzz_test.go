@@ -8,7 +8,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
-	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	"k8s.io/utils/clock"
 
@@ -36,7 +35,7 @@ func fuzzed() *service {
 		set.Apply(resource.New(inventory.Snapshot{GPUs: gpus[:n]}, o), ways, 1)
 	}
 	l := set.resources[name].list
-	return &service{log: klog.Background(), list: l, allocating: func(r *pluginapi.AllocateRequest) *view { return set.allocating(l, r) }}
+	return alone(&life{list: l, allocating: func(r *pluginapi.AllocateRequest) *view { return set.allocating(l, r) }})
 }
 
 func FuzzAllocate(f *testing.F) {

@@ -101,18 +101,18 @@ func (p *past) timesForgotten() int {
 	return p.forgotten
 }
 
-// remembered notes that kubelet has accepted a registration, which began when this process had been forgotten so often.
+// remembered notes that kubelet has accepted a registration. When it began, kubelet had been made to forget this process so many times.
 func (p *past) remembered(forgotten int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.undone = forgotten
+	p.known = forgotten
 }
 
 // isForgotten reports whether kubelet was made to forget this process, or a later one with it: kubelet may not have seen the end of that.
 func (p *past) isForgotten() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.forgotten > p.undone
+	return p.forgotten > p.known
 }
 
 // endsForgotten notes that this process is ending, and reports whether kubelet was made to forget it.
@@ -120,7 +120,7 @@ func (p *past) endsForgotten() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.ending = true
-	return p.forgotten > p.undone
+	return p.forgotten > p.known
 }
 
 // registersAgain reports whether this life registers again when an earlier process has ended. Where another server has registered after

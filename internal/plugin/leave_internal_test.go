@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	"k8s.io/utils/clock"
 )
@@ -45,7 +46,7 @@ func TestWhatIsForgotten(t *testing.T) {
 				if tt.before {
 					l.past.forget()
 				}
-				if proven, err := l.stayRegistered(ctx, 1, "/d/e.sock", &service{list: l.list, began: make(chan struct{})}); proven || err == nil {
+				if proven, err := l.stayRegistered(ctx, 1, "/d/e.sock", newService(l, klog.Background())); proven || err == nil {
 					t.Errorf("stayRegistered() = %v, %v, want an error, and nothing proven", proven, err)
 				}
 				if got := l.past.endsForgotten(); got != tt.want || l.past.isForgotten() != tt.want {
@@ -115,7 +116,7 @@ func TestTheEndOfAProcessIsPrepared(t *testing.T) {
 	l.leave(t.Context(), 1)
 	server := grpc.NewServer()
 	defer server.Stop()
-	pluginapi.RegisterDevicePluginServer(server, &service{called: func(context.Context) {}})
+	pluginapi.RegisterDevicePluginServer(server, newService(&life{list: l.list, connections: newConnections()}, klog.Background()))
 	directory.behind("earlier.sock")
 	began = time.Now()
 	l.sayFarewell(t.Context(), 1, server, nil)

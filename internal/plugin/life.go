@@ -79,18 +79,19 @@ type life struct {
 	again          feed.Feed[uint64]                          // changes when the last list is to be sent again
 	sent           feed.Feed[*pluginapi.ListAndWatchResponse] // the last list of this life; nil before the first
 	connections    *connections
-	siblingChanged chan struct{}   // holds a value after the socket of another server came or went
-	closing        chan struct{}   // closed when streams are to end
-	accepted       bool            // kubelet has accepted the registration
-	unlock         func()          // lets other processes register
-	leaves         feed.Feed[bool] // an earlier process is ending, and this one has promised to register again then
+	siblingChanged chan struct{}           // holds a value after the socket of another server came or went
+	closing        chan struct{}           // closed when streams are to end
+	end            context.CancelCauseFunc // ends the life, with the reason
+	accepted       bool                    // kubelet has accepted the registration
+	unlock         func()                  // lets other processes register
+	leaves         feed.Feed[bool]         // an earlier process is ending, and this one has promised to register again then
 }
 
 // run registers and serves until ctx ends or the registration ends. It returns nil if the next life may begin at once, and
 // otherwise the reason for which the registration failed.
 func (l *life) run(parent context.Context) error {
 	incarnation, ok := l.awaitKubelet(parent)
-	if !ok || !l.awaitTurn(parent, incarnation) {
+	if !ok || !l.awaitLaterEnds(parent, incarnation) {
 		return nil
 	}
 	log := klog.FromContext(parent)
@@ -104,25 +105,12 @@ func (l *life) run(parent context.Context) error {
 	l.past.release()
 	ctx, end := context.WithCancelCause(parent)
 	defer end(nil)
-	l.unlock = func() {}
+	l.end, l.unlock = end, func() {}
 	defer func() { l.unlock() }() // not before a registration that has come to nothing has ended for kubelet, too
 	l.closing = make(chan struct{})
 	l.siblingChanged = make(chan struct{}, 1)
-	service := &service{
-		log: log, list: l.list, inspector: l.Inspector, elsewhere: l.Elsewhere, earlier: l.Registrar.CallEarlier,
-		inspect: l.list.views.Value().options.Inspect,
-		closing: l.closing, called: l.connections.called, began: make(chan struct{}), ended: func() { end(errStreamEnded) },
-		keepsOneClient: l.KeepsOneClient,
-		registersAgain: l.registersAgain, maySend: l.maySend, again: &l.again, sent: &l.sent, allocating: l.allocating,
-	}
-	server := grpc.NewServer(
-		grpc.MaxRecvMsgSize(maxRequest),
-		grpc.ConnectionTimeout(handshakeTimeout),
-		grpc.ChainUnaryInterceptor(countCalls(l.Metrics), noteAllocations(l.Accountant), recoverCalls(log), freeMemory),
-		grpc.ChainStreamInterceptor(recoverStreams(log)),
-	)
-	pluginapi.RegisterDevicePluginServer(server, service)
-
+	service := newService(l, log)
+	server := newServer(service)
 	var tasks sync.WaitGroup
 	tasks.Go(func() {
 		if err := server.Serve(socket); err != nil {
@@ -153,6 +141,24 @@ func (l *life) run(parent context.Context) error {
 	if service.streamed() {
 		l.Metrics.StreamEnded(l.list.name, endOf(cause))
 	}
+	return l.leaveSocket(socket, proven, cause)
+}
+
+// newServer returns the gRPC server of a service.
+func newServer(s *service) *grpc.Server {
+	server := grpc.NewServer(
+		grpc.MaxRecvMsgSize(maxRequest),
+		grpc.ConnectionTimeout(handshakeTimeout),
+		grpc.ChainUnaryInterceptor(countCalls(s.Metrics), noteAllocations(s.Accountant), recoverCalls(s.log), freeMemory),
+		grpc.ChainStreamInterceptor(recoverStreams(s.log)),
+	)
+	pluginapi.RegisterDevicePluginServer(server, s)
+	return server
+}
+
+// leaveSocket leaves the socket to the next life and returns nil if that may begin at once: the registration was proven, or a new one
+// cures why it ended. Otherwise it closes the socket and returns the cause.
+func (l *life) leaveSocket(socket *listener, proven bool, cause error) error {
 	cured := []error{errKubeletLeft, errSocketRemoved, errOptions, errDisagrees, errLaterCame, errOtherEnded}
 	if proven || slices.ContainsFunc(cured, func(e error) bool { return errors.Is(cause, e) }) {
 		l.past.socket = socket

@@ -39,26 +39,13 @@ type list struct {
 // A departure is a device that left the plan and is still listed. It is Healthy as long as it counts as held and its GPU is well:
 // kubelet gives it to nobody while a pod holds it, and the node's count stays what the scheduler knows.
 type departure struct {
+	possession
 	device    resource.Device // Healthy if Allocate gives it; only ID and UUID are known if the node does not have it
-	offered   bool            // it is listed as Healthy
-	withdrawn time.Time       // when it was on offer last; zero if it was not since it departed
 	nodes     []int64         // the NUMA nodes that kubelet has noted, if an earlier process listed it
 	reason    string          // why Allocate refuses it
-	allocated time.Time       // the last possible Allocate that kubelet's accounts need not show yet
-	free      time.Time       // since when it is known that no pod holds it; zero if that is not known
-	kubelet   uint64          // incarnation of kubelet since free
-	waits     string          // why it is still listed
-	known     bool            // it is known that a pod holds it
-	shown     source          // who has shown its holder through PodResources since the last Allocate
-	settled   bool            // it was never offered, or has been free and not given since: no pod can hold it that is not known
-	counts    bool            // it counts as held by a pod
+	offered   bool            // it is listed as Healthy
+	withdrawn time.Time       // when it was on offer last; zero if it was not since it departed
 	taken     bool            // it was never offered, or since it ceased to count, Allocate has given the GPU in another form
-}
-
-// held reports whether the device counts as held by a pod: it is not known that no pod holds it, or Allocate was a short time ago.
-// If unreadable, a device of which nothing is known does not count.
-func (d departure) held(now time.Time, unreadable bool) bool {
-	return d.known || now.Sub(d.allocated) < freeFor || d.free.IsZero() && !d.settled && !unreadable
 }
 
 // A view is what a list says at one moment. It is immutable.
@@ -76,12 +63,13 @@ func newList(name string, c clock.PassiveClock) *list {
 
 // replace takes in what the plan has of the resource now. Devices that the plan no longer has begin to depart.
 func (l *list) replace(r resource.Resource) {
-	now := l.clock.Now()
 	for _, device := range l.resource.Devices {
 		if _, stays := r.Device(device.ID); !stays {
-			d := departure{device: device, allocated: l.allocated[device.ID], settled: !l.offered[device.UUID], waits: waitsForReading,
+			d := departure{device: device, possession: possession{allocated: l.allocated[device.ID], waits: waitsForReading},
 				reason: "the device is not on this node any more, or the configuration no longer offers it"}
-			d.counts, d.taken = d.held(now, false), d.settled
+			if !l.offered[device.UUID] {
+				d.holding, d.taken = unheld, true
+			}
 			l.departing[device.ID] = d
 		}
 	}
@@ -89,7 +77,7 @@ func (l *list) replace(r resource.Resource) {
 	for _, device := range r.Devices {
 		_, stays := l.resource.Device(device.ID)
 		d, returns := l.departing[device.ID]
-		if stays && l.offered[device.UUID] || returns && !d.settled {
+		if stays && l.offered[device.UUID] || returns && !d.cannotBeHeld() {
 			offered[device.UUID] = true
 		}
 		delete(l.departing, device.ID)
@@ -109,9 +97,9 @@ func (l *list) adopt(known map[string][]int64) (changed bool) {
 		if planned || departing {
 			continue
 		}
-		l.departing[id] = departure{device: resource.ByID(id), nodes: slices.Sorted(slices.Values(nodes)), allocated: l.clock.Now(),
-			reason: "an earlier process listed the device, and it is not on this node now, cannot be read, or is not in the configuration",
-			waits:  waitsForReading, counts: true}
+		l.departing[id] = departure{device: resource.ByID(id), nodes: slices.Sorted(slices.Values(nodes)),
+			possession: possession{allocated: l.clock.Now(), waits: waitsForReading},
+			reason:     "an earlier process listed the device, and it is not on this node now, cannot be read, or is not in the configuration"}
 		changed = true
 	}
 	if changed {
@@ -124,41 +112,17 @@ func (l *list) adopt(known map[string][]int64) (changed bool) {
 }
 
 // drop takes in new evidence and drops the departing devices that no pod has held for freeFor. It reports whether the checkpoint
-// may be outdated, and whether the list or its claims changed.
-func (l *list) drop(e evidence, unreadable bool) (outdated, changed bool) {
+// may be outdated, and whether the list or what its devices wait for changed. silent says that kubelet's accounts cannot be read for so
+// long that it counts.
+func (l *list) drop(e evidence, silent bool) (outdated, changed bool) {
 	now := l.clock.Now()
 	for id, d := range l.departing {
-		before := d
-		holder, held := e.held[deviceKey{l.name, id}]
-		// The checkpoint may still name the pod before the last Allocate, PodResources does not.
-		if held && !holder.checkpointOnly && e.began.After(d.allocated) {
-			d.shown, d.allocated = e.source, time.Time{}
-		}
-		ended := held && holder.checkpointOnly && d.shown == e.source && d.shown != (source{})
-		d.known = held && !ended
-		switch {
-		case held:
-			d.free, d.waits = time.Time{}, heldBy(holder.pod)
-			outdated = outdated || holder.checkpointOnly
-			if ended { // PodResources has shown the pod, and does so no more
-				d.settled, d.waits = true, "kubelet's checkpoint still names pod "+holder.pod+", which has ended"
-			}
-		case e.gap != "":
-			d.free, d.waits = time.Time{}, e.gap
-		case d.free.IsZero() || d.kubelet != e.kubelet:
-			d.free, d.kubelet = now, e.kubelet
-		}
-		d.counts = d.held(now, unreadable)
-		dropped := false
-		switch {
-		case d.free.IsZero():
-		case d.counts:
-			d.waits = waitsForAllocate
-		default:
-			d.settled, d.waits = true, "no pod holds it; it is dropped after "+freeFor.String()
-			dropped = now.Sub(d.free) >= freeFor
-		}
-		changed = changed || dropped || d.counts != before.counts || d.counts && d.waits != before.waits
+		before := d.possession
+		holder, named := e.held[deviceKey{l.name, id}]
+		outdated = outdated || named && holder.checkpointOnly
+		d.possession = before.read(e, holder, named, silent, now)
+		dropped := d.over(now)
+		changed = changed || dropped || d.counts() != before.counts() || d.counts() && d.waits != before.waits
 		if l.departing[id] = d; dropped {
 			delete(l.departing, id)
 		}

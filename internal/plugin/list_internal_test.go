@@ -100,16 +100,17 @@ func TestADeviceThatKubeletAskedForCountsAsHeld(t *testing.T) {
 				ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: []string{id, "unknown"}}},
 			})
 			s.Apply(resource.Plan{}, Options{WaitForRelease: true}, 1)
-			if !l.departing[id].counts {
+			if !l.departing[id].counts() {
 				t.Error("not held before the accounts were read")
 			}
 			for _, r := range readings {
 				c.SetTime(began.Add(r.after))
 				s.drop(evidence{kubelet: 1, began: c.Now().Add(-r.late), held: r.held}, c.Now())
-				if got := l.departing[id].counts; got != r.want {
+				d, listed := l.departing[id]
+				if got := listed && d.counts(); got != r.want {
 					t.Errorf("%v after Allocate: held = %v, want %v", r.after, got, r.want)
 				}
-				if got := l.departing[id].waits; (got == waitsForAllocate) != (r.want && r.held == nil) {
+				if got := d.waits; (got == waitsForAllocate) != (r.want && r.held == nil) {
 					t.Errorf("%v after Allocate: it waits for %q", r.after, got)
 				}
 			}
@@ -129,7 +130,7 @@ func TestAnUnreadableCheckpointHoldsADeviceForTenSeconds(t *testing.T) {
 	for _, at := range []time.Duration{0, unreadableFor - 1, unreadableFor} {
 		c.SetTime(began.Add(at))
 		s.drop(evidence{kubelet: 1, gap: "damaged", unreadable: true}, c.Now())
-		if got, want := l.departing["GPU-0"].counts, at < unreadableFor; got != want {
+		if got, want := l.departing["GPU-0"].counts(), at < unreadableFor; got != want {
 			t.Errorf("after %v: held = %v, want %v", at, got, want)
 		}
 	}
@@ -161,7 +162,7 @@ func TestAnUnreadableCheckpointThatWasReadMeanwhile(t *testing.T) {
 			t.Errorf("after %v: claims changed: %v, want %v", tt.at, changed, tt.changed)
 		}
 		s.drop(tt.says, c.Now())
-		if d := l.departures()[0]; l.departing["GPU-0"].counts != tt.held || (d.Waiting == "damaged") != tt.damage {
+		if d := l.departures()[0]; l.departing["GPU-0"].counts() != tt.held || (d.Waiting == "damaged") != tt.damage {
 			t.Errorf("after %v: held = %v, want %v; it waits for %q", tt.at, !tt.held, tt.held, d.Waiting)
 		}
 	}
@@ -275,8 +276,8 @@ func TestADeviceThatLeavesThePlanAgain(t *testing.T) {
 		l.replace(r)
 		l.publish(r, Options{}, map[string]bool{"GPU-0": true})
 		l.replace(gone)
-		if got := l.departing["GPU-0"]; got.settled != free || got.counts == free {
-			t.Errorf("free before: %v; afterwards settled %v, counts %v", free, got.settled, got.counts)
+		if got := l.departing["GPU-0"]; got.cannotBeHeld() != free || got.counts() == free {
+			t.Errorf("free before: %v; afterwards it cannot be held: %v, counts %v", free, got.cannotBeHeld(), got.counts())
 		}
 	}
 }
@@ -291,8 +292,8 @@ func TestADeviceThatWasOnOfferMayBeHeld(t *testing.T) {
 		l.publish(r, Options{}, map[string]bool{"GPU-0": withheld})
 	}
 	l.replace(resource.Resource{Name: r.Name})
-	if got := l.departing["GPU-0"]; got.settled || !got.counts {
-		t.Errorf("settled %v, counts %v, want that it counts as held", got.settled, got.counts)
+	if got := l.departing["GPU-0"]; got.cannotBeHeld() || !got.counts() {
+		t.Errorf("it cannot be held: %v, counts %v, want that it counts as held", got.cannotBeHeld(), got.counts())
 	}
 }
 
@@ -427,7 +428,7 @@ func TestWhatIsAdopted(t *testing.T) {
 			t.Errorf("kubelet knows %q: changed %v, want %v; %q depart, want %q", tt.known, changed, tt.changed, departs, tt.departs)
 		}
 	}
-	if d := l.departing["GPU-1"]; !slices.Equal(d.nodes, []int64{2}) || !d.counts || d.waits != waitsForReading {
+	if d := l.departing["GPU-1"]; !slices.Equal(d.nodes, []int64{2}) || !d.counts() || d.waits != waitsForReading {
 		t.Errorf("the adopted device: %+v", d)
 	}
 }

@@ -20,7 +20,6 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
@@ -29,31 +28,19 @@ import (
 // translates.
 type service struct {
 	pluginapi.UnimplementedDevicePluginServer
-	log       klog.Logger
-	list      *list
-	inspector Inspector
-	elsewhere func(ctx context.Context, gpus []string) error
-	earlier   func(ctx context.Context, resource string, call func(context.Context, pluginapi.DevicePluginClient) error) error
-	inspect   bool            // what kubelet was told when it registered us
-	closing   <-chan struct{} // closed when the life ends: streams are to end
-	// maySend reports whether a list may be sent now, and returns a channel that is closed when that may have changed.
-	maySend func() (bool, <-chan struct{})
-	again   *feed.Feed[uint64]                          // changes when the last list is to be sent again
-	sent    *feed.Feed[*pluginapi.ListAndWatchResponse] // the last list that was sent
-	called  func(context.Context)                       // notes which connection kubelet's first calls come by
-	// registersAgain reports whether this process registers again when an earlier one has ended.
-	registersAgain func() bool
-	// allocating returns the view for the answer to a call of Allocate.
-	allocating func(*pluginapi.AllocateRequest) *view
+	*life
+	log     klog.Logger
+	inspect bool // what kubelet was told when it registered us
 	// The first stream is kubelet's: nobody else knows the socket's name before kubelet does.
 	first sync.Once
 	began chan struct{} // closed when it begins
 	// oneClient says that kubelet takes the end of any stream for that of the server that registered last. It is known when began is closed.
 	oneClient bool
-	// keepsOneClient finds that out by the name of kubelet's calls.
-	keepsOneClient func(userAgent string) bool
-	ended          func()      // called when it ends
-	used           atomic.Bool // kubelet allocated in this life
+	used      atomic.Bool // kubelet allocated in this life
+}
+
+func newService(l *life, log klog.Logger) *service {
+	return &service{life: l, log: log, inspect: l.list.views.Value().options.Inspect, began: make(chan struct{})}
 }
 
 func (s *service) GetDevicePluginOptions(ctx context.Context, _ *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
@@ -63,7 +50,7 @@ func (s *service) GetDevicePluginOptions(ctx context.Context, _ *pluginapi.Empty
 		}
 		return s.options(), nil
 	}
-	s.called(ctx)
+	s.connections.called(ctx)
 	return s.options(), nil
 }
 
@@ -74,12 +61,12 @@ func (s *service) options() *pluginapi.DevicePluginOptions {
 
 // ListAndWatch sends the list, and again whenever it changed, until kubelet or the life ends the stream.
 func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
-	s.called(stream.Context())
+	s.connections.called(stream.Context())
 	s.first.Do(func() {
 		header, _ := metadata.FromIncomingContext(stream.Context())
-		s.oneClient = s.keepsOneClient(strings.Join(header.Get("user-agent"), ""))
+		s.oneClient = s.KeepsOneClient(strings.Join(header.Get("user-agent"), ""))
 		close(s.began)
-		context.AfterFunc(stream.Context(), s.ended)
+		context.AfterFunc(stream.Context(), func() { s.end(errStreamEnded) })
 	})
 	var sent *pluginapi.ListAndWatchResponse
 	repeated := s.again.Value()
@@ -157,14 +144,14 @@ func (s *service) Allocate(ctx context.Context, request *pluginapi.AllocateReque
 
 // given returns why devices are given to pods in another way.
 func (s *service) given(ctx context.Context, devices []resource.Device) error {
-	if s.elsewhere == nil {
+	if s.Elsewhere == nil {
 		return nil
 	}
 	var gpus []string
 	for _, d := range devices {
 		gpus = append(gpus, d.GPU)
 	}
-	return s.elsewhere(ctx, gpus)
+	return s.Elsewhere(ctx, gpus)
 }
 
 // forwards reports whether a call about devices that are none of the plan's was answered by the earlier server that listed
@@ -172,10 +159,10 @@ func (s *service) given(ctx context.Context, devices []resource.Device) error {
 func (s *service) forwards(
 	ctx context.Context, v *view, ids []string, call func(context.Context, pluginapi.DevicePluginClient) error,
 ) bool {
-	if s.earlier == nil || len(ids) == 0 || slices.ContainsFunc(ids, func(id string) bool { _, ours := v.resource.Device(id); return ours }) {
+	if len(ids) == 0 || slices.ContainsFunc(ids, func(id string) bool { _, ours := v.resource.Device(id); return ours }) {
 		return false
 	}
-	if s.earlier(ctx, s.list.name, call) != nil {
+	if s.Registrar.CallEarlier(ctx, s.list.name, call) != nil {
 		return false
 	}
 	s.log.V(2).Info("Forwarded a call to the process that listed the devices", "devices", ids)
@@ -325,7 +312,7 @@ func (s *service) PreStartContainer(ctx context.Context, request *pluginapi.PreS
 	}
 	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
 	defer cancel()
-	if err := s.inspector.Inspect(ctx, devices); err != nil {
+	if err := s.Inspector.Inspect(ctx, devices); err != nil {
 		return nil, s.refuse(status.Error(codes.FailedPrecondition, err.Error()))
 	}
 	return &pluginapi.PreStartContainerResponse{}, nil

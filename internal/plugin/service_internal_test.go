@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"slices"
 	"strings"
 	"testing"
@@ -14,15 +15,14 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
-	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
@@ -68,19 +68,11 @@ func TestWhatAStreamSends(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := newList(gpuName, clock.RealClock{})
-		closing := make(chan struct{})
-		var silence feed.Feed[bool]
-		var again feed.Feed[uint64]
-		var sent feed.Feed[*pluginapi.ListAndWatchResponse]
-		again.Publish(7) // in an earlier stream
-		ended, called := 0, 0
-		s := &service{list: l, closing: closing, again: &again, sent: &sent, began: make(chan struct{}),
-			called: func(context.Context) { called++ }, ended: func() { ended++ },
-			keepsOneClient: func(agent string) bool { return agent == "grpc-go/1.79.0" },
-			maySend: func() (bool, <-chan struct{}) {
-				silent, changed := silence.Latest()
-				return !silent, changed
-			}}
+		ended := 0
+		life := &life{list: l, past: &past{}, closing: make(chan struct{}), connections: newConnections(), end: func(error) { ended++ },
+			Collaborators: Collaborators{KeepsOneClient: func(agent string) bool { return agent == "grpc-go/1.79.0" }}}
+		life.again.Publish(7) // in an earlier stream
+		s, again, sent, silence := alone(life), &life.again, &life.sent, &life.silence
 		ctx, cancel := context.WithCancel(metadata.NewIncomingContext(t.Context(), metadata.Pairs("user-agent", "grpc-go/1.79.0")))
 		defer cancel()
 		stream := &listStream{ctx: ctx}
@@ -108,8 +100,8 @@ func TestWhatAStreamSends(t *testing.T) {
 			}
 		}
 		sends("it begins", "")
-		if !s.streamed() || !s.oneClient || called != 1 {
-			t.Errorf("it has begun: %v, kubelet keeps one client: %v, it is called %d times", s.streamed(), s.oneClient, called)
+		if !s.streamed() || !s.oneClient {
+			t.Errorf("it has begun: %v, kubelet keeps one client: %v", s.streamed(), s.oneClient)
 		}
 		list("a")
 		sends("a list", "a ")
@@ -117,16 +109,16 @@ func TestWhatAStreamSends(t *testing.T) {
 		sends("the same list")
 		again.Publish(8)
 		sends("it is to be sent again", "a ")
-		silence.Publish(true)
+		silence.Publish(forForeign)
 		list("b")
 		again.Publish(9)
 		sends("it is silent")
-		silence.Publish(false)
+		silence.Publish(speaks)
 		sends("it speaks again", "b ")
-		silence.Publish(true)
-		silence.Publish(false)
+		silence.Publish(forForeign)
+		silence.Publish(speaks)
 		sends("nothing has changed meanwhile")
-		close(closing)
+		close(life.closing)
 		synctest.Wait()
 		if status.Code(answer) != codes.Unavailable || ended != 0 {
 			t.Errorf("at the end of the life: %v; kubelet ended %d streams", answer, ended)
@@ -136,8 +128,7 @@ func TestWhatAStreamSends(t *testing.T) {
 		if ended != 1 {
 			t.Errorf("kubelet ended %d streams, want one", ended)
 		}
-		closing = make(chan struct{})
-		s.closing = closing
+		life.closing = make(chan struct{})
 		if err := s.ListAndWatch(nil, stream); err != nil || ended != 1 {
 			t.Errorf("a stream that has ended: %v, %d ends", err, ended)
 		}
@@ -180,22 +171,22 @@ func TestThePromiseToRegisterAgain(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		leaves, streamed, oneClient, again bool
-		asks, promises                     bool
+		promises                           bool
 	}{
 		"kubelet asks":               {streamed: true, oneClient: true, again: true},
-		"a process ends":             {leaves: true, streamed: true, oneClient: true, again: true, asks: true, promises: true},
-		"and this one, too":          {leaves: true, streamed: true, oneClient: true, asks: true},
+		"a process ends":             {leaves: true, streamed: true, oneClient: true, again: true, promises: true},
+		"and this one, too":          {leaves: true, streamed: true, oneClient: true},
 		"before the stream":          {leaves: true, oneClient: true, again: true},
 		"kubelet keeps more clients": {leaves: true, streamed: true, again: true},
 	} {
-		asked, called := false, false
-		s := &service{began: make(chan struct{}), oneClient: tt.oneClient, inspect: true, called: func(context.Context) { called = true },
-			registersAgain: func() bool { asked = true; return tt.again }}
+		s := alone(&life{list: newList(gpuName, clock.RealClock{}), past: &past{ending: !tt.again}, connections: newConnections()})
+		s.oneClient, s.inspect = tt.oneClient, true
 		if tt.streamed {
 			close(s.began)
 		}
 		stream := &headerStream{}
-		ctx := grpc.NewContextWithServerTransportStream(t.Context(), stream)
+		caller := &conn{Conn: &net.UnixConn{}, connections: s.connections}
+		ctx := peer.NewContext(grpc.NewContextWithServerTransportStream(t.Context(), stream), &peer.Peer{Addr: caller.RemoteAddr()})
 		if tt.leaves {
 			ctx = metadata.NewIncomingContext(ctx, metadata.Pairs("gpu-device-plugin-leaves", "yes"))
 		}
@@ -203,8 +194,9 @@ func TestThePromiseToRegisterAgain(t *testing.T) {
 		if err != nil || !o.GetPreStartRequired() || !o.GetGetPreferredAllocationAvailable() {
 			t.Errorf("%s: %v, %v", name, o, err)
 		}
-		if promises := len(stream.header) > 0; asked != tt.asks || promises != tt.promises || called == tt.leaves {
-			t.Errorf("%s: asked %v, promises %v, want %v, %v; taken for a call of kubelet's: %v", name, asked, promises, tt.asks, tt.promises, called)
+		called := s.connections.kubelet == caller
+		if promises := len(stream.header) > 0; promises != tt.promises || s.leaves.Value() != promises || called == tt.leaves {
+			t.Errorf("%s: promises %v, want %v; taken for a call of kubelet's: %v", name, promises, tt.promises, called)
 		}
 	}
 }
@@ -231,11 +223,12 @@ func TestADeviceThatNoProcessMustGive(t *testing.T) {
 			"given": {device: resource.Device{ID: "given", UUID: "given", Healthy: true}}, "gone": {device: resource.Device{ID: "gone"}},
 		}
 		asked := false
-		s := &service{log: klog.Background(), list: newList(gpuName, clock.RealClock{}), allocating: func(*pluginapi.AllocateRequest) *view { return v },
-			earlier: func(context.Context, string, func(context.Context, pluginapi.DevicePluginClient) error) error {
-				asked = true
-				return nil
-			}}
+		directory := &sharedDirectory{called: func(string) error {
+			asked = true
+			return nil
+		}}
+		s := alone(&life{Collaborators: Collaborators{Registrar: directory}, list: newList(gpuName, clock.RealClock{}),
+			allocating: func(*pluginapi.AllocateRequest) *view { return v }})
 		_, err := s.Allocate(t.Context(), &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: []string{tt.id}}}})
 		if asked != tt.asks || status.Code(err) != tt.refuse {
 			t.Errorf("%s: the earlier process is asked: %v, %v; want %v, %v", name, asked, err, tt.asks, tt.refuse)
@@ -254,8 +247,9 @@ func TestGPUsThatAreGivenElsewhere(t *testing.T) {
 	for i := range v.resource.Devices {
 		v.resource.Devices[i].GPU = fmt.Sprint("GPU-", i)
 	}
-	s := &service{list: newList(resource.WholeGPU, clock.RealClock{}), allocating: func(*pluginapi.AllocateRequest) *view { return v },
-		elsewhere: func(_ context.Context, gpus []string) error { asked = gpus; return errors.New("a claim has it") }}
+	elsewhere := func(_ context.Context, gpus []string) error { asked = gpus; return errors.New("a claim has it") }
+	s := alone(&life{Collaborators: Collaborators{Elsewhere: elsewhere}, list: newList(resource.WholeGPU, clock.RealClock{}),
+		allocating: func(*pluginapi.AllocateRequest) *view { return v }})
 	ids := []string{"GPU-0", "GPU-1"}
 	_, err := s.Allocate(t.Context(), &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}}})
 	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "a claim has it") || !slices.Equal(asked, ids) {
@@ -270,10 +264,10 @@ func TestAPreferenceAmongDevicesOfAnEarlierServer(t *testing.T) {
 		asked := false
 		l := newList(resource.WholeGPU, clock.RealClock{})
 		l.publish(whole(1).resource, Options{}, nil)
-		s := &service{log: klog.Background(), list: l, earlier: func(context.Context, string, func(context.Context, pluginapi.DevicePluginClient) error) error {
+		s := alone(&life{list: l, Collaborators: Collaborators{Registrar: &sharedDirectory{called: func(string) error {
 			asked = true
 			return nil
-		}}
+		}}}})
 		_, err := s.GetPreferredAllocation(t.Context(), &pluginapi.PreferredAllocationRequest{
 			ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{{AvailableDeviceIDs: strings.Fields(available), AllocationSize: 1}},
 		})

@@ -135,24 +135,62 @@ type Set struct {
 	offered       *feed.Feed[resource.Plan] // the plan with the holds of the Set
 	users         users
 
-	mu              sync.Mutex // guards all following fields
-	resources       map[string]*served
-	plan            resource.Plan // as it was last given
-	options         Options
-	allocated       map[deviceKey]uint64 // how often each device was allocated
-	planned         map[string]bool      // the UUIDs of the plan
-	evidence        evidence             // the last one without a gap
-	read            bool                 // the checkpoint was read for the first plan
-	claims          []resource.HeldForm  // on GPUs that may be held in another form than that of the plan
-	foreign         []resource.HeldForm  // devices that kubelet has under resources that this Set does not serve
-	unserved        map[string]time.Time // since when it is known that nobody serves a resource of which pods hold devices
-	unreadableSince time.Time            // since when the checkpoint cannot be read; zero if it can
-	regiven         time.Time            // the last Allocate of a departing device
-	grows           time.Time            // when more devices of a GPU in its new form may be on offer; zero if there are none
-	unreadable      string               // why it cannot be read, once that has lasted for unreadableFor
-	unasked         bool                 // PodResources cannot be asked
-	stuckSince      time.Time            // since when a resource has nothing to give because of that; zero if none is so
-	overdue         bool                 // that has lasted for stuckFor
+	mu        sync.Mutex // guards all following fields
+	resources map[string]*served
+	asked     asked
+	told      told
+	forms     heldForms
+	allocated map[deviceKey]uint64 // how often each device was allocated
+	regiven   time.Time            // the last Allocate of a departing device
+}
+
+// asked is what a Set was given last.
+type asked struct {
+	plan    resource.Plan
+	options Options
+	uuids   map[string]bool // those of the plan
+}
+
+// told is what kubelet has told.
+type told struct {
+	evidence evidence             // the last one without a gap
+	begun    bool                 // the checkpoint was read for the first plan
+	silence  lasting              // the checkpoint cannot be read
+	unasked  bool                 // PodResources cannot be asked
+	foreign  []resource.HeldForm  // devices that kubelet has under resources that this Set does not serve
+	unserved map[string]time.Time // since when it is known that nobody serves a resource of which pods hold devices
+}
+
+// heldForms are the forms in which GPUs count as held, where that is another form than that of the plan.
+type heldForms struct {
+	held  []resource.HeldForm
+	grows time.Time // when more devices of a GPU in its new form may be on offer; zero if there are none
+	stuck lasting   // a resource has nothing to give because PodResources cannot be asked
+}
+
+// A lasting is something that counts once it has lasted for a time.
+type lasting struct {
+	since  time.Time // since when it lasts; zero if it does not
+	reason string    // why it counts; empty if it does not
+}
+
+// see notes whether it is so now, and with which reason it counts once it has been so for least.
+func (l *lasting) see(is bool, now time.Time, least time.Duration, reason string) {
+	switch {
+	case !is:
+		*l = lasting{}
+	case l.since.IsZero():
+		*l = lasting{since: now}
+	case now.Sub(l.since) >= least:
+		l.reason = reason
+	}
+}
+
+func (l *lasting) counts() bool { return l.reason != "" }
+
+// isDue reports whether it counts when it is seen next, and did not before.
+func (l *lasting) isDue(now time.Time, least time.Duration) bool {
+	return !l.counts() && !l.since.IsZero() && now.Sub(l.since) >= least
 }
 
 // served is one resource of a Set.
@@ -200,7 +238,7 @@ func (s *Set) Apply(plan resource.Plan, o Options, epoch uint64) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.plan, s.options, s.planned = plan, o, map[string]bool{}
+	s.asked = asked{plan, o, map[string]bool{}}
 	for _, r := range plan.Resources {
 		entry, known := s.resources[r.Name]
 		if !known {
@@ -208,7 +246,7 @@ func (s *Set) Apply(plan resource.Plan, o Options, epoch uint64) {
 		}
 		entry.epoch, entry.list.retired = epoch, false
 		for _, d := range r.Devices {
-			s.planned[d.UUID], s.planned[d.GPU] = true, true
+			s.asked.uuids[d.UUID], s.asked.uuids[d.GPU] = true, true
 		}
 	}
 	for _, entry := range s.resources {
@@ -223,7 +261,7 @@ func (s *Set) Apply(plan resource.Plan, o Options, epoch uint64) {
 // readOnce reads the checkpoint unless that was done. It reads without the lock: calls of kubelet's do not wait for the disk.
 func (s *Set) readOnce() {
 	s.mu.Lock()
-	done := s.read
+	done := s.told.begun
 	s.mu.Unlock()
 	if done {
 		return
@@ -231,7 +269,7 @@ func (s *Set) readOnce() {
 	checkpoint, _ := s.collaborators.Checkpoint() // if it cannot be read, it is empty
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.evidence, s.read = evidence{checkpoint: checkpoint, held: heldIn(checkpoint)}, true
+	s.told.evidence, s.told.begun = evidence{checkpoint: checkpoint, held: heldIn(checkpoint)}, true
 }
 
 // mayDepart has dropDeparting look at once.
@@ -245,7 +283,7 @@ func (s *Set) mayDepart() {
 // add adds a resource, with the devices that kubelet knew at the last reading.
 func (s *Set) add(name string) *served {
 	entry := &served{list: newList(name, s.collaborators.Clock)}
-	entry.list.adopt(knownOf(s.evidence.checkpoint, name))
+	entry.list.adopt(knownOf(s.told.evidence.checkpoint, name))
 	s.resources[name] = entry
 	s.added.Publish(s.added.Value() + 1)
 	return entry

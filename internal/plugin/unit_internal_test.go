@@ -195,26 +195,24 @@ func TestCallsAboutDevicesOfAnEarlierServerAreForwarded(t *testing.T) {
 		"none":                             {"", nil, false},
 		"of a server that does not answer": {"GPU-x", failed, false},
 	} {
-		s := &service{list: newList(resource.WholeGPU, clock.RealClock{}),
-			earlier: func(_ context.Context, name string, _ func(context.Context, pluginapi.DevicePluginClient) error) error {
-				if name != resource.WholeGPU {
-					t.Errorf("the server of %s is asked", name)
-				}
-				return tt.err
-			}}
+		directory := &sharedDirectory{called: func(name string) error {
+			if name != resource.WholeGPU {
+				t.Errorf("the server of %s is asked", name)
+			}
+			return tt.err
+		}}
+		s := alone(&life{Collaborators: Collaborators{Registrar: directory}, list: newList(resource.WholeGPU, clock.RealClock{})})
 		if got := s.forwards(t.Context(), whole(1), strings.Fields(tt.ids), nil); got != tt.want {
 			t.Errorf("%s: forwarded %v, want %v", name, got, tt.want)
 		}
-	}
-	if (&service{}).forwards(t.Context(), whole(1), []string{"GPU-x"}, nil) {
-		t.Error("a call is forwarded although there is no earlier server")
 	}
 }
 
 // TestAContainerOnAnUnknownDeviceDoesNotStart: nobody can say how the device is.
 func TestAContainerOnAnUnknownDeviceDoesNotStart(t *testing.T) {
 	t.Parallel()
-	s := &service{list: newList(resource.WholeGPU, clock.RealClock{}), inspect: true}
+	s := alone(&life{list: newList(resource.WholeGPU, clock.RealClock{})})
+	s.inspect = true
 	_, err := s.PreStartContainer(t.Context(), &pluginapi.PreStartContainerRequest{DevicesIds: []string{"GPU-x"}})
 	if status.Code(err) != codes.NotFound || !strings.Contains(err.Error(), "GPU-x") {
 		t.Errorf("PreStartContainer() = %v, want that the device is unknown", err)

@@ -67,13 +67,13 @@ func TestWhoseResourceItIs(t *testing.T) {
 		for range 10 { // devices come in any order
 			c := clocktesting.NewFakeClock(time.Now())
 			s := NewSet(Collaborators{Clock: c})
-			s.planned = map[string]bool{"GPU-0": true}
+			s.asked.uuids = map[string]bool{"GPU-0": true}
 			e := evidence{kubelet: 1, alone: true, held: map[deviceKey]holder{}}
 			for _, id := range tt.ids {
 				e.held[deviceKey{tt.resource, id}] = holder{pod: "p"}
 			}
-			if s.update(e, c.Now()); len(s.foreign) != tt.claims {
-				t.Errorf("%s: claims %v, want %d", name, s.foreign, tt.claims)
+			if s.update(e, c.Now()); len(s.told.foreign) != tt.claims {
+				t.Errorf("%s: claims %v, want %d", name, s.told.foreign, tt.claims)
 			}
 			s.update(e, c.Now().Add(unservedFor))
 			if _, served := s.resources[tt.resource]; served != tt.want {

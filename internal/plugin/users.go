@@ -91,9 +91,7 @@ func (s *Set) Users(ctx context.Context, uuids []string) ([]kubelet.HeldDevice, 
 	}
 	slices.SortFunc(held, func(a, b kubelet.HeldDevice) int { return strings.Compare(a.ID+a.Pod, b.ID+b.Pod) })
 	if s.users.pacing.due(s.collaborators.Clock.Now(), outdated) {
-		for _, l := range s.lists() {
-			l.again.Publish(l.again.Value() + 1)
-		}
+		s.sendAgain()
 	}
 	switch {
 	case onOffer != nil:

@@ -3,6 +3,7 @@ package plugin
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -10,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"k8s.io/klog/v2"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	"k8s.io/utils/clock"
 
@@ -22,6 +24,7 @@ type sharedDirectory struct {
 	Registrar
 	registered func()                                     // called in each Register
 	asked      func(ctx context.Context, endpoint string) // called in each Register and Leave, if it is not nil
+	called     func(resource string) error                // called in each CallEarlier; nil if there is no earlier server
 	dir        string                                     // of endpoints
 	err        error                                      // Register's
 	listening  bool                                       // another plugin does
@@ -93,6 +96,23 @@ func (d *sharedDirectory) Listening(context.Context) []string {
 		return []string{"another.sock"}
 	}
 	return nil
+}
+
+func (d *sharedDirectory) CallEarlier(
+	_ context.Context, resource string, _ func(context.Context, pluginapi.DevicePluginClient) error,
+) error {
+	if d.called == nil {
+		return fs.ErrNotExist
+	}
+	return d.called(resource)
+}
+
+// alone returns the service of a life beside which no other server is. Its Registrar, if it has none, knows of none.
+func alone(l *life) *service {
+	if l.Registrar == nil {
+		l.Registrar = &sharedDirectory{}
+	}
+	return newService(l, klog.Background())
 }
 
 func (d *sharedDirectory) NewEndpoint(string) string { return filepath.Join(d.dir, "e.sock") }
@@ -200,7 +220,7 @@ func TestALaterServerComesDuringTheRegistration(t *testing.T) {
 				l := &life{Collaborators: Collaborators{Registrar: directory, Accountant: account, Clock: clock.RealClock{}, Metrics: noMetrics{}},
 					list: newList(gpuName, clock.RealClock{}), past: &past{}, report: func(Phase) {}, compared: func(string) {},
 					adopt: func(context.Context) {}, connections: newConnections()}
-				s := &service{list: l.list, began: make(chan struct{})}
+				s := newService(l, klog.Background())
 				registered := false
 				directory.registered = func() {
 					registered = true
@@ -266,7 +286,7 @@ func TestWhatProvesARegistration(t *testing.T) {
 				if tt.compared {
 					l.siblingChanged <- struct{}{}
 				}
-				s := &service{list: l.list, began: make(chan struct{})}
+				s := newService(l, klog.Background())
 				close(s.began)
 				s.used.Store(tt.used)
 				if proven, err := l.stayRegistered(ctx, 1, "/d/e.sock", s); proven != tt.wants || !errors.Is(err, context.DeadlineExceeded) {
@@ -337,8 +357,8 @@ func TestTheTurnAfterASilence(t *testing.T) {
 			list: newList(gpuName, clock.RealClock{}), past: &past{yielded: true}}
 		for _, want := range []time.Duration{returnTimeout, 0} {
 			began := time.Now()
-			if turn := l.awaitTurn(t.Context(), 1); !turn || time.Since(began) != want {
-				t.Errorf("awaitTurn() = %v after %v, want %v", turn, time.Since(began), want)
+			if ended := l.awaitLaterEnds(t.Context(), 1); !ended || time.Since(began) != want {
+				t.Errorf("awaitLaterEnds() = %v after %v, want %v", ended, time.Since(began), want)
 			}
 		}
 	})
@@ -358,8 +378,8 @@ func TestTheTurnAfterALaterServer(t *testing.T) {
 				Incarnation: feed.New(uint64(1)), Clock: clock.RealClock{}},
 				list: newList(gpuName, clock.RealClock{}), past: &past{}, report: func(Phase) {}}
 			began := time.Now()
-			if turn := l.awaitTurn(t.Context(), 1); !turn || time.Since(began) != want {
-				t.Errorf("counted %d times: awaitTurn() = %v after %v, want true after %v", counted, turn, time.Since(began), want)
+			if ended := l.awaitLaterEnds(t.Context(), 1); !ended || time.Since(began) != want {
+				t.Errorf("counted %d times: awaitLaterEnds() = %v after %v, want true after %v", counted, ended, time.Since(began), want)
 			}
 		})
 	}
@@ -426,8 +446,8 @@ func TestTheTurnThatNeverComes(t *testing.T) {
 				cancel()
 			}
 		}
-		if turn := l.awaitTurn(ctx, 1); turn || l.past.yielded != left || !slices.Equal(phases, []Phase{PhaseYielding}) {
-			t.Errorf("kubelet left %v: its turn %v, yielded %v, phases %q", left, turn, l.past.yielded, phases)
+		if ended := l.awaitLaterEnds(ctx, 1); ended || l.past.yielded != left || !slices.Equal(phases, []Phase{PhaseYielding}) {
+			t.Errorf("kubelet left %v: its ended %v, yielded %v, phases %q", left, ended, l.past.yielded, phases)
 		}
 		cancel()
 	}

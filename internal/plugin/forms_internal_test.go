@@ -123,7 +123,7 @@ func TestSickGPUsAreNoReasonToForgetWhoHoldsThem(t *testing.T) {
 		c.clock.Step(time.Second)
 		c.drop(evidence{kubelet: 1, began: c.clock.Now(), unasked: true}, c.clock.Now())
 	}
-	if got := c.Offered().Value().Warnings; len(got) > 0 || !c.stuckSince.IsZero() {
+	if got := c.Offered().Value().Warnings; len(got) > 0 || c.forms.stuck != (lasting{}) {
 		t.Errorf("the plan warns of %q", got)
 	}
 }
@@ -145,8 +145,8 @@ func TestWhatAnotherPluginOffers(t *testing.T) {
 		} {
 			c.clock.Step(time.Second)
 			said := evidence{kubelet: 1, source: source{1, 1}, began: c.clock.Now(), held: tt.held, checkpoint: offers}
-			if outdated := c.drop(said, c.clock.Now()); !outdated || len(c.foreign) != 4 {
-				t.Errorf("reading %d: a new checkpoint says more: %v; claims %v", i, outdated, c.foreign)
+			if outdated := c.drop(said, c.clock.Now()); !outdated || len(c.told.foreign) != 4 {
+				t.Errorf("reading %d: a new checkpoint says more: %v; claims %v", i, outdated, c.told.foreign)
 			}
 			c.lists()
 			if got := c.allocate("G0"); !strings.Contains(got, tt.says) {

@@ -30,10 +30,11 @@ type past struct {
 
 	mu    sync.Mutex      // guards all following fields
 	ended map[string]bool // sockets of later processes that ended without removing them
-	// forgotten counts how often an earlier process has had kubelet forget this one, and undone what it was when the last registration
-	// began that kubelet accepted: kubelet answers that after its question for the list, and an earlier process may end in between.
-	forgotten, undone int
-	ending            bool // this process is ending, or no longer serves the resource
+	// forgotten is how many times an earlier process, before it ended, has made kubelet forget this one. known is how many of those came
+	// before the last registration that kubelet accepted began: kubelet knows this process again after them, and not after later ones. An
+	// earlier process may end while kubelet takes a registration in.
+	forgotten, known int
+	ending           bool // this process is ending, or no longer serves the resource
 }
 
 // release closes the socket of the last life.
@@ -87,8 +88,8 @@ func (l *life) maySend() (bool, <-chan struct{}) {
 	return now == speaks, changed
 }
 
-// awaitTurn waits until no later process serves the resource. It reports false when ctx ended or another kubelet came.
-func (l *life) awaitTurn(ctx context.Context, incarnation uint64) bool {
+// awaitLaterEnds waits until no later process serves the resource. It reports false when ctx ended or another kubelet came.
+func (l *life) awaitLaterEnds(ctx context.Context, incarnation uint64) bool {
 	if l.past.yielded {
 		l.past.yielded = false
 		l.awaitLater(ctx)

@@ -24,7 +24,7 @@ const unservedFor = 10 * time.Second
 // devices of the plan are withheld because of those. It publishes the plan with its holds.
 func (s *Set) refresh() {
 	for name, entry := range s.resources {
-		r, _ := s.plan.Resource(name)
+		r, _ := s.asked.plan.Resource(name)
 		entry.list.replace(r)
 		for id, d := range entry.list.departing {
 			if d.offered {
@@ -34,12 +34,12 @@ func (s *Set) refresh() {
 			entry.list.departing[id] = d
 		}
 	}
-	plan := s.plan
+	plan := s.asked.plan
 	withheld := map[string]map[string]bool{}
-	s.claims, s.foreign = nil, s.foreignClaims()
-	if s.options.WaitForRelease {
-		s.claim()
-		holds := plan.Conflicts(s.claims)
+	s.forms.held, s.told.foreign = nil, s.foreignForms()
+	if s.asked.options.WaitForRelease {
+		s.findHeldForms()
+		holds := plan.Conflicts(s.forms.held)
 		for _, h := range holds {
 			if withheld[h.Resource] == nil {
 				withheld[h.Resource] = map[string]bool{}
@@ -47,13 +47,13 @@ func (s *Set) refresh() {
 			withheld[h.Resource][h.UUID] = true
 		}
 		plan = s.grow(plan.Under(holds))
-		if s.unreadable != "" {
+		if why := s.told.silence.reason; why != "" {
 			plan.Warnings = append(slices.Clone(plan.Warnings), "it is not known which devices pods hold: a GPU whose name or sharing "+
-				"changed is offered, although a pod may hold it in its old form: "+s.unreadable)
+				"changed is offered, although a pod may hold it in its old form: "+why)
 		}
-		if s.overdue {
+		if s.forms.stuck.counts() {
 			plan.Warnings = append(slices.Clone(plan.Warnings), "a GPU whose resource has another name now is offered, although a pod may hold it "+
-				"under the old name: kubelet's folder pod-resources is not mounted, and the end of that pod is seen when another one gets a GPU")
+				"under the old name: "+s.forms.stuck.reason)
 		}
 	}
 	for name, entry := range s.resources {
@@ -61,7 +61,7 @@ func (s *Set) refresh() {
 		if !planned {
 			r.Name = name
 		}
-		entry.list.publish(r, s.options, withheld[name])
+		entry.list.publish(r, s.asked.options, withheld[name])
 	}
 	s.offered.Publish(plan)
 }
@@ -76,12 +76,12 @@ const growsAfter = 500 * time.Millisecond
 func (s *Set) grow(plan resource.Plan) resource.Plan {
 	type devices struct{ resource, uuid string }
 	before, now := map[devices]int{}, s.collaborators.Clock.Now()
-	s.grows = time.Time{}
+	s.forms.grows = time.Time{}
 	for name, entry := range s.resources {
 		for _, d := range entry.list.departing {
 			if at := d.withdrawn.Add(growsAfter); !d.offered && now.Before(at) {
 				before[devices{name, d.device.UUID}]++
-				s.grows = at
+				s.forms.grows = at
 			}
 		}
 	}
@@ -108,7 +108,7 @@ func (s *Set) grow(plan resource.Plan) resource.Plan {
 
 // onNode returns a departing device of a resource as the node has it now. It is not on offer.
 func (s *Set) onNode(name string, departing resource.Device) resource.Device {
-	device, there := s.plan.NodeDevice(departing.UUID)
+	device, there := s.asked.plan.NodeDevice(departing.UUID)
 	if !there {
 		device = departing
 	}
@@ -116,83 +116,78 @@ func (s *Set) onNode(name string, departing resource.Device) resource.Device {
 	return device
 }
 
-// A claimant is a departing device in one form, with all its replicas.
-type claimant struct {
+// An oldForm is a departing device in one form, with all its replicas.
+type oldForm struct {
 	list   *list
 	device resource.Device // one of them
 	held   []string        // the IDs that count as held
-	free   []string        // the others
+	others []string        // the other IDs
 }
 
-// claim gathers the claims, one of each claimant, and decides which of them count and which departing devices are on offer.
-func (s *Set) claim() {
-	claimants := map[resource.Device]*claimant{}
+// findHeldForms finds the forms in which GPUs count as held, and decides which departing devices are on offer.
+func (s *Set) findHeldForms() {
+	old := map[resource.Device]*oldForm{}
 	for _, entry := range s.resources {
 		for _, id := range slices.Sorted(maps.Keys(entry.list.departing)) {
 			d := entry.list.departing[id]
 			form := resource.Device{Resource: d.device.Resource, UUID: d.device.UUID, Sharing: d.device.Sharing}
-			c := claimants[form]
-			if c == nil {
-				c = &claimant{list: entry.list, device: d.device}
-				claimants[form] = c
+			f := old[form]
+			if f == nil {
+				f = &oldForm{list: entry.list, device: d.device}
+				old[form] = f
 			}
-			if d.counts {
-				if c.held == nil {
-					s.claims = append(s.claims, claimOf(d))
-				}
-				c.held = append(c.held, id)
-			} else {
-				c.free = append(c.free, id)
+			if !d.counts() {
+				f.others = append(f.others, id)
+				continue
 			}
+			if f.held == nil { // one for all replicas
+				s.forms.held = append(s.forms.held, d.heldForm())
+			}
+			f.held = append(f.held, id)
 		}
 	}
-	for _, c := range s.foreign {
-		r, _ := s.plan.Resource(c.Resource)
+	for _, c := range s.told.foreign {
+		r, _ := s.asked.plan.Resource(c.Resource)
 		if _, offered := r.Device(c.ID); !offered {
-			s.claims = append(s.claims, c)
+			s.forms.held = append(s.forms.held, c)
 		}
 	}
-	gpus, now := s.stuck(), s.collaborators.Clock.Now()
-	s.overdue = false
-	switch {
-	case len(gpus) == 0:
-		s.stuckSince = time.Time{}
-	case s.stuckSince.IsZero():
-		s.stuckSince = now
-	case now.Sub(s.stuckSince) >= stuckFor:
-		s.overdue = true
-		s.claims = slices.DeleteFunc(s.claims, func(c resource.HeldForm) bool { return gpus[s.gpuOf(c)] })
-		maps.DeleteFunc(claimants, func(_ resource.Device, c *claimant) bool { return gpus[c.device.GPU] })
+	gpus := s.stuck()
+	s.forms.stuck.see(len(gpus) > 0, s.collaborators.Clock.Now(), stuckFor,
+		"kubelet's folder pod-resources is not mounted, and the end of that pod is seen when another one gets a GPU")
+	if s.forms.stuck.counts() {
+		s.forms.held = slices.DeleteFunc(s.forms.held, func(h resource.HeldForm) bool { return gpus[s.gpuOf(h)] })
+		maps.DeleteFunc(old, func(_ resource.Device, f *oldForm) bool { return gpus[f.device.GPU] })
 	}
-	slices.SortFunc(s.claims, func(a, b resource.HeldForm) int {
+	slices.SortFunc(s.forms.held, func(a, b resource.HeldForm) int {
 		return cmp.Or(strings.Compare(a.Resource, b.Resource), strings.Compare(a.ID, b.ID))
 	})
-	for _, c := range claimants {
-		s.offer(c)
+	for _, f := range old {
+		s.offer(f)
 	}
 }
 
-// stuckFor is how long a resource must have nothing to give before that counts. A daemon that starts knows after unservedFor which claims
-// are those of pods.
+// stuckFor is how long a resource must have nothing to give before that counts. A daemon that starts knows after unservedFor which forms
+// pods hold.
 const stuckFor = 30 * time.Second
 
-// stuck returns GPUs on which claims do not count once that has lasted for stuckFor: one for each resource of the plan that has nothing
+// stuck returns GPUs whose held forms do not count once that has lasted for stuckFor: one for each resource of the plan that has nothing
 // to give because all of its devices wait for pods which hold them under other names. Where PodResources cannot be asked, kubelet sees
 // that such a pod has ended only when it gives a device to another one, which would never come.
 func (s *Set) stuck() map[string]bool {
 	gpus := map[string]bool{}
-	if !s.unasked {
+	if !s.told.unasked {
 		return gpus
 	}
-	for _, r := range s.plan.Resources {
+	for _, r := range s.asked.plan.Resources {
 		gpu := ""
 		free := slices.ContainsFunc(r.Devices, func(d resource.Device) bool {
 			waits, pods := false, true
-			for _, c := range s.claims {
+			for _, c := range s.forms.held {
 				c.GPU = s.gpuOf(c)
 				if c.Conflicts(d) {
 					_, served := s.resources[c.Resource]
-					_, held := s.evidence.held[deviceKey{c.Resource, c.ID}]
+					_, held := s.told.evidence.held[deviceKey{c.Resource, c.ID}]
 					waits, pods = true, pods && (served || held) // otherwise another plugin offers it
 				}
 			}
@@ -201,7 +196,7 @@ func (s *Set) stuck() map[string]bool {
 			}
 			return d.Healthy && !waits
 		})
-		same := slices.ContainsFunc(s.claims, func(c resource.HeldForm) bool { return c.Resource == r.Name }) // pods still ask for it
+		same := slices.ContainsFunc(s.forms.held, func(c resource.HeldForm) bool { return c.Resource == r.Name }) // pods still ask for it
 		if !free && !same && gpu != "" {
 			gpus[gpu] = true
 		}
@@ -209,47 +204,47 @@ func (s *Set) stuck() map[string]bool {
 	return gpus
 }
 
-// gpuOf returns the GPU of a claim, as far as the node has it.
+// gpuOf returns the GPU of a held form, as far as the node has it.
 func (s *Set) gpuOf(c resource.HeldForm) string {
 	if c.GPU != "" {
 		return c.GPU
 	}
 	uuid, _ := resource.SplitID(c.ID)
-	device, _ := s.plan.NodeDevice(uuid)
+	device, _ := s.asked.plan.NodeDevice(uuid)
 	return device.GPU
 }
 
-// offer puts devices of a claimant on offer if it is well and no other form of its GPU counts as held: those that count as held. If
+// offer puts devices of an old form on offer if it is well and no other form of its GPU counts as held: those that count as held. If
 // these are more than the planned devices that wait for them, so many are on offer as wait, at first those that are free, and then those
 // of which no pod is known, as after a start: the scheduler sends pods by the old count for some seconds, and must know the new one before
 // the pods end.
-func (s *Set) offer(c *claimant) {
-	now, there := s.plan.NodeDevice(c.device.UUID)
-	well := there && now.Healthy && !s.contests(c.device)
-	claim := resource.HeldForm{Resource: c.device.Resource, ID: c.device.ID, GPU: c.device.GPU}
+func (s *Set) offer(f *oldForm) {
+	now, there := s.asked.plan.NodeDevice(f.device.UUID)
+	well := there && now.Healthy && !s.contests(f.device)
+	form := resource.HeldForm{Resource: f.device.Resource, ID: f.device.ID, GPU: f.device.GPU}
 	waiting := 0
-	for _, r := range s.plan.Resources {
+	for _, r := range s.asked.plan.Resources {
 		for _, d := range r.Devices {
-			if claim.Conflicts(d) {
+			if form.Conflicts(d) {
 				waiting++
 			}
 		}
 	}
-	first, last := len(c.free), len(c.free)+len(c.held)
-	if 0 < waiting && waiting < len(c.held) {
+	first, last := len(f.others), len(f.others)+len(f.held)
+	if 0 < waiting && waiting < len(f.held) {
 		first, last = 0, waiting
-		slices.SortStableFunc(c.held, func(a, b string) int { return s.holders(c.list, a) - s.holders(c.list, b) })
+		slices.SortStableFunc(f.held, func(a, b string) int { return s.holders(f.list, a) - s.holders(f.list, b) })
 	}
-	for i, id := range slices.Concat(c.free, c.held) {
-		d := c.list.departing[id]
-		d.device.Healthy, d.offered = well && d.counts, well && first <= i && i < last
-		c.list.departing[id] = d
+	for i, id := range slices.Concat(f.others, f.held) {
+		d := f.list.departing[id]
+		d.device.Healthy, d.offered = well && d.counts(), well && first <= i && i < last
+		f.list.departing[id] = d
 	}
 }
 
 // holders returns how many pods are known to hold a device, or were given it a short time ago: 0 or 1.
 func (s *Set) holders(l *list, id string) int {
-	_, held := s.evidence.held[deviceKey{l.name, id}]
+	_, held := s.told.evidence.held[deviceKey{l.name, id}]
 	_, given := l.allocated[id]
 	if held || given {
 		return 1
@@ -259,7 +254,7 @@ func (s *Set) holders(l *list, id string) int {
 
 // contests reports whether the GPU of a device counts as held in another form.
 func (s *Set) contests(device resource.Device) bool {
-	return slices.ContainsFunc(s.claims, func(c resource.HeldForm) bool { return c.Conflicts(device) })
+	return slices.ContainsFunc(s.forms.held, func(c resource.HeldForm) bool { return c.Conflicts(device) })
 }
 
 // allocating returns the view of a list for the answer to a call of Allocate. The devices of the call count as held from now on.
@@ -282,12 +277,12 @@ func (s *Set) allocating(l *list, request *pluginapi.AllocateRequest) *view {
 				l.allocated[id] = now
 				s.take(device)
 			case departing && !d.taken && !s.contests(d.device):
-				if !d.counts {
+				if !d.counts() {
 					changed = true
 					s.untouched(d)
 				}
 				l.allocated[id] = now
-				d.allocated, d.shown, d.counts, d.settled, d.waits = now, source{}, true, false, waitsForAllocate
+				d.possession = d.allocate(now)
 				s.regiven = now
 				l.departing[id] = d
 			}
@@ -306,7 +301,7 @@ const waitsForAllocate = "kubelet may have allocated it within the last 10s"
 func (s *Set) untouched(d departure) {
 	for _, entry := range s.resources {
 		for _, device := range entry.list.resource.Devices {
-			if claimOf(d).Conflicts(device) {
+			if d.heldForm().Conflicts(device) {
 				delete(entry.list.offered, device.UUID)
 			}
 		}
@@ -317,7 +312,7 @@ func (s *Set) untouched(d departure) {
 func (s *Set) take(device resource.Device) {
 	for _, entry := range s.resources {
 		for id, d := range entry.list.departing {
-			if claimOf(d).Conflicts(device) {
+			if d.heldForm().Conflicts(device) {
 				d.taken = true
 				entry.list.departing[id] = d
 			}
@@ -325,27 +320,27 @@ func (s *Set) take(device resource.Device) {
 	}
 }
 
-// claimOf returns the claim that a departing device makes if it counts as held.
-func claimOf(d departure) resource.HeldForm {
+// heldForm returns the form that a departing device has if it counts as held.
+func (d departure) heldForm() resource.HeldForm {
 	return resource.HeldForm{Resource: d.device.Resource, ID: d.device.ID, GPU: d.device.GPU, Reason: d.waits}
 }
 
-// foreignClaims returns the devices that kubelet has under resources which this Set does not serve: those on GPUs of the plan, and
+// foreignForms returns the devices that kubelet has under resources which this Set does not serve: those on GPUs of the plan, and
 // those that this program may have offered on other GPUs.
-func (s *Set) foreignClaims() []resource.HeldForm {
+func (s *Set) foreignForms() []resource.HeldForm {
 	var foreign []resource.HeldForm
 	add := func(name, id, reason string) {
 		uuid, _ := resource.SplitID(id)
-		if _, served := s.resources[name]; !served && (s.planned[uuid] || resource.MayBeOurs(name, id)) {
+		if _, served := s.resources[name]; !served && (s.asked.uuids[uuid] || resource.MayBeOurs(name, id)) {
 			foreign = append(foreign, resource.HeldForm{Resource: name, ID: id, Reason: reason})
 		}
 	}
-	for key, holder := range s.evidence.held {
+	for key, holder := range s.told.evidence.held {
 		add(key.resource, key.id, heldBy(holder.pod))
 	}
-	for name, ids := range s.evidence.checkpoint.Healthy {
+	for name, ids := range s.told.evidence.checkpoint.Healthy {
 		for _, id := range ids {
-			if _, held := s.evidence.held[deviceKey{name, id}]; !held {
+			if _, held := s.told.evidence.held[deviceKey{name, id}]; !held {
 				add(name, id, "another device plugin offers it, or did so until a short time ago")
 			}
 		}
@@ -357,58 +352,50 @@ func (s *Set) foreignClaims() []resource.HeldForm {
 }
 
 // update takes in new evidence about resources that this Set does not serve, and about whether the checkpoint can be read. It
-// reports whether a new checkpoint would say more, and whether the claims or the resources changed.
+// reports whether a new checkpoint would say more, and whether the held forms or the resources changed.
 func (s *Set) update(e evidence, now time.Time) (outdated, changed bool) {
-	unreadable := ""
-	switch {
-	case !e.unreadable:
-		s.unreadableSince = time.Time{}
-	case s.unreadableSince.IsZero():
-		s.unreadableSince = now
-	case now.Sub(s.unreadableSince) >= unreadableFor:
-		unreadable = e.gap
-	}
-	before := s.foreign
-	since := s.unserved
-	s.unserved = map[string]time.Time{}
+	before, silence := s.told.foreign, s.told.silence.reason
+	s.told.silence.see(e.unreadable, now, unreadableFor, e.gap)
+	since := s.told.unserved
+	s.told.unserved = map[string]time.Time{}
 	if e.gap == "" {
-		if s.evidence.kubelet != e.kubelet {
+		if s.told.evidence.kubelet != e.kubelet {
 			since = nil
 		}
-		s.evidence = e
-		s.foreign = s.foreignClaims()
+		s.told.evidence = e
+		s.told.foreign = s.foreignForms()
 		changed = s.serveUnserved(since, now)
 	}
-	becomesOverdue := !s.overdue && !s.stuckSince.IsZero() && now.Sub(s.stuckSince) >= stuckFor
-	changed = changed || becomesOverdue || unreadable != s.unreadable || e.unasked != s.unasked || !slices.Equal(before, s.foreign)
-	s.unreadable, s.unasked = unreadable, e.unasked
-	return e.unreadable || len(s.foreign) > 0, changed
+	changed = changed || s.forms.stuck.isDue(now, stuckFor) || s.told.silence.reason != silence || e.unasked != s.told.unasked ||
+		!slices.Equal(before, s.told.foreign)
+	s.told.unasked = e.unasked
+	return e.unreadable || len(s.told.foreign) > 0, changed
 }
 
 // serveUnserved begins to serve resources of which pods hold devices and which no plugin has served for unservedFor, although this
 // program may have offered them: their GPUs cannot be read now, or the configuration has changed. So kubelet goes on listing what
 // its pods hold. It reports whether there are any. since says how long the resources are known.
 func (s *Set) serveUnserved(since map[string]time.Time, now time.Time) (changed bool) {
-	if !s.evidence.alone {
+	if !s.told.evidence.alone {
 		return false
 	}
 	ours := map[string]bool{}
-	for key := range s.evidence.held {
+	for key := range s.told.evidence.held {
 		uuid, _ := resource.SplitID(key.id)
-		mayBe := resource.MayBeOurs(key.resource, key.id) || s.planned[uuid] && resource.IsName(key.resource)
+		mayBe := resource.MayBeOurs(key.resource, key.id) || s.asked.uuids[uuid] && resource.IsName(key.resource)
 		before, known := ours[key.resource]
 		ours[key.resource] = mayBe && (before || !known)
 	}
 	for name, ours := range ours {
-		if _, served := s.resources[name]; served || !ours || len(s.evidence.healthy[name]) > 0 {
+		if _, served := s.resources[name]; served || !ours || len(s.told.evidence.healthy[name]) > 0 {
 			continue
 		}
 		began, waited := since[name]
 		switch {
 		case !waited:
-			s.unserved[name] = now
+			s.told.unserved[name] = now
 		case now.Sub(began) < unservedFor:
-			s.unserved[name] = began
+			s.told.unserved[name] = began
 		default:
 			s.add(name).list.retired = true
 			changed = true
