@@ -77,33 +77,6 @@ func TestWhenTheAccountsAreRead(t *testing.T) {
 	}
 }
 
-// A countingClock counts how often somebody asks it to be woken.
-type countingClock struct {
-	clock.RealClock
-	asked *int
-}
-
-func (c countingClock) After(d time.Duration) <-chan time.Time {
-	*c.asked++
-	return c.RealClock.After(d)
-}
-
-// TestNothingWakesAnIdleProcess: after the first reading, while nothing departs.
-func TestNothingWakesAnIdleProcess(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
-		defer cancel()
-		asked := 0
-		set := NewSet(Collaborators{Registrar: &sharedDirectory{listening: true}, Accountant: emptyAccount{}, Clock: countingClock{asked: &asked},
-			Checkpoint:  func() (kubelet.Checkpoint, error) { return kubelet.Checkpoint{}, nil },
-			Incarnation: feed.New(uint64(1)), Sockets: feed.New([]string(nil))})
-		set.Apply(resource.Plan{Resources: []resource.Resource{oneGPU()}}, Options{}, 1)
-		if err := set.dropDeparting(ctx); err != nil || asked != 1 {
-			t.Errorf("%d timers in an hour, want that of the first reading (%v)", asked, err)
-		}
-	})
-}
-
 // TestABusyNodeIsReadSoon: after kubelet gave a departing device away, ten times a second for ten seconds; and then each second.
 func TestABusyNodeIsReadSoon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -182,24 +155,6 @@ func TestAServerWithoutDevicesEnds(t *testing.T) {
 			t.Errorf("%s: stopped %v, want %v; somebody waits: %v, servers are to end: %v", name, stopped, tt.want, waits, ending)
 		}
 	}
-}
-
-// TestTheTickEndsAServer that has nothing left, a second after the plan has dropped its resource.
-func TestTheTickEndsAServer(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		set := NewSet(Collaborators{Registrar: &sharedDirectory{}, Accountant: emptyAccount{}, Clock: clock.RealClock{},
-			Checkpoint:  func() (kubelet.Checkpoint, error) { return kubelet.Checkpoint{}, nil },
-			Incarnation: feed.New(uint64(1)), Sockets: feed.New([]string(nil))})
-		set.add(gpuName).list.retired = true
-		began, took := time.Now(), time.Duration(0)
-		set.resources[gpuName].stop = func() { took = time.Since(began); cancel() }
-		set.mayDepart()
-		if err := set.dropDeparting(ctx); err != nil || took != readInterval {
-			t.Errorf("it ends after %v, want %v (%v)", took, readInterval, err)
-		}
-	})
 }
 
 // TestWhatKubeletKnewIsAdopted before each registration: by the checkpoint, or by PodResources before the first one only, for a second at most.

@@ -18,7 +18,6 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	"k8s.io/utils/clock"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
@@ -220,28 +219,5 @@ func TestAContainerOnAnUnknownDeviceDoesNotStart(t *testing.T) {
 	s.inspect = false // nobody is to look at devices
 	if _, err := s.PreStartContainer(t.Context(), &pluginapi.PreStartContainerRequest{DevicesIds: []string{"GPU-x"}}); err != nil {
 		t.Errorf("PreStartContainer() without an inspection = %v", err)
-	}
-}
-
-// TestASetIsAliveWhileItRuns: the liveness probe asks.
-func TestASetIsAliveWhileItRuns(t *testing.T) {
-	t.Parallel()
-	s := NewSet(Collaborators{Clock: clock.RealClock{}, Incarnation: feed.New(uint64(0)), Sockets: feed.New([]string(nil))})
-	late, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
-	defer cancel()
-	if err := s.Alive(late); err == nil {
-		t.Error("a Set that does not run is alive")
-	}
-	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- s.Run(ctx) }()
-	soon, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	if err := s.Alive(soon); err != nil {
-		t.Errorf("a Set that runs is not alive: %v", err)
-	}
-	stop()
-	if err := <-ended; err != nil {
-		t.Error(err)
 	}
 }
