@@ -96,7 +96,8 @@ func record(args []string) error {
 		}
 		screen, _, _ = strings.Cut(screen, "\nFrom another terminal")
 		late := time.Since(begun).Round(10 * time.Millisecond)
-		frames = append(frames, frame{fmt.Sprintf("$ make run\n\n%s\n\nafter %v, gpu-device-plugin status says:\n%s", strings.TrimSpace(screen), late, first), longest})
+		frames = append(frames, frame{fmt.Sprintf("$ make run\n\n%s\n\nafter %v, gpu-device-plugin status says:\n%s",
+			strings.TrimSpace(screen), late, first), longest})
 		return nil
 	}
 	for _, step := range [][3]string{
@@ -132,17 +133,18 @@ func draw(frames []frame) string {
 		total += f.time
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %.0f %d" font-family="ui-monospace, Menlo, Consolas, monospace" font-size="13">`+"\n", width, height)
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %.0f %d" `+
+		`font-family="ui-monospace, Menlo, Consolas, monospace" font-size="13">`+"\n", width, height)
 	b.WriteString("<title>make run: a GPU of a simulated node fails and comes back</title>\n<style>\n")
 	for i, f := range frames {
 		from, to := 100*at.Seconds()/total.Seconds(), 100*(at+f.time).Seconds()/total.Seconds()
-		fmt.Fprintf(&b, "@keyframes f%d { 0%%, %.2f%% { visibility: hidden } %.2f%%, %.2f%% { visibility: visible } %.2f%%, 100%% { visibility: hidden } }\n",
-			i, max(0, from-0.01), from, to, min(100, to+0.01))
+		fmt.Fprintf(&b, "@keyframes f%d { 0%%, %.2f%% { visibility: hidden } %.2f%%, %.2f%% { visibility: visible } "+
+			"%.2f%%, 100%% { visibility: hidden } }\n", i, max(0, from-0.01), from, to, min(100, to+0.01))
 		fmt.Fprintf(&b, ".f%d { visibility: hidden; animation: f%d %.0fs step-end infinite }\n", i, i, total.Seconds())
 		at += f.time
 	}
-	fmt.Fprintf(&b, "text { fill: #d0d7de; white-space: pre } .bad { fill: #ff7b72 } .good { fill: #7ee787 } .typed { fill: #ffffff; font-weight: bold }\n</style>\n"+
-		`<rect width="100%%" height="100%%" rx="8" fill="#0d1117"/>`+"\n")
+	b.WriteString("text { fill: #d0d7de; white-space: pre } .bad { fill: #ff7b72 } .good { fill: #7ee787 } .typed { fill: #ffffff; font-weight: bold }\n" +
+		"</style>\n" + `<rect width="100%" height="100%" rx="8" fill="#0d1117"/>` + "\n")
 	for i, f := range frames {
 		fmt.Fprintf(&b, `<g class="f%d">`+"\n", i)
 		for j, text := range strings.Split(f.text, "\n") {

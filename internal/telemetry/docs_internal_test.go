@@ -19,15 +19,15 @@ const (
 	tableEnd   = "<!-- end of metrics -->\n"
 )
 
-// TestDocs holds the tables of docs/metrics.md to the metrics that there are, and docs/dev/calls.md to the calls into the driver.
+// TestDocs holds the tables of docs/metrics.md to the metrics that there are, and docs/dev/metrics.md to what they cost.
 // `go test ./internal/telemetry -run TestDocs -update` writes them anew.
 func TestDocs(t *testing.T) {
-	var tables, calls strings.Builder
+	var tables, costs strings.Builder
 	for _, c := range chapters {
 		c.write(&tables)
 	}
-	writeCost(&calls)
-	for file, want := range map[string]string{"../../docs/metrics.md": tables.String(), "../../docs/dev/calls.md": calls.String()} {
+	writeCost(&costs)
+	for file, want := range map[string]string{"../../docs/metrics.md": tables.String(), "../../docs/dev/metrics.md": costs.String()} {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
@@ -50,7 +50,7 @@ func TestDocs(t *testing.T) {
 
 // write writes a chapter as a table.
 func (c chapter) write(b *strings.Builder) {
-	fmt.Fprintf(b, "\n### %s\n\n| metric | type | labels | series at most | meaning |\n|---|---|---|---|---|\n", c.title)
+	fmt.Fprintf(b, "\n### %s\n\n| metric | type | labels | meaning |\n|---|---|---|---|\n", c.title)
 	for _, m := range c.metrics {
 		var labels []string
 		if rest, ok := strings.CutPrefix(strings.Join(m.labels, ","), strings.Join(deviceLabels, ",")); ok {
@@ -64,14 +64,20 @@ func (c chapter) write(b *strings.Builder) {
 			}
 		}
 		help := strings.ReplaceAll(m.help, "|", "\\|")
-		fmt.Fprintf(b, "| `%s` | %s | %s | %s | %s |\n", m.name, m.kind, strings.Join(labels, ", "), m.series, help)
+		fmt.Fprintf(b, "| `%s` | %s | %s | %s |\n", m.name, m.kind, strings.Join(labels, ", "), help)
 	}
 	b.WriteString("\n")
 }
 
-// writeCost writes which calls into the driver a sample takes.
+// writeCost writes how many series a metric has, and which calls into the driver a sample takes.
 func writeCost(b *strings.Builder) {
-	b.WriteString("\n")
+	b.WriteString("\n## Series\n\n| metric | series at most |\n|---|---|\n")
+	for _, c := range chapters {
+		for _, m := range c.metrics {
+			fmt.Fprintf(b, "| `%s` | %s |\n", m.name, m.series)
+		}
+	}
+	b.WriteString("\n## Calls into the driver for one sample\n\n")
 	b.WriteString("| query | metrics | calls for a GPU | calls for a GPU in MIG mode |\n|---|---|---|---|\n")
 	sums := [4]int{} // for a GPU, a GPU in MIG mode and a GPU instance; what blocks for a GPU
 	for _, q := range nvidia.SampleQueries() {
