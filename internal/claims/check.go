@@ -66,6 +66,7 @@ type node struct {
 	snapshot inventory.Snapshot
 	slices   bool // time slices can be set
 	mps      bool // control daemons of MPS can be run
+	noUVM    bool // nvidia-uvm is not there, and it is waited for that
 }
 
 // resolve returns the devices of a claim, or why it cannot have them.
@@ -82,6 +83,9 @@ func (n node) resolve(claim dra.Claim) ([]recordDevice, error) {
 	}
 	if !n.snapshot.Control.Has(inventory.NodeControl) {
 		return nil, fail(CauseNotReady, "the driver's device node /dev/nvidiactl is not there yet")
+	}
+	if n.noUVM {
+		return nil, fail(CauseNotReady, "the driver's device node /dev/nvidia-uvm is not there yet, and a container without it cannot use CUDA")
 	}
 	devices, chosen := make([]recordDevice, len(claim.Results)), make([]*claimConfig, len(claim.Results))
 	for i, result := range claim.Results {

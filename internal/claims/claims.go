@@ -88,6 +88,7 @@ type Claims struct {
 	read    bool              // all records were read once
 	left    map[string]string // why MIG devices are left of a claim that was given back, by its UID
 	exists  exists            // nil where the API server is not asked
+	noUVM   time.Time         // when nvidia-uvm was seen to be missing; zero while it is there
 }
 
 // New returns Claims that prepare nothing before Run.

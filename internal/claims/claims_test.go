@@ -133,6 +133,14 @@ func TestRefusals(t *testing.T) {
 		}, want: "the device gpu-0 (GPU-a) is not there any more"},
 		"no look yet":     {node: func(r *rig) { r.snapshots.Publish(inventory.Snapshot{}) }, want: "the driver has not answered"},
 		"no device nodes": {node: func(r *rig) { s := snapshot(); s.Control = 0; r.publish(s) }, want: "/dev/nvidiactl is not there yet"},
+		"no nvidia-uvm": {
+			node: func(r *rig) { s := snapshot(); s.Control = inventory.NodeControl; r.publish(s) }, want: "/dev/nvidia-uvm is not there yet",
+		},
+		"no nvidia-uvm, but its number": {node: func(r *rig) {
+			s := snapshot()
+			s.Control, s.Majors.UVM = inventory.NodeControl, 510
+			r.publish(s)
+		}},
 		"held by the device plugin": {node: func(r *rig) {
 			r.held = []kubelet.HeldDevice{{Resource: "nvidia.com/gpu", ID: "GPU-a", Pod: "ns/pod"}}
 		}, want: "the device gpu-0 (GPU-a) is in use by the pod ns/pod, which has nvidia.com/gpu by the device plugin"},

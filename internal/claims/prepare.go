@@ -75,7 +75,10 @@ func (c *Claims) Prepare(ctx context.Context, claim dra.Claim) (prepared []dra.P
 
 // record decides whether a claim may have its devices, and records that it has. The caller has the lock of the claim.
 func (c *Claims) record(ctx context.Context, t *turn, claim dra.Claim, former record, before string) (record, error) {
-	n := node{c.options.Pools.Value(), c.options.Snapshots.Value(), c.options.SetTimeSlice != nil, c.options.MPS != nil}
+	n := node{
+		pool: c.options.Pools.Value(), snapshot: c.options.Snapshots.Value(), slices: c.options.SetTimeSlice != nil, mps: c.options.MPS != nil,
+	}
+	n.noUVM = c.waitsForUVM(n.snapshot)
 	devices, err := n.resolve(claim)
 	if err != nil {
 		return record{}, err

@@ -18,6 +18,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cdi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
 // lockPatience is how long the loop waits for a call that has the lock of a claim.
@@ -90,6 +91,7 @@ func (c *Claims) follow(ctx context.Context, looked func()) {
 			}
 			problem, published = err, nil
 		}
+		c.waitsForUVM(snapshot) // from now on
 		c.renewed.Publish(struct{}{})
 		looked()
 		select {
@@ -102,6 +104,20 @@ func (c *Claims) follow(ctx context.Context, looked func()) {
 			timer.Reset(every)
 		}
 	}
+}
+
+// waitsForUVM reports whether the node has no nvidia-uvm, and lacks it for less than a claim waits for that.
+func (c *Claims) waitsForUVM(snapshot inventory.Snapshot) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !snapshot.LacksUVM(true) {
+		c.noUVM = time.Time{}
+		return false
+	}
+	if c.noUVM.IsZero() {
+		c.noUVM = c.options.Clock.Now()
+	}
+	return c.options.Clock.Since(c.noUVM) < inventory.UVMPatience
 }
 
 // gives reports whether GPUs are to be given to claims.

@@ -69,7 +69,7 @@ func For(devices []resource.Device, o Options) (Edits, error) {
 			c.edits.Env[name] = "enabled"
 		}
 	}
-	if o.DeviceNodes && !o.OnlyCDI() {
+	if o.GivesNodes() {
 		c.edits.Nodes = c.nodes()
 	}
 	c.joinMPS()

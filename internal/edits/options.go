@@ -50,6 +50,9 @@ func (o Options) OnlyCDI() bool {
 	return true
 }
 
+// GivesNodes reports whether containers are given the nodes of their devices by kubelet, which takes them from the host.
+func (o Options) GivesNodes() bool { return o.DeviceNodes && !o.OnlyCDI() }
+
 // wants reports whether containers are to have a companion of the driver.
 func (o Options) wants(node inventory.ControlNodes) bool {
 	return node == inventory.NodeIMEXChannel0 && o.IMEX || node == inventory.NodeGDRCopy && o.GDRCopy ||

@@ -87,7 +87,7 @@ func (n *node) start(t *testing.T) (stop func()) {
 	n.daemon = plugin.NewSet(c)
 	loop := &offer.Loop{
 		Configs: n.configs, Snapshots: n.snapshots, Set: n.daemon, Specs: n.specs, MPS: n.mps, MIG: n.mig, Owners: n.owners, Followed: n.followed,
-		Pulse: supervise.NewPulse(),
+		Clock: n.clock, Pulse: supervise.NewPulse(),
 	}
 	n.pulse = loop.Pulse
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), n.log))

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
@@ -35,6 +36,8 @@ type Loop struct {
 	Owners *feed.Feed[dra.Owners]
 	// Followed is told by which owners what is offered was made.
 	Followed *feed.Feed[dra.Owners]
+	// Clock is what is waited by; nil is the real one.
+	Clock clock.Clock
 	// Pulse shows that the Loop makes plans.
 	Pulse supervise.Pulse
 }
@@ -63,6 +66,10 @@ func (l *Loop) Run(ctx context.Context) error {
 func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 	var wanted config.Config
 	var epoch uint64
+	uvm := uvmWait{clock: l.Clock}
+	if uvm.clock == nil {
+		uvm.clock = clock.RealClock{}
+	}
 	for {
 		c, configured := l.Configs.Latest()
 		snapshot, looked := l.Snapshots.Latest()
@@ -97,7 +104,7 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 				plan = plan.UnderGPUs(dividing)
 			}
 			holds, way := specs.prepare(snapshot, plan, c)
-			plan = plan.Under(holds)
+			plan = uvm.plan(plan.Under(holds), snapshot, c)
 			inspect := way.PreStart.Checks != config.PreStartNone
 			l.Set.Apply(plan, plugin.Options{Edits: way.Edits, Inspect: inspect, WaitForRelease: true}, epoch)
 			if l.Followed != nil && !maps.Equal(owners, l.Followed.Value()) {
@@ -117,6 +124,8 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 			case <-answered:
 			case <-divided:
 			case <-moved:
+			case <-uvm.ended():
+				uvm.over = true
 			}
 		}
 	}
