@@ -62,6 +62,25 @@ licenses: build ## Write docs/dev/licenses.md anew: the licences of all modules 
 look: ## Write the picture of the packages in docs/dev/architecture.md anew, from their imports
 	$(GO) test . -run '^TestRooms$$' -count=1 -update
 
+DIST ?= dist
+
+.PHONY: chart
+chart: ## Pack the Helm chart into dist/ (DIST=folder)
+	@mkdir -p $(DIST)
+	tar -C deployments/helm --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 --mode=u=rwX,go=rX \
+	  -czf $(DIST)/gpu-device-plugin-$(VERSION:v%=%).tgz gpu-device-plugin
+
+.PHONY: release
+release: ## Write all that a release delivers into dist/: programs, chart, images, SBOMs and checksums (Debian: apt-get; amd64)
+	hack/release $(VERSION) $(IMAGE)
+
+.PHONY: set-version
+set-version: ## Write the version of the next release into the program, the chart and the manifests (TO=v0.2.0)
+	@case '$(TO)' in (v[0-9]*.[0-9]*.[0-9]*) ;; (*) echo 'give the version: make set-version TO=v0.2.0'; exit 1 ;; esac
+	sed -i 's/^const Number = .*/const Number = "$(TO)"/' internal/version/version.go
+	sed -i 's/^version: .*/version: $(TO:v%=%)/; s/^appVersion: .*/appVersion: $(TO)/' deployments/helm/gpu-device-plugin/Chart.yaml
+	sed -i 's#$(IMAGE):v[^ ]*#$(IMAGE):$(TO)#' deployments/*/*.yaml
+
 # As tests are built, so that make test after it has less to compile.
 .PHONY: laptop
 laptop:

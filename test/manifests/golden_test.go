@@ -45,6 +45,8 @@ func TestGoldenRenders(t *testing.T) {
 			t.Parallel()
 			objects := render(t, values)
 			decode(t, name, objects)
+			// So that a release changes none of them.
+			objects = bytes.ReplaceAll(objects, []byte(strings.TrimPrefix(number(t), "v")), []byte("VERSION"))
 			got := append([]byte("# helm template, with the values "+values+"\n"), objects...)
 			file := filepath.Join("testdata/golden", name+".yaml")
 			if *update {

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"fmt"
 	"maps"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -19,7 +21,24 @@ import (
 // newest is the Kubernetes that the chart is rendered for where no other is named.
 const newest = "1.37"
 
-var loadChart = sync.OnceValues(func() (*helm.Chart, error) { return loader.Load(chart) })
+// loadChart loads the package that a release delivers.
+var loadChart = sync.OnceValues(func() (*helm.Chart, error) {
+	folder, err := os.MkdirTemp("", "chart")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = os.RemoveAll(folder) }()
+	cmd := exec.Command("make", "-C", "../..", "chart", "DIST="+folder)
+	cmd.Env = append(os.Environ(), "MAKEFLAGS=") // not those of the make that runs the tests
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("make chart: %w: %s", err, out)
+	}
+	packages, err := filepath.Glob(filepath.Join(folder, "gpu-device-plugin-*.tgz"))
+	if err != nil || len(packages) != 1 {
+		return nil, fmt.Errorf("make chart made %v, %w", packages, err)
+	}
+	return loader.Load(packages[0])
+})
 
 // render returns the chart's objects for values, a YAML text.
 func render(t *testing.T, values string) []byte {
