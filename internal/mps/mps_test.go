@@ -192,7 +192,7 @@ func (n *node) log(resource string) []string {
 	var commands []string
 	for line := range strings.Lines(string(data)) {
 		_, line, _ = strings.Cut(strings.TrimSpace(line), "] ")
-		if line != "Accepting connection..." && !strings.HasPrefix(line, "Cmd:get_") {
+		if strings.HasPrefix(line, "Starting ") || strings.HasPrefix(line, "Cmd:") && !strings.HasPrefix(line, "Cmd:get_") {
 			commands = append(commands, line)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"regexp"
 	"strings"
 	"syscall"
 	"time"
@@ -68,8 +69,9 @@ type logger struct {
 	dropped int
 }
 
-// routine is what a daemon prints for every command, of which there is one every few seconds.
-var routine = [...]string{"Accepting connection...", "NEW UI", "UI closed", "Cmd:" + probeCommand}
+// routine matches what a control daemon prints for every connection and every command, after the time and its process ID: the command, and
+// its answer if that is a number or an amount of memory. It is asked every few seconds.
+var routine = regexp.MustCompile(`(^|\] )(Accepting connection\.\.\.|NEW UI|UI closed|Cmd:.*|[0-9.]+[KMG]?)$`)
 
 func (l *logger) Write(text []byte) (int, error) {
 	l.rest = append(l.rest, text...)
@@ -82,9 +84,7 @@ func (l *logger) Write(text []byte) (int, error) {
 			return len(text), nil
 		}
 		l.rest = rest
-		if l.mayLog() {
-			l.print(strings.TrimSpace(string(line)))
-		}
+		l.print(strings.TrimSpace(string(line)))
 	}
 }
 
@@ -104,13 +104,12 @@ func (l *logger) mayLog() bool {
 }
 
 func (l *logger) print(line string) {
-	for _, c := range routine {
-		if strings.HasSuffix(line, c) {
-			l.log.V(6).Info("MPS routine output", "line", line)
-			return
-		}
-	}
-	if line != "" {
+	isRoutine := routine.MatchString(line)
+	switch {
+	case isRoutine && !l.log.V(6).Enabled(), !l.mayLog(), line == "":
+	case isRoutine:
+		l.log.V(6).Info("MPS routine output", "line", line)
+	default:
 		l.log.Info("MPS output", "line", line)
 	}
 }

@@ -45,12 +45,17 @@ func record(t *testing.T, run func(context.Context) error, words string, steps .
 	return logged
 }
 
-// TestAWarningIsLoggedWhenItComes: once, and again when it comes back.
+// TestAWarningIsLoggedWhenItComes: once, and again when it comes back. One that goes at once is not logged.
 func TestAWarningIsLoggedWhenItComes(t *testing.T) {
 	t.Parallel()
 	plans := feed.New(resource.Plan{})
 	becomes := func(warnings ...string) func() {
-		return func() { plans.Publish(resource.Plan{Warnings: warnings}) }
+		return func() {
+			plans.Publish(resource.Plan{Warnings: append(warnings, "not written yet")})
+			time.Sleep(warnAfter / 2)
+			plans.Publish(resource.Plan{Warnings: warnings})
+			time.Sleep(2 * warnAfter)
+		}
 	}
 	got := record(t, func(ctx context.Context) error { return warn(ctx, plans) }, `"warning"=`,
 		becomes("a"), becomes("a", "b"), becomes("b"), becomes("a", "b"), becomes())

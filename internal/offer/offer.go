@@ -9,6 +9,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
@@ -151,10 +152,19 @@ func holdsOfMPS(plan resource.Plan, unready map[string]string, unasked []string)
 	return holds
 }
 
-// warn logs the warnings of plans, each when it comes, until ctx ends.
+// warnAfter is how long after a change the warnings of the plan are logged. Within that time CDI specs are written, and MPS control daemons
+// answer, at a start that nothing is wrong with.
+const warnAfter = time.Second
+
+// warn logs the warnings of plans, each when it comes and stays, until ctx ends.
 func warn(ctx context.Context, plans *feed.Feed[resource.Plan]) error {
 	var before []string
 	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(warnAfter):
+		}
 		plan, changed := plans.Latest()
 		for _, w := range plan.Warnings {
 			if !slices.Contains(before, w) {

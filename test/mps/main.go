@@ -178,6 +178,7 @@ func (d *daemon) say(line string) {
 // converse answers commands until the other side has no more, and reports whether it was told to quit.
 func (d *daemon) converse(c net.Conn) (quit bool) {
 	defer c.Close()
+	d.say("NEW UI")
 	for commands := bufio.NewScanner(c); commands.Scan(); {
 		d.say("Cmd:" + commands.Text())
 		if d.mood == "mute" {
@@ -194,10 +195,15 @@ func (d *daemon) converse(c net.Conn) (quit bool) {
 		if len(words) == 0 {
 			words = []string{""}
 		}
-		if _, err := fmt.Fprintln(c, d.answer(words[0], words[1:])); err != nil {
+		answer := d.answer(words[0], words[1:])
+		if answer != "" {
+			d.say(answer)
+		}
+		if _, err := fmt.Fprintln(c, answer); err != nil {
 			return false
 		}
 	}
+	d.say("UI closed")
 	return false
 }
 
