@@ -33,7 +33,6 @@ func TestExamples(t *testing.T) {
 	s.goodHost()
 	s.start()
 	s.shows(8, 8)
-	status := func() string { return s.command("status") }
 	doctor := func() string {
 		_, output, _ := s.doctor()
 		return worst(output)
@@ -42,7 +41,6 @@ func TestExamples(t *testing.T) {
 	s.becomesReady("")
 	s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "3", XID: 79})
 	s.shows(8, 7)
-	d.shows(s, "xid-status", "gpu-device-plugin status", "asked again: GPU 3 in", status)
 	d.shows(s, "xid-doctor", "gpu-device-plugin doctor", "GPU 3 is Lost", doctor)
 	s.signal(s.Running(), syscall.SIGTERM) // as the restart of the node does
 	s.ends(s.Running())
