@@ -1,14 +1,16 @@
-package layout
+package layout_test
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/layout"
 )
 
 const (
@@ -18,9 +20,12 @@ const (
 	rtx  = 0x2bb510de
 )
 
+// maxSlices is more memory slices than any GPU has.
+const maxSlices = 64
+
 // gpu returns a GPU in multi-instance mode with the given instances: a profile, "@", the first slice, and "!" if it is in use.
-func gpu(device uint32, instances ...string) GPU {
-	g := GPU{
+func gpu(device uint32, instances ...string) layout.GPU {
+	g := layout.GPU{
 		UUID: "GPU-0", InUse: map[int]bool{},
 		Partitions: inventory.Partitions{PCIDevice: device, Mode: inventory.MIGEnabled, Pending: inventory.MIGEnabled},
 	}
@@ -32,18 +37,15 @@ func gpu(device uint32, instances ...string) GPU {
 		if _, err := fmt.Sscan(at, &start); err != nil {
 			panic(err)
 		}
-		s, err := parseSize(name)
-		if err != nil {
-			panic(err)
-		}
-		i := inventory.GPUInstance{ID: id + 1, Profile: s.instance(), Start: start}
-		for _, p := range models[device>>16] {
+		compute, all, instance := parse(name)
+		i := inventory.GPUInstance{ID: id + 1, Profile: instance, Start: start}
+		for _, p := range profilesOf(device) {
 			if p.Name == i.Profile {
 				i.Size = p.Size
 			}
 		}
-		for n := 0; n < s.slices/s.compute && !bare; n++ {
-			i.Computes = append(i.Computes, inventory.ComputeInstance{ID: n, Start: n * s.compute, Slices: s.compute})
+		for n := 0; n < all/compute && !bare; n++ {
+			i.Computes = append(i.Computes, inventory.ComputeInstance{ID: n, Start: n * compute, Slices: compute})
 		}
 		g.Instances = append(g.Instances, i)
 		g.InUse[i.ID] = inUse
@@ -52,12 +54,12 @@ func gpu(device uint32, instances ...string) GPU {
 }
 
 // wish returns a layout that wants the given devices on all GPUs.
-func wish(devices map[string]int) Layout {
-	return Layout{Name: "wish", Items: []Item{{All: true, Enabled: true, Devices: devices}}}
+func wish(devices map[string]int) layout.Layout {
+	return layout.Layout{Name: "wish", Items: []layout.Item{{All: true, Enabled: true, Devices: devices}}}
 }
 
 // show writes the steps of a change, one a line.
-func show(c GPUChange) []string {
+func show(c layout.GPUChange) []string {
 	var lines []string
 	for _, s := range c.Steps {
 		line := string(s.Action)
@@ -89,45 +91,45 @@ func TestSteps(t *testing.T) {
 	otherOrder := gpu(h100, "7g.80gb@0?")
 	otherOrder.Instances[0].Computes = []inventory.ComputeInstance{{Slices: 2}, {ID: 1, Start: 4, Slices: 3}}
 	for name, tt := range map[string]struct {
-		gpu  GPU
-		item Item
+		gpu  layout.GPU
+		item layout.Item
 		want []string
 	}{
-		"from a whole GPU": {off, Item{Enabled: true, Devices: balanced}, []string{
+		"from a whole GPU": {off, layout.Item{Enabled: true, Devices: balanced}, []string{
 			"enable-mig",
 			"create-gpu-instance 3g.40gb 4:4", "create-compute-instance at 4 0:3",
 			"create-gpu-instance 2g.20gb 0:2", "create-compute-instance at 0 0:2",
 			"create-gpu-instance 1g.10gb 2:1", "create-compute-instance at 2 0:1",
 			"create-gpu-instance 1g.10gb 3:1", "create-compute-instance at 3 0:1",
 		}},
-		"nothing to do": {gpu(h100, "2g.20gb@0", "1g.10gb@2", "1g.10gb@3", "3g.40gb@4"), Item{Enabled: true, Devices: balanced}, nil},
+		"nothing to do": {gpu(h100, "2g.20gb@0", "1g.10gb@2", "1g.10gb@3", "3g.40gb@4"), layout.Item{Enabled: true, Devices: balanced}, nil},
 		"what is wanted stays": {
-			gpu(h100, "1g.10gb@0!", "1g.10gb@1", "1g.10gb@2!", "3g.40gb@4"), Item{Enabled: true, Devices: map[string]int{"1g.10gb": 2, "3g.40gb": 1}},
+			gpu(h100, "1g.10gb@0!", "1g.10gb@1", "1g.10gb@2!", "3g.40gb@4"), layout.Item{Enabled: true, Devices: map[string]int{"1g.10gb": 2, "3g.40gb": 1}},
 			[]string{"destroy-compute-instance 2/0", "destroy-gpu-instance 2"},
 		},
 		"those in use stay before others": {
-			gpu(h100, "3g.40gb@0", "3g.40gb@4!"), Item{Enabled: true, Devices: map[string]int{"3g.40gb": 1, "4g.40gb": 1}},
+			gpu(h100, "3g.40gb@0", "3g.40gb@4!"), layout.Item{Enabled: true, Devices: map[string]int{"3g.40gb": 1, "4g.40gb": 1}},
 			[]string{
 				"destroy-compute-instance 1/0", "destroy-gpu-instance 1",
 				"create-gpu-instance 4g.40gb 0:4", "create-compute-instance at 0 0:4",
 			},
 		},
 		"one in the way goes although it is in use": {
-			gpu(h100, "1g.10gb@0!"), Item{Enabled: true, Devices: map[string]int{"7g.80gb": 1}},
+			gpu(h100, "1g.10gb@0!"), layout.Item{Enabled: true, Devices: map[string]int{"7g.80gb": 1}},
 			[]string{
 				"destroy-compute-instance 1/0", "destroy-gpu-instance 1",
 				"create-gpu-instance 7g.80gb 0:8", "create-compute-instance at 0 0:7",
 			},
 		},
 		"others go around one that stays": {
-			gpu(h100, "2g.20gb@4"), Item{Enabled: true, Devices: map[string]int{"2g.20gb": 1, "3g.40gb": 1, "1g.10gb": 1}},
+			gpu(h100, "2g.20gb@4"), layout.Item{Enabled: true, Devices: map[string]int{"2g.20gb": 1, "3g.40gb": 1, "1g.10gb": 1}},
 			[]string{
 				"create-gpu-instance 3g.40gb 0:4", "create-compute-instance at 0 0:3",
 				"create-gpu-instance 1g.10gb 6:1", "create-compute-instance at 6 0:1",
 			},
 		},
 		"one that is in the way elsewhere moves": {
-			gpu(h100, "2g.20gb@4"), Item{Enabled: true, Devices: map[string]int{"2g.20gb": 1, "3g.40gb": 1, "1g.10gb": 2}},
+			gpu(h100, "2g.20gb@4"), layout.Item{Enabled: true, Devices: map[string]int{"2g.20gb": 1, "3g.40gb": 1, "1g.10gb": 2}},
 			[]string{
 				"destroy-compute-instance 1/0", "destroy-gpu-instance 1",
 				"create-gpu-instance 3g.40gb 4:4", "create-compute-instance at 4 0:3",
@@ -137,46 +139,46 @@ func TestSteps(t *testing.T) {
 			},
 		},
 		"an instance without its compute instance": {
-			gpu(h100, "3g.40gb@4?"), Item{Enabled: true, Devices: map[string]int{"3g.40gb": 1}},
+			gpu(h100, "3g.40gb@4?"), layout.Item{Enabled: true, Devices: map[string]int{"3g.40gb": 1}},
 			[]string{"create-compute-instance at 4 0:3"},
 		},
 		"a complete one stays before one without its compute instance": {
-			gpu(h100, "3g.40gb@0?", "3g.40gb@4"), Item{Enabled: true, Devices: map[string]int{"3g.40gb": 1}}, []string{"destroy-gpu-instance 1"},
+			gpu(h100, "3g.40gb@0?", "3g.40gb@4"), layout.Item{Enabled: true, Devices: map[string]int{"3g.40gb": 1}}, []string{"destroy-gpu-instance 1"},
 		},
 		"and the other way round": {
-			gpu(h100, "3g.40gb@0", "3g.40gb@4?"), Item{Enabled: true, Devices: map[string]int{"3g.40gb": 1}}, []string{"destroy-gpu-instance 2"},
+			gpu(h100, "3g.40gb@0", "3g.40gb@4?"), layout.Item{Enabled: true, Devices: map[string]int{"3g.40gb": 1}}, []string{"destroy-gpu-instance 2"},
 		},
-		"the same compute instances at other places": {otherOrder, Item{Enabled: true, Devices: map[string]int{"2c.7g.80gb": 1, "3c.7g.80gb": 1}}, nil},
+		"the same compute instances at other places": {otherOrder, layout.Item{Enabled: true, Devices: map[string]int{"2c.7g.80gb": 1, "3c.7g.80gb": 1}}, nil},
 		"other compute instances": {
-			gpu(h100, "3g.40gb@4"), Item{Enabled: true, Devices: map[string]int{"1c.3g.40gb": 3}},
+			gpu(h100, "3g.40gb@4"), layout.Item{Enabled: true, Devices: map[string]int{"1c.3g.40gb": 3}},
 			[]string{
 				"destroy-compute-instance 1/0", "destroy-gpu-instance 1", "create-gpu-instance 3g.40gb 0:4",
 				"create-compute-instance at 0 0:1", "create-compute-instance at 0 1:1", "create-compute-instance at 0 2:1",
 			},
 		},
-		"the same compute instances": {gpu(h100, "1c.3g.40gb@4"), Item{Enabled: true, Devices: map[string]int{"1c.3g.40gb": 3}}, nil},
+		"the same compute instances": {gpu(h100, "1c.3g.40gb@4"), layout.Item{Enabled: true, Devices: map[string]int{"1c.3g.40gb": 3}}, nil},
 		"compute instances of several sizes": {
-			gpu(h100), Item{Enabled: true, Devices: map[string]int{"3c.7g.80gb": 1, "2c.7g.80gb": 2}},
+			gpu(h100), layout.Item{Enabled: true, Devices: map[string]int{"3c.7g.80gb": 1, "2c.7g.80gb": 2}},
 			[]string{
 				"create-gpu-instance 7g.80gb 0:8", "create-compute-instance at 0 0:2", "create-compute-instance at 0 2:2",
 				"create-compute-instance at 0 4:3",
 			},
 		},
-		"the mode alone":                   {off, Item{Enabled: true}, []string{"enable-mig"}},
-		"the mode alone keeps instances":   {gpu(h100, "1g.10gb@0"), Item{Enabled: true}, nil},
-		"a mode that is pending":           {pending, Item{Enabled: true}, []string{"enable-mig"}},
-		"a mode that is not to be changed": {toOff, Item{Enabled: true, Devices: map[string]int{"7g.80gb": 1}}, []string{"enable-mig"}},
-		"off":                              {gpu(h100, "7g.80gb@0"), Item{}, []string{"destroy-compute-instance 1/0", "destroy-gpu-instance 1", "disable-mig"}},
-		"off already":                      {off, Item{}, nil},
+		"the mode alone":                   {off, layout.Item{Enabled: true}, []string{"enable-mig"}},
+		"the mode alone keeps instances":   {gpu(h100, "1g.10gb@0"), layout.Item{Enabled: true}, nil},
+		"a mode that is pending":           {pending, layout.Item{Enabled: true}, []string{"enable-mig"}},
+		"a mode that is not to be changed": {toOff, layout.Item{Enabled: true, Devices: map[string]int{"7g.80gb": 1}}, []string{"enable-mig"}},
+		"off":                              {gpu(h100, "7g.80gb@0"), layout.Item{}, []string{"destroy-compute-instance 1/0", "destroy-gpu-instance 1", "disable-mig"}},
+		"off already":                      {off, layout.Item{}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			tt.item.All = true
-			c := Plan(Layout{Items: []Item{tt.item}}, []GPU{tt.gpu})
+			c := layout.Plan(layout.Layout{Items: []layout.Item{tt.item}}, []layout.GPU{tt.gpu})
 			if !c.Possible() {
 				t.Fatal(c.GPUs[0].Reason)
 			}
-			if diff := cmp.Diff(tt.want, show(c.GPUs[0])); diff != "" {
+			if diff := gocmp.Diff(tt.want, show(c.GPUs[0])); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
 			}
 		})
@@ -188,7 +190,7 @@ func TestImpossible(t *testing.T) {
 	none := gpu(0x1db110de)
 	none.Mode = inventory.MIGUnsupported
 	for name, tt := range map[string]struct {
-		gpu     GPU
+		gpu     layout.GPU
 		devices map[string]int
 		want    string
 	}{
@@ -238,7 +240,7 @@ func TestImpossible(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			c := Plan(wish(tt.devices), []GPU{tt.gpu})
+			c := layout.Plan(wish(tt.devices), []layout.GPU{tt.gpu})
 			if c.Possible() || c.GPUs[0].Reason != tt.want {
 				t.Errorf("got  %s\nwant %s", c.GPUs[0].Reason, tt.want)
 			}
@@ -247,12 +249,12 @@ func TestImpossible(t *testing.T) {
 			}
 		})
 	}
-	item := Item{Indexes: []int{0}, Enabled: true}
-	if c := Plan(Layout{Items: []Item{item}}, []GPU{none}); c.Possible() {
+	item := layout.Item{Indexes: []int{0}, Enabled: true}
+	if c := layout.Plan(layout.Layout{Items: []layout.Item{item}}, []layout.GPU{none}); c.Possible() {
 		t.Error("the mode is possible on a GPU that has none")
 	}
-	for _, item := range []Item{{All: true, Enabled: true}, {All: true}, {Indexes: []int{0}}} {
-		if c := Plan(Layout{Items: []Item{item}}, []GPU{none}); !c.Possible() || c.GPUs[0].Note == "" {
+	for _, item := range []layout.Item{{All: true, Enabled: true}, {All: true}, {Indexes: []int{0}}} {
+		if c := layout.Plan(layout.Layout{Items: []layout.Item{item}}, []layout.GPU{none}); !c.Possible() || c.GPUs[0].Note == "" {
 			t.Errorf("a GPU without the mode stands in the way of %+v: %+v", item, c.GPUs[0])
 		}
 	}
@@ -274,7 +276,7 @@ func TestDriverThatIsWrong(t *testing.T) {
 		g := gpu(h100)
 		g.Profiles = []inventory.MIGProfile{profile, {Name: "7g.80gb", Count: 1, Size: 8, Starts: []int{0}}}
 		want := "the GPU has no profile 1g.10gb: give some of 7g.80gb"
-		if c := Plan(wish(map[string]int{"1g.10gb": 1}), []GPU{g}); c.GPUs[0].Reason != want {
+		if c := layout.Plan(wish(map[string]int{"1g.10gb": 1}), []layout.GPU{g}); c.GPUs[0].Reason != want {
 			t.Errorf("%s: %q, want %q", name, c.GPUs[0].Reason, want)
 		}
 	}
@@ -283,15 +285,15 @@ func TestDriverThatIsWrong(t *testing.T) {
 	for i := range maxSlices {
 		many.Profiles[1].Starts = append(many.Profiles[1].Starts, i)
 	}
-	if c := Plan(wish(map[string]int{"1g.10gb": 32}), []GPU{many}); len(c.GPUs[0].After.Instances) != 32 || c.GPUs[0].After.Instances[31].Start != 31 {
+	if c := layout.Plan(wish(map[string]int{"1g.10gb": 32}), []layout.GPU{many}); len(c.GPUs[0].After.Instances) != 32 || c.GPUs[0].After.Instances[31].Start != 31 {
 		t.Errorf("32 instances on 64 slices: %s %v", c.GPUs[0].Reason, show(c.GPUs[0]))
 	}
 	twice := gpu(h100, "3g.40gb@4", "3g.40gb@4", "4g.40gb@2")
-	c := Plan(wish(map[string]int{"3g.40gb": 1}), []GPU{twice}).GPUs[0]
+	c := layout.Plan(wish(map[string]int{"3g.40gb": 1}), []layout.GPU{twice}).GPUs[0]
 	want := []string{
 		"destroy-compute-instance 2/0", "destroy-gpu-instance 2", "destroy-compute-instance 3/0", "destroy-gpu-instance 3",
 	}
-	if diff := cmp.Diff(want, show(c)); diff != "" || c.Reason != "" {
+	if diff := gocmp.Diff(want, show(c)); diff != "" || c.Reason != "" {
 		t.Errorf("two instances at one place: %s\n%s", c.Reason, diff)
 	}
 }
@@ -300,23 +302,23 @@ func TestExport(t *testing.T) {
 	t.Parallel()
 	a, b, c, off := gpu(h100, "1g.10gb@0", "1g.10gb@1", "1c.3g.40gb@4"), gpu(h100, "1g.10gb@5", "1g.10gb@2", "1c.3g.40gb@4"), gpu(h100, "3g.40gb@0?"), gpu(a100)
 	off.Mode = inventory.MIGDisabled
-	unread, none, off2 := gpu(h100), GPU{Index: 5}, GPU{Index: 6}
+	unread, none, off2 := gpu(h100), layout.GPU{Index: 5}, layout.GPU{Index: 6}
 	off2.Mode = inventory.MIGDisabled
 	a.Index, b.Index, c.Index, off.Index, unread.Index, unread.Unread = 3, 1, 2, 0, 4, "nobody knows"
-	got, lost := Export([]GPU{off2, a, b, c, off, unread, none})
-	want := Layout{Name: "current", Items: []Item{
+	got, lost := layout.Export([]layout.GPU{off2, a, b, c, off, unread, none})
+	want := layout.Layout{Name: "current", Items: []layout.Item{
 		{Indexes: []int{0, 6}, Devices: map[string]int{}},
 		{Indexes: []int{1, 3}, Enabled: true, Devices: map[string]int{"1g.10gb": 2, "1c.3g.40gb": 3}},
 		{Indexes: []int{2}, Enabled: true, Devices: map[string]int{}},
 	}}
-	if diff := cmp.Diff(want, got); diff != "" {
+	if diff := gocmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 	wantLost := []string{
 		"GPU 2 has a GPU instance 3g.40gb without compute instances, which a layout cannot say",
 		"GPU 4 is not in the layout: nobody knows",
 	}
-	if diff := cmp.Diff(wantLost, lost); diff != "" {
+	if diff := gocmp.Diff(wantLost, lost); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 }
@@ -325,13 +327,13 @@ func TestLastItemCounts(t *testing.T) {
 	t.Parallel()
 	a, b, c := gpu(h100), gpu(h100), gpu(h100)
 	b.Index, b.UUID, c.Index, c.UUID = 1, "GPU-1", 2, "GPU-2"
-	l := Layout{Items: []Item{
+	l := layout.Layout{Items: []layout.Item{
 		{Indexes: []int{0, 1}, Enabled: true, Devices: map[string]int{"7g.80gb": 1}},
 		{UUIDs: []string{"GPU-1", "GPU-9"}, Enabled: true, Devices: map[string]int{"3g.40gb": 2}},
 		{Indexes: []int{7}},
 	}}
-	gpus := []GPU{c, b, a}
-	got := Plan(l, gpus)
+	gpus := []layout.GPU{c, b, a}
+	got := layout.Plan(l, gpus)
 	if gpus[0].Index != 2 || gpus[2].Index != 0 {
 		t.Error("the caller's GPUs are in another order")
 	}
@@ -341,14 +343,14 @@ func TestLastItemCounts(t *testing.T) {
 			profiles = append(profiles, fmt.Sprint(g.GPU.Index, " ", i.Profile))
 		}
 	}
-	if diff := cmp.Diff([]string{"0 7g.80gb", "1 3g.40gb", "1 3g.40gb"}, profiles); diff != "" {
+	if diff := gocmp.Diff([]string{"0 7g.80gb", "1 3g.40gb", "1 3g.40gb"}, profiles); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 	if got.GPUs[2].Note == "" || len(got.GPUs[2].Steps) > 0 {
 		t.Errorf("a GPU that no item matches is changed: %+v", got.GPUs[2])
 	}
 	warnings := []string{"the layout names GPU-9, and there is no such GPU", "the layout names GPU 7, and there is no such GPU"}
-	if diff := cmp.Diff(warnings, got.Warnings); diff != "" {
+	if diff := gocmp.Diff(warnings, got.Warnings); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 }
@@ -357,50 +359,55 @@ func TestBuiltin(t *testing.T) {
 	t.Parallel()
 	a, b := gpu(h100), gpu(a100)
 	b.Index, b.UUID = 1, "GPU-1"
-	none := GPU{Index: 2, UUID: "GPU-2"}
-	gpus := []GPU{a, b, none}
+	none := layout.GPU{Index: 2, UUID: "GPU-2"}
+	gpus := []layout.GPU{a, b, none}
 	want := []string{
 		"all-1g.10gb", "all-1g.10gb.me", "all-1g.20gb", "all-1g.5gb", "all-1g.5gb.me", "all-2g.10gb", "all-2g.20gb", "all-3g.20gb",
 		"all-3g.40gb", "all-4g.20gb", "all-4g.40gb", "all-7g.40gb", "all-7g.80gb", "all-balanced", "all-disabled", "all-enabled",
 	}
-	if diff := cmp.Diff(want, Builtin(gpus).Names()); diff != "" {
+	if diff := gocmp.Diff(want, layout.Builtin(gpus).Names()); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
-	l, err := Find("all-1g.10gb", nil, gpus)
+	l, err := layout.Find("all-1g.10gb", nil, gpus)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := Plan(l, gpus)
+	c := layout.Plan(l, gpus)
 	if !c.Possible() || len(c.GPUs[0].After.Instances) != 7 || len(c.GPUs[1].After.Instances) != 4 || len(c.GPUs[2].Steps) > 0 {
 		t.Errorf("got %+v", c)
 	}
-	enabled, err := Find("all-enabled", nil, gpus[:2])
+	enabled, err := layout.Find("all-enabled", nil, gpus[:2])
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c := Plan(enabled, gpus[:2]); !c.Possible() || c.GPUs[0].After.Mode != inventory.MIGEnabled || len(c.GPUs[0].After.Instances) > 0 {
+	if c := layout.Plan(enabled, gpus[:2]); !c.Possible() || c.GPUs[0].After.Mode != inventory.MIGEnabled || len(c.GPUs[0].After.Instances) > 0 {
 		t.Errorf("all-enabled: %+v", c)
 	}
-	unread := GPU{Index: 3, UUID: "GPU-3", Partitions: inventory.Partitions{Mode: inventory.MIGEnabled, Unread: "no permission"}}
-	if l, err = Find("all-1g.10gb", nil, []GPU{a, unread}); err != nil {
+	unread := layout.GPU{Index: 3, UUID: "GPU-3", Partitions: inventory.Partitions{Mode: inventory.MIGEnabled, Unread: "no permission"}}
+	if l, err = layout.Find("all-1g.10gb", nil, []layout.GPU{a, unread}); err != nil {
 		t.Fatal(err)
 	}
-	if c := Plan(l, []GPU{a, unread}); c.Possible() || c.GPUs[0].Reason != "" || !strings.Contains(c.GPUs[1].Reason, "no permission") {
+	if c := layout.Plan(l, []layout.GPU{a, unread}); c.Possible() || c.GPUs[0].Reason != "" || !strings.Contains(c.GPUs[1].Reason, "no permission") {
 		t.Errorf("beside a GPU that cannot be read: %+v", c)
 	}
-	for _, name := range []string{AllDisabled, AllEnabled} { // they name no devices, which may be those of such a GPU or not
-		if diff := cmp.Diff(Builtin([]GPU{a}).layouts[name], Builtin([]GPU{a, unread}).layouts[name]); diff != "" {
+	for _, name := range []string{layout.AllDisabled, layout.AllEnabled} { // they name no devices, which may be those of such a GPU or not
+		without, err := layout.Builtin([]layout.GPU{a}).Layout(name)
+		with, err2 := layout.Builtin([]layout.GPU{a, unread}).Layout(name)
+		if diff := gocmp.Diff(without, with); diff != "" || errors.Join(err, err2) != nil {
 			t.Errorf("%s beside a GPU that cannot be read (-without +with):\n%s", name, diff)
 		}
 	}
-	if _, err := Find("all-1g.6gb", nil, gpus); err == nil || !strings.HasPrefix(err.Error(), `no layout is called "all-1g.6gb": give one of all-1`) {
+	if _, err := layout.Find("all-1g.6gb", nil, gpus); err == nil || !strings.HasPrefix(err.Error(), `no layout is called "all-1g.6gb": give one of all-1`) {
 		t.Errorf("got %v", err)
 	}
-	if _, err := Find("all-balanced", nil, []GPU{gpu(0x999910de)}); err == nil || !strings.Contains(err.Error(), "run this as root") {
+	if _, err := layout.Find("all-balanced", nil, []layout.GPU{gpu(0x999910de)}); err == nil || !strings.Contains(err.Error(), "run this as root") {
 		t.Errorf("got %v", err)
 	}
-	file := File{layouts: map[string][]Item{"mine": {{All: true}}}}
-	if l, err := Find("", &file, gpus); err != nil || l.Name != "mine" {
+	file, err := layout.Parse([]byte("{version: v1, mig-configs: {mine: [{devices: all, mig-enabled: false}]}}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l, err := layout.Find("", &file, gpus); err != nil || l.Name != "mine" {
 		t.Errorf("got %+v, %v", l, err)
 	}
 }
@@ -408,20 +415,20 @@ func TestBuiltin(t *testing.T) {
 // TestBuiltinIsPossible holds that each built-in layout can be had on each model.
 func TestBuiltinIsPossible(t *testing.T) {
 	t.Parallel()
-	for device := range models {
+	for _, device := range known() {
 		g := gpu(device<<16 | 0x10de)
-		f := Builtin([]GPU{g})
+		f := layout.Builtin([]layout.GPU{g})
 		for _, name := range f.Names() {
 			l, err := f.Layout(name)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if c := Plan(l, []GPU{g}); !c.Possible() {
+			if c := layout.Plan(l, []layout.GPU{g}); !c.Possible() {
 				t.Errorf("%x: %s: %s", device, name, c.GPUs[0].Reason)
 			}
 		}
-		if !slices.Contains(f.Names(), AllBalanced) {
-			t.Errorf("%x: no %s", device, AllBalanced)
+		if !slices.Contains(f.Names(), layout.AllBalanced) {
+			t.Errorf("%x: no %s", device, layout.AllBalanced)
 		}
 	}
 }
@@ -430,7 +437,7 @@ func TestBuiltinIsPossible(t *testing.T) {
 func TestBalanced(t *testing.T) {
 	t.Parallel()
 	profile := func(name string, count int) inventory.MIGProfile {
-		return inventory.MIGProfile{Name: name, Count: count}
+		return inventory.MIGProfile{Name: name, Count: count, Size: 1, Starts: []int{0}}
 	}
 	seven := []inventory.MIGProfile{profile("1g.20gb", 4), profile("1g.10gb", 7), profile("1g.10gb+me", 9), profile("2g.20gb", 3),
 		profile("3g.40gb", 2), profile("7g.80gb", 1)}
@@ -439,14 +446,19 @@ func TestBalanced(t *testing.T) {
 		want     map[string]int
 	}{
 		"seven":               {seven, map[string]int{"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}},
-		"four":                {models[b30>>16], map[string]int{"1g.6gb": 2, "2g.12gb": 1}},
+		"four":                {profilesOf(b30), map[string]int{"1g.6gb": 2, "2g.12gb": 1}},
 		"five":                {[]inventory.MIGProfile{profile("1g.6gb", 5), profile("5g.30gb", 1)}, nil},
 		"as many as needed":   {[]inventory.MIGProfile{profile("1g.6gb", 2), profile("2g.12gb", 1), profile("4g.24gb", 1)}, map[string]int{"1g.6gb": 2, "2g.12gb": 1}},
 		"fewer than needed":   {[]inventory.MIGProfile{profile("1g.6gb", 1), profile("2g.12gb", 1), profile("4g.24gb", 1)}, nil},
 		"one size is missing": {seven[:5:5], nil},
 		"none":                {nil, nil},
 	} {
-		if diff := cmp.Diff(tt.want, balanced(tt.profiles)); diff != "" {
+		g := layout.GPU{UUID: "GPU-0", Partitions: inventory.Partitions{Mode: inventory.MIGEnabled, Profiles: tt.profiles}}
+		var got map[string]int
+		if l, err := layout.Builtin([]layout.GPU{g}).Layout(layout.AllBalanced); err == nil {
+			got = l.Items[0].Devices
+		}
+		if diff := gocmp.Diff(tt.want, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}

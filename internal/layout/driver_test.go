@@ -1,4 +1,4 @@
-package layout
+package layout_test
 
 import (
 	"fmt"
@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/layout"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 )
@@ -59,9 +60,9 @@ func drive(t *testing.T, text string) *driven {
 }
 
 // gpu reads a GPU.
-func (d *driven) gpu(index int) GPU {
+func (d *driven) gpu(index int) layout.GPU {
 	d.t.Helper()
-	g := GPU{Index: index, UUID: d.node.List()[index].UUID, InUse: map[int]bool{}}
+	g := layout.GPU{Index: index, UUID: d.node.List()[index].UUID, InUse: map[int]bool{}}
 	var err error
 	if g.Partitions, err = d.session.Partitions(d.t.Context(), g.UUID); err != nil {
 		d.t.Fatal(err)
@@ -70,7 +71,7 @@ func (d *driven) gpu(index int) GPU {
 }
 
 // make makes the steps of a change.
-func (d *driven) make(c GPUChange) error {
+func (d *driven) make(c layout.GPUChange) error {
 	created := map[int]int{} // the IDs of instances by their first slice
 	for _, i := range c.GPU.Instances {
 		created[i.Start] = i.ID
@@ -104,19 +105,19 @@ func TestDriverTakesSteps(t *testing.T) {
 		devices := map[string]int{}
 		for range 1 + r.IntN(5) {
 			name := profiles[r.IntN(len(profiles))].Name
-			if s, _ := parseSize(name); s.slices > 1 && r.IntN(3) == 0 {
-				name = deviceName(1+r.IntN(s.slices-1), s.slices, name)
+			if _, all, _ := parse(name); all > 1 && r.IntN(3) == 0 {
+				name = fmt.Sprintf("%dc.%s", 1+r.IntN(all-1), name)
 			}
 			devices[name]++
 		}
 		l := wish(devices)
 		if r.IntN(40) == 0 {
-			l = Layout{Items: []Item{{All: true}}}
+			l = layout.Layout{Items: []layout.Item{{All: true}}}
 		}
 		for _, i := range g.Instances {
 			g.InUse[i.ID] = r.IntN(2) == 0
 		}
-		c := Plan(l, []GPU{g}).GPUs[0]
+		c := layout.Plan(l, []layout.GPU{g}).GPUs[0]
 		if c.Reason != "" {
 			continue
 		}
@@ -126,11 +127,11 @@ func TestDriverTakesSteps(t *testing.T) {
 		made++
 		after := d.gpu(n % 4)
 		after.InUse = maps.Clone(g.InUse)
-		if again := Plan(l, []GPU{after}).GPUs[0]; len(again.Steps) > 0 || again.Reason != "" {
+		if again := layout.Plan(l, []layout.GPU{after}).GPUs[0]; len(again.Steps) > 0 || again.Reason != "" {
 			t.Fatalf("wish %d: steps are left: %v %s", n, show(again), again.Reason)
 		}
-		exported, lost := Export([]GPU{after})
-		if again := Plan(exported, []GPU{after}).GPUs[0]; len(again.Steps) > 0 || again.Reason != "" || len(lost) > 0 {
+		exported, lost := layout.Export([]layout.GPU{after})
+		if again := layout.Plan(exported, []layout.GPU{after}).GPUs[0]; len(again.Steps) > 0 || again.Reason != "" || len(lost) > 0 {
 			t.Fatalf("wish %d: what is exported is not what is there: %v %s %q", n, show(again), again.Reason, lost)
 		}
 		var want, got []inventory.GPUInstance

@@ -1,4 +1,4 @@
-package layout
+package layout_test
 
 import (
 	"fmt"
@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/layout"
 )
 
 // The oracle knows nothing of slices in order, kinds or costs. It puts the wanted instances down one after the other, at each place
@@ -13,7 +14,7 @@ import (
 
 // An oracle tries all ways for one GPU.
 type oracle struct {
-	gpu    GPU
+	gpu    layout.GPU
 	wanted []target
 	put    []target
 	tried  bool // at least one way was found
@@ -106,22 +107,22 @@ func media(names []string) bool {
 }
 
 // judge says what is wrong with a change; nothing if it is right.
-func judge(g GPU, devices map[string]int, c GPUChange) string {
+func judge(g layout.GPU, devices map[string]int, c layout.GPUChange) string {
 	// The wish as instances: compute instances of one slice fill instances one after the other.
 	o := oracle{gpu: g}
 	var names []string
 	fits := true
-	for _, p := range profilesOf(g) {
+	for _, p := range told(g) {
 		ones, wholes := devices["1c."+p.Name], devices[p.Name]
-		s, _ := parseSize(p.Name)
-		if s.slices == 1 {
+		_, all, _ := parse(p.Name)
+		if all == 1 {
 			ones = 0
 		}
 		for range wholes {
-			o.wanted = append(o.wanted, target{profile: p, computes: fmt.Sprint([]int{s.slices})})
+			o.wanted = append(o.wanted, target{profile: p, computes: fmt.Sprint([]int{all})})
 		}
-		for ; ones > 0; ones -= s.slices {
-			n := slices.Repeat([]int{1}, min(ones, s.slices))
+		for ; ones > 0; ones -= all {
+			n := slices.Repeat([]int{1}, min(ones, all))
 			o.wanted = append(o.wanted, target{profile: p, computes: fmt.Sprint(n)})
 		}
 		fits = fits && countOf(o.wanted, p.Name) <= p.Count
@@ -144,6 +145,9 @@ func judge(g GPU, devices map[string]int, c GPUChange) string {
 	return judgeSteps(g, o, c)
 }
 
+// told returns the profiles of the GPU's model.
+func told(g layout.GPU) []inventory.MIGProfile { return profilesOf(g.PCIDevice) }
+
 func countOf(list []target, profile string) int {
 	n := 0
 	for _, w := range list {
@@ -155,7 +159,7 @@ func countOf(list []target, profile string) int {
 }
 
 // judgeSteps takes the steps, one after the other, on a GPU that refuses what a driver refuses.
-func judgeSteps(g GPU, o oracle, c GPUChange) string {
+func judgeSteps(g layout.GPU, o oracle, c layout.GPUChange) string {
 	type instance struct {
 		inventory.GPUInstance
 		old bool
@@ -193,7 +197,7 @@ func judgeSteps(g GPU, o oracle, c GPUChange) string {
 					return "two instances on one slice"
 				}
 			}
-			p := profilesOf(g)[slices.Index(names(profilesOf(g)), s.Part.Profile)]
+			p := told(g)[slices.Index(names(told(g)), s.Part.Profile)]
 			if p.Size != s.Part.Size || !slices.Contains(p.Starts, s.Part.Start) {
 				return "an instance at a place that its profile does not have"
 			}

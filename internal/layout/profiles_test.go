@@ -1,4 +1,4 @@
-package layout
+package layout_test
 
 import (
 	"testing"
@@ -6,19 +6,22 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/layout"
 )
 
 // TestClash: which instances need the same media engines, in either order.
 func TestClash(t *testing.T) {
 	t.Parallel()
-	names := []string{"1g.24gb", "1g.24gb-me", "1g.24gb+gfx", "1g.24gb+me", "1g.24gb+me.all"}
+	profiles := []string{"1g.24gb", "1g.24gb-me", "1g.24gb+gfx", "1g.24gb+me", "1g.24gb+me.all"}
 	for i, row := range []string{"....x", ".....", "....x", "...xx", "x.xxx"} {
 		got := ""
-		for _, other := range names {
-			got += map[bool]string{true: "x", false: "."}[clash(names[i], other)]
+		for _, other := range profiles {
+			devices := map[string]int{profiles[i]: 1}
+			devices[other]++
+			got += map[bool]string{true: ".", false: "x"}[layout.Plan(wish(devices), []layout.GPU{gpu(rtx)}).Possible()]
 		}
 		if got != row {
-			t.Errorf("%s beside %v: %s, want %s", names[i], names, got, row)
+			t.Errorf("%s beside %v: %s, want %s", profiles[i], profiles, got, row)
 		}
 	}
 }
@@ -33,7 +36,7 @@ func TestProfilesThatCannotBe(t *testing.T) {
 		change(&p)
 		return p
 	}
-	g := GPU{Partitions: inventory.Partitions{Profiles: []inventory.MIGProfile{
+	g := layout.GPU{Partitions: inventory.Partitions{Profiles: []inventory.MIGProfile{
 		good, good,
 		but(func(p *inventory.MIGProfile) { p.Name = "1c.2g.20gb" }),
 		but(func(p *inventory.MIGProfile) { p.Name = "large" }),
@@ -43,7 +46,8 @@ func TestProfilesThatCannotBe(t *testing.T) {
 		but(func(p *inventory.MIGProfile) { p.Starts = []int{maxSlices} }),
 		but(func(p *inventory.MIGProfile) { p.Name = "3g.40gb" }),
 	}}}
-	if diff := cmp.Diff([]string{"1g.10gb", "3g.40gb"}, names(profilesOf(g))); diff != "" {
+	g.Mode = inventory.MIGEnabled
+	if diff := cmp.Diff([]string{"all-1g.10gb", "all-3g.40gb", layout.AllDisabled, layout.AllEnabled}, layout.Builtin([]layout.GPU{g}).Names()); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 }

@@ -1,19 +1,20 @@
-package layout
+package layout_test
 
 import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/layout"
 )
 
 // random returns a GPU with random instances that have a place, and a random wish for it.
-func random(r *rand.Rand, device uint32) (GPU, map[string]int) {
-	profiles := models[device>>16]
+func random(r *rand.Rand, device uint32) (layout.GPU, map[string]int) {
+	profiles := profilesOf(device)
 	var instances []string
 	taken := map[int]bool{}
 	for range r.IntN(8) {
@@ -30,7 +31,7 @@ func random(r *rand.Rand, device uint32) (GPU, map[string]int) {
 			taken[s] = true
 		}
 		text := fmt.Sprintf("%s@%d", p.Name, start)
-		if s, _ := parseSize(p.Name); s.slices == 3 && r.IntN(3) == 0 {
+		if _, all, _ := parse(p.Name); all == 3 && r.IntN(3) == 0 {
 			text = "1c." + text
 		}
 		text += []string{"", "?", "!", "!"}[r.IntN(4)]
@@ -39,7 +40,7 @@ func random(r *rand.Rand, device uint32) (GPU, map[string]int) {
 	devices := map[string]int{}
 	for range 1 + r.IntN(6) {
 		name := profiles[r.IntN(len(profiles))].Name
-		if s, _ := parseSize(name); s.slices > 1 && r.IntN(5) == 0 {
+		if _, all, _ := parse(name); all > 1 && r.IntN(5) == 0 {
 			name = "1c." + name
 		}
 		devices[name]++
@@ -50,13 +51,13 @@ func random(r *rand.Rand, device uint32) (GPU, map[string]int) {
 // TestRandomWishes holds what must hold of every change, and that the solver finds the best one: that of the oracle.
 func TestRandomWishes(t *testing.T) {
 	t.Parallel()
-	devices := slices.Sorted(maps.Keys(models))
+	ids := devices()
 	possible := 0
 	for seed := range uint64(3000) {
 		r := rand.New(rand.NewPCG(seed, 12))
-		g, wanted := random(r, devices[seed%uint64(len(devices))]<<16|0x10de)
-		c := Plan(wish(wanted), []GPU{g}).GPUs[0]
-		if diff := cmp.Diff(c, Plan(wish(maps.Clone(wanted)), []GPU{g}).GPUs[0], cmp.AllowUnexported(Part{})); diff != "" {
+		g, wanted := random(r, ids[seed%uint64(len(ids))])
+		c := layout.Plan(wish(wanted), []layout.GPU{g}).GPUs[0]
+		if diff := cmp.Diff(c, layout.Plan(wish(maps.Clone(wanted)), []layout.GPU{g}).GPUs[0], cmpopts.IgnoreUnexported(layout.Part{})); diff != "" {
 			t.Fatalf("seed %d: the same wish gives another change:\n%s", seed, diff)
 		}
 		problem := judge(g, wanted, c)
@@ -75,10 +76,10 @@ func TestRandomWishes(t *testing.T) {
 // FuzzPlan is TestRandomWishes for any seed.
 func FuzzPlan(f *testing.F) {
 	f.Add(uint64(1), uint64(2))
-	devices := slices.Sorted(maps.Keys(models))
+	ids := devices()
 	f.Fuzz(func(t *testing.T, a, b uint64) {
-		g, wanted := random(rand.New(rand.NewPCG(a, b)), devices[a%uint64(len(devices))]<<16|0x10de)
-		if problem := judge(g, wanted, Plan(wish(wanted), []GPU{g}).GPUs[0]); problem != "" {
+		g, wanted := random(rand.New(rand.NewPCG(a, b)), ids[a%uint64(len(ids))])
+		if problem := judge(g, wanted, layout.Plan(wish(wanted), []layout.GPU{g}).GPUs[0]); problem != "" {
 			t.Errorf("%v has %v, wants %v: %s", g.PCIDevice, g.Instances, wanted, problem)
 		}
 	})
@@ -95,7 +96,7 @@ func BenchmarkPlan(b *testing.B) {
 		},
 	} {
 		b.Run(name, func(b *testing.B) {
-			var gpus []GPU
+			var gpus []layout.GPU
 			model := uint32(h100)
 			if devices["1g.24gb"] > 0 {
 				model = rtx
@@ -106,7 +107,7 @@ func BenchmarkPlan(b *testing.B) {
 				gpus = append(gpus, g)
 			}
 			for b.Loop() {
-				Plan(wish(devices), gpus)
+				layout.Plan(wish(devices), gpus)
 			}
 		})
 	}

@@ -1,4 +1,4 @@
-package layout
+package layout_test
 
 import (
 	"fmt"
@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/layout"
 )
 
 // TestRestoreKeepsWhatIsThere: instances that are as they were stay with their IDs, the first one too, and the others get new ones. One that
@@ -19,7 +20,7 @@ func TestRestoreKeepsWhatIsThere(t *testing.T) {
 	for i := range had {
 		had[i].ID += 10 // of another time
 	}
-	c := Restore(gpu(h100, "2g.20gb@0", "1g.10gb@3", "3g.40gb@4"), inventory.MIGEnabled, had)
+	c := layout.Restore(gpu(h100, "2g.20gb@0", "1g.10gb@3", "3g.40gb@4"), inventory.MIGEnabled, had)
 	var got []string
 	for _, p := range c.After.Instances {
 		got = append(got, fmt.Sprintf("%s@%d %d", p.Profile, p.Start, p.ID))
@@ -27,12 +28,12 @@ func TestRestoreKeepsWhatIsThere(t *testing.T) {
 	if diff := cmp.Diff([]string{"2g.20gb@0 1", "1g.10gb@2 0", "3g.40gb@4 3"}, got); diff != "" || c.Reason != "" {
 		t.Errorf("%s (-want +got):\n%s", c.Reason, diff)
 	}
-	c = Restore(gpu(h100, "2g.20gb@0?", "1g.10gb@2", "3g.40gb@4"), inventory.MIGEnabled, had)
+	c = layout.Restore(gpu(h100, "2g.20gb@0?", "1g.10gb@2", "3g.40gb@4"), inventory.MIGEnabled, had)
 	if len(c.Steps) != 1 || c.Steps[0].Action != inventory.MIGCreateCompute || c.Steps[0].Part.ID != 1 {
 		t.Errorf("an instance without its compute instance: %+v", c.Steps)
 	}
 	had[1].Profile = "1g.99gb"
-	if c = Restore(gpu(h100), inventory.MIGEnabled, had); !strings.Contains(c.Reason, "no profile 1g.99gb") {
+	if c = layout.Restore(gpu(h100), inventory.MIGEnabled, had); !strings.Contains(c.Reason, "no profile 1g.99gb") {
 		t.Errorf("a profile that is not there any more: %q", c.Reason)
 	}
 }
@@ -43,7 +44,7 @@ func TestRestoreOfOneInstance(t *testing.T) {
 	smaller := gpu(h100, "3g.40gb@4")
 	smaller.Instances[0].Size = 3
 	for name, tt := range map[string]struct {
-		now  GPU
+		now  layout.GPU
 		had  string
 		want []string
 	}{
@@ -64,7 +65,7 @@ func TestRestoreOfOneInstance(t *testing.T) {
 		"it had no compute instances": {gpu(h100, "3g.40gb@4"), "3g.40gb@4?", nil},
 		"it has no compute instances": {gpu(h100, "3g.40gb@4?"), "3g.40gb@4", []string{"create-compute-instance at 4 0:3"}},
 	} {
-		c := Restore(tt.now, inventory.MIGEnabled, gpu(h100, tt.had).Instances)
+		c := layout.Restore(tt.now, inventory.MIGEnabled, gpu(h100, tt.had).Instances)
 		if diff := cmp.Diff(tt.want, show(c)); diff != "" || c.Reason != "" {
 			t.Errorf("%s: %s (-want +got):\n%s", name, c.Reason, diff)
 		}
@@ -75,8 +76,8 @@ func TestRestoreOfOneInstance(t *testing.T) {
 func TestRestoreInOrder(t *testing.T) {
 	t.Parallel()
 	had := gpu(h100, "3g.40gb@4", "1g.10gb@2", "2g.20gb@0").Instances
-	c := Restore(gpu(h100), inventory.MIGEnabled, had)
-	if !slices.IsSortedFunc(c.After.Instances, func(a, b Part) int { return a.Start - b.Start }) || len(c.After.Instances) != len(had) {
+	c := layout.Restore(gpu(h100), inventory.MIGEnabled, had)
+	if !slices.IsSortedFunc(c.After.Instances, func(a, b layout.Part) int { return a.Start - b.Start }) || len(c.After.Instances) != len(had) {
 		t.Errorf("got %+v", c.After.Instances)
 	}
 }
@@ -86,14 +87,14 @@ func TestUnreadGPU(t *testing.T) {
 	t.Parallel()
 	g := gpu(h100, "3g.40gb@4")
 	g.Unread = "no permission"
-	if c := Restore(g, inventory.MIGEnabled, nil); c.Reason != "no permission" || len(c.Steps) > 0 {
+	if c := layout.Restore(g, inventory.MIGEnabled, nil); c.Reason != "no permission" || len(c.Steps) > 0 {
 		t.Errorf("got %q, %v", c.Reason, show(c))
 	}
-	if c := Restore(g, inventory.MIGDisabled, nil); c.Reason != "" || !slices.Equal(show(c), []string{"disable-mig"}) {
+	if c := layout.Restore(g, inventory.MIGDisabled, nil); c.Reason != "" || !slices.Equal(show(c), []string{"disable-mig"}) {
 		t.Errorf("got %q, %v", c.Reason, show(c))
 	}
 	g.Unread = ""
-	if c := Restore(g, inventory.MIGEnabled, g.Instances); c.Reason != "" || len(c.Steps) > 0 {
+	if c := layout.Restore(g, inventory.MIGEnabled, g.Instances); c.Reason != "" || len(c.Steps) > 0 {
 		t.Errorf("one that was read: %q, %v", c.Reason, show(c))
 	}
 }
@@ -102,11 +103,11 @@ func TestUnreadGPU(t *testing.T) {
 func TestSlicesOfAnUnknownModel(t *testing.T) {
 	t.Parallel()
 	g := gpu(0x999910de)
-	if got := division(g).Slices; got != 0 {
+	if got := layout.Plan(layout.Layout{}, []layout.GPU{g}).GPUs[0].Before.Slices; got != 0 {
 		t.Errorf("%d slices without profiles and instances", got)
 	}
 	g.Instances = []inventory.GPUInstance{{ID: 1, Profile: "3g.40gb", Start: 4, Size: 4}, {ID: 2, Profile: "2g.20gb", Size: 2}}
-	if got := division(g).Slices; got != 8 {
+	if got := layout.Plan(layout.Layout{}, []layout.GPU{g}).GPUs[0].Before.Slices; got != 8 {
 		t.Errorf("%d slices with an instance on the slices 4 to 7", got)
 	}
 }

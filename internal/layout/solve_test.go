@@ -1,44 +1,54 @@
-package layout
+package layout_test
 
 import (
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/layout"
 )
 
+// TestPack: compute instances of given sizes are put into as few GPU instances as they fit into.
 func TestPack(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
-		sizes         []int
-		slices, limit int
-		want          string // of each instance: start:size
+		instance string
+		sizes    []int
+		want     string // of each instance: start:size
 	}{
-		"one each":                   {[]int{3, 3}, 3, 2, "0:3 | 0:3"},
-		"parts of one":               {[]int{1, 1, 1}, 3, 2, "0:1 1:1 2:1"},
-		"small ones fill up":         {[]int{2, 1, 2, 1}, 3, 2, "0:2 2:1 | 0:2 2:1"},
-		"a large one and parts":      {[]int{1, 3, 1}, 3, 2, "0:3 | 0:1 1:1"},
-		"the large one goes up":      {[]int{3, 2, 2}, 7, 1, "0:2 2:2 4:3"},
-		"all sizes":                  {[]int{1, 2, 4}, 7, 1, "0:4 4:2 6:1"},
-		"three twos and a one":       {[]int{2, 2, 2, 1}, 7, 1, "0:2 2:2 4:2 6:1"},
-		"no room for one more":       {[]int{2, 2, 2, 2}, 7, 1, ""},
-		"no place though room":       {[]int{3, 3, 2}, 7, 1, ""},
-		"more than may be":           {[]int{1, 1, 1, 1}, 3, 1, ""},
-		"more instances than needed": {[]int{2, 2}, 3, 2, "0:2 | 0:2"},
-		"a size that is not there":   {[]int{3}, 4, 1, ""},
+		"one each":                   {"3g.40gb", []int{3, 3}, "0:3 | 0:3"},
+		"parts of one":               {"3g.40gb", []int{1, 1, 1}, "0:1 1:1 2:1"},
+		"small ones fill up":         {"3g.40gb", []int{2, 1, 2, 1}, "0:2 2:1 | 0:2 2:1"},
+		"a large one and parts":      {"3g.40gb", []int{1, 3, 1}, "0:1 1:1 | 0:3"},
+		"the large one goes up":      {"7g.80gb", []int{3, 2, 2}, "0:2 2:2 4:3"},
+		"all sizes":                  {"7g.80gb", []int{1, 2, 4}, "0:4 4:2 6:1"},
+		"three twos and a one":       {"7g.80gb", []int{2, 2, 2, 1}, "0:2 2:2 4:2 6:1"},
+		"no room for one more":       {"7g.80gb", []int{2, 2, 2, 2}, ""},
+		"no place though room":       {"7g.80gb", []int{3, 3, 2}, ""},
+		"more than may be":           {"4g.40gb", []int{1, 1, 1, 1, 1}, ""},
+		"more instances than needed": {"3g.40gb", []int{2, 2}, "0:2 | 0:2"},
+		"a size that is not there":   {"4g.40gb", []int{3}, ""},
 	} {
+		devices := map[string]int{}
+		for _, size := range tt.sizes {
+			if _, all, _ := parse(tt.instance); size == all {
+				devices[tt.instance]++
+			} else {
+				devices[fmt.Sprintf("%dc.%s", size, tt.instance)]++
+			}
+		}
 		var got []string
-		for _, computes := range pack(tt.sizes, tt.slices, tt.limit) {
+		for _, i := range layout.Plan(wish(devices), []layout.GPU{gpu(h100)}).GPUs[0].After.Instances {
 			var one []string
-			for _, c := range computes {
+			for _, c := range i.Computes {
 				one = append(one, fmt.Sprintf("%d:%d", c.Start, c.Slices))
 			}
 			got = append(got, strings.Join(one, " "))
 		}
+		slices.Sort(got)
 		if all := strings.Join(got, " | "); all != tt.want {
 			t.Errorf("%s: got %q, want %q", name, all, tt.want)
 		}
@@ -48,46 +58,59 @@ func TestPack(t *testing.T) {
 // TestPackEnds: compute instances that do not fit into many GPU instances are refused soon. A driver that tells so many is wrong.
 func TestPackEnds(t *testing.T) {
 	t.Parallel()
-	if got := pack(slices.Repeat([]int{1}, 43), 7, 7); len(got) != 7 {
-		t.Errorf("43 of one slice are packed into %d GPU instances of seven", len(got))
+	wrong := func(count int) layout.GPU {
+		g := gpu(h100)
+		g.Profiles = []inventory.MIGProfile{{Name: "7g.80gb", Count: count, Size: 1, Starts: []int{0, 1, 2, 3, 4, 5, 6}},
+			{Name: "7g.81gb", Count: 1, Size: 8, Starts: []int{0}}} // says how many memory slices the GPU has
+		return g
 	}
-	if got := pack(slices.Repeat([]int{2}, 16), 7, 5); got != nil {
-		t.Errorf("16 of two slices, of which three fit into a GPU instance: %v", got)
+	if c := layout.Plan(wish(map[string]int{"1c.7g.80gb": 43}), []layout.GPU{wrong(7)}).GPUs[0]; len(c.After.Instances) != 7 {
+		t.Errorf("43 of one slice are packed into %d GPU instances of seven: %s", len(c.After.Instances), c.Reason)
+	}
+	if c := layout.Plan(wish(map[string]int{"2c.7g.80gb": 16}), []layout.GPU{wrong(5)}); c.Possible() {
+		t.Error("16 of two slices, of which three fit into each of five GPU instances, are possible")
 	}
 }
 
-// TestMostThatFits compares what fits of too much with the best of all ways: most memory slices, and of those most instances.
+// TestMostThatFits compares what is said to fit of too much with the best of all ways: most memory slices, and of those most instances.
 func TestMostThatFits(t *testing.T) {
 	t.Parallel()
-	devices := slices.Sorted(maps.Keys(models))
-	for seed := range uint64(600) {
+	ids := devices()
+	compared := 0
+	for seed := range uint64(1200) {
 		r := rand.New(rand.NewPCG(seed, 5))
-		profiles := models[devices[seed%uint64(len(devices))]]
-		var kinds []kind
+		device := ids[seed%uint64(len(ids))]
+		profiles := profilesOf(device)
 		var all []inventory.MIGProfile
+		wanted := map[string]int{}
 		for range 1 + r.IntN(5) {
 			p := profiles[r.IntN(len(profiles))]
 			all = append(all, p)
-			at := slices.IndexFunc(kinds, func(k kind) bool { return k.profile.Name == p.Name })
-			if at < 0 {
-				kinds, at = append(kinds, kind{profile: p}), len(kinds)
+			wanted[p.Name]++
+		}
+		reason := layout.Plan(wish(wanted), []layout.GPU{gpu(device)}).GPUs[0].Reason
+		_, text, found := strings.Cut(reason, "of them, ")
+		if !found {
+			continue // all of it fits, or more of a profile than the GPU can have
+		}
+		compared++
+		want, got := (&oracle{}).most(all), [2]int{}
+		for some := range strings.SplitSeq(strings.TrimSuffix(text, " would fit"), ", ") {
+			var n int
+			var name string
+			if _, err := fmt.Sscanf(some, "%d of %s", &n, &name); err != nil || n > wanted[name] {
+				t.Fatalf("seed %d: %q: %v", seed, reason, err)
 			}
-			kinds[at].count++
+			p := profiles[slices.Index(names(profiles), name)]
+			got[0] += n * p.Size
+			got[1] += n
 		}
-		found, ok := solve(kinds, memorySlices(profiles), nil, true)
-		var o oracle
-		var put []string
-		for _, s := range found {
-			next := target{profile: kinds[s.kind].profile, start: s.start}
-			if kinds[s.kind].count--; kinds[s.kind].count < 0 || o.collides(next) || !slices.Contains(next.profile.Starts, s.start) {
-				t.Fatalf("seed %d: %v of %v", seed, found, names(all))
-			}
-			o.put, put = append(o.put, next), append(put, next.profile.Name)
+		if got != want {
+			t.Fatalf("seed %d: of %v: %s: %v slices and instances, want %v", seed, names(all), reason, got, want)
 		}
-		want, got := (&oracle{}).most(all), [2]int{o.covered(), len(found)}
-		if !ok || got != want || !media(put) {
-			t.Fatalf("seed %d: of %v fit %v with %v slices and instances, want %v", seed, names(all), put, got, want)
-		}
+	}
+	if compared < 200 {
+		t.Errorf("%d wishes were compared", compared)
 	}
 }
 
