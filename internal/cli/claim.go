@@ -152,10 +152,6 @@ func checkObject(text []byte) (lines []string, problems int, err error) {
 	if o.Kind == "ResourceClaimTemplate" {
 		claim = o.Spec.Spec
 	}
-	parts := map[string]string{}
-	for _, r := range claim.Devices.Requests {
-		r.describe("", parts)
-	}
 	var configs []dra.OpaqueConfig
 	for i, c := range append(claim.Devices.Config, o.Spec.Config...) {
 		if c.Opaque.Driver != dra.Driver {
@@ -172,15 +168,8 @@ func checkObject(text []byte) (lines []string, problems int, err error) {
 			lines = append(lines, where+strings.TrimSuffix(" (requests "+strings.Join(c.Requests, ", ")+")", " (requests )")+": "+found.String())
 		}
 	}
-	for _, request := range slices.Sorted(maps.Keys(parts)) {
-		limit := "nothing keeps processes to it, unless the DeviceClass wants MPS"
-		if strategy := strategyOf(request, claim.Devices.Config); strategy == dra.MPS {
-			limit = "MPS keeps each process to it"
-		} else if strategy != "" {
-			limit = "nothing keeps processes to it without MPS"
-		}
-		lines = append(lines, fmt.Sprintf("%s %s, request %s: %s of the memory of a GPU; %s",
-			o.Kind, o.Metadata.Name, request, parts[request], limit))
+	for _, part := range partsOf(claim) {
+		lines = append(lines, fmt.Sprintf("%s %s, %s", o.Kind, o.Metadata.Name, part))
 	}
 	if problems > 0 {
 		return lines, problems, err
@@ -189,6 +178,24 @@ func checkObject(text []byte) (lines []string, problems int, err error) {
 		lines, problems = append(lines, fmt.Sprintf("%s %s: %s", o.Kind, o.Metadata.Name, refused)), problems+1
 	}
 	return lines, problems, err
+}
+
+// partsOf returns a line for each request of a part of the memory of a GPU.
+func partsOf(claim claimSpec) (lines []string) {
+	parts := map[string]string{}
+	for _, r := range claim.Devices.Requests {
+		r.describe("", parts)
+	}
+	for _, request := range slices.Sorted(maps.Keys(parts)) {
+		limit := "nothing keeps processes to it, unless the DeviceClass wants MPS"
+		if strategy := strategyOf(request, claim.Devices.Config); strategy == dra.MPS {
+			limit = "MPS keeps each process to it"
+		} else if strategy != "" {
+			limit = "nothing keeps processes to it without MPS"
+		}
+		lines = append(lines, fmt.Sprintf("request %s: %s of the memory of a GPU; %s", request, parts[request], limit))
+	}
+	return lines
 }
 
 // strategyOf returns how a request uses its GPUs, by the last configuration that is for it; empty without one.

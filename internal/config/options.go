@@ -149,8 +149,8 @@ var daemonOptions = []option{
 	},
 	{
 		flag: "compatibility", env: []string{"COMPATIBILITY"}, key: "flags.compatibility",
-		usage: "nvidia: ignore resources, and rename and devices of sharing, as NVIDIA's device plugin does; none: they have their effect; " +
-			"default: none with a warning, or nvidia under the name of one of NVIDIA's programs",
+		usage: "nvidia: ignore the keys resources, sharing.*.resources[].rename and sharing.*.resources[].devices of the file, as NVIDIA's " +
+			"device plugin does; none: use them; default: use them with a warning, and under the name of one of NVIDIA's programs ignore them",
 		set: choice(func(c *Config) *Compatibility { return &c.Compatibility }, CompatibilityNone, CompatibilityNVIDIA),
 	},
 	{

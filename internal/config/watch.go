@@ -96,32 +96,23 @@ func (w *Watcher) follow(ctx context.Context, chosen Chosen, other <-chan struct
 	w.chosen = chosen.Err
 	if path == "" {
 		w.look(ctx, "", nil, false)
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-other:
-				return
-			case w.pulse.Beat() <- struct{}{}:
-			}
-		}
+		w.wait(ctx, other)
+		return
 	}
 	pace := lookEvery
-	var changes <-chan fsnotify.Event
-	var lost <-chan error
-	if watcher, err := watchDirectory(path); err == nil {
-		defer watcher.Close()
-		changes, lost = watcher.Events, watcher.Errors
-	} else {
-		pace = lookOften
+	directory, err := watchDirectory(path)
+	if err != nil {
+		directory, pace = &fsnotify.Watcher{}, lookOften // its channels are nil
 		klog.FromContext(ctx).Info("Cannot watch the directory of the configuration file; reading the file periodically",
 			"path", path, "after", pace.String(), "reason", err.Error())
+	} else {
+		defer directory.Close()
 	}
 	ticker := w.clock.NewTicker(pace)
 	defer ticker.Stop()
 	var settle <-chan time.Time
 	var began time.Time // of the changes that have not been read
-	wait := func() {
+	changed := func() {
 		if settle == nil {
 			began = w.clock.Now()
 		}
@@ -134,13 +125,13 @@ func (w *Watcher) follow(ctx context.Context, chosen Chosen, other <-chan struct
 			return
 		case <-other:
 			return
-		case event := <-changes:
+		case event := <-directory.Events:
 			if concerns(event, path) {
-				wait()
+				changed()
 			}
-		case err := <-lost:
+		case err := <-directory.Errors:
 			klog.FromContext(ctx).V(2).Info("Lost events of the configuration file; reading it", "reason", err.Error())
-			wait()
+			changed()
 		case <-settle:
 			settle = nil
 			seen = w.look(ctx, path, seen, false)
@@ -155,6 +146,20 @@ func (w *Watcher) follow(ctx context.Context, chosen Chosen, other <-chan struct
 	}
 }
 
+// wait waits until another file is chosen or ctx ends.
+func (w *Watcher) wait(ctx context.Context, other <-chan struct{}) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-other:
+			return
+		case w.pulse.Beat() <- struct{}{}:
+		}
+	}
+}
+
+// watchDirectory returns what tells of changes in the directory of a file. The caller closes it.
 func watchDirectory(path string) (*fsnotify.Watcher, error) {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {

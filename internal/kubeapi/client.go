@@ -84,7 +84,7 @@ func New(o Options) *Client {
 	}
 }
 
-// Count has each request counted from now on, with the code of its HTTP answer, 0 if there was none.
+// Count sets the function that is called for each request from now on. The code is that of the HTTP answer; 0 if there was none.
 func (c *Client) Count(requested func(verb, resource string, code int)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -227,7 +227,7 @@ func isOtherHistory(err error) bool {
 	return errors.Is(err, errWentBack) || errors.As(err, &refused) && refused.Unknown
 }
 
-// watchOnce lists the collection and watches it then until the watch ends. It returns the version that was seen last; none if the API
+// watchOnce lists the collection and then watches it until the watch ends. It returns the version that was seen last; none if the API
 // server has not answered.
 func (c *Client) watchOnce(ctx context.Context, timer clock.Clock, w collection, from string) (version string, err error) {
 	if version, err = w.list(ctx, from); err != nil {
@@ -235,22 +235,8 @@ func (c *Client) watchOnce(ctx context.Context, timer clock.Clock, w collection,
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	silence := timer.NewTimer(maxSilence)
-	defer silence.Stop()
 	heard := make(chan struct{})
-	go func() {
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-heard:
-				silence.Reset(maxSilence)
-			case <-silence.C():
-				cancel(errSilent)
-				return
-			}
-		}
-	}()
+	go cancelWhenSilent(ctx, cancel, timer.NewTimer(maxSilence), heard)
 	length := minWatch + rand.N(maxWatch-minWatch)
 	body, err := c.open(ctx, request{verb: http.MethodGet, path: w.path(), query: url.Values{
 		"watch": {"true"}, "fieldSelector": {w.selector()}, "resourceVersion": {version}, "allowWatchBookmarks": {"true"},
@@ -265,6 +251,27 @@ func (c *Client) watchOnce(ctx context.Context, timer clock.Clock, w collection,
 		w.problem.Publish(nil)
 		c.back.Publish(struct{}{})
 	}
+	return w.follow(ctx, body, version, heard)
+}
+
+// cancelWhenSilent cancels a watch of which nothing is heard for maxSilence, until its context ends.
+func cancelWhenSilent(ctx context.Context, cancel context.CancelCauseFunc, silence clock.Timer, heard <-chan struct{}) {
+	defer silence.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-heard:
+			silence.Reset(maxSilence)
+		case <-silence.C():
+			cancel(errSilent)
+			return
+		}
+	}
+}
+
+// follow hands on the events of a watch until it ends, and returns the version that was seen last. heard is told of each event.
+func (w collection) follow(ctx context.Context, body io.Reader, version string, heard chan<- struct{}) (string, error) {
 	bounded := &io.LimitedReader{R: body}
 	events := json.NewDecoder(bounded)
 	for {
