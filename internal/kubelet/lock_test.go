@@ -2,12 +2,13 @@ package kubelet_test
 
 import (
 	"context"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"os"
 	"path/filepath"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
 
 func TestRegistrationsOfOtherProcessesWait(t *testing.T) {

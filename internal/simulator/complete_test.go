@@ -1,4 +1,4 @@
-package simulator
+package simulator_test
 
 import (
 	"go/ast"

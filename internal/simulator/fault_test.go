@@ -1,4 +1,4 @@
-package simulator
+package simulator_test
 
 import (
 	"encoding/binary"
@@ -8,10 +8,12 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 )
 
 // inject makes a fault happen.
-func inject(t *testing.T, n *Node, f Fault) {
+func inject(t *testing.T, n *simulator.Node, f simulator.Fault) {
 	t.Helper()
 	if err := n.Inject(f); err != nil {
 		t.Fatal(err)
@@ -42,33 +44,33 @@ func TestXID(t *testing.T) {
 	const xid, action, gone = nvml.EventTypeXidCriticalError, nvml.EventTypeGpuRecoveryAction, nvml.EventTypeGpuUnavailableError
 	for name, c := range map[string]struct {
 		profile string
-		fault   Fault
+		fault   simulator.Fault
 		events  [][2]uint64
 		end     nvml.Return
 		action  nvml.DeviceGpuRecoveryAction
 		known   nvml.Return
 	}{
-		"application": {"dgx-h100", Fault{XID: 13}, [][2]uint64{{xid, 13}}, nvml.ERROR_TIMEOUT, 0, nvml.SUCCESS},
+		"application": {"dgx-h100", simulator.Fault{XID: 13}, [][2]uint64{{xid, 13}}, nvml.ERROR_TIMEOUT, 0, nvml.SUCCESS},
 		"reset": {
-			"dgx-h100", Fault{XID: 48}, [][2]uint64{{xid, 48}, {action, 0}}, nvml.ERROR_TIMEOUT,
+			"dgx-h100", simulator.Fault{XID: 48}, [][2]uint64{{xid, 48}, {action, 0}}, nvml.ERROR_TIMEOUT,
 			nvml.GPU_RECOVERY_ACTION_GPU_RESET, nvml.SUCCESS,
 		},
 		"another action": {
-			"dgx-h100", Fault{XID: 48, Action: "reboot"}, [][2]uint64{{xid, 48}, {action, 0}}, nvml.ERROR_TIMEOUT,
+			"dgx-h100", simulator.Fault{XID: 48, Action: "reboot"}, [][2]uint64{{xid, 48}, {action, 0}}, nvml.ERROR_TIMEOUT,
 			nvml.GPU_RECOVERY_ACTION_NODE_REBOOT, nvml.SUCCESS,
 		},
 		"reset, before the driver says so": {
-			"dgx-a100", Fault{XID: 143}, [][2]uint64{{xid, 143}}, nvml.ERROR_TIMEOUT, 0, nvml.SUCCESS,
+			"dgx-a100", simulator.Fault{XID: 143}, [][2]uint64{{xid, 143}}, nvml.ERROR_TIMEOUT, 0, nvml.SUCCESS,
 		},
-		"old driver":  {"dgx-1", Fault{XID: 48}, [][2]uint64{{xid, 48}}, nvml.ERROR_TIMEOUT, 0, nvml.ERROR_NOT_SUPPORTED},
-		"off the bus": {"dgx-h100", Fault{XID: 79}, [][2]uint64{{xid, 79}, {gone, 0}}, nvml.ERROR_GPU_IS_LOST, 0, 0},
+		"old driver":  {"dgx-1", simulator.Fault{XID: 48}, [][2]uint64{{xid, 48}}, nvml.ERROR_TIMEOUT, 0, nvml.ERROR_NOT_SUPPORTED},
+		"off the bus": {"dgx-h100", simulator.Fault{XID: 79}, [][2]uint64{{xid, 79}, {gone, 0}}, nvml.ERROR_GPU_IS_LOST, 0, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n, lib := start(t, c.profile)
 			d := handle(t, lib, 2)
 			set := listen(t, lib, handle(t, lib, 0), d)
-			c.fault.Kind, c.fault.GPU = KindXID, uuid(t, d)
+			c.fault.Kind, c.fault.GPU = simulator.KindXID, uuid(t, d)
 			inject(t, n, c.fault)
 			events, end := drain(set)
 			if diff := cmp.Diff(c.events, events); diff != "" || end != c.end {
@@ -89,16 +91,16 @@ func TestEventsOfInstances(t *testing.T) {
 	set := listen(t, lib, handle(t, lib, 6))
 	one, two := 1, 2
 	for _, c := range []struct {
-		fault  Fault
+		fault  simulator.Fault
 		gi, ci uint32
 	}{
-		{Fault{GPU: "6"}, unattributed, unattributed},
-		{Fault{GPU: "6", GI: &two}, 2, unattributed},
-		{Fault{GPU: "6", GI: &one, CI: &two}, 1, 2},
-		{Fault{GPU: "6:1"}, 1, 1},
-		{Fault{GPU: n.List()[6].MIG[3].UUID}, 2, 0},
+		{simulator.Fault{GPU: "6"}, unattributed, unattributed},
+		{simulator.Fault{GPU: "6", GI: &two}, 2, unattributed},
+		{simulator.Fault{GPU: "6", GI: &one, CI: &two}, 1, 2},
+		{simulator.Fault{GPU: "6:1"}, 1, 1},
+		{simulator.Fault{GPU: n.List()[6].MIG[3].UUID}, 2, 0},
 	} {
-		c.fault.Kind, c.fault.XID = KindXID, 94
+		c.fault.Kind, c.fault.XID = simulator.KindXID, 94
 		inject(t, n, c.fault)
 		e, ret := set.Wait(0)
 		must(t, "Wait", ret)
@@ -112,7 +114,7 @@ func TestLostAndRestored(t *testing.T) {
 	n, lib := start(t, "dgx-h100")
 	lost, other := handle(t, lib, 3), handle(t, lib, 4)
 	set := listen(t, lib, lost, other)
-	inject(t, n, Fault{Kind: KindLost, GPU: "3"})
+	inject(t, n, simulator.Fault{Kind: simulator.KindLost, GPU: "3"})
 	for range 3 {
 		if _, ret := set.Wait(1000); ret != nvml.ERROR_GPU_IS_LOST {
 			t.Fatalf("Wait with a lost GPU answered %v", ret)
@@ -133,7 +135,7 @@ func TestLostAndRestored(t *testing.T) {
 		t.Errorf("Wait without the lost GPU answered %v", ret)
 	}
 
-	inject(t, n, Fault{Kind: KindRestore, GPU: "3"})
+	inject(t, n, simulator.Fault{Kind: simulator.KindRestore, GPU: "3"})
 	if _, ret := lost.GetUUID(); ret != nvml.ERROR_GPU_IS_LOST {
 		t.Errorf("a GPU that is back answered its old session %v", ret)
 	}
@@ -150,7 +152,7 @@ func second[T any](_ T, ret nvml.Return) nvml.Return { return ret }
 func TestHotPlug(t *testing.T) {
 	n, lib := start(t, "dgx-h100")
 	fourth := handle(t, lib, 4)
-	inject(t, n, Fault{Kind: KindRemove, GPU: "3"})
+	inject(t, n, simulator.Fault{Kind: simulator.KindRemove, GPU: "3"})
 	if count, _ := lib.DeviceGetCount(); count != 8 {
 		t.Errorf("the open session has %d GPUs", count)
 	}
@@ -167,7 +169,7 @@ func TestHotPlug(t *testing.T) {
 	if s := n.List()[3]; s.State != "removed" || s.Index != 3 {
 		t.Errorf("List says %+v", s)
 	}
-	inject(t, n, Fault{Kind: KindAdd, GPU: n.List()[3].UUID})
+	inject(t, n, simulator.Fault{Kind: simulator.KindAdd, GPU: n.List()[3].UUID})
 	if count, _ := open(t, n).DeviceGetCount(); count != 8 {
 		t.Errorf("after add a new session has %d GPUs", count)
 	}
@@ -178,7 +180,7 @@ func TestMIGLayoutChanges(t *testing.T) {
 	gpu := handle(t, lib, 1)
 	set := listen(t, lib, gpu)
 	layout := func(profiles ...string) []string {
-		inject(t, n, Fault{Kind: KindMIG, GPU: "1", Profiles: profiles})
+		inject(t, n, simulator.Fault{Kind: simulator.KindMIG, GPU: "1", Profiles: profiles})
 		if events, _ := drain(set); len(events) != 1 || events[0][0] != nvml.EventMigConfigChange {
 			t.Errorf("events of the change: %v", events)
 		}
@@ -219,7 +221,7 @@ func TestDriverComesAndGoes(t *testing.T) {
 		{"no-library", nvml.ERROR_LIBRARY_NOT_FOUND},
 		{"590.48.01", nvml.ERROR_LIB_RM_VERSION_MISMATCH},
 	} {
-		inject(t, n, Fault{Kind: KindDriver, Driver: c.driver})
+		inject(t, n, simulator.Fault{Kind: simulator.KindDriver, Driver: c.driver})
 		if _, ret := lib.DeviceGetCount(); ret != c.want {
 			t.Errorf("driver %s: a call of the open session answered %v, want %v", c.driver, ret, c.want)
 		}
@@ -231,16 +233,16 @@ func TestDriverComesAndGoes(t *testing.T) {
 	if version, ret := process.SystemGetDriverVersion(); version != "590.48.01" || ret != nvml.SUCCESS {
 		t.Errorf("a new process sees driver %s, %v", version, ret)
 	}
-	inject(t, n, Fault{Kind: KindRestore})
+	inject(t, n, simulator.Fault{Kind: simulator.KindRestore})
 	must(t, "DeviceGetCount after restore", second(lib.DeviceGetCount()))
 }
 
 func TestRebootRenewsAll(t *testing.T) {
 	n, lib := start(t, "t4")
 	gpu := handle(t, lib, 0)
-	inject(t, n, Fault{Kind: KindECC, GPU: "0"})
-	inject(t, n, Fault{Kind: KindHang})
-	inject(t, n, Fault{Kind: KindReboot})
+	inject(t, n, simulator.Fault{Kind: simulator.KindECC, GPU: "0"})
+	inject(t, n, simulator.Fault{Kind: simulator.KindHang})
+	inject(t, n, simulator.Fault{Kind: simulator.KindReboot})
 	if _, ret := gpu.GetUUID(); ret != nvml.ERROR_GPU_IS_LOST {
 		t.Errorf("a handle from before the reboot answered %v", ret)
 	}
@@ -281,44 +283,44 @@ func TestOldDriversLackFunctions(t *testing.T) {
 
 func TestRefusedFaults(t *testing.T) {
 	n, _ := start(t, "dgx-h100")
-	inject(t, n, Fault{Kind: KindLost, GPU: "6"})
-	inject(t, n, Fault{Kind: KindRemove, GPU: "7"})
+	inject(t, n, simulator.Fault{Kind: simulator.KindLost, GPU: "6"})
+	inject(t, n, simulator.Fault{Kind: simulator.KindRemove, GPU: "7"})
 	before := n.List()
 	one := 1
 	for _, c := range []struct {
-		fault Fault
+		fault simulator.Fault
 		want  string
 	}{
-		{Fault{Kind: "x"}, `no kind "x": give one of add, answer, clients, driver,`},
-		{Fault{Kind: KindXID, GPU: "0"}, "xid is missing"},
-		{Fault{Kind: KindXID, XID: 3}, "gpu is missing"},
-		{Fault{Kind: KindXID, GPU: "8", XID: 3}, `no GPU or MIG device "8": give an index from 0 to 7`},
-		{Fault{Kind: KindXID, GPU: "0", XID: 48, Action: "x"}, `no action "x": give one of drain-and-reset,`},
-		{Fault{Kind: KindXID, GPU: "0", XID: 3, GI: &one}, "GPU 0 has no GPU instance 1"},
-		{Fault{Kind: KindXID, GPU: "0", XID: 3, CI: &one}, "ci is given without gi"},
-		{Fault{Kind: KindLost, GPU: "0", XID: 3}, "takes no xid: it takes gpu"},
-		{Fault{Kind: KindLost, GPU: "6"}, "GPU 6 is off the bus: bring it back with restore first"},
-		{Fault{Kind: KindRestore, GPU: "7"}, "GPU 7 is unplugged: plug it in with add first"},
-		{Fault{Kind: KindAdd, GPU: "0"}, "GPU 0 is plugged in already"},
-		{Fault{Kind: KindHang, Call: "DeviceGetFoo"}, `no call "DeviceGetFoo": give one of`},
-		{Fault{Kind: KindHang, Delay: "1s"}, "takes no delay: it takes gpu, call, count"},
-		{Fault{Kind: KindSlow, GPU: "0"}, `delay "" is not a time above zero: give how much longer a call takes, such as 20ms`},
-		{Fault{Kind: KindSlow, GPU: "0", Delay: "20"}, `delay "20" is not a time above zero`},
-		{Fault{Kind: KindPersistence, State: "x"}, `no state "x": give one of off, on`},
-		{Fault{Kind: KindFail, Call: "Init", Return: "X"}, `no return "X": give one of`},
-		{Fault{Kind: KindEvent, GPU: "0", Event: "x"}, `no event "x": give one of`},
-		{Fault{Kind: KindFabric, GPU: "0", State: "x"}, `no state "x": give one of completed, in-progress, not-started`},
-		{Fault{Kind: KindDriver, Driver: "x"}, `driver "x" is not a version`},
-		{Fault{Kind: KindDriver, GPU: "0", Driver: "missing"}, "takes no gpu"},
-		{Fault{Kind: KindMIG, GPU: "0", Profiles: []string{"9g.1gb"}}, `has no MIG device "9g.1gb"`},
-		{Fault{Kind: KindNVLink, GPU: "0", Link: new(int)}, ""},
+		{simulator.Fault{Kind: "x"}, `no kind "x": give one of add, answer, clients, driver,`},
+		{simulator.Fault{Kind: simulator.KindXID, GPU: "0"}, "xid is missing"},
+		{simulator.Fault{Kind: simulator.KindXID, XID: 3}, "gpu is missing"},
+		{simulator.Fault{Kind: simulator.KindXID, GPU: "8", XID: 3}, `no GPU or MIG device "8": give an index from 0 to 7`},
+		{simulator.Fault{Kind: simulator.KindXID, GPU: "0", XID: 48, Action: "x"}, `no action "x": give one of drain-and-reset,`},
+		{simulator.Fault{Kind: simulator.KindXID, GPU: "0", XID: 3, GI: &one}, "GPU 0 has no GPU instance 1"},
+		{simulator.Fault{Kind: simulator.KindXID, GPU: "0", XID: 3, CI: &one}, "ci is given without gi"},
+		{simulator.Fault{Kind: simulator.KindLost, GPU: "0", XID: 3}, "takes no xid: it takes gpu"},
+		{simulator.Fault{Kind: simulator.KindLost, GPU: "6"}, "GPU 6 is off the bus: bring it back with restore first"},
+		{simulator.Fault{Kind: simulator.KindRestore, GPU: "7"}, "GPU 7 is unplugged: plug it in with add first"},
+		{simulator.Fault{Kind: simulator.KindAdd, GPU: "0"}, "GPU 0 is plugged in already"},
+		{simulator.Fault{Kind: simulator.KindHang, Call: "DeviceGetFoo"}, `no call "DeviceGetFoo": give one of`},
+		{simulator.Fault{Kind: simulator.KindHang, Delay: "1s"}, "takes no delay: it takes gpu, call, count"},
+		{simulator.Fault{Kind: simulator.KindSlow, GPU: "0"}, `delay "" is not a time above zero: give how much longer a call takes, such as 20ms`},
+		{simulator.Fault{Kind: simulator.KindSlow, GPU: "0", Delay: "20"}, `delay "20" is not a time above zero`},
+		{simulator.Fault{Kind: simulator.KindPersistence, State: "x"}, `no state "x": give one of off, on`},
+		{simulator.Fault{Kind: simulator.KindFail, Call: "Init", Return: "X"}, `no return "X": give one of`},
+		{simulator.Fault{Kind: simulator.KindEvent, GPU: "0", Event: "x"}, `no event "x": give one of`},
+		{simulator.Fault{Kind: simulator.KindFabric, GPU: "0", State: "x"}, `no state "x": give one of completed, in-progress, not-started`},
+		{simulator.Fault{Kind: simulator.KindDriver, Driver: "x"}, `driver "x" is not a version`},
+		{simulator.Fault{Kind: simulator.KindDriver, GPU: "0", Driver: "missing"}, "takes no gpu"},
+		{simulator.Fault{Kind: simulator.KindMIG, GPU: "0", Profiles: []string{"9g.1gb"}}, `has no MIG device "9g.1gb"`},
+		{simulator.Fault{Kind: simulator.KindNVLink, GPU: "0", Link: new(int)}, ""},
 	} {
 		err := n.Inject(c.fault)
 		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("%+v: got %v, want %q", c.fault, err, c.want)
 		}
 	}
-	inject(t, n, Fault{Kind: KindRestore, GPU: "0"})
+	inject(t, n, simulator.Fault{Kind: simulator.KindRestore, GPU: "0"})
 	if diff := cmp.Diff(before, n.List()); diff != "" {
 		t.Errorf("refused faults changed the node (-before +after):\n%s", diff)
 	}
@@ -326,7 +328,7 @@ func TestRefusedFaults(t *testing.T) {
 
 func TestFaultIsJSON(t *testing.T) {
 	gi := 3
-	want := Fault{Kind: KindXID, GPU: "1", XID: 94, GI: &gi}
+	want := simulator.Fault{Kind: simulator.KindXID, GPU: "1", XID: 94, GI: &gi}
 	text, err := json.Marshal(want)
 	if err != nil {
 		t.Fatal(err)
@@ -334,7 +336,7 @@ func TestFaultIsJSON(t *testing.T) {
 	if string(text) != `{"kind":"xid","gpu":"1","xid":94,"gi":3}` {
 		t.Errorf("marshalled %s", text)
 	}
-	var got Fault
+	var got simulator.Fault
 	if err := json.Unmarshal(text, &got); err != nil {
 		t.Fatal(err)
 	}

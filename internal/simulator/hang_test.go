@@ -1,4 +1,4 @@
-package simulator
+package simulator_test
 
 import (
 	"go/ast"
@@ -14,6 +14,8 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 )
 
 func TestHang(t *testing.T) {
@@ -21,14 +23,14 @@ func TestHang(t *testing.T) {
 	name := func(d nvml.Device, _ nvml.EventSet) nvml.Return { return second(d.GetName()) }
 	wait := func(_ nvml.Device, s nvml.EventSet) nvml.Return { return second(s.Wait(1)) }
 	for what, c := range map[string]struct {
-		fault       Fault
+		fault       simulator.Fault
 		hangs, goes call
 		answer      nvml.Return // of the call that hangs, once restored
 	}{
-		"one call":   {Fault{Call: "DeviceGetName"}, name, wait, nvml.SUCCESS},
-		"one GPU":    {Fault{GPU: "0"}, name, wait, nvml.SUCCESS},
-		"a wait":     {Fault{Call: "EventSetWait"}, wait, name, nvml.ERROR_TIMEOUT},
-		"every call": {Fault{}, name, nil, nvml.SUCCESS},
+		"one call":   {simulator.Fault{Call: "DeviceGetName"}, name, wait, nvml.SUCCESS},
+		"one GPU":    {simulator.Fault{GPU: "0"}, name, wait, nvml.SUCCESS},
+		"a wait":     {simulator.Fault{Call: "EventSetWait"}, wait, name, nvml.ERROR_TIMEOUT},
+		"every call": {simulator.Fault{}, name, nil, nvml.SUCCESS},
 	} {
 		for end, answer := range map[string]nvml.Return{"restore": c.answer, "close": nvml.ERROR_UNKNOWN} {
 			t.Run(what+" until "+end, func(t *testing.T) {
@@ -36,7 +38,7 @@ func TestHang(t *testing.T) {
 					n, lib := start(t, "dgx-h100")
 					gpu := handle(t, lib, 0)
 					set := listen(t, lib, gpu)
-					inject(t, n, Fault{Kind: KindHang, GPU: c.fault.GPU, Call: c.fault.Call})
+					inject(t, n, simulator.Fault{Kind: simulator.KindHang, GPU: c.fault.GPU, Call: c.fault.Call})
 					if c.goes != nil {
 						_ = c.goes(gpu, set) // the test ends in a deadlock if it hangs
 					}
@@ -51,7 +53,7 @@ func TestHang(t *testing.T) {
 					if end == "close" {
 						n.Close()
 					} else {
-						inject(t, n, Fault{Kind: KindRestore, GPU: c.fault.GPU})
+						inject(t, n, simulator.Fault{Kind: simulator.KindRestore, GPU: c.fault.GPU})
 					}
 					if ret := <-answers; ret != answer {
 						t.Errorf("after the hang the call answered %v, want %v", ret, answer)
@@ -69,14 +71,14 @@ func TestWaitThatHangsHalfway(t *testing.T) {
 		answer := make(chan nvml.Return, 1)
 		go func() { answer <- second(set.Wait(1000)) }()
 		synctest.Wait()
-		inject(t, n, Fault{Kind: KindHang, Call: "EventSetWait"})
+		inject(t, n, simulator.Fault{Kind: simulator.KindHang, Call: "EventSetWait"})
 		time.Sleep(time.Minute)
 		select {
 		case ret := <-answer:
 			t.Fatalf("Wait answered %v in spite of the hang", ret)
 		default:
 		}
-		inject(t, n, Fault{Kind: KindRestore})
+		inject(t, n, simulator.Fault{Kind: simulator.KindRestore})
 		if ret := <-answer; ret != nvml.ERROR_TIMEOUT {
 			t.Errorf("Wait answered %v after the hang", ret)
 		}
@@ -91,7 +93,7 @@ func TestWaitTakesItsTime(t *testing.T) {
 		if _, ret := set.Wait(250); ret != nvml.ERROR_TIMEOUT || time.Since(began) != 250*time.Millisecond {
 			t.Errorf("Wait(250) answered %v after %v", ret, time.Since(began))
 		}
-		time.AfterFunc(time.Second, func() { inject(t, n, Fault{Kind: KindXID, GPU: "0", XID: 31}) })
+		time.AfterFunc(time.Second, func() { inject(t, n, simulator.Fault{Kind: simulator.KindXID, GPU: "0", XID: 31}) })
 		began = time.Now()
 		e, ret := set.Wait(5000)
 		if ret != nvml.SUCCESS || e.EventData != 31 || time.Since(began) != time.Second {
@@ -114,20 +116,20 @@ func TestSlowCalls(t *testing.T) {
 			}
 		}
 		name := func(gpu int) func() { return func() { must(t, "GetName", second(gpus[gpu].GetName())) } }
-		inject(t, n, Fault{Kind: KindSlow, GPU: "1", Delay: "45s", Count: 2})
-		inject(t, n, Fault{Kind: KindSlow, GPU: "2", Call: "DeviceGetName", Delay: "20ms"})
+		inject(t, n, simulator.Fault{Kind: simulator.KindSlow, GPU: "1", Delay: "45s", Count: 2})
+		inject(t, n, simulator.Fault{Kind: simulator.KindSlow, GPU: "2", Call: "DeviceGetName", Delay: "20ms"})
 		took("a call on another GPU", 0, name(0))
 		took("another call", 0, func() { must(t, "GetUUID", second(gpus[2].GetUUID())) })
 		for range 3 {
 			took("a call that is slow for good", 20*time.Millisecond, name(2))
 		}
 		took("the first slow call", 45*time.Second, name(1))
-		inject(t, n, Fault{Kind: KindSlow, Delay: "1s"})
+		inject(t, n, simulator.Fault{Kind: simulator.KindSlow, Delay: "1s"})
 		took("the second, with all calls slow", 46*time.Second, name(1))
 		took("the next", time.Second, name(1))
 		took("getting a handle", time.Second, func() { handle(t, lib, 2) })
 		took("a wait", 1250*time.Millisecond, func() { _, _ = set.Wait(250) })
-		time.AfterFunc(time.Second/2, func() { inject(t, n, Fault{Kind: KindRestore}) })
+		time.AfterFunc(time.Second/2, func() { inject(t, n, simulator.Fault{Kind: simulator.KindRestore}) })
 		took("a call that is restored", time.Second/2, name(0))
 		took("a call afterwards", 0, name(1))
 	})
@@ -138,7 +140,7 @@ func TestCountedHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n, lib := start(t, "dgx-h100")
 		gpu := handle(t, lib, 3)
-		inject(t, n, Fault{Kind: KindHang, GPU: "3", Count: 1})
+		inject(t, n, simulator.Fault{Kind: simulator.KindHang, GPU: "3", Count: 1})
 		answered := make(chan nvml.Return, 1)
 		go func() { answered <- second(gpu.GetName()) }()
 		time.Sleep(time.Hour)
@@ -151,7 +153,7 @@ func TestCountedHang(t *testing.T) {
 			t.Fatalf("the call answered %v in spite of the hang", ret)
 		default:
 		}
-		inject(t, n, Fault{Kind: KindRestore, GPU: "3"})
+		inject(t, n, simulator.Fault{Kind: simulator.KindRestore, GPU: "3"})
 		must(t, "the call that hung", <-answered)
 	})
 }
@@ -159,14 +161,14 @@ func TestCountedHang(t *testing.T) {
 // TestPersistence has GPUs forget what a driver without users forgets.
 func TestPersistence(t *testing.T) {
 	n, lib := start(t, "dgx-h100")
-	inject(t, n, Fault{Kind: KindPersistence, GPU: "1", State: "off"})
+	inject(t, n, simulator.Fault{Kind: simulator.KindPersistence, GPU: "1", State: "off"})
 	for gpu, want := range []nvml.EnableState{nvml.FEATURE_ENABLED, nvml.FEATURE_DISABLED} {
 		d := handle(t, lib, gpu)
 		if mode, ret := d.GetPersistenceMode(); mode != want || ret != nvml.SUCCESS {
 			t.Errorf("GPU %d has persistence mode %v, %v", gpu, mode, ret)
 		}
 		must(t, "SetComputeMode", d.SetComputeMode(nvml.COMPUTEMODE_PROHIBITED))
-		inject(t, n, Fault{Kind: KindECC, GPU: uuid(t, d)})
+		inject(t, n, simulator.Fault{Kind: simulator.KindECC, GPU: uuid(t, d)})
 	}
 	other := open(t, n)
 	must(t, "Shutdown", lib.Shutdown())
@@ -188,17 +190,17 @@ func TestPersistence(t *testing.T) {
 func TestFailingCalls(t *testing.T) {
 	n, lib := start(t, "dgx-h100")
 	one, two := handle(t, lib, 1), handle(t, lib, 2)
-	inject(t, n, Fault{Kind: KindFail, GPU: "1", Call: "DeviceGetMemoryInfo", Return: "RESET_REQUIRED"})
+	inject(t, n, simulator.Fault{Kind: simulator.KindFail, GPU: "1", Call: "DeviceGetMemoryInfo", Return: "RESET_REQUIRED"})
 	if _, ret := one.GetMemoryInfo(); ret != nvml.ERROR_RESET_REQUIRED {
 		t.Errorf("the failing call answered %v", ret)
 	}
 	must(t, "another call", second(one.GetUUID()))
 	must(t, "another GPU", second(two.GetMemoryInfo()))
-	inject(t, n, Fault{Kind: KindFail, Call: "Init", Return: "UNKNOWN"})
+	inject(t, n, simulator.Fault{Kind: simulator.KindFail, Call: "Init", Return: "UNKNOWN"})
 	if ret := n.NVML().Init(); ret != nvml.ERROR_UNKNOWN {
 		t.Errorf("Init answered %v", ret)
 	}
-	inject(t, n, Fault{Kind: KindRestore})
+	inject(t, n, simulator.Fault{Kind: simulator.KindRestore})
 	must(t, "the call after restore", second(one.GetMemoryInfo()))
 }
 
@@ -234,7 +236,14 @@ func TestCallsAreListed(t *testing.T) {
 		want = append(want, name)
 	}
 	slices.Sort(want)
-	if diff := cmp.Diff(want, calls); diff != "" {
+	n, _ := start(t, "t4")
+	err = n.Inject(simulator.Fault{Kind: simulator.KindHang, Call: "Unknown"})
+	if err == nil {
+		t.Fatal("a call that is not known hangs")
+	}
+	_, list, _ := strings.Cut(err.Error(), "give one of ")
+	list, _, _ = strings.Cut(list, ", or none")
+	if diff := cmp.Diff(want, strings.Split(list, ", ")); diff != "" {
 		t.Errorf("calls (-source +list):\n%s", diff)
 	}
 }

@@ -1,30 +1,36 @@
-package simulator
+package simulator_test
 
 import (
+	"math"
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 )
 
 // start returns a node with a profile, and a library with an open session.
-func start(t *testing.T, profile string) (*Node, nvml.Interface) {
+func start(t *testing.T, profile string) (*simulator.Node, nvml.Interface) {
 	t.Helper()
-	p, err := Load(profile)
+	p, err := simulator.Load(profile)
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := New(p)
+	n := simulator.New(p)
 	t.Cleanup(n.Close)
 	return n, open(t, n)
 }
 
 // open returns a new library of a node with an open session.
-func open(t *testing.T, n *Node) nvml.Interface {
+func open(t *testing.T, n *simulator.Node) nvml.Interface {
 	t.Helper()
 	lib := n.NVML()
 	must(t, "Init", lib.Init())
 	return lib
 }
+
+// unattributed is the ID of an instance in an event that is about none.
+const unattributed uint32 = math.MaxUint32
 
 // must fails the test unless a call succeeded.
 func must(t *testing.T, call string, ret nvml.Return) {
@@ -60,7 +66,7 @@ func TestSessions(t *testing.T) {
 	gpu := handle(t, first, 0)
 	second := open(t, n)
 	must(t, "Init again", first.Init())
-	if got := n.Stats(); got != (Stats{Sessions: 2}) {
+	if got := n.Stats(); got != (simulator.Stats{Sessions: 2}) {
 		t.Errorf("with two libraries open: %+v", got)
 	}
 	must(t, "Shutdown", first.Shutdown())
@@ -81,7 +87,7 @@ func TestSessions(t *testing.T) {
 		t.Errorf("the other library has %d GPUs, %v", count, ret)
 	}
 	must(t, "Shutdown", second.Shutdown())
-	if got := n.Stats(); got != (Stats{StaleCalls: 1}) {
+	if got := n.Stats(); got != (simulator.Stats{StaleCalls: 1}) {
 		t.Errorf("with all closed: %+v", got)
 	}
 }
@@ -90,10 +96,10 @@ func TestEventsReachTheirSet(t *testing.T) {
 	n, lib := start(t, "dgx-h100")
 	gpu := handle(t, lib, 3)
 	set := listen(t, lib, gpu)
-	if err := n.Inject(Fault{Kind: KindXID, GPU: "2", XID: 13}); err != nil {
+	if err := n.Inject(simulator.Fault{Kind: simulator.KindXID, GPU: "2", XID: 13}); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.Inject(Fault{Kind: KindXID, GPU: "3", XID: 13}); err != nil {
+	if err := n.Inject(simulator.Fault{Kind: simulator.KindXID, GPU: "3", XID: 13}); err != nil {
 		t.Fatal(err)
 	}
 	event, ret := set.Wait(0)
@@ -112,11 +118,11 @@ func TestEventsReachTheirSet(t *testing.T) {
 
 // BenchmarkLook is what a look at a GPU and its readings costs a user of the simulator.
 func BenchmarkLook(b *testing.B) {
-	p, err := Load("dgx-h100")
+	p, err := simulator.Load("dgx-h100")
 	if err != nil {
 		b.Fatal(err)
 	}
-	n := New(p)
+	n := simulator.New(p)
 	defer n.Close()
 	lib := n.NVML()
 	if ret := lib.Init(); ret != nvml.SUCCESS {
@@ -139,10 +145,10 @@ func BenchmarkLook(b *testing.B) {
 func BenchmarkStart(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
-		p, err := Load("dgx-h100")
+		p, err := simulator.Load("dgx-h100")
 		if err != nil {
 			b.Fatal(err)
 		}
-		New(p).Close()
+		simulator.New(p).Close()
 	}
 }

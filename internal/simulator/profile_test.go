@@ -1,7 +1,8 @@
-package simulator
+package simulator_test
 
 import (
 	"fmt"
+	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
@@ -12,6 +13,8 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 )
 
 func TestEveryProfile(t *testing.T) {
@@ -19,19 +22,23 @@ func TestEveryProfile(t *testing.T) {
 		"a100-mig-mixed", "a30-x4", "dgx-1", "dgx-2", "dgx-a100", "dgx-b200", "dgx-h100", "dgx-h200", "gb300-nvl72", "h100-mig-1g",
 		"h100-nvl-x4", "hgx-h20", "l4-x8", "l40-x4", "l40s-x8", "p100-x4", "rtx-pro-6000-x8", "t4",
 	}
-	if diff := cmp.Diff(want, Names()); diff != "" {
+	if diff := cmp.Diff(want, simulator.Names()); diff != "" {
 		t.Fatalf("Names (-want +got):\n%s", diff)
 	}
-	for _, name := range Names() {
+	for _, name := range simulator.Names() {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n, lib := start(t, name)
-			if n.profile.Description == "" {
+			p, err := simulator.Load(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if p.Description == "" {
 				t.Error("no description")
 			}
 			checkIdentities(t, lib)
-			checkLinks(t, n, lib)
-			checkMIGNames(t, n, lib)
+			checkLinks(t, lib)
+			checkMIGNames(t, p, lib)
 			checkBoundGPUs(t, n)
 		})
 	}
@@ -56,6 +63,9 @@ func address(t *testing.T, d nvml.Device) string {
 	must(t, "GetPciInfo", ret)
 	return bdf(p)
 }
+
+// bdf returns a PCI address as sysfs writes it.
+func bdf(p nvml.PciInfo) string { return fmt.Sprintf("%04x:%02x:%02x.0", p.Domain, p.Bus, p.Device) }
 
 // uuid returns the UUID of a device.
 func uuid(t *testing.T, d nvml.Device) string {
@@ -103,12 +113,15 @@ func migDevices(t *testing.T, d nvml.Device) []nvml.Device {
 }
 
 // checkLinks checks that the NVLinks of all GPUs fit together and that PCIe is as near one way as the other.
-func checkLinks(t *testing.T, n *Node, lib nvml.Interface) {
+func checkLinks(t *testing.T, lib nvml.Interface) {
 	t.Helper()
 	all := handles(t, lib)
 	lanes := map[[2]string]int{}
 	for i, d := range all {
-		links := n.profile.GPUs[i].model.NVLink.Links
+		links := 0
+		for _, ret := d.GetNvLinkState(links); ret == nvml.SUCCESS; _, ret = d.GetNvLinkState(links) {
+			links++
+		}
 		for link := range nvml.NVLINK_MAX_LINKS {
 			state, ret := d.GetNvLinkState(link)
 			if known := ret == nvml.SUCCESS; known != (link < links) {
@@ -146,14 +159,14 @@ func checkLinks(t *testing.T, n *Node, lib nvml.Interface) {
 }
 
 // checkMIGNames checks that what the calls say of a MIG device gives the name that the profile gives it.
-func checkMIGNames(t *testing.T, n *Node, lib nvml.Interface) {
+func checkMIGNames(t *testing.T, p simulator.Profile, lib nvml.Interface) {
 	t.Helper()
 	for i, d := range handles(t, lib) {
 		var got []string
 		for _, m := range migDevices(t, d) {
 			got = append(got, migName(t, d, m))
 		}
-		want := slices.Sorted(slices.Values(n.profile.GPUs[i].MIG))
+		want := slices.Sorted(slices.Values(p.GPUs[i].MIG))
 		if diff := cmp.Diff(want, slices.Sorted(slices.Values(got))); diff != "" {
 			t.Errorf("MIG devices of GPU %d (-want +got):\n%s", i, diff)
 		}
@@ -187,15 +200,15 @@ func migName(t *testing.T, gpu, m nvml.Device) string {
 }
 
 func TestIdentitiesAreStable(t *testing.T) {
-	first, err := Load("dgx-h100")
+	first, err := simulator.Load("dgx-h100")
 	if err != nil {
 		t.Fatal(err)
 	}
-	second, err := Load("dgx-h100")
+	second, err := simulator.Load("dgx-h100")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(New(first).List(), New(second).List()); diff != "" {
+	if diff := cmp.Diff(simulator.New(first).List(), simulator.New(second).List()); diff != "" {
 		t.Errorf("two nodes of one profile differ:\n%s", diff)
 	}
 	if got, want := first.GPUs[0].UUID, "GPU-787a37b7-5768-8cbb-b621-369a695c93a0"; got != want {
@@ -238,8 +251,15 @@ func TestCommonAncestor(t *testing.T) {
 		{"0/0/0", "0/0/0/1", nvml.TOPOLOGY_MULTIPLE},
 		{"0/0/0", "0/0/0", nvml.TOPOLOGY_SINGLE},
 	} {
-		if got := commonAncestor(c.a, c.b); got != c.want {
-			t.Errorf("%s and %s: %v, want %v", c.a, c.b, got, c.want)
+		file := filepath.Join(t.TempDir(), "two.yaml")
+		text := fmt.Sprintf("{description: Two GPUs, driver: 580.1, cuda: \"13.0\", model: l40s, gpus: [{bdf: \"0000:01:00.0\", pcie: %s}, "+
+			"{bdf: \"0000:02:00.0\", pcie: %s}]}", c.a, c.b)
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, lib := start(t, file)
+		if got, ret := handle(t, lib, 0).GetTopologyCommonAncestor(handle(t, lib, 1)); got != c.want || ret != nvml.SUCCESS {
+			t.Errorf("%s and %s: %v, %v, want %v", c.a, c.b, got, ret, c.want)
 		}
 	}
 }
@@ -258,19 +278,22 @@ gpus:
 nvlinks: [0 2, 2 0]
 `
 	file := filepath.Join(t.TempDir(), "mine.yml")
-	load := func(t *testing.T, text string) (Profile, error) {
+	load := func(t *testing.T, text string) (simulator.Profile, error) {
 		t.Helper()
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		return Load(file)
+		return simulator.Load(file)
 	}
 	p, err := load(t, good)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p.Name != "mine" || p.GPUs[0].UUID != "GPU-mine" || p.GPUs[1].minor != 5 || p.GPUs[1].numa != 3 {
-		t.Errorf("loaded %+v", p)
+	n := simulator.New(p)
+	t.Cleanup(n.Close)
+	numa, err := fs.ReadFile(n.Root(), "sys/bus/pci/devices/0000:02:00.0/numa_node")
+	if p.Name != "mine" || p.GPUs[0].UUID != "GPU-mine" || n.List()[1].Minor != 5 || string(numa) != "3\n" || err != nil {
+		t.Errorf("loaded %+v, NUMA node %q, %v", p, numa, err)
 	}
 	for name, c := range map[string]struct{ replace, by, want string }{
 		"unknown key":       {"pcie: 0/0, minor", "pci: 0/0, minor", `unknown field "pci"`},
@@ -301,11 +324,11 @@ nvlinks: [0 2, 2 0]
 
 func TestFaultsFromTheStart(t *testing.T) {
 	t.Parallel()
-	p, err := Load("dgx-h100")
+	p, err := simulator.Load("dgx-h100")
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.Faults = []Fault{{Kind: KindLost, GPU: "2"}, {Kind: KindRemapFailure, GPU: "5"}, {Kind: KindDriver, Driver: "missing"}}
+	p.Faults = []simulator.Fault{{Kind: simulator.KindLost, GPU: "2"}, {Kind: simulator.KindRemapFailure, GPU: "5"}, {Kind: simulator.KindDriver, Driver: "missing"}}
 	file := filepath.Join(t.TempDir(), "dgx-h100.yaml")
 	text, err := yaml.Marshal(p)
 	if err != nil {
@@ -314,37 +337,30 @@ func TestFaultsFromTheStart(t *testing.T) {
 	if err := os.WriteFile(file, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	written, err := Load(file)
+	written, err := simulator.Load(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := New(written)
+	n := simulator.New(written)
 	if ret := n.NVML().Init(); ret != nvml.ERROR_DRIVER_NOT_LOADED {
 		t.Errorf("Init answers %v", ret)
 	}
 	gpus := n.List()
-	if gpus[2].State != "lost" || len(gpus[5].Faults) != 1 || gpus[0].UUID != New(p).List()[0].UUID {
+	if gpus[2].State != "lost" || len(gpus[5].Faults) != 1 || gpus[0].UUID != simulator.New(p).List()[0].UUID {
 		t.Errorf("the node is %+v", gpus)
 	}
 }
 
 func TestLoadOfNothing(t *testing.T) {
-	if _, err := Load("dgx-h1000"); err == nil || !strings.Contains(err.Error(), "give one of a100-mig-mixed, a30-x4,") {
+	if _, err := simulator.Load("dgx-h1000"); err == nil || !strings.Contains(err.Error(), "give one of a100-mig-mixed, a30-x4,") {
 		t.Errorf("an unknown name: %v", err)
 	}
-	if _, err := Load("/no/such/file.yaml"); err == nil || !strings.Contains(err.Error(), "/no/such/file.yaml") {
+	if _, err := simulator.Load("/no/such/file.yaml"); err == nil || !strings.Contains(err.Error(), "/no/such/file.yaml") {
 		t.Errorf("a file that is not there: %v", err)
 	}
 }
 
 func TestLayouts(t *testing.T) {
-	m, err := modelOf("a100-sxm4-80gb", map[string]Model{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := m.complete(); err != nil {
-		t.Fatal(err)
-	}
 	for name, c := range map[string]struct {
 		devices []string
 		want    []string // GI/CI/name, or an error
@@ -362,16 +378,16 @@ func TestLayouts(t *testing.T) {
 		"unknown":         {[]string{"1g.5gb"}, []string{`has no MIG device "1g.5gb": it has 1g.10gb, 1g.10gb+me,`}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			layout, err := layOut(m, "GPU-x", c.devices)
-			if err != nil {
+			n, _ := start(t, "a100-mig-mixed")
+			if err := n.Inject(simulator.Fault{Kind: simulator.KindMIG, GPU: "0", Profiles: c.devices}); err != nil {
 				if !strings.Contains(err.Error(), c.want[0]) {
 					t.Errorf("got %v, want %s", err, c.want[0])
 				}
 				return
 			}
 			var got []string
-			for _, d := range layout.devices {
-				got = append(got, fmt.Sprintf("%d/%d/%s", d.gi.id, d.id, d.name()))
+			for _, m := range n.List()[0].MIG {
+				got = append(got, fmt.Sprintf("%d/%d/%s", m.GI, m.CI, m.Profile))
 			}
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)

@@ -1,4 +1,4 @@
-package simulator
+package simulator_test
 
 import (
 	"strconv"
@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 )
 
 // TestManyAtOnce lets the race detector see every path while faults come and go.
@@ -33,9 +35,9 @@ func TestManyAtOnce(t *testing.T) {
 		tasks.Go(func() {
 			gpu := strconv.Itoa(i)
 			for round := range 50 {
-				kind := []Kind{KindXID, KindLost, KindRestore, KindMIG, KindECC, KindRemove, KindAdd}[round%7]
-				f := Fault{Kind: kind, GPU: gpu}
-				if kind == KindXID {
+				kind := []simulator.Kind{simulator.KindXID, simulator.KindLost, simulator.KindRestore, simulator.KindMIG, simulator.KindECC, simulator.KindRemove, simulator.KindAdd}[round%7]
+				f := simulator.Fault{Kind: kind, GPU: gpu}
+				if kind == simulator.KindXID {
 					f.XID = 48
 				}
 				if err := n.Inject(f); err != nil {
@@ -46,7 +48,7 @@ func TestManyAtOnce(t *testing.T) {
 	}
 	tasks.Wait()
 	must(t, "Shutdown", lib.Shutdown())
-	if got := n.Stats(); got != (Stats{}) {
+	if got := n.Stats(); got != (simulator.Stats{}) {
 		t.Errorf("left open: %+v", got)
 	}
 }

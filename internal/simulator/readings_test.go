@@ -1,10 +1,12 @@
-package simulator
+package simulator_test
 
 import (
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 )
 
 func TestReadings(t *testing.T) {
@@ -46,26 +48,26 @@ func TestReadings(t *testing.T) {
 	healthy := values{FabricState: nvml.GPU_FABRIC_STATE_COMPLETED, Lanes: 18, Clocks: 1}
 	link := 4
 	for name, c := range map[string]struct {
-		fault Fault
+		fault simulator.Fault
 		want  func(*values)
 	}{
 		"recovery action": {
-			Fault{Kind: KindRecoveryAction, Action: "drain-p2p"}, func(v *values) { v.Recovery = nvml.GPU_RECOVERY_ACTION_DRAIN_P2P },
+			simulator.Fault{Kind: simulator.KindRecoveryAction, Action: "drain-p2p"}, func(v *values) { v.Recovery = nvml.GPU_RECOVERY_ACTION_DRAIN_P2P },
 		},
-		"remap failure":       {Fault{Kind: KindRemapFailure}, func(v *values) { v.Failure = true }},
-		"remap pending":       {Fault{Kind: KindRemapPending}, func(v *values) { v.Pending = true }},
-		"unrepairable memory": {Fault{Kind: KindUnrepairable}, func(v *values) { v.Unrepairable = 1 }},
-		"SRAM threshold":      {Fault{Kind: KindSRAMThreshold}, func(v *values) { v.SRAM = 1 }},
-		"throttled":           {Fault{Kind: KindThrottle}, func(v *values) { v.Clocks = 0x48 }},
-		"PCIe replays":        {Fault{Kind: KindPCIeReplays, Count: 3}, func(v *values) { v.Replays = 3 }},
-		"memory errors":       {Fault{Kind: KindECC, Count: 3}, func(v *values) { v.Uncorrected = 3 }},
-		"fabric not started":  {Fault{Kind: KindFabric, State: "not-started"}, func(v *values) { v.FabricState = 1 }},
+		"remap failure":       {simulator.Fault{Kind: simulator.KindRemapFailure}, func(v *values) { v.Failure = true }},
+		"remap pending":       {simulator.Fault{Kind: simulator.KindRemapPending}, func(v *values) { v.Pending = true }},
+		"unrepairable memory": {simulator.Fault{Kind: simulator.KindUnrepairable}, func(v *values) { v.Unrepairable = 1 }},
+		"SRAM threshold":      {simulator.Fault{Kind: simulator.KindSRAMThreshold}, func(v *values) { v.SRAM = 1 }},
+		"throttled":           {simulator.Fault{Kind: simulator.KindThrottle}, func(v *values) { v.Clocks = 0x48 }},
+		"PCIe replays":        {simulator.Fault{Kind: simulator.KindPCIeReplays, Count: 3}, func(v *values) { v.Replays = 3 }},
+		"memory errors":       {simulator.Fault{Kind: simulator.KindECC, Count: 3}, func(v *values) { v.Uncorrected = 3 }},
+		"fabric not started":  {simulator.Fault{Kind: simulator.KindFabric, State: "not-started"}, func(v *values) { v.FabricState = 1 }},
 		"fabric failed": {
-			Fault{Kind: KindFabric, State: "completed", Return: "UNKNOWN"}, func(v *values) { v.FabricStatus = 999 },
+			simulator.Fault{Kind: simulator.KindFabric, State: "completed", Return: "UNKNOWN"}, func(v *values) { v.FabricStatus = 999 },
 		},
-		"one NVLink":  {Fault{Kind: KindNVLink, Link: &link}, func(v *values) { v.Lanes = 17 }},
-		"all NVLinks": {Fault{Kind: KindNVLink}, func(v *values) { v.Lanes = 0 }},
-		"processes":   {Fault{Kind: KindProcesses, Count: 2}, func(v *values) { v.Processes = 2 }},
+		"one NVLink":  {simulator.Fault{Kind: simulator.KindNVLink, Link: &link}, func(v *values) { v.Lanes = 17 }},
+		"all NVLinks": {simulator.Fault{Kind: simulator.KindNVLink}, func(v *values) { v.Lanes = 0 }},
+		"processes":   {simulator.Fault{Kind: simulator.KindProcesses, Count: 2}, func(v *values) { v.Processes = 2 }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -87,7 +89,7 @@ func TestReadings(t *testing.T) {
 			if n.List()[1].Faults == nil {
 				t.Error("List says nothing of the fault")
 			}
-			inject(t, n, Fault{Kind: KindRestore})
+			inject(t, n, simulator.Fault{Kind: simulator.KindRestore})
 			if diff := cmp.Diff(healthy, read(t, d)); diff != "" {
 				t.Errorf("after restore (-want +got):\n%s", diff)
 			}
@@ -112,14 +114,14 @@ func TestCutNVLinkIsCutAtBothEnds(t *testing.T) {
 		t.Fatalf("%d ends of NVLinks are active, want 48", got)
 	}
 	link := 5
-	inject(t, n, Fault{Kind: KindNVLink, GPU: "3", Link: &link})
+	inject(t, n, simulator.Fault{Kind: simulator.KindNVLink, GPU: "3", Link: &link})
 	if got := active(); got != 46 {
 		t.Errorf("after one NVLink was cut, %d ends are active, want 46", got)
 	}
-	checkLinks(t, n, lib)
-	inject(t, n, Fault{Kind: KindLost, GPU: "4"})
+	checkLinks(t, lib)
+	inject(t, n, simulator.Fault{Kind: simulator.KindLost, GPU: "4"})
 	for link := range 6 {
-		if remote, _ := handle(t, lib, 0).GetNvLinkRemotePciInfo(link); bdf(remote) != n.profile.GPUs[4].BDF {
+		if remote, _ := handle(t, lib, 0).GetNvLinkRemotePciInfo(link); bdf(remote) != n.List()[4].BDF {
 			continue
 		}
 		if state, _ := handle(t, lib, 0).GetNvLinkState(link); state != nvml.FEATURE_DISABLED {

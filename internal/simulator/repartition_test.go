@@ -1,14 +1,17 @@
-package simulator
+package simulator_test
 
 import (
 	"fmt"
 	"io/fs"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 )
 
 // profile returns what a GPU says of the profile with NVML's number.
@@ -85,7 +88,15 @@ func TestInstances(t *testing.T) {
 		_, err := fs.Stat(n.Root(), fmt.Sprintf("dev/nvidia-caps/nvidia-cap%d", minor))
 		return err
 	}
-	minor := ciMinor(0, status[1].GI, 1)
+	var minor int
+	table, err := fs.ReadFile(n.Root(), "proc/driver/nvidia-caps/mig-minors")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(table), fmt.Sprintf("gpu0/gi%d/ci1/access ", status[1].GI))
+	if _, err := fmt.Sscan(rest, &minor); err != nil {
+		t.Fatal(err)
+	}
 	if err := node(minor); err != nil {
 		t.Errorf("the capability of a compute instance: %v", err)
 	}
@@ -94,9 +105,9 @@ func TestInstances(t *testing.T) {
 	if d, ret := gpu.GetMigDeviceHandleByIndex(0); ret != nvml.ERROR_NOT_FOUND {
 		t.Errorf("MIG device 0 is there: %v, %v", d, ret)
 	}
-	inject(t, n, Fault{Kind: KindProcesses, GPU: status[1].UUID, Count: 1})
+	inject(t, n, simulator.Fault{Kind: simulator.KindProcesses, GPU: status[1].UUID, Count: 1})
 	answered(t, "destruction of a compute instance in use", second.Destroy(), nvml.ERROR_IN_USE)
-	inject(t, n, Fault{Kind: KindProcesses, GPU: status[1].UUID})
+	inject(t, n, simulator.Fault{Kind: simulator.KindProcesses, GPU: status[1].UUID})
 	must(t, "destruction of a compute instance", second.Destroy())
 	answered(t, "a second destruction", second.Destroy(), nvml.ERROR_NOT_FOUND)
 	if err := node(minor); err == nil {
@@ -132,9 +143,9 @@ func TestModes(t *testing.T) {
 			n, lib := start(t, tt.node)
 			gpu := handle(t, lib, 0)
 			if tt.answer != "" {
-				inject(t, n, Fault{Kind: KindAnswer, GPU: "0", Call: "DeviceSetMigMode", Value: tt.answer})
+				inject(t, n, simulator.Fault{Kind: simulator.KindAnswer, GPU: "0", Call: "DeviceSetMigMode", Value: tt.answer})
 			}
-			inject(t, n, Fault{Kind: KindProcesses, GPU: "0", Count: tt.processes})
+			inject(t, n, simulator.Fault{Kind: simulator.KindProcesses, GPU: "0", Count: tt.processes})
 			activation, _ := gpu.SetMigMode(on)
 			answered(t, "the activation", activation, tt.activation)
 			if tt.activation == nvml.ERROR_NOT_SUPPORTED {
@@ -145,16 +156,16 @@ func TestModes(t *testing.T) {
 				t.Errorf("mode %d, pending %d, want %d and %d", mode, pending, tt.mode, tt.pending)
 			}
 			if tt.processes > 0 {
-				if err := n.Inject(Fault{Kind: KindReset, GPU: "0"}); err == nil {
+				if err := n.Inject(simulator.Fault{Kind: simulator.KindReset, GPU: "0"}); err == nil {
 					t.Error("a GPU in use was reset")
 				}
 			}
-			inject(t, n, Fault{Kind: KindProcesses, GPU: "0"})
-			inject(t, n, Fault{Kind: KindReset, GPU: "0"})
+			inject(t, n, simulator.Fault{Kind: simulator.KindProcesses, GPU: "0"})
+			inject(t, n, simulator.Fault{Kind: simulator.KindReset, GPU: "0"})
 			if mode, pending, _ := gpu.GetMigMode(); mode != tt.afterReset || pending != mode {
 				t.Errorf("after a reset: mode %d, pending %d, want %d", mode, pending, tt.afterReset)
 			}
-			inject(t, n, Fault{Kind: KindReboot})
+			inject(t, n, simulator.Fault{Kind: simulator.KindReboot})
 			if mode, _, _ := handle(t, open(t, n), 0).GetMigMode(); mode != tt.afterReboot {
 				t.Errorf("after a restart: mode %d, want %d", mode, tt.afterReboot)
 			}
@@ -172,11 +183,11 @@ func TestInstancesAreLost(t *testing.T) {
 			t.Errorf("%s: the mode is switched off although there are instances: %v, %v", node, activation, ret)
 		}
 		must(t, "SetMigMode", second2(gpu.SetMigMode(nvml.DEVICE_MIG_ENABLE)))
-		inject(t, n, Fault{Kind: KindReset, GPU: "3"})
+		inject(t, n, simulator.Fault{Kind: simulator.KindReset, GPU: "3"})
 		if got := n.List(); len(got[3].MIG) > 0 || len(got[2].MIG)+len(got[4].MIG) == 0 {
 			t.Errorf("%s: after a reset of one GPU: %+v", node, got)
 		}
-		inject(t, n, Fault{Kind: KindReboot})
+		inject(t, n, simulator.Fault{Kind: simulator.KindReboot})
 		for _, s := range n.List() {
 			if len(s.MIG) > 0 {
 				t.Errorf("%s: GPU %d has MIG devices after a restart", node, s.Index)
@@ -245,7 +256,7 @@ func TestRepartitioningFailsAndHangs(t *testing.T) {
 				must(t, "creation", ret)
 				ci, ret := gi.CreateComputeInstance(&nvml.ComputeInstanceProfileInfo{})
 				must(t, "CreateComputeInstance", ret)
-				inject(t, n, Fault{Kind: KindFail, GPU: "0", Call: call, Return: "UNKNOWN"})
+				inject(t, n, simulator.Fault{Kind: simulator.KindFail, GPU: "0", Call: call, Return: "UNKNOWN"})
 				before := fmt.Sprint(n.List()[0].MIG)
 				if call != "GpuInstanceDestroy" { // which needs its compute instance gone
 					answered(t, "the call that fails", do(t, gpu, gi, ci), nvml.ERROR_UNKNOWN)
@@ -253,8 +264,8 @@ func TestRepartitioningFailsAndHangs(t *testing.T) {
 						t.Errorf("a call that failed changed %s to %s", before, after)
 					}
 				}
-				inject(t, n, Fault{Kind: KindRestore, GPU: "0"})
-				inject(t, n, Fault{Kind: KindHang, GPU: "0", Call: call})
+				inject(t, n, simulator.Fault{Kind: simulator.KindRestore, GPU: "0"})
+				inject(t, n, simulator.Fault{Kind: simulator.KindHang, GPU: "0", Call: call})
 				answers := make(chan nvml.Return, 1)
 				go func() { answers <- do(t, gpu, gi, ci) }()
 				time.Sleep(time.Hour)
@@ -262,7 +273,7 @@ func TestRepartitioningFailsAndHangs(t *testing.T) {
 				case ret := <-answers:
 					t.Errorf("the call answered %v in spite of the hang", ret)
 				default:
-					inject(t, n, Fault{Kind: KindRestore, GPU: "0"})
+					inject(t, n, simulator.Fault{Kind: simulator.KindRestore, GPU: "0"})
 					must(t, "the call that hung", <-answers)
 				}
 			})

@@ -1,4 +1,4 @@
-package simulator
+package simulator_test
 
 import (
 	"io/fs"
@@ -7,10 +7,12 @@ import (
 	"testing/fstest"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 )
 
 // bound lists the GPUs that the driver has, by PCI address.
-func bound(t *testing.T, n *Node) []string {
+func bound(t *testing.T, n *simulator.Node) []string {
 	t.Helper()
 	entries, err := fs.ReadDir(n.Root(), "proc/driver/nvidia/gpus")
 	if err != nil {
@@ -24,10 +26,10 @@ func bound(t *testing.T, n *Node) []string {
 }
 
 // checkBoundGPUs checks that the files tell of the same GPUs as the profile.
-func checkBoundGPUs(t *testing.T, n *Node) {
+func checkBoundGPUs(t *testing.T, n *simulator.Node) {
 	t.Helper()
 	var want []string
-	for _, g := range n.profile.GPUs {
+	for _, g := range n.List() {
 		want = append(want, g.BDF)
 	}
 	if diff := cmp.Diff(want, bound(t, n)); diff != "" {
@@ -36,7 +38,7 @@ func checkBoundGPUs(t *testing.T, n *Node) {
 }
 
 // read returns a file's text without the line's end; "" if there is none.
-func read(t *testing.T, n *Node, name string) string {
+func read(t *testing.T, n *simulator.Node, name string) string {
 	t.Helper()
 	b, err := fs.ReadFile(n.Root(), name)
 	if err != nil {
@@ -79,26 +81,26 @@ func TestRoot(t *testing.T) {
 
 func TestRootFollowsTheNode(t *testing.T) {
 	n, _ := start(t, "l40s-x8")
-	inject := func(f Fault) {
+	inject := func(f simulator.Fault) {
 		t.Helper()
 		if err := n.Inject(f); err != nil {
 			t.Fatal(err)
 		}
 	}
 	before, boot := bound(t, n), read(t, n, "proc/sys/kernel/random/boot_id")
-	inject(Fault{Kind: KindRemove, GPU: "0"})
+	inject(simulator.Fault{Kind: simulator.KindRemove, GPU: "0"})
 	if diff := cmp.Diff(before[1:], bound(t, n)); diff != "" {
 		t.Errorf("after GPU 0 was removed (-want +got):\n%s", diff)
 	}
-	inject(Fault{Kind: KindAdd, GPU: "0"})
+	inject(simulator.Fault{Kind: simulator.KindAdd, GPU: "0"})
 	if diff := cmp.Diff(before, bound(t, n)); diff != "" {
 		t.Errorf("after it was added (-want +got):\n%s", diff)
 	}
-	inject(Fault{Kind: KindReboot})
+	inject(simulator.Fault{Kind: simulator.KindReboot})
 	if again := read(t, n, "proc/sys/kernel/random/boot_id"); again == boot || again == "" {
 		t.Errorf("the boot ID was %q and is %q after a reboot", boot, again)
 	}
-	inject(Fault{Kind: KindDriver, Driver: "missing"})
+	inject(simulator.Fault{Kind: simulator.KindDriver, Driver: "missing"})
 	if got := read(t, n, "sys/module/nvidia/version"); got != "" {
 		t.Errorf("a module that is not loaded has the version %s", got)
 	}
