@@ -3,7 +3,6 @@ module github.com/gpu-device-plugin/gpu-device-plugin/test/e2e
 go 1.26.0
 
 require (
-	github.com/google/go-cmp v0.7.0
 	github.com/gpu-device-plugin/gpu-device-plugin v0.0.0
 	golang.org/x/sys v0.49.0
 	google.golang.org/grpc v1.85.0
@@ -34,6 +33,7 @@ require (
 	github.com/go-openapi/swag/typeutils v0.27.1 // indirect
 	github.com/go-openapi/swag/yamlutils v0.27.1 // indirect
 	github.com/google/gnostic-models v0.7.0 // indirect
+	github.com/google/go-cmp v0.7.0 // indirect
 	github.com/google/uuid v1.6.0 // indirect
 	github.com/json-iterator/go v1.1.12 // indirect
 	github.com/modern-go/concurrent v0.0.0-20180306012644-bacd9c7ef1dd // indirect

@@ -46,7 +46,7 @@ func helm(ctx context.Context, t *testing.T, n *node.Node, args ...string) strin
 // chartWith returns the arguments that name the release and the chart, with helmValues and these values.
 func chartWith(t *testing.T, values string) []string {
 	t.Helper()
-	args := []string{daemonSet, filepath.Join(*source, "deployments/helm/gpu-device-plugin")}
+	args := []string{daemonSet, *chart}
 	for _, text := range []string{helmValues, values} {
 		args = append(args, "--values", valuesFile(t, text))
 	}
