@@ -143,8 +143,8 @@ func draw(frames []frame) string {
 		fmt.Fprintf(&b, ".f%d { visibility: hidden; animation: f%d %.0fs step-end infinite }\n", i, i, total.Seconds())
 		at += f.time
 	}
-	b.WriteString("text { fill: #d0d7de; white-space: pre } .bad { fill: #ff7b72 } .good { fill: #7ee787 } .typed { fill: #ffffff; font-weight: bold }\n" +
-		"</style>\n" + `<rect width="100%" height="100%" rx="8" fill="#0d1117"/>` + "\n")
+	b.WriteString("text { fill: #d0d7de; white-space: pre } .bad { fill: #ff7b72 } .good { fill: #7ee787 } " +
+		".typed { fill: #ffffff; font-weight: bold }\n</style>\n" + `<rect width="100%" height="100%" rx="8" fill="#0d1117"/>` + "\n")
 	for i, f := range frames {
 		fmt.Fprintf(&b, `<g class="f%d">`+"\n", i)
 		for j, text := range strings.Split(f.text, "\n") {
