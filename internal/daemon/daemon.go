@@ -89,30 +89,30 @@ func shrink() {
 
 // A daemon is everything that the running program consists of.
 type daemon struct {
-	config        config.Config // as it was at the start, for settings that need a restart
-	watcher       *config.Watcher
-	driver        *nvidia.Driver
-	node          *simulator.Node // nil on a real node
-	lead          *lead.Lead
-	monitor       *monitor.Monitor
-	directory     *kubelet.Directory // nil when there is nothing to register with
-	account       *kubelet.PodResources
-	kubelets      *feed.Feed[uint64]   // the incarnation of the one that is there
-	sockets       *feed.Feed[[]string] // beside its own
-	set           *plugin.Set
-	disk          *files.Disk // that of claims, as Allocate reads it
-	mps           *mps.Prober
-	readiness     *Readiness
-	liveness      *Liveness
-	counters      *telemetry.Counters
-	unheard       *feed.Feed[error] // why metrics are not served
-	wishes        *migwish.Chooser  // nil where MIG layouts are not changed, as the next
-	mig           *mig.Owner
-	dra           *DRA // nil where no GPU can be given by Dynamic Resource Allocation
-	labels        *Labels
-	labelsProblem *feed.Feed[error] // why the labels of the node are not as they are wanted
-	asked         <-chan os.Signal  // signals to handle
-	cluster       Cluster           // nil in a program that does not talk to the API server
+	config         config.Config // as it was at the start, for settings that need a restart
+	watcher        *config.Watcher
+	driver         *nvidia.Driver
+	node           *simulator.Node // nil on a real node
+	lead           *lead.Lead
+	monitor        *monitor.Monitor
+	directory      *kubelet.Directory // nil when there is nothing to register with
+	account        *kubelet.PodResources
+	kubelets       *feed.Feed[uint64]   // the incarnation of the one that is there
+	sockets        *feed.Feed[[]string] // beside its own
+	set            *plugin.Set
+	disk           *files.Disk // that of claims, as Allocate reads it
+	mps            *mps.Prober
+	readiness      *Readiness
+	liveness       *Liveness
+	counters       *telemetry.Counters
+	metricsProblem *feed.Feed[error] // why metrics are not served
+	wishes         *migwish.Chooser  // nil where MIG layouts are not changed, as the next
+	mig            *mig.Owner
+	dra            *DRA // nil where no GPU can be given by Dynamic Resource Allocation
+	labels         *Labels
+	labelsProblem  *feed.Feed[error] // why the labels of the node are not as they are wanted
+	asked          <-chan os.Signal  // signals to handle
+	cluster        Cluster           // nil in a program that does not talk to the API server
 
 	reexecutions int
 }
@@ -120,19 +120,19 @@ type daemon struct {
 func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 	c := o.Config
 	d := &daemon{
-		cluster:       o.Cluster,
-		config:        c,
-		asked:         o.Signals,
-		reexecutions:  o.Reexecutions,
-		disk:          files.NewDisk(),
-		watcher:       config.NewWatcher(o.Sources, c, clock.RealClock{}),
-		account:       kubelet.NewPodResources(c.PodResourcesSocket, clock.RealClock{}),
-		kubelets:      feed.New(uint64(0)),
-		sockets:       feed.New([]string(nil)),
-		mps:           mps.NewProber(c.MPSRoot, clock.RealClock{}),
-		counters:      telemetry.NewCounters(plugin.Causes()),
-		unheard:       feed.New[error](nil),
-		labelsProblem: feed.New[error](nil),
+		cluster:        o.Cluster,
+		config:         c,
+		asked:          o.Signals,
+		reexecutions:   o.Reexecutions,
+		disk:           files.NewDisk(),
+		watcher:        config.NewWatcher(o.Sources, c, clock.RealClock{}),
+		account:        kubelet.NewPodResources(c.PodResourcesSocket, clock.RealClock{}),
+		kubelets:       feed.New(uint64(0)),
+		sockets:        feed.New([]string(nil)),
+		mps:            mps.NewProber(c.MPSRoot, clock.RealClock{}),
+		counters:       telemetry.NewCounters(plugin.Causes()),
+		metricsProblem: feed.New[error](nil),
+		labelsProblem:  feed.New[error](nil),
 	}
 	var err error
 	if d.driver, d.node, err = OpenNode(ctx, c, d.counters); err != nil {

@@ -27,7 +27,7 @@ func (d *daemon) serveMetrics(ctx context.Context) error {
 	followers.Go(func() { telemetry.FollowPods(ctx, d.account, gpus, pods, clock.RealClock{}) })
 	return telemetry.New(telemetry.Options{
 		Address: address, Status: d.status, Stuck: d.liveness.Stuck, Ready: d.awaitReady,
-		GPUs: d.gpuMetrics(gpus, pods), Counters: d.counters, Problem: d.unheard,
+		GPUs: d.gpuMetrics(gpus, pods), Counters: d.counters, Problem: d.metricsProblem,
 		PCIGPUs: sync.OnceValue(func() int { return nodefacts.PCIGPUs(nodeRoot(d.node)) }),
 	}).Run(ctx)
 }

@@ -157,7 +157,7 @@ func TestStatusOfADaemon(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	gpu := s.GPUs[0].UUID
-	d.unheard.Publish(errors.New("metrics"))
+	d.metricsProblem.Publish(errors.New("metrics"))
 	d.labelsProblem.Publish(errors.New("labels"))
 	d.watcher.Errors().Publish(errors.New("configuration"))
 	d.mps.Unready().Publish(map[string]string{"b": "second", "a": "first"})

@@ -39,7 +39,7 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 	if d.directory != nil {
 		s.Kubelets = d.directory.Kubelets()
 	}
-	if err := d.unheard.Value(); err != nil {
+	if err := d.metricsProblem.Value(); err != nil {
 		s.MetricsError = err.Error()
 	}
 	if err := d.labelsProblem.Value(); err != nil {

@@ -22,8 +22,9 @@ import (
 )
 
 // The name of a socket of this program is gpu-device-plugin-<kind>-<token>-<n>.sock. The kind of a plugin socket is
-// <resource>-<hash>: the resource is the beginning of its name without the domain, for people; the hash is of the whole name. The token is the process's: the time
-// of its start and two random characters. Tokens sort as the processes started. n counts the sockets of the process.
+// <resource>-<hash>: the resource is the beginning of its name without the domain, for people; the hash is of the whole name. The
+// token is the process's: the time of its start and two random characters. Tokens sort as the processes started. n counts the sockets
+// of the process.
 const (
 	// socketPrefix begins the name of every socket of ours.
 	socketPrefix    = "gpu-device-plugin-"

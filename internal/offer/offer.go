@@ -91,16 +91,7 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 		}
 		wanted = c
 		if snapshot.Generation > 0 && (l.Owners == nil || owners != nil) { // the monitor has read the node
-			options := c.Resource
-			if l.Owners != nil {
-				options.Elsewhere = owners.Elsewhere(snapshot.GPUs)
-			}
-			plan := resource.New(snapshot, options)
-			byMPS := plan.Shared(resource.MPS)
-			l.MPS.Follow(byMPS)
-			// Looked at first: an answer that comes now must not make a reason of before count.
-			unasked := slices.DeleteFunc(byMPS, l.MPS.Asked)
-			plan = plan.Under(holdsOfMPS(plan, l.MPS.Unready().Value(), unasked))
+			plan := l.plan(snapshot, c, owners)
 			if l.MIG != nil {
 				plan = plan.UnderGPUs(dividing)
 			}
@@ -130,6 +121,20 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 			}
 		}
 	}
+}
+
+// plan makes the plan of a Snapshot and a Config, and puts the holds of MPS on it.
+func (l *Loop) plan(snapshot inventory.Snapshot, c config.Config, owners dra.Owners) resource.Plan {
+	options := c.Resource
+	if l.Owners != nil {
+		options.Elsewhere = owners.Elsewhere(snapshot.GPUs)
+	}
+	plan := resource.New(snapshot, options)
+	byMPS := plan.Shared(resource.MPS)
+	l.MPS.Follow(byMPS)
+	// Looked at first: an answer that comes now must not make a reason of before count.
+	unasked := slices.DeleteFunc(byMPS, l.MPS.Asked)
+	return plan.Under(holdsOfMPS(plan, l.MPS.Unready().Value(), unasked))
 }
 
 // holdsOfMPS returns the holds on devices shared by MPS whose control daemon does not run. unready has the reasons, by resource.

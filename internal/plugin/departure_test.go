@@ -171,14 +171,14 @@ func TestADeviceThatAPodHoldsIsNeverDropped(t *testing.T) {
 			check(t, n.Restart())
 			pass(60)
 		}},
-		"kubelet is down for ten minutes": {happens: func(t *testing.T, n *node, pass func(int)) {
+		"kubelet is down for two minutes": {happens: func(t *testing.T, n *node, pass func(int)) {
 			n.Stop()
-			pass(600)
+			pass(120)
 			check(t, n.Resume())
 			pass(60)
 		}},
 		"a plain init container is the holder": {init: true, happens: func(_ *testing.T, _ *node, pass func(int)) { pass(120) }},
-		"there is no PodResources":             {noAccount: true, happens: func(_ *testing.T, _ *node, pass func(int)) { pass(600) }},
+		"there is no PodResources":             {noAccount: true, happens: func(_ *testing.T, _ *node, pass func(int)) { pass(120) }},
 		"there is no PodResources, and kubelet restarts without the API server": {noAccount: true,
 			happens: func(t *testing.T, n *node, pass func(int)) {
 				n.SetPodsKnown(false)
@@ -259,9 +259,9 @@ func TestNothingIsDroppedWhereNoAccountCanBeRead(t *testing.T) {
 	n.awaitAllocatable(t, 2)
 	d.offer(1)
 	n.awaitAllocatable(t, 1)
-	account.pass(t, c, 1200)
+	account.pass(t, c, 120)
 	if n.Capacity(gpu) != 2 {
-		t.Errorf("capacity = %d after 20 minutes without an account, want 2", n.Capacity(gpu))
+		t.Errorf("capacity = %d after 2 minutes without an account, want 2", n.Capacity(gpu))
 	}
 	d.status(t, "one device waits for the account", func(s plugin.Status) bool {
 		return len(s.Departing) == 1 && s.Departing[0].ID == id(1) && strings.Contains(s.Departing[0].Waiting, "no such file")

@@ -27,10 +27,6 @@ func (alone) Allocatable(context.Context) (map[string][]string, error) { return 
 func (alone) Held(context.Context) ([]kubelet.HeldDevice, error)       { return nil, nil }
 func (alone) Listening(context.Context) []string                       { return nil }
 func (alone) read() (saved kubelet.Checkpoint, err error)              { return saved, nil }
-func (c countingClock) After(d time.Duration) <-chan time.Time {
-	c.asked.Add(1)
-	return c.RealClock.After(d)
-}
 
 // A countingClock counts how often somebody asks it to be woken.
 type countingClock struct {
@@ -38,7 +34,13 @@ type countingClock struct {
 	asked *atomic.Int64
 }
 
-// runAlone runs a Set, beside the kubelet of an incarnation if that is not 0, until the test or its bubble ends, and returns how often it has asked for a timer.
+func (c countingClock) After(d time.Duration) <-chan time.Time {
+	c.asked.Add(1)
+	return c.RealClock.After(d)
+}
+
+// runAlone runs a Set, beside the kubelet of an incarnation if that is not 0, until the test or its bubble ends. It also returns how
+// often the Set has asked for a timer.
 func runAlone(t *testing.T, incarnation uint64) (set *plugin.Set, asked *atomic.Int64) {
 	t.Helper()
 	asked = new(atomic.Int64)

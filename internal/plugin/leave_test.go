@@ -50,8 +50,7 @@ func (n *node) rollOut(t *testing.T, v standin.Version, earlier *daemon, devices
 }
 
 // The end of the earlier daemon takes no device away, and kubelet sees the end of the later one.
-func TestARollOutTakesNoDeviceAway(t *testing.T) {
-	t.Parallel()
+func TestARollOutTakesNoDeviceAway(t *testing.T) { // not beside other tests: what it measures needs a processor
 	bothVersions(t, func(t *testing.T, v standin.Version) {
 		n, d := serving(t, v, clock.RealClock{}, 2)
 		stop := n.lowest(t)

@@ -99,8 +99,7 @@ func (n *node) churn(t *testing.T) (stop func() []error) {
 
 // TestDaemonsWithDifferentListsTakeTurns rolls a change of names out five times, in both directions, with the next daemon there before
 // the last one ends. Both have something new to say all the time.
-func TestDaemonsWithDifferentListsTakeTurns(t *testing.T) {
-	t.Parallel()
+func TestDaemonsWithDifferentListsTakeTurns(t *testing.T) { // not beside other tests: what it measures needs a processor
 	bothVersions(t, func(t *testing.T, v standin.Version) {
 		n := newNode(t)
 		n.startKubelet(t, v)
