@@ -171,26 +171,20 @@ func (c *Cluster) needed(now config.Config) bool {
 // it is for is off.
 func (c *Cluster) Outputs(d daemon.View) []daemon.Task {
 	c.client.Count(d.APIRequested)
+	c.client.Fence(d.Lead.Check)
 	return append(append(c.Labels(d), c.allocation(d)...),
-		later(daemon.Task{Name: "MIG label", Run: func(ctx context.Context) error {
-			c.followLayout(ctx, d)
-			return nil
-		}}),
-		later(daemon.Task{Name: "paused clients", Run: func(ctx context.Context) error {
-			c.resumeClients(ctx, d)
-			return nil
-		}}),
-		later(daemon.Task{Name: "report", Run: newReporter(d, c.client, c.client.Nodes(), &c.spread).Run}),
-	)
+		c.underLead("MIG label", d, c.followLayout), c.underLead("paused clients", d, c.resumeClients), c.underLead("report", d, c.report))
 }
 
 // Labels returns the tasks that write labels.
 func (c *Cluster) Labels(d daemon.View) []daemon.Task {
-	output := func(name string, run func(context.Context, daemon.View)) daemon.Task {
-		return later(daemon.Task{Name: name, Run: func(ctx context.Context) error {
-			run(ctx, d)
-			return nil
-		}})
-	}
-	return []daemon.Task{output("labels of the node", c.labelNode), output("NodeFeature", c.labelFeature)}
+	return []daemon.Task{c.underLead("labels of the node", d, c.labelNode), c.underLead("NodeFeature", d, c.labelFeature)}
+}
+
+// underLead returns a task that writes to the API server: it runs while this process leads on the node.
+func (c *Cluster) underLead(name string, d daemon.View, run func(context.Context, daemon.View)) daemon.Task {
+	return later(daemon.Task{Name: name, Lead: true, Run: func(ctx context.Context) error {
+		run(ctx, d)
+		return nil
+	}})
 }

@@ -29,14 +29,10 @@ const (
 	foreignPace = 5 * time.Second
 )
 
-// yieldPoll is how often it is looked whether this process still yields to another one.
-const yieldPoll = 10 * time.Second
-
 // A labeler is what writes of labels have in common.
 type labeler struct {
 	client *kubeapi.Client
 	daemon daemon.View
-	again  *feed.Feed[struct{}]
 	spread *spread
 
 	waited  bool          // the first write has
@@ -88,27 +84,11 @@ func (l *labeler) on(way config.LabelsOutput) bool {
 	return l.daemon.Configs.Value().Features.Labels == way
 }
 
-// yields reports whether another process labels the node.
-func (l *labeler) yields() bool { return l.daemon.Yields != nil && l.daemon.Yields() }
-
 // changes returns the channels of what labels depend on.
 func (l *labeler) changes() []<-chan struct{} {
 	_, configured := l.daemon.Configs.Latest()
 	_, labeled := l.daemon.Labels.Latest()
-	_, again := l.again.Latest()
-	return []<-chan struct{}{configured, labeled, again}
-}
-
-// tick has the labeler look again from time to time until ctx ends.
-func (l *labeler) tick(ctx context.Context) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(yieldPoll):
-			l.again.Publish(struct{}{})
-		}
-	}
+	return []<-chan struct{}{configured, labeled}
 }
 
 // A nodeLabeler keeps labels on the own node. It writes when the node's labels differ from the wanted ones, but not again if they
@@ -125,8 +105,7 @@ type nodeLabeler struct {
 
 // labelNode keeps labels on the own node until ctx ends, while the configuration wants that.
 func (c *Cluster) labelNode(ctx context.Context, d daemon.View) {
-	l := &nodeLabeler{labeler: labeler{client: c.client, daemon: d, again: feed.New(struct{}{}), spread: &c.spread}}
-	go l.tick(ctx)
+	l := &nodeLabeler{labeler: labeler{client: c.client, daemon: d, spread: &c.spread}}
 	wake := func() []<-chan struct{} {
 		_, node := l.client.Nodes().Latest()
 		return append(l.changes(), node)
@@ -147,14 +126,20 @@ func (l *nodeLabeler) step(ctx context.Context) error {
 	if err := l.admit(ctx, maps.Equal(l.settled, l.daemon.Labels.Value())); err != nil {
 		return err
 	}
-	for len(l.due()) > 0 { // as it is after the wait, and after labels were left to others
+	for tries := 0; len(l.due()) > 0; { // as it is after the wait, and after labels were left to others
 		wanted := l.daemon.Labels.Value()
 		set := l.ours(wanted)
-		after, err := l.client.ApplyLabels(ctx, l.uid, set)
+		after, err := l.client.ApplyLabels(ctx, l.uid, l.node.ResourceVersion, set)
 		var conflict *kubeapi.Conflict
 		switch {
 		case errors.As(err, &conflict):
 			if err := l.leave(ctx, conflict); err != nil {
+				return err
+			}
+			continue
+		case kubeapi.IsOvertaken(err) && tries < overtaken:
+			tries++
+			if err := l.lookAtNode(ctx); err != nil {
 				return err
 			}
 			continue
@@ -171,7 +156,7 @@ func (l *nodeLabeler) step(ctx context.Context) error {
 // due returns what of the node's labels is to be written.
 func (l *nodeLabeler) due() map[string]string {
 	node, wanted := l.client.Nodes().Value(), l.daemon.Labels.Value()
-	if node.UID == "" || wanted == nil || l.yields() {
+	if node.UID == "" || wanted == nil {
 		return nil
 	}
 	if node.UID != l.uid {
@@ -212,8 +197,11 @@ func (l *nodeLabeler) ours(wanted map[string]string) map[string]string {
 	return set
 }
 
-// leave leaves labels to their owners, and says so once.
-func (l *nodeLabeler) leave(ctx context.Context, conflict *kubeapi.Conflict) error {
+// overtaken is how often a write is made anew because another program changed the node before.
+const overtaken = 3
+
+// lookAtNode looks at the node as it is now.
+func (l *nodeLabeler) lookAtNode(ctx context.Context) error {
 	node, err := l.client.Get(ctx)
 	switch {
 	case err != nil:
@@ -222,6 +210,14 @@ func (l *nodeLabeler) leave(ctx context.Context, conflict *kubeapi.Conflict) err
 		return errors.New("the node was deleted, and another one has its name")
 	}
 	l.see(node, time.Now())
+	return nil
+}
+
+// leave leaves labels to their owners, and says so once.
+func (l *nodeLabeler) leave(ctx context.Context, conflict *kubeapi.Conflict) error {
+	if err := l.lookAtNode(ctx); err != nil {
+		return err
+	}
 	left := 0
 	for key, owner := range conflict.Labels {
 		value, has := l.node.Labels[key]
@@ -267,6 +263,7 @@ const (
 // A featureLabeler keeps labels in an object for node-feature-discovery.
 type featureLabeler struct {
 	labeler
+	again   *feed.Alarm
 	due     time.Time         // when the object is to be read again
 	written map[string]string // what it had then
 	place   string            // its namespace
@@ -276,9 +273,9 @@ type featureLabeler struct {
 
 // labelFeature keeps the object until ctx ends, while the configuration wants that.
 func (c *Cluster) labelFeature(ctx context.Context, d daemon.View) {
-	l := &featureLabeler{labeler: labeler{client: c.client, daemon: d, again: feed.New(struct{}{}), spread: &c.spread}}
-	go l.tick(ctx)
-	kubeapi.Keep(ctx, clock.RealClock{}, "NodeFeature", l.changes, func(ctx context.Context) error {
+	l := &featureLabeler{labeler: labeler{client: c.client, daemon: d, spread: &c.spread}, again: feed.NewAlarm(clock.RealClock{})}
+	wake := func() []<-chan struct{} { return append(l.changes(), l.again.Rings()) }
+	kubeapi.Keep(ctx, clock.RealClock{}, "NodeFeature", wake, func(ctx context.Context) error {
 		if !l.on(config.LabelsNodeFeature) {
 			return l.tell(nil)
 		}
@@ -316,7 +313,11 @@ var errLongName = fmt.Errorf("the name of the node has more than %d bytes, and N
 func (l *featureLabeler) step(ctx context.Context) error {
 	wanted, configured, now := l.daemon.Labels.Value(), l.daemon.Configs.Value(), time.Now()
 	place, prefix := configured.Namespace, kubeapi.NodeFeaturePrefix
-	if wanted == nil || l.yields() || now.Before(l.due) && maps.Equal(wanted, l.written) && place == l.place {
+	if wanted == nil {
+		return nil
+	}
+	if wait := l.due.Sub(now); wait > 0 && maps.Equal(wanted, l.written) && place == l.place {
+		l.again.After(ctx, wait)
 		return nil
 	}
 	if l.spread.begin(ctx, l.client); ctx.Err() != nil {
@@ -327,7 +328,7 @@ func (l *featureLabeler) step(ctx context.Context) error {
 	} else if found, err := l.isForeign(ctx, place); err != nil {
 		return l.tell(err)
 	} else if found {
-		l.due, l.written, l.place = now.Add(foreign), wanted, place
+		l.note(ctx, wanted, place, foreign)
 		return nil
 	}
 	if err := l.findOwners(ctx, place); err != nil {
@@ -346,8 +347,14 @@ func (l *featureLabeler) step(ctx context.Context) error {
 			return l.tell(err)
 		}
 	}
-	l.due, l.written, l.place = now.Add(reread), wanted, place
+	l.note(ctx, wanted, place, reread)
 	return l.tell(nil)
+}
+
+// note notes what the object has, until it is read again after a time.
+func (l *featureLabeler) note(ctx context.Context, labels map[string]string, namespace string, again time.Duration) {
+	l.due, l.written, l.place = time.Now().Add(again), labels, namespace
+	l.again.After(ctx, again)
 }
 
 // isForeign reports whether another program has an object with labels for the node. It tells the daemon.

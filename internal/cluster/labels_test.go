@@ -5,7 +5,6 @@ import (
 	"maps"
 	"net/http"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -197,36 +196,6 @@ func TestLabelsThroughFaults(t *testing.T) {
 				}
 				s.untilLabels("after the fault", read, map[string]string{countLabel: "7"})
 				s.until("no problem", func() bool { return p.LabelsProblem.Value() == nil })
-			})
-		})
-	}
-}
-
-// In a roll-out two processes want different labels. The one that yields writes none, and writes again when the other has gone.
-func TestTheNextVersionLabels(t *testing.T) {
-	for way, read := range ways {
-		t.Run(way.String(), func(t *testing.T) {
-			onStage(t, func(s *stage) {
-				var yields atomic.Bool
-				earlier := s.new(config.Config{Namespace: namespace, Features: config.Features{Labels: way}})
-				earlier.Yields = yields.Load
-				earlier.label(map[string]string{productLabel: "old"})
-				earlier.start()
-				s.untilLabels("the old version", read, map[string]string{productLabel: "old"})
-				later := s.new(config.Config{Namespace: namespace, Features: config.Features{Labels: way}})
-				later.label(map[string]string{productLabel: "new"})
-				yields.Store(true)
-				if n := s.writes(func() {
-					later.start()
-					s.untilLabels("the next version", read, map[string]string{productLabel: "new"})
-					earlier.label(map[string]string{productLabel: "older"})
-					s.pass(time.Hour)
-				}); n != 1 {
-					s.Errorf("%d writes", n)
-				}
-				later.stop()
-				yields.Store(false)
-				s.untilLabels("the next version was rolled back", read, map[string]string{productLabel: "older"})
 			})
 		})
 	}

@@ -89,10 +89,6 @@ func (l *layoutLabeler) step(ctx context.Context) error {
 		label = l.node.Labels[migLabel]
 		l.daemon.MIGWish.SetLabel(ctx, label)
 	}
-	if l.daemon.Yields != nil && l.daemon.Yields() {
-		l.again.After(ctx, yieldPoll)
-		return nil
-	}
 	state, reason := migState(label, l.daemon.MIGWish.Decisions().Value(), l.daemon.MIG.Value())
 	return l.write(ctx, string(state), oneLine(reason), now)
 }
@@ -116,7 +112,12 @@ func (l *layoutLabeler) write(ctx context.Context, state, reason string, now tim
 	if reason != "" {
 		annotations = map[string]string{migReasonAnnotation: reason}
 	}
-	after, err := l.client.ApplyMIGState(ctx, l.node.UID, labels, annotations)
+	after, err := l.client.ApplyMIGState(ctx, l.node.UID, l.node.ResourceVersion, labels, annotations)
+	if kubeapi.IsOvertaken(err) { // the node is looked at before the next try
+		if node, unknown := l.client.Get(ctx); unknown == nil {
+			l.see(node, now)
+		}
+	}
 	if err != nil {
 		return err
 	}

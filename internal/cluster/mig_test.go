@@ -163,25 +163,6 @@ func TestTheStateIsWrittenSparingly(t *testing.T) {
 	})
 }
 
-// While another process serves the node, this one writes nothing.
-func TestTheStateOfAnotherProcessStands(t *testing.T) {
-	onStage(t, func(s *stage) {
-		s.layoutLabel("all-balanced")
-		p := s.new(config.Config{MIG: config.MIG{Enabled: true, Label: true}})
-		p.MIGWish = migwish.New(s.Context(), p.Configs, s.TempDir(), clock.RealClock{})
-		p.MIG = feed.New(mig.Status{})
-		yields := feed.New(true)
-		p.Yields = yields.Value
-		p.start()
-		p.makes("all-balanced", mig.StateSuccess, "")
-		if s.pass(time.Hour); s.says() != " " {
-			s.Errorf("the node has %q", s.says())
-		}
-		yields.Publish(false)
-		s.untilSays("success ")
-	})
-}
-
 // Whatever the API server does meanwhile, the owner is told the label of the end, and the node has the state of it.
 func TestTheLayoutThroughFaults(t *testing.T) {
 	throughFaults(t, func(s *stage, fault apiserver.NamedFault) {

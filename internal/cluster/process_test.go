@@ -1,11 +1,13 @@
 package cluster_test
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"sync"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/utils/ptr"
 
@@ -16,6 +18,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draslices"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/handover"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/lead"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet/plugins"
@@ -118,4 +121,45 @@ func TestProcess(t *testing.T) {
 	if _, why := c.ready(t.Context()); !ready() || why != "" || s.pool() != "none" {
 		t.Errorf("without claims: %s, pool %s", why, s.pool())
 	}
+}
+
+// Two processes of a node agree on who leads, by real sockets: the node has the labels of the one that does. The lead is handed over when the
+// later one asks for it, and taken when that one ends.
+func TestHandOver(t *testing.T) {
+	t.Parallel()
+	server, err := apiserver.Start(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Stop)
+	s := &stage{T: t, server: server, real: true}
+	s.change(func(*corev1.Node) {})
+	dir := t.TempDir()
+	run := func(token, count string) (p *process, end func()) {
+		p = s.new(config.Config{Features: config.Features{Labels: config.LabelsNode}})
+		p.label(map[string]string{countLabel: count})
+		p.Lead = lead.New(lead.Options{Dir: dir, Name: token, Token: token})
+		ctx, cancel := context.WithCancel(p.logging())
+		p.connect(ctx)
+		observation := append(p.cluster.Observation(p.Configs, "boot"), daemon.Task{Name: "lead", Run: p.Lead.Run})
+		var running sync.WaitGroup
+		running.Go(func() { _ = daemon.RunTasks(ctx, p.Lead, observation, p.cluster.Outputs(p.View)) })
+		end = sync.OnceFunc(func() { cancel(); running.Wait() })
+		t.Cleanup(end)
+		return p, end
+	}
+	labelled := func(count string) func() bool { return func() bool { return s.node().Labels[countLabel] == count } }
+	first, _ := run("1", "1")
+	s.until("the first one labels the node", labelled("1"))
+	second, end := run("2", "2")
+	s.until("the second one waits", func() bool { return second.Lead.Statuses().Value().Name == "1" })
+	first.label(map[string]string{countLabel: "11"})
+	s.until("the first one still leads", labelled("11"))
+	second.Lead.Ask()
+	s.until("the lead is handed over", labelled("2"))
+	first.label(map[string]string{countLabel: "12"})
+	second.label(map[string]string{countLabel: "21"})
+	s.until("the second one leads", labelled("21"))
+	end()
+	s.until("the first one leads again", labelled("12"))
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -27,6 +28,8 @@ const (
 	statusDelay = 250 * time.Millisecond
 	// statusPatience is how long the daemon may take to give its status.
 	statusPatience = 2 * time.Second
+	// lookAgain is how long after a write before which another program changed the node the next one is made.
+	lookAgain = 100 * time.Millisecond
 	// ownWrite is how long what a write has returned counts, until the watch has told of it.
 	ownWrite = 10 * time.Minute
 )
@@ -46,51 +49,57 @@ const (
 // gpuLabels are the labels of a node that is known to have GPUs, with the value true.
 var gpuLabels = []string{"nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present"}
 
-// A writer is the part of the API server's client that reports are written with.
-type writer interface {
-	WriteEvent(ctx context.Context, uid string, r kubeapi.EventRecord) error
-	PatchCondition(ctx context.Context, c kubeapi.Condition) (kubeapi.Node, error)
-	SetTaint(ctx context.Context, key, effect string, wanted bool, now time.Time) error
-	counter
-}
-
-// A reporter tells the cluster how the node's GPUs are: by Events, a condition and a taint.
+// A reporter tells the cluster how the node's GPUs are: by Events, a condition and a taint. It is for one term under the lead.
 type reporter struct {
 	daemon daemon.View
-	api    writer
+	api    *kubeapi.Client
 	nodes  *feed.Feed[kubeapi.Node]
 	spread *spread
 	// fraction, from 0 up to 1, is this process's own.
 	fraction float64
-	started  time.Time
 
 	statuses *feed.Feed[status.Status] // the last one that could be read
 	informed *feed.Feed[bool]          // whether one was asked for while the node was known
-	// outranked says that another process has seen GPUs, and this one has not. It is so until it is known.
-	outranked *feed.Feed[bool]
-	shared    time.Time // when another process had a share of the lock last; followOthers' own
-	queue     queue
-	// lock and lockShared are those of package files.
-	lock, lockShared func(path string) (unlock func(), err error)
+	queue    queue
 }
 
-func newReporter(d daemon.View, api writer, nodes *feed.Feed[kubeapi.Node], first *spread) *reporter {
-	return &reporter{
-		daemon: d, api: api, nodes: nodes, spread: first, fraction: rand.Float64(), started: time.Now(),
-		statuses: feed.New(status.Status{}), informed: feed.New(false), outranked: feed.New(d.Config.StateDir != ""),
-		lock: files.Lock, lockShared: files.LockShared, queue: queue{changed: feed.New(struct{}{})},
-	}
-}
-
-// Run reports until ctx ends, and then returns nil.
-func (r *reporter) Run(ctx context.Context) error {
+// report reports until ctx ends.
+func (c *Cluster) report(ctx context.Context, d daemon.View) {
 	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithName("report"))
+	r := &reporter{
+		daemon: d, api: c.client, nodes: c.client.Nodes(), spread: &c.spread, fraction: rand.Float64(),
+		statuses: feed.New(status.Status{}), informed: feed.New(false), queue: queue{changed: feed.New(struct{}{})},
+	}
 	var loops sync.WaitGroup
 	defer loops.Wait()
-	for _, loop := range []func(context.Context){r.followStatus, r.followOthers, r.findEvents, r.sendEvents, r.keepCondition, r.keepTaint} {
+	for _, loop := range []func(context.Context){r.followStatus, r.findEvents, r.sendEvents, r.keepCondition, r.keepTaint, r.tellFormer} {
 		loops.Go(func() { loop(ctx) })
 	}
-	return nil
+}
+
+// reporterLock is a file in the state directory. The version before this one reports nothing of GPUs that it has not seen while another
+// process has a share of the lock of that file. It goes with the release after this one.
+const reporterLock = "reporter.lock"
+
+// tellFormer has a share of that lock once a GPU was seen, until ctx ends.
+func (r *reporter) tellFormer(ctx context.Context) {
+	for s, changed := r.statuses.Latest(); len(s.GPUs) == 0; s, changed = r.statuses.Latest() {
+		if !feed.AnyOf(ctx, changed) {
+			return
+		}
+	}
+	if r.daemon.Config.StateDir == "" {
+		return
+	}
+	unlock, err := withPatience(ctx, r.daemon.Config.StateDir, func(dir string) (func(), error) {
+		return files.LockShared(filepath.Join(dir, reporterLock))
+	})
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("Cannot tell an earlier version that the GPUs are reported", "reason", err.Error())
+		return
+	}
+	<-ctx.Done()
+	unlock()
 }
 
 // tellsOfGPUs reports whether the cluster is told of the GPUs by Events, the condition or the taint.
@@ -151,13 +160,12 @@ func (r *reporter) findEvents(ctx context.Context) {
 		informed, begun := r.informed.Latest() // before the status
 		s, changed := r.statuses.Latest()
 		c, configured := r.daemon.Configs.Latest()
-		_, ranked := r.outranked.Latest()
 		var again <-chan time.Time
 		switch {
 		case !c.Features.Events:
 			history = nil
 			r.queue.clear()
-		case node.UID == "" || s.Version == "" || r.yields(s) || history == nil && !informed:
+		case node.UID == "" || s.Version == "" || history == nil && !informed:
 		default:
 			if history == nil {
 				history = &report.History{}
@@ -187,7 +195,6 @@ func (r *reporter) findEvents(ctx context.Context) {
 		case <-changed:
 		case <-begun:
 		case <-configured:
-		case <-ranked:
 		case <-again:
 		}
 	}
@@ -202,7 +209,7 @@ func (r *reporter) keepCondition(ctx context.Context) {
 	kubeapi.Keep(ctx, clock.RealClock{}, "condition", nudge.channels, func(ctx context.Context) error {
 		f, now := r.daemon.Configs.Value().Features, time.Now()
 		s, node := r.statuses.Value(), r.nodes.Value()
-		if !f.Condition || node.UID == "" || r.yields(s) {
+		if !f.Condition || node.UID == "" {
 			pace = report.Pace{}
 			return nil
 		}
@@ -211,7 +218,7 @@ func (r *reporter) keepCondition(ctx context.Context) {
 		}
 		there, ok := find(node.Conditions, conditionType)
 		wanted, told := report.Judge(s, now, ok)
-		if !told || r.daemon.Config.StateDir == "" && s.Looked.IsZero() && r.isOthers(there, at, now) {
+		if !told {
 			return nil
 		}
 		pace.Fraction, pace.Beat = r.fraction, conditionRepeat
@@ -238,7 +245,13 @@ func (r *reporter) keepCondition(ctx context.Context) {
 		if !ok || there.Status != wanted.Status || there.LastTransitionTime.IsZero() {
 			c.LastTransitionTime = now
 		}
-		patched, err := r.api.PatchCondition(ctx, c)
+		patched, err := r.api.PatchCondition(ctx, node.ResourceVersion, c)
+		if kubeapi.IsOvertaken(err) { // it is judged anew by what the node is now
+			written, err = r.api.Get(ctx)
+			at = now
+			nudge.at(now.Add(lookAgain), now)
+			return err
+		}
 		if err != nil {
 			return err
 		}
@@ -247,14 +260,6 @@ func (r *reporter) keepCondition(ctx context.Context) {
 		nudge.at(now.Add(conditionRepeat), now)
 		return nil
 	})
-}
-
-// isOthers reports, where no state directory tells, whether another process writes the condition: it did so after this one started and
-// last wrote, and the repeat is not overdue. A process that never saw the GPUs leaves such a condition alone: it may be the new pod of a
-// roll-out, and the old one sees them. A time in the future is of a clock that went back.
-func (r *reporter) isOthers(there kubeapi.Condition, wrote, now time.Time) bool {
-	heartbeat := there.LastHeartbeatTime
-	return heartbeat.After(r.started) && heartbeat.After(wrote) && !heartbeat.After(now) && now.Sub(heartbeat) < 2*conditionRepeat
 }
 
 // keepTaint keeps the node's taint, and removes it where it is not wanted.
@@ -268,7 +273,7 @@ func (r *reporter) keepTaint(ctx context.Context) {
 		if !f.Taint {
 			none, known = false, true
 		}
-		if node.UID == "" || !known || r.yields(s) {
+		if node.UID == "" || !known {
 			return nil
 		}
 		is := isTainted(node)
@@ -326,8 +331,7 @@ func (n *nudge) channels() []<-chan struct{} {
 	_, seen := n.r.nodes.Latest()
 	_, changed := n.r.statuses.Latest()
 	_, configured := n.r.daemon.Configs.Latest()
-	_, ranked := n.r.outranked.Latest()
-	return []<-chan struct{}{fired, seen, changed, configured, ranked}
+	return []<-chan struct{}{fired, seen, changed, configured}
 }
 
 // at has the loop wake up at a time, and not at the one that was given before; never if it is zero.

@@ -223,101 +223,18 @@ func TestRestart(t *testing.T) {
 	})
 }
 
-// served is a resource of this one that another server has, as the status has it.
-func served(by string) func(*status.Status) {
-	return func(s *status.Status) { s.Resources = []status.Resource{{Name: "nvidia.com/gpu", Server: by}} }
-}
-
-// Two processes on one node say what happens once, and do not write in turn. One that no longer serves kubelet is silent, whatever it knows.
-func TestTwoReporters(t *testing.T) {
-	onStage(t, func(s *stage) {
-		earlier := s.reporter(everything, gpu(0, good))
-		s.untilCondition("True")
-		later := s.reporter(everything, gpu(0, good))
-		s.pass(time.Minute)
-		if n := s.writes(func() {
-			earlier.gpus(gpu(0, bad))
-			later.gpus(gpu(0, bad))
-			s.pass(30 * time.Minute)
-		}); n > 8 || !strings.HasPrefix(s.condition(), "False") || !cmp.Equal(map[string]int{"GPUUnhealthy GPU-0": 1}, s.events()) {
-			s.Errorf("%d writes of one fault; %s, Events %v", n, s.condition(), s.events())
-		}
-		earlier.set(served("silent: another server has registered"))
-		earlier.gpus(gpu(0, good))
-		if n := s.writes(func() { s.pass(30 * time.Minute) }); n > 1 || !strings.HasPrefix(s.condition(), "False") {
-			s.Errorf("%d writes by processes of which one is silent; %s", n, s.condition())
-		}
-	})
-}
-
 // Another program serves a resource of ours. It tells nothing of GPUs, so this one goes on.
 func TestAnotherProgramSilencesNothing(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.reporter(everything, gpu(0, good))
 		s.untilCondition("True")
-		p.set(served("silent: another program has registered"))
+		p.set(func(now *status.Status) {
+			now.Resources = []status.Resource{{Name: "nvidia.com/gpu", Server: "silent: another program has registered"}}
+		})
 		p.gpus(gpu(0, bad))
 		s.untilCondition("False")
 		s.until("tainted", s.tainted)
 		s.untilEvents(map[string]int{"GPUUnhealthy GPU-0": 1})
-	})
-}
-
-// A process that never reached the driver, such as the new pod of a roll-out, leaves what another one of the node reports alone, also while that
-// one is started again. When that one has ended for good, it says that nobody knows.
-func TestReporterThatHasSeenNoGPU(t *testing.T) {
-	onStage(t, func(s *stage) {
-		state := s.TempDir()
-		knows := func(gpus ...status.Device) *process {
-			p := s.new(config.Config{Features: everything, StateDir: state})
-			p.gpus(gpus...)
-			return p.start()
-		}
-		first := knows(gpu(0, good))
-		s.untilCondition("True")
-		s.pass(time.Minute)
-		blind := s.new(config.Config{Features: everything, StateDir: state})
-		blind.set(func(now *status.Status) { now.Stale = "no driver" })
-		if n := s.writes(func() { blind.start(); s.pass(10 * time.Minute) }); n != 0 {
-			s.Errorf("%d writes: %s, Events %v", n, s.condition(), s.events())
-		}
-		first.gpus(gpu(0, bad))
-		s.untilEvents(map[string]int{"GPUUnhealthy GPU-0": 1})
-		s.until("tainted", s.tainted)
-		if n := s.writes(func() {
-			first.stop()
-			s.pass(15 * time.Second)
-			first = knows(gpu(0, bad))
-			s.pass(10 * time.Minute)
-		}); n != 0 {
-			s.Errorf("%d writes: %s, Events %v", n, s.condition(), s.events())
-		}
-		first.stop()
-		s.untilCondition("Unknown DriverNotReady: no driver")
-		blind.gpus(gpu(0, good))
-		s.untilCondition("True")
-		s.until("not tainted", func() bool { return !s.tainted() })
-	})
-}
-
-// The same without a state directory: the condition is that of the process that knows the GPUs, as long as that one is there.
-func TestStuckRollOut(t *testing.T) {
-	onStage(t, func(s *stage) {
-		earlier := s.reporter(everything, gpu(0, good))
-		s.untilCondition("True")
-		s.pass(time.Minute)
-		blind := s.new(config.Config{Features: everything})
-		blind.set(func(now *status.Status) { now.Stale = "no driver" })
-		blind.start()
-		s.untilCondition("Unknown DriverNotReady: no driver") // the old condition is of a pod that may be gone
-		s.untilCondition("True")
-		if n := s.writes(func() { s.pass(3*time.Hour + 20*time.Minute) }); n > 6 || !strings.HasPrefix(s.condition(), "True") {
-			s.Errorf("%d writes in 3 hours, want one an hour; %s", n, s.condition())
-		}
-		earlier.stop()
-		if s.pass(2*time.Hour + time.Minute); s.condition() != "Unknown DriverNotReady: no driver" {
-			s.Errorf("2 hours after the old pod has ended: %s", s.condition())
-		}
 	})
 }
 

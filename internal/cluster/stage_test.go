@@ -22,6 +22,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/lead"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
@@ -152,6 +153,7 @@ type process struct {
 	chosen  *feed.Feed[config.Chosen] // the configuration file; nil where no label chooses it
 	log     ktesting.Underlier
 	stop    func()
+	leads   *feed.Feed[bool] // whether this process leads
 	// observes says that there are no outputs.
 	observes bool
 	ready    func(context.Context) (bool, string) // nil without a task that says so
@@ -168,12 +170,12 @@ type process struct {
 // new returns a process with this configuration that does nothing yet.
 func (s *stage) new(c config.Config) *process {
 	c.Kubeconfig, c.NodeName = s.server.Kubeconfig(), nodeName
-	p := &process{s: s, dropped: map[string]int{}, made: map[string]int{}, stop: func() {}}
+	p := &process{s: s, leads: feed.New(true), dropped: map[string]int{}, made: map[string]int{}, stop: func() {}}
 	p.status = status.Status{Version: "v1"}
 	p.View = daemon.View{
 		Config: c, Configs: feed.New(c), ConfigErrors: feed.New[error](nil),
 		Snapshots: feed.New(inventory.Snapshot{}), Offered: feed.New(resource.Plan{}),
-		Labels: feed.New[map[string]string](nil), LabelsProblem: feed.New[error](nil),
+		Labels: feed.New[map[string]string](nil), LabelsProblem: feed.New[error](nil), Lead: lead.New(lead.Options{}),
 		Status: func(context.Context) (status.Status, error) {
 			p.mu.Lock()
 			defer p.mu.Unlock()
@@ -252,8 +254,12 @@ func (p *process) startOn(boot string) *process {
 		if task.Ready != nil {
 			p.ready = task.Ready
 		}
+		run := task.Run
+		if task.Lead {
+			run = func(ctx context.Context) error { return p.while(ctx, task.Run) }
+		}
 		outputs.Go(func() {
-			if err := task.Run(acting); err != nil {
+			if err := run(acting); err != nil {
 				p.s.Errorf("%s: %v", task.Name, err)
 			}
 		})
@@ -267,6 +273,27 @@ func (p *process) startOn(boot string) *process {
 	})
 	p.s.Cleanup(p.stop)
 	return p
+}
+
+// while runs a task as long as this process leads, as package lead does.
+func (p *process) while(ctx context.Context, run func(context.Context) error) error {
+	for ctx.Err() == nil {
+		leads, changed := p.leads.Latest()
+		if leads {
+			term, end := context.WithCancel(ctx)
+			var running sync.WaitGroup
+			var err error
+			running.Go(func() { err = run(term) })
+			feed.AnyOf(ctx, changed)
+			end()
+			if running.Wait(); err != nil {
+				return err
+			}
+			continue
+		}
+		feed.AnyOf(ctx, changed)
+	}
+	return nil
 }
 
 // logged reports whether the log has a text.

@@ -315,7 +315,7 @@ func (d *daemon) outputs() []Task {
 func (d *daemon) view() View {
 	v := View{
 		Config: d.config, Configs: d.watcher.Configs(), ConfigErrors: d.watcher.Errors(),
-		Labels: d.labels.Wanted, LabelsProblem: d.labelsProblem, Lead: d.lead, Yields: d.yields,
+		Labels: d.labels.Wanted, LabelsProblem: d.labelsProblem, Lead: d.lead,
 		Snapshots: d.monitor.Snapshots(), Offered: d.set.Offered(), Status: d.status, Held: d.account.Held,
 		DRA: d.dra, APIRequested: d.counters.APIRequested, EventDropped: d.counters.EventDropped,
 	}

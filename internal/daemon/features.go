@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"context"
-	"slices"
 	"strings"
 
 	"k8s.io/utils/clock"
@@ -12,7 +11,6 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/labels"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
 )
 
 // maxMachineName is the largest file with the name of the machine that is read, in bytes.
@@ -25,11 +23,6 @@ func MachineName(file string) string {
 		return labels.UnknownMachine
 	}
 	return strings.TrimSpace(string(text))
-}
-
-// yields reports whether a process of this program that started later serves a resource of this one.
-func (d *daemon) yields() bool {
-	return slices.ContainsFunc(d.set.Status(), func(s plugin.Status) bool { return s.Phase == plugin.PhaseYielding })
 }
 
 // A featureFile is the file for node-feature-discovery.

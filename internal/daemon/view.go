@@ -28,9 +28,6 @@ type View struct {
 	LabelsProblem *feed.Feed[error]
 	// Lead says whether this process leads, and is asked before each write that only the process that leads makes.
 	Lead *lead.Lead
-	// Yields reports whether a process of this program that started later serves a resource of this one, as the next version does in a
-	// roll-out. Then that one labels the node. It is nil in a program that serves none.
-	Yields func() bool
 	// MIGWish decides which MIG layout counts, and MIG is how far the node is with it; both are nil where layouts are not changed.
 	MIGWish *migwish.Chooser
 	MIG     *feed.Feed[mig.Status]

@@ -41,13 +41,13 @@ type metadata struct {
 	OwnerReferences []OwnerReference  `json:"ownerReferences,omitempty"`
 }
 
-// ApplyLabels gives labels to the own node, which has to have the UID still, and takes those away that an earlier call gave and that
-// are not among them. It returns the node as it is then.
+// ApplyLabels gives labels to the own node, which has to have the UID and the version still, and takes those away that an earlier call
+// gave and that are not among them. It returns the node as it is then.
 //
 // A label that another program owns with another value makes it a *Conflict, and nothing is changed.
-func (c *Client) ApplyLabels(ctx context.Context, uid string, labels map[string]string) (Node, error) {
+func (c *Client) ApplyLabels(ctx context.Context, uid, version string, labels map[string]string) (Node, error) {
 	restores := c.newestNode().restores
-	text, err := c.applyNode(ctx, labelsManager, metadata{UID: uid, Labels: labels}, false)
+	text, err := c.applyNode(ctx, labelsManager, metadata{UID: uid, ResourceVersion: version, Labels: labels}, false)
 	var refused *Refused
 	if errors.As(err, &refused) && len(refused.Conflicts) > 0 {
 		conflict := &Conflict{Labels: map[string]string{}}
@@ -66,12 +66,12 @@ func (c *Client) ApplyLabels(ctx context.Context, uid string, labels map[string]
 	return c.readNode(text, restores)
 }
 
-// ApplyMIGState gives labels and annotations about the MIG layout to the own node, which has to have the UID still, and takes those away
-// that an earlier call gave and that are not among them. What another program has written there before is replaced. It returns the node
-// as it is then.
-func (c *Client) ApplyMIGState(ctx context.Context, uid string, labels, annotations map[string]string) (Node, error) {
+// ApplyMIGState gives labels and annotations about the MIG layout to the own node, which has to have the UID and the version still, and
+// takes those away that an earlier call gave and that are not among them. What another program has written there before is replaced. It
+// returns the node as it is then.
+func (c *Client) ApplyMIGState(ctx context.Context, uid, version string, labels, annotations map[string]string) (Node, error) {
 	restores := c.newestNode().restores
-	text, err := c.applyNode(ctx, migManager, metadata{UID: uid, Labels: labels, Annotations: annotations}, true)
+	text, err := c.applyNode(ctx, migManager, metadata{UID: uid, ResourceVersion: version, Labels: labels, Annotations: annotations}, true)
 	if err != nil {
 		return Node{}, fmt.Errorf("write the state of the MIG layout: %w", err)
 	}

@@ -65,7 +65,8 @@ type Client struct {
 	mu         sync.Mutex // guards all following fields
 	connection *connection
 	requested  func(verb, resource string, code int)
-	newest     Node // that the API server has told of
+	fence      func() error // nil for none
+	newest     Node         // that the API server has told of
 	// resourceVersion is the index of the version of resource.k8s.io that was served last.
 	resourceVersion int
 }
@@ -89,6 +90,13 @@ func (c *Client) Count(requested func(verb, resource string, code int)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.requested = requested
+}
+
+// Fence has no request change anything for which check returns an error. That is the error of the request then.
+func (c *Client) Fence(check func() error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.fence = check
 }
 
 // count counts a request.
@@ -295,6 +303,14 @@ func (c *Client) open(ctx context.Context, r request) (io.ReadCloser, error) {
 	connection, err := c.connect()
 	if err != nil {
 		return nil, err
+	}
+	c.mu.Lock()
+	fence := c.fence
+	c.mu.Unlock()
+	if fence != nil && r.verb != http.MethodGet {
+		if err := fence(); err != nil {
+			return nil, err
+		}
 	}
 	address := *connection.base
 	address.Path = strings.TrimSuffix(address.Path, "/") + r.path

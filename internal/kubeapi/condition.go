@@ -15,16 +15,20 @@ const (
 	strategicMergePatch = "application/strategic-merge-patch+json"
 )
 
-// PatchCondition writes one condition of the own node, and nothing else of its status. Times are written to the second. It returns the
-// node as it is then.
-func (c *Client) PatchCondition(ctx context.Context, condition Condition) (Node, error) {
+// PatchCondition writes one condition of the own node, which has to have this version still, and nothing else of its status. Times are
+// written to the second. It returns the node as it is then.
+func (c *Client) PatchCondition(ctx context.Context, version string, condition Condition) (Node, error) {
 	condition.LastHeartbeatTime = condition.LastHeartbeatTime.UTC().Truncate(time.Second)
 	condition.LastTransitionTime = condition.LastTransitionTime.UTC().Truncate(time.Second)
 	var patch struct {
+		Metadata struct {
+			ResourceVersion string `json:"resourceVersion,omitempty"`
+		} `json:"metadata"`
 		Status struct {
 			Conditions []Condition `json:"conditions"` // merged by type
 		} `json:"status"`
 	}
+	patch.Metadata.ResourceVersion = version
 	patch.Status.Conditions = []Condition{condition}
 	return c.patchNode(ctx, "/status", strategicMergePatch, patch)
 }

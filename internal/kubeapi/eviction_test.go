@@ -47,10 +47,10 @@ func TestApplyMIGState(t *testing.T) {
 	const state, reason = "nvidia.com/mig.config.state", "gpu-device-plugin.github.io/mig.config.reason"
 	change(t, s, func(n *corev1.Node) { n.Labels[state] = "failed" })
 	uid := string(get(t, s).UID)
-	if _, err := c.ApplyLabels(t.Context(), uid, map[string]string{"nvidia.com/gpu.count": "8"}); err != nil {
+	if _, err := c.ApplyLabels(t.Context(), uid, "", map[string]string{"nvidia.com/gpu.count": "8"}); err != nil {
 		t.Fatal(err)
 	}
-	n, err := c.ApplyMIGState(t.Context(), uid, map[string]string{state: "pending"}, map[string]string{reason: "because"})
+	n, err := c.ApplyMIGState(t.Context(), uid, "", map[string]string{state: "pending"}, map[string]string{reason: "because"})
 	if err != nil || n.Annotations[reason] != "because" {
 		t.Errorf("%v, annotations %v", err, n.Annotations)
 	}
@@ -58,12 +58,12 @@ func TestApplyMIGState(t *testing.T) {
 	if diff := cmp.Diff(want, n.Labels); diff != "" {
 		t.Errorf("labels (-want +got):\n%s", diff)
 	}
-	n, err = c.ApplyMIGState(t.Context(), uid, nil, nil)
+	n, err = c.ApplyMIGState(t.Context(), uid, "", nil, nil)
 	delete(want, state)
 	if diff := cmp.Diff(want, n.Labels); diff != "" || err != nil || len(n.Annotations) != 0 {
 		t.Errorf("%v, annotations %v, labels (-want +got):\n%s", err, n.Annotations, diff)
 	}
-	if _, err := c.ApplyMIGState(t.Context(), "another", nil, nil); err == nil {
+	if _, err := c.ApplyMIGState(t.Context(), "another", "", nil, nil); err == nil {
 		t.Error("written to another node")
 	}
 }

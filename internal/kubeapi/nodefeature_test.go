@@ -241,7 +241,7 @@ func TestOneConflict(t *testing.T) {
 		"300 {}": 0,
 	} {
 		client, _ := scripted(t, map[string]string{path: answer})
-		_, err := client.ApplyLabels(t.Context(), "1", map[string]string{"a": "x"})
+		_, err := client.ApplyLabels(t.Context(), "1", "", map[string]string{"a": "x"})
 		var conflict *kubeapi.Conflict
 		if is := errors.As(err, &conflict); err == nil || is != (labels > 0) || is && len(conflict.Labels) != labels {
 			t.Errorf("%s: %v", answer, err)

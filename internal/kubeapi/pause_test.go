@@ -137,7 +137,7 @@ func TestKeepGoesOnWithTheWatch(t *testing.T) {
 			go func() {
 				defer close(ended)
 				kubeapi.Keep(ctx, timer, "test", func() []<-chan struct{} { return []<-chan struct{}{nil} }, func(ctx context.Context) error {
-					if _, err := client.PatchCondition(ctx, kubeapi.Condition{Type: "T", Status: "True"}); err != nil {
+					if _, err := client.PatchCondition(ctx, "", kubeapi.Condition{Type: "T", Status: "True"}); err != nil {
 						return err
 					}
 					done.Publish(true)

@@ -55,7 +55,7 @@ func TestPatchCondition(t *testing.T) {
 	s, c := cluster(t)
 	before := get(t, s)
 	for i, status := range []string{"True", "False"} {
-		n, err := c.PatchCondition(t.Context(), kubeapi.Condition{
+		n, err := c.PatchCondition(t.Context(), "", kubeapi.Condition{
 			Type: "GPUHealthy", Status: status, Reason: "R", Message: "m", LastHeartbeatTime: when.Add(time.Hour), LastTransitionTime: when,
 		})
 		if err != nil {
@@ -241,7 +241,7 @@ func TestRefusedReports(t *testing.T) {
 				t.Errorf("%s, %d: %v", what, code, err)
 			}
 		}
-		if _, err := c.PatchCondition(t.Context(), kubeapi.Condition{Type: "T", Status: "True"}); !kubeapi.IsCode(err, code) {
+		if _, err := c.PatchCondition(t.Context(), "", kubeapi.Condition{Type: "T", Status: "True"}); !kubeapi.IsCode(err, code) {
 			t.Errorf("condition, %d: %v", code, err)
 		}
 	}
@@ -263,7 +263,7 @@ func TestCount(t *testing.T) {
 	got := map[string]int{}
 	c.Count(func(verb, resource string, code int) { got[fmt.Sprint(verb, " ", resource, " ", code)]++ })
 	_ = c.WriteEvent(t.Context(), "uid-1", record("a", when))
-	_, _ = c.PatchCondition(t.Context(), kubeapi.Condition{Type: "T", Status: "True"})
+	_, _ = c.PatchCondition(t.Context(), "", kubeapi.Condition{Type: "T", Status: "True"})
 	_ = c.SetTaint(t.Context(), "k", "NoSchedule", true, when)
 	s.SetFault(apiserver.Fault{Status: 403})
 	_ = c.WriteEvent(t.Context(), "uid-1", record("b", when))

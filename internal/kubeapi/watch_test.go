@@ -218,7 +218,7 @@ func TestRestore(t *testing.T) {
 				server.SetFault(apiserver.Fault{Status: http.StatusServiceUnavailable, Only: func(r apiserver.Request) bool { return !r.IsWrite() }})
 				server.DropWatches()
 			}
-			written, err := client.PatchCondition(t.Context(), kubeapi.Condition{Type: "GPUHealthy", Status: "True"})
+			written, err := client.PatchCondition(t.Context(), "", kubeapi.Condition{Type: "GPUHealthy", Status: "True"})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -233,7 +233,7 @@ func TestRestore(t *testing.T) {
 			if written.After(restored) || restored.After(written) {
 				t.Errorf("version %s of before the restore is before or after version %s", written.ResourceVersion, restored.ResourceVersion)
 			}
-			again, err := client.PatchCondition(t.Context(), kubeapi.Condition{Type: "GPUHealthy", Status: "False"})
+			again, err := client.PatchCondition(t.Context(), "", kubeapi.Condition{Type: "GPUHealthy", Status: "False"})
 			if err != nil || !again.After(restored) || again.After(written) {
 				t.Errorf("a write after the restore: %+v, %v", again, err)
 			}

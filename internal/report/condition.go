@@ -127,10 +127,6 @@ func NoHealthyGPU(s status.Status) (none, known bool) {
 	return bad == gpus, bad == gpus
 }
 
-// Yields reports whether a process of this program that started later serves a resource of this daemon: then that one reports. Another
-// program that does so reports nothing of GPUs.
-func Yields(s status.Status) bool { return slices.ContainsFunc(s.Resources, status.Resource.Replaced) }
-
 // worse reports whether c says more that is wrong than before.
 func (c Condition) worse(before Condition) bool {
 	if gravity(c) != gravity(before) {

@@ -102,19 +102,6 @@ func TestLongMessage(t *testing.T) {
 	}
 }
 
-// A daemon reports no longer when a later one of this program serves a resource.
-func TestYields(t *testing.T) {
-	for server, want := range map[string]bool{"serving": false, "silent: another server has registered": true} {
-		s := with(node(), func(s *status.Status) { s.Resources = []status.Resource{{Server: "serving"}, {Server: server}} })
-		if got := report.Yields(s); got != want {
-			t.Errorf("%s: %v, want %v", server, got, want)
-		}
-	}
-	if report.Yields(node()) {
-		t.Error("yields without resources")
-	}
-}
-
 // A reason that the table does not have is a warning.
 func TestRowOfAnotherReason(t *testing.T) {
 	if diff := cmp.Diff(report.Row{Reason: "Other", Type: "Warning"}, report.Reason("Other").Row()); diff != "" {

@@ -236,13 +236,13 @@ func TestMoments(t *testing.T) {
 
 func TestServersOfResources(t *testing.T) {
 	t.Parallel()
-	for server, want := range map[string][3]bool{
-		"serving": {true, false, false}, "silent: another server has registered": {false, true, true}, "registering": {false, false, false},
-		"silent: another program has registered": {false, true, false},
+	for server, want := range map[string][2]bool{
+		"serving": {true, false}, "silent: another server has registered": {false, true}, "registering": {false, false},
+		"silent: another program has registered": {false, true},
 	} {
 		r := Resource{Server: server}
-		if got := [3]bool{r.Serving(), r.Yielding(), r.Replaced()}; got != want {
-			t.Errorf("%s: serving, yielding, replaced %v, want %v", server, got, want)
+		if got := [2]bool{r.Serving(), r.Yielding()}; got != want {
+			t.Errorf("%s: serving, yielding %v, want %v", server, got, want)
 		}
 	}
 }

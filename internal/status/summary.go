@@ -174,9 +174,8 @@ func (s Status) short() bool {
 }
 
 const (
-	healthy  = "Healthy"
-	serving  = "serving"
-	replaced = "silent: another server has registered"
+	healthy = "Healthy"
+	serving = "serving"
 )
 
 // Serving reports whether the resource is registered and kubelet receives its lists.
@@ -184,9 +183,6 @@ func (r Resource) Serving() bool { return r.Server == serving }
 
 // Yielding reports whether no list is sent because another server serves the resource.
 func (r Resource) Yielding() bool { return strings.HasPrefix(r.Server, silent) }
-
-// Replaced reports whether no list is sent because a process of this program that started later serves the resource.
-func (r Resource) Replaced() bool { return r.Server == replaced }
 
 // sameAsGPU reports whether the health of a MIG device is that of its GPU.
 func sameAsGPU(all []Device, m Device) bool {

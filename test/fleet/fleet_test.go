@@ -31,6 +31,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/lead"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
@@ -191,7 +192,7 @@ func runNode(ctx context.Context, kubeconfig, name, boot string, seen *counters)
 	}
 	d := daemon.View{
 		Config: c, Configs: feed.New(c), ConfigErrors: feed.New[error](nil), Snapshots: feed.New(inventory.Snapshot{}),
-		Labels: feed.New(labels()), LabelsProblem: feed.New[error](nil), Offered: feed.New(resource.Plan{}),
+		Labels: feed.New(labels()), LabelsProblem: feed.New[error](nil), Offered: feed.New(resource.Plan{}), Lead: lead.New(lead.Options{}),
 		Status: func(context.Context) (status.Status, error) {
 			return status.Status{Version: "v1", Driver: "580", Looked: time.Now(), GPUs: gpus}, nil
 		},
