@@ -180,6 +180,11 @@ nightly: faults soak mig-wishes ## What takes too long for every change: the fau
 e2e-node: ## Run the stories on real single-node clusters (root; E2E_FLAGS='--kubelet 1.37')
 	cd test/e2e && ./run $(E2E_FLAGS)
 
+.PHONY: real
+real: ## Hold the program to NVIDIA's own parts, from Debian's archive: NVML of each branch and a whole driver root (root, Debian)
+	@parts=$$(test/real/parts) || { [ $$? = 3 ] && echo 'real: LEFT OUT: NVIDIA'"'"'s parts cannot be had here'; exit; }; \
+	 $(GO) test ./test/real -count=1 -timeout 10m -parts "$$parts"
+
 .PHONY: e2e-devicemanager
 e2e-devicemanager: ## Hold the stand-in kubelet against kubelet's own device manager of 1.36 and 1.37 (root)
 	test/e2e/devicemanager/run

@@ -88,11 +88,12 @@ func (s Snapshot) Equal(other Snapshot) bool {
 		slices.EqualFunc(s.GPUs, other.GPUs, GPU.Equal)
 }
 
-// UVMPatience is how long it is waited for nvidia-uvm. It was seen to come 13 s after the nodes of GPUs; a container that was made before cannot
-// use CUDA for as long as it lives.
+// UVMPatience is how long it is waited for nvidia-uvm. It was seen to come 13 s after the nodes of GPUs; a container that was made before
+// cannot use CUDA for as long as it lives.
 const UVMPatience = time.Minute
 
-// LacksUVM reports whether the node has nvidiactl and no nvidia-uvm. Where a node is made by its number, it is enough that the kernel has that.
+// LacksUVM reports whether the node has nvidiactl and no nvidia-uvm. Where a node is made by its number, it is enough that the kernel has
+// that.
 func (s Snapshot) LacksUVM(byNumber bool) bool {
 	return s.Control.Has(NodeControl) && !s.Control.Has(NodeUVM) && (!byNumber || s.Majors.UVM == 0)
 }
