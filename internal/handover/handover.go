@@ -178,6 +178,7 @@ func (a *Arbiter) decide(
 ) {
 	owners := dra.Owners{}
 	waits := map[string]string{}
+	var moved moves
 	for _, found := range s.GPUs {
 		g := a.gpus[found.UUID]
 		if g == nil {
@@ -197,7 +198,7 @@ func (a *Arbiter) decide(
 				break
 			}
 			if g.Before != "" || next != dra.OwnedByPlugin {
-				klog.FromContext(ctx).Info("Owner of a GPU", "gpu", found.UUID, "owner", next, "before", g.Before, "wasTakenOut", g.Withdrawn)
+				moved.add(move{next, g.Before, g.Withdrawn}, found.UUID)
 			}
 			if next == dra.LeavesPlugin && g.Withdrawn {
 				g.takenOut = a.options.Clock.Now()
@@ -216,12 +217,42 @@ func (a *Arbiter) decide(
 			waits[found.UUID] = g.wait
 		}
 	}
+	moved.log(ctx)
 	maps.DeleteFunc(a.gpus, func(uuid string, _ *gpu) bool { _, there := owners[uuid]; return !there })
 	if !maps.Equal(owners, a.options.Owners.Value()) || a.options.Owners.Value() == nil {
 		a.options.Owners.Publish(owners)
 	}
 	if !maps.Equal(waits, a.waits.Value()) {
 		a.waits.Publish(waits)
+	}
+}
+
+// A move is how GPUs go from one owner to another.
+type move struct {
+	owner, before dra.Ownership
+	wasTakenOut   bool
+}
+
+// moves are the GPUs that go to other owners in one decision, in the order in which they do so.
+type moves struct {
+	made []move
+	gpus map[move][]string
+}
+
+func (m *moves) add(made move, gpu string) {
+	if m.gpus == nil {
+		m.gpus = map[move][]string{}
+	}
+	if m.gpus[made] == nil {
+		m.made = append(m.made, made)
+	}
+	m.gpus[made] = append(m.gpus[made], gpu)
+}
+
+// log logs a line for each way that GPUs go, and not for each GPU.
+func (m *moves) log(ctx context.Context) {
+	for _, made := range m.made {
+		klog.FromContext(ctx).Info("GPUs have another owner", "owner", made.owner, "before", made.before, "gpus", m.gpus[made], "wasTakenOut", made.wasTakenOut)
 	}
 }
 
