@@ -196,7 +196,9 @@ func TestPaceOfQuestions(t *testing.T) {
 			}
 		}
 		cancel()
-		<-question
+		if err := <-question; err == nil {
+			t.Errorf("%s: it is sent though nobody waits for it", what)
+		}
 		if got := c.last(); got != want {
 			t.Errorf("%s: waits %v, want %v", what, got, want)
 		}
@@ -270,8 +272,11 @@ func dial(t *testing.T, d *kubelet.Directory, c *clocktesting.FakeClock) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	ended := make(chan error, 1)
-	go func() { ended <- d.Register(ctx, 1, "nvidia.com/gpu", d.NewEndpoint("nvidia.com/gpu"), nil) }()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = d.Register(ctx, 1, "nvidia.com/gpu", d.NewEndpoint("nvidia.com/gpu"), nil) // there is no such endpoint
+	}()
 	for late := time.Now().Add(patience); !c.HasWaiters(); { // until the next try
 		select {
 		case <-ended:
@@ -292,8 +297,11 @@ func stale(t *testing.T, d *kubelet.Directory) bool {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- d.Watch(ctx, feed.New(uint64(0)), feed.New([]string(nil))) }()
-	alive := make(chan error, 1)
-	go func() { alive <- d.Alive(ctx) }() // it has looked
+	alive := make(chan struct{})
+	go func() {
+		defer close(alive)
+		_ = d.Alive(ctx) // it has looked, or the watch has ended
+	}()
 	var err error
 	select {
 	case err = <-ended:
