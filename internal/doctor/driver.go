@@ -42,6 +42,7 @@ type DeviceFile struct {
 	Numbered     bool   // the numbers are known
 	Major, Minor int
 	Linked       bool // /dev/char/MAJOR:MINOR exists
+	Opens        bool // doctor has opened it; looked at for MIG capabilities in its own container alone
 }
 
 // nvidiaMajor is the number that the kernel reserves for the driver.
@@ -148,6 +149,35 @@ func deviceNodes(f *NodeFacts, r *findings) {
 		r.fail("This container has no /dev/nvidiactl: NVML cannot be used in it", []string{"/dev of this container"},
 			"kubectl get runtimeclass nvidia   # and in the pod: runtimeClassName: nvidia, or privileged: true")
 	}
+	migCapabilities(f, r)
+}
+
+// Of the capabilities of MIG, the driver gives the first to who changes layouts, and the second to who sees MIG devices of others.
+const (
+	migConfig  = "nvidia-caps/nvidia-cap1"
+	migMonitor = "nvidia-caps/nvidia-cap2"
+)
+
+// migCapabilities judges whether this container can see MIG devices and, where the daemon changes layouts, change them.
+func migCapabilities(f *NodeFacts, r *findings) {
+	changes := f.Daemon.Missing == "" && f.Daemon.Value.Status.MIG != nil
+	instances := slices.ContainsFunc(f.Devices.Value.Nodes, func(n DeviceFile) bool {
+		return strings.HasPrefix(n.Name, "nvidia-caps/") && n.Name != migConfig && n.Name != migMonitor
+	})
+	var shut []string
+	for name, wanted := range map[string]bool{migConfig: changes, migMonitor: changes || instances} {
+		if wanted && !slices.ContainsFunc(f.Container.Value.Nodes, func(n DeviceFile) bool { return n.Name == name && n.Opens }) {
+			shut = append(shut, "/dev/"+name)
+		}
+	}
+	if len(shut) == 0 || f.Container.Missing != "" {
+		return
+	}
+	slices.Sort(shut)
+	r.warn("This container cannot open "+strings.Join(shut, " and ")+": MIG devices cannot be seen, or layouts not be changed. "+
+		"NVIDIA's container toolkit 1.18.0 to 1.20.0 ignores NVIDIA_MIG_MONITOR_DEVICES and NVIDIA_MIG_CONFIG_DEVICES; 1.20.1 does not",
+		[]string{"/dev of this container"}, "nvidia-ctk --version   # on the node; install 1.20.1 or newer",
+		"or in the pod, without the toolkit: privileged: true, and the node's /dev mounted at /dev")
 }
 
 func named(name string) func(DeviceFile) bool {

@@ -150,6 +150,18 @@ func devices(kernel, links, r root, at string) (doctor.Devices, error) {
 	return found, nil
 }
 
+// opens reports whether this process can open a device node of a MIG capability. To open another node could wake a device.
+func opens(r root, node doctor.DeviceFile) bool {
+	if !node.Character || !strings.HasPrefix(node.Name, "nvidia-caps/") {
+		return false
+	}
+	file, err := r.FS.Open("dev/" + node.Name)
+	if err != nil {
+		return false
+	}
+	return file.Close() == nil
+}
+
 // majors returns the numbers of the drivers of character devices.
 func majors(kernel root) map[string]int {
 	all := map[string]int{}

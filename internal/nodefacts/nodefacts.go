@@ -64,7 +64,11 @@ func (p Places) Gather(ctx context.Context) doctor.NodeFacts {
 			return devices(kernel, links, root{p.Devices}, p.DevFolder)
 		}),
 		read(ctx, &f.Container, "the device nodes of this container", p.noContainer, func() (doctor.Devices, error) {
-			return devices(kernel, root{p.Container}, root{p.Container}, "/dev")
+			own, err := devices(kernel, root{p.Container}, root{p.Container}, "/dev")
+			for i := range own.Nodes {
+				own.Nodes[i].Opens = opens(root{p.Container}, own.Nodes[i])
+			}
+			return own, err
 		}),
 		read(ctx, &f.Processes, "the node's processes", hidden, func() ([]string, error) {
 			all, err := processes(host)
