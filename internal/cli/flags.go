@@ -15,14 +15,18 @@ var (
 	// nodeFlags say which node is looked at.
 	nodeFlags = []string{"config-file", "node-config-dir", "control-socket", "driver-root-ctr-path", "simulate"}
 	// judgedFlags are those by which a file may be valid or not.
-	judgedFlags = []string{"mig-strategy", "compatibility", "mps-root", "mig-enabled", "mig-layout", "mig-config-file", "dra-mode", "state-dir"}
+	judgedFlags = []string{"mig-strategy", "compatibility", "mps-root", "mig-enabled", "mig-layout", "mig-config-file",
+		"dra-mode", "state-dir"}
 
 	planFlags = slices.Concat(nodeFlags, judgedFlags, []string{
-		"driver-root", "dev-root", "device-list-strategy", "device-id-strategy", "pass-device-specs", "void-visible-devices", "cdi-annotation-prefix",
-		"gdrcopy-enabled", "gds-enabled", "mofed-enabled", "imex-channel-ids", "imex-required", "cdi-dir", "dra-dynamic-mig", "dra-shares", "node-name",
+		"driver-root", "dev-root", "device-list-strategy", "device-id-strategy", "pass-device-specs", "void-visible-devices",
+		"cdi-annotation-prefix",
+		"gdrcopy-enabled", "gds-enabled", "mofed-enabled", "imex-channel-ids", "imex-required", "cdi-dir", "dra-dynamic-mig", "dra-shares",
+		"node-name",
 	})
 	doctorFlags = slices.Concat(nodeFlags, judgedFlags, []string{
-		"driver-root", "dev-root", "device-list-strategy", "pass-device-specs", "cdi-dir", "kubelet-root", "kubelet-socket", "pod-resources-socket",
+		"driver-root", "dev-root", "device-list-strategy", "pass-device-specs", "cdi-dir", "kubelet-root", "kubelet-socket",
+		"pod-resources-socket",
 	})
 	mpsFlags = slices.Concat(judgedFlags, []string{
 		"config-file", "driver-root-ctr-path", "simulate", "mps-root-ctr-path", "logging-format", "kubeconfig", "node-name", "node-config-dir",

@@ -56,7 +56,8 @@ var discoveryOptions = append(shared(
 		usage: "time after which labels are written again although they did not change, at least 1s, or infinite", set: setSleep,
 	},
 	{
-		flag: "output-file", common: true, aliases: []string{"output"}, short: "o", env: []string{"GFD_OUTPUT_FILE"}, key: "flags.gfd.outputFile",
+		flag: "output-file", common: true,
+		aliases: []string{"output"}, short: "o", env: []string{"GFD_OUTPUT_FILE"}, key: "flags.gfd.outputFile",
 		fallback: DefaultDiscoveryFile, empty: true,
 		usage: "feature file of node-feature-discovery; empty: standard output",
 		set:   text(func(c *Config) *string { return &c.Features.LabelsFile }),
@@ -67,7 +68,8 @@ var discoveryOptions = append(shared(
 		set: text(func(c *Config) *string { return &c.Features.MachineTypeFile }),
 	},
 	{
-		flag: "use-node-feature-api", common: true, env: []string{"GFD_USE_NODE_FEATURE_API", "USE_NODE_FEATURE_API"}, key: "flags.useNodeFeatureAPI",
+		flag: "use-node-feature-api", common: true,
+		env: []string{"GFD_USE_NODE_FEATURE_API", "USE_NODE_FEATURE_API"}, key: "flags.useNodeFeatureAPI",
 		kind: kindBool, usage: "write a NodeFeature object in place of a file; default: true in gpu-node-agent, false elsewhere",
 		set: func(c *Config, text string) error {
 			var on bool

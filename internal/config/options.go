@@ -29,12 +29,14 @@ var daemonOptions = []option{
 		set: choice(func(c *Config) *resource.MIGStrategy { return &c.Resource.MIG }, resource.MIGNone, resource.MIGSingle, resource.MIGMixed),
 	},
 	{
-		flag: "fail-on-init-error", common: true, env: []string{"FAIL_ON_INIT_ERROR"}, key: "flags.failOnInitError", fallback: "true", kind: kindBool,
+		flag: "fail-on-init-error", common: true,
+		env: []string{"FAIL_ON_INIT_ERROR"}, key: "flags.failOnInitError", fallback: "true", kind: kindBool,
 		usage: "exit with an error if NVML cannot be initialized; if false, wait for the driver",
 		set:   truth(func(c *Config) *bool { return &c.FailOnInitError }),
 	},
 	{
-		flag: "driver-root", common: true, aliases: []string{"nvidia-driver-root"}, env: []string{"NVIDIA_DRIVER_ROOT"}, key: "flags.nvidiaDriverRoot",
+		flag: "driver-root", common: true,
+		aliases: []string{"nvidia-driver-root"}, env: []string{"NVIDIA_DRIVER_ROOT"}, key: "flags.nvidiaDriverRoot",
 		fallback: "/", empty: true, usage: "directory on the host below which the driver is installed",
 		set: rooted(func(c *Config) *string { return &c.Driver.Root }),
 	},
@@ -44,12 +46,14 @@ var daemonOptions = []option{
 		set: rooted(func(c *Config) *string { return &c.Driver.DevRoot }),
 	},
 	{
-		flag: "pass-device-specs", common: true, env: []string{"PASS_DEVICE_SPECS"}, key: "flags.plugin.passDeviceSpecs", fallback: "false", kind: kindBool,
+		flag: "pass-device-specs", common: true,
+		env: []string{"PASS_DEVICE_SPECS"}, key: "flags.plugin.passDeviceSpecs", fallback: "false", kind: kindBool,
 		usage: "also give containers the device nodes of their devices",
 		set:   truth(func(c *Config) *bool { return &c.Edits.DeviceNodes }),
 	},
 	{
-		flag: "device-list-strategy", common: true, env: []string{"DEVICE_LIST_STRATEGY"}, key: "flags.plugin.deviceListStrategy", fallback: "envvar",
+		flag: "device-list-strategy", common: true,
+		env: []string{"DEVICE_LIST_STRATEGY"}, key: "flags.plugin.deviceListStrategy", fallback: "envvar",
 		kind:  kindList,
 		empty: true, usage: "how devices are passed to the container runtime: one or more of envvar, volume-mounts, cdi-annotations and cdi-cri",
 		set: setStrategies,
@@ -82,12 +86,14 @@ var daemonOptions = []option{
 		set: rooted(func(c *Config) *string { return &c.CDI.HookPath }),
 	},
 	{
-		flag: "driver-root-ctr-path", common: true, aliases: []string{"container-driver-root"}, env: []string{"DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"},
+		flag: "driver-root-ctr-path", common: true,
+		aliases: []string{"container-driver-root"}, env: []string{"DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"},
 		key: "flags.plugin.containerDriverRoot", fallback: "/driver-root",
 		empty: true, usage: "path of the driver root in this container", set: rooted(func(c *Config) *string { return &c.Driver.ContainerRoot }),
 	},
 	{
-		flag: "mps-root", common: true, env: []string{"MPS_ROOT"}, key: "flags.mpsRoot", empty: true, usage: "directory on the host with the MPS state",
+		flag: "mps-root", common: true,
+		env: []string{"MPS_ROOT"}, key: "flags.mpsRoot", empty: true, usage: "directory on the host with the MPS state",
 		set: rooted(func(c *Config) *string { return &c.Edits.MPSRoot }),
 	},
 	{

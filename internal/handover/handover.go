@@ -252,7 +252,8 @@ func (m *moves) add(made move, gpu string) {
 // log logs a line for each way that GPUs go, and not for each GPU.
 func (m *moves) log(ctx context.Context) {
 	for _, made := range m.made {
-		klog.FromContext(ctx).Info("GPUs have another owner", "owner", made.owner, "before", made.before, "gpus", m.gpus[made], "wasTakenOut", made.wasTakenOut)
+		klog.FromContext(ctx).Info("GPUs have another owner", "owner", made.owner, "before", made.before,
+			"gpus", m.gpus[made], "wasTakenOut", made.wasTakenOut)
 	}
 }
 
