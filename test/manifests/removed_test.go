@@ -13,21 +13,21 @@ func TestChartRefusesRemovedValues(t *testing.T) {
 	if !found {
 		t.Fatal("docs/flags.md has no section of removed options")
 	}
-	sentences := map[string]string{} // by the key of the file
+	sentences := map[string]string{} // by the flag
 	for line := range strings.Lines(removed) {
-		if cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), " | "); len(cells) == 4 {
-			sentences[strings.Trim(cells[2], "`")] = strings.TrimSpace(cells[3])
+		if cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), " | "); len(cells) == 2 {
+			sentences[strings.Trim(cells[0], " `")] = strings.TrimSpace(cells[1])
 		}
 	}
-	for values, key := range map[string]string{
-		"{waitForRelease: true}": "flags.plugin.waitForRelease", "{preStartReset: []}": "flags.plugin.preStartReset",
-		"{features: {podEvents: false}}": "features.podEvents", "{features: {conditionType: GPUHealthy}}": "features.conditionType",
-		"{features: {conditionInterval: 1h}}": "features.conditionInterval", "{mig: {evict: false}}": "mig.evict",
-		"{mig: {pauseClients: true}}": "mig.pauseClients",
+	for values, flag := range map[string]string{
+		"{waitForRelease: true}": "--wait-for-release", "{preStartReset: []}": "--pre-start-reset",
+		"{features: {podEvents: false}}": "--pod-events", "{features: {conditionType: GPUHealthy}}": "--node-condition-type",
+		"{features: {conditionInterval: 1h}}": "--node-condition-interval", "{mig: {evict: false}}": "--mig-evict",
+		"{mig: {pauseClients: true}}": "--mig-pause-clients",
 	} {
 		_, err := renderChart(values)
-		if sentences[key] == "" || err == nil || !strings.Contains(err.Error(), sentences[key]) {
-			t.Errorf("%s: error %v, want one with %q", values, err, sentences[key])
+		if sentences[flag] == "" || err == nil || !strings.Contains(err.Error(), sentences[flag]) {
+			t.Errorf("%s: error %v, want one with %q", values, err, sentences[flag])
 		}
 	}
 }
