@@ -181,24 +181,22 @@ func (c *Claims) adopt(ctx context.Context) bool {
 
 // adoptClaim records a claim unless it has a record.
 func (c *Claims) adoptClaim(ctx context.Context, r record) error {
-	t, err := begin(c.options.StateDir, c.options.Clock)
-	if err != nil {
+	locks := c.locks.begin()
+	defer locks.end()
+	if err := locks.claim(ctx, r.UID); err != nil {
 		return err
 	}
-	defer t.end()
-	if err := t.claim(ctx, r.UID); err != nil {
+	if err := locks.gpus(ctx, r.gpus()); err != nil {
 		return err
 	}
-	if err := t.gpus(ctx, r.gpus()); err != nil {
-		return err
-	}
-	if _, found := c.store.readOrRestore(ctx, r.UID); found || c.store.gone(r.UID) != "" {
+	if _, found := c.all()[r.UID]; found || c.timesBack(r.UID) > 0 {
 		return nil
 	}
 	r.Prepared = c.options.Clock.Now().UTC()
 	if err := c.store.write(r); err != nil {
 		return err
 	}
+	c.keep(r)
 	klog.FromContext(ctx).Info("Took over a claim of NVIDIA's driver", "claim", klog.KRef(r.Namespace, r.Name), "uid", r.UID)
 	return nil
 }

@@ -1,15 +1,14 @@
 // Package claims prepares the devices of ResourceClaims for containers: it decides whether a claim may have its devices now, keeps one
 // record a claim on disk, and writes the CDI spec that kubelet names to the runtime.
 //
-// It knows neither gRPC nor the API server: who calls Prepare has read the claim. Nothing is kept between two calls but what is on
-// disk, where a second process of this program may work at the same time, as in a roll-out. See record.go for the rules.
-//
-// Package cli puts it together; others may use its values.
+// It knows neither gRPC nor the API server: who calls Prepare has read the claim. Of the processes of this program on a node, the one that
+// leads has the claims. It has their records in memory, and on disk for the next one. See record.go for the rules.
 package claims
 
 import (
 	"context"
 	"io/fs"
+	"maps"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -49,6 +48,13 @@ type Options struct {
 	Checkpoint string
 	// BootID is the node's boot ID; empty if it is not known.
 	BootID string
+	// Patience is how long a call waits for what passes by itself: a device that is in use still, what is not known yet. Kubelet calls again
+	// after 60 to 90 s. 0 for not at all.
+	Patience time.Duration
+	// Lead returns why this process does not lead now, so that it may write nothing; nil if it does. Without the function it always does.
+	Lead func() error
+	// Alone returns why hardware may not be changed now: an earlier lead may still do so. Without the function it may.
+	Alone func() error
 	// Root is the file system of this process, in which the driver's files are looked for; nil is the real one.
 	Root fs.FS
 	// Metrics may be nil.
@@ -70,26 +76,40 @@ type noMetrics struct{}
 func (noMetrics) Prepared(time.Duration, string)   {}
 func (noMetrics) Unprepared(time.Duration, string) {}
 
-// Claims prepare and unprepare claims. New builds them, and Run is their one life. Their methods may be called by several goroutines.
+// Claims prepare and unprepare claims. New builds them, and Run is called for each time in which this process leads. Their methods may be
+// called by several goroutines.
 type Claims struct {
 	options Options
 	store   store
+	locks   locks
 	inUse   *feed.Feed[map[string][]Holder]
 	status  *feed.Feed[[]ClaimStatus]
 	// problems are why containers cannot use a device, by its name.
 	problems *feed.Feed[map[string]string]
 	given    atomic.Pointer[cdi.Given] // nil until Run has looked
-	started  chan struct{}             // closed when Run has read the records
+	open     *feed.Feed[bool]          // calls are answered: Run has read the records, and has not ended
+	calls    sync.WaitGroup            // those that are being answered
 
 	renewed *feed.Feed[struct{}] // when given changes
+	changed *feed.Feed[struct{}] // when a record does, or a claim is given back
 
-	mu      sync.Mutex        // guards all following fields
-	records map[string]record // by the UID of the claim, as they are shown
-	read    bool              // all records were read once
-	left    map[string]string // why MIG devices are left of a claim that was given back, by its UID
-	exists  exists            // nil where the API server is not asked
-	noUVM   time.Time         // when nvidia-uvm was seen to be missing; zero while it is there
+	mu      sync.Mutex           // guards all following fields
+	records map[string]record    // by the UID of the claim; replaced, not changed
+	settled map[string]bool      // claims whose records say all, and whose specs are as they should be, by UID
+	back    map[string]tombstone // claims that were given back a short time ago, by UID
+	left    map[string]string    // why MIG devices are left of a claim that was given back, by its UID
+	lookUp  lookUp               // nil where the API server is not asked
+	noUVM   time.Time            // when nvidia-uvm was seen to be missing; zero while it is there
 }
+
+// A tombstone says that a claim was given back: a call that began to prepare it before must not do so any more. It is kept for longer than
+// any call can last.
+type tombstone struct {
+	times int
+	last  time.Time
+}
+
+const tombstoneFor = 2 * time.Minute
 
 // New returns Claims that prepare nothing before Run.
 func New(o Options) *Claims {
@@ -105,12 +125,82 @@ func New(o Options) *Claims {
 	if o.Divisions == nil {
 		o.Divisions = feed.New(dra.Divisions(nil))
 	}
-	return &Claims{
-		options: o, store: store{dir: o.StateDir, specs: o.CDIDir, boot: o.BootID, clock: o.Clock, step: func() {}, parsed: &sync.Map{}},
-		inUse: feed.New[map[string][]Holder](nil), status: feed.New[[]ClaimStatus](nil),
-		problems: feed.New[map[string]string](nil), renewed: feed.New(struct{}{}),
-		started: make(chan struct{}), records: map[string]record{}, left: map[string]string{},
+	always := func() error { return nil }
+	if o.Lead == nil {
+		o.Lead = always
 	}
+	if o.Alone == nil {
+		o.Alone = always
+	}
+	return &Claims{
+		options: o, store: store{dir: o.StateDir, specs: o.CDIDir, clock: o.Clock, step: func() {}, lead: o.Lead, written: &sync.Map{}},
+		locks: locks{last: map[string]chan struct{}{}},
+		inUse: feed.New[map[string][]Holder](nil), status: feed.New[[]ClaimStatus](nil),
+		problems: feed.New[map[string]string](nil), renewed: feed.New(struct{}{}), changed: feed.New(struct{}{}),
+		open: feed.New(false), records: map[string]record{}, settled: map[string]bool{}, back: map[string]tombstone{}, left: map[string]string{},
+	}
+}
+
+// enter waits until calls are answered. The caller calls done at the end of its call.
+func (c *Claims) enter(ctx context.Context) (done func(), err error) {
+	for {
+		_, changed := c.open.Latest()
+		c.mu.Lock()
+		open := c.open.Value()
+		if open {
+			c.calls.Add(1)
+		}
+		c.mu.Unlock()
+		if open {
+			return c.calls.Done, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, fail(CauseNotReady, "the records of claims are not read yet: %w", ctx.Err())
+		}
+	}
+}
+
+// answer has calls be answered, or ends that and waits for those that are.
+func (c *Claims) answer(open bool) {
+	c.mu.Lock()
+	if c.open.Value() != open {
+		c.open.Publish(open)
+	}
+	c.mu.Unlock()
+	if !open {
+		c.calls.Wait()
+	}
+}
+
+// all returns all records. Nobody may change them.
+func (c *Claims) all() map[string]record {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.records
+}
+
+// timesBack returns how often a claim was given back in the last minutes.
+func (c *Claims) timesBack(uid string) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.back[uid].times
+}
+
+// bury notes that a claim is given back now.
+func (c *Claims) bury(uid string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.back[uid] = tombstone{c.back[uid].times + 1, c.options.Clock.Now()}
+	c.changed.Publish(struct{}{})
+}
+
+// forget removes old tombstones.
+func (c *Claims) forget() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	maps.DeleteFunc(c.back, func(_ string, t tombstone) bool { return c.options.Clock.Since(t.last) > tombstoneFor })
 }
 
 // A Holder is a claim that has a GPU or a part of it.
@@ -122,18 +212,18 @@ type Holder struct {
 	Admin bool
 }
 
-// exists says whether the API server has a claim with this UID.
-type exists func(ctx context.Context, uid, namespace, name string) (bool, error)
+// A lookUp returns a claim as the API server has it, and whether it has one of that name.
+type lookUp func(ctx context.Context, namespace, name string) (claim dra.Claim, found bool, err error)
 
-// ExistsBy has the API server asked whether it has a claim with a UID. Without it, no claim counts as leaked.
-func (c *Claims) ExistsBy(ask func(ctx context.Context, uid, namespace, name string) (bool, error)) {
+// LookUpBy has the API server asked for claims. Without it, no claim counts as leaked.
+func (c *Claims) LookUpBy(ask func(ctx context.Context, namespace, name string) (claim dra.Claim, found bool, err error)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.exists = ask
+	c.lookUp = ask
 }
 
 // InUse returns the feed of the claims that are recorded, by the UUID of the GPU. It is nil until Run has read the records. Claims from
-// before a restart of the node are among them: their pods come back.
+// before a restart of the node are among them: their pods come back. What it had when Run ended stays.
 func (c *Claims) InUse() *feed.Feed[map[string][]Holder] { return c.inUse }
 
 // A ClaimStatus is a claim that is recorded, for people and programs.

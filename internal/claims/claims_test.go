@@ -25,7 +25,7 @@ func TestPrepare(t *testing.T) {
 	want := claim("4f23a4ec-1", gpuA, migB0)
 	want.Results[1].Request = "part/small"
 	for range 2 {
-		got, err := c.Prepare(t.Context(), want)
+		got, err := ask(t.Context(), c, want)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -203,7 +203,7 @@ func TestRefusals(t *testing.T) {
 			if tt.claim != nil {
 				tt.claim(&wanted)
 			}
-			got, err := c.Prepare(t.Context(), wanted)
+			got, err := ask(t.Context(), c, wanted)
 			switch {
 			case tt.want == "" && err != nil:
 				t.Errorf("Prepare() = %v", err)
@@ -246,14 +246,14 @@ func TestOverlap(t *testing.T) {
 			tt.first.UID, tt.first.Namespace, tt.first.Name = "first", "ns", "one"
 			tt.second.UID, tt.second.Namespace, tt.second.Name = "second", "ns", "two"
 			r.prepare(c, tt.first)
-			_, err := c.Prepare(t.Context(), tt.second)
+			_, err := ask(t.Context(), c, tt.second)
 			if (err == nil) != tt.fits || err != nil && !strings.Contains(err.Error(), "is in use by the claim ns/one, which has not been unprepared yet") {
 				t.Fatalf("the second: %v, fits %v", err, tt.fits)
 			}
 			if err := c.Unprepare(t.Context(), "first", "ns", "one"); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := c.Prepare(t.Context(), tt.second); err != nil {
+			if _, err := ask(t.Context(), c, tt.second); err != nil {
 				t.Errorf("after the first was given back: %v", err)
 			}
 		})

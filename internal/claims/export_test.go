@@ -22,7 +22,20 @@ func Signed(text string) string {
 }
 
 // Started is closed when Run has read the records and looked at their specs.
-func (c *Claims) Started() <-chan struct{} { return c.started }
+func (c *Claims) Started() <-chan struct{} {
+	started := make(chan struct{})
+	go func() {
+		for {
+			open, changed := c.open.Latest()
+			if open {
+				close(started)
+				return
+			}
+			<-changed
+		}
+	}()
+	return started
+}
 
 // GiveBackReleased is what Run does when it is due.
 func (c *Claims) GiveBackReleased(ctx context.Context) { c.giveBackReleased(ctx) }

@@ -50,12 +50,12 @@ func TestAnotherProgramIsFaster(t *testing.T) {
 				case "later":
 					d.fail(nil, inventory.ErrNoAnswer)
 				}
-				_, err := c.Prepare(t.Context(), claim("uid-1", half0))
+				_, err := ask(t.Context(), c, claim("uid-1", half0))
 				if tt.when == "later" {
 					d.fail(nil, nil)
 					d.other("3g.40gb", 0, 4, tt.computes...)
 					if retried {
-						_, err = c.Prepare(t.Context(), claim("uid-1", half0))
+						_, err = ask(t.Context(), c, claim("uid-1", half0))
 					}
 				}
 				prepared := retried && tt.want == ""
@@ -81,12 +81,12 @@ func TestMadeAfterAll(t *testing.T) {
 		d := r.divide()
 		c, _ := r.start()
 		d.late = inventory.ErrNoAnswer
-		if _, err := c.Prepare(t.Context(), claim("uid-1", half0)); err == nil || d.has() != "3g.40gb@0/0" {
+		if _, err := ask(t.Context(), c, claim("uid-1", half0)); err == nil || d.has() != "3g.40gb@0/0" {
 			t.Fatalf("without an answer: %v, and the GPU has %q", err, d.has())
 		}
 		d.late = nil
 		if retried {
-			if _, err := c.Prepare(t.Context(), claim("uid-1", half0)); err != nil || d.has() != "3g.40gb@0/1" {
+			if _, err := ask(t.Context(), c, claim("uid-1", half0)); err != nil || d.has() != "3g.40gb@0/1" {
 				t.Errorf("the next call: %v, and the GPU has %q", err, d.has())
 			}
 		}
@@ -111,7 +111,7 @@ func TestMPSOnMadeDevices(t *testing.T) {
 	unprepare := func() error { return c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1") }
 
 	set("it has died", nil)
-	if _, err := c.Prepare(t.Context(), wanted); err == nil || !strings.Contains(err.Error(), "it has died") || r.spec("uid-1") != nil {
+	if _, err := ask(t.Context(), c, wanted); err == nil || !strings.Contains(err.Error(), "it has died") || r.spec("uid-1") != nil {
 		t.Errorf("a daemon that does not serve: %v", err)
 	}
 	if err := unprepare(); err != nil || d.has() != "" {
@@ -143,7 +143,7 @@ func TestMPSOnMadeDevices(t *testing.T) {
 	if err := unprepare(); err != nil || d.has() != "1g.10gb@0/1 3g.40gb@4/1" || released(c) != "uid-1: it does not end" {
 		t.Errorf("a daemon that does not end: %v, the GPU has %s, status %q", err, d.has(), released(c))
 	}
-	if _, err := c.Prepare(t.Context(), claim("uid-2", small0)); err == nil || !strings.Contains(err.Error(), "is not destroyed") {
+	if _, err := ask(t.Context(), c, claim("uid-2", small0)); err == nil || !strings.Contains(err.Error(), "is not destroyed") {
 		t.Errorf("another claim: %v", err)
 	}
 	set("", nil)

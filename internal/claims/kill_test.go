@@ -27,7 +27,7 @@ const (
 // calls are the calls of kubelet's that are killed, by name.
 var calls = map[string]func(context.Context, *claims.Claims) error{
 	"Prepare": func(ctx context.Context, c *claims.Claims) error {
-		_, err := c.Prepare(ctx, shared("uid-1", gpuA, migB0))
+		_, err := ask(ctx, c, shared("uid-1", gpuA, migB0))
 		return err
 	},
 	"Unprepare": func(ctx context.Context, c *claims.Claims) error {
@@ -52,7 +52,7 @@ var madeCalls = []string{
 // shareCalls are those for a share of a GPU that is used by MPS.
 var shareCalls = map[string]func(context.Context, *claims.Claims) error{
 	"Prepare of a share": func(ctx context.Context, c *claims.Claims) error {
-		_, err := c.Prepare(ctx, partByMPS("uid-1", 40))
+		_, err := ask(ctx, c, partByMPS("uid-1", 40))
 		return err
 	},
 	"Unprepare of a share": calls["Unprepare"],
@@ -173,11 +173,11 @@ func shareRecovers(t *testing.T, dir, what string, beside bool) {
 	if beside && (r.mps()[daemon] == "" || r.record("uid-2") == "") {
 		t.Errorf("%s: the daemon of another claim has ended: %v", what, r.mps())
 	}
-	if _, err := c.Prepare(t.Context(), claim("whole", gpuA)); (err == nil) == (recorded || beside) || err == nil && len(r.mps()) > 0 {
+	if _, err := ask(t.Context(), c, claim("whole", gpuA)); (err == nil) == (recorded || beside) || err == nil && len(r.mps()) > 0 {
 		t.Errorf("%s: recorded %v, another share %v, and the whole GPU: %v, with daemons %v", what, recorded, beside, err, r.mps())
 	}
 	r.unprepare(c, "whole")
-	if _, err := c.Prepare(t.Context(), partByMPS("uid-1", 40)); err != nil || r.mps()[daemon] == "" || r.spec("uid-1") == nil {
+	if _, err := ask(t.Context(), c, partByMPS("uid-1", 40)); err != nil || r.mps()[daemon] == "" || r.spec("uid-1") == nil {
 		t.Errorf("%s: the next Prepare: %v, daemons %v", what, err, r.mps())
 	}
 	r.unprepare(c, "uid-1")
@@ -219,7 +219,7 @@ func dieAtStep(t *testing.T) {
 		r.divide()
 		if call = calls["Unprepare"]; strings.HasPrefix(name, "Prepare") {
 			call = func(ctx context.Context, c *claims.Claims) error {
-				_, err := c.Prepare(ctx, madeClaim(name))
+				_, err := ask(ctx, c, madeClaim(name))
 				return err
 			}
 		}
@@ -258,18 +258,18 @@ func recovers(t *testing.T, dir, what string) {
 		t.Errorf("%s: the CDI spec of a recorded claim was not restored", what)
 	}
 	other := claim("uid-2", gpuA, migB0)
-	if _, err := c.Prepare(t.Context(), other); (err == nil) == recorded || err == nil && (r.slice("GPU-a") != "0" || len(r.mps()) > 0) {
+	if _, err := ask(t.Context(), c, other); (err == nil) == recorded || err == nil && (r.slice("GPU-a") != "0" || len(r.mps()) > 0) {
 		t.Errorf("%s: recorded %v, and another claim: %v, with time slice %s and daemons %v", what, recorded, err, r.slice("GPU-a"), r.mps())
 	}
 	if err := c.Unprepare(t.Context(), other.UID, other.Namespace, other.Name); err != nil {
 		t.Fatal(err)
 	}
-	answer, err := c.Prepare(t.Context(), shared("uid-1", gpuA, migB0))
+	answer, err := ask(t.Context(), c, shared("uid-1", gpuA, migB0))
 	if err != nil || r.slice("GPU-a") != "3" || r.mps()["uid-1-1"] == "" {
 		t.Fatalf("%s: the next Prepare: %v, with time slice %s and daemons %v", what, err, r.slice("GPU-a"), r.mps())
 	}
 	r.nodes(ids(answer)...)
-	if _, err := c.Prepare(t.Context(), other); err == nil {
+	if _, err := ask(t.Context(), c, other); err == nil {
 		t.Errorf("%s: another claim got the GPU", what)
 	}
 	if err := calls["Unprepare"](t.Context(), c); err != nil {
@@ -278,7 +278,7 @@ func recovers(t *testing.T, dir, what string) {
 	if r.record("uid-1") != "" || r.spec("uid-1") != nil || r.slice("GPU-a") != "0" || len(r.mps()) > 0 {
 		t.Errorf("%s: left after Unprepare: record %q, spec %v, daemons %v", what, r.record("uid-1"), r.spec("uid-1"), r.mps())
 	}
-	if _, err := c.Prepare(t.Context(), other); err != nil {
+	if _, err := ask(t.Context(), c, other); err != nil {
 		t.Errorf("%s: after Unprepare another claim: %v", what, err)
 	}
 }

@@ -20,24 +20,35 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
-// TestTwoProcesses: two daemons overlap in a roll-out, and kubelet calls one or the other, also for claims whose pods were deleted by force
-// and made again. No two claims have a device node at a time, as their containers see it, whichever of the two daemons was asked, and each
-// gives back what the other has prepared.
-func TestTwoProcesses(t *testing.T) {
+// TestTheLeadChanges: kubelet calls while the lead goes from one process to another and back, also for claims whose pods were deleted by
+// force and made again. No two claims have a device node at a time, as their containers see it, and each process gives back what the other has
+// prepared. A call that reaches the one that does not lead waits.
+func TestTheLeadChanges(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	first, _ := r.start()
-	second, _ := r.start()
-	both := []*claims.Claims{first, second}
+	both := []*claims.Claims{claims.New(r.options), claims.New(r.options)}
+	var leads atomic.Int32
+	stop := r.run(both[0])
 	devices := [][]string{{gpuA}, {gpuA, migB0}, {migB0, gpuC}, {migB1}, {gpuC, gpuA}, {migB1, migB0}}
 	var owners sync.Map // claims by the device node
 	var kubelet sync.WaitGroup
 	var got atomic.Int32
+	prepare := func(wanted dra.Claim) error {
+		for {
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			_, err := ask(ctx, both[leads.Load()], wanted)
+			late := errors.Is(err, context.DeadlineExceeded)
+			cancel()
+			if !late {
+				return err
+			}
+		}
+	}
 	for n, wanted := range devices {
 		kubelet.Go(func() {
 			for i := range 40 {
 				uid := fmt.Sprintf("uid-%d-%d", n, i)
-				_, err := both[(n+i)%2].Prepare(t.Context(), claim(uid, wanted...))
+				err := prepare(claim(uid, wanted...))
 				if err != nil && !strings.Contains(err.Error(), "is in use by the claim") {
 					t.Errorf("%s: %v", uid, err)
 				}
@@ -59,69 +70,154 @@ func TestTwoProcesses(t *testing.T) {
 							t.Errorf("%s has %s, and so has %s", uid, node, other)
 						}
 					}
-					if _, err := both[(n+i+1)%2].Prepare(t.Context(), claim(uid, wanted...)); err != nil {
-						t.Errorf("%s, once more at the other process: %v", uid, err)
+					if err := prepare(claim(uid, wanted...)); err != nil {
+						t.Errorf("%s, once more: %v", uid, err)
 					}
 					for _, node := range nodes {
 						owners.Delete(node)
 					}
 				}
-				if err := both[(n+i+1)%2].Unprepare(t.Context(), uid, "default", "claim-"+uid); err != nil {
-					t.Errorf("%s: %v", uid, err)
+				for back := false; !back; {
+					ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+					err := both[leads.Load()].Unprepare(ctx, uid, "default", "claim-"+uid)
+					if back = err == nil; !back && !errors.Is(err, context.DeadlineExceeded) {
+						t.Errorf("%s: %v", uid, err)
+						back = true
+					}
+					cancel()
 				}
 			}
 		})
 	}
-	kubelet.Wait()
-	if got.Load() < 40 {
-		t.Errorf("only %d claims were prepared", got.Load())
-	}
-	if left := files(t, r.options.CDIDir); len(left) != 0 {
-		t.Errorf("left specs: %v", left)
+	ended := make(chan struct{})
+	go func() {
+		kubelet.Wait()
+		close(ended)
+	}()
+	for changes := 0; ; changes++ {
+		select {
+		case <-ended:
+			if got.Load() < 40 || changes < 4 {
+				t.Errorf("%d claims were prepared, and the lead changed %d times", got.Load(), changes)
+			}
+			if left := files(t, r.options.CDIDir); len(left) != 0 {
+				t.Errorf("left specs: %v", left)
+			}
+			stop()
+			return
+		default:
+		}
+		stop() // which waits for the calls that are being answered
+		next := 1 - leads.Load()
+		stop = r.run(both[next])
+		leads.Store(next)
 	}
 }
 
-// TestOtherProcessIsShown: what another process prepares is in use here, too, at the next look.
-func TestOtherProcessIsShown(t *testing.T) {
+// TestALateWriteOfAnEarlierLead: a process that was stopped in the middle of a write may finish it when another one leads. What the lead has
+// stays; a claim that it does not know is taken over.
+func TestALateWriteOfAnEarlierLead(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
-		first, stopFirst := r.start()
-		second, stopSecond := r.start()
-		defer stopFirst()
-		defer stopSecond()
-		r.prepare(first, claim("uid-1", gpuA))
-		time.Sleep(claims.Every)
-		synctest.Wait()
-		if len(second.InUse().Value()["GPU-a"]) != 1 {
-			t.Errorf("in use at the other process: %v", second.InUse().Value())
+		earlier, stopEarlier := r.start()
+		defer stopEarlier()
+		for uid, device := range map[string]string{"uid-1": gpuA, "uid-2": gpuC} {
+			r.prepare(earlier, claim(uid, device))
 		}
+		late := map[string]string{"uid-1": r.record("uid-1"), "uid-2": r.record("uid-2")}
+		stopEarlier()
+		lead, stop := r.start()
+		defer stop()
+		r.unprepare(lead, "uid-2")
+		r.prepare(lead, claim("uid-3", migB0))
+		kept := r.record("uid-3")
+		path := func(uid string) string { return filepath.Join(r.options.StateDir, "claims", uid+".json") }
+		if err := errors.Join(
+			os.WriteFile(path("uid-2"), []byte(late["uid-2"]), 0o600), // Prepare
+			os.Remove(path("uid-1")),                                  // Unprepare
+			os.WriteFile(path("uid-3"), []byte(strings.Replace(kept, "MIG-b0", "MIG-b1", 1)), 0o600),
+		); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(claims.Every + time.Second)
+		synctest.Wait()
+		if r.record("uid-1") != late["uid-1"] || r.record("uid-3") != kept {
+			t.Errorf("records: %s and %s", r.record("uid-1"), r.record("uid-3"))
+		}
+		if in := lead.InUse().Value(); len(in["GPU-a"]) != 1 || len(in["GPU-b"]) != 1 || len(in["GPU-c"]) != 1 {
+			t.Errorf("in use: %v", in)
+		}
+		r.unprepare(lead, "uid-2")
+		r.prepare(lead, claim("uid-4", gpuC))
 	})
 }
 
-// TestNotPrepared: the device plugin of another process, which does not know of the claim yet, does not give its GPU away.
-func TestNotPrepared(t *testing.T) {
+// TestAProcessThatDoesNotLead writes nothing, and changes no hardware as long as an earlier lead may.
+func TestAProcessThatDoesNotLead(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	c, _ := r.start()
-	other := claims.New(r.options)
-	for _, prepared := range []bool{false, true, false} {
-		if err := other.NotPrepared([]string{"GPU-c", "GPU-a"}); (err != nil) != prepared {
-			t.Errorf("prepared %v: %v", prepared, err)
-		}
-		if err := other.NotPrepared([]string{"GPU-c"}); err != nil {
-			t.Error(err)
-		}
-		var err error
-		if prepared {
-			err = c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1")
-		} else {
-			_, err = c.Prepare(t.Context(), claim("uid-1", gpuA))
-		}
-		if err != nil {
-			t.Fatal(err)
+	var lost, beside atomic.Bool
+	when := func(flag *atomic.Bool, text string) func() error {
+		return func() error {
+			if flag.Load() {
+				return errors.New(text)
+			}
+			return nil
 		}
 	}
+	r.options.Lead, r.options.Alone = when(&lost, "another process leads"), when(&beside, "an earlier lead is there still")
+	c, _ := r.start()
+	beside.Store(true)
+	for _, wanted := range []dra.Claim{sliced("uid-1", gpuC), shared("uid-2", migB0)} {
+		if _, err := ask(t.Context(), c, wanted); err == nil || !strings.Contains(err.Error(), "an earlier lead is there still") || r.slice("GPU-c") != "0" || len(r.mps()) > 0 {
+			t.Errorf("%s: %v, time slice %s, daemons %v", wanted.UID, err, r.slice("GPU-c"), r.mps())
+		}
+	}
+	r.prepare(c, claim("uid-3", gpuA)) // which changes no hardware
+	lost.Store(true)
+	if err := c.Unprepare(t.Context(), "uid-3", "default", "claim-uid-3"); err == nil || r.record("uid-3") == "" || r.spec("uid-3") == nil {
+		t.Errorf("Unprepare() = %v, record %q", err, r.record("uid-3"))
+	}
+	if _, err := ask(t.Context(), c, claim("uid-4", migB1)); err == nil || r.record("uid-4") != "" {
+		t.Errorf("Prepare() = %v, record %q", err, r.record("uid-4"))
+	}
+}
+
+// TestADiskThatHangs: a claim that is prepared is answered once more without the disk, also while what compares its files hangs there with
+// the lock of the claim.
+func TestADiskThatHangs(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		c := claims.New(r.options)
+		var hangs atomic.Bool
+		disk := make(chan struct{})
+		c.AtEachStep(func() {
+			if hangs.Load() {
+				<-disk
+			}
+		})
+		defer r.run(c)()
+		r.prepare(c, claim("uid-1", gpuA))
+		hangs.Store(true)
+		if err := errors.Join(os.RemoveAll(r.options.StateDir), os.RemoveAll(r.options.CDIDir)); err != nil {
+			t.Fatal(err)
+		}
+		r.prepare(c, claim("uid-1", gpuA))
+		if left := files(t, r.dir); !slices.Equal(left, []string{"root"}) {
+			t.Errorf("the disk was used: %v", left)
+		}
+		time.Sleep(claims.Every + time.Second)
+		synctest.Wait()
+		r.prepare(c, claim("uid-1", gpuA))
+		close(disk)
+		time.Sleep(claims.Every + time.Second)
+		synctest.Wait()
+		if r.record("uid-1") == "" || r.spec("uid-1") == nil {
+			t.Error("the files are not there again")
+		}
+	})
 }
 
 // TestLatePrepare: a Prepare that began before the claim was given back does not bring it back; one that begins later does.
@@ -129,27 +225,34 @@ func TestLatePrepare(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
-		prepared, stop := r.start()
+		c, stop := r.start()
 		defer stop()
-		r.prepare(prepared, claim("uid-1", gpuA))
-		slow := claims.New(r.options) // it has not read the records: calls wait
-		late := make(chan error, 1)
-		go func() {
-			_, err := slow.Prepare(t.Context(), claim("uid-1", gpuA))
-			late <- err
-		}()
-		synctest.Wait()
-		for range 2 {
-			r.unprepare(prepared, "uid-1")
+		answers := make(chan struct{})
+		r.mu.Lock()
+		r.asked = func() { <-answers }
+		r.mu.Unlock()
+		first, late, back := make(chan error, 1), make(chan error, 1), make(chan error, 1)
+		prepare := func(answer chan error) {
+			_, err := ask(t.Context(), c, claim("uid-1", gpuA))
+			answer <- err
 		}
-		defer r.run(slow)()
+		go prepare(first)
+		synctest.Wait() // it waits for kubelet, and the others wait for it
+		go func() { back <- c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1") }()
+		synctest.Wait()
+		go prepare(late)
+		synctest.Wait()
+		close(answers)
+		if err := errors.Join(<-first, <-back); err != nil {
+			t.Fatal(err)
+		}
 		if err := <-late; err == nil || !strings.Contains(err.Error(), "the claim was unprepared while it was being prepared") {
 			t.Errorf("the late Prepare() = %v", err)
 		}
 		if r.record("uid-1") != "" || r.spec("uid-1") != nil {
 			t.Errorf("a late Prepare has left %s", r.record("uid-1"))
 		}
-		if _, err := slow.Prepare(t.Context(), claim("uid-1", gpuA)); err != nil {
+		if _, err := ask(t.Context(), c, claim("uid-1", gpuA)); err != nil {
 			t.Errorf("the next Prepare() = %v", err)
 		}
 	})
@@ -164,7 +267,7 @@ func TestNobodyWaits(t *testing.T) {
 	r.mu.Lock()
 	r.asked = cancel
 	r.mu.Unlock()
-	if _, err := c.Prepare(ctx, claim("uid-1", gpuA)); !errors.Is(err, context.Canceled) || r.record("uid-1") != "" {
+	if _, err := ask(ctx, c, claim("uid-1", gpuA)); !errors.Is(err, context.Canceled) || r.record("uid-1") != "" {
 		t.Errorf("Prepare() = %v, record %q", err, r.record("uid-1"))
 	}
 }
@@ -189,7 +292,7 @@ func TestRestartOfTheNode(t *testing.T) {
 	if s := c.Status().Value(); len(s) != 2 || !s[0].Restarted || len(c.InUse().Value()) != 2 {
 		t.Errorf("status %s, in use %v", text(t, s), c.InUse().Value())
 	}
-	answer, err := c.Prepare(t.Context(), claim("uid-1", gpuA))
+	answer, err := ask(t.Context(), c, claim("uid-1", gpuA))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -197,7 +300,7 @@ func TestRestartOfTheNode(t *testing.T) {
 	if s := c.Status().Value(); s[0].Restarted || !s[1].Restarted {
 		t.Errorf("status %s", text(t, s))
 	}
-	if _, err := c.Prepare(t.Context(), claim("uid-3", gpuC)); err != nil {
+	if _, err := ask(t.Context(), c, claim("uid-3", gpuC)); err != nil {
 		t.Errorf("a record of before the restart blocks another claim: %v", err)
 	}
 	if err := c.Unprepare(t.Context(), "uid-2", "default", "claim-uid-2"); err != nil || r.record("uid-2") != "" {
@@ -215,7 +318,7 @@ func TestPreparedClaimOfASickGPU(t *testing.T) {
 	s := snapshot()
 	s.GPUs[0].Health = inventory.Health{State: inventory.Lost}
 	r.publish(s)
-	if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA)); err != nil {
+	if _, err := ask(t.Context(), c, claim("uid-1", gpuA)); err != nil {
 		t.Errorf("the GPU is lost: %v", err)
 	}
 	s.GPUs = s.GPUs[1:]
@@ -223,7 +326,7 @@ func TestPreparedClaimOfASickGPU(t *testing.T) {
 		stop()
 		r.publish(now)
 		c, stop = r.start()
-		answer, err := c.Prepare(t.Context(), claim("uid-1", gpuA))
+		answer, err := ask(t.Context(), c, claim("uid-1", gpuA))
 		if err != nil {
 			t.Fatalf("%s: %v", what, err)
 		}
@@ -235,17 +338,17 @@ func TestPreparedClaimOfASickGPU(t *testing.T) {
 	if err := os.Remove(cdi.ClaimFile(r.options.CDIDir, "uid-1")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA)); err == nil || !strings.Contains(err.Error(), "is not known yet") {
+	if _, err := ask(t.Context(), c, claim("uid-1", gpuA)); err == nil || !strings.Contains(err.Error(), "is not known yet") {
 		t.Errorf("without a driver and a spec: %v", err)
 	}
-	if _, err := c.Prepare(t.Context(), claim("uid-2", gpuC)); err == nil {
+	if _, err := ask(t.Context(), c, claim("uid-2", gpuC)); err == nil {
 		t.Error("a claim was prepared without a driver")
 	}
 	if err := c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1"); err != nil || r.spec("uid-1") != nil {
 		t.Errorf("Unprepare() = %v", err)
 	}
-	if err := claims.New(r.options).Unprepare(t.Context(), "uid-9", "default", "x"); err != nil {
-		t.Errorf("Unprepare() of a claim that nobody knows, before Run: %v", err)
+	if err := c.Unprepare(t.Context(), "uid-9", "default", "x"); err != nil {
+		t.Errorf("Unprepare() of a claim that nobody knows: %v", err)
 	}
 }
 
@@ -357,13 +460,13 @@ func TestCauses(t *testing.T) {
 	mps := claim("uid-3", gpuC)
 	mps.Configs = []dra.OpaqueConfig{{Parameters: []byte(`{}`)}}
 	for _, wanted := range []dra.Claim{claim("uid-1", gpuA), other, claim("uid-4", "gpu-9"), mps, claim("/", gpuA)} {
-		_, _ = c.Prepare(t.Context(), wanted)
+		_, _ = ask(t.Context(), c, wanted)
 	}
 	_ = c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1")
 	_ = c.Unprepare(t.Context(), "/", "default", "x")
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, _ = claims.New(r.options).Prepare(ended, claim("uid-1", gpuA)) // nobody runs it
+	_, _ = ask(ended, claims.New(r.options), claim("uid-1", gpuA)) // nobody runs it
 	if got, want := strings.Join(counted.causes, ","), ",in-use,device,configuration,malformed,-,-malformed,not-ready"; got != want {
 		t.Errorf("causes %s, want %s", got, want)
 	}

@@ -136,7 +136,7 @@ func (r record) daemons() map[string]mps.ClaimDaemon {
 }
 
 // startMPS has the control daemons of a claim serve clients, and those of earlier claims on its devices ended.
-func (c *Claims) startMPS(ctx context.Context, t *turn, r record) error {
+func (c *Claims) startMPS(ctx context.Context, locks *holding, r record) error {
 	m, wanted := c.options.MPS, r.daemons()
 	if m == nil {
 		if len(wanted) > 0 {
@@ -151,16 +151,15 @@ func (c *Claims) startMPS(ctx context.Context, t *turn, r record) error {
 	if len(wanted)+len(there) == 0 {
 		return nil
 	}
-	if err := t.gpus(ctx, r.gpus()); err != nil {
+	if err := locks.gpus(ctx, r.gpus()); err != nil {
 		return failure{CauseLate, err}
 	}
-	records, _, err := c.store.all()
-	if err != nil {
+	if err := c.mayChange(); err != nil {
 		return err
 	}
 	waiting, cancel := context.WithTimeout(ctx, mpsPatience)
 	defer cancel()
-	needed := neededDaemons(records, c.options.BootID)
+	needed := neededDaemons(c.all(), c.options.BootID)
 	for id, uuids := range there {
 		ours := func(d recordDevice) bool { return !d.AdminAccess && slices.Contains(uuids, d.uuid()) }
 		if needed[id] || !slices.ContainsFunc(r.Devices, ours) {
@@ -179,7 +178,7 @@ func (c *Claims) startMPS(ctx context.Context, t *turn, r record) error {
 		c.store.step()
 	}
 	if len(wanted) > 0 {
-		c.show(r.UID, &r) // nothing is wrong with them any more
+		c.show() // nothing is wrong with them any more
 	}
 	return nil
 }
@@ -271,26 +270,22 @@ func (c *Claims) sweepMPS(ctx context.Context) {
 func (c *Claims) sweepDaemon(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, lockPatience)
 	defer cancel()
-	t, err := begin(c.options.StateDir, c.options.Clock)
-	if err != nil {
-		return err
-	}
-	defer t.end()
+	locks := c.locks.begin()
+	defer locks.end()
 	if gpu, shared := strings.CutPrefix(id, sharedDaemon); shared {
-		if err := t.gpus(ctx, []string{gpu}); err != nil {
+		if err := locks.gpus(ctx, []string{gpu}); err != nil {
 			return err
 		}
-		records, _, err := c.store.all()
-		if err != nil || neededDaemons(records, c.options.BootID)[id] {
-			return err
+		if neededDaemons(c.all(), c.options.BootID)[id] {
+			return nil
 		}
 		return c.options.MPS.Stop(id)
 	}
 	uid := id[:max(strings.LastIndex(id, "-"), 0)]
-	if err := t.claim(ctx, uid); err != nil {
+	if err := locks.claim(ctx, uid); err != nil {
 		return err
 	}
-	r, found := c.store.readOrRestore(ctx, uid)
+	r, found := c.all()[uid]
 	if _, needed := r.daemons()[id]; found && needed && !r.former(c.options.BootID) {
 		return nil
 	}

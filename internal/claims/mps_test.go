@@ -101,7 +101,7 @@ func TestMPSThatIsRefused(t *testing.T) {
 				r.options.MPS = nil
 			}
 			c, _ := r.start()
-			_, err := c.Prepare(t.Context(), tt.claim)
+			_, err := ask(t.Context(), c, tt.claim)
 			if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want) || r.record("uid-1") != "") {
 				t.Errorf("Prepare() = %v, want %q; record %q", err, tt.want, r.record("uid-1"))
 			}
@@ -127,14 +127,14 @@ func TestMPSThatDoesNotServe(t *testing.T) {
 		problem := func() string { return c.Status().Value()[0].Devices[0].Problem }
 		wrong("it does not take the limit")
 		want := "the MPS control daemon of the claim does not serve: it does not take the limit"
-		if _, err := c.Prepare(t.Context(), byMPS("uid-1", ``, gpuA)); err == nil || err.Error() != want {
+		if _, err := ask(t.Context(), c, byMPS("uid-1", ``, gpuA)); err == nil || err.Error() != want {
 			t.Errorf("Prepare() = %v, want %q", err, want)
 		}
-		if _, err := c.Prepare(t.Context(), claim("uid-2", gpuA)); err == nil {
+		if _, err := ask(t.Context(), c, claim("uid-2", gpuA)); err == nil {
 			t.Error("another claim has the GPU")
 		}
 		wrong("")
-		if _, err := c.Prepare(t.Context(), byMPS("uid-1", ``, gpuA)); err != nil || problem() != "" {
+		if _, err := ask(t.Context(), c, byMPS("uid-1", ``, gpuA)); err != nil || problem() != "" {
 			t.Errorf("Prepare() = %v, with problem %q", err, problem())
 		}
 		wrong("it has died")
@@ -187,7 +187,7 @@ func TestMPSOfBefore(t *testing.T) {
 		if left := r.mps(); len(left) > 0 || r.record("uid-1") == "" {
 			t.Errorf("daemons %v, record %q", left, r.record("uid-1"))
 		}
-		if _, err := c.Prepare(t.Context(), byMPS("uid-1", ``, gpuA)); err != nil || len(r.mps()) != 1 {
+		if _, err := ask(t.Context(), c, byMPS("uid-1", ``, gpuA)); err != nil || len(r.mps()) != 1 {
 			t.Errorf("prepared again: %v, daemons %v", err, r.mps())
 		}
 		if err := c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1"); err != nil || len(r.mps()) > 0 {
@@ -216,7 +216,7 @@ func TestMPSThatIsSwitchedOff(t *testing.T) {
 		if p := c.Problems().Value(); len(p) != 1 || !strings.Contains(p[gpuA], want) {
 			t.Errorf("problems %v", p)
 		}
-		if _, err := c.Prepare(t.Context(), byMPS("uid-1", ``, gpuA)); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := ask(t.Context(), c, byMPS("uid-1", ``, gpuA)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("Prepare() = %v", err)
 		}
 		r.prepare(c, part("uid-2", 20, gpuC))
@@ -243,7 +243,7 @@ func TestMPSThatDoesNotEnd(t *testing.T) {
 	looks := claim("uid-2", gpuA)
 	looks.Results[0].AdminAccess = true
 	r.prepare(c, looks)
-	if _, err := c.Prepare(t.Context(), claim("uid-3", gpuA)); err == nil || err.Error() != "it has clients" || r.spec("uid-3") != nil {
+	if _, err := ask(t.Context(), c, claim("uid-3", gpuA)); err == nil || err.Error() != "it has clients" || r.spec("uid-3") != nil {
 		t.Errorf("Prepare() = %v, spec %v", err, r.spec("uid-3"))
 	}
 }

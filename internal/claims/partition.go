@@ -163,8 +163,8 @@ func (c *Claims) room(ctx context.Context, r record) error {
 
 // makeDevices makes the devices that a record intends, and returns the record with them. What an earlier call has made is gone on with, and
 // what it has only begun is destroyed. The caller has the lock of the claim.
-func (c *Claims) makeDevices(ctx context.Context, t *turn, r record, earlier bool) (record, error) {
-	if err := t.gpus(ctx, r.gpus()); err != nil {
+func (c *Claims) makeDevices(ctx context.Context, locks *holding, r record, earlier bool) (record, error) {
+	if err := locks.gpus(ctx, r.gpus()); err != nil {
 		return r, failure{CauseLate, err}
 	}
 	if earlier {
@@ -197,7 +197,7 @@ func (c *Claims) makeDevices(ctx context.Context, t *turn, r record, earlier boo
 		if gone := c.store.remove(r.UID); gone != nil {
 			return r, gone
 		}
-		c.show(r.UID, nil)
+		c.drop(r.UID)
 		return r, err
 	}
 	made, err := c.find(ctx, r)
@@ -207,7 +207,7 @@ func (c *Claims) makeDevices(ctx context.Context, t *turn, r record, earlier boo
 	if err := c.store.write(made); err != nil {
 		return r, err
 	}
-	c.show(made.UID, &made)
+	c.keep(made)
 	return made, nil
 }
 
@@ -276,8 +276,8 @@ func (c *Claims) destroy(ctx context.Context, r record, which func(recordMIG, in
 // it is destroyed.
 type noting struct {
 	mig.Driver
-	store store
-	r     *record
+	claims *Claims
+	r      *record
 }
 
 func (n noting) Repartition(ctx context.Context, uuid string, step inventory.MIGStep) (int, error) {
@@ -304,12 +304,17 @@ func (n noting) note(gpu string, which func(*recordMIG) bool, made bool, id int)
 			n.r.Devices[at].MIG = &m
 		}
 	}
-	return n.store.write(*n.r)
+	err := n.claims.store.write(*n.r)
+	n.claims.keep(*n.r)
+	return err
 }
 
 // change has a GPU have the instances that are wanted of it for a claim, by the steps by which layouts are made. Without MIG mode it has
 // none.
 func (c *Claims) change(ctx context.Context, r *record, uuid string, wanted func(layout.GPU) ([]inventory.GPUInstance, error)) error {
+	if err := c.mayChange(); err != nil {
+		return err
+	}
 	ctx, cancel := context.WithTimeout(ctx, divideTimeout)
 	defer cancel()
 	g, err := c.divided(ctx, uuid)
@@ -327,25 +332,25 @@ func (c *Claims) change(ctx context.Context, r *record, uuid string, wanted func
 	case change.Reason != "":
 		return errors.New(change.Reason)
 	}
-	err = mig.Make(ctx, noting{c.options.Driver, c.store, r}, uuid, change, func() error { c.store.step(); return nil })
+	err = mig.Make(ctx, noting{c.options.Driver, c, r}, uuid, change, func() error { c.store.step(); return nil })
 	c.store.step()
 	return err
 }
 
 // giveBack destroys what was made for a claim that is given back. It reports whether the record can go; it stays, as released, where the
 // driver does not work. The caller has the lock of the claim.
-func (c *Claims) giveBack(ctx context.Context, t *turn, r record) (gone bool, err error) {
+func (c *Claims) giveBack(ctx context.Context, locks *holding, r record) (gone bool, err error) {
 	if len(r.made()) == 0 {
 		return true, nil
 	}
-	if err := t.gpus(ctx, r.gpus()); err != nil {
+	if err := locks.gpus(ctx, r.gpus()); err != nil {
 		return false, failure{CauseLate, err}
 	}
 	var noted error
 	if !r.Released && !r.former(c.options.BootID) {
 		r.Released = true
 		noted = c.store.write(r)
-		c.show(r.UID, &r)
+		c.keep(r)
 	}
 	if err = c.endMPS(ctx, r); err == nil {
 		err = c.destroy(ctx, r, recordMIG.own)
@@ -370,17 +375,15 @@ func (c *Claims) leave(r record, why error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.left[r.UID] = why.Error()
-	c.publishLocked()
+	c.showLocked()
 }
 
 // giveBackReleased gives back again what could not be destroyed then.
 func (c *Claims) giveBackReleased(ctx context.Context) {
-	c.mu.Lock()
-	records := c.records
-	c.mu.Unlock()
+	records := c.all()
 	for _, uid := range slices.Sorted(maps.Keys(records)) {
 		if r := records[uid]; r.Released {
-			if err := c.Unprepare(ctx, uid, r.Namespace, r.Name); err != nil {
+			if err := c.unprepare(ctx, uid, r.Namespace, r.Name); err != nil {
 				klog.FromContext(ctx).V(2).Info("Cannot destroy the MIG devices of a claim that was given back", "uid", uid, "reason", err.Error())
 			}
 		}

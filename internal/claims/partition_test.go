@@ -29,7 +29,7 @@ func TestMadeDevices(t *testing.T) {
 	d := r.divide()
 	c, _ := r.start()
 	prepare := func(uid string, devices ...string) ([]dra.Prepared, error) {
-		return c.Prepare(t.Context(), claim(uid, devices...))
+		return ask(t.Context(), c, claim(uid, devices...))
 	}
 	unprepare := func(uid string) error { return c.Unprepare(t.Context(), uid, "default", "claim-"+uid) }
 	refused := func(want string, err error) {
@@ -61,14 +61,14 @@ func TestMadeDevices(t *testing.T) {
 	refused("is in use by the claim default/claim-uid-1", err)
 	admin := claim("uid-admin", half4)
 	admin.Results[0].AdminAccess = true
-	if seen, err := c.Prepare(t.Context(), admin); err != nil || !strings.Contains(nodes, strings.TrimPrefix(r.nodes(ids(seen)...), "nvidia1 ")) {
+	if seen, err := ask(t.Context(), c, admin); err != nil || !strings.Contains(nodes, strings.TrimPrefix(r.nodes(ids(seen)...), "nvidia1 ")) {
 		t.Errorf("a claim with adminAccess: %v", err)
 	}
 	if err := unprepare("uid-admin"); err != nil || d.steps != steps {
 		t.Errorf("a claim with adminAccess, given back: %v, %d steps", err, d.steps-steps)
 	}
 	admin.Results[0].Device = small1
-	_, err = c.Prepare(t.Context(), admin)
+	_, err = ask(t.Context(), c, admin)
 	refused("adminAccess makes none", err)
 
 	d.busy(true)
@@ -94,7 +94,7 @@ func TestMadeDevices(t *testing.T) {
 	}
 	held := claim("uid-3", small1)
 	held.Results = append(held.Results, dra.Result{Request: "gpu", Pool: "node", Device: gpuC})
-	if _, err := c.Prepare(t.Context(), held); err != nil {
+	if _, err := ask(t.Context(), c, held); err != nil {
 		t.Errorf("with a whole GPU: %v", err)
 	}
 	if err := unprepare("uid-3"); err != nil || d.has() != "1g.10gb@3/0" {
@@ -116,19 +116,19 @@ func TestMadeDevicesWithoutDriver(t *testing.T) {
 		}
 	}
 	d.fail(nil, inventory.ErrNoPermission)
-	_, err := c.Prepare(t.Context(), claim("uid-1", small0))
+	_, err := ask(t.Context(), c, claim("uid-1", small0))
 	refused("the MIG devices of the claim cannot be made", err)
 	if d.has() != "" || r.record("uid-1") != "" {
 		t.Errorf("a driver that refuses: the GPU has %q, record %q", d.has(), r.record("uid-1"))
 	}
 	d.fail(nil, inventory.ErrNoAnswer) // it may still come
-	_, err = c.Prepare(t.Context(), claim("uid-1", small0))
+	_, err = ask(t.Context(), c, claim("uid-1", small0))
 	refused("the MIG devices of the claim cannot be made", err)
 	if r.record("uid-1") == "" {
 		t.Error("the record is gone of a claim for which a MIG device may still be made")
 	}
 	d.fail(nil, nil)
-	if _, err := c.Prepare(t.Context(), claim("uid-1", small0)); err != nil || d.has() != "1g.10gb@0/1" {
+	if _, err := ask(t.Context(), c, claim("uid-1", small0)); err != nil || d.has() != "1g.10gb@0/1" {
 		t.Errorf("the next call: %v, the GPU has %q", err, d.has())
 	}
 
@@ -147,18 +147,18 @@ func TestMadeDevicesWithoutDriver(t *testing.T) {
 		t.Errorf("the status of the next process says: %q", left)
 	}
 	stop()
-	_, err = c.Prepare(t.Context(), claim("uid-2", small0))
+	_, err = ask(t.Context(), c, claim("uid-2", small0))
 	refused("is not destroyed", err)
-	_, err = c.Prepare(t.Context(), claim("uid-1", small1))
+	_, err = ask(t.Context(), c, claim("uid-1", small1))
 	refused("not destroyed yet", err)
 	d.fail(nil, nil)
-	_, err = c.Prepare(t.Context(), claim("uid-2", small0))
+	_, err = ask(t.Context(), c, claim("uid-2", small0))
 	refused("is not destroyed", err)
 	c.GiveBackReleased(t.Context())
 	if d.has() != "" || r.record("uid-1") != "" || released(c) != "" {
 		t.Errorf("the driver is back: the GPU has %q, record %q", d.has(), r.record("uid-1"))
 	}
-	if _, err := c.Prepare(t.Context(), claim("uid-2", small0)); err != nil {
+	if _, err := ask(t.Context(), c, claim("uid-2", small0)); err != nil {
 		t.Error(err)
 	}
 
@@ -166,7 +166,7 @@ func TestMadeDevicesWithoutDriver(t *testing.T) {
 	d.fail(errors.New("no driver"), nil)
 	r.unprepare(c, "uid-2")
 	d.fail(nil, nil)
-	if _, err := c.Prepare(t.Context(), claim("uid-2", half4)); err != nil || d.has() != "3g.40gb@4/1" {
+	if _, err := ask(t.Context(), c, claim("uid-2", half4)); err != nil || d.has() != "3g.40gb@4/1" {
 		t.Errorf("allocated anew: %v, the GPU has %q", err, d.has())
 	}
 
@@ -278,7 +278,7 @@ func TestDivisions(t *testing.T) {
 	until("one of another program", func(f dra.Divided, _ bool) bool {
 		return strings.Contains(f.Fixed, "1g.10gb at memory slice 6) was not made for a claim") && len(f.Own) == 0
 	})
-	if _, err := c.Prepare(t.Context(), claim("uid-2", small0)); err != nil { // it was allocated before
+	if _, err := ask(t.Context(), c, claim("uid-2", small0)); err != nil { // it was allocated before
 		t.Fatal(err)
 	}
 	configured := r.configs.Value()
@@ -296,28 +296,26 @@ func TestDivisions(t *testing.T) {
 	until("without a driver", func(f dra.Divided, _ bool) bool { return f.Fixed == "no driver" })
 }
 
-// TestTwoProcessesDivide: two daemons overlap. What the GPU has is never more than one of the two allows, and nothing is left.
-func TestTwoProcessesDivide(t *testing.T) {
+// TestCallsAtOnceDivide: what the GPU has is never more than one of the claims that overlap allow, and nothing is left.
+func TestCallsAtOnceDivide(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	d := r.divide()
-	first, _ := r.start()
-	second, _ := r.start()
-	both := []*claims.Claims{first, second}
+	c, _ := r.start()
 	var kubelet sync.WaitGroup
 	for n, device := range []string{small0, small1, half0, half4} {
 		kubelet.Go(func() {
 			got := 0
 			for i := range 8 {
 				uid := fmt.Sprintf("uid-%d-%d", n, i)
-				_, err := both[(n+i)%2].Prepare(t.Context(), claim(uid, device))
+				_, err := ask(t.Context(), c, claim(uid, device))
 				if err != nil && !strings.Contains(err.Error(), "is in use by the claim") {
 					t.Errorf("%s: %v", uid, err)
 				}
 				if err == nil {
 					got++
 				}
-				if err := both[(n+i+1)%2].Unprepare(t.Context(), uid, "default", "claim-"+uid); err != nil {
+				if err := c.Unprepare(t.Context(), uid, "default", "claim-"+uid); err != nil {
 					t.Errorf("%s: %v", uid, err)
 				}
 			}
@@ -349,13 +347,13 @@ func madeRecovers(t *testing.T, dir, what string, wanted dra.Claim, then string)
 	}
 	if then == "retried" {
 		other := claim("uid-2", half0)
-		if _, err := c.Prepare(t.Context(), other); (err == nil) == recorded {
+		if _, err := ask(t.Context(), c, other); (err == nil) == recorded {
 			t.Errorf("%s: recorded %v, and another claim: %v", what, recorded, err)
 		}
 		if err := c.Unprepare(t.Context(), other.UID, other.Namespace, other.Name); err != nil {
 			t.Fatal(err)
 		}
-		answer, err := c.Prepare(t.Context(), wanted)
+		answer, err := ask(t.Context(), c, wanted)
 		if daemons := len(r.mps()); err != nil || d.has() != "1g.10gb@6/0 3g.40gb@0/1" || daemons != len(wanted.Configs)/2 {
 			t.Fatalf("%s: the next Prepare: %v, and the GPU has %s, with %d daemons", what, err, d.has(), daemons)
 		}
@@ -400,7 +398,7 @@ func TestNoDeviceIsMade(t *testing.T) {
 		d.mu.Lock()
 		tt.change(r, d)
 		d.mu.Unlock()
-		if _, err := c.Prepare(t.Context(), claim("uid-2", half4)); err == nil || !strings.Contains(err.Error(), tt.want) || r.record("uid-2") != "" {
+		if _, err := ask(t.Context(), c, claim("uid-2", half4)); err == nil || !strings.Contains(err.Error(), tt.want) || r.record("uid-2") != "" {
 			t.Errorf("%s: %v, want %q; record %q", name, err, tt.want, r.record("uid-2"))
 		}
 		r.prepare(c, claim("uid-1", half0))

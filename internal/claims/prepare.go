@@ -3,7 +3,11 @@ package claims
 import (
 	"bytes"
 	"context"
+	"errors"
 	"os"
+	"slices"
+	"strings"
+	"time"
 
 	"k8s.io/klog/v2"
 
@@ -14,67 +18,180 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
 )
 
-// Prepare has the runtime know what containers of the claim are given, and returns by which names. The error is a sentence for the
-// Event of the pod. A claim that is prepared already is answered in the same way, whatever has become of its devices: its containers
-// have them.
-func (c *Claims) Prepare(ctx context.Context, claim dra.Claim) (prepared []dra.Prepared, err error) {
+// Prepare has the runtime know what containers of the claim are given, and returns by which names. The claim is read from the API server by
+// the function. The error is a sentence for the Event of the pod. A claim that is prepared already is answered in the same way, whatever
+// has become of its devices: its containers have them.
+func (c *Claims) Prepare(
+	ctx context.Context, uid string, read func(context.Context) (dra.Claim, error),
+) (prepared []dra.Prepared, err error) {
 	began := c.options.Clock.Now()
 	defer func() { c.options.Metrics.Prepared(c.options.Clock.Since(began), string(causeOf(err))) }()
-	if !validUID(claim.UID) {
-		return nil, fail(CauseMalformed, "%q is not the UID of a claim", claim.UID)
+	if !validUID(uid) {
+		return nil, fail(CauseMalformed, "%q is not the UID of a claim", uid)
 	}
-	before := c.store.gone(claim.UID)
-	select {
-	case <-c.started:
-	case <-ctx.Done():
-		return nil, fail(CauseNotReady, "the records of claims are not read yet: %w", ctx.Err())
+	before := c.timesBack(uid) // first: what is read may be older than the time at which the claim is given back
+	claim, err := read(ctx)
+	switch {
+	case err != nil:
+		return nil, fail(CauseNotReady, "read the claim: %w", err)
+	case claim.UID != uid:
+		return nil, fail(CauseLate, "the claim was deleted and made again: its UID is %s, and not %s", claim.UID, uid)
 	}
-	t, err := begin(c.options.StateDir, c.options.Clock)
+	done, err := c.enter(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer t.end()
-	if err := t.claim(ctx, claim.UID); err != nil {
+	defer done()
+	err = c.wait(ctx, func() error {
+		prepared, err = c.prepare(ctx, claim, before)
+		return err
+	})
+	return prepared, err
+}
+
+// prepare is one try of Prepare. Before is how often the claim was given back when the call began.
+func (c *Claims) prepare(ctx context.Context, claim dra.Claim, before int) ([]dra.Prepared, error) {
+	if r, settled := c.settledClaim(claim.UID); settled && r.is(claim) {
+		return r.prepared(), nil
+	}
+	locks := c.locks.begin()
+	defer locks.end()
+	if err := locks.claim(ctx, claim.UID); err != nil {
 		return nil, failure{CauseLate, err}
 	}
-	r, found := c.store.readOrRestore(ctx, claim.UID)
+	r, found := c.all()[claim.UID]
 	if found && r.Released {
-		if gone, err := c.giveBack(ctx, t, r); !gone {
+		if gone, err := c.giveBack(ctx, locks, r); !gone {
 			return nil, fail(CauseNotReady, "the MIG devices that the claim had before are not destroyed yet: %s", errorOrNone(err))
 		}
 		r, found = record{}, false
 	}
 	earlier := found && !r.former(c.options.BootID)
+	if earlier && !r.is(claim) {
+		return nil, fail(CauseInUse, "the claim was allocated anew: it was given %s now, and is prepared with %s, which has not been unprepared yet",
+			resultNames(claim.Results), r.names())
+	}
+	var err error
 	if !earlier {
-		if r, err = c.record(ctx, t, claim, r, before); err != nil {
+		if r, err = c.record(ctx, locks, claim, r, before); err != nil {
 			return nil, err
 		}
 	}
 	if r.intent() {
-		if r, err = c.makeDevices(ctx, t, r, earlier); err != nil {
+		if r, err = c.makeDevices(ctx, locks, r, earlier); err != nil {
 			return nil, err
 		}
 	}
-	if err := c.setSlices(ctx, t, r); err != nil {
+	if err := c.setSlices(ctx, locks, r); err != nil {
 		return nil, err
 	}
-	if err := c.startMPS(ctx, t, r); err != nil {
+	if err := c.startMPS(ctx, locks, r); err != nil {
 		return nil, err
 	}
 	if err := c.writeSpec(r); err != nil {
 		return nil, err
 	}
+	return r.prepared(), nil
+}
+
+// tryAgain is the pace of tries while a call waits for what nobody tells of: pods, and processes on a MIG device.
+const tryAgain = time.Second
+
+// ErrEnded is the error of a call that waited in a process that does not lead any more: the one that leads has to be asked.
+var ErrEnded = errors.New("another process of this program answers calls for claims now")
+
+// wait tries again, as long as a call may wait, what fails for a reason that passes by itself. No lock is held meanwhile.
+func (c *Claims) wait(ctx context.Context, try func() error) error {
+	_, ended := c.open.Latest()
+	late := c.options.Clock.NewTimer(c.options.Patience)
+	defer late.Stop()
+	for {
+		_, changed := c.changed.Latest()
+		_, renewed := c.renewed.Latest()
+		err := try()
+		if cause := causeOf(err); cause != CauseInUse && cause != CauseNotReady || c.options.Patience == 0 {
+			return err
+		}
+		again := c.options.Clock.NewTimer(tryAgain)
+		select {
+		case <-changed:
+		case <-renewed:
+		case <-again.C():
+		case <-late.C():
+			again.Stop()
+			return err
+		case <-ended:
+			again.Stop()
+			return failure{CauseLate, ErrEnded}
+		case <-ctx.Done():
+			again.Stop()
+			return err
+		}
+		again.Stop()
+	}
+}
+
+// prepared is what kubelet is told of a claim that is prepared.
+func (r record) prepared() (all []dra.Prepared) {
 	for _, d := range r.Devices {
-		prepared = append(prepared, dra.Prepared{
+		all = append(all, dra.Prepared{
 			Requests: []string{d.request()}, Pool: d.Pool, Device: d.Device, ShareID: d.ShareID,
 			CDIDeviceIDs: []string{cdi.ClaimDevice(r.UID, r.cdiName(d))},
 		})
 	}
-	return prepared, nil
+	return all
+}
+
+// is reports whether a record is that of the allocation that a claim has now.
+func (r record) is(claim dra.Claim) bool {
+	return len(r.Devices) == len(claim.Results) && !slices.ContainsFunc(claim.Results, func(result dra.Result) bool {
+		return !slices.ContainsFunc(r.Devices, func(d recordDevice) bool {
+			return d.Pool == result.Pool && d.Device == result.Device && d.ShareID == result.ShareID
+		})
+	})
+}
+
+// names returns the names of the devices of a record.
+func (r record) names() string {
+	all := make([]string, len(r.Devices))
+	for i, d := range r.Devices {
+		all[i] = d.Device
+	}
+	return strings.Join(all, ", ")
+}
+
+func resultNames(results []dra.Result) string {
+	all := make([]string, len(results))
+	for i, result := range results {
+		all[i] = result.Device
+	}
+	return strings.Join(all, ", ")
+}
+
+// settledClaim returns the record of a claim for which there is nothing to do when it is prepared once more: no disk is asked, and no lock is
+// taken, which may be held by somebody who waits for the disk.
+func (c *Claims) settledClaim(uid string) (r record, settled bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.records[uid], c.settled[uid]
+}
+
+// settle notes whether the files of a claim are as they should be. A claim with a time slice or control daemons of its own is never settled:
+// whether they are as it wants is seen when it is prepared.
+func (c *Claims) settle(r record, settled bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if delete(c.settled, r.UID); settled && !r.slices() && len(r.daemons()) == 0 {
+		c.settled[r.UID] = true
+	}
 }
 
 // record decides whether a claim may have its devices, and records that it has. The caller has the lock of the claim.
-func (c *Claims) record(ctx context.Context, t *turn, claim dra.Claim, former record, before string) (record, error) {
+func (c *Claims) record(ctx context.Context, locks *holding, claim dra.Claim, former record, before int) (record, error) {
+	unprepared := fail(CauseLate, "the claim was unprepared while it was being prepared")
+	if c.timesBack(claim.UID) != before {
+		return record{}, unprepared
+	}
 	n := node{
 		pool: c.options.Pools.Value(), snapshot: c.options.Snapshots.Value(), slices: c.options.SetTimeSlice != nil, mps: c.options.MPS != nil,
 	}
@@ -102,21 +219,17 @@ func (c *Claims) record(ctx context.Context, t *turn, claim dra.Claim, former re
 			return record{}, fail(CauseNotReady, "it is not known whether a pod has the devices by the device plugin: %w", err)
 		}
 	}
-	if err := t.gpus(ctx, r.gpus()); err != nil {
+	if err := locks.gpus(ctx, r.gpus()); err != nil {
 		return record{}, failure{CauseLate, err}
 	}
-	records, _, err := c.store.all()
-	if err != nil {
-		return record{}, err
-	}
-	if err := n.free(r, records, c.options.BootID, held); err != nil {
+	if err := n.free(r, c.all(), c.options.BootID, held); err != nil {
 		return record{}, err
 	}
 	if err := c.room(ctx, r); err != nil {
 		return record{}, err
 	}
-	if c.store.gone(claim.UID) != before {
-		return record{}, fail(CauseLate, "the claim was unprepared while it was being prepared")
+	if c.timesBack(claim.UID) != before {
+		return record{}, unprepared
 	}
 	if err := ctx.Err(); err != nil {
 		return record{}, fail(CauseLate, "kubelet does not wait for the claim any more: %w", err)
@@ -124,7 +237,7 @@ func (c *Claims) record(ctx context.Context, t *turn, claim dra.Claim, former re
 	if err := c.store.write(r); err != nil {
 		return record{}, err
 	}
-	c.show(r.UID, &r)
+	c.keep(r)
 	return r, nil
 }
 
@@ -157,39 +270,53 @@ func (c *Claims) writeSpec(r record) error {
 	if err != nil {
 		return err
 	}
-	if there, err := files.Read(path, maxSpec); err == nil && bytes.Equal(there, content) {
-		return nil
+	if there, err := files.Read(path, maxSpec); err != nil || !bytes.Equal(there, content) {
+		if err := c.store.lead(); err != nil {
+			return err
+		}
+		c.store.step()
+		defer c.store.step()
+		if err := cdi.WriteClaim(c.options.CDIDir, r.UID, content); err != nil {
+			return err
+		}
 	}
-	c.store.step()
-	defer c.store.step()
-	return cdi.WriteClaim(c.options.CDIDir, r.UID, content)
+	c.settle(r, true)
+	return nil
 }
 
 // maxSpec is the largest spec of a claim that is compared, in bytes; a larger one is replaced.
 const maxSpec = 1 << 20
 
-// Unprepare gives a claim back. It needs no driver, no API server and no Run. A claim that is not known is no error.
+// Unprepare gives a claim back. It needs no driver and no API server. A claim that is not known is no error.
 func (c *Claims) Unprepare(ctx context.Context, uid, namespace, name string) (err error) {
 	began := c.options.Clock.Now()
 	defer func() { c.options.Metrics.Unprepared(c.options.Clock.Since(began), string(causeOf(err))) }()
 	if !validUID(uid) {
 		return fail(CauseMalformed, "%q is not the UID of a claim", uid)
 	}
-	t, err := begin(c.options.StateDir, c.options.Clock)
+	done, err := c.enter(ctx)
 	if err != nil {
 		return err
 	}
-	defer t.end()
-	if err := t.claim(ctx, uid); err != nil {
+	defer done()
+	return c.wait(ctx, func() error { return c.unprepare(ctx, uid, namespace, name) })
+}
+
+// unprepare does so within a call, or in Run.
+func (c *Claims) unprepare(ctx context.Context, uid, namespace, name string) error {
+	locks := c.locks.begin()
+	defer locks.end()
+	if err := locks.claim(ctx, uid); err != nil {
 		return failure{CauseLate, err}
 	}
-	buried := c.store.bury(uid)
-	r, found, _ := c.store.read(uid) // of one that cannot be read nothing is known
-	if !found {
-		r, _ = c.store.copied(uid)
-	}
-	gone, err := c.giveBack(ctx, t, r)
+	c.bury(uid)
+	r := c.all()[uid]
+	c.settle(r, false)
+	gone, err := c.giveBack(ctx, locks, r)
 	if err != nil {
+		return err
+	}
+	if err := c.store.lead(); err != nil {
 		return err
 	}
 	if err := files.Remove(cdi.ClaimFile(c.options.CDIDir, uid)); err != nil {
@@ -200,13 +327,10 @@ func (c *Claims) Unprepare(ctx context.Context, uid, namespace, name string) (er
 		if err := c.store.remove(uid); err != nil {
 			return err
 		}
-		c.show(uid, nil)
+		c.drop(uid)
 	}
 	c.stopMPS(ctx, r)
-	if buried != nil { // a full disk must not keep a pod from ending, and a late Prepare could not write its record there either
-		klog.FromContext(ctx).Error(buried, "Cannot note that a claim was given back", "uid", uid)
-	}
-	if t.end(); r.slices() {
+	if locks.end(); r.slices() {
 		c.resetSlices(ctx)
 	}
 	c.leaveDaemons(ctx, r)

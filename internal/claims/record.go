@@ -1,6 +1,7 @@
 package claims
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -12,7 +13,6 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -27,11 +27,14 @@ import (
 
 // The rules of records:
 //
+//   - One process has the records of a node: the lead. It reads them when its time begins. From then on what it has in memory counts, and
+//     the files follow: a record is on the disk before it counts, and is written again where the file is not like it.
 //   - A claim has a record from before the first trace of it elsewhere until after the last one is gone: a CDI spec whose claim has no
 //     record is never there, wherever the process is killed. So what was begun can be finished or taken back. And so, where there is one,
 //     the record was lost: with the state directory, or because it could not be read. The spec has a copy of it.
 //   - The record of a claim is written under the lock of the claim and those of its GPUs, and removed under that of the claim.
-//   - A record that cannot be read is set aside, and the others go on.
+//   - A record that cannot be read is set aside, and the others go on. A record that nobody here has written is taken over: that of an
+//     earlier lead which was stopped in the middle of a write. A claim too many can be given back; a GPU must not be given twice.
 //   - What a newer version of this program has noted in a record stays in it.
 
 const (
@@ -39,9 +42,6 @@ const (
 	recordSuffix  = ".json"
 	// maxRecord is the largest record that is read, in bytes. A claim has at most 32 devices, of a thousand each.
 	maxRecord = 1 << 20
-	// A tombstone says when a claim was given back. It is kept for longer than any call for the claim can last.
-	tombstoneSuffix = ".gone"
-	tombstoneFor    = 2 * time.Minute
 )
 
 // A record is what is noted of a claim. It is immutable.
@@ -235,19 +235,15 @@ func (r *record) inherit(from record) {
 	}
 }
 
-// A store has the records of one folder.
+// A store has the records of one folder on disk.
 type store struct {
-	dir, boot string
-	specs     string // the folder of CDI specs
-	clock     clock.PassiveClock
-	step      func()    // called before and after each change of a file; tests end the process there
-	parsed    *sync.Map // file names to parsed
-}
-
-// A parsed is the content of a file that was read. A record is never changed in its place: another content is another file.
-type parsed struct {
-	info   fs.FileInfo
-	record record
+	dir   string
+	specs string // the folder of CDI specs
+	clock clock.PassiveClock
+	step  func()       // called before and after each change of a file; tests end the process there
+	lead  func() error // why this process may not write; nil if it may
+	// written has the fs.FileInfo of the file that was last written or found to be right, by the UID of the claim.
+	written *sync.Map
 }
 
 // A page is the file's form. The checksum is that of the bytes of the record as they are in the file.
@@ -269,16 +265,6 @@ func (s store) folder() string { return filepath.Join(s.dir, "claims") }
 // read returns a record, and false if there is none.
 func (s store) read(uid string) (record, bool, error) {
 	path := s.path(uid, recordSuffix)
-	info, err := os.Lstat(path)
-	if files.IsAbsent(err) {
-		s.parsed.Delete(uid)
-		return record{}, false, nil
-	}
-	if known, ok := s.parsed.Load(uid); ok && err == nil {
-		if p, _ := known.(parsed); os.SameFile(p.info, info) && p.info.ModTime().Equal(info.ModTime()) && p.info.Size() == info.Size() {
-			return p.record, true, nil
-		}
-	}
 	text, err := files.Read(path, maxRecord)
 	if files.IsAbsent(err) {
 		return record{}, false, nil
@@ -290,7 +276,6 @@ func (s store) read(uid string) (record, bool, error) {
 	if err != nil {
 		return record{}, false, fmt.Errorf("read the record of a claim: %s: %w", path, err)
 	}
-	s.parsed.Store(uid, parsed{info, r})
 	return r, true, nil
 }
 
@@ -330,63 +315,78 @@ func (s store) copied(uid string) (r record, found bool) {
 	return r, err == nil
 }
 
-// readOrRestore is read for a caller that has the lock of the claim: a record that cannot be read is set aside, and one that is lost is
-// restored from the spec of the claim.
-func (s store) readOrRestore(ctx context.Context, uid string) (record, bool) {
+// readOrCopied returns a record, or the copy in the spec of the claim if the record was lost, and says so. A record that cannot be read is
+// set aside.
+func (s store) readOrCopied(ctx context.Context, uid string) (r record, found, copied bool) {
 	r, found, err := s.read(uid)
 	if err != nil {
 		path := s.path(uid, recordSuffix)
 		klog.FromContext(ctx).Error(errors.Join(err, os.Rename(path, path+files.Damaged)), "Setting the record of a claim aside", "uid", uid)
 	}
-	if found {
-		return r, true
+	if !found {
+		r, found = s.copied(uid)
+		copied = found
 	}
-	if r, found = s.copied(uid); found {
-		klog.FromContext(ctx).Info("Restoring the record of a claim from its CDI spec", "claim", klog.KRef(r.Namespace, r.Name), "uid", uid,
-			"problem", errorOrNone(s.write(r)))
-	}
-	return r, found
+	return r, found, copied
 }
 
-// all returns the records that can be read, by UID, and the UIDs of the others. Lost records are among them.
-func (s store) all() (records map[string]record, unread []string, err error) {
-	records = map[string]record{}
+// uids returns the UIDs of all claims that have a record or a spec.
+func (s store) uids() ([]string, error) {
 	entries, err := os.ReadDir(s.folder())
 	if err != nil && !files.IsAbsent(err) {
-		return nil, nil, fmt.Errorf("list the records of claims: %w", err)
+		return nil, fmt.Errorf("list the records of claims: %w", err)
+	}
+	all, err := cdi.ClaimFiles(s.specs)
+	if err != nil {
+		return nil, err
 	}
 	for _, e := range entries {
-		uid, is := strings.CutSuffix(e.Name(), recordSuffix)
-		if !is || !validUID(uid) {
-			continue
-		}
-		r, found, err := s.read(uid)
-		switch {
-		case err != nil:
-			unread = append(unread, uid)
-		case found:
-			records[uid] = r
+		if uid, is := strings.CutSuffix(e.Name(), recordSuffix); is && validUID(uid) {
+			all = append(all, uid)
 		}
 	}
-	s.parsed.Range(func(uid, _ any) bool {
-		if _, there := records[uid.(string)]; !there {
-			s.parsed.Delete(uid)
-		}
-		return true
-	})
-	specs, err := cdi.ClaimFiles(s.specs)
+	slices.Sort(all)
+	return slices.Compact(all), nil
+}
+
+// all returns the records that can be read, by UID, and changes nothing. Lost records are among them.
+func (s store) all() (map[string]record, error) {
+	uids, err := s.uids()
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	for _, uid := range specs {
-		if _, there := records[uid]; there {
-			continue
+	records := map[string]record{}
+	for _, uid := range uids {
+		r, found, _ := s.read(uid) // of one that cannot be read nothing is known
+		if !found {
+			r, found = s.copied(uid)
 		}
-		if r, found := s.copied(uid); found {
+		if found {
 			records[uid] = r
 		}
 	}
-	return records, unread, nil
+	return records, nil
+}
+
+// has reports whether the file of a claim has this record.
+func (s store) has(r record) bool {
+	path := s.path(r.UID, recordSuffix)
+	info, err := os.Lstat(path)
+	if err != nil {
+		return false
+	}
+	if known, ok := s.written.Load(r.UID); ok {
+		if was, _ := known.(fs.FileInfo); os.SameFile(was, info) && was.ModTime().Equal(info.ModTime()) && was.Size() == info.Size() {
+			return true
+		}
+	}
+	text, err := files.Read(path, maxRecord)
+	wanted, problem := encode(r)
+	if err != nil || problem != nil || !bytes.Equal(bytes.TrimSpace(text), wanted) {
+		return false
+	}
+	s.written.Store(r.UID, info)
+	return true
 }
 
 // write writes a record, and returns once it is on the disk.
@@ -395,16 +395,30 @@ func (s store) write(r record) error {
 	if err != nil {
 		return err
 	}
+	if err := s.lead(); err != nil {
+		return err
+	}
 	if err := os.MkdirAll(s.folder(), 0o700); err != nil {
 		return err
 	}
 	s.step()
 	defer s.step()
-	return files.Write(s.path(r.UID, recordSuffix), append(text, '\n'), 0o600, func(string) error { s.step(); return nil })
+	path := s.path(r.UID, recordSuffix)
+	if err := files.Write(path, append(text, '\n'), 0o600, func(string) error { s.step(); return nil }); err != nil {
+		return err
+	}
+	if info, err := os.Lstat(path); err == nil {
+		s.written.Store(r.UID, info)
+	}
+	return nil
 }
 
 // remove removes a record, also one that was set aside.
 func (s store) remove(uid string) error {
+	if err := s.lead(); err != nil {
+		return err
+	}
+	s.written.Delete(uid)
 	for _, suffix := range []string{recordSuffix + files.Damaged, recordSuffix} {
 		if err := files.Remove(s.path(uid, suffix)); err != nil {
 			return fmt.Errorf("remove the record of a claim: %w", err)
@@ -414,44 +428,11 @@ func (s store) remove(uid string) error {
 	return nil
 }
 
-// gone returns what says which was the last time that the claim was given back; empty if it never was, or long ago.
-func (s store) gone(uid string) string {
-	text, _ := files.Read(s.path(uid, tombstoneSuffix), 100)
-	return string(text)
-}
+// temporaryFor is how long a file is left that somebody writes.
+const temporaryFor = 2 * time.Minute
 
-// bury notes that the claim is given back now: a call that began to prepare it before must not do so any more.
-func (s store) bury(uid string) error {
-	text := strconv.FormatInt(s.clock.Now().UnixNano(), 10)
-	if text == s.gone(uid) {
-		text += "+"
-	}
-	if err := os.MkdirAll(s.folder(), 0o700); err != nil {
-		return err
-	}
-	s.step()
-	defer s.step()
-	return files.Replace(s.path(uid, tombstoneSuffix), []byte(text), 0o600)
-}
-
-// sweep removes what nobody needs any more: old tombstones, also those of before the clock went back, and what a process that was killed
-// has left.
-func (s store) sweep() error {
-	err := sweepTemporary(s.folder(), ".", s.clock)
-	for _, name := range names(s.folder()) {
-		uid, is := strings.CutSuffix(name, tombstoneSuffix)
-		if !is {
-			continue
-		}
-		at, _ := strconv.ParseInt(strings.TrimRight(s.gone(uid), "+"), 10, 64)
-		if s.clock.Since(time.Unix(0, at)).Abs() > tombstoneFor {
-			err = errors.Join(err, os.Remove(filepath.Join(s.folder(), name)))
-		}
-	}
-	return err
-}
-
-// sweepTemporary removes the temporary files of a folder, whose names begin with the prefix, that nobody writes any more.
+// sweepTemporary removes the temporary files of a folder, whose names begin with the prefix, that nobody writes any more: a process that was
+// killed has left them.
 func sweepTemporary(folder, prefix string, c clock.PassiveClock) error {
 	var err error
 	for _, name := range names(folder) {
@@ -459,7 +440,7 @@ func sweepTemporary(folder, prefix string, c clock.PassiveClock) error {
 			continue
 		}
 		path := filepath.Join(folder, name)
-		if info, problem := os.Lstat(path); problem == nil && c.Since(info.ModTime()) > tombstoneFor {
+		if info, problem := os.Lstat(path); problem == nil && c.Since(info.ModTime()) > temporaryFor {
 			err = errors.Join(err, os.Remove(path))
 		}
 	}

@@ -25,8 +25,10 @@ func TestLeak(t *testing.T) {
 	}{
 		"nobody has it":                  {func(*rig) {}, true},
 		"a pod has it":                   {func(r *rig) { r.claimed["default/claim-uid-1"] = true }, false},
-		"the API server has it":          {func(r *rig) { r.existing["uid-1"] = true }, false},
-		"the API server has another":     {func(r *rig) { r.existing["uid-2"] = true }, true},
+		"the API server has it":          {func(r *rig) { r.existing["claim-uid-1"] = claim("uid-1", gpuA) }, false},
+		"the API server has another":     {func(r *rig) { r.existing["claim-uid-1"] = claim("uid-2", gpuA) }, true},
+		"it was given another device":    {func(r *rig) { r.existing["claim-uid-1"] = claim("uid-1", gpuC) }, true},
+		"it was given none":              {func(r *rig) { r.existing["claim-uid-1"] = claim("uid-1") }, true},
 		"the API server does not answer": {func(r *rig) { r.exists = errors.New("timeout") }, false},
 		"the API server is not asked":    {func(r *rig) { r.asksAPI = false }, false},
 		"kubelet is not asked":           {func(r *rig) { r.options.Claimed = nil }, false},
@@ -90,8 +92,6 @@ func TestLeakOfAKubeletThatHangs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
-		other, stopOther := r.start()
-		defer stopOther()
 		r.options.Claimed = func(ctx context.Context) (map[string]bool, error) {
 			<-ctx.Done()
 			return nil, ctx.Err()
@@ -100,11 +100,14 @@ func TestLeakOfAKubeletThatHangs(t *testing.T) {
 		defer stop()
 		r.prepare(c, claim("uid-1", gpuA))
 		time.Sleep(5 * time.Minute)
-		r.prepare(other, claim("uid-2", gpuC))
+		r.prepare(c, claim("uid-2", gpuC))
+		if err := os.Remove(filepath.Join(r.options.StateDir, "claims", "uid-2.json")); err != nil {
+			t.Fatal(err)
+		}
 		time.Sleep(2 * time.Minute)
 		synctest.Wait()
-		if len(c.InUse().Value()["GPU-c"]) != 1 {
-			t.Errorf("what another process has prepared is not seen: %v", c.InUse().Value())
+		if r.record("uid-2") == "" {
+			t.Error("a record that was lost is not written again")
 		}
 	})
 }
@@ -169,11 +172,11 @@ func TestDamagedRecord(t *testing.T) {
 			if r.spec("uid-1") == nil {
 				t.Error("the spec of a claim that may have containers is gone")
 			}
-			if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA)); err != nil {
+			if _, err := ask(t.Context(), c, claim("uid-1", gpuA)); err != nil {
 				t.Errorf("prepared again: %v", err)
 			}
 			r.unprepare(c, "uid-1")
-			if got := files(t, folder); !slices.Equal(got, []string{"uid-1.gone", "uid-2.json"}) {
+			if got := files(t, folder); !slices.Equal(got, []string{"uid-2.json"}) {
 				t.Errorf("after Unprepare the folder has %q", got)
 			}
 		})
@@ -189,40 +192,23 @@ func TestFullDisk(t *testing.T) {
 	if err := errors.Join(os.MkdirAll(r.options.StateDir, 0o700), os.WriteFile(folder, nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA)); err == nil || r.spec("uid-1") != nil {
+	if _, err := ask(t.Context(), c, claim("uid-1", gpuA)); err == nil || r.spec("uid-1") != nil {
 		t.Errorf("Prepare() = %v, spec %v", err, r.spec("uid-1"))
 	}
 	if err := errors.Join(os.Remove(folder), os.RemoveAll(r.options.CDIDir), os.WriteFile(r.options.CDIDir, nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Prepare(t.Context(), claim("uid-1", gpuA)); err == nil || r.record("uid-1") == "" {
+	if _, err := ask(t.Context(), c, claim("uid-1", gpuA)); err == nil || r.record("uid-1") == "" {
 		t.Errorf("Prepare() = %v, record %q", err, r.record("uid-1"))
 	}
 	if err := os.Remove(r.options.CDIDir); err != nil {
 		t.Fatal(err)
 	}
-	answer, err := c.Prepare(t.Context(), claim("uid-1", gpuA))
+	answer, err := ask(t.Context(), c, claim("uid-1", gpuA))
 	if err != nil {
 		t.Fatal(err)
 	}
 	r.nodes(ids(answer)...)
-}
-
-// TestUnprepareOnAFullDisk: a claim whose tombstone cannot be written is given back all the same.
-func TestUnprepareOnAFullDisk(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	c, _ := r.start()
-	r.prepare(c, claim("uid-1", gpuA))
-	if err := os.MkdirAll(filepath.Join(r.options.StateDir, "claims", "uid-1.gone", "in the way"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1"); err != nil || r.record("uid-1") != "" || r.spec("uid-1") != nil {
-		t.Errorf("Unprepare() = %v, record %q, spec %v", err, r.record("uid-1"), r.spec("uid-1"))
-	}
-	if _, err := c.Prepare(t.Context(), claim("uid-2", gpuA)); err != nil {
-		t.Errorf("the next claim on the GPU: %v", err)
-	}
 }
 
 // TestFieldsOfANewerVersion stay in a record that this version writes again, those of a device with that device.
@@ -259,7 +245,7 @@ func TestStateThatIsLost(t *testing.T) {
 				r := newRig(t)
 				c, stop := r.start()
 				defer func() { stop() }() //nolint:gocritic // it is another one later
-				answer, err := c.Prepare(t.Context(), sliced("uid-1", gpuA, migB0))
+				answer, err := ask(t.Context(), c, sliced("uid-1", gpuA, migB0))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -273,7 +259,7 @@ func TestStateThatIsLost(t *testing.T) {
 				if !running {
 					c, stop = r.start()
 				}
-				if _, err := c.Prepare(t.Context(), claim("uid-2", gpuA)); err == nil || !strings.Contains(err.Error(), "default/claim-uid-1") {
+				if _, err := ask(t.Context(), c, claim("uid-2", gpuA)); err == nil || !strings.Contains(err.Error(), "default/claim-uid-1") {
 					t.Errorf("another claim on the GPU: %v", err)
 				}
 				time.Sleep(claims.Every + time.Second)
@@ -284,12 +270,12 @@ func TestStateThatIsLost(t *testing.T) {
 				if got := r.record("uid-1"); got != record {
 					t.Errorf("the record:\n%s\nwant:\n%s", got, record)
 				}
-				again, err := c.Prepare(t.Context(), sliced("uid-1", gpuA, migB0))
+				again, err := ask(t.Context(), c, sliced("uid-1", gpuA, migB0))
 				if err != nil || text(t, again) != text(t, answer) {
 					t.Errorf("prepared again: %v, %v", again, err)
 				}
 				r.unprepare(c, "uid-1")
-				if _, err := c.Prepare(t.Context(), claim("uid-2", gpuA)); err != nil || r.slice("GPU-a") != "0" {
+				if _, err := ask(t.Context(), c, claim("uid-2", gpuA)); err != nil || r.slice("GPU-a") != "0" {
 					t.Errorf("after Unprepare: %v, time slice %s", err, r.slice("GPU-a"))
 				}
 			})
@@ -311,7 +297,7 @@ func TestStateDirectoryThatIsNone(t *testing.T) {
 	if in := c.InUse().Value(); len(in) != 1 || len(in["GPU-a"]) != 1 {
 		t.Errorf("in use %v", in)
 	}
-	if _, err := c.Prepare(t.Context(), claim("uid-2", gpuC)); err == nil {
+	if _, err := ask(t.Context(), c, claim("uid-2", gpuC)); err == nil {
 		t.Error("a claim is prepared that cannot be recorded")
 	}
 }
@@ -329,7 +315,7 @@ func TestQuestionsAboutLeaks(t *testing.T) {
 			asked++
 			return nil, nil
 		}
-		r.existing["uid-1"] = true
+		r.existing["claim-uid-1"] = claim("uid-1", gpuA)
 		c, stop := r.start()
 		time.Sleep(time.Hour)
 		if synctest.Wait(); asked > 0 {

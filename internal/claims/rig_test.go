@@ -44,7 +44,7 @@ type rig struct {
 	stays    error  // why they do not end
 	asked    func() // called when kubelet is asked
 	claimed  map[string]bool
-	existing map[string]bool // by UID
+	existing map[string]dra.Claim // at the API server, by name
 	asksAPI  bool
 	exists   error
 }
@@ -78,7 +78,7 @@ func newRig(tb testing.TB) *rig {
 // newRigAt returns the rig of a folder, which another process may have used before.
 func newRigAt(tb testing.TB, dir string) *rig {
 	tb.Helper()
-	r := &rig{tb: tb, dir: dir, snapshots: feed.New(inventory.Snapshot{}), pools: feed.New(dra.Pool{}), claimed: map[string]bool{}, existing: map[string]bool{}, asksAPI: true}
+	r := &rig{tb: tb, dir: dir, snapshots: feed.New(inventory.Snapshot{}), pools: feed.New(dra.Pool{}), claimed: map[string]bool{}, existing: map[string]dra.Claim{}, asksAPI: true}
 	r.driver = filepath.Join(dir, "root")
 	library := filepath.Join(r.driver, "usr/lib/x86_64-linux-gnu/libcuda.so.580.95.05")
 	if err := os.MkdirAll(filepath.Dir(library), 0o700); err != nil {
@@ -213,10 +213,11 @@ func (r *rig) start() (*claims.Claims, func()) {
 func (r *rig) run(c *claims.Claims) (stop func()) {
 	r.tb.Helper()
 	if r.asksAPI {
-		c.ExistsBy(func(_ context.Context, uid, _, _ string) (bool, error) {
+		c.LookUpBy(func(_ context.Context, _, name string) (dra.Claim, bool, error) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			return r.existing[uid], r.exists
+			claim, found := r.existing[name]
+			return claim, found, r.exists
 		})
 	}
 	ctx, cancel := context.WithCancel(klog.NewContext(r.tb.Context(), klog.Logger{}))
@@ -236,9 +237,14 @@ func (r *rig) run(c *claims.Claims) (stop func()) {
 // prepare has a claim prepared, which must succeed.
 func (r *rig) prepare(c *claims.Claims, wanted dra.Claim) {
 	r.tb.Helper()
-	if _, err := c.Prepare(r.tb.Context(), wanted); err != nil {
+	if _, err := ask(r.tb.Context(), c, wanted); err != nil {
 		r.tb.Fatal(err)
 	}
+}
+
+// ask has a claim prepared that the API server has.
+func ask(ctx context.Context, c *claims.Claims, wanted dra.Claim) ([]dra.Prepared, error) {
+	return c.Prepare(ctx, wanted.UID, func(context.Context) (dra.Claim, error) { return wanted, nil })
 }
 
 // unprepare has a claim given back, which must succeed.

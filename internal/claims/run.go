@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"path/filepath"
 	"reflect"
@@ -24,21 +23,43 @@ import (
 // lockPatience is how long the loop waits for a call that has the lock of a claim.
 const lockPatience = time.Second
 
-// every is how often the records are read again, which another process may have changed, and specs are compared with the driver's files.
+// mayChange returns why hardware may not be changed now; nil if it may.
+func (c *Claims) mayChange() error {
+	if err := cmp.Or(c.store.lead(), c.options.Alone()); err != nil {
+		return failure{CauseNotReady, err}
+	}
+	return nil
+}
+
+// every is how often records and specs are compared with the files.
 const every = 10 * time.Second
 
-// Run keeps the CDI specs of all claims as they should be, until ctx ends, and then returns nil.
+// Run has the calls of kubelet answered, and keeps records and CDI specs as they should be, until ctx ends. Then it waits for the calls
+// that are being answered, and returns nil.
 func (c *Claims) Run(ctx context.Context) error {
 	timer := c.options.Clock.NewTimer(every)
 	defer timer.Stop()
-	leaks := leaks{since: map[string]time.Time{}}
+	defer lockOut(ctx, c.options.StateDir, c.options.Clock)()
+	for err := c.load(ctx); err != nil; err = c.load(ctx) {
+		klog.FromContext(ctx).Error(err, "Cannot read the records of claims")
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-timer.C():
+			timer.Reset(every)
+		}
+	}
 	c.adopt(ctx)
-	c.reread(ctx)
+	c.show()
+	leaks := leaks{since: map[string]time.Time{}}
 	adopted := false
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
+	following, end := context.WithCancel(context.WithoutCancel(ctx)) // calls need what it finds
+	defer end()
+	defer c.answer(false)
 	first := make(chan struct{})
-	tasks.Go(func() { c.follow(ctx, sync.OnceFunc(func() { close(first) })) })
+	tasks.Go(func() { c.follow(following, sync.OnceFunc(func() { close(first) })) })
 	select {
 	case <-first:
 	case <-ctx.Done():
@@ -49,11 +70,7 @@ func (c *Claims) Run(ctx context.Context) error {
 		_, configured := c.options.Configs.Latest()
 		adopted = c.gives() && (adopted || c.adopt(ctx))
 		c.refresh(ctx)
-		select {
-		case <-c.started:
-		default:
-			close(c.started)
-		}
+		c.answer(true)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -65,7 +82,8 @@ func (c *Claims) Run(ctx context.Context) error {
 			c.resetSlices(ctx)
 			c.sweepMPS(ctx)
 			c.giveBackReleased(ctx)
-			if err := errors.Join(c.store.sweep(), c.sweepSpecs()); err != nil {
+			c.forget()
+			if err := errors.Join(sweepTemporary(c.store.folder(), ".", c.options.Clock), c.sweepSpecs()); err != nil {
 				klog.FromContext(ctx).V(2).Info("Cannot remove old files of claims", "reason", err.Error())
 			}
 		}
@@ -141,83 +159,115 @@ func (c *Claims) sweepSpecs() error {
 	return sweepTemporary(c.options.CDIDir, prefix, c.options.Clock)
 }
 
-// refresh reads the records again, writes the specs that are not as they should be, sets aside what cannot be read, and restores what is
-// lost.
+// load reads the records. One that cannot be read is set aside, and one that was lost is restored from the spec of its claim.
+func (c *Claims) load(ctx context.Context) error {
+	uids, err := c.store.uids()
+	if err != nil {
+		return err
+	}
+	records := map[string]record{}
+	for _, uid := range uids {
+		r, found, copied := c.store.readOrCopied(ctx, uid)
+		if !found {
+			continue
+		}
+		if records[uid] = r; copied {
+			klog.FromContext(ctx).Info("Restoring the record of a claim from its CDI spec", "claim", klog.KRef(r.Namespace, r.Name), "uid", uid,
+				"problem", errorOrNone(c.store.write(r)))
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.records = records
+	clear(c.settled)
+	clear(c.left)
+	return nil
+}
+
+// refresh shows the records as they are now, writes those and the specs whose files are not as they should be, and takes over what somebody
+// else has written.
 func (c *Claims) refresh(ctx context.Context) {
-	records, unread := c.reread(ctx)
-	for _, uid := range append(unread, slices.Sorted(maps.Keys(records))...) {
+	c.show()
+	uids, err := c.store.uids()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot compare the records of claims with their files")
+	}
+	for uid := range c.all() {
+		uids = append(uids, uid)
+	}
+	slices.Sort(uids)
+	for _, uid := range slices.Compact(uids) {
 		if err := c.refreshClaim(ctx, uid); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).V(2).Info("Cannot write the CDI spec of a claim", "uid", uid, "reason", err.Error())
+			c.settle(record{UID: uid}, false)
+			klog.FromContext(ctx).V(2).Info("Cannot write the record or the CDI spec of a claim", "uid", uid, "reason", err.Error())
 		}
 	}
 }
 
-// refreshClaim does so for one claim. It may have been given back since its record was read.
+// refreshClaim does so for one claim. It may have been given back since it was listed.
 func (c *Claims) refreshClaim(ctx context.Context, uid string) error {
-	t, err := begin(c.options.StateDir, c.options.Clock)
-	if err != nil {
-		return err
-	}
-	defer t.end()
-	waiting, cancel := context.WithTimeout(ctx, lockPatience) // a call that has the lock for longer writes the spec itself
+	locks := c.locks.begin()
+	defer locks.end()
+	waiting, cancel := context.WithTimeout(ctx, lockPatience) // a call that has the lock for longer writes the files itself
 	defer cancel()
-	if err := t.claim(waiting, uid); err != nil {
+	if err := locks.claim(waiting, uid); err != nil {
 		return err
 	}
-	r, found := c.store.readOrRestore(ctx, uid)
-	if !found || r.former(c.options.BootID) || r.Released || r.intent() {
+	r, known := c.all()[uid]
+	switch {
+	case !known:
+		var found bool
+		if r, found, _ = c.store.readOrCopied(ctx, uid); !found {
+			return nil
+		}
+		klog.FromContext(ctx).Info("Taking over the record of a claim that another process has written", "claim", klog.KRef(r.Namespace, r.Name),
+			"uid", uid)
+		c.keep(r)
+	case !c.store.has(r):
+		if err := c.store.write(r); err != nil {
+			return err
+		}
+	}
+	if r.former(c.options.BootID) || r.Released || r.intent() {
 		return nil
 	}
 	return c.writeSpec(r)
 }
 
-// NotPrepared returns an error if a claim has one of the GPUs, by the records on disk now, which another process may have written. Where
-// they cannot be read, no claim is prepared.
-func (c *Claims) NotPrepared(gpus []string) error {
-	records, _, _ := c.store.all()
-	for _, r := range records {
-		for _, d := range r.Devices {
-			if slices.Contains(gpus, d.GPU) && !d.AdminAccess && !r.former(c.options.BootID) {
-				return fmt.Errorf("GPU %s is in use by the claim %s", d.GPU, r)
-			}
-		}
-	}
-	return nil
-}
-
-// reread shows the records as they are on disk, and returns them.
-func (c *Claims) reread(ctx context.Context) (records map[string]record, unread []string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	records, unread, err := c.store.all()
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot read the records of claims")
-		return c.records, nil
-	}
-	c.records, c.read = records, true
-	c.publishLocked()
-	return maps.Clone(records), unread
-}
-
-// show shows a record that was written, or, if it is nil, that was removed.
-func (c *Claims) show(uid string, r *record) {
+// keep has a record that is on disk count.
+func (c *Claims) keep(r record) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.records = maps.Clone(c.records)
-	if delete(c.records, uid); r != nil {
-		c.records[uid] = *r
+	c.records[r.UID] = r
+	delete(c.settled, r.UID)
+	if !r.Released {
+		delete(c.left, r.UID)
 	}
-	if r == nil || !r.Released {
-		delete(c.left, uid)
-	}
-	c.publishLocked()
+	c.showLocked()
+	c.changed.Publish(struct{}{})
 }
 
-// publishLocked publishes the records, once all of them were read.
-func (c *Claims) publishLocked() {
-	if !c.read {
-		return
-	}
+// drop has a record not count that was removed from the disk.
+func (c *Claims) drop(uid string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.records = maps.Clone(c.records)
+	delete(c.records, uid)
+	delete(c.settled, uid)
+	delete(c.left, uid)
+	c.showLocked()
+	c.changed.Publish(struct{}{})
+}
+
+// show publishes the records.
+func (c *Claims) show() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.showLocked()
+}
+
+func (c *Claims) showLocked() {
 	inUse, problems := map[string][]Holder{}, map[string]string{}
 	all := make([]ClaimStatus, 0, len(c.records))
 	for _, r := range c.records {
@@ -271,11 +321,12 @@ type leaks struct {
 	asked time.Time
 }
 
-// findLeaks gives claims back that neither a pod nor the API server has: kubelet has forgotten them.
+// findLeaks gives claims back that kubelet has forgotten: no pod of the node has such a claim, and at the API server it is not there, or was
+// given other devices since.
 func (c *Claims) findLeaks(ctx context.Context, l *leaks) {
 	now := c.options.Clock.Now()
 	c.mu.Lock()
-	records, ask := c.records, c.exists
+	records, ask := c.records, c.lookUp
 	c.mu.Unlock()
 	if c.options.Claimed == nil || ask == nil || len(records) == 0 || now.Sub(l.asked) < leakAfter/10 {
 		return
@@ -289,11 +340,13 @@ func (c *Claims) findLeaks(ctx context.Context, l *leaks) {
 		return
 	}
 	for uid, r := range records {
-		exists := claimed[r.String()]
-		if !exists {
-			exists, err = ask(ctx, uid, r.Namespace, r.Name)
+		needed := claimed[r.String()]
+		if !needed {
+			var now dra.Claim
+			now, needed, err = ask(ctx, r.Namespace, r.Name)
+			needed = needed && now.UID == uid && r.is(now)
 		}
-		if exists || err != nil || now.Sub(r.Prepared).Abs() < leakAfter { // a later time is of a clock that went back
+		if needed || err != nil || now.Sub(r.Prepared).Abs() < leakAfter { // a later time is of a clock that went back
 			delete(l.since, uid)
 			continue
 		}
@@ -301,8 +354,8 @@ func (c *Claims) findLeaks(ctx context.Context, l *leaks) {
 			l.since[uid] = now
 		}
 		if now.Sub(l.since[uid]) >= leakAfter {
-			err := c.Unprepare(ctx, uid, r.Namespace, r.Name)
-			klog.FromContext(ctx).Info("Unpreparing a claim that neither a pod nor the API server has", "claim", klog.KRef(r.Namespace, r.Name),
+			err := c.unprepare(ctx, uid, r.Namespace, r.Name)
+			klog.FromContext(ctx).Info("Unpreparing a claim that no pod has, and that has not these devices at the API server", "claim", klog.KRef(r.Namespace, r.Name),
 				"uid", uid, "problem", errorOrNone(err))
 		}
 	}

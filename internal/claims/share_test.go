@@ -31,7 +31,7 @@ func TestSharesOfOneGPU(t *testing.T) {
 			c, stop := r.start()
 			for n, uid := range uids {
 				for range 2 {
-					answer, err := c.Prepare(t.Context(), part(uid, 20, gpuA))
+					answer, err := ask(t.Context(), c, part(uid, 20, gpuA))
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -58,10 +58,10 @@ func TestSharesOfOneGPU(t *testing.T) {
 			stop()
 			c, _ = r.start() // the next process
 			for n, i := range order {
-				if _, err := c.Prepare(t.Context(), claim("whole", gpuA)); err == nil || !strings.Contains(err.Error(), "is in use by the claim") {
+				if _, err := ask(t.Context(), c, claim("whole", gpuA)); err == nil || !strings.Contains(err.Error(), "is in use by the claim") {
 					t.Errorf("the whole of a GPU with %d shares: %v", 3-n, err)
 				}
-				if err := c.NotPrepared([]string{"GPU-a"}); err == nil {
+				if len(c.InUse().Value()["GPU-a"]) == 0 {
 					t.Error("the device plugin may give the GPU")
 				}
 				if err := c.Unprepare(t.Context(), uids[i], "default", "claim-"+uids[i]); err != nil {
@@ -71,7 +71,7 @@ func TestSharesOfOneGPU(t *testing.T) {
 					t.Errorf("after %s: record %q, in use %v", uids[i], r.record(uids[i]), c.InUse().Value())
 				}
 			}
-			if _, err := c.Prepare(t.Context(), claim("whole", gpuA)); err != nil {
+			if _, err := ask(t.Context(), c, claim("whole", gpuA)); err != nil {
 				t.Errorf("the whole of a GPU that nobody has: %v", err)
 			}
 		})
@@ -83,20 +83,20 @@ func TestSharesOfOneClaim(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	c, _ := r.start()
-	answer, err := c.Prepare(t.Context(), part("uid-1", 30, gpuA, gpuA))
+	answer, err := ask(t.Context(), c, part("uid-1", 30, gpuA, gpuA))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if all := ids(answer); len(all) != 2 || all[0] == all[1] || r.nodes(all...) != "nvidia0 nvidia0" {
 		t.Errorf("CDI devices %v", all)
 	}
-	if _, err := c.Prepare(t.Context(), part("uid-2", 30, gpuA)); err == nil || !strings.Contains(err.Error(), "has not as much memory left") {
+	if _, err := ask(t.Context(), c, part("uid-2", 30, gpuA)); err == nil || !strings.Contains(err.Error(), "has not as much memory left") {
 		t.Errorf("more than is left: %v", err)
 	}
-	if _, err := c.Prepare(t.Context(), part("uid-3", 20, gpuA)); err != nil {
+	if _, err := ask(t.Context(), c, part("uid-3", 20, gpuA)); err != nil {
 		t.Errorf("what is left: %v", err)
 	}
-	if _, err := c.Prepare(t.Context(), part("uid-4", 41, gpuC, gpuC)); err == nil || r.record("uid-4") != "" {
+	if _, err := ask(t.Context(), c, part("uid-4", 41, gpuC, gpuC)); err == nil || r.record("uid-4") != "" {
 		t.Errorf("more than there is, by one claim: %v", err)
 	}
 }
@@ -128,7 +128,7 @@ func TestSharesThatAreRefused(t *testing.T) {
 			r := newRig(t)
 			c, _ := r.start()
 			r.prepare(c, tt.first)
-			_, err := c.Prepare(t.Context(), tt.second)
+			_, err := ask(t.Context(), c, tt.second)
 			if err == nil || !strings.Contains(err.Error(), tt.want) || r.record("uid-2") != "" || r.spec("uid-2") != nil {
 				t.Errorf("Prepare() = %v, want %q; record %q", err, tt.want, r.record("uid-2"))
 			}
@@ -152,33 +152,31 @@ func TestSharesThatAreNotPublished(t *testing.T) {
 	c, stop = r.start()
 	for uid, fits := range map[string]bool{"uid-2": true, "uid-3": false} {
 		gib := map[bool]int{true: 20, false: 21}[fits]
-		if _, err := c.Prepare(t.Context(), part(uid, gib, gpuA)); (err == nil) != fits {
+		if _, err := ask(t.Context(), c, part(uid, gib, gpuA)); (err == nil) != fits {
 			t.Errorf("a share of %d GiB: %v", gib, err)
 		}
 		r.unprepare(c, uid)
 	}
-	if _, err := c.Prepare(t.Context(), claim("uid-4", gpuA)); err == nil {
+	if _, err := ask(t.Context(), c, claim("uid-4", gpuA)); err == nil {
 		t.Error("the whole GPU was given while a claim has a share")
 	}
 	stop()
 	r.options.BootID = "two"
 	c, _ = r.start()
-	if _, err := c.Prepare(t.Context(), part("uid-5", 60, gpuA)); err != nil {
+	if _, err := ask(t.Context(), c, part("uid-5", 60, gpuA)); err != nil {
 		t.Errorf("after a restart of the node: %v", err)
 	}
-	if _, err := c.Prepare(t.Context(), part("uid-1", 60, gpuA)); err == nil {
+	if _, err := ask(t.Context(), c, part("uid-1", 60, gpuA)); err == nil {
 		t.Error("a claim of before the restart was given memory that another one has")
 	}
 }
 
-// TestSharesOfTwoProcesses: two daemons overlap while claims come and go with shares of two GPUs, and with the whole of them. Never is more
-// memory given than there is, and never a share beside a whole.
-func TestSharesOfTwoProcesses(t *testing.T) {
+// TestSharesAtOnce: claims come and go at the same time with shares of two GPUs, and with the whole of them. Never is more memory given than
+// there is, and never a share beside a whole.
+func TestSharesAtOnce(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	first, _ := r.start()
-	second, _ := r.start()
-	both := []*claims.Claims{first, second}
+	c, _ := r.start()
 	var mu sync.Mutex
 	given, got := map[string]int{}, 0 // GiB by device
 	account := func(device string, gib int) {
@@ -201,7 +199,7 @@ func TestSharesOfTwoProcesses(t *testing.T) {
 				if random.IntN(4) == 0 {
 					wanted, gib = claim(uid, device), 80
 				}
-				_, err := both[i%2].Prepare(t.Context(), wanted)
+				_, err := ask(t.Context(), c, wanted)
 				if err != nil && !strings.Contains(err.Error(), "in use by") {
 					t.Errorf("%s: %v", uid, err)
 				}
@@ -209,7 +207,7 @@ func TestSharesOfTwoProcesses(t *testing.T) {
 					account(device, gib)
 					account(device, -gib)
 				}
-				if err := both[(i+1)%2].Unprepare(t.Context(), uid, "default", "claim-"+uid); err != nil {
+				if err := c.Unprepare(t.Context(), uid, "default", "claim-"+uid); err != nil {
 					t.Errorf("%s: %v", uid, err)
 				}
 			}
@@ -231,10 +229,10 @@ func TestShareOfAnIllGPU(t *testing.T) {
 	s.Generation, s.GPUs = 2, slices.Clone(s.GPUs)
 	s.GPUs[0].Health = inventory.Health{State: inventory.Unhealthy, XID: 79}
 	r.publish(s)
-	if _, err := c.Prepare(t.Context(), part("uid-1", 20, gpuA)); err != nil {
+	if _, err := ask(t.Context(), c, part("uid-1", 20, gpuA)); err != nil {
 		t.Errorf("a share that is prepared: %v", err)
 	}
-	if _, err := c.Prepare(t.Context(), part("uid-2", 20, gpuA)); err == nil || !strings.Contains(err.Error(), "Unhealthy") {
+	if _, err := ask(t.Context(), c, part("uid-2", 20, gpuA)); err == nil || !strings.Contains(err.Error(), "Unhealthy") {
 		t.Errorf("a new share of an ill GPU: %v", err)
 	}
 }
@@ -278,7 +276,7 @@ func TestSharesByMPS(t *testing.T) {
 			t.Errorf("%s is shown with %+v", s.UID, s.Devices[0])
 		}
 	}
-	if _, err := c.Prepare(t.Context(), part("uid-4", 20, gpuA)); err == nil || !strings.Contains(err.Error(), "MPS for all or none") {
+	if _, err := ask(t.Context(), c, part("uid-4", 20, gpuA)); err == nil || !strings.Contains(err.Error(), "MPS for all or none") {
 		t.Errorf("a share without MPS: %v", err)
 	}
 	stop()
@@ -288,7 +286,7 @@ func TestSharesByMPS(t *testing.T) {
 			t.Errorf("after %s: %v, control daemons %v", uid, err, r.mps())
 		}
 	}
-	if _, err := c.Prepare(t.Context(), part("uid-4", 20, gpuA)); err != nil {
+	if _, err := ask(t.Context(), c, part("uid-4", 20, gpuA)); err != nil {
 		t.Errorf("a share without MPS when the others have ended: %v", err)
 	}
 }
@@ -313,26 +311,24 @@ func TestWholeOfASharedGPUByMPS(t *testing.T) {
 	}
 }
 
-// TestSharesByMPSOfTwoProcesses: two daemons overlap while claims with shares of one GPU come and go. Each finds the control daemon as long as
+// TestSharesByMPSAtOnce: claims with shares of one GPU come and go at the same time. Each finds the control daemon as long as
 // it is prepared, and the last one leaves none.
-func TestSharesByMPSOfTwoProcesses(t *testing.T) {
+func TestSharesByMPSAtOnce(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	first, _ := r.start()
-	second, _ := r.start()
-	both := []*claims.Claims{first, second}
+	c, _ := r.start()
 	var pods sync.WaitGroup
 	for n := range 4 {
 		pods.Go(func() {
 			for i := range 20 {
 				uid := fmt.Sprintf("uid-%d-%d", n, i)
-				if _, err := both[i%2].Prepare(t.Context(), partByMPS(uid, 20)); err != nil {
+				if _, err := ask(t.Context(), c, partByMPS(uid, 20)); err != nil {
 					t.Errorf("%s: %v", uid, err)
 				}
 				if _, err := os.Stat(filepath.Join(r.dir, "gpu.GPU-a.mps")); err != nil {
 					t.Errorf("%s is prepared: %v", uid, err)
 				}
-				if err := both[(n+i)%2].Unprepare(t.Context(), uid, "default", "claim-"+uid); err != nil {
+				if err := c.Unprepare(t.Context(), uid, "default", "claim-"+uid); err != nil {
 					t.Errorf("%s: %v", uid, err)
 				}
 			}

@@ -24,11 +24,11 @@ type survey struct {
 
 // Divide looks at how GPUs in MIG mode are divided, until ctx ends, and then returns nil.
 func (c *Claims) Divide(ctx context.Context) error {
-	select {
-	case <-c.started:
-	case <-ctx.Done():
-		return nil
+	done, err := c.enter(ctx) // records are known from then on
+	if err != nil {
+		return nil //nolint:nilerr // ctx has ended
 	}
+	done()
 	surveys := map[string]survey{}
 	for {
 		snapshot, looked := c.options.Snapshots.Latest()
@@ -59,9 +59,7 @@ func (c *Claims) survey(ctx context.Context, s inventory.Snapshot, configured co
 			delete(surveys, g.UUID)
 			continue
 		}
-		c.mu.Lock()
-		own := c.own(g.UUID, c.records)
-		c.mu.Unlock()
+		own := c.own(g.UUID, c.all())
 		if !configured.DRA.DynamicMIG {
 			if delete(surveys, g.UUID); len(own) > 0 {
 				divisions[g.UUID] = dra.Divided{Own: places(own), Fixed: switchedOff}
@@ -98,19 +96,12 @@ func (c *Claims) survey(ctx context.Context, s inventory.Snapshot, configured co
 func (c *Claims) ask(ctx context.Context, uuid string) (dra.Divided, error) {
 	ctx, cancel := context.WithTimeout(ctx, divideTimeout)
 	defer cancel()
-	t, err := begin(c.options.StateDir, c.options.Clock)
-	if err != nil {
+	locks := c.locks.begin()
+	defer locks.end()
+	if err := locks.gpus(ctx, []string{uuid}); err != nil {
 		return dra.Divided{}, err
 	}
-	defer t.end()
-	if err := t.gpus(ctx, []string{uuid}); err != nil {
-		return dra.Divided{}, err
-	}
-	records, _, err := c.store.all()
-	if err != nil {
-		return dra.Divided{}, err
-	}
-	return c.division(ctx, uuid, c.own(uuid, records))
+	return c.division(ctx, uuid, c.own(uuid, c.all()))
 }
 
 // division returns how a GPU is divided on which claims have MIG devices.
@@ -140,7 +131,7 @@ func (c *Claims) Divisions(ctx context.Context, s inventory.Snapshot) (dra.Divis
 	records := map[string]record{}
 	if c.options.StateDir != "" {
 		var err error
-		if records, _, err = c.store.all(); err != nil {
+		if records, err = c.store.all(); err != nil {
 			return nil, err
 		}
 	}

@@ -21,7 +21,7 @@ const sliceSuffix = ".timeslice"
 
 // setSlices has the GPUs of a claim have the time slices that it wants, also if they have been set for it before: the process that did so
 // may have been killed.
-func (c *Claims) setSlices(ctx context.Context, t *turn, r record) error {
+func (c *Claims) setSlices(ctx context.Context, locks *holding, r record) error {
 	needed := func(d recordDevice) bool {
 		_, err := os.Lstat(c.store.path(d.GPU, sliceSuffix))
 		return !d.AdminAccess && (d.Interval != 0 || err == nil)
@@ -29,7 +29,7 @@ func (c *Claims) setSlices(ctx context.Context, t *turn, r record) error {
 	if !slices.ContainsFunc(r.Devices, needed) {
 		return nil
 	}
-	if err := t.gpus(ctx, r.gpus()); err != nil {
+	if err := locks.gpus(ctx, r.gpus()); err != nil {
 		return failure{CauseLate, err}
 	}
 	for _, d := range r.Devices {
@@ -39,6 +39,9 @@ func (c *Claims) setSlices(ctx context.Context, t *turn, r record) error {
 		case d.Interval == 0:
 			err = c.resetSlice(ctx, d.GPU)
 		default:
+			if err = c.mayChange(); err != nil {
+				break
+			}
 			c.store.step()
 			if err = files.Write(c.store.path(d.GPU, sliceSuffix), []byte(c.options.BootID), 0o600, nil); err == nil {
 				c.store.step()
@@ -60,6 +63,9 @@ func (c *Claims) resetSlice(ctx context.Context, gpu string) error {
 		return nil
 	}
 	if former := len(boot) > 0 && c.options.BootID != "" && string(boot) != c.options.BootID; !former && c.options.SetTimeSlice != nil {
+		if err := c.mayChange(); err != nil {
+			return err
+		}
 		if err := c.options.SetTimeSlice(ctx, gpu, 0); err != nil {
 			return err
 		}
@@ -82,19 +88,12 @@ func (c *Claims) resetSlices(ctx context.Context) {
 }
 
 func (c *Claims) resetUnneeded(ctx context.Context, gpu string) error {
-	t, err := begin(c.options.StateDir, c.options.Clock)
-	if err != nil {
+	locks := c.locks.begin()
+	defer locks.end()
+	if err := locks.gpus(ctx, []string{gpu}); err != nil {
 		return err
 	}
-	defer t.end()
-	if err := t.gpus(ctx, []string{gpu}); err != nil {
-		return err
-	}
-	records, _, err := c.store.all()
-	if err != nil {
-		return err
-	}
-	for _, r := range records {
+	for _, r := range c.all() {
 		for _, d := range r.Devices {
 			if d.GPU == gpu && d.Interval != 0 && !r.former(c.options.BootID) {
 				return nil

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -34,7 +33,7 @@ func TestTimeSlices(t *testing.T) {
 	if got := r.slice("GPU-a"); got != "0" {
 		t.Errorf("after Unprepare the time slice is %s", got)
 	}
-	if got := files(t, filepath.Join(r.options.StateDir, "claims")); !slices.Equal(got, []string{"uid-1.gone", "uid-2.gone"}) {
+	if got := files(t, filepath.Join(r.options.StateDir, "claims")); len(got) > 0 {
 		t.Errorf("left: %q", got)
 	}
 }
@@ -49,7 +48,7 @@ func TestSharesWithTimeSlices(t *testing.T) {
 		if uid != "uid-3" {
 			wanted.Configs = sliced(uid).Configs
 		}
-		if _, err := c.Prepare(t.Context(), wanted); (err == nil) == (uid == "uid-3") {
+		if _, err := ask(t.Context(), c, wanted); (err == nil) == (uid == "uid-3") {
 			t.Errorf("%s: %v", uid, err)
 		}
 	}
@@ -76,11 +75,11 @@ func TestTimeSliceThatCannotBeSet(t *testing.T) {
 			r.smi = err
 		}
 		smi(errors.New("nvidia-smi: exit status 3"))
-		if _, err := c.Prepare(t.Context(), sliced("uid-1", gpuA)); err == nil || !strings.Contains(err.Error(), "exit status 3") || r.spec("uid-1") != nil {
+		if _, err := ask(t.Context(), c, sliced("uid-1", gpuA)); err == nil || !strings.Contains(err.Error(), "exit status 3") || r.spec("uid-1") != nil {
 			t.Errorf("Prepare() = %v", err)
 		}
 		smi(nil)
-		if _, err := c.Prepare(t.Context(), sliced("uid-1", gpuA)); err != nil || r.slice("GPU-a") != "3" {
+		if _, err := ask(t.Context(), c, sliced("uid-1", gpuA)); err != nil || r.slice("GPU-a") != "3" {
 			t.Errorf("Prepare() = %v, time slice %s", err, r.slice("GPU-a"))
 		}
 		smi(errors.New("nvidia-smi: exit status 9"))
@@ -88,14 +87,14 @@ func TestTimeSliceThatCannotBeSet(t *testing.T) {
 			t.Errorf("Unprepare() = %v, record %q", err, r.record("uid-1"))
 		}
 		for range 2 { // the second call finds a record
-			if _, err := c.Prepare(t.Context(), claim("uid-2", gpuA)); err == nil || !strings.Contains(err.Error(), "exit status 9") {
+			if _, err := ask(t.Context(), c, claim("uid-2", gpuA)); err == nil || !strings.Contains(err.Error(), "exit status 9") {
 				t.Errorf("another claim on a GPU that was not set back: %v", err)
 			}
 		}
 		smi(nil)
 		time.Sleep(claims.Every)
 		synctest.Wait()
-		if _, err := c.Prepare(t.Context(), claim("uid-2", gpuA)); err != nil || r.slice("GPU-a") != "0" {
+		if _, err := ask(t.Context(), c, claim("uid-2", gpuA)); err != nil || r.slice("GPU-a") != "0" {
 			t.Errorf("Prepare() = %v, time slice %s", err, r.slice("GPU-a"))
 		}
 	})
@@ -110,7 +109,7 @@ func TestTimeSlicesOfAnotherBoot(t *testing.T) {
 	stop()
 	r.options.BootID, r.smi = "two", errors.New("nobody needs it")
 	c, stop = r.start()
-	if _, err := c.Prepare(t.Context(), claim("uid-4", gpuA)); err != nil {
+	if _, err := ask(t.Context(), c, claim("uid-4", gpuA)); err != nil {
 		t.Errorf("a claim that wants the default: %v", err)
 	}
 	if err := c.Unprepare(t.Context(), "uid-4", "default", "claim-uid-4"); err != nil {
@@ -119,7 +118,7 @@ func TestTimeSlicesOfAnotherBoot(t *testing.T) {
 	r.mu.Lock()
 	r.smi = nil
 	r.mu.Unlock()
-	if _, err := c.Prepare(t.Context(), sliced("uid-5", gpuA)); err != nil || r.slice("GPU-a") != "3" {
+	if _, err := ask(t.Context(), c, sliced("uid-5", gpuA)); err != nil || r.slice("GPU-a") != "3" {
 		t.Errorf("a claim of this boot: %v, time slice %s", err, r.slice("GPU-a"))
 	}
 	if err := c.Unprepare(t.Context(), "uid-5", "default", "claim-uid-5"); err != nil || r.slice("GPU-a") != "0" {
@@ -128,11 +127,11 @@ func TestTimeSlicesOfAnotherBoot(t *testing.T) {
 	if err := c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1"); err != nil {
 		t.Error(err)
 	}
-	if _, err := c.Prepare(t.Context(), claim("uid-2", gpuA)); err != nil {
+	if _, err := ask(t.Context(), c, claim("uid-2", gpuA)); err != nil {
 		t.Error(err)
 	}
 	for i, boot := range []string{"two", "", "three"} { // a boot that is not known may be the same
-		if _, err := c.Prepare(t.Context(), sliced(fmt.Sprint("uid-6", i), gpuC)); err != nil || r.slice("GPU-c") != "3" {
+		if _, err := ask(t.Context(), c, sliced(fmt.Sprint("uid-6", i), gpuC)); err != nil || r.slice("GPU-c") != "3" {
 			t.Errorf("Prepare() = %v, time slice %s", err, r.slice("GPU-c"))
 		}
 		stop()
@@ -145,7 +144,7 @@ func TestTimeSlicesOfAnotherBoot(t *testing.T) {
 	stop()
 	r.options.SetTimeSlice = nil
 	c, _ = r.start()
-	_, err := c.Prepare(t.Context(), sliced("uid-3", gpuC))
+	_, err := ask(t.Context(), c, sliced("uid-3", gpuC))
 	if want := "sharing.timeSlicingConfig.interval: only Default is supported on this node"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("where no program sets it: %v, want %s", err, want)
 	}

@@ -22,14 +22,15 @@ func (c *Cluster) allocation(d daemon.View) []daemon.Task {
 	if d.DRA == nil || d.Config.NodeName == "" {
 		return nil
 	}
-	d.DRA.Claims.ExistsBy(c.claimExists)
+	d.DRA.Claims.LookUpBy(c.lookUpClaim)
 	d.DRA.Arbiter.ListBy(func(ctx context.Context) (map[string][]string, error) { return c.claimsOfNode(ctx, d) })
 	driver := draplugin.New(draplugin.Options{
 		RegistryDir: filepath.Join(d.Config.KubeletRoot, "plugins_registry"), Claims: d.DRA.Claims, Reader: claimReader{c.client},
 		Pools: d.DRA.Devices.Pools(), Snapshots: d.Snapshots, Problems: d.DRA.Claims.Problems(),
+		Leads: d.Lead.Leads(),
 	})
 	ready := func(ctx context.Context) (bool, string) {
-		if d.Configs.Value().DRA.Mode == config.DRAOff {
+		if d.Configs.Value().DRA.Mode == config.DRAOff || !d.Lead.Leads().Value() { // another process answers calls
 			return true, ""
 		}
 		return driver.Ready(ctx)
@@ -44,7 +45,7 @@ func (c *Cluster) allocation(d daemon.View) []daemon.Task {
 			}
 			return nil
 		}},
-		later(daemon.Task{Name: "resource slices", Run: func(ctx context.Context) error {
+		later(daemon.Task{Name: "resource slices", Lead: true, Run: func(ctx context.Context) error {
 			c.PublishSlices(ctx, d.DRA.Devices, d.Config.StateDir, driver.Status())
 			return nil
 		}}),
@@ -78,13 +79,13 @@ func driverNeeded(d daemon.View) (needed bool, changed []<-chan struct{}) {
 	return needed, []<-chan struct{}{configured, written, prepared, decided}
 }
 
-// claimExists reports whether there still is a claim with this UID.
-func (c *Cluster) claimExists(ctx context.Context, uid, namespace, name string) (bool, error) {
-	claim, err := c.client.ResourceClaim(ctx, namespace, name)
+// lookUpClaim returns what of a claim belongs to the driver, and whether there is one of that name.
+func (c *Cluster) lookUpClaim(ctx context.Context, namespace, name string) (claim dra.Claim, found bool, err error) {
+	claim, err = claimReader{c.client}.Claim(ctx, namespace, name)
 	if kubeapi.IsNotFound(err) {
-		return false, nil
+		return dra.Claim{}, false, nil
 	}
-	return claim.UID == uid, err
+	return claim, err == nil, err
 }
 
 // claimsOfNode returns the claims that were given devices of the node, by the UUID of the GPU. Claims that only look at devices are none.

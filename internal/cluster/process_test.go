@@ -55,7 +55,7 @@ func TestProcess(t *testing.T) {
 	owners, offered := feed.New(dra.Owners(nil)), feed.New(dra.Owners(nil))
 	c.DRA = &daemon.DRA{
 		Owners: owners, Offered: offered, Claims: claims.New(claims.Options{}), Driver: feed.New(status.DRADriver{}),
-		Devices: draslices.New(t.Context(), draslices.Options{
+		Devices: draslices.New(draslices.Options{
 			StateDir: c.state, Node: nodeName, Snapshots: c.Snapshots, Configs: c.Configs, Owners: owners, Divisions: feed.New(dra.Divisions{}),
 		}),
 	}

@@ -51,7 +51,7 @@ func (s *stage) newPublisher(c config.Config, first inventory.Snapshot) *publish
 // publish has it publish until stop is called, or the test ends.
 func (p *publisher) publish() *publisher {
 	ctx, cancel := context.WithCancel(p.logging())
-	p.devices = draslices.New(ctx, draslices.Options{
+	p.devices = draslices.New(draslices.Options{
 		StateDir: p.Config.StateDir, Node: nodeName, Snapshots: p.Snapshots, Configs: p.Configs, Owners: p.owners, Divisions: p.divisions,
 	})
 	p.connect(ctx)

@@ -62,18 +62,10 @@ func (p *publisher) run(ctx context.Context) {
 			}
 			poll = lockPoll
 		}
-		p.reread(ctx)
 		waiting, stop := context.WithCancel(ctx)
 		p.again.After(waiting, poll)
 		feed.AnyOf(ctx, changed...)
 		stop()
-	}
-}
-
-// reread reads what another process has published.
-func (p *publisher) reread(ctx context.Context) {
-	if err := p.devices.Reread(); err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot read which GPUs are in slices")
 	}
 }
 
@@ -86,7 +78,6 @@ func (p *publisher) hold(ctx context.Context) bool {
 			return false
 		}
 		defer unlock()
-		p.reread(ctx)
 	}
 	p.ledger.seen = map[string]string{} // another process may have written since
 	ctx, cancel := context.WithCancel(ctx)
@@ -130,10 +121,10 @@ func (p *publisher) changes() []<-chan struct{} {
 func (p *publisher) needed() bool {
 	pool, driver, published := p.devices.Pools().Value(), p.driver.Value(), p.devices.Published().Value()
 	switch {
-	case driver.Later, driver.Foreign != "":
+	case driver.Foreign != "":
 		return false
 	case pool.Name == "":
-		return published == nil // who decides about the pool waits for that
+		return p.devices.Lost() // who decides about the pool waits for that
 	case len(pool.Slices) > 0:
 		return driver.Registrations > 0
 	}

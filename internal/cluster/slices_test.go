@@ -12,7 +12,6 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draplugin"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
@@ -289,29 +288,27 @@ func TestEmptyPoolAndModeLeft(t *testing.T) {
 	})
 }
 
-// Two processes with one state directory, as in a roll-out: one publishes, and lets go when the later one is registered.
-func TestOneProcessPublishes(t *testing.T) {
+// The lead goes over from one process to another with the same state directory, and back. Each writes what differs, and nothing else.
+func TestTheLeadOfTheSlicesChanges(t *testing.T) {
 	onStage(t, func(s *stage) {
 		dir := s.TempDir()
-		var earlier, later *publisher
-		if n := s.sliceWrites(func() {
-			earlier = s.publisher(dir, 2)
-			s.untilPool("1: 0 1")
-			later = s.publisher(dir, 3)
-			s.pass(time.Minute)
-		}); n != 1 || s.pool() != "1: 0 1" {
-			s.Errorf("two processes publish: %s", s.pool())
+		earlier := s.publisher(dir, 2)
+		s.untilPool("1: 0 1")
+		earlier.stop()
+		if len(earlier.devices.Published().Value()) > 0 || s.pool() != "1: 0 1" {
+			s.Errorf("a process that does not lead knows of %v; the pool is %s", earlier.devices.Published().Value(), s.pool())
 		}
-		earlier.driver.Publish(draplugin.Status{Registered: true, Registrations: 1, Later: true})
-		s.untilPool("1: 0 1 2")
-		s.until("the earlier one knows what is published", func() bool { return len(earlier.devices.Published().Value()) == 3 })
-		if n := s.sliceWrites(func() {
-			later.stop() // it crashes, and the earlier one is still there
-			earlier.registered(1)
-			s.untilPool("1: 0 1")
-			s.pass(time.Minute)
-		}); n != 1 {
-			s.Errorf("%d writes", n)
+		for _, gpus := range []int{2, 3, 2} {
+			var next *publisher
+			n := s.sliceWrites(func() {
+				next = s.publisher(dir, gpus)
+				s.untilPool(map[int]string{2: "1: 0 1", 3: "1: 0 1 2"}[gpus])
+				s.pass(time.Minute)
+			})
+			if want := map[int]int{2: 1, 3: 1}[gpus]; n > want {
+				s.Errorf("%d GPUs: %d writes", gpus, n)
+			}
+			next.stop()
 		}
 	})
 }

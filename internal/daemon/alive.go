@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/lead"
 )
 
 // aliveTimeout is how long all tasks may take until they are alive.
@@ -12,11 +14,14 @@ const aliveTimeout = 5 * time.Second
 
 // Liveness is the answer to the liveness probe: which tasks are stuck. It says nothing of GPUs, of the driver or of kubelet: a new
 // process of the daemon would find these as they are.
-type Liveness struct{ tasks []Task }
+type Liveness struct {
+	lead  *lead.Lead
+	tasks []Task
+}
 
-// NewLiveness returns the liveness of these tasks.
-func NewLiveness(tasks ...[]Task) *Liveness {
-	l := &Liveness{}
+// NewLiveness returns the liveness of these tasks. Those under the lead count while this process leads.
+func NewLiveness(leads *lead.Lead, tasks ...[]Task) *Liveness {
+	l := &Liveness{lead: leads}
 	for _, group := range tasks {
 		for _, task := range group {
 			if task.Alive != nil {
@@ -34,7 +39,21 @@ func (l *Liveness) Stuck(ctx context.Context) []string {
 	errs := make([]error, len(l.tasks))
 	var asked sync.WaitGroup
 	for i, task := range l.tasks {
-		asked.Go(func() { errs[i] = task.Alive(ctx) })
+		leads, changed := l.lead.Leads().Latest()
+		if task.Lead && !leads {
+			continue
+		}
+		asked.Go(func() {
+			err := task.Alive(ctx)
+			select {
+			case <-changed: // it began or ended meanwhile
+				if task.Lead {
+					return
+				}
+			default:
+			}
+			errs[i] = err
+		})
 	}
 	asked.Wait()
 	var reasons []string

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/lead"
 )
 
 // TestStuck: tasks are asked at the same time, and those are named that do not answer.
@@ -26,7 +27,7 @@ func TestStuck(t *testing.T) {
 				}
 			}
 		}
-		l := daemon.NewLiveness([]daemon.Task{{Name: "a", Alive: alive(time.Hour)}, {Name: "b"}, {Name: "c", Alive: alive(4 * time.Second)}},
+		l := daemon.NewLiveness(lead.New(lead.Options{}), []daemon.Task{{Name: "a", Alive: alive(time.Hour)}, {Name: "b"}, {Name: "c", Alive: alive(4 * time.Second)}},
 			[]daemon.Task{{Name: "d", Alive: alive(time.Hour)}})
 		began := time.Now()
 		if diff := cmp.Diff([]string{"a: no answer", "d: no answer"}, l.Stuck(t.Context())); diff != "" {

@@ -2,8 +2,9 @@ package daemon
 
 import (
 	"context"
-	"errors"
+	"encoding/json"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"time"
@@ -15,7 +16,6 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draslices"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/handover"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
@@ -26,7 +26,7 @@ import (
 )
 
 // newDRA returns what there is for Dynamic Resource Allocation. It is nil without a state directory: then no GPU can be given in that way.
-func (d *daemon) newDRA(ctx context.Context, c config.Config) *DRA {
+func (d *daemon) newDRA(c config.Config) *DRA {
 	if c.StateDir == "" {
 		return nil
 	}
@@ -35,12 +35,13 @@ func (d *daemon) newDRA(ctx context.Context, c config.Config) *DRA {
 	}
 	devices := draslices.Options{
 		StateDir: c.StateDir, Node: c.NodeName, Snapshots: d.monitor.Snapshots(), Configs: d.watcher.Configs(), Owners: a.Owners,
-		Divisions: feed.New(dra.Divisions(nil)),
+		Divisions: feed.New(dra.Divisions(nil)), Lead: d.lead.Check,
 	}
-	a.Devices = draslices.New(ctx, devices)
+	a.Devices = draslices.New(devices)
 	o := claims.Options{
 		Pools: a.Devices.Pools(), Divisions: devices.Divisions, Driver: d.monitor, Snapshots: d.monitor.Snapshots(), Configs: d.watcher.Configs(),
 		StateDir: c.StateDir, CDIDir: c.CDIDir, BootID: BootID(d.node), Root: nodeRoot(d.node), Metrics: d.counters,
+		Patience: callPatience, Lead: d.lead.Check, Alone: d.mayChangeHardware,
 	}
 	timeSlices := nvidia.NewTimeSlices(c.Driver.ContainerRoot)
 	o.SetTimeSlice = func(ctx context.Context, gpu string, interval int) error {
@@ -57,7 +58,7 @@ func (d *daemon) newDRA(ctx context.Context, c config.Config) *DRA {
 	}
 	h := handover.Options{
 		Configs: d.watcher.Configs(), Snapshots: d.monitor.Snapshots(), Owners: a.Owners, Offered: a.Offered,
-		Published: a.Devices.Published(),
+		Published: a.Devices.Published(), Beside: d.beside,
 	}
 	if d.directory != nil {
 		o.Held, o.Claimed, h.Users = d.account.Held, d.account.Claims, d.set
@@ -68,36 +69,77 @@ func (d *daemon) newDRA(ctx context.Context, c config.Config) *DRA {
 	return a
 }
 
+// callPatience is how long a call of kubelet's for a claim waits for what passes by itself. Kubelet waits for 45 s.
+const callPatience = 30 * time.Second
+
 // draTasks are the tasks that decide who gives out each GPU, and keep what claims have.
 func (d *daemon) draTasks() []Task {
 	if d.dra == nil {
 		return nil
 	}
 	return []Task{
-		{Name: "claims", Run: d.dra.Claims.Run},
-		{Name: "MIG devices of claims", Run: d.dra.Claims.Divide},
-		{Name: "owners of GPUs", Run: d.dra.Arbiter.Run, Alive: d.dra.Arbiter.Alive},
-		{Name: "devices in slices", Run: d.dra.Devices.Run},
+		{Name: "claims", Run: d.dra.Claims.Run, Lead: true},
+		{Name: "MIG devices of claims", Run: d.dra.Claims.Divide, Lead: true},
+		{Name: "owners of GPUs", Run: d.dra.Arbiter.Run, Alive: d.dra.Arbiter.Alive, Lead: true},
+		{Name: "devices in slices", Run: d.dra.Devices.Run, Lead: true},
+		{Name: "owners of GPUs that are told", Run: d.tellOwners},
 	}
 }
 
-// elsewhereLimit is how long it may take to read what other processes have noted. A disk that hangs keeps no pod from its devices.
-const elsewhereLimit = time.Second
+// tellOwners tells the owners of GPUs to the standbys while this process leads, and hears them while it does not, until ctx ends. As long as
+// a process has heard nothing, it holds all GPUs.
+func (d *daemon) tellOwners(ctx context.Context) error {
+	for {
+		s, led := d.lead.Statuses().Latest()
+		owners, decided := d.dra.Owners.Latest()
+		told, heard := d.lead.Heard().Latest()
+		var now dra.Owners
+		switch {
+		case s.Leads && owners != nil:
+			text, err := json.Marshal(owners)
+			if err != nil {
+				return err
+			}
+			d.lead.Tell(text)
+		case s.Leads, told == nil:
+		case json.Unmarshal(told, &now) != nil:
+			klog.FromContext(ctx).Info("The process that leads told owners of GPUs that cannot be read")
+		case !maps.Equal(now, owners) || owners == nil:
+			d.dra.Owners.Publish(now)
+		}
+		if !feed.AnyOf(ctx, led, decided, heard) {
+			return nil
+		}
+	}
+}
 
-// elsewhere returns why GPUs must not be given to a pod by the device plugin: a claim has one, or one may be in a slice. Its owner was
-// decided without that; another process of this program, with another mode, has noted it since.
-func (d *daemon) elsewhere(ctx context.Context, gpus []string) error {
+// beside reports whether another process of this program serves kubelet as a standby, and returns what is closed when that may have changed.
+func (d *daemon) beside() (bool, <-chan struct{}) {
+	s, changed := d.lead.Statuses().Latest()
+	return s.Standbys > 0, changed
+}
+
+// mayChangeHardware returns why hardware may not be changed now; nil if it may.
+func (d *daemon) mayChangeHardware() error {
+	if former := d.lead.Statuses().Value().Former; former != "" {
+		return fmt.Errorf("no GPU is changed before %s has ended, which led on this node before and may still change GPUs", former)
+	}
+	return nil
+}
+
+// elsewhere returns why GPUs must not be given to a pod by the device plugin: they are in a slice. Kubelet may allocate them for a moment
+// after they have left the list. It asks no disk.
+func (d *daemon) elsewhere(_ context.Context, gpus []string) error {
 	if d.dra == nil {
 		return nil
 	}
-	err := d.disk.Do(ctx, elsewhereLimit, func() error {
-		return errors.Join(d.dra.Devices.NotPublished(gpus), d.dra.Claims.NotPrepared(gpus))
-	})
-	if errors.Is(err, files.ErrHangs) {
-		klog.FromContext(ctx).V(2).Info("Allocated without a look at claims", "reason", err.Error())
-		return nil
+	owners := d.dra.Owners.Value()
+	for _, uuid := range gpus {
+		if owners[uuid].InSlice() {
+			return fmt.Errorf("GPU %s may be in a ResourceSlice, from which another pod gets it", uuid)
+		}
 	}
-	return err
+	return nil
 }
 
 // pluginUsers knows the users of GPUs that the device plugin has. A GPU that it does not have is not to be changed.

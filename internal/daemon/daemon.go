@@ -153,7 +153,7 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 	if c.MIG.Enabled {
 		d.wishes = migwish.New(ctx, d.watcher.Configs(), c.StateDir, clock.RealClock{})
 	}
-	if d.dra = d.newDRA(ctx, c); d.dra != nil {
+	if d.dra = d.newDRA(c); d.dra != nil {
 		d.labels.InUse = d.dra.Claims.InUse()
 	}
 	if d.wishes != nil {
@@ -241,7 +241,7 @@ func (d *daemon) dividedForClaims(uuid string) string {
 func (d *daemon) tasks() (observation, outputs []Task) {
 	observation, outputs = d.observation(), d.outputs()
 	d.readiness = NewReadiness(clock.RealClock{}, d.lead, observation, outputs)
-	d.liveness = NewLiveness(observation, outputs)
+	d.liveness = NewLiveness(d.lead, observation, outputs)
 	return observation, append(outputs, Task{Name: "readiness", Run: d.readiness.Run})
 }
 

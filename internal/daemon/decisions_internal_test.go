@@ -4,14 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
@@ -115,13 +118,62 @@ func TestAllocationInTheStatus(t *testing.T) {
 	if diff := cmp.Diff(status.DRAGPU{Index: 1, UUID: gpus[1].UUID, Owner: "leaving-dra", Waiting: "w"}, s.GPUs[1]); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if err := d.dra.Devices.SetPublished(map[string]bool{gpus[2].UUID: true}); err != nil {
-		t.Fatal(err)
-	}
-	for i, taken := range map[int]bool{2: true, 3: false} {
+	for i, taken := range map[int]bool{0: false, 1: true} {
 		if err := d.elsewhere(t.Context(), []string{gpus[i].UUID}); (err != nil) != taken {
 			t.Errorf("GPU %d for a pod: %v", i, err)
 		}
+	}
+}
+
+// TestOwnersAreTold: a standby goes by the owners that the process that leads has decided, and knows none before. It serves with them when the
+// other one has ended.
+func TestOwnersAreTold(t *testing.T) {
+	t.Parallel()
+	args := append(slices.Clone(alone), "--state-dir", t.TempDir())
+	run := func() (*daemon, func()) {
+		d := unstarted(t, nil, args...)
+		ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), klog.Logger{}))
+		var running sync.WaitGroup
+		for _, task := range []func(context.Context) error{d.lead.Run, d.tellOwners} {
+			running.Go(func() {
+				if err := task(ctx); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		stop := sync.OnceFunc(func() { cancel(); running.Wait() })
+		t.Cleanup(stop)
+		return d, stop
+	}
+	until := func(what string, is func() bool) {
+		t.Helper()
+		for late := time.Now().Add(time.Minute); !is(); <-time.After(5 * time.Millisecond) {
+			if time.Now().After(late) {
+				t.Fatalf("never: %s", what)
+			}
+		}
+	}
+	leading, stop := run()
+	until("the first leads", func() bool { return leading.lead.Leads().Value() })
+	standby, _ := run()
+	until("the other is its standby", func() bool { beside, _ := leading.beside(); return beside })
+	if owners := standby.dra.Owners.Value(); owners != nil {
+		t.Errorf("a standby that has heard nothing goes by %v", owners)
+	}
+	for _, want := range []dra.Owners{{"GPU-0": dra.OwnedByPlugin, "GPU-1": dra.OwnedByDRA}, {"GPU-0": dra.LeavesPlugin, "GPU-1": dra.OwnedByDRA}, {}} {
+		leading.dra.Owners.Publish(want)
+		until(fmt.Sprint("the standby goes by ", want), func() bool {
+			owners := standby.dra.Owners.Value()
+			return owners != nil && maps.Equal(owners, want)
+		})
+		if err := standby.elsewhere(t.Context(), []string{"GPU-1"}); (err != nil) != (len(want) > 0) {
+			t.Errorf("with %v, GPU-1 for a pod: %v", want, err)
+		}
+	}
+	stop()
+	until("the standby leads", func() bool { return standby.lead.Leads().Value() })
+	if standby.dra.Owners.Value() == nil {
+		t.Error("what was heard is forgotten")
 	}
 }
 

@@ -77,9 +77,6 @@ type OwnerFacts struct {
 	Claimed bool
 	// Unclaimed says that since Before was decided, and since the GPU is in no slice if it is in none, no claim at the API server had it.
 	Unclaimed bool
-	// Withdrawn says that the GPU was in a slice since Before was decided, and another process has taken it out: it may be the device
-	// plugin's there.
-	Withdrawn bool
 }
 
 // Decide returns the owner of a GPU. A GPU that no slice may have and no claim has goes to the device plugin at once; each other
@@ -88,7 +85,7 @@ func Decide(f OwnerFacts) Ownership {
 	if f.Wanted {
 		given := f.Before.InSlice() || f.Before == OwnedByNobody
 		switch {
-		case given && (!f.Withdrawn || f.Published || f.Claimed), f.Before == "" && f.Published, f.Free:
+		case given, f.Before == "" && f.Published, f.Free:
 			return OwnedByDRA
 		}
 		return LeavesPlugin

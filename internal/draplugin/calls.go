@@ -5,11 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 )
 
 // answerTimeout limits a call: kubelet waits for 45 s.
@@ -38,9 +39,7 @@ func (s *service) NodePrepareResources(
 func (s *service) NodeUnprepareResources(
 	ctx context.Context, request *drav1.NodeUnprepareResourcesRequest,
 ) (*drav1.NodeUnprepareResourcesResponse, error) {
-	answers := each(ctx, s, "NodeUnprepareResources", request.GetClaims(), func(ctx context.Context, c *drav1.Claim) ([]*drav1.Device, error) {
-		return nil, s.o.Claims.Unprepare(ctx, c.GetUid(), c.GetNamespace(), c.GetName())
-	})
+	answers := each(ctx, s, "NodeUnprepareResources", request.GetClaims(), s.unprepare)
 	response := &drav1.NodeUnprepareResourcesResponse{Claims: map[string]*drav1.NodeUnprepareResourceResponse{}}
 	for uid, a := range answers {
 		response.Claims[uid] = &drav1.NodeUnprepareResourceResponse{Error: message(a.err)}
@@ -56,18 +55,31 @@ func message(err error) string {
 	return strings.ToValidUTF8(err.Error(), "\uFFFD")
 }
 
-// prepare reads a claim and prepares it.
+// unprepare gives a claim back, here or where this process does not lead.
+func (s *service) unprepare(ctx context.Context, c *drav1.Claim) ([]*drav1.Device, error) {
+	return s.here(ctx, func(ctx context.Context) ([]*drav1.Device, error) {
+		return nil, s.o.Claims.Unprepare(ctx, c.GetUid(), c.GetNamespace(), c.GetName())
+	}, func(ctx context.Context, other drav1.DRAPluginClient) ([]*drav1.Device, error) {
+		answers, err := other.NodeUnprepareResources(ctx, &drav1.NodeUnprepareResourcesRequest{Claims: []*drav1.Claim{c}})
+		return devicesOf(&drav1.NodePrepareResourceResponse{Error: answers.GetClaims()[c.GetUid()].GetError()}, err)
+	})
+}
+
+// prepare prepares a claim, here or where this process does not lead.
 func (s *service) prepare(ctx context.Context, c *drav1.Claim) ([]*drav1.Device, error) {
-	claim, err := s.o.Reader.Claim(ctx, c.GetNamespace(), c.GetName())
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("read the claim: %w", err)
-	case claim.UID != c.GetUid():
-		return nil, fmt.Errorf("the claim was deleted and made again: its UID is %s, and not %s", claim.UID, c.GetUid())
-	case len(claim.Results) == 0:
-		return nil, errors.New("no device of this driver is allocated to the claim")
-	}
-	prepared, err := s.o.Claims.Prepare(ctx, claim)
+	return s.here(ctx, func(ctx context.Context) ([]*drav1.Device, error) {
+		return s.prepareHere(ctx, c)
+	}, func(ctx context.Context, other drav1.DRAPluginClient) ([]*drav1.Device, error) {
+		answers, err := other.NodePrepareResources(ctx, &drav1.NodePrepareResourcesRequest{Claims: []*drav1.Claim{c}})
+		return devicesOf(answers.GetClaims()[c.GetUid()], err)
+	})
+}
+
+// prepareHere reads a claim and prepares it.
+func (s *service) prepareHere(ctx context.Context, c *drav1.Claim) ([]*drav1.Device, error) {
+	prepared, err := s.o.Claims.Prepare(ctx, c.GetUid(), func(ctx context.Context) (dra.Claim, error) {
+		return s.o.Reader.Claim(ctx, c.GetNamespace(), c.GetName())
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -89,7 +101,7 @@ type answer struct {
 }
 
 // each does something for each claim of a call, and returns the answers by UID when all are there, or when the time for the call is over.
-// What is not done then goes on: until it has ended, a further call for the claim waits for it.
+// What is not done then goes on.
 func each(
 	ctx context.Context, s *service, method string, claims []*drav1.Claim, do func(context.Context, *drav1.Claim) ([]*drav1.Device, error),
 ) map[string]answer {
@@ -134,7 +146,7 @@ func await(ctx context.Context, pending <-chan answer) answer {
 	}
 }
 
-// one does something for one claim, as soon as nothing else is done for it.
+// one does something for one claim.
 func (s *service) one(
 	ctx context.Context, c *drav1.Claim, do func(context.Context, *drav1.Claim) ([]*drav1.Device, error),
 ) (a answer) {
@@ -144,53 +156,6 @@ func (s *service) one(
 			a = answer{err: errors.New("the driver failed; its log has the reason")}
 		}
 	}()
-	unlock, err := s.locks.lock(ctx, c.GetUid())
-	if err != nil {
-		return answer{err: fmt.Errorf("wait for the end of an earlier call for the claim: %w", err)}
-	}
-	defer unlock()
 	devices, err := do(ctx, c)
 	return answer{devices: devices, err: err}
-}
-
-// locks are one for each claim that something is done for. The zero value is ready for use.
-type locks struct {
-	mu   sync.Mutex // guards held
-	held map[string]*claimLock
-}
-
-// A claimLock is that of one claim.
-type claimLock struct {
-	token chan struct{} // holds a value while nobody has the lock
-	users int           // who have it or wait for it
-}
-
-// lock takes the lock of a claim, and returns what gives it back. An error says that ctx ended.
-func (l *locks) lock(ctx context.Context, uid string) (unlock func(), err error) {
-	l.mu.Lock()
-	if l.held == nil {
-		l.held = map[string]*claimLock{}
-	}
-	c := l.held[uid]
-	if c == nil {
-		c = &claimLock{token: make(chan struct{}, 1)}
-		c.token <- struct{}{}
-		l.held[uid] = c
-	}
-	c.users++
-	l.mu.Unlock()
-	leave := func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if c.users--; c.users == 0 {
-			delete(l.held, uid)
-		}
-	}
-	select {
-	case <-c.token:
-		return func() { c.token <- struct{}{}; leave() }, nil
-	case <-ctx.Done():
-		leave()
-		return nil, context.Cause(ctx)
-	}
 }

@@ -48,12 +48,11 @@ var (
 	errKubeletLeft   = fmt.Errorf("kubelet ended its connection and has not registered the driver again within %v", registerTimeout)
 )
 
-// Claims prepares claims: it decides what a claim gets, and keeps that. Calls for one claim are made one after the other, those for
-// different claims at the same time.
+// Claims prepares claims: it decides what a claim gets, and keeps that. Its methods are called at the same time, also for one claim.
 type Claims interface {
-	// Prepare makes the devices of a claim ready for containers. It answers the same for a claim that is prepared already. The error is a
-	// sentence for the Event of the pod.
-	Prepare(ctx context.Context, claim dra.Claim) ([]dra.Prepared, error)
+	// Prepare makes the devices of a claim, which it reads by the function, ready for containers. It answers the same for a claim that is
+	// prepared already. The error is a sentence for the Event of the pod.
+	Prepare(ctx context.Context, uid string, read func(context.Context) (dra.Claim, error)) ([]dra.Prepared, error)
 	// Unprepare takes back what Prepare did. A claim that is not prepared is no error.
 	Unprepare(ctx context.Context, uid, namespace, name string) error
 }
@@ -73,6 +72,9 @@ type Options struct {
 	// Pools and Snapshots are the devices in slices and what is known of their GPUs, for the health of devices.
 	Pools     *feed.Feed[dra.Pool]
 	Snapshots *feed.Feed[inventory.Snapshot]
+	// Leads says whether this process leads on the node: as long as it does not, it does not register, and calls that reach it are made by the
+	// process that does. Nil where there is no other.
+	Leads *feed.Feed[bool]
 	// Problems are why containers cannot use a device that is healthy, by its name; nil where nothing can be.
 	Problems *feed.Feed[map[string]string]
 	// Clock is the clock to wait by; nil means the real one.
@@ -102,7 +104,6 @@ type Plugin struct {
 	lives  atomic.Uint32 // counts the sockets made
 	status *feed.Feed[Status]
 	beside *feed.Feed[bool] // whether another process of this program serves, or did until a short time ago
-	locks  locks
 
 	mu      sync.Mutex // guards all following fields
 	current Status
@@ -210,16 +211,21 @@ func stop(server *grpc.Server) {
 	server.GracefulStop()
 }
 
-// awaitTurn waits until no driver of the same name is there that is another program's. It reports false if ctx ended first.
+// awaitTurn waits until this process leads, and no driver of the same name is there that is another program's. It reports false if ctx
+// ended first.
 func (s *Plugin) awaitTurn(ctx context.Context, f *folder) bool {
 	for {
-		others := s.look(ctx, f)
-		if others.foreign == "" {
+		leads, changed := true, (<-chan struct{})(nil)
+		if s.o.Leads != nil {
+			leads, changed = s.o.Leads.Latest()
+		}
+		if others := s.look(ctx, f); others.foreign == "" && leads {
 			return true
 		}
 		select {
 		case <-ctx.Done():
 			return false
+		case <-changed:
 		case <-s.o.Clock.After(lookInterval):
 		}
 	}

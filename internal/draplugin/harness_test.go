@@ -2,6 +2,7 @@ package draplugin_test
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
@@ -33,7 +34,14 @@ type claims struct {
 	uids     map[string]string // at the API server, by name; the name itself if there is none
 }
 
-func (c *claims) Prepare(ctx context.Context, claim dra.Claim) ([]dra.Prepared, error) {
+func (c *claims) Prepare(ctx context.Context, uid string, read func(context.Context) (dra.Claim, error)) ([]dra.Prepared, error) {
+	claim, err := read(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read the claim: %w", err)
+	}
+	if claim.UID != uid {
+		return nil, fmt.Errorf("its UID is %s, and not %s", claim.UID, uid)
+	}
 	if c.prepare != nil {
 		if err := c.prepare(ctx, claim); err != nil {
 			return nil, err
@@ -121,7 +129,14 @@ type driver struct {
 // start runs a driver until the test ends, or stop is called.
 func (n *node) start(t *testing.T, c clock.WithTicker) *driver {
 	t.Helper()
-	s := draplugin.New(draplugin.Options{RegistryDir: n.dir, Claims: n.claims, Reader: n.claims, Pools: n.pools, Snapshots: n.snapshots, Clock: c})
+	return n.startProcess(t, draplugin.Options{Claims: n.claims, Reader: n.claims, Clock: c})
+}
+
+// startProcess runs the driver of a process with claims of its own.
+func (n *node) startProcess(t *testing.T, o draplugin.Options) *driver {
+	t.Helper()
+	o.RegistryDir, o.Pools, o.Snapshots = n.dir, n.pools, n.snapshots
+	s := draplugin.New(o)
 	log := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.Verbosity(2)))
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), log))
 	ended := make(chan error, 1)

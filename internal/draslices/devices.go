@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -47,11 +48,13 @@ type Options struct {
 	Owners *feed.Feed[dra.Owners]
 	// Divisions are how GPUs in MIG mode are divided for claims; nil as long as that is not known. Without the feed none are.
 	Divisions *feed.Feed[dra.Divisions]
+	// Lead returns why this process does not lead now, so that it may write nothing; nil if it does. Without the function it always does.
+	Lead func() error
 	// Clock is the clock to wait by; nil means the real one.
 	Clock clock.Clock
 }
 
-// Devices are those of the node that are to be in slices. Make them with New.
+// Devices are those of the node that are to be in slices. Make them with New; Run is called for each time in which this process leads.
 type Devices struct {
 	o           Options
 	pools       *feed.Feed[dra.Pool]
@@ -59,7 +62,8 @@ type Devices struct {
 	publication *feed.Feed[Publication]
 	problem     string // why numbers cannot be written, as it was told last
 
-	publishing sync.Mutex  // held while published is compared with its file or written there
+	lost       atomic.Bool // it is not known what is published
+	publishing sync.Mutex  // held while the file of published is read or written
 	mu         sync.Mutex  // guards all following fields
 	numbers    dra.Numbers // as on disk
 }
@@ -77,38 +81,20 @@ type Publication struct {
 	Problem string
 }
 
-// diskTimeout is how long the start waits for what an earlier process wrote down.
-const diskTimeout = 2 * time.Second
-
-// New returns the devices of a node. What an earlier process may have published is known from then on; if the disk hangs, that is once it
-// answers.
-func New(ctx context.Context, o Options) *Devices {
-	d := newDevices(o)
-	d.begin(ctx, func() error { return errors.Join(d.Reread(), d.readNumbers()) })
-	return d
-}
-
-func newDevices(o Options) *Devices {
+// New returns the devices of a node, of which nothing is known before Run.
+func New(o Options) *Devices {
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
 	if o.Divisions == nil {
 		o.Divisions = feed.New(dra.Divisions{})
 	}
-	d := &Devices{
+	if o.Lead == nil {
+		o.Lead = func() error { return nil }
+	}
+	return &Devices{
 		o: o, pools: feed.New(dra.Pool{}), published: feed.New(map[string]bool(nil)), publication: feed.New(Publication{}),
 		numbers: dra.Numbers{},
-	}
-	if o.StateDir == "" {
-		d.published.Publish(map[string]bool{})
-	}
-	return d
-}
-
-// begin reads what an earlier process wrote down.
-func (d *Devices) begin(ctx context.Context, read func() error) {
-	if err := files.NewDisk().Do(ctx, diskTimeout, read); err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot read which GPUs are in slices")
 	}
 }
 
@@ -149,25 +135,35 @@ func (d *Devices) setNumbers(numbers dra.Numbers) {
 	d.numbers = numbers
 }
 
-// Run follows the GPUs until ctx ends, and then returns nil.
+// diskTimeout is how long the loop waits for what an earlier process wrote down.
+const diskTimeout = 2 * time.Second
+
+// Run reads what an earlier process wrote down, and follows the GPUs until ctx ends. Then it returns nil, and nothing is known again.
 func (d *Devices) Run(ctx context.Context) error {
-	disk := files.NewDisk()
+	disk, known := files.NewDisk(), false
+	defer d.forget()
 	for {
+		if !known {
+			err := disk.Do(ctx, diskTimeout, func() error { return errors.Join(d.readPublished(), d.readNumbers()) })
+			if known = err == nil; !known && ctx.Err() == nil {
+				klog.FromContext(ctx).Error(err, "Cannot read which GPUs are in slices")
+			}
+		}
 		snapshot, looked := d.o.Snapshots.Latest()
 		owners, decided := d.o.Owners.Latest()
 		c, configured := d.o.Configs.Latest()
 		divisions, divided := d.o.Divisions.Latest()
 		var again <-chan time.Time
-		pool, complete := d.pool(ctx, snapshot, owners, divisions, c.DRA)
-		published, known := d.published.Latest()
-		if published == nil { // without package cluster nobody else looks again
-			_ = disk.Do(ctx, diskTimeout, d.Reread) // the problem is in the Publication
-		}
-		if !complete || published == nil {
+		if known {
+			pool, complete := d.pool(ctx, snapshot, owners, divisions, c.DRA)
+			if !complete {
+				again = d.o.Clock.After(retryInterval)
+			}
+			if !pool.Equal(d.pools.Value()) {
+				d.pools.Publish(pool)
+			}
+		} else {
 			again = d.o.Clock.After(retryInterval)
-		}
-		if !pool.Equal(d.pools.Value()) {
-			d.pools.Publish(pool)
 		}
 		select {
 		case <-ctx.Done():
@@ -176,7 +172,6 @@ func (d *Devices) Run(ctx context.Context) error {
 		case <-decided:
 		case <-configured:
 		case <-divided:
-		case <-known:
 		case <-again:
 		}
 	}
@@ -220,33 +215,31 @@ func (d *Devices) pool(
 	return pool, err == nil
 }
 
+// forget has nothing be known: another process may lead now.
+func (d *Devices) forget() {
+	d.pools.Publish(dra.Pool{})
+	d.publication.Publish(Publication{})
+	d.lost.Store(false)
+	if d.o.StateDir != "" { // otherwise nobody else knows it
+		d.published.Publish(nil)
+	}
+}
+
 // number gives a number to each GPU that has none. The numbers are on disk before anybody knows of them: a name that was published stays
 // with its GPU.
 func (d *Devices) number(gpus []inventory.GPU) error {
 	now := d.Numbers()
-	if maps.Equal(now.With(gpus), now) {
+	next := now.With(gpus)
+	if maps.Equal(next, now) {
 		return nil
 	}
-	if d.o.StateDir == "" {
-		d.setNumbers(now.With(gpus))
-		return nil
-	}
-	path := filepath.Join(d.o.StateDir, numbersFile)
-	unlock, err := files.Lock(path + ".lock") // another process of this program may run beside this one
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	if err := d.readNumbers(); err != nil {
-		return err
-	}
-	numbers := d.Numbers()
-	next := numbers.With(gpus)
-	if maps.Equal(next, numbers) {
-		return nil
-	}
-	if err := files.WriteState(path, numbersState{fileVersion, next}); err != nil {
-		return fmt.Errorf("write the numbers of GPUs: %w", err)
+	if d.o.StateDir != "" {
+		if err := d.o.Lead(); err != nil {
+			return err
+		}
+		if err := files.WriteState(filepath.Join(d.o.StateDir, numbersFile), numbersState{fileVersion, next}); err != nil {
+			return fmt.Errorf("write the numbers of GPUs: %w", err)
+		}
 	}
 	d.setNumbers(next)
 	return nil

@@ -2,10 +2,12 @@ package draslices_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -20,7 +22,6 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draslices"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
@@ -44,7 +45,7 @@ func start(t *testing.T, dir string, mode config.DRAMode, s inventory.Snapshot, 
 		clock: clocktesting.NewFakeClock(time.Now()),
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	p.Devices = draslices.New(ctx, draslices.Options{
+	p.Devices = draslices.New(draslices.Options{
 		StateDir: dir, Node: "node-1", Snapshots: p.snapshots, Configs: p.configs, Owners: p.owners, Clock: p.clock,
 	})
 	var running sync.WaitGroup
@@ -70,7 +71,7 @@ func publishesAll(dir string, s inventory.Snapshot) draslices.Options {
 func run(t *testing.T, o draslices.Options) *draslices.Devices {
 	t.Helper()
 	ctx := t.Context()
-	d := draslices.New(ctx, o)
+	d := draslices.New(o)
 	ended := make(chan error, 1)
 	go func() { ended <- d.Run(ctx) }()
 	t.Cleanup(func() {
@@ -138,10 +139,10 @@ func TestNumbersStay(t *testing.T) {
 	p.stop()
 	node = gpus(map[string]int{"b": 0, "a": 1, "c": 2})
 	p = start(t, dir, config.DRAAll, node, dra.All(node.GPUs))
+	p.until("[0a 1b 2c]")
 	if diff := cmp.Diff(map[string]bool{"GPU-a": true}, p.Published().Value()); diff != "" {
 		t.Errorf("published (-want +got):\n%s", diff)
 	}
-	p.until("[0a 1b 2c]")
 	if numbers, err := draslices.KnownNumbers(dir); err != nil || !maps.Equal(numbers, p.Numbers()) {
 		t.Errorf("KnownNumbers() = %v, %v, want %v", numbers, err, p.Numbers())
 	}
@@ -152,9 +153,6 @@ func TestNumbersStay(t *testing.T) {
 		if uuid, known := p.GPU(device); uuid != want || known != (want != "") {
 			t.Errorf("%s is of %q, known %v, want %q", device, uuid, known, want)
 		}
-	}
-	if err := os.WriteFile(filepath.Join(dir, "dra-numbers.json"), []byte(`{"version":1}`), 0o600); err != nil { // without numbers
-		t.Fatal(err)
 	}
 	p.snapshots.Publish(gpus(map[string]int{"d": 0, "c": 1, "b": 2, "a": 3}))
 	node = p.snapshots.Value()
@@ -218,8 +216,8 @@ func TestNumbersThatCannotBeWritten(t *testing.T) {
 	node := gpus(map[string]int{"a": 0})
 	p := start(t, dir, config.DRAAll, node, dra.All(node.GPUs))
 	p.until("[0a]")
-	unlock, err := files.Lock(filepath.Join(dir, "dra-numbers.json.lock")) // another process writes them just now
-	if err != nil {
+	path := filepath.Join(dir, "dra-numbers.json")
+	if err := errors.Join(os.Remove(path), os.MkdirAll(filepath.Join(path, "in the way"), 0o700)); err != nil {
 		t.Fatal(err)
 	}
 	more := gpus(map[string]int{"a": 0, "b": 1})
@@ -239,7 +237,9 @@ func TestNumbersThatCannotBeWritten(t *testing.T) {
 		}
 		<-time.After(5 * time.Millisecond)
 	}
-	unlock()
+	if err := os.RemoveAll(path); err != nil {
+		t.Fatal(err)
+	}
 	p.until("[0a 1b]")
 }
 
@@ -258,7 +258,12 @@ func TestDamagedFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := start(t, dir, config.DRAAll, node, dra.All(node.GPUs))
-	p.until("[]") // the file cannot be set aside: no number is given anew
+	for p.clock.Waiters() == 0 { // it has tried
+		runtime.Gosched()
+	}
+	if got := text(p.Pools().Value()); got != "not known" { // the file cannot be set aside: no number is given anew
+		t.Errorf("the pool is %s", got)
+	}
 	p.stop()
 	if err := os.RemoveAll(kept); err != nil {
 		t.Fatal(err)
@@ -266,36 +271,21 @@ func TestDamagedFiles(t *testing.T) {
 	for range 2 {
 		p := start(t, dir, config.DRAAll, node, dra.All(node.GPUs))
 		p.until("[0a]")
-		if err := p.Reread(); err != nil || p.Published().Value() != nil {
-			t.Errorf("published %v, error %v", p.Published().Value(), err)
+		if problem := p.Publication().Value().Problem; p.Published().Value() != nil || !strings.Contains(problem, "dra-published.json.damaged") {
+			t.Errorf("published %v, problem %q", p.Published().Value(), problem)
 		}
 		p.stop()
 	}
 	p = start(t, dir, config.DRAAll, node, dra.All(node.GPUs))
-	if err := p.SetPublished(map[string]bool{}); err != nil {
-		t.Fatal(err)
+	p.until("[0a]")
+	if err := p.SetPublished(map[string]bool{}); err != nil || p.Publication().Value().Problem != "" {
+		t.Errorf("SetPublished() = %v, problem %q", err, p.Publication().Value().Problem)
 	}
 	p.stop()
 	p = start(t, dir, config.DRAAll, node, dra.All(node.GPUs))
+	p.until("[0a]")
 	if got := p.Published().Value(); got == nil || len(got) > 0 {
 		t.Errorf("published %v, want nothing", got)
-	}
-	p.stop()
-	if err := os.WriteFile(filepath.Join(dir, "dra-published.json"), []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	_ = p.Reread() // a question of the process before may come late, and set the file aside first
-	if got := p.Published().Value(); got != nil {
-		t.Errorf("once the file is damaged, published %v", got)
-	}
-	if problem := p.Publication().Value().Problem; !strings.Contains(problem, "dra-published.json.damaged") {
-		t.Errorf("nobody knows what is published, and the problem does not name the file: %q", problem)
-	}
-	if err := start(t, dir, config.DRAAll, node, dra.All(node.GPUs)).SetPublished(map[string]bool{"GPU-a": true}); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Reread(); err != nil || !p.Published().Value()["GPU-a"] || p.Publication().Value().Problem != "" {
-		t.Errorf("once another process knows: %v, published %v, problem %q", err, p.Published().Value(), p.Publication().Value().Problem)
 	}
 }
 
@@ -310,10 +300,10 @@ func TestFirstStart(t *testing.T) {
 	node := gpus(map[string]int{"a": 0})
 	for _, dir := range []string{t.TempDir(), ""} {
 		p := start(t, dir, config.DRAAll, node, dra.All(node.GPUs))
+		p.until("[0a]")
 		if got, problem := p.Published().Value(), p.Publication().Value().Problem; got == nil || len(got) > 0 || problem != "" {
 			t.Errorf("in %q, published %v, problem %q", dir, got, problem)
 		}
-		p.until("[0a]")
 		if err := p.SetPublished(map[string]bool{"GPU-a": true}); err != nil {
 			t.Error(err)
 		}
@@ -356,95 +346,57 @@ func TestNewGPUs(t *testing.T) {
 	})
 }
 
-// TestWhatIsPublishedIsReadAgain: a process that does not know which GPUs are in slices learns it from the process that does. It reads each
-// 10 s, and not more often.
-func TestWhatIsPublishedIsReadAgain(t *testing.T) {
+// TestTheLeadChanges: a process knows what the one that led before has written, and nothing after its own time. It does not write what is
+// there.
+func TestTheLeadChanges(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	file := filepath.Join(dir, "dra-published.json")
-	if err := os.WriteFile(file, []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
 	synctest.Test(t, func(t *testing.T) {
-		o := publishesAll(dir, gpus(map[string]int{"a": 0}))
-		d := run(t, o)
-		if got := d.Published().Value(); got != nil {
-			t.Errorf("with a damaged file, published %v", got)
-		}
-		if err := draslices.New(t.Context(), o).SetPublished(map[string]bool{"GPU-a": true}); err != nil {
-			t.Fatal(err)
-		}
-		began := time.Now()
-		_, changed := d.Published().Latest()
-		select {
-		case <-changed:
-		case <-time.After(time.Minute):
-			t.Error("nobody asked again")
-		}
-		if took := time.Since(began); took != 10*time.Second || !d.Published().Value()["GPU-a"] {
-			t.Errorf("after %v, published %v", took, d.Published().Value())
+		node := gpus(map[string]int{"a": 0})
+		both := []*draslices.Devices{draslices.New(publishesAll(dir, node)), draslices.New(publishesAll(dir, node))}
+		var numbers, published os.FileInfo
+		for i := range 4 {
+			d := both[i%2]
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- d.Run(ctx) }()
+			synctest.Wait()
+			if got, knows := text(d.Pools().Value()), d.Published().Value(); got != "[0a]" || knows == nil || knows["GPU-a"] != (i > 0) {
+				t.Errorf("%d: the pool is %s, published %v", i, got, knows)
+			}
+			if err := d.SetPublished(map[string]bool{"GPU-a": true}); err != nil {
+				t.Error(err)
+			}
+			now, problem := os.Stat(filepath.Join(dir, "dra-numbers.json"))
+			slice, err := os.Stat(filepath.Join(dir, "dra-published.json"))
+			if err := errors.Join(problem, err); err != nil {
+				t.Fatal(err)
+			}
+			if i > 0 && (!os.SameFile(now, numbers) || !os.SameFile(slice, published)) {
+				t.Errorf("%d: what is there was written again", i)
+			}
+			numbers, published = now, slice
+			cancel()
+			if err := <-ended; err != nil || text(d.Pools().Value()) != "not known" || d.Published().Value() != nil {
+				t.Errorf("%d: Run() = %v, then the pool is %s, published %v", i, err, text(d.Pools().Value()), d.Published().Value())
+			}
 		}
 	})
 }
 
-// Two processes run beside each other in a roll-out. What one of them wrote counts for both, and is not written again.
-func TestTwoProcesses(t *testing.T) {
+// TestAProcessThatDoesNotLead writes nothing.
+func TestAProcessThatDoesNotLead(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	node, none := gpus(map[string]int{"a": 0}), gpus(nil)
-	later := start(t, dir, config.DRAAll, none, dra.Owners{})
-	later.until("[]")
-	earlier := start(t, dir, config.DRAAll, node, dra.All(node.GPUs))
-	earlier.until("[0a]")
-	published := map[string]bool{"GPU-a": true}
-	if err := earlier.SetPublished(published); err != nil {
-		t.Fatal(err)
-	}
-	stat := func(name string) os.FileInfo {
-		t.Helper()
-		info, err := os.Stat(filepath.Join(dir, name))
-		if err != nil {
-			t.Fatal(err)
+	synctest.Test(t, func(t *testing.T) {
+		o := publishesAll(dir, gpus(map[string]int{"a": 0}))
+		o.Lead = func() error { return errors.New("another process leads") }
+		d := run(t, o)
+		if err := d.SetPublished(map[string]bool{"GPU-a": true}); err == nil || text(d.Pools().Value()) != "[]" {
+			t.Errorf("SetPublished() = %v, the pool is %s", err, text(d.Pools().Value()))
 		}
-		return info
-	}
-	numbers, slice := stat("dra-numbers.json"), stat("dra-published.json")
-	if err := earlier.SetPublished(published); err != nil || !os.SameFile(slice, stat("dra-published.json")) {
-		t.Errorf("what is published was written again, or %v", err)
-	}
-	later.owners.Publish(dra.All(node.GPUs))
-	later.snapshots.Publish(node)
-	later.until("[0a]")
-	if !os.SameFile(numbers, stat("dra-numbers.json")) {
-		t.Error("the numbers were written again")
-	}
-	if err := later.NotPublished([]string{"GPU-b"}); err != nil {
-		t.Error(err)
-	}
-	if err := later.NotPublished([]string{"GPU-b", "GPU-a"}); err == nil || !strings.Contains(err.Error(), "GPU-a may be in a ResourceSlice") {
-		t.Errorf("the other process has published GPU-a: %v", err)
-	}
-}
-
-// TestStartOnADiskThatHangs: the process starts, and it is not known what is published until the disk answers.
-func TestStartOnADiskThatHangs(t *testing.T) {
-	t.Parallel()
-	for _, want := range []map[string]bool{{}, {"GPU-a": true}} {
-		o := draslices.Options{StateDir: t.TempDir(), Node: "node-1"}
-		if err := draslices.New(t.Context(), o).SetPublished(want); err != nil {
-			t.Fatal(err)
+		if left, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(left) > 0 {
+			t.Errorf("written: %v, %v", left, err)
 		}
-		synctest.Test(t, func(t *testing.T) {
-			disk, began := make(chan struct{}), time.Now()
-			d := draslices.NewOn(t.Context(), o, disk)
-			if took := time.Since(began); took > 2*time.Second || d.Published().Value() != nil {
-				t.Errorf("after %v it is known that %v are published", took, d.Published().Value())
-			}
-			close(disk)
-			synctest.Wait()
-			if got := d.Published().Value(); got == nil || !maps.Equal(got, want) {
-				t.Errorf("published %v, want %v", got, want)
-			}
-		})
-	}
+	})
 }

@@ -16,59 +16,47 @@ type publishedState struct {
 	GPUs    []string `json:"gpus"`
 }
 
-// Reread reads which GPUs may be in slices: another process of this program may publish them. An error means that nobody knows.
-func (d *Devices) Reread() error {
-	if d.o.StateDir == "" {
-		return nil
-	}
+// readPublished reads which GPUs may be in slices. Where the file was damaged, that is not known until SetPublished is called.
+func (d *Devices) readPublished() error {
 	d.publishing.Lock()
 	defer d.publishing.Unlock()
+	if d.published.Value() != nil {
+		return nil // it is known since
+	}
+	if d.o.StateDir == "" {
+		d.published.Publish(map[string]bool{})
+		return nil
+	}
 	var kept publishedState
 	path := filepath.Join(d.o.StateDir, publishedFile)
 	found, err := files.ReadState(path, maxFile, fileVersion, &kept)
 	if err != nil {
 		err = fmt.Errorf("read which GPUs are in slices, which is kept as %s: %w", publishedFile+files.Damaged, err)
-		d.unknown(err.Error())
+		d.lose(err.Error())
 		return err
 	}
 	if _, err := os.Lstat(path + files.Damaged); !found && err == nil {
-		d.unknown("an earlier process could not read which GPUs are in slices: " + path + files.Damaged)
+		d.lose("an earlier process could not read which GPUs are in slices: " + path + files.Damaged)
 		return nil
 	}
 	gpus := map[string]bool{}
 	for _, uuid := range kept.GPUs {
 		gpus[uuid] = true
 	}
-	was := d.published.Value()
-	if was == nil && d.publication.Value().Problem != "" {
-		d.publication.Publish(Publication{})
-	}
-	if was == nil || !maps.Equal(gpus, was) {
-		d.published.Publish(gpus)
-	}
+	d.published.Publish(gpus)
 	return nil
 }
 
-// NotPublished returns an error if one of the GPUs may be in a slice by what is on disk now, which another process may have written.
-func (d *Devices) NotPublished(gpus []string) error {
-	_ = d.Reread() // what is not known is that a GPU is published
-	published := d.published.Value()
-	for _, uuid := range gpus {
-		if published[uuid] {
-			return fmt.Errorf("GPU %s may be in a ResourceSlice, from which another pod gets it", uuid)
-		}
-	}
-	return nil
-}
+// Lost reports whether it is not known which GPUs are in slices, and nobody but the API server can tell. Published tells of a change.
+func (d *Devices) Lost() bool { return d.lost.Load() }
 
-// unknown notes that all GPUs may be in slices, and why.
-func (d *Devices) unknown(why string) {
+// lose notes that it is not known which GPUs are in slices, and why.
+func (d *Devices) lose(why string) {
 	if d.publication.Value().Problem == "" {
 		d.publication.Publish(Publication{Problem: why})
 	}
-	if d.published.Value() != nil {
-		d.published.Publish(nil)
-	}
+	d.lost.Store(true)
+	d.published.Publish(nil)
 }
 
 // SetPublished notes which GPUs may be in slices from now on, by UUID. It is called before they are written, and after it is certain that
@@ -80,10 +68,16 @@ func (d *Devices) SetPublished(gpus map[string]bool) error {
 		return nil
 	}
 	if d.o.StateDir != "" {
+		if err := d.o.Lead(); err != nil {
+			return err
+		}
 		state := publishedState{Version: fileVersion, GPUs: slices.Sorted(maps.Keys(gpus))}
 		if err := files.WriteState(filepath.Join(d.o.StateDir, publishedFile), state); err != nil {
 			return fmt.Errorf("write which GPUs are in slices: %w", err)
 		}
+	}
+	if now := d.publication.Value(); d.lost.Swap(false) && now == (Publication{Problem: now.Problem}) {
+		d.publication.Publish(Publication{}) // the problem was that nobody knew
 	}
 	d.published.Publish(maps.Clone(gpus))
 	return nil

@@ -32,9 +32,6 @@ const (
 	// claimGrace is how long a GPU must be in no slice and no record before it goes to the device plugin where claims may not be listed.
 	// Kubelet gives a call of the driver 45 s.
 	claimGrace = time.Minute
-	// takeOutGrace is how long a GPU that left its slice unasked is left alone. Another process may have taken it out, and kubelet knows
-	// nothing of the GPU until that process has registered. A GPU that left its slice for its health waits as long, although it need not.
-	takeOutGrace = 10 * time.Second
 )
 
 // ErrMayNotList is the error of a list of claims that this program has no right to.
@@ -59,6 +56,9 @@ type Options struct {
 	Offered *feed.Feed[dra.Owners]
 	// Published are the GPUs that may be in a slice at the API server, by UUID; nil as long as that is not known.
 	Published *feed.Feed[map[string]bool]
+	// Beside reports whether another process of this program serves kubelet, too, and returns what is closed when that may have changed; nil
+	// where there is none. As long as one does, no GPU goes from the device plugin to a slice: that process may have it in its list.
+	Beside func() (bool, <-chan struct{})
 	// Records are the claims that are prepared, by the UUID of the GPU; nil as long as they are not known.
 	Records *feed.Feed[map[string][]claims.Holder]
 	// Clock is what is waited by; nil is the real one.
@@ -72,10 +72,9 @@ type ClaimLister func(ctx context.Context) (map[string][]string, error)
 // A gpu is what is kept of a GPU.
 type gpu struct {
 	dra.OwnerFacts
-	epoch    uint64    // rises with what the evidence below is about
-	since    time.Time // of the epoch
-	takenOut time.Time // when it was seen to have left its slice unasked
-	wait     string
+	epoch uint64    // rises with what the evidence below is about
+	since time.Time // of the epoch
+	wait  string
 }
 
 // An Arbiter decides about the owners of GPUs. Make it with New; Run is its one life.
@@ -114,8 +113,9 @@ type answer struct {
 	claims bool // it is about claims, not about the device plugin
 }
 
-// Run decides until ctx ends, and then returns nil.
+// Run decides until ctx ends, and then returns nil. What it begins with is evidence alone: another process may have decided before.
 func (a *Arbiter) Run(ctx context.Context) error {
+	clear(a.gpus)
 	asking := newAsker(a.options.Clock, askInterval, askInterval)
 	listing := newAsker(a.options.Clock, listFirst, listMost)
 	for {
@@ -125,6 +125,15 @@ func (a *Arbiter) Run(ctx context.Context) error {
 		published, changed := a.options.Published.Latest()
 		records, prepared := a.options.Records.Latest()
 		list, listable := a.lists.Latest()
+		beside, alone := false, (<-chan struct{})(nil)
+		if a.options.Beside != nil {
+			beside, alone = a.options.Beside()
+		}
+		if beside {
+			for uuid := range a.leaving(offered) {
+				a.gpus[uuid].wait = "another process of this program serves kubelet, too, as in a roll-out"
+			}
+		}
 		switch {
 		case snapshot.Generation == 0:
 		case published == nil:
@@ -134,7 +143,11 @@ func (a *Arbiter) Run(ctx context.Context) error {
 		default:
 			a.decide(ctx, c, snapshot, published, records)
 		}
-		asking.start(ctx, a.leaving(offered), a.askKubelet(snapshot))
+		leaving := a.leaving(offered)
+		if beside {
+			leaving = nil
+		}
+		asking.start(ctx, leaving, a.askKubelet(snapshot))
 		listing.start(ctx, a.unclaimed(published), a.listClaims(list))
 		select {
 		case <-ctx.Done():
@@ -147,6 +160,7 @@ func (a *Arbiter) Run(ctx context.Context) error {
 		case <-listed:
 		case <-changed:
 		case <-prepared:
+		case <-alone:
 		case <-listable:
 			listing.soon()
 		case <-asking.due():
@@ -188,7 +202,6 @@ func (a *Arbiter) decide(
 		holder := slices.IndexFunc(records[found.UUID], func(h claims.Holder) bool { return !h.Admin })
 		before := g.OwnerFacts
 		g.Wanted, g.Published, g.Claimed = c.GivenByDRA(found), published[found.UUID], holder >= 0
-		g.Withdrawn = (g.Withdrawn || before.Published) && !g.Published && g.Before.InSlice()
 		if before.Published != g.Published || before.Claimed != g.Claimed {
 			a.renew(g)
 		}
@@ -198,10 +211,7 @@ func (a *Arbiter) decide(
 				break
 			}
 			if g.Before != "" || next != dra.OwnedByPlugin {
-				moved.add(move{next, g.Before, g.Withdrawn}, found.UUID)
-			}
-			if next == dra.LeavesPlugin && g.Withdrawn {
-				g.takenOut = a.options.Clock.Now()
+				moved.add(move{next, g.Before}, found.UUID)
 			}
 			g.Before = next
 			a.renew(g)
@@ -230,7 +240,6 @@ func (a *Arbiter) decide(
 // A move is how GPUs go from one owner to another.
 type move struct {
 	owner, before dra.Ownership
-	wasTakenOut   bool
 }
 
 // moves are the GPUs that go to other owners in one decision, in the order in which they do so.
@@ -252,8 +261,7 @@ func (m *moves) add(made move, gpu string) {
 // log logs a line for each way that GPUs go, and not for each GPU.
 func (m *moves) log(ctx context.Context) {
 	for _, made := range m.made {
-		klog.FromContext(ctx).Info("GPUs have another owner", "owner", made.owner, "before", made.before,
-			"gpus", m.gpus[made], "wasTakenOut", made.wasTakenOut)
+		klog.FromContext(ctx).Info("GPUs have another owner", "owner", made.owner, "before", made.before, "gpus", m.gpus[made])
 	}
 }
 
@@ -343,9 +351,6 @@ func (a *Arbiter) take(answer answer) {
 		}
 		if answer.err != nil && !mayNot && g.wait == "" {
 			g.wait = answer.err.Error()
-		}
-		if !answer.claims && g.wait == "" && a.options.Clock.Since(g.takenOut) < takeOutGrace {
-			g.wait = "it was taken out of its ResourceSlice, and another process may give it to pods now"
 		}
 		if g.wait != "" {
 			continue

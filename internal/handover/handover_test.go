@@ -31,6 +31,7 @@ type rig struct {
 	offered   *feed.Feed[dra.Owners]
 	published *feed.Feed[map[string]bool]
 	records   *feed.Feed[map[string][]claims.Holder]
+	beside    *feed.Feed[bool]
 	stop      func()
 
 	mu      sync.Mutex
@@ -90,7 +91,7 @@ func newRig(t *testing.T, mode config.DRAMode) *rig {
 		snapshots: feed.New(inventory.Snapshot{Generation: 1, GPUs: []inventory.GPU{
 			{UUID: "a"}, {UUID: "b", Index: 1, MIG: inventory.MIGEnabled, MIGDevices: []inventory.MIGDevice{{UUID: "b1"}}},
 		}}),
-		published: feed.New(map[string]bool{}), records: feed.New(map[string][]claims.Holder{}),
+		published: feed.New(map[string]bool{}), records: feed.New(map[string][]claims.Holder{}), beside: feed.New(false),
 	}
 	r.start()
 	return r
@@ -102,14 +103,20 @@ func (r *rig) start() {
 		r.stop()
 	}
 	r.owners = feed.New(dra.Owners(nil))
-	arbiter := handover.New(handover.Options{
+	r.arbiter = handover.New(handover.Options{
 		Configs: r.configs, Snapshots: r.snapshots, Users: r, Owners: r.owners, Offered: r.offered, Published: r.published, Records: r.records,
+		Beside: r.beside.Latest,
 	})
-	arbiter.ListBy(r.list)
+	r.arbiter.ListBy(r.list)
+	r.run()
+}
+
+// run begins a time in which this process leads.
+func (r *rig) run() {
 	ctx, cancel := context.WithCancel(r.t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- arbiter.Run(ctx) }()
-	r.arbiter, r.stop = arbiter, func() {
+	go func() { ended <- r.arbiter.Run(ctx) }()
+	r.stop = func() {
 		cancel()
 		if err := <-ended; err != nil {
 			r.t.Error(err)
@@ -313,9 +320,26 @@ func TestBackAtOnce(t *testing.T) {
 	})
 }
 
-// TestTakenOutByAnotherProcess: a GPU that another process took out of its slice may be the device plugin's since, or soon: kubelet knows of it
-// when that process has registered. It is in a slice again once kubelet does not offer it and no pod holds it, or a claim has it.
-func TestTakenOutByAnotherProcess(t *testing.T) {
+// TestBesideAnotherProcess: as long as another process serves kubelet, too, it may have a GPU in its list that has left the one of this
+// process. So the GPU goes into no slice; those that are there stay.
+func TestBesideAnotherProcess(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, config.DRASplit)
+		r.beside.Publish(true)
+		r.published.Publish(map[string]bool{"b": true})
+		r.mode(config.DRAAll)
+		r.start()
+		r.after(time.Minute, dra.LeavesPlugin, dra.OwnedByDRA, "")
+		r.follow()
+		r.after(time.Hour, dra.LeavesPlugin, dra.OwnedByDRA, "a:another process of this program serves kubelet, too")
+		r.beside.Publish(false)
+		r.after(2*time.Second, dra.OwnedByDRA, dra.OwnedByDRA, "")
+	})
+}
+
+// TestTheLeadComesBack: what was decided in an earlier time does not count. Another process may have decided since.
+func TestTheLeadComesBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, config.DRAAll)
@@ -323,20 +347,16 @@ func TestTakenOutByAnotherProcess(t *testing.T) {
 		r.start()
 		r.after(0, dra.OwnedByDRA, dra.OwnedByDRA, "")
 		r.follow()
-		r.published.Publish(map[string]bool{"b": true})
+		r.stop()
+		r.published.Publish(map[string]bool{"b": true}) // the other one gave a to the device plugin
+		r.offered.Publish(dra.Owners{"a": dra.OwnedByPlugin, "b": dra.OwnedByDRA})
+		r.run()
 		r.after(0, dra.LeavesPlugin, dra.OwnedByDRA, "")
+		r.set(func() { r.held = []kubelet.HeldDevice{{ID: "a", Pod: "ns/pod"}} })
 		r.follow()
-		r.after(9*time.Second, dra.LeavesPlugin, dra.OwnedByDRA, "a:it was taken out of its ResourceSlice")
-		r.set(func() { r.unknown = errors.New("kubelet still offers device a") })
-		r.after(time.Hour, dra.LeavesPlugin, dra.OwnedByDRA, "a:kubelet still offers device a")
-		r.set(func() { r.held, r.unknown = []kubelet.HeldDevice{{ID: "a", Pod: "ns/pod"}}, nil }) // that process has ended
 		r.after(time.Hour, dra.LeavesPlugin, dra.OwnedByDRA, "a:pod ns/pod holds it")
 		r.set(func() { r.held = nil })
 		r.after(2*time.Second, dra.OwnedByDRA, dra.OwnedByDRA, "")
-		r.set(func() { r.unknown = errors.New("kubelet does not run") })
-		r.records.Publish(map[string][]claims.Holder{"b": {{Namespace: "ns", Name: "c"}}})
-		r.published.Publish(map[string]bool{})
-		r.after(time.Hour, dra.OwnedByDRA, dra.OwnedByDRA, "")
 	})
 }
 

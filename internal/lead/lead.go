@@ -77,6 +77,7 @@ type Lead struct {
 	o        Options
 	path     string // of the socket
 	statuses *feed.Feed[Status]
+	leads    *feed.Feed[bool]
 	terms    *feed.Feed[*term]           // nil while this process does not lead
 	asked    *feed.Feed[bool]            // whether this process may ask for the lead
 	heard    *feed.Feed[json.RawMessage] // from the process that leads
@@ -100,7 +101,7 @@ func New(o Options) *Lead {
 		o.Busy = func() bool { return false }
 	}
 	l := &Lead{
-		o: o, path: filepath.Join(o.Dir, socketName), statuses: feed.New(Status{}), terms: feed.New[*term](nil), asked: feed.New(false),
+		o: o, path: filepath.Join(o.Dir, socketName), statuses: feed.New(Status{}), leads: feed.New(false), terms: feed.New[*term](nil), asked: feed.New(false),
 		heard: feed.New[json.RawMessage](nil), told: feed.New[json.RawMessage](nil),
 	}
 	if o.Dir == "" {
@@ -112,6 +113,9 @@ func New(o Options) *Lead {
 
 // Statuses returns the feed of who leads.
 func (l *Lead) Statuses() *feed.Feed[Status] { return l.statuses }
+
+// Leads returns the feed of whether this process does. When it becomes false, all tasks of the term have ended, unless the lead was lost.
+func (l *Lead) Leads() *feed.Feed[bool] { return l.leads }
 
 // Ask has this process ask for the lead from now on: it could do no less than the one that leads. A process that started later is not
 // asked.
@@ -154,6 +158,9 @@ func (l *Lead) set(change func(*Status)) {
 	before := l.status
 	if change(&l.status); l.status != before {
 		l.statuses.Publish(l.status)
+		if l.status.Leads != l.leads.Value() {
+			l.leads.Publish(l.status.Leads)
+		}
 	}
 }
 

@@ -91,7 +91,7 @@ func (p *publishing) run(ctx context.Context, counted func(verb, resource string
 	c := config.Config{
 		Kubeconfig: p.kubeconfig, NodeName: p.name, StateDir: filepath.Dir(p.kubeconfig), DRA: config.DRA{Mode: config.DRAAll},
 	}
-	devices := draslices.New(ctx, draslices.Options{
+	devices := draslices.New(draslices.Options{
 		Node: p.name, Snapshots: p.snapshots, Configs: feed.New(c), Owners: feed.New(dra.All(p.snapshots.Value().GPUs)),
 	})
 	own := cluster.New(cluster.Options{})

@@ -171,11 +171,15 @@ type hooked struct {
 	driver *driver
 }
 
-func (h hooked) Prepare(ctx context.Context, c policy.Claim) ([]policy.Prepared, error) {
+func (h hooked) Prepare(ctx context.Context, uid string, read func(context.Context) (policy.Claim, error)) ([]policy.Prepared, error) {
+	c, err := read(ctx)
+	if err != nil {
+		return nil, err
+	}
 	if err := h.driver.called(ctx, preparing, c.Name); err != nil {
 		return nil, err
 	}
-	return h.Claims.Prepare(ctx, c)
+	return h.Claims.Prepare(ctx, uid, func(context.Context) (policy.Claim, error) { return c, nil })
 }
 
 func (h hooked) Unprepare(ctx context.Context, uid, namespace, name string) error {

@@ -1,0 +1,57 @@
+package claims
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+)
+
+// Version 0.1 knew no lead: its processes answered calls for claims beside each other, each under locks in one file, and kept tombstones on
+// disk. What is in this file is for a roll-out from that version or back to it, and goes with the release after the next.
+const (
+	formerLock      = "claims.lock"
+	formerTombstone = ".gone"
+	// formerTimeout is how long processes of that version have to end their calls. One that hangs is not waited for.
+	formerTimeout = 5 * time.Second
+	formerPause   = 20 * time.Millisecond
+)
+
+// lockOut keeps processes of the former version from changing claims until release is called. It waits for calls that they are answering,
+// for some seconds at most.
+func lockOut(ctx context.Context, dir string, c clock.Clock) (release func()) {
+	for _, name := range names(store{dir: dir}.folder()) {
+		if strings.HasSuffix(name, formerTombstone) {
+			_ = files.Remove(filepath.Join(store{dir: dir}.folder(), name)) // another time does as well
+		}
+	}
+	f, err := os.OpenFile(filepath.Join(dir, formerLock), os.O_RDWR, 0)
+	if err != nil {
+		return func() {} // no process of that version was here
+	}
+	late := c.NewTimer(formerTimeout)
+	defer late.Stop()
+	for {
+		err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK})
+		if err == nil || !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EINTR) {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return func() { _ = f.Close() }
+		case <-late.C():
+			klog.FromContext(ctx).Info("Another process has a lock of claims still", "path", f.Name())
+			return func() { _ = f.Close() }
+		case <-c.After(formerPause):
+		}
+	}
+	return func() { _ = f.Close() }
+}

@@ -1,0 +1,193 @@
+package claims_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+)
+
+// TestPrepareWaits: what passes by itself is waited for, as kubelet asks again only after a minute or more. The call succeeds as soon as it can.
+func TestPrepareWaits(t *testing.T) {
+	t.Parallel()
+	other := func(r *rig, c *claims.Claims) { r.prepare(c, claim("other", gpuA)) }
+	pod := []kubelet.HeldDevice{{ID: "GPU-a", Resource: "nvidia.com/gpu", Pod: "ns/pod"}}
+	for name, tt := range map[string]struct {
+		before, passes func(*rig, *claims.Claims)
+		took           time.Duration // from when it has passed
+	}{
+		"another claim has the device": {other, func(r *rig, c *claims.Claims) { r.unprepare(c, "other") }, 0},
+		"a pod has it by the device plugin": {func(r *rig, _ *claims.Claims) {
+			r.held = pod
+		}, func(r *rig, _ *claims.Claims) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.held = nil
+		}, time.Second},
+		"kubelet does not tell": {func(r *rig, _ *claims.Claims) {
+			r.heldErr = errors.New("not yet")
+		}, func(r *rig, _ *claims.Claims) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.heldErr = nil
+		}, time.Second},
+		"the driver has not answered": {func(r *rig, _ *claims.Claims) { r.publish(inventory.Snapshot{}) }, func(r *rig, _ *claims.Claims) {
+			r.publish(snapshot())
+		}, 0},
+		"it was allocated anew": {func(r *rig, c *claims.Claims) {
+			r.prepare(c, claim("uid-1", gpuC))
+		}, func(r *rig, c *claims.Claims) { r.unprepare(c, "uid-1") }, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t)
+				r.options.Patience = 30 * time.Second
+				c, stop := r.start()
+				defer stop()
+				tt.before(r, c)
+				time.Sleep(300 * time.Millisecond)
+				answer := make(chan error, 1)
+				go func() {
+					_, err := ask(t.Context(), c, claim("uid-1", gpuA))
+					answer <- err
+				}()
+				time.Sleep(20 * time.Second)
+				synctest.Wait()
+				if len(answer) > 0 {
+					t.Fatalf("it does not wait: %v", <-answer)
+				}
+				passed := time.Now()
+				tt.passes(r, c)
+				err := <-answer
+				if name == "it was allocated anew" { // the claim was unprepared while the call waited: kubelet begins anew
+					if err == nil || !strings.Contains(err.Error(), "unprepared while it was being prepared") {
+						t.Errorf("Prepare() = %v", err)
+					}
+					_, err = ask(t.Context(), c, claim("uid-1", gpuA))
+				}
+				if took := time.Since(passed); err != nil || took > tt.took {
+					t.Errorf("Prepare() = %v, %v after it could", err, took)
+				}
+			})
+		})
+	}
+}
+
+// TestPrepareDoesNotWait: for what does not pass by itself there is an answer at once, and one about the rest after half a minute.
+func TestPrepareDoesNotWait(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		wanted dra.Claim
+		ill    bool
+		took   time.Duration
+	}{
+		"a device that is not there": {wanted: claim("uid-1", "gpu-9")},
+		"no device":                  {wanted: claim("uid-1")},
+		"bad health":                 {wanted: claim("uid-1", gpuC), ill: true},
+		"a device that is in use":    {wanted: claim("uid-1", gpuA), took: 30 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t)
+				r.options.Patience = 30 * time.Second
+				c, stop := r.start()
+				defer stop()
+				r.prepare(c, claim("other", gpuA))
+				if tt.ill {
+					s := snapshot()
+					s.GPUs[2].Health = inventory.Health{State: inventory.Lost}
+					r.publish(s)
+				}
+				began := time.Now()
+				if _, err := ask(t.Context(), c, tt.wanted); err == nil || time.Since(began) != tt.took {
+					t.Errorf("Prepare() = %v after %v, want an error after %v", err, time.Since(began), tt.took)
+				}
+			})
+		})
+	}
+}
+
+// TestAWaitThatEnds: with the call, with the claim, and with the time in which this process leads.
+func TestAWaitThatEnds(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]string{
+		"kubelet waits no longer": "in use by the claim", "unprepared": "unprepared while it was being prepared",
+		"another process leads": claims.ErrEnded.Error(),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t)
+				r.options.Patience = 30 * time.Second
+				c, stop := r.start()
+				defer stop()
+				r.prepare(c, claim("other", gpuA))
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				answer := make(chan error, 1)
+				go func() {
+					_, err := ask(ctx, c, claim("uid-1", gpuA))
+					answer <- err
+				}()
+				time.Sleep(time.Second / 2)
+				began := time.Now()
+				switch name {
+				case "kubelet waits no longer":
+					cancel()
+				case "unprepared":
+					r.unprepare(c, "uid-1")
+				default:
+					stop()
+				}
+				if err := <-answer; err == nil || !strings.Contains(err.Error(), want) || time.Since(began) > 0 {
+					t.Errorf("Prepare() = %v after %v, want %q", err, time.Since(began), want)
+				}
+			})
+		})
+	}
+}
+
+// TestAllocatedAnew: a claim that is prepared does not get the devices of another allocation, nor keeps its own under that.
+func TestAllocatedAnew(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	c, _ := r.start()
+	r.prepare(c, claim("uid-1", gpuA))
+	_, err := ask(t.Context(), c, claim("uid-1", gpuC))
+	if want := "it was given gpu-2 now, and is prepared with gpu-0, which has not been unprepared yet"; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("Prepare() = %v, want %q", err, want)
+	}
+	if in := c.InUse().Value(); len(in["GPU-a"]) != 1 || len(in["GPU-c"]) != 0 {
+		t.Errorf("in use: %v", in)
+	}
+	r.unprepare(c, "uid-1")
+	r.prepare(c, claim("uid-1", gpuC))
+}
+
+// TestReadClaim: a claim is not prepared that cannot be read, or that is another one by now, or that was given back while it was read.
+func TestReadClaim(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	c, _ := r.start()
+	for want, read := range map[string]func(context.Context) (dra.Claim, error){
+		"read the claim: no API server":                                        func(context.Context) (dra.Claim, error) { return dra.Claim{}, errors.New("no API server") },
+		"the claim was deleted and made again: its UID is uid-2, and not uid-1": func(context.Context) (dra.Claim, error) { return claim("uid-2", gpuA), nil },
+		"the claim was unprepared while it was being prepared": func(context.Context) (dra.Claim, error) {
+			r.unprepare(c, "uid-1")
+			return claim("uid-1", gpuA), nil
+		},
+	} {
+		if _, err := c.Prepare(t.Context(), "uid-1", read); err == nil || err.Error() != want || r.record("uid-1") != "" {
+			t.Errorf("Prepare() = %v, want %q; record %q", err, want, r.record("uid-1"))
+		}
+	}
+}

@@ -1,0 +1,85 @@
+package draplugin_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draplugin"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+)
+
+// TestOnlyTheLeadRegisters: a process that does not lead has no socket. When the lead goes over, kubelet's calls go on: those that reach the
+// process that led are made by the one that leads, also one that was waiting, and both ways.
+func TestOnlyTheLeadRegisters(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	waits := make(chan struct{})
+	leads := map[string]*feed.Feed[bool]{"earlier": feed.New(true), "later": feed.New(false)}
+	prepares := map[string]*claims{}
+	for name, leads := range leads {
+		c := &claims{}
+		c.prepare = func(ctx context.Context, claim dra.Claim) error {
+			if claim.UID == "waits" && name == "earlier" {
+				close(waits)
+				for leading, changed := leads.Latest(); leading; leading, changed = leads.Latest() {
+					select {
+					case <-changed:
+					case <-ctx.Done():
+						return ctx.Err()
+					}
+				}
+			}
+			if !leads.Value() {
+				return errors.New("this process does not lead")
+			}
+			return nil
+		}
+		prepares[name] = c
+	}
+	k := n.startKubelet(t)
+	earlier := n.startProcess(t, draplugin.Options{Claims: prepares["earlier"], Reader: n.claims, Leads: leads["earlier"]})
+	earlier.awaitRegistered(t)
+	later := n.startProcess(t, draplugin.Options{Claims: prepares["later"], Reader: n.claims, Leads: leads["later"]})
+	if said := prepare(t, k, "a"); said["a"] != "" || !prepares["earlier"].isPrepared("a") {
+		t.Errorf("before: %q", said)
+	}
+	if len(n.sockets(t)) != 1 {
+		t.Errorf("a process that does not lead has a socket: %v", n.sockets(t))
+	}
+
+	waiting := make(chan map[string]string, 1)
+	go func() { waiting <- prepare(t, k, "waits") }()
+	<-waits
+	leads["earlier"].Publish(false) // nobody leads: calls wait
+	early := make(chan map[string]string, 1)
+	go func() { early <- prepare(t, k, "early") }()
+	leads["later"].Publish(true)
+	for uid, answer := range map[string]chan map[string]string{"waits": waiting, "early": early} {
+		if said := <-answer; said[uid] != "" || !prepares["later"].isPrepared(uid) {
+			t.Errorf("%s: %q", uid, said)
+		}
+	}
+	later.awaitRegistered(t)
+	if said := prepare(t, k, "b"); said["b"] != "" || !prepares["later"].isPrepared("b") {
+		t.Errorf("after: %q", said)
+	}
+
+	leads["later"].Publish(false)
+	leads["earlier"].Publish(true)
+	if said := prepare(t, k, "c"); said["c"] != "" || !prepares["earlier"].isPrepared("c") {
+		t.Errorf("the lead went back, and kubelet asks the later process: %q", said)
+	}
+	if answers, err := k.Unprepare(t.Context(), dra.Driver, claim("a")); err != nil || answers["a"].GetError() != "" || prepares["earlier"].isPrepared("a") {
+		t.Errorf("Unprepare: %v, %v", answers, err)
+	}
+
+	leads["earlier"].Publish(false) // nobody leads, for as long as kubelet waits
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if _, err := k.Prepare(ctx, dra.Driver, claim("d")); err == nil {
+		t.Error("a call was answered although no process leads")
+	}
+}
