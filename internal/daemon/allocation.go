@@ -2,14 +2,10 @@ package daemon
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"maps"
 	"path/filepath"
 	"slices"
 	"time"
-
-	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
@@ -80,43 +76,15 @@ func (d *daemon) draTasks() []Task {
 	return []Task{
 		{Name: "claims", Run: d.dra.Claims.Run, Lead: true},
 		{Name: "MIG devices of claims", Run: d.dra.Claims.Divide, Lead: true},
-		{Name: "owners of GPUs", Run: d.dra.Arbiter.Run, Alive: d.dra.Arbiter.Alive, Lead: true},
+		d.deciding(Task{Name: "owners of GPUs", Run: d.dra.Arbiter.Run, Alive: d.dra.Arbiter.Alive}),
 		{Name: "devices in slices", Run: d.dra.Devices.Run, Lead: true},
-		{Name: "owners of GPUs that are told", Run: d.tellOwners},
 	}
 }
 
-// tellOwners tells the owners of GPUs to the standbys while this process leads, and hears them while it does not, until ctx ends. As long as
-// a process has heard nothing, it holds all GPUs.
-func (d *daemon) tellOwners(ctx context.Context) error {
-	for {
-		s, led := d.lead.Statuses().Latest()
-		owners, decided := d.dra.Owners.Latest()
-		told, heard := d.lead.Heard().Latest()
-		var now dra.Owners
-		switch {
-		case s.Leads && owners != nil:
-			text, err := json.Marshal(owners)
-			if err != nil {
-				return err
-			}
-			d.lead.Tell(text)
-		case s.Leads, told == nil:
-		case json.Unmarshal(told, &now) != nil:
-			klog.FromContext(ctx).Info("The process that leads told owners of GPUs that cannot be read")
-		case !maps.Equal(now, owners) || owners == nil:
-			d.dra.Owners.Publish(now)
-		}
-		if !feed.AnyOf(ctx, led, decided, heard) {
-			return nil
-		}
-	}
-}
-
-// beside reports whether another process of this program serves kubelet as a standby, and returns what is closed when that may have changed.
+// beside reports whether another process of this program may serve kubelet by what it was told last, and returns what is closed when that may have changed.
 func (d *daemon) beside() (bool, <-chan struct{}) {
 	s, changed := d.lead.Statuses().Latest()
-	return s.Standbys > 0, changed
+	return s.Standbys > 0 || s.Former != "", changed
 }
 
 // mayChangeHardware returns why hardware may not be changed now; nil if it may.

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -14,7 +15,6 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/labels"
@@ -94,13 +94,13 @@ type daemon struct {
 	driver         *nvidia.Driver
 	node           *simulator.Node // nil on a real node
 	lead           *lead.Lead
+	hearing        sync.Mutex // held while what was heard of GPUs is published
 	monitor        *monitor.Monitor
 	directory      *kubelet.Directory // nil when there is nothing to register with
 	account        *kubelet.PodResources
 	kubelets       *feed.Feed[uint64]   // the incarnation of the one that is there
 	sockets        *feed.Feed[[]string] // beside its own
 	set            *plugin.Set
-	disk           *files.Disk // that of claims, as Allocate reads it
 	mps            *mps.Prober
 	readiness      *Readiness
 	liveness       *Liveness
@@ -124,7 +124,6 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 		config:         c,
 		asked:          o.Signals,
 		reexecutions:   o.Reexecutions,
-		disk:           files.NewDisk(),
 		watcher:        config.NewWatcher(o.Sources, c, clock.RealClock{}),
 		account:        kubelet.NewPodResources(c.PodResourcesSocket, clock.RealClock{}),
 		kubelets:       feed.New(uint64(0)),
@@ -151,7 +150,7 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 	}
 	d.lead = d.newLead()
 	if c.MIG.Enabled {
-		d.wishes = migwish.New(ctx, d.watcher.Configs(), c.StateDir, clock.RealClock{})
+		d.wishes = migwish.New(ctx, d.watcher.Configs(), c.StateDir, d.lead.Check, clock.RealClock{})
 	}
 	if d.dra = d.newDRA(c); d.dra != nil {
 		d.labels.InUse = d.dra.Claims.InUse()
@@ -211,7 +210,7 @@ func (d *daemon) newLead() *lead.Lead {
 func (d *daemon) newMIG() *mig.Owner {
 	o := mig.Options{
 		Wishes: d.wishes.Wishes(), Snapshots: d.monitor.Snapshots(), Driver: d.monitor, Evictor: d.cluster, StateDir: d.config.StateDir,
-		BootID: BootID(d.node), Acquired: d.wishes.Reload,
+		BootID: BootID(d.node), Acquired: d.wishes.Reload, Held: d.mayDivide,
 	}
 	if d.directory != nil {
 		o.Users = d.set
@@ -287,7 +286,7 @@ func (d *daemon) outputs() []Task {
 	if d.directory != nil {
 		servers.Ready = (&Serving{
 			Configs: d.watcher.Configs(), Monitor: d.monitor, Offered: d.set.Offered(), Servers: d.set.Status,
-			Others: devicePlugins{d.account, d.directory}, Owners: owners,
+			Others: devicePlugins{d.account, d.directory}, Owners: owners, Leads: func() bool { return d.lead.Statuses().Value().Leads },
 		}).Ready
 	}
 	tasks := []Task{
@@ -296,11 +295,15 @@ func (d *daemon) outputs() []Task {
 		{Name: "plan", Run: plans.Run, Alive: plans.Pulse.Check},
 	}
 	tasks = append(tasks, d.draTasks()...)
+	if d.dra != nil || d.mig != nil {
+		tasks = append(tasks, Task{Name: "heard of GPUs", Run: d.hear})
+	}
+	tasks = append(tasks, Task{Name: "told of GPUs", Run: d.tell, Lead: true})
 	tasks = append(tasks, Task{Name: "metrics", Run: d.serveMetrics}, Task{Name: "labels", Run: d.labels.Run},
 		Task{Name: "feature file", Run: func(ctx context.Context) error { return d.featureFile().run(ctx) }, Lead: true})
 	if d.mig != nil {
 		tasks = append(tasks, Task{Name: "MIG wish", Run: d.wishes.Run},
-			Task{Name: "MIG", Run: d.mig.Run, Alive: d.mig.Alive})
+			d.deciding(Task{Name: "MIG", Run: d.mig.Run, Alive: d.mig.Alive}))
 	}
 	if d.config.ControlSocket != "" {
 		tasks = append(tasks, Task{Name: "control socket", Run: d.serveControl})

@@ -136,6 +136,7 @@ func TestReady(t *testing.T) {
 		defer cancel()
 		configs := feed.New(config.Config{})
 		s := &daemon.Serving{
+			Leads:   func() bool { return true },
 			Configs: configs, Monitor: m, Others: others, Servers: func() []plugin.Status { return servers },
 			Offered: feed.New(resource.New(m.Snapshots().Value(), resource.Options{})), Owners: owners,
 		}

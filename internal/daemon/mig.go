@@ -149,6 +149,9 @@ func (d *daemon) applyMIG(ctx context.Context, a ApplyArguments) (any, error) {
 			}
 		}
 	}
+	if err := d.lead.Check(); err != nil {
+		return nil, fmt.Errorf("%w: ask %s", err, cmp.Or(d.lead.Statuses().Value().Name, "that one"))
+	}
 	chosen, err := d.wishes.Apply(ctx, a.Layout, gpus)
 	if err != nil {
 		return nil, err

@@ -27,6 +27,8 @@ type Serving struct {
 	Others  Others
 	// Owners say which GPUs are those of the device plugin; a nil feed: all are.
 	Owners *feed.Feed[dra.Owners]
+	// Leads reports whether this process decides about the owners. Another one tells it those of the GPUs that it knows itself.
+	Leads func() bool
 }
 
 // Others is what is known of the node's device plugins, this one and others.
@@ -52,7 +54,8 @@ func (s *Serving) Ready(ctx context.Context) (ready bool, reason string) {
 	options := s.Configs.Value().Resource
 	if s.Owners != nil {
 		owners := s.Owners.Value()
-		if slices.ContainsFunc(seen.Snapshot.GPUs, func(g inventory.GPU) bool { return owners[g.UUID] == "" }) {
+		unknown := func(g inventory.GPU) bool { return owners[g.UUID] == "" }
+		if owners == nil || s.Leads() && slices.ContainsFunc(seen.Snapshot.GPUs, unknown) {
 			return false, "it is not known yet which GPUs are given by Dynamic Resource Allocation, see status"
 		}
 		options.Elsewhere = owners.Elsewhere(seen.Snapshot.GPUs)

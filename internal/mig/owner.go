@@ -41,6 +41,8 @@ type Options struct {
 	// Acquired is called when this process has got the lock of the journal, before it changes anything: from now on it is the one that does
 	// what an earlier process was asked for. It may be nil.
 	Acquired func(context.Context)
+	// Held says why no GPU is changed now, as a former process may still change it; nil if they may be. It may be nil.
+	Held func() error
 	// BootID is the node's boot ID; empty if it is not known.
 	BootID string
 	// Clock is what the owner waits by; nil is the real one. The deadlines of calls into the driver are always real.
@@ -99,6 +101,9 @@ func New(o Options) *Owner {
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
+	if o.Held == nil {
+		o.Held = func() error { return nil }
+	}
 	if o.Acquired == nil {
 		o.Acquired = func(context.Context) {}
 	}
@@ -112,13 +117,20 @@ func New(o Options) *Owner {
 func (o *Owner) Status() *feed.Feed[Status] { return o.status }
 
 // Holds returns the feed of holds on GPUs, by UUID. A GPU without an entry is not given out: it is not known yet how it is to be divided.
+// While Run does not run, others may publish there what the process tells that divides GPUs.
 func (o *Owner) Holds() *feed.Feed[map[string]resource.GPUHold] { return o.holds }
 
 // Alive returns an error if Run makes no round before ctx ends. A driver that hangs does not keep it from that.
 func (o *Owner) Alive(ctx context.Context) error { return o.pulse.Check(ctx) }
 
-// Run divides GPUs as the Wish says until ctx ends, and then returns nil. What is under way then is gone on with by the next process.
+// Run divides GPUs as the Wish says until ctx ends, and then returns nil. What is under way then is gone on with by the next process, or
+// the next Run of this one: it reads anew what was noted.
 func (o *Owner) Run(ctx context.Context) error {
+	o.mu.Lock()
+	disk := o.journal.disk
+	o.journal, o.gpus = newJournal(o.options.StateDir, o.options.BootID), map[string]*gpu{}
+	o.journal.disk = disk // what hangs there is waited for
+	o.mu.Unlock()
 	defer o.journal.close()
 	var turns sync.WaitGroup
 	defer turns.Wait()
@@ -255,9 +267,13 @@ func (t *turn) show(p Phase, reason string, hold resource.GPUHold) {
 // publishLocked publishes what has changed.
 func (o *Owner) publishLocked() {
 	holds := map[string]resource.GPUHold{}
+	before := o.holds.Value()
 	for uuid, g := range o.gpus {
-		if g.shown.Phase != PhaseUnknown {
+		switch hold, was := before[uuid]; {
+		case g.shown.Phase != PhaseUnknown:
 			holds[uuid] = g.hold
+		case was: // as the process before this one told
+			holds[uuid] = hold
 		}
 	}
 	if !reflect.DeepEqual(holds, o.holds.Value()) {

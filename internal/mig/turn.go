@@ -219,6 +219,13 @@ func (t *turn) change(ctx context.Context, c layout.GPUChange, noted record, end
 		o.again = busyMost // an instance that is empty goes without a change of the Snapshot
 		return o
 	}
+	if err := t.options.Held(); err != nil {
+		hold := hold
+		if noted.Change == nil {
+			hold = resource.GPUHold{}
+		}
+		return t.wait(PhaseWaiting, err.Error(), later, hold)
+	}
 	switch err := t.journal.writable(); {
 	case errors.Is(err, files.ErrLocked): // the process that has the lock changes GPUs, and would have noted that it changes this one
 		return t.wait(PhaseWaiting, dividedElsewhere+err.Error(), 0, resource.GPUHold{})

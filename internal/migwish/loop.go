@@ -51,6 +51,7 @@ type Decision struct {
 type Chooser struct {
 	configs   *feed.Feed[config.Config]
 	stateDir  string
+	lead      func() error
 	disk      *files.Disk
 	clock     clock.WithTicker
 	started   time.Time
@@ -84,10 +85,10 @@ type state struct {
 }
 
 // New returns a Chooser that has made its first choice, by the configuration in force and what the state directory remembers. Nothing is
-// remembered without a state directory.
-func New(ctx context.Context, configs *feed.Feed[config.Config], stateDir string, c clock.WithTicker) *Chooser {
+// remembered without a state directory. Lead returns why this process writes nothing there; nil if it may.
+func New(ctx context.Context, configs *feed.Feed[config.Config], stateDir string, lead func() error, c clock.WithTicker) *Chooser {
 	l := &Chooser{
-		configs: configs, stateDir: stateDir, disk: files.NewDisk(), clock: c, started: c.Now(), decisions: feed.New(Decision{}),
+		configs: configs, stateDir: stateDir, lead: lead, disk: files.NewDisk(), clock: c, started: c.Now(), decisions: feed.New(Decision{}),
 		wishes: feed.New(mig.Wish{}),
 	}
 	l.state.Version = stateVersion
@@ -280,7 +281,9 @@ func (l *Chooser) keep(ctx context.Context, changes ...func(*state)) {
 		return
 	}
 	log, path := klog.FromContext(ctx), filepath.Join(l.stateDir, stateFile)
-	l.unsaved = append(l.unsaved, changes...)
+	if l.unsaved = append(l.unsaved, changes...); len(l.unsaved) > 0 && l.lead() != nil {
+		return // Reload writes it when this process leads
+	}
 	known, unsaved, answer := l.state, slices.Clone(l.unsaved), make(chan state, 1)
 	err := l.disk.Do(context.WithoutCancel(ctx), diskTimeout, func() error {
 		var next state

@@ -64,7 +64,9 @@ func newDesk(t *testing.T, m config.MIG) *desk {
 }
 
 // restart makes the Chooser of a new process.
-func (d *desk) restart() { d.Chooser = New(d.t.Context(), d.configs, d.dir, d.clock) }
+func (d *desk) restart() {
+	d.Chooser = New(d.t.Context(), d.configs, d.dir, func() error { return nil }, d.clock)
+}
 
 // layouts writes a file with layouts of these names, and returns its path.
 func (d *desk) layouts(names ...string) string {

@@ -2,15 +2,11 @@ package daemon
 
 import (
 	"errors"
-	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
-	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
@@ -81,25 +77,4 @@ func TestStateDirectoryThatIsAFile(t *testing.T) {
 	}
 	s.start()
 	s.allocatable(8)
-}
-
-// TestOtherProcessPublishes: a process with another mode runs beside this one, as in a roll-out, and has noted that it publishes a GPU which
-// kubelet has as a device of this one. From then on no pod gets it: Allocate reads what is noted. This process takes it off its list.
-func TestOtherProcessPublishes(t *testing.T) {
-	t.Parallel()
-	s := serving(t, node.Setup{})
-	s.allocatable(8)
-	uuid := slices.Min(slices.Collect(maps.Keys(s.Devices(gpu))))
-	text := fmt.Sprintf(`{"version": 1, "gpus": [%q]}`, uuid)
-	file := filepath.Join(s.Path("state"), "dra-published.json")
-	if err := errors.Join(os.MkdirAll(s.Path("state"), 0o700), os.WriteFile(file, []byte(text), 0o600)); err != nil {
-		t.Fatal(err)
-	}
-	for i := range 8 {
-		got, err := s.Admit(t.Context(), standin.Container{Pod: fmt.Sprint("pod-", i), Name: "c", Resource: gpu, Count: 1})
-		if err == nil && slices.Contains(got.IDs, uuid) {
-			t.Errorf("pod %d got %s", i, uuid)
-		}
-	}
-	s.eventually("kubelet does not have it any more", func() bool { return !s.Devices(gpu)[uuid] })
 }
