@@ -32,7 +32,7 @@ func TestTheLeadChanges(t *testing.T) {
 	devices := [][]string{{gpuA}, {gpuA, migB0}, {migB0, gpuC}, {migB1}, {gpuC, gpuA}, {migB1, migB0}}
 	var owners sync.Map // claims by the device node
 	var kubelet sync.WaitGroup
-	var got atomic.Int32
+	var got, ended atomic.Int32
 	prepare := func(wanted dra.Claim) error {
 		for {
 			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
@@ -86,17 +86,21 @@ func TestTheLeadChanges(t *testing.T) {
 					}
 					cancel()
 				}
+				ended.Add(1)
 			}
 		})
 	}
-	ended := make(chan struct{})
+	all := make(chan struct{})
 	go func() {
 		kubelet.Wait()
-		close(ended)
+		close(all)
 	}()
 	for changes := 0; ; changes++ {
+		for before := ended.Load(); ended.Load() < before+10 && ended.Load() < int32(40*len(devices)); {
+			<-time.After(time.Millisecond)
+		}
 		select {
-		case <-ended:
+		case <-all:
 			if got.Load() < 40 || changes < 4 {
 				t.Errorf("%d claims were prepared, and the lead changed %d times", got.Load(), changes)
 			}
