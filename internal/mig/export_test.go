@@ -9,13 +9,11 @@ import (
 // HangDisk has the disk with the journal hang, until the function is called that it returns.
 func (o *Owner) HangDisk() (answer func()) {
 	hangs, begun := make(chan struct{}), make(chan struct{})
-	go func() {
-		_ = o.journal.disk.Do(context.Background(), time.Nanosecond, func() error {
-			close(begun)
-			<-hangs
-			return nil
-		})
-	}()
+	o.mu.Lock()
+	disk := o.journal.disk
+	o.mu.Unlock()
+	hang := func() error { close(begun); <-hangs; return nil }
+	go func() { _ = disk.Do(context.Background(), time.Nanosecond, hang) }()
 	<-begun
 	return sync.OnceFunc(func() { close(hangs) })
 }
