@@ -81,7 +81,8 @@ func (d *daemon) draTasks() []Task {
 	}
 }
 
-// beside reports whether another process of this program may serve kubelet by what it was told last, and returns what is closed when that may have changed.
+// beside reports whether another process of this program may serve kubelet by what it was told last, and returns what is closed when that
+// may have changed.
 func (d *daemon) beside() (bool, <-chan struct{}) {
 	s, changed := d.lead.Statuses().Latest()
 	return s.Standbys > 0 || s.Former != "", changed

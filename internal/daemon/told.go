@@ -103,13 +103,14 @@ func (d *daemon) deciding(t Task) Task {
 	run := t.Run
 	t.Lead, t.Run = true, func(ctx context.Context) error {
 		d.hearing.Lock()
-		d.hearing.Unlock() //nolint:staticcheck // it is waited for
+		d.hearing.Unlock() //nolint:staticcheck,gocritic // it is waited for
 		return run(ctx)
 	}
 	return t
 }
 
-// mayDivide returns why no MIG layout is made now; nil if it may be. Another process that runs serves kubelet by the devices that are there.
+// mayDivide returns why no MIG layout is made now; nil if it may be. Another process that runs serves kubelet by the devices that are
+// there.
 func (d *daemon) mayDivide() error {
 	if err := cmp.Or(d.lead.Check(), d.mayChangeHardware()); err != nil {
 		return err

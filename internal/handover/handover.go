@@ -125,7 +125,8 @@ func (a *Arbiter) Run(ctx context.Context) error {
 		published, changed := a.options.Published.Latest()
 		records, prepared := a.options.Records.Latest()
 		list, listable := a.lists.Latest()
-		beside, alone := false, (<-chan struct{})(nil)
+		var beside bool
+		var alone <-chan struct{}
 		if a.options.Beside != nil {
 			beside, alone = a.options.Beside()
 		}

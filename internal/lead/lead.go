@@ -101,7 +101,8 @@ func New(o Options) *Lead {
 		o.Busy = func() bool { return false }
 	}
 	l := &Lead{
-		o: o, path: filepath.Join(o.Dir, socketName), statuses: feed.New(Status{}), leads: feed.New(false), terms: feed.New[*term](nil), asked: feed.New(false),
+		o: o, path: filepath.Join(o.Dir, socketName), statuses: feed.New(Status{}), leads: feed.New(false),
+		terms: feed.New[*term](nil), asked: feed.New(false),
 		heard: feed.New[json.RawMessage](nil), told: feed.New[json.RawMessage](nil),
 	}
 	if o.Dir == "" {
