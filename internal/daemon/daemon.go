@@ -298,7 +298,8 @@ func (d *daemon) outputs() []Task {
 	if d.dra != nil || d.mig != nil {
 		tasks = append(tasks, Task{Name: "heard of GPUs", Run: d.hear})
 	}
-	tasks = append(tasks, Task{Name: "told of GPUs", Run: d.tell, Lead: true}, Task{Name: "metrics", Run: d.serveMetrics}, Task{Name: "labels", Run: d.labels.Run},
+	tasks = append(tasks, Task{Name: "told of GPUs", Run: d.tell, Lead: true},
+		Task{Name: "metrics", Run: d.serveMetrics}, Task{Name: "labels", Run: d.labels.Run},
 		Task{Name: "feature file", Run: func(ctx context.Context) error { return d.featureFile().run(ctx) }, Lead: true})
 	if d.mig != nil {
 		tasks = append(tasks, Task{Name: "MIG wish", Run: d.wishes.Run},
