@@ -131,12 +131,13 @@ func (p plugins) Listening(context.Context) []string       { return nil }
 func TestReady(t *testing.T) {
 	t.Parallel()
 	var owners *feed.Feed[dra.Owners] // nil: all GPUs are the device plugin's
+	leads := true
 	ready := func(m *monitor.Monitor, others plugins, servers ...plugin.Status) (bool, string) {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		configs := feed.New(config.Config{})
 		s := &daemon.Serving{
-			Leads:   func() bool { return true },
+			Leads:   func() bool { return leads },
 			Configs: configs, Monitor: m, Others: others, Servers: func() []plugin.Status { return servers },
 			Offered: feed.New(resource.New(m.Snapshots().Value(), resource.Options{})), Owners: owners,
 		}
@@ -185,6 +186,9 @@ func TestReady(t *testing.T) {
 	wants("served", true, "")(ready(i.Monitor, theirs, serving))
 	owners = feed.New(dra.Owners(nil))
 	wants("no owners yet", false, "not known yet which GPUs")(ready(i.Monitor, plugins{}))
+	leads = false
+	wants("a lead that knows no owners", true, "the process that leads does not say which GPUs")(ready(i.Monitor, plugins{}))
+	leads = true
 	gpus := i.Monitor.Snapshots().Value().GPUs
 	owners.Publish(dra.All(gpus[1:]))
 	wants("an owner is not known yet", false, "not known yet which GPUs")(ready(i.Monitor, plugins{}))

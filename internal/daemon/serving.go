@@ -55,8 +55,11 @@ func (s *Serving) Ready(ctx context.Context) (ready bool, reason string) {
 	if s.Owners != nil {
 		owners := s.Owners.Value()
 		unknown := func(g inventory.GPU) bool { return owners[g.UUID] == "" }
-		if owners == nil || s.Leads() && slices.ContainsFunc(seen.Snapshot.GPUs, unknown) {
+		switch gpus := seen.Snapshot.GPUs; {
+		case s.Leads() && slices.ContainsFunc(gpus, unknown):
 			return false, "it is not known yet which GPUs are given by Dynamic Resource Allocation, see status"
+		case owners == nil && len(gpus) > 0: // one that finds no driver, for instance: this process does no less, and asks for the lead
+			return true, "the process that leads does not say which GPUs are given by Dynamic Resource Allocation"
 		}
 		options.Elsewhere = owners.Elsewhere(seen.Snapshot.GPUs)
 	}

@@ -217,6 +217,21 @@ func TestEarlierDaemonWithoutAHealthyGPUStopsNoRollOut(t *testing.T) {
 	later.becomesReady("nothing to serve: open an NVML session: no NVIDIA driver")
 }
 
+// TestDaemonBesideALeadWithoutADriver: the process that leads knows no GPU, so that it says of none who gives it out. The later one, which
+// has a driver, takes the lead and serves.
+func TestDaemonBesideALeadWithoutADriver(t *testing.T) {
+	t.Parallel()
+	s := open(t, node.Setup{})
+	state := []string{"--state-dir", s.Path("state")}
+	first := s.beside("", append(state, wrongRoot...)...)
+	first.start()
+	first.becomesReady("nothing to serve: open an NVML session: no NVIDIA driver")
+	later := s.beside("dgx-h100", state...)
+	later.start()
+	later.becomesReady("ready")
+	s.allocatable(8)
+}
+
 // TestLaterDaemonIsReadyBesideTheEarlier: an upgrade goes on.
 func TestLaterDaemonIsReadyBesideTheEarlier(t *testing.T) {
 	t.Parallel()
