@@ -143,7 +143,7 @@ func (d *Devices) Run(ctx context.Context) error {
 	disk, known := files.NewDisk(), false
 	defer d.forget()
 	for {
-		if !known {
+		if !known || d.Lost() { // whoever removes the damaged file says that nothing is published
 			err := disk.Do(ctx, diskTimeout, func() error { return errors.Join(d.readPublished(), d.readNumbers()) })
 			if known = err == nil; !known && ctx.Err() == nil {
 				klog.FromContext(ctx).Error(err, "Cannot read which GPUs are in slices")
@@ -153,16 +153,15 @@ func (d *Devices) Run(ctx context.Context) error {
 		owners, decided := d.o.Owners.Latest()
 		c, configured := d.o.Configs.Latest()
 		divisions, divided := d.o.Divisions.Latest()
-		var again <-chan time.Time
+		complete := known
 		if known {
-			pool, complete := d.pool(ctx, snapshot, owners, divisions, c.DRA)
-			if !complete {
-				again = d.o.Clock.After(retryInterval)
-			}
-			if !pool.Equal(d.pools.Value()) {
+			var pool dra.Pool
+			if pool, complete = d.pool(ctx, snapshot, owners, divisions, c.DRA); !pool.Equal(d.pools.Value()) {
 				d.pools.Publish(pool)
 			}
-		} else {
+		}
+		var again <-chan time.Time
+		if !complete || d.Lost() {
 			again = d.o.Clock.After(retryInterval)
 		}
 		select {

@@ -289,6 +289,30 @@ func TestDamagedFiles(t *testing.T) {
 	}
 }
 
+// TestDamagedFileThatIsRemoved: then nothing is published, without a restart.
+func TestDamagedFileThatIsRemoved(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	file := filepath.Join(dir, "dra-published.json")
+	if err := os.WriteFile(file, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		d := run(t, publishesAll(dir, gpus(map[string]int{"a": 0})))
+		time.Sleep(time.Minute)
+		if synctest.Wait(); d.Published().Value() != nil || !d.Lost() {
+			t.Errorf("published %v", d.Published().Value())
+		}
+		if err := os.Remove(file + ".damaged"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Second)
+		if synctest.Wait(); d.Published().Value() == nil || d.Lost() || d.Publication().Value().Problem != "" {
+			t.Errorf("once it is removed, published %v, problem %q", d.Published().Value(), d.Publication().Value().Problem)
+		}
+	})
+}
+
 // TestFirstStart: where no process was before, nothing is published, with a state directory and without. Without one, no file is read or written.
 func TestFirstStart(t *testing.T) {
 	here := t.TempDir()

@@ -43,7 +43,7 @@ func (d *Devices) readPublished() error {
 	for _, uuid := range kept.GPUs {
 		gpus[uuid] = true
 	}
-	d.published.Publish(gpus)
+	d.know(gpus)
 	return nil
 }
 
@@ -55,8 +55,17 @@ func (d *Devices) lose(why string) {
 	if d.publication.Value().Problem == "" {
 		d.publication.Publish(Publication{Problem: why})
 	}
-	d.lost.Store(true)
-	d.published.Publish(nil)
+	if !d.lost.Swap(true) {
+		d.published.Publish(nil)
+	}
+}
+
+// know publishes which GPUs may be in slices.
+func (d *Devices) know(gpus map[string]bool) {
+	if now := d.publication.Value(); d.lost.Swap(false) && now == (Publication{Problem: now.Problem}) {
+		d.publication.Publish(Publication{}) // the problem was that nobody knew
+	}
+	d.published.Publish(gpus)
 }
 
 // SetPublished notes which GPUs may be in slices from now on, by UUID. It is called before they are written, and after it is certain that
@@ -76,9 +85,6 @@ func (d *Devices) SetPublished(gpus map[string]bool) error {
 			return fmt.Errorf("write which GPUs are in slices: %w", err)
 		}
 	}
-	if now := d.publication.Value(); d.lost.Swap(false) && now == (Publication{Problem: now.Problem}) {
-		d.publication.Publish(Publication{}) // the problem was that nobody knew
-	}
-	d.published.Publish(maps.Clone(gpus))
+	d.know(maps.Clone(gpus))
 	return nil
 }
