@@ -3,7 +3,6 @@ package claims
 import (
 	"bytes"
 	"context"
-	"errors"
 	"os"
 	"slices"
 	"strings"
@@ -97,9 +96,6 @@ func (c *Claims) prepare(ctx context.Context, claim dra.Claim, before int) ([]dr
 // tryAgain is the pace of tries while a call waits for what nobody tells of: pods, and processes on a MIG device.
 const tryAgain = time.Second
 
-// ErrEnded is the error of a call that waited in a process that does not lead any more: the one that leads has to be asked.
-var ErrEnded = errors.New("another process of this program answers calls for claims now")
-
 // wait tries again, as long as a call may wait, what fails for a reason that passes by itself. No lock is held meanwhile.
 func (c *Claims) wait(ctx context.Context, try func() error) error {
 	_, ended := c.open.Latest()
@@ -122,7 +118,7 @@ func (c *Claims) wait(ctx context.Context, try func() error) error {
 			return err
 		case <-ended:
 			again.Stop()
-			return failure{CauseLate, ErrEnded}
+			return failure{CauseLate, dra.ErrEnded}
 		case <-ctx.Done():
 			again.Stop()
 			return err

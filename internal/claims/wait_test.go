@@ -121,7 +121,7 @@ func TestAWaitThatEnds(t *testing.T) {
 	t.Parallel()
 	for name, want := range map[string]string{
 		"kubelet waits no longer": "in use by the claim", "unprepared": "unprepared while it was being prepared",
-		"another process leads": claims.ErrEnded.Error(),
+		"another process leads": dra.ErrEnded.Error(),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -1,5 +1,7 @@
 package dra
 
+import "errors"
+
 // A Claim is what a driver has to know of a ResourceClaim that was allocated: what of it belongs to this driver.
 type Claim struct {
 	UID, Namespace, Name string
@@ -55,3 +57,7 @@ type Prepared struct {
 	// CDIDeviceIDs are what the container runtime is told, such as "k8s.gpu.nvidia.com/claim=<name>".
 	CDIDeviceIDs []string
 }
+
+// ErrEnded is the error of a call for a claim that waited in a process that is handing the lead of the node over: the one that leads next has to
+// be asked.
+var ErrEnded = errors.New("another process of this program answers calls for claims now")

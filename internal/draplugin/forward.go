@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
@@ -38,14 +39,14 @@ func isNotLead(err error) bool { return err != nil && err.Error() == errNotLead.
 func (s *Plugin) leads() bool { return s.o.Leads == nil || s.o.Leads.Value() }
 
 // here does something for a claim if this process leads, and has another one do it else. An error of this process does not count when it
-// does not lead any more.
+// does not lead any more, or hands the lead over.
 func (s *service) here(
 	ctx context.Context, do func(context.Context) ([]*drav1.Device, error), elsewhere func(context.Context, drav1.DRAPluginClient) ([]*drav1.Device, error),
 ) ([]*drav1.Device, error) {
 	for {
 		if s.leads() {
 			devices, err := s.whileLeading(ctx, do)
-			if err == nil || s.leads() || ctx.Err() != nil {
+			if err == nil || ctx.Err() != nil || s.leads() && !errors.Is(err, dra.ErrEnded) {
 				return devices, err
 			}
 		}

@@ -83,3 +83,39 @@ func TestOnlyTheLeadRegisters(t *testing.T) {
 		t.Error("a call was answered although no process leads")
 	}
 }
+
+// TestACallThatWaitsWhenTheLeadIsHandedOver is made by the process that leads next: its wait ends with the term, before this process knows that
+// it does not lead any more.
+func TestACallThatWaitsWhenTheLeadIsHandedOver(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	leads := map[string]*feed.Feed[bool]{"earlier": feed.New(true), "later": feed.New(false)}
+	ended, again := make(chan struct{}), make(chan struct{})
+	first, next := &claims{}, &claims{}
+	first.prepare = func(ctx context.Context, _ dra.Claim) error {
+		select {
+		case <-ended:
+			close(again)
+			<-ctx.Done() // it waits for the next term
+			return ctx.Err()
+		default:
+			close(ended)
+			return dra.ErrEnded
+		}
+	}
+	k := n.startKubelet(t)
+	n.startProcess(t, draplugin.Options{Claims: first, Reader: n.claims, Leads: leads["earlier"]}).awaitRegistered(t)
+	n.startProcess(t, draplugin.Options{Claims: next, Reader: n.claims, Leads: leads["later"]})
+	answer := make(chan map[string]string, 1)
+	go func() { answer <- prepare(t, k, "a") }()
+	select {
+	case <-again: // it still leads: the tasks of the term end
+	case said := <-answer:
+		t.Fatalf("Prepare while the lead is handed over: %q", said)
+	}
+	leads["earlier"].Publish(false)
+	leads["later"].Publish(true)
+	if said := <-answer; said["a"] != "" || !next.isPrepared("a") {
+		t.Errorf("Prepare: %q", said)
+	}
+}
