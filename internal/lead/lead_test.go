@@ -164,6 +164,44 @@ func TestHandOver(t *testing.T) {
 	}
 }
 
+// TestWhatIsToldIsOfTheTerm: a process that has led does not go by what it heard before, and tells nothing that it told in an earlier term.
+func TestWhatIsToldIsOfTheTerm(t *testing.T) {
+	t.Parallel()
+	dir := short(t)
+	a := start(t, dir, "a", nil)
+	until(t, "a leads", a.leads)
+	a.Tell(json.RawMessage(`"of a"`))
+	b := start(t, dir, "b", nil)
+	until(t, "b hears a", func() bool { return string(b.Heard().Value()) == `"of a"` })
+	b.Ask()
+	until(t, "b leads", b.leads)
+	c := start(t, dir, "c", nil)
+	until(t, "c knows b", func() bool { return c.Statuses().Value().Name == "b" })
+	c.Ask()
+	until(t, "c leads", c.leads)
+	until(t, "a and b wait for c", func() bool { return a.Statuses().Value().Name == "c" && b.Statuses().Value().Name == "c" })
+	if heard := b.Heard().Value(); heard != nil {
+		t.Errorf("b has led since it heard %s", heard)
+	}
+	c.stop()
+	until(t, "a or b leads", func() bool { return a.leads() || b.leads() })
+	b.stop()
+	until(t, "a leads again", a.leads)
+	d := start(t, dir, "d", nil)
+	until(t, "d knows a", func() bool { return d.Statuses().Value().Name == "a" })
+	heard, said := d.Heard().Latest()
+	if heard == nil {
+		select {
+		case <-said:
+			heard = d.Heard().Value()
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+	if heard != nil {
+		t.Errorf("d hears %s, of an earlier term", heard)
+	}
+}
+
 // TestATaskThatDoesNotEnd delays a hand-over for 45 s at most.
 func TestATaskThatDoesNotEnd(t *testing.T) {
 	t.Parallel()

@@ -49,6 +49,7 @@ func (l *Lead) lead(ctx context.Context, socket *socket, former *link) {
 	l.mu.Lock()
 	l.own, l.lost = socket.identity, lose
 	l.mu.Unlock()
+	l.told.Publish(nil) // what an earlier term told
 	l.set(func(s *Status) { *s = Status{Leads: true, Name: l.o.Name, Since: l.o.Clock.Now()} })
 	look()
 	log.Info("This process leads on the node", "former", l.statuses.Value().Former)
@@ -63,6 +64,7 @@ func (l *Lead) lead(ctx context.Context, socket *socket, former *link) {
 	l.mu.Lock()
 	l.own = identity{}
 	l.mu.Unlock()
+	l.heard.Publish(nil) // it is older than what this process decided
 	l.set(func(s *Status) { *s = Status{} })
 	l.inherited = ""
 	if left {
