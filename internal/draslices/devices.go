@@ -141,6 +141,7 @@ const diskTimeout = 2 * time.Second
 // Run reads what an earlier process wrote down, and follows the GPUs until ctx ends. Then it returns nil, and nothing is known again.
 func (d *Devices) Run(ctx context.Context) error {
 	disk, known := files.NewDisk(), false
+	d.forget() // what was noted when the last time ended
 	defer d.forget()
 	for {
 		if !known || d.Lost() { // whoever removes the damaged file says that nothing is published

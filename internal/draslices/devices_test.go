@@ -424,3 +424,41 @@ func TestAProcessThatDoesNotLead(t *testing.T) {
 		}
 	})
 }
+
+// TestWhatIsNotedLate: what is noted when the time of a process is over does not count in its next one. Another process has led meanwhile.
+func TestWhatIsNotedLate(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		node := gpus(map[string]int{"a": 0, "b": 1})
+		a, b := draslices.New(publishesAll(dir, node)), draslices.New(publishesAll(dir, node))
+		lead := func(d *draslices.Devices) (known map[string]bool, stop func()) {
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- d.Run(ctx) }()
+			synctest.Wait()
+			return d.Published().Value(), func() {
+				cancel()
+				if err := <-ended; err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		note := func(d *draslices.Devices, gpus map[string]bool) {
+			if err := d.SetPublished(gpus); err != nil {
+				t.Error(err)
+			}
+		}
+		_, stop := lead(a)
+		stop()
+		note(a, map[string]bool{"GPU-a": true}) // the answer of the API server was under way
+		_, stop = lead(b)
+		note(b, map[string]bool{"GPU-a": true, "GPU-b": true})
+		stop()
+		known, stop := lead(a)
+		defer stop()
+		if !known["GPU-a"] || !known["GPU-b"] {
+			t.Errorf("published %v", known)
+		}
+	})
+}
