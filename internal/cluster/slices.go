@@ -18,9 +18,10 @@ import (
 )
 
 const (
-	// publisherLock is the file in the state directory whose lock the process has that publishes.
+	// publisherLock is the file in the state directory whose lock a process of the version before has that publishes. It goes with the release
+	// after this one. Those that know a lead have shares of it: one that was stopped with its share keeps no other from publishing.
 	publisherLock = "dra-publisher.lock"
-	// lockPoll is how often a process tries to get that lock, and reads what the one that has it published.
+	// lockPoll is how often a process tries to get that share.
 	lockPoll = time.Second
 	// idlePoll is that pace while this process has nothing to publish.
 	idlePoll = 10 * time.Second
@@ -69,10 +70,11 @@ func (p *publisher) run(ctx context.Context) {
 	}
 }
 
-// hold publishes while this process has the lock and something to do. It reports false if another process has the lock.
+// hold publishes while this process has a share of the lock and something to do. It reports false if a process of the version before has
+// the lock.
 func (p *publisher) hold(ctx context.Context) bool {
 	if p.stateDir != "" {
-		unlock, err := files.Lock(filepath.Join(p.stateDir, publisherLock))
+		unlock, err := files.LockShared(filepath.Join(p.stateDir, publisherLock))
 		if err != nil {
 			klog.FromContext(ctx).V(4).Info("Another process publishes the slices", "reason", err.Error())
 			return false
