@@ -33,9 +33,9 @@ func lockOut(ctx context.Context, dir string, c clock.Clock) (release func()) {
 			_ = files.Remove(filepath.Join(store{dir: dir}.folder(), name)) // another time does as well
 		}
 	}
-	f, err := os.OpenFile(filepath.Join(dir, formerLock), os.O_RDWR, 0)
+	f, err := os.OpenFile(filepath.Join(dir, formerLock), os.O_CREATE|os.O_RDWR, 0o600) // such a process may come later
 	if err != nil {
-		return func() {} // no process of that version was here
+		return func() {} // without the folder, or on a disk that cannot be written, that version has no claims either
 	}
 	late := c.NewTimer(formerTimeout)
 	defer late.Stop()

@@ -67,8 +67,8 @@ func (c *Claims) prepare(ctx context.Context, claim dra.Claim, before int) ([]dr
 	}
 	earlier := found && !r.former(c.options.BootID)
 	if earlier && !r.is(claim) {
-		return nil, fail(CauseInUse, "the claim was allocated anew: it was given %s now, and is prepared with %s, which has not been unprepared yet",
-			resultNames(claim.Results), r.names())
+		return nil, fail(CauseInUse, "the claim was allocated anew: it was given %s now, and is prepared with %s, "+
+			"which has not been unprepared yet", resultNames(claim.Results), r.names())
 	}
 	var err error
 	if !earlier {
@@ -164,16 +164,16 @@ func resultNames(results []dra.Result) string {
 	return strings.Join(all, ", ")
 }
 
-// settledClaim returns the record of a claim for which there is nothing to do when it is prepared once more: no disk is asked, and no lock is
-// taken, which may be held by somebody who waits for the disk.
+// settledClaim returns the record of a claim for which there is nothing to do when it is prepared once more: no disk is asked, and no lock
+// is taken, which may be held by somebody who waits for the disk.
 func (c *Claims) settledClaim(uid string) (r record, settled bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.records[uid], c.settled[uid]
 }
 
-// settle notes whether the files of a claim are as they should be. A claim with a time slice or control daemons of its own is never settled:
-// whether they are as it wants is seen when it is prepared.
+// settle notes whether the files of a claim are as they should be. A claim with a time slice or control daemons of its own is never
+// settled: whether they are as it wants is seen when it is prepared.
 func (c *Claims) settle(r record, settled bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

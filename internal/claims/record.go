@@ -431,8 +431,8 @@ func (s store) remove(uid string) error {
 // temporaryFor is how long a file is left that somebody writes.
 const temporaryFor = 2 * time.Minute
 
-// sweepTemporary removes the temporary files of a folder, whose names begin with the prefix, that nobody writes any more: a process that was
-// killed has left them.
+// sweepTemporary removes the temporary files of a folder, whose names begin with the prefix, that nobody writes any more.
+// A process that was killed has left them.
 func sweepTemporary(folder, prefix string, c clock.PassiveClock) error {
 	var err error
 	for _, name := range names(folder) {

@@ -321,8 +321,8 @@ type leaks struct {
 	asked time.Time
 }
 
-// findLeaks gives claims back that kubelet has forgotten: no pod of the node has such a claim, and at the API server it is not there, or was
-// given other devices since.
+// findLeaks gives claims back that kubelet has forgotten: no pod of the node has such a claim, and at the API server it is not there, or
+// was given other devices since.
 func (c *Claims) findLeaks(ctx context.Context, l *leaks) {
 	now := c.options.Clock.Now()
 	c.mu.Lock()
@@ -355,8 +355,8 @@ func (c *Claims) findLeaks(ctx context.Context, l *leaks) {
 		}
 		if now.Sub(l.since[uid]) >= leakAfter {
 			err := c.unprepare(ctx, uid, r.Namespace, r.Name)
-			klog.FromContext(ctx).Info("Unpreparing a claim that no pod has, and that has not these devices at the API server", "claim", klog.KRef(r.Namespace, r.Name),
-				"uid", uid, "problem", errorOrNone(err))
+			klog.FromContext(ctx).Info("Unpreparing a claim that no pod has, and that has not these devices at the API server",
+				"claim", klog.KRef(r.Namespace, r.Name), "uid", uid, "problem", errorOrNone(err))
 		}
 	}
 	maps.DeleteFunc(l.since, func(uid string, _ time.Time) bool { _, still := records[uid]; return !still })

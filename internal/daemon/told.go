@@ -5,9 +5,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"maps"
 	"reflect"
+
+	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
@@ -60,10 +61,11 @@ func (d *daemon) hear(ctx context.Context) error {
 		snapshot, looked := d.monitor.Snapshots().Latest()
 		if text != nil {
 			var now told
-			if err := json.Unmarshal(text, &now); err != nil {
-				return fmt.Errorf("read what the process that leads tells: %w", err)
+			if err := json.Unmarshal(text, &now); err != nil { // of a later version; what is known stays
+				klog.FromContext(ctx).Error(err, "Cannot read what the process that leads tells")
+			} else {
+				d.follow(now, snapshot.GPUs)
 			}
-			d.follow(now, snapshot.GPUs)
 		}
 		if feed.AnyOf(ctx, elected, said, looked); ctx.Err() != nil {
 			return nil

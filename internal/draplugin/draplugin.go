@@ -215,7 +215,8 @@ func stop(server *grpc.Server) {
 // ended first.
 func (s *Plugin) awaitTurn(ctx context.Context, f *folder) bool {
 	for {
-		leads, changed := true, (<-chan struct{})(nil)
+		leads := true
+		var changed <-chan struct{}
 		if s.o.Leads != nil {
 			leads, changed = s.o.Leads.Latest()
 		}

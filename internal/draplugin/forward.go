@@ -41,7 +41,8 @@ func (s *Plugin) leads() bool { return s.o.Leads == nil || s.o.Leads.Value() }
 // here does something for a claim if this process leads, and has another one do it else. An error of this process does not count when it
 // does not lead any more, or hands the lead over.
 func (s *service) here(
-	ctx context.Context, do func(context.Context) ([]*drav1.Device, error), elsewhere func(context.Context, drav1.DRAPluginClient) ([]*drav1.Device, error),
+	ctx context.Context, do func(context.Context) ([]*drav1.Device, error),
+	elsewhere func(context.Context, drav1.DRAPluginClient) ([]*drav1.Device, error),
 ) ([]*drav1.Device, error) {
 	for {
 		if s.leads() {

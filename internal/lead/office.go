@@ -3,6 +3,8 @@ package lead
 import (
 	"cmp"
 	"context"
+	"errors"
+	"net"
 	"sync"
 	"time"
 
@@ -156,8 +158,12 @@ func (o *office) handOver(ctx context.Context, to *link) {
 func (o *office) accept(ctx context.Context, standbys *sync.WaitGroup, lose func()) {
 	for {
 		conn, err := o.socket.Accept()
-		if err != nil {
+		switch {
+		case errors.Is(err, net.ErrClosed):
 			return
+		case err != nil: // too many open files, for instance
+			o.sleep(ctx, pause)
+			continue
 		}
 		standbys.Go(func() { o.serve(ctx, newLink(conn), lose) })
 	}
