@@ -129,8 +129,8 @@ func (l *Lead) Ask() {
 // Tell tells the standbys a value, in place of the one before.
 func (l *Lead) Tell(value json.RawMessage) { l.told.Publish(value) }
 
-// Heard returns the feed of what the process that leads tells, as long as this one is a standby. It is nil before the first value, and again
-// when this process has led; it keeps the last one while this process leads.
+// Heard returns the feed of what the process that leads tells, as long as this one is a standby. It is nil before the first value, and
+// again when this process has led; it keeps the last one while this process leads.
 func (l *Lead) Heard() *feed.Feed[json.RawMessage] { return l.heard }
 
 // Check returns ErrNotLead if this process does not lead now. It looks at the disk. It is called before each write that only the process
