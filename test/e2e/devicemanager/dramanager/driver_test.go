@@ -174,7 +174,7 @@ type hooked struct {
 func (h hooked) Prepare(ctx context.Context, uid string, read func(context.Context) (policy.Claim, error)) ([]policy.Prepared, error) {
 	c, err := read(ctx)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("read the claim: %w", err)
 	}
 	if err := h.driver.called(ctx, preparing, c.Name); err != nil {
 		return nil, err
