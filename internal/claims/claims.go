@@ -86,9 +86,9 @@ type Claims struct {
 	status  *feed.Feed[[]ClaimStatus]
 	// problems are why containers cannot use a device, by its name.
 	problems *feed.Feed[map[string]string]
-	given    atomic.Pointer[cdi.Given] // nil until Run has looked
-	open     *feed.Feed[bool]          // calls are answered: Run has read the records, and has not ended
-	calls    sync.WaitGroup            // those that are being answered
+	given    atomic.Pointer[given] // nil until Run has looked
+	open     *feed.Feed[bool]      // calls are answered: Run has read the records, and has not ended
+	calls    sync.WaitGroup        // those that are being answered
 
 	renewed *feed.Feed[struct{}] // when given changes
 	changed *feed.Feed[struct{}] // when a record does, or a claim is given back
@@ -100,6 +100,12 @@ type Claims struct {
 	left    map[string]string    // why MIG devices are left of a claim that was given back, by its UID
 	lookUp  lookUp               // nil where the API server is not asked
 	noUVM   time.Time            // when nvidia-uvm was seen to be missing; zero while it is there
+}
+
+// A given is what containers are given with the devices of the Snapshot of a generation.
+type given struct {
+	cdi.Given
+	generation uint64
 }
 
 // A tombstone says that a claim was given back: a call that began to prepare it before must not do so any more. It is kept for longer than

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
@@ -32,6 +33,8 @@ type divider struct {
 	step  error // of the steps
 	late  error // of the steps, which are made nevertheless
 	steps int   // that were made
+	shown atomic.Uint64
+	caps  int // is added to the numbers of the nodes under /dev/nvidia-caps
 	mode  inventory.MIGMode
 	// pending is the mode after a reset, if it is another, and unread why it is not known how the GPU is divided.
 	pending inventory.MIGMode
@@ -216,6 +219,7 @@ func (d *divider) Look(context.Context) (inventory.Snapshot, error) {
 // show publishes the node as it is.
 func (d *divider) show() inventory.Snapshot {
 	s := snapshot()
+	s.Generation += d.shown.Add(1)
 	s.GPUs[1].MIGDevices = nil
 	for _, i := range d.read() {
 		if len(i.Computes) == 0 {
@@ -223,7 +227,7 @@ func (d *divider) show() inventory.Snapshot {
 		}
 		p := profiles[slices.IndexFunc(profiles, func(p inventory.MIGProfile) bool { return p.Name == i.Profile })]
 		s.GPUs[1].MIGDevices = append(s.GPUs[1].MIGDevices, inventory.MIGDevice{
-			UUID: fmt.Sprintf("MIG-%d", i.ID), Index: len(s.GPUs[1].MIGDevices), GI: i.ID, GICap: 100 + 2*i.ID, CICap: 101 + 2*i.ID, Profile: p.Name,
+			UUID: fmt.Sprintf("MIG-%d", i.ID), Index: len(s.GPUs[1].MIGDevices), GI: i.ID, GICap: 100 + 2*i.ID + d.caps, CICap: 101 + 2*i.ID + d.caps, Profile: p.Name,
 			Placement: inventory.MIGPlacement{Profile: p.ID, Start: i.Start, Size: i.Size}, Attributes: p.Attributes, Health: healthy,
 		})
 	}

@@ -236,7 +236,7 @@ func (c *Claims) find(ctx context.Context, r record) (record, error) {
 			m, noted := g.MIGDevices[at], *d.MIG
 			noted.UUID, noted.GI, noted.CI = m.UUID, m.GI, m.CI
 			r.Devices[i].MIG = &noted
-			if given == nil || !given.Has(m.UUID) {
+			if given == nil || given.generation < s.Generation || !given.Has(m.UUID) {
 				missing = d.Device
 			}
 		}

@@ -296,6 +296,24 @@ func TestDivisions(t *testing.T) {
 	until("without a driver", func(f dra.Divided, _ bool) bool { return f.Fixed == "no driver" })
 }
 
+// TestUUIDAgain: the driver gives the UUID of a MIG device that is gone to the next one. Its containers are given the nodes of the next one.
+func TestUUIDAgain(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	d := r.divide()
+	c, _ := r.start()
+	r.prepare(c, claim("uid-1", small0))
+	r.unprepare(c, "uid-1")
+	d.caps = 50
+	given, err := ask(t.Context(), c, claim("uid-2", half4))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if nodes := r.nodes(ids(given)...); !strings.Contains(nodes, "nvidia-caps/nvidia-cap152") {
+		t.Errorf("a container gets %v", nodes)
+	}
+}
+
 // TestCallsAtOnceDivide: what the GPU has is never more than one of the claims that overlap allow, and nothing is left.
 func TestCallsAtOnceDivide(t *testing.T) {
 	t.Parallel()

@@ -102,8 +102,8 @@ func (c *Claims) follow(ctx context.Context, looked func()) {
 		configured, changed := c.options.Configs.Latest()
 		pool, published := c.options.Pools.Latest()
 		if snapshot.Generation > 0 && (c.gives() || hasDevices(pool) || len(c.inUse.Value()) > 0) {
-			given, err := writer.Given(snapshot, configured.Edits, configured.CDI)
-			c.given.Store(&given)
+			devices, err := writer.Given(snapshot, configured.Edits, configured.CDI)
+			c.given.Store(&given{devices, snapshot.Generation})
 			if err != nil && textOf(err) != textOf(problem) {
 				klog.FromContext(ctx).Error(err, "Cannot make all CDI specs of claims")
 			}
