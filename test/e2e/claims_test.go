@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -50,6 +51,8 @@ func givesClaims(ctx context.Context, t *testing.T, n *node.Node, kubelet podres
 		t.Errorf("the pod that asks for nvidia.com/gpu has %v, others have %v", extended, slices.Concat(held, claimed))
 	}
 
+	nextAfterForce(ctx, t, n, slices.Concat(held, claimed, extended))
+
 	pods := []*corev1.Pod{before, getPod(ctx, t, n, "claims")}
 	n.StopKubelet()
 	if err := n.StartKubelet(ctx); err != nil {
@@ -81,6 +84,56 @@ func givesClaims(ctx context.Context, t *testing.T, n *node.Node, kubelet podres
 	if err := isSame(before)(getPod(ctx, t, n, holder)); err != nil {
 		t.Error(err)
 	}
+}
+
+// next is how soon the next pod with a claim on the GPU of a pod that was deleted by force runs after the end of that one's container.
+const next = 5 * time.Second
+
+// nextAfterForce: a pod with a claim is deleted by force, and one with a claim of its own on the same GPU made at once, 5 times, or 100 times in
+// a long run. It runs soon after the container of the deleted pod has ended, which takes two seconds. No pod has the GPU before.
+func nextAfterForce(ctx context.Context, t *testing.T, n *node.Node, taken []string) {
+	t.Helper()
+	times := 5
+	if *long {
+		times = 100
+	}
+	all := simulatedGPUs(ctx, t, n)
+	free := slices.IndexFunc(all, func(g simulated) bool { return !slices.Contains(taken, filepath.Base(g.node())) })
+	spec := *oneGPU.DeepCopy()
+	spec.Devices.Requests[0].Exactly.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
+		Expression: fmt.Sprintf("device.attributes['gpu.nvidia.com'].uuid == '%s'", all[free].UUID),
+	}}}
+	makeTemplate(ctx, t, n, "that-gpu", spec)
+	create := func(name string) { startPod(ctx, t, n, stubborn(name, "that-gpu")) }
+	create("next-0")
+	waitPod(ctx, t, n, "next-0", isRunning)
+	var took []time.Duration
+	for i := range times {
+		before := containers()
+		name := fmt.Sprintf("next-%d", i+1)
+		deletePod(ctx, t, n, fmt.Sprintf("next-%d", i))
+		create(name)
+		wait(ctx, t, func(context.Context) error {
+			now := containers()
+			for namespace := range before {
+				if _, lives := now[namespace]; lives {
+					return errors.New("the container of the deleted pod lives")
+				}
+			}
+			return nil
+		})
+		ended := time.Now()
+		waitPod(ctx, t, n, name, isRunning)
+		took = append(took, time.Since(ended))
+	}
+	slices.Sort(took)
+	most := took[times-1]
+	t.Logf("the pod after one deleted by force ran %v after the end of that one's container, the last of %d after %v",
+		took[times/2].Round(time.Millisecond), times, most.Round(time.Millisecond))
+	if most > next {
+		t.Errorf("a pod after one deleted by force ran %v after the end of that one's container, want %v at most", most, next)
+	}
+	deletePod(ctx, t, n, fmt.Sprintf("next-%d", times))
 }
 
 // changeToClaims changes the node to Dynamic Resource Allocation until the test ends, and returns the device nodes of the two GPUs that a pod

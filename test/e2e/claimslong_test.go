@@ -35,6 +35,14 @@ var oneGPU = resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requ
 // template is the name of a ResourceClaimTemplate with that claim.
 const template = "one-gpu"
 
+// stubborn returns a pod with a claim of a template, whose container goes on for two seconds when it is to end.
+func stubborn(name, template string) *corev1.Pod {
+	pod := podWith(name, corev1.PodResourceClaim{ResourceClaimTemplateName: ptr.To(template)})
+	pod.Spec.TerminationGracePeriodSeconds = ptr.To(int64(2))
+	pod.Spec.Containers[0].Command = []string{"busybox", "sh", "-c", "trap '' TERM; while :; do busybox sleep 1; done", marker}
+	return pod
+}
+
 // podWith returns a pod with a claim.
 func podWith(name string, claim corev1.PodResourceClaim) *corev1.Pod {
 	claim.Name = "gpu"
@@ -44,17 +52,17 @@ func podWith(name string, claim corev1.PodResourceClaim) *corev1.Pod {
 	return pod
 }
 
-// makeTemplate makes the template until the test ends.
-func makeTemplate(ctx context.Context, t *testing.T, n *node.Node) {
+// makeTemplate makes a ResourceClaimTemplate until the test ends.
+func makeTemplate(ctx context.Context, t *testing.T, n *node.Node, name string, spec resourceapi.ResourceClaimSpec) {
 	t.Helper()
 	templates := n.Client.ResourceV1().ResourceClaimTemplates(corev1.NamespaceDefault)
 	object := &resourceapi.ResourceClaimTemplate{
-		ObjectMeta: metav1.ObjectMeta{Name: template}, Spec: resourceapi.ResourceClaimTemplateSpec{Spec: oneGPU},
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resourceapi.ResourceClaimTemplateSpec{Spec: spec},
 	}
 	if _, err := templates.Create(ctx, object, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = templates.Delete(context.Background(), template, metav1.DeleteOptions{}) })
+	t.Cleanup(func() { _ = templates.Delete(context.Background(), name, metav1.DeleteOptions{}) })
 }
 
 // resourceAPIs counts requests to an API server that seems to serve one version of resource.k8s.io alone.
@@ -263,7 +271,7 @@ func deletedByForce(ctx context.Context, t *testing.T, n *node.Node, _ podresour
 	const times = 200
 	startProxy(t)
 	changeToClaims(ctx, t, n)
-	makeTemplate(ctx, t, n)
+	makeTemplate(ctx, t, n, template, oneGPU)
 
 	looking, stop := context.WithCancel(ctx)
 	var running sync.WaitGroup
@@ -288,12 +296,7 @@ func deletedByForce(ctx context.Context, t *testing.T, n *node.Node, _ podresour
 	t.Cleanup(end)
 
 	start := time.Now()
-	create := func(name string) {
-		pod := podWith(name, corev1.PodResourceClaim{ResourceClaimTemplateName: ptr.To(template)})
-		pod.Spec.TerminationGracePeriodSeconds = ptr.To(int64(2))
-		pod.Spec.Containers[0].Command = []string{"busybox", "sh", "-c", "trap '' TERM; while :; do busybox sleep 1; done", marker}
-		startPod(ctx, t, n, pod)
-	}
+	create := func(name string) { startPod(ctx, t, n, stubborn(name, template)) }
 	for i := range gpus - 2 {
 		create(fmt.Sprintf("force-%d", i))
 	}
@@ -337,7 +340,7 @@ func claimsWithoutAPIServer(ctx context.Context, t *testing.T, n *node.Node, _ p
 	const away = 5 * time.Minute
 	startProxy(t)
 	held := changeToClaims(ctx, t, n)
-	makeTemplate(ctx, t, n)
+	makeTemplate(ctx, t, n, template, oneGPU)
 	script := map[string]string{"stays": "while :; do busybox sleep 1; done", "ends": "while [ ! -e /end ]; do busybox sleep 1; done"}
 	for _, name := range slices.Sorted(maps.Keys(script)) {
 		pod := podWith(name, corev1.PodResourceClaim{ResourceClaimTemplateName: ptr.To(template)})

@@ -32,11 +32,13 @@ const (
 // story is one thing that the daemon does on a node where it is running and one pod holds two GPUs.
 type story func(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient)
 
-// named is a story with its name. One that is long is told in a long run alone.
+// named is a story with its name. One that is long is told in a long run alone. In one that is about claims kubelet looks at a pod as
+// rarely as it does by default.
 type named struct {
-	name  string
-	story story
-	long  bool
+	name   string
+	story  story
+	long   bool
+	claims bool
 }
 
 // TestDaemon has the stories of the daemon, its kubelet and its configuration.
@@ -86,14 +88,14 @@ func TestCluster(t *testing.T) {
 		{name: "from another plugin and back by Helm", story: takesOverByHelm},
 		{name: "in the cluster", story: inTheCluster},
 		{name: "MIG layouts by label", story: dividedByLabel},
-		{name: "claims", story: givesClaims},
-		{name: "claims by Helm", story: claimsByHelm},
-		{name: "claims by an older API", story: claimsByOlderAPI, long: true},
-		{name: "claims in shares", story: claimsInShares, long: true},
-		{name: "claims of pods deleted by force", story: deletedByForce, long: true},
-		{name: "claims without API server", story: claimsWithoutAPIServer, long: true},
-		{name: "MIG devices made for claims", story: madeForClaims, long: true},
-		{name: "pace of claims", story: paceOfClaims, long: true},
+		{name: "claims", story: givesClaims, claims: true},
+		{name: "claims by Helm", story: claimsByHelm, claims: true},
+		{name: "claims by an older API", story: claimsByOlderAPI, long: true, claims: true},
+		{name: "claims in shares", story: claimsInShares, long: true, claims: true},
+		{name: "claims of pods deleted by force", story: deletedByForce, long: true, claims: true},
+		{name: "claims without API server", story: claimsWithoutAPIServer, long: true, claims: true},
+		{name: "MIG devices made for claims", story: madeForClaims, long: true, claims: true},
+		{name: "pace of claims", story: paceOfClaims, long: true, claims: true},
 		{name: "Helm upgrades while pods come and go", story: upgradesWithPods, long: true},
 		{name: "beside the GPU operator", story: besideTheOperator, long: true},
 		{name: "all examples of NVIDIA's chart", story: allExamplesOfNVIDIAsChart, long: true},
@@ -113,16 +115,38 @@ func tell(ctx context.Context, t *testing.T, n *node.Node, stories []named) {
 	runPod(ctx, t, n, holder, gpu, 2)
 	phase("pod with two GPUs runs", start)
 
+	claims := false
 	for _, s := range stories {
 		if s.long && !*long {
 			continue
 		}
 		start := time.Now()
-		if !t.Run(s.name, func(t *testing.T) { s.story(ctx, t, n, kubelet) }) {
+		ok := t.Run(s.name, func(t *testing.T) {
+			if s.claims != claims {
+				claims = s.claims
+				setSyncFrequency(ctx, t, n, kubelet, claims)
+			}
+			s.story(ctx, t, n, kubelet)
+		})
+		if !ok {
 			break // The next story would begin on a node in an unknown state.
 		}
 		phase(s.name, start)
 	}
+}
+
+// setSyncFrequency has kubelet look at a pod anew as often as it does by default, or every two seconds, for stories that change a ConfigMap.
+func setSyncFrequency(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient, byDefault bool) {
+	t.Helper()
+	frequency := "2s"
+	if byDefault {
+		frequency = "1m"
+	}
+	if err := n.SetKubelet("syncFrequency", frequency); err != nil {
+		t.Fatal(err)
+	}
+	restartKubelet(ctx, t, n)
+	waitAllocatable(ctx, t, kubelet, gpu, gpus, stepLimit)
 }
 
 // apply applies the manifests as one of the overlays in testdata has them.
