@@ -58,7 +58,8 @@ var imports = map[string][]string{
 	"internal/labels":   {"internal/inventory", "internal/resource"},
 	"internal/dra":      {"internal/inventory", "internal/topology"},
 
-	"internal/cdi": {"internal/inventory", "internal/resource", "internal/edits", "internal/driverroot", "internal/files"},
+	"internal/cdi":      {"internal/inventory", "internal/resource", "internal/edits", "internal/driverroot", "internal/files"},
+	"internal/devnodes": {"internal/inventory", "internal/resource", "internal/edits"},
 	"internal/config": {
 		"api/config/v1", "internal/health", "internal/resource", "internal/edits", "internal/cdi", "internal/feed",
 		"internal/files", "internal/inventory", "internal/supervise",

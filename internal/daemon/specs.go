@@ -1,18 +1,22 @@
 package daemon
 
 import (
+	"errors"
+	"maps"
 	"os"
 	"sync/atomic"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cdi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/devnodes"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
-// specs gives the agent the CDI specs of a directory.
+// specs gives the agent the CDI specs of a directory, and the host's device nodes.
 type specs struct {
 	writer  *cdi.Writer
+	nodes   devnodes.Maker
 	written atomic.Pointer[cdi.Written]
 }
 
@@ -23,14 +27,32 @@ func newSpecs(dir string) *specs {
 }
 
 func (s *specs) Apply(snapshot inventory.Snapshot, plan resource.Plan, c config.Config) error {
-	written, err := s.writer.Apply(wanted(snapshot, plan, c))
+	var written cdi.Written
+	var unwritten, unmade error
+	if c.Edits.UsesCDI() {
+		written, unwritten = s.writer.Apply(wanted(snapshot, plan, c))
+	}
 	s.written.Store(&written)
-	return err
+	if givesNodes(c) {
+		roots := devnodes.Roots{Driver: c.Driver.Root, Container: c.Driver.ContainerRoot, Dev: c.Driver.DevRoot}
+		unmade = s.nodes.Apply(roots, snapshot, plan, c.Edits)
+	}
+	return errors.Join(unwritten, unmade)
 }
 
 func (s *specs) Lacks(snapshot inventory.Snapshot, plan resource.Plan, c config.Config) map[string]string {
-	return s.written.Load().Lacks(wanted(snapshot, plan, c))
+	lacks := map[string]string{}
+	if givesNodes(c) {
+		maps.Copy(lacks, s.nodes.Lacks(plan, c.Edits))
+	}
+	if c.Edits.UsesCDI() {
+		maps.Copy(lacks, s.written.Load().Lacks(wanted(snapshot, plan, c)))
+	}
+	return lacks
 }
+
+// givesNodes reports whether kubelet gives containers nodes of the host. A simulated GPU has none.
+func givesNodes(c config.Config) bool { return c.Edits.GivesNodes() && c.Simulate == "" }
 
 func wanted(snapshot inventory.Snapshot, plan resource.Plan, c config.Config) cdi.Wanted {
 	return cdi.Wanted{Snapshot: snapshot, Plan: plan, Edits: c.Edits, Options: c.CDI}

@@ -81,8 +81,8 @@ func TestAFailureOfTheDiskIsLoggedOnce(t *testing.T) {
 	}
 	full, broken := errors.New("disk full"), errors.New("disk broken")
 	got := record(t, k.run, `CDI specs`, becomes(nil), becomes(full), becomes(broken), becomes(nil), becomes(broken))
-	const cannot = `; devices without one are not offered" "error"="`
-	if diff := cmp.Diff([]string{"", cannot + `disk full"`, cannot + `disk broken"`, ` are written again"`, cannot + `disk broken"`}, got); diff != "" {
+	const cannot = ` and device nodes; devices without them are not offered" "error"="`
+	if diff := cmp.Diff([]string{"", cannot + `disk full"`, cannot + `disk broken"`, ` and device nodes are complete again"`, cannot + `disk broken"`}, got); diff != "" {
 		t.Errorf("logged (-want +got):\n%s", diff)
 	}
 }

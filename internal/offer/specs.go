@@ -13,12 +13,13 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
-// Specs are the CDI spec files. Container runtimes look up the CDI names of devices there.
+// Specs are the CDI spec files, in which container runtimes look up the CDI names of devices, and the host's device nodes, which kubelet
+// gives to containers.
 type Specs interface {
-	// Apply writes the files that a plan needs and that are not written yet. It waits for the disk.
+	// Apply writes the files and makes the nodes that a plan needs and that are not there yet. It waits for the disk.
 	Apply(inventory.Snapshot, resource.Plan, config.Config) error
-	// Lacks returns the devices of a plan, by UUID, whose names are in no file, each with the reason. It does not wait for the
-	// disk, also while Apply runs.
+	// Lacks returns the devices of a plan, by UUID, whose names are in no file, or whose nodes could not be made, each with the reason. It
+	// does not wait for the disk, also while Apply runs.
 	Lacks(inventory.Snapshot, resource.Plan, config.Config) map[string]string
 }
 
@@ -50,7 +51,8 @@ func newSpecTask(s Specs) *specTask {
 // prepare requests the files that a plan needs. It returns holds on the devices whose names are in no file, and the configuration by
 // which containers are given the other devices now. While new files are missing, that is the configuration of before.
 func (t *specTask) prepare(snapshot inventory.Snapshot, plan resource.Plan, c config.Config) ([]resource.Hold, config.Config) {
-	if c.Edits.UsesCDI() {
+	needed := func(c config.Config) bool { return c.Edits.UsesCDI() || c.Edits.GivesNodes() }
+	if needed(c) {
 		t.request(specRequest{snapshot: snapshot, plan: plan, config: c})
 		waiting := t.tried.Value() != t.requested.Value().number
 		if waiting && t.inForce != nil && !reflect.DeepEqual(t.inForce.Edits, c.Edits) {
@@ -58,7 +60,7 @@ func (t *specTask) prepare(snapshot inventory.Snapshot, plan resource.Plan, c co
 		}
 	}
 	t.inForce = &c
-	if !c.Edits.UsesCDI() {
+	if !needed(c) {
 		return nil, c
 	}
 	var holds []resource.Hold
@@ -90,10 +92,10 @@ func (t *specTask) run(ctx context.Context) error {
 			err := t.specs.Apply(r.snapshot, r.plan, r.config)
 			switch {
 			case err == nil && failing != "":
-				log.Info("CDI specs are written again")
+				log.Info("CDI specs and device nodes are complete again")
 				failing = ""
 			case err != nil && err.Error() != failing:
-				log.Error(err, "Cannot make the CDI specs; devices without one are not offered")
+				log.Error(err, "Cannot make all CDI specs and device nodes; devices without them are not offered")
 				failing = err.Error()
 			}
 			t.tried.Publish(r.number)

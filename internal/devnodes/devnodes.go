@@ -1,0 +1,182 @@
+// Package devnodes makes the driver's device nodes on the host, for containers that kubelet gives the host's nodes: nobody makes those of a
+// new MIG device there.
+//
+// Only package daemon imports it.
+package devnodes
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+)
+
+// Roots say where the host's device nodes are seen.
+type Roots struct {
+	// Driver is the host's directory that the driver is installed below, and Container that directory in this container.
+	Driver, Container string
+	// Dev is the host's directory that dev/ is in.
+	Dev string
+}
+
+// folder returns where this process sees Dev; false where it does not see it, or nothing there is the driver's.
+func (r Roots) folder() (string, bool) {
+	inside, err := filepath.Rel(path.Join("/", r.Driver), path.Join("/", r.Dev))
+	if err != nil || inside == ".." || strings.HasPrefix(inside, "../") {
+		return "", false
+	}
+	folder := path.Join("/", r.Container, inside)
+	_, err = os.Stat(path.Join(folder, "dev/nvidiactl"))
+	return folder, err == nil
+}
+
+// A Maker makes device nodes. Apply is for one goroutine, Lacks for any. The zero value is ready for use.
+type Maker struct {
+	// Mknod makes a character device; nil for the kernel's.
+	Mknod func(name string, mode uint32, device int) error
+	tried atomic.Pointer[tried]
+}
+
+// tried is what became of nodes.
+type tried struct {
+	unseen bool              // this process does not see the host's nodes
+	lacks  map[string]string // by the path in a container: why it could not be made, or "" if it is there
+}
+
+// Apply makes the device nodes of a plan that the host lacks, or that have the number of a driver that was loaded before. Where this
+// process does not see the host's nodes, it does nothing. The error says which could not be made.
+func (m *Maker) Apply(roots Roots, snapshot inventory.Snapshot, plan resource.Plan, o edits.Options) error {
+	folder, seen := roots.folder()
+	if !seen {
+		m.tried.Store(&tried{unseen: true})
+		return nil
+	}
+	lacks := map[string]string{}
+	var failed []error
+	for _, node := range nodes(snapshot, plan, o) {
+		lacks[node] = ""
+		host := path.Join("/", o.DevRoot, node)
+		number, known := edits.NumberOf(node, snapshot.Majors)
+		if err := m.ensure(path.Join(folder, node), number, known); err != nil {
+			lacks[node] = fmt.Sprintf("its device node %s is not on the host, and cannot be made: %v", host, err)
+			if known {
+				lacks[node] += fmt.Sprintf("; make it there: mknod -m %o %s c %d %d", mode(number), host, number.Major, number.Minor)
+			}
+			failed = append(failed, errors.New(lacks[node]))
+		}
+	}
+	m.tried.Store(&tried{lacks: lacks})
+	return errors.Join(failed...)
+}
+
+// nodes returns the device nodes that containers are given for devices of a plan, by their paths in a container.
+func nodes(snapshot inventory.Snapshot, plan resource.Plan, o edits.Options) []string {
+	all := map[string]bool{}
+	for _, r := range plan.Resources {
+		for _, d := range r.Devices {
+			if snapshot.Majors.UVM > 0 { // the module is loaded
+				d.Control |= inventory.NodeUVM | inventory.NodeUVMTools
+			}
+			for _, n := range given(d, o) {
+				all[n.ContainerPath] = true
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(all))
+}
+
+// given returns the nodes of a device; none where it cannot be given.
+func given(d resource.Device, o edits.Options) []edits.DeviceNode {
+	e, err := edits.For([]resource.Device{d}, o)
+	if err != nil {
+		return nil
+	}
+	return e.Nodes
+}
+
+// ensure makes a node, unless it is there with its number.
+func (m *Maker) ensure(name string, number edits.Number, known bool) error {
+	there, err := os.Stat(name)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	device := int(unix.Mkdev(uint32(number.Major), uint32(number.Minor)))
+	switch {
+	case err == nil && (!known || !outdated(there, uint64(device))):
+		return nil
+	case !known:
+		return errors.New("the kernel tells no number for it")
+	}
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		return err
+	}
+	temporary := fmt.Sprintf("%s/.%s.%d", filepath.Dir(name), filepath.Base(name), os.Getpid())
+	mknod := m.Mknod
+	if mknod == nil {
+		mknod = syscall.Mknod
+	}
+	if err := mknod(temporary, syscall.S_IFCHR|mode(number), device); err != nil {
+		return err
+	}
+	err = os.Chmod(temporary, fs.FileMode(mode(number))) // not that of the umask
+	if err == nil {
+		err = os.Rename(temporary, name)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(temporary))
+	}
+	return nil
+}
+
+// mode is the mode of a node: that of the driver's own tool where the node needs no other.
+func mode(n edits.Number) uint32 {
+	if n.Mode != 0 {
+		return n.Mode
+	}
+	return 0o666
+}
+
+// outdated reports whether a file is a character device with another number.
+func outdated(there fs.FileInfo, device uint64) bool {
+	stat, ok := there.Sys().(*syscall.Stat_t)
+	return ok && stat.Mode&syscall.S_IFMT == syscall.S_IFCHR && uint64(stat.Rdev) != device
+}
+
+// Lacks returns the devices of a plan, by UUID, whose nodes could not be made or were not looked at yet, each with the reason.
+func (m *Maker) Lacks(plan resource.Plan, o edits.Options) map[string]string {
+	t := m.tried.Load()
+	if t == nil {
+		t = &tried{}
+	}
+	devices := map[string]string{}
+	if t.unseen {
+		return devices
+	}
+	for _, r := range plan.Resources {
+		for _, d := range r.Devices {
+			for _, n := range given(d, o) {
+				why, looked := t.lacks[n.ContainerPath]
+				if !looked {
+					why = "it is not known yet whether its device node " + n.HostPath + " is on the host"
+				}
+				if why != "" {
+					devices[d.UUID] = why
+				}
+			}
+		}
+	}
+	return devices
+}
