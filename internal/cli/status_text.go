@@ -98,7 +98,6 @@ func printStatus(w io.Writer, s status.Status, v view) {
 		sentences []string
 	}{
 		{"without events", s.Unwatched}, {"left out", s.LeftOut}, {"asked again", retries(s, v)},
-		{"not asked", notAsked(s.NotAsked)},
 		{"owner", ownerSentences(s.DRA)}, {"claim", claimSentences(s.DRA, v)},
 		{"held", status.Held(listedHolds(s.Holds))}, {"no longer offered", departing(s.Resources)}, {"warning", s.Warnings}, {"MPS", s.MPS},
 	} {
@@ -190,14 +189,6 @@ func readyNow(r status.Readiness) string {
 		text += ": " + r.Reason
 	}
 	return text
-}
-
-func notAsked(gpus []int) []string {
-	var sentences []string
-	for _, g := range gpus {
-		sentences = append(sentences, fmt.Sprintf("GPU %d keeps its state, because too many driver calls about other GPUs do not return", g))
-	}
-	return sentences
 }
 
 // retries says when GPUs are asked again, and why if their state does not say so.

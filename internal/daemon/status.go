@@ -25,7 +25,7 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 		Version: version.String(), Simulated: d.config.Simulate, ConfigFile: d.watcher.Configs().Value().File,
 		Driver: seen.Snapshot.Driver.Version, Looked: status.Moment(seen.Looked), Stale: seen.Snapshot.Stale,
 		Quiet: !seen.Quiesced.IsZero(), Node: seen.Node,
-		NotAsked: seen.NotAsked, GPUs: status.Devices(seen.Snapshot, seen.GPUs), LeftOut: status.LeftOut(seen.Snapshot, offered),
+		GPUs: status.Devices(seen.Snapshot, seen.GPUs), LeftOut: status.LeftOut(seen.Snapshot, offered),
 		Resources: resources(d.set.Status()), Warnings: offered.OtherWarnings(),
 		DRA: d.allocation(), MIG: d.layout(), Holds: holds(offered.Holds), ConfigGeneration: d.watcher.Generation(),
 		Readiness: d.readiness.Answer().Value(), Lead: shownLead(d.lead.Statuses().Value()),

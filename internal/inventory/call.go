@@ -1,7 +1,6 @@
 package inventory
 
 import (
-	"errors"
 	"fmt"
 	"time"
 )
@@ -38,7 +37,3 @@ func (s *Stall) Error() string { return fmt.Sprintf("%v: %v does not return", Er
 
 // Is reports whether target is ErrNoAnswer.
 func (s *Stall) Is(target error) bool { return target == ErrNoAnswer }
-
-// ErrNotAsked is the error of a question that was not put to the driver, although the driver works, because calls about other
-// GPUs do not return. It says nothing of the GPU that it is about.
-var ErrNotAsked = errors.New("not asked while calls about other GPUs do not return")

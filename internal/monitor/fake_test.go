@@ -28,6 +28,7 @@ type node struct {
 	openErr   error
 	scanErr   error
 	readErr   map[string]error
+	busy      map[string]func() error // as readErr
 	sampleErr map[string]error
 	hung      bool          // nothing answers
 	delay     time.Duration // how long each call takes
@@ -166,6 +167,9 @@ func (s *session) Read(ctx context.Context, uuid string) (inventory.Reading, err
 	s.node.mu.Lock()
 	defer s.node.mu.Unlock()
 	s.node.reads++
+	if busy := s.node.busy[uuid]; busy != nil {
+		return inventory.Reading{}, busy()
+	}
 	if err := s.node.readErr[uuid]; err != nil {
 		return inventory.Reading{}, err
 	}

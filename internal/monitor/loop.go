@@ -71,7 +71,7 @@ func newLoop(m *Monitor, e *prober, start func(func() error)) *loop {
 		Monitor: m, prober: e, samples: newSampler(m), start: start,
 		state: state{
 			policy: m.options.Policy, metrics: m.options.Metrics, hangAfter: m.options.HangAfter,
-			gpus: make(map[string]health.GPU), noted: ledger.NewBook(),
+			gpus: make(map[string]health.GPU), unanswered: make(map[string]time.Time), noted: ledger.NewBook(),
 		},
 	}
 }
@@ -210,12 +210,8 @@ func (l *loop) begin(ctx context.Context) {
 func (l *loop) look(ctx context.Context, look look) {
 	now := l.now()
 	l.looked = true
-	asked := len(l.state.notAsked) == 0
+	l.state.began = l.began
 	l.state.look(look, now)
-	if asked && len(l.state.notAsked) > 0 {
-		klog.FromContext(ctx).Info("Too many driver calls do not return: other GPUs are not asked and keep their health",
-			"gpus", l.state.notAsked)
-	}
 	if look.opened.After(l.asked) {
 		l.reopen = time.Time{} // the look found out by itself
 	}

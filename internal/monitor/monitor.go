@@ -33,8 +33,7 @@ type Driver interface {
 type Session interface {
 	// Scan looks at the whole node. Of the health in the Snapshot nothing is used: Read says more.
 	Scan(ctx context.Context) (inventory.Snapshot, error)
-	// Read reads how a GPU of the last Scan is. An error means that it could not be asked, and after inventory.ErrNotAsked
-	// that calls about other GPUs are the reason.
+	// Read reads how a GPU of the last Scan is. An error means that it could not be asked.
 	Read(ctx context.Context, uuid string) (inventory.Reading, error)
 	// Retry has the next Scan ask the GPUs again that were left alone because they are lost, hang or cannot be identified.
 	Retry(ctx context.Context) error

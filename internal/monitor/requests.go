@@ -25,9 +25,6 @@ type Status struct {
 	GPUs []health.GPU
 	// Unwatched are the GPUs that give no events, and why: what happens to them is found at the next look.
 	Unwatched []inventory.LeftOut
-	// NotAsked are the indexes of the GPUs that the last look did not ask, because too many calls about others do not return. Their
-	// health is that of an earlier look, and of events since.
-	NotAsked []int
 	// Retries are the GPUs that are left alone for a while because they are lost, hang or cannot be identified.
 	Retries []Retry
 	// Node is the reason that holds for all GPUs at once; empty if there is none.
@@ -49,7 +46,7 @@ func (m *Monitor) Status(ctx context.Context) (Status, error) {
 		s = Status{
 			Snapshot: l.state.published, Node: l.state.node, Err: l.state.err, Looked: l.state.looked,
 			Quiesced: l.quiesced, Allocate: l.isQuiesced() && l.state.withheld.IsZero(),
-			Unwatched: l.state.unwatched, NotAsked: l.state.notAsked, Retries: l.state.retries(),
+			Unwatched: l.state.unwatched, Retries: l.state.retries(),
 			GPUs: make([]health.GPU, 0, len(l.state.published.GPUs)),
 		}
 		for _, g := range l.state.published.GPUs {

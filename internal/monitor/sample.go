@@ -2,7 +2,6 @@ package monitor
 
 import (
 	"context"
-	"errors"
 	"maps"
 	"sync/atomic"
 	"time"
@@ -135,7 +134,6 @@ func (l *loop) endSamples(ctx context.Context, results []sampled) {
 		switch {
 		case r.err == nil:
 			s.last[r.uuid] = r.Sample
-		case errors.Is(r.err, inventory.ErrNotAsked):
 		default:
 			s.failed[r.uuid] = r.err.Error()
 			if before == "" {

@@ -21,6 +21,7 @@ type state struct {
 	// looked is when a look succeeded last, err why the last one failed. Stale is what the Snapshot says of it; unloaded,
 	// that the driver was gone since the last look that succeeded.
 	looked   time.Time
+	began    time.Time // when the last look began
 	err      error
 	stale    string
 	unloaded bool
@@ -34,9 +35,10 @@ type state struct {
 	linked inventory.Snapshot
 	// hangAfter is how long a call may take until it hangs.
 	hangAfter time.Duration
-	// unwatched are the GPUs that give no events, notAsked those that the last look did not ask because of calls about others.
+	// unwatched are the GPUs that give no events.
 	unwatched []inventory.LeftOut
-	notAsked  []int
+	// unanswered is since when each GPU, by UUID, has been asked without an answer.
+	unanswered map[string]time.Time
 	// withheld says since when an operator wants no work on the GPUs, until the driver is looked at again; zero if it is wanted.
 	withheld time.Time
 	// node is the reason that holds for all GPUs at once, empty if there is none.
@@ -99,7 +101,6 @@ func (t *state) look(l look, now time.Time) {
 		return
 	}
 	t.stale, t.looked, t.unwatched, t.withheld = "", now, l.unwatched, time.Time{}
-	t.notAsked = nil
 	t.links(&l.snapshot, now)
 	t.facts = health.Facts{Branch: l.snapshot.Driver.Branch(), Opened: l.opened}
 	missing := t.missing(l.snapshot) // and so something is left out
@@ -120,9 +121,6 @@ func (t *state) look(l look, now time.Time) {
 		known = known.Seen(g, unread, now)
 		if !t.noted.Empty() {
 			known = known.Restored(t.claim, now)
-		}
-		if errors.Is(l.readings[i].err, inventory.ErrNotAsked) {
-			t.notAsked = append(t.notAsked, g.Index)
 		}
 		t.gpus[g.UUID] = t.foldResult(known, l.readings[i], now)
 	}
@@ -165,21 +163,28 @@ func (t *state) links(s *inventory.Snapshot, now time.Time) {
 	}
 }
 
-// foldResult folds in how a GPU answered, or did not. That it was not asked because of other GPUs says nothing.
+// answerPatience is how long a GPU that is asked may go without an answer until it is not Healthy, although its calls return.
+const answerPatience = 60 * time.Second
+
+// foldResult folds in how a GPU answered, or did not.
 func (t *state) foldResult(g health.GPU, r readResult, now time.Time) health.GPU {
 	if r.err == nil {
+		delete(t.unanswered, g.UUID)
 		return t.policy.FoldReading(g, r.Reading, t.facts, now)
 	}
 	var stall *inventory.Stall
 	switch {
 	case errors.As(r.err, &stall):
 		call := cmp.Or(stall.Call.Function, "reading its files")
-		if now.Sub(stall.Call.Since) >= t.hangAfter {
+		since, ok := t.unanswered[g.UUID]
+		if !ok || since.Before(t.facts.Opened) { // the time in which a session is opened does not count
+			since = later(t.began, t.facts.Opened)
+			t.unanswered[g.UUID] = since
+		}
+		if now.Sub(stall.Call.Since) >= t.hangAfter || now.Sub(since) >= answerPatience {
 			return t.policy.FoldHang(g, call, now)
 		}
 		return t.policy.FoldStall(g, call, now)
-	case errors.Is(r.err, inventory.ErrNotAsked):
-		return g
 	}
 	return t.policy.FoldSilence(g, silent(r.err), now)
 }
@@ -196,6 +201,7 @@ func (t *state) cleared(uuids []string) {
 // quiesce marks what is known as the last that will be until the driver is gone back to.
 func (t *state) quiesce(allocate bool, now time.Time) {
 	t.stale = ErrQuiesced.Error()
+	clear(t.unanswered)
 	switch {
 	case allocate:
 		t.withheld = time.Time{}

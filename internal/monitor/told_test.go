@@ -85,16 +85,38 @@ func TestFaultsOfMIGDevicesOutliveTheProcess(t *testing.T) {
 	})
 }
 
+// TestAGPUThatDoesNotAnswerInAMinute: it is not Healthy although each of its calls returns, and the time in which the driver is
+// released does not count.
+func TestAGPUThatDoesNotAnswerInAMinute(t *testing.T) {
+	n := newNode(2)
+	watch(t, n, func(t *testing.T, m *monitor.Monitor) {
+		busy := func() error {
+			return &inventory.Stall{Call: inventory.Call{Function: "nvmlDeviceGetName", Since: time.Now().Add(-2 * time.Second)}}
+		}
+		n.set(func(n *node) { n.busy = map[string]func() error{uuid(1): busy} })
+		pass(30 * time.Second)
+		wantStates(t, m, healthy, suspect)
+		if err := m.Quiesce(t.Context(), true); err != nil {
+			t.Fatal(err)
+		}
+		pass(10 * time.Minute)
+		if err := m.Resume(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		pass(50 * time.Second)
+		wantStates(t, m, healthy, suspect)
+		pass(15 * time.Second)
+		wantStates(t, m, healthy, unhealthy)
+		n.set(func(n *node) { n.busy = nil })
+		pass(time.Minute)
+		wantStates(t, m, healthy, healthy)
+	})
+}
+
 // TestAGPUThatCannotBeAsked: its last verdict holds for a while, and then it is not known how it is.
 func TestAGPUThatCannotBeAsked(t *testing.T) {
 	n := newNode(2)
 	watch(t, n, func(t *testing.T, m *monitor.Monitor) {
-		n.set(func(n *node) { n.readErr[uuid(1)] = inventory.ErrNotAsked })
-		pass(time.Minute)
-		wantStates(t, m, healthy, healthy) // it says nothing of the GPU
-		if s, err := m.Status(t.Context()); err != nil || len(s.NotAsked) != 1 || s.NotAsked[0] != 1 {
-			t.Errorf("not asked: %v, %v", s.NotAsked, err)
-		}
 		n.set(func(n *node) { n.readErr[uuid(1)] = inventory.ErrNoAnswer })
 		if _, err := m.Look(t.Context()); err != nil {
 			t.Fatal(err)
@@ -135,8 +157,8 @@ func TestOnlyGPUsInTroubleWaitForARetry(t *testing.T) {
 	})
 }
 
-// TestSamplesOfGPUsThatAreNotAsked: the last ones stay, and nobody looks for the reason.
-func TestSamplesOfGPUsThatAreNotAsked(t *testing.T) {
+// TestSamplesOfAGPUThatDoesNotAnswer: the last ones stay, and the node is looked at once.
+func TestSamplesOfAGPUThatDoesNotAnswer(t *testing.T) {
 	n := newNode(2)
 	synctest.Test(t, func(t *testing.T) {
 		m, stop := start(t, n, monitor.Options{Poll: time.Hour})
@@ -146,20 +168,14 @@ func TestSamplesOfGPUsThatAreNotAsked(t *testing.T) {
 		}
 		pass(10 * time.Second)
 		before := m.Samples().Value()
-		for _, err := range []error{inventory.ErrNotAsked, inventory.ErrNoAnswer} {
-			n.set(func(n *node) { n.sampleErr = map[string]error{uuid(1): err} })
-			scanned := n.count(scans)
-			pass(10 * time.Second)
-			want := scanned
-			if err == inventory.ErrNoAnswer { //nolint:errorlint // it is one of these two
-				want++ // once, although the next samples fail, too
-			}
-			if got := n.count(scans); got != want {
-				t.Errorf("%v: %d looks, want %d", err, got-scanned, want-scanned)
-			}
-			if s := m.Samples().Value(); len(s) != 2 || s[0].Taken.Equal(before[0].Taken) || !s[1].Taken.Equal(before[1].Taken) {
-				t.Errorf("%v: samples %+v, before %+v", err, s, before)
-			}
+		n.set(func(n *node) { n.sampleErr = map[string]error{uuid(1): inventory.ErrNoAnswer} })
+		scanned := n.count(scans)
+		pass(10 * time.Second)
+		if got := n.count(scans); got != scanned+1 { // once, although the next samples fail, too
+			t.Errorf("%d looks, want 1", got-scanned)
+		}
+		if s := m.Samples().Value(); len(s) != 2 || s[0].Taken.Equal(before[0].Taken) || !s[1].Taken.Equal(before[1].Taken) {
+			t.Errorf("samples %+v, before %+v", s, before)
 		}
 		stop()
 	})

@@ -30,12 +30,11 @@ type Options struct {
 // A Driver opens sessions with the NVIDIA driver, one at a time. Its methods may be called from several goroutines.
 type Driver struct {
 	options Options
-	// calls makes all calls but the waits for events. Both outlive a Session: however often sessions are opened, no more than
-	// maxGivenUp calls and one wait hang.
+	// calls makes all calls but the waits for events. Both outlive a Session: however often sessions are opened, no more than one
+	// call about each GPU, one about none and one wait hang.
 	calls, events *worker
 	// node and waits are the records of calls that are about no GPU, and of waits for events.
 	node, waits *record
-	pulse       *pulse
 
 	// The rest is used by the goroutine that has the turn of calls.
 
@@ -44,22 +43,19 @@ type Driver struct {
 	late   *Session // was opened when nobody waited for it any more; the next Open returns it
 }
 
-// maxGivenUp is how many calls may hang, besides a wait for events: two GPUs that hang leave a thread for the others.
-const maxGivenUp = 3
-
 // New returns the driver. It touches nothing. There can be only one Driver for a library.
 func New(o Options) *Driver {
 	if o.Root == nil {
 		o.Root = os.DirFS("/")
 	}
-	d := &Driver{options: o, calls: newWorker(maxGivenUp), events: newWorker(1), pulse: &pulse{}}
+	d := &Driver{options: o, calls: newWorker(), events: newWorker()}
 	d.node, d.waits = d.record(inventory.NoGPU), d.record(inventory.NoGPU)
 	return d
 }
 
 // record returns a new record of calls that are about a GPU, or about none.
 func (d *Driver) record(gpu int) *record {
-	return &record{gpu: gpu, pulse: d.pulse, count: d.options.Metrics}
+	return &record{gpu: gpu, count: d.options.Metrics}
 }
 
 // Open starts a session: it initialises NVML, registers for the events of every GPU and looks at it for the first time, so that

@@ -3,7 +3,9 @@ package nvidia_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
+	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -126,26 +128,32 @@ func TestHang(t *testing.T) {
 			}
 			r.inject(restore)
 		},
-		"calls about three GPUs": func(t *testing.T) {
+		"calls about all GPUs but one": func(t *testing.T) {
 			r := newRig(t, "dgx-h100")
 			before := r.scan()
-			r.inject(hang("3", ""), hang("5", ""), hang("6", ""))
+			hang := []int{0, 1, 2, 3, 4, 6, 7}
+			for _, gpu := range hang {
+				r.inject(simulator.Fault{Kind: simulator.KindHang, GPU: strconv.Itoa(gpu)})
+			}
 			start := time.Now()
-			if err := r.look(); err != nil {
-				t.Error(err)
+			compare(t, "the node while they hang", before, r.scan())
+			compare(t, "the time it took", 2*gpuPatience+5*shortPatience, time.Since(start))
+			compare(t, "how many calls hang", len(hang), len(r.driver.Calls()))
+			r.inject(simulator.Fault{Kind: simulator.KindRecoveryAction, GPU: "5", Action: "reset"})
+			start = time.Now()
+			for range 3 {
+				compare(t, "the node at the next look", before, r.scan())
+				for _, gpu := range hang {
+					call := fmt.Sprintf("nvmlDeviceGetHandleByIndex of GPU %d", gpu)
+					r.stalls("Read", 0, call, func() error { return r.read(gpu) })
+				}
+				reading, err := r.Read(r.ctx, r.uuid(5))
+				if err != nil || reading.RecoveryAction.Value != inventory.RecoveryGPUReset {
+					t.Errorf("the GPU that answers: %+v, %v", reading.RecoveryAction, err)
+				}
 			}
-			compare(t, "the time until no more threads are risked", 2*gpuPatience+roomPatience, time.Since(start))
-			r.hanging("nvmlDeviceGetHandleByIndex of GPU 3", "nvmlDeviceGetHandleByIndex of GPU 5", "nvmlDeviceGetHandleByIndex of GPU 6")
-			r.stalls("Read of a GPU", 0, "nvmlDeviceGetHandleByIndex of GPU 6", func() error { return r.read(6) })
-			time.Sleep(nodePatience) // the bubble's clock
-			if err := r.read(0); !errors.Is(err, inventory.ErrNoAnswer) {
-				t.Errorf("Read while no call returns: %v", err)
-			}
-			_, _ = r.Next(r.within(time.Second)) // a wait returns
-			if err := r.read(0); !errors.Is(err, inventory.ErrNotAsked) {
-				t.Errorf("Read while waits return: %v", err)
-			}
-			compare(t, "the node meanwhile", before, r.scan())
+			compare(t, "the time of three looks", 0, time.Since(start))
+			compare(t, "how many calls hang then", len(hang), len(r.driver.Calls()))
 			r.inject(restore)
 			synctest.Wait()
 			compare(t, "the node afterwards", before, r.scan())
@@ -154,6 +162,23 @@ func TestHang(t *testing.T) {
 					t.Errorf("GPU %d: %v", gpu, err)
 				}
 			}
+		},
+		"calls that return, one after the other": func(t *testing.T) {
+			r := newRig(t, "dgx-h100", simulator.Fault{Kind: simulator.KindSlow, GPU: "3", Delay: "1900ms"})
+			start := time.Now()
+			r.scan()
+			if took := time.Since(start); took > jobPatience+gpuPatience {
+				t.Errorf("a look took %v", took)
+			}
+			for start := time.Now(); r.read(3) != nil; time.Sleep(time.Second) { // the bubble's clock
+				if time.Since(start) > 5*time.Minute {
+					t.Fatal("the GPU was not read in five minutes")
+				}
+				_ = r.look()
+			}
+			r.inject(restore)
+			time.Sleep(time.Minute)
+			r.scan()
 		},
 		"a call about no GPU": func(t *testing.T) {
 			r := newRig(t, "dgx-h100")

@@ -26,7 +26,8 @@ type scanner struct {
 	eventless error         // why there is no such set
 
 	opened   time.Time // when the session was opened
-	slots    []*slot   // by NVML index
+	made     []*slot   // by NVML index, also of GPUs that are no longer counted: each has one record, and so one thread at most
+	slots    []*slot   // of the GPUs that are counted
 	control  inventory.ControlNodes
 	majors   inventory.Majors
 	topology topology
@@ -61,10 +62,10 @@ func (s *scanner) count() error {
 	if err := failure("nvmlDeviceGetCount", ret); err != nil {
 		return err
 	}
-	for len(s.slots) < count {
-		s.slots = append(s.slots, newSlot(s.driver, s.api, len(s.slots)))
+	for len(s.made) < count {
+		s.made = append(s.made, newSlot(s.driver, s.api, len(s.made)))
 	}
-	s.slots = s.slots[:count]
+	s.slots = s.made[:count]
 	s.control, s.majors = controlNodes(s.root, s.devs, s.control), majors(s.root, s.majors)
 	return nil
 }

@@ -139,7 +139,7 @@ func (s *Session) Scan(ctx context.Context) (_ inventory.Snapshot, err error) {
 	if !s.opened.IsZero() {
 		began, s.opened = s.opened, time.Time{}
 	}
-	if err := s.count(ctx); err != nil && !errors.Is(err, inventory.ErrNotAsked) {
+	if err := s.count(ctx); err != nil {
 		return inventory.Snapshot{}, err
 	}
 	s.mu.Lock()
@@ -276,8 +276,8 @@ func (s *Session) Retry(ctx context.Context) (err error) {
 }
 
 // Read reads the health signals of a GPU that an earlier Scan of this session found. How the GPU answers is part of
-// the Reading; an error means that it could not be asked: there is no such GPU, a call about it does not return or did not in
-// time (inventory.Stall), or calls about others do not (inventory.ErrNotAsked).
+// the Reading; an error means that it could not be asked: there is no such GPU, or a call about it does not return or did not in
+// time (inventory.Stall).
 func (s *Session) Read(ctx context.Context, uuid string) (_ inventory.Reading, err error) {
 	defer func() { err = wrap(err, "read GPU "+uuid) }()
 	if err := s.enter(ctx); err != nil {

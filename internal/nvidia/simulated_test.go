@@ -17,17 +17,18 @@ import (
 
 // What the package promises of time and numbers, with which the tests know when to look.
 const (
-	gpuPatience  = 2 * time.Second  // a call about one GPU
-	roomPatience = 5 * time.Second  // a call about a GPU while no other GPU can be asked
-	nodePatience = 10 * time.Second // a call about no GPU
-	openPatience = time.Minute      // a call while a session is opened
-	waitStep     = 500 * time.Millisecond
-	waitPatience = 10 * time.Second
-	maxRest      = 5 * time.Second // between two waits of no use
-	retryGap     = time.Minute     // until events that were not permitted are asked for again
-	waitBurst    = 256             // waits at once, and then one in each waitGap
-	waitGap      = 10 * time.Millisecond
-	maxHangs     = 2 // in a row, then a GPU is left alone
+	gpuPatience   = 2 * time.Second        // a call about one GPU
+	shortPatience = 500 * time.Millisecond // the same while calls about two GPUs hang
+	jobPatience   = 10 * time.Second       // calls about one GPU that return, in a row
+	nodePatience  = 10 * time.Second       // a call about no GPU
+	openPatience  = time.Minute            // a call while a session is opened
+	waitStep      = 500 * time.Millisecond
+	waitPatience  = 10 * time.Second
+	maxRest       = 5 * time.Second // between two waits of no use
+	retryGap      = time.Minute     // until events that were not permitted are asked for again
+	waitBurst     = 256             // waits at once, and then one in each waitGap
+	waitGap       = 10 * time.Millisecond
+	maxHangs      = 2 // in a row, then a GPU is left alone
 
 	shortestCount = 900 * time.Millisecond // between two counts of performance monitoring
 	longestCount  = 10 * time.Minute

@@ -3,7 +3,6 @@ package nvidia
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -19,8 +18,10 @@ const (
 	gpuPatience = 2 * time.Second
 	// nodePatience is how long a call about no GPU may take before nobody waits for it any more.
 	nodePatience = 10 * time.Second
-	// roomPatience is how long a call about a GPU may take while no other GPU can be asked without risking one more thread.
-	roomPatience = 5 * time.Second
+	// shortPatience is gpuPatience while calls about two GPUs hang: a look at many that hang must not take long.
+	shortPatience = 500 * time.Millisecond
+	// jobPatience is how long a job about one GPU may take although its calls return.
+	jobPatience = 10 * time.Second
 	// openPatience is nodePatience for opening a session: the driver may have to load firmware.
 	openPatience = time.Minute
 )
@@ -29,7 +30,6 @@ const (
 // about no GPU: calls of one record are made one after the other.
 type record struct {
 	gpu   int         // index, or inventory.NoGPU
-	pulse *pulse      // of all records of the driver
 	count Metrics     // of the driver
 	alone atomic.Bool // a job was given up
 
@@ -37,12 +37,6 @@ type record struct {
 	function string     // empty between two calls
 	since    time.Time  // when that call, or the job between two calls, began
 }
-
-// A pulse is when a call into the driver returned last, in nanoseconds since 1970.
-type pulse struct{ atomic.Int64 }
-
-// beats reports whether a call returned a short while ago: the driver lives.
-func (p *pulse) beats() bool { return time.Since(time.Unix(0, p.Load())) < nodePatience }
 
 // begin notes that a function is about to be called, or with an empty name that a job begins.
 func (r *record) begin(function string) {
@@ -55,7 +49,6 @@ func (r *record) begin(function string) {
 // end notes that it returned, and what.
 func (r *record) end(ret nvml.Return) {
 	now := time.Now()
-	r.pulse.Store(now.UnixNano())
 	r.mu.Lock()
 	function, took := r.function, now.Sub(r.since)
 	r.function, r.since = "", now
@@ -77,11 +70,10 @@ func (r *record) left(patience time.Duration) time.Duration {
 
 // A worker makes calls into the driver, in jobs, one job at a time, for callers that cannot wait for ever. A call into the driver
 // cannot be cancelled: where one does not return, its caller gives the job up, the job goes on in its thread, and the next
-// job gets another thread. No more jobs than most are ever given up at the same time.
+// job gets another thread. Of each record no more than one job is ever given up at the same time.
 //
 // There is a goroutine only while a job is being done.
 type worker struct {
-	most int
 	turn chan struct{} // holds a token while somebody uses the worker
 
 	mu      sync.Mutex // guards all following fields
@@ -93,12 +85,13 @@ type worker struct {
 // A job is calls of one record.
 type job struct {
 	record *record
+	began  time.Time
 	late   func()
 	done   chan struct{} // closed when it is
 }
 
-func newWorker(most int) *worker {
-	return &worker{most: most, turn: make(chan struct{}, 1), freed: make(chan struct{})}
+func newWorker() *worker {
+	return &worker{turn: make(chan struct{}, 1), freed: make(chan struct{})}
 }
 
 // do is job in a turn of its own.
@@ -110,12 +103,12 @@ func (w *worker) do(ctx context.Context, r *record, patience time.Duration, f, l
 	return w.job(ctx, r, patience, f, late)
 }
 
-// job runs f in a job of a record and waits until f is done, ctx ends, or a call of f takes longer than patience: the time that f
-// takes as a whole has no limit while its calls return. The error says why nobody waits for f any more; then the caller must not
-// touch what f writes, and late runs in a later turn once f is done, unless it is nil. The caller has the turn.
+// job runs f in a job of a record and waits until f is done, ctx ends, or a call of f takes longer than patience. While its calls
+// return, f as a whole may take jobPatience if it is about a GPU, and any time if it is not. The error says why nobody waits for f any
+// more; then the caller must not touch what f writes, and late runs in a later turn once f is done, unless it is nil. The caller has
+// the turn.
 //
-// While a call of the same record hangs the error is an inventory.Stall, and while no thread is left it is
-// inventory.ErrNotAsked, or inventory.ErrNoAnswer if no call returned for a while: then f does not run.
+// While a job of the same record goes on that was given up, the error is an inventory.Stall, and f does not run.
 func (w *worker) job(ctx context.Context, r *record, patience time.Duration, f, late func()) error {
 	if err := w.room(ctx, r, patience); err != nil {
 		return err
@@ -150,30 +143,21 @@ func (w *worker) settle() {
 	}
 }
 
-// room waits until a job of a record may begin: until none of the record is under way, and one thread is free. The caller has the
-// turn.
+// room waits until a job of a record may begin: until none of the record is under way. The caller has the turn.
 func (w *worker) room(ctx context.Context, r *record, patience time.Duration) error {
 	for {
 		w.mu.Lock()
-		same := slices.ContainsFunc(w.givenUp, func(j *job) bool { return j.record == r })
-		full := len(w.givenUp) >= w.most
-		wait := r.left(patience)
-		if !same && full {
-			wait = 0
-			for _, j := range w.givenUp {
-				wait = max(wait, j.record.left(roomPatience))
-			}
-		}
-		freed := w.freed
-		w.mu.Unlock()
-		switch {
-		case !same && !full:
+		i := slices.IndexFunc(w.givenUp, func(j *job) bool { return j.record == r })
+		if i < 0 {
+			w.mu.Unlock()
 			w.settle()
 			return nil
-		case wait <= 0 && same:
+		}
+		wait := w.givenUp[i].left(w.patienceLocked(r, patience))
+		freed := w.freed
+		w.mu.Unlock()
+		if wait <= 0 {
 			return &inventory.Stall{Call: r.call()}
-		case wait <= 0:
-			return w.exhausted(r)
 		}
 		timer := time.NewTimer(wait)
 		select {
@@ -187,18 +171,29 @@ func (w *worker) room(ctx context.Context, r *record, patience time.Duration) er
 	}
 }
 
-// exhausted is the error of a job for which there is no thread.
-func (w *worker) exhausted(r *record) error {
-	kind := inventory.ErrNotAsked
-	if !r.pulse.beats() {
-		kind = inventory.ErrNoAnswer
+// patienceLocked returns how long a call of a record is waited for.
+func (w *worker) patienceLocked(r *record, patience time.Duration) time.Duration {
+	if r.gpu != inventory.NoGPU && len(w.givenUp) > 1 {
+		return min(patience, shortPatience)
 	}
-	return fmt.Errorf("%w: %d calls hang, so no other call is made", kind, w.most)
+	return patience
+}
+
+// left returns how much of a caller's patience with a call of the job is left.
+func (j *job) left(patience time.Duration) time.Duration {
+	left := j.record.left(patience)
+	if j.record.gpu == inventory.NoGPU {
+		return left
+	}
+	return min(left, jobPatience-time.Since(j.began))
 }
 
 // run does a job for which there is room. The caller has the turn.
 func (w *worker) run(ctx context.Context, r *record, patience time.Duration, f, late func()) error {
-	j := &job{record: r, late: late, done: make(chan struct{})}
+	j := &job{record: r, began: time.Now(), late: late, done: make(chan struct{})}
+	w.mu.Lock()
+	patience = w.patienceLocked(r, patience)
+	w.mu.Unlock()
 	r.begin("")
 	go w.finish(j, f)
 	timer := time.NewTimer(patience)
@@ -211,7 +206,7 @@ func (w *worker) run(ctx context.Context, r *record, patience time.Duration, f, 
 		case <-ctx.Done():
 			err = stopped(ctx)
 		case <-timer.C:
-			if left := r.left(patience); left > 0 {
+			if left := j.left(patience); left > 0 {
 				timer.Reset(left)
 			} else {
 				err = &inventory.Stall{Call: r.call()}

@@ -67,9 +67,6 @@ type Status struct {
 	Retries []Retry `json:"retries,omitempty"`
 	// Unwatched are sentences: which GPUs give no events, and why. Only looks find their faults.
 	Unwatched []string `json:"unwatched,omitempty"`
-	// NotAsked are the indexes of the GPUs that were not asked in the last look, because too many calls about other GPUs do not
-	// return. Their health is that of an earlier look, and of events since.
-	NotAsked []int `json:"notAsked,omitempty"`
 	// MIG is how far the node is with the MIG layout that is asked for; nil where layouts are not changed.
 	MIG *MIGLayout `json:"mig,omitempty"`
 	// DRA is what is known of Dynamic Resource Allocation; nil where it is not used.

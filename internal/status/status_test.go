@@ -28,7 +28,7 @@ func TestJSON(t *testing.T) {
 			Index: "0", UUID: "GPU-0", Model: "T4", PCI: "0000:1b:00.0", Minor: &one, State: "Unhealthy", Since: at, Reason: "r", Cure: "reset", XID: 79,
 			Faults: []Fault{{Source: "xid", XID: 79, Cure: "reset", Since: at}}, Events: []string{"XID 79 × 1"},
 		}, {Index: "0:1", UUID: "MIG-0", Model: "MIG 1g.5gb", GPU: "GPU-0", Profile: "1g.5gb", State: "Healthy"}},
-		LeftOut: []string{"GPU 1: x"}, Retries: []Retry{{Index: 1, Reason: "x", Next: at}}, Unwatched: []string{"GPU 2: x"}, NotAsked: []int{3},
+		LeftOut: []string{"GPU 1: x"}, Retries: []Retry{{Index: 1, Reason: "x", Next: at}}, Unwatched: []string{"GPU 2: x"},
 		Holds: []Hold{{Device: "GPU-3", Resource: "a/b", Reason: "x", Listed: true}},
 		Resources: []Resource{{
 			Name: "a/b", Planned: true, Devices: 2, Healthy: 1, Server: "serving", Agreed: true, Problem: "x",
@@ -123,9 +123,6 @@ func TestJSON(t *testing.T) {
  ],
  "unwatched": [
   "GPU 2: x"
- ],
- "notAsked": [
-  3
  ],
  "holds": [
   {

@@ -113,6 +113,19 @@ var driverFaults = []fault{
 		then:  []act{{restoredAll.deed, outcome{within: askedAgain}}},
 	},
 	{
+		name: "calls on six GPUs hang, and another one asks for a reset",
+		inject: []simulator.Fault{
+			hung("", "0"), hung("", "1"), hung("", "2"), hung("", "3"), hung("", "4"), hung("DeviceGetMemoryInfo", "5"),
+			{Kind: simulator.KindRecoveryAction, GPU: "6", Action: "reset"},
+		},
+		run: &outcome{
+			within: 20 * time.Second, bad: []string{"0", "1", "2", "3", "4", "5", "6"}, hold: silent,
+			says: map[string]string{"0": "nvmlDeviceGetHandleByIndex", "5": "nvmlDeviceGetMemoryInfo", "6": `Unhealthy \(reset\)`},
+		},
+		start: &outcome{within: 20 * time.Second, gone: []string{"0", "1", "2", "3", "4", "5"}, bad: []string{"6"}, hold: silent},
+		then:  []act{{restoredAll.deed, outcome{within: askedAgain}}},
+	},
+	{
 		name: "every call takes 20 ms", inject: []simulator.Fault{{Kind: simulator.KindSlow, Delay: "20ms"}},
 		run: &outcome{hold: 5 * polled}, start: &outcome{within: 10 * time.Second, hold: 5 * polled}, then: []act{restoredAll},
 	},
