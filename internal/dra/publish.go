@@ -6,14 +6,21 @@ import (
 	"hash/fnv"
 	"maps"
 	"slices"
+	"strconv"
 )
 
 // maxName is the longest name of an object.
 const maxName = 253
 
-// SliceName returns the name of the ResourceSlice with slice i of the pool.
+// SliceName returns the name of the ResourceSlice with slice i of the pool. The scheduler tries the slices of a pool in the order of their
+// names. A number of two digits has an a before it, one of three a b: so names sort as their numbers do, and those of one digit, which
+// former versions have written, stay as they are.
 func (p Pool) SliceName(i int) string {
-	node, rest := p.Name, fmt.Sprintf("-%s-%d", Driver, i)
+	number := strconv.Itoa(i)
+	if digits := len(number); digits > 1 {
+		number = string(rune('a'+digits-2)) + number
+	}
+	node, rest := p.Name, "-"+Driver+"-"+number
 	if len(node)+len(rest) > maxName {
 		hash := fnv.New32a()
 		_, _ = hash.Write([]byte(node)) // never fails

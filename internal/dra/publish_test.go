@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 )
@@ -264,5 +266,26 @@ func TestLongNodeName(t *testing.T) {
 	a, b := dra.Pool{Name: long + "a"}.SliceName(0), dra.Pool{Name: long + "b"}.SliceName(0)
 	if len(a) > 253 || len(b) > 253 || a == b {
 		t.Errorf("names %q and %q", a, b)
+	}
+}
+
+// TestSliceNamesSortAsNumbers: the scheduler tries the slices of a pool by their names, which sort as their numbers do. Those of the first ten
+// are as they always were, so that an upgrade writes no slice.
+func TestSliceNamesSortAsNumbers(t *testing.T) {
+	t.Parallel()
+	var names []string
+	for i := range 1100 {
+		names = append(names, dra.Pool{Name: "n"}.SliceName(i))
+	}
+	if !slices.IsSorted(names) || len(slices.Compact(slices.Clone(names))) != len(names) {
+		t.Errorf("names are not in order: %v", names[:12])
+	}
+	if names[0] != "n-gpu.nvidia.com-0" || names[9] != "n-gpu.nvidia.com-9" {
+		t.Errorf("the first names are %v", names[:10])
+	}
+	for _, name := range names {
+		if problems := validation.IsDNS1123Subdomain(name); problems != nil {
+			t.Errorf("%s: %v", name, problems)
+		}
 	}
 }
