@@ -32,6 +32,9 @@ type Options struct {
 	Configs   *feed.Feed[config.Config]
 	// Held returns the devices that pods hold by the device plugin; nil where there is no kubelet.
 	Held func(context.Context) ([]kubelet.HeldDevice, error)
+	// Owners say who gives out each GPU. Where all are in slices, a claim is prepared also without an answer of Held; nil where that is not
+	// known.
+	Owners *feed.Feed[dra.Owners]
 	// Claimed returns the claims of the pods that are on the node, by "NAMESPACE/NAME"; nil where that is not known.
 	Claimed func(context.Context) (map[string]bool, error)
 	// SetTimeSlice sets the time slice of a GPU, from 0 (the default) to 3 (long); nil where it cannot be set.
@@ -69,12 +72,15 @@ type Metrics interface {
 	Prepared(took time.Duration, cause string)
 	// Unprepared is the same for claims that are given back.
 	Unprepared(took time.Duration, cause string)
+	// Unasked counts a claim for which kubelet did not say which pods hold GPUs as resources, where none is on offer as one.
+	Unasked()
 }
 
 type noMetrics struct{}
 
 func (noMetrics) Prepared(time.Duration, string)   {}
 func (noMetrics) Unprepared(time.Duration, string) {}
+func (noMetrics) Unasked()                         {}
 
 // Claims prepare and unprepare claims. New builds them, and Run is called for each time in which this process leads. Their methods may be
 // called by several goroutines.
@@ -130,6 +136,9 @@ func New(o Options) *Claims {
 	}
 	if o.Divisions == nil {
 		o.Divisions = feed.New(dra.Divisions(nil))
+	}
+	if o.Owners == nil {
+		o.Owners = feed.New(dra.Owners(nil))
 	}
 	always := func() error { return nil }
 	if o.Lead == nil {

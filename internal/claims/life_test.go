@@ -477,7 +477,12 @@ func TestCauses(t *testing.T) {
 	}
 }
 
-type metrics struct{ causes []string }
+type metrics struct {
+	causes  []string
+	unasked int
+}
+
+func (m *metrics) Unasked() { m.unasked++ }
 
 func (m *metrics) Prepared(_ time.Duration, cause string)   { m.causes = append(m.causes, cause) }
 func (m *metrics) Unprepared(_ time.Duration, cause string) { m.causes = append(m.causes, "-"+cause) }

@@ -13,6 +13,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cdi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
 )
@@ -209,11 +210,9 @@ func (c *Claims) record(ctx context.Context, locks *holding, claim dra.Claim, fo
 			return record{}, fail(CauseNotReady, "the files of the driver that a container is given with the device %s are not known yet", d.Device)
 		}
 	}
-	var held []kubelet.HeldDevice
-	if c.options.Held != nil {
-		if held, err = c.options.Held(ctx); err != nil {
-			return record{}, fail(CauseNotReady, "it is not known whether a pod has the devices by the device plugin: %w", err)
-		}
+	held, err := c.held(ctx, n.snapshot)
+	if err != nil {
+		return record{}, fail(CauseNotReady, "it is not known whether a pod has the devices by the device plugin: %w", err)
 	}
 	if err := locks.gpus(ctx, r.gpus()); err != nil {
 		return record{}, failure{CauseLate, err}
@@ -235,6 +234,30 @@ func (c *Claims) record(ctx context.Context, locks *holding, claim dra.Claim, fo
 	}
 	c.keep(r)
 	return r, nil
+}
+
+// heldPatience is how long kubelet may take to say which pods hold GPUs as resources, where none is on offer as one.
+const heldPatience = 2 * time.Second
+
+// held returns the devices that pods hold by the device plugin. A GPU goes into a slice when no pod has it as a resource, and is not on offer as
+// one before it has left the slice, over restarts, too. So where all GPUs are in slices, an answer of kubelet's is not needed.
+func (c *Claims) held(ctx context.Context, s inventory.Snapshot) ([]kubelet.HeldDevice, error) {
+	if c.options.Held == nil {
+		return nil, nil
+	}
+	owners := c.options.Owners.Value()
+	if slices.ContainsFunc(s.GPUs, func(g inventory.GPU) bool { return !owners[g.UUID].InSlice() }) {
+		return c.options.Held(ctx)
+	}
+	limited, cancel := context.WithTimeout(ctx, heldPatience)
+	defer cancel()
+	held, err := c.options.Held(limited)
+	if err == nil || ctx.Err() != nil {
+		return held, err
+	}
+	klog.FromContext(ctx).V(2).Info("Preparing a claim without kubelet's account of resources, as none is on offer", "reason", err.Error())
+	c.options.Metrics.Unasked()
+	return nil, nil
 }
 
 // writeSpec writes the CDI spec of a claim if it is not as it should be. Where it is not known how it should be, it stays. The caller

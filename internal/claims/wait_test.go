@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
@@ -189,5 +190,43 @@ func TestReadClaim(t *testing.T) {
 		if _, err := c.Prepare(t.Context(), "uid-1", read); err == nil || err.Error() != want || r.record("uid-1") != "" {
 			t.Errorf("Prepare() = %v, want %q; record %q", err, want, r.record("uid-1"))
 		}
+	}
+}
+
+// TestKubeletIsSilent: where all GPUs are in slices, nothing was on offer as a resource since they were handed over. A claim is prepared there
+// also when kubelet does not say which pods hold GPUs, and that is counted; it is not where a GPU is the device plugin's.
+func TestKubeletIsSilent(t *testing.T) {
+	t.Parallel()
+	for name, hangs := range map[string]bool{"fails": false, "hangs": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t)
+				counted := &metrics{}
+				owners := feed.New(dra.All(snapshot().GPUs))
+				r.options.Metrics, r.options.Owners = counted, owners
+				r.options.Held = func(ctx context.Context) ([]kubelet.HeldDevice, error) {
+					if hangs {
+						limited, cancel := context.WithTimeout(ctx, time.Minute)
+						defer cancel()
+						<-limited.Done()
+					}
+					return nil, errors.New("received message larger than max")
+				}
+				c, stop := r.start()
+				defer stop()
+				began := time.Now()
+				r.prepare(c, claim("uid-1", gpuA))
+				if took := time.Since(began); counted.unasked != 1 || took > 5*time.Second {
+					t.Errorf("counted %d times, prepared after %v", counted.unasked, took)
+				}
+				split := dra.All(snapshot().GPUs)
+				split["GPU-a"] = dra.OwnedByPlugin
+				owners.Publish(split)
+				if _, err := ask(t.Context(), c, claim("uid-2", gpuC)); err == nil || !strings.Contains(err.Error(), "larger than max") && !hangs {
+					t.Errorf("beside the device plugin: Prepare() = %v", err)
+				}
+			})
+		})
 	}
 }

@@ -57,7 +57,7 @@ func (d *daemon) newDRA(c config.Config) *DRA {
 		Published: a.Devices.Published(), Beside: d.beside,
 	}
 	if d.directory != nil {
-		o.Held, o.Claimed, h.Users = d.account.Held, d.account.Claims, d.set
+		o.Held, o.Owners, o.Claimed, h.Users = d.account.Held, a.Owners, d.account.Claims, d.set
 	}
 	a.Claims = claims.New(o)
 	h.Records = a.Claims.InUse()

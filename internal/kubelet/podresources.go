@@ -20,8 +20,8 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// maxPodResources bounds one answer of PodResources, in bytes: gRPC's own 4 MiB are too few for a large node.
-const maxPodResources = 16 << 20
+// maxPodResources bounds one answer of PodResources, in bytes: gRPC's own 4 MiB are too few for a large node, on which 18 MB were seen.
+const maxPodResources = 64 << 20
 
 // reconnect is how often a connection to a kubelet that ended is tried again. gRPC's own pause grows to two minutes, and a
 // restart of kubelet takes much less.

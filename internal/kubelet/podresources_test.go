@@ -27,6 +27,7 @@ type accounts struct {
 	podresources.UnimplementedPodResourcesListerServer
 	asked  atomic.Int32
 	listed atomic.Int32
+	padded int // bytes that its answers about pods have more
 }
 
 func (a *accounts) GetAllocatableResources(context.Context, *podresources.AllocatableResourcesRequest) (
@@ -46,7 +47,7 @@ func (a *accounts) List(context.Context, *podresources.ListPodResourcesRequest) 
 			Topology: &podresources.TopologyInfo{Nodes: []*podresources.NUMANode{{ID: node}}}})
 	}
 	devices = append(devices, &podresources.ContainerDevices{ResourceName: "nvidia.com/gpu", DeviceIds: []string{"c"}})
-	container := &podresources.ContainerResources{Name: "main", Devices: devices, DynamicResources: []*podresources.DynamicResource{
+	container := &podresources.ContainerResources{Name: "main" + strings.Repeat("n", a.padded), Devices: devices, DynamicResources: []*podresources.DynamicResource{
 		{ClaimNamespace: "ns", ClaimName: "one"}, {ClaimNamespace: "ns", ClaimName: "two"},
 	}}
 	return &podresources.ListPodResourcesResponse{PodResources: []*podresources.PodResources{
@@ -69,6 +70,15 @@ func (a *accounts) client(t *testing.T, c clock.Clock) *kubelet.PodResources {
 	client := kubelet.NewPodResources(socket, c)
 	t.Cleanup(func() { _ = client.Close() })
 	return client
+}
+
+// TestLargeAccount: an answer of 18 MB, which was seen on a node with many pods, is read.
+func TestLargeAccount(t *testing.T) {
+	t.Parallel()
+	service := &accounts{padded: 18 << 20}
+	if held, err := service.client(t, nil).Held(t.Context()); err != nil || len(held) != 2 {
+		t.Errorf("%d devices: %v", len(held), err)
+	}
 }
 
 func TestKubeletsAccount(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -38,6 +39,7 @@ type Counters struct {
 	rpcs, calls, claims *prometheus.HistogramVec
 	// errors are those of calls into the driver, requests those to the API server, and dropped Events that were not written.
 	errors, requests, dropped *prometheus.CounterVec
+	unasked                   atomic.Uint64 // claims without kubelet's account of resources
 
 	causes []string // for which a stream ends
 	now    func() time.Time
@@ -165,6 +167,9 @@ func (c *Counters) Unprepared(took time.Duration, cause string) {
 	c.claims.WithLabelValues("unprepare", cmp.Or(cause, done)).Observe(took.Seconds())
 }
 
+// Unasked implements claims.Metrics.
+func (c *Counters) Unasked() { c.unasked.Add(1) }
+
 // done is the result of a call that did not fail.
 const done = "done"
 
@@ -205,6 +210,9 @@ func (c *Counters) send(out *page, s status.Status) {
 	for _, r := range s.Resources {
 		resources[r.Name] = true
 		c.resource(r.Name)
+	}
+	if s.DRA != nil {
+		claimsUnasked.send(out, float64(c.unasked.Load()))
 	}
 	now := c.now()
 	for uuid, g := range ascending(c.gpus) {

@@ -203,6 +203,11 @@ var (
 		help: "Time to prepare or unprepare a ResourceClaim, by call and result: done, or why it failed: configuration, device, health, " +
 			"in-use, not-ready, driver, late, disk or malformed.",
 	}
+	claimsUnasked = metric{
+		name: "gpu_device_plugin_claims_without_kubelet_account_total", kind: counter, series: "1",
+		help: "Tries to prepare a ResourceClaim for which kubelet did not say which pods hold GPUs as resources. They go on where all GPUs of the " +
+			"node are in ResourceSlices. Absent where Dynamic Resource Allocation is not used.",
+	}
 	apiRequests = metric{
 		name: "gpu_device_plugin_api_requests_total", kind: counter, labels: []string{"verb", "resource", "code"},
 		series: "1 for each of 17 kinds of requests and code that occurred",
@@ -225,6 +230,6 @@ var daemonMetrics = []metric{
 	registrations, streamEnds, kubelets, rpcDuration,
 	snapshotTime, snapshotGeneration, snapshotStale, callDuration, callErrors, callsHanging, callOldest,
 	configGeneration, configSuccessful, configSuccess,
-	sliceCount, sliceDevices, poolGeneration, slicesPublished, claimCount, claimDuration,
+	sliceCount, sliceDevices, poolGeneration, slicesPublished, claimCount, claimDuration, claimsUnasked,
 	apiRequests, eventsDropped,
 }
