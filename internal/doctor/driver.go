@@ -177,7 +177,7 @@ func migCapabilities(f *NodeFacts, r *findings) {
 	r.warn("This container cannot open "+strings.Join(shut, " and ")+": MIG devices cannot be seen, or layouts not be changed. "+
 		"NVIDIA's container toolkit 1.18.0 to 1.20.0 ignores NVIDIA_MIG_MONITOR_DEVICES and NVIDIA_MIG_CONFIG_DEVICES; 1.20.1 does not",
 		[]string{"/dev of this container"}, "nvidia-ctk --version   # on the node; install 1.20.1 or newer",
-		"or in the pod, without the toolkit: privileged: true, and the node's /dev mounted at /dev")
+		"or without the toolkit: hostDev: true in the chart's values, or kubectl apply -k deployments/host-dev")
 }
 
 func named(name string) func(DeviceFile) bool {

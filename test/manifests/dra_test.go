@@ -49,16 +49,16 @@ func TestDRAValues(t *testing.T) {
 		objects := decode(t, "chart", render(t, values))
 		pod := daemonSet(t, objects, "gpu-device-plugin").Spec.Template.Spec
 		var got []string
-		divides := false // from NVIDIA's runtime
+		void := false // NVIDIA's runtime adds nothing
 		for _, e := range pod.Containers[0].Env {
 			if strings.HasPrefix(e.Name, "DRA_") || e.Name == "KUBELET_ROOT" {
 				got = append(got, e.Name+"="+e.Value)
 			}
-			divides = divides || e.Name == "NVIDIA_MIG_CONFIG_DEVICES" && e.Value == "all"
+			void = void || e.Name == "NVIDIA_VISIBLE_DEVICES" && e.Value == "void"
 		}
-		added := pod.Containers[0].SecurityContext.Capabilities.Add
-		if made := strings.Contains(values, "dynamicMIG: true"); made != divides || made && !slices.Contains(added, "SYS_ADMIN") {
-			t.Errorf("%s: NVIDIA_MIG_CONFIG_DEVICES %t, capabilities %v", values, divides, added)
+		privileged := slices.Contains(grants(t, pod), "privileged")
+		if made := strings.Contains(values, "dynamicMIG: true"); made != void || made != privileged {
+			t.Errorf("%s: NVIDIA's runtime adds nothing: %t, privileged: %t", values, void, privileged)
 		}
 		if strings.Join(got, " ") != want {
 			t.Errorf("%s: %q, want %q", values, got, want)

@@ -28,7 +28,7 @@ var features = []feature{
 	{"preStartChecks: reset-clocks", []string{"SYS_ADMIN", "escalation", "hostPID"}},
 	{"mps: {enabled: true}", []string{"/run/nvidia/mps rw", "/run/nvidia/mps/shm rw"}},
 	{"compatWithCPUManager: true", []string{"privileged"}},
-	{"mig: {enabled: true, layout: all-balanced}", []string{"SYS_ADMIN", "escalation"}},
+	{"mig: {enabled: true, layout: all-balanced}", []string{"privileged", "/dev rw"}},
 	{"features: {labels: file}", []string{"/etc/kubernetes/node-feature-discovery/features.d rw"}},
 }
 
@@ -102,6 +102,9 @@ func TestGrants(t *testing.T) {
 				delete(want, g)
 			}
 		}
+		if want["/dev rw"] {
+			delete(want, "/dev/kmsg ro") // it is in that folder
+		}
 		text := "{" + strings.Join(values, ", ") + "}"
 		pod := daemonSet(t, decode(t, "chart", render(t, text)), "gpu-device-plugin").Spec.Template.Spec
 		if diff := cmp.Diff(slices.Sorted(maps.Keys(want)), grants(t, pod)); diff != "" {
@@ -123,9 +126,14 @@ func TestGrantsOfFiles(t *testing.T) {
 		{file("{plugin: {deviceListStrategy: [envvar, cdi-annotations]}}"), []string{"/var/run/cdi rw"}},
 		{file("{plugin: {deviceListStrategy: envvar}}"), nil},
 		{file("{migStrategy: mixed}"), []string{"SYS_ADMIN", "escalation"}},
-		{`{config: {map: {a: "mig: {enabled: true}"}}}`, []string{"SYS_ADMIN", "escalation"}},
+		{`{config: {map: {a: "mig: {enabled: true}"}}}`, []string{"privileged", "/dev rw"}},
+		{"{mig: {enabled: true}, hostDev: false}", []string{"SYS_ADMIN", "escalation"}},
+		{"{mig: {enabled: true}, simulate: dgx-h100}", []string{"SYS_ADMIN", "escalation"}},
+		{"{mig: {enabled: true}, securityContext: {privileged: true}}", []string{"privileged", "/dev rw"}},
+		{"{hostDev: true, kernelLog: true}", []string{"privileged", "/dev rw"}},
 		{`{config: {map: {a: "mig: {enabled: true}"}}, mig: {enabled: false}}`, nil},
-		{"{mig: {enabled: true, disruption: pause}}", []string{"SYS_ADMIN", "SYS_PTRACE", "escalation", "hostPID", "service account", "token"}},
+		{"{mig: {enabled: true, disruption: pause}}", []string{"privileged", "/dev rw", "hostPID", "service account", "token"}},
+		{"{mig: {enabled: true, disruption: pause}, hostDev: false}", []string{"SYS_ADMIN", "SYS_PTRACE", "escalation", "hostPID", "service account", "token"}},
 		{"{mig: {disruption: pause}}", nil},
 		{"{mig: {layout: all-balanced, replace: true, label: true, disruption: evict, config: {name: layouts}}}", nil},
 		{"{deviceListStrategy: envvar, " + file("{plugin: {deviceListStrategy: cdi-cri}}")[1:], nil},
@@ -142,13 +150,25 @@ func TestGrantsOfFiles(t *testing.T) {
 	}
 }
 
+// TestHostDevNeedsPrivileges: the node's devices are of no use to a container that may not open them.
+func TestHostDevNeedsPrivileges(t *testing.T) {
+	t.Parallel()
+	if _, err := renderChart("{hostDev: true, securityContext: {runAsUser: 0}}"); err == nil || !strings.Contains(err.Error(), "securityContext is not privileged") {
+		t.Errorf("error %v", err)
+	}
+	pod := daemonSet(t, decode(t, "chart", render(t, "{mig: {enabled: true}, securityContext: {runAsUser: 0, capabilities: {drop: [ALL]}}}")), "gpu-device-plugin").Spec.Template.Spec
+	if all := grants(t, pod); slices.Contains(all, "/dev rw") {
+		t.Errorf("grants %v", all)
+	}
+}
+
 // TestGrantsAreExplained: values.yaml and docs/security.md name each grant.
 func TestGrantsAreExplained(t *testing.T) {
 	t.Parallel()
 	words := map[string]string{ // as the values of the chart call them
 		"escalation": "more privileges", "/var/lib/kubelet/device-plugins rw": "device-plugins, rw", "/ ro": "nvidiaDriverRoot, ro",
 		"/var/lib/kubelet/pod-resources ro": "pod-resources, ro", "/var/lib/gpu-device-plugin rw": "/var/lib/gpu-device-plugin, rw",
-		"/var/run/cdi rw": "/var/run/cdi", "/dev/kmsg ro": "/dev/kmsg", "/run/nvidia/mps rw": "MPS state", "/run/nvidia/mps/shm rw": "shm",
+		"/var/run/cdi rw": "/var/run/cdi", "/dev rw": "/dev", "/dev/kmsg ro": "/dev/kmsg", "/run/nvidia/mps rw": "MPS state", "/run/nvidia/mps/shm rw": "shm",
 		"/etc/kubernetes/node-feature-discovery/features.d rw": "/etc/kubernetes/node-feature-discovery/features.d",
 	}
 	all := append(slices.Clone(always), "hostNetwork", "SYS_PTRACE")

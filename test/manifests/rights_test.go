@@ -128,20 +128,20 @@ func TestRightsOfMIG(t *testing.T) {
 	}
 }
 
-// TestMIGValues: values reach the daemon, the capability device is asked of NVIDIA's runtime, and the file of layouts is mounted.
+// TestMIGValues: values reach the daemon, NVIDIA's runtime is told to add nothing, and the file of layouts is mounted.
 func TestMIGValues(t *testing.T) {
 	t.Parallel()
 	pod := daemonSet(t, decode(t, "chart", render(t, "{mig: {enabled: true, layout: a, label: true, replace: true, disruption: pause, evictTimeout: 5m, "+
 		"config: {name: default-mig-parted-config}}}")), "gpu-device-plugin").Spec.Template.Spec
 	got := map[string]string{}
 	for _, e := range pod.Containers[0].Env {
-		if strings.Contains(e.Name, "MIG_") {
+		if strings.Contains(e.Name, "MIG_") || e.Name == "NVIDIA_VISIBLE_DEVICES" {
 			got[e.Name] = e.Value
 		}
 	}
 	want := map[string]string{
 		"MIG_ENABLED": "true", "MIG_LAYOUT": "a", "MIG_LABEL": "true", "MIG_REPLACE": "true", "MIG_DISRUPTION": "pause", "MIG_EVICT_TIMEOUT": "5m",
-		"MIG_CONFIG_FILE": "/mig/config.yaml", "NVIDIA_MIG_MONITOR_DEVICES": "all", "NVIDIA_MIG_CONFIG_DEVICES": "all",
+		"MIG_CONFIG_FILE": "/mig/config.yaml", "NVIDIA_VISIBLE_DEVICES": "void",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("env (-want +got):\n%s", diff)
@@ -344,7 +344,8 @@ func TestLabelKeys(t *testing.T) {
 }
 
 // TestChartGivesTheStaticNodeAgents: the patches of deployments/node-agent make of the static DaemonSet what the chart gives, and those of
-// deployments/node-agent-mig of that what it gives where a label of the node names the MIG layout; the other objects are the chart's.
+// deployments/node-agent-mig of that what it gives where a label of the node names the MIG layout; the other objects are the chart's. So
+// it is with deployments/host-dev and the value hostDev.
 func TestChartGivesTheStaticNodeAgents(t *testing.T) {
 	t.Parallel()
 	const values = "{cdi: {enabled: true}, failOnInitError: false, nvidiaDriverRoot: /, " +
@@ -355,6 +356,9 @@ func TestChartGivesTheStaticNodeAgents(t *testing.T) {
 	givesTheSame(t, values+"}", agent)
 	agent = kustomize(t, "../../deployments/node-agent-mig", []string{"../node-agent"}, agent)
 	givesTheSame(t, values+", migStrategy: mixed, mig: {enabled: true, label: true}}", agent)
+	plugin := []runtime.Object{only[*appsv1.DaemonSet](t, decode(t, "static", read(t, filepath.Join(static, "gpu-device-plugin.yaml"))))}
+	givesTheSame(t, "{cdi: {enabled: true}, failOnInitError: false, nvidiaDriverRoot: /, hostDev: true}",
+		kustomize(t, "../../deployments/host-dev", []string{"../static"}, plugin))
 }
 
 // kustomize applies the patches of a folder to objects.

@@ -196,6 +196,20 @@ it is true. A value of the chart counts before the files. */}}
 {{- if .Values.dra.enabled }}{{ include "gpu-device-plugin.says" (list . "dra" "dynamicMIG") }}{{ end }}
 {{- end }}
 
+{{- /* Whether the daemon has the node's /dev, in a privileged container: where it divides GPUs, unless a value says otherwise. A simulated
+node has no device nodes. */}}
+{{- define "gpu-device-plugin.hostDev" -}}
+{{- $own := default dict .Values.securityContext }}
+{{- if and .Values.hostDev $own (not $own.privileged) }}
+{{- fail "hostDev is true, and securityContext is not privileged: the container could open no device of the node's /dev" }}
+{{- end }}
+{{- $on := .Values.hostDev }}
+{{- if kindIs "invalid" $on }}
+{{- $on = and (include "gpu-device-plugin.divides" .) (not .Values.simulate) (or (not $own) $own.privileged) }}
+{{- end }}
+{{- if $on }}true{{ end }}
+{{- end }}
+
 {{- /* Whether the daemon may have to write CDI specs. */}}
 {{- define "gpu-device-plugin.cdi" -}}
 {{- $enabled := .Values.cdi.enabled }}
@@ -570,11 +584,15 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
 - {name: CONTAINER_DRIVER_ROOT, value: /driver-root}
 - {name: MPS_ROOT, value: {{ .Values.mps.root | quote }}}
 {{- $changes := include "gpu-device-plugin.divides" . }}
+{{- if include "gpu-device-plugin.hostDev" . }}
+- {name: NVIDIA_VISIBLE_DEVICES, value: void}
+{{- else }}
 {{- if or $changes (include "gpu-device-plugin.maySeeMIG" .) }}
 - {name: NVIDIA_MIG_MONITOR_DEVICES, value: all}
 {{- end }}
 {{- if $changes }}
 - {name: NVIDIA_MIG_CONFIG_DEVICES, value: all}
+{{- end }}
 {{- end }}
 {{- include "gpu-device-plugin.configEnv" . }}
 {{- end }}
