@@ -22,6 +22,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
 // Options are what Claims are made of.
@@ -37,6 +38,9 @@ type Options struct {
 	Owners *feed.Feed[dra.Owners]
 	// Claimed returns the claims of the pods that are on the node, by "NAMESPACE/NAME"; nil where that is not known.
 	Claimed func(context.Context) (map[string]bool, error)
+	// Inspect returns why devices must not be used now, of which it is told the UUID and the way of sharing, as before the start of a container
+	// that has them by the device plugin; nil for no such checks. The error wraps inventory.ErrInUse where that passes by itself.
+	Inspect func(context.Context, []resource.Device) error
 	// SetTimeSlice sets the time slice of a GPU, from 0 (the default) to 3 (long); nil where it cannot be set.
 	SetTimeSlice func(ctx context.Context, gpu string, interval int) error
 	// MPS has control daemons run; nil where there are none.

@@ -2,7 +2,9 @@ package claims
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"errors"
 	"os"
 	"slices"
 	"strings"
@@ -16,6 +18,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
 // Prepare has the runtime know what containers of the claim are given, and returns by which names. The claim is read from the API server by
@@ -223,6 +226,9 @@ func (c *Claims) record(ctx context.Context, locks *holding, claim dra.Claim, fo
 	if err := c.room(ctx, r); err != nil {
 		return record{}, err
 	}
+	if err := c.inspect(ctx, n.snapshot, r); err != nil {
+		return record{}, err
+	}
 	if c.timesBack(claim.UID) != before {
 		return record{}, unprepared
 	}
@@ -258,6 +264,46 @@ func (c *Claims) held(ctx context.Context, s inventory.Snapshot) ([]kubelet.Held
 	klog.FromContext(ctx).V(2).Info("Preparing a claim without kubelet's account of resources, as none is on offer", "reason", err.Error())
 	c.options.Metrics.Unasked()
 	return nil, nil
+}
+
+// inspectTimeout limits the checks of the devices of a claim.
+const inspectTimeout = 5 * time.Second
+
+// inspect returns what the checks before a start find on the devices of a claim that is prepared for the first time: later its own containers
+// may run. An ill device, whose taint the claim tolerates, and one with adminAccess are not checked. The caller has the locks of the GPUs.
+func (c *Claims) inspect(ctx context.Context, s inventory.Snapshot, r record) error {
+	if c.options.Inspect == nil {
+		return nil
+	}
+	var devices []resource.Device
+	for _, d := range r.Devices {
+		g, _ := s.GPU(d.GPU)
+		health := g.Health
+		for _, m := range g.MIGDevices {
+			if m.UUID == d.uuid() {
+				health = inventory.Worst(health, m.Health)
+			}
+		}
+		if d.AdminAccess || !health.Allocatable() {
+			continue
+		}
+		wanted := resource.Device{UUID: cmp.Or(d.uuid(), d.GPU)}
+		if d.Share > 0 {
+			wanted.Sharing = resource.TimeSliced
+		}
+		devices = append(devices, wanted)
+	}
+	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
+	defer cancel()
+	switch err := c.options.Inspect(ctx, devices); {
+	case errors.Is(err, inventory.ErrInUse):
+		return failure{CauseInUse, err}
+	case errors.Is(err, inventory.ErrNoAnswer):
+		return failure{CauseDriver, err}
+	case err != nil:
+		return failure{CauseHealth, err}
+	}
+	return nil
 }
 
 // writeSpec writes the CDI spec of a claim if it is not as it should be. Where it is not known how it should be, it stays. The caller

@@ -37,7 +37,7 @@ func (d *daemon) newDRA(c config.Config) *DRA {
 	o := claims.Options{
 		Pools: a.Devices.Pools(), Divisions: devices.Divisions, Driver: d.monitor, Snapshots: d.monitor.Snapshots(), Configs: d.watcher.Configs(),
 		StateDir: c.StateDir, CDIDir: c.CDIDir, BootID: BootID(d.node), Root: nodeRoot(d.node), Metrics: d.counters,
-		Patience: callPatience, Lead: d.lead.Check, Alone: d.mayChangeHardware,
+		Inspect: (&Inspector{Configs: d.watcher.Configs(), Monitor: d.monitor}).Inspect, Patience: callPatience, Lead: d.lead.Check, Alone: d.mayChangeHardware,
 	}
 	timeSlices := nvidia.NewTimeSlices(c.Driver.ContainerRoot)
 	o.SetTimeSlice = func(ctx context.Context, gpu string, interval int) error {
