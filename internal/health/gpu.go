@@ -88,7 +88,8 @@ func (g GPU) any(is func(Fault) bool) bool {
 // needs a reset, or its calls fail, since this session was opened.
 func (p Policy) WantsSession(g GPU, facts Facts) (since time.Time, wants bool) {
 	g.any(func(f Fault) bool {
-		if (p.wayBack(g, f, facts) == bySession || f.Source == SourceContact) && !facts.Opened.After(f.Seen) {
+		lost := f.Source == SourceLost && !g.answers
+		if (p.wayBack(g, f, facts) == bySession || f.Source == SourceContact || lost) && !facts.Opened.After(f.Seen) {
 			since, wants = f.Since, true
 		}
 		return wants

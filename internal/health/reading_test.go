@@ -101,16 +101,43 @@ func TestNewMemoryErrorsAreSuspectWhereTheDriverHasAVerdict(t *testing.T) {
 	}
 }
 
+// A GPU that answered that it is lost, and answers again, needs no new session, unless something else is wrong with it that does.
+func TestALostGPUThatAnswersAgain(t *testing.T) {
+	s := begin(t, 580)
+	s.reads(1, inventory.Reading{Contact: inventory.ContactLost})
+	s.want(inventory.Lost, inventory.CureReboot)
+	s.reads(1, s.good)
+	s.want(inventory.Lost, inventory.CureReboot)
+	if _, wants := s.policy.WantsSession(s.gpu, s.facts); wants {
+		t.Error("it wants another session although it answers")
+	}
+	s.reads(1, s.good)
+	s.want(inventory.Healthy, inventory.NoCure)
+	for range 3 { // and only so often
+		s.reads(1, inventory.Reading{Contact: inventory.ContactLost})
+		s.reads(2, s.good)
+	}
+	s.want(inventory.Unhealthy, inventory.CureHuman)
+}
+
 func TestHandlesFromBeforeTheLossProveNothing(t *testing.T) {
-	for name, r := range map[string]inventory.Reading{
-		"lost": {Contact: inventory.ContactLost}, "reset required": {Contact: inventory.ContactResetRequired},
+	for name, first := range map[string]func(*story){
+		"lost after XID 79":                 func(s *story) { s.xid(79) },
+		"lost after XID 119":                func(s *story) { s.xid(119) },
+		"lost after it asked for a reset":   func(s *story) { s.reads(1, inventory.Reading{Contact: inventory.ContactResetRequired}) },
+		"the driver could not find the GPU": func(s *story) { s.gpu = s.policy.FoldAbsence(s.gpu, "x", s.now) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := begin(t, 580)
+			first(s)
+			r := inventory.Reading{Contact: inventory.ContactLost}
+			if name == "the driver could not find the GPU" {
+				r = s.good
+			}
 			s.reads(1, r)
 			s.reads(10, s.good)
 			since, wants := s.policy.WantsSession(s.gpu, s.facts)
-			if s.gpu.Health.Allocatable() || !wants || !since.Equal(s.gpu.Health.Since) || !s.gpu.Answers() {
+			if s.gpu.Health.Allocatable() || !wants || since.IsZero() || !s.gpu.Answers() {
 				t.Fatalf("%+v, wants a session: %v since %v", s.gpu.Health, wants, since)
 			}
 			s.reopen()

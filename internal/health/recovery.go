@@ -28,6 +28,8 @@ func (p Policy) wayBack(g GPU, f Fault, facts Facts) way {
 		return byReadings
 	case p.Manual || f.Source == SourceFlapping || f.Cure == inventory.CureHardware && !rowsTell:
 		return byOperator
+	case f.Source == SourceLost && f.Cure == inventory.CureReboot && !g.any(p.needsReset(g, facts)):
+		return byReadings // it answered that it is lost, and answers otherwise now
 	case f.State == inventory.Lost || f.Source == SourceReset:
 		return bySession
 	case f.Source == SourceXID && (rowsTell || p.covered(g, f.XID, facts)):
@@ -38,6 +40,17 @@ func (p Policy) wayBack(g GPU, f Fault, facts Facts) way {
 		return byReset
 	}
 	return byReadings
+}
+
+// needsReset returns whether a fault other than a lost GPU closes by evidence that only a new session, or a reset, gives.
+func (p Policy) needsReset(g GPU, facts Facts) func(Fault) bool {
+	return func(f Fault) bool {
+		if f.Source == SourceLost {
+			return false
+		}
+		w := p.wayBack(g, f, facts)
+		return w == bySession || w == byReset
+	}
 }
 
 // covered reports whether the recovery action NONE means that nothing has to be done about the XID.

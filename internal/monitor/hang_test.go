@@ -136,6 +136,24 @@ func TestManyGPUsThatHang(t *testing.T) {
 	}
 }
 
+// TestAGPUThatIsLostForAWhile: it is Healthy after the usual passes when its handle works again, without another session.
+func TestAGPUThatIsLostForAWhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := simulate(t, "dgx-h100")
+		pass(time.Minute)
+		s.inject(simulator.Fault{Kind: simulator.KindFail, GPU: "3", Return: "GPU_IS_LOST"})
+		s.until("the GPU Lost", state(3, lost))
+		pass(2 * time.Second)
+		s.inject(simulator.Fault{Kind: simulator.KindRestore})
+		s.inject(hang("", "Init")) // no session can be opened
+		start := time.Now()
+		s.until("the GPU Healthy", state(3, healthy))
+		if took := time.Since(start); took > 9*time.Second {
+			t.Errorf("the GPU was Healthy after %v", took)
+		}
+	})
+}
+
 // TestWaitThatHangs: looks go on, faults are found by them, and Quiesce says what keeps the driver from being released.
 func TestWaitThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -19,6 +19,51 @@ func event(kind inventory.EventKind, uuid string) inventory.Event {
 	return inventory.Event{Kind: kind, UUID: uuid, GI: inventory.Unattributed, CI: inventory.Unattributed}
 }
 
+// TestGPUThatIsLostForAWhile: a GPU that answers at once that it is lost is asked by its handle in each scan, and has events again
+// when that works. One that answers so after a while is left alone.
+func TestGPUThatIsLostForAWhile(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, "dgx-h100")
+		before := r.scan()
+		lost := simulator.Fault{Kind: simulator.KindFail, GPU: "3", Return: "GPU_IS_LOST"}
+		r.inject(lost, simulator.Fault{Kind: simulator.KindFail, Call: "EventSetWait", Return: "GPU_IS_LOST"})
+		compare(t, "event", event(inventory.EventLost, r.uuid(3)), r.next())
+		for range 3 {
+			compare(t, "the node while it is lost", before, r.scan())
+			r.contacts(3, inventory.ContactLost, "GPU_IS_LOST")
+		}
+		// Only what its handle answers has come back.
+		r.inject(restore, simulator.Fault{Kind: simulator.KindFail, GPU: "3", Call: "DeviceGetHandleByIndex", Return: "GPU_IS_LOST"})
+		for range 3 {
+			r.scan()
+			r.contacts(3, inventory.ContactLost, "GPU_IS_LOST")
+		}
+		r.inject(restore)
+		compare(t, "the node afterwards", before, r.scan())
+		r.contacts(3, inventory.ContactGood, "")
+		_, _ = r.Next(r.within(time.Second)) // the next wait registers for its events
+		r.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "3", XID: 31})
+		if e := r.next(); e.XID != 31 || e.UUID != r.uuid(3) {
+			t.Errorf("the event of the GPU is %+v", e)
+		}
+		r.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "3", XID: 13})
+		if e := r.next(); e.XID != 13 {
+			t.Errorf("the event after it is %+v", e)
+		}
+
+		r.inject(lost, simulator.Fault{Kind: simulator.KindSlow, GPU: "3", Delay: "5s"})
+		_ = r.look()
+		time.Sleep(time.Minute) // the bubble's clock
+		r.inject(restore)
+		_ = r.look()
+		r.contacts(3, inventory.ContactLost, "GPU_IS_LOST")
+		r.retry()
+		r.scan()
+		r.contacts(3, inventory.ContactGood, "")
+	})
+}
+
 func TestEvents(t *testing.T) {
 	t.Parallel()
 	xid := func(r *rig, gpu int, xid uint64, gi, ci int) inventory.Event {

@@ -85,6 +85,13 @@ func (s *scanner) visit(sl *slot, g *gpu) {
 	}
 }
 
+// revisit asks a GPU that is lost by the handle that it had, which initialises nothing, and visits it if that works again.
+func (s *scanner) revisit(sl *slot, g *gpu) {
+	if s.readSignals(sl, g); g.reading.Contact != inventory.ContactLost {
+		s.visit(sl, g)
+	}
+}
+
 // publish returns what was found; the last Snapshot itself if it is the same.
 func (s *scanner) publish() inventory.Snapshot {
 	s.gpus, s.leftOut = s.gpus[:0], s.leftOut[:0]

@@ -123,8 +123,8 @@ func (s *Session) Unwatched() []inventory.LeftOut {
 // a MIG device that cannot be read.
 //
 // A GPU of which a call hangs is there as it was last seen: Read tells of the call. It is asked again when the call has returned,
-// after all others. A GPU that is lost, that cannot be identified, or whose calls hung twice in a row, is asked again after
-// Retry.
+// after all others. A GPU that cannot be identified, or whose calls hung twice in a row, is asked again after Retry. So is one that is
+// lost, but for its old handle: if it said so at once, each Scan asks by that.
 //
 // An error means that the node could not be looked at. It wraps inventory.ErrNoAnswer when a call about no GPU did not
 // return in time, inventory.ErrNewSession when GPUs were bound to the driver, or unbound, after Open, and
@@ -195,7 +195,10 @@ func (s *Session) count(ctx context.Context) error {
 
 // visit asks the GPU of a slot, as far as it is to be asked now. The caller has the turn of calls.
 func (s *Session) visit(ctx context.Context, sl *slot) error {
-	if !sl.due() {
+	switch {
+	case sl.lost():
+		return s.on(ctx, sl, s.scanner.revisit)
+	case !sl.due():
 		return nil
 	}
 	return s.on(ctx, sl, s.scanner.visit)
@@ -237,16 +240,17 @@ func (s *Session) on(ctx context.Context, sl *slot, ask func(*slot, *gpu)) error
 
 // commit takes over what was learnt of a GPU.
 func (s *Session) commit(sl *slot, g *gpu) {
-	identified := sl.gpu.seen.UUID != g.seen.UUID
+	identified, left := sl.gpu.seen.UUID != g.seen.UUID, sl.alone
 	g.seen.Links = sl.gpu.seen.Links
-	sl.linksDue = sl.linksDue || sl.hangs > 0 || identified || g.seen.MIG != sl.gpu.seen.MIG
+	sl.linksDue = sl.linksDue || left || sl.hangs > 0 || identified || g.seen.MIG != sl.gpu.seen.MIG
 	sl.gpu = g
 	if g.linked {
 		sl.linksDue = g.nvlink.unread
 		s.scanner.linked(g)
 	}
 	sl.alone = g.results.contact == inventory.ContactLost || g.seen.UUID == "" && g.results.contact != inventory.ContactGood
-	if sl.met.Load() && identified && g.seen.UUID != "" {
+	back := left && !sl.alone // its events may have ended with it
+	if sl.met.Load() && (identified || back) && g.seen.UUID != "" {
 		s.mu.Lock()
 		s.joining = append(s.joining, sl.watched(s.watch.api))
 		s.mu.Unlock()
@@ -289,9 +293,9 @@ func (s *Session) Read(ctx context.Context, uuid string) (_ inventory.Reading, e
 		return inventory.Reading{}, err
 	}
 	switch {
-	case sl.gpu.fresh:
 	case sl.alone:
 		return inventory.Reading{Contact: sl.gpu.results.contact, Reason: sl.gpu.results.reason}, nil
+	case sl.gpu.fresh:
 	case sl.hangs >= maxHangs:
 		return inventory.Reading{}, sl.stall
 	default:

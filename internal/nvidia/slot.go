@@ -25,7 +25,7 @@ type slot struct {
 
 	visited  bool        // the next scan does not visit the GPU again
 	met      atomic.Bool // Open is over: events of the GPU are registered for before a wait
-	alone    bool        // the GPU is lost or cannot be identified: it is asked again after Retry
+	alone    bool        // the GPU is lost or cannot be identified: it is asked again after Retry, a lost one by its handle before that
 	linksDue bool
 	stall    *inventory.Stall // the call that did not return in time, until one does
 	hanging  time.Time        // the beginning of the call that is counted in hangs
@@ -43,6 +43,9 @@ func (sl *slot) due() bool {
 	sl.visited = false
 	return !visited && !sl.alone && sl.hangs < maxHangs
 }
+
+// lost reports whether the GPU answered at once that it is lost.
+func (sl *slot) lost() bool { return sl.alone && sl.stall == nil && sl.gpu.seen.UUID != "" }
 
 // stalled notes that a call did not return in time, if that is what the error says. A call that takes much longer hangs.
 func (sl *slot) stalled(err error) {

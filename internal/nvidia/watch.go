@@ -145,9 +145,13 @@ func (w *watch) again() []watched {
 	return again
 }
 
-// add registers for the events of more GPUs, into the set that there is: events may wait in it. It returns those for which it
+// add registers for the events of more GPUs that are not known yet, into the set that there is: events may wait in it. It returns those for which it
 // could not.
 func (w *watch) add(gpus []watched) []dropped {
+	known := slices.Concat(w.gpus, w.refused)
+	gpus = slices.DeleteFunc(gpus, func(g watched) bool {
+		return slices.ContainsFunc(known, func(k watched) bool { return k.uuid == g.uuid })
+	})
 	if w.set == nil {
 		w.gpus = append(w.gpus, gpus...)
 		return w.arm(w.api)

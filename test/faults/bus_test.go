@@ -25,7 +25,11 @@ var busFaults = []fault{
 	},
 	{
 		name: "lost, without any event", inject: []simulator.Fault{refused("GPU_IS_LOST")},
-		run: bad(polled, "3", "Lost"), start: &outcome{gone: []string{"3"}}, then: []act{{restored.deed, outcome{within: leftAlone}}},
+		run: bad(polled, "3", "Lost"), then: []act{restored}, // by the handle that there is
+	},
+	{
+		name: "lost, without any event", inject: []simulator.Fault{refused("GPU_IS_LOST")},
+		start: &outcome{gone: []string{"3"}}, then: []act{{restored.deed, outcome{within: leftAlone}}},
 	},
 	{
 		name: "all lost", inject: ofAll(on(simulator.KindLost)),
