@@ -184,8 +184,8 @@ func TestLayoutOfOtherModels(t *testing.T) {
 	})
 }
 
-// TestDivisionThatIsNotSeenYet: a GPU is done when the Snapshot shows each of its MIG devices. It is waited for for five seconds, and for the
-// mode without a limit.
+// TestDivisionThatIsNotSeenYet: a GPU is done when the Snapshot shows each of its MIG devices. Those that do not come in five seconds keep
+// the others from nothing, but the layout is not made.
 func TestDivisionThatIsNotSeenYet(t *testing.T) {
 	t.Parallel()
 	for name, hides := range map[string]func(inventory.MIGDevice) bool{
@@ -209,12 +209,23 @@ func TestDivisionThatIsNotSeenYet(t *testing.T) {
 					if s := r.owner.Status().Value(); s.State != mig.StatePending {
 						t.Errorf("%q without a device", s.State)
 					}
-					began := time.Now()
-					if comes {
-						mine.show(nil)
+					if !comes {
+						s := r.reaches(mig.StateFailed)
+						if !strings.Contains(s.Reason, "shows the MIG devices of GPU instances ") || len(mine.Value().GPUs[0].MIGDevices) == 0 {
+							t.Error(s.Reason)
+						}
+						if hold := r.owner.Holds().Value()[s.GPUs[0].UUID]; hold.Reason != "" {
+							t.Errorf("the devices that are shown are held: %+v", hold)
+						}
+						r.passes(time.Minute)
+						if s := r.owner.Status().Value(); s.State != mig.StateFailed {
+							t.Errorf("%q without a device", s.State)
+						}
 					}
+					began := time.Now()
+					mine.show(nil)
 					r.reaches(mig.StateSuccess)
-					if took := time.Since(began); comes && took > 0 || took > 10*time.Second {
+					if took := time.Since(began); comes && took > 0 || took > 5*time.Second {
 						t.Errorf("success after another %v", took)
 					}
 				})

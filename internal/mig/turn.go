@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -162,40 +163,66 @@ func (t *turn) plan(now layout.GPU, noted record) (c layout.GPUChange, end Phase
 
 // finish releases the GPU, which is as it is to be.
 func (t *turn) finish(ctx context.Context, now layout.GPU, end Phase, reason string) outcome {
-	if !t.seen(ctx, now) {
+	seen, missing := t.seen(ctx, now)
+	if !seen {
 		return t.wait(PhaseWaiting, "the last look at the node does not show the GPU as it is divided now", later, t.held())
 	}
 	if err := t.journal.end(ctx, now); err != nil {
 		t.log.Error(err, "Cannot note that a GPU is divided as wanted", "gpu", t.UUID)
 	}
-	return t.rest(end, reason)
+	if missing == "" || end != PhaseDone {
+		return t.rest(end, reason)
+	}
+	o := t.rest(PhaseFailed, missing)
+	o.again = busyMost
+	return o
 }
 
-// seen waits until the Snapshot shows the GPU as it is divided, and reports whether it does. MIG devices that cannot be seen are waited
-// for in vain: they are not on offer.
-func (t *turn) seen(ctx context.Context, now layout.GPU) bool {
+// seen waits until the Snapshot shows the GPU as it is divided, and reports whether it does. MIG devices are not waited for for long: those
+// that are not shown are not on offer. Then missing says which, and why.
+func (t *turn) seen(ctx context.Context, now layout.GPU) (seen bool, missing string) {
 	timer := t.options.Clock.NewTimer(soonFor)
 	defer timer.Stop()
 	for {
 		snapshot, looked := t.options.Snapshots.Latest()
 		found, _ := snapshot.GPU(t.UUID)
-		missing := found.MIG != now.Mode
-		for _, i := range now.Instances {
-			for _, c := range i.Computes {
-				missing = missing || !slices.ContainsFunc(found.MIGDevices, func(d inventory.MIGDevice) bool { return d.GI == i.ID && d.CI == c.ID })
-			}
-		}
-		if !missing {
-			return true
+		unseen := unseen(found, now)
+		if found.MIG == now.Mode && len(unseen) == 0 {
+			return true, ""
 		}
 		select {
 		case <-ctx.Done():
-			return false
+			return false, ""
 		case <-timer.C():
-			return found.MIG == now.Mode
+			return found.MIG == now.Mode, unshown(unseen, snapshot, found.Index)
 		case <-looked:
 		}
 	}
+}
+
+// unseen returns the IDs of the GPU instances of which a compute instance has no MIG device.
+func unseen(found inventory.GPU, now layout.GPU) []string {
+	var ids []string
+	for _, i := range now.Instances {
+		shown := func(c inventory.ComputeInstance) bool {
+			return slices.ContainsFunc(found.MIGDevices, func(d inventory.MIGDevice) bool { return d.GI == i.ID && d.CI == c.ID })
+		}
+		if slices.ContainsFunc(i.Computes, func(c inventory.ComputeInstance) bool { return !shown(c) }) {
+			ids = append(ids, strconv.Itoa(i.ID))
+		}
+	}
+	return ids
+}
+
+// unshown says that MIG devices of GPU instances are not shown, and why.
+func unshown(instances []string, snapshot inventory.Snapshot, index int) string {
+	reasons := []string{"run gpu-device-plugin doctor, which checks whether this container may open them"}
+	for _, l := range snapshot.LeftOut {
+		if l.Index == index {
+			reasons = append([]string{l.Reason}, reasons...)
+		}
+	}
+	return fmt.Sprintf("it is divided, and no look at the node shows the MIG devices of GPU instances %s: %s", strings.Join(instances, ", "), reasons[0])
 }
 
 // change makes the steps of a change, once nobody uses what they end.
@@ -408,9 +435,11 @@ func row(mode inventory.MIGMode, instances []inventory.GPUInstance) string {
 func (t *turn) fail(ctx context.Context, cause error, hold resource.GPUHold) outcome {
 	reason := cause.Error()
 	now, err := t.undo(ctx)
-	if err == nil && t.seen(ctx, now) {
-		hold = resource.GPUHold{}
-		err = t.journal.end(ctx, now)
+	if err == nil {
+		if seen, _ := t.seen(ctx, now); seen {
+			hold = resource.GPUHold{}
+			err = t.journal.end(ctx, now)
+		}
 	}
 	if err != nil {
 		reason += "; and it could not be undone: " + err.Error()
