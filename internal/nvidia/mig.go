@@ -107,14 +107,18 @@ func (s *scanner) readMIGDevice(g *gpu, device device, ret nvml.Return, a *callR
 		Encoders: int(m.attributes.SharedEncoderCount), JPEGs: int(m.attributes.SharedJpegCount), OFAs: int(m.attributes.SharedOfaCount),
 	}
 	m.seen.GICap, m.seen.CICap = s.capabilities(g.seen.Minor, m.seen.GI, m.seen.CI)
-	for _, k := range g.migDevices {
-		if k.seen.UUID == m.seen.UUID && k.seen.GI == m.seen.GI && k.seen.CI == m.seen.CI && k.attributes == m.attributes {
-			m.seen.Profile, m.seen.Placement = k.seen.Profile, k.seen.Placement
+	gi, told := instanceOf(g, &m)
+	for _, k := range g.migDevices { // an instance that replaced another one may have all of its numbers, and another profile
+		if k.seen.UUID == m.seen.UUID && k.seen.GI == m.seen.GI && k.seen.CI == m.seen.CI && k.attributes == m.attributes &&
+			k.seen.Placement == m.seen.Placement {
+			m.seen.Profile = k.seen.Profile
 			return m, nil
 		}
 	}
-	var p profile
-	p, m.seen.Placement = profileOf(g, m)
+	p := profile{ci: int(m.attributes.ComputeInstanceSliceCount), gi: int(m.attributes.GpuInstanceSliceCount)}
+	if told {
+		p = profileOf(g, gi, m, p)
+	}
 	m.seen.Profile = p.name(m.attributes.MemorySizeMB, g.seen.MemoryBytes)
 	return m, nil
 }
@@ -137,38 +141,41 @@ func (p profile) name(memoryMiB, gpuMemoryBytes uint64) string {
 	return fmt.Sprintf("%dc.%dg.%.0fgb%s", p.ci, p.gi, gib, p.suffix)
 }
 
-// profileOf returns the profile of a MIG device, and where its GPU instance lies. Only a privileged process may ask for it; another is told
-// the slices but not the suffix and the place, and so is one whose driver knows profiles that this program does not.
-func profileOf(g *gpu, m migDevice) (profile, inventory.MIGPlacement) {
-	var place inventory.MIGPlacement
-	told := profile{ci: int(m.attributes.ComputeInstanceSliceCount), gi: int(m.attributes.GpuInstanceSliceCount)}
+// instanceOf returns the GPU instance of a MIG device, and notes where it lies. Only a privileged process is told.
+func instanceOf(g *gpu, m *migDevice) (gi gpuInstance, told bool) {
 	gi, ret := g.device.GetGpuInstanceByID(m.seen.GI)
 	if ret != nvml.SUCCESS {
-		return told, place
+		return gi, false
 	}
-	giInfo, ret := gi.GetInfo()
+	info, ret := gi.GetInfo()
 	if ret != nvml.SUCCESS {
-		return told, place
+		return gi, false
 	}
-	place = inventory.MIGPlacement{
-		Profile: int(giInfo.ProfileId), Start: int(giInfo.Placement.Start), Size: int(giInfo.Placement.Size),
+	m.seen.Placement = inventory.MIGPlacement{
+		Profile: int(info.ProfileId), Start: int(info.Placement.Start), Size: int(info.Placement.Size),
 	}
+	return gi, true
+}
+
+// profileOf returns the profile of a MIG device of a GPU instance; told, without the suffix, where the driver knows profiles that this
+// program does not.
+func profileOf(g *gpu, gi gpuInstance, m migDevice, told profile) profile {
 	ciInfo, ret := gi.GetComputeInstanceInfo(m.seen.CI)
 	if ret != nvml.SUCCESS {
-		return told, place
+		return told
 	}
 	for number, p := range gpuInstanceProfiles {
-		if info, ret := g.device.GetGpuInstanceProfileInfo(number); ret != nvml.SUCCESS || info.Id != giInfo.ProfileId {
+		if info, ret := g.device.GetGpuInstanceProfileInfo(number); ret != nvml.SUCCESS || int(info.Id) != m.seen.Placement.Profile {
 			continue
 		}
 		for number, slices := range computeInstanceProfiles {
 			info, ret := gi.GetComputeInstanceProfileInfo(number, nvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
 			if ret == nvml.SUCCESS && info.Id == ciInfo.ProfileId {
-				return profile{ci: slices, gi: p.gi, suffix: p.suffix}, place
+				return profile{ci: slices, gi: p.gi, suffix: p.suffix}
 			}
 		}
 	}
-	return told, place
+	return told
 }
 
 // gpuInstanceProfiles are the GPU instance profiles by NVML's numbers.

@@ -25,7 +25,7 @@ func TestMIGProfiles(t *testing.T) {
 		"dgx-b200": {"1g.23gb 1g.23gb+me", "1g.45gb 2g.45gb 3g.90gb", "4g.90gb 3g.90gb", "7g.180gb", "1c.2g.45gb 1c.2g.45gb"},
 		"a30-x4":   {"1g.6gb 1g.6gb+me", "2g.12gb+me 2g.12gb", "1c.2g.12gb 1c.2g.12gb", "4g.24gb"},
 		"rtx-pro-6000-x8": {
-			"1g.24gb 1g.24gb+me", "1g.24gb+me.all 1g.24gb-me", "2g.48gb 1g.24gb+gfx", "4g.96gb",
+			"1g.24gb 1g.24gb+me", "1g.24gb+me.all 1g.24gb-me", "2g.48gb 1g.24gb+gfx", "4g.96gb", "4g.96gb+gfx",
 		},
 	} {
 		t.Run(node, func(t *testing.T) {
