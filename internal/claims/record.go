@@ -11,7 +11,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -59,7 +58,7 @@ type record struct {
 	Released bool           `json:"released,omitempty"`
 	Devices  []recordDevice `json:"devices"`
 
-	other map[string]json.RawMessage // what a newer version has noted
+	unknown files.Unknown
 }
 
 // A recordDevice is a result of an allocation, and what it was when the claim was prepared.
@@ -85,7 +84,7 @@ type recordDevice struct {
 	// MPS is the control daemon that the device is shared by, if it is.
 	MPS *recordMPS `json:"mps,omitempty"`
 
-	other map[string]json.RawMessage
+	unknown files.Unknown
 }
 
 type recordMIG struct {
@@ -163,73 +162,34 @@ func (r record) gpus() []string {
 
 func (r record) MarshalJSON() ([]byte, error) {
 	type plain record
-	return withOther(plain(r), r.other)
+	return files.Encode(plain(r), r.unknown)
 }
 
-func (r *record) UnmarshalJSON(text []byte) error {
+func (r *record) UnmarshalJSON(text []byte) (err error) {
 	type plain record
-	err := json.Unmarshal(text, (*plain)(r))
-	r.other = other(text, recordFields)
+	r.unknown, err = files.Decode(text, (*plain)(r))
 	return err
 }
 
 func (d recordDevice) MarshalJSON() ([]byte, error) {
 	type plain recordDevice
-	return withOther(plain(d), d.other)
+	return files.Encode(plain(d), d.unknown)
 }
 
-func (d *recordDevice) UnmarshalJSON(text []byte) error {
+func (d *recordDevice) UnmarshalJSON(text []byte) (err error) {
 	type plain recordDevice
-	err := json.Unmarshal(text, (*plain)(d))
-	d.other = other(text, deviceFields)
+	d.unknown, err = files.Decode(text, (*plain)(d))
 	return err
-}
-
-// The names of the fields that this version knows.
-var (
-	recordFields = fieldsOf(record{})
-	deviceFields = fieldsOf(recordDevice{})
-)
-
-func fieldsOf(v any) []string {
-	var all []string
-	for _, field := range reflect.VisibleFields(reflect.TypeOf(v)) {
-		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
-		all = append(all, name)
-	}
-	return all
-}
-
-// other returns the fields of an object that have other names.
-func other(text []byte, known []string) map[string]json.RawMessage {
-	var fields map[string]json.RawMessage
-	if json.Unmarshal(text, &fields) != nil {
-		return nil
-	}
-	for _, name := range known {
-		delete(fields, name)
-	}
-	return fields
-}
-
-// withOther returns the text of a value with more fields.
-func withOther(v any, more map[string]json.RawMessage) ([]byte, error) {
-	text, err := json.Marshal(v)
-	if err != nil || len(more) == 0 {
-		return text, err
-	}
-	added, err := json.Marshal(more)
-	return append(append(text[:len(text)-1], ','), added[1:]...), err
 }
 
 // inherit takes over what a newer version has noted of the claim.
 func (r *record) inherit(from record) {
-	r.Prepared, r.other = from.Prepared, from.other
+	r.Prepared, r.unknown = from.Prepared, from.unknown
 	for i := range r.Devices {
 		d := &r.Devices[i]
 		for _, f := range from.Devices {
 			if f.Request == d.Request && f.Device == d.Device && f.ShareID == d.ShareID {
-				d.other = f.other
+				d.unknown = f.unknown
 			}
 		}
 	}
