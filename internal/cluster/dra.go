@@ -46,15 +46,17 @@ func (c *Cluster) allocation(d daemon.View) []daemon.Task {
 			return nil
 		}},
 		later(daemon.Task{Name: "resource slices", Lead: true, Run: func(ctx context.Context) error {
-			c.PublishSlices(ctx, d.DRA.Devices, d.Config.StateDir, driver.Status())
+			if d.Former.Await(ctx, daemon.FormerPublishes) {
+				c.PublishSlices(ctx, d.DRA.Devices, driver.Status())
+			}
 			return nil
 		}}),
 	}
 }
 
 // PublishSlices publishes the devices of the node until ctx ends. Driver is how the driver is with kubelet.
-func (c *Cluster) PublishSlices(ctx context.Context, devices *draslices.Devices, stateDir string, driver *feed.Feed[draplugin.Status]) {
-	newPublisher(c.client, devices, stateDir, driver, &c.spread).run(ctx)
+func (c *Cluster) PublishSlices(ctx context.Context, devices *draslices.Devices, driver *feed.Feed[draplugin.Status]) {
+	newPublisher(c.client, devices, driver, &c.spread).run(ctx)
 }
 
 // runDriver offers the driver to kubelet while GPUs are to be given by Dynamic Resource Allocation, or were: what is prepared can then be

@@ -60,7 +60,7 @@ func (p *publisher) publish() *publisher {
 	var tasks sync.WaitGroup
 	tasks.Go(func() { _ = watchNode.Run(ctx) })
 	tasks.Go(func() { _ = p.devices.Run(ctx) })
-	tasks.Go(func() { p.cluster.PublishSlices(ctx, p.devices, p.Config.StateDir, p.driver) })
+	tasks.Go(func() { p.cluster.PublishSlices(ctx, p.devices, p.driver) })
 	p.stop = sync.OnceFunc(func() { cancel(); tasks.Wait() })
 	p.s.Cleanup(p.stop)
 	return p

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -15,7 +14,6 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
@@ -72,34 +70,9 @@ func (c *Cluster) report(ctx context.Context, d daemon.View) {
 	}
 	var loops sync.WaitGroup
 	defer loops.Wait()
-	for _, loop := range []func(context.Context){r.followStatus, r.findEvents, r.sendEvents, r.keepCondition, r.keepTaint, r.tellFormer} {
+	for _, loop := range []func(context.Context){r.followStatus, r.findEvents, r.sendEvents, r.keepCondition, r.keepTaint} {
 		loops.Go(func() { loop(ctx) })
 	}
-}
-
-// reporterLock is a file in the state directory. The version before this one reports nothing of GPUs that it has not seen while another
-// process has a share of the lock of that file. It goes with the release after this one.
-const reporterLock = "reporter.lock"
-
-// tellFormer has a share of that lock once a GPU was seen, until ctx ends.
-func (r *reporter) tellFormer(ctx context.Context) {
-	for s, changed := r.statuses.Latest(); len(s.GPUs) == 0; s, changed = r.statuses.Latest() {
-		if !feed.AnyOf(ctx, changed) {
-			return
-		}
-	}
-	if r.daemon.Config.StateDir == "" {
-		return
-	}
-	unlock, err := withPatience(ctx, r.daemon.Config.StateDir, func(dir string) (func(), error) {
-		return files.LockShared(filepath.Join(dir, reporterLock))
-	})
-	if err != nil {
-		klog.FromContext(ctx).V(2).Info("Cannot tell an earlier version that the GPUs are reported", "reason", err.Error())
-		return
-	}
-	<-ctx.Done()
-	unlock()
 }
 
 // tellsOfGPUs reports whether the cluster is told of the GPUs by Events, the condition or the taint.

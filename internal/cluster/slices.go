@@ -2,9 +2,7 @@ package cluster
 
 import (
 	"context"
-	"path/filepath"
 	"sync"
-	"time"
 
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -13,27 +11,15 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draplugin"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draslices"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
-)
-
-const (
-	// publisherLock is the file in the state directory whose lock a process of the version before has that publishes. It goes with the release
-	// after this one. Those that know a lead have shares of it: one that was stopped with its share keeps no other from publishing.
-	publisherLock = "dra-publisher.lock"
-	// lockPoll is how often a process tries to get that share.
-	lockPoll = time.Second
-	// idlePoll is that pace while this process has nothing to publish.
-	idlePoll = 10 * time.Second
 )
 
 // A publisher keeps the ResourceSlices of the node as the pool of its devices says. One process of a node does that at a time.
 type publisher struct {
-	client   *kubeapi.Client
-	devices  *draslices.Devices
-	stateDir string
-	spread   *spread
-	driver   *feed.Feed[draplugin.Status]
+	client  *kubeapi.Client
+	devices *draslices.Devices
+	spread  *spread
+	driver  *feed.Feed[draplugin.Status]
 
 	there   *feed.Feed[kubeapi.Slices] // as the watch sees them
 	problem *feed.Feed[error]          // of the watch
@@ -43,10 +29,10 @@ type publisher struct {
 
 // newPublisher returns the publisher of a process.
 func newPublisher(
-	client *kubeapi.Client, devices *draslices.Devices, stateDir string, driver *feed.Feed[draplugin.Status], first *spread,
+	client *kubeapi.Client, devices *draslices.Devices, driver *feed.Feed[draplugin.Status], first *spread,
 ) *publisher {
 	return &publisher{
-		client: client, devices: devices, stateDir: stateDir, spread: first, driver: driver,
+		client: client, devices: devices, spread: first, driver: driver,
 		there: feed.New(kubeapi.Slices{}), problem: feed.New[error](nil), again: feed.NewAlarm(clock.RealClock{}), ledger: newSliceLedger(),
 	}
 }
@@ -56,32 +42,17 @@ func (p *publisher) run(ctx context.Context) {
 	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithName("slices"))
 	for ctx.Err() == nil {
 		changed := p.changes()
-		poll := idlePoll
 		if p.needed() {
-			if p.hold(ctx) {
-				continue
-			}
-			poll = lockPoll
+			p.keep(ctx)
+			continue
 		}
-		waiting, stop := context.WithCancel(ctx)
-		p.again.After(waiting, poll)
 		feed.AnyOf(ctx, changed...)
-		stop()
 	}
 }
 
-// hold publishes while this process has a share of the lock and something to do. It reports false if a process of the version before has
-// the lock.
-func (p *publisher) hold(ctx context.Context) bool {
-	if p.stateDir != "" {
-		unlock, err := files.LockShared(filepath.Join(p.stateDir, publisherLock))
-		if err != nil {
-			klog.FromContext(ctx).V(4).Info("Another process publishes the slices", "reason", err.Error())
-			return false
-		}
-		defer unlock()
-	}
-	p.ledger.seen = map[string]string{} // another process may have written since
+// keep publishes while there is something to do.
+func (p *publisher) keep(ctx context.Context) {
+	p.ledger.seen = map[string]string{} // what is written meanwhile is judged anew
 	ctx, cancel := context.WithCancel(ctx)
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
@@ -107,7 +78,6 @@ func (p *publisher) hold(ctx context.Context) bool {
 		}
 		return p.tell(p.publish(ctx))
 	})
-	return true
 }
 
 // changes returns what is closed when it may have changed what is to be published.

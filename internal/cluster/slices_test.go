@@ -12,7 +12,6 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
@@ -310,36 +309,6 @@ func TestTheLeadOfTheSlicesChanges(t *testing.T) {
 				s.Errorf("%d GPUs: %d writes", gpus, n)
 			}
 			next.stop()
-		}
-	})
-}
-
-// A process that led and was stopped, or is killed with a thread in the driver, keeps what it has of the lock: the one that leads publishes. A
-// process of the version before, which knows no lead, is waited for.
-func TestSlicesWhileAProcessHasTheLock(t *testing.T) {
-	onStage(t, func(s *stage) {
-		dir := s.TempDir()
-		path := filepath.Join(dir, "dra-publisher.lock")
-		former, err := files.Lock(path)
-		if err != nil {
-			s.Fatal(err)
-		}
-		p := s.publisher(dir, 1)
-		if s.pass(time.Minute); s.pool() != "none" {
-			s.Errorf("beside a process that publishes, the pool is %s", s.pool())
-		}
-		former()
-		s.untilPool("1: 0")
-		p.stop()
-		stopped, err := files.LockShared(path)
-		if err != nil {
-			s.Fatal(err)
-		}
-		defer stopped()
-		s.publisher(dir, 2)
-		s.pass(time.Minute)
-		if s.pool() != "1: 0 1" {
-			s.Errorf("beside a process that is stopped, the pool is %s", s.pool())
 		}
 	})
 }

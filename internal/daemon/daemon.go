@@ -94,6 +94,7 @@ type daemon struct {
 	driver         *nvidia.Driver
 	node           *simulator.Node // nil on a real node
 	lead           *lead.Lead
+	former         *Former
 	hearing        sync.Mutex // held while what was heard of GPUs is published
 	monitor        *monitor.Monitor
 	directory      *kubelet.Directory // nil when there is nothing to register with
@@ -137,18 +138,20 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 	if d.driver, d.node, err = OpenNode(ctx, c, d.counters); err != nil {
 		return nil, err
 	}
+	directory, err := d.newDirectory(ctx)
+	if err != nil {
+		return nil, err
+	}
+	d.lead, d.former = d.newLead(), NewFormer(c.StateDir)
 	d.monitor = monitor.New(monitor.Options{
 		Driver: driverOf{Driver: d.driver}, Policy: c.Health, StateDir: c.StateDir, BootID: BootID(d.node),
-		Metrics: d.counters,
+		Metrics: d.counters, While: d.lead.While, Lead: d.lead.Check,
 	})
 	d.labels = &Labels{
 		Configs: d.watcher.Configs(), Snapshots: d.monitor.Snapshots(), Make: labels.All, Machine: MachineName, Now: time.Now,
 		Wanted: feed.New[map[string]string](nil),
 	}
-	if d.set, err = d.newSet(ctx); err != nil {
-		return nil, err
-	}
-	d.lead = d.newLead()
+	d.set = d.newSet(directory)
 	if c.MIG.Enabled {
 		d.wishes = migwish.New(ctx, d.watcher.Configs(), c.StateDir, d.lead.Check, clock.RealClock{})
 	}
@@ -161,8 +164,8 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 	return d, nil
 }
 
-// newSet returns the plugin servers, and finds kubelet's directory.
-func (d *daemon) newSet(ctx context.Context) (*plugin.Set, error) {
+// newDirectory finds kubelet's directory.
+func (d *daemon) newDirectory(ctx context.Context) (*kubelet.Directory, error) {
 	socket := d.config.KubeletSocket
 	if socket == "" {
 		klog.FromContext(ctx).Info("Not registering with kubelet: --kubelet-socket is empty")
@@ -175,6 +178,11 @@ func (d *daemon) newSet(ctx context.Context) (*plugin.Set, error) {
 	if d.config.KubeletSocket != "" {
 		d.directory = directory
 	}
+	return directory, nil
+}
+
+// newSet returns the plugin servers.
+func (d *daemon) newSet(directory *kubelet.Directory) *plugin.Set {
 	return plugin.NewSet(plugin.Collaborators{
 		Registrar: directory, Accountant: d.account, Connections: d.account.Connections, Checkpoint: directory.Checkpoint,
 		Incarnation: d.kubelets, Sockets: d.sockets,
@@ -182,7 +190,7 @@ func (d *daemon) newSet(ctx context.Context) (*plugin.Set, error) {
 		Inspector: &Inspector{Configs: d.watcher.Configs(), Monitor: d.monitor},
 		Metrics:   d.counters,
 		Elsewhere: d.elsewhere,
-	}), nil
+	})
 }
 
 // leadFolder is the folder in kubelet's directory, or else in the state directory, in which the processes of a node agree on who leads.
@@ -291,6 +299,7 @@ func (d *daemon) outputs() []Task {
 	}
 	tasks := []Task{
 		servers,
+		{Name: "version 0.1", Run: d.former.Run, Lead: true},
 		{Name: "MPS", Run: d.mps.Run},
 		{Name: "plan", Run: plans.Run, Alive: plans.Pulse.Check},
 	}
@@ -318,7 +327,7 @@ func (d *daemon) outputs() []Task {
 func (d *daemon) view() View {
 	v := View{
 		Config: d.config, Configs: d.watcher.Configs(), ConfigErrors: d.watcher.Errors(),
-		Labels: d.labels.Wanted, LabelsProblem: d.labelsProblem, Lead: d.lead,
+		Labels: d.labels.Wanted, LabelsProblem: d.labelsProblem, Lead: d.lead, Former: d.former,
 		Snapshots: d.monitor.Snapshots(), Offered: d.set.Offered(), Status: d.status, Held: d.account.Held,
 		DRA: d.dra, APIRequested: d.counters.APIRequested, EventDropped: d.counters.EventDropped,
 	}

@@ -1,5 +1,7 @@
-// Package ledger keeps what must outlive the process on disk, in a folder that all instances on the node share: the faults of
+// Package ledger keeps what must outlive the process on disk, in a folder that all processes on the node share: the faults of
 // GPUs and MIG devices, so that a restart does not make a bad GPU good, and that the driver was released by quiesce.
+//
+// The process that leads writes the faults. All of them find faults, and keep them in memory until they lead.
 //
 // It imports inventory, health and files; monitor imports it.
 package ledger
@@ -26,7 +28,6 @@ import (
 const (
 	ledgerFile  = "faults.json"
 	damagedFile = "faults.json.damaged" // a ledger that could not be read; the last one is kept
-	lockFile    = "faults.lock"
 )
 
 const (
@@ -35,12 +36,12 @@ const (
 	maxLedger = 16 << 20
 )
 
-// A Book is what the ledger holds: the faults that must outlive the process, so that neither a restart nor an overlapping
-// instance makes a bad GPU good.
+// A Book is what the ledger holds: the faults that must outlive the process, so that neither a restart nor a hand-over makes a bad
+// GPU good.
 type Book struct {
 	faults     map[faultKey]entry
 	recoveries map[string][]time.Time // by device
-	unknown    unknown
+	unknown    files.Unknown
 }
 
 type faultKey struct {
@@ -60,20 +61,20 @@ type entry struct {
 	Cure   inventory.Cure `json:"cure"`
 	Since  time.Time      `json:"since"`
 
-	unknown unknown
+	unknown files.Unknown
 }
 
 // UnmarshalJSON implements json.Unmarshaler.
 func (e *entry) UnmarshalJSON(text []byte) (err error) {
 	type known entry
-	e.unknown, err = decode(text, (*known)(e))
+	e.unknown, err = files.Decode(text, (*known)(e))
 	return err
 }
 
 // MarshalJSON implements json.Marshaler.
 func (e entry) MarshalJSON() ([]byte, error) {
 	type known entry
-	return encode(known(e), e.unknown)
+	return files.Encode(known(e), e.unknown)
 }
 
 // page is the file's form.
@@ -149,32 +150,36 @@ func (b Book) Equal(other Book) bool {
 	return maps.Equal(b.faults, other.faults) && maps.EqualFunc(b.recoveries, other.recoveries, slices.Equal)
 }
 
-// merge takes over how after differs from before: what an overlapping instance noted in b meanwhile stays.
-func (b Book) merge(before, after Book) {
-	for key := range before.faults {
-		if _, still := after.faults[key]; !still {
-			delete(b.faults, key)
-		}
+// Unlike returns what b has and none of the others.
+func (b Book) Unlike(others ...Book) Book {
+	rest := NewBook()
+	maps.Copy(rest.faults, b.faults)
+	maps.Copy(rest.recoveries, b.recoveries)
+	for _, other := range others {
+		maps.DeleteFunc(rest.faults, func(key faultKey, _ entry) bool { _, has := other.faults[key]; return has })
+		maps.DeleteFunc(rest.recoveries, func(uuid string, _ []time.Time) bool { return other.recoveries[uuid] != nil })
 	}
-	for key, e := range after.faults {
-		if before.faults[key] != e {
-			e.unknown = b.faults[key].unknown
-			b.faults[key] = e
-		}
-	}
-	for uuid := range before.recoveries {
-		if _, still := after.recoveries[uuid]; !still {
-			delete(b.recoveries, uuid)
-		}
-	}
-	for uuid, times := range after.recoveries {
-		if !slices.Equal(before.recoveries[uuid], times) {
-			b.recoveries[uuid] = times
-		}
-	}
+	return rest
 }
 
-// A ledger is the Book on disk, shared by all instances on the node.
+// Join adds what another Book has.
+func (b Book) Join(other Book) {
+	maps.Copy(b.faults, other.faults)
+	maps.Copy(b.recoveries, other.recoveries)
+}
+
+// keeping returns a copy of b with the fields that a newer version wrote into the file, which was read as from.
+func (b Book) keeping(from Book) Book {
+	b = b.Clone()
+	b.unknown = from.unknown
+	for key, e := range b.faults {
+		e.unknown = from.faults[key].unknown
+		b.faults[key] = e
+	}
+	return b
+}
+
+// A ledger is the Book on disk.
 type ledger struct{ dir string }
 
 func (l ledger) path(name string) string { return filepath.Join(l.dir, name) }
@@ -193,7 +198,7 @@ func (l ledger) read() (Book, error) {
 		return b, fmt.Errorf("read the fault ledger: %w", err)
 	}
 	var p page
-	if b.unknown, err = decode(text, &p); err != nil {
+	if b.unknown, err = files.Decode(text, &p); err != nil {
 		return b, fmt.Errorf("%w: %w", errDamaged, err)
 	}
 	if p.Version != ledgerVersion {
@@ -206,24 +211,13 @@ func (l ledger) read() (Book, error) {
 	return b, nil
 }
 
-// write merges how after differs from before into the ledger. It never waits for another instance: then the error wraps
-// files.ErrLocked. A damaged ledger is set aside, and setAside says so.
-func (l ledger) write(before, after Book) (setAside, err error) {
-	unlock, err := files.Lock(l.path(lockFile))
-	if err != nil {
-		return nil, fmt.Errorf("the fault ledger: %w", err)
-	}
-	defer unlock()
-	now, err := l.read()
+// open returns what the ledger holds. A damaged one is set aside, and setAside says so.
+func (l ledger) open() (b Book, setAside, err error) {
+	b, err = l.read()
 	if errors.Is(err, errDamaged) {
-		setAside, before = err, NewBook() // all that is known is written anew
-		err = os.Rename(l.path(ledgerFile), l.path(damagedFile))
+		setAside, err = err, os.Rename(l.path(ledgerFile), l.path(damagedFile))
 	}
-	if err != nil {
-		return setAside, err
-	}
-	now.merge(before, after)
-	return setAside, l.replace(now)
+	return b, setAside, err
 }
 
 // replace puts a new file in the place of the old one, so that every reader finds one of the two whole.
@@ -232,10 +226,13 @@ func (l ledger) replace(b Book) error {
 	slices.SortFunc(p.Faults, func(a, b entry) int {
 		return cmp.Or(cmp.Compare(a.Device, b.Device), cmp.Compare(a.Source, b.Source), cmp.Compare(a.XID, b.XID))
 	})
-	text, err := encode(p, b.unknown)
+	text, err := files.Encode(p, b.unknown)
 	var lines bytes.Buffer
 	if err == nil {
 		err = json.Indent(&lines, append(text, '\n'), "", "  ")
+	}
+	if err == nil {
+		err = os.MkdirAll(l.dir, 0o700)
 	}
 	if err == nil {
 		err = files.Write(l.path(ledgerFile), lines.Bytes(), 0o600, nil)

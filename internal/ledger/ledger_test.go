@@ -3,13 +3,13 @@ package ledger_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -55,30 +55,63 @@ type process struct {
 	err   error // of Open
 	end   func()
 
-	mu  sync.Mutex
-	log []string
+	mu   sync.Mutex
+	has  ledger.Book // what it found or took in, as a monitor
+	next error       // why it may not write
+	log  []string
 }
 
-// open begins a process, as the daemon does.
+// open begins a process, as the daemon does. It leads.
 func open(dir string) *process {
-	p := &process{}
+	p := wait(dir)
+	p.lead()
+	return p
+}
+
+// wait begins a process that does not lead.
+func wait(dir string) *process {
+	p := &process{end: func() {}}
+	p.FaultWriter, p.found, p.err = ledger.Open(dir, clock.RealClock{})
+	p.has = p.found.Clone()
+	return p
+}
+
+// lead has the process lead until it ends.
+func (p *process) lead() {
 	log := funcr.New(func(_, args string) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.log = append(p.log, args)
 	}, funcr.Options{})
-	p.FaultWriter, p.found, p.err = ledger.Open(dir, clock.RealClock{})
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), log))
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		p.Run(ctx)
+		p.Run(ctx, ledger.Term{May: p.may, TakeIn: func(found, known ledger.Book) {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.has.Join(found.Unlike(known, p.has))
+			p.FaultWriter.Offer(p.has.Clone())
+		}})
 	}()
 	p.end = func() {
 		cancel()
 		<-ended
 	}
-	return p
+}
+
+func (p *process) may() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.next
+}
+
+// Offer has the process find what is in a Book, and nothing else.
+func (p *process) Offer(b ledger.Book) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.has = b.Clone()
+	p.FaultWriter.Offer(b)
 }
 
 // logged returns how many lines say something.
@@ -110,19 +143,6 @@ func compare(t *testing.T, what string, want, got any) {
 	if diff := cmp.Diff(want, got, cmpopts.IgnoreUnexported(health.Fault{})); diff != "" {
 		t.Errorf("%s (-want +got):\n%s", what, diff)
 	}
-}
-
-// lock takes the ledger's lock, as another instance does that writes.
-func lock(t *testing.T, dir string) (unlock func()) {
-	t.Helper()
-	f, err := os.OpenFile(filepath.Join(dir, "faults.lock"), os.O_CREATE|os.O_RDWR, 0o600)
-	if err == nil {
-		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return func() { _ = f.Close() }
 }
 
 // TestRoundTrip: another process finds all that is durable of a device, and of no other.
@@ -204,36 +224,55 @@ func TestExpire(t *testing.T) {
 	}
 }
 
-// TestOverlappingInstances: each changes what is its own, however old its view of the file is.
-func TestOverlappingInstances(t *testing.T) {
+// TestHandOver: what a process has found that waits is on the disk when it leads, beside what the one noted that led. What was gone from both
+// stays gone.
+func TestHandOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
-		one := open(dir)
-		two := open(dir)
-		one.Offer(with("GPU-a", fault(48, 0)))
+		cured := open(dir)
+		cured.Offer(with("GPU-x", fault(48, 0)))
+		cured.end()
+		one, two := open(dir), wait(dir)
 		synctest.Wait()
-		two.Offer(with("GPU-b", fault(64, 0)))
-		synctest.Wait()
-		compare(t, "GPU-a", []health.Fault{fault(48, 0)}, faultsOf(t, dir, "GPU-a"))
-		compare(t, "GPU-b", []health.Fault{fault(64, 0)}, faultsOf(t, dir, "GPU-b"))
-		one.Offer(ledger.NewBook())
-		synctest.Wait()
-		compare(t, "GPU-a once it is cleared", 0, len(faultsOf(t, dir, "GPU-a")))
-		compare(t, "GPU-b then", 1, len(faultsOf(t, dir, "GPU-b")))
-		recovered := ledger.NewBook()
-		recovered.Add("GPU-a", "1", health.Device{Recoveries: []time.Time{began}})
+		two.Offer(with("GPU-b", fault(64, 0))) // and GPU-x was reset
+		recovered := with("GPU-a", fault(48, 0))
+		recovered.Add("GPU-c", "1", health.Device{Recoveries: []time.Time{began}})
 		one.Offer(recovered)
 		synctest.Wait()
-		two.Offer(ledger.NewBook())
-		two.end()
-		_, found, _ := ledger.Open(dir, clock.RealClock{})
-		_, times := found.Device("GPU-a")
-		compare(t, "recoveries that the other instance noted", []time.Time{began}, times)
-		one.Offer(ledger.NewBook())
+		compare(t, "GPU-a", []health.Fault{fault(48, 0)}, faultsOf(t, dir, "GPU-a"))
+		compare(t, "faults of GPU-b, while the other process leads", 0, len(faultsOf(t, dir, "GPU-b")))
 		one.end()
-		if _, found, _ := ledger.Open(dir, clock.RealClock{}); !found.Empty() {
-			t.Error("recoveries are not forgotten")
-		}
+		two.lead()
+		synctest.Wait()
+		compare(t, "GPU-a after the hand-over", []health.Fault{fault(48, 0)}, faultsOf(t, dir, "GPU-a"))
+		compare(t, "GPU-b then", []health.Fault{fault(64, 0)}, faultsOf(t, dir, "GPU-b"))
+		compare(t, "faults of GPU-x then", 0, len(faultsOf(t, dir, "GPU-x")))
+		_, times := two.has.Device("GPU-c")
+		compare(t, "recoveries that the other process noted", []time.Time{began}, times)
+		two.Offer(with("GPU-b", fault(64, 0)))
+		two.end()
+		one.lead()
+		one.end()
+		compare(t, "faults of GPU-b when the first process leads again", 1, len(faultsOf(t, dir, "GPU-b")))
+		compare(t, "faults that it found itself", 1, len(faultsOf(t, dir, "GPU-a")))
+	})
+}
+
+// TestAnotherProcessLeads: one that lost the lead writes nothing more, and says nothing of that.
+func TestAnotherProcessLeads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		p := open(dir)
+		p.Offer(with("GPU-a", fault(48, 0)))
+		synctest.Wait()
+		p.mu.Lock()
+		p.next = errors.New("another process leads")
+		p.mu.Unlock()
+		p.Offer(with("GPU-b", fault(48, 0)))
+		pass(time.Hour)
+		p.end()
+		compare(t, "faults of GPU-a", 1, len(faultsOf(t, dir, "GPU-a")))
+		compare(t, "lines", 0, p.logged(""))
 	})
 }
 
@@ -297,135 +336,42 @@ func TestDamagedFileIsSetAside(t *testing.T) {
 	}
 }
 
-// TestFileThatBecomesDamaged while a process runs: what the process knows is written anew, also what it wrote before.
+// TestFileThatBecomesDamaged before a process leads: what the process found is written anew.
 func TestFileThatBecomesDamaged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
-		p := open(dir)
+		p := wait(dir)
 		p.Offer(with("GPU-a", fault(48, 0)))
-		synctest.Wait()
 		write(t, dir, "{")
-		both := with("GPU-a", fault(48, 0))
-		both.Add("GPU-b", "1", health.Device{Faults: []health.Fault{fault(64, 0)}})
-		p.Offer(both)
+		p.lead()
 		p.end()
 		compare(t, "faults of GPU-a", 1, len(faultsOf(t, dir, "GPU-a")))
-		compare(t, "faults of GPU-b", 1, len(faultsOf(t, dir, "GPU-b")))
 		compare(t, "what is set aside", "{", read(t, dir, damaged))
 	})
 }
 
-// TestTwinThatHoldsTheLock: it is waited for, a long wait is logged once, and the last fault is written when the lock is free.
-func TestTwinThatHoldsTheLock(t *testing.T) {
-	const complaint = "Cannot write the fault ledger"
+// TestFileThatIsInTheWay: a folder in the place of the ledger is said once, and neither set aside nor replaced.
+func TestFileThatIsInTheWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
-		unlock := lock(t, dir)
-		p := open(dir)
-		p.Offer(with("GPU-a", fault(48, 0)))
-		p.Offer(with("GPU-a", fault(64, 0)))
-		pass(9 * time.Second)
-		compare(t, "complaints after 9 s", 0, p.logged(complaint))
-		compare(t, "descriptors of the lock", 1, descriptors(t, filepath.Join(dir, "faults.lock")))
-		pass(time.Hour)
-		compare(t, "complaints after an hour", 1, p.logged(complaint))
-		compare(t, "faults meanwhile", 0, len(faultsOf(t, dir, "GPU-a")))
-		unlock()
-		pass(100 * time.Millisecond)
-		compare(t, "faults", []health.Fault{fault(64, 0)}, faultsOf(t, dir, "GPU-a"))
-		unlock = lock(t, dir)
-		defer unlock()
-		p.Offer(with("GPU-a", fault(79, 0)))
-		pass(9 * time.Second)
-		compare(t, "complaints within 9 s of the next lock", 1, p.logged(complaint))
-		pass(2 * time.Second)
-		compare(t, "complaints after 11 s", 2, p.logged(complaint))
-		p.end()
-	})
-}
-
-// TestTwinThatHoldsTheLockAgain: the time begins anew after a write that failed for another reason.
-func TestTwinThatHoldsTheLockAgain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		dir := t.TempDir()
-		unlock := lock(t, dir)
-		p := open(dir)
-		p.Offer(with("GPU-a", fault(48, 0)))
-		pass(9 * time.Second)
-		unlock()
-		path := filepath.Join(dir, "faults.lock")
-		for _, err := range []error{os.Remove(path), os.Mkdir(path, 0o700)} {
-			if err != nil {
-				t.Fatal(err)
-			}
-		}
-		pass(time.Second)
-		compare(t, "complaints about a folder", 1, p.logged("is a directory"))
-		if err := os.Remove(path); err != nil {
+		if err := os.Mkdir(filepath.Join(dir, file), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		defer lock(t, dir)()
-		pass(38 * time.Second) // it is tried again after 30 s
-		compare(t, "complaints within 9 s of the next lock", 1, p.logged("Cannot write the fault ledger"))
+		p := open(dir)
+		if p.err == nil {
+			t.Error("Open: no error")
+		}
+		p.Offer(with("GPU-a", fault(48, 0)))
+		pass(10 * time.Minute)
+		compare(t, "complaints", 1, p.logged("Cannot write the fault ledger"))
+		compare(t, "complaints that say why", 1, p.logged("not a regular file"))
 		p.end()
+		compare(t, "complaints at the end", 1, p.logged("will be forgotten"))
+		wantMode(t, filepath.Join(dir, file), 0o700|os.ModeDir)
+		if _, err := os.Stat(filepath.Join(dir, damaged)); err == nil {
+			t.Error("it was set aside")
+		}
 	})
-}
-
-// TestEnd: what was offered last is written at the end; a twin that holds the lock is waited for, but not for long.
-func TestEnd(t *testing.T) {
-	for _, tt := range []struct{ held, takes time.Duration }{
-		{0, 0}, {300 * time.Millisecond, 300 * time.Millisecond}, {time.Hour, time.Second},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			dir := t.TempDir()
-			p := open(dir)
-			synctest.Wait()
-			if tt.held > 0 {
-				unlock := lock(t, dir)
-				timer := time.AfterFunc(tt.held, unlock)
-				defer func() {
-					if timer.Stop() {
-						unlock()
-					}
-				}()
-			}
-			p.Offer(with("GPU-a", fault(48, 0)))
-			start := time.Now()
-			p.end()
-			if took := time.Since(start); took < tt.takes || took > tt.takes+50*time.Millisecond {
-				t.Errorf("held for %v: the end took %v, want %v", tt.held, took, tt.takes)
-			}
-			lost := tt.held > tt.takes
-			compare(t, "faults are written", !lost, len(faultsOf(t, dir, "GPU-a")) == 1)
-			compare(t, "faults are said to be forgotten", lost, p.logged("will be forgotten") == 1)
-		})
-	}
-}
-
-// TestFilesThatAreInTheWay: a folder in the place of the ledger or its lock is said once, and neither set aside nor replaced.
-func TestFilesThatAreInTheWay(t *testing.T) {
-	for _, name := range []string{file, "faults.lock"} {
-		synctest.Test(t, func(t *testing.T) {
-			dir := t.TempDir()
-			if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
-				t.Fatal(err)
-			}
-			p := open(dir)
-			if failed := p.err != nil; failed != (name == file) {
-				t.Errorf("%s: Open: %v", name, p.err)
-			}
-			p.Offer(with("GPU-a", fault(48, 0)))
-			pass(10 * time.Minute)
-			compare(t, "complaints", 1, p.logged("Cannot write the fault ledger"))
-			reason := map[string]string{file: "not a regular file", "faults.lock": "is a directory"}[name]
-			compare(t, "complaints that say "+reason, 1, p.logged(reason))
-			p.end()
-			wantMode(t, filepath.Join(dir, name), 0o700|os.ModeDir)
-			if _, err := os.Stat(filepath.Join(dir, damaged)); err == nil {
-				t.Errorf("%s was set aside", name)
-			}
-		})
-	}
 }
 
 // TestFolderThatCannotBe: it is said once, and written within half a minute once it can be.
@@ -451,21 +397,6 @@ func TestFolderThatCannotBe(t *testing.T) {
 		p.end()
 		compare(t, "complaints at the end", 0, p.logged("will be forgotten"))
 	})
-}
-
-// descriptors returns how many descriptors of this process are open for a file.
-func descriptors(t *testing.T, path string) (count int) {
-	t.Helper()
-	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, e := range entries {
-		if file, err := os.Readlink(filepath.Join("/proc/self/fd", e.Name())); err == nil && file == path {
-			count++
-		}
-	}
-	return count
 }
 
 func wantMode(t *testing.T, path string, want os.FileMode) {

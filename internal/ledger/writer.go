@@ -12,35 +12,36 @@ import (
 )
 
 const (
-	// lockedPause is how long a FaultWriter waits to write again after another instance was writing, lockedLong how long that takes
-	// until it is logged, and lockedEnd how long a FaultWriter that ends waits for the other instance.
-	lockedPause = 50 * time.Millisecond
-	lockedLong  = 10 * time.Second
-	lockedEnd   = time.Second
 	// refusedPause is how long a FaultWriter waits after the disk refused.
 	refusedPause = 30 * time.Second
+	// diskTimeout is how long the disk may take. Nobody waits any longer for the end of Run.
+	diskTimeout = 5 * time.Second
 )
+
+// errNotLead is the error of a write after another process took the lead. That one has found the faults itself.
+var errNotLead = errors.New("another process leads")
 
 // A FaultWriter writes Books for somebody who never waits for the disk.
 type FaultWriter struct {
-	ledger  ledger
-	clock   clock.Clock
-	books   chan Book // the latest that is to be written
-	written Book
+	ledger ledger
+	clock  clock.Clock
+	disk   *files.Disk
+	books  chan Book // the latest that is to be written
+	known  Book      // what this process read or wrote last
 
 	// The rest belongs to Run.
 
+	begun     bool // what other processes noted is taken in
 	wanted    *Book
-	complaint string    // that was logged last
-	locked    time.Time // since when another instance has the lock; zero if none has
+	complaint string // that was logged last
 }
 
-// Open returns a FaultWriter for a folder, and the Book that earlier processes wrote into it. The error says why that could not
-// be read: then the Book is empty, and the FaultWriter sets a damaged file aside.
+// Open returns a FaultWriter for a folder, and the Book that other processes wrote into it. The error says why that could not
+// be read: then the Book is empty.
 func Open(dir string, c clock.Clock) (*FaultWriter, Book, error) {
-	w := &FaultWriter{ledger: ledger{dir: dir}, clock: c, books: make(chan Book, 1)}
+	w := &FaultWriter{ledger: ledger{dir: dir}, clock: c, disk: files.NewDisk(), books: make(chan Book, 1)}
 	noted, err := w.ledger.read()
-	w.written = noted.Clone()
+	w.known = noted.Clone()
 	return w, noted, err
 }
 
@@ -53,77 +54,105 @@ func (w *FaultWriter) Offer(b Book) {
 	w.books <- b
 }
 
-// Run writes what is offered until ctx ends, and then what is left.
-func (w *FaultWriter) Run(ctx context.Context) {
-	again := w.clock.NewTimer(refusedPause)
-	again.Stop()
+// A Term is a time in which this process writes the ledger.
+type Term struct {
+	// TakeIn gets what is on the disk, and what this process knew of it before, and returns once a Book was offered that has what other
+	// processes noted.
+	TakeIn func(found, known Book)
+	// May says before each write why this process may not write; nil if it may.
+	May func() error
+}
+
+// Run writes what is offered until ctx ends, and then what is left. A damaged file is set aside.
+func (w *FaultWriter) Run(ctx context.Context, t Term) {
+	w.begun, w.wanted = false, nil
+	again := w.clock.NewTimer(0)
 	defer again.Stop()
 	for {
 		select {
 		case <-ctx.Done():
-			w.finish(ctx)
+			w.finish(ctx, t)
 			return
 		case b := <-w.books:
 			w.wanted = &b
 		case <-again.C():
 		}
-		if pause := w.write(ctx); pause > 0 {
-			again.Reset(pause)
+		if w.write(ctx, t) != nil {
+			again.Reset(refusedPause)
 		}
 	}
 }
 
-// finish writes what is left. An overlapping instance that writes is waited for, but not for long.
-func (w *FaultWriter) finish(ctx context.Context) {
+// finish writes what is left.
+func (w *FaultWriter) finish(ctx context.Context, t Term) {
+	w.latest()
+	if err := w.write(ctx, t); err != nil && w.wanted != nil {
+		klog.FromContext(ctx).Info("Faults are not in the ledger and will be forgotten", "dir", w.ledger.dir)
+	}
+}
+
+// latest takes what was offered last, if there is something.
+func (w *FaultWriter) latest() {
 	select {
 	case b := <-w.books:
 		w.wanted = &b
 	default:
 	}
-	again := w.clock.NewTimer(0)
-	defer again.Stop()
-	for end := w.clock.Now().Add(lockedEnd); ; {
-		<-again.C()
-		pause := w.write(ctx)
-		if pause == 0 {
-			return
-		}
-		if pause != lockedPause || !w.clock.Now().Before(end) {
-			klog.FromContext(ctx).Info("Faults are not in the ledger and will be forgotten", "dir", w.ledger.dir)
-			return
-		}
-		again.Reset(pause)
-	}
 }
 
-// write writes what is wanted, and returns how long to wait before it is tried again; 0 if nothing is left to write.
-func (w *FaultWriter) write(ctx context.Context) time.Duration {
-	if w.wanted == nil {
-		return 0
-	}
-	log := klog.FromContext(ctx)
-	setAside, err := w.ledger.write(w.written, *w.wanted)
-	if setAside != nil {
-		log.Info("Set the fault ledger aside and began another", "dir", w.ledger.dir, "kept", damagedFile, "reason", setAside.Error())
+// write writes what is wanted, after it has begun with what is on the disk.
+func (w *FaultWriter) write(ctx context.Context, t Term) error {
+	err := w.begin(ctx, t)
+	if err == nil && w.wanted != nil {
+		next := w.wanted.keeping(w.known)
+		err = w.disk.Do(context.WithoutCancel(ctx), diskTimeout, func() error {
+			if t.May() != nil {
+				return errNotLead
+			}
+			if next.Equal(w.known) {
+				return nil
+			}
+			return w.ledger.replace(next)
+		})
+		if err == nil {
+			w.known, w.wanted = next, nil
+		}
 	}
 	switch {
-	case err == nil:
-		w.written, w.wanted, w.complaint, w.locked = *w.wanted, nil, "", time.Time{}
-		return 0
-	case !errors.Is(err, files.ErrLocked):
-		w.locked = time.Time{}
-	case w.locked.IsZero():
-		w.locked = w.clock.Now()
-		return lockedPause
-	case w.clock.Since(w.locked) < lockedLong:
-		return lockedPause
-	}
-	if err.Error() != w.complaint {
+	case err == nil || errors.Is(err, errNotLead):
+		w.complaint = ""
+		return nil
+	case err.Error() != w.complaint:
 		w.complaint = err.Error()
-		log.Info("Cannot write the fault ledger: a restart would forget faults", "dir", w.ledger.dir, "reason", w.complaint)
+		klog.FromContext(ctx).Info("Cannot write the fault ledger: a restart would forget faults", "dir", w.ledger.dir, "reason", w.complaint)
 	}
-	if errors.Is(err, files.ErrLocked) {
-		return lockedPause
+	return err
+}
+
+// begin reads the ledger, and has what other processes noted be taken in.
+func (w *FaultWriter) begin(ctx context.Context, t Term) error {
+	if w.begun {
+		return nil
 	}
-	return refusedPause
+	var found Book
+	var setAside error
+	err := w.disk.Do(context.WithoutCancel(ctx), diskTimeout, func() (err error) {
+		if t.May() != nil {
+			return errNotLead
+		}
+		found, setAside, err = w.ledger.open()
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if setAside != nil {
+		klog.FromContext(ctx).Info("Set the fault ledger aside and began another", "dir", w.ledger.dir, "kept", damagedFile,
+			"reason", setAside.Error())
+	}
+	known := w.known
+	w.begun, w.wanted, w.known = true, nil, found
+	t.TakeIn(found.Clone(), known)
+	w.latest()
+	return nil
 }

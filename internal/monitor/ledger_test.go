@@ -2,17 +2,15 @@ package monitor_test
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/go-logr/logr/funcr"
-	"k8s.io/klog/v2"
-
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
@@ -120,57 +118,70 @@ func TestFlapsAreCountedOverRestarts(t *testing.T) {
 	})
 }
 
-func TestOverlappingInstancesShareTheLedger(t *testing.T) {
+// An office is the lead, which the test gives and takes.
+type office struct{ leads *feed.Feed[bool] }
+
+func (o office) While(ctx context.Context, task func(context.Context) error) error {
+	for ctx.Err() == nil {
+		leads, changed := o.leads.Latest()
+		if !leads {
+			feed.AnyOf(ctx, changed)
+			continue
+		}
+		term, end := context.WithCancel(ctx)
+		go func() {
+			feed.AnyOf(term, changed)
+			end()
+		}()
+		_ = task(term)
+		end()
+	}
+	return nil
+}
+
+func (o office) check() error {
+	if !o.leads.Value() {
+		return errors.New("another process leads")
+	}
+	return nil
+}
+
+// TestHandOverOfTheLedger: the process that leads writes the ledger. One that waits keeps what it found until it leads, takes in what the other
+// one noted, and what it has forgotten since is forgotten.
+func TestHandOverOfTheLedger(t *testing.T) {
 	dir := t.TempDir()
-	one, two := newNode(2), newNode(2)
+	one, two := newNode(3), newNode(3)
 	synctest.Test(t, func(t *testing.T) {
-		first, stopFirst := start(t, one, monitor.Options{StateDir: dir, BootID: "1"})
-		_, stopSecond := start(t, two, monitor.Options{StateDir: dir, BootID: "1"})
+		leads, waits := office{feed.New(true)}, office{feed.New(false)}
+		_, stopFirst := start(t, one, monitor.Options{StateDir: dir, BootID: "1", While: leads.While, Lead: leads.check})
+		second, stopSecond := start(t, two, monitor.Options{StateDir: dir, BootID: "1", While: waits.While, Lead: waits.check})
 		one.xid(0, 64)
 		two.xid(1, 64)
 		pass(time.Second)
+		if text := ledgerOf(t, dir); !strings.Contains(text, uuid(0)) || strings.Contains(text, uuid(1)) {
+			t.Errorf("while the first one leads:\n%s", text)
+		}
+		leads.leads.Publish(false)
+		synctest.Wait()
+		waits.leads.Publish(true)
+		pass(10 * time.Second)
+		wantStates(t, second, unhealthy, unhealthy, healthy)
 		if text := ledgerOf(t, dir); !strings.Contains(text, uuid(0)) || !strings.Contains(text, uuid(1)) {
-			t.Errorf("one instance wrote over the other:\n%s", text)
+			t.Errorf("after the hand-over:\n%s", text)
 		}
-		if err := first.Clear(t.Context(), uuid(0)); err != nil {
-			t.Error(err)
+		one.xid(2, 64)
+		pass(time.Second)
+		for i := range 2 {
+			if err := second.Clear(t.Context(), uuid(i)); err != nil {
+				t.Error(err)
+			}
 		}
 		pass(time.Second)
-		if text := ledgerOf(t, dir); strings.Contains(text, uuid(0)) || !strings.Contains(text, uuid(1)) {
-			t.Errorf("after one instance cleared its own:\n%s", text)
+		if text := ledgerOf(t, dir); strings.Contains(text, "GPU-") {
+			t.Errorf("after both were cleared:\n%s", text)
 		}
-		stopFirst()
 		stopSecond()
-	})
-}
-
-func TestLedgerThatIsLockedIsWrittenLater(t *testing.T) {
-	dir := t.TempDir()
-	lock, err := os.Create(filepath.Join(dir, "faults.lock"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = lock.Close() }()
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
-	n := newNode(1)
-	synctest.Test(t, func(t *testing.T) {
-		m, stop := start(t, n, monitor.Options{StateDir: dir})
-		n.xid(0, 64)
-		pass(time.Second)
-		wantStates(t, m, unhealthy)
-		if ledgerOf(t, dir) != "" {
-			t.Error("written though another instance holds the lock")
-		}
-		if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_UN); err != nil {
-			t.Fatal(err)
-		}
-		pass(time.Second)
-		if !strings.Contains(ledgerOf(t, dir), uuid(0)) {
-			t.Error("not written once the lock was free")
-		}
-		stop()
+		stopFirst()
 	})
 }
 
@@ -225,73 +236,19 @@ func TestStateDirectoryThatCannotBeHasNoPartInServing(t *testing.T) {
 	})
 }
 
-// TestLastFaultIsWrittenAtTheEnd: although another instance is writing just then.
+// TestLastFaultIsWrittenAtTheEnd of the process.
 func TestLastFaultIsWrittenAtTheEnd(t *testing.T) {
 	dir := t.TempDir()
-	lock, err := os.Create(filepath.Join(dir, "faults.lock"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = lock.Close() }()
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
 	n := newNode(1)
 	synctest.Test(t, func(t *testing.T) {
 		_, stop := start(t, n, monitor.Options{StateDir: dir})
 		n.xid(0, 64)
 		synctest.Wait()
-		time.AfterFunc(300*time.Millisecond, func() {
-			if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_UN); err != nil {
-				t.Error(err)
-			}
-		})
-		began := time.Now()
 		stop()
-		if took := time.Since(began); took > 500*time.Millisecond {
-			t.Errorf("the end took %v", took)
-		}
 	})
 	if !strings.Contains(ledgerOf(t, dir), uuid(0)) {
 		t.Error("the last fault is forgotten")
 	}
-}
-
-// TestLockThatIsHeldForLongIsLoggedOnce, and does not keep the process from ending.
-func TestLockThatIsHeldForLongIsLoggedOnce(t *testing.T) {
-	dir := t.TempDir()
-	lock, err := os.Create(filepath.Join(dir, "faults.lock"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = lock.Close() }()
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
-	n := newNode(1)
-	synctest.Test(t, func(t *testing.T) {
-		logged := 0
-		log := funcr.New(func(_, args string) {
-			if strings.Contains(args, "Cannot write the fault ledger") {
-				logged++
-			}
-		}, funcr.Options{})
-		m := monitor.New(monitor.Options{Driver: n, Policy: health.Default(), StateDir: dir})
-		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), log))
-		ended := make(chan error, 1)
-		go func() { ended <- m.Run(ctx) }()
-		synctest.Wait()
-		n.xid(0, 64)
-		pass(10 * time.Minute)
-		began := time.Now()
-		cancel()
-		if err := <-ended; err != nil || time.Since(began) > 1100*time.Millisecond {
-			t.Errorf("the end took %v: %v", time.Since(began), err)
-		}
-		if logged != 1 {
-			t.Errorf("it was logged %d times", logged)
-		}
-	})
 }
 
 // TestQuiesceSurvivesARestart of the daemon, and not of the node.

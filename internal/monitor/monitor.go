@@ -66,9 +66,12 @@ type Session interface {
 type Options struct {
 	Driver Driver
 	Policy health.Policy
-	// StateDir is where the fault ledger is kept, so that a restart does not make a bad GPU good; empty for nowhere. Several
-	// instances may share it.
+	// StateDir is where the fault ledger is kept, so that a restart does not make a bad GPU good; empty for nowhere. The process that
+	// leads writes it.
 	StateDir string
+	// While runs a task whenever this process leads, until ctx ends; nil means always. Lead says why it does not lead, before each write.
+	While func(ctx context.Context, task func(context.Context) error) error
+	Lead  func() error
 	// BootID is the node's boot ID (/proc/sys/kernel/random/boot_id), by which the ledger's faults of before a restart of
 	// the node are told; empty if it is not known: then they all stand.
 	BootID string
@@ -100,6 +103,10 @@ func (o Options) withDefaults() Options {
 	}
 	if o.Metrics == nil {
 		o.Metrics = noMetrics{}
+	}
+	if o.While == nil {
+		o.While = func(ctx context.Context, task func(context.Context) error) error { return task(ctx) }
+		o.Lead = func() error { return nil }
 	}
 	return o
 }

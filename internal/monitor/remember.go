@@ -57,15 +57,37 @@ func (l *loop) remember(ctx context.Context) {
 	close(l.first)
 }
 
-// takeIn takes in the faults that earlier processes wrote down, and has those of this process be written from now on.
+// takeIn takes in the faults that earlier processes wrote down, and has those of this process be written whenever it leads.
 func (l *loop) takeIn(ctx context.Context, m memory) {
 	l.faults, l.kept = m.faults, m.noted.Clone()
 	m.noted.Expire(l.options.BootID)
 	l.state.noted = m.noted
 	l.start(func() error {
-		m.faults.Run(ctx)
-		return nil
+		return l.options.While(ctx, func(ctx context.Context) error {
+			m.faults.Run(ctx, ledger.Term{May: l.options.Lead, TakeIn: func(found, known ledger.Book) { l.follow(ctx, found, known) }})
+			return nil
+		})
 	})
+}
+
+// follow has the loop take in what the process that led before has noted since this one read the ledger, and write what it found itself.
+func (m *Monitor) follow(ctx context.Context, found, known ledger.Book) {
+	done := make(chan struct{})
+	request := func(l *loop) {
+		defer close(done)
+		noted := found.Unlike(known, l.state.book(l.options.BootID))
+		if noted.Expire(l.options.BootID); !noted.Empty() {
+			l.state.noted.Join(noted)
+			l.nudge()
+		}
+		l.kept = l.state.book(l.options.BootID)
+		l.faults.Offer(l.kept)
+	}
+	select {
+	case m.requests <- request:
+		<-done
+	case <-ctx.Done():
+	}
 }
 
 // takeInLate does so when the disk answers at last. The driver is released if it was before, and nobody has said otherwise since.

@@ -192,7 +192,7 @@ func runNode(ctx context.Context, kubeconfig, name, boot string, seen *counters)
 	}
 	d := daemon.View{
 		Config: c, Configs: feed.New(c), ConfigErrors: feed.New[error](nil), Snapshots: feed.New(inventory.Snapshot{}),
-		Labels: feed.New(labels()), LabelsProblem: feed.New[error](nil), Offered: feed.New(resource.Plan{}), Lead: lead.New(lead.Options{}),
+		Labels: feed.New(labels()), LabelsProblem: feed.New[error](nil), Offered: feed.New(resource.Plan{}), Lead: lead.New(lead.Options{}), Former: daemon.NewFormer(""),
 		Status: func(context.Context) (status.Status, error) {
 			return status.Status{Version: "v1", Driver: "580", Looked: time.Now(), GPUs: gpus}, nil
 		},

@@ -101,7 +101,7 @@ func (p *publishing) run(ctx context.Context, counted func(verb, resource string
 	var tasks sync.WaitGroup
 	tasks.Go(func() { _ = devices.Run(ctx) }) // both end with ctx
 	tasks.Go(func() {
-		own.PublishSlices(ctx, devices, "", feed.New(draplugin.Status{Registered: true, Registrations: 1}))
+		own.PublishSlices(ctx, devices, feed.New(draplugin.Status{Registered: true, Registrations: 1}))
 	})
 	tasks.Wait()
 }

@@ -1,0 +1,97 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+)
+
+// Version 0.1 knew no lead. Its processes had the locks of these files in the state directory while they wrote the ledger of faults,
+// divided GPUs, published slices, and told the API server of the GPUs. The process that leads has a share of each of them: then such a
+// process, which comes later, does nothing of that. One that divides GPUs or publishes slices is waited for. What is here is for a roll-out
+// from that version or back to it, and goes with the release after the next, as its part in package claims.
+var formerLocks = []string{"faults.lock", FormerDivides, FormerPublishes, "reporter.lock"}
+
+// The locks of version 0.1 that are waited for.
+const (
+	FormerDivides   = "mig.lock"
+	FormerPublishes = "dra-publisher.lock"
+)
+
+// Former is what processes of version 0.1 do on the node.
+type Former struct {
+	dir    string
+	locked *feed.Feed[[]string] // the files whose lock they may have
+}
+
+// NewFormer returns the Former of a state directory; empty for none.
+func NewFormer(dir string) *Former {
+	f := &Former{dir: dir, locked: feed.New[[]string](nil)}
+	if dir != "" {
+		f.locked.Publish(formerLocks)
+	}
+	return f
+}
+
+// Does reports whether such a process may do what it has this lock for.
+func (f *Former) Does(lock string) bool { return slices.Contains(f.locked.Value(), lock) }
+
+// Await waits until no such process does that. It reports false when ctx ended before.
+func (f *Former) Await(ctx context.Context, lock string) bool {
+	for {
+		locked, changed := f.locked.Latest()
+		if !slices.Contains(locked, lock) {
+			return true
+		}
+		if !feed.AnyOf(ctx, changed) {
+			return false
+		}
+	}
+}
+
+// formerPoll is how often a lock is tried that such a process has.
+const formerPoll = time.Second
+
+// Run has a share of the locks until ctx ends. Locks that cannot be had for another reason than such a process are nobody's.
+func (f *Former) Run(ctx context.Context) error {
+	if f.dir == "" {
+		return nil
+	}
+	go f.share(ctx) // a disk that hangs is not waited for
+	<-ctx.Done()
+	f.locked.Publish(formerLocks)
+	return nil
+}
+
+func (f *Former) share(ctx context.Context) {
+	left := slices.Clone(formerLocks)
+	for told := false; ctx.Err() == nil; told = true {
+		left = slices.DeleteFunc(left, func(name string) bool {
+			unlock, err := files.LockShared(filepath.Join(f.dir, name))
+			if err == nil {
+				context.AfterFunc(ctx, unlock)
+			}
+			return !errors.Is(err, files.ErrLocked)
+		})
+		if !told && len(left) > 0 {
+			klog.FromContext(ctx).Info("Waiting for a process of version 0.1", "locks", left)
+		}
+		if ctx.Err() == nil && len(left) < len(f.locked.Value()) {
+			f.locked.Publish(slices.Clone(left))
+		}
+		if len(left) == 0 {
+			return
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(formerPoll):
+		}
+	}
+}
