@@ -237,11 +237,11 @@ func (s *service) GetPreferredAllocation(ctx context.Context, request *pluginapi
 	response *pluginapi.PreferredAllocationResponse, err error,
 ) {
 	view := s.list.views.Value()
-	var ids []string
+	var available [][]string
 	for _, container := range request.GetContainerRequests() {
-		ids = append(ids, container.GetAvailableDeviceIDs()...)
+		available = append(available, container.GetAvailableDeviceIDs())
 	}
-	if s.forwards(ctx, view, ids, func(ctx context.Context, earlier pluginapi.DevicePluginClient) error {
+	if s.forwards(ctx, view, slices.Concat(available...), func(ctx context.Context, earlier pluginapi.DevicePluginClient) error {
 		response, err = earlier.GetPreferredAllocation(ctx, request)
 		return err
 	}) {
@@ -265,13 +265,15 @@ func (v *view) prefer(available, required []string, size int) ([]string, error) 
 	known, unknown := v.split(available)
 	must, others := v.split(required)
 	unknown = slices.DeleteFunc(unknown, func(id string) bool { return slices.Contains(others, id) })
-	distinct := map[string]struct{}{}
-	for _, id := range slices.Concat(known, must) {
-		distinct[id] = struct{}{}
-	}
 	wanted := max(0, size-len(others))
-	if missing := wanted - len(distinct); 0 < missing && missing <= len(unknown) {
-		wanted, others = len(distinct), append(others, unknown[:missing]...)
+	if len(unknown) > 0 {
+		distinct := map[string]struct{}{}
+		for _, id := range slices.Concat(known, must) {
+			distinct[id] = struct{}{}
+		}
+		if missing := wanted - len(distinct); 0 < missing && missing <= len(unknown) {
+			wanted, others = len(distinct), append(others, unknown[:missing]...)
+		}
 	}
 	ids, err := v.resource.Prefer(known, must, wanted)
 	return append(ids, others...), err
@@ -279,11 +281,14 @@ func (v *view) prefer(available, required []string, size int) ([]string, error) 
 
 // split returns which of the IDs are of the plan, and the others, sorted.
 func (v *view) split(ids []string) (planned, others []string) {
+	if !slices.ContainsFunc(ids, v.resource.Lacks) { // as good as always; there may be thousands of replicas
+		return ids, nil
+	}
 	for _, id := range ids {
-		if _, known := v.resource.Device(id); known {
-			planned = append(planned, id)
-		} else {
+		if v.resource.Lacks(id) {
 			others = append(others, id)
+		} else {
+			planned = append(planned, id)
 		}
 	}
 	slices.Sort(others)

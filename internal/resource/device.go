@@ -98,6 +98,12 @@ func (r Resource) Device(id string) (Device, bool) {
 	return r.Devices[i], true
 }
 
+// Lacks reports whether no device has the given ID.
+func (r Resource) Lacks(id string) bool {
+	_, found := r.byID[id]
+	return !found
+}
+
 // Prefer returns which `size` of the available devices a container should be given, including the required ones, in the
 // order of the resource. Package topology describes the rules. The answer depends on the sets alone, not on their order. It fails
 // with the errors of topology.Preference.

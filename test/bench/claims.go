@@ -125,7 +125,7 @@ func claimNode(ctx context.Context, dir string) (drav1.DRAPluginClient, error) {
 			return nil, err
 		}
 	}
-	s := inventory.Snapshot{Generation: 1, Driver: inventory.Driver{Version: "580.95.05"}, Control: inventory.NodeControl}
+	s := inventory.Snapshot{Generation: 1, Driver: inventory.Driver{Version: "580.95.05"}, Control: inventory.NodeControl | inventory.NodeUVM}
 	for i := range 8 {
 		s.GPUs = append(s.GPUs, inventory.GPU{
 			UUID: fmt.Sprintf("GPU-%d", i), Index: i, Minor: i, NUMANode: -1, Health: inventory.Health{State: inventory.Healthy},

@@ -1,15 +1,11 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"os"
-	"path/filepath"
-	"strings"
 	"syscall"
 	"time"
 
@@ -25,7 +21,6 @@ var driverFigures = []figure{
 	{"start → 8 of 8 Healthy, each call takes 20 ms", "within 5 s, and Healthy throughout 20 s", slowStart},
 	{"XID 48 → list at kubelet, a call of another GPU hangs", "as without it, under 10 ms", xidBesideHang},
 	{"SIGTERM → exit, a silent connection to the plugin", "under 2 s", endBesideSilence},
-	{"hand-written lines of internal, without tests", "not above 19,600", lines},
 }
 
 // hang is the fault that a call on GPU 3 does not return.
@@ -143,20 +138,4 @@ func endBesideSilence(ctx context.Context, daemon string) (_ string, err error) 
 	case <-time.After(3 * time.Minute):
 		return "", errors.New("the daemon did not end within 3 minutes")
 	}
-}
-
-// lines counts those of the sources from which the benchmark is run.
-func lines(context.Context, string) (string, error) {
-	count := 0
-	err := filepath.WalkDir("internal", func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
-			return err
-		}
-		text, err := os.ReadFile(path)
-		if err == nil && !bytes.Contains(text, []byte("\n// Code generated ")) && !bytes.HasPrefix(text, []byte("// Code generated ")) {
-			count += bytes.Count(text, []byte("\n"))
-		}
-		return err
-	})
-	return fmt.Sprint(count), err
 }
