@@ -218,7 +218,7 @@ func (d *daemon) newLead() *lead.Lead {
 func (d *daemon) newMIG() *mig.Owner {
 	o := mig.Options{
 		Wishes: d.wishes.Wishes(), Snapshots: d.monitor.Snapshots(), Driver: d.monitor, Evictor: d.cluster, StateDir: d.config.StateDir,
-		BootID: BootID(d.node), Acquired: d.wishes.Reload, Held: d.mayDivide,
+		BootID: BootID(d.node), Begins: d.wishes.Reload, Former: d.mayHaveDivided, Held: d.mayDivide,
 	}
 	if d.directory != nil {
 		o.Users = d.set

@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -114,11 +113,19 @@ func (d *daemon) deciding(t Task) Task {
 // mayDivide returns why no MIG layout is made now; nil if it may be. Another process that runs serves kubelet by the devices that are
 // there.
 func (d *daemon) mayDivide() error {
-	if err := cmp.Or(d.lead.Check(), d.mayChangeHardware()); err != nil {
+	if err := d.lead.Check(); err != nil {
 		return err
 	}
 	if d.lead.Statuses().Value().Standbys > 0 {
 		return errors.New("another process of this program runs on the node, as in a roll-out")
 	}
 	return nil
+}
+
+// mayHaveDivided returns which former process may still divide GPUs; nil if none may.
+func (d *daemon) mayHaveDivided() error {
+	if d.former.Does(FormerDivides) {
+		return errors.New("one of version 0.1 runs")
+	}
+	return d.mayChangeHardware()
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -12,7 +13,6 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
@@ -22,7 +22,6 @@ import (
 
 const (
 	journalFile    = "mig.json"
-	lockFile       = "mig.lock"
 	journalVersion = 1
 	// maxJournal is the largest journal that is read, in bytes. One GPU takes a few thousand.
 	maxJournal = 1 << 20
@@ -30,20 +29,22 @@ const (
 	diskTimeout = 5 * time.Second
 )
 
-// errUnread is why nothing can be noted before the journal was read.
-var errUnread = errors.New("the journal is not read yet")
+var (
+	// errUnread is why nothing can be noted before the journal was read.
+	errUnread = errors.New("the journal is not read yet")
+	// errFormer is wrapped by the error while another process may still note something.
+	errFormer = errors.New("another process of this program divides the GPUs")
+)
 
 // A journal is what must outlive the process: what is being changed of which GPU, and which instances this program made. The driver has
-// neither. The process that has the lock writes it.
+// neither. The process that leads writes it.
 type journal struct {
 	dir, boot string
 	disk      *files.Disk
 	news      *feed.Feed[int] // counts the changes of what was read, and of the problem; 0 as long as nothing is known
 
 	mu      sync.Mutex        // guards all following fields
-	problem error             // why this process cannot write; files.ErrLocked while another one has the lock
-	unlock  func()            // nil while this process does not have the lock
-	closed  bool              // a lock that comes now is given back
+	problem error             // why this process cannot write
 	gpus    map[string]record // by UUID
 }
 
@@ -133,68 +134,49 @@ func mode(enabled bool) inventory.MIGMode {
 	return inventory.MIGDisabled
 }
 
-// keep tries to get the lock until this process has it, and then calls acquired before anything can be noted. Until then the journal is
-// read again and again, as the process that has the lock writes it.
-func (j *journal) keep(ctx context.Context, c clock.Clock, acquired func(context.Context)) {
+// load reads the journal until that succeeds and no former process may write it any more; begins is called before anything can be noted.
+func (j *journal) load(ctx context.Context, o Options) {
 	for {
+		former := o.Former() // what it notes from now on may not be read
 		contents := make(chan map[string]record, 1)
 		err := j.disk.Do(ctx, diskTimeout, func() error {
-			gpus, err := j.open(ctx)
-			contents <- gpus
+			if j.dir == "" {
+				return errors.New("there is no state directory for the journal of MIG layouts")
+			}
+			err := os.MkdirAll(j.dir, 0o700)
+			contents <- j.read(ctx)
 			return err
 		})
+		pause := retryFirst
 		var read map[string]record
 		switch {
 		case ctx.Err() != nil:
 			return
-		case err == nil:
-			acquired(ctx)
+		case err != nil:
+		case former != nil:
+			pause, err = later, fmt.Errorf("%w: %w", errFormer, former)
 			read = <-contents
-		case !errors.Is(err, files.ErrHangs):
+		default:
+			o.Begins(ctx)
 			read = <-contents
 		}
 		j.take(ctx, read, err)
-		pause := later
 		if err == nil {
 			return
-		} else if !errors.Is(err, files.ErrLocked) {
-			pause = retryFirst
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-c.After(pause):
+		case <-o.Clock.After(pause):
 		}
 	}
-}
-
-// open takes the lock, if no other process has it, and reads what the last process noted.
-func (j *journal) open(ctx context.Context) (map[string]record, error) {
-	if j.dir == "" {
-		return nil, errors.New("there is no state directory for the journal of MIG layouts")
-	}
-	j.mu.Lock()
-	locked := j.unlock != nil
-	j.mu.Unlock()
-	var err error
-	if !locked {
-		var unlock func()
-		if unlock, err = files.Lock(filepath.Join(j.dir, lockFile)); err == nil {
-			j.mu.Lock()
-			if j.unlock = unlock; j.closed {
-				unlock()
-			}
-			j.mu.Unlock()
-		}
-	}
-	return j.read(ctx), err
 }
 
 // take takes in what was read, and why this process cannot write.
 func (j *journal) take(ctx context.Context, read map[string]record, problem error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if problem != nil && fmt.Sprint(problem) != fmt.Sprint(j.problem) && !errors.Is(problem, files.ErrLocked) {
+	if problem != nil && fmt.Sprint(problem) != fmt.Sprint(j.problem) && !errors.Is(problem, errFormer) {
 		klog.FromContext(ctx).Error(problem, "Cannot change MIG layouts as long as the journal cannot be written", "dir", j.dir)
 	}
 	if n := j.news.Value(); n == 0 || fmt.Sprint(problem) != fmt.Sprint(j.problem) || !reflect.DeepEqual(read, j.gpus) {
@@ -224,15 +206,6 @@ func (j *journal) writable() error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.problem
-}
-
-// close gives the lock back.
-func (j *journal) close() {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if j.closed = true; j.unlock != nil {
-		j.unlock()
-	}
 }
 
 // record returns what is noted of a GPU.

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -60,8 +59,7 @@ func TestInstancesOfThisProgram(t *testing.T) {
 func opened(t *testing.T, dir, boot string) *journal {
 	t.Helper()
 	j := newJournal(dir, boot)
-	t.Cleanup(j.close)
-	j.keep(t.Context(), clock.RealClock{}, func(context.Context) {})
+	j.load(t.Context(), New(Options{}).options)
 	if err := j.writable(); err != nil {
 		t.Fatal(err)
 	}
@@ -108,7 +106,6 @@ func TestJournalOfAChange(t *testing.T) {
 		Layout: "second", Enabled: true, Before: []instance{instanceOf(third)}, Creates: []instance{instanceOf(other), instanceOf(last)},
 	}}
 	noted("during the second change", want)
-	j.close()
 	j = opened(t, dir, "one")
 	noted("in the next process", want)
 	ended(inventory.Partitions{Unread: "no permission"})
@@ -119,7 +116,6 @@ func TestJournalOfAChange(t *testing.T) {
 	if r := j.record("GPU-1"); r.Boot != "" {
 		t.Errorf("of another GPU: %+v", r)
 	}
-	j.close()
 	j = opened(t, dir, "two")
 	want.lost = true
 	noted("after a restart of the node", want)
@@ -178,9 +174,8 @@ func TestBootOfTheJournal(t *testing.T) {
 	}
 }
 
-// TestLockOfTheJournal: this process tries to get it each second while another one has it, and gives it back when it comes too late. What
-// the other one notes is read meanwhile, and told once.
-func TestLockOfTheJournal(t *testing.T) {
+// TestJournalOfAFormerProcess is read each second until that one writes no more, and what changes is told once.
+func TestJournalOfAFormerProcess(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
@@ -188,14 +183,17 @@ func TestLockOfTheJournal(t *testing.T) {
 		if err := second.write(t.Context(), "GPU-0", record{}); !errors.Is(err, errUnread) {
 			t.Errorf("a journal that was not read is written: %v", err)
 		}
-		acquired := 0
-		go second.keep(t.Context(), clock.RealClock{}, func(context.Context) { acquired++ })
-		passes := func(d time.Duration, news int, locked bool) {
+		begun := 0
+		former := errors.New("it hangs")
+		go second.load(t.Context(), New(Options{
+			Former: func() error { return former }, Begins: func(context.Context) { begun++ },
+		}).options)
+		passes := func(d time.Duration, news int, waits bool) {
 			t.Helper()
 			time.Sleep(d)
 			synctest.Wait()
-			if n, err := second.news.Value(), second.writable(); n != news || errors.Is(err, files.ErrLocked) != locked || (acquired > 0) != !locked {
-				t.Errorf("%d news, %v, acquired %d times", n, err, acquired)
+			if n, err := second.news.Value(), second.writable(); n != news || errors.Is(err, errFormer) != waits || (begun > 0) != !waits {
+				t.Errorf("%d news, %v, begun %d times", n, err, begun)
 			}
 		}
 		passes(10*time.Second, 1, true)
@@ -206,13 +204,8 @@ func TestLockOfTheJournal(t *testing.T) {
 		if !second.record("GPU-0").Enabled {
 			t.Errorf("what the other process noted is not known: %+v", second.record("GPU-0"))
 		}
-		first.close()
+		former = nil
 		passes(1100*time.Millisecond, 3, false)
-		second.close()
-		late := newJournal(dir, "one")
-		late.close()
-		late.keep(t.Context(), clock.RealClock{}, func(context.Context) {})
-		opened(t, dir, "one")
 	})
 }
 
@@ -225,15 +218,14 @@ func TestJournalThatCannotBeHad(t *testing.T) {
 			t.Fatal(err)
 		}
 		j := newJournal(filepath.Join(file, "state"), "one")
-		defer j.close()
 		began := time.Now()
-		acquired := make(chan time.Duration, 1)
-		go j.keep(t.Context(), clock.RealClock{}, func(context.Context) { acquired <- time.Since(began) })
+		begins := make(chan time.Duration, 1)
+		go j.load(t.Context(), New(Options{Begins: func(context.Context) { begins <- time.Since(began) }}).options)
 		time.Sleep(12 * time.Second)
 		if err := errors.Join(os.Remove(file), os.MkdirAll(j.dir, 0o700)); err != nil {
 			t.Fatal(err)
 		}
-		if took := <-acquired; took != 3*retryFirst {
+		if took := <-begins; took != 3*retryFirst {
 			t.Errorf("tried again after %v", took)
 		}
 		synctest.Wait()

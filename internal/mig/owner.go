@@ -15,7 +15,6 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/supervise"
@@ -38,10 +37,12 @@ type Options struct {
 	Clients func(minor int) ([]inventory.DriverClient, error)
 	// StateDir is where the journal is kept.
 	StateDir string
-	// Acquired is called when this process has got the lock of the journal, before it changes anything: from now on it is the one that does
-	// what an earlier process was asked for. It may be nil.
-	Acquired func(context.Context)
-	// Held says why no GPU is changed now, as a former process may still change it; nil if they may be. It may be nil.
+	// Begins is called in each Run before anything is changed,: from now on this process does what an earlier one was
+	// asked for. It may be nil.
+	Begins func(context.Context)
+	// Former says which process that led before may still change GPUs; nil if none may. The journal is read until then. It may be nil.
+	Former func() error
+	// Held says why no GPU is changed now besides; nil if they may be. It may be nil.
 	Held func() error
 	// BootID is the node's boot ID; empty if it is not known.
 	BootID string
@@ -104,8 +105,11 @@ func New(o Options) *Owner {
 	if o.Held == nil {
 		o.Held = func() error { return nil }
 	}
-	if o.Acquired == nil {
-		o.Acquired = func(context.Context) {}
+	if o.Former == nil {
+		o.Former = func() error { return nil }
+	}
+	if o.Begins == nil {
+		o.Begins = func(context.Context) {}
 	}
 	return &Owner{
 		options: o, journal: newJournal(o.StateDir, o.BootID), gpus: map[string]*gpu{},
@@ -131,10 +135,9 @@ func (o *Owner) Run(ctx context.Context) error {
 	o.journal, o.gpus = newJournal(o.options.StateDir, o.options.BootID), map[string]*gpu{}
 	o.journal.disk = disk // what hangs there is waited for
 	o.mu.Unlock()
-	defer o.journal.close()
 	var turns sync.WaitGroup
 	defer turns.Wait()
-	turns.Go(func() { o.journal.keep(ctx, o.options.Clock, o.options.Acquired) })
+	turns.Go(func() { o.journal.load(ctx, o.options) })
 	ends := make(chan outcome)
 	timer := o.options.Clock.NewTimer(0)
 	defer timer.Stop()
@@ -288,7 +291,7 @@ func (o *Owner) publishLocked() {
 func (o *Owner) composeLocked() Status {
 	s := Status{Layout: o.wish.Layout, Origin: o.wish.Origin, Again: o.wish.Again}
 	read := func(g *gpu) bool { return g.unknown == nil && g.shown.Phase != PhaseUnknown }
-	s.Resume = o.news > 0 && !errors.Is(o.journal.writable(), files.ErrLocked)
+	s.Resume = o.news > 0 && !errors.Is(o.journal.writable(), errFormer)
 	known := slices.ContainsFunc(o.allLocked(), read)
 	for _, g := range o.allLocked() {
 		shown := g.shown

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,28 +16,39 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 )
 
-// second starts another process's owner beside the one that runs, with a wish of its own, and returns what ends the first.
-func (r *rig) second(wish mig.Wish) (end func()) {
-	end = r.stop
+// second starts another process's owner, which leads now, beside the one that runs and may still change GPUs, with a wish of its own, and
+// returns what ends the first.
+func (r *rig) second(wish mig.Wish, more ...func(*mig.Options)) (end func()) {
+	first := r.stop
 	r.stop = func() {}
 	r.wishes = feed.New(wish)
-	r.start()
-	return end
+	var ended atomic.Bool
+	r.start(append(more, func(o *mig.Options) {
+		o.Former = func() error {
+			if ended.Load() {
+				return nil
+			}
+			return errors.New("it has not ended")
+		}
+	})...)
+	return func() {
+		first()
+		ended.Store(true)
+	}
 }
 
-// TestTwoProcesses has the next version of the program beside this one: the one that has the lock changes GPUs, and the other one waits and
-// offers what there is, whatever it wants: kubelet listens to it.
-func TestTwoProcesses(t *testing.T) {
+// TestFormerProcess that may still change GPUs, as it hangs: the one that leads waits for its end, and offers what there is, whatever it wants.
+func TestFormerProcess(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
 		r.makes("all-balanced")
 		end := r.second(mig.Wish{Layout: "all-balanced"})
 		r.reaches(mig.StateSuccess)
 		r.wishes.Publish(mig.Wish{Layout: "all-disabled"})
-		r.until("waits for the lock", func(s mig.Status) bool { return strings.Contains(s.Reason, "another instance has the lock") })
+		r.until("waits", func(s mig.Status) bool { return strings.Contains(s.Reason, "it has not ended") })
 		r.passes(time.Minute)
 		if diff := cmp.Diff(balanced, r.devices()[0]); diff != "" || len(r.uuids(0, "3g.40gb")) != 1 {
-			t.Errorf("offered without the lock (-want +got):\n%s", diff)
+			t.Errorf("offered meanwhile (-want +got):\n%s", diff)
 		}
 		end()
 		r.reaches(mig.StateSuccess)
@@ -83,7 +95,7 @@ func TestTheOtherProcessAfterARestartOfTheNode(t *testing.T) {
 		r.start()
 		r.until("waits for kubelet", func(s mig.Status) bool { return strings.Contains(s.Reason, "kubelet does not run") })
 		defer r.second(mig.Wish{})()
-		r.until("waits for the lock", func(s mig.Status) bool {
+		r.until("waits for the other process", func(s mig.Status) bool {
 			return len(s.GPUs) == 3 && strings.Contains(s.GPUs[0].Reason, "another process of this program divides the GPUs")
 		})
 		r.passes(time.Minute)
@@ -100,19 +112,16 @@ func TestTheOtherProcessAfterARestartOfTheNode(t *testing.T) {
 	})
 }
 
-// TestLockThatComes: what the process before was asked for is known before anything is changed.
-func TestLockThatComes(t *testing.T) {
+// TestWishOfTheFormerProcess: what the process before was asked for is known before anything is changed.
+func TestWishOfTheFormerProcess(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.start()
 		r.makes("all-balanced")
 		steps := 0
-		end := r.stop
-		r.stop = func() {}
-		r.wishes = feed.New(mig.Wish{Layout: "all-disabled"})
-		r.start(func(o *mig.Options) {
-			o.Acquired = func(context.Context) { r.wishes.Publish(mig.Wish{Layout: "all-balanced"}) }
+		end := r.second(mig.Wish{Layout: "all-disabled"}, func(o *mig.Options) {
+			o.Begins = func(context.Context) { r.wishes.Publish(mig.Wish{Layout: "all-balanced"}) }
 		})
-		r.until("waits for the lock", func(s mig.Status) bool { return strings.Contains(s.Reason, "another instance has the lock") })
+		r.until("waits", func(s mig.Status) bool { return strings.Contains(s.Reason, "it has not ended") })
 		r.mu.Lock()
 		r.before = func(string, inventory.MIGStep) error { steps++; return nil }
 		r.mu.Unlock()

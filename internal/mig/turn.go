@@ -12,7 +12,6 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/layout"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
@@ -67,8 +66,8 @@ func (t *turn) run(ctx context.Context) outcome {
 		t.gpu.paused = t.options.Clock.Now()
 	}
 	t.gpu.ran = true
-	if err := t.journal.writable(); errors.Is(err, files.ErrLocked) && (noted.Change != nil || noted.lost) {
-		return t.wait(PhaseWaiting, dividedElsewhere+err.Error(), 0, t.held())
+	if err := t.journal.writable(); errors.Is(err, errFormer) && (noted.Change != nil || noted.lost) {
+		return t.wait(PhaseWaiting, err.Error(), 0, t.held())
 	}
 	if !t.wish.concerns(t.GPU) && noted.Change == nil && !noted.lost {
 		t.Change = layout.GPUChange{}
@@ -222,47 +221,20 @@ func unshown(instances []string, snapshot inventory.Snapshot, index int) string 
 			reasons = append([]string{l.Reason}, reasons...)
 		}
 	}
-	return fmt.Sprintf("it is divided, and no look at the node shows the MIG devices of GPU instances %s: %s", strings.Join(instances, ", "), reasons[0])
+	return fmt.Sprintf("it is divided, and no look at the node shows the MIG devices of GPU instances %s: %s", strings.Join(instances, ", "),
+		reasons[0])
 }
 
 // change makes the steps of a change, once nobody uses what they end.
 func (t *turn) change(ctx context.Context, c layout.GPUChange, noted record, end Phase, reason string) outcome {
 	hold := holdFor(c)
-	if t.options.Elsewhere != nil && noted.Change == nil && end == PhaseDone {
-		if reason := t.options.Elsewhere(t.UUID); reason != "" {
-			return t.wait(PhaseWaiting, reason, later, resource.GPUHold{})
-		}
-	}
-	if ago := t.options.Clock.Since(t.gpu.made); ago < retryFirst {
-		return t.wait(PhaseWaiting, "the GPU was divided as wanted, and something has divided it otherwise", retryFirst-ago, t.gpu.hold)
-	}
-	if problem := t.forbidden(c, noted); problem != "" {
-		var o outcome
-		if noted.Change == nil {
-			o = t.rest(PhaseFailed, problem)
-		} else {
-			o = t.wait(PhaseFailed, problem, 0, hold)
-		}
-		o.again = busyMost // an instance that is empty goes without a change of the Snapshot
+	if o, waits := t.awaitOthers(c, noted, end, hold); waits {
 		return o
-	}
-	if err := t.options.Held(); err != nil {
-		hold := hold
-		if noted.Change == nil {
-			hold = resource.GPUHold{}
-		}
-		return t.wait(PhaseWaiting, err.Error(), later, hold)
-	}
-	switch err := t.journal.writable(); {
-	case errors.Is(err, files.ErrLocked): // the process that has the lock changes GPUs, and would have noted that it changes this one
-		return t.wait(PhaseWaiting, dividedElsewhere+err.Error(), 0, resource.GPUHold{})
-	case err != nil:
-		return t.unjournaled(err, noted, hold)
 	}
 	if !reflect.DeepEqual(t.gpu.hold, hold) {
 		t.show(PhaseWaiting, "waiting until kubelet offers none of its devices", hold)
 	}
-	if now := t.journal.record(t.UUID); !reflect.DeepEqual(now, noted) { // by the process that had the lock
+	if now := t.journal.record(t.UUID); !reflect.DeepEqual(now, noted) { // by a former process
 		return t.wait(PhaseWaiting, "the journal was read again", soon, hold)
 	}
 	if o, waits := t.awaitUsers(ctx, c, hold); waits {
@@ -274,23 +246,61 @@ func (t *turn) change(ctx context.Context, c layout.GPUChange, noted record, end
 	if err := t.journal.begin(ctx, c, t.wish.Layout); err != nil {
 		return t.unjournaled(err, noted, hold)
 	}
-	if o, waits := t.awaitUsers(ctx, c, hold); waits { // of a process that started meanwhile, and had not read what is noted now
-		return o
-	}
 	if t.Phase != PhaseReset {
 		t.show(PhaseChanging, "", hold)
 	}
 	now, err := t.make(ctx, c, true)
-	failures := t.gpu.failures
 	switch {
-	case err == nil && end == PhaseFailed: // what another Wish had begun, or this one before it was known to be impossible, is undone
+	case err != nil:
+		return t.ended(ctx, err, hold)
+	case end == PhaseFailed: // what another Wish had begun, or this one before it was known to be impossible, is undone
+		failures := t.gpu.failures
 		o := t.finish(ctx, now, end, reason)
 		t.gpu.failures = failures
 		o.again, o.failed = t.pause(retryMost), true
 		return o
-	case err == nil:
-		t.gpu.made = t.options.Clock.Now()
-		return t.finish(ctx, now, end, reason)
+	}
+	t.gpu.made = t.options.Clock.Now()
+	return t.finish(ctx, now, end, reason)
+}
+
+// awaitOthers reports whether the change has to wait, or is not made, whoever uses the GPU.
+func (t *turn) awaitOthers(c layout.GPUChange, noted record, end Phase, hold resource.GPUHold) (o outcome, waits bool) {
+	if t.options.Elsewhere != nil && noted.Change == nil && end == PhaseDone {
+		if reason := t.options.Elsewhere(t.UUID); reason != "" {
+			return t.wait(PhaseWaiting, reason, later, resource.GPUHold{}), true
+		}
+	}
+	if ago := t.options.Clock.Since(t.gpu.made); ago < retryFirst {
+		return t.wait(PhaseWaiting, "the GPU was divided as wanted, and something has divided it otherwise", retryFirst-ago, t.gpu.hold), true
+	}
+	if problem := t.forbidden(c, noted); problem != "" {
+		if noted.Change == nil {
+			o = t.rest(PhaseFailed, problem)
+		} else {
+			o = t.wait(PhaseFailed, problem, 0, hold)
+		}
+		o.again = busyMost // an instance that is empty goes without a change of the Snapshot
+		return o, true
+	}
+	if noted.Change == nil {
+		hold = resource.GPUHold{}
+	}
+	switch err := t.journal.writable(); {
+	case errors.Is(err, errFormer): // it would have noted that it changes this GPU
+		return t.wait(PhaseWaiting, err.Error(), 0, hold), true
+	case err != nil:
+		return t.unjournaled(err, noted, hold), true
+	}
+	if err := t.options.Held(); err != nil {
+		return t.wait(PhaseWaiting, err.Error(), later, hold), true
+	}
+	return o, false
+}
+
+// ended ends a try in which a step failed.
+func (t *turn) ended(ctx context.Context, err error, hold resource.GPUHold) outcome {
+	switch {
 	case ctx.Err() != nil || errors.Is(err, errOvertaken):
 		return t.wait(PhaseChanging, err.Error(), soon, hold)
 	case errors.Is(err, inventory.ErrNoAnswer) || errors.Is(err, context.DeadlineExceeded):
@@ -331,12 +341,8 @@ func (t *turn) forbidden(c layout.GPUChange, noted record) string {
 	return ""
 }
 
-const (
-	// dividedAnew is why devices of a GPU are not given out that is being changed.
-	dividedAnew = "its GPU is being divided anew"
-	// dividedElsewhere is what it says before the reason when another process changes GPUs.
-	dividedElsewhere = "another process of this program divides the GPUs: "
-)
+// dividedAnew is why devices of a GPU are not given out that is being changed.
+const dividedAnew = "its GPU is being divided anew"
 
 // held returns the hold that there is, or one on all devices.
 func (t *turn) held() resource.GPUHold {
@@ -355,80 +361,6 @@ func holdFor(c layout.GPUChange) resource.GPUHold {
 		}
 	}
 	return h
-}
-
-// make makes the steps of a change, and returns how the GPU is divided then. The error says which step failed, or how the GPU differs.
-// Steps for the Wish end when there is another one.
-func (t *turn) make(ctx context.Context, c layout.GPUChange, forWish bool) (layout.GPU, error) {
-	err := Make(ctx, t.options.Driver, t.UUID, c, func() error {
-		if forWish && !reflect.DeepEqual(t.options.Wishes.Value(), t.wish) {
-			return errOvertaken
-		}
-		return nil
-	})
-	if err != nil {
-		return layout.GPU{}, err
-	}
-	now, err := t.read(ctx, t.journal.record(t.UUID))
-	switch {
-	case err != nil:
-		return now, err
-	case now.Unread != "":
-		return now, errors.New(now.Unread)
-	}
-	if text, want := row(now.Mode, now.Instances), rowOf(c.After); text != want {
-		return now, fmt.Errorf("after all steps the GPU has %s, not %s", text, want)
-	}
-	return now, nil
-}
-
-// Make makes the steps of a change of a GPU, by UUID, until one fails. An error of goOn, which is called before each step, ends it, too.
-func Make(ctx context.Context, d Driver, uuid string, c layout.GPUChange, goOn func() error) error {
-	created := map[int]int{} // the IDs of GPU instances by their first slice
-	for _, p := range c.After.Instances {
-		created[p.Start] = p.ID
-	}
-	for _, s := range c.Steps {
-		if err := goOn(); err != nil {
-			return err
-		}
-		timeout := stepTimeout
-		if s.Action == inventory.MIGEnable || s.Action == inventory.MIGDisable {
-			timeout = modeTimeout
-		}
-		limited, cancel := context.WithTimeout(ctx, timeout)
-		id, err := d.Repartition(limited, uuid, s.Call(created[s.Part.Start]))
-		cancel()
-		if err != nil {
-			return err
-		}
-		if s.Action == inventory.MIGCreateInstance {
-			created[s.Part.Start] = id
-		}
-	}
-	return nil
-}
-
-// rowOf is row of a Division.
-func rowOf(d layout.Division) string {
-	var instances []inventory.GPUInstance
-	for _, p := range d.Instances {
-		instances = append(instances, p.GPUInstance)
-	}
-	return row(d.Mode, instances)
-}
-
-// row says how a GPU is divided: the same for the same mode, and the same instances at the same places.
-func row(mode inventory.MIGMode, instances []inventory.GPUInstance) string {
-	parts := []string{"MIG " + mode.String()}
-	for _, i := range instances {
-		text := fmt.Sprintf("%s at slice %d", i.Profile, i.Start)
-		for _, c := range i.Computes {
-			text += fmt.Sprintf(" [%d+%d]", c.Start, c.Slices)
-		}
-		parts = append(parts, text)
-	}
-	return strings.Join(parts, ", ")
 }
 
 // fail undoes on the GPU what was done for the Wish, and says when it is tried again. The GPU is released if it is as before.
