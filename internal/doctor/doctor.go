@@ -86,6 +86,8 @@ type Settings struct {
 	CDI, Envvar, VolumeMounts, DeviceNodes bool
 	// CDIFolder is the folder of the daemon's CDI specs, and CDIVendor their vendor.
 	CDIFolder, CDIVendor string
+	// KernelLog says that XIDs are read from the kernel's log, too.
+	KernelLog bool
 	// MPS says that GPUs are shared by MPS.
 	MPS bool
 	// Claims says that GPUs are given by Dynamic Resource Allocation.
@@ -115,6 +117,9 @@ var Checks = []Check{
 	},
 	{
 		"persistence", "persistence mode is on", "a running daemon, or the node's processes", persistence,
+	},
+	{
+		"kernel-log", "XIDs that some drivers only log are read from the kernel's log", "`/sys/bus/pci`; the configuration", kernelLog,
 	},
 	{
 		"fabric-manager", "Fabric Manager runs where there are NVSwitches", "`/sys/bus/pci`; a running daemon, or the node's processes",

@@ -220,6 +220,20 @@ func judgeNodes(d Devices, r *findings) {
 	}
 }
 
+func kernelLog(f *NodeFacts, r *findings) {
+	switch {
+	case !known(r, f.GPUs):
+	case len(f.GPUs.Value) == 0:
+		r.ok("No GPU has XIDs")
+	case f.Settings.KernelLog:
+		r.ok("XIDs are read from the kernel's log, too", "health.kernelLog: true")
+	default:
+		r.info("The kernel's log is not read: XIDs 62, 79, 119 and 120, which several drivers do not report as events, are in no metric, "+
+			"and GPUXidCritical cannot fire for them; the next look finds most of what they mean", []string{"health.kernelLog: false"},
+			"gpu-device-plugin --kernel-log   # Helm: kernelLog: true")
+	}
+}
+
 func persistence(f *NodeFacts, r *findings) {
 	if f.GPUs.Missing == "" && len(f.GPUs.Value) == 0 {
 		r.ok("No GPU needs persistence mode")

@@ -50,6 +50,8 @@ type XID struct {
 const (
 	remappingFailed = 64 // a row could not be remapped, which can also be read from GPUs since Ampere
 	fellOffTheBus   = 79 // the GPU cannot be reached any more
+	gspTimeout      = 119
+	gspError        = 120
 )
 
 // Lookup returns the catalog's row for code; for a code that it does not have, one of class Decode without a name.

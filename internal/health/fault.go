@@ -24,6 +24,7 @@ const (
 	SourceECC         Source = "ecc"             // a reading: uncorrected memory errors since the last one
 	SourceContact     Source = "contact"         // a reading: calls fail with codes that do not name a state of the GPU
 	SourceHang        Source = "hang"            // no reading: a call to this GPU does not return
+	SourceHangs       Source = "hangs"           // no reading: calls to this GPU hung twice within a short time, as when its GSP hangs
 	SourceSilence     Source = "silence"         // no reading: the driver does not answer
 	SourceFlapping    Source = "flapping"        // recovered too often
 )

@@ -1,6 +1,7 @@
 package health
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -75,8 +76,22 @@ func (p Policy) FoldSilence(g GPU, why string, now time.Time) GPU {
 
 // FoldHang folds in that a call to the GPU does not return, while the driver answers other calls. The call is named as
 // NVML names it.
-func (p Policy) FoldHang(g GPU, call string, now time.Time) GPU {
+//
+// A call that hangs for longStall, twice within stallsWithin, is what a GPU shows whose GSP hangs. A driver that does not mark such
+// a GPU as one that needs a reset would have it be good as soon as a call returns: then evidence of a reset is needed.
+func (p Policy) FoldHang(g GPU, stall inventory.Stall, facts Facts, now time.Time) GPU {
+	call, since := cmp.Or(stall.Call.Function, "reading its files"), stall.Call.Since
 	g.answers = false
+	if now.Sub(since) >= longStall && !stall.Over && !since.Equal(g.stalled) {
+		if facts.Unmarked && !g.stalled.IsZero() && since.Sub(g.stalled) <= stallsWithin {
+			g.Device = g.opened(Fault{
+				Source: SourceHangs, State: inventory.Unhealthy, Cure: inventory.CureReset,
+				Reason: because(inventory.CureReset, "calls to this GPU hung for %v twice within %v, as when its GSP firmware hangs, "+
+					"and drivers before %s do not say that this needs a reset", longStall, stallsWithin, inventory.MarksGSP),
+			}, now)
+		}
+		g.stalled = since
+	}
 	g.Device = g.opened(Fault{
 		Source: SourceHang, State: inventory.Unhealthy, Cure: inventory.CureReset,
 		Reason: fmt.Sprintf("the driver does not return from %s for this GPU: the kernel log says why; "+
@@ -84,6 +99,12 @@ func (p Policy) FoldHang(g GPU, call string, now time.Time) GPU {
 	}, now)
 	return g
 }
+
+// longStall and stallsWithin say which calls count together as a GSP that hangs: its driver gives a call up after 45 s.
+const (
+	longStall    = 30 * time.Second
+	stallsWithin = 10 * time.Minute
+)
 
 // FoldStall folds in that a call to the GPU has not returned for a while. Work is still given to the GPU: the call may be slow.
 func (p Policy) FoldStall(g GPU, call string, now time.Time) GPU {

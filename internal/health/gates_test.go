@@ -155,7 +155,7 @@ func TestFailingCallsAfterSilence(t *testing.T) {
 // TestHang: a GPU with a call that does not return is Unhealthy, also after a restart, until it answers.
 func TestHang(t *testing.T) {
 	s := begin(t, 580)
-	hang := func() { s.gpu = s.policy.FoldHang(s.gpu, "nvmlDeviceGetMemoryInfo", s.now) }
+	hang := func() { s.gpu = s.hang(s.now) }
 	hang()
 	s.want(inventory.Unhealthy, inventory.CureReset)
 	const reason = "the driver does not return from nvmlDeviceGetMemoryInfo for this GPU: the kernel log says why; " +
@@ -181,6 +181,67 @@ func TestHang(t *testing.T) {
 	s.want(inventory.Unhealthy, inventory.CureReset)
 }
 
+// hang is a call that began at a time and has not returned.
+func (s *story) hang(since time.Time) health.GPU {
+	call := inventory.Call{Function: "nvmlDeviceGetMemoryInfo", Since: since}
+	return s.policy.FoldHang(s.gpu, inventory.Stall{Call: call}, s.facts, s.now)
+}
+
+// TestGSPThatHangs: where the driver does not mark a GPU whose GSP hangs, two long hangs within ten minutes, and the XIDs of the GSP,
+// need evidence of a reset.
+func TestGSPThatHangs(t *testing.T) {
+	hangs := func(s *story, times int, each, apart time.Duration) {
+		for range times {
+			since := s.now
+			for s.wait(8 * time.Second); s.now.Sub(since) < each; s.wait(time.Second) {
+				s.gpu = s.hang(since)
+			}
+			s.reads(2, s.good)
+			s.wait(apart)
+		}
+	}
+	for name, tt := range map[string]struct {
+		happen  func(*story)
+		healthy [2]bool // by itself, with a driver that marks such a GPU, and one that does not
+	}{
+		"one hang of 45 s":            {func(s *story) { hangs(s, 1, 45*time.Second, 0) }, [2]bool{true, true}},
+		"two within minutes":          {func(s *story) { hangs(s, 2, 45*time.Second, 8*time.Minute) }, [2]bool{true, false}},
+		"two in a quarter of an hour": {func(s *story) { hangs(s, 2, 45*time.Second, 15*time.Minute) }, [2]bool{true, true}},
+		"many that are shorter":       {func(s *story) { hangs(s, 9, 29*time.Second, 0) }, [2]bool{true, true}},
+		"two that hung 12 s, and then nobody asked": {func(s *story) {
+			for range 2 {
+				stall := inventory.Stall{Call: inventory.Call{Function: "x", Since: s.now}, Over: true}
+				s.wait(time.Minute)
+				s.gpu = s.policy.FoldHang(s.gpu, stall, s.facts, s.now)
+				s.reads(2, s.good)
+			}
+		}, [2]bool{true, true}},
+		"XID 119": {func(s *story) { s.xid(119) }, [2]bool{false, false}},
+		"XID 120": {func(s *story) { s.xid(120) }, [2]bool{true, false}},
+	} {
+		for i, unmarked := range []bool{false, true} {
+			s := begin(t, 570)
+			s.facts.Unmarked = unmarked
+			tt.happen(s)
+			s.reads(20, s.good)
+			if healthy := s.gpu.Health.State == inventory.Healthy; healthy != tt.healthy[i] {
+				t.Errorf("%s, unmarked %v: %+v", name, unmarked, s.gpu.Health)
+				continue
+			}
+			s.restart()
+			s.facts.Unmarked = unmarked
+			s.reads(20, s.good)
+			if healthy := s.gpu.Health.State == inventory.Healthy; healthy != tt.healthy[i] {
+				t.Errorf("%s, unmarked %v, after a restart of the daemon: %+v", name, unmarked, s.gpu.Health)
+			}
+			s.gpu = s.policy.FoldReset(s.gpu, s.now.Add(time.Second))
+			s.wait(2 * time.Second)
+			s.reads(2, s.good)
+			s.want(inventory.Healthy, inventory.NoCure)
+		}
+	}
+}
+
 // TestStall: a GPU with a call that has not returned for a while is Suspect, which lets new work in, until it answers.
 func TestStall(t *testing.T) {
 	s := begin(t, 580)
@@ -191,7 +252,7 @@ func TestStall(t *testing.T) {
 	}
 	s.reads(2, s.good)
 	s.want(inventory.Healthy, inventory.NoCure)
-	s.gpu = s.policy.FoldHang(s.gpu, "nvmlDeviceGetMemoryInfo", s.now)
+	s.gpu = s.hang(s.now)
 	s.gpu = s.policy.FoldStall(s.gpu, "nvmlDeviceGetMemoryInfo", s.now)
 	s.want(inventory.Unhealthy, inventory.CureReset)
 }

@@ -24,6 +24,8 @@ type GPU struct {
 	// session of the Reading was opened.
 	read, answers bool
 	session       time.Time
+	// stalled is the beginning of the last call that hung for longStall.
+	stalled time.Time
 	// recent are the XIDs of the last seconds, and how they came.
 	recent recentXIDs
 	// reset is the time of the latest evidence that the GPU was reset or its driver loaded again.

@@ -242,7 +242,7 @@ func TestAnswers(t *testing.T) {
 	for name, after := range map[string]func(*story){
 		"silence": func(s *story) { s.gpu = s.policy.FoldSilence(s.gpu, "it hangs", s.now) },
 		"absence": func(s *story) { s.gpu = s.policy.FoldAbsence(s.gpu, "unknown error", s.now) },
-		"hang":    func(s *story) { s.gpu = s.policy.FoldHang(s.gpu, "nvmlDeviceGetMemoryInfo", s.now) },
+		"hang":    func(s *story) { s.gpu = s.hang(s.now) },
 		"failing": func(s *story) { s.read(inventory.Reading{Contact: inventory.ContactFailing}) },
 	} {
 		s := begin(t, 580)

@@ -69,6 +69,9 @@ type Facts struct {
 	// Opened is when the session of the reading was opened. Handles of a session from before a GPU was lost or reset say
 	// nothing about that GPU.
 	Opened time.Time
+	// Unmarked says that the driver does not mark a GPU whose own processor (GSP) hangs as one that needs a reset: it is older than
+	// inventory.MarksGSP.
+	Unmarked bool
 }
 
 // coveredBy reports whether the recovery action of a driver branch covers the XID. Every branch that has a recovery action

@@ -36,7 +36,7 @@ func (p Policy) wayBack(g GPU, f Fault, facts Facts) way {
 		return byReadings
 	case f.Cure == inventory.CureReboot:
 		return byReboot
-	case f.Source == SourceXID, f.Source.event() && !g.hasAction():
+	case f.Source == SourceXID, f.Source == SourceHangs, f.Source.event() && !g.hasAction():
 		return byReset
 	}
 	return byReadings
@@ -55,6 +55,9 @@ func (p Policy) needsReset(g GPU, facts Facts) func(Fault) bool {
 
 // covered reports whether the recovery action NONE means that nothing has to be done about the XID.
 func (p Policy) covered(g GPU, code uint64, facts Facts) bool {
+	if facts.Unmarked && (code == gspTimeout || code == gspError) {
+		return false
+	}
 	return g.hasAction() && p.Overrides.Rule(code) != RuleFatal && Lookup(code).coveredBy(facts.Branch)
 }
 

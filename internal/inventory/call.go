@@ -31,7 +31,11 @@ func (c Call) String() string {
 
 // A Stall is the error of a question to the driver that is not waited for any more, because a call does not return. If the call
 // is about a GPU, it says something of that GPU alone. It is an ErrNoAnswer.
-type Stall struct{ Call Call }
+type Stall struct {
+	Call Call
+	// Over says that the call has returned since, and that the GPU is left alone for a while because its calls hung again and again.
+	Over bool
+}
 
 func (s *Stall) Error() string { return fmt.Sprintf("%v: %v does not return", ErrNoAnswer, s.Call) }
 

@@ -110,6 +110,9 @@ func (c Contact) String() string {
 // RecoveryActionBranch is the first driver branch that has a recovery action.
 const RecoveryActionBranch = 565
 
+// MarksGSP is the first driver whose recovery action asks for a reset when the GPU's own processor (GSP) hangs.
+const MarksGSP = "575.51.02"
+
 // RecoveryAction is what the driver says has to be done before a GPU is usable again. The values are those of
 // nvmlDeviceGpuRecoveryAction_t; a newer driver may give others, which do not mean that the GPU is usable.
 type RecoveryAction uint32

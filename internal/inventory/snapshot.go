@@ -2,6 +2,8 @@ package inventory
 
 import (
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -47,6 +49,21 @@ func (d Driver) Branch() int {
 		branch = branch*10 + int(c-'0')
 	}
 	return branch
+}
+
+// Before reports whether the driver's version is known and older than another one, such as "575.51.02".
+func (d Driver) Before(version string) bool {
+	numbers := strings.Split(d.Version, ".")
+	for i, other := range strings.Split(version, ".") {
+		if i == len(numbers) {
+			return true
+		}
+		own, err := strconv.Atoi(numbers[i])
+		if n, _ := strconv.Atoi(other); err != nil || own != n {
+			return err == nil && own < n
+		}
+	}
+	return false
 }
 
 // LeftOut is a GPU that the driver counts but that could not be identified, and why.

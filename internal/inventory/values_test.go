@@ -146,6 +146,18 @@ func TestBranch(t *testing.T) {
 	}
 }
 
+func TestVersionBefore(t *testing.T) {
+	t.Parallel()
+	for version, want := range map[string]bool{
+		"575.51.01": true, "575.51": true, "575": true, "574.99.99": true, "470.256.02": true,
+		"575.51.02": false, "575.51.02.1": false, "575.52.01": false, "580.95.05": false, "1000": false, "": false, "x": false,
+	} {
+		if got := (inventory.Driver{Version: version}).Before("575.51.02"); got != want {
+			t.Errorf("%q is before 575.51.02: %v, want %v", version, got, want)
+		}
+	}
+}
+
 // TestSignals: a value that is known may be 0, and one that is 0 need not be known.
 func TestSignals(t *testing.T) {
 	t.Parallel()

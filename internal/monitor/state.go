@@ -102,7 +102,7 @@ func (t *state) look(l look, now time.Time) {
 	}
 	t.stale, t.looked, t.unwatched, t.withheld = "", now, l.unwatched, time.Time{}
 	t.links(&l.snapshot, now)
-	t.facts = health.Facts{Branch: l.snapshot.Driver.Branch(), Opened: l.opened}
+	t.facts = health.Facts{Branch: l.snapshot.Driver.Branch(), Opened: l.opened, Unmarked: l.snapshot.Driver.Before(inventory.MarksGSP)}
 	missing := t.missing(l.snapshot) // and so something is left out
 	for i, g := range l.snapshot.GPUs {
 		known, ok := t.gpus[g.UUID]
@@ -175,16 +175,15 @@ func (t *state) foldResult(g health.GPU, r readResult, now time.Time) health.GPU
 	var stall *inventory.Stall
 	switch {
 	case errors.As(r.err, &stall):
-		call := cmp.Or(stall.Call.Function, "reading its files")
 		since, ok := t.unanswered[g.UUID]
 		if !ok || since.Before(t.facts.Opened) { // the time in which a session is opened does not count
 			since = later(t.began, t.facts.Opened)
 			t.unanswered[g.UUID] = since
 		}
 		if now.Sub(stall.Call.Since) >= t.hangAfter || now.Sub(since) >= answerPatience {
-			return t.policy.FoldHang(g, call, now)
+			return t.policy.FoldHang(g, *stall, t.facts, now)
 		}
-		return t.policy.FoldStall(g, call, now)
+		return t.policy.FoldStall(g, cmp.Or(stall.Call.Function, "reading its files"), now)
 	}
 	return t.policy.FoldSilence(g, silent(r.err), now)
 }

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -182,7 +183,7 @@ func TestNothingVisible(t *testing.T) {
 		facts := nodefacts.Places{Kernel: kernel, Hidden: hidden}.Gather(t.Context())
 		facts.Daemon.Missing = "No daemon answers"
 		for _, f := range doctor.Examine(facts) {
-			without := f.Check == "gpus" || f.Check == "driver" || f.Check == "device-nodes" || f.Check == "persistence" || f.Check == "fabric-manager"
+			without := slices.Contains([]string{"gpus", "driver", "device-nodes", "persistence", "kernel-log", "fabric-manager"}, f.Check)
 			if f.Severity != doctor.NotChecked && f.Check != "mps" && (name == "nothing" || !without) {
 				t.Errorf("%s can be seen, and still: %+v", name, f)
 			}

@@ -212,6 +212,11 @@ const (
 )
 
 var nodeRows = []row{
+	{name: "read", check: "kernel-log", severity: doctor.OK, says: "read from the kernel's log"},
+	{
+		name: "not read", facts: func(f *doctor.NodeFacts) { f.Settings.KernelLog = false },
+		check: "kernel-log", severity: doctor.Info, says: "XIDs 62, 79, 119 and 120", remedy: "--kernel-log",
+	},
 	{name: "ours", check: "cdi-specs", severity: doctor.OK, says: "1 CDI spec "},
 	{
 		name: "another's", change: changes{otherSpec: specText + "580.95.05\n"},

@@ -297,7 +297,9 @@ func (s *Session) Read(ctx context.Context, uuid string) (_ inventory.Reading, e
 		return inventory.Reading{Contact: sl.gpu.results.contact, Reason: sl.gpu.results.reason}, nil
 	case sl.gpu.fresh:
 	case sl.hangs >= maxHangs:
-		return inventory.Reading{}, sl.stall
+		stall := *sl.stall
+		stall.Over = !s.driver.calls.busy(sl.record)
+		return inventory.Reading{}, &stall
 	default:
 		if err := s.on(ctx, sl, s.scanner.readSignals); err != nil {
 			return inventory.Reading{}, err

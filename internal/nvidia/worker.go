@@ -267,6 +267,13 @@ func (w *worker) drain(ctx context.Context) error {
 	}
 }
 
+// busy reports whether a job of a record goes on that was given up.
+func (w *worker) busy(r *record) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.ContainsFunc(w.givenUp, func(j *job) bool { return j.record == r })
+}
+
 // hanging returns the calls that nobody waits for any more, the oldest first.
 func (w *worker) hanging() []inventory.Call {
 	w.mu.Lock()

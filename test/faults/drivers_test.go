@@ -91,6 +91,14 @@ var driverFaults = []fault{
 		then: []act{{restoredAll.deed, outcome{within: askedAgain}}},
 	},
 	{
+		// Such drivers do not say that a GPU whose GSP hangs needs a reset.
+		name:    "two calls on one GPU take 35 s, before 575.51.02",
+		machine: machine{profile: "dgx-a100"},
+		inject:  []simulator.Fault{{Kind: simulator.KindSlow, Call: "DeviceGetMemoryInfo", GPU: "3", Delay: "35s", Count: 2}},
+		run:     &outcome{within: silent, bad: []string{"3"}, hold: 90 * time.Second},
+		then:    []act{{wait, *bad(atOnce, "3", `Unhealthy \(reset\).*twice within`)}, {cleared("3").deed, outcome{within: cured}}},
+	},
+	{
 		// What a pod has stays in the list of the next process, too, which cannot identify that GPU.
 		name:   "a call on one GPU hangs while a pod has it, and the daemon is started anew",
 		inject: []simulator.Fault{hung("DeviceGetFieldValues", "3")}, do: admit,

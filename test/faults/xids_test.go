@@ -76,6 +76,12 @@ var xidFaults = []fault{
 		run: read(bad(atOnce, "3", `Unhealthy \(reset\).*XID 119`)), start: bad(0, "3", `Unhealthy \(reset\)`), then: []act{restored},
 	},
 	{
+		name:    "XID 120, of which drivers before 575.51.02 say nothing",
+		machine: machine{profile: "dgx-a100"}, inject: []simulator.Fault{{Kind: simulator.KindXID, GPU: "3", XID: 120, Action: "none"}},
+		run:  bad(atOnce, "3", `Unhealthy \(reset\).*XID 120`),
+		then: []act{{wait, still("3", `Unhealthy \(reset\)`)}, cleared("3")},
+	},
+	{
 		name: "XID 46, of which the driver says nothing", inject: []simulator.Fault{xid(46)},
 		run:  bad(atOnce, "3", `Unhealthy \(reset\).*XID 46`),
 		then: []act{{restored.deed, still("3", `Unhealthy \(reset\)`)}, cleared("3")},
