@@ -13,7 +13,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -32,6 +34,8 @@ const (
 	silence = 5
 	// finish is how long the tasks of a term may take to end when the lead is handed over. Kubelet gives a call of the DRA driver 45 s.
 	finish = 45 * time.Second
+	// leaving is that time when the process ends. Kubelet kills it after 30 s.
+	leaving = 10 * time.Second
 	// pause is the time between two looks at a folder in which another process is taking the lead or handing it over.
 	pause = 50 * time.Millisecond
 	// refusedPause is the time until a process that could not take the lead tries again.
@@ -78,18 +82,19 @@ type Lead struct {
 	path     string // of the socket
 	statuses *feed.Feed[Status]
 	leads    *feed.Feed[bool]
-	terms    *feed.Feed[*term]           // nil while this process does not lead
+	terms    *feed.Feed[*term]           // nil while no task of this process is to work
+	working  *feed.Feed[[]*work]         // tasks, also those of an earlier term that have not ended
 	asked    *feed.Feed[bool]            // whether this process may ask for the lead
 	heard    *feed.Feed[json.RawMessage] // from the process that leads
 	told     *feed.Feed[json.RawMessage] // to the standbys
 
-	refused   <-chan time.Time // Run's own: when this process may ask again after it could not take the lead; nil for now
-	inherited string           // Run's own: who holds the hardware still, as the process before this one said
+	refused <-chan time.Time // Run's own: when this process may ask again after it could not take the lead; nil for now
+	former  string           // Run's own: who led before this process, or holds the hardware still as that one said
 
 	mu     sync.Mutex // guards all following fields
 	status Status
 	own    identity // of the socket with which this process leads
-	lost   func()   // ends that lead
+	lose   func()   // ends that lead
 }
 
 // New returns the Lead of a process.
@@ -102,7 +107,7 @@ func New(o Options) *Lead {
 	}
 	l := &Lead{
 		o: o, path: filepath.Join(o.Dir, socketName), statuses: feed.New(Status{}), leads: feed.New(false),
-		terms: feed.New[*term](nil), asked: feed.New(false),
+		terms: feed.New[*term](nil), working: feed.New[[]*work](nil), asked: feed.New(false),
 		heard: feed.New[json.RawMessage](nil), told: feed.New[json.RawMessage](nil),
 	}
 	if o.Dir == "" {
@@ -117,6 +122,28 @@ func (l *Lead) Statuses() *feed.Feed[Status] { return l.statuses }
 
 // Leads returns the feed of whether this process does. When it becomes false, all tasks of the term have ended, unless the lead was lost.
 func (l *Lead) Leads() *feed.Feed[bool] { return l.leads }
+
+// Term reports whether tasks are to work under the lead of this process, and returns what is closed when that changes. It ends before
+// Leads becomes false.
+func (l *Lead) Term() (working bool, changed <-chan struct{}) {
+	t, changed := l.terms.Latest()
+	return t != nil, changed
+}
+
+// Alive returns an error if, until ctx ends, this process leads without a task of it, which has not ended since an earlier term.
+func (l *Lead) Alive(ctx context.Context) error {
+	for {
+		now, changed := l.terms.Latest()
+		working, ended := l.working.Latest()
+		i := slices.IndexFunc(working, func(w *work) bool { return now != nil && w.term != now })
+		if i < 0 {
+			return nil
+		}
+		if !feed.AnyOf(ctx, changed, ended) {
+			return fmt.Errorf("task %q has not ended since this process led before, so it does not begin again", working[i].name)
+		}
+	}
+}
 
 // Ask has this process ask for the lead from now on: it could do no less than the one that leads. A process that started later is not
 // asked.
@@ -140,13 +167,13 @@ func (l *Lead) Check() error {
 		return nil
 	}
 	l.mu.Lock()
-	own, lost := l.own, l.lost
+	own, lose := l.own, l.lose
 	l.mu.Unlock()
 	if own == (identity{}) {
 		return ErrNotLead
 	}
 	if identify(l.path) != own {
-		lost()
+		lose()
 		return ErrNotLead
 	}
 	return nil
@@ -165,7 +192,8 @@ func (l *Lead) set(change func(*Status)) {
 	}
 }
 
-// Run takes the lead, or waits for it, until ctx ends, and then returns nil. The tasks of a term have to end before ctx.
+// Run takes the lead, or waits for it, until ctx ends. Then it waits for the tasks of the term, for 10 s at most, gives the lead up, and
+// returns nil.
 func (l *Lead) Run(ctx context.Context) error {
 	if l.o.Dir == "" {
 		<-ctx.Done()
@@ -186,24 +214,23 @@ func (l *Lead) Run(ctx context.Context) error {
 		case err == nil:
 			l.lead(ctx, s, former)
 		case errors.Is(err, errTaken):
-			former.close()
 			l.sleep(ctx, pause)
 		default:
-			former.close()
 			l.cannot(ctx, err)
-			l.refused = l.o.Clock.After(refusedPause)
 			l.sleep(ctx, tick)
 		}
+		former.close()
 	}
 	return nil
 }
 
-// cannot says why this process cannot take the lead, once for each reason.
+// cannot says why this process cannot take the lead, once for each reason. It does not ask for it for a time.
 func (l *Lead) cannot(ctx context.Context, err error) {
 	if l.statuses.Value().Problem != err.Error() {
 		klog.FromContext(ctx).Info("Cannot take the lead of the node", "reason", err.Error())
 	}
 	l.set(func(s *Status) { s.Problem = err.Error() })
+	l.refused = l.o.Clock.After(refusedPause)
 }
 
 func (l *Lead) sleep(ctx context.Context, d time.Duration) {
@@ -213,14 +240,16 @@ func (l *Lead) sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// A term is a time in which this process leads.
+// A term is a time in which tasks work under the lead of this process.
 type term struct {
 	ctx context.Context //nolint:containedctx // a term is a context, and who works in it
 	end context.CancelFunc
+}
 
-	mu    sync.Mutex // guards all following fields
-	ended bool
-	tasks sync.WaitGroup
+// A work is that of one task in a term.
+type work struct {
+	name string
+	term *term
 }
 
 func newTerm() *term {
@@ -229,51 +258,58 @@ func newTerm() *term {
 	return t
 }
 
-// join notes that a task works in the term. It reports false if the term has ended.
-func (t *term) join() bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.ended {
-		return false
+// join notes that a task works in a term, until leave is called. It reports false if the term has ended.
+func (l *Lead) join(t *term, name string) (leave func(), joined bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if t == nil || t.ctx.Err() != nil {
+		return nil, false
 	}
-	t.tasks.Add(1)
-	return true
+	w := &work{name, t}
+	l.working.Publish(append(slices.Clone(l.working.Value()), w))
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.working.Publish(slices.DeleteFunc(slices.Clone(l.working.Value()), func(other *work) bool { return other == w }))
+	}, true
 }
 
-// stop ends the term, and returns what is closed when all of its tasks have ended.
-func (t *term) stop() <-chan struct{} {
-	t.mu.Lock()
-	t.ended = true
-	t.mu.Unlock()
+// stop ends a term, and returns what is closed when all of its tasks have ended.
+func (l *Lead) stop(t *term) <-chan struct{} {
+	l.terms.Publish(nil)
+	l.mu.Lock()
 	t.end()
+	l.mu.Unlock()
 	done := make(chan struct{})
 	go func() {
-		t.tasks.Wait()
-		close(done)
+		defer close(done)
+		for working, ended := l.working.Latest(); slices.ContainsFunc(working, func(w *work) bool { return w.term == t }); {
+			<-ended
+			working, ended = l.working.Latest()
+		}
 	}()
 	return done
 }
 
 // While runs a task in each term of this process, until ctx ends or the task fails. A task that returns nil has no more to do in that term.
-func (l *Lead) While(ctx context.Context, task func(context.Context) error) error {
+// A task that does not end does not begin again: see Alive.
+func (l *Lead) While(ctx context.Context, name string, task func(context.Context) error) error {
 	for {
 		t, changed := l.terms.Latest()
-		if t != nil && t.join() {
+		if leave, joined := l.join(t, name); joined {
 			running, stop := context.WithCancel(ctx)
 			unlink := context.AfterFunc(t.ctx, stop) //nolint:contextcheck // the task ends with the term, too
 			err := task(running)
 			ended := running.Err() != nil
 			unlink()
 			stop()
-			t.tasks.Done()
+			leave()
 			if err != nil && !ended {
 				return err
 			}
 		}
-		select {
-		case <-ctx.Done():
+		if !feed.AnyOf(ctx, changed) {
 			return nil
-		case <-changed:
 		}
 	}
 }

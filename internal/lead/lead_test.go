@@ -1,18 +1,13 @@
 package lead_test
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -89,7 +84,7 @@ func TestAlone(t *testing.T) {
 	}
 	ran := false
 	ctx, cancel := context.WithCancel(t.Context())
-	if err := l.While(ctx, func(context.Context) error { ran = true; cancel(); return nil }); err != nil || !ran {
+	if err := l.While(ctx, "task", func(context.Context) error { ran = true; cancel(); return nil }); err != nil || !ran {
 		t.Errorf("ran: %v, error: %v", ran, err)
 	}
 	if err := l.Run(ctx); err != nil {
@@ -128,7 +123,7 @@ func TestHandOver(t *testing.T) {
 	finish := make(chan struct{})
 	terms := make(chan string, 10)
 	go func() {
-		_ = a.While(t.Context(), func(ctx context.Context) error {
+		_ = a.While(t.Context(), "task", func(ctx context.Context) error {
 			terms <- "begin"
 			<-ctx.Done()
 			terms <- "stop"
@@ -209,7 +204,7 @@ func TestATaskThatDoesNotEnd(t *testing.T) {
 	a := start(t, dir, "a", nil)
 	stuck := make(chan struct{})
 	defer close(stuck)
-	go func() { _ = a.While(t.Context(), func(context.Context) error { <-stuck; return nil }) }()
+	go func() { _ = a.While(t.Context(), "task", func(context.Context) error { <-stuck; return nil }) }()
 	until(t, "a leads", a.leads)
 	b := start(t, dir, "b", nil)
 	b.Ask()
@@ -231,11 +226,103 @@ func TestHardwareThatIsBeingChanged(t *testing.T) {
 	b.Ask()
 	until(t, "b leads", b.leads)
 	until(t, "a waits for b", func() bool { return a.Statuses().Value().Name == "b" })
-	until(t, "b may not change hardware", func() bool { return b.Statuses().Value().Former == "an earlier process" })
+	until(t, "b may not change hardware", func() bool { return b.Statuses().Value().Former == "a" })
 	mu.Lock()
 	busy = false
 	mu.Unlock()
 	until(t, "b may change hardware", func() bool { return b.Statuses().Value().Former == "" })
+}
+
+// TestWithoutTheLock nobody leads: nothing would tell others that this process may change hardware.
+func TestWithoutTheLock(t *testing.T) {
+	t.Parallel()
+	dir := short(t)
+	if err := os.MkdirAll(filepath.Join(dir, "lead.lock"), 0o700); err != nil { // what is no file cannot be locked
+		t.Fatal(err)
+	}
+	a := start(t, dir, "a", nil)
+	until(t, "a says why it cannot lead", func() bool { return a.Statuses().Value().Problem != "" })
+	if a.leads() || a.Check() == nil {
+		t.Error("a leads")
+	}
+	if err := os.Remove(filepath.Join(dir, "lead.lock")); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "a leads", a.leads)
+}
+
+// TestATaskThatIsLate does not begin again when its process leads again, and that process is not alive then.
+func TestATaskThatIsLate(t *testing.T) {
+	t.Parallel()
+	dir := short(t)
+	a := start(t, dir, "a", nil)
+	stuck := make(chan struct{})
+	begins := make(chan struct{}, 2)
+	go func() {
+		_ = a.While(t.Context(), "claims", func(context.Context) error { begins <- struct{}{}; <-stuck; return nil })
+	}()
+	<-begins
+	alive := func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		defer cancel()
+		return a.Alive(ctx)
+	}
+	if err := alive(); err != nil {
+		t.Error(err)
+	}
+	b := start(t, dir, "b", nil)
+	b.Ask()
+	until(t, "b leads", b.leads)
+	if err := alive(); err != nil {
+		t.Errorf("while b leads: %v", err)
+	}
+	b.stop()
+	until(t, "a leads again", a.leads)
+	until(t, "a is not alive", func() bool { err := alive(); return err != nil && strings.Contains(err.Error(), `"claims"`) })
+	close(stuck)
+	<-begins
+	if err := alive(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestAProcessThatEnds waits for the tasks of its term, for 10 s at most, and only then has a standby the lead. It is not asked before.
+func TestAProcessThatEnds(t *testing.T) {
+	t.Parallel()
+	for what, stuck := range map[string]bool{"tasks end": false, "a task does not end": true} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			dir := short(t)
+			a := start(t, dir, "a", nil)
+			finish, ended := make(chan struct{}), make(chan struct{})
+			go func() {
+				defer close(ended)
+				_ = a.While(t.Context(), "task", func(context.Context) error { <-finish; return nil })
+			}()
+			until(t, "a leads", a.leads)
+			b := start(t, dir, "b", nil)
+			until(t, "b knows a", func() bool { return b.Statuses().Value().Name == "a" })
+			stopped := make(chan struct{})
+			go func() { defer close(stopped); a.stop() }()
+			_, changed := b.Leads().Latest()
+			select {
+			case <-changed:
+				t.Fatal("b leads before the tasks of a have ended")
+			case <-time.After(50 * time.Millisecond):
+			}
+			if !stuck {
+				close(finish)
+			}
+			<-stopped
+			until(t, "b leads", b.leads)
+			if former := b.Statuses().Value().Former; stuck && former == "" {
+				t.Error("b may change hardware")
+			}
+			if stuck {
+				close(finish)
+			}
+		})
+	}
 }
 
 // TestATaskThatFails ends While, and nothing else.
@@ -243,7 +330,7 @@ func TestATaskThatFails(t *testing.T) {
 	t.Parallel()
 	a := start(t, short(t), "a", nil)
 	failed := errors.New("failed")
-	if err := a.While(t.Context(), func(context.Context) error { return failed }); !errors.Is(err, failed) {
+	if err := a.While(t.Context(), "task", func(context.Context) error { return failed }); !errors.Is(err, failed) {
 		t.Errorf("error %v", err)
 	}
 	if !a.leads() {
@@ -280,7 +367,9 @@ func TestAFolderThatCannotBeWritten(t *testing.T) {
 	}
 	until(t, "a leads", a.leads)
 	terms := make(chan struct{}, 10)
-	go func() { _ = a.While(t.Context(), func(context.Context) error { terms <- struct{}{}; return nil }) }()
+	go func() {
+		_ = a.While(t.Context(), "task", func(context.Context) error { terms <- struct{}{}; return nil })
+	}()
 	<-terms
 	if err := os.MkdirAll(filepath.Join(dir, "lead.new", "in the way"), 0o700); err != nil { // no socket can be made
 		t.Fatal(err)
@@ -296,187 +385,4 @@ func TestAFolderThatCannotBeWritten(t *testing.T) {
 		t.Fatal(err)
 	}
 	until(t, "b leads", b.leads)
-}
-
-// other is the environment variable with the folder and the name of another process of this test program.
-const other = "LEAD_TEST_PROCESS"
-
-func TestMain(m *testing.M) {
-	if dir, name, is := strings.Cut(os.Getenv(other), ","); is {
-		runOther(dir, name)
-		return
-	}
-	os.Exit(m.Run())
-}
-
-// runOther is a process that asks for the lead at once, and writes its name in a file as often as it can while it leads. It says when it leads
-// and when it does not.
-func runOther(dir, name string) {
-	l := lead.New(lead.Options{Dir: dir, Name: name, Token: name, Clock: fastClock{}})
-	l.Ask()
-	ctx, stop := context.WithCancel(context.Background())
-	go func() { // the test ends this process, or itself
-		_, _ = io.Copy(io.Discard, os.Stdin)
-		stop()
-	}()
-	var tasks sync.WaitGroup
-	tasks.Go(func() {
-		_ = l.While(ctx, func(ctx context.Context) error {
-			for ctx.Err() == nil {
-				if l.Check() == nil {
-					write(filepath.Dir(dir), name)
-				}
-				time.Sleep(time.Millisecond)
-			}
-			return nil
-		})
-	})
-	tasks.Go(func() {
-		for ctx.Err() == nil {
-			s, changed := l.Statuses().Latest()
-			fmt.Printf("%s leads, %s holds\n", s.Name, s.Former) //nolint:forbidigo // what the test reads
-			select {
-			case <-changed:
-			case <-ctx.Done():
-			}
-		}
-	})
-	leading, end := context.WithCancel(context.Background())
-	go func() { tasks.Wait(); end() }()
-	_ = l.Run(leading)
-}
-
-func write(dir, name string) {
-	f, err := os.OpenFile(filepath.Join(dir, "written"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
-	if err != nil {
-		return
-	}
-	_, _ = f.WriteString(name + "\n")
-	_ = f.Close()
-}
-
-// An another is another process.
-type another struct {
-	*exec.Cmd
-	mu   sync.Mutex
-	said string
-}
-
-func startOther(t *testing.T, dir, name string) *another {
-	t.Helper()
-	p := &another{Cmd: exec.CommandContext(t.Context(), os.Args[0])}
-	p.Env = append(os.Environ(), other+"="+dir+","+name)
-	in, err := p.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := p.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.Stderr = os.Stderr
-	if err := p.Start(); err != nil {
-		t.Fatal(err)
-	}
-	go func() {
-		for lines := bufio.NewScanner(out); lines.Scan(); {
-			p.mu.Lock()
-			p.said = lines.Text()
-			p.mu.Unlock()
-		}
-	}()
-	t.Cleanup(func() {
-		p.signal(syscall.SIGKILL)
-		_ = in.Close()
-		_ = p.Wait()
-	})
-	return p
-}
-
-func (p *another) signal(s os.Signal) { _ = p.Process.Signal(s) }
-
-// knows reports whether the process said last that this one leads, and that this other one holds the hardware.
-func (p *another) knows(leads, former string) func() bool {
-	return func() bool {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		return p.said == leads+" leads, "+former+" holds"
-	}
-}
-
-// written returns who has written, in order, each once in a row.
-func written(t *testing.T, dir string) (names []string) {
-	t.Helper()
-	text, err := os.ReadFile(filepath.Join(filepath.Dir(dir), "written"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name := range strings.Lines(string(text)) {
-		if name = strings.TrimSpace(name); len(names) == 0 || names[len(names)-1] != name {
-			names = append(names, name)
-		}
-	}
-	return names
-}
-
-// TestAProcessThatIsKilled: a standby takes the lead at once.
-func TestAProcessThatIsKilled(t *testing.T) {
-	t.Parallel()
-	dir := short(t)
-	a := startOther(t, dir, "a")
-	until(t, "a leads", a.knows("a", ""))
-	b := startOther(t, dir, "b")
-	until(t, "b leads", b.knows("b", ""))
-	until(t, "a knows", a.knows("b", ""))
-	c := startOther(t, dir, "c")
-	until(t, "c leads", c.knows("c", ""))
-	until(t, "b knows", b.knows("c", ""))
-	began := time.Now()
-	c.signal(syscall.SIGKILL)
-	until(t, "a or b leads", func() bool { return a.knows("a", "")() || b.knows("b", "")() })
-	if took := time.Since(began); took > 5*time.Second {
-		t.Errorf("it took %v", took)
-	}
-	until(t, "b leads: it started later", b.knows("b", ""))
-	until(t, "a knows", a.knows("b", ""))
-}
-
-// TestAProcessThatIsStopped loses the lead after some time. It is known to be there, which holds the hardware; when it goes on, it
-// writes nothing, but what it was about to write when it was stopped.
-func TestAProcessThatIsStopped(t *testing.T) {
-	t.Parallel()
-	dir := short(t)
-	c := startOther(t, dir, "c")
-	until(t, "c leads", c.knows("c", ""))
-	b := startOther(t, dir, "b")
-	a := startOther(t, dir, "a")
-	until(t, "a and b know", func() bool { return a.knows("c", "")() && b.knows("c", "")() })
-	c.signal(syscall.SIGSTOP)
-	until(t, "b leads and c holds the hardware", b.knows("b", "c")) // also where a has led for a moment
-	until(t, "a knows", a.knows("b", ""))
-	before := len(written(t, dir))
-	c.signal(syscall.SIGCONT)
-	until(t, "c leads again, as it started last", c.knows("c", ""))
-	until(t, "b knows", b.knows("c", ""))
-	names := written(t, dir)
-	for i, name := range names[before:] {
-		if name == "b" && i > 2 { // b, perhaps the write of c that was under way, b, c
-			t.Errorf("written by turns: %q", names)
-		}
-	}
-}
-
-// TestAProcessThatNeverEnds, as one with a thread in the driver: it keeps its files open. All that comes after it holds the hardware.
-func TestAProcessThatNeverEnds(t *testing.T) {
-	t.Parallel()
-	dir := short(t)
-	a := startOther(t, dir, "a")
-	until(t, "a leads", a.knows("a", ""))
-	a.signal(syscall.SIGSTOP)
-	b := startOther(t, dir, "b") // it has never heard of a
-	until(t, "b leads", b.knows("b", "an earlier process"))
-	c := startOther(t, dir, "c")
-	until(t, "c leads", c.knows("c", "an earlier process"))
-	a.signal(syscall.SIGKILL)
-	until(t, "the hardware is free", c.knows("c", ""))
 }

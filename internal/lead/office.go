@@ -25,74 +25,71 @@ type office struct {
 
 // lead leads until ctx ends or another process has the lead. Former is the link to the one that led before; nil if there is none.
 func (l *Lead) lead(ctx context.Context, socket *socket, former *link) {
-	log := klog.FromContext(ctx)
-	ctx, cancel := context.WithCancel(ctx)
 	o := &office{Lead: l, socket: socket, term: newTerm(), lost: make(chan struct{}), asks: make(chan *link)}
-	lose := sync.OnceFunc(func() { close(o.lost) })
-	name := cmp.Or(l.statuses.Value().Name, someone)
-	held, err := takeShare(l.o.Dir)
-	if err != nil { // then a former lead is known by its connection alone
-		log.Info("Cannot show other processes that this one leads", "reason", err.Error())
-	}
-	gone := o.watch(former)
-	look := func() {
-		l.set(func(s *Status) {
-			switch {
-			case gone != nil:
-				s.Former = name
-			case held.others():
-				s.Former = cmp.Or(l.inherited, someone)
-			default:
-				s.Former = ""
-			}
-		})
-	}
-
 	l.mu.Lock()
-	l.own, l.lost = socket.identity, lose
+	l.own, l.lose = socket.identity, sync.OnceFunc(func() { close(o.lost) })
 	l.mu.Unlock()
 	l.told.Publish(nil) // what an earlier term told
-	l.set(func(s *Status) { *s = Status{Leads: true, Name: l.o.Name, Since: l.o.Clock.Now()} })
-	look()
-	log.Info("This process leads on the node", "former", l.statuses.Value().Former)
+	l.set(func(s *Status) { *s = Status{Leads: true, Name: l.o.Name, Since: l.o.Clock.Now(), Former: o.holder()} })
+	klog.FromContext(ctx).Info("This process leads on the node", "former", o.holder())
+	former.tell(message{Taken: true})
 	l.terms.Publish(o.term)
+	serving, cancel := context.WithCancel(context.WithoutCancel(ctx)) // standbys are served until the tasks have ended
 	var standbys sync.WaitGroup
-	standbys.Go(func() { o.accept(ctx, &standbys, lose) })
+	standbys.Go(func() { o.accept(serving, &standbys) })
 
-	o.follow(ctx, gone, look, func() { gone = nil })
-	l.terms.Publish(nil)
-	ended := o.term.stop()
+	o.follow(ctx)
+	ended := l.stop(o.term)
 	left := ctx.Err() != nil
+	if left {
+		select {
+		case <-ended:
+		case <-o.lost:
+		case <-l.o.Clock.After(leaving):
+		}
+	}
 	l.mu.Lock()
 	l.own = identity{}
 	l.mu.Unlock()
 	l.heard.Publish(nil) // it is older than what this process decided
 	l.set(func(s *Status) { *s = Status{} })
-	l.inherited = ""
 	if left {
-		l.leave(context.WithoutCancel(ctx), socket)
+		l.leave(serving, socket)
 	} else {
-		log.Info("This process does not lead any more")
+		klog.FromContext(ctx).Info("This process does not lead any more")
 	}
-	released := make(chan struct{})
-	go func() { // the hardware may be changed by others when nothing of this term is under way
-		defer close(released)
-		for <-ended; l.o.Busy(); <-l.o.Clock.After(tick) {
-		}
-		held.close()
-	}()
-	select {
-	case <-released:
-	case <-l.o.Clock.After(pause):
-	}
+	o.release(ended)
 	_ = socket.Close()
 	cancel() // ends the connections
 	standbys.Wait()
-	former.close()
+}
+
+// release lets others change the hardware once nothing of this term is under way. It returns then, and soon in any case. It may be called
+// again.
+func (o *office) release(ended <-chan struct{}) {
+	released := make(chan struct{})
+	go func() {
+		defer close(released)
+		for <-ended; o.o.Busy(); <-o.o.Clock.After(tick) {
+		}
+		o.socket.share.close()
+	}()
+	select {
+	case <-released:
+	case <-o.o.Clock.After(pause):
+	}
+}
+
+// holder names the process that led before and may still change hardware; empty if there is none.
+func (o *office) holder() string {
+	if !o.socket.share.others() {
+		return ""
+	}
+	return cmp.Or(o.former, someone)
 }
 
 // follow returns when this process leads no more, or ctx has ended.
-func (o *office) follow(ctx context.Context, gone <-chan struct{}, look, forget func()) {
+func (o *office) follow(ctx context.Context) {
 	for {
 		var due <-chan time.Time
 		if o.statuses.Value().Former != "" {
@@ -103,12 +100,8 @@ func (o *office) follow(ctx context.Context, gone <-chan struct{}, look, forget 
 			return
 		case <-o.lost:
 			return
-		case <-gone:
-			gone = nil
-			forget()
-			look()
 		case <-due:
-			look()
+			o.set(func(s *Status) { s.Former = o.holder() })
 		case to := <-o.asks:
 			o.handOver(ctx, to)
 			return
@@ -116,27 +109,12 @@ func (o *office) follow(ctx context.Context, gone <-chan struct{}, look, forget 
 	}
 }
 
-// watch tells the former lead that this process leads, and returns what is closed when their connection has ended; nil if there is none.
-func (o *office) watch(former *link) <-chan struct{} {
-	if former == nil {
-		return nil
-	}
-	go former.send(message{Taken: true})
-	gone := make(chan struct{})
-	go func() {
-		defer close(gone)
-		for range former.in { // what it says counts no more
-		}
-	}()
-	return gone
-}
-
 // handOver ends the term, tells a standby to take the lead, and waits until it has. If it does not, whoever is there takes the lead.
 func (o *office) handOver(ctx context.Context, to *link) {
 	klog.FromContext(ctx).Info("Handing the lead over to a process that started later")
-	o.terms.Publish(nil)
+	ended := o.stop(o.term)
 	select {
-	case <-o.term.stop():
+	case <-ended:
 	case <-o.o.Clock.After(finish):
 	case <-to.ended:
 		return
@@ -145,7 +123,8 @@ func (o *office) handOver(ctx context.Context, to *link) {
 	case <-ctx.Done():
 		return
 	}
-	go to.send(message{Yours: true, Former: o.statuses.Value().Former})
+	o.release(ended)
+	to.tell(message{Yours: true, Former: o.statuses.Value().Former})
 	select {
 	case <-o.lost:
 	case <-to.ended:
@@ -155,7 +134,7 @@ func (o *office) handOver(ctx context.Context, to *link) {
 }
 
 // accept serves standbys until the socket is closed.
-func (o *office) accept(ctx context.Context, standbys *sync.WaitGroup, lose func()) {
+func (o *office) accept(ctx context.Context, standbys *sync.WaitGroup) {
 	for {
 		conn, err := o.socket.Accept()
 		switch {
@@ -165,12 +144,12 @@ func (o *office) accept(ctx context.Context, standbys *sync.WaitGroup, lose func
 			o.sleep(ctx, pause)
 			continue
 		}
-		standbys.Go(func() { o.serve(ctx, newLink(conn), lose) })
+		standbys.Go(func() { o.serve(ctx, newLink(conn)) })
 	}
 }
 
 // serve tells a standby what it is to know, and answers it, until it ends.
-func (o *office) serve(ctx context.Context, standby *link, lose func()) {
+func (o *office) serve(ctx context.Context, standby *link) {
 	ctx, cancel := context.WithCancel(ctx)
 	var telling sync.WaitGroup
 	defer telling.Wait()
@@ -198,7 +177,7 @@ func (o *office) serve(ctx context.Context, standby *link, lose func()) {
 		case m.Ping:
 			standby.send(message{Pong: true})
 		case m.Taken:
-			lose()
+			o.lose()
 		case m.Ask:
 			telling.Go(func() {
 				select {

@@ -43,10 +43,17 @@ func identify(path string) identity {
 	return identity{stat.Dev, stat.Ino} //nolint:unconvert // other types on other platforms
 }
 
-// A socket is one with which this process leads.
+// A socket is one with which this process leads, and its share of the lock.
 type socket struct {
 	*net.UnixListener
 	identity identity
+	share    share
+}
+
+// drop closes a socket with which this process does not lead.
+func (s *socket) drop() error {
+	s.share.close()
+	return s.Close()
 }
 
 // take makes a socket, and puts it in the place of the one that was seen. It fails with errTaken if that is not there any more.
@@ -67,7 +74,7 @@ func (l *Lead) take(ctx context.Context, seen identity) (*socket, error) {
 		err = errTaken
 	}
 	if err != nil {
-		_ = s.Close()
+		_ = s.drop()
 		return nil, err
 	}
 	return s, nil
@@ -84,21 +91,26 @@ func (l *Lead) try(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(s.Close(), os.Remove(filepath.Join(l.o.Dir, newName)))
+	return errors.Join(s.drop(), os.Remove(filepath.Join(l.o.Dir, newName)))
 }
 
-// bind makes a socket beside the one that is there.
+// bind makes a socket beside the one that is there, and takes a share of the lock.
 func (l *Lead) bind(ctx context.Context) (*socket, error) {
 	path := filepath.Join(l.o.Dir, newName)
 	if err := files.Remove(path); err != nil { // of a process that was killed
 		return nil, err
 	}
-	listener, err := files.Listen(ctx, path)
+	held, err := takeShare(l.o.Dir)
 	if err != nil {
 		return nil, err
 	}
+	listener, err := files.Listen(ctx, path)
+	if err != nil {
+		held.close()
+		return nil, err
+	}
 	listener.SetUnlinkOnClose(false)
-	return &socket{listener, identify(path)}, nil
+	return &socket{listener, identify(path), held}, nil
 }
 
 // leave removes the socket, if it is there still.
@@ -133,36 +145,29 @@ func (l *Lead) lock(ctx context.Context) (unlock func(), err error) {
 }
 
 // A share of a lock is kept by a process as long as it may change hardware. The kernel keeps it as long as one of its threads is in
-// the driver, also after the process was killed.
-type share struct{ file *os.File }
+// the driver, also after the process was killed. Who cannot have one does not lead: nobody would know.
+type share struct{ *os.File }
 
 // takeShare returns a share.
-func takeShare(dir string) (*share, error) {
+func takeShare(dir string) (share, error) {
 	f, err := os.OpenFile(filepath.Join(dir, shareName), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
-		return nil, err
+		return share{}, err
 	}
 	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_RDLCK}); err != nil {
 		_ = f.Close()
-		return nil, fmt.Errorf("lock %s: %w", shareName, err)
+		return share{}, fmt.Errorf("lock %s: %w", shareName, err)
 	}
-	return &share{f}, nil
+	return share{f}, nil
 }
 
 // others reports whether another process has a share.
-func (s *share) others() bool {
-	if s == nil {
-		return false
-	}
+func (s share) others() bool {
 	held := unix.Flock_t{Type: unix.F_WRLCK}
-	return unix.FcntlFlock(s.file.Fd(), unix.F_OFD_GETLK, &held) == nil && held.Type != unix.F_UNLCK
+	return unix.FcntlFlock(s.Fd(), unix.F_OFD_GETLK, &held) == nil && held.Type != unix.F_UNLCK
 }
 
-func (s *share) close() {
-	if s != nil {
-		_ = s.file.Close()
-	}
-}
+func (s share) close() { _ = s.File.Close() }
 
 // A message is what the process that leads and a standby tell each other, as JSON.
 type message struct {
@@ -226,6 +231,13 @@ func (k *link) send(m message) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	_, _ = k.conn.Write(text)
+}
+
+// tell sends a message beside all else: the other process may be stopped.
+func (k *link) tell(m message) {
+	if k != nil {
+		go k.send(m)
+	}
 }
 
 func (k *link) close() {

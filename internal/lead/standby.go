@@ -1,6 +1,7 @@
 package lead
 
 import (
+	"cmp"
 	"context"
 
 	"k8s.io/klog/v2"
@@ -45,7 +46,7 @@ func (l *Lead) standBy(ctx context.Context, seen identity) (may bool, former *li
 			case !open:
 				return false, nil
 			case m.Yours:
-				l.inherited = m.Former
+				l.former = cmp.Or(m.Former, leader.Name)
 				return true, k
 			case m.Token != "":
 				leader = m
@@ -56,11 +57,10 @@ func (l *Lead) standBy(ctx context.Context, seen identity) (may bool, former *li
 		case <-ticker.C():
 			if missed++; missed > silence {
 				klog.FromContext(ctx).Info("The process that leads does not answer", "name", leader.Name)
+				l.former = leader.Name
 				return true, k
 			}
-			if k != nil {
-				go k.send(message{Ping: true}) // waits while the other one is stopped
-			}
+			k.tell(message{Ping: true})
 		}
 	}
 }
@@ -69,7 +69,6 @@ func (l *Lead) standBy(ctx context.Context, seen identity) (may bool, former *li
 func (l *Lead) ask(ctx context.Context, k *link) bool {
 	if err := l.try(ctx); err != nil {
 		l.cannot(ctx, err)
-		l.refused = l.o.Clock.After(refusedPause)
 		return false
 	}
 	k.send(message{Ask: true})
