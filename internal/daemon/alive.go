@@ -19,7 +19,7 @@ type Liveness struct {
 	tasks []Task
 }
 
-// NewLiveness returns the liveness of these tasks. Those under the lead count while this process leads.
+// NewLiveness returns the liveness of these tasks. Those under the lead count in a term of this process: they end before it leads no more.
 func NewLiveness(leads *lead.Lead, tasks ...[]Task) *Liveness {
 	l := &Liveness{lead: leads}
 	for _, group := range tasks {
@@ -39,8 +39,8 @@ func (l *Liveness) Stuck(ctx context.Context) []string {
 	errs := make([]error, len(l.tasks))
 	var asked sync.WaitGroup
 	for i, task := range l.tasks {
-		leads, changed := l.lead.Leads().Latest()
-		if task.Lead && !leads {
+		working, changed := l.lead.Term()
+		if task.Lead && !working {
 			continue
 		}
 		asked.Go(func() {

@@ -3,6 +3,8 @@ package daemon_test
 import (
 	"context"
 	"errors"
+	"path/filepath"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,6 +13,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/lead"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/supervise"
 )
 
 // TestStuck: tasks are asked at the same time, and those are named that do not answer.
@@ -37,4 +40,56 @@ func TestStuck(t *testing.T) {
 			t.Errorf("the answer took %s", took)
 		}
 	})
+}
+
+// TestAliveInAHandOver: a task under the lead has ended as its term has, and is not stuck, while others take their time to end.
+func TestAliveInAHandOver(t *testing.T) {
+	t.Parallel()
+	ctx, end := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer end()
+	dir := filepath.Join(t.TempDir(), "node")
+	late, began := make(chan struct{}), make(chan struct{}, 3)
+	pulse := supervise.NewPulse()
+	tasks := []daemon.Task{
+		{Name: "late", Lead: true, Run: func(context.Context) error { began <- struct{}{}; <-late; return nil }},
+		{Name: "loop", Lead: true, Alive: pulse.Check, Run: func(ctx context.Context) error {
+			for began <- struct{}{}; ; {
+				select {
+				case pulse.Beat() <- struct{}{}:
+				case <-ctx.Done():
+					return nil
+				}
+			}
+		}},
+	}
+	leads := lead.New(lead.Options{Dir: dir, Name: "a", Token: "a"})
+	running.Go(func() { _ = leads.Run(ctx) })
+	running.Go(func() { _ = daemon.RunTasks(ctx, leads, nil, tasks) })
+	<-began
+	<-began
+	alive := func() []string {
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		return daemon.NewLiveness(leads, tasks).Stuck(ctx)
+	}
+	if stuck := alive(); stuck != nil {
+		t.Errorf("while it leads: %q", stuck)
+	}
+	next := lead.New(lead.Options{Dir: dir, Name: "b", Token: "b"})
+	next.Ask()
+	_, changed := leads.Term()
+	running.Go(func() { _ = next.Run(ctx) })
+	<-changed
+	if stuck := alive(); stuck != nil || !leads.Leads().Value() {
+		t.Errorf("while it hands the lead over: %q, leads: %v", stuck, leads.Leads().Value())
+	}
+	close(late)
+	for leads, changed := next.Leads().Latest(); !leads; leads, changed = next.Leads().Latest() {
+		<-changed
+	}
+	if stuck := alive(); stuck != nil {
+		t.Errorf("when another one leads: %q", stuck)
+	}
 }

@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
-	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -26,6 +25,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/offer"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/supervise"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/telemetry"
@@ -95,7 +95,7 @@ type daemon struct {
 	node           *simulator.Node // nil on a real node
 	lead           *lead.Lead
 	former         *Former
-	hearing        sync.Mutex // held while what was heard of GPUs is published
+	told           *Told
 	monitor        *monitor.Monitor
 	directory      *kubelet.Directory // nil when there is nothing to register with
 	account        *kubelet.PodResources
@@ -109,7 +109,8 @@ type daemon struct {
 	metricsProblem *feed.Feed[error] // why metrics are not served
 	wishes         *migwish.Chooser  // nil where MIG layouts are not changed, as the next
 	mig            *mig.Owner
-	dra            *DRA // nil where no GPU can be given by Dynamic Resource Allocation
+	dividing       *feed.Feed[map[string]resource.GPUHold] // by UUID of the GPU; nil where nobody changes layouts
+	dra            *DRA                                    // nil where no GPU can be given by Dynamic Resource Allocation
 	labels         *Labels
 	labelsProblem  *feed.Feed[error] // why the labels of the node are not as they are wanted
 	asked          <-chan os.Signal  // signals to handle
@@ -133,6 +134,7 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 		counters:       telemetry.NewCounters(plugin.Causes()),
 		metricsProblem: feed.New[error](nil),
 		labelsProblem:  feed.New[error](nil),
+		dividing:       feed.New(map[string]resource.GPUHold(nil)),
 	}
 	var err error
 	if d.driver, d.node, err = OpenNode(ctx, c, d.counters); err != nil {
@@ -160,7 +162,13 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 	}
 	if d.wishes != nil {
 		d.mig = d.newMIG()
+		d.dividing = d.mig.Holds()
 	}
+	var owners *feed.Feed[dra.Owners]
+	if d.dra != nil {
+		owners = d.dra.Owners
+	}
+	d.told = NewTold(d.lead, d.monitor.Snapshots(), owners, d.dividing, d.mig != nil)
 	return d, nil
 }
 
@@ -263,7 +271,6 @@ func (d *daemon) observation() []Task {
 		{Name: "start", Run: func(ctx context.Context) error {
 			return LogStart(ctx, version.String(), d.monitor.Snapshots(), d.watcher.Configs())
 		}},
-		{Name: "lead", Run: d.lead.Run},
 		{Name: "health policy", Run: func(ctx context.Context) error { return FollowHealth(ctx, d.monitor, d.watcher.Configs()) }},
 		{Name: "driver", Run: func(ctx context.Context) error { return FollowDriver(ctx, d.monitor) }},
 	}
@@ -280,10 +287,7 @@ func (d *daemon) observation() []Task {
 func (d *daemon) outputs() []Task {
 	plans := &offer.Loop{
 		Configs: d.watcher.Configs(), Snapshots: d.monitor.Snapshots(), Set: d.set, Specs: newSpecs(d.config.CDIDir),
-		MPS: d.mps, Pulse: supervise.NewPulse(),
-	}
-	if d.mig != nil {
-		plans.MIG = d.mig.Holds()
+		MPS: d.mps, MIG: d.dividing, Pulse: supervise.NewPulse(),
 	}
 	var owners *feed.Feed[dra.Owners]
 	if d.dra != nil {
@@ -298,21 +302,19 @@ func (d *daemon) outputs() []Task {
 		}).Ready
 	}
 	tasks := []Task{
+		{Name: "lead", Run: d.lead.Run, Alive: d.lead.Alive}, // it ends as soon as the tasks under it, whatever else takes its time
 		servers,
 		{Name: "version 0.1", Run: d.former.Run, Lead: true},
 		{Name: "MPS", Run: d.mps.Run},
 		{Name: "plan", Run: plans.Run, Alive: plans.Pulse.Check},
 	}
 	tasks = append(tasks, d.draTasks()...)
-	if d.dra != nil || d.mig != nil {
-		tasks = append(tasks, Task{Name: "heard of GPUs", Run: d.hear})
-	}
-	tasks = append(tasks, Task{Name: "told of GPUs", Run: d.tell, Lead: true},
+	tasks = append(tasks, Task{Name: "heard of GPUs", Run: d.told.Follow}, d.told.Deciding(Task{Name: "told of GPUs", Run: d.told.Tell}),
 		Task{Name: "metrics", Run: d.serveMetrics}, Task{Name: "labels", Run: d.labels.Run},
 		Task{Name: "feature file", Run: func(ctx context.Context) error { return d.featureFile().run(ctx) }, Lead: true})
 	if d.mig != nil {
 		tasks = append(tasks, Task{Name: "MIG wish", Run: d.wishes.Run},
-			d.deciding(Task{Name: "MIG", Run: d.mig.Run, Alive: d.mig.Alive}))
+			d.told.Deciding(Task{Name: "MIG", Run: d.mig.Run, Alive: d.mig.Alive}))
 	}
 	if d.config.ControlSocket != "" {
 		tasks = append(tasks, Task{Name: "control socket", Run: d.serveControl})

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -119,41 +118,6 @@ func TestAllocationInTheStatus(t *testing.T) {
 	for i, taken := range map[int]bool{0: false, 1: true} {
 		if err := d.elsewhere(t.Context(), []string{gpus[i].UUID}); (err != nil) != taken {
 			t.Errorf("GPU %d for a pod: %v", i, err)
-		}
-	}
-}
-
-// TestOwnersAreTold: a standby goes by the owners that the process that leads has decided, and knows none before.
-func TestOwnersAreTold(t *testing.T) {
-	t.Parallel()
-	args := append(slices.Clone(alone), "--state-dir", t.TempDir())
-	run := func() *daemon {
-		d := unstarted(t, nil, args...)
-		for _, task := range []Task{{Run: d.lead.Run}, {Run: d.hear}, {Run: func(ctx context.Context) error { return d.lead.While(ctx, d.tell) }}} {
-			running(t, task.Run)
-		}
-		return d
-	}
-	until := func(what string, is func() bool) {
-		t.Helper()
-		for late := time.Now().Add(time.Minute); !is(); <-time.After(5 * time.Millisecond) {
-			if time.Now().After(late) {
-				t.Fatalf("never: %s", what)
-			}
-		}
-	}
-	leading := run()
-	until("the first leads", func() bool { return leading.lead.Leads().Value() })
-	standby := run()
-	until("the other is its standby", func() bool { beside, _ := leading.beside(); return beside })
-	if owners := standby.dra.Owners.Value(); owners != nil {
-		t.Errorf("a standby that has heard nothing goes by %v", owners)
-	}
-	for _, want := range []dra.Owners{{"GPU-0": dra.OwnedByPlugin, "GPU-1": dra.OwnedByDRA}, {"GPU-0": dra.LeavesPlugin, "GPU-1": dra.OwnedByDRA}, {}} {
-		leading.dra.Owners.Publish(want)
-		until(fmt.Sprint("the standby goes by ", want), func() bool { o := standby.dra.Owners.Value(); return o != nil && maps.Equal(o, want) })
-		if err := standby.elsewhere(t.Context(), []string{"GPU-1"}); (err != nil) != (len(want) > 0) {
-			t.Errorf("with %v, GPU-1 for a pod: %v", want, err)
 		}
 	}
 }

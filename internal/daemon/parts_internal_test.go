@@ -99,7 +99,7 @@ func TestTasksOfADaemon(t *testing.T) {
 	if judged || base[0] != "configuration" || base[len(base)-1] != "readiness" {
 		t.Errorf("a daemon without a kubelet is judged: %v; tasks: %v", judged, base)
 	}
-	dra := []string{"claims", "MIG devices of claims", "owners of GPUs", "devices in slices", "heard of GPUs"}
+	dra := []string{"claims", "MIG devices of claims", "owners of GPUs", "devices in slices"}
 	for name, test := range map[string]struct {
 		cluster Cluster
 		args    []string
@@ -108,7 +108,7 @@ func TestTasksOfADaemon(t *testing.T) {
 	}{
 		"kubelet":         {nil, []string{"--kubelet-socket=/nowhere/kubelet.sock"}, []string{"kubelet's directory"}, true},
 		"state directory": {nil, []string{"--state-dir", t.TempDir()}, dra, false},
-		"MIG layouts":     {nil, []string{"--mig-enabled"}, []string{"heard of GPUs", "MIG wish", "MIG"}, false},
+		"MIG layouts":     {nil, []string{"--mig-enabled"}, []string{"MIG wish", "MIG"}, false},
 		"control socket":  {nil, []string{"--control-socket=/nowhere/c.sock"}, []string{"control socket"}, false},
 		"API server":      {fakeCluster{}, nil, []string{"own node", "labels of the node"}, false},
 	} {

@@ -53,7 +53,7 @@ func RunTasks(ctx context.Context, l *lead.Lead, observation, outputs []Task) er
 		servers, serving := errgroup.WithContext(serving)
 		for _, task := range outputs {
 			if run := task.Run; task.Lead {
-				task.Run = func(ctx context.Context) error { return l.While(ctx, run) }
+				task.Run = func(ctx context.Context) error { return l.While(ctx, task.Name, run) }
 			}
 			servers.Go(func() error { return run(serving, task) })
 		}

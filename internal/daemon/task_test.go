@@ -106,6 +106,37 @@ func TestTasksUnderTheLead(t *testing.T) {
 	}
 }
 
+// TestAnOutputThatDoesNotEnd: the lead is given up nevertheless when the process ends.
+func TestAnOutputThatDoesNotEnd(t *testing.T) {
+	t.Parallel()
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	dir := filepath.Join(t.TempDir(), "node")
+	first, next := lead.New(lead.Options{Dir: dir, Name: "a", Token: "a"}), lead.New(lead.Options{Dir: dir, Name: "b", Token: "b"})
+	hangs := make(chan struct{})
+	ended := make(chan error, 2)
+	serving, end := context.WithCancel(ctx)
+	go func() {
+		ended <- daemon.RunTasks(serving, first, nil, []daemon.Task{
+			{Name: "lead", Run: first.Run}, {Name: "hangs", Run: func(context.Context) error { <-hangs; return nil }},
+		})
+	}()
+	await := func(l *lead.Lead) {
+		for leads, changed := l.Leads().Latest(); !leads; leads, changed = l.Leads().Latest() {
+			<-changed
+		}
+	}
+	await(first)
+	go func() { ended <- next.Run(ctx) }()
+	end()
+	await(next)
+	close(hangs)
+	stop()
+	if err := errors.Join(<-ended, <-ended); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestReadyWithTheLead: a process asks for the lead when all else is ready. Tasks under the lead count when it has it.
 func TestReadyWithTheLead(t *testing.T) {
 	t.Parallel()

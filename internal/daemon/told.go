@@ -6,77 +6,104 @@ import (
 	"errors"
 	"maps"
 	"reflect"
+	"sync"
 
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/lead"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
-// What the process that leads tells its standbys, which serve kubelet, too: which GPUs they may give to pods.
+// Told is which GPUs may be given to pods, as the process that leads tells its standbys, which serve kubelet, too. Make it with NewTold.
+type Told struct {
+	lead      *lead.Lead
+	snapshots *feed.Feed[inventory.Snapshot]
+	owners    *feed.Feed[dra.Owners]
+	dividing  *feed.Feed[map[string]resource.GPUHold]
+	divides   bool
+
+	deciders *feed.Feed[int] // how many tasks run that publish these feeds
+	mu       sync.Mutex      // held while what was heard is published, and for changes of deciders
+}
+
+// NewTold returns what a process tells and hears. Who gives out each GPU is published to owners, a nil feed where the process does not know
+// Dynamic Resource Allocation; holds on GPUs that are being divided anew to dividing, nil where nobody changes layouts. Divides says that this
+// process does.
+func NewTold(
+	l *lead.Lead, snapshots *feed.Feed[inventory.Snapshot], owners *feed.Feed[dra.Owners],
+	dividing *feed.Feed[map[string]resource.GPUHold], divides bool,
+) *Told {
+	return &Told{lead: l, snapshots: snapshots, owners: owners, dividing: dividing, divides: divides, deciders: feed.New(0)}
+}
+
+// told is the form of it.
 type told struct {
-	// Owners say who gives out each GPU; nil in a process that does not know Dynamic Resource Allocation: then the device plugin does.
-	Owners dra.Owners `json:"owners"`
-	// Dividing are the holds on GPUs that are being divided anew; nil where layouts are not changed.
+	// Owners are nil in a process that does not know Dynamic Resource Allocation: then the device plugin gives out all GPUs.
+	Owners   dra.Owners                  `json:"owners"`
 	Dividing map[string]resource.GPUHold `json:"dividing"`
 }
 
-// tell tells standbys what this process knows, while it leads. What it heard itself stays until it has decided.
-func (d *daemon) tell(ctx context.Context) error {
+// Tell tells standbys what this process knows, while it leads. What it heard itself stays until it has decided.
+func (t *Told) Tell(ctx context.Context) error {
+	if !t.divides {
+		t.dividing.Publish(nil)
+	}
 	for {
-		var now told
-		var changed []<-chan struct{}
-		known := true
-		if d.dra != nil {
-			owners, decided := d.dra.Owners.Latest()
-			now.Owners, known = owners, owners != nil
-			changed = append(changed, decided)
-		}
-		if d.mig != nil {
-			holds, divided := d.mig.Holds().Latest()
-			now.Dividing = holds
-			changed = append(changed, divided)
+		dividing, divided := t.dividing.Latest()
+		now := told{Dividing: dividing}
+		known, decided := true, divided
+		if t.owners != nil {
+			now.Owners, decided = t.owners.Latest()
+			known = now.Owners != nil
 		}
 		if known {
 			text, err := json.Marshal(now)
 			if err != nil {
 				return err
 			}
-			d.lead.Tell(text)
+			t.lead.Tell(text)
 		}
-		if feed.AnyOf(ctx, changed...); ctx.Err() != nil {
+		if feed.AnyOf(ctx, decided, divided); ctx.Err() != nil {
 			return nil
 		}
 	}
 }
 
-// hear takes over what the process that leads tells, while this one does not.
-func (d *daemon) hear(ctx context.Context) error {
+// Follow takes over what the process that leads tells, while this one does not.
+func (t *Told) Follow(ctx context.Context) error {
 	for {
-		_, elected := d.lead.Statuses().Latest()
-		text, said := d.lead.Heard().Latest()
-		snapshot, looked := d.monitor.Snapshots().Latest()
+		_, elected := t.lead.Statuses().Latest()
+		_, ended := t.deciders.Latest()
+		text, said := t.lead.Heard().Latest()
+		snapshot, looked := t.snapshots.Latest()
 		if text != nil {
 			var now told
 			if err := json.Unmarshal(text, &now); err != nil { // of a later version; what is known stays
 				klog.FromContext(ctx).Error(err, "Cannot read what the process that leads tells")
 			} else {
-				d.follow(now, snapshot.GPUs)
+				t.take(now, snapshot.GPUs)
 			}
 		}
-		if feed.AnyOf(ctx, elected, said, looked); ctx.Err() != nil {
+		if feed.AnyOf(ctx, elected, ended, said, looked); ctx.Err() != nil {
 			return nil
 		}
 	}
 }
 
-// follow has the device plugin serve by what was told, unless this process leads.
-func (d *daemon) follow(now told, gpus []inventory.GPU) {
-	d.hearing.Lock()
-	defer d.hearing.Unlock()
-	if d.lead.Statuses().Value().Leads {
+// take publishes what was told, unless this process leads, or a task that decides has not ended since it did.
+func (t *Told) take(now told, gpus []inventory.GPU) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.lead.Statuses().Value().Leads || t.deciders.Value() > 0 {
+		return
+	}
+	if !reflect.DeepEqual(t.dividing.Value(), now.Dividing) {
+		t.dividing.Publish(now.Dividing)
+	}
+	if t.owners == nil {
 		return
 	}
 	if now.Owners == nil {
@@ -85,29 +112,28 @@ func (d *daemon) follow(now told, gpus []inventory.GPU) {
 			now.Owners[g.UUID] = dra.OwnedByPlugin
 		}
 	}
-	if now.Dividing == nil {
-		now.Dividing = map[string]resource.GPUHold{}
-		for _, g := range gpus {
-			now.Dividing[g.UUID] = resource.GPUHold{}
-		}
-	}
-	if d.dra != nil && !maps.Equal(d.dra.Owners.Value(), now.Owners) {
-		d.dra.Owners.Publish(now.Owners)
-	}
-	if d.mig != nil && !reflect.DeepEqual(d.mig.Holds().Value(), now.Dividing) {
-		d.mig.Holds().Publish(now.Dividing)
+	if before := t.owners.Value(); before == nil || !maps.Equal(before, now.Owners) {
+		t.owners.Publish(now.Owners)
 	}
 }
 
-// deciding returns a task under the lead that begins when what this process heard before is published, and is the only one to publish then.
-func (d *daemon) deciding(t Task) Task {
-	run := t.Run
-	t.Lead, t.Run = true, func(ctx context.Context) error {
-		d.hearing.Lock()
-		d.hearing.Unlock() //nolint:staticcheck,gocritic // it is waited for
+// Deciding returns a task under the lead that publishes what it decides. What was heard before is published when it begins, and what is
+// heard later when it has ended, also where the lead was lost before that.
+func (t *Told) Deciding(task Task) Task {
+	run := task.Run
+	task.Lead, task.Run = true, func(ctx context.Context) error {
+		t.decides(1)
+		defer t.decides(-1)
 		return run(ctx)
 	}
-	return t
+	return task
+}
+
+// decides counts a task that has begun, or one that has ended.
+func (t *Told) decides(n int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.deciders.Publish(t.deciders.Value() + n)
 }
 
 // mayDivide returns why no MIG layout is made now; nil if it may be. Another process that runs serves kubelet by the devices that are

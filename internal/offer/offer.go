@@ -31,7 +31,8 @@ type Loop struct {
 	Set       *plugin.Set
 	Specs     Specs
 	MPS       MPS
-	// MIG are the holds on GPUs that are being divided anew, by UUID; nil if none ever is. A GPU without an entry is not offered.
+	// MIG are the holds on GPUs that are being divided anew, by UUID. A GPU without an entry is not offered. They are nil, or the feed is, where
+	// nobody changes layouts.
 	MIG *feed.Feed[map[string]resource.GPUHold]
 	// Owners say which GPUs are those of the device plugin; nothing is offered as long as they are nil. A nil feed: all are.
 	Owners *feed.Feed[dra.Owners]
@@ -92,7 +93,7 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 		wanted = c
 		if snapshot.Generation > 0 && (l.Owners == nil || owners != nil) { // the monitor has read the node
 			plan := l.plan(snapshot, c, owners)
-			if l.MIG != nil {
+			if dividing != nil {
 				plan = plan.UnderGPUs(dividing)
 			}
 			holds, way := specs.prepare(snapshot, plan, c)

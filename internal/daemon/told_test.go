@@ -1,0 +1,133 @@
+package daemon_test
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"reflect"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/lead"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+)
+
+// A teller is what a process tells of GPUs, and hears.
+type teller struct {
+	*daemon.Told
+	lead     *lead.Lead
+	owners   *feed.Feed[dra.Owners]
+	dividing *feed.Feed[map[string]resource.GPUHold]
+}
+
+// newTeller returns that of a process that does not change layouts.
+func newTeller(dir, token string) *teller {
+	p := &teller{
+		lead: lead.New(lead.Options{Dir: dir, Name: token, Token: token}), owners: feed.New(dra.Owners(nil)),
+		dividing: feed.New(map[string]resource.GPUHold(nil)),
+	}
+	gpus := inventory.Snapshot{GPUs: []inventory.GPU{{UUID: "GPU-0"}}}
+	p.Told = daemon.NewTold(p.lead, feed.New(gpus), p.owners, p.dividing, false)
+	return p
+}
+
+// run runs it, and tasks that decide.
+func (p *teller) run(t *testing.T, deciding ...func(context.Context) error) {
+	t.Helper()
+	tasks := []daemon.Task{{Name: "lead", Run: p.lead.Run}, {Name: "heard", Run: p.Follow}}
+	for _, run := range append(deciding, p.Tell) {
+		tasks = append(tasks, p.Deciding(daemon.Task{Name: "decides", Run: run}))
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := daemon.RunTasks(ctx, p.lead, nil, tasks); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(running.Wait)
+	t.Cleanup(cancel)
+}
+
+// await waits until the value of a feed is as wanted.
+func await[T any](t *testing.T, what string, f *feed.Feed[T], is func(T) bool) {
+	t.Helper()
+	late := time.After(time.Minute)
+	for value, changed := f.Latest(); !is(value); value, changed = f.Latest() {
+		select {
+		case <-changed:
+		case <-late:
+			t.Fatalf("never: %s; it is %v", what, value)
+		}
+	}
+}
+
+func yes(is bool) bool { return is }
+
+// TestOwnersAreTold: a standby goes by the owners that the process that leads has decided, and knows none before. Where that one does not know
+// Dynamic Resource Allocation, the device plugin gives out all GPUs.
+func TestOwnersAreTold(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "node")
+	leading, standby := newTeller(dir, "a"), newTeller(dir, "b")
+	leading.run(t)
+	await(t, "the first leads", leading.lead.Leads(), yes)
+	standby.run(t)
+	await(t, "the other is its standby", leading.lead.Statuses(), func(s lead.Status) bool { return s.Standbys == 1 })
+	if owners := standby.owners.Value(); owners != nil {
+		t.Errorf("a standby that has heard nothing goes by %v", owners)
+	}
+	holds := map[string]resource.GPUHold{"GPU-1": {Reason: "it is being divided"}}
+	leading.dividing.Publish(holds)
+	for _, want := range []dra.Owners{{"GPU-0": dra.OwnedByPlugin, "GPU-1": dra.OwnedByDRA}, {"GPU-0": dra.LeavesPlugin, "GPU-1": dra.OwnedByDRA}, {}} {
+		leading.owners.Publish(want)
+		await(t, "the standby goes by what it heard", standby.owners, func(o dra.Owners) bool { return reflect.DeepEqual(o, want) })
+		if got := standby.dividing.Value(); !reflect.DeepEqual(got, holds) { // although it changes no layouts itself
+			t.Errorf("holds %v, want %v", got, holds)
+		}
+	}
+	standby.lead.Ask()
+	await(t, "the standby leads, and nobody divides GPUs", standby.dividing, func(h map[string]resource.GPUHold) bool { return h == nil })
+	standby.lead.Tell([]byte(`{"owners": null}`))
+	await(t, "the device plugin has all GPUs", leading.owners, func(o dra.Owners) bool { return o["GPU-0"] == dra.OwnedByPlugin })
+}
+
+// TestALateDecision: a process that has lost the lead goes by what it hears from the next one, also where a task of its term ends late and
+// publishes what it decided before.
+func TestALateDecision(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "node")
+	p := newTeller(dir, "a")
+	begun, late := make(chan struct{}, 2), make(chan struct{})
+	p.run(t, func(ctx context.Context) error {
+		begun <- struct{}{}
+		<-ctx.Done()
+		<-late
+		p.owners.Publish(dra.Owners{"GPU-0": dra.OwnedByPlugin})
+		return nil
+	})
+	<-begun
+	if err := os.Remove(filepath.Join(dir, "lead.sock")); err != nil { // as where the process was stopped, and another one took the lead
+		t.Fatal(err)
+	}
+	next := newTeller(dir, "b")
+	next.owners.Publish(dra.Owners{"GPU-0": dra.OwnedByDRA})
+	next.run(t)
+	await(t, "the next one leads", next.lead.Leads(), yes)
+	_ = p.lead.Check()
+	await(t, "the first one hears the next", p.lead.Heard(), func(text json.RawMessage) bool { return text != nil })
+	_, changed := p.owners.Latest()
+	select {
+	case <-changed:
+		t.Error("it goes by what it heard, and its own task has not ended")
+	case <-time.After(50 * time.Millisecond):
+	}
+	close(late)
+	await(t, "it goes by what it heard", p.owners, func(o dra.Owners) bool { return o["GPU-0"] == dra.OwnedByDRA })
+}
