@@ -7,6 +7,7 @@ package claims
 
 import (
 	"context"
+	"fmt"
 	"io/fs"
 	"maps"
 	"os"
@@ -145,14 +146,20 @@ func New(o Options) *Claims {
 		o.Owners = feed.New(dra.Owners(nil))
 	}
 	always := func() error { return nil }
-	if o.Lead == nil {
-		o.Lead = always
+	leads := always
+	if o.Lead != nil {
+		leads = func() error {
+			if err := o.Lead(); err != nil { // also where this process was stopped, and does not know it yet
+				return failure{CauseLate, fmt.Errorf("%w: %w", dra.ErrEnded, err)}
+			}
+			return nil
+		}
 	}
 	if o.Alone == nil {
 		o.Alone = always
 	}
 	return &Claims{
-		options: o, store: store{dir: o.StateDir, specs: o.CDIDir, clock: o.Clock, step: func() {}, lead: o.Lead, written: &sync.Map{}},
+		options: o, store: store{dir: o.StateDir, specs: o.CDIDir, clock: o.Clock, step: func() {}, lead: leads, written: &sync.Map{}},
 		locks: locks{last: map[string]chan struct{}{}},
 		inUse: feed.New[map[string][]Holder](nil), status: feed.New[[]ClaimStatus](nil),
 		problems: feed.New[map[string]string](nil), renewed: feed.New(struct{}{}), changed: feed.New(struct{}{}),

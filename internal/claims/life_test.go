@@ -180,11 +180,13 @@ func TestAProcessThatDoesNotLead(t *testing.T) {
 	}
 	r.prepare(c, claim("uid-3", gpuA)) // which changes no hardware
 	lost.Store(true)
-	if err := c.Unprepare(t.Context(), "uid-3", "default", "claim-uid-3"); err == nil || r.record("uid-3") == "" || r.spec("uid-3") == nil {
+	if err := c.Unprepare(t.Context(), "uid-3", "default", "claim-uid-3"); !errors.Is(err, dra.ErrEnded) || r.record("uid-3") == "" || r.spec("uid-3") == nil {
 		t.Errorf("Unprepare() = %v, record %q", err, r.record("uid-3"))
 	}
-	if _, err := ask(t.Context(), c, claim("uid-4", migB1)); err == nil || r.record("uid-4") != "" {
-		t.Errorf("Prepare() = %v, record %q", err, r.record("uid-4"))
+	for _, wanted := range []dra.Claim{claim("uid-4", migB1), sliced("uid-1", gpuC), shared("uid-2", migB0)} { // the process that leads is asked then
+		if _, err := ask(t.Context(), c, wanted); !errors.Is(err, dra.ErrEnded) || r.record("uid-4") != "" {
+			t.Errorf("Prepare(%s) = %v, record %q", wanted.UID, err, r.record("uid-4"))
+		}
 	}
 }
 

@@ -25,7 +25,10 @@ const lockPatience = time.Second
 
 // mayChange returns why hardware may not be changed now; nil if it may.
 func (c *Claims) mayChange() error {
-	if err := cmp.Or(c.store.lead(), c.options.Alone()); err != nil {
+	if err := c.store.lead(); err != nil {
+		return err
+	}
+	if err := c.options.Alone(); err != nil {
 		return failure{CauseNotReady, err}
 	}
 	return nil

@@ -122,9 +122,11 @@ func each(
 		a := await(ctx, pending[i])
 		answers[c.GetUid()] = a
 		log := s.log.WithValues("claim", c.GetNamespace()+"/"+c.GetName(), "uid", c.GetUid(), "call", method)
-		if a.err != nil {
+		switch {
+		case isNotLead(a.err): // the process that forwarded the call tries again soon, and says so if nobody answers
+		case a.err != nil:
 			log.Info("A call for a claim failed; kubelet makes it again", "reason", a.err.Error())
-		} else {
+		default:
 			log.V(2).Info("Answered a call for a claim", "took", a.took.Round(time.Millisecond).String())
 		}
 	}

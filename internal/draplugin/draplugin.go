@@ -93,8 +93,6 @@ type Status struct {
 	// Foreign is the socket of another program's driver of the same name that runs on the node; empty if there is none. While there is
 	// one, this one does not register, and nobody may publish devices.
 	Foreign string
-	// Later says that a process of this program that started later serves as well, as the next version does in a roll-out.
-	Later bool
 }
 
 // A Plugin is the driver. Make it with New.
@@ -248,7 +246,7 @@ func (s *Plugin) look(ctx context.Context, f *folder) others {
 			klog.FromContext(ctx).Info("Another driver of the same name registers with kubelet; this one does not until that one has ended",
 				"socket", others.foreign)
 		}
-		status.Foreign, status.Later = others.foreign, others.later
+		status.Foreign = others.foreign
 	})
 	return others
 }

@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -30,7 +29,6 @@ type folder struct {
 // others are the other drivers of the same name.
 type others struct {
 	foreign string // socket of another program's that accepts connections
-	later   bool   // a process of this program that started later accepts connections
 	beside  bool   // another process of this program has a socket
 }
 
@@ -58,10 +56,6 @@ func (f *folder) look(ctx context.Context) (found others) {
 		}
 	}
 	found.beside = len(names) > 0
-	refused := f.left.Look(ctx, f.path, names)
-	for _, name := range names {
-		_, token, _ := kubelet.ParseSocketName(name)
-		found.later = found.later || token > f.token && !slices.Contains(refused, name)
-	}
+	f.left.Look(ctx, f.path, names)
 	return found
 }

@@ -3,6 +3,7 @@ package draplugin_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -81,6 +82,9 @@ func TestOnlyTheLeadRegisters(t *testing.T) {
 	defer cancel()
 	if answers, err := k.Prepare(ctx, dra.Driver, claim("d")); err == nil && answers["d"].GetError() == "" {
 		t.Error("a claim was prepared although no process leads")
+	}
+	if said := later.logged(); strings.Contains(said, "does not answer calls for claims yet") {
+		t.Errorf("each call that another process forwards is logged:\n%s", said)
 	}
 }
 

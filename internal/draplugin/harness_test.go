@@ -123,7 +123,8 @@ func (n *node) publish(health inventory.Health) {
 // A driver is a running one.
 type driver struct {
 	*draplugin.Plugin
-	stop func()
+	stop   func()
+	logged func() string
 }
 
 // start runs a driver until the test ends, or stop is called.
@@ -137,11 +138,11 @@ func (n *node) startProcess(t *testing.T, o draplugin.Options) *driver {
 	t.Helper()
 	o.RegistryDir, o.Pools, o.Snapshots = n.dir, n.pools, n.snapshots
 	s := draplugin.New(o)
-	log := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.Verbosity(2)))
+	log := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.Verbosity(2), ktesting.BufferLogs(true)))
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), log))
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(ctx) }()
-	d := &driver{Plugin: s, stop: sync.OnceFunc(func() {
+	d := &driver{Plugin: s, logged: log.GetSink().(ktesting.Underlier).GetBuffer().String, stop: sync.OnceFunc(func() {
 		cancel()
 		select {
 		case err := <-ended:
