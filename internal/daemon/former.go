@@ -3,8 +3,10 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -28,12 +30,13 @@ const (
 // Former is what processes of version 0.1 do on the node.
 type Former struct {
 	dir    string
-	locked *feed.Feed[[]string] // the files whose lock they may have
+	locked *feed.Feed[[]string]  // the files whose lock they may have
+	since  *feed.Feed[time.Time] // when a lock was first seen that one has; zero if none is
 }
 
 // NewFormer returns the Former of a state directory; empty for none.
 func NewFormer(dir string) *Former {
-	f := &Former{dir: dir, locked: feed.New[[]string](nil)}
+	f := &Former{dir: dir, locked: feed.New[[]string](nil), since: feed.New(time.Time{})}
 	if dir != "" {
 		f.locked.Publish(formerLocks)
 	}
@@ -56,6 +59,16 @@ func (f *Former) Await(ctx context.Context, lock string) bool {
 	}
 }
 
+// Waits says since when which locks are waited for; empty if none are.
+func (f *Former) Waits() string {
+	locked, since := f.locked.Value(), f.since.Value()
+	if len(locked) == 0 || since.IsZero() {
+		return ""
+	}
+	return fmt.Sprintf("since %s a process of version 0.1 has %s in %s, which has to end before GPUs are divided and slices are published",
+		since.UTC().Format(time.RFC3339), strings.Join(locked, ", "), f.dir)
+}
+
 // formerPoll is how often a lock is tried that such a process has.
 const formerPoll = time.Second
 
@@ -67,6 +80,7 @@ func (f *Former) Run(ctx context.Context) error {
 	go f.share(ctx) // a disk that hangs is not waited for
 	<-ctx.Done()
 	f.locked.Publish(formerLocks)
+	f.since.Publish(time.Time{})
 	return nil
 }
 
@@ -81,6 +95,7 @@ func (f *Former) share(ctx context.Context) {
 			return !errors.Is(err, files.ErrLocked)
 		})
 		if !told && len(left) > 0 {
+			f.since.Publish(time.Now())
 			klog.FromContext(ctx).Info("Waiting for a process of version 0.1", "locks", left)
 		}
 		if ctx.Err() == nil && len(left) < len(f.locked.Value()) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -50,9 +51,15 @@ func TestProcessOfVersion01(t *testing.T) {
 				if f.Does(daemon.FormerPublishes) != waits || f.Does(daemon.FormerDivides) {
 					t.Errorf("publishes %v, want %v; divides %v", f.Does(daemon.FormerPublishes), waits, f.Does(daemon.FormerDivides))
 				}
+				if said := f.Waits(); (said != "") != waits || waits && !strings.Contains(said, "since 2000-01-01T00:00:00Z a process of version 0.1 has "+daemon.FormerPublishes) {
+					t.Errorf("the status says %q", said)
+				}
 				unlock()
 				if !f.Await(ctx, daemon.FormerPublishes) {
 					t.Error("it is not seen that the process has ended")
+				}
+				if said := f.Waits(); said != "" {
+					t.Errorf("the status says %q when nothing is waited for", said)
 				}
 				for _, lock := range []string{"faults.lock", "mig.lock", "dra-publisher.lock", "reporter.lock"} {
 					if lockLike(t, filepath.Join(dir, lock), syscall.LOCK_EX) != nil {
