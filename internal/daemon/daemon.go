@@ -148,7 +148,9 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 	d.monitor = monitor.New(monitor.Options{
 		Driver: driverOf{Driver: d.driver}, Policy: c.Health, StateDir: c.StateDir, BootID: BootID(d.node),
 		Metrics: d.counters, Lead: d.lead.Check,
-		While: func(ctx context.Context, task func(context.Context) error) error { return d.lead.While(ctx, "ledger", task) },
+		While: func(ctx context.Context, task func(context.Context) error) error {
+			return d.lead.While(ctx, "ledger", task)
+		},
 	})
 	d.labels = &Labels{
 		Configs: d.watcher.Configs(), Snapshots: d.monitor.Snapshots(), Make: labels.All, Machine: MachineName, Now: time.Now,
