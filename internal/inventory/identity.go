@@ -26,7 +26,7 @@ var (
 
 // Identify returns the Snapshot without the GPUs and MIG devices that cannot be named or told apart. They are in LeftOut, with
 // the reason. Of devices with the same UUID, the one stays that had it in the last Snapshot; if there is none, the first. A driver's
-// version that cannot be shown is in quotes.
+// version that cannot be shown is in quotes, and a model has no characters that cannot be printed and is not longer than NVML's limit.
 func Identify(s, last Snapshot) Snapshot {
 	before, owners := map[string]place{}, map[string]place{} // by UUID
 	for uuid, p := range last.places() {
@@ -49,6 +49,12 @@ func Identify(s, last Snapshot) Snapshot {
 	if version := s.Driver.Version; len(version) > maxName || !isPlain(version) { // it is shown and looked for in file names only
 		s.Driver.Version = shown(version)
 	}
+	for i, g := range s.GPUs {
+		if model := plain(g.Model); model != g.Model {
+			s.GPUs = slices.Clone(s.GPUs)
+			s.GPUs[i].Model = model
+		}
+	}
 	sound := s
 	sound.GPUs, sound.LeftOut = nil, slices.Clone(s.LeftOut)
 	leaveOut := func(index int, format string, args ...any) {
@@ -58,8 +64,6 @@ func Identify(s, last Snapshot) Snapshot {
 		reason := wrong(g.UUID, g.place())
 		switch {
 		case reason != "":
-		case len(g.Model) > maxName || !isPlain(g.Model):
-			reason = fmt.Sprintf("its model %s is too long or not plain text", shown(g.Model))
 		case g.Minor < 0 || g.Minor > maxMinor:
 			reason = fmt.Sprintf("its minor number %d is out of range", g.Minor)
 		}
@@ -119,6 +123,24 @@ func (s Snapshot) places() iter.Seq2[string, place] {
 // isPlain reports whether text is valid UTF-8 that can be printed on one line.
 func isPlain(text string) bool {
 	return utf8.ValidString(text) && !strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) })
+}
+
+// plain returns a name that is plain text: without what cannot be printed, and no longer than NVML's limit.
+func plain(name string) string {
+	if len(name) <= maxName && isPlain(name) {
+		return name
+	}
+	name = strings.Map(func(r rune) rune {
+		if r == utf8.RuneError || !unicode.IsPrint(r) {
+			return -1
+		}
+		return r
+	}, name)
+	end := min(len(name), maxName)
+	for end < len(name) && !utf8.RuneStart(name[end]) {
+		end--
+	}
+	return strings.TrimSpace(name[:end])
 }
 
 // shown returns a name in quotes, escaped, and not all of it if it is long.

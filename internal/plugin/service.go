@@ -260,7 +260,8 @@ func (s *service) GetPreferredAllocation(ctx context.Context, request *pluginapi
 }
 
 // prefer returns which `size` of the available devices a container is best given. Devices that are not of the plan come last: they
-// left it, or kubelet chose among them in the moment before it received the list.
+// left it, or kubelet chose among them in the moment before it received the list. Also one that must be included is no error: kubelet
+// would refuse the pod for good. The Allocate that follows decides, and names an ID that it does not know.
 func (v *view) prefer(available, required []string, size int) ([]string, error) {
 	known, unknown := v.split(available)
 	must, others := v.split(required)

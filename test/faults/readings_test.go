@@ -118,6 +118,11 @@ var readingFaults = []fault{
 		then:   []act{restoredAll},
 	},
 	{
+		name:   "a model that is not plain text",
+		inject: []simulator.Fault{{Kind: simulator.KindAnswer, GPU: "3", Call: "DeviceGetName", Value: `"H100\x1b\xff\n"`}},
+		start:  &outcome{hold: suspicion},
+	},
+	{
 		name: "what is only reported",
 		inject: []simulator.Fault{
 			on(simulator.KindRemapPending), on(simulator.KindNVLink), {Kind: simulator.KindProcesses, GPU: "3", Count: 2},
