@@ -1,6 +1,7 @@
 package health
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -58,7 +59,7 @@ func (p Policy) signals(g GPU, r inventory.Reading, now time.Time) []Fault {
 	if what := fabricFault(r.Fabric); what != "" && !p.FabricReported && !g.mig {
 		found = append(found, Fault{
 			Source: SourceFabric, State: inventory.Unhealthy, Cure: inventory.CureFabric,
-			Reason: because(inventory.CureFabric, "%s", what),
+			Reason: what,
 		})
 	}
 	before, ecc := g.Reading.UncorrectedECC, r.UncorrectedECC
@@ -101,20 +102,56 @@ func memoryFault(what string) Fault {
 	}
 }
 
-// fabricFault says why a GPU cannot use the NVSwitch fabric; empty if it can, or if it has no fabric.
+// reportedFaults keep no GPU from work where the driver does not sum up the faults: a GPU may have no partition, or for a while no
+// manager, and compute.
+const reportedFaults = inventory.FabricUnassigned | inventory.FabricManagerDisconnected
+
+// fabricAdvice says who has to do what about a fault, where it is not Fabric Manager that has to come up.
+var fabricAdvice = map[inventory.FabricFault]string{
+	inventory.FabricWrongSystem:         "the GUID of the system is not the one that the fabric expects: have who installed the machine check it",
+	inventory.FabricWrongChassis:        "the serial number of the chassis is not the one that the fabric expects: have who installed the machine check it",
+	inventory.FabricNoPartition:         "no partition has the GPU: have who manages the partitions of the fabric add it to one",
+	inventory.FabricTooFewLinks:         "too few NVLinks of the GPU are up for its partition: check NVSwitches, cables and trays",
+	inventory.FabricWrongFirmware:       "the firmware of the GPU does not fit the fabric: install the firmware or driver that NVIDIA lists for it",
+	inventory.FabricWrongPlace:          "the GPU is where the fabric expects none: check in which slot or tray it is",
+	inventory.FabricInvalidGPU:          "the state of the GPU is not valid: stop all processes on the GPU and reset it",
+	inventory.FabricMisconfigured:       "the configuration is wrong in a way that this program does not know: read Fabric Manager's log",
+	inventory.FabricUnassigned:          "the GPU is not assigned to a partition: have who manages the partitions of the fabric assign it",
+	inventory.FabricManagerDisconnected: "the manager of the fabric (GFM) is not connected: check that it runs, and the network to it",
+}
+
+// fabricReason names the faults of a GPU's way into the fabric, each with its advice; without one, Fabric Manager has to come up.
+func fabricReason(faults inventory.FabricFault) string {
+	var sentences []string
+	advised := true
+	for f := inventory.FabricFault(1); f != 0; f <<= 1 {
+		if faults&f != 0 {
+			advice, ok := fabricAdvice[f]
+			sentences = append(sentences, cmp.Or(advice, strings.Join(f.Names(), "")))
+			advised = advised && ok
+		}
+	}
+	reason := "the connection to the NVSwitch fabric has faults: " + strings.Join(sentences, "; ")
+	if advised {
+		return reason
+	}
+	return because(inventory.CureFabric, "%s", reason)
+}
+
+// fabricFault says why a GPU cannot use the NVSwitch fabric, and what to do; empty if it can, or if it has no fabric.
 func fabricFault(s inventory.Signal[inventory.Fabric]) string {
 	f := s.Value
 	switch {
 	case !s.Known:
 		return ""
 	case f.State != inventory.FabricCompleted:
-		return fmt.Sprintf("registration with the NVSwitch fabric is %v, and CUDA does not start before it is completed", f.State)
+		return because(inventory.CureFabric, "registration with the NVSwitch fabric is %v, and CUDA does not start before it is completed", f.State)
 	case f.Status != 0:
-		return fmt.Sprintf("registration with the NVSwitch fabric failed with NVML code %d", f.Status)
+		return because(inventory.CureFabric, "registration with the NVSwitch fabric failed with NVML code %d", f.Status)
 	case f.Summary == inventory.FabricSummaryUnhealthy && f.Faults == 0:
-		return "the driver reports the connection to the NVSwitch fabric as unhealthy"
-	case f.Summary == inventory.FabricSummaryUnhealthy || f.Summary == inventory.FabricSummaryUnknown && f.Faults != 0:
-		return "the connection to the NVSwitch fabric has faults: " + strings.Join(f.Faults.Names(), ", ")
+		return because(inventory.CureFabric, "the driver reports the connection to the NVSwitch fabric as unhealthy")
+	case f.Summary == inventory.FabricSummaryUnhealthy || f.Summary == inventory.FabricSummaryUnknown && f.Faults&^reportedFaults != 0:
+		return fabricReason(f.Faults)
 	} // where the driver has a summary, it has weighed the faults: with limited capacity the GPU can be used
 	return ""
 }

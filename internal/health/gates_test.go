@@ -35,6 +35,8 @@ func TestFabricSummaryDecidesWhereItIsKnown(t *testing.T) {
 	}{
 		{inventory.FabricSummaryUnknown, 0, false},
 		{inventory.FabricSummaryUnknown, faults, true},
+		{inventory.FabricSummaryUnknown, inventory.FabricUnassigned | inventory.FabricManagerDisconnected, false},
+		{inventory.FabricSummaryUnhealthy, inventory.FabricUnassigned, true},
 		{inventory.FabricSummaryHealthy, 0, false},
 		{inventory.FabricSummaryHealthy, faults, false},
 		{inventory.FabricSummaryLimitedCapacity, 0, false},
@@ -59,8 +61,13 @@ func TestFabricReasonsNameWhatIsWrong(t *testing.T) {
 		"registration with the NVSwitch fabric failed with NVML code 999: bring up the NVSwitch fabric (Fabric Manager)": {
 			State: inventory.FabricCompleted, Status: 999,
 		},
-		"the connection to the NVSwitch fabric has faults: degraded bandwidth, misconfigured: bring up the NVSwitch fabric (Fabric Manager)": {
-			State: inventory.FabricCompleted, Faults: inventory.FabricDegradedBandwidth | inventory.FabricMisconfigured,
+		"the connection to the NVSwitch fabric has faults: degraded bandwidth; no partition has the GPU: have who manages the partitions of " +
+			"the fabric add it to one: bring up the NVSwitch fabric (Fabric Manager)": {
+			State: inventory.FabricCompleted, Faults: inventory.FabricDegradedBandwidth | inventory.FabricNoPartition,
+		},
+		"the connection to the NVSwitch fabric has faults: too few NVLinks of the GPU are up for its partition: check NVSwitches, cables and " +
+			"trays; the manager of the fabric (GFM) is not connected: check that it runs, and the network to it": {
+			State: inventory.FabricCompleted, Faults: inventory.FabricTooFewLinks | inventory.FabricManagerDisconnected,
 		},
 		"the connection to the NVSwitch fabric has faults: route unhealthy: bring up the NVSwitch fabric (Fabric Manager)": {
 			State: inventory.FabricCompleted, Summary: inventory.FabricSummaryUnhealthy, Faults: inventory.FabricRouteUnhealthy,

@@ -170,21 +170,38 @@ func (s FabricState) String() string {
 }
 
 // FabricFault is a set of faults.
-type FabricFault uint8
+type FabricFault uint16
 
-// The faults of a GPU's way into the fabric.
+// The faults of a GPU's way into the fabric. Those from FabricWrongSystem to FabricMisconfigured are the values of one field, and
+// exclude each other.
 const (
-	FabricDegradedBandwidth FabricFault = 1 << iota // fewer or slower lanes than there should be
-	FabricRouteRecovery                             // routes are being repaired
-	FabricRouteUnhealthy                            // a route does not work
-	FabricAccessTimeout                             // accesses timed out, and recovery from it is under way
-	FabricMisconfigured                             // wrong GUID, firmware, partition or the like
+	FabricDegradedBandwidth   FabricFault = 1 << iota // fewer or slower lanes than there should be
+	FabricRouteRecovery                               // routes are being repaired
+	FabricRouteUnhealthy                              // a route does not work
+	FabricAccessTimeout                               // accesses timed out, and recovery from it is under way
+	FabricWrongSystem                                 // another system GUID than expected
+	FabricWrongChassis                                // another serial number of the chassis than expected
+	FabricNoPartition                                 // no partition of the fabric has the GPU
+	FabricTooFewLinks                                 // too few NVLinks for the partition
+	FabricWrongFirmware                               // the GPU's firmware does not fit the fabric
+	FabricWrongPlace                                  // the GPU is where the fabric expects none
+	FabricInvalidGPU                                  // the state of the GPU is not valid
+	FabricMisconfigured                               // something else, which a newer driver knows
+	FabricUnassigned                                  // the GPU was not assigned to a partition (R595)
+	FabricManagerDisconnected                         // the manager of the whole fabric is not connected (R595)
 )
+
+// fabricFaultNames are the names of the faults, in their order.
+var fabricFaultNames = [...]string{
+	"degraded bandwidth", "route recovery", "route unhealthy", "access timeout", "wrong system GUID", "wrong chassis serial number",
+	"no partition", "too few NVLinks", "wrong firmware", "wrong place", "invalid GPU state", "misconfigured", "not assigned to a partition",
+	"fabric manager not connected",
+}
 
 // Names returns the names of the faults in the set.
 func (f FabricFault) Names() []string {
 	var names []string
-	for i, name := range []string{"degraded bandwidth", "route recovery", "route unhealthy", "access timeout", "misconfigured"} {
+	for i, name := range fabricFaultNames {
 		if f&(1<<i) != 0 {
 			names = append(names, name)
 		}

@@ -72,7 +72,8 @@ func TestNames(t *testing.T) {
 			},
 		},
 		{inventory.ClockReasons(1 | 2).Names(), []string{"idle", "application-clocks"}},
-		{inventory.FabricFault(1 | 4 | 16).Names(), []string{"degraded bandwidth", "route unhealthy", "misconfigured"}},
+		{inventory.FabricFault(1 | 4 | 1<<11).Names(), []string{"degraded bandwidth", "route unhealthy", "misconfigured"}},
+		{inventory.FabricFault(1<<13 | 1<<4).Names(), []string{"wrong system GUID", "fabric manager not connected"}},
 		{inventory.FabricFault(2 | 8).Names(), []string{"route recovery", "access timeout"}},
 		{
 			names(-1, 1, func(i int) string { return inventory.Measure(i).String() }),

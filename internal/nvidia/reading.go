@@ -122,8 +122,23 @@ func fabricFaults(mask uint32) inventory.FabricFault {
 	}
 	configuration := mask >> nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_INCORRECT_CONFIGURATION &
 		nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_INCORRECT_CONFIGURATION
-	if configuration > nvml.GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_NONE {
+	switch {
+	case configuration > nvml.GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_GPU_STATE_INVALID:
 		faults |= inventory.FabricMisconfigured
+	case configuration > nvml.GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_NONE:
+		// The faults have the order of the field's values.
+		faults |= inventory.FabricWrongSystem << (configuration - nvml.GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_INCORRECT_SYSGUID)
+	}
+	for _, f := range []struct {
+		fault       inventory.FabricFault
+		shift, isIt uint32
+	}{
+		{inventory.FabricUnassigned, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_PARTITION_ASSIGNED, nvml.GPU_FABRIC_HEALTH_MASK_PARTITION_ASSIGNED_FALSE},
+		{inventory.FabricManagerDisconnected, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_GFM_STATE, nvml.GPU_FABRIC_HEALTH_MASK_GFM_STATE_DISCONNECTED},
+	} {
+		if mask>>f.shift&nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_GFM_STATE == f.isIt { // both fields have this width
+			faults |= f.fault
+		}
 	}
 	return faults
 }

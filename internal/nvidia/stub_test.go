@@ -344,8 +344,9 @@ func newerDriver(t *testing.T, d *nvidia.Driver, summary inventory.FabricSummary
 		State: inventory.FabricCompleted, Faults: inventory.FabricRouteUnhealthy, Summary: summary,
 	}), reading.Fabric)
 	for gpu, want := range map[int]inventory.FabricFault{
-		1: inventory.FabricDegradedBandwidth | inventory.FabricMisconfigured,
-		2: inventory.FabricDegradedBandwidth | inventory.FabricRouteRecovery | inventory.FabricRouteUnhealthy | inventory.FabricAccessTimeout,
+		1: inventory.FabricDegradedBandwidth | inventory.FabricNoPartition | inventory.FabricManagerDisconnected,
+		2: inventory.FabricDegradedBandwidth | inventory.FabricRouteRecovery | inventory.FabricRouteUnhealthy | inventory.FabricAccessTimeout |
+			inventory.FabricInvalidGPU | inventory.FabricUnassigned,
 	} {
 		if reading, err := s.Read(ctx, stubUUID(gpu)); err != nil || reading.Fabric.Value.Faults != want {
 			t.Errorf("faults of GPU %d: %#b, %v, want %#b", gpu, reading.Fabric.Value.Faults, err, want)

@@ -272,8 +272,10 @@ ret_t nvmlDeviceGetGpuFabricInfoV(struct device *d, fabric_t *f) {
 	f->status = 0, f->state = 3, f->clique = 7;
 	static const unsigned masks[3] = {
 		2 << 0 | 1 << 4 | 1 << 8,                   // routes are unhealthy
-		1 << 0 | 2 << 2 | 2 << 4 | 2 << 6 | 4 << 8, // less bandwidth, wrong configuration
-		1 << 0 | 1 << 2 | 1 << 4 | 1 << 6 | 1 << 8, // all but the configuration
+		// less bandwidth, in no partition, the manager of the fabric is not connected
+		1 << 0 | 2 << 2 | 2 << 4 | 2 << 6 | 4 << 8 | 1 << 12 | 2 << 14,
+		// all faults of bandwidth and routes, the GPU's state is invalid, not assigned to a partition
+		1 << 0 | 1 << 2 | 1 << 4 | 1 << 6 | 8 << 8 | 2 << 12 | 1 << 14,
 	};
 	f->mask = masks[d->gpu];
 	for (int i = 0; i < 16; i++) f->cluster[i] = i + 1;
