@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -183,17 +184,20 @@ func TestJournalOfAFormerProcess(t *testing.T) {
 		if err := second.write(t.Context(), "GPU-0", record{}); !errors.Is(err, errUnread) {
 			t.Errorf("a journal that was not read is written: %v", err)
 		}
-		begun := 0
-		former := errors.New("it hangs")
-		go second.load(t.Context(), New(Options{
-			Former: func() error { return former }, Begins: func(context.Context) { begun++ },
-		}).options)
+		var begun, ended atomic.Bool
+		former := func() error {
+			if ended.Load() {
+				return nil
+			}
+			return errors.New("it hangs")
+		}
+		go second.load(t.Context(), New(Options{Former: former, Begins: func(context.Context) { begun.Store(true) }}).options)
 		passes := func(d time.Duration, news int, waits bool) {
 			t.Helper()
 			time.Sleep(d)
 			synctest.Wait()
-			if n, err := second.news.Value(), second.writable(); n != news || errors.Is(err, errFormer) != waits || (begun > 0) != !waits {
-				t.Errorf("%d news, %v, begun %d times", n, err, begun)
+			if n, err := second.news.Value(), second.writable(); n != news || errors.Is(err, errFormer) != waits || begun.Load() == waits {
+				t.Errorf("%d news, %v, begun %v", n, err, begun.Load())
 			}
 		}
 		passes(10*time.Second, 1, true)
@@ -204,7 +208,7 @@ func TestJournalOfAFormerProcess(t *testing.T) {
 		if !second.record("GPU-0").Enabled {
 			t.Errorf("what the other process noted is not known: %+v", second.record("GPU-0"))
 		}
-		former = nil
+		ended.Store(true)
 		passes(1100*time.Millisecond, 3, false)
 	})
 }
