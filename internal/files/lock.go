@@ -11,23 +11,18 @@ import (
 // ErrLocked is the error of a lock that another process has.
 var ErrLocked = errors.New("another instance has the lock")
 
-// Lock takes the lock of a file, which it makes if there is none, and the folder that it is in. It never waits: the error wraps ErrLocked
-// when another process has the lock. The end of a process gives its locks back.
-func Lock(path string) (unlock func(), err error) { return lock(path, syscall.LOCK_EX) }
-
-// LockShared takes a share of the lock of a file, as Lock does, beside other processes that have one. Lock fails while somebody does.
-func LockShared(path string) (unlock func(), err error) { return lock(path, syscall.LOCK_SH) }
-
-// LockFolder takes the lock of a folder, as Lock does, and makes nothing.
-func LockFolder(path string) (unlock func(), err error) {
-	return flock(path, os.O_RDONLY|syscall.O_DIRECTORY, syscall.LOCK_EX)
-}
-
-func lock(path string, how int) (unlock func(), err error) {
+// LockShared takes a share of the lock of a file, which it makes if there is none, and the folder that it is in. It never waits: the error
+// wraps ErrLocked when another process has the lock. The end of a process gives its locks back.
+func LockShared(path string) (unlock func(), err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("make the folder of a lock: %w", err)
 	}
-	return flock(path, os.O_CREATE|os.O_RDWR, how)
+	return flock(path, os.O_CREATE|os.O_RDWR, syscall.LOCK_SH)
+}
+
+// LockFolder takes the lock of a folder alone, as LockShared does, and makes nothing.
+func LockFolder(path string) (unlock func(), err error) {
+	return flock(path, os.O_RDONLY|syscall.O_DIRECTORY, syscall.LOCK_EX)
 }
 
 func flock(path string, flags, how int) (unlock func(), err error) {

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -72,12 +73,12 @@ func TestStateThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// TestLock: one at a time has it, and only another one that has it is ErrLocked.
-func TestLock(t *testing.T) {
+// TestLockShared: several have a share, and only a process that has the lock alone is ErrLocked.
+func TestLockShared(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "made", "lock")
 	for range 2 {
-		unlock, err := files.Lock(path)
+		unlock, err := files.LockShared(path)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -86,16 +87,29 @@ func TestLock(t *testing.T) {
 				t.Errorf("%s: %v, %v", name, info.Mode(), err)
 			}
 		}
-		if _, err := files.Lock(path); !errors.Is(err, files.ErrLocked) || !strings.Contains(err.Error(), path) {
-			t.Errorf("the second Lock() = %v", err)
+		another, err := files.LockShared(path)
+		if err != nil {
+			t.Fatal(err)
 		}
+		another()
 		unlock()
 	}
-	if _, err := files.Lock(filepath.Dir(path)); err == nil || errors.Is(err, files.ErrLocked) || !strings.Contains(err.Error(), "is a directory") {
-		t.Errorf("Lock() of a folder = %v", err)
+	alone, err := os.Open(path)
+	if err == nil {
+		err = syscall.Flock(int(alone.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	}
-	if _, err := files.Lock(filepath.Join(path, "lock")); err == nil || !strings.Contains(err.Error(), "make the folder") {
-		t.Errorf("Lock() below a file = %v", err)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer alone.Close()
+	if _, err := files.LockShared(path); !errors.Is(err, files.ErrLocked) || !strings.Contains(err.Error(), path) {
+		t.Errorf("a share while another process has the lock: %v", err)
+	}
+	if _, err := files.LockShared(filepath.Dir(path)); err == nil || errors.Is(err, files.ErrLocked) || !strings.Contains(err.Error(), "is a directory") {
+		t.Errorf("a share of a folder: %v", err)
+	}
+	if _, err := files.LockShared(filepath.Join(path, "lock")); err == nil || !strings.Contains(err.Error(), "make the folder") {
+		t.Errorf("a share below a file: %v", err)
 	}
 }
 

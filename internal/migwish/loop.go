@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"reflect"
-	"slices"
 	"sync"
 	"time"
 
@@ -60,13 +59,15 @@ type Chooser struct {
 
 	mu      sync.Mutex // guards all following fields
 	state   state
-	told    bool           // the label, in this life
-	unsaved []func(*state) // changes that are to be written
+	told    bool // the label, in this life
+	ordered bool // the command is this process's, and not saved
+	read    bool // what an earlier process saved is in the state
+	unsaved bool
+	problem error // of the last use of the state directory
 	again   uint64
 	path    string // of the file of layouts that was read last
 	content []byte
 	file    *layout.File
-	saved   error // of the last write of the state
 }
 
 // The file in the state directory with what the configuration file does not say, so that a process that starts makes the same layout.
@@ -124,7 +125,7 @@ func (l *Chooser) Run(ctx context.Context) error {
 // which this process becomes the one that changes layouts.
 func (l *Chooser) Reload(ctx context.Context) {
 	l.mu.Lock()
-	l.keep(ctx)
+	l.recall(ctx)
 	l.mu.Unlock()
 	l.decide(ctx)
 }
@@ -133,7 +134,7 @@ func (l *Chooser) Reload(ctx context.Context) {
 func (l *Chooser) SetLabel(ctx context.Context, value string) {
 	l.mu.Lock()
 	if known := l.state.Label; known == nil || *known != value {
-		l.keep(ctx, func(s *state) { s.Label = &value })
+		l.state.Label, l.unsaved = &value, true
 	}
 	l.told = true
 	l.mu.Unlock()
@@ -160,7 +161,7 @@ func (l *Chooser) Apply(ctx context.Context, name string, gpus []string) (Decisi
 		command = &Command{Layout: name, GPUs: gpus, Key: s.key, Label: s.label}
 	}
 	l.again++
-	l.keep(ctx, func(s *state) { s.Command = command })
+	l.state.Command, l.ordered, l.unsaved = command, true, true
 	l.mu.Unlock()
 	return l.decide(ctx), nil
 }
@@ -185,13 +186,11 @@ func (l *Chooser) said(c config.MIG) said {
 func (l *Chooser) decide(ctx context.Context) Decision {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.unsaved) > 0 {
-		l.keep(ctx)
-	}
+	defer l.save(ctx)
 	c, before := l.configs.Value().MIG, l.decisions.Value()
 	var next Decision
 	if c.Enabled {
-		next = l.next(ctx, c, before)
+		next = l.next(c, before)
 	}
 	if reflect.DeepEqual(next.Wish, before.Wish) && next.Layout == before.Layout && next.From == before.From &&
 		fmt.Sprint(next.Err) == fmt.Sprint(before.Err) {
@@ -210,18 +209,14 @@ func (l *Chooser) decide(ctx context.Context) Decision {
 }
 
 // next returns the layout that counts now.
-func (l *Chooser) next(ctx context.Context, c config.MIG, before Decision) Decision {
+func (l *Chooser) next(c config.MIG, before Decision) Decision {
 	if c.Label && l.state.Label == nil && l.state.Command == nil && l.clock.Since(l.started) < labelPatience {
 		return Decision{}
 	}
 	s := l.said(c)
 	name, gpus, from := choose(s)
 	if s.command != nil && from != FromCommand { // what it was given over says something else now
-		l.keep(ctx, func(other *state) {
-			if reflect.DeepEqual(other.Command, s.command) {
-				other.Command = nil
-			}
-		})
+		l.state.Command, l.unsaved = nil, true
 	}
 	next := Decision{Layout: name, From: from, Wish: before.Wish}
 	if name == "" {
@@ -271,50 +266,58 @@ func (l *Chooser) layouts(path string) (*layout.File, error) {
 	return l.file, nil
 }
 
-// keep makes changes, writes them into the state directory, if there is one, and takes in what another process has written there. A label
-// that this process was told stays. What cannot be written is kept for the next time. An error is logged once.
-func (l *Chooser) keep(ctx context.Context, changes ...func(*state)) {
-	for _, change := range changes {
-		change(&l.state)
-	}
+// recall takes in what an earlier process has saved. A label that this process was told stays, and what it was asked for.
+func (l *Chooser) recall(ctx context.Context) {
 	if l.stateDir == "" {
 		return
 	}
-	log, path := klog.FromContext(ctx), filepath.Join(l.stateDir, stateFile)
-	if l.unsaved = append(l.unsaved, changes...); len(l.unsaved) > 0 && l.lead() != nil {
-		return // Reload writes it when this process leads
-	}
-	known, unsaved, answer := l.state, slices.Clone(l.unsaved), make(chan state, 1)
-	err := l.disk.Do(context.WithoutCancel(ctx), diskTimeout, func() error {
-		var next state
-		found, err := files.ReadState(path, maxState, stateVersion, &next)
+	answer := make(chan state, 1) // nothing without a file
+	err := l.use(ctx, func(path string) error {
+		var saved state
+		found, err := files.ReadState(path, maxState, stateVersion, &saved)
 		if err != nil {
-			log.Info("Cannot read which MIG layout was asked for last; it is kept beside it", "path", stateFile+files.Damaged, "reason", err.Error())
+			klog.FromContext(ctx).Info("Cannot read which MIG layout was asked for last; it is kept beside it", "path", stateFile+files.Damaged,
+				"reason", err.Error())
 		}
-		if !found {
-			next = known
+		if found {
+			answer <- saved
 		}
-		for _, change := range unsaved {
-			change(&next)
-		}
-		answer <- next
-		if len(unsaved) == 0 {
-			return nil
-		}
-		return files.WriteState(path, next)
+		return nil
 	})
-	if err == nil {
-		l.unsaved = nil
-	} else if fmt.Sprint(err) != fmt.Sprint(l.saved) {
-		log.Info("Cannot save which MIG layout is asked for; a restart may forget it", "reason", err.Error())
-	}
-	l.saved = err
+	l.read = err == nil
 	select {
-	case next := <-answer:
+	case saved := <-answer:
 		if l.told {
-			next.Label = l.state.Label
+			saved.Label = l.state.Label
 		}
-		l.state = next
-	default: // the disk hangs
+		if l.ordered {
+			saved.Command = l.state.Command
+		}
+		l.state = saved
+	default:
 	}
+}
+
+// save writes what is not saved, if this process leads. What cannot be written is written the next time.
+func (l *Chooser) save(ctx context.Context) {
+	if l.stateDir == "" || !l.unsaved || l.lead() != nil {
+		return // Reload has it written when this process leads
+	}
+	if !l.read {
+		l.recall(ctx)
+	}
+	now := l.state
+	if l.read && l.use(ctx, func(path string) error { return files.WriteState(path, now) }) == nil {
+		l.unsaved, l.ordered = false, false
+	}
+}
+
+// use works in the state directory. An error is logged once.
+func (l *Chooser) use(ctx context.Context, work func(path string) error) error {
+	err := l.disk.Do(context.WithoutCancel(ctx), diskTimeout, func() error { return work(filepath.Join(l.stateDir, stateFile)) })
+	if err != nil && fmt.Sprint(err) != fmt.Sprint(l.problem) {
+		klog.FromContext(ctx).Info("Cannot save which MIG layout is asked for; a restart may forget it", "reason", err.Error())
+	}
+	l.problem = err
+	return err
 }

@@ -240,39 +240,51 @@ func TestTheFirstLabelIsWaitedFor(t *testing.T) {
 	d.wants("all-disabled", "configuration file")
 }
 
-// In a roll-out two processes remember in one file. What either is asked for stands there, and the later one knows it when it takes over.
+// In a roll-out one of two processes leads, and saves what it is asked for. The later one knows that when it leads, and saves what it was asked
+// for itself.
 func TestTwoProcessesRemember(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t, config.MIG{Label: true, Layout: "all-disabled"})
 	d.SetLabel(t.Context(), "")
 	earlier := d.Chooser
-	d.restart()
+	waits := errors.New("another process leads")
+	next := func() {
+		waits = errors.New("another process leads")
+		d.Chooser = New(t.Context(), d.configs, d.dir, func() error { return waits }, d.clock)
+	}
+	leads := func() { waits = nil; d.Reload(t.Context()) }
+	next()
 	if _, err := earlier.Apply(t.Context(), "all-enabled", []string{"1"}); err != nil {
 		t.Fatal(err)
 	}
 	d.wants("all-disabled", "configuration file")
-	d.Reload(t.Context())
+	leads()
 	if w := d.wants("all-enabled", "mig apply"); !cmp.Equal([]string{"1"}, w.GPUs) {
 		t.Errorf("the order is about %v", w.GPUs)
 	}
-	// An order given to the later one is not lost by what the earlier one writes, nor by the label that both are told.
+	// A label that the earlier one was told counts against an order that the later one got before it led.
+	next()
 	if err := d.apply("all-balanced"); err != nil {
 		t.Fatal(err)
 	}
 	earlier.SetLabel(t.Context(), "all-1g.10gb")
-	d.Reload(t.Context())
+	d.wants("all-balanced", "mig apply")
+	leads()
 	d.wants("all-1g.10gb", "label")
+	// What the later one was told counts, and an order that it got.
+	next()
 	d.SetLabel(t.Context(), "all-7g.80gb")
 	earlier.SetLabel(t.Context(), "all-disabled")
-	d.Reload(t.Context())
-	d.wants("all-7g.80gb", "label") // this one was told so
+	if _, err := earlier.Apply(t.Context(), "all-enabled", nil); err != nil {
+		t.Fatal(err)
+	}
+	leads()
+	d.wants("all-7g.80gb", "label")
+	next()
 	if err := d.apply("all-balanced"); err != nil {
 		t.Fatal(err)
 	}
-	earlier.mu.Lock()
-	earlier.state.Command = &Command{Layout: "all-enabled"} // an order of long ago, which ends
-	earlier.mu.Unlock()
-	earlier.SetLabel(t.Context(), "all-7g.80gb")
+	leads()
 	d.restart()
 	d.wants("all-balanced", "mig apply")
 }

@@ -248,12 +248,8 @@ func lockRoot(root string) (unlock func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("lock the directory of MPS state: %w; mount the host's (--mps-root) there", err)
 	}
-	// Versions that know no claims have the first lock alone. The second one can be asked about without taking it.
-	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if err == nil {
-		err = unix.FcntlFlock(lock.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK})
-	}
-	if err != nil {
+	// This kind of lock can be asked about without taking it.
+	if err := unix.FcntlFlock(lock.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
 		_ = lock.Close()
 		return nil, fmt.Errorf("lock the directory of MPS state: %w; another mps-control-daemon works in %s", err, root)
 	}

@@ -4,15 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2/ktesting"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -127,34 +124,5 @@ func TestADaemonThatNoLongerAnswers(t *testing.T) {
 	close(p.ended)
 	if err := d.watch(ctx, p, time.Hour); !errors.Is(err, p.exit) {
 		t.Errorf("watch: %v, want how the daemon ended", err)
-	}
-}
-
-// TestTheLockOfEarlierVersions: they know one of the two locks of a root, and each keeps the other from working there.
-func TestTheLockOfEarlierVersions(t *testing.T) {
-	t.Parallel()
-	root := t.TempDir()
-	earlier, err := os.Create(filepath.Join(root, lockFile))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = earlier.Close() })
-	if err := unix.Flock(int(earlier.Fd()), unix.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
-	if unlock, err := lockRoot(root); err == nil {
-		unlock()
-		t.Error("a root is locked in which an earlier version works")
-	}
-	if err := unix.Flock(int(earlier.Fd()), unix.LOCK_UN); err != nil {
-		t.Fatal(err)
-	}
-	unlock, err := lockRoot(root)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unlock()
-	if err := unix.Flock(int(earlier.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
-		t.Error("an earlier version could work in a root that is locked")
 	}
 }
