@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -25,7 +26,7 @@ const (
 	maxEventPods = 16
 	// podTries is how often an Event about a pod is tried: what its namespace does to requests may look as if the API server was away.
 	podTries = 10
-	// podsPatience is how long kubelet may take to say which pods hold devices.
+	// podsPatience is how long kubelet, and the API server, may take to say which pods hold devices.
 	podsPatience = 2 * time.Second
 	// dropRefused is the cause of an Event that the API server will never take.
 	dropRefused = "refused"
@@ -147,6 +148,31 @@ func (r *reporter) refuse(ctx context.Context, e report.NodeEvent, err error) {
 
 // holders returns the pods that hold one of the devices, or a part of one of them.
 func (r *reporter) holders(ctx context.Context, devices []string) []kubeapi.Pod {
+	devices = withParts(r.statuses.Value(), devices)
+	all := append(r.holdersByClaim(ctx, devices), r.holdersByResource(ctx, devices)...)
+	return all[:min(len(all), maxEventPods)]
+}
+
+// holdersByClaim returns the pods that may use claims with one of the devices, as the API server has them.
+func (r *reporter) holdersByClaim(ctx context.Context, devices []string) (found []kubeapi.Pod) {
+	if r.daemon.ClaimsOf == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, podsPatience)
+	defer cancel()
+	for _, c := range r.daemon.ClaimsOf(devices) {
+		claim, err := r.api.ResourceClaim(ctx, c.Namespace, c.Name)
+		if err != nil || claim.UID != c.UID {
+			klog.FromContext(ctx).V(2).Info("Cannot tell which pods use a claim", "claim", klog.KRef(c.Namespace, c.Name), "reason", fmt.Sprint(err))
+			continue
+		}
+		found = append(found, claim.Pods...)
+	}
+	return found
+}
+
+// holdersByResource returns the pods that hold one of the devices by a resource.
+func (r *reporter) holdersByResource(ctx context.Context, devices []string) []kubeapi.Pod {
 	if r.daemon.Held == nil || r.daemon.Checkpoint == nil {
 		return nil
 	}
@@ -158,7 +184,7 @@ func (r *reporter) holders(ctx context.Context, devices []string) []kubeapi.Pod 
 		klog.FromContext(ctx).V(2).Info("Cannot tell which pods hold the device", "reason", err.Error())
 		return nil
 	}
-	return pods(named, recorded.Held, withParts(r.statuses.Value(), devices))
+	return pods(named, recorded.Held, devices)
 }
 
 // withParts returns the devices with the MIG devices on them.

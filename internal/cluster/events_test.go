@@ -10,8 +10,11 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
@@ -78,6 +81,40 @@ func TestPodEvents(t *testing.T) {
 		p.gpus(gpu(0, gone), part, gpu(1, bad))
 		s.untilAbout("Node /node-1", "Node /node-1", "Node /node-1", "Node /node-1", "Pod a/one", "Pod a/one", "Pod b/two", "Pod b/two", "Pod b/two")
 		s.until("the one that is not written is counted", func() bool { return p.drops("refused") == 1 })
+	})
+}
+
+// The pods that have the device by a claim get the Event, with the UIDs by which the claim is reserved for them. A claim that was made anew since
+// it was prepared is of other pods.
+func TestPodEventsByClaim(t *testing.T) {
+	onStage(t, func(s *stage) {
+		p := s.new(config.Config{Features: config.Features{Events: true, PodEvents: true}})
+		uids := map[string]string{}
+		for _, name := range []string{"one", "anew"} {
+			err := s.server.ChangeClaim("ns", name, func(c *resourceapi.ResourceClaim) {
+				c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{
+					{Resource: "pods", Name: name + "-a", UID: types.UID("uid-a")}, {Resource: "pods", Name: name + "-b", UID: types.UID("uid-b")},
+					{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "group", UID: "uid-c"},
+				}
+			})
+			if err != nil {
+				s.Fatal(err)
+			}
+			c, err := s.server.Claim("ns", name)
+			if err != nil {
+				s.Fatal(err)
+			}
+			uids[name] = string(c.UID)
+		}
+		p.ClaimsOf = func(devices []string) []dra.Claim {
+			if !slices.Equal(devices, []string{"GPU-0"}) {
+				s.Errorf("asked for claims of %v", devices)
+			}
+			return []dra.Claim{{Namespace: "ns", Name: "one", UID: uids["one"]}, {Namespace: "ns", Name: "anew", UID: "before"}}
+		}
+		p.gpus(gpu(0, bad))
+		p.start()
+		s.untilAbout("Node /node-1", "Pod ns/one-a", "Pod ns/one-b")
 	})
 }
 

@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
@@ -338,6 +339,9 @@ func (d *daemon) view() View {
 	}
 	if d.directory != nil {
 		v.Checkpoint = d.directory.Checkpoint
+	}
+	if d.dra != nil {
+		v.ClaimsOf = func(devices []string) []dra.Claim { return claims.Of(d.dra.Claims.Status().Value(), devices) }
 	}
 	if d.mig != nil {
 		v.MIGWish, v.MIG = d.wishes, d.mig.Status()

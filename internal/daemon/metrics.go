@@ -8,9 +8,11 @@ import (
 
 	"k8s.io/utils/clock"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nodefacts"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/telemetry"
@@ -24,12 +26,31 @@ func (d *daemon) serveMetrics(ctx context.Context) error {
 	var followers sync.WaitGroup // they end with ctx, as the server does
 	defer followers.Wait()
 	followers.Go(func() { followMetrics(ctx, d.watcher.Configs(), address, gpus, d.monitor.SetSampling) })
-	followers.Go(func() { telemetry.FollowPods(ctx, d.account, gpus, pods, clock.RealClock{}) })
+	followers.Go(func() { telemetry.FollowPods(ctx, podDevices{d.account, d.dra}, gpus, pods, clock.RealClock{}) })
 	return telemetry.New(telemetry.Options{
 		Address: address, Status: d.status, Stuck: d.liveness.Stuck, Ready: d.awaitReady,
 		GPUs: d.gpuMetrics(gpus, pods), Counters: d.counters, Problem: d.metricsProblem,
 		PCIGPUs: sync.OnceValue(func() int { return nodefacts.PCIGPUs(nodeRoot(d.node)) }),
 	}).Run(ctx)
+}
+
+// podDevices knows which containers hold which devices, by resources and by claims.
+type podDevices struct {
+	account *kubelet.PodResources
+	dra     *DRA // nil where there are no claims
+}
+
+// ContainerDevices implements telemetry.PodLister.
+func (p podDevices) ContainerDevices(ctx context.Context) ([]kubelet.ContainerDevice, error) {
+	devices, err := p.account.ContainerDevices(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var prepared []claims.ClaimStatus
+	if p.dra != nil {
+		prepared = p.dra.Claims.Status().Value()
+	}
+	return claims.Identify(devices, prepared), nil
 }
 
 // gpuMetrics are the metrics of GPUs.

@@ -127,7 +127,7 @@ func TestWhatTheClusterKnows(t *testing.T) {
 		args []string
 		lack []string
 	}{
-		"nothing else": {nil, []string{"MIGWish", "MIG", "DRA", "Checkpoint"}},
+		"nothing else": {nil, []string{"MIGWish", "MIG", "DRA", "ClaimsOf", "Checkpoint"}},
 		"all":          {[]string{"--kubelet-socket=/nowhere/kubelet.sock", "--mig-enabled", "--state-dir", t.TempDir()}, nil},
 	} {
 		v := reflect.ValueOf(unstarted(t, fakeCluster{}, append(slices.Clone(alone), test.args...)...).view())

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
@@ -41,6 +42,8 @@ type View struct {
 	Status func(context.Context) (status.Status, error)
 	// Held returns which devices pods hold, as PodResources tells.
 	Held func(context.Context) ([]kubelet.HeldDevice, error)
+	// ClaimsOf returns the names and UIDs of the prepared claims that have one of the GPUs or MIG devices, by UUID; nil where there are none.
+	ClaimsOf func(devices []string) []dra.Claim
 	// Checkpoint returns kubelet's own record of devices and pods; nil without a kubelet.
 	Checkpoint func() (kubelet.Checkpoint, error)
 	// APIRequested and EventDropped count what happens to requests to the API server, and to Events.

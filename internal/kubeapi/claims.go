@@ -14,6 +14,8 @@ type ResourceClaim struct {
 	UID, Namespace, Name string
 	// Allocation is what the scheduler gave to the claim; nil if nothing yet.
 	Allocation *DeviceAllocation
+	// Pods are those that may use the claim.
+	Pods []Pod
 }
 
 // A DeviceAllocation is what was given to a claim: of all drivers.
@@ -82,6 +84,12 @@ type claimObject struct {
 		Allocation *struct {
 			Devices DeviceAllocation `json:"devices"`
 		} `json:"allocation"`
+		ReservedFor []struct {
+			APIGroup string `json:"apiGroup"`
+			Resource string `json:"resource"`
+			Name     string `json:"name"`
+			UID      string `json:"uid"`
+		} `json:"reservedFor"`
 	} `json:"status"`
 }
 
@@ -89,6 +97,11 @@ func (o *claimObject) claim() ResourceClaim {
 	claim := ResourceClaim{UID: o.Metadata.UID, Namespace: o.Metadata.Namespace, Name: o.Metadata.Name}
 	if o.Status.Allocation != nil {
 		claim.Allocation = &o.Status.Allocation.Devices
+	}
+	for _, user := range o.Status.ReservedFor {
+		if user.APIGroup == "" && user.Resource == "pods" {
+			claim.Pods = append(claim.Pods, Pod{Namespace: claim.Namespace, Name: user.Name, UID: user.UID})
+		}
 	}
 	return claim
 }

@@ -9,10 +9,17 @@ import (
 
 // A ContainerDevice is a device that a container holds.
 type ContainerDevice struct {
-	// ID is the device's ID at kubelet.
+	// ID is the device's ID at kubelet; empty for a device of a claim.
 	ID string
 	// Namespace, Pod and Container are the names of the container and its pod.
 	Namespace, Pod, Container string
+	// Claim is by which claim it holds the device, if it holds it by one.
+	Claim ClaimResource
+}
+
+// A ClaimResource is a device of a ResourceClaim. ShareID is empty for a device that the claim has alone.
+type ClaimResource struct {
+	Namespace, Name, Driver, Pool, Device, ShareID string
 }
 
 // A listing is what kubelet answers about the pods on the node. Kubelet leaves out pods that have ended and plain init containers, and
@@ -30,7 +37,7 @@ func (p *PodResources) Held(ctx context.Context) ([]HeldDevice, error) {
 	return l.held, err
 }
 
-// ContainerDevices returns the devices of all resources that containers hold, each once for a container. For the rest, it is as Held.
+// ContainerDevices returns the devices of all resources and claims that containers hold, each once for a container. For the rest, it is as Held.
 func (p *PodResources) ContainerDevices(ctx context.Context) ([]ContainerDevice, error) {
 	l, err := p.list(ctx)
 	return l.containers, err
@@ -86,6 +93,14 @@ func listingOf(answer *podresources.ListPodResourcesResponse) listing {
 			}
 			for _, claim := range container.GetDynamicResources() {
 				l.claims[claim.GetClaimNamespace()+"/"+claim.GetClaimName()] = true
+				for _, d := range claim.GetClaimResources() {
+					l.containers = append(l.containers, ContainerDevice{
+						Namespace: pod.GetNamespace(), Pod: pod.GetName(), Container: container.GetName(), Claim: ClaimResource{
+							Namespace: claim.GetClaimNamespace(), Name: claim.GetClaimName(), Driver: d.GetDriverName(), Pool: d.GetPoolName(),
+							Device: d.GetDeviceName(), ShareID: d.GetShareId(),
+						},
+					})
+				}
 			}
 		}
 	}

@@ -48,7 +48,10 @@ func (a *accounts) List(context.Context, *podresources.ListPodResourcesRequest) 
 	}
 	devices = append(devices, &podresources.ContainerDevices{ResourceName: "nvidia.com/gpu", DeviceIds: []string{"c"}})
 	container := &podresources.ContainerResources{Name: "main" + strings.Repeat("n", a.padded), Devices: devices, DynamicResources: []*podresources.DynamicResource{
-		{ClaimNamespace: "ns", ClaimName: "one"}, {ClaimNamespace: "ns", ClaimName: "two"},
+		{ClaimNamespace: "ns", ClaimName: "one", ClaimResources: []*podresources.ClaimResource{
+			{DriverName: "gpu.nvidia.com", PoolName: "node", DeviceName: "gpu-0", ShareId: new("s")},
+		}},
+		{ClaimNamespace: "ns", ClaimName: "two"},
 	}}
 	return &podresources.ListPodResourcesResponse{PodResources: []*podresources.PodResources{
 		{Namespace: "ns", Name: "p", Containers: []*podresources.ContainerResources{container}},
@@ -99,7 +102,10 @@ func TestKubeletsAccount(t *testing.T) {
 
 	c.Step(listPause)
 	devices, err := client.ContainerDevices(ctx)
-	wantDevices := []kubelet.ContainerDevice{{ID: "b", Namespace: "ns", Pod: "p", Container: "main"}, {ID: "c", Namespace: "ns", Pod: "p", Container: "main"}}
+	wantDevices := []kubelet.ContainerDevice{{ID: "b", Namespace: "ns", Pod: "p", Container: "main"}, {ID: "c", Namespace: "ns", Pod: "p", Container: "main"},
+		{Namespace: "ns", Pod: "p", Container: "main", Claim: kubelet.ClaimResource{
+			Namespace: "ns", Name: "one", Driver: "gpu.nvidia.com", Pool: "node", Device: "gpu-0", ShareID: "s",
+		}}}
 	if diff := cmp.Diff(wantDevices, devices); err != nil || diff != "" {
 		t.Errorf("ContainerDevices() (-want +got):\n%s\n%v", diff, err)
 	}
@@ -231,7 +237,7 @@ func TestQuestionsAboutPodsComeOneAfterTheOther(t *testing.T) {
 		all.Go(func() {
 			held, err := client.Held(ctx)
 			devices, err2 := client.ContainerDevices(ctx)
-			if err := errors.Join(err, err2); err != nil || len(held) != 2 || len(devices) != 2 {
+			if err := errors.Join(err, err2); err != nil || len(held) != 2 || len(devices) != 3 {
 				t.Errorf("%v and %v: %v", held, devices, err)
 			}
 		})

@@ -143,7 +143,8 @@ func instancesOf(g inventory.GPU, held map[string][]holder) []instance {
 			at, all = len(all), append(all, instance{gi: m.GI})
 		}
 		for _, h := range held[m.UUID] {
-			if !slices.Contains(all[at].holders, h) { // a container may hold several MIG devices of a GPU instance
+			h.mig = m
+			if !slices.ContainsFunc(all[at].holders, h.same) { // a container may hold several MIG devices of a GPU instance
 				all[at].holders = append(all[at].holders, h)
 			}
 		}
@@ -172,13 +173,24 @@ func (c *GPUs) labelsOf(settings GPUSettings, g inventory.GPU) []label {
 	return all
 }
 
-// heldBy returns the labels of a device, more, and those of the container that holds it, if it holds it alone: a device that is shared
-// has the same series whoever holds it.
+// heldBy returns the labels of a device, more, and those of the container that holds it, with its claim as dcgm-exporter names it, if it holds
+// it alone: a device that is shared has the same series whoever holds it. Containers that hold it by one claim have the labels of that.
 func heldBy(holders []holder, device []label, more ...label) *labels {
 	all := slices.Concat(device, more)
 	if len(holders) == 1 && !holders[0].shared {
 		h := holders[0]
 		all = append(all, label{"container", h.container}, label{"namespace", h.namespace}, label{"pod", h.pod})
+	}
+	if len(holders) > 0 && !slices.ContainsFunc(holders, func(h holder) bool { return h.shared || h.claim != holders[0].claim }) {
+		claim, m := holders[0].claim, holders[0].mig
+		for _, l := range []label{
+			{"dra_claim_name", claim.Name}, {"dra_claim_namespace", claim.Namespace}, {"dra_driver_name", claim.Driver},
+			{"dra_pool_name", claim.Pool}, {"dra_device_name", claim.Device}, {"dra_mig_profile", m.Profile}, {"dra_mig_device_uuid", m.UUID},
+		} {
+			if claim.Name != "" && l.value != "" {
+				all = append(all, l)
+			}
+		}
 	}
 	return newLabels(all)
 }

@@ -234,6 +234,41 @@ func TestGPUMetricsOfPods(t *testing.T) {
 	}
 }
 
+// TestClaimsInMetrics: of a device that containers hold by a claim the series name pod and claim as dcgm-exporter does, also of a MIG device that
+// was made for it. Two pods of one claim share it; shares of a GPU are of several claims.
+func TestClaimsInMetrics(t *testing.T) {
+	t.Parallel()
+	device := func(uuid, pod, claim, name, share string) kubelet.ContainerDevice {
+		return kubelet.ContainerDevice{ID: uuid, Namespace: "ns", Pod: pod, Container: "main", Claim: kubelet.ClaimResource{
+			Namespace: "ns", Name: claim, Driver: "gpu.nvidia.com", Pool: "node-1", Device: name, ShareID: share,
+		}}
+	}
+	s := newSources(time.Now())
+	s.hold(device("GPU-a", "p", "one", "gpu-0", ""), device("MIG-3", "q", "two", "gpu-1-mig", ""))
+	lines := s.scrape(t)
+	for _, want := range []string{
+		`DCGM_FI_DEV_FB_USED{Hostname="node-1",UUID="GPU-a",container="main",device="nvidia0",dra_claim_name="one",dra_claim_namespace="ns",` +
+			`dra_device_name="gpu-0",dra_driver_name="gpu.nvidia.com",dra_pool_name="node-1",gpu="0",`,
+		`DCGM_FI_DEV_FB_USED{GPU_I_ID="7",GPU_I_PROFILE="1g.10gb",Hostname="node-1",UUID="GPU-b",container="main",device="nvidia1",` +
+			`dra_claim_name="two",dra_claim_namespace="ns",dra_device_name="gpu-1-mig",dra_driver_name="gpu.nvidia.com",` +
+			`dra_mig_device_uuid="MIG-3",dra_mig_profile="1g.10gb",dra_pool_name="node-1",gpu="1",`,
+		`gpu_device_plugin_pod_device{GPU_I_ID="7",UUID="GPU-b",container="main",namespace="ns",pod="q"} 1`,
+	} {
+		if !slices.ContainsFunc(lines, func(l string) bool { return strings.HasPrefix(l, want) }) {
+			t.Errorf("no series %s in:\n%s", want, strings.Join(lines, "\n"))
+		}
+	}
+	s.hold(device("GPU-a", "p", "one", "gpu-0", ""), device("GPU-a", "q", "one", "gpu-0", ""))
+	shared := strings.Join(s.scrape(t), "\n")
+	if !strings.Contains(shared, `dra_claim_name="one"`) || strings.Contains(shared, `DCGM_FI_DEV_GPU_TEMP{Hostname="node-1",UUID="GPU-a",container`) {
+		t.Errorf("two pods of one claim:\n%s", shared)
+	}
+	s.hold(device("GPU-a", "p", "one", "gpu-0", "s1"))
+	if share := strings.Join(s.scrape(t), "\n"); strings.Contains(share, "dra_claim_name") || !strings.Contains(share, `gpu_device_plugin_pod_device{GPU_I_ID="",UUID="GPU-a",container="main",namespace="ns",pod="p"`) {
+		t.Errorf("a share:\n%s", share)
+	}
+}
+
 // TestGPUMetricsThatEnd: of a GPU that is lost only the XID is left, which may say why, and of a sample that is old only the time.
 func TestGPUMetricsThatEnd(t *testing.T) {
 	t.Parallel()

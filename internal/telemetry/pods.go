@@ -9,6 +9,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
 
@@ -68,7 +69,14 @@ func FollowPods(ctx context.Context, lister PodLister, settings *feed.Feed[GPUSe
 // A holder is a container that holds a device.
 type holder struct {
 	namespace, pod, container string
-	shared                    bool // others can hold the device at the same time
+	shared                    bool                // others can hold the device at the same time
+	claim                     kubelet.ClaimResource // by which it holds the device, if it holds it by one
+	mig                       inventory.MIGDevice // the device, if it is one
+}
+
+// same reports whether two holders are one container.
+func (h holder) same(other holder) bool {
+	return h.namespace == other.namespace && h.pod == other.pod && h.container == other.container
 }
 
 // byDevice returns the containers that hold devices, by the UUID of the GPU or MIG device. The ID of a device that is shared is its UUID
@@ -79,9 +87,12 @@ func (p PodDevices) byDevice() map[string][]holder {
 	all := make(map[string][]holder, len(p.Devices))
 	for _, d := range p.Devices {
 		uuid, _, shared := strings.Cut(d.ID, "::")
+		shared = shared || d.Claim.ShareID != ""
 		if k := (key{uuid, d.Namespace, d.Pod, d.Container}); !seen[k] {
 			seen[k] = true
-			all[uuid] = append(all[uuid], holder{namespace: d.Namespace, pod: d.Pod, container: d.Container, shared: shared})
+			all[uuid] = append(all[uuid], holder{
+				namespace: d.Namespace, pod: d.Pod, container: d.Container, shared: shared, claim: d.Claim,
+			})
 		}
 	}
 	return all

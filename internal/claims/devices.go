@@ -1,0 +1,49 @@
+package claims
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+)
+
+// Identify returns devices that containers hold with the UUID of the GPU or MIG device as the ID of those that they hold by a claim. Those of
+// other drivers, of claims that are not prepared, and those that are held with adminAccess, beside whoever has them otherwise, are left out.
+func Identify(devices []kubelet.ContainerDevice, prepared []ClaimStatus) []kubelet.ContainerDevice {
+	uuids := map[kubelet.ClaimResource]string{}
+	for _, c := range prepared {
+		for _, d := range c.Devices {
+			if !d.Admin {
+				uuids[kubelet.ClaimResource{Namespace: c.Namespace, Name: c.Name, Driver: dra.Driver, Device: d.Name, ShareID: d.ShareID}] = d.uuid()
+			}
+		}
+	}
+	var all []kubelet.ContainerDevice
+	for _, d := range devices {
+		key := d.Claim
+		key.Pool = "" // the node has one
+		if d.ID == "" {
+			d.ID = uuids[key]
+		}
+		if d.ID != "" {
+			all = append(all, d)
+		}
+	}
+	return all
+}
+
+// Of returns the claims that have one of the GPUs or MIG devices, by UUID, or a part of one of them: their names and UIDs.
+func Of(prepared []ClaimStatus, devices []string) (all []dra.Claim) {
+	for _, c := range prepared {
+		if c.Released == "" && slices.ContainsFunc(c.Devices, func(d DeviceStatus) bool {
+			return !d.Admin && (slices.Contains(devices, d.GPU) || slices.Contains(devices, d.uuid()))
+		}) {
+			all = append(all, dra.Claim{UID: c.UID, Namespace: c.Namespace, Name: c.Name})
+		}
+	}
+	return all
+}
+
+// uuid returns the UUID of the GPU or MIG device.
+func (d DeviceStatus) uuid() string { return cmp.Or(d.MIG, d.GPU) }
