@@ -69,9 +69,9 @@ func FollowPods(ctx context.Context, lister PodLister, settings *feed.Feed[GPUSe
 // A holder is a container that holds a device.
 type holder struct {
 	namespace, pod, container string
-	shared                    bool                // others can hold the device at the same time
+	shared                    bool                  // others can hold the device at the same time
 	claim                     kubelet.ClaimResource // by which it holds the device, if it holds it by one
-	mig                       inventory.MIGDevice // the device, if it is one
+	mig                       inventory.MIGDevice   // the device, if it is one
 }
 
 // same reports whether two holders are one container.
