@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io/fs"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/fstest"
@@ -96,6 +97,47 @@ func (d movedDevice) GetPciInfo() (nvml.PciInfo, nvml.Return) {
 	pci, ret := d.Device.GetPciInfo()
 	pci.Bus += *d.bus
 	return pci, ret
+}
+
+// A virtualDevice is a virtual function of a GPU, and counts how often it is asked for the state of a lane of NVLink.
+type virtualDevice struct {
+	nvml.Device
+	function string
+	asked    *atomic.Int64
+}
+
+func (d virtualDevice) GetPciInfo() (nvml.PciInfo, nvml.Return) {
+	pci, ret := d.Device.GetPciInfo()
+	for i, c := range "0000:1B:00." + d.function + "\x00" {
+		pci.BusId[i] = int8(c)
+	}
+	return pci, ret
+}
+
+func (d virtualDevice) GetNvLinkState(link int) (nvml.EnableState, nvml.Return) {
+	d.asked.Add(1)
+	return d.Device.GetNvLinkState(link)
+}
+
+// TestVirtualFunction: a GPU that is a virtual function has that in its address, and is asked for each lane that it has not once only.
+func TestVirtualFunction(t *testing.T) {
+	t.Parallel()
+	for function, want := range map[string]string{"4": "4", "0": "0", "": "0", "8": "0", "12": "0"} {
+		var asked atomic.Int64
+		r := newRigWith(t, "dgx-h100", hook(hookedLibrary{device: func(index int, d nvml.Device) nvml.Device {
+			if index > 0 {
+				return d
+			}
+			return virtualDevice{d, function, &asked}
+		}}))
+		if bdf := r.scan().GPUs[0].BDF; bdf != "0000:1b:00."+want {
+			t.Errorf("function %q: %s", function, bdf)
+		}
+		asked.Store(0)
+		r.retry()
+		r.scan()
+		compare(t, "lanes that are asked for again", 18, asked.Load())
+	}
 }
 
 // TestGPUThatMoves: a GPU that has another PCI address is read anew.

@@ -26,6 +26,7 @@ type gpu struct {
 	migDevices []migDevice
 	unread     []inventory.LeftOut // the MIG devices that could not be read
 	nvlink     nvlink
+	lanes      int               // how many lanes of NVLink it has, as far as that is known; else 0
 	linked     bool              // the links were read
 	ways       []way             // that were found with them
 	results    callResults       // how the GPU answered last

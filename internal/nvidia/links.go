@@ -1,6 +1,7 @@
 package nvidia
 
 import (
+	"cmp"
 	"math/bits"
 	"slices"
 
@@ -87,7 +88,7 @@ func (s *scanner) linked(g *gpu) {
 // readNVLink reads where the lanes of g lead, if other lanes are active than when it was read last.
 func (s *scanner) readNVLink(g *gpu, a *callResults) {
 	var active, inactive uint64
-	for lane := range nvml.NVLINK_MAX_LINKS {
+	for lane := range cmp.Or(g.lanes, nvml.NVLINK_MAX_LINKS) {
 		state, ret := g.device.GetNvLinkState(lane)
 		switch a.extra("nvmlDeviceGetNvLinkState", ret); {
 		case contact(ret) != inventory.ContactGood:
@@ -99,7 +100,7 @@ func (s *scanner) readNVLink(g *gpu, a *callResults) {
 			inactive |= 1 << lane
 		}
 	}
-	g.nvlink.inactive = inactive
+	g.nvlink.inactive, g.lanes = inactive, max(g.lanes, bits.Len64(active|inactive)) // a chip gets no more of them
 	if active == g.nvlink.active && !g.nvlink.unread {
 		return
 	}

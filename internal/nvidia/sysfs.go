@@ -24,9 +24,19 @@ const (
 // second.
 var boundFolders = []string{"sys/bus/pci/drivers/nvidia", "proc/driver/nvidia/gpus"}
 
-// bdf returns a PCI address as sysfs writes it. GPUs and NVSwitches are function 0 of their device.
+// bdf returns a PCI address as sysfs writes it. GPUs and NVSwitches are function 0 of their device, virtual functions of a GPU (SR-IOV)
+// are others: only the text of the address has that.
 func bdf(pci nvml.PciInfo) string {
-	return fmt.Sprintf("%04x:%02x:%02x.0", pci.Domain, pci.Bus, pci.Device)
+	function := 0
+	for i, c := range pci.BusId[:len(pci.BusId)-2] {
+		if c == 0 {
+			break
+		}
+		if f := pci.BusId[i+1]; c == '.' && '0' <= f && f <= '7' && pci.BusId[i+2] == 0 {
+			function = int(f - '0')
+		}
+	}
+	return fmt.Sprintf("%04x:%02x:%02x.%d", pci.Domain, pci.Bus, pci.Device, function)
 }
 
 // A binding is a GPU's being bound to the driver: its PCI address, and the number of the entry that says so. The kernel gives
