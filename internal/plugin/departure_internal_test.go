@@ -18,7 +18,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
-// TestWhenTheAccountsAreRead: a second after kubelet or a socket came, sooner than a look that is due anyway; half a minute after a gap;
+// TestWhenTheAccountsAreRead: for the first plan; a second after kubelet or a socket came, sooner than a look that is due anyway; half a minute after a gap;
 // and each second while kubelet has devices under another resource.
 func TestWhenTheAccountsAreRead(t *testing.T) {
 	const s = time.Second
@@ -29,14 +29,14 @@ func TestWhenTheAccountsAreRead(t *testing.T) {
 		foreign            bool
 		want               []time.Duration
 	}{
-		"nothing happens":                 {want: []time.Duration{1 * s}},
-		"kubelet comes":                   {incarnation: 4 * s, want: []time.Duration{1 * s, 5 * s}},
-		"a socket comes":                  {moved: 4 * s, want: []time.Duration{1 * s, 5 * s}},
-		"both come":                       {incarnation: 4 * s, moved: 4*s + s/2, want: []time.Duration{1 * s, 5 * s}},
-		"a gap":                           {unreadable: 20 * s, want: []time.Duration{1 * s, 31 * s}},
-		"kubelet comes after a gap":       {unreadable: 3 * s, incarnation: 4 * s, want: []time.Duration{1 * s, 5 * s}},
-		"devices under another resource":  {foreign: true, want: []time.Duration{1 * s, 1 * s, 2 * s, 3 * s, 4 * s}},
-		"a socket comes before the first": {moved: s / 2, want: []time.Duration{1 * s}},
+		"nothing happens":                 {want: []time.Duration{0, 1 * s}},
+		"kubelet comes":                   {incarnation: 4 * s, want: []time.Duration{0, 1 * s, 5 * s}},
+		"a socket comes":                  {moved: 4 * s, want: []time.Duration{0, 1 * s, 5 * s}},
+		"both come":                       {incarnation: 4 * s, moved: 4*s + s/2, want: []time.Duration{0, 1 * s, 5 * s}},
+		"a gap":                           {unreadable: 20 * s, want: []time.Duration{0, 1 * s, 31 * s}},
+		"kubelet comes after a gap":       {unreadable: 3 * s, incarnation: 4 * s, want: []time.Duration{0, 1 * s, 5 * s}},
+		"devices under another resource":  {foreign: true, want: []time.Duration{0, 0, 1 * s, 1 * s, 2 * s}},
+		"a socket comes before the first": {moved: s / 2, want: []time.Duration{0, 1 * s}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

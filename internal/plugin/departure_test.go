@@ -215,7 +215,7 @@ func TestADeviceThatAPodHoldsIsNeverDropped(t *testing.T) {
 				if _, err := n.Admit(t.Context(), pod); err != nil {
 					t.Fatal(err)
 				}
-				d.share(1, 2)
+				d.Apply(resource.New(inventory.Snapshot{GPUs: gpus(3)[1:]}, resource.Options{}), asEnvironment, 2)
 				n.awaitAllocatable(t, 2)
 				test.happens(t, n, func(seconds int) { account.pass(t, c, seconds) })
 				n.SetPodsKnown(true)
@@ -238,11 +238,13 @@ func TestADeviceThatAPodHoldsIsNeverDropped(t *testing.T) {
 	}
 }
 
-// share applies a plan of n shared devices with so many replicas each.
-func (d *daemon) share(n, replicas int) {
+// sharedBy returns options by which each GPU has so many replicas.
+func sharedBy(replicas int) resource.Options {
+	if replicas == 1 {
+		return resource.Options{}
+	}
 	rule := resource.SharingRule{Name: gpu, Replicas: replicas}
-	options := resource.Options{Sharing: resource.Sharing{Mode: resource.TimeSliced, Rules: []resource.SharingRule{rule}}}
-	d.Apply(resource.New(inventory.Snapshot{GPUs: gpus(n)}, options), asEnvironment, 2)
+	return resource.Options{Sharing: resource.Sharing{Mode: resource.TimeSliced, Rules: []resource.SharingRule{rule}}}
 }
 
 func TestNothingIsDroppedWhereNoAccountCanBeRead(t *testing.T) {
@@ -312,14 +314,14 @@ func TestWhatPodResourcesAnswersAtTheStartLosesNothing(t *testing.T) {
 				before.stop()
 				mark := n.Mark()
 				d := n.startDaemonWith(t, clock.RealClock{}, badAccount{Accountant: n.account(t, clock.RealClock{}), answer: answer})
-				d.share(1, 3)
-				n.await(t, "a list", func() bool { return n.count(standin.Listed, mark) > 0 && n.Allocatable(gpu) == 3 })
-				if got := n.Capacity(gpu); got != 3+8 {
-					t.Errorf("%d devices are listed, want 3 and the 8 of before", got)
+				d.offerUnder(2, 1)
+				n.await(t, "a list", func() bool { return n.count(standin.Listed, mark) > 0 && n.Allocatable(gpu) == 1 })
+				if got := n.Capacity(gpu); got != 8 {
+					t.Errorf("%d devices are listed, want the 8 of before", got)
 				}
 				n.SetPodsKnown(false)
 				check(t, n.Restart())
-				n.await(t, "served again", func() bool { return n.Allocatable(gpu) == 3 })
+				n.await(t, "served again", func() bool { return n.Allocatable(gpu) == 1 })
 				n.SetPodsKnown(true)
 				var failed *standin.PodError
 				if _, err := n.Admit(t.Context(), pod); !errors.As(err, &failed) || failed.Reason != standin.UnexpectedAdmission {
@@ -348,8 +350,8 @@ func TestWithoutACheckpointPodResourcesTellsWhatWasListed(t *testing.T) {
 				mark := n.Mark()
 				d := n.startSetOn(t, plugin.Collaborators{Accountant: account, Clock: clock.RealClock{},
 					Checkpoint: func() (kubelet.Checkpoint, error) { return kubelet.Checkpoint{}, errors.New("of a later kubelet") }})
-				d.share(1, 3)
-				n.await(t, "the later daemon's list", func() bool { return n.count(standin.Listed, mark) > 0 && n.Allocatable(gpu) == 3 })
+				d.offerUnder(2, 1)
+				n.await(t, "the later daemon's list", func() bool { return n.count(standin.Listed, mark) > 0 && n.Allocatable(gpu) == 1 })
 				if !answers {
 					return
 				}
@@ -362,8 +364,8 @@ func TestWithoutACheckpointPodResourcesTellsWhatWasListed(t *testing.T) {
 						listed[d.GetID()] = d
 					}
 				}
-				if len(listed) != 3+8 {
-					t.Errorf("%d devices are listed, want 3 and the 8 of before", len(listed))
+				if len(listed) != 8 {
+					t.Errorf("%d devices are listed, want the 8 of before", len(listed))
 				}
 				for _, id := range got.IDs {
 					if nodes := listed[id].GetTopology().GetNodes(); len(nodes) != 1 {

@@ -45,7 +45,7 @@ func (c *changing) plan(replicas int) {
 	if replicas > 1 {
 		o.Sharing = resource.Sharing{Mode: resource.TimeSliced, Rules: []resource.SharingRule{{Name: gpuName, Replicas: replicas}}}
 	}
-	c.Apply(resource.New(inventory.Snapshot{GPUs: c.gpus}, o), Options{WaitForRelease: true,
+	c.Apply(resource.New(inventory.Snapshot{GPUs: c.gpus}, o), Options{
 		Edits: edits.Options{Strategies: []edits.Strategy{edits.EnvVar}}}, 1)
 }
 

@@ -34,27 +34,24 @@ func (s *Set) refresh() {
 			entry.list.departing[id] = d
 		}
 	}
-	plan := s.asked.plan
-	withheld := map[string]map[string]bool{}
 	s.forms.held, s.told.foreign = nil, s.foreignForms()
-	if s.asked.options.WaitForRelease {
-		s.findHeldForms()
-		holds := plan.Conflicts(s.forms.held)
-		for _, h := range holds {
-			if withheld[h.Resource] == nil {
-				withheld[h.Resource] = map[string]bool{}
-			}
-			withheld[h.Resource][h.UUID] = true
+	s.findHeldForms()
+	withheld := map[string]map[string]bool{}
+	holds := s.asked.plan.Conflicts(s.forms.held)
+	for _, h := range holds {
+		if withheld[h.Resource] == nil {
+			withheld[h.Resource] = map[string]bool{}
 		}
-		plan = s.grow(plan.Under(holds))
-		if why := s.told.silence.reason; why != "" {
-			plan.Warnings = append(slices.Clone(plan.Warnings), "it is not known which devices pods hold: a GPU whose name or sharing "+
-				"changed is offered, although a pod may hold it in its old form: "+why)
-		}
-		if s.forms.stuck.counts() {
-			plan.Warnings = append(slices.Clone(plan.Warnings), "a GPU whose resource has another name now is offered, although a pod may hold it "+
-				"under the old name: "+s.forms.stuck.reason)
-		}
+		withheld[h.Resource][h.UUID] = true
+	}
+	plan := s.grow(s.asked.plan.Under(holds))
+	if why := s.told.silence.reason; why != "" {
+		plan.Warnings = append(slices.Clone(plan.Warnings), "it is not known which devices pods hold: a GPU whose name or sharing "+
+			"changed is offered, although a pod may hold it in its old form: "+why)
+	}
+	if s.forms.stuck.counts() {
+		plan.Warnings = append(slices.Clone(plan.Warnings), "a GPU whose resource has another name now is offered, although a pod may hold it "+
+			"under the old name: "+s.forms.stuck.reason)
 	}
 	for name, entry := range s.resources {
 		r, planned := plan.Resource(name)
@@ -363,7 +360,7 @@ func (s *Set) update(e evidence, now time.Time) (outdated, changed bool) {
 			since = nil
 		}
 		s.told.evidence = e
-		s.told.foreign = s.foreignForms()
+		s.forms.held, s.told.foreign = nil, s.foreignForms()
 		changed = s.serveUnserved(since, now)
 	}
 	changed = changed || s.forms.stuck.isDue(now, stuckFor) || s.told.silence.reason != silence || e.unasked != s.told.unasked ||

@@ -51,7 +51,7 @@ func TestWithoutPodResourcesANewNameHasADevice(t *testing.T) {
 			}
 			c.Apply(resource.New(inventory.Snapshot{GPUs: c.gpus}, resource.Options{Sharing: resource.Sharing{
 				Mode: resource.TimeSliced, RenameByDefault: true, Rules: []resource.SharingRule{{Name: gpuName, Replicas: 2}},
-			}}), Options{WaitForRelease: true, Edits: edits.Options{Strategies: []edits.Strategy{edits.EnvVar}}}, 2)
+			}}), Options{Edits: edits.Options{Strategies: []edits.Strategy{edits.EnvVar}}}, 2)
 			for range 60 {
 				reads(false)
 			}
@@ -105,7 +105,7 @@ func TestADeviceThatNothingWaitsFor(t *testing.T) {
 	c := newChanging(t, 2)
 	c.plan(1)
 	excluding := resource.Options{Selectors: []resource.Selector{{Devices: []resource.Ref{"1"}, Exclude: true}}}
-	c.Apply(resource.New(inventory.Snapshot{GPUs: c.gpus}, excluding), Options{WaitForRelease: true}, 2)
+	c.Apply(resource.New(inventory.Snapshot{GPUs: c.gpus}, excluding), Options{}, 2)
 	c.holds("G1")
 	c.lists("G0", "G1")
 	c.holds()

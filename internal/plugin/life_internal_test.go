@@ -214,7 +214,7 @@ func TestWhyALifeEnds(t *testing.T) {
 			l.list.publish(oneGPU(), Options{Inspect: true}, nil)
 		}, want: errOptions, after: s},
 		"another list": {happens: func(l *life, _ *sharedDirectory, _ string) {
-			l.list.publish(oneGPU(), Options{WaitForRelease: true}, nil)
+			l.list.publish(oneGPU(), Options{}, nil)
 		}, want: context.DeadlineExceeded, after: 10 * s},
 		"another program": {happens: func(l *life, d *sharedDirectory, _ string) {
 			d.beside(kubelet.Socket{Name: "another.sock"})

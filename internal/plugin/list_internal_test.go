@@ -93,13 +93,13 @@ func TestADeviceThatKubeletAskedForCountsAsHeld(t *testing.T) {
 			t.Parallel()
 			c := clocktesting.NewFakeClock(time.Now())
 			s := NewSet(Collaborators{Clock: c})
-			s.Apply(resource.Plan{Resources: []resource.Resource{oneGPU()}}, Options{WaitForRelease: true}, 1)
+			s.Apply(resource.Plan{Resources: []resource.Resource{oneGPU()}}, Options{}, 1)
 			l := s.resources[name].list
 			began := c.Now()
 			s.allocating(l, &pluginapi.AllocateRequest{
 				ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: []string{id, "unknown"}}},
 			})
-			s.Apply(resource.Plan{}, Options{WaitForRelease: true}, 1)
+			s.Apply(resource.Plan{}, Options{}, 1)
 			if !l.departing[id].counts() {
 				t.Error("not held before the accounts were read")
 			}

@@ -84,8 +84,8 @@ func TestStatusIsReadWhileCallsHang(t *testing.T) {
 			applied := make(chan struct{})
 			go func() { // it may wait for the checkpoint
 				defer close(applied)
-				d.see(partitioned(true), waiting())
-				d.see(inventory.Snapshot{GPUs: gpus(1)}, waiting()) // MIG devices depart
+				d.see(partitioned(true))
+				d.see(inventory.Snapshot{GPUs: gpus(1)}) // MIG devices depart
 			}()
 			defer func() { close(s.released); <-applied }()
 			late := time.After(patience)

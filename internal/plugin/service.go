@@ -171,7 +171,7 @@ func (s *service) forwards(
 
 // withholds reports whether one of the devices left the plan and must not be given to a pod, by no process.
 func (v *view) withholds(ids []string) bool {
-	return v.options.WaitForRelease && slices.ContainsFunc(ids, func(id string) bool {
+	return slices.ContainsFunc(ids, func(id string) bool {
 		d, departing := v.departing[id]
 		return !departing || !d.device.Healthy
 	})

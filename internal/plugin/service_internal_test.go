@@ -206,19 +206,16 @@ func TestADeviceThatNoProcessMustGive(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		id     string
-		wait   bool
 		asks   bool
 		refuse codes.Code
 	}{
-		"of the plan":                           {"GPU-0", true, false, codes.OK},
-		"unknown":                               {"unknown", true, false, codes.NotFound},
-		"unknown, and nobody waits":             {"unknown", false, true, codes.OK},
-		"departing and given":                   {"given", true, true, codes.OK},
-		"departing and not given":               {"gone", true, false, codes.FailedPrecondition},
-		"departing, not given and nobody waits": {"gone", false, true, codes.OK},
+		"of the plan":             {"GPU-0", false, codes.OK},
+		"unknown":                 {"unknown", false, codes.NotFound},
+		"departing and given":     {"given", true, codes.OK},
+		"departing and not given": {"gone", false, codes.FailedPrecondition},
 	} {
 		v := whole(1)
-		v.options = Options{WaitForRelease: tt.wait, Edits: edits.Options{Strategies: []edits.Strategy{edits.EnvVar}}}
+		v.options = Options{Edits: edits.Options{Strategies: []edits.Strategy{edits.EnvVar}}}
 		v.departing = map[string]departure{
 			"given": {device: resource.Device{ID: "given", UUID: "given", Healthy: true}}, "gone": {device: resource.Device{ID: "gone"}},
 		}

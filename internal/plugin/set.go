@@ -84,9 +84,6 @@ type Options struct {
 	Edits edits.Options
 	// Inspect has kubelet ask before each start of a container whether its devices may be used.
 	Inspect bool
-	// WaitForRelease offers a GPU in a new form (under another resource name, shared otherwise, in another MIG mode) once no pod
-	// holds it in its old form.
-	WaitForRelease bool
 }
 
 // Phase is how far the server of a resource has come.
@@ -233,9 +230,7 @@ func (s *Set) Offered() *feed.Feed[resource.Plan] { return s.offered }
 // The epoch says by which configuration the plan was made. A resource that the plan of a later epoch does not have is
 // retired; one that disappears within its epoch has lost its devices, and keeps its server for the day they return.
 func (s *Set) Apply(plan resource.Plan, o Options, epoch uint64) {
-	if o.WaitForRelease { // what pods hold is known before anything is offered
-		s.readOnce()
-	}
+	s.readOnce() // what pods hold is known before anything is offered
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.asked = asked{plan, o, map[string]bool{}}

@@ -38,14 +38,8 @@ func partitioned(readable bool) inventory.Snapshot {
 	return inventory.Snapshot{GPUs: all}
 }
 
-func (d *daemon) see(s inventory.Snapshot, o plugin.Options) {
-	d.Apply(resource.New(s, resource.Options{MIG: resource.MIGMixed}), o, 1)
-}
-
-func waiting() plugin.Options {
-	o := asEnvironment
-	o.WaitForRelease = true
-	return o
+func (d *daemon) see(s inventory.Snapshot) {
+	d.Apply(resource.New(s, resource.Options{MIG: resource.MIGMixed}), asEnvironment, 1)
 }
 
 // registrations counts the registrations of a resource since a mark.
@@ -58,9 +52,8 @@ func (n *node) registrations(resource string, after int) int {
 func TestAResourceThatOnlyPodsTellOfIsServed(t *testing.T) {
 	t.Parallel()
 	tests := map[string]func(d *daemon){
-		"its GPU is left out":                     func(d *daemon) { d.see(partitioned(false), asEnvironment) },
-		"its GPU is left out, and GPUs wait":      func(d *daemon) { d.see(partitioned(false), waiting()) },
-		"no GPU can be read":                      func(d *daemon) { d.see(inventory.Snapshot{}, asEnvironment) },
+		"its GPU is left out":                     func(d *daemon) { d.see(partitioned(false)) },
+		"no GPU can be read":                      func(d *daemon) { d.see(inventory.Snapshot{}) },
 		"the driver is away, and there's no plan": func(*daemon) {},
 	}
 	for name, start := range tests {
@@ -72,7 +65,7 @@ func TestAResourceThatOnlyPodsTellOfIsServed(t *testing.T) {
 				n.startKubelet(t, v)
 				account := &countedAccount{Accountant: n.account(t, c)}
 				before := n.startDaemonWith(t, c, account)
-				before.see(partitioned(true), asEnvironment)
+				before.see(partitioned(true))
 				n.await(t, "two MIG devices", func() bool { return n.Allocatable(mig) == 2 })
 				pod := standin.Container{Pod: "p", Name: "c", Resource: mig, Count: 1, SingleNode: true}
 				got, err := n.Admit(t.Context(), pod)
@@ -95,9 +88,9 @@ func TestAResourceThatOnlyPodsTellOfIsServed(t *testing.T) {
 					t.Error("kubelet crashed")
 				}
 				mark = n.Mark()
-				d.see(partitioned(true), waiting())
+				d.see(partitioned(true))
 				n.await(t, "both MIG devices again", func() bool { return n.Allocatable(mig) == 2 })
-				d.see(partitioned(false), asEnvironment)
+				d.see(partitioned(false))
 				n.await(t, "no MIG device", func() bool { return n.Allocatable(mig) == 0 })
 				if got := n.registrations(mig, mark); got != 0 {
 					t.Errorf("%d registrations as the devices came and went, want none", got)
@@ -117,7 +110,7 @@ func TestAResourceThatOnlyPodsTellOfEndsWithThem(t *testing.T) {
 		n, theirs := unserved(t, v, mig, migID(0))
 		account := &countedAccount{Accountant: n.account(t, c)}
 		d := n.startDaemonWith(t, c, account)
-		d.see(partitioned(false), waiting())
+		d.see(partitioned(false))
 		account.pass(t, c, 5)
 		if len(d.Status()) != 1 {
 			t.Error("served at once; the plugin that served it may be starting again")
@@ -230,7 +223,7 @@ func TestWhatAnotherProgramServesOrMayServeIsLeftAlone(t *testing.T) {
 				}
 				account := &countedAccount{Accountant: n.account(t, c)}
 				d := n.startDaemonWith(t, c, account)
-				d.see(inventory.Snapshot{}, waiting())
+				d.see(inventory.Snapshot{})
 				if test.happens != nil {
 					account.pass(t, c, 60)
 				} else {
@@ -267,7 +260,7 @@ func TestWhatPodsHoldIsLookedForUntilAnAccountCanBeRead(t *testing.T) {
 		until(t, c, "three readings", func() bool { return reads.Load() >= before+3 })
 	}
 	damage()
-	d.see(inventory.Snapshot{}, waiting())
+	d.see(inventory.Snapshot{})
 	damaged.Store(false)
 	until(t, c, "served", func() bool { return len(d.Status()) == 1 && n.Capacity(mig) == 1 })
 	n.Remove("p")

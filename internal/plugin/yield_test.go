@@ -6,7 +6,6 @@ import (
 	"net"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -25,42 +24,37 @@ import (
 
 type device = pluginapi.Device
 
-// form is a way to name devices: two forms have no device in common.
-type form struct {
-	name  string
-	count int
-}
+// A form is how many replicas each of eight GPUs has: two forms have no device in common.
+type form int
 
-var (
-	whole  = form{"GPU", 8}
-	shared = form{"PART", 40}
+const (
+	whole  form = 1
+	shared form = 5
+	third  form = 3
 )
 
-// offerForm applies a plan of one resource with the devices of a form, the first of them on another NUMA node if other.
+// offerForm applies a plan of one resource with the devices of a form, the first GPU on another NUMA node if other.
 func (d *daemon) offerForm(f form, other bool) {
-	var gpus []inventory.GPU
-	for i := range f.count {
-		gpus = append(gpus, inventory.GPU{UUID: fmt.Sprintf("%s-%d", f.name, i), Index: i, Minor: i,
-			Health: inventory.Health{State: inventory.Healthy}})
-	}
+	all := gpus(8)
 	if other {
-		gpus[0].NUMANode = 1
+		all[0].NUMANode = 1
 	}
-	d.Apply(resource.New(inventory.Snapshot{GPUs: gpus}, resource.Options{}), asEnvironment, 1)
+	d.Apply(resource.New(inventory.Snapshot{GPUs: all}, sharedBy(int(f))), asEnvironment, 1)
 }
 
 // has reports whether kubelet has healthy devices, and all of one form.
 func (n *node) has(f form) bool {
 	healthy := 0
 	for id, ok := range n.Devices(gpu) {
-		if ok && !strings.HasPrefix(id, f.name+"-") {
+		_, planned := resource.New(inventory.Snapshot{GPUs: gpus(8)}, sharedBy(int(f))).Resources[0].Device(id)
+		if ok && !planned {
 			return false
 		}
 		if ok {
 			healthy++
 		}
 	}
-	return healthy == f.count
+	return healthy == 8*int(f)
 }
 
 // churn starts and ends pods until it is stopped, and returns why pods failed.
@@ -134,10 +128,11 @@ func TestDaemonsWithDifferentListsTakeTurns(t *testing.T) { // not beside other 
 			earlier.status(t, "silent", func(s plugin.Status) bool { return s.Phase == plugin.PhaseYielding })
 			mark = n.Mark()
 			n.await(t, "lists that were on their way", func() bool { return n.count(standin.Allocated, mark) > 3 })
+			endpoint := n.registeredLast()
 			mark = n.Mark()
 			n.await(t, "ten pods", func() bool { return n.count(standin.Allocated, mark) > 10 })
 			for _, e := range n.Events(mark) {
-				if e.Kind == standin.Listed && !slices.ContainsFunc(e.Devices, func(d *device) bool { return strings.HasPrefix(d.GetID(), f.name) }) {
+				if e.Kind == standin.Listed && e.Endpoint != endpoint {
 					t.Errorf("the earlier daemon sent a list: %v", e)
 				}
 			}
@@ -158,6 +153,16 @@ func TestDaemonsWithDifferentListsTakeTurns(t *testing.T) { // not beside other 
 			t.Errorf("kubelet would have crashed %d times", crashes)
 		}
 	})
+}
+
+// registeredLast returns the endpoint that registered last.
+func (n *node) registeredLast() (endpoint string) {
+	for _, e := range n.Events(0) {
+		if e.Kind == standin.Registered {
+			endpoint = e.Endpoint
+		}
+	}
+	return endpoint
 }
 
 // A laterServer is a server of a process of this program that started later, and does what a test tells it.
@@ -270,11 +275,11 @@ func TestTheLatestServesAfterARestartOfKubelet(t *testing.T) {
 		n := newNode(t)
 		n.startKubelet(t, v)
 		var daemons []*daemon
-		forms := []form{whole, shared, {"THIRD", 5}}
+		forms := []form{whole, shared, third}
 		for _, f := range forms {
 			d := n.startDaemon(t, clock.RealClock{})
 			d.offerForm(f, false)
-			n.await(t, "the devices of "+f.name, func() bool { return n.has(f) })
+			n.await(t, "the devices of the form", func() bool { return n.has(f) })
 			daemons = append(daemons, d)
 		}
 		pods := 0
@@ -384,12 +389,10 @@ func TestAResourceThatComesLaterStartsNoOtherAgain(t *testing.T) {
 	n, d := serving(t, standin.V137, clock.RealClock{}, 2)
 	mark := n.Mark()
 	const later = "nvidia.com/later"
-	first := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{
-		{UUID: id(0), Health: inventory.Health{State: inventory.Healthy}},
-		{UUID: id(1), Index: 1, Minor: 1, Health: inventory.Health{State: inventory.Healthy}},
-	}}, resource.Options{}).Resources[0]
-	second := first
-	second.Name = later
+	all := resource.New(inventory.Snapshot{GPUs: gpus(4)}, resource.Options{}).Resources[0]
+	first, second := all, all
+	first.Devices = all.Devices[:2]
+	second.Name, second.Devices = later, all.Devices[2:]
 	d.Apply(resource.Plan{Resources: []resource.Resource{first, second}}, asEnvironment, 1)
 	n.await(t, "the second resource", func() bool { return n.Allocatable(later) == 2 })
 	d.offer(2)
