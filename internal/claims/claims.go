@@ -241,7 +241,8 @@ type Holder struct {
 // A lookUp returns a claim as the API server has it, and whether it has one of that name.
 type lookUp func(ctx context.Context, namespace, name string) (claim dra.Claim, found bool, err error)
 
-// LookUpBy has the API server asked for claims. Without it, no claim counts as leaked.
+// LookUpBy sets the function that reads a claim from the API server; found is false if the API server has no claim of that name. Before it
+// is set, no claim counts as leaked.
 func (c *Claims) LookUpBy(ask func(ctx context.Context, namespace, name string) (claim dra.Claim, found bool, err error)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

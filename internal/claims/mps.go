@@ -197,7 +197,8 @@ func neededDaemons(records map[string]record, boot string) map[string]bool {
 	return needed
 }
 
-// stopMPS has the control daemons ended that a claim which was given back had alone. It never fails: what is left is ended later.
+// stopMPS ends the control daemons that only this claim used. The claim was given back. It never fails: a daemon that cannot be ended now
+// is ended later.
 func (c *Claims) stopMPS(ctx context.Context, r record) {
 	if c.options.MPS == nil {
 		return
@@ -213,7 +214,7 @@ func (c *Claims) stopMPS(ctx context.Context, r record) {
 	}
 }
 
-// leaveDaemons has the control daemons ended that a claim which was given back shared, unless another claim needs them.
+// leaveDaemons ends the control daemons that this claim shared with others, unless another claim needs them. The claim was given back.
 func (c *Claims) leaveDaemons(ctx context.Context, r record) {
 	if c.options.MPS == nil {
 		return

@@ -309,8 +309,8 @@ func (n noting) note(gpu string, which func(*recordMIG) bool, made bool, id int)
 	return err
 }
 
-// change has a GPU have the instances that are wanted of it for a claim, by the steps by which layouts are made. Without MIG mode it has
-// none.
+// change divides a GPU for a claim: afterwards the GPU has the instances that wanted returns. It takes the same steps as a change of the
+// layout does. A GPU without MIG mode has no instances.
 func (c *Claims) change(ctx context.Context, r *record, uuid string, wanted func(layout.GPU) ([]inventory.GPUInstance, error)) error {
 	if err := c.mayChange(); err != nil {
 		return err

@@ -21,9 +21,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
-// Prepare has the runtime know what containers of the claim are given, and returns by which names. The claim is read from the API server by
-// the function. The error is a sentence for the Event of the pod. A claim that is prepared already is answered in the same way, whatever
-// has become of its devices: its containers have them.
+// Prepare writes the CDI spec of the claim with that UID and returns the names of its CDI devices, which kubelet gives to the container
+// runtime. read reads the claim from the API server. The error is a sentence for an Event of the pod. If the claim is prepared already, the
+// answer is the one that was given before, also if the devices have changed: its containers use them.
 func (c *Claims) Prepare(
 	ctx context.Context, uid string, read func(context.Context) (dra.Claim, error),
 ) (prepared []dra.Prepared, err error) {

@@ -81,7 +81,7 @@ func (c *Cluster) Observation(configs *feed.Feed[config.Config], boot string) []
 	return tasks
 }
 
-// Count has each request counted, with the code of its HTTP answer, 0 if there was none.
+// Count sets the function that is called after each request, with the code of the HTTP answer: 0 if there was no answer.
 func (c *Cluster) Count(requested func(verb, resource string, code int)) { c.client.Count(requested) }
 
 // Problem returns why the API server does not tell of the node; nil if it does, or is not asked.

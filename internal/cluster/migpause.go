@@ -37,7 +37,7 @@ func isClient(key string) bool {
 	return ok && !slices.Contains(providers, name)
 }
 
-// clientsOf returns the labels that have the DaemonSets of pods on the node, and why some pod does not end by one.
+// clientsOf returns the labels that keep the DaemonSets of these pods on the node. The error says which pods no such label ends, and why.
 func clientsOf(pods []kubeapi.NodePod, uids []string) (keys []string, err error) {
 	var problems []error
 	for _, p := range pods {
@@ -131,8 +131,8 @@ func (c *Cluster) resumeClients(ctx context.Context, d daemon.View) {
 	}
 }
 
-// resumeLast has all paused DaemonSets go on at the end of the process. It asks for the node first: the watch may be behind, and the end
-// may have cut off the answer to a write.
+// resumeLast lets all paused DaemonSets run again when the process ends. It first gets the Node from the API server: the watch may be late,
+// and the end of the process may have cut off the answer to a write.
 func (c *Cluster) resumeLast(ctx context.Context) error {
 	node, err := c.client.Get(ctx)
 	if err != nil {

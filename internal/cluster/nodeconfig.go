@@ -154,8 +154,8 @@ func (n *nodeConfig) run(ctx context.Context, configs *feed.Feed[config.Config])
 	}
 }
 
-// saver returns a function that has the name of the file in force written, if it is not what was written last. One write runs at a time,
-// beside the loop, as a disk may hang; the channel is closed when it has ended, and nil if there is none.
+// saver returns a function that writes the name of the file in force, unless that name was written last. The write runs in a goroutine of
+// its own, because a disk may hang; there is one at a time. The channel is closed when the write has ended; it is nil if there is none.
 func (n *nodeConfig) saver(ctx context.Context) func(name string) <-chan struct{} {
 	type result struct {
 		name string

@@ -307,7 +307,7 @@ func (n *nudge) channels() []<-chan struct{} {
 	return []<-chan struct{}{fired, seen, changed, configured}
 }
 
-// at has the loop wake up at a time, and not at the one that was given before; never if it is zero.
+// at sets when the loop wakes up next: at due instead of the time that was set before; never if due is zero.
 func (n *nudge) at(due, now time.Time) {
 	if n.timer != nil {
 		n.timer.Stop()

@@ -15,13 +15,13 @@ type Features struct {
 	LabelsTimestamp bool
 	// MachineTypeFile is the file with the name of the machine; empty for none.
 	MachineTypeFile string
-	// Events has what happens to GPUs written as Events of the node.
+	// Events says that what happens to GPUs is written as Events of the node.
 	Events bool
-	// PodEvents has them written for the pods that hold a GPU, too.
+	// PodEvents says that Events are written for the pods that hold a GPU, too.
 	PodEvents bool
-	// Condition has the health of the GPUs written as a condition of the node.
+	// Condition says that the health of the GPUs is written as a condition of the node.
 	Condition bool
-	// Taint has the node tainted while none of its GPUs is healthy.
+	// Taint says that the node is tainted while none of its GPUs is healthy.
 	Taint bool
 }
 

@@ -177,7 +177,7 @@ func (d *Devices) Run(ctx context.Context) error {
 	}
 }
 
-// pool returns what is to be published. It reports false if GPUs are missing there whose numbers could not be written.
+// pool returns the devices to publish. It reports false if GPUs are missing there whose numbers could not be written.
 func (d *Devices) pool(
 	ctx context.Context, s inventory.Snapshot, owners dra.Owners, divisions dra.Divisions, c config.DRA,
 ) (dra.Pool, bool) {

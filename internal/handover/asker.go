@@ -48,7 +48,7 @@ func (q *asker) end(a answer) answer {
 	return a
 }
 
-// soon has the next question be asked without a pause.
+// soon makes the next question come without a pause.
 func (q *asker) soon() { q.ready, q.pause = true, q.first }
 
 func (q *asker) due() <-chan time.Time { return q.timer.C() }

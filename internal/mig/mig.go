@@ -148,9 +148,10 @@ type Evictor interface {
 	Evict(ctx context.Context, pod Pod) error
 }
 
-// A Pauser has DaemonSets paused by the labels nvidia.com/gpu.deploy.NAME of the node, as NVIDIA's mig-manager does it. They go on when the
+// A Pauser pauses DaemonSets by the labels nvidia.com/gpu.deploy.NAME of the node, as NVIDIA's mig-manager does it. They run again when the
 // Status says Resume.
 type Pauser interface {
-	// Pause has the pods with these UIDs end. It returns when the labels are set; the error says why some pod does not end by that.
+	// Pause sets the labels that end the pods with these UIDs. It returns when the labels are set; the error says why some pod does not end by
+	// that.
 	Pause(ctx context.Context, pods []string) error
 }

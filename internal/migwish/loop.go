@@ -141,9 +141,9 @@ func (l *Chooser) SetLabel(ctx context.Context, value string) {
 	l.decide(ctx)
 }
 
-// Apply has a layout made on the given GPUs, all if there are none, until the configuration file or the label names another one. Without a
-// layout an earlier one of Apply is forgotten. The error says that layouts are not changed, or why the layout cannot be used; then all is
-// as before.
+// Apply chooses the layout of that name for the given GPUs (for all GPUs if gpus is empty), until the configuration file or the label names
+// another layout. An empty name ends the choice of an earlier Apply. An error says that the configuration does not let layouts be changed,
+// or why the layout cannot be used; then nothing has changed.
 func (l *Chooser) Apply(ctx context.Context, name string, gpus []string) (Decision, error) {
 	l.mu.Lock()
 	c := l.configs.Value().MIG

@@ -250,7 +250,7 @@ func (m *Monitor) Apply(ctx context.Context, p health.Policy) error {
 	return m.do(ctx, func(l *loop) { l.state.policy = p })
 }
 
-// await has the loop run a request and, unless that fails, waits for the outcome of the look that begins after it.
+// await makes the loop run a request. Unless the request fails, await then waits for the outcome of the next look.
 func (m *Monitor) await(ctx context.Context, w want, request func(*loop) error) error {
 	outcome := make(chan error, 1)
 	if err := m.ask(ctx, w, request, outcome); err != nil {

@@ -16,7 +16,7 @@ import (
 type Sampling struct {
 	// Every is the time between two samples of a GPU; 0 for no samples.
 	Every time.Duration
-	// Blocking has what takes 20 ms a question measured, too: the PCIe throughput.
+	// Blocking adds the PCIe throughput, whose measurement takes 20 ms of each GPU.
 	Blocking bool
 }
 

@@ -59,7 +59,7 @@ func (p *Prober) Asked(resource string) bool {
 	return p.targets[resource].answered
 }
 
-// Follow has the daemons of these resources asked from now on, and no others. It answers at once.
+// Follow sets the resources whose daemons are asked from now on. It does not wait for them.
 func (p *Prober) Follow(resources []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

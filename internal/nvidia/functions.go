@@ -112,8 +112,8 @@ func newAPI(lib nvml.Interface, has map[string]bool, r *record) *api {
 // of returns the same NVML, whose calls go into another record.
 func (a *api) of(r *record) *api { return newAPI(a.lib, a.has, r) }
 
-// forget has a GPU and its MIG devices asked again for what they did not support: for the GPU that can change with its MIG devices, and
-// the driver uses the handles of MIG devices again for others.
+// forget forgets what a GPU and its MIG devices did not support, so that they are asked again. What a GPU supports can change with its MIG
+// devices, and the driver uses the handle of an earlier MIG device for a later one.
 func (d device) forget() {
 	d.api.mu.Lock()
 	defer d.api.mu.Unlock()

@@ -158,7 +158,7 @@ func (d device) supportsGPM() nvml.Return {
 	return ret
 }
 
-// count has the driver write what it counted.
+// count writes what the driver has counted into a sample.
 func (d device) count(gi int, into nvml.GpmSample) nvml.Return {
 	if gi == wholeGPU {
 		_, ret := query(d, "nvmlGpmSampleGet", func() (struct{}, nvml.Return) { return struct{}{}, into.Get(d.handle) })

@@ -77,7 +77,7 @@ func containsAny(text string, parts []string) bool {
 	return false
 }
 
-// counted has a call counted. Waits for events take as long as nothing happens, and then time out.
+// counted counts a call. A wait for events lasts until an event or its timeout, so its duration does not count.
 func counted(m Metrics, function string, took time.Duration, ret nvml.Return) {
 	if m == nil || function == "" {
 		return

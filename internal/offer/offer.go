@@ -46,7 +46,7 @@ type Loop struct {
 
 // MPS asks the control daemons of resources shared by CUDA's Multi-Process Service whether they run.
 type MPS interface {
-	// Follow has the daemons of these resources asked from now on, and no others. It answers at once.
+	// Follow sets the resources whose daemons are asked from now on. It does not wait for them.
 	Follow(resources []string)
 	// Unready is the feed of those whose daemons do not answer, by name, each with the reason.
 	Unready() *feed.Feed[map[string]string]

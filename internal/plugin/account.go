@@ -85,7 +85,7 @@ type comparison struct {
 	retry    time.Duration                   // the pause after a question that failed
 }
 
-// next has the accounts compared after a pause, and not at the end of the one before.
+// next sets the pause until the accounts are compared next. It replaces the pause that was set before.
 func (c *comparison) next(pause time.Duration) {
 	select { // a timer that has expired meanwhile
 	case <-c.timer.C():

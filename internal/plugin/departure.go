@@ -151,7 +151,7 @@ func (s *Set) newReader() *reader {
 	return r
 }
 
-// lookIn has the accounts read after a time, also if nothing departs.
+// lookIn sets when the accounts are read at the latest, also if nothing departs.
 func (r *reader) lookIn(d time.Duration) {
 	c := r.set.collaborators.Clock
 	if at := c.Now().Add(d); r.look == nil || at.Before(r.due) {
@@ -182,7 +182,7 @@ func (r *reader) await(ctx context.Context) bool {
 	return true
 }
 
-// sendAgain has all lists sent again, for kubelet to write its checkpoint.
+// sendAgain sends all lists again: kubelet writes its checkpoint then.
 func (s *Set) sendAgain() {
 	for _, l := range s.lists() {
 		l.again.Publish(l.again.Value() + 1)

@@ -54,9 +54,9 @@ func (l *life) prepareEnd(ctx context.Context, incarnation uint64, server *grpc.
 	}
 }
 
-// sayFarewell registers once more, where kubelet was made to forget this process and nobody serves the resource after it: kubelet would
-// not see the end of its streams. An earlier process that ends at the same time may have kubelet forget this registration, too: so its end
-// comes first.
+// sayFarewell registers once more before this process ends. It is called where an earlier process has made kubelet forget this one, and
+// no other process serves the resource: kubelet would not see that the streams of this one end. It first waits for the end of earlier
+// processes, which could make kubelet forget this registration, too.
 func (l *life) sayFarewell(ctx context.Context, incarnation uint64, server *grpc.Server, options *pluginapi.DevicePluginOptions) {
 	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
 	defer cancel()
@@ -83,8 +83,8 @@ func (l *life) awaitEarlier(ctx context.Context) {
 	}
 }
 
-// forget notes that an earlier process has kubelet forget this one. It reports false where this one is ending, and would not register
-// again.
+// forget notes that an earlier process makes kubelet forget this one. It reports false if this process is ending: then it would not
+// register again.
 func (p *past) forget() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -101,14 +101,15 @@ func (p *past) timesForgotten() int {
 	return p.forgotten
 }
 
-// remembered notes that kubelet has accepted a registration. When it began, kubelet had been made to forget this process so many times.
+// remembered notes that kubelet has accepted a registration. forgotten is what timesForgotten returned before that registration began.
 func (p *past) remembered(forgotten int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.known = forgotten
 }
 
-// isForgotten reports whether kubelet was made to forget this process, or a later one with it: kubelet may not have seen the end of that.
+// isForgotten reports whether kubelet was made to forget this process and has accepted no registration of it since. Kubelet may have
+// forgotten a later process, too, and not have seen that one end.
 func (p *past) isForgotten() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

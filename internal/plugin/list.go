@@ -187,7 +187,7 @@ func leaveRoom(planned, departing []*pluginapi.Device, listed func(id string) bo
 	return planned
 }
 
-// listedBefore returns what reports whether kubelet has a device in its last list.
+// listedBefore returns a function that reports whether a device is in the list that kubelet received last.
 func (l *list) listedBefore() func(id string) bool {
 	ids := l.adopted
 	return func(id string) bool {

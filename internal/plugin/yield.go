@@ -30,9 +30,9 @@ type past struct {
 
 	mu    sync.Mutex      // guards all following fields
 	ended map[string]bool // sockets of later processes that ended without removing them
-	// forgotten is how many times an earlier process, before it ended, has made kubelet forget this one. known is how many of those came
-	// before the last registration that kubelet accepted began: kubelet knows this process again after them, and not after later ones. An
-	// earlier process may end while kubelet takes a registration in.
+	// forgotten counts how many times an earlier process has made kubelet forget this one. known is what forgotten was when the last
+	// accepted registration began. If forgotten is larger than known, kubelet may not know this process: an earlier process may end while
+	// kubelet handles a registration.
 	forgotten, known int
 	ending           bool // this process is ending, or no longer serves the resource
 }

@@ -61,8 +61,8 @@ type candidate struct {
 	told    func() // notes that it was told
 }
 
-// Recall has the History begin with what an earlier process has told, as the node's condition shows; it is zero if there is none. It must
-// be called before Next. HadGPUs says that the node is known to have GPUs.
+// Recall sets what an earlier process told of the node: c is the condition of the node, zero if it has none, and hadGPUs says that the
+// node is known to have GPUs. It must be called before Next.
 func (h *History) Recall(c Condition, hadGPUs bool) {
 	h.init()
 	h.hadGPUs = h.hadGPUs || hadGPUs

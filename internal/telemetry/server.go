@@ -88,8 +88,8 @@ func New(o Options) *Exporter {
 	return s
 }
 
-// Run listens at the address, and at another one when that changes, until ctx ends, and returns nil then. An address at which
-// it cannot listen is tried again: another daemon may have it that is about to end.
+// Run listens at the configured address until ctx ends, and returns nil then. When the address changes, it listens at the new one. It tries
+// again where it cannot listen: the address may belong to a process that is about to end.
 func (s *Exporter) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		address, changed := s.options.Address.Latest()
