@@ -48,7 +48,7 @@ func newDoctorCommand() *cobra.Command {
 			"The exit status is 0 if nothing is worse than info or not checked, 2 if the worst finding is a warning, 3 if it is an\n" +
 			"error, and 1 if doctor itself cannot be run, as with a wrong flag.",
 		Example: "  gpu-device-plugin doctor\n" +
-			"  kubectl -n kube-system exec ds/gpu-device-plugin -- gpu-device-plugin doctor -o json\n" +
+			"  kubectl -n kube-system exec POD -- gpu-device-plugin doctor -o json\n" +
 			"  gpu-device-plugin doctor --simulate dgx-h100",
 		Args: cobra.NoArgs,
 	}
@@ -150,8 +150,8 @@ func askStatus(ctx context.Context, socket string) (fact doctor.Fact[doctor.Daem
 }
 
 func noDaemon(socket string) string {
-	return "No daemon answers at " + socket + ": it does not run, or this is not its container " +
-		"(kubectl -n kube-system exec ds/gpu-device-plugin -- gpu-device-plugin doctor)"
+	return "No daemon answers at " + socket + ": it does not run, or this is not its container: " +
+		"run doctor in the container of the daemon's pod on this node"
 }
 
 // inContainer reports whether this process is in a container: kubelet gives its containers a variable, and others are in a PID

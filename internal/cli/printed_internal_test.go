@@ -84,7 +84,7 @@ func TestNamesInExamples(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := "  gpu-node-agent doctor\n  kubectl -n kube-system exec ds/gpu-device-plugin -- gpu-node-agent doctor -o json\n  gpu-node-agent doctor --simulate dgx-h100"
+	want := "  gpu-node-agent doctor\n  kubectl -n kube-system exec POD -- gpu-node-agent doctor -o json\n  gpu-node-agent doctor --simulate dgx-h100"
 	if diff := cmp.Diff(want, plan.Example); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

@@ -19,7 +19,7 @@ import (
 const repository = "../.."
 
 // container begins the commands that run in the daemon's container.
-var container = regexp.MustCompile(`^kubectl -n kube-system exec (ds/gpu-device-plugin|POD) -- `)
+var container = regexp.MustCompile(`^kubectl -n kube-system exec \$?POD -- `)
 
 // TestCommandsOfDocuments runs each command of our program that README.md or a file of docs shows, beside a daemon on a simulated node. All
 // other commands are in the table of docs/dev/testing.md, with what runs them.

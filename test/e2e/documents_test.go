@@ -21,17 +21,25 @@ func commandsOfDocuments(ctx context.Context, t *testing.T, n *node.Node, _ podr
 	if err != nil {
 		t.Fatal(err)
 	}
-	place := strings.NewReplacer("POD", theDaemonPod(ctx, t, n).Name, "NODE:", "NODE:", "NODE", node.Name)
+	place := strings.NewReplacer("$POD", "$POD", "POD=", "POD=", "POD", theDaemonPod(ctx, t, n).Name, "NODE:", "NODE:", "NODE", node.Name)
 	ran := map[string]bool{}
+	pod := "" // the command that finds the pod which later ones name as $POD
 	for _, c := range commands {
 		words := strings.Fields(c.Text)
 		asks := slices.ContainsFunc(words, func(w string) bool {
 			return slices.Contains([]string{"get", "events", "status"}, w)
 		})
-		if words[0] != "kubectl" || !asks || strings.Contains(c.Text, "|") || ran[c.Text] {
+		finds := strings.HasPrefix(c.Text, "POD=")
+		if !finds && words[0] != "kubectl" || !asks || strings.Contains(c.Text, "|") || ran[c.Text] {
 			continue
 		}
 		ran[c.Text] = true
+		if finds {
+			pod = c.Text + ` && test -n "$POD" && `
+			c.Text += ` && test -n "$POD"`
+		} else if strings.Contains(c.Text, "$POD") {
+			c.Text = pod + c.Text
+		}
 		cmd := exec.CommandContext(ctx, "sh", "-c", place.Replace(c.Text))
 		cmd.Env = append(os.Environ(), "KUBECONFIG="+n.Kubeconfig(), "PATH="+n.Programs()+":"+os.Getenv("PATH"))
 		cmd.Dir = *source
