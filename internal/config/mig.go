@@ -20,6 +20,8 @@ type MIG struct {
 	Label bool
 	// Replace allows that MIG devices are destroyed that this program did not make.
 	Replace bool
+	// ResetInVM allows that GPUs are reset for a change of their MIG mode where the node is a virtual machine.
+	ResetInVM bool
 	// Evict has the pods evicted that hold a GPU which is to change.
 	Evict bool
 	// EvictTimeout is how long that is tried, 1 min to 24 h.
@@ -58,6 +60,11 @@ var migOptions = []option{
 		flag: "mig-replace", env: []string{"MIG_REPLACE"}, key: "mig.replace", fallback: "false", kind: kindBool,
 		usage: "also destroy MIG devices that this program did not make",
 		set:   truth(func(c *Config) *bool { return &c.MIG.Replace }),
+	},
+	{
+		flag: "mig-reset-in-vm", env: []string{"MIG_RESET_IN_VM"}, key: "mig.resetInVM", fallback: "false", kind: kindBool,
+		usage: "also change MIG modes for which the driver resets the GPU (A100, A30) where the node is a virtual machine, in which it may fail",
+		set:   truth(func(c *Config) *bool { return &c.MIG.ResetInVM }),
 	},
 	{
 		flag: "mig-disruption", env: []string{"MIG_DISRUPTION"}, key: "mig.disruption", fallback: "none",

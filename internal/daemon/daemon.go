@@ -152,6 +152,7 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 		While: func(ctx context.Context, task func(context.Context) error) error {
 			return d.lead.While(ctx, "ledger", task)
 		},
+		Modes: &MIGModes{Configs: d.watcher.Configs(), DriverRoot: c.Driver.ContainerRoot, Node: d.node},
 	})
 	d.labels = &Labels{
 		Configs: d.watcher.Configs(), Snapshots: d.monitor.Snapshots(), Make: labels.All, Machine: MachineName, Now: time.Now,
@@ -231,6 +232,7 @@ func (d *daemon) newMIG() *mig.Owner {
 	o := mig.Options{
 		Wishes: d.wishes.Wishes(), Snapshots: d.monitor.Snapshots(), Driver: d.monitor, Evictor: d.cluster, StateDir: d.config.StateDir,
 		BootID: BootID(d.node), Begins: d.wishes.Reload, Former: d.mayHaveDivided, Held: d.mayDivide,
+		Clients: func(minor int) ([]inventory.DriverClient, error) { return nvidia.Clients(nodeRoot(d.node), minor) },
 	}
 	if d.directory != nil {
 		o.Users = d.set
@@ -243,7 +245,6 @@ func (d *daemon) newMIG() *mig.Owner {
 	}
 	if d.cluster != nil {
 		o.Pauser = d.cluster
-		o.Clients = func(minor int) ([]inventory.DriverClient, error) { return nvidia.Clients(nodeRoot(d.node), minor) }
 	}
 	return mig.New(o)
 }

@@ -17,8 +17,13 @@ var (
 	ErrNoPermission = errors.New("no permission: add the capability SYS_ADMIN to this container")
 	// ErrInUse: something uses the GPU or MIG device that was to be changed. Nothing was changed, or a MIG mode is pending.
 	ErrInUse = errors.New("in use")
+	// ErrOpenElsewhere is the ErrInUse of a GPU that is not reset for a change of its MIG mode, because somebody has it open.
+	ErrOpenElsewhere = fmt.Errorf("%w: the GPU is reset for it, and is open", ErrInUse)
+	// ErrSessionInUse: the driver resets the GPU for a change of its MIG mode, and does not while a session has it open. Nothing was changed.
+	ErrSessionInUse = errors.New("the GPU is reset for it, which this process's session is in the way of")
 	// ErrResetRequired: the GPU has to be reset, or the node restarted, before the MIG mode that was set is in force.
-	ErrResetRequired = errors.New("takes effect when the GPU is reset or the node is restarted")
+	ErrResetRequired = errors.New("takes effect when the GPU is reset or the node is restarted: drain the node, end what has the GPU open, " +
+		"and run nvidia-smi --gpu-reset -i INDEX, or restart the node; a virtual machine has to be restarted")
 	// ErrNewSession: what the driver holds changed since it was opened, and only a new session sees it: close this one
 	// and open another at once.
 	ErrNewSession = errors.New("the driver's devices changed: a new session is needed")

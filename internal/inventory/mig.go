@@ -75,3 +75,15 @@ type MIGStep struct {
 	// Start and Size are the memory slices of a GPU instance that is created, or the compute slices of a compute instance.
 	Start, Size int
 }
+
+// Mode returns the MIG mode that the step sets, and false if it sets none.
+func (s MIGStep) Mode() (MIGMode, bool) {
+	switch s.Action {
+	case MIGEnable:
+		return MIGEnabled, true
+	case MIGDisable:
+		return MIGDisabled, true
+	default:
+		return MIGUnsupported, false
+	}
+}

@@ -1,6 +1,7 @@
 package layout_test
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -59,6 +60,22 @@ func drive(t *testing.T, text string) *driven {
 	return d
 }
 
+// reset has the mode of a GPU set that is reset for it: there is no session meanwhile.
+func (d *driven) reset(uuid string, action inventory.MIGAction) error {
+	mode, _ := inventory.MIGStep{Action: action}.Mode()
+	if err := d.session.Close(d.t.Context()); err != nil {
+		return err
+	}
+	options := nvidia.Options{Library: d.node.NVML(), Root: d.node.Root()}
+	failed := nvidia.SetMIGMode(options, uuid, mode)
+	var err error
+	if d.session, err = nvidia.New(options).Open(d.t.Context()); err != nil {
+		return err
+	}
+	_, err = d.session.Scan(d.t.Context())
+	return errors.Join(failed, err)
+}
+
 // gpu reads a GPU.
 func (d *driven) gpu(index int) layout.GPU {
 	d.t.Helper()
@@ -82,6 +99,9 @@ func (d *driven) make(c layout.GPUChange) error {
 			return fmt.Errorf("step %d: %w", n, err)
 		}
 		id, err := end(d.t.Context())
+		if errors.Is(err, inventory.ErrSessionInUse) {
+			err = d.reset(c.GPU.UUID, s.Action)
+		}
 		if err != nil {
 			return fmt.Errorf("step %d: %w", n, err)
 		}

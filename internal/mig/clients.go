@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
@@ -61,6 +62,28 @@ func (t *turn) awaitClients(ctx context.Context, hold resource.GPUHold) (outcome
 		reason += ": " + err.Error()
 	}
 	return t.wait(PhaseWaiting, reason, later, hold), true
+}
+
+// openElsewhere says of a refused change of the MIG mode who has the GPU open, as far as that is shown.
+func (t *turn) openElsewhere(cause error) error {
+	const remedy = "end them, or stop their services: nvidia-persistenced and DCGM have GPUs open, and so has the kernel module nvidia_drm"
+	found, _ := t.options.Snapshots.Value().GPU(t.UUID)
+	var all []Holder
+	var hidden error
+	if t.options.Clients != nil {
+		var clients []inventory.DriverClient
+		clients, hidden = t.options.Clients(found.Minor)
+		for _, c := range clients {
+			all = append(all, Holder{Device: t.UUID, PID: c.PID, Name: c.Name})
+		}
+	}
+	switch {
+	case len(all) > 0:
+		return fmt.Errorf("%w, by %s; %s", cause, holders(all), remedy)
+	case hidden != nil:
+		return fmt.Errorf("%w, by processes that this container does not see (%w); %s", cause, hidden, remedy)
+	}
+	return fmt.Errorf("%w, by something that this container does not see; %s", cause, remedy)
 }
 
 // pausing notes in which phase the GPU is, and reports whether DaemonSets have to stay paused for it. They do while it is waited for, but

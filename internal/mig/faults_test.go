@@ -15,6 +15,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 )
 
@@ -181,6 +182,39 @@ func TestModeThatNeedsAReset(t *testing.T) {
 	})
 }
 
+// TestModeByAReset has the MIG mode of an A100 set by another process, while this one has no session. Where somebody else has the GPU open, that
+// is said, and the GPU is offered as it was; the mode does not stay pending.
+func TestModeByAReset(t *testing.T) {
+	onNode(t, func(t *testing.T, r *rig) {
+		r.inject(simulator.Fault{Kind: simulator.KindClients, GPU: "1", Clients: []string{"host"}})
+		r.start(func(o *mig.Options) {
+			o.Clients = func(minor int) ([]inventory.DriverClient, error) { return nvidia.Clients(r.node.Root(), minor) }
+		})
+		r.wishes.Publish(mig.Wish{Layout: "all-balanced", GPUs: []string{"1"}})
+		s := r.reaches(mig.StateFailed)
+		if !strings.Contains(s.Reason, "by process 300100 (nv-hostengine); end them, or stop their services") {
+			t.Error(s.Reason)
+		}
+		if p, err := r.Monitor.Partitions(t.Context(), s.GPUs[1].UUID); err != nil || p.Pending != inventory.MIGDisabled {
+			t.Errorf("pending: %v, %v", p.Pending, err)
+		}
+		if !slices.Equal(r.devices()[1], []string{"GPU"}) {
+			t.Errorf("offered: %v", r.devices()[1])
+		}
+		r.inject(simulator.Fault{Kind: simulator.KindClients, GPU: "1"})
+		r.reaches(mig.StateSuccess)
+		if sets := r.modes.sets.Load(); sets == 0 {
+			t.Error("the mode was set in this process's session")
+		}
+		before := r.modes.sets.Load()
+		r.wishes.Publish(mig.Wish{Layout: "all-balanced", GPUs: []string{"0", "1"}})
+		r.reaches(mig.StateSuccess)
+		if sets := r.modes.sets.Load(); sets != before {
+			t.Errorf("the mode of an H100 was set %d times by another process", sets-before)
+		}
+	})
+}
+
 // TestProcessesAreWaitedFor has processes that no pod has.
 func TestProcessesAreWaitedFor(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
@@ -206,8 +240,9 @@ func TestProcessesAreWaitedFor(t *testing.T) {
 // one before it has returned.
 func TestCallThatHangs(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
-		r.inject(simulator.Fault{Kind: simulator.KindSlow, GPU: "0", Call: "DeviceCreateGpuInstanceWithPlacement", Delay: "45s", Count: 1})
 		r.start()
+		r.makes("all-enabled") // a GPU that is reset for its mode would wait: the session cannot be closed
+		r.inject(simulator.Fault{Kind: simulator.KindSlow, GPU: "0", Call: "DeviceCreateGpuInstanceWithPlacement", Delay: "45s", Count: 1})
 		began := time.Now()
 		r.wishes.Publish(mig.Wish{Layout: "all-balanced"})
 		r.done(1, 2)
@@ -226,7 +261,7 @@ func TestCallThatHangs(t *testing.T) {
 	})
 }
 
-// TestModeThatTakesLong: a change of the mode may take two minutes, because it may reset the GPU.
+// TestModeThatTakesLong: a change of the mode may take two minutes. GPUs that are reset for theirs wait for it: the session cannot be closed.
 func TestModeThatTakesLong(t *testing.T) {
 	for _, mode := range []string{"all-enabled", "all-disabled"} {
 		t.Run(mode, func(t *testing.T) {
@@ -237,10 +272,11 @@ func TestModeThatTakesLong(t *testing.T) {
 				}
 				r.inject(simulator.Fault{Kind: simulator.KindSlow, GPU: "0", Call: "DeviceSetMigMode", Delay: "90s", Count: 1})
 				r.wishes.Publish(mig.Wish{Layout: mode})
-				r.done(1, 2)
 				r.passes(time.Minute)
-				if g := r.owner.Status().Value().GPUs[0]; g.Phase != mig.PhaseChanging {
-					t.Errorf("%s after a minute: %s", g.Phase, g.Reason)
+				for i, g := range r.owner.Status().Value().GPUs { // one that had its turn first is done
+					if changing := g.Phase == mig.PhaseChanging; changing != (i == 0) || i > 0 && g.Phase != mig.PhaseWaiting && g.Phase != mig.PhaseDone {
+						t.Errorf("GPU %d is %s after a minute: %s", i, g.Phase, g.Reason)
+					}
 				}
 				r.reaches(mig.StateSuccess)
 			})

@@ -48,6 +48,19 @@ func (o opener) Open(ctx context.Context) (monitor.Session, error) {
 	return s, nil
 }
 
+// An otherProcess sets MIG modes in sessions of its own.
+type otherProcess struct {
+	node *simulator.Node
+	sets atomic.Int64
+}
+
+func (*otherProcess) Check() error { return nil }
+
+func (p *otherProcess) Set(_ context.Context, uuid string, mode inventory.MIGMode) error {
+	p.sets.Add(1)
+	return nvidia.SetMIGMode(nvidia.Options{Library: p.node.NVML(), Root: p.node.Root()}, uuid, mode)
+}
+
 // A rig is an Owner on a simulated node behind the monitor and the adapter that ship. Its kubelet gives out what the plan offers.
 type rig struct {
 	t    *testing.T
@@ -56,6 +69,8 @@ type rig struct {
 	wishes *feed.Feed[mig.Wish]
 	dir    string
 	boot   string
+
+	modes *otherProcess
 
 	owner *mig.Owner
 	built func(*mig.Owner) // called before an Owner runs
@@ -94,8 +109,11 @@ func newRig(t *testing.T, profile string) *rig {
 	node := simulator.New(p)
 	policy := health.Default()
 	policy.FlapLimit = 1_000_000
-	r := &rig{t: t, node: node, dir: t.TempDir(), boot: "one", wishes: feed.New(mig.Wish{}), pods: map[string]string{}, stop: func() {}}
-	r.Monitor = monitor.New(monitor.Options{Driver: opener{nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()})}, Policy: policy})
+	r := &rig{
+		t: t, node: node, dir: t.TempDir(), boot: "one", wishes: feed.New(mig.Wish{}), pods: map[string]string{}, stop: func() {},
+		modes: &otherProcess{node: node},
+	}
+	r.Monitor = monitor.New(monitor.Options{Driver: opener{nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()})}, Policy: policy, Modes: r.modes})
 	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), klog.Logger{}))
 	ended := make(chan error, 1)
 	go func() { ended <- r.Run(ctx) }()

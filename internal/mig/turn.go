@@ -312,6 +312,9 @@ func (t *turn) ended(ctx context.Context, err error, hold resource.GPUHold) outc
 		if o, waits := t.awaitClients(ctx, hold); waits {
 			return o
 		}
+		if errors.Is(err, inventory.ErrOpenElsewhere) && t.gpu.paused.IsZero() {
+			return t.fail(ctx, t.openElsewhere(err), hold)
+		}
 		for _, p := range t.processes {
 			t.Holders = append(t.Holders, Holder{Device: t.UUID, PID: p.PID})
 		}

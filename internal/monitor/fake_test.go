@@ -234,6 +234,8 @@ func (*session) Repartition(context.Context, string, inventory.MIGStep) (func(co
 	return nil, inventory.ErrNotSupported
 }
 
+func (*session) LostByClose(context.Context) (string, error) { return "", nil }
+
 func (s *session) Next(ctx context.Context) (inventory.Event, error) {
 	if s.node.count(func(n *node) int {
 		if n.deaf {

@@ -62,8 +62,9 @@ type loop struct {
 
 	pending []inventory.Event // of GPUs or MIG devices that only the next look will know
 
-	waiters, informed []waiter     // those of a look that has not begun yet, and of the one that is running
-	driverCalls       []driverCall // to run in the course of that look
+	waiters, informed []waiter            // those of a look that has not begun yet, and of the one that is running
+	driverCalls       []driverCall        // to run in the course of that look
+	sessionless       []func(stays error) // to run before that look, while there is no session; stays says why there is one
 }
 
 func newLoop(m *Monitor, e *prober, start func(func() error)) *loop {
@@ -184,7 +185,7 @@ func (l *loop) begin(ctx context.Context) {
 	l.samples.hold()
 	if l.isQuiesced() {
 		l.looking, l.next = true, now.Add(l.options.Poll)
-		l.informed, l.waiters, l.driverCalls = l.waiters, nil, nil
+		l.informed, l.waiters, l.driverCalls, l.sessionless = l.waiters, nil, nil, nil
 		l.start(func() error {
 			l.looks <- look{released: true, err: l.prober.close(ctx, closePatience)}
 			return nil
@@ -198,9 +199,10 @@ func (l *loop) begin(ctx context.Context) {
 	}
 	l.looking, l.began = true, now
 	l.next = now.Add(l.options.Poll)
-	driverCalls := l.driverCalls
-	l.informed, l.waiters, l.driverCalls = l.waiters, nil, nil
+	driverCalls, sessionless := l.driverCalls, l.sessionless
+	l.informed, l.waiters, l.driverCalls, l.sessionless = l.waiters, nil, nil, nil
 	l.start(func() error {
+		l.prober.without(ctx, sessionless)
 		l.looks <- l.prober.look(ctx, reopen, retry, driverCalls)
 		return nil
 	})

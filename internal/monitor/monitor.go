@@ -51,6 +51,8 @@ type Session interface {
 	// Repartition begins to change that. It returns when that is done or takes long. What it returns waits for the end; the ID is
 	// that of an instance that was created.
 	Repartition(ctx context.Context, uuid string, step inventory.MIGStep) (end func(context.Context) (id int, err error), err error)
+	// LostByClose returns what GPUs would lose if the session were closed while nobody else has them open; empty for nothing.
+	LostByClose(ctx context.Context) (string, error)
 	// Next blocks until an event. After inventory.ErrNoAnswer it may be called again later. Any other error ends the session's
 	// use: only a new one has further events.
 	Next(ctx context.Context) (inventory.Event, error)
@@ -60,6 +62,14 @@ type Session interface {
 	Unwatched() []inventory.LeftOut
 	// Close ends the session and the Next under way. After inventory.ErrNoAnswer the session can still be used.
 	Close(ctx context.Context) error
+}
+
+// A ModeSetter sets the MIG mode of GPUs that the driver resets for that, while this process has no session.
+type ModeSetter interface {
+	// Check returns why it must not be done on this node; nil if it may.
+	Check() error
+	// Set sets the mode. It returns by the end of ctx; the error wraps what that of Session.Repartition's end does.
+	Set(ctx context.Context, uuid string, mode inventory.MIGMode) error
 }
 
 // Options are what a Monitor is made of. All durations have defaults, which a zero value stands for.
@@ -83,6 +93,8 @@ type Options struct {
 	Gap time.Duration
 	// Metrics is told of XIDs and recoveries; nil for nobody.
 	Metrics Metrics
+	// Modes sets MIG modes that this process's session is in the way of; nil where none is ever changed.
+	Modes ModeSetter
 	// HangAfter is how long a call about a GPU may take until the GPU is Unhealthy, 8 s. A GPU that begins to hang is asked within
 	// Poll and judged within SuspectPoll: the sum of the three is below 15 s, also for two that hang at once.
 	HangAfter time.Duration

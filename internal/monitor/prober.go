@@ -3,6 +3,7 @@ package monitor
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -76,6 +77,35 @@ func (e *prober) look(ctx context.Context, reopen, retry bool, driverCalls []dri
 	l.first, e.fresh = e.fresh, false
 	l.unwatched, l.pinned = e.session.Unwatched(), e.outdated
 	return l
+}
+
+// without runs what needs that there is no session, or tells it why there is one.
+func (e *prober) without(ctx context.Context, run []func(stays error)) {
+	if len(run) == 0 {
+		return
+	}
+	stays := e.leave(ctx)
+	for _, r := range run {
+		r(stays)
+	}
+}
+
+// leave closes the session. The error says why it stays.
+func (e *prober) leave(ctx context.Context) error {
+	if e.session == nil {
+		return e.close(ctx, closePatience)
+	}
+	if e.session.Hanging() {
+		return fmt.Errorf("close the session: a call has not returned: %w", inventory.ErrNoAnswer)
+	}
+	lost, err := e.session.LostByClose(ctx)
+	switch {
+	case err != nil:
+		return err
+	case lost != "":
+		return errors.New("the GPU is reset for it, for which this process's session has to be closed, and it is not: " + lost)
+	}
+	return e.close(ctx, closePatience)
 }
 
 // scan scans the node in the session there is, or in a new one.

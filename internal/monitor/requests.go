@@ -152,22 +152,61 @@ func (m *Monitor) Repartition(ctx context.Context, uuid string, step inventory.M
 	case failed != nil:
 		return 0, failed
 	}
-	return end(ctx)
+	id, err := end(ctx)
+	if mode, set := step.Mode(); set && errors.Is(err, inventory.ErrSessionInUse) {
+		return 0, m.setMIGMode(ctx, uuid, mode)
+	}
+	return id, err
+}
+
+// setMIGMode sets the MIG mode of a GPU while there is no session. The next look opens another one. The session stays while a call hangs,
+// and where GPUs would lose settings with it.
+func (m *Monitor) setMIGMode(ctx context.Context, uuid string, mode inventory.MIGMode) error {
+	if m.options.Modes == nil {
+		return inventory.ErrSessionInUse
+	}
+	if err := m.options.Modes.Check(); err != nil {
+		return err
+	}
+	var failed error
+	err := m.during(ctx, func(l *loop, once func(func())) {
+		l.sessionless = append(l.sessionless, func(stays error) {
+			once(func() {
+				if failed = stays; failed == nil {
+					klog.FromContext(ctx).Info("Released the driver for a change of a MIG mode", "gpu", uuid, "mode", mode)
+					failed = m.options.Modes.Set(ctx, uuid, mode)
+				}
+			})
+		})
+	})
+	if failed != nil { // also where the look failed
+		return failed
+	}
+	return err
 }
 
 // send runs a driverCall during a look that begins now, and waits until the look has ended.
 func (m *Monitor) send(ctx context.Context, run driverCall) error {
+	return m.during(ctx, func(l *loop, once func(func())) {
+		l.driverCalls = append(l.driverCalls, func(looking context.Context, s Session, l *look) {
+			once(func() { run(looking, s, l) })
+		})
+	})
+}
+
+// during has add put something into the look that begins now, which calls once, and waits until the look has ended.
+func (m *Monitor) during(ctx context.Context, add func(l *loop, once func(func()))) error {
 	ran := false
 	err := m.await(ctx, wantLook, func(l *loop) error {
 		if l.isQuiesced() {
 			return ErrQuiesced
 		}
-		l.driverCalls = append(l.driverCalls, func(looking context.Context, s Session, l *look) {
+		add(l, func(run func()) {
 			if ctx.Err() != nil {
 				return // nobody waits for it any more
 			}
 			ran = true
-			run(looking, s, l)
+			run()
 		})
 		return nil
 	})

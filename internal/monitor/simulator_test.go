@@ -35,25 +35,29 @@ func (o opener) Open(ctx context.Context) (monitor.Session, error) {
 
 // simulate runs a Monitor of a simulated node until the end of the bubble in which it is called: time is exact in it, and
 // no look takes longer because the machine is busy.
-func simulate(t *testing.T, profile string) simulated {
+func simulate(t *testing.T, profile string, change ...func(*monitor.Options, *simulator.Node)) simulated {
 	t.Helper()
 	p, err := simulator.Load(profile)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return simulateProfile(t, p)
+	return simulateProfile(t, p, change...)
 }
 
 // simulateProfile is simulate for a node that is no file.
-func simulateProfile(t *testing.T, p simulator.Profile) simulated {
+func simulateProfile(t *testing.T, p simulator.Profile, change ...func(*monitor.Options, *simulator.Node)) simulated {
 	t.Helper()
 	node := simulator.New(p)
 	policy := health.Default()
 	policy.FlapLimit = 1_000_000
 	counts := newCounts()
-	m := monitor.New(monitor.Options{
+	options := monitor.Options{
 		Driver: opener{nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()})}, Policy: policy, Metrics: counts,
-	})
+	}
+	for _, c := range change {
+		c(&options, node)
+	}
+	m := monitor.New(options)
 	ctx, cancel := context.WithCancel(silent(t.Context()))
 	ended := make(chan error, 1)
 	go func() { ended <- m.Run(ctx) }()

@@ -218,6 +218,28 @@ func (d device) GetComputeRunningProcesses() ([]nvml.ProcessInfo, nvml.Return) {
 	return invoke(d.api, "nvmlDeviceGetComputeRunningProcesses", d.handle.GetComputeRunningProcesses)
 }
 
+// GetPowerManagementLimit returns mW.
+func (d device) GetPowerManagementLimit() (uint32, nvml.Return) {
+	return query(d, "GetPowerManagementLimit", d.handle.GetPowerManagementLimit)
+}
+
+// GetPowerManagementDefaultLimit returns mW.
+func (d device) GetPowerManagementDefaultLimit() (uint32, nvml.Return) {
+	return query(d, "GetPowerManagementDefaultLimit", d.handle.GetPowerManagementDefaultLimit)
+}
+
+// GetApplicationsClock returns MHz. It is missing from CUDA 14 on.
+func (d device) GetApplicationsClock(clock nvml.ClockType) (uint32, nvml.Return) {
+	return queryFor(d, "GetApplicationsClock", int(clock), func(int) (uint32, nvml.Return) { return d.handle.GetApplicationsClock(clock) })
+}
+
+// GetDefaultApplicationsClock returns MHz. It is missing from CUDA 14 on.
+func (d device) GetDefaultApplicationsClock(clock nvml.ClockType) (uint32, nvml.Return) {
+	return queryFor(d, "GetDefaultApplicationsClock", int(clock), func(int) (uint32, nvml.Return) {
+		return d.handle.GetDefaultApplicationsClock(clock)
+	})
+}
+
 // ResetApplicationsClocks is missing from CUDA 14 on.
 func (d device) ResetApplicationsClocks() nvml.Return {
 	return command(d, "ResetApplicationsClocks", d.handle.ResetApplicationsClocks)

@@ -31,6 +31,8 @@ var functions = []string{
 	"nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetRetiredPagesPendingStatus", "nvmlDeviceGetRepairStatus",
 	"nvmlDeviceGetPcieReplayCounter", "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons",
 	"nvmlDeviceGetPersistenceMode", "nvmlDeviceGetTotalEnergyConsumption",
+	"nvmlDeviceGetPowerManagementLimit", "nvmlDeviceGetPowerManagementDefaultLimit",
+	"nvmlDeviceGetApplicationsClock", "nvmlDeviceGetDefaultApplicationsClock",
 	"nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceResetApplicationsClocks", "nvmlDeviceClearEccErrorCounts",
 	"nvmlDeviceGetComputeMode", "nvmlDeviceSetComputeMode",
 	"nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureV", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetClockInfo",

@@ -14,7 +14,7 @@ import (
 // begun with.
 //
 // The function that it returns waits for the end, and may be called again. It returns the ID of the instance that was created, and 0
-// for other steps. Its error wraps inventory.ErrInUse, inventory.ErrResetRequired, inventory.ErrNoPermission or
+// for other steps. Its error wraps inventory.ErrSessionInUse, inventory.ErrInUse, inventory.ErrResetRequired, inventory.ErrNoPermission or
 // inventory.ErrNotSupported where those fit, and inventory.ErrNoAnswer when the deadline of its ctx came first: then the step may still
 // happen.
 func (s *Session) Repartition(
@@ -54,19 +54,19 @@ func (s *Session) Repartition(
 
 // repartition makes a step, and returns the ID of what was created.
 func repartition(gpu device, step inventory.MIGStep) (int, error) {
-	switch step.Action {
-	case inventory.MIGEnable:
-		return 0, setMIGMode(gpu, nvml.DEVICE_MIG_ENABLE)
-	case inventory.MIGDisable:
-		return 0, setMIGMode(gpu, nvml.DEVICE_MIG_DISABLE)
-	case inventory.MIGCreateInstance:
+	if mode, set := step.Mode(); set {
+		if resetsForMIGMode(gpu) {
+			return 0, inventory.ErrSessionInUse
+		}
+		return 0, setMIGMode(gpu, modeNumber(mode))
+	}
+	if step.Action == inventory.MIGCreateInstance {
 		gi, ret := gpu.CreateGpuInstance(step.Profile, nvml.GpuInstancePlacement{Start: uint32(step.Start), Size: uint32(step.Size)})
 		if ret != nvml.SUCCESS {
 			return 0, refused("nvmlDeviceCreateGpuInstanceWithPlacement", ret)
 		}
 		info, ret := gi.GetInfo()
 		return int(info.Id), failure("nvmlGpuInstanceGetInfo", ret)
-	default: // about a GPU instance
 	}
 	gi, ret := gpu.GetGpuInstanceByID(step.GI)
 	if ret != nvml.SUCCESS {
@@ -98,19 +98,6 @@ func createCompute(gi gpuInstance, step inventory.MIGStep) (int, error) {
 		return int(ci.Id), refused("nvmlGpuInstanceCreateComputeInstance", ret)
 	}
 	return 0, fmt.Errorf("%w: a compute instance with %d slices", inventory.ErrNotSupported, step.Size)
-}
-
-// setMIGMode sets the MIG mode, which is in force when there is no error.
-func setMIGMode(gpu device, mode int) error {
-	const call = "nvmlDeviceSetMigMode"
-	activation, ret := gpu.SetMigMode(mode)
-	switch {
-	case ret != nvml.SUCCESS:
-		return refused(call, ret)
-	case activation == nvml.ERROR_RESET_REQUIRED:
-		return fmt.Errorf("%s: %w", call, inventory.ErrResetRequired)
-	}
-	return refused(call+", activation", activation)
 }
 
 // refused is failure for a call that changes something.

@@ -77,7 +77,8 @@ func TestRepartitionIsRefused(t *testing.T) {
 		want  error
 	}{
 		"a mode while processes run":       {"dgx-h100", &simulator.Fault{Kind: simulator.KindProcesses, GPU: "0", Count: 1}, mode, inventory.ErrInUse},
-		"a mode that needs a restart":      {"dgx-a100", &answer, mode, inventory.ErrResetRequired},
+		"a mode for which it is reset":     {"dgx-a100", nil, mode, inventory.ErrSessionInUse},
+		"a mode that needs a restart":      {"dgx-h100", &answer, mode, inventory.ErrResetRequired},
 		"a mode that no GPU has":           {"t4", nil, mode, inventory.ErrNotSupported},
 		"a mode without privileges":        {"dgx-h100", new(fail("DeviceSetMigMode", "NO_PERMISSION")), mode, inventory.ErrNoPermission},
 		"a lost GPU":                       {"dgx-h100", new(fail("DeviceSetMigMode", "GPU_IS_LOST")), mode, nvml.ERROR_GPU_IS_LOST},
@@ -112,7 +113,7 @@ gpus: [{bdf: "0000:17:00.0", pcie: 0/0/0, mig: [3g.40gb, 3g.40gb]}]}`
 func TestRepartitionTakesLong(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, "dgx-a100")
+		r := newRig(t, "dgx-h100")
 		r.inject(simulator.Fault{Kind: simulator.KindSlow, GPU: "3", Call: "DeviceSetMigMode", Delay: "20s"})
 		began := time.Now()
 		end, err := r.Repartition(r.ctx, r.uuid(3), inventory.MIGStep{Action: inventory.MIGEnable})

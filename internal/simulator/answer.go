@@ -8,7 +8,8 @@ import (
 
 // changeable are the calls that can be made to return another value.
 var changeable = []string{
-	"DeviceGetCount", "DeviceGetMaxMigDeviceCount", "DeviceGetMinorNumber", "DeviceGetName", "DeviceGetUUID",
+	"DeviceGetApplicationsClock", "DeviceGetCount", "DeviceGetMaxMigDeviceCount", "DeviceGetMinorNumber", "DeviceGetName",
+	"DeviceGetPowerManagementLimit", "DeviceGetUUID",
 	"DeviceSetMigMode", // how the activation went: a return code
 }
 

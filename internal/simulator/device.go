@@ -150,6 +150,38 @@ func (d device) GetPersistenceMode() (nvml.EnableState, nvml.Return) {
 	})
 }
 
+// The power limit and the clocks that the driver gives a GPU by itself, in mW and MHz.
+const (
+	usualPower = 400_000
+	usualClock = 1410
+)
+
+// GetPowerManagementLimit returns the power limit in mW.
+func (d device) GetPowerManagementLimit() (uint32, nvml.Return) {
+	const call = "DeviceGetPowerManagementLimit"
+	return ask(d, call, func(g *gpu) (uint32, nvml.Return) {
+		return uint32(d.session.node.numberLocked(call, g, usualPower)), nvml.SUCCESS
+	})
+}
+
+// GetPowerManagementDefaultLimit returns the power limit in mW that the driver gives the GPU by itself.
+func (d device) GetPowerManagementDefaultLimit() (uint32, nvml.Return) {
+	return ask(d, "DeviceGetPowerManagementDefaultLimit", func(*gpu) (uint32, nvml.Return) { return usualPower, nvml.SUCCESS })
+}
+
+// GetApplicationsClock returns a clock in MHz.
+func (d device) GetApplicationsClock(nvml.ClockType) (uint32, nvml.Return) {
+	const call = "DeviceGetApplicationsClock"
+	return ask(d, call, func(g *gpu) (uint32, nvml.Return) {
+		return uint32(d.session.node.numberLocked(call, g, usualClock)), nvml.SUCCESS
+	})
+}
+
+// GetDefaultApplicationsClock returns the clock in MHz that the driver gives the GPU by itself.
+func (d device) GetDefaultApplicationsClock(nvml.ClockType) (uint32, nvml.Return) {
+	return ask(d, "DeviceGetDefaultApplicationsClock", func(*gpu) (uint32, nvml.Return) { return usualClock, nvml.SUCCESS })
+}
+
 // ResetApplicationsClocks does nothing: the simulator has no clocks.
 func (d device) ResetApplicationsClocks() nvml.Return {
 	_, ret := ask(d, "DeviceResetApplicationsClocks", func(*gpu) (struct{}, nvml.Return) {

@@ -44,6 +44,8 @@ type Profile struct {
 	NVLinks []string `json:"nvlinks,omitempty"`
 	// Fabric is the multi-node NVLink fabric that the GPUs have joined; nil without one.
 	Fabric *Fabric `json:"fabric,omitempty"`
+	// VirtualMachine says that the machine is one, in which the driver resets no GPU.
+	VirtualMachine bool `json:"virtualMachine,omitempty"`
 	// Faults have happened to the machine, one after the other, before anybody looks at it.
 	Faults []Fault `json:"faults,omitempty"`
 

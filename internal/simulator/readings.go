@@ -65,6 +65,12 @@ var fields = map[uint32]field{
 		}
 		return bit(n.activeLocked(g, int(scope), n.profile.ends[g.slot][scope])), nvml.SUCCESS
 	}},
+	nvml.FI_DEV_IS_RESETLESS_MIG_SUPPORTED: {since: 525, read: func(_ *Node, g *gpu, _ uint32) (uint64, nvml.Return) {
+		if len(g.spec.model.MIG) == 0 {
+			return 0, nvml.ERROR_NOT_SUPPORTED
+		}
+		return bit(!g.resets()), nvml.SUCCESS
+	}},
 	nvml.FI_DEV_GET_GPU_RECOVERY_ACTION: {since: 565, read: plainField(func(g *gpu) uint64 { return uint64(g.recovery) })},
 }
 

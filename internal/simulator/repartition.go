@@ -23,8 +23,19 @@ func (g *gpu) reset() {
 	g.pending, g.layout = g.mig, layout{}
 }
 
+// open says whether another session than this one is open, or one is registered for the events of the GPU: then the driver does not reset
+// the GPU.
+func (n *Node) openLocked(g *gpu, own *session) bool {
+	for s := range n.sets {
+		if s.masks[g] != 0 {
+			return true
+		}
+	}
+	return len(n.sessions) > 1 || !own.open
+}
+
 // SetMigMode sets the mode, and returns first how its activation went. While the GPU is in use or has instances it is not activated: on
-// Ampere it is pending then.
+// Ampere it is pending then, and as long as another session has the GPU open. In a virtual machine GPUs are not reset.
 func (d device) SetMigMode(mode int) (nvml.Return, nvml.Return) {
 	n := d.session.node
 	activation, ret := ask(d, "DeviceSetMigMode", func(g *gpu) (nvml.Return, nvml.Return) {
@@ -38,8 +49,10 @@ func (d device) SetMigMode(mode int) (nvml.Return, nvml.Return) {
 		case g.mig == wanted:
 		case answer != nvml.SUCCESS:
 			activation = answer
-		case g.busy() || len(g.layout.instances) > 0:
+		case g.busy() || len(g.layout.instances) > 0 || g.resets() && n.openLocked(g, d.session):
 			activation = nvml.ERROR_IN_USE
+		case g.resets() && n.profile.VirtualMachine:
+			activation = nvml.ERROR_NOT_SUPPORTED
 		}
 		if activation == nvml.SUCCESS || g.resets() {
 			g.pending = wanted

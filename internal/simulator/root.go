@@ -55,6 +55,11 @@ func (b filer) device(name string) {
 func (n *Node) buildFilesLocked() fstest.MapFS {
 	b := filer{fstest.MapFS{}}
 	b.text("proc/sys/kernel/random/boot_id", deriveUUID(n.profile.Name, "boot", fmt.Sprint(n.reboots)))
+	flags := "flags\t\t: fpu vme"
+	if n.profile.VirtualMachine {
+		flags += " hypervisor"
+	}
+	b.text("proc/cpuinfo", "processor\t: 0", flags)
 	loaded := n.driver.missing != nvml.ERROR_DRIVER_NOT_LOADED
 	for _, s := range n.profile.NVSwitches {
 		b.text("sys/bus/pci/devices/"+s+"/vendor", "0x10de")

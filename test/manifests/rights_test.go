@@ -131,7 +131,7 @@ func TestRightsOfMIG(t *testing.T) {
 // TestMIGValues: values reach the daemon, NVIDIA's runtime is told to add nothing, and the file of layouts is mounted.
 func TestMIGValues(t *testing.T) {
 	t.Parallel()
-	pod := daemonSet(t, decode(t, "chart", render(t, "{mig: {enabled: true, layout: a, label: true, replace: true, disruption: pause, evictTimeout: 5m, "+
+	pod := daemonSet(t, decode(t, "chart", render(t, "{mig: {enabled: true, layout: a, label: true, replace: true, resetInVM: true, disruption: pause, evictTimeout: 5m, "+
 		"config: {name: default-mig-parted-config}}}")), "gpu-device-plugin").Spec.Template.Spec
 	got := map[string]string{}
 	for _, e := range pod.Containers[0].Env {
@@ -140,7 +140,7 @@ func TestMIGValues(t *testing.T) {
 		}
 	}
 	want := map[string]string{
-		"MIG_ENABLED": "true", "MIG_LAYOUT": "a", "MIG_LABEL": "true", "MIG_REPLACE": "true", "MIG_DISRUPTION": "pause", "MIG_EVICT_TIMEOUT": "5m",
+		"MIG_ENABLED": "true", "MIG_LAYOUT": "a", "MIG_LABEL": "true", "MIG_REPLACE": "true", "MIG_RESET_IN_VM": "true", "MIG_DISRUPTION": "pause", "MIG_EVICT_TIMEOUT": "5m",
 		"MIG_CONFIG_FILE": "/mig/config.yaml", "NVIDIA_VISIBLE_DEVICES": "void",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -70,6 +70,8 @@ type MIG struct {
 	Label *bool `json:"label,omitempty"`
 	// Replace allows that MIG devices are destroyed that this program did not make.
 	Replace *bool `json:"replace,omitempty"`
+	// ResetInVM allows that GPUs are reset for a change of their MIG mode where the node is a virtual machine.
+	ResetInVM *bool `json:"resetInVM,omitempty"`
 	// Disruption is none (default); evict: the pods are evicted that hold a GPU which is to change; or pause: DaemonSets that have such a
 	// GPU open are also paused, by the labels nvidia.com/gpu.deploy.NAME of the node. The last two need the program gpu-node-agent.
 	Disruption *string `json:"disruption,omitempty"`

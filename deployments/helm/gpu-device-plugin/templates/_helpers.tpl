@@ -547,6 +547,7 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
   (list "MIG_CONFIG_FILE" (ternary nil (printf "/mig/%s" .Values.mig.config.key) (empty .Values.mig.config.name)))
   (list "MIG_LABEL" .Values.mig.label)
   (list "MIG_REPLACE" .Values.mig.replace)
+  (list "MIG_RESET_IN_VM" .Values.mig.resetInVM)
   (list "MIG_DISRUPTION" .Values.mig.disruption)
   (list "MIG_EVICT_TIMEOUT" .Values.mig.evictTimeout)
   (list "DRA_MODE" (include "gpu-device-plugin.draMode" .))

@@ -1,0 +1,134 @@
+package daemon
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+)
+
+// SetMIGModeCommand is the command in which a process of this program sets the MIG mode of a GPU for the daemon. Its arguments are the
+// driver root, the UUID and the mode.
+const SetMIGModeCommand = "set-mig-mode"
+
+// modeStatuses are the exit statuses of that command by which the daemon knows why the driver refuses, from firstModeStatus on.
+var modeStatuses = []error{
+	inventory.ErrOpenElsewhere, inventory.ErrInUse, inventory.ErrResetRequired, inventory.ErrNoPermission, inventory.ErrNotSupported,
+}
+
+const firstModeStatus = 10
+
+// SetMIGMode sets the MIG mode, "enabled" or "disabled", of a GPU, by UUID. Of an error ModeStatus is the exit status of the process.
+func SetMIGMode(driverRoot, uuid, mode string) error {
+	wanted := inventory.MIGEnabled
+	if mode == inventory.MIGDisabled.String() {
+		wanted = inventory.MIGDisabled
+	}
+	if mode != wanted.String() {
+		return fmt.Errorf("no MIG mode %q: give enabled or disabled", mode)
+	}
+	return nvidia.SetMIGMode(nvidia.Options{DriverRoot: driverRoot}, uuid, wanted)
+}
+
+// ModeStatus returns the exit status by which the daemon knows an error of SetMIGMode.
+func ModeStatus(err error) int {
+	for i, known := range modeStatuses {
+		if errors.Is(err, known) {
+			return firstModeStatus + i
+		}
+	}
+	return 1
+}
+
+// ModeFailure returns what the end of that process means, which wrote said: the error of SetMIGMode, as far as its status tells it.
+func ModeFailure(err error, said string) error {
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) {
+		return err
+	}
+	if i := exit.ExitCode() - firstModeStatus; i >= 0 && i < len(modeStatuses) {
+		return fmt.Errorf("set the MIG mode: %w", modeStatuses[i])
+	}
+	return fmt.Errorf("set the MIG mode: %w: %s", err, said)
+}
+
+// modeTimeout is how long the driver may take to reset a GPU for its MIG mode. Nothing is known of any GPU meanwhile.
+const modeTimeout = time.Minute
+
+// modeEnd is how long it is waited for a process that was killed.
+const modeEnd = 2 * time.Second
+
+// MIGModes sets MIG modes of GPUs that the driver resets for that, in a process of its own: it implements monitor.ModeSetter.
+type MIGModes struct {
+	Configs *feed.Feed[config.Config]
+	// DriverRoot is where the driver is, as this process sees it.
+	DriverRoot string
+	// Node is nil on a real node.
+	Node *simulator.Node
+
+	running atomic.Bool
+}
+
+// Check implements monitor.ModeSetter.
+func (m *MIGModes) Check() error {
+	switch {
+	case m.running.Load():
+		return fmt.Errorf("set a MIG mode: an earlier process for that has not ended: %w", inventory.ErrNoAnswer)
+	case nvidia.InVirtualMachine(nodeRoot(m.Node)) && !m.Configs.Value().MIG.ResetInVM:
+		return errors.New("the GPU is reset for a change of its MIG mode, and this node is a virtual machine, in which that may fail: " +
+			"set the mode where the virtual machine is made, or allow it with mig.resetInVM")
+	}
+	return nil
+}
+
+// Set implements monitor.ModeSetter.
+func (m *MIGModes) Set(ctx context.Context, uuid string, mode inventory.MIGMode) error {
+	ctx, cancel := context.WithTimeout(ctx, modeTimeout)
+	defer cancel()
+	ended := make(chan error, 1)
+	m.running.Store(true)
+	go func() {
+		err := m.set(ctx, uuid, mode)
+		m.running.Store(false)
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(modeEnd): // a process that hangs in the driver does not end when it is killed
+		return fmt.Errorf("set the MIG mode of GPU %s: %w", uuid, inventory.ErrNoAnswer)
+	}
+}
+
+// set has the driver set the mode, and waits for it.
+func (m *MIGModes) set(ctx context.Context, uuid string, mode inventory.MIGMode) error {
+	if m.Node != nil {
+		return nvidia.SetMIGMode(nvidia.Options{Library: m.Node.NVML(), Root: m.Node.Root()}, uuid, mode)
+	}
+	program, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find this program: %w", err)
+	}
+	c := exec.CommandContext(ctx, program, SetMIGModeCommand, m.DriverRoot, uuid, mode.String())
+	c.Args[0] = "gpu-device-plugin" // under another name the program is another command
+	c.WaitDelay = time.Second
+	var said bytes.Buffer
+	c.Stderr = &said
+	return ModeFailure(c.Run(), strings.TrimSpace(said.String()))
+}
