@@ -39,6 +39,9 @@ type Options struct {
 	Owners *feed.Feed[dra.Owners]
 	// Claimed returns the claims of the pods that are on the node, by "NAMESPACE/NAME"; nil where that is not known.
 	Claimed func(context.Context) (map[string]bool, error)
+	// LookUp returns a claim as the API server has it, and whether it has one of that name; nil where it is not asked: then no claim counts as
+	// leaked.
+	LookUp func(ctx context.Context, namespace, name string) (claim dra.Claim, found bool, err error)
 	// Inspect returns why devices must not be used now, of which it is told the UUID and the way of sharing, as before the start of a container
 	// that has them by the device plugin; nil for no such checks. The error wraps inventory.ErrInUse where that passes by itself.
 	Inspect func(context.Context, []resource.Device) error
@@ -109,7 +112,6 @@ type Claims struct {
 	settled map[string]bool      // claims whose records say all, and whose specs are as they should be, by UID
 	back    map[string]tombstone // claims that were given back a short time ago, by UID
 	left    map[string]string    // why MIG devices are left of a claim that was given back, by its UID
-	lookUp  lookUp               // nil where the API server is not asked
 	noUVM   time.Time            // when nvidia-uvm was seen to be missing; zero while it is there
 }
 
@@ -236,17 +238,6 @@ type Holder struct {
 	Device string
 	// Admin says that the claim has the device beside whoever has it otherwise.
 	Admin bool
-}
-
-// A lookUp returns a claim as the API server has it, and whether it has one of that name.
-type lookUp func(ctx context.Context, namespace, name string) (claim dra.Claim, found bool, err error)
-
-// LookUpBy sets the function that reads a claim from the API server; found is false if the API server has no claim of that name. Before it
-// is set, no claim counts as leaked.
-func (c *Claims) LookUpBy(ask func(ctx context.Context, namespace, name string) (claim dra.Claim, found bool, err error)) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.lookUp = ask
 }
 
 // InUse returns the feed of the claims that are recorded, by the UUID of the GPU. It is nil until Run has read the records. Claims from

@@ -205,6 +205,14 @@ func (r *rig) publish(s inventory.Snapshot) {
 // start begins the life of Claims, and returns once they have looked.
 func (r *rig) start() (*claims.Claims, func()) {
 	r.tb.Helper()
+	if r.asksAPI {
+		r.options.LookUp = func(_ context.Context, _, name string) (dra.Claim, bool, error) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			claim, found := r.existing[name]
+			return claim, found, r.exists
+		}
+	}
 	c := claims.New(r.options)
 	return c, r.run(c)
 }
@@ -212,14 +220,6 @@ func (r *rig) start() (*claims.Claims, func()) {
 // run begins the life of Claims, and returns once they have looked.
 func (r *rig) run(c *claims.Claims) (stop func()) {
 	r.tb.Helper()
-	if r.asksAPI {
-		c.LookUpBy(func(_ context.Context, _, name string) (dra.Claim, bool, error) {
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			claim, found := r.existing[name]
-			return claim, found, r.exists
-		})
-	}
 	ctx, cancel := context.WithCancel(klog.NewContext(r.tb.Context(), klog.Logger{}))
 	ended := make(chan error, 1)
 	go func() { ended <- c.Run(ctx) }()

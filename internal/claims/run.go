@@ -329,9 +329,9 @@ type leaks struct {
 func (c *Claims) findLeaks(ctx context.Context, l *leaks) {
 	now := c.options.Clock.Now()
 	c.mu.Lock()
-	records, ask := c.records, c.lookUp
+	records := c.records
 	c.mu.Unlock()
-	if c.options.Claimed == nil || ask == nil || len(records) == 0 || now.Sub(l.asked) < leakAfter/10 {
+	if c.options.Claimed == nil || c.options.LookUp == nil || len(records) == 0 || now.Sub(l.asked) < leakAfter/10 {
 		return
 	}
 	l.asked = now
@@ -346,7 +346,7 @@ func (c *Claims) findLeaks(ctx context.Context, l *leaks) {
 		needed := claimed[r.String()]
 		if !needed {
 			var now dra.Claim
-			now, needed, err = ask(ctx, r.Namespace, r.Name)
+			now, needed, err = c.options.LookUp(ctx, r.Namespace, r.Name)
 			needed = needed && now.UID == uid && r.is(now)
 		}
 		if needed || err != nil || now.Sub(r.Prepared).Abs() < leakAfter { // a later time is of a clock that went back

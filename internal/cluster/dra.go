@@ -22,8 +22,6 @@ func (c *Cluster) allocation(d daemon.View) []daemon.Task {
 	if d.DRA == nil || d.Config.NodeName == "" {
 		return nil
 	}
-	d.DRA.Claims.LookUpBy(c.lookUpClaim)
-	d.DRA.Arbiter.ListBy(func(ctx context.Context) (map[string][]string, error) { return c.claimsOfNode(ctx, d) })
 	driver := draplugin.New(draplugin.Options{
 		RegistryDir: filepath.Join(d.Config.KubeletRoot, "plugins_registry"), Claims: d.DRA.Claims, Reader: claimReader{c.client},
 		Pools: d.DRA.Devices.Pools(), Snapshots: d.Snapshots, Problems: d.DRA.Claims.Problems(),
@@ -81,8 +79,8 @@ func driverNeeded(d daemon.View) (needed bool, changed []<-chan struct{}) {
 	return needed, []<-chan struct{}{configured, written, prepared, decided}
 }
 
-// lookUpClaim returns what of a claim belongs to the driver, and whether there is one of that name.
-func (c *Cluster) lookUpClaim(ctx context.Context, namespace, name string) (claim dra.Claim, found bool, err error) {
+// Claim returns what of a claim belongs to the driver, and whether there is one of that name.
+func (c *Cluster) Claim(ctx context.Context, namespace, name string) (claim dra.Claim, found bool, err error) {
 	claim, err = claimReader{c.client}.Claim(ctx, namespace, name)
 	if kubeapi.IsNotFound(err) {
 		return dra.Claim{}, false, nil
@@ -90,8 +88,11 @@ func (c *Cluster) lookUpClaim(ctx context.Context, namespace, name string) (clai
 	return claim, err == nil, err
 }
 
-// claimsOfNode returns the claims that were given devices of the node, by the UUID of the GPU. Claims that only look at devices are none.
-func (c *Cluster) claimsOfNode(ctx context.Context, d daemon.View) (map[string][]string, error) {
+// ClaimsOf returns the claims that were given devices of a node, by the UUID of the GPU, which gpu returns for the name of a device. Claims
+// that only look at devices are none.
+func (c *Cluster) ClaimsOf(
+	ctx context.Context, node string, gpu func(device string) (uuid string, known bool),
+) (map[string][]string, error) {
 	all, err := c.client.ResourceClaims(ctx)
 	switch {
 	case kubeapi.IsForbidden(err):
@@ -105,10 +106,10 @@ func (c *Cluster) claimsOfNode(ctx context.Context, d daemon.View) (map[string][
 			continue
 		}
 		for _, r := range claim.Allocation.Results {
-			if r.Driver != dra.Driver || r.Pool != d.Config.NodeName || r.AdminAccess {
+			if r.Driver != dra.Driver || r.Pool != node || r.AdminAccess {
 				continue
 			}
-			if uuid, known := d.DRA.Devices.GPU(r.Device); known {
+			if uuid, known := gpu(r.Device); known {
 				claimed[uuid] = append(claimed[uuid], fmt.Sprintf("%s/%s", claim.Namespace, claim.Name))
 			}
 		}

@@ -37,7 +37,8 @@ func (d *daemon) newDRA(c config.Config) *DRA {
 	o := claims.Options{
 		Pools: a.Devices.Pools(), Divisions: devices.Divisions, Driver: d.monitor, Snapshots: d.monitor.Snapshots(), Configs: d.watcher.Configs(),
 		StateDir: c.StateDir, CDIDir: c.CDIDir, BootID: BootID(d.node), Root: nodeRoot(d.node), Metrics: d.counters,
-		Inspect: (&Inspector{Configs: d.watcher.Configs(), Monitor: d.monitor}).Inspect, Patience: callPatience, Lead: d.lead.Check, Alone: d.mayChangeHardware,
+		Inspect: (&Inspector{Configs: d.watcher.Configs(), Monitor: d.monitor}).Inspect, Patience: callPatience, Lead: d.lead.Check,
+		Alone: d.mayChangeHardware,
 	}
 	timeSlices := nvidia.NewTimeSlices(c.Driver.ContainerRoot)
 	o.SetTimeSlice = func(ctx context.Context, gpu string, interval int) error {
@@ -58,6 +59,11 @@ func (d *daemon) newDRA(c config.Config) *DRA {
 	}
 	if d.directory != nil {
 		o.Held, o.Owners, o.Claimed, h.Users = d.account.Held, a.Owners, d.account.Claims, d.set
+	}
+	if d.cluster != nil && c.NodeName != "" {
+		o.LookUp, h.List = d.cluster.Claim, func(ctx context.Context) (map[string][]string, error) {
+			return d.cluster.ClaimsOf(ctx, c.NodeName, a.Devices.GPU)
+		}
 	}
 	a.Claims = claims.New(o)
 	h.Records = a.Claims.InUse()

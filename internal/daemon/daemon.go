@@ -61,6 +61,11 @@ type Cluster interface {
 	Evict(ctx context.Context, pod mig.Pod) error
 	// Pause has DaemonSets paused that have pods with these UIDs.
 	Pause(ctx context.Context, pods []string) error
+	// Claim returns a ResourceClaim, and whether there is one of that name.
+	Claim(ctx context.Context, namespace, name string) (claim dra.Claim, found bool, err error)
+	// ClaimsOf returns the claims that have devices of a node, as "NAMESPACE/NAME", by the UUID of the GPU, which gpu returns for the name of
+	// a device.
+	ClaimsOf(ctx context.Context, node string, gpu func(device string) (uuid string, known bool)) (map[string][]string, error)
 }
 
 // Run serves kubelet until ctx ends. The error wraps inventory.ErrDriverReplaced when only a new process can talk to the driver.

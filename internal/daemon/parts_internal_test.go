@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/migwish"
@@ -40,6 +41,12 @@ func (fakeCluster) Outputs(View) []Task {
 func (fakeCluster) Labels(View) []Task                    { return nil }
 func (fakeCluster) Evict(context.Context, mig.Pod) error  { return nil }
 func (fakeCluster) Pause(context.Context, []string) error { return nil }
+func (fakeCluster) Claim(context.Context, string, string) (dra.Claim, bool, error) {
+	return dra.Claim{}, false, nil
+}
+func (fakeCluster) ClaimsOf(context.Context, string, func(string) (string, bool)) (map[string][]string, error) {
+	return nil, nil
+}
 
 // unstarted is a daemon on a simulated node of which no task runs.
 func unstarted(t *testing.T, cluster Cluster, args ...string) *daemon {

@@ -48,9 +48,6 @@ func (q *asker) end(a answer) answer {
 	return a
 }
 
-// soon makes the next question come without a pause.
-func (q *asker) soon() { q.ready, q.pause = true, q.first }
-
 func (q *asker) due() <-chan time.Time { return q.timer.C() }
 
 // wait waits for the question that is under way. Its context has ended.

@@ -61,13 +61,13 @@ type Options struct {
 	Beside func() (bool, <-chan struct{})
 	// Records are the claims that are prepared, by the UUID of the GPU; nil as long as they are not known.
 	Records *feed.Feed[map[string][]claims.Holder]
+	// List lists the claims of the cluster that have devices of this node: it returns their names, "NAMESPACE/NAME", by the UUID of the GPU.
+	// The error says why they are not known, and is ErrMayNotList if that will not change by itself. Where it is nil, no GPU goes from a slice
+	// to the device plugin.
+	List func(ctx context.Context) (map[string][]string, error)
 	// Clock is what is waited by; nil is the real one.
 	Clock clock.WithTicker
 }
-
-// A ClaimLister lists the claims of the cluster that have devices of this node: it returns their names, "NAMESPACE/NAME", by the UUID of
-// the GPU. The error says why they are not known, and is ErrMayNotList if that will not change by itself.
-type ClaimLister func(ctx context.Context) (map[string][]string, error)
 
 // A gpu is what is kept of a GPU.
 type gpu struct {
@@ -81,7 +81,6 @@ type gpu struct {
 type Arbiter struct {
 	options Options
 	waits   *feed.Feed[map[string]string]
-	lists   *feed.Feed[ClaimLister] // nil as long as claims cannot be listed
 	pulse   supervise.Pulse
 	gpus    map[string]*gpu // by UUID; the loop's
 }
@@ -91,15 +90,11 @@ func New(o Options) *Arbiter {
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
-	return &Arbiter{options: o, waits: feed.New(map[string]string(nil)), lists: feed.New(ClaimLister(nil)),
-		pulse: supervise.NewPulse(), gpus: map[string]*gpu{}}
+	return &Arbiter{options: o, waits: feed.New(map[string]string(nil)), pulse: supervise.NewPulse(), gpus: map[string]*gpu{}}
 }
 
 // Waits returns the feed of what is waited for before a GPU gets its new owner, by UUID: sentences without a full stop.
 func (a *Arbiter) Waits() *feed.Feed[map[string]string] { return a.waits }
-
-// ListBy has claims be listed by this function. Until it is called, no GPU goes from a slice to the device plugin.
-func (a *Arbiter) ListBy(list ClaimLister) { a.lists.Publish(list) }
 
 // Alive returns an error if Run makes no round before ctx ends.
 func (a *Arbiter) Alive(ctx context.Context) error { return a.pulse.Check(ctx) }
@@ -124,7 +119,6 @@ func (a *Arbiter) Run(ctx context.Context) error {
 		offered, listed := a.options.Offered.Latest()
 		published, changed := a.options.Published.Latest()
 		records, prepared := a.options.Records.Latest()
-		list, listable := a.lists.Latest()
 		var beside bool
 		var alone <-chan struct{}
 		if a.options.Beside != nil {
@@ -149,7 +143,7 @@ func (a *Arbiter) Run(ctx context.Context) error {
 			leaving = nil
 		}
 		asking.start(ctx, leaving, a.askKubelet(snapshot))
-		listing.start(ctx, a.unclaimed(published), a.listClaims(list))
+		listing.start(ctx, a.unclaimed(published), a.listClaims)
 		select {
 		case <-ctx.Done():
 			asking.wait()
@@ -162,8 +156,6 @@ func (a *Arbiter) Run(ctx context.Context) error {
 		case <-changed:
 		case <-prepared:
 		case <-alone:
-		case <-listable:
-			listing.soon()
 		case <-asking.due():
 			asking.ready = true
 		case <-listing.due():
@@ -321,21 +313,19 @@ func (a *Arbiter) unclaimed(published map[string]bool) map[string]uint64 {
 	return epochs
 }
 
-// listClaims returns what asks which claims have GPUs.
-func (a *Arbiter) listClaims(list ClaimLister) func(context.Context, map[string]uint64) answer {
-	return func(ctx context.Context, epochs map[string]uint64) answer {
-		if list == nil {
-			return answer{epochs: epochs, claims: true, err: errors.New("this program does not talk to the API server: run gpu-node-agent")}
-		}
-		claimed, err := list(ctx)
-		has := map[string]string{}
-		for uuid, names := range claimed {
-			if len(names) > 0 {
-				has[uuid] = "claim " + names[0] + " was given it"
-			}
-		}
-		return answer{epochs: epochs, has: has, err: err, claims: true}
+// listClaims asks which claims have GPUs.
+func (a *Arbiter) listClaims(ctx context.Context, epochs map[string]uint64) answer {
+	if a.options.List == nil {
+		return answer{epochs: epochs, claims: true, err: errors.New("this program does not talk to the API server: run gpu-node-agent")}
 	}
+	claimed, err := a.options.List(ctx)
+	has := map[string]string{}
+	for uuid, names := range claimed {
+		if len(names) > 0 {
+			has[uuid] = "claim " + names[0] + " was given it"
+		}
+	}
+	return answer{epochs: epochs, has: has, err: err, claims: true}
 }
 
 // take takes in evidence. It counts for a GPU about which nothing has changed since it was asked for.

@@ -34,6 +34,8 @@ type rig struct {
 	beside    *feed.Feed[bool]
 	stop      func()
 
+	lists func(context.Context) (map[string][]string, error)
+
 	mu      sync.Mutex
 	hangs   chan struct{} // kubelet and the API server answer when it is closed; nil for at once
 	held    []kubelet.HeldDevice
@@ -93,6 +95,7 @@ func newRig(t *testing.T, mode config.DRAMode) *rig {
 		}}),
 		published: feed.New(map[string]bool{}), records: feed.New(map[string][]claims.Holder{}), beside: feed.New(false),
 	}
+	r.lists = r.list
 	r.start()
 	return r
 }
@@ -105,9 +108,8 @@ func (r *rig) start() {
 	r.owners = feed.New(dra.Owners(nil))
 	r.arbiter = handover.New(handover.Options{
 		Configs: r.configs, Snapshots: r.snapshots, Users: r, Owners: r.owners, Offered: r.offered, Published: r.published, Records: r.records,
-		Beside: r.beside.Latest,
+		Beside: r.beside.Latest, List: r.lists,
 	})
-	r.arbiter.ListBy(r.list)
 	r.run()
 }
 
@@ -401,9 +403,9 @@ func TestToPluginWithoutAPIServer(t *testing.T) {
 		r.published.Publish(map[string]bool{"a": true})
 		r.start()
 		r.after(24*time.Hour, dra.LeavesDRA, dra.OwnedByPlugin, "away")
-		time.Sleep(time.Millisecond)
-		r.arbiter.ListBy(nil)
-		r.after(0, dra.LeavesDRA, dra.OwnedByPlugin, "run gpu-node-agent")
+		r.lists = nil
+		r.start()
+		r.after(24*time.Hour, dra.LeavesDRA, dra.OwnedByPlugin, "run gpu-node-agent")
 	})
 }
 
@@ -430,13 +432,13 @@ func TestAnswerThatCameTooLate(t *testing.T) {
 		r := newRig(t, config.DRAOff)
 		r.published.Publish(map[string]bool{"a": true})
 		release := make(chan struct{})
-		r.start()
 		calls := 0
-		r.arbiter.ListBy(func(context.Context) (map[string][]string, error) {
+		r.lists = func(context.Context) (map[string][]string, error) {
 			calls++
 			<-release
 			return nil, nil
-		})
+		}
+		r.start()
 		r.after(time.Minute, dra.LeavesDRA, dra.OwnedByPlugin, "")
 		for _, records := range []map[string][]claims.Holder{{}, {"a": {{Namespace: "ns", Name: "c"}}}} {
 			r.records.Publish(map[string][]claims.Holder{"a": {{Namespace: "ns", Name: "b"}}})
@@ -458,16 +460,16 @@ func TestEvidenceIsOfNow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, config.DRAOff)
 		r.published.Publish(map[string]bool{"a": true})
-		r.start()
 		release, calls := make(chan struct{}), 0
-		r.arbiter.ListBy(func(ctx context.Context) (map[string][]string, error) {
+		r.lists = func(ctx context.Context) (map[string][]string, error) {
 			calls++
 			select {
 			case <-release:
 			case <-ctx.Done():
 			}
 			return nil, ctx.Err()
-		})
+		}
+		r.start()
 		r.after(time.Minute, dra.LeavesDRA, dra.OwnedByPlugin, "")
 		for _, records := range []map[string][]claims.Holder{{"a": {{Namespace: "ns", Name: "b"}}}, {}} {
 			r.records.Publish(records)
