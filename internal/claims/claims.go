@@ -45,6 +45,8 @@ type Options struct {
 	// Inspect returns why devices must not be used now, of which it is told the UUID and the way of sharing, as before the start of a container
 	// that has them by the device plugin; nil for no such checks. The error wraps inventory.ErrInUse where that passes by itself.
 	Inspect func(context.Context, []resource.Device) error
+	// PodRuns reports whether a pod has a process still, by its UID; false where that cannot be seen. Nil where it is never seen.
+	PodRuns func(uid string) bool
 	// SetTimeSlice sets the time slice of a GPU, from 0 (the default) to 3 (long); nil where it cannot be set.
 	SetTimeSlice func(ctx context.Context, gpu string, interval int) error
 	// MPS has control daemons run; nil where there are none.
@@ -216,12 +218,15 @@ func (c *Claims) timesBack(uid string) int {
 	return c.back[uid].times
 }
 
-// bury notes that a claim is given back now.
+// bury notes that a claim is given back now. A call that tries that again wakes nobody, itself included.
 func (c *Claims) bury(uid string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.back[uid] = tombstone{c.back[uid].times + 1, c.options.Clock.Now()}
-	c.changed.Publish(struct{}{})
+	before, again := c.back[uid]
+	c.back[uid] = tombstone{before.times + 1, c.options.Clock.Now()}
+	if !again {
+		c.changed.Publish(struct{}{})
+	}
 }
 
 // forget removes old tombstones.

@@ -54,7 +54,7 @@ func (c *Claims) Prepare(
 
 // prepare is one try of Prepare. Before is how often the claim was given back when the call began.
 func (c *Claims) prepare(ctx context.Context, claim dra.Claim, before int) ([]dra.Prepared, error) {
-	if r, settled := c.settledClaim(claim.UID); settled && r.is(claim) {
+	if r, settled := c.settledClaim(claim.UID); settled && r.is(claim) && !r.addsPods(claim) {
 		return r.prepared(), nil
 	}
 	locks := c.locks.begin()
@@ -79,6 +79,12 @@ func (c *Claims) prepare(ctx context.Context, claim dra.Claim, before int) ([]dr
 		if r, err = c.record(ctx, locks, claim, r, before); err != nil {
 			return nil, err
 		}
+	} else if r.addsPods(claim) {
+		r.Pods = slices.Compact(slices.Sorted(slices.Values(slices.Concat(r.Pods, claim.Pods))))
+		if err := c.store.write(r); err != nil {
+			return nil, err
+		}
+		c.keep(r)
 	}
 	if r.intent() {
 		if r, err = c.makeDevices(ctx, locks, r, earlier); err != nil {
@@ -151,6 +157,11 @@ func (r record) is(claim dra.Claim) bool {
 	})
 }
 
+// addsPods reports whether a claim has pods that are not in its record.
+func (r record) addsPods(claim dra.Claim) bool {
+	return slices.ContainsFunc(claim.Pods, func(uid string) bool { return !slices.Contains(r.Pods, uid) })
+}
+
 // names returns the names of the devices of a record.
 func (r record) names() string {
 	all := make([]string, len(r.Devices))
@@ -202,7 +213,7 @@ func (c *Claims) record(ctx context.Context, locks *holding, claim dra.Claim, fo
 	}
 	r := record{
 		Version: recordVersion, Boot: c.options.BootID, UID: claim.UID, Namespace: claim.Namespace, Name: claim.Name,
-		Prepared: c.options.Clock.Now().UTC(), Devices: devices,
+		Prepared: c.options.Clock.Now().UTC(), Pods: claim.Pods, Devices: devices,
 	}
 	if former.UID != "" {
 		r.inherit(former)
@@ -367,6 +378,20 @@ func (c *Claims) Unprepare(ctx context.Context, uid, namespace, name string) (er
 	return c.wait(ctx, func() error { return c.unprepare(ctx, uid, namespace, name) })
 }
 
+// ended returns which pod of a claim has a process still. Kubelet gives the claims of pods that were deleted by force back once a minute,
+// whether their containers have ended or not; it does so again when they have.
+func (c *Claims) ended(r record) error {
+	if c.options.PodRuns == nil || r.former(c.options.BootID) {
+		return nil
+	}
+	for _, uid := range r.Pods {
+		if c.options.PodRuns(uid) {
+			return fail(CauseInUse, "the pod with UID %s has not ended yet", uid)
+		}
+	}
+	return nil
+}
+
 // unprepare does so within a call, or in Run.
 func (c *Claims) unprepare(ctx context.Context, uid, namespace, name string) error {
 	locks := c.locks.begin()
@@ -376,6 +401,9 @@ func (c *Claims) unprepare(ctx context.Context, uid, namespace, name string) err
 	}
 	c.bury(uid)
 	r := c.all()[uid]
+	if err := c.ended(r); err != nil {
+		return err
+	}
 	c.settle(r, false)
 	gone, err := c.giveBack(ctx, locks, r)
 	if err != nil {

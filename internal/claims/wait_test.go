@@ -230,3 +230,55 @@ func TestKubeletIsSilent(t *testing.T) {
 		})
 	}
 }
+
+// TestUnprepareWhileAPodRuns: kubelet gives a claim back whose pod was deleted by force before the pod's containers have ended. The GPU is not
+// given to another claim before that. The call waits without work, and is not needed any more when kubelet makes it again.
+func TestUnprepareWhileAPodRuns(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.options.Patience = 30 * time.Second
+		runs, asked := map[string]bool{"pod-1": true, "pod-2": true}, 0
+		r.options.PodRuns = func(uid string) bool {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			asked++
+			return runs[uid]
+		}
+		c, stop := r.start()
+		defer stop()
+		first := claim("uid-1", gpuA)
+		first.Pods = []string{"pod-1"}
+		r.prepare(c, first)
+		first.Pods = []string{"pod-2"} // another one that shares the claim
+		r.prepare(c, first)
+
+		early, next := make(chan error, 1), make(chan error, 1)
+		go func() { early <- c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1") }()
+		go func() {
+			_, err := ask(t.Context(), c, claim("uid-2", gpuA))
+			next <- err
+		}()
+		end := func(uid string) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			runs[uid] = false
+		}
+		time.Sleep(10*time.Second + time.Millisecond)
+		end("pod-1")
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		if len(early)+len(next) > 0 || r.spec("uid-1") == nil || asked > 100 {
+			t.Fatalf("given back while a pod runs; it was asked %d times whether one does", asked)
+		}
+		end("pod-2")
+		ended := time.Now()
+		r.unprepare(c, "uid-1")
+		if err := <-next; err != nil || time.Since(ended) > 0 {
+			t.Errorf("the next claim: %v, %v after the pods have ended", err, time.Since(ended))
+		}
+		if err := <-early; err != nil {
+			t.Errorf("the early call: %v", err)
+		}
+	})
+}

@@ -58,6 +58,7 @@ func (d *daemon) newDRA(c config.Config) *DRA {
 		Published: a.Devices.Published(), Beside: d.beside,
 	}
 	if d.directory != nil {
+		o.PodRuns = func(uid string) bool { return kubelet.PodRuns(kubelet.PodCgroups, uid) }
 		o.Held, o.Owners, o.Claimed, h.Users = d.account.Held, a.Owners, d.account.Claims, d.set
 	}
 	if d.cluster != nil && c.NodeName != "" {

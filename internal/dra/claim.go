@@ -7,6 +7,8 @@ type Claim struct {
 	UID, Namespace, Name string
 	// Results are the devices, in the order of the allocation.
 	Results []Result
+	// Pods are the UIDs of the pods that may use the claim.
+	Pods []string
 	// Configs are the opaque configuration for this driver, that of classes before that of the claim.
 	Configs []OpaqueConfig
 }

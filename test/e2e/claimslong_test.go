@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -323,7 +324,15 @@ func deletedByForce(ctx context.Context, t *testing.T, n *node.Node, _ podresour
 		}
 	}
 	end()
-	t.Logf("%d looks at the containers, %d of them at most; the driver refused a GPU %d times as the claim of before had it", looks, most, refused)
+	early := 0 // kubelet gave claims back whose containers had not ended
+	log := kubectl(ctx, t, n, "--namespace", namespace, "logs", "--tail=-1", theDaemonPod(ctx, t, n).Name)
+	for line := range strings.Lines(log) {
+		if strings.Contains(line, "NodeUnprepareResources") && regexp.MustCompile(`took="[1-9][0-9.]*s"|has not ended yet`).MatchString(line) {
+			early++
+		}
+	}
+	t.Logf("%d looks at the containers, %d of them at most; the driver refused a GPU %d times as the claim of before had it; kubelet gave a claim "+
+		"back %d times before its containers had ended", looks, most, refused, early)
 	if most < gpus-2 {
 		t.Errorf("%d containers were seen at once, want %d", most, gpus-2)
 	}
