@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
 )
 
@@ -75,25 +76,17 @@ func (n *nodeConfig) start(ctx context.Context) {
 }
 
 // withPatience returns what do does with a state directory, or an error if its disk does not answer soon.
-func withPatience[T any](ctx context.Context, stateDir string, do func(string) (T, error)) (T, error) {
-	type answer struct {
-		value T
-		err   error
-	}
-	done := make(chan answer, 1)
-	go func() {
+func withPatience[T any](ctx context.Context, stateDir string, do func(string) (T, error)) (value T, err error) {
+	answer := make(chan T, 1)
+	err = files.NewDisk().Do(ctx, firstAnswer, func() error {
 		value, err := do(stateDir)
-		done <- answer{value, err}
-	}()
-	var none T
-	select {
-	case a := <-done:
-		return a.value, a.err
-	case <-time.After(firstAnswer):
-		return none, fmt.Errorf("the state directory %s does not answer", stateDir)
-	case <-ctx.Done():
-		return none, ctx.Err()
+		answer <- value
+		return err
+	})
+	if err == nil {
+		value = <-answer
 	}
+	return value, err
 }
 
 // publish makes a choice the one in force, if it is another.
