@@ -230,7 +230,9 @@ func TestProcessesAreWaitedFor(t *testing.T) {
 		// A process that the driver shows to nobody.
 		r.inject(simulator.Fault{Kind: simulator.KindFail, GPU: "0", Call: "ComputeInstanceDestroy", Return: "IN_USE"})
 		r.wishes.Publish(mig.Wish{Layout: "all-disabled"})
-		r.until("waits", func(s mig.Status) bool { return strings.Contains(s.Reason, "nvmlComputeInstanceDestroy: in use") })
+		r.until("waits", func(s mig.Status) bool {
+			return strings.Contains(s.Reason, "nvmlComputeInstanceDestroy: in use: the driver shows this container no process")
+		})
 		r.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "0"})
 		r.reaches(mig.StateSuccess)
 	})

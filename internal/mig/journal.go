@@ -100,12 +100,22 @@ func instanceOf(i inventory.GPUInstance) instance {
 	return noted
 }
 
-// is says whether an instance of the GPU is the noted one, of which not all compute instances need exist.
+// is says whether an instance of the GPU is the noted one, of which not all compute instances need exist. Where these are in it is the
+// driver's to decide.
 func (i instance) is(found inventory.GPUInstance) bool {
-	return i.Profile == found.Profile && i.Start == found.Start && i.Size == found.Size &&
-		!slices.ContainsFunc(found.Computes, func(c inventory.ComputeInstance) bool {
-			return !slices.Contains(i.Computes, compute{c.Start, c.Slices})
-		})
+	if i.Profile != found.Profile || i.Start != found.Start || i.Size != found.Size {
+		return false
+	}
+	noted := map[int]int{} // how many, by their size
+	for _, c := range i.Computes {
+		noted[c.Slices]++
+	}
+	for _, c := range found.Computes {
+		if noted[c.Slices]--; noted[c.Slices] < 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // inventoried returns noted instances as the inventory has them.

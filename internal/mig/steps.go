@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -72,15 +73,18 @@ func rowOf(d layout.Division) string {
 	return row(d.Mode, instances)
 }
 
-// row says how a GPU is divided: the same for the same mode, and the same instances at the same places.
+// row says how a GPU is divided: the same for the same mode, the same GPU instances at the same places, and the same sizes of compute
+// instances in each.
 func row(mode inventory.MIGMode, instances []inventory.GPUInstance) string {
 	parts := []string{"MIG " + mode.String()}
 	for _, i := range instances {
 		text := fmt.Sprintf("%s at slice %d", i.Profile, i.Start)
+		var sizes []string
 		for _, c := range i.Computes {
-			text += fmt.Sprintf(" [%d+%d]", c.Start, c.Slices)
+			sizes = append(sizes, fmt.Sprintf("%dc", c.Slices))
 		}
-		parts = append(parts, text)
+		slices.Sort(sizes)
+		parts = append(parts, strings.TrimSpace(text+" "+strings.Join(sizes, " ")))
 	}
 	return strings.Join(parts, ", ")
 }

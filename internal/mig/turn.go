@@ -318,7 +318,11 @@ func (t *turn) ended(ctx context.Context, err error, hold resource.GPUHold) outc
 		for _, p := range t.processes {
 			t.Holders = append(t.Holders, Holder{Device: t.UUID, PID: p.PID})
 		}
-		return t.wait(PhaseWaiting, err.Error(), t.pause(busyMost), hold)
+		reason := err.Error()
+		if len(t.Holders) == 0 {
+			reason += ": the driver shows this container no process on it, and without hostPID none of other containers"
+		}
+		return t.wait(PhaseWaiting, reason, t.pause(busyMost), hold)
 	}
 	return t.fail(ctx, err, hold)
 }

@@ -74,7 +74,7 @@ func (i gpuInstance) Destroy() nvml.Return {
 	return act(i.api, "nvmlGpuInstanceDestroy", i.handle.Destroy)
 }
 
-// CreateComputeInstance creates an instance at a place, where the driver can, and returns what it is.
+// CreateComputeInstance creates an instance at a place, or where the driver puts it if it does not take that place, and returns what it is.
 func (i gpuInstance) CreateComputeInstance(
 	profile nvml.ComputeInstanceProfileInfo, placement nvml.ComputeInstancePlacement,
 ) (nvml.ComputeInstanceInfo, nvml.Return) {
@@ -82,10 +82,12 @@ func (i gpuInstance) CreateComputeInstance(
 	handle, ret := invoke(i.api, placed, func() (nvml.ComputeInstance, nvml.Return) {
 		return i.handle.CreateComputeInstanceWithPlacement(&profile, &placement)
 	})
-	if ret == nvml.ERROR_FUNCTION_NOT_FOUND {
+	switch ret {
+	case nvml.ERROR_FUNCTION_NOT_FOUND, nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_INVALID_ARGUMENT, nvml.ERROR_INSUFFICIENT_RESOURCES:
 		handle, ret = invoke(i.api, "nvmlGpuInstanceCreateComputeInstance", func() (nvml.ComputeInstance, nvml.Return) {
 			return i.handle.CreateComputeInstance(&profile)
 		})
+	default: // it was created, or no other place is better
 	}
 	if ret != nvml.SUCCESS {
 		return nvml.ComputeInstanceInfo{}, ret

@@ -37,7 +37,17 @@ func (s *Session) Repartition(
 	var id int
 	var failed error
 	done := make(chan struct{})
+	counts := sl.gpm
+	if sl.gpm != nil && (step.Action == inventory.MIGDestroyCompute || step.Action == inventory.MIGDestroyInstance) {
+		sl.gpm = nil
+	} else {
+		counts = nil
+	}
 	run := func() {
+		if counts != nil { // they may keep the instance from being destroyed
+			clear(counts.seen)
+			counts.sweep(handle.api)
+		}
 		id, failed = repartition(handle, step)
 		close(done)
 	}

@@ -60,6 +60,36 @@ func TestRepartition(t *testing.T) {
 	}
 }
 
+// TestComputeInstanceElsewhere: where the driver does not take a place for a compute instance, it chooses one.
+func TestComputeInstanceElsewhere(t *testing.T) {
+	t.Parallel()
+	for _, answer := range []string{"INVALID_ARGUMENT", "NOT_SUPPORTED"} {
+		r := newRig(t, divided)
+		r.made(0, inventory.MIGStep{Action: inventory.MIGDestroyCompute, GI: 1})
+		r.inject(simulator.Fault{
+			Kind: simulator.KindFail, GPU: "0", Call: "GpuInstanceCreateComputeInstanceWithPlacement", Return: answer,
+		})
+		r.made(0, inventory.MIGStep{Action: inventory.MIGCreateCompute, GI: 1, Start: 2, Size: 1})
+		compare(t, answer, []inventory.ComputeInstance{{Slices: 1}}, r.partitions(0).Instances[0].Computes)
+	}
+}
+
+// TestSamplesKeepNoInstance: the driver does not destroy an instance that samples of performance monitoring refer to.
+func TestSamplesKeepNoInstance(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, divided)
+	r.scan()
+	r.measure(0, false)
+	compare(t, "samples", 4, r.node.Stats().GPMSamples)
+	r.made(0, inventory.MIGStep{Action: inventory.MIGDestroyCompute, GI: 1})
+	r.made(0, inventory.MIGStep{Action: inventory.MIGDestroyInstance, GI: 1})
+	compare(t, "samples", 0, r.node.Stats().GPMSamples)
+	r.scan()
+	r.measure(0, false)
+	compare(t, "samples", 2, r.node.Stats().GPMSamples)
+	compare(t, "calls on handles that do not live", 0, r.node.Stats().StaleCalls)
+}
+
 func TestRepartitionIsRefused(t *testing.T) {
 	t.Parallel()
 	fail := func(call, ret string) simulator.Fault {

@@ -45,6 +45,7 @@ func (s *gpmSample) Free() nvml.Return {
 	}
 	s.freed = true
 	s.node.gpmSamples--
+	delete(s.node.pins, s)
 	return nvml.SUCCESS
 }
 
@@ -61,9 +62,11 @@ func (s *gpmSample) Get(of nvml.Device) nvml.Return {
 // MigGet has the driver fill in the sample for a GPU instance.
 func (s *gpmSample) MigGet(of nvml.Device, gi int) nvml.Return {
 	return s.fill(of, "GpmMigSampleGet", func(g *gpu) (int, nvml.Return) {
-		if !slices.ContainsFunc(g.layout.instances, func(i *gpuInstance) bool { return i.id == gi }) {
+		at := slices.IndexFunc(g.layout.instances, func(i *gpuInstance) bool { return i.id == gi })
+		if at < 0 {
 			return 0, nvml.ERROR_NOT_FOUND
 		}
+		s.node.pins[s] = g.layout.instances[at]
 		return g.slot + gi, nvml.SUCCESS
 	})
 }

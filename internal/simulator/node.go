@@ -36,10 +36,11 @@ type Node struct {
 	sets     map[*eventSet]struct{} // those that are not freed, of sessions that ended too
 	stale    int                    // calls on handles that did not live any more
 
-	bindings   uint64 // how many there were
-	gpmSamples int    // those that are not freed
-	calls      uint64 // that were made
-	systemSets int    // those that are not freed, of sessions that ended too
+	bindings   uint64                      // how many there were
+	gpmSamples int                         // those that are not freed
+	pins       map[*gpmSample]*gpuInstance // the instances that these were filled in for last: they are not destroyed
+	calls      uint64                      // that were made
+	systemSets int                         // those that are not freed, of sessions that ended too
 }
 
 // A driver is the driver that is installed now.
@@ -100,6 +101,7 @@ func build(p Profile) (*Node, error) {
 		log:      newKernelLog(),
 		sessions: map[*session]struct{}{},
 		sets:     map[*eventSet]struct{}{},
+		pins:     map[*gpmSample]*gpuInstance{},
 	}
 	for slot, spec := range p.GPUs {
 		layout, err := layOut(spec.model, spec.UUID, spec.MIG)

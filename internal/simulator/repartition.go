@@ -162,9 +162,14 @@ func (d device) create(call string, profile uint32, place func(*gpu, MIGProfile)
 	})
 }
 
-// Destroy ends the GPU instance, unless it has a compute instance.
+// Destroy ends the GPU instance, unless it has a compute instance, or a sample of performance monitoring refers to it.
 func (h gpuInstanceHandle) Destroy() nvml.Return {
 	_, ret := askGI(h, "GpuInstanceDestroy", func() (struct{}, nvml.Return) {
+		for _, pinned := range h.session.node.pins {
+			if pinned == h.gi {
+				return struct{}{}, nvml.ERROR_IN_USE
+			}
+		}
 		if len(h.gi.computes) > 0 {
 			return struct{}{}, nvml.ERROR_IN_USE
 		}
