@@ -42,8 +42,8 @@ type Options struct {
 	// LookUp returns a claim as the API server has it, and whether it has one of that name; nil where it is not asked: then no claim counts as
 	// leaked.
 	LookUp func(ctx context.Context, namespace, name string) (claim dra.Claim, found bool, err error)
-	// Inspect returns why devices must not be used now, of which it is told the UUID and the way of sharing, as before the start of a container
-	// that has them by the device plugin; nil for no such checks. The error wraps inventory.ErrInUse where that passes by itself.
+	// Inspect returns why devices must not be used now, of which it is told the UUID and the way of sharing, as before the start of a
+	// container that has them by the device plugin; nil for no such checks. The error wraps inventory.ErrInUse where that passes by itself.
 	Inspect func(context.Context, []resource.Device) error
 	// PodRuns reports whether a pod has a process still, by its UID; false where that cannot be seen. Nil where it is never seen.
 	PodRuns func(uid string) bool

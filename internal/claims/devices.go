@@ -8,8 +8,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
 
-// Identify returns devices that containers hold with the UUID of the GPU or MIG device as the ID of those that they hold by a claim. Those of
-// other drivers, of claims that are not prepared, and those that are held with adminAccess, beside whoever has them otherwise, are left out.
+// Identify returns devices that containers hold with the UUID of the GPU or MIG device as the ID of those that they hold by a claim.
+// Those of other drivers, of claims that are not prepared, and those that are held with adminAccess, beside whoever has them otherwise,
+// are left out.
 func Identify(devices []kubelet.ContainerDevice, prepared []ClaimStatus) []kubelet.ContainerDevice {
 	uuids := map[kubelet.ClaimResource]string{}
 	for _, c := range prepared {

@@ -256,8 +256,8 @@ func (c *Claims) record(ctx context.Context, locks *holding, claim dra.Claim, fo
 // heldPatience is how long kubelet may take to say which pods hold GPUs as resources, where none is on offer as one.
 const heldPatience = 2 * time.Second
 
-// held returns the devices that pods hold by the device plugin. A GPU goes into a slice when no pod has it as a resource, and is not on offer as
-// one before it has left the slice, over restarts, too. So where all GPUs are in slices, an answer of kubelet's is not needed.
+// held returns the devices that pods hold by the device plugin. A GPU goes into a slice when no pod has it as a resource, and is not on
+// offer as one before it has left the slice, over restarts, too. So where all GPUs are in slices, an answer of kubelet's is not needed.
 func (c *Claims) held(ctx context.Context, s inventory.Snapshot) ([]kubelet.HeldDevice, error) {
 	if c.options.Held == nil {
 		return nil, nil
@@ -280,8 +280,9 @@ func (c *Claims) held(ctx context.Context, s inventory.Snapshot) ([]kubelet.Held
 // inspectTimeout limits the checks of the devices of a claim.
 const inspectTimeout = 5 * time.Second
 
-// inspect returns what the checks before a start find on the devices of a claim that is prepared for the first time: later its own containers
-// may run. An ill device, whose taint the claim tolerates, and one with adminAccess are not checked. The caller has the locks of the GPUs.
+// inspect returns what the checks before a start find on the devices of a claim that is prepared for the first time: later its own
+// containers may run. An ill device, whose taint the claim tolerates, and one with adminAccess are not checked. The caller has the locks
+// of the GPUs.
 func (c *Claims) inspect(ctx context.Context, s inventory.Snapshot, r record) error {
 	if c.options.Inspect == nil {
 		return nil

@@ -52,8 +52,8 @@ type record struct {
 	Name      string `json:"name"`
 	// Prepared is when the record was written first.
 	Prepared time.Time `json:"prepared"`
-	// Pods are the UIDs of pods that used the claim when it was prepared. A pod that uses it later, beside them, may not be among them: kubelet
-	// does not tell.
+	// Pods are the UIDs of pods that used the claim when it was prepared. A pod that uses it later, beside them, may not be among them:
+	// kubelet does not tell.
 	Pods []string `json:"pods,omitempty"`
 	// Adopted says that NVIDIA's driver prepared the claim.
 	Adopted bool `json:"adopted,omitempty"`

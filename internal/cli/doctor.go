@@ -124,7 +124,8 @@ func examine(ctx context.Context, c config.Config, problem, hostRoot string) (fi
 		Problem: problem, ConfigFile: c.File, CDI: c.Edits.UsesCDI(), DeviceNodes: c.Edits.DeviceNodes,
 		Envvar:       slices.Contains(c.Edits.Strategies, edits.EnvVar),
 		VolumeMounts: slices.Contains(c.Edits.Strategies, edits.VolumeMounts),
-		CDIFolder:    c.CDIDir, CDIVendor: edits.CDIVendor, KernelLog: c.KernelLog, MPS: c.Resource.Sharing.Mode == resource.MPS, Claims: c.DRA.Mode != config.DRAOff,
+		CDIFolder:    c.CDIDir, CDIVendor: edits.CDIVendor, KernelLog: c.KernelLog,
+		MPS: c.Resource.Sharing.Mode == resource.MPS, Claims: c.DRA.Mode != config.DRAOff,
 	}
 	return doctor.Examine(facts), at, nil
 }

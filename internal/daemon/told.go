@@ -29,9 +29,9 @@ type Told struct {
 	mu       sync.Mutex      // held while what was heard is published, and for changes of deciders
 }
 
-// NewTold returns what a process tells and hears. Who gives out each GPU is published to owners, a nil feed where the process does not know
-// Dynamic Resource Allocation; holds on GPUs that are being divided anew to dividing, nil where nobody changes layouts. Divides says that this
-// process does.
+// NewTold returns what a process tells and hears. Who gives out each GPU is published to owners, a nil feed where the process does not
+// know Dynamic Resource Allocation; holds on GPUs that are being divided anew to dividing, nil where nobody changes layouts. Divides says
+// that this process does.
 func NewTold(
 	l *lead.Lead, snapshots *feed.Feed[inventory.Snapshot], owners *feed.Feed[dra.Owners],
 	dividing *feed.Feed[map[string]resource.GPUHold], divides bool,

@@ -108,11 +108,11 @@ const reportedFaults = inventory.FabricUnassigned | inventory.FabricManagerDisco
 
 // fabricAdvice says who has to do what about a fault, where it is not Fabric Manager that has to come up.
 var fabricAdvice = map[inventory.FabricFault]string{
-	inventory.FabricWrongSystem:         "the GUID of the system is not the one that the fabric expects: have who installed the machine check it",
-	inventory.FabricWrongChassis:        "the serial number of the chassis is not the one that the fabric expects: have who installed the machine check it",
+	inventory.FabricWrongSystem:         "the system has another GUID than the fabric expects: ask who installed the machine",
+	inventory.FabricWrongChassis:        "the chassis has another serial number than the fabric expects: ask who installed the machine",
 	inventory.FabricNoPartition:         "no partition has the GPU: have who manages the partitions of the fabric add it to one",
 	inventory.FabricTooFewLinks:         "too few NVLinks of the GPU are up for its partition: check NVSwitches, cables and trays",
-	inventory.FabricWrongFirmware:       "the firmware of the GPU does not fit the fabric: install the firmware or driver that NVIDIA lists for it",
+	inventory.FabricWrongFirmware:       "the firmware of the GPU does not fit the fabric: install the one that NVIDIA lists for it",
 	inventory.FabricWrongPlace:          "the GPU is where the fabric expects none: check in which slot or tray it is",
 	inventory.FabricInvalidGPU:          "the state of the GPU is not valid: stop all processes on the GPU and reset it",
 	inventory.FabricMisconfigured:       "the configuration is wrong in a way that this program does not know: read Fabric Manager's log",
@@ -145,7 +145,8 @@ func fabricFault(s inventory.Signal[inventory.Fabric]) string {
 	case !s.Known:
 		return ""
 	case f.State != inventory.FabricCompleted:
-		return because(inventory.CureFabric, "registration with the NVSwitch fabric is %v, and CUDA does not start before it is completed", f.State)
+		return because(inventory.CureFabric,
+			"registration with the NVSwitch fabric is %v, and CUDA does not start before it is completed", f.State)
 	case f.Status != 0:
 		return because(inventory.CureFabric, "registration with the NVSwitch fabric failed with NVML code %d", f.Status)
 	case f.Summary == inventory.FabricSummaryUnhealthy && f.Faults == 0:

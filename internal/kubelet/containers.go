@@ -37,7 +37,8 @@ func (p *PodResources) Held(ctx context.Context) ([]HeldDevice, error) {
 	return l.held, err
 }
 
-// ContainerDevices returns the devices of all resources and claims that containers hold, each once for a container. For the rest, it is as Held.
+// ContainerDevices returns the devices of all resources and claims that containers hold, each once for a container. For the rest, it is
+// as Held.
 func (p *PodResources) ContainerDevices(ctx context.Context) ([]ContainerDevice, error) {
 	l, err := p.list(ctx)
 	return l.containers, err

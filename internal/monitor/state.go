@@ -173,19 +173,18 @@ func (t *state) foldResult(g health.GPU, r readResult, now time.Time) health.GPU
 		return t.policy.FoldReading(g, r.Reading, t.facts, now)
 	}
 	var stall *inventory.Stall
-	switch {
-	case errors.As(r.err, &stall):
-		since, ok := t.unanswered[g.UUID]
-		if !ok || since.Before(t.facts.Opened) { // the time in which a session is opened does not count
-			since = later(t.began, t.facts.Opened)
-			t.unanswered[g.UUID] = since
-		}
-		if now.Sub(stall.Call.Since) >= t.hangAfter || now.Sub(since) >= answerPatience {
-			return t.policy.FoldHang(g, *stall, t.facts, now)
-		}
-		return t.policy.FoldStall(g, cmp.Or(stall.Call.Function, "reading its files"), now)
+	if !errors.As(r.err, &stall) {
+		return t.policy.FoldSilence(g, silent(r.err), now)
 	}
-	return t.policy.FoldSilence(g, silent(r.err), now)
+	since, ok := t.unanswered[g.UUID]
+	if !ok || since.Before(t.facts.Opened) { // the time in which a session is opened does not count
+		since = later(t.began, t.facts.Opened)
+		t.unanswered[g.UUID] = since
+	}
+	if now.Sub(stall.Call.Since) >= t.hangAfter || now.Sub(since) >= answerPatience {
+		return t.policy.FoldHang(g, *stall, t.facts, now)
+	}
+	return t.policy.FoldStall(g, cmp.Or(stall.Call.Function, "reading its files"), now)
 }
 
 // cleared folds in that the counts of memory errors of GPUs were cleared, before what was read of them afterwards.

@@ -145,8 +145,8 @@ func (w *watch) again() []watched {
 	return again
 }
 
-// add registers for the events of more GPUs that are not known yet, into the set that there is: events may wait in it. It returns those for which it
-// could not.
+// add registers for the events of more GPUs that are not known yet, into the set that there is: events may wait in it. It returns those
+// for which it could not.
 func (w *watch) add(gpus []watched) []dropped {
 	known := slices.Concat(w.gpus, w.refused)
 	gpus = slices.DeleteFunc(gpus, func(g watched) bool {

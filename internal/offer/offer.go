@@ -31,8 +31,8 @@ type Loop struct {
 	Set       *plugin.Set
 	Specs     Specs
 	MPS       MPS
-	// MIG are the holds on GPUs that are being divided anew, by UUID. A GPU without an entry is not offered. They are nil, or the feed is, where
-	// nobody changes layouts.
+	// MIG are the holds on GPUs that are being divided anew, by UUID. A GPU without an entry is not offered. They are nil, or the feed is,
+	// where nobody changes layouts.
 	MIG *feed.Feed[map[string]resource.GPUHold]
 	// Owners say which GPUs are those of the device plugin; nothing is offered as long as they are nil. A nil feed: all are.
 	Owners *feed.Feed[dra.Owners]

@@ -173,8 +173,9 @@ func (c *GPUs) labelsOf(settings GPUSettings, g inventory.GPU) []label {
 	return all
 }
 
-// heldBy returns the labels of a device, more, and those of the container that holds it, with its claim as dcgm-exporter names it, if it holds
-// it alone: a device that is shared has the same series whoever holds it. Containers that hold it by one claim have the labels of that.
+// heldBy returns the labels of a device, more, and those of the container that holds it, with its claim as dcgm-exporter names it, if it
+// holds it alone: a device that is shared has the same series whoever holds it. Containers that hold it by one claim have the labels of
+// that.
 func heldBy(holders []holder, device []label, more ...label) *labels {
 	all := slices.Concat(device, more)
 	if len(holders) == 1 && !holders[0].shared {

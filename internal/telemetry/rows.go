@@ -205,8 +205,8 @@ var (
 	}
 	claimsUnasked = metric{
 		name: "gpu_device_plugin_claims_without_kubelet_account_total", kind: counter, series: "1",
-		help: "Tries to prepare a ResourceClaim for which kubelet did not say which pods hold GPUs as resources. They go on where all GPUs of the " +
-			"node are in ResourceSlices. Absent where Dynamic Resource Allocation is not used.",
+		help: "Tries to prepare a ResourceClaim for which kubelet did not say which pods hold GPUs as resources. They go on where all GPUs of " +
+			"the node are in ResourceSlices. Absent where Dynamic Resource Allocation is not used.",
 	}
 	apiRequests = metric{
 		name: "gpu_device_plugin_api_requests_total", kind: counter, labels: []string{"verb", "resource", "code"},
