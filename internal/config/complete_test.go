@@ -111,7 +111,7 @@ func TestEveryFieldOfConfigIsSet(t *testing.T) {
 	}
 	c.Discovery = config.Discovery{On: true, Oneshot: true, Sleep: 1, API: config.APIOn} // of another program
 	c.Resource.MIGParents = true                                                         // where resources has no effect
-	c.Resource.Elsewhere = map[string]string{}                                           // of those who make plans
+	c.Resource.NotOffered = map[string]string{}                                          // of those who make plans
 	c.DRA.GPUs.Exclude, c.DRA.GPUs.Rename, c.DRA.GPUs.Replicas = true, "a", 1            // it only selects
 	for _, path := range zeros(reflect.ValueOf(c), "Config") {
 		t.Errorf("%s is not set by anything", path)

@@ -103,9 +103,9 @@ func (d *daemon) mayChangeHardware() error {
 	return nil
 }
 
-// elsewhere returns why GPUs must not be given to a pod by the device plugin: they are in a slice. Kubelet may allocate them for a moment
+// mayGive returns why GPUs must not be given to a pod by the device plugin: they are in a slice. Kubelet may allocate them for a moment
 // after they have left the list. It asks no disk.
-func (d *daemon) elsewhere(_ context.Context, gpus []string) error {
+func (d *daemon) mayGive(_ context.Context, gpus []string) error {
 	if d.dra == nil {
 		return nil
 	}

@@ -207,7 +207,7 @@ func (d *daemon) newSet(directory *kubelet.Directory) *plugin.Set {
 		Clock:     clock.RealClock{},
 		Inspector: &Inspector{Configs: d.watcher.Configs(), Monitor: d.monitor},
 		Metrics:   d.counters,
-		Elsewhere: d.elsewhere,
+		MayGive:   d.mayGive,
 	})
 }
 
@@ -246,7 +246,7 @@ func (d *daemon) newMIG() *mig.Owner {
 		}
 	}
 	if d.dra != nil {
-		o.Elsewhere = d.dividedForClaims
+		o.Refuse = d.dividedForClaims
 	}
 	if d.cluster != nil {
 		o.Pauser = d.cluster

@@ -61,7 +61,7 @@ func (s *Serving) Ready(ctx context.Context) (ready bool, reason string) {
 		case owners == nil && len(gpus) > 0: // one that finds no driver, for instance: this process does no less, and asks for the lead
 			return true, "the process that leads does not say which GPUs are given by Dynamic Resource Allocation"
 		}
-		options.Elsewhere = owners.Elsewhere(seen.Snapshot.GPUs)
+		options.NotOffered = owners.NotOffered(seen.Snapshot.GPUs)
 	}
 	plan := resource.New(seen.Snapshot, options)
 	allocatable, err := s.Others.Allocatable(ctx)
@@ -69,7 +69,7 @@ func (s *Serving) Ready(ctx context.Context) (ready bool, reason string) {
 		reasons := unserved(plan, s.Offered.Value(), s.Servers(), err == nil)
 		return len(reasons) == 0, strings.Join(reasons, "; ")
 	}
-	if given := len(options.Elsewhere); given > 0 {
+	if given := len(options.NotOffered); given > 0 {
 		return true, fmt.Sprintf("the device plugin has nothing to serve: Dynamic Resource Allocation gives out %s, see status",
 			status.Count(given, "GPU"))
 	}

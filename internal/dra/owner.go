@@ -44,23 +44,23 @@ func All(gpus []inventory.GPU) Owners {
 	return owners
 }
 
-// Elsewhere returns the GPUs that the device plugin does not offer, by UUID, each with the reason.
-func (o Owners) Elsewhere(gpus []inventory.GPU) map[string]string {
-	elsewhere := map[string]string{}
+// NotOffered returns the GPUs that the device plugin does not offer, by UUID, each with the reason.
+func (o Owners) NotOffered(gpus []inventory.GPU) map[string]string {
+	reasons := map[string]string{}
 	for _, g := range gpus {
 		switch o[g.UUID] {
 		case OwnedByPlugin:
 		case LeavesPlugin:
-			elsewhere[g.UUID] = "it leaves the device plugin for Dynamic Resource Allocation"
+			reasons[g.UUID] = "it leaves the device plugin for Dynamic Resource Allocation"
 		case OwnedByDRA:
-			elsewhere[g.UUID] = "pods get it by Dynamic Resource Allocation"
+			reasons[g.UUID] = "pods get it by Dynamic Resource Allocation"
 		case LeavesDRA, OwnedByNobody:
-			elsewhere[g.UUID] = "it comes back from Dynamic Resource Allocation as soon as no ResourceSlice and no claim has it"
+			reasons[g.UUID] = "it comes back from Dynamic Resource Allocation as soon as no ResourceSlice and no claim has it"
 		default:
-			elsewhere[g.UUID] = "it is not known yet whether pods get it by Dynamic Resource Allocation"
+			reasons[g.UUID] = "it is not known yet whether pods get it by Dynamic Resource Allocation"
 		}
 	}
-	return elsewhere
+	return reasons
 }
 
 // OwnerFacts are what is known of the owner of a GPU. Without evidence a fact is false.

@@ -85,8 +85,8 @@ func TestDecideStays(t *testing.T) {
 	}
 }
 
-// TestElsewhere: of each GPU that the device plugin does not offer the reason is told, also while nothing is known of it.
-func TestElsewhere(t *testing.T) {
+// TestNotOffered: of each GPU that the device plugin does not offer the reason is told, also while nothing is known of it.
+func TestNotOffered(t *testing.T) {
 	t.Parallel()
 	owners := dra.Owners{
 		"a": dra.OwnedByPlugin, "b": dra.LeavesPlugin, "c": dra.OwnedByDRA, "d": dra.LeavesDRA, "e": dra.OwnedByNobody,
@@ -100,7 +100,7 @@ func TestElsewhere(t *testing.T) {
 		"b": "it leaves the device plugin for Dynamic Resource Allocation", "c": "pods get it by Dynamic Resource Allocation",
 		"d": back, "e": back, "f": "it is not known yet whether pods get it by Dynamic Resource Allocation",
 	}
-	if diff := cmp.Diff(want, owners.Elsewhere(gpus)); diff != "" {
+	if diff := cmp.Diff(want, owners.NotOffered(gpus)); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 	for name, tt := range map[string]struct {

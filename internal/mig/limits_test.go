@@ -326,14 +326,14 @@ func TestKubeletIsAskedOften(t *testing.T) {
 	})
 }
 
-// TestGPUThatIsReservedElsewhere is offered as it is and not changed, until the reason ends. What is as wanted stays so, and what was
+// TestGPUThatIsReserved is offered as it is and not changed, until the reason ends. What is as wanted stays so, and what was
 // begun is gone on with.
-func TestGPUThatIsReservedElsewhere(t *testing.T) {
+func TestGPUThatIsReserved(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		const reason = "it is reserved for claims"
 		var elsewhere atomic.Bool
 		option := func(o *mig.Options) {
-			o.Elsewhere = func(uuid string) string {
+			o.Refuse = func(uuid string) string {
 				if elsewhere.Load() && uuid == r.Snapshots().Value().GPUs[0].UUID {
 					return reason
 				}

@@ -27,8 +27,8 @@ type Options struct {
 	Driver    Driver
 	// Users is nil where there is no kubelet: then processes alone count.
 	Users Users
-	// Elsewhere says why a GPU, by UUID, is not divided as the Wish says now; empty if it may be. It may be nil.
-	Elsewhere func(uuid string) string
+	// Refuse says why a GPU, by UUID, is not divided as the Wish says now; empty if it may be. It may be nil.
+	Refuse func(uuid string) string
 	// Evictor is nil where pods are not evicted.
 	Evictor Evictor
 	// Pauser is nil where DaemonSets are not paused. Clients returns the processes that have the GPU with a minor number open; it is not nil

@@ -266,8 +266,8 @@ func (t *turn) change(ctx context.Context, c layout.GPUChange, noted record, end
 
 // awaitOthers reports whether the change has to wait, or is not made, whoever uses the GPU.
 func (t *turn) awaitOthers(c layout.GPUChange, noted record, end Phase, hold resource.GPUHold) (o outcome, waits bool) {
-	if t.options.Elsewhere != nil && noted.Change == nil && end == PhaseDone {
-		if reason := t.options.Elsewhere(t.UUID); reason != "" {
+	if t.options.Refuse != nil && noted.Change == nil && end == PhaseDone {
+		if reason := t.options.Refuse(t.UUID); reason != "" {
 			return t.wait(PhaseWaiting, reason, later, resource.GPUHold{}), true
 		}
 	}

@@ -128,7 +128,7 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 func (l *Loop) plan(snapshot inventory.Snapshot, c config.Config, owners dra.Owners) resource.Plan {
 	options := c.Resource
 	if l.Owners != nil {
-		options.Elsewhere = owners.Elsewhere(snapshot.GPUs)
+		options.NotOffered = owners.NotOffered(snapshot.GPUs)
 	}
 	plan := resource.New(snapshot, options)
 	byMPS := plan.Shared(resource.MPS)

@@ -128,7 +128,7 @@ func (s *service) Allocate(ctx context.Context, request *pluginapi.AllocateReque
 		if err != nil {
 			return nil, status.Errorf(status.Code(err), "allocate %s: %s", s.list.name, status.Convert(err).Message())
 		}
-		if err := s.given(ctx, devices); err != nil {
+		if err := s.mayGive(ctx, devices); err != nil {
 			return nil, status.Errorf(codes.FailedPrecondition, "allocate %s: %v", s.list.name, err)
 		}
 		e, err := edits.For(devices, view.options.Edits)
@@ -142,16 +142,16 @@ func (s *service) Allocate(ctx context.Context, request *pluginapi.AllocateReque
 	return response, nil
 }
 
-// given returns why devices are given to pods in another way.
-func (s *service) given(ctx context.Context, devices []resource.Device) error {
-	if s.Elsewhere == nil {
+// mayGive returns why the GPUs of these devices must not be given to a pod now; nil if they may.
+func (s *service) mayGive(ctx context.Context, devices []resource.Device) error {
+	if s.MayGive == nil {
 		return nil
 	}
 	var gpus []string
 	for _, d := range devices {
 		gpus = append(gpus, d.GPU)
 	}
-	return s.Elsewhere(ctx, gpus)
+	return s.MayGive(ctx, gpus)
 }
 
 // forwards reports whether a call about devices that are none of the plan's was answered by the earlier server that listed

@@ -236,16 +236,16 @@ func TestADeviceThatNoProcessMustGive(t *testing.T) {
 	}
 }
 
-// TestGPUsThatAreGivenElsewhere: a pod gets none of them.
-func TestGPUsThatAreGivenElsewhere(t *testing.T) {
+// TestGPUsThatMayNotBeGiven: a pod gets none of them.
+func TestGPUsThatMayNotBeGiven(t *testing.T) {
 	t.Parallel()
 	var asked []string
 	v := whole(2)
 	for i := range v.resource.Devices {
 		v.resource.Devices[i].GPU = fmt.Sprint("GPU-", i)
 	}
-	elsewhere := func(_ context.Context, gpus []string) error { asked = gpus; return errors.New("a claim has it") }
-	s := alone(&life{Collaborators: Collaborators{Elsewhere: elsewhere}, list: newList(resource.WholeGPU, clock.RealClock{}),
+	mayGive := func(_ context.Context, gpus []string) error { asked = gpus; return errors.New("a claim has it") }
+	s := alone(&life{Collaborators: Collaborators{MayGive: mayGive}, list: newList(resource.WholeGPU, clock.RealClock{}),
 		allocating: func(*pluginapi.AllocateRequest) *view { return v }})
 	ids := []string{"GPU-0", "GPU-1"}
 	_, err := s.Allocate(t.Context(), &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}}})

@@ -62,9 +62,9 @@ type Collaborators struct {
 	// Checkpoint returns kubelet's checkpoint; nil if it cannot be read here.
 	Checkpoint func() (kubelet.Checkpoint, error)
 	Inspector  Inspector
-	// Elsewhere returns why GPUs, by UUID, must not be given to a pod by any device plugin now, in a sentence; nil if they may. It is asked
+	// MayGive returns why GPUs, by UUID, must not be given to a pod by any device plugin now, in a sentence; nil if they may. It is asked
 	// in each call of Allocate, and answers soon. It is nil where that is never so.
-	Elsewhere func(ctx context.Context, gpus []string) error
+	MayGive func(ctx context.Context, gpus []string) error
 	// KeepsOneClient reports whether a kubelet takes the end of any stream of a resource for that of the server that registered last. It is
 	// given the name of kubelet's calls. If it is nil, it is kubelet.KeepsOneClient.
 	KeepsOneClient func(userAgent string) bool

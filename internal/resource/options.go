@@ -24,8 +24,8 @@ type Options struct {
 	Selectors []Selector
 	// Sharing says which devices are shared.
 	Sharing Sharing
-	// Elsewhere are GPUs that no resource has, by UUID, each with the reason: pods get them in another way.
-	Elsewhere map[string]string
+	// NotOffered are GPUs that no resource has, by UUID, each with the reason: pods get them in another way.
+	NotOffered map[string]string
 	// Required are device nodes without which no device of the node is Healthy.
 	Required inventory.ControlNodes
 }

@@ -15,7 +15,7 @@ type Plan struct {
 	// Resources are the resources to serve, by ascending Name. A resource all of whose devices are unhealthy is here; one
 	// without a device is not.
 	Resources []Resource
-	// LeftOut are the devices of the node that no resource offers, by ascending index, but for those that are Elsewhere.
+	// LeftOut are the devices of the node that no resource offers, by ascending index, but for those that are NotOffered.
 	LeftOut []LeftOut
 	// Warnings are sentences for the operator, each about one thing of the plan that may be unexpected. Devices in LeftOut
 	// are among them, except for those that the configuration excludes.
@@ -48,7 +48,7 @@ func New(snapshot inventory.Snapshot, o Options) Plan {
 	for _, c := range all {
 		if p.unfit(c) == "" {
 			d := p.device(c)
-			if why := o.Elsewhere[d.GPU]; why != "" {
+			if why := o.NotOffered[d.GPU]; why != "" {
 				d.Healthy, d.Reason = false, why
 			}
 			p.plan.node[c.uuid()] = d
@@ -81,7 +81,7 @@ func (p Plan) Resource(name string) (Resource, bool) {
 }
 
 // NodeDevice returns the GPU or MIG device of that UUID as it would be offered unshared, if the node has it. It has no resource.
-// One that is Elsewhere is not Healthy. The plan need not offer it, and holds do not change it.
+// One that is NotOffered is not Healthy. The plan need not offer it, and holds do not change it.
 func (p Plan) NodeDevice(uuid string) (Device, bool) {
 	d, found := p.node[uuid]
 	return d, found
@@ -155,7 +155,7 @@ func (p *planner) keep(all []candidate) []candidate {
 		}
 	}
 	return slices.DeleteFunc(all, func(c candidate) bool {
-		if p.options.Elsewhere[c.gpu.UUID] != "" {
+		if p.options.NotOffered[c.gpu.UUID] != "" {
 			return true
 		}
 		if s := p.selector(c); s != nil && s.Exclude {
