@@ -14,7 +14,7 @@ func (c *Claims) AtEachStep(step func()) { c.store.step = step }
 
 // Signed returns a record with the checksum that it has now.
 func Signed(text string) string {
-	var p page
+	var p recordFile
 	if err := json.Unmarshal([]byte(text), &p); err != nil {
 		panic(err)
 	}

@@ -14,18 +14,18 @@ type locks struct {
 	last map[string]chan struct{} // of who asked last for a lock, by name; closed when that gives it back
 }
 
-// A holding is the locks that a call or the loop has.
-type holding struct {
+// heldLocks are the locks that a call or the loop has.
+type heldLocks struct {
 	locks *locks
 	names []string
 	until []chan struct{}
 }
 
 // begin returns a holding without locks.
-func (l *locks) begin() *holding { return &holding{locks: l} }
+func (l *locks) begin() *heldLocks { return &heldLocks{locks: l} }
 
 // end gives all locks back.
-func (h *holding) end() {
+func (h *heldLocks) end() {
 	for i, name := range h.names {
 		h.locks.giveBack(name, h.until[i])
 	}
@@ -42,11 +42,11 @@ func (l *locks) giveBack(name string, until chan struct{}) {
 }
 
 // claim takes the lock of a claim. It comes before those of GPUs.
-func (h *holding) claim(ctx context.Context, uid string) error { return h.take(ctx, "claim "+uid) }
+func (h *heldLocks) claim(ctx context.Context, uid string) error { return h.take(ctx, "claim "+uid) }
 
 // gpus takes the locks of GPUs that are not taken yet. All that a call needs are taken at once: their order is what keeps two calls from
 // waiting for each other.
-func (h *holding) gpus(ctx context.Context, uuids []string) error {
+func (h *heldLocks) gpus(ctx context.Context, uuids []string) error {
 	for _, uuid := range slices.Sorted(slices.Values(uuids)) {
 		if err := h.take(ctx, "gpu "+uuid); err != nil {
 			return err
@@ -55,7 +55,7 @@ func (h *holding) gpus(ctx context.Context, uuids []string) error {
 	return nil
 }
 
-func (h *holding) take(ctx context.Context, name string) error {
+func (h *heldLocks) take(ctx context.Context, name string) error {
 	if slices.Contains(h.names, name) {
 		return nil
 	}

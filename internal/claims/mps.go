@@ -136,7 +136,7 @@ func (r record) daemons() map[string]mps.ClaimDaemon {
 }
 
 // startMPS has the control daemons of a claim serve clients, and those of earlier claims on its devices ended.
-func (c *Claims) startMPS(ctx context.Context, locks *holding, r record) error {
+func (c *Claims) startMPS(ctx context.Context, locks *heldLocks, r record) error {
 	m, wanted := c.options.MPS, r.daemons()
 	if m == nil {
 		if len(wanted) > 0 {

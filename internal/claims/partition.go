@@ -163,7 +163,7 @@ func (c *Claims) room(ctx context.Context, r record) error {
 
 // makeDevices makes the devices that a record intends, and returns the record with them. What an earlier call has made is gone on with, and
 // what it has only begun is destroyed. The caller has the lock of the claim.
-func (c *Claims) makeDevices(ctx context.Context, locks *holding, r record, earlier bool) (record, error) {
+func (c *Claims) makeDevices(ctx context.Context, locks *heldLocks, r record, earlier bool) (record, error) {
 	if err := locks.gpus(ctx, r.gpus()); err != nil {
 		return r, failure{CauseLate, err}
 	}
@@ -339,7 +339,7 @@ func (c *Claims) change(ctx context.Context, r *record, uuid string, wanted func
 
 // giveBack destroys what was made for a claim that is given back. It reports whether the record can go; it stays, as released, where the
 // driver does not work. The caller has the lock of the claim.
-func (c *Claims) giveBack(ctx context.Context, locks *holding, r record) (gone bool, err error) {
+func (c *Claims) giveBack(ctx context.Context, locks *heldLocks, r record) (gone bool, err error) {
 	if len(r.made()) == 0 {
 		return true, nil
 	}

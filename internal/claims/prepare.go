@@ -198,7 +198,7 @@ func (c *Claims) settle(r record, settled bool) {
 }
 
 // record decides whether a claim may have its devices, and records that it has. The caller has the lock of the claim.
-func (c *Claims) record(ctx context.Context, locks *holding, claim dra.Claim, former record, before int) (record, error) {
+func (c *Claims) record(ctx context.Context, locks *heldLocks, claim dra.Claim, former record, before int) (record, error) {
 	unprepared := fail(CauseLate, "the claim was unprepared while it was being prepared")
 	if c.timesBack(claim.UID) != before {
 		return record{}, unprepared

@@ -209,8 +209,8 @@ type store struct {
 	written *sync.Map
 }
 
-// A page is the file's form. The checksum is that of the bytes of the record as they are in the file.
-type page struct {
+// A recordFile is the JSON form of a file with a record. The checksum is that of the bytes of the record as they are in the file.
+type recordFile struct {
 	Checksum string          `json:"checksum"`
 	Record   json.RawMessage `json:"record"`
 }
@@ -244,7 +244,7 @@ func (s store) read(uid string) (record, bool, error) {
 
 // decode returns the record of a claim whose page this is.
 func decode(text []byte, uid string) (record, error) {
-	var p page
+	var p recordFile
 	var r record
 	err := json.Unmarshal(text, &p)
 	if err == nil && checksum(p.Record) != p.Checksum {
@@ -265,7 +265,7 @@ func encode(r record) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return json.Marshal(page{checksum(text), text})
+	return json.Marshal(recordFile{checksum(text), text})
 }
 
 // copied returns the copy of a record that is in the spec of its claim.

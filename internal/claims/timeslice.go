@@ -21,7 +21,7 @@ const sliceSuffix = ".timeslice"
 
 // setSlices has the GPUs of a claim have the time slices that it wants, also if they have been set for it before: the process that did so
 // may have been killed.
-func (c *Claims) setSlices(ctx context.Context, locks *holding, r record) error {
+func (c *Claims) setSlices(ctx context.Context, locks *heldLocks, r record) error {
 	needed := func(d recordDevice) bool {
 		_, err := os.Lstat(c.store.path(d.GPU, sliceSuffix))
 		return !d.AdminAccess && (d.Interval != 0 || err == nil)

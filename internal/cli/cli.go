@@ -78,7 +78,7 @@ func (p Program) newDaemonCommand() *cobra.Command {
 		SuggestionsMinimumDistance: 2,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cmd.ResetCommands() // their flags take memory as long as the daemon runs
-			return untilItEnds(cmd.Context(), func(ctx context.Context, own *process) error {
+			return untilItEnds(cmd.Context(), func(ctx context.Context, own *ownProcess) error {
 				return p.runDaemon(ctx, cmd.Flags(), own)
 			}, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2)
 		},

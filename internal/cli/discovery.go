@@ -30,7 +30,7 @@ func (p Program) newDiscoveryCommand() *cobra.Command {
 	}
 	config.AddDiscoveryFlags(cmd.Flags())
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return untilItEnds(cmd.Context(), func(ctx context.Context, own *process) error {
+		return untilItEnds(cmd.Context(), func(ctx context.Context, own *ownProcess) error {
 			sources := config.Sources{
 				Env: config.DiscoveryEnv(os.LookupEnv), Flags: cmd.Flags(), Program: p.kind(), Discovery: true, NVIDIA: p.nvidia,
 			}

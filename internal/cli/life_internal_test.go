@@ -40,7 +40,7 @@ func TestEndOfADaemon(t *testing.T) {
 		"broken, in JSON":        {t.Context(), true, broken, ExitStatus(1)},
 		"replaced, and it ended": {over, false, inventory.ErrDriverReplaced, inventory.ErrDriverReplaced},
 	} {
-		got := untilItEnds(test.ctx, func(_ context.Context, p *process) error {
+		got := untilItEnds(test.ctx, func(_ context.Context, p *ownProcess) error {
 			if p.log == nil || p.signals == nil {
 				t.Errorf("%s: %+v", name, p)
 			}
@@ -55,7 +55,7 @@ func TestEndOfADaemon(t *testing.T) {
 
 // TestFormatOfTheLog: it may change in both directions.
 func TestFormatOfTheLog(t *testing.T) {
-	p := &process{log: logwriter.New(io.Discard)}
+	p := &ownProcess{log: logwriter.New(io.Discard)}
 	defer p.logAs(config.LogText)
 	for i, format := range []config.LoggingFormat{config.LogText, config.LogJSON, config.LogJSON, config.LogText, config.LogText, config.LogJSON} {
 		if p.logAs(format); p.json != (format == config.LogJSON) {
@@ -124,7 +124,7 @@ func TestBeginningOfAProcess(t *testing.T) {
 		if err := cmd.Flags().Parse(strings.Fields(test.args)); err != nil {
 			t.Fatal(err)
 		}
-		own := &process{log: logwriter.New(io.Discard)}
+		own := &ownProcess{log: logwriter.New(io.Discard)}
 		c, err := test.program.begin(t.Context(), &config.Sources{Env: func(string) (string, bool) { return "", false }, Flags: cmd.Flags()}, own)
 		if fmt.Sprint(err == nil) != fmt.Sprint(test.fails == "") || err != nil && !strings.Contains(err.Error(), test.fails) {
 			t.Errorf("%s: %v", name, err)

@@ -27,7 +27,7 @@ func (p Program) newMPSCommand() *cobra.Command {
 	}
 	config.AddFlags(cmd.Flags(), mpsFlags...)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return untilItEnds(cmd.Context(), func(ctx context.Context, own *process) error {
+		return untilItEnds(cmd.Context(), func(ctx context.Context, own *ownProcess) error {
 			sources := config.Sources{Env: mpsEnv, Flags: cmd.Flags(), NVIDIA: p.nvidia}
 			c, err := p.begin(ctx, &sources, own)
 			if err != nil {

@@ -19,8 +19,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
 )
 
-// A process is what a daemon has of its process.
-type process struct {
+// An ownProcess is what the daemon needs of the process that it runs in.
+type ownProcess struct {
 	signals <-chan os.Signal // to handle
 	log     *logwriter.Writer
 	json    bool
@@ -28,8 +28,8 @@ type process struct {
 
 // untilItEnds runs a daemon until ctx ends or it fails. It passes the given signals to it. When the driver was replaced, it starts a
 // new process of this program in the place of this one.
-func untilItEnds(ctx context.Context, run func(context.Context, *process) error, signals ...os.Signal) error {
-	p := &process{log: logInBackground()}
+func untilItEnds(ctx context.Context, run func(context.Context, *ownProcess) error, signals ...os.Signal) error {
+	p := &ownProcess{log: logInBackground()}
 	flush := func() { p.log.FlushWithin(maxFlush) }
 	defer flush()
 	received, stop := receive(signals...)
@@ -52,7 +52,7 @@ func untilItEnds(ctx context.Context, run func(context.Context, *process) error,
 }
 
 // logAs sets the format of all log lines from now on. Loggers that were taken before keep theirs.
-func (p *process) logAs(format config.LoggingFormat) {
+func (p *ownProcess) logAs(format config.LoggingFormat) {
 	switch wanted := format == config.LogJSON; {
 	case wanted == p.json:
 	case wanted:

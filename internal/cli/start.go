@@ -13,7 +13,7 @@ import (
 )
 
 // runDaemon runs the daemon until ctx ends. It handles the signals of the process.
-func (p Program) runDaemon(ctx context.Context, flags *pflag.FlagSet, own *process) error {
+func (p Program) runDaemon(ctx context.Context, flags *pflag.FlagSet, own *ownProcess) error {
 	sources := config.Sources{
 		Env: os.LookupEnv, Flags: flags, OwnPIDNamespace: confined(os.DirFS("/")), Program: p.kind(), NVIDIA: p.nvidia,
 	}
@@ -25,13 +25,13 @@ func (p Program) runDaemon(ctx context.Context, flags *pflag.FlagSet, own *proce
 }
 
 // options are what a program that runs for long starts with.
-func (p Program) options(c config.Config, sources config.Sources, own *process) daemon.Options {
+func (p Program) options(c config.Config, sources config.Sources, own *ownProcess) daemon.Options {
 	return daemon.Options{Config: c, Sources: sources, Cluster: p.Cluster, Signals: own.signals, Reexecutions: reexecutions()}
 }
 
 // begin returns the configuration of a process that starts, and has it log as configured. It logs the warnings and the version of the
 // program. Where a label of the node chooses the configuration file, sources follow that choice.
-func (p Program) begin(ctx context.Context, sources *config.Sources, own *process) (config.Config, error) {
+func (p Program) begin(ctx context.Context, sources *config.Sources, own *ownProcess) (config.Config, error) {
 	early := sources.Early()
 	own.logAs(early.LoggingFormat)
 	if early.NodeConfig.Dir != "" {

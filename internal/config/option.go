@@ -13,13 +13,13 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/api/config/v1"
 )
 
-// kind says how an option is written.
-type kind int
+// optionKind says how an option is written.
+type optionKind int
 
 const (
-	kindText kind = iota
-	kindBool      // a flag without a value means true
-	kindList      // comma-separated; a repeated flag adds to it
+	kindText optionKind = iota
+	kindBool            // a flag without a value means true
+	kindList            // comma-separated; a repeated flag adds to it
 )
 
 // An option is one setting that a flag, environment variables and a key of the file can give.
@@ -35,7 +35,7 @@ type option struct {
 	key string
 	// fallback is the default.
 	fallback string
-	kind     kind
+	kind     optionKind
 	usage    string
 	// warning is said when a value is given.
 	warning string
@@ -260,7 +260,7 @@ func addFlags(flags *pflag.FlagSet, options []option, read []string) {
 // flagValue keeps a flag as it was written; resolve makes sense of it.
 type flagValue struct {
 	text  string
-	kind  kind
+	kind  optionKind
 	given bool
 }
 
@@ -275,7 +275,7 @@ func (v *flagValue) Set(text string) error {
 }
 
 func (v *flagValue) Type() string {
-	return map[kind]string{kindText: "string", kindBool: "bool", kindList: "strings"}[v.kind]
+	return map[optionKind]string{kindText: "string", kindBool: "bool", kindList: "strings"}[v.kind]
 }
 
 // splitList takes a comma-separated list apart and leaves out what is empty or repeated.

@@ -45,7 +45,7 @@ type request struct {
 	Arguments json.RawMessage `json:"arguments,omitempty"`
 }
 
-type answer struct {
+type response struct {
 	Result json.RawMessage `json:"result,omitempty"`
 	Error  string          `json:"error,omitempty"`
 }
@@ -57,7 +57,7 @@ func Call(ctx context.Context, socket, call string, arguments, result any) error
 		return err
 	}
 	defer conn.close()
-	var a answer
+	var a response
 	if err := json.NewDecoder(io.LimitReader(conn, maxAnswer)).Decode(&a); err != nil {
 		return fmt.Errorf("read the daemon's answer to %s: %w", call, err)
 	}
@@ -75,7 +75,7 @@ func Follow[T any](ctx context.Context, socket, call string, take func(T) error)
 	limited := &io.LimitedReader{R: conn}
 	for answers := json.NewDecoder(limited); ; {
 		limited.N = maxAnswer // of each answer
-		var a answer
+		var a response
 		if err := answers.Decode(&a); err != nil {
 			return fmt.Errorf("%w: %w", ErrEnded, err)
 		}
@@ -119,7 +119,7 @@ func (c *caller) close() {
 }
 
 // decode decodes the result into result, unless that is nil. It returns the error of the answer.
-func (a answer) decode(call string, result any) error {
+func (a response) decode(call string, result any) error {
 	if a.Error != "" {
 		return errors.New(a.Error)
 	}

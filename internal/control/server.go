@@ -193,7 +193,7 @@ func (s *Server) serve(ctx context.Context, conn *net.UnixConn) {
 	log := klog.FromContext(ctx).V(2)
 
 	var r request
-	var a answer
+	var a response
 	switch err := json.NewDecoder(io.LimitReader(conn, maxRequest)).Decode(&r); {
 	case errors.Is(err, io.EOF): // it was only to see whether we are here
 		return
@@ -269,7 +269,7 @@ func (s *Server) stream(ctx context.Context, conn *net.UnixConn, run Stream) err
 		if following.Err() != nil {                              // the end may have set its own deadline before
 			return following.Err()
 		}
-		if err := values.Encode(answer{Result: encoded}); err != nil {
+		if err := values.Encode(response{Result: encoded}); err != nil {
 			gone = true // also one that does not read: the rest of the value would follow
 			return fmt.Errorf("send a value: %w", err)
 		}

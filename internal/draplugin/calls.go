@@ -93,8 +93,8 @@ func (s *service) prepareHere(ctx context.Context, c *drav1.Claim) ([]*drav1.Dev
 	return devices, nil
 }
 
-// An answer is what came of one claim.
-type answer struct {
+// A claimResult is the answer about one claim of a call.
+type claimResult struct {
 	devices []*drav1.Device
 	err     error
 	took    time.Duration
@@ -104,20 +104,20 @@ type answer struct {
 // What is not done then goes on.
 func each(
 	ctx context.Context, s *service, method string, claims []*drav1.Claim, do func(context.Context, *drav1.Claim) ([]*drav1.Device, error),
-) map[string]answer {
+) map[string]claimResult {
 	ctx, cancel := context.WithTimeoutCause(ctx, answerTimeout, fmt.Errorf("it has not ended within %v", answerTimeout))
 	defer cancel()
 	began := s.o.Clock.Now()
-	pending := make([]chan answer, len(claims))
+	pending := make([]chan claimResult, len(claims))
 	for i, c := range claims {
-		pending[i] = make(chan answer, 1)
+		pending[i] = make(chan claimResult, 1)
 		go func() {
 			a := s.one(ctx, c, do)
 			a.took = s.o.Clock.Since(began)
 			pending[i] <- a
 		}()
 	}
-	answers := map[string]answer{}
+	answers := map[string]claimResult{}
 	for i, c := range claims {
 		a := await(ctx, pending[i])
 		answers[c.GetUid()] = a
@@ -134,7 +134,7 @@ func each(
 }
 
 // await returns an answer: also after the end of ctx, if it is there then.
-func await(ctx context.Context, pending <-chan answer) answer {
+func await(ctx context.Context, pending <-chan claimResult) claimResult {
 	select {
 	case a := <-pending:
 		return a
@@ -144,20 +144,20 @@ func await(ctx context.Context, pending <-chan answer) answer {
 	case a := <-pending:
 		return a
 	default:
-		return answer{err: context.Cause(ctx)}
+		return claimResult{err: context.Cause(ctx)}
 	}
 }
 
 // one does something for one claim.
 func (s *service) one(
 	ctx context.Context, c *drav1.Claim, do func(context.Context, *drav1.Claim) ([]*drav1.Device, error),
-) (a answer) {
+) (a claimResult) {
 	defer func() {
 		if r := recover(); r != nil {
 			s.log.Error(fmt.Errorf("%v", r), "A call for a claim panicked", "uid", c.GetUid())
-			a = answer{err: errors.New("the driver failed; its log has the reason")}
+			a = claimResult{err: errors.New("the driver failed; its log has the reason")}
 		}
 	}()
 	devices, err := do(ctx, c)
-	return answer{devices: devices, err: err}
+	return claimResult{devices: devices, err: err}
 }

@@ -85,8 +85,8 @@ func (b *builder) wholeGPUs() {
 	}
 }
 
-// A kind is all MIG devices of one profile.
-type kind struct {
+// profileDevices are all MIG devices of one profile.
+type profileDevices struct {
 	profile string
 	parent  inventory.GPU // of the first
 	first   inventory.MIGDevice
@@ -94,14 +94,14 @@ type kind struct {
 }
 
 // kinds returns the MIG devices by profile, in the order of their first devices.
-func (b *builder) kinds() []*kind {
-	var all []*kind
-	known := map[string]*kind{}
+func (b *builder) kinds() []*profileDevices {
+	var all []*profileDevices
+	known := map[string]*profileDevices{}
 	for _, g := range b.gpus {
 		for _, m := range g.MIGDevices {
 			k := known[m.Profile]
 			if k == nil {
-				k = &kind{profile: m.Profile, parent: g, first: m}
+				k = &profileDevices{profile: m.Profile, parent: g, first: m}
 				known[m.Profile] = k
 				all = append(all, k)
 			}
@@ -112,7 +112,7 @@ func (b *builder) kinds() []*kind {
 }
 
 // migDevices adds the labels of MIG devices of one profile.
-func (b *builder) migDevices(key string, k *kind) {
+func (b *builder) migDevices(key string, k *profileDevices) {
 	b.base(key, b.options.Resources.MIGName(k.profile), plain(k.parent.Model)+"-MIG-"+strings.ReplaceAll(k.profile, "+", "."), k.count)
 	suffix := strings.TrimPrefix(key, Prefix)
 	b.put(suffix+".memory", mib(k.first.MemoryBytes))

@@ -282,7 +282,7 @@ func (item Item) apply(g GPU) (Division, error) {
 }
 
 // kinds returns what the item wants of a GPU with these profiles, largest first, or why the GPU cannot have it however it is placed.
-func (item Item) kinds(profiles []inventory.MIGProfile) ([]kind, error) {
+func (item Item) kinds(profiles []inventory.MIGProfile) ([]instanceKind, error) {
 	if len(profiles) == 0 {
 		return nil, errors.New("the profiles of this GPU are not known: run this as root, so that the driver tells them")
 	}
@@ -294,7 +294,7 @@ func (item Item) kinds(profiles []inventory.MIGProfile) ([]kind, error) {
 		}
 		byInstance[s.instance()] = append(byInstance[s.instance()], slices.Repeat([]int{s.compute}, item.Devices[name])...)
 	}
-	var kinds []kind
+	var kinds []instanceKind
 	for _, name := range slices.Sorted(maps.Keys(byInstance)) {
 		at := slices.IndexFunc(profiles, func(p inventory.MIGProfile) bool { return p.Name == name })
 		if at < 0 {
@@ -306,15 +306,15 @@ func (item Item) kinds(profiles []inventory.MIGProfile) ([]kind, error) {
 			return nil, fmt.Errorf("the GPU has room for %d of %s, and %s: want fewer", profiles[at].Count, name, wanted(item.Devices, name))
 		}
 		for _, computes := range packed {
-			same := func(k kind) bool { return k.profile.Name == name && sameComputes(k.computes, computes) }
+			same := func(k instanceKind) bool { return k.profile.Name == name && sameComputes(k.computes, computes) }
 			if i := slices.IndexFunc(kinds, same); i >= 0 {
 				kinds[i].count++
 				continue
 			}
-			kinds = append(kinds, kind{profile: profiles[at], slices: s.slices, computes: computes, count: 1})
+			kinds = append(kinds, instanceKind{profile: profiles[at], slices: s.slices, computes: computes, count: 1})
 		}
 	}
-	slices.SortStableFunc(kinds, func(a, b kind) int {
+	slices.SortStableFunc(kinds, func(a, b instanceKind) int {
 		return cmp.Or(cmp.Compare(b.profile.Size, a.profile.Size), cmp.Compare(b.slices, a.slices))
 	})
 	for i, a := range kinds {
@@ -349,7 +349,7 @@ func names(profiles []inventory.MIGProfile) []string {
 }
 
 // unplaceable says why kinds have no place together, and what has.
-func unplaceable(kinds []kind, slices int) string {
+func unplaceable(kinds []instanceKind, slices int) string {
 	sizes := 0
 	for _, k := range kinds {
 		sizes += k.count * k.profile.Size
@@ -361,7 +361,7 @@ func unplaceable(kinds []kind, slices int) string {
 }
 
 // fits says how much of what is wanted fits.
-func fits(kinds []kind, memorySlices int) string {
+func fits(kinds []instanceKind, memorySlices int) string {
 	found, _ := solve(kinds, memorySlices, nil, true)
 	counts := make([]int, len(kinds))
 	for _, s := range found {

@@ -8,8 +8,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
-// A kind is a GPU instance as a layout wants it, so many times: a profile, and the compute instances in it.
-type kind struct {
+// An instanceKind is a GPU instance as a layout wants it, so many times: a profile, and the compute instances in it.
+type instanceKind struct {
 	profile  inventory.MIGProfile
 	slices   int                         // compute slices
 	computes []inventory.ComputeInstance // without IDs, by ascending start
@@ -34,7 +34,7 @@ const (
 // A search finds the best way to put instances on the memory slices of one GPU. It looks at the slices in turn and tries each kind
 // that can begin there, so it finds every solution, and the first one of the best.
 type search struct {
-	kinds  []kind
+	kinds  []instanceKind
 	slices int
 	have   []existing
 	// most is how many memory slices of what is wanted may be left out.
@@ -65,7 +65,7 @@ func (v value) compare(other value) int {
 
 // solve returns the best solution and whether there is one. The kinds are tried in their order. With partial, some of what is wanted
 // may be left out.
-func solve(kinds []kind, memorySlices int, have []existing, partial bool) ([]spot, bool) {
+func solve(kinds []instanceKind, memorySlices int, have []existing, partial bool) ([]spot, bool) {
 	s := search{kinds: kinds, slices: memorySlices, have: have}
 	for _, k := range kinds {
 		s.left = append(s.left, k.count)
@@ -112,12 +112,12 @@ func (s *search) from(slice int) {
 }
 
 // clashes says whether a kind cannot be beside those that were put so far.
-func (s *search) clashes(k kind) bool {
+func (s *search) clashes(k instanceKind) bool {
 	return slices.ContainsFunc(s.here, func(p spot) bool { return clash(k.profile.Name, s.kinds[p.kind].profile.Name) })
 }
 
 // keep returns which existing instance a kind at a slice is, and what is saved because it is kept.
-func (s *search) keep(k kind, start int) (position, saved int) {
+func (s *search) keep(k instanceKind, start int) (position, saved int) {
 	for i, e := range s.have {
 		switch {
 		case e.Start != start || !k.keeps(e.GPUInstance):
@@ -131,7 +131,7 @@ func (s *search) keep(k kind, start int) (position, saved int) {
 }
 
 // keeps says whether an instance that exists is of the kind, or is when its compute instances are created.
-func (k kind) keeps(i inventory.GPUInstance) bool {
+func (k instanceKind) keeps(i inventory.GPUInstance) bool {
 	return i.Profile == k.profile.Name && (len(i.Computes) == 0 || sameComputes(i.Computes, k.computes))
 }
 

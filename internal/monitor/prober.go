@@ -46,7 +46,7 @@ type prober struct {
 
 	session  Session // nil while there is none
 	opened   time.Time
-	listener *listener
+	listener *eventListener
 	fresh    bool // nobody has looked in this session yet
 	outdated bool // another session is to take its place, when no call hangs
 	unusable bool // the session has failed and is not closed yet
@@ -137,7 +137,7 @@ func (e *prober) open(ctx context.Context) error {
 		return err
 	}
 	e.session, e.opened, e.fresh, e.unusable, e.outdated = session, e.monitor.options.Clock.Now(), true, false, false
-	l := &listener{monitor: e.monitor, session: session, closed: make(chan struct{})}
+	l := &eventListener{monitor: e.monitor, session: session, closed: make(chan struct{})}
 	e.listener = l
 	e.start(func() error {
 		l.run(ctx)
@@ -170,8 +170,8 @@ func (e *prober) close(ctx context.Context, timeout time.Duration) error {
 	return nil
 }
 
-// A listener hands the events of a session to the loop.
-type listener struct {
+// An eventListener hands the events of a session to the loop.
+type eventListener struct {
 	monitor *Monitor
 	session Session
 	ending  atomic.Bool   // the end of the session's events will be our doing
@@ -180,7 +180,7 @@ type listener struct {
 
 // run ends when the session has no more events: that is news only while the session is used. While it is being closed it may
 // still have some. A wait that hangs is the end of nothing.
-func (l *listener) run(ctx context.Context) {
+func (l *eventListener) run(ctx context.Context) {
 	for {
 		event, err := l.session.Next(ctx)
 		switch {

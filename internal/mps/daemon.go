@@ -89,7 +89,7 @@ func quit() string { return fmt.Sprintf("quit -t %d", int(quitGrace.Seconds())) 
 const multiUser = "-multiuser-server"
 
 // begin starts the daemon and waits until it answers. An old driver's ends at once if it is told to serve several users.
-func (d *daemon) begin(ctx context.Context) (*process, error) {
+func (d *daemon) begin(ctx context.Context) (*startedDaemon, error) {
 	if d.group.Claim != nil && !d.group.Claim.MultiUser {
 		return d.beginWith(ctx)
 	}
@@ -105,7 +105,7 @@ func (d *daemon) begin(ctx context.Context) (*process, error) {
 	return d.beginWith(ctx)
 }
 
-func (d *daemon) beginWith(ctx context.Context, options ...string) (*process, error) {
+func (d *daemon) beginWith(ctx context.Context, options ...string) (*startedDaemon, error) {
 	p, err := start(ctx, d.control, d.group, options...)
 	if err != nil {
 		return nil, err
@@ -121,7 +121,7 @@ func (d *daemon) beginWith(ctx context.Context, options ...string) (*process, er
 var errEndedAtOnce = errors.New("the MPS control daemon ended at once")
 
 // await waits until the daemon answers.
-func (d *daemon) await(ctx context.Context, p *process) error {
+func (d *daemon) await(ctx context.Context, p *startedDaemon) error {
 	deadline := time.NewTimer(startTimeout)
 	pace := time.NewTicker(startPace)
 	for {
@@ -210,7 +210,7 @@ func memory(text string) string {
 }
 
 // watch returns nil when ctx ends, and an error when the daemon does or no longer answers.
-func (d *daemon) watch(ctx context.Context, p *process, every time.Duration) error {
+func (d *daemon) watch(ctx context.Context, p *startedDaemon, every time.Duration) error {
 	klog.FromContext(ctx).Info("MPS is ready", "resource", d.group.Resource, "gpus", len(d.group.GPUs), "threads", d.group.threads())
 	pace := time.NewTicker(every)
 	unanswered := 0
@@ -231,7 +231,7 @@ func (d *daemon) watch(ctx context.Context, p *process, every time.Duration) err
 }
 
 // stop ends the daemon if it has not ended, and its servers: it is asked to quit, and they are killed if they do not.
-func (d *daemon) stop(ctx context.Context, p *process) {
+func (d *daemon) stop(ctx context.Context, p *startedDaemon) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), quitTimeout)
 	defer cancel()
 	select {

@@ -146,7 +146,7 @@ func TestAnAnswerBetween(t *testing.T) {
 	d := &daemon{control: c}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	err := d.watch(ctx, &process{ended: make(chan struct{})}, time.Millisecond)
+	err := d.watch(ctx, &startedDaemon{ended: make(chan struct{})}, time.Millisecond)
 	if err == nil || !strings.Contains(err.Error(), "no longer answers") {
 		t.Errorf("watch() = %v", err)
 	}

@@ -111,7 +111,7 @@ func TestADaemonThatNoLongerAnswers(t *testing.T) {
 	t.Parallel()
 	const every = 100 * time.Millisecond
 	d := &daemon{control: control{dir: t.TempDir()}, group: Group{Resource: "nvidia.com/gpu"}} // without its folder none answers
-	p := &process{ended: make(chan struct{}), exit: errors.New("exit status 7")}
+	p := &startedDaemon{ended: make(chan struct{}), exit: errors.New("exit status 7")}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	began := time.Now()

@@ -14,8 +14,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// A process is a control daemon that was started, with the servers that it starts.
-type process struct {
+// A startedDaemon is a control daemon that was started, with the servers that it starts.
+type startedDaemon struct {
 	*exec.Cmd
 	ended chan struct{} // closed when the daemon has ended
 	exit  error         // why; not to be read before
@@ -23,7 +23,7 @@ type process struct {
 
 // start starts the control daemon of a group. It stays in the foreground, in a process group of its own: a signal that a
 // terminal sends us is not for it, and its servers can be ended with it.
-func start(ctx context.Context, c control, g Group, options ...string) (*process, error) {
+func start(ctx context.Context, c control, g Group, options ...string) (*startedDaemon, error) {
 	program := exec.Command(controlProgram, append([]string{"-f"}, options...)...) //nolint:noctx // it is asked to quit before it is killed
 	program.Env = append(c.environment(), "CUDA_VISIBLE_DEVICES="+strings.Join(g.uuids(), ","))
 	program.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -35,7 +35,7 @@ func start(ctx context.Context, c control, g Group, options ...string) (*process
 	case err != nil:
 		return nil, fmt.Errorf("start the MPS control daemon: %w", err)
 	}
-	p := &process{Cmd: program, ended: make(chan struct{})}
+	p := &startedDaemon{Cmd: program, ended: make(chan struct{})}
 	go func() {
 		p.exit = program.Wait()
 		if p.exit == nil {
@@ -48,7 +48,7 @@ func start(ctx context.Context, c control, g Group, options ...string) (*process
 
 // kill ends the daemon and its servers, if there are any still. A server that outlives its daemon would keep the GPUs from
 // the servers of the next one.
-func (p *process) kill() {
+func (p *startedDaemon) kill() {
 	_ = syscall.Kill(-p.Process.Pid, syscall.SIGKILL) // they may all have ended
 	<-p.ended
 }

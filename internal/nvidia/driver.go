@@ -34,7 +34,7 @@ type Driver struct {
 	// call about each GPU, one about none and one wait hang.
 	calls, events *worker
 	// node and waits are the records of calls that are about no GPU, and of waits for events.
-	node, waits *record
+	node, waits *callRecord
 
 	// The rest is used by the goroutine that has the turn of calls.
 
@@ -54,8 +54,8 @@ func New(o Options) *Driver {
 }
 
 // record returns a new record of calls that are about a GPU, or about none.
-func (d *Driver) record(gpu int) *record {
-	return &record{gpu: gpu, count: d.options.Metrics}
+func (d *Driver) record(gpu int) *callRecord {
+	return &callRecord{gpu: gpu, count: d.options.Metrics}
 }
 
 // Open starts a session: it initialises NVML, registers for the events of every GPU and looks at it for the first time, so that

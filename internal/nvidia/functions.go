@@ -94,7 +94,7 @@ type api struct {
 	lib nvml.Interface
 	has map[string]bool // of the functions in the table: those of the library
 	// record is told of each call.
-	record *record
+	record *callRecord
 
 	mu       sync.Mutex
 	supports map[question]bool // by the first answer
@@ -107,12 +107,12 @@ type question struct {
 	argument int // 0 for a function without one
 }
 
-func newAPI(lib nvml.Interface, has map[string]bool, r *record) *api {
+func newAPI(lib nvml.Interface, has map[string]bool, r *callRecord) *api {
 	return &api{lib: lib, has: has, record: r, supports: map[question]bool{}}
 }
 
 // of returns the same NVML, whose calls go into another record.
-func (a *api) of(r *record) *api { return newAPI(a.lib, a.has, r) }
+func (a *api) of(r *callRecord) *api { return newAPI(a.lib, a.has, r) }
 
 // forget forgets what a GPU and its MIG devices did not support, so that they are asked again. What a GPU supports can change with its MIG
 // devices, and the driver uses the handle of an earlier MIG device for a later one.

@@ -18,7 +18,7 @@ const maxHangs = 2
 // A slot is an NVML index of a session. What a job learns of the GPU there it writes into a copy, which is taken over when the
 // job is done: a job that hangs keeps its copy.
 type slot struct {
-	record *record
+	record *callRecord
 	api    *api // for calls about the GPU
 	gpu    *gpu
 	gpm    *gpm // nil before the first sample, and while a job has it

@@ -26,9 +26,9 @@ const (
 	openPatience = time.Minute
 )
 
-// A record says which call into the driver is under way. Each GPU of a session has one, and there is one for all calls that are
-// about no GPU: calls of one record are made one after the other.
-type record struct {
+// A callRecord says which call into the driver is under way. Each GPU of a session has one, and there is one for all calls that are
+// about no GPU: calls of one callRecord come one after the other.
+type callRecord struct {
 	gpu   int         // index, or inventory.NoGPU
 	count Metrics     // of the driver
 	alone atomic.Bool // a job was given up
@@ -39,7 +39,7 @@ type record struct {
 }
 
 // begin notes that a function is about to be called, or with an empty name that a job begins.
-func (r *record) begin(function string) {
+func (r *callRecord) begin(function string) {
 	now := time.Now()
 	r.mu.Lock()
 	r.function, r.since = function, now
@@ -47,7 +47,7 @@ func (r *record) begin(function string) {
 }
 
 // end notes that it returned, and what.
-func (r *record) end(ret nvml.Return) {
+func (r *callRecord) end(ret nvml.Return) {
 	now := time.Now()
 	r.mu.Lock()
 	function, took := r.function, now.Sub(r.since)
@@ -57,14 +57,14 @@ func (r *record) end(ret nvml.Return) {
 }
 
 // call returns the call that is under way.
-func (r *record) call() inventory.Call {
+func (r *callRecord) call() inventory.Call {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return inventory.Call{Function: r.function, GPU: r.gpu, Since: r.since}
 }
 
 // left returns how much of a caller's patience is left.
-func (r *record) left(patience time.Duration) time.Duration {
+func (r *callRecord) left(patience time.Duration) time.Duration {
 	return patience - time.Since(r.call().Since)
 }
 
@@ -84,7 +84,7 @@ type worker struct {
 
 // A job is calls of one record.
 type job struct {
-	record *record
+	record *callRecord
 	began  time.Time
 	late   func()
 	done   chan struct{} // closed when it is
@@ -95,7 +95,7 @@ func newWorker() *worker {
 }
 
 // do is job in a turn of its own.
-func (w *worker) do(ctx context.Context, r *record, patience time.Duration, f, late func()) error {
+func (w *worker) do(ctx context.Context, r *callRecord, patience time.Duration, f, late func()) error {
 	if err := w.take(ctx); err != nil {
 		return err
 	}
@@ -109,7 +109,7 @@ func (w *worker) do(ctx context.Context, r *record, patience time.Duration, f, l
 // the turn.
 //
 // While a job of the same record goes on that was given up, the error is an inventory.Stall, and f does not run.
-func (w *worker) job(ctx context.Context, r *record, patience time.Duration, f, late func()) error {
+func (w *worker) job(ctx context.Context, r *callRecord, patience time.Duration, f, late func()) error {
 	if err := w.room(ctx, r, patience); err != nil {
 		return err
 	}
@@ -144,7 +144,7 @@ func (w *worker) settle() {
 }
 
 // room waits until a job of a record may begin: until none of the record is under way. The caller has the turn.
-func (w *worker) room(ctx context.Context, r *record, patience time.Duration) error {
+func (w *worker) room(ctx context.Context, r *callRecord, patience time.Duration) error {
 	for {
 		w.mu.Lock()
 		i := slices.IndexFunc(w.givenUp, func(j *job) bool { return j.record == r })
@@ -172,7 +172,7 @@ func (w *worker) room(ctx context.Context, r *record, patience time.Duration) er
 }
 
 // patienceLocked returns how long a call of a record is waited for.
-func (w *worker) patienceLocked(r *record, patience time.Duration) time.Duration {
+func (w *worker) patienceLocked(r *callRecord, patience time.Duration) time.Duration {
 	if r.gpu != inventory.NoGPU && len(w.givenUp) > 1 {
 		return min(patience, shortPatience)
 	}
@@ -189,7 +189,7 @@ func (j *job) left(patience time.Duration) time.Duration {
 }
 
 // run does a job for which there is room. The caller has the turn.
-func (w *worker) run(ctx context.Context, r *record, patience time.Duration, f, late func()) error {
+func (w *worker) run(ctx context.Context, r *callRecord, patience time.Duration, f, late func()) error {
 	j := &job{record: r, began: time.Now(), late: late, done: make(chan struct{})}
 	w.mu.Lock()
 	patience = w.patienceLocked(r, patience)
@@ -268,7 +268,7 @@ func (w *worker) drain(ctx context.Context) error {
 }
 
 // busy reports whether a job of a record goes on that was given up.
-func (w *worker) busy(r *record) bool {
+func (w *worker) busy(r *callRecord) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return slices.ContainsFunc(w.givenUp, func(j *job) bool { return j.record == r })

@@ -13,8 +13,8 @@ var changeable = []string{
 	"DeviceSetMigMode", // how the activation went: a return code
 }
 
-// An answer makes a call return another value.
-type answer struct {
+// A substitute makes a call return another value.
+type substitute struct {
 	call  string
 	slot  int // or anywhere
 	inst  *computeInstance
@@ -29,7 +29,7 @@ func (n *Node) answersLocked(f Fault, t target) error {
 	if unquoted, err := strconv.Unquote(value); err == nil {
 		value = unquoted
 	}
-	n.answers = append(n.answers, answer{f.Call, t.slot(), t.inst, value})
+	n.answers = append(n.answers, substitute{f.Call, t.slot(), t.inst, value})
 	return nil
 }
 

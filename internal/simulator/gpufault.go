@@ -214,7 +214,7 @@ func (n *Node) restoreLocked(f Fault, t target) error {
 	everything := f.GPU == ""
 	n.stalls = slices.DeleteFunc(n.stalls, func(s *stall) bool { return everything || s.slot == slot })
 	n.failures = slices.DeleteFunc(n.failures, func(f failure) bool { return everything || f.slot == slot })
-	n.answers = slices.DeleteFunc(n.answers, func(a answer) bool { return everything || a.slot == slot })
+	n.answers = slices.DeleteFunc(n.answers, func(a substitute) bool { return everything || a.slot == slot })
 	if everything {
 		b, _ := branch(n.profile.Driver) // New has parsed it
 		n.driver = driver{version: n.profile.Driver, branch: b}

@@ -25,7 +25,7 @@ type Node struct {
 	reboots  int // how often the node was restarted: its boot ID depends on it
 	stalls   []*stall
 	failures []failure
-	answers  []answer
+	answers  []substitute
 	closed   bool
 	changed  chan struct{} // closed and replaced whenever something changes that a call may be waiting for
 	files    fstest.MapFS  // what Root shows; nil when it has to be built anew

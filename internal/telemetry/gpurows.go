@@ -25,7 +25,7 @@ const (
 )
 
 // dcgm returns a metric that dcgm-exporter has, under its name and with its words.
-func dcgm(name string, k kind, measure inventory.Measure, unit, help string) gpuMetric {
+func dcgm(name string, k metricType, measure inventory.Measure, unit, help string) gpuMetric {
 	return gpuMetric{metric: metric{
 		name: "DCGM_FI_" + name, kind: k, unit: unit, help: help, labels: deviceLabels, series: onePerGPU,
 	}, measure: measure}

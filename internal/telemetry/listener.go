@@ -11,9 +11,9 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// A listener bounds the connections that are open at a time. When there are too many, it closes the oldest one of the client that
+// A limitedListener bounds the connections that are open at a time. When there are too many, it closes the oldest one of the client that
 // has most of them: a client that opens many connections takes none from Prometheus and kubelet.
-type listener struct {
+type limitedListener struct {
 	net.Listener
 	most int
 	log  klog.Logger
@@ -33,7 +33,7 @@ type conn struct {
 const acceptAgain = 500 * time.Millisecond
 
 // Accept implements net.Listener. It returns an error only when the listener was closed; net/http would log each other one.
-func (l *listener) Accept() (net.Conn, error) {
+func (l *limitedListener) Accept() (net.Conn, error) {
 	accepted, err := l.Listener.Accept()
 	for logged := false; err != nil; accepted, err = l.Listener.Accept() {
 		if errors.Is(err, net.ErrClosed) {
@@ -56,7 +56,7 @@ func (l *listener) Accept() (net.Conn, error) {
 }
 
 // add notes a connection, and returns one to close if there are too many.
-func (l *listener) add(c *conn) (excess *conn) {
+func (l *limitedListener) add(c *conn) (excess *conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.open = append(l.open, c)
@@ -75,7 +75,7 @@ func (l *listener) add(c *conn) (excess *conn) {
 	return excess
 }
 
-func (l *listener) remove(c *conn) {
+func (l *limitedListener) remove(c *conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.open = slices.DeleteFunc(l.open, func(o *conn) bool { return o == c })

@@ -36,7 +36,7 @@ func TestAcceptErrors(t *testing.T) {
 		log := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
 		conn, other := net.Pipe()
 		defer other.Close()
-		l := &listener{Listener: &scarce{until: time.Now().Add(time.Minute), conn: conn}, most: 1, log: log}
+		l := &limitedListener{Listener: &scarce{until: time.Now().Add(time.Minute), conn: conn}, most: 1, log: log}
 		accepted, err := l.Accept()
 		if err != nil {
 			t.Fatal(err)

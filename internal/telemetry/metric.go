@@ -9,7 +9,7 @@ import (
 // A metric is a row of docs/metrics.md, from which the row is generated. Its name is its own.
 type metric struct {
 	name string
-	kind kind
+	kind metricType
 	// unit is the unit of the value; empty for a number of things.
 	unit string
 	help string
@@ -19,13 +19,13 @@ type metric struct {
 	series string
 }
 
-// kind is the type of a metric.
-type kind string
+// metricType is the type of a metric.
+type metricType string
 
 const (
-	gauge     kind = "gauge"
-	counter   kind = "counter"
-	histogram kind = "histogram"
+	gauge     metricType = "gauge"
+	counter   metricType = "counter"
+	histogram metricType = "histogram"
 )
 
 // send adds a value of the metric; values are those of its labels.

@@ -133,7 +133,7 @@ func TestEveryMetricIsThere(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	kinds := map[kind]dto.MetricType{gauge: dto.MetricType_GAUGE, counter: dto.MetricType_COUNTER, histogram: dto.MetricType_HISTOGRAM}
+	kinds := map[metricType]dto.MetricType{gauge: dto.MetricType_GAUGE, counter: dto.MetricType_COUNTER, histogram: dto.MetricType_HISTOGRAM}
 	for _, m := range daemonMetrics {
 		family := families[m.name]
 		delete(families, m.name)

@@ -139,7 +139,7 @@ func (s *Exporter) serve(ctx context.Context, address string) error {
 	}
 	ended := make(chan error, 1)
 	go func() {
-		ended <- server.Serve(&listener{Listener: socket, most: maxConnections, log: klog.FromContext(ctx)})
+		ended <- server.Serve(&limitedListener{Listener: socket, most: maxConnections, log: klog.FromContext(ctx)})
 	}()
 	select {
 	case err := <-ended:

@@ -6,7 +6,7 @@ import "cmp"
 type round struct {
 	p *Preference
 	// states are those of the devices, by number.
-	states []state
+	states []choice
 	// available is the number of devices that are candidates or chosen, chosen that of the latter.
 	available, chosen int
 	gpus              []gpuRound
@@ -28,11 +28,11 @@ type unitRound struct {
 	next int // the place in the unit's devices before which no candidate is left
 }
 
-// state says what a device is in a round.
-type state uint8
+// choice says whether a device is chosen in a round.
+type choice uint8
 
 const (
-	unavailable state = iota
+	unavailable choice = iota
 	candidate
 	chosen
 )
@@ -40,7 +40,7 @@ const (
 func newRound(p *Preference) *round {
 	return &round{
 		p:      p,
-		states: make([]state, len(p.devices)),
+		states: make([]choice, len(p.devices)),
 		gpus:   make([]gpuRound, len(p.gpus)),
 		units:  make([]unitRound, len(p.units)),
 		tied:   make([]int32, 0, len(p.gpus)),
@@ -216,7 +216,7 @@ func (r *round) candidate(unit int32, healthy bool) (int32, bool) {
 }
 
 // named returns the IDs of the `count` devices in either of two states, in the order of the Preference.
-func (r *round) named(count int, a, b state) []string {
+func (r *round) named(count int, a, b choice) []string {
 	ids := make([]string, 0, count)
 	for i, s := range r.states {
 		if s == a || s == b {
