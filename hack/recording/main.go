@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 )
@@ -51,65 +52,85 @@ func record(args []string) error {
 		_ = laptop.Process.Signal(os.Interrupt)
 		_ = laptop.Wait()
 	}()
-	screens := make(chan string)
-	go read(output, screens)
-	// shows waits for a screen that has a text.
-	shows := func(text string) (string, error) {
-		late := time.After(patience)
-		for {
-			select {
-			case screen, ok := <-screens:
-				if !ok || strings.Contains(screen, text) {
-					return screen, nil
-				}
-			case <-late:
-				return "", fmt.Errorf("the node does not show %q", text)
-			}
-		}
-	}
-	frames := []frame{{"$ make run", shortest}}
-	var socket string
-	begun := time.Now()
-	add := func(command, wants, says string) error {
-		if command != "" {
-			words := append(strings.Fields(command), "--control-socket", socket)
-			begun = time.Now()
-			frames = append(frames, frame{frames[len(frames)-1].text + "\n\n$ " + strings.Join(words[:len(words)-2], " "), shortest})
-			if out, err := exec.Command(folder+"/gpu-device-plugin", words[1:]...).CombinedOutput(); err != nil {
-				return fmt.Errorf("%s: %w: %s", command, err, out)
-			}
-		}
-		screen, err := shows(wants)
-		if err != nil {
-			return err
-		}
-		if socket == "" {
-			socket = regexp.MustCompile(`\S+/control\.sock`).FindString(screen)
-		}
-		var first string
-		for !strings.HasPrefix(first, says) {
-			status, err := exec.Command(folder+"/gpu-device-plugin", "status", "--control-socket", socket).Output()
-			if err != nil {
-				return fmt.Errorf("status: %w", err)
-			}
-			first, _, _ = strings.Cut(string(status), "\n")
-		}
-		screen, _, _ = strings.Cut(screen, "\nFrom another terminal")
-		late := time.Since(begun).Round(10 * time.Millisecond)
-		frames = append(frames, frame{fmt.Sprintf("$ make run\n\n%s\n\nafter %v, gpu-device-plugin status says:\n%s",
-			strings.TrimSpace(screen), late, first), longest})
-		return nil
-	}
-	for _, step := range [][3]string{
-		{"", "allocatable 8", "ready"},
-		{"gpu-device-plugin simulate xid --gpu 3 --xid 79", "allocatable 7", "degraded"},
-		{"gpu-device-plugin simulate restore --gpu 3", "allocatable 8", "ready"},
+	r := recorder{program: folder + "/gpu-device-plugin", screens: make(chan string), frames: []frame{{"$ make run", shortest}}}
+	go read(output, r.screens)
+	for _, step := range []struct {
+		command           []string // of gpu-device-plugin; nil for none
+		allocatable, says string   // the screen that is waited for, and the first word of the status then
+	}{
+		{nil, "allocatable 8", "ready"},
+		{[]string{"simulate", "xid", "--gpu", "3", "--xid", "79"}, "allocatable 7", "degraded"},
+		{[]string{"simulate", "restore", "--gpu", "3"}, "allocatable 8", "ready"},
 	} {
-		if err := add(step[0], step[1], step[2]); err != nil {
+		r.begun = time.Now()
+		if step.command != nil {
+			if err := r.run(step.command); err != nil {
+				return err
+			}
+		}
+		if err := r.show(step.allocatable, step.says); err != nil {
 			return err
 		}
 	}
-	return os.WriteFile(file, []byte(draw(frames)), 0o644)
+	return os.WriteFile(file, []byte(draw(r.frames)), 0o644)
+}
+
+// A recorder makes the frames of a recording.
+type recorder struct {
+	program string // gpu-device-plugin
+	screens chan string
+	frames  []frame
+	socket  string    // the control socket of the daemon, once a screen has shown it
+	begun   time.Time // when the step began
+}
+
+// run adds a frame with a command of gpu-device-plugin, and runs it.
+func (r *recorder) run(command []string) error {
+	line := "gpu-device-plugin " + strings.Join(command, " ")
+	r.frames = append(r.frames, frame{r.frames[len(r.frames)-1].text + "\n\n$ " + line, shortest})
+	if out, err := exec.Command(r.program, append(slices.Clone(command), "--control-socket", r.socket)...).CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %s", line, err, out)
+	}
+	return nil
+}
+
+// show adds a frame with the next screen that has a text, and with the first line of the status once that begins with says.
+func (r *recorder) show(text, says string) error {
+	screen, err := r.await(text)
+	if err != nil {
+		return err
+	}
+	if r.socket == "" {
+		r.socket = regexp.MustCompile(`\S+/control\.sock`).FindString(screen)
+	}
+	var first string
+	for !strings.HasPrefix(first, says) {
+		status, err := exec.Command(r.program, "status", "--control-socket", r.socket).Output()
+		if err != nil {
+			return fmt.Errorf("status: %w", err)
+		}
+		first, _, _ = strings.Cut(string(status), "\n")
+	}
+	screen, _, _ = strings.Cut(screen, "\nFrom another terminal")
+	late := time.Since(r.begun).Round(10 * time.Millisecond)
+	r.frames = append(r.frames, frame{fmt.Sprintf("$ make run\n\n%s\n\nafter %v, gpu-device-plugin status says:\n%s",
+		strings.TrimSpace(screen), late, first), longest})
+	return nil
+}
+
+// await returns the next screen that has a text.
+func (r *recorder) await(text string) (string, error) {
+	late := time.After(patience)
+	for {
+		select {
+		case screen, ok := <-r.screens:
+			if !ok || strings.Contains(screen, text) {
+				return screen, nil
+			}
+		case <-late:
+			return "", fmt.Errorf("the node does not show %q", text)
+		}
+	}
 }
 
 // read sends each screen that laptop prints: what is between two of its titles.

@@ -104,28 +104,41 @@ func read(path string) (*binary, error) {
 			}
 		}
 	}
+	if err := b.readModules(info); err != nil {
+		return nil, err
+	}
+	for _, m := range append([]*module{&b.main}, pointers(b.modules)...) {
+		if m.license, m.files, err = license(m.Dir); err != nil {
+			return nil, fmt.Errorf("module %s: %w", m.Path, err)
+		}
+	}
+	return b, nil
+}
+
+// readModules sets the modules of a binary, Go's standard library first, each with its folder.
+func (b *binary) readModules(info *buildinfo.BuildInfo) error {
 	list := []string{"list", "-m", "-json", info.Main.Path}
 	sums := map[string]string{}
 	for _, d := range info.Deps {
 		if d.Replace != nil {
-			return nil, fmt.Errorf("module %s is replaced by %s: its licence cannot be told", d.Path, d.Replace.Path)
+			return fmt.Errorf("module %s is replaced by %s: its licence cannot be told", d.Path, d.Replace.Path)
 		}
 		list, sums[d.Path] = append(list, d.Path+"@"+d.Version), d.Sum
 	}
 	found, err := goCommand(list...)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	root, err := goCommand("env", "GOROOT")
 	if err != nil {
-		return nil, err
+		return err
 	}
 	// Its licence has been the same in all versions.
 	b.modules = []module{{Path: "std", Version: strings.TrimPrefix(info.GoVersion, "go"), Dir: strings.TrimSpace(string(root))}}
 	for modules := json.NewDecoder(bytes.NewReader(found)); modules.More(); {
 		var m module
 		if err := modules.Decode(&m); err != nil {
-			return nil, fmt.Errorf("read list of modules: %w", err)
+			return fmt.Errorf("read list of modules: %w", err)
 		}
 		if m.Path == info.Main.Path {
 			b.main.Dir = m.Dir
@@ -135,12 +148,7 @@ func read(path string) (*binary, error) {
 		b.modules = append(b.modules, m)
 	}
 	slices.SortFunc(b.modules[1:], func(x, y module) int { return strings.Compare(x.Path, y.Path) })
-	for _, m := range append([]*module{&b.main}, pointers(b.modules)...) {
-		if m.license, m.files, err = license(m.Dir); err != nil {
-			return nil, fmt.Errorf("module %s: %w", m.Path, err)
-		}
-	}
-	return b, nil
+	return nil
 }
 
 func pointers(modules []module) []*module {

@@ -18,18 +18,18 @@ type asker struct {
 	busy        bool
 	last        map[string]uint64 // what was asked about
 	timer       clock.Timer
-	answers     chan answer
+	answers     chan evidence
 	asked       sync.WaitGroup
 }
 
 func newAsker(c clock.WithTicker, first, most time.Duration) *asker {
 	timer := c.NewTimer(time.Hour)
 	timer.Stop()
-	return &asker{clock: c, first: first, most: most, pause: first, ready: true, timer: timer, answers: make(chan answer, 1)}
+	return &asker{clock: c, first: first, most: most, pause: first, ready: true, timer: timer, answers: make(chan evidence, 1)}
 }
 
 // start asks about GPUs, if there are any, no question is under way, and it is time or the question is another one.
-func (q *asker) start(ctx context.Context, epochs map[string]uint64, ask func(context.Context, map[string]uint64) answer) {
+func (q *asker) start(ctx context.Context, epochs map[string]uint64, ask func(context.Context, map[string]uint64) evidence) {
 	if q.busy || len(epochs) == 0 || !q.ready && maps.Equal(epochs, q.last) {
 		return
 	}
@@ -41,7 +41,7 @@ func (q *asker) start(ctx context.Context, epochs map[string]uint64, ask func(co
 }
 
 // end takes in an answer and returns it. The same question is asked again after a pause, which becomes longer.
-func (q *asker) end(a answer) answer {
+func (q *asker) end(a evidence) evidence {
 	q.busy = false
 	q.timer.Reset(q.pause)
 	q.pause = min(2*q.pause, q.most)

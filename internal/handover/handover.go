@@ -69,8 +69,8 @@ type Options struct {
 	Clock clock.WithTicker
 }
 
-// A gpu is what is kept of a GPU.
-type gpu struct {
+// An ownedGPU is what an Arbiter knows of a GPU.
+type ownedGPU struct {
 	dra.OwnerFacts
 	epoch uint64    // rises with what the evidence below is about
 	since time.Time // of the epoch
@@ -82,7 +82,7 @@ type Arbiter struct {
 	options Options
 	waits   *feed.Feed[map[string]string]
 	pulse   supervise.Pulse
-	gpus    map[string]*gpu // by UUID; the loop's
+	gpus    map[string]*ownedGPU // by UUID; the loop's
 }
 
 // New returns an Arbiter that has not decided anything.
@@ -90,7 +90,7 @@ func New(o Options) *Arbiter {
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
-	return &Arbiter{options: o, waits: feed.New(map[string]string(nil)), pulse: supervise.NewPulse(), gpus: map[string]*gpu{}}
+	return &Arbiter{options: o, waits: feed.New(map[string]string(nil)), pulse: supervise.NewPulse(), gpus: map[string]*ownedGPU{}}
 }
 
 // Waits returns the feed of what is waited for before a GPU gets its new owner, by UUID: sentences without a full stop.
@@ -99,8 +99,8 @@ func (a *Arbiter) Waits() *feed.Feed[map[string]string] { return a.waits }
 // Alive returns an error if Run makes no round before ctx ends.
 func (a *Arbiter) Alive(ctx context.Context) error { return a.pulse.Check(ctx) }
 
-// An answer is evidence about GPUs, each in its epoch.
-type answer struct {
+// evidence is what a question has told of GPUs, each in its epoch.
+type evidence struct {
 	epochs map[string]uint64
 	// has says of each GPU who has it; a GPU without an entry is nobody's.
 	has    map[string]string
@@ -119,11 +119,7 @@ func (a *Arbiter) Run(ctx context.Context) error {
 		offered, listed := a.options.Offered.Latest()
 		published, changed := a.options.Published.Latest()
 		records, prepared := a.options.Records.Latest()
-		var beside bool
-		var alone <-chan struct{}
-		if a.options.Beside != nil {
-			beside, alone = a.options.Beside()
-		}
+		beside, alone := a.beside()
 		if beside {
 			for uuid := range a.leaving(offered) {
 				a.gpus[uuid].wait = "another process of this program serves kubelet, too, as in a roll-out"
@@ -168,6 +164,14 @@ func (a *Arbiter) Run(ctx context.Context) error {
 	}
 }
 
+// beside returns what Options.Beside returns; false and nil where that is nil.
+func (a *Arbiter) beside() (bool, <-chan struct{}) {
+	if a.options.Beside == nil {
+		return false, nil
+	}
+	return a.options.Beside()
+}
+
 // wait says why nothing is decided. GPUs that have an owner keep it.
 func (a *Arbiter) wait(s inventory.Snapshot, why string) {
 	waits := map[string]string{}
@@ -189,7 +193,7 @@ func (a *Arbiter) decide(
 	for _, found := range s.GPUs {
 		g := a.gpus[found.UUID]
 		if g == nil {
-			g = &gpu{}
+			g = &ownedGPU{}
 			a.gpus[found.UUID] = g
 		}
 		holder := slices.IndexFunc(records[found.UUID], func(h claims.Holder) bool { return !h.Admin })
@@ -221,7 +225,7 @@ func (a *Arbiter) decide(
 		}
 	}
 	moved.log(ctx)
-	maps.DeleteFunc(a.gpus, func(uuid string, _ *gpu) bool { _, there := owners[uuid]; return !there })
+	maps.DeleteFunc(a.gpus, func(uuid string, _ *ownedGPU) bool { _, there := owners[uuid]; return !there })
 	if !maps.Equal(owners, a.options.Owners.Value()) || a.options.Owners.Value() == nil {
 		a.options.Owners.Publish(owners)
 	}
@@ -259,7 +263,7 @@ func (m *moves) log(ctx context.Context) {
 }
 
 // renew has the evidence of a GPU gathered anew.
-func (a *Arbiter) renew(g *gpu) {
+func (a *Arbiter) renew(g *ownedGPU) {
 	g.epoch++
 	g.since = a.options.Clock.Now()
 	g.Free, g.Unclaimed, g.wait = false, false, ""
@@ -277,10 +281,10 @@ func (a *Arbiter) leaving(offered dra.Owners) map[string]uint64 {
 }
 
 // askKubelet returns what asks which pods hold GPUs.
-func (a *Arbiter) askKubelet(s inventory.Snapshot) func(context.Context, map[string]uint64) answer {
-	return func(ctx context.Context, epochs map[string]uint64) answer {
+func (a *Arbiter) askKubelet(s inventory.Snapshot) func(context.Context, map[string]uint64) evidence {
+	return func(ctx context.Context, epochs map[string]uint64) evidence {
 		if a.options.Users == nil {
-			return answer{epochs: epochs}
+			return evidence{epochs: epochs}
 		}
 		gpuOf := map[string]string{}
 		for _, g := range s.GPUs {
@@ -297,7 +301,7 @@ func (a *Arbiter) askKubelet(s inventory.Snapshot) func(context.Context, map[str
 			uuid, _ := resource.SplitID(d.ID)
 			has[gpuOf[uuid]] = "pod " + d.Pod + " holds it"
 		}
-		return answer{epochs: epochs, has: has, err: err}
+		return evidence{epochs: epochs, has: has, err: err}
 	}
 }
 
@@ -314,9 +318,9 @@ func (a *Arbiter) unclaimed(published map[string]bool) map[string]uint64 {
 }
 
 // listClaims asks which claims have GPUs.
-func (a *Arbiter) listClaims(ctx context.Context, epochs map[string]uint64) answer {
+func (a *Arbiter) listClaims(ctx context.Context, epochs map[string]uint64) evidence {
 	if a.options.List == nil {
-		return answer{epochs: epochs, claims: true, err: errors.New("this program does not talk to the API server: run gpu-node-agent")}
+		return evidence{epochs: epochs, claims: true, err: errors.New("this program does not talk to the API server: run gpu-node-agent")}
 	}
 	claimed, err := a.options.List(ctx)
 	has := map[string]string{}
@@ -325,11 +329,11 @@ func (a *Arbiter) listClaims(ctx context.Context, epochs map[string]uint64) answ
 			has[uuid] = "claim " + names[0] + " was given it"
 		}
 	}
-	return answer{epochs: epochs, has: has, err: err, claims: true}
+	return evidence{epochs: epochs, has: has, err: err, claims: true}
 }
 
 // take takes in evidence. It counts for a GPU about which nothing has changed since it was asked for.
-func (a *Arbiter) take(answer answer) {
+func (a *Arbiter) take(answer evidence) {
 	mayNot := errors.Is(answer.err, ErrMayNotList)
 	for uuid, epoch := range answer.epochs {
 		g := a.gpus[uuid]

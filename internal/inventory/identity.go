@@ -46,15 +46,7 @@ func Identify(s, last Snapshot) Snapshot {
 		}
 		return ""
 	}
-	if version := s.Driver.Version; len(version) > maxName || !isPlain(version) { // it is shown and looked for in file names only
-		s.Driver.Version = shown(version)
-	}
-	for i, g := range s.GPUs {
-		if model := plain(g.Model); model != g.Model {
-			s.GPUs = slices.Clone(s.GPUs)
-			s.GPUs[i].Model = model
-		}
-	}
+	s = printable(s)
 	sound := s
 	sound.GPUs, sound.LeftOut = nil, slices.Clone(s.LeftOut)
 	leaveOut := func(index int, format string, args ...any) {
@@ -90,6 +82,20 @@ func Identify(s, last Snapshot) Snapshot {
 	}
 	slices.SortStableFunc(sound.LeftOut, func(a, b LeftOut) int { return a.Index - b.Index })
 	return sound
+}
+
+// printable returns the Snapshot with a driver's version and models of GPUs that can be printed.
+func printable(s Snapshot) Snapshot {
+	if version := s.Driver.Version; len(version) > maxName || !isPlain(version) { // it is shown and looked for in file names only
+		s.Driver.Version = shown(version)
+	}
+	for i, g := range s.GPUs {
+		if model := plain(g.Model); model != g.Model {
+			s.GPUs = slices.Clone(s.GPUs)
+			s.GPUs[i].Model = model
+		}
+	}
+	return s
 }
 
 // A place is where a device is. No two devices of a Snapshot have one place.
