@@ -63,6 +63,15 @@ const (
 	GraphicsActive                    // ratio of the time with the graphics or compute engine active, 0 to 1
 	TensorActive                      // ratio of the cycles with a tensor pipe active, 0 to 1
 	DRAMActive                        // ratio of the cycles with the memory interface active, 0 to 1
+	SMActive                          // ratio of the cycles with a warp on an SM, mean of all SMs, 0 to 1
+	SMOccupancy                       // ratio of the warps on an SM to as many as it can have, mean of all SMs, 0 to 1
+	FP64Active                        // ratio of the cycles with the FP64 pipes active, 0 to 1
+	FP32Active                        // the same for FP32
+	FP16Active                        // the same for FP16
+	RowRemapPending                   // 1 if the next reset will remap rows, else 0
+	NVLinkReplays                     // packets sent again over all NVLinks since the driver was loaded
+	NVLinkRecoveries                  // recoveries of all NVLinks since then
+	NVLinksDown                       // lanes of NVLink that are not active
 	measures
 )
 
@@ -73,6 +82,8 @@ func (m Measure) String() string {
 		"MemoryReserved", "MemoryTotal", "VGPULicense", "CorrectableRows", "UncorrectableRows", "RowRemapFailed",
 		"ECCCorrected", "ECCUncorrected", "NVLinkTransmitted", "NVLinkReceived",
 		"PCIeTransmit", "PCIeReceive", "ClockEventReasons", "GraphicsActive", "TensorActive", "DRAMActive",
+		"SMActive", "SMOccupancy", "FP64Active", "FP32Active", "FP16Active", "RowRemapPending", "NVLinkReplays", "NVLinkRecoveries",
+		"NVLinksDown",
 	}
 	if m < 0 || m >= measures {
 		return fmt.Sprintf("Measure(%d)", int(m))

@@ -42,6 +42,11 @@ var gpmMeasures = []struct {
 	{nvml.GPM_METRIC_GRAPHICS_UTIL, inventory.GraphicsActive, 0.01, 1, true},
 	{nvml.GPM_METRIC_ANY_TENSOR_UTIL, inventory.TensorActive, 0.01, 1, true},
 	{nvml.GPM_METRIC_DRAM_BW_UTIL, inventory.DRAMActive, 0.01, 1, true},
+	{nvml.GPM_METRIC_SM_UTIL, inventory.SMActive, 0.01, 1, true},
+	{nvml.GPM_METRIC_SM_OCCUPANCY, inventory.SMOccupancy, 0.01, 1, true},
+	{nvml.GPM_METRIC_FP64_UTIL, inventory.FP64Active, 0.01, 1, true},
+	{nvml.GPM_METRIC_FP32_UTIL, inventory.FP32Active, 0.01, 1, true},
+	{nvml.GPM_METRIC_FP16_UTIL, inventory.FP16Active, 0.01, 1, true},
 	{nvml.GPM_METRIC_PCIE_TX_PER_SEC, inventory.PCIeTransmit, 1 << 20, mostPCIe, false},
 	{nvml.GPM_METRIC_PCIE_RX_PER_SEC, inventory.PCIeReceive, 1 << 20, mostPCIe, false},
 }

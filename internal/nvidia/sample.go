@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/bits"
 	"slices"
 	"strings"
 	"time"
@@ -55,7 +56,7 @@ func SampleQueries() []SampleQuery {
 	for i := range all {
 		all[i].Calls = max(all[i].Calls, 1)
 	}
-	return all
+	return append(all, SampleQuery{Function: "none: as links were found last", Measures: []inventory.Measure{inventory.NVLinksDown}})
 }
 
 var sampleQueries = []SampleQuery{
@@ -130,11 +131,14 @@ var sampleQueries = []SampleQuery{
 	},
 	{
 		Function: "nvmlDeviceGetRemappedRows",
-		Measures: []inventory.Measure{inventory.CorrectableRows, inventory.UncorrectableRows, inventory.RowRemapFailed},
+		Measures: []inventory.Measure{
+			inventory.CorrectableRows, inventory.UncorrectableRows, inventory.RowRemapFailed, inventory.RowRemapPending,
+		},
 		ask: func(d device, m *inventory.Measures) nvml.Return {
 			rows, ret := d.GetRemappedRows()
 			_ = set(m, ret, inventory.CorrectableRows, float64(rows.correctable))
 			_ = set(m, ret, inventory.UncorrectableRows, float64(rows.uncorrectable))
+			_ = set(m, ret, inventory.RowRemapPending, oneIf(rows.pending))
 			return set(m, ret, inventory.RowRemapFailed, oneIf(rows.failed))
 		},
 	},
@@ -142,6 +146,8 @@ var sampleQueries = []SampleQuery{
 	ecc("uncorrected", inventory.ECCUncorrected, nvml.MEMORY_ERROR_TYPE_UNCORRECTED),
 	nvlinkBytes("sent over NVLink", inventory.NVLinkTransmitted, nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_TX),
 	nvlinkBytes("received over NVLink", inventory.NVLinkReceived, nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_RX),
+	nvlinkErrors("NVLink replays", inventory.NVLinkReplays, nvml.FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL),
+	nvlinkErrors("NVLink recoveries", inventory.NVLinkRecoveries, nvml.FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL),
 	{
 		Function: "nvmlDeviceGetCurrentClocksEventReasons", Measures: []inventory.Measure{inventory.ClockEventReasons},
 		ask: one(inventory.ClockEventReasons, device.GetCurrentClocksEventReasons),
@@ -168,6 +174,9 @@ func (s *Session) sample(ctx context.Context, uuid string, blocking bool, pause 
 		if err := s.measure(ctx, m); err != nil {
 			return inventory.Sample{}, err
 		}
+	}
+	if lanes := m.gpu.nvlink; lanes.active|lanes.inactive != 0 { // as the last look at links found them
+		m.sample.Values.Set(inventory.NVLinksDown, float64(bits.OnesCount64(lanes.inactive)))
 	}
 	m.sample.Taken = time.Now()
 	return m.sample, nil
@@ -342,6 +351,21 @@ func nvlinkBytes(which string, measure inventory.Measure, field int) SampleQuery
 				return ret
 			}
 			return set(m, ret, measure, kib*1024)
+		},
+	}
+}
+
+// nvlinkErrors asks for a count of all NVLinks of the GPU.
+func nvlinkErrors(which string, measure inventory.Measure, field int) SampleQuery {
+	return SampleQuery{
+		Function: "nvmlDeviceGetFieldValues (" + which + ")", Measures: []inventory.Measure{measure},
+		ask: func(d device, m *inventory.Measures) nvml.Return {
+			v, ret := d.GetFieldValue(field)
+			count, ok := number(v)
+			if !ok {
+				return ret
+			}
+			return set(m, ret, measure, count)
 		},
 	}
 }

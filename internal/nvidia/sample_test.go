@@ -67,10 +67,11 @@ func TestSampleHasWhatTheGPUSupports(t *testing.T) {
 		"GPUUtilization", "MemoryUtilization", "EncoderUtilization", "DecoderUtilization", "MemoryFree", "MemoryUsed",
 		"MemoryReserved", "MemoryTotal", "VGPULicense", "CorrectableRows", "UncorrectableRows", "RowRemapFailed",
 		"ECCCorrected", "ECCUncorrected", "NVLinkTransmitted", "NVLinkReceived", "ClockEventReasons",
+		"RowRemapPending", "NVLinkReplays", "NVLinkRecoveries", "NVLinksDown",
 	}
 	pcie := []string{"PCIeTransmit", "PCIeReceive"}
-	rows := []string{"CorrectableRows", "UncorrectableRows", "RowRemapFailed"}
-	nvlink := []string{"NVLinkTransmitted", "NVLinkReceived"}
+	rows := []string{"CorrectableRows", "UncorrectableRows", "RowRemapFailed", "RowRemapPending"}
+	nvlink := []string{"NVLinkTransmitted", "NVLinkReceived", "NVLinkReplays", "NVLinkRecoveries", "NVLinksDown"}
 	for name, tt := range map[string]struct {
 		profile  string
 		blocking bool
@@ -93,7 +94,8 @@ func TestSampleHasWhatTheGPUSupports(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, tt.profile, tt.faults...)
-			want := slices.Concat(all[:len(all)-1], tt.with, all[len(all)-1:])
+			at := slices.Index(all, "ClockEventReasons")
+			want := slices.Concat(all[:at], tt.with, all[at:])
 			for _, without := range tt.without {
 				want = slices.DeleteFunc(want, func(m string) bool { return slices.Contains(without, m) })
 			}
@@ -111,10 +113,12 @@ func TestSampleHasWhatTheGPUSupports(t *testing.T) {
 // TestSampleValues: faults are seen in the values, which have the units that inventory says.
 func TestSampleValues(t *testing.T) {
 	t.Parallel()
+	links := []int{2, 17}
 	r := newRig(t, "dgx-h100",
 		simulator.Fault{Kind: simulator.KindECC, GPU: "0", Count: 5}, simulator.Fault{Kind: simulator.KindPCIeReplays, GPU: "0", Count: 7},
 		simulator.Fault{Kind: simulator.KindRemapPending, GPU: "0"}, simulator.Fault{Kind: simulator.KindRemapFailure, GPU: "0"},
-		simulator.Fault{Kind: simulator.KindThrottle, GPU: "0"}, simulator.Fault{Kind: simulator.KindProcesses, GPU: "0", Count: 3})
+		simulator.Fault{Kind: simulator.KindThrottle, GPU: "0"}, simulator.Fault{Kind: simulator.KindProcesses, GPU: "0", Count: 3},
+		simulator.Fault{Kind: simulator.KindNVLink, GPU: "0", Link: &links[0]}, simulator.Fault{Kind: simulator.KindNVLink, GPU: "0", Link: &links[1]})
 	first := r.measure(0, true).Values
 	within := func(m inventory.Measure, low, high float64) {
 		t.Helper()
@@ -127,6 +131,10 @@ func TestSampleValues(t *testing.T) {
 	within(inventory.PCIeReplayCount, 7, 7)
 	within(inventory.UncorrectableRows, 1, 1)
 	within(inventory.RowRemapFailed, 1, 1)
+	within(inventory.RowRemapPending, 1, 1)
+	within(inventory.NVLinksDown, 2, 2)
+	within(inventory.NVLinkReplays, 6, 6)
+	within(inventory.NVLinkRecoveries, 2, 2)
 	within(inventory.Temperature, 93, 93)
 	within(inventory.MemoryTemperature, 94, 110)
 	within(inventory.SMClock, 200, 1000)
@@ -160,7 +168,7 @@ func TestSampleOfMIG(t *testing.T) {
 	want := []string{
 		"SMClock", "MemoryClock", "Temperature", "MemoryTemperature", "PowerUsage", "EnergyConsumption", "PCIeReplayCount",
 		"VGPULicense", "ECCCorrected", "ECCUncorrected", "NVLinkTransmitted",
-		"NVLinkReceived", "PCIeTransmit", "PCIeReceive", "ClockEventReasons",
+		"NVLinkReceived", "PCIeTransmit", "PCIeReceive", "ClockEventReasons", "NVLinkReplays", "NVLinkRecoveries", "NVLinksDown",
 	}
 	if diff := cmp.Diff(want, measured(sample.Values)); diff != "" {
 		t.Errorf("measured of the parent (-want +got):\n%s", diff)

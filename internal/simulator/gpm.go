@@ -107,6 +107,8 @@ func (l *library) GpmMetricsGet(r *nvml.GpmMetricsGetType) nvml.Return {
 		}
 		factors := map[nvml.GpmMetricId]float64{
 			nvml.GPM_METRIC_GRAPHICS_UTIL: 98, nvml.GPM_METRIC_ANY_TENSOR_UTIL: 44, nvml.GPM_METRIC_DRAM_BW_UTIL: 52,
+			nvml.GPM_METRIC_SM_UTIL: 91, nvml.GPM_METRIC_SM_OCCUPANCY: 37, nvml.GPM_METRIC_FP64_UTIL: 0, nvml.GPM_METRIC_FP32_UTIL: 12,
+			nvml.GPM_METRIC_FP16_UTIL:       9,
 			nvml.GPM_METRIC_PCIE_TX_PER_SEC: 1900, nvml.GPM_METRIC_PCIE_RX_PER_SEC: 8600,
 		}
 		for i := range r.Metrics[:r.NumMetrics] {

@@ -47,18 +47,22 @@ type field struct {
 
 // fields are the field values that the simulator has, by ID.
 var fields = map[uint32]field{
-	nvml.FI_DEV_MEMORY_TEMP:               {since: 1, read: memoryTemperature},
-	nvml.FI_DEV_ECC_SBE_VOL_TOTAL:         {since: 1, read: plainField(func(*gpu) uint64 { return 0 })},
-	nvml.FI_DEV_ECC_SBE_AGG_TOTAL:         {since: 1, read: plainField(func(*gpu) uint64 { return 0 })},
-	nvml.FI_DEV_ECC_DBE_VOL_TOTAL:         {since: 1, read: plainField(func(g *gpu) uint64 { return g.uncorrected })},
-	nvml.FI_DEV_ECC_DBE_AGG_TOTAL:         {since: 1, read: plainField(func(g *gpu) uint64 { return g.aggregate })},
-	nvml.FI_DEV_NVLINK_LINK_COUNT:         {since: 1, read: plainField(func(g *gpu) uint64 { return uint64(g.spec.model.NVLink.Links) })},
-	nvml.FI_DEV_REMAPPED_COR:              {since: 450, read: remapField(func(*gpu) uint64 { return 0 })},
-	nvml.FI_DEV_REMAPPED_UNC:              {since: 450, read: remapField(func(g *gpu) uint64 { return uint64(g.remapped) })},
-	nvml.FI_DEV_REMAPPED_PENDING:          {since: 450, read: remapField(func(g *gpu) uint64 { return bit(g.remapPending) })},
-	nvml.FI_DEV_REMAPPED_FAILURE:          {since: 450, read: remapField(func(g *gpu) uint64 { return bit(g.remapFailure) })},
-	nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_TX: {since: 450, read: nvlinkField(400), kind: nvml.VALUE_TYPE_UNSIGNED_LONG_LONG},
-	nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_RX: {since: 450, read: nvlinkField(390), kind: nvml.VALUE_TYPE_UNSIGNED_LONG_LONG},
+	nvml.FI_DEV_MEMORY_TEMP:       {since: 1, read: memoryTemperature},
+	nvml.FI_DEV_ECC_SBE_VOL_TOTAL: {since: 1, read: plainField(func(*gpu) uint64 { return 0 })},
+	nvml.FI_DEV_ECC_SBE_AGG_TOTAL: {since: 1, read: plainField(func(*gpu) uint64 { return 0 })},
+	nvml.FI_DEV_ECC_DBE_VOL_TOTAL: {since: 1, read: plainField(func(g *gpu) uint64 { return g.uncorrected })},
+	nvml.FI_DEV_ECC_DBE_AGG_TOTAL: {since: 1, read: plainField(func(g *gpu) uint64 { return g.aggregate })},
+	nvml.FI_DEV_NVLINK_LINK_COUNT: {since: 1, read: plainField(func(g *gpu) uint64 {
+		return uint64(g.spec.model.NVLink.Links)
+	})},
+	nvml.FI_DEV_REMAPPED_COR:                      {since: 450, read: remapField(func(*gpu) uint64 { return 0 })},
+	nvml.FI_DEV_REMAPPED_UNC:                      {since: 450, read: remapField(func(g *gpu) uint64 { return uint64(g.remapped) })},
+	nvml.FI_DEV_REMAPPED_PENDING:                  {since: 450, read: remapField(func(g *gpu) uint64 { return bit(g.remapPending) })},
+	nvml.FI_DEV_REMAPPED_FAILURE:                  {since: 450, read: remapField(func(g *gpu) uint64 { return bit(g.remapFailure) })},
+	nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_TX:         {since: 450, read: nvlinkField(400), kind: nvml.VALUE_TYPE_UNSIGNED_LONG_LONG},
+	nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_RX:         {since: 450, read: nvlinkField(390), kind: nvml.VALUE_TYPE_UNSIGNED_LONG_LONG},
+	nvml.FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL:   {since: 450, read: linkErrors(3)},
+	nvml.FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL: {since: 450, read: linkErrors(1)},
 	nvml.FI_DEV_NVLINK_GET_STATE: {since: 530, read: func(n *Node, g *gpu, scope uint32) (uint64, nvml.Return) {
 		if scope >= uint32(g.spec.model.NVLink.Links) {
 			return 0, nvml.ERROR_NOT_SUPPORTED
@@ -72,6 +76,16 @@ var fields = map[uint32]field{
 		return bit(!g.resets()), nvml.SUCCESS
 	}},
 	nvml.FI_DEV_GET_GPU_RECOVERY_ACTION: {since: 565, read: plainField(func(g *gpu) uint64 { return uint64(g.recovery) })},
+}
+
+// linkErrors returns how to read a count of errors of all NVLinks: so many for each that is cut.
+func linkErrors(each int) func(*Node, *gpu, uint32) (uint64, nvml.Return) {
+	return func(_ *Node, g *gpu, _ uint32) (uint64, nvml.Return) {
+		if g.spec.model.NVLink.Links == 0 {
+			return 0, nvml.ERROR_NOT_SUPPORTED
+		}
+		return uint64(each * len(g.cut)), nvml.SUCCESS
+	}
 }
 
 // plainField returns how to read a field that every GPU has.

@@ -48,23 +48,19 @@ func TestDocs(t *testing.T) {
 	}
 }
 
-// write writes a chapter as a table.
+// write writes a chapter as a table. Labels of devices are said once for all metrics that have them.
 func (c chapter) write(b *strings.Builder) {
-	fmt.Fprintf(b, "\n### %s\n\n| metric | type | labels | meaning |\n|---|---|---|---|\n", c.title)
+	fmt.Fprintf(b, "\n### %s\n\n| metric | type; labels | meaning |\n|---|---|---|\n", c.title)
 	for _, m := range c.metrics {
-		var labels []string
-		if rest, ok := strings.CutPrefix(strings.Join(m.labels, ","), strings.Join(deviceLabels, ",")); ok {
-			labels = append([]string{"[device](#labels-of-devices)"}, strings.FieldsFunc(rest, func(r rune) bool { return r == ',' })...)
-		} else {
-			labels = slices.Clone(m.labels)
+		labels := m.labels
+		if len(labels) >= len(deviceLabels) && slices.Equal(labels[:len(deviceLabels)], deviceLabels) {
+			labels = labels[len(deviceLabels):]
 		}
+		how := string(m.kind)
 		for i, l := range labels {
-			if !strings.HasPrefix(l, "[") {
-				labels[i] = "`" + l + "`"
-			}
+			how += []string{"; `", ", `"}[min(i, 1)] + l + "`"
 		}
-		help := strings.ReplaceAll(m.help, "|", "\\|")
-		fmt.Fprintf(b, "| `%s` | %s | %s | %s |\n", m.name, m.kind, strings.Join(labels, ", "), help)
+		fmt.Fprintf(b, "| `%s` | %s | %s |\n", m.name, how, strings.ReplaceAll(m.help, "|", "\\|"))
 	}
 	b.WriteString("\n")
 }

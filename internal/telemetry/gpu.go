@@ -62,7 +62,7 @@ func (c *GPUs) send(out *page) {
 			left -= sendPodDevices(out, g.UUID, i.id(), i.holders, left)
 		}
 		if s, ok := samples[g.UUID]; ok {
-			c.sendSample(out, found{g, s, c.labelsOf(settings, g), whole, instances})
+			c.sendSample(out, found{g, s, c.labelsOf(settings, snapshot.Driver, g), whole, instances})
 		}
 	}
 }
@@ -162,10 +162,13 @@ func sendPodDevices(out *page, uuid, gi string, holders []holder, most int) int 
 }
 
 // labelsOf returns the labels of a GPU.
-func (c *GPUs) labelsOf(settings GPUSettings, g inventory.GPU) []label {
+func (c *GPUs) labelsOf(settings GPUSettings, d inventory.Driver, g inventory.GPU) []label {
 	index := strconv.Itoa(g.Index)
 	all := []label{
 		{"gpu", index}, {"UUID", g.UUID}, {"pci_bus_id", busID(g.BDF)}, {"device", "nvidia" + index}, {"modelName", g.Model},
+	}
+	if d.Version != "" {
+		all = append(all, label{"DCGM_FI_DRIVER_VERSION", d.Version})
 	}
 	if settings.HostnameLabel != "" {
 		all = append(all, label{settings.HostnameLabel, c.Hostname})

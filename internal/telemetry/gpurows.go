@@ -15,7 +15,8 @@ type gpuMetric struct {
 
 // deviceLabels are the labels of all metrics of dcgm-exporter. A series has those that have a value.
 var deviceLabels = []string{
-	"gpu", "UUID", "pci_bus_id", "device", "modelName", "GPU_I_PROFILE", "GPU_I_ID", "Hostname", "container", "namespace", "pod",
+	"gpu", "UUID", "pci_bus_id", "device", "modelName", "DCGM_FI_DRIVER_VERSION", "GPU_I_PROFILE", "GPU_I_ID", "Hostname",
+	"container", "namespace", "pod",
 }
 
 // How many series a metric has at most.
@@ -58,6 +59,9 @@ var gpuRows = []gpuMetric{
 	dcgm("DEV_UNCORRECTABLE_REMAPPED_ROWS", counter, inventory.UncorrectableRows, "", "Number of remapped rows for uncorrectable errors"),
 	dcgm("DEV_CORRECTABLE_REMAPPED_ROWS", counter, inventory.CorrectableRows, "", "Number of remapped rows for correctable errors"),
 	dcgm("DEV_ROW_REMAP_FAILURE", gauge, inventory.RowRemapFailed, "", "Whether remapping of rows has failed"),
+	dcgm("DEV_ROW_REMAP_PENDING", gauge, inventory.RowRemapPending, "", "Whether remapping of rows is pending"),
+	dcgm("DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL", counter, inventory.NVLinkReplays, "", "Total number of NVLink retries."),
+	dcgm("DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL", counter, inventory.NVLinkRecoveries, "", "Total number of NVLink recovery errors."),
 	dcgm("DEV_ECC_SBE_VOL_TOTAL", counter, inventory.ECCCorrected, "", "Total number of single-bit volatile ECC errors."),
 	dcgm("DEV_ECC_DBE_VOL_TOTAL", counter, inventory.ECCUncorrected, "", "Total number of double-bit volatile ECC errors."),
 	dcgm("DEV_CLOCKS_EVENT_REASONS", gauge, inventory.ClockEventReasons, "", "Current clock event reasons (bitmask)."),
@@ -65,6 +69,11 @@ var gpuRows = []gpuMetric{
 	ofInstances(dcgm("PROF_PIPE_TENSOR_ACTIVE", gauge, inventory.TensorActive, "", "Ratio of cycles the tensor (HMMA) pipe is active.")),
 	ofInstances(dcgm("PROF_DRAM_ACTIVE", gauge, inventory.DRAMActive, "",
 		"Ratio of cycles the device memory interface is active sending or receiving data.")),
+	ofInstances(dcgm("PROF_SM_ACTIVE", gauge, inventory.SMActive, "", "The ratio of cycles an SM has at least 1 warp assigned.")),
+	ofInstances(dcgm("PROF_SM_OCCUPANCY", gauge, inventory.SMOccupancy, "", "The ratio of number of warps resident on an SM.")),
+	ofInstances(dcgm("PROF_PIPE_FP64_ACTIVE", gauge, inventory.FP64Active, "", "Ratio of cycles the fp64 pipes are active.")),
+	ofInstances(dcgm("PROF_PIPE_FP32_ACTIVE", gauge, inventory.FP32Active, "", "Ratio of cycles the fp32 pipes are active.")),
+	ofInstances(dcgm("PROF_PIPE_FP16_ACTIVE", gauge, inventory.FP16Active, "", "Ratio of cycles the fp16 pipes are active.")),
 	dcgm("PROF_PCIE_TX_BYTES", gauge, inventory.PCIeTransmit, "B/s", "The rate of data transmitted over the PCIe bus in bytes per second."),
 	dcgm("PROF_PCIE_RX_BYTES", gauge, inventory.PCIeReceive, "B/s", "The rate of data received over the PCIe bus in bytes per second."),
 	{metric{
@@ -75,6 +84,10 @@ var gpuRows = []gpuMetric{
 		name: "gpu_device_plugin_nvlink_received_bytes_total", kind: counter, unit: "B", labels: gpuLabels, series: onePerGPU,
 		help: "Bytes that a GPU received over all its NVLinks since the driver was loaded.",
 	}, inventory.NVLinkReceived, true},
+	{metric{
+		name: "gpu_device_plugin_nvlinks_down", kind: gauge, labels: gpuLabels, series: onePerGPU,
+		help: "Lanes of NVLink that are not active, when links were looked at last.",
+	}, inventory.NVLinksDown, true},
 }
 
 // gpuLabels are the labels of our own metrics of GPUs.
