@@ -43,6 +43,7 @@ const (
 // Why a life ends.
 var (
 	errSocketRemoved = errors.New("our socket was removed from kubelet's folder for plugins")
+	errLeadsAgain    = errors.New("this process leads again, and kubelet calls the one that registered last")
 	errForeign       = errors.New("another driver of the same name registers with kubelet")
 	errUnregistered  = fmt.Errorf("kubelet has not registered the driver within %v", registerTimeout)
 	errKubeletLeft   = fmt.Errorf("kubelet ended its connection and has not registered the driver again within %v", registerTimeout)
@@ -136,7 +137,7 @@ func (s *Plugin) Run(ctx context.Context) error {
 		if err != nil {
 			s.change(func(status *Status) { status.Registered, status.Problem = false, err.Error() })
 		}
-		if errors.Is(err, errSocketRemoved) || errors.Is(err, errForeign) {
+		if errors.Is(err, errSocketRemoved) || errors.Is(err, errForeign) || errors.Is(err, errLeadsAgain) {
 			klog.FromContext(ctx).Info("Registering the driver again", "reason", err.Error())
 			return nil
 		}
@@ -298,11 +299,20 @@ func (l *life) follow(ctx context.Context, f *folder) error {
 	l.change(func(status *Status) {
 		status.Registered, status.Problem = false, "kubelet has not registered the driver yet"
 	})
-	since, was := l.o.Clock.Now(), true
+	since, was, led := l.o.Clock.Now(), true, true
 	for {
-		if others := l.look(ctx, f); others.foreign != "" {
-			return errForeign
+		var moved <-chan struct{}
+		leads := true
+		if l.o.Leads != nil {
+			leads, moved = l.o.Leads.Latest()
 		}
+		switch others := l.look(ctx, f); {
+		case others.foreign != "":
+			return errForeign
+		case leads && !led && others.serves: // it may be stopped, and kubelet would wait for it
+			return errLeadsAgain
+		}
+		led = leads
 		if _, err := os.Lstat(l.path); errors.Is(err, os.ErrNotExist) {
 			return errSocketRemoved
 		}
@@ -319,6 +329,7 @@ func (l *life) follow(ctx context.Context, f *folder) error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-changed:
+		case <-moved:
 		case <-l.o.Clock.After(lookInterval):
 		}
 	}

@@ -30,6 +30,7 @@ type folder struct {
 type others struct {
 	foreign string // socket of another program's that accepts connections
 	beside  bool   // another process of this program has a socket
+	serves  bool   // one of these accepts connections: it has not ended
 }
 
 // look returns which other drivers have sockets in the folder. It removes those that dead processes of this program left. Sockets of
@@ -56,6 +57,6 @@ func (f *folder) look(ctx context.Context) (found others) {
 		}
 	}
 	found.beside = len(names) > 0
-	f.left.Look(ctx, f.path, names)
+	found.serves = len(f.left.Look(ctx, f.path, names)) < len(names)
 	return found
 }

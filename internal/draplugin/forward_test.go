@@ -123,3 +123,31 @@ func TestACallThatWaitsWhenTheLeadIsHandedOver(t *testing.T) {
 		t.Errorf("Prepare: %q", said)
 	}
 }
+
+// TestTheLeadThatRegisteredBefore registers again where another process has a socket still: that one may be stopped, and kubelet calls the one
+// that registered last. Where none has, kubelet calls this one anyway.
+func TestTheLeadThatRegisteredBefore(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	k := n.startKubelet(t)
+	first, next := feed.New(true), feed.New(false)
+	p := n.startProcess(t, draplugin.Options{Claims: n.claims, Reader: n.claims, Leads: first})
+	p.awaitRegistered(t)
+	first.Publish(false)
+	other := n.startProcess(t, draplugin.Options{Claims: &claims{prepare: func(ctx context.Context, _ dra.Claim) error { <-ctx.Done(); return ctx.Err() }},
+		Reader: n.claims, Leads: next})
+	next.Publish(true)
+	other.awaitRegistered(t)
+	first.Publish(true) // the other one is stopped, and does not know it
+	p.await(t, "it has registered again", func(s draplugin.Status) bool { return s.Registered && s.Registrations == 2 })
+	if said := prepare(t, k, "a"); said["a"] != "" || !n.claims.isPrepared("a") {
+		t.Errorf("Prepare: %q", said)
+	}
+	next.Publish(false)
+	other.stop()
+	first.Publish(false)
+	first.Publish(true)
+	if said := prepare(t, k, "b"); said["b"] != "" || p.Status().Value().Registrations != 2 {
+		t.Errorf("Prepare: %q; %+v", said, p.Status().Value())
+	}
+}
