@@ -26,7 +26,7 @@ const (
 )
 
 // lockOut keeps processes of the former version from changing claims until release is called. It waits for calls that they are answering,
-// for some seconds at most.
+// for some seconds at most. It takes a share, so that one that led before and was stopped is not waited for.
 func lockOut(ctx context.Context, dir string, c clock.Clock) (release func()) {
 	for _, name := range names(store{dir: dir}.folder()) {
 		if strings.HasSuffix(name, formerTombstone) {
@@ -40,7 +40,7 @@ func lockOut(ctx context.Context, dir string, c clock.Clock) (release func()) {
 	late := c.NewTimer(formerTimeout)
 	defer late.Stop()
 	for {
-		err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK})
+		err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_RDLCK})
 		if err == nil || !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EINTR) {
 			break
 		}
