@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -64,7 +65,13 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request) error {
 	if fault != nil {
 		return fault
 	}
-	return s.carryOut(w, r, t, found, request)
+	err := s.carryOut(w, r, t, found, request)
+	if err == nil && request.IsWrite() && r.URL.Query().Get("dryRun") == "" {
+		s.mu.Lock()
+		s.writers = append(s.writers, r.Header.Get(authenticationv1.ImpersonateUserHeader))
+		s.mu.Unlock()
+	}
+	return err
 }
 
 // carryOut does what a request asks for, and answers it.

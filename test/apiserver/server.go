@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -50,6 +51,7 @@ type Server struct {
 	// resourceVersions are those in which resource.k8s.io is served; dropped are fields of devices that are not kept.
 	resourceVersions, dropped []string
 	counts                    map[Request]int
+	writers                   []string // who made each request that changed an object
 	latest                    map[string]int // lists that were to be the latest, by resource
 	current                   *life          // nil while the server is stopped
 	watches                   chan struct{}  // closed when all watches are to end
@@ -92,7 +94,7 @@ func start(dir string, memory bool) (*Server, error) {
 	if err := s.Resume(); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(s.RotateToken(), s.PublishCA(), s.write(namespaceFile, "kube-system"), s.writeKubeconfig()); err != nil {
+	if err := errors.Join(s.RotateToken(), s.PublishCA(), s.write(namespaceFile, "kube-system"), s.writeKubeconfig(kubeconfigFile, "")); err != nil {
 		s.Stop()
 		return nil, err
 	}
@@ -167,6 +169,19 @@ func (s *Server) Dial(ctx context.Context, _, _ string) (net.Conn, error) {
 // read again.
 func (s *Server) Kubeconfig() string { return filepath.Join(s.dir, kubeconfigFile) }
 
+// KubeconfigAs writes a kubeconfig for a client that is to be told from others, and returns its path: see Writers.
+func (s *Server) KubeconfigAs(name string) (path string, err error) {
+	file := "kubeconfig-" + name
+	return filepath.Join(s.dir, file), s.writeKubeconfig(file, name)
+}
+
+// Writers returns the names of the clients whose requests changed objects, in the order of these requests; empty for Kubeconfig.
+func (s *Server) Writers() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.writers)
+}
+
 // Dir is the folder with the files token, ca.crt and namespace, as a service account has them in a pod.
 func (s *Server) Dir() string { return s.dir }
 
@@ -228,14 +243,14 @@ func (s *Server) write(name, content string) error {
 	return nil
 }
 
-func (s *Server) writeKubeconfig() error {
+func (s *Server) writeKubeconfig(file, client string) error {
 	const name = "stand-in"
 	config := clientcmdapi.NewConfig()
 	config.Clusters[name] = &clientcmdapi.Cluster{Server: s.URL(), CertificateAuthority: filepath.Join(s.dir, caFile)}
-	config.AuthInfos[name] = &clientcmdapi.AuthInfo{TokenFile: filepath.Join(s.dir, tokenFile)}
+	config.AuthInfos[name] = &clientcmdapi.AuthInfo{TokenFile: filepath.Join(s.dir, tokenFile), Impersonate: client}
 	config.Contexts[name] = &clientcmdapi.Context{Cluster: name, AuthInfo: name}
 	config.CurrentContext = name
-	if err := clientcmd.WriteToFile(*config, s.Kubeconfig()); err != nil {
+	if err := clientcmd.WriteToFile(*config, filepath.Join(s.dir, file)); err != nil {
 		return fmt.Errorf("write kubeconfig: %w", err)
 	}
 	return nil

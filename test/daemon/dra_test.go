@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -37,6 +38,7 @@ type claimable struct {
 	api     *apiserver.Server
 	plugins *plugins.Kubelet
 	file    string // the configuration
+	callLimit time.Duration // of kubelet's calls for a claim; 0 for a long one
 
 	mu        sync.Mutex
 	users     map[string]map[string]string // of GPUs, by UUID: the pods that have them now, and by which way
@@ -269,7 +271,9 @@ func (c *claimable) byClaim(ctx context.Context, pod, device, uuid string) {
 	uid := c.claim(pod, device)
 	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer cancel()
-	if _, err := c.prepare(limited, pod, uid); err != nil {
+	call, end := context.WithTimeout(limited, cmp.Or(c.callLimit, patience))
+	_, err := c.prepare(call, pod, uid)
+	if end(); err != nil {
 		c.mu.Lock()
 		c.refused = append(c.refused, err.Error())
 		c.mu.Unlock()

@@ -1,0 +1,231 @@
+package daemon
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
+)
+
+var (
+	// stopped is how long TestOneDecides stops a process.
+	stopped = flag.Duration("stopped", 20*time.Second, "how long a process that leads is stopped; make nightly stops it for 5 minutes")
+	// former is the version that TestBesideAnEarlierVersion runs beside this one.
+	former = flag.String("former", "", "commit of an earlier version, from which gpu-node-agent is built; make nightly names one")
+)
+
+// mostSilence is how long nobody decides at most after a process that did is silent.
+const mostSilence = 15 * time.Second
+
+// join starts another process of a program on the node, with the state of the first one. The API server knows what it writes by its name.
+func (c *claimable) join(name, program string) *stage {
+	c.t.Helper()
+	kubeconfig, err := c.api.KubeconfigAs(name)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	args := append(slices.Clone(c.Args), "--state-dir", c.Path("state"), "--cdi-dir", c.Path("cdi"), "--kubeconfig", kubeconfig)
+	s := c.beside(c.Profile, args...)
+	if s.Daemon = program; program != nodeAgent {
+		s.Args = c.formerArgs(s.Args)
+	}
+	s.start()
+	return s
+}
+
+// leads reports whether the process says that it leads.
+func (s *stage) leads() bool {
+	ctx, cancel := context.WithTimeout(s.t.Context(), time.Second)
+	defer cancel()
+	var now struct {
+		Lead struct {
+			This bool `json:"this"`
+		} `json:"lead"`
+	}
+	return control.Call(ctx, s.ControlSocket(), "status", nil, &now) == nil && now.Lead.This
+}
+
+// loaded has pods with claims come and go until the test ends, and returns what ends them. It fails if a GPU is given to two of them.
+func (c *claimable) loaded() (end func()) {
+	c.callLimit = 5 * time.Second // kubelet waits for 45 s, also for a process that is stopped
+	ctx, stop := context.WithCancel(c.t.Context())
+	var workers sync.WaitGroup
+	for i := range 4 {
+		workers.Go(func() { c.load(ctx, i) })
+	}
+	end = sync.OnceFunc(func() { stop(); workers.Wait() })
+	c.t.Cleanup(end)
+	return end
+}
+
+// serves waits until more pods have got a GPU by a claim.
+func (c *claimable) serves() {
+	c.t.Helper()
+	before := c.counted("claim")
+	c.eventually("pods with claims", func() bool { return c.counted("claim") >= before+10 })
+}
+
+// onlyWrites has a GPU fail in these processes, and waits until the API server knows: the process with that name has told it, and no other one.
+func (c *claimable) onlyWrites(name string, gpu int, processes ...*stage) {
+	c.t.Helper()
+	mark := len(c.api.Writers())
+	for _, p := range processes {
+		p.inject(simulator.Fault{Kind: simulator.KindXID, GPU: fmt.Sprint(gpu), XID: 64})
+	}
+	device := fmt.Sprintf("gpu-%d", gpu)
+	c.eventually(device+" is not for new claims", func() bool { return c.devices()[device] == "" })
+	for _, by := range c.api.Writers()[mark:] {
+		if by != name {
+			c.t.Errorf("%q writes while %q leads", by, name)
+		}
+	}
+}
+
+// terms returns in which order processes wrote, each once in a row.
+func (c *claimable) terms() []string { return slices.Compact(c.api.Writers()) }
+
+// TestOneDecides: of three processes, the one that started last leads. When it is killed or stopped, another one does within 15 s; when it goes
+// on, it leads again. Meanwhile pods with claims come and go: no GPU is given to two of them, and no object is written by two processes.
+func TestOneDecides(t *testing.T) {
+	t.Parallel()
+	for name, sig := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "stopped": syscall.SIGSTOP} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newClaimable(t, "dra", "--node-events", "--node-condition")
+			c.published(8)
+			second := c.join("second", nodeAgent)
+			c.eventually("the second one leads", second.leads)
+			last := c.join("last", nodeAgent)
+			c.eventually("the last one leads alone", func() bool { return last.leads() && !second.leads() && !c.leads() })
+			end := c.loaded()
+			c.serves()
+			c.onlyWrites("last", 0, c.stage, second, last)
+
+			began := time.Now()
+			d := last.Running()
+			c.signal(d, sig)
+			defer func() { _ = d.Signal(syscall.SIGCONT) }()
+			c.eventually("another one leads", func() bool { return c.leads() || second.leads() })
+			if took := time.Since(began); took > mostSilence {
+				t.Errorf("nobody leads for %v", took)
+			}
+			t.Logf("nobody led for %v", time.Since(began).Round(time.Millisecond))
+			c.eventually("the second one leads: it started later", func() bool { return second.leads() && !c.leads() })
+			c.serves()
+			c.onlyWrites("second", 1, c.stage, second)
+			if sig == syscall.SIGSTOP {
+				pause(t.Context(), *stopped-time.Since(began))
+				c.serves()
+				c.signal(last.Running(), syscall.SIGCONT)
+				c.eventually("the last one leads again", func() bool { return last.leads() && !second.leads() })
+				c.serves()
+				c.onlyWrites("last", 2, c.stage, second, last)
+			} else {
+				<-last.Running().Ended()
+				_ = last.StopDaemon() // it was killed
+			}
+			end()
+			terms := c.terms()
+			t.Logf("written in turn by %q; %d pods with claims, %d refused", terms, c.counted("claim"), len(c.refused))
+			for _, by := range []string{"", "second", "last"} {
+				if n := len(slices.DeleteFunc(slices.Clone(terms), func(other string) bool { return other != by })); n > 2 {
+					t.Errorf("%q wrote at %d times", by, n)
+				}
+			}
+		})
+	}
+}
+
+// formerArgs are the arguments of version 0.1 for the same.
+func (c *claimable) formerArgs(args []string) []string {
+	i := slices.Index(args, "--kubelet-root")
+	folders := []string{"--dra-registry-dir", c.Path("plugins_registry"), "--dra-plugins-dir", c.Path("plugins")}
+	return slices.Concat(args[:i], args[i+2:], folders)
+}
+
+// earlierVersion builds gpu-node-agent of the commit that the flag names.
+func earlierVersion(t *testing.T) (program string) {
+	t.Helper()
+	if *former == "" {
+		t.Skip("-former names no earlier version: make nightly runs this test")
+	}
+	dir := t.TempDir()
+	build := `git -C ../.. archive "$1" | tar -x -C "$2" && cd "$2" && go build -o gpu-node-agent ./cmd/gpu-node-agent`
+	if output, err := exec.CommandContext(t.Context(), "sh", "-c", build, "sh", *former, dir).CombinedOutput(); err != nil {
+		t.Fatalf("build %s: %v\n%s", *former, err, output)
+	}
+	return filepath.Join(dir, "gpu-node-agent")
+}
+
+// TestBesideAnEarlierVersion that knows no lead, in both directions: no GPU is given to two pods, the slices are never written by turns, and the
+// process that stays goes on. One that hangs is waited for, and the status says so.
+func TestBesideAnEarlierVersion(t *testing.T) {
+	t.Parallel()
+	program := earlierVersion(t)
+	for name, test := range map[string]struct {
+		first, next string
+		hangs       bool
+	}{
+		"upgrade": {first: program, next: nodeAgent}, "downgrade": {first: nodeAgent, next: program},
+		"upgrade while the earlier one hangs": {first: program, next: nodeAgent, hangs: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newClaimable(t, "dra", "--node-events", "--node-condition")
+			c.published(8)
+			if test.first != nodeAgent {
+				args := c.Args
+				c.again(test.first, c.formerArgs(args), func() error { return nil })
+				c.Args = args
+				c.logs("Kubelet registered the driver")
+			}
+			c.published(8)
+			end := c.loaded()
+			c.serves()
+			if test.hangs {
+				c.signal(c.Running(), syscall.SIGSTOP)
+				defer func(d *node.Daemon) { _ = d.Signal(syscall.SIGCONT) }(c.Running())
+			}
+			before := c.plugins.Registered()
+			next := c.join("next", test.next)
+			began := time.Now()
+			c.eventually("kubelet has registered the next one", func() bool {
+				return slices.ContainsFunc(c.plugins.Registered(), func(socket string) bool { return !slices.Contains(before, socket) })
+			})
+			t.Logf("registered after %v", time.Since(began).Round(time.Millisecond))
+			if test.hangs {
+				c.serves()
+				c.eventually("the status says what is waited for", func() bool {
+					output, err := exec.CommandContext(t.Context(), nodeAgent, "status", "--control-socket", next.ControlSocket()).CombinedOutput()
+					return err == nil && bytes.Contains(output, []byte("a process of version 0.1 has")) && bytes.Contains(output, []byte("dra-publisher.lock"))
+				})
+				c.signal(c.Running(), syscall.SIGKILL)
+				<-c.Running().Ended()
+			}
+			_ = c.StopDaemon() // it was killed, or ends as in a roll-out
+			gone := time.Now()
+			c.serves()
+			c.onlyWrites("next", 3, next)
+			if took := time.Since(gone); took > mostSilence {
+				t.Errorf("the next one has written nothing for %v", took)
+			}
+			end()
+			terms := c.terms()
+			t.Logf("written in turn by %q; %d pods with claims, %d refused", terms, c.counted("claim"), len(c.refused))
+			if len(terms) > 2 {
+				t.Errorf("written by turns: %q", terms)
+			}
+		})
+	}
+}
