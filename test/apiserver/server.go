@@ -51,7 +51,7 @@ type Server struct {
 	// resourceVersions are those in which resource.k8s.io is served; dropped are fields of devices that are not kept.
 	resourceVersions, dropped []string
 	counts                    map[Request]int
-	writers                   []string // who made each request that changed an object
+	writers                   []string       // who made each request that changed an object
 	latest                    map[string]int // lists that were to be the latest, by resource
 	current                   *life          // nil while the server is stopped
 	watches                   chan struct{}  // closed when all watches are to end

@@ -35,9 +35,9 @@ const draDriver = "gpu.nvidia.com"
 // drivers.
 type claimable struct {
 	*stage
-	api     *apiserver.Server
-	plugins *plugins.Kubelet
-	file    string // the configuration
+	api       *apiserver.Server
+	plugins   *plugins.Kubelet
+	file      string        // the configuration
 	callLimit time.Duration // of kubelet's calls for a claim; 0 for a long one
 
 	mu        sync.Mutex
