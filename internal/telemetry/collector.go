@@ -30,6 +30,11 @@ func sendDaemon(out *page, s status.Status) {
 		leadsSince.sendTime(out, s.Lead.Since)
 	}
 	hardwareHeld.sendBool(out, s.Lead.Former != "")
+	if s.MIG != nil && s.MIG.State != "" {
+		for _, state := range []string{"pending", "rebooting", "success", "failed"} {
+			migLayoutState.sendBool(out, s.MIG.State == state, state)
+		}
+	}
 	quiesced.sendBool(out, s.Quiet)
 	reexecutions.send(out, float64(s.Reexecutions))
 	kubelets.send(out, float64(s.Kubelets))

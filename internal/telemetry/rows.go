@@ -35,6 +35,10 @@ var (
 		name: "gpu_device_plugin_hardware_held", kind: gauge, series: "1",
 		help: "1 while MIG layouts, MPS and time slices stay as they are, because a process that decided before has not ended.",
 	}
+	migLayoutState = metric{
+		name: "gpu_device_plugin_mig_layout_state", kind: gauge, labels: []string{"state"}, series: "4",
+		help: "1 for the state of the MIG layout, else 0: pending, rebooting, success or failed. Absent without one.",
+	}
 	quiesced = metric{
 		name: "gpu_device_plugin_quiesced", kind: gauge, series: "1",
 		help: "1 while the driver is released by the command quiesce.",
@@ -91,7 +95,7 @@ var (
 	}
 	gpuFault = metric{
 		name: "gpu_device_plugin_gpu_fault", kind: gauge, labels: []string{"UUID", "gpu", "mig", "source", "xid", "cure"},
-		series: "1 for each open fault: 13 a GPU or MIG device, and 1 for each XID",
+		series: "1 for each open fault: 14 a GPU or MIG device, and 1 for each XID",
 		help:   "1 for each open fault of a GPU, or of its MIG device with the index mig: how it was found, and what ends it.",
 	}
 	gpuStateChange = metric{
@@ -178,8 +182,7 @@ var (
 
 	sliceCount = metric{
 		name: "gpu_device_plugin_slices", kind: gauge, series: "1",
-		help: "ResourceSlices that the API server has of the node. Absent where Dynamic Resource Allocation is not used. Writes to them are " +
-			"counted in gpu_device_plugin_api_requests_total with the resource resourceslices.",
+		help: "ResourceSlices that the API server has of the node. Absent without Dynamic Resource Allocation.",
 	}
 	sliceDevices = metric{
 		name: "gpu_device_plugin_slice_devices", kind: gauge, series: "1", help: "Devices in the ResourceSlices of the node.",
@@ -194,8 +197,7 @@ var (
 	}
 	claimCount = metric{
 		name: "gpu_device_plugin_claims", kind: gauge, series: "1",
-		help: "ResourceClaims that are prepared on the node, without those that were given back. " +
-			"Absent where Dynamic Resource Allocation is not used.",
+		help: "ResourceClaims that are prepared on the node. Absent without Dynamic Resource Allocation.",
 	}
 	claimDuration = metric{
 		name: "gpu_device_plugin_claim_duration_seconds", kind: histogram, unit: "s", labels: []string{"call", "result"},
@@ -206,7 +208,7 @@ var (
 	claimsUnasked = metric{
 		name: "gpu_device_plugin_claims_without_kubelet_account_total", kind: counter, series: "1",
 		help: "Tries to prepare a ResourceClaim for which kubelet did not say which pods hold GPUs as resources. They go on where all GPUs of " +
-			"the node are in ResourceSlices. Absent where Dynamic Resource Allocation is not used.",
+			"the node are in ResourceSlices.",
 	}
 	apiRequests = metric{
 		name: "gpu_device_plugin_api_requests_total", kind: counter, labels: []string{"verb", "resource", "code"},
@@ -223,7 +225,7 @@ var (
 
 // daemonMetrics are the metrics of the daemon, in the order of docs/metrics.md.
 var daemonMetrics = []metric{
-	buildInfo, driverInfo, pciGPUs, gpuInfo, ready, leads, leadsSince, hardwareHeld, quiesced, reexecutions,
+	buildInfo, driverInfo, pciGPUs, gpuInfo, ready, leads, leadsSince, hardwareHeld, migLayoutState, quiesced, reexecutions,
 	devices, devicesHeld, devicesDeparting, resourcePlanned, resourceRegistered, resourceAgreed, resourceYielding, leftOut, planWarnings,
 	labelsWithheld,
 	gpuHealth, gpuFault, gpuStateChange, migDevices, xidEvents, xidLast, recoveries,

@@ -241,6 +241,7 @@ func TestDashboardAndAlertsOnANode(t *testing.T) {
 		w.hasData(name, well)
 		delete(expressions, name)
 	}
+	delete(expressions, "GPUMIGLayoutNotMade") // this node changes no layouts; testdata/alerts.yaml has it fire
 	for name := range expressions {
 		t.Errorf("nothing was done to have the alert %s fire", name)
 	}
