@@ -36,9 +36,6 @@ func (a *Alarm) Rings() <-chan struct{} {
 	return rings
 }
 
-// Due returns when the Alarm rings, or rang last; the zero time if it was never set.
-func (a *Alarm) Due() time.Time { return a.due }
-
 // After has the Alarm ring after a time; it stays if it rings earlier already. Once ctx ends, it does not ring any more.
 func (a *Alarm) After(ctx context.Context, d time.Duration) {
 	now := a.clock.Now()
