@@ -1,4 +1,4 @@
-package status
+package status_test
 
 import (
 	"testing"
@@ -6,7 +6,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
 
 func TestSignalStatus(t *testing.T) {
@@ -59,7 +61,7 @@ unread: 'nvmlDeviceGetRemappedRows: ERROR_UNKNOWN'
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := yaml.Marshal(signals(tt.reading))
+			got, err := yaml.Marshal(status.Devices(inventory.Snapshot{GPUs: make([]inventory.GPU, 1)}, []health.GPU{{Reading: tt.reading}})[0].Signals)
 			if err != nil {
 				t.Fatal(err)
 			}

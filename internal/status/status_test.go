@@ -1,4 +1,4 @@
-package status
+package status_test
 
 import (
 	"encoding/json"
@@ -10,29 +10,30 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
 
 // TestJSON holds the names that scripts read.
 func TestJSON(t *testing.T) {
 	t.Parallel()
-	at := Moment(time.Date(2026, 11, 22, 1, 2, 3, 4, time.FixedZone("", 3600)))
+	at := status.Moment(time.Date(2026, 11, 22, 1, 2, 3, 4, time.FixedZone("", 3600)))
 	one := 1
-	got, err := json.MarshalIndent(Status{
-		Summary: Summary{State: Starting, Text: "x"},
+	got, err := json.MarshalIndent(status.Status{
+		Summary: status.Summary{State: status.Starting, Text: "x"},
 		Version: "v1", Simulated: "t4", Driver: "580", CUDA: "13.0", Generation: 3, Looked: at, Stale: "no answer", Node: "all", Hanging: 1,
-		Calls: []Call{{GPU: &one, Function: "f", Since: at}}, Quiet: true, Quiesced: &Quiesced{Since: at, Allocate: true},
-		Readiness:  Readiness{Ready: true, Reason: "why", Since: at},
+		Calls: []status.Call{{GPU: &one, Function: "f", Since: at}}, Quiet: true, Quiesced: &status.Quiesced{Since: at, Allocate: true},
+		Readiness:  status.Readiness{Ready: true, Reason: "why", Since: at},
 		ConfigFile: "f", ConfigGeneration: 2, ConfigError: "bad", ConfigLoaded: at, MetricsError: "in use", APIServerError: "away",
 		Reexecutions: 1, Kubelets: 2,
-		GPUs: []Device{{
+		GPUs: []status.Device{{
 			Index: "0", UUID: "GPU-0", Model: "T4", PCI: "0000:1b:00.0", Minor: &one, State: "Unhealthy", Since: at, Reason: "r", Cure: "reset", XID: 79,
-			Faults: []Fault{{Source: "xid", XID: 79, Cure: "reset", Since: at}}, Events: []string{"XID 79 × 1"},
+			Faults: []status.Fault{{Source: "xid", XID: 79, Cure: "reset", Since: at}}, Events: []string{"XID 79 × 1"},
 		}, {Index: "0:1", UUID: "MIG-0", Model: "MIG 1g.5gb", GPU: "GPU-0", Profile: "1g.5gb", State: "Healthy"}},
-		LeftOut: []string{"GPU 1: x"}, Retries: []Retry{{Index: 1, Reason: "x", Next: at}}, Unwatched: []string{"GPU 2: x"},
-		Holds: []Hold{{Device: "GPU-3", Resource: "a/b", Reason: "x", Listed: true}},
-		Resources: []Resource{{
+		LeftOut: []string{"GPU 1: x"}, Retries: []status.Retry{{Index: 1, Reason: "x", Next: at}}, Unwatched: []string{"GPU 2: x"},
+		Holds: []status.Hold{{Device: "GPU-3", Resource: "a/b", Reason: "x", Listed: true}},
+		Resources: []status.Resource{{
 			Name: "a/b", Planned: true, Devices: 2, Healthy: 1, Server: "serving", Agreed: true, Problem: "x",
-			Departing: []Departing{{ID: "GPU-4", Reason: "x", Waiting: "y"}},
+			Departing: []status.Departing{{ID: "GPU-4", Reason: "x", Waiting: "y"}},
 		}},
 		Warnings: []string{"w"}, MPS: []string{"m"},
 	}, "", " ")
@@ -165,7 +166,7 @@ func TestJSON(t *testing.T) {
 // TestJSONOfLittle holds what is there although there is nothing to say.
 func TestJSONOfLittle(t *testing.T) {
 	t.Parallel()
-	got, err := json.Marshal(Status{Version: "v1", GPUs: Devices(inventory.Snapshot{}, nil), Resources: []Resource{}})
+	got, err := json.Marshal(status.Status{Version: "v1", GPUs: status.Devices(inventory.Snapshot{}, nil), Resources: []status.Resource{}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -198,24 +199,24 @@ func TestDevices(t *testing.T) {
 		}},
 		{UUID: "GPU-1"},
 	}
-	sick := Device{State: "Lost", Reason: "gone", Cure: "reboot", XID: 79, Since: at.Truncate(time.Second)}
+	sick := status.Device{State: "Lost", Reason: "gone", Cure: "reboot", XID: 79, Since: at.Truncate(time.Second)}
 	minor := 4
-	want := []Device{
+	want := []status.Device{
 		{Index: "0", UUID: "GPU-0", Model: "A100", PCI: "0000:1b:00.0", Minor: &minor, State: "Healthy"},
 		sick, sick, sick,
 	}
 	want[1].Index, want[1].UUID, want[1].Model = "0:0", "MIG-0", "MIG 1g.5gb"
 	want[1].Events = []string{"XID 79 × 2, last 2026-11-22T01:02:03Z"}
 	want[1].GPU, want[1].Profile = "GPU-0", "1g.5gb"
-	want[1].Faults = []Fault{{Source: "xid", XID: 79, Cure: "reboot", Since: at.Truncate(time.Second)}}
+	want[1].Faults = []status.Fault{{Source: "xid", XID: 79, Cure: "reboot", Since: at.Truncate(time.Second)}}
 	want[2].Index, want[2].UUID, want[2].Model, want[2].Minor = "1", "GPU-1", "A100", &minor
 	want[3].Index, want[3].UUID, want[3].Model = "1:2", "MIG-1", "MIG 1g.5gb"
 	want[3].GPU, want[3].Profile = "GPU-1", "1g.5gb"
-	if diff := cmp.Diff(want, Devices(snapshot, known)); diff != "" {
+	if diff := cmp.Diff(want, status.Devices(snapshot, known)); diff != "" {
 		t.Errorf("devices (-want +got):\n%s", diff)
 	}
 	plan := resource.Plan{LeftOut: []resource.LeftOut{{Index: "0:1", UUID: "MIG-9", Reason: "excluded"}}}
-	if diff := cmp.Diff([]string{"GPU 2: silent", "device 0:1 (MIG-9): excluded"}, LeftOut(snapshot, plan)); diff != "" {
+	if diff := cmp.Diff([]string{"GPU 2: silent", "device 0:1 (MIG-9): excluded"}, status.LeftOut(snapshot, plan)); diff != "" {
 		t.Errorf("left out (-want +got):\n%s", diff)
 	}
 }
@@ -223,10 +224,10 @@ func TestDevices(t *testing.T) {
 func TestMoments(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2026, 11, 22, 1, 2, 3, 4, time.FixedZone("", 3600))
-	if got := Moment(at); !got.Equal(at.Truncate(time.Second)) || got.Location() != time.UTC || !Moment(time.Time{}).IsZero() {
-		t.Errorf("moment %v, of no time %v", got, Moment(time.Time{}))
+	if got := status.Moment(at); !got.Equal(at.Truncate(time.Second)) || got.Location() != time.UTC || !status.Moment(time.Time{}).IsZero() {
+		t.Errorf("moment %v, of no time %v", got, status.Moment(time.Time{}))
 	}
-	if got := Stamp(at) + Stamp(time.Time{}); got != "2026-11-22T00:02:03Z" {
+	if got := status.Stamp(at) + status.Stamp(time.Time{}); got != "2026-11-22T00:02:03Z" {
 		t.Errorf("stamps %q", got)
 	}
 }
@@ -237,7 +238,7 @@ func TestServersOfResources(t *testing.T) {
 		"serving": {true, false}, "silent: another server has registered": {false, true}, "registering": {false, false},
 		"silent: another program has registered": {false, true},
 	} {
-		r := Resource{Server: server}
+		r := status.Resource{Server: server}
 		if got := [2]bool{r.Serving(), r.Yielding()}; got != want {
 			t.Errorf("%s: serving, yielding %v, want %v", server, got, want)
 		}
