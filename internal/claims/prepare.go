@@ -100,7 +100,24 @@ func (c *Claims) prepare(ctx context.Context, claim dra.Claim, before int) ([]dr
 	if err := c.writeSpec(r); err != nil {
 		return nil, err
 	}
+	for _, d := range r.Devices {
+		if c.absent(d) {
+			return nil, fail(CauseDevice, "the device %s (%s) is not there any more", d.Device, d.uuid())
+		}
+	}
 	return r.prepared(), nil
+}
+
+// absent reports whether a look has shown that a device of a claim is not there any more: its GPU was removed, or it was a MIG device. What has
+// its device nodes now may be another claim's.
+func (c *Claims) absent(d recordDevice) bool {
+	s, given := c.options.Snapshots.Value(), c.given.Load()
+	if given == nil || given.generation != s.Generation || s.Stale != "" || len(s.LeftOut) > 0 || d.uuid() == "" || given.Has(d.uuid()) {
+		return false
+	}
+	g, found := s.GPU(d.GPU)
+	return !found || d.MIG != nil && g.Health.State != inventory.Lost && g.Health.State != inventory.Unknown &&
+		!slices.ContainsFunc(g.MIGDevices, func(m inventory.MIGDevice) bool { return m.UUID == d.uuid() })
 }
 
 // tryAgain is the pace of tries while a call waits for what nobody tells of: pods, and processes on a MIG device.
@@ -318,14 +335,17 @@ func (c *Claims) inspect(ctx context.Context, s inventory.Snapshot, r record) er
 	return nil
 }
 
-// writeSpec writes the CDI spec of a claim if it is not as it should be. Where it is not known how it should be, it stays. The caller
-// has the lock of the claim.
+// writeSpec writes the CDI spec of a claim if it is not as it should be. Devices that are not there any more are not in it: the runtime refuses
+// to start a container with them again. Where it is not known how it should be, it stays. The caller has the lock of the claim.
 func (c *Claims) writeSpec(r record) error {
 	path := cdi.ClaimFile(c.options.CDIDir, r.UID)
 	devices := map[string]cdi.ClaimedDevice{}
 	given := c.given.Load()
 	unknown := given == nil
 	for _, d := range r.Devices {
+		if c.absent(d) {
+			continue
+		}
 		claimed := cdi.ClaimedDevice{UUID: d.uuid()}
 		if d.MPS != nil {
 			claimed.MPS, claimed.Env = mps.ClaimDir(d.MPS.ID), d.MPS.env()
@@ -338,6 +358,13 @@ func (c *Claims) writeSpec(r record) error {
 			return fail(CauseNotReady, "what containers of the claim are given is not known yet: %w", err)
 		}
 		return nil
+	}
+	if len(devices) == 0 { // CDI has no spec without devices
+		c.settle(r, false)
+		if err := c.store.lead(); err != nil {
+			return err
+		}
+		return files.Remove(path)
 	}
 	note, err := encode(r)
 	if err != nil {
@@ -357,7 +384,7 @@ func (c *Claims) writeSpec(r record) error {
 			return err
 		}
 	}
-	c.settle(r, true)
+	c.settle(r, len(devices) == len(r.Devices))
 	return nil
 }
 
