@@ -6,13 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"path/filepath"
+	"strings"
 
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
 
 const (
@@ -20,8 +21,6 @@ const (
 	maxCheckpoint = 16 << 20
 	// adoptedFile has the checksum of the checkpoint that was taken over last: what was given back since must not come back.
 	adoptedFile = "nvidia.adopted"
-	// nvidiaSocket is where NVIDIA's driver listens, in the folder of its checkpoint.
-	nvidiaSocket = "dra.sock"
 	// completed is the state of a claim that NVIDIA's driver has prepared.
 	completed = "PrepareCompleted"
 )
@@ -147,8 +146,7 @@ func (c *Claims) adopt(ctx context.Context) bool {
 	if before, _ := files.Read(marker, maxRecord); err == nil && string(before) == checksum(text) {
 		return true
 	}
-	if conn, err := (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(filepath.Dir(c.options.Checkpoint), nvidiaSocket)); err == nil {
-		_ = conn.Close()
+	if c.nvidiaRuns(ctx) {
 		return false
 	}
 	var noted checkpoint
@@ -177,6 +175,24 @@ func (c *Claims) adopt(ctx context.Context) bool {
 		log.Error(err, "Cannot note that the claims of NVIDIA's driver are taken over", "path", marker)
 	}
 	return true
+}
+
+// nvidiaRuns reports whether NVIDIA's driver listens: at dra.sock in the folder of its checkpoint, or dra-<UID of its pod>.sock where it is
+// updated by a second one beside it, or at a socket by which kubelet registers it.
+func (c *Claims) nvidiaRuns(ctx context.Context) bool {
+	folder := filepath.Dir(c.options.Checkpoint)
+	registry := filepath.Join(folder, "..", "..", "plugins_registry")
+	for in, prefix := range map[string]string{folder: "dra", registry: dra.Driver} {
+		for _, name := range names(in) {
+			if !strings.HasPrefix(name, prefix) || !strings.HasSuffix(name, ".sock") {
+				continue
+			}
+			if kubelet.DialOnce(ctx, filepath.Join(in, name)) == nil {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // adoptClaim records a claim unless it has a record.

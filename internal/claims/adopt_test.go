@@ -147,33 +147,55 @@ func TestAdoptNothing(t *testing.T) {
 	}
 }
 
-// TestAdoptWhenNVIDIAsDriverHasEnded: as long as it answers at its socket, its claims are its own.
+// TestAdoptWhenNVIDIAsDriverHasEnded: as long as it answers at one of its sockets, its claims are its own.
 func TestAdoptWhenNVIDIAsDriverHasEnded(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t)
-		r.checkpoint(nvidia)
-		socket, err := net.Listen("unix", filepath.Join(filepath.Dir(r.options.Checkpoint), "dra.sock"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer socket.Close()
-		c, stop := r.start()
-		defer stop()
-		time.Sleep(3 * claims.Every)
-		synctest.Wait()
-		if got := adopted(c); got != "" {
-			t.Errorf("adopted while NVIDIA's driver runs: %s", got)
-		}
-		if err := socket.Close(); err != nil {
-			t.Error(err)
-		}
-		time.Sleep(claims.Every)
-		synctest.Wait()
-		if got := adopted(c); got != "one two" {
-			t.Errorf("adopted: %s", got)
-		}
-	})
+	for _, name := range []string{
+		"plugins/nv/dra.sock", "plugins/nv/dra-0f1e2d3c.sock", "plugins_registry/gpu.nvidia.com-reg.sock",
+		"plugins_registry/gpu.nvidia.com-0f1e2d3c-reg.sock",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t)
+				r.checkpoint(nvidia)
+				kubelet, err := os.MkdirTemp("", "k") // the path of a socket is short
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { _ = os.RemoveAll(kubelet) })
+				for _, folder := range []string{"plugins/nv", "plugins_registry"} {
+					if err := os.MkdirAll(filepath.Join(kubelet, folder), 0o700); err != nil {
+						t.Fatal(err)
+					}
+				}
+				r.options.Checkpoint = filepath.Join(kubelet, "plugins/nv/checkpoint.json")
+				if err := os.WriteFile(r.options.Checkpoint, []byte(nvidia), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				socket, err := net.Listen("unix", filepath.Join(kubelet, name))
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer socket.Close()
+				c, stop := r.start()
+				defer stop()
+				time.Sleep(3 * claims.Every)
+				synctest.Wait()
+				if got := adopted(c); got != "" {
+					t.Errorf("adopted while NVIDIA's driver runs: %s", got)
+				}
+				if err := socket.Close(); err != nil {
+					t.Error(err)
+				}
+				time.Sleep(claims.Every)
+				synctest.Wait()
+				if got := adopted(c); got != "one two" {
+					t.Errorf("adopted: %s", got)
+				}
+			})
+		})
+	}
 }
 
 // TestAdoptWhenTheModeChanges: they are taken over as soon as GPUs are to be given to claims here, and not before.
