@@ -108,8 +108,8 @@ func (c *Claims) prepare(ctx context.Context, claim dra.Claim, before int) ([]dr
 	return r.prepared(), nil
 }
 
-// absent reports whether a look has shown that a device of a claim is not there any more: its GPU was removed, or it was a MIG device. What has
-// its device nodes now may be another claim's.
+// absent reports whether a look has shown that a device of a claim is not there any more: its GPU was removed, or it was a MIG device. What
+// has its device nodes now may be another claim's.
 func (c *Claims) absent(d recordDevice) bool {
 	s, given := c.options.Snapshots.Value(), c.given.Load()
 	if given == nil || given.generation != s.Generation || s.Stale != "" || len(s.LeftOut) > 0 || d.uuid() == "" || given.Has(d.uuid()) {
@@ -335,8 +335,8 @@ func (c *Claims) inspect(ctx context.Context, s inventory.Snapshot, r record) er
 	return nil
 }
 
-// writeSpec writes the CDI spec of a claim if it is not as it should be. Devices that are not there any more are not in it: the runtime refuses
-// to start a container with them again. Where it is not known how it should be, it stays. The caller has the lock of the claim.
+// writeSpec writes the CDI spec of a claim if it is not as it should be. Devices that are not there any more are not in it: the runtime
+// refuses to start a container with them again. Where it is not known how it should be, it stays. The caller has the lock of the claim.
 func (c *Claims) writeSpec(r record) error {
 	path := cdi.ClaimFile(c.options.CDIDir, r.UID)
 	devices := map[string]cdi.ClaimedDevice{}
