@@ -4,9 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -32,6 +36,7 @@ const (
 // A daemon is one life of the control daemon of a Group.
 type daemon struct {
 	control
+	root  string // of all MPS state
 	group Group
 	gpus  *exclusive
 }
@@ -43,6 +48,9 @@ func (d *daemon) run(ctx context.Context, ready func(bool)) error {
 		if err := makeFolder(d.folder(name)); err != nil {
 			return fmt.Errorf("make a folder for MPS: %w", err)
 		}
+	}
+	if err := d.admit(); err != nil {
+		return err
 	}
 	if err := d.endLeftover(ctx); err != nil {
 		return err
@@ -68,6 +76,24 @@ func (d *daemon) run(ctx context.Context, ready func(bool)) error {
 	ready(true)
 	defer ready(false)
 	return d.watch(ctx, p, askEvery)
+}
+
+// admit lets other users reach the pipe folder, whatever the umask is: a server without -multiuser-server is its client's. What is above
+// the root of MPS state is not mounted into containers.
+func (d *daemon) admit() error {
+	const enter = fs.FileMode(0o055)
+	for folder := d.folder(pipeFolder); ; folder = filepath.Dir(folder) {
+		info, err := os.Stat(folder)
+		if err == nil && info.Mode()&enter != enter {
+			err = os.Chmod(folder, info.Mode().Perm()|enter)
+		}
+		switch {
+		case err != nil:
+			return fmt.Errorf("let clients of other users reach the folder of MPS: %w", err)
+		case folder == d.root || folder == filepath.Dir(folder):
+			return nil
+		}
+	}
 }
 
 // makeFolder makes a folder that containers of any user may use, also where SELinux enforces.
@@ -230,13 +256,38 @@ func (d *daemon) watch(ctx context.Context, p *startedDaemon, every time.Duratio
 	}
 }
 
-// stop ends the daemon if it has not ended, and its servers: it is asked to quit, and they are killed if they do not.
+// drain has the servers end the work of their clients: a client that is killed in the middle of it may block the others, and the GPU. A
+// daemon that does not know the commands answers something that is no number.
+func (d *daemon) drain(ctx context.Context) {
+	for _, server := range d.numbers(ctx, "get_server_list") {
+		for _, client := range d.numbers(ctx, "get_client_list "+server) {
+			_, _ = d.ask(ctx, "terminate_client "+server+" "+client, askTimeout) // it may have ended
+		}
+	}
+}
+
+// numbers returns the process IDs that a command answers.
+func (d *daemon) numbers(ctx context.Context, command string) []string {
+	answer, err := d.ask(ctx, command, askTimeout)
+	if err != nil {
+		return nil
+	}
+	all := strings.Fields(answer)
+	if slices.ContainsFunc(all, func(word string) bool { return strings.Trim(word, "0123456789") != "" }) {
+		return nil
+	}
+	return all
+}
+
+// stop ends the daemon if it has not ended, and its servers: their clients are ended, it is asked to quit, and they are killed if they do
+// not.
 func (d *daemon) stop(ctx context.Context, p *startedDaemon) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), quitTimeout)
 	defer cancel()
 	select {
 	case <-p.ended:
 	default:
+		d.drain(ctx)
 		if _, err := d.ask(ctx, quit(), quitTimeout); err != nil {
 			klog.FromContext(ctx).Info("The MPS control daemon does not quit and is killed",
 				"resource", d.group.Resource, "reason", err.Error())

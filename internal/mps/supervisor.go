@@ -176,7 +176,7 @@ func (s *Supervisor) live(ctx context.Context, gpus *exclusive, t *task) error {
 			}
 		}
 	}()
-	d := &daemon{control: control{dir: filepath.Join(s.root, group.Resource)}, group: group, gpus: gpus}
+	d := &daemon{control: control{dir: filepath.Join(s.root, group.Resource)}, root: s.root, group: group, gpus: gpus}
 	err := d.run(ctx, func(serves bool) {
 		if group.Claim == nil {
 			s.note(ctx, group.Resource, serves)

@@ -36,5 +36,12 @@ func setComputeMode(gpu device, mode inventory.ComputeMode) (before inventory.Co
 		}
 		return 0, err
 	}
+	taken, ret := gpu.GetComputeMode()
+	if err := failure("nvmlDeviceGetComputeMode", ret); err != nil {
+		return 0, err
+	}
+	if inventory.ComputeMode(taken) != mode {
+		return 0, fmt.Errorf("the driver took the compute mode %s, and the GPU has %s", mode, inventory.ComputeMode(taken))
+	}
 	return inventory.ComputeMode(now), nil
 }

@@ -89,3 +89,14 @@ func TestSetComputeModeThatHangs(t *testing.T) {
 		}
 	})
 }
+
+// TestComputeModeIsReadBack: a driver that says yes and does nothing is found out.
+func TestComputeModeIsReadBack(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "dgx-h100")
+	r.inject(simulator.Fault{Kind: simulator.KindAnswer, GPU: "0", Call: "DeviceSetComputeMode", Value: "0"})
+	_, err := r.SetComputeMode(t.Context(), r.uuid(0), inventory.ComputeExclusiveProcess)
+	if err == nil || !strings.Contains(err.Error(), "and the GPU has DEFAULT") {
+		t.Errorf("got error %v", err)
+	}
+}

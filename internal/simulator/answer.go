@@ -10,7 +10,8 @@ import (
 var changeable = []string{
 	"DeviceGetApplicationsClock", "DeviceGetCount", "DeviceGetMaxMigDeviceCount", "DeviceGetMinorNumber", "DeviceGetName",
 	"DeviceGetPowerManagementLimit", "DeviceGetUUID",
-	"DeviceSetMigMode", // how the activation went: a return code
+	"DeviceSetComputeMode", // the mode that is in force then
+	"DeviceSetMigMode",     // how the activation went: a return code
 }
 
 // A substitute makes a call return another value.

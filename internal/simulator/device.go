@@ -134,7 +134,7 @@ func (d device) SetComputeMode(mode nvml.ComputeMode) nvml.Return {
 		if mode < 0 || mode >= nvml.COMPUTEMODE_COUNT {
 			return struct{}{}, nvml.ERROR_INVALID_ARGUMENT
 		}
-		g.computeMode = mode
+		g.computeMode = nvml.ComputeMode(d.session.node.numberLocked("DeviceSetComputeMode", g, int(mode)))
 		return struct{}{}, nvml.SUCCESS
 	})
 	return ret

@@ -234,6 +234,16 @@ func (d *daemon) answer(command string, arguments []string) string {
 		}
 		d.memory[arguments[0]] = limit
 		return ""
+	case command == "get_server_list":
+		var all []string
+		for _, s := range d.servers {
+			all = append(all, strconv.Itoa(s.Process.Pid))
+		}
+		return strings.Join(all, " ")
+	case command == "get_client_list" && len(arguments) == 1:
+		return strconv.Itoa(os.Getppid()) // the test, as the client of each server
+	case command == "terminate_client" && len(arguments) == 2:
+		return ""
 	case command == "start_server":
 		server := exec.Command("/proc/self/exe", "server")
 		server.Stdout = os.Stdout

@@ -1,0 +1,42 @@
+package mps_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+)
+
+// TestClientsEndBeforeTheirServer: one that is killed with its server may block others and the GPU.
+func TestClientsEndBeforeTheirServer(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	end := n.supervise(group(one, gpu("a", 80, 2)))
+	n.untilReady()
+	server := n.tell(one, "start_server -uid 0")
+	end()
+	log := strings.Join(n.log(one), "\n")
+	want := fmt.Sprintf("Cmd:terminate_client %s %d\nCmd:quit -t 5", server, os.Getpid())
+	if !strings.HasSuffix(log, want) {
+		t.Errorf("the log is\n%s\nwant at its end\n%s", log, want)
+	}
+}
+
+// TestClientsReachThePipe: a server may be its client's user, who reaches the pipe folder through each folder above it.
+func TestClientsReachThePipe(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	for _, folder := range []string{n.path(one + "/pipe"), n.path(one), n.path("nvidia.com"), n.root} {
+		if err := errors.Join(os.MkdirAll(folder, 0o700), os.Chmod(folder, 0o700)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.supervise(group(one, gpu("a", 80, 2)))
+	n.untilReady()
+	for _, folder := range []string{n.path(one + "/pipe"), n.path(one), n.path("nvidia.com"), n.root} {
+		if info, err := os.Stat(folder); err != nil || info.Mode().Perm() != 0o755 {
+			t.Errorf("%s: %v, %v", folder, info.Mode(), err)
+		}
+	}
+}
