@@ -94,7 +94,8 @@ func start(dir string, memory bool) (*Server, error) {
 	if err := s.Resume(); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(s.RotateToken(), s.PublishCA(), s.write(namespaceFile, "kube-system"), s.writeKubeconfig(kubeconfigFile, "")); err != nil {
+	err = errors.Join(s.RotateToken(), s.PublishCA(), s.write(namespaceFile, "kube-system"), s.writeKubeconfig(kubeconfigFile, ""))
+	if err != nil {
 		s.Stop()
 		return nil, err
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -168,6 +169,16 @@ func earlierVersion(t *testing.T) (program string) {
 	return filepath.Join(dir, "gpu-node-agent")
 }
 
+// isLocked reports whether a process has the lock of a file.
+func isLocked(path string) bool {
+	f, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB) != nil
+}
+
 // TestBesideAnEarlierVersion that knows no lead, in both directions: no GPU is given to two pods, the slices are never written by turns, and the
 // process that stays goes on. One that hangs is waited for, and the status says so.
 func TestBesideAnEarlierVersion(t *testing.T) {
@@ -194,6 +205,7 @@ func TestBesideAnEarlierVersion(t *testing.T) {
 			end := c.loaded()
 			c.serves()
 			if test.hangs {
+				c.eventually("the first one publishes", func() bool { return isLocked(c.Path("state/dra-publisher.lock")) })
 				c.signal(c.Running(), syscall.SIGSTOP)
 				defer func(d *node.Daemon) { _ = d.Signal(syscall.SIGCONT) }(c.Running())
 			}
