@@ -62,6 +62,9 @@ func TestProcess(t *testing.T) {
 	c.DRA.Claims.InUse().Publish(map[string][]claims.Holder{})
 	c.DRA.Arbiter = handover.New(handover.Options{
 		Configs: c.Configs, Snapshots: c.Snapshots, Owners: owners, Offered: offered, Published: c.DRA.Devices.Published(), Records: c.DRA.Claims.InUse(),
+		List: func(ctx context.Context) (map[string][]string, error) {
+			return c.cluster.ClaimsOf(ctx, nodeName, c.DRA.Devices.GPU)
+		},
 	})
 	c.start()
 	var running sync.WaitGroup
