@@ -242,8 +242,9 @@ ret_t nvmlDeviceGetCurrentClocksThrottleReasons(struct device *d, unsigned long 
 	return *reasons = 4, SUCCESS;
 }
 
-ret_t nvmlDeviceGetComputeMode(struct device *d, unsigned *mode) { ASK(d); return *mode = 0, SUCCESS; }
-ret_t nvmlDeviceSetComputeMode(struct device *d, unsigned mode) { (void)mode; ASK(d); return SUCCESS; }
+static unsigned compute_mode;
+ret_t nvmlDeviceGetComputeMode(struct device *d, unsigned *mode) { ASK(d); return *mode = compute_mode, SUCCESS; }
+ret_t nvmlDeviceSetComputeMode(struct device *d, unsigned mode) { ASK(d); return compute_mode = mode, SUCCESS; }
 
 typedef struct { unsigned pid; unsigned long long memory; } process_t;
 ret_t nvmlDeviceGetComputeRunningProcesses(struct device *d, unsigned *n, process_t *p) {
