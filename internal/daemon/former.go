@@ -31,12 +31,13 @@ const (
 type Former struct {
 	dir    string
 	locked *feed.Feed[[]string]  // the files whose lock they may have
+	tried  *feed.Feed[bool]      // each lock was tried: a process may have it whose file is in locked, and not only until it is tried
 	since  *feed.Feed[time.Time] // when a lock was first seen that one has; zero if none is
 }
 
 // NewFormer returns the Former of a state directory; empty for none.
 func NewFormer(dir string) *Former {
-	f := &Former{dir: dir, locked: feed.New[[]string](nil), since: feed.New(time.Time{})}
+	f := &Former{dir: dir, locked: feed.New[[]string](nil), tried: feed.New(dir == ""), since: feed.New(time.Time{})}
 	if dir != "" {
 		f.locked.Publish(formerLocks)
 	}
@@ -45,6 +46,18 @@ func NewFormer(dir string) *Former {
 
 // Does reports whether such a process may do what it has this lock for.
 func (f *Former) Does(lock string) bool { return slices.Contains(f.locked.Value(), lock) }
+
+// Try waits until each lock was tried, for five seconds at most: a disk may hang.
+func (f *Former) Try(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	for {
+		tried, changed := f.tried.Latest()
+		if tried || !feed.AnyOf(ctx, changed) {
+			return
+		}
+	}
+}
 
 // Await waits until no such process does that. It reports false when ctx ended before.
 func (f *Former) Await(ctx context.Context, lock string) bool {
@@ -79,6 +92,7 @@ func (f *Former) Run(ctx context.Context) error {
 	}
 	go f.share(ctx) // a disk that hangs is not waited for
 	<-ctx.Done()
+	f.tried.Publish(false)
 	f.locked.Publish(formerLocks)
 	f.since.Publish(time.Time{})
 	return nil
@@ -100,6 +114,9 @@ func (f *Former) share(ctx context.Context) {
 		}
 		if ctx.Err() == nil && len(left) < len(f.locked.Value()) {
 			f.locked.Publish(slices.Clone(left))
+		}
+		if !told && ctx.Err() == nil {
+			f.tried.Publish(true)
 		}
 		if len(left) == 0 {
 			return

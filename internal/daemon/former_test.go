@@ -45,6 +45,9 @@ func TestProcessOfVersion01(t *testing.T) {
 				ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), klog.Logger{}))
 				ended := make(chan error, 1)
 				go func() { ended <- f.Run(ctx) }()
+				if f.Try(ctx); f.Does(daemon.FormerDivides) {
+					t.Error("a lock that nobody has counts as one that a process has after it was tried")
+				}
 				time.Sleep(time.Minute)
 				synctest.Wait()
 				waits := before == syscall.LOCK_EX

@@ -35,24 +35,34 @@ func newDivisible(t *testing.T, name string) *divisible {
 	}
 	node := simulator.New(profile)
 	t.Cleanup(node.Close)
-	session, err := nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root()}).Open(t.Context())
-	if err != nil {
-		t.Fatal(err)
+	options := nvidia.Options{Library: node.NVML(), Root: node.Root()}
+	d := &divisible{t: t}
+	open := func() inventory.Snapshot {
+		if d.session, err = nvidia.New(options).Open(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		s, err := d.session.Scan(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
 	}
-	t.Cleanup(func() { _ = session.Close(context.WithoutCancel(t.Context())) })
-	s, err := session.Scan(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	d := &divisible{t: t, session: session, uuid: s.GPUs[0].UUID}
+	s := open()
+	t.Cleanup(func() { _ = d.session.Close(context.WithoutCancel(t.Context())) })
+	d.uuid = s.GPUs[0].UUID
 	if s.GPUs[0].MIG == inventory.MIGUnsupported {
 		return nil
 	}
 	d.clear()
-	if err := d.step(inventory.MIGStep{Action: inventory.MIGEnable}); err != nil {
+	err = d.step(inventory.MIGStep{Action: inventory.MIGEnable})
+	if errors.Is(err, inventory.ErrSessionInUse) {
+		err = errors.Join(d.session.Close(t.Context()), nvidia.SetMIGMode(options, d.uuid, inventory.MIGEnabled))
+		open()
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := session.Partitions(t.Context(), d.uuid)
+	p, err := d.session.Partitions(t.Context(), d.uuid)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -147,7 +147,7 @@ func mode(enabled bool) inventory.MIGMode {
 // load reads the journal until that succeeds and no former process may write it any more; begins is called before anything can be noted.
 func (j *journal) load(ctx context.Context, o Options) {
 	for {
-		former := o.Former() // what it notes from now on may not be read
+		former := o.Former(ctx) // what it notes from now on may not be read
 		contents := make(chan map[string]record, 1)
 		err := j.disk.Do(ctx, diskTimeout, func() error {
 			if j.dir == "" {

@@ -37,11 +37,12 @@ type Options struct {
 	Clients func(minor int) ([]inventory.DriverClient, error)
 	// StateDir is where the journal is kept.
 	StateDir string
-	// Begins is called in each Run before anything is changed,: from now on this process does what an earlier one was
+	// Begins is called in each Run before anything is changed: from now on this process does what an earlier one was
 	// asked for. It may be nil.
 	Begins func(context.Context)
-	// Former says which process that led before may still change GPUs; nil if none may. The journal is read until then. It may be nil.
-	Former func() error
+	// Former says which process that led before may still change GPUs; nil if none may. The journal is read until then. It may be nil, and
+	// may take seconds: no GPU is offered meanwhile.
+	Former func(context.Context) error
 	// Held says why no GPU is changed now besides; nil if they may be. It may be nil.
 	Held func() error
 	// BootID is the node's boot ID; empty if it is not known.
@@ -106,7 +107,7 @@ func New(o Options) *Owner {
 		o.Held = func() error { return nil }
 	}
 	if o.Former == nil {
-		o.Former = func() error { return nil }
+		o.Former = func(context.Context) error { return nil }
 	}
 	if o.Begins == nil {
 		o.Begins = func(context.Context) {}
