@@ -28,6 +28,9 @@ const (
 	statusPatience = 2 * time.Second
 	// lookAgain is how long after a write before which another program changed the node the next one is made.
 	lookAgain = 100 * time.Millisecond
+	// absence is how long a process that finds no GPU, and was a standby before it leads, says nothing of them: the one that led before may be
+	// started again, and know more.
+	absence = time.Minute
 	// ownWrite is how long what a write has returned counts, until the watch has told of it.
 	ownWrite = 10 * time.Minute
 )
@@ -80,6 +83,7 @@ func tellsOfGPUs(f config.Features) bool { return f.Events || f.Condition || f.T
 
 // followStatus publishes the daemon's status when something changed, and every few seconds.
 func (r *reporter) followStatus(ctx context.Context) {
+	began, standby := time.Now(), r.daemon.Lead.Heard().Value() != nil
 	for {
 		_, looked := r.daemon.Snapshots.Latest()
 		_, offered := r.daemon.Offered.Latest()
@@ -99,7 +103,10 @@ func (r *reporter) followStatus(ctx context.Context) {
 			if err != nil {
 				s = r.statuses.Value() // readers see by its age that it is old
 			}
-			r.statuses.Publish(s)
+			if !standby || len(s.GPUs)+len(s.Retries) > 0 || time.Since(began) >= absence {
+				standby = false
+				r.statuses.Publish(s)
+			}
 			if err == nil && node.UID != "" && !r.informed.Value() {
 				r.informed.Publish(true)
 			}

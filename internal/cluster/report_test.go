@@ -335,3 +335,34 @@ func TestFirstCondition(t *testing.T) {
 		}
 	})
 }
+
+// A process that finds no driver, as one of another DaemonSet, takes the lead while the process that led before is started again. It says
+// nothing of the GPUs for a minute. Where no process led before, it says at once what it finds.
+func TestAProcessThatFindsNoDriver(t *testing.T) {
+	for standby, want := range map[bool]corev1.ConditionStatus{true: corev1.ConditionTrue, false: corev1.ConditionUnknown} {
+		t.Run(fmt.Sprint("standby ", standby), func(t *testing.T) { findsNoDriver(t, standby, want) })
+	}
+}
+
+func findsNoDriver(t *testing.T, standby bool, want corev1.ConditionStatus) {
+	t.Helper()
+	onStage(t, func(s *stage) {
+		p := s.reporter(everything, gpu(0, good))
+		s.pass(time.Minute)
+		p.stop()
+		next := s.new(config.Config{Features: everything})
+		if standby {
+			next.Lead.Heard().Publish([]byte("{}"))
+		}
+		next.set(func(now *status.Status) { now.Stale = "no driver" })
+		next.start()
+		s.pass(50 * time.Second)
+		if got := s.told().Status; got != want {
+			s.Errorf("the condition is %s, want %s", got, want)
+		}
+		s.pass(2 * time.Minute)
+		if got := s.told().Status; got != corev1.ConditionUnknown {
+			s.Errorf("after a minute the condition is %s", got)
+		}
+	})
+}
