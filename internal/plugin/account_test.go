@@ -360,10 +360,11 @@ func TestWithoutAnAccountTheEndOfALaterServerBeginsANewLife(t *testing.T) {
 	d := n.startDaemonWith(t, c, account)
 	d.offer(2)
 	until(t, c, "asked as seldom as every 800 ms", func() bool { return account.asked() >= 4 })
-	asked, came := account.asked(), c.Now()
 	sibling := n.foreign(t)
-	eventually(t, "seen: kubelet is asked soon", func() bool {
-		if c.Since(came) < 100*time.Millisecond {
+	eventually(t, "seen", func() bool { return slices.Contains(d.sockets.Value(), "nvidia-gpu.sock") })
+	asked, came := account.asked(), c.Now()
+	eventually(t, "kubelet is asked soon", func() bool {
+		if c.Since(came) < 500*time.Millisecond {
 			c.Step(10 * time.Millisecond)
 		}
 		return account.asked() > asked
