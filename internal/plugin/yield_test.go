@@ -99,6 +99,9 @@ func TestDaemonsWithDifferentListsTakeTurns(t *testing.T) { // not beside other 
 		n := newNode(t)
 		n.startKubelet(t, v)
 		forms := []form{whole, shared, whole, shared, whole, shared}
+		if testing.Short() {
+			forms = forms[:3] // once in each direction
+		}
 		speaks := func(d *daemon, f form) (quiet func()) {
 			ctx, cancel := context.WithCancel(t.Context())
 			var speaking sync.WaitGroup
@@ -147,13 +150,17 @@ func TestDaemonsWithDifferentListsTakeTurns(t *testing.T) { // not beside other 
 			n.await(t, "the later daemon's devices", func() bool { return n.has(f) })
 		}
 		quiet()
+		const most = 3 // of more than a thousand
+		raced := 0
 		for _, err := range stop() {
 			// Kubelet chose a replica at the moment at which it gave the GPU to another pod once more in its old form: ADR 17.
 			if strings.Contains(err.Error(), "is not healthy: its GPU is not free yet as") {
-				t.Log(err)
-			} else {
-				t.Error(err)
+				if raced++; raced <= most {
+					t.Log(err)
+					continue
+				}
 			}
+			t.Error(err)
 		}
 		if crashes := n.count(standin.Crash, 0); crashes > 0 {
 			t.Errorf("kubelet would have crashed %d times", crashes)
