@@ -15,7 +15,7 @@ import (
 
 // A container and an init container hold GPUs on a node with a Topology Manager policy, the configuration begins to share GPUs,
 // and kubelet restarts while the API server is away. The GPUs that are held stay listed, so that kubelet does not crash when it
-// admits the pods again; the others are dropped. When the pods have ended, theirs are, too.
+// admits the pods again; the others are dropped. When the pods have ended, theirs are, too, and their GPUs are shared.
 func TestDevicesThatPodsHoldStayListed(t *testing.T) {
 	n := newNode(t)
 	d := startDaemon(t, n)
@@ -40,13 +40,14 @@ func TestDevicesThatPodsHoldStayListed(t *testing.T) {
 	sharing := resource.Sharing{Mode: resource.TimeSliced, Rules: []resource.SharingRule{{Name: resource.WholeGPU, Replicas: replicas}}}
 	d.set.Apply(resource.New(snapshot, resource.Options{Sharing: sharing}),
 		plugin.Options{Edits: edits.Options{Strategies: []edits.Strategy{edits.EnvVar}}}, 2)
-	n.await(t, replicas*gpus)
+	given := replicas*(gpus-len(pods)) + len(pods) // a GPU that a pod holds is not shared before it is free
+	n.await(t, given)
 
 	n.SetPodsKnown(false)
 	if err := n.Restart(); err != nil {
 		t.Fatal(err)
 	}
-	n.await(t, replicas*gpus)
+	n.await(t, given)
 	n.awaitCapacity(t, replicas*gpus+len(pods))
 	n.SetPodsKnown(true)
 	for _, c := range pods {
@@ -60,6 +61,7 @@ func TestDevicesThatPodsHoldStayListed(t *testing.T) {
 		n.Remove(c.Pod)
 	}
 	n.awaitCapacity(t, replicas*gpus)
+	n.await(t, replicas*gpus)
 }
 
 // awaitCapacity waits until the node shows so many GPUs, Healthy or not.
