@@ -49,9 +49,7 @@ func TestPrepareWaits(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				r := newRig(t)
-				r.options.Patience = 30 * time.Second
-				c, stop := r.start()
+				r, c, stop := startPatient(t)
 				defer stop()
 				tt.before(r, c)
 				time.Sleep(300 * time.Millisecond)
@@ -82,6 +80,15 @@ func TestPrepareWaits(t *testing.T) {
 	}
 }
 
+// startPatient starts claims whose calls wait for half a minute, as the daemon's do.
+func startPatient(t *testing.T) (*rig, *claims.Claims, func()) {
+	t.Helper()
+	r := newRig(t)
+	r.options.Patience = 30 * time.Second
+	c, stop := r.start()
+	return r, c, stop
+}
+
 // TestPrepareDoesNotWait: for what does not pass by itself there is an answer at once, and one about the rest after half a minute.
 func TestPrepareDoesNotWait(t *testing.T) {
 	t.Parallel()
@@ -98,9 +105,7 @@ func TestPrepareDoesNotWait(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				r := newRig(t)
-				r.options.Patience = 30 * time.Second
-				c, stop := r.start()
+				r, c, stop := startPatient(t)
 				defer stop()
 				r.prepare(c, claim("other", gpuA))
 				if tt.ill {
@@ -127,9 +132,7 @@ func TestAWaitThatEnds(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				r := newRig(t)
-				r.options.Patience = 30 * time.Second
-				c, stop := r.start()
+				r, c, stop := startPatient(t)
 				defer stop()
 				r.prepare(c, claim("other", gpuA))
 				ctx, cancel := context.WithCancel(t.Context())
