@@ -96,24 +96,15 @@ func (m *MIGModes) Check() error {
 func (m *MIGModes) Set(ctx context.Context, uuid string, mode inventory.MIGMode) error {
 	ctx, cancel := context.WithTimeout(ctx, modeTimeout)
 	defer cancel()
-	ended := make(chan error, 1)
 	m.running.Store(true)
-	go func() {
-		err := m.set(ctx, uuid, mode)
-		m.running.Store(false)
-		ended <- err
-	}()
-	select {
-	case err := <-ended:
-		return err
-	case <-ctx.Done():
-	}
-	select {
-	case err := <-ended:
-		return err
-	case <-time.After(modeEnd): // a process that hangs in the driver does not end when it is killed
+	ended, err := nvidia.AwaitProgram(ctx, modeEnd, func() error {
+		defer m.running.Store(false)
+		return m.set(ctx, uuid, mode)
+	})
+	if !ended {
 		return fmt.Errorf("set the MIG mode of GPU %s: %w", uuid, inventory.ErrNoAnswer)
 	}
+	return err
 }
 
 // set has the driver set the mode, and waits for it.

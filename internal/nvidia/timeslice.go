@@ -46,23 +46,32 @@ func (t *TimeSlices) Set(ctx context.Context, uuid string, interval int) error {
 		return fmt.Errorf("set the time slice of %s: %w", uuid, errHangs)
 	}
 	ctx, cancel := context.WithTimeout(ctx, smiTimeout)
-	ended := make(chan error, 1)
-	go func() {
+	ended, err := AwaitProgram(ctx, 2*smiWaitDelay, func() error {
 		defer cancel()
-		err := t.run(ctx, uuid, interval)
-		t.running.Delete(uuid)
-		ended <- err
-	}()
+		defer t.running.Delete(uuid)
+		return t.run(ctx, uuid, interval)
+	})
+	if !ended {
+		return fmt.Errorf("set the time slice of %s: %w", uuid, errHangs)
+	}
+	return err
+}
+
+// AwaitProgram runs a program that ctx ends, and waits for it until a time after the end of ctx: a program that hangs in the driver does
+// not end when it is killed. It reports false if the program runs still.
+func AwaitProgram(ctx context.Context, patience time.Duration, run func() error) (ended bool, err error) {
+	end := make(chan error, 1)
+	go func() { end <- run() }()
 	select {
-	case err := <-ended:
-		return err
+	case err := <-end:
+		return true, err
 	case <-ctx.Done():
 	}
 	select {
-	case err := <-ended:
-		return err
-	case <-time.After(2 * smiWaitDelay):
-		return fmt.Errorf("set the time slice of %s: %w", uuid, errHangs)
+	case err := <-end:
+		return true, err
+	case <-time.After(patience):
+		return false, nil
 	}
 }
 
