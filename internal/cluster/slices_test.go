@@ -226,7 +226,7 @@ func TestSlicesRemovedAtOnce(t *testing.T) {
 		}
 		p.registered(1)
 		s.until("three slices", func() bool { return len(s.server.Slices()) == 3 })
-		if removed < 1 || removed > 2 {
+		if removed < 1 || removed > 3 { // each at most once: the watch may tell of the first after the last was written
 			s.Errorf("slices were written for the node that is gone %d times", removed)
 		}
 	})
