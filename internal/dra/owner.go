@@ -79,41 +79,54 @@ type OwnerFacts struct {
 	Unclaimed bool
 }
 
-// Decide returns the owner of a GPU. A GPU that no slice may have and no claim has goes to the device plugin at once; each other
-// change of the owner waits for evidence that the former one has given the GPU up.
-func Decide(f OwnerFacts) Ownership {
-	if f.Wanted {
-		given := f.Before.InSlice() || f.Before == OwnedByNobody
-		switch {
-		case given, f.Before == "" && f.Published, f.Free:
-			return OwnedByDRA
-		}
-		return LeavesPlugin
+// A finding is the facts, as far as the next owner depends on them.
+type finding int
+
+const (
+	wantedUnknown    finding = iota // wanted in slices; a pod may hold it
+	wantedPublished                 // the same, and it may be in a slice at the API server
+	wantedFree                      // wanted in slices, and no pod holds it
+	prepared                        // wanted back; a claim that is prepared has it
+	published                       // wanted back; it may be in a slice, and a claim may have it
+	publishedNoClaim                // wanted back; it may be in a slice, and no claim has it
+	unpublished                     // wanted back; it is in no slice, and a claim may have it
+	noClaim                         // wanted back; it is in no slice, and no claim has it
+	findings                        // their number
+)
+
+// finding returns which finding the facts are.
+func (f OwnerFacts) finding() finding {
+	switch {
+	case f.Wanted && f.Free:
+		return wantedFree
+	case f.Wanted && f.Published:
+		return wantedPublished
+	case f.Wanted:
+		return wantedUnknown
+	case f.Claimed:
+		return prepared
+	case f.Published && f.Unclaimed:
+		return publishedNoClaim
+	case f.Published:
+		return published
+	case f.Unclaimed:
+		return noClaim
 	}
-	switch f.Before {
-	case OwnedByPlugin, LeavesPlugin:
-		if f.Claimed || f.Published { // by another process
-			return LeavesPlugin
-		}
-		return OwnedByPlugin
-	case "":
-		if f.Claimed || f.Published {
-			return LeavesDRA
-		}
-		return OwnedByPlugin
-	case OwnedByDRA:
-		return LeavesDRA
-	case LeavesDRA:
-		if f.Claimed || !f.Unclaimed {
-			return LeavesDRA
-		}
-	case OwnedByNobody:
-		switch {
-		case f.Claimed: // its pod could not go on without the slice
-			return LeavesDRA
-		case !f.Published && f.Unclaimed:
-			return OwnedByPlugin
-		}
-	}
-	return OwnedByNobody
+	return unpublished
 }
+
+// transitions are which owner follows on each owner by each finding. A GPU that no slice may have and no claim has goes to the device
+// plugin at once; each other change of the owner waits for evidence that the former one has given the GPU up.
+// docs/dev/architecture.md has a picture of them.
+var transitions = map[Ownership][findings]Ownership{
+	//             wantedUnknown, wantedPublished, wantedFree, prepared, published, publishedNoClaim, unpublished, noClaim
+	"":            {LeavesPlugin, OwnedByDRA, OwnedByDRA, LeavesDRA, LeavesDRA, LeavesDRA, OwnedByPlugin, OwnedByPlugin},
+	OwnedByPlugin: {LeavesPlugin, LeavesPlugin, OwnedByDRA, LeavesPlugin, LeavesPlugin, LeavesPlugin, OwnedByPlugin, OwnedByPlugin},
+	LeavesPlugin:  {LeavesPlugin, LeavesPlugin, OwnedByDRA, LeavesPlugin, LeavesPlugin, LeavesPlugin, OwnedByPlugin, OwnedByPlugin},
+	OwnedByDRA:    {OwnedByDRA, OwnedByDRA, OwnedByDRA, LeavesDRA, LeavesDRA, LeavesDRA, LeavesDRA, LeavesDRA},
+	LeavesDRA:     {OwnedByDRA, OwnedByDRA, OwnedByDRA, LeavesDRA, LeavesDRA, OwnedByNobody, LeavesDRA, OwnedByNobody},
+	OwnedByNobody: {OwnedByDRA, OwnedByDRA, OwnedByDRA, LeavesDRA, OwnedByNobody, OwnedByNobody, OwnedByNobody, OwnedByPlugin},
+}
+
+// Decide returns the owner of a GPU.
+func Decide(f OwnerFacts) Ownership { return transitions[f.Before][f.finding()] }

@@ -1,10 +1,14 @@
 package dra_test
 
 import (
+	"cmp"
 	"fmt"
+	"os"
+	"slices"
+	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -85,6 +89,31 @@ func TestDecideStays(t *testing.T) {
 	}
 }
 
+// TestTheTableOfOwners: the documents have the steps that Decide makes.
+func TestTheTableOfOwners(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../../docs/dev/architecture.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(text), "## The owner of a GPU")
+	section, _, _ = strings.Cut(section, "\n## ")
+	columns := []dra.OwnerFacts{
+		{Wanted: true}, {Wanted: true, Published: true}, {Wanted: true, Free: true},
+		{Claimed: true}, {Published: true}, {Published: true, Unclaimed: true}, {}, {Unclaimed: true},
+	}
+	for _, before := range []dra.Ownership{"", dra.OwnedByPlugin, dra.LeavesPlugin, dra.OwnedByDRA, dra.LeavesDRA, dra.OwnedByNobody} {
+		row := fmt.Sprintf("| %s |", cmp.Or(string(before), "not known"))
+		for _, f := range columns {
+			f.Before = before
+			row += fmt.Sprintf(" %s |", dra.Decide(f))
+		}
+		if !slices.Contains(strings.Split(section, "\n"), row) {
+			t.Errorf("docs/dev/architecture.md lacks the row %q", row)
+		}
+	}
+}
+
 // TestNotOffered: of each GPU that the device plugin does not offer the reason is told, also while nothing is known of it.
 func TestNotOffered(t *testing.T) {
 	t.Parallel()
@@ -100,7 +129,7 @@ func TestNotOffered(t *testing.T) {
 		"b": "it leaves the device plugin for Dynamic Resource Allocation", "c": "pods get it by Dynamic Resource Allocation",
 		"d": back, "e": back, "f": "it is not known yet whether pods get it by Dynamic Resource Allocation",
 	}
-	if diff := cmp.Diff(want, owners.NotOffered(gpus)); diff != "" {
+	if diff := gocmp.Diff(want, owners.NotOffered(gpus)); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 	for name, tt := range map[string]struct {
