@@ -207,12 +207,13 @@ func waitDevices(ctx context.Context, t *testing.T, n *node.Node, want int) {
 	})
 }
 
-// writesOwnSlicesOnly: the daemon's account is refused slices of another node or driver, and claims that it changes.
+// writesOwnSlicesOnly: the daemon's account is refused slices of another node, driver or pool, and claims that it changes.
 func writesOwnSlicesOnly(ctx context.Context, t *testing.T, n *node.Node) {
 	bound := clientWith(t, kubectl(ctx, t, n, "--namespace", namespace, "create", "token", "gpu-device-plugin",
 		"--bound-object-kind", "Pod", "--bound-object-name", theDaemonPod(ctx, t, n).Name))
 	for _, write := range []struct{ node, driver, refused string }{
 		{"other", "gpu.nvidia.com", "no slices of another node"}, {node.Name, "example.com", "no slices of another driver"},
+		{node.Name, "gpu.nvidia.com", "no slices of another pool"},
 	} {
 		_, err := bound.ResourceV1().ResourceSlices().Create(ctx, &resourceapi.ResourceSlice{
 			ObjectMeta: metav1.ObjectMeta{Name: "e2e"}, Spec: resourceapi.ResourceSliceSpec{

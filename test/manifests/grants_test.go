@@ -156,7 +156,7 @@ func TestHostDevNeedsPrivileges(t *testing.T) {
 	if _, err := renderChart("{hostDev: true, securityContext: {runAsUser: 0}}"); err == nil || !strings.Contains(err.Error(), "securityContext is not privileged") {
 		t.Errorf("error %v", err)
 	}
-	pod := daemonSet(t, decode(t, "chart", render(t, "{mig: {enabled: true}, securityContext: {runAsUser: 0, capabilities: {drop: [ALL]}}}")), "gpu-device-plugin").Spec.Template.Spec
+	pod := daemonSet(t, decode(t, "chart", render(t, "{mig: {enabled: true}, securityContext: {runAsUser: 0, capabilities: {drop: [ALL], add: [SYS_ADMIN]}}}")), "gpu-device-plugin").Spec.Template.Spec
 	if all := grants(t, pod); slices.Contains(all, "/dev rw") {
 		t.Errorf("grants %v", all)
 	}
@@ -186,6 +186,44 @@ func TestGrantsAreExplained(t *testing.T) {
 		}
 		if !strings.Contains(security, strings.TrimSuffix(strings.TrimSuffix(word, ", rw"), ", ro")) {
 			t.Errorf("docs/security.md does not say %q, for the grant %s", word, g)
+		}
+	}
+}
+
+// TestNothingIsAskedForWithoutItsGrant: what a variable, an argument or a security context of one's own leaves the pod without is refused, with
+// the value that grants it.
+func TestNothingIsAskedForWithoutItsGrant(t *testing.T) {
+	t.Parallel()
+	env := func(name, value string) string {
+		return fmt.Sprintf("devicePlugin: {containers: {main: {env: [{name: %s, value: %q}]}}}", name, value)
+	}
+	for values, want := range map[string]string{
+		env("DEVICE_LIST_STRATEGY", "cdi-cri"):                                           "set deviceListStrategy or cdi.enabled",
+		env("DEVICE_LIST_STRATEGY", "cdi-cri") + ", cdi: {enabled: true}":                "",
+		env("DEVICE_LIST_STRATEGY", "envvar"):                                            "",
+		env("DEVICE_LIST_STRATEGY", "volume-mounts"):                                     "set deviceListStrategy",
+		env("MIG_STRATEGY", "mixed"):                                                     "set migStrategy",
+		env("MIG_STRATEGY", "mixed") + ", migStrategy: single":                           "",
+		env("MIG_STRATEGY", "none"):                                                      "",
+		env("NODE_LABELS", "node"):                                                       "set features.labels",
+		env("NODE_LABELS", "off"):                                                        "",
+		env("DRA_MODE", "split"):                                                         "set dra.enabled",
+		"extraArgs: [--device-list-strategy=cdi-annotations]":                            "set deviceListStrategy or cdi.enabled",
+		"extraArgs: [--mig-strategy=mixed]":                                              "set migStrategy",
+		"extraArgs: [--pre-start-checks=reset-ecc], hostPID: true":                       "set preStartChecks",
+		"extraArgs: [--kernel-log=true]":                                                 "set kernelLog",
+		"extraArgs: [--mig-enabled=true]":                                                "set mig.enabled",
+		"extraArgs: [--node-events=pods]":                                                "set features.events",
+		"extraArgs: [--v=5, --mig-strategy=none]":                                        "",
+		"migStrategy: mixed, securityContext: {runAsUser: 0}":                            "add capabilities: {add: [SYS_ADMIN]}",
+		"migStrategy: mixed, securityContext: {capabilities: {add: [SYS_ADMIN]}}":        "",
+		"migStrategy: mixed, securityContext: {privileged: true}":                        "",
+		"securityContext: {runAsUser: 0}":                                                "",
+		"preStartChecks: clean, " + env("PRE_START_CHECKS", "clean") + ", hostDev: true": "",
+	} {
+		_, err := renderChart("{" + values + "}")
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s: error %v, want %q", values, err, want)
 		}
 	}
 }

@@ -20,7 +20,7 @@ func TestChartValuesOfKubelet(t *testing.T) {
 		{"", map[string]string{devicePlugins: devicePlugins, podResources: podResources}},
 		{"{kubeletRoot: /data/kubelet/}", map[string]string{devicePlugins: devicePlugins, "/data/kubelet/pod-resources": "/data/kubelet/pod-resources"}},
 		{"{kubeletRoot: /data/kubelet, dra: {enabled: true}}", map[string]string{devicePlugins: devicePlugins,
-			"/data/kubelet/pod-resources": "/data/kubelet/pod-resources", "/data/kubelet/plugins": "/data/kubelet/plugins",
+			"/data/kubelet/pod-resources": "/data/kubelet/pod-resources", "/data/kubelet/plugins/gpu.nvidia.com": "/data/kubelet/plugins/gpu.nvidia.com",
 			"/data/kubelet/plugins_registry": "/data/kubelet/plugins_registry"}},
 		{"{kubeletDevicePlugins: /opt/x/device-plugins}", map[string]string{devicePlugins: "/opt/x/device-plugins", podResources: podResources}},
 	} {

@@ -29,6 +29,10 @@ func TestValuesBesideTheOperator(t *testing.T) {
 	if !slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool { return v.HostPath != nil && v.HostPath.Path == "/run/nvidia/driver" }) {
 		t.Errorf("the pod does not have the folder of the operator's driver container: %+v", pod.Volumes)
 	}
+	// The operator's runtime gives GPUs to pods of its class alone, and, as it may be set up, only to containers with SYS_ADMIN.
+	if class := pod.RuntimeClassName; class == nil || *class != "nvidia" || !slices.Contains(grants(t, pod), "SYS_ADMIN") {
+		t.Errorf("the pod gets no GPU: RuntimeClass %v, grants %v", class, grants(t, pod))
+	}
 	environment := map[string]string{}
 	for _, e := range pod.Containers[0].Env {
 		environment[e.Name] = e.Value
@@ -36,6 +40,7 @@ func TestValuesBesideTheOperator(t *testing.T) {
 	for name, want := range map[string]string{
 		"NVIDIA_DRIVER_ROOT": "/run/nvidia/driver", "DEVICE_LIST_STRATEGY": "cdi-annotations,cdi-cri", "GPU_METRICS": "false",
 		"NVIDIA_CDI_HOOK_PATH": "/usr/local/nvidia/toolkit/nvidia-cdi-hook", "NODE_LABELS": "off",
+		"FAIL_ON_INIT_ERROR": "false", "MIG_STRATEGY": "single",
 	} {
 		if got := environment[name]; got != want {
 			t.Errorf("%s is %q, want %q", name, got, want)

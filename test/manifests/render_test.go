@@ -16,6 +16,12 @@ import (
 	"helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/chartutil"
 	"helm.sh/helm/v3/pkg/engine"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/dynamic/fake"
 )
 
 // newest is the Kubernetes that the chart is rendered for where no other is named.
@@ -40,6 +46,28 @@ var loadChart = sync.OnceValues(func() (*helm.Chart, error) {
 	return loader.Load(packages[0])
 })
 
+// objects are those that the function lookup of templates finds.
+type objects struct{ texts []string }
+
+// GetClientFor returns a client of an API server that has them.
+func (o objects) GetClientFor(version, kind string) (dynamic.NamespaceableResourceInterface, bool, error) {
+	group, err := schema.ParseGroupVersion(version)
+	if err != nil {
+		return nil, false, err
+	}
+	var all []runtime.Object
+	for _, text := range o.texts {
+		object := &unstructured.Unstructured{}
+		if err := yaml.Unmarshal([]byte(text), &object.Object); err != nil {
+			return nil, false, err
+		}
+		all = append(all, object)
+	}
+	resource := group.WithResource(strings.ToLower(kind) + "s")
+	client := fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{resource: kind + "List"}, all...)
+	return client.Resource(resource), kind != "Node", nil
+}
+
 // render returns the chart's objects for values, a YAML text.
 func render(t *testing.T, values string) []byte {
 	t.Helper()
@@ -62,7 +90,12 @@ func renderFor(kubernetes, text string) (objects []byte, notes string, err error
 }
 
 // renderServed does that for an API server that serves these APIs, each as VERSION or VERSION/KIND.
-func renderServed(kubernetes string, served chartutil.VersionSet, text string) (objects []byte, notes string, err error) {
+func renderServed(kubernetes string, served chartutil.VersionSet, text string) (rendered []byte, notes string, err error) {
+	return renderIn(kubernetes, served, text)
+}
+
+// renderIn does that for a cluster that has these objects, each a YAML text.
+func renderIn(kubernetes string, served chartutil.VersionSet, text string, there ...string) (rendered []byte, notes string, err error) {
 	loaded, err := loadChart()
 	if err != nil {
 		return nil, "", fmt.Errorf("load chart: %w", err)
@@ -80,7 +113,7 @@ func renderServed(kubernetes string, served chartutil.VersionSet, text string) (
 	if err != nil {
 		return nil, "", fmt.Errorf("join values: %w", err)
 	}
-	files, err := engine.Render(loaded, input)
+	files, err := engine.RenderWithClientProvider(loaded, input, objects{there})
 	if err != nil {
 		return nil, "", fmt.Errorf("render chart: %w", err)
 	}

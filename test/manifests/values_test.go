@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 )
 
-// A chartValue is a value that NVIDIA's chart has: v0.20's values.yaml, schema and templates were read for it.
+// A chartValue is a value that NVIDIA's chart has: v0.20's values.yaml and templates were read for it, and for untagged ones those after it.
 type chartValue struct {
 	key, theirs string // the name, and NVIDIA's default
 	here        string // what docs/chart.md says of it
@@ -27,6 +27,11 @@ type chartValue struct {
 }
 
 var update = flag.Bool("update", false, "write the golden renders and the tables of docs/chart.md anew")
+
+// untagged are the keys that later versions of NVIDIA's chart have, or that were proposed for it.
+var untagged = []string{
+	"logVerbosity", "nvidiaDriverCapabilities", "componentSelectorLabels", "devicePlugin.containers", "devicePlugin.resources", "gfd.resources", "mps.resources", "configManager",
+}
 
 func env(name, value string) string { return fmt.Sprintf(`{"name":%q,"value":%q}`, name, value) }
 
@@ -91,9 +96,12 @@ var nvidiaValues = []chartValue{
 		values: "{devicePlugin: {containers: {main: {env: [{name: DP_DISABLE_HEALTHCHECKS, value: xids}]}}}}", want: env("DP_DISABLE_HEALTHCHECKS", "xids")},
 	{key: "gfd.enabled", theirs: "false", here: "the daemon writes the same labels to its Node, and needs no node-feature-discovery for that",
 		values: "{gfd: {enabled: true}}", want: env("NODE_LABELS", "node")},
-	{key: "gfd.noTimestamp", theirs: "null", here: "same; null is without the label, which NVIDIA's has", values: "{gfd: {enabled: true, noTimestamp: false}}",
+	{key: "gfd.noTimestamp", theirs: "null", here: "has the effect of `noTimestamp`, and counts before it; null is without the label, which NVIDIA's has", values: "{gfd: {enabled: true, noTimestamp: false}}",
 		want: env("NODE_LABELS_TIMESTAMP", "true")},
-	{key: "gfd.sleepInterval", theirs: "null", here: "no effect: labels are written when they change", values: "{gfd: {sleepInterval: 60s}}", note: "gfd.sleepInterval"},
+	{key: "noTimestamp", theirs: "", here: "same: v0.20's templates read this one, and not `gfd.noTimestamp`", values: "{gfd: {enabled: true}, noTimestamp: false}",
+		want: env("NODE_LABELS_TIMESTAMP", "true")},
+	{key: "gfd.sleepInterval", theirs: "null", here: "no effect, as before", values: "{gfd: {sleepInterval: 60s}}", note: "gfd.sleepInterval"},
+	{key: "sleepInterval", theirs: "", here: "no effect: labels are written when they change", values: "{sleepInterval: 60s}", note: "sleepInterval"},
 	{key: "gfd.nameOverride", theirs: "gpu-feature-discovery", here: "no effect: there is no DaemonSet of gpu-feature-discovery",
 		values: "{gfd: {nameOverride: x}}", note: "gfd.nameOverride"},
 	{key: "gfd.namespaceOverride", theirs: `""`, here: "no effect, as before", values: "{gfd: {namespaceOverride: x}}", note: "gfd.namespaceOverride"},
@@ -160,6 +168,7 @@ func TestNVIDIAValues(t *testing.T) {
 		})
 	}
 	heldTo(t, "../../docs/chart.md", "nvidia", "The same are "+strings.Join(same, ", ")+".\n\n"+
+		"The tag v0.20.0 does not have `"+strings.Join(untagged, "`, `")+"`.\n\n"+
 		"| NVIDIA's value | its default | here |\n|---|---|---|\n"+rows.String())
 }
 
@@ -182,6 +191,29 @@ func heldTo(t *testing.T, file, mark, text string) {
 	}
 	if err := os.WriteFile(file, []byte(before+begin+text+end+after), 0o600); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestValuesWithoutEffect: a value that does nothing without another one says so.
+func TestValuesWithoutEffect(t *testing.T) {
+	t.Parallel()
+	for values, want := range map[string]string{
+		"{gfd: {noTimestamp: true}}":                 "gfd.noTimestamp has no effect",
+		"{gfd: {noTimestamp: true, enabled: true}}":  "",
+		"{dra: {shares: 4}}":                         "dra.shares has no effect",
+		"{dra: {shares: 4, enabled: true}}":          "",
+		"{mps: {resources: {}}}":                     "",
+		"{mps: {resources: {limits: {cpu: 1}}}}":     "mps.resources has no effect",
+		"{config: {name: mine}}":                     "cannot read the ConfigMap mine",
+		"{config: {map: {a: x}}, migStrategy: none}": "",
+	} {
+		_, notes, err := renderFor(newest, values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want != "" && !strings.Contains(notes, want) || want == "" && (strings.Contains(notes, "has no effect") || strings.Contains(notes, "cannot read")) {
+			t.Errorf("%s: want %q in NOTES.txt:\n%s", values, want, notes)
+		}
 	}
 }
 

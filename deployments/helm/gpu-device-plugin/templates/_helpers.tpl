@@ -289,9 +289,12 @@ daemon runs on all nodes then, and labels those with GPUs. */}}
 {{- range list (list "feature.node.kubernetes.io/pci-10de.present" "true") (list "feature.node.kubernetes.io/cpu-model.vendor_id" "NVIDIA") (list "nvidia.com/gpu.present" "true") }}
 {{- $terms = append $terms (dict "matchExpressions" (list (dict "key" (first .) "operator" "In" "values" (rest .)))) }}
 {{- end }}
-{{- $default := dict "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" $terms) }}
-{{- if and (include "gpu-device-plugin.withoutNFD" .) (eq (toJson $default) (toJson $affinity.nodeAffinity)) }}
+{{- $ours := append $terms (dict "matchExpressions" (list (dict "key" "gpu-device-plugin.github.io/gpu.health" "operator" "Exists"))) }}
+{{- range list $terms $ours }}{{- /* NVIDIA's default is the first */}}
+{{- $default := dict "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" .) }}
+{{- if and (include "gpu-device-plugin.withoutNFD" $) (eq (toJson $default) (toJson $affinity.nodeAffinity)) }}
 {{- $affinity = omit $affinity "nodeAffinity" }}
+{{- end }}
 {{- end }}
 {{- with $affinity }}{{ toYaml . }}{{ end }}
 {{- end }}
@@ -455,6 +458,76 @@ runtime may be set up to ignore NVIDIA_VISIBLE_DEVICES of containers without it,
 {{- end }}
 {{- end }}
 
+{{- /* gpuOperatorClient where no Node has the label: the pods would vanish. helm template has no Nodes to look at. */}}
+{{- define "gpu-device-plugin.refuseClient" -}}
+{{- if .Values.gpuOperatorClient }}
+{{- $nodes := (lookup "v1" "Node" "" "").items }}
+{{- $found := empty $nodes }}
+{{- range $nodes }}{{ if hasKey (default dict .metadata.labels) "nvidia.com/gpu.deploy.client" }}{{ $found = true }}{{ end }}{{ end }}
+{{- if not $found }}
+{{- fail "gpuOperatorClient is true, and no Node has the label nvidia.com/gpu.deploy.client, so no node would have a pod: it is for clusters with NVIDIA's GPU operator" }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* A DaemonSet that has the name already, with another selector, which does not change: that of NVIDIA's chart with the same
+fullnameOverride. */}}
+{{- define "gpu-device-plugin.refuseSelector" -}}
+{{- $name := include "gpu-device-plugin.fullname" . }}
+{{- $namespace := include "gpu-device-plugin.namespace" . }}
+{{- with lookup "apps/v1" "DaemonSet" $namespace $name }}
+{{- $theirs := .spec.selector.matchLabels }}
+{{- $ours := include "gpu-device-plugin.selector" $ | fromYaml }}
+{{- if ne (toJson $theirs) (toJson $ours) }}
+{{- fail (printf "the DaemonSet %s/%s is there, and selects pods by other labels, which cannot be changed: keep them by selectorLabelsOverride: %s, or give another fullnameOverride" $namespace $name (toJson $theirs)) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* A variable of devicePlugin.containers.main.env, or an argument of extraArgs, that asks for what the pod has no right to. Each row has the
+variable, the flag, the value that grants it, a pattern of what needs that, and whether the pod has it. */}}
+{{- define "gpu-device-plugin.refuseUngranted" -}}
+{{- $hostDev := include "gpu-device-plugin.hostDev" . }}
+{{- $own := default dict .Values.securityContext }}
+{{- $added := default list (default dict $own.capabilities).add }}
+{{- $admin := include "gpu-device-plugin.admin" . }}
+{{- $privileged := or $own.privileged .Values.compatWithCPUManager $hostDev }}
+{{- if and $admin $own (not $own.privileged) (not (has "SYS_ADMIN" $added)) }}
+{{- fail "securityContext has no capability SYS_ADMIN, which migStrategy, mig, dra.dynamicMIG, preStartChecks with a reset and volume-mounts need: add capabilities: {add: [SYS_ADMIN]}" }}
+{{- end }}
+{{- $checks := toString .Values.preStartChecks }}
+{{- $agent := include "gpu-device-plugin.agent" . }}
+{{- $dra := include "gpu-device-plugin.feature" (list . "dra") }}
+{{- range $row := list
+  (list "DEVICE_LIST_STRATEGY" "device-list-strategy" "deviceListStrategy or cdi.enabled" "cdi" (include "gpu-device-plugin.cdi" .))
+  (list "DEVICE_LIST_STRATEGY" "device-list-strategy" "deviceListStrategy" "volume-mounts" (or $admin $privileged))
+  (list "MIG_STRATEGY" "mig-strategy" "migStrategy" "single|mixed" (or $admin $privileged))
+  (list "PRE_START_CHECKS" "pre-start-checks" "preStartChecks" "clean" (or .Values.hostPID (regexMatch "clean|reset" $checks)))
+  (list "PRE_START_CHECKS" "pre-start-checks" "preStartChecks" "reset" (contains "reset" $checks))
+  (list "KERNEL_LOG" "kernel-log" "kernelLog" "true" (or .Values.kernelLog $hostDev))
+  (list "MIG_ENABLED" "mig-enabled" "mig.enabled" "true" (include "gpu-device-plugin.says" (list . "mig" "enabled")))
+  (list "NODE_LABELS" "node-labels" "features.labels" "file|node" (include "gpu-device-plugin.feature" (list . "labels-file" "labels-node" "labels-nodeFeature")))
+  (list "NODE_EVENTS" "node-events" "features.events" "true|pods" (include "gpu-device-plugin.feature" (list . "events")))
+  (list "NODE_CONDITION" "node-condition" "features.condition" "true" (include "gpu-device-plugin.feature" (list . "condition")))
+  (list "NODE_TAINT" "node-taint" "features.taint" "true" (include "gpu-device-plugin.feature" (list . "taint")))
+  (list "DRA_MODE" "dra-mode" "dra.enabled" "dra|split" $dra)
+}}
+{{- $pattern := index $row 3 }}
+{{- if not (last $row) }}
+{{- range $.Values.devicePlugin.containers.main.env }}
+{{- if and (eq .name (first $row)) (regexMatch $pattern (toString .value)) }}
+{{- fail (printf "devicePlugin.containers.main.env has %s=%v, for which the pod has no rights: set %s" .name .value (index $row 2)) }}
+{{- end }}
+{{- end }}
+{{- range $.Values.extraArgs }}
+{{- if regexMatch (printf "^--%s=.*(%s)" (index $row 1) $pattern) (toString .) }}
+{{- fail (printf "extraArgs has %v, for which the pod has no rights: set %s" . (index $row 2)) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- /* Values that ask for what this chart does not do: better refused than passed over. */}}
 {{- define "gpu-device-plugin.refuse" -}}
 {{- if eq "false" (toString .Values.devicePlugin.enabled) }}
@@ -476,6 +549,9 @@ runtime may be set up to ignore NVIDIA_VISIBLE_DEVICES of containers without it,
 {{- if and .Values.dra.dynamicMIG (not .Values.dra.enabled) }}
 {{- fail "dra.dynamicMIG is given, and dra.enabled is not true" }}
 {{- end }}
+{{- include "gpu-device-plugin.refuseClient" . }}
+{{- include "gpu-device-plugin.refuseSelector" . }}
+{{- include "gpu-device-plugin.refuseUngranted" . }}
 {{- if .Values.features.nodeConfig }}
 {{- if not (or .Values.config.map .Values.config.name) }}
 {{- fail "features.nodeConfig: a label of the node chooses one of the files of config.map or config.name, and neither is given" }}
@@ -515,7 +591,8 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
 {{- define "gpu-device-plugin.env" -}}
 {{- $fail := .Values.failOnInitError }}
 {{- if and (kindIs "invalid" $fail) (include "gpu-device-plugin.withoutNFD" .) }}{{ $fail = false }}{{ end }}{{- /* most nodes have no GPU */}}
-{{- $timestamp := ternary nil (not .Values.gfd.noTimestamp) (kindIs "invalid" .Values.gfd.noTimestamp) }}
+{{- $without := ternary .Values.noTimestamp .Values.gfd.noTimestamp (kindIs "invalid" .Values.gfd.noTimestamp) }}
+{{- $timestamp := ternary nil (not $without) (kindIs "invalid" $without) }}
 {{- range list
   (list "COMPATIBILITY" .Values.compatibility)
   (list "MIG_STRATEGY" .Values.migStrategy)

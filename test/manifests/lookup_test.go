@@ -1,0 +1,143 @@
+package manifests
+
+import (
+	"strings"
+	"testing"
+
+	"helm.sh/helm/v3/pkg/chartutil"
+)
+
+// lookedUp renders the chart in a cluster that has these objects.
+func lookedUp(values string, there ...string) (rendered, notes string, err error) {
+	out, notes, err := renderIn(newest, chartutil.DefaultVersionSet, values, there...)
+	return string(out), notes, err
+}
+
+const (
+	plainNode    = `{apiVersion: v1, kind: Node, metadata: {name: a, labels: {x: y}}}`
+	operatorNode = `{apiVersion: v1, kind: Node, metadata: {name: b, labels: {nvidia.com/gpu.deploy.client: paused-for-mig-change}}}`
+)
+
+// set is a DaemonSet of a chart.
+func set(namespace, name, release, chart, selector string) string {
+	return `{apiVersion: apps/v1, kind: DaemonSet, metadata: {namespace: ` + namespace + `, name: ` + name + `, labels: {app.kubernetes.io/instance: ` + release +
+		`, helm.sh/chart: ` + chart + `}}, spec: {selector: {matchLabels: ` + selector + `}}}`
+}
+
+// TestClientOfTheOperator: the pods have the label of the operator's clients in their nodeSelector only if that is asked for, and never where no
+// node has it.
+func TestClientOfTheOperator(t *testing.T) {
+	t.Parallel()
+	const label, refusal = "nvidia.com/gpu.deploy.client", "no Node has the label nvidia.com/gpu.deploy.client"
+	for _, tt := range []struct {
+		values string
+		nodes  []string
+		want   bool
+		err    string
+	}{
+		{"{}", []string{operatorNode}, false, ""},
+		{"{gpuOperatorClient: true}", []string{plainNode, operatorNode}, true, ""},
+		{"{gpuOperatorClient: true, nodeSelector: {a: b}}", nil, true, ""}, // helm template
+		{"{gpuOperatorClient: true}", []string{plainNode}, false, refusal},
+	} {
+		text, _, err := lookedUp(tt.values, tt.nodes...)
+		if tt.err != "" {
+			if err == nil || !strings.Contains(err.Error(), tt.err) {
+				t.Errorf("%s with %v: error %v, want %q", tt.values, tt.nodes, err, tt.err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		selector := daemonSet(t, decode(t, "chart", []byte(text)), "gpu-device-plugin").Spec.Template.Spec.NodeSelector
+		if got := selector[label] == "true"; got != tt.want {
+			t.Errorf("%s: the nodeSelector is %v", tt.values, selector)
+		}
+		if strings.Contains(tt.values, "a: b") && selector["a"] != "b" {
+			t.Errorf("%s: the nodeSelector is %v", tt.values, selector)
+		}
+	}
+}
+
+// TestSelectorOfAnotherChart: a DaemonSet that is there with another selector is refused before the API server refuses it, and the value that
+// the message names helps.
+func TestSelectorOfAnotherChart(t *testing.T) {
+	t.Parallel()
+	theirs := set("kube-system", "gpus", "nvdp", "nvidia-device-plugin-0.20.0", "{app.kubernetes.io/name: nvidia-device-plugin, app.kubernetes.io/instance: nvdp}")
+	_, _, err := lookedUp("{fullnameOverride: gpus}", theirs)
+	const value = `selectorLabelsOverride: {"app.kubernetes.io/instance":"nvdp","app.kubernetes.io/name":"nvidia-device-plugin"}`
+	if err == nil || !strings.Contains(err.Error(), value) {
+		t.Fatalf("error %v, want one with %s", err, value)
+	}
+	ours := set("kube-system", "gpu-device-plugin", "gpu-device-plugin", "gpu-device-plugin-1", "{app.kubernetes.io/name: gpu-device-plugin, app.kubernetes.io/instance: gpu-device-plugin}")
+	for values, there := range map[string]string{"{fullnameOverride: gpus, " + value + "}": theirs, "{}": ours} {
+		if _, _, err := lookedUp(values, there); err != nil {
+			t.Errorf("%s: %v", values, err)
+		}
+	}
+}
+
+// TestNodeFeatureDiscoveryOfNVIDIAsChart: NOTES.txt warns where the removal of NVIDIA's release takes node-feature-discovery away.
+func TestNodeFeatureDiscoveryOfNVIDIAsChart(t *testing.T) {
+	t.Parallel()
+	plugin := func(namespace string) string {
+		return set(namespace, "nvdp-nvidia-device-plugin", "nvdp", "nvidia-device-plugin-0.20.0", "{a: b}")
+	}
+	nfd := func(namespace, release string) string {
+		return set(namespace, release+"-node-feature-discovery-worker", release, "node-feature-discovery-0.19.0", "{a: b}")
+	}
+	for _, tt := range []struct {
+		values string
+		there  []string
+		warns  bool
+	}{
+		{"{}", nil, false},
+		{"{}", []string{plugin("kube-system"), nfd("kube-system", "nvdp")}, true},
+		{"{}", []string{plugin("kube-system"), nfd("kube-system", "nfd")}, false},
+		{"{}", []string{plugin("nvidia"), nfd("nvidia", "nvdp")}, false}, // no right in other namespaces is taken for granted
+		{"{features: {labels: node}}", []string{plugin("nvidia"), nfd("nvidia", "nvdp")}, true},
+	} {
+		_, notes, err := lookedUp(tt.values, tt.there...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Contains(notes, "helm uninstall nvdp removes that"); got != tt.warns {
+			t.Errorf("%s with %v: warned %t, want %t:\n%s", tt.values, tt.there, got, tt.warns, notes)
+		}
+	}
+}
+
+// TestNetworkPolicy: only who is named reaches the port of the metrics.
+func TestNetworkPolicy(t *testing.T) {
+	t.Parallel()
+	for values, want := range map[string][]string{
+		"{}":                         {"", "NetworkPolicy"},
+		"{metrics: {allowFrom: []}}": {"policyTypes: [Ingress]", "ports:\n        - {protocol"},
+		"{metrics: {allowFrom: [{ipBlock: {cidr: 192.0.2.0/24}}]}}": {"port: 9400}\n      from:\n        - ipBlock:\n", "ingress: []"},
+	} {
+		text := string(render(t, values))
+		_, policy, found := strings.Cut(text, "kind: NetworkPolicy")
+		if !found {
+			policy = text
+		}
+		policy, _, _ = strings.Cut(policy, "\n---")
+		if !strings.Contains(policy, want[0]) || strings.Contains(policy, want[1]) {
+			t.Errorf("%s: want %q and not %q in:\n%s", values, want[0], want[1], policy)
+		}
+	}
+}
+
+// TestOpenShift: the account of the pods may use what the value names.
+func TestOpenShift(t *testing.T) {
+	t.Parallel()
+	for values, account := range map[string]string{"openshiftSCC: privileged": "default", "openshiftSCC: privileged, features: {events: true}": "gpu-device-plugin"} {
+		text := string(render(t, "{"+values+"}"))
+		if !strings.Contains(text, `name: "system:openshift:scc:privileged"`) || !strings.Contains(text, "{kind: ServiceAccount, name: "+account+",") {
+			t.Errorf("%s renders no binding for %s:\n%s", values, account, text)
+		}
+	}
+	if strings.Contains(string(render(t, "{}")), "openshift") {
+		t.Error("the defaults bind an SCC")
+	}
+}
