@@ -84,10 +84,9 @@ var imports = map[string][]string{
 		"internal/dra", "internal/feed", "internal/files", "internal/inventory", "internal/supervise",
 		"internal/kubelet", // for the token of the process in the names of sockets
 	},
-	"internal/kubeapi":   {"internal/feed", "internal/supervise"},
-	"internal/draslices": {"internal/config", "internal/dra", "internal/feed", "internal/files", "internal/inventory"},
+	"internal/kubeapi": {"internal/feed", "internal/supervise"},
 	"internal/cluster": {
-		"internal/draplugin", "internal/draslices", "internal/handover",
+		"internal/draplugin", "internal/handover",
 		"internal/daemon", "internal/config", "internal/dra", "internal/featurefile", "internal/feed", "internal/files", "internal/inventory",
 		"internal/kubeapi", "internal/labels", "internal/mig", "internal/migwish", "internal/report", "internal/resource",
 		"internal/lead", "internal/status", "internal/supervise", "internal/version",
@@ -108,7 +107,8 @@ var imports = map[string][]string{
 		"internal/config", "internal/dra", "internal/inventory", "internal/resource", "internal/plugin", "internal/feed", "internal/supervise",
 	},
 	"internal/handover": {
-		"internal/claims", "internal/config", "internal/dra", "internal/inventory", "internal/resource", "internal/feed", "internal/supervise",
+		"internal/claims", "internal/config", "internal/dra", "internal/feed", "internal/files", "internal/inventory", "internal/resource",
+		"internal/supervise",
 		"internal/kubelet", // for the values of its accounts
 	},
 	"internal/daemon": {everything},

@@ -15,8 +15,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draslices"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/handover"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
@@ -57,7 +57,7 @@ func poolOnce(ctx context.Context, c config.Config, session *nvidia.Session) (dr
 	numbers := dra.Numbers{}
 	if c.Simulate == "" && c.StateDir != "" {
 		o.StateDir = c.StateDir
-		if numbers, err = draslices.KnownNumbers(c.StateDir); err != nil {
+		if numbers, err = handover.KnownNumbers(c.StateDir); err != nil {
 			return dra.Pool{}, err
 		}
 	}

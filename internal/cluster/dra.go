@@ -10,7 +10,6 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draplugin"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draslices"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/handover"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
@@ -53,7 +52,7 @@ func (c *Cluster) allocation(d daemon.View) []daemon.Task {
 }
 
 // PublishSlices publishes the devices of the node until ctx ends. Driver is how the driver is with kubelet.
-func (c *Cluster) PublishSlices(ctx context.Context, devices *draslices.Devices, driver *feed.Feed[draplugin.Status]) {
+func (c *Cluster) PublishSlices(ctx context.Context, devices *handover.Devices, driver *feed.Feed[draplugin.Status]) {
 	newPublisher(c.client, devices, driver, &c.spread).run(ctx)
 }
 

@@ -15,7 +15,6 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draslices"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/handover"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/lead"
@@ -55,13 +54,13 @@ func TestProcess(t *testing.T) {
 	owners, offered := feed.New(dra.Owners(nil)), feed.New(dra.Owners(nil))
 	c.DRA = &daemon.DRA{
 		Owners: owners, Offered: offered, Claims: claims.New(claims.Options{}), Driver: feed.New(status.DRADriver{}),
-		Devices: draslices.New(draslices.Options{
+		Devices: handover.NewDevices(handover.DevicesOptions{
 			StateDir: c.state, Node: nodeName, Snapshots: c.Snapshots, Configs: c.Configs, Owners: owners, Divisions: feed.New(dra.Divisions{}),
 		}),
 	}
 	c.DRA.Claims.InUse().Publish(map[string][]claims.Holder{})
 	c.DRA.Arbiter = handover.New(handover.Options{
-		Configs: c.Configs, Snapshots: c.Snapshots, Owners: owners, Offered: offered, Published: c.DRA.Devices.Published(), Records: c.DRA.Claims.InUse(),
+		Devices: c.DRA.Devices, Offered: offered, Records: c.DRA.Claims.InUse(),
 		List: func(ctx context.Context) (map[string][]string, error) {
 			return c.cluster.ClaimsOf(ctx, nodeName, c.DRA.Devices.GPU)
 		},

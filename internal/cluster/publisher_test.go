@@ -15,7 +15,6 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draplugin"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draslices"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/handover"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -27,7 +26,7 @@ type publisher struct {
 	owners    *feed.Feed[dra.Owners]
 	divisions *feed.Feed[dra.Divisions]
 	driver    *feed.Feed[draplugin.Status]
-	devices   *draslices.Devices
+	devices   *handover.Devices
 }
 
 // publisher starts a process with a state directory, whose driver kubelet has registered, with so many GPUs.
@@ -51,7 +50,7 @@ func (s *stage) newPublisher(c config.Config, first inventory.Snapshot) *publish
 // publish has it publish until stop is called, or the test ends.
 func (p *publisher) publish() *publisher {
 	ctx, cancel := context.WithCancel(p.logging())
-	p.devices = draslices.New(draslices.Options{
+	p.devices = handover.NewDevices(handover.DevicesOptions{
 		StateDir: p.Config.StateDir, Node: nodeName, Snapshots: p.Snapshots, Configs: p.Configs, Owners: p.owners, Divisions: p.divisions,
 	})
 	p.connect(ctx)
@@ -129,7 +128,7 @@ func (p *publisher) partition() {
 // share has GPUs be given in shares, to at most so many claims each.
 func (p *publisher) share(most int) { p.configure(func(c *config.Config) { c.DRA.Shares = most }) }
 
-func (p *publisher) told() draslices.Publication { return p.devices.Publication().Value() }
+func (p *publisher) told() handover.Publication { return p.devices.Publication().Value() }
 
 func (p *publisher) untilProblem(text string) {
 	p.s.Helper()
@@ -142,8 +141,7 @@ func (p *publisher) untilProblem(text string) {
 // arbitrate decides the owners of the GPUs until the test ends. No claim is prepared. users is nil where there is no kubelet.
 func (p *publisher) arbitrate(users handover.Users) {
 	arbiter := handover.New(handover.Options{
-		Configs: p.Configs, Snapshots: p.Snapshots, Users: users, Owners: p.owners, Offered: p.owners, Published: p.devices.Published(),
-		Records: feed.New(map[string][]claims.Holder{}),
+		Devices: p.devices, Users: users, Offered: p.owners, Records: feed.New(map[string][]claims.Holder{}),
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup

@@ -9,15 +9,15 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draplugin"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draslices"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/handover"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
 )
 
 // A publisher keeps the ResourceSlices of the node as the pool of its devices says. One process of a node does that at a time.
 type publisher struct {
 	client  *kubeapi.Client
-	devices *draslices.Devices
+	devices *handover.Devices
 	spread  *spread
 	driver  *feed.Feed[draplugin.Status]
 
@@ -29,7 +29,7 @@ type publisher struct {
 
 // newPublisher returns the publisher of a process.
 func newPublisher(
-	client *kubeapi.Client, devices *draslices.Devices, driver *feed.Feed[draplugin.Status], first *spread,
+	client *kubeapi.Client, devices *handover.Devices, driver *feed.Feed[draplugin.Status], first *spread,
 ) *publisher {
 	return &publisher{
 		client: client, devices: devices, spread: first, driver: driver,

@@ -12,7 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draslices"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/handover"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
 )
 
@@ -405,7 +405,7 @@ func (p *publisher) settle(there map[string]dra.PublishedSlice, looked bool) boo
 // note notes what the API server has, once that is what it is to have.
 func (p *publisher) note(there map[string]dra.PublishedSlice) error {
 	wanted := p.devices.Pools().Value().Slices
-	now := draslices.Publication{
+	now := handover.Publication{
 		Slices: len(there), API: p.client.ResourceVersion(),
 		NoTaints: p.ledger.noTaints, NoCounters: p.ledger.noCounters && slices.ContainsFunc(wanted, dra.Slice.Counted),
 		NoShares: p.ledger.noShares && slices.ContainsFunc(wanted, dra.Slice.Shared),

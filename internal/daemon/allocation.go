@@ -10,7 +10,6 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draslices"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/handover"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -29,11 +28,11 @@ func (d *daemon) newDRA(c config.Config) *DRA {
 	a := &DRA{
 		Owners: feed.New(dra.Owners(nil)), Offered: feed.New(dra.Owners(nil)), Driver: feed.New(status.DRADriver{}),
 	}
-	devices := draslices.Options{
+	devices := handover.DevicesOptions{
 		StateDir: c.StateDir, Node: c.NodeName, Snapshots: d.monitor.Snapshots(), Configs: d.watcher.Configs(), Owners: a.Owners,
 		Divisions: feed.New(dra.Divisions(nil)), Lead: d.lead.Check,
 	}
-	a.Devices = draslices.New(devices)
+	a.Devices = handover.NewDevices(devices)
 	o := claims.Options{
 		Pools: a.Devices.Pools(), Divisions: devices.Divisions, Driver: d.monitor, Snapshots: d.monitor.Snapshots(), Configs: d.watcher.Configs(),
 		StateDir: c.StateDir, CDIDir: c.CDIDir, BootID: BootID(d.node), Root: nodeRoot(d.node), Metrics: d.counters,
@@ -54,8 +53,7 @@ func (d *daemon) newDRA(c config.Config) *DRA {
 		o.Checkpoint = filepath.Join(c.KubeletRoot, "plugins", dra.Driver, "checkpoint.json")
 	}
 	h := handover.Options{
-		Configs: d.watcher.Configs(), Snapshots: d.monitor.Snapshots(), Owners: a.Owners, Offered: a.Offered,
-		Published: a.Devices.Published(), Beside: d.beside,
+		Devices: a.Devices, Offered: a.Offered, Beside: d.beside,
 	}
 	if d.directory != nil {
 		o.PodRuns = func(uid string) bool { return kubelet.PodRuns(kubelet.PodCgroups, uid) }

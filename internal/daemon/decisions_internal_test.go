@@ -16,9 +16,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draslices"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/featurefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/handover"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/layout"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
@@ -105,7 +105,7 @@ func TestAllocationInTheStatus(t *testing.T) {
 	d.dra.Claims.Status().Publish(nil)
 	owners[gpus[1].UUID] = dra.LeavesDRA
 	d.dra.Arbiter.Waits().Publish(map[string]string{gpus[1].UUID: "w"})
-	d.dra.Devices.Publication().Publish(draslices.Publication{Slices: 1, Devices: 2, Generation: 3, Problem: "p", API: "v1", NoTaints: true})
+	d.dra.Devices.Publication().Publish(handover.Publication{Slices: 1, Devices: 2, Generation: 3, Problem: "p", API: "v1", NoTaints: true})
 	if s = d.allocation(); s == nil {
 		t.Fatal("a GPU in a slice is nothing")
 	}

@@ -3,7 +3,6 @@ package daemon
 import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draslices"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/handover"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
@@ -14,7 +13,7 @@ type DRA struct {
 	Arbiter *handover.Arbiter
 	// Owners say who gives out each GPU; nil as long as that is not known. Offered are those by which the lists of the device plugin are.
 	Owners, Offered *feed.Feed[dra.Owners]
-	Devices         *draslices.Devices
+	Devices         *handover.Devices
 	Claims          *claims.Claims
 	// Driver is told how the driver is with kubelet.
 	Driver *feed.Feed[status.DRADriver]

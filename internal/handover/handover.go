@@ -1,7 +1,8 @@
-// Package handover moves GPUs between the device plugin and the driver for Dynamic Resource Allocation. It is the one place that decides by
-// which of the two ways a GPU is given to pods, and it gathers the evidence for that: package dra has the rules.
+// Package handover moves GPUs between the device plugin and the driver for Dynamic Resource Allocation. Its Arbiter decides by which of the
+// two ways a GPU is given to pods, and gathers the evidence for that: package dra has the rules. Its Devices are those of the GPUs that are
+// to be in ResourceSlices, and which of these may be at the API server.
 //
-// Package cli builds it, and others read its feed.
+// Package daemon builds both, and others read their feeds.
 package handover
 
 import (
@@ -46,16 +47,13 @@ type Users interface {
 
 // Options are what an Arbiter works with.
 type Options struct {
-	Configs   *feed.Feed[config.Config]
-	Snapshots *feed.Feed[inventory.Snapshot]
+	// Devices have the owners that the Arbiter publishes, and which GPUs may be in a slice at the API server. They also have what both
+	// work by: configurations and Snapshots.
+	Devices *Devices
 	// Users is nil where there is no kubelet: then no pod holds a device.
 	Users Users
-	// Owners are published here; nil before the first decision.
-	Owners *feed.Feed[dra.Owners]
 	// Offered are the owners by which the lists of the device plugin were last made.
 	Offered *feed.Feed[dra.Owners]
-	// Published are the GPUs that may be in a slice at the API server, by UUID; nil as long as that is not known.
-	Published *feed.Feed[map[string]bool]
 	// Beside reports whether another process of this program serves kubelet, too, and returns what is closed when that may have changed; nil
 	// where there is none. As long as one does, no GPU goes from the device plugin to a slice: that process may have it in its list.
 	Beside func() (bool, <-chan struct{})
@@ -114,10 +112,10 @@ func (a *Arbiter) Run(ctx context.Context) error {
 	asking := newAsker(a.options.Clock, askInterval, askInterval)
 	listing := newAsker(a.options.Clock, listFirst, listMost)
 	for {
-		c, configured := a.options.Configs.Latest()
-		snapshot, looked := a.options.Snapshots.Latest()
+		c, configured := a.options.Devices.o.Configs.Latest()
+		snapshot, looked := a.options.Devices.o.Snapshots.Latest()
 		offered, listed := a.options.Offered.Latest()
-		published, changed := a.options.Published.Latest()
+		published, changed := a.options.Devices.published.Latest()
 		records, prepared := a.options.Records.Latest()
 		beside, alone := a.beside()
 		if beside {
@@ -226,8 +224,8 @@ func (a *Arbiter) decide(
 	}
 	moved.log(ctx)
 	maps.DeleteFunc(a.gpus, func(uuid string, _ *ownedGPU) bool { _, there := owners[uuid]; return !there })
-	if !maps.Equal(owners, a.options.Owners.Value()) || a.options.Owners.Value() == nil {
-		a.options.Owners.Publish(owners)
+	if !maps.Equal(owners, a.options.Devices.o.Owners.Value()) || a.options.Devices.o.Owners.Value() == nil {
+		a.options.Devices.o.Owners.Publish(owners)
 	}
 	if !maps.Equal(waits, a.waits.Value()) {
 		a.waits.Publish(waits)

@@ -106,9 +106,11 @@ func (r *rig) start() {
 		r.stop()
 	}
 	r.owners = feed.New(dra.Owners(nil))
+	devices := handover.NewDevices(handover.DevicesOptions{Configs: r.configs, Snapshots: r.snapshots, Owners: r.owners})
+	devices.Published().Publish(r.published.Value())
+	r.published = devices.Published()
 	r.arbiter = handover.New(handover.Options{
-		Configs: r.configs, Snapshots: r.snapshots, Users: r, Owners: r.owners, Offered: r.offered, Published: r.published, Records: r.records,
-		Beside: r.beside.Latest, List: r.lists,
+		Devices: devices, Users: r, Offered: r.offered, Records: r.records, Beside: r.beside.Latest, List: r.lists,
 	})
 	r.run()
 }

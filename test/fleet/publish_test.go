@@ -15,8 +15,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draplugin"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draslices"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/handover"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
@@ -91,7 +91,7 @@ func (p *publishing) run(ctx context.Context, counted func(verb, resource string
 	c := config.Config{
 		Kubeconfig: p.kubeconfig, NodeName: p.name, StateDir: filepath.Dir(p.kubeconfig), DRA: config.DRA{Mode: config.DRAAll},
 	}
-	devices := draslices.New(draslices.Options{
+	devices := handover.NewDevices(handover.DevicesOptions{
 		Node: p.name, Snapshots: p.snapshots, Configs: feed.New(c), Owners: feed.New(dra.All(p.snapshots.Value().GPUs)),
 	})
 	own := cluster.New(cluster.Options{})

@@ -1,4 +1,4 @@
-package draslices_test
+package handover_test
 
 import (
 	"context"
@@ -20,8 +20,8 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draslices"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/handover"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
@@ -29,7 +29,7 @@ const patience = time.Minute // how long a test waits for what must come
 
 // A process has Devices that run.
 type process struct {
-	*draslices.Devices
+	*handover.Devices
 	t         *testing.T
 	snapshots *feed.Feed[inventory.Snapshot]
 	owners    *feed.Feed[dra.Owners]
@@ -45,7 +45,7 @@ func start(t *testing.T, dir string, mode config.DRAMode, s inventory.Snapshot, 
 		clock: clocktesting.NewFakeClock(time.Now()),
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	p.Devices = draslices.New(draslices.Options{
+	p.Devices = handover.NewDevices(handover.DevicesOptions{
 		StateDir: dir, Node: "node-1", Snapshots: p.snapshots, Configs: p.configs, Owners: p.owners, Clock: p.clock,
 	})
 	var running sync.WaitGroup
@@ -60,18 +60,18 @@ func start(t *testing.T, dir string, mode config.DRAMode, s inventory.Snapshot, 
 }
 
 // publishesAll are the options of a node whose GPUs are all in slices.
-func publishesAll(dir string, s inventory.Snapshot) draslices.Options {
-	return draslices.Options{
+func publishesAll(dir string, s inventory.Snapshot) handover.DevicesOptions {
+	return handover.DevicesOptions{
 		StateDir: dir, Node: "node-1", Snapshots: feed.New(s), Owners: feed.New(dra.All(s.GPUs)),
 		Configs: feed.New(config.Config{DRA: config.DRA{Mode: config.DRAAll}}),
 	}
 }
 
 // run runs Devices until the end of the bubble in which it is called: time is exact in it. What is to be done at once is done when it returns.
-func run(t *testing.T, o draslices.Options) *draslices.Devices {
+func run(t *testing.T, o handover.DevicesOptions) *handover.Devices {
 	t.Helper()
 	ctx := t.Context()
-	d := draslices.New(o)
+	d := handover.NewDevices(o)
 	ended := make(chan error, 1)
 	go func() { ended <- d.Run(ctx) }()
 	t.Cleanup(func() {
@@ -143,10 +143,10 @@ func TestNumbersStay(t *testing.T) {
 	if diff := cmp.Diff(map[string]bool{"GPU-a": true}, p.Published().Value()); diff != "" {
 		t.Errorf("published (-want +got):\n%s", diff)
 	}
-	if numbers, err := draslices.KnownNumbers(dir); err != nil || !maps.Equal(numbers, p.Numbers()) {
+	if numbers, err := handover.KnownNumbers(dir); err != nil || !maps.Equal(numbers, p.Numbers()) {
 		t.Errorf("KnownNumbers() = %v, %v, want %v", numbers, err, p.Numbers())
 	}
-	if numbers, err := draslices.KnownNumbers(t.TempDir()); err != nil || len(numbers) > 0 {
+	if numbers, err := handover.KnownNumbers(t.TempDir()); err != nil || len(numbers) > 0 {
 		t.Errorf("KnownNumbers() of an empty folder = %v, %v", numbers, err)
 	}
 	for device, want := range map[string]string{"gpu-0": "GPU-a", "gpu-1-mig-1g10gb-19-0": "GPU-b", "gpu-9": "", "other": ""} {
@@ -377,7 +377,7 @@ func TestTheLeadChanges(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		node := gpus(map[string]int{"a": 0})
-		both := []*draslices.Devices{draslices.New(publishesAll(dir, node)), draslices.New(publishesAll(dir, node))}
+		both := []*handover.Devices{handover.NewDevices(publishesAll(dir, node)), handover.NewDevices(publishesAll(dir, node))}
 		var numbers, published os.FileInfo
 		for i := range 4 {
 			d := both[i%2]
@@ -431,8 +431,8 @@ func TestWhatIsNotedLate(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		node := gpus(map[string]int{"a": 0, "b": 1})
-		a, b := draslices.New(publishesAll(dir, node)), draslices.New(publishesAll(dir, node))
-		lead := func(d *draslices.Devices) (known map[string]bool, stop func()) {
+		a, b := handover.NewDevices(publishesAll(dir, node)), handover.NewDevices(publishesAll(dir, node))
+		lead := func(d *handover.Devices) (known map[string]bool, stop func()) {
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := make(chan error, 1)
 			go func() { ended <- d.Run(ctx) }()
@@ -444,7 +444,7 @@ func TestWhatIsNotedLate(t *testing.T) {
 				}
 			}
 		}
-		note := func(d *draslices.Devices, gpus map[string]bool) {
+		note := func(d *handover.Devices, gpus map[string]bool) {
 			if err := d.SetPublished(gpus); err != nil {
 				t.Error(err)
 			}

@@ -1,4 +1,4 @@
-package draslices
+package handover
 
 import (
 	"fmt"

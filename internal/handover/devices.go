@@ -1,6 +1,4 @@
-// Package draslices says which devices of the node are to be in ResourceSlices, and keeps on disk what that needs: the numbers in the names
-// of devices, and which GPUs may be in slices. It talks to no API server; package cluster publishes the slices.
-package draslices
+package handover
 
 import (
 	"context"
@@ -36,15 +34,15 @@ const (
 // retryInterval is the pace of tries while the numbers cannot be written, or it cannot be read what is published.
 const retryInterval = 10 * time.Second
 
-// Options say what Devices are made of.
-type Options struct {
+// DevicesOptions say what Devices are made of.
+type DevicesOptions struct {
 	// StateDir is the state directory; without one, numbers last as long as the process.
 	StateDir string
 	// Node is the name of the node.
 	Node      string
 	Snapshots *feed.Feed[inventory.Snapshot]
 	Configs   *feed.Feed[config.Config]
-	// Owners are which GPUs are the driver's; nil as long as that is not known.
+	// Owners say who gives out each GPU; nil as long as that is not known. The Arbiter publishes them.
 	Owners *feed.Feed[dra.Owners]
 	// Divisions are how GPUs in MIG mode are divided for claims; nil as long as that is not known. Without the feed none are.
 	Divisions *feed.Feed[dra.Divisions]
@@ -54,9 +52,10 @@ type Options struct {
 	Clock clock.Clock
 }
 
-// Devices are those of the node that are to be in slices. Make them with New; Run is called for each time in which this process leads.
+// Devices are those of the node that are to be in slices. On disk they keep the numbers in the names of devices, and which GPUs may be in
+// slices; package cluster publishes the slices. Make them with NewDevices; Run is called for each time in which this process leads.
 type Devices struct {
-	o           Options
+	o           DevicesOptions
 	pools       *feed.Feed[dra.Pool]
 	published   *feed.Feed[map[string]bool]
 	publication *feed.Feed[Publication]
@@ -81,8 +80,8 @@ type Publication struct {
 	Problem string
 }
 
-// New returns the devices of a node, of which nothing is known before Run.
-func New(o Options) *Devices {
+// NewDevices returns the devices of a node, of which nothing is known before Run.
+func NewDevices(o DevicesOptions) *Devices {
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
