@@ -47,8 +47,7 @@ func TestSetComputeModeFails(t *testing.T) {
 		"no permission": {fault: fail("DeviceSetComputeMode", "NO_PERMISSION"), want: "as root and privileged"},
 		"lost":          {fault: simulator.Fault{Kind: simulator.KindLost, GPU: "1"}, want: "nvmlDeviceGetComputeMode"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		bubble(t, name, func(t *testing.T) {
 			r := newRig(t, "l40s-x8")
 			r.scan()
 			r.inject(test.fault)

@@ -64,14 +64,12 @@ func TestScanWrongIdentity(t *testing.T) {
 				t.Errorf("left out: got %.500v, want one with %q", s.LeftOut, test.want)
 			}
 		}
-		t.Run(name+" from the start", func(t *testing.T) {
-			t.Parallel()
+		bubble(t, name+" from the start", func(t *testing.T) {
 			r := newRig(t, "a100-mig-mixed", test.fault)
 			check(t, r.scan())
 			check(t, r.scan())
 		})
-		t.Run(name+" all of a sudden", func(t *testing.T) {
-			t.Parallel()
+		bubble(t, name+" all of a sudden", func(t *testing.T) {
 			if test.fault.Call == "DeviceGetName" {
 				t.Skip("a model is read once in a session")
 			}

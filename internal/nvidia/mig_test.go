@@ -28,8 +28,7 @@ func TestMIGProfiles(t *testing.T) {
 			"1g.24gb 1g.24gb+me", "1g.24gb+me.all 1g.24gb-me", "2g.48gb 1g.24gb+gfx", "4g.96gb", "4g.96gb+gfx",
 		},
 	} {
-		t.Run(node, func(t *testing.T) {
-			t.Parallel()
+		bubble(t, node, func(t *testing.T) {
 			r := newRig(t, node)
 			for _, layout := range layouts {
 				r.inject(simulator.Fault{Kind: simulator.KindMIG, GPU: "0", Profiles: strings.Fields(layout)})

@@ -80,8 +80,7 @@ func TestLostByClose(t *testing.T) {
 		"a limit":                        {faults: []simulator.Fault{off, answer("DeviceGetPowerManagementLimit", "250000")}, want: "GPU 2 would lose its power limit of 250 W"},
 		"a clock":                        {faults: []simulator.Fault{off, answer("DeviceGetApplicationsClock", "900")}, want: "of 900 MHz"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		bubble(t, name, func(t *testing.T) {
 			r := newRig(t, "dgx-h100")
 			r.scan()
 			for _, f := range tt.faults {

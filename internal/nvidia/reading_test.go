@@ -153,8 +153,7 @@ func TestRead(t *testing.T) {
 			want: with(func(r *inventory.Reading) { r.UncorrectedECC = inventory.Signal[uint64]{} }),
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		bubble(t, name, func(t *testing.T) {
 			r := newRig(t, test.profile)
 			r.scan()
 			if test.fault.Kind != "" {
@@ -168,8 +167,7 @@ func TestRead(t *testing.T) {
 			compare(t, "reading", test.want, got)
 		})
 	}
-	t.Run("unknown GPU", func(t *testing.T) {
-		t.Parallel()
+	bubble(t, "unknown GPU", func(t *testing.T) {
 		r := newRig(t, "t4")
 		for _, uuid := range []string{"", "GPU-x"} {
 			if reading, err := r.Read(r.ctx, uuid); err == nil {

@@ -121,8 +121,7 @@ func TestRepartitionIsRefused(t *testing.T) {
 		"a compute instance nobody has":    {divided, nil, inventory.MIGStep{Action: inventory.MIGDestroyCompute, GI: 1, CI: 4}, nvml.ERROR_NOT_FOUND},
 		"a compute instance, without info": {divided, new(fail("GpuInstanceGetComputeInstanceProfileInfo", "UNKNOWN")), compute, nvml.ERROR_UNKNOWN},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		bubble(t, name, func(t *testing.T) {
 			r := newRig(t, tt.node)
 			if tt.fault != nil {
 				r.inject(*tt.fault)

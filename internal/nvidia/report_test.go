@@ -55,8 +55,7 @@ func TestReport(t *testing.T) {
 			},
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		bubble(t, name, func(t *testing.T) {
 			r := newRig(t, test.profile, test.fault)
 			r.scan()
 			reading, err := r.Read(r.ctx, r.uuid(1))

@@ -91,8 +91,7 @@ func TestSampleHasWhatTheGPUSupports(t *testing.T) {
 			without: [][]string{{"PowerUsage"}},
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		bubble(t, name, func(t *testing.T) {
 			r := newRig(t, tt.profile, tt.faults...)
 			at := slices.Index(all, "ClockEventReasons")
 			want := slices.Concat(all[:at], tt.with, all[at:])

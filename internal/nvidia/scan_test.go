@@ -139,8 +139,7 @@ func TestScanProfiles(t *testing.T) {
 			},
 		},
 	} {
-		t.Run(profile, func(t *testing.T) {
-			t.Parallel()
+		bubble(t, profile, func(t *testing.T) {
 			r := newRig(t, profile)
 			s := r.scan()
 			if s.Driver != want.driver {
@@ -281,8 +280,7 @@ func TestScanFailingGPU(t *testing.T) {
 		"memory not supported": {fault: fail("DeviceGetMemoryInfo", "NOT_SUPPORTED")},
 		"links not supported":  {fault: fail("DeviceGetNvLinkState", "NOT_SUPPORTED")},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		bubble(t, name, func(t *testing.T) {
 			r := newRig(t, "dgx-h100")
 			before := r.scan()
 			r.inject(test.fault)
@@ -298,8 +296,7 @@ func TestScanFailingGPU(t *testing.T) {
 				compare(t, "the node once the fault is gone", before, r.scan())
 			}
 		})
-		t.Run(name+" from the start", func(t *testing.T) {
-			t.Parallel()
+		bubble(t, name+" from the start", func(t *testing.T) {
 			r := newRig(t, "dgx-h100", test.fault)
 			s := r.scan()
 			if test.unknown == "" {

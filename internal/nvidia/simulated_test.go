@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -125,6 +126,16 @@ func (l *hookedLibrary) GpmMetricsGet(r *nvml.GpmMetricsGetType) nvml.Return {
 		l.metrics(r)
 	}
 	return ret
+}
+
+// bubble runs a subtest beside others in a bubble. The patience with a GPU is one of real time, which a slow machine uses up: a job that takes
+// too long leaves what it asks for to a later one.
+func bubble(t *testing.T, name string, test func(*testing.T)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, test)
+	})
 }
 
 // newRig opens a session with the node of a profile, on which faults have struck already. At the test's end it is

@@ -73,8 +73,7 @@ func TestUseFails(t *testing.T) {
 		"NOT_SUPPORTED": inventory.ErrNotSupported, "NO_PERMISSION": nvml.ERROR_NO_PERMISSION, "GPU_IS_LOST": nvml.ERROR_GPU_IS_LOST,
 	}
 	for name, c := range calls {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		bubble(t, name, func(t *testing.T) {
 			r := newRig(t, "dgx-h100")
 			r.scan()
 			for ret, want := range returns {
