@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"io/fs"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -111,11 +112,17 @@ func (s *service) Allocate(ctx context.Context, request *pluginapi.AllocateReque
 	for _, container := range request.GetContainerRequests() {
 		ids = append(ids, container.GetDevicesIds()...)
 	}
-	if !view.withholds(ids) && s.forwards(ctx, view, ids, func(ctx context.Context, earlier pluginapi.DevicePluginClient) error {
-		response, err = earlier.Allocate(ctx, request)
-		return err
-	}) {
-		return response, nil
+	if !view.withholds(ids) {
+		err := s.forward(ctx, view, ids, func(ctx context.Context, earlier pluginapi.DevicePluginClient) (err error) {
+			response, err = earlier.Allocate(ctx, request)
+			return err
+		})
+		if err == nil {
+			return response, nil
+		}
+		if status.Code(err) == codes.FailedPrecondition { // the earlier server knows the devices, and says why it does not give them
+			return nil, err
+		}
 	}
 	if len(request.GetContainerRequests()) == 0 {
 		return nil, status.Errorf(codes.InvalidArgument, "allocate %s: the request names no container", s.list.name)
@@ -154,19 +161,19 @@ func (s *service) mayGive(ctx context.Context, devices []resource.Device) error 
 	return s.MayGive(ctx, gpus)
 }
 
-// forwards reports whether a call about devices that are none of the plan's was answered by the earlier server that listed
-// them. Kubelet makes such a call when it chose the devices just before it received our first list.
-func (s *service) forwards(
+// forward makes a call about devices that are none of the plan's to the earlier server that listed them. Kubelet makes such a call when it
+// chose the devices just before it received our first list. The error is fs.ErrNotExist if the call is not for that server.
+func (s *service) forward(
 	ctx context.Context, v *view, ids []string, call func(context.Context, pluginapi.DevicePluginClient) error,
-) bool {
+) error {
 	if len(ids) == 0 || slices.ContainsFunc(ids, func(id string) bool { _, ours := v.resource.Device(id); return ours }) {
-		return false
+		return fs.ErrNotExist
 	}
-	if s.Registrar.CallEarlier(ctx, s.list.name, call) != nil {
-		return false
+	err := s.Registrar.CallEarlier(ctx, s.list.name, call)
+	if err == nil {
+		s.log.V(2).Info("Forwarded a call to the process that listed the devices", "devices", ids)
 	}
-	s.log.V(2).Info("Forwarded a call to the process that listed the devices", "devices", ids)
-	return true
+	return err
 }
 
 // withholds reports whether one of the devices left the plan and must not be given to a pod, by no process.
@@ -241,10 +248,10 @@ func (s *service) GetPreferredAllocation(ctx context.Context, request *pluginapi
 	for _, container := range request.GetContainerRequests() {
 		available = append(available, container.GetAvailableDeviceIDs())
 	}
-	if s.forwards(ctx, view, slices.Concat(available...), func(ctx context.Context, earlier pluginapi.DevicePluginClient) error {
+	if s.forward(ctx, view, slices.Concat(available...), func(ctx context.Context, earlier pluginapi.DevicePluginClient) error {
 		response, err = earlier.GetPreferredAllocation(ctx, request)
 		return err
-	}) {
+	}) == nil {
 		return response, nil
 	}
 	response = &pluginapi.PreferredAllocationResponse{}

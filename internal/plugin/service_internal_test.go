@@ -213,15 +213,20 @@ func TestADeviceThatNoProcessMustGive(t *testing.T) {
 		"unknown":                 {"unknown", false, codes.NotFound},
 		"departing and given":     {"given", true, codes.OK},
 		"departing and not given": {"gone", false, codes.FailedPrecondition},
+		"departing and refused":   {"refused", true, codes.FailedPrecondition},
 	} {
 		v := whole(1)
 		v.options = Options{Edits: edits.Options{Strategies: []edits.Strategy{edits.EnvVar}}}
 		v.departing = map[string]departure{
-			"given": {device: resource.Device{ID: "given", UUID: "given", Healthy: true}}, "gone": {device: resource.Device{ID: "gone"}},
+			"given":   {device: resource.Device{ID: "given", UUID: "given", Healthy: true}},
+			"refused": {device: resource.Device{ID: "refused", UUID: "refused", Healthy: true}},
+			"gone":    {device: resource.Device{ID: "gone"}},
 		}
 		asked := false
 		directory := &sharedDirectory{called: func(string) error {
-			asked = true
+			if asked = true; tt.id == "refused" {
+				return status.Error(codes.FailedPrecondition, "its GPU is not free yet")
+			}
 			return nil
 		}}
 		s := alone(&life{Collaborators: Collaborators{Registrar: directory}, list: newList(gpuName, clock.RealClock{}),
