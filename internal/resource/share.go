@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
 // share gives every candidate its resource, and shared candidates their replicas.
@@ -17,7 +19,7 @@ func (p *planner) share(all []candidate) {
 		place := p.placing(c, s, name, placed[name])
 		placed[name]++
 		names[c.uuid()] = name
-		if why := place.refusal(c); why != "" {
+		if why := place.refusal(c, p.cuda); why != "" {
 			p.leaveOut(c, why)
 			continue
 		}
@@ -72,25 +74,36 @@ func (s Sharing) largest(match func(*SharingRule) bool) *SharingRule {
 	return best
 }
 
-// MPSClients is how many clients one MPS server can have, by CUDA's limit from Volta on.
+// MPSClients is how many clients one MPS server can have at least, by CUDA's limit from Volta on.
 const MPSClients = 48
 
-// oldMPSClients is that limit before Volta.
-const oldMPSClients = 16
+const (
+	oldMPSClients = 16 // that limit before Volta
+	newMPSClients = 60 // and since CUDA 13.1
+)
 
-// refusal returns why a device cannot be shared in this way; empty if it can.
-func (p placing) refusal(c candidate) string {
+// mpsClients returns how many clients one MPS server can have on a GPU, by the newest CUDA version of the driver.
+func mpsClients(g inventory.GPU, cuda string) int {
+	var major, minor int
+	_, err := fmt.Sscanf(cuda, "%d.%d", &major, &minor)
+	switch {
+	case g.ComputeCapability.Major < 7:
+		return oldMPSClients
+	case err == nil && (major > 13 || major == 13 && minor >= 1):
+		return newMPSClients
+	}
+	return MPSClients
+}
+
+// refusal returns why a device cannot be shared in this way; empty if it can. cuda is the newest CUDA version of the driver.
+func (p placing) refusal(c candidate, cuda string) string {
 	if p.mode != MPS {
 		return ""
 	}
 	if c.mig != nil {
 		return "it is a MIG device, and sharing by MPS is not supported for those; share it by time-slicing, or not at all"
 	}
-	most := MPSClients
-	if c.gpu.ComputeCapability.Major < 7 {
-		most = oldMPSClients
-	}
-	if p.replicas > most {
+	if most := mpsClients(*c.gpu, cuda); p.replicas > most {
 		return fmt.Sprintf("%d replicas are asked for, and MPS serves at most %d clients on it", p.replicas, most)
 	}
 	return ""

@@ -47,16 +47,20 @@ func TestDeviceOfAnID(t *testing.T) {
 func TestMostClientsOfMPS(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
+		cuda            string
 		major, replicas int
 		offered         bool
-	}{{6, 16, true}, {6, 17, false}, {7, 17, true}, {7, 48, true}, {7, 49, false}, {9, 48, true}} {
+	}{
+		{"", 6, 16, true}, {"", 6, 17, false}, {"", 7, 17, true}, {"", 7, 48, true}, {"", 7, 49, false}, {"", 9, 48, true},
+		{"12.9", 9, 49, false}, {"13.0", 9, 49, false}, {"13.1", 9, 60, true}, {"13.1", 9, 61, false}, {"13.1", 6, 17, false}, {"14.0", 7, 60, true},
+	} {
 		g := gpu(0)
 		g.ComputeCapability.Major = tt.major
-		plan := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{g}}, resource.Options{Sharing: resource.Sharing{
+		plan := resource.New(inventory.Snapshot{Driver: inventory.Driver{CUDA: tt.cuda}, GPUs: []inventory.GPU{g}}, resource.Options{Sharing: resource.Sharing{
 			Mode: resource.MPS, Rules: []resource.SharingRule{{Name: "nvidia.com/gpu", Replicas: tt.replicas}},
 		}})
 		if offered := len(plan.Resources) == 1; offered != tt.offered {
-			t.Errorf("%d replicas with compute capability %d: offered %v, %q", tt.replicas, tt.major, offered, plan.Warnings)
+			t.Errorf("%d replicas with CUDA %s and compute capability %d: offered %v, %q", tt.replicas, tt.cuda, tt.major, offered, plan.Warnings)
 		}
 	}
 }
