@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -104,7 +105,7 @@ func newMIGPlanCommand() *cobra.Command {
 				return fmt.Errorf("--gpu: %w", err)
 			}
 		}
-		p := layout.NewPlanned(changes, n.Architectures, n.Warnings)
+		p := layout.NewPlanned(changes, n.Architectures, append(n.Warnings, unseenProcesses(c, os.DirFS("/"))...))
 		if err := o.print(cmd.OutOrStdout(), p, func(w io.Writer) { printMIGPlan(w, p) }); err != nil {
 			return err
 		}

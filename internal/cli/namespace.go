@@ -1,6 +1,10 @@
 package cli
 
-import "io/fs"
+import (
+	"io/fs"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+)
 
 // nodePIDs is the kernel's name of the PID namespace that is above all others (PROC_PID_INIT_INO).
 const nodePIDs = "pid:[4026531836]"
@@ -10,4 +14,13 @@ const nodePIDs = "pid:[4026531836]"
 func confined(root fs.FS) bool {
 	namespace, err := fs.ReadLink(root, "proc/self/ns/pid")
 	return err != nil || namespace != nodePIDs
+}
+
+// unseenProcesses warns of what a plan of MIG layouts cannot know in a PID namespace of its own.
+func unseenProcesses(c config.Config, root fs.FS) []string {
+	if c.Simulate != "" || !confined(root) {
+		return nil
+	}
+	return []string{"without hostPID the driver shows no processes of other containers: an instance that the plan does not call in use " +
+		"may be in use; the driver refuses to destroy it then"}
 }

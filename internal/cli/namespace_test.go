@@ -4,6 +4,8 @@ import (
 	"io/fs"
 	"testing"
 	"testing/fstest"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
 
 func TestConfined(t *testing.T) {
@@ -18,6 +20,12 @@ func TestConfined(t *testing.T) {
 	} {
 		if got := confined(test.root); got != test.want {
 			t.Errorf("%s: confined() = %v, want %v", name, got, test.want)
+		}
+		if got := len(unseenProcesses(config.Config{}, test.root)) > 0; got != test.want {
+			t.Errorf("%s: a plan warns of processes that are not shown: %v, want %v", name, got, test.want)
+		}
+		if got := unseenProcesses(config.Config{Simulate: "t4"}, test.root); got != nil {
+			t.Errorf("%s: a simulated node: %q", name, got)
 		}
 	}
 }
