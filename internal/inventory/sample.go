@@ -71,7 +71,7 @@ const (
 	RowRemapPending                   // 1 if the next reset will remap rows, else 0
 	NVLinkReplays                     // packets sent again over all NVLinks since the driver was loaded
 	NVLinkRecoveries                  // recoveries of all NVLinks since then
-	NVLinksDown                       // lanes of NVLink that are not active
+	NVLinksDown                       // lanes of NVLink that were active, or are on like GPUs, and no longer are; absent in MIG mode
 	measures
 )
 

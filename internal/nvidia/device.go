@@ -97,6 +97,14 @@ func (i gpuInstance) GetComputeInstanceProfileInfo(number, engines int) (nvml.Co
 	})
 }
 
+// FindComputeInstance asks for the compute instance with an ID.
+func (i gpuInstance) FindComputeInstance(id int) nvml.Return {
+	_, ret := invoke(i.api, "nvmlGpuInstanceGetComputeInstanceById", func() (nvml.ComputeInstance, nvml.Return) {
+		return i.handle.GetComputeInstanceById(id)
+	})
+	return ret
+}
+
 // GetComputeInstanceInfo returns what the compute instance with an ID is.
 func (i gpuInstance) GetComputeInstanceInfo(id int) (nvml.ComputeInstanceInfo, nvml.Return) {
 	const function = "nvmlGpuInstanceGetComputeInstanceById"

@@ -14,6 +14,7 @@ import (
 type nvlink struct {
 	active   uint64   // the lanes, a bit each
 	inactive uint64   // those that the GPU has besides
+	up       uint64   // those that were active since the session was opened
 	version  int      // NVLink's generation, 0 if not known
 	switched int      // how many active lanes lead to an NVSwitch
 	peers    []string // the PCI addresses at the other end of the active lanes that do not
@@ -100,17 +101,33 @@ func (s *scanner) readNVLink(g *gpu, a *callResults) {
 			inactive |= 1 << lane
 		}
 	}
+	g.nvlink.up |= active
 	g.nvlink.inactive, g.lanes = inactive, max(g.lanes, bits.Len64(active|inactive)) // a chip gets no more of them
 	if active == g.nvlink.active && !g.nvlink.unread {
 		return
 	}
-	n := nvlink{active: active, inactive: inactive}
+	n := nvlink{active: active, inactive: inactive, up: g.nvlink.up}
 	for rest := active; rest != 0; rest &= rest - 1 {
 		if s.follow(bits.TrailingZeros64(rest), g, &n, a); a.gone() {
 			return
 		}
 	}
 	g.nvlink = n
+}
+
+// down returns how many lanes of a GPU are down: those that are not active although they were, or although they are on another GPU of the
+// same model where lanes lead to an NVSwitch. Lanes that no bridge connects are never active. In MIG mode all lanes are off.
+func (s *scanner) down(g *gpu) (lanes int, known bool) {
+	if g.nvlink.active|g.nvlink.inactive == 0 || g.seen.MIG == inventory.MIGEnabled {
+		return 0, false
+	}
+	up := g.nvlink.up
+	for _, sl := range s.slots {
+		if sl.gpu.nvlink.switched > 0 && sl.gpu.seen.Model == g.seen.Model {
+			up |= sl.gpu.nvlink.up
+		}
+	}
+	return bits.OnesCount64(g.nvlink.inactive & up), true
 }
 
 // follow adds where one active lane of g leads.

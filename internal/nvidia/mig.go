@@ -2,6 +2,7 @@ package nvidia
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -52,6 +53,9 @@ func (s *scanner) readMIG(g *gpu, a *callResults) {
 		if a.gone() {
 			return
 		}
+		if errors.Is(err, errStale) {
+			continue
+		}
 		if err != nil {
 			g.unread = append(g.unread, inventory.LeftOut{
 				Index:  g.seen.Index,
@@ -71,6 +75,9 @@ func (s *scanner) readMIG(g *gpu, a *callResults) {
 		g.seen.MIGDevices[i] = m.seen
 	}
 }
+
+// errStale says that a handle is of a MIG device that there was: in a long session, the driver may go on giving it for an index.
+var errStale = errors.New("the instance of the MIG device is gone")
 
 // readMIGDevice reads a MIG device of g; ret is what getting its handle returned.
 func (s *scanner) readMIGDevice(g *gpu, device device, ret nvml.Return, a *callResults) (migDevice, error) {
@@ -107,7 +114,10 @@ func (s *scanner) readMIGDevice(g *gpu, device device, ret nvml.Return, a *callR
 		Encoders: int(m.attributes.SharedEncoderCount), JPEGs: int(m.attributes.SharedJpegCount), OFAs: int(m.attributes.SharedOfaCount),
 	}
 	m.seen.GICap, m.seen.CICap = s.capabilities(g.seen.Minor, m.seen.GI, m.seen.CI)
-	gi, told := instanceOf(g, &m)
+	gi, ret := instanceOf(g, &m)
+	if ret == nvml.ERROR_NOT_FOUND {
+		return migDevice{}, errStale
+	}
 	for _, k := range g.migDevices { // an instance that replaced another one may have all of its numbers, and another profile
 		if k.seen.UUID == m.seen.UUID && k.seen.GI == m.seen.GI && k.seen.CI == m.seen.CI && k.attributes == m.attributes &&
 			k.seen.Placement == m.seen.Placement {
@@ -116,7 +126,7 @@ func (s *scanner) readMIGDevice(g *gpu, device device, ret nvml.Return, a *callR
 		}
 	}
 	p := profile{ci: int(m.attributes.ComputeInstanceSliceCount), gi: int(m.attributes.GpuInstanceSliceCount)}
-	if told {
+	if ret == nvml.SUCCESS {
 		p = profileOf(g, gi, m, p)
 	}
 	m.seen.Profile = p.name(m.attributes.MemorySizeMB, g.seen.MemoryBytes)
@@ -141,20 +151,23 @@ func (p profile) name(memoryMiB, gpuMemoryBytes uint64) string {
 	return fmt.Sprintf("%dc.%dg.%.0fgb%s", p.ci, p.gi, gib, p.suffix)
 }
 
-// instanceOf returns the GPU instance of a MIG device, and notes where it lies. Only a privileged process is told.
-func instanceOf(g *gpu, m *migDevice) (gi gpuInstance, told bool) {
-	gi, ret := g.device.GetGpuInstanceByID(m.seen.GI)
-	if ret != nvml.SUCCESS {
-		return gi, false
+// instanceOf returns the GPU instance of a MIG device, and notes where it lies; ERROR_NOT_FOUND where this instance, or its compute
+// instance, is not there. Only a privileged process is told.
+func instanceOf(g *gpu, m *migDevice) (gi gpuInstance, ret nvml.Return) {
+	if gi, ret = g.device.GetGpuInstanceByID(m.seen.GI); ret != nvml.SUCCESS {
+		return gi, ret
+	}
+	if gi.FindComputeInstance(m.seen.CI) == nvml.ERROR_NOT_FOUND {
+		return gi, nvml.ERROR_NOT_FOUND
 	}
 	info, ret := gi.GetInfo()
 	if ret != nvml.SUCCESS {
-		return gi, false
+		return gi, ret
 	}
 	m.seen.Placement = inventory.MIGPlacement{
 		Profile: int(info.ProfileId), Start: int(info.Placement.Start), Size: int(info.Placement.Size),
 	}
-	return gi, true
+	return gi, nvml.SUCCESS
 }
 
 // profileOf returns the profile of a MIG device of a GPU instance; told, without the suffix, where the driver knows profiles that this

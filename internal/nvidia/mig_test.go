@@ -124,6 +124,20 @@ func TestMIGProfilesThatAreToldInPart(t *testing.T) {
 	}
 }
 
+// TestMIGDevicesThatAreGone: a handle that the driver goes on giving is no MIG device once its instance is gone.
+func TestMIGDevicesThatAreGone(t *testing.T) {
+	t.Parallel()
+	for _, call := range []string{"DeviceGetGpuInstanceById", "GpuInstanceGetComputeInstanceById"} {
+		r := newRig(t, "a100-mig-mixed")
+		r.scan()
+		r.inject(simulator.Fault{Kind: simulator.KindFail, GPU: "3", Call: call, Return: "NOT_FOUND"})
+		s := r.scan()
+		compare(t, "MIG devices without "+call, "", migDevices(s.GPUs[3]))
+		compare(t, "left out", 0, len(s.LeftOut))
+		compare(t, "MIG devices of another GPU", "0=1/0:4g.40gb 1=3/0:2g.20gb 2=7/0:1g.10gb+me", migDevices(s.GPUs[5]))
+	}
+}
+
 // An emptyDevice says of an index without MIG device that it is out of range.
 type emptyDevice struct{ nvml.Device }
 

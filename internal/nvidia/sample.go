@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"math/bits"
 	"slices"
 	"strings"
 	"time"
@@ -175,9 +174,6 @@ func (s *Session) sample(ctx context.Context, uuid string, blocking bool, pause 
 			return inventory.Sample{}, err
 		}
 	}
-	if lanes := m.gpu.nvlink; lanes.active|lanes.inactive != 0 { // as the last look at links found them
-		m.sample.Values.Set(inventory.NVLinksDown, float64(bits.OnesCount64(lanes.inactive)))
-	}
 	m.sample.Taken = time.Now()
 	return m.sample, nil
 }
@@ -206,6 +202,9 @@ func (s *Session) measure(ctx context.Context, m *measurement) error {
 	// The job has what it needs for itself: if it is given up, others go on with the slot. It takes that when it is sure to begin:
 	// only a job gives the counts back.
 	m.gpu, m.gpm = *sl.gpu, sl.gpm
+	if lanes, known := s.scanner.down(sl.gpu); known { // as the last look at links found them
+		m.sample.Values.Set(inventory.NVLinksDown, float64(lanes))
+	}
 	if m.gpm == nil {
 		m.gpm = &gpm{counts: map[int]*gpmCounts{}, seen: map[int]bool{}}
 	}

@@ -157,6 +157,31 @@ func TestSampleValues(t *testing.T) {
 	}
 }
 
+// TestLanesThatAreDown were active before, or lead to an NVSwitch on another GPU of the model. Lanes that no bridge connects are not down.
+func TestLanesThatAreDown(t *testing.T) {
+	t.Parallel()
+	down := func(r *rig, gpu int) float64 {
+		values := r.measure(gpu, false).Values
+		lanes, known := values.Get(inventory.NVLinksDown)
+		compare(r.t, "lanes are known", true, known)
+		return lanes
+	}
+	const apart = "{description: Two H100 NVL without a bridge between them, driver: 560.35.03, cuda: \"12.6\", model: h100-nvl-94gb, " +
+		"gpus: [{bdf: \"0000:27:00.0\", pcie: 0/0/0}, {bdf: \"0000:38:00.0\", pcie: 0/1/0}]}"
+	compare(t, "lanes that are down without a bridge", 0., down(newRig(t, apart), 1))
+	cut := simulator.Fault{Kind: simulator.KindNVLink, GPU: "1"}
+	for _, profile := range []string{"h100-nvl-x4", "dgx-h100"} {
+		r := newRig(t, profile)
+		compare(t, "lanes that are down, of "+profile, 0., down(r, 1))
+		r.inject(cut)
+		r.retry()
+		r.scan()
+		compare(t, "lanes that were cut are down, of "+profile, true, down(r, 1) > 0)
+		early := newRig(t, profile, cut)
+		compare(t, "lanes that never were active are down, of "+profile, profile == "dgx-h100", down(early, 1) > 0)
+	}
+}
+
 // TestSampleOfMIG: the parent has what holds for the whole GPU, each GPU instance its memory, and nothing is there twice.
 func TestSampleOfMIG(t *testing.T) {
 	t.Parallel()
@@ -167,7 +192,7 @@ func TestSampleOfMIG(t *testing.T) {
 	want := []string{
 		"SMClock", "MemoryClock", "Temperature", "MemoryTemperature", "PowerUsage", "EnergyConsumption", "PCIeReplayCount",
 		"VGPULicense", "ECCCorrected", "ECCUncorrected", "NVLinkTransmitted",
-		"NVLinkReceived", "PCIeTransmit", "PCIeReceive", "ClockEventReasons", "NVLinkReplays", "NVLinkRecoveries", "NVLinksDown",
+		"NVLinkReceived", "PCIeTransmit", "PCIeReceive", "ClockEventReasons", "NVLinkReplays", "NVLinkRecoveries",
 	}
 	if diff := cmp.Diff(want, measured(sample.Values)); diff != "" {
 		t.Errorf("measured of the parent (-want +got):\n%s", diff)

@@ -86,7 +86,7 @@ var gpuRows = []gpuMetric{
 	}, inventory.NVLinkReceived, true},
 	{metric{
 		name: "gpu_device_plugin_nvlinks_down", kind: gauge, labels: gpuLabels, series: onePerGPU,
-		help: "Lanes of NVLink that are not active, when links were looked at last.",
+		help: "Lanes of NVLink that were active, or are on like GPUs, and no longer are; in MIG mode absent.",
 	}, inventory.NVLinksDown, true},
 }
 
