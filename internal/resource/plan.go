@@ -39,7 +39,9 @@ type LeftOut struct {
 // New returns what a node with this Snapshot offers with these Options. A stale Snapshot counts like any other: its
 // devices were there in the last scan that succeeded. The same arguments give the same Plan.
 func New(snapshot inventory.Snapshot, o Options) Plan {
-	p := planner{options: o, control: snapshot.Control, cuda: snapshot.Driver.CUDA, resources: map[string]*gathered{}, unread: map[int]string{}}
+	p := planner{
+		options: o, control: snapshot.Control, cuda: snapshot.Driver.CUDA, resources: map[string]*gathered{}, unread: map[int]string{},
+	}
 	for _, l := range snapshot.LeftOut {
 		p.unread[l.Index] = l.Reason
 	}
