@@ -86,7 +86,7 @@ var gpuRows = []gpuMetric{
 	}, inventory.NVLinkReceived, true},
 	{metric{
 		name: "gpu_device_plugin_nvlinks_down", kind: gauge, labels: gpuLabels, series: onePerGPU,
-		help: "Lanes of NVLink that were active, or are on like GPUs, and no longer are; in MIG mode absent.",
+		help: "Lanes of NVLink that are down; absent in MIG mode.",
 	}, inventory.NVLinksDown, true},
 }
 
