@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
@@ -25,6 +26,9 @@ import (
 
 // forwardPause is the time between two tries.
 const forwardPause = 50 * time.Millisecond
+
+// answersTimeout is how long a process may take to accept a call. One that takes longer is asked again by the next try.
+const answersTimeout = time.Second
 
 // forwarded marks a call of another process of this program, which is not forwarded again.
 const forwarded = "gpu-device-plugin-forwarded"
@@ -90,20 +94,37 @@ func (s *service) forward(
 ) ([]*drav1.Device, error) {
 	ctx = metadata.AppendToOutgoingContext(ctx, forwarded, "true")
 	for _, socket := range s.others() {
-		if kubelet.DialOnce(ctx, socket) != nil {
-			continue // its process has ended
-		}
 		conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 		if err != nil {
 			return nil, err
 		}
-		devices, err := call(ctx, drav1.NewDRAPluginClient(conn))
+		err = errNotLead
+		var devices []*drav1.Device
+		if answers(ctx, conn) {
+			devices, err = call(ctx, drav1.NewDRAPluginClient(conn))
+		}
 		_ = conn.Close()
 		if !isNotLead(err) {
 			return devices, err
 		}
 	}
 	return nil, errNotLead
+}
+
+// answers reports whether the process at the other end of a connection runs. The kernel accepts connections for one that is stopped, which
+// does not send its settings then.
+func answers(ctx context.Context, conn *grpc.ClientConn) bool {
+	ctx, cancel := context.WithTimeout(ctx, answersTimeout)
+	defer cancel()
+	conn.Connect()
+	for {
+		switch state := conn.GetState(); {
+		case state == connectivity.Ready:
+			return true
+		case state == connectivity.TransientFailure || !conn.WaitForStateChange(ctx, state):
+			return false
+		}
+	}
 }
 
 // others returns the paths of the sockets of other processes, the latest first.

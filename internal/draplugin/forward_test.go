@@ -3,13 +3,19 @@ package draplugin_test
 import (
 	"context"
 	"errors"
+	"net"
 	"strings"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
+
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draplugin"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
 
 // TestOnlyTheLeadRegisters: a process that does not lead has no socket. When the lead goes over, kubelet's calls go on: those that reach the
@@ -149,5 +155,34 @@ func TestTheLeadThatRegisteredBefore(t *testing.T) {
 	first.Publish(true)
 	if said := prepare(t, k, "b"); said["b"] != "" || p.Status().Value().Registrations != 2 {
 		t.Errorf("Prepare: %q; %+v", said, p.Status().Value())
+	}
+}
+
+// TestProcessesThatAreStopped have sockets, where the kernel accepts connections, and they started last. A call is made by the process that
+// leads, and does not wait for them.
+func TestProcessesThatAreStopped(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.startKubelet(t)
+	leads := feed.New(true)
+	n.startProcess(t, draplugin.Options{Claims: &claims{}, Reader: n.claims, Leads: leads}).awaitRegistered(t)
+	conn, err := grpc.NewClient("unix:"+n.socket(n.sockets(t)[0]), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	leads.Publish(false)
+	n.startProcess(t, draplugin.Options{Claims: n.claims, Reader: n.claims, Leads: feed.New(true)}).awaitRegistered(t)
+	for range 3 {
+		stopped, err := net.Listen("unix", n.socket(kubelet.SocketName("dra", kubelet.NewToken(), 1)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer stopped.Close()
+	}
+	answer, err := drav1.NewDRAPluginClient(conn).NodePrepareResources(t.Context(),
+		&drav1.NodePrepareResourcesRequest{Claims: []*drav1.Claim{claim("a")}})
+	if err != nil || answer.GetClaims()["a"].GetError() != "" || !n.claims.isPrepared("a") {
+		t.Errorf("Prepare: %v, %v", answer, err)
 	}
 }
