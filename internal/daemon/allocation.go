@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"path/filepath"
@@ -26,7 +27,7 @@ func (d *daemon) newDRA(c config.Config) *DRA {
 		return nil
 	}
 	a := &DRA{
-		Owners: feed.New(dra.Owners(nil)), Offered: feed.New(dra.Owners(nil)), Driver: feed.New(status.DRADriver{}),
+		Owners: d.owners, Offered: feed.New(dra.Owners(nil)), Driver: feed.New(status.DRADriver{}),
 	}
 	devices := handover.DevicesOptions{
 		StateDir: c.StateDir, Node: c.NodeName, Snapshots: d.monitor.Snapshots(), Configs: d.watcher.Configs(), Owners: a.Owners,
@@ -73,16 +74,32 @@ func (d *daemon) newDRA(c config.Config) *DRA {
 // callPatience is how long a call of kubelet's for a claim waits for what passes by itself. Kubelet waits for 45 s.
 const callPatience = 30 * time.Second
 
-// draTasks are the tasks that decide who gives out each GPU, and keep what claims have.
+// draTasks are the tasks that decide who gives out each GPU, and keep what claims have. The loop of the claims is not judged by the liveness
+// probe: it waits for the disk, and the device plugin serves without that.
 func (d *daemon) draTasks() []Task {
 	if d.dra == nil {
-		return nil
+		return []Task{d.told.Deciding(Task{Name: "owners of GPUs", Run: d.giveAll})}
 	}
 	return []Task{
 		{Name: "claims", Run: d.dra.Claims.Run, Lead: true},
 		{Name: "MIG devices of claims", Run: d.dra.Claims.Divide, Lead: true},
 		d.told.Deciding(Task{Name: "owners of GPUs", Run: d.dra.Arbiter.Run, Alive: d.dra.Arbiter.Alive}),
 		{Name: "devices in slices", Run: d.dra.Devices.Run, Lead: true},
+	}
+}
+
+// giveAll has the device plugin give out all GPUs: this process has no part in Dynamic Resource Allocation. What it has heard of is an
+// exception: those GPUs may be in slices.
+func (d *daemon) giveAll(ctx context.Context) error {
+	for {
+		snapshot, looked := d.monitor.Snapshots().Latest()
+		before, owners := d.owners.Value(), dra.Owners{}
+		for _, g := range snapshot.GPUs {
+			owners[g.UUID] = cmp.Or(before[g.UUID], dra.OwnedByPlugin)
+		}
+		if d.owners.Publish(owners); !feed.AnyOf(ctx, looked) {
+			return nil
+		}
 	}
 }
 
@@ -104,10 +121,7 @@ func (d *daemon) mayChangeHardware() error {
 // mayGive returns why GPUs must not be given to a pod by the device plugin: they are in a slice. Kubelet may allocate them for a moment
 // after they have left the list. It asks no disk.
 func (d *daemon) mayGive(_ context.Context, gpus []string) error {
-	if d.dra == nil {
-		return nil
-	}
-	owners := d.dra.Owners.Value()
+	owners := d.owners.Value()
 	for _, uuid := range gpus {
 		if owners[uuid].InSlice() {
 			return fmt.Errorf("GPU %s may be in a ResourceSlice, from which another pod gets it", uuid)

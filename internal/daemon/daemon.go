@@ -116,6 +116,7 @@ type daemon struct {
 	wishes         *migwish.Chooser  // nil where MIG layouts are not changed, as the next
 	mig            *mig.Owner
 	dividing       *feed.Feed[map[string]resource.GPUHold] // by UUID of the GPU; nil where nobody changes layouts
+	owners         *feed.Feed[dra.Owners]                  // nil until this process knows them
 	dra            *DRA                                    // nil where no GPU can be given by Dynamic Resource Allocation
 	labels         *Labels
 	labelsProblem  *feed.Feed[error] // why the labels of the node are not as they are wanted
@@ -141,6 +142,7 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 		metricsProblem: feed.New[error](nil),
 		labelsProblem:  feed.New[error](nil),
 		dividing:       feed.New(map[string]resource.GPUHold(nil)),
+		owners:         feed.New(dra.Owners(nil)),
 	}
 	var err error
 	if d.driver, d.node, err = OpenNode(ctx, c, d.counters); err != nil {
@@ -174,11 +176,7 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 		d.mig = d.newMIG()
 		d.dividing = d.mig.Holds()
 	}
-	var owners *feed.Feed[dra.Owners]
-	if d.dra != nil {
-		owners = d.dra.Owners
-	}
-	d.told = NewTold(d.lead, d.monitor.Snapshots(), owners, d.dividing, d.mig != nil)
+	d.told = NewTold(d.lead, d.owners, d.dividing, d.mig != nil)
 	return d, nil
 }
 
@@ -240,10 +238,7 @@ func (d *daemon) newMIG() *mig.Owner {
 		Clients: func(minor int) ([]inventory.DriverClient, error) { return nvidia.Clients(nodeRoot(d.node), minor) },
 	}
 	if d.directory != nil {
-		o.Users = d.set
-		if d.dra != nil {
-			o.Users = pluginUsers{d.set, d.dra.Owners, d.monitor.Snapshots()}
-		}
+		o.Users = pluginUsers{d.set, d.owners, d.monitor.Snapshots()}
 	}
 	if d.dra != nil {
 		o.Refuse = d.dividedForClaims
@@ -297,18 +292,16 @@ func (d *daemon) observation() []Task {
 func (d *daemon) outputs() []Task {
 	plans := &offer.Loop{
 		Configs: d.watcher.Configs(), Snapshots: d.monitor.Snapshots(), Set: d.set, Specs: newSpecs(d.config.CDIDir),
-		MPS: d.mps, MIG: d.dividing, Pulse: supervise.NewPulse(),
+		MPS: d.mps, MIG: d.dividing, Owners: d.owners, Pulse: supervise.NewPulse(),
 	}
-	var owners *feed.Feed[dra.Owners]
 	if d.dra != nil {
-		owners = d.dra.Owners
-		plans.Owners, plans.Followed = owners, d.dra.Offered
+		plans.Followed = d.dra.Offered
 	}
 	servers := Task{Name: "plugin servers", Run: d.set.Run, Alive: d.set.Alive}
 	if d.directory != nil {
 		servers.Ready = (&Serving{
 			Configs: d.watcher.Configs(), Monitor: d.monitor, Offered: d.set.Offered(), Servers: d.set.Status,
-			Others: devicePlugins{d.account, d.directory}, Owners: owners, Leads: func() bool { return d.lead.Statuses().Value().Leads },
+			Others: devicePlugins{d.account, d.directory}, Owners: d.owners, Leads: func() bool { return d.lead.Statuses().Value().Leads },
 		}).Ready
 	}
 	tasks := []Task{

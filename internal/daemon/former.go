@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -33,6 +34,7 @@ type Former struct {
 	locked *feed.Feed[[]string]  // the files whose lock they may have
 	tried  *feed.Feed[bool]      // each lock was tried: a process may have it whose file is in locked, and not only until it is tried
 	since  *feed.Feed[time.Time] // when a lock was first seen that one has; zero if none is
+	mu     sync.Mutex            // held while these are published: nothing that a term found counts after it
 }
 
 // NewFormer returns the Former of a state directory; empty for none.
@@ -92,6 +94,8 @@ func (f *Former) Run(ctx context.Context) error {
 	}
 	go f.share(ctx) // a disk that hangs is not waited for
 	<-ctx.Done()
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	f.tried.Publish(false)
 	f.locked.Publish(formerLocks)
 	f.since.Publish(time.Time{})
@@ -109,15 +113,9 @@ func (f *Former) share(ctx context.Context) {
 			return !errors.Is(err, files.ErrLocked)
 		})
 		if !told && len(left) > 0 {
-			f.since.Publish(time.Now())
 			klog.FromContext(ctx).Info("Waiting for a process of version 0.1", "locks", left)
 		}
-		if ctx.Err() == nil && len(left) < len(f.locked.Value()) {
-			f.locked.Publish(slices.Clone(left))
-		}
-		if !told && ctx.Err() == nil {
-			f.tried.Publish(true)
-		}
+		f.found(ctx, left, !told)
 		if len(left) == 0 {
 			return
 		}
@@ -125,5 +123,23 @@ func (f *Former) share(ctx context.Context) {
 		case <-ctx.Done():
 		case <-time.After(formerPoll):
 		}
+	}
+}
+
+// found publishes which locks are left, unless the term has ended.
+func (f *Former) found(ctx context.Context, left []string, first bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if ctx.Err() != nil {
+		return
+	}
+	if first && len(left) > 0 {
+		f.since.Publish(time.Now())
+	}
+	if len(left) < len(f.locked.Value()) {
+		f.locked.Publish(slices.Clone(left))
+	}
+	if first {
+		f.tried.Publish(true)
 	}
 }

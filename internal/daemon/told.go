@@ -12,36 +12,31 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/lead"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
 // Told is which GPUs may be given to pods, as the process that leads tells its standbys, which serve kubelet, too. Make it with NewTold.
 type Told struct {
-	lead      *lead.Lead
-	snapshots *feed.Feed[inventory.Snapshot]
-	owners    *feed.Feed[dra.Owners]
-	dividing  *feed.Feed[map[string]resource.GPUHold]
-	divides   bool
+	lead     *lead.Lead
+	owners   *feed.Feed[dra.Owners]
+	dividing *feed.Feed[map[string]resource.GPUHold]
+	divides  bool
 
 	deciders *feed.Feed[int] // how many tasks run that publish these feeds
 	mu       sync.Mutex      // held while what was heard is published, and for changes of deciders
 }
 
-// NewTold returns what a process tells and hears. Who gives out each GPU is published to owners, a nil feed where the process does not
-// know Dynamic Resource Allocation; holds on GPUs that are being divided anew to dividing, nil where nobody changes layouts. Divides says
-// that this process does.
+// NewTold returns what a process tells and hears. Who gives out each GPU is published to owners; holds on GPUs that are being divided anew
+// to dividing, nil where nobody changes layouts. Divides says that this process does.
 func NewTold(
-	l *lead.Lead, snapshots *feed.Feed[inventory.Snapshot], owners *feed.Feed[dra.Owners],
-	dividing *feed.Feed[map[string]resource.GPUHold], divides bool,
+	l *lead.Lead, owners *feed.Feed[dra.Owners], dividing *feed.Feed[map[string]resource.GPUHold], divides bool,
 ) *Told {
-	return &Told{lead: l, snapshots: snapshots, owners: owners, dividing: dividing, divides: divides, deciders: feed.New(0)}
+	return &Told{lead: l, owners: owners, dividing: dividing, divides: divides, deciders: feed.New(0)}
 }
 
 // told is the form of it.
 type told struct {
-	// Owners are nil in a process that does not know Dynamic Resource Allocation: then the device plugin gives out all GPUs.
 	Owners   dra.Owners                  `json:"owners"`
 	Dividing map[string]resource.GPUHold `json:"dividing"`
 }
@@ -53,14 +48,9 @@ func (t *Told) Tell(ctx context.Context) error {
 	}
 	for {
 		dividing, divided := t.dividing.Latest()
-		now := told{Dividing: dividing}
-		known, decided := true, divided
-		if t.owners != nil {
-			now.Owners, decided = t.owners.Latest()
-			known = now.Owners != nil
-		}
-		if known {
-			text, err := json.Marshal(now)
+		owners, decided := t.owners.Latest()
+		if owners != nil {
+			text, err := json.Marshal(told{owners, dividing})
 			if err != nil {
 				return err
 			}
@@ -78,23 +68,22 @@ func (t *Told) Follow(ctx context.Context) error {
 		_, elected := t.lead.Statuses().Latest()
 		_, ended := t.deciders.Latest()
 		text, said := t.lead.Heard().Latest()
-		snapshot, looked := t.snapshots.Latest()
 		if text != nil {
 			var now told
 			if err := json.Unmarshal(text, &now); err != nil { // of a later version; what is known stays
 				klog.FromContext(ctx).Error(err, "Cannot read what the process that leads tells")
 			} else {
-				t.take(now, snapshot.GPUs)
+				t.take(now)
 			}
 		}
-		if feed.AnyOf(ctx, elected, ended, said, looked); ctx.Err() != nil {
+		if feed.AnyOf(ctx, elected, ended, said); ctx.Err() != nil {
 			return nil
 		}
 	}
 }
 
 // take publishes what was told, unless this process leads, or a task that decides has not ended since it did.
-func (t *Told) take(now told, gpus []inventory.GPU) {
+func (t *Told) take(now told) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.lead.Statuses().Value().Leads || t.deciders.Value() > 0 {
@@ -103,16 +92,7 @@ func (t *Told) take(now told, gpus []inventory.GPU) {
 	if !reflect.DeepEqual(t.dividing.Value(), now.Dividing) {
 		t.dividing.Publish(now.Dividing)
 	}
-	if t.owners == nil {
-		return
-	}
-	if now.Owners == nil {
-		now.Owners = dra.Owners{}
-		for _, g := range gpus {
-			now.Owners[g.UUID] = dra.OwnedByPlugin
-		}
-	}
-	if before := t.owners.Value(); before == nil || !maps.Equal(before, now.Owners) {
+	if before := t.owners.Value(); now.Owners != nil && (before == nil || !maps.Equal(before, now.Owners)) {
 		t.owners.Publish(now.Owners)
 	}
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/lead"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
@@ -32,8 +31,7 @@ func newTeller(dir, token string) *teller {
 		lead: lead.New(lead.Options{Dir: dir, Name: token, Token: token}), owners: feed.New(dra.Owners(nil)),
 		dividing: feed.New(map[string]resource.GPUHold(nil)),
 	}
-	gpus := inventory.Snapshot{GPUs: []inventory.GPU{{UUID: "GPU-0"}}}
-	p.Told = daemon.NewTold(p.lead, feed.New(gpus), p.owners, p.dividing, false)
+	p.Told = daemon.NewTold(p.lead, p.owners, p.dividing, false)
 	return p
 }
 
@@ -70,8 +68,7 @@ func await[T any](t *testing.T, what string, f *feed.Feed[T], is func(T) bool) {
 
 func yes(is bool) bool { return is }
 
-// TestOwnersAreTold: a standby goes by the owners that the process that leads has decided, and knows none before. Where that one does not know
-// Dynamic Resource Allocation, the device plugin gives out all GPUs.
+// TestOwnersAreTold: a standby goes by the owners that the process that leads has decided, and knows none before.
 func TestOwnersAreTold(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "node")
@@ -94,8 +91,6 @@ func TestOwnersAreTold(t *testing.T) {
 	}
 	standby.lead.Ask()
 	await(t, "the standby leads, and nobody divides GPUs", standby.dividing, func(h map[string]resource.GPUHold) bool { return h == nil })
-	standby.lead.Tell([]byte(`{"owners": null}`))
-	await(t, "the device plugin has all GPUs", leading.owners, func(o dra.Owners) bool { return o["GPU-0"] == dra.OwnedByPlugin })
 }
 
 // TestALateDecision: a process that has lost the lead goes by what it hears from the next one, also where a task of its term ends late and

@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	told "github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
@@ -145,6 +146,25 @@ func TestOneDecides(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestAStandbyWithoutAStateDirectory can have no part in Dynamic Resource Allocation, and gives out no GPU that is in a slice, neither as a
+// standby nor when it leads.
+func TestAStandbyWithoutAStateDirectory(t *testing.T) {
+	t.Parallel()
+	c := newClaimable(t, "dra")
+	c.published(8)
+	next := c.beside(c.Profile, append(slices.Clone(c.Args), "--state-dir=", "--cdi-dir", c.Path("cdi"), "--dra-mode", "plugin")...)
+	next.Args = append(next.Args, "--config-file", next.write("config.yaml", "dra: {mode: plugin}"))
+	next.start()
+	c.eventually("the next one leads", next.leads)
+	c.eventually("the next one is ready", func() bool {
+		var now told.Readiness
+		return control.Call(t.Context(), next.ControlSocket(), "ready", map[string]int{}, &now) == nil && now.Ready
+	})
+	if got := c.Allocatable(gpu); got > 0 || len(c.devices()) != 8 {
+		t.Errorf("kubelet has %d GPUs, and %d are in slices", got, len(c.devices()))
 	}
 }
 
