@@ -56,6 +56,17 @@ func newClaimable(t *testing.T, mode string, args ...string) *claimable {
 // newClaimableOn is newClaimable for a node to which faults have happened.
 func newClaimableOn(t *testing.T, mode string, faults []simulator.Fault, args ...string) *claimable {
 	t.Helper()
+	c := openClaimable(t, mode, args...)
+	if faults != nil {
+		c.broken(faults...)
+	}
+	c.start()
+	return c
+}
+
+// openClaimable is newClaimable without a daemon.
+func openClaimable(t *testing.T, mode string, args ...string) *claimable {
+	t.Helper()
 	api, err := apiserver.Start(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -77,10 +88,6 @@ func newClaimableOn(t *testing.T, mode string, faults []simulator.Fault, args ..
 	for _, arg := range args {
 		c.Args = append(c.Args, strings.ReplaceAll(arg, "$DIR", c.Path("")))
 	}
-	if faults != nil {
-		c.broken(faults...)
-	}
-	c.start()
 	return c
 }
 

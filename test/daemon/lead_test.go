@@ -30,16 +30,20 @@ var (
 // mostSilence is how long nobody decides at most after a process that did is silent.
 const mostSilence = 15 * time.Second
 
-// join starts another process of a program on the node, with the state of the first one. The API server knows what it writes by its name.
+// join starts another process of a program on the node, or of that of the first one if it is empty, with its state. The API server knows what
+// it writes by its name.
 func (c *claimable) join(name, program string) *stage {
 	c.t.Helper()
 	kubeconfig, err := c.api.KubeconfigAs(name)
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	args := append(slices.Clone(c.Args), "--state-dir", c.Path("state"), "--cdi-dir", c.Path("cdi"), "--kubeconfig", kubeconfig)
-	s := c.beside(c.Profile, args...)
-	if s.Daemon = program; program != nodeAgent {
+	folders := []string{"--state-dir", c.Path("state"), "--cdi-dir", c.Path("cdi")}
+	s := c.beside(c.Profile, slices.Concat(folders, c.Args, []string{"--kubeconfig", kubeconfig})...)
+	if program != "" {
+		s.Daemon = program
+	}
+	if program != "" && program != nodeAgent {
 		s.Args = c.formerArgs(s.Args)
 	}
 	s.start()

@@ -37,6 +37,8 @@ var (
 	binary, nodeAgent string
 	// few is the path of a script that runs the daemon with as many file descriptors as the last word of its own name says.
 	few string
+	// within is the path of a script that runs nodeAgent in the mount namespace of the process that the last word of its own name says.
+	within string
 )
 
 func TestMain(m *testing.M) {
@@ -78,9 +80,10 @@ func buildAndRun(m *testing.M) (code int, err error) {
 		return 0, fmt.Errorf("build the daemon: %w\n%s", err, output)
 	}
 	// It is written before any test starts a process: a file that a new process has open for writing cannot be executed.
-	few = filepath.Join(folder, "few")
+	few, within = filepath.Join(folder, "few"), filepath.Join(folder, "within")
 	script := fmt.Sprintf("#!/bin/sh\nulimit -n ${0##*-}\nexec '%s' \"$@\"\n", binary)
-	if err := os.WriteFile(few, []byte(script), 0o700); err != nil {
+	another := fmt.Sprintf("#!/bin/sh\nexec nsenter --mount=/proc/${0##*-}/ns/mnt '%s' \"$@\"\n", nodeAgent)
+	if err := errors.Join(os.WriteFile(few, []byte(script), 0o700), os.WriteFile(within, []byte(another), 0o700)); err != nil {
 		return 0, err
 	}
 	return m.Run(), nil
