@@ -74,8 +74,8 @@ func (d *daemon) newDRA(c config.Config) *DRA {
 // callPatience is how long a call of kubelet's for a claim waits for what passes by itself. Kubelet waits for 45 s.
 const callPatience = 30 * time.Second
 
-// draTasks are the tasks that decide who gives out each GPU, and keep what claims have. The loop of the claims is not judged by the liveness
-// probe: it waits for the disk, and the device plugin serves without that.
+// draTasks are the tasks that decide who gives out each GPU, and keep what claims have. The liveness probe does not judge the loop of the
+// claims: it waits for the disk, and the device plugin serves without that.
 func (d *daemon) draTasks() []Task {
 	if d.dra == nil {
 		return []Task{d.told.Deciding(Task{Name: "owners of GPUs", Run: d.giveAll})}
