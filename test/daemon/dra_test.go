@@ -22,7 +22,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet/plugins"
@@ -50,16 +49,7 @@ type claimable struct {
 
 func newClaimable(t *testing.T, mode string, args ...string) *claimable {
 	t.Helper()
-	return newClaimableOn(t, mode, nil, args...)
-}
-
-// newClaimableOn is newClaimable for a node to which faults have happened.
-func newClaimableOn(t *testing.T, mode string, faults []simulator.Fault, args ...string) *claimable {
-	t.Helper()
 	c := openClaimable(t, mode, args...)
-	if faults != nil {
-		c.broken(faults...)
-	}
 	c.start()
 	return c
 }

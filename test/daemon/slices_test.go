@@ -24,7 +24,9 @@ func (c *claimable) sliceWrites() string {
 // finds them, and writes nothing. The driver is slow, so that the first looks do not tell all links between GPUs.
 func TestSlicesAfterRestarts(t *testing.T) {
 	t.Parallel()
-	c := newClaimableOn(t, "dra", slowLinks)
+	c := openClaimable(t, "dra")
+	c.broken(slowLinks...)
+	c.start()
 	c.published(8)
 	are := func(want, when string) {
 		t.Helper()
