@@ -154,7 +154,9 @@ func TestDaemonsWithDifferentListsTakeTurns(t *testing.T) { // not beside other 
 		raced := 0
 		for _, err := range stop() {
 			// Kubelet chose a replica at the moment at which it gave the GPU to another pod once more in its old form: ADR 17.
-			if strings.Contains(err.Error(), "is not healthy: its GPU is not free yet as") {
+			// On a slow machine the later process may not know such a replica at all: kubelet had no account of it when that was read.
+			unknown := strings.Contains(err.Error(), "unknown device") && strings.Contains(err.Error(), "::")
+			if unknown || strings.Contains(err.Error(), "is not healthy: its GPU is not free yet as") {
 				if raced++; raced <= most {
 					t.Log(err)
 					continue
