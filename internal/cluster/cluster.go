@@ -33,6 +33,8 @@ type Cluster struct {
 	nodeConfig *nodeConfig     // nil if no label chooses the configuration file
 	spread     spread          // of the first requests
 
+	claimed map[string][]string // what the last list of claims has shown; of the one call of ClaimsOf
+
 	pausing sync.Mutex // guards all following fields; one change of what is paused at a time
 	paused  sighting
 	ours    bool // this process has paused something

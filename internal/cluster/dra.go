@@ -3,8 +3,8 @@ package cluster
 import (
 	"context"
 	"errors"
-	"fmt"
 	"path/filepath"
+	"strings"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
@@ -87,11 +87,20 @@ func (c *Cluster) Claim(ctx context.Context, namespace, name string) (claim dra.
 	return claim, err == nil, err
 }
 
-// ClaimsOf returns the claims that were given devices of a node, by the UUID of the GPU, which gpu returns for the name of a device. Claims
-// that only look at devices are none.
+// ClaimsOf returns which claims were given devices of some GPUs of a node, by the UUID of the GPU, which gpu returns for the name of a device.
+// Claims that only look at devices are none. One call is made at a time.
+//
+// The claims of the whole cluster are listed only if that may show that a GPU is free: as long as claims that were seen before have each of the
+// GPUs, these alone are read. Lists of the nodes of a cluster are spread by their number.
 func (c *Cluster) ClaimsOf(
-	ctx context.Context, node string, gpu func(device string) (uuid string, known bool),
+	ctx context.Context, node string, gpus []string, gpu func(device string) (uuid string, known bool),
 ) (map[string][]string, error) {
+	if held := c.stillClaimed(ctx, node, gpus, gpu); held != nil {
+		return held, nil
+	}
+	if err := c.spread.pause(ctx, c.client); err != nil {
+		return nil, err
+	}
 	all, err := c.client.ResourceClaims(ctx)
 	switch {
 	case kubeapi.IsForbidden(err):
@@ -101,17 +110,55 @@ func (c *Cluster) ClaimsOf(
 	}
 	claimed := map[string][]string{}
 	for _, claim := range all {
-		if claim.Allocation == nil {
-			continue
-		}
-		for _, r := range claim.Allocation.Results {
-			if r.Driver != dra.Driver || r.Pool != node || r.AdminAccess {
-				continue
-			}
-			if uuid, known := gpu(r.Device); known {
-				claimed[uuid] = append(claimed[uuid], fmt.Sprintf("%s/%s", claim.Namespace, claim.Name))
-			}
+		for uuid := range claimedGPUs(claim, node, gpu) {
+			claimed[uuid] = append(claimed[uuid], claim.Namespace+"/"+claim.Name)
 		}
 	}
+	c.claimed = claimed
 	return claimed, nil
+}
+
+// stillClaimed returns a claim for each of the GPUs that the last list has shown and that has the GPU still; nil if one has none.
+func (c *Cluster) stillClaimed(
+	ctx context.Context, node string, gpus []string, gpu func(device string) (uuid string, known bool),
+) map[string][]string {
+	has := map[string]map[string]bool{} // GPUs, by the name of the claim
+	still := map[string][]string{}
+	for _, uuid := range gpus {
+		for _, name := range c.claimed[uuid] {
+			if has[name] == nil {
+				namespace, short, _ := strings.Cut(name, "/")
+				claim, err := c.client.ResourceClaim(ctx, namespace, short)
+				if err != nil && !kubeapi.IsNotFound(err) {
+					return nil
+				}
+				has[name] = claimedGPUs(claim, node, gpu)
+			}
+			if has[name][uuid] {
+				still[uuid] = []string{name}
+				break
+			}
+		}
+		if still[uuid] == nil {
+			return nil
+		}
+	}
+	return still
+}
+
+// claimedGPUs returns the GPUs of a node of which a claim was given devices, by UUID.
+func claimedGPUs(claim kubeapi.ResourceClaim, node string, gpu func(device string) (uuid string, known bool)) map[string]bool {
+	found := map[string]bool{}
+	if claim.Allocation == nil {
+		return found
+	}
+	for _, r := range claim.Allocation.Results {
+		if r.Driver != dra.Driver || r.Pool != node || r.AdminAccess {
+			continue
+		}
+		if uuid, known := gpu(r.Device); known {
+			found[uuid] = true
+		}
+	}
+	return found
 }

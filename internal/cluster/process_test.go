@@ -61,8 +61,8 @@ func TestProcess(t *testing.T) {
 	c.DRA.Claims.InUse().Publish(map[string][]claims.Holder{})
 	c.DRA.Arbiter = handover.New(handover.Options{
 		Devices: c.DRA.Devices, Offered: offered, Records: c.DRA.Claims.InUse(),
-		List: func(ctx context.Context) (map[string][]string, error) {
-			return c.cluster.ClaimsOf(ctx, nodeName, c.DRA.Devices.GPU)
+		List: func(ctx context.Context, gpus []string) (map[string][]string, error) {
+			return c.cluster.ClaimsOf(ctx, nodeName, gpus, c.DRA.Devices.GPU)
 		},
 	})
 	c.start()

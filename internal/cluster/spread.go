@@ -148,6 +148,26 @@ func (s *spread) of(ctx context.Context, c counter) (time.Duration, error) {
 	return spreadOf(s.nodes), err
 }
 
+// pause waits a random time, as all nodes do that begin the same at once, or until ctx ends.
+func (s *spread) pause(ctx context.Context, c counter) error {
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return err
+	}
+	err = s.count(ctx, c)
+	limit := spreadOf(s.nodes)
+	unlock()
+	if err != nil {
+		return err
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(rand.N(limit)):
+		return nil
+	}
+}
+
 // count counts the nodes if their number is not known.
 func (s *spread) count(ctx context.Context, c counter) (err error) {
 	if s.nodes == 0 {

@@ -61,8 +61,8 @@ func (d *daemon) newDRA(c config.Config) *DRA {
 		o.Held, o.Owners, o.Claimed, h.Users = d.account.Held, a.Owners, d.account.Claims, d.set
 	}
 	if d.cluster != nil && c.NodeName != "" {
-		o.LookUp, h.List = d.cluster.Claim, func(ctx context.Context) (map[string][]string, error) {
-			return d.cluster.ClaimsOf(ctx, c.NodeName, a.Devices.GPU)
+		o.LookUp, h.List = d.cluster.Claim, func(ctx context.Context, gpus []string) (map[string][]string, error) {
+			return d.cluster.ClaimsOf(ctx, c.NodeName, gpus, a.Devices.GPU)
 		}
 	}
 	a.Claims = claims.New(o)

@@ -59,10 +59,10 @@ type Options struct {
 	Beside func() (bool, <-chan struct{})
 	// Records are the claims that are prepared, by the UUID of the GPU; nil as long as they are not known.
 	Records *feed.Feed[map[string][]claims.Holder]
-	// List lists the claims of the cluster that have devices of this node: it returns their names, "NAMESPACE/NAME", by the UUID of the GPU.
-	// The error says why they are not known, and is ErrMayNotList if that will not change by itself. Where it is nil, no GPU goes from a slice
-	// to the device plugin.
-	List func(ctx context.Context) (map[string][]string, error)
+	// List says which claims of the cluster have devices of some GPUs of this node, by UUID: it returns their names, "NAMESPACE/NAME", by the
+	// UUID of the GPU. The error says why they are not known, and is ErrMayNotList if that will not change by itself. Where it is nil, no GPU
+	// goes from a slice to the device plugin. It is not called again before it returns.
+	List func(ctx context.Context, gpus []string) (map[string][]string, error)
 	// Clock is what is waited by; nil is the real one.
 	Clock clock.WithTicker
 }
@@ -320,7 +320,7 @@ func (a *Arbiter) listClaims(ctx context.Context, epochs map[string]uint64) evid
 	if a.options.List == nil {
 		return evidence{epochs: epochs, claims: true, err: errors.New("this program does not talk to the API server: run gpu-node-agent")}
 	}
-	claimed, err := a.options.List(ctx)
+	claimed, err := a.options.List(ctx, slices.Sorted(maps.Keys(epochs)))
 	has := map[string]string{}
 	for uuid, names := range claimed {
 		if len(names) > 0 {

@@ -34,7 +34,7 @@ type rig struct {
 	beside    *feed.Feed[bool]
 	stop      func()
 
-	lists func(context.Context) (map[string][]string, error)
+	lists func(context.Context, []string) (map[string][]string, error)
 
 	mu      sync.Mutex
 	hangs   chan struct{} // kubelet and the API server answer when it is closed; nil for at once
@@ -71,7 +71,7 @@ func (r *rig) Users(_ context.Context, uuids []string) (held []kubelet.HeldDevic
 	return held, r.unknown
 }
 
-func (r *rig) list(context.Context) (map[string][]string, error) {
+func (r *rig) list(context.Context, []string) (map[string][]string, error) {
 	r.hang()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -435,7 +435,7 @@ func TestAnswerThatCameTooLate(t *testing.T) {
 		r.published.Publish(map[string]bool{"a": true})
 		release := make(chan struct{})
 		calls := 0
-		r.lists = func(context.Context) (map[string][]string, error) {
+		r.lists = func(context.Context, []string) (map[string][]string, error) {
 			calls++
 			<-release
 			return nil, nil
@@ -463,7 +463,7 @@ func TestEvidenceIsOfNow(t *testing.T) {
 		r := newRig(t, config.DRAOff)
 		r.published.Publish(map[string]bool{"a": true})
 		release, calls := make(chan struct{}), 0
-		r.lists = func(ctx context.Context) (map[string][]string, error) {
+		r.lists = func(ctx context.Context, _ []string) (map[string][]string, error) {
 			calls++
 			select {
 			case <-release:
