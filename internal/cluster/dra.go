@@ -87,11 +87,11 @@ func (c *Cluster) Claim(ctx context.Context, namespace, name string) (claim dra.
 	return claim, err == nil, err
 }
 
-// ClaimsOf returns which claims were given devices of some GPUs of a node, by the UUID of the GPU, which gpu returns for the name of a device.
-// Claims that only look at devices are none. One call is made at a time.
+// ClaimsOf returns which claims were given devices of some GPUs of a node, by the UUID of the GPU, which gpu returns for the name of a
+// device. Claims that only look at devices are none. One call is made at a time.
 //
-// The claims of the whole cluster are listed only if that may show that a GPU is free: as long as claims that were seen before have each of the
-// GPUs, these alone are read. Lists of the nodes of a cluster are spread by their number.
+// The claims of the whole cluster are listed only if that may show that a GPU is free: as long as claims that were seen before have each of
+// the GPUs, these alone are read. Lists of the nodes of a cluster are spread by their number.
 func (c *Cluster) ClaimsOf(
 	ctx context.Context, node string, gpus []string, gpu func(device string) (uuid string, known bool),
 ) (map[string][]string, error) {

@@ -63,8 +63,8 @@ type Cluster interface {
 	Pause(ctx context.Context, pods []string) error
 	// Claim returns a ResourceClaim, and whether there is one of that name.
 	Claim(ctx context.Context, namespace, name string) (claim dra.Claim, found bool, err error)
-	// ClaimsOf returns which claims have devices of some GPUs of a node, as "NAMESPACE/NAME", by the UUID of the GPU, which gpu returns for the
-	// name of a device. It may wait for minutes in a large cluster. One call is made at a time.
+	// ClaimsOf returns which claims have devices of some GPUs of a node, as "NAMESPACE/NAME", by the UUID of the GPU, which gpu returns for
+	// the name of a device. It may wait for minutes in a large cluster. One call is made at a time.
 	ClaimsOf(ctx context.Context, node string, gpus []string, gpu func(device string) (uuid string, known bool)) (map[string][]string, error)
 }
 
