@@ -72,6 +72,10 @@ const (
 	NVLinkReplays                     // packets sent again over all NVLinks since the driver was loaded
 	NVLinkRecoveries                  // recoveries of all NVLinks since then
 	NVLinksDown                       // lanes of NVLink that were active, or are on like GPUs, and no longer are; absent in MIG mode
+	PCIeGeneration                    // of the link now; an idle GPU may have a lower one
+	PCIeWidth                         // lanes of the link now
+	PCIeMaxGeneration                 // that the GPU and its slot can have
+	PCIeMaxWidth                      // lanes that the GPU and its slot can have
 	measures
 )
 
@@ -83,7 +87,7 @@ func (m Measure) String() string {
 		"ECCCorrected", "ECCUncorrected", "NVLinkTransmitted", "NVLinkReceived",
 		"PCIeTransmit", "PCIeReceive", "ClockEventReasons", "GraphicsActive", "TensorActive", "DRAMActive",
 		"SMActive", "SMOccupancy", "FP64Active", "FP32Active", "FP16Active", "RowRemapPending", "NVLinkReplays", "NVLinkRecoveries",
-		"NVLinksDown",
+		"NVLinksDown", "PCIeGeneration", "PCIeWidth", "PCIeMaxGeneration", "PCIeMaxWidth",
 	}
 	if m < 0 || m >= measures {
 		return fmt.Sprintf("Measure(%d)", int(m))

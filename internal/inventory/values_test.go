@@ -79,7 +79,7 @@ func TestNames(t *testing.T) {
 			names(-1, 1, func(i int) string { return inventory.Measure(i).String() }),
 			[]string{"Measure(-1)", "SMClock", "MemoryClock"},
 		},
-		{[]string{inventory.NVLinksDown.String(), (inventory.NVLinksDown + 1).String()}, []string{"NVLinksDown", "Measure(38)"}},
+		{[]string{inventory.PCIeMaxWidth.String(), (inventory.PCIeMaxWidth + 1).String()}, []string{"PCIeMaxWidth", "Measure(42)"}},
 		{
 			[]string{
 				inventory.Call{GPU: inventory.NoGPU}.String(), inventory.Call{GPU: 0}.String(),
@@ -196,7 +196,7 @@ func TestMeasures(t *testing.T) {
 		}
 		all++
 	}
-	if all != 38 {
+	if all != 42 {
 		t.Errorf("there are %d measures", all)
 	}
 	for range inventory.AllMeasures() {

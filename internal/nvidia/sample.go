@@ -98,6 +98,22 @@ var sampleQueries = []SampleQuery{
 		ask: one(inventory.PCIeReplayCount, device.GetPcieReplayCounter),
 	},
 	{
+		Function: "nvmlDeviceGetCurrPcieLinkGeneration", Measures: []inventory.Measure{inventory.PCIeGeneration},
+		ask: one(inventory.PCIeGeneration, device.GetCurrPcieLinkGeneration),
+	},
+	{
+		Function: "nvmlDeviceGetCurrPcieLinkWidth", Measures: []inventory.Measure{inventory.PCIeWidth},
+		ask: one(inventory.PCIeWidth, device.GetCurrPcieLinkWidth),
+	},
+	{
+		Function: "nvmlDeviceGetMaxPcieLinkGeneration", Measures: []inventory.Measure{inventory.PCIeMaxGeneration},
+		ask: one(inventory.PCIeMaxGeneration, device.GetMaxPcieLinkGeneration),
+	},
+	{
+		Function: "nvmlDeviceGetMaxPcieLinkWidth", Measures: []inventory.Measure{inventory.PCIeMaxWidth},
+		ask: one(inventory.PCIeMaxWidth, device.GetMaxPcieLinkWidth),
+	},
+	{
 		Function: "nvmlDeviceGetUtilizationRates", Measures: []inventory.Measure{inventory.GPUUtilization, inventory.MemoryUtilization},
 		WithoutMIG: true,
 		ask: func(d device, m *inventory.Measures) nvml.Return {

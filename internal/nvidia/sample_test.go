@@ -68,6 +68,7 @@ func TestSampleHasWhatTheGPUSupports(t *testing.T) {
 		"MemoryReserved", "MemoryTotal", "VGPULicense", "CorrectableRows", "UncorrectableRows", "RowRemapFailed",
 		"ECCCorrected", "ECCUncorrected", "NVLinkTransmitted", "NVLinkReceived", "ClockEventReasons",
 		"RowRemapPending", "NVLinkReplays", "NVLinkRecoveries", "NVLinksDown",
+		"PCIeGeneration", "PCIeWidth", "PCIeMaxGeneration", "PCIeMaxWidth",
 	}
 	pcie := []string{"PCIeTransmit", "PCIeReceive"}
 	rows := []string{"CorrectableRows", "UncorrectableRows", "RowRemapFailed", "RowRemapPending"}
@@ -132,6 +133,10 @@ func TestSampleValues(t *testing.T) {
 	within(inventory.RowRemapFailed, 1, 1)
 	within(inventory.RowRemapPending, 1, 1)
 	within(inventory.NVLinksDown, 2, 2)
+	within(inventory.PCIeGeneration, 4, 4)
+	within(inventory.PCIeWidth, 16, 16)
+	within(inventory.PCIeMaxGeneration, 4, 4)
+	within(inventory.PCIeMaxWidth, 16, 16)
 	within(inventory.NVLinkReplays, 6, 6)
 	within(inventory.NVLinkRecoveries, 2, 2)
 	within(inventory.Temperature, 93, 93)
@@ -193,6 +198,7 @@ func TestSampleOfMIG(t *testing.T) {
 		"SMClock", "MemoryClock", "Temperature", "MemoryTemperature", "PowerUsage", "EnergyConsumption", "PCIeReplayCount",
 		"VGPULicense", "ECCCorrected", "ECCUncorrected", "NVLinkTransmitted",
 		"NVLinkReceived", "PCIeTransmit", "PCIeReceive", "ClockEventReasons", "NVLinkReplays", "NVLinkRecoveries",
+		"PCIeGeneration", "PCIeWidth", "PCIeMaxGeneration", "PCIeMaxWidth",
 	}
 	if diff := cmp.Diff(want, measured(sample.Values)); diff != "" {
 		t.Errorf("measured of the parent (-want +got):\n%s", diff)

@@ -86,3 +86,19 @@ func (d device) GetScopedFieldValue(field int, scope uint32) (nvml.FieldValue, n
 func (d device) GetPcieThroughput(counter nvml.PcieUtilCounter) (uint32, nvml.Return) {
 	return queryFor(d, "GetPcieThroughput", int(counter), func(int) (uint32, nvml.Return) { return d.handle.GetPcieThroughput(counter) })
 }
+
+func (d device) GetCurrPcieLinkGeneration() (int, nvml.Return) {
+	return query(d, "GetCurrPcieLinkGeneration", d.handle.GetCurrPcieLinkGeneration)
+}
+
+func (d device) GetCurrPcieLinkWidth() (int, nvml.Return) {
+	return query(d, "GetCurrPcieLinkWidth", d.handle.GetCurrPcieLinkWidth)
+}
+
+func (d device) GetMaxPcieLinkGeneration() (int, nvml.Return) {
+	return query(d, "GetMaxPcieLinkGeneration", d.handle.GetMaxPcieLinkGeneration)
+}
+
+func (d device) GetMaxPcieLinkWidth() (int, nvml.Return) {
+	return query(d, "GetMaxPcieLinkWidth", d.handle.GetMaxPcieLinkWidth)
+}

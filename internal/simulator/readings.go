@@ -192,6 +192,9 @@ func (d device) GetRepairStatus() (nvml.RepairStatus, nvml.Return) {
 	})
 }
 
+// The PCIe link of each GPU.
+const pcieGeneration, pcieWidth = 4, 16
+
 // GetPcieReplayCounter returns how many PCIe packets had to be sent again.
 func (d device) GetPcieReplayCounter() (int, nvml.Return) {
 	return ask(d, "DeviceGetPcieReplayCounter", func(g *gpu) (int, nvml.Return) { return g.replays, nvml.SUCCESS })
@@ -263,4 +266,24 @@ func (d device) GetGpuFabricInfo() (nvml.GpuFabricInfo, nvml.Return) {
 		}
 		return info, nvml.SUCCESS
 	})
+}
+
+// GetCurrPcieLinkGeneration returns that of a GPU that is not idle.
+func (d device) GetCurrPcieLinkGeneration() (int, nvml.Return) {
+	return ask(d, "DeviceGetCurrPcieLinkGeneration", func(*gpu) (int, nvml.Return) { return pcieGeneration, nvml.SUCCESS })
+}
+
+// GetCurrPcieLinkWidth returns lanes.
+func (d device) GetCurrPcieLinkWidth() (int, nvml.Return) {
+	return ask(d, "DeviceGetCurrPcieLinkWidth", func(*gpu) (int, nvml.Return) { return pcieWidth, nvml.SUCCESS })
+}
+
+// GetMaxPcieLinkGeneration returns that of the slot.
+func (d device) GetMaxPcieLinkGeneration() (int, nvml.Return) {
+	return ask(d, "DeviceGetMaxPcieLinkGeneration", func(*gpu) (int, nvml.Return) { return pcieGeneration, nvml.SUCCESS })
+}
+
+// GetMaxPcieLinkWidth returns lanes.
+func (d device) GetMaxPcieLinkWidth() (int, nvml.Return) {
+	return ask(d, "DeviceGetMaxPcieLinkWidth", func(*gpu) (int, nvml.Return) { return pcieWidth, nvml.SUCCESS })
 }
