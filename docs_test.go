@@ -47,6 +47,25 @@ func TestUsersReadLittle(t *testing.T) {
 	}
 }
 
+// TestRunbookEntriesAreShort holds an entry of docs/runbook.md to twelve lines, without the empty ones and the marks of examples.
+func TestRunbookEntriesAreShort(t *testing.T) {
+	t.Parallel()
+	entry, lines := "", 0
+	for line := range strings.Lines(documents(t)["docs/runbook.md"]) {
+		switch line = strings.TrimSpace(line); {
+		case strings.HasPrefix(line, "## "):
+			entry = ""
+		case strings.HasPrefix(line, "### "):
+			entry, lines = strings.TrimPrefix(line, "### "), 0
+		case entry == "", line == "", strings.HasPrefix(line, "```"), strings.HasPrefix(line, "<!--"):
+		default:
+			if lines++; lines == 13 {
+				t.Errorf("the entry %s of docs/runbook.md has more than 12 lines", entry)
+			}
+		}
+	}
+}
+
 // documents returns README.md and all files of docs by their paths.
 func documents(t *testing.T) map[string]string {
 	t.Helper()

@@ -33,15 +33,11 @@ func TestExamples(t *testing.T) {
 	s.goodHost()
 	s.start()
 	s.shows(8, 8)
-	doctor := func() string {
-		_, output, _ := s.doctor()
-		return worst(output)
-	}
 
 	s.becomesReady("")
 	s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "3", XID: 79})
 	s.shows(8, 7)
-	d.shows(s, "xid-doctor", "gpu-device-plugin doctor", "GPU 3 is Lost", doctor)
+	d.finding(s, "xid-doctor", "GPU 3 is Lost")
 	s.signal(s.Running(), syscall.SIGTERM) // as the restart of the node does
 	s.ends(s.Running())
 	s.start()
@@ -49,12 +45,12 @@ func TestExamples(t *testing.T) {
 
 	s.inject(simulator.Fault{Kind: simulator.KindHang, GPU: "5"})
 	s.shows(8, 7)
-	d.shows(s, "hang-doctor", "gpu-device-plugin doctor", "A call into the driver has not returned", doctor)
+	d.finding(s, "hang-doctor", "A call into the driver has not returned")
 	s.inject(simulator.Fault{Kind: simulator.KindRestore})
 	s.shows(8, 8)
 
 	s.Stop()
-	d.shows(s, "kubelet-doctor", "gpu-device-plugin doctor", "Kubelet does not answer", doctor)
+	d.finding(s, "kubelet-doctor", "Kubelet does not answer")
 	mark := s.Mark()
 	if err := s.Resume(); err != nil {
 		t.Fatal(err)
@@ -78,15 +74,18 @@ func (s *stage) command(arguments ...string) string {
 	return string(output)
 }
 
-// worst returns the findings of doctor that are errors and warnings.
-func worst(output string) string {
-	var shown []string
-	for _, finding := range strings.Split(output, "\n\n") {
-		if strings.HasPrefix(finding, "error ") || strings.HasPrefix(finding, "warning ") {
-			shown = append(shown, strings.TrimSpace(finding))
+// finding holds the example of a name to the finding of doctor that has a text.
+func (d *document) finding(s *stage, name, says string) {
+	d.t.Helper()
+	d.shows(s, name, "gpu-device-plugin doctor", says, func() string {
+		_, output, _ := s.doctor()
+		for finding := range strings.SplitSeq(output, "\n\n") {
+			if strings.HasPrefix(finding, "error ") && strings.Contains(finding, says) {
+				return strings.TrimSpace(finding) + "\n…\n"
+			}
 		}
-	}
-	return strings.Join(append(shown, "…"), "\n\n") + "\n"
+		return ""
+	})
 }
 
 // A document has examples between marks.
