@@ -96,7 +96,7 @@ func keep(t *testing.T, k *specTask) (settle func()) {
 	})
 	return func() {
 		t.Helper()
-		deadline := time.After(30 * time.Second)
+		deadline := time.After(time.Minute)
 		for {
 			tried, changed := k.tried.Latest()
 			if tried == k.requested.Value().number {
