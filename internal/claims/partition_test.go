@@ -250,7 +250,7 @@ func TestDivisions(t *testing.T) {
 	}()
 	until := func(what string, is func(found dra.Divided, has bool) bool) {
 		t.Helper()
-		deadline := time.After(30 * time.Second)
+		deadline := time.After(time.Minute)
 		for {
 			divisions, changed := r.options.Divisions.Latest()
 			if found, has := divisions["GPU-b"]; divisions != nil && is(found, has) {

@@ -24,7 +24,7 @@ import (
 
 const (
 	// patience bounds what must happen, however busy the machine is.
-	patience = 30 * time.Second
+	patience = time.Minute
 )
 
 // An inspected node is a simulated one with its monitor, which looks of its own accord only once, and an Inspector.

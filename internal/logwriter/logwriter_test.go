@@ -14,7 +14,7 @@ import (
 )
 
 // patience bounds every wait for something that must happen.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // pipe returns a pipe that holds one page only.
 func pipe(t *testing.T) (reader, writer *os.File) {

@@ -27,8 +27,8 @@ var (
 	former = flag.String("former", "", "commit of an earlier version, from which gpu-node-agent is built; make nightly names one")
 )
 
-// mostSilence is how long nobody decides at most after a process that did is silent.
-const mostSilence = 15 * time.Second
+// mostSilence is how long nobody decides at most after a process that did is silent, for 12 s, on a machine that is slow.
+const mostSilence = time.Minute
 
 // join starts another process of a program on the node, or of that of the first one if it is empty, with its state. The API server knows what
 // it writes by its name.
