@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"regexp"
 	"strconv"
+	"strings"
 	"sync"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -44,7 +45,32 @@ func parse(line []byte) (inventory.Event, bool) {
 	return e, true
 }
 
-// number returns a number that xidLine has matched, which fits.
+// switchLine is a record with an error of an NVSwitch, as xidLine: PCI address, SXid, and whether it is fatal for the switch's links.
+var switchLine = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^(\d{1,9}),[^;]*;nvidia-nvswitch\d{1,4}: SXid \(PCI:([0-9A-Fa-f:.]{10,16})\): ` +
+		`(\d{1,9}), (Fatal|Non-fatal)(?:\W|$)`)
+})
+
+// A switchError is an error of an NVSwitch.
+type switchError struct {
+	bdf   string
+	sxid  uint64
+	fatal bool
+}
+
+// parseSwitch returns the error of an NVSwitch that a record of the log tells, and false for any other record.
+func parseSwitch(line []byte) (switchError, bool) {
+	if !bytes.Contains(line, []byte(": SXid (")) {
+		return switchError{}, false
+	}
+	m := switchLine().FindSubmatch(line)
+	if len(m) == 0 || number(m[1], 10) >= kernelFacility {
+		return switchError{}, false
+	}
+	return switchError{bdf: strings.ToLower(string(m[2])), sxid: number(m[3], 10), fatal: string(m[4]) == "Fatal"}, true
+}
+
+// number returns a number that an expression has matched, which fits.
 func number(digits []byte, base int) uint64 {
 	n, _ := strconv.ParseUint(string(digits), base, 64)
 	return n

@@ -2,8 +2,8 @@
 //
 //	NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus.
 //
-// Some of them are reported nowhere else. It is an adapter: it gives events as package inventory has them, and imports
-// no other package of the project. Package cli imports it.
+// Some of them are reported nowhere else. Errors of NVSwitches (SXid) are logged. It is an adapter: it gives events as
+// package inventory has them, and imports no other package of the project. Package cli imports it.
 package kernellog
 
 import (
@@ -99,6 +99,7 @@ func (r *Reader) follow(ctx context.Context, events chan<- inventory.Event) erro
 	var line []byte
 	long := false // and so not a line of the driver's
 	var said time.Time
+	var switches switchLog
 	for {
 		part, err := in.ReadSlice('\n')
 		if long = long || len(line)+len(part) > maxRecord; !long {
@@ -106,6 +107,9 @@ func (r *Reader) follow(ctx context.Context, events chan<- inventory.Event) erro
 		}
 		switch {
 		case err == nil:
+			if e, ok := parseSwitch(line); ok && !long {
+				switches.say(klog.FromContext(ctx), e, r.Clock.Now())
+			}
 			if e, ok := parse(line); ok && !long {
 				select {
 				case events <- e:
@@ -131,4 +135,24 @@ func (r *Reader) follow(ctx context.Context, events chan<- inventory.Event) erro
 			return fmt.Errorf("read the kernel's log: %w", err)
 		}
 	}
+}
+
+// A switchLog logs errors of NVSwitches: the same one at most once a minute, and no more than maxSwitchErrors a minute. A switch is no GPU:
+// no GPU is judged by it.
+type switchLog struct {
+	since time.Time
+	told  map[switchError]bool
+}
+
+const maxSwitchErrors = 100
+
+func (l *switchLog) say(log klog.Logger, e switchError, now time.Time) {
+	if l.told == nil || now.Sub(l.since) >= time.Minute {
+		l.since, l.told = now, map[switchError]bool{}
+	}
+	if l.told[e] || len(l.told) >= maxSwitchErrors {
+		return
+	}
+	l.told[e] = true
+	log.Info("NVSwitch reports an error", "nvswitch", e.bdf, "sxid", e.sxid, "fatal", e.fatal)
 }
