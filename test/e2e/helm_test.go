@@ -212,22 +212,41 @@ func upgradesWithPods(ctx context.Context, t *testing.T, n *node.Node, kubelet p
 	waitPod(ctx, t, n, holder, isSame(before))
 }
 
-// besideTheOperator: the chart with the values of docs/migrate.md serves the GPUs where NVIDIA's operator runs all but its device plugin. It
-// goes and comes with the operator's label.
+// besideTheOperator: the chart with the values of docs/migrate.md takes the GPUs over where NVIDIA's operator runs all but its device plugin,
+// and a runtime of NVIDIA's that is not the default one. It is there before the operator's plugin goes: the GPUs stay allocatable. It goes and
+// comes with the operator's label.
 func besideTheOperator(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
+	all := simulatedGPUs(ctx, t, n)
 	withoutDaemon(ctx, t, n)
 	before := waitPod(ctx, t, n, holder, isRunning)
 	values := documented(t, "docs/migrate.md", "TestValuesBesideTheOperator")
 	startProxy(t)
 	publishCA(ctx, t, n, namespace)
 	installDriver(ctx, t)
+	makeNodes(t, driverRoot, all)
 	installToolkit(t)
+	installRuntime(ctx, t, n)
 	kubectl(ctx, t, n, "label", "node", node.Name, deployPlugin+"=true")
 	t.Cleanup(func() {
 		if _, err := n.Kubectl(context.Background(), "label", "node", node.Name, deployPlugin+"-"); err != nil {
 			t.Error(err)
 		}
 	})
+	theirs, err := scenario.StartPlugin(pluginSockets, "nvidia-gpu.sock", gpu, scenario.Script{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(theirs.Stop)
+	var devices []*v1beta1.Device
+	for _, g := range all {
+		devices = append(devices, &v1beta1.Device{ID: g.UUID, Health: v1beta1.Healthy})
+	}
+	theirs.Send(devices...)
+	if err := theirs.Register(ctx); err != nil {
+		t.Fatal(err)
+	}
+	waitAllocatable(ctx, t, kubelet, gpu, gpus, promptly)
+	end := watch(ctx, t, kubelet, gpu, "beside the operator, whose plugin goes afterwards")
 	helm(ctx, t, n, append([]string{"install"}, append(chartWith(t, values), "--values", valuesFile(t, `
 cdi: {nvidiaHookPath: /run/nvidia/toolkit/nvidia-cdi-hook}
 devicePlugin:
@@ -241,10 +260,22 @@ devicePlugin:
 			return c.Type == "GPUHealthy" && c.Status == corev1.ConditionTrue
 		})
 	})
-	waitAllocatable(ctx, t, kubelet, gpu, gpus, stepLimit)
 	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
-	all := simulatedGPUs(ctx, t, n)
-	makeNodes(t, driverRoot, all)
+	processes := daemonProcesses(t)
+	for _, pid := range processes {
+		found, err := filepath.Glob(fmt.Sprintf("/proc/%d/root/dev/nvidia[0-9]*", pid))
+		if err != nil || len(found) != gpus {
+			t.Errorf("the daemon has the device nodes %v, error %v, want those of %d GPUs", found, err, gpus)
+		}
+	}
+	if len(processes) == 0 {
+		t.Error("there is no process of the daemon")
+	}
+	theirs.Stop()
+	waitAllocatable(ctx, t, kubelet, gpu, gpus, stepLimit)
+	if lowest, longest := end().below(gpus); lowest < gpus && isKubelet("1.37") {
+		t.Errorf("the kubelet counted %d for %v, want never below %d", lowest, longest, gpus)
+	}
 	runPod(ctx, t, n, "beside-the-operator", gpu, 1)
 	hasNodesOf(ctx, t, n, kubelet, "beside-the-operator", all)
 	shell(ctx, t, n, "beside-the-operator", "ls /usr/bin/nvidia-smi")

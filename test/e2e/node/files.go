@@ -149,6 +149,11 @@ sandbox = "{{.Sandbox}}"
 [plugins.'io.containerd.cri.v1.runtime']
 # Lowering oom_score_adj needs CAP_SYS_RESOURCE, which a machine may withhold.
 restrict_oom_score_adj = true
+# A stand-in for NVIDIA's runtime, which is not the default one. A test that needs it puts its program there.
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.nvidia]
+runtime_type = "io.containerd.runc.v2"
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.nvidia.options]
+BinaryName = "{{.State}}/nvidia-container-runtime"
 [plugins.'io.containerd.cri.v1.runtime'.cni]
 bin_dirs = ["/usr/lib/cni", "/opt/cni/bin"]
 conf_dir = "{{.State}}/cni"
