@@ -37,7 +37,7 @@ type spread struct {
 
 	// one holds a value while a task reads or counts, and guards all following fields. Counting waits for the API server.
 	one   chan struct{}
-	turn  time.Time // when the first request may be made; zero before that is known
+	due   time.Time // when the first request may be made; zero before that is known
 	over  bool      // the first write does not wait, because the first request did
 	nodes int       // 0 before they are counted
 }
@@ -65,10 +65,10 @@ func (s *spread) begin(ctx context.Context, c counter) {
 	if err != nil {
 		return
 	}
-	if s.turn.IsZero() {
-		s.turn = time.Now().Add(s.first(ctx, c))
+	if s.due.IsZero() {
+		s.due = time.Now().Add(s.first(ctx, c))
 	}
-	wait := time.Until(s.turn)
+	wait := time.Until(s.due)
 	unlock()
 	select {
 	case <-ctx.Done():
