@@ -35,8 +35,8 @@ type Given struct {
 	devices map[string]json.RawMessage // edits by UUID
 }
 
-// Given returns what containers are given with the devices of a Snapshot. The error says what could not be read of the driver;
-// what was found of it before is then used, if there is any. Without anything, no device is given.
+// Given returns what containers are given with the devices of a Snapshot. If files of the driver cannot be read, the error says which,
+// and those that were found before are used. If none were found before, no device is given.
 func (w *Writer) Given(snapshot inventory.Snapshot, e edits.Options, o Options) (Given, error) {
 	e.IDs, e.Void = edits.ByUUID, true
 	wanted := Wanted{Snapshot: snapshot, Plan: resource.New(snapshot, resource.Options{MIG: resource.MIGMixed}), Edits: e, Options: o}

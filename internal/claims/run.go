@@ -37,8 +37,8 @@ func (c *Claims) mayChange() error {
 // every is how often records and specs are compared with the files.
 const every = 10 * time.Second
 
-// Run has the calls of kubelet answered, and keeps records and CDI specs as they should be, until ctx ends. Then it waits for the calls
-// that are being answered, and returns nil.
+// Run keeps records and CDI specs as they should be until ctx ends. Calls of kubelet are answered while it runs. At the end it waits for
+// the calls that are being answered, and returns nil.
 func (c *Claims) Run(ctx context.Context) error {
 	timer := c.options.Clock.NewTimer(every)
 	defer timer.Stop()

@@ -86,7 +86,7 @@ func (c *Cluster) Observation(configs *feed.Feed[config.Config], boot string) []
 // Count sets the function that is called after each request, with the code of the HTTP answer: 0 if there was no answer.
 func (c *Cluster) Count(requested func(verb, resource string, code int)) { c.client.Count(requested) }
 
-// Problem returns why the API server does not tell of the node; nil if it does, or is not asked.
+// Problem returns the reason if the API server does not tell of the node; nil if it does, or is not asked.
 func (c *Cluster) Problem() error { return c.client.Problem().Value() }
 
 // headStart is how long after the start of the process nothing is done here: GPUs are registered first.

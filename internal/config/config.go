@@ -19,8 +19,8 @@ const (
 	DefaultKubeletSocket = "/var/lib/kubelet/device-plugins/kubelet.sock"
 )
 
-// Config is everything the daemon is told. It is made by Load, complete and valid, and nobody changes it, or what it
-// holds, afterwards.
+// Config is the whole configuration of the daemon. Load makes it, complete and valid. It is not changed afterwards, and neither is what
+// it holds.
 type Config struct {
 	// File is the path of the configuration file; empty if there is none.
 	File string

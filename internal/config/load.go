@@ -82,7 +82,8 @@ func (s Sources) named() string {
 	return options[i].resolve(&document{}, s.Env, s.Flags).text
 }
 
-// Early returns what flags and environment say, as far as it is valid: what has to be known before there is a file.
+// Early returns the configuration of flags and environment alone, without values that are not valid. It is for what must be known before
+// the file is read.
 func (s Sources) Early() Config {
 	var c Config
 	(&document{}).resolve(&c, s)

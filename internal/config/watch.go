@@ -54,13 +54,13 @@ func NewWatcher(s Sources, first Config, c clock.WithTicker) *Watcher {
 	return w
 }
 
-// Configs returns the feed of valid configurations. A reader that finds the one it has needs to do nothing.
+// Configs returns the feed of valid configurations. A reader that already has the latest one needs to do nothing.
 func (w *Watcher) Configs() *feed.Feed[Config] { return w.configs }
 
 // Generation numbers the configurations that were in force, from 1.
 func (w *Watcher) Generation() uint64 { return 1 + w.changes.Load() }
 
-// Loaded returns when the configuration in force was read, or found to be what the file says still after the file changed.
+// Loaded returns when the configuration in force was read last. A changed file with the same configuration counts, too.
 func (w *Watcher) Loaded() time.Time { return time.Unix(0, w.loaded.Load()) }
 
 // Reload makes the Watcher read the file now, changed or not. It never blocks.

@@ -32,7 +32,7 @@ func NewLiveness(leads *lead.Lead, tasks ...[]Task) *Liveness {
 	return l
 }
 
-// Stuck asks all tasks, and returns why those are not alive that are stuck, in the order of the tasks.
+// Stuck asks all tasks, and returns a reason for each task that is stuck, in the order of the tasks.
 func (l *Liveness) Stuck(ctx context.Context) []string {
 	ctx, cancel := context.WithTimeout(ctx, aliveTimeout)
 	defer cancel()

@@ -51,7 +51,7 @@ func ModeStatus(err error) int {
 	return 1
 }
 
-// ModeFailure returns what the end of that process means, which wrote said: the error of SetMIGMode, as far as its status tells it.
+// ModeFailure returns the error of SetMIGMode in another process. Err is how that process ended, and said is what it wrote.
 func ModeFailure(err error, said string) error {
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) {

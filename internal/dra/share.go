@@ -44,8 +44,8 @@ func (s Slice) Shared() bool {
 	return slices.ContainsFunc(s.Devices, func(d Device) bool { return d.SmallestShare != 0 })
 }
 
-// Share returns how much of the memory of a device a claim has by a result, in bytes; 0 if it has all of it. What is not known is all, and
-// so is what this driver gives nobody: a part of a MIG device, or one that MPS cannot limit because it is less than a step.
+// Share returns how much of the memory of a device a claim has by a result, in bytes; 0 if it has all of it. It also returns 0 if the share
+// is not known, and for shares that this driver never gives: a part of a MIG device, or less memory than MPS can limit.
 func (r Result) Share(of Device) int64 {
 	bytes, known := quantity(r.ConsumedCapacity[MemoryCapacity])
 	if r.ShareID == "" || !known || of.Attributes["type"].Value != typeGPU || bytes < shareStep || bytes >= int64(wholeSteps(of)) {

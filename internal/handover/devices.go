@@ -103,7 +103,7 @@ func (d *Devices) Pools() *feed.Feed[dra.Pool] { return d.pools }
 // Published returns the feed of which GPUs may be in slices at the API server, by UUID. It is nil if that is not known: then all may be.
 func (d *Devices) Published() *feed.Feed[map[string]bool] { return d.published }
 
-// Publication returns the feed of what the API server has. Who publishes the slices tells it.
+// Publication returns the feed of what the API server has, as the publisher of slices says.
 func (d *Devices) Publication() *feed.Feed[Publication] { return d.publication }
 
 // GPU returns the UUID of the GPU that a device of a name is, or is a part of. It knows devices that are not in the pool now, too.

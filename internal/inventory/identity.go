@@ -25,8 +25,9 @@ var (
 )
 
 // Identify returns the Snapshot without the GPUs and MIG devices that cannot be named or told apart. They are in LeftOut, with
-// the reason. Of devices with the same UUID, the one stays that had it in the last Snapshot; if there is none, the first. A driver's
-// version that cannot be shown is in quotes, and a model has no characters that cannot be printed and is not longer than NVML's limit.
+// the reason. Of several devices with one UUID, the device stays that had the UUID in the last Snapshot; if none had it, the first
+// one. A driver's version that cannot be shown is in quotes. A model has only characters that can be printed, and is not longer than NVML's
+// limit.
 func Identify(s, last Snapshot) Snapshot {
 	before, owners := map[string]place{}, map[string]place{} // by UUID
 	for uuid, p := range last.places() {

@@ -54,8 +54,8 @@ func (c *Client) Pods(ctx context.Context) ([]NodePod, error) {
 	return pods, nil
 }
 
-// SwapLabels changes labels of the own node that have a value still, from that one to another, all or none: a label that somebody else has
-// changed meanwhile makes it an error, and so does another node of that name. It returns the node as it is then.
+// SwapLabels changes the value of labels of the own node, from one value to another, all or none. It is an error if a label has another
+// value than from, or if the node of that name has another UID. It returns the node after the change.
 func (c *Client) SwapLabels(ctx context.Context, uid string, keys []string, from, to string) (Node, error) {
 	type step struct {
 		Op    string `json:"op"`

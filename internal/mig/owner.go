@@ -51,10 +51,11 @@ type Options struct {
 	Clock clock.Clock
 }
 
-// An Owner divides GPUs. New builds one, Run is its one life.
+// An Owner divides GPUs. Make it with New, and call Run once.
 //
-// Run is one loop. Each GPU has turns, one at a time, beside those of the others: a turn reads how the GPU is divided and goes from there
-// as far as it can. It is due when the Wish or the GPU has changed, and again and again while something is waited for.
+// Run is one loop. Each GPU is worked on in turns. A GPU has one turn at a time; turns of several GPUs run beside each other. A turn reads
+// how the GPU is divided, and goes from there as far as it can. It begins when the Wish or the GPU has changed, and is repeated while
+// something is waited for.
 type Owner struct {
 	options Options
 	journal *journal

@@ -121,8 +121,8 @@ func (l *Chooser) Run(ctx context.Context) error {
 	}
 }
 
-// Reload takes in what an earlier process was asked for since this one started, and returns when the owner knows. It is for the moment in
-// which this process becomes the one that changes layouts.
+// Reload reads the wish that an earlier process has saved since this process started, and returns when the owner knows it. Call it when
+// this process begins to change layouts.
 func (l *Chooser) Reload(ctx context.Context) {
 	l.mu.Lock()
 	l.recall(ctx)

@@ -260,9 +260,8 @@ func (m *Monitor) Resume(ctx context.Context) error {
 	return wait(ctx, outcome)
 }
 
-// Clear takes the GPU or MIG device with the given UUID for good, whatever was found of it; clearing a GPU clears its MIG
-// devices. It returns once a look has told what is still wrong. The error says that there is no such device, or why
-// the look failed.
+// Clear forgets all faults of the GPU or MIG device with the given UUID; for a GPU also those of its MIG devices. It returns when the next
+// look has found what is still wrong. The error says that there is no such device, or why the look failed.
 func (m *Monitor) Clear(ctx context.Context, uuid string) error {
 	return m.await(ctx, wantEither, func(l *loop) error {
 		if !l.state.clear(uuid, l.now()) {
