@@ -178,7 +178,7 @@ func TestProcessesThatAreStopped(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer stopped.Close()
+		t.Cleanup(func() { _ = stopped.Close() })
 	}
 	answer, err := drav1.NewDRAPluginClient(conn).NodePrepareResources(t.Context(),
 		&drav1.NodePrepareResourcesRequest{Claims: []*drav1.Claim{claim("a")}})

@@ -63,7 +63,12 @@ func TestAClockThatIsSet(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- l.Run(ctx) }()
-	defer func() { cancel(); <-ended }()
+	defer func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
 	standby, err := leading.Accept()
 	if err != nil {
 		t.Fatal(err)
