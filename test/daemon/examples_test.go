@@ -74,6 +74,12 @@ func (s *stage) command(arguments ...string) string {
 	return string(output)
 }
 
+// A document has examples between marks.
+type document struct {
+	t    *testing.T
+	text string
+}
+
 // finding holds the example of a name to the finding of doctor that has a text.
 func (d *document) finding(s *stage, name, says string) {
 	d.t.Helper()
@@ -86,12 +92,6 @@ func (d *document) finding(s *stage, name, says string) {
 		}
 		return ""
 	})
-}
-
-// A document has examples between marks.
-type document struct {
-	t    *testing.T
-	text string
 }
 
 // shows runs a command until it prints what says, and holds the example of that name to what it printed then.
