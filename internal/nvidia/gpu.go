@@ -24,6 +24,7 @@ type gpu struct {
 	memory     nvml.Return // what the call for MemoryBytes answered last
 	hidden     bool        // displayOnly
 	migDevices []migDevice
+	told       bool                // the driver told this process of one of its GPU instances
 	unread     []inventory.LeftOut // the MIG devices that could not be read
 	nvlink     nvlink
 	lanes      int               // how many lanes of NVLink it has, as far as that is known; else 0

@@ -115,7 +115,7 @@ func (s *scanner) readMIGDevice(g *gpu, device device, ret nvml.Return, a *callR
 	}
 	m.seen.GICap, m.seen.CICap = s.capabilities(g.seen.Minor, m.seen.GI, m.seen.CI)
 	gi, ret := instanceOf(g, &m)
-	if ret == nvml.ERROR_NOT_FOUND {
+	if g.told = g.told || ret == nvml.SUCCESS; ret == nvml.ERROR_NOT_FOUND && g.told { // else this process may not be told of any
 		return migDevice{}, errStale
 	}
 	for _, k := range g.migDevices { // an instance that replaced another one may have all of its numbers, and another profile

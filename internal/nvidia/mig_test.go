@@ -134,6 +134,8 @@ func TestMIGDevicesThatAreGone(t *testing.T) {
 		s := r.scan()
 		compare(t, "MIG devices without "+call, "", migDevices(s.GPUs[3]))
 		compare(t, "left out", 0, len(s.LeftOut))
+		early := newRig(t, "a100-mig-mixed", simulator.Fault{Kind: simulator.KindFail, GPU: "3", Call: call, Return: "NOT_FOUND"})
+		compare(t, "MIG devices where no instance was ever told of", 2, len(early.scan().GPUs[3].MIGDevices))
 		compare(t, "MIG devices of another GPU", "0=1/0:4g.40gb 1=3/0:2g.20gb 2=7/0:1g.10gb+me", migDevices(s.GPUs[5]))
 	}
 }
