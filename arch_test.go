@@ -66,6 +66,10 @@ var imports = map[string][]string{
 	},
 	"internal/ledger":  {"internal/inventory", "internal/health", "internal/files"},
 	"internal/monitor": {"internal/inventory", "internal/health", "internal/feed", "internal/ledger", "internal/files"},
+	"internal/recording": {
+		"internal/files", "internal/health", "internal/inventory", "internal/ledger", "internal/monitor", "internal/report", "internal/resource",
+		"internal/status",
+	},
 	"internal/plugin": {
 		"internal/resource", "internal/edits", "internal/feed", "internal/files", "internal/supervise",
 		"internal/kubelet", // for the values of its accounts

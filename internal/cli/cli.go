@@ -56,7 +56,8 @@ func (p Program) newRootCommand() *cobra.Command {
 	addLogFlags(root, "v")
 	asRoot(root)
 	root.AddCommand(
-		newVersionCommand(), newPlanCommand(), newTopologyCommand(), newSimulateCommand(), newStatusCommand(), newReadyCommand(),
+		newVersionCommand(), newPlanCommand(), newTopologyCommand(), newSimulateCommand(), newRecordCommand(),
+		newStatusCommand(), newReadyCommand(),
 		newAliveCommand(), newCheckContainerCommand(),
 		newDoctorCommand(), p.newConfigCommand(), newHealthCommand(), newQuiesceCommand(), newResumeCommand(), p.newMPSCommand(),
 		p.newDiscoveryCommand(),

@@ -24,6 +24,7 @@ var (
 		"gdrcopy-enabled", "gds-enabled", "mofed-enabled", "imex-channel-ids", "imex-required", "cdi-dir", "dra-dynamic-mig", "dra-shares",
 		"node-name",
 	})
+	replayFlags = append([]string{"config-file"}, judgedFlags...)
 	doctorFlags = slices.Concat(nodeFlags, judgedFlags, []string{
 		"driver-root", "dev-root", "device-list-strategy", "pass-device-specs", "cdi-dir", "kubelet-root", "kubelet-socket",
 		"pod-resources-socket",

@@ -27,7 +27,7 @@ func newSimulateCommand() *cobra.Command {
 	for _, f := range faultCommands {
 		cmd.AddCommand(newFaultCommand(f, socket))
 	}
-	cmd.AddCommand(newSimulateListCommand(socket), newProfilesCommand())
+	cmd.AddCommand(newSimulateListCommand(socket), newProfilesCommand(), newReplayCommand())
 	return cmd
 }
 

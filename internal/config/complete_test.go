@@ -120,6 +120,7 @@ func TestEveryFieldOfConfigIsSet(t *testing.T) {
 
 var everything = []string{
 	"--device-discovery-strategy=nvml", "--simulate=dgx-h100", "--mps-root=/mps", "--mig-strategy=single",
+	"--record=/recordings", "--record-redact",
 	"--shared-devices-allocation-policy=packed", "--device-id-strategy=index", "--pass-device-specs", "--gds-enabled",
 	"--gdrcopy-enabled", "--mofed-enabled", "--imex-channel-ids=0", "--imex-required",
 	"--nvidia-cdi-hook-path=/hook", "--cdi-disable-hooks=all", "--pre-start-checks=reset-clocks",

@@ -59,6 +59,10 @@ type Config struct {
 	Discovery Discovery
 	// LoggingFormat is how log lines are written. It is that of the start: a change of the file needs a restart.
 	LoggingFormat LoggingFormat
+	// Record is the directory in which what the driver answers is recorded from the start; empty for none. RecordRedact replaces UUIDs and
+	// PCI addresses in it.
+	Record       string
+	RecordRedact bool
 	// StateDir is the directory for state that survives a restart; empty for none.
 	StateDir string
 

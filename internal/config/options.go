@@ -178,6 +178,14 @@ var daemonOptions = []option{
 		set: text(func(c *Config) *string { return &c.Simulate }),
 	},
 	{
+		flag: "record", env: []string{"RECORD"}, usage: "directory for a recording of what the driver answers; empty: none",
+		empty: true, set: text(func(c *Config) *string { return &c.Record }),
+	},
+	{
+		flag: "record-redact", env: []string{"RECORD_REDACT"}, fallback: "false", kind: kindBool,
+		usage: "replace UUIDs and PCI addresses in the recording", set: truth(func(c *Config) *bool { return &c.RecordRedact }),
+	},
+	{
 		flag: "metrics-address", common: true, env: []string{"METRICS_ADDRESS"}, key: "flags.metricsAddress", empty: true,
 		usage: "address on which metrics and probes are served by HTTP, host:port, such as :9400 or 127.0.0.1:9400; empty: none",
 		set:   setAddress(func(c *Config) *string { return &c.MetricsAddress }),

@@ -11,6 +11,8 @@ const (
 	CallHealthClear    = "health.clear"
 	CallMIGApply       = "mig.apply"
 	CallMIGStatus      = "mig.status"
+	CallRecordStart    = "record.start"
+	CallRecordStop     = "record.stop"
 	CallSimulateInject = "simulate.inject"
 	CallSimulateList   = "simulate.list"
 )

@@ -26,6 +26,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/offer"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/recording"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/supervise"
@@ -99,6 +100,7 @@ type daemon struct {
 	watcher        *config.Watcher
 	driver         *nvidia.Driver
 	node           *simulator.Node // nil on a real node
+	recorder       recording.Recorder
 	lead           *lead.Lead
 	former         *Former
 	told           *Told
@@ -148,13 +150,14 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 	if d.driver, d.node, err = OpenNode(ctx, c, d.counters); err != nil {
 		return nil, err
 	}
+	d.recordFromStart(ctx)
 	directory, err := d.newDirectory(ctx)
 	if err != nil {
 		return nil, err
 	}
 	d.lead, d.former = d.newLead(), NewFormer(c.StateDir)
 	d.monitor = monitor.New(monitor.Options{
-		Driver: driverOf{Driver: d.driver}, Policy: c.Health, StateDir: c.StateDir, BootID: BootID(d.node),
+		Driver: d.recorder.Driver(driverOf{Driver: d.driver}), Policy: c.Health, StateDir: c.StateDir, BootID: BootID(d.node),
 		Metrics: d.counters, Lead: d.lead.Check,
 		While: func(ctx context.Context, task func(context.Context) error) error {
 			return d.lead.While(ctx, "ledger", task)
@@ -270,13 +273,15 @@ func (d *daemon) observation() []Task {
 	tasks := []Task{
 		{Name: "configuration", Run: d.watcher.Run, Alive: d.watcher.Alive},
 		{Name: "kernel log", Run: d.readKernelLog},
-		{Name: "signals", Run: func(ctx context.Context) error { return followSignals(ctx, d.asked, d.watcher, d.monitor) }},
+		{Name: "signals", Run: func(ctx context.Context) error { return followSignals(ctx, d.asked, d.watcher, d.requests()) }},
 		{Name: "monitor", Run: d.monitor.Run, Alive: d.monitor.Alive},
 		{Name: "first look", Run: func(ctx context.Context) error { return CheckFirstLook(ctx, d.monitor, d.watcher.Configs()) }},
 		{Name: "start", Run: func(ctx context.Context) error {
 			return LogStart(ctx, version.String(), d.monitor.Snapshots(), d.watcher.Configs())
 		}},
-		{Name: "health policy", Run: func(ctx context.Context) error { return FollowHealth(ctx, d.monitor, d.watcher.Configs()) }},
+		{Name: "health policy", Run: func(ctx context.Context) error {
+			return FollowHealth(ctx, d.requests(), d.watcher.Configs())
+		}},
 		{Name: "driver", Run: func(ctx context.Context) error { return FollowDriver(ctx, d.monitor) }},
 	}
 	if d.directory != nil {
@@ -358,6 +363,7 @@ func (d *daemon) close() {
 	if d.node != nil {
 		d.node.Close()
 	}
+	_ = d.recorder.Stop() // there may be none
 	_ = d.account.Close() // its connection only; an error has no consequence
 }
 

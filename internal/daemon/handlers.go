@@ -16,10 +16,12 @@ func (d *daemon) handlers() map[string]control.Handler {
 		CallReady:          answer(d.ready),
 		CallAlive:          answer(func(ctx context.Context, _ struct{}) (any, error) { return d.liveness.Stuck(ctx), nil }),
 		CallQuiesce:        answer(d.quiesce),
-		CallResume:         answer(func(ctx context.Context, _ struct{}) (any, error) { return nil, d.monitor.Resume(ctx) }),
+		CallResume:         answer(func(ctx context.Context, _ struct{}) (any, error) { return nil, d.requests().Resume(ctx) }),
 		CallHealthClear:    answer(d.clearHealth),
 		CallMIGApply:       answer(d.applyMIG),
 		CallMIGStatus:      answer(func(context.Context, struct{}) (any, error) { return d.migStatus() }),
+		CallRecordStart:    answer(d.startRecording),
+		CallRecordStop:     answer(func(context.Context, struct{}) (any, error) { return nil, d.recorder.Stop() }),
 		CallSimulateInject: answer(d.inject),
 		CallSimulateList:   answer(d.list),
 	}
@@ -43,7 +45,7 @@ type QuiesceArguments struct {
 }
 
 func (d *daemon) quiesce(ctx context.Context, a QuiesceArguments) (any, error) {
-	return nil, d.monitor.Quiesce(ctx, a.Allocate)
+	return nil, d.requests().Quiesce(ctx, a.Allocate)
 }
 
 // ClearArguments are those of CallHealthClear.
@@ -53,17 +55,22 @@ type ClearArguments struct {
 }
 
 func (d *daemon) clearHealth(ctx context.Context, a ClearArguments) (any, error) {
+	return nil, d.requests().Clear(ctx, d.uuidOf(a.GPU))
+}
+
+// uuidOf returns the UUID of the device that somebody names. One that is not here now may have faults on record.
+func (d *daemon) uuidOf(name string) string {
 	for _, g := range d.monitor.Snapshots().Value().GPUs {
-		if a.GPU == g.UUID || a.GPU == fmt.Sprint(g.Index) {
-			return nil, d.monitor.Clear(ctx, g.UUID)
+		if name == g.UUID || name == fmt.Sprint(g.Index) {
+			return g.UUID
 		}
 		for _, m := range g.MIGDevices {
-			if a.GPU == m.UUID || a.GPU == fmt.Sprintf("%d:%d", g.Index, m.Index) {
-				return nil, d.monitor.Clear(ctx, m.UUID)
+			if name == m.UUID || name == fmt.Sprintf("%d:%d", g.Index, m.Index) {
+				return m.UUID
 			}
 		}
 	}
-	return nil, d.monitor.Clear(ctx, a.GPU) // it is not here now; faults of it may be on record
+	return name
 }
 
 var errNotSimulated = errors.New("this daemon serves real GPUs: faults can only be injected into one that runs with --simulate")

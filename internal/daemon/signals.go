@@ -9,15 +9,22 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/monitor"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
 // signalTimeout bounds the work for one signal. The driver may have to wake its GPUs first.
 const signalTimeout = time.Minute
 
+// released is a monitor that can be asked to release the driver.
+type released interface {
+	Quiesce(ctx context.Context, allocate bool) error
+	Resume(ctx context.Context) error
+	Look(ctx context.Context) (inventory.Snapshot, error)
+}
+
 // followSignals handles signals: SIGHUP reads the configuration again and looks at the node, SIGUSR1 releases the
 // driver, SIGUSR2 goes back to it.
-func followSignals(ctx context.Context, signals <-chan os.Signal, watcher *config.Watcher, m *monitor.Monitor) error {
+func followSignals(ctx context.Context, signals <-chan os.Signal, watcher *config.Watcher, m released) error {
 	for {
 		select {
 		case <-ctx.Done():
@@ -32,7 +39,7 @@ func followSignals(ctx context.Context, signals <-chan os.Signal, watcher *confi
 	}
 }
 
-func handleSignal(ctx context.Context, s os.Signal, watcher *config.Watcher, m *monitor.Monitor) error {
+func handleSignal(ctx context.Context, s os.Signal, watcher *config.Watcher, m released) error {
 	ctx, cancel := context.WithTimeout(ctx, signalTimeout)
 	defer cancel()
 	switch s {

@@ -24,9 +24,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
-// The files in the state directory.
+// FaultsFile is the name of the ledger of faults in the state directory.
+const FaultsFile = "faults.json"
+
 const (
-	ledgerFile  = "faults.json"
 	damagedFile = "faults.json.damaged" // a ledger that could not be read; the last one is kept
 )
 
@@ -190,7 +191,7 @@ var errDamaged = errors.New("the fault ledger is damaged")
 // read returns what the ledger holds; an empty Book if there is none yet.
 func (l ledger) read() (Book, error) {
 	b := NewBook()
-	text, err := files.Read(l.path(ledgerFile), maxLedger)
+	text, err := files.Read(l.path(FaultsFile), maxLedger)
 	if errors.Is(err, fs.ErrNotExist) {
 		return b, nil
 	}
@@ -215,7 +216,7 @@ func (l ledger) read() (Book, error) {
 func (l ledger) open() (b Book, setAside, err error) {
 	b, err = l.read()
 	if errors.Is(err, errDamaged) {
-		setAside, err = err, os.Rename(l.path(ledgerFile), l.path(damagedFile))
+		setAside, err = err, os.Rename(l.path(FaultsFile), l.path(damagedFile))
 	}
 	return b, setAside, err
 }
@@ -235,7 +236,7 @@ func (l ledger) replace(b Book) error {
 		err = os.MkdirAll(l.dir, 0o700)
 	}
 	if err == nil {
-		err = files.Write(l.path(ledgerFile), lines.Bytes(), 0o600, nil)
+		err = files.Write(l.path(FaultsFile), lines.Bytes(), 0o600, nil)
 	}
 	if err != nil {
 		return fmt.Errorf("write the fault ledger: %w", err)
