@@ -12,11 +12,10 @@ import (
 	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	nodev1 "k8s.io/api/node/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/e2e/node"
 )
