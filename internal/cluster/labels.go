@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -97,15 +98,19 @@ type nodeLabeler struct {
 	labeler
 	uid string // of the node that the rest is about
 	sighting
-	left map[string]string // labels that others own, with their values
+	left map[string]left   // labels that others own
 	rest map[string]string // what differed after the last write
 	// settled are the labels that were wanted when there was nothing to write last.
 	settled map[string]string
 }
 
+// A left label belongs to another program.
+type left struct{ value, owner string }
+
 // labelNode keeps labels on the own node until ctx ends, while the configuration wants that.
 func (c *Cluster) labelNode(ctx context.Context, d daemon.View) {
 	l := &nodeLabeler{labeler: labeler{client: c.client, daemon: d, spread: &c.spread}}
+	defer func() { _ = l.tell(nil) }() // another process leads then, and tells it
 	wake := func() []<-chan struct{} {
 		_, node := l.client.Nodes().Latest()
 		return append(l.changes(), node)
@@ -114,8 +119,38 @@ func (c *Cluster) labelNode(ctx context.Context, d daemon.View) {
 		if !l.on(config.LabelsNode) {
 			return l.tell(nil)
 		}
-		return l.tell(l.step(ctx))
+		err := l.step(ctx)
+		if err == nil {
+			_ = l.tell(l.withheld()) // writing again does not help
+			return nil
+		}
+		return l.tell(err)
 	})
+}
+
+// withheld returns which labels are not as they are wanted although nothing is to be written: they belong to others, who may be gone. The
+// API server has the name of an owner and does not know whether it still runs. It returns nil if there are none.
+func (l *nodeLabeler) withheld() error {
+	wanted, owners, keys := l.daemon.Labels.Value(), map[string]bool{}, []string(nil)
+	if wanted == nil || l.node.UID == "" {
+		return nil
+	}
+	for key := range differences(wanted, l.node.Labels) {
+		if owner := l.left[key].owner; owner != "" {
+			owners[owner] = true
+		}
+		keys = append(keys, key+"-")
+	}
+	if len(keys) == 0 {
+		return nil
+	}
+	slices.Sort(keys)
+	by := "another program"
+	if len(owners) > 0 {
+		by = strings.Join(slices.Sorted(maps.Keys(owners)), " and ")
+	}
+	return fmt.Errorf("labels that %s wrote are not as they should be; if it no longer runs, run: kubectl label node %s %s",
+		by, l.node.Name, strings.Join(keys, " "))
 }
 
 // step writes once, if there is something to write.
@@ -160,7 +195,7 @@ func (l *nodeLabeler) due() map[string]string {
 		return nil
 	}
 	if node.UID != l.uid {
-		l.uid, l.left, l.rest, l.settled = node.UID, map[string]string{}, nil, nil
+		l.uid, l.left, l.rest, l.settled = node.UID, map[string]left{}, nil, nil
 	}
 	l.see(node, time.Now())
 	differs := differences(l.ours(wanted), l.node.Labels)
@@ -188,7 +223,7 @@ func (s *sighting) see(node kubeapi.Node, now time.Time) {
 func (l *nodeLabeler) ours(wanted map[string]string) map[string]string {
 	set := maps.Clone(wanted)
 	for key, theirs := range l.left {
-		if value, has := l.node.Labels[key]; has && value == theirs {
+		if value, has := l.node.Labels[key]; has && value == theirs.value {
 			delete(set, key)
 		} else {
 			delete(l.left, key)
@@ -218,21 +253,27 @@ func (l *nodeLabeler) leave(ctx context.Context, conflict *kubeapi.Conflict) err
 	if err := l.lookAtNode(ctx); err != nil {
 		return err
 	}
-	left := 0
+	found := false
 	for key, owner := range conflict.Labels {
 		value, has := l.node.Labels[key]
 		if !has {
 			continue
 		}
-		l.left[key] = value
-		left++
+		l.left[key], found = left{value, ownerIn(owner)}, true
 		klog.FromContext(ctx).Info("A label of the node belongs to another program and stays as it is", "label", key, "value", value,
 			"reason", owner)
 	}
-	if left == 0 {
+	if !found {
 		return conflict // what the API server told is not what it tells now
 	}
 	return nil
+}
+
+// ownerIn returns the field manager that the API server names as the owner of a label: conflict with "NAME" using v1.
+func ownerIn(text string) string {
+	_, text, _ = strings.Cut(text, `"`)
+	name, _, _ := strings.Cut(text, `"`)
+	return name
 }
 
 // differences returns which labels are not as they are wanted, each with its value: those that are missing or have another value,
@@ -274,6 +315,7 @@ type featureLabeler struct {
 // labelFeature keeps the object until ctx ends, while the configuration wants that.
 func (c *Cluster) labelFeature(ctx context.Context, d daemon.View) {
 	l := &featureLabeler{labeler: labeler{client: c.client, daemon: d, spread: &c.spread}, again: feed.NewAlarm(clock.RealClock{})}
+	defer func() { _ = l.tell(nil) }()
 	wake := func() []<-chan struct{} { return append(l.changes(), l.again.Rings()) }
 	kubeapi.Keep(ctx, clock.RealClock{}, "NodeFeature", wake, func(ctx context.Context) error {
 		if !l.on(config.LabelsNodeFeature) {

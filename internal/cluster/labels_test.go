@@ -1,6 +1,7 @@
 package cluster_test
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"net/http"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
 
@@ -161,6 +163,60 @@ func TestLabelsOfOthers(t *testing.T) {
 		if problem := p.LabelsProblem.Value(); problem != nil {
 			s.Errorf("problem: %v", problem)
 		}
+	})
+}
+
+// Labels that stay with an owner that is gone are told by the problem that status and the metric have, and by an Event, with the command that
+// cures it; run, it gives them to this program. Nothing is taken over before, and what a program that still runs writes again is its own.
+func TestLabelsOfAnOwnerThatIsGone(t *testing.T) {
+	onStage(t, func(s *stage) {
+		const revision = "nvidia.com/cuda.driver-version.revision"
+		s.change(func(n *corev1.Node) { n.Labels = map[string]string{} })
+		p := s.new(config.Config{Features: config.Features{Labels: config.LabelsNode, Events: true}})
+		read := p.Status
+		p.Status = func(ctx context.Context) (status.Status, error) {
+			now, err := read(ctx)
+			if problem := p.LabelsProblem.Value(); problem != nil {
+				now.LabelsError = problem.Error()
+			}
+			return now, err
+		}
+		p.gpus(gpu(0, good))
+		p.label(map[string]string{countLabel: "8"})
+		p.start()
+		s.untilLabels("first", ways[config.LabelsNode], map[string]string{countLabel: "8"})
+		s.patch("nfd-master", `{"`+productLabel+`":"H100","`+revision+`":"05","nvidia.com/mig-1g.10gb.count":"7"}`)
+		p.label(map[string]string{countLabel: "8", productLabel: "H100", revision: "05", "nvidia.com/mig-1g.10gb.count": "7"})
+		s.pass(time.Minute)
+		if problem := p.LabelsProblem.Value(); problem != nil {
+			s.Errorf("labels are as they are wanted, and the problem is: %v", problem)
+		}
+		p.label(map[string]string{countLabel: "8", productLabel: "H100", revision: "09"})
+		const command = "kubectl label node " + nodeName + " " + revision + "- nvidia.com/mig-1g.10gb.count-"
+		const told = "labels that nfd-master wrote are not as they should be; if it no longer runs, run: " + command
+		s.until("the problem is told", func() bool { return fmt.Sprint(p.LabelsProblem.Value()) == told })
+		if n := s.writes(func() { s.pass(time.Hour) }); n != 1 || s.node().Labels[revision] != "05" {
+			s.Errorf("%d writes, want that of the Event; the revision is %q", n, s.node().Labels[revision])
+		}
+		if events := s.server.Events(); len(events) != 1 || events[0].Reason != "LabelsWithheld" || !strings.HasSuffix(events[0].Note, command) {
+			s.Errorf("Events %v", events)
+		}
+		p.stop()
+		if s.pass(time.Minute); p.LabelsProblem.Value() != nil {
+			s.Errorf("a process that does not lead tells: %v", p.LabelsProblem.Value())
+		}
+		p.start()
+		s.until("the problem is told again", func() bool { return fmt.Sprint(p.LabelsProblem.Value()) == told })
+		s.patch("kubectl-label", `{"`+revision+`":null,"nvidia.com/mig-1g.10gb.count":null}`)
+		s.untilLabels("after the command", ways[config.LabelsNode], map[string]string{countLabel: "8", productLabel: "H100", revision: "09"})
+		s.until("no problem", func() bool { return p.LabelsProblem.Value() == nil })
+		s.patch("nfd-master", `{"`+revision+`":"07"}`)
+		s.until("it still runs", func() bool { return strings.Contains(fmt.Sprint(p.LabelsProblem.Value()), "nfd-master wrote") })
+		if s.pass(time.Hour); s.node().Labels[revision] != "07" {
+			s.Errorf("the revision of an owner that runs is %q", s.node().Labels[revision])
+		}
+		p.label(nil)
+		s.until("nothing is wanted", func() bool { return p.LabelsProblem.Value() == nil })
 	})
 }
 

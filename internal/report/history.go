@@ -35,6 +35,7 @@ type History struct {
 	driver  string
 	config  string               // the error that was told
 	leftOut map[string]bool      // what was told to be left out
+	labels  labelsTold           // why they are not as they are wanted
 	layout  layoutTold           // what was told of the MIG layout
 	bad     map[string]verdict   // of the devices that are not healthy, or gone, by UUID
 	gpus    map[string]string    // the names of the GPUs that were there, by UUID
@@ -100,6 +101,8 @@ func (h *History) Next(s status.Status, now time.Time, room int) Batch {
 	all = append(all, together(h.leftOutEvents(s))...)
 	all = append(all, h.layoutEvents(s)...)
 	batch := Batch{}
+	withheld, due := h.labelsEvents(s, now)
+	all, batch.Again = append(all, withheld...), due
 	denied := map[string]string{}
 	for _, c := range all {
 		c.At, c.AtStart, c.Note = now, !h.begun, line(c.Note)
@@ -234,6 +237,33 @@ func (h *History) configEvents(s status.Status) []candidate {
 		c.NodeEvent = NodeEvent{Reason: ConfigApplied, Note: fmt.Sprintf("The configuration file %s is used again", s.ConfigFile)}
 	}
 	return []candidate{c}
+}
+
+// labelsPatience is how long labels are not as they are wanted before an Event tells: a write that failed is tried again.
+const labelsPatience = time.Minute
+
+// A labelsTold is what is known of the reason why labels are not as they are wanted.
+type labelsTold struct {
+	reason string
+	since  time.Time
+	told   bool
+}
+
+// labelsEvents tells why labels are not as they are wanted, once that has lasted, and when that will be if it has not; zero for never.
+func (h *History) labelsEvents(s status.Status, now time.Time) (events []candidate, due time.Time) {
+	if s.LabelsError != h.labels.reason {
+		h.labels = labelsTold{reason: s.LabelsError, since: now}
+	}
+	if h.labels.reason == "" || h.labels.told {
+		return nil, time.Time{}
+	}
+	if due := h.labels.since.Add(labelsPatience); due.After(now) {
+		return nil, due
+	}
+	return []candidate{{
+		NodeEvent: NodeEvent{Reason: LabelsWithheld, Cause: s.LabelsError, Note: "Labels of the node: " + s.LabelsError},
+		subject:   "labels", limited: "labels", told: func() { h.labels.told = true },
+	}}, time.Time{}
 }
 
 func (h *History) leftOutEvents(s status.Status) []candidate {

@@ -19,6 +19,7 @@ const (
 	ConfigRejected   Reason = "ConfigRejected"
 	ConfigApplied    Reason = "ConfigApplied"
 	ResourceLeftOut  Reason = "ResourceLeftOut"
+	LabelsWithheld   Reason = "LabelsWithheld"
 	MIGLayoutWaiting Reason = "MIGLayoutWaiting"
 	MIGLayoutFailed  Reason = "MIGLayoutFailed"
 	MIGLayoutReset   Reason = "MIGLayoutNeedsReset"
@@ -80,6 +81,10 @@ var Rows = []Row{
 	{
 		ResourceLeftOut, warning, "LeaveOut", false,
 		"A GPU cannot be identified, and no other Event tells why; or a device of the plan is not offered", "the device and the reason",
+	},
+	{
+		LabelsWithheld, warning, "LeaveLabels", false, "For a minute the labels of the node are not as the daemon wants them",
+		"the reason; where they belong to another program, the command that gives them to the daemon",
 	},
 	{
 		MIGLayoutWaiting, normal, "WaitForRelease", true, "A MIG layout cannot be made on some GPUs before pods or processes end",
