@@ -48,17 +48,33 @@ func (o opener) Open(ctx context.Context) (monitor.Session, error) {
 	return s, nil
 }
 
-// An otherProcess sets MIG modes in sessions of its own.
+// An otherProcess sets MIG modes in sessions of its own. It gives up a call that hangs, as the process of the daemon does.
 type otherProcess struct {
-	node *simulator.Node
-	sets atomic.Int64
+	node    *simulator.Node
+	sets    atomic.Int64
+	running atomic.Bool
 }
 
-func (*otherProcess) Check() error { return nil }
+func (p *otherProcess) Check() error {
+	if p.running.Load() {
+		return inventory.ErrNoAnswer
+	}
+	return nil
+}
 
-func (p *otherProcess) Set(_ context.Context, uuid string, mode inventory.MIGMode) error {
+func (p *otherProcess) Set(ctx context.Context, uuid string, mode inventory.MIGMode) error {
 	p.sets.Add(1)
-	return nvidia.SetMIGMode(nvidia.Options{Library: p.node.NVML(), Root: p.node.Root()}, uuid, mode)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	p.running.Store(true)
+	ended, err := nvidia.AwaitProgram(ctx, time.Second, func() error {
+		defer p.running.Store(false)
+		return nvidia.SetMIGMode(nvidia.Options{Library: p.node.NVML(), Root: p.node.Root()}, uuid, mode)
+	})
+	if !ended {
+		return inventory.ErrNoAnswer
+	}
+	return err
 }
 
 // A rig is an Owner on a simulated node behind the monitor and the adapter that ship. Its kubelet gives out what the plan offers.
