@@ -172,6 +172,7 @@ mig-wishes: ## Play random sequences of MIG layouts with pods, faults and kills 
 .PHONY: nightly
 nightly: faults soak mig-wishes ## What takes too long for every change: the fault matrix, soak, long stories, older kubelets, kubelet's five minutes (2 hours)
 	$(GO) test -race ./internal/monitor -count=1 -run TestRandomFaults -timeout 1h -stories 50
+	$(GO) test -race ./internal/plugin -count=1 -run TestDaemonsWithDifferentLists -timeout 1h -rollouts 5
 	$(GO) test ./test/daemon -count=1 -run 'TestOneDecides|TestBesideAnEarlierVersion' -timeout 1h -stopped 5m -former 70e08be
 	$(MAKE) --no-print-directory release
 	test/e2e/devicemanager/run -minutes

@@ -2,6 +2,7 @@ package plugin_test
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -28,6 +29,11 @@ const gpu = "nvidia.com/gpu"
 
 // patience bounds every wait for something that must happen.
 const patience = time.Minute
+
+func TestMain(m *testing.M) {
+	_ = flag.Set("test.parallel", "16") // nodes mostly wait
+	os.Exit(m.Run())
+}
 
 // A node is a directory with a stand-in kubelet, or room for one.
 type node struct {
