@@ -3,12 +3,10 @@ package claims
 import (
 	"context"
 	"errors"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
@@ -33,25 +31,23 @@ func lockOut(ctx context.Context, dir string, c clock.Clock) (release func()) {
 			_ = files.Remove(filepath.Join(store{dir: dir}.folder(), name)) // another time does as well
 		}
 	}
-	f, err := os.OpenFile(filepath.Join(dir, formerLock), os.O_CREATE|os.O_RDWR, 0o600) // such a process may come later
-	if err != nil {
-		return func() {} // without the folder, or on a disk that cannot be written, that version has no claims either
-	}
 	late := c.NewTimer(formerTimeout)
 	defer late.Stop()
 	for {
-		err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_RDLCK})
-		if err == nil || !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EINTR) {
-			break
+		share, err := files.TakeShare(filepath.Join(dir, formerLock)) // such a process may come later
+		switch {
+		case err == nil:
+			return share.Close
+		case !errors.Is(err, files.ErrLocked):
+			return func() {} // without the folder, or on a disk that cannot be written, that version has no claims either
 		}
 		select {
 		case <-ctx.Done():
-			return func() { _ = f.Close() }
+			return func() {}
 		case <-late.C():
-			klog.FromContext(ctx).Info("Another process has a lock of claims still", "path", f.Name())
-			return func() { _ = f.Close() }
+			klog.FromContext(ctx).Info("Another process has a lock of claims still", "path", filepath.Join(dir, formerLock))
+			return func() {}
 		case <-c.After(formerPause):
 		}
 	}
-	return func() { _ = f.Close() }
 }

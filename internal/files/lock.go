@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // ErrLocked is the error of a lock that another process has.
@@ -40,4 +42,50 @@ func flock(path string, flags, how int) (unlock func(), err error) {
 		return nil, fmt.Errorf("lock %s: %w", path, err)
 	}
 	return unlock, nil
+}
+
+// A Lock is a lock in an open file (F_OFD_SETLK of fcntl(2)). It is for what must be known of a process that was killed: the kernel keeps
+// the lock as long as one of the threads of the process is in the driver. Others can ask about it without taking it.
+type Lock struct{ f *os.File }
+
+// TakeLock takes the lock of a file alone. It makes the file if there is none, and never waits: the error wraps ErrLocked when another
+// process has the lock or a share of it. Close gives it back.
+func TakeLock(path string) (*Lock, error) { return take(path, unix.F_WRLCK) }
+
+// TakeShare takes a share of that lock, as TakeLock does.
+func TakeShare(path string) (*Lock, error) { return take(path, unix.F_RDLCK) }
+
+func take(path string, kind int16) (*Lock, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock: %w", err)
+	}
+	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: kind}); err != nil {
+		_ = f.Close()
+		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
+			err = ErrLocked
+		}
+		return nil, fmt.Errorf("lock %s: %w", path, err)
+	}
+	return &Lock{f}, nil
+}
+
+// Others reports whether another process has the lock or a share of it.
+func (l *Lock) Others() bool {
+	held := unix.Flock_t{Type: unix.F_WRLCK}
+	return unix.FcntlFlock(l.f.Fd(), unix.F_OFD_GETLK, &held) == nil && held.Type != unix.F_UNLCK
+}
+
+// Close gives the lock back. It may be called again.
+func (l *Lock) Close() { _ = l.f.Close() }
+
+// IsLocked reports whether a process has the lock of a file or a share of it.
+func IsLocked(path string) bool {
+	f, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	l := &Lock{f}
+	defer l.Close()
+	return l.Others()
 }

@@ -72,7 +72,7 @@ func (o *office) release(ended <-chan struct{}) {
 		defer close(released)
 		for <-ended; o.o.Busy(); <-o.o.Clock.After(tick) {
 		}
-		o.socket.share.close()
+		o.socket.share.Close()
 	}()
 	select {
 	case <-released:
@@ -82,7 +82,7 @@ func (o *office) release(ended <-chan struct{}) {
 
 // holder names the process that led before and may still change hardware; empty if there is none.
 func (o *office) holder() string {
-	if !o.socket.share.others() {
+	if !o.socket.share.Others() {
 		return ""
 	}
 	return cmp.Or(o.former, someone)

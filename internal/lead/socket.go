@@ -43,16 +43,17 @@ func identify(path string) identity {
 	return identity{stat.Dev, stat.Ino} //nolint:unconvert // other types on other platforms
 }
 
-// A socket is one with which this process leads, and its share of the lock.
+// A socket is one with which this process leads. A process keeps its share of the lock as long as it may change hardware. Who cannot have
+// one does not lead: nobody would know.
 type socket struct {
 	*net.UnixListener
 	identity identity
-	share    share
+	share    *files.Lock
 }
 
 // drop closes a socket with which this process does not lead.
 func (s *socket) drop() error {
-	s.share.close()
+	s.share.Close()
 	return s.Close()
 }
 
@@ -100,13 +101,13 @@ func (l *Lead) bind(ctx context.Context) (*socket, error) {
 	if err := files.Remove(path); err != nil { // of a process that was killed
 		return nil, err
 	}
-	held, err := takeShare(l.o.Dir)
+	held, err := files.TakeShare(filepath.Join(l.o.Dir, shareName))
 	if err != nil {
 		return nil, err
 	}
 	listener, err := files.Listen(ctx, path)
 	if err != nil {
-		held.close()
+		held.Close()
 		return nil, err
 	}
 	listener.SetUnlinkOnClose(false)
@@ -143,31 +144,6 @@ func (l *Lead) lock(ctx context.Context) (unlock func(), err error) {
 		}
 	}
 }
-
-// A share of a lock is kept by a process as long as it may change hardware. The kernel keeps it as long as one of its threads is in
-// the driver, also after the process was killed. Who cannot have one does not lead: nobody would know.
-type share struct{ *os.File }
-
-// takeShare returns a share.
-func takeShare(dir string) (share, error) {
-	f, err := os.OpenFile(filepath.Join(dir, shareName), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return share{}, err
-	}
-	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_RDLCK}); err != nil {
-		_ = f.Close()
-		return share{}, fmt.Errorf("lock %s: %w", shareName, err)
-	}
-	return share{f}, nil
-}
-
-// others reports whether another process has a share.
-func (s share) others() bool {
-	held := unix.Flock_t{Type: unix.F_WRLCK}
-	return unix.FcntlFlock(s.Fd(), unix.F_OFD_GETLK, &held) == nil && held.Type != unix.F_UNLCK
-}
-
-func (s share) close() { _ = s.File.Close() }
 
 // A message is what the process that leads and a standby tell each other, as JSON.
 type message struct {

@@ -12,8 +12,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 )
 
@@ -244,25 +242,15 @@ func list(root string) (wanted, ending map[string]ClaimDaemon, err error) {
 
 // lockRoot locks a root for the one Supervisor of it.
 func lockRoot(root string) (unlock func(), err error) {
-	lock, err := os.OpenFile(filepath.Join(root, lockFile), os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("lock the directory of MPS state: %w; mount the host's (--mps-root) there", err)
+	lock, err := files.TakeLock(filepath.Join(root, lockFile))
+	switch {
+	case errors.Is(err, files.ErrLocked):
+		return nil, fmt.Errorf("the directory of MPS state: %w; another mps-control-daemon works in %s", err, root)
+	case err != nil:
+		return nil, fmt.Errorf("the directory of MPS state: %w; mount the host's (--mps-root) there", err)
 	}
-	// This kind of lock can be asked about without taking it.
-	if err := unix.FcntlFlock(lock.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
-		_ = lock.Close()
-		return nil, fmt.Errorf("lock the directory of MPS state: %w; another mps-control-daemon works in %s", err, root)
-	}
-	return func() { _ = lock.Close() }, nil
+	return lock.Close, nil
 }
 
 // supervised reports whether a Supervisor works in a root.
-func supervised(root string) bool {
-	lock, err := os.Open(filepath.Join(root, lockFile))
-	if err != nil {
-		return false
-	}
-	defer lock.Close()
-	held := unix.Flock_t{Type: unix.F_WRLCK}
-	return unix.FcntlFlock(lock.Fd(), unix.F_OFD_GETLK, &held) == nil && held.Type != unix.F_UNLCK
-}
+func supervised(root string) bool { return files.IsLocked(filepath.Join(root, lockFile)) }
