@@ -2,7 +2,7 @@
 // Registration service, and its account of devices (PodResources). It knows the files and the wire; what to do about
 // them is decided elsewhere.
 //
-// Only package cli creates its values.
+// Packages daemon and nodefacts create its values.
 package kubelet
 
 import (

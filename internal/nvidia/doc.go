@@ -1,6 +1,6 @@
 // Package nvidia is the only package that talks to the NVIDIA driver: to NVML, and to what the driver and the kernel
-// show in /proc and /sys. It turns what they say into values of package inventory. Only package cli, which sees
-// concrete adapters, and tests import it.
+// show in /proc and /sys. It turns what they say into values of package inventory. Only packages daemon and
+// cli, and tests, import it.
 //
 // A Driver opens one Session at a time. A Session scans the node (Scan), waits for events (Next) and reads the health
 // signals of one GPU (Read) until it is closed (Close).
