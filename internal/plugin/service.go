@@ -113,7 +113,7 @@ func (s *service) Allocate(ctx context.Context, request *pluginapi.AllocateReque
 		ids = append(ids, container.GetDevicesIds()...)
 	}
 	if !view.withholds(ids) {
-		err := s.forward(ctx, view, ids, func(ctx context.Context, earlier pluginapi.DevicePluginClient) (err error) {
+		err := s.forward(ctx, view, [][]string{ids}, func(ctx context.Context, earlier pluginapi.DevicePluginClient) (err error) {
 			response, err = earlier.Allocate(ctx, request)
 			return err
 		})
@@ -162,11 +162,19 @@ func (s *service) mayGive(ctx context.Context, devices []resource.Device) error 
 }
 
 // forward makes a call about devices that are none of the plan's to the earlier server that listed them. Kubelet makes such a call when it
-// chose the devices just before it received our first list. The error is fs.ErrNotExist if the call is not for that server.
+// chose the devices just before it received our first list. The IDs are by container. The error is fs.ErrNotExist if the call is not for
+// that server.
 func (s *service) forward(
-	ctx context.Context, v *view, ids []string, call func(context.Context, pluginapi.DevicePluginClient) error,
+	ctx context.Context, v *view, ids [][]string, call func(context.Context, pluginapi.DevicePluginClient) error,
 ) error {
-	if len(ids) == 0 || slices.ContainsFunc(ids, func(id string) bool { _, ours := v.resource.Device(id); return ours }) {
+	asked := 0
+	for _, container := range ids {
+		if slices.ContainsFunc(container, func(id string) bool { return !v.resource.Lacks(id) }) {
+			return fs.ErrNotExist
+		}
+		asked += len(container)
+	}
+	if asked == 0 {
 		return fs.ErrNotExist
 	}
 	err := s.Registrar.CallEarlier(ctx, s.list.name, call)
@@ -248,7 +256,7 @@ func (s *service) GetPreferredAllocation(ctx context.Context, request *pluginapi
 	for _, container := range request.GetContainerRequests() {
 		available = append(available, container.GetAvailableDeviceIDs())
 	}
-	if s.forward(ctx, view, slices.Concat(available...), func(ctx context.Context, earlier pluginapi.DevicePluginClient) error {
+	if s.forward(ctx, view, available, func(ctx context.Context, earlier pluginapi.DevicePluginClient) error {
 		response, err = earlier.GetPreferredAllocation(ctx, request)
 		return err
 	}) == nil {
@@ -270,28 +278,22 @@ func (s *service) GetPreferredAllocation(ctx context.Context, request *pluginapi
 // left it, or kubelet chose among them in the moment before it received the list. Also one that must be included is no error: kubelet
 // would refuse the pod for good. The Allocate that follows decides, and names an ID that it does not know.
 func (v *view) prefer(available, required []string, size int) ([]string, error) {
-	known, unknown := v.split(available)
 	must, others := v.split(required)
-	unknown = slices.DeleteFunc(unknown, func(id string) bool { return slices.Contains(others, id) })
 	wanted := max(0, size-len(others))
-	if len(unknown) > 0 {
-		distinct := map[string]struct{}{}
-		for _, id := range slices.Concat(known, must) {
-			distinct[id] = struct{}{}
-		}
-		if missing := wanted - len(distinct); 0 < missing && missing <= len(unknown) {
-			wanted, others = len(distinct), append(others, unknown[:missing]...)
+	ids, err := v.resource.Prefer(available, must, wanted)
+	if known, few := resource.TooFew(err); few { // asked last: there may be thousands of replicas
+		_, unknown := v.split(available)
+		unknown = slices.DeleteFunc(unknown, func(id string) bool { return slices.Contains(others, id) })
+		if missing := wanted - known; missing <= len(unknown) {
+			others = append(others, unknown[:missing]...)
+			ids, err = v.resource.Prefer(available, must, known)
 		}
 	}
-	ids, err := v.resource.Prefer(known, must, wanted)
 	return append(ids, others...), err
 }
 
 // split returns which of the IDs are of the plan, and the others, sorted.
 func (v *view) split(ids []string) (planned, others []string) {
-	if !slices.ContainsFunc(ids, v.resource.Lacks) { // as good as always; there may be thousands of replicas
-		return ids, nil
-	}
 	for _, id := range ids {
 		if v.resource.Lacks(id) {
 			others = append(others, id)

@@ -201,7 +201,7 @@ func TestCallsAboutDevicesOfAnEarlierServerAreForwarded(t *testing.T) {
 			return tt.err
 		}}
 		s := alone(&life{Collaborators: Collaborators{Registrar: directory}, list: newList(resource.WholeGPU, clock.RealClock{})})
-		if got := s.forward(t.Context(), whole(1), strings.Fields(tt.ids), nil) == nil; got != tt.want {
+		if got := s.forward(t.Context(), whole(1), [][]string{strings.Fields(tt.ids)}, nil) == nil; got != tt.want {
 			t.Errorf("%s: forwarded %v, want %v", name, got, tt.want)
 		}
 	}

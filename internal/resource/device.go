@@ -2,6 +2,7 @@ package resource
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -102,6 +103,15 @@ func (r Resource) Device(id string) (Device, bool) {
 func (r Resource) Lacks(id string) bool {
 	_, found := r.byID[id]
 	return !found
+}
+
+// TooFew reports whether an error of Prefer says that a request wants more devices than are available, and returns how many are.
+func TooFew(err error) (available int, few bool) {
+	var e *topology.TooFewError
+	if !errors.As(err, &e) {
+		return 0, false
+	}
+	return len(e.Available), true
 }
 
 // Prefer returns which `size` of the available devices a container should be given, including the required ones, in the
