@@ -22,6 +22,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/layout"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // calls are those that came to a control socket, as "NAME ARGUMENTS".
@@ -76,11 +77,7 @@ func serveAt(t *testing.T, socket string, answers map[string][]any, came *calls)
 			t.Error(err)
 		}
 	})
-	for late := time.Now().Add(time.Minute); control.Call(ctx, socket, "there", nil, nil) != nil; time.Sleep(time.Millisecond) {
-		if time.Now().After(late) {
-			t.Fatal("nobody answers at the socket")
-		}
-	}
+	poll.Until(t, "the socket is answered", func() bool { return control.Call(ctx, socket, "there", nil, nil) == nil })
 }
 
 // execute runs a command of the program and returns what it prints.

@@ -20,6 +20,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/version"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 const patience = 2 * time.Minute // how long a test waits for what must come
@@ -78,15 +79,17 @@ func (h *host) says(want string, args ...string) {
 // until waits until what a command prints is as it should be.
 func (h *host) until(what string, is func(text string) bool, args ...string) {
 	h.t.Helper()
-	for late := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
-		text, err := run(h.t, append(args, "--control-socket", h.socket)...)
-		if err == nil && is(text) {
-			return
+	var text string
+	defer func() {
+		if h.t.Failed() {
+			h.t.Logf("%v prints: %s", args, text)
 		}
-		if time.Now().After(late) {
-			h.t.Fatalf("%v: never %s, but: %v: %s", args, what, err, text)
-		}
-	}
+	}()
+	poll.Until(h.t, what, func() bool {
+		var err error
+		text, err = run(h.t, append(args, "--control-socket", h.socket)...)
+		return err == nil && is(text)
+	})
 }
 
 // program starts a command line as a process of the test's own program, which is killed at the end of the test if it runs still.

@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // A managed is a node with a folder of configurations, and config-manager on it.
@@ -103,11 +104,7 @@ func (m *managed) linked(name string) {
 
 func (m *managed) until(what string, is func() bool) {
 	m.t.Helper()
-	for deadline := time.Now().Add(patience); !is(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			m.t.Fatalf("not within %v: %s", patience, what)
-		}
-	}
+	poll.Until(m.t, what, is)
 }
 
 func TestConfigManagerOnce(t *testing.T) {

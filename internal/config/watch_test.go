@@ -19,6 +19,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 const patience = time.Minute // how long a test waits for what must come
@@ -295,11 +296,7 @@ func TestReloadTellsAgain(t *testing.T) {
 		}
 		for want := 1; want <= 3; want++ {
 			w.Reload()
-			for deadline := time.Now().Add(patience); told() < want; time.Sleep(time.Millisecond) {
-				if time.Now().After(deadline) {
-					t.Fatalf("file %q: told %d times after SIGHUP number %d", text, told(), want)
-				}
-			}
+			poll.Until(t, "as many are told as there were SIGHUPs", func() bool { return told() >= want })
 		}
 	}
 }

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // TestFollowersThatDoNotReadLoseTheirPlaces: others are let in.
@@ -38,28 +40,19 @@ func TestFollowersThatDoNotReadLoseTheirPlaces(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	deadline := time.Now().Add(time.Minute)
 	for range maxStreams {
 		if _, err := fmt.Fprintln(connect(t, socket), `{"call": "count"}`); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for len(server.followed) < maxStreams {
-		if time.Now().After(deadline) {
-			t.Fatal("they have no places")
-		}
-	}
+	poll.Until(t, "they have places", func() bool { return len(server.followed) == maxStreams })
 	enough := errors.New("enough")
 	follow := func() error { return Follow(t.Context(), socket, "one", func(string) error { return enough }) }
 	if err := follow(); err == nil || errors.Is(err, enough) {
 		t.Fatalf("one more is let in: %v", err)
 	}
 	close(begin)
-	for err := follow(); !errors.Is(err, enough); err = follow() {
-		if time.Now().After(deadline) {
-			t.Fatalf("a follower that reads is refused still: %v", err)
-		}
-	}
+	poll.Until(t, "a follower that reads is let in", func() bool { return errors.Is(follow(), enough) })
 }
 
 // TestAValueThatCannotBeEncoded: the client is told.
@@ -80,16 +73,14 @@ func TestAValueThatCannotBeEncoded(t *testing.T) {
 // connect connects to a server that starts.
 func connect(t *testing.T, socket string) net.Conn {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; {
-		conn, err := net.Dial("unix", socket)
-		if err == nil {
-			t.Cleanup(func() { _ = conn.Close() })
-			return conn
-		}
-		if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
-	}
+	var conn net.Conn
+	poll.Until(t, "a server answers", func() bool {
+		var err error
+		conn, err = net.Dial("unix", socket)
+		return err == nil
+	})
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
 }
 
 // TestTheEndOfAStream: nothing is sent to a client that has gone or does not read. Another one is told why the stream ended.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 func TestFollow(t *testing.T) {
@@ -98,15 +99,9 @@ func TestFollowersAreBounded(t *testing.T) {
 	}
 	again, stop := context.WithCancel(t.Context())
 	defer stop()
-	for deadline := time.Now().Add(patience); ; { // the server sees the ends a little later
-		err := control.Follow(again, socket, "once", func(string) error { stop(); return nil })
-		if errors.Is(err, control.ErrEnded) {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("there is no room after all have ended: %v", err)
-		}
-	}
+	poll.Until(t, "there is room again", func() bool { // the server sees the ends a little later
+		return errors.Is(control.Follow(again, socket, "once", func(string) error { stop(); return nil }), control.ErrEnded)
+	})
 }
 
 // TestAFollowerWhoseRequestComesInParts: what comes after its request, such as the end of the line, is no reason to let it go.
@@ -140,27 +135,25 @@ func TestAFollowerWhoseRequestComesInParts(t *testing.T) {
 // TestAFollowerThatDoesNotRead: the end of the server does not wait for it.
 func TestAFollowerThatDoesNotRead(t *testing.T) {
 	t.Parallel()
-	socket := filepath.Join(t.TempDir(), "c.sock")
-	_, stop := start(t, socket)
-	silent, err := net.Dial("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer silent.Close()
-	if _, err := fmt.Fprintln(silent, `{"call": "count"}`); err != nil {
-		t.Fatal(err)
-	}
-	if err := control.Follow(t.Context(), socket, "count", func(i int) error {
-		if i == 100_000 { // by then the other's buffer is full
-			return errors.New("enough")
+	poll.Once(t, "the end with a follower that does not read", 20*time.Second, func() { // a message has 30 s
+		socket := filepath.Join(t.TempDir(), "c.sock")
+		_, stop := start(t, socket)
+		silent, err := net.Dial("unix", socket)
+		if err != nil {
+			t.Fatal(err)
 		}
-		return nil
-	}); err == nil || err.Error() != "enough" {
-		t.Fatal(err)
-	}
-	began := time.Now()
-	stop()
-	if took := time.Since(began); took > 20*time.Second { // a message has 30 s
-		t.Errorf("the end took %v", took)
-	}
+		defer silent.Close()
+		if _, err := fmt.Fprintln(silent, `{"call": "count"}`); err != nil {
+			t.Fatal(err)
+		}
+		if err := control.Follow(t.Context(), socket, "count", func(i int) error {
+			if i == 100_000 { // by then the other's buffer is full
+				return errors.New("enough")
+			}
+			return nil
+		}); err == nil || err.Error() != "enough" {
+			t.Fatal(err)
+		}
+		stop()
+	})
 }

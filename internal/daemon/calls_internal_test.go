@@ -6,13 +6,13 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // TestKubeletIsSeen: each socket of kubelet's counts as a kubelet, and what it remembers of device plugins is read from its checkpoint.
@@ -34,18 +34,11 @@ func TestKubeletIsSeen(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = listener.Close() }()
-	for late := time.After(time.Minute); ; {
-		seen, changed := d.kubelets.Latest()
-		if s, err := d.status(t.Context()); err == nil && seen > 0 && s.Kubelets == seen {
-			break
-		}
-		select {
-		case <-changed:
-		case <-time.After(10 * time.Millisecond):
-		case <-late:
-			t.Fatal("no kubelet is seen")
-		}
-	}
+	poll.Until(t, "a kubelet is seen", func() bool {
+		seen := d.kubelets.Value()
+		s, err := d.status(t.Context())
+		return err == nil && seen > 0 && s.Kubelets == seen
+	})
 }
 
 func TestHolder(t *testing.T) {

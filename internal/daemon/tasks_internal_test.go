@@ -22,6 +22,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // running has a task run until the test ends.
@@ -202,15 +203,10 @@ func TestMetricsOfADaemon(t *testing.T) {
 	}
 	d := looking(t, unstarted(t, nil, append(slices.Clone(alone), "--metrics-address", address)...))
 	running(t, d.serveMetrics)
-	for late := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+	poll.Until(t, "metrics are served", func() bool {
 		text := scraped(address)
-		if strings.Contains(text, "gpu_device_plugin_") && strings.Contains(text, "200 OK") {
-			break
-		}
-		if time.Now().After(late) {
-			t.Fatalf("metrics are not served: %s", text)
-		}
-	}
+		return strings.Contains(text, "gpu_device_plugin_") && strings.Contains(text, "200 OK")
+	})
 	host, err := os.Hostname()
 	if err != nil {
 		t.Fatal(err)

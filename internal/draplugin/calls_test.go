@@ -17,6 +17,7 @@ import (
 	healthv1 "k8s.io/kubelet/pkg/apis/dra-health/v1"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // TestErrors: what is wrong with a claim is told in its answer, and is nothing to the other claims of the call.
@@ -152,7 +153,7 @@ func TestKubeletGoesDuringPrepare(t *testing.T) {
 		t.Errorf("the call of the kubelet that ended: %v", err)
 	}
 	k = n.startKubelet(t)
-	eventually(t, "the claim is prepared", func() bool {
+	poll.Until(t, "the claim is prepared", func() bool {
 		answers, err := k.Prepare(t.Context(), dra.Driver, claim("a"))
 		return err == nil && answers["a"].GetError() == ""
 	})
@@ -163,7 +164,7 @@ func TestStopsWithStreams(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	d := n.start(t, nil)
-	eventually(t, "a socket", func() bool { return len(n.sockets(t)) == 1 })
+	poll.Until(t, "a socket", func() bool { return len(n.sockets(t)) == 1 })
 	conn, err := grpc.NewClient("unix:"+n.socket(n.sockets(t)[0]), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
@@ -207,7 +208,7 @@ func TestStopsAfterCalls(t *testing.T) {
 	<-began
 	var stopped sync.WaitGroup
 	stopped.Go(d.stop)
-	eventually(t, "the driver accepts no connections", func() bool {
+	poll.Until(t, "the driver accepts no connections", func() bool {
 		for _, name := range n.sockets(t) {
 			if conn, err := net.Dial("unix", n.socket(name)); err == nil {
 				_ = conn.Close()

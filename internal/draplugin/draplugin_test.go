@@ -14,6 +14,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draplugin"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // TestServes: kubelet registers the driver, has claims prepared and unprepared, and is told the health of devices, in each pair of versions.
@@ -45,11 +46,11 @@ func TestServes(t *testing.T) {
 			if id := device.GetShareId(); services == nil && id != "s" {
 				t.Errorf("share %q, want s", id)
 			}
-			eventually(t, "the health of gpu-0 is Healthy", func() bool {
+			poll.Until(t, "the health of gpu-0 is Healthy", func() bool {
 				return k.Health("gpu-0").GetHealth() == healthv1.HealthStatus_HEALTHY
 			})
 			n.publish(inventory.Health{State: inventory.Unhealthy, Reason: "XID 79", Cure: inventory.CureReset})
-			eventually(t, "the health of gpu-0 is Unhealthy", func() bool {
+			poll.Until(t, "the health of gpu-0 is Unhealthy", func() bool {
 				return k.Health("gpu-0").GetHealth() == healthv1.HealthStatus_UNHEALTHY
 			})
 			if got := k.Health("gpu-0"); got.GetMessage() != "XID 79; cure: reset" || got.GetDevice().GetPoolName() != "node-1" {
@@ -106,7 +107,7 @@ func TestForeign(t *testing.T) {
 	removeFile(t, n.socket("gpu.nvidia.com-0b1c-reg.sock"))
 	listen("gpu.nvidia.com-0b1c-reg.sock")
 	d.await(t, "a foreign driver", isForeign)
-	eventually(t, "only the sockets of other programs are there", func() bool { return len(n.sockets(t)) == 2 })
+	poll.Until(t, "only the sockets of other programs are there", func() bool { return len(n.sockets(t)) == 2 })
 	if ready, reason := d.Ready(t.Context()); ready || !strings.Contains(reason, "remove that driver") {
 		t.Errorf("ready %v: %s", ready, reason)
 	}

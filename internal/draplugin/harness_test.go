@@ -187,21 +187,6 @@ func (d *driver) awaitRegistered(t *testing.T) {
 	d.await(t, "registered", func(s draplugin.Status) bool { return s.Registered })
 }
 
-// eventually waits until a condition holds that nothing tells of.
-func eventually(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	deadline := time.After(patience)
-	ticker := time.NewTicker(10 * time.Millisecond)
-	defer ticker.Stop()
-	for !holds() {
-		select {
-		case <-ticker.C:
-		case <-deadline:
-			t.Fatalf("not within %v: %s", patience, what)
-		}
-	}
-}
-
 // sockets returns the names of the sockets in the folder.
 func (n *node) sockets(t *testing.T) []string {
 	t.Helper()

@@ -19,6 +19,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draplugin"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet/plugins"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // TestRollOut: two processes serve one kubelet. While the later one comes, the earlier one goes, and claims are prepared all the time, no call
@@ -49,10 +50,10 @@ func TestRollOut(t *testing.T) {
 	})
 	later := n.start(t, nil)
 	later.awaitRegistered(t)
-	eventually(t, "two drivers are registered", func() bool { return len(k.Registered()) == 2 })
+	poll.Until(t, "two drivers are registered", func() bool { return len(k.Registered()) == 2 })
 	earlier.stop()
-	eventually(t, "one driver is registered", func() bool { return len(k.Registered()) == 1 })
-	eventually(t, "the health of gpu-0 is known", func() bool {
+	poll.Until(t, "one driver is registered", func() bool { return len(k.Registered()) == 1 })
+	poll.Until(t, "the health of gpu-0 is known", func() bool {
 		return k.Health("gpu-0").GetHealth() == healthv1.HealthStatus_UNHEALTHY
 	})
 	close(done)
@@ -75,7 +76,7 @@ func TestRollBack(t *testing.T) {
 	later := n.start(t, nil)
 	later.awaitRegistered(t)
 	later.stop()
-	eventually(t, "one driver is registered", func() bool { return len(k.Registered()) == 1 })
+	poll.Until(t, "one driver is registered", func() bool { return len(k.Registered()) == 1 })
 	if said := prepare(t, k, "a"); said["a"] != "" {
 		t.Error(said)
 	}
@@ -102,7 +103,7 @@ func TestLeftovers(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := n.start(t, nil)
-	eventually(t, "the sockets of killed processes are gone", func() bool { return len(n.sockets(t)) == 4 })
+	poll.Until(t, "the sockets of killed processes are gone", func() bool { return len(n.sockets(t)) == 4 })
 	d.awaitRegistered(t)
 	for _, name := range []string{"gpu-device-plugin-dra-.sock", "csi-reg.sock", "gpu-device-plugin-dra-0000000000bb-1.sock"} {
 		if !slices.Contains(n.sockets(t), name) {
@@ -145,7 +146,7 @@ func TestKubeletRestarts(t *testing.T) {
 // stepUntil moves a clock on until something holds.
 func stepUntil(t *testing.T, c *clocktesting.FakeClock, what string, holds func() bool) {
 	t.Helper()
-	eventually(t, what, func() bool {
+	poll.Until(t, what, func() bool {
 		if holds() {
 			return true
 		}
@@ -164,7 +165,7 @@ func TestKubeletIsAway(t *testing.T) {
 	c := clocktesting.NewFakeClock(time.Now())
 	began := c.Now()
 	d := n.start(t, c)
-	eventually(t, "a socket", func() bool { return len(n.sockets(t)) == 1 })
+	poll.Until(t, "a socket", func() bool { return len(n.sockets(t)) == 1 })
 	first := n.sockets(t)[0]
 	stepUntil(t, c, "another socket", func() bool { s := n.sockets(t); return len(s) == 1 && s[0] != first })
 	if took := c.Since(began); took < 30*time.Second {

@@ -23,6 +23,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/handover"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 const patience = time.Minute // how long a test waits for what must come
@@ -224,19 +225,13 @@ func TestNumbersThatCannotBeWritten(t *testing.T) {
 	more.GPUs[0].Health.State = inventory.Unhealthy
 	p.owners.Publish(dra.All(more.GPUs))
 	p.snapshots.Publish(more)
-	for deadline := time.Now().Add(patience); ; {
+	poll.Until(t, "the fault of the other GPU is published", func() bool {
 		pool := p.Pools().Value()
 		if text(pool) != "[0a]" {
 			t.Fatalf("the pool is %s", text(pool))
 		}
-		if len(pool.Slices[0].Devices[0].Taints) > 0 {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the fault of the other GPU is not published")
-		}
-		<-time.After(5 * time.Millisecond)
-	}
+		return len(pool.Slices[0].Devices[0].Taints) > 0
+	})
 	if err := os.RemoveAll(path); err != nil {
 		t.Fatal(err)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // answering returns a client of a server with these answers.
@@ -102,11 +103,7 @@ func TestEventsThatAreNone(t *testing.T) {
 				client.Watch(ctx, unpaused{})
 			}()
 			t.Cleanup(func() { cancel(); <-ended })
-			for late := time.Now().Add(patience); begun.Load() < 2; time.Sleep(5 * time.Millisecond) {
-				if time.Now().After(late) {
-					t.Fatalf("%d lists, want a second one", begun.Load())
-				}
-			}
+			poll.Until(t, "a second list", func() bool { return begun.Load() >= 2 })
 			if n := client.Nodes().Value(); n.Labels["config"] != "a" {
 				t.Errorf("the node is %+v", n)
 			}

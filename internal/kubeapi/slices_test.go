@@ -18,6 +18,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 const devices = `[{"name":"gpu-0","attributes":{"type":{"string":"gpu"}},"capacity":{"memory":{"value":"80Gi"}}}]`
@@ -176,12 +177,9 @@ func TestSlicesAreListedFromTheCache(t *testing.T) {
 	refused := server.Requests()[apiserver.Request{Verb: "watch", Resource: "resourceslices"}]
 	server.SetFault(apiserver.Fault{Status: http.StatusTooManyRequests, Only: func(r apiserver.Request) bool { return r.Verb == "watch" }})
 	server.DropWatches()
-	for late := time.Now().Add(patience); server.Requests()[apiserver.Request{Verb: "watch", Resource: "resourceslices"}] < refused+2; {
-		if time.Now().After(late) {
-			t.Fatal("a watch that was refused is not tried again")
-		}
-		<-time.After(10 * time.Millisecond)
-	}
+	poll.Until(t, "a watch that was refused is tried again", func() bool {
+		return server.Requests()[apiserver.Request{Verb: "watch", Resource: "resourceslices"}] >= refused+2
+	})
 	server.SetFault(apiserver.Fault{})
 	follows("watches that were refused")
 	follows("a change that the list may have told of") // the watch has begun, at a version of before

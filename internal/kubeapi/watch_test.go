@@ -15,6 +15,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 const (
@@ -266,13 +267,7 @@ func TestWatchOfANodeThatIsNotThereYet(t *testing.T) {
 	}
 	t.Cleanup(server.Stop)
 	client := watch(t, server, hurried{})
-	for late := time.After(patience); server.Requests()[apiserver.Request{Verb: "watch", Resource: "nodes"}] == 0; {
-		select {
-		case <-late:
-			t.Fatal("no watch")
-		case <-time.After(5 * time.Millisecond):
-		}
-	}
+	poll.Until(t, "a watch", func() bool { return server.Requests()[apiserver.Request{Verb: "watch", Resource: "nodes"}] > 0 })
 	label(t, server, nodeName, "a")
 	awaitLabel(t, client, "a")
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // TestPodsOfHeldDevices: a pod has a name and a namespace, or a UID alone.
@@ -399,9 +400,5 @@ func TestACallLeavesNoConnection(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for late := time.Now().Add(patience); listener.open.Load() > 0; <-time.After(time.Millisecond) {
-		if time.Now().After(late) {
-			t.Fatalf("%d connections are open after three calls", listener.open.Load())
-		}
-	}
+	poll.Until(t, "no connection is open after three calls", func() bool { return listener.open.Load() == 0 })
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // TestASocketThatRefusesForLong: the socket of a kubelet that is down refuses connections, and so does one behind a stale mount.
@@ -139,17 +140,13 @@ func TestSocketsOfProcessesThatEndedAreRemoved(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- d.Watch(ctx, feed.New(uint64(0)), sockets) }()
-	deadline := time.After(patience)
-	for began := c.Now(); slices.Contains(sockets.Value(), filepath.Base(dead)) || c.Since(began) == 0; {
+	began := c.Now()
+	poll.Until(t, "the dead one has gone", func() bool {
 		if c.HasWaiters() && c.Since(began) < 3*lookRarely {
 			c.Step(time.Second)
 		}
-		select {
-		case <-deadline:
-			t.Fatal("the dead one is still there")
-		case <-time.After(time.Millisecond):
-		}
-	}
+		return c.Since(began) > 0 && !slices.Contains(sockets.Value(), filepath.Base(dead))
+	})
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)
@@ -173,15 +170,12 @@ func TestThePauseBetweenDials(t *testing.T) {
 		defer close(ended)
 		_ = d.Register(ctx, 1, "nvidia.com/gpu", d.NewEndpoint("nvidia.com/gpu"), nil)
 	}()
-	deadline := time.After(patience)
-	for c.timers() < 13 {
-		c.Step(time.Second)
-		select {
-		case <-deadline:
-			t.Fatal("kubelet is not dialled again")
-		case <-time.After(time.Millisecond):
+	poll.Until(t, "kubelet is dialled again", func() bool {
+		if c.timers() < 13 {
+			c.Step(time.Second)
 		}
-	}
+		return c.timers() >= 13
+	})
 	cancel()
 	<-ended
 	want := time.Millisecond

@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // folder is a directory of kubelet's with a path short enough for sockets.
@@ -140,16 +141,12 @@ func ticking(t *testing.T) *clocktesting.FakeClock {
 // later returns the directory as a process sees it that started after all before.
 func later(t *testing.T, path string, before ...*kubelet.Directory) *kubelet.Directory {
 	t.Helper()
-	for deadline := time.Now().Add(patience); ; {
-		d := newDirectory(t, path)
-		isLater := func(earlier *kubelet.Directory) bool { return tokenOf(t, d)[:10] > tokenOf(t, earlier)[:10] }
-		if !slices.ContainsFunc(before, func(e *kubelet.Directory) bool { return !isLater(e) }) {
-			return d
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("tokens do not grow")
-		}
-	}
+	var d *kubelet.Directory
+	poll.Until(t, "a token that is greater", func() bool {
+		d = newDirectory(t, path)
+		return !slices.ContainsFunc(before, func(e *kubelet.Directory) bool { return tokenOf(t, d)[:10] <= tokenOf(t, e)[:10] })
+	})
+	return d
 }
 
 // tokenOf returns the token of the process.

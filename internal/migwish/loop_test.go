@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 func TestChoose(t *testing.T) {
@@ -213,14 +214,10 @@ func TestTheFileIsFollowed(t *testing.T) {
 	default:
 	}
 	d.layouts("a") // one that is read while it is written is refused first
-	for deadline := time.After(time.Minute); !cmp.Equal([]string{"a"}, d.Wishes().Value().File.Names()); {
+	poll.Until(t, "the file is read again", func() bool {
 		d.clock.Step(time.Second)
-		select {
-		case <-deadline:
-			t.Fatalf("the file is not read again: %v", d.Wishes().Value().File.Names())
-		case <-time.After(time.Millisecond):
-		}
-	}
+		return cmp.Equal([]string{"a"}, d.Wishes().Value().File.Names())
+	})
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // claimFiles makes files of claims in a new root, each with a text, and returns the root.
@@ -93,7 +94,7 @@ func TestWaitingForADaemon(t *testing.T) {
 					answer <- NewClaimDaemons(root).Start(ctx, "uid", wanted)
 				}
 			}()
-			until(t, "it is asked for", func() bool { // or its end is
+			poll.Until(t, "it is asked for", func() bool { // or its end is
 				wanted, ending, err := list(root)
 				return err == nil && len(wanted)+len(ending) == 1 && len(ending["uid"].Devices)+len(wanted["uid"].Devices) == 1
 			})
@@ -101,7 +102,7 @@ func TestWaitingForADaemon(t *testing.T) {
 				t.Error(err)
 			}
 			if tt.before != nil && strings.Contains(tt.want, "is being started") {
-				until(t, "it is asked for after the end of the earlier one", func() bool {
+				poll.Until(t, "it is asked for after the end of the earlier one", func() bool {
 					_, err := os.Stat(filepath.Join(root, ClaimDir("uid.json")))
 					return err == nil
 				})
@@ -118,7 +119,7 @@ func TestWaitingForADaemon(t *testing.T) {
 				t.Error(err)
 			}
 			// A process that another test has just forked has a copy of the lock, until it begins its own program.
-			until(t, "who gives a daemon back leaves the lock of the supervisor", func() bool { return !supervised(root) })
+			poll.Until(t, "who gives a daemon back leaves the lock of the supervisor", func() bool { return !supervised(root) })
 		})
 	}
 }
@@ -224,7 +225,7 @@ func TestTheEndOfAClaimIsTriedAgain(t *testing.T) {
 	}
 	g := ClaimDaemon{Devices: []ClaimDevice{{UUID: "GPU-a"}}, Exclusive: true}.group("uid")
 	ended := NewSupervisor(root, nil, nil).end(t.Context(), newExclusive(modes, mark), g, filepath.Join(root, ClaimDir("uid")))
-	until(t, "the end", func() bool {
+	poll.Until(t, "the end", func() bool {
 		select {
 		case <-ended.done:
 			return true

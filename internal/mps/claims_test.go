@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 const oneClaim = "uid-1-0"
@@ -265,13 +266,15 @@ func TestDaemonsOfClaimsThatMisbehave(t *testing.T) {
 			n := newNode(t)
 			n.supervise()
 			n.untilReady()
-			patience := 2 * time.Minute
-			if mood == "mute" {
-				patience = 3 * time.Second
-			}
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			ctx, cancel := context.WithTimeout(t.Context(), poll.Limit)
 			defer cancel()
-			if err := mps.NewClaimDaemons(n.root).Start(ctx, oneClaim, wantedGPUs); err == nil || !strings.Contains(err.Error(), want) {
+			started := make(chan error, 1)
+			go func() { started <- mps.NewClaimDaemons(n.root).Start(ctx, oneClaim, wantedGPUs) }()
+			if mood == "mute" {
+				n.until("a daemon that does not answer", func() bool { return n.pid(mps.ClaimDir(oneClaim)) != 0 })
+				cancel()
+			}
+			if err := <-started; err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("Start() = %v, want %q", err, want)
 			}
 			n.end(oneClaim)

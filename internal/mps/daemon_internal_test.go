@@ -18,24 +18,11 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // patience bounds every wait for something that must happen.
 const patience = 2 * time.Minute
-
-// until waits for something to become so.
-func until(t *testing.T, what string, so func() bool) {
-	t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for deadline := time.After(patience); !so(); {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatalf("never: %s", what)
-		}
-	}
-}
 
 // newScript makes a script of the shell the driver's program. It finds its command in $command, "-f" for a daemon, and the directory of the
 // daemon, which is returned, in $dir. Each command is a line of the file "asked" there.
@@ -191,13 +178,13 @@ func TestProcessesOfADaemon(t *testing.T) {
 			t.Errorf("before the daemon: %v", found)
 		}
 		p := begin(c, "-f")
-		until(t, "the daemon answers", func() bool { _, err := c.ask(t.Context(), probeCommand, askTimeout); return err == nil })
+		poll.Until(t, "the daemon answers", func() bool { _, err := c.ask(t.Context(), probeCommand, askTimeout); return err == nil })
 		return c, p
 	}
 	c, d := newDaemon()
 	_, _ = newDaemon()
 	asking := begin(c)
-	until(t, "the program that asks runs", func() bool {
+	poll.Until(t, "the program that asks runs", func() bool {
 		name, err := os.Readlink("/proc/" + strconv.Itoa(asking.Process.Pid) + "/exe")
 		return err == nil && filepath.Base(name) == controlProgram
 	})
@@ -340,10 +327,10 @@ func TestHowOftenAProberLooks(t *testing.T) {
 	}
 	p.Follow([]string{name})
 	defer run()()
-	until(t, "the first answer", func() bool { return len(p.Unready().Value()) == 0 })
+	poll.Until(t, "the first answer", func() bool { return len(p.Unready().Value()) == 0 })
 	looks := 0
 	for ; len(asked(t, c)) < 2 && looks < 2*lookRarely; looks++ {
-		until(t, "the next look is planned", clock.HasWaiters)
+		poll.Until(t, "the next look is planned", clock.HasWaiters)
 		p.mu.Lock()
 		asking := p.targets[name].asking
 		p.mu.Unlock()

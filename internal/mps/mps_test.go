@@ -14,13 +14,13 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 const control = "nvidia-cuda-mps-control"
@@ -158,15 +158,12 @@ func (n *node) run() (end func()) {
 // until waits for something to become so.
 func (n *node) until(what string, so func() bool) {
 	n.t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for deadline := time.After(2 * time.Minute); !so(); {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			n.t.Fatalf("never: %s; the log: %s", what, n.log(one))
+	defer func() {
+		if n.t.Failed() {
+			n.t.Logf("the log: %s", n.log(one))
 		}
-	}
+	}()
+	poll.Until(n.t, what, so)
 }
 
 func (n *node) path(name string) string { return filepath.Join(n.root, name) }

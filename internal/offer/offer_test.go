@@ -15,6 +15,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // A resource whose devices disappear keeps its server for the day they return. One that the configuration no longer has loses it.
@@ -35,25 +36,16 @@ func TestOnlyAConfigurationRetiresAResource(t *testing.T) {
 	}
 	n.configs.Publish(shared(gpu + ".shared"))
 	n.until(t, "GPU-0::0 GPU-0::1 GPU-1::0 GPU-1::1 | ", gpu, gpu+".shared")
-	deadline := time.Now().Add(time.Minute)
-	for len(n.daemon.Status()) != 1 {
-		if time.Now().After(deadline) {
-			t.Fatalf("the resource that the configuration no longer has is not retired: %+v", n.daemon.Status())
-		}
-		n.clock.Step(time.Second)
-		time.Sleep(time.Millisecond)
+	retired := func(left int) func() bool {
+		return func() bool { n.clock.Step(time.Second); return len(n.daemon.Status()) == left }
 	}
+	poll.Until(t, "the resource that the configuration no longer has is retired", retired(1))
 	n.snapshots.Publish(inventory.Snapshot{Generation: 4})
 	n.until(t, " | ", gpu+".shared")
 	c := shared(gpu + ".shared")
 	c.DRA.Mode = config.DRASplit
 	n.configs.Publish(c)
-	for deadline := time.Now().Add(time.Minute); len(n.daemon.Status()) != 0; n.clock.Step(time.Second) {
-		if time.Now().After(deadline) {
-			t.Fatalf("the resource that has no devices with the configuration's new mode is not retired: %+v", n.daemon.Status())
-		}
-		time.Sleep(time.Millisecond)
-	}
+	poll.Until(t, "the resource that has no devices with the configuration's new mode is retired", retired(0))
 	if w := n.daemon.Offered().Value().Warnings; slices.ContainsFunc(w, func(w string) bool { return strings.Contains(w, "it is not known") }) {
 		t.Errorf("warnings %q although kubelet's checkpoint can be read", w)
 	}

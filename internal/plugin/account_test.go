@@ -22,6 +22,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet/scenario"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // A liar is kubelet's account as a test wants it.
@@ -90,7 +91,7 @@ func TestALastingDifferenceBeginsANewLifeNowAndThen(t *testing.T) {
 				c.Step(d)
 			}
 		}
-		eventually(t, "registered again", func() bool { // before the time has come to register once more
+		poll.Until(t, "registered again", func() bool { // before the time has come to register once more
 			step(20*time.Millisecond, 4*time.Second)
 			return n.count(standin.Registered, mark) > 0
 		})
@@ -271,7 +272,7 @@ func TestAListThatIsSentAsAnotherProgramEndsHidesNothing(t *testing.T) {
 				check(t, theirs.Register(t.Context()))
 				n.await(t, "their list", func() bool { return n.count(standin.Listed, mark) > 0 })
 				compared := account.compared.Load()
-				eventually(t, "their socket was seen", func() bool { return account.compared.Load() >= compared+2 })
+				poll.Until(t, "their socket was seen", func() bool { return account.compared.Load() >= compared+2 })
 				mark = n.Mark()
 				if end == "killed" {
 					theirs.Kill()
@@ -282,7 +283,7 @@ func TestAListThatIsSentAsAnotherProgramEndsHidesNothing(t *testing.T) {
 				d.offer(2, 1)
 				n.awaitAllocatable(t, 1)
 				pod := standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 1}
-				eventually(t, "a pod that gets a device", func() bool {
+				poll.Until(t, "a pod that gets a device", func() bool {
 					_, err := n.Admit(t.Context(), pod)
 					return err == nil
 				})
@@ -324,15 +325,15 @@ func TestTheAccountIsComparedAtOnceWhenAnotherSocketDisappears(t *testing.T) {
 	d := n.startDaemonWith(t, c, account)
 	d.offer(2)
 	n.awaitAllocatable(t, 2)
-	eventually(t, "seen", func() bool { return slices.Contains(d.sockets.Value(), "nvidia-gpu.sock") })
+	poll.Until(t, "seen", func() bool { return slices.Contains(d.sockets.Value(), "nvidia-gpu.sock") })
 	// By the tenth time, half a minute lies between one comparison and the next.
 	until(t, c, "compared as seldom as it ever is", func() bool { return account.asked() >= 10 })
 
 	mark, removed := n.Mark(), c.Now()
 	account.say([]string{id(0)}, nil)
 	check(t, os.Remove(sibling))
-	eventually(t, "noticed", func() bool { return !slices.Contains(d.sockets.Value(), "nvidia-gpu.sock") })
-	eventually(t, "registered again", func() bool {
+	poll.Until(t, "noticed", func() bool { return !slices.Contains(d.sockets.Value(), "nvidia-gpu.sock") })
+	poll.Until(t, "registered again", func() bool {
 		if c.Since(removed) < 2*time.Second {
 			c.Step(10 * time.Millisecond)
 		}
@@ -361,9 +362,9 @@ func TestWithoutAnAccountTheEndOfALaterServerBeginsANewLife(t *testing.T) {
 	d.offer(2)
 	until(t, c, "asked as seldom as every 800 ms", func() bool { return account.asked() >= 4 })
 	sibling := n.foreign(t)
-	eventually(t, "seen", func() bool { return slices.Contains(d.sockets.Value(), "nvidia-gpu.sock") })
+	poll.Until(t, "seen", func() bool { return slices.Contains(d.sockets.Value(), "nvidia-gpu.sock") })
 	asked, came := account.asked(), c.Now()
-	eventually(t, "kubelet is asked soon", func() bool {
+	poll.Until(t, "kubelet is asked soon", func() bool {
 		if c.Since(came) < 500*time.Millisecond {
 			c.Step(10 * time.Millisecond)
 		}

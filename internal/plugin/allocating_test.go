@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // A twoClocks has questions about pods wait by a clock of the test's, and all else by the real one.
@@ -68,10 +69,10 @@ func noGPUForTwoPods(t *testing.T, v standin.Version, at standin.Moment, kubelet
 			answered <- err
 		}()
 		asks := func() bool { return c.HasWaiters() || len(answered) > 0 }
-		eventually(t, "the question is asked or waits", asks)
+		poll.Until(t, "the question is asked or waits", asks)
 		for waited := time.Duration(0); waited < kubeletWaits; waited += 50 * time.Millisecond {
 			c.Step(50 * time.Millisecond)
-			eventually(t, "the question is asked or waits on", asks)
+			poll.Until(t, "the question is asked or waits on", asks)
 		}
 	})
 	second := admit("second")

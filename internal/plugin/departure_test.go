@@ -22,6 +22,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/quiet"
 )
 
@@ -29,7 +30,7 @@ import (
 func until(t *testing.T, c *clocktesting.FakeClock, what string, done func() bool) time.Duration {
 	t.Helper()
 	began := c.Now()
-	eventually(t, what, func() bool {
+	poll.Until(t, what, func() bool {
 		if done() {
 			return true
 		}
@@ -110,7 +111,7 @@ func (a *countedAccount) pass(t *testing.T, c *clocktesting.FakeClock, seconds i
 	for range seconds {
 		asked := a.asked.Load()
 		c.Step(time.Second)
-		eventually(t, "a look at the holders", func() bool { return a.asked.Load() > asked })
+		poll.Until(t, "a look at the holders", func() bool { return a.asked.Load() > asked })
 	}
 }
 
@@ -135,7 +136,7 @@ func TestADeviceNobodyHoldsIsDroppedAfterTenSeconds(t *testing.T) {
 			for dropped := func() bool { return n.Capacity(gpu) == 7 }; !dropped(); {
 				asked := account.asked.Load()
 				c.Step(time.Second)
-				eventually(t, "a look at the holders", func() bool { return account.asked.Load() > asked || dropped() })
+				poll.Until(t, "a look at the holders", func() bool { return account.asked.Load() > asked || dropped() })
 			}
 			if took := c.Since(began); took < 10*time.Second || took > 20*time.Second {
 				t.Errorf("dropped after %v, want 10 s to 20 s", took)

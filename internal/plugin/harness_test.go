@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
@@ -22,13 +21,14 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/quiet"
 )
 
 const gpu = "nvidia.com/gpu"
 
 // patience bounds every wait for something that must happen.
-const patience = time.Minute
+const patience = poll.Limit
 
 func TestMain(m *testing.M) {
 	_ = flag.Set("test.parallel", "16") // nodes mostly wait
@@ -274,17 +274,6 @@ func (n *node) listedAnew(after int) bool {
 		}
 	}
 	return false
-}
-
-// eventually waits for a condition that no event of the stand-in announces.
-func eventually(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !done(); {
-		if time.Now().After(deadline) {
-			t.Fatalf("never %s", what)
-		}
-		time.Sleep(time.Millisecond)
-	}
 }
 
 // bothVersions runs a test against the rules of both kubelets.

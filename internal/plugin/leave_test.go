@@ -17,6 +17,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // lowest looks at how many devices are allocatable until it is stopped, and returns the lowest number.
@@ -265,7 +266,7 @@ func (n *node) startPromising(t *testing.T) (leave func(context.Context) error, 
 	watched := make(chan error, 1)
 	go func() { watched <- directory.Watch(ctx, incarnation, moved) }()
 	t.Cleanup(func() { cancel(); check(t, <-watched) })
-	eventually(t, "kubelet is seen", func() bool { return incarnation.Value() != 0 })
+	poll.Until(t, "kubelet is seen", func() bool { return incarnation.Value() != 0 })
 	endpoint := directory.NewEndpoint(gpu)
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: endpoint, Net: "unix"})
 	check(t, err)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // counts counts what a Set tells.
@@ -53,7 +54,7 @@ func TestMetrics(t *testing.T) {
 	// Kubelet takes the list before it answers Register. Without the answer the registration counts as one that was not accepted.
 	accepted := func(times int) {
 		t.Helper()
-		eventually(t, fmt.Sprint(times, " registrations are accepted"), func() bool { return c.now()[gpu+" accepted true"] == times })
+		poll.Until(t, fmt.Sprint(times, " registrations are accepted"), func() bool { return c.now()[gpu+" accepted true"] == times })
 	}
 	accepted(1)
 	if _, err := n.Admit(t.Context(), standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 1}); err != nil {
@@ -74,7 +75,7 @@ func TestMetrics(t *testing.T) {
 			t.Logf("counted %v", c.now())
 		}
 	}()
-	eventually(t, "all is counted", func() bool {
+	poll.Until(t, "all is counted", func() bool {
 		now := c.now()
 		return now[gpu+" accepted true"] == 3 && now[gpu+" accepted false"] == n.count(standin.Refused, mark) &&
 			// What of a restart is seen first differs: kubelet removes the sockets, ends the streams and is another one.

@@ -21,6 +21,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 func TestOneRegistrationForEachKubelet(t *testing.T) {
@@ -159,7 +160,7 @@ func TestTwoDaemonsOverlap(t *testing.T) {
 		}
 		// On 1.36 the end of the old stream takes the new one with it, and an admission in that moment fails.
 		attempt := 0
-		eventually(t, "eight devices from the survivor", func() bool {
+		poll.Until(t, "eight devices from the survivor", func() bool {
 			attempt++
 			pod := standin.Container{Pod: fmt.Sprint("pod-", attempt), Name: "c", Resource: gpu, Count: 8}
 			_, err := n.Admit(t.Context(), pod)
@@ -208,7 +209,7 @@ func TestTheLaterOfTwoDaemonsEnds(t *testing.T) {
 		n.await(t, "two registrations", func() bool { return n.listedAnew(mark) })
 		later.stop()
 		attempt := 0
-		eventually(t, "eight devices from the survivor", func() bool {
+		poll.Until(t, "eight devices from the survivor", func() bool {
 			attempt++
 			pod := standin.Container{Pod: fmt.Sprint("pod-", attempt), Name: "c", Resource: gpu, Count: 8}
 			_, err := n.Admit(t.Context(), pod)
@@ -316,7 +317,7 @@ func TestARetiredResourceThatReturnsWaitsForTheEndOfItsStream(t *testing.T) {
 		n.awaitAllocatable(t, 2)
 		// From here on the clock is no faster than kubelet, whose time is the real one.
 		inTime := func(what string, done func() bool) {
-			eventually(t, what, func() bool { c.Step(time.Millisecond); return done() })
+			poll.Until(t, what, func() bool { c.Step(time.Millisecond); return done() })
 		}
 		for epoch := uint64(2); epoch < 6; epoch += 2 {
 			mark := n.Mark()
@@ -364,18 +365,18 @@ func TestAKubeletIsRegisteredWithOnceHoweverLateItIsSeen(t *testing.T) {
 		ended := make(chan error, 1)
 		go func() { ended <- registrar.Watch(ctx, seen, d.sockets) }()
 		t.Cleanup(func() { cancel(); check(t, <-ended) })
-		eventually(t, "seen", func() bool { return seen.Value() == 1 })
+		poll.Until(t, "seen", func() bool { return seen.Value() == 1 })
 		d.kubelet.Publish(1)
 		d.offer(2)
 		n.awaitAllocatable(t, 2)
 
 		mark := n.Mark()
 		check(t, n.Restart())
-		eventually(t, "tried", func() bool { return registrar.refused.Load() > 1 || n.count(standin.Registering, mark) > 0 })
+		poll.Until(t, "tried", func() bool { return registrar.refused.Load() > 1 || n.count(standin.Registering, mark) > 0 })
 		if n.count(standin.Registering, mark) > 0 {
 			t.Error("registered with a kubelet that was not seen yet")
 		}
-		eventually(t, "seen", func() bool { return seen.Value() > 1 })
+		poll.Until(t, "seen", func() bool { return seen.Value() > 1 })
 		d.kubelet.Publish(seen.Value())
 		n.await(t, "registered again", func() bool { return n.listedAnew(mark) && n.Allocatable(gpu) == 2 })
 		if got := n.count(standin.Registering, mark); got != 1 {

@@ -12,12 +12,13 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // status waits until the status of the one resource is as it should be.
 func (d *daemon) status(t *testing.T, what string, ok func(plugin.Status) bool) {
 	t.Helper()
-	eventually(t, what, func() bool {
+	poll.Until(t, what, func() bool {
 		all := d.Status()
 		return len(all) == 1 && ok(all[0])
 	})

@@ -18,6 +18,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet/scenario"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 const mig = "nvidia.com/mig-1g.10gb"
@@ -128,7 +129,7 @@ func TestAResourceThatOnlyPodsTellOfEndsWithThem(t *testing.T) {
 		came := c.Now()
 		check(t, theirs.again(t))
 		n.await(t, "their list", func() bool { return n.Allocatable(mig) == 1 })
-		eventually(t, "silent", func() bool { // while the other plugin's socket counts as new
+		poll.Until(t, "silent", func() bool { // while the other plugin's socket counts as new
 			if c.Since(came) < 50*time.Second {
 				c.Step(20 * time.Millisecond)
 			}

@@ -13,6 +13,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plugin"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // TestUsers follows devices from being on offer to being free for certain, with a pod on one of them.
@@ -30,7 +31,7 @@ func TestUsers(t *testing.T) {
 					t.Logf("it said last: %s", last)
 				}
 			}()
-			eventually(t, what, func() bool {
+			poll.Until(t, what, func() bool {
 				held, err := d.Users(t.Context(), ids)
 				last = ""
 				for _, h := range held {
@@ -89,9 +90,9 @@ func TestUsers(t *testing.T) {
 				return len(held) == pods
 			}
 		}
-		eventually(t, "the pod is named", names(3))
+		poll.Until(t, "the pod is named", names(3))
 		n.Remove("q")
-		eventually(t, "the pod is forgotten", names(0))
+		poll.Until(t, "the pod is forgotten", names(0))
 
 		// A pod that was never shown: kubelet may be writing it down.
 		d.offer(3)
@@ -103,7 +104,7 @@ func TestUsers(t *testing.T) {
 		}
 		n.Remove("short")
 		withdraw()
-		eventually(t, "kubelet has forgotten the pod", func() bool {
+		poll.Until(t, "kubelet has forgotten the pod", func() bool {
 			held, _ := d.Users(t.Context(), ids)
 			if c.Since(given) < 9*time.Second { // kubelet is slower than this clock
 				c.Step(10 * time.Millisecond)
@@ -151,9 +152,9 @@ func TestAKubeletThatStartsHasNoUsersYet(t *testing.T) {
 			return fmt.Sprint(held, err)
 		}
 		want := fmt.Sprint([]kubelet.HeldDevice{{Resource: gpu, ID: id(0), Pod: "default/p"}, {Resource: gpu, ID: id(1), Pod: "default/p"}}, nil)
-		eventually(t, "the pod is shown", func() bool { return users() == want })
+		poll.Until(t, "the pod is shown", func() bool { return users() == want })
 		starting = func() {
-			eventually(t, "the kubelet that starts answers", func() bool { _, err := d.Users(t.Context(), []string{id(0)}); return err == nil })
+			poll.Until(t, "the kubelet that starts answers", func() bool { _, err := d.Users(t.Context(), []string{id(0)}); return err == nil })
 			if got := users(); strings.Count(got, "{") != 2 {
 				t.Errorf("while kubelet starts: %s, want a pod on both devices", got)
 			}

@@ -22,6 +22,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet/scenario"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 type device = pluginapi.Device
@@ -278,7 +279,7 @@ func TestServersOfOtherResourcesAreNoRivals(t *testing.T) {
 		check(t, err)
 		t.Cleanup(p.Stop)
 	}
-	eventually(t, "seen", func() bool { return len(d.sockets.Value()) == 4 })
+	poll.Until(t, "seen", func() bool { return len(d.sockets.Value()) == 4 })
 	mark := n.Mark()
 	d.offer(3)
 	n.awaitAllocatable(t, 3)
@@ -312,7 +313,7 @@ func TestTheLatestServesAfterARestartOfKubelet(t *testing.T) {
 				d.status(t, "silent", yielding)
 			}
 			n.await(t, "the latest's devices", func() bool { return n.has(forms[len(daemons)-1]) })
-			eventually(t, "a pod gets a device", func() bool { // one that kubelet admits before all have settled may not
+			poll.Until(t, "a pod gets a device", func() bool { // one that kubelet admits before all have settled may not
 				pods++
 				pod := standin.Container{Pod: fmt.Sprint("pod-", pods), Name: "c", Resource: gpu, Count: 1}
 				_, err := n.Admit(t.Context(), pod)

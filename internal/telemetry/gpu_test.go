@@ -21,6 +21,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/telemetry"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // sources are the metrics of GPUs of a node with a GPU, one in MIG mode, and one that nobody could measure.
@@ -78,7 +79,7 @@ func (s sources) series(t *testing.T, prefixes ...string) []string {
 	at := freeAddress(t)
 	start(t, telemetry.Options{Address: feed.New(at), GPUs: &s.GPUs})
 	var body string
-	eventually(t, "it serves", func() bool {
+	poll.Until(t, "it serves", func() bool {
 		var code int
 		code, body = get(t, at, "/metrics")
 		return code == http.StatusOK

@@ -10,6 +10,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/telemetry"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // TestProbes: the answers name who is stuck, or not ready.
@@ -31,7 +32,7 @@ func TestProbes(t *testing.T) {
 			return readiness.Value()
 		},
 	})
-	eventually(t, "it serves", func() bool { code, _ := get(t, at, "/healthz"); return code == http.StatusOK })
+	poll.Until(t, "it serves", func() bool { code, _ := get(t, at, "/healthz"); return code == http.StatusOK })
 	want := func(path string, code int, text string) {
 		t.Helper()
 		if gotCode, got := get(t, at, path); gotCode != code || got != text+"\n" {

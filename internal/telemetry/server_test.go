@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/telemetry"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // patience is how long a test waits for what must happen.
@@ -69,16 +70,6 @@ func startLogged(t *testing.T, o telemetry.Options, log klog.Logger) {
 	})
 }
 
-// eventually waits until is returns true.
-func eventually(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !is(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %s: %s", patience, what)
-		}
-	}
-}
-
 // get returns the status and the body of an answer; 0 if there is none.
 func get(t *testing.T, address, path string) (code int, body string) {
 	t.Helper()
@@ -114,12 +105,12 @@ func TestAddress(t *testing.T) {
 	silent := func(at string) func() bool {
 		return func() bool { code, _ := get(t, at, "/metrics"); return code == 0 }
 	}
-	eventually(t, "it serves", serves(first))
+	poll.Until(t, "it serves", serves(first))
 	address.Publish(second)
-	eventually(t, "it serves at the other address", serves(second))
-	eventually(t, "it does not serve at the first address any more", silent(first))
+	poll.Until(t, "it serves at the other address", serves(second))
+	poll.Until(t, "it does not serve at the first address any more", silent(first))
 	address.Publish("")
-	eventually(t, "it serves nowhere", silent(second))
+	poll.Until(t, "it serves nowhere", silent(second))
 }
 
 // TestAddressInUse: a server waits for the address that another one has.
@@ -132,13 +123,13 @@ func TestAddressInUse(t *testing.T) {
 	}
 	problem := feed.New[error](nil)
 	start(t, telemetry.Options{Address: feed.New(at), Problem: problem})
-	eventually(t, "it says why it does not listen", func() bool {
+	poll.Until(t, "it says why it does not listen", func() bool {
 		return problem.Value() != nil && strings.Contains(problem.Value().Error(), "address already in use; choose another address with --metrics-address")
 	})
 	if err := other.Close(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "it takes the address over", func() bool { code, _ := get(t, at, "/metrics"); return code == http.StatusOK })
+	poll.Until(t, "it takes the address over", func() bool { code, _ := get(t, at, "/metrics"); return code == http.StatusOK })
 	if err := problem.Value(); err != nil {
 		t.Errorf("the server listens and says %v", err)
 	}
@@ -152,7 +143,7 @@ func TestWhatTheServerLogs(t *testing.T) {
 	startLogged(t, telemetry.Options{
 		Address: feed.New(at), Ready: func(context.Context, time.Duration, bool) status.Readiness { panic("broken") },
 	}, logger)
-	eventually(t, "it serves", func() bool { code, _ := get(t, at, "/healthz"); return code == http.StatusOK })
+	poll.Until(t, "it serves", func() bool { code, _ := get(t, at, "/healthz"); return code == http.StatusOK })
 	if code, _ := get(t, at, "/readyz"); code != 0 {
 		t.Errorf("a handler that panics answers with %d", code)
 	}
@@ -160,5 +151,5 @@ func TestWhatTheServerLogs(t *testing.T) {
 	if !ok {
 		t.Fatal("the logger has no buffer")
 	}
-	eventually(t, "the panic is logged", func() bool { return strings.Contains(buffered.GetBuffer().String(), "panic serving") })
+	poll.Until(t, "the panic is logged", func() bool { return strings.Contains(buffered.GetBuffer().String(), "panic serving") })
 }
