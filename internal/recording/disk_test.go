@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -63,8 +64,9 @@ func TestDiskThatFails(t *testing.T) {
 
 // A disk is one that can be made to hang or to be full.
 type disk struct {
-	hang chan struct{} // a write waits until it is closed; nil for not at all
-	full atomic.Bool
+	hang     chan struct{} // a write waits until it is closed; nil for not at all
+	full     atomic.Bool
+	noInodes atomic.Bool // there is space, and no file can be made
 }
 
 type diskFile struct {
@@ -73,6 +75,9 @@ type diskFile struct {
 }
 
 func (d *disk) create(path string) (io.WriteCloser, error) {
+	if d.noInodes.Load() {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: syscall.ENOSPC}
+	}
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	return diskFile{f, d}, err
 }
@@ -150,6 +155,60 @@ func TestDiskThatIsFull(t *testing.T) {
 		}
 		r := load(t, dir)
 		if r.Dropped != 20 || !r.CutOff || r.Length() < 80*time.Second {
+			t.Errorf("%d lines are missing of %s, cut off: %v", r.Dropped, r.Length(), r.CutOff)
+		}
+	})
+}
+
+// TestDiskWithoutInodes: where no file can be made although there is space, what was recorded is kept but for the oldest file, the calls
+// have their answers, and the missing lines are counted. It is recorded again once there are inodes. A recording cannot start without them.
+func TestDiskWithoutInodes(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d, dir := &disk{}, t.TempDir()
+		o := recording.Options{Dir: dir, Files: 4, Size: 8 << 10, Policy: health.Default(), Create: d.create}
+		var recorder recording.Recorder
+		if err := recorder.Start(o); err != nil {
+			t.Fatal(err)
+		}
+		s := open(t, &recorder)
+		scan := func(times int) {
+			for range times {
+				if _, err := s.Scan(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(time.Second)
+			}
+		}
+		files := func() int {
+			names, err := os.ReadDir(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return len(names)
+		}
+		scan(600)
+		if n := files(); n != 4 {
+			t.Errorf("%d files", n)
+		}
+		d.noInodes.Store(true)
+		scan(300)
+		if n := files(); n != 3 { // those that are whole; the next one has room as soon as an inode is free
+			t.Errorf("%d files without inodes", n)
+		}
+		var another recording.Recorder
+		if err := another.Start(o); !errors.Is(err, syscall.ENOSPC) {
+			t.Errorf("Start: %v", err)
+		}
+		if n := files(); n != 3 {
+			t.Errorf("%d files after another recording did not start", n)
+		}
+		d.noInodes.Store(false)
+		scan(20)
+		if err := recorder.Stop(); !errors.Is(err, syscall.ENOSPC) {
+			t.Errorf("Stop: %v", err)
+		}
+		if r := load(t, dir); r.Dropped < 100 || r.Dropped > 300 || r.Length() < 10*time.Minute || r.CutOff {
 			t.Errorf("%d lines are missing of %s, cut off: %v", r.Dropped, r.Length(), r.CutOff)
 		}
 	})
