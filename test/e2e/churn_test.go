@@ -196,8 +196,12 @@ func podOf(name, resource string, devices int64) *corev1.Pod {
 			RestartPolicy:                corev1.RestartPolicyNever,
 			// Its only process ignores SIGTERM, as the first process of a container does.
 			TerminationGracePeriodSeconds: ptr.To(int64(0)),
-			Tolerations:                   []corev1.Toleration{{Key: gpu, Operator: corev1.TolerationOpExists}},
-			Containers:                    []corev1.Container{containerOf("main", resource, devices)},
+			Tolerations: []corev1.Toleration{
+				{Key: gpu, Operator: corev1.TolerationOpExists},
+				// Pods stay while kubelet is down for longer than the five minutes after which they would be evicted.
+				{Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute},
+			},
+			Containers: []corev1.Container{containerOf("main", resource, devices)},
 		},
 	}
 }
