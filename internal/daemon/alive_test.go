@@ -14,6 +14,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/lead"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/supervise"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // TestStuck: tasks are asked at the same time, and those are named that do not answer.
@@ -69,27 +70,26 @@ func TestAliveInAHandOver(t *testing.T) {
 	running.Go(func() { _ = daemon.RunTasks(ctx, leads, nil, tasks) })
 	<-began
 	<-began
-	alive := func() []string {
-		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		defer cancel()
-		return daemon.NewLiveness(leads, tasks).Stuck(ctx)
+	isAlive := func(while string) {
+		t.Helper()
+		poll.Until(t, "no task is stuck while "+while, func() bool {
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			defer cancel()
+			return daemon.NewLiveness(leads, tasks).Stuck(ctx) == nil
+		})
 	}
-	if stuck := alive(); stuck != nil {
-		t.Errorf("while it leads: %q", stuck)
-	}
+	isAlive("it leads")
 	next := lead.New(lead.Options{Dir: dir, Name: "b", Token: "b"})
 	next.Ask()
 	_, changed := leads.Term()
 	running.Go(func() { _ = next.Run(ctx) })
 	<-changed
-	if stuck := alive(); stuck != nil || !leads.Leads().Value() {
-		t.Errorf("while it hands the lead over: %q, leads: %v", stuck, leads.Leads().Value())
+	if isAlive("it hands the lead over"); !leads.Leads().Value() {
+		t.Error("another one leads before the late task has ended")
 	}
 	close(late)
 	for leads, changed := next.Leads().Latest(); !leads; leads, changed = next.Leads().Latest() {
 		<-changed
 	}
-	if stuck := alive(); stuck != nil {
-		t.Errorf("when another one leads: %q", stuck)
-	}
+	isAlive("another one leads")
 }
