@@ -28,13 +28,13 @@ func TestDocs(t *testing.T) {
 		t.Fatalf("docs/events.md has no place for the tables: %q … %q", tableBegin, tableEnd)
 	}
 	var b strings.Builder
-	b.WriteString("\n### Reasons of Events\n\n| reason | type | action | pods too | when | note |\n|---|---|---|---|---|---|\n")
+	b.WriteString("\n### Reasons of Events\n\n| reason | type | action | pods too | when |\n|---|---|---|---|---|\n")
 	for _, r := range Rows {
 		pods := ""
 		if r.Pods {
 			pods = "yes"
 		}
-		fmt.Fprintf(&b, "| `%s` | %s | `%s` | %s | %s | %s |\n", r.Reason, r.Type, r.Action, pods, r.When, r.Note)
+		fmt.Fprintf(&b, "| `%s` | %s | `%s` | %s | %s |\n", r.Reason, r.Type, r.Action, pods, r.When)
 	}
 	b.WriteString("\n### Reasons of the condition\n\nThe first row that applies counts, from bad to good: False, Unknown, True.\n\n" +
 		"| status | reason | when |\n|---|---|---|\n")
@@ -55,7 +55,7 @@ func TestDocs(t *testing.T) {
 // Each row is complete, and Kubernetes takes it.
 func TestRows(t *testing.T) {
 	for _, r := range Rows {
-		if r.Type != normal && r.Type != warning || r.Action == "" || len(r.Action) > 128 || len(r.Reason) > 128 || r.When == "" || r.Note == "" {
+		if r.Type != normal && r.Type != warning || r.Action == "" || len(r.Action) > 128 || len(r.Reason) > 128 || r.When == "" {
 			t.Errorf("%+v", r)
 		}
 		if r.Reason.Row() != r {

@@ -39,68 +39,44 @@ type Row struct {
 	Type, Action string
 	// Pods says that the pods that hold the device get the Event too, where Events of pods are wanted.
 	Pods bool
-	// When and Note say when the Event is written and what its note is, for the documentation.
-	When, Note string
+	// When says when the Event is written, for the documentation.
+	When string
 }
 
 // Rows is the table of Events. docs/events.md is written from it.
 var Rows = []Row{
-	{
-		GPUUnhealthy, warning, "StopAllocating", true, "A GPU or MIG device became Unhealthy, or its cure became another one",
-		"the device, its UUID, what was found and what to do, the cure",
-	},
-	{
-		GPULost, warning, "StopAllocating", true, "A GPU became Lost: it is counted by the driver and cannot be reached",
-		"as for GPUUnhealthy",
-	},
+	{GPUUnhealthy, warning, "StopAllocating", true, "A GPU or MIG device became Unhealthy, or its cure became another one"},
+	{GPULost, warning, "StopAllocating", true, "A GPU became Lost: it is counted by the driver and cannot be reached"},
 	{
 		GPUNeedsOperator, warning, "StopAllocating", true,
 		"The cure of a GPU or MIG device became `human` or `hardware`: no reset or restart ends the fault",
-		"as for GPUUnhealthy",
 	},
 	{
 		GPUXid, warning, "UpdateCure", true, "An XID changed the verdict on a device that was not healthy before. An XID that changes " +
-			"no verdict gives no Event; one that makes a device Unhealthy gives GPUUnhealthy or GPUNeedsOperator", "as for GPUUnhealthy",
+			"no verdict gives no Event; one that makes a device Unhealthy gives GPUUnhealthy or GPUNeedsOperator",
 	},
-	{
-		GPURecovered, normal, "StartAllocating", true, "A device of which one of the Events above told is Healthy again",
-		"the device, its UUID, what it recovered from",
-	},
-	{
-		GPURemoved, normal, "StopAllocating", true, "The driver no longer counts a GPU: it was unplugged, or unbound from the driver",
-		"the device and its UUID",
-	},
-	{DriverNotReady, warning, "KeepDevices", false, "The driver of a node with GPUs does not answer, or is not there", "the reason"},
-	{DriverReleased, normal, "KeepDevices", false, "The driver was released by `quiesce`", "the reason"},
-	{DriverReady, normal, "ReadDevices", false, "The driver answers again", "the version of the driver"},
+	{GPURecovered, normal, "StartAllocating", true, "A device of which one of the Events above told is Healthy again"},
+	{GPURemoved, normal, "StopAllocating", true, "The driver no longer counts a GPU: it was unplugged, or unbound from the driver"},
+	{DriverNotReady, warning, "KeepDevices", false, "The driver of a node with GPUs does not answer, or is not there"},
+	{DriverReleased, normal, "KeepDevices", false, "The driver was released by `quiesce`"},
+	{DriverReady, normal, "ReadDevices", false, "The driver answers again"},
 	{
 		ConfigRejected, warning, "KeepConfiguration", false,
-		"The configuration file as it is now is refused; the last good one stays in force", "the error",
+		"The configuration file as it is now is refused; the last good one stays in force",
 	},
-	{ConfigApplied, normal, "UseConfiguration", false, "The configuration file is used again", "the generation of the configuration"},
+	{ConfigApplied, normal, "UseConfiguration", false, "The configuration file is used again"},
 	{
 		ResourceLeftOut, warning, "LeaveOut", false,
-		"A GPU cannot be identified, and no other Event tells why; or a device of the plan is not offered", "the device and the reason",
+		"A GPU cannot be identified, and no other Event tells why; or a device of the plan is not offered",
 	},
-	{
-		LabelsWithheld, warning, "LeaveLabels", false, "For a minute the labels of the node are not as the daemon wants them",
-		"the reason; where they belong to another program, the command that gives them to the daemon",
-	},
-	{
-		MIGLayoutWaiting, normal, "WaitForRelease", true, "A MIG layout cannot be made on some GPUs before pods or processes end",
-		"the layout, who named it, which GPUs wait for whom",
-	},
+	{LabelsWithheld, warning, "LeaveLabels", false, "For a minute the labels of the node are not as the daemon wants them"},
+	{MIGLayoutWaiting, normal, "WaitForRelease", true, "A MIG layout cannot be made on some GPUs before pods or processes end"},
 	{
 		MIGLayoutFailed, warning, "KeepInstances", false,
-		"A MIG layout cannot be made, or a step failed; what may succeed later is tried again", "the layout, who named it, the reason",
+		"A MIG layout cannot be made, or a step failed; what may succeed later is tried again",
 	},
-	{
-		MIGLayoutReset, warning, "WaitForReset", false, "A MIG mode is in force only after a reset of the GPU or a restart of the node",
-		"the layout, who named it, the reason",
-	},
-	{
-		MIGLayoutMade, normal, "DivideGPUs", false, "The GPUs are as a MIG layout says, and were not before", "the layout, who named it",
-	},
+	{MIGLayoutReset, warning, "WaitForReset", false, "A MIG mode is in force only after a reset of the GPU or a restart of the node"},
+	{MIGLayoutMade, normal, "DivideGPUs", false, "The GPUs are as a MIG layout says, and were not before"},
 }
 
 // Row returns the reason's row of the table.

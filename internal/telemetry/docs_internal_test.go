@@ -3,6 +3,7 @@ package telemetry
 import (
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"regexp"
 	"slices"
@@ -48,10 +49,16 @@ func TestDocs(t *testing.T) {
 	}
 }
 
-// write writes a chapter as a table. Labels of devices are said once for all metrics that have them.
+// write writes a chapter as a table. Labels of devices are said once for all metrics that have them. Metrics of dcgm-exporter are
+// in lists, since their meanings are its own.
 func (c chapter) write(b *strings.Builder) {
+	exporters := map[metricType][]string{}
 	fmt.Fprintf(b, "\n### %s\n\n| metric | type; labels | meaning |\n|---|---|---|\n", c.title)
 	for _, m := range c.metrics {
+		if strings.HasPrefix(m.name, "DCGM_") {
+			exporters[m.kind] = append(exporters[m.kind], "`"+m.name+"`")
+			continue
+		}
 		labels := m.labels
 		if len(labels) >= len(deviceLabels) && slices.Equal(labels[:len(deviceLabels)], deviceLabels) {
 			labels = labels[len(deviceLabels):]
@@ -63,6 +70,9 @@ func (c chapter) write(b *strings.Builder) {
 		fmt.Fprintf(b, "| `%s` | %s | %s |\n", m.name, how, strings.ReplaceAll(m.help, "|", "\\|"))
 	}
 	b.WriteString("\n")
+	for _, kind := range slices.Sorted(maps.Keys(exporters)) {
+		fmt.Fprintf(b, "Of dcgm-exporter, each a %s: %s.\n\n", kind, strings.Join(exporters[kind], ", "))
+	}
 }
 
 // writeCost writes how many series a metric has, and which calls into the driver a sample takes.
