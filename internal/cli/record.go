@@ -70,6 +70,9 @@ func newReplayCommand() *cobra.Command {
 	return cmd
 }
 
+// lastLook is how long the monitor has after the last line of a recording to conclude from it. A daemon that is killed writes no more.
+const lastLook = time.Second
+
 // replay plays a recording to a monitor.
 func replay(cmd *cobra.Command, path string, o resource.Options) (err error) {
 	r, err := recording.Load(path)
@@ -100,7 +103,11 @@ func replay(cmd *cobra.Command, path string, o resource.Options) (err error) {
 	go func() { ended <- m.Run(ctx) }()
 	go func() {
 		player.Follow(ctx, m)
-		cancel()
+		select {
+		case <-ctx.Done():
+		case <-time.After(lastLook):
+			cancel()
+		}
 	}()
 	story := recording.Story{Options: o}
 	for {

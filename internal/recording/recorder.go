@@ -64,7 +64,7 @@ func (r *Recorder) Start(o Options) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.running.Load() != nil {
-		return errors.New("a recording is under way: stop it first")
+		return errors.New("a recording is under way: end it with record stop")
 	}
 	rec := &recording{entries: make(chan entry, queued), stop: make(chan struct{}), stopped: make(chan struct{})}
 	made := make(chan error, 1)

@@ -1,0 +1,150 @@
+package daemon
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
+)
+
+// run runs a command of the daemon's program, and returns what it prints. A command that is to fail prints an error.
+func run(t *testing.T, fails bool, arguments ...string) string {
+	t.Helper()
+	text, err := exec.CommandContext(t.Context(), binary, arguments...).CombinedOutput()
+	if (err != nil) != fails {
+		t.Fatalf("%s: %v: %s", strings.Join(arguments, " "), err, text)
+	}
+	return string(text)
+}
+
+// recorded returns the files of a recording, the oldest first, and all that is in them.
+func recorded(t *testing.T, dir string) (names []string, text string) {
+	t.Helper()
+	names, err := filepath.Glob(filepath.Join(dir, "recording-*.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		content, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text += string(content)
+	}
+	return names, text
+}
+
+// inOrder fails the test unless the texts are in what a command printed, one after the other.
+func inOrder(t *testing.T, printed string, texts ...string) {
+	t.Helper()
+	rest := printed
+	for _, text := range texts {
+		_, after, found := strings.Cut(rest, text)
+		if !found {
+			t.Fatalf("%q is missing, or not in its place, in\n%s", text, printed)
+		}
+		rest = after
+	}
+}
+
+// TestRecordAndReplay: a running daemon is recorded without its UUIDs from record start to record stop, and replay prints what followed.
+func TestRecordAndReplay(t *testing.T) {
+	t.Parallel()
+	s := serving(t, node.Setup{})
+	s.shows(8, 8)
+	at := "--control-socket=" + s.ControlSocket()
+	dir := strings.TrimSpace(run(t, false, "record", "start", "--redact", at))
+	if want := filepath.Join(s.Path("state"), "recordings"); dir != want {
+		t.Errorf("record start printed %q, want %q", dir, want)
+	}
+	if said := run(t, true, "record", "start", at); !strings.Contains(said, "record stop") {
+		t.Errorf("a second recording is refused without the remedy: %s", said)
+	}
+	s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "3", XID: 48})
+	s.shows(8, 7)
+	s.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "3"})
+	s.shows(8, 8)
+	run(t, false, "record", "stop", at)
+	_, before := recorded(t, dir)
+	for uuid := range s.known() {
+		if strings.Contains(before, uuid) {
+			t.Errorf("%s is in a recording that replaces UUIDs", uuid)
+		}
+	}
+	s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "5", XID: 48})
+	s.shows(8, 7)
+	if _, after := recorded(t, dir); after != before {
+		t.Error("the recording grew after record stop")
+	}
+	inOrder(t, run(t, false, "simulate", "replay", dir),
+		"Unhealthy", "list nvidia.com/gpu: 7 Healthy, 1 Unhealthy", "Event GPUUnhealthy: GPU 3", "XID 48",
+		"Healthy", "list nvidia.com/gpu: 8 Healthy, 0 Unhealthy", "Event GPURecovered: GPU 3")
+}
+
+// TestRecordingsOfTwoDaemons: two daemons record into one folder from their starts, and one is killed. What each wrote is played, also where
+// its last line was cut off; a file that is none is refused with the reason.
+func TestRecordingsOfTwoDaemons(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	setup := node.Setup{Args: []string{"--record", dir}}
+	killed, other := serving(t, setup), serving(t, setup)
+	killed.shows(8, 8)
+	other.shows(8, 8)
+	killed.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "3", XID: 48})
+	killed.shows(8, 7)
+	killed.eventually("the fault is in a recording", func() bool {
+		_, text := recorded(t, dir)
+		return strings.Contains(text, `"XID":48`)
+	})
+	d := killed.Running()
+	killed.signal(d, syscall.SIGKILL)
+	killed.ends(d)
+	killed.start() // the simulated GPU is well again
+	killed.shows(8, 8)
+	other.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "5", XID: 48})
+	other.shows(8, 7)
+	other.eventually("the fault is in the latest recording but one", func() bool {
+		_, text := recorded(t, dir)
+		return strings.Count(text, `"XID":48`) > 1
+	})
+
+	names, _ := recorded(t, dir)
+	if len(names) != 3 {
+		t.Fatalf("two daemons, one of which started again, have recorded to %q", names)
+	}
+	for i, gpu := range []string{"GPU 3", "GPU 5"} {
+		inOrder(t, run(t, false, "simulate", "replay", names[i]), "7 Healthy, 1 Unhealthy", "Event GPUUnhealthy: "+gpu)
+	}
+	inOrder(t, run(t, false, "simulate", "replay", dir), "list nvidia.com/gpu: 8 Healthy, 0 Unhealthy") // the latest
+
+	text, err := os.ReadFile(names[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	cut := filepath.Join(t.TempDir(), "cut.jsonl")
+	for _, damaged := range []struct{ name, text, says string }{
+		{"another format", strings.Replace(string(text), `"format":1`, `"format":99`, 1), "99"},
+		{"no recording", "nothing\n", "recording"},
+		{"an empty file", "", "recording"},
+		{"a folder without one", "", ""},
+	} {
+		path := cut
+		if damaged.name == "a folder without one" {
+			path = t.TempDir()
+		} else if err := replace(cut, damaged.text); err != nil {
+			t.Fatal(err)
+		}
+		if said := run(t, true, "simulate", "replay", path); !strings.Contains(said, path) || !strings.Contains(said, damaged.says) {
+			t.Errorf("%s is refused with %q", damaged.name, said)
+		}
+	}
+	if err := replace(cut, string(text[:len(text)-5])); err != nil {
+		t.Fatal(err)
+	}
+	inOrder(t, run(t, false, "simulate", "replay", cut), "a line that was cut off is left out", "Healthy")
+}
