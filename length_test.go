@@ -10,12 +10,12 @@ import (
 	"testing"
 )
 
-// functionLines is how many lines a function may have, outside of tests.
+// functionLines is how many lines a function may have, outside of files named _test.go.
 const functionLines = 60
 
 func TestFunctionsAreShort(t *testing.T) {
 	t.Parallel()
-	for _, root := range []string{"api", "cmd", "hack", "internal"} {
+	for _, root := range []string{"api", "cmd", "hack", "internal", "test"} {
 		err := filepath.WalkDir(root, func(name string, entry fs.DirEntry, err error) error {
 			if err != nil || entry.IsDir() || !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go") {
 				return err

@@ -354,17 +354,9 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, t target) error {
 			status.Kind, status.APIVersion = "Status", "v1"
 			return send(w, watch.Error, &status)
 		}
-		for _, c := range changes {
-			if c.kind == watch.Bookmark && query.Get("allowWatchBookmarks") != "true" {
-				continue
-			}
-			object, err := t.event(c)
-			if err != nil {
-				return err
-			}
-			if err := send(w, c.kind, object); err != nil {
-				return nil // the client has gone
-			}
+		gone, err := t.sendAll(w, changes, query.Get("allowWatchBookmarks") == "true")
+		if gone || err != nil {
+			return err
 		}
 		version = upTo
 		_ = http.NewResponseController(w).Flush()
@@ -376,6 +368,23 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, t target) error {
 			return nil
 		}
 	}
+}
+
+// sendAll sends changes to a watch. It returns true if the client has gone.
+func (t target) sendAll(w http.ResponseWriter, changes []change, bookmarks bool) (gone bool, err error) {
+	for _, c := range changes {
+		if c.kind == watch.Bookmark && !bookmarks {
+			continue
+		}
+		object, err := t.event(c)
+		if err != nil {
+			return false, err
+		}
+		if err := send(w, c.kind, object); err != nil {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // event returns what a watch sends of a change: the object, or the version alone.

@@ -87,14 +87,21 @@ func change(v reflect.Value, path string, rest *int) (string, bool) {
 	case reflect.Map:
 		if v.Len() == 0 {
 			path += " (one more)"
-			return mine(func() {
-				v.Set(reflect.MakeMap(v.Type()))
-				v.SetMapIndex(reflect.Zero(v.Type().Key()), reflect.Zero(v.Type().Elem()))
-			})
+		} else {
+			path += " (one less)"
 		}
-		path += " (one less)"
-		return mine(func() { v.SetMapIndex(v.MapKeys()[0], reflect.Value{}) })
+		return mine(func() { resize(v) })
 	default:
 		return "", false
 	}
+}
+
+// resize takes an entry out of a map, or puts one into an empty map.
+func resize(v reflect.Value) {
+	if v.Len() > 0 {
+		v.SetMapIndex(v.MapKeys()[0], reflect.Value{})
+		return
+	}
+	v.Set(reflect.MakeMap(v.Type()))
+	v.SetMapIndex(reflect.Zero(v.Type().Key()), reflect.Zero(v.Type().Elem()))
 }

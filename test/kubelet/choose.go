@@ -20,16 +20,9 @@ func (m *manager) choose(ctx context.Context, c Container) (set, error) {
 		return nil, fmt.Errorf("pod %q container %q changed request for resource %q from %d to %d",
 			c.Pod, c.Name, c.Resource, len(had), c.Count)
 	}
-	healthy, registered := m.healthy[c.Resource]
-	if !registered {
-		return nil, fmt.Errorf("cannot allocate unregistered device %s", c.Resource)
-	}
-	if len(healthy) == 0 {
-		return nil, fmt.Errorf("no healthy devices present; cannot allocate unhealthy devices %s", c.Resource)
-	}
-	if len(minus(had, healthy)) > 0 {
-		return nil, fmt.Errorf("previously allocated devices are no longer healthy; cannot allocate unhealthy devices %s",
-			c.Resource)
+	healthy, err := m.healthyLocked(c, had)
+	if err != nil {
+		return nil, err
 	}
 	if holds || c.Count == 0 {
 		return nil, nil
@@ -76,6 +69,23 @@ func (m *manager) choose(ctx context.Context, c Container) (set, error) {
 	}
 	return nil, fmt.Errorf("unexpectedly allocated less resources than required. Requested: %d, Got: %d",
 		c.Count, len(chosen))
+}
+
+// healthyLocked returns the healthy devices of the container's resource. It is an error if there are none, or if a device that the
+// container had is not among them.
+func (m *manager) healthyLocked(c Container, had set) (set, error) {
+	healthy, registered := m.healthy[c.Resource]
+	if !registered {
+		return nil, fmt.Errorf("cannot allocate unregistered device %s", c.Resource)
+	}
+	if len(healthy) == 0 {
+		return nil, fmt.Errorf("no healthy devices present; cannot allocate unhealthy devices %s", c.Resource)
+	}
+	if len(minus(had, healthy)) > 0 {
+		return nil, fmt.Errorf("previously allocated devices are no longer healthy; cannot allocate unhealthy devices %s",
+			c.Resource)
+	}
+	return healthy, nil
 }
 
 // preferLocked asks the plugin which devices it would like to see allocated, if it wants to be asked. The lock is given

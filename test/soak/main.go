@@ -245,22 +245,7 @@ func (s *stage) quiet(ctx context.Context) error {
 		return err
 	}
 	began := time.Now()
-	err := node.Poll(ctx, 4*time.Minute*s.options.slack, nil, func(context.Context) error {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		want, view := s.wantLocked(), s.viewLocked()
-		for k, w := range want {
-			if view[k] != w.healthy {
-				return fmt.Errorf("%s is Healthy: %t, want %t", k, view[k], w.healthy)
-			}
-		}
-		for k := range view {
-			if _, planned := want[k]; !planned {
-				return fmt.Errorf("%s is listed", k)
-			}
-		}
-		return nil
-	})
+	err := node.Poll(ctx, 4*time.Minute*s.options.slack, nil, func(context.Context) error { return s.differs() })
 	if err != nil {
 		s.violate("after everything was cured, and no pod held anything: %v", err)
 	}
@@ -287,6 +272,24 @@ func (s *stage) quiet(ctx context.Context) error {
 		s.mu.Lock()
 		s.equal = append(s.equal, now)
 		s.mu.Unlock()
+	}
+	return nil
+}
+
+// differs returns how the list that kubelet has differs from what is wanted; nil if it does not.
+func (s *stage) differs() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	want, view := s.wantLocked(), s.viewLocked()
+	for k, w := range want {
+		if view[k] != w.healthy {
+			return fmt.Errorf("%s is Healthy: %t, want %t", k, view[k], w.healthy)
+		}
+	}
+	for k := range view {
+		if _, planned := want[k]; !planned {
+			return fmt.Errorf("%s is listed", k)
+		}
 	}
 	return nil
 }

@@ -202,6 +202,11 @@ func (s *stage) check() {
 			}
 		}
 	}
+	s.checkExtrasLocked(want, view, holders, now)
+}
+
+// checkExtrasLocked checks the devices that are listed although they are not wanted and no pod holds them.
+func (s *stage) checkExtrasLocked(want map[key]wanted, view map[key]bool, holders map[key]string, now time.Time) {
 	for k, healthy := range view {
 		if _, planned := want[k]; planned || holders[k] != "" {
 			delete(s.extras, k)
