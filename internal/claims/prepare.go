@@ -23,7 +23,7 @@ import (
 
 // Prepare writes the CDI spec of the claim with that UID and returns the names of its CDI devices, which kubelet gives to the container
 // runtime. read reads the claim from the API server. The error is a sentence for an Event of the pod. If the claim is prepared already, the
-// answer is the one that was given before, also if the devices have changed: its containers use them.
+// answer is the same as before, even if the devices have changed: the claim's containers use them.
 func (c *Claims) Prepare(
 	ctx context.Context, uid string, read func(context.Context) (dra.Claim, error),
 ) (prepared []dra.Prepared, err error) {

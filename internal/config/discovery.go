@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Discovery is what the program gpu-feature-discovery is told.
+// Discovery is the configuration of the program gpu-feature-discovery.
 type Discovery struct {
 	// On says that the Config is for that program.
 	On bool

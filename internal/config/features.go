@@ -67,7 +67,7 @@ type NodeConfig struct {
 	Fallbacks []Fallback
 }
 
-// A Fallback is what a node without the label uses.
+// A Fallback is a way to choose the configuration of a node without the label.
 type Fallback string
 
 // The fallbacks.

@@ -47,7 +47,7 @@ type option struct {
 	set func(*Config, string) error
 }
 
-// A caution is what set has to say of a value that it has taken.
+// A caution is a warning of set about a value that it accepted.
 type caution string
 
 func (c caution) Error() string { return string(c) }
@@ -61,7 +61,7 @@ type Option struct {
 	Env []string
 	// Key is the path in the configuration file; empty if the file cannot give it.
 	Key string
-	// Default is what holds where nothing is given.
+	// Default is the value if no source gives one.
 	Default string
 	// Usage says what it does.
 	Usage string
@@ -81,7 +81,7 @@ func described(options []option) []Option {
 	return all
 }
 
-// A setting is what one source says of an option.
+// A setting is the value of an option in one source.
 type setting struct {
 	text  string
 	where string // for people: key path, flag or environment variable

@@ -44,7 +44,7 @@ func (d *daemon) awaitReady(ctx context.Context, wait time.Duration, probed bool
 	}
 }
 
-// devicePlugins is what kubelet and its directory tell of the node's device plugins.
+// devicePlugins reads from kubelet and its directory which device plugins the node has.
 type devicePlugins struct {
 	*kubelet.PodResources
 	*kubelet.Directory

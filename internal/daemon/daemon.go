@@ -39,7 +39,7 @@ type Options struct {
 	// Config is the configuration that the program starts with, and Sources are where later ones are read from.
 	Config  config.Config
 	Sources config.Sources
-	// Cluster is what the program has to do with the API server; nil for nothing.
+	// Cluster is the client of the API server; nil if the program has none.
 	Cluster Cluster
 	// Signals are those of the process that are to be handled.
 	Signals <-chan os.Signal
@@ -47,7 +47,7 @@ type Options struct {
 	Reexecutions int
 }
 
-// Cluster is what a program has to do with the API server.
+// Cluster reads from the API server and writes to it.
 type Cluster interface {
 	// Observation returns the tasks that find out what the API server has of the node.
 	// The boot ID is that of the node; empty if it is not known.
@@ -333,7 +333,7 @@ func (d *daemon) outputs() []Task {
 	return tasks
 }
 
-// view is what the tasks for the API server are given.
+// view returns the parts of the daemon that the tasks for the API server use.
 func (d *daemon) view() View {
 	v := View{
 		Config: d.config, Configs: d.watcher.Configs(), ConfigErrors: d.watcher.Errors(),

@@ -8,7 +8,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
 
-// DRA is what there is for Dynamic Resource Allocation, whether a GPU is given in that way or not: a GPU that was is not forgotten.
+// DRA has the parts for Dynamic Resource Allocation. They run also in the mode plugin: claims of an earlier mode may still have GPUs.
 type DRA struct {
 	Arbiter *handover.Arbiter
 	// Owners say who gives out each GPU; nil as long as that is not known. Offered are those by which the lists of the device plugin are.

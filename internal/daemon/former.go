@@ -28,7 +28,7 @@ const (
 	FormerPublishes = "dra-publisher.lock"
 )
 
-// Former is what processes of version 0.1 do on the node.
+// Former watches the lock files of version 0.1, to tell what processes of that version still do on the node.
 type Former struct {
 	dir    string
 	locked *feed.Feed[[]string]  // the files whose lock they may have

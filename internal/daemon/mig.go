@@ -113,7 +113,7 @@ type ApplyArguments struct {
 
 // An OrderedMIG is the answer to CallMIGApply.
 type OrderedMIG struct {
-	// Plan is what the layout makes of the GPUs; nil where an earlier one is forgotten.
+	// Plan is how the layout divides the GPUs; nil after an order to forget the earlier layout.
 	Plan *layout.Planned `json:"plan,omitempty"`
 	// Again is the number of the order; 0 if nothing was ordered.
 	Again uint64 `json:"again,omitempty"`

@@ -21,7 +21,7 @@ import (
 type Serving struct {
 	Configs *feed.Feed[config.Config]
 	Monitor *monitor.Monitor
-	// Offered is what of the plan is given to the servers.
+	// Offered is the part of the plan that the servers offer.
 	Offered *feed.Feed[resource.Plan]
 	Servers func() []plugin.Status
 	Others  Others
@@ -31,7 +31,7 @@ type Serving struct {
 	Leads func() bool
 }
 
-// Others is what is known of the node's device plugins, this one and others.
+// Others tells which devices kubelet has from all device plugins of the node.
 type Others interface {
 	// Allocatable returns the IDs of the devices that kubelet holds for healthy, by resource.
 	Allocatable(ctx context.Context) (map[string][]string, error)

@@ -67,7 +67,7 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 	return s, nil
 }
 
-// shownLead is what the status says of the lead.
+// shownLead returns the part of the status about the lead.
 func shownLead(s lead.Status, earlier string) status.Lead {
 	return status.Lead{
 		This: s.Leads, Name: s.Name, Since: status.Moment(s.Since), Standbys: s.Standbys, Former: s.Former, Earlier: earlier, Problem: s.Problem,

@@ -15,7 +15,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
 
-// A View is what the tasks for the API server are given of the daemon.
+// A View has the parts of the daemon that the tasks for the API server use.
 type View struct {
 	// Config is the configuration at the start, for settings that need a restart.
 	Config config.Config
@@ -29,14 +29,14 @@ type View struct {
 	LabelsProblem *feed.Feed[error]
 	// Lead says whether this process leads, and is asked before each write that only the process that leads makes.
 	Lead *lead.Lead
-	// Former is what processes of version 0.1 do.
+	// Former tells what processes of version 0.1 still do.
 	Former *Former
 	// MIGWish decides which MIG layout counts, and MIG is how far the node is with it; both are nil where layouts are not changed.
 	MIGWish *migwish.Chooser
 	MIG     *feed.Feed[mig.Status]
-	// DRA is what there is for Dynamic Resource Allocation; nil for nothing.
+	// DRA has the parts for Dynamic Resource Allocation; nil if there are none.
 	DRA *DRA
-	// Offered is what of the plan is given to the servers.
+	// Offered is the part of the plan that the servers offer.
 	Offered *feed.Feed[resource.Plan]
 	// Status returns what the daemon knows now.
 	Status func(context.Context) (status.Status, error)

@@ -48,7 +48,7 @@ type Finding struct {
 	Remedy []string `json:"remedy,omitempty"`
 }
 
-// A Fact is what is known of a part of the node.
+// A Fact is a reading of a part of the node.
 type Fact[T any] struct {
 	Value T
 	// Missing says why Value is not known, and how it can be made known; empty if it is known.

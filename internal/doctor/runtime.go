@@ -18,7 +18,7 @@ type Runtime struct {
 	Problems []string
 	// Disabled says that the part of containerd that kubelet talks to is switched off.
 	Disabled bool
-	// CDI is what the configuration says of CDI; nil if it says nothing.
+	// CDI is whether the configuration has CDI on; nil if it does not say.
 	CDI *bool
 	// CDIFolders are the folders of CDI specs.
 	CDIFolders []string

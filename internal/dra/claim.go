@@ -60,6 +60,6 @@ type Prepared struct {
 	CDIDeviceIDs []string
 }
 
-// ErrEnded is the error of a call for a claim that waited in a process that is handing the lead of the node over: the one that leads next
-// has to be asked.
+// ErrEnded is the error of a call that waited in this process while it handed the lead of the node over. Kubelet has to ask the process
+// that leads next.
 var ErrEnded = errors.New("another process of this program answers calls for claims now")

@@ -67,7 +67,7 @@ type Devices struct {
 	numbers    dra.Numbers // as on disk
 }
 
-// A Publication is what of the pool the API server has.
+// A Publication is the part of the pool that is at the API server.
 type Publication struct {
 	// Slices and Devices are how many there are, Generation is the pool's.
 	Slices, Devices int

@@ -63,11 +63,11 @@ type Options struct {
 	// UUID of the GPU. The error says why they are not known, and is ErrMayNotList if that will not change by itself. Where it is nil, no GPU
 	// goes from a slice to the device plugin. It is not called again before it returns.
 	List func(ctx context.Context, gpus []string) (map[string][]string, error)
-	// Clock is what is waited by; nil is the real one.
+	// Clock is the clock for all waits; nil means the real one.
 	Clock clock.WithTicker
 }
 
-// An ownedGPU is what an Arbiter knows of a GPU.
+// An ownedGPU is an Arbiter's record of a GPU.
 type ownedGPU struct {
 	dra.OwnerFacts
 	epoch uint64    // rises with what the evidence below is about

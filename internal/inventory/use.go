@@ -4,7 +4,7 @@ import "fmt"
 
 // A Process is one that computes on a GPU.
 type Process struct {
-	// PID is its number in the PID namespace of the one who asked.
+	// PID is its number in the PID namespace of the daemon.
 	PID int
 	// MemoryBytes is how much of the GPU's memory it holds; unknown where the driver does not tell.
 	MemoryBytes Signal[uint64]
@@ -14,7 +14,7 @@ type Process struct {
 
 // A DriverClient is a process that has a GPU open. It may compute nothing.
 type DriverClient struct {
-	// PID is its number in the PID namespace of the one who asked.
+	// PID is its number in the PID namespace of the daemon.
 	PID int
 	// Name is that of its program, as the kernel shows it; empty if it is not known.
 	Name string

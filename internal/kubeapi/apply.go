@@ -30,7 +30,7 @@ func (c *Client) apply(ctx context.Context, path, manager string, object any, fo
 	})
 }
 
-// metadata is what an apply names an object by, and the labels on it.
+// metadata names the object of an apply, and has its labels.
 type metadata struct {
 	Name            string            `json:"name"`
 	Namespace       string            `json:"namespace,omitempty"`

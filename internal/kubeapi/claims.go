@@ -12,13 +12,13 @@ import (
 // A ResourceClaim is a claim for devices, as far as a driver has to know it.
 type ResourceClaim struct {
 	UID, Namespace, Name string
-	// Allocation is what the scheduler gave to the claim; nil if nothing yet.
+	// Allocation has the devices that the scheduler chose for the claim; nil before it has chosen.
 	Allocation *DeviceAllocation
 	// Pods are those that may use the claim.
 	Pods []Pod
 }
 
-// A DeviceAllocation is what was given to a claim: of all drivers.
+// A DeviceAllocation has the devices of a claim, of all drivers.
 type DeviceAllocation struct {
 	Results []DeviceResult `json:"results"`
 	Config  []ClaimConfig  `json:"config"`

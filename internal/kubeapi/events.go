@@ -23,7 +23,7 @@ const (
 	microTime = "2006-01-02T15:04:05.000000Z07:00"
 )
 
-// An EventRecord is what is written as an Event of events.k8s.io/v1.
+// An EventRecord is written as an Event of events.k8s.io/v1.
 type EventRecord struct {
 	// Pod is the pod that the Event regards; the own node if it is nil.
 	Pod *Pod
@@ -40,7 +40,7 @@ type EventRecord struct {
 // A Pod is one of the own node.
 type Pod struct{ Namespace, Name, UID string }
 
-// objectReference is what an Event regards.
+// objectReference names the object that an Event is about.
 type objectReference struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`

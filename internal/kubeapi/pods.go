@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// A NodePod is what this program wants to know of a pod of the own node.
+// A NodePod has the fields of a pod of this node that this program uses.
 type NodePod struct {
 	Namespace, Name, UID string
 	// NodeSelector are the labels that a node needs to have for the pod, and DaemonSet is the name of its controller; empty if that is

@@ -19,7 +19,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 )
 
-// A Node is what this program wants to know of its own node. It has no UID if the API server has not told of it, or has none. Nobody
+// A Node has the fields of the own Node that this program uses. It has no UID if the API server has not told of it, or has none. Nobody
 // changes one.
 type Node struct {
 	Name, UID, ResourceVersion string

@@ -24,7 +24,7 @@ type HeldDevice struct {
 	NUMANodes []int64
 }
 
-// uidPrefix is what names a pod by its UID.
+// uidPrefix begins the name of a pod that is known by its UID alone.
 const uidPrefix = "with UID "
 
 // SplitPod returns the namespace and the name of the container's pod, or its UID alone if they are not known.

@@ -22,7 +22,7 @@ type ClaimResource struct {
 	Namespace, Name, Driver, Pool, Device, ShareID string
 }
 
-// A listing is what kubelet answers about the pods on the node. Kubelet leaves out pods that have ended and plain init containers, and
+// A listing is kubelet's answer about the pods on the node. Kubelet leaves out pods that have ended and plain init containers, and
 // after its start most pods until it has a connection to the API server. Those who asked at the same time share it.
 type listing struct {
 	held       []HeldDevice

@@ -1,10 +1,10 @@
 // Package lead says which process of this program decides on a node. During a roll-out two of them run, and both serve kubelet. Only the
-// one that leads writes: to the disk, to the API server and to the hardware.
+// process that leads writes: to the disk, to the API server and to the hardware.
 //
-// The processes of a node meet in one folder. The one that leads listens there on a socket, and the identity of that socket is the proof:
-// who takes the lead puts another socket in its place. So a process that was stopped finds that it leads no more before it writes again
-// (Check). The other processes are its standbys: they stay connected, hear what it tells, and take the lead when it hands it over, when it
-// ends, and when it does not answer for ten seconds.
+// The processes of a node meet in one folder. The process that leads listens there on a socket. A process that takes the lead puts a socket
+// of its own in that place. A process that was stopped compares the socket with its own before it writes again (Check), and so finds that
+// it has lost the lead. The other processes are standbys: they stay connected to the socket and read what the leading process tells. A
+// standby takes the lead when it is handed over, when the leading process ends, or when that process does not answer for ten seconds.
 //
 // Package daemon builds it. ADR 55 has the reasons.
 package lead
@@ -47,7 +47,7 @@ var ErrNotLead = errors.New("another process of this program leads on this node 
 
 // Options say what a Lead works with.
 type Options struct {
-	// Dir is the folder in which the processes of a node meet. It is made if it is not there, but the one that it is in is not. Without
+	// Dir is the folder in which the processes of a node meet. It is made if it does not exist; its parent folder is not. Without
 	// one, this process leads always.
 	Dir string
 	// Name says to people which process this is. Token is greater than those of all processes that started before.
@@ -145,8 +145,8 @@ func (l *Lead) Alive(ctx context.Context) error {
 	}
 }
 
-// Ask has this process ask for the lead from now on: it could do no less than the one that leads. A process that started later is not
-// asked.
+// Ask makes this process ask for the lead from now on. Call it when this process could serve no less than the process that leads. A
+// process that started later is not asked.
 func (l *Lead) Ask() {
 	if !l.asked.Value() {
 		l.asked.Publish(true)

@@ -30,7 +30,7 @@ const released = "the driver was released by quiesce"
 // stalledAfter is how old the last look may be until nothing is known any more.
 const stalledAfter = 2 * time.Minute
 
-// A Condition is what the node's GPU condition says. Without its times, so that equal ones need no write.
+// A Condition is the node's GPU condition without its times. Equal Conditions need no write.
 type Condition struct {
 	// Status is True, False or Unknown.
 	Status string
@@ -39,7 +39,7 @@ type Condition struct {
 	Message string
 }
 
-// conditionRows is what the reasons of the condition mean, for the documentation.
+// conditionRows has the meaning of each reason of the condition, for the documentation.
 var conditionRows = []struct {
 	Status string
 	Reason Reason

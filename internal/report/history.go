@@ -27,8 +27,8 @@ const (
 	driverReleased = "released"
 )
 
-// A History is what Events have told of a node. The zero value has told nothing. What an Event could not tell, because of a limit, is
-// still to be told if it is still so when the limit allows it: the last Event about a GPU is never an old one for long.
+// A History records which Events were written about a node. The zero value has none. If a limit delays an Event, it is written when the
+// limit allows it and if it is still true then. So the last Event about a GPU is soon true again.
 type History struct {
 	begun   bool
 	hadGPUs bool
@@ -43,7 +43,7 @@ type History struct {
 	denied  map[string]string    // what a limit kept back last, by subject
 }
 
-// A Batch is what History.Next returns.
+// A Batch is a result of History.Next.
 type Batch struct {
 	Events []NodeEvent
 	// Dropped are the causes, one for each Event that a limit keeps back now and did not before.

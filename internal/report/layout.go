@@ -6,7 +6,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
 
-// A layoutTold is what was told of a MIG layout.
+// A layoutTold is what the last Event said of a MIG layout.
 type layoutTold struct{ layout, state, reason string }
 
 // layoutEvents tells what becomes of the MIG layout that is asked for. That it is being made is not told, only whom it waits for.

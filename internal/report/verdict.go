@@ -22,7 +22,7 @@ var (
 // removed is the state of a GPU that is no longer there.
 const removed = "Removed"
 
-// A verdict is what is said of a device that is not healthy.
+// A verdict is the state, the source and the cure of a device that is not healthy.
 type verdict struct {
 	state, source, cure string
 	xid                 uint64

@@ -25,7 +25,7 @@ func ask[T any](d device, call string, answer func(*gpu) (T, nvml.Return)) (T, n
 	return answer(d.gpu)
 }
 
-// pair is what calls answer that have two answers.
+// pair has the results of a call that returns two values.
 type pair[A, B any] struct {
 	a A
 	b B

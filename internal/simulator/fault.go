@@ -23,16 +23,16 @@ type Fault struct {
 	CI *int `json:"ci,omitempty"`
 	// Event is an event type, such as "double-bit-ecc".
 	Event string `json:"event,omitempty"`
-	// Action is what the driver asks for from now on: "none", "reset", "reboot", "drain-p2p", "drain-and-reset" or
+	// Action is the recovery action that the driver asks for from now on: "none", "reset", "reboot", "drain-p2p", "drain-and-reset" or
 	// "recover-imex". For an XID the default is what a real driver asks for after it.
 	Action string `json:"action,omitempty"`
 	// Profiles are the MIG devices of a layout, such as "1g.10gb" and "1c.3g.40gb"; none turns multi-instance mode off.
 	Profiles []string `json:"profiles,omitempty"`
 	// Call is an NVML function without its "nvml", such as "DeviceGetFieldValues" or "EventSetWait"; none means all.
 	Call string `json:"call,omitempty"`
-	// Return is what a call answers, such as "UNKNOWN", "RESET_REQUIRED" or "GPU_IS_LOST".
+	// Return is the return code of a call, such as "UNKNOWN", "RESET_REQUIRED" or "GPU_IS_LOST".
 	Return string `json:"return,omitempty"`
-	// Value is what a call returns instead of the real value: text, or a number. Text in quotes is read as a Go string ("\xff").
+	// Value replaces the real value that a call returns: text, or a number. Text in quotes is read as a Go string ("\xff").
 	Value string `json:"value,omitempty"`
 	// Driver is "missing" (the module is not loaded), "no-library", or the version that is installed from now on.
 	Driver string `json:"driver,omitempty"`
@@ -50,7 +50,7 @@ type Fault struct {
 	Delay string `json:"delay,omitempty"`
 }
 
-// Kind is what a Fault does.
+// Kind is the kind of a Fault.
 type Kind string
 
 // The kinds of faults. Those that last do so until restored.

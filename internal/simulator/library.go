@@ -19,7 +19,7 @@ type library struct {
 
 var _ nvml.Interface = (*library)(nil)
 
-// A session is what a library knows between its first Init and its last Shutdown.
+// A session has the state of a library between its first Init and its last Shutdown.
 type session struct {
 	node    *Node
 	gpus    []*gpu        // by NVML index

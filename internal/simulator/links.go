@@ -9,7 +9,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// A linkEnd is what the far end of an NVLink is.
+// A linkEnd is the device at the far end of an NVLink.
 type linkEnd struct {
 	wired     bool // there is one
 	device    nvml.IntNvLinkDeviceType

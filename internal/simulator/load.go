@@ -7,7 +7,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// A rating is what a GPU of a chip generation can do.
+// A rating has the limits of a GPU of a chip generation.
 type rating struct {
 	watts       float64 // its power limit
 	sm, memory  float64 // the highest clocks in MHz

@@ -47,7 +47,7 @@ type Node struct {
 type driver struct {
 	version string
 	branch  int
-	// missing is what Init answers instead of working; SUCCESS if it works.
+	// missing is the error that Init returns; SUCCESS if Init works.
 	missing nvml.Return
 }
 

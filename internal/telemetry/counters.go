@@ -49,7 +49,7 @@ type Counters struct {
 	resources map[string]*resourceCounts
 }
 
-// gpuCounts is what was counted for a GPU.
+// gpuCounts are the counters of a GPU.
 type gpuCounts struct {
 	index      string
 	gone       time.Time // since when there is no such GPU; zero if there is
@@ -63,7 +63,7 @@ type xidCount struct {
 	last time.Time
 }
 
-// resourceCounts is what was counted for a resource.
+// resourceCounts are the counters of a resource.
 type resourceCounts struct {
 	gone             time.Time // since when it is not served; zero if it is
 	accepted, failed uint64

@@ -55,7 +55,7 @@ type Options struct {
 	// Ready returns the answer to the readiness probe. It waits at most that long until the daemon is ready. Probed says that the
 	// client is kubelet.
 	Ready func(ctx context.Context, wait time.Duration, probed bool) status.Readiness
-	// Counters is what other packages count.
+	// Counters are the counters that other packages increase.
 	Counters *Counters
 	// Problem is where the Exporter publishes why it does not listen; nil while it does, or is not to.
 	Problem *feed.Feed[error]

@@ -19,7 +19,7 @@ const FileName = "kubelet_internal_checkpoint"
 // DevicesPerNUMA are device IDs by NUMA node, or by -1 if a device has none. A device with several nodes is at each of them.
 type DevicesPerNUMA map[int64][]string
 
-// PodDevicesEntry is what a container holds of one resource.
+// PodDevicesEntry has the devices of one resource that a container holds.
 type PodDevicesEntry struct {
 	PodUID        string
 	ContainerName string
