@@ -30,6 +30,8 @@ type Roots struct {
 	Driver, Container string
 	// Dev is the host's directory that dev/ is in.
 	Dev string
+	// Divides says that this program makes MIG devices: nobody else makes their nodes on the host.
+	Divides bool
 }
 
 // folder returns where this process sees Dev; false where it does not see it, or nothing there is the driver's.
@@ -50,18 +52,23 @@ type Maker struct {
 	tried atomic.Pointer[tried]
 }
 
+// capabilities is the folder of the nodes of MIG devices.
+const capabilities = "/dev/nvidia-caps/"
+
 // tried is what became of nodes.
 type tried struct {
 	unseen bool              // this process does not see the host's nodes
+	unmade bool              // of these, nobody makes those of MIG devices
 	lacks  map[string]string // by the path in a container: why it could not be made, or "" if it is there
 }
 
 // Apply makes the device nodes of a plan that the host lacks, or that have the number of a driver that was loaded before. Where this
-// process does not see the host's nodes, it does nothing. The error says which could not be made.
+// process does not see the host's nodes, it does nothing: then MIG devices of this program lack theirs, and all others count as there. The
+// error says which could not be made.
 func (m *Maker) Apply(roots Roots, snapshot inventory.Snapshot, plan resource.Plan, o edits.Options) error {
 	folder, seen := roots.folder()
 	if !seen {
-		m.tried.Store(&tried{unseen: true})
+		m.tried.Store(&tried{unseen: true, unmade: roots.Divides})
 		return nil
 	}
 	lacks := map[string]string{}
@@ -162,14 +169,18 @@ func (m *Maker) Lacks(plan resource.Plan, o edits.Options) map[string]string {
 		t = &tried{}
 	}
 	devices := map[string]string{}
-	if t.unseen {
+	if t.unseen && !t.unmade {
 		return devices
 	}
 	for _, r := range plan.Resources {
 		for _, d := range r.Devices {
 			for _, n := range given(d, o) {
 				why, looked := t.lacks[n.ContainerPath]
-				if !looked {
+				switch {
+				case t.unseen && strings.HasPrefix(n.ContainerPath, capabilities):
+					why = "its device node " + n.HostPath + " cannot be made on the host, whose /dev this process does not see: " +
+						"set hostDev in the chart or mount it as deployments/node-agent-mig does, or use the device list strategy cdi-cri"
+				case !t.unseen && !looked:
 					why = "it is not known yet whether its device node " + n.HostPath + " is on the host"
 				}
 				if why != "" {

@@ -137,6 +137,23 @@ func TestNodesThatCannotBeMade(t *testing.T) {
 	}
 }
 
+// TestNodesThatNobodyMakes: where the host's nodes are not seen, MIG devices that this program makes lack theirs, with what to do.
+func TestNodesThatNobodyMakes(t *testing.T) {
+	t.Parallel()
+	snapshot, plan := divided()
+	roots := devnodes.Roots{Driver: "/run/nvidia/driver", Container: host(t, "nvidiactl"), Dev: "/"}
+	for _, roots.Divides = range []bool{false, true} {
+		m := devnodes.Maker{Mknod: write}
+		if err := m.Apply(roots, snapshot, plan, specs("/")); err != nil {
+			t.Error(err)
+		}
+		lacks := m.Lacks(plan, specs("/"))
+		if !roots.Divides && len(lacks) > 0 || roots.Divides && (len(lacks) != 1 || !strings.Contains(lacks["MIG-1"], "hostDev")) {
+			t.Errorf("this program divides GPUs: %v; lacks %v", roots.Divides, lacks)
+		}
+	}
+}
+
 // TestNodesOfADriverThatWasLoadedBefore: their majors were other ones; the nodes are made anew.
 func TestNodesOfADriverThatWasLoadedBefore(t *testing.T) {
 	t.Parallel()
