@@ -2,7 +2,7 @@ package dra
 
 import "errors"
 
-// A Claim is what a driver has to know of a ResourceClaim that was allocated: what of it belongs to this driver.
+// A Claim has the parts of an allocated ResourceClaim that belong to this driver.
 type Claim struct {
 	UID, Namespace, Name string
 	// Results are the devices, in the order of the allocation.

@@ -42,13 +42,13 @@ type DeviceConfig struct {
 	MPS MPSLimits
 }
 
-// MPSLimits are what a client of an MPS control daemon may use.
+// MPSLimits are the limits of a client of an MPS control daemon.
 type MPSLimits struct {
 	// Percentage is the active thread percentage, from 1 to 100; 0 for no limit.
 	Percentage int
 	// Memory is the limit of pinned memory in bytes, for each device of the claim; 0 for none.
 	Memory int64
-	// MemoryOf are the limits of devices for which it is another, by UUID or by the index among the devices of the claim.
+	// MemoryOf are the limits of single devices, which count before Memory, by UUID or by the index among the devices of the claim.
 	MemoryOf map[string]int64
 	// MultiUser has processes of several users share a device.
 	MultiUser bool

@@ -7,7 +7,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/topology"
 )
 
-// Domain is that of the attributes that NVIDIA's driver does not have.
+// Domain is the domain of the attributes that NVIDIA's driver does not have.
 const Domain = "gpu-device-plugin.github.io"
 
 // links is how the GPUs of a node that are not divided are connected.

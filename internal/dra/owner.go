@@ -63,7 +63,7 @@ func (o Owners) NotOffered(gpus []inventory.GPU) map[string]string {
 	return reasons
 }
 
-// OwnerFacts are what is known of the owner of a GPU. Without evidence a fact is false.
+// OwnerFacts are the facts by which the owner of a GPU is decided. Without evidence a fact is false.
 type OwnerFacts struct {
 	// Wanted says that pods are to get the GPU in slices.
 	Wanted bool

@@ -12,7 +12,7 @@ import (
 // Divisions say how GPUs in MIG mode are divided, by the UUID of the GPU.
 type Divisions map[string]Divided
 
-// A Divided says what claims have made of a GPU in MIG mode, and what they can have.
+// A Divided says how claims have divided a GPU in MIG mode, and what they can still have.
 type Divided struct {
 	// Profiles are the MIG profiles of the GPU.
 	Profiles []inventory.MIGProfile
@@ -32,13 +32,13 @@ type Partition struct {
 	Placement inventory.MIGPlacement
 }
 
-// A CounterSet is what the devices of a GPU have in common. The scheduler gives out devices as long as there is enough of each counter.
+// A CounterSet has the counters that the devices of a GPU share. The scheduler gives out devices while each counter is large enough.
 type CounterSet struct {
 	Name     string              `json:"name"`
 	Counters map[string]Capacity `json:"counters"`
 }
 
-// A CounterUse is what a device takes of a CounterSet.
+// A CounterUse is the part of a CounterSet that a device takes.
 type CounterUse struct {
 	CounterSet string              `json:"counterSet"`
 	Counters   map[string]Capacity `json:"counters"`

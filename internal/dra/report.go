@@ -19,7 +19,7 @@ const (
 	VerdictUnknown   Verdict = "Unknown"
 )
 
-// A DeviceHealth is what kubelet is told of a device, for the status of the pods that have it.
+// A DeviceHealth is the health of a device for kubelet, which shows it in the status of the pods that have the device.
 type DeviceHealth struct {
 	// Device is its name in the pool.
 	Device  string

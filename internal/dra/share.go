@@ -8,7 +8,7 @@ import (
 // A GPU that several claims can have at the same time has the capacity memory, of which each claim takes a part: a share. A claim that asks
 // for no part takes all of it, and has the GPU alone. So claims that know nothing of shares are given GPUs as ever.
 
-// MemoryCapacity is the name of the capacity that shares take of.
+// MemoryCapacity is the name of the capacity that is divided among shares.
 const MemoryCapacity = "memory"
 
 // shareStep is what shares are rounded up to, in bytes: control daemons of MPS limit memory in MiB.

@@ -104,10 +104,10 @@ type Device struct {
 	ConsumesCounters []CounterUse `json:"consumesCounters,omitempty"`
 	// Taints keep new claims away that do not tolerate them; none for a device that may be given to new work.
 	Taints []Taint `json:"taints,omitempty"`
-	// Partition is what is made for a claim with the device; nil for a device that is there already.
+	// Partition is made when a claim gets the device; nil for a device that exists already.
 	Partition *Partition `json:"-"`
-	// SmallestShare is the least that a claim can have of the memory of a device that is given in shares, in bytes; 0 for a device that one
-	// claim has alone.
+	// SmallestShare is the smallest part of the memory that a claim can have of a device that is given in shares, in bytes; 0 for a device
+	// that only one claim can have.
 	SmallestShare Capacity `json:"-"`
 }
 

@@ -1,8 +1,8 @@
 // Package draplugin is the driver gpu.nvidia.com of Dynamic Resource Allocation as kubelet sees it: one socket in kubelet's folder for
 // plugins, with which kubelet registers it, has claims prepared and unprepared, and follows the health of devices.
 //
-// It keeps nothing between calls, so that two instances may serve one kubelet, as in a roll-out: its Claims keep what is prepared. The API
-// server is needed to prepare a claim alone.
+// It keeps nothing between calls, so that two instances may serve one kubelet, as in a roll-out: its Claims keep what is prepared. The
+// API server is needed only to prepare a claim.
 //
 // Package cluster uses it; the program gpu-device-plugin does not link it.
 package draplugin
@@ -49,10 +49,11 @@ var (
 	errKubeletLeft   = fmt.Errorf("kubelet ended its connection and has not registered the driver again within %v", registerTimeout)
 )
 
-// Claims prepares claims: it decides what a claim gets, and keeps that. Its methods are called at the same time, also for one claim.
+// Claims prepares claims: it decides what a claim gets, and records that. Its methods may be called concurrently, also for the same
+// claim.
 type Claims interface {
-	// Prepare makes the devices of a claim, which it reads by the function, ready for containers. It answers the same for a claim that is
-	// prepared already. The error is a sentence for the Event of the pod.
+	// Prepare makes the devices of a claim ready for containers. It reads the claim by the function read. For a claim that is prepared
+	// already it returns the same result again. The error is a sentence for the Event of the pod.
 	Prepare(ctx context.Context, uid string, read func(context.Context) (dra.Claim, error)) ([]dra.Prepared, error)
 	// Unprepare takes back what Prepare did. A claim that is not prepared is no error.
 	Unprepare(ctx context.Context, uid, namespace, name string) error
@@ -64,7 +65,7 @@ type ClaimReader interface {
 	Claim(ctx context.Context, namespace, name string) (dra.Claim, error)
 }
 
-// Options say what a Plugin works with.
+// Options are the parts of the daemon that a Plugin uses.
 type Options struct {
 	// RegistryDir is the folder in which kubelet looks for the sockets of plugins, with the path that it has on the node.
 	RegistryDir string
@@ -73,16 +74,16 @@ type Options struct {
 	// Pools and Snapshots are the devices in slices and what is known of their GPUs, for the health of devices.
 	Pools     *feed.Feed[dra.Pool]
 	Snapshots *feed.Feed[inventory.Snapshot]
-	// Leads says whether this process leads on the node: as long as it does not, it does not register, and calls that reach it are made by the
-	// process that does. Nil where there is no other.
+	// Leads says whether this process leads on the node. While it does not, it does not register, and it forwards calls to the process that
+	// leads. Nil means that there is no other process.
 	Leads *feed.Feed[bool]
-	// Problems are why containers cannot use a device that is healthy, by its name; nil where nothing can be.
+	// Problems are the reasons why containers cannot use a healthy device, by its name. Without the feed there are none.
 	Problems *feed.Feed[map[string]string]
 	// Clock is the clock to wait by; nil means the real one.
 	Clock clock.WithTicker
 }
 
-// Status is how the driver is with kubelet.
+// Status is the state of the driver's registration at kubelet.
 type Status struct {
 	// Registered says that kubelet has registered the driver and can call it.
 	Registered bool
@@ -119,7 +120,7 @@ func New(o Options) *Plugin {
 	return &Plugin{o: o, token: kubelet.NewToken(), status: feed.New(Status{}), beside: feed.New(false)}
 }
 
-// Status returns the feed of how the driver is with kubelet.
+// Status returns the feed of the driver's registration at kubelet.
 func (s *Plugin) Status() *feed.Feed[Status] { return s.status }
 
 // Ready reports whether kubelet can call the driver, with the reason if it cannot.

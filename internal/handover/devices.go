@@ -34,7 +34,7 @@ const (
 // retryInterval is the pace of tries while the numbers cannot be written, or it cannot be read what is published.
 const retryInterval = 10 * time.Second
 
-// DevicesOptions say what Devices are made of.
+// DevicesOptions are the parts of the daemon that Devices use.
 type DevicesOptions struct {
 	// StateDir is the state directory; without one, numbers last as long as the process.
 	StateDir string
@@ -46,7 +46,7 @@ type DevicesOptions struct {
 	Owners *feed.Feed[dra.Owners]
 	// Divisions are how GPUs in MIG mode are divided for claims; nil as long as that is not known. Without the feed none are.
 	Divisions *feed.Feed[dra.Divisions]
-	// Lead returns why this process does not lead now, so that it may write nothing; nil if it does. Without the function it always does.
+	// Lead returns an error if this process does not lead now and so may write nothing. Without the function this process always leads.
 	Lead func() error
 	// Clock is the clock to wait by; nil means the real one.
 	Clock clock.Clock
@@ -69,14 +69,15 @@ type Devices struct {
 
 // A Publication is the part of the pool that is at the API server.
 type Publication struct {
-	// Slices and Devices are how many there are, Generation is the pool's.
+	// Slices and Devices are the numbers of slices and devices. Generation is that of the pool.
 	Slices, Devices int
 	Generation      int64
-	// API is the version of resource.k8s.io that it serves. NoTaints says that it does not keep the taints of devices, NoCounters that it
-	// keeps no counters, without which GPUs are not divided for claims, and NoShares that it knows no devices that several claims can have.
+	// API is the version of resource.k8s.io that the API server serves. NoTaints says that it does not keep the taints of devices,
+	// NoCounters that it keeps no counters, without which GPUs are not divided for claims, and NoShares that it knows no devices that
+	// several claims can have.
 	API                            string
 	NoTaints, NoCounters, NoShares bool
-	// Problem is why the API server does not have what it is to have, a sentence without a full stop; empty if it does.
+	// Problem is why the slices at the API server are not as wanted, a sentence without a full stop; empty if they are.
 	Problem string
 }
 
@@ -97,10 +98,11 @@ func NewDevices(o DevicesOptions) *Devices {
 	}
 }
 
-// Pools returns the feed of what is to be published. A pool without a name is not known yet; one without slices is not to be there.
+// Pools returns the feed of what is to be published. A pool without a name is not known yet. A pool without slices shall not exist.
 func (d *Devices) Pools() *feed.Feed[dra.Pool] { return d.pools }
 
-// Published returns the feed of which GPUs may be in slices at the API server, by UUID. It is nil if that is not known: then all may be.
+// Published returns the feed of the GPUs that may be in slices at the API server, by UUID. The value is nil if they are not known: then
+// all GPUs may be in slices.
 func (d *Devices) Published() *feed.Feed[map[string]bool] { return d.published }
 
 // Publication returns the feed of what the API server has, as the publisher of slices says.
@@ -137,7 +139,7 @@ func (d *Devices) setNumbers(numbers dra.Numbers) {
 // diskTimeout is how long the loop waits for what an earlier process wrote down.
 const diskTimeout = 2 * time.Second
 
-// Run reads what an earlier process wrote down, and follows the GPUs until ctx ends. Then it returns nil, and nothing is known again.
+// Run reads the files of an earlier process, and follows the GPUs until ctx ends. Then it returns nil, and forgets what it has read.
 func (d *Devices) Run(ctx context.Context) error {
 	disk, known := files.NewDisk(), false
 	d.forget() // what was noted when the last time ended

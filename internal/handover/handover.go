@@ -1,6 +1,6 @@
-// Package handover moves GPUs between the device plugin and the driver for Dynamic Resource Allocation. Its Arbiter decides by which of the
-// two ways a GPU is given to pods, and gathers the evidence for that: package dra has the rules. Its Devices are those of the GPUs that are
-// to be in ResourceSlices, and which of these may be at the API server.
+// Package handover moves GPUs between the device plugin and the driver for Dynamic Resource Allocation. Its Arbiter decides by which of
+// the two ways a GPU is given to pods, and gathers the evidence for that: package dra has the rules. Its Devices has the devices of the
+// GPUs that shall be in ResourceSlices, and knows which of these may be at the API server.
 //
 // Package daemon builds both, and others read their feeds.
 package handover
@@ -40,27 +40,28 @@ var ErrMayNotList = errors.New("this program may not list ResourceClaims")
 
 // Users knows which pods hold devices of the device plugin.
 type Users interface {
-	// Users returns which pods hold the given GPUs or MIG devices, by UUID. No error says that no other pod holds one, and that none gets
-	// one as long as they are in no list.
+	// Users returns which pods hold the given GPUs or MIG devices, by UUID. If the error is nil, no other pod holds one, and no pod gets one
+	// while they are in no list.
 	Users(ctx context.Context, uuids []string) ([]kubelet.HeldDevice, error)
 }
 
-// Options are what an Arbiter works with.
+// Options are the parts of the daemon that an Arbiter uses.
 type Options struct {
-	// Devices have the owners that the Arbiter publishes, and which GPUs may be in a slice at the API server. They also have what both
-	// work by: configurations and Snapshots.
+	// Devices have the owners that the Arbiter publishes, and which GPUs may be in a slice at the API server. The Arbiter also uses their
+	// configurations and Snapshots.
 	Devices *Devices
 	// Users is nil where there is no kubelet: then no pod holds a device.
 	Users Users
 	// Offered are the owners by which the lists of the device plugin were last made.
 	Offered *feed.Feed[dra.Owners]
-	// Beside reports whether another process of this program serves kubelet, too, and returns what is closed when that may have changed; nil
-	// where there is none. As long as one does, no GPU goes from the device plugin to a slice: that process may have it in its list.
+	// Beside reports whether another process of this program serves kubelet, too. It also returns a channel that is closed when that may
+	// have changed. Nil means that there is no such process. As long as one does, no GPU goes from the device plugin to a slice: that
+	// process may have it in its list.
 	Beside func() (bool, <-chan struct{})
 	// Records are the claims that are prepared, by the UUID of the GPU; nil as long as they are not known.
 	Records *feed.Feed[map[string][]claims.Holder]
-	// List says which claims of the cluster have devices of some GPUs of this node, by UUID: it returns their names, "NAMESPACE/NAME", by the
-	// UUID of the GPU. The error says why they are not known, and is ErrMayNotList if that will not change by itself. Where it is nil, no GPU
+	// List says which claims of the cluster have devices of some GPUs of this node, by UUID: it returns their names, "NAMESPACE/NAME", by
+	// the UUID of the GPU. The error says why they are not known; it is ErrMayNotList if a right is missing. Without the function no GPU
 	// goes from a slice to the device plugin. It is not called again before it returns.
 	List func(ctx context.Context, gpus []string) (map[string][]string, error)
 	// Clock is the clock for all waits; nil means the real one.
@@ -91,7 +92,7 @@ func New(o Options) *Arbiter {
 	return &Arbiter{options: o, waits: feed.New(map[string]string(nil)), pulse: supervise.NewPulse(), gpus: map[string]*ownedGPU{}}
 }
 
-// Waits returns the feed of what is waited for before a GPU gets its new owner, by UUID: sentences without a full stop.
+// Waits returns the feed of the reasons why GPUs wait for their new owner, by UUID: sentences without a full stop.
 func (a *Arbiter) Waits() *feed.Feed[map[string]string] { return a.waits }
 
 // Alive returns an error if Run makes no round before ctx ends.
@@ -106,7 +107,8 @@ type evidence struct {
 	claims bool // it is about claims, not about the device plugin
 }
 
-// Run decides until ctx ends, and then returns nil. What it begins with is evidence alone: another process may have decided before.
+// Run decides until ctx ends, and then returns nil. It begins without decisions, and decides by evidence alone: another process may have
+// decided before.
 func (a *Arbiter) Run(ctx context.Context) error {
 	clear(a.gpus)
 	asking := newAsker(a.options.Clock, askInterval, askInterval)

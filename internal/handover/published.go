@@ -47,7 +47,8 @@ func (d *Devices) readPublished() error {
 	return nil
 }
 
-// Lost reports whether it is not known which GPUs are in slices, and nobody but the API server can tell. Published tells of a change.
+// Lost reports whether the record of which GPUs are in slices is lost, so that the API server has to be asked. Published gets a new value
+// when that changes.
 func (d *Devices) Lost() bool { return d.lost.Load() }
 
 // lose notes that it is not known which GPUs are in slices, and why.
@@ -68,8 +69,8 @@ func (d *Devices) know(gpus map[string]bool) {
 	d.published.Publish(gpus)
 }
 
-// SetPublished notes which GPUs may be in slices from now on, by UUID. It is called before they are written, and after it is certain that
-// others are not there any more. What it notes is on disk when it returns nil.
+// SetPublished notes which GPUs may be in slices from now on, by UUID. Call it before slices are written, and after slices are certainly
+// gone. The record is on disk when it returns nil.
 func (d *Devices) SetPublished(gpus map[string]bool) error {
 	d.publishing.Lock()
 	defer d.publishing.Unlock()

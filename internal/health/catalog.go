@@ -21,7 +21,7 @@ const (
 	Informational
 	// Transient: the GPU needs a reset or a restart, and is good afterwards.
 	Transient
-	// Hardware: somebody has to repair or replace a part.
+	// Hardware: an operator has to repair or replace a part.
 	Hardware
 )
 

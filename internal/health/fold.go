@@ -77,8 +77,8 @@ func (p Policy) FoldSilence(g GPU, why string, now time.Time) GPU {
 // FoldHang folds in that a call to the GPU does not return, while the driver answers other calls. The call is named as
 // NVML names it.
 //
-// A call that hangs for longStall, twice within stallsWithin, is what a GPU shows whose GSP hangs. A driver that does not mark such
-// a GPU as one that needs a reset would have it be good as soon as a call returns: then evidence of a reset is needed.
+// If a call hangs for longStall twice within stallsWithin, the GSP of the GPU may hang. A driver that does not mark such a GPU as one
+// that needs a reset would show it as good as soon as a call returns. With such a driver evidence of a reset is needed.
 func (p Policy) FoldHang(g GPU, stall inventory.Stall, facts Facts, now time.Time) GPU {
 	call, since := cmp.Or(stall.Call.Function, "reading its files"), stall.Call.Since
 	g.answers = false

@@ -65,11 +65,10 @@ func (o Overrides) Equal(other Overrides) bool {
 	return o.rest == other.rest && maps.Equal(o.xids, other.xids)
 }
 
-// ParseOverrides reads the values of DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS: each a comma-separated list of
-// XIDs, or "all" ("xids" means the same). A disabled XID is ignored; an enabled one is fatal, as every XID is to the
-// reference plugin that these variables come from, and wins over a disabled one. What is neither is left to the
-// catalog. With all XIDs disabled and none enabled, all checks are off, as there. Entries that are no number are left out
-// and returned, each as a sentence for a warning.
+// ParseOverrides reads the values of DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS: each a comma-separated list of XIDs, or "all"
+// ("xids" means the same). A disabled XID is ignored; an enabled one is fatal, as every XID is to the reference plugin that these
+// variables come from, and wins over a disabled one. For all other XIDs the catalog decides. With all XIDs disabled and none enabled, all
+// checks are off, as there. Entries that are no number are left out and returned, each as a sentence for a warning.
 func ParseOverrides(disable, enable string) (o Overrides, malformed []string) {
 	apply := func(variable, list string, r Rule) {
 		for entry := range strings.SplitSeq(list, ",") {

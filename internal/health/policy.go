@@ -40,7 +40,7 @@ type Policy struct {
 	Manual bool
 }
 
-// Default returns the policy that holds where an operator says nothing else.
+// Default returns the policy that counts if the operator sets no other.
 func Default() Policy {
 	return Policy{
 		SuspectLimit:  5 * time.Second,

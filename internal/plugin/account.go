@@ -38,10 +38,10 @@ const (
 type Accountant interface {
 	// Allocatable returns, for each resource, the IDs of the devices that kubelet holds for healthy.
 	Allocatable(ctx context.Context) (map[string][]string, error)
-	// Held returns the devices that pods hold, as far as kubelet tells: no answer is older than its question.
+	// Held returns the devices that pods hold, as kubelet says. Kubelet is asked after the call has begun.
 	Held(ctx context.Context) ([]kubelet.HeldDevice, error)
-	// Allocating is called when a call begins by which kubelet allocates devices, and what it returns when that has ended, with whether a
-	// call of Allocate follows: kubelet must not be asked Held meanwhile. Both return at once.
+	// Allocating is called when kubelet begins a call that allocates devices. The function that it returns is called when that call has
+	// ended; more says that a call of Allocate follows. Between the two, kubelet must not be asked by Held. Both return at once.
 	Allocating() (ended func(more bool))
 }
 

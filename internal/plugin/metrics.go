@@ -13,7 +13,7 @@ import (
 // Metrics counts registrations at kubelet and calls of kubelet's. Its methods return at once. They may be called by several
 // goroutines.
 type Metrics interface {
-	// Registered counts a registration of a resource that kubelet accepted, or did not.
+	// Registered counts a registration of a resource, and whether kubelet accepted it.
 	Registered(resource string, accepted bool)
 	// StreamEnded counts the end of a stream of lists of a resource. The cause is one of Causes.
 	StreamEnded(resource, cause string)

@@ -30,7 +30,7 @@ type Registrar interface {
 	Listening(ctx context.Context) []string
 	// Refuses reports whether the socket of that name is gone or refuses connections now.
 	Refuses(ctx context.Context, name string) bool
-	// AwaitEnd returns nil once no server is behind the socket of that name any more, or an error when ctx ended.
+	// AwaitEnd waits until no server listens on the socket of that name. It returns an error if ctx ends before.
 	AwaitEnd(ctx context.Context, name string) error
 	// CallEarlier makes a call to the server of a resource in the process that started last before this one.
 	CallEarlier(ctx context.Context, resource string, call func(context.Context, pluginapi.DevicePluginClient) error) error
@@ -40,53 +40,53 @@ type Registrar interface {
 	// Register registers the serving socket at path endpoint for resource at the kubelet of an incarnation, and at no other. It
 	// is called once for an endpoint.
 	Register(ctx context.Context, incarnation uint64, resource, endpoint string, options *pluginapi.DevicePluginOptions) error
-	// Leave prepares the end of the stream of a resource for which a later process has registered: kubelet up to 1.36 would take that end
-	// for the end of the later one's.
+	// Leave prepares the end of the stream of a resource for which a later process has registered. Without it, kubelet up to 1.36 would
+	// treat that end as the end of the later process's stream.
 	Leave(ctx context.Context, incarnation uint64, resource string) error
 }
 
 // An Inspector looks at devices before a container starts on them.
 type Inspector interface {
-	// Inspect returns why the devices must not be used, in a sentence for the pod's events; nil if they may. The plan
-	// may not have them any more, or not as they are; of a device that an earlier process offered, the GPU is empty.
+	// Inspect returns why the devices must not be used, in a sentence for the pod's events; nil if they may. The devices may be missing in
+	// the plan now, or be changed there. The GPU of a device that an earlier process offered is empty.
 	Inspect(ctx context.Context, devices []resource.Device) error
 }
 
-// Collaborators are what a Set works with.
+// Collaborators are the parts of the daemon that a Set uses.
 type Collaborators struct {
 	Registrar  Registrar
 	Accountant Accountant
-	// Connections is another number after each connection that the Accountant has made to a kubelet; nil if that is not known. A kubelet that
-	// starts answers before Incarnation changes.
+	// Connections returns a number that changes with each connection of the Accountant to a kubelet; nil if that is not known. A kubelet
+	// that starts answers before Incarnation changes.
 	Connections func() uint64
 	// Checkpoint returns kubelet's checkpoint; nil if it cannot be read here.
 	Checkpoint func() (kubelet.Checkpoint, error)
 	Inspector  Inspector
-	// MayGive returns why GPUs, by UUID, must not be given to a pod by any device plugin now, in a sentence; nil if they may. It is asked
-	// in each call of Allocate, and answers soon. It is nil where that is never so.
+	// MayGive returns why GPUs, by UUID, must not be given to a pod by any device plugin now, in a sentence; nil if they may. It is asked in
+	// each call of Allocate, and returns soon. Without the function all GPUs may be given.
 	MayGive func(ctx context.Context, gpus []string) error
-	// KeepsOneClient reports whether a kubelet takes the end of any stream of a resource for that of the server that registered last. It is
-	// given the name of kubelet's calls. If it is nil, it is kubelet.KeepsOneClient.
+	// KeepsOneClient reports whether a kubelet treats the end of any stream of a resource as the end of the server that registered last. The
+	// argument is the user agent of kubelet's calls. Nil means kubelet.KeepsOneClient.
 	KeepsOneClient func(userAgent string) bool
-	// Metrics is told of registrations and calls; nil for nobody.
+	// Metrics counts registrations and calls; nil counts nothing.
 	Metrics Metrics
-	// Incarnation is another number for each kubelet, and 0 while none is there.
+	// Incarnation is the number of the current kubelet, which changes when kubelet restarts; 0 while no kubelet runs.
 	Incarnation *feed.Feed[uint64]
-	// Sockets are the names of the plugin sockets in kubelet's directory. It only tells when to look at them: it must be published
-	// whenever one may have come or gone.
+	// Sockets are the names of the plugin sockets in kubelet's directory. A new value makes the Set look at the sockets: publish one
+	// whenever a socket may have come or gone.
 	Sockets *feed.Feed[[]string]
 	Clock   clock.WithTicker
 }
 
 // Options are what the configuration decides about how resources are served.
 type Options struct {
-	// Edits decide what a container is given.
+	// Edits decide which variables, mounts and devices a container gets.
 	Edits edits.Options
-	// Inspect has kubelet ask before each start of a container whether its devices may be used.
+	// Inspect makes kubelet ask before each start of a container whether its devices may be used.
 	Inspect bool
 }
 
-// Phase is how far the server of a resource has come.
+// Phase is the state of the server of a resource.
 type Phase string
 
 // The phases of a server.
@@ -94,9 +94,9 @@ const (
 	PhaseNoKubelet   Phase = "waiting for kubelet"
 	PhaseRegistering Phase = "registering"
 	PhaseServing     Phase = "serving"
-	// PhaseYielding is that of a server that sends nothing because a process of this program that started later serves the resource.
+	// PhaseYielding: the server sends nothing, because a process of this program that started later serves the resource.
 	PhaseYielding Phase = "silent: another server has registered"
-	// PhaseForeign is that of a server that sends nothing because another program serves the resource.
+	// PhaseForeign: the server sends nothing, because another program serves the resource.
 	PhaseForeign Phase = "silent: another program has registered"
 )
 
@@ -119,7 +119,7 @@ type Departing struct {
 	ID string
 	// Reason is why it cannot be given out.
 	Reason string
-	// Waiting is what its list waits for before it drops the device.
+	// Waiting says what must happen before the list drops the device.
 	Waiting string
 }
 
@@ -224,11 +224,11 @@ func NewSet(c Collaborators) *Set {
 // Offered returns the feed of the plan with all its holds, also those on devices whose GPU may be held in another form.
 func (s *Set) Offered() *feed.Feed[resource.Plan] { return s.offered }
 
-// Apply makes the Set serve the plan: what changed is on its way to kubelet when Apply returns. It waits for
-// nobody, but for the disk where it reads the checkpoint for the first time.
+// Apply makes the Set serve the plan: what changed is on its way to kubelet when Apply returns. It does not wait, except for the disk
+// when it reads the checkpoint for the first time.
 //
-// The epoch says by which configuration the plan was made. A resource that the plan of a later epoch does not have is
-// retired; one that disappears within its epoch has lost its devices, and keeps its server for the day they return.
+// The epoch numbers the configuration of the plan. If a resource is missing in the plan of a later epoch, its server ends. If it is
+// missing in a later plan of the same epoch, it has only lost its devices, and its server stays until they return.
 func (s *Set) Apply(plan resource.Plan, o Options, epoch uint64) {
 	s.readOnce() // what pods hold is known before anything is offered
 	s.mu.Lock()
@@ -302,7 +302,7 @@ func (s *Set) Status() []Status {
 // Alive returns an error if Run makes no round before ctx ends.
 func (s *Set) Alive(ctx context.Context) error { return s.pulse.Check(ctx) }
 
-// Run serves until ctx ends; then it closes its sockets, without another word to kubelet, and returns nil. It runs once.
+// Run serves until ctx ends. Then it closes its sockets, sends nothing more to kubelet, and returns nil. It runs once.
 func (s *Set) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return s.dropDeparting(ctx) })

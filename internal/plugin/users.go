@@ -58,9 +58,9 @@ func (u *users) read(ctx context.Context) reading {
 	return r
 }
 
-// Users returns which pods hold the given GPUs or MIG devices, by UUID, under any resource and with all their replicas. No error says
-// that no other pod holds one, and that none gets one as long as they are under a hold. The error says why that is not known: a device
-// is on offer still, kubelet has not taken in the list or does not answer, or it may have allocated a device a short time ago.
+// Users returns which pods hold the given GPUs or MIG devices, by UUID, under any resource and with all their replicas. If the error is
+// nil, no other pod holds one, and no pod gets one while a hold is on them. The error says why that is not known: a device is still
+// offered, kubelet has not read the list or does not answer, or it may have allocated a device a short time ago.
 func (s *Set) Users(ctx context.Context, uuids []string) ([]kubelet.HeldDevice, error) {
 	asked := func(id string) bool {
 		uuid, _ := resource.SplitID(id)
