@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
@@ -62,7 +63,7 @@ func TestLinksOfTheHostLeadInsideItsRoot(t *testing.T) {
 			h.link(t, "driver-root/etc/cufile.json", tt.prefix+"cufile.json")
 			h.link(t, "driver-root/usr/bin/nvidia-cdi-hook", tt.prefix+"hook")
 			w := wanted()
-			w.Edits.GDS = true
+			w.Edits.GDS = edits.Always
 			w.Snapshot.Control |= inventory.NodeGDS
 			h.apply(t, w)
 			var got []string

@@ -245,7 +245,7 @@ func TestCompanionsHaveSpecsOfTheirOwn(t *testing.T) {
 		"driver-root/run/udev/x")...)
 	w := wanted()
 	w.Snapshot.Control = inventory.AllControlNodes
-	w.Edits.GDS, w.Edits.MOFED, w.Edits.GDRCopy, w.Edits.IMEX = true, true, true, true
+	w.Edits.GDS, w.Edits.MOFED, w.Edits.GDRCopy, w.Edits.IMEX = edits.Always, edits.Always, edits.Always, true
 	h.apply(t, w)
 	for class, want := range map[string]string{
 		"gds": "all: /dev/nvidia-fs0 /dev/nvidia-fs1 /run/udev /etc/cufile.json", "gdrcopy": "all: /dev/gdrdrv",
@@ -271,7 +271,7 @@ func TestHostPathsOfGDS(t *testing.T) {
 	h := newHost(t, driverFiles("dev/nvidia-fs0", "driver-root/run/udev/x", "etc/cufile.json")...)
 	w := wanted()
 	w.Snapshot.Control = inventory.AllControlNodes
-	w.Edits.GDS = true
+	w.Edits.GDS = edits.Always
 	for root, want := range map[string][]string{
 		"/":                  {"/run/udev to /run/udev", "/etc/cufile.json to /etc/cufile.json"},
 		"/run/nvidia/driver": {"/run/nvidia/driver/run/udev to /run/udev", "/etc/cufile.json to /etc/cufile.json"},
@@ -313,7 +313,7 @@ func TestEveryNameOfEditsResolves(t *testing.T) {
 		w.Snapshot.Control = inventory.AllControlNodes
 		w.Plan = resource.New(w.Snapshot, resource.Options{MIG: resource.MIGMixed})
 		w.Edits.IDs = ids
-		w.Edits.GDS, w.Edits.MOFED, w.Edits.GDRCopy, w.Edits.IMEX = true, true, true, true
+		w.Edits.GDS, w.Edits.MOFED, w.Edits.GDRCopy, w.Edits.IMEX = edits.Always, edits.Always, edits.Always, true
 		h.apply(t, w)
 		cache, err := cdilib.NewCache(cdilib.WithSpecDirs(h.specs), cdilib.WithAutoRefresh(false))
 		if err != nil {
@@ -413,7 +413,7 @@ func TestWhatCannotBeWrittenIsLacked(t *testing.T) {
 	}
 	noCompanion := newHost(t, driverFiles()...)
 	companion := wanted()
-	companion.Snapshot.Control, companion.Edits.GDS = inventory.AllControlNodes, true // but no node to be found
+	companion.Snapshot.Control, companion.Edits.GDS = inventory.AllControlNodes, edits.Always // but no node to be found
 	for name, tt := range map[string]struct {
 		host   *host
 		wanted cdi.Wanted

@@ -139,14 +139,14 @@ func TestConfigCheck(t *testing.T) {
 		t.Errorf("with its variable: %q, %v", got, err)
 	}
 
-	broken := write("broken.yaml", "colour: x\nflags:\n  migStrategy: some\n  gdsEnabled: 3\n")
+	broken := write("broken.yaml", "colour: x\nflags:\n  migStrategy: some\n  failOnInitError: 3\n")
 	got, err := run(t, "config", "check", broken)
 	if !strings.HasPrefix(got, "warning: line 1: colour: unknown key") {
 		t.Errorf("warnings: %q", got)
 	}
 	want := broken + " is not valid:\n" +
 		"  line 3: flags.migStrategy: \"some\" is not one of: none, single, mixed\n" +
-		"  line 4: flags.gdsEnabled: must be true or false, not \"3\""
+		"  line 4: flags.failOnInitError: must be true or false, not \"3\""
 	if err == nil || err.Error() != want {
 		t.Errorf("error %v, want %s", err, want)
 	}

@@ -126,8 +126,22 @@ func examine(ctx context.Context, c config.Config, problem, hostRoot string) (fi
 		VolumeMounts: slices.Contains(c.Edits.Strategies, edits.VolumeMounts),
 		CDIFolder:    c.CDIDir, CDIVendor: edits.CDIVendor, KernelLog: c.KernelLog,
 		MPS: c.Resource.Sharing.Mode == resource.MPS, Claims: c.DRA.Mode != config.DRAOff,
+		DriverRoot: c.Driver.Root, Companions: companions(c.Edits),
 	}
 	return doctor.Examine(facts), at, nil
+}
+
+// companions returns what containers are to have beside their GPUs.
+func companions(o edits.Options) (all []doctor.CompanionModule) {
+	for _, asked := range []struct {
+		doctor.CompanionModule
+		when edits.Companion
+	}{{doctor.GDRCopy, o.GDRCopy}, {doctor.GDS, o.GDS}, {doctor.MOFED, o.MOFED}} {
+		if asked.Auto = asked.when == edits.Auto; asked.when != edits.Never {
+			all = append(all, asked.CompanionModule)
+		}
+	}
+	return all
 }
 
 // askStatus asks the running daemon for its status.

@@ -165,7 +165,7 @@ func TestSourcesAndTheirOrder(t *testing.T) {
 			want: with(func(c *config.Config) {
 				c.Edits = edits.Options{
 					Strategies: []edits.Strategy{edits.CDIAnnotations, edits.CDICRI}, DeviceNodes: true, DevRoot: "/", AnnotationPrefix: "x/",
-					IMEX: true, GDRCopy: true, GDS: true, MOFED: true, MPSRoot: "/run/nvidia/mps",
+					IMEX: true, GDRCopy: edits.Always, GDS: edits.Always, MOFED: edits.Always, MPSRoot: "/run/nvidia/mps",
 				}
 				c.IMEXRequired, c.Resource.Required = true, inventory.NodeIMEXChannel0
 			}),

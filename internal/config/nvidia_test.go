@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/edits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
@@ -113,7 +114,7 @@ func TestEmptyVariables(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := config.Driver{Root: "/", DevRoot: "/", ContainerRoot: "/"}
-	if c.Driver != want || c.Edits.MPSRoot != "" || c.Edits.GDS || c.CDI.HookPath != "" || c.Edits.AnnotationPrefix != "" || c.KubeletSocket != "" {
+	if c.Driver != want || c.Edits.MPSRoot != "" || c.Edits.GDS != edits.Never || c.CDI.HookPath != "" || c.Edits.AnnotationPrefix != "" || c.KubeletSocket != "" {
 		t.Errorf("driver %+v, edits %+v, CDI %+v, socket %q", c.Driver, c.Edits, c.CDI, c.KubeletSocket)
 	}
 }

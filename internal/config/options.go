@@ -65,15 +65,18 @@ var daemonOptions = []option{
 	},
 	{
 		flag: "gdrcopy-enabled", env: []string{"GDRCOPY_ENABLED"}, key: "flags.gdrcopyEnabled", fallback: "false", kind: kindBool,
-		usage: "give containers GDRCopy", set: truth(func(c *Config) *bool { return &c.Edits.GDRCopy }),
+		usage: "give containers GDRCopy: true, false, or auto, on nodes with /dev/gdrdrv",
+		set:   companion(func(c *Config) *edits.Companion { return &c.Edits.GDRCopy }),
 	},
 	{
 		flag: "gds-enabled", env: []string{"GDS_ENABLED"}, key: "flags.gdsEnabled", fallback: "false", kind: kindBool,
-		usage: "give containers GPUDirect Storage", set: truth(func(c *Config) *bool { return &c.Edits.GDS }),
+		usage: "give containers GPUDirect Storage: true, false, or auto, on nodes with /dev/nvidia-fs0",
+		set:   companion(func(c *Config) *edits.Companion { return &c.Edits.GDS }),
 	},
 	{
 		flag: "mofed-enabled", env: []string{"MOFED_ENABLED"}, key: "flags.mofedEnabled", fallback: "false", kind: kindBool,
-		usage: "give containers the RDMA devices of MOFED", set: truth(func(c *Config) *bool { return &c.Edits.MOFED }),
+		usage: "give containers the RDMA devices of MOFED: true, false, or auto, on nodes with /dev/nvidia-fs0 and /dev/infiniband/rdma_cm",
+		set:   companion(func(c *Config) *edits.Companion { return &c.Edits.MOFED }),
 	},
 	{
 		flag: "cdi-annotation-prefix", env: []string{"CDI_ANNOTATION_PREFIX"}, key: "flags.plugin.cdiAnnotationPrefix", fallback: "cdi.k8s.io/",
@@ -259,6 +262,24 @@ func truth(field func(*Config) *bool) func(*Config, string) error {
 			return fmt.Errorf("must be true or false, not %q", text)
 		}
 		*field(c) = value
+		return nil
+	}
+}
+
+// companion sets an option that is a truth value or auto.
+func companion(field func(*Config) *edits.Companion) func(*Config, string) error {
+	return func(c *Config, text string) error {
+		if text == edits.Auto.String() {
+			*field(c) = edits.Auto
+			return nil
+		}
+		on, err := strconv.ParseBool(text)
+		if err != nil {
+			return fmt.Errorf("must be true, false or auto, not %q", text)
+		}
+		if *field(c) = edits.Never; on {
+			*field(c) = edits.Always
+		}
 		return nil
 	}
 }

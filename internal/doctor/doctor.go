@@ -63,7 +63,8 @@ type NodeFacts struct {
 	Simulated    bool // the GPUs are; the files of the driver are then those of the simulated node
 	GPUs         Fact[[]PCIDevice]
 	NVSwitches   Fact[[]PCIDevice]
-	Module       Fact[string] // the version of the loaded kernel module; empty if it is not loaded
+	Module       Fact[string]   // the version of the loaded kernel module; empty if it is not loaded
+	Modules      Fact[[]string] // the names of all kernel modules that are loaded
 	Library      Fact[NVMLLibrary]
 	Devices      Fact[Devices]  // of the node
 	Container    Fact[Devices]  // of the container in which doctor runs; Missing if it runs in none
@@ -92,6 +93,10 @@ type Settings struct {
 	MPS bool
 	// Claims says that GPUs are given by Dynamic Resource Allocation.
 	Claims bool
+	// DriverRoot is the folder of the node below which the driver is installed.
+	DriverRoot string
+	// Companions are what containers are to have beside their GPUs.
+	Companions []CompanionModule
 }
 
 // A Check looks at a part of the facts. It has one finding at least.
@@ -114,6 +119,14 @@ var Checks = []Check{
 	{
 		"device-nodes", "`/dev/nvidia*` are there with the driver's device numbers, on the node and in the daemon's container",
 		"`/proc/devices`, `/proc/driver/nvidia/gpus`, the node's `/dev`", deviceNodes,
+	},
+	{
+		"companions", "GDRCopy, GPUDirect Storage and MOFED are loaded where containers are to have them",
+		"`/proc/modules`, the node's `/dev`, the configuration", companions,
+	},
+	{
+		"driver-upgrade", "an upgrade of the GPU operator's driver container finds the pods that use GPUs",
+		"a running daemon, the configuration", driverUpgrade,
 	},
 	{
 		"persistence", "persistence mode is on", "a running daemon, or the node's processes", persistence,

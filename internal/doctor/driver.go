@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 
@@ -33,7 +34,25 @@ type Devices struct {
 	Majors map[string]int
 	// GPUs are the minors of the GPUs that the driver has.
 	GPUs []int
+	// Companions are the device nodes of Companions that are there, below the folder.
+	Companions []string
 }
+
+// A CompanionModule is what containers can be given beside their GPUs.
+type CompanionModule struct {
+	Name, Option string
+	// Module is the kernel module that brings the device node, which has the path Device below /dev.
+	Module, Device string
+	// Auto says that containers are given it only where the node has it.
+	Auto bool
+}
+
+// Known companions: GDRCopy, GPUDirect Storage and MOFED.
+var (
+	GDRCopy = CompanionModule{Name: "GDRCopy", Option: "--gdrcopy-enabled", Module: "gdrdrv", Device: "gdrdrv"}
+	GDS     = CompanionModule{Name: "GPUDirect Storage", Option: "--gds-enabled", Module: "nvidia_fs", Device: "nvidia-fs0"}
+	MOFED   = CompanionModule{Name: "MOFED", Option: "--mofed-enabled", Module: "rdma_ucm", Device: "infiniband/rdma_cm"}
+)
 
 // A DeviceFile is a file below /dev.
 type DeviceFile struct {
@@ -232,6 +251,61 @@ func kernelLog(f *NodeFacts, r *findings) {
 			"and GPUXidCritical cannot fire for them; the next look finds most of what they mean", []string{"health.kernelLog: false"},
 			"gpu-device-plugin --kernel-log   # Helm: kernelLog: true")
 	}
+}
+
+func companions(f *NodeFacts, r *findings) {
+	if len(f.Settings.Companions) == 0 {
+		r.ok("Containers are to have GPUs alone")
+		return
+	}
+	if !known(r, f.Modules) || !known(r, f.Devices) {
+		return
+	}
+	for _, c := range f.Settings.Companions {
+		node := path.Join(f.Devices.Value.Folder, c.Device)
+		loaded := slices.Contains(f.Modules.Value, c.Module)
+		switch {
+		case slices.Contains(f.Devices.Value.Companions, c.Device):
+			r.ok(c.Name+" is loaded", node)
+		case loaded:
+			r.warn(c.Name+" is loaded and has no device node, so no container gets it",
+				[]string{"/proc/modules: " + c.Module, node + " is not there"}, "modprobe --remove "+c.Module+" && modprobe "+c.Module)
+		case c.Auto:
+			r.ok(c.Name+" is not loaded, and no container gets it", c.Option+"=auto")
+		default:
+			r.warn(c.Name+" is asked for and not loaded, so no container gets it", []string{c.Option + "=true", "/proc/modules has no " + c.Module},
+				"modprobe "+c.Module, "gpu-device-plugin "+c.Option+"=auto   # where only some nodes have it")
+		}
+	}
+}
+
+// evicted are the beginnings of the names of resources by which the operator's driver manager finds pods that use GPUs.
+var evicted = []string{"nvidia.com/gpu", "nvidia.com/mig-"}
+
+func driverUpgrade(f *NodeFacts, r *findings) {
+	if f.Settings.DriverRoot == "/" {
+		r.ok("No driver container has the driver")
+		return
+	}
+	if !known(r, f.Daemon) {
+		return
+	}
+	var unseen []string
+	for _, served := range f.Daemon.Value.Status.Resources {
+		if !slices.ContainsFunc(evicted, func(begins string) bool { return strings.HasPrefix(served.Name, begins) }) {
+			unseen = append(unseen, served.Name)
+		}
+	}
+	if f.Settings.Claims {
+		unseen = append(unseen, "claims (before operator 26.7)")
+	}
+	if len(unseen) == 0 {
+		r.ok("The names of all resources are those of which pods are evicted")
+		return
+	}
+	r.info("An upgrade of the operator's driver container does not evict pods with "+strings.Join(unseen, ", ")+
+		", and cannot unload the driver while they run: drain the node before it", []string{"driver root " + f.Settings.DriverRoot},
+		"kubectl drain NODE --ignore-daemonsets --delete-emptydir-data")
 }
 
 func persistence(f *NodeFacts, r *findings) {

@@ -64,8 +64,10 @@ func For(devices []resource.Device, o Options) (Edits, error) {
 			return Edits{}, err
 		}
 	}
-	for name, on := range map[string]bool{envGDRCopy: o.GDRCopy, envGDS: o.GDS, envMOFED: o.MOFED} {
-		if on {
+	for name, node := range map[string]inventory.ControlNodes{
+		envGDRCopy: inventory.NodeGDRCopy, envGDS: inventory.NodeGDS, envMOFED: inventory.NodeRDMA,
+	} {
+		if o.wants(node, c.control()) {
 			c.edits.Env[name] = "enabled"
 		}
 	}
@@ -127,7 +129,15 @@ func (c *container) tell(s Strategy) error {
 
 // has reports whether the container is to have a device node of the driver that the node has.
 func (c *container) has(node inventory.ControlNodes) bool {
-	return len(c.devices) > 0 && c.devices[0].Control.Has(node) && c.options.wants(node)
+	return c.control().Has(node) && c.options.wants(node, c.control())
+}
+
+// control returns the device nodes of the node.
+func (c *container) control() inventory.ControlNodes {
+	if len(c.devices) == 0 {
+		return 0
+	}
+	return c.devices[0].Control
 }
 
 // names returns what the runtime calls the devices.

@@ -33,7 +33,7 @@ func TestEdits(t *testing.T) {
 		{HostPath: "/dev/null", ContainerPath: "/var/run/nvidia-container-devices/MIG-a"},
 	}
 	names := []string{"k8s.device-plugin.nvidia.com/gpu=GPU-b", "k8s.device-plugin.nvidia.com/gpu=MIG-a"}
-	everything := edits.Options{IMEX: true, GDRCopy: true, GDS: true, MOFED: true}
+	everything := edits.Options{IMEX: true, GDRCopy: edits.Always, GDS: edits.Always, MOFED: edits.Always}
 	with := func(o edits.Options, strategies ...edits.Strategy) edits.Options {
 		o.Strategies = strategies
 		return o
@@ -231,7 +231,7 @@ func TestCDINames(t *testing.T) {
 	if got := edits.CDIName(old, edits.ByIndex); got != "0:1" {
 		t.Errorf("by index: %s", got)
 	}
-	o := edits.Options{GDS: true, IMEX: true}
+	o := edits.Options{GDS: edits.Always, IMEX: true}
 	want := map[edits.CDIClass]string{edits.CDIIMEX: "0", edits.CDIGDS: "all"}
 	if diff := cmp.Diff(want, edits.CDICompanions(inventory.AllControlNodes, o)); diff != "" {
 		t.Errorf("companions (-want +got):\n%s", diff)
@@ -305,9 +305,9 @@ func TestCompanionsOneByOne(t *testing.T) {
 		class   edits.CDIClass
 	}{
 		"none":    {edits.Options{}, nil, ""},
-		"GDRCopy": {edits.Options{GDRCopy: true}, map[string]string{"NVIDIA_GDRCOPY": "enabled"}, edits.CDIGDRCopy},
-		"GDS":     {edits.Options{GDS: true}, map[string]string{"NVIDIA_GDS": "enabled"}, edits.CDIGDS},
-		"MOFED":   {edits.Options{MOFED: true}, map[string]string{"NVIDIA_MOFED": "enabled"}, edits.CDIMOFED},
+		"GDRCopy": {edits.Options{GDRCopy: edits.Always}, map[string]string{"NVIDIA_GDRCOPY": "enabled"}, edits.CDIGDRCopy},
+		"GDS":     {edits.Options{GDS: edits.Always}, map[string]string{"NVIDIA_GDS": "enabled"}, edits.CDIGDS},
+		"MOFED":   {edits.Options{MOFED: edits.Always}, map[string]string{"NVIDIA_MOFED": "enabled"}, edits.CDIMOFED},
 		"IMEX":    {edits.Options{IMEX: true}, map[string]string{"NVIDIA_IMEX_CHANNELS": "0"}, edits.CDIIMEX},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -333,6 +333,44 @@ func TestCompanionsOneByOne(t *testing.T) {
 				t.Errorf("companions of a node that has none: %v", got)
 			}
 		})
+	}
+}
+
+// TestCompanionsWhereTheyAre: with auto a container is asked for what its node has, by each way, and RDMA devices come with GPUDirect
+// Storage alone.
+func TestCompanionsWhereTheyAre(t *testing.T) {
+	t.Parallel()
+	const always = inventory.NodeControl | inventory.NodeUVM
+	for _, tt := range []struct {
+		control inventory.ControlNodes
+		env     []string
+		classes []edits.CDIClass
+	}{
+		{always, nil, nil},
+		{always | inventory.NodeRDMA, nil, nil},
+		{always | inventory.NodeGDRCopy, []string{"NVIDIA_GDRCOPY"}, []edits.CDIClass{edits.CDIGDRCopy}},
+		{always | inventory.NodeGDS, []string{"NVIDIA_GDS"}, []edits.CDIClass{edits.CDIGDS}},
+		{
+			inventory.AllControlNodes, []string{"NVIDIA_GDRCOPY", "NVIDIA_GDS", "NVIDIA_MOFED"},
+			[]edits.CDIClass{edits.CDIGDRCopy, edits.CDIGDS, edits.CDIMOFED},
+		},
+	} {
+		o := edits.Options{GDRCopy: edits.Auto, GDS: edits.Auto, MOFED: edits.Auto, Strategies: []edits.Strategy{edits.CDICRI}}
+		got, err := edits.For(devices(tt.control), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(tt.env, slices.Sorted(maps.Keys(got.Env))); diff != "" {
+			t.Errorf("a node with %s: env (-want +got):\n%s", tt.control, diff)
+		}
+		if diff := cmp.Diff(tt.classes, slices.Sorted(maps.Keys(edits.CDICompanions(tt.control, o)))); diff != "" {
+			t.Errorf("a node with %s: CDI companions (-want +got):\n%s", tt.control, diff)
+		}
+		for _, class := range tt.classes {
+			if name := "k8s.device-plugin.nvidia.com/" + string(class) + "=all"; !slices.Contains(got.CDIDevices, name) {
+				t.Errorf("a node with %s: CDI devices %v lack %s", tt.control, got.CDIDevices, name)
+			}
+		}
 	}
 }
 

@@ -24,8 +24,8 @@ type Options struct {
 	AnnotationPrefix string
 	// IMEX gives the container IMEX channel 0 where the node has it.
 	IMEX bool
-	// GDRCopy, GDS and MOFED give the container these companions of the driver.
-	GDRCopy, GDS, MOFED bool
+	// GDRCopy, GDS and MOFED say when the container is given these companions of the driver.
+	GDRCopy, GDS, MOFED Companion
 	// MPSRoot is the host's directory of MPS state.
 	MPSRoot string
 }
@@ -53,11 +53,31 @@ func (o Options) OnlyCDI() bool {
 // GivesNodes reports whether containers are given the nodes of their devices by kubelet, which takes them from the host.
 func (o Options) GivesNodes() bool { return o.DeviceNodes && !o.OnlyCDI() }
 
-// wants reports whether containers are to have a companion of the driver.
-func (o Options) wants(node inventory.ControlNodes) bool {
-	return node == inventory.NodeIMEXChannel0 && o.IMEX || node == inventory.NodeGDRCopy && o.GDRCopy ||
-		node == inventory.NodeGDS && o.GDS || node == inventory.NodeRDMA && o.MOFED
+// wants reports whether containers of a node with these device nodes are to have a companion of the driver.
+func (o Options) wants(node, control inventory.ControlNodes) bool {
+	there := control.Has(node)
+	return node == inventory.NodeIMEXChannel0 && o.IMEX ||
+		node == inventory.NodeGDRCopy && o.GDRCopy.wanted(there) || node == inventory.NodeGDS && o.GDS.wanted(there) ||
+		node == inventory.NodeRDMA && o.MOFED.wanted(there && control.Has(inventory.NodeGDS)) // many nodes have RDMA for other purposes
 }
+
+// Companion says when containers are given something beside their GPUs.
+type Companion int
+
+// When containers are given a companion of the driver.
+const (
+	// Never gives it to no container.
+	Never Companion = iota
+	// Always asks for it on each node; a node that lacks it gives none.
+	Always
+	// Auto asks for it on nodes that have it. RDMA devices are given on nodes that also have GPUDirect Storage, as NVIDIA's operator gives
+	// them.
+	Auto
+)
+
+func (c Companion) String() string { return [...]string{"false", "true", "auto"}[c] }
+
+func (c Companion) wanted(there bool) bool { return c == Always || c == Auto && there }
 
 // Strategy is a way to pass the devices of a container to the runtime.
 type Strategy int

@@ -84,6 +84,20 @@ func moduleVersion(r root) (string, error) {
 	return "", err
 }
 
+// modules returns the names of the kernel modules that are loaded.
+func modules(r root) ([]string, error) {
+	text, err := r.read("proc/modules")
+	if errors.Is(err, fs.ErrNotExist) && r.exists("proc") { // a kernel without modules
+		return nil, nil
+	}
+	var names []string
+	for line := range strings.Lines(string(text)) {
+		name, _, _ := strings.Cut(line, " ")
+		names = append(names, strings.TrimSpace(name))
+	}
+	return names, err
+}
+
 // isVersion reports whether a word is a version of the driver, such as 580.95.05.
 func isVersion(word string) bool {
 	parts := strings.Split(word, ".")
@@ -123,6 +137,11 @@ func devices(kernel, links, r root, at string) (doctor.Devices, error) {
 	names, err := r.list("dev")
 	if err != nil {
 		return found, err
+	}
+	for _, c := range []doctor.CompanionModule{doctor.GDRCopy, doctor.GDS, doctor.MOFED} {
+		if r.exists("dev/" + c.Device) {
+			found.Companions = append(found.Companions, c.Device)
+		}
 	}
 	caps, err := r.list("dev/nvidia-caps")
 	if err == nil {

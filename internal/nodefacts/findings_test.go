@@ -141,7 +141,7 @@ func goodDaemon() status.Status {
 	}
 }
 
-var cdi = doctor.Settings{CDI: true, CDIFolder: "/var/run/cdi", CDIVendor: ours, KernelLog: true}
+var cdi = doctor.Settings{CDI: true, CDIFolder: "/var/run/cdi", CDIVendor: ours, KernelLog: true, DriverRoot: "/"}
 
 // A row is a node that differs from the good one, and what is found of that. Nothing else is found, but by the checks of also.
 type row struct {

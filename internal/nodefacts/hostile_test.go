@@ -182,6 +182,7 @@ func TestNothingVisible(t *testing.T) {
 	for name, kernel := range map[string]fstest.MapFS{"nothing": {}, "an empty /sys": {"sys/kernel/x": {}}} {
 		facts := nodefacts.Places{Kernel: kernel, Hidden: hidden}.Gather(t.Context())
 		facts.Daemon.Missing = "No daemon answers"
+		facts.Settings.Companions, facts.Settings.DriverRoot = []doctor.CompanionModule{doctor.GDRCopy}, "/run/nvidia/driver"
 		for _, f := range doctor.Examine(facts) {
 			without := slices.Contains([]string{"gpus", "driver", "device-nodes", "persistence", "kernel-log", "fabric-manager"}, f.Check)
 			if f.Severity != doctor.NotChecked && f.Check != "mps" && (name == "nothing" || !without) {

@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/doctor"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
 
 const (
@@ -216,6 +217,44 @@ var nodeRows = []row{
 	{
 		name: "not read", facts: func(f *doctor.NodeFacts) { f.Settings.KernelLog = false },
 		check: "kernel-log", severity: doctor.Info, says: "XIDs 62, 79, 119 and 120", remedy: "--kernel-log",
+	},
+	{name: "none", check: "companions", severity: doctor.OK, says: "GPUs alone"},
+	{
+		name: "asked for and there", change: changes{"dev/gdrdrv": "", "proc/modules": "nvidia 1 0 - Live 0x0\ngdrdrv 1 0 - Live 0x0\n"},
+		settings: func(s *doctor.Settings) { s.Companions = []doctor.CompanionModule{doctor.GDRCopy} },
+		check:    "companions", severity: doctor.OK, says: "GDRCopy is loaded", shows: "/dev/gdrdrv",
+	},
+	{
+		name: "asked for and not loaded", change: changes{"proc/modules": "nvidia 1 0 - Live 0x0\n"},
+		settings: func(s *doctor.Settings) { s.Companions = []doctor.CompanionModule{doctor.GDS} },
+		check:    "companions", severity: doctor.Warning, says: "GPUDirect Storage is asked for and not loaded", remedy: "modprobe nvidia_fs",
+	},
+	{
+		name: "loaded without a device node", change: changes{"proc/modules": "gdrdrv 1 0 - Live 0x0\n"},
+		settings: func(s *doctor.Settings) { s.Companions = []doctor.CompanionModule{doctor.GDRCopy} },
+		check:    "companions", severity: doctor.Warning, says: "has no device node", shows: "/dev/gdrdrv is not there",
+	},
+	{
+		name: "auto, and not loaded", change: changes{"proc/modules": gone},
+		settings: func(s *doctor.Settings) {
+			auto := doctor.MOFED
+			auto.Auto = true
+			s.Companions = []doctor.CompanionModule{auto}
+		},
+		check: "companions", severity: doctor.OK, says: "MOFED is not loaded",
+	},
+	{name: "no driver container", check: "driver-upgrade", severity: doctor.OK, says: "No driver container"},
+	{
+		name: "usual names", settings: func(s *doctor.Settings) { s.DriverRoot = "/run/nvidia/driver" },
+		check: "driver-upgrade", severity: doctor.OK, says: "The names of all resources",
+	},
+	{
+		name: "renamed, and claims", settings: func(s *doctor.Settings) { s.DriverRoot, s.Claims = "/run/nvidia/driver", true },
+		status: func(s *status.Status) {
+			s.Resources = []status.Resource{{Name: "nvidia.com/gpu.shared"}, {Name: "nvidia.com/mig-1g.10gb"}, {Name: "nvidia.com/a100"}}
+		},
+		check: "driver-upgrade", severity: doctor.Info, says: "does not evict pods with nvidia.com/a100, claims (before operator 26.7)",
+		remedy: "kubectl drain", also: []string{"dra", "kubelet"},
 	},
 	{name: "ours", check: "cdi-specs", severity: doctor.OK, says: "1 CDI spec "},
 	{

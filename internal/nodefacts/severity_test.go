@@ -24,7 +24,8 @@ func TestWhatCannotBeSeenIsNotChecked(t *testing.T) {
 	t.Parallel()
 	for _, hangs := range []bool{false, true} {
 		facts := doctor.NodeFacts{Settings: cdi}
-		facts.Settings.MPS, facts.Settings.Claims = true, true
+		facts.Settings.MPS, facts.Settings.Claims, facts.Settings.DriverRoot = true, true, "/run/nvidia/driver"
+		facts.Settings.Companions = []doctor.CompanionModule{doctor.GDRCopy}
 		for _, field := range reflect.ValueOf(&facts).Elem().Fields() {
 			if field.Kind() == reflect.Struct && field.FieldByName("Missing").IsValid() {
 				field.FieldByName("Missing").SetString("it cannot be seen")

@@ -199,7 +199,7 @@ func TestFilesAreWrittenForWhatTheyDependOn(t *testing.T) {
 	newer.Driver.Version = "580.95.05"
 	held := plan.Under([]resource.Hold{{UUID: "a", Hidden: true}})
 	c, other := by(edits.CDICRI), by(edits.CDICRI)
-	other.Edits.GDRCopy = true
+	other.Edits.GDRCopy = edits.Always
 	for i, r := range []specRequest{
 		{snapshot: snapshot, plan: plan, config: c}, {snapshot: newer, plan: plan, config: c}, {snapshot: newer, plan: held, config: c},
 		{snapshot: newer, plan: held, config: other},

@@ -57,6 +57,8 @@ var nvidiaValues = []chartValue{
 	{key: "gdrcopyEnabled", theirs: "null", here: "same", values: "{gdrcopyEnabled: true}", want: env("GDRCOPY_ENABLED", "true")},
 	{key: "gdsEnabled", theirs: "null", here: "same", values: "{gdsEnabled: true}", want: env("GDS_ENABLED", "true")},
 	{key: "mofedEnabled", theirs: "null", here: "same", values: "{mofedEnabled: true}", want: env("MOFED_ENABLED", "true")},
+	{key: "gdrcopyEnabled: auto", theirs: "", here: "on nodes that have it, without a warning on others; also for `gdsEnabled` and `mofedEnabled`",
+		values: "{gdrcopyEnabled: auto, gdsEnabled: auto, mofedEnabled: auto}", want: env("GDRCOPY_ENABLED", "auto")},
 	{key: "logVerbosity", theirs: "null", here: "`--v` of the daemon", values: "{logVerbosity: 3}", want: "- --v=3"},
 	{key: "nameOverride", theirs: `""`, here: "same", values: "{nameOverride: x}", want: "app.kubernetes.io/name: x\n"},
 	{key: "fullnameOverride", theirs: `""`, here: "same", values: "{fullnameOverride: x}", want: "name: x\n"},

@@ -107,9 +107,9 @@ type Flags struct {
 	MPSRoot                 *string `json:"mpsRoot,omitempty"`
 	DriverRoot              *string `json:"nvidiaDriverRoot,omitempty"`
 	DevRoot                 *string `json:"nvidiaDevRoot,omitempty"`
-	GDRCopyEnabled          *bool   `json:"gdrcopyEnabled,omitempty"`
-	GDSEnabled              *bool   `json:"gdsEnabled,omitempty"`
-	MOFEDEnabled            *bool   `json:"mofedEnabled,omitempty"`
+	GDRCopyEnabled          *Word   `json:"gdrcopyEnabled,omitempty"`
+	GDSEnabled              *Word   `json:"gdsEnabled,omitempty"`
+	MOFEDEnabled            *Word   `json:"mofedEnabled,omitempty"`
 	UseNodeFeatureAPI       *bool   `json:"useNodeFeatureAPI,omitempty"`
 	DeviceDiscoveryStrategy *string `json:"deviceDiscoveryStrategy,omitempty"`
 	// MetricsAddress is an extension: the TCP address on which metrics and probes are served.
