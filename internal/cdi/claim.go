@@ -27,7 +27,7 @@ const (
 	claimClass  = "claim"
 )
 
-// Given is what a container is given with each GPU and MIG device of a node. It is immutable.
+// Given has the files and devices that a container gets with each GPU and MIG device of a node. It is immutable.
 type Given struct {
 	version string
 	mpsRoot string

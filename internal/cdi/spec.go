@@ -32,7 +32,7 @@ type Options struct {
 	DevicesOnly bool
 }
 
-// Wanted is what spec files are made of.
+// Wanted has the facts from which the spec files are made.
 type Wanted struct {
 	Snapshot inventory.Snapshot
 	Plan     resource.Plan

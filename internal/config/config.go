@@ -49,7 +49,7 @@ type Config struct {
 	Kubeconfig string
 	// NodeConfig chooses the configuration file by a label of the node.
 	NodeConfig NodeConfig
-	// Features says what the node tells the cluster.
+	// Features says which labels, Events, conditions and taints the node writes to the cluster.
 	Features Features
 	// MIG says how GPUs are to be divided.
 	MIG MIG
@@ -59,8 +59,8 @@ type Config struct {
 	Discovery Discovery
 	// LoggingFormat is how log lines are written. It is that of the start: a change of the file needs a restart.
 	LoggingFormat LoggingFormat
-	// Record is the directory in which what the driver answers is recorded from the start; empty for none. RecordRedact replaces UUIDs and
-	// PCI addresses in it.
+	// Record is the directory for a recording of the driver's answers from the start; empty for none. RecordRedact replaces UUIDs and PCI
+	// addresses in it.
 	Record       string
 	RecordRedact bool
 	// StateDir is the directory for state that survives a restart; empty for none.

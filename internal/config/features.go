@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// Features says what the node tells the cluster.
+// Features says which labels, Events, conditions and taints the node writes to the cluster.
 type Features struct {
 	// Labels is how labels that describe the GPUs reach the node.
 	Labels LabelsOutput

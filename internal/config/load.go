@@ -31,7 +31,7 @@ type Sources struct {
 	Chosen *feed.Feed[Chosen]
 }
 
-// A Program is one that runs with a Config. It refuses what it cannot do.
+// A Program is a program that runs with a Config. It refuses options that it cannot follow.
 type Program int
 
 // The programs.

@@ -6,7 +6,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// A Removed option is one that an earlier version of this program had. It is refused, because its author relies on what it did.
+// A Removed option is one that an earlier version of this program had. It is refused, because its author relies on its effect.
 type Removed struct {
 	// Flag, Env and Key are how it was given.
 	Flag, Env, Key string

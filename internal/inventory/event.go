@@ -5,8 +5,8 @@ import "fmt"
 // Unattributed is the GI or CI of an event that the driver does not attribute to one instance.
 const Unattributed = -1
 
-// An Event is what the driver said happened to a GPU. Events nudge the owner of the Snapshot to look again; of all
-// kinds only an XID carries data that no look can tell afterwards.
+// An Event is an event of a GPU that the driver reported. Events nudge the owner of the Snapshot to look again; of all kinds only an XID
+// carries data that no look can tell afterwards.
 type Event struct {
 	Kind EventKind
 	// UUID is the GPU it happened to; empty when the driver does not say which, or names it by its PCI address.

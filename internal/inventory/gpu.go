@@ -50,7 +50,7 @@ type GPU struct {
 	// Links are the connections to the other GPUs of the Snapshot, by ascending PeerIndex. A peer whose connection could
 	// not be read has no entry.
 	Links []Link
-	// Health is how the physical GPU is; what it says holds for everything that stands on it.
+	// Health is the health of the physical GPU. It counts for all MIG devices on it, too.
 	Health Health
 }
 
@@ -71,7 +71,7 @@ type ComputeCapability struct{ Major, Minor int }
 
 func (c ComputeCapability) String() string { return fmt.Sprintf("%d.%d", c.Major, c.Minor) }
 
-// VGPU is what a virtual GPU tells of the hypervisor's driver; zero for another GPU, and where a process may not read it.
+// VGPU has the facts that a virtual GPU tells of the hypervisor's driver; zero for another GPU, and where a process may not read it.
 type VGPU struct {
 	// Present says that the GPU is a virtual one.
 	Present bool
@@ -143,9 +143,9 @@ type MIGDevice struct {
 	Placement MIGPlacement
 	// MemoryBytes is the memory of the partition.
 	MemoryBytes uint64
-	// Attributes is what else the partition has.
+	// Attributes are the other parts of the partition.
 	Attributes MIGAttributes
-	// Health is how this instance is, apart from its parent; Worst of both is what holds.
+	// Health is the health of this instance alone. The worse one of it and of the health of its GPU counts (Worst).
 	Health Health
 }
 
@@ -157,7 +157,7 @@ type MIGPlacement struct {
 	Start, Size int
 }
 
-// MIGAttributes is what a MIG device has, as NVML counts it. Compute instances of one GPU instance share the engines.
+// MIGAttributes are the parts of a MIG device, as NVML counts them. Compute instances of one GPU instance share the engines.
 type MIGAttributes struct {
 	Multiprocessors                              int
 	GISlices, CISlices                           int // compute slices of the GPU instance and of the compute instance

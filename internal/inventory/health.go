@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Health is what is known of a device's fitness for new work, and why.
+// Health says whether a device can be given new work, and why not.
 type Health struct {
 	// State is the verdict. The zero value is Unknown: a device is Healthy only once somebody has said so.
 	State State
@@ -15,7 +15,7 @@ type Health struct {
 	Reason string
 	// XID is the driver's error number behind the verdict, or 0.
 	XID uint64
-	// Cure is what makes the device usable again; empty when State is Healthy.
+	// Cure is the action that makes the device usable again; empty when State is Healthy.
 	Cure Cure
 	// Since is when State was entered.
 	Since time.Time
@@ -89,7 +89,7 @@ func (s State) gravity() int {
 	return 5
 }
 
-// Cure is what makes an Unhealthy or Lost device usable again.
+// Cure is the action that makes an Unhealthy or Lost device usable again.
 type Cure string
 
 // The cures, after the driver's recovery actions (NVML field 230) and what operators can do beyond them.

@@ -4,7 +4,7 @@ package inventory
 type Partitions struct {
 	// PCIDevice and PCISubsystem are a device ID and a vendor ID, as NVML gives them together: 0x233010de.
 	PCIDevice, PCISubsystem uint32
-	// Mode is the mode that is in force, and Pending the one that will be after the next reset of the GPU.
+	// Mode is the mode that is in force. Pending is the mode after the next reset of the GPU.
 	Mode, Pending MIGMode
 	// Profiles are the profiles of GPU instances that the driver has for this GPU; none where it does not tell, or not all of each.
 	Profiles []MIGProfile
@@ -50,7 +50,7 @@ type ComputeInstance struct {
 	Start, Slices int
 }
 
-// A MIGAction is what a MIGStep does.
+// A MIGAction is the kind of a MIGStep.
 type MIGAction string
 
 // The actions.

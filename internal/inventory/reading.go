@@ -5,8 +5,8 @@ import (
 	"math/bits"
 )
 
-// A Reading is what one look at the health signals of a physical GPU found. It holds for the GPU and for all MIG
-// devices on it: partitions have no signals of their own.
+// A Reading has the health signals of a physical GPU, read at one time. It holds for the GPU and for all MIG devices on it: partitions
+// have no signals of their own.
 type Reading struct {
 	// Contact is how the GPU answered. Unless it is ContactGood, the signals may be incomplete.
 	Contact Contact
@@ -34,12 +34,12 @@ type Reading struct {
 	Persistence Signal[bool]
 	// Energy is the energy in mJ that the GPU used since the driver was loaded (Volta and newer).
 	Energy Signal[uint64]
-	// Report is what is shown to people and acted on by nobody.
+	// Report is for people only: the daemon does not act on it.
 	Report Report
 }
 
-// A Report is what a GPU says that does not bear on whether it can be given to work. It may be some seconds older than the
-// Reading that it is part of.
+// A Report has the signals of a GPU that do not decide whether it can be given to work. It may be some seconds older than the Reading
+// that it is part of.
 type Report struct {
 	// RetiredPagesPending says that memory pages will be retired by the next reset (before Ampere).
 	RetiredPagesPending Signal[bool]

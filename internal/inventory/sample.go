@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// A Sample is what was measured of a GPU at one time, for metrics. Nothing in this program decides by it.
+// A Sample has the measurements of a GPU at one time, for metrics. Nothing in this program decides by it.
 type Sample struct {
 	// UUID names the GPU.
 	UUID string
@@ -20,7 +20,7 @@ type Sample struct {
 	Instances []InstanceSample
 }
 
-// An InstanceSample is what was measured of a GPU instance: all MIG devices in it share these values.
+// An InstanceSample has the measurements of a GPU instance: all MIG devices in it share these values.
 type InstanceSample struct {
 	// GI is the ID of the GPU instance.
 	GI int

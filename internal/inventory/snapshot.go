@@ -7,12 +7,12 @@ import (
 	"time"
 )
 
-// A Snapshot is what the node has, at one generation.
+// A Snapshot is the state of the node's GPUs at one generation.
 type Snapshot struct {
 	// Generation rises by one with every Snapshot that differs from the one before; 0 is the Snapshot of a node that
 	// was never looked at.
 	Generation uint64
-	// Driver is what the driver says of itself; zero while NVML has not answered.
+	// Driver has the versions of the driver; zero while NVML has not answered.
 	Driver Driver
 	// GPUs are the GPUs of the node by ascending Index. A GPU that was seen once and can no longer be reached stays
 	// here with State Lost until its owner drops it.

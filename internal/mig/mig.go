@@ -55,10 +55,10 @@ const (
 	StateFailed ConfigState = "failed"
 )
 
-// A Status is what the owner does and has done.
+// A Status is the state of the owner and of each GPU.
 type Status struct {
 	State ConfigState
-	// Layout, Origin and Again are those of the Wish that the rest is about.
+	// Layout, Origin and Again are those of the Wish that the other fields are about.
 	Layout, Origin string
 	Again          uint64
 	// Reason says why the State is not success; empty if it is, or if there is no Wish.
@@ -101,7 +101,7 @@ type GPU struct {
 	Phase       Phase
 	// Reason is a sentence without a full stop; empty if there is nothing to say.
 	Reason string
-	// Holders are the users whose end is waited for.
+	// Holders are the users that must end first.
 	Holders []Holder
 	// Change is what the Wish makes of the GPU: the rows before and after, and the steps. It is that of the last time the GPU was read.
 	Change layout.GPUChange

@@ -20,7 +20,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/supervise"
 )
 
-// Options are what an Owner is made of.
+// Options are the parts of the daemon that an Owner uses.
 type Options struct {
 	Wishes    *feed.Feed[Wish]
 	Snapshots *feed.Feed[inventory.Snapshot]
@@ -47,7 +47,7 @@ type Options struct {
 	Held func() error
 	// BootID is the node's boot ID; empty if it is not known.
 	BootID string
-	// Clock is what the owner waits by; nil is the real one. The deadlines of calls into the driver are always real.
+	// Clock is the clock for the waits of the owner; nil means the real one. The deadlines of calls into the driver are always real.
 	Clock clock.Clock
 }
 
@@ -119,7 +119,7 @@ func New(o Options) *Owner {
 	}
 }
 
-// Status returns the feed of what the owner does.
+// Status returns the feed of the owner's state.
 func (o *Owner) Status() *feed.Feed[Status] { return o.status }
 
 // Holds returns the feed of holds on GPUs, by UUID. A GPU without an entry is not given out: it is not known yet how it is to be divided.

@@ -1,6 +1,6 @@
-// Package monitor owns what is known of the node: it alone asks the driver. One loop looks at the node, listens to the
-// driver's events, folds both into what is known of each GPU with the policy of package health, and publishes a Snapshot
-// whenever what the node says has changed.
+// Package monitor has the state of the node's GPUs. It is the only package that asks the driver. One loop looks at the node, listens to
+// the driver's events, folds both into what is known of each GPU with the policy of package health, and publishes a Snapshot whenever
+// what the node says has changed.
 //
 // It imports inventory, health, feed, ledger and files; agent and cli import it.
 package monitor
@@ -72,7 +72,7 @@ type ModeSetter interface {
 	Set(ctx context.Context, uuid string, mode inventory.MIGMode) error
 }
 
-// Options are what a Monitor is made of. All durations have defaults, which a zero value stands for.
+// Options are the parts of the daemon and the durations that a Monitor uses. All durations have defaults, which a zero value stands for.
 type Options struct {
 	Driver Driver
 	Policy health.Policy
@@ -85,13 +85,13 @@ type Options struct {
 	// BootID is the node's boot ID (/proc/sys/kernel/random/boot_id), by which the ledger's faults of before a restart of
 	// the node are told; empty if it is not known: then they all stand.
 	BootID string
-	// Clock is what the loop waits by; nil is the real one. The deadlines of calls into the driver are always real.
+	// Clock is the clock for the waits of the loop; nil means the real one. The deadlines of calls into the driver are always real.
 	Clock clock.Clock
 	// Poll is the time between looks, 4 s; SuspectPoll while a verdict is being waited for, 1 s.
 	Poll, SuspectPoll time.Duration
 	// Gap is the least time between two looks, however many events ask for one, 250 ms.
 	Gap time.Duration
-	// Metrics is told of XIDs and recoveries; nil for nobody.
+	// Metrics counts XIDs and recoveries; nil counts nothing.
 	Metrics Metrics
 	// Modes sets MIG modes that this process's session is in the way of; nil where none is ever changed.
 	Modes ModeSetter

@@ -16,12 +16,11 @@ import (
 // ErrQuiesced is the error of requests that need the driver while it is released.
 var ErrQuiesced = errors.New("the driver was released for maintenance: resume first")
 
-// Status is what the monitor knows, for people, metrics and events. It shares its slices with the monitor: nobody may
-// change them.
+// Status is the state of the monitor, for people, metrics and events. It shares its slices with the monitor: nobody may change them.
 type Status struct {
 	// Snapshot is the published one.
 	Snapshot inventory.Snapshot
-	// GPUs is what is known of each GPU of the Snapshot, in its order: faults, counted events, recoveries, the last reading.
+	// GPUs has, for each GPU of the Snapshot and in its order, faults, counted events, recoveries and the last reading.
 	GPUs []health.GPU
 	// Unwatched are the GPUs that give no events, and why: what happens to them is found at the next look.
 	Unwatched []inventory.LeftOut

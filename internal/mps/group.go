@@ -13,7 +13,7 @@ type Group struct {
 	Resource string
 	// GPUs are in the order in which the daemon counts them.
 	GPUs []GPU
-	// Claim is what a claim wants; nil for a resource.
+	// Claim is the daemon that a claim wants; nil for a resource.
 	Claim *ClaimDaemon
 }
 

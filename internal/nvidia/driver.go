@@ -23,7 +23,7 @@ type Options struct {
 	Library nvml.Interface
 	// Root is the filesystem with the machine's /sys at "sys" and /proc at "proc"; nil for this process's own.
 	Root fs.FS
-	// Metrics is told of each call into the driver; nil for nobody.
+	// Metrics counts each call into the driver; nil counts nothing.
 	Metrics Metrics
 }
 

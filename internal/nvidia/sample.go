@@ -19,7 +19,7 @@ import (
 type SampleQuery struct {
 	// Function is the NVML function, with what it is asked for where that is needed to tell it from others.
 	Function string
-	// Measures are what it answers. It may be none: then others need it.
+	// Measures are the results. There may be none: then other queries need the call.
 	Measures []inventory.Measure
 	// Calls is how many calls it takes for a GPU or a GPU instance.
 	Calls int

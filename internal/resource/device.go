@@ -14,9 +14,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/topology"
 )
 
-// A Device is what one device ID stands for: a GPU, a MIG device, or a replica of one.
+// A Device is the device with one ID: a GPU, a MIG device, or a replica of one.
 type Device struct {
-	// ID is what kubelet knows the device by: UUID, or "UUID::n" for the n-th replica of a shared device.
+	// ID is the device's name at kubelet: UUID, or "UUID::n" for the n-th replica of a shared device.
 	ID string
 	// UUID is the GPU's or the MIG device's.
 	UUID string
@@ -49,7 +49,7 @@ type Device struct {
 type Resource struct {
 	// Name is the full name, such as nvidia.com/gpu.
 	Name string
-	// Devices are what it consists of, by index and then by replica.
+	// Devices are the devices of the resource, by index and then by replica.
 	Devices []Device
 
 	onePerRequest bool
@@ -199,7 +199,7 @@ func SplitID(id string) (uuid string, shared bool) {
 	return uuid, shared
 }
 
-// ByID returns what the ID alone tells about a device that the plan may no longer have: its UUID, and whether it is shared, but
+// ByID returns the facts that the ID alone tells about a device that the plan may no longer have: its UUID, and whether it is shared, but
 // not how.
 func ByID(id string) Device {
 	uuid, shared := SplitID(id)

@@ -8,8 +8,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/topology"
 )
 
-// Options is what the configuration decides about a Plan. It is a value: nobody changes it, or what its slices hold,
-// after it was made. The zero value offers every GPU whole as nvidia.com/gpu.
+// Options are the parts of the configuration that decide about a Plan. It is a value: nobody changes it, or what its slices hold, after
+// it was made. The zero value offers every GPU whole as nvidia.com/gpu.
 type Options struct {
 	// MIG says how GPUs in MIG mode are offered.
 	MIG MIGStrategy
@@ -75,7 +75,7 @@ type Naming struct {
 
 // A Selector selects devices and says how they are treated. A selected GPU is selected with all its MIG devices.
 type Selector struct {
-	// Where is what the configuration calls it, for messages: "selectors[0]".
+	// Where is its path in the configuration, for messages: "selectors[0]".
 	Where string
 	// Devices select by index or UUID.
 	Devices []Ref
@@ -115,7 +115,7 @@ type Sharing struct {
 
 // SharingRule shares devices of one resource.
 type SharingRule struct {
-	// Where is what the configuration calls it, for messages: "sharing.timeSlicing.resources[0]".
+	// Where is its path in the configuration, for messages: "sharing.timeSlicing.resources[0]".
 	Where string
 	// Name is the resource as it is without sharing.
 	Name string
