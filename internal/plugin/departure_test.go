@@ -345,11 +345,13 @@ func TestWithoutACheckpointPodResourcesTellsWhatWasListed(t *testing.T) {
 				got, err := n.Admit(t.Context(), standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 4, SingleNode: true})
 				check(t, err)
 				var account plugin.Accountant = &countedAccount{Accountant: n.account(t, clock.RealClock{})}
+				var c clock.WithTicker = clocktesting.NewFakeClock(time.Now()) // the answer has a second, and a slow machine takes longer
 				if !answers {
+					c = clock.RealClock{}
 					account = badAccount{Accountant: account, answer: func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }}
 				}
 				mark := n.Mark()
-				d := n.startSetOn(t, plugin.Collaborators{Accountant: account, Clock: clock.RealClock{},
+				d := n.startSetOn(t, plugin.Collaborators{Accountant: account, Clock: c,
 					Checkpoint: func() (kubelet.Checkpoint, error) { return kubelet.Checkpoint{}, errors.New("of a later kubelet") }})
 				d.offerUnder(2, 1)
 				n.await(t, "the later daemon's list", func() bool { return n.count(standin.Listed, mark) > 0 && n.Allocatable(gpu) == 1 })
