@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"k8s.io/klog/v2"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
@@ -18,7 +17,6 @@ import (
 // TestCheckpointOfTheOther holds the stand-in's checkpoint true, its checksum included: each of the two kubelets starts from
 // the file that the other left, and knows what the pod holds.
 func TestCheckpointOfTheOther(t *testing.T) {
-	klog.SetLogger(klog.New(nil))
 	for _, standInFirst := range []bool{true, false} {
 		t.Run(fmt.Sprint("stand-in first ", standInFirst), func(t *testing.T) {
 			root, err := os.MkdirTemp("", "k")

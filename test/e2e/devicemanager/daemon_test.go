@@ -137,9 +137,11 @@ func TestDaemonsOfAnUpgradeEndAtOnce(t *testing.T) {
 	}
 }
 
+// Kubelet says much, and most of it is meant to happen here. Its logger is set before any test: what is left of a kubelet may still log.
+func init() { klog.SetLogger(klog.New(nil)) }
+
 func newNode(t *testing.T) *node {
 	t.Helper()
-	klog.SetLogger(klog.New(nil))
 	root, err := os.MkdirTemp("", "k")
 	if err != nil {
 		t.Fatal(err)

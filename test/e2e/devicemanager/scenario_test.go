@@ -5,8 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"k8s.io/klog/v2"
-
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet/scenario"
 )
 
@@ -14,7 +12,6 @@ var minutes = flag.Bool("minutes", false, "also run the scenarios that wait for 
 
 // TestScenarios holds the table true.
 func TestScenarios(t *testing.T) {
-	klog.SetLogger(klog.New(nil)) // kubelet says much, and most of it is meant to happen here
 	setup := scenario.Setup{
 		Version: version,
 		Start: func(t *testing.T, dir, podResourcesSocket string) scenario.Subject {
