@@ -276,10 +276,20 @@ func TestChoiceOfMPS(t *testing.T) {
 	if env["CONFIG_FILE_SRCDIR"] != "/config" || env["FALLBACK_STRATEGIES"] != "named,single" || env["CONFIG_FILE"] != "" {
 		t.Errorf("env %v", env)
 	}
-	if pod.ServiceAccountName != "gpu-device-plugin" || !*pod.AutomountServiceAccountToken || pod.Containers[0].Command[0] != "gpu-node-agent" {
+	if pod.ServiceAccountName != "gpu-device-plugin-mps" || !*pod.AutomountServiceAccountToken || pod.Containers[0].Command[0] != "gpu-node-agent" {
 		t.Errorf("account %q, token %t, command %v", pod.ServiceAccountName, *pod.AutomountServiceAccountToken, pod.Containers[0].Command)
 	}
 	mounts(t, pod)
+	text := string(render(t, "{features: {nodeConfig: true, labels: node}, dra: {enabled: true}, openshiftSCC: privileged, "+files+"}"))
+	const subject = "name: gpu-device-plugin-mps, namespace: kube-system}"
+	if n := strings.Count(text, subject); n != 2 || !strings.Contains(text, "name: gpu-device-plugin-mps}\nsubjects:\n  - {kind: ServiceAccount, "+subject) {
+		t.Errorf("the account of the MPS control daemon is in %d bindings, want that of its own role and that of OpenShift", n)
+	}
+	own := daemonSet(t, decode(t, "chart", render(t, "{features: {nodeConfig: true}, serviceAccount: {create: false, name: theirs}, "+files+"}")),
+		"gpu-device-plugin-mps-control-daemon").Spec.Template.Spec.ServiceAccountName
+	if own != "theirs" {
+		t.Errorf("beside an account that is there the MPS control daemon has %q", own)
+	}
 }
 
 // TestTaintIsTolerated: the daemon's own pods come to the node that it tainted.

@@ -559,6 +559,12 @@ variable, the flag, the value that grants it, a pattern of what needs that, and 
 {{- end }}
 {{- end }}
 
+{{- /* The account of the MPS control daemon where the label of the node chooses its file: one that reads nodes, and no more. An account that is
+there already is that of all pods. */}}
+{{- define "gpu-device-plugin.mpsAccount" -}}
+{{- include "gpu-device-plugin.serviceAccount" . }}{{ if .Values.serviceAccount.create }}-mps{{ end }}
+{{- end }}
+
 {{- /* The address at which metrics are served. An address in brackets may be one of IPv4, too. */}}
 {{- define "gpu-device-plugin.metricsAddress" -}}
 {{- $hosts := dict "pod" "[$(POD_IP)]" "loopback" "127.0.0.1" "all" "" }}
