@@ -30,22 +30,22 @@ const (
 	CauseMalformed Cause = "malformed" // the call itself
 )
 
-// A failure is an error with its cause.
-type failure struct {
+// A causedError is an error with its cause.
+type causedError struct {
 	cause Cause
 	err   error
 }
 
-func (f failure) Error() string { return f.err.Error() }
-func (f failure) Unwrap() error { return f.err }
+func (f causedError) Error() string { return f.err.Error() }
+func (f causedError) Unwrap() error { return f.err }
 
 func fail(cause Cause, format string, args ...any) error {
-	return failure{cause, fmt.Errorf(format, args...)}
+	return causedError{cause, fmt.Errorf(format, args...)}
 }
 
 // causeOf returns the cause of an error; empty for nil.
 func causeOf(err error) Cause {
-	var f failure
+	var f causedError
 	switch {
 	case err == nil:
 		return ""

@@ -154,7 +154,7 @@ func New(o Options) *Claims {
 	if o.Lead != nil {
 		leads = func() error {
 			if err := o.Lead(); err != nil { // also where this process was stopped, and does not know it yet
-				return failure{CauseLate, fmt.Errorf("%w: %w", dra.ErrEnded, err)}
+				return causedError{CauseLate, fmt.Errorf("%w: %w", dra.ErrEnded, err)}
 			}
 			return nil
 		}

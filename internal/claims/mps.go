@@ -146,13 +146,13 @@ func (c *Claims) startMPS(ctx context.Context, locks *heldLocks, r record) error
 	}
 	there, err := m.All()
 	if err != nil {
-		return failure{CauseDriver, err}
+		return causedError{CauseDriver, err}
 	}
 	if len(wanted)+len(there) == 0 {
 		return nil
 	}
 	if err := locks.gpus(ctx, r.gpus()); err != nil {
-		return failure{CauseLate, err}
+		return causedError{CauseLate, err}
 	}
 	if err := c.mayChange(); err != nil {
 		return err
@@ -167,7 +167,7 @@ func (c *Claims) startMPS(ctx context.Context, locks *heldLocks, r record) error
 		}
 		c.store.step()
 		if err := m.End(waiting, id); err != nil {
-			return failure{CauseDriver, err}
+			return causedError{CauseDriver, err}
 		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(wanted)) {

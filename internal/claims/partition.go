@@ -165,7 +165,7 @@ func (c *Claims) room(ctx context.Context, r record) error {
 // what it has only begun is destroyed. The caller has the lock of the claim.
 func (c *Claims) makeDevices(ctx context.Context, locks *heldLocks, r record, earlier bool) (record, error) {
 	if err := locks.gpus(ctx, r.gpus()); err != nil {
-		return r, failure{CauseLate, err}
+		return r, causedError{CauseLate, err}
 	}
 	if earlier {
 		if err := c.destroy(ctx, r, recordMIG.begun); err != nil {
@@ -344,7 +344,7 @@ func (c *Claims) giveBack(ctx context.Context, locks *heldLocks, r record) (gone
 		return true, nil
 	}
 	if err := locks.gpus(ctx, r.gpus()); err != nil {
-		return false, failure{CauseLate, err}
+		return false, causedError{CauseLate, err}
 	}
 	var noted error
 	if !r.Released && !r.former(c.options.BootID) {

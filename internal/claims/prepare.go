@@ -60,7 +60,7 @@ func (c *Claims) prepare(ctx context.Context, claim dra.Claim, before int) ([]dr
 	locks := c.locks.begin()
 	defer locks.end()
 	if err := locks.claim(ctx, claim.UID); err != nil {
-		return nil, failure{CauseLate, err}
+		return nil, causedError{CauseLate, err}
 	}
 	r, found := c.all()[claim.UID]
 	if found && r.Released {
@@ -145,7 +145,7 @@ func (c *Claims) wait(ctx context.Context, try func() error) error {
 			return err
 		case <-ended:
 			again.Stop()
-			return failure{CauseLate, dra.ErrEnded}
+			return causedError{CauseLate, dra.ErrEnded}
 		case <-ctx.Done():
 			again.Stop()
 			return err
@@ -246,7 +246,7 @@ func (c *Claims) record(ctx context.Context, locks *heldLocks, claim dra.Claim, 
 		return record{}, fail(CauseNotReady, "it is not known whether a pod has the devices by the device plugin: %w", err)
 	}
 	if err := locks.gpus(ctx, r.gpus()); err != nil {
-		return record{}, failure{CauseLate, err}
+		return record{}, causedError{CauseLate, err}
 	}
 	if err := n.free(r, c.all(), c.options.BootID, held); err != nil {
 		return record{}, err
@@ -326,11 +326,11 @@ func (c *Claims) inspect(ctx context.Context, s inventory.Snapshot, r record) er
 	defer cancel()
 	switch err := c.options.Inspect(ctx, devices); {
 	case errors.Is(err, inventory.ErrInUse):
-		return failure{CauseInUse, err}
+		return causedError{CauseInUse, err}
 	case errors.Is(err, inventory.ErrNoAnswer):
-		return failure{CauseDriver, err}
+		return causedError{CauseDriver, err}
 	case err != nil:
-		return failure{CauseHealth, err}
+		return causedError{CauseHealth, err}
 	}
 	return nil
 }
@@ -425,7 +425,7 @@ func (c *Claims) unprepare(ctx context.Context, uid, namespace, name string) err
 	locks := c.locks.begin()
 	defer locks.end()
 	if err := locks.claim(ctx, uid); err != nil {
-		return failure{CauseLate, err}
+		return causedError{CauseLate, err}
 	}
 	c.bury(uid)
 	r := c.all()[uid]

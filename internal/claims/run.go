@@ -29,7 +29,7 @@ func (c *Claims) mayChange() error {
 		return err
 	}
 	if err := c.options.Alone(); err != nil {
-		return failure{CauseNotReady, err}
+		return causedError{CauseNotReady, err}
 	}
 	return nil
 }

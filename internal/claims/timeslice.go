@@ -30,7 +30,7 @@ func (c *Claims) setSlices(ctx context.Context, locks *heldLocks, r record) erro
 		return nil
 	}
 	if err := locks.gpus(ctx, r.gpus()); err != nil {
-		return failure{CauseLate, err}
+		return causedError{CauseLate, err}
 	}
 	for _, d := range r.Devices {
 		var err error
@@ -49,7 +49,7 @@ func (c *Claims) setSlices(ctx context.Context, locks *heldLocks, r record) erro
 			}
 		}
 		if err != nil {
-			return failure{CauseDriver, err}
+			return causedError{CauseDriver, err}
 		}
 	}
 	return nil

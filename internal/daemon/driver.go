@@ -35,13 +35,13 @@ func CheckFirstLook(ctx context.Context, m *monitor.Monitor, configs *feed.Feed[
 	return nil
 }
 
-// A judge judges GPUs: a monitor does.
-type judge interface {
+// A policyFollower follows a health policy, as a monitor does.
+type policyFollower interface {
 	Apply(ctx context.Context, p health.Policy) error
 }
 
 // FollowHealth has the monitor judge by the health policy of every Config. It returns nil when ctx ends.
-func FollowHealth(ctx context.Context, m judge, configs *feed.Feed[config.Config]) error {
+func FollowHealth(ctx context.Context, m policyFollower, configs *feed.Feed[config.Config]) error {
 	var inForce *health.Policy
 	for {
 		c, changed := configs.Latest()

@@ -78,8 +78,8 @@ func (e entry) MarshalJSON() ([]byte, error) {
 	return files.Encode(known(e), e.unknown)
 }
 
-// page is the file's form.
-type page struct {
+// ledgerForm is the form of the file.
+type ledgerForm struct {
 	Version    int                    `json:"version"`
 	Faults     []entry                `json:"faults"`
 	Recoveries map[string][]time.Time `json:"recoveries,omitempty"`
@@ -198,7 +198,7 @@ func (l ledger) read() (Book, error) {
 	if err != nil {
 		return b, fmt.Errorf("read the fault ledger: %w", err)
 	}
-	var p page
+	var p ledgerForm
 	if b.unknown, err = files.Decode(text, &p); err != nil {
 		return b, fmt.Errorf("%w: %w", errDamaged, err)
 	}
@@ -223,7 +223,7 @@ func (l ledger) open() (b Book, setAside, err error) {
 
 // replace puts a new file in the place of the old one, so that every reader finds one of the two whole.
 func (l ledger) replace(b Book) error {
-	p := page{Version: ledgerVersion, Faults: slices.AppendSeq([]entry{}, maps.Values(b.faults)), Recoveries: b.recoveries}
+	p := ledgerForm{Version: ledgerVersion, Faults: slices.AppendSeq([]entry{}, maps.Values(b.faults)), Recoveries: b.recoveries}
 	slices.SortFunc(p.Faults, func(a, b entry) int {
 		return cmp.Or(cmp.Compare(a.Device, b.Device), cmp.Compare(a.Source, b.Source), cmp.Compare(a.XID, b.XID))
 	})

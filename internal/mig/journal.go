@@ -52,8 +52,8 @@ func newJournal(dir, boot string) *journal {
 	return &journal{dir: dir, boot: boot, disk: files.NewDisk(), news: feed.New(0), problem: errUnread}
 }
 
-// A page is the file's form.
-type page struct {
+// A journalForm is the form of the file.
+type journalForm struct {
 	Version int               `json:"version"`
 	GPUs    map[string]record `json:"gpus"`
 }
@@ -197,7 +197,7 @@ func (j *journal) take(ctx context.Context, read map[string]record, problem erro
 
 // read reads the file.
 func (j *journal) read(ctx context.Context) map[string]record {
-	p, gpus := page{}, map[string]record{}
+	p, gpus := journalForm{}, map[string]record{}
 	if _, err := files.ReadState(filepath.Join(j.dir, journalFile), maxJournal, journalVersion, &p); err != nil {
 		klog.FromContext(ctx).Error(err, "The MIG journal cannot be read: no instance counts as made by this program", "dir", j.dir)
 		return gpus
@@ -284,7 +284,7 @@ func (j *journal) write(ctx context.Context, uuid string, r record) error {
 		if !r.Enabled && r.Change == nil {
 			delete(gpus, uuid)
 		}
-		if err := files.WriteState(filepath.Join(j.dir, journalFile), page{journalVersion, gpus}); err != nil {
+		if err := files.WriteState(filepath.Join(j.dir, journalFile), journalForm{journalVersion, gpus}); err != nil {
 			return err
 		}
 		j.mu.Lock()

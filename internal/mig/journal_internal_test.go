@@ -165,7 +165,7 @@ func TestBootOfTheJournal(t *testing.T) {
 		lost       bool
 	}{"the same": {"one", "one", false}, "another": {"one", "two", true}, "not known before": {"", "two", false}, "not known now": {"one", "", false}} {
 		dir := t.TempDir()
-		p := page{journalVersion, map[string]record{"GPU-0": {Boot: test.noted, Enabled: true, Change: &change{}}}}
+		p := journalForm{journalVersion, map[string]record{"GPU-0": {Boot: test.noted, Enabled: true, Change: &change{}}}}
 		if err := files.WriteState(filepath.Join(dir, journalFile), p); err != nil {
 			t.Fatal(err)
 		}

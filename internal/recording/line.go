@@ -37,7 +37,7 @@ type line struct {
 	// Value is what the call returned. Same says that this is what the call of the same GPU and arguments returned last.
 	Value json.RawMessage `json:"value,omitempty"`
 	Same  bool            `json:"same,omitempty"`
-	Error *failure        `json:"error,omitempty"`
+	Error *recordedError  `json:"error,omitempty"`
 	// Dropped is how many lines are missing before this one, because the disk was slow or full.
 	Dropped int `json:"dropped,omitempty"`
 }
@@ -76,8 +76,8 @@ const (
 	requestPolicy  = "request: policy"
 )
 
-// A failure is an error of a call.
-type failure struct {
+// A recordedError is the error of a call.
+type recordedError struct {
 	Text  string           `json:"text"`
 	Is    []string         `json:"is,omitempty"` // names of kinds
 	Stall *inventory.Stall `json:"stall,omitempty"`
@@ -90,11 +90,11 @@ var kinds = map[string]error{
 	"new-session": inventory.ErrNewSession, "driver-replaced": inventory.ErrDriverReplaced, "driver-mismatch": inventory.ErrDriverMismatch,
 }
 
-func failureOf(err error) *failure {
+func failureOf(err error) *recordedError {
 	if err == nil {
 		return nil
 	}
-	f := &failure{Text: err.Error()}
+	f := &recordedError{Text: err.Error()}
 	for name, kind := range kinds {
 		if errors.Is(err, kind) {
 			f.Is = append(f.Is, name)
@@ -114,7 +114,7 @@ func (e *replayed) Error() string   { return e.text }
 func (e *replayed) Unwrap() []error { return e.is }
 
 // err returns the error; times in it are later by shift.
-func (f *failure) err(shift time.Duration) error {
+func (f *recordedError) err(shift time.Duration) error {
 	if f == nil {
 		return nil
 	}
