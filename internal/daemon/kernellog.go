@@ -15,7 +15,9 @@ import (
 // readKernelLog has the monitor hear of the XIDs in the kernel's log, while the configuration wants that. That the log cannot
 // be read is no reason to stop serving GPUs.
 func (d *daemon) readKernelLog(ctx context.Context) error {
-	reader := kernellog.Reader{Open: d.openKernelLog, Deliver: d.requests().Deliver, Clock: clock.RealClock{}}
+	reader := kernellog.Reader{
+		Open: d.openKernelLog, Deliver: d.requests().Deliver, Switch: d.counters.SwitchError, Clock: clock.RealClock{},
+	}
 	backoff := supervise.Backoff{First: time.Second, Most: 10 * time.Minute, Proven: time.Minute}
 	return supervise.Run(ctx, backoff, func(ctx context.Context) error {
 		d.awaitKernelLog(ctx, true)

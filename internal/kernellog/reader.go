@@ -36,7 +36,9 @@ type Reader struct {
 	Open func() (io.ReadCloser, error)
 	// Deliver takes an event. It may wait until ctx ends; meanwhile the kernel keeps the log, as far as it has room.
 	Deliver func(ctx context.Context, e inventory.Event) error
-	Clock   clock.Clock
+	// Switch is told of each error of an NVSwitch: its PCI address and the SXid; nil for nobody.
+	Switch func(bdf string, sxid uint64, fatal bool, at time.Time)
+	Clock  clock.Clock
 }
 
 // Open opens the kernel's log at path and skips what is in it. It does not wait for a writer of a pipe.
@@ -109,6 +111,9 @@ func (r *Reader) follow(ctx context.Context, events chan<- inventory.Event) erro
 		case err == nil:
 			if e, ok := parseSwitch(line); ok && !long {
 				switches.say(klog.FromContext(ctx), e, r.Clock.Now())
+				if r.Switch != nil {
+					r.Switch(e.bdf, e.sxid, e.fatal, r.Clock.Now())
+				}
 			}
 			if e, ok := parse(line); ok && !long {
 				select {

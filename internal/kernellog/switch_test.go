@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -30,12 +31,13 @@ func TestErrorsOfNVSwitches(t *testing.T) {
 	log := funcr.New(func(_, args string) { said = append(said, args) }, funcr.Options{})
 	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), log))
 	defer cancel()
-	var xids []uint64
+	var xids, sxids []uint64
 	r := kernellog.Reader{
 		Open: func() (io.ReadCloser, error) {
 			return io.NopCloser(io.MultiReader(bytes.NewReader([]byte(text)), strings.NewReader(record(lastXID)))), nil
 		},
-		Clock: clocktesting.NewFakeClock(time.Now()), // within one minute
+		Clock:  clocktesting.NewFakeClock(time.Now()), // within one minute
+		Switch: func(_ string, sxid uint64, _ bool, _ time.Time) { sxids = append(sxids, sxid) },
 		Deliver: func(_ context.Context, e inventory.Event) error {
 			xids = append(xids, e.XID)
 			cancel()
@@ -45,6 +47,9 @@ func TestErrorsOfNVSwitches(t *testing.T) {
 	_ = r.Run(ctx)
 	if len(xids) != 1 || xids[0] != lastXID {
 		t.Errorf("XIDs %v, want the last alone", xids)
+	}
+	if !slices.Equal(sxids, []uint64{20034, 20034, 12028}) {
+		t.Errorf("told of SXids %v", sxids)
 	}
 	if len(said) != 2 || !strings.Contains(said[0], `"nvswitch"="0000:c4:00.0" "sxid"=20034 "fatal"=true`) ||
 		!strings.Contains(said[1], `"nvswitch"="0000:8b:00.0" "sxid"=12028 "fatal"=false`) {

@@ -39,6 +39,7 @@ type Counters struct {
 	rpcs, calls, claims *prometheus.HistogramVec
 	// errors are those of calls into the driver, requests those to the API server, and dropped Events that were not written.
 	errors, requests, dropped *prometheus.CounterVec
+	switches                  *prometheus.GaugeVec
 	unasked                   atomic.Uint64 // claims without kubelet's account of resources
 
 	causes []string // for which a stream ends
@@ -47,6 +48,7 @@ type Counters struct {
 	mu        sync.Mutex // guards all following fields
 	gpus      map[string]*gpuCounts
 	resources map[string]*resourceCounts
+	switched  map[[3]string]bool // errors of NVSwitches that are shown
 }
 
 // gpuCounts are the counters of a GPU.
@@ -76,6 +78,7 @@ func NewCounters(causes []string) *Counters {
 	return &Counters{
 		rpcs: rpcDuration.histogramVec(buckets), calls: callDuration.histogramVec(buckets), claims: claimDuration.histogramVec(buckets),
 		errors: callErrors.counterVec(), requests: apiRequests.counterVec(), dropped: eventsDropped.counterVec(),
+		switches: switchErrors.gaugeVec(), switched: map[[3]string]bool{},
 		causes: causes, now: time.Now, gpus: map[string]*gpuCounts{}, resources: map[string]*resourceCounts{},
 	}
 }
@@ -93,6 +96,21 @@ func (c *Counters) XID(gpu string, xid uint64, at time.Time) {
 		code = otherXID
 	}
 	g.xids[code] = xidCount{g.xids[code].n + 1, at}
+}
+
+// maxSwitchErrors bounds the errors of NVSwitches that are shown.
+const maxSwitchErrors = 64
+
+// SwitchError notes an error of the NVSwitch at a PCI address.
+func (c *Counters) SwitchError(bdf string, sxid uint64, fatal bool, at time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	of := [3]string{bdf, strconv.FormatUint(sxid, 10), strconv.FormatBool(fatal)}
+	if !c.switched[of] && len(c.switched) >= maxSwitchErrors {
+		return
+	}
+	c.switched[of] = true
+	c.switches.WithLabelValues(of[:]...).Set(float64(at.UnixMilli()) / 1000)
 }
 
 // Recovered implements monitor.Metrics.

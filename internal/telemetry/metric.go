@@ -66,6 +66,10 @@ func (m metric) counterVec() *prometheus.CounterVec {
 	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: m.name, Help: m.help}, m.labels)
 }
 
+func (m metric) gaugeVec() *prometheus.GaugeVec {
+	return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: m.name, Help: m.help}, m.labels)
+}
+
 // A chapter is a part of docs/metrics.md.
 type chapter struct {
 	title   string

@@ -78,6 +78,7 @@ func counted() *Counters {
 	c.APIRequested("PATCH", "nodes/status", 200)
 	c.APIRequested("POST", "events", 0)
 	c.EventDropped("queue")
+	c.SwitchError("0000:c4:00.0", 20034, true, time.Unix(1795309325, 0))
 	return c
 }
 

@@ -153,6 +153,12 @@ var (
 		name: "gpu_device_plugin_nvml_call_duration_seconds", kind: histogram, unit: "s", labels: []string{"group"}, series: "72",
 		help: "Time that calls into the driver took, by group: session, inventory, mig, reading, events, use. Waits for events are not counted.",
 	}
+	switchErrors = metric{
+		name: "gpu_device_plugin_nvswitch_error_timestamp_seconds", kind: gauge, unit: "s", labels: []string{"nvswitch", "sxid", "fatal"},
+		series: "1 for each error that occurred, 64 at most",
+		help: "When an NVSwitch reported an error last, in seconds since 1970, by its PCI address and SXid. Only with --kernel-log, and absent " +
+			"while there was none.",
+	}
 	callErrors = metric{
 		name: "gpu_device_plugin_nvml_errors_total", kind: counter, labels: []string{"group", "code"},
 		series: "1 for each group and code that occurred: 6 groups, 30 codes",
@@ -228,7 +234,7 @@ var daemonMetrics = []metric{
 	buildInfo, driverInfo, pciGPUs, gpuInfo, ready, leads, leadsSince, hardwareHeld, migLayoutState, quiesced, reexecutions,
 	devices, devicesHeld, devicesDeparting, resourcePlanned, resourceRegistered, resourceAgreed, resourceYielding, leftOut, planWarnings,
 	labelsWithheld,
-	gpuHealth, gpuFault, gpuStateChange, migDevices, xidEvents, xidLast, recoveries,
+	gpuHealth, gpuFault, gpuStateChange, migDevices, xidEvents, xidLast, recoveries, switchErrors,
 	registrations, streamEnds, kubelets, rpcDuration,
 	snapshotTime, snapshotGeneration, snapshotStale, callDuration, callErrors, callsHanging, callOldest,
 	configGeneration, configSuccessful, configSuccess,
