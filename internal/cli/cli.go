@@ -1,6 +1,5 @@
 // Package cli is the command line: it turns flags into the values that the other packages work with, prints what they return,
-// and handles the process that the daemon runs in. It sees all packages but those that talk to the API server; only programs'
-// main imports it.
+// and handles the process that the daemon runs in. It sees all packages but those that talk to the API server.
 package cli
 
 import (

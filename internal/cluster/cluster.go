@@ -1,7 +1,5 @@
 // Package cluster is what gpu-node-agent alone does with the API server: tasks that join the daemon's feeds, policy and the client of
 // package kubeapi, as package daemon does for the rest. The daemon serves kubelet the same whether these tasks work or not.
-//
-// The main of gpu-node-agent gives it to package cli; nothing else imports it.
 package cluster
 
 import (

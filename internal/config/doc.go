@@ -4,5 +4,5 @@
 //
 // Everything that can be given in more than one place is one row of the table in options.go. What can be judged without
 // hardware is judged here, all problems at once; what depends on the node is judged by the plan, so that one file can
-// serve many nodes. Packages agent and cli import this one.
+// serve many nodes.
 package config

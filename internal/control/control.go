@@ -5,8 +5,6 @@
 // A call is one connection: the client sends one JSON object {"call", "arguments"} and receives one JSON object with
 // either "result" or "error". A call that is followed receives such objects until one of both ends closes the connection. Only the
 // daemon's own user, root in a cluster, may connect.
-//
-// Package cli makes both ends; nothing else needs to import it.
 package control
 
 import (

@@ -1,7 +1,5 @@
 // Package devnodes makes the driver's device nodes on the host, for containers that kubelet gives the host's nodes: nobody makes those of a
 // new MIG device there.
-//
-// Only package daemon imports it.
 package devnodes
 
 import (

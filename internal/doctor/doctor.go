@@ -1,7 +1,7 @@
 // Package doctor judges a node: from what is known of its driver, its device nodes, its container runtimes, its kubelet and the
 // daemon that runs on it, to findings, each with evidence and the commands that cure it.
 //
-// It imports status, and is pure. Package nodefacts fills in the facts; package cli prints the findings.
+// It is pure. Package nodefacts fills in the facts; package cli prints the findings.
 package doctor
 
 import (

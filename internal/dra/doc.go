@@ -9,6 +9,6 @@
 // It also reads the configuration that claims and classes have for the driver, and decides which GPUs are the driver's: a GPU is given to
 // pods either in slices or by the device plugin.
 //
-// The package is pure policy: no I/O, clock, goroutine or log. It imports only inventory and topology; cli may import it. Its values have
-// the JSON form of resource.k8s.io/v1, and no type of Kubernetes: the program gpu-device-plugin links none.
+// The package is pure policy: no I/O, clock, goroutine or log. Its values have the JSON form of resource.k8s.io/v1, and no type of
+// Kubernetes: the program gpu-device-plugin links none.
 package dra

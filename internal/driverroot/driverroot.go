@@ -1,8 +1,6 @@
 // Package driverroot knows how the files of an NVIDIA driver lie below its driver root, the folder at which the root of its
 // installation is mounted: folders, links, and the names of libraries and programs. The driver root is "/" of the file systems that
 // the functions take.
-//
-// Packages nvidia and cdi import it; it imports no package of the project.
 package driverroot
 
 import (

@@ -1,4 +1,4 @@
-// Package files reads and writes files in folders that other programs use, too. Any package may import it.
+// Package files reads and writes files in folders that other programs use, too.
 package files
 
 import (

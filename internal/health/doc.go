@@ -5,6 +5,4 @@
 // What is known of a device is a list of open faults. Each fault says how it was found, what state it gives the device, and
 // what cures it. The verdict on the device is its worst fault; without faults the device is Healthy. A fault closes when
 // its evidence is gone; Policy has the rules.
-//
-// It imports inventory alone; monitor, config (for Overrides and Policy) and cli (to print what is known) import it.
 package health

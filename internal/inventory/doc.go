@@ -2,5 +2,5 @@
 // device. It knows nothing of NVML, kubelet or configuration, starts nothing and reads nothing.
 //
 // A Snapshot is immutable once published: its owner (package monitor) replaces it whole, and readers never write to
-// it. Any package may import this one; it imports no other package of the project.
+// it.
 package inventory

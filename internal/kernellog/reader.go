@@ -2,8 +2,7 @@
 //
 //	NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus.
 //
-// Some of them are reported nowhere else. Errors of NVSwitches (SXid) are logged. It is an adapter: it gives events as
-// package inventory has them, and imports no other package of the project. Package cli imports it.
+// Some of them are reported nowhere else. Errors of NVSwitches (SXid) are logged, and told besides.
 package kernellog
 
 import (

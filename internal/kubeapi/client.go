@@ -2,7 +2,7 @@
 // writes what the cluster is told of its GPUs. It is the only home of client-go, of which it takes the transport alone: the typed
 // clients bring the types of all APIs with them, and make the program 16 MB larger.
 //
-// Nothing between the driver and kubelet waits for it. Package cluster uses it; nothing else imports it.
+// Nothing between the driver and kubelet waits for it.
 package kubeapi
 
 import (

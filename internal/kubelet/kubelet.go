@@ -1,8 +1,6 @@
 // Package kubelet is the adapter to the kubelet of this node: the directory it shares with device plugins, its
 // Registration service, and its account of devices (PodResources). It knows the files and the wire; what to do about
 // them is decided elsewhere.
-//
-// Packages daemon and nodefacts create its values.
 package kubelet
 
 import (

@@ -1,8 +1,6 @@
 // Package layout decides how multi-instance mode (MIG) is to divide GPUs: it reads files of layouts, finds a placement for the
 // instances that a layout wants, and says by which steps a GPU gets there from what it has now. It keeps instances that exist and
 // are wanted. It is policy: it changes nothing itself.
-//
-// Package cli and the owner of the steps may import it.
 package layout
 
 import (

@@ -2,8 +2,6 @@
 // GPUs and MIG devices, so that a restart does not make a bad GPU good, and that the driver was released by quiesce.
 //
 // The process that leads writes the faults. All of them find faults, and keep them in memory until they lead.
-//
-// It imports inventory, health and files; monitor imports it.
 package ledger
 
 import (

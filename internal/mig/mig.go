@@ -2,8 +2,7 @@
 // works. It holds only the devices that a change ends, waits until nobody uses them, writes down what it is about to do, and undoes on
 // one GPU what failed there.
 //
-// It imports inventory, layout, resource, feed, files and supervise, and kubelet for the values of its accounts. Package cli builds it;
-// gpu-node-agent gives it an Evictor.
+// Package daemon builds it; gpu-node-agent gives it an Evictor.
 package mig
 
 import (

@@ -1,8 +1,6 @@
 // Package monitor has the state of the node's GPUs. It is the only package that asks the driver. One loop looks at the node, listens to
 // the driver's events, folds both into what is known of each GPU with the policy of package health, and publishes a Snapshot whenever
 // what the node says has changed.
-//
-// It imports inventory, health, feed, ledger and files; agent and cli import it.
 package monitor
 
 import (

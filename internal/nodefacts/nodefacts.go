@@ -1,8 +1,6 @@
 // Package nodefacts reads what package doctor judges from the files of a node: from its /etc, /sys, /proc, /dev and /run below
 // a root folder, from kubelet's folder, and from the folders of CDI specs. It changes nothing, opens regular files and folders
 // only, reads a bounded part of them, and gives up what does not return.
-//
-// It imports doctor for its values, and driverroot and kubelet. Package cli uses it.
 package nodefacts
 
 import (

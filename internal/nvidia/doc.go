@@ -1,6 +1,5 @@
 // Package nvidia is the only package that talks to the NVIDIA driver: to NVML, and to what the driver and the kernel
-// show in /proc and /sys. It turns what they say into values of package inventory. Only packages daemon and
-// cli, and tests, import it.
+// show in /proc and /sys. It turns what they say into values of package inventory.
 //
 // A Driver opens one Session at a time. A Session scans the node (Scan), waits for events (Next) and reads the health
 // signals of one GPU (Read) until it is closed (Close).
@@ -9,7 +8,7 @@
 //
 //   - Any call may hang. Each call is recorded before it is made, and made in a job of its GPU. A job is given up when one of its calls
 //     does not return in time: the caller gets an inventory.Stall that names the call, and the other GPUs are asked without it.
-//     Three jobs and one wait for events may be given up at a time. A session is never shut down while a call hangs.
+//     One job a GPU, one about no GPU and one wait for events may be given up at a time. A session is never shut down while a call hangs.
 //   - Any function may be missing from the library, and calling it would end the process. All functions are looked up
 //     before NVML is initialised. Open names those without which no GPU can be served; any other is a feature that the
 //     driver does not have.

@@ -1,7 +1,5 @@
 // Package offer makes a plan of every Snapshot and Config, puts the holds on it, and has the plugin servers serve it. It has the
 // CDI specs of new devices written before the devices are offered.
-//
-// Only package daemon imports it.
 package offer
 
 import (

@@ -2,5 +2,5 @@
 // container is best given. It is the only home of resource names and replica IDs.
 //
 // It is policy: a Snapshot and Options go in, a Plan comes out, and nothing is read, written, started or logged on the
-// way. It imports inventory and topology only; config makes its Options, and edits, cdi, plugin and agent read its Plan.
+// way. Package config makes its Options.
 package resource

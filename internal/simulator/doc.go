@@ -35,6 +35,4 @@
 // A machine is one file in profiles; the type Profile says what its keys mean. A GPU model is one file in models;
 // the type Model says what its keys mean. A file of one's own may have models of its own. A machine that is broken from the start lists its
 // faults as Inject takes them.
-//
-// Package cli and tests may import this package; it imports no other package of the project.
 package simulator

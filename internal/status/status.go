@@ -1,7 +1,5 @@
 // Package status is all that a daemon knows of itself and its node, as one value: what status prints and what readiness is
 // judged by. Its JSON is an interface of the program: fields are added, and none is renamed or removed.
-//
-// It imports inventory, health and resource. Package cli fills it in.
 package status
 
 import "time"

@@ -1,5 +1,5 @@
 // Package supervise runs something that lives once, again and again: a life ends, and a new one begins. No other package
-// begins lives again. Any package may import it; it imports no other package of the project.
+// begins lives again.
 package supervise
 
 import (

@@ -14,6 +14,5 @@
 // only). Up to 16 GPUs it always runs to its end; beyond, it ends after a fixed amount of work, and the answer says
 // how much better the best set could be at most. It allocates nothing that grows with the search.
 //
-// The package is pure policy: no I/O, clock, goroutine or log. It imports only inventory; resource, plugin and cli may
-// import it.
+// The package is pure policy: no I/O, clock, goroutine or log.
 package topology

@@ -1,4 +1,4 @@
-// Package version says which build this is. Any package may import it.
+// Package version says which build this is.
 package version
 
 import "runtime/debug"

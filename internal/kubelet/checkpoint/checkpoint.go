@@ -1,5 +1,5 @@
 // Package checkpoint has the format of the file in which kubelet's device manager keeps which container holds which devices. The
-// daemon only reads the file. Only package kubelet and tests may import it.
+// daemon only reads the file.
 //
 // The package and its types have the same names as in kubelet, because the checksum includes them.
 package checkpoint
