@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
@@ -180,7 +181,7 @@ func TestClaimsWithoutSupervisor(t *testing.T) {
 	}
 	end()
 	// A process that another test has just forked has a copy of the supervisor's lock, until it begins its own program.
-	n.until("the lock is nobody's", func() bool { return mps.NewClaimDaemons(n.root).Problem(oneClaim) != "" })
+	n.until("the lock is nobody's", func() bool { return !files.IsLocked(n.path(".lock")) })
 	if err := n.start("uid-2-0", wantedGPUs); err == nil || !strings.Contains(err.Error(), "mps-control-daemon does not run on this node") {
 		t.Errorf("without a supervisor: %v", err)
 	}
