@@ -1,7 +1,7 @@
 // Package featurefile writes the labels of a node into a feature file of node-feature-discovery (NFD), whose worker gives them to the
 // node. It needs no access to the API server.
 //
-// It is the only home of the format of these files. Package cli runs it.
+// It is the only home of the format of these files.
 package featurefile
 
 import (

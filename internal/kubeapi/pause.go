@@ -54,8 +54,8 @@ func Pause(err error, failures int) time.Duration {
 
 // Keep calls step at once, and then each time one of the channels that wake returns is closed, one call after the other, until ctx
 // ends. After an error it calls step again after a Pause, and not before; but soon after the watch works again, if the error of a Client's
-// request says that the API server was away. It logs the first of several errors in a row, and when step works again; what is what step
-// does. The channels are taken before step, so that nothing is missed.
+// request says that the API server was away. It logs the first of several errors in a row, and when step works again; what names
+// step there. The channels are taken before step, so that nothing is missed.
 func Keep(ctx context.Context, c clock.Clock, what string, wake func() []<-chan struct{}, step func(context.Context) error) {
 	log := klog.FromContext(ctx)
 	failures := 0

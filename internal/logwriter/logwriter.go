@@ -1,4 +1,4 @@
-// Package logwriter keeps logging from blocking the daemon while nobody reads its standard error. Package cli uses it.
+// Package logwriter keeps logging from blocking the daemon while nobody reads its standard error.
 package logwriter
 
 import (

@@ -12,6 +12,4 @@
 //	.ready            while all daemons serve clients; it says "mps"
 //	.lock             locked by the one Supervisor of the root
 //	claims            the same for claims, which are asked for there; see claims.go
-//
-// Package cli imports this one; offer knows the Prober by an interface.
 package mps
