@@ -284,6 +284,7 @@ func (m *manager) allocate(ctx context.Context, c Container) error {
 	if err != nil || len(chosen) == 0 {
 		return err
 	}
+	m.reached(BeforeAllocate)
 	m.mu.Lock()
 	e := m.endpoints[c.Resource]
 	m.mu.Unlock()
@@ -291,7 +292,6 @@ func (m *manager) allocate(ctx context.Context, c Container) error {
 		return m.giveUp(fmt.Errorf("unknown Device Plugin %s", c.Resource))
 	}
 	ids := slices.Collect(maps.Keys(chosen))
-	m.reached(BeforeAllocate)
 	response, err := m.callAllocate(ctx, c, e, ids)
 	if err != nil {
 		return m.giveUp(err)
