@@ -141,9 +141,11 @@ func TestCommandsThatAsk(t *testing.T) {
 		}}}, []string{"simulate.list null"}, "GPU   UUID    BDF            MODEL    STATE     FAULTS\n" +
 			"1     GPU-1   0000:01:00.0   h100     present   a; b\n1:2   MIG-1   GI 3, CI 4     MIG 1g             \n", ""},
 		"simulate list, of real GPUs": {"simulate list", map[string][]any{daemon.CallSimulateList: {errors.New("not simulated")}}, []string{"simulate.list null"}, "", "not simulated"},
-		"status of nothing":           {"status -o yaml", map[string][]any{daemon.CallStatus: {status.Status{Version: "v1"}}}, []string{"status null"}, "gpus: null\nresources: null\nversion: v1\n", ""},
-		"status, refused":             {"status", map[string][]any{daemon.CallStatus: {errors.New("no")}}, []string{"status null"}, "", "no"},
-		"a watch in YAML":             {"status --watch -o yaml", nil, nil, "", "--watch prints no YAML: give -o json"},
+		"status of nothing":           {"status -o yaml", map[string][]any{daemon.CallStatus: {status.Status{Version: "v1"}}}, []string{"status {}"}, "gpus: null\nresources: null\nversion: v1\n", ""},
+		"status, refused":             {"status", map[string][]any{daemon.CallStatus: {errors.New("no")}}, []string{"status {}"}, "", "no"},
+		"status with holders": {"status --holders -o yaml", map[string][]any{daemon.CallStatus: {status.Status{Version: "v1"}}},
+			[]string{`status {"holders":true}`}, "gpus: null\nresources: null\nversion: v1\n", ""},
+		"a watch in YAML": {"status --watch -o yaml", nil, nil, "", "--watch prints no YAML: give -o json"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -20,13 +20,16 @@ func newStatusCommand() *cobra.Command {
 			"With --watch it prints the summary, and then each change in one line, until SIGINT. A terminal shows as much of a line as fits,\n" +
 			"unless with -o wide. When the daemon ends, the command says so and waits for the next one. With -o json each change is one\n" +
 			"JSON object in one line; the first ones are what is there at the start. Changes that follow each other within a tenth of a\n" +
-			"second may be one change.",
+			"second may be one change.\n\n" +
+			"With --holders it also prints which containers hold which devices. Kubelet is asked at that moment.",
 		Example: "  gpu-device-plugin status -o wide\n  gpu-device-plugin status --watch -o json",
 		Args:    cobra.NoArgs,
 	}
 	socket := addControlFlag(cmd.Flags())
 	o := addOutputFlag(cmd, outputWide)
 	watched := cmd.Flags().BoolP("watch", "w", false, "print changes until SIGINT")
+	holders := cmd.Flags().Bool("holders", false, "also print which containers hold which devices")
+	cmd.MarkFlagsMutuallyExclusive("watch", "holders")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		v := newView(cmd.OutOrStdout(), o.format == outputWide)
 		if *watched {
@@ -37,7 +40,7 @@ func newStatusCommand() *cobra.Command {
 			return w.follow(cmd.Context(), *socket)
 		}
 		var s status.Status
-		if err := control.Call(cmd.Context(), *socket, daemon.CallStatus, nil, &s); err != nil {
+		if err := control.Call(cmd.Context(), *socket, daemon.CallStatus, daemon.StatusArguments{Holders: *holders}, &s); err != nil {
 			return err
 		}
 		return o.print(cmd.OutOrStdout(), s, func(w io.Writer) { printStatus(w, s, v) })

@@ -98,6 +98,7 @@ func printStatus(w io.Writer, s status.Status, v view) {
 		sentences []string
 	}{
 		{"without events", s.Unwatched}, {"left out", s.LeftOut}, {"asked again", retries(s, v)},
+		{"holder", holderSentences(s)},
 		{"owner", ownerSentences(s.DRA)}, {"claim", claimSentences(s.DRA, v)},
 		{"held", status.Held(listedHolds(s.Holds))}, {"no longer offered", departing(s.Resources)}, {"warning", s.Warnings}, {"MPS", s.MPS},
 	} {
@@ -109,6 +110,25 @@ func printStatus(w io.Writer, s status.Status, v view) {
 			v.sentence(w, kind.name+": "+sentence)
 		}
 	}
+}
+
+// holderSentences say which container holds which device, by the device's index.
+func holderSentences(s status.Status) (sentences []string) {
+	if s.HoldersError != "" {
+		sentences = append(sentences, "not known: "+s.HoldersError)
+	}
+	for _, h := range s.Holders {
+		device := h.Device
+		if at := slices.IndexFunc(s.GPUs, func(d status.Device) bool { return d.UUID == h.Device }); at >= 0 {
+			device = s.GPUs[at].Index
+		}
+		text := fmt.Sprintf("GPU %s: %s/%s, container %s", device, h.Namespace, h.Pod, h.Container)
+		if h.Claim != "" {
+			text += ", claim " + h.Claim
+		}
+		sentences = append(sentences, text)
+	}
+	return sentences
 }
 
 // layoutLine says how far the node is with a MIG layout; empty if none is asked for.

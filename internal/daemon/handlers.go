@@ -5,14 +5,19 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
 
 func (d *daemon) handlers() map[string]control.Handler {
 	return map[string]control.Handler{
-		CallStatus:         answer(func(ctx context.Context, _ struct{}) (any, error) { return d.status(ctx) }),
+		CallStatus:         answer(d.statusWith),
 		CallReady:          answer(d.ready),
 		CallAlive:          answer(func(ctx context.Context, _ struct{}) (any, error) { return d.liveness.Stuck(ctx), nil }),
 		CallQuiesce:        answer(d.quiesce),
@@ -36,6 +41,43 @@ func answer[T any](call func(context.Context, T) (any, error)) control.Handler {
 		}
 		return call(ctx, arguments)
 	}
+}
+
+// StatusArguments are those of CallStatus.
+type StatusArguments struct {
+	// Holders says that the answer is to have the containers that hold devices.
+	Holders bool `json:"holders,omitempty"`
+}
+
+// holdersTimeout bounds the question to kubelet which containers hold devices.
+const holdersTimeout = 3 * time.Second
+
+func (d *daemon) statusWith(ctx context.Context, a StatusArguments) (any, error) {
+	s, err := d.status(ctx)
+	if err != nil || !a.Holders {
+		return s, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, holdersTimeout)
+	defer cancel()
+	devices, err := podDevices{d.account, d.dra}.ContainerDevices(ctx)
+	if err != nil {
+		s.HoldersError = err.Error()
+	}
+	s.Holders = holders(s.GPUs, devices)
+	return s, nil
+}
+
+// holders returns which of the devices containers hold, each once for a container. A container may have several replicas of a device.
+func holders(known []status.Device, devices []kubelet.ContainerDevice) []status.Holder {
+	all := []status.Holder{}
+	for _, c := range devices {
+		uuid, _ := resource.SplitID(c.ID)
+		h := status.Holder{Device: uuid, Namespace: c.Namespace, Pod: c.Pod, Container: c.Container, Claim: c.Claim.Name}
+		if slices.ContainsFunc(known, func(d status.Device) bool { return d.UUID == uuid }) && !slices.Contains(all, h) {
+			all = append(all, h)
+		}
+	}
+	return all
 }
 
 // QuiesceArguments are those of CallQuiesce.

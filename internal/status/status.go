@@ -78,6 +78,11 @@ type Status struct {
 	Warnings []string `json:"warnings,omitempty"`
 	// MPS are sentences: which resources that are shared by MPS cannot be used, and why.
 	MPS []string `json:"mps,omitempty"`
+
+	// Holders are the containers that hold devices, as kubelet says. They are there only where they were asked for; HoldersError is why
+	// kubelet did not say.
+	Holders      []Holder `json:"holders,omitempty"`
+	HoldersError string   `json:"holdersError,omitempty"`
 }
 
 // Readiness is whether the daemon serves no less than what was served on its node before.
