@@ -104,6 +104,9 @@ type Plugin struct {
 	lives  atomic.Uint32 // counts the sockets made
 	status *feed.Feed[Status]
 	beside *feed.Feed[bool] // whether another process of this program serves, or did until a short time ago
+	// earlier is the life before, which serves until kubelet calls the one after it; nil if there is none. It belongs to the goroutine of Run.
+	earlier *life
+	ending  sync.WaitGroup // earlier lives that are ending
 
 	mu      sync.Mutex // guards all following fields
 	current Status
@@ -132,6 +135,8 @@ func (s *Plugin) Ready(context.Context) (ready bool, reason string) {
 // Run offers the driver to kubelet until ctx ends, and then returns nil. It may be called again after that.
 func (s *Plugin) Run(ctx context.Context) error {
 	defer s.change(func(status *Status) { *status = Status{Registrations: status.Registrations} })
+	defer s.ending.Wait()
+	defer s.endEarlier()
 	backoff := supervise.Backoff{First: time.Second, Most: time.Minute, Proven: time.Minute, Clock: s.o.Clock}
 	return supervise.Run(ctx, backoff, func(ctx context.Context) error {
 		err := s.live(ctx)
@@ -169,8 +174,8 @@ func (s *Plugin) live(parent context.Context) error {
 	if !s.awaitTurn(parent, f) {
 		return nil
 	}
-	f.own = kubelet.SocketName(socketKind, s.token, s.lives.Add(1))
-	path := filepath.Join(f.path, f.own)
+	name := kubelet.SocketName(socketKind, s.token, s.lives.Add(1))
+	path := filepath.Join(f.path, name)
 	if len(path) > files.MaxSocketPath {
 		return fmt.Errorf("use folder %q for the driver's socket: the path of the socket would have %d bytes and Unix allows %d; "+
 			"choose a folder whose path is %d bytes shorter", f.path, len(path), files.MaxSocketPath, len(path)-files.MaxSocketPath)
@@ -180,35 +185,29 @@ func (s *Plugin) live(parent context.Context) error {
 		return fmt.Errorf("listen in kubelet's folder for plugins: %w", err)
 	}
 	socket.SetUnlinkOnClose(false) // kubelet forgets the driver when the file goes: calls that are being answered would break
-	defer func() { _ = os.Remove(path) }()
 
 	ctx, end := context.WithCancelCause(parent)
 	defer end(nil)
-	life := &life{Plugin: s, log: log, path: path, end: end, closing: make(chan struct{}), kubelet: feed.New(registration{})}
-	server := grpc.NewServer(grpc.ConnectionTimeout(finishTimeout))
-	life.register(server)
-	var served sync.WaitGroup
-	served.Go(func() {
-		if err := server.Serve(listener{socket, life}); err != nil {
+	life := &life{Plugin: s, log: log, path: path, end: end, closing: make(chan struct{}), kubelet: feed.New(registration{}),
+		server: grpc.NewServer(grpc.ConnectionTimeout(finishTimeout))}
+	life.register(life.server)
+	life.served.Go(func() {
+		if err := life.server.Serve(listener{socket, life}); err != nil {
 			end(fmt.Errorf("serve %s: %w", path, err))
 		}
 	})
-	log.Info("Offering the driver to kubelet", "socket", f.own)
+	log.Info("Offering the driver to kubelet", "socket", name)
 	end(life.follow(ctx, f))
-	close(life.closing)
-	stop(server)
-	served.Wait()
+	if errors.Is(context.Cause(ctx), errLeadsAgain) {
+		s.keep(life)
+		return errLeadsAgain
+	}
+	s.endEarlier()
+	life.finish()
 	if parent.Err() != nil {
 		return nil
 	}
 	return context.Cause(ctx)
-}
-
-// stop ends a server. Calls that are being answered may end for a while.
-func stop(server *grpc.Server) {
-	kill := time.AfterFunc(finishTimeout, server.Stop)
-	defer kill.Stop()
-	server.GracefulStop()
 }
 
 // awaitTurn waits until this process leads, and no driver of the same name is there that is another program's. It reports false if ctx
@@ -220,7 +219,10 @@ func (s *Plugin) awaitTurn(ctx context.Context, f *folder) bool {
 		if s.o.Leads != nil {
 			leads, changed = s.o.Leads.Latest()
 		}
-		if others := s.look(ctx, f); others.foreign == "" && leads {
+		switch others := s.look(ctx, f); {
+		case others.foreign != "":
+			s.endEarlier()
+		case leads:
 			return true
 		}
 		select {
@@ -261,9 +263,40 @@ type life struct {
 	end     func(error)
 	closing chan struct{} // closed when streams are to end
 	kubelet *feed.Feed[registration]
+	server  *grpc.Server
+	served  sync.WaitGroup
 
 	mu    sync.Mutex // guards all following fields
 	state registration
+	past  bool // another life comes after this one, and the status is that one's
+}
+
+// keep lets a life serve on, while the next one registers. Kubelet may not be connected to the process that registered last, and call this
+// one: a call that finds no server fails, and kubelet repeats it after a minute or more.
+func (s *Plugin) keep(l *life) {
+	s.endEarlier()
+	l.mu.Lock()
+	l.past = true
+	l.mu.Unlock()
+	s.earlier = l
+}
+
+// endEarlier begins the end of the life before, if that one still serves.
+func (s *Plugin) endEarlier() {
+	if s.earlier != nil {
+		s.ending.Go(s.earlier.finish)
+		s.earlier = nil
+	}
+}
+
+// finish ends the server of a life, and then removes its socket. It waits for calls that are being answered, for finishTimeout at most.
+func (l *life) finish() {
+	close(l.closing)
+	kill := time.AfterFunc(finishTimeout, l.server.Stop)
+	defer kill.Stop()
+	l.server.GracefulStop()
+	l.served.Wait()
+	_ = os.Remove(l.path)
 }
 
 // A registration is what kubelet did with a socket.
@@ -285,7 +318,7 @@ func (l *life) set(change func(*registration)) {
 	if l.state != before {
 		l.kubelet.Publish(l.state)
 	}
-	if l.state.ok() != before.ok() {
+	if l.state.ok() != before.ok() && !l.past {
 		l.change(func(status *Status) {
 			status.Registered, status.Problem = l.state.ok(), ""
 			if !status.Registered {
@@ -307,23 +340,26 @@ func (l *life) follow(ctx context.Context, f *folder) error {
 		if l.o.Leads != nil {
 			leads, moved = l.o.Leads.Latest()
 		}
-		switch others := l.look(ctx, f); {
+		now, changed := l.kubelet.Latest()
+		others := l.look(ctx, f)
+		switch {
 		case others.foreign != "":
 			return errForeign
-		case leads && !led && others.serves: // it may be stopped, and kubelet would wait for it
+		case leads && !led && others.serves && now.ok(): // it may be stopped, and kubelet would wait for it
 			return errLeadsAgain
 		}
-		led = leads
+		led = leads && (led || !others.serves)
 		if _, err := os.Lstat(l.path); errors.Is(err, os.ErrNotExist) {
 			return errSocketRemoved
 		}
-		now, changed := l.kubelet.Latest()
-		switch ok := now.ok(); {
+		switch ok, lasted := now.ok(), l.o.Clock.Since(since); {
 		case ok != was:
 			since, was = l.o.Clock.Now(), ok
-		case !ok && l.o.Clock.Since(since) >= registerTimeout && now.done:
+		case ok && (now.connected > 0 && lasted >= lookInterval || lasted >= registerTimeout):
+			l.endEarlier() // no call that kubelet begins now is for that one
+		case !ok && lasted >= registerTimeout && now.done:
 			return errKubeletLeft
-		case !ok && l.o.Clock.Since(since) >= registerTimeout:
+		case !ok && lasted >= registerTimeout:
 			return fmt.Errorf("%w; check that it runs and that %s is its folder for plugins", errUnregistered, strings.TrimSuffix(f.path, "/"))
 		}
 		select {

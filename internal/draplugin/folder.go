@@ -21,7 +21,6 @@ const socketKind = "dra"
 type folder struct {
 	path  string
 	token string // of this process
-	own   string // name of the socket of this life; empty before it is made
 	left  kubelet.Sweep
 	seen  time.Time // when another process of this program had a socket there last
 }
@@ -43,11 +42,12 @@ func (f *folder) look(ctx context.Context) (found others) {
 	var names []string
 	for _, e := range entries {
 		name := e.Name()
-		if e.Type()&fs.ModeSocket == 0 || name == f.own {
+		if e.Type()&fs.ModeSocket == 0 {
 			continue
 		}
-		kind, _, ours := kubelet.ParseSocketName(name)
+		kind, token, ours := kubelet.ParseSocketName(name)
 		switch {
+		case ours && token == f.token: // of this process
 		case ours && kind == socketKind:
 			names = append(names, name)
 		case strings.HasPrefix(name, dra.Driver) && found.foreign == "": // as all drivers name theirs that use Kubernetes' library

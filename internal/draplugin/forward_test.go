@@ -4,18 +4,23 @@ import (
 	"context"
 	"errors"
 	"net"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/draplugin"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // TestOnlyTheLeadRegisters: a process that does not lead has no socket. When the lead goes over, kubelet's calls go on: those that reach the
@@ -89,8 +94,10 @@ func TestOnlyTheLeadRegisters(t *testing.T) {
 	if answers, err := k.Prepare(ctx, dra.Driver, claim("d")); err == nil && answers["d"].GetError() == "" {
 		t.Error("a claim was prepared although no process leads")
 	}
-	if said := later.logged(); strings.Contains(said, "does not answer calls for claims yet") {
-		t.Errorf("each call that another process forwards is logged:\n%s", said)
+	logged := func(what string) int { return strings.Count(earlier.logged()+later.logged(), what) }
+	poll.Until(t, "the process that kubelet called says that it failed", func() bool { return logged("A call for a claim failed") > 0 })
+	if times := logged("does not answer calls for claims yet"); times > 1 { // that of the process that kubelet called
+		t.Errorf("each call that another process forwards is logged: %d", times)
 	}
 }
 
@@ -146,6 +153,7 @@ func TestTheLeadThatRegisteredBefore(t *testing.T) {
 	other.awaitRegistered(t)
 	first.Publish(true) // the other one is stopped, and does not know it
 	p.await(t, "it has registered again", func(s draplugin.Status) bool { return s.Registered && s.Registrations == 2 })
+	awaitCalled(t, k)
 	if said := prepare(t, k, "a"); said["a"] != "" || !n.claims.isPrepared("a") {
 		t.Errorf("Prepare: %q", said)
 	}
@@ -158,6 +166,95 @@ func TestTheLeadThatRegisteredBefore(t *testing.T) {
 	}
 }
 
+// TestNoCallIsLostWhenAProcessRegistersAgain: kubelet calls the first socket as long as it has no connection to one that registered later.
+func TestNoCallIsLostWhenAProcessRegistersAgain(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	c, leads := clocktesting.NewFakeClock(time.Now()), feed.New(true)
+	p := n.startProcess(t, draplugin.Options{Claims: n.claims, Reader: n.claims, Leads: leads, Clock: c})
+	poll.Until(t, "a socket", func() bool { return len(n.sockets(t)) == 1 })
+	first := n.sockets(t)[0]
+	n.register(t, first)
+	other := kubelet.SocketName("dra", kubelet.NewToken(), 1)
+	looks := n.listen(t, other)
+	leads.Publish(false)
+	before := looks()
+	stepUntil(t, c, "it has seen that it does not lead", func() bool { return looks() > before+2 })
+	leads.Publish(true)
+	var second string
+	poll.Until(t, "another socket of the process", func() bool {
+		for _, name := range n.sockets(t) {
+			if name != first && name != other {
+				second = name
+			}
+		}
+		return second != ""
+	})
+	n.prepareBy(t, first, "not registered")
+	n.register(t, second)
+	p.await(t, "it has registered again", func(s draplugin.Status) bool { return s.Registered && s.Registrations == 2 })
+	c.Step(5 * time.Second)
+	n.prepareBy(t, first, "not connected")
+	n.dial(t, second).Connect()
+	stepUntil(t, c, "the first socket is gone", func() bool { return !slices.Contains(n.sockets(t), first) })
+	n.prepareBy(t, second, "connected")
+	if status := p.Status().Value(); !status.Registered || status.Registrations != 2 {
+		t.Errorf("%+v", status)
+	}
+}
+
+// listen makes a socket as that of another process, which accepts connections. It returns how many it has accepted.
+func (n *node) listen(t *testing.T, name string) (accepted func() int) {
+	t.Helper()
+	l, err := net.Listen("unix", n.socket(name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	var count atomic.Int64
+	go func() {
+		for conn, err := l.Accept(); err == nil; conn, err = l.Accept() {
+			_ = conn.Close()
+			count.Add(1)
+		}
+	}()
+	return func() int { return int(count.Load()) }
+}
+
+// register registers the driver with a socket, as kubelet does, without the connection for calls.
+func (n *node) register(t *testing.T, socket string) {
+	t.Helper()
+	client := registerapi.NewRegistrationClient(n.dial(t, socket))
+	// A socket that has just been made may refuse connections for a moment.
+	if _, err := client.GetInfo(t.Context(), &registerapi.InfoRequest{}, grpc.WaitForReady(true)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.NotifyRegistrationStatus(t.Context(), &registerapi.RegistrationStatus{PluginRegistered: true}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// prepareBy has a claim prepared by a socket, by a connection that is made for it.
+func (n *node) prepareBy(t *testing.T, socket, uid string) {
+	t.Helper()
+	answer, err := drav1.NewDRAPluginClient(n.dial(t, socket)).NodePrepareResources(t.Context(),
+		&drav1.NodePrepareResourcesRequest{Claims: []*drav1.Claim{claim(uid)}})
+	if err != nil || answer.GetClaims()[uid].GetError() != "" || !n.claims.isPrepared(uid) {
+		t.Errorf("Prepare, %s: %v, %v", uid, answer, err)
+	}
+}
+
+// dial returns a connection to a socket in the folder, until the test ends.
+func (n *node) dial(t *testing.T, socket string) *grpc.ClientConn {
+	t.Helper()
+	conn, err := grpc.NewClient("unix:"+n.socket(socket), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
 // TestProcessesThatAreStopped have sockets, where the kernel accepts connections, and they started last. A call is made by the process that
 // leads, and does not wait for them.
 func TestProcessesThatAreStopped(t *testing.T) {
@@ -166,11 +263,7 @@ func TestProcessesThatAreStopped(t *testing.T) {
 	n.startKubelet(t)
 	leads := feed.New(true)
 	n.startProcess(t, draplugin.Options{Claims: &claims{}, Reader: n.claims, Leads: leads}).awaitRegistered(t)
-	conn, err := grpc.NewClient("unix:"+n.socket(n.sockets(t)[0]), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
+	first := n.sockets(t)[0]
 	leads.Publish(false)
 	n.startProcess(t, draplugin.Options{Claims: n.claims, Reader: n.claims, Leads: feed.New(true)}).awaitRegistered(t)
 	for range 3 {
@@ -180,9 +273,5 @@ func TestProcessesThatAreStopped(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = stopped.Close() })
 	}
-	answer, err := drav1.NewDRAPluginClient(conn).NodePrepareResources(t.Context(),
-		&drav1.NodePrepareResourcesRequest{Claims: []*drav1.Claim{claim("a")}})
-	if err != nil || answer.GetClaims()["a"].GetError() != "" || !n.claims.isPrepared("a") {
-		t.Errorf("Prepare: %v, %v", answer, err)
-	}
+	n.prepareBy(t, first, "a")
 }

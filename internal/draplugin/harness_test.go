@@ -19,6 +19,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet/plugins"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // patience bounds every wait for something that must happen.
@@ -185,6 +186,15 @@ func (d *driver) await(t *testing.T, what string, wanted func(draplugin.Status) 
 func (d *driver) awaitRegistered(t *testing.T) {
 	t.Helper()
 	d.await(t, "registered", func(s draplugin.Status) bool { return s.Registered })
+}
+
+// awaitCalled waits until kubelet is connected to the driver that registered last, and calls that one.
+func awaitCalled(t *testing.T, k *plugins.Kubelet) {
+	t.Helper()
+	poll.Until(t, "kubelet calls the driver that registered last", func() bool {
+		registered := k.Registered()
+		return k.Called(dra.Driver) == registered[len(registered)-1]
+	})
 }
 
 // sockets returns the names of the sockets in the folder.

@@ -51,6 +51,7 @@ func TestRollOut(t *testing.T) {
 	later := n.start(t, nil)
 	later.awaitRegistered(t)
 	poll.Until(t, "two drivers are registered", func() bool { return len(k.Registered()) == 2 })
+	awaitCalled(t, k)
 	earlier.stop()
 	poll.Until(t, "one driver is registered", func() bool { return len(k.Registered()) == 1 })
 	poll.Until(t, "the health of gpu-0 is known", func() bool {

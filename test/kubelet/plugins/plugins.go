@@ -162,23 +162,36 @@ func (k *Kubelet) Unprepare(
 	return answer.GetClaims(), err
 }
 
-// client returns the newest plugin of a driver that is connected, and without one the newest.
-func (k *Kubelet) client(driver string) (drav1.DRAPluginClient, error) {
+// Called returns the name of the socket by whose registration a driver is called now; empty if there is none.
+func (k *Kubelet) Called(driver string) string {
+	if called := k.called(driver); called != nil {
+		return filepath.Base(called.socket)
+	}
+	return ""
+}
+
+// called returns the newest plugin of a driver that is connected, and without one the newest.
+func (k *Kubelet) called(driver string) (called *plugin) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	var found *plugin
 	for _, plugin := range k.plugins {
-		if plugin.name == driver && (found == nil || plugin.connected || !found.connected) {
-			found = plugin
+		if plugin.name == driver && (called == nil || plugin.connected || !called.connected) {
+			called = plugin
 		}
 	}
+	return called
+}
+
+// client returns a client of the plugin of a driver that is called now.
+func (k *Kubelet) client(driver string) (drav1.DRAPluginClient, error) {
+	called := k.called(driver)
 	switch {
-	case found == nil:
+	case called == nil:
 		return nil, fmt.Errorf("DRA driver %s is not registered", driver)
-	case found.beta:
-		return drav1beta1.V1Beta1ClientWrapper{DRAPluginClient: drav1beta1.NewDRAPluginClient(found.conn)}, nil
+	case called.beta:
+		return drav1beta1.V1Beta1ClientWrapper{DRAPluginClient: drav1beta1.NewDRAPluginClient(called.conn)}, nil
 	}
-	return drav1.NewDRAPluginClient(found.conn), nil
+	return drav1.NewDRAPluginClient(called.conn), nil
 }
 
 // reconcile registers the plugins whose sockets came, and forgets those whose sockets went.
