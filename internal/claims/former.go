@@ -31,23 +31,17 @@ func lockOut(ctx context.Context, dir string, c clock.Clock) (release func()) {
 			_ = files.Remove(filepath.Join(store{dir: dir}.folder(), name)) // another time does as well
 		}
 	}
-	late := c.NewTimer(formerTimeout)
-	defer late.Stop()
-	for {
-		share, err := files.TakeShare(filepath.Join(dir, formerLock)) // such a process may come later
-		switch {
-		case err == nil:
-			return share.Close
-		case !errors.Is(err, files.ErrLocked):
-			return func() {} // without the folder, or on a disk that cannot be written, that version has no claims either
+	path := filepath.Join(dir, formerLock)
+	release = func() {}
+	err := files.AwaitLock(ctx, c, formerTimeout, formerPause, func() error {
+		share, err := files.TakeShare(path) // such a process may come later
+		if err == nil {
+			release = share.Close
 		}
-		select {
-		case <-ctx.Done():
-			return func() {}
-		case <-late.C():
-			klog.FromContext(ctx).Info("Another process has a lock of claims still", "path", filepath.Join(dir, formerLock))
-			return func() {}
-		case <-c.After(formerPause):
-		}
+		return err // without the folder, or on a disk that cannot be written, that version has no claims either
+	})
+	if errors.Is(err, files.ErrLocked) {
+		klog.FromContext(ctx).Info("Another process has a lock of claims still", "path", path)
 	}
+	return release
 }

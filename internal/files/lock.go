@@ -1,13 +1,16 @@
 package files
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/utils/clock"
 )
 
 // ErrLocked is the error of a lock that another process has.
@@ -25,6 +28,26 @@ func LockShared(path string) (unlock func(), err error) {
 // LockFolder takes the lock of a folder alone, as LockShared does, and makes nothing.
 func LockFolder(path string) (unlock func(), err error) {
 	return flock(path, os.O_RDONLY|syscall.O_DIRECTORY, syscall.LOCK_EX)
+}
+
+// AwaitLock calls take, which takes a lock, again and again with pauses as long as it returns ErrLocked, and for limit at most: the process
+// that has the lock may be stopped. It returns the last error of take, or that of ctx.
+func AwaitLock(ctx context.Context, c clock.Clock, limit, pause time.Duration, take func() error) error {
+	late := c.NewTimer(limit)
+	defer late.Stop()
+	for {
+		err := take()
+		if !errors.Is(err, ErrLocked) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-late.C():
+			return err
+		case <-c.After(pause):
+		}
+	}
 }
 
 func flock(path string, flags, how int) (unlock func(), err error) {

@@ -31,27 +31,16 @@ type registrationLock struct {
 //
 // Where registrations of two servers of a resource overlap, kubelet up to 1.36 can go by the list of one server and ask the other.
 func (d *Directory) LockRegistrations(ctx context.Context) (unlock func()) {
-	log := klog.FromContext(ctx)
-	timeout := d.clock.NewTimer(lockTimeout)
-	defer timeout.Stop()
-	for {
-		err := d.registrations.lock(d.Path())
-		switch {
-		case err == nil:
-			return sync.OnceFunc(d.registrations.release)
-		case !errors.Is(err, files.ErrLocked):
-			log.Info("Cannot lock kubelet's directory", "reason", err.Error())
-			return func() {}
-		}
-		select {
-		case <-ctx.Done():
-			return func() {}
-		case <-timeout.C():
-			log.Info("Registering although another process has been registering for a second")
-			return func() {}
-		case <-d.clock.After(lockPause):
-		}
+	err := files.AwaitLock(ctx, d.clock, lockTimeout, lockPause, func() error { return d.registrations.lock(d.Path()) })
+	switch {
+	case err == nil:
+		return sync.OnceFunc(d.registrations.release)
+	case errors.Is(err, files.ErrLocked):
+		klog.FromContext(ctx).Info("Registering although another process has been registering for a second")
+	case ctx.Err() == nil:
+		klog.FromContext(ctx).Info("Cannot lock kubelet's directory", "reason", err.Error())
 	}
+	return func() {}
 }
 
 // lock takes the lock, or a share in it where this process has it.

@@ -94,7 +94,7 @@ type Lead struct {
 	mu     sync.Mutex // guards all following fields
 	status Status
 	own    identity // of the socket with which this process leads
-	lose   func()   // ends that lead
+	lose   func()   // ends that
 }
 
 // New returns the Lead of a process.
@@ -210,16 +210,16 @@ func (l *Lead) Run(ctx context.Context) error {
 			}
 		}
 		s, err := l.take(ctx, seen)
+		former.close() // the process that led looks then whether it still does
 		switch {
 		case err == nil:
-			l.lead(ctx, s, former)
+			l.lead(ctx, s)
 		case errors.Is(err, errTaken):
 			l.sleep(ctx, pause)
 		default:
 			l.cannot(ctx, err)
 			l.sleep(ctx, tick)
 		}
-		former.close()
 	}
 	return nil
 }

@@ -19,22 +19,21 @@ type office struct {
 	*Lead
 	socket *socket
 	term   *term
-	lost   chan struct{} // closed when another process has the lead
-	asks   chan *link    // from standbys that want the lead
+	lost   <-chan struct{} // closed when another process has the lead
+	asks   chan *link      // from standbys that want the lead
 }
 
-// lead leads until ctx ends or another process has the lead. Former is the link to the one that led before; nil if there is none.
-func (l *Lead) lead(ctx context.Context, socket *socket, former *link) {
-	o := &office{Lead: l, socket: socket, term: newTerm(), lost: make(chan struct{}), asks: make(chan *link)}
+// lead leads until ctx ends or another process has the lead.
+func (l *Lead) lead(ctx context.Context, socket *socket) {
+	serving, lose := context.WithCancel(context.WithoutCancel(ctx)) // standbys are served until the tasks have ended
+	o := &office{Lead: l, socket: socket, term: newTerm(), lost: serving.Done(), asks: make(chan *link)}
 	l.mu.Lock()
-	l.own, l.lose = socket.identity, sync.OnceFunc(func() { close(o.lost) })
+	l.own, l.lose = socket.identity, lose
 	l.mu.Unlock()
 	l.told.Publish(nil) // what an earlier term told
 	l.set(func(s *Status) { *s = Status{Leads: true, Name: l.o.Name, Since: l.o.Clock.Now(), Former: o.holder()} })
 	klog.FromContext(ctx).Info("This process leads on the node", "former", o.holder())
-	former.tell(message{Taken: true})
 	l.terms.Publish(o.term)
-	serving, cancel := context.WithCancel(context.WithoutCancel(ctx)) // standbys are served until the tasks have ended
 	var standbys sync.WaitGroup
 	standbys.Go(func() { o.accept(serving, &standbys) })
 
@@ -60,7 +59,7 @@ func (l *Lead) lead(ctx context.Context, socket *socket, former *link) {
 	}
 	o.release(ended)
 	_ = socket.Close()
-	cancel() // ends the connections
+	lose() // ends the connections
 	standbys.Wait()
 }
 
@@ -157,7 +156,10 @@ func (o *office) serve(ctx context.Context, standby *link) {
 	defer standby.close()
 	defer cancel()
 	o.set(func(s *Status) { s.Standbys++ })
-	defer o.set(func(s *Status) { s.Standbys = max(0, s.Standbys-1) })
+	defer func() {
+		o.set(func(s *Status) { s.Standbys = max(0, s.Standbys-1) })
+		_ = o.Check() // it may have ended the connection because it leads now
+	}()
 	telling.Go(func() {
 		standby.send(message{Name: o.o.Name, Token: o.o.Token, Since: o.statuses.Value().Since})
 		for {
@@ -176,8 +178,6 @@ func (o *office) serve(ctx context.Context, standby *link) {
 		switch {
 		case m.Ping:
 			standby.send(message{Pong: true})
-		case m.Taken:
-			o.lose()
 		case m.Ask:
 			telling.Go(func() {
 				select {

@@ -129,20 +129,15 @@ func (l *Lead) lock(ctx context.Context) (unlock func(), err error) {
 	if err := os.Mkdir(l.o.Dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return nil, fmt.Errorf("make the folder of the lead: %w", err)
 	}
-	late := l.o.Clock.After(lockTimeout)
-	for {
-		unlock, err := files.LockFolder(l.o.Dir)
-		if !errors.Is(err, files.ErrLocked) {
-			return unlock, err
-		}
-		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-late:
-			return func() {}, nil
-		case <-l.o.Clock.After(time.Millisecond):
-		}
+	unlock = func() {}
+	err = files.AwaitLock(ctx, l.o.Clock, lockTimeout, time.Millisecond, func() (err error) {
+		unlock, err = files.LockFolder(l.o.Dir)
+		return err
+	})
+	if errors.Is(err, files.ErrLocked) {
+		return func() {}, nil
 	}
+	return unlock, err
 }
 
 // A message is what the process that leads and a standby tell each other, as JSON.
@@ -160,8 +155,6 @@ type message struct {
 	Ask    bool   `json:"ask,omitempty"`
 	Yours  bool   `json:"yours,omitempty"`
 	Former string `json:"former,omitempty"`
-	// Taken says to the process that led that it does so no more.
-	Taken bool `json:"taken,omitempty"`
 }
 
 // A link is the connection of two processes.
