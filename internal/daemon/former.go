@@ -53,25 +53,12 @@ func (f *Former) Does(lock string) bool { return slices.Contains(f.locked.Value(
 func (f *Former) Try(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	for {
-		tried, changed := f.tried.Latest()
-		if tried || !feed.AnyOf(ctx, changed) {
-			return
-		}
-	}
+	feed.Until(ctx, f.tried, func(tried bool) bool { return tried })
 }
 
 // Await waits until no such process does that. It reports false when ctx ended before.
 func (f *Former) Await(ctx context.Context, lock string) bool {
-	for {
-		locked, changed := f.locked.Latest()
-		if !slices.Contains(locked, lock) {
-			return true
-		}
-		if !feed.AnyOf(ctx, changed) {
-			return false
-		}
-	}
+	return feed.Until(ctx, f.locked, func(locked []string) bool { return !slices.Contains(locked, lock) })
 }
 
 // Waits says since when which locks are waited for; empty if none are.

@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/utils/clock"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kernellog"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/supervise"
@@ -33,15 +34,7 @@ func (d *daemon) readKernelLog(ctx context.Context) error {
 
 // awaitKernelLog waits until the configuration wants the log to be read, or not, or ctx ends.
 func (d *daemon) awaitKernelLog(ctx context.Context, wanted bool) {
-	for {
-		c, changed := d.watcher.Configs().Latest()
-		if c.KernelLog == wanted {
-			return
-		}
-		if !feed.AnyOf(ctx, changed) {
-			return
-		}
-	}
+	feed.Until(ctx, d.watcher.Configs(), func(c config.Config) bool { return c.KernelLog == wanted })
 }
 
 // openKernelLog opens the log of the node that is served.

@@ -78,11 +78,7 @@ func (s *service) whileLeading(ctx context.Context, do func(context.Context) ([]
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go func() {
-		for leads, changed := s.o.Leads.Latest(); leads; leads, changed = s.o.Leads.Latest() {
-			if !feed.AnyOf(ctx, changed) {
-				return
-			}
-		}
+		feed.Until(ctx, s.o.Leads, func(leads bool) bool { return !leads })
 		cancel()
 	}()
 	return do(ctx)

@@ -19,6 +19,19 @@ func AnyOf(ctx context.Context, changed ...<-chan struct{}) bool {
 	return ctx.Err() == nil
 }
 
+// Until waits until the latest value of a feed is as wanted, or ctx ends. It reports whether the value is.
+func Until[T any](ctx context.Context, f *Feed[T], wanted func(T) bool) bool {
+	for {
+		value, changed := f.Latest()
+		if wanted(value) {
+			return true
+		}
+		if !AnyOf(ctx, changed) {
+			return false
+		}
+	}
+}
+
 // An Alarm wakes a loop at a time. It is for one goroutine.
 type Alarm struct {
 	clock clock.Clock
