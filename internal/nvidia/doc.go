@@ -22,6 +22,7 @@
 // # When a session has to be replaced
 //
 // NVML counts the GPUs when a session is opened. Its owner closes it and opens another when Scan says
-// inventory.ErrNewSession (GPUs were bound to the driver or unbound), when Next returns inventory.EventBinding (the same, at
+// inventory.ErrNewSession (GPUs were bound to the driver or unbound, or MIG instances changed of which the driver tells this process
+// nothing), when Next returns inventory.EventBinding (the same, at
 // once, from R575 on) or an error, and from time to time while a GPU is Lost: only a new session sees one that came back.
 package nvidia

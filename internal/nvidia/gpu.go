@@ -25,6 +25,7 @@ type gpu struct {
 	hidden     bool        // displayOnly
 	migDevices []migDevice
 	told       bool                // the driver told this process of one of its GPU instances
+	untold     bool                // the driver refused to
 	unread     []inventory.LeftOut // the MIG devices that could not be read
 	nvlink     nvlink
 	lanes      int               // how many lanes of NVLink it has, as far as that is known; else 0

@@ -1,6 +1,7 @@
 package nvidia_test
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -137,6 +138,63 @@ func TestMIGDevicesThatAreGone(t *testing.T) {
 		early := newRig(t, "a100-mig-mixed", simulator.Fault{Kind: simulator.KindFail, GPU: "3", Call: call, Return: "NOT_FOUND"})
 		compare(t, "MIG devices where no instance was ever told of", 2, len(early.scan().GPUs[3].MIGDevices))
 		compare(t, "MIG devices of another GPU", "0=1/0:4g.40gb 1=3/0:2g.20gb 2=7/0:1g.10gb+me", migDevices(s.GPUs[5]))
+	}
+}
+
+// TestMIGInstancesThatTheDriverDoesNotTell: a process without rights cannot see whether the instance of a handle is there still. Once
+// instances were made or destroyed, and two looks have found the same ones, it asks for a new session, which does not ask for another.
+func TestMIGInstancesThatTheDriverDoesNotTell(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		before, after []string
+		told, renewed bool
+	}{
+		"destroyed":              {before: []string{"3g.40gb", "3g.40gb"}, after: []string{"3g.40gb"}, renewed: true},
+		"the first one":          {after: []string{"3g.40gb"}, renewed: true},
+		"the mode is off":        {before: []string{"3g.40gb"}},
+		"nothing has changed":    {before: []string{"3g.40gb"}, after: []string{"3g.40gb"}},
+		"told of instances":      {before: []string{"3g.40gb", "3g.40gb"}, after: []string{"3g.40gb"}, told: true},
+		"told of the first ones": {after: []string{"3g.40gb"}, told: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, "dgx-h100")
+			divide := func(profiles []string) {
+				r.inject(simulator.Fault{Kind: simulator.KindMIG, GPU: "3", Profiles: profiles})
+			}
+			r.made(3, inventory.MIGStep{Action: inventory.MIGEnable})
+			if !tt.told {
+				r.inject(simulator.Fault{Kind: simulator.KindFail, Call: "DeviceGetGpuInstanceById", Return: "NO_PERMISSION"})
+			}
+			if tt.before != nil {
+				divide(tt.before)
+			}
+			reopen := func() {
+				t.Helper()
+				if err := r.Close(r.ctx); err != nil {
+					t.Fatal(err)
+				}
+				s, err := r.driver.Open(r.ctx)
+				if err != nil {
+					t.Fatal(err)
+				}
+				r.Session = s
+			}
+			reopen()
+			r.scan()
+			divide(tt.after)
+			r.scan() // more may follow
+			_, err := r.Scan(r.ctx)
+			if errors.Is(err, inventory.ErrNewSession) != tt.renewed {
+				t.Fatalf("got error %v, want a new session: %v", err, tt.renewed)
+			}
+			if tt.renewed {
+				reopen()
+			}
+			for range 3 {
+				compare(t, "MIG devices", len(tt.after), len(r.scan().GPUs[3].MIGDevices))
+			}
+		})
 	}
 }
 

@@ -64,6 +64,16 @@ func majors(root fs.FS, last inventory.Majors) inventory.Majors {
 // as the driver is.
 const migMinors = "proc/driver/nvidia-caps/mig-minors"
 
+// instanceFolders are the folders of compute instances among the driver's capabilities: the driver makes them with the instances, and
+// everybody may list them. A container runtime may put what there was at the container's start in their place.
+const instanceFolders = "proc/driver/nvidia/capabilities/gpu*/mig/gi*/ci*"
+
+// shownInstances lists the folders of the MIG instances that there are.
+func shownInstances(root fs.FS) []string {
+	found, _ := fs.Glob(root, instanceFolders) // the pattern is a good one
+	return found
+}
+
 // capabilities returns the minors of the capabilities of a GPU instance and of a compute instance in it; 0 where the
 // driver's table does not have them.
 func (s *scanner) capabilities(gpuMinor, gi, ci int) (giCap, ciCap int) {

@@ -22,6 +22,9 @@ type scanner struct {
 	now    inventory.Driver // as it was when the session was opened
 	bound  []binding        // the GPUs that were bound to the driver just before
 
+	// instances are the MIG instances that there were just before, and shown those that the last look found; by their folders.
+	instances, shown []string
+
 	events    nvml.EventSet // that GPUs which are met register with; nil when all were
 	eventless error         // why there is no such set
 
@@ -42,8 +45,10 @@ type scanner struct {
 }
 
 func newScanner(a *api, d *Driver, now inventory.Driver, bound []binding) *scanner {
+	instances := shownInstances(d.options.Root)
 	return &scanner{
 		api: a, driver: d, root: d.options.Root, devs: devFolders(d.options.DriverRoot), now: now, bound: bound, opened: time.Now(),
+		instances: instances, shown: instances,
 	}
 }
 
@@ -54,6 +59,21 @@ func (s *scanner) rebound() error {
 			inventory.ErrNewSession, len(s.bound), len(bound))
 	}
 	return nil
+}
+
+// redivided returns inventory.ErrNewSession if MIG instances were made or destroyed since the session was opened, and the driver does not
+// tell this process of instances: a session goes on giving the handles of MIG devices that are gone, and only a new one does not. Two
+// looks have to find the same instances: who divides a GPU makes one after the other.
+func (s *scanner) redivided() error {
+	if !slices.ContainsFunc(s.slots, func(sl *slot) bool { return sl.gpu.untold }) {
+		return nil
+	}
+	before := s.shown
+	s.shown = shownInstances(s.root)
+	if slices.Equal(s.shown, s.instances) || !slices.Equal(s.shown, before) {
+		return nil
+	}
+	return fmt.Errorf("%w: MIG instances were made or destroyed: %d before, %d now", inventory.ErrNewSession, len(s.instances), len(s.shown))
 }
 
 // count has a slot for each GPU that the driver counts.

@@ -127,8 +127,8 @@ func (s *Session) Unwatched() []inventory.LeftOut {
 // lost, but for its old handle: if it said so at once, each Scan asks by that.
 //
 // An error means that the node could not be looked at. It wraps inventory.ErrNoAnswer when a call about no GPU did not
-// return in time, inventory.ErrNewSession when GPUs were bound to the driver, or unbound, after Open, and
-// inventory.ErrDriverReplaced when another driver was installed since.
+// return in time, inventory.ErrNewSession when GPUs were bound to the driver, or unbound, after Open, or when MIG instances changed of
+// which the driver does not tell this process, and inventory.ErrDriverReplaced when another driver was installed since.
 func (s *Session) Scan(ctx context.Context) (_ inventory.Snapshot, err error) {
 	defer func() { err = wrap(err, "scan the node") }()
 	if err := s.enter(ctx); err != nil {
@@ -181,7 +181,9 @@ func (s *Session) count(ctx context.Context) error {
 	hangs := s.driver.pinned()
 	noAnswer := s.driver.calls.job(ctx, s.driver.node, nodePatience, func() {
 		if err = s.driver.replaced(); err == nil && !hangs { // else the session cannot be closed
-			err = s.scanner.rebound()
+			if err = s.scanner.rebound(); err == nil {
+				err = s.scanner.redivided()
+			}
 		}
 		if err == nil {
 			err = s.scanner.count()
