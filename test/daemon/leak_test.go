@@ -8,7 +8,9 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
+	told "github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
@@ -35,6 +37,40 @@ func TestFaultsLeaveNothingBehind(t *testing.T) {
 	if before, after := quiet.goroutines(), s.goroutines(); after > before+slack {
 		t.Errorf("%d goroutines, and without faults %d", after, before)
 	}
+}
+
+// TestThreadsOfCallsThatHang: calls about 15 of 16 GPUs do not return, in a library in C, where each keeps a thread. The process has a thread
+// for each of these GPUs and few more, each GPU is found to hang by itself, and the one that answers is given to pods.
+func TestThreadsOfCallsThatHang(t *testing.T) {
+	t.Parallel()
+	const gpus, slack = 16, 12
+	d, s := installed(t, gpus)
+	bounded := func(when string) {
+		t.Helper()
+		threads := s.threads()
+		t.Logf("%s: %d threads", when, threads)
+		if threads > gpus+slack {
+			t.Errorf("%s: %d threads with %d GPUs", when, threads, gpus)
+		}
+	}
+	bounded("all answer")
+	if err := os.WriteFile(d.hangs(), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.signal(s.Running(), syscall.SIGHUP)
+	s.eventually("a call about each GPU but one does not return", func() bool {
+		var now told.Status
+		return control.Call(t.Context(), s.ControlSocket(), "status", nil, &now) == nil && now.Hanging == gpus-1
+	})
+	bounded("calls hang")
+	s.shows(gpus, 1)
+	bounded("the GPUs are Unhealthy")
+	s.admit("work", 1)
+	if err := os.Remove(d.hangs()); err != nil {
+		t.Fatal(err)
+	}
+	s.shows(gpus, gpus)
+	bounded("all answer again")
 }
 
 // suffers has each kind of fault happen so many times, and waits until all of them are cured.

@@ -26,12 +26,12 @@ type driver struct {
 	root string
 }
 
-// installed returns a driver of the old version, and the node of a daemon that uses it.
-func installed(t *testing.T) (driver, *stage) {
+// installed returns a driver of the old version with so many GPUs, and the node of a daemon that uses it.
+func installed(t *testing.T, gpus int) (driver, *stage) {
 	t.Helper()
 	d := driver{t, t.TempDir()}
 	d.loadModule(oldVersion)
-	d.installLibrary(oldVersion, oldGPUs)
+	d.installLibrary(oldVersion, gpus)
 	n, err := node.Open(node.Setup{Daemon: binary, Args: []string{"--driver-root-ctr-path", d.root, "--fail-on-init-error=false"}})
 	if err != nil {
 		t.Fatal(err)
@@ -46,7 +46,7 @@ func installed(t *testing.T) (driver, *stage) {
 	})
 	s := &stage{n, t}
 	s.start()
-	s.shows(oldGPUs, oldGPUs)
+	s.shows(gpus, gpus)
 	return d, s
 }
 
@@ -57,6 +57,9 @@ func (d driver) loadModule(version string) {
 		d.t.Fatal(err)
 	}
 }
+
+// hangs is a file: while it is there, no call about a GPU other than the first returns.
+func (d driver) hangs() string { return filepath.Join(d.root, "hangs") }
 
 func (d driver) module() string { return filepath.Join(d.root, "module") }
 
@@ -69,7 +72,7 @@ func (d driver) installLibrary(version string, gpus int) {
 	}
 	name := "libnvidia-ml.so." + version
 	output, err := exec.CommandContext(d.t.Context(), "gcc", "-shared", "-fPIC", "-o", filepath.Join(folder, name),
-		fmt.Sprintf("-DVERSION=%q", version), fmt.Sprintf("-DGPUS=%d", gpus), fmt.Sprintf("-DMODULE=%q", d.module()),
+		fmt.Sprintf("-DVERSION=%q", version), fmt.Sprintf("-DGPUS=%d", gpus), fmt.Sprintf("-DMODULE=%q", d.module()), fmt.Sprintf("-DHANGS=%q", d.hangs()),
 		"../../internal/nvidia/testdata/r450.c").CombinedOutput()
 	if err != nil {
 		d.t.Fatalf("compile a library: %v\n%s", err, output)
@@ -105,7 +108,7 @@ func TestReexec(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			d, s := installed(t)
+			d, s := installed(t, oldGPUs)
 			s.connect()
 			mark, daemon := s.Mark(), s.Running()
 			replace(d)

@@ -3,7 +3,8 @@
 // NVSwitch; GPU 1 has MIG devices, which this driver names in the old way; GPU 2 has minor 7 and two NVLinks into the
 // switch. With -DLOST=N, GPU N answers "lost" to everything. With -DFABRIC=V, it has functions of newer drivers too,
 // and of the fabric's state it knows version V, and answers REFUSES to others; and it lacks what NVIDIA is about to remove. With -DVERSION="V" it says
-// that it is of version V, with -DGPUS=N it has the first N GPUs only, and with -DMODULE="F" it works only while the file F,
+// that it is of version V, with -DGPUS=N it has the first N GPUs only, or up to 16, with -DHANGS="F" calls about all but GPU 0 do not return
+// while there is a file F, and with -DMODULE="F" it works only while the file F,
 // which stands for the kernel module, has its version. With -DBINDINGS it has R575's system events: each set has three, which
 // are given two and one.
 
@@ -30,15 +31,20 @@ enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, 
 #endif
 
 struct device { int gpu, gi, ci; };
-static struct device gpus[3] = {{0, -1, -1}, {1, -1, -1}, {2, -1, -1}};
+enum { MOST = 16 };
+#define GPU(n) {n, -1, -1}
+static struct device gpus[MOST] = {GPU(0), GPU(1), GPU(2), GPU(3), GPU(4), GPU(5), GPU(6), GPU(7), GPU(8), GPU(9), GPU(10), GPU(11),
+                                   GPU(12), GPU(13), GPU(14), GPU(15)};
 static struct device migs[2] = {{1, 1, 0}, {1, 2, 0}};
-static const char *uuids[3] = {
-	"GPU-00000000-0000-0000-0000-000000000000",
-	"GPU-11111111-1111-1111-1111-111111111111",
-	"GPU-22222222-2222-2222-2222-222222222222",
-};
-static const unsigned buses[3] = {0x07, 0x0f, 0x47};
-static const unsigned minors[3] = {0, 1, 7};
+// Of a GPU's UUID, all digits are its number.
+static const char *uuid(int gpu, char to[48]) {
+	strcpy(to, "GPU-________-____-____-____-____________");
+	for (char *c = to; *c; c++)
+		if (*c == '_') *c = "0123456789abcdef"[gpu];
+	return to;
+}
+static const unsigned buses[MOST] = {0x07, 0x0f, 0x47, 0x83, 0x84, 0x85, 0x86, 0x87, 0x88, 0x89, 0x8a, 0x8b, 0x8c, 0x8d, 0x8e, 0x8f};
+static const unsigned minors[MOST] = {0, 1, 7, 3, 4, 5, 6, 2, 8, 9, 10, 11, 12, 13, 14, 15};
 static int event_given, cleared;
 
 typedef struct {
@@ -61,7 +67,12 @@ typedef struct { unsigned id, slices, instances, sms, copies, decoders, encoders
 typedef struct { unsigned id, scope; long long at, took; unsigned type, ret; unsigned long long value; } field_t;
 typedef struct { struct device *device; unsigned long long type, data; unsigned gi, ci; } event_t;
 
-#define ASK(d) do { if ((d)->gpu == LOST) return GPU_IS_LOST; } while (0)
+#ifdef HANGS
+#define WAIT(d) while ((d)->gpu > 0 && !access(HANGS, F_OK)) usleep(10000)
+#else
+#define WAIT(d) (void)0
+#endif
+#define ASK(d) do { WAIT(d); if ((d)->gpu == LOST) return GPU_IS_LOST; } while (0)
 
 // Whether the kernel module is of the library's version.
 static ret_t fits(void) {
@@ -91,8 +102,9 @@ ret_t nvmlDeviceGetHandleByIndex_v2(unsigned i, struct device **d) {
 }
 ret_t nvmlDeviceGetUUID(struct device *d, char *s, unsigned n) {
 	ASK(d);
-	if (d->gi < 0) snprintf(s, n, "%s", uuids[d->gpu]);
-	else snprintf(s, n, "MIG-%s/%d/%d", uuids[d->gpu], d->gi, d->ci);
+	char gpu[48];
+	if (d->gi < 0) snprintf(s, n, "%s", uuid(d->gpu, gpu));
+	else snprintf(s, n, "MIG-%s/%d/%d", uuid(d->gpu, gpu), d->gi, d->ci);
 	return SUCCESS;
 }
 ret_t nvmlDeviceGetName(struct device *d, char *s, unsigned n) {
@@ -165,7 +177,7 @@ ret_t nvmlGpuInstanceGetComputeInstanceProfileInfo(struct device *gi, unsigned n
 
 // The remote end of a link: the bus of a GPU, 0xc4 for the switch, 0 for none.
 static unsigned remote(int gpu, unsigned link) {
-	static const unsigned ends[3][12] = {
+	static const unsigned ends[MOST][12] = {
 		{0x0f, 0x0f, 0x0f, 0x0f, 0xc4, 0xc4},
 		{0x07, 0x07, 0x07, 0x07},
 		{0xc4, 0xc4},
@@ -271,7 +283,7 @@ ret_t nvmlDeviceGetGpuFabricInfoV(struct device *d, fabric_t *f) {
 	ASK(d);
 	if (f->version >> 24 != FABRIC) return REFUSES;
 	f->status = 0, f->state = 3, f->clique = 7;
-	static const unsigned masks[3] = {
+	static const unsigned masks[MOST] = {
 		2 << 0 | 1 << 4 | 1 << 8,                   // routes are unhealthy
 		// less bandwidth, in no partition, the manager of the fabric is not connected
 		1 << 0 | 2 << 2 | 2 << 4 | 2 << 6 | 4 << 8 | 1 << 12 | 2 << 14,
