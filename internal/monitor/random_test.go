@@ -108,17 +108,6 @@ type silence struct {
 // of reports whether a GPU must not be given to work because it does not answer, or nobody does.
 func (s silence) of(gpu int) bool { return s.unloaded || s.hanging[gpu] && !s.shielded[gpu] }
 
-// excuses reports whether a GPU may not be asked: calls about three others hang.
-func (s silence) excuses(gpu int) bool {
-	others := 0
-	for i, hangs := range s.hanging {
-		if hangs && i != gpu {
-			others++
-		}
-	}
-	return others >= 3
-}
-
 func newStory(t *testing.T, r *rand.Rand, p simulator.Profile, driver string) *story {
 	t.Helper()
 	p.Driver, p.GPUs = driver, p.GPUs[:storyGPUs]
@@ -276,7 +265,6 @@ func (s *story) check() {
 		bad := s.bad[i]
 		switch {
 		case bad.IsZero() && !s.silent.of(i):
-		case h.Allocatable() && s.silent.excuses(i):
 		case h.Allocatable() && now.Sub(bad) > inTime && now.Sub(s.changed) > inTime:
 			s.fail("GPU %d is given to work, bad since %v, silence is %+v since %v: %+v", i, bad, s.silent, s.changed, h)
 		case !bad.IsZero() && h.State == healthy && h.Since.Sub(bad) > underWay:
