@@ -101,6 +101,7 @@ func printStatus(w io.Writer, s status.Status, v view) {
 		{"holder", holderSentences(s)},
 		{"owner", ownerSentences(s.DRA)}, {"claim", claimSentences(s.DRA, v)},
 		{"held", status.Held(listedHolds(s.Holds))}, {"no longer offered", departing(s.Resources)}, {"warning", s.Warnings}, {"MPS", s.MPS},
+		{"metrics", s.MetricsAbsent},
 	} {
 		for _, sentence := range kind.sentences {
 			if rest == "" {

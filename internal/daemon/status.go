@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
@@ -42,6 +43,7 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 	if err := d.metricsProblem.Value(); err != nil {
 		s.MetricsError = err.Error()
 	}
+	s.MetricsAbsent = absent(seen.Snapshot, d.monitor.Samples().Value())
 	if err := d.labelsProblem.Value(); err != nil {
 		s.LabelsError = err.Error()
 	}
@@ -65,6 +67,21 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 	}
 	s.Summary = status.Summarize(s)
 	return s, nil
+}
+
+// absent returns which metrics of GPUs the driver does not let this process have, a sentence for each reason.
+func absent(s inventory.Snapshot, samples []inventory.Sample) []string {
+	refused := map[string][]string{}
+	for _, sample := range samples {
+		if g, known := s.GPU(sample.UUID); known && sample.Refused != "" {
+			refused[sample.Refused] = append(refused[sample.Refused], strconv.Itoa(g.Index))
+		}
+	}
+	var sentences []string
+	for _, reason := range slices.Sorted(maps.Keys(refused)) {
+		sentences = append(sentences, "DCGM_FI_PROF_* are absent for "+status.GPUList(refused[reason])+": "+reason)
+	}
+	return sentences
 }
 
 // shownLead returns the part of the status about the lead.

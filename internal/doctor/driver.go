@@ -327,7 +327,7 @@ func persistence(f *NodeFacts, r *findings) {
 	const service = "systemctl enable --now nvidia-persistenced"
 	switch {
 	case len(off) > 0:
-		r.warn("Persistence mode is off on "+gpuList(off)+": the driver forgets clocks, power limits and error counts when nobody uses "+
+		r.warn("Persistence mode is off on "+status.GPUList(off)+": the driver forgets clocks, power limits and error counts when nobody uses "+
 			"a GPU, and no new NVML session is opened to find a GPU that came back", []string{"status: persistenceMode: false"},
 			service, "nvidia-smi -pm 1")
 	case told > 0:
@@ -359,7 +359,7 @@ func fabricManager(f *NodeFacts, r *findings) {
 	}
 	switch {
 	case len(waiting) > 0:
-		r.fail("The NVSwitch fabric is not ready for "+gpuList(waiting)+": Fabric Manager does not run, or has not registered them",
+		r.fail("The NVSwitch fabric is not ready for "+status.GPUList(waiting)+": Fabric Manager does not run, or has not registered them",
 			[]string{"status: cure: fabric"}, service, log)
 	case registered > 0:
 		r.ok("The GPUs are registered with the NVSwitch fabric", "status: fabric: completed")
@@ -375,13 +375,6 @@ func fabricManager(f *NodeFacts, r *findings) {
 		r.fail("The node has NVSwitches and Fabric Manager does not run: CUDA cannot be initialized",
 			[]string{status.Count(len(f.NVSwitches.Value), "NVSwitch") + " on the PCI bus", "no process nv-fabricmanager"}, service, log)
 	}
-}
-
-func gpuList(indices []string) string {
-	if len(indices) == 1 {
-		return "GPU " + indices[0]
-	}
-	return "GPUs " + strings.Join(indices, ", ")
 }
 
 func orNone(text string) string {

@@ -258,6 +258,10 @@ func daemon(f *NodeFacts, r *findings) {
 			r.warn(line, nil, "gpu-device-plugin status")
 		}
 	}
+	for _, line := range s.MetricsAbsent {
+		r.info(line, []string{"status: metricsAbsent"},
+			"hostDev: true in the chart's values, or kubectl apply -k deployments/host-dev   # the container is privileged then")
+	}
 	if !r.found() {
 		resources, gpus := status.Count(len(s.Resources), "resource"), status.Count(len(s.GPUs), "GPU")
 		r.ok(fmt.Sprintf("The daemon serves %s of %s", resources, gpus), "version "+s.Version)

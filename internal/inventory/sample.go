@@ -16,6 +16,8 @@ type Sample struct {
 	LastXID uint64
 	// Values are those of the whole GPU. What is measured for each GPU instance is not here while MIG mode is on.
 	Values Measures
+	// Refused is why the driver lets this process have no value of GPU performance monitoring; empty where it lets it, or the GPU has none.
+	Refused string
 	// Instances are the GPU instances by ascending GI; empty unless MIG mode is on.
 	Instances []InstanceSample
 }

@@ -146,6 +146,24 @@ func TestPerformanceMonitoringThatIsNotSupported(t *testing.T) {
 	compare(t, "samples", 0, r.node.Stats().GPMSamples)
 }
 
+// TestPerformanceMonitoringThatIsRefused: the sample says why it has no values, of a GPU and of one in MIG mode, and has all others.
+func TestPerformanceMonitoringThatIsRefused(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "a100-mig-mixed")
+	compare(t, "refused by nobody", "", r.measure(0, false).Refused)
+	for gpu, call := range map[int]string{0: "GpmSampleGet", 3: "GpmMigSampleGet"} {
+		r := newRig(t, "dgx-h100", simulator.Fault{Kind: simulator.KindMIG, GPU: "3", Profiles: []string{"3g.40gb"}},
+			simulator.Fault{Kind: simulator.KindFail, Call: call, Return: "NO_PERMISSION"})
+		sample := r.measure(gpu, false)
+		if !strings.Contains(sample.Refused, "add the capability SYS_ADMIN to this container (nvml"+call+": ") {
+			t.Errorf("%s: %q", call, sample.Refused)
+		}
+		if _, known := sample.Values.Get(inventory.Temperature); !known {
+			t.Errorf("%s: no temperature", call)
+		}
+	}
+}
+
 // A meteredDevice answers some questions of samples.
 type meteredDevice struct {
 	nvml.Device

@@ -265,7 +265,7 @@ func (m *measurement) next() {
 	m.step++
 	switch {
 	case step == 0 && g.seen.MIG != inventory.MIGEnabled:
-		m.results.extra("nvmlGpmSampleGet", m.gpm.measure(g.device, wholeGPU, g.seen.UUID, &into.Values))
+		m.monitored("nvmlGpmSampleGet", m.gpm.measure(g.device, wholeGPU, g.seen.UUID, &into.Values))
 	case step == 0:
 	case step <= len(sampleQueries):
 		if q := sampleQueries[step-1]; q.asked(g, &into.Values, m.blocking) {
@@ -277,27 +277,35 @@ func (m *measurement) next() {
 		if there {
 			return // another MIG device of the same GPU instance was asked
 		}
-		if i, ok := measureInstance(g, d, m.gpm, &m.results); ok {
+		if i, ok := m.instance(d); ok {
 			into.Instances = slices.Insert(into.Instances, at, i)
 		}
 	}
 }
 
-// measureInstance asks the GPU instance of a MIG device, by the handle that the MIG device has now: handles are used again for others.
-func measureInstance(g *gpu, m inventory.MIGDevice, p *gpm, a *callResults) (inventory.InstanceSample, bool) {
-	d, ret := g.device.GetMigDeviceHandleByIndex(m.Index)
+// monitored notes how performance monitoring answered.
+func (m *measurement) monitored(call string, ret nvml.Return) {
+	if m.results.extra(call, ret); ret == nvml.ERROR_NO_PERMISSION {
+		m.sample.Refused = unprivileged(failure(call, ret)).Error()
+	}
+}
+
+// instance asks the GPU instance of a MIG device, by the handle that the MIG device has now: handles are used again for others.
+func (m *measurement) instance(of inventory.MIGDevice) (inventory.InstanceSample, bool) {
+	a := &m.results
+	d, ret := m.gpu.device.GetMigDeviceHandleByIndex(of.Index)
 	if !a.extra("nvmlDeviceGetMigDeviceHandleByIndex", ret) {
 		return inventory.InstanceSample{}, false
 	}
 	uuid, ret := d.GetUUID()
-	if a.extra("nvmlDeviceGetUUID", ret); uuid != m.UUID {
+	if a.extra("nvmlDeviceGetUUID", ret); uuid != of.UUID {
 		return inventory.InstanceSample{}, false // since the last scan another one got the index
 	}
-	i := inventory.InstanceSample{GI: m.GI, Profile: m.Profile}
-	if _, rest, ok := strings.Cut(m.Profile, "c."); ok {
+	i := inventory.InstanceSample{GI: of.GI, Profile: of.Profile}
+	if _, rest, ok := strings.Cut(of.Profile, "c."); ok {
 		i.Profile = rest
 	}
-	a.extra("nvmlGpmMigSampleGet", p.measure(g.device, m.GI, m.UUID, &i.Values))
+	m.monitored("nvmlGpmMigSampleGet", m.gpm.measure(m.gpu.device, of.GI, of.UUID, &i.Values))
 	for _, q := range sampleQueries {
 		if q.Instances && !a.gone() {
 			a.extra(q.Function, q.ask(d, &i.Values))

@@ -47,6 +47,8 @@ type Status struct {
 	ConfigLoaded time.Time `json:"configLoaded,omitzero"`
 	// MetricsError is why metrics are not served although they are to be; empty if there is no reason.
 	MetricsError string `json:"metricsError,omitempty"`
+	// MetricsAbsent are sentences: which metrics of GPUs the driver does not let the daemon have, and why.
+	MetricsAbsent []string `json:"metricsAbsent,omitempty"`
 	// APIServerError is why the API server does not tell of the node; empty if it does, or is not asked. kubelet is served as before.
 	APIServerError string `json:"apiServerError,omitempty"`
 	// LabelsError is why the labels of the node are not as the daemon wants them; empty if there is no reason.

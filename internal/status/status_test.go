@@ -23,7 +23,7 @@ func TestJSON(t *testing.T) {
 		Version: "v1", Simulated: "t4", Driver: "580", CUDA: "13.0", Generation: 3, Looked: at, Stale: "no answer", Node: "all", Hanging: 1,
 		Calls: []status.Call{{GPU: &one, Function: "f", Since: at}}, Quiet: true, Quiesced: &status.Quiesced{Since: at, Allocate: true},
 		Readiness:  status.Readiness{Ready: true, Reason: "why", Since: at},
-		ConfigFile: "f", ConfigGeneration: 2, ConfigError: "bad", ConfigLoaded: at, MetricsError: "in use", APIServerError: "away",
+		ConfigFile: "f", ConfigGeneration: 2, ConfigError: "bad", ConfigLoaded: at, MetricsError: "in use", MetricsAbsent: []string{"a"}, APIServerError: "away",
 		Reexecutions: 1, Kubelets: 2,
 		GPUs: []status.Device{{
 			Index: "0", UUID: "GPU-0", Model: "T4", PCI: "0000:1b:00.0", Minor: &one, State: "Unhealthy", Since: at, Reason: "r", Cure: "reset", XID: 79,
@@ -76,6 +76,9 @@ func TestJSON(t *testing.T) {
  "configError": "bad",
  "configLoaded": "2026-11-22T00:02:03Z",
  "metricsError": "in use",
+ "metricsAbsent": [
+  "a"
+ ],
  "apiServerError": "away",
  "reexecutions": 1,
  "kubelets": 2,

@@ -213,6 +213,14 @@ func gpus(all []Device) string {
 	return text + " Healthy"
 }
 
+// GPUList returns GPUs by their indices as text: "GPU 0", "GPUs 0, 3".
+func GPUList(indices []string) string {
+	if len(indices) == 1 {
+		return "GPU " + indices[0]
+	}
+	return "GPUs " + strings.Join(indices, ", ")
+}
+
 // Count returns a number of things as text: "1 GPU", "2 GPUs", "2 NVSwitches".
 func Count(n int, what string) string {
 	switch {

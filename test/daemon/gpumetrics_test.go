@@ -67,6 +67,25 @@ func (s *stage) admitOf(pod, resource string, count int) []string {
 	return got.IDs
 }
 
+// TestGPUMetricsThatTheDriverRefuses: the other metrics are served, and status says which are absent and why.
+func TestGPUMetricsThatTheDriverRefuses(t *testing.T) {
+	t.Parallel()
+	s := open(t, node.Setup{})
+	refuses := simulator.Fault{Kind: simulator.KindFail, GPU: "2", Call: "GpmSampleGet", Return: "NO_PERMISSION"}
+	other := refuses
+	other.GPU = "5"
+	s.broken(refuses, other)
+	at := metricsAddress(t)
+	s.Args = append(s.Args, "--metrics-address", at, "--gpu-metrics-interval=1s")
+	s.start()
+	s.hasSeries(at, 8, temperature)
+	s.hasSeries(at, 6, "DCGM_FI_PROF_SM_ACTIVE")
+	const want = "DCGM_FI_PROF_* are absent for GPUs 2, 5: no permission: add the capability SYS_ADMIN to this container"
+	s.says("two GPUs have no performance monitoring", func(now status) bool {
+		return len(now.MetricsAbsent) == 1 && strings.HasPrefix(now.MetricsAbsent[0], want)
+	})
+}
+
 const temperature = "DCGM_FI_DEV_GPU_TEMP"
 
 // TestGPUMetrics: values are measured again and again, pods are in the labels while they run, and so is the node's name.
