@@ -253,18 +253,21 @@ func daemon(f *NodeFacts, r *findings) {
 			r.warn(served.Name+": "+served.Problem, []string{"server: " + served.Server}, "journalctl -u kubelet -n 50 | grep -i device")
 		}
 	}
-	for _, lines := range [][]string{s.LeftOut, s.Unwatched, s.Warnings} {
-		for _, line := range lines {
-			r.warn(line, nil, "gpu-device-plugin status")
-		}
+	lacking(s, r)
+	if !r.found() {
+		resources, gpus := status.Count(len(s.Resources), "resource"), status.Count(len(s.GPUs), "GPU")
+		r.ok(fmt.Sprintf("The daemon serves %s of %s", resources, gpus), "version "+s.Version)
+	}
+}
+
+// lacking has what the daemon says that it cannot offer, see or measure.
+func lacking(s status.Status, r *findings) {
+	for _, line := range slices.Concat(s.LeftOut, s.Unwatched, s.Warnings) {
+		r.warn(line, nil, "gpu-device-plugin status")
 	}
 	for _, line := range s.MetricsAbsent {
 		r.info(line, []string{"status: metricsAbsent"},
 			"hostDev: true in the chart's values, or kubectl apply -k deployments/host-dev   # the container is privileged then")
-	}
-	if !r.found() {
-		resources, gpus := status.Count(len(s.Resources), "resource"), status.Count(len(s.GPUs), "GPU")
-		r.ok(fmt.Sprintf("The daemon serves %s of %s", resources, gpus), "version "+s.Version)
 	}
 }
 
