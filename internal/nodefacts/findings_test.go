@@ -416,13 +416,6 @@ var daemonRows = []row{
 		check: "daemon", severity: doctor.Warning, says: "NVML is released",
 	},
 	{
-		name: "metrics that the driver refuses",
-		status: func(s *status.Status) {
-			s.MetricsAbsent = []string{"DCGM_FI_PROF_* are absent for GPU 0: no permission"}
-		},
-		check: "daemon", severity: doctor.Info, says: "absent for GPU 0: no permission", remedy: "deployments/host-dev",
-	},
-	{
 		name: "hangs", status: func(s *status.Status) {
 			s.Calls = []status.Call{{GPU: new(int), Function: "nvmlDeviceGetUUID", Since: time.Unix(1e9, 0)}}
 		},

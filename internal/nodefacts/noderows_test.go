@@ -213,6 +213,13 @@ const (
 )
 
 var nodeRows = []row{
+	{
+		name: "metrics that the driver refuses",
+		status: func(s *status.Status) {
+			s.MetricsAbsent = []string{"DCGM_FI_PROF_* are absent for GPU 0: no permission"}
+		},
+		check: "daemon", severity: doctor.Info, says: "absent for GPU 0: no permission", remedy: "deployments/host-dev",
+	},
 	{name: "read", check: "kernel-log", severity: doctor.OK, says: "read from the kernel's log"},
 	{
 		name: "not read", facts: func(f *doctor.NodeFacts) { f.Settings.KernelLog = false },
