@@ -170,7 +170,7 @@ mig-wishes: ## Play random sequences of MIG layouts with pods, faults and kills 
 	$(GO) test ./internal/mig -count=1 -run TestRandomWishes -timeout 1h -sequences $(MIGWISHES) -seed $(SEED)
 
 .PHONY: nightly
-nightly: faults soak mig-wishes ## What takes too long for every change: the fault matrix, soak, long stories, older kubelets, kubelet's five minutes (2 hours)
+nightly: faults soak mig-wishes ptx ## What takes too long for every change: the fault matrix, soak, long stories, older kubelets, kubelet's five minutes (2 hours)
 	$(GO) test -race ./internal/monitor -count=1 -run TestRandomFaults -timeout 1h -stories 50
 	$(GO) test -race ./internal/plugin -count=1 -run TestDaemonsWithDifferentLists -timeout 1h -rollouts 5
 	$(GO) test ./test/daemon -count=1 -run 'TestOneDecides|TestBesideAnEarlierVersion' -timeout 1h -stopped 5m -former 70e08be
@@ -186,6 +186,11 @@ e2e-node: ## Run the stories on real single-node clusters (root; E2E_FLAGS='--ku
 real: ## Hold the program to NVIDIA's own parts, from Debian's archive: NVML of each branch and a whole driver root (root, Debian)
 	@parts=$$(test/real/parts) || { [ $$? = 3 ] && echo 'real: LEFT OUT: NVIDIA'"'"'s parts cannot be had here'; exit; }; \
 	 $(GO) test ./test/real -count=1 -timeout 10m -parts "$$parts"
+
+.PHONY: ptx
+ptx: ## Have the PTX assemblers of CUDA's toolkits in Debian's archive compile the kernel of validate for each architecture (Debian)
+	@suites=$$(test/real/ptxas) || { [ $$? = 3 ] && echo 'ptx: LEFT OUT: CUDA'"'"'s toolkits cannot be had here'; exit; }; \
+	 $(GO) test ./test/real -count=1 -v -run '^TestKernel' -ptxas "$$suites"
 
 .PHONY: e2e-devicemanager
 e2e-devicemanager: ## Hold the stand-in kubelet against kubelet's own device manager of 1.36 and 1.37 (root)

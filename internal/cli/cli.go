@@ -60,7 +60,7 @@ func (p Program) newRootCommand() *cobra.Command {
 		newAliveCommand(), newCheckContainerCommand(),
 		newDoctorCommand(), p.newConfigCommand(), newHealthCommand(), newQuiesceCommand(), newResumeCommand(), p.newMPSCommand(),
 		p.newDiscoveryCommand(),
-		newMIGCommand(), newSetMIGModeCommand(), newClaimCommand(),
+		newMIGCommand(), newSetMIGModeCommand(), newClaimCommand(), newValidateCommand(), newProveCommand(),
 	)
 	if p.Cluster != nil {
 		root.AddCommand(p.Cluster.Commands()...)

@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cuda"
 )
 
 // In the environment of the test's own program, stuck has it be a daemon that never ends, and program the device plugin.
@@ -21,7 +23,7 @@ const (
 
 func TestMain(m *testing.M) {
 	switch {
-	case os.Getenv(program) != "":
+	case os.Getenv(program) != "", len(os.Args) > 1 && os.Args[1] == cuda.Command:
 		os.Exit(DevicePlugin().Main())
 	case os.Getenv(stuck) == "":
 		os.Exit(m.Run())

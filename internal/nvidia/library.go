@@ -2,12 +2,10 @@ package nvidia
 
 import (
 	"cmp"
-	"debug/elf"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/dl"
@@ -17,40 +15,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
-// locate returns the path of NVML's library below driverRoot, the folder of this container at which the root of the driver's
-// installation is mounted. All symbolic links are resolved inside that root. It is "" if there is no library for this machine: the
-// loader may still find one.
-func locate(driverRoot string) string {
-	for _, folder := range driverroot.LibraryFolders() {
-		path, err := resolveIn(driverRoot, filepath.Join(folder, driverroot.NVML))
-		if err == nil && loadable(path) {
-			return path
-		}
-	}
-	return ""
-}
-
-// resolveIn returns the path of this process to a file below a driver root; an empty root is "/".
-func resolveIn(root, name string) (string, error) {
-	root = cmp.Or(root, "/")
-	resolved, _, err := driverroot.Resolve(os.DirFS(root), name)
-	return filepath.Join(root, resolved), err
-}
-
-// loadable reports whether the file is a library for the machine this program was built for. Images committed from a
-// running GPU container have empty files in place of the driver's.
-func loadable(path string) bool {
-	if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() { // to open a pipe may take for ever
-		return false
-	}
-	f, err := elf.Open(path)
-	if err != nil {
-		return false
-	}
-	defer func() { _ = f.Close() }() // it was only read
-	machine := map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}[runtime.GOARCH]
-	return f.Type == elf.ET_DYN && f.Machine == machine
-}
+// locate returns the path of NVML's library below a driver root; empty if there is none for this machine: the loader may still find one.
+func locate(driverRoot string) string { return driverroot.Locate(driverRoot, driverroot.NVML) }
 
 // A library is a library of the driver that was or can be loaded.
 type library struct {

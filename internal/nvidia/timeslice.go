@@ -12,6 +12,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/driverroot"
 )
 
 // smiTimeout is how long nvidia-smi may take. It takes a second without the persistence daemon.
@@ -79,7 +81,7 @@ func AwaitProgram(ctx context.Context, patience time.Duration, run func() error)
 func setTimeSlice(ctx context.Context, driverRoot, uuid string, interval int) error {
 	program := "nvidia-smi"
 	for _, folder := range []string{"usr/bin", "bin", "usr/local/nvidia/bin", "opt/bin"} {
-		if found, err := resolveIn(driverRoot, path.Join(folder, program)); err == nil {
+		if found, err := driverroot.ResolveIn(driverRoot, path.Join(folder, program)); err == nil {
 			program = found
 			break
 		}

@@ -1,0 +1,99 @@
+// Package cuda has a stand-in for the driver's libcuda, which fails as a test wants it.
+package cuda
+
+import (
+	_ "embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+//go:embed testdata/libcuda.c
+var source string
+
+// A Library is a stand-in that is installed below a driver root.
+type Library struct {
+	folder string
+	faults []string
+}
+
+// Install compiles the stand-in into a driver root. Flags are for the compiler: -DOLD for a driver before CUDA 11.4, -DLACKS for a
+// library without cuCtxSynchronize.
+func Install(t testing.TB, root string, flags ...string) *Library {
+	t.Helper()
+	l := &Library{folder: filepath.Join(root, "usr", "lib64")}
+	if err := os.MkdirAll(l.folder, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	flags = append(flags, "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-O1", "-Wl,-soname,libcuda.so.1",
+		"-o", filepath.Join(l.folder, "libcuda.so.1"), "-xc", "-")
+	c := exec.CommandContext(t.Context(), "gcc", flags...)
+	c.Stdin = strings.NewReader(source)
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("this test needs gcc and the C library's headers to compile a library: install them (%v)\n%s", err, out)
+	}
+	return l
+}
+
+// Fail has a function fail for a device, by UUID: by an error of CUDA, or "wrong", "hang", "crash" or "leak".
+func (l *Library) Fail(t testing.TB, uuid, function, action string) {
+	t.Helper()
+	l.faults = append(l.faults, uuid+" "+function+" "+action+"\n")
+	l.write(t)
+}
+
+// Cure has nothing fail any more.
+func (l *Library) Cure(t testing.TB) {
+	t.Helper()
+	l.faults = nil
+	l.write(t)
+}
+
+// write replaces the file at once, because processes may read it.
+func (l *Library) write(t testing.TB) {
+	t.Helper()
+	path := filepath.Join(l.folder, "faults")
+	if err := errors.Join(os.WriteFile(path+".new", []byte(strings.Join(l.faults, "")), 0o600), os.Rename(path+".new", path)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A Call is a call of a function, about a device, by a process.
+type Call struct {
+	UUID, Function string
+	PID            int
+}
+
+// Calls returns all calls so far.
+func (l *Library) Calls(t testing.TB) []Call {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(l.folder, "calls"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
+	var calls []Call
+	for line := range strings.Lines(string(text)) {
+		var c Call
+		if _, err := fmt.Sscan(line, &c.UUID, &c.Function, &c.PID); err == nil {
+			calls = append(calls, c)
+		}
+	}
+	return calls
+}
+
+// Count returns how often a function was called for a device.
+func (l *Library) Count(t testing.TB, uuid, function string) int {
+	t.Helper()
+	n := 0
+	for _, c := range l.Calls(t) {
+		if c.UUID == uuid && c.Function == function {
+			n++
+		}
+	}
+	return n
+}
