@@ -21,7 +21,7 @@ import (
 )
 
 // The CDI names that containers with a ResourceClaim are given, and the file of a claim, are those of NVIDIA's driver: a claim that it
-// prepared has one file, whoever wrote it last.
+// prepared has one file.
 const (
 	claimVendor = "k8s.gpu.nvidia.com"
 	claimClass  = "claim"
@@ -189,7 +189,7 @@ func ClaimDevice(uid, device string) string {
 	return claimVendor + "/" + claimClass + "=" + uid + "-" + device
 }
 
-// WriteClaim replaces the spec file of a claim. It does not wait for the disk: who knows of the claim can write it again.
+// WriteClaim replaces the spec file of a claim. It does not wait for the disk: the file can be written again from the record of the claim.
 func WriteClaim(dir, uid string, content []byte) error {
 	err := files.Replace(ClaimFile(dir, uid), content, readableByAll)
 	if errors.Is(err, os.ErrNotExist) {

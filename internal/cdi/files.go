@@ -115,7 +115,7 @@ type hook struct {
 // hookPaths are where the toolkit's packages put it.
 var hookPaths = []string{"/usr/bin/nvidia-cdi-hook", "/usr/bin/nvidia-ctk"}
 
-// hook returns the hook to be used: the one that is configured, or else one that the host is seen to have.
+// hook returns the hook that is configured, or else a hook that is found on the host.
 func (w Wanted) hook(root fs.FS, programs *programs) hook {
 	h := hook{path: w.Options.HookPath, disabled: w.Options.DisabledHooks}
 	if h.path == "" && w.Options.DriverRoot == "/" {

@@ -72,8 +72,8 @@ type found struct {
 	programs programs
 }
 
-// find looks for the driver's files. If they cannot be read, or are not there, although NVML goes on answering with the same version,
-// the ones that were found before are taken to be there still: a mount that is away for a moment withdraws no device.
+// find looks for the driver's files. If they cannot be read, or are not there, although NVML goes on answering with the same version, those
+// that were found before count as present: a mount that is away for a moment withdraws no device.
 func (w Wanted) find(root fs.FS, before *found) error {
 	version := w.Snapshot.Driver.Version
 	view, err := w.driverView(root)
@@ -140,7 +140,7 @@ func (w Wanted) gpuSpec(root fs.FS, driver *found) (*specs.Spec, error) {
 		common.Env = append(common.Env, voidVariable)
 	}
 	nodes := w.Snapshot.Control & edits.AlwaysNodes
-	if w.Snapshot.Majors.UVM > 0 { // the module is loaded; whoever computes first makes its nodes
+	if w.Snapshot.Majors.UVM > 0 { // the module is loaded; the first process that computes makes its nodes
 		nodes |= inventory.NodeUVM | inventory.NodeUVMTools
 	}
 	var control []string

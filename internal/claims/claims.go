@@ -1,8 +1,8 @@
 // Package claims prepares the devices of ResourceClaims for containers: it decides whether a claim may have its devices now, keeps one
 // record a claim on disk, and writes the CDI spec that kubelet names to the runtime.
 //
-// It knows neither gRPC nor the API server: who calls Prepare has read the claim. Of the processes of this program on a node, the one that
-// leads has the claims. It has their records in memory, and on disk for the next one. See record.go for the rules.
+// It knows neither gRPC nor the API server: Prepare gets a function that reads the claim. Of the processes of this program on a node, the
+// one that leads has the claims. It has their records in memory, and on disk for the next one. See record.go for the rules.
 package claims
 
 import (
@@ -42,8 +42,9 @@ type Options struct {
 	// LookUp returns a claim as the API server has it, and whether it has one of that name; nil where it is not asked: then no claim counts as
 	// leaked.
 	LookUp func(ctx context.Context, namespace, name string) (claim dra.Claim, found bool, err error)
-	// Inspect returns why devices must not be used now, of which it is told the UUID and the way of sharing, as before the start of a
-	// container that has them by the device plugin; nil for no such checks. The error wraps inventory.ErrInUse where that passes by itself.
+	// Inspect makes the checks that precede the start of a container with devices of the device plugin. It returns why the devices must not
+	// be used now. The error wraps inventory.ErrInUse if the reason passes by itself. Of the devices, UUID and Sharing are set. Without the
+	// function there are no checks.
 	Inspect func(context.Context, []resource.Device) error
 	// PodRuns reports whether a pod has a process still, by its UID; false where that cannot be seen. Nil where it is never seen.
 	PodRuns func(uid string) bool
@@ -72,7 +73,7 @@ type Options struct {
 	Root fs.FS
 	// Metrics may be nil.
 	Metrics Metrics
-	// Clock is what is waited by; nil is the real one.
+	// Clock is the clock to wait by; nil means the real one.
 	Clock clock.Clock
 }
 
@@ -241,7 +242,7 @@ type Holder struct {
 	UID, Namespace, Name string
 	// Device is the UUID of the GPU or MIG device.
 	Device string
-	// Admin says that the claim has the device beside whoever has it otherwise.
+	// Admin says that the claim has adminAccess: others can have the device at the same time.
 	Admin bool
 }
 

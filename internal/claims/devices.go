@@ -9,8 +9,7 @@ import (
 )
 
 // Identify returns devices that containers hold with the UUID of the GPU or MIG device as the ID of those that they hold by a claim.
-// Those of other drivers, of claims that are not prepared, and those that are held with adminAccess, beside whoever has them otherwise,
-// are left out.
+// Devices of other drivers, of claims that are not prepared, and devices that are held with adminAccess are left out.
 func Identify(devices []kubelet.ContainerDevice, prepared []ClaimStatus) []kubelet.ContainerDevice {
 	uuids := map[kubelet.ClaimResource]string{}
 	for _, c := range prepared {

@@ -31,7 +31,7 @@ import (
 // A Divider divides GPUs. All methods return by the end of ctx.
 type Divider interface {
 	mig.Driver
-	// Look returns what is found by a look that begins now.
+	// Look has the monitor look now, and returns the Snapshot of that look.
 	Look(ctx context.Context) (inventory.Snapshot, error)
 }
 

@@ -154,7 +154,7 @@ func (c *Claims) wait(ctx context.Context, try func() error) error {
 	}
 }
 
-// prepared is what kubelet is told of a claim that is prepared.
+// prepared is the answer to kubelet for a claim that is prepared.
 func (r record) prepared() (all []dra.Prepared) {
 	for _, d := range r.Devices {
 		all = append(all, dra.Prepared{

@@ -50,8 +50,8 @@ func (p Program) newConfigCommand() *cobra.Command {
 	return cmd
 }
 
-// asTheDaemon returns where the configuration comes from for a command that shows what the daemon does. Where a label of the node
-// chooses the file, it is the one that the running daemon has; none if there is no daemon.
+// asTheDaemon returns where the configuration comes from for a command that shows what the daemon does. Where a label of the node chooses
+// the file, it is the file of the running daemon; none if there is no daemon.
 func asTheDaemon(ctx context.Context, flags *pflag.FlagSet) config.Sources {
 	s := config.Sources{Env: os.LookupEnv, Flags: flags}
 	if early := s.Early(); early.NodeConfig.Dir != "" && early.File == "" {

@@ -84,7 +84,7 @@ func logInBackground() *logwriter.Writer {
 	return w
 }
 
-// reexecuted is the environment variable in which a process tells the one that replaces it how often that has happened.
+// reexecuted is the environment variable with the number of times that the process has replaced itself.
 const reexecuted = "GPU_DEVICE_PLUGIN_REEXECUTED"
 
 // reexecutions returns how often this process has replaced itself by a new one.

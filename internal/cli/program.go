@@ -32,8 +32,8 @@ type Cluster interface {
 	daemon.Cluster
 	// Commands returns the commands that the program has for it.
 	Commands() []*cobra.Command
-	// Choose returns which file is the configuration file if a label of the node chooses it; nil otherwise. It may ask the API
-	// server, for a short time. Of c it takes what the file cannot say.
+	// Choose returns which file is the configuration file if a label of the node chooses it; nil otherwise. It may ask the API server, for
+	// a short time. It uses only settings of c that a file cannot have.
 	Choose(ctx context.Context, c config.Config) *feed.Feed[config.Chosen]
 	// LabelOnce writes labels as gpu-feature-discovery does.
 	LabelOnce(ctx context.Context, c config.Config, labels map[string]string) error

@@ -23,7 +23,7 @@ type watcher struct {
 	out    io.Writer
 	json   bool
 	view   view
-	before status.Status // the one that was received last
+	before status.Status // the latest one
 	away   bool          // the daemon has gone
 	now    func() time.Time
 }

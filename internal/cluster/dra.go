@@ -51,7 +51,7 @@ func (c *Cluster) allocation(d daemon.View) []daemon.Task {
 	}
 }
 
-// PublishSlices publishes the devices of the node until ctx ends. Driver is how the driver is with kubelet.
+// PublishSlices publishes the devices of the node until ctx ends. Driver is the state of the driver's registration at kubelet.
 func (c *Cluster) PublishSlices(ctx context.Context, devices *handover.Devices, driver *feed.Feed[draplugin.Status]) {
 	newPublisher(c.client, devices, driver, &c.spread).run(ctx)
 }

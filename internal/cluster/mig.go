@@ -17,7 +17,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/migwish"
 )
 
-// The label that names the MIG layout of a node, and what the node is told of it. The labels are those of NVIDIA's mig-manager.
+// The label that names the MIG layout of a node, and the labels with its state. The labels are those of NVIDIA's mig-manager.
 const (
 	migLabel            = "nvidia.com/mig.config"
 	migStateLabel       = "nvidia.com/mig.config.state"

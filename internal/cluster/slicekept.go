@@ -30,7 +30,7 @@ type slicePart struct {
 	tell    func(klog.Logger)
 }
 
-// parts returns the parts of slices that an API server may not keep. Where several are missing, the first one is told first.
+// parts returns the parts of slices that an API server may not keep. Where several are missing, the first one is reported first.
 func (l *sliceLedger) parts() []slicePart {
 	return []slicePart{
 		{"counters", &l.noCounters, dra.Slice.Counted, func(log klog.Logger) {

@@ -41,11 +41,11 @@ type Config struct {
 	MetricsAddress string
 	// GPUMetrics says which metrics of GPUs are served there.
 	GPUMetrics GPUMetrics
-	// NodeName is the name of the node; empty for the host's name, which only metrics can do with.
+	// NodeName is the name of the node. If it is empty, metrics use the host's name.
 	NodeName string
 	// Namespace and PodName are those of this program's pod; PodName is empty where it is not known.
 	Namespace, PodName string
-	// Kubeconfig is the file that says where the API server is and who this program is; empty for what a pod is given.
+	// Kubeconfig is the file with the API server's address and the credentials; empty for those of the pod's service account.
 	Kubeconfig string
 	// NodeConfig chooses the configuration file by a label of the node.
 	NodeConfig NodeConfig

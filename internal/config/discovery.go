@@ -128,7 +128,7 @@ func (s Sources) options() []option {
 	return options
 }
 
-// discovery completes what gpu-feature-discovery is told: it writes labels, and does nothing else.
+// discovery completes the configuration of gpu-feature-discovery, which writes labels and does nothing else.
 func (c *Config) discovery(s Sources) {
 	c.Discovery.On = true
 	c.Features.Labels = LabelsFile

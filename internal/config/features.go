@@ -80,7 +80,7 @@ const (
 // DefaultMachineTypeFile is where the firmware's name of the machine is.
 const DefaultMachineTypeFile = "/sys/class/dmi/id/product_name"
 
-// clusterOptions are the settings of what the node tells the cluster, and of what it is told by it.
+// clusterOptions are the settings of what the node reports to the cluster and reads from it.
 var clusterOptions = []option{
 	{
 		flag: "kubeconfig", env: []string{"KUBECONFIG"}, usage: "file with the address and the credentials of the API server; default: those " +

@@ -27,7 +27,7 @@ type Sources struct {
 	Program Program
 	// NVIDIA says that the program was started under the name of one of NVIDIA's.
 	NVIDIA bool
-	// Chosen is which file is the configuration file; nil for the one that flags or environment name.
+	// Chosen is the configuration file that a label chose; nil for the file of the flags or the environment.
 	Chosen *feed.Feed[Chosen]
 }
 

@@ -1,10 +1,9 @@
-// Package control is the daemon's local control socket: how an operator, by another invocation of the same binary,
-// asks a running daemon what it sees or tells it to do something. It carries named calls; what they mean is up to
-// whoever registers the handlers.
+// Package control is the daemon's local control socket: how an operator, by another invocation of the same binary, asks a running daemon
+// what it sees or tells it to do something. It carries named calls; their meaning is that of the handlers.
 //
-// A call is one connection: the client sends one JSON object {"call", "arguments"} and receives one JSON object with
-// either "result" or "error". A call that is followed receives such objects until one of both ends closes the connection. Only the
-// daemon's own user, root in a cluster, may connect.
+// A call is one connection: the client sends one JSON object {"call", "arguments"} and receives one JSON object with either "result" or
+// "error". A call that is followed receives such objects until one of both ends closes the connection. Only the daemon's own user, root in
+// a cluster, may connect.
 package control
 
 import (

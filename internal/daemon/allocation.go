@@ -21,7 +21,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
 )
 
-// newDRA returns what there is for Dynamic Resource Allocation. It is nil without a state directory: then no GPU can be given in that way.
+// newDRA returns the parts for Dynamic Resource Allocation. They are nil without a state directory: then no GPU is given in that way.
 func (d *daemon) newDRA(c config.Config) *DRA {
 	if c.StateDir == "" {
 		return nil

@@ -49,8 +49,7 @@ type Options struct {
 
 // Cluster reads from the API server and writes to it.
 type Cluster interface {
-	// Observation returns the tasks that find out what the API server has of the node.
-	// The boot ID is that of the node; empty if it is not known.
+	// Observation returns the tasks that read the node at the API server. The boot ID is that of the node; empty if it is not known.
 	Observation(configs *feed.Feed[config.Config], boot string) []Task
 	// Problem returns why the API server does not tell of the node; nil if it does, or is not asked.
 	Problem() error

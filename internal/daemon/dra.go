@@ -15,6 +15,6 @@ type DRA struct {
 	Owners, Offered *feed.Feed[dra.Owners]
 	Devices         *handover.Devices
 	Claims          *claims.Claims
-	// Driver is told how the driver is with kubelet.
+	// Driver gets the state of the driver's registration at kubelet.
 	Driver *feed.Feed[status.DRADriver]
 }

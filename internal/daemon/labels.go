@@ -23,8 +23,8 @@ type Labels struct {
 	Now     func() time.Time
 	// InUse are the claims that are prepared, by the UUID of the GPU: nil until they are known. Without the feed there are none.
 	InUse *feed.Feed[map[string][]claims.Holder]
-	// Wanted is told the labels that the node is to have. They are nil before the first look at the node that succeeded, and while links
-	// are due after it. While looks fail they stay as they are: a driver that is away says nothing about the node.
+	// Run publishes to Wanted the labels that the node is to have. They are nil before the first look that succeeded, and while links are
+	// due after it. While looks fail they stay as they are: a driver that is away says nothing about the node.
 	Wanted *feed.Feed[map[string]string]
 }
 

@@ -19,7 +19,8 @@ import (
 
 // A MIGProgress is how far the daemon is with the MIG layout, as it is printed.
 type MIGProgress struct {
-	// Layout is the one that is asked for, From who named it, and Again the number of the last order that the daemon has taken up.
+	// Layout is the name of the wanted layout, From where it was named, and Again the number of the last order that the daemon has taken
+	// up.
 	Layout string `json:"layout,omitempty"`
 	From   string `json:"from,omitempty"`
 	Again  uint64 `json:"again,omitempty"`

@@ -12,7 +12,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
-// LogStart logs, in one line, what runs here and what it offers, once the node was looked at. Then, or when ctx ends, it returns nil.
+// LogStart logs, in one line, the version, the settings and the resources, after the first look at the node. Then, or when ctx ends, it
+// returns nil.
 func LogStart(ctx context.Context, version string, snapshots *feed.Feed[inventory.Snapshot], configs *feed.Feed[config.Config]) error {
 	for {
 		snapshot, looked := snapshots.Latest()

@@ -24,7 +24,8 @@ type View struct {
 	ConfigErrors *feed.Feed[error]
 	// Snapshots are what is known of the GPUs.
 	Snapshots *feed.Feed[inventory.Snapshot]
-	// Labels are those that the node is to have; nil as long as they are not known. LabelsProblem is told why it does not have them.
+	// Labels are those that the node is to have; nil as long as they are not known. LabelsProblem gets the reason why the node does not
+	// have them.
 	Labels        *feed.Feed[map[string]string]
 	LabelsProblem *feed.Feed[error]
 	// Lead says whether this process leads, and is asked before each write that only the process that leads makes.

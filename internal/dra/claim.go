@@ -23,7 +23,7 @@ type Result struct {
 	ShareID string
 	// ConsumedCapacity is what the claim has of a device that is shared, by the name of the capacity, as Kubernetes writes quantities.
 	ConsumedCapacity map[string]string
-	// AdminAccess gives the device beside whoever has it, to look at it.
+	// AdminAccess gives the device for monitoring, also while another claim has it.
 	AdminAccess bool
 	Tolerations []Toleration
 }
@@ -56,7 +56,7 @@ type Prepared struct {
 	Requests []string
 	// Pool, Device and ShareID are those of the Result.
 	Pool, Device, ShareID string
-	// CDIDeviceIDs are what the container runtime is told, such as "k8s.gpu.nvidia.com/claim=<name>".
+	// CDIDeviceIDs are the names for the container runtime, such as "k8s.gpu.nvidia.com/claim=<name>".
 	CDIDeviceIDs []string
 }
 

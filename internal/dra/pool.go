@@ -20,8 +20,8 @@ const (
 )
 
 // New returns the devices of a node whose owners are OwnedByDRA or LeavesDRA. The numbers have all of its GPUs. Without divisions, no MIG
-// devices are made for claims. Counters come first: a device is never published before what it needs. Of a stale Snapshot it returns what
-// was there last; a Snapshot of a node that was never looked at is for nobody.
+// devices are made for claims. Counters come first: a device is never published before what it needs. A stale Snapshot gives the devices of
+// the last scan that succeeded. A Snapshot of Generation 0 is not allowed.
 func New(s inventory.Snapshot, node string, numbers Numbers, owners Owners, divisions Divisions) Pool {
 	p := Pool{Name: node, LinksDue: s.LinksDue}
 	var whole, counted shelf[Device]

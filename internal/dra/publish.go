@@ -48,8 +48,9 @@ type Write struct {
 	Published   PublishedSlice
 }
 
-// Next returns the next write that has the API server show the pool, and false if it shows it. There are all slices of the node and the
-// driver by name. Last is the generation of the pool that was written last, 0 if none was; same reports whether a slice needs no write.
+// Next returns the next write that has the API server show the pool, and false if it shows it. The argument there has all slices of the
+// node and the driver, by name. Last is the generation of the pool that was written last, 0 if none was; same reports whether a slice needs
+// no write.
 //
 // The scheduler uses a pool only if it has all slices of the newest generation. So one slice with other devices is one write that leaves
 // the generation as it is. If there are more, the first write begins a new generation, and the scheduler uses nothing of the pool until the

@@ -32,7 +32,7 @@ type registrar struct {
 	life *life
 }
 
-// GetInfo says what the driver is, and that all is served by this socket.
+// GetInfo returns the driver's name, and that this socket serves all of its calls.
 func (r *registrar) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
 	if c, ok := kubelet.PeerConn(ctx).(*conn); ok {
 		r.life.set(func(state *registration) {
@@ -50,8 +50,8 @@ func (r *registrar) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) (*r
 	}, nil
 }
 
-// NotifyRegistrationStatus is told whether kubelet registered the driver. If it did not, the life ends: kubelet waits longer and longer
-// until it tries the same socket again.
+// NotifyRegistrationStatus is kubelet's call with the result of the registration. If it did not, the life ends: kubelet waits longer and
+// longer until it tries the same socket again.
 func (r *registrar) NotifyRegistrationStatus(
 	_ context.Context, status *registerapi.RegistrationStatus,
 ) (*registerapi.RegistrationStatusResponse, error) {

@@ -149,7 +149,7 @@ func (c *container) names() []string {
 	return names
 }
 
-// Name is what a device is called by an ID strategy.
+// Name returns the name of a device under an ID strategy.
 func Name(d resource.Device, by IDStrategy) string {
 	if by == ByIndex {
 		return d.Index

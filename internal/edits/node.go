@@ -46,7 +46,8 @@ func (c *container) nodes() []DeviceNode {
 	return nodes
 }
 
-// A Number is what the kernel knows a device node by. Mode is that of the nodes that the driver itself makes; 0 where any may do.
+// A Number is the numbers by which the kernel identifies a device node. Mode is that of the nodes that the driver itself makes; 0 where any
+// may do.
 type Number struct {
 	Major, Minor int
 	Mode         uint32

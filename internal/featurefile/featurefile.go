@@ -60,14 +60,15 @@ type Target struct {
 	Lifetime time.Duration
 }
 
-// A Writer keeps a feature file as it is wanted. It removes a file only when it has written the labels under another name in the same
-// folder: otherwise labels would vanish with each restart.
+// A Writer keeps a feature file up to date. It removes a file only when it has written the labels under another name in the same folder:
+// otherwise labels would vanish with each restart.
 type Writer struct {
 	// Wanted returns what is to be written, and channels that are closed when the path or the labels change.
 	Wanted func() (wanted Target, path, labels <-chan struct{})
 	// Clock is the time.
 	Clock clock.Clock
-	// Problem is told why the file is not as it is wanted, and nil when it is again. Others may tell it, too.
+	// Problem gets the reason why the file differs from what is wanted, and nil when it does not any more. Other tasks may publish there,
+	// too.
 	Problem *feed.Feed[error]
 
 	reported error

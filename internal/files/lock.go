@@ -67,8 +67,8 @@ func flock(path string, flags, how int) (unlock func(), err error) {
 	return unlock, nil
 }
 
-// A Lock is a lock in an open file (F_OFD_SETLK of fcntl(2)). It is for what must be known of a process that was killed: the kernel keeps
-// the lock as long as one of the threads of the process is in the driver. Others can ask about it without taking it.
+// A Lock is a lock in an open file (F_OFD_SETLK of fcntl(2)). It shows that a process which was killed is still there: the kernel keeps the
+// lock as long as one of the threads of the process is in the driver. Others can ask about it without taking it.
 type Lock struct{ f *os.File }
 
 // TakeLock takes the lock of a file alone. It makes the file if there is none, and never waits: the error wraps ErrLocked when another

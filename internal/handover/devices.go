@@ -145,7 +145,7 @@ func (d *Devices) Run(ctx context.Context) error {
 	d.forget() // what was noted when the last time ended
 	defer d.forget()
 	for {
-		if !known || d.Lost() { // whoever removes the damaged file says that nothing is published
+		if !known || d.Lost() { // an operator who removes the damaged file says that nothing is published
 			err := disk.Do(ctx, diskTimeout, func() error { return errors.Join(d.readPublished(), d.readNumbers()) })
 			if known = err == nil; !known && ctx.Err() == nil {
 				klog.FromContext(ctx).Error(err, "Cannot read which GPUs are in slices")

@@ -28,7 +28,7 @@ func (h Health) Allocatable() bool {
 	return h.State == Healthy || h.State == Suspect || h.State == Unknown && h.Grace
 }
 
-// Why returns the reason and the cure, "REASON; cure: CURE", or what there is of them.
+// Why returns the reason and the cure, "REASON; cure: CURE". If one of them is empty, it returns the other.
 func (h Health) Why() string {
 	switch {
 	case h.Cure == NoCure:

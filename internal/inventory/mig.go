@@ -18,7 +18,7 @@ type Partitions struct {
 type MIGProfile struct {
 	// Name is such as "1g.10gb" or "1g.10gb+me".
 	Name string
-	// ID is the number by which the driver knows the profile on this GPU: the one that nvidia-smi mig -lgip prints.
+	// ID is the driver's number of the profile on this GPU, as nvidia-smi mig -lgip prints it.
 	ID int
 	// Count is how many instances the GPU has room for at most.
 	Count int

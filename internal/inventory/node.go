@@ -34,7 +34,7 @@ var controlNodes = [...]string{
 	"gdrdrv", "nvidia-fs0", "infiniband/rdma_cm",
 }
 
-// AllControlNodes are those that there can be.
+// AllControlNodes is the set of all ControlNodes.
 const AllControlNodes = NodeControl | NodeUVM | NodeUVMTools | NodeModeset | NodeIMEXChannel0 |
 	NodeGDRCopy | NodeGDS | NodeRDMA
 

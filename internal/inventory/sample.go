@@ -31,7 +31,7 @@ type InstanceSample struct {
 	Values  Measures
 }
 
-// A Measure is something that can be measured of a GPU. The units are those in which dcgm-exporter has it.
+// A Measure is a quantity that can be measured on a GPU, in the unit of dcgm-exporter.
 type Measure int
 
 // The measures.

@@ -35,7 +35,7 @@ type Reader struct {
 	Open func() (io.ReadCloser, error)
 	// Deliver takes an event. It may wait until ctx ends; meanwhile the kernel keeps the log, as far as it has room.
 	Deliver func(ctx context.Context, e inventory.Event) error
-	// Switch is told of each error of an NVSwitch: its PCI address and the SXid; nil for nobody.
+	// Switch is called for each error of an NVSwitch, with its PCI address and the SXid. It may be nil.
 	Switch func(bdf string, sxid uint64, fatal bool, at time.Time)
 	Clock  clock.Clock
 }
@@ -54,8 +54,8 @@ func Open(path string) (io.ReadCloser, error) {
 	return f, nil
 }
 
-// Run follows the log until ctx ends, and then returns nil. The error says why the log cannot be read. A log that does not
-// answer keeps Run from nothing: what waits for it is left behind.
+// Run follows the log until ctx ends, and then returns nil. The error says why the log cannot be read. Run also returns while a read of the
+// log hangs.
 func (r *Reader) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -123,7 +123,7 @@ func (r *Reader) follow(ctx context.Context, events chan<- inventory.Event) erro
 			}
 			line, long = line[:0], false
 		case errors.Is(err, bufio.ErrBufferFull):
-		case errors.Is(err, syscall.EPIPE): // the kernel wrote over what was not read yet, and goes on with what there is
+		case errors.Is(err, syscall.EPIPE): // the kernel wrote over lines that were not read yet, and goes on with the oldest line that is left
 			if now := r.Clock.Now(); now.Sub(said) >= time.Minute {
 				klog.FromContext(ctx).Info("Lines of the kernel's log were overwritten before they were read")
 				said = now

@@ -1,6 +1,6 @@
-// Package kubeapi talks to the API server about the node that this program runs on, and about no other: it watches the Node, and
-// writes what the cluster is told of its GPUs. It is the only home of client-go, of which it takes the transport alone: the typed
-// clients bring the types of all APIs with them, and make the program 16 MB larger.
+// Package kubeapi talks to the API server about the node that this program runs on, and about no other: it watches the Node, and writes the
+// Events, labels, conditions, taints and slices of its GPUs. It is the only home of client-go, of which it takes the transport alone: the
+// typed clients bring the types of all APIs with them, and make the program 16 MB larger.
 //
 // Nothing between the driver and kubelet waits for it.
 package kubeapi
@@ -71,7 +71,7 @@ type Client struct {
 	resourceVersion int
 }
 
-// A connection is an address and who asks there.
+// A connection is an address and the credentials for it.
 type connection struct {
 	base   *url.URL
 	client *http.Client

@@ -106,8 +106,8 @@ type nodeFeatureObject struct {
 	Spec       map[string]any `json:"spec"`
 }
 
-// replace makes an object, or puts it in the place of the one that is there. The account that NVIDIA's chart and operator make for feature
-// discovery may do that, but not patch.
+// replace makes an object, or replaces the one of that name. The account that NVIDIA's chart and operator make for feature discovery may do
+// that, but not patch.
 func (c *Client) replace(ctx context.Context, path string, object nodeFeatureObject) error {
 	verb, at := http.MethodPut, path+"/"+object.Metadata.Name
 	text, err := c.send(ctx, request{verb: http.MethodGet, path: at})

@@ -163,7 +163,7 @@ type collection struct {
 	// list returns the version of the collection as it is now, or as some API server knows it, but not before the version from. From is empty
 	// if it is to be the latest.
 	list func(ctx context.Context, from string) (version string, err error)
-	// changed is told of each event but errors, bookmarks too, with the version that it brings.
+	// changed is called for each event but errors, bookmarks too, with its version.
 	changed func(kind, version string, object []byte) error
 }
 
@@ -270,7 +270,7 @@ func cancelWhenSilent(ctx context.Context, cancel context.CancelCauseFunc, silen
 	}
 }
 
-// follow hands on the events of a watch until it ends, and returns the version that was seen last. heard is told of each event.
+// follow hands on the events of a watch until it ends, and returns the version that was seen last. heard is called for each event.
 func (w collection) follow(ctx context.Context, body io.Reader, version string, heard chan<- struct{}) (string, error) {
 	bounded := &io.LimitedReader{R: body}
 	events := json.NewDecoder(bounded)

@@ -50,9 +50,9 @@ func (p *PodResources) Claims(ctx context.Context) (map[string]bool, error) {
 	return l.claims, err
 }
 
-// Allocating is to be called when a call begins by which kubelet allocates devices to a pod, GetPreferredAllocation or Allocate, and what
-// it returns when that has ended, with whether a call of Allocate follows. Until that, and a short time after, kubelet is not asked about
-// pods: those who ask wait, for 10 s at most.
+// Allocating notes that kubelet begins a call that allocates devices to a pod, GetPreferredAllocation or Allocate. The caller calls ended
+// when that call has ended; more says that a call of Allocate follows. Until then, and for a short time after, kubelet is not asked about
+// pods: Held and the like wait, for 10 s at most.
 func (p *PodResources) Allocating() (ended func(more bool)) { return p.listings.allocating() }
 
 // list asks kubelet about the pods on the node. It is the one place that does.

@@ -68,8 +68,7 @@ func (d *Directory) Path() string { return filepath.Dir(d.socket) }
 // Alive returns an error if Watch makes no round before ctx ends.
 func (d *Directory) Alive(ctx context.Context) error { return d.pulse.Check(ctx) }
 
-// ErrNoDirectory is wrapped by errors about a directory that is not there or is not the one that the node uses any
-// more.
+// ErrNoDirectory is wrapped by errors about a directory that does not exist, or that was replaced by another one.
 var ErrNoDirectory = errors.New("no kubelet device-plugin directory")
 
 // Check returns an error that wraps ErrNoDirectory, with the remedy, unless the directory is there and alive.

@@ -32,8 +32,8 @@ type pace struct {
 	next  time.Time  // no question is sent before
 }
 
-// allocating notes that a call begins by which kubelet allocates devices. It waits for nobody. What it returns is told whether a call of
-// Allocate follows.
+// allocating notes that a call begins by which kubelet allocates devices. It returns at once. The function that it returns is called with
+// whether a call of Allocate follows.
 func (p *pace) allocating() (ended func(more bool)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -72,7 +72,7 @@ func SocketName(kind, token string, n uint32) string {
 	return socketPrefix + kind + "-" + token + "-" + base32(uint64(n), 1) + socketSuffix
 }
 
-// ParseSocketName returns what the name of a socket of this program says of what it is for, and of its process.
+// ParseSocketName returns the kind and the token of the process in the name of a socket of this program.
 func ParseSocketName(name string) (kind, token string, ours bool) {
 	rest, prefixed := strings.CutPrefix(name, socketPrefix)
 	rest, suffixed := strings.CutSuffix(rest, socketSuffix)
@@ -97,7 +97,7 @@ type Rivals struct {
 	Foreign []Socket
 }
 
-// A Socket is one that a program has made. A program that was killed leaves it, and makes another one of that name when it returns.
+// A Socket is a socket of another program. A program that was killed leaves it, and makes another one of that name when it returns.
 type Socket struct {
 	Name string
 	Made int64 // nanoseconds of Unix time, by the clock of the file system

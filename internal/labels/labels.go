@@ -61,7 +61,7 @@ type Options struct {
 }
 
 // Discovered returns the labels of NVIDIA's GPU feature discovery for a node. A GPU that is Lost does not count. A stale Snapshot counts
-// like any other: whoever wants its labels to stay as they are keeps them. Without GPUs there are few.
+// like any other: the caller keeps the labels of before if they are to stay. Without GPUs there are few.
 func Discovered(s inventory.Snapshot, o Options) map[string]string {
 	b := builder{set: map[string]string{}, options: o, gpus: slices.DeleteFunc(slices.Clone(s.GPUs), isLost)}
 	if o.Timestamp != 0 {

@@ -11,7 +11,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
-// A GPU is what there is to know of a GPU before its layout is changed.
+// A GPU has the facts about a GPU from which a change of its layout is planned.
 type GPU struct {
 	Index       int
 	UUID, Model string

@@ -8,7 +8,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
-// Exported is the name of the layout that Export returns: the one that mig-parted gives its own.
+// Exported is the name of the layout that Export returns. mig-parted uses the same name.
 const Exported = "current"
 
 // Export returns the layout that the GPUs have, with one item for all GPUs that are alike, and what of it a layout cannot say. GPUs

@@ -25,7 +25,7 @@ type Layout struct {
 	Items []Item
 }
 
-// An Item is what some GPUs are to be.
+// An Item says how some GPUs are to be divided.
 type Item struct {
 	// All matches every GPU; Indexes and UUIDs match those that they name.
 	All     bool

@@ -43,7 +43,7 @@ const (
 // ErrNotLead is the error of a write by a process that does not lead.
 var ErrNotLead = errors.New("another process of this program leads on this node now")
 
-// Options say what a Lead works with.
+// Options are those of a Lead.
 type Options struct {
 	// Dir is the folder in which the processes of a node meet. It is made if it does not exist; its parent folder is not. Without
 	// one, this process leads always.
@@ -74,7 +74,7 @@ type Status struct {
 	Problem string
 }
 
-// A Lead is what a process has to do with the lead of its node. Make it with New; Run is its one life.
+// A Lead takes the lead of a node for its process, or waits for it. Make it with New. Run is called once.
 type Lead struct {
 	o        Options
 	path     string // of the socket

@@ -108,7 +108,7 @@ func (o *office) follow(ctx context.Context) {
 	}
 }
 
-// handOver ends the term, tells a standby to take the lead, and waits until it has. If it does not, whoever is there takes the lead.
+// handOver ends the term, tells a standby to take the lead, and waits until it has. If the standby does not, any process takes the lead.
 func (o *office) handOver(ctx context.Context, to *link) {
 	klog.FromContext(ctx).Info("Handing the lead over to a process that started later")
 	ended := o.stop(o.term)

@@ -17,7 +17,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/files"
 )
 
-// Files in the folder. newName is that of a socket before it takes the place of the one that is there.
+// Files in the folder. newName is the name of a socket before it replaces the socket at socketName.
 const (
 	socketName = "lead.sock"
 	newName    = "lead.new"
@@ -57,7 +57,7 @@ func (s *socket) drop() error {
 	return s.Close()
 }
 
-// take makes a socket, and puts it in the place of the one that was seen. It fails with errTaken if that is not there any more.
+// take makes a socket, and replaces the socket that was seen by it. It fails with errTaken if another socket is there.
 func (l *Lead) take(ctx context.Context, seen identity) (*socket, error) {
 	unlock, err := l.lock(ctx)
 	if err != nil {
@@ -95,7 +95,7 @@ func (l *Lead) try(ctx context.Context) error {
 	return errors.Join(s.drop(), os.Remove(filepath.Join(l.o.Dir, newName)))
 }
 
-// bind makes a socket beside the one that is there, and takes a share of the lock.
+// bind makes a socket at newName, and takes a share of the lock.
 func (l *Lead) bind(ctx context.Context) (*socket, error) {
 	path := filepath.Join(l.o.Dir, newName)
 	if err := files.Remove(path); err != nil { // of a process that was killed
@@ -124,7 +124,7 @@ func (l *Lead) leave(ctx context.Context, s *socket) {
 	}
 }
 
-// lock makes the folder, if the one that it is in is there, and takes its lock.
+// lock makes the folder, if its parent folder exists, and takes the lock of the folder.
 func (l *Lead) lock(ctx context.Context) (unlock func(), err error) {
 	if err := os.Mkdir(l.o.Dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return nil, fmt.Errorf("make the folder of the lead: %w", err)

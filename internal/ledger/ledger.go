@@ -129,7 +129,7 @@ func (b Book) Drop(uuid string) bool {
 	return len(b.faults)+len(b.recoveries) < before
 }
 
-// Expire forgets the faults that the restart of the node has cured: those of another boot that do not ask for hands.
+// Expire forgets the faults that the restart of the node has cured: those of another boot that need no operator.
 func (b Book) Expire(boot string) {
 	maps.DeleteFunc(b.faults, func(_ faultKey, e entry) bool {
 		return boot != "" && e.Boot != "" && e.Boot != boot && !health.OutlivesBoot(e.Cure)
@@ -149,7 +149,7 @@ func (b Book) Equal(other Book) bool {
 	return maps.Equal(b.faults, other.faults) && maps.EqualFunc(b.recoveries, other.recoveries, slices.Equal)
 }
 
-// Unlike returns what b has and none of the others.
+// Unlike returns the faults of b that none of the others has.
 func (b Book) Unlike(others ...Book) Book {
 	rest := NewBook()
 	maps.Copy(rest.faults, b.faults)

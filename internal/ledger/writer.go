@@ -21,7 +21,7 @@ const (
 // errNotLead is the error of a write after another process took the lead. That one has found the faults itself.
 var errNotLead = errors.New("another process leads")
 
-// A FaultWriter writes Books for somebody who never waits for the disk.
+// A FaultWriter writes Books in the background, so that the caller never waits for the disk.
 type FaultWriter struct {
 	ledger ledger
 	clock  clock.Clock

@@ -14,8 +14,8 @@ import (
 )
 
 // JSON returns a logger that writes each message to w as one JSON object in one line, with the keys of Kubernetes' own components: ts
-// (milliseconds since 1970), caller, msg, v (of an Info), err (of an Error), and the message's own. klog's level decides what is
-// written. What w itself has to say is JSON from now on.
+// (milliseconds since 1970), caller, msg, v (of an Info), err (of an Error), and the message's own. klog's level decides what is written.
+// The lines of w itself are JSON from now on.
 func (w *Writer) JSON() klog.Logger {
 	w.json.Store(true)
 	return logr.FromSlogHandler(newHandler(w))

@@ -71,7 +71,7 @@ type record struct {
 	lost bool
 }
 
-// A change is how a GPU was before, and all that is created until the change has ended: what of it has happened is told by the hardware.
+// A change is how a GPU was before, and all that is created until the change has ended. The hardware shows which part of it has happened.
 type change struct {
 	Layout  string     `json:"layout,omitempty"`
 	Enabled bool       `json:"enabled"` // before

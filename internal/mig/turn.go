@@ -264,7 +264,7 @@ func (t *turn) change(ctx context.Context, c layout.GPUChange, noted record, end
 	return t.finish(ctx, now, end, reason)
 }
 
-// awaitOthers reports whether the change has to wait, or is not made, whoever uses the GPU.
+// awaitOthers reports whether the change has to wait, or is not made, for another reason than users of the GPU.
 func (t *turn) awaitOthers(c layout.GPUChange, noted record, end Phase, hold resource.GPUHold) (o outcome, waits bool) {
 	if t.options.Refuse != nil && noted.Change == nil && end == PhaseDone {
 		if reason := t.options.Refuse(t.UUID); reason != "" {

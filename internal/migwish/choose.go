@@ -25,7 +25,7 @@ type Command struct {
 	Label string `json:"label"`
 }
 
-// said is what there is to choose from.
+// said has the layouts from which one is chosen.
 type said struct {
 	// key and label are the layouts that the configuration file and the label name; empty for none.
 	key, label string

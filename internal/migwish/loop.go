@@ -42,7 +42,7 @@ type Decision struct {
 	From   Origin
 	// Err is why the Wish is still an earlier one: the file of layouts cannot be used, or does not have the layout. It is nil otherwise.
 	Err error
-	// Wish is what the owner is told.
+	// Wish is the wish for the owner of the layouts.
 	Wish mig.Wish
 }
 
@@ -81,7 +81,7 @@ type state struct {
 	Version int `json:"version"`
 	// Label is the last value of the label that is known; nil if none ever was.
 	Label *string `json:"label,omitempty"`
-	// Command is what mig apply asked for last; nil if nothing is to be remembered of it.
+	// Command is the last command of mig apply; nil if it does not count any more.
 	Command *Command `json:"command,omitempty"`
 }
 
@@ -100,7 +100,7 @@ func New(ctx context.Context, configs *feed.Feed[config.Config], stateDir string
 // Decisions returns the feed of the layout that counts.
 func (l *Chooser) Decisions() *feed.Feed[Decision] { return l.decisions }
 
-// Wishes returns the feed of what the owner of the layouts is told.
+// Wishes returns the feed of the wish for the owner of the layouts.
 func (l *Chooser) Wishes() *feed.Feed[mig.Wish] { return l.wishes }
 
 // Run follows the configuration and the file of layouts until ctx ends, and returns nil then.

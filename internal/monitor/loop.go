@@ -62,7 +62,7 @@ type loop struct {
 
 	pending []inventory.Event // of GPUs or MIG devices that only the next look will know
 
-	waiters, informed []waiter            // those of a look that has not begun yet, and of the one that is running
+	waiters, informed []waiter            // those of a look that has not begun yet, and of the look that is running
 	driverCalls       []driverCall        // to run in the course of that look
 	sessionless       []func(stays error) // to run before that look, while there is no session; stays says why there is one
 }

@@ -46,8 +46,8 @@ type Session interface {
 	SetComputeMode(ctx context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode, error)
 	// Partitions returns how MIG divides a GPU of the last Scan.
 	Partitions(ctx context.Context, uuid string) (inventory.Partitions, error)
-	// Repartition begins to change that. It returns when that is done or takes long. What it returns waits for the end; the ID is
-	// that of an instance that was created.
+	// Repartition begins to change how MIG divides a GPU of the last Scan. It returns when the change is made or takes long. The function
+	// that it returns waits for the end; the ID is that of an instance that was created.
 	Repartition(ctx context.Context, uuid string, step inventory.MIGStep) (end func(context.Context) (id int, err error), err error)
 	// LostByClose returns what GPUs would lose if the session were closed while nobody else has them open; empty for nothing.
 	LostByClose(ctx context.Context) (string, error)
@@ -66,7 +66,7 @@ type Session interface {
 type ModeSetter interface {
 	// Check returns why it must not be done on this node; nil if it may.
 	Check() error
-	// Set sets the mode. It returns by the end of ctx; the error wraps what that of Session.Repartition's end does.
+	// Set sets the mode. It returns by the end of ctx. The error wraps the same errors as the end of Session.Repartition.
 	Set(ctx context.Context, uuid string, mode inventory.MIGMode) error
 }
 

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// controlProgram is the driver's program that is the control daemon, and also the one that commands it.
+// controlProgram is the driver's program that is the control daemon, and also the client that sends it commands.
 const controlProgram = "nvidia-cuda-mps-control"
 
 const (

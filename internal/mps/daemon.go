@@ -27,7 +27,7 @@ const (
 	startPace     = 100 * time.Millisecond
 	askEvery      = 10 * time.Second // while it serves
 	maxUnanswered = 3                // probes in a row that it may leave unanswered
-	// quitGrace is how long clients may go on when a daemon is told to quit; its servers then end them.
+	// quitGrace is how long clients may go on after the quit command; the servers then end them.
 	quitGrace = 5 * time.Second
 	// quitTimeout is how long a daemon may take to quit before it is killed.
 	quitTimeout = quitGrace + 5*time.Second
@@ -41,8 +41,8 @@ type daemon struct {
 	gpus  *exclusive
 }
 
-// run starts the daemon, gives it its limits, and watches it until ctx ends, which it then does, too; ready is told when
-// clients are served, and when they no longer are. An error says why it could not be started or why it ended.
+// run starts the daemon, sets its limits, and watches it until ctx ends; the daemon ends then, too. ready is called when clients are
+// served, and when they no longer are. An error says why it could not be started or why it ended.
 func (d *daemon) run(ctx context.Context, ready func(bool)) error {
 	for _, name := range []string{pipeFolder, logFolder} {
 		if err := makeFolder(d.folder(name)); err != nil {

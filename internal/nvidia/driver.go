@@ -154,8 +154,8 @@ func (d *Driver) library() (*library, error) {
 	return d.loaded, nil
 }
 
-// replaced returns inventory.ErrDriverReplaced once there is another library than the one that is loaded: containers get the
-// new one. While there is none, or none that is whole, it is being replaced, and the one that is loaded works.
+// replaced returns inventory.ErrDriverReplaced once another library is installed than is loaded: containers get the installed one. While
+// the file is missing or not whole, it is being replaced, and the loaded library works.
 func (d *Driver) replaced() error {
 	if d.loaded.path == "" {
 		return nil

@@ -95,7 +95,7 @@ const (
 type api struct {
 	lib nvml.Interface
 	has map[string]bool // of the functions in the table: those of the library
-	// record is told of each call.
+	// record is called for each call.
 	record *callRecord
 
 	mu       sync.Mutex

@@ -21,7 +21,7 @@ func locate(driverRoot string) string { return driverroot.Locate(driverRoot, dri
 // A library is a library of the driver that was or can be loaded.
 type library struct {
 	nvml.Interface
-	path    string          // "" for the one that the loader finds
+	path    string          // "" for the loader's choice
 	file    os.FileInfo     // of path
 	machine bool            // and not simulated
 	has     map[string]bool // the functions that it has; nil until they were looked up

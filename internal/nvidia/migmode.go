@@ -14,7 +14,7 @@ import (
 )
 
 // SetMIGMode sets the MIG mode of a GPU, by UUID, in a session of its own that is registered for no events. It is for a process that does
-// nothing else: a call that hangs is waited for. The error wraps what that of Session.Repartition does. It is
+// nothing else: a call that hangs is waited for. The error wraps the same errors as that of Session.Repartition. It is
 // inventory.ErrOpenElsewhere where anybody else has the GPU open.
 func SetMIGMode(o Options, uuid string, mode inventory.MIGMode) (err error) {
 	defer func() { err = wrap(err, "set the MIG mode of GPU "+uuid) }()

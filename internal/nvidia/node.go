@@ -39,7 +39,7 @@ func controlNodes(root fs.FS, folders []string, last inventory.ControlNodes) inv
 	return found
 }
 
-// majors reads the numbers of the driver's device nodes. Of those that cannot be read, it returns the ones that were read last.
+// majors reads the numbers of the driver's device nodes. For a number that cannot be read, it returns the last one that was read.
 func majors(root fs.FS, last inventory.Majors) inventory.Majors {
 	text, err := fs.ReadFile(root, "proc/devices")
 	if err != nil {

@@ -51,7 +51,7 @@ func (s *Session) Repartition(
 		id, failed = repartition(handle, step)
 		close(done)
 	}
-	_ = s.driver.calls.run(ctx, sl.record, gpuPatience, run, nil) // who waits for the end is told of it
+	_ = s.driver.calls.run(ctx, sl.record, gpuPatience, run, nil) // the function that waits for the end returns the error
 	return func(ctx context.Context) (int, error) {
 		select {
 		case <-done:

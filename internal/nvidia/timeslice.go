@@ -34,7 +34,7 @@ type TimeSlices struct {
 	running sync.Map // the UUIDs of GPUs for which the program runs
 }
 
-// NewTimeSlices returns what sets time slices with the program of a driver root, as this process sees that.
+// NewTimeSlices returns TimeSlices that use the program below a driver root, a path of this process.
 func NewTimeSlices(driverRoot string) *TimeSlices {
 	return &TimeSlices{run: func(ctx context.Context, uuid string, interval int) error {
 		return setTimeSlice(ctx, driverRoot, uuid, interval)

@@ -34,9 +34,9 @@ type Loop struct {
 	MIG *feed.Feed[map[string]resource.GPUHold]
 	// Owners say which GPUs are those of the device plugin; nothing is offered as long as they are nil. A nil feed: all are.
 	Owners *feed.Feed[dra.Owners]
-	// Followed is told by which owners what is offered was made.
+	// Run publishes to Followed the owners by which it made the plan that is offered.
 	Followed *feed.Feed[dra.Owners]
-	// Clock is what is waited by; nil is the real one.
+	// Clock is the clock to wait by; nil means the real one.
 	Clock clock.Clock
 	// Pulse shows that the Loop makes plans.
 	Pulse supervise.Pulse

@@ -65,15 +65,15 @@ type possession struct {
 	waits     string    // why the device is still listed
 }
 
-// allocate returns what there is after a call of Allocate.
+// allocate returns the possession after a call of Allocate.
 func (p possession) allocate(now time.Time) possession {
 	p.holding = transitions[p.holding][allocates]
 	p.allocated, p.shown, p.waits = now, source{}, waitsForAllocate
 	return p
 }
 
-// read returns what there is after a reading of the accounts, by which holder has the device if named. The accounts are silent if they
-// cannot be read for so long that it counts.
+// read returns the possession after a reading of the accounts. If named, holder has the device. The accounts are silent if they cannot be
+// read for so long that it counts.
 func (p possession) read(e evidence, holder holder, named, silent bool, now time.Time) possession {
 	// The checkpoint may still name the pod before the last Allocate, PodResources does not.
 	if named && !holder.checkpointOnly && e.began.After(p.allocated) {

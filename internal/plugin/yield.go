@@ -30,7 +30,7 @@ type past struct {
 
 	mu    sync.Mutex      // guards all following fields
 	ended map[string]bool // sockets of later processes that ended without removing them
-	// forgotten counts how many times an earlier process has made kubelet forget this one. known is what forgotten was when the last
+	// forgotten is the number of times that an earlier process has made kubelet forget this one. known is what forgotten was when the last
 	// accepted registration began. If forgotten is larger than known, kubelet may not know this process: an earlier process may end while
 	// kubelet handles a registration.
 	forgotten, known int

@@ -34,7 +34,7 @@ type line struct {
 	Session int             `json:"session,omitempty"`
 	GPU     string          `json:"gpu,omitempty"` // UUID
 	Args    json.RawMessage `json:"args,omitempty"`
-	// Value is what the call returned. Same says that this is what the call of the same GPU and arguments returned last.
+	// Value is what the call returned. Same says that the value is that of the last call with the same GPU and arguments.
 	Value json.RawMessage `json:"value,omitempty"`
 	Same  bool            `json:"same,omitempty"`
 	Error *recordedError  `json:"error,omitempty"`
@@ -104,7 +104,7 @@ func failureOf(err error) *recordedError {
 	return f
 }
 
-// A replayed error is as the one that was recorded.
+// A replayed error has the text and the kinds of the recorded error.
 type replayed struct {
 	text string
 	is   []error

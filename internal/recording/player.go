@@ -25,7 +25,7 @@ const (
 	late = 50 * time.Millisecond
 )
 
-// A Player is a driver that answers as the one that was recorded did, at the same times after its start.
+// A Player is a driver with the answers of a recording, at the same times after its start.
 type Player struct {
 	recording *Recording
 	shift     time.Duration // from the times of the recording to those of now
@@ -62,8 +62,8 @@ func (r *Recording) Play() *Player {
 	return p
 }
 
-// Follow asks the Monitor for what it was asked for in the recording, and for looks that it does not make by itself. It returns when all
-// has been played, or ctx ends.
+// Follow makes the requests of the recording to the Monitor, and asks for looks that the Monitor does not make by itself. It returns when
+// all has been played, or ctx ends.
 func (p *Player) Follow(ctx context.Context, m *monitor.Monitor) {
 	var asked sync.WaitGroup
 	defer asked.Wait()
@@ -261,7 +261,7 @@ func (s *played) Read(ctx context.Context, uuid string) (inventory.Reading, erro
 	return answer[inventory.Reading](ctx, s.Player, callRead, uuid, nil)
 }
 
-// Retry does nothing where none was recorded: the Scans that were recorded are as they are.
+// Retry does nothing if no call of it was recorded: the Scans are those of the recording.
 func (s *played) Retry(ctx context.Context) error {
 	if err := act(ctx, s.Player, callRetry, "", nil); !errors.Is(err, errUnrecorded) {
 		return err
@@ -275,7 +275,7 @@ func (s *played) LostByClose(ctx context.Context) (string, error) {
 
 var errClosed = errors.New("the session is closed")
 
-// Next gives the events that were recorded, also those of the kernel's log. That the events of another session ended is no news.
+// Next returns the recorded events, also those of the kernel's log. It leaves out that the events of an earlier session ended.
 func (s *played) Next(ctx context.Context) (inventory.Event, error) {
 	for {
 		s.mu.Lock()
@@ -314,7 +314,7 @@ func (s *played) Next(ctx context.Context) (inventory.Event, error) {
 	}
 }
 
-// Hanging and Unwatched answer at once; what was not recorded is nothing.
+// Hanging and Unwatched return at once. They return the zero value if none was recorded.
 func (s *played) Hanging() bool { return atOnce[bool](s.Player, callHanging) }
 
 func (s *played) Unwatched() []inventory.LeftOut {

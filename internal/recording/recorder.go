@@ -37,7 +37,7 @@ type Options struct {
 	Create func(path string) (io.WriteCloser, error)
 }
 
-// A Recorder records while it is told to. Its zero value does not. Its methods may be called by several goroutines.
+// A Recorder records between Start and Stop. The zero value is ready for use. Its methods may be called by several goroutines.
 type Recorder struct {
 	mu      sync.Mutex // guards starts and stops
 	running atomic.Pointer[recording]
@@ -152,31 +152,31 @@ type Requests struct {
 	Recorder *Recorder
 }
 
-// Deliver is the Monitor's.
+// Deliver records the request, and passes it to the Monitor.
 func (r Requests) Deliver(ctx context.Context, e inventory.Event) error {
 	r.Recorder.note(entry{line: line{Call: callEvent}, value: e})
 	return r.Monitor.Deliver(ctx, e)
 }
 
-// Clear is the Monitor's.
+// Clear records the request, and passes it to the Monitor.
 func (r Requests) Clear(ctx context.Context, uuid string) error {
 	r.Recorder.note(entry{line: line{Call: requestClear, GPU: uuid}})
 	return r.Monitor.Clear(ctx, uuid)
 }
 
-// Quiesce is the Monitor's.
+// Quiesce records the request, and passes it to the Monitor.
 func (r Requests) Quiesce(ctx context.Context, allocate bool) error {
 	r.Recorder.note(entry{line: line{Call: requestQuiesce}, args: allocate})
 	return r.Monitor.Quiesce(ctx, allocate)
 }
 
-// Resume is the Monitor's.
+// Resume records the request, and passes it to the Monitor.
 func (r Requests) Resume(ctx context.Context) error {
 	r.Recorder.note(entry{line: line{Call: requestResume}})
 	return r.Monitor.Resume(ctx)
 }
 
-// Apply is the Monitor's.
+// Apply records the request, and passes it to the Monitor.
 func (r Requests) Apply(ctx context.Context, p health.Policy) error {
 	r.Recorder.note(entry{line: line{Call: requestPolicy}, args: p})
 	return r.Monitor.Apply(ctx, p)
@@ -207,7 +207,7 @@ type session struct {
 	monitor.Session
 	recorder *Recorder
 	number   int
-	closing  atomic.Bool // the end of its events is no news
+	closing  atomic.Bool // the end of its events is not recorded
 }
 
 // recorded makes a call and records it. A Session as the value is left out.
@@ -285,7 +285,7 @@ func (s *session) Repartition(ctx context.Context, uuid string, step inventory.M
 	}, nil
 }
 
-// Next records events when they come: a wait without one is none.
+// Next records an event when it comes. A wait that ends without one is not recorded.
 func (s *session) Next(ctx context.Context) (inventory.Event, error) {
 	event, err := s.Session.Next(ctx)
 	if ctx.Err() == nil && (err == nil || !s.closing.Load()) {

@@ -55,7 +55,7 @@ type Batch struct {
 // A candidate is an Event that limits may keep back.
 type candidate struct {
 	NodeEvent
-	subject string // what it is about: of one subject, only the latest fact is told
+	subject string // what it is about: only the latest fact about a subject is reported
 	limited string // whose rate it counts for: the UUID of a GPU, or a word; empty for that of the node alone
 	alike   string // the same for candidates that can be one Event; empty for one that stays alone
 	name    string // what it names in an Event for several
@@ -144,7 +144,7 @@ func (h *History) limit(limited string, now time.Time, room int) (cause string, 
 	return "", time.Time{}
 }
 
-// driverEvents tells whether the driver answers. Of a node that never had a GPU, nothing is told.
+// driverEvents returns the Events that say whether the driver answers. A node that never had a GPU has none.
 func (h *History) driverEvents(s status.Status) []candidate {
 	is, c := driverReady, candidate{subject: "driver", limited: "driver"}
 	switch {

@@ -11,7 +11,7 @@ const (
 
 // A Pace says when a condition is to be written. Fraction, from 0 up to 1, spreads nodes that started together.
 type Pace struct {
-	// Fraction is a number of this process by chance.
+	// Fraction is a random number of this process.
 	Fraction float64
 	// Beat is how often a condition that did not change is written again, give or take a fifth; 0 means never.
 	Beat time.Duration
@@ -20,14 +20,14 @@ type Pace struct {
 
 	wanted        Condition
 	used          time.Time // of the rate of writes
-	worse, better time.Time // since when the wanted condition is worse, or better, than the one that is there; zero if it is not
+	worse, better time.Time // since when the wanted condition is worse, or better, than that of the node; zero if it is not
 }
 
 // Wrote notes that the condition was written at a time.
 func (p *Pace) Wrote(now time.Time) { _, p.used = perCondition.after(p.used, now) }
 
-// Due returns when wanted is to be written; the zero time if it is not. There is what the node has, nil if it has no such condition, and
-// written when it was written last.
+// Due returns when wanted is to be written; the zero time if it is not. The argument there is the condition of the node, nil if it has
+// none, and written is when it was written last.
 func (p *Pace) Due(there *Condition, written time.Time, wanted Condition, now time.Time) time.Time {
 	due := p.due(there, written, wanted, now)
 	if allowed, _ := perCondition.after(p.used, now); !due.IsZero() && due.Before(allowed) {

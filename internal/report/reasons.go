@@ -1,5 +1,5 @@
-// Package report decides what the cluster is told of a node: Events, the node's GPU condition and a taint. It compares values of
-// package status and does nothing else: times are given to it, and other packages write.
+// Package report decides which Events, GPU condition and taint a node has in the cluster. It compares values of package status and does
+// nothing else: times are given to it, and other packages write.
 package report
 
 // A Reason is why an Event was written, as its field reason has it.

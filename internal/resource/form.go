@@ -56,7 +56,7 @@ func (p Plan) Conflicts(held []HeldForm) []Hold {
 	return holds
 }
 
-// Conflicts reports whether a device has another form than the one that is held, and is on the same GPU.
+// Conflicts reports whether a device is on the same GPU as the held form, and has another form.
 func (c HeldForm) Conflicts(d Device) bool {
 	uuid, shared := SplitID(c.ID)
 	switch {

@@ -101,7 +101,7 @@ const (
 	maybeGPU
 )
 
-// rules returns what there is to know of each kind of fault.
+// rules returns the fields and the effect of each kind of fault.
 func rules() map[Kind]rule {
 	return map[Kind]rule{
 		KindXID:            {oneGPU, []string{"xid", "gi", "ci", "action"}, (*Node).xidLocked},

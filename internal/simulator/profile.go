@@ -65,7 +65,7 @@ type GPU struct {
 	Minor *int `json:"minor,omitempty"`
 	// UUID is NVML's name for the GPU; by default one derived from the profile's name and the GPU's position.
 	UUID string `json:"uuid,omitempty"`
-	// Model is the key of the GPU's model, if it is not the one that the Profile gives for all.
+	// Model is the key of the GPU's model, if it differs from the Model of the Profile.
 	Model string `json:"model,omitempty"`
 	// MIG is the layout of the GPU in multi-instance mode, by the names of the MIG devices; nil if the mode is off.
 	// Devices with fewer compute slices than their GPU instance ("1c.3g.40gb") fill one GPU instance after another.

@@ -6,14 +6,14 @@ import "time"
 type DRA struct {
 	// Mode is plugin, dra or split.
 	Mode string `json:"mode"`
-	// Driver is how the driver is with kubelet.
+	// Driver is the state of the driver's registration at kubelet.
 	Driver DRADriver `json:"driver"`
 	// Slices, Devices and Generation are how many ResourceSlices the API server has of the node, with how many devices, and the generation
 	// of the pool.
 	Slices     int   `json:"slices,omitempty"`
 	Devices    int   `json:"devices,omitempty"`
 	Generation int64 `json:"generation,omitempty"`
-	// Problem is why the API server does not have the slices that it is to have; empty if it has.
+	// Problem is why the slices at the API server are not as wanted; empty if they are.
 	Problem string `json:"problem,omitempty"`
 	// API is the version of resource.k8s.io that the API server serves; empty as long as it was not asked. NoTaints says that it does not
 	// keep the taints of devices, NoCounters that it keeps no counters, without which GPUs are not divided for claims, and NoShares that it
@@ -28,7 +28,7 @@ type DRA struct {
 	Claims []DRAClaim `json:"claims,omitempty"`
 }
 
-// DRADriver is how the driver is with kubelet.
+// DRADriver is the state of the driver's registration at kubelet.
 type DRADriver struct {
 	Registered bool `json:"registered"`
 	// Problem is why it is not registered; empty if it is, or is not to be.

@@ -6,7 +6,7 @@ import "time"
 
 // A Status is what a daemon knows at one moment. Times are in UTC, to the second, and zero where there is none.
 type Status struct {
-	// Summary is what the rest comes to.
+	// Summary is all other fields in one line.
 	Summary Summary `json:"summary,omitzero"`
 	// Version is the daemon's build.
 	Version string `json:"version"`
@@ -174,7 +174,7 @@ type Retry struct {
 
 // A MIGLayout is how far a node is with a MIG layout.
 type MIGLayout struct {
-	// Layout is the name of the layout that is asked for, and From who asks for it; both are empty if nobody does.
+	// Layout is the name of the wanted layout, and From where it was named; both are empty if none is wanted.
 	Layout string `json:"layout,omitempty"`
 	From   string `json:"from,omitempty"`
 	// State is pending, rebooting, success or failed, and Reason why it is not success.

@@ -43,7 +43,7 @@ const (
 // doctor is the command that finds out why a driver cannot be used.
 const doctor = "gpu-device-plugin doctor"
 
-// Summarize returns the summary of s; the one that s has does not count.
+// Summarize returns the summary of s. It does not read s.Summary.
 func Summarize(s Status) Summary {
 	switch {
 	case s.Quiet:

@@ -177,7 +177,7 @@ func (c *GPUs) labelsOf(settings GPUSettings, d inventory.Driver, g inventory.GP
 }
 
 // heldBy returns the labels of a device, more, and those of the container that holds it, with its claim as dcgm-exporter names it, if it
-// holds it alone: a device that is shared has the same series whoever holds it. Containers that hold it by one claim have the labels of
+// holds it alone: a device that is shared has the same series for all its holders. Containers that hold it by one claim have the labels of
 // that.
 func heldBy(holders []holder, device []label, more ...label) *labels {
 	all := slices.Concat(device, more)

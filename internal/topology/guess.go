@@ -19,8 +19,8 @@ func (s *search) guess(wanted int) ranked {
 	return best
 }
 
-// grow adds candidates to a set until it has `wanted`, each time the one that adds most. It leaves in the second row of
-// s.gains what each candidate adds to the set, its own linear weight and its weights to the members.
+// grow adds candidates to a set until it has `wanted`, each time the candidate that adds most. It leaves in the second row of s.gains what
+// each candidate adds to the set, its own linear weight and its weights to the members.
 func (s *search) grow(set uint64, wanted int) uint64 {
 	adds := s.gains[s.n : 2*s.n]
 	copy(adds, s.gains[:s.n])
