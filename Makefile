@@ -28,7 +28,7 @@ PROMETHEUS_BIN := $(TOOLS)/prometheus-$(PROMETHEUS)
 LOGCHECK     := GODEBUG=gotypesalias=0 $(GO) tool -modfile=hack/tools/go.mod logcheck -check-contextual -check-value -config hack/logcheck.conf
 
 # The other modules of this repository whose dependencies are small enough to vet and tidy in every check.
-MODULES := test/manifests test/e2e
+MODULES := cmd/kubectl-gpu test/manifests test/e2e
 
 # And one with kubelet itself, which is vetted only: its tests must build before they run last.
 VETTED := test/e2e/devicemanager
@@ -40,8 +40,12 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: build
-build: ## Build bin/gpu-device-plugin and bin/gpu-node-agent, stripped
+build: kubectl-gpu ## Build bin/gpu-device-plugin, bin/gpu-node-agent and bin/kubectl-gpu, stripped
 	$(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
+
+.PHONY: kubectl-gpu
+kubectl-gpu: ## Build bin/kubectl-gpu, the plugin of kubectl
+	cd cmd/kubectl-gpu && $(GO) build -ldflags '$(LDFLAGS)' -o ../../bin/ .
 
 .PHONY: cross
 cross: ## Build bin/gpu-device-plugin-arm64 and bin/gpu-node-agent-arm64 with Debian's cross compiler, which it installs where it may
@@ -112,10 +116,12 @@ TESTFLAGS := -vet=off -parallel 16
 .PHONY: test
 test: ## Run the tests of every package, and one story of the whole daemon (some minutes the first time)
 	$(GO) test -short $(TESTFLAGS) $$($(GO) list ./... | grep -Ev '/test/($(LONG))(/|$$)')
+	cd cmd/kubectl-gpu && $(GO) test -short $(TESTFLAGS) ./...
 
 .PHONY: test-all
 test-all: ## Run all tests with the race detector, long sequences, whole daemons, MPS and a short soak
 	$(GO) test -race $(TESTFLAGS) -timeout 15m ./...
+	cd cmd/kubectl-gpu && $(GO) test -race $(TESTFLAGS) -timeout 15m ./...
 
 # A number of inputs, not a duration: at the end of a duration `go test` may take its own deadline for a failure.
 FUZZTIME ?= 100000x

@@ -33,6 +33,7 @@ const everything = "*"
 var imports = map[string][]string{
 	"cmd/gpu-device-plugin": {"internal/cli"},
 	"cmd/gpu-node-agent":    {"internal/cli", "internal/cluster"},
+	"cmd/kubectl-gpu":       {"internal/status", "internal/version"}, // a module of its own: ADR 57
 	"api/config/v1":         {},
 
 	"internal/inventory":  {},
@@ -136,9 +137,9 @@ var homes = []struct {
 }{
 	{"github.com/NVIDIA/go-nvml", []string{"internal/nvidia", "internal/simulator"}},
 	{"github.com/fsnotify/fsnotify", []string{"internal/kubelet", "internal/config", "internal/control"}},
-	{"github.com/spf13/cobra", []string{"internal/cli", "internal/cluster"}},
+	{"github.com/spf13/cobra", []string{"internal/cli", "internal/cluster", "cmd/kubectl-gpu"}},
 	{"github.com/spf13/pflag", []string{"internal/cli", "internal/config", "internal/cluster"}},
-	{"github.com/prometheus", []string{"internal/telemetry"}},
+	{"github.com/prometheus", []string{"internal/telemetry", "cmd/kubectl-gpu"}}, // which reads metrics
 	{"net/http", []string{"internal/telemetry", "internal/kubeapi"}},
 	{"log/slog", []string{"internal/logwriter"}}, // its JSON; messages go through klog
 	{"google.golang.org/grpc", []string{"internal/plugin", "internal/kubelet", "internal/draplugin"}},
@@ -153,12 +154,13 @@ var homes = []struct {
 		"internal/config", "internal/simulator", "api/config/v1", "internal/cli", // cli prints it
 		"internal/nodefacts", // reads CDI specs, those of others too
 		"internal/layout",    // reads mig-parted's file
+		"cmd/kubectl-gpu",    // prints it
 	}},
 	{"go.yaml.in/yaml", []string{"internal/config", "internal/simulator", "api/config/v1"}},
 	{"gopkg.in/yaml.v3", []string{}},
 	{"github.com/pelletier/go-toml", []string{"internal/nodefacts"}},
-	{"k8s.io/client-go", []string{"internal/kubeapi"}}, // law 16
-	{"k8s.io/dynamic-resource-allocation", []string{}}, // ADR 44
+	{"k8s.io/client-go", []string{"internal/kubeapi", "cmd/kubectl-gpu"}}, // law 16
+	{"k8s.io/dynamic-resource-allocation", []string{"cmd/kubectl-gpu"}},   // ADR 44
 }
 
 // callHomes names, for a function of an imported package, the only packages that may mention it.
@@ -166,7 +168,7 @@ var callHomes = []struct {
 	path, name string
 	homes      []string
 }{
-	{"os", "Exit", []string{"cmd/gpu-device-plugin", "cmd/gpu-node-agent"}},
+	{"os", "Exit", []string{"cmd/gpu-device-plugin", "cmd/gpu-node-agent", "cmd/kubectl-gpu"}},
 	{"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1", "RegisterDevicePluginServer", []string{"internal/plugin"}},
 	{"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1", "NewRegistrationClient", []string{"internal/kubelet"}},
 }

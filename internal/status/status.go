@@ -81,9 +81,9 @@ type Status struct {
 	// MPS are sentences: which resources that are shared by MPS cannot be used, and why.
 	MPS []string `json:"mps,omitempty"`
 
-	// Holders are the containers that hold devices, as kubelet says. They are there only where they were asked for; HoldersError is why
-	// kubelet did not say.
-	Holders      []Holder `json:"holders,omitempty"`
+	// Holders are the containers that hold devices, as kubelet says; nil where they were not asked for. HoldersError is why kubelet did not
+	// say.
+	Holders      []Holder `json:"holders,omitzero"`
 	HoldersError string   `json:"holdersError,omitempty"`
 }
 

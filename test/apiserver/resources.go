@@ -44,7 +44,8 @@ var resources = map[string]resource{
 	"resourceclaims": {
 		name: "resourceclaims", kind: resourceapi.SchemeGroupVersion.WithKind("ResourceClaim"), namespaced: true, status: true, versioned: true,
 	},
-	"nodefeatures": {name: "nodefeatures", kind: NodeFeatureKind, namespaced: true, custom: true},
+	"deviceclasses": {name: "deviceclasses", kind: resourceapi.SchemeGroupVersion.WithKind("DeviceClass"), versioned: true},
+	"nodefeatures":  {name: "nodefeatures", kind: NodeFeatureKind, namespaced: true, custom: true},
 }
 
 func (r resource) group() schema.GroupResource {

@@ -53,6 +53,9 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) answer(w http.ResponseWriter, r *http.Request) error {
+	if s.answerForPod(w, r) {
+		return nil
+	}
 	t, found := parsePath(r.URL.Path)
 	request := Request{Verb: verb(r, t), Resource: t.resource.name}
 	if t.subresource != "" {
@@ -197,6 +200,7 @@ func (s *Server) list(w http.ResponseWriter, t target, query url.Values) error {
 		s.latest[t.resource.name]++
 		s.mu.Unlock()
 	}
+	objects, listMeta := page(objects, version, query)
 	items := make([]any, len(objects))
 	for i, object := range objects {
 		if items[i], err = t.spoken(object); err != nil {
@@ -205,7 +209,7 @@ func (s *Server) list(w http.ResponseWriter, t target, query url.Values) error {
 	}
 	write(w, http.StatusOK, map[string]any{
 		"kind": t.resource.kind.Kind + "List", "apiVersion": t.apiVersion(),
-		"metadata": map[string]any{"resourceVersion": strconv.FormatInt(version, 10)}, "items": items,
+		"metadata": listMeta, "items": items,
 	})
 	return nil
 }

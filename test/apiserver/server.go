@@ -47,7 +47,8 @@ type Server struct {
 	over       chan struct{} // is closed when another fault is set
 	skew       time.Duration
 	noFeatures bool
-	budget     bool // forbids evictions
+	budget     bool         // forbids evictions
+	pods       http.Handler // answers pods/exec and pods/proxy; nil if nobody does
 	// resourceVersions are those in which resource.k8s.io is served; dropped are fields of devices that are not kept.
 	resourceVersions, dropped []string
 	counts                    map[Request]int

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -48,6 +49,8 @@ func fieldsOf(k key, object runtime.Object) fields.Set {
 		f["spec.driver"], f["spec.nodeName"] = o.Spec.Driver, ptr.Deref(o.Spec.NodeName, "")
 	case *corev1.Pod:
 		f["spec.nodeName"] = o.Spec.NodeName
+	case *eventsv1.Event:
+		f["regarding.kind"], f["regarding.name"] = o.Regarding.Kind, o.Regarding.Name
 	}
 	return f
 }

@@ -1,0 +1,164 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/remotecommand"
+	"k8s.io/streaming/pkg/httpstream"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/cmd/kubectl-gpu/internal/view"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+)
+
+const (
+	// atOnce is how many daemons are asked at the same time.
+	atOnce = 20
+	// answerTimeout bounds the answer of one daemon.
+	answerTimeout = 15 * time.Second
+	// program is the name of the daemon's program and of its container.
+	program = "gpu-device-plugin"
+)
+
+// Run runs a command of the daemon's program in one of its pods. The error is that of the command, with its exit status as in
+// k8s.io/client-go/util/exec, or says why it was not run.
+func (c *Client) Run(ctx context.Context, pod *corev1.Pod, out, problems io.Writer, arguments ...string) error {
+	container := pod.Spec.Containers[0].Name
+	for _, each := range pod.Spec.Containers {
+		if each.Name == program {
+			container = program
+		}
+	}
+	request := c.core.RESTClient().Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("exec").VersionedParams(
+		&corev1.PodExecOptions{Container: container, Command: append([]string{program}, arguments...), Stdout: true, Stderr: true},
+		scheme.ParameterCodec)
+	// As kubectl: by websocket, or by SPDY where something on the way does not know that.
+	websocket, err := remotecommand.NewWebSocketExecutor(c.config, "GET", request.URL().String())
+	if err != nil {
+		return err
+	}
+	spdy, err := remotecommand.NewSPDYExecutor(c.config, "POST", request.URL())
+	if err != nil {
+		return err
+	}
+	either, err := remotecommand.NewFallbackExecutor(websocket, spdy, func(err error) bool {
+		return httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err)
+	})
+	if err != nil {
+		return err
+	}
+	return either.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: out, Stderr: problems})
+}
+
+// status asks the daemon of one pod for its status, with the containers that hold devices if it can tell them.
+func (c *Client) status(ctx context.Context, pod *corev1.Pod) (s status.Status, err error) {
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	for _, arguments := range [][]string{{"status", "-o", "json", "--holders"}, {"status", "-o", "json"}} {
+		var out, problems bytes.Buffer
+		err = c.Run(ctx, pod, &out, &problems, arguments...)
+		if err == nil {
+			if err = json.Unmarshal(out.Bytes(), &s); err != nil {
+				err = fmt.Errorf("its answer cannot be read: %w", err)
+			}
+			return s, err
+		}
+		if text := strings.TrimSpace(problems.String()); text != "" {
+			err = errors.New(text)
+		}
+		if !strings.Contains(err.Error(), "unknown flag") { // a daemon of before v0.2 does not know --holders
+			break
+		}
+	}
+	if ctx.Err() != nil {
+		err = fmt.Errorf("no answer within %v", answerTimeout)
+	}
+	return s, err
+}
+
+// Statuses asks the daemons of pods, at most 20 at once, and returns what each of them answers, in the order of the pods.
+func (c *Client) Statuses(ctx context.Context, pods []*corev1.Pod) []view.Answer {
+	answers := make([]view.Answer, len(pods))
+	var asked errgroup.Group
+	asked.SetLimit(atOnce)
+	for i, pod := range pods {
+		asked.Go(func() error {
+			s, err := c.status(ctx, pod)
+			answers[i] = view.Answer{Pod: pod, Status: s, Err: err}
+			return nil
+		})
+	}
+	_ = asked.Wait() // none returns an error
+	return answers
+}
+
+// Metrics returns the metrics of the daemons of pods, as text, in the order of the pods; empty where there are none. Pods without a port
+// called metrics are not asked.
+func (c *Client) Metrics(ctx context.Context, pods []*corev1.Pod) []string {
+	texts := make([]string, len(pods))
+	var asked errgroup.Group
+	asked.SetLimit(atOnce)
+	for i, pod := range pods {
+		asked.Go(func() error {
+			ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+			defer cancel()
+			for _, container := range pod.Spec.Containers {
+				for _, port := range container.Ports {
+					if port.Name == "metrics" {
+						text, err := c.core.RESTClient().Get().Namespace(pod.Namespace).Resource("pods").SubResource("proxy").
+							Name(fmt.Sprintf("%s:%d", pod.Name, port.ContainerPort)).Suffix("metrics").DoRaw(ctx)
+						if err == nil {
+							texts[i] = string(text)
+						}
+					}
+				}
+			}
+			return nil
+		})
+	}
+	_ = asked.Wait() // none returns an error
+	return texts
+}
+
+// DaemonsOf returns the daemon's pods that run on a node, the one that leads first. There are two of them during a roll-out.
+func (c *Client) DaemonsOf(ctx context.Context, node string) ([]*corev1.Pod, error) {
+	if _, err := c.core.Nodes().Get(ctx, node, metav1.GetOptions{}); err != nil {
+		return nil, err
+	}
+	l, err := c.core.Pods(c.options.DaemonNamespace).List(ctx, metav1.ListOptions{
+		FieldSelector: "spec.nodeName=" + node, LabelSelector: c.options.DaemonSelector,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("find the daemon's pod of node %s: %w", node, err)
+	}
+	var pods []*corev1.Pod
+	for i := range l.Items {
+		if p := &l.Items[i]; c.IsDaemon(p) && p.Spec.NodeName == node && p.Status.Phase == corev1.PodRunning {
+			pods = append(pods, p)
+		}
+	}
+	if len(pods) == 0 {
+		return nil, fmt.Errorf("no pod of the daemon runs on node %s; its pods are found by the labels %s: give --daemon-selector and "+
+			"--daemon-namespace where they have others", node, c.options.DaemonSelector)
+	}
+	for _, p := range pods {
+		if p.Namespace != pods[0].Namespace {
+			return nil, fmt.Errorf("pods of two namespaces have the labels of the daemon on node %s, %s and %s: give --daemon-namespace",
+				node, pods[0].Namespace, p.Namespace)
+		}
+	}
+	if len(pods) == 1 {
+		return pods, nil
+	}
+	return view.LeadFirst(c.Statuses(ctx, pods))
+}

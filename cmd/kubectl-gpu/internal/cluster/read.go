@@ -1,0 +1,198 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/metadata"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/cmd/kubectl-gpu/internal/view"
+)
+
+// page is how many objects of a list are read at once.
+const page = 500
+
+// Read reads what the API server has of nodes with GPUs. With names it reads these nodes alone. What cannot be read is a sentence in Missing
+// of the Facts, and the rest is there.
+func (c *Client) Read(ctx context.Context, names ...string) view.Facts {
+	var f view.Facts
+	var mu sync.Mutex // guards f
+	var all sync.WaitGroup
+	read := func(what string, list func() error) {
+		all.Go(func() {
+			if err := list(); err != nil && !isNotServed(err) {
+				mu.Lock()
+				defer mu.Unlock()
+				f.Missing = append(f.Missing, missing(what, err))
+			}
+		})
+	}
+	read("nodes", func() (err error) { f.Nodes, err = c.nodes(ctx, names); return err })
+	read("pods", func() (err error) { f.Pods, err = c.pods(ctx, names); return err })
+	read("ResourceSlices", func() (err error) { f.Slices, err = c.slices(ctx, names); return err })
+	read("ResourceClaims", func() (err error) { f.Claims, err = c.claims(ctx); return err })
+	all.Wait()
+	slices.Sort(f.Missing)
+	return f
+}
+
+// isNotServed reports whether the API server does not serve a kind of objects: then there are none.
+func isNotServed(err error) bool {
+	return apierrors.IsNotFound(err) && (apierrors.ReasonForError(err) != metav1.StatusReasonNotFound ||
+		strings.Contains(err.Error(), "the server could not find the requested resource"))
+}
+
+// missing says that something cannot be read.
+func missing(what string, err error) string {
+	if apierrors.IsForbidden(err) {
+		return what + " are not shown: you may not list them: " + err.Error()
+	}
+	return what + " are not shown: " + err.Error()
+}
+
+// paged reads a list page by page. A list that changed too long ago while it was read is read again from its beginning, once.
+func paged[L interface{ GetContinue() string }](ctx context.Context, o metav1.ListOptions, list func(context.Context, metav1.ListOptions) (L, error), take func(L)) error {
+	o.Limit = page
+	for {
+		answer, err := list(ctx, o)
+		if err != nil {
+			return err
+		}
+		take(answer)
+		if o.Continue = answer.GetContinue(); o.Continue == "" {
+			return nil
+		}
+	}
+}
+
+// nodes returns the named nodes, or all nodes.
+func (c *Client) nodes(ctx context.Context, names []string) (all []corev1.Node, err error) {
+	if len(names) == 0 {
+		err = paged(ctx, metav1.ListOptions{}, c.core.Nodes().List, func(l *corev1.NodeList) {
+			for i := range l.Items {
+				all = append(all, trimNode(&l.Items[i]))
+			}
+		})
+		return all, err
+	}
+	for _, name := range names {
+		node, err := c.core.Nodes().Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return all, fmt.Errorf("node %s: %w", name, err)
+		}
+		all = append(all, trimNode(node))
+	}
+	return all, nil
+}
+
+// trimNode returns a node without the parts that are large and not used, so that a page's memory can be given back.
+func trimNode(n *corev1.Node) corev1.Node {
+	trimmed := corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID, Labels: n.Labels, Annotations: map[string]string{}},
+		Spec:       corev1.NodeSpec{Taints: n.Spec.Taints, Unschedulable: n.Spec.Unschedulable},
+		Status:     corev1.NodeStatus{Capacity: n.Status.Capacity, Allocatable: n.Status.Allocatable},
+	}
+	for key, value := range n.Annotations {
+		if strings.HasPrefix(key, view.Domain+"/") {
+			trimmed.Annotations[key] = value
+		}
+	}
+	for _, condition := range n.Status.Conditions {
+		if condition.Type == view.ConditionType || condition.Type == corev1.NodeReady {
+			trimmed.Status.Conditions = append(trimmed.Status.Conditions, condition)
+		}
+	}
+	return trimmed
+}
+
+// pods returns the pods that have a part in GPUs: those that ask for them, and the daemon's.
+func (c *Client) pods(ctx context.Context, names []string) (all []corev1.Pod, err error) {
+	selectors := []string{""}
+	if len(names) > 0 {
+		selectors = nil
+		for _, name := range names {
+			selectors = append(selectors, "spec.nodeName="+name)
+		}
+	}
+	for _, selector := range selectors {
+		err := paged(ctx, metav1.ListOptions{FieldSelector: selector}, c.core.Pods(metav1.NamespaceAll).List, func(l *corev1.PodList) {
+			for i := range l.Items {
+				p := &l.Items[i]
+				if c.IsDaemon(p) || view.AsksForGPUs(p) {
+					p.ManagedFields = nil
+					all = append(all, *p.DeepCopy())
+				}
+			}
+		})
+		if apierrors.IsForbidden(err) && c.options.DaemonNamespace == "" {
+			return c.daemonsOnly(ctx, selector, err)
+		}
+		if err != nil {
+			return all, err
+		}
+	}
+	return all, nil
+}
+
+// daemonsOnly returns the daemon's pods of the namespace of the manifests where those of all namespaces may not be listed, and that error.
+func (c *Client) daemonsOnly(ctx context.Context, fields string, forbidden error) (all []corev1.Pod, err error) {
+	l, err := c.core.Pods(defaultNamespace).List(ctx, metav1.ListOptions{FieldSelector: fields, LabelSelector: c.options.DaemonSelector})
+	if err != nil {
+		return nil, forbidden
+	}
+	for i := range l.Items {
+		if c.IsDaemon(&l.Items[i]) {
+			all = append(all, l.Items[i])
+		}
+	}
+	return all, forbidden
+}
+
+// slices returns the ResourceSlices of this project's and NVIDIA's driver.
+func (c *Client) slices(ctx context.Context, names []string) (all []resourceapi.ResourceSlice, err error) {
+	err = paged(ctx, metav1.ListOptions{FieldSelector: "spec.driver=" + view.Driver}, c.resource.ResourceSlices().List, func(l *resourceapi.ResourceSliceList) {
+		for i := range l.Items {
+			s := &l.Items[i]
+			if node := s.Spec.NodeName; len(names) == 0 || node != nil && slices.Contains(names, *node) {
+				s.ManagedFields = nil
+				all = append(all, *s)
+			}
+		}
+	})
+	return all, err
+}
+
+// claims returns the ResourceClaims that have a GPU.
+func (c *Client) claims(ctx context.Context) (all []resourceapi.ResourceClaim, err error) {
+	err = paged(ctx, metav1.ListOptions{}, c.resource.ResourceClaims(metav1.NamespaceAll).List, func(l *resourceapi.ResourceClaimList) {
+		for i := range l.Items {
+			if claim := &l.Items[i]; view.HasGPU(claim) {
+				claim.ManagedFields = nil
+				all = append(all, *claim.DeepCopy())
+			}
+		}
+	})
+	return all, err
+}
+
+// NodeNames returns the names of all nodes, by their metadata alone.
+func (c *Client) NodeNames(ctx context.Context) (names []string, err error) {
+	nodes, err := metadata.NewForConfig(c.config)
+	if err != nil {
+		return nil, err
+	}
+	list := nodes.Resource(corev1.SchemeGroupVersion.WithResource("nodes")).List
+	err = paged(ctx, metav1.ListOptions{}, list, func(l *metav1.PartialObjectMetadataList) {
+		for i := range l.Items {
+			names = append(names, l.Items[i].Name)
+		}
+	})
+	return names, err
+}

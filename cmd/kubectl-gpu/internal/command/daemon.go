@@ -1,0 +1,67 @@
+package command
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+)
+
+func (p *plugin) newStatus() *cobra.Command {
+	return p.forward("status", "Show what the daemon of a node knows", "  kubectl gpu status node-1\n  kubectl gpu status node-1 -- -o wide", false)
+}
+
+func (p *plugin) newDoctor() *cobra.Command {
+	return p.forward("doctor", "Show what is wrong with a node, and the commands that cure it", "  kubectl gpu doctor node-1", false)
+}
+
+func (p *plugin) newQuiesce() *cobra.Command {
+	return p.forward("quiesce", "Release the driver of a node, so that GPUs can be reset or the driver replaced", "  kubectl gpu quiesce node-1", true)
+}
+
+func (p *plugin) newResume() *cobra.Command {
+	return p.forward("resume", "Have the daemon of a node use the driver again after quiesce", "  kubectl gpu resume node-1", true)
+}
+
+// forward returns a command that runs the daemon's command of the same name in the pod of a node. During a roll-out a node has two pods of the
+// daemon. Then it is run in the one that leads; with each, in all of them, because each of them has the driver open.
+func (p *plugin) forward(name, short, example string, each bool) *cobra.Command {
+	where := "While two pods of the daemon run on it, as during a roll-out, the one that leads is asked."
+	if each {
+		where = "While two pods of the daemon run on it, as during a roll-out, both are told, the one that leads first: each of them has the\n" +
+			"driver open."
+	}
+	return &cobra.Command{
+		Use: name + " NODE [-- ARGUMENTS]", Short: short, Example: example,
+		Long: fmt.Sprintf("%s runs gpu-device-plugin %s in the daemon's pod on the node NODE, and in no other node's. %s\n\n"+
+			"Arguments after -- are those of the daemon's command. The exit status is that of the command.", name, name, where),
+		Args: cobra.MinimumNArgs(1), ValidArgsFunction: p.completeNodes(1),
+		RunE: func(cmd *cobra.Command, arguments []string) error {
+			if at := cmd.ArgsLenAtDash(); at > 1 || at < 0 && len(arguments) > 1 {
+				return fmt.Errorf("give one node, and arguments for %s after --", name)
+			} else if at == 0 {
+				return errors.New("give a node before --")
+			}
+			client, err := p.client()
+			if err != nil {
+				return err
+			}
+			pods, err := client.DaemonsOf(cmd.Context(), arguments[0])
+			if err != nil {
+				return err
+			}
+			if !each {
+				pods = pods[:1]
+			}
+			var failed error
+			for _, pod := range pods {
+				err := client.Run(cmd.Context(), pod, cmd.OutOrStdout(), cmd.ErrOrStderr(), append([]string{name}, arguments[1:]...)...)
+				if err != nil && len(pods) > 1 {
+					fmt.Fprintf(cmd.ErrOrStderr(), "in pod %s/%s: %v\n", pod.Namespace, pod.Name, err)
+				}
+				failed = errors.Join(failed, err)
+			}
+			return failed
+		},
+	}
+}

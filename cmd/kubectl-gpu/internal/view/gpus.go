@@ -1,0 +1,174 @@
+package view
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/status"
+)
+
+// A GPU is a row about a GPU, or a MIG device. Its JSON is an interface of the program: fields are added, and none is renamed or removed.
+type GPU struct {
+	Node string `json:"node"`
+	// Index is the GPU's index "i", the MIG device's "i:j", or the name in the ResourceSlice where the daemon was not asked.
+	Index string `json:"index"`
+	UUID  string `json:"uuid,omitempty"`
+	// Model is the name of the GPU's model, or "MIG " and the profile.
+	Model string `json:"model,omitempty"`
+	// State is Unknown, Healthy, Suspect, Unhealthy or Lost, Since when it was entered, with its reason and what cures it.
+	State  string    `json:"state"`
+	Since  time.Time `json:"since,omitzero"`
+	Reason string    `json:"reason,omitempty"`
+	Cure   string    `json:"cure,omitempty"`
+	// Holders are the containers that hold it; HoldersKnown says that no other container does.
+	Holders      []Holder `json:"holders"`
+	HoldersKnown bool     `json:"holdersKnown"`
+	// Utilization is in percent, and memory in MiB; nil where the daemon does not measure them.
+	Utilization *int64 `json:"utilizationPercent,omitempty"`
+	MemoryUsed  *int64 `json:"memoryUsedMiB,omitempty"`
+	MemoryTotal *int64 `json:"memoryTotalMiB,omitempty"`
+}
+
+// A Holder is a container that holds a GPU.
+type Holder struct {
+	Namespace string `json:"namespace"`
+	Pod       string `json:"pod"`
+	// Container is empty where only the pod is known: by a claim.
+	Container string `json:"container,omitempty"`
+	Claim     string `json:"claim,omitempty"`
+}
+
+func (h Holder) String() string {
+	text := h.Namespace + "/" + h.Pod
+	if h.Container != "" {
+		text += "/" + h.Container
+	}
+	if h.Claim != "" {
+		text += " (claim " + h.Claim + ")"
+	}
+	return text
+}
+
+// GPUs returns a row for each GPU and MIG device, in the order of nodes and indices. Of nodes whose daemons did not answer the rows are those
+// of their slices.
+func (f Facts) GPUs(daemons map[string]*corev1.Pod, answers map[string]Answer) []GPU {
+	rows := []GPU{}
+	devices, recorded := f.devices(), f.recorded()
+	for _, name := range f.nodeNames(daemons) {
+		claimed := f.claimed(name)
+		a, asked := answers[name]
+		if !asked || a.Err != nil {
+			for _, d := range devices[name] {
+				if d.Counted && len(claimed[d.Name]) == 0 {
+					continue // a way to divide a GPU that nobody has taken
+				}
+				rows = append(rows, sliceRow(name, d, append(claimed[d.Name], recorded[d.UUID]...)))
+			}
+			continue
+		}
+		byUUID := map[string][]Holder{}
+		for _, d := range devices[name] {
+			byUUID[d.UUID] = append(byUUID[d.UUID], claimed[d.Name]...)
+		}
+		for _, d := range a.Status.GPUs {
+			rows = append(rows, answerRow(name, d, a.Status, append(byUUID[d.UUID], recorded[d.UUID]...)))
+		}
+	}
+	return rows
+}
+
+// sliceRow returns the row of a device that is known by its slice alone.
+func sliceRow(node string, d Device, holders []Holder) GPU {
+	row := GPU{Node: node, Index: d.Name, UUID: d.UUID, Model: d.Model, State: "Healthy", Holders: unique(holders), HoldersKnown: true}
+	if d.Profile != "" {
+		row.Model = "MIG " + d.Profile
+	}
+	if d.Tainted {
+		row.State, row.Reason = "Unhealthy", "the device has a taint in its ResourceSlice"
+	}
+	return row
+}
+
+// answerRow returns the row of a device of which its daemon tells. Where kubelet was asked for the holders, it knows them all.
+func answerRow(node string, d status.Device, s status.Status, known []Holder) GPU {
+	row := GPU{
+		Node: node, Index: d.Index, UUID: d.UUID, Model: d.Model, State: d.State, Since: d.Since, Reason: d.Reason, Cure: d.Cure,
+		HoldersKnown: s.Holders != nil && s.HoldersError == "",
+	}
+	if row.HoldersKnown {
+		known = nil
+		for _, h := range s.Holders {
+			if h.Device == d.UUID {
+				known = append(known, Holder{Namespace: h.Namespace, Pod: h.Pod, Container: h.Container, Claim: h.Claim})
+			}
+		}
+	}
+	row.Holders = unique(known)
+	return row
+}
+
+func unique(holders []Holder) []Holder {
+	all := slices.Clone(holders)
+	slices.SortFunc(all, func(a, b Holder) int { return cmp.Compare(a.String(), b.String()) })
+	if all = slices.Compact(all); all == nil {
+		all = []Holder{}
+	}
+	return all
+}
+
+// claimed returns the pods that have the devices of a node by claims, by the name of the device.
+func (f Facts) claimed(node string) map[string][]Holder {
+	holders := map[string][]Holder{}
+	for _, c := range f.Claims {
+		if c.Status.Allocation == nil {
+			continue
+		}
+		for _, r := range c.Status.Allocation.Devices.Results {
+			if !isGPU(r) || r.Pool != node {
+				continue
+			}
+			for _, user := range podsOf(c.Status.ReservedFor) {
+				holders[r.Device] = append(holders[r.Device], Holder{Namespace: c.Namespace, Pod: user, Claim: c.Name})
+			}
+		}
+	}
+	return holders
+}
+
+func podsOf(users []resourceapi.ResourceClaimConsumerReference) (names []string) {
+	for _, u := range users {
+		if u.Resource == "pods" {
+			names = append(names, u.Name)
+		}
+	}
+	return names
+}
+
+// recorded returns the containers that hold devices as kubelet has written it into the pods' status, by UUID. Kubelet does so where its
+// feature gate ResourceHealthStatus is on.
+func (f Facts) recorded() map[string][]Holder {
+	holders := map[string][]Holder{}
+	for i := range f.Pods {
+		p := &f.Pods[i]
+		if IsOver(p) {
+			continue
+		}
+		for _, c := range p.Status.ContainerStatuses {
+			for _, r := range c.AllocatedResourcesStatus {
+				if !strings.HasPrefix(string(r.Name), Resources) {
+					continue
+				}
+				for _, d := range r.Resources {
+					uuid, _, _ := strings.Cut(string(d.ResourceID), "::")
+					holders[uuid] = append(holders[uuid], Holder{Namespace: p.Namespace, Pod: p.Name, Container: c.Name})
+				}
+			}
+		}
+	}
+	return holders
+}

@@ -1,0 +1,44 @@
+package view
+
+import (
+	"strings"
+
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+)
+
+// AddMetrics adds to the rows of GPUs what the daemon of a node measured of them, by the text of its metrics. Text that cannot be read adds
+// nothing.
+func AddMetrics(rows []GPU, node, text string) {
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(strings.NewReader(text))
+	if err != nil {
+		return
+	}
+	for i := range rows {
+		row := &rows[i]
+		if row.Node != node || strings.Contains(row.Index, ":") {
+			continue
+		}
+		row.Utilization = measured(families["DCGM_FI_DEV_GPU_UTIL"], row.UUID)
+		row.MemoryUsed = measured(families["DCGM_FI_DEV_FB_USED"], row.UUID)
+		row.MemoryTotal = measured(families["DCGM_FI_DEV_FB_TOTAL"], row.UUID)
+	}
+}
+
+// measured returns the value of a GPU itself, not that of one of its instances.
+func measured(f *dto.MetricFamily, uuid string) *int64 {
+	for _, m := range f.GetMetric() {
+		found, whole := false, true
+		for _, l := range m.GetLabel() {
+			found = found || l.GetName() == "UUID" && l.GetValue() == uuid
+			whole = whole && l.GetName() != "GPU_I_ID"
+		}
+		if found && whole {
+			value := int64(m.GetGauge().GetValue())
+			return &value
+		}
+	}
+	return nil
+}
