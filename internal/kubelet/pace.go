@@ -16,6 +16,10 @@ const (
 	// chooseTime is how long the call of Allocate is waited for that follows GetPreferredAllocation. It comes within microseconds, or after a
 	// tenth of a second where kubelet waits for a CPU. A kubelet that ends or fails the pod sends none.
 	chooseTime = time.Second
+	// hurryAfter is how long a question waits for a pause of settleTime. From then on a pause of hurriedTime is enough: a kubelet that allocates
+	// again and again within settleTime does not wait for a CPU for so long.
+	hurryAfter  = time.Second
+	hurriedTime = 10 * time.Millisecond
 	// listPause is the shortest time between two questions about pods. Kubelet refuses more than 100 questions a second, of all programs
 	// together, and more than 10 at once.
 	listPause = 25 * time.Millisecond
@@ -29,6 +33,8 @@ type pace struct {
 
 	mu    sync.Mutex // guards all following fields
 	calls int        // by which kubelet allocates now
+	ended time.Time  // the last of them
+	more  bool       // a call of Allocate follows that one
 	next  time.Time  // no question is sent before
 }
 
@@ -42,19 +48,19 @@ func (p *pace) allocating() (ended func(more bool)) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.calls--
-		pause := settleTime
-		if more {
-			pause = chooseTime
-		}
-		p.next = p.clock.Now().Add(pause)
+		p.ended, p.more = p.clock.Now(), more
 	}
 }
 
-// begin waits until a question may be sent, and notes that it is. It fails at the end of ctx: a kubelet that allocates all the time is not
-// asked.
+// begin waits until a question may be sent, and notes that it is. It fails at the end of ctx.
 func (p *pace) begin(ctx context.Context) error {
+	began := p.clock.Now()
 	for {
-		wait := p.tryBegin()
+		pause := settleTime
+		if p.clock.Since(began) >= hurryAfter {
+			pause = hurriedTime
+		}
+		wait := p.tryBegin(pause)
 		if wait == 0 {
 			return nil
 		}
@@ -68,16 +74,20 @@ func (p *pace) begin(ctx context.Context) error {
 	}
 }
 
-// tryBegin returns when to try again. It returns 0 if the question is sent now.
-func (p *pace) tryBegin() (wait time.Duration) {
+// tryBegin returns when to try again. It returns 0 if the question is sent now: no call was made for as long as pause.
+func (p *pace) tryBegin(pause time.Duration) (wait time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := p.clock.Now()
-	switch wait := p.next.Sub(now); {
-	case p.calls > 0:
-		return settleTime
-	case wait > 0:
-		return min(wait, settleTime) // a call of Allocate may end a longer one
+	if p.calls > 0 {
+		return pause
+	}
+	quiet := p.ended.Add(pause)
+	if p.more {
+		quiet = p.ended.Add(chooseTime)
+	}
+	if wait := max(quiet.Sub(now), p.next.Sub(now)); wait > 0 {
+		return min(wait, pause) // a call of Allocate may end a longer one
 	}
 	p.next = now.Add(listPause)
 	return 0

@@ -20,6 +20,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // accounts is a kubelet's PodResources service that counts what it is asked.
@@ -203,7 +204,30 @@ func TestKubeletIsNotAskedWhileItAllocates(t *testing.T) {
 	}
 }
 
-// TestAQuestionWaitsNoLongerThanItsContext: a kubelet that allocates all the time is not asked, and whoever asks is told.
+// TestAKubeletThatAllocatesAllTheTimeIsAsked: after a second, a pause between its calls is enough that is shorter.
+func TestAKubeletThatAllocatesAllTheTimeIsAsked(t *testing.T) {
+	service := &accounts{}
+	c := clocktesting.NewFakeClock(time.Now())
+	client := service.client(t, c)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	client.Allocating()(false)
+	began, question := c.Now(), asking(ctx, client)
+	waits(t, c, question)
+	for c.Since(began) < time.Minute && service.listed.Load() == 0 {
+		client.Allocating()(true)
+		client.Allocating()(false)
+		c.Step(settleTime / 2)
+		poll.Until(t, "the question is asked, or waits", func() bool { return c.HasWaiters() || service.listed.Load() > 0 })
+	}
+	if took := c.Since(began); took < time.Second || took > 2*time.Second {
+		t.Errorf("kubelet was asked after %v, want 1 s to 2 s", took)
+	}
+	cancel()
+	<-question
+}
+
+// TestAQuestionWaitsNoLongerThanItsContext: a kubelet whose call does not end is not asked, and whoever asks is told.
 func TestAQuestionWaitsNoLongerThanItsContext(t *testing.T) {
 	service := &accounts{}
 	c := clocktesting.NewFakeClock(time.Now())
