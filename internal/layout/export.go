@@ -49,12 +49,12 @@ func Export(gpus []GPU) (Layout, []string) {
 
 // A Document is a file with one layout, as it is written.
 type Document struct {
-	Version string             `json:"version"`
-	Layouts map[string][]entry `json:"mig-configs"`
+	Version string                   `json:"version"`
+	Layouts map[string][]writtenItem `json:"mig-configs"`
 }
 
-// An entry is an Item as it is written.
-type entry struct {
+// A writtenItem is an Item as it is written.
+type writtenItem struct {
 	Filters []string       `json:"device-filter,omitempty"`
 	GPUs    any            `json:"devices"`
 	Enabled bool           `json:"mig-enabled"`
@@ -63,9 +63,9 @@ type entry struct {
 
 // Document returns the file in which Parse finds the layout.
 func (l Layout) Document() Document {
-	entries := []entry{}
+	entries := []writtenItem{}
 	for _, item := range l.Items {
-		e := entry{GPUs: "all", Enabled: item.Enabled, Devices: map[string]int{}}
+		e := writtenItem{GPUs: "all", Enabled: item.Enabled, Devices: map[string]int{}}
 		if !item.All {
 			gpus := []any{}
 			for _, index := range item.Indexes {
@@ -86,5 +86,5 @@ func (l Layout) Document() Document {
 		maps.Copy(e.Devices, item.Devices)
 		entries = append(entries, e)
 	}
-	return Document{Version: "v1", Layouts: map[string][]entry{l.Name: entries}}
+	return Document{Version: "v1", Layouts: map[string][]writtenItem{l.Name: entries}}
 }

@@ -38,7 +38,7 @@ const (
 // A Book is what the ledger holds: the faults that must outlive the process, so that neither a restart nor a hand-over makes a bad
 // GPU good.
 type Book struct {
-	faults     map[faultKey]entry
+	faults     map[faultKey]notedFault
 	recoveries map[string][]time.Time // by device
 	unknown    files.Unknown
 }
@@ -49,8 +49,8 @@ type faultKey struct {
 	xid    uint64
 }
 
-// An entry is a fault in the ledger.
-type entry struct {
+// A notedFault is a fault in the ledger.
+type notedFault struct {
 	Device string         `json:"device"`
 	Boot   string         `json:"boot"` // boot ID of the node when the fault was found
 	Source health.Source  `json:"source"`
@@ -64,34 +64,34 @@ type entry struct {
 }
 
 // UnmarshalJSON implements json.Unmarshaler.
-func (e *entry) UnmarshalJSON(text []byte) (err error) {
-	type known entry
+func (e *notedFault) UnmarshalJSON(text []byte) (err error) {
+	type known notedFault
 	e.unknown, err = files.Decode(text, (*known)(e))
 	return err
 }
 
 // MarshalJSON implements json.Marshaler.
-func (e entry) MarshalJSON() ([]byte, error) {
-	type known entry
+func (e notedFault) MarshalJSON() ([]byte, error) {
+	type known notedFault
 	return files.Encode(known(e), e.unknown)
 }
 
 // ledgerForm is the form of the file.
 type ledgerForm struct {
 	Version    int                    `json:"version"`
-	Faults     []entry                `json:"faults"`
+	Faults     []notedFault           `json:"faults"`
 	Recoveries map[string][]time.Time `json:"recoveries,omitempty"`
 }
 
 // NewBook returns an empty Book.
 func NewBook() Book {
-	return Book{faults: make(map[faultKey]entry), recoveries: make(map[string][]time.Time)}
+	return Book{faults: make(map[faultKey]notedFault), recoveries: make(map[string][]time.Time)}
 }
 
 // Add notes what must outlive the process of a device.
 func (b Book) Add(uuid, boot string, d health.Device) {
 	for _, f := range d.Durable() {
-		b.faults[faultKey{uuid, f.Source, f.XID}] = entry{
+		b.faults[faultKey{uuid, f.Source, f.XID}] = notedFault{
 			Device: uuid, Boot: boot, Source: f.Source, XID: f.XID, State: f.State.String(), Reason: f.Reason, Cure: f.Cure,
 			Since: f.Since.UTC().Truncate(time.Millisecond),
 		}
@@ -124,14 +124,14 @@ func (b Book) Device(uuid string) (faults []health.Fault, recoveries []time.Time
 // Drop forgets a device. It reports whether there was something to forget.
 func (b Book) Drop(uuid string) bool {
 	before := len(b.faults) + len(b.recoveries)
-	maps.DeleteFunc(b.faults, func(key faultKey, _ entry) bool { return key.device == uuid })
+	maps.DeleteFunc(b.faults, func(key faultKey, _ notedFault) bool { return key.device == uuid })
 	delete(b.recoveries, uuid)
 	return len(b.faults)+len(b.recoveries) < before
 }
 
 // Expire forgets the faults that the restart of the node has cured: those of another boot that need no operator.
 func (b Book) Expire(boot string) {
-	maps.DeleteFunc(b.faults, func(_ faultKey, e entry) bool {
+	maps.DeleteFunc(b.faults, func(_ faultKey, e notedFault) bool {
 		return boot != "" && e.Boot != "" && e.Boot != boot && !health.OutlivesBoot(e.Cure)
 	})
 }
@@ -155,7 +155,7 @@ func (b Book) Unlike(others ...Book) Book {
 	maps.Copy(rest.faults, b.faults)
 	maps.Copy(rest.recoveries, b.recoveries)
 	for _, other := range others {
-		maps.DeleteFunc(rest.faults, func(key faultKey, _ entry) bool { _, has := other.faults[key]; return has })
+		maps.DeleteFunc(rest.faults, func(key faultKey, _ notedFault) bool { _, has := other.faults[key]; return has })
 		maps.DeleteFunc(rest.recoveries, func(uuid string, _ []time.Time) bool { return other.recoveries[uuid] != nil })
 	}
 	return rest
@@ -221,8 +221,8 @@ func (l ledger) open() (b Book, setAside, err error) {
 
 // replace puts a new file in the place of the old one, so that every reader finds one of the two whole.
 func (l ledger) replace(b Book) error {
-	p := ledgerForm{Version: ledgerVersion, Faults: slices.AppendSeq([]entry{}, maps.Values(b.faults)), Recoveries: b.recoveries}
-	slices.SortFunc(p.Faults, func(a, b entry) int {
+	p := ledgerForm{Version: ledgerVersion, Faults: slices.AppendSeq([]notedFault{}, maps.Values(b.faults)), Recoveries: b.recoveries}
+	slices.SortFunc(p.Faults, func(a, b notedFault) int {
 		return cmp.Or(cmp.Compare(a.Device, b.Device), cmp.Compare(a.Source, b.Source), cmp.Compare(a.XID, b.XID))
 	})
 	text, err := files.Encode(p, b.unknown)

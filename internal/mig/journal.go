@@ -43,9 +43,9 @@ type journal struct {
 	disk      *files.Disk
 	news      *feed.Feed[int] // counts the changes of what was read, and of the problem; 0 as long as nothing is known
 
-	mu      sync.Mutex        // guards all following fields
-	problem error             // why this process cannot write
-	gpus    map[string]record // by UUID
+	mu      sync.Mutex               // guards all following fields
+	problem error                    // why this process cannot write
+	gpus    map[string]journalRecord // by UUID
 }
 
 func newJournal(dir, boot string) *journal {
@@ -54,12 +54,12 @@ func newJournal(dir, boot string) *journal {
 
 // A journalForm is the form of the file.
 type journalForm struct {
-	Version int               `json:"version"`
-	GPUs    map[string]record `json:"gpus"`
+	Version int                      `json:"version"`
+	GPUs    map[string]journalRecord `json:"gpus"`
 }
 
-// A record is what is noted of a GPU. It is immutable.
-type record struct {
+// A journalRecord is what is noted of a GPU. It is immutable.
+type journalRecord struct {
 	// Boot is the node's boot ID when this was noted; empty if it was not known.
 	Boot string `json:"boot,omitempty"`
 	// Enabled says that this program made instances or switched the mode on, and Made has the instances.
@@ -131,7 +131,7 @@ func inventoried(noted []instance) []inventory.GPUInstance {
 }
 
 // made says whether this program made an instance.
-func (r record) made(found inventory.GPUInstance) bool {
+func (r journalRecord) made(found inventory.GPUInstance) bool {
 	same := func(i instance) bool { return i.is(found) }
 	return !r.lost && (slices.ContainsFunc(r.Made, same) || r.Change != nil && slices.ContainsFunc(r.Change.Creates, same))
 }
@@ -148,7 +148,7 @@ func mode(enabled bool) inventory.MIGMode {
 func (j *journal) load(ctx context.Context, o Options) {
 	for {
 		former := o.Former(ctx) // what it notes from now on may not be read
-		contents := make(chan map[string]record, 1)
+		contents := make(chan map[string]journalRecord, 1)
 		err := j.disk.Do(ctx, diskTimeout, func() error {
 			if j.dir == "" {
 				return errors.New("there is no state directory for the journal of MIG layouts")
@@ -158,7 +158,7 @@ func (j *journal) load(ctx context.Context, o Options) {
 			return err
 		})
 		pause := retryFirst
-		var read map[string]record
+		var read map[string]journalRecord
 		switch {
 		case ctx.Err() != nil:
 			return
@@ -183,7 +183,7 @@ func (j *journal) load(ctx context.Context, o Options) {
 }
 
 // take takes in what was read, and why this process cannot write.
-func (j *journal) take(ctx context.Context, read map[string]record, problem error) {
+func (j *journal) take(ctx context.Context, read map[string]journalRecord, problem error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if problem != nil && fmt.Sprint(problem) != fmt.Sprint(j.problem) && !errors.Is(problem, errFormer) {
@@ -196,8 +196,8 @@ func (j *journal) take(ctx context.Context, read map[string]record, problem erro
 }
 
 // read reads the file.
-func (j *journal) read(ctx context.Context) map[string]record {
-	p, gpus := journalForm{}, map[string]record{}
+func (j *journal) read(ctx context.Context) map[string]journalRecord {
+	p, gpus := journalForm{}, map[string]journalRecord{}
 	if _, err := files.ReadState(filepath.Join(j.dir, journalFile), maxJournal, journalVersion, &p); err != nil {
 		klog.FromContext(ctx).Error(err, "The MIG journal cannot be read: no instance counts as made by this program", "dir", j.dir)
 		return gpus
@@ -219,7 +219,7 @@ func (j *journal) writable() error {
 }
 
 // record returns what is noted of a GPU.
-func (j *journal) record(uuid string) record {
+func (j *journal) record(uuid string) journalRecord {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.gpus[uuid]
@@ -242,7 +242,7 @@ func (j *journal) begin(ctx context.Context, c layout.GPUChange, name string) er
 		}
 	}
 	if r.lost {
-		r = record{}
+		r = journalRecord{}
 	}
 	r.Boot, r.Change = j.boot, &next
 	return j.write(ctx, c.GPU.UUID, r)
@@ -254,7 +254,7 @@ func (j *journal) end(ctx context.Context, found layout.GPU) error {
 		return nil
 	}
 	before := j.record(found.UUID)
-	r := record{Boot: j.boot}
+	r := journalRecord{Boot: j.boot}
 	for _, i := range found.Instances {
 		if before.made(i) {
 			r.Made = append(r.Made, instanceOf(i))
@@ -263,7 +263,7 @@ func (j *journal) end(ctx context.Context, found layout.GPU) error {
 	switched := before.Enabled || before.Change != nil && !before.Change.Enabled || len(r.Made) > 0
 	r.Enabled = found.Mode == inventory.MIGEnabled && switched
 	if !r.Enabled {
-		r = record{}
+		r = journalRecord{}
 	}
 	if reflect.DeepEqual(r, before) {
 		return nil
@@ -272,7 +272,7 @@ func (j *journal) end(ctx context.Context, found layout.GPU) error {
 }
 
 // write replaces what is noted of a GPU, and returns once it is on the disk.
-func (j *journal) write(ctx context.Context, uuid string, r record) error {
+func (j *journal) write(ctx context.Context, uuid string, r journalRecord) error {
 	if err := j.writable(); err != nil {
 		return err
 	}

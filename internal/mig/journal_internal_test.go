@@ -26,21 +26,21 @@ func TestInstancesOfThisProgram(t *testing.T) {
 	t.Parallel()
 	noted := []instance{instanceOf(third)}
 	for name, test := range map[string]struct {
-		record record
+		record journalRecord
 		change func(*inventory.GPUInstance)
 		want   bool
 	}{
-		"made":                  {record{Made: noted}, func(*inventory.GPUInstance) {}, true},
-		"being created":         {record{Change: &change{Creates: noted}}, func(*inventory.GPUInstance) {}, true},
-		"there before a change": {record{Change: &change{Before: noted}}, func(*inventory.GPUInstance) {}, false},
-		"made before a restart": {record{Made: noted, lost: true}, func(*inventory.GPUInstance) {}, false},
-		"nothing noted":         {record{}, func(*inventory.GPUInstance) {}, false},
-		"no compute instance":   {record{Made: noted}, func(i *inventory.GPUInstance) { i.Computes = nil }, true},
-		"another ID":            {record{Made: noted}, func(i *inventory.GPUInstance) { i.ID = 9 }, true},
-		"another profile":       {record{Made: noted}, func(i *inventory.GPUInstance) { i.Profile = "4g.40gb" }, false},
-		"another place":         {record{Made: noted}, func(i *inventory.GPUInstance) { i.Start = 4 }, false},
-		"another size":          {record{Made: noted}, func(i *inventory.GPUInstance) { i.Size = 3 }, false},
-		"a compute instance more": {record{Made: noted}, func(i *inventory.GPUInstance) {
+		"made":                  {journalRecord{Made: noted}, func(*inventory.GPUInstance) {}, true},
+		"being created":         {journalRecord{Change: &change{Creates: noted}}, func(*inventory.GPUInstance) {}, true},
+		"there before a change": {journalRecord{Change: &change{Before: noted}}, func(*inventory.GPUInstance) {}, false},
+		"made before a restart": {journalRecord{Made: noted, lost: true}, func(*inventory.GPUInstance) {}, false},
+		"nothing noted":         {journalRecord{}, func(*inventory.GPUInstance) {}, false},
+		"no compute instance":   {journalRecord{Made: noted}, func(i *inventory.GPUInstance) { i.Computes = nil }, true},
+		"another ID":            {journalRecord{Made: noted}, func(i *inventory.GPUInstance) { i.ID = 9 }, true},
+		"another profile":       {journalRecord{Made: noted}, func(i *inventory.GPUInstance) { i.Profile = "4g.40gb" }, false},
+		"another place":         {journalRecord{Made: noted}, func(i *inventory.GPUInstance) { i.Start = 4 }, false},
+		"another size":          {journalRecord{Made: noted}, func(i *inventory.GPUInstance) { i.Size = 3 }, false},
+		"a compute instance more": {journalRecord{Made: noted}, func(i *inventory.GPUInstance) {
 			i.Computes = []inventory.ComputeInstance{{Slices: 3}, {ID: 1, Slices: 1}}
 		}, false},
 	} {
@@ -75,9 +75,9 @@ func TestJournalOfAChange(t *testing.T) {
 	step := func(action inventory.MIGAction, i inventory.GPUInstance) layout.Step {
 		return layout.Step{Action: action, Part: layout.Part{GPUInstance: i}}
 	}
-	noted := func(what string, want record) {
+	noted := func(what string, want journalRecord) {
 		t.Helper()
-		if diff := cmp.Diff(want, j.record("GPU-0"), cmp.AllowUnexported(record{})); diff != "" {
+		if diff := cmp.Diff(want, j.record("GPU-0"), cmp.AllowUnexported(journalRecord{})); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", what, diff)
 		}
 	}
@@ -103,7 +103,7 @@ func TestJournalOfAChange(t *testing.T) {
 	if err := errors.Join(j.begin(t.Context(), first, "first"), j.begin(t.Context(), second, "second")); err != nil {
 		t.Fatal(err)
 	}
-	want := record{Boot: "one", Change: &change{
+	want := journalRecord{Boot: "one", Change: &change{
 		Layout: "second", Enabled: true, Before: []instance{instanceOf(third)}, Creates: []instance{instanceOf(other), instanceOf(last)},
 	}}
 	noted("during the second change", want)
@@ -112,7 +112,7 @@ func TestJournalOfAChange(t *testing.T) {
 	ended(inventory.Partitions{Unread: "no permission"})
 	noted("after a look that could not read it", want)
 	ended(inventory.Partitions{Mode: inventory.MIGEnabled, Instances: []inventory.GPUInstance{third, other}})
-	want = record{Boot: "one", Enabled: true, Made: []instance{instanceOf(other)}}
+	want = journalRecord{Boot: "one", Enabled: true, Made: []instance{instanceOf(other)}}
 	noted("after the change", want)
 	if r := j.record("GPU-1"); r.Boot != "" {
 		t.Errorf("of another GPU: %+v", r)
@@ -123,7 +123,7 @@ func TestJournalOfAChange(t *testing.T) {
 	if err := j.begin(t.Context(), second, "again"); err != nil {
 		t.Fatal(err)
 	}
-	noted("during a change after that", record{Boot: "two", Change: &change{Layout: "again", Creates: []instance{instanceOf(last)}}})
+	noted("during a change after that", journalRecord{Boot: "two", Change: &change{Layout: "again", Creates: []instance{instanceOf(last)}}})
 	ended(inventory.Partitions{Mode: inventory.MIGDisabled})
 	if text, err := os.ReadFile(filepath.Join(dir, journalFile)); err != nil || strings.Contains(string(text), "GPU-0") {
 		t.Errorf("nothing is divided any more: %s, %v", text, err)
@@ -137,17 +137,17 @@ func TestModeOfTheJournal(t *testing.T) {
 	on, off := inventory.Partitions{Mode: inventory.MIGEnabled}, inventory.Partitions{Mode: inventory.MIGDisabled}
 	divided := inventory.Partitions{Mode: inventory.MIGEnabled, Instances: []inventory.GPUInstance{third}}
 	for name, test := range map[string]struct {
-		noted record
+		noted journalRecord
 		found inventory.Partitions
 		want  bool
 	}{
-		"noted":                  {record{Enabled: true}, on, true},
-		"noted, and off now":     {record{Enabled: true}, off, false},
-		"switched on":            {record{Change: &change{}}, on, true},
-		"it was on":              {record{Change: &change{Enabled: true}}, on, false},
-		"instances were made":    {record{Change: &change{Enabled: true, Creates: made}}, divided, true},
-		"instances of another":   {record{}, divided, false},
-		"made, and the mode off": {record{Made: made}, off, false},
+		"noted":                  {journalRecord{Enabled: true}, on, true},
+		"noted, and off now":     {journalRecord{Enabled: true}, off, false},
+		"switched on":            {journalRecord{Change: &change{}}, on, true},
+		"it was on":              {journalRecord{Change: &change{Enabled: true}}, on, false},
+		"instances were made":    {journalRecord{Change: &change{Enabled: true, Creates: made}}, divided, true},
+		"instances of another":   {journalRecord{}, divided, false},
+		"made, and the mode off": {journalRecord{Made: made}, off, false},
 	} {
 		j := opened(t, t.TempDir(), "one")
 		j.gpus["GPU-0"] = test.noted
@@ -165,7 +165,7 @@ func TestBootOfTheJournal(t *testing.T) {
 		lost       bool
 	}{"the same": {"one", "one", false}, "another": {"one", "two", true}, "not known before": {"", "two", false}, "not known now": {"one", "", false}} {
 		dir := t.TempDir()
-		p := journalForm{journalVersion, map[string]record{"GPU-0": {Boot: test.noted, Enabled: true, Change: &change{}}}}
+		p := journalForm{journalVersion, map[string]journalRecord{"GPU-0": {Boot: test.noted, Enabled: true, Change: &change{}}}}
 		if err := files.WriteState(filepath.Join(dir, journalFile), p); err != nil {
 			t.Fatal(err)
 		}
@@ -181,7 +181,7 @@ func TestJournalOfAFormerProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
 		first, second := opened(t, dir, "one"), newJournal(dir, "one")
-		if err := second.write(t.Context(), "GPU-0", record{}); !errors.Is(err, errUnread) {
+		if err := second.write(t.Context(), "GPU-0", journalRecord{}); !errors.Is(err, errUnread) {
 			t.Errorf("a journal that was not read is written: %v", err)
 		}
 		var begun, ended atomic.Bool
@@ -201,7 +201,7 @@ func TestJournalOfAFormerProcess(t *testing.T) {
 			}
 		}
 		passes(10*time.Second, 1, true)
-		if err := first.write(t.Context(), "GPU-0", record{Enabled: true}); err != nil {
+		if err := first.write(t.Context(), "GPU-0", journalRecord{Enabled: true}); err != nil {
 			t.Fatal(err)
 		}
 		passes(1100*time.Millisecond, 2, true)

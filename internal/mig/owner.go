@@ -63,14 +63,14 @@ type Owner struct {
 	holds   *feed.Feed[map[string]resource.GPUHold]
 	pulse   supervise.Pulse
 
-	mu   sync.Mutex      // guards all following fields
-	wish Wish            // that of the latest turns
-	news int             // of the journal, that they know
-	gpus map[string]*gpu // by UUID
+	mu   sync.Mutex           // guards all following fields
+	wish Wish                 // that of the latest turns
+	news int                  // of the journal, that they know
+	gpus map[string]*ownedGPU // by UUID
 }
 
-// A gpu is what an Owner keeps of a GPU.
-type gpu struct {
+// An ownedGPU is what an Owner keeps of a GPU.
+type ownedGPU struct {
 	// What is shown, under the Owner's lock.
 	shown   GPU
 	about   *Wish // that shown is about; nil before the first
@@ -114,7 +114,7 @@ func New(o Options) *Owner {
 		o.Begins = func(context.Context) {}
 	}
 	return &Owner{
-		options: o, journal: newJournal(o.StateDir, o.BootID), gpus: map[string]*gpu{},
+		options: o, journal: newJournal(o.StateDir, o.BootID), gpus: map[string]*ownedGPU{},
 		status: feed.New(Status{}), holds: feed.New(map[string]resource.GPUHold{}), pulse: supervise.NewPulse(),
 	}
 }
@@ -134,7 +134,7 @@ func (o *Owner) Alive(ctx context.Context) error { return o.pulse.Check(ctx) }
 func (o *Owner) Run(ctx context.Context) error {
 	o.mu.Lock()
 	disk := o.journal.disk
-	o.journal, o.gpus = newJournal(o.options.StateDir, o.options.BootID), map[string]*gpu{}
+	o.journal, o.gpus = newJournal(o.options.StateDir, o.options.BootID), map[string]*ownedGPU{}
 	o.journal.disk = disk // what hangs there is waited for
 	o.mu.Unlock()
 	var turns sync.WaitGroup
@@ -187,7 +187,7 @@ func (o *Owner) begin(wish Wish, snapshot inventory.Snapshot, news int) []*turn 
 	for _, found := range snapshot.GPUs {
 		g := o.gpus[found.UUID]
 		if g == nil {
-			g = &gpu{shown: GPU{UUID: found.UUID, Phase: PhaseUnknown}}
+			g = &ownedGPU{shown: GPU{UUID: found.UUID, Phase: PhaseUnknown}}
 			o.gpus[found.UUID] = g
 		}
 		g.shown.Index, g.shown.Model = found.Index, found.Model
@@ -292,7 +292,7 @@ func (o *Owner) publishLocked() {
 // composeLocked returns the Status.
 func (o *Owner) composeLocked() Status {
 	s := Status{Layout: o.wish.Layout, Origin: o.wish.Origin, Again: o.wish.Again}
-	read := func(g *gpu) bool { return g.unknown == nil && g.shown.Phase != PhaseUnknown }
+	read := func(g *ownedGPU) bool { return g.unknown == nil && g.shown.Phase != PhaseUnknown }
 	s.Resume = o.news > 0 && !errors.Is(o.journal.writable(), errFormer)
 	known := slices.ContainsFunc(o.allLocked(), read)
 	for _, g := range o.allLocked() {
@@ -346,14 +346,14 @@ func (o *Owner) composeLocked() Status {
 }
 
 // allLocked returns the GPUs that have multi-instance mode, by index.
-func (o *Owner) allLocked() []*gpu {
-	var all []*gpu
+func (o *Owner) allLocked() []*ownedGPU {
+	var all []*ownedGPU
 	for _, g := range o.gpus {
 		if g.wish != nil || g.shown.Phase == PhaseUnknown {
 			all = append(all, g)
 		}
 	}
-	slices.SortFunc(all, func(a, b *gpu) int {
+	slices.SortFunc(all, func(a, b *ownedGPU) int {
 		return cmp.Or(cmp.Compare(a.shown.Index, b.shown.Index), strings.Compare(a.shown.UUID, b.shown.UUID))
 	})
 	return all

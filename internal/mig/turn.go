@@ -42,8 +42,8 @@ type turn struct {
 	*Owner
 	GPU     // what is shown of it
 	wish    Wish
-	gpu     *gpu  // what turns keep of it is this turn's
-	unknown error // the GPU has no built-in layout of that name
+	gpu     *ownedGPU // what turns keep of it is this turn's
+	unknown error     // the GPU has no built-in layout of that name
 
 	log       klog.Logger
 	processes []inventory.Process
@@ -99,7 +99,7 @@ func (t *turn) run(ctx context.Context) outcome {
 
 // read reads how the GPU is divided. Instances count as in use if a process computes on them, and if they must not be destroyed
 // because this program did not make them.
-func (t *turn) read(ctx context.Context, noted record) (layout.GPU, error) {
+func (t *turn) read(ctx context.Context, noted journalRecord) (layout.GPU, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	g := layout.GPU{Index: t.Index, UUID: t.UUID, Model: t.Model, InUse: map[int]bool{}}
@@ -125,7 +125,7 @@ func on(p inventory.Process, gi int) bool { return !p.GI.Known || p.GI.Value == 
 // plan returns what is to be done now, or why what was begun cannot be undone, and how far the GPU is when that is done. What an earlier
 // Wish has begun and this one does not want is undone; without a Wish, the instances of this program that a restart of the node ended are
 // made again.
-func (t *turn) plan(now layout.GPU, noted record) (c layout.GPUChange, end Phase, reason string) {
+func (t *turn) plan(now layout.GPU, noted journalRecord) (c layout.GPUChange, end Phase, reason string) {
 	end, t.unknown = PhaseKept, nil
 	nothing := layout.Restore(now, now.Mode, now.Instances)
 	nothing.Reason, t.Change = "", nothing
@@ -226,7 +226,7 @@ func unshown(instances []string, snapshot inventory.Snapshot, index int) string 
 }
 
 // change makes the steps of a change, once nobody uses what they end.
-func (t *turn) change(ctx context.Context, c layout.GPUChange, noted record, end Phase, reason string) outcome {
+func (t *turn) change(ctx context.Context, c layout.GPUChange, noted journalRecord, end Phase, reason string) outcome {
 	hold := holdFor(c)
 	if o, waits := t.awaitOthers(c, noted, end, hold); waits {
 		return o
@@ -265,7 +265,7 @@ func (t *turn) change(ctx context.Context, c layout.GPUChange, noted record, end
 }
 
 // awaitOthers reports whether the change has to wait, or is not made, for another reason than users of the GPU.
-func (t *turn) awaitOthers(c layout.GPUChange, noted record, end Phase, hold resource.GPUHold) (o outcome, waits bool) {
+func (t *turn) awaitOthers(c layout.GPUChange, noted journalRecord, end Phase, hold resource.GPUHold) (o outcome, waits bool) {
 	if t.options.Refuse != nil && noted.Change == nil && end == PhaseDone {
 		if reason := t.options.Refuse(t.UUID); reason != "" {
 			return t.wait(PhaseWaiting, reason, later, resource.GPUHold{}), true
@@ -328,7 +328,7 @@ func (t *turn) ended(ctx context.Context, err error, hold resource.GPUHold) outc
 }
 
 // unjournaled says that the journal cannot be written, so that no step is made. A GPU of which no change was begun is offered as it is.
-func (t *turn) unjournaled(err error, noted record, hold resource.GPUHold) outcome {
+func (t *turn) unjournaled(err error, noted journalRecord, hold resource.GPUHold) outcome {
 	if noted.Change == nil {
 		hold = resource.GPUHold{}
 	}
@@ -338,7 +338,7 @@ func (t *turn) unjournaled(err error, noted record, hold resource.GPUHold) outco
 }
 
 // forbidden says which instance of a change must not be destroyed, because this program did not make it.
-func (t *turn) forbidden(c layout.GPUChange, noted record) string {
+func (t *turn) forbidden(c layout.GPUChange, noted journalRecord) string {
 	for _, s := range c.Steps {
 		if s.Action == inventory.MIGDestroyInstance && !t.wish.Replace && !noted.made(s.Part.GPUInstance) {
 			return fmt.Sprintf("GPU instance %d (%s at slice %d) is in the way, and this program did not make it: allow that with replace",

@@ -58,7 +58,7 @@ type Chooser struct {
 	wishes    *feed.Feed[mig.Wish]
 
 	mu      sync.Mutex // guards all following fields
-	state   state
+	state   savedState
 	told    bool // the label, in this life
 	ordered bool // the command is this process's, and not saved
 	read    bool // what an earlier process saved is in the state
@@ -77,7 +77,7 @@ const (
 	maxState     = 64 << 10
 )
 
-type state struct {
+type savedState struct {
 	Version int `json:"version"`
 	// Label is the last value of the label that is known; nil if none ever was.
 	Label *string `json:"label,omitempty"`
@@ -271,9 +271,9 @@ func (l *Chooser) recall(ctx context.Context) {
 	if l.stateDir == "" {
 		return
 	}
-	answer := make(chan state, 1) // nothing without a file
+	answer := make(chan savedState, 1) // nothing without a file
 	err := l.use(ctx, func(path string) error {
-		var saved state
+		var saved savedState
 		found, err := files.ReadState(path, maxState, stateVersion, &saved)
 		if err != nil {
 			klog.FromContext(ctx).Info("Cannot read which MIG layout was asked for last; it is kept beside it", "path", stateFile+files.Damaged,

@@ -36,7 +36,7 @@ var ErrResumed = errors.New("the driver was not released: resume was asked for m
 // an XID is published while a look is under way.
 type loop struct {
 	*Monitor
-	state   state
+	state   nodeState
 	prober  *prober
 	samples sampler
 	start   func(func() error)
@@ -70,7 +70,7 @@ type loop struct {
 func newLoop(m *Monitor, e *prober, start func(func() error)) *loop {
 	return &loop{
 		Monitor: m, prober: e, samples: newSampler(m), start: start,
-		state: state{
+		state: nodeState{
 			policy: m.options.Policy, metrics: m.options.Metrics, hangAfter: m.options.HangAfter,
 			gpus: make(map[string]health.GPU), unanswered: make(map[string]time.Time), noted: ledger.NewBook(),
 		},

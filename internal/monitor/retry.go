@@ -22,7 +22,7 @@ type Retry struct {
 }
 
 // trouble reports whether a GPU is lost, hangs, or may be seen again by a new session only, and if so why.
-func (t *state) trouble(g health.GPU) (string, bool) {
+func (t *nodeState) trouble(g health.GPU) (string, bool) {
 	for _, f := range g.Faults {
 		if f.Source == health.SourceHang || f.State == inventory.Lost {
 			return f.Reason, true
@@ -33,7 +33,7 @@ func (t *state) trouble(g health.GPU) (string, bool) {
 }
 
 // plan decides, after a look, when the GPUs in trouble are asked again. Another one begins the pauses anew.
-func (t *state) plan(now time.Time) {
+func (t *nodeState) plan(now time.Time) {
 	troubled := len(t.troubles())
 	switch {
 	case troubled == 0:
@@ -45,7 +45,7 @@ func (t *state) plan(now time.Time) {
 }
 
 // troubles returns the GPUs in trouble. It allocates nothing while there is none.
-func (t *state) troubles() []Retry {
+func (t *nodeState) troubles() []Retry {
 	var all []Retry
 	for _, g := range t.scan.GPUs {
 		if reason, ok := t.trouble(t.gpus[g.UUID]); ok {
@@ -61,7 +61,7 @@ func (t *state) troubles() []Retry {
 }
 
 // retries returns the GPUs in trouble and when each is asked again.
-func (t *state) retries() []Retry {
+func (t *nodeState) retries() []Retry {
 	all := t.troubles()
 	for i := range all {
 		all[i].Next = t.next
@@ -73,7 +73,7 @@ func (t *state) retries() []Retry {
 }
 
 // retryFor has GPUs in trouble asked again at once when an event says something of one of them.
-func (t *state) retryFor(e inventory.Event, now time.Time) {
+func (t *nodeState) retryFor(e inventory.Event, now time.Time) {
 	if g, known := t.gpus[e.UUID]; known && e.Kind != inventory.EventLost && !t.next.IsZero() {
 		if _, ok := t.trouble(g); ok {
 			t.next = now
@@ -83,7 +83,7 @@ func (t *state) retryFor(e inventory.Event, now time.Time) {
 
 // retry reports whether the next look asks GPUs in trouble, and whether it does so in a new session: for a GPU that answers again
 // and that only a new session can clear, at once.
-func (t *state) retry(now time.Time) (reopen, retry bool) {
+func (t *nodeState) retry(now time.Time) (reopen, retry bool) {
 	retry = !t.next.IsZero() && !now.Before(t.next)
 	if retry {
 		t.tries++
@@ -105,7 +105,7 @@ func (t *state) retry(now time.Time) (reopen, retry bool) {
 
 // mayReopen reports whether NVML may be opened anew without evidence that this helps. When the last session ends, a GPU without
 // persistence mode forgets what its owner has set: power limits, clocks, compute mode.
-func (t *state) mayReopen() bool {
+func (t *nodeState) mayReopen() bool {
 	if t.policy.ReopenAlways {
 		return true
 	}

@@ -11,8 +11,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/ledger"
 )
 
-// state is what is known of the node. It belongs to the loop.
-type state struct {
+// nodeState is what is known of the node. It belongs to the loop.
+type nodeState struct {
 	policy  health.Policy
 	metrics Metrics
 	facts   health.Facts
@@ -53,7 +53,7 @@ type state struct {
 
 // event folds an event in. It reports whether a look must tell more first: the event names a GPU or MIG device that
 // nobody has seen yet.
-func (t *state) event(e inventory.Event, now time.Time) (unseen bool) {
+func (t *nodeState) event(e inventory.Event, now time.Time) (unseen bool) {
 	e = t.identified(e)
 	g, ok := t.gpus[e.UUID]
 	if !ok {
@@ -67,7 +67,7 @@ func (t *state) event(e inventory.Event, now time.Time) (unseen bool) {
 }
 
 // lateEvent is event after the look that should have told more. An instance of a GPU that has no MIG devices is the GPU.
-func (t *state) lateEvent(e inventory.Event, now time.Time) (unseen bool) {
+func (t *nodeState) lateEvent(e inventory.Event, now time.Time) (unseen bool) {
 	e = t.identified(e)
 	if g, ok := t.gpus[e.UUID]; ok && g.Whole() {
 		e.GI, e.CI = inventory.Unattributed, inventory.Unattributed
@@ -76,7 +76,7 @@ func (t *state) lateEvent(e inventory.Event, now time.Time) (unseen bool) {
 }
 
 // identified returns an event of the kernel's log with the UUID of its GPU, if the last look found that.
-func (t *state) identified(e inventory.Event) inventory.Event {
+func (t *nodeState) identified(e inventory.Event) inventory.Event {
 	i := slices.IndexFunc(t.scan.GPUs, func(g inventory.GPU) bool { return e.BDF != "" && g.BDF == e.BDF })
 	if i >= 0 {
 		e.UUID = t.scan.GPUs[i].UUID
@@ -85,14 +85,14 @@ func (t *state) identified(e inventory.Event) inventory.Event {
 }
 
 // time folds in that time went by.
-func (t *state) time(now time.Time) {
+func (t *nodeState) time(now time.Time) {
 	for _, g := range t.scan.GPUs {
 		t.gpus[g.UUID] = t.policy.FoldTime(t.gpus[g.UUID], now)
 	}
 }
 
 // look folds a look in.
-func (t *state) look(l look, now time.Time) {
+func (t *nodeState) look(l look, now time.Time) {
 	t.err = l.err
 	if l.err != nil {
 		t.stale = silent(l.err)
@@ -136,7 +136,7 @@ func (t *state) look(l look, now time.Time) {
 const linksPatience = 30 * time.Second
 
 // links has GPUs keep the links that they had before some were due.
-func (t *state) links(s *inventory.Snapshot, now time.Time) {
+func (t *nodeState) links(s *inventory.Snapshot, now time.Time) {
 	if !s.LinksDue {
 		t.linksDue, t.linked = time.Time{}, *s
 		return
@@ -167,7 +167,7 @@ func (t *state) links(s *inventory.Snapshot, now time.Time) {
 const answerPatience = 60 * time.Second
 
 // foldResult folds in how a GPU answered, or did not.
-func (t *state) foldResult(g health.GPU, r readResult, now time.Time) health.GPU {
+func (t *nodeState) foldResult(g health.GPU, r readResult, now time.Time) health.GPU {
 	if r.err == nil {
 		delete(t.unanswered, g.UUID)
 		return t.policy.FoldReading(g, r.Reading, t.facts, now)
@@ -188,7 +188,7 @@ func (t *state) foldResult(g health.GPU, r readResult, now time.Time) health.GPU
 }
 
 // cleared folds in that the counts of memory errors of GPUs were cleared, before what was read of them afterwards.
-func (t *state) cleared(uuids []string) {
+func (t *nodeState) cleared(uuids []string) {
 	for _, uuid := range uuids {
 		if g, ok := t.gpus[uuid]; ok {
 			t.gpus[uuid] = t.policy.FoldCleared(g)
@@ -197,7 +197,7 @@ func (t *state) cleared(uuids []string) {
 }
 
 // quiesce marks what is known as the last that will be until the driver is gone back to.
-func (t *state) quiesce(allocate bool, now time.Time) {
+func (t *nodeState) quiesce(allocate bool, now time.Time) {
 	t.stale = ErrQuiesced.Error()
 	clear(t.unanswered)
 	switch {
@@ -209,14 +209,14 @@ func (t *state) quiesce(allocate bool, now time.Time) {
 }
 
 // claim returns what the ledger said of a device, once.
-func (t *state) claim(uuid string) ([]health.Fault, []time.Time) {
+func (t *nodeState) claim(uuid string) ([]health.Fault, []time.Time) {
 	faults, recoveries := t.noted.Device(uuid)
 	t.noted.Drop(uuid)
 	return faults, recoveries
 }
 
 // wantsBook reports whether anything that was found may have to outlive the process; mostly nothing has.
-func (t *state) wantsBook() bool {
+func (t *nodeState) wantsBook() bool {
 	for _, g := range t.gpus {
 		if g.Marked() {
 			return true
@@ -226,7 +226,7 @@ func (t *state) wantsBook() bool {
 }
 
 // book returns what must outlive the process.
-func (t *state) book(boot string) ledger.Book {
+func (t *nodeState) book(boot string) ledger.Book {
 	b := t.noted.Clone()
 	for _, g := range t.gpus {
 		b.Add(g.UUID, boot, g.Device)
@@ -238,7 +238,7 @@ func (t *state) book(boot string) ledger.Book {
 }
 
 // clear folds in that an operator takes a device for good. It reports whether there is such a device.
-func (t *state) clear(uuid string, now time.Time) bool {
+func (t *nodeState) clear(uuid string, now time.Time) bool {
 	for key, g := range t.gpus {
 		if cleared, ok := t.policy.Clear(g, uuid, now); ok {
 			t.gpus[key] = cleared
@@ -249,7 +249,7 @@ func (t *state) clear(uuid string, now time.Time) bool {
 }
 
 // silence folds in that the GPUs cannot be asked.
-func (t *state) silence(gpus []inventory.GPU, p health.Policy, why string, now time.Time) {
+func (t *nodeState) silence(gpus []inventory.GPU, p health.Policy, why string, now time.Time) {
 	for _, g := range gpus {
 		t.gpus[g.UUID] = p.FoldSilence(t.gpus[g.UUID], why, now)
 	}
@@ -271,7 +271,7 @@ func reasonAt(leftOut []inventory.LeftOut, index int) string {
 
 // missing returns the GPUs of the last look that a new one does not show, but may still count: it counts GPUs that it could
 // not identify. If it counts fewer, what is not shown was unplugged or unbound: then it is simply gone.
-func (t *state) missing(s inventory.Snapshot) []inventory.GPU {
+func (t *nodeState) missing(s inventory.Snapshot) []inventory.GPU {
 	if len(s.LeftOut) == 0 {
 		return nil
 	}
@@ -295,7 +295,7 @@ func withMissing(s inventory.Snapshot, missing []inventory.GPU) inventory.Snapsh
 }
 
 // compose returns the Snapshot of what is known now, and whether it differs from the one before.
-func (t *state) compose() (inventory.Snapshot, bool) {
+func (t *nodeState) compose() (inventory.Snapshot, bool) {
 	t.node = t.nodeWide()
 	if !t.changed() {
 		return t.published, false
@@ -318,7 +318,7 @@ func (t *state) compose() (inventory.Snapshot, bool) {
 }
 
 // changed reports whether the published Snapshot is not what is known now. It allocates nothing: most looks change nothing.
-func (t *state) changed() bool {
+func (t *nodeState) changed() bool {
 	p := t.published
 	if p.Generation == 0 || p.Stale != t.stale || p.LinksDue != t.awaitsLinks() || p.Driver != t.scan.Driver || p.Control != t.scan.Control ||
 		len(p.GPUs) != len(t.scan.GPUs) || !slices.Equal(p.LeftOut, t.scan.LeftOut) {
@@ -345,10 +345,10 @@ func (t *state) changed() bool {
 }
 
 // awaitsLinks reports whether links are worth waiting for: looks succeed, and they have not been due for long.
-func (t *state) awaitsLinks() bool { return t.scan.LinksDue && !t.linksLate && t.stale == "" }
+func (t *nodeState) awaitsLinks() bool { return t.scan.LinksDue && !t.linksLate && t.stale == "" }
 
 // health is the verdict on a GPU as the Snapshot has it: what is wrong with the whole node is said of the node.
-func (t *state) health(d health.Device) inventory.Health {
+func (t *nodeState) health(d health.Device) inventory.Health {
 	h := t.verdict(d)
 	if t.node != "" && h.State != inventory.Healthy {
 		h.Reason = t.node
@@ -357,7 +357,7 @@ func (t *state) health(d health.Device) inventory.Health {
 }
 
 // verdict is the verdict on a device. An operator's word to give the GPUs no work holds also where checks are off.
-func (t *state) verdict(d health.Device) inventory.Health {
+func (t *nodeState) verdict(d health.Device) inventory.Health {
 	verdict := t.policy.Verdict(d)
 	if t.withheld.IsZero() {
 		return verdict
@@ -368,7 +368,7 @@ func (t *state) verdict(d health.Device) inventory.Health {
 }
 
 // nodeWide returns the reason that holds for all GPUs at once, or an empty one.
-func (t *state) nodeWide() string {
+func (t *nodeState) nodeWide() string {
 	if !t.withheld.IsZero() {
 		return t.stale
 	}
@@ -383,7 +383,7 @@ func (t *state) nodeWide() string {
 }
 
 // limit returns when time will change something next; the zero time if it will not.
-func (t *state) limit() time.Time {
+func (t *nodeState) limit() time.Time {
 	var limit time.Time
 	for _, g := range t.scan.GPUs {
 		if l := t.gpus[g.UUID].Limit(); !l.IsZero() && (limit.IsZero() || l.Before(limit)) {
@@ -394,7 +394,7 @@ func (t *state) limit() time.Time {
 }
 
 // pace returns how long to wait for the next look while nothing happens.
-func (t *state) pace(o Options, pinned bool) time.Duration {
+func (t *nodeState) pace(o Options, pinned bool) time.Duration {
 	pace := o.Poll
 	if t.scan.LinksDue {
 		pace = o.SuspectPoll

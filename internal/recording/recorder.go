@@ -45,15 +45,15 @@ type Recorder struct {
 
 // A recording is from start to stop.
 type recording struct {
-	entries chan entry
+	entries chan pendingLine
 	dropped atomic.Int64
 	stop    chan struct{} // closed to stop it
 	stopped chan struct{} // closed when all is on disk
 	err     error         // of the disk, once stopped
 }
 
-// An entry is a line whose values are not encoded yet.
-type entry struct {
+// A pendingLine is a line whose values are not encoded yet.
+type pendingLine struct {
 	line
 	args, value any
 	err         error
@@ -66,7 +66,7 @@ func (r *Recorder) Start(o Options) error {
 	if r.running.Load() != nil {
 		return errors.New("a recording is under way: end it with record stop")
 	}
-	rec := &recording{entries: make(chan entry, queued), stop: make(chan struct{}), stopped: make(chan struct{})}
+	rec := &recording{entries: make(chan pendingLine, queued), stop: make(chan struct{}), stopped: make(chan struct{})}
 	made := make(chan error, 1)
 	go func() {
 		w, err := newWriter(o)
@@ -95,7 +95,7 @@ func (r *Recorder) Stop() error {
 	if rec == nil {
 		return errors.New("there is no recording")
 	}
-	rec.add(entry{line: line{At: time.Now(), Call: callEnd}})
+	rec.add(pendingLine{line: line{At: time.Now(), Call: callEnd}})
 	close(rec.stop)
 	select {
 	case <-rec.stopped:
@@ -130,7 +130,7 @@ func (r *recording) run(w *writer) {
 }
 
 // add has a line written, or counts it as dropped. It does not wait.
-func (r *recording) add(e entry) {
+func (r *recording) add(e pendingLine) {
 	select {
 	case r.entries <- e:
 	default:
@@ -139,7 +139,7 @@ func (r *recording) add(e entry) {
 }
 
 // note records what happened now, if there is a recording.
-func (r *Recorder) note(e entry) {
+func (r *Recorder) note(e pendingLine) {
 	if rec := r.running.Load(); rec != nil {
 		e.At = time.Now()
 		rec.add(e)
@@ -154,31 +154,31 @@ type Requests struct {
 
 // Deliver records the request, and passes it to the Monitor.
 func (r Requests) Deliver(ctx context.Context, e inventory.Event) error {
-	r.Recorder.note(entry{line: line{Call: callEvent}, value: e})
+	r.Recorder.note(pendingLine{line: line{Call: callEvent}, value: e})
 	return r.Monitor.Deliver(ctx, e)
 }
 
 // Clear records the request, and passes it to the Monitor.
 func (r Requests) Clear(ctx context.Context, uuid string) error {
-	r.Recorder.note(entry{line: line{Call: requestClear, GPU: uuid}})
+	r.Recorder.note(pendingLine{line: line{Call: requestClear, GPU: uuid}})
 	return r.Monitor.Clear(ctx, uuid)
 }
 
 // Quiesce records the request, and passes it to the Monitor.
 func (r Requests) Quiesce(ctx context.Context, allocate bool) error {
-	r.Recorder.note(entry{line: line{Call: requestQuiesce}, args: allocate})
+	r.Recorder.note(pendingLine{line: line{Call: requestQuiesce}, args: allocate})
 	return r.Monitor.Quiesce(ctx, allocate)
 }
 
 // Resume records the request, and passes it to the Monitor.
 func (r Requests) Resume(ctx context.Context) error {
-	r.Recorder.note(entry{line: line{Call: requestResume}})
+	r.Recorder.note(pendingLine{line: line{Call: requestResume}})
 	return r.Monitor.Resume(ctx)
 }
 
 // Apply records the request, and passes it to the Monitor.
 func (r Requests) Apply(ctx context.Context, p health.Policy) error {
-	r.Recorder.note(entry{line: line{Call: requestPolicy}, args: p})
+	r.Recorder.note(pendingLine{line: line{Call: requestPolicy}, args: p})
 	return r.Monitor.Apply(ctx, p)
 }
 
@@ -218,7 +218,7 @@ func recorded[T any](s *session, call, gpu string, args any, f func() (T, error)
 	}
 	began := time.Now()
 	value, err := f()
-	e := entry{line: line{At: began, Took: time.Since(began), Call: call, Session: s.number, GPU: gpu}, args: args, err: err}
+	e := pendingLine{line: line{At: began, Took: time.Since(began), Call: call, Session: s.number, GPU: gpu}, args: args, err: err}
 	switch any(value).(type) {
 	case nothing, monitor.Session, inventory.Sample:
 	default:
@@ -289,7 +289,7 @@ func (s *session) Repartition(ctx context.Context, uuid string, step inventory.M
 func (s *session) Next(ctx context.Context) (inventory.Event, error) {
 	event, err := s.Session.Next(ctx)
 	if ctx.Err() == nil && (err == nil || !s.closing.Load()) {
-		e := entry{line: line{Call: callEvent, Session: s.number}, err: err}
+		e := pendingLine{line: line{Call: callEvent, Session: s.number}, err: err}
 		if err == nil {
 			e.value = event
 		}
@@ -320,7 +320,7 @@ func (s *session) Close(ctx context.Context) error {
 }
 
 // encode returns the line.
-func (e entry) encode() (line, error) {
+func (e pendingLine) encode() (line, error) {
 	l := e.line
 	l.Error = failureOf(e.err)
 	var err, wrong error

@@ -120,7 +120,7 @@ func recordings(dir string) ([]string, error) {
 }
 
 // write takes a line in.
-func (w *writer) write(e entry, dropped *atomic.Int64) {
+func (w *writer) write(e pendingLine, dropped *atomic.Int64) {
 	l, err := e.encode()
 	if e.Call == requestPolicy && err == nil {
 		_ = json.Unmarshal(l.Args, &w.header.Policy) // it was encoded just now

@@ -45,14 +45,14 @@ type Device struct {
 type Preference struct {
 	graph   *Graph
 	policy  Policy
-	devices []device         // by number, the order of the answers
+	devices []numberedDevice // by number, the order of the answers
 	at      map[string]int32 // by ID
 	units   [][]int32        // of each GPU or MIG device, the numbers of its devices
 	gpus    []gpuOfResource
 }
 
-// device is a Device, by number.
-type device struct {
+// numberedDevice is a Device, by number.
+type numberedDevice struct {
 	id      string
 	unit    int32
 	gpu     int32
@@ -93,7 +93,7 @@ func NewPreference(graph *Graph, devices []Device, policy Policy) *Preference {
 		}
 		number := int32(len(p.devices))
 		p.at[d.ID] = number
-		p.devices = append(p.devices, device{d.ID, unit, gpu, d.Healthy})
+		p.devices = append(p.devices, numberedDevice{d.ID, unit, gpu, d.Healthy})
 		p.units[unit] = append(p.units[unit], number)
 	}
 	return p
