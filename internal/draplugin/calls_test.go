@@ -10,11 +10,13 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "k8s.io/kubelet/pkg/apis/dra-health/v1"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
@@ -122,6 +124,59 @@ func TestSideBySide(t *testing.T) {
 	close(slow)
 	if err := <-ended; err != nil {
 		t.Error(err)
+	}
+}
+
+// TestCallsFinish: calls that are being answered when a process ends are answered as long as kubelet waits, and not longer.
+func TestCallsFinish(t *testing.T) {
+	t.Parallel()
+	for name, finishes := range map[string]bool{"in time": true, "too late": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			release, began := make(chan struct{}), make(chan struct{})
+			n.claims.prepare = func(ctx context.Context, _ dra.Claim) error {
+				close(began)
+				select {
+				case <-release:
+					return nil
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			}
+			k := n.startKubelet(t)
+			c := clocktesting.NewFakeClock(time.Now())
+			d := n.start(t, c)
+			stepUntil(t, c, "registered", func() bool { return d.Status().Value().Registered })
+			answer := make(chan error, 1)
+			go func() {
+				answers, err := k.Prepare(t.Context(), dra.Driver, claim("slow"))
+				if text := answers["slow"].GetError(); text != "" {
+					err = errors.New(text)
+				}
+				answer <- err
+			}()
+			<-began
+			ended := make(chan struct{})
+			go func() {
+				d.stop()
+				close(ended)
+			}()
+			stopped := c.Now()
+			stepUntil(t, c, "most of the time to finish is over", func() bool { return c.Since(stopped) > 44*time.Second })
+			if len(answer) > 0 {
+				t.Fatal("the call has ended early")
+			}
+			if finishes {
+				close(release)
+			} else {
+				stepUntil(t, c, "the end of the call", func() bool { return len(answer) > 0 })
+			}
+			if err := <-answer; (err == nil) != finishes {
+				t.Errorf("the call is answered: %v", err)
+			}
+			<-ended
+		})
 	}
 }
 

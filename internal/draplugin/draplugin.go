@@ -36,8 +36,12 @@ const (
 	// registerTimeout is how long kubelet may leave the driver unregistered, or without a connection, until it is offered with another
 	// socket. A kubelet needs some seconds for a restart.
 	registerTimeout = 30 * time.Second
-	// finishTimeout limits the wait for calls that are being answered when a life ends.
-	finishTimeout = 5 * time.Second
+	// finishTimeout limits the wait for calls that are being answered when the driver ends: kubelet waits for an answer as long.
+	finishTimeout = 45 * time.Second
+	// nextTimeout is the same when the next life is to begin: kubelet calls no driver meanwhile.
+	nextTimeout = 5 * time.Second
+	// connectTimeout limits what comes before the first call of a connection.
+	connectTimeout = 5 * time.Second
 )
 
 // Why a life ends.
@@ -189,7 +193,7 @@ func (s *Plugin) live(parent context.Context) error {
 	ctx, end := context.WithCancelCause(parent)
 	defer end(nil)
 	life := &life{Plugin: s, log: log, path: path, end: end, closing: make(chan struct{}), kubelet: feed.New(registration{}),
-		server: grpc.NewServer(grpc.ConnectionTimeout(finishTimeout))}
+		server: grpc.NewServer(grpc.ConnectionTimeout(connectTimeout))}
 	life.register(life.server)
 	life.served.Go(func() {
 		if err := life.server.Serve(listener{socket, life}); err != nil {
@@ -203,7 +207,11 @@ func (s *Plugin) live(parent context.Context) error {
 		return errLeadsAgain
 	}
 	s.endEarlier()
-	life.finish()
+	limit := nextTimeout
+	if parent.Err() != nil {
+		limit = finishTimeout
+	}
+	life.finish(limit)
 	if parent.Err() != nil {
 		return nil
 	}
@@ -284,17 +292,27 @@ func (s *Plugin) keep(l *life) {
 // endEarlier begins the end of the life before, if that one still serves.
 func (s *Plugin) endEarlier() {
 	if s.earlier != nil {
-		s.ending.Go(s.earlier.finish)
+		earlier := s.earlier
+		s.ending.Go(func() { earlier.finish(finishTimeout) })
 		s.earlier = nil
 	}
 }
 
-// finish ends the server of a life, and then removes its socket. It waits for calls that are being answered, for finishTimeout at most.
-func (l *life) finish() {
+// finish ends the server of a life, and then removes its socket. It waits for calls that are being answered, for so long at most.
+func (l *life) finish(limit time.Duration) {
 	close(l.closing)
-	kill := time.AfterFunc(finishTimeout, l.server.Stop)
-	defer kill.Stop()
-	l.server.GracefulStop()
+	finished, late := make(chan struct{}), l.o.Clock.NewTimer(limit)
+	defer late.Stop()
+	go func() {
+		l.server.GracefulStop()
+		close(finished)
+	}()
+	select {
+	case <-finished:
+	case <-late.C():
+		l.server.Stop()
+		<-finished
+	}
 	l.served.Wait()
 	_ = os.Remove(l.path)
 }

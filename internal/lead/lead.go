@@ -32,7 +32,7 @@ const (
 	silence = 5
 	// finish is how long the tasks of a term may take to end when the lead is handed over. Kubelet gives a call of the DRA driver 45 s.
 	finish = 45 * time.Second
-	// leaving is that time when the process ends. Kubelet kills it after 30 s.
+	// leaving is that time when the process ends. Calls that last longer are forwarded to the next lead.
 	leaving = 10 * time.Second
 	// pause is the time between two looks at a folder in which another process is taking the lead or handing it over.
 	pause = 50 * time.Millisecond

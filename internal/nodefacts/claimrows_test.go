@@ -68,6 +68,13 @@ var claimRows = []row{
 		check: "dra", severity: doctor.Warning, says: "are given whole", remedy: "DRAConsumableCapacity",
 	},
 	{
+		name: "split, and devices by the environment", check: "dra", severity: doctor.Error,
+		settings: func(s *doctor.Settings) { s.CDI, s.DeviceNodes, s.Envvar, s.Claims = false, false, true, true },
+		status:   given(func(d *status.DRA) { d.Mode = "split" }), facts: answers(doctor.PodResourcesAnswer{}),
+		says:     "nvidia.com/gpu and a claim gets the GPU of its claim alone", remedy: "--device-list-strategy=cdi-cri",
+		also:     []string{"visible-devices", "daemon-reload"},
+	},
+	{
 		name: "offered, too", settings: claims, status: given(nil),
 		facts: answers(doctor.PodResourcesAnswer{Offered: map[string][]string{"nvidia.com/gpu": {"GPU-1::2"}}}),
 		check: "dra", severity: doctor.Error, says: "GPU 0 is in a ResourceSlice, and kubelet offers it as a device of nvidia.com/gpu",

@@ -165,6 +165,36 @@ func (w *watched) hasData(what, expression string) {
 // shorter has rules that look back over hours look back over the minute that a test takes.
 var shorter = strings.NewReplacer("[6h:5m]", "[5m:1s]", "[1h]", "[5m]", "> 300", "> 15")
 
+// TestSeriesOfClaims: what the row about claims and the alerts about them ask for are series that the daemon has.
+func TestSeriesOfClaims(t *testing.T) {
+	t.Parallel()
+	known, err := os.ReadFile("../../docs/metrics.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	alerts, _ := rules(t)
+	var asked []string
+	for _, p := range panels(t) {
+		if p.row == "Claims" {
+			asked = append(asked, p.expressions...)
+		}
+	}
+	if len(asked) < 4 {
+		t.Errorf("the row about claims asks for %d things", len(asked))
+	}
+	for _, a := range alerts {
+		asked = append(asked, a.Expr)
+	}
+	for _, expression := range asked {
+		for _, name := range regexp.MustCompile("gpu_device_plugin_[a-z_]+").FindAllString(expression, -1) {
+			name = strings.TrimSuffix(strings.TrimSuffix(name, "_bucket"), "_count")
+			if !strings.Contains(string(known), "| `"+name+"` |") {
+				t.Errorf("%s: the daemon has no metric %s", expression, name)
+			}
+		}
+	}
+}
+
 // TestDashboardAndAlertsOnANode plays a fault for each alert on a simulated node, and asks Prometheus for what the alert and,
 // in the end, each panel of the dashboard asks for.
 func TestDashboardAndAlertsOnANode(t *testing.T) {
@@ -242,6 +272,9 @@ func TestDashboardAndAlertsOnANode(t *testing.T) {
 		delete(expressions, name)
 	}
 	delete(expressions, "GPUMIGLayoutNotMade") // this node changes no layouts; testdata/alerts.yaml has it fire
+	for _, name := range []string{"GPUSlicesNotPublished", "GPUClaimsRefused"} { // nor does it give GPUs by claims
+		delete(expressions, name)
+	}
 	delete(expressions, "GPUNVSwitchFatal")    // nor does a simulated NVSwitch fail; the same holds
 	for name := range expressions {
 		t.Errorf("nothing was done to have the alert %s fire", name)
@@ -249,6 +282,9 @@ func TestDashboardAndAlertsOnANode(t *testing.T) {
 
 	var charts []chart
 	for _, p := range panels(t) {
+		if p.row == "Claims" {
+			continue
+		}
 		c := chart{title: p.title}
 		for _, expression := range p.expressions {
 			found, err := w.queryRange(t.Context(), expression, w.started, end, 100)
@@ -269,6 +305,7 @@ func TestDashboardAndAlertsOnANode(t *testing.T) {
 // A panel is a panel of the dashboard with what it asks Prometheus for.
 type panel struct {
 	title, kind string
+	row         string // the title of the row above
 	expressions []string
 }
 
@@ -289,11 +326,13 @@ func panels(t *testing.T) (all []panel) {
 		t.Fatal(err)
 	}
 	variables := strings.NewReplacer("$instance", ".*", "$gpu", ".*", "$__rate_interval", "10s", "$__range", "5m")
+	row := ""
 	for _, p := range dashboard.Panels {
 		if p.Type == "row" {
+			row = p.Title
 			continue
 		}
-		one := panel{title: p.Title, kind: p.Type}
+		one := panel{title: p.Title, kind: p.Type, row: row}
 		for _, target := range p.Targets {
 			one.expressions = append(one.expressions, variables.Replace(target.Expr))
 		}
