@@ -63,7 +63,7 @@ var imports = map[string][]string{
 	"internal/cdi":      {"internal/inventory", "internal/resource", "internal/edits", "internal/driverroot", "internal/files"},
 	"internal/devnodes": {"internal/inventory", "internal/resource", "internal/edits"},
 	"internal/config": {
-		"api/config/v1", "internal/health", "internal/resource", "internal/edits", "internal/cdi", "internal/feed",
+		"api/config/v1", "internal/dra", "internal/health", "internal/resource", "internal/edits", "internal/cdi", "internal/feed",
 		"internal/files", "internal/inventory", "internal/supervise",
 	},
 	"internal/ledger":  {"internal/inventory", "internal/health", "internal/files"},

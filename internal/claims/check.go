@@ -110,6 +110,13 @@ func (n node) device(result dra.Result) (recordDevice, error) {
 		return d, fail(CauseMalformed, "%q is not the ID of a share", result.ShareID)
 	}
 	d.Share = result.Share(published)
+	if d.ShareID != "" {
+		d.SharedBy = published.SharedBy
+	}
+	if most := int64(published.Capacity[dra.SharesCapacity]); d.SharedBy == dra.ByCount && most > 0 {
+		count := min(result.Count(), most)
+		d.equal.memory, d.equal.threads = int64(published.Capacity[dra.MemoryCapacity])/most*count, 100*count/most
+	}
 	if !found {
 		return d, fail(CauseDevice, "the device %s of pool %s is not one that this node gives to claims now", result.Device, result.Pool)
 	}
@@ -276,55 +283,73 @@ func overlap(a, b recordDevice) bool {
 	case a.MIG != nil && b.MIG != nil && a.MIG.UUID != b.MIG.UUID:
 		return false
 	}
-	return a.Share == 0 || b.Share == 0
+	return !a.part() || !b.part()
 }
 
 // fits returns why a claim cannot have its share of a device beside those that others have: they have too much, or use it in another way.
 func (n node) fits(d recordDevice, wanted record, records map[string]record, boot string) error {
-	if d.Share == 0 {
+	if !d.part() {
 		return nil
 	}
 	published, _ := n.published(dra.Result{Pool: d.Pool, Device: d.Device})
-	taken, by := int64(0), []string{}
+	memory, count, by := int64(0), int64(0), []string{}
 	for uid, r := range records {
 		if uid == wanted.UID || r.former(boot) {
 			continue
 		}
 		for _, other := range r.Devices {
-			if other.GPU != d.GPU || other.Share == 0 || other.AdminAccess {
+			if other.uuid() != d.uuid() || !other.part() || other.AdminAccess {
 				continue
 			}
 			if !alike(d, other) {
 				return fail(CauseInUse, "the device %s (%s) is shared by the claim %s in another way: %s, and not %s; shares of one GPU need the same "+
 					"time slice, and MPS for all or none", d.Device, d.uuid(), r, other.way(), d.way())
 			}
-			taken, by = taken+other.Share, append(by, r.String())
+			memory, count, by = memory+other.Share, count+other.count(), append(by, r.String())
 		}
 	}
 	for _, own := range wanted.Devices {
-		if own.GPU != d.GPU || own.AdminAccess {
+		if own.uuid() != d.uuid() || own.AdminAccess {
 			continue
 		}
 		if !alike(d, own) {
 			return fail(CauseConfig, "the requests %s and %s have shares of the device %s, and use it in different ways: %s and %s",
 				d.Request, own.Request, d.Device, d.way(), own.way())
 		}
-		taken += own.Share
+		memory, count = memory+own.Share, count+own.count()
 	}
-	if slices.Sort(by); taken > int64(published.Capacity[dra.MemoryCapacity]) {
-		return fail(CauseInUse, "the device %s (%s) has not as much memory left as the claim was given; it is in use by %s, "+
-			"and what was given back is not unprepared yet", d.Device, d.uuid(), strings.Join(slices.Compact(by), ", "))
+	what := ""
+	switch most := int64(published.Capacity[dra.SharesCapacity]); {
+	case memory > int64(published.Capacity[dra.MemoryCapacity]):
+		what = "as much memory"
+	case most > 0 && count > most:
+		what = "as many shares"
+	default:
+		return nil
 	}
-	return nil
+	slices.Sort(by)
+	return fail(CauseInUse, "the device %s (%s) has not %s left as the claim was given; it is in use by %s, "+
+		"and what was given back is not unprepared yet", d.Device, d.uuid(), what, strings.Join(slices.Compact(by), ", "))
+}
+
+// count returns how many of the shares of a device are the claim's.
+func (d recordDevice) count() int64 {
+	return dra.Result{ShareID: d.ShareID, ConsumedCapacity: d.ConsumedCapacity}.Count()
 }
 
 // alike reports whether two shares of a GPU can be used at the same time: a GPU has one time slice, and MPS has it for its clients alone.
 func alike(a, b recordDevice) bool {
-	return a.Interval == b.Interval && (a.MPS == nil) == (b.MPS == nil)
+	return a.Interval == b.Interval && (a.MPS == nil) == (b.MPS == nil) && a.SharedBy == b.SharedBy
 }
 
 // way returns how a device is used, for errors.
-func (d recordDevice) way() string { return cmp.Or(d.Settings, "without configuration") }
+func (d recordDevice) way() string {
+	way := cmp.Or(d.Settings, "without configuration")
+	if d.SharedBy != "" {
+		way += ", in shares: " + string(d.SharedBy)
+	}
+	return way
+}
 
 // partOf reports whether a device of the device plugin and a device of a claim have something in common.
 func (n node) partOf(uuid string, d recordDevice) bool {

@@ -1,6 +1,7 @@
 package claims
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -60,7 +61,10 @@ func (m recordMPS) env() (all []string) {
 	if m.Percentage > 0 {
 		all = append(all, fmt.Sprintf("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=%d", m.Percentage))
 	}
-	return append(all, fmt.Sprintf("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=%dM", m.Memory>>20))
+	if m.Memory > 0 {
+		all = append(all, fmt.Sprintf("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=%dM", m.Memory>>20))
+	}
+	return all
 }
 
 // shareByMPS gives the devices of a claim for which a configuration wants MPS their control daemons.
@@ -73,7 +77,10 @@ func shareByMPS(uid string, devices []recordDevice, chosen []*claimConfig) error
 		}
 		d := &devices[i]
 		d.MPS = &recordMPS{ID: uid + "-" + strconv.Itoa(i), Percentage: c.MPS.Percentage, Memory: c.MPS.Memory, MultiUser: c.MPS.MultiUser}
-		if d.Share > 0 {
+		if d.part() && d.MIG != nil {
+			return fail(CauseConfig, "sharing.strategy: MPS is not supported for shares of MIG devices; use %s", dra.TimeSlicing)
+		}
+		if d.part() {
 			d.MPS.ID, d.MPS.Shared = sharedDaemon+d.GPU, true
 		}
 		members[c] = append(members[c], i)
@@ -84,7 +91,7 @@ func shareByMPS(uid string, devices []recordDevice, chosen []*claimConfig) error
 			first = i
 		}
 		of := devices[first]
-		if of.Share > 0 || d.Share > 0 {
+		if of.part() || d.part() {
 			if d.MPS.ID != of.MPS.ID {
 				return fail(CauseConfig, "sharing.strategy: MPS is not supported for shares of several GPUs in one claim: the requests %s "+
 					"and %s have %s and %s, and a process can be a client of one MPS control daemon", of.Request, d.Request, of.Device, d.Device)
@@ -109,8 +116,12 @@ func shareByMPS(uid string, devices []recordDevice, chosen []*claimConfig) error
 		}
 	}
 	for _, d := range devices {
-		if d.MPS != nil && d.Share > 0 && (d.MPS.Memory == 0 || d.MPS.Memory > d.Share) {
-			d.MPS.Memory = d.Share
+		limit := cmp.Or(d.Share, d.equal.memory)
+		if d.MPS != nil && limit > 0 && (d.MPS.Memory == 0 || d.MPS.Memory > limit) {
+			d.MPS.Memory = limit
+		}
+		if d.MPS != nil && d.MPS.Percentage == 0 {
+			d.MPS.Percentage = int(d.equal.threads)
 		}
 	}
 	return nil

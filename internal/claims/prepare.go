@@ -317,7 +317,7 @@ func (c *Claims) inspect(ctx context.Context, s inventory.Snapshot, r record) er
 			continue
 		}
 		wanted := resource.Device{UUID: cmp.Or(d.uuid(), d.GPU)}
-		if d.Share > 0 {
+		if d.part() {
 			wanted.Sharing = resource.TimeSliced
 		}
 		devices = append(devices, wanted)

@@ -72,7 +72,9 @@ type recordDevice struct {
 	ShareID          string            `json:"shareID,omitempty"`
 	ConsumedCapacity map[string]string `json:"consumedCapacity,omitempty"`
 	// Share is the part of the memory of the device that the claim has, in bytes; 0 for all of it. Others can have the rest.
-	Share       int64        `json:"share,omitempty"`
+	Share int64 `json:"share,omitempty"`
+	// SharedBy says that others can have the device, too, by count or without a limit; empty for one of which the memory alone is shared.
+	SharedBy    dra.ShareBy  `json:"sharedBy,omitempty"`
 	AdminAccess bool         `json:"adminAccess,omitempty"`
 	Tolerations []toleration `json:"tolerations,omitempty"`
 	// GPU is the UUID of the GPU, and BDF its PCI address.
@@ -87,6 +89,8 @@ type recordDevice struct {
 	// MPS is the control daemon that the device is shared by, if it is.
 	MPS *recordMPS `json:"mps,omitempty"`
 
+	// equal is what the claim has of the device by its count of shares: bytes of memory and percent of the threads; 0 where nothing is counted.
+	equal   struct{ memory, threads int64 }
 	unknown files.Unknown
 }
 
@@ -130,6 +134,9 @@ func (d recordDevice) uuid() string {
 	}
 	return d.GPU
 }
+
+// part reports whether others can have the device at the same time.
+func (d recordDevice) part() bool { return d.Share > 0 || d.SharedBy != "" }
 
 // cdiName returns the name of a device in the CDI spec of the claim: a claim can have several shares of one device. NVIDIA's driver has
 // named those of claims that were taken over.

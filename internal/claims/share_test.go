@@ -372,3 +372,87 @@ func TestSharedDaemonThatIsLeft(t *testing.T) {
 		}
 	})
 }
+
+// counted returns a claim with so many of the shares of each device.
+func counted(uid string, count int, devices ...string) dra.Claim {
+	c := part(uid, 0, devices...)
+	for i := range c.Results {
+		c.Results[i].ConsumedCapacity = map[string]string{"memory": "0", "shares": fmt.Sprint(count)}
+	}
+	return c
+}
+
+// TestSharesByCount: so many claims as there are shares have a GPU or a MIG device, over restarts; the whole of it nobody has meanwhile. Those
+// whose claims were not given back count, whatever the scheduler knows.
+func TestSharesByCount(t *testing.T) {
+	t.Parallel()
+	for _, device := range []string{gpuA, migB0} {
+		r := newRig(t)
+		r.pools.Publish(r.pools.Value().SharedBy(dra.ByCount, 3))
+		c, stop := r.start()
+		r.prepare(c, counted("uid-1", 1, device))
+		r.prepare(c, counted("uid-2", 2, device))
+		stop()
+		c, _ = r.start()
+		for want, wrong := range map[string]dra.Claim{
+			"has not as many shares left as the claim was given; it is in use by default/claim-uid-1, default/claim-uid-2": counted("uid-3", 1, device),
+			"is in use by the claim": claim("uid-4", device),
+		} {
+			if _, err := ask(t.Context(), c, wrong); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: %v, want %s", device, err, want)
+			}
+		}
+		if err := c.Unprepare(t.Context(), "uid-2", "default", "claim-uid-2"); err != nil {
+			t.Fatal(err)
+		}
+		r.prepare(c, counted("uid-3", 2, device))
+		r.pools.Publish(r.pools.Value().Unshared().SharedBy(dra.Unlimited, 0))
+		without := part("uid-5", 0, device)
+		if _, err := ask(t.Context(), c, without); err == nil || !strings.Contains(err.Error(), "in another way") {
+			t.Errorf("%s: without a limit beside shares that are counted: %v", device, err)
+		}
+		for _, uid := range []string{"uid-1", "uid-3"} {
+			if err := c.Unprepare(t.Context(), uid, "default", "claim-"+uid); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for i := range 20 {
+			r.prepare(c, part(fmt.Sprintf("uid-u%d", i), 0, device))
+		}
+	}
+}
+
+// TestSharesByCountAndMPS: a claim is limited to its part of the memory and of the threads, as by the device plugin, unless its configuration
+// says less. MIG devices in shares have no MPS.
+func TestSharesByCountAndMPS(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.pools.Publish(r.pools.Value().SharedBy(dra.ByCount, 4))
+	c, _ := r.start()
+	for uid, tt := range map[string]struct {
+		count  int
+		config string
+		want   []string
+	}{
+		"uid-1": {1, ``, []string{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=20480M"}},
+		"uid-2": {2, ``, []string{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=40960M"}},
+		"uid-3": {1, `"defaultActiveThreadPercentage":60,"defaultPinnedDeviceMemoryLimit":"1Gi"`,
+			[]string{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=60", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1024M"}},
+	} {
+		wanted := counted(uid, tt.count, gpuA)
+		wanted.Configs = byMPS(uid, tt.config).Configs
+		r.prepare(c, wanted)
+		spec := text(t, r.spec(uid))
+		for _, env := range tt.want {
+			if !strings.Contains(spec, env) {
+				t.Errorf("%s: the spec has not %s: %s", uid, env, spec)
+			}
+		}
+	}
+	mig := counted("uid-4", 1, migB0)
+	mig.Configs = byMPS("uid-4", "").Configs
+	mig.Configs[0].Parameters = []byte(strings.ReplaceAll(string(mig.Configs[0].Parameters), "GpuConfig", "MigDeviceConfig"))
+	if _, err := ask(t.Context(), c, mig); err == nil || !strings.Contains(err.Error(), "MPS is not supported for shares of MIG devices") {
+		t.Errorf("MPS for a share of a MIG device: %v", err)
+	}
+}

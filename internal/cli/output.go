@@ -20,11 +20,12 @@ type output struct {
 }
 
 const (
-	outputTable = "table"
-	outputText  = "text"
-	outputWide  = "wide"
-	outputYAML  = "yaml"
-	outputJSON  = "json"
+	outputTable   = "table"
+	outputText    = "text"
+	outputWide    = "wide"
+	outputYAML    = "yaml"
+	outputJSON    = "json"
+	outputClasses = "classes"
 )
 
 func (o *output) formats() []string {

@@ -31,20 +31,26 @@ func newPlanCommand() *cobra.Command {
 		Long: "plan scans this node once, or a simulated node (--simulate). It prints the resources that the daemon offers with the\n" +
 			"same flags, environment and configuration file. For each resource it prints what a container with the first device gets.\n\n" +
 			"With --dra it prints the ResourceSlices instead that gpu-node-agent publishes of the node for Dynamic Resource Allocation:\n" +
-			"of all GPUs, or, with --dra-mode split, of those that dra.gpus selects.",
+			"of all GPUs, or, with --dra-mode split, of those that dra.gpus selects.\n\n" +
+			"With -o classes it prints a DeviceClass for each resource, as values of the chart. With them, pods that ask for these\n" +
+			"resources get devices by Dynamic Resource Allocation.",
 		Example: "  gpu-device-plugin plan --simulate dgx-h100\n" +
 			"  gpu-device-plugin plan --simulate a100-mig-mixed --mig-strategy mixed -o yaml\n" +
 			"  gpu-device-plugin plan --dra --simulate dgx-h100 --node-name node-1 -o yaml\n" +
-			"  gpu-device-plugin plan --dra --dra-dynamic-mig",
+			"  gpu-device-plugin plan --dra --dra-dynamic-mig\n" +
+			"  gpu-device-plugin plan -o classes --config-file config.yaml",
 		Args: cobra.NoArgs,
 	}
 	config.AddFlags(cmd.Flags(), planFlags...)
 	slices := cmd.Flags().Bool("dra", false, "print ResourceSlices instead of resources")
-	o := addOutputFlag(cmd)
+	o := addOutputFlag(cmd, outputClasses)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		c, warnings, err := config.Load(asTheDaemon(cmd.Context(), cmd.Flags()))
 		if err != nil {
 			return err
+		}
+		if o.format == outputClasses {
+			return printClasses(cmd, c)
 		}
 		if *slices {
 			return printSlices(cmd, o, c)

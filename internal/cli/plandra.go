@@ -73,7 +73,7 @@ func poolOnce(ctx context.Context, c config.Config, session *nvidia.Session) (dr
 			}
 		}
 	}
-	return dra.New(snapshot, c.NodeName, numbers.With(snapshot.GPUs), owners, divisions).Shared(c.DRA.Shares), nil
+	return dra.New(snapshot, c.NodeName, numbers.With(snapshot.GPUs), owners, divisions).SharedBy(c.DRA.ShareBy, c.DRA.Shares), nil
 }
 
 // divided tells how GPUs are divided, and does nothing else of a claims.Divider.
@@ -129,7 +129,12 @@ func slicesTable(w io.Writer, pool dra.Pool) {
 
 // sharesText says how many claims can have a device at the same time at most, and the smallest part of its memory that each can have.
 func sharesText(d dra.Device) string {
-	if d.SmallestShare <= 0 {
+	switch {
+	case d.SharedBy == dra.ByCount:
+		return fmt.Sprint(d.Capacity[dra.SharesCapacity])
+	case d.SharedBy != "":
+		return string(d.SharedBy)
+	case d.SmallestShare <= 0:
 		return "-"
 	}
 	return fmt.Sprintf("%d x %d MiB", d.Capacity[dra.MemoryCapacity]/d.SmallestShare, d.SmallestShare>>20)

@@ -2,9 +2,11 @@ package config
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
@@ -18,6 +20,8 @@ type DRA struct {
 	DynamicMIG bool
 	// Shares is how many claims at most can have parts of the memory of one GPU; 0 if a claim has a GPU alone.
 	Shares int
+	// ShareBy is what is counted of them. Without a limit, Shares does not count.
+	ShareBy dra.ShareBy
 }
 
 // DRAMode says which GPUs pods get by Dynamic Resource Allocation.
@@ -67,6 +71,12 @@ var draOptions = []option{
 			"a claim has a GPU alone",
 		set: setShares,
 	},
+	{
+		flag: "dra-share-by", env: []string{"DRA_SHARE_BY"}, key: "dra.shareBy", fallback: "memory",
+		usage: "how claims share a device: memory (each asks for a part of the memory of a GPU; dra.shares says how many at most), count " +
+			"(each has one of dra.shares shares of a GPU or MIG device) or unlimited (any number of claims)",
+		set: setShareBy,
+	},
 }
 
 // setShares takes no more than can be clients of the one MPS server that a GPU has.
@@ -76,6 +86,15 @@ func setShares(c *Config, text string) error {
 		return fmt.Errorf("must be 0, or from 2 to %d, not %q", resource.MPSClients, text)
 	}
 	c.DRA.Shares = most
+	return nil
+}
+
+func setShareBy(c *Config, text string) error {
+	by := dra.ShareBy(text)
+	if !slices.Contains([]dra.ShareBy{dra.ByMemory, dra.ByCount, dra.Unlimited}, by) {
+		return fmt.Errorf("must be memory, count or unlimited, not %q", text)
+	}
+	c.DRA.ShareBy = by
 	return nil
 }
 
@@ -100,6 +119,12 @@ func (d *document) dra(c *Config, s Sources) {
 		d.refuse("dra.gpus", "selects nothing; with the mode split set uuids, indices, pci or models")
 	case c.DRA.Mode != DRASplit && selected:
 		d.warn("dra.gpus", d.line("dra.gpus"), "has no effect without the mode split")
+	}
+	switch {
+	case c.DRA.ShareBy == dra.ByCount && c.DRA.Shares == 0 && d.reads("dra-share-by"):
+		d.problem("--dra-share-by", d.line("dra.shareBy"), "count needs dra.shares: how many shares a device has")
+	case c.DRA.ShareBy == dra.Unlimited && c.DRA.Shares > 0:
+		d.warn("dra.shares", d.line("dra.shares"), "has no effect with dra.shareBy: unlimited")
 	}
 	if c.DRA.Mode == DRAOff || s.Discovery {
 		return

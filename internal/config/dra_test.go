@@ -20,7 +20,7 @@ func TestDRA(t *testing.T) {
 	s := sources(t, "NODE_NAME=n", "")
 	s.Program = config.NodeAgent
 	c, warnings, err := s.Resolve("a.yaml", []byte(file))
-	want := config.DRA{Mode: config.DRASplit, GPUs: resource.Selector{
+	want := config.DRA{Mode: config.DRASplit, ShareBy: "memory", GPUs: resource.Selector{
 		Where: "dra.gpus", Devices: []resource.Ref{uuid, "3"}, PCI: []string{"0000:1b:00.0"}, Models: []resource.Pattern{"*T4*"}}}
 	if diff := cmp.Diff(want, c.DRA); diff != "" || len(warnings) > 0 || err != nil {
 		t.Fatalf("%v, warnings %v (-want +got):\n%s", err, warnings, diff)
@@ -53,6 +53,33 @@ func TestShares(t *testing.T) {
 			if refused := want < 0; (err != nil) != refused || !refused && c.DRA.Shares != want {
 				t.Errorf("%s by the %s: %d, %v", text, way, c.DRA.Shares, err)
 			}
+		}
+	}
+}
+
+// TestShareBy: memory is the default; by count it is to be said how many shares there are.
+func TestShareBy(t *testing.T) {
+	t.Parallel()
+	for file, want := range map[string]string{
+		"version: v1":                          "memory",
+		"dra: {shares: 4, shareBy: memory}":    "memory",
+		"dra: {shares: 4, shareBy: count}":     "count",
+		"dra: {shareBy: unlimited}":            "unlimited",
+		"dra: {shareBy: count}":                "error: count needs dra.shares",
+		"dra: {shares: 4, shareBy: size}":      "error: must be memory, count or unlimited, not \"size\"",
+		"dra: {shares: 4, shareBy: unlimited}": "warning: has no effect with dra.shareBy: unlimited",
+	} {
+		c, warnings, err := sources(t, "", "").Resolve("a.yaml", []byte(file))
+		got := string(c.DRA.ShareBy)
+		for _, w := range warnings {
+			got = "warning: " + w.String()
+		}
+		if err != nil {
+			got = "error: " + err.Error()
+		}
+		kind, text, _ := strings.Cut(want, ": ")
+		if !strings.HasPrefix(got, kind) || !strings.Contains(got, text) {
+			t.Errorf("%q: %s, want %s", file, got, want)
 		}
 	}
 }

@@ -23,6 +23,9 @@ const (
 	typeMIG = "mig"
 )
 
+// memorySlice is what the capacity of a memory slice begins with; its number follows.
+const memorySlice = "memorySlice"
+
 // wholeGPU returns the device of a GPU that is not in MIG mode.
 func wholeGPU(g inventory.GPU, driver inventory.Driver, number int, links links) Device {
 	d := newDevice(fmt.Sprintf("gpu-%d", number), typeGPU, g.UUID, g, driver, g.Health)
@@ -69,7 +72,7 @@ func migDevice(name string, g inventory.GPU, m inventory.MIGDevice, driver inven
 		return d // the slices of memory are the least: no selector needs them
 	}
 	for i := range m.Placement.Size {
-		d.Capacity[fmt.Sprintf("memorySlice%d", m.Placement.Start+i)] = 1
+		d.Capacity[fmt.Sprintf("%s%d", memorySlice, m.Placement.Start+i)] = 1
 	}
 	return d
 }

@@ -30,7 +30,7 @@ func TestDocs(t *testing.T) {
 	for _, name := range simulator.Names() {
 		s := scan(t, name)
 		s.GPUs[0].Clique = "3a1f2b4c-0d5e-4f60-8172-93a4b5c6d7e8.5"
-		for _, slice := range pool(s).Slices {
+		for _, slice := range pool(s).SharedBy(dra.ByCount, 2).Slices {
 			for _, d := range slice.Devices {
 				on := map[string]string{"gpu": "GPU", "mig": "MIG device"}[d.Attributes["type"].Value]
 				for name, a := range d.Attributes {

@@ -2,38 +2,91 @@ package dra
 
 import (
 	"encoding/json"
+	"maps"
 	"slices"
+	"strings"
 )
 
-// A GPU that several claims can have at the same time has the capacity memory, of which each claim takes a part: a share. A claim that asks
-// for no part takes all of it, and has the GPU alone. So claims that know nothing of shares are given GPUs as ever.
+// A device that several claims can have at the same time is given in shares. By memory, each claim takes a part of the capacity memory of a
+// GPU; a claim that asks for no part takes all of it, and has the GPU alone. So claims that know nothing of shares are given GPUs as ever.
+// By count, and without a limit, a claim that asks for nothing has a share. Such devices have an attribute, by which a DeviceClass for
+// whole GPUs leaves them out.
 
-// MemoryCapacity is the name of the capacity that is divided among shares.
-const MemoryCapacity = "memory"
+// A ShareBy says what is counted of a device that several claims can have. NVIDIA's driver has the same three forms.
+type ShareBy string
+
+// The forms.
+const (
+	ByMemory  ShareBy = "memory"    // parts of the memory
+	ByCount   ShareBy = "count"     // so many claims
+	Unlimited ShareBy = "unlimited" // nothing
+)
+
+const (
+	// MemoryCapacity is the name of the capacity that is divided among shares by memory.
+	MemoryCapacity = "memory"
+	// SharesCapacity is the name of the capacity of which each claim takes one with shares by count.
+	SharesCapacity = "shares"
+	// SharedAttribute is the name of the attribute that a device has of which a claim that asks for nothing has a share. Its value is a ShareBy.
+	SharedAttribute = Domain + "/shared"
+)
 
 // shareStep is what shares are rounded up to, in bytes: control daemons of MPS limit memory in MiB.
 const shareStep = 1 << 20
 
-// Shared returns the pool with all GPUs given in shares, to at most so many claims each; below 2 the pool stays as it is. MIG devices, and
-// GPUs whose memory is not known, are given whole.
-func (p Pool) Shared(most int) Pool {
-	return p.withShares(func(d Device) Capacity {
-		if most < 2 || d.Attributes["type"].Value != typeGPU {
-			return 0
+// Shared returns the pool with all GPUs given in shares by memory, to at most so many claims each; below 2 the pool stays as it is. MIG
+// devices, and GPUs whose memory is not known, are given whole.
+func (p Pool) Shared(most int) Pool { return p.SharedBy(ByMemory, most) }
+
+// SharedBy returns the pool with devices given in shares, to at most so many claims each; below 2 the pool stays as it is, but with
+// Unlimited. By memory these are GPUs; by count and without a limit MIG devices, too, but for those that are made for claims.
+func (p Pool) SharedBy(by ShareBy, most int) Pool {
+	return p.each(func(d Device) Device {
+		d.SmallestShare = 0
+		switch {
+		case len(d.ConsumesCounters) > 0, most < 2 && by != Unlimited:
+		case by != ByMemory:
+			return d.sharedBy(by, most)
+		case d.Attributes["type"].Value == typeGPU:
+			d.SmallestShare = d.Capacity[MemoryCapacity] / Capacity(most) / shareStep * shareStep
 		}
-		return d.Capacity[MemoryCapacity] / Capacity(most) / shareStep * shareStep
+		return d
 	})
 }
 
-// Unshared returns the pool with all GPUs given whole.
-func (p Pool) Unshared() Pool { return p.withShares(func(Device) Capacity { return 0 }) }
+// sharedBy returns the device in shares by count, or without a limit.
+func (d Device) sharedBy(by ShareBy, most int) Device {
+	d.SharedBy, d.Attributes, d.Capacity = by, maps.Clone(d.Attributes), maps.Clone(d.Capacity)
+	d.text(SharedAttribute, string(by))
+	if by == ByCount {
+		d.Capacity[SharesCapacity] = Capacity(most)
+	}
+	if len(d.Attributes)+len(d.Capacity) > maxProperties {
+		maps.DeleteFunc(d.Capacity, func(name string, _ Capacity) bool { return strings.HasPrefix(name, memorySlice) })
+	}
+	return d
+}
 
-func (p Pool) withShares(smallest func(Device) Capacity) Pool {
+// Unshared returns the pool with all devices given whole.
+func (p Pool) Unshared() Pool {
+	return p.each(func(d Device) Device {
+		if d.SmallestShare = 0; d.SharedBy == "" {
+			return d
+		}
+		d.SharedBy, d.Attributes, d.Capacity = "", maps.Clone(d.Attributes), maps.Clone(d.Capacity)
+		delete(d.Attributes, SharedAttribute)
+		delete(d.Capacity, SharesCapacity)
+		return d
+	})
+}
+
+// each returns the pool with changed devices.
+func (p Pool) each(change func(Device) Device) Pool {
 	p.Slices = slices.Clone(p.Slices)
 	for i, slice := range p.Slices {
 		p.Slices[i].Devices = slices.Clone(slice.Devices) // nil stays nil
 		for j, d := range p.Slices[i].Devices {
-			p.Slices[i].Devices[j].SmallestShare = smallest(d)
+			p.Slices[i].Devices[j] = change(d)
 		}
 	}
 	return p
@@ -41,17 +94,28 @@ func (p Pool) withShares(smallest func(Device) Capacity) Pool {
 
 // Shared reports whether a device of the slice is given in shares.
 func (s Slice) Shared() bool {
-	return slices.ContainsFunc(s.Devices, func(d Device) bool { return d.SmallestShare != 0 })
+	return slices.ContainsFunc(s.Devices, func(d Device) bool { return d.SmallestShare != 0 || d.SharedBy != "" })
 }
 
-// Share returns how much of the memory of a device a claim has by a result, in bytes; 0 if it has all of it. It also returns 0 if the share
-// is not known, and for shares that this driver never gives: a part of a MIG device, or less memory than MPS can limit.
+// Share returns how much of the memory of a device a claim has by a result, in bytes; 0 if it has all of it, or if no part of it was asked
+// for. It also returns 0 if the share is not known, and for shares that this driver never gives: a part of a MIG device that is not given
+// in shares, or less memory than MPS can limit.
 func (r Result) Share(of Device) int64 {
 	bytes, known := quantity(r.ConsumedCapacity[MemoryCapacity])
-	if r.ShareID == "" || !known || of.Attributes["type"].Value != typeGPU || bytes < shareStep || bytes >= int64(wholeSteps(of)) {
+	mayBe := of.SharedBy != "" || of.Attributes["type"].Value == typeGPU
+	if r.ShareID == "" || !known || !mayBe || bytes < shareStep || bytes >= int64(wholeSteps(of)) && of.SharedBy == "" {
 		return 0
 	}
 	return bytes
+}
+
+// Count returns how many of the shares of a device a claim has by a result; 0 if they are not counted.
+func (r Result) Count() int64 {
+	count, known := quantity(r.ConsumedCapacity[SharesCapacity])
+	if r.ShareID == "" || !known || count < 0 {
+		return 0
+	}
+	return count
 }
 
 // wholeSteps is the memory of a device in whole steps.
@@ -65,31 +129,49 @@ type requestPolicy struct {
 
 type validRange struct {
 	Min  amount `json:"min"`
-	Step amount `json:"step"`
+	Step amount `json:"step,omitempty"`
 }
 
-// policy returns that of the memory of a device that is given in shares.
-func (d Device) policy() requestPolicy {
-	return requestPolicy{amount(wholeSteps(d)), validRange{amount(d.SmallestShare), shareStep}}
+// policies returns those of the capacities of a device that is given in shares. By count, and without a limit, a claim takes nothing of
+// what it does not ask for: without a policy it would take all.
+func (d Device) policies() map[string]requestPolicy {
+	all := map[string]requestPolicy{}
+	if d.SharedBy == "" {
+		all[MemoryCapacity] = requestPolicy{amount(wholeSteps(d)), validRange{amount(d.SmallestShare), shareStep}}
+		return all
+	}
+	for name, value := range d.Capacity {
+		switch {
+		case name == SharesCapacity:
+			all[name] = requestPolicy{1, validRange{1, 1}}
+		case name == MemoryCapacity && value >= shareStep:
+			all[name] = requestPolicy{0, validRange{0, shareStep}}
+		default:
+			all[name] = requestPolicy{}
+		}
+	}
+	return all
 }
 
 type plainDevice Device
 
 // MarshalJSON returns the device as resource.k8s.io/v1 has it.
 func (d Device) MarshalJSON() ([]byte, error) {
-	if d.SmallestShare == 0 {
+	if d.SmallestShare == 0 && d.SharedBy == "" {
 		return json.Marshal(plainDevice(d))
 	}
 	type capacity struct {
 		Value         amount         `json:"value"`
 		RequestPolicy *requestPolicy `json:"requestPolicy,omitempty"`
 	}
-	all := map[string]capacity{}
+	all, policies := map[string]capacity{}, d.policies()
 	for name, value := range d.Capacity {
-		all[name] = capacity{Value: amount(value)}
+		shown := capacity{Value: amount(value)}
+		if policy, has := policies[name]; has {
+			shown.RequestPolicy = &policy
+		}
+		all[name] = shown
 	}
-	policy := d.policy()
-	all[MemoryCapacity] = capacity{amount(d.Capacity[MemoryCapacity]), &policy}
 	return json.Marshal(struct {
 		plainDevice
 		AllowMultipleAllocations bool                `json:"allowMultipleAllocations"`
@@ -109,19 +191,21 @@ func (d *Device) UnmarshalJSON(text []byte) error {
 	if err := json.Unmarshal(text, &more); err != nil {
 		return err
 	}
-	policies := 0
-	for _, c := range more.Capacity {
+	policies := map[string]requestPolicy{}
+	for name, c := range more.Capacity {
 		if c.RequestPolicy != nil {
-			policies++
+			policies[name] = *c.RequestPolicy
 		}
 	}
-	d.SmallestShare = 0
-	if policy := more.Capacity[MemoryCapacity].RequestPolicy; policy != nil {
-		d.SmallestShare = Capacity(policy.ValidRange.Min)
+	d.SmallestShare, d.SharedBy = 0, ""
+	if !more.AllowMultipleAllocations && len(policies) == 0 {
+		return nil
 	}
-	ours := more.AllowMultipleAllocations && policies == 1 && d.SmallestShare > 0 && *more.Capacity[MemoryCapacity].RequestPolicy == d.policy()
-	if (more.AllowMultipleAllocations || policies > 0) && !ours {
-		d.SmallestShare = -1
+	if d.SharedBy = ShareBy(d.Attributes[SharedAttribute].Value); d.SharedBy == "" {
+		d.SmallestShare = Capacity(policies[MemoryCapacity].ValidRange.Min)
+	}
+	if !more.AllowMultipleAllocations || d.SharedBy == "" && d.SmallestShare <= 0 || !maps.Equal(policies, d.policies()) {
+		d.SmallestShare, d.SharedBy = -1, ""
 	}
 	return nil
 }

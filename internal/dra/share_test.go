@@ -2,6 +2,7 @@ package dra_test
 
 import (
 	"encoding/json"
+	"maps"
 	"strings"
 	"testing"
 
@@ -98,6 +99,46 @@ func TestShareOfAResult(t *testing.T) {
 		r := dra.Result{ShareID: tt.id, ConsumedCapacity: map[string]string{"memory": tt.consumed}}
 		if got := r.Share(device(tt.kind)); got != tt.want {
 			t.Errorf("%+v of a %s is %d bytes", r, tt.kind, got)
+		}
+	}
+}
+
+// TestSharedBy: by count and without a limit GPUs and MIG devices are given in shares, and read back as they are written. Without shares they
+// are what they were.
+func TestSharedBy(t *testing.T) {
+	t.Parallel()
+	for _, name := range simulator.Names() {
+		s := scan(t, name)
+		whole := dra.New(s, "n", dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs), nil)
+		for by, most := range map[dra.ShareBy]int{dra.ByCount: 4, dra.Unlimited: 0} {
+			shared := whole.SharedBy(by, most)
+			back := shared.Unshared()
+			for i, slice := range shared.Slices {
+				for j, d := range slice.Devices {
+					if d.SharedBy != by || d.Attributes[dra.SharedAttribute].Value != string(by) || d.Capacity[dra.SharesCapacity] != dra.Capacity(most) ||
+						len(d.Attributes)+len(d.Capacity) > 32 {
+						t.Errorf("%s, %s: %+v", name, by, d)
+					}
+					if was, is := whole.Slices[i].Devices[j], back.Slices[i].Devices[j]; !maps.Equal(was.Attributes, is.Attributes) || is.SharedBy != "" {
+						t.Errorf("%s, %s: %+v without shares, and %+v before", name, by, is, was)
+					}
+				}
+				text, err := json.Marshal(slice)
+				var read dra.Slice
+				if err == nil {
+					err = json.Unmarshal(text, &read)
+				}
+				if err != nil || !read.Equal(slice) || len(slice.Devices) > 0 && read.Equal(whole.Slices[i]) {
+					t.Errorf("%s, %s: %v; %s is read as %+v", name, by, err, text, read)
+				}
+				dropped := strings.ReplaceAll(string(text), `"allowMultipleAllocations":true,`, "")
+				if err := json.Unmarshal([]byte(dropped), &read); err != nil || len(slice.Devices) > 0 && read.Equal(slice) {
+					t.Errorf("%s, %s: a slice without that devices are shared is the same: %v", name, by, err)
+				}
+			}
+		}
+		if !whole.SharedBy(dra.ByCount, 0).Slices[0].Equal(whole.Slices[0]) {
+			t.Errorf("%s is given in shares by default", name)
 		}
 	}
 }

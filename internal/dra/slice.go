@@ -109,12 +109,14 @@ type Device struct {
 	// SmallestShare is the smallest part of the memory that a claim can have of a device that is given in shares, in bytes; 0 for a device
 	// that only one claim can have.
 	SmallestShare Capacity `json:"-"`
+	// SharedBy is ByCount or Unlimited for a device of which several claims have shares without asking for any; empty for any other.
+	SharedBy ShareBy `json:"-"`
 }
 
 // Equal reports whether two devices are the same for the API, which does not have Partition: the name and the counters tell it.
 func (d Device) Equal(other Device) bool {
 	return d.Name == other.Name && maps.Equal(d.Attributes, other.Attributes) && maps.Equal(d.Capacity, other.Capacity) &&
-		d.SmallestShare == other.SmallestShare && slices.EqualFunc(d.Taints, other.Taints, Taint.Equal) &&
+		d.SmallestShare == other.SmallestShare && d.SharedBy == other.SharedBy && slices.EqualFunc(d.Taints, other.Taints, Taint.Equal) &&
 		slices.EqualFunc(d.ConsumesCounters, other.ConsumesCounters, func(a, b CounterUse) bool {
 			return a.CounterSet == b.CounterSet && maps.Equal(a.Counters, b.Counters)
 		})

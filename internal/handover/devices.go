@@ -206,7 +206,7 @@ func (d *Devices) pool(
 			return !has
 		})
 	}
-	pool := dra.New(s, d.o.Node, numbers, owners, divisions).Shared(c.Shares)
+	pool := dra.New(s, d.o.Node, numbers, owners, divisions).SharedBy(c.ShareBy, c.Shares)
 	if problem := fmt.Sprint(err); problem != d.problem {
 		d.problem = problem
 		if err != nil {

@@ -71,8 +71,8 @@ var claimRows = []row{
 		name: "split, and devices by the environment", check: "dra", severity: doctor.Error,
 		settings: func(s *doctor.Settings) { s.CDI, s.DeviceNodes, s.Envvar, s.Claims = false, false, true, true },
 		status:   given(func(d *status.DRA) { d.Mode = "split" }), facts: answers(doctor.PodResourcesAnswer{}),
-		says:     "nvidia.com/gpu and a claim gets the GPU of its claim alone", remedy: "--device-list-strategy=cdi-cri",
-		also:     []string{"visible-devices", "daemon-reload"},
+		says: "nvidia.com/gpu and a claim gets the GPU of its claim alone", remedy: "--device-list-strategy=cdi-cri",
+		also: []string{"visible-devices", "daemon-reload"},
 	},
 	{
 		name: "offered, too", settings: claims, status: given(nil),

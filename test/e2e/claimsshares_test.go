@@ -10,8 +10,11 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/yaml"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/e2e/node"
 )
@@ -56,6 +59,7 @@ func claimsInShares(ctx context.Context, t *testing.T, n *node.Node, _ podresour
 	for name := range got {
 		deletePod(ctx, t, n, name)
 	}
+	sharedByName(ctx, t, n)
 	setEnv(ctx, t, n, "DRA_SHARES=0")
 	wait(ctx, t, func(ctx context.Context) error {
 		return saysOfSlices(ctx, n, "{.items[*].spec.devices[*].allowMultipleAllocations}", "")
@@ -79,6 +83,59 @@ func claimsInShares(ctx context.Context, t *testing.T, n *node.Node, _ podresour
 	runPod(ctx, t, n, "share-off", gpu, 1)
 	phase("a pod has a whole GPU where the API server knows no shares", start)
 	deletePod(ctx, t, n, "share-off")
+}
+
+// sharedByName: with the class that plan prints for it, pods that ask for nvidia.com/gpu.shared have one GPU, two at a time. One that asks for
+// nvidia.com/gpu gets none of these.
+func sharedByName(ctx context.Context, t *testing.T, n *node.Node) {
+	t.Helper()
+	const shared = "nvidia.com/gpu.shared"
+	setEnv(ctx, t, n, "DRA_SHARES=2", "DRA_SHARE_BY=count")
+	t.Cleanup(func() { setEnv(context.Background(), t, n, "DRA_SHARE_BY-") })
+	wait(ctx, t, func(ctx context.Context) error {
+		return saysOfSlices(ctx, n, "{.items[*].spec.devices[*].capacity.shares.value}", strings.TrimSpace(strings.Repeat("2 ", gpus-2)))
+	})
+	var values struct {
+		DRA struct {
+			Classes []struct{ Name, ExtendedResourceName, Selector string }
+		}
+	}
+	if err := yaml.Unmarshal([]byte(daemonExec(ctx, t, n, "plan", "-o", "classes")), &values); err != nil || len(values.DRA.Classes) != 1 {
+		t.Fatalf("classes %+v, %v", values, err)
+	}
+	class := values.DRA.Classes[0]
+	if class.ExtendedResourceName != shared {
+		t.Fatalf("a class for %s", class.ExtendedResourceName)
+	}
+	_, err := n.Client.ResourceV1().DeviceClasses().Create(ctx, &resourceapi.DeviceClass{
+		ObjectMeta: metav1.ObjectMeta{Name: class.Name},
+		Spec: resourceapi.DeviceClassSpec{ExtendedResourceName: &class.ExtendedResourceName, Selectors: []resourceapi.DeviceSelector{
+			{CEL: &resourceapi.CELDeviceSelector{Expression: class.Selector}},
+		}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = n.Kubectl(context.Background(), "delete", "deviceclass", class.Name) })
+	has := map[string][]string{}
+	for i := range 3 {
+		name := fmt.Sprintf("named-%d", i)
+		start := time.Now()
+		runPod(ctx, t, n, name, shared, 1)
+		phase("a pod that asks for "+shared+" runs", start)
+		t.Cleanup(func() { deletePod(context.Background(), t, n, name) })
+		nodes := nodesIn(ctx, t, n, name)
+		if len(nodes) != 1 {
+			t.Fatalf("%s has %v", name, nodes)
+		}
+		has[nodes[0]] = append(has[nodes[0]], name)
+	}
+	if len(has) != 2 {
+		t.Errorf("three pods with shares have %v, want two of them on one GPU", has)
+	}
+	for i := range 3 {
+		deletePod(ctx, t, n, fmt.Sprintf("named-%d", i))
+	}
 }
 
 // saysOfSlices asks whether the slices of the driver have something.

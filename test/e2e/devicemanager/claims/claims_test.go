@@ -3,6 +3,7 @@
 package claims
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -22,24 +23,30 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
 )
 
-// classes are NVIDIA's DeviceClasses.
-type classes struct{}
+// classes are the DeviceClasses of deployments/node-agent-dra, and others before them.
+type classes []dra.DeviceClass
 
-func (classes) Get(name string) (*resourceapi.DeviceClass, error) {
-	kind, ok := map[string]string{"gpu.nvidia.com": "gpu", "mig.nvidia.com": "mig"}[name]
-	if !ok {
-		return nil, fmt.Errorf("no class is called %s", name)
+func (c classes) Get(name string) (*resourceapi.DeviceClass, error) {
+	all, err := c.List()
+	if i := slices.IndexFunc(all, func(class *resourceapi.DeviceClass) bool { return class.Name == name }); err != nil || i >= 0 {
+		return all[max(i, 0)], err
 	}
-	expression := fmt.Sprintf("device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == '%s'", kind)
-	return &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resourceapi.DeviceClassSpec{
-		Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}},
-	}}, nil
+	return nil, fmt.Errorf("no class is called %s", name)
 }
 
-func (c classes) List() ([]*resourceapi.DeviceClass, error) {
-	gpu, _ := c.Get("gpu.nvidia.com")
-	mig, _ := c.Get("mig.nvidia.com")
-	return []*resourceapi.DeviceClass{gpu, mig}, nil
+func (c classes) List() (all []*resourceapi.DeviceClass, err error) {
+	for _, class := range c {
+		all = append(all, &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: class.Name}, Spec: resourceapi.DeviceClassSpec{
+			Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: class.Selector}}},
+		}})
+	}
+	text, err := os.ReadFile("../../../../deployments/node-agent-dra/classes.yaml")
+	for _, document := range strings.Split(string(text), "\n---\n") {
+		class := &resourceapi.DeviceClass{}
+		err = errors.Join(err, yaml.UnmarshalStrict([]byte(document), class))
+		all = append(all, class)
+	}
+	return all, err
 }
 
 // A scheduler allocates devices of one node.
@@ -48,6 +55,8 @@ type scheduler struct {
 	slices []*resourceapi.ResourceSlice
 	taken  sets.Set[structured.DeviceID]
 	cache  *cel.Cache
+	// classes are there beside those of the deployments.
+	classes classes
 	// shares are those that claims have of devices, and used is what they have together.
 	shares sets.Set[structured.SharedDeviceID]
 	used   structured.ConsumedCapacityCollection
@@ -88,7 +97,7 @@ func (s *scheduler) results(claim *resourceapi.ResourceClaim) (all []resourceapi
 	state := structured.AllocatedState{
 		AllocatedDevices: s.taken, AllocatedSharedDeviceIDs: s.shares, AggregatedCapacity: s.used,
 	}
-	allocator, err := structured.NewAllocator(s.t.Context(), features, state, classes{}, s.slices, s.cache)
+	allocator, err := structured.NewAllocator(s.t.Context(), features, state, s.classes, s.slices, s.cache)
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/inventory"
+	plugin "github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/simulator"
 )
 
@@ -30,7 +32,11 @@ func publishShared(t *testing.T, name string, most int) []*resourceapi.ResourceS
 func TestSharedSlicesAreValid(t *testing.T) {
 	for _, name := range simulator.Names() {
 		for _, most := range []int{2, 7, 48} {
-			for i, slice := range publishShared(t, name, most) {
+			s := scan(t, name, inventory.Health{State: inventory.Healthy})
+			whole := dra.New(s, node, dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs), nil)
+			all := slices.Concat(publishShared(t, name, most), objects(t, whole.SharedBy(dra.ByCount, most)),
+				objects(t, whole.SharedBy(dra.Unlimited, 0)))
+			for i, slice := range all {
 				if errs := refused(t, slice); len(errs) > 0 {
 					t.Errorf("%s, at most %d claims, slice %d is refused: %v", name, most, i, errs)
 				}
@@ -43,6 +49,115 @@ func TestSharedSlicesAreValid(t *testing.T) {
 	wrong.Spec.Devices[0].Capacity["memory"] = memory
 	if len(refused(t, wrong)) == 0 {
 		t.Error("a least share that is more than there is is not refused: nothing is validated")
+	}
+}
+
+// TestClassesOfResources: with the class for a resource, claims get what pods got that asked for the resource, and nothing else: so many as the
+// device plugin has, for GPUs and MIG devices, in shares and not, and under other names. The class for whole GPUs gives no share.
+func TestClassesOfResources(t *testing.T) {
+	for name, tt := range map[string]struct {
+		machine string
+		options plugin.Options
+		by      dra.ShareBy
+		most    int
+		want    map[string]int // devices, by the name of the class
+	}{
+		"GPUs":        {"l4-x8", plugin.Options{}, dra.ByMemory, 0, map[string]int{"gpu.nvidia.com": 8}},
+		"MIG devices": {"a100-mig-mixed", plugin.Options{MIG: plugin.MIGMixed}, dra.ByMemory, 0, nil},
+		"shares": {"l4-x8", plugin.Options{Sharing: plugin.Sharing{Mode: plugin.TimeSliced, RenameByDefault: true, Rules: []plugin.SharingRule{
+			{Name: "nvidia.com/gpu", Replicas: 4},
+		}}}, dra.ByCount, 4, map[string]int{"gpu.shared.nvidia.com": 32}},
+		"renamed": {"l4-x8", plugin.Options{GPUs: []plugin.Naming{{Pattern: "*L4*", Name: "nvidia.com/small"}}}, dra.ByMemory, 0,
+			map[string]int{"small.nvidia.com": 8}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := scan(t, tt.machine, inventory.Health{State: inventory.Healthy})
+			var named []dra.NamedResource
+			want := tt.want
+			if want == nil {
+				want = map[string]int{}
+			}
+			for _, r := range plugin.New(s, tt.options).Resources {
+				n := dra.NamedResource{Name: r.Name, Shared: tt.by != dra.ByMemory}
+				for _, d := range r.Devices {
+					g, _ := s.GPU(d.GPU)
+					device := dra.NamedDevice{UUID: d.UUID, Model: g.Model}
+					for _, m := range g.MIGDevices {
+						if m.UUID == d.UUID {
+							device.Profile = m.Profile
+						}
+					}
+					n.Devices = append(n.Devices, device)
+				}
+				named = append(named, n)
+				if tt.want == nil {
+					want[strings.TrimPrefix(r.Name, "nvidia.com/")+".nvidia.com"] = len(r.Devices)
+				}
+			}
+			made := dra.Classes(named)
+			if len(made) != len(want) || len(want) == 0 {
+				t.Fatalf("classes %+v, want those for %v", made, want)
+			}
+			for _, class := range made {
+				sched := schedulerOf(t, objects(t, dra.New(s, node, dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs), nil).SharedBy(tt.by, tt.most)))
+				sched.classes = made
+				got := 0
+				for len(sched.results(request(t, class.Name, 1, ""))) > 0 && got < 100 {
+					got++
+				}
+				if got != want[class.Name] {
+					t.Errorf("%s gives %d devices, want %d; %s", class.Name, got, want[class.Name], class.Selector)
+				}
+				if tt.by != dra.ByMemory {
+					sched = schedulerOf(t, sched.slices)
+					if given := sched.results(request(t, "gpu.nvidia.com", 1, "")); len(given) > 0 {
+						t.Errorf("a claim for a whole GPU gets a share of %s", given[0].Device)
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestSharesByCount: so many claims as there are shares get a GPU or a MIG device, one that asks for two shares has two, and where nothing is
+// counted there is no end. What this driver makes of each result is a share.
+func TestSharesByCount(t *testing.T) {
+	for _, machine := range []string{"t4", "a100-mig-mixed"} {
+		s := scan(t, machine, inventory.Health{State: inventory.Healthy})
+		whole := dra.New(s, node, dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs), nil)
+		shared := classes{{Name: "any", Selector: "device.driver == 'gpu.nvidia.com'"}}
+		counted := schedulerOf(t, objects(t, whole.SharedBy(dra.ByCount, 3)))
+		counted.classes = shared
+		per := map[string]int{}
+		for {
+			got := counted.results(request(t, "any", 1, ""))
+			if len(got) == 0 {
+				break
+			}
+			count := got[0].ConsumedCapacity[dra.SharesCapacity]
+			if got[0].ShareID == nil || count.Value() != 1 {
+				t.Fatalf("%s: %+v is no share", machine, got[0])
+			}
+			per[got[0].Device]++
+		}
+		for device, n := range per {
+			if n != 3 {
+				t.Errorf("%s: %d claims have %s", machine, n, device)
+			}
+		}
+		counted = schedulerOf(t, objects(t, whole.SharedBy(dra.ByCount, 3)))
+		counted.classes = shared
+		two := counted.results(request(t, "any", 1, "        capacity: {requests: {shares: \"2\"}}\n"))
+		if len(two) != 1 || len(per) == 0 {
+			t.Fatalf("%s: %d devices, two shares: %+v", machine, len(per), two)
+		}
+		unlimited := schedulerOf(t, objects(t, whole.SharedBy(dra.Unlimited, 0)))
+		unlimited.classes = shared
+		for i := range 100 {
+			if len(unlimited.results(request(t, "any", 1, ""))) != 1 {
+				t.Fatalf("%s: claim %d gets nothing", machine, i)
+			}
+		}
 	}
 }
 
