@@ -91,6 +91,25 @@ func TestDRAValues(t *testing.T) {
 	}
 }
 
+// TestClasses: the chart has the classes that plan prints, in place of its own of the same name.
+func TestClasses(t *testing.T) {
+	t.Parallel()
+	const config = `[{opaque: {driver: gpu.nvidia.com, parameters: {kind: GpuConfig}}}]`
+	const values = `{dra: {enabled: true, classes: [{name: gpu.nvidia.com, selector: "a == 'b'", extendedResourceName: nvidia.com/gpu},
+		{name: mig-1g.10gb.nvidia.com, selector: c, extendedResourceName: nvidia.com/mig-1g.10gb, config: ` + config + `}]}}`
+	found := map[string]resourcev1.DeviceClassSpec{}
+	for _, o := range decode(t, "chart", render(t, values)) {
+		if class, is := o.(*resourcev1.DeviceClass); is {
+			found[class.Name] = class.Spec
+		}
+	}
+	if len(found) != 3 || found["gpu.nvidia.com"].Selectors[0].CEL.Expression != "a == 'b'" || len(found["mig-1g.10gb.nvidia.com"].Config) != 1 ||
+		*found["mig-1g.10gb.nvidia.com"].ExtendedResourceName != "nvidia.com/mig-1g.10gb" ||
+		!strings.Contains(found["mig.nvidia.com"].Selectors[0].CEL.Expression, "!('shared' in") {
+		t.Errorf("%+v", found)
+	}
+}
+
 // TestHelmTestOfClaims: helm test claims a GPU where GPUs are in slices, in the newest version of the API that there is, and asks for the
 // resource where a pod can get it. Where there is no such API, NOTES.txt says that there is no claim.
 func TestHelmTestOfClaims(t *testing.T) {
