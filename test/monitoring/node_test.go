@@ -271,11 +271,11 @@ func TestDashboardAndAlertsOnANode(t *testing.T) {
 		w.hasData(name, well)
 		delete(expressions, name)
 	}
-	delete(expressions, "GPUMIGLayoutNotMade") // this node changes no layouts; testdata/alerts.yaml has it fire
+	delete(expressions, "GPUMIGLayoutNotMade")                                   // this node changes no layouts; testdata/alerts.yaml has it fire
 	for _, name := range []string{"GPUSlicesNotPublished", "GPUClaimsRefused"} { // nor does it give GPUs by claims
 		delete(expressions, name)
 	}
-	delete(expressions, "GPUNVSwitchFatal")    // nor does a simulated NVSwitch fail; the same holds
+	delete(expressions, "GPUNVSwitchFatal") // nor does a simulated NVSwitch fail; the same holds
 	for name := range expressions {
 		t.Errorf("nothing was done to have the alert %s fire", name)
 	}
