@@ -66,6 +66,9 @@ func TestTopologyJSON(t *testing.T) {
 // TestTopologyOfASlowDriver: all links are printed, also those that one scan does not tell.
 func TestTopologyOfASlowDriver(t *testing.T) {
 	t.Parallel()
+	if testing.Short() {
+		t.Skip("the driver takes 6 s: make test-all runs it")
+	}
 	want, err := topo(t, "--simulate", "dgx-h100")
 	if err != nil {
 		t.Fatal(err)

@@ -133,6 +133,9 @@ func TestGetEndsWithItsContext(t *testing.T) {
 // TestSlowAnswer: an API server that takes 10 s is slow, not away.
 func TestSlowAnswer(t *testing.T) {
 	t.Parallel()
+	if testing.Short() {
+		t.Skip("an answer takes 10 s: make test-all runs it")
+	}
 	server := start(t)
 	server.SetFault(apiserver.Fault{Delay: 10 * time.Second})
 	client := kubeapi.New(kubeapi.Options{Kubeconfig: server.Kubeconfig(), Node: nodeName, Version: "v1"})

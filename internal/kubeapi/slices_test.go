@@ -155,7 +155,7 @@ func TestSlicesAreListedFromTheCache(t *testing.T) {
 	server := start(t)
 	client := kubeapi.New(kubeapi.Options{Kubeconfig: server.Kubeconfig(), Node: nodeName, Version: "v1"})
 	seen := feed.New(kubeapi.Slices{})
-	go client.WatchSlices(t.Context(), clock.RealClock{}, "d", "", seen, feed.New[error](nil))
+	go client.WatchSlices(t.Context(), hurried{}, "d", "", seen, feed.New[error](nil))
 	await(t, "a first list", seen, func(s kubeapi.Slices) bool { return s.ResourceVersion != "" })
 	generation := int64(1)
 	last, err := client.CreateSlice(t.Context(), slice(generation))

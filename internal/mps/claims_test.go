@@ -204,6 +204,7 @@ func TestClaimsAfterAKill(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
+			notShort(t, tt.mood)
 			n, wanted := newNode(t), tt.wanted
 			dir := n.path(mps.ClaimDir(oneClaim))
 			for _, folder := range []string{"pipe", "log"} {
@@ -263,6 +264,7 @@ func TestDaemonsOfClaimsThatMisbehave(t *testing.T) {
 		"mute": "is being started; it was not waited",
 	} {
 		t.Run(mood, func(t *testing.T) {
+			notShort(t, mood)
 			t.Setenv("MPS_STAND_IN", mood)
 			n := newNode(t)
 			n.supervise()

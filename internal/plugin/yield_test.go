@@ -100,6 +100,9 @@ var rollOuts = flag.Int("rollouts", 1, "roll-outs of a change of names")
 // TestDaemonsWithDifferentListsTakeTurns rolls a change of names out, in one direction and then in the other one, with the next daemon
 // there before the last one ends. Both have something new to say all the time.
 func TestDaemonsWithDifferentListsTakeTurns(t *testing.T) { // not beside other tests: what it measures needs a processor
+	if testing.Short() {
+		t.Skip("a roll-out takes 20 s: make test-all runs it")
+	}
 	bothVersions(t, func(t *testing.T, v standin.Version) {
 		n := newNode(t)
 		n.startKubelet(t, v)
