@@ -1,4 +1,4 @@
-package cli
+package cli_test
 
 import (
 	"bytes"
@@ -143,18 +143,13 @@ ResourceClaim fine, config 0: GpuConfig: MPS, 1024 MiB on device 31, 1024 MiB on
 			if err := os.WriteFile(file, []byte(test.text), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			cmd := newClaimCommand()
-			var out bytes.Buffer
-			cmd.SetOut(&out)
-			cmd.SetErr(&out)
-			cmd.SilenceErrors, cmd.SilenceUsage = true, true
-			cmd.SetArgs([]string{"check", file})
+			out, err := printed(t, "claim", "check", file)
 			problem := ""
-			if err := cmd.ExecuteContext(t.Context()); err != nil {
+			if err != nil {
 				problem = err.Error()
 			}
 			named := func(text string) string { return string(bytes.ReplaceAll([]byte(text), []byte(file), []byte("FILE"))) }
-			if diff := cmp.Diff(test.want, named(out.String())); diff != "" {
+			if diff := cmp.Diff(test.want, named(out)); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
 			}
 			if got := named(problem); len(got) < len(test.problem) || got[:len(test.problem)] != test.problem || (got == "") != (test.problem == "") {

@@ -14,20 +14,19 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
 
-// run executes a command line and returns what it prints.
+// run executes a command line and returns what it prints, without white space around it.
 func run(t *testing.T, args ...string) (string, error) {
 	t.Helper()
-	printed, err := os.Create(filepath.Join(t.TempDir(), "out"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = printed.Close() }()
-	err = cli.DevicePlugin().Execute(t.Context(), "gpu-device-plugin", args, printed)
-	text, readErr := os.ReadFile(printed.Name())
-	if readErr != nil {
-		t.Fatal(readErr)
-	}
-	return string(bytes.TrimSpace(text)), err
+	text, err := printed(t, args...)
+	return strings.TrimSpace(text), err
+}
+
+// printed executes a command line and returns what it prints.
+func printed(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	var out bytes.Buffer
+	err := cli.DevicePlugin().Execute(t.Context(), "gpu-device-plugin", args, &out)
+	return out.String(), err
 }
 
 func TestWhatIsWrongIsSaidWithTheRemedy(t *testing.T) {

@@ -1,7 +1,6 @@
-package cli
+package cli_test
 
 import (
-	"bytes"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -18,14 +17,7 @@ import (
 // topo runs the topology command with some arguments and returns what it prints.
 func topo(t *testing.T, args ...string) (string, error) {
 	t.Helper()
-	cmd := newTopologyCommand()
-	var out bytes.Buffer
-	cmd.SetOut(&out)
-	cmd.SetErr(&out)
-	cmd.SilenceErrors, cmd.SilenceUsage = true, true
-	cmd.SetArgs(args)
-	err := cmd.ExecuteContext(t.Context())
-	return out.String(), err
+	return printed(t, append([]string{"topology"}, args...)...)
 }
 
 func TestTopologyMatrix(t *testing.T) {
