@@ -42,6 +42,7 @@ type faultCommand struct {
 var faultCommands = []faultCommand{
 	{simulator.KindXID, "Report an XID on a GPU, a GPU instance or a compute instance", []string{"gpu", "xid", "gi", "ci", "action"}},
 	{simulator.KindLoggedXID, "Write an XID to the kernel log, without an event", []string{"gpu", "xid", "gi", "ci", "count"}},
+	{simulator.KindLoggedSXID, "Write a fatal error of an NVSwitch (SXid) to the kernel log", []string{"xid"}},
 	{simulator.KindEvent, "Report another event on a GPU, a GPU instance or a compute instance", []string{"gpu", "event", "gi", "ci"}},
 	{simulator.KindLost, "Take a GPU off the bus, without an event", []string{"gpu"}},
 	{simulator.KindRestore, "Remove all faults of a GPU; without --gpu, of the node", []string{"gpu"}},
@@ -75,7 +76,7 @@ func newFaultCommand(f faultCommand, socket *string) *cobra.Command {
 	cmd := &cobra.Command{Use: string(f.kind), Short: f.short, Args: cobra.NoArgs}
 	declare := map[string]func(*pflag.FlagSet){
 		"gpu":  func(fs *pflag.FlagSet) { fs.StringVar(&fault.GPU, "gpu", "", "index or UUID of the GPU") },
-		"xid":  func(fs *pflag.FlagSet) { fs.Uint64Var(&fault.XID, "xid", 0, "number of the XID") },
+		"xid":  func(fs *pflag.FlagSet) { fs.Uint64Var(&fault.XID, "xid", 0, "number of the XID or SXid") },
 		"gi":   func(fs *pflag.FlagSet) { fs.IntVar(&gi, "gi", 0, "GPU instance with the error") },
 		"ci":   func(fs *pflag.FlagSet) { fs.IntVar(&ci, "ci", 0, "compute instance with the error") },
 		"link": func(fs *pflag.FlagSet) { fs.IntVar(&link, "link", 0, "number of the link; default: all links") },

@@ -97,7 +97,7 @@ func printStatus(w io.Writer, s status.Status, v view) {
 		name      string
 		sentences []string
 	}{
-		{"without events", s.Unwatched}, {"left out", s.LeftOut}, {"asked again", retries(s, v)},
+		{"fatal error", s.NVSwitches}, {"without events", s.Unwatched}, {"left out", s.LeftOut}, {"asked again", retries(s, v)},
 		{"holder", holderSentences(s)},
 		{"owner", ownerSentences(s.DRA)}, {"claim", claimSentences(s.DRA, v)},
 		{"held", status.Held(listedHolds(s.Holds))}, {"no longer offered", departing(s.Resources)}, {"warning", s.Warnings}, {"MPS", s.MPS},

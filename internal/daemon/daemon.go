@@ -113,8 +113,9 @@ type daemon struct {
 	readiness      *Readiness
 	liveness       *Liveness
 	counters       *telemetry.Counters
-	metricsProblem *feed.Feed[error] // why metrics are not served
-	wishes         *migwish.Chooser  // nil where MIG layouts are not changed, as the next
+	switchFaults   *feed.Feed[[]string] // fatal errors of NVSwitches
+	metricsProblem *feed.Feed[error]    // why metrics are not served
+	wishes         *migwish.Chooser     // nil where MIG layouts are not changed, as the next
 	mig            *mig.Owner
 	dividing       *feed.Feed[map[string]resource.GPUHold] // by UUID of the GPU; nil where nobody changes layouts
 	owners         *feed.Feed[dra.Owners]                  // nil until this process knows them
@@ -140,6 +141,7 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 		sockets:        feed.New([]string(nil)),
 		mps:            mps.NewProber(c.MPSRoot, clock.RealClock{}),
 		counters:       telemetry.NewCounters(plugin.Causes()),
+		switchFaults:   feed.New([]string(nil)),
 		metricsProblem: feed.New[error](nil),
 		labelsProblem:  feed.New[error](nil),
 		dividing:       feed.New(map[string]resource.GPUHold(nil)),

@@ -2,7 +2,9 @@ package daemon
 
 import (
 	"context"
+	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"k8s.io/utils/clock"
@@ -17,7 +19,7 @@ import (
 // be read is no reason to stop serving GPUs.
 func (d *daemon) readKernelLog(ctx context.Context) error {
 	reader := kernellog.Reader{
-		Open: d.openKernelLog, Deliver: d.requests().Deliver, Switch: d.counters.SwitchError, Clock: clock.RealClock{},
+		Open: d.openKernelLog, Deliver: d.requests().Deliver, Switch: d.switchError, Clock: clock.RealClock{},
 	}
 	backoff := supervise.Backoff{First: time.Second, Most: 10 * time.Minute, Proven: time.Minute}
 	return supervise.Run(ctx, backoff, func(ctx context.Context) error {
@@ -30,6 +32,18 @@ func (d *daemon) readKernelLog(ctx context.Context) error {
 		}()
 		return reader.Run(reading)
 	})
+}
+
+// maxSwitchFaults bounds the errors of NVSwitches that are in the status.
+const maxSwitchFaults = 16
+
+// switchError notes an error of an NVSwitch. A fatal one stays in the status until the process ends: nothing tells that it is cured.
+func (d *daemon) switchError(bdf string, sxid uint64, fatal bool, at time.Time) {
+	d.counters.SwitchError(bdf, sxid, fatal, at)
+	known, what := d.switchFaults.Value(), fmt.Sprintf("NVSwitch %s: SXid %d", bdf, sxid)
+	if fatal && len(known) < maxSwitchFaults && !slices.Contains(known, what) {
+		d.switchFaults.Publish(append(slices.Clip(known), what))
+	}
 }
 
 // awaitKernelLog waits until the configuration wants the log to be read, or not, or ctx ends.

@@ -32,7 +32,7 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 		Readiness: d.readiness.Answer().Value(), Lead: shownLead(d.lead.Statuses().Value(), d.former.Waits()),
 		MPS:  slices.Sorted(maps.Values(d.mps.Unready().Value())),
 		CUDA: seen.Snapshot.Driver.CUDA, Generation: seen.Snapshot.Generation, ConfigLoaded: status.Moment(d.watcher.Loaded()),
-		Reexecutions: d.reexecutions,
+		Reexecutions: d.reexecutions, NVSwitches: d.switchFaults.Value(),
 	}
 	for i := range s.Resources {
 		_, s.Resources[i].Planned = offered.Resource(s.Resources[i].Name)

@@ -260,8 +260,12 @@ func daemon(f *NodeFacts, r *findings) {
 	}
 }
 
-// lacking has what the daemon says that it cannot offer, see or measure.
+// lacking has what the daemon says that has failed beside GPUs, and what it cannot offer, see or measure.
 func lacking(s status.Status, r *findings) {
+	for _, line := range s.NVSwitches {
+		r.fail(line+", a fatal error: links of the node's GPUs have failed", []string{"status: nvswitches"}, "journalctl -k | grep SXid",
+			"kubectl drain NODE --ignore-daemonsets --delete-emptydir-data", "systemctl reboot")
+	}
 	for _, line := range slices.Concat(s.LeftOut, s.Unwatched, s.Warnings) {
 		r.warn(line, nil, "gpu-device-plugin status")
 	}

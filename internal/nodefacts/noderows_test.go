@@ -214,6 +214,11 @@ const (
 
 var nodeRows = []row{
 	{
+		name:   "an NVSwitch that failed",
+		status: func(s *status.Status) { s.NVSwitches = []string{"NVSwitch 0000:c4:00.0: SXid 20034"} },
+		check:  "daemon", severity: doctor.Error, says: "SXid 20034, a fatal error", remedy: "systemctl reboot",
+	},
+	{
 		name: "metrics that the driver refuses",
 		status: func(s *status.Status) {
 			s.MetricsAbsent = []string{"DCGM_FI_PROF_* are absent for GPU 0: no permission"}

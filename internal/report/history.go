@@ -35,6 +35,7 @@ type History struct {
 	driver  string
 	config  string               // the error that was told
 	leftOut map[string]bool      // what was told to be left out
+	failed  map[string]bool      // the errors of NVSwitches that were told
 	labels  labelsTold           // why they are not as they are wanted
 	layout  layoutTold           // what was told of the MIG layout
 	bad     map[string]verdict   // of the devices that are not healthy, or gone, by UUID
@@ -82,7 +83,7 @@ func (h *History) Recall(c Condition, hadGPUs bool) {
 
 func (h *History) init() {
 	if h.bad == nil {
-		h.leftOut, h.bad, h.gpus = map[string]bool{}, map[string]verdict{}, map[string]string{}
+		h.leftOut, h.failed, h.bad, h.gpus = map[string]bool{}, map[string]bool{}, map[string]verdict{}, map[string]string{}
 		h.used, h.denied = map[string]time.Time{}, map[string]string{}
 	}
 }
@@ -97,6 +98,7 @@ func (h *History) Next(s status.Status, now time.Time, room int) Batch {
 	h.hadGPUs = h.hadGPUs || len(s.GPUs) > 0
 	all := h.driverEvents(s)
 	all = append(all, together(h.deviceEvents(s))...)
+	all = append(all, together(h.switchEvents(s))...)
 	all = append(all, h.configEvents(s)...)
 	all = append(all, together(h.leftOutEvents(s))...)
 	all = append(all, h.layoutEvents(s)...)
@@ -218,6 +220,22 @@ func (h *History) deviceEvents(s status.Status) []candidate {
 				h.bad[uuid] = verdict{state: removed, source: "unplugged or unbound"}
 			},
 		})
+	}
+	return all
+}
+
+// switchEvents tells of each error of an NVSwitch once.
+func (h *History) switchEvents(s status.Status) []candidate {
+	var all []candidate
+	for _, what := range s.NVSwitches {
+		if !h.failed[what] {
+			all = append(all, candidate{
+				NodeEvent: NodeEvent{
+					Reason: NVSwitchFailed, Cause: what, Note: what + ", a fatal error: links of the node's GPUs have failed. Drain the node and restart it",
+				},
+				subject: what, limited: "NVSwitches", alike: string(NVSwitchFailed), name: what, told: func() { h.failed[what] = true },
+			})
+		}
 	}
 	return all
 }

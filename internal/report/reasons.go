@@ -13,6 +13,7 @@ const (
 	GPUXid           Reason = "GPUXid"
 	GPURecovered     Reason = "GPURecovered"
 	GPURemoved       Reason = "GPURemoved"
+	NVSwitchFailed   Reason = "NVSwitchFailed"
 	DriverNotReady   Reason = "DriverNotReady"
 	DriverReleased   Reason = "DriverReleased"
 	DriverReady      Reason = "DriverReady"
@@ -57,6 +58,10 @@ var Rows = []Row{
 	},
 	{GPURecovered, normal, "StartAllocating", true, "A device of which one of the Events above told is Healthy again"},
 	{GPURemoved, normal, "StopAllocating", true, "The driver no longer counts a GPU: it was unplugged, or unbound from the driver"},
+	{
+		NVSwitchFailed, warning, "KeepDevices", false,
+		"With `--kernel-log`, an NVSwitch logged a fatal error (SXid). No GPU is judged by it",
+	},
 	{DriverNotReady, warning, "KeepDevices", false, "The driver of a node with GPUs does not answer, or is not there"},
 	{DriverReleased, normal, "KeepDevices", false, "The driver was released by `quiesce`"},
 	{DriverReady, normal, "ReadDevices", false, "The driver answers again"},

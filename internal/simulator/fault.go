@@ -16,7 +16,7 @@ type Fault struct {
 	Kind Kind `json:"kind"`
 	// GPU is a GPU by index or UUID, or, where a fault can strike an instance, a MIG device by i:j or UUID.
 	GPU string `json:"gpu,omitempty"`
-	// XID is the driver's error number.
+	// XID is the driver's error number; of an NVSwitch, its SXid.
 	XID uint64 `json:"xid,omitempty"`
 	// GI and CI are the instance that an event is attributed to; none means the whole GPU.
 	GI *int `json:"gi,omitempty"`
@@ -57,6 +57,7 @@ type Kind string
 const (
 	KindXID            Kind = "xid"                 // the driver reports and logs an XID; 79 also loses the GPU
 	KindLoggedXID      Kind = "logged-xid"          // the driver logs an XID, so many times, and reports nothing
+	KindLoggedSXID     Kind = "logged-sxid"         // the driver logs that an NVSwitch had a fatal error
 	KindEvent          Kind = "event"               // the driver reports an event of another type
 	KindLost           Kind = "lost"                // a GPU falls off the bus without any event
 	KindRestore        Kind = "restore"             // a GPU is well and on the bus; without a GPU: all, and the driver
@@ -106,6 +107,7 @@ func rules() map[Kind]rule {
 	return map[Kind]rule{
 		KindXID:            {oneGPU, []string{"xid", "gi", "ci", "action"}, (*Node).xidLocked},
 		KindLoggedXID:      {oneGPU, []string{"xid", "gi", "ci", "count"}, (*Node).loggedXIDLocked},
+		KindLoggedSXID:     {noGPU, []string{"xid"}, (*Node).loggedSXIDLocked},
 		KindEvent:          {oneGPU, []string{"event", "gi", "ci"}, (*Node).eventLocked},
 		KindLost:           {oneGPU, nil, on(func(g *gpu, _ Fault) { g.lost = true })},
 		KindRestore:        {maybeGPU, nil, (*Node).restoreLocked},

@@ -51,6 +51,14 @@ func (n *Node) loggedXIDLocked(f Fault, t target) error {
 	return err
 }
 
+func (n *Node) loggedSXIDLocked(f Fault, _ target) error {
+	if len(n.profile.NVSwitches) == 0 {
+		return errors.New("the node has no NVSwitch")
+	}
+	n.log.add(fmt.Sprintf("nvidia-nvswitch0: SXid (PCI:%s): %d, Fatal, Link 30 LTSSM Fault Up", n.profile.NVSwitches[0], f.XID))
+	return nil
+}
+
 func (n *Node) xidLocked(f Fault, t target) error {
 	gi, ci, err := t.xid(f)
 	if err != nil {

@@ -25,7 +25,7 @@ func newKernelLog() *kernelLog {
 	return l
 }
 
-// write adds the line that the driver logs of an XID.
+// write adds the lines that the driver logs of an XID.
 func (l *kernelLog) write(bdf string, f Fault, gi, ci uint32) {
 	where := strings.TrimSuffix(bdf, ".0")
 	if gi != unattributed {
@@ -34,13 +34,18 @@ func (l *kernelLog) write(bdf string, f Fault, gi, ci uint32) {
 	if ci != unattributed {
 		where += fmt.Sprintf(" GPU-CI:%02d", ci)
 	}
+	for range max(f.Count, 1) {
+		l.add(fmt.Sprintf("NVRM: Xid (PCI:%s): %d, pid=4242, name=python", where, f.XID))
+	}
+}
+
+// add adds a line.
+func (l *kernelLog) add(text string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for range max(f.Count, 1) {
-		l.total++
-		l.lines = append(l.lines, fmt.Sprintf("4,%d,%d,-;NVRM: Xid (PCI:%s): %d, pid=4242, name=python\n", l.total, l.total, where, f.XID))
-		l.lines = l.lines[max(0, len(l.lines)-maxLog):]
-	}
+	l.total++
+	l.lines = append(l.lines, fmt.Sprintf("4,%d,%d,-;%s\n", l.total, l.total, text))
+	l.lines = l.lines[max(0, len(l.lines)-maxLog):]
 	l.more.Broadcast()
 }
 

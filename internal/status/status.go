@@ -61,6 +61,9 @@ type Status struct {
 
 	// GPUs are the GPUs of the last look by ascending index, each followed by its MIG devices.
 	GPUs []Device `json:"gpus"`
+	// NVSwitches are the fatal errors of NVSwitches that the kernel's log told since the process started, such as
+	// "NVSwitch 0000:c4:00.0: SXid 20034". It is read where the configuration wants that.
+	NVSwitches []string `json:"nvswitches,omitempty"`
 	// LeftOut are sentences: which GPUs cannot be read, which devices are not offered, and why.
 	LeftOut []string `json:"leftOut,omitempty"`
 	// Retries are the GPUs that could not be read and when each is asked again.

@@ -29,7 +29,7 @@ func TestJSON(t *testing.T) {
 			Index: "0", UUID: "GPU-0", Model: "T4", PCI: "0000:1b:00.0", Minor: &one, State: "Unhealthy", Since: at, Reason: "r", Cure: "reset", XID: 79,
 			Faults: []status.Fault{{Source: "xid", XID: 79, Cure: "reset", Since: at}}, Events: []string{"XID 79 × 1"},
 		}, {Index: "0:1", UUID: "MIG-0", Model: "MIG 1g.5gb", GPU: "GPU-0", Profile: "1g.5gb", State: "Healthy"}},
-		LeftOut: []string{"GPU 1: x"}, Retries: []status.Retry{{Index: 1, Reason: "x", Next: at}}, Unwatched: []string{"GPU 2: x"},
+		NVSwitches: []string{"n"}, LeftOut: []string{"GPU 1: x"}, Retries: []status.Retry{{Index: 1, Reason: "x", Next: at}}, Unwatched: []string{"GPU 2: x"},
 		Holds: []status.Hold{{Device: "GPU-3", Resource: "a/b", Reason: "x", Listed: true}},
 		Resources: []status.Resource{{
 			Name: "a/b", Planned: true, Devices: 2, Healthy: 1, Server: "serving", Agreed: true, Problem: "x",
@@ -114,6 +114,9 @@ func TestJSON(t *testing.T) {
    "profile": "1g.5gb",
    "state": "Healthy"
   }
+ ],
+ "nvswitches": [
+  "n"
  ],
  "leftOut": [
   "GPU 1: x"

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"strings"
 	"syscall"
 	"testing"
 
@@ -25,6 +26,10 @@ func TestKernelLog(t *testing.T) {
 		return unhealthy(s.known()) > 0
 	})
 	s.shows(8, 7)
+	s.inject(simulator.Fault{Kind: simulator.KindLoggedSXID, XID: 20034})
+	s.says("an NVSwitch has failed", func(now status) bool {
+		return len(now.NVSwitches) == 1 && strings.HasSuffix(now.NVSwitches[0], ": SXid 20034")
+	})
 }
 
 // unhealthy counts the devices that kubelet knows as Unhealthy.

@@ -221,6 +221,7 @@ type status struct {
 	ConfigFile     string   `json:"configFile"`
 	ConfigError    string   `json:"configError"`
 	APIServerError string   `json:"apiServerError"`
+	NVSwitches     []string `json:"nvswitches"`
 	MetricsAbsent  []string `json:"metricsAbsent"`
 	LeftOut        []string `json:"leftOut"`
 	Warnings       []string `json:"warnings"`
