@@ -191,7 +191,7 @@ e2e-node: ## Run the stories on real single-node clusters (root; E2E_FLAGS='--ku
 .PHONY: real
 real: ## Hold the program to NVIDIA's own parts, from Debian's archive: NVML of each branch and a whole driver root (root, Debian)
 	@parts=$$(test/real/parts) || { [ $$? = 3 ] && echo 'real: LEFT OUT: NVIDIA'"'"'s parts cannot be had here'; exit; }; \
-	 $(GO) test ./test/real -count=1 -timeout 10m -parts "$$parts"
+	 cd test/real && $(GO) test -count=1 -timeout 10m -parts "$$parts"
 
 .PHONY: ptx
 ptx: ## Have the PTX assemblers of CUDA's toolkits in Debian's archive compile the kernel of validate for each architecture (Debian)

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -20,6 +22,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/resource"
 )
 
+// gpu is the UUID of the GPU.
+const gpu = "GPU-a"
+
 // driverVersion is that of the driver root.
 func driverVersion(t *testing.T, root string) string {
 	t.Helper()
@@ -30,14 +35,15 @@ func driverVersion(t *testing.T, root string) string {
 	return filepath.Base(found[0])
 }
 
-// inject adds to a container what our CDI spec of a driver root says of a GPU, as containerd does. Hook is the path of the hook; empty for none.
-func inject(t *testing.T, spec *oci.Spec, root, hook string) {
+// inject adds to a container what our CDI spec of a driver root says of a GPU by one of its names, as containerd does. Hook is the path of
+// the hook; empty for none.
+func inject(t *testing.T, spec *oci.Spec, root, hook, name string) {
 	t.Helper()
 	s := inventory.Snapshot{
 		Driver:  inventory.Driver{Version: driverVersion(t, root)},
 		Control: inventory.NodeControl | inventory.NodeUVM | inventory.NodeUVMTools | inventory.NodeModeset,
 		Majors:  inventory.Majors{GPU: 195, UVM: 510, Caps: 234},
-		GPUs:    []inventory.GPU{{UUID: "GPU-a", BDF: "0000:01:00.0", Health: inventory.Health{State: inventory.Healthy}}},
+		GPUs:    []inventory.GPU{{UUID: gpu, BDF: "0000:01:00.0", Health: inventory.Health{State: inventory.Healthy}}},
 	}
 	options := cdi.Options{DriverRoot: root, ContainerDriverRoot: root, HookPath: hook}
 	dir := t.TempDir()
@@ -52,7 +58,7 @@ func inject(t *testing.T, spec *oci.Spec, root, hook string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := cache.InjectDevices(spec, "k8s.device-plugin.nvidia.com/gpu=GPU-a"); err != nil {
+	if _, err := cache.InjectDevices(spec, "k8s.device-plugin.nvidia.com/gpu="+name); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -82,7 +88,7 @@ func run(t *testing.T, image, root, hook string, command ...string) string {
 			Resources:   &oci.LinuxResources{},
 		},
 	}
-	inject(t, spec, root, hook)
+	inject(t, spec, root, hook, gpu)
 	text, err := json.Marshal(spec)
 	if err != nil {
 		t.Fatal(err)
@@ -207,12 +213,15 @@ func TestContainersFindTheDriver(t *testing.T) {
 	for kind, image := range all {
 		for _, layout := range []string{"debian", "run"} {
 			for _, h := range []string{"", hook} {
-				t.Run(fmt.Sprintf("image %s, driver root %s, hook %t", kind, layout, h != ""), func(t *testing.T) {
+				what := fmt.Sprintf("image %s, driver root %s, hook %t", kind, layout, h != "")
+				t.Run(what, func(t *testing.T) {
 					root := part(t, layout)
 					if kind == "musl" {
-						if out := run(t, image, root, h, "/usr/bin/probe"); !strings.Contains(out, "musl works") {
+						out := run(t, image, root, h, "/usr/bin/probe")
+						if !strings.Contains(out, "musl works") {
 							t.Errorf("a program of musl: %s", out)
 						}
+						found("container", what, "%s", strings.TrimSpace(out))
 						return
 					}
 					script := `probe; nvidia-smi; for l in ` + strings.Join(wanted, " ") + `; do
@@ -227,7 +236,11 @@ func TestContainersFindTheDriver(t *testing.T) {
 					if strings.Contains(out, "missing") {
 						t.Errorf("libraries are not found:\n%s", out)
 					}
-					if h != "" && !strings.Contains(out, "libcuda.so.1 (libc6,x86-64) => ") {
+					cuda, _, _ := strings.Cut(out, "\n")
+					listed := strings.Contains(out, "libcuda.so.1 (libc6,x86-64) => ")
+					found("container", what, "%s; %d of %d libraries are loaded; ldconfig -p lists them: %t",
+						cuda, len(wanted)-strings.Count(out, "missing "), len(wanted), listed)
+					if h != "" && !listed {
 						t.Errorf("ldconfig -p lists no libcuda.so.1:\n%s", out)
 					}
 				})
@@ -279,7 +292,18 @@ func TestParity(t *testing.T) {
 				t.Fatal(err)
 			}
 			spec := &oci.Spec{Linux: &oci.Linux{}}
-			inject(t, spec, root, hook)
+			inject(t, spec, root, hook, gpu)
+			for _, name := range []string{"0", "all"} { // by which NVIDIA's tool names the GPU, too
+				other := &oci.Spec{Linux: &oci.Linux{}}
+				if inject(t, other, root, hook, name); !reflect.DeepEqual(spec, other) {
+					t.Errorf("%s is another device than %s", name, gpu)
+				}
+			}
+			for _, d := range spec.Linux.Devices {
+				if d.Type != "c" || d.Major == 0 {
+					t.Errorf("the node %s has no number", d.Path)
+				}
+			}
 			version := driverVersion(t, root)
 			mounts := slices.Clone(expectedMounts)
 			if layout == "run" {
@@ -294,13 +318,22 @@ func TestParity(t *testing.T) {
 					t.Errorf("%s is not mounted", want)
 				}
 			}
+			for _, path := range []string{"/etc/vulkan/icd.d/nvidia_icd.json", "/etc/vulkan/implicit_layer.d/nvidia_layers.json"} {
+				if !slices.ContainsFunc(spec.Mounts, func(m oci.Mount) bool { return m.Destination == path }) {
+					t.Errorf("%s is not mounted", path)
+				}
+			}
 			links := map[string]bool{}
 			called := map[string]bool{}
 			for _, h := range append(spec.Hooks.CreateContainer, spec.Hooks.CreateRuntime...) {
 				called[h.Args[1]] = true
 				for _, a := range h.Args {
-					if _, link, is := strings.Cut(a, "::"); is {
+					target, link, is := strings.Cut(a, "::")
+					if is {
 						links[filepath.Base(link)] = true
+					}
+					if strings.HasSuffix(link, "/gbm/nvidia-drm_gbm.so") && target != "../libnvidia-allocator.so.1" {
+						t.Errorf("%s leads to %s", link, target)
 					}
 				}
 			}
@@ -314,6 +347,8 @@ func TestParity(t *testing.T) {
 					t.Errorf("the hook %s is not called", want)
 				}
 			}
+			found("CDI spec", "driver root "+layout, "%d mounts, %d device nodes, %d links, hooks %s; NVIDIA's tool gives %d files and %d links",
+				len(spec.Mounts), len(spec.Linux.Devices), len(links), strings.Join(slices.Sorted(maps.Keys(called)), " "), len(mounts), len(expectedLinks))
 		})
 	}
 }

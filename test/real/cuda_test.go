@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cuda"
 )
@@ -16,7 +17,7 @@ import (
 // ptxasFlag names the folder that the script ptxas has filled.
 var ptxasFlag = flag.String("ptxas", "", "the folder with PTX assemblers, as test/real/ptxas prints it")
 
-// TestMain is also the process in which libcuda is tried.
+// TestMain is also the process in which libcuda is tried. It prints the findings after the tests.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 4 && os.Args[1] == cuda.Command {
 		if err := cuda.Prove(os.Args[2], os.Args[3]); err != nil {
@@ -24,7 +25,9 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	printFindings()
+	os.Exit(code)
 }
 
 // TestCUDAWithoutDevice: libcuda of each branch is loaded from a driver root, and says that there is no device.
@@ -39,7 +42,7 @@ func TestCUDAWithoutDevice(t *testing.T) {
 		if p.Failure == nil || p.Failure.Function != "cuInit" || p.Failure.Code != 100 || p.Failure.Name != "CUDA_ERROR_NO_DEVICE" {
 			t.Errorf("%s: %+v, want CUDA_ERROR_NO_DEVICE of cuInit", filepath.Base(root), p.Failure)
 		}
-		t.Logf("%s: %v in %v with %d MB: %v", filepath.Base(root), p.Failure.Name, p.Took, p.Memory/1_000_000, p.Failure)
+		found("CUDA", filepath.Base(root), "%v in %v with %d MB", p.Failure, p.Took.Round(time.Millisecond), p.Memory/1_000_000)
 	}
 }
 

@@ -102,6 +102,8 @@ func TestControlDaemons(t *testing.T) {
 					t.Errorf("%s: %q, %v; want %q", tt.get, out, err, tt.want)
 				}
 			}
+			answer, _ := m.ask(t, "get_default_device_pinned_mem_limit 0")
+			found("MPS", name, "a limit of 20389M is answered with %q", answer)
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
 			if out, err := m.command(ctx, "-f").CombinedOutput(); err == nil || ctx.Err() != nil {

@@ -89,6 +89,8 @@ func TestInit(t *testing.T) {
 			if !strings.Contains(string(out), want) {
 				t.Errorf("%v: %s; want %s", err, out, want)
 			}
+			answer, _, _ := strings.Cut(string(out), "\n")
+			found("NVML", branch, "%s", strings.TrimPrefix(answer, "open: "))
 		})
 	}
 }
@@ -202,6 +204,7 @@ func TestSymbolsOfEveryBranch(t *testing.T) {
 				}
 			}
 			slices.Sort(want)
+			found("NVML", branch, "%d of %d functions that this program looks for are missing; 8 simulated GPUs are seen and read", len(lacks), len(l.lacks))
 			if diff := cmp.Diff(want, lacks); diff != "" {
 				t.Errorf("functions that branch %s lacks (-want +got):\n%s", branch, diff)
 			}

@@ -153,9 +153,12 @@ func TestSupervisor(t *testing.T) {
 			if err := last.Wait(); err != nil {
 				t.Errorf("mps-control-daemon: %v", err)
 			}
-			if left := s.daemons(); len(left) > 0 {
+			left := s.daemons()
+			if len(left) > 0 {
 				t.Errorf("processes %v are left", left)
 			}
+			found("MPS", name, "mps-control-daemon replaces a killed control daemon, and ends what a killed one of its own left; %d processes are left at the end",
+				len(left))
 			for _, name := range []string{".started", "../../.ready"} {
 				if _, err := os.Stat(filepath.Join(s.mps.dir, name)); err == nil {
 					t.Errorf("%s is left: clients would be let in", name)
