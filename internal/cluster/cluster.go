@@ -167,13 +167,17 @@ func (c *Cluster) needed(now config.Config) bool {
 		isTainted(c.client.Nodes().Value()) || len(pausedOn(c.client.Nodes().Value())) > 0
 }
 
+// isTainted reports whether a node has a taint of this program.
+func isTainted(n kubeapi.Node) bool { return hasTaint(n, taintKey) || hasTaint(n, fewerKey) }
+
 // Outputs returns the tasks that tell the API server of the node. Each one follows the configurations, and does nothing while what
 // it is for is off.
 func (c *Cluster) Outputs(d daemon.View) []daemon.Task {
 	c.client.Count(d.APIRequested)
 	c.client.Fence(d.Lead.Check)
 	return append(append(c.Labels(d), c.allocation(d)...),
-		c.underLead("MIG label", d, c.followLayout), c.underLead("paused clients", d, c.resumeClients), c.underLead("report", d, c.report))
+		c.underLead("MIG label", d, c.followLayout), c.underLead("paused clients", d, c.resumeClients), c.underLead("report", d, c.report),
+		c.underLead("taint for fewer devices", d, c.announceFewer))
 }
 
 // Labels returns the tasks that write labels.

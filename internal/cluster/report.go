@@ -256,7 +256,7 @@ func (r *reporter) keepTaint(ctx context.Context) {
 		if node.UID == "" || !known {
 			return nil
 		}
-		is := isTainted(node)
+		is := hasTaint(node, taintKey)
 		due := pace.Due(asCondition(is), time.Time{}, *asCondition(none), now)
 		if due.IsZero() || due.After(now) {
 			nudge.at(due, now)
@@ -269,10 +269,6 @@ func (r *reporter) keepTaint(ctx context.Context) {
 		}
 		return err
 	})
-}
-
-func isTainted(n kubeapi.Node) bool {
-	return slices.ContainsFunc(n.Taints, func(t kubeapi.Taint) bool { return t.Key == taintKey && t.Effect == taintEffect })
 }
 
 // asCondition returns the condition that has the pace of a taint.

@@ -192,6 +192,7 @@ func (s *stage) new(c config.Config) *process {
 			p.dropped[cause]++
 		},
 		APIRequested: p.count,
+		Fewer:        feed.New(uint64(0)), Proceed: func(uint64) {}, Listed: func() map[string]int { return nil },
 	}
 	return p
 }

@@ -23,11 +23,14 @@ type Features struct {
 	Condition bool
 	// Taint says that the node is tainted while none of its GPUs is healthy.
 	Taint bool
+	// ChangeTaint says that the node is tainted before a change of the configuration takes devices away.
+	ChangeTaint bool
 }
 
 // NeedAPIServer reports whether a feature that is on needs the API server.
 func (f Features) NeedAPIServer() bool {
-	return f.Labels == LabelsNodeFeature || f.Labels == LabelsNode || f.Events || f.Condition || f.Taint
+	return f.Labels == LabelsNodeFeature || f.Labels == LabelsNode || f.Events || f.Condition || f.Taint ||
+		f.ChangeTaint
 }
 
 // LabelsOutput is how labels that describe the GPUs reach the node.
@@ -155,6 +158,11 @@ var clusterOptions = []option{
 		flag: "node-taint", env: []string{"NODE_TAINT"}, key: "features.taint", fallback: "false", kind: kindBool,
 		usage: "taint the node while none of its GPUs is healthy",
 		set:   truth(func(c *Config) *bool { return &c.Features.Taint }),
+	},
+	{
+		flag: "node-change-taint", env: []string{"NODE_CHANGE_TAINT"}, key: "features.changeTaint", fallback: "false", kind: kindBool,
+		usage: "taint the node before a change of the configuration takes devices away, so that no pod is sent to them",
+		set:   truth(func(c *Config) *bool { return &c.Features.ChangeTaint }),
 	},
 }
 

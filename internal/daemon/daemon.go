@@ -340,6 +340,7 @@ func (d *daemon) view() View {
 		Config: d.config, Configs: d.watcher.Configs(), ConfigErrors: d.watcher.Errors(),
 		Labels: d.labels.Wanted, LabelsProblem: d.labelsProblem, Lead: d.lead, Former: d.former,
 		Snapshots: d.monitor.Snapshots(), Offered: d.set.Offered(), Status: d.status, Held: d.account.Held,
+		Fewer: d.set.Fewer(), Proceed: d.set.Proceed, Listed: d.listed,
 		DRA: d.dra, APIRequested: d.counters.APIRequested, EventDropped: d.counters.EventDropped,
 	}
 	if d.directory != nil {
@@ -352,6 +353,15 @@ func (d *daemon) view() View {
 		v.MIGWish, v.MIG = d.wishes, d.mig.Status()
 	}
 	return v
+}
+
+// listed returns how many devices the lists of the plugin servers offer, by resource.
+func (d *daemon) listed() map[string]int {
+	devices := map[string]int{}
+	for _, s := range d.set.Status() {
+		devices[s.Resource] = s.Healthy
+	}
+	return devices
 }
 
 // featureFile is the file for node-feature-discovery.

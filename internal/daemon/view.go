@@ -39,6 +39,11 @@ type View struct {
 	DRA *DRA
 	// Offered is the part of the plan that the servers offer.
 	Offered *feed.Feed[resource.Plan]
+	// Fewer is the number of a change by which the lists get fewer devices, and which waits until Proceed is called with it; 0 if none waits.
+	// Listed returns how many devices the lists offer, by resource.
+	Fewer   *feed.Feed[uint64]
+	Proceed func(number uint64)
+	Listed  func() map[string]int
 	// Status returns what the daemon knows now.
 	Status func(context.Context) (status.Status, error)
 	// Held returns which devices pods hold, as PodResources tells.

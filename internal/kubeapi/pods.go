@@ -54,6 +54,36 @@ func (c *Client) Pods(ctx context.Context) ([]NodePod, error) {
 	return pods, nil
 }
 
+// NotAdmitted returns the pods of the own node that kubelet has not admitted yet, as NAMESPACE/NAME. The list is not older than a version
+// of the node.
+func (c *Client) NotAdmitted(ctx context.Context, version string) ([]string, error) {
+	text, err := c.send(ctx, request{verb: http.MethodGet, path: "/api/v1/pods", most: maxPods, query: url.Values{
+		"fieldSelector": {"spec.nodeName=" + c.node + ",status.phase=Pending"}, "resourceVersion": {version},
+		"resourceVersionMatch": {"NotOlderThan"},
+	}})
+	if err != nil {
+		return nil, fmt.Errorf("list the pods of the node that do not run: %w", err)
+	}
+	var list struct {
+		Items []struct {
+			Metadata metadata `json:"metadata"`
+			Status   struct {
+				StartTime string `json:"startTime"` // kubelet writes it when it has admitted the pod
+			} `json:"status"`
+		} `json:"items"`
+	}
+	if err := json.Unmarshal(text, &list); err != nil {
+		return nil, fmt.Errorf("read the answer of the API server: %w", err)
+	}
+	var names []string
+	for _, item := range list.Items {
+		if item.Status.StartTime == "" {
+			names = append(names, item.Metadata.Namespace+"/"+item.Metadata.Name)
+		}
+	}
+	return names, nil
+}
+
 // SwapLabels changes the value of labels of the own node, from one value to another, all or none. It is an error if a label has another
 // value than from, or if the node of that name has another UID. It returns the node after the change.
 func (c *Client) SwapLabels(ctx context.Context, uid string, keys []string, from, to string) (Node, error) {

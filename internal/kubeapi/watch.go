@@ -26,6 +26,8 @@ type Node struct {
 	Labels, Annotations        map[string]string
 	Conditions                 []Condition
 	Taints                     []Taint
+	// Allocatable is how many devices or how much of each resource pods can have, in Kubernetes' own words.
+	Allocatable map[string]string
 	// restores is how often the cluster had been restored from a backup before, as far as is known. Versions of before and after are of
 	// different histories.
 	restores int
@@ -62,7 +64,8 @@ type nodeObject struct {
 		Taints []Taint `json:"taints"`
 	} `json:"spec"`
 	Status struct {
-		Conditions []Condition `json:"conditions"`
+		Conditions  []Condition       `json:"conditions"`
+		Allocatable map[string]string `json:"allocatable"`
 	} `json:"status"`
 }
 
@@ -70,6 +73,7 @@ func (n *nodeObject) node() Node {
 	return Node{
 		Name: n.Metadata.Name, UID: n.Metadata.UID, ResourceVersion: n.Metadata.ResourceVersion,
 		Labels: n.Metadata.Labels, Annotations: n.Metadata.Annotations, Conditions: n.Status.Conditions, Taints: n.Spec.Taints,
+		Allocatable: n.Status.Allocatable,
 	}
 }
 

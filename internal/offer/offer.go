@@ -97,7 +97,7 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 			holds, way := specs.prepare(snapshot, plan, c)
 			plan = uvm.plan(plan.Under(holds), snapshot, c)
 			inspect := way.PreStart.Checks != config.PreStartNone
-			l.Set.Apply(plan, plugin.Options{Edits: way.Edits, Inspect: inspect}, epoch)
+			l.Set.Apply(plan, plugin.Options{Edits: way.Edits, Inspect: inspect, Announce: c.Features.ChangeTaint}, epoch)
 			if l.Followed != nil && !maps.Equal(owners, l.Followed.Value()) {
 				l.Followed.Publish(owners)
 			}

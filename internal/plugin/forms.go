@@ -35,6 +35,7 @@ func (s *Set) refresh() {
 		}
 	}
 	s.forms.held, s.told.foreign = nil, s.foreignForms()
+	s.keep()
 	s.findHeldForms()
 	withheld := map[string]map[string]bool{}
 	holds := s.asked.plan.Conflicts(s.forms.held)
@@ -117,6 +118,7 @@ func (s *Set) onNode(name string, departing resource.Device) resource.Device {
 type oldForm struct {
 	list   *list
 	device resource.Device // one of them
+	kept   bool            // all of them stay on offer for now
 	held   []string        // the IDs that count as held
 	others []string        // the other IDs
 }
@@ -140,7 +142,7 @@ func (s *Set) findHeldForms() {
 			if f.held == nil { // one for all replicas
 				s.forms.held = append(s.forms.held, d.heldForm())
 			}
-			f.held = append(f.held, id)
+			f.held, f.kept = append(f.held, id), f.kept || d.kept
 		}
 	}
 	for _, c := range s.told.foreign {
@@ -228,7 +230,7 @@ func (s *Set) offer(f *oldForm) {
 		}
 	}
 	first, last := len(f.others), len(f.others)+len(f.held)
-	if 0 < waiting && waiting < len(f.held) {
+	if 0 < waiting && waiting < len(f.held) && !f.kept {
 		first, last = 0, waiting
 		slices.SortStableFunc(f.held, func(a, b string) int { return s.holders(f.list, a) - s.holders(f.list, b) })
 	}
@@ -319,7 +321,11 @@ func (s *Set) take(device resource.Device) {
 
 // heldForm returns the form that a departing device has if it counts as held.
 func (d departure) heldForm() resource.HeldForm {
-	return resource.HeldForm{Resource: d.device.Resource, ID: d.device.ID, GPU: d.device.GPU, Reason: d.waits}
+	form := resource.HeldForm{Resource: d.device.Resource, ID: d.device.ID, GPU: d.device.GPU, Reason: d.waits}
+	if d.kept {
+		form.Reason = waitsForTaint
+	}
+	return form
 }
 
 // foreignForms returns the devices that kubelet has under resources which this Set does not serve: those on GPUs of the plan, and

@@ -45,8 +45,13 @@ type departure struct {
 	reason    string          // why Allocate refuses it
 	offered   bool            // it is listed as Healthy
 	withdrawn time.Time       // when it was on offer last; zero if it was not since it departed
+	left      bool            // it was on offer until it left the plan, and may be kept
+	kept      bool            // it stays on offer, and counts as held, until Proceed is called
 	taken     bool            // it was never offered, or since it ceased to count, Allocate has given the GPU in another form
 }
+
+// counts reports whether the device counts as held by a pod.
+func (d departure) counts() bool { return d.kept || d.possession.counts() }
 
 // A view is what a list says at one moment. It is immutable.
 type view struct {
@@ -66,6 +71,7 @@ func (l *list) replace(r resource.Resource) {
 	for _, device := range l.resource.Devices {
 		if _, stays := r.Device(device.ID); !stays {
 			d := departure{device: device, possession: possession{allocated: l.allocated[device.ID], waits: waitsForReading},
+				left:   l.offered[device.UUID] && device.Healthy,
 				reason: "the device is not on this node any more, or the configuration no longer offers it"}
 			if !l.offered[device.UUID] {
 				d.holding, d.taken = unheld, true
@@ -117,12 +123,12 @@ func (l *list) adopt(known map[string][]int64) (changed bool) {
 func (l *list) drop(e evidence, silent bool) (outdated, changed bool) {
 	now := l.clock.Now()
 	for id, d := range l.departing {
-		before := d.possession
+		before := d
 		holder, named := e.held[deviceKey{l.name, id}]
 		outdated = outdated || named && holder.checkpointOnly
 		d.possession = before.read(e, holder, named, silent, now)
-		dropped := d.over(now)
-		changed = changed || dropped || d.counts() != before.counts() || d.counts() && d.waits != before.waits
+		dropped := d.over(now) && !d.kept
+		changed = changed || dropped || d.counts() != before.counts() || d.counts() && !d.kept && d.waits != before.waits
 		if l.departing[id] = d; dropped {
 			delete(l.departing, id)
 		}

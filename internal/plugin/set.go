@@ -84,6 +84,8 @@ type Options struct {
 	Edits edits.Options
 	// Inspect makes kubelet ask before each start of a container whether its devices may be used.
 	Inspect bool
+	// Announce has a change that takes devices away wait until Proceed is called.
+	Announce bool
 }
 
 // Phase is the state of the server of a resource.
@@ -130,6 +132,7 @@ type Set struct {
 	pulse         supervise.Pulse
 	added         *feed.Feed[int]           // counts the resources that ever came, to wake Run
 	offered       *feed.Feed[resource.Plan] // the plan with the holds of the Set
+	fewer         *feed.Feed[uint64]        // the number of the change that waits for Proceed
 	users         users
 
 	mu        sync.Mutex // guards all following fields
@@ -137,6 +140,7 @@ type Set struct {
 	asked     asked
 	told      told
 	forms     heldForms
+	waiting   waiting
 	allocated map[deviceKey]uint64 // how often each device was allocated
 	regiven   time.Time            // the last Allocate of a departing device
 }
@@ -218,7 +222,7 @@ func NewSet(c Collaborators) *Set {
 	return &Set{collaborators: c, resources: map[string]*served{}, allocated: map[deviceKey]uint64{},
 		users:   users{accounts: accounts{Collaborators: c}, shown: map[deviceKey]showing{}},
 		added:   feed.New(0),
-		offered: feed.New(resource.Plan{}), departed: make(chan struct{}, 1), pulse: supervise.NewPulse()}
+		offered: feed.New(resource.Plan{}), fewer: feed.New(uint64(0)), departed: make(chan struct{}, 1), pulse: supervise.NewPulse()}
 }
 
 // Offered returns the feed of the plan with all its holds, also those on devices whose GPU may be held in another form.
@@ -234,10 +238,14 @@ func (s *Set) Apply(plan resource.Plan, o Options, epoch uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.asked = asked{plan, o, map[string]bool{}}
+	first := s.added.Value() == 0 // then another process of this program may serve, with another configuration
 	for _, r := range plan.Resources {
 		entry, known := s.resources[r.Name]
 		if !known {
 			entry = s.add(r.Name)
+			if first {
+				entry.list.allLeft()
+			}
 		}
 		entry.epoch, entry.list.retired = epoch, false
 		for _, d := range r.Devices {

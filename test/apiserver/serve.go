@@ -162,7 +162,7 @@ func parsePath(path string) (target, bool) {
 }
 
 // matcher returns whether an object is one of a collection. Of field selectors it knows those by name and namespace, of
-// ResourceSlices those by node and driver, and of pods that by node.
+// ResourceSlices those by node and driver, and of pods those by node and phase.
 func (t target) matcher(selector string) (match, error) {
 	chosen, err := fields.ParseSelector(selector)
 	if err != nil {

@@ -48,7 +48,7 @@ func fieldsOf(k key, object runtime.Object) fields.Set {
 	case *resourceapi.ResourceSlice:
 		f["spec.driver"], f["spec.nodeName"] = o.Spec.Driver, ptr.Deref(o.Spec.NodeName, "")
 	case *corev1.Pod:
-		f["spec.nodeName"] = o.Spec.NodeName
+		f["spec.nodeName"], f["status.phase"] = o.Spec.NodeName, string(o.Status.Phase)
 	case *eventsv1.Event:
 		f["regarding.kind"], f["regarding.name"] = o.Regarding.Kind, o.Regarding.Name
 	}

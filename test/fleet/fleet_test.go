@@ -191,6 +191,7 @@ func runNode(ctx context.Context, kubeconfig, name, boot string, seen *counters)
 		gpus = append(gpus, status.Device{Index: fmt.Sprint(i), UUID: fmt.Sprintf("GPU-%s-%d", name, i), State: "Healthy"})
 	}
 	d := daemon.View{
+		Fewer: feed.New(uint64(0)), Proceed: func(uint64) {}, Listed: func() map[string]int { return nil },
 		Config: c, Configs: feed.New(c), ConfigErrors: feed.New[error](nil), Snapshots: feed.New(inventory.Snapshot{}),
 		Labels: feed.New(labels()), LabelsProblem: feed.New[error](nil), Offered: feed.New(resource.Plan{}), Lead: lead.New(lead.Options{}), Former: daemon.NewFormer(""),
 		Status: func(context.Context) (status.Status, error) {

@@ -24,7 +24,7 @@ var goldens = map[string]string{
 	"gfd":          "{gfd: {enabled: true}}",
 	"mps":          "{config: {map: {default: \"version: v1\\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\"}}}",
 	"node-config":  "{config: {map: {default: \"version: v1\", mig: \"version: v1\\nflags: {migStrategy: mixed}\"}}}",
-	"features-on": "{features: {labels: nodeFeature, events: pods, condition: true, taint: true, nodeConfig: true}, " +
+	"features-on": "{features: {labels: nodeFeature, events: pods, condition: true, taint: true, changeTaint: true, nodeConfig: true}, " +
 		"config: {name: gpu-configs, default: a100}, mps: {enabled: true}, kernelLog: true, preStartChecks: reset-clocks, metrics: {listen: all}}",
 }
 

@@ -200,6 +200,27 @@ func TestRights(t *testing.T) {
 	}
 }
 
+// TestRightsOfFewerDevices: the account taints the node and lists pods; the policy lets it change that taint alone, and the other one where
+// both are on.
+func TestRightsOfFewerDevices(t *testing.T) {
+	t.Parallel()
+	want := append([]string{"cluster:  nodes patch", "cluster:  pods list", "policy gpu-device-plugin-nodes"}, anyRights...)
+	slices.Sort(want)
+	for values, keys := range map[string]string{
+		"{features: {changeTaint: true}}":                         "['gpu-device-plugin.github.io/fewer-devices']",
+		"{config: {map: {a: \"features: {changeTaint: true}\"}}}": "['gpu-device-plugin.github.io/fewer-devices']",
+		"{features: {changeTaint: true, taint: true}}":            "['gpu-device-plugin.github.io/no-healthy-gpu','gpu-device-plugin.github.io/fewer-devices']",
+	} {
+		text := render(t, values)
+		if diff := cmp.Diff(want, rights(t, decode(t, "chart", text))); diff != "" {
+			t.Errorf("%s: rights (-want +got):\n%s", values, diff)
+		}
+		if n := strings.Count(string(text), "!(t.key in "+keys+")"); n != 2 {
+			t.Errorf("%s: the policy names %s %d times, want 2", values, keys, n)
+		}
+	}
+}
+
 // TestRightsOfChoice: where a label of the node chooses the file, the account may do what any of the files asks for; a value counts
 // before all of them.
 func TestRightsOfChoice(t *testing.T) {
@@ -238,7 +259,8 @@ func TestFeatureValues(t *testing.T) {
 		{"{features: {labels: off}}", map[string]string{"NODE_LABELS": "off"}}, // a bool of YAML 1.1
 		{"{features: {labels: file}}", map[string]string{"NODE_LABELS": "file"}},
 		{"{features: {labels: nodeFeature}}", map[string]string{"NODE_LABELS": "nodeFeature", "NAMESPACE": "", "POD_NAME": ""}}, // by reference
-		{"{features: {events: pods, taint: false}}", map[string]string{"NODE_EVENTS": "pods", "NODE_TAINT": "false"}},
+		{"{features: {events: pods, taint: false, changeTaint: true}}",
+			map[string]string{"NODE_EVENTS": "pods", "NODE_TAINT": "false", "NODE_CHANGE_TAINT": "true"}},
 		{"{features: {condition: true}}", map[string]string{"NODE_CONDITION": "true"}},
 		{"{features: {nodeConfig: true}, config: {map: {default: \"\", b: \"\"}}}",
 			map[string]string{"CONFIG_FILE_SRCDIR": "/config", "FALLBACK_STRATEGIES": "named,single"}},
@@ -296,8 +318,14 @@ func TestChoiceOfMPS(t *testing.T) {
 func TestTaintIsTolerated(t *testing.T) {
 	t.Parallel()
 	tolerates := func(values, name string) bool {
-		return slices.ContainsFunc(daemonSet(t, decode(t, "chart", render(t, values)), name).Spec.Template.Spec.Tolerations,
-			func(o corev1.Toleration) bool { return o.Key == "gpu-device-plugin.github.io/no-healthy-gpu" })
+		tolerations := daemonSet(t, decode(t, "chart", render(t, values)), name).Spec.Template.Spec.Tolerations
+		has := func(key string) bool {
+			return slices.ContainsFunc(tolerations, func(o corev1.Toleration) bool { return o.Key == "gpu-device-plugin.github.io/"+key })
+		}
+		if has("no-healthy-gpu") != has("fewer-devices") {
+			t.Errorf("%s: %s tolerates one of the two taints", values, name)
+		}
+		return has("no-healthy-gpu")
 	}
 	for _, name := range []string{"gpu-device-plugin", "gpu-device-plugin-mps-control-daemon"} {
 		if !tolerates("{features: {taint: true}, tolerations: [], mps: {enabled: true}}", name) {

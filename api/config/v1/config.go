@@ -101,6 +101,8 @@ type Features struct {
 	Condition *bool `json:"condition,omitempty"`
 	// Taint has the node tainted while none of its GPUs is healthy.
 	Taint *bool `json:"taint,omitempty"`
+	// ChangeTaint has the node tainted before a change of the configuration takes devices away.
+	ChangeTaint *bool `json:"changeTaint,omitempty"`
 }
 
 // Flags are defaults for command-line flags; a flag or environment variable that is set wins over them.

@@ -237,7 +237,7 @@ node has no device nodes. */}}
 {{- end }}
 
 {{- /* The features that may be on, a JSON list of words: labels-file, labels-nodeFeature, labels-node, events, podEvents, condition,
-taint, nodeConfig, migLabel, migEvict, dra. A value counts before the files. */}}
+taint, changeTaint, nodeConfig, migLabel, migEvict, dra. A value counts before the files. */}}
 {{- define "gpu-device-plugin.features" -}}
 {{- $on := dict }}
 {{- if include "gpu-device-plugin.nodeConfig" . }}{{ $_ := set $on "nodeConfig" true }}{{ end }}
@@ -247,7 +247,7 @@ taint, nodeConfig, migLabel, migEvict, dra. A value counts before the files. */}
 {{- if include "gpu-device-plugin.says" (list . "mig" "disruption" "pause") }}{{ $_ := set $on "migPause" true }}{{ end }}
 {{- end }}
 {{- if .Values.dra.enabled }}{{ $_ := set $on "dra" true }}{{ end }}
-{{- range $name := list "labels" "events" "condition" "taint" }}
+{{- range $name := list "labels" "events" "condition" "taint" "changeTaint" }}
 {{- $asked := list (get $.Values.features $name) }}
 {{- if eq $name "labels" }}{{ $asked = list (include "gpu-device-plugin.labelsValue" $ | fromJson).labels }}{{ end }}
 {{- if kindIs "invalid" (first $asked) }}
@@ -322,7 +322,7 @@ rollingUpdate:
 
 {{- /* Whether a feature needs the API server: then gpu-node-agent runs, with a service account. */}}
 {{- define "gpu-device-plugin.agent" -}}
-{{- include "gpu-device-plugin.feature" (list . "labels-nodeFeature" "labels-node" "events" "condition" "taint" "nodeConfig" "migLabel" "migEvict" "dra") }}
+{{- include "gpu-device-plugin.feature" (list . "labels-nodeFeature" "labels-node" "events" "condition" "taint" "changeTaint" "nodeConfig" "migLabel" "migEvict" "dra") }}
 {{- end }}
 
 {{- /* The root directory of kubelet, which has the same path in the container; empty for the usual one. */}}
@@ -425,11 +425,13 @@ such as nvidia.com/mig.config. */}}
 {{- printf "'^(nvidia[.]com/(%s|%s)|gpu-device-plugin[.]github[.]io/gpu[.](health|link)|feature[.]node[.]kubernetes[.]io/pci-10de[.]present)$'" $node $gpu }}
 {{- end }}
 
-{{- /* What tolerates the taint of the daemon's own. The taint may be there from a time when features.taint was on. */}}
+{{- /* What tolerates the taints of the daemon's own. One may be there from a time when its feature was on. */}}
 {{- define "gpu-device-plugin.tolerations" -}}
 {{- $tolerations := .Values.tolerations }}
 {{- if include "gpu-device-plugin.agent" . }}
-{{- $tolerations = append $tolerations (dict "key" "gpu-device-plugin.github.io/no-healthy-gpu" "operator" "Exists" "effect" "NoSchedule") }}
+{{- range list "no-healthy-gpu" "fewer-devices" }}
+{{- $tolerations = append $tolerations (dict "key" (printf "gpu-device-plugin.github.io/%s" .) "operator" "Exists" "effect" "NoSchedule") }}
+{{- end }}
 {{- end }}
 {{- with $tolerations }}{{ toYaml . }}{{ end }}
 {{- end }}
@@ -510,6 +512,7 @@ variable, the flag, the value that grants it, a pattern of what needs that, and 
   (list "NODE_EVENTS" "node-events" "features.events" "true|pods" (include "gpu-device-plugin.feature" (list . "events")))
   (list "NODE_CONDITION" "node-condition" "features.condition" "true" (include "gpu-device-plugin.feature" (list . "condition")))
   (list "NODE_TAINT" "node-taint" "features.taint" "true" (include "gpu-device-plugin.feature" (list . "taint")))
+  (list "NODE_CHANGE_TAINT" "node-change-taint" "features.changeTaint" "true" (include "gpu-device-plugin.feature" (list . "changeTaint")))
   (list "DRA_MODE" "dra-mode" "dra.enabled" "dra|split" $dra)
 }}
 {{- $pattern := index $row 3 }}
@@ -625,6 +628,7 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
   (list "NODE_EVENTS" .Values.features.events)
   (list "NODE_CONDITION" .Values.features.condition)
   (list "NODE_TAINT" .Values.features.taint)
+  (list "NODE_CHANGE_TAINT" .Values.features.changeTaint)
   (list "MIG_ENABLED" .Values.mig.enabled)
   (list "MIG_LAYOUT" .Values.mig.layout)
   (list "MIG_CONFIG_FILE" (ternary nil (printf "/mig/%s" .Values.mig.config.key) (empty .Values.mig.config.name)))

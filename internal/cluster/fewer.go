@@ -1,0 +1,116 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/daemon"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubeapi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report"
+)
+
+// fewerKey is the key of the taint that a node has while it gets fewer devices. Its effect is taintEffect.
+const fewerKey = "gpu-device-plugin.github.io/fewer-devices"
+
+// A fewerTaint keeps the taint of a node that gets fewer devices. It is for one term under the lead.
+type fewerTaint struct {
+	daemon daemon.View
+	api    *kubeapi.Client
+	again  *feed.Alarm
+	is     report.Fewer
+}
+
+// announceFewer taints the node before it gets fewer devices, until ctx ends. At its end it removes the taint: there may be no next process.
+func (c *Cluster) announceFewer(ctx context.Context, d daemon.View) {
+	t := &fewerTaint{daemon: d, api: c.client, again: feed.NewAlarm(clock.RealClock{})}
+	wake := func() []<-chan struct{} {
+		_, node := c.client.Nodes().Latest()
+		_, fewer := d.Fewer.Latest()
+		_, offered := d.Offered.Latest()
+		_, configured := d.Configs.Latest()
+		return []<-chan struct{}{node, fewer, offered, configured, t.again.Rings()}
+	}
+	kubeapi.Keep(ctx, clock.RealClock{}, "taint for fewer devices", wake, t.step)
+	if !t.is.Tainted.IsZero() {
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastRequests)
+		defer cancel()
+		if err := t.set(last, false); err != nil {
+			klog.FromContext(ctx).Info("The node keeps the taint for fewer devices until this program runs again", "reason", err.Error())
+		}
+	}
+}
+
+func (t *fewerTaint) step(ctx context.Context) error {
+	node, now := t.api.Nodes().Value(), time.Now()
+	if node.UID == "" {
+		return nil // the change goes on by itself after some time
+	}
+	t.is.Number = t.daemon.Fewer.Value()
+	switch tainted := hasTaint(node, fewerKey); {
+	case !tainted:
+		t.is.Tainted, t.is.Admitted = time.Time{}, false
+	case t.is.Tainted.IsZero():
+		t.is.Tainted = now
+	}
+	t.is.Shown = shows(node, t.daemon.Listed())
+	next := t.is.Next(now)
+	if next.GiveUp {
+		t.is.GivenUp = t.is.Number
+	}
+	if next.Proceed {
+		t.daemon.Proceed(t.is.Number)
+	}
+	if !next.At.IsZero() {
+		t.again.After(ctx, next.At.Sub(now))
+	}
+	if next.Taint != !t.is.Tainted.IsZero() {
+		return t.set(ctx, next.Taint)
+	}
+	if !next.Look {
+		return nil
+	}
+	waiting, err := t.api.NotAdmitted(ctx, node.ResourceVersion)
+	if err != nil {
+		return err
+	}
+	if t.is.Admitted = len(waiting) == 0; t.is.Admitted {
+		t.again.After(ctx, 0)
+	}
+	klog.FromContext(ctx).V(2).Info("Pods that kubelet has not admitted yet", "pods", waiting)
+	return nil
+}
+
+// set adds the taint to the node, or removes it.
+func (t *fewerTaint) set(ctx context.Context, wanted bool) error {
+	err := t.api.SetTaint(ctx, fewerKey, taintEffect, wanted, time.Now())
+	switch {
+	case err == nil:
+		klog.FromContext(ctx).Info("Changed the taint for fewer devices", "taint", fewerKey, "tainted", wanted)
+	case !wanted && kubeapi.IsDenied(err):
+		name := t.api.Nodes().Value().Name
+		err = fmt.Errorf("the taint %s stays, as the right to remove it is missing; remove it with: kubectl taint node %s %s-: %w",
+			fewerKey, name, fewerKey, err)
+	}
+	return err
+}
+
+func hasTaint(n kubeapi.Node, key string) bool {
+	return slices.ContainsFunc(n.Taints, func(t kubeapi.Taint) bool { return t.Key == key && t.Effect == taintEffect })
+}
+
+// shows reports whether the Node's status has no more devices than are listed, by resource.
+func shows(node kubeapi.Node, listed map[string]int) bool {
+	for name, devices := range listed {
+		if shown, err := strconv.Atoi(node.Allocatable[name]); err == nil && shown > devices {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,224 @@
+package cluster_test
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apiresource "k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
+)
+
+const fewerTaint = "gpu-device-plugin.github.io/fewer-devices"
+
+// A shrinking is a node whose lists get fewer devices: they have 32, and 8 after Proceed.
+type shrinking struct {
+	*process
+
+	mu     sync.Mutex // guards all following fields
+	listed int
+	went   []uint64 // the changes that Proceed was called for
+}
+
+func (s *stage) shrinking() *shrinking {
+	s.Helper()
+	w := &shrinking{process: s.new(config.Config{Features: config.Features{ChangeTaint: true}}), listed: 32}
+	w.Fewer = feed.New(uint64(0))
+	w.Listed = func() map[string]int {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return map[string]int{"nvidia.com/gpu": w.listed}
+	}
+	w.Proceed = w.proceed
+	s.shows(32)
+	w.start()
+	return w
+}
+
+func (w *shrinking) proceed(number uint64) {
+	w.mu.Lock()
+	w.listed, w.went = 8, append(w.went, number)
+	w.mu.Unlock()
+	w.Fewer.Publish(0)
+}
+
+func (w *shrinking) proceeded() []uint64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.went)
+}
+
+// shows has the Node's status show so many devices.
+func (s *stage) shows(devices int) {
+	s.change(func(n *corev1.Node) {
+		n.Status.Allocatable = corev1.ResourceList{"nvidia.com/gpu": apiresource.MustParse(strconv.Itoa(devices))}
+	})
+}
+
+func (s *stage) isFewer() bool { return slices.Contains(s.taints(), fewerTaint) }
+
+// bound has a pod on the node that kubelet has admitted, or not yet.
+func (s *stage) bound(name string, admitted bool) {
+	s.Helper()
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}, Spec: corev1.PodSpec{NodeName: nodeName}}
+	if pod.Status.Phase = corev1.PodPending; admitted {
+		pod.Status.StartTime = &metav1.Time{Time: time.Now()}
+	}
+	if err := s.server.AddPod(pod); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// The node is tainted, the devices go when all pods of before are admitted, and the taint goes when the Node's status shows the new number.
+// Taints of others stay.
+func TestFewerDevices(t *testing.T) {
+	onStage(t, func(s *stage) {
+		w := s.shrinking()
+		if n := s.writes(func() { s.pass(10 * time.Minute) }); n > 0 || s.isFewer() {
+			s.Errorf("%d writes while no change waits", n)
+		}
+		s.bound("runs", true)
+		s.bound("sent", false)
+		w.Fewer.Publish(1)
+		s.until("tainted", s.isFewer)
+		if s.pass(10 * time.Second); len(w.proceeded()) > 0 || !s.isFewer() {
+			s.Errorf("changes %v went on before a pod was admitted", w.proceeded())
+		}
+		s.bound("sent", true)
+		s.until("the devices are gone", func() bool { return slices.Equal(w.proceeded(), []uint64{1}) })
+		if s.pass(10 * time.Second); !s.isFewer() {
+			s.Error("the taint is gone, and the Node's status shows 32 devices")
+		}
+		s.shows(8)
+		s.until("the taint is gone", func() bool { return slices.Equal(s.taints(), []string{theirTaint}) })
+
+		// The next change comes at any time later, and another one before the status shows the first.
+		w.Fewer.Publish(2)
+		s.until("tainted again", s.isFewer)
+		s.until("the devices are gone", func() bool { return slices.Equal(w.proceeded(), []uint64{1, 2}) })
+		s.until("the taint is gone again", func() bool { return !s.isFewer() })
+		s.shows(9)
+		w.Fewer.Publish(3)
+		s.until("tainted for the third", func() bool { return s.isFewer() && len(w.proceeded()) == 3 })
+		w.Fewer.Publish(4)
+		s.until("the fourth goes on under the same taint", func() bool { return len(w.proceeded()) == 4 && s.isFewer() })
+		s.shows(8)
+		s.until("the taint is gone after all", func() bool { return !s.isFewer() })
+	})
+}
+
+// The taint is there for a minute at most, whatever does not happen.
+func TestFewerDevicesAreBounded(t *testing.T) {
+	for name, never := range map[string]func(*stage, *shrinking){
+		"a pod is not admitted":       func(s *stage, _ *shrinking) { s.bound("sent", false) },
+		"the status does not show it": func(*stage, *shrinking) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onStage(t, func(s *stage) {
+				w := s.shrinking()
+				never(s, w)
+				w.Fewer.Publish(1)
+				s.until("tainted", s.isFewer)
+				began := time.Now()
+				s.until("not tainted", func() bool { return !s.isFewer() })
+				if took := time.Since(began); took > 65*time.Second {
+					s.Errorf("the taint was there for %v", took)
+				}
+				if !slices.Equal(w.proceeded(), []uint64{1}) {
+					s.Errorf("changes %v went on", w.proceeded())
+				}
+				if n := s.writes(func() { s.pass(10 * time.Minute) }); n > 0 {
+					s.Errorf("%d writes afterwards", n)
+				}
+			})
+		})
+	}
+}
+
+// A taint that a killed process left goes at the next start, where no change waits; and when the option is switched off, or the process ends.
+func TestATaintOfAnEarlierProcess(t *testing.T) {
+	for name, wait := range map[string]func(*stage, *shrinking){
+		"a start": func(*stage, *shrinking) {},
+		"switched off": func(s *stage, w *shrinking) {
+			w.Fewer.Publish(1)
+			s.until("the node is watched", func() bool { return strings.Contains(w.requests(), "WATCH nodes 200") })
+			w.Fewer.Publish(0)
+			w.configure(func(c *config.Config) { c.Features = config.Features{} })
+		},
+		"a change back": func(s *stage, w *shrinking) {
+			w.Fewer.Publish(1)
+			s.pass(time.Second)
+			w.Fewer.Publish(0)
+		},
+		"an end": func(s *stage, w *shrinking) {
+			w.Fewer.Publish(1)
+			s.until("tainted", s.isFewer)
+			w.stop()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onStage(t, func(s *stage) {
+				if name != "an end" {
+					s.change(func(n *corev1.Node) {
+						n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: fewerTaint, Effect: corev1.TaintEffectNoSchedule})
+					})
+				}
+				w := s.shrinking()
+				wait(s, w)
+				s.until("the taint is gone", func() bool { return slices.Equal(s.taints(), []string{theirTaint}) })
+				if len(w.proceeded()) > 0 {
+					s.Errorf("changes %v went on", w.proceeded())
+				}
+			})
+		})
+	}
+}
+
+// Whatever the API server does, the change goes on by itself after a time, which package plugin sees to; the taint does not stay.
+func TestFewerDevicesThroughFaults(t *testing.T) {
+	throughFaults(t, func(s *stage, fault apiserver.NamedFault) {
+		w := s.shrinking()
+		s.until("the node is known", func() bool { return w.cluster.Problem() == nil && w.requests() != "" })
+		s.during(fault, func() {
+			w.Fewer.Publish(1)
+			s.pass(30 * time.Second)
+			w.proceed(1)
+			s.shows(8)
+		})
+		s.until("the taint is gone", func() bool { return slices.Equal(s.taints(), []string{theirTaint}) })
+		s.pass(10 * time.Minute)
+		if s.isFewer() {
+			s.Error("the taint is there again")
+		}
+		w.Fewer.Publish(2)
+		s.until("the next change goes on", func() bool { return slices.Contains(w.proceeded(), 2) })
+		s.until("its taint is gone", func() bool { return !s.isFewer() })
+	})
+}
+
+// Of two processes the one that leads taints the node.
+func TestOnlyTheLeadTaints(t *testing.T) {
+	onStage(t, func(s *stage) {
+		w := s.shrinking()
+		w.leads.Publish(false)
+		s.pass(time.Minute)
+		if n := s.writes(func() {
+			w.Fewer.Publish(1)
+			s.pass(time.Minute)
+		}); n > 0 || len(w.proceeded()) > 0 {
+			s.Errorf("%d writes by a process that does not lead; changes %v went on", n, w.proceeded())
+		}
+		w.leads.Publish(true)
+		s.until("the devices are gone", func() bool { return len(w.proceeded()) == 1 })
+		s.shows(8)
+		s.until("the taint is gone", func() bool { return !s.isFewer() })
+	})
+}

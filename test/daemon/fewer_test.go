@@ -1,0 +1,165 @@
+package daemon
+
+import (
+	"context"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apiresource "k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
+	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
+)
+
+// A shrinking is a node of eight GPUs whose daemon offers 32 replicas, and taints the node before they become fewer.
+type shrinking struct {
+	*stage
+	api *apiserver.Server
+}
+
+const (
+	fourEach = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n"
+	whole    = "version: v1\n"
+)
+
+func newShrinking(t *testing.T) *shrinking {
+	t.Helper()
+	server, err := apiserver.Start(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Stop)
+	s := &shrinking{open(t, node.Setup{Daemon: nodeAgent}), server}
+	s.saysOf(32)
+	s.Args = []string{
+		"--kubeconfig", server.Kubeconfig(), "--node-name", nodeName, "--node-change-taint", "--config-file", s.write("config.yaml", fourEach),
+	}
+	s.start()
+	s.allocatable(32)
+	s.eventually("the Node is watched", func() bool { return server.Requests()[apiserver.Request{Verb: "watch", Resource: "nodes"}] > 0 })
+	return s
+}
+
+// saysOf has the Node's status show so many GPUs, as kubelet would.
+func (s *shrinking) saysOf(devices int) {
+	s.change(func(n *corev1.Node) {
+		n.Status.Allocatable = corev1.ResourceList{gpu: apiresource.MustParse(strconv.Itoa(devices))}
+	})
+}
+
+func (s *shrinking) change(with func(*corev1.Node)) {
+	if err := s.api.ChangeNode(nodeName, with); err != nil {
+		panic(err)
+	}
+}
+
+func (s *shrinking) tainted() bool {
+	n, err := s.api.Node(nodeName)
+	return err == nil && slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return strings.HasSuffix(t.Key, "/fewer-devices") })
+}
+
+// sent has a pod that the scheduler sent to the node; kubelet has admitted it, or not yet.
+func (s *shrinking) sent(admitted bool) {
+	s.t.Helper()
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "sent"}, Spec: corev1.PodSpec{NodeName: nodeName}}
+	if pod.Status.Phase = corev1.PodPending; admitted {
+		ctx, cancel := context.WithTimeout(s.t.Context(), patience)
+		defer cancel()
+		if _, err := s.Admit(ctx, standin.Container{Pod: "sent", Name: "main", Resource: gpu, Count: 1}); err != nil {
+			s.t.Errorf("a pod that was sent before is refused: %v", err)
+		}
+		pod.Status.StartTime = &metav1.Time{Time: time.Now()}
+	}
+	if err := s.api.AddPod(pod); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// isWhole waits until kubelet has eight GPUs, and then until the taint is gone.
+func (s *shrinking) isWhole() {
+	s.t.Helper()
+	s.allocatable(8)
+	s.saysOf(8)
+	s.eventually("the taint is gone", func() bool { return !s.tainted() })
+}
+
+// TestFewerDevices: the file takes devices away. They go when the node has a taint and kubelet has admitted what was sent before. The process is
+// killed while it waits, and the next one goes on.
+func TestFewerDevices(t *testing.T) {
+	t.Parallel()
+	s := newShrinking(t)
+	s.sent(false)
+	s.write("config.yaml", whole)
+	s.eventually("the node is tainted", s.tainted)
+	s.signal(s.Running(), syscall.SIGKILL)
+	s.ends(s.Running())
+	mark := s.Mark()
+	s.start()
+	s.next(mark, standin.Listed)
+	s.allocatable(32)
+	s.logs("Pods that kubelet has not admitted yet") // of the second process: it looks two seconds after the taint
+	s.sent(true)
+	s.isWhole()
+}
+
+// TestFewerDevicesAndBack: the file is changed back while the devices wait. None goes.
+func TestFewerDevicesAndBack(t *testing.T) {
+	t.Parallel()
+	s := newShrinking(t)
+	s.sent(false)
+	s.write("config.yaml", whole)
+	s.eventually("the node is tainted", s.tainted)
+	mark := s.Mark()
+	s.write("config.yaml", fourEach)
+	s.eventually("the taint is gone", func() bool { return !s.tainted() })
+	for _, e := range s.Events(mark) {
+		if e.Kind == standin.Listed && s.Allocatable(gpu) != 32 {
+			t.Errorf("kubelet counts %d GPUs", s.Allocatable(gpu))
+		}
+	}
+	s.sent(true)
+	s.allocatable(32)
+}
+
+// TestFewerDevicesOfALaterProcess: a roll-out takes devices away. The later process serves the replicas, leads, and taints the node.
+func TestFewerDevicesOfALaterProcess(t *testing.T) {
+	t.Parallel()
+	s := newShrinking(t)
+	s.sent(false)
+	other := s.write("other.yaml", whole)
+	later := s.beside(s.Profile, append(slices.Clone(s.Args), "--config-file", other, "--state-dir", s.Path("state"), "--cdi-dir", s.Path("cdi"))...)
+	later.Daemon = nodeAgent
+	later.start()
+	later.eventually("the later process leads", later.leads)
+	s.eventually("the node is tainted", s.tainted)
+	if err := s.StopDaemon(); err != nil {
+		t.Error(err)
+	}
+	s.allocatable(32)
+	s.sent(true)
+	s.isWhole()
+}
+
+// TestFewerDevicesWithoutAPIServer: the devices go after 30 s.
+func TestFewerDevicesWithoutAPIServer(t *testing.T) {
+	t.Parallel()
+	s := newShrinking(t)
+	s.api.Stop()
+	began := time.Now()
+	s.write("config.yaml", whole)
+	s.allocatable(8)
+	if took := time.Since(began); took < 29*time.Second {
+		t.Errorf("the devices went after %v", took)
+	}
+	if err := s.api.Resume(); err != nil {
+		t.Fatal(err)
+	}
+	s.isWhole()
+}
