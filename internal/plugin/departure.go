@@ -233,7 +233,8 @@ func (s *Set) drop(e evidence, now time.Time) (outdated bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	outdated, changed := s.update(e, now)
-	changed = changed || s.waiting.over(now) || !s.forms.grows.IsZero() && !now.Before(s.forms.grows)
+	changed = changed || s.waiting.over(now) || s.forms.drain.due(now) || s.forms.drain.next != "" && s.waiting.since.IsZero()
+	changed = changed || !s.forms.grows.IsZero() && !now.Before(s.forms.grows)
 	for _, entry := range s.resources {
 		o, c := entry.list.drop(e, s.told.silence.counts())
 		outdated, changed = outdated || o, changed || c

@@ -42,7 +42,7 @@ func (s *Set) Proceed(number uint64) {
 func (s *Set) keep() {
 	usable := s.usable()
 	now := s.collaborators.Clock.Now()
-	switch fewer := s.asked.options.Announce && s.isFewer(usable); {
+	switch fewer := s.asked.options.Announce && (s.forms.drain.next != "" || s.isFewer(usable)); {
 	case !fewer || s.waiting.over(now):
 		s.letGo()
 	case s.waiting.since.IsZero():
@@ -67,12 +67,15 @@ func (s *Set) keep() {
 // letGo has no device wait any more. Those that waited begin to depart now: kubelet may be allocating them.
 func (s *Set) letGo() {
 	s.waiting.since = time.Time{}
+	if s.forms.drain.next != "" {
+		s.forms.drain.begin(s.collaborators.Clock.Now())
+	}
 	for _, entry := range s.resources {
 		for id, d := range entry.list.departing {
 			if d.kept {
 				d.possession = possession{allocated: entry.list.allocated[id], waits: waitsForReading}
 			}
-			d.left, d.kept = false, false
+			d.left, d.kept, d.again = false, false, d.again && !d.kept
 			entry.list.departing[id] = d
 		}
 	}

@@ -119,6 +119,7 @@ type oldForm struct {
 	list   *list
 	device resource.Device // one of them
 	kept   bool            // all of them stay on offer for now
+	again  bool            // one was given since they left the plan
 	held   []string        // the IDs that count as held
 	others []string        // the other IDs
 }
@@ -135,6 +136,7 @@ func (s *Set) findHeldForms() {
 				f = &oldForm{list: entry.list, device: d.device}
 				old[form] = f
 			}
+			f.again = f.again || d.again
 			if !d.counts() {
 				f.others = append(f.others, id)
 				continue
@@ -161,6 +163,7 @@ func (s *Set) findHeldForms() {
 	slices.SortFunc(s.forms.held, func(a, b resource.HeldForm) int {
 		return cmp.Or(strings.Compare(a.Resource, b.Resource), strings.Compare(a.ID, b.ID))
 	})
+	s.withdraw(old)
 	for _, f := range old {
 		s.offer(f)
 	}
@@ -220,17 +223,12 @@ func (s *Set) gpuOf(c resource.HeldForm) string {
 func (s *Set) offer(f *oldForm) {
 	now, there := s.asked.plan.NodeDevice(f.device.UUID)
 	well := there && now.Healthy && !s.contests(f.device)
-	form := resource.HeldForm{Resource: f.device.Resource, ID: f.device.ID, GPU: f.device.GPU}
-	waiting := 0
-	for _, r := range s.asked.plan.Resources {
-		for _, d := range r.Devices {
-			if form.Conflicts(d) {
-				waiting++
-			}
-		}
-	}
+	waiting := s.waitFor(f)
 	first, last := len(f.others), len(f.others)+len(f.held)
-	if 0 < waiting && waiting < len(f.held) && !f.kept {
+	switch {
+	case s.forms.drain.withdraws(f.device.GPU):
+		last = first
+	case 0 < waiting && waiting < len(f.held) && !f.kept:
 		first, last = 0, waiting
 		slices.SortStableFunc(f.held, func(a, b string) int { return s.holders(f.list, a) - s.holders(f.list, b) })
 	}
@@ -281,7 +279,7 @@ func (s *Set) allocating(l *list, request *pluginapi.AllocateRequest) *view {
 					s.untouched(d)
 				}
 				l.allocated[id] = now
-				d.possession = d.allocate(now)
+				d.possession, d.again = d.allocate(now), true
 				s.regiven = now
 				l.departing[id] = d
 			}

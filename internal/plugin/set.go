@@ -166,7 +166,8 @@ type told struct {
 type heldForms struct {
 	held  []resource.HeldForm
 	grows time.Time // when more devices of a GPU in its new form may be on offer; zero if there are none
-	stuck lasting   // a resource has nothing to give because PodResources cannot be asked
+	drain drain
+	stuck lasting // a resource has nothing to give because PodResources cannot be asked
 }
 
 // A lasting is something that counts once it has lasted for a time.

@@ -200,27 +200,6 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// TestRightsOfFewerDevices: the account taints the node and lists pods; the policy lets it change that taint alone, and the other one where
-// both are on.
-func TestRightsOfFewerDevices(t *testing.T) {
-	t.Parallel()
-	want := append([]string{"cluster:  nodes patch", "cluster:  pods list", "policy gpu-device-plugin-nodes"}, anyRights...)
-	slices.Sort(want)
-	for values, keys := range map[string]string{
-		"{features: {changeTaint: true}}":                         "['gpu-device-plugin.github.io/fewer-devices']",
-		"{config: {map: {a: \"features: {changeTaint: true}\"}}}": "['gpu-device-plugin.github.io/fewer-devices']",
-		"{features: {changeTaint: true, taint: true}}":            "['gpu-device-plugin.github.io/no-healthy-gpu','gpu-device-plugin.github.io/fewer-devices']",
-	} {
-		text := render(t, values)
-		if diff := cmp.Diff(want, rights(t, decode(t, "chart", text))); diff != "" {
-			t.Errorf("%s: rights (-want +got):\n%s", values, diff)
-		}
-		if n := strings.Count(string(text), "!(t.key in "+keys+")"); n != 2 {
-			t.Errorf("%s: the policy names %s %d times, want 2", values, keys, n)
-		}
-	}
-}
-
 // TestRightsOfChoice: where a label of the node chooses the file, the account may do what any of the files asks for; a value counts
 // before all of them.
 func TestRightsOfChoice(t *testing.T) {
