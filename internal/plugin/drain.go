@@ -10,6 +10,8 @@ import (
 )
 
 const (
+	// settled is how long after a change kubelet no longer gives devices that it chose before.
+	settled = 5 * time.Second
 	// drainAfter is how long GPUs wait for pods that follow one another, before the first of them is withdrawn.
 	drainAfter = 10 * time.Second
 	// drainFor is how long a GPU is withdrawn at first, and drainMost at most. Each further time is twice as long.
@@ -20,7 +22,8 @@ const (
 // A drain withdraws the old form of one GPU after another, where pods that follow one another would have held it for ever. The zero value
 // withdraws nothing.
 type drain struct {
-	since time.Time // since when GPUs wait for such pods; zero if none does
+	began time.Time // since when GPUs wait for pods; zero if none does
+	since time.Time // since when GPUs wait for pods that follow one another; zero if none does
 	next  string    // the GPU that is to be withdrawn when the change may proceed; empty for none
 	gpu   string    // the GPU that is withdrawn; empty for none
 	until time.Time // of that
@@ -60,15 +63,20 @@ func (s *Set) withdraw(old map[resource.Device]*oldForm) {
 	}
 	waits, busy := false, map[string]bool{}
 	for _, f := range old {
-		if len(f.held) > 0 && !f.kept && s.waitFor(f) > 0 {
-			waits, busy[f.device.GPU] = true, f.again
+		if len(f.held) == 0 || f.kept || s.waitFor(f) == 0 {
+			continue
+		}
+		waits = true
+		if gpu := f.device.GPU; gpu == d.gpu || !d.began.IsZero() && f.given.Sub(d.began) >= settled {
+			busy[gpu] = true
 		}
 	}
-	maps.DeleteFunc(busy, func(gpu string, again bool) bool { return !again && gpu != d.gpu })
 	switch {
 	case !waits:
 		*d = drain{}
 		return
+	case d.began.IsZero():
+		d.began = now
 	case len(busy) == 0:
 		d.since = time.Time{}
 	case d.since.IsZero():
@@ -77,7 +85,7 @@ func (s *Set) withdraw(old map[resource.Device]*oldForm) {
 	if !busy[d.next] {
 		d.next = ""
 	}
-	if _, held := busy[d.gpu]; !held {
+	if !busy[d.gpu] {
 		d.gpu = "" // it has its new form
 	}
 	if !d.due(now) {
@@ -97,10 +105,10 @@ func (s *Set) endDrain(old map[resource.Device]*oldForm) {
 		if f.device.GPU != s.forms.drain.gpu {
 			continue
 		}
-		f.again = false
+		f.given = time.Time{}
 		for _, id := range slices.Concat(f.held, f.others) {
 			d := f.list.departing[id]
-			d.again = false
+			d.given = time.Time{}
 			f.list.departing[id] = d
 		}
 	}

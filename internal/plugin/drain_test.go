@@ -61,6 +61,9 @@ func TestPodsThatStay(t *testing.T) {
 	}
 	s.offers(1, false)
 	s.awaitAllocatable(t, 2)
+	for range 6 {
+		s.clock.Step(time.Second)
+	}
 	s.admit("again") // the pods hold both GPUs, and one was given since the change
 	until(t, s.clock, "a GPU is withdrawn", func() bool { return s.Allocatable(gpu) == 1 })
 	withdrawn := until(t, s.clock, "it is on offer again", func() bool { return s.Allocatable(gpu) == 2 })

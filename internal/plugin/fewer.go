@@ -73,9 +73,10 @@ func (s *Set) letGo() {
 	for _, entry := range s.resources {
 		for id, d := range entry.list.departing {
 			if d.kept {
+				d.given = time.Time{}
 				d.possession = possession{allocated: entry.list.allocated[id], waits: waitsForReading}
 			}
-			d.left, d.kept, d.again = false, false, d.again && !d.kept
+			d.left, d.kept = false, false
 			entry.list.departing[id] = d
 		}
 	}

@@ -119,7 +119,7 @@ type oldForm struct {
 	list   *list
 	device resource.Device // one of them
 	kept   bool            // all of them stay on offer for now
-	again  bool            // one was given since they left the plan
+	given  time.Time       // when one was given last since they left the plan; zero if none was
 	held   []string        // the IDs that count as held
 	others []string        // the other IDs
 }
@@ -136,7 +136,9 @@ func (s *Set) findHeldForms() {
 				f = &oldForm{list: entry.list, device: d.device}
 				old[form] = f
 			}
-			f.again = f.again || d.again
+			if d.given.After(f.given) {
+				f.given = d.given
+			}
 			if !d.counts() {
 				f.others = append(f.others, id)
 				continue
@@ -279,7 +281,7 @@ func (s *Set) allocating(l *list, request *pluginapi.AllocateRequest) *view {
 					s.untouched(d)
 				}
 				l.allocated[id] = now
-				d.possession, d.again = d.allocate(now), true
+				d.possession, d.given = d.allocate(now), now
 				s.regiven = now
 				l.departing[id] = d
 			}

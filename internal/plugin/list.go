@@ -47,7 +47,7 @@ type departure struct {
 	withdrawn time.Time       // when it was on offer last; zero if it was not since it departed
 	left      bool            // it was on offer until it left the plan, and may be kept
 	kept      bool            // it stays on offer, and counts as held, until Proceed is called
-	again     bool            // it was given since it left the plan
+	given     time.Time       // when it was given last since it left the plan; zero if it was not
 	taken     bool            // it was never offered, or since it ceased to count, Allocate has given the GPU in another form
 }
 

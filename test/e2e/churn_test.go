@@ -174,15 +174,20 @@ func (c *churn) String() string {
 // one before it ended, that kubelet stops the endpoint of the new one with it, until that registers again: a pod that comes in that moment is
 // refused. When the devices get fewer, the scheduler may send a pod by a count that is a second old: all are given out then.
 func (c *churn) ofOurs() []refusal {
+	return slices.DeleteFunc(c.avoidable(), func(r refusal) bool {
+		return r.reason == "OutOf"+gpu || strings.Contains(r.message, "requested number of devices unavailable")
+	})
+}
+
+// avoidable returns the pods that failed, but for those that kubelet 1.36 refuses in the moment without an endpoint.
+func (c *churn) avoidable() []refusal {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(c.refused), func(r refusal) bool {
 		has := func(words ...string) bool {
 			return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(r.message, w) })
 		}
-		noServer := has("no healthy devices present", "has been stopped", "client connection is closing")
-		givenOut := r.reason == "OutOf"+gpu || has("requested number of devices unavailable")
-		return givenOut || isKubelet("1.36") && noServer
+		return isKubelet("1.36") && has("no healthy devices present", "has been stopped", "client connection is closing")
 	})
 }
 

@@ -87,6 +87,7 @@ func TestCluster(t *testing.T) {
 		{name: "another plugin comes and goes", story: otherPlugin},
 		{name: "from another plugin and back by Helm", story: takesOverByHelm},
 		{name: "in the cluster", story: inTheCluster},
+		{name: "upgrades that take devices away", story: takenAway},
 		{name: "MIG layouts by label", story: dividedByLabel},
 		{name: "claims", story: givesClaims, claims: true},
 		{name: "claims by Helm", story: claimsByHelm, claims: true},
