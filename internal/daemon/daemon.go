@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -171,7 +172,7 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 	}
 	d.set = d.newSet(directory)
 	if c.MIG.Enabled {
-		d.wishes = migwish.New(ctx, d.watcher.Configs(), c.StateDir, d.lead.Check, clock.RealClock{})
+		d.wishes = migwish.New(ctx, d.watcher.Configs(), c.StateDir, d.lead.Check, d.isDivided, clock.RealClock{})
 	}
 	if d.dra = d.newDRA(c); d.dra != nil {
 		d.labels.InUse = d.dra.Claims.InUse()
@@ -251,6 +252,11 @@ func (d *daemon) newMIG() *mig.Owner {
 		o.Pauser = d.cluster
 	}
 	return mig.New(o)
+}
+
+// isDivided reports whether GPUs of the node are in MIG mode.
+func (d *daemon) isDivided() bool {
+	return slices.ContainsFunc(d.monitor.Snapshots().Value().GPUs, func(g inventory.GPU) bool { return g.MIG == inventory.MIGEnabled })
 }
 
 // dividedForClaims says why the MIG layout of a GPU, by UUID, is not made now; empty if it may be.

@@ -35,6 +35,10 @@ const (
 var ErrOff = errors.New("this daemon does not change MIG layouts: set mig.enabled to true in its configuration file, or start it with " +
 	"--mig-enabled; docs/mig.md says which rights it needs")
 
+// errDefault is the error of a label that NVIDIA's GPU operator may have given to the node.
+var errDefault = errors.New("the label nvidia.com/mig.config=all-disabled may be the default of NVIDIA's GPU operator, and would remove the MIG " +
+	"devices of this node; to confirm it, set the label to another layout and back, or mig.layout to all-disabled, or run mig apply")
+
 // A Decision is the layout that counts. The zero value is that of a node for which none is named.
 type Decision struct {
 	// Layout is its name, and From who named it.
@@ -51,6 +55,7 @@ type Chooser struct {
 	configs   *feed.Feed[config.Config]
 	stateDir  string
 	lead      func() error
+	divided   func() bool
 	disk      *files.Disk
 	clock     clock.WithTicker
 	started   time.Time
@@ -81,15 +86,20 @@ type savedState struct {
 	Version int `json:"version"`
 	// Label is the last value of the label that is known; nil if none ever was.
 	Label *string `json:"label,omitempty"`
+	// Default says that the label came as all-disabled where there was none: NVIDIA's GPU operator gives it to nodes without a label.
+	Default bool `json:"default,omitempty"`
 	// Command is the last command of mig apply; nil if it does not count any more.
 	Command *Command `json:"command,omitempty"`
 }
 
 // New returns a Chooser that has made its first choice, by the configuration in force and what the state directory remembers. Nothing is
-// remembered without a state directory. Lead returns why this process writes nothing there; nil if it may.
-func New(ctx context.Context, configs *feed.Feed[config.Config], stateDir string, lead func() error, c clock.WithTicker) *Chooser {
+// remembered without a state directory. Lead returns why this process writes nothing there; nil if it may. Divided reports whether GPUs of the
+// node are in MIG mode.
+func New(
+	ctx context.Context, configs *feed.Feed[config.Config], stateDir string, lead func() error, divided func() bool, c clock.WithTicker,
+) *Chooser {
 	l := &Chooser{
-		configs: configs, stateDir: stateDir, lead: lead, disk: files.NewDisk(), clock: c, started: c.Now(), decisions: feed.New(Decision{}),
+		configs: configs, stateDir: stateDir, lead: lead, divided: divided, disk: files.NewDisk(), clock: c, started: c.Now(), decisions: feed.New(Decision{}),
 		wishes: feed.New(mig.Wish{}),
 	}
 	l.state.Version = stateVersion
@@ -134,6 +144,7 @@ func (l *Chooser) Reload(ctx context.Context) {
 func (l *Chooser) SetLabel(ctx context.Context, value string) {
 	l.mu.Lock()
 	if known := l.state.Label; known == nil || *known != value {
+		l.state.Default = value == layout.AllDisabled && (known == nil || *known == "")
 		l.state.Label, l.unsaved = &value, true
 	}
 	l.told = true
@@ -223,6 +234,9 @@ func (l *Chooser) next(c config.MIG, before Decision) Decision {
 		return Decision{}
 	}
 	file, err := l.find(c.File, name)
+	if err == nil && from == FromLabel && l.state.Default && c.Layout != name && l.divided() {
+		err = errDefault
+	}
 	if err != nil {
 		next.Err = err
 		return next
