@@ -83,6 +83,11 @@ func TestForeign(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = l.Close() })
+		go func() {
+			for conn, err := l.Accept(); err == nil; conn, err = l.Accept() {
+				_ = conn.Close() // kubelet does not wait for it
+			}
+		}()
 		return l
 	}
 	listen("nic.example.com-0b1c-reg.sock") // of a driver with another name, which is nothing to this one

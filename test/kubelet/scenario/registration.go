@@ -3,6 +3,7 @@ package scenario
 import (
 	"context"
 	"strings"
+	"testing"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -81,6 +82,9 @@ var registration = []scenario{
 		l.same("calls", []string{"Allocate"}, p.Calls())
 	}},
 	{name: "a plugin that does not serve fails its Register after the dial's ten seconds", run: func(l *lab) {
+		if testing.Short() {
+			l.Skip("it waits for 10 s: make test-all runs it")
+		}
 		p := l.serve("p.sock", Script{})
 		p.Stop()
 		begun := time.Now()
