@@ -205,7 +205,7 @@ func (c *Claims) adoptClaim(ctx context.Context, r record) error {
 	if err := locks.gpus(ctx, r.gpus()); err != nil {
 		return err
 	}
-	if _, found := c.all()[r.UID]; found || c.timesBack(r.UID) > 0 {
+	if _, found := c.all()[r.UID]; found || c.givenBack(r.UID) > 0 {
 		return nil
 	}
 	r.Prepared = c.options.Clock.Now().UTC()

@@ -114,6 +114,7 @@ type Claims struct {
 	records map[string]record    // by the UID of the claim; replaced, not changed
 	settled map[string]bool      // claims whose records say all, and whose specs are as they should be, by UID
 	back    map[string]tombstone // claims that were given back a short time ago, by UID
+	buried  int                  // how often a claim was given back
 	left    map[string]string    // why MIG devices are left of a claim that was given back, by its UID
 	noUVM   time.Time            // when nvidia-uvm was seen to be missing; zero while it is there
 }
@@ -127,8 +128,8 @@ type given struct {
 // A tombstone says that a claim was given back: a call that began to prepare it before must not do so any more. It is kept for longer than
 // any call can last.
 type tombstone struct {
-	times int
-	last  time.Time
+	number int // of all claims that were given back
+	last   time.Time
 }
 
 const tombstoneFor = 2 * time.Minute
@@ -212,19 +213,26 @@ func (c *Claims) all() map[string]record {
 	return c.records
 }
 
-// timesBack returns how often a claim was given back in the last minutes.
-func (c *Claims) timesBack(uid string) int {
+// givenBack returns the number of the last time that a claim was given back, if that was in the last minutes; 0 otherwise.
+func (c *Claims) givenBack(uid string) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.back[uid].times
+	return c.back[uid].number
+}
+
+// backSince reports whether a claim was given back since givenBack returned before.
+func (c *Claims) backSince(uid string, before int) bool {
+	number := c.givenBack(uid)
+	return number != 0 && number != before
 }
 
 // bury notes that a claim is given back now. A call that tries that again wakes nobody, itself included.
 func (c *Claims) bury(uid string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	before, again := c.back[uid]
-	c.back[uid] = tombstone{before.times + 1, c.options.Clock.Now()}
+	_, again := c.back[uid]
+	c.buried++
+	c.back[uid] = tombstone{c.buried, c.options.Clock.Now()}
 	if !again {
 		c.changed.Publish(struct{}{})
 	}

@@ -383,7 +383,7 @@ func (c *Claims) giveBackReleased(ctx context.Context) {
 	records := c.all()
 	for _, uid := range slices.Sorted(maps.Keys(records)) {
 		if r := records[uid]; r.Released {
-			if err := c.unprepare(ctx, uid, r.Namespace, r.Name); err != nil {
+			if err := c.unprepare(ctx, uid, r.Namespace, r.Name, func(now record) bool { return now.Released }); err != nil {
 				klog.FromContext(ctx).V(2).Info("Cannot destroy the MIG devices of a claim that was given back", "uid", uid, "reason", err.Error())
 			}
 		}

@@ -32,7 +32,7 @@ func (c *Claims) Prepare(
 	if !validUID(uid) {
 		return nil, fail(CauseMalformed, "%q is not the UID of a claim", uid)
 	}
-	before := c.timesBack(uid) // first: what is read may be older than the time at which the claim is given back
+	before := c.givenBack(uid) // first: what is read may be older than the time at which the claim is given back
 	claim, err := read(ctx)
 	switch {
 	case err != nil:
@@ -52,7 +52,7 @@ func (c *Claims) Prepare(
 	return prepared, err
 }
 
-// prepare is one try of Prepare. Before is how often the claim was given back when the call began.
+// prepare is one try of Prepare. Before is what givenBack returned when the call began.
 func (c *Claims) prepare(ctx context.Context, claim dra.Claim, before int) ([]dra.Prepared, error) {
 	if r, settled := c.settledClaim(claim.UID); settled && r.is(claim) && !r.addsPods(claim) {
 		return r.prepared(), nil
@@ -217,7 +217,7 @@ func (c *Claims) settle(r record, settled bool) {
 // record decides whether a claim may have its devices, and records that it has. The caller has the lock of the claim.
 func (c *Claims) record(ctx context.Context, locks *heldLocks, claim dra.Claim, former record, before int) (record, error) {
 	unprepared := fail(CauseLate, "the claim was unprepared while it was being prepared")
-	if c.timesBack(claim.UID) != before {
+	if c.backSince(claim.UID, before) {
 		return record{}, unprepared
 	}
 	n := node{
@@ -257,7 +257,7 @@ func (c *Claims) record(ctx context.Context, locks *heldLocks, claim dra.Claim, 
 	if err := c.inspect(ctx, n.snapshot, r); err != nil {
 		return record{}, err
 	}
-	if c.timesBack(claim.UID) != before {
+	if c.backSince(claim.UID, before) {
 		return record{}, unprepared
 	}
 	if err := ctx.Err(); err != nil {
@@ -403,7 +403,7 @@ func (c *Claims) Unprepare(ctx context.Context, uid, namespace, name string) (er
 		return err
 	}
 	defer done()
-	return c.wait(ctx, func() error { return c.unprepare(ctx, uid, namespace, name) })
+	return c.wait(ctx, func() error { return c.unprepare(ctx, uid, namespace, name, nil) })
 }
 
 // ended returns which pod of a claim has a process still. Kubelet gives the claims of pods that were deleted by force back once a minute,
@@ -420,15 +420,19 @@ func (c *Claims) ended(r record) error {
 	return nil
 }
 
-// unprepare does so within a call, or in Run.
-func (c *Claims) unprepare(ctx context.Context, uid, namespace, name string) error {
+// unprepare does so within a call, or in Run. Run tells by still whether it is about the record that there is now: the claim may have been
+// prepared again, for the next pod, since Run looked at it. Nil for a call.
+func (c *Claims) unprepare(ctx context.Context, uid, namespace, name string, still func(record) bool) error {
 	locks := c.locks.begin()
 	defer locks.end()
 	if err := locks.claim(ctx, uid); err != nil {
 		return causedError{CauseLate, err}
 	}
-	c.bury(uid)
 	r := c.all()[uid]
+	if still != nil && !still(r) {
+		return nil
+	}
+	c.bury(uid)
 	if err := c.ended(r); err != nil {
 		return err
 	}

@@ -357,7 +357,9 @@ func (c *Claims) findLeaks(ctx context.Context, l *leaks) {
 			l.since[uid] = now
 		}
 		if now.Sub(l.since[uid]) >= leakAfter {
-			err := c.unprepare(ctx, uid, r.Namespace, r.Name)
+			err := c.unprepare(ctx, uid, r.Namespace, r.Name, func(now record) bool {
+				return now.Prepared.Equal(r.Prepared) && slices.Equal(now.Pods, r.Pods)
+			})
 			klog.FromContext(ctx).Info("Unpreparing a claim that no pod has, and that has not these devices at the API server",
 				"claim", klog.KRef(r.Namespace, r.Name), "uid", uid, "problem", errorOrNone(err))
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -282,6 +283,93 @@ func TestUnprepareWhileAPodRuns(t *testing.T) {
 		}
 		if err := <-early; err != nil {
 			t.Errorf("the early call: %v", err)
+		}
+	})
+}
+
+// TestWhatIsDestroyedLaterIsNotTheNextPods: a claim is given back, and prepared for the next pod at once. The task that destroys later what is
+// left of claims has seen it in between.
+func TestWhatIsDestroyedLaterIsNotTheNextPods(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		d := r.divide()
+		c, stop := r.start()
+		defer stop()
+		r.prepare(c, claim("uid-1", small0))
+		goOn := make(chan struct{})
+		d.looks = func() { <-goOn }
+		back, prepared := make(chan error, 1), make(chan error, 1)
+		go func() { back <- c.Unprepare(t.Context(), "uid-1", "default", "claim-uid-1") }()
+		time.Sleep(claims.Every) // the task waits until the call has ended
+		synctest.Wait()
+		go func() {
+			_, err := ask(t.Context(), c, claim("uid-1", small0))
+			prepared <- err
+		}()
+		synctest.Wait()
+		close(goOn)
+		if err := errors.Join(<-back, <-prepared); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(2 * claims.Every)
+		synctest.Wait()
+		if d.has() != "1g.10gb@0/1" || strings.Contains(r.record("uid-1"), "released") || r.spec("uid-1") == nil {
+			t.Errorf("the GPU has %q, record %s, spec %v", d.has(), r.record("uid-1"), r.spec("uid-1"))
+		}
+	})
+}
+
+// TestALeakIsNotTheNextPods: a claim that counts as leaked is given back and prepared for the next pod while the API server is asked about it.
+func TestALeakIsNotTheNextPods(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.asksAPI = false
+		var c *claims.Claims
+		var last, again atomic.Bool
+		r.options.LookUp = func(context.Context, string, string) (dra.Claim, bool, error) {
+			if last.Load() && !again.Swap(true) {
+				r.unprepare(c, "uid-1")
+				r.prepare(c, claim("uid-1", gpuA))
+			}
+			return dra.Claim{}, false, nil
+		}
+		c, stop := r.start()
+		defer stop()
+		r.prepare(c, claim("uid-1", gpuA))
+		time.Sleep(20*time.Minute + claims.Every/2) // ten minutes, and ten from the first look after them
+		if r.record("uid-1") == "" {
+			t.Fatal("it was given back before")
+		}
+		last.Store(true)
+		time.Sleep(2 * time.Minute)
+		if !again.Load() || r.record("uid-1") == "" {
+			t.Errorf("asked: %v, record %q", again.Load(), r.record("uid-1"))
+		}
+	})
+}
+
+// TestACallLongAfterTheClaimWasGivenBack: that is forgotten while the call is answered, which is not the same as that it happens then.
+func TestACallLongAfterTheClaimWasGivenBack(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		c, stop := r.start()
+		defer stop()
+		for name, meanwhile := range map[string]func(){"nothing": func() {}, "given back again": func() { r.unprepare(c, "uid-1") }} {
+			r.prepare(c, claim("uid-1", gpuA))
+			r.unprepare(c, "uid-1")
+			time.Sleep(2*time.Minute - 2*claims.Every)
+			_, err := c.Prepare(t.Context(), "uid-1", func(context.Context) (dra.Claim, error) {
+				time.Sleep(4 * claims.Every)
+				meanwhile()
+				return claim("uid-1", gpuA), nil
+			})
+			if failed := err != nil; failed != (name == "given back again") {
+				t.Errorf("%s: Prepare() = %v", name, err)
+			}
+			r.unprepare(c, "uid-1")
 		}
 	})
 }
