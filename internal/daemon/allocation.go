@@ -120,7 +120,7 @@ func (d *daemon) mayChangeHardware() error {
 
 // mayGive returns why GPUs must not be given to a pod by the device plugin: they are in a slice. Kubelet may allocate them for a moment
 // after they have left the list. It asks no disk.
-func (d *daemon) mayGive(_ context.Context, gpus []string) error {
+func (d *daemon) mayGive(gpus []string) error {
 	owners := d.owners.Value()
 	for _, uuid := range gpus {
 		if owners[uuid].InSlice() {

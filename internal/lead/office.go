@@ -9,10 +9,9 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
-)
 
-// someone names a process that led before and has told nothing.
-const someone = "an earlier process"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/feed"
+)
 
 // An office is one time in which this process leads.
 type office struct {
@@ -26,7 +25,7 @@ type office struct {
 // lead leads until ctx ends or another process has the lead.
 func (l *Lead) lead(ctx context.Context, socket *socket) {
 	serving, lose := context.WithCancel(context.WithoutCancel(ctx)) // standbys are served until the tasks have ended
-	o := &office{Lead: l, socket: socket, term: newTerm(), lost: serving.Done(), asks: make(chan *link)}
+	o := &office{Lead: l, socket: socket, term: newTerm(), lost: serving.Done(), asks: make(chan *link, 1)}
 	l.mu.Lock()
 	l.own, l.lose = socket.identity, lose
 	l.mu.Unlock()
@@ -84,7 +83,7 @@ func (o *office) holder() string {
 	if !o.socket.share.Others() {
 		return ""
 	}
-	return cmp.Or(o.former, someone)
+	return cmp.Or(o.former, "an earlier process") // which has told nothing
 }
 
 // follow returns when this process leads no more, or ctx has ended.
@@ -167,9 +166,7 @@ func (o *office) serve(ctx context.Context, standby *link) {
 			if value != nil {
 				standby.send(message{Told: value})
 			}
-			select {
-			case <-changed:
-			case <-ctx.Done():
+			if !feed.AnyOf(ctx, changed) {
 				return
 			}
 		}
@@ -179,12 +176,10 @@ func (o *office) serve(ctx context.Context, standby *link) {
 		case m.Ping:
 			standby.send(message{Pong: true})
 		case m.Ask:
-			telling.Go(func() {
-				select {
-				case o.asks <- standby:
-				case <-ctx.Done():
-				}
-			})
+			select {
+			case o.asks <- standby:
+			default: // another one has asked before
+			}
 		}
 	}
 }

@@ -135,7 +135,7 @@ func (s *service) Allocate(ctx context.Context, request *pluginapi.AllocateReque
 		if err != nil {
 			return nil, status.Errorf(status.Code(err), "allocate %s: %s", s.list.name, status.Convert(err).Message())
 		}
-		if err := s.mayGive(ctx, devices); err != nil {
+		if err := s.mayGive(devices); err != nil {
 			return nil, status.Errorf(codes.FailedPrecondition, "allocate %s: %v", s.list.name, err)
 		}
 		e, err := edits.For(devices, view.options.Edits)
@@ -150,7 +150,7 @@ func (s *service) Allocate(ctx context.Context, request *pluginapi.AllocateReque
 }
 
 // mayGive returns why the GPUs of these devices must not be given to a pod now; nil if they may.
-func (s *service) mayGive(ctx context.Context, devices []resource.Device) error {
+func (s *service) mayGive(devices []resource.Device) error {
 	if s.MayGive == nil {
 		return nil
 	}
@@ -158,7 +158,7 @@ func (s *service) mayGive(ctx context.Context, devices []resource.Device) error 
 	for _, d := range devices {
 		gpus = append(gpus, d.GPU)
 	}
-	return s.MayGive(ctx, gpus)
+	return s.MayGive(gpus)
 }
 
 // forward makes a call about devices that are none of the plan's to the earlier server that listed them. Kubelet makes such a call when it

@@ -249,7 +249,7 @@ func TestGPUsThatMayNotBeGiven(t *testing.T) {
 	for i := range v.resource.Devices {
 		v.resource.Devices[i].GPU = fmt.Sprint("GPU-", i)
 	}
-	mayGive := func(_ context.Context, gpus []string) error { asked = gpus; return errors.New("a claim has it") }
+	mayGive := func(gpus []string) error { asked = gpus; return errors.New("a claim has it") }
 	s := alone(&life{Collaborators: Collaborators{MayGive: mayGive}, list: newList(resource.WholeGPU, clock.RealClock{}),
 		allocating: func(*pluginapi.AllocateRequest) *view { return v }})
 	ids := []string{"GPU-0", "GPU-1"}
