@@ -112,10 +112,12 @@ LONG := bench|faults|fleet|monitoring|mps|soak
 
 # Tests mostly wait for sockets and processes, so more of them run at a time than there are cores. make check vets.
 TESTFLAGS := -vet=off -parallel 16
+# make test also runs twice as many packages at a time.
+PACKAGES = -p $$((2 * $$(nproc)))
 
 .PHONY: test
 test: ## Run the tests of every package, and one story of the whole daemon (some minutes the first time)
-	$(GO) test -short $(TESTFLAGS) $$($(GO) list ./... | grep -Ev '/test/($(LONG))(/|$$)')
+	$(GO) test -short $(TESTFLAGS) $(PACKAGES) $$($(GO) list ./... | grep -Ev '/test/($(LONG))(/|$$)')
 	cd cmd/kubectl-gpu && $(GO) test -short $(TESTFLAGS) ./...
 
 .PHONY: test-all
