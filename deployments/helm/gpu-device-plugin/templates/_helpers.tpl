@@ -303,7 +303,7 @@ daemon runs on all nodes then, and labels those with GPUs. */}}
 {{- define "gpu-device-plugin.updateStrategy" -}}
 {{- $type := default "RollingUpdate" (default dict .Values.updateStrategy).type }}
 {{- $rolling := default dict (default dict .Values.updateStrategy).rollingUpdate }}
-{{- if not (or $rolling.maxSurge $rolling.maxUnavailable) }}{{ $rolling = dict "maxSurge" 1 "maxUnavailable" 0 }}{{ end }}
+{{- if not (or $rolling.maxSurge $rolling.maxUnavailable) }}{{ $rolling = dict "maxSurge" "10%" "maxUnavailable" 0 }}{{ end }}
 {{- if and $rolling.maxSurge (not $rolling.maxUnavailable) }}{{ $rolling = dict "maxSurge" $rolling.maxSurge "maxUnavailable" 0 }}{{ end }}
 {{- printf "type: %s" $type }}
 {{- if eq $type "RollingUpdate" }}
