@@ -54,7 +54,7 @@ func TestProbes(t *testing.T) {
 func TestRollOutWaitsForReadiness(t *testing.T) {
 	t.Parallel()
 	d := daemonSet(t, decode(t, "chart", render(t, "")), "gpu-device-plugin")
-	if u := d.Spec.UpdateStrategy.RollingUpdate; u == nil || u.MaxUnavailable.IntValue() != 0 || u.MaxSurge.IntValue() != 1 {
+	if u := d.Spec.UpdateStrategy.RollingUpdate; u == nil || u.MaxUnavailable.IntValue() != 0 || u.MaxSurge.String() != "10%" {
 		t.Errorf("update strategy %+v", d.Spec.UpdateStrategy)
 	}
 	probe := d.Spec.Template.Spec.Containers[0].ReadinessProbe
