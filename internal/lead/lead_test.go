@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -348,6 +349,36 @@ func TestASocketThatIsRemoved(t *testing.T) {
 		t.Errorf("check: %v", err)
 	}
 	until(t, "a leads anew", func() bool { return a.leads() && a.Check() == nil })
+}
+
+// TestAStandbyThatTookTheLead closes its connection, by which the process that led notices that, also if it writes nothing.
+func TestAStandbyThatTookTheLead(t *testing.T) {
+	t.Parallel()
+	dir := short(t)
+	a := start(t, dir, "a", nil)
+	until(t, "a leads", a.leads)
+	standby, err := net.Dial("unix", filepath.Join(dir, "lead.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	until(t, "a has a standby", func() bool { return a.Statuses().Value().Standbys == 1 })
+	other, err := net.Listen("unix", filepath.Join(dir, "other.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if err := os.Rename(filepath.Join(dir, "other.sock"), filepath.Join(dir, "lead.sock")); err != nil {
+		t.Fatal(err)
+	}
+	_, changed := a.Leads().Latest()
+	if err := standby.Close(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-changed:
+	case <-time.After(patience):
+		t.Error("a still leads")
+	}
 }
 
 // TestAFolderThatCannotBeWritten: nobody leads, and the state says why; a process that leads goes on while a later one cannot take over.
