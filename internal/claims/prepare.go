@@ -197,7 +197,7 @@ func resultNames(results []dra.Result) string {
 }
 
 // settledClaim returns the record of a claim for which there is nothing to do when it is prepared once more: no disk is asked, and no lock
-// is taken, which may be held by somebody who waits for the disk.
+// is taken, which a call that waits for the disk may hold.
 func (c *Claims) settledClaim(uid string) (r record, settled bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -398,7 +398,7 @@ func (s store) remove(uid string) error {
 	return nil
 }
 
-// temporaryFor is how long a file is left that somebody writes.
+// temporaryFor is how long a file that is being written is left.
 const temporaryFor = 2 * time.Minute
 
 // sweepTemporary removes the temporary files of a folder, whose names begin with the prefix, that nobody writes any more.

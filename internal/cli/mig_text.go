@@ -135,7 +135,7 @@ func nameOf(i layout.PlannedInstance) string {
 	return fmt.Sprintf("GPU instance %s %s", i.Profile, where)
 }
 
-// useOf says whether somebody uses an instance.
+// useOf says whether an instance is in use.
 func useOf(i layout.PlannedInstance) string {
 	if i.InUse {
 		return ", in use"

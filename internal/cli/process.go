@@ -67,7 +67,7 @@ func (p *ownProcess) logAs(format config.LoggingFormat) {
 // maxFlush is how long the end of a process waits for its last log lines to be read.
 const maxFlush = 500 * time.Millisecond
 
-// logInBackground makes logging never block from now on, whether somebody reads standard error or not. It returns the writer of the log.
+// logInBackground makes logging never block from now on, also while nobody reads standard error. It returns the writer of the log.
 func logInBackground() *logwriter.Writer {
 	var settings flag.FlagSet
 	klog.InitFlags(&settings)

@@ -295,7 +295,7 @@ func differences(wanted, now map[string]string) map[string]string {
 
 // Times of the object for node-feature-discovery.
 const (
-	// reread is how often the object is read although nothing is known to have changed: somebody may have deleted it.
+	// reread is how often the object is read although nothing is known to have changed: another client may have deleted it.
 	reread = time.Hour
 	// foreign is how often it is looked for the object of another program.
 	foreign = 10 * time.Minute

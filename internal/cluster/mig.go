@@ -77,7 +77,7 @@ func (c *Cluster) followLayout(ctx context.Context, d daemon.View) {
 	kubeapi.Keep(ctx, clock.RealClock{}, "MIG layout", wake, l.step)
 }
 
-// step tells the daemon what the label says, and writes once what came of it, if that is to be written.
+// step tells the daemon what the label says, and writes the state of the layout once, if that is to be written.
 func (l *layoutLabeler) step(ctx context.Context) error {
 	m, node, now := l.daemon.Configs.Value().MIG, l.client.Nodes().Value(), time.Now()
 	if node.UID == "" {

@@ -40,7 +40,7 @@ type Failure struct {
 func (f *Failure) Tried() bool { return f.Kind != NoLibrary && f.Kind != NotStarted }
 
 // Passing reports whether the cause may go by itself, as that of a driver whose device nodes or whose fabric come up later, or of a GPU
-// that somebody else has.
+// that another process has.
 func (f *Failure) Passing() bool {
 	if !f.Tried() {
 		return true

@@ -57,7 +57,7 @@ type result struct {
 	Failure *Failure `json:"failure"`
 }
 
-// A Proof is what came of a try.
+// A Proof is the result of a try.
 type Proof struct {
 	// Failure is why CUDA is not proven to work; nil if it is.
 	Failure *Failure `json:"failure,omitempty"`

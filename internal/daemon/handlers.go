@@ -100,7 +100,7 @@ func (d *daemon) clearHealth(ctx context.Context, a ClearArguments) (any, error)
 	return nil, d.requests().Clear(ctx, d.uuidOf(a.GPU))
 }
 
-// uuidOf returns the UUID of the device that somebody names. One that is not here now may have faults on record.
+// uuidOf returns the UUID of the device in a request. A device that is not here now may have faults on record.
 func (d *daemon) uuidOf(name string) string {
 	for _, g := range d.monitor.Snapshots().Value().GPUs {
 		if name == g.UUID || name == fmt.Sprint(g.Index) {

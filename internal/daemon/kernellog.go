@@ -15,8 +15,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/supervise"
 )
 
-// readKernelLog has the monitor hear of the XIDs in the kernel's log, while the configuration wants that. That the log cannot
-// be read is no reason to stop serving GPUs.
+// readKernelLog delivers the XIDs in the kernel's log to the monitor, while the configuration wants that. That the log cannot be read is no
+// reason to stop serving GPUs.
 func (d *daemon) readKernelLog(ctx context.Context) error {
 	reader := kernellog.Reader{
 		Open: d.openKernelLog, Deliver: d.requests().Deliver, Switch: d.switchError, Clock: clock.RealClock{},

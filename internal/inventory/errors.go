@@ -17,7 +17,7 @@ var (
 	ErrNoPermission = errors.New("no permission: add the capability SYS_ADMIN to this container")
 	// ErrInUse: something uses the GPU or MIG device that was to be changed. Nothing was changed, or a MIG mode is pending.
 	ErrInUse = errors.New("in use")
-	// ErrOpenElsewhere is the ErrInUse of a GPU that is not reset for a change of its MIG mode, because somebody has it open.
+	// ErrOpenElsewhere is the ErrInUse of a GPU that is not reset for a change of its MIG mode, because a process has it open.
 	ErrOpenElsewhere = fmt.Errorf("%w: the GPU is reset for it, and is open", ErrInUse)
 	// ErrSessionInUse: the driver resets the GPU for a change of its MIG mode, and does not while a session has it open. Nothing was changed.
 	ErrSessionInUse = errors.New("the GPU is reset for it, which this process's session is in the way of")

@@ -7,7 +7,7 @@ import (
 
 // Health says whether a device can be given new work, and why not.
 type Health struct {
-	// State is the verdict. The zero value is Unknown: a device is Healthy only once somebody has said so.
+	// State is the verdict. The zero value is Unknown: a device is Healthy only after a verdict.
 	State State
 	// Grace says of an Unknown device that new work may still be given to it: the driver has only just stopped answering.
 	Grace bool
@@ -102,6 +102,6 @@ const (
 	CureFabric    Cure = "fabric"      // the NVSwitch fabric has to come up (Fabric Manager)
 	CureIMEX      Cure = "imex"        // the IMEX domain has to recover
 	CureReconnect Cure = "reconnect"   // the device has to come back: plugged in, bound to the driver, re-created
-	CureHuman     Cure = "human"       // somebody has to look, and clear the fault
+	CureHuman     Cure = "human"       // an operator has to look, and clear the fault
 	CureHardware  Cure = "hardware"    // the part has to be replaced or re-cabled, and the fault cleared
 )

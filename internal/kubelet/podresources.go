@@ -101,8 +101,8 @@ func (p *PodResources) Allocatable(ctx context.Context) (map[string][]string, er
 // same moments, and kubelet refuses more than ten questions at once.
 const freshFor = 20 * time.Millisecond
 
-// turnTimeout is how long a caller waits at most until its question may be sent.
-const turnTimeout = 10 * time.Second
+// askingTimeout is how long a caller waits at most until its question may be sent.
+const askingTimeout = 10 * time.Second
 
 // A question is sent to kubelet once for all callers that ask at about the same time.
 type question[T any] struct {
@@ -113,24 +113,24 @@ type question[T any] struct {
 	begin func(context.Context) error
 	sent  atomic.Uint64 // how many questions were sent
 
-	turn     chan struct{} // full while a caller asks; guards all following fields
+	asking   chan struct{} // full while a caller asks; guards all following fields
 	number   uint64        // of the question that was answered last
 	answered time.Time
 	answer   T
 }
 
 func newQuestion[T any](c clock.PassiveClock, fresh time.Duration) *question[T] {
-	return &question[T]{clock: c, fresh: fresh, turn: make(chan struct{}, 1)}
+	return &question[T]{clock: c, fresh: fresh, asking: make(chan struct{}, 1)}
 }
 
 // ask returns the answer. All callers share it.
 func (q *question[T]) ask(ctx context.Context, put func() (T, error)) (answer T, err error) {
 	before := q.sent.Load()
-	limited, cancel := context.WithTimeout(ctx, turnTimeout)
+	limited, cancel := context.WithTimeout(ctx, askingTimeout)
 	defer cancel()
 	select {
-	case q.turn <- struct{}{}:
-		defer func() { <-q.turn }()
+	case q.asking <- struct{}{}:
+		defer func() { <-q.asking }()
 	case <-limited.Done():
 		return answer, fmt.Errorf("ask kubelet for its account: %w", limited.Err())
 	}

@@ -58,10 +58,10 @@ func TestWhoWaitsForItsTurn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		q := newQuestion[int](clock.RealClock{}, 0)
-		q.turn <- struct{}{}
+		q.asking <- struct{}{}
 		began := time.Now()
 		_, err := q.ask(t.Context(), func() (int, error) { return 0, nil })
-		if took := time.Since(began); took != turnTimeout || !errors.Is(err, context.DeadlineExceeded) {
+		if took := time.Since(began); took != askingTimeout || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("after %v: %v", took, err)
 		}
 		ended, end := context.WithCancel(t.Context())
@@ -69,14 +69,14 @@ func TestWhoWaitsForItsTurn(t *testing.T) {
 		if _, err := q.ask(ended, func() (int, error) { return 0, nil }); !errors.Is(err, context.Canceled) {
 			t.Errorf("ask() = %v while another caller asks, want the end of the context", err)
 		}
-		<-q.turn
+		<-q.asking
 		failed := errors.New("no answer")
 		if _, err := q.ask(t.Context(), func() (int, error) { return 7, failed }); !errors.Is(err, failed) {
 			t.Errorf("ask() = %v", err)
 		}
 		q.begin = func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
 		began = time.Now()
-		if _, err := q.ask(t.Context(), func() (int, error) { return 7, nil }); err == nil || time.Since(began) != turnTimeout {
+		if _, err := q.ask(t.Context(), func() (int, error) { return 7, nil }); err == nil || time.Since(began) != askingTimeout {
 			t.Errorf("a question that may not be sent: %v after %v", err, time.Since(began))
 		}
 		q.begin = nil

@@ -16,7 +16,7 @@ type GPU struct {
 	Index       int
 	UUID, Model string
 	inventory.Partitions
-	// InUse has the IDs of the GPU instances that somebody uses.
+	// InUse has the IDs of the GPU instances that are in use.
 	InUse map[int]bool
 }
 
@@ -60,7 +60,7 @@ type Part struct {
 	inventory.GPUInstance
 	// ComputeSlices is how many its compute instances share.
 	ComputeSlices int
-	// Exists is whether it is there before the change, and InUse whether somebody uses it then.
+	// Exists is whether it is there before the change, and InUse whether it is in use then.
 	Exists, InUse bool
 
 	profile int // the driver's ID of the profile, of one that does not exist

@@ -28,8 +28,8 @@ type Release struct {
 	Boot string `json:"boot,omitempty"`
 }
 
-// ReadRelease returns the Release in a folder; nil if the driver was not released, or if the node was restarted since: then
-// whatever the driver was released for is over. A file that cannot be read is set aside, and the error says so.
+// ReadRelease returns the Release in a folder; nil if the driver was not released, or if the node was restarted since: then the reason for
+// the release is gone. A file that cannot be read is set aside, and the error says so.
 func ReadRelease(dir, boot string) (*Release, error) {
 	r := &Release{}
 	found, err := files.ReadState(filepath.Join(dir, releaseFile), maxLedger, releaseVersion, r)

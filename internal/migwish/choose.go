@@ -1,7 +1,7 @@
 // Package migwish decides which MIG layout the node is to have: the configuration file, a label of the node and the command mig apply may
 // each name one. What it decides, the owner of the layouts in package mig makes.
 //
-// Package cluster tells it the label, and tells the cluster what came of it.
+// Package cluster tells it the label, and writes the state of the layout at the API server.
 package migwish
 
 // An Origin is where a layout was named, for people.

@@ -53,7 +53,7 @@ type loop struct {
 	began   time.Time // when the last look began
 	refused int       // how often in a row there was no session to be had
 
-	quiesced time.Time // since when the driver is left alone until somebody resumes; zero if it is not
+	quiesced time.Time // since when the driver is released until Resume; zero if it is not
 	closed   bool      // there is no session, because of that
 
 	reopen time.Time // when to open another session in the place of this one; zero for not at all
@@ -125,12 +125,12 @@ func (l *loop) run(ctx context.Context) {
 	}
 }
 
-// isQuiesced reports whether the driver is left alone.
+// isQuiesced reports whether the driver is released.
 func (l *loop) isQuiesced() bool { return !l.quiesced.IsZero() }
 
 func (l *loop) now() time.Time { return l.options.Clock.Now() }
 
-// event folds an event in, and asks for the look that tells what came of it.
+// event folds an event in, and asks for a look, which decides.
 func (l *loop) event(ctx context.Context, e inventory.Event) {
 	klog.FromContext(ctx).V(2).Info("Event", "kind", e.Kind, "gpu", e.UUID, "xid", e.XID, "gi", e.GI, "ci", e.CI)
 	l.samples.xid(l.state.identified(e))

@@ -154,7 +154,7 @@ type Monitor struct {
 	marks  chan mark   // the latest to be saved
 	told   atomic.Bool // that the driver is to be released, or gone back to, since the start
 
-	releasing chan struct{} // holds a token while somebody writes down that the driver is released, or gone back to
+	releasing chan struct{} // holds a token while it is being saved that the driver is released, or used again
 
 	first    chan struct{} // closed once firstErr is the outcome of the first look
 	firstErr error

@@ -16,7 +16,7 @@ const closeTimeout = time.Second
 // maxAgain is how often a look begins again because the driver's GPUs changed since its session was opened.
 const maxAgain = 3
 
-// A look is what came of looking at the node once.
+// A look is the result of looking at the node once.
 type look struct {
 	opened    time.Time // when the session was opened that the look was made in; zero if there is none
 	snapshot  inventory.Snapshot

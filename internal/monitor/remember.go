@@ -103,8 +103,8 @@ func (l *loop) takeInLate(ctx context.Context, m memory) {
 	}
 }
 
-// setRelease writes down that the driver was released, or with nil that it was gone back to, and has the loop do what follows. Requests
-// that come together are written down in the order in which the loop gets them.
+// setRelease saves that the driver was released, or with nil that it is used again, and has the loop go on with that. Requests that come
+// together are written down in the order in which the loop gets them.
 func (m *Monitor) setRelease(ctx context.Context, r *ledger.Release, follow func() error) error {
 	select {
 	case m.releasing <- struct{}{}:

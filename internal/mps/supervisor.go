@@ -94,8 +94,8 @@ func (s *Supervisor) work(ctx context.Context) error {
 	}
 }
 
-// adjust ends the tasks of resources that are no longer shared, tells the others what they are to serve, and begins those
-// that are missing. Then it sets GPUs back that an earlier process left in exclusive mode for nobody.
+// adjust ends the tasks of resources that are no longer shared, tells the others what they are to serve, and begins those that are missing.
+// Then it sets GPUs back that an earlier process left in exclusive mode and that no daemon needs.
 func (s *Supervisor) adjust(ctx context.Context, gpus *exclusive, tasks map[string]*task, groups []Group) {
 	wanted := map[string]Group{}
 	for _, g := range groups {
@@ -187,7 +187,7 @@ func (s *Supervisor) live(ctx context.Context, gpus *exclusive, t *task) error {
 	if errors.Is(context.Cause(ctx), errReplaced) {
 		return nil
 	}
-	if err != nil && ctx.Err() == nil && group.Claim != nil { // for who waits for it
+	if err != nil && ctx.Err() == nil && group.Claim != nil { // for the call that waits for it
 		err = errors.Join(err, files.Replace(d.folder(failedMark), []byte(err.Error()), 0o600))
 	}
 	return err

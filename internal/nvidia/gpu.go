@@ -36,7 +36,7 @@ type gpu struct {
 	reading    inventory.Reading // the last one
 	read       bool              // there was one
 	fresh      bool              // nobody was told of it
-	hurried    bool              // the driver is slow, and somebody waits for the GPU: its Report can wait
+	hurried    bool              // the driver is slow, and a caller waits for the GPU: its Report can wait
 	reported   time.Time         // when the following were read
 	report     inventory.Report
 	// persistence and energy are as inventory.Reading has them.

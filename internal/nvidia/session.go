@@ -73,7 +73,7 @@ func (s *Session) firstVisits(ctx context.Context) {
 	}
 	spoilt := false
 	for _, sl := range s.scanner.slots {
-		sl.met.Store(true) // from here on somebody may wait on the set
+		sl.met.Store(true) // from here on a wait on the set may be under way
 		if sl.gpu.seen.UUID == "" {
 			s.noEvents(sl.record.gpu, sl.reason())
 			continue

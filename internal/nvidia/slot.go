@@ -73,12 +73,12 @@ func (sl *slot) reason() error {
 	return errors.New(cmp.Or(sl.gpu.results.reason, "its UUID is empty"))
 }
 
-// watched returns the GPU as one that gives events. Its handle is for who waits for them.
+// watched returns the GPU as one that gives events. Its handle is for the wait for events.
 func (sl *slot) watched(waits *api) watched {
 	return watched{index: sl.record.gpu, uuid: sl.gpu.seen.UUID, device: device{api: waits, handle: sl.gpu.device.handle}}
 }
 
-// register registers for the events at the first visit of a GPU. Later, somebody may wait on the set.
+// register registers for the events at the first visit of a GPU. Later, a wait on the set may be under way.
 func (s *scanner) register(sl *slot, uuid string, d device) error {
 	if sl.met.Load() || sl.record.alone.Load() {
 		return nil

@@ -74,12 +74,12 @@ func (r *callRecord) left(patience time.Duration) time.Duration {
 //
 // There is a goroutine only while a job is being done.
 type worker struct {
-	turn chan struct{} // holds a token while somebody uses the worker
+	inUse chan struct{} // holds a token while the worker is in use
 
 	mu      sync.Mutex // guards all following fields
 	givenUp []*job     // whose callers did not wait, and that are not done
 	freed   chan struct{}
-	late    []func() // to run in the next turn, for jobs that were given up and are done since
+	late    []func() // to run when the worker is taken next, for jobs that were given up and are done since
 }
 
 // A job is calls of one record.
@@ -91,10 +91,10 @@ type job struct {
 }
 
 func newWorker() *worker {
-	return &worker{turn: make(chan struct{}, 1), freed: make(chan struct{})}
+	return &worker{inUse: make(chan struct{}, 1), freed: make(chan struct{})}
 }
 
-// do is job in a turn of its own.
+// do takes the worker, and does a job.
 func (w *worker) do(ctx context.Context, r *callRecord, patience time.Duration, f, late func()) error {
 	if err := w.take(ctx); err != nil {
 		return err
@@ -103,10 +103,9 @@ func (w *worker) do(ctx context.Context, r *callRecord, patience time.Duration, 
 	return w.job(ctx, r, patience, f, late)
 }
 
-// job runs f in a job of a record and waits until f is done, ctx ends, or a call of f takes longer than patience. While its calls
-// return, f as a whole may take jobPatience if it is about a GPU, and any time if it is not. The error says why nobody waits for f any
-// more; then the caller must not touch what f writes, and late runs in a later turn once f is done, unless it is nil. The caller has
-// the turn.
+// job runs f in a job of a record and waits until f is done, ctx ends, or a call of f takes longer than patience. While its calls return, f
+// as a whole may take jobPatience if it is about a GPU, and any time if it is not. The error says why nobody waits for f any more; then the
+// caller must not touch what f writes, and late runs later, once f is done, unless it is nil. The caller has the worker.
 //
 // While a job of the same record goes on that was given up, the error is an inventory.Stall, and f does not run.
 func (w *worker) job(ctx context.Context, r *callRecord, patience time.Duration, f, late func()) error {
@@ -116,11 +115,11 @@ func (w *worker) job(ctx context.Context, r *callRecord, patience time.Duration,
 	return w.run(ctx, r, patience, f, late)
 }
 
-// take waits for the caller's turn.
+// take waits until no other caller has the worker.
 func (w *worker) take(ctx context.Context) error {
-	if ctx.Err() == nil { // else no job may begin, though it be the turn
+	if ctx.Err() == nil { // else no job may begin, also if the worker is free
 		select {
-		case w.turn <- struct{}{}:
+		case w.inUse <- struct{}{}:
 			w.settle()
 			return nil
 		case <-ctx.Done():
@@ -129,10 +128,10 @@ func (w *worker) take(ctx context.Context) error {
 	return stopped(ctx)
 }
 
-// release gives the turn back.
-func (w *worker) release() { <-w.turn }
+// release gives the worker back.
+func (w *worker) release() { <-w.inUse }
 
-// settle runs the late functions of jobs that ended after they were given up. The caller has the turn.
+// settle runs the late functions of jobs that ended after they were given up. The caller has the worker.
 func (w *worker) settle() {
 	w.mu.Lock()
 	late := w.late
@@ -143,7 +142,7 @@ func (w *worker) settle() {
 	}
 }
 
-// room waits until a job of a record may begin: until none of the record is under way. The caller has the turn.
+// room waits until a job of a record may begin: until none of the record is under way. The caller has the worker.
 func (w *worker) room(ctx context.Context, r *callRecord, patience time.Duration) error {
 	for {
 		w.mu.Lock()
@@ -188,7 +187,7 @@ func (j *job) left(patience time.Duration) time.Duration {
 	return min(left, jobPatience-time.Since(j.began))
 }
 
-// run does a job for which there is room. The caller has the turn.
+// run does a job for which there is room. The caller has the worker.
 func (w *worker) run(ctx context.Context, r *callRecord, patience time.Duration, f, late func()) error {
 	j := &job{record: r, began: time.Now(), late: late, done: make(chan struct{})}
 	w.mu.Lock()
@@ -242,7 +241,7 @@ func (w *worker) finish(j *job, f func()) {
 	w.freed = make(chan struct{})
 }
 
-// drain waits until no job is under way. Then the caller has the turn.
+// drain waits until no job is under way. Then the caller has the worker.
 func (w *worker) drain(ctx context.Context) error {
 	if err := w.take(ctx); err != nil {
 		return err

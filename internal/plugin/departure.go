@@ -196,8 +196,8 @@ func (s *Set) hasForeign() bool {
 	return len(s.told.foreign) > 0
 }
 
-// waits reports whether somebody waits for new evidence, and whether servers are to end with the next tick. With a tick, it ends the
-// servers of retired resources without devices, once the empty list was sent: kubelet has it by the next tick.
+// waits reports whether new evidence is waited for, and whether servers are to end with the next tick. With a tick, it ends the servers of
+// retired resources without devices, once the empty list was sent: kubelet has it by the next tick.
 func (s *Set) waits(ticked bool) (waits, ending bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
