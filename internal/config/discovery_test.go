@@ -84,10 +84,10 @@ func TestDiscoveryOptions(t *testing.T) {
 	}
 }
 
-// TestLabelsDocNamesEveryFlag keeps the table of the flags of gpu-feature-discovery complete.
-func TestLabelsDocNamesEveryFlag(t *testing.T) {
+// TestDocsNameEveryFlagOfDiscovery keeps the table of the flags of gpu-feature-discovery complete.
+func TestDocsNameEveryFlagOfDiscovery(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../../docs/labels.md")
+	text, err := os.ReadFile("../../docs/dev/compatibility.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +95,7 @@ func TestLabelsDocNamesEveryFlag(t *testing.T) {
 	config.AddDiscoveryFlags(flags)
 	flags.VisitAll(func(f *pflag.Flag) {
 		if !strings.Contains(string(text), "`--"+f.Name+"`") {
-			t.Errorf("docs/labels.md says nothing of --%s", f.Name)
+			t.Errorf("docs/dev/compatibility.md says nothing of --%s", f.Name)
 		}
 	})
 }

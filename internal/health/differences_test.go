@@ -15,7 +15,7 @@ import (
 // ignoredByNVIDIA are the XIDs that NVIDIA's plugin ignores by default; every other one makes a GPU Unhealthy there.
 var ignoredByNVIDIA = []uint64{13, 31, 43, 45, 68, 109}
 
-// TestDifferencesFromNVIDIA: docs/health.md lists each XID that is treated otherwise than by NVIDIA's plugin, and no other.
+// TestDifferencesFromNVIDIA: docs/dev/compatibility.md lists each XID that is treated otherwise than by NVIDIA's plugin, and no other.
 func TestDifferencesFromNVIDIA(t *testing.T) {
 	t.Parallel()
 	want := map[string][]uint64{}
@@ -42,20 +42,20 @@ func TestDifferencesFromNVIDIA(t *testing.T) {
 		slices.Sort(got[key])
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("XIDs that docs/health.md lists (-catalog +docs):\n%s", diff)
+		t.Errorf("XIDs that docs/dev/compatibility.md lists (-catalog +docs):\n%s", diff)
 	}
 }
 
-// differences returns the cells of the table in docs/health.md.
+// differences returns the cells of the table in docs/dev/compatibility.md.
 func differences(t *testing.T) (rows [][]string) {
 	t.Helper()
-	text, err := os.ReadFile("../../docs/health.md")
+	text, err := os.ReadFile("../../docs/dev/compatibility.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, table, found := strings.Cut(string(text), "| XIDs | NVIDIA's plugin | here | why | as there |\n|---|---|---|---|---|\n")
 	if !found {
-		t.Fatal("docs/health.md has no table of differences from NVIDIA's plugin")
+		t.Fatal("docs/dev/compatibility.md has no table of differences from NVIDIA's plugin")
 	}
 	for line := range strings.Lines(table) {
 		if !strings.HasPrefix(line, "|") {
