@@ -24,9 +24,9 @@ type gpu struct {
 	memory     nvml.Return // what the call for MemoryBytes answered last
 	hidden     bool        // displayOnly
 	migDevices []migDevice
-	told       bool                // the driver told this process of one of its GPU instances
-	untold     bool                // the driver refused to
-	unread     []inventory.LeftOut // the MIG devices that could not be read
+	told       bool                   // the driver told this process of one of its GPU instances
+	untold     inventory.Signal[bool] // the driver refuses to; unknown before it was asked
+	unread     []inventory.LeftOut    // the MIG devices that could not be read
 	nvlink     nvlink
 	lanes      int               // how many lanes of NVLink it has, as far as that is known; else 0
 	linked     bool              // the links were read

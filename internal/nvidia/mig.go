@@ -26,7 +26,7 @@ func (s *scanner) readMIG(g *gpu, a *callResults) {
 			g.device.forget()
 		}
 	}()
-	g.unread, g.untold = nil, false
+	g.unread = nil
 	mode, ret := g.device.GetMigMode()
 	switch supported := a.may("nvmlDeviceGetMigMode", ret); {
 	case a.contact != inventory.ContactGood:
@@ -66,9 +66,9 @@ func (s *scanner) readMIG(g *gpu, a *callResults) {
 		m.seen.Index = i
 		found = append(found, m)
 	}
-	if len(found) == 0 {
+	if len(found) == 0 && !g.untold.Known {
 		_, ret := g.device.GetGpuInstanceByID(0)
-		g.untold = ret == nvml.ERROR_NO_PERMISSION
+		g.untold = inventory.Known(ret == nvml.ERROR_NO_PERMISSION)
 	}
 	if slices.Equal(found, g.migDevices) {
 		return
@@ -119,7 +119,7 @@ func (s *scanner) readMIGDevice(g *gpu, device device, ret nvml.Return, a *callR
 	}
 	m.seen.GICap, m.seen.CICap = s.capabilities(g.seen.Minor, m.seen.GI, m.seen.CI)
 	gi, ret := instanceOf(g, &m)
-	g.untold = g.untold || ret == nvml.ERROR_NO_PERMISSION
+	g.untold = inventory.Known(ret == nvml.ERROR_NO_PERMISSION)
 	if g.told = g.told || ret == nvml.SUCCESS; ret == nvml.ERROR_NOT_FOUND && g.told { // else this process may not be told of any
 		return migDevice{}, errStale
 	}

@@ -65,7 +65,7 @@ func (s *scanner) rebound() error {
 // tell this process of instances: a session goes on giving the handles of MIG devices that are gone, and only a new one does not. Two
 // looks have to find the same instances: who divides a GPU makes one after the other.
 func (s *scanner) redivided() error {
-	if !slices.ContainsFunc(s.slots, func(sl *slot) bool { return sl.gpu.untold }) {
+	if !slices.ContainsFunc(s.slots, func(sl *slot) bool { return sl.gpu.seen.MIG == inventory.MIGEnabled && sl.gpu.untold.Value }) {
 		return nil
 	}
 	before := s.shown
