@@ -5,17 +5,29 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 )
 
-// controlDaemons returns the control daemon of MPS of each branch of Debian's, and the stand-in.
+// versionIn is how a program of NVIDIA's has its version in it.
+var versionIn = regexp.MustCompile(`\b\d{3}\.\d{2,3}\.\d{2}\b`)
+
+// controlDaemons returns the control daemon of MPS of each branch of Debian's, by version, and the stand-in.
 func controlDaemons(t *testing.T) map[string]string {
 	t.Helper()
 	all := map[string]string{}
 	for _, suite := range []string{"bookworm", "trixie", "experimental"} {
-		all[suite] = part(t, "mps/"+suite+"/usr/bin/nvidia-cuda-mps-control")
+		program := part(t, "mps/"+suite+"/usr/bin/nvidia-cuda-mps-control")
+		text, err := os.ReadFile(program)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[string(versionIn.Find(text))] = program
+	}
+	if len(all) != 3 || all[""] != "" {
+		t.Fatalf("versions of control daemons: %v", all)
 	}
 	standIn := filepath.Join(t.TempDir(), "nvidia-cuda-mps-control")
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", standIn, "../mps").CombinedOutput(); err != nil {

@@ -42,9 +42,8 @@ func supervise(t *testing.T, ours, control string) supervised {
 			t.Fatal(err)
 		}
 	}
-	for from, to := range map[string]string{
-		control: "nvidia-cuda-mps-control", filepath.Join(filepath.Dir(control), "nvidia-cuda-mps-server"): "nvidia-cuda-mps-server", ours: "gpu-device-plugin",
-	} {
+	server := filepath.Join(filepath.Dir(control), "../sbin/nvidia-cuda-mps-server") // the stand-in has none
+	for from, to := range map[string]string{control: "nvidia-cuda-mps-control", server: "nvidia-cuda-mps-server", ours: "gpu-device-plugin"} {
 		if err := os.Symlink(from, filepath.Join(s.bin, to)); err != nil {
 			t.Fatal(err)
 		}
