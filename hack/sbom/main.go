@@ -120,6 +120,9 @@ func (b *binary) readModules(info *buildinfo.BuildInfo) error {
 	list := []string{"list", "-m", "-json", info.Main.Path}
 	sums := map[string]string{}
 	for _, d := range info.Deps {
+		if d.Replace != nil && strings.HasPrefix(info.Main.Path, d.Path+"/") && strings.HasPrefix(d.Replace.Path, "..") {
+			continue // the repository that the main module is a part of, whose licence it has
+		}
 		if d.Replace != nil {
 			return fmt.Errorf("module %s is replaced by %s: its licence cannot be told", d.Path, d.Replace.Path)
 		}
